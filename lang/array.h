@@ -1,0 +1,84 @@
+/* Arrays: dtype, shape, strides and an offset over reference-counted storage.
+ *
+ * An array value is immutable in the language; several arrays may view one storage (slices, transposes, broadcasts).
+ * Writing in place needs array_own: one owner of the array and of its storage, storage neither foreign nor exported.
+ *
+ * Pending arrays. While a call is recorded, ops make arrays without storage: shape and dtype are known, data is not
+ * (`storage` is NULL and `node` names the graph node). array_force runs what is needed. Code that touches data therefore
+ * begins with array_force; code that only looks at shape and dtype need not.
+ */
+#ifndef LANG_ARRAY_H
+#define LANG_ARRAY_H
+
+#include "lang/dtype.h"
+#include "lang/mem.h"
+#include "lang/value.h"
+
+enum { ARRAY_MAX_RANK = 8 };
+#define ARRAY_MAX_ELEMENTS ((int64_t)1 << 48)
+
+typedef struct qn_storage {
+  uint32_t refs;
+  uint8_t device;   /* code: 0 cpu */
+  uint8_t foreign;  /* imported or exported (DLPack): never written in place */
+  size_t bytes;
+  char *data;       /* from mem_buffer unless foreign */
+  void (*deleter)(void *ctx); /* of foreign memory */
+  void *ctx;
+} qn_storage;
+
+struct qn_array {
+  obj_head head;   /* aux: flags below */
+  uint8_t dtype;   /* qn_dtype */
+  uint8_t rank;
+  uint8_t device;
+  uint8_t contiguous; /* row-major without gaps: strides are those of the shape */
+  uint32_t node;   /* graph node, meaningful while its recording lasts (rec.h); 0: none */
+  int64_t size;    /* elements */
+  int64_t offset;  /* elements from storage->data */
+  qn_storage *storage; /* NULL: pending */
+  int64_t shape[ARRAY_MAX_RANK];
+  int64_t strides[ARRAY_MAX_RANK]; /* in elements; 0 for broadcast axes; may be negative */
+};
+
+static inline bool array_pending(const qn_array *a) { return a->storage == NULL; }
+static inline char *array_data(const qn_array *a) {
+  return a->storage->data + a->offset * (int64_t)dtype_rows[a->dtype].size;
+}
+
+/* A new contiguous array with storage; data uninitialised. Raises E605 or E203 on an impossible shape. */
+QN_MUST_CHECK qn_array *array_new(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape);
+/* An array header without storage (pending, or to be given storage by the caller). */
+QN_MUST_CHECK qn_array *array_new_header(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape);
+/* A view on `base`'s storage (base must have storage). Sets `contiguous` itself. */
+QN_MUST_CHECK qn_array *array_view(qn_vm *vm, const qn_array *base, qn_dtype dtype, int rank, const int64_t *shape,
+                                   const int64_t *strides, int64_t offset);
+QN_MUST_CHECK qn_array *array_from_scalar(qn_vm *vm, qn_dtype dtype, qn_value scalar); /* rank 0 */
+
+/* Allocates storage for a header. */
+QN_MUST_CHECK bool array_allocate(qn_vm *vm, qn_array *a);
+qn_storage *storage_retain(qn_storage *s);
+void storage_release(qn_vm *vm, qn_storage *s);
+
+/* Makes the data exist (runs pending work). False with an error raised. */
+QN_MUST_CHECK bool array_force(qn_vm *vm, qn_array *a);
+/* A contiguous array of the same elements (itself, retained, if it is so already). Forces. */
+QN_MUST_CHECK qn_array *array_contiguous(qn_vm *vm, qn_array *a);
+/* A new contiguous copy; counted as a copy-on-write copy. Forces. */
+QN_MUST_CHECK qn_array *array_copy(qn_vm *vm, qn_array *a);
+/* Makes `*v` (an owned TAG_ARRAY value) safe to write in place: forced, one owner, contiguous or own storage. */
+QN_MUST_CHECK bool array_own(qn_vm *vm, qn_value *v);
+
+/* Copies elements between any two layouts of the same shape and dtype. Both have storage. */
+void array_copy_elements(qn_array *to, const qn_array *from);
+/* Element as a host scalar, by flat row-major index; forced arrays only. */
+qn_value array_get_flat(const qn_array *a, int64_t index);
+
+/* Sets row-major strides for a shape; returns the number of elements, or -1 when it overflows ARRAY_MAX_ELEMENTS or a size
+ * is negative. */
+int64_t shape_strides(int rank, const int64_t *shape, int64_t *strides);
+bool shape_equal(const qn_array *a, const qn_array *b);
+/* Strides of a view of `a` with the new shape, if it can be a view without copying (NumPy's rule). */
+bool shape_reshape_strides(const qn_array *a, int rank, const int64_t *shape, int64_t *strides);
+
+#endif

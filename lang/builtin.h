@@ -1,0 +1,68 @@
+/* Builtins: functions written in C, as one table that the standard library defines and a VM receives when it opens.
+ *
+ * A row is declared with its signature in the language's own notation, its documentation and its effect on the same
+ * spot; argument binding, arity errors, `help`, completion and the reference come from it:
+ *
+ *   BUILTIN(reshape, "reshape(x, ..shape)", PURE, "x with another shape; one size may be -1")
+ *
+ * The signature is parsed once per VM. Defaults are literals (nil, numbers, strings, true, false, dtype names). A C
+ * function receives exactly one value per parameter in order (defaults filled in, a rest parameter as a list value,
+ * unset optional ones as given by their default) and returns an owned value or the error value. Arguments are borrowed,
+ * except that a parameter marked `@x` is moved in when the caller can give its variable's last reference (builtins that
+ * update in O(1): append, the index updates); such a builtin checks everything before it changes anything.
+ */
+#ifndef LANG_BUILTIN_H
+#define LANG_BUILTIN_H
+
+#include "lang/value.h"
+
+typedef enum builtin_effect {
+  BUILTIN_PURE,   /* only its arguments: may be recorded (ops inside append nodes), repeated, dropped if unused */
+  BUILTIN_READ,   /* reads the outside or data of arrays: ends a segment when recorded */
+  BUILTIN_TAP,    /* returns nil and only writes out (print, progress, save): kept in order */
+  BUILTIN_STATE,  /* changes the VM (seed) or the outside */
+  BUILTIN_HIGHER  /* calls functions it is given (tree_map, grad): pure if they are */
+} builtin_effect;
+
+typedef qn_value (*builtin_fn)(qn_vm *vm, const qn_value *args);
+
+typedef struct builtin_def {
+  const char *name;
+  const char *signature;
+  builtin_effect effect;
+  const char *doc;
+  builtin_fn call;
+} builtin_def;
+
+/* A module of the standard library written in Quern, embedded as text. */
+typedef struct embedded_module {
+  const char *name; /* "nn"; "prelude" is run into every VM's global scope */
+  const char *text;
+  size_t len;
+} embedded_module;
+
+typedef struct builtin_table {
+  const builtin_def *builtins;
+  int nbuiltins;
+  const embedded_module *modules;
+  int nmodules;
+} builtin_table;
+
+/* One parameter of a parsed signature. */
+typedef struct param_def {
+  qn_str *name;      /* interned */
+  qn_value def;      /* unset: required */
+  bool rest;         /* ..name */
+  bool move;         /* @name */
+  bool keyword_only; /* after a bare `*` in the signature */
+} param_def;
+
+typedef struct signature {
+  param_def *params;
+  int nparams;
+} signature;
+/* Parses a builtin's signature text into memory of the VM. Used once per builtin by interp. */
+QN_MUST_CHECK bool signature_parse(qn_vm *vm, const char *text, signature *out);
+void signature_free(qn_vm *vm, signature *s);
+
+#endif

@@ -1,0 +1,82 @@
+/* Errors: return values, never jumps. Whoever finds an error raises it (the VM then holds one error object) and returns
+ * the error value, false or NULL up to whoever catches it. A raised error must be returned at once: raising twice
+ * keeps the first. Interrupts and limits are errors that `catch` does not see (error_catchable). */
+#ifndef LANG_ERROR_H
+#define LANG_ERROR_H
+
+#include "lang/source.h"
+#include "lang/value.h"
+
+typedef enum error_id {
+#define ERR(id, symbol, title, help) E_##symbol = id,
+#include "lang/errors.def"
+#undef ERR
+} error_id;
+
+typedef struct error_row {
+  int id;
+  const char *symbol, *title, *help;
+} error_row;
+extern const error_row error_rows[];
+extern const int error_row_count;
+const error_row *error_find(int id); /* NULL if there is none */
+
+enum { ERROR_NOTES = 6, ERROR_FRAMES = 32 };
+
+/* One frame of the trace: where, and in which function (NULL at the top level). */
+typedef struct error_frame {
+  span at;
+  qn_str *function;
+} error_frame;
+
+/* A label under an operand in the excerpt: "f32[5]  b, from train.qn:8". */
+typedef struct error_note {
+  span at;
+  qn_str *text;
+} error_note;
+
+typedef struct qn_error_object {
+  uint32_t refs;
+  error_id id;
+  qn_str *message;
+  span at; /* innermost place */
+  error_note notes[ERROR_NOTES];
+  int nnotes;
+  error_frame frames[ERROR_FRAMES]; /* innermost first; the middle of deep recursions is left out */
+  int nframes, frames_dropped;
+  qn_value payload; /* error(record) keeps the value */
+} qn_error_object;
+
+/* Raises and returns the error value, so that `return raise(...)` reads well. `at` may be SPAN_NONE: the interpreter fills
+ * in the place of the expression that was being evaluated. */
+#define SPAN_NONE ((span){0, 0, 0})
+qn_value raise(qn_vm *vm, error_id id, span at, const char *format, ...) __attribute__((format(printf, 4, 5)));
+/* The preallocated out-of-memory error. */
+qn_value raise_memory(qn_vm *vm);
+/* Adds a labelled operand to the pending error. */
+void raise_note(qn_vm *vm, span at, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* Gives the pending error a place if it has none yet. */
+void raise_at(qn_vm *vm, span at);
+/* Adds a frame of the trace while the error travels up. Borrows `function` (may be NULL). */
+void raise_frame(qn_vm *vm, span at, qn_str *function);
+
+bool error_pending(const qn_vm *vm);
+/* May `catch` see the pending error? */
+bool error_catchable(const qn_vm *vm);
+/* Takes the pending error from the VM; the caller owns it. */
+qn_error_object *error_take(qn_vm *vm);
+void error_put_back(qn_vm *vm, qn_error_object *e); /* rethrow; takes over */
+void error_clear(qn_vm *vm);
+void error_free(qn_vm *vm, qn_error_object *e);
+/* What `catch e` binds: {id, message, line, trace}; owned. And back: error(e) rethrows it with its id and trace. */
+QN_MUST_CHECK qn_value error_to_record(qn_vm *vm, const qn_error_object *e);
+/* Writes the whole report, as language.md shows it; `color` switches ANSI colours on. */
+void error_render(qn_vm *vm, const qn_error_object *e, text_buf *out, bool color);
+
+/* Helpers that say the same thing the same way everywhere. */
+void text_shape(text_buf *t, qn_dtype dtype, int rank, const int64_t *shape); /* f32[4, 3] */
+void text_kind(text_buf *t, qn_value v); /* "f32[4, 3]", "int 3", "list of 2", "str \"abc\"" : for messages */
+/* The entries of `names` nearest to `name` by edit distance, ", "-joined, at most 3; returns false if none is near. */
+bool text_nearest(text_buf *t, const char *name, const char *const *names, int n);
+
+#endif

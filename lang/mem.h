@@ -1,0 +1,53 @@
+/* Memory of a VM: every byte of values, arrays and compiler data goes through here, so that a host can bound it and
+ * tests can fail the n-th allocation. Small objects come from size-class free lists (16-byte steps to 512 bytes).
+ *
+ * Array data comes from the engine's buffer pool: 64-byte aligned, rounded to size classes, blocks of 2 MiB and more
+ * mapped with huge pages where that helps, kept for reuse (a fresh page costs 0.2 to 1.7 microseconds per 4 KiB) until
+ * trimmed, a limit is met or the engine closes.
+ *
+ * A failed allocation returns NULL and has raised E601 on the VM (the error object exists since the VM opened).
+ */
+#ifndef LANG_MEM_H
+#define LANG_MEM_H
+
+#include "lang/quern.h"
+
+QN_MUST_CHECK void *mem_alloc(qn_vm *vm, size_t bytes);               /* uninitialised */
+QN_MUST_CHECK void *mem_zalloc(qn_vm *vm, size_t bytes);              /* zeroed */
+QN_MUST_CHECK void *mem_realloc(qn_vm *vm, void *p, size_t old, size_t bytes); /* p stays valid on failure */
+void mem_free(qn_vm *vm, void *p, size_t bytes);                      /* p may be NULL; bytes as allocated */
+
+/* Grows `*p` (elements of `size` bytes, `*cap` of them) so that it holds `need` elements. */
+QN_MUST_CHECK bool mem_grow(qn_vm *vm, void **p, uint32_t *cap, size_t need, size_t size);
+
+/* Array data: at least `bytes`, aligned to 64, with 64 readable bytes behind it (vector tails). */
+QN_MUST_CHECK void *mem_buffer(qn_vm *vm, size_t bytes);
+void mem_buffer_free(qn_vm *vm, void *p, size_t bytes);
+void mem_trim(qn_vm *vm); /* gives unused buffers back to the system */
+
+typedef struct mem_stats {
+  size_t live, peak;       /* bytes in use, values and arrays */
+  size_t buffers, pooled;  /* bytes of live and of idle array buffers */
+  uint64_t allocations;    /* count, for tests */
+  uint64_t copies, copied; /* copy-on-write copies and their bytes (--log copies) */
+} mem_stats;
+mem_stats *mem_stats_of(qn_vm *vm);
+
+/* Fails the n-th allocation from now (1 is the next), once; 0 switches this off. Tests use it for every n. */
+void mem_fail_at(qn_vm *vm, uint64_t n);
+
+/* An arena: bump allocation, freed as a whole. For ASTs, graphs, kernels. Also usable without a VM (vm NULL: plain
+ * malloc, no accounting), because graphs and kernels travel to worker threads. */
+typedef struct arena_block arena_block;
+typedef struct arena {
+  qn_vm *vm;
+  arena_block *blocks;
+  char *at, *end;
+  bool failed; /* an allocation has failed: the owner checks before it uses what it built */
+} arena;
+void arena_init(arena *a, qn_vm *vm);
+/* Zeroed, 16-byte aligned; NULL when memory is short. */
+QN_MUST_CHECK void *arena_alloc(arena *a, size_t bytes);
+void arena_free(arena *a);
+
+#endif

@@ -1,0 +1,33 @@
+/* Source texts and spans. A text (file, module, prompt line) is kept as long as the VM, because code, graphs and errors
+ * refer to it: error excerpts come from the text that ran, never from the file as it is now. */
+#ifndef LANG_SOURCE_H
+#define LANG_SOURCE_H
+
+#include "lang/quern.h"
+
+/* A place: bytes [start, end) of text number `source`. source 0 means "no place". 12 bytes, copied freely. */
+typedef struct span {
+  uint32_t source;
+  uint32_t start, end;
+} span;
+
+typedef struct source_text {
+  char *name; /* "train.qn", "<prompt 3>", "-e" */
+  char *text; /* NUL-terminated copy */
+  size_t len;
+  uint32_t *lines; /* offset of each line's first byte */
+  uint32_t nlines;
+} source_text;
+
+/* Adds a text (copied; must be valid UTF-8 without NUL bytes, else E101) and returns its number, or 0 with an error raised. */
+QN_MUST_CHECK uint32_t source_add(qn_vm *vm, const char *name, const char *text, size_t len);
+const source_text *source_get(const qn_vm *vm, uint32_t source); /* NULL for 0 */
+/* Line (from 1) and column (from 1, in code points) of a byte offset. */
+void source_position(const source_text *s, uint32_t offset, int *line, int *column);
+static inline span span_join(span a, span b) {
+  if (!a.source) return b;
+  if (!b.source) return a;
+  return (span){a.source, a.start < b.start ? a.start : b.start, a.end > b.end ? a.end : b.end};
+}
+
+#endif

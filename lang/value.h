@@ -1,0 +1,246 @@
+/* Values: 16 bytes, a header word and a payload.
+ *
+ *   head  bits 0..7    tag (value_tag)
+ *         bits 8..31   zero, except for TAG_DTYPE and TAG_DEVICE, which keep all in the payload too
+ *         bits 32..63  graph node id; 0 when the value is not traced
+ *   u     i (bool, int, dtype, device), f (float), p (heap object)
+ *
+ * While a call is recorded, a host int, float or bool carries the id of its graph node beside its concrete value.
+ * So `v.head == TAG_INT` asks "a plain int?" in one comparison; whoever finds a node id goes the slow way through
+ * the recorder. Node ids grow over the life of a VM and are never reused, so an id left over from an older recording
+ * is below the current recording's first id and means "not traced" (rec.h). Arrays keep their node id in the object.
+ *
+ * Ownership: arguments are borrowed, results are owned. Reference counts are not atomic: a value belongs to its VM,
+ * a VM to one thread at a time. Values cannot form cycles, so counts are all there is.
+ */
+#ifndef LANG_VALUE_H
+#define LANG_VALUE_H
+
+#include "lang/quern.h"
+
+typedef enum value_tag {
+  TAG_NIL = 0,
+  TAG_BOOL = 1,
+  TAG_INT = 2,
+  TAG_FLOAT = 3,
+  TAG_DTYPE = 4,  /* u.i is a qn_dtype */
+  TAG_DEVICE = 5, /* u.i is a device code: 0 cpu, 1 + n gpu(n) */
+  /* Signals: never visible to programs. */
+  TAG_ERROR = 8,  /* the VM holds an error object (or an interrupt) */
+  TAG_UNSET = 9,  /* a slot or argument without a value */
+  TAG_SIGNAL = 10, /* break, continue, return on its way (interp) */
+  /* Heap objects: u.p points to an obj_head. */
+  TAG_HEAP = 16,
+  TAG_STR = 16,
+  TAG_LIST = 17,
+  TAG_RECORD = 18,
+  TAG_ARRAY = 19,
+  TAG_FN = 20,
+  TAG_RANGE = 21,
+  TAG_MODULE = 22,
+  TAG_GRAPH = 23 /* what graph(f, ...) returns */
+} value_tag;
+
+/* What every heap object begins with. */
+typedef struct obj_head {
+  uint32_t refs;
+  uint8_t tag;   /* value_tag */
+  uint8_t flags; /* by kind */
+  uint16_t aux;  /* by kind */
+} obj_head;
+
+typedef struct qn_str qn_str;
+typedef struct qn_list qn_list;
+typedef struct qn_record qn_record;
+typedef struct qn_array qn_array;
+typedef struct qn_fn qn_fn;
+typedef struct qn_range qn_range;
+typedef struct qn_module qn_module;
+
+static inline value_tag value_tag_of(qn_value v) { return (value_tag)(v.head & 0xff); }
+static inline uint32_t value_node(qn_value v) { return (uint32_t)(v.head >> 32); }
+static inline bool value_is(qn_value v, value_tag t) { return (v.head & 0xff) == (uint64_t)t; }
+static inline bool value_is_heap(qn_value v) { return (v.head & TAG_HEAP) != 0; }
+static inline bool value_is_error(qn_value v) { return v.head == TAG_ERROR; }
+static inline bool value_is_number(qn_value v) { return value_is(v, TAG_INT) || value_is(v, TAG_FLOAT); }
+/* bool, int or float: what may be weak beside an array */
+static inline bool value_is_scalar(qn_value v) { return (v.head & 0xff) - TAG_BOOL <= TAG_FLOAT - TAG_BOOL; }
+
+static inline qn_value value_nil(void) { return (qn_value){.head = TAG_NIL, .u.i = 0}; }
+static inline qn_value value_bool(bool b) { return (qn_value){.head = TAG_BOOL, .u.i = b}; }
+static inline qn_value value_int(int64_t i) { return (qn_value){.head = TAG_INT, .u.i = i}; }
+static inline qn_value value_float(double f) { return (qn_value){.head = TAG_FLOAT, .u.f = f}; }
+static inline qn_value value_dtype(qn_dtype d) { return (qn_value){.head = TAG_DTYPE, .u.i = (int64_t)d}; }
+static inline qn_value value_device(int code) { return (qn_value){.head = TAG_DEVICE, .u.i = code}; }
+static inline qn_value value_error(void) { return (qn_value){.head = TAG_ERROR, .u.i = 0}; }
+static inline qn_value value_unset(void) { return (qn_value){.head = TAG_UNSET, .u.i = 0}; }
+/* A heap object as a value; takes over the caller's reference. */
+static inline qn_value value_obj(value_tag t, void *p) { return (qn_value){.head = (uint64_t)t, .u.p = p}; }
+static inline qn_value value_traced(qn_value v, uint32_t node) {
+  v.head = (v.head & 0xffffffffu) | (uint64_t)node << 32;
+  return v;
+}
+
+static inline qn_value value_retain(qn_value v) {
+  if (value_is_heap(v)) ((obj_head *)v.u.p)->refs++;
+  return v;
+}
+/* Frees the object whose last reference went away; iterative, so any depth is safe. */
+void value_free(qn_vm *vm, qn_value v);
+static inline void value_release(qn_vm *vm, qn_value v) {
+  if (value_is_heap(v) && --((obj_head *)v.u.p)->refs == 0) value_free(vm, v);
+}
+/* The only owner? Then it may be updated in place. */
+static inline bool value_unique(qn_value v) { return ((obj_head *)v.u.p)->refs == 1; }
+
+static inline qn_str *value_str(qn_value v) { return (qn_str *)v.u.p; }
+static inline qn_list *value_list(qn_value v) { return (qn_list *)v.u.p; }
+static inline qn_record *value_record(qn_value v) { return (qn_record *)v.u.p; }
+static inline qn_array *value_array(qn_value v) { return (qn_array *)v.u.p; }
+static inline qn_fn *value_fn(qn_value v) { return (qn_fn *)v.u.p; }
+static inline qn_range *value_range(qn_value v) { return (qn_range *)v.u.p; }
+
+/* The language's word for a kind: "int", "list", "array", ... (a static string). */
+const char *value_kind_name(qn_value v);
+
+/* Structural equality, the `==` of the language where no operand makes it elementwise: kinds differ -> false; int and
+ * float compare exactly; lists and records by structure (records by name), arrays by shape, dtype and elements,
+ * functions by identity. Iterative. Returns 1, 0, or -1 with an error (out of memory, or forcing an array failed). */
+QN_MUST_CHECK int value_equal(qn_vm *vm, qn_value a, qn_value b);
+
+/* ---- strings ----------------------------------------------------------------------------------------- */
+
+/* Immutable UTF-8, NUL-terminated for C's sake. Interned strings (all names) are equal exactly if their pointers are. */
+struct qn_str {
+  obj_head head; /* flags: STR_INTERNED, STR_ASCII */
+  uint32_t hash; /* of the bytes */
+  uint32_t len;  /* bytes */
+  char text[];
+};
+enum { STR_INTERNED = 1, STR_ASCII = 2 };
+
+/* NULL with E-OUT-OF-MEMORY raised. `text` must be valid UTF-8 (checked where text enters the VM: utf8_valid). */
+QN_MUST_CHECK qn_str *str_new(qn_vm *vm, const char *text, size_t len);
+/* The VM's unique string of these bytes; owned result. */
+QN_MUST_CHECK qn_str *str_intern(qn_vm *vm, const char *text, size_t len);
+bool str_equal(const qn_str *a, const qn_str *b);
+int str_compare(const qn_str *a, const qn_str *b); /* by code point */
+int64_t str_length(const qn_str *s);               /* code points */
+bool utf8_valid(const char *text, size_t len);
+/* Decodes one code point at `s` (valid UTF-8) and returns its length in bytes. */
+int utf8_decode(const char *s, uint32_t *code);
+int utf8_encode(uint32_t code, char out[4]);
+/* Terminal columns of a code point: 0, 1 or 2. */
+int utf8_width(uint32_t code);
+
+/* A growing text, for everything that builds strings. Errors stick: append freely, test once at the end. */
+typedef struct text_buf {
+  qn_vm *vm; /* accounting; NULL uses plain malloc (file tools, tests) */
+  char *text;
+  size_t len, cap;
+  bool failed; /* out of memory: the error is raised when the buffer is taken */
+} text_buf;
+void text_init(text_buf *t, qn_vm *vm);
+void text_add(text_buf *t, const char *s, size_t len);
+void text_adds(text_buf *t, const char *s);
+void text_addf(text_buf *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void text_repeat(text_buf *t, const char *s, int n);
+void text_free(text_buf *t);
+/* The buffer as a string value; frees the buffer. Error value when it failed. */
+QN_MUST_CHECK qn_value text_take(text_buf *t);
+/* The shortest text that reads back to `x` as a double (or as a float when `f32`): "1.0", "1e-7", "inf", "nan". */
+void text_float(text_buf *t, double x, bool f32);
+
+/* ---- lists ------------------------------------------------------------------------------------------- */
+
+/* Copy-on-write: whoever wants to change a list with another owner copies it first (list_own). */
+struct qn_list {
+  obj_head head;
+  uint32_t len, cap;
+  qn_value *items;
+};
+
+/* A list of `n` items, all nil, to be filled in by the caller. */
+QN_MUST_CHECK qn_list *list_new(qn_vm *vm, size_t n);
+/* A list from borrowed items. */
+QN_MUST_CHECK qn_list *list_from(qn_vm *vm, const qn_value *items, size_t n);
+/* Makes `*v` (an owned TAG_LIST value) the only owner of its list, copying if need be. */
+QN_MUST_CHECK bool list_own(qn_vm *vm, qn_value *v);
+/* Appends to a list with one owner: amortised O(1). Takes over `item`, also on failure. */
+QN_MUST_CHECK bool list_push(qn_vm *vm, qn_list *l, qn_value item);
+
+/* ---- records ----------------------------------------------------------------------------------------- */
+
+/* The ordered field names of a record, shared by all records built the same way (a "layout"). Small layouts are unique
+ * per sequence of names, so a site can cache (layout, index), and equal layouts are equal pointers. Above
+ * LAYOUT_SHARED_MAX names a record has a layout of its own with a hash index. */
+typedef struct record_layout record_layout;
+enum { LAYOUT_SHARED_MAX = 64 };
+
+struct qn_record {
+  obj_head head;
+  uint32_t len, cap;
+  record_layout *layout;
+  qn_value *items; /* in field order */
+};
+
+QN_MUST_CHECK qn_record *record_new(qn_vm *vm);
+/* Index of a field, or -1. `name` need not be interned. */
+int record_find(const qn_record *r, const qn_str *name);
+qn_str *record_name(const qn_record *r, uint32_t index); /* borrowed */
+/* Sets or adds a field of a record with one owner. Takes over `item`, also on failure; borrows `name`. */
+QN_MUST_CHECK bool record_set(qn_vm *vm, qn_record *r, qn_str *name, qn_value item);
+QN_MUST_CHECK bool record_own(qn_vm *vm, qn_value *v);
+/* A copy without the field (which must exist). */
+QN_MUST_CHECK qn_record *record_without(qn_vm *vm, const qn_record *r, int index);
+/* A record of the same names with nil items: what tree walks fill in. */
+QN_MUST_CHECK qn_record *record_like(qn_vm *vm, const qn_record *r);
+/* Whether two records have the same names in the same order. */
+bool record_same_layout(const qn_record *a, const qn_record *b);
+
+/* ---- ranges, functions, modules ------------------------------------------------------------------------ */
+
+struct qn_range {
+  obj_head head;
+  int64_t start, stop, step; /* step is not 0 */
+};
+QN_MUST_CHECK qn_range *range_new(qn_vm *vm, int64_t start, int64_t stop, int64_t step);
+int64_t range_length(const qn_range *r);
+
+/* A function value: code plus captured values. What `code` points to depends on `kind`; lang only frees captures.
+ *   FN_USER       interp's function code; captures are its captured locals, by value
+ *   FN_BUILTIN    a builtin_def (builtin.h)
+ *   FN_TRANSFORM  a transform_def (jit/trace): captures[0] is the inner function, the rest its options
+ *   FN_BOUND      a host function: a host_fn
+ */
+typedef enum fn_kind { FN_USER, FN_BUILTIN, FN_TRANSFORM, FN_HOST } fn_kind;
+struct qn_fn {
+  obj_head head; /* flags: fn_kind */
+  uint32_t ncaptures;
+  void *code; /* borrowed: code lives as long as the VM */
+  qn_value captures[];
+};
+/* Captures are nil, to be filled in by the caller. */
+QN_MUST_CHECK qn_fn *fn_new(qn_vm *vm, fn_kind kind, void *code, uint32_t ncaptures);
+
+/* A module: its top-level scope belongs to the interpreter; the VM owns modules, values only point to them. */
+struct qn_module {
+  obj_head head;
+  qn_str *name;
+  void *scope; /* interp's */
+};
+
+/* ---- trees --------------------------------------------------------------------------------------------- */
+
+/* Lists and records nest into trees whose leaves are arrays and numbers. A walk visits the leaves in field order, with a
+ * path for messages ("layers[0].w"). Iterative: any depth is safe. */
+typedef struct tree_walk tree_walk;
+/* Calls `leaf(ctx, path, value)` for every value that is neither list nor record; stops when it returns false.
+ * Returns false with an error raised when memory ran out, or what `leaf` left. */
+QN_MUST_CHECK bool tree_each(qn_vm *vm, qn_value tree, bool (*leaf)(void *ctx, const char *path, qn_value v), void *ctx);
+/* A tree of the same structure with every non-container value replaced by what `leaf` returns (owned; an error value
+ * stops the walk). */
+QN_MUST_CHECK qn_value tree_rebuild(qn_vm *vm, qn_value tree, qn_value (*leaf)(void *ctx, const char *path, qn_value v),
+                                    void *ctx);
+
+#endif

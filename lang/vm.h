@@ -1,0 +1,118 @@
+/* The engine and the VM, and how higher floors hang their state on them. Nothing in Quern is global: what is not in one of
+ * these two structs (or an object they own) does not exist between calls. */
+#ifndef LANG_VM_H
+#define LANG_VM_H
+
+#include <stdatomic.h>
+
+#include "lang/array.h"
+#include "lang/builtin.h"
+#include "lang/error.h"
+#include "lang/mem.h"
+
+enum tunable_id {
+#define TUNABLE(symbol, name, def, min, max, meaning) TUNE_##symbol,
+#include "lang/tunables.def"
+#undef TUNABLE
+  TUNABLE_COUNT
+};
+typedef struct tunable_row {
+  const char *name;
+  int64_t def, min, max;
+  const char *meaning;
+} tunable_row;
+extern const tunable_row tunable_rows[TUNABLE_COUNT];
+
+/* What log lines belong to; QUERN_LOG and --log name them. */
+typedef enum log_channel {
+  LOG_breaks = 1, LOG_recompiles = 2, LOG_guards = 4, LOG_fusion = 8, LOG_kernels = 16, LOG_code = 32, LOG_copies = 64,
+  LOG_graph = 128, LOG_cache = 256
+} log_channel;
+
+struct qn_engine {
+  atomic_int vms;    /* open VMs */
+  struct pool *pool; /* array buffers (mem.c) */
+  void *jit;         /* jit's: workers, kernel pool token, code memory, cache */
+  void (*jit_close)(qn_engine *engine);
+};
+
+/* Calls from below into floors above, filled in when the VM opens. */
+typedef struct vm_hooks {
+  /* Runs pending work until `a` has storage (jit/trace). */
+  bool (*force)(qn_vm *vm, qn_array *a);
+  /* Calls any function value (interp): borrowed arguments, owned result. */
+  qn_value (*call)(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs /* record or nil */);
+  /* Releases what interp keeps behind fn->code or a module's scope; may be NULL. */
+  void (*close_interp)(qn_vm *vm);
+  void (*close_jit)(qn_vm *vm);
+} vm_hooks;
+
+struct qn_vm {
+  /* The value stack: frames of user functions and every temporary. Unwinding is "release down to a mark". Memory above
+   * `sp` is uninitialised. It never moves. */
+  qn_value *stack, *sp, *stack_limit;
+  atomic_int interrupt;   /* set by qn_interrupt; looked at on loop back edges, calls, kernel launches */
+  char *c_stack_limit;    /* deepest address that recursion may reach (stacks grow downwards) */
+  qn_engine *engine;
+  struct qn_error_object *error; /* pending, or NULL */
+  struct qn_error_object *memory_error; /* allocated beforehand */
+  uint64_t steps;         /* loop iterations and calls, counted where interrupts are polled */
+  struct mem_state *mem;  /* mem.c */
+  struct source_table *sources;
+  struct intern_table *interned;
+  struct layout_table *layouts;
+  int64_t tune[TUNABLE_COUNT];
+  uint32_t log;           /* log_channel bits */
+  bool owns_engine;
+  qn_config config;
+  const builtin_table *builtins;
+  vm_hooks hooks;
+  /* Recording (jit/trace/rec.h): non-NULL while a graph is being recorded or pending. Tested on every op. */
+  struct recording *rec;
+  uint32_t next_node;     /* first free graph node id of this VM */
+  /* Randomness: the seed and the next draw number. */
+  uint64_t seed, draw;
+  void *jit;              /* jit's state of this VM */
+  void *interp;           /* interp's state of this VM */
+};
+
+/* Opens a VM with lang's part only; the floors above add theirs (interp_open, then stdlib's qn_vm_open). */
+QN_MUST_CHECK qn_vm *vm_open(const qn_config *config);
+void vm_close(qn_vm *vm); /* calls the hooks first */
+
+/* True if the running computation must stop: raises E603 or E604. Cheap; called on back edges and calls. */
+bool vm_poll_slow(qn_vm *vm);
+static inline bool vm_poll(qn_vm *vm) {
+  vm->steps++;
+  if (__builtin_expect(atomic_load_explicit(&vm->interrupt, memory_order_relaxed) != 0, 0)) return vm_poll_slow(vm);
+  return false;
+}
+/* False, with E602 raised, when the C stack or the value stack is used up; `slots` values are about to be pushed. */
+bool vm_stack_overflow(qn_vm *vm);
+static inline bool vm_enter(qn_vm *vm, size_t slots) {
+  char here;
+  if (__builtin_expect(&here < vm->c_stack_limit || (size_t)(vm->stack_limit - vm->sp) < slots, 0))
+    return vm_stack_overflow(vm);
+  return true;
+}
+/* Releases temporaries down to `mark` (a former vm->sp). */
+static inline void vm_pop_to(qn_vm *vm, qn_value *mark) {
+  while (vm->sp > mark) {
+    qn_value v = *--vm->sp;
+    value_release(vm, v);
+  }
+}
+
+/* stream 1 is stdout, 2 stderr; goes to the host's sink if it has one. */
+void vm_write(qn_vm *vm, int stream, const char *text, size_t len);
+static inline bool vm_logs(const qn_vm *vm, log_channel c) { return (vm->log & (uint32_t)c) != 0; }
+/* One line to the log (stderr sink), prefixed with the channel's name. */
+void vm_logf(qn_vm *vm, log_channel c, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* Parses "breaks,recompiles" into channel bits; false on an unknown name. */
+bool log_parse(const char *text, uint32_t *bits);
+/* Sets a tunable; false with E317 raised for an unknown name or a value out of range. */
+QN_MUST_CHECK bool tunable_set(qn_vm *vm, const char *name, const char *value);
+/* Does the VM hold a capability? Raises E505 if not. */
+QN_MUST_CHECK bool vm_may(qn_vm *vm, uint32_t capability, const char *what);
+
+#endif
