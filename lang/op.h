@@ -1,0 +1,110 @@
+/* The op table as C sees it: ids, rows, the names of the rules, and the attributes an op can have.
+ *
+ * Sizes in attributes and shapes of graphs are `qn_dim`: a non-negative number is a size; a negative number ~k names
+ * expression k in the graph's table of dimensions (jit/graph/dim.h). Eager code only ever sees non-negative ones.
+ */
+#ifndef LANG_OP_H
+#define LANG_OP_H
+
+#include "lang/array.h"
+
+typedef int64_t qn_dim;
+
+typedef enum op_class { CLASS_POINTWISE, CLASS_REDUCE, CLASS_SCAN, CLASS_VIEW, CLASS_INDEX, CLASS_DOT, CLASS_LIBRARY, CLASS_RANDOM } op_class;
+
+typedef enum op_id {
+#define OP(klass, name, ...) OP_##name,
+#include "lang/ops.def"
+  OP_COUNT
+} op_id;
+
+/* Compute type C and result type R from the operands' types. All operands are cast (weak ones: fitted) to C first.
+ *   arith       C = R = promotion; bools count as i64
+ *   arith_keep  C = R = promotion; bools stay bool
+ *   num         as arith (named apart for messages: // % ** and unary minus of bool arrays are i64 too)
+ *   div         floats: promotion; ints and bools: f32 (weak with weak: f64)
+ *   float       C = R = dtype_to_float of the promotion
+ *   round       floats stay; ints and bools are returned as they are
+ *   compare     C = promotion, R = bool
+ *   bits        all bool or all integer, promotion; else E206
+ *   ints        integers only
+ *   test        C = the operand's type, R = bool (false / true for ints as the function says)
+ *   select      first bool; the others promote: R (two weak: i64 or f32 array, or weak if all are weak)
+ *   attr        R = attribute dtype, C = the operand's
+ *   same, first C = R = the (first) operand's; further data operands are cast to it, index operands stay
+ *   sum         bools and ints: i64; floats stay
+ *   arg, index  R = i64
+ *   test_bool   C = R = bool (operand must be bool, E206 shows `x != 0`)
+ *   dot         promotion; bool and ints allowed (i64 for bools)
+ */
+typedef enum op_dtype_rule {
+  DT_arith, DT_arith_keep, DT_num, DT_div, DT_float, DT_round, DT_compare, DT_bits, DT_ints, DT_test, DT_select, DT_attr,
+  DT_same, DT_first, DT_sum, DT_arg, DT_index, DT_test_bool, DT_dot
+} op_dtype_rule;
+
+typedef enum op_shape_rule {
+  SH_broadcast, SH_reduce, SH_same, SH_attr, SH_broadcast_to, SH_permute, SH_slice, SH_pad, SH_concat, SH_index, SH_gather,
+  SH_data, SH_dot
+} op_shape_rule;
+
+typedef enum op_batch_rule {
+  BATCH_elementwise, /* align the batch axis and broadcast */
+  BATCH_shift_axes,  /* batch axis first, attribute axes + 1 */
+  BATCH_prepend,     /* batch axis first, per-axis attributes get an entry for it */
+  BATCH_index,       /* batch axis becomes one more indexed axis (iota) */
+  BATCH_dot,         /* batch axis joins the product's batch axes */
+  BATCH_per_lane,    /* lane number enters the counter */
+  BATCH_none         /* no batched operand, or one lane at a time */
+} op_batch_rule;
+
+typedef enum op_raises {
+  RAISES_never,
+  RAISES_int_div,    /* E306 where an integer divisor is 0 (int dtypes only) */
+  RAISES_int_pow,    /* E308 where an integer exponent is negative (int dtypes only) */
+  RAISES_shift,      /* E307 */
+  RAISES_to_int,     /* E309 when casting a float to an integer type */
+  RAISES_weak_range, /* E207 */
+  RAISES_bounds,     /* E303 with index and size */
+  RAISES_empty       /* E315 when the reduced axes hold no element and the result has one (known from shapes) */
+} op_raises;
+
+/* Attributes. Unused members are zero. `d` by op:
+ *   reduce     axes = mask of reduced axes; keepdims
+ *   scan, sort, argsort, gather, gather_add, concat, iota   axes = mask with the one axis; iota also d = shape
+ *              scan: flags & ATTR_REVERSE runs from the end, & ATTR_EXCLUSIVE leaves the own element out;
+ *              sort: & ATTR_DESCENDING
+ *   reshape, broadcast, random_*  d[0..n) = shape
+ *   permute    d[i] = which input axis becomes axis i
+ *   slice, slice_put   d[3i..3i+2] = start, size, step of axis i (start in elements; size already clipped; step != 0)
+ *   pad        d[3i..3i+2] = low, high (both may be negative: cropping), interior
+ *   index      d[0] = number of index operands k; they broadcast together and replace the k leading axes
+ *   scatter    the same; mode = how v is combined (scatter_mode)
+ *   compress   mask covers the leading axes (its rank)
+ *   cast, fit, iota, random_*  dtype
+ */
+enum { OP_ATTR_DIMS = 3 * ARRAY_MAX_RANK };
+enum { ATTR_REVERSE = 1, ATTR_EXCLUSIVE = 2, ATTR_DESCENDING = 4 };
+typedef enum scatter_mode { SCATTER_SET, SCATTER_ADD, SCATTER_MUL, SCATTER_MIN, SCATTER_MAX } scatter_mode;
+typedef struct op_attr {
+  uint8_t dtype;    /* qn_dtype */
+  uint8_t axes;     /* bit i: axis i */
+  uint8_t keepdims;
+  uint8_t mode;     /* scatter_mode */
+  uint8_t flags;    /* ATTR_ bits */
+  uint8_t n;        /* entries of d in use */
+  qn_dim d[OP_ATTR_DIMS];
+} op_attr;
+
+typedef struct op_row {
+  const char *name;
+  uint8_t klass;    /* op_class */
+  int8_t arity;
+  uint8_t dtype_rule, shape_rule, batch_rule, raises;
+  const char *no_grad; /* reason, or NULL when there is a gradient rule */
+  const char *doc;
+} op_row;
+extern const op_row op_rows[OP_COUNT];
+/* id of a name, or OP_COUNT. */
+op_id op_find(const char *name, size_t len);
+
+#endif
