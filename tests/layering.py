@@ -1,0 +1,164 @@
+#!/usr/bin/env python3
+"""Checks the house's shape: layering.py ROOT [libquern.a]
+
+* an include points to a lower floor or sideways, never up;
+* the top level holds the agreed entries only, and no file of the source tree is longer than 1,500 lines;
+* with the archive: every symbol that it exports begins with qn_, and it has no mutable global data.
+
+Prints each violation and ends with status 1 if there is one.
+"""
+import os
+import re
+import subprocess
+import sys
+
+# Lowest first; folders in one row are neighbours that do not see each other.
+FLOORS = [
+    ("lang",),
+    ("parser",),
+    ("jit/graph",),
+    ("jit/kernel",),
+    ("jit/cpu", "jit/gpu"),
+    ("jit/trace",),
+    ("interp",),
+    ("stdlib",),
+    ("interp/main.c",),
+]
+TOP = re.compile(r"lang|parser|interp|jit|stdlib|examples|tests|CMakeLists\.txt|README\.md|dev|LICENSE|\..*")
+MAX_LINES = 1500
+COUNTED = (".c", ".h", ".def", ".re", ".y", ".qn", ".py", ".cmake")
+
+# Mutable data that may exist, each with its reason.
+MUTABLE = {
+    "yyTraceFILE": "Lemon's debug output, compiled in by its template without NDEBUG; never set",
+    "yyTracePrompt": "Lemon's debug output, as above",
+    "default_engine": "the process's default engine, made at first use under a once-flag (quern.h)",
+    "default_engine_once": "the once-flag of the default engine",
+    "default_engine_lock": "the lock of the default engine",
+}
+
+
+def floor_of(path):
+    """The index of a path's floor and its row entry; None for what is on no floor (tests, system headers)."""
+    best = None
+    for level, names in enumerate(FLOORS):
+        for name in names:
+            if path == name or path.startswith(name + "/"):
+                if best is None or len(name) > len(best[1]):
+                    best = (level, name)
+    return best
+
+
+def includes(root):
+    """Every (file, line number, included path) of the source tree."""
+    for top in ("lang", "parser", "jit", "interp", "stdlib"):
+        for folder, _, files in os.walk(os.path.join(root, top)):
+            for name in files:
+                if not name.endswith((".c", ".h", ".def", ".re", ".y")):
+                    continue
+                path = os.path.join(folder, name)
+                with open(path, encoding="utf-8") as f:
+                    for number, line in enumerate(f, 1):
+                        found = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
+                        if found:
+                            yield os.path.relpath(path, root), number, found.group(1)
+
+
+def check_includes(root):
+    for path, number, target in includes(root):
+        here = floor_of(path)
+        # A header beside the file may be named without its folder.
+        full = target if os.path.exists(os.path.join(root, target)) else os.path.join(os.path.dirname(path), target)
+        there = floor_of(os.path.normpath(full))
+        if not here or not there:
+            continue
+        if there[0] > here[0]:
+            yield f"{path}:{number}: {here[1]} includes {target}, which is a floor above"
+        elif there[0] == here[0] and there[1] != here[1]:
+            yield f"{path}:{number}: {here[1]} includes {target} of its neighbour"
+
+
+def tracked(root):
+    """The files of the source tree: git's list where there is one, else what is on disk."""
+    done = subprocess.run(["git", "-c", "safe.directory=*", "-C", root, "ls-files", "-co", "--exclude-standard", "-z"],
+                          capture_output=True)
+    if done.returncode == 0:
+        return [p for p in done.stdout.decode().split("\0") if p and os.path.exists(os.path.join(root, p))]
+    found = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [d for d in folders if not d.startswith((".", "build", "__pycache__"))]
+        found += [os.path.relpath(os.path.join(folder, f), root) for f in files]
+    return found
+
+
+def check_files(root):
+    paths = tracked(root)
+    for top in sorted({p.split("/")[0] for p in paths}):
+        if not TOP.fullmatch(top):
+            yield f"{top}: no entry of the agreed top level"
+    for path in paths:
+        if path.endswith(COUNTED):
+            with open(os.path.join(root, path), encoding="utf-8") as f:
+                lines = sum(1 for _ in f)
+            if lines > MAX_LINES:
+                yield f"{path}: {lines} lines, more than {MAX_LINES}"
+
+
+def readelf(archive, *flags):
+    done = subprocess.run(["readelf", "-W", *flags, archive], capture_output=True, text=True)
+    return done.stdout.splitlines()
+
+
+def members(lines):
+    """Splits readelf's output of an archive into (member, its lines)."""
+    name, body = "", []
+    for line in lines:
+        if line.startswith("File: "):
+            if body:
+                yield name, body
+            name, body = line[6:].strip(), []
+        else:
+            body.append(line)
+    if body:
+        yield name, body
+
+
+def check_archive(archive):
+    """Exported names and mutable data, read from the members' section and symbol tables."""
+    section_row = re.compile(r"\s*\[\s*(\d+)\]\s+(\S+)")
+    for name, body in members(readelf(archive, "-S", "-s")):
+        sections = {}
+        for line in body:
+            row = section_row.match(line)
+            if row:
+                sections[row.group(1)] = row.group(2)
+            parts = line.split()
+            if len(parts) < 8 or not parts[0].rstrip(":").isdigit() or not parts[0].endswith(":"):
+                continue
+            size, kind, bind, visible, where, symbol = parts[2], parts[3], parts[4], parts[5], parts[6], parts[7]
+            if where in ("UND", "ABS"):
+                continue
+            if bind in ("GLOBAL", "WEAK") and visible == "DEFAULT" and not symbol.startswith("qn_"):
+                yield f"{os.path.basename(name)}: exports {symbol}"
+            section = "COMMON" if where == "COM" else sections.get(where, "")
+            writable = re.match(r"\.(data|bss|tdata|tbss|lbss|ldata)\b(?!\.rel\.ro)|COMMON", section)
+            if kind in ("OBJECT", "TLS", "COMMON") and writable and size != "0":
+                if re.sub(r"\.\d+$", "", symbol) not in MUTABLE:
+                    yield f"{os.path.basename(name)}: mutable global {symbol} in {section}"
+
+
+def main():
+    if len(sys.argv) not in (2, 3):
+        sys.exit(__doc__)
+    root = sys.argv[1]
+    bad = list(check_includes(root)) + list(check_files(root))
+    if len(sys.argv) == 3:
+        bad += check_archive(sys.argv[2])
+    for line in bad:
+        print(line)
+    print(f"{len(bad)} violations")
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()
