@@ -1,0 +1,24 @@
+/* Eager execution on the CPU: every op as the one-op kernel on the block VM, and host scalars by the same scalar code. */
+#ifndef JIT_CPU_EAGER_H
+#define JIT_CPU_EAGER_H
+
+#include "jit/graph/graph.h"
+#include "lang/vm.h"
+
+/* Runs one op now. Operands: arrays (forced here) and host scalars, as the language has them: promotion, weak numbers and
+ * shapes are resolved here. Borrowed operands, owned result (a new array, a view, or a host scalar when all operands are
+ * host scalars). Errors (E201..E210, E303 ...) carry no place. */
+QN_MUST_CHECK qn_value eager_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
+
+/* The op on host scalars only: the weak arithmetic of the language (E305..E308), also used by kernels' constant folding. */
+QN_MUST_CHECK qn_value scalar_apply(qn_vm *vm, op_id op, const qn_value *in, int nin);
+/* The float part of it without a VM, for folding: an op on f64 operands; op must be POINTWISE and result f64. */
+double scalar_math(op_id op, const double *in);
+
+/* Raises the error of a refused op with operand texts as notes. */
+qn_value op_refuse(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_refusal *why);
+
+/* graph_type of a value: concrete sizes. False if it is neither array nor host scalar. */
+bool value_graph_type(qn_value v, graph_type *out);
+
+#endif

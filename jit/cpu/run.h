@@ -1,0 +1,22 @@
+/* Running L programs and plans on the CPU: one kernel pool (OpenMP) per engine, the block VM, compiled code when it is there. */
+#ifndef JIT_CPU_RUN_H
+#define JIT_CPU_RUN_H
+
+#include "jit/kernel/plan.h"
+#include "lang/vm.h"
+
+/* Runs one L program once: `args` without scratch, error and interrupt (filled in here). `vm_code` caches the block VM's
+ * translation (*vm_code NULL at first; freed by vmcode_free). `code` may be NULL. On a failed check: false, with *error set
+ * (check number << 48 | element) and nothing raised. On an interrupt or short memory: false with the error raised and *error ~0. */
+QN_MUST_CHECK bool kernel_run(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase *code, void *const *buffers,
+                              const int64_t *ints, const qk_scalar *scalars, uint64_t *error);
+void vmcode_free(void *vm_code);
+
+/* Runs a plan: inputs are contiguous arrays with storage of the graph's input types (weak inputs are in `scalars`); outputs are
+ * owned values. False with the error raised (the same error, at the same place, as eager execution would raise). */
+QN_MUST_CHECK bool plan_run(qn_vm *vm, plan *p, qn_array *const *inputs, const qk_scalar *scalars, qn_value *outputs);
+
+/* The functions of one instruction set: chosen when an engine opens. */
+const char *cpu_isa_name(void);
+
+#endif

@@ -1,0 +1,143 @@
+/* The graph IR: SSA over the primitives of lang/ops.def, with symbolic sizes, region nodes and a place on every node.
+ *
+ * A graph owns an arena and refers to nothing in a VM (no values, no AST), so it can be handed to a worker thread as it is.
+ * Node 0 is unused; an operand is a node index smaller than the node's own. Constants of any rank sit in the graph.
+ *
+ * Types. Every node has a type: dtype, rank, sizes, and `weak` for host scalars (rank 0; dtype bool, i64 or f64). Nodes are
+ * strict: POINTWISE operands have the compute dtype already; graph_op inserts `cast` and `fit`.
+ *
+ * Places. A node has a site: the span of the expression that made it and the chain of calls it was made under.
+ *
+ * Text form (text.c): one node a line, parses back to the identical graph.
+ *   graph(%1: f32[n, 64], %2: weak f64) {
+ *     %3 = exp %1 : f32[n, 64] @12:17
+ *     %4 = sum %3 axes=[1] keepdims : f32[n, 1]
+ *     return %4
+ *   }
+ */
+#ifndef JIT_GRAPH_GRAPH_H
+#define JIT_GRAPH_GRAPH_H
+
+#include "jit/graph/dim.h"
+#include "lang/source.h"
+
+typedef struct graph_type {
+  uint8_t dtype; /* qn_dtype */
+  uint8_t rank;
+  bool weak;
+  qn_dim shape[ARRAY_MAX_RANK];
+} graph_type;
+
+/* What a node is: an op of the table, or one of these. */
+typedef enum graph_kind {
+  NODE_OP,     /* op, operands, attr */
+  NODE_INPUT,  /* payload.input: position among the graph's inputs */
+  NODE_CONST,  /* payload.data: elements, row-major; rank 0 for scalars */
+  NODE_IF,     /* operands: predicate, captured values; regions[0], regions[1]; results by NODE_PROJ */
+  NODE_LOOP,   /* operands: initial carries, captured values; regions[0] header (gives the predicate), regions[1] body */
+  NODE_PROJ,   /* payload.index-th result of operand 0 */
+  NODE_TAP     /* an effect that returns nothing: payload.tap names a row of the recorder's taps */
+} graph_kind;
+
+typedef struct graph graph;
+
+typedef struct graph_node {
+  uint8_t kind;  /* graph_kind */
+  uint8_t op;    /* op_id of NODE_OP */
+  uint16_t nin;
+  uint32_t site; /* index into graph->sites; 0 unknown */
+  const uint32_t *in;
+  const op_attr *attr; /* NULL when the op has none; only the used part of d is stored */
+  graph_type type;
+  union {
+    uint32_t input;
+    uint32_t index;
+    uint32_t tap;
+    const void *data;
+    graph *regions[2];
+  } payload;
+} graph_node;
+
+/* A place: a span and the site of the call it was reached through (0 at the outermost). */
+typedef struct graph_site {
+  span at;
+  uint32_t parent;
+  const char *function; /* of the enclosing function, or NULL; in the arena */
+} graph_site;
+
+struct graph {
+  arena arena;
+  graph_node *nodes;
+  uint32_t n, cap; /* nodes 1..n-1 */
+  uint32_t *inputs;
+  uint32_t ninputs, inputs_cap;
+  uint32_t *outputs;
+  uint32_t noutputs, outputs_cap;
+  graph_site *sites;
+  uint32_t nsites, sites_cap;
+  dim_table dims;
+  bool failed; /* out of memory while building: the graph must not be used */
+};
+
+/* An empty graph; `vm` (may be NULL) is where its memory is accounted. */
+QN_MUST_CHECK graph *graph_new(qn_vm *vm);
+void graph_free(graph *g);
+/* A copy with its own arena, without a VM: what a worker thread gets. NULL when memory is short. */
+QN_MUST_CHECK graph *graph_copy(const graph *g);
+
+/* Builders return the node's index, or 0 when memory is short (and g->failed is set). */
+uint32_t graph_site_add(graph *g, span at, uint32_t parent, const char *function);
+uint32_t graph_input(graph *g, graph_type type, uint32_t site);
+uint32_t graph_const(graph *g, graph_type type, const void *data, uint32_t site); /* copies the elements */
+uint32_t graph_const_scalar(graph *g, qn_dtype dtype, bool weak, double f, int64_t i, uint32_t site);
+/* Appends an op with strict operands and a type that is already inferred. */
+uint32_t graph_node_raw(graph *g, op_id op, const uint32_t *in, int nin, const op_attr *attr, graph_type type, uint32_t site);
+/* Appends an op as the language means it: promotes, fits and casts operands, infers the type. For differentiation and the
+ * recorder. Operands' errors must have been excluded by the caller or by op_infer. */
+uint32_t graph_op(graph *g, op_id op, const uint32_t *in, int nin, const op_attr *attr, uint32_t site);
+uint32_t graph_cast(graph *g, uint32_t node, qn_dtype dtype, uint32_t site); /* the node itself if it has the dtype, not weak */
+bool graph_output(graph *g, uint32_t node);
+
+/* ---- dtype and shape rules (shape.c): one implementation for eager dispatch, recorder and differentiation ---------------- */
+
+typedef struct op_types {
+  graph_type result;
+  qn_dtype compute;  /* strict dtype of the data operands */
+  bool weak;         /* all operands are weak: computed as host scalars (compute is bool, i64 or f64) */
+} op_types;
+
+/* Why a rule refused; the caller turns it into an error with places and operands' texts. */
+typedef struct op_refusal {
+  int id;           /* error_id */
+  char text[256];   /* the sentence */
+} op_refusal;
+
+/* Result type of an op. `dims` may be NULL when all sizes are plain numbers. False fills in `why`. */
+QN_MUST_CHECK bool op_infer(dim_table *dims, op_id op, const graph_type *in, int nin, const op_attr *attr, op_types *out,
+                            op_refusal *why);
+
+/* ---- passes ------------------------------------------------------------------------------------------------------------ */
+
+/* Checks every invariant above; false fills in `why` with the node and the rule (a defect of Quern, never of a program). */
+QN_MUST_CHECK bool graph_verify(const graph *g, char *why, size_t size);
+/* Rows of rewrite rules, constant folding, common subexpressions, dead nodes. Keeps bits. Fallible nodes stay unless their
+ * checks are proven. Returns a new graph or NULL (memory). */
+QN_MUST_CHECK graph *graph_simplify(const graph *g);
+/* Removes nodes that no output, tap or fallible node needs (in place); `keep` fallible ones. */
+void graph_dce(graph *g);
+
+/* Reverse-mode differentiation inside one graph: appends the nodes that compute d root / d wrt[i] for a rank-0 float root
+ * whose cotangent is node `seed` (0: one), and writes their indices to grads[i] (0: does not depend on it). Nodes with
+ * index < `from` are constants unless listed in wrt. False: not differentiable; `why` and `*culprit` say at which node. */
+QN_MUST_CHECK bool graph_grad(graph *g, uint32_t from, uint32_t root, uint32_t seed, const uint32_t *wrt, int nwrt,
+                              uint32_t *grads, uint32_t *culprit, op_refusal *why);
+
+/* ---- text ---------------------------------------------------------------------------------------------------------------- */
+
+void graph_print(const graph *g, text_buf *out);
+/* Parses what graph_print writes; NULL with a message in `why`. */
+QN_MUST_CHECK graph *graph_parse(const char *text, char *why, size_t size);
+/* 64-bit content hash of structure, types and attributes; places and names do not count. */
+uint64_t graph_hash(const graph *g);
+
+#endif

@@ -1,0 +1,129 @@
+/* The recorder's interface: how the interpreter and the builtins talk to the compiler. Recording is deferred execution:
+ * while vm->rec is set, ops on arrays append nodes to a graph instead of running; shapes and dtypes are known, data is not.
+ *
+ * What the interpreter does
+ *   calls        rec_call around every call of a user function whose anchor asks for it (anchor_wants)
+ *   branches     rec_truth for the test of if, while, and, or, not
+ *   loops        rec_loop at loop headers; `for` over a range observes its bounds (rec_int)
+ *   try          rec_try_begin / rec_try_end around a body
+ *   globals      rec_global when it reads a global while recording; captured values likewise (rec_capture)
+ *   places       rec_at before it evaluates an operation while recording, so that nodes know where they come from
+ *   host scalars an operation on traced bools, ints, floats (value_node != 0) goes through op_apply
+ *   effects      rec_effect before a builtin that is not PURE runs
+ * Everything else follows from array_force: who needs data, gets it.
+ *
+ * Node ids. A traced value's node id is recording base + graph node index; ids below vm->rec->base are stale: "not traced".
+ */
+#ifndef JIT_TRACE_REC_H
+#define JIT_TRACE_REC_H
+
+#include "jit/graph/graph.h"
+#include "lang/vm.h"
+
+/* ---- ops ------------------------------------------------------------------------------------------------------------------- */
+
+/* Applies an op to arrays and host scalars: eager, or deferred while recording. All scalars: a host scalar results.
+ * Borrowed operands, owned result. `attr` may be NULL. Errors carry no place; the interpreter adds it (raise_at). */
+QN_MUST_CHECK qn_value op_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
+
+/* ---- anchors --------------------------------------------------------------------------------------------------------------- */
+
+/* Where hotness is counted and compiled entries hang: a function's code or a loop header, plus its chain of transforms.
+ * Embedded in the interpreter's code objects; zero-initialised; freed with anchor_close. */
+typedef struct jit_anchor {
+  int32_t countdown;   /* calls with arrays until rec_call is asked; starts at 0 = "not set up yet" */
+  uint8_t state;       /* anchor_state */
+  const char *name;    /* of the function, for messages */
+  span at;             /* of its definition */
+  void *entries;       /* trace's */
+} jit_anchor;
+typedef enum anchor_state { ANCHOR_COLD, ANCHOR_ACTIVE, ANCHOR_EAGER /* gave up: too many shapes */, ANCHOR_NEVER /* nojit */ } anchor_state;
+void anchor_close(qn_vm *vm, jit_anchor *a);
+
+/* The one test on the interpreter's fast path, made when at least one argument is an array or a container. */
+static inline bool anchor_wants(qn_vm *vm, jit_anchor *a) {
+  return vm->rec == NULL && a->state != ANCHOR_NEVER && (a->state == ANCHOR_ACTIVE || --a->countdown <= 0);
+}
+
+/* A call the interpreter is about to make. `run` executes the body on the (possibly replaced) arguments. */
+typedef struct rec_call_site {
+  jit_anchor *anchor;
+  qn_value fn;          /* the function value; its captures are inputs */
+  qn_value *args;       /* on the value stack; owned by it; rec_call may replace them by traced stand-ins while recording */
+  int nargs;
+  span at;              /* of the call */
+  qn_value (*run)(void *ctx); /* owned result or error value */
+  void *ctx;
+} rec_call_site;
+/* Makes the call: replays a compiled entry, or runs the body under the recorder, or just runs it. Owned result. */
+QN_MUST_CHECK qn_value rec_call(qn_vm *vm, const rec_call_site *site);
+
+/* ---- inside a recording (call only while vm->rec) ------------------------------------------------------------------------------ */
+
+/* The place of what is evaluated next; nested user calls push and pop the chain. */
+void rec_at(qn_vm *vm, span at);
+void rec_enter(qn_vm *vm, span call, const char *function);
+void rec_leave(qn_vm *vm);
+
+/* A global or captured value was read: returns what to use in its place (owned), so that arrays and numbers reached through it
+ * are inputs of the graph. `cell` identifies the global; its later rebinding bumps the epoch if it was guarded by value. */
+typedef struct rec_cell {
+  uint32_t watched; /* nonzero: some entry guards this cell by value */
+} rec_cell;
+QN_MUST_CHECK qn_value rec_global(qn_vm *vm, rec_cell *cell, qn_value *slot, qn_str *name);
+/* To be called when a global cell with cell->watched is rebound, also outside recordings. */
+void rec_global_changed(qn_vm *vm, rec_cell *cell, qn_value old, qn_value now);
+
+/* A traced host scalar steers the trace: remembers the guard and returns the plain concrete value. */
+QN_MUST_CHECK qn_value rec_observe(qn_vm *vm, qn_value v);
+/* The test of a condition: 1, 0, or -1 with an error raised. Accepts bools and one-element bool arrays, raises E302 otherwise.
+ * Also for use outside recordings. */
+QN_MUST_CHECK int rec_truth(qn_vm *vm, qn_value v, span at);
+
+/* A branch whose predicate is traced. Answers: the interpreter evaluates normally (after rec_truth), or both arms became a
+ * region and the assigned slots and *result are set. */
+typedef enum rec_answer { REC_NOT_YET, REC_DONE, REC_UNROLL, REC_FAILED } rec_answer;
+typedef struct rec_arm { qn_value (*run)(void *ctx); void *ctx; } rec_arm;
+typedef struct rec_slots { qn_value **slots; int n; } rec_slots; /* outer slots that the site may rebind */
+QN_MUST_CHECK rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm otherwise, rec_slots assigned,
+                                qn_value *result);
+/* A loop: REC_UNROLL means "run it as usual, its ops are appended"; REC_DONE: it became a region. */
+typedef struct rec_loop_site {
+  jit_anchor *anchor; /* of the header */
+  span at;
+  qn_value range;     /* what `for` goes over, or unset for while */
+  rec_arm header;     /* evaluates the condition of a while */
+  rec_arm body;
+  rec_slots carried;
+} rec_loop_site;
+QN_MUST_CHECK rec_answer rec_loop(qn_vm *vm, const rec_loop_site *site);
+/* Inside a try body ops run at once, so that errors appear where they belong. */
+void rec_try_begin(qn_vm *vm);
+void rec_try_end(qn_vm *vm);
+/* Before an effect (a builtin that is no PURE or HIGHER one): pending fallible work finishes first. */
+QN_MUST_CHECK bool rec_effect(qn_vm *vm, const builtin_def *def, const qn_value *args, int nargs);
+
+/* ---- life of a VM's compiler state ------------------------------------------------------------------------------------------------ */
+
+QN_MUST_CHECK bool jit_open(qn_vm *vm);
+
+/* ---- transforms and inspection, behind the builtins of the same names (stdlib binds arguments) ----------------------------------------- */
+
+/* grad, value_and_grad ...: function values FN_TRANSFORM; captures[0] is the inner function, then the options below. Calling one
+ * goes through transform_call (interp's call of an FN_TRANSFORM). */
+typedef enum transform_kind { TRANSFORM_GRAD, TRANSFORM_VALUE_AND_GRAD, TRANSFORM_JIT, TRANSFORM_NOJIT, TRANSFORM_CHECKPOINT } transform_kind;
+typedef struct transform_def {
+  transform_kind kind;
+  const char *name;
+} transform_def;
+extern const transform_def transform_defs[];
+/* captures: GRAD, VALUE_AND_GRAD: fn, wrt (int or list of ints), aux (bool). JIT: fn, options record. NOJIT, CHECKPOINT: fn. */
+QN_MUST_CHECK qn_value transform_new(qn_vm *vm, transform_kind kind, const qn_value *captures, int n);
+QN_MUST_CHECK qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs);
+
+/* The record of language.md: graphs, kernels, breaks, recompiles, guards, compile_ms, peak_bytes. Compiles if need be. */
+QN_MUST_CHECK qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs);
+QN_MUST_CHECK qn_value jit_graph_text(qn_vm *vm, qn_value fn, const qn_value *args, int nargs); /* a string */
+QN_MUST_CHECK qn_value jit_code_text(qn_vm *vm, qn_value fn, const qn_value *args, int nargs);  /* a string */
+
+#endif
