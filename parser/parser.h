@@ -1,0 +1,24 @@
+/* From source text to AST: the lexer (lexer.re) feeds the grammar (grammar.y), parse.c drives both and words the errors.
+ * Only syntax is checked here. Names, misplaced break/return/import, repeated names and unused values are the
+ * resolver's business.
+ */
+#ifndef PARSER_PARSER_H
+#define PARSER_PARSER_H
+
+#include "parser/ast.h"
+
+typedef enum parse_mode {
+  PARSE_FILE,
+  PARSE_PROMPT /* text that is a beginning only is PARSE_INCOMPLETE instead of an error */
+} parse_mode;
+
+typedef enum parse_outcome {
+  PARSE_OK,
+  PARSE_ERROR,     /* raised on the VM, with its place */
+  PARSE_INCOMPLETE /* PARSE_PROMPT only: a bracket or """ is open, or the last token cannot end a statement */
+} parse_outcome;
+
+/* Parses text number `source` (source_add). Returns an owned tree (ast_free), or NULL with the reason in `*outcome`. */
+QN_MUST_CHECK ast_module *parse_text(qn_vm *vm, uint32_t source, parse_mode mode, parse_outcome *outcome);
+
+#endif
