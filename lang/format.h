@@ -1,0 +1,22 @@
+/* Values as text: what `print` shows, what `repr` writes, and format specs of interpolation. */
+#ifndef LANG_FORMAT_H
+#define LANG_FORMAT_H
+
+#include "lang/vm.h"
+
+typedef struct format_options {
+  int width;         /* columns to fit into; 0: 100 */
+  int64_t max_items; /* elements above which arrays are shortened; 0: the tunable print.items */
+} format_options;
+
+/* The text of print, without a final newline: numbers and rank-0 arrays as the shortest text that reads back, strings as they
+ * are, arrays with a header line and an aligned body, records as trees. Forces arrays; false with an error raised.
+ * `options` may be NULL. */
+QN_MUST_CHECK bool format_print(qn_vm *vm, qn_value v, const format_options *options, text_buf *out);
+/* Text that parses back to an equal value; what cannot, prints in ‹...›. */
+QN_MUST_CHECK bool format_repr(qn_vm *vm, qn_value v, text_buf *out);
+/* "{x:spec}": [[fill]align][sign][0][width][,][.precision][type] with type one of d f e g % x b s; rank-0 arrays as
+ * numbers, larger arrays elementwise. E317 for a spec that does not fit the value. */
+QN_MUST_CHECK bool format_spec(qn_vm *vm, qn_value v, const char *spec, size_t len, text_buf *out);
+
+#endif
