@@ -32,7 +32,8 @@ typedef enum log_channel {
 struct qn_engine {
   atomic_int vms;    /* open VMs */
   struct pool *pool; /* array buffers (mem.c) */
-  void *jit;         /* jit's: workers, kernel pool token, code memory, cache */
+  void *cpu;         /* jit/cpu's: kernel pool token, instruction set, cache of one-op kernels */
+  void *jit;         /* jit/trace's: workers, kernel cache on disk */
   void (*jit_close)(qn_engine *engine);
 };
 
@@ -72,7 +73,8 @@ struct qn_vm {
   uint32_t next_node;     /* first free graph node id of this VM */
   /* Randomness: the seed and the next draw number. */
   uint64_t seed, draw;
-  void *jit;              /* jit's state of this VM */
+  void *cpu;              /* jit/cpu's state of this VM (cpu_open) */
+  void *jit;              /* jit/trace's state of this VM (jit_open) */
   void *interp;           /* interp's state of this VM */
 };
 

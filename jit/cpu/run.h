@@ -16,6 +16,11 @@ void vmcode_free(void *vm_code);
  * owned values. False with the error raised (the same error, at the same place, as eager execution would raise). */
 QN_MUST_CHECK bool plan_run(qn_vm *vm, plan *p, qn_array *const *inputs, const qk_scalar *scalars, qn_value *outputs);
 
+/* State that jit/cpu keeps: vm->cpu, and engine->cpu at the engine's first VM. jit_open and close_jit call these. */
+QN_MUST_CHECK bool cpu_open(qn_vm *vm);
+void cpu_close(qn_vm *vm);
+void cpu_engine_close(qn_engine *engine);
+
 /* The functions of one instruction set: chosen when an engine opens. */
 const char *cpu_isa_name(void);
 

@@ -9,7 +9,10 @@
  *   globals      rec_global when it reads a global while recording; captured values likewise (rec_capture)
  *   places       rec_at before it evaluates an operation while recording, so that nodes know where they come from
  *   host scalars an operation on traced bools, ints, floats (value_node != 0) goes through op_apply
- *   effects      rec_effect before a builtin that is not PURE runs
+ *   effects      rec_effect before a builtin that is neither PURE nor HIGHER runs
+ *   builtins     host numbers among their arguments are observed (rec_observe_tree) unless the parameter is data (`~x` in the
+ *                signature: the builtin passes it to op_apply as an operand)
+ *   literals     rec_const for arrays built from untraced host numbers
  * Everything else follows from array_force: who needs data, gets it.
  *
  * Node ids. A traced value's node id is recording base + graph node index; ids below vm->rec->base are stale: "not traced".
@@ -48,7 +51,8 @@ static inline bool anchor_wants(qn_vm *vm, jit_anchor *a) {
 /* A call the interpreter is about to make. `run` executes the body on the (possibly replaced) arguments. */
 typedef struct rec_call_site {
   jit_anchor *anchor;
-  qn_value fn;          /* the function value; its captures are inputs */
+  qn_value fn;          /* the function value, borrowed; its captures are inputs. While recording rec_call puts a stand-in with
+                           traced captures here: `run` must take the function from the site */
   qn_value *args;       /* on the value stack; owned by it; rec_call may replace them by traced stand-ins while recording */
   int nargs;
   span at;              /* of the call */
@@ -56,7 +60,7 @@ typedef struct rec_call_site {
   void *ctx;
 } rec_call_site;
 /* Makes the call: replays a compiled entry, or runs the body under the recorder, or just runs it. Owned result. */
-QN_MUST_CHECK qn_value rec_call(qn_vm *vm, const rec_call_site *site);
+QN_MUST_CHECK qn_value rec_call(qn_vm *vm, rec_call_site *site);
 
 /* ---- inside a recording (call only while vm->rec) ------------------------------------------------------------------------------ */
 
@@ -76,6 +80,8 @@ void rec_global_changed(qn_vm *vm, rec_cell *cell, qn_value old, qn_value now);
 
 /* A traced host scalar steers the trace: remembers the guard and returns the plain concrete value. */
 QN_MUST_CHECK qn_value rec_observe(qn_vm *vm, qn_value v);
+/* The same for every number in a list or record; owned result. */
+QN_MUST_CHECK qn_value rec_observe_tree(qn_vm *vm, qn_value v);
 /* The test of a condition: 1, 0, or -1 with an error raised. Accepts bools and one-element bool arrays, raises E302 otherwise.
  * Also for use outside recordings. */
 QN_MUST_CHECK int rec_truth(qn_vm *vm, qn_value v, span at);
@@ -97,11 +103,20 @@ typedef struct rec_loop_site {
   rec_slots carried;
 } rec_loop_site;
 QN_MUST_CHECK rec_answer rec_loop(qn_vm *vm, const rec_loop_site *site);
+/* An array built from untraced host numbers (an array literal): becomes a constant of the graph. */
+QN_MUST_CHECK bool rec_const(qn_vm *vm, qn_array *a);
 /* Inside a try body ops run at once, so that errors appear where they belong. */
 void rec_try_begin(qn_vm *vm);
 void rec_try_end(qn_vm *vm);
 /* Before an effect (a builtin that is no PURE or HIGHER one): pending fallible work finishes first. */
 QN_MUST_CHECK bool rec_effect(qn_vm *vm, const builtin_def *def, const qn_value *args, int nargs);
+
+/* ---- randomness (also outside recordings) ------------------------------------------------------------------------------------------ */
+
+/* Takes the VM's next draw number; the key words made from the VM's seed. As operands for RANDOM ops: while recording they are
+ * inputs of the graph, so that a replayed call takes new draw numbers. */
+qn_value rec_draw(qn_vm *vm);
+void rec_key(qn_vm *vm, qn_value *k0, qn_value *k1);
 
 /* ---- life of a VM's compiler state ------------------------------------------------------------------------------------------------ */
 
