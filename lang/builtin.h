@@ -9,7 +9,9 @@
  * function receives exactly one value per parameter in order (defaults filled in, a rest parameter as a list value,
  * unset optional ones as given by their default) and returns an owned value or the error value. Arguments are borrowed,
  * except that a parameter marked `@x` is moved in when the caller can give its variable's last reference (builtins that
- * update in O(1): append, the index updates); such a builtin checks everything before it changes anything.
+ * update in O(1): append, the index updates); such a builtin checks everything before it changes anything. A parameter
+ * marked `~x` is data: while a call is recorded, a traced host number passes through to it (it ends up as an operand of
+ * op_apply); numbers given to any other parameter are observed first (a guard on their value, rec.h).
  */
 #ifndef LANG_BUILTIN_H
 #define LANG_BUILTIN_H
@@ -54,6 +56,7 @@ typedef struct param_def {
   qn_value def;      /* unset: required */
   bool rest;         /* ..name */
   bool move;         /* @name */
+  bool data;         /* ~name */
   bool keyword_only; /* after a bare `*` in the signature */
 } param_def;
 
