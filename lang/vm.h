@@ -43,6 +43,8 @@ typedef struct vm_hooks {
   bool (*force)(qn_vm *vm, qn_array *a);
   /* Calls any function value (interp): borrowed arguments, owned result. */
   qn_value (*call)(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs /* record or nil */);
+  /* The anchor in the code of an FN_USER value (jit/trace/rec.h's jit_anchor), NULL for others (interp). */
+  void *(*anchor)(qn_value fn);
   /* Releases what interp keeps behind fn->code or a module's scope; may be NULL. */
   void (*close_interp)(qn_vm *vm);
   void (*close_jit)(qn_vm *vm);

@@ -98,6 +98,25 @@ uint32_t graph_op(graph *g, op_id op, const uint32_t *in, int nin, const op_attr
 uint32_t graph_cast(graph *g, uint32_t node, qn_dtype dtype, uint32_t site); /* the node itself if it has the dtype, not weak */
 bool graph_output(graph *g, uint32_t node);
 
+/* Can this node fail on data (the `raises` column, given its types)? Such nodes stay even when nothing reads them. A `fit` of a
+ * constant cannot: whoever makes the constant has checked it. */
+static inline bool graph_fallible(const graph *g, uint32_t node) {
+  const graph_node *n = &g->nodes[node];
+  if (n->kind != NODE_OP || n->nin == 0) return false;
+  const graph_node *x = &g->nodes[n->in[0]];
+  switch ((op_raises)op_rows[n->op].raises) {
+  case RAISES_never:
+  case RAISES_empty: return false;
+  case RAISES_int_div:
+  case RAISES_int_pow: return !dtype_is_float((qn_dtype)x->type.dtype);
+  case RAISES_shift:
+  case RAISES_bounds: return true;
+  case RAISES_to_int: return dtype_is_float((qn_dtype)x->type.dtype) && dtype_is_int((qn_dtype)n->type.dtype);
+  case RAISES_weak_range: return x->kind != NODE_CONST && n->type.dtype != x->type.dtype && n->type.dtype != QN_f64;
+  }
+  return false;
+}
+
 /* ---- dtype and shape rules (shape.c): one implementation for eager dispatch, recorder and differentiation ---------------- */
 
 typedef struct op_types {
