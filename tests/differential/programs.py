@@ -1,0 +1,586 @@
+"""Random Quern programs that NumPy can follow.
+
+A program is a function of a few arrays, built statement by statement. Each statement is a template: a text in Quern and
+the same computation in NumPy, which runs at once on several sets of inputs (the same axes, other sizes), so the generator
+knows all shapes, and takes a statement back that does not fit or leaves the range where results mean something.
+
+Every value carries `tol`, a bound on how far two correct implementations may differ: 0 for what is exact (integers,
+copies, comparisons of exact values), else the bound of its operands times the operation's steepness plus a few
+units of rounding. Operations that jump (comparisons, floor, argmax, integer conversion) are used on exact values only.
+
+Kinds of programs:
+  plain   all dtypes; compared with NumPy within `tol`
+  wild    inputs hold nan, inf, -0.0 and denormals, and nothing keeps operations in range; only eager and compiled are
+          compared, bit for bit
+  grad    f64, smooth operations, a scalar result; the gradient is compared with finite differences in NumPy
+"""
+import math
+import random
+
+import numpy as np
+
+STORE = {"bool": np.bool_, "u8": np.uint8, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64,
+         "f16": np.float16, "bf16": np.float32, "f32": np.float32, "f64": np.float64}
+FLOATS = ("f16", "bf16", "f32", "f64")
+INTS = ("u8", "i8", "i16", "i32", "i64")
+# Half a unit in the last place of 1.
+EPS = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "f64": 2.0**-53}
+LIMIT = 1e4      # largest magnitude of a plain program's values
+ELEMENTS = 30000  # largest array
+
+
+def promote(a, b):
+    """The dtype of an operation on arrays of two dtypes, by the table of the language."""
+    if a == b:
+        return a
+    if a in FLOATS and b in FLOATS:
+        return "f32" if {a, b} == {"f16", "bf16"} else max(a, b, key=lambda d: STORE[d](0).itemsize if d != "bf16" else 2)
+    if a in FLOATS or b in FLOATS:
+        return a if a in FLOATS else b
+    names = {np.dtype(v): k for k, v in STORE.items() if k not in FLOATS}
+    return names[np.promote_types(STORE[a], STORE[b])]
+
+
+def store(x, dtype):
+    """x rounded to a dtype (computed in f64 before), kept in the NumPy type that stands for it."""
+    x = np.asarray(x)
+    if dtype == "bf16":
+        bits = x.astype(np.float32).view(np.uint32).astype(np.uint64)
+        nan = np.isnan(x)
+        odd = (bits >> np.uint64(16)) & np.uint64(1)
+        bits = ((bits + np.uint64(0x7FFF) + odd) & np.uint64(0xFFFF0000)).astype(np.uint32)
+        return np.where(nan, np.float32(np.nan), bits.view(np.float32)).astype(np.float32)
+    with np.errstate(all="ignore"):
+        return x.astype(STORE[dtype])
+
+
+def wide(x):
+    """What is computed with: f64 for floats, i64 for bools under arithmetic, integers as they are."""
+    return x.astype(np.float64) if x.dtype.kind == "f" else x.astype(np.int64) if x.dtype.kind == "b" else x
+
+
+def top(x):
+    """The largest magnitude of an array."""
+    if x.size == 0:
+        return 0.0
+    with np.errstate(all="ignore"):
+        return float(np.max(np.abs(wide(x).astype(np.float64))))
+
+
+ERF = np.vectorize(math.erf, otypes=[np.float64])
+SQRT2 = math.sqrt(2)
+
+
+def sigmoid(x):
+    return 0.5 * (1 + np.tanh(0.5 * x))
+
+
+def softmax(x, axis):
+    e = np.exp(x - np.max(x, axis=axis, keepdims=True))
+    return e / np.sum(e, axis=axis, keepdims=True)
+
+
+class Value:
+    """A variable of the program: its name, dtype, and for each set of inputs the array and the bound."""
+
+    def __init__(self, name, dtype, arrays, tol):
+        self.name, self.dtype, self.arrays, self.tol = name, dtype, arrays, tol
+
+    @property
+    def exact(self):
+        return not any(self.tol)
+
+    @property
+    def shape(self):
+        return self.arrays[0].shape
+
+    @property
+    def rank(self):
+        return self.arrays[0].ndim
+
+    @property
+    def is_float(self):
+        return self.dtype in FLOATS
+
+
+class Reject(Exception):
+    """The statement does not fit; try another one."""
+
+
+class Program:
+    def __init__(self, seed, kind, sets=2):
+        self.random = random.Random(seed * 3 + {"plain": 0, "wild": 1, "grad": 2}[kind])
+        self.kind, self.sets = kind, sets
+        self.lines, self.values, self.replay = [], [], []
+        self.counter = 0
+        self.inputs = []
+        self.make_inputs()
+        for _ in range(self.random.randint(3, 12)):
+            self.grow()
+        self.finish()
+
+    # ---- inputs ----------------------------------------------------------------------------------------------------
+    def data(self, dtype, shape, rng):
+        if dtype == "bool":
+            return rng.integers(0, 2, shape).astype(np.bool_)
+        if dtype in INTS:
+            low = 0 if dtype == "u8" else -9
+            return rng.integers(low, 10, shape).astype(STORE[dtype])
+        if self.kind == "grad":
+            return rng.standard_normal(shape)
+        if self.kind == "wild":
+            x = rng.standard_normal(shape) * 10.0 ** rng.integers(-3, 4, shape)
+            odd = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-40, -3e-39, 65504.0, 1e30, -1.0, 88.8, -104.0, 0.5])
+            return np.where(rng.random(shape) < 0.2, rng.choice(odd, shape), x).astype(np.float64)
+        return rng.integers(-24, 25, shape) / 8.0  # exact in every float type
+
+    def make_inputs(self):
+        r = self.random
+        # Sizes by the name of their axis: a big one now and then, so that blocks, lanes and threads have tails.
+        big = [1, 2, 3, 5, 8, 17, 64, 65, 130]
+        sizes = [{axis: r.choice(big[1:] if axis == "k" else big[1:7]) for axis in "nmk"} for _ in range(self.sets)]
+        if r.random() < 0.2:
+            sizes[0]["k"], sizes[-1]["k"] = 1030, 2049
+        if self.kind == "grad":
+            sizes = [{axis: r.choice([2, 3, 5, 7]) for axis in "nmk"} for _ in range(self.sets)]
+        shapes = ["nk", "nk", "mk", "km", "k", "n1", "1k", "nmk", "", "kn", "nk", "kk"]
+        dtypes = ["f64"] if self.kind == "grad" else ["f32"] * 6 + ["f64"] * 2 + ["f16", "i64", "i32", "i8", "u8", "bool", "i16"]
+        for number in range(r.randint(2, 4)):
+            axes, dtype = r.choice(shapes if number else shapes[:4]), r.choice(dtypes if number else dtypes[:8])
+            arrays = []
+            for size in sizes:
+                rng = np.random.default_rng(r.getrandbits(48))
+                shape = tuple(1 if a == "1" else size[a] for a in axes)
+                arrays.append(store(self.data(dtype, shape, rng), dtype))
+            self.inputs.append(Value(f"a{number}", dtype, arrays, [0.0] * self.sets))
+        self.values += self.inputs
+
+    # ---- statements ------------------------------------------------------------------------------------------------
+    def pick(self, want=lambda v: True):
+        """A value that fits, the newer the likelier."""
+        fit = [v for v in self.values if want(v)]
+        if not fit:
+            raise Reject
+        return fit[min(int(self.random.expovariate(0.5)), len(fit) - 1) - 1 if self.random.random() < 0.2 else
+                   max(0, len(fit) - 1 - int(self.random.expovariate(0.4)))]
+
+    def constant(self):
+        return self.random.choice([-16, -12, -7, -4, -2, -1, 1, 2, 3, 4, 6, 8, 10, 16]) / 8
+
+    def add(self, text, operands, dtype, compute, gain=None, exact=False):
+        """A statement `let v = text`: compute(arrays) in f64 or integers; gain(arrays, tols) is the operands' error as it
+        comes out. An exact statement on exact operands stays exact; others round once more."""
+        arrays, tols = [], []
+        for i in range(self.sets):
+            ins = [v.arrays[i] for v in operands]
+            errors = [v.tol[i] for v in operands]
+            try:
+                with np.errstate(all="ignore"):
+                    full = compute(*[wide(x) if x.dtype.kind == "f" else x for x in ins])
+                    out = store(full, dtype)
+            except (ValueError, IndexError, np.AxisError):
+                raise Reject from None
+            if out.size > ELEMENTS or out.ndim > 5 or (out.size == 0 and self.kind != "wild"):
+                raise Reject
+            if self.kind != "wild" and not (top(out) < LIMIT):
+                raise Reject
+            arrays.append(out)
+            if self.kind == "wild":
+                tols.append(0.0 if exact and not any(errors) else 1.0)
+            else:
+                error = gain(ins, errors) if gain else sum(errors)
+                rounding = 0.0 if exact or dtype not in FLOATS else 4 * EPS[dtype] * (top(out) + 2.0**-20)
+                tols.append(error + rounding)
+        if len({a.ndim for a in arrays}) > 1:
+            raise Reject
+        self.counter += 1
+        value = Value(f"v{self.counter}", dtype, arrays, tols)
+        text = text if isinstance(text, list) else [f"let $ = {text}"]
+        self.lines.append("\n".join(text).replace("$", value.name))
+        self.replay.append((value, operands, compute))
+        self.values.append(value)
+        return value
+
+    def grow(self):
+        templates = [self.unary] * 5 + [self.binary] * 6 + [self.reduction] * 4 + [self.view] * 4 + [self.matmul] * 2
+        templates += [self.select, self.loop, self.update, self.gather, self.join, self.helper]
+        if self.kind != "grad":
+            templates += [self.integer] * 2 + [self.compare] * 2 + [self.convert] * 2 + [self.scan, self.branch]
+        else:
+            templates += [self.scan]
+        for _ in range(40):
+            before = len(self.lines)
+            try:
+                self.random.choice(templates)()
+                return
+            except Reject:
+                del self.lines[before:]
+
+    SMOOTH = {  # text, NumPy, steepness where operands are kept in range
+        "tanh": ("tanh({x})", np.tanh, 1),
+        "sigmoid": ("sigmoid({x})", sigmoid, 1),
+        "sin": ("sin({x})", np.sin, 1),
+        "cos": ("cos({x})", np.cos, 1),
+        "arctan": ("arctan({x})", np.arctan, 1),
+        "erf": ("erf({x})", lambda x: ERF(x), 1.2),
+        "gelu": ("gelu({x})", lambda x: 0.5 * x * (1 + ERF(x / SQRT2)), 1.5),
+        "exp": ("exp(clip({x}, -3, 3))", lambda x: np.exp(np.clip(x, -3, 3)), 21),
+        "expm1": ("expm1(clip({x}, -2, 2))", lambda x: np.expm1(np.clip(x, -2, 2)), 8),
+        "sqrt": ("sqrt(abs({x}) + 0.5)", lambda x: np.sqrt(np.abs(x) + 0.5), 1),
+        "rsqrt": ("rsqrt(abs({x}) + 0.5)", lambda x: 1 / np.sqrt(np.abs(x) + 0.5), 2),
+        "log": ("log(abs({x}) + 0.5)", lambda x: np.log(np.abs(x) + 0.5), 2),
+        "log1p": ("log1p(abs({x}))", lambda x: np.log1p(np.abs(x)), 1),
+        "inverse": ("1 / (abs({x}) + 0.5)", lambda x: 1 / (np.abs(x) + 0.5), 4),
+        "square": ("{x} ** 2", lambda x: x * x, None),
+        "softsign": ("{x} / (abs({x}) + 1)", lambda x: x / (np.abs(x) + 1), 2),
+        "power": ("(abs({x}) + 0.5) ** 1.5", lambda x: (np.abs(x) + 0.5) ** 1.5, None),
+        "softmax": ("softmax({x}, axis: -1)", lambda x: softmax(x, -1), 2),
+        "relu": ("relu({x})", lambda x: np.maximum(x, 0), 1),
+        "abs": ("abs({x})", np.abs, 1),
+        "negative": ("-{x}", np.negative, 1),
+    }
+    WILD = {
+        "exp": ("exp({x})", np.exp, 1), "log": ("log({x})", np.log, 1), "sqrt": ("sqrt({x})", np.sqrt, 1),
+        "tan": ("tan({x})", np.tan, 1), "sinh": ("sinh({x})", np.sinh, 1), "cosh": ("cosh({x})", np.cosh, 1),
+        "inverse": ("1 / {x}", lambda x: 1 / x, 1), "cube": ("{x} ** 3", lambda x: x * x * x, 1),
+        "exp2": ("exp2({x})", np.exp2, 1), "log2": ("log2({x})", np.log2, 1), "arcsin": ("arcsin({x})", np.arcsin, 1),
+        "floor": ("floor({x})", np.floor, 1), "round": ("round({x})", np.round, 1), "sign": ("sign({x})", np.sign, 1),
+        "trunc": ("trunc({x})", np.trunc, 1), "log10": ("log10({x})", np.log10, 1), "arccos": ("arccos({x})", np.arccos, 1),
+    }
+
+    def unary(self):
+        x = self.pick(lambda v: v.is_float or self.kind != "grad" and v.dtype in INTS)
+        table = dict(self.SMOOTH, **self.WILD) if self.kind == "wild" else self.SMOOTH
+        name = self.random.choice(list(table))
+        text, f, steep = table[name]
+        if name == "softmax" and x.rank == 0:
+            raise Reject
+        keeps = name in ("abs", "negative", "square", "relu", "floor", "round", "trunc", "sign")
+        if not x.is_float and (keeps or name == "cube"):
+            raise Reject
+        dtype = x.dtype if x.is_float else "f32"
+
+        def gain(ins, errors):
+            s = steep if steep is not None else 3 * top(ins[0]) + 3
+            return s * errors[0]
+        self.add(text.format(x=x.name), [x], dtype, lambda a: f(a.astype(np.float64)), gain,
+                 exact=name in ("abs", "negative", "relu"))
+
+    def binary(self):
+        r = self.random
+        x = self.pick(lambda v: v.dtype != "bool" and (v.is_float or self.kind != "grad"))
+        op = r.choice(["+", "-", "*", "*", "+", "/", "maximum", "minimum"])
+        if r.random() < 0.35:
+            c = self.constant()
+            dtype = x.dtype if x.is_float else "f32"
+            if op in ("maximum", "minimum"):
+                f = np.maximum if op == "maximum" else np.minimum
+                return self.add(f"{op}({x.name}, {c!r})", [x], dtype, lambda a: f(a.astype(np.float64), c), exact=x.is_float)
+            f = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}[op]
+            left = r.random() < 0.3 and op != "/"
+            text = f"{c!r} {op} {x.name}" if left else f"{x.name} {op} {c!r}"
+            return self.add(text, [x], dtype, lambda a: f(c, a) if left else f(a, c), lambda i, e: e[0] * (8 if op == "/" else 2 if op == "*" else 1))
+        y = self.pick(lambda v: v.dtype != "bool" and (v.is_float or self.kind != "grad"))
+        dtype = promote(x.dtype, y.dtype)
+        if op in ("maximum", "minimum"):
+            if self.kind == "grad" and x is y:
+                raise Reject
+            f = np.maximum if op == "maximum" else np.minimum
+            return self.add(f"{op}({x.name}, {y.name})", [x, y], dtype, lambda a, b: f(a, b), exact=not x.is_float == y.is_float or x.dtype == y.dtype)
+        if op == "/":
+            dtype = dtype if dtype in FLOATS else "f32"
+            if self.kind == "wild":
+                return self.add(f"{x.name} / {y.name}", [x, y], dtype, lambda a, b: a / b)
+            return self.add(f"{x.name} / (abs({y.name}) + 1)", [x, y], dtype if y.is_float else dtype,
+                            lambda a, b: a / (np.abs(b.astype(np.float64)) + 1) if b.dtype.kind == "f" else self.reject(),
+                            lambda i, e: e[0] + top(i[0]) * e[1])
+        f = {"+": np.add, "-": np.subtract, "*": np.multiply}[op]
+
+        def compute(a, b):
+            if dtype in FLOATS:
+                return f(a.astype(np.float64), b.astype(np.float64))
+            return f(a.astype(STORE[dtype]), b.astype(STORE[dtype]))
+
+        def gain(i, e):
+            return e[0] * top(i[1]) + e[1] * top(i[0]) if op == "*" else e[0] + e[1]
+        return self.add(f"{x.name} {op} {y.name}", [x, y], dtype, compute, gain)
+
+    def reject(self):
+        raise Reject
+
+    def integer(self):
+        r = self.random
+        x = self.pick(lambda v: v.dtype in INTS)
+        c = r.choice([2, 3, 5, 7])
+        text, f = r.choice([
+            ("{x} // {c}", lambda a: a // STORE[x.dtype](c)), ("{x} % {c}", lambda a: a % STORE[x.dtype](c)),
+            ("{x} + {c}", lambda a: a + STORE[x.dtype](c)), ("{x} * {c}", lambda a: a * STORE[x.dtype](c)),
+            ("{x} & {c}", lambda a: a & STORE[x.dtype](c)), ("{x} | {c}", lambda a: a | STORE[x.dtype](c)),
+            ("xor({x}, {c})", lambda a: a ^ STORE[x.dtype](c)), ("~{x}", lambda a: ~a),
+            ("shl({x}, {c})", lambda a: a << STORE[x.dtype](c)), ("shr({x}, {c})", lambda a: a >> STORE[x.dtype](c)),
+            ("-{x}", lambda a: -a), ("abs({x})", np.abs)])
+        self.add(text.format(x=x.name, c=c), [x], x.dtype, f, exact=True)
+
+    def compare(self):
+        x, y = self.pick(lambda v: v.exact), self.pick(lambda v: v.exact)
+        if {x.dtype, y.dtype} & {"bool"}:
+            raise Reject
+        op, f = self.random.choice([("<", np.less), ("<=", np.less_equal), (">", np.greater), ("==", np.equal), ("!=", np.not_equal)])
+        dtype = promote(x.dtype, y.dtype)
+        self.add(f"{x.name} {op} {y.name}", [x, y], "bool",
+                 lambda a, b: f(store(a, dtype), store(b, dtype)), exact=True)
+
+    def select(self):
+        x, y = self.pick(lambda v: v.is_float), self.pick(lambda v: v.is_float)
+        dtype = promote(x.dtype, y.dtype)
+        if self.kind == "grad":
+            return self.add(f"where({x.name} > 0.125, {x.name}, {y.name} * 0.5)", [x, y], dtype, lambda a, b: np.where(a > 0.125, a, b * 0.5))
+        c = self.pick(lambda v: v.dtype == "bool")
+        return self.add(f"where({c.name}, {x.name}, {y.name})", [c, x, y], dtype, lambda c, a, b: np.where(c, a, b), exact=True)
+
+    def convert(self):
+        x = self.pick(lambda v: v.dtype != "bool" or True)
+        dtype = self.random.choice(["f32", "f64", "f16", "bf16", "i64", "i32"])
+        if dtype in INTS and (x.is_float or self.kind == "wild" and x.is_float):
+            raise Reject
+        if dtype in ("i64", "i32") and x.dtype == "i64" and dtype == "i32":
+            raise Reject
+        self.add(f"{dtype}({x.name})", [x], dtype, lambda a: a, exact=dtype not in FLOATS)
+
+    def reduction(self):
+        r = self.random
+        x = self.pick(lambda v: v.rank > 0 and (v.is_float or self.kind != "grad"))
+        name = r.choice(["sum", "mean", "max", "min", "var", "sum", "mean", "prod", "argmax", "any", "all", "argmin"])
+        axis = r.choice([None, -1, -1, 0, 0, r.randrange(x.rank), tuple(sorted(r.sample(range(x.rank), min(2, x.rank))))])
+        if isinstance(axis, tuple) and len(axis) < 2:
+            axis = axis[0]
+        keep = axis is not None and r.random() < 0.4
+        arguments = "" if axis is None else f", axis: {axis}"
+        arguments += ", keepdims: true" if keep else ""
+        count = lambda a: max(1, a.size // max(1, np.sum(a.astype(np.float64) * 0, axis=axis).size))  # noqa: E731
+        if name in ("argmax", "argmin"):
+            if not x.exact or x.dtype == "bool" or isinstance(axis, tuple) or axis is None or keep or self.kind == "grad":
+                raise Reject
+            f = np.argmax if name == "argmax" else np.argmin
+            return self.add(f"{name}({x.name}, axis: {axis})", [x], "i64", lambda a: f(a, axis=axis), exact=True)
+        if name in ("any", "all"):
+            if x.dtype != "bool":
+                raise Reject
+            f = np.any if name == "any" else np.all
+            return self.add(f"{name}({x.name}{arguments})", [x], "bool", lambda a: f(a, axis=axis, keepdims=keep), exact=True)
+        if name in ("max", "min"):
+            if x.dtype == "bool":
+                raise Reject
+            f = np.max if name == "max" else np.min
+            return self.add(f"{name}({x.name}{arguments})", [x], x.dtype, lambda a: f(a, axis=axis, keepdims=keep),
+                            lambda i, e: e[0], exact=True)
+        floating = x.dtype if x.is_float else "f32"
+        if name == "sum":
+            return self.add(f"sum({x.name}{arguments})", [x], x.dtype if x.is_float else "i64",
+                            lambda a: np.sum(a if a.dtype.kind == "f" else a.astype(np.int64), axis=axis, keepdims=keep),
+                            lambda i, e: (e[0] + (EPS[x.dtype if x.dtype == "f64" else "f32"] * 4 * top(i[0]) if x.is_float else 0)) * count(i[0]))
+        if name == "mean":
+            return self.add(f"mean({x.name}{arguments})", [x], floating,
+                            lambda a: np.mean(a.astype(np.float64), axis=axis, keepdims=keep),
+                            lambda i, e: e[0] + 8 * EPS[floating] * top(i[0]))
+        if name == "prod":
+            if not x.is_float:
+                raise Reject
+            return self.add(f"prod(tanh({x.name}) * 0.25 + 1{arguments})", [x], x.dtype,
+                            lambda a: np.prod(np.tanh(a) * 0.25 + 1, axis=axis, keepdims=keep),
+                            lambda i, e: (e[0] + 4 * EPS[x.dtype]) * count(i[0]) * 1.3 ** min(count(i[0]), 60))
+        return self.add(f"var({x.name}{arguments})", [x], floating,
+                        lambda a: np.var(a.astype(np.float64), axis=axis, keepdims=keep),
+                        lambda i, e: 4 * top(i[0]) * (e[0] + 8 * EPS[floating] * top(i[0])))
+
+    def scan(self):
+        x = self.pick(lambda v: v.rank > 0 and v.dtype != "bool" and v.arrays[0].size < 5000)
+        axis = self.random.randrange(-1, x.rank)
+        dtype = x.dtype if x.is_float else "i64"
+        self.add(f"cumsum({x.name}, axis: {axis})", [x], dtype,
+                 lambda a: np.cumsum(a if a.dtype.kind == "f" else a.astype(np.int64), axis=axis),
+                 lambda i, e: (e[0] + (EPS["f32" if x.dtype in ("f16", "bf16") else x.dtype] * 4 * top(i[0]) if x.is_float else 0)) * max(1, i[0].size))
+
+    def view(self):
+        r = self.random
+        x = self.pick(lambda v: v.rank > 0)
+        n = x.rank
+        choice = r.randrange(9)
+        if choice == 0:
+            i, j = r.randrange(n), r.randrange(n)
+            return self.add(f"{x.name}.transpose({i}, {j})", [x], x.dtype, lambda a: np.swapaxes(a, i, j), exact=True)
+        if choice == 1:
+            return self.add(f"{x.name}.reshape(-1)", [x], x.dtype, lambda a: a.reshape(-1), exact=True)
+        if choice == 2:
+            axis = r.randrange(n)
+            return self.add(f"flip({x.name}, {axis})", [x], x.dtype, lambda a: np.flip(a, axis), exact=True)
+        if choice == 3:
+            at = r.randint(0, n)
+            key = ", ".join([":"] * at + ["new"])
+            return self.add(f"{x.name}[{key}]", [x], x.dtype, lambda a: np.expand_dims(a, at), exact=True)
+        if choice == 4 and n >= 2:
+            order = list(range(n))
+            r.shuffle(order)
+            return self.add(f"{x.name}.permute({', '.join(map(str, order))})", [x], x.dtype, lambda a: np.transpose(a, order), exact=True)
+        if choice == 5 and n >= 2:
+            return self.add(f"{x.name}.reshape({x.name}.shape[0], -1)", [x], x.dtype, lambda a: a.reshape(a.shape[0], -1), exact=True)
+        keys, places = [], []
+        for _ in range(r.randint(1, n)):
+            start, stop, step = r.choice([None, 0, 1]), r.choice([None, -1, 1000, 3]), r.choice([None, None, 2, -1])
+            if step == -1:
+                start = stop = None
+            if r.random() < 0.2:
+                index = r.choice([0, -1, 1])
+                keys.append(index)
+                places.append(str(index))
+                continue
+            keys.append(slice(start, stop, step))
+            places.append(":".join("" if p is None else str(p) for p in ((start, stop) if step is None else (start, stop, step))))
+        return self.add(f"{x.name}[{', '.join(places)}]", [x], x.dtype, lambda a: a[tuple(keys)], exact=True)
+
+    def gather(self):
+        x = self.pick(lambda v: v.rank > 0)
+        if self.random.random() < 0.5:
+            return self.add(f"{x.name}[[1, 0, -1, 1]]", [x], x.dtype, lambda a: a[np.array([1, 0, -1, 1])], exact=True)
+        i = self.pick(lambda v: v.exact and v.dtype in INTS and v.rank > 0)
+        return self.add(f"{x.name}[{i.name} % len({x.name})]", [x, i], x.dtype, lambda a, b: a[b.astype(np.int64) % len(a)] if len(a) < 128 else self.reject(),
+                        lambda n, e: e[0], exact=True)
+
+    def join(self):
+        x = self.pick(lambda v: v.rank > 0)
+        y = self.pick(lambda v: v.rank == x.rank and v.dtype == x.dtype)
+        if self.random.random() < 0.5:
+            return self.add(f"stack(({x.name}, {y.name}))", [x, y], x.dtype, lambda a, b: np.stack((a, b)), exact=True)
+        axis = self.random.randrange(x.rank)
+        return self.add(f"concat(({x.name}, {y.name}), axis: {axis})", [x, y], x.dtype, lambda a, b: np.concatenate((a, b), axis), exact=True)
+
+    def update(self):
+        x = self.pick(lambda v: v.rank > 0 and v.is_float)
+        y = self.pick(lambda v: v.dtype == x.dtype)
+        if self.random.random() < 0.5:
+            def compute(a, b):
+                a = np.array(a)
+                a[1:] = b[1:] if b.ndim == a.ndim else b
+                return a
+            if y.rank == 0:
+                text = [f"let $ = {x.name}", f"$[1:] = {y.name}"]
+            elif y.rank == x.rank:
+                text = [f"let $ = {x.name}", f"$[1:] = {y.name}[1:]"]
+            else:
+                raise Reject
+            return self.add(text, [x, y], x.dtype, compute, exact=True)
+
+        def more(a):
+            a = np.array(a)
+            a[0] = a[0] + 0.5
+            return a
+        return self.add([f"let $ = {x.name}", "$[0] += 0.5"], [x], x.dtype, more)
+
+    def matmul(self):
+        x = self.pick(lambda v: v.rank in (1, 2, 3) and v.is_float)
+        y = self.pick(lambda v: v.rank in (1, 2) and v.dtype == x.dtype)
+        flip = y.rank == 2 and self.random.random() < 0.4
+        inner = x.arrays[0].shape[-1]
+
+        def compute(a, b):
+            return np.matmul(a, b.T if flip else b) / 16
+
+        def gain(i, e):
+            k = i[0].shape[-1]
+            return k * (e[0] * top(i[1]) + e[1] * top(i[0]) + 4 * EPS["f64" if x.dtype == "f64" else "f32"] * top(i[0]) * top(i[1])) / 16 + 2 * EPS[x.dtype] * k * top(i[0]) * top(i[1]) / 16
+        if inner > 4000:
+            raise Reject
+        self.add(f"({x.name} @ {y.name}{'.T' if flip else ''}) / 16", [x, y], x.dtype, compute, gain)
+
+    def loop(self):
+        x = self.pick(lambda v: v.is_float)
+        y = self.pick(lambda v: v.dtype == x.dtype)
+        n = self.random.randint(2, 4)
+
+        def compute(a, b):
+            v = a + 0 * b
+            for i in range(n):
+                v = np.tanh(store(store(v * 0.5, x.dtype).astype(np.float64) + b, x.dtype).astype(np.float64) + i)
+                v = store(v, x.dtype).astype(np.float64)
+            return v
+        self.add([f"let $ = {x.name} + 0 * {y.name}", f"for i in 0..{n} {{ $ = tanh($ * 0.5 + {y.name} + i) }}"], [x, y], x.dtype, compute,
+                 lambda i, e: n * (e[0] + e[1] + 8 * EPS[x.dtype] * (top(i[1]) + 4)))
+
+    def branch(self):
+        x = self.pick(lambda v: v.is_float)
+        c = self.pick(lambda v: v.exact and v.dtype != "bool" and v.arrays[0].size > 0)
+        # The decision is made once for all sets, or the bounds would be those of two programs.
+        if self.kind == "wild" or len({bool(np.max(a) > 2) for a in c.arrays}) > 1:
+            raise Reject
+
+        def compute(a, b):
+            return a * 0.5 if np.max(b) > 2 else np.tanh(a)
+        self.add(f"if max({c.name}) > 2 {{ {x.name} * 0.5 }} else {{ tanh({x.name}) }}", [x, c], x.dtype, compute, lambda i, e: e[0])
+
+    def helper(self):
+        """Two operations in a function of their own: a call inside the recording."""
+        x = self.pick(lambda v: v.is_float)
+        self.add([f"let $ = half(fn(z) z * z - z, tanh({x.name}))"], [x], x.dtype,
+                 lambda a: 0.5 * (np.tanh(a) ** 2 - np.tanh(a)), lambda i, e: 3 * e[0] + 8 * EPS[x.dtype])
+
+    # ---- the whole ---------------------------------------------------------------------------------------------------
+    def finish(self):
+        made = self.values[len(self.inputs):]
+        if not made:
+            self.outputs = [self.inputs[0]]
+        else:
+            self.outputs = [made[-1]] + self.random.sample(made[:-1], min(len(made) - 1, self.random.randint(0, 2)))
+        if self.kind == "grad":
+            self.outputs = [v for v in self.outputs if v.is_float] or [self.inputs[0]]
+
+    def function(self):
+        """The function's text: a record of its outputs, or for grad the mean of their squares."""
+        names = ", ".join(v.name for v in self.inputs)
+        body = "\n".join("  " + line for text in self.lines for line in text.split("\n"))
+        if self.kind == "grad":
+            last = "  " + " + ".join(f"mean(sin({v.name}) ** 2)" for v in self.outputs)
+        else:
+            # bf16 has no file format here: it is saved as the f32 of the same value.
+            items = (f"o{n}: {'f32(' + v.name + ')' if v.dtype == 'bf16' else v.name}" for n, v in enumerate(self.outputs))
+            last = "  {" + ", ".join(items) + "}"
+        return f"fn half(f, x) = 0.5 * f(x)\n\nfn f({names}) {{\n{body}\n{last}\n}}\n"
+
+    def calls(self):
+        """The input set of each phase of the program: the first until f is hot, then the others, and back again."""
+        return list(range(self.sets)) + [0]
+
+    def text(self):
+        """The program. Each phase calls f five times and saves the results of the first and the last call."""
+        names = [v.name for v in self.inputs]
+        lines = [self.function(), "let path = args[0]"]
+        lines.append(f"let g = grad(f, wrt: ({', '.join(map(str, range(len(names))))}))" if self.kind == "grad" else "let g = f")
+        lines += [f'let in{s} = load("{{path}}/in{s}.npz")' for s in range(self.sets)]
+        for phase, s in enumerate(self.calls()):
+            arguments = ", ".join(f"in{s}.{n}" for n in names)
+            keep = f"g({arguments})"
+            if self.kind == "grad":
+                lines.append(f"fn kept{phase}(r) = {{{', '.join(f'o{n}: r[{n}]' for n in range(len(names)))}}}")
+                keep = f"kept{phase}({keep})"
+            lines.append(f'save("{{path}}/{self.file(phase, 0)}", {keep})')
+            lines.append(f"for _ in 0..3 {{ g({arguments}) }}")
+            lines.append(f'save("{{path}}/{self.file(phase, 1)}", {keep})')
+        return "\n".join(lines) + "\n"
+
+    def file(self, phase, last):
+        return f"out-{phase}-{'last' if last else 'first'}.npz"
+
+    def saved(self):
+        """(file name, number of its input set) of everything that the program saves, in order."""
+        return [(self.file(phase, last), s) for phase, s in enumerate(self.calls()) for last in (0, 1)]
+
+    def write_inputs(self, folder):
+        for s in range(self.sets):
+            np.savez(f"{folder}/in{s}.npz", **{v.name: v.arrays[s] for v in self.inputs})
+
+    def value(self, inputs):
+        """For grad: f at other inputs, by NumPy."""
+        known = {v.name: x for v, x in zip(self.inputs, inputs)}
+        with np.errstate(all="ignore"):
+            for value, operands, compute in self.replay:
+                known[value.name] = np.asarray(compute(*[known[o.name] for o in operands]), dtype=np.float64)
+        return float(sum(np.mean(np.sin(known[v.name]) ** 2) for v in self.outputs))

@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""Runs random programs (programs.py) eagerly and compiled, and compares the saved arrays.
+
+  run.py [--quern build/quern] [--seed N | --seed random] [--count N] [--seconds S] [--kind plain] [--keep FOLDER]
+
+Program i has the seed N + i, so `--seed N+i --count 1 --kind KIND` makes it again. Each runs with `--jit off` and with
+`--jit sync --set jit.hot=2`, every fourth one with a C compiler and two threads, the others on the block VM. Required:
+
+  eager and compiled     the same files, bit for bit, all NaNs counting as one; the first and the last call, too
+  plain against NumPy    within the program's own bounds (programs.py)
+  grad against NumPy     the derivative along random directions against a central difference, in f64
+
+A program that fails is kept, with its inputs, where the message says. Needs NumPy.
+"""
+import argparse
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from programs import Program
+
+KINDS = ("plain", "plain", "wild", "grad")
+EAGER = ["--jit", "off"]
+COMPILED = ["--jit", "sync", "--set", "jit.hot=2"]
+
+
+class Failure(Exception):
+    pass
+
+
+def run(quern, flags, folder, out):
+    target = os.path.join(folder, out)
+    os.makedirs(target, exist_ok=True)
+    for name in os.listdir(folder):
+        if name.startswith("in"):
+            shutil.copy(os.path.join(folder, name), target)
+    command = [quern, *flags, os.path.join(folder, "program.qn"), target]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=120, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        raise Failure(f"no end in time: {' '.join(command)}") from None
+    if done.returncode != 0:
+        raise Failure(f"status {done.returncode}: {' '.join(command)}\n{done.stderr.decode(errors='replace')}")
+    return target
+
+
+def same_bits(a, b):
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if a.dtype.kind != "f":
+        return bool(np.array_equal(a, b))
+    nan = np.isnan(a) & np.isnan(b)
+    bits = f"u{a.dtype.itemsize}"
+    return bool(np.all((np.ascontiguousarray(a).view(bits) == np.ascontiguousarray(b).view(bits)) | nan))
+
+
+def difference(a, b):
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return f"{a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}"
+    with np.errstate(all="ignore"):
+        other = (a != b) & ~((a != a) & (b != b)) if a.dtype.kind != "f" else a.view(f"u{a.dtype.itemsize}") != b.view(f"u{a.dtype.itemsize}")
+    places = np.argwhere(other)
+    first = tuple(places[0]) if len(places) else ()
+    return f"{len(places)} of {a.size} elements differ, first at {[int(i) for i in first]}: {a[first]!r} and {b[first]!r}"
+
+
+def compare_runs(program, eager, compiled):
+    firsts = {}
+    for name, s in program.saved():
+        one, two = np.load(os.path.join(eager, name)), np.load(os.path.join(compiled, name))
+        if sorted(one.files) != sorted(two.files):
+            raise Failure(f"{name}: other fields")
+        for field in one.files:
+            if not same_bits(one[field], two[field]):
+                raise Failure(f"{name} {field}: eager and compiled differ: {difference(one[field], two[field])}")
+            first = firsts.setdefault((s, field), one[field])
+            if not same_bits(first, one[field]):
+                raise Failure(f"{name} {field}: an earlier call gave another result: {difference(first, one[field])}")
+
+
+def compare_plain(program, folder):
+    for name, s in program.saved()[::2]:
+        got = np.load(os.path.join(folder, name))
+        for n, value in enumerate(program.outputs):
+            a, want, tol = got[f"o{n}"], value.arrays[s], value.tol[s]
+            if a.dtype != want.dtype or a.shape != want.shape:
+                raise Failure(f"{name} o{n} ({value.name}, {value.dtype}): {a.dtype}{list(a.shape)}, NumPy has {want.dtype}{list(want.shape)}")
+            if a.size == 0:
+                continue
+            off = np.abs(a.astype(np.float64) - want.astype(np.float64))
+            worst = float(np.max(np.where(np.isnan(off), np.inf, off)))
+            if worst > tol:
+                at = np.unravel_index(int(np.argmax(off)), off.shape)
+                raise Failure(f"{name} o{n} ({value.name}, {value.dtype}): off by {worst:.3g} at {[int(i) for i in at]}, "
+                              f"bound {tol:.3g}: {a[at]!r}, NumPy has {want[at]!r}")
+
+
+def compare_grad(program, folder):
+    rng = np.random.default_rng(1)
+    for name, s in program.saved()[::2]:
+        got = np.load(os.path.join(folder, name))
+        inputs = [v.arrays[s] for v in program.inputs]
+        gradients = [got[f"o{n}"] for n in range(len(inputs))]
+        for n, (g, x) in enumerate(zip(gradients, inputs)):
+            if g.shape != x.shape or g.dtype != x.dtype:
+                raise Failure(f"{name}: gradient {n} is {g.dtype}{list(g.shape)} for {x.dtype}{list(x.shape)}")
+        for _ in range(3):
+            direction = [rng.standard_normal(x.shape) for x in inputs]
+            slope = sum(float(np.sum(g * d)) for g, d in zip(gradients, direction))
+            # Two step widths: where they disagree the function has a kink nearby, or is too steep for differences.
+            estimates = []
+            for h in (1e-5, 2.5e-6):
+                up = program.value([x + h * d for x, d in zip(inputs, direction)])
+                down = program.value([x - h * d for x, d in zip(inputs, direction)])
+                estimates.append((up - down) / (2 * h))
+            scale = max(1.0, abs(estimates[0]), abs(slope))
+            if abs(estimates[0] - estimates[1]) > 1e-5 * scale:
+                continue
+            if not abs(slope - estimates[1]) <= 1e-4 * scale:
+                raise Failure(f"{name}: slope by gradient {slope!r}, by differences {estimates[1]!r}")
+
+
+def check(quern, seed, kind, keep):
+    """Makes and runs one program; the text of its failure, or None."""
+    program = Program(seed, kind)
+    folder = tempfile.mkdtemp(prefix=f"quern-{kind}-{seed}-", dir=keep)
+    try:
+        with open(os.path.join(folder, "program.qn"), "w", encoding="utf-8") as f:
+            f.write(f"# {kind} program, seed {seed}\n" + program.text())
+        program.write_inputs(folder)
+        compiler = seed % 4 == 0
+        extra = ["--threads", "2"] if compiler else ["--set", "jit.cc=0", "--threads", "1"]
+        eager = run(quern, EAGER, folder, "eager")
+        compiled = run(quern, COMPILED + extra, folder, "compiled")
+        if kind == "plain":
+            compare_plain(program, eager)
+        elif kind == "grad":
+            compare_grad(program, eager)
+        compare_runs(program, eager, compiled)
+    except Failure as e:
+        return f"{kind} seed {seed} ({folder}): {e}"
+    if not keep:
+        shutil.rmtree(folder, ignore_errors=True)
+    return None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quern", default="build/quern")
+    parser.add_argument("--seed", default="1", help="a number, or random")
+    parser.add_argument("--count", type=int, default=1000000, help="programs at most")
+    parser.add_argument("--seconds", type=float, default=60, help="time at most")
+    parser.add_argument("--kind", choices=sorted(set(KINDS)), help="only programs of this kind")
+    parser.add_argument("--keep", help="keep all programs below this folder")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    seed = random.SystemRandom().randrange(1 << 30) if options.seed == "random" else int(options.seed)
+    quern = os.path.abspath(options.quern)
+    if options.keep:
+        os.makedirs(options.keep, exist_ok=True)
+    print(f"seed {seed}", flush=True)
+    end = time.monotonic() + options.seconds
+    done, failures = 0, []
+    with ThreadPoolExecutor(options.jobs) as pool:
+        while done < options.count and time.monotonic() < end and len(failures) < 10:
+            turn = [(seed + i, options.kind or KINDS[(seed + i) % len(KINDS)]) for i in range(done, min(done + 16, options.count))]
+            for failure in pool.map(lambda job: check(quern, *job, options.keep), turn):
+                done += 1
+                if failure:
+                    failures.append(failure)
+                    print("FAILED " + failure, flush=True)
+    print(f"{done - len(failures)} passed, {len(failures)} failed")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
