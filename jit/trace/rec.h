@@ -105,8 +105,9 @@ typedef struct rec_loop_site {
 QN_MUST_CHECK rec_answer rec_loop(qn_vm *vm, const rec_loop_site *site);
 /* An array built from untraced host numbers (an array literal): becomes a constant of the graph. */
 QN_MUST_CHECK bool rec_const(qn_vm *vm, qn_array *a);
-/* Inside a try body ops run at once, so that errors appear where they belong. */
-void rec_try_begin(qn_vm *vm);
+/* Inside a try body ops run at once, so that errors appear where they belong. False: earlier pending work has failed; the error
+ * is not the body's to catch. */
+QN_MUST_CHECK bool rec_try_begin(qn_vm *vm);
 void rec_try_end(qn_vm *vm);
 /* Before an effect (a builtin that is no PURE or HIGHER one): pending fallible work finishes first. */
 QN_MUST_CHECK bool rec_effect(qn_vm *vm, const builtin_def *def, const qn_value *args, int nargs);

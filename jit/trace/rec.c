@@ -1,0 +1,679 @@
+/* Deferred execution: while a recording is on, ops append nodes to its graph and make pending arrays.
+ *
+ * A recording keeps one reference to every array it made (vals). When something needs data, or an effect comes, or the
+ * recording ends, rec_run_pending executes the pending nodes in program order with the eager executor: those whose arrays
+ * somebody outside holds (their reference count is above one), what these depend on, and every fallible node. So recording
+ * needs no second evaluator, errors keep their order, and dead results cost nothing.
+ *
+ * Host scalars are always concrete: a traced int, float or bool carries its value beside its node id, and scalar ops are
+ * computed at once as well as appended. Whoever lets a traced scalar steer the program calls rec_observe, which turns the
+ * concrete value into a guard.
+ *
+ * Capture. A recording begun by rec_call also captures: it becomes a compiled entry unless rec_break gives a reason. After a
+ * break the call goes on in plain eager execution, unless a gradient is in progress: that needs its graph to the end.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "jit/trace/trace.h"
+
+const char *const break_reasons[BREAK_COUNT] = {
+#define BREAK(symbol, reason) reason,
+#include "jit/trace/breaks.def"
+#undef BREAK
+};
+
+/* ---- life ------------------------------------------------------------------------------------------------------------------ */
+
+struct recording *rec_begin(qn_vm *vm, bool capture) {
+  struct recording *r = mem_zalloc(vm, sizeof *r);
+  if (!r) return NULL;
+  r->g = graph_new(vm);
+  if (!r->g) {
+    if (!error_pending(vm)) raise_memory(vm);
+    mem_free(vm, r, sizeof *r);
+    return NULL;
+  }
+  r->vm = vm;
+  r->base = vm->next_node;
+  r->done = 1;
+  r->capturing = capture;
+  vm->rec = r;
+  jit_of(vm)->recordings++;
+  return r;
+}
+
+bool rec_end(struct recording *r) {
+  if (r->ended) return true;
+  bool ok = rec_run_pending(r);
+  r->ended = true;
+  r->vm->next_node = r->base + r->g->n;
+  if (r->vm->rec == r) r->vm->rec = NULL;
+  return ok;
+}
+
+void rec_free(struct recording *r) {
+  qn_vm *vm = r->vm;
+  if (!r->ended) {
+    r->ended = true;
+    vm->next_node = r->base + r->g->n;
+    if (vm->rec == r) vm->rec = NULL;
+  }
+  for (uint32_t i = 0; i < r->vals_cap; i++) value_release(vm, r->vals[i]);
+  mem_free(vm, r->vals, r->vals_cap * sizeof *r->vals);
+  mem_free(vm, r->calls, r->calls_cap * sizeof *r->calls);
+  mem_free(vm, r->functions, r->functions_cap * sizeof *r->functions);
+  mem_free(vm, r->observed, r->observed_cap * sizeof *r->observed);
+  pattern_free(vm, &r->pattern);
+  if (r->g) graph_free(r->g);
+  mem_free(vm, r, sizeof *r);
+}
+
+bool rec_room(struct recording *r) {
+  if (r->g->failed) {
+    raise_memory(r->vm);
+    return false;
+  }
+  if (r->g->n <= r->vals_cap) return true;
+  uint32_t old = r->vals_cap;
+  if (!mem_grow(r->vm, (void **)&r->vals, &r->vals_cap, r->g->n, sizeof *r->vals)) return false;
+  for (uint32_t i = old; i < r->vals_cap; i++) r->vals[i] = value_unset();
+  return true;
+}
+
+/* ---- places ----------------------------------------------------------------------------------------------------------------- */
+
+void rec_at(qn_vm *vm, span at) { vm->rec->at = at; }
+
+void rec_enter(qn_vm *vm, span call, const char *function) {
+  struct recording *r = vm->rec;
+  /* A failed growth loses only places: the chain is cut there. */
+  if (mem_grow(vm, (void **)&r->calls, &r->calls_cap, r->ncalls + 1, sizeof *r->calls) &&
+      mem_grow(vm, (void **)&r->functions, &r->functions_cap, r->ncalls + 1, sizeof *r->functions)) {
+    r->calls[r->ncalls] = r->parent;
+    r->functions[r->ncalls] = function;
+    r->at = call;
+    r->parent = rec_site(r);
+  } else {
+    error_clear(vm);
+  }
+  r->ncalls++;
+}
+
+void rec_leave(qn_vm *vm) {
+  struct recording *r = vm->rec;
+  if (r->ncalls == 0) return; /* the recording began inside this call */
+  r->ncalls--;
+  if (r->ncalls < r->calls_cap) r->parent = r->calls[r->ncalls];
+  r->last_site = 0;
+}
+
+uint32_t rec_site(struct recording *r) {
+  if (!r->at.source) return r->parent;
+  if (r->last_site && r->last_at.source == r->at.source && r->last_at.start == r->at.start && r->last_at.end == r->at.end)
+    return r->last_site;
+  const char *function = r->ncalls && r->ncalls <= r->functions_cap ? r->functions[r->ncalls - 1] : NULL;
+  r->last_at = r->at;
+  return r->last_site = graph_site_add(r->g, r->at, r->parent, function);
+}
+
+/* Gives the pending error the place of a node: its span, and a frame for every call it was made under. */
+static void raise_at_site(struct recording *r, uint32_t site) {
+  const graph *g = r->g;
+  if (!site || site >= g->nsites) return;
+  raise_at(r->vm, g->sites[site].at);
+}
+
+/* ---- nodes of values ------------------------------------------------------------------------------------------------------------ */
+
+uint32_t rec_traced(const struct recording *r, qn_value v) {
+  uint32_t id = value_is(v, TAG_ARRAY) ? value_array(v)->node : value_node(v);
+  return id > r->base && id - r->base < r->g->n ? id - r->base : 0;
+}
+
+static uint32_t keep(struct recording *r, uint32_t node, qn_value owned) {
+  if (!node || !rec_room(r)) {
+    value_release(r->vm, owned);
+    return 0;
+  }
+  r->vals[node] = owned;
+  return node;
+}
+
+static graph_type type_of_array(const qn_array *a) {
+  graph_type t = {.dtype = a->dtype, .rank = a->rank};
+  memcpy(t.shape, a->shape, a->rank * sizeof *a->shape);
+  return t;
+}
+
+uint32_t rec_node(struct recording *r, qn_value v) {
+  uint32_t node = rec_traced(r, v);
+  if (node) return node;
+  if (value_is(v, TAG_ARRAY)) {
+    qn_array *a = value_array(v);
+    /* Nobody said where it comes from: fine for deferred execution, but no entry could find it again. */
+    if (r->capturing) {
+      r->capturing = false;
+      r->why = BREAK_untracked;
+      r->why_at = r->at;
+    }
+    node = graph_input(r->g, type_of_array(a), rec_site(r));
+    if (node) a->node = r->base + node;
+    return keep(r, node, value_retain(v));
+  }
+  qn_dtype d = value_is(v, TAG_BOOL) ? QN_bool : value_is(v, TAG_INT) ? QN_i64 : QN_f64;
+  node = graph_const_scalar(r->g, d, true, d == QN_f64 ? v.u.f : 0, d == QN_f64 ? 0 : v.u.i, rec_site(r));
+  return keep(r, node, (qn_value){.head = v.head & 0xff, .u = v.u});
+}
+
+bool rec_const(qn_vm *vm, qn_array *a) {
+  struct recording *r = vm->rec;
+  if (array_pending(a)) return true;
+  qn_array *c = array_contiguous(vm, a);
+  if (!c) return false;
+  uint32_t node = graph_const(r->g, type_of_array(c), array_data(c), rec_site(r));
+  value_release(vm, value_obj(TAG_ARRAY, c));
+  a->head.refs++;
+  if (!keep(r, node, value_obj(TAG_ARRAY, a))) {
+    if (!error_pending(vm)) raise_memory(vm);
+    return false;
+  }
+  a->node = r->base + node;
+  return true;
+}
+
+/* ---- running what is pending --------------------------------------------------------------------------------------------------------- */
+
+/* Gives a pending array the storage of a result with the same shape. */
+static void adopt(qn_vm *vm, qn_array *a, qn_array *result) {
+  if (a == result || a->storage) return;
+  a->storage = storage_retain(result->storage);
+  a->offset = result->offset;
+  a->contiguous = result->contiguous;
+  a->device = result->device;
+  memcpy(a->strides, result->strides, sizeof a->strides);
+  (void)vm;
+}
+
+static qn_value plain(qn_value v) { return (qn_value){.head = v.head & 0xff, .u = v.u}; }
+
+/* The value of a constant node, made when first needed. */
+static bool load_const(struct recording *r, uint32_t i) {
+  const graph_node *n = &r->g->nodes[i];
+  int64_t shape[ARRAY_MAX_RANK];
+  for (int k = 0; k < n->type.rank; k++) shape[k] = dim_hint(&r->g->dims, n->type.shape[k]);
+  if (n->type.weak) {
+    r->vals[i] = dtype_load((qn_dtype)n->type.dtype, n->payload.data);
+    return true;
+  }
+  qn_array *a = array_new(r->vm, (qn_dtype)n->type.dtype, n->type.rank, shape);
+  if (!a) return false;
+  memcpy(array_data(a), n->payload.data, (size_t)a->size * dtype_size((qn_dtype)n->type.dtype));
+  a->node = r->base + i;
+  r->vals[i] = value_obj(TAG_ARRAY, a);
+  return true;
+}
+
+/* Executes node i on its operands' values, which exist. */
+static bool run_node(struct recording *r, uint32_t i) {
+  qn_vm *vm = r->vm;
+  const graph_node *n = &r->g->nodes[i];
+  qn_value few[4], *in = few;
+  if (n->nin > 4 && !(in = mem_alloc(vm, n->nin * sizeof *in))) return false;
+  bool ok = true;
+  for (int k = 0; k < n->nin && ok; k++) {
+    uint32_t j = n->in[k];
+    if (value_is(r->vals[j], TAG_UNSET)) ok = r->g->nodes[j].kind == NODE_CONST && load_const(r, j);
+    in[k] = plain(r->vals[j]);
+  }
+  qn_value out = value_error();
+  if (ok) {
+    if (n->type.weak && value_is(in[0], TAG_ARRAY)) { /* a rank-0 array as a host scalar */
+      out = array_force(vm, value_array(in[0])) ? array_get_flat(value_array(in[0]), 0) : value_error();
+      if (n->type.dtype == QN_f64 && value_is(out, TAG_INT)) out = value_float((double)out.u.i);
+    } else {
+      out = eager_apply(vm, (op_id)n->op, in, n->nin, n->attr);
+    }
+  }
+  if (in != few) mem_free(vm, in, n->nin * sizeof *in);
+  if (value_is_error(out)) {
+    raise_at_site(r, n->site);
+    return false;
+  }
+  if (value_is(out, TAG_ARRAY) && value_is(r->vals[i], TAG_ARRAY)) {
+    adopt(vm, value_array(r->vals[i]), value_array(out));
+    value_release(vm, out);
+  } else {
+    value_release(vm, r->vals[i]);
+    r->vals[i] = out;
+  }
+  return true;
+}
+
+/* Does somebody besides the recording hold node i's array? */
+static bool held(const struct recording *r, uint32_t i) {
+  return value_is(r->vals[i], TAG_ARRAY) && ((obj_head *)r->vals[i].u.p)->refs > 1;
+}
+
+static bool node_has_value(const struct recording *r, uint32_t i) {
+  qn_value v = r->vals[i];
+  return value_is(v, TAG_ARRAY) ? !array_pending(value_array(v)) : !value_is(v, TAG_UNSET);
+}
+
+bool rec_run_pending(struct recording *r) {
+  qn_vm *vm = r->vm;
+  const graph *g = r->g;
+  if (!rec_room(r)) return false;
+  uint32_t n = g->n, from = r->done;
+  if (from >= n) return true;
+  /* uses[i]: how many needed pending nodes read node i; UINT32_MAX/2 bias marks "needed" */
+  size_t bytes = n * sizeof(uint32_t);
+  uint32_t *uses = mem_zalloc(vm, bytes);
+  uint8_t *needed = uses ? mem_zalloc(vm, n) : NULL;
+  if (!needed) {
+    if (uses) mem_free(vm, uses, bytes);
+    return false;
+  }
+  struct recording *active = vm->rec;
+  vm->rec = NULL; /* the executor runs eagerly */
+  for (uint32_t i = n - 1; i >= from; i--) {
+    const graph_node *node = &g->nodes[i];
+    if (node->kind != NODE_OP || node_has_value(r, i)) continue;
+    if (!needed[i] && !held(r, i) && !graph_fallible(g, i)) continue;
+    needed[i] = 1;
+    for (int k = 0; k < node->nin; k++) {
+      uses[node->in[k]]++;
+      needed[node->in[k]] = 1;
+    }
+  }
+  bool ok = true;
+  for (uint32_t i = from; i < n && ok; i++) {
+    const graph_node *node = &g->nodes[i];
+    if (node->kind != NODE_OP || !needed[i] || node_has_value(r, i)) continue;
+    ok = run_node(r, i);
+    if (!ok) break;
+    for (int k = 0; k < node->nin; k++) {
+      uint32_t j = node->in[k];
+      if (--uses[j] == 0 && !r->grads && g->nodes[j].kind == NODE_OP && value_is(r->vals[j], TAG_ARRAY) && !held(r, j)) {
+        value_release(vm, r->vals[j]);
+        r->vals[j] = value_unset();
+      }
+    }
+  }
+  vm->rec = active;
+  mem_free(vm, uses, bytes);
+  mem_free(vm, needed, n);
+  r->done = n;
+  r->pending_bytes = 0;
+  return ok;
+}
+
+bool rec_break(struct recording *r, break_reason why, const char *text) {
+  if (r->capturing) {
+    r->capturing = false;
+    r->why = why;
+    r->why_at = r->at;
+    snprintf(r->why_text, sizeof r->why_text, "%s", text ? text : "");
+  }
+  if (r->grads) return rec_run_pending(r);
+  return rec_end(r);
+}
+
+/* hooks.force: somebody needs the data of a pending array. */
+static bool rec_force(qn_vm *vm, qn_array *a) {
+  struct recording *r = vm->rec;
+  if (r && rec_traced(r, value_obj(TAG_ARRAY, a))) {
+    if (!rec_break(r, BREAK_host_read, NULL)) return false;
+    if (!array_pending(a)) return true;
+  }
+  raise(vm, E_internal, SPAN_NONE, "an array has lost its data");
+  return false;
+}
+
+/* ---- ops ------------------------------------------------------------------------------------------------------------------------------- */
+
+qn_value rec_raise_refusal(struct recording *r, uint32_t node, const op_refusal *why) {
+  raise(r->vm, (error_id)why->id, SPAN_NONE, "%s", why->text);
+  if (node && node < r->g->n) raise_at_site(r, r->g->nodes[node].site);
+  return value_error();
+}
+
+/* Computes a weak node and the weak nodes it depends on, in order. A rank-0 array among their operands is a host read. */
+static bool eval_weak(struct recording *r, uint32_t node) {
+  qn_vm *vm = r->vm;
+  size_t bytes = node + 1;
+  uint8_t *need = mem_zalloc(vm, bytes);
+  if (!need) return false;
+  bool ok = true;
+  need[node] = 1;
+  for (uint32_t i = node; i > 0; i--) {
+    const graph_node *n = &r->g->nodes[i];
+    if (!need[i] || !n->type.weak || n->kind != NODE_OP || !value_is(r->vals[i], TAG_UNSET)) continue;
+    for (int k = 0; k < n->nin; k++) need[n->in[k]] = 1;
+  }
+  for (uint32_t i = 1; i <= node && ok; i++) {
+    const graph_node *n = &r->g->nodes[i];
+    if (!need[i] || node_has_value(r, i)) continue;
+    if (n->kind == NODE_CONST) {
+      ok = load_const(r, i);
+    } else if (n->type.weak) {
+      ok = run_node(r, i);
+    } else {
+      qn_value v = rec_value_of(r, i);
+      ok = !value_is_error(v) && array_force(vm, value_array(v));
+      value_release(vm, v);
+    }
+  }
+  mem_free(vm, need, bytes);
+  return ok;
+}
+
+qn_value rec_value_of(struct recording *r, uint32_t node) {
+  qn_vm *vm = r->vm;
+  if (!node || !rec_room(r)) {
+    if (!error_pending(vm)) raise_memory(vm);
+    return value_error();
+  }
+  const graph_node *n = &r->g->nodes[node];
+  if (n->type.weak) {
+    if (value_is(r->vals[node], TAG_UNSET) && !eval_weak(r, node)) return value_error();
+    return value_traced(plain(r->vals[node]), r->base + node);
+  }
+  if (!value_is(r->vals[node], TAG_UNSET)) return value_retain(r->vals[node]);
+  if (n->kind == NODE_CONST) return load_const(r, node) ? value_retain(r->vals[node]) : value_error();
+  int64_t shape[ARRAY_MAX_RANK];
+  for (int k = 0; k < n->type.rank; k++) shape[k] = dim_hint(&r->g->dims, n->type.shape[k]);
+  qn_array *a = array_new_header(vm, (qn_dtype)n->type.dtype, n->type.rank, shape);
+  if (!a) return value_error();
+  a->node = r->base + node;
+  a->head.refs++;
+  r->vals[node] = value_obj(TAG_ARRAY, a);
+  r->pending_bytes += (size_t)a->size * dtype_size((qn_dtype)a->dtype);
+  return value_obj(TAG_ARRAY, a);
+}
+
+/* An op whose result shape only its data tells: run everything now; the result joins the graph with its concrete shape. */
+static qn_value apply_data_shaped(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr,
+                                  const uint32_t *nodes) {
+  qn_vm *vm = r->vm;
+  uint32_t site = rec_site(r);
+  if (!rec_break(r, BREAK_shape_of_data, op_rows[op].name)) return value_error();
+  struct recording *active = vm->rec;
+  vm->rec = NULL;
+  qn_value out = eager_apply(vm, op, in, nin, attr);
+  vm->rec = active;
+  if (!active || value_is_error(out)) return out;
+  uint32_t node = graph_node_raw(r->g, op, nodes, nin, attr, type_of_array(value_array(out)), site);
+  value_array(out)->node = r->base + node;
+  if (!keep(r, node, value_retain(out))) {
+    value_release(vm, out);
+    return value_error();
+  }
+  r->done = r->g->n;
+  return out;
+}
+
+static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr) {
+  qn_vm *vm = r->vm;
+  bool arrays = op_rows[op].klass != CLASS_POINTWISE, traced = false;
+  for (int k = 0; k < nin; k++) {
+    arrays |= value_is(in[k], TAG_ARRAY);
+    traced |= rec_traced(r, in[k]) != 0;
+  }
+  if (!arrays) {
+    qn_value out = scalar_apply(vm, op, in, nin);
+    if (!traced || value_is_error(out)) return out;
+    uint32_t nodes[3];
+    for (int k = 0; k < nin; k++)
+      if (!(nodes[k] = rec_node(r, in[k]))) return value_error();
+    uint32_t node = graph_op(r->g, op, nodes, nin, attr, rec_site(r));
+    if (!keep(r, node, plain(out))) {
+      if (!error_pending(vm)) raise_memory(vm);
+      return value_error();
+    }
+    return value_traced(out, r->base + node);
+  }
+  graph_type few_types[8], *types = few_types;
+  uint32_t few_nodes[8], *nodes = few_nodes;
+  size_t bytes = (size_t)nin * (sizeof *types + sizeof *nodes);
+  if (nin > 8) {
+    if (!(types = mem_alloc(vm, bytes))) return value_error();
+    nodes = (uint32_t *)(types + nin);
+  }
+  qn_value out = value_error();
+  for (int k = 0; k < nin; k++)
+    if (!(value_is(in[k], TAG_ARRAY) || value_is_scalar(in[k]))) {
+      op_refusal no = {.id = E_type};
+      snprintf(no.text, sizeof no.text, "%s takes arrays and numbers, not %s", op_rows[op].name, value_kind_name(in[k]));
+      out = op_refuse(vm, op, in, nin, &no);
+      goto done;
+    }
+  for (int k = 0; k < nin; k++) {
+    if (!(nodes[k] = rec_node(r, in[k]))) {
+      if (!error_pending(vm)) raise_memory(vm);
+      goto done;
+    }
+    types[k] = r->g->nodes[nodes[k]].type;
+  }
+  op_types inferred;
+  op_refusal why;
+  if (op_rows[op].shape_rule == SH_data) {
+    out = apply_data_shaped(r, op, in, nin, attr, nodes);
+    goto done;
+  }
+  if (!op_infer(&r->g->dims, op, types, nin, attr, &inferred, &why)) {
+    op_refuse(vm, op, in, nin, &why);
+    goto done;
+  }
+  for (int k = 0; k < nin; k++) /* constants are checked here, so that their `fit` cannot fail */
+    if (value_is_scalar(in[k]) && !rec_traced(r, in[k]) && !inferred.weak && op_rows[op].klass == CLASS_POINTWISE &&
+        !dtype_holds(inferred.compute, in[k])) {
+      struct recording *active = vm->rec;
+      vm->rec = NULL;
+      out = eager_apply(vm, OP_fit, &in[k], 1, &(op_attr){.dtype = (uint8_t)inferred.compute});
+      vm->rec = active;
+      if (value_is_error(out)) goto done;
+      value_release(vm, out);
+      out = value_error();
+    }
+  uint32_t node = graph_op(r->g, op, nodes, nin, attr, rec_site(r));
+  if (!node) {
+    raise_memory(vm);
+    goto done;
+  }
+  out = rec_value_of(r, node);
+  if (value_is_error(out)) goto done;
+  bool ok = true;
+  if (r->tries) ok = rec_run_pending(r);
+  else if (r->g->n > (uint64_t)vm->tune[TUNE_jit_nodes]) ok = rec_break(r, BREAK_too_many_nodes, NULL);
+  else if (r->pending_bytes > (size_t)vm->tune[TUNE_jit_pending_bytes]) ok = rec_break(r, BREAK_too_many_bytes, NULL);
+  if (!ok) {
+    value_release(vm, out);
+    out = value_error();
+  }
+done:
+  if (types != few_types) mem_free(vm, types, bytes);
+  return out;
+}
+
+qn_value op_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr) {
+  static const op_attr none;
+  if (!attr) attr = &none;
+  if (__builtin_expect(vm->rec == NULL, 1)) return eager_apply(vm, op, in, nin, attr);
+  return rec_apply(vm->rec, op, in, nin, attr);
+}
+
+/* ---- observations ------------------------------------------------------------------------------------------------------------------------ */
+
+qn_value rec_observe(qn_vm *vm, qn_value v) {
+  struct recording *r = vm->rec;
+  if (!value_is_scalar(v)) return v;
+  uint32_t node = r ? rec_traced(r, v) : 0;
+  if (!node) return plain(v);
+  if (r->capturing) {
+    for (uint32_t i = 0; i < r->nobserved; i++)
+      if (r->observed[i].node == node) return plain(v);
+    if (!mem_grow(vm, (void **)&r->observed, &r->observed_cap, r->nobserved + 1, sizeof *r->observed)) return value_error();
+    r->observed[r->nobserved++] = (struct observed){node, plain(v)};
+  }
+  return plain(v);
+}
+
+static qn_value observe_leaf(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  return value_is_scalar(v) ? rec_observe(ctx, v) : value_retain(v);
+}
+
+qn_value rec_observe_tree(qn_vm *vm, qn_value v) {
+  if (value_is_scalar(v)) return rec_observe(vm, v);
+  if (!value_is(v, TAG_LIST) && !value_is(v, TAG_RECORD)) return value_retain(v);
+  return tree_rebuild(vm, v, observe_leaf, vm);
+}
+
+int rec_truth(qn_vm *vm, qn_value v, span at) {
+  if (value_is(v, TAG_BOOL)) {
+    v = rec_observe(vm, v);
+    return value_is_error(v) ? -1 : v.u.i != 0;
+  }
+  if (value_is(v, TAG_ARRAY) && value_array(v)->dtype == QN_bool && value_array(v)->size == 1) {
+    qn_array *a = value_array(v);
+    if (vm->rec && rec_traced(vm->rec, v)) {
+      vm->rec->at = at;
+      if (!rec_break(vm->rec, BREAK_branch, NULL)) return -1;
+    }
+    if (!array_force(vm, a)) return -1;
+    return array_get_flat(a, 0).u.i != 0;
+  }
+  text_buf t;
+  text_init(&t, vm);
+  text_kind(&t, v);
+  text_add(&t, "", 1);
+  const char *kind = t.failed ? "this" : t.text;
+  if (value_is(v, TAG_ARRAY) && value_array(v)->dtype == QN_bool)
+    raise(vm, E_condition, at, "a condition needs one bool, not %s; reduce it with any(...) or all(...), or use & | ~ elementwise",
+          kind);
+  else if (value_is(v, TAG_ARRAY) || value_is_number(v))
+    raise(vm, E_condition, at, "a condition needs a bool, not %s; write the comparison, like x != 0", kind);
+  else if (value_is(v, TAG_NIL))
+    raise(vm, E_condition, at, "a condition needs a bool, not nil; write x != nil");
+  else
+    raise(vm, E_condition, at, "a condition needs a bool, not %s; write the test, like len(x) > 0", kind);
+  text_free(&t);
+  return -1;
+}
+
+/* ---- control flow and effects --------------------------------------------------------------------------------------------------------------- */
+
+rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm otherwise, rec_slots assigned, qn_value *result) {
+  (void)vm, (void)at, (void)predicate, (void)then, (void)otherwise, (void)assigned, (void)result;
+  return REC_NOT_YET;
+}
+
+rec_answer rec_loop(qn_vm *vm, const rec_loop_site *site) {
+  (void)vm, (void)site;
+  return REC_UNROLL;
+}
+
+bool rec_try_begin(qn_vm *vm) {
+  struct recording *r = vm->rec;
+  if (!rec_break(r, BREAK_try_body, NULL)) return false;
+  r->tries++;
+  return true;
+}
+
+void rec_try_end(qn_vm *vm) {
+  if (vm->rec && vm->rec->tries) vm->rec->tries--;
+}
+
+bool rec_effect(qn_vm *vm, const builtin_def *def, const qn_value *args, int nargs) {
+  (void)args, (void)nargs;
+  return rec_break(vm->rec, BREAK_effect, def->name);
+}
+
+/* ---- globals ---------------------------------------------------------------------------------------------------------------------------------- */
+
+qn_value rec_global(qn_vm *vm, rec_cell *cell, qn_value *slot, qn_str *name) {
+  struct recording *r = vm->rec;
+  if (!r->capturing) return value_retain(*slot);
+  for (uint32_t i = 0; i < r->pattern.nroots; i++)
+    if (r->pattern.roots[i].slot == slot) return value_retain(r->pattern.roots[i].stand_in);
+  return pattern_root(r, ROOT_GLOBAL, *slot, slot, cell, name);
+}
+
+void rec_global_changed(qn_vm *vm, rec_cell *cell, qn_value old, qn_value now) {
+  (void)old, (void)now;
+  if (cell->watched && vm->jit) jit_of(vm)->epoch++;
+}
+
+/* ---- randomness --------------------------------------------------------------------------------------------------------------------------------- */
+
+static uint32_t weak_int_input(struct recording *r, int64_t concrete) {
+  graph_type t = {.dtype = QN_i64, .weak = true};
+  uint32_t node = graph_input(r->g, t, rec_site(r));
+  r->pattern.ninputs = r->g->ninputs;
+  return keep(r, node, value_int(concrete));
+}
+
+qn_value rec_draw(qn_vm *vm) {
+  struct recording *r = vm->rec;
+  int64_t draw = (int64_t)vm->draw++;
+  if (!r || !r->capturing) return value_int(draw);
+  if (!r->draw_input) {
+    r->draw_start = (uint64_t)draw;
+    r->draw_input = weak_int_input(r, draw);
+    if (!r->draw_input) return value_int(draw); /* the graph has failed; the next op says so */
+  }
+  r->ndraws = vm->draw - r->draw_start;
+  qn_value start = value_traced(value_int((int64_t)r->draw_start), r->base + r->draw_input);
+  if (draw == (int64_t)r->draw_start) return start;
+  qn_value in[2] = {start, value_int(draw - (int64_t)r->draw_start)};
+  return rec_apply(r, OP_add, in, 2, &(op_attr){0});
+}
+
+void rec_key(qn_vm *vm, qn_value *k0, qn_value *k1) {
+  struct recording *r = vm->rec;
+  *k0 = value_int((int64_t)(vm->seed & 0xffffffffu));
+  *k1 = value_int((int64_t)(vm->seed >> 32));
+  if (!r || !r->capturing) return;
+  qn_value *keys[2] = {k0, k1};
+  for (int i = 0; i < 2; i++) {
+    if (!r->key_inputs[i]) r->key_inputs[i] = weak_int_input(r, keys[i]->u.i);
+    if (r->key_inputs[i]) *keys[i] = value_traced(*keys[i], r->base + r->key_inputs[i]);
+  }
+}
+
+/* ---- life of the VM's part ------------------------------------------------------------------------------------------------------------------------ */
+
+static void jit_close(qn_vm *vm) {
+  vm_jit *j = jit_of(vm);
+  if (!j) return;
+  if (vm->rec) rec_free(vm->rec);
+  engine_jit_forget(vm);
+  for (anchor_entries *e = j->anchors, *next; e; e = next) {
+    next = e->next;
+    for (entry *x = e->first, *after; x; x = after) {
+      after = x->next;
+      entry_free(vm, x);
+    }
+    mem_free(vm, e->recompiles, e->recompiles_cap * sizeof *e->recompiles);
+    if (e->anchor) e->anchor->entries = NULL;
+    mem_free(vm, e, sizeof *e);
+  }
+  for (chain_anchor *c = j->chains, *next; c; c = next) {
+    next = c->next;
+    mem_free(vm, c, sizeof *c);
+  }
+  mem_free(vm, j, sizeof *j);
+  vm->jit = NULL;
+  cpu_close(vm);
+}
+
+bool jit_open(qn_vm *vm) {
+  if (vm->next_node == 0) vm->next_node = 1;
+  vm->hooks.force = rec_force;
+  vm->hooks.close_jit = jit_close;
+  if (!cpu_open(vm)) return false;
+  vm->jit = mem_zalloc(vm, sizeof(vm_jit));
+  if (!vm->jit) return false;
+  return engine_jit_open(vm);
+}

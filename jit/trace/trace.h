@@ -1,0 +1,259 @@
+/* Inside jit/trace: the recording, patterns and templates of values, entries, and the VM's and engine's compiler state.
+ *
+ *   rec.c       deferred execution: op_apply while recording, running what is pending, places, observations, breaks
+ *   pattern.c   patterns (what a call's values must look like), stand-ins, result templates, reasons of misses
+ *   entry.c     anchors and entries: record, look up, replay
+ *   worker.c    compiler threads and the mailbox
+ *   transform.c grad, value_and_grad, jit, nojit, checkpoint
+ *   explain.c   explain, graph, code
+ */
+#ifndef JIT_TRACE_TRACE_H
+#define JIT_TRACE_TRACE_H
+
+#include <pthread.h>
+
+#include "jit/cpu/eager.h"
+#include "jit/cpu/run.h"
+#include "jit/trace/rec.h"
+
+typedef enum break_reason {
+#define BREAK(symbol, reason) BREAK_##symbol,
+#include "jit/trace/breaks.def"
+#undef BREAK
+  BREAK_COUNT
+} break_reason;
+extern const char *const break_reasons[BREAK_COUNT];
+
+/* ---- patterns -------------------------------------------------------------------------------------------------------------- */
+
+/* A pattern is a preorder sequence of these: one value each, containers followed by their items' patterns. */
+typedef enum pat_kind {
+  PAT_ARRAY,  /* dtype, rank, sizes; becomes graph input `input` */
+  PAT_SCALAR, /* int or float (`tag`); becomes weak graph input `input` */
+  PAT_EXACT,  /* equal to `value`: nil, bool, string, dtype, device, range, module, builtin function */
+  PAT_LIST,   /* n items */
+  PAT_RECORD, /* n fields named as in `value` (a record of nils) */
+  PAT_FN      /* function with this code and n captures */
+} pat_kind;
+typedef struct pat {
+  uint8_t kind, tag, dtype, rank;
+  uint32_t n;
+  uint32_t input; /* graph input number */
+  uint32_t dims;  /* first of `rank` sizes in pattern.dims */
+  qn_value value; /* owned; of PAT_FN: the code pointer in u.p, not owned */
+} pat;
+
+typedef enum root_kind { ROOT_ARG, ROOT_FN, ROOT_GLOBAL } root_kind;
+typedef struct root {
+  uint8_t kind;     /* root_kind */
+  bool by_value;    /* a global without arrays and numbers: looked at only when the epoch has moved */
+  uint32_t arg;
+  uint32_t first;   /* of its pattern */
+  qn_value *slot;   /* of a global */
+  rec_cell *cell;
+  qn_str *name;     /* of a global; borrowed (names live as long as the VM) */
+  qn_value stand_in; /* while recording: what rec_global returns again; owned */
+} root;
+
+/* Everything a call's values must fulfil, built while recording. */
+typedef struct pattern {
+  pat *pats; uint32_t n, cap;
+  int64_t *dims; uint32_t ndims, dims_cap;
+  root *roots; uint32_t nroots, roots_cap;
+  uint32_t nargs;
+  uint32_t ninputs; /* graph inputs so far, weak ones included */
+  uint32_t leaves;
+} pattern;
+
+struct recording {
+  qn_vm *vm;
+  graph *g;
+  uint32_t base;      /* the node id of graph node i is base + i */
+  qn_value *vals;     /* per node: an array (owned reference, perhaps pending), a host scalar, or unset */
+  uint32_t vals_cap;
+  uint32_t done;      /* nodes below this one are executed */
+  int grads;          /* gradients in progress: then values of executed nodes are kept */
+  int tries;          /* try bodies in progress */
+  size_t pending_bytes;
+  /* places */
+  span at;            /* of what is evaluated next */
+  uint32_t parent;    /* site of the innermost call */
+  uint32_t last_site; /* cache: the site of (last_at, parent) */
+  span last_at;
+  uint32_t *calls; uint32_t ncalls, calls_cap; /* parents to return to; a marker where the function changes */
+  const char **functions; uint32_t functions_cap;
+  /* capture: the part that becomes an entry */
+  bool capturing;
+  bool ended;         /* vm->rec no longer points here */
+  break_reason why;
+  span why_at;
+  char why_text[64];  /* what exactly: a function's name */
+  pattern pattern;
+  struct observed { uint32_t node; qn_value value; } *observed; /* guards on host scalars */
+  uint32_t nobserved, observed_cap;
+  /* random numbers: inputs made on demand */
+  uint32_t draw_input, key_inputs[2]; /* nodes; 0: none yet */
+  uint64_t draw_start, ndraws;
+};
+
+/* ---- result templates -------------------------------------------------------------------------------------------------------- */
+
+typedef enum tpl_kind { TPL_OUTPUT, TPL_VALUE, TPL_LIST, TPL_RECORD, TPL_FN } tpl_kind;
+typedef struct tpl {
+  uint8_t kind;
+  uint32_t n;      /* items that follow */
+  uint32_t output; /* number among the graph's outputs */
+  qn_value value;  /* owned: the value, a record of nils, the function whose captures are replaced */
+} tpl;
+typedef struct tpl_list { tpl *tpls; uint32_t n, cap; } tpl_list;
+
+/* ---- entries ------------------------------------------------------------------------------------------------------------------ */
+
+/* A plan that a VM and a worker may share. */
+typedef struct shared_plan {
+  atomic_int refs;
+  atomic_bool abandoned; /* nobody will run it: a worker need not go on compiling */
+  plan *plan;
+} shared_plan;
+void shared_plan_release(shared_plan *s);
+
+typedef enum entry_state {
+  ENTRY_COMPILING, /* calls run eagerly meanwhile */
+  ENTRY_READY,
+  ENTRY_BROKEN     /* the recording broke off: calls like this run eagerly */
+} entry_state;
+
+/* A scalar guard: host scalar expressions over the weak inputs, evaluated in order, some compared. */
+typedef struct scalar_guard {
+  uint8_t op;       /* op_id, or OP_COUNT for an input, OP_COUNT + 1 for a constant */
+  uint8_t nin;
+  bool compare;     /* the value must equal `value` */
+  uint32_t in[3];   /* guard numbers; of an input: the graph input number */
+  qn_value value;   /* to compare with, or the constant; scalars only */
+} scalar_guard;
+
+typedef struct entry {
+  struct entry *next;
+  uint8_t state; /* entry_state */
+  pattern pattern;
+  uint64_t epoch; /* at which the by-value globals were last found unchanged */
+  scalar_guard *guards; uint32_t nguards;
+  tpl_list result;
+  shared_plan *plan;   /* NULL until ready */
+  graph *graph;        /* as recorded, for explain and --jit verify; owned */
+  break_reason why; span why_at; char why_text[64];
+  uint32_t draw_input, key_inputs[2]; /* graph input numbers + 1; 0: none */
+  uint64_t ndraws;
+  uint64_t hits;
+  double compile_ms;
+  struct job *job;     /* being compiled, or NULL */
+} entry;
+
+/* What hangs on an anchor. */
+typedef struct anchor_entries {
+  jit_anchor *anchor;
+  struct anchor_entries *next; /* of the VM, to free them all */
+  entry *first;  /* most recently used first */
+  uint32_t count, misses;
+  struct miss { span at; char text[160]; } *recompiles; /* reasons of re-recordings */
+  uint32_t nrecompiles, recompiles_cap;
+} anchor_entries;
+
+/* A transform's anchor: entries of transformed functions hang on the code plus the chain of transforms. */
+typedef struct chain_anchor {
+  struct chain_anchor *next;
+  uint64_t hash;
+  uint32_t depth;
+  void *code;      /* of the innermost function */
+  const void *chain[8]; /* transform_defs, outermost first */
+  jit_anchor anchor;
+} chain_anchor;
+
+typedef struct vm_jit {
+  uint64_t epoch;            /* bumped when a watched global is rebound */
+  anchor_entries *anchors;
+  chain_anchor *chains;
+  struct recording *finished; /* spare */
+  bool sync_once;            /* explain: compile on this thread */
+  qn_value *result_stack;
+  atomic_int mail;           /* finished jobs wait */
+  struct job *mailbox;       /* under the engine's lock */
+  uint64_t calls_compiled, calls_eager, recordings;
+} vm_jit;
+static inline vm_jit *jit_of(qn_vm *vm) { return (vm_jit *)vm->jit; }
+
+/* ---- rec.c ----------------------------------------------------------------------------------------------------------------------- */
+
+/* Begins a recording on the VM (which has none). NULL with an error raised. */
+QN_MUST_CHECK struct recording *rec_begin(qn_vm *vm, bool capture);
+/* Runs what is pending and leaves the recording: vm->rec becomes NULL. The struct stays for its owner (rec_free). */
+QN_MUST_CHECK bool rec_end(struct recording *r);
+void rec_free(struct recording *r);
+/* Executes pending nodes that something outside needs, and all fallible ones, in program order. */
+QN_MUST_CHECK bool rec_run_pending(struct recording *r);
+/* The capture fails for a reason; outside gradients this also ends the recording. False if pending work raised. */
+QN_MUST_CHECK bool rec_break(struct recording *r, break_reason why, const char *text);
+/* Node of a value in this recording; 0 when memory is short. Scalars without a node become constants. */
+uint32_t rec_node(struct recording *r, qn_value v);
+/* Is the value traced in this recording? Then its node, else 0. */
+uint32_t rec_traced(const struct recording *r, qn_value v);
+uint32_t rec_site(struct recording *r);
+/* Room in `vals` for all nodes of the graph. */
+QN_MUST_CHECK bool rec_room(struct recording *r);
+/* The value for a node that was appended directly: a pending array, or a host scalar computed now. Owned. */
+QN_MUST_CHECK qn_value rec_value_of(struct recording *r, uint32_t node);
+qn_value rec_raise_refusal(struct recording *r, uint32_t node, const op_refusal *why);
+
+/* ---- pattern.c --------------------------------------------------------------------------------------------------------------------- */
+
+/* Appends the pattern of `v` as a root and returns its stand-in: the same value whose arrays and numbers are graph inputs of
+ * the recording. Owned; error value when memory is short. A value that cannot be guarded breaks the capture. */
+QN_MUST_CHECK qn_value pattern_root(struct recording *r, root_kind kind, qn_value v, qn_value *slot, rec_cell *cell, qn_str *name);
+/* Do the call's values fit? Collects the inputs (arrays borrowed, weak ones NULL with their value in scalars). On a miss,
+ * `why` (may be NULL) receives the first difference. */
+bool pattern_match(qn_vm *vm, const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
+                   qn_array **inputs, qn_value *scalars, char *why, size_t why_size);
+void pattern_free(qn_vm *vm, pattern *p);
+/* Guards as text, one a line. */
+void pattern_print(const pattern *p, text_buf *out);
+
+/* Template of a result; marks outputs in the graph. False: `*broken` says why (or an error is raised). */
+QN_MUST_CHECK bool template_make(struct recording *r, qn_value v, tpl_list *out, break_reason *broken);
+/* A value from a template; takes nothing, `outputs` stay the caller's. Owned or error value. */
+QN_MUST_CHECK qn_value template_build(qn_vm *vm, const tpl_list *t, const qn_value *outputs);
+void template_free(qn_vm *vm, tpl_list *t);
+
+/* ---- entry.c -------------------------------------------------------------------------------------------------------------------------- */
+
+QN_MUST_CHECK anchor_entries *anchor_entries_of(qn_vm *vm, jit_anchor *a);
+void entry_free(qn_vm *vm, entry *e);
+/* Takes finished jobs from the mailbox. Called at anchors. */
+void jit_drain(qn_vm *vm);
+
+/* ---- worker.c --------------------------------------------------------------------------------------------------------------------------- */
+
+typedef struct job {
+  struct job *next;
+  qn_vm *vm;          /* to whom the plan goes; NULL: cancelled */
+  entry *entry;
+  graph *graph;       /* owned until the plan takes it over */
+  int64_t tune[TUNABLE_COUNT];
+  uint32_t log;
+  bool spawn;         /* the VM may start a compiler */
+  shared_plan *plan;  /* result, or NULL with `why` */
+  char why[256];
+  double ms;
+} job;
+/* Hands a graph (taken over) to the compiler threads, or compiles it here when `sync`. False: memory was short. */
+bool job_submit(qn_vm *vm, entry *e, graph *g, bool sync);
+/* Forgets the entry's job. */
+void job_cancel(qn_vm *vm, entry *e);
+QN_MUST_CHECK bool engine_jit_open(qn_vm *vm);
+void engine_jit_forget(qn_vm *vm); /* the VM closes */
+
+/* ---- transform.c ------------------------------------------------------------------------------------------------------------------------ */
+
+/* The anchor where entries of this function value hang, or NULL (builtins). */
+jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn);
+
+#endif
