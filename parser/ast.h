@@ -46,7 +46,7 @@ typedef enum ast_op {
 #define KID(kind, name, place, optional)
 #define OPERATOR(op, spelling, arity) AST_OP_##op,
 #include "parser/ast.def"
-  OP_COUNT
+  AST_OP_COUNT
 } ast_op;
 
 enum ast_flag {
