@@ -31,11 +31,19 @@ typedef enum op_id {
  *   test        C = the operand's type, R = bool (false / true for ints as the function says)
  *   select      first bool; the others promote: R (two weak: i64 or f32 array, or weak if all are weak)
  *   attr        R = attribute dtype, C = the operand's
- *   same, first C = R = the (first) operand's; further data operands are cast to it, index operands stay
+ *   same        C = R = the operand's; of several (concat) their promotion, bools stay bool; pad: the first operand's
+ *   first       C = R = the first operand's; further data operands are cast to it, index operands stay. E206 for a float
+ *               stored into integers and for anything but a bool stored into bools
  *   sum         bools and ints: i64; floats stay
  *   arg, index  R = i64
  *   test_bool   C = R = bool (operand must be bool, E206 shows `x != 0`)
  *   dot         promotion; bool and ints allowed (i64 for bools)
+ *
+ * Weak operands stay weak only among themselves, in POINTWISE ops, and as keys of RANDOM ops. Elsewhere a weak operand becomes
+ * an array of rank 0 first (`fit`): of the compute type, or where there is no array beside it bool, i64 or f32.
+ *
+ * Operands, in order: index (x, i1 .. ik); scatter (x, i1 .. ik, v); gather (x, i); gather_add (x, i, v); slice_put (x, v);
+ * compress (x, mask); pad (x, value); where (condition, a, b). `v` broadcasts to the elements that it is stored to.
  */
 typedef enum op_dtype_rule {
   DT_arith, DT_arith_keep, DT_num, DT_div, DT_float, DT_round, DT_compare, DT_bits, DT_ints, DT_test, DT_select, DT_attr,
@@ -76,14 +84,17 @@ typedef enum op_raises {
  *   reshape, broadcast, random_*  d[0..n) = shape
  *   permute    d[i] = which input axis becomes axis i
  *   slice, slice_put   d[3i..3i+2] = start, size, step of axis i (start in elements; size already clipped; step != 0)
- *   pad        d[3i..3i+2] = low, high (both may be negative: cropping), interior
+ *   pad        d[3i..3i+2] = low, high, interior: all >= 0 (cropping is a slice)
  *   index      d[0] = number of index operands k; they broadcast together and replace the k leading axes
  *   scatter    the same; mode = how v is combined (scatter_mode)
  *   compress   mask covers the leading axes (its rank)
  *   cast, fit, iota, random_*  dtype
+ *              cast: flags & ATTR_WEAK makes a weak host scalar (bool, i64 or f64) from a weak one or an array of rank 0
+ *   any fallible op: flags & ATTR_PROVEN says that an earlier node has made the same check, so this one cannot fail
+ * Steps of slices, interior counts and permutations are plain integers; the other members of d are dims.
  */
 enum { OP_ATTR_DIMS = 3 * ARRAY_MAX_RANK };
-enum { ATTR_REVERSE = 1, ATTR_EXCLUSIVE = 2, ATTR_DESCENDING = 4 };
+enum { ATTR_REVERSE = 1, ATTR_EXCLUSIVE = 2, ATTR_DESCENDING = 4, ATTR_WEAK = 8, ATTR_PROVEN = 16 };
 typedef enum scatter_mode { SCATTER_SET, SCATTER_ADD, SCATTER_MUL, SCATTER_MIN, SCATTER_MAX } scatter_mode;
 typedef struct op_attr {
   uint8_t dtype;    /* qn_dtype */

@@ -102,7 +102,7 @@ bool graph_output(graph *g, uint32_t node);
  * constant cannot: whoever makes the constant has checked it. */
 static inline bool graph_fallible(const graph *g, uint32_t node) {
   const graph_node *n = &g->nodes[node];
-  if (n->kind != NODE_OP || n->nin == 0) return false;
+  if (n->kind != NODE_OP || n->nin == 0 || (n->attr && (n->attr->flags & ATTR_PROVEN))) return false;
   const graph_node *x = &g->nodes[n->in[0]];
   switch ((op_raises)op_rows[n->op].raises) {
   case RAISES_never:
