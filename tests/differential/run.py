@@ -4,7 +4,7 @@
   run.py [--quern build/quern] [--seed N | --seed random] [--count N] [--seconds S] [--kind plain] [--keep FOLDER]
 
 Program i has the seed N + i, so `--seed N+i --count 1 --kind KIND` makes it again. Each runs with `--jit off` and with
-`--jit sync --set jit.hot=2`, every fourth one with a C compiler and two threads, the others on the block VM. Required:
+`--jit sync --set jit.hot=2`, every third one with a C compiler and two threads, the others on the block VM. Required:
 
   eager and compiled     the same files, bit for bit, all NaNs counting as one; the first and the last call, too
   plain against NumPy    within the program's own bounds (programs.py)
@@ -135,7 +135,7 @@ def check(quern, seed, kind, keep):
         with open(os.path.join(folder, "program.qn"), "w", encoding="utf-8") as f:
             f.write(f"# {kind} program, seed {seed}\n" + program.text())
         program.write_inputs(folder)
-        compiler = seed % 4 == 0
+        compiler = seed % 3 == 0
         extra = ["--threads", "2"] if compiler else ["--set", "jit.cc=0", "--threads", "1"]
         eager = run(quern, EAGER, folder, "eager")
         compiled = run(quern, COMPILED + extra, folder, "compiled")

@@ -1,0 +1,370 @@
+#!/usr/bin/env python3
+"""The command line from outside: exit statuses, bad files, the prompt, the kernel cache, a missing or slow compiler.
+
+  run.py [--quern build/quern] CASE ...       (each function case_NAME below is a case; `all` runs them all)
+
+Each case gets a fresh folder to work in, with an empty kernel cache. CTest lists the cases by name.
+"""
+import argparse
+import os
+import re
+import shutil
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ERROR = re.compile(r"^error\[(E\d+)\]", re.M)
+
+
+class Result:
+    def __init__(self, status, out, err, seconds):
+        self.status, self.out, self.err, self.seconds = status, out, err, seconds
+
+    @property
+    def error(self):
+        found = ERROR.findall(self.err)
+        return found[-1] if found else None
+
+    def __str__(self):
+        return f"status {self.status}\nstdout:\n{self.out[-3000:]}\nstderr:\n{self.err[-3000:]}"
+
+
+class Place:
+    """A folder with scripts, and the way to run the binary there."""
+
+    def __init__(self, quern, folder):
+        self.quern, self.folder = quern, folder
+        self.env = dict(os.environ, QUERN_CACHE=os.path.join(folder, "cache"), HOME=folder)
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def write(self, name, text):
+        with open(self.path(name), "wb") as f:
+            f.write(text if isinstance(text, bytes) else text.encode())
+        return self.path(name)
+
+    def run(self, *args, stdin="", timeout=120, env=None):
+        start = time.monotonic()
+        done = subprocess.run([self.quern, *args], input=stdin.encode(), capture_output=True, timeout=timeout,
+                              cwd=self.folder, env=dict(self.env, **(env or {})))
+        return Result(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"),
+                      time.monotonic() - start)
+
+    def script(self, text, *args, **how):
+        return self.run(*args, self.write("script.qn", text), **how)
+
+
+def need(condition, what, result=None):
+    if not condition:
+        raise AssertionError(f"{what}\n{result if result is not None else ''}")
+
+
+def need_output(result, lines, status=0):
+    need(result.status == status and result.out.splitlines() == lines, f"expected status {status} and {lines}", result)
+
+
+def need_error(result, error, line=None):
+    need(result.status == 1 and result.error == error, f"expected {error} and status 1", result)
+    if line:
+        need(re.search(rf":{line}(:|\b)", result.err), f"expected the error on line {line}", result)
+
+
+# ---- how the binary is called ----------------------------------------------------------------------------------------
+def case_expression(p):
+    need_output(p.run("-e", "print(1 + 1)"), ["2"])
+
+
+def case_arguments(p):
+    need_output(p.run(p.write("a.qn", 'for a in args { print(a) }\n'), "x", "y z", "--jit"), ["x", "y z", "--jit"])
+
+
+def case_misuse_status(p):
+    for args in (["--no-such-flag"], ["--jit", "sometimes", "-e", "1"], ["--set", "no.such=1", "-e", "1"], ["-e"]):
+        result = p.run(*args)
+        need(result.status == 2 and result.err, f"{args}: expected status 2 and a message", result)
+
+
+def case_missing_script(p):
+    result = p.run(p.path("nowhere.qn"))
+    need(result.status in (1, 2) and "nowhere.qn" in result.err, "expected an error that names the file", result)
+
+
+def case_help(p):
+    for topic, text in (("softmax", "softmax"), ("E201", "broadcast"), ("tunables", "jit.hot")):
+        result = p.run("help", topic)
+        need(result.status == 0 and text in result.out, f"help {topic} should mention {text}", result)
+    need(p.run("help", "no_such_thing").status != 0, "help for nothing should fail")
+
+
+def case_error_report(p):
+    result = p.script("let a = zeros(4, 3)\n\nlet b = a + zeros(5)\nprint(\"after\")\n")
+    need_error(result, "E201", 3)
+    need("after" not in result.out and "f32[4, 3]" in result.err and "f32[5]" in result.err, "expected both shapes", result)
+
+
+def case_interrupt(p):
+    """Ctrl-C ends a busy loop, a kernel loop, soon and with its error."""
+    for text in ("let i = 0\nwhile true { i += 1 }\n", "let x = zeros(1000, 1000)\nwhile true { x = x + 1 }\n"):
+        for mode in ("off", "on"):
+            path = p.write("busy.qn", text)
+            process = subprocess.Popen([p.quern, "--jit", mode, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=p.env)
+            time.sleep(1.0)
+            process.send_signal(signal.SIGINT)
+            try:
+                _, err = process.communicate(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise AssertionError(f"Ctrl-C does not end it ({mode}): {text}") from None
+            need(process.returncode > 0 and b"E603" in err, f"expected E603 ({mode}), status {process.returncode}", err.decode())
+
+
+# ---- the prompt --------------------------------------------------------------------------------------------------------
+def case_prompt(p):
+    """Piped text is a prompt session: values show, errors do not end it, blocks span lines, let may rebind."""
+    result = p.run(stdin="let x = 3\nx + 4\nfn f(a) {\n  a * 10\n}\nf(x)\nx.nothing\nlet x = 5\nprint(x)\n")
+    need(result.status == 0, "the prompt should end well", result)
+    for text in ("7", "30", "5"):
+        need(text in result.out, f"expected {text}", result)
+    need("E310" in result.err + result.out or "E301" in result.err + result.out or "E401" in result.err + result.out,
+         "expected the field's error", result)
+
+
+def case_prompt_incomplete(p):
+    result = p.run(stdin="print((1,\n2))\nlet t = \"\"\"a\nb\"\"\"\nprint(len(t))\n1 +\n1\n")
+    need(result.status == 0 and "(1, 2)" in result.out and "3" in result.out and "2" in result.out, "expected (1, 2), 3, 2", result)
+
+
+# ---- bad texts -----------------------------------------------------------------------------------------------------------
+def case_syntax_error(p):
+    need_error(p.script("print(1)\nlet x = (1, 2\n"), "E102")
+    need_error(p.script("let x = 'a'\n"), "E105", 1)
+
+
+def case_not_text(p):
+    need_error(p.script(b"print(1)\n\xff\xfe\n"), "E101")
+    need_error(p.script(b"print(1)\n\0\n"), "E101")
+
+
+def case_deep_nesting(p):
+    for opening, middle, closing in (("(", "1", ")"), ("[", "1", "]"), ("-", "1", ""), ("if true {", "1", "}"), ("f(", "1", ")")):
+        result = p.script("fn f(x) = x\nlet x = " + opening * 10000 + middle + closing * 10000 + "\n")
+        need_error(result, "E106")
+    need_error(p.script("let x = 1" + " + 1" * 100000 + "\n"), "E106")
+
+
+def case_deep_list(p):
+    """Making, copying, comparing, measuring and dropping a list of a million levels."""
+    text = "let x = ()\nfor _ in 0..1_000_000 { x = (x,) }\nlet y = x\nprint(len(x))\nprint(x == y)\n"
+    need_output(p.script(text), ["1", "true"])
+    printed = p.script("let x = ()\nfor _ in 0..1_000_000 { x = (x,) }\nprint(x)\n")
+    need(printed.status in (0, 1) and (printed.status == 0 or printed.error), "printing must end well or with an error", printed)
+    need("1" in p.script("let x = ()\nfor _ in 0..1_000_000 { x = {a: x} }\nx = 1\nprint(x)\n").out, "dropping a deep record")
+
+
+def case_endless_recursion(p):
+    need_error(p.script("fn f(x) = 1 + f(x + 1)\nprint(f(0))\n"), "E602")
+
+
+def case_out_of_memory(p):
+    need(p.script("let x = zeros(1_000_000, 1_000_000)\nprint(sum(x))\n").error in ("E601", "E605"), "expected E601")
+    caught = p.script("let s = try { sum(zeros(1_000_000, 1_000_000)) } catch e { e.id }\nprint(s)\n")
+    need(caught.status == 0 and caught.out.split()[0] in ("E601", "E605"), "a script may catch it", caught)
+
+
+def case_error_in_compiled_function(p):
+    """The same error, at the same line, from compiled code; nothing after it is visible."""
+    text = ("fn pick(x, i) {\n  let y = x * 2\n  let z = y[i]\n  sum(z)\n}\nlet x = arange(10) + 0.5\n"
+            "for _ in 0..20 { pick(x, [1, 2, 3]) }\nprint(pick(x, [1, 2, 3]))\nprint(pick(x, [1, 12, 3]))\nprint(\"after\")\n")
+    reports = []
+    for flags in (["--jit", "off"], ["--jit", "sync", "--set", "jit.hot=2"], ["--jit", "on"]):
+        result = p.script(text, *flags)
+        need_error(result, "E303", 3)
+        need("after" not in result.out, "nothing after the error", result)
+        reports.append((result.out, result.err))
+    need(all(r == reports[0] for r in reports), "the reports differ", "\n".join(f"{a}\n{b}" for a, b in reports))
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------------
+def case_npz_files(p):
+    """A missing, empty, cut, or damaged .npz is an error that names the file; a good one loads."""
+    p.write("make.qn", 'save("good.npz", {a: arange(12).reshape(3, 4), b: [1.5, 2.5]})\n')
+    need(p.run(p.path("make.qn")).status == 0, "saving")
+    need_output(p.script('let r = load("good.npz")\nprint(r.a.shape, r.b[1] == 2.5)\n'), ["(3, 4) true"])
+    need_error(p.script('load("missing.npz")\n'), "E501", 1)
+    with open(p.path("good.npz"), "rb") as f:
+        good = f.read()
+    for cut in sorted({0, 1, 10, len(good) // 4, len(good) // 2, len(good) - 60, len(good) - 1}):
+        p.write("cut.npz", good[:cut])
+        need_error(p.script('let r = load("cut.npz")\nprint(r.a)\n'), "E502", 1)
+    for at in range(0, len(good), max(1, len(good) // 60)):
+        p.write("cut.npz", good[:at] + bytes([good[at] ^ 0x5A]) + good[at + 1:])
+        result = p.script('let r = load("cut.npz")\nprint(r)\n')
+        need(result.status in (0, 1) and (result.status == 0 or result.error), f"byte {at} damaged", result)
+
+
+def case_npy_headers(p):
+    """Headers that lie about shape, order or type."""
+    def npy(header, data=b"\0" * 64):
+        text = header.encode()
+        text += b" " * ((64 - (10 + len(text) + 1) % 64) % 64) + b"\n"
+        return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
+    good = "{'descr': '<f4', 'fortran_order': False, 'shape': (4, 4), }"
+    p.write("a.npy", npy(good))
+    need_output(p.script('print(load("a.npy").shape)\n'), ["(4, 4)"])
+    for bad in (good.replace("(4, 4)", "(4, 400)"), good.replace("(4, 4)", "(-4, 4)"), good.replace("<f4", "<q9"), good[:20],
+                good.replace("(4, 4)", "(9999999999, 9999999999, 9999999999)"), good.replace("(4, 4)", "(4" + ", 1" * 20 + ")"), ""):
+        p.write("a.npy", npy(bad))
+        result = p.script('print(load("a.npy").shape)\n')
+        need(result.status == 1 and result.error in ("E502", "E205", "E601", "E605", "E206"), f"header {bad}", result)
+
+
+def case_imports(p):
+    p.write("a.qn", "import \"b.qn\" as b\nlet one = 1\n")
+    p.write("b.qn", "import \"a.qn\" as a\n")
+    need_error(p.run(p.path("a.qn")), "E504")
+    need_error(p.script("import nowhere\n"), "E503", 1)
+    p.write("bad.qn", "let x = 1\nlet y = x +* 2\n")
+    result = p.script("import \"bad.qn\" as bad\n")
+    need(result.status == 1 and result.error in ("E102", "E503") and "bad.qn" in result.err, "names the file at fault", result)
+
+
+# ---- the compiler and its cache --------------------------------------------------------------------------------------------
+COMPUTE = "fn f(x) = tanh(x * 2 + 1) * x\nlet x = arange(1000) / 100\nlet s = 0.0\nfor _ in 0..50 { s += float(sum(f(x))) }\nprint(s)\n"
+SYNC = ["--jit", "sync", "--set", "jit.hot=1"]
+
+
+def case_no_compiler(p):
+    """Without a C compiler everything works on the block VM, and that is said once."""
+    second = COMPUTE.replace("f(x)", "h(x)").replace("* x\n", "- x\n").replace("let ", "").replace("s = 0.0", "s = 1.0")
+    want = p.script(COMPUTE + second, "--jit", "off")
+    result = p.script(COMPUTE + second, *SYNC, env={"PATH": p.path("empty")})
+    need(result.status == 0 and result.out == want.out, "the same result", result)
+    said = [line for line in result.err.splitlines() if "compiler" in line]
+    need(len(said) == 1, "said once", result)
+
+
+def case_unusable_cache(p):
+    want = p.script(COMPUTE, "--jit", "off")
+    p.write("file", "not a folder")
+    for cache in (p.path("file"), p.path("file/below"), "/proc/nowhere"):
+        result = p.script(COMPUTE, *SYNC, env={"QUERN_CACHE": cache})
+        need(result.status == 0 and result.out == want.out, f"cache {cache}", result)
+
+
+def case_corrupted_cache(p):
+    """Every cached file is cut, emptied or changed in turn; nothing of that is ever loaded."""
+    want = p.script(COMPUTE, *SYNC)
+    need(want.status == 0, "filling the cache", want)
+    files = [os.path.join(d, f) for d, _, names in os.walk(p.path("cache")) for f in names]
+    need(files, "nothing was cached")
+    for damage in (lambda b: b"", lambda b: b[: len(b) // 2], lambda b: b[:100] + bytes(x ^ 0xFF for x in b[100:200]) + b[200:], lambda b: b"\0" * len(b)):
+        for name in files:
+            if not os.path.exists(name):
+                continue
+            with open(name, "rb") as f:
+                content = f.read()
+            os.chmod(name, stat.S_IRUSR | stat.S_IWUSR)
+            with open(name, "wb") as f:
+                f.write(damage(content))
+        result = p.script(COMPUTE, *SYNC)
+        need(result.status == 0 and result.out == want.out, "a damaged cache", result)
+
+
+def compiler_in_front(p, seconds):
+    """A PATH whose cc waits before it compiles."""
+    folder = p.path("bin")
+    os.makedirs(folder, exist_ok=True)
+    for name in ("cc", "gcc", "clang"):
+        real = shutil.which(name)
+        if real:
+            path = os.path.join(folder, name)
+            with open(path, "w", encoding="utf-8") as f:
+                f.write(f"#!/bin/sh\nsleep {seconds}\nexec {real} \"$@\"\n")
+            os.chmod(path, 0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def case_slow_compiler(p):
+    """No call waits for a compiler: while one runs, 1,000 calls cost at most 1.25 times those of --jit off."""
+    text = ("fn f(x, w) = sum(tanh(x @ w + 1) * 0.5 - x ** 2)\nseed(1)\nlet (x, w) = (randn(64, 64), randn(64, 64))\n"
+            "let start = time()\nlet s = 0.0\nfor _ in 0..1000 { s += float(f(x, w)) }\n"
+            "print(s)\nprint(time() - start, to: \"stderr\")\n")
+    path = compiler_in_front(p, 30)
+    ratios = []
+    for turn in range(5):
+        off = p.script(text, "--jit", "off", "--threads", "1")
+        shutil.rmtree(p.path("cache"), ignore_errors=True)
+        on = p.script(text, "--jit", "on", "--threads", "1", env={"PATH": path}, timeout=25)
+        need(off.status == 0 and on.status == 0 and on.out == off.out, "the same result", on)
+        ratios.append(float(on.err.split()[-1]) / float(off.err.split()[-1]))
+        if ratios[-1] <= 1.25:
+            break
+    print("1,000 calls while a compiler runs, compared with --jit off:", ", ".join(f"{r:.2f}" for r in ratios))
+    need(min(ratios) <= 1.25, f"at most 1.25 expected: {ratios}")
+
+
+TRAINING = """
+import nn
+import optim
+fn loss(p, x, y) = cross_entropy(linear(relu(linear(x, p.a)), p.b), y)
+fn step(p, s, x, y) {
+  let (value, g) = value_and_grad(loss)(p, x, y)
+  let (q, t) = optim.adam(p, g, s, lr: 0.01)
+  (q, t, value)
+}
+seed(3)
+let p = {a: nn.linear_init(20, 33), b: nn.linear_init(33, 7)}
+let s = optim.adam_init(p)
+let (x, y) = (randn(50, 20), randint(0, 7, 50))
+for i in 0..200 {
+  let (q, t, value) = step(p, s, x, y)
+  (p, s) = (q, t)
+  if i % 50 == 0 { print(value) }
+}
+print(loss(p, x, y))
+save(args[0], p)
+"""
+
+
+def case_training_bits(p):
+    """After 200 training steps the parameters of every mode and number of threads are the same bytes."""
+    results = []
+    for number, flags in enumerate((["--jit", "off", "--threads", "1"], ["--jit", "off", "--threads", "2"],
+                                    [*SYNC, "--threads", "1"], [*SYNC, "--threads", "2"], ["--jit", "on", "--threads", "2"],
+                                    ["--jit", "verify", "--set", "jit.hot=2"])):
+        target = p.path(f"p{number}.npz")
+        result = p.run(*flags, p.write("train.qn", TRAINING), target)
+        need(result.status == 0, " ".join(flags), result)
+        with open(target, "rb") as f:
+            results.append((" ".join(flags), result.out, f.read()))
+    for name, out, saved in results[1:]:
+        need(out == results[0][1], f"{name}: other output than {results[0][0]}", out + "\n" + results[0][1])
+        need(saved == results[0][2], f"{name}: other parameters than {results[0][0]}")
+
+
+def main():
+    cases = {name[5:]: f for name, f in globals().items() if name.startswith("case_")}
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("cases", nargs="+", choices=[*cases, "all"], metavar="CASE")
+    parser.add_argument("--quern", default="build/quern")
+    options = parser.parse_args()
+    failed = 0
+    for name in cases if "all" in options.cases else options.cases:
+        with tempfile.TemporaryDirectory(prefix="quern-cli-") as folder:
+            try:
+                cases[name](Place(os.path.abspath(options.quern), folder))
+                print(f"ok {name}")
+            except (AssertionError, subprocess.TimeoutExpired) as e:
+                failed += 1
+                print(f"FAILED {name}: {e}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
