@@ -2,7 +2,8 @@
  *
  * A program is a flat list of instructions with structure markers (PAR .. END and so on nest). An instruction that yields a
  * value is referred to by its index: SSA, defined before use, visible to the end of its block. There are three kinds of value:
- *   index    uniform i64 arithmetic on loop variables and parameters (addresses, bounds)
+ *   index    uniform i64 arithmetic on loop variables and parameters (addresses, bounds); never inside a VEC, except in a
+ *            FOR or WHILE nested in it
  *   uniform  a typed scalar defined outside any VEC: constants, host scalars, finished reductions, scalar loads
  *   vector   a typed value defined inside a VEC: one element per iteration. A uniform used in a VEC broadcasts.
  * Values leave a VEC only through stores, locals and accumulators.
@@ -10,12 +11,18 @@
  * Phases. A program is a list of phases with a barrier between them. A phase has exactly one PAR at its top: instances
  * [0, n) are independent, threads take ranges of them. Its body may use FOR, VEC, IF, WHILE. A phase becomes one function
  *     void k(const qk_args *a, int64_t lo, int64_t hi)
- * that runs instances lo..hi-1. n is an index value made from parameters before the PAR (instructions at top level, before
- * the PAR of a phase, are evaluated by the launcher and by the function alike).
+ * that runs instances lo..hi-1. Instructions before the first PHASE (the prelude) are visible in every phase, those between a
+ * PHASE and its PAR in that phase; both are made from parameters, scalars and constants only and are evaluated by the launcher
+ * and by the function alike: the number of instances, sizes of scratch buffers, locals and accumulators.
  *
  * Memory. Buffers are arguments: pointers to element 0 as the program sees it (offsets are already added). An address is
  * element-wise: base + stride * (i - start of the VEC) + vindex * vstride where base and strides are index values (may be
- * negative or 0) and vindex is an optional vector of i64. Locals are per-instance scratch arrays ("shared" on a GPU).
+ * negative or 0; no stride: 0) and vindex is an optional vector of i64; outside a VEC it is base + vindex * vstride with a
+ * uniform vindex. Where a guard is false the address may be anything. Locals are per-instance scratch arrays ("shared" on a
+ * GPU), made directly inside the PAR. BUF_IN buffers do not alias what the program writes, unless a load and a store of the
+ * same element stand in the same instance, the load first.
+ *
+ * Types. f16 and bf16 are storage types: such values are only loaded, stored, copied, selected, reinterpreted and cast.
  *
  * Reductions are objects (ACC), see below; the order of combination is part of their meaning and the same in every executor.
  */
@@ -52,67 +59,44 @@ extern const math_row math_rows[MATH_COUNT];
  *   DOT    one fma chain upward over k in chunks of 4,096; chunks by the balanced tree
  *   TREE   each push is a leaf of the balanced tree (partials of a former phase)
  *   FREE   any order gives the same bits (integers, and, or, min, max, arg*)
+ * INNER with many results in one accumulator has at most 64 pushes (short rows, a VEC over the rows).
  * The balanced tree over leaves 0..m-1: level by level, node i of a level is f(node 2i, node 2i+1) of the level below, or
  * node 2i alone. A chain starts from its first element. Nothing pushed at all: the identity (sum -0.0, prod 1, max -inf,
  * min +inf, the type's bounds for integers).
+ * SCAN: running values in
+ *   INNER  groups of 64 consecutive k, by steps l[i] = f(l[i - h], l[i]) for h = 1, 2, .., 32; before group g of a block of
+ *          4,096 stands G = chain of the totals of groups 0..g-1 of that block, before block b stands B = chain of the blocks'
+ *          totals (a block's total: the running value of its last element without B); the result is f(B, f(G, l)), where
+ *          G or B exists
+ *   OUTER  chains of 64 consecutive k; before chain s stands C = chain of the totals of chains 0..s-1; the result is f(C, chain)
+ *   FREE   as in reductions
  */
 typedef enum l_order { ORDER_INNER, ORDER_OUTER, ORDER_DOT, ORDER_TREE, ORDER_FREE } l_order;
 enum { ORDER_LANES = 64, ORDER_CHAIN = 16, ORDER_BLOCK = 1024, ORDER_OUTER_CHAIN = 64, ORDER_DOT_CHUNK = 4096 };
 
 typedef uint32_t l_val; /* index of an instruction; 0: none (instruction 0 is unused) */
 
+/* The instructions, with their operands and meaning, are the rows of lcodes.def: L_<name>. */
 typedef enum l_code {
   L_NONE,
-  /* ---- index values (i64, uniform) ---- */
-  L_INT,    /* imm */
-  L_PARAM,  /* args->ints[imm] */
-  L_VAR,    /* the variable of loop a (PAR, FOR, VEC; of a VEC usable only as a value by L_IOTA or in addresses' strides) */
-  L_IADD, L_ISUB, L_IMUL, L_IDIV, L_IMOD, L_IMIN, L_IMAX, /* a, b; DIV and MOD floor, b > 0 */
-  L_IVALUE, /* the uniform integer value a (of any int dtype) as an index */
-  /* ---- values ---- */
-  L_CONST,  /* dtype, bits in imm (as the dtype, zero-extended) */
-  L_SCALAR, /* args->scalars[imm], dtype bool i64 f64 */
-  L_IOTA,   /* index value a (+ b * (i - start) inside a VEC: b is the stride) as a value of dtype */
-  L_KOP,    /* sub = kop_id, dtype = result type (for compares the operands' type is type2), operands a b c */
-  L_MATH,   /* sub = math_id, dtype, operands a b c */
-  L_LOAD,   /* buffer imm; a base, b stride (0: none), c vindex, d vstride; guard: e <= i < f (index values, of the enclosing
-               VEC's variable), g predicate value; h value where the guard is false (required when guarded) */
-  L_STORE,  /* buffer imm; value h; a b c d e f g as in L_LOAD */
-  L_RMW,    /* sub = kop_id: buffer element = f(element, h); in iteration order, one element after the other */
-  L_LOCAL,  /* a scratch array of a elements of dtype, 64-byte aligned; flag L_SHARED is a hint for GPUs. A buffer operand of
-               LOAD/STORE/TILE is an argument (imm >= 0) or a local (imm = -index of its L_LOCAL) */
-  /* ---- reductions ---- */
-  L_ACC,    /* sub = kop_id, order in imm, dtype; a: 0 for one result, else an index value: that many independent results,
-               one per element of the VECs that push to it */
-  L_PUSH,   /* accumulator a, value b. One result: inside a VEC over k (or a FOR with a uniform value). Many results: inside a
-               VEC over the results, under a FOR over k. c: index value of the first k (default 0); for INNER a multiple
-               of 1,024. DOT: push b and d (multiplied by fma). Pushes come with k ascending. */
-  L_PARTIAL,/* writes a's state as a subtree root to buffer imm at element b: 64 lanes (INNER) or one per result; with arg*: the
-               indices follow in buffer d. The pushes so far must be a whole power-of-two number of leaves, or the last. */
-  L_MERGE,  /* accumulator a (order TREE semantic on top of its own): adds a partial from buffer imm at element b (indices: d) */
-  L_FINISH, /* the result of accumulator a: uniform, or a vector inside a VEC over the results. i64 for arg*. */
-  /* ---- contraction ---- */
-  L_TILE,   /* local h (row-major a x b results) = sum over c of X . Y by order DOT. X, Y are buffers (x = imm, y = imm2)
-               with base and strides as index values: see l_tile. */
-  /* ---- structure ---- */
-  L_PHASE,  /* begins a phase */
-  L_PAR,    /* a: number of instances; imm: grain hint (instances per thread at least) */
-  L_FOR,    /* a from, b to (exclusive), c step (0: 1) ; flag L_UNROLL */
-  L_VEC,    /* a from, b to: innermost, straight line (FOR/WHILE inside a VEC only with carries) */
-  L_IF,     /* a: uniform bool value or index value != 0 */
-  L_ELSE,
-  L_WHILE,  /* repeats while a carry b (bool; in a VEC: while any lane) is true; frozen lanes keep their carries */
-  L_CARRY,  /* a loop-carried value: a initial value */
-  L_SET,    /* carry a becomes b at the end of the iteration */
-  L_END,    /* ends the innermost PAR, FOR, VEC, IF, WHILE */
-  L_CHECK,  /* value a (bool; vector or uniform) false is failure imm (check number) at element b (index of the first element
-               of the VEC or the element) + c * (i - start); d: the offending value (i64), kept for the message by rerun */
-  L_SYNC,   /* all threads of an instance (GPU); nothing on the CPU */
-  L_POLL,   /* interrupt flag */
+#define LCODE(name, text, result, imm, ...) L_##name,
+#include "jit/kernel/lcodes.def"
+#undef LCODE
   L_CODE_COUNT
 } l_code;
+typedef struct l_operand {
+  uint8_t at;       /* offset of the field in l_instr */
+  char role;        /* as in lcodes.def; 0 after the last */
+  const char *name; /* or "" */
+} l_operand;
+typedef struct l_row {
+  const char *text;
+  char result, imm; /* as in lcodes.def */
+  l_operand operands[9];
+} l_row;
+extern const l_row l_rows[L_CODE_COUNT];
 
-enum { L_SHARED = 1, L_UNROLL = 2 };
+enum { L_SHARED = 1, L_UNROLL = 2, L_EXCLUSIVE = 4 };
 
 typedef struct l_instr {
   uint8_t code; /* l_code */
@@ -138,7 +122,7 @@ typedef enum l_buffer_mode { BUF_IN, BUF_OUT, BUF_INOUT, BUF_SCRATCH } l_buffer_
 typedef struct l_buffer {
   uint8_t dtype;
   uint8_t mode;  /* l_buffer_mode; SCRATCH: partials, `size` elements (an index expression evaluated by the launcher) */
-  l_val size;
+  l_val size;    /* of SCRATCH; otherwise 0 */
 } l_buffer;
 
 /* A check's error, for L_CHECK number i: what to raise and where (a site of the graph). */
@@ -183,11 +167,28 @@ typedef void (*qk_phase)(const qk_args *args, int64_t lo, int64_t hi);
 
 QN_MUST_CHECK l_program *l_new(const char *name);
 void l_free(l_program *p);
-l_val l_emit(l_program *p, l_instr i); /* 0 when memory is short (p->failed) */
-int l_buffer_add(l_program *p, qn_dtype dtype, l_buffer_mode mode, l_val size);
+l_val l_emit(l_program *p, l_instr i); /* 0 when memory is short (p->failed); fills in type2 */
+/* Shorthands of l_emit. Index arithmetic folds constants and neutral elements, and finds equal instructions of open blocks. */
+l_val l_int(l_program *p, int64_t value);
+l_val l_param(l_program *p, uint32_t number); /* raises p->nints */
+l_val l_index(l_program *p, l_code code, l_val a, l_val b); /* IADD .. IMAX */
+l_val l_const(l_program *p, qn_dtype dtype, uint64_t bits);
+l_val l_kop(l_program *p, kop_id op, qn_dtype dtype, l_val a, l_val b, l_val c);
+l_val l_math(l_program *p, math_id fn, qn_dtype dtype, l_val a, l_val b, l_val c);
+void l_end(l_program *p);
+int l_tile_add(l_program *p, l_tile t);   /* -1 when memory is short */
+int l_check_add(l_program *p, l_check c); /* -1 when memory is short */
+int l_buffer_add(l_program *p, qn_dtype dtype, l_buffer_mode mode, l_val size); /* -1 when memory is short */
+/* Kind of every instruction's result: kinds[0..p->n) (verified programs only). */
+typedef enum l_kind { KIND_NONE, KIND_INDEX, KIND_UNIFORM, KIND_VECTOR, KIND_LOOP, KIND_ACC, KIND_LOCAL } l_kind;
+void l_kinds(const l_program *p, uint8_t *kinds);
+/* Operand `i` of an instruction by its row. */
+static inline l_val l_operand_of(const l_instr *in, const l_operand *o) { return *(const l_val *)((const char *)in + o->at); }
 /* Every rule above; false fills in `why`. Run on every program in checked builds and on every parsed one. */
 QN_MUST_CHECK bool l_verify(const l_program *p, char *why, size_t size);
+/* Text form, one instruction a line, numbers as in the program; parses back to the identical program. */
 void l_print(const l_program *p, text_buf *out);
+/* Verified. NULL with a message in `why`. */
 QN_MUST_CHECK l_program *l_parse(const char *text, char *why, size_t size);
 /* Hash of everything but the name: kernels that differ only in names are compiled once. */
 uint64_t l_hash(const l_program *p);

@@ -1,0 +1,279 @@
+/* Building L programs (l.h): the tables of its primitives and instructions, the emitters, and the content hash.
+ *
+ * Emitting appends. Index arithmetic is the exception: schedules ask for the same addresses again and again, so l_index
+ * folds constants and neutral elements and looks back for an equal instruction that is still visible. The look back walks
+ * over the code in reverse and steps over blocks that have ended; it is bounded, so building stays linear.
+ *
+ * A failed allocation sets p->failed and everything later returns 0; whoever builds a program tests the flag once. */
+#include "jit/kernel/l.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+const kop_row kop_rows[KOP_COUNT] = {
+#define KOP(name, arity, types, meaning) {#name, arity, types},
+#include "jit/kernel/kops.def"
+#undef KOP
+};
+
+const math_row math_rows[MATH_COUNT] = {
+#define MATH(name, arity, meaning) {#name, arity},
+#include "jit/kernel/mathfns.def"
+#undef MATH
+};
+
+#define O(field, role, name)                                                                                           \
+  { offsetof(l_instr, field), role, name }
+const l_row l_rows[L_CODE_COUNT] = {
+    {"none", '-', '-', {{0, 0, NULL}}},
+#define LCODE(name, text, result, imm, meaning, ...) {text, result, imm, {__VA_ARGS__}},
+#include "jit/kernel/lcodes.def"
+#undef LCODE
+};
+#undef O
+
+_Static_assert(L_IADD + 1 == L_ISUB && L_IADD + 6 == L_IMAX, "index arithmetic is consecutive");
+_Static_assert(KOP_eq + 1 == KOP_ne && KOP_eq + 5 == KOP_ge, "comparisons are consecutive");
+
+enum { LOOK_BACK = 400 };
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+
+/* Room for one more element of an array in the arena; arrays double, the old copies stay behind in the arena. */
+static bool grow(l_program *p, void **at, uint32_t n, uint32_t *cap, size_t size) {
+  if (n < *cap) return true;
+  uint32_t more = *cap ? *cap * 2 : 8;
+  void *to = more < *cap ? NULL : arena_alloc(&p->arena, (size_t)more * size);
+  if (!to) {
+    p->failed = true;
+    return false;
+  }
+  if (n) memcpy(to, *at, (size_t)n * size);
+  *at = to;
+  *cap = more;
+  return true;
+}
+
+l_program *l_new(const char *name) {
+  l_program *p = calloc(1, sizeof *p);
+  if (!p) return NULL;
+  arena_init(&p->arena, NULL);
+  size_t len = strlen(name);
+  char *copy = arena_alloc(&p->arena, len + 1);
+  if (!copy) {
+    l_free(p);
+    return NULL;
+  }
+  for (size_t i = 0; i < len; i++) {
+    char c = name[i];
+    bool word = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+    copy[i] = word ? c : '_';
+  }
+  p->name = copy;
+  p->n = 1; /* instruction 0 means "none" */
+  p->cap = 64;
+  p->code = arena_alloc(&p->arena, p->cap * sizeof *p->code);
+  if (!p->code) {
+    l_free(p);
+    return NULL;
+  }
+  return p;
+}
+
+void l_free(l_program *p) {
+  if (!p) return;
+  arena_free(&p->arena);
+  free(p);
+}
+
+/* ---- emitting ---------------------------------------------------------------------------------------------------- */
+
+l_val l_emit(l_program *p, l_instr i) {
+  if (p->failed || !grow(p, (void **)&p->code, p->n, &p->cap, sizeof *p->code)) return 0;
+  if (i.code == L_KOP || i.code == L_MATH) {
+    l_val last = i.c ? i.c : i.b ? i.b : i.a;
+    if (last < p->n) i.type2 = p->code[last].dtype;
+  }
+  p->code[p->n] = i;
+  return p->n++;
+}
+
+int l_buffer_add(l_program *p, qn_dtype dtype, l_buffer_mode mode, l_val size) {
+  if (!grow(p, (void **)&p->buffers, p->nbuffers, &p->buffers_cap, sizeof *p->buffers)) return -1;
+  p->buffers[p->nbuffers] = (l_buffer){(uint8_t)dtype, (uint8_t)mode, size};
+  return (int)p->nbuffers++;
+}
+
+int l_tile_add(l_program *p, l_tile t) {
+  if (!grow(p, (void **)&p->tiles, p->ntiles, &p->tiles_cap, sizeof *p->tiles)) return -1;
+  p->tiles[p->ntiles] = t;
+  return (int)p->ntiles++;
+}
+
+int l_check_add(l_program *p, l_check c) {
+  if (!grow(p, (void **)&p->checks, p->nchecks, &p->checks_cap, sizeof *p->checks)) return -1;
+  p->checks[p->nchecks] = c;
+  return (int)p->nchecks++;
+}
+
+static bool opens(uint8_t code) {
+  return code == L_PAR || code == L_FOR || code == L_VEC || code == L_IF || code == L_WHILE;
+}
+
+/* An earlier, still visible instruction equal to `i` (code, dtype, operands a and b, imm), or 0. */
+static l_val find_equal(const l_program *p, const l_instr *i) {
+  uint32_t ended = 0; /* blocks that we are inside of, looking back, but that the end of the code is not */
+  uint32_t stop = p->n > LOOK_BACK ? p->n - LOOK_BACK : 1;
+  for (uint32_t k = p->n; k-- > stop;) {
+    const l_instr *c = &p->code[k];
+    if (c->code == L_END)
+      ended++;
+    else if (opens(c->code) && ended)
+      ended--;
+    else if (c->code == L_ELSE && !ended)
+      ended++; /* the arm before it; its IF closes the gap */
+    else if (!ended && c->code == i->code && c->dtype == i->dtype && c->a == i->a && c->b == i->b && c->imm == i->imm)
+      return k;
+    if (c->code == L_PHASE && !ended) { /* of what lies before a phase, only the prelude is visible */
+      for (k = 1; p->code[k].code != L_PHASE;) k++;
+      stop = 1;
+    }
+  }
+  return 0;
+}
+
+l_val l_int(l_program *p, int64_t value) {
+  l_instr i = {.code = L_INT, .imm = value};
+  l_val old = find_equal(p, &i);
+  return old ? old : l_emit(p, i);
+}
+
+l_val l_param(l_program *p, uint32_t number) {
+  if (number >= p->nints) p->nints = number + 1;
+  l_instr i = {.code = L_PARAM, .imm = number};
+  l_val old = find_equal(p, &i);
+  return old ? old : l_emit(p, i);
+}
+
+static bool is_int(const l_program *p, l_val v, int64_t *value) {
+  if (!v || v >= p->n || p->code[v].code != L_INT) return false;
+  *value = p->code[v].imm;
+  return true;
+}
+
+static int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+
+/* The value of index arithmetic on numbers; wraps like the executors do. */
+static int64_t index_value(l_code code, int64_t a, int64_t b) {
+  switch (code) {
+  case L_IADD: return (int64_t)((uint64_t)a + (uint64_t)b);
+  case L_ISUB: return (int64_t)((uint64_t)a - (uint64_t)b);
+  case L_IMUL: return (int64_t)((uint64_t)a * (uint64_t)b);
+  case L_IDIV: return b > 0 ? floor_div(a, b) : 0;
+  case L_IMOD: return b > 0 ? a - b * floor_div(a, b) : 0;
+  case L_IMIN: return a < b ? a : b;
+  default: return a > b ? a : b;
+  }
+}
+
+l_val l_index(l_program *p, l_code code, l_val a, l_val b) {
+  int64_t x = 0, y = 0;
+  bool cx = is_int(p, a, &x), cy = is_int(p, b, &y);
+  if (cx && cy) return l_int(p, index_value(code, x, y));
+  if ((code == L_IADD || code == L_IMUL) && cx) { /* constants stand on the right */
+    l_val t = a;
+    a = b;
+    b = t;
+    y = x;
+    cy = true;
+  }
+  if (cy && y == 0 && (code == L_IADD || code == L_ISUB)) return a;
+  if (cy && y == 0 && code == L_IMUL) return b;
+  if (cy && y == 1 && (code == L_IMUL || code == L_IDIV)) return a;
+  if (cy && y == 1 && code == L_IMOD) return l_int(p, 0);
+  if (a == b && (code == L_IMIN || code == L_IMAX)) return a;
+  if (a == b && code == L_ISUB) return l_int(p, 0);
+  l_instr i = {.code = (uint8_t)code, .a = a, .b = b};
+  l_val old = find_equal(p, &i);
+  return old ? old : l_emit(p, i);
+}
+
+l_val l_const(l_program *p, qn_dtype dtype, uint64_t bits) {
+  l_instr i = {.code = L_CONST, .dtype = (uint8_t)dtype, .imm = (int64_t)bits};
+  l_val old = find_equal(p, &i);
+  return old ? old : l_emit(p, i);
+}
+
+l_val l_kop(l_program *p, kop_id op, qn_dtype dtype, l_val a, l_val b, l_val c) {
+  return l_emit(p, (l_instr){.code = L_KOP, .sub = (uint8_t)op, .dtype = (uint8_t)dtype, .a = a, .b = b, .c = c});
+}
+
+l_val l_math(l_program *p, math_id fn, qn_dtype dtype, l_val a, l_val b, l_val c) {
+  return l_emit(p, (l_instr){.code = L_MATH, .sub = (uint8_t)fn, .dtype = (uint8_t)dtype, .a = a, .b = b, .c = c});
+}
+
+void l_end(l_program *p) { (void)l_emit(p, (l_instr){.code = L_END}); }
+
+/* ---- kinds ------------------------------------------------------------------------------------------------------- */
+
+void l_kinds(const l_program *p, uint8_t *kinds) {
+  uint32_t vec = 0; /* nesting depth inside the open VEC, 0 outside */
+  for (uint32_t k = 0; k < p->n; k++) {
+    const l_instr *i = &p->code[k];
+    if (opens(i->code)) vec = vec ? vec + 1 : i->code == L_VEC;
+    if (i->code == L_END && vec) vec--;
+    switch (l_rows[i->code].result) {
+    case 'I': kinds[k] = KIND_INDEX; break;
+    case 'V': kinds[k] = vec ? KIND_VECTOR : KIND_UNIFORM; break;
+    case 'L': kinds[k] = KIND_LOOP; break;
+    case 'A': kinds[k] = KIND_ACC; break;
+    case 'M': kinds[k] = KIND_LOCAL; break;
+    default: kinds[k] = KIND_NONE; break;
+    }
+  }
+}
+
+/* ---- hash -------------------------------------------------------------------------------------------------------- */
+
+static uint64_t mix(uint64_t h, uint64_t x) {
+  h ^= x;
+  h *= 0x9fb21c651e98df25u;
+  return h ^ h >> 32;
+}
+
+uint64_t l_hash(const l_program *p) {
+  uint64_t h = 0x243f6a8885a308d3u;
+  h = mix(h, (uint64_t)p->n << 32 | p->nbuffers);
+  h = mix(h, (uint64_t)p->nints << 32 | p->nscalars);
+  h = mix(h, (uint64_t)p->ntiles << 32 | p->nchecks);
+  for (uint32_t k = 1; k < p->n; k++) {
+    const l_instr *i = &p->code[k];
+    h = mix(h, (uint64_t)i->code | (uint64_t)i->sub << 8 | (uint64_t)i->dtype << 16 | (uint64_t)i->type2 << 24 |
+                   (uint64_t)i->flags << 32);
+    h = mix(h, (uint64_t)i->a << 32 | i->b);
+    h = mix(h, (uint64_t)i->c << 32 | i->d);
+    h = mix(h, (uint64_t)i->e << 32 | i->f);
+    h = mix(h, (uint64_t)i->g << 32 | i->h);
+    h = mix(h, (uint64_t)i->imm);
+    h = mix(h, (uint64_t)i->imm2);
+  }
+  for (uint32_t k = 0; k < p->nbuffers; k++)
+    h = mix(h, (uint64_t)p->buffers[k].size << 16 | (uint64_t)p->buffers[k].mode << 8 | p->buffers[k].dtype);
+  for (uint32_t k = 0; k < p->ntiles; k++) {
+    const l_tile *t = &p->tiles[k];
+    h = mix(h, (uint64_t)(uint32_t)t->x << 32 | (uint32_t)t->y);
+    h = mix(h, (uint64_t)t->x_base << 32 | t->x_m);
+    h = mix(h, (uint64_t)t->x_k << 32 | t->y_base);
+    h = mix(h, (uint64_t)t->y_k << 32 | t->y_n);
+    h = mix(h, (uint64_t)t->rows << 32 | t->cols);
+    h = mix(h, (uint64_t)t->depth << 32 | t->out);
+    h = mix(h, (uint64_t)(uint32_t)t->tile_rows << 32 | (uint32_t)t->tile_cols);
+  }
+  /* A check's place belongs to the graph; its error and detail are what code may depend on. */
+  for (uint32_t k = 0; k < p->nchecks; k++) {
+    h = mix(h, (uint64_t)(uint32_t)p->checks[k].id);
+    h = mix(h, (uint64_t)p->checks[k].detail);
+  }
+  return h;
+}

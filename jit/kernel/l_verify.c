@@ -1,0 +1,411 @@
+/* The verifier of L programs: every rule of l.h and lcodes.def that does not need a run.
+ *
+ * One walk over the code with a stack of open blocks. Visibility: each instruction remembers the block it stands in, and an
+ * operand's block must still be open. An IF's two arms are two blocks. The rules about places (what may stand inside a VEC,
+ * before a PAR, only once an instance) are in `place_ok`, the rules about dtypes in `types_ok`. */
+#include "jit/kernel/l.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEPTH_MAX = 64 };
+
+typedef struct block {
+  l_val at;    /* the instruction that opened it; 0 for the prelude */
+  uint32_t id; /* changes at ELSE and PHASE */
+} block;
+
+typedef struct checker {
+  const l_program *p;
+  uint32_t *home; /* block id of each instruction */
+  uint8_t *open;  /* by block id */
+  uint32_t nblocks;
+  block stack[DEPTH_MAX];
+  int depth;      /* open blocks; stack[0] is the prelude, stack[1] the phase */
+  int vec;        /* stack index of the open VEC, or 0 */
+  int par;        /* stack index of the open PAR, or 0 */
+  bool had_par;   /* the current phase's PAR has been */
+  uint32_t tiles; /* TILEs so far */
+  l_val at;
+  char *why;
+  size_t size;
+} checker;
+
+static bool bad(checker *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static bool bad(checker *c, const char *format, ...) {
+  const char *text =
+      c->at < c->p->n && c->p->code[c->at].code < L_CODE_COUNT ? l_rows[c->p->code[c->at].code].text : "?";
+  int n = snprintf(c->why, c->size, "L %s: %%%u (%s): ", c->p->name, c->at, text);
+  va_list args;
+  va_start(args, format);
+  if (n >= 0 && (size_t)n < c->size) vsnprintf(c->why + n, c->size - (size_t)n, format, args);
+  va_end(args);
+  return false;
+}
+
+static bool enter(checker *c) {
+  if (c->depth == DEPTH_MAX) return bad(c, "blocks nest too deep");
+  c->stack[c->depth++] = (block){c->at, c->nblocks};
+  c->open[c->nblocks++] = 1;
+  return true;
+}
+static void leave(checker *c) { c->open[c->stack[--c->depth].id] = 0; }
+
+/* ---- operands ---------------------------------------------------------------------------------------------------- */
+
+static bool visible(checker *c, l_val v, const char *what) {
+  if (v == 0 || v >= c->at) return bad(c, "%s: %%%u is not defined before", what, v);
+  if (!c->open[c->home[v]]) return bad(c, "%s: %%%u is not visible here", what, v);
+  return true;
+}
+
+static bool operand_ok(checker *c, char role, l_val v, const char *name) {
+  if (role >= 'a') {
+    if (!v) return true;
+    role = (char)(role - 'a' + 'A');
+  }
+  if (!visible(c, v, name)) return false;
+  const l_instr *d = &c->p->code[v];
+  char is = l_rows[d->code].result;
+  switch (role) {
+  case 'C': return d->code == L_CARRY || bad(c, "%%%u is not a carry", v);
+  case 'X': return is == 'I' || is == 'V' || bad(c, "%%%u is no value", v);
+  case 'V': return is == 'V' || bad(c, "%s: %%%u is not a typed value", name, v);
+  case 'I': return is == 'I' || bad(c, "%s: %%%u is not an index", name, v);
+  default: return is == role || bad(c, "%s: %%%u is of the wrong kind", name, v);
+  }
+}
+
+/* Is v made outside the phases' instances, so that the launcher knows it? */
+static bool launch_time(checker *c, l_val v) {
+  for (int s = 0; s < c->depth && s < 2; s++)
+    if (c->stack[s].id == c->home[v]) return true;
+  return false;
+}
+
+static bool in_vec_scope(checker *c, l_val v) {
+  for (int s = c->vec; c->vec && s < c->depth; s++)
+    if (c->stack[s].id == c->home[v]) return true;
+  return false;
+}
+
+static bool buffer_ok(checker *c, int64_t b, int dtype, bool writes, bool reads) {
+  if (b < 0) {
+    if (!visible(c, (l_val)-b, "local")) return false;
+    const l_instr *m = &c->p->code[-b];
+    if (m->code != L_LOCAL) return bad(c, "%%%lld is not a local", (long long)-b);
+    return dtype < 0 || m->dtype == dtype || bad(c, "dtype differs from the local's");
+  }
+  if (b >= c->p->nbuffers) return bad(c, "no buffer b%lld", (long long)b);
+  const l_buffer *buf = &c->p->buffers[b];
+  if (writes && buf->mode == BUF_IN) return bad(c, "writes the input b%lld", (long long)b);
+  if (reads && buf->mode == BUF_OUT) return bad(c, "reads the output b%lld", (long long)b);
+  return dtype < 0 || buf->dtype == dtype || bad(c, "dtype differs from that of b%lld", (long long)b);
+}
+
+/* ---- dtypes ------------------------------------------------------------------------------------------------------ */
+
+static bool storage_only(uint8_t d) { return d == QN_f16 || d == QN_bf16; }
+static char dtype_letter(uint8_t d) {
+  if (d == QN_bool) return 'B';
+  if (d == QN_f32 || d == QN_f64) return 'F';
+  if (d <= QN_i64 || d == QN_u32 || d == QN_u64) return 'I';
+  return '?';
+}
+
+static bool kop_ok(checker *c, const l_instr *i) {
+  const l_program *p = c->p;
+  if (i->sub >= KOP_COUNT || i->sub == KOP_argmax || i->sub == KOP_argmin) return bad(c, "no such function");
+  const kop_row *row = &kop_rows[i->sub];
+  const l_val in[3] = {i->a, i->b, i->c};
+  for (int k = 0; k < 3; k++)
+    if ((in[k] != 0) != (k < row->arity)) return bad(c, "%s takes %d operands", row->name, row->arity);
+  uint8_t a = p->code[i->a].dtype, last = p->code[in[row->arity - 1]].dtype;
+  if (i->type2 != last) return bad(c, "type2 is not the last operand's dtype");
+  bool moves = i->sub == KOP_copy || i->sub == KOP_select || i->sub == KOP_cast || i->sub == KOP_bitcast;
+  if (!(moves && storage_only(last)) && !strchr(row->types, dtype_letter(last)))
+    return bad(c, "%s is not defined for %s", row->name, dtype_rows[last].name);
+  switch (i->sub) {
+  case KOP_cast:
+    return dtype_letter(i->dtype) != '?' || storage_only(i->dtype) || bad(c, "cast to %s", dtype_rows[i->dtype].name);
+  case KOP_bitcast: return dtype_rows[i->dtype].size == dtype_rows[a].size || bad(c, "bitcast between sizes");
+  case KOP_select:
+    if (a != QN_bool) return bad(c, "select needs a bool");
+    return (i->dtype == last && p->code[i->b].dtype == last) || bad(c, "select between dtypes");
+  case KOP_mulhi:
+    if (a != QN_u32 && a != QN_u64) return bad(c, "mulhi needs u32 or u64");
+    break;
+  default: break;
+  }
+  for (int k = 0; k < row->arity; k++)
+    if (p->code[in[k]].dtype != last)
+      return bad(c, "%s of %s and %s", row->name, dtype_rows[a].name, dtype_rows[last].name);
+  uint8_t result = i->sub >= KOP_eq && i->sub <= KOP_ge ? QN_bool : last;
+  return i->dtype == result ||
+         bad(c, "%s of %s gives no %s", row->name, dtype_rows[last].name, dtype_rows[i->dtype].name);
+}
+
+static bool math_ok(checker *c, const l_instr *i) {
+  if (i->sub >= MATH_COUNT) return bad(c, "no such function");
+  const math_row *row = &math_rows[i->sub];
+  const l_val in[3] = {i->a, i->b, i->c};
+  for (int k = 0; k < 3; k++) {
+    if ((in[k] != 0) != (k < row->arity)) return bad(c, "%s takes %d operands", row->name, row->arity);
+    if (in[k] && storage_only(c->p->code[in[k]].dtype)) return bad(c, "%s of a storage type", row->name);
+    if (in[k] && c->p->code[in[k]].dtype != c->p->code[in[0]].dtype) return bad(c, "operands of %s differ", row->name);
+  }
+  if (i->type2 != c->p->code[in[row->arity - 1]].dtype) return bad(c, "type2 is not the last operand's dtype");
+  bool test = i->sub == MATH_isnan || i->sub == MATH_isinf || i->sub == MATH_isfinite;
+  if (test && i->dtype != QN_bool) return bad(c, "%s gives a bool", row->name);
+  return !storage_only(i->dtype) || bad(c, "%s gives no storage type", row->name);
+}
+
+static bool is_arg(uint8_t sub) { return sub == KOP_argmax || sub == KOP_argmin; }
+
+static bool acc_ok(checker *c, const l_instr *i) {
+  switch (i->sub) {
+  case KOP_add:
+  case KOP_mul:
+  case KOP_min:
+  case KOP_max:
+  case KOP_and:
+  case KOP_or:
+  case KOP_xor: break;
+  case KOP_argmax:
+  case KOP_argmin:
+    if (i->imm != ORDER_FREE) return bad(c, "arg reductions are free");
+    break;
+  default: return bad(c, "%s does not reduce", i->sub < KOP_COUNT ? kop_rows[i->sub].name : "?");
+  }
+  if (i->imm < ORDER_INNER || i->imm > ORDER_FREE) return bad(c, "no such order");
+  if (i->imm == ORDER_DOT && i->sub != KOP_add) return bad(c, "dot order adds");
+  char letter = dtype_letter(i->dtype);
+  if (!is_arg(i->sub) && !strchr(kop_rows[i->sub].types, letter)) return bad(c, "dtype cannot be reduced so");
+  if (letter == '?') return bad(c, "dtype cannot be reduced");
+  bool ordered = letter == 'F' && (i->sub == KOP_add || i->sub == KOP_mul);
+  if (ordered && i->imm == ORDER_FREE) return bad(c, "float sums and products have an order");
+  if ((i->a && !launch_time(c, i->a)) || (i->b && !launch_time(c, i->b)))
+    return bad(c, "sizes are known before the PAR");
+  return true;
+}
+
+static bool push_ok(checker *c, const l_instr *i) {
+  const l_instr *a = &c->p->code[i->a];
+  if (a->code != L_ACC) return bad(c, "no accumulator");
+  if (c->p->code[i->b].dtype != a->dtype) return bad(c, "dtype differs from the accumulator's");
+  if (i->code == L_PUSH) {
+    if ((a->imm == ORDER_DOT) != (i->d != 0)) return bad(c, "dot order takes two factors, other orders one value");
+    if (i->d && c->p->code[i->d].dtype != a->dtype) return bad(c, "dtype differs from the accumulator's");
+  } else if (i->dtype != a->dtype || a->imm == ORDER_DOT || a->imm == ORDER_TREE || is_arg(a->sub)) {
+    return bad(c, "no such scan");
+  }
+  if (a->a && !c->vec) return bad(c, "many results are pushed inside a VEC");
+  return true;
+}
+
+static bool types_ok(checker *c, const l_instr *i) {
+  const l_program *p = c->p;
+  switch (i->code) {
+  case L_PARAM: return (i->imm >= 0 && i->imm < p->nints) || bad(c, "no such parameter");
+  case L_SCALAR:
+    if (i->imm < 0 || i->imm >= p->nscalars) return bad(c, "no such scalar");
+    return i->dtype == QN_bool || i->dtype == QN_i64 || i->dtype == QN_f64 || bad(c, "scalars are bool, i64 or f64");
+  case L_IVALUE: return dtype_letter(p->code[i->a].dtype) != 'F' || bad(c, "an index is an integer");
+  case L_VAR:
+    if (p->code[i->a].code == L_VEC) return bad(c, "the variable of a VEC is no index");
+    for (int s = 0; s < c->depth; s++)
+      if (c->stack[s].at == i->a) return true;
+    return bad(c, "the loop has ended");
+  case L_CONST: return i->dtype <= QN_f64 || i->dtype == QN_u32 || i->dtype == QN_u64 || bad(c, "no such dtype");
+  case L_IOTA: return dtype_letter(i->dtype) == 'I' || dtype_letter(i->dtype) == 'B' || bad(c, "iota is an integer");
+  case L_KOP: return kop_ok(c, i);
+  case L_MATH: return math_ok(c, i);
+  case L_LOAD:
+    if ((i->e || i->f || i->g) != (i->h != 0)) return bad(c, "a guard and `else` belong together");
+    if (i->h && p->code[i->h].dtype != i->dtype) return bad(c, "dtype of `else` differs");
+    if (!buffer_ok(c, i->imm, i->dtype, false, true)) return false;
+    break;
+  case L_STORE:
+    if (!buffer_ok(c, i->imm, p->code[i->h].dtype, true, false)) return false;
+    break;
+  case L_RMW:
+    if (i->sub != KOP_add && i->sub != KOP_mul && i->sub != KOP_min && i->sub != KOP_max)
+      return bad(c, "no such update");
+    if (!buffer_ok(c, i->imm, p->code[i->h].dtype, true, true)) return false;
+    break;
+  case L_ACC: return acc_ok(c, i);
+  case L_PUSH:
+  case L_SCAN: return push_ok(c, i);
+  case L_PARTIAL:
+  case L_MERGE: {
+    const l_instr *a = &p->code[i->a];
+    if (!buffer_ok(c, i->imm, a->dtype, i->code == L_PARTIAL, i->code == L_MERGE)) return false;
+    if (is_arg(a->sub) != (i->d != 0)) return bad(c, "arg reductions, and only they, have indices");
+    return !i->d || buffer_ok(c, i->imm2, QN_i64, i->code == L_PARTIAL, i->code == L_MERGE);
+  }
+  case L_FINISH: {
+    const l_instr *a = &p->code[i->a];
+    if (i->dtype != (is_arg(a->sub) ? QN_i64 : a->dtype)) return bad(c, "dtype differs from the accumulator's");
+    return (a->a != 0) == (c->vec != 0) || bad(c, "many results are finished inside a VEC, one result outside");
+  }
+  case L_CARRY: return true;
+  case L_SET: return p->code[i->a].dtype == p->code[i->b].dtype || bad(c, "dtype differs from the carry's");
+  case L_WHILE: return p->code[i->a].dtype == QN_bool || bad(c, "the condition is a bool");
+  case L_IF:
+    return l_rows[p->code[i->a].code].result == 'I' || p->code[i->a].dtype == QN_bool ||
+           bad(c, "the condition is a bool");
+  case L_CHECK:
+    if (i->imm < 0 || i->imm >= p->nchecks) return bad(c, "no such check");
+    return p->code[i->a].dtype == QN_bool || bad(c, "a check tests a bool");
+  default: return true;
+  }
+  if (i->g && p->code[i->g].dtype != QN_bool) return bad(c, "`where` is a bool");
+  if ((i->c != 0) != (i->d != 0)) return bad(c, "vindex and vstride belong together");
+  if (i->c && p->code[i->c].dtype != QN_i64) return bad(c, "vindex is i64");
+  if ((i->b || i->e || i->f) && !c->vec) return bad(c, "stride, lo and hi belong in a VEC");
+  return true;
+}
+
+static bool tile_ok(checker *c, const l_instr *i) {
+  const l_program *p = c->p;
+  if (i->imm < 0 || i->imm >= p->ntiles || (uint32_t)i->imm != c->tiles) return bad(c, "tiles are numbered in order");
+  c->tiles++;
+  const l_tile *t = &p->tiles[i->imm];
+  const l_val index[] = {t->x_base, t->x_m, t->x_k, t->y_base, t->y_k, t->y_n, t->rows, t->cols, t->depth};
+  for (size_t k = 0; k < sizeof index / sizeof *index; k++)
+    if (!operand_ok(c, 'I', index[k], "tile")) return false;
+  if (!buffer_ok(c, t->x, -1, false, true) || !buffer_ok(c, t->y, -1, false, true)) return false;
+  if (!operand_ok(c, 'M', t->out, "out")) return false;
+  if (t->tile_rows < 1 || t->tile_cols < 1) return bad(c, "a tile has rows and columns");
+  uint8_t x = t->x < 0 ? p->code[-t->x].dtype : p->buffers[t->x].dtype;
+  uint8_t y = t->y < 0 ? p->code[-t->y].dtype : p->buffers[t->y].dtype;
+  uint8_t out = p->code[t->out].dtype;
+  if (x != y) return bad(c, "factors of %s and %s", dtype_rows[x].name, dtype_rows[y].name);
+  return out == (storage_only(x) ? QN_f32 : x) ||
+         bad(c, "the product of %s is no %s", dtype_rows[x].name, dtype_rows[out].name);
+}
+
+/* ---- places ------------------------------------------------------------------------------------------------------ */
+
+static bool launch_code(uint8_t code) {
+  return (code >= L_INT && code <= L_IVALUE && code != L_VAR) || code == L_CONST || code == L_SCALAR || code == L_KOP ||
+         code == L_MATH || code == L_IOTA;
+}
+
+static bool place_ok(checker *c, const l_instr *i) {
+  if (!c->par) {
+    if (i->code == L_PHASE || i->code == L_PAR) return true;
+    if (c->had_par) return bad(c, "only a PHASE follows a phase's PAR");
+    return launch_code(i->code) || bad(c, "only launch-time values stand outside a PAR");
+  }
+  if (c->vec) {
+    bool nested = c->depth > c->vec + 1; /* inside a FOR or WHILE of the VEC */
+    if (l_rows[i->code].result == 'I' && !nested) return bad(c, "index arithmetic inside a VEC");
+    switch (i->code) {
+    case L_PHASE:
+    case L_PAR:
+    case L_VEC:
+    case L_IF:
+    case L_ELSE:
+    case L_LOCAL:
+    case L_ACC:
+    case L_PARTIAL:
+    case L_MERGE:
+    case L_TILE:
+    case L_SYNC:
+    case L_POLL: return bad(c, "not inside a VEC");
+    case L_IVALUE: return !in_vec_scope(c, i->a) || bad(c, "the index of a vector value");
+    default: return true;
+    }
+  }
+  switch (i->code) {
+  case L_PHASE:
+  case L_PAR: return bad(c, "not inside a PAR");
+  case L_SCAN: return bad(c, "only inside a VEC");
+  case L_LOCAL: return c->depth == c->par + 1 || bad(c, "locals stand directly in the PAR");
+  default: return true;
+  }
+}
+
+static bool structure_ok(checker *c, const l_instr *i) {
+  switch (i->code) {
+  case L_PHASE:
+    if (c->depth > 1) leave(c);
+    c->had_par = false;
+    return enter(c);
+  case L_PAR:
+    if (c->depth != 2 || c->had_par) return bad(c, "a phase has one PAR");
+    c->par = c->depth;
+    return enter(c);
+  case L_VEC: c->vec = c->depth; return enter(c);
+  case L_FOR:
+  case L_WHILE:
+  case L_IF: return enter(c);
+  case L_ELSE: {
+    l_val at = c->depth ? c->stack[c->depth - 1].at : 0;
+    if (!at || c->p->code[at].code != L_IF) return bad(c, "no IF to belong to");
+    leave(c);
+    if (!enter(c)) return false;
+    c->stack[c->depth - 1].at = c->at;
+    return true;
+  }
+  case L_END:
+    if (!c->par) return bad(c, "nothing to end");
+    leave(c);
+    if (c->vec == c->depth) c->vec = 0;
+    if (c->par == c->depth) {
+      c->par = 0;
+      c->had_par = true;
+    }
+    return true;
+  default: return true;
+  }
+}
+
+static bool walk(checker *c) {
+  const l_program *p = c->p;
+  bool phases = false;
+  if (!enter(c)) return false;
+  for (c->at = 1; c->at < p->n; c->at++) {
+    const l_instr *i = &p->code[c->at];
+    if (i->code == L_NONE || i->code >= L_CODE_COUNT) return bad(c, "no such instruction");
+    if (i->dtype >= QN_DTYPE_COUNT || i->type2 >= QN_DTYPE_COUNT) return bad(c, "no such dtype");
+    if (!place_ok(c, i)) return false;
+    if (i->code == L_PHASE) {
+      if (phases && !c->had_par) return bad(c, "the phase before has no PAR");
+      phases = true;
+    }
+    for (const l_operand *o = l_rows[i->code].operands; o->role; o++)
+      if (!operand_ok(c, o->role, l_operand_of(i, o), o->name)) return false;
+    if (!types_ok(c, i)) return false;
+    if (i->code == L_TILE && !tile_ok(c, i)) return false;
+    if (i->code == L_LOCAL && !launch_time(c, i->a)) return bad(c, "sizes are known before the PAR");
+    if (i->code != L_ELSE && i->code != L_END) c->home[c->at] = c->stack[c->depth - 1].id;
+    if (!structure_ok(c, i)) return false;
+    if (i->code == L_PHASE) c->home[c->at] = c->stack[c->depth - 1].id;
+  }
+  c->at = p->n - 1;
+  if (!phases || c->par || !c->had_par) return bad(c, "the last phase has no complete PAR");
+  for (uint32_t b = 0; b < p->nbuffers; b++) {
+    if (p->buffers[b].mode > BUF_SCRATCH || p->buffers[b].dtype >= QN_DTYPE_COUNT)
+      return bad(c, "buffer b%u is malformed", b);
+    l_val size = p->buffers[b].size;
+    if (p->buffers[b].mode != BUF_SCRATCH) continue;
+    if (!size || size >= p->n || c->home[size] != c->stack[0].id || l_rows[p->code[size].code].result != 'I')
+      return bad(c, "the size of b%u is no index of the prelude", b);
+  }
+  return true;
+}
+
+bool l_verify(const l_program *p, char *why, size_t size) {
+  checker c = {.p = p, .why = why, .size = size};
+  if (p->failed) return bad(&c, "out of memory while building");
+  c.home = calloc((size_t)p->n + 1, sizeof *c.home);
+  c.open = calloc((size_t)p->n + 2, 1);
+  bool ok = c.home && c.open ? walk(&c) : bad(&c, "out of memory");
+  free(c.home);
+  free(c.open);
+  return ok;
+}
