@@ -1,10 +1,15 @@
 /* Sizes that may be symbolic. A qn_dim >= 0 is a size; ~k (negative) is expression k of a table of dimensions: a symbol
  * (the size of an input's axis, a host int, or the result size of a node with data-dependent shape) or an expression
- * over dims with + - * // % min max. Expressions are hash-consed, so equal expressions are equal numbers, and constants
- * fold. Every symbol has a hint: its value in the recorded call.
+ * over dims with + - * // % min max. Expressions are hash-consed and kept in a normal form (dim.c), so expressions that are
+ * equal by the laws of + - * are equal numbers, and constants fold. Every symbol has a hint: its value in the recorded call.
+ *
+ * A negative constant (it can only be an intermediate result) is the expression 0 - c.
  *
  * Rules of shape are written once against these functions; with table NULL all dims are plain numbers and the functions are
- * ordinary arithmetic.
+ * ordinary arithmetic. Arithmetic saturates instead of overflowing; division and remainder by 0 give 0.
+ *
+ * When memory is short the functions return the value in the recorded call, and the arena's `failed` flag is set: whoever
+ * owns the table looks at it before using what was built.
  */
 #ifndef JIT_GRAPH_DIM_H
 #define JIT_GRAPH_DIM_H
@@ -21,35 +26,72 @@ typedef struct dim_expr {
   uint8_t source;    /* of a symbol: dim_source */
   uint16_t axis;     /* of a symbol from an input or node: which axis */
   uint32_t ref;      /* of a symbol: input number, scalar input number, or node index */
-  qn_dim a, b;       /* operands */
+  uint16_t size;     /* operations and symbols in it, written out; at most DIM_MAX_SIZE, so walks are bounded */
+  qn_dim a, b;       /* operands: sizes or expressions with a smaller index */
   int64_t hint;      /* value in the recorded call */
   const char *name;  /* of a named dimension, or NULL; lives in the table's arena */
 } dim_expr;
+enum { DIM_MAX_SIZE = 256 };
+
+typedef enum dim_relation { DIM_EQ, DIM_NE, DIM_LT, DIM_LE } dim_relation;
+
+/* (a relation b) held in the recorded call and was relied on. */
+typedef struct dim_fact {
+  qn_dim a, b;
+  uint8_t relation; /* dim_relation */
+} dim_fact;
 
 typedef struct dim_table {
   arena *arena;
   dim_expr *exprs;
   uint32_t n, cap;
-  uint32_t *hash; /* open addressing, size hash_cap */
+  uint32_t *hash; /* open addressing: index + 1, 0 is free; hash_cap is a power of two */
   uint32_t hash_cap;
   /* Facts assumed while recording, which entries check before a plan runs: pairs that compared equal (==) or different, and
-   * sizes compared with constants. Each is (a relation b). */
-  struct dim_fact { qn_dim a, b; uint8_t relation; /* 0 ==, 1 !=, 2 <, 3 <= */ } *facts;
+   * sizes compared with constants. */
+  dim_fact *facts;
   uint32_t nfacts, facts_cap;
 } dim_table;
 
 void dim_table_init(dim_table *t, arena *a);
+/* A copy in another arena; expressions keep their numbers. False when memory is short. */
+QN_MUST_CHECK bool dim_table_copy(dim_table *to, const dim_table *from, arena *a);
+/* The symbol of a source; the same source gives the same symbol (and keeps its first hint and name). */
 qn_dim dim_symbol(dim_table *t, dim_source source, uint32_t ref, uint16_t axis, int64_t hint, const char *name);
 qn_dim dim_make(dim_table *t, dim_op op, qn_dim a, qn_dim b); /* t may be NULL for plain numbers */
-static inline qn_dim dim_add(dim_table *t, qn_dim a, qn_dim b) { return (a | b) >= 0 ? a + b : dim_make(t, DIM_ADD, a, b); }
-static inline qn_dim dim_mul(dim_table *t, qn_dim a, qn_dim b) { return (a | b) >= 0 ? a * b : dim_make(t, DIM_MUL, a, b); }
+/* A constant, negative ones too. */
+qn_dim dim_const(dim_table *t, int64_t value);
+/* Is `d` the same number in every call? Then *value is that number. */
+bool dim_is_const(const dim_table *t, qn_dim d, int64_t *value);
+
+static inline qn_dim dim_add(dim_table *t, qn_dim a, qn_dim b) {
+  qn_dim r;
+  return (a | b) >= 0 && !__builtin_add_overflow(a, b, &r) ? r : dim_make(t, DIM_ADD, a, b);
+}
+static inline qn_dim dim_sub(dim_table *t, qn_dim a, qn_dim b) {
+  return b >= 0 && a >= b ? a - b : dim_make(t, DIM_SUB, a, b);
+}
+static inline qn_dim dim_mul(dim_table *t, qn_dim a, qn_dim b) {
+  qn_dim r;
+  return (a | b) >= 0 && !__builtin_mul_overflow(a, b, &r) ? r : dim_make(t, DIM_MUL, a, b);
+}
 /* The value in the recorded call. */
 int64_t dim_hint(const dim_table *t, qn_dim d);
 /* Questions that steer a rule: answered by the hint, and remembered as a fact when a symbol is involved. */
 bool dim_equal(dim_table *t, qn_dim a, qn_dim b);
 bool dim_is(dim_table *t, qn_dim a, int64_t value);
+/* Remembers a fact that the caller found (once). */
+void dim_assume(dim_table *t, qn_dim a, dim_relation relation, qn_dim b);
+/* Is d >= 0 whatever the symbols' values? */
+bool dim_nonnegative(const dim_table *t, qn_dim d);
 /* Value of a dim for other symbol values (indexed like exprs; only symbols are read). */
 int64_t dim_eval(const dim_table *t, qn_dim d, const int64_t *symbols);
+/* Do all facts hold for these symbol values? If not, *broken (may be NULL) is the first that does not. */
+bool dim_facts_hold(const dim_table *t, const int64_t *symbols, uint32_t *broken);
+/* As text, operators by precedence: "n", "2*n + 1", "min(n, m) // 2". A symbol shows its name, or d<index> where it has none
+ * or shares it with an earlier one. */
 void dim_print(const dim_table *t, qn_dim d, text_buf *out);
+/* Does symbol `index` print by its name? */
+bool dim_prints_name(const dim_table *t, uint32_t index);
 
 #endif

@@ -131,7 +131,18 @@ typedef struct op_refusal {
   char text[256];   /* the sentence */
 } op_refusal;
 
-/* Result type of an op. `dims` may be NULL when all sizes are plain numbers. False fills in `why`. */
+/* What an operand is to its op, which says how it is made strict. */
+typedef enum op_role {
+  ROLE_DATA,      /* cast or fitted to the compute dtype */
+  ROLE_AS_IS,     /* of cast and fit */
+  ROLE_CONDITION, /* bool; a weak one is fitted unless the result is weak */
+  ROLE_INDEX,     /* any integer dtype; a weak one is fitted to i64 */
+  ROLE_KEY        /* a weak i64, or an i64 array of rank 0 */
+} op_role;
+op_role op_operand_role(op_id op, int i, int nin);
+
+/* Result type of an op. `dims` may be NULL when all sizes are plain numbers. A size that only data tells (compress, nonzero:
+ * axis 0) is its upper bound here; graph_op gives the node a symbol. False fills in `why`; arguments are not changed. */
 QN_MUST_CHECK bool op_infer(dim_table *dims, op_id op, const graph_type *in, int nin, const op_attr *attr, op_types *out,
                             op_refusal *why);
 

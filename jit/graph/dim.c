@@ -1,0 +1,506 @@
+/* Symbolic sizes: hash-consed expressions in a normal form (dim.h).
+ *
+ * Normal form. Sums are kept as c1*P1 + c2*P2 + ... - ... + c: products P of atoms, each product once, in the order of
+ * dim_compare, positive terms before negative ones, the constant last. A product is a chain of atoms in the same order with
+ * its coefficient last. An atom is a symbol, a // % min max, or a sum inside a product. So n + m == m + n, (n + m) - m == n,
+ * 2*n + n == 3*n and n*m == m*n are equal numbers; products are not multiplied out (n*(m + 1) stays).
+ * dim_compare orders symbols by their place in the table and everything else by structure, so that a table which is rebuilt
+ * from text orders its terms alike.
+ *
+ * Limits. A sum or product of more than DIM_TERMS parts stays as it was written. An expression that would get larger than
+ * DIM_MAX_SIZE is specialised: its value in the recorded call takes its place, and the fact that they are equal is noted.
+ */
+#include "jit/graph/dim.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "lang/mem.h"
+
+enum { DIM_TERMS = 16 };
+
+/* ---- plain arithmetic ------------------------------------------------------------------------------------------ */
+
+static int64_t floor_div(int64_t a, int64_t b) {
+  if (b == 0) return 0;
+  if (b == -1) return a == INT64_MIN ? INT64_MAX : -a;
+  int64_t q = a / b;
+  return q - (a % b != 0 && (a < 0) != (b < 0));
+}
+
+static int64_t floor_mod(int64_t a, int64_t b) {
+  if (b == 0 || b == -1) return 0;
+  int64_t r = a % b;
+  return r && (r < 0) != (b < 0) ? r + b : r;
+}
+
+static int64_t compute(dim_op op, int64_t a, int64_t b) {
+  int64_t r;
+  switch (op) {
+  case DIM_SYMBOL: return 0;
+  case DIM_ADD: return __builtin_add_overflow(a, b, &r) ? (a < 0 ? INT64_MIN : INT64_MAX) : r;
+  case DIM_SUB: return __builtin_sub_overflow(a, b, &r) ? (a < 0 ? INT64_MIN : INT64_MAX) : r;
+  case DIM_MUL: return __builtin_mul_overflow(a, b, &r) ? ((a < 0) != (b < 0) ? INT64_MIN : INT64_MAX) : r;
+  case DIM_FLOORDIV: return floor_div(a, b);
+  case DIM_MOD: return floor_mod(a, b);
+  case DIM_MIN: return a < b ? a : b;
+  case DIM_MAX: return a > b ? a : b;
+  }
+  return 0;
+}
+
+/* ---- the table ----------------------------------------------------------------------------------------------------- */
+
+void dim_table_init(dim_table *t, arena *a) { *t = (dim_table){.arena = a}; }
+
+static const dim_expr *expr_of(const dim_table *t, qn_dim d) { return &t->exprs[~d]; }
+static dim_op op_of(const dim_table *t, qn_dim d) { return d >= 0 ? DIM_SYMBOL : (dim_op)t->exprs[~d].op; }
+static unsigned size_of(const dim_table *t, qn_dim d) { return d >= 0 ? 0 : t->exprs[~d].size; }
+
+int64_t dim_hint(const dim_table *t, qn_dim d) { return d >= 0 || !t ? d : t->exprs[~d].hint; }
+
+static uint64_t expr_hash(const dim_expr *e) {
+  uint64_t h = e->op;
+  const uint64_t parts[] = {(uint64_t)e->a, (uint64_t)e->b, e->op == DIM_SYMBOL ? e->source : 0, e->ref, e->axis};
+  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+    h = (h ^ parts[i]) * 0x9e3779b97f4a7c15u;
+    h ^= h >> 29;
+  }
+  return h;
+}
+
+static bool expr_same(const dim_expr *x, const dim_expr *y) {
+  return x->op == y->op && x->a == y->a && x->b == y->b && x->source == y->source && x->ref == y->ref &&
+         x->axis == y->axis;
+}
+
+/* Room for one more expression, with the hash at most half full. */
+static bool make_room(dim_table *t) {
+  if (t->n == t->cap) {
+    uint32_t cap = t->cap ? 2 * t->cap : 16;
+    dim_expr *exprs = arena_alloc(t->arena, cap * sizeof *exprs);
+    if (!exprs) return false;
+    if (t->n) memcpy(exprs, t->exprs, t->n * sizeof *exprs);
+    t->exprs = exprs;
+    t->cap = cap;
+  }
+  if (2 * (t->n + 1) > t->hash_cap) {
+    uint32_t cap = t->hash_cap ? 2 * t->hash_cap : 32;
+    uint32_t *hash = arena_alloc(t->arena, cap * sizeof *hash);
+    if (!hash) return false;
+    for (uint32_t i = 0; i < t->n; i++) {
+      uint32_t at = (uint32_t)expr_hash(&t->exprs[i]) & (cap - 1);
+      while (hash[at]) at = (at + 1) & (cap - 1);
+      hash[at] = i + 1;
+    }
+    t->hash = hash;
+    t->hash_cap = cap;
+  }
+  return true;
+}
+
+/* The number of an expression, adding it if it is new; its hint when memory is short. */
+static qn_dim intern(dim_table *t, const dim_expr *e) {
+  if (t->hash_cap) {
+    uint32_t at = (uint32_t)expr_hash(e) & (t->hash_cap - 1);
+    for (; t->hash[at]; at = (at + 1) & (t->hash_cap - 1))
+      if (expr_same(&t->exprs[t->hash[at] - 1], e)) return ~(qn_dim)(t->hash[at] - 1);
+  }
+  if (t->n >= INT32_MAX || !make_room(t)) return e->hint < 0 ? 0 : e->hint;
+  uint32_t at = (uint32_t)expr_hash(e) & (t->hash_cap - 1);
+  while (t->hash[at]) at = (at + 1) & (t->hash_cap - 1);
+  t->exprs[t->n] = *e;
+  t->hash[at] = ++t->n;
+  return ~(qn_dim)(t->n - 1);
+}
+
+bool dim_table_copy(dim_table *to, const dim_table *from, arena *a) {
+  dim_table_init(to, a);
+  for (uint32_t i = 0; i < from->n; i++) {
+    dim_expr e = from->exprs[i];
+    if (e.name) {
+      size_t len = strlen(e.name) + 1;
+      char *name = arena_alloc(a, len);
+      if (!name) return false;
+      e.name = memcpy(name, e.name, len);
+    }
+    if (intern(to, &e) != ~(qn_dim)i) return false;
+  }
+  if (from->nfacts) {
+    to->facts = arena_alloc(a, from->nfacts * sizeof *to->facts);
+    if (!to->facts) return false;
+    memcpy(to->facts, from->facts, from->nfacts * sizeof *to->facts);
+    to->nfacts = to->facts_cap = from->nfacts;
+  }
+  return true;
+}
+
+qn_dim dim_symbol(dim_table *t, dim_source source, uint32_t ref, uint16_t axis, int64_t hint, const char *name) {
+  dim_expr e = {.op = DIM_SYMBOL, .source = (uint8_t)source, .ref = ref, .axis = axis, .size = 1, .hint = hint};
+  uint32_t before = t->n;
+  qn_dim d = intern(t, &e);
+  if (name && t->n > before) {
+    size_t len = strlen(name) + 1;
+    char *copy = arena_alloc(t->arena, len);
+    if (copy) t->exprs[before].name = memcpy(copy, name, len);
+  }
+  return d;
+}
+
+/* An expression exactly as given: operands are in normal form already. */
+static qn_dim raw(dim_table *t, dim_op op, qn_dim a, qn_dim b) {
+  unsigned size = 1 + size_of(t, a) + size_of(t, b);
+  dim_expr e = {.op = (uint8_t)op, .size = (uint16_t)size, .a = a, .b = b};
+  e.hint = compute(op, dim_hint(t, a), dim_hint(t, b));
+  if (size <= DIM_MAX_SIZE) return intern(t, &e);
+  /* Too large: both operands become what they were in the recorded call. */
+  int64_t x = dim_hint(t, a), y = dim_hint(t, b);
+  dim_assume(t, a, DIM_EQ, dim_const(t, x));
+  dim_assume(t, b, DIM_EQ, dim_const(t, y));
+  return dim_const(t, e.hint);
+}
+
+qn_dim dim_const(dim_table *t, int64_t value) {
+  if (value >= 0 || !t) return value;
+  dim_expr e = {.op = DIM_SUB, .size = 1, .a = 0, .b = value == INT64_MIN ? INT64_MAX : -value};
+  e.hint = -e.b;
+  return intern(t, &e);
+}
+
+bool dim_is_const(const dim_table *t, qn_dim d, int64_t *value) {
+  if (d < 0 && t) {
+    const dim_expr *e = expr_of(t, d);
+    if (e->op != DIM_SUB || e->a != 0 || e->b < 0) return false;
+  }
+  *value = dim_hint(t, d);
+  return true;
+}
+
+/* The order of terms: symbols by place, then other expressions by structure. */
+static int dim_compare(const dim_table *t, qn_dim a, qn_dim b) {
+  if (a == b) return 0;
+  if (a >= 0 || b >= 0) return a >= 0 && b >= 0 ? (a < b ? -1 : 1) : a >= 0 ? 1 : -1;
+  const dim_expr *x = expr_of(t, a), *y = expr_of(t, b);
+  if (x->op != y->op) return x->op < y->op ? -1 : 1;
+  if (x->op == DIM_SYMBOL) return ~a < ~b ? -1 : 1;
+  int c = dim_compare(t, x->a, y->a);
+  return c ? c : dim_compare(t, x->b, y->b);
+}
+
+/* ---- products --------------------------------------------------------------------------------------------------------- */
+
+typedef struct product {
+  int n;
+  int64_t coef;
+  qn_dim atoms[DIM_TERMS]; /* in order */
+} product;
+
+/* Multiplies `p` by d; false if it does not fit. */
+static bool product_add(const dim_table *t, product *p, qn_dim d) {
+  int64_t c;
+  if (dim_is_const(t, d, &c)) return !__builtin_mul_overflow(p->coef, c, &p->coef);
+  const dim_expr *e = expr_of(t, d);
+  if (e->op == DIM_MUL) return product_add(t, p, e->a) && product_add(t, p, e->b);
+  if (e->op == DIM_SUB && e->a == 0) { /* -x */
+    p->coef = p->coef == INT64_MIN ? INT64_MAX : -p->coef;
+    return product_add(t, p, e->b);
+  }
+  if (p->n == DIM_TERMS) return false;
+  int i = p->n++;
+  for (; i > 0 && dim_compare(t, d, p->atoms[i - 1]) < 0; i--) p->atoms[i] = p->atoms[i - 1];
+  p->atoms[i] = d;
+  return true;
+}
+
+/* The product without its coefficient. */
+static qn_dim product_atoms(dim_table *t, const product *p) {
+  qn_dim d = p->atoms[0];
+  for (int i = 1; i < p->n; i++) d = raw(t, DIM_MUL, d, p->atoms[i]);
+  return d;
+}
+
+/* ---- sums --------------------------------------------------------------------------------------------------------------- */
+
+typedef struct sum {
+  int n;
+  int64_t constant;
+  struct term {
+    qn_dim of; /* a product without coefficient */
+    int64_t coef;
+  } terms[DIM_TERMS];
+} sum;
+
+/* s += scale * d; false if it does not fit. */
+static bool sum_add(const dim_table *t, sum *s, qn_dim d, int64_t scale) {
+  int64_t c;
+  if (dim_is_const(t, d, &c))
+    return !__builtin_mul_overflow(c, scale, &c) && !__builtin_add_overflow(s->constant, c, &s->constant);
+  const dim_expr *e = expr_of(t, d);
+  qn_dim a = e->a, b = e->b;
+  if (e->op == DIM_ADD) return sum_add(t, s, a, scale) && sum_add(t, s, b, scale);
+  if (e->op == DIM_SUB) return scale != INT64_MIN && sum_add(t, s, a, scale) && sum_add(t, s, b, -scale);
+  if (e->op == DIM_MUL && dim_is_const(t, b, &c)) /* the coefficient stands last */
+    return !__builtin_mul_overflow(c, scale, &scale) && sum_add(t, s, a, scale);
+  int i = 0;
+  while (i < s->n && dim_compare(t, s->terms[i].of, d) < 0) i++;
+  if (i < s->n && s->terms[i].of == d) {
+    if (__builtin_add_overflow(s->terms[i].coef, scale, &s->terms[i].coef)) return false;
+    if (s->terms[i].coef == 0) memmove(&s->terms[i], &s->terms[i + 1], (size_t)(--s->n - i) * sizeof *s->terms);
+    return true;
+  }
+  if (s->n == DIM_TERMS) return false;
+  memmove(&s->terms[i + 1], &s->terms[i], (size_t)(s->n++ - i) * sizeof *s->terms);
+  s->terms[i] = (struct term){d, scale};
+  return true;
+}
+
+static qn_dim scaled(dim_table *t, qn_dim d, int64_t coef) { return coef == 1 ? d : raw(t, DIM_MUL, d, coef); }
+
+static qn_dim sum_make(dim_table *t, const sum *s) {
+  if (s->n == 0) return dim_const(t, s->constant);
+  qn_dim d = 0;
+  int64_t c = s->constant;
+  for (int i = 0; i < s->n; i++)
+    if (s->terms[i].coef > 0) {
+      qn_dim term = scaled(t, s->terms[i].of, s->terms[i].coef);
+      d = d == 0 ? term : raw(t, DIM_ADD, d, term);
+    }
+  if (d == 0 && c > 0) { /* c - n */
+    d = c;
+    c = 0;
+  }
+  for (int i = 0; i < s->n; i++)
+    if (s->terms[i].coef < 0) d = raw(t, DIM_SUB, d, scaled(t, s->terms[i].of, -s->terms[i].coef));
+  if (c > 0) d = raw(t, DIM_ADD, d, c);
+  if (c < 0) d = raw(t, DIM_SUB, d, -c);
+  return d;
+}
+
+/* coefficients and constant all small enough to be negated */
+static bool sum_sane(const sum *s) {
+  bool ok = s->constant != INT64_MIN;
+  for (int i = 0; i < s->n; i++) ok &= s->terms[i].coef != INT64_MIN;
+  return ok;
+}
+
+/* ---- making expressions --------------------------------------------------------------------------------------------------- */
+
+bool dim_nonnegative(const dim_table *t, qn_dim d) {
+  if (d >= 0) return true;
+  if (!t) return false;
+  const dim_expr *e = expr_of(t, d);
+  int64_t c;
+  switch ((dim_op)e->op) {
+  case DIM_SYMBOL: return e->source != DIM_FROM_SCALAR;
+  case DIM_ADD:
+  case DIM_MUL:
+  case DIM_MIN: return dim_nonnegative(t, e->a) && dim_nonnegative(t, e->b);
+  case DIM_MAX: return dim_nonnegative(t, e->a) || dim_nonnegative(t, e->b);
+  case DIM_FLOORDIV: return dim_nonnegative(t, e->a) && dim_nonnegative(t, e->b);
+  case DIM_MOD: return dim_is_const(t, e->b, &c) && c >= 0;
+  case DIM_SUB: return false;
+  }
+  return false;
+}
+
+/* x // c and x % c, where the terms that c divides leave the remainder alone. */
+static qn_dim make_division(dim_table *t, dim_op op, qn_dim a, qn_dim b) {
+  int64_t c;
+  if (a == 0) return 0;
+  if (!dim_is_const(t, b, &c) || c <= 0) return raw(t, op, a, b);
+  if (c == 1) return op == DIM_MOD ? 0 : a;
+  sum whole = {0}, rest = {0};
+  if (!sum_add(t, &whole, a, 1) || !sum_sane(&whole)) return raw(t, op, a, b);
+  int kept = 0;
+  for (int i = 0; i < whole.n; i++) {
+    if (whole.terms[i].coef % c == 0) {
+      whole.terms[kept].coef = whole.terms[i].coef / c;
+      whole.terms[kept++].of = whole.terms[i].of;
+    } else {
+      rest.terms[rest.n++] = whole.terms[i];
+    }
+  }
+  if (kept == 0) return raw(t, op, a, b);
+  whole.n = kept;
+  if (rest.n == 0) {
+    rest.constant = floor_mod(whole.constant, c);
+    whole.constant = floor_div(whole.constant, c);
+    return op == DIM_MOD ? dim_const(t, rest.constant) : sum_make(t, &whole);
+  }
+  rest.constant = whole.constant;
+  whole.constant = 0;
+  qn_dim r = sum_make(t, &rest);
+  if (op == DIM_MOD) return raw(t, DIM_MOD, r, b);
+  return dim_make(t, DIM_ADD, sum_make(t, &whole), raw(t, DIM_FLOORDIV, r, b));
+}
+
+static qn_dim make_extremum(dim_table *t, dim_op op, qn_dim a, qn_dim b) {
+  bool smaller = op == DIM_MIN;
+  int64_t c;
+  if (a == b) return a;
+  sum diff = {0};
+  if (sum_add(t, &diff, a, 1) && sum_add(t, &diff, b, -1) && diff.n == 0) return (diff.constant < 0) == smaller ? a : b;
+  if (dim_is_const(t, a, &c)) { /* the constant stands last */
+    qn_dim swap = a;
+    a = b;
+    b = swap;
+  } else if (!dim_is_const(t, b, &c)) {
+    if (dim_compare(t, b, a) < 0) {
+      qn_dim swap = a;
+      a = b;
+      b = swap;
+    }
+    return raw(t, op, a, b);
+  }
+  if (c <= 0 && dim_nonnegative(t, a)) return smaller ? b : a;
+  int64_t inner;
+  if (op_of(t, a) == op && dim_is_const(t, expr_of(t, a)->b, &inner)) /* min(min(x, c1), c2) */
+    return raw(t, op, expr_of(t, a)->a, dim_const(t, compute(op, inner, c)));
+  return raw(t, op, a, b);
+}
+
+qn_dim dim_make(dim_table *t, dim_op op, qn_dim a, qn_dim b) {
+  int64_t x, y;
+  if (dim_is_const(t, a, &x) && dim_is_const(t, b, &y)) return dim_const(t, compute(op, x, y));
+  sum s = {0};
+  product p = {.coef = 1};
+  switch (op) {
+  case DIM_ADD:
+  case DIM_SUB:
+    if (sum_add(t, &s, a, 1) && sum_add(t, &s, b, op == DIM_ADD ? 1 : -1) && sum_sane(&s)) return sum_make(t, &s);
+    break;
+  case DIM_MUL:
+    if (dim_is_const(t, a, &x) || dim_is_const(t, b, &x)) {
+      if (x == 0) return 0;
+      if (sum_add(t, &s, dim_is_const(t, a, &x) ? b : a, x) && sum_sane(&s)) return sum_make(t, &s);
+    } else if (product_add(t, &p, a) && product_add(t, &p, b)) {
+      s.n = 1;
+      s.terms[0] = (struct term){product_atoms(t, &p), p.coef};
+      if (sum_sane(&s)) return sum_make(t, &s);
+    }
+    break;
+  case DIM_FLOORDIV:
+  case DIM_MOD: return make_division(t, op, a, b);
+  case DIM_MIN:
+  case DIM_MAX: return make_extremum(t, op, a, b);
+  case DIM_SYMBOL: break;
+  }
+  return raw(t, op, a, b);
+}
+
+/* ---- questions ---------------------------------------------------------------------------------------------------------------- */
+
+void dim_assume(dim_table *t, qn_dim a, dim_relation relation, qn_dim b) {
+  for (uint32_t i = 0; i < t->nfacts; i++)
+    if (t->facts[i].a == a && t->facts[i].b == b && t->facts[i].relation == relation) return;
+  if (t->nfacts == t->facts_cap) {
+    uint32_t cap = t->facts_cap ? 2 * t->facts_cap : 8;
+    dim_fact *facts = arena_alloc(t->arena, cap * sizeof *facts);
+    if (!facts) return;
+    if (t->nfacts) memcpy(facts, t->facts, t->nfacts * sizeof *facts);
+    t->facts = facts;
+    t->facts_cap = cap;
+  }
+  t->facts[t->nfacts++] = (dim_fact){a, b, (uint8_t)relation};
+}
+
+bool dim_equal(dim_table *t, qn_dim a, qn_dim b) {
+  if (a == b) return true;
+  int64_t x, y;
+  if (dim_is_const(t, a, &x) && dim_is_const(t, b, &y)) return false; /* constants are unique */
+  sum diff = {0};
+  if (sum_add(t, &diff, a, 1) && sum_add(t, &diff, b, -1) && diff.n == 0) return false;  /* n and n + 1 */
+  if (dim_is_const(t, a, &x) || (!dim_is_const(t, b, &y) && dim_compare(t, b, a) < 0)) { /* one order for each pair */
+    qn_dim swap = a;
+    a = b;
+    b = swap;
+  }
+  bool equal = dim_hint(t, a) == dim_hint(t, b);
+  dim_assume(t, a, equal ? DIM_EQ : DIM_NE, b);
+  return equal;
+}
+
+bool dim_is(dim_table *t, qn_dim a, int64_t value) { return dim_equal(t, a, dim_const(t, value)); }
+
+int64_t dim_eval(const dim_table *t, qn_dim d, const int64_t *symbols) {
+  if (d >= 0 || !t) return d;
+  const dim_expr *e = expr_of(t, d);
+  if (e->op == DIM_SYMBOL) return symbols[~d];
+  return compute((dim_op)e->op, dim_eval(t, e->a, symbols), dim_eval(t, e->b, symbols));
+}
+
+bool dim_facts_hold(const dim_table *t, const int64_t *symbols, uint32_t *broken) {
+  for (uint32_t i = 0; i < t->nfacts; i++) {
+    int64_t a = dim_eval(t, t->facts[i].a, symbols), b = dim_eval(t, t->facts[i].b, symbols);
+    const bool holds[] = {[DIM_EQ] = a == b, [DIM_NE] = a != b, [DIM_LT] = a < b, [DIM_LE] = a <= b};
+    if (holds[t->facts[i].relation]) continue;
+    if (broken) *broken = i;
+    return false;
+  }
+  return true;
+}
+
+/* ---- text --------------------------------------------------------------------------------------------------------------------- */
+
+/* An identifier that cannot be read as something else in a dim's text. */
+static bool name_is_plain(const char *name) {
+  if (!name[0] || (name[0] >= '0' && name[0] <= '9')) return false;
+  bool digits = name[0] == 'd' && name[1];
+  for (const char *p = name; *p; p++) {
+    unsigned char c = (unsigned char)*p;
+    bool digit = c >= '0' && c <= '9';
+    if (p > name) digits &= digit;
+    if (!(digit || c == '_' || c >= 0x80 || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'))) return false;
+  }
+  return !digits && strcmp(name, "min") != 0 && strcmp(name, "max") != 0;
+}
+
+bool dim_prints_name(const dim_table *t, uint32_t index) {
+  const char *name = t->exprs[index].name;
+  if (!name || !name_is_plain(name)) return false;
+  for (uint32_t i = 0; i < index; i++)
+    if (t->exprs[i].name && strcmp(t->exprs[i].name, name) == 0) return false;
+  return true;
+}
+
+/* `level` of the surrounding operator: 0 none, 1 sums, 2 products, 3 right operand of a product. */
+static void print_at(const dim_table *t, qn_dim d, int level, text_buf *out) {
+  if (d >= 0 || !t) {
+    text_addf(out, "%lld", (long long)d);
+    return;
+  }
+  const dim_expr *e = expr_of(t, d);
+  static const struct {
+    const char *text;
+    int level, right;
+  } ops[] = {
+      [DIM_ADD] = {" + ", 1, 2}, [DIM_SUB] = {" - ", 1, 2}, [DIM_MUL] = {"*", 2, 3}, [DIM_FLOORDIV] = {" // ", 2, 3},
+      [DIM_MOD] = {" % ", 2, 3}, [DIM_MIN] = {", ", 0, 0},  [DIM_MAX] = {", ", 0, 0}};
+  if (e->op == DIM_SYMBOL) {
+    uint32_t index = (uint32_t)~d;
+    if (dim_prints_name(t, index))
+      text_adds(out, e->name);
+    else
+      text_addf(out, "d%u", (unsigned)index);
+  } else if (e->op == DIM_MIN || e->op == DIM_MAX) {
+    text_adds(out, e->op == DIM_MIN ? "min(" : "max(");
+    print_at(t, e->a, 0, out);
+    text_adds(out, ", ");
+    print_at(t, e->b, 0, out);
+    text_adds(out, ")");
+  } else {
+    bool brackets = level > ops[e->op].level;
+    qn_dim left = e->a, right = e->b;
+    if (e->op == DIM_MUL && right >= 0) { /* 2*n */
+      left = e->b;
+      right = e->a;
+    }
+    if (brackets) text_adds(out, "(");
+    print_at(t, left, ops[e->op].level, out);
+    text_adds(out, ops[e->op].text);
+    print_at(t, right, ops[e->op].right, out);
+    if (brackets) text_adds(out, ")");
+  }
+}
+
+void dim_print(const dim_table *t, qn_dim d, text_buf *out) { print_at(t, d, 0, out); }
