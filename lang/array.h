@@ -46,7 +46,7 @@ static inline char *array_data(const qn_array *a) {
   return a->storage->data + a->offset * (int64_t)dtype_rows[a->dtype].size;
 }
 
-/* A new contiguous array with storage; data uninitialised. Raises E605 or E203 on an impossible shape. */
+/* A new contiguous array with storage; data uninitialised. Raises E203, E205 or E605 on an impossible shape. */
 QN_MUST_CHECK qn_array *array_new(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape);
 /* An array header without storage (pending, or to be given storage by the caller). */
 QN_MUST_CHECK qn_array *array_new_header(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape);
@@ -55,7 +55,7 @@ QN_MUST_CHECK qn_array *array_view(qn_vm *vm, const qn_array *base, qn_dtype dty
                                    const int64_t *strides, int64_t offset);
 QN_MUST_CHECK qn_array *array_from_scalar(qn_vm *vm, qn_dtype dtype, qn_value scalar); /* rank 0 */
 
-/* Allocates storage for a header. */
+/* Allocates storage for a header, on its device. */
 QN_MUST_CHECK bool array_allocate(qn_vm *vm, qn_array *a);
 qn_storage *storage_retain(qn_storage *s);
 void storage_release(qn_vm *vm, qn_storage *s);
@@ -66,12 +66,15 @@ QN_MUST_CHECK bool array_force(qn_vm *vm, qn_array *a);
 QN_MUST_CHECK qn_array *array_contiguous(qn_vm *vm, qn_array *a);
 /* A new contiguous copy; counted as a copy-on-write copy. Forces. */
 QN_MUST_CHECK qn_array *array_copy(qn_vm *vm, qn_array *a);
+/* A contiguous array of the same elements in the CPU's memory (itself, retained, if it is so already). Forces. */
+QN_MUST_CHECK qn_array *array_to_cpu(qn_vm *vm, qn_array *a);
 /* Makes `*v` (an owned TAG_ARRAY value) safe to write in place: forced, one owner, contiguous or own storage. */
 QN_MUST_CHECK bool array_own(qn_vm *vm, qn_value *v);
 
-/* Copies elements between any two layouts of the same shape and dtype. Both have storage. */
+/* Copies elements between any two layouts of the same shape and dtype. Both have storage in the CPU's memory and do not
+ * overlap. */
 void array_copy_elements(qn_array *to, const qn_array *from);
-/* Element as a host scalar, by flat row-major index; forced arrays only. */
+/* Element as a host scalar, by flat row-major index; forced arrays in the CPU's memory only. */
 qn_value array_get_flat(const qn_array *a, int64_t index);
 
 /* Sets row-major strides for a shape; returns the number of elements, or -1 when it overflows ARRAY_MAX_ELEMENTS or a size

@@ -20,16 +20,19 @@ typedef struct error_row {
 extern const error_row error_rows[];
 extern const int error_row_count;
 const error_row *error_find(int id); /* NULL if there is none */
+void error_id_text(int id, char out[16]); /* "E203" */
 
 enum { ERROR_NOTES = 6, ERROR_FRAMES = 32 };
 
-/* One frame of the trace: where, and in which function (NULL at the top level). */
+/* One frame of the trace: a place, and the function that it lies in (NULL at the top level). For an error in f, called
+ * from the top level: {where it happened, f}, {the call, NULL}. */
 typedef struct error_frame {
   span at;
   qn_str *function;
 } error_frame;
 
-/* A label under an operand in the excerpt: "f32[5]  b, from train.qn:8". */
+/* A label under an operand in the excerpt: "f32[5]  b, from train.qn:8". What follows two blanks is set in a column of its
+ * own. A note without a place is a line below the excerpt. */
 typedef struct error_note {
   span at;
   qn_str *text;
@@ -51,6 +54,7 @@ typedef struct qn_error_object {
  * in the place of the expression that was being evaluated. */
 #define SPAN_NONE ((span){0, 0, 0})
 qn_value raise(qn_vm *vm, error_id id, span at, const char *format, ...) __attribute__((format(printf, 4, 5)));
+qn_value raise_text(qn_vm *vm, error_id id, span at, text_buf *message); /* takes over and frees the buffer */
 /* The preallocated out-of-memory error. */
 qn_value raise_memory(qn_vm *vm);
 /* Adds a labelled operand to the pending error. */
@@ -68,8 +72,13 @@ qn_error_object *error_take(qn_vm *vm);
 void error_put_back(qn_vm *vm, qn_error_object *e); /* rethrow; takes over */
 void error_clear(qn_vm *vm);
 void error_free(qn_vm *vm, qn_error_object *e);
-/* What `catch e` binds: {id, message, line, trace}; owned. And back: error(e) rethrows it with its id and trace. */
+/* What `catch e` binds, owned: {id: "E203", message, line (0: none), trace}, then the further fields of a record that the
+ * program raised itself. `trace` is a list of {function (nil at the top level), source, line, column, length}, the
+ * innermost first. */
 QN_MUST_CHECK qn_value error_to_record(qn_vm *vm, const qn_error_object *e);
+/* And back: raises the error that a record describes, with its id, place and trace where it has them (E701 at `at`
+ * otherwise); returns the error value. Borrows the record, which becomes the payload. */
+qn_value raise_record(qn_vm *vm, span at, qn_value record);
 /* Writes the whole report, as language.md shows it; `color` switches ANSI colours on. */
 void error_render(qn_vm *vm, const qn_error_object *e, text_buf *out, bool color);
 

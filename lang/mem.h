@@ -17,13 +17,29 @@ QN_MUST_CHECK void *mem_zalloc(qn_vm *vm, size_t bytes);              /* zeroed 
 QN_MUST_CHECK void *mem_realloc(qn_vm *vm, void *p, size_t old, size_t bytes); /* p stays valid on failure */
 void mem_free(qn_vm *vm, void *p, size_t bytes);                      /* p may be NULL; bytes as allocated */
 
+/* As mem_alloc and mem_realloc, but without raising: for code that reports the failure later or not at all. */
+QN_MUST_CHECK void *mem_try_alloc(qn_vm *vm, size_t bytes);
+QN_MUST_CHECK void *mem_try_realloc(qn_vm *vm, void *p, size_t old, size_t bytes);
+
 /* Grows `*p` (elements of `size` bytes, `*cap` of them) so that it holds `need` elements. */
 QN_MUST_CHECK bool mem_grow(qn_vm *vm, void **p, uint32_t *cap, size_t need, size_t size);
 
 /* Array data: at least `bytes`, aligned to 64, with 64 readable bytes behind it (vector tails). */
 QN_MUST_CHECK void *mem_buffer(qn_vm *vm, size_t bytes);
 void mem_buffer_free(qn_vm *vm, void *p, size_t bytes);
-void mem_trim(qn_vm *vm); /* gives unused buffers back to the system */
+void mem_trim(qn_vm *vm); /* gives unused buffers and chunks back to the system */
+
+/* Cells: small blocks (at most MEM_CELL_MAX bytes) of this VM alone, aligned and padded like buffers, without a lock.
+ * Arrays of few elements keep storage header and data in one cell. */
+enum { MEM_CELL_MAX = 576 };
+QN_MUST_CHECK void *mem_cell(qn_vm *vm, size_t bytes);
+void mem_cell_free(qn_vm *vm, void *p, size_t bytes);
+
+/* The engine's buffer pool, and the memory state of a VM that is being opened or closed (vm.c). */
+QN_MUST_CHECK struct pool *pool_open(void);
+void pool_close(struct pool *pool);
+QN_MUST_CHECK bool mem_open(qn_vm *vm); /* raises nothing */
+void mem_close(qn_vm *vm);
 
 typedef struct mem_stats {
   size_t live, peak;       /* bytes in use, values and arrays */
@@ -32,6 +48,8 @@ typedef struct mem_stats {
   uint64_t copies, copied; /* copy-on-write copies and their bytes (--log copies) */
 } mem_stats;
 mem_stats *mem_stats_of(qn_vm *vm);
+
+void mem_count_copy(qn_vm *vm, size_t bytes); /* a copy-on-write copy was made */
 
 /* Fails the n-th allocation from now (1 is the next), once; 0 switches this off. Tests use it for every n. */
 void mem_fail_at(qn_vm *vm, uint64_t n);

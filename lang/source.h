@@ -22,6 +22,10 @@ typedef struct source_text {
 /* Adds a text (copied; must be valid UTF-8 without NUL bytes, else E101) and returns its number, or 0 with an error raised. */
 QN_MUST_CHECK uint32_t source_add(qn_vm *vm, const char *name, const char *text, size_t len);
 const source_text *source_get(const qn_vm *vm, uint32_t source); /* NULL for 0 */
+/* The number of the latest text of that name, 0 if there is none. */
+uint32_t source_find(const qn_vm *vm, const char *name);
+/* Index (from 0) into `lines` of the line that a byte offset lies on. */
+uint32_t source_line_of(const source_text *s, uint32_t offset);
 /* Line (from 1) and column (from 1, in code points) of a byte offset. */
 void source_position(const source_text *s, uint32_t offset, int *line, int *column);
 static inline span span_join(span a, span b) {

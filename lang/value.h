@@ -127,6 +127,7 @@ bool str_equal(const qn_str *a, const qn_str *b);
 int str_compare(const qn_str *a, const qn_str *b); /* by code point */
 int64_t str_length(const qn_str *s);               /* code points */
 bool utf8_valid(const char *text, size_t len);
+size_t utf8_valid_prefix(const char *text, size_t len); /* bytes of the longest valid beginning */
 /* Decodes one code point at `s` (valid UTF-8) and returns its length in bytes. */
 int utf8_decode(const char *s, uint32_t *code);
 int utf8_encode(uint32_t code, char out[4]);
@@ -138,18 +139,32 @@ typedef struct text_buf {
   qn_vm *vm; /* accounting; NULL uses plain malloc (file tools, tests) */
   char *text;
   size_t len, cap;
-  bool failed; /* out of memory: the error is raised when the buffer is taken */
+  bool failed; /* out of memory or too long: the error is raised when the buffer is taken */
 } text_buf;
+enum { TEXT_MAX = INT32_MAX };
 void text_init(text_buf *t, qn_vm *vm);
 void text_add(text_buf *t, const char *s, size_t len);
 void text_adds(text_buf *t, const char *s);
+/* No %f, %e or %g: these depend on the locale (text_float, text_decimal). */
 void text_addf(text_buf *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void text_repeat(text_buf *t, const char *s, int n);
 void text_free(text_buf *t);
 /* The buffer as a string value; frees the buffer. Error value when it failed. */
 QN_MUST_CHECK qn_value text_take(text_buf *t);
-/* The shortest text that reads back to `x` as a double (or as a float when `f32`): "1.0", "1e-7", "inf", "nan". */
+/* The shortest text that reads back to `x` as a double (or as a float when `f32`): "1.0", "1e-7", "inf", "nan". Of several
+ * shortest ones it is the one nearest to `x`. Exponents appear below 1e-4 and from 1e16 on. */
 void text_float(text_buf *t, double x, bool f32);
+/* As printf's %f, %e and %g (`style` is 'f', 'e' or 'g') with correct rounding, whatever the locale. */
+void text_decimal(text_buf *t, double x, char style, int precision);
+void text_int(text_buf *t, int64_t i);
+/* `text` as a string literal of the language, quotes included. */
+void text_quoted(text_buf *t, const char *text, size_t len);
+
+/* Reads a decimal number, correctly rounded, whatever the locale: sign, digits (`_` between them), `.digits`, `e` and an
+ * exponent; also "inf" and "nan". The whole text must be the number. Too large is inf. */
+bool float_parse(const char *text, size_t len, double *out);
+/* Reads a decimal or 0x integer (sign and `_` allowed); false if the text is none or the value does not fit. */
+bool int_parse(const char *text, size_t len, int64_t *out);
 
 /* ---- lists ------------------------------------------------------------------------------------------- */
 
@@ -171,11 +186,27 @@ QN_MUST_CHECK bool list_push(qn_vm *vm, qn_list *l, qn_value item);
 
 /* ---- records ----------------------------------------------------------------------------------------- */
 
-/* The ordered field names of a record, shared by all records built the same way (a "layout"). Small layouts are unique
- * per sequence of names, so a site can cache (layout, index), and equal layouts are equal pointers. Above
- * LAYOUT_SHARED_MAX names a record has a layout of its own with a hash index. */
-typedef struct record_layout record_layout;
+/* The ordered field names of a record, shared by all records built the same way (a "layout"). Up to LAYOUT_SHARED_MAX names
+ * a layout is unique in the VM per sequence of names: equal layouts are equal pointers. Above that a record has a layout
+ * of its own (`shared` false), which grows in place while one record uses it.
+ *
+ * A site (`r.w` in the program) may cache (layout, index) of a shared layout. It then owns a reference to the layout, so
+ * that the address is not reused: if r->layout is the cached pointer, r->items[index] is the field. */
+typedef struct record_layout {
+  uint32_t refs;
+  uint32_t len, cap;
+  bool shared;
+  uint32_t hash;      /* of the sequence of names, if shared */
+  uint32_t nslots;    /* hash index: a power of two, 0 while the names are few enough to look through */
+  qn_str **names;     /* interned, in field order */
+  uint32_t *slots;    /* index + 1 of a name, 0: empty */
+} record_layout;
 enum { LAYOUT_SHARED_MAX = 64 };
+record_layout *layout_retain(record_layout *l);
+void layout_release(qn_vm *vm, record_layout *l);
+/* The layout of a sequence of distinct interned names; owned. */
+QN_MUST_CHECK record_layout *layout_of(qn_vm *vm, qn_str *const *names, uint32_t n);
+int layout_find(const record_layout *l, const qn_str *name); /* index, or -1 */
 
 struct qn_record {
   obj_head head;
@@ -185,8 +216,11 @@ struct qn_record {
 };
 
 QN_MUST_CHECK qn_record *record_new(qn_vm *vm);
+/* A record of a known layout (borrowed) with nil items, to be filled in by the caller. */
+QN_MUST_CHECK qn_record *record_of(qn_vm *vm, record_layout *layout);
 /* Index of a field, or -1. `name` need not be interned. */
 int record_find(const qn_record *r, const qn_str *name);
+int record_find_text(const qn_record *r, const char *name, size_t len);
 qn_str *record_name(const qn_record *r, uint32_t index); /* borrowed */
 /* Sets or adds a field of a record with one owner. Takes over `item`, also on failure; borrows `name`. */
 QN_MUST_CHECK bool record_set(qn_vm *vm, qn_record *r, qn_str *name, qn_value item);

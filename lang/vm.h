@@ -3,6 +3,7 @@
 #ifndef LANG_VM_H
 #define LANG_VM_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "lang/array.h"
@@ -23,10 +24,17 @@ typedef struct tunable_row {
 } tunable_row;
 extern const tunable_row tunable_rows[TUNABLE_COUNT];
 
-/* What log lines belong to; QUERN_LOG and --log name them. */
+/* What log lines belong to; QUERN_LOG and --log name them. Each is a bit, LOG_breaks and so on. */
+#define LOG_CHANNELS(X) X(breaks) X(recompiles) X(guards) X(fusion) X(kernels) X(code) X(copies) X(graph) X(cache)
+enum {
+#define X(name) LOG_INDEX_##name,
+  LOG_CHANNELS(X)
+#undef X
+};
 typedef enum log_channel {
-  LOG_breaks = 1, LOG_recompiles = 2, LOG_guards = 4, LOG_fusion = 8, LOG_kernels = 16, LOG_code = 32, LOG_copies = 64,
-  LOG_graph = 128, LOG_cache = 256
+#define X(name) LOG_##name = 1 << LOG_INDEX_##name,
+  LOG_CHANNELS(X)
+#undef X
 } log_channel;
 
 struct qn_engine {
@@ -37,6 +45,17 @@ struct qn_engine {
   void (*jit_close)(qn_engine *engine);
 };
 
+/* Memory of devices other than the CPU (jit/gpu). Failures are raised. */
+typedef struct device_memory {
+  void *(*alloc)(qn_vm *vm, int device, size_t bytes);
+  void (*free)(qn_vm *vm, int device, void *data, size_t bytes);
+  /* Between two layouts of one shape and dtype, both on the same device. */
+  bool (*copy_elements)(qn_vm *vm, qn_array *to, const qn_array *from);
+  /* Contiguous arrays, to and from memory of the host; waits until it is done. */
+  bool (*read)(qn_vm *vm, const qn_array *from, void *to);
+  bool (*write)(qn_vm *vm, qn_array *to, const void *from);
+} device_memory;
+
 /* Calls from below into floors above, filled in when the VM opens. */
 typedef struct vm_hooks {
   /* Runs pending work until `a` has storage (jit/trace). */
@@ -45,7 +64,10 @@ typedef struct vm_hooks {
   qn_value (*call)(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs /* record or nil */);
   /* The anchor in the code of an FN_USER value (jit/trace/rec.h's jit_anchor), NULL for others (interp). */
   void *(*anchor)(qn_value fn);
-  /* Releases what interp keeps behind fn->code or a module's scope; may be NULL. */
+  const device_memory *device; /* NULL: there is only the CPU */
+  /* Frees the object of a TAG_GRAPH value (jit/trace). */
+  void (*free_graph)(qn_vm *vm, void *graph);
+  /* Releases what interp keeps behind fn->code or a module's scope; may be NULL. Runs before close_jit. */
   void (*close_interp)(qn_vm *vm);
   void (*close_jit)(qn_vm *vm);
 } vm_hooks;
@@ -55,6 +77,7 @@ struct qn_vm {
    * `sp` is uninitialised. It never moves. */
   qn_value *stack, *sp, *stack_limit;
   atomic_int interrupt;   /* set by qn_interrupt; looked at on loop back edges, calls, kernel launches */
+  uint64_t next_check;    /* value of `steps` at which limits are looked at; UINT64_MAX without limits */
   char *c_stack_limit;    /* deepest address that recursion may reach (stacks grow downwards) */
   qn_engine *engine;
   struct qn_error_object *error; /* pending, or NULL */
@@ -66,7 +89,7 @@ struct qn_vm {
   struct layout_table *layouts;
   int64_t tune[TUNABLE_COUNT];
   uint32_t log;           /* log_channel bits */
-  bool owns_engine;
+  bool owns_engine;       /* holds a reference to the default engine */
   qn_config config;
   const builtin_table *builtins;
   vm_hooks hooks;
@@ -78,24 +101,49 @@ struct qn_vm {
   void *cpu;              /* jit/cpu's state of this VM (cpu_open) */
   void *jit;              /* jit/trace's state of this VM (jit_open) */
   void *interp;           /* interp's state of this VM */
+  /* The thread and limits of the running evaluation (vm_run_begin). */
+  pthread_t thread;
+  bool bound;             /* `thread` and `c_stack_limit` are set */
+  int depth;              /* evaluations in progress, one inside another through host functions */
+  uint64_t check_interval, step_end;
+  double deadline, last_check;
+  /* What the qn_error_ functions hand out. */
+  char error_name[16];
+  text_buf report;
 };
 
 /* Opens a VM with lang's part only; the floors above add theirs (interp_open, then stdlib's qn_vm_open). */
 QN_MUST_CHECK qn_vm *vm_open(const qn_config *config);
 void vm_close(qn_vm *vm); /* calls the hooks first */
 
+/* Every API call that runs code begins and ends an evaluation: it binds the VM to the calling thread (the C stack's limit
+ * is that thread's), sets the floating-point mode that results depend on and gives the host's back, and starts the step
+ * and time limits at the outermost level. An error of an earlier call is dropped there. */
+typedef struct vm_run {
+  uint64_t fp_mode;
+} vm_run;
+void vm_run_begin(qn_vm *vm, vm_run *run);
+void vm_run_end(qn_vm *vm, vm_run *run);
+/* What an API call returns after its work: QN_OK, or the kind of the error that is pending. */
+qn_status vm_status(const qn_vm *vm);
+/* Binds the VM to the calling thread, if it is not yet: vm_run_begin does it, and vm_open. */
+void vm_bind_thread(qn_vm *vm);
+/* The floating-point mode by itself, for worker threads: round to nearest, nothing flushed to zero, no traps. */
+uint64_t fp_mode_enter(void);
+void fp_mode_leave(uint64_t mode);
+
 /* True if the running computation must stop: raises E603 or E604. Cheap; called on back edges and calls. */
 bool vm_poll_slow(qn_vm *vm);
 static inline bool vm_poll(qn_vm *vm) {
   vm->steps++;
-  if (__builtin_expect(atomic_load_explicit(&vm->interrupt, memory_order_relaxed) != 0, 0)) return vm_poll_slow(vm);
+  if (__builtin_expect((atomic_load_explicit(&vm->interrupt, memory_order_relaxed) != 0) | (vm->steps >= vm->next_check), 0))
+    return vm_poll_slow(vm);
   return false;
 }
 /* False, with E602 raised, when the C stack or the value stack is used up; `slots` values are about to be pushed. */
 bool vm_stack_overflow(qn_vm *vm);
 static inline bool vm_enter(qn_vm *vm, size_t slots) {
-  char here;
-  if (__builtin_expect(&here < vm->c_stack_limit || (size_t)(vm->stack_limit - vm->sp) < slots, 0))
+  if (__builtin_expect((char *)__builtin_frame_address(0) < vm->c_stack_limit || (size_t)(vm->stack_limit - vm->sp) < slots, 0))
     return vm_stack_overflow(vm);
   return true;
 }
@@ -114,6 +162,8 @@ static inline bool vm_logs(const qn_vm *vm, log_channel c) { return (vm->log & (
 void vm_logf(qn_vm *vm, log_channel c, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Parses "breaks,recompiles" into channel bits; false on an unknown name. */
 bool log_parse(const char *text, uint32_t *bits);
+/* Sets tunables from "name=value,name=value" (--set, QUERN_SET). */
+QN_MUST_CHECK bool tunable_set_list(qn_vm *vm, const char *text);
 /* Sets a tunable; false with E317 raised for an unknown name or a value out of range. */
 QN_MUST_CHECK bool tunable_set(qn_vm *vm, const char *name, const char *value);
 /* Does the VM hold a capability? Raises E505 if not. */

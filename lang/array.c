@@ -1,0 +1,404 @@
+/* Arrays: headers, storage, views, copies.
+ *
+ * Eager ops on small arrays spend their time here, so a small array is two blocks from the VM's free lists: the header,
+ * and one cell that holds the storage's header followed by the data. Larger data comes from the buffer pool.
+ */
+#include "lang/array.h"
+
+#include <string.h>
+
+#include "lang/internal.h"
+
+enum { INLINE_HEAD = 64, INLINE_MAX = MEM_CELL_MAX - INLINE_HEAD };
+_Static_assert(sizeof(qn_storage) <= INLINE_HEAD, "the data behind a storage header is aligned to 64");
+
+/* ---- shapes -------------------------------------------------------------------------------------------------- */
+
+int64_t shape_strides(int rank, const int64_t *shape, int64_t *strides) {
+  int64_t size = 1;
+  bool empty = false;
+  for (int i = rank - 1; i >= 0; i--) {
+    if (shape[i] < 0) return -1;
+    strides[i] = size;
+    if (shape[i] == 0)
+      empty = true; /* strides go on as if this axis had one element */
+    else if (__builtin_mul_overflow(size, shape[i], &size) || size > ARRAY_MAX_ELEMENTS)
+      return -1;
+  }
+  return empty ? 0 : size;
+}
+
+bool shape_equal(const qn_array *a, const qn_array *b) {
+  if (a->rank != b->rank) return false;
+  for (int i = 0; i < a->rank; i++)
+    if (a->shape[i] != b->shape[i]) return false;
+  return true;
+}
+
+bool shape_reshape_strides(const qn_array *a, int rank, const int64_t *shape, int64_t *strides) {
+  int64_t size = shape_strides(rank, shape, strides);
+  if (size != a->size) return false;
+  if (a->contiguous || size <= 1) return true;
+  /* Axes of size 1 say nothing; the others are matched group by group with equal products from the left. */
+  int64_t from[ARRAY_MAX_RANK], step[ARRAY_MAX_RANK];
+  int n = 0;
+  for (int i = 0; i < a->rank; i++)
+    if (a->shape[i] != 1) {
+      from[n] = a->shape[i];
+      step[n++] = a->strides[i];
+    }
+  int i = 0, j = 0;
+  while (i < n && j < rank) {
+    int i0 = i, j0 = j;
+    int64_t old = from[i++], new = shape[j++];
+    while (old != new)
+      if (old < new)
+        old *= from[i++];
+      else
+        new *= shape[j++];
+    /* The old axes of a group must follow each other without gaps. */
+    for (int k = i0; k + 1 < i; k++)
+      if (step[k] != step[k + 1] * from[k + 1]) return false;
+    int64_t stride = step[i - 1];
+    for (int k = j - 1; k >= j0; k--) {
+      strides[k] = stride;
+      stride *= shape[k];
+    }
+  }
+  for (; j < rank; j++) strides[j] = 1; /* of size 1 */
+  return true;
+}
+
+static bool raise_shape(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
+  if (rank > ARRAY_MAX_RANK || rank < 0) {
+    raise(vm, E_rank, SPAN_NONE, "an array of rank %d: arrays have at most %d axes", rank, ARRAY_MAX_RANK);
+    return false;
+  }
+  bool negative = false;
+  for (int i = 0; i < rank; i++) negative |= shape[i] < 0;
+  text_buf t;
+  text_init(&t, vm);
+  text_shape(&t, dtype, rank, shape);
+  text_adds(&t, negative ? ": a size is negative" : ": arrays have at most 2**48 elements");
+  raise_text(vm, negative ? E_shape : E_too_large, SPAN_NONE, &t);
+  return false;
+}
+
+/* ---- making -------------------------------------------------------------------------------------------------- */
+
+qn_array *array_new_header(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
+  int64_t strides[ARRAY_MAX_RANK];
+  int64_t size = rank >= 0 && rank <= ARRAY_MAX_RANK ? shape_strides(rank, shape, strides) : -1;
+  if (__builtin_expect(size < 0, 0)) {
+    raise_shape(vm, dtype, rank, shape);
+    return NULL;
+  }
+  qn_array *a = mem_alloc(vm, sizeof *a);
+  if (!a) return NULL;
+  a->head = (obj_head){.refs = 1, .tag = TAG_ARRAY};
+  a->dtype = (uint8_t)dtype;
+  a->rank = (uint8_t)rank;
+  a->device = 0;
+  a->contiguous = true;
+  a->node = 0;
+  a->size = size;
+  a->offset = 0;
+  a->storage = NULL;
+  for (int i = 0; i < rank; i++) {
+    a->shape[i] = shape[i];
+    a->strides[i] = strides[i];
+  }
+  return a;
+}
+
+bool array_allocate(qn_vm *vm, qn_array *a) {
+  size_t bytes = (size_t)a->size * dtype_size((qn_dtype)a->dtype);
+  qn_storage *s;
+  if (a->device) {
+    const device_memory *d = vm->hooks.device;
+    void *data;
+    if (!d) {
+      raise(vm, E_device, SPAN_NONE, "this device is not there");
+      return false;
+    }
+    if (!(s = mem_alloc(vm, sizeof *s))) return false;
+    if (!(data = d->alloc(vm, a->device, bytes))) {
+      mem_free(vm, s, sizeof *s);
+      return false;
+    }
+    *s = (qn_storage){.refs = 1, .device = a->device, .bytes = bytes, .data = data};
+  } else if (bytes <= INLINE_MAX) {
+    if (!(s = mem_cell(vm, INLINE_HEAD + bytes))) return false;
+    *s = (qn_storage){.refs = 1, .bytes = bytes, .data = (char *)s + INLINE_HEAD};
+  } else {
+    if (!(s = mem_alloc(vm, sizeof *s))) return false;
+    void *data = mem_buffer(vm, bytes);
+    if (!data) {
+      mem_free(vm, s, sizeof *s);
+      return false;
+    }
+    *s = (qn_storage){.refs = 1, .bytes = bytes, .data = data};
+  }
+  a->storage = s;
+  return true;
+}
+
+qn_storage *storage_retain(qn_storage *s) {
+  s->refs++;
+  return s;
+}
+
+void storage_release(qn_vm *vm, qn_storage *s) {
+  if (!s || --s->refs) return;
+  if (s->data == (char *)s + INLINE_HEAD) {
+    mem_cell_free(vm, s, INLINE_HEAD + s->bytes);
+    return;
+  }
+  if (s->deleter)
+    s->deleter(s->ctx);
+  else if (s->device)
+    vm->hooks.device->free(vm, s->device, s->data, s->bytes);
+  else
+    mem_buffer_free(vm, s->data, s->bytes);
+  mem_free(vm, s, sizeof *s);
+}
+
+void array_free(qn_vm *vm, qn_array *a) {
+  storage_release(vm, a->storage);
+  mem_free(vm, a, sizeof *a);
+}
+
+static void array_drop(qn_vm *vm, qn_array *a) { value_release(vm, value_obj(TAG_ARRAY, a)); }
+
+qn_array *array_new(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
+  qn_array *a = array_new_header(vm, dtype, rank, shape);
+  if (a && !array_allocate(vm, a)) {
+    array_drop(vm, a);
+    return NULL;
+  }
+  return a;
+}
+
+qn_array *array_view(qn_vm *vm, const qn_array *base, qn_dtype dtype, int rank, const int64_t *shape,
+                     const int64_t *strides, int64_t offset) {
+  qn_array *a = array_new_header(vm, dtype, rank, shape);
+  if (!a) return NULL;
+  bool contiguous = true;
+  for (int i = 0; i < rank; i++) contiguous &= strides[i] == a->strides[i] || shape[i] == 1;
+  /* A contiguous view keeps the strides of its shape, also along axes of size 1, where any would do. */
+  if (!contiguous && a->size > 0) {
+    a->contiguous = false;
+    for (int i = 0; i < rank; i++) a->strides[i] = strides[i];
+  }
+  a->offset = offset;
+  a->device = base->device;
+  a->storage = storage_retain(base->storage);
+  return a;
+}
+
+qn_array *array_from_scalar(qn_vm *vm, qn_dtype dtype, qn_value scalar) {
+  qn_array *a = array_new(vm, dtype, 0, NULL);
+  if (a) dtype_store(dtype, array_data(a), scalar);
+  return a;
+}
+
+bool array_force(qn_vm *vm, qn_array *a) {
+  if (a->storage) return true;
+  if (vm->hooks.force) return vm->hooks.force(vm, a);
+  raise(vm, E_internal, SPAN_NONE, "an array is pending and nothing can run it");
+  return false;
+}
+
+/* ---- copying elements ---------------------------------------------------------------------------------------- */
+
+/* A copy between two strided layouts. Strides are in bytes. */
+typedef struct copy_plan {
+  int rank;
+  int64_t shape[ARRAY_MAX_RANK], to[ARRAY_MAX_RANK], from[ARRAY_MAX_RANK];
+} copy_plan;
+
+static int64_t magnitude(int64_t x) { return x < 0 ? -x : x; }
+
+/* Drops axes of size 1, orders the rest by the destination's strides and joins neighbours that follow without gaps. */
+static void plan_copy(copy_plan *p, const qn_array *to, const qn_array *from, int64_t size) {
+  int n = 0;
+  for (int i = 0; i < to->rank; i++) {
+    if (to->shape[i] == 1) continue;
+    int64_t t = to->strides[i] * size, f = from->strides[i] * size;
+    int k = n++;
+    for (; k > 0 && magnitude(p->to[k - 1]) < magnitude(t); k--) {
+      p->shape[k] = p->shape[k - 1];
+      p->to[k] = p->to[k - 1];
+      p->from[k] = p->from[k - 1];
+    }
+    p->shape[k] = to->shape[i];
+    p->to[k] = t;
+    p->from[k] = f;
+  }
+  int m = 0;
+  for (int i = 0; i < n; i++) {
+    if (m && p->to[m - 1] == p->to[i] * p->shape[i] && p->from[m - 1] == p->from[i] * p->shape[i]) {
+      p->shape[m - 1] *= p->shape[i];
+    } else {
+      p->shape[m] = p->shape[i];
+      p->to[m] = p->to[i];
+      p->from[m] = p->from[i];
+      m++;
+      continue;
+    }
+    p->to[m - 1] = p->to[i];
+    p->from[m - 1] = p->from[i];
+  }
+  p->rank = m;
+}
+
+/* One row of n elements. */
+static void copy_row(char *to, int64_t ts, const char *from, int64_t fs, int64_t n, int size) {
+  if (ts == size && fs == size) {
+    memcpy(to, from, (size_t)(n * size));
+    return;
+  }
+#define ROW(type)                                                                                                      \
+  for (int64_t i = 0; i < n; i++) {                                                                                    \
+    type e;                                                                                                            \
+    memcpy(&e, from + i * fs, sizeof e);                                                                               \
+    memcpy(to + i * ts, &e, sizeof e);                                                                                 \
+  }                                                                                                                    \
+  return
+  switch (size) {
+  case 1: ROW(uint8_t);
+  case 2: ROW(uint16_t);
+  case 4: ROW(uint32_t);
+  case 8: ROW(uint64_t);
+  default: ROW(unsigned __int128);
+  }
+#undef ROW
+}
+
+/* A plane of two axes in tiles, so that both sides stay in cache while one of them runs across lines. */
+static void copy_plane(char *to, const char *from, int64_t rows, int64_t trow, int64_t frow, int64_t cols, int64_t tcol,
+                       int64_t fcol, int size) {
+  enum { TILE = 32 };
+  for (int64_t r = 0; r < rows; r += TILE)
+    for (int64_t c = 0; c < cols; c += TILE) {
+      int64_t r1 = rows - r < TILE ? rows - r : TILE, c1 = cols - c < TILE ? cols - c : TILE;
+      for (int64_t i = 0; i < r1; i++)
+        copy_row(to + (r + i) * trow + c * tcol, tcol, from + (r + i) * frow + c * fcol, fcol, c1, size);
+    }
+}
+
+void array_copy_elements(qn_array *to, const qn_array *from) {
+  if (to->size == 0) return;
+  int size = (int)dtype_size((qn_dtype)to->dtype);
+  char *t = array_data(to);
+  const char *f = array_data(from);
+  if (to->contiguous && from->contiguous) {
+    memcpy(t, f, (size_t)to->size * (size_t)size);
+    return;
+  }
+  copy_plan p;
+  plan_copy(&p, to, from, size);
+  if (p.rank == 0) {
+    copy_row(t, size, f, size, 1, size);
+    return;
+  }
+  /* The last axis is the destination's densest. Where the source is denser along another one, those two make a plane. */
+  int last = p.rank - 1, other = -1;
+  for (int i = 0; i < last; i++)
+    if (p.from[i] && magnitude(p.from[i]) < magnitude(p.from[last]) &&
+        (other < 0 || magnitude(p.from[i]) < magnitude(p.from[other])))
+      other = i;
+  int64_t index[ARRAY_MAX_RANK] = {0};
+  for (;;) {
+    if (other >= 0)
+      copy_plane(t, f, p.shape[other], p.to[other], p.from[other], p.shape[last], p.to[last], p.from[last], size);
+    else
+      copy_row(t, p.to[last], f, p.from[last], p.shape[last], size);
+    int i = last - 1;
+    for (; i >= 0; i--) {
+      if (i == other) continue;
+      t += p.to[i];
+      f += p.from[i];
+      if (++index[i] < p.shape[i]) break;
+      t -= p.to[i] * p.shape[i];
+      f -= p.from[i] * p.shape[i];
+      index[i] = 0;
+    }
+    if (i < 0) return;
+  }
+}
+
+/* Fills a new contiguous array with another one's elements; both on one device. */
+static bool array_fill(qn_vm *vm, qn_array *to, const qn_array *from) {
+  if (!to->device) {
+    array_copy_elements(to, from);
+    return true;
+  }
+  return vm->hooks.device->copy_elements(vm, to, from);
+}
+
+static qn_array *array_duplicate(qn_vm *vm, qn_array *a) {
+  if (!array_force(vm, a)) return NULL;
+  qn_array *copy = array_new_header(vm, (qn_dtype)a->dtype, a->rank, a->shape);
+  if (!copy) return NULL;
+  copy->device = a->device;
+  if (array_allocate(vm, copy) && array_fill(vm, copy, a)) return copy;
+  array_drop(vm, copy);
+  return NULL;
+}
+
+qn_array *array_contiguous(qn_vm *vm, qn_array *a) {
+  if (!array_force(vm, a)) return NULL;
+  if (!a->contiguous) return array_duplicate(vm, a);
+  a->head.refs++;
+  return a;
+}
+
+qn_array *array_copy(qn_vm *vm, qn_array *a) {
+  qn_array *copy = array_duplicate(vm, a);
+  if (copy) mem_count_copy(vm, copy->storage->bytes);
+  return copy;
+}
+
+qn_array *array_to_cpu(qn_vm *vm, qn_array *a) {
+  qn_array *c = array_contiguous(vm, a);
+  if (!c || !c->device) return c;
+  qn_array *out = array_new(vm, (qn_dtype)c->dtype, c->rank, c->shape);
+  if (out && !vm->hooks.device->read(vm, c, array_data(out))) {
+    array_drop(vm, out);
+    out = NULL;
+  }
+  array_drop(vm, c);
+  return out;
+}
+
+/* Can elements be written one by one without touching another array's, or one element twice? */
+static bool array_writable(const qn_array *a) {
+  if (a->head.refs != 1 || a->storage->refs != 1 || a->storage->foreign) return false;
+  for (int i = 0; i < a->rank; i++)
+    if (a->strides[i] == 0 && a->shape[i] > 1) return false;
+  return true;
+}
+
+bool array_own(qn_vm *vm, qn_value *v) {
+  qn_array *a = value_array(*v);
+  if (!array_force(vm, a)) return false;
+  if (array_writable(a)) return true;
+  qn_array *copy = array_copy(vm, a);
+  if (!copy) return false;
+  value_release(vm, *v);
+  *v = value_obj(TAG_ARRAY, copy);
+  return true;
+}
+
+qn_value array_get_flat(const qn_array *a, int64_t index) {
+  int64_t at = index;
+  if (!a->contiguous) {
+    at = 0;
+    for (int i = a->rank - 1; i >= 0; i--) {
+      at += index % a->shape[i] * a->strides[i];
+      index /= a->shape[i];
+    }
+  }
+  return dtype_load((qn_dtype)a->dtype, array_data(a) + at * (int64_t)dtype_size((qn_dtype)a->dtype));
+}

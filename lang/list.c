@@ -1,0 +1,50 @@
+/* Lists: a header and a separate block of items that grows by halves. */
+#include <string.h>
+
+#include "lang/internal.h"
+
+qn_list *list_new(qn_vm *vm, size_t n) {
+  if (n > UINT32_MAX) {
+    raise(vm, E_too_large, SPAN_NONE, "a list of %zu items is too large", n);
+    return NULL;
+  }
+  qn_list *l = mem_alloc(vm, sizeof *l);
+  if (!l) return NULL;
+  *l = (qn_list){.head = {.refs = 1, .tag = TAG_LIST}};
+  if (n) {
+    l->items = mem_alloc(vm, n * sizeof(qn_value));
+    if (!l->items) {
+      mem_free(vm, l, sizeof *l);
+      return NULL;
+    }
+    for (size_t i = 0; i < n; i++) l->items[i] = value_nil();
+    l->len = l->cap = (uint32_t)n;
+  }
+  return l;
+}
+
+qn_list *list_from(qn_vm *vm, const qn_value *items, size_t n) {
+  qn_list *l = list_new(vm, n);
+  if (!l) return NULL;
+  for (size_t i = 0; i < n; i++) l->items[i] = value_retain(items[i]);
+  return l;
+}
+
+bool list_own(qn_vm *vm, qn_value *v) {
+  if (value_unique(*v)) return true;
+  qn_list *l = value_list(*v), *copy = list_from(vm, l->items, l->len);
+  if (!copy) return false;
+  mem_count_copy(vm, l->len * sizeof(qn_value));
+  value_release(vm, *v);
+  *v = value_obj(TAG_LIST, copy);
+  return true;
+}
+
+bool list_push(qn_vm *vm, qn_list *l, qn_value item) {
+  if (l->len == l->cap && !mem_grow(vm, (void **)&l->items, &l->cap, (size_t)l->len + 1, sizeof(qn_value))) {
+    value_release(vm, item);
+    return false;
+  }
+  l->items[l->len++] = item;
+  return true;
+}

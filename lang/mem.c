@@ -1,0 +1,667 @@
+/* Memory of a VM: small-object free lists, large objects, array buffers over the engine's pool, arenas.
+ *
+ * Small objects. The VM takes regions of 4 MiB from the system and cuts them into chunks of 64 KiB, aligned to their size.
+ * A block comes from the free list of its class (16-byte steps to 512 bytes; cells have 64-byte steps and 64-byte
+ * alignment) or is bumped off the current chunk. Nothing is searched and nothing is locked. When a limit is met or on
+ * trim, the free lists are counted chunk by chunk and chunks that hold no live block go back.
+ *
+ * Buffers. Size classes have 8 steps per doubling, so at most an eighth is wasted. Below 2 MiB they are aligned heap
+ * blocks, from there on mappings aligned to 2 MiB with huge pages advised. Idle buffers wait in a lane of the VM (small
+ * ones, up to LANE_BYTES) and in the engine's pool (behind a mutex), linked through their first word.
+ *
+ * Two sums are kept: `stats.live`, what the program holds, and `held`, what the VM has from the system (chunks, large
+ * objects, live buffers). The memory limit bounds `held`, so that fragmentation cannot get around it.
+ *
+ * Under AddressSanitizer every block is a malloc of its own, so that use after free and overruns are seen.
+ */
+#include "lang/mem.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "lang/error.h"
+#include "lang/vm.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#define MEM_DIRECT 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define MEM_DIRECT 1
+#endif
+#endif
+#ifndef MEM_DIRECT
+#define MEM_DIRECT 0
+#endif
+
+enum {
+  SMALL_MAX = 512,
+  SMALL_STEP = 16,
+  SMALL_CLASSES = SMALL_MAX / SMALL_STEP + 1,
+  CELL_STEP = 64,
+  CELL_CLASSES = MEM_CELL_MAX / CELL_STEP + 1,
+  BUFFER_CELL_MAX = 512, /* buffers up to this size are cells */
+  CHUNK = 64 << 10,
+  REGION = 4 << 20,
+  TAIL = 64,            /* readable bytes behind a buffer */
+  MAPPED_MIN = 2 << 20, /* buffers of this size and more are mappings of their own */
+  MAPPED_TAIL = 4096,   /* one more page, for the readable bytes */
+  LANE_MAX = 256 << 10, /* largest buffer kept in a VM's lane */
+  LANE_BYTES = 2 << 20, /* of idle buffers in the lane at most */
+  BUFFER_CLASSES = 64 * 8
+};
+
+typedef struct free_block {
+  struct free_block *next;
+} free_block;
+
+/* The head of a chunk; blocks follow at offset CELL_STEP. */
+typedef struct chunk {
+  struct chunk *next;
+  uint32_t used; /* bytes given out by bumping, when the chunk is no longer the current one */
+  uint32_t pad;  /* of these, bytes lost to alignment */
+  uint32_t idle; /* bytes on free lists; valid while chunks are being reclaimed */
+  bool dead;
+} chunk;
+_Static_assert(sizeof(chunk) <= CELL_STEP, "blocks begin one cell into the chunk");
+
+typedef struct region {
+  struct region *next;
+  void *map;
+  size_t len;
+} region;
+
+struct mem_state {
+  mem_stats stats;
+  uint64_t fail_at; /* number of the allocation to fail; 0: none */
+  char *at, *end;   /* free part of the current chunk; the last TAIL bytes of a chunk stay unused */
+  size_t held;
+  free_block *small[SMALL_CLASSES];
+  free_block *cells[CELL_CLASSES];
+  chunk *chunks; /* the first is the current one */
+  chunk *spare;
+  region *regions;
+  char *region_at, *region_end;
+  size_t lane_bytes;
+  free_block *lane[BUFFER_CLASSES];
+};
+
+struct pool {
+  pthread_mutex_t lock;
+  _Atomic size_t idle; /* bytes */
+  free_block *classes[BUFFER_CLASSES];
+};
+
+/* ---- from the system ----------------------------------------------------------------------------------------- */
+
+/* `len` bytes (whole pages) aligned to `align`, a power of two of at least a page; NULL when the system refuses. */
+static void *map_aligned(size_t len, size_t align) {
+  size_t span = len + align - 4096;
+  char *p = mmap(NULL, span, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) return NULL;
+  size_t head = -(uintptr_t)p & (align - 1);
+  if (head) munmap(p, head);
+  if (span - head - len) munmap(p + head + len, span - head - len);
+  return p + head;
+}
+
+static inline void count_live(struct mem_state *m, size_t bytes) {
+  m->stats.live += bytes;
+  if (m->stats.live > m->stats.peak) m->stats.peak = m->stats.live;
+}
+
+/* Counts an allocation; true if it is the one that a test wants to fail. */
+static inline bool count_fails(struct mem_state *m) {
+  if (__builtin_expect(++m->stats.allocations != m->fail_at, 1)) return false;
+  m->fail_at = 0;
+  return true;
+}
+
+static void reclaim_chunks(struct mem_state *m);
+
+/* May the VM take `bytes` more from the system? Gives idle memory back before it says no. */
+static bool hold(qn_vm *vm, size_t bytes) {
+  struct mem_state *m = vm->mem;
+  size_t limit = vm->config.memory_limit;
+  if (limit) {
+    if (bytes > limit) return false;
+    if (m->held > limit - bytes) reclaim_chunks(m);
+    if (m->held > limit - bytes) return false;
+  }
+  m->held += bytes;
+  return true;
+}
+
+/* ---- chunks -------------------------------------------------------------------------------------------------- */
+
+static chunk *chunk_of(void *p) { return (chunk *)((uintptr_t)p & ~(uintptr_t)(CHUNK - 1)); }
+
+static chunk *chunk_take(qn_vm *vm) {
+  struct mem_state *m = vm->mem;
+  if (!hold(vm, CHUNK)) return NULL;
+  chunk *c = m->spare;
+  if (c) {
+    m->spare = c->next;
+    return c;
+  }
+  if (m->region_at == m->region_end) {
+    region *r = malloc(sizeof *r);
+    char *map = r ? map_aligned(REGION, CHUNK) : NULL;
+    if (!map) {
+      free(r);
+      m->held -= CHUNK;
+      return NULL;
+    }
+    *r = (region){m->regions, map, REGION};
+    m->regions = r;
+    m->region_at = map;
+    m->region_end = map + REGION;
+  }
+  c = (chunk *)m->region_at;
+  m->region_at += CHUNK;
+  return c;
+}
+
+/* Makes a new chunk current. */
+static bool chunk_next(qn_vm *vm) {
+  struct mem_state *m = vm->mem;
+  chunk *c = chunk_take(vm);
+  if (!c) return false;
+  if (m->chunks) m->chunks->used = (uint32_t)(m->at - (char *)m->chunks - CELL_STEP);
+  *c = (chunk){.next = m->chunks};
+  m->chunks = c;
+  m->at = (char *)c + CELL_STEP;
+  m->end = (char *)c + CHUNK - TAIL;
+  return true;
+}
+
+/* Bumps a block of `size` bytes off the current chunk; `align` is SMALL_STEP or CELL_STEP. */
+static void *chunk_bump(qn_vm *vm, size_t size, size_t align) {
+  struct mem_state *m = vm->mem;
+  size_t pad = -(uintptr_t)m->at & (align - 1);
+  if ((size_t)(m->end - m->at) < size + pad) {
+    if (!chunk_next(vm)) return NULL;
+    pad = 0;
+  }
+  char *p = m->at + pad;
+  m->at = p + size;
+  m->chunks->pad += (uint32_t)pad;
+  return p;
+}
+
+static void lists_count_idle(free_block **lists, int n, size_t step) {
+  for (int i = 0; i < n; i++)
+    for (free_block *b = lists[i]; b; b = b->next) chunk_of(b)->idle += (uint32_t)(i * step);
+}
+
+static void lists_drop_dead(free_block **lists, int n) {
+  for (int i = 0; i < n; i++)
+    for (free_block **at = &lists[i]; *at;)
+      if (chunk_of(*at)->dead)
+        *at = (*at)->next;
+      else
+        at = &(*at)->next;
+}
+
+/* Gives chunks without live blocks back to the system (their address range waits in `spare`). */
+static void reclaim_chunks(struct mem_state *m) {
+  if (!m->chunks) return;
+  for (chunk *c = m->chunks; c; c = c->next) c->idle = 0;
+  lists_count_idle(m->small, SMALL_CLASSES, SMALL_STEP);
+  lists_count_idle(m->cells, CELL_CLASSES, CELL_STEP);
+  bool any = false;
+  for (chunk *c = m->chunks->next; c; c = c->next) any |= c->dead = c->idle + c->pad == c->used;
+  if (!any) return;
+  lists_drop_dead(m->small, SMALL_CLASSES);
+  lists_drop_dead(m->cells, CELL_CLASSES);
+  for (chunk **at = &m->chunks->next; *at;) {
+    chunk *c = *at;
+    if (!c->dead) {
+      at = &c->next;
+      continue;
+    }
+    *at = c->next;
+    madvise(c, CHUNK, MADV_DONTNEED);
+    c->next = m->spare;
+    m->spare = c;
+    m->held -= CHUNK;
+  }
+}
+
+/* ---- objects ------------------------------------------------------------------------------------------------- */
+
+static inline size_t small_class(size_t bytes) { return (bytes + SMALL_STEP - 1) / SMALL_STEP; }
+
+static void *alloc_large(qn_vm *vm, size_t bytes) {
+  struct mem_state *m = vm->mem;
+  if (bytes > PTRDIFF_MAX || !hold(vm, bytes)) return NULL;
+  void *p = malloc(bytes ? bytes : 1);
+  if (!p) {
+    m->held -= bytes;
+    return NULL;
+  }
+  count_live(m, bytes);
+  return p;
+}
+
+void *mem_try_alloc(qn_vm *vm, size_t bytes) {
+  struct mem_state *m = vm->mem;
+  if (count_fails(m)) return NULL;
+  if (MEM_DIRECT || bytes > SMALL_MAX) return alloc_large(vm, bytes);
+  size_t k = small_class(bytes);
+  if (__builtin_expect(k == 0, 0)) k = 1;
+  void *p = m->small[k];
+  if (__builtin_expect(p != NULL, 1))
+    m->small[k] = m->small[k]->next;
+  else if (!(p = chunk_bump(vm, k * SMALL_STEP, SMALL_STEP)))
+    return NULL;
+  count_live(m, k * SMALL_STEP);
+  return p;
+}
+
+void *mem_alloc(qn_vm *vm, size_t bytes) {
+  void *p = mem_try_alloc(vm, bytes);
+  if (__builtin_expect(!p, 0)) raise_memory(vm);
+  return p;
+}
+
+void *mem_zalloc(qn_vm *vm, size_t bytes) {
+  void *p = mem_alloc(vm, bytes);
+  return p ? memset(p, 0, bytes) : NULL;
+}
+
+void mem_free(qn_vm *vm, void *p, size_t bytes) {
+  if (!p) return;
+  struct mem_state *m = vm->mem;
+  if (MEM_DIRECT || bytes > SMALL_MAX) {
+    m->stats.live -= bytes;
+    m->held -= bytes;
+    free(p);
+    return;
+  }
+  size_t k = small_class(bytes);
+  if (__builtin_expect(k == 0, 0)) k = 1;
+  m->stats.live -= k * SMALL_STEP;
+  free_block *b = p;
+  b->next = m->small[k];
+  m->small[k] = b;
+}
+
+void *mem_try_realloc(qn_vm *vm, void *p, size_t old, size_t bytes) {
+  if (!p) return mem_try_alloc(vm, bytes);
+  struct mem_state *m = vm->mem;
+  if (bytes > PTRDIFF_MAX) return NULL;
+  if (MEM_DIRECT || (old > SMALL_MAX && bytes > SMALL_MAX)) {
+    if (count_fails(m)) return NULL;
+    if (bytes > old && !hold(vm, bytes - old)) return NULL;
+    void *q = realloc(p, bytes ? bytes : 1);
+    if (!q) {
+      if (bytes > old) m->held -= bytes - old;
+      return NULL;
+    }
+    if (bytes < old) m->held -= old - bytes;
+    m->stats.live -= old;
+    count_live(m, bytes);
+    return q;
+  }
+  if (bytes && old && small_class(old) == small_class(bytes)) return p;
+  void *q = mem_try_alloc(vm, bytes);
+  if (!q) return NULL;
+  memcpy(q, p, old < bytes ? old : bytes);
+  mem_free(vm, p, old);
+  return q;
+}
+
+void *mem_realloc(qn_vm *vm, void *p, size_t old, size_t bytes) {
+  void *q = mem_try_realloc(vm, p, old, bytes);
+  if (!q) raise_memory(vm);
+  return q;
+}
+
+bool mem_grow(qn_vm *vm, void **p, uint32_t *cap, size_t need, size_t size) {
+  if (need <= *cap) return true;
+  uint64_t want = (uint64_t)*cap + *cap / 2 + 4;
+#ifdef QN_CHECKED
+  want = 0; /* grow at every step: stale pointers into moved memory are found */
+#endif
+  if (want < need) want = need;
+  if (want > UINT32_MAX) want = UINT32_MAX;
+  if (want < need || want > PTRDIFF_MAX / size) {
+    raise_memory(vm);
+    return false;
+  }
+  void *q = mem_realloc(vm, *p, *cap * size, want * size);
+  if (!q) return false;
+  *p = q;
+  *cap = (uint32_t)want;
+  return true;
+}
+
+/* ---- cells --------------------------------------------------------------------------------------------------- */
+
+static inline size_t cell_class(size_t bytes) { return bytes ? (bytes + CELL_STEP - 1) / CELL_STEP : 1; }
+
+void *mem_cell(qn_vm *vm, size_t bytes) {
+  struct mem_state *m = vm->mem;
+  size_t k = cell_class(bytes);
+  void *p;
+  if (__builtin_expect(count_fails(m), 0)) goto fail;
+#if MEM_DIRECT
+  if (!hold(vm, k * CELL_STEP)) goto fail;
+  if (posix_memalign(&p, CELL_STEP, bytes + TAIL) != 0) {
+    m->held -= k * CELL_STEP;
+    goto fail;
+  }
+#else
+  p = m->cells[k];
+  if (__builtin_expect(p != NULL, 1))
+    m->cells[k] = m->cells[k]->next;
+  else if (!(p = chunk_bump(vm, k * CELL_STEP, CELL_STEP)))
+    goto fail;
+#endif
+  count_live(m, k * CELL_STEP);
+  return p;
+fail:
+  raise_memory(vm);
+  return NULL;
+}
+
+void mem_cell_free(qn_vm *vm, void *p, size_t bytes) {
+  struct mem_state *m = vm->mem;
+  size_t k = cell_class(bytes);
+  m->stats.live -= k * CELL_STEP;
+#if MEM_DIRECT
+  m->held -= k * CELL_STEP;
+  free(p);
+#else
+  free_block *b = p;
+  b->next = m->cells[k];
+  m->cells[k] = b;
+#endif
+}
+
+/* ---- buffers ------------------------------------------------------------------------------------------------- */
+
+/* Is a buffer a mapping of its own, or a heap block? The same for all buffers of a class. */
+static inline bool buffer_mapped(size_t bytes) { return bytes + TAIL > MAPPED_MIN; }
+
+/* The class of a buffer and the class's size: 8 steps between powers of two. The readable bytes behind a mapping are a
+ * page outside its class size, so that sizes which are powers of two waste nothing. */
+static inline int buffer_class(size_t bytes, size_t *size) {
+  size_t n = !buffer_mapped(bytes) ? bytes + TAIL : bytes > MAPPED_MIN ? bytes : MAPPED_MIN + 1;
+  if (n < BUFFER_CELL_MAX) n = BUFFER_CELL_MAX;
+  int log = 63 - __builtin_clzll(n - 1);
+  size_t step = (size_t)1 << (log - 3);
+  *size = (n + step - 1) & ~(step - 1);
+  return (log << 3) + (int)((n - 1) >> (log - 3) & 7);
+}
+
+static void *buffer_from_system(size_t bytes, size_t size) {
+  if (MEM_DIRECT || !buffer_mapped(bytes)) {
+    void *p;
+    return posix_memalign(&p, 64, MEM_DIRECT ? bytes + TAIL : size) == 0 ? p : NULL;
+  }
+  void *p = map_aligned(size + MAPPED_TAIL, MAPPED_MIN);
+#ifdef MADV_HUGEPAGE
+  if (p) madvise(p, size, MADV_HUGEPAGE);
+#endif
+  return p;
+}
+
+static void buffer_to_system(void *p, size_t bytes, size_t size) {
+  if (MEM_DIRECT || !buffer_mapped(bytes))
+    free(p);
+  else
+    munmap(p, size + MAPPED_TAIL);
+}
+
+struct pool *pool_open(void) {
+  struct pool *pool = calloc(1, sizeof *pool);
+  if (pool && pthread_mutex_init(&pool->lock, NULL) != 0) {
+    free(pool);
+    return NULL;
+  }
+  return pool;
+}
+
+/* The size of a class from its number. */
+static size_t class_size(int k) { return (size_t)(8 + (k & 7) + 1) << ((k >> 3) - 3); }
+static bool class_mapped(int k) { return class_size(k) > MAPPED_MIN; }
+
+static void class_release(int k, free_block *list) {
+  while (list) {
+    free_block *next = list->next;
+    if (class_mapped(k))
+      munmap(list, class_size(k) + MAPPED_TAIL);
+    else
+      free(list);
+    list = next;
+  }
+}
+
+static void pool_trim(struct pool *pool) {
+  for (int k = 0; k < BUFFER_CLASSES; k++) {
+    pthread_mutex_lock(&pool->lock);
+    free_block *list = pool->classes[k];
+    pool->classes[k] = NULL;
+    size_t bytes = 0;
+    for (free_block *b = list; b; b = b->next) bytes += class_size(k);
+    pool->idle -= bytes;
+    pthread_mutex_unlock(&pool->lock);
+    class_release(k, list);
+  }
+}
+
+void pool_close(struct pool *pool) {
+  if (!pool) return;
+  pool_trim(pool);
+  pthread_mutex_destroy(&pool->lock);
+  free(pool);
+}
+
+static void *pool_take(struct pool *pool, int k, size_t size) {
+  if (atomic_load_explicit(&pool->idle, memory_order_relaxed) < size) return NULL;
+  pthread_mutex_lock(&pool->lock);
+  free_block *b = pool->classes[k];
+  if (b) {
+    pool->classes[k] = b->next;
+    pool->idle -= size;
+  }
+  pthread_mutex_unlock(&pool->lock);
+  return b;
+}
+
+static void pool_put(struct pool *pool, int k, size_t size, void *p) {
+  free_block *b = p;
+  pthread_mutex_lock(&pool->lock);
+  b->next = pool->classes[k];
+  pool->classes[k] = b;
+  pool->idle += size;
+  pthread_mutex_unlock(&pool->lock);
+}
+
+/* Moves the VM's lane into the pool. */
+static void lane_flush(qn_vm *vm) {
+  struct mem_state *m = vm->mem;
+  for (int k = 0; k < BUFFER_CLASSES && m->lane_bytes; k++)
+    while (m->lane[k]) {
+      free_block *b = m->lane[k];
+      m->lane[k] = b->next;
+      m->lane_bytes -= class_size(k);
+      pool_put(vm->engine->pool, k, class_size(k), b);
+    }
+}
+
+void mem_trim(qn_vm *vm) {
+  lane_flush(vm);
+  pool_trim(vm->engine->pool);
+  reclaim_chunks(vm->mem);
+}
+
+void *mem_buffer(qn_vm *vm, size_t bytes) {
+  struct mem_state *m = vm->mem;
+  if (!MEM_DIRECT && bytes <= BUFFER_CELL_MAX) {
+    void *p = mem_cell(vm, bytes);
+    if (p) m->stats.buffers += cell_class(bytes) * CELL_STEP;
+    return p;
+  }
+  if (count_fails(m) || bytes > (size_t)1 << 56) {
+    raise_memory(vm);
+    return NULL;
+  }
+  size_t size;
+  int k = buffer_class(bytes, &size);
+  if (!hold(vm, size)) {
+    raise_memory(vm);
+    return NULL;
+  }
+  void *p = NULL;
+  if (m->lane[k]) {
+    p = m->lane[k];
+    m->lane[k] = m->lane[k]->next;
+    m->lane_bytes -= size;
+  }
+  if (!p) p = pool_take(vm->engine->pool, k, size);
+  if (!p) {
+    /* Idle buffers of other sizes count as this VM's where it has a limit. */
+    size_t limit = vm->config.memory_limit;
+    if (limit && m->lane_bytes + vm->engine->pool->idle > limit - m->held) mem_trim(vm);
+    p = buffer_from_system(bytes, size);
+  }
+  if (!p) {
+    mem_trim(vm);
+    p = buffer_from_system(bytes, size);
+  }
+  if (!p) {
+    m->held -= size;
+    raise_memory(vm);
+    return NULL;
+  }
+  count_live(m, size);
+  m->stats.buffers += size;
+  return p;
+}
+
+void mem_buffer_free(qn_vm *vm, void *p, size_t bytes) {
+  if (!p) return;
+  struct mem_state *m = vm->mem;
+  if (!MEM_DIRECT && bytes <= BUFFER_CELL_MAX) {
+    m->stats.buffers -= cell_class(bytes) * CELL_STEP;
+    mem_cell_free(vm, p, bytes);
+    return;
+  }
+  size_t size;
+  int k = buffer_class(bytes, &size);
+  m->stats.live -= size;
+  m->stats.buffers -= size;
+  m->held -= size;
+  if (MEM_DIRECT) {
+    buffer_to_system(p, bytes, size);
+    return;
+  }
+  if (size <= LANE_MAX && m->lane_bytes + size <= LANE_BYTES) {
+    free_block *b = p;
+    b->next = m->lane[k];
+    m->lane[k] = b;
+    m->lane_bytes += size;
+  } else if (vm->engine->pool->idle + size <= (size_t)vm->tune[TUNE_pool_bytes]) {
+    pool_put(vm->engine->pool, k, size, p);
+  } else {
+    buffer_to_system(p, bytes, size);
+  }
+}
+
+/* ---- the state of a VM ----------------------------------------------------------------------------------------- */
+
+bool mem_open(qn_vm *vm) {
+  vm->mem = calloc(1, sizeof *vm->mem);
+  return vm->mem != NULL;
+}
+
+void mem_close(qn_vm *vm) {
+  struct mem_state *m = vm->mem;
+  if (!m) return;
+  lane_flush(vm);
+  while (m->regions) {
+    region *r = m->regions;
+    m->regions = r->next;
+    munmap(r->map, r->len);
+    free(r);
+  }
+  free(m);
+  vm->mem = NULL;
+}
+
+mem_stats *mem_stats_of(qn_vm *vm) {
+  vm->mem->stats.pooled = vm->mem->lane_bytes + vm->engine->pool->idle;
+  return &vm->mem->stats;
+}
+
+void mem_count_copy(qn_vm *vm, size_t bytes) {
+  vm->mem->stats.copies++;
+  vm->mem->stats.copied += bytes;
+  if (vm_logs(vm, LOG_copies)) vm_logf(vm, LOG_copies, "copy on write of %zu bytes", bytes);
+}
+
+void mem_fail_at(qn_vm *vm, uint64_t n) { vm->mem->fail_at = n ? vm->mem->stats.allocations + n : 0; }
+
+/* ---- arenas -------------------------------------------------------------------------------------------------- */
+
+struct arena_block {
+  arena_block *next;
+  size_t bytes; /* of the whole block */
+};
+_Static_assert(sizeof(arena_block) == 16, "what follows the block's head is 16-byte aligned");
+
+enum { ARENA_FIRST = 2048, ARENA_LARGEST = 256 << 10 };
+
+void arena_init(arena *a, qn_vm *vm) { *a = (arena){.vm = vm}; }
+
+/* A new block with room for `bytes`; the old block's rest stays unused. */
+static bool arena_grow(arena *a, size_t bytes) {
+  size_t want = a->blocks ? a->blocks->bytes * 2 : ARENA_FIRST;
+  if (want > ARENA_LARGEST) want = ARENA_LARGEST;
+#ifdef QN_CHECKED
+  want = 176;
+#endif
+  if (bytes > PTRDIFF_MAX - sizeof(arena_block)) return false;
+  if (want < bytes + sizeof(arena_block)) want = bytes + sizeof(arena_block);
+  arena_block *b = a->vm ? mem_alloc(a->vm, want) : malloc(want);
+  if (!b) return false;
+  b->next = a->blocks;
+  b->bytes = want;
+  a->blocks = b;
+  a->at = (char *)(b + 1);
+  a->end = (char *)b + want;
+  return true;
+}
+
+void *arena_alloc(arena *a, size_t bytes) {
+  if (bytes > PTRDIFF_MAX) {
+    a->failed = true;
+    if (a->vm) raise_memory(a->vm);
+    return NULL;
+  }
+  bytes = (bytes + 15) & ~(size_t)15;
+  if ((size_t)(a->end - a->at) < bytes && !arena_grow(a, bytes)) {
+    a->failed = true;
+    return NULL;
+  }
+  char *p = a->at;
+  a->at += bytes;
+  return memset(p, 0, bytes);
+}
+
+void arena_free(arena *a) {
+  while (a->blocks) {
+    arena_block *b = a->blocks;
+    a->blocks = b->next;
+    if (a->vm)
+      mem_free(a->vm, b, b->bytes);
+    else
+      free(b);
+  }
+  *a = (arena){.vm = a->vm};
+}

@@ -1,0 +1,284 @@
+/* Strings, the intern table, and UTF-8.
+ *
+ * The intern table is open addressing with linear probing over the strings themselves; it holds no references: a string
+ * leaves the table when it is freed (str_forget), by shifting later entries of its run back.
+ */
+#include <string.h>
+
+#include "lang/internal.h"
+
+enum { STR_MAX = INT32_MAX };
+
+/* ---- hashing ------------------------------------------------------------------------------------------------- */
+
+/* Multiply-fold over 8-byte words; the length goes in, so that zero bytes at the end count. */
+uint32_t str_hash(const char *text, size_t len) {
+  uint64_t h = 0x9e3779b97f4a7c15u ^ len * 0xff51afd7ed558ccdu;
+  while (len >= 8) {
+    uint64_t w;
+    memcpy(&w, text, 8);
+    h = (h ^ w) * 0xbf58476d1ce4e5b9u;
+    h ^= h >> 29;
+    text += 8;
+    len -= 8;
+  }
+  uint64_t w = 0;
+  memcpy(&w, text, len);
+  h = (h ^ w) * 0x94d049bb133111ebu;
+  h ^= h >> 32;
+  return (uint32_t)(h ^ h >> 16);
+}
+
+/* ---- UTF-8 --------------------------------------------------------------------------------------------------- */
+
+/* Length in bytes of the leading pure ASCII part, in whole words (callers finish bytewise). */
+static size_t ascii_words(const char *text, size_t len) {
+  size_t i = 0;
+  for (; i + 8 <= len; i += 8) {
+    uint64_t w;
+    memcpy(&w, text + i, 8);
+    if (w & 0x8080808080808080u) break;
+  }
+  return i;
+}
+
+static bool ascii_only(const char *text, size_t len) {
+  for (size_t i = ascii_words(text, len); i < len; i++)
+    if (text[i] & 0x80) return false;
+  return true;
+}
+
+size_t utf8_valid_prefix(const char *text, size_t len) {
+  const unsigned char *s = (const unsigned char *)text;
+  size_t i = 0;
+  while (i < len) {
+    i += ascii_words(text + i, len - i);
+    if (i >= len) break;
+    unsigned c = s[i];
+    if (c < 0x80) {
+      i++;
+      continue;
+    }
+    size_t n = c >= 0xf0 ? 4 : c >= 0xe0 ? 3 : 2;
+    if (c < 0xc2 || c > 0xf4 || len - i < n) return i;
+    for (size_t k = 1; k < n; k++)
+      if ((s[i + k] & 0xc0) != 0x80) return i;
+    /* Overlong forms, surrogates, and what lies beyond U+10FFFF show in the second byte. */
+    unsigned second = s[i + 1];
+    if ((c == 0xe0 && second < 0xa0) || (c == 0xed && second > 0x9f) || (c == 0xf0 && second < 0x90) ||
+        (c == 0xf4 && second > 0x8f))
+      return i;
+    i += n;
+  }
+  return len;
+}
+
+bool utf8_valid(const char *text, size_t len) { return utf8_valid_prefix(text, len) == len; }
+
+int utf8_decode(const char *text, uint32_t *code) {
+  const unsigned char *s = (const unsigned char *)text;
+  if (s[0] < 0x80) {
+    *code = s[0];
+    return 1;
+  }
+  if (s[0] < 0xe0) {
+    *code = (uint32_t)(s[0] & 0x1f) << 6 | (s[1] & 0x3f);
+    return 2;
+  }
+  if (s[0] < 0xf0) {
+    *code = (uint32_t)(s[0] & 0x0f) << 12 | (uint32_t)(s[1] & 0x3f) << 6 | (s[2] & 0x3f);
+    return 3;
+  }
+  *code = (uint32_t)(s[0] & 0x07) << 18 | (uint32_t)(s[1] & 0x3f) << 12 | (uint32_t)(s[2] & 0x3f) << 6 | (s[3] & 0x3f);
+  return 4;
+}
+
+int utf8_encode(uint32_t code, char out[4]) {
+  if (code < 0x80) {
+    out[0] = (char)code;
+    return 1;
+  }
+  if (code < 0x800) {
+    out[0] = (char)(0xc0 | code >> 6);
+    out[1] = (char)(0x80 | (code & 0x3f));
+    return 2;
+  }
+  if (code < 0x10000) {
+    out[0] = (char)(0xe0 | code >> 12);
+    out[1] = (char)(0x80 | (code >> 6 & 0x3f));
+    out[2] = (char)(0x80 | (code & 0x3f));
+    return 3;
+  }
+  out[0] = (char)(0xf0 | code >> 18);
+  out[1] = (char)(0x80 | (code >> 12 & 0x3f));
+  out[2] = (char)(0x80 | (code >> 6 & 0x3f));
+  out[3] = (char)(0x80 | (code & 0x3f));
+  return 4;
+}
+
+typedef struct code_range {
+  uint32_t first, last;
+} code_range;
+static const code_range wide_ranges[] = {
+#define WIDE(a, b) {a, b},
+#define ZERO(a, b)
+#include "lang/unicode.def"
+#undef WIDE
+#undef ZERO
+};
+static const code_range zero_ranges[] = {
+#define WIDE(a, b)
+#define ZERO(a, b) {a, b},
+#include "lang/unicode.def"
+#undef WIDE
+#undef ZERO
+};
+
+static bool range_has(const code_range *ranges, size_t n, uint32_t code) {
+  size_t lo = 0, hi = n;
+  while (lo < hi) {
+    size_t mid = (lo + hi) / 2;
+    if (code > ranges[mid].last)
+      lo = mid + 1;
+    else
+      hi = mid;
+  }
+  return lo < n && code >= ranges[lo].first;
+}
+
+int utf8_width(uint32_t code) {
+  if (code < 0x20 || (code >= 0x7f && code < 0xa0)) return 0;
+  if (code < 0x300) return 1;
+  if (range_has(zero_ranges, sizeof zero_ranges / sizeof *zero_ranges, code)) return 0;
+  return range_has(wide_ranges, sizeof wide_ranges / sizeof *wide_ranges, code) ? 2 : 1;
+}
+
+/* ---- strings ------------------------------------------------------------------------------------------------- */
+
+static size_t str_bytes(size_t len) { return sizeof(qn_str) + len + 1; }
+
+static qn_str *str_make(qn_vm *vm, const char *text, size_t len, uint32_t hash) {
+  if (len > STR_MAX) {
+    raise(vm, E_too_large, SPAN_NONE, "a string of %zu bytes is too large; strings have at most 2**31 - 1", len);
+    return NULL;
+  }
+  qn_str *s = mem_alloc(vm, str_bytes(len));
+  if (!s) return NULL;
+  s->head = (obj_head){.refs = 1, .tag = TAG_STR, .flags = ascii_only(text, len) ? STR_ASCII : 0};
+  s->hash = hash;
+  s->len = (uint32_t)len;
+  if (len) memcpy(s->text, text, len);
+  s->text[len] = 0;
+  return s;
+}
+
+qn_str *str_new(qn_vm *vm, const char *text, size_t len) {
+  return str_make(vm, text, len, len <= STR_MAX ? str_hash(text, len) : 0);
+}
+
+bool str_equal(const qn_str *a, const qn_str *b) {
+  if (a == b) return true;
+  if (a->hash != b->hash || a->len != b->len || (a->head.flags & b->head.flags & STR_INTERNED)) return false;
+  return memcmp(a->text, b->text, a->len) == 0;
+}
+
+/* The order of UTF-8's bytes is that of the code points. */
+int str_compare(const qn_str *a, const qn_str *b) {
+  int c = memcmp(a->text, b->text, a->len < b->len ? a->len : b->len);
+  return c ? c : (a->len > b->len) - (a->len < b->len);
+}
+
+int64_t str_length(const qn_str *s) {
+  if (s->head.flags & STR_ASCII) return s->len;
+  int64_t n = 0;
+  for (uint32_t i = 0; i < s->len; i++) n += ((unsigned char)s->text[i] & 0xc0) != 0x80;
+  return n;
+}
+
+/* ---- interning ----------------------------------------------------------------------------------------------- */
+
+struct intern_table {
+  qn_str **slots; /* a power of two of them, at most half full */
+  uint32_t size, count;
+};
+
+#ifdef QN_CHECKED
+enum { INTERN_FIRST = 2 };
+#else
+enum { INTERN_FIRST = 256 };
+#endif
+
+bool intern_open(qn_vm *vm) {
+  vm->interned = mem_zalloc(vm, sizeof *vm->interned);
+  return vm->interned != NULL;
+}
+
+void intern_close(qn_vm *vm) {
+  struct intern_table *t = vm->interned;
+  if (!t) return;
+  mem_free(vm, t->slots, t->size * sizeof *t->slots);
+  mem_free(vm, t, sizeof *t);
+  vm->interned = NULL;
+}
+
+static void intern_put(struct intern_table *t, qn_str *s) {
+  uint32_t i = s->hash & (t->size - 1);
+  while (t->slots[i]) i = (i + 1) & (t->size - 1);
+  t->slots[i] = s;
+}
+
+static bool intern_grow(qn_vm *vm, struct intern_table *t) {
+  if (t->size > UINT32_MAX / 4) {
+    raise_memory(vm);
+    return false;
+  }
+  uint32_t size = t->size ? t->size * 2 : INTERN_FIRST;
+  qn_str **slots = mem_zalloc(vm, size * sizeof *slots);
+  if (!slots) return false;
+  qn_str **old = t->slots;
+  uint32_t n = t->size;
+  t->slots = slots;
+  t->size = size;
+  for (uint32_t i = 0; i < n; i++)
+    if (old[i]) intern_put(t, old[i]);
+  mem_free(vm, old, n * sizeof *old);
+  return true;
+}
+
+qn_str *str_intern(qn_vm *vm, const char *text, size_t len) {
+  struct intern_table *t = vm->interned;
+  uint32_t hash = len <= STR_MAX ? str_hash(text, len) : 0;
+  if (t->size)
+    for (uint32_t i = hash & (t->size - 1); t->slots[i]; i = (i + 1) & (t->size - 1)) {
+      qn_str *s = t->slots[i];
+      if (s->hash == hash && s->len == len && memcmp(s->text, text, len) == 0) {
+        s->head.refs++;
+        return s;
+      }
+    }
+  if ((t->count + 1) * 2 > t->size && !intern_grow(vm, t)) return NULL;
+  qn_str *s = str_make(vm, text, len, hash);
+  if (!s) return NULL;
+  s->head.flags |= STR_INTERNED;
+  intern_put(t, s);
+  t->count++;
+  return s;
+}
+
+static void str_forget(struct intern_table *t, const qn_str *s) {
+  uint32_t mask = t->size - 1, i = s->hash & mask;
+  while (t->slots[i] != s) i = (i + 1) & mask;
+  for (uint32_t j = (i + 1) & mask; t->slots[j]; j = (j + 1) & mask) {
+    uint32_t home = t->slots[j]->hash & mask;
+    if (((j - home) & mask) < ((j - i) & mask)) continue; /* its run does not reach back to the hole */
+    t->slots[i] = t->slots[j];
+    i = j;
+  }
+  t->slots[i] = NULL;
+  t->count--;
+}
+
+void str_free(qn_vm *vm, qn_str *s) {
+  if (s->head.flags & STR_INTERNED) str_forget(vm->interned, s);
+  mem_free(vm, s, str_bytes(s->len));
+}

@@ -1,0 +1,261 @@
+/* What holds for all kinds of values: freeing, equality, names of kinds; ranges and functions.
+ *
+ * Freeing walks containers without a stack of its own. A container whose count fell to 0 counts its remaining items down
+ * in that same word. Descending into an item leaves the item's slot unused, so it keeps the way back (the container above),
+ * and depth costs no memory.
+ */
+#include <string.h>
+
+#include "lang/internal.h"
+
+const char *value_kind_name(qn_value v) {
+  switch (value_tag_of(v)) {
+  case TAG_NIL: return "nil";
+  case TAG_BOOL: return "bool";
+  case TAG_INT: return "int";
+  case TAG_FLOAT: return "float";
+  case TAG_DTYPE: return "dtype";
+  case TAG_DEVICE: return "device";
+  case TAG_STR: return "str";
+  case TAG_LIST: return "list";
+  case TAG_RECORD: return "record";
+  case TAG_ARRAY: return "array";
+  case TAG_FN: return "fn";
+  case TAG_RANGE: return "range";
+  case TAG_MODULE: return "module";
+  case TAG_GRAPH: return "graph";
+  case TAG_ERROR: return "error";
+  case TAG_UNSET: return "unset";
+  case TAG_SIGNAL: return "signal";
+  }
+  return "value";
+}
+
+/* ---- freeing ------------------------------------------------------------------------------------------------- */
+
+/* The items of a container that is being freed, and their number. */
+static qn_value *container_items(obj_head *o, uint32_t *n) {
+  switch (o->tag) {
+  case TAG_LIST: *n = ((qn_list *)o)->len; return ((qn_list *)o)->items;
+  case TAG_RECORD: *n = ((qn_record *)o)->len; return ((qn_record *)o)->items;
+  case TAG_FN: *n = ((qn_fn *)o)->ncaptures; return ((qn_fn *)o)->captures;
+  default: *n = 0; return NULL;
+  }
+}
+
+/* Frees an object itself, whose items are gone. */
+static void object_free(qn_vm *vm, obj_head *o) {
+  switch (o->tag) {
+  case TAG_STR: str_free(vm, (qn_str *)o); break;
+  case TAG_ARRAY: array_free(vm, (qn_array *)o); break;
+  case TAG_LIST: {
+    qn_list *l = (qn_list *)o;
+    mem_free(vm, l->items, l->cap * sizeof(qn_value));
+    mem_free(vm, l, sizeof *l);
+    break;
+  }
+  case TAG_RECORD: {
+    qn_record *r = (qn_record *)o;
+    mem_free(vm, r->items, r->cap * sizeof(qn_value));
+    layout_release(vm, r->layout);
+    mem_free(vm, r, sizeof *r);
+    break;
+  }
+  case TAG_FN: {
+    qn_fn *f = (qn_fn *)o;
+    mem_free(vm, f, sizeof *f + f->ncaptures * sizeof(qn_value));
+    break;
+  }
+  case TAG_RANGE: mem_free(vm, o, sizeof(qn_range)); break;
+  case TAG_MODULE: {
+    qn_module *m = (qn_module *)o;
+    if (m->name) value_release(vm, value_obj(TAG_STR, m->name));
+    mem_free(vm, m, sizeof *m);
+    break;
+  }
+  case TAG_GRAPH:
+    if (vm->hooks.free_graph) vm->hooks.free_graph(vm, o);
+    break;
+  }
+}
+
+void value_free(qn_vm *vm, qn_value v) {
+  obj_head *o = v.u.p, *parent = NULL;
+  uint32_t n;
+  qn_value *items = container_items(o, &n);
+  o->refs = n;
+  for (;;) {
+    while (o->refs) {
+      qn_value *slot = &items[--o->refs];
+      if (!value_is_heap(*slot)) continue;
+      obj_head *item = slot->u.p;
+      if (--item->refs) continue;
+      qn_value *below = container_items(item, &n);
+      if (!n) {
+        object_free(vm, item);
+        continue;
+      }
+      slot->u.p = parent;
+      parent = o;
+      o = item;
+      items = below;
+      o->refs = n;
+    }
+    object_free(vm, o);
+    if (!parent) return;
+    o = parent;
+    items = container_items(o, &n);
+    parent = items[o->refs].u.p;
+  }
+}
+
+/* ---- equality ------------------------------------------------------------------------------------------------ */
+
+/* int == float by their exact values: the float must be a whole number in range, and then the integers must agree. */
+static bool int_equals_float(int64_t i, double f) {
+  return f >= -0x1p63 && f < 0x1p63 && (double)(int64_t)f == f && (int64_t)f == i;
+}
+
+static bool range_equal(const qn_range *a, const qn_range *b) {
+  int64_t n = range_length(a);
+  if (n != range_length(b)) return false;
+  return n == 0 || (a->start == b->start && (n == 1 || a->step == b->step));
+}
+
+/* Elements of two contiguous arrays of one dtype and size. Floats compare as IEEE says: NaN is unequal to all. */
+static bool elements_equal(qn_dtype d, const void *a, const void *b, int64_t n) {
+  switch (d) {
+  case QN_f32: {
+    const float *x = a, *y = b;
+    for (int64_t i = 0; i < n; i++)
+      if (!(x[i] == y[i])) return false;
+    return true;
+  }
+  case QN_f64: {
+    const double *x = a, *y = b;
+    for (int64_t i = 0; i < n; i++)
+      if (!(x[i] == y[i])) return false;
+    return true;
+  }
+  case QN_f16:
+  case QN_bf16: {
+    const uint16_t *x = a, *y = b;
+    for (int64_t i = 0; i < n; i++)
+      if (!(d == QN_f16 ? f16_to_f32(x[i]) == f16_to_f32(y[i]) : bf16_to_f32(x[i]) == bf16_to_f32(y[i]))) return false;
+    return true;
+  }
+  default: return n == 0 || memcmp(a, b, (size_t)n * dtype_size(d)) == 0;
+  }
+}
+
+static int array_equal(qn_vm *vm, qn_array *a, qn_array *b) {
+  if (a->dtype != b->dtype || !shape_equal(a, b)) return 0;
+  qn_array *x = array_to_cpu(vm, a);
+  if (!x) return -1;
+  qn_array *y = array_to_cpu(vm, b);
+  int equal = y ? elements_equal(x->dtype, array_data(x), array_data(y), x->size) : -1;
+  value_release(vm, value_obj(TAG_ARRAY, x));
+  if (y) value_release(vm, value_obj(TAG_ARRAY, y));
+  return equal;
+}
+
+/* A pair of containers being compared: item i of `a` is next. */
+typedef struct equal_pair {
+  qn_value a, b; /* borrowed */
+  uint32_t i, n;
+} equal_pair;
+
+typedef struct equal_walk {
+  equal_pair *pairs;
+  uint32_t n, cap;
+} equal_walk;
+
+static bool equal_push(qn_vm *vm, equal_walk *w, qn_value a, qn_value b, uint32_t n) {
+  if (!mem_grow(vm, (void **)&w->pairs, &w->cap, (size_t)w->n + 1, sizeof *w->pairs)) return false;
+  w->pairs[w->n++] = (equal_pair){a, b, 0, n};
+  return true;
+}
+
+/* Compares two values but for their items, which are pushed on the walk. */
+static int equal_step(qn_vm *vm, equal_walk *w, qn_value a, qn_value b) {
+  value_tag s = value_tag_of(a), t = value_tag_of(b);
+  if (s != t) {
+    if (s == TAG_INT && t == TAG_FLOAT) return int_equals_float(a.u.i, b.u.f);
+    if (s == TAG_FLOAT && t == TAG_INT) return int_equals_float(b.u.i, a.u.f);
+    return 0;
+  }
+  switch (s) {
+  case TAG_NIL: return 1;
+  case TAG_BOOL:
+  case TAG_INT:
+  case TAG_DTYPE:
+  case TAG_DEVICE: return a.u.i == b.u.i;
+  case TAG_FLOAT: return a.u.f == b.u.f;
+  case TAG_STR: return str_equal(value_str(a), value_str(b));
+  case TAG_RANGE: return range_equal(value_range(a), value_range(b));
+  case TAG_ARRAY: return array_equal(vm, value_array(a), value_array(b));
+  case TAG_LIST:
+  case TAG_RECORD: {
+    uint32_t n = s == TAG_LIST ? value_list(a)->len : value_record(a)->len;
+    if (n != (s == TAG_LIST ? value_list(b)->len : value_record(b)->len)) return 0;
+    if (n && !equal_push(vm, w, a, b, n)) return -1;
+    return 1;
+  }
+  default: return a.u.p == b.u.p;
+  }
+}
+
+int value_equal(qn_vm *vm, qn_value a, qn_value b) {
+  equal_walk w = {0};
+  int equal = equal_step(vm, &w, a, b);
+  while (equal == 1 && w.n) {
+    equal_pair *p = &w.pairs[w.n - 1];
+    if (p->i == p->n) {
+      w.n--;
+      continue;
+    }
+    uint32_t i = p->i++;
+    if (vm_poll(vm)) {
+      equal = -1;
+    } else if (value_is(p->a, TAG_LIST)) {
+      equal = equal_step(vm, &w, value_list(p->a)->items[i], value_list(p->b)->items[i]);
+    } else {
+      const qn_record *x = value_record(p->a), *y = value_record(p->b);
+      int j = x->layout == y->layout ? (int)i : record_find(y, record_name(x, i));
+      equal = j < 0 ? 0 : equal_step(vm, &w, x->items[i], y->items[j]);
+    }
+  }
+  mem_free(vm, w.pairs, w.cap * sizeof *w.pairs);
+  return equal;
+}
+
+/* ---- ranges and functions ------------------------------------------------------------------------------------ */
+
+qn_range *range_new(qn_vm *vm, int64_t start, int64_t stop, int64_t step) {
+  if (step == 0) {
+    raise(vm, E_argument, SPAN_NONE, "a range's step cannot be 0");
+    return NULL;
+  }
+  qn_range *r = mem_alloc(vm, sizeof *r);
+  if (r) *r = (qn_range){{.refs = 1, .tag = TAG_RANGE}, start, stop, step};
+  return r;
+}
+
+/* Clamped to INT64_MAX: the whole range of integers in steps of 1 has one item more. */
+int64_t range_length(const qn_range *r) {
+  if (r->step > 0 ? r->start >= r->stop : r->start <= r->stop) return 0;
+  uint64_t span = r->step > 0 ? (uint64_t)r->stop - (uint64_t)r->start : (uint64_t)r->start - (uint64_t)r->stop;
+  uint64_t step = r->step > 0 ? (uint64_t)r->step : -(uint64_t)r->step;
+  uint64_t n = (span - 1) / step + 1;
+  return n > INT64_MAX ? INT64_MAX : (int64_t)n;
+}
+
+qn_fn *fn_new(qn_vm *vm, fn_kind kind, void *code, uint32_t ncaptures) {
+  qn_fn *f = mem_alloc(vm, sizeof *f + ncaptures * sizeof(qn_value));
+  if (!f) return NULL;
+  f->head = (obj_head){.refs = 1, .tag = TAG_FN, .flags = (uint8_t)kind};
+  f->ncaptures = ncaptures;
+  f->code = code;
+  for (uint32_t i = 0; i < ncaptures; i++) f->captures[i] = value_nil();
+  return f;
+}
