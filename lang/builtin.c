@@ -1,7 +1,7 @@
-/* Signatures of builtins, parsed from their text: `name(a, @b, ..rest, *, c = 1.5)`.
+/* Signatures of builtins, parsed from their text: `name(a, @b, ~c, ..rest, *, d = 1.5)`.
  *
  *   signature  name "(" [item {"," item}] ")"
- *   item       "*" | [".." | "@"] name ["=" literal]
+ *   item       "*" | [".." | "@"] ["~"] name ["=" literal]
  *   literal    nil true false inf nan number "text" () or a dtype's name
  *
  * What follows a rest parameter is keyword-only, too. A signature that does not parse is a defect of the table: E802.
@@ -108,6 +108,7 @@ static bool read_param(sig_reader *r, param_def *p) {
   *p = (param_def){.def = value_unset()};
   p->rest = accept(r, "..");
   p->move = !p->rest && accept(r, "@");
+  p->data = accept(r, "~");
   p->name = read_name(r);
   if (!p->name) return false;
   return !accept(r, "=") || read_literal(r, &p->def);
