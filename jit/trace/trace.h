@@ -12,6 +12,7 @@
 
 #include <pthread.h>
 
+#include "jit/cpu/compile.h"
 #include "jit/cpu/eager.h"
 #include "jit/cpu/run.h"
 #include "jit/trace/rec.h"
@@ -135,6 +136,7 @@ typedef struct scalar_guard {
 typedef struct entry {
   struct entry *next;
   uint8_t state; /* entry_state */
+  uint64_t hash; /* pattern_hash of the recorded call */
   pattern pattern;
   uint64_t epoch; /* at which the by-value globals were last found unchanged */
   scalar_guard *guards; uint32_t nguards;
@@ -155,6 +157,7 @@ typedef struct anchor_entries {
   struct anchor_entries *next; /* of the VM, to free them all */
   entry *first;  /* most recently used first */
   uint32_t count, misses;
+  bool full;     /* too many: other call shapes stay eager */
   struct miss { span at; char text[160]; } *recompiles; /* reasons of re-recordings */
   uint32_t nrecompiles, recompiles_cap;
 } anchor_entries;
@@ -173,9 +176,8 @@ typedef struct vm_jit {
   uint64_t epoch;            /* bumped when a watched global is rebound */
   anchor_entries *anchors;
   chain_anchor *chains;
-  struct recording *finished; /* spare */
-  bool sync_once;            /* explain: compile on this thread */
-  qn_value *result_stack;
+  bool sync_once;            /* explain: record whatever --jit says, and plan on this thread */
+  int nojit;                 /* calls of nojit functions in progress */
   atomic_int mail;           /* finished jobs wait */
   struct job *mailbox;       /* under the engine's lock */
   uint64_t calls_compiled, calls_eager, recordings;
@@ -214,6 +216,8 @@ QN_MUST_CHECK qn_value pattern_root(struct recording *r, root_kind kind, qn_valu
 bool pattern_match(qn_vm *vm, const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
                    qn_array **inputs, qn_value *scalars, char *why, size_t why_size);
 void pattern_free(qn_vm *vm, pattern *p);
+/* Hash of the static facts of a call: structure, dtypes, sizes, functions. Equal facts, equal hashes; never 0. */
+uint64_t pattern_hash(qn_value fn, const qn_value *args, int nargs);
 /* Guards as text, one a line. */
 void pattern_print(const pattern *p, text_buf *out);
 
@@ -248,6 +252,9 @@ typedef struct job {
 bool job_submit(qn_vm *vm, entry *e, graph *g, bool sync);
 /* Forgets the entry's job. */
 void job_cancel(qn_vm *vm, entry *e);
+/* The VM's finished jobs, as a list; the caller frees them. */
+job *job_take_mail(qn_vm *vm);
+void job_free(job *j);
 QN_MUST_CHECK bool engine_jit_open(qn_vm *vm);
 void engine_jit_forget(qn_vm *vm); /* the VM closes */
 

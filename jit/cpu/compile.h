@@ -1,0 +1,34 @@
+/* Compiling a plan's kernels to machine code with the system's C compiler, beside execution, through a cache on disk.
+ *
+ * All kernels of a plan go into one header-free C translation unit; it is compiled with posix_spawn at the lowest scheduling
+ * class, loaded, and its phases are put into plan->kernels[i].code. Objects are kept by content: in the engine's table in
+ * memory (by l_hash) and in the cache folder ($QUERN_CACHE, else $XDG_CACHE_HOME/quern, else ~/.cache/quern), where a file is
+ * read whole and checked against its hash before it is loaded. Nothing here touches a VM: worker threads call it.
+ */
+#ifndef JIT_CPU_COMPILE_H
+#define JIT_CPU_COMPILE_H
+
+#include "jit/kernel/plan.h"
+#include "lang/vm.h"
+
+typedef struct compile_options {
+  const int64_t *tune;        /* tunables of the VM that asked */
+  bool spawn;                 /* may a compiler be started? else only the caches are looked at */
+  const atomic_bool *abandon; /* becomes true when nobody wants the result: stop soon (the child is killed) */
+} compile_options;
+
+/* Compiles what has no code yet. Failure leaves kernels to the block VM; compile_trouble then says why. */
+void compile_plan(qn_engine *engine, plan *p, const compile_options *options);
+
+/* Something that the user should be told once (no compiler found, the cache folder cannot be written, a damaged cache file
+ * was dropped): copies the next untold sentence and returns true. Any thread. */
+bool compile_trouble(qn_engine *engine, char *text, size_t size);
+
+/* The C source of one plan's kernels, as it is compiled: for code(f, ...) and QUERN_LOG=code. */
+void emit_c(const plan *p, text_buf *out);
+/* The same kernels as CUDA C (sm_90): one __global__ function a phase. */
+void emit_cuda(const plan *p, text_buf *out);
+
+void compile_engine_close(qn_engine *engine);
+
+#endif

@@ -1,0 +1,659 @@
+/* Anchors and entries: counting, recording, look-up, replay.
+ *
+ * rec_call is the one way in. A cold anchor counts down and runs. An active one looks for an entry whose pattern and scalar
+ * guards fit (the entry used last is tried first, others by the hash of the call's static facts) and runs its plan; while that is still being compiled it simply runs the body.
+ * When nothing fits, the call is recorded, which costs about as much as running it, and the graph goes to the compiler
+ * threads. Recordings that break off leave an entry too: calls like that one run eagerly without being recorded again.
+ * After jit.entries entries or jit.misses recordings the function stays eager and the log says so.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "jit/trace/trace.h"
+
+anchor_entries *anchor_entries_of(qn_vm *vm, jit_anchor *a) {
+  if (a->entries) return a->entries;
+  anchor_entries *e = mem_zalloc(vm, sizeof *e);
+  if (!e) return NULL;
+  e->anchor = a;
+  e->next = jit_of(vm)->anchors;
+  jit_of(vm)->anchors = e;
+  a->entries = e;
+  return e;
+}
+
+void entry_free(qn_vm *vm, entry *e) {
+  job_cancel(vm, e);
+  pattern_free(vm, &e->pattern);
+  template_free(vm, &e->result);
+  mem_free(vm, e->guards, e->nguards * sizeof *e->guards);
+  if (e->plan) shared_plan_release(e->plan);
+  if (e->graph) graph_free(e->graph);
+  mem_free(vm, e, sizeof *e);
+}
+
+void anchor_close(qn_vm *vm, jit_anchor *a) {
+  anchor_entries *e = a->entries;
+  if (!e || !vm->jit) return;
+  a->entries = NULL;
+  a->state = ANCHOR_NEVER;
+  for (anchor_entries **p = &jit_of(vm)->anchors; *p; p = &(*p)->next)
+    if (*p == e) {
+      *p = e->next;
+      break;
+    }
+  for (entry *x = e->first, *next; x; x = next) {
+    next = x->next;
+    entry_free(vm, x);
+  }
+  mem_free(vm, e->recompiles, e->recompiles_cap * sizeof *e->recompiles);
+  mem_free(vm, e, sizeof *e);
+}
+
+/* ---- scalar guards ----------------------------------------------------------------------------------------------------------- */
+
+enum { GUARD_INPUT = OP_COUNT, GUARD_CONST = OP_COUNT + 1, GUARDS_MAX = 256 };
+
+/* Builds the guards for the observed scalars: the weak nodes they depend on, in order. False: too many, or no memory. */
+static bool guards_make(struct recording *r, entry *e) {
+  qn_vm *vm = r->vm;
+  const graph *g = r->g;
+  if (!r->nobserved) return true;
+  size_t bytes = g->n * sizeof(uint32_t);
+  uint32_t *number = mem_zalloc(vm, bytes); /* guard number + 1 per node; UINT32_MAX: needed */
+  if (!number) return false;
+  for (uint32_t i = 0; i < r->nobserved; i++) number[r->observed[i].node] = UINT32_MAX;
+  uint32_t count = 0;
+  for (uint32_t i = g->n - 1; i > 0; i--) {
+    if (!number[i]) continue;
+    count++;
+    if (g->nodes[i].kind == NODE_OP)
+      for (int k = 0; k < g->nodes[i].nin; k++) number[g->nodes[i].in[k]] = UINT32_MAX;
+  }
+  bool ok = count <= GUARDS_MAX && (e->guards = mem_zalloc(vm, count * sizeof *e->guards)) != NULL;
+  e->nguards = ok ? count : 0;
+  uint32_t at = 0;
+  for (uint32_t i = 1; i < g->n && ok; i++) {
+    if (!number[i]) continue;
+    const graph_node *n = &g->nodes[i];
+    scalar_guard *x = &e->guards[at];
+    x->value = value_nil();
+    if (n->kind == NODE_INPUT) {
+      x->op = GUARD_INPUT;
+      x->in[0] = n->payload.input;
+    } else if (n->kind == NODE_CONST) {
+      x->op = GUARD_CONST;
+      x->value = dtype_load((qn_dtype)n->type.dtype, n->payload.data);
+    } else if (n->kind == NODE_OP && n->nin <= 3 && n->type.weak) {
+      x->op = n->op;
+      x->nin = (uint8_t)n->nin;
+      for (int k = 0; k < n->nin; k++) x->in[k] = number[n->in[k]] - 1;
+    } else {
+      ok = false;
+    }
+    number[i] = ++at;
+  }
+  for (uint32_t i = 0; i < r->nobserved && ok; i++) {
+    scalar_guard *x = &e->guards[number[r->observed[i].node] - 1];
+    x->compare = true;
+    x->value = r->observed[i].value;
+  }
+  mem_free(vm, number, bytes);
+  return ok;
+}
+
+static bool same_scalar(qn_value a, qn_value b) {
+  return (a.head & 0xff) == (b.head & 0xff) && (a.u.i == b.u.i || (value_is(a, TAG_FLOAT) && a.u.f == b.u.f && a.u.f != 0));
+}
+
+static bool guards_hold(qn_vm *vm, const entry *e, const qn_value *scalars, char *why, size_t why_size) {
+  qn_value vals[GUARDS_MAX];
+  for (uint32_t i = 0; i < e->nguards; i++) {
+    const scalar_guard *x = &e->guards[i];
+    if (x->op == GUARD_INPUT) {
+      vals[i] = scalars[x->in[0]];
+    } else if (x->op == GUARD_CONST) {
+      vals[i] = x->value;
+      continue;
+    } else {
+      qn_value in[3];
+      for (int k = 0; k < x->nin; k++) in[k] = vals[x->in[k]];
+      vals[i] = scalar_apply(vm, (op_id)x->op, in, x->nin);
+      if (value_is_error(vals[i])) {
+        error_clear(vm);
+        if (why) snprintf(why, why_size, "a number that steers the function cannot be computed");
+        return false;
+      }
+    }
+    if (x->compare && !same_scalar(vals[i], x->value)) {
+      if (why) {
+        text_buf a;
+        text_init(&a, NULL);
+        text_kind(&a, vals[i]);
+        text_adds(&a, " instead of ");
+        text_kind(&a, x->value);
+        text_add(&a, "", 1);
+        snprintf(why, why_size, "a number that steers the function is %s", a.failed ? "different" : a.text);
+        text_free(&a);
+      }
+      return false;
+    }
+  }
+  return true;
+}
+
+/* ---- replay --------------------------------------------------------------------------------------------------------------------- */
+
+enum { FEW = 48 };
+
+/* The inputs of a call, collected by a match. */
+typedef struct call_inputs {
+  qn_array *few_arrays[FEW];
+  qn_value few_scalars[FEW];
+  qn_array **arrays;
+  qn_value *scalars;
+  uint32_t cap;
+} call_inputs;
+
+static bool inputs_room(qn_vm *vm, call_inputs *c, uint32_t n) {
+  if (n <= c->cap) return true;
+  if (n <= FEW) {
+    c->arrays = c->few_arrays;
+    c->scalars = c->few_scalars;
+    c->cap = FEW;
+    return true;
+  }
+  if (c->cap > FEW) {
+    mem_free(vm, c->arrays, c->cap * sizeof *c->arrays);
+    mem_free(vm, c->scalars, c->cap * sizeof *c->scalars);
+  }
+  c->cap = 0;
+  c->arrays = mem_alloc(vm, n * sizeof *c->arrays);
+  c->scalars = c->arrays ? mem_alloc(vm, n * sizeof *c->scalars) : NULL;
+  if (!c->scalars) {
+    if (c->arrays) mem_free(vm, c->arrays, n * sizeof *c->arrays);
+    return false;
+  }
+  c->cap = n;
+  return true;
+}
+
+static void inputs_free(qn_vm *vm, call_inputs *c) {
+  if (c->cap <= FEW) return;
+  mem_free(vm, c->arrays, c->cap * sizeof *c->arrays);
+  mem_free(vm, c->scalars, c->cap * sizeof *c->scalars);
+}
+
+static bool entry_fits(qn_vm *vm, entry *e, const rec_call_site *site, call_inputs *c, char *why, size_t why_size) {
+  uint64_t epoch = jit_of(vm)->epoch;
+  if (!pattern_match(vm, &e->pattern, e->epoch != epoch, site->fn, site->args, site->nargs, c->arrays, c->scalars, why, why_size))
+    return false;
+  if (e->nguards && !guards_hold(vm, e, c->scalars, why, why_size)) return false;
+  e->epoch = epoch;
+  return true;
+}
+
+static qn_value replay(qn_vm *vm, entry *e, call_inputs *c) {
+  plan *p = e->plan->plan;
+  uint32_t n = e->pattern.ninputs;
+  if (e->draw_input) {
+    c->arrays[e->draw_input - 1] = NULL;
+    c->scalars[e->draw_input - 1] = value_int((int64_t)vm->draw);
+  }
+  for (int i = 0; i < 2; i++)
+    if (e->key_inputs[i]) {
+      c->arrays[e->key_inputs[i] - 1] = NULL;
+      c->scalars[e->key_inputs[i] - 1] = value_int((int64_t)(i ? vm->seed >> 32 : vm->seed & 0xffffffffu));
+    }
+  qk_scalar few_weak[FEW], *weak = few_weak;
+  qn_value few_out[16], *out = few_out;
+  uint32_t nout = p->noutputs, nweak = 0, copies = 0;
+  qn_value result = value_error();
+  if (n > FEW && !(weak = mem_alloc(vm, n * sizeof *weak))) return result;
+  if (nout > 16 && !(out = mem_alloc(vm, nout * sizeof *out))) goto done;
+  bool ok = true;
+  uint64_t few_owned[FEW / 64 + 1];
+  uint64_t *owned = few_owned;
+  size_t owned_bytes = (n / 64 + 1) * sizeof *owned;
+  if (n > FEW && !(owned = mem_alloc(vm, owned_bytes))) {
+    owned = few_owned;
+    ok = false;
+  } else {
+    memset(owned, 0, owned_bytes);
+  }
+  for (uint32_t i = 0; i < n && ok; i++) {
+    qn_array *a = c->arrays[i];
+    if (!a) {
+      if (value_is(c->scalars[i], TAG_FLOAT)) weak[nweak++].f = c->scalars[i].u.f;
+      else weak[nweak++].i = c->scalars[i].u.i;
+    } else if (!a->contiguous) {
+      qn_array *flat = array_contiguous(vm, a);
+      if (!flat) {
+        ok = false;
+        break;
+      }
+      c->arrays[i] = flat;
+      owned[i / 64] |= (uint64_t)1 << (i % 64);
+      copies++;
+    }
+  }
+  if (ok && plan_run(vm, p, c->arrays, weak, out)) {
+    vm->draw += e->ndraws;
+    result = template_build(vm, &e->result, out);
+    for (uint32_t i = 0; i < nout; i++) value_release(vm, out[i]);
+  }
+  for (uint32_t i = 0; i < n && copies; i++)
+    if (owned[i / 64] >> (i % 64) & 1) {
+      value_release(vm, value_obj(TAG_ARRAY, c->arrays[i]));
+      copies--;
+    }
+  if (owned != few_owned) mem_free(vm, owned, owned_bytes);
+done:
+  if (out != few_out && out) mem_free(vm, out, nout * sizeof *out);
+  if (weak != few_weak) mem_free(vm, weak, n * sizeof *weak);
+  return result;
+}
+
+/* ---- recording a call -------------------------------------------------------------------------------------------------------------- */
+
+static const char *line_of(qn_vm *vm, span at, int *line) {
+  const source_text *s = source_get(vm, at.source);
+  int column = 0;
+  *line = 0;
+  if (!s) return "?";
+  source_position(s, at.start, line, &column);
+  return s->name;
+}
+
+static void log_break(qn_vm *vm, const jit_anchor *a, const entry *e) {
+  if (!vm_logs(vm, LOG_breaks)) return;
+  int line;
+  const char *name = line_of(vm, e->why_at.source ? e->why_at : a->at, &line);
+  vm_logf(vm, LOG_breaks, "%s stays eager for this call shape: %s%s%s (%s:%d)", a->name ? a->name : "fn", break_reasons[e->why],
+          e->why_text[0] ? ": " : "", e->why_text, name, line);
+}
+
+/* Turns a finished recording into an entry. The recording gives up its pattern and graph. */
+static entry *entry_make(struct recording *r, qn_value result) {
+  qn_vm *vm = r->vm;
+  entry *e = mem_zalloc(vm, sizeof *e);
+  if (!e) return NULL;
+  e->why = r->why;
+  e->why_at = r->why_at;
+  memcpy(e->why_text, r->why_text, sizeof e->why_text);
+  bool capture = r->capturing;
+  if (capture) {
+    bool any = false;
+    for (uint32_t i = 1; i < r->g->n && !any; i++) any = r->g->nodes[i].kind == NODE_OP && !r->g->nodes[i].type.weak;
+    break_reason broken = any ? BREAK_none : BREAK_no_arrays;
+    if (capture && broken == BREAK_none && !template_make(r, result, &e->result, &broken) && error_pending(vm)) broken = BREAK_memory;
+    if (broken == BREAK_none && !guards_make(r, e)) broken = BREAK_memory;
+    if (broken != BREAK_none) {
+      error_clear(vm);
+      capture = false;
+      e->why = broken;
+    }
+  }
+  for (uint32_t i = 0; i < r->pattern.nroots; i++) {
+    value_release(vm, r->pattern.roots[i].stand_in);
+    r->pattern.roots[i].stand_in = value_nil();
+  }
+  e->pattern = r->pattern;
+  memset(&r->pattern, 0, sizeof r->pattern);
+  e->epoch = jit_of(vm)->epoch;
+  const graph *g = r->g;
+  if (r->draw_input) e->draw_input = g->nodes[r->draw_input].payload.input + 1;
+  for (int i = 0; i < 2; i++)
+    if (r->key_inputs[i]) e->key_inputs[i] = g->nodes[r->key_inputs[i]].payload.input + 1;
+  e->ndraws = r->ndraws;
+  e->state = capture ? ENTRY_COMPILING : ENTRY_BROKEN;
+  if (capture) {
+    e->graph = r->g;
+    r->g = NULL;
+  }
+  return e;
+}
+
+/* Runs the body under the recorder and, when that worked, leaves an entry. */
+static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
+  uint64_t hash = pattern_hash(site->fn, site->args, site->nargs);
+  struct recording *r = rec_begin(vm, true);
+  if (!r) return value_error();
+  r->at = site->at;
+  qn_value fn = site->fn;
+  qn_value stand = pattern_root(r, ROOT_FN, fn, NULL, NULL, NULL);
+  bool ok = !value_is_error(stand);
+  for (int i = 0; i < site->nargs && ok; i++) {
+    qn_value s = pattern_root(r, ROOT_ARG, site->args[i], NULL, NULL, NULL);
+    if (value_is_error(s)) {
+      ok = false;
+    } else {
+      value_release(vm, site->args[i]);
+      site->args[i] = s;
+    }
+  }
+  if (!ok) {
+    rec_free(r);
+    value_release(vm, stand);
+    return value_error();
+  }
+  bool complete = r->capturing; /* the pattern describes the whole call */
+  site->fn = stand;
+  qn_value result = site->run(site->ctx);
+  site->fn = fn;
+  value_release(vm, stand);
+  if (value_is_error(result)) {
+    /* Earlier pending work may have failed first; then that is the error. */
+    qn_error_object *later = error_take(vm);
+    if (rec_end(r)) {
+      error_put_back(vm, later);
+    } else {
+      error_free(vm, later);
+    }
+    rec_free(r);
+    return result;
+  }
+  if (!rec_end(r)) {
+    value_release(vm, result);
+    rec_free(r);
+    return value_error();
+  }
+  entry *e = complete ? entry_make(r, result) : NULL;
+  if (value_is_scalar(result)) result.head &= 0xff;
+  if (!e) {
+    if (complete) {
+      error_clear(vm); /* no memory for an entry: the call itself went well */
+    } else {
+      list->anchor->state = ANCHOR_EAGER;
+      list->anchor->countdown = INT32_MAX;
+      if (vm_logs(vm, LOG_breaks)) vm_logf(vm, LOG_breaks, "%s stays eager: %s", list->anchor->name ? list->anchor->name : "fn", break_reasons[r->why]);
+    }
+    rec_free(r);
+    return result;
+  }
+  rec_free(r);
+  e->hash = hash;
+  e->next = list->first;
+  list->first = e;
+  list->count++;
+  if (e->state == ENTRY_BROKEN) {
+    log_break(vm, list->anchor, e);
+    return result;
+  }
+  bool sync = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY || jit_of(vm)->sync_once;
+  graph *copy = graph_copy(e->graph);
+  if (!copy || !job_submit(vm, e, copy, sync)) {
+    e->state = ENTRY_BROKEN;
+    e->why = BREAK_memory;
+    error_clear(vm);
+  }
+  if (vm_logs(vm, LOG_guards) && e->state != ENTRY_BROKEN) {
+    text_buf t;
+    text_init(&t, vm);
+    pattern_print(&e->pattern, &t);
+    text_add(&t, "", 1);
+    if (!t.failed) vm_logf(vm, LOG_guards, "%s:\n%s", list->anchor->name ? list->anchor->name : "fn", t.text);
+    text_free(&t);
+  }
+  if (sync) jit_drain(vm);
+  return result;
+}
+
+/* ---- the call ------------------------------------------------------------------------------------------------------------------------- */
+
+static bool same_bits(qn_vm *vm, qn_value a, qn_value b, char *where, size_t size);
+
+typedef struct bits_walk { qn_vm *vm; qn_value *leaves; uint32_t n, cap; bool failed; } bits_walk;
+static bool collect_leaf(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  bits_walk *w = ctx;
+  if (!mem_grow(w->vm, (void **)&w->leaves, &w->cap, w->n + 1, sizeof *w->leaves)) return false;
+  w->leaves[w->n++] = v;
+  return true;
+}
+
+static bool same_leaf(qn_vm *vm, qn_value a, qn_value b) {
+  if ((a.head & 0xff) != (b.head & 0xff)) return false;
+  if (value_is(a, TAG_FLOAT)) return a.u.i == b.u.i || (a.u.f != a.u.f && b.u.f != b.u.f);
+  if (value_is(a, TAG_ARRAY)) {
+    qn_array *x = value_array(a), *y = value_array(b);
+    if (x->dtype != y->dtype || !shape_equal(x, y) || !array_force(vm, x) || !array_force(vm, y)) return false;
+    for (int64_t i = 0; i < x->size; i++) {
+      qn_value p = array_get_flat(x, i), q = array_get_flat(y, i);
+      if (p.u.i != q.u.i && !(value_is(p, TAG_FLOAT) && p.u.f != p.u.f && q.u.f != q.u.f)) return false;
+    }
+    return true;
+  }
+  return value_is_heap(a) || a.u.i == b.u.i;
+}
+
+static bool same_bits(qn_vm *vm, qn_value a, qn_value b, char *where, size_t size) {
+  bits_walk x = {.vm = vm}, y = {.vm = vm};
+  bool ok = tree_each(vm, a, collect_leaf, &x) && tree_each(vm, b, collect_leaf, &y) && x.n == y.n;
+  for (uint32_t i = 0; i < x.n && ok; i++)
+    if (!same_leaf(vm, x.leaves[i], y.leaves[i])) {
+      snprintf(where, size, "leaf %u of the result", i + 1);
+      ok = false;
+    }
+  mem_free(vm, x.leaves, x.cap * sizeof *x.leaves);
+  mem_free(vm, y.leaves, y.cap * sizeof *y.leaves);
+  return ok;
+}
+
+/* --jit verify: the first node of the entry's graph whose fused value differs from the eager one; 0 if none does alone. */
+static uint32_t first_difference(qn_vm *vm, const entry *e, const call_inputs *c, char *what, size_t size);
+
+static qn_value verified(qn_vm *vm, rec_call_site *site, entry *e, call_inputs *c) {
+  uint64_t draw = vm->draw;
+  qn_value compiled = replay(vm, e, c);
+  uint64_t after = vm->draw;
+  qn_error_object *error = value_is_error(compiled) ? error_take(vm) : NULL;
+  vm->draw = draw;
+  int32_t countdown = site->anchor->countdown;
+  uint8_t state = site->anchor->state;
+  site->anchor->state = ANCHOR_NEVER; /* recursion below this call runs eagerly too */
+  qn_value eager = site->run(site->ctx);
+  site->anchor->state = state;
+  site->anchor->countdown = countdown;
+  char where[160] = "";
+  if (error) {
+    bool same = value_is_error(eager) && vm->error && vm->error->id == error->id && str_equal(vm->error->message, error->message);
+    error_free(vm, error);
+    if (same || (value_is_error(eager) && !error_catchable(vm))) return eager;
+    value_release(vm, eager);
+    error_clear(vm);
+    return raise(vm, E_mismatch, site->at, "compiled and eager execution of %s raise different errors", site->anchor->name ? site->anchor->name : "a function");
+  }
+  if (value_is_error(eager)) {
+    value_release(vm, compiled);
+    return eager;
+  }
+  if (after == vm->draw && same_bits(vm, compiled, eager, where, sizeof where)) {
+    value_release(vm, compiled);
+    return eager;
+  }
+  value_release(vm, compiled);
+  value_release(vm, eager);
+  if (error_pending(vm)) return value_error();
+  char node[200] = "";
+  first_difference(vm, e, c, node, sizeof node);
+  return raise(vm, E_mismatch, site->at, "compiled and eager results of %s differ at %s%s%s", site->anchor->name ? site->anchor->name : "a function",
+               where[0] ? where : "the random counter", node[0] ? "; first at " : "", node);
+}
+
+/* The same graph with every float node as an output, compiled and run, beside the eager executor. */
+static uint32_t first_difference(qn_vm *vm, const entry *e, const call_inputs *c, char *what, size_t size) {
+  const graph *g = e->graph;
+  uint32_t found = 0;
+  qn_value *vals = mem_zalloc(vm, g->n * sizeof *vals);
+  if (!vals) return 0;
+  for (uint32_t i = 1; i < g->n && !found; i++) {
+    const graph_node *n = &g->nodes[i];
+    vals[i] = value_unset();
+    if (n->kind == NODE_INPUT) {
+      qn_array *a = c->arrays[n->payload.input];
+      vals[i] = a ? value_retain(value_obj(TAG_ARRAY, a)) : c->scalars[n->payload.input];
+      continue;
+    }
+    if (n->kind == NODE_CONST && n->type.weak) {
+      vals[i] = dtype_load((qn_dtype)n->type.dtype, n->payload.data);
+      continue;
+    }
+    if (n->kind == NODE_CONST) {
+      qn_array *a = array_new(vm, (qn_dtype)n->type.dtype, n->type.rank, n->type.shape);
+      if (!a) break;
+      memcpy(array_data(a), n->payload.data, (size_t)a->size * dtype_size((qn_dtype)n->type.dtype));
+      vals[i] = value_obj(TAG_ARRAY, a);
+      continue;
+    }
+    if (n->kind != NODE_OP || n->nin > 8) break;
+    qn_value in[8];
+    for (int k = 0; k < n->nin; k++) in[k] = vals[n->in[k]];
+    static const op_attr none;
+    vals[i] = eager_apply(vm, (op_id)n->op, in, n->nin, n->attr ? n->attr : &none);
+    if (value_is_error(vals[i])) break;
+    if (n->type.weak) continue;
+    /* the plan of everything up to this node */
+    graph *part = graph_copy(g);
+    if (!part) break;
+    part->noutputs = 0;
+    char why[128];
+    plan *p = graph_output(part, i) ? plan_make(part, vm->tune, why, sizeof why) : NULL;
+    if (!p) break;
+    qk_scalar weak[FEW];
+    uint32_t nweak = 0;
+    for (uint32_t k = 0; k < e->pattern.ninputs && nweak < FEW; k++)
+      if (!c->arrays[k]) weak[nweak++] = value_is(c->scalars[k], TAG_FLOAT) ? (qk_scalar){.f = c->scalars[k].u.f} : (qk_scalar){.i = c->scalars[k].u.i};
+    qn_value out = value_nil();
+    if (plan_run(vm, p, c->arrays, weak, &out)) {
+      if (!same_leaf(vm, out, vals[i])) {
+        int line;
+        span at = n->site < g->nsites ? g->sites[n->site].at : SPAN_NONE;
+        const char *name = line_of(vm, at, &line);
+        snprintf(what, size, "node %%%u, %s (%s:%d)", i, op_rows[n->op].name, name, line);
+        found = i;
+      }
+      value_release(vm, out);
+    }
+    for (uint32_t k = 0; k < p->nkernels; k++)
+      if (p->kernels[k].vm_code) vmcode_free(p->kernels[k].vm_code);
+    plan_free(p);
+  }
+  error_clear(vm);
+  for (uint32_t i = 0; i < g->n; i++) value_release(vm, vals[i]);
+  mem_free(vm, vals, g->n * sizeof *vals);
+  return found;
+}
+
+/* Counts a re-recording and its reason. False: the function has had too many and stays eager. */
+static bool note_miss(qn_vm *vm, const rec_call_site *site, anchor_entries *list, const char *why) {
+  jit_anchor *a = site->anchor;
+  int line;
+  const char *name = line_of(vm, site->at, &line);
+  if (mem_grow(vm, (void **)&list->recompiles, &list->recompiles_cap, list->nrecompiles + 1, sizeof *list->recompiles)) {
+    struct miss *m = &list->recompiles[list->nrecompiles++];
+    m->at = site->at;
+    snprintf(m->text, sizeof m->text, "%s", why);
+  } else {
+    error_clear(vm);
+  }
+  if (vm_logs(vm, LOG_recompiles)) vm_logf(vm, LOG_recompiles, "%s is recorded again: %s (%s:%d)", a->name ? a->name : "fn", why, name, line);
+  if (list->count < (uint64_t)vm->tune[TUNE_jit_entries] && ++list->misses <= (uint64_t)vm->tune[TUNE_jit_misses]) return true;
+  list->full = true;
+  if (vm_logs(vm, LOG_recompiles)) vm_logf(vm, LOG_recompiles, "%s has too many call shapes (jit.entries, jit.misses): others stay eager", a->name ? a->name : "fn");
+  return false;
+}
+
+qn_value rec_call(qn_vm *vm, rec_call_site *site) {
+  jit_anchor *a = site->anchor;
+  vm_jit *j = jit_of(vm);
+  if (!j->sync_once && (vm->config.jit == QN_JIT_OFF || a->state == ANCHOR_NEVER)) {
+    a->countdown = INT32_MAX;
+    return site->run(site->ctx);
+  }
+  if (j->nojit) return site->run(site->ctx);
+  if (a->state == ANCHOR_COLD) {
+    if (!a->entries) { /* the first call */
+      if (!anchor_entries_of(vm, a)) {
+        error_clear(vm);
+        return site->run(site->ctx);
+      }
+      a->countdown = (int32_t)vm->tune[TUNE_jit_hot] - 1;
+    }
+    if (a->countdown > 0) return site->run(site->ctx);
+    a->state = ANCHOR_ACTIVE;
+  }
+  if (atomic_load_explicit(&j->mail, memory_order_relaxed)) jit_drain(vm);
+  anchor_entries *list = a->entries;
+  call_inputs inputs;
+  inputs.cap = 0;
+  char why[160] = "";
+  uint64_t hash = 0;
+  entry **last = &list->first;
+  for (entry *e = list->first; e; last = &e->next, e = e->next) {
+    if (!inputs_room(vm, &inputs, e->pattern.ninputs)) break;
+    bool tell = e == list->first;
+    if (!tell) {
+      if (!hash) hash = pattern_hash(site->fn, site->args, site->nargs);
+      if (e->hash != hash) continue;
+    }
+    if (!entry_fits(vm, e, site, &inputs, tell ? why : NULL, sizeof why)) continue;
+    if (e != list->first) { /* most recently used first */
+      *last = e->next;
+      e->next = list->first;
+      list->first = e;
+    }
+    e->hits++;
+    qn_value result;
+    if (e->state != ENTRY_READY || vm->config.jit == QN_JIT_OFF) {
+      j->calls_eager++;
+      result = site->run(site->ctx);
+    } else if (vm->config.jit == QN_JIT_VERIFY) {
+      result = verified(vm, site, e, &inputs);
+    } else {
+      j->calls_compiled++;
+      result = replay(vm, e, &inputs);
+    }
+    inputs_free(vm, &inputs);
+    return result;
+  }
+  inputs_free(vm, &inputs);
+  if (list->full || (list->first && !note_miss(vm, site, list, why))) return site->run(site->ctx);
+  return record(vm, site, list);
+}
+
+/* ---- finished jobs ------------------------------------------------------------------------------------------------------------------------ */
+
+void jit_drain(qn_vm *vm) {
+  job *done = job_take_mail(vm);
+  while (done) {
+    job *next = done->next;
+    entry *e = done->entry;
+    e->job = NULL;
+    e->compile_ms = done->ms;
+    if (done->plan) {
+      e->plan = done->plan;
+      e->state = ENTRY_READY;
+      if (vm_logs(vm, LOG_fusion)) {
+        text_buf t;
+        text_init(&t, vm);
+        plan_print(e->plan->plan, &t);
+        text_add(&t, "", 1);
+        if (!t.failed) vm_logf(vm, LOG_fusion, "%s", t.text);
+        text_free(&t);
+      }
+    } else {
+      e->state = ENTRY_BROKEN;
+      e->why = BREAK_compile;
+      snprintf(e->why_text, sizeof e->why_text, "%.60s", done->why);
+      if (vm_logs(vm, LOG_breaks)) vm_logf(vm, LOG_breaks, "%s: %s", break_reasons[BREAK_compile], done->why);
+    }
+    job_free(done);
+    done = next;
+  }
+  char text[256];
+  while (compile_trouble(vm->engine, text, sizeof text)) {
+    vm_write(vm, 2, text, strlen(text));
+    vm_write(vm, 2, "\n", 1);
+  }
+}

@@ -1,0 +1,517 @@
+/* Patterns and templates: what the values of a call must look like for an entry to apply, and how its result is rebuilt.
+ *
+ * While a call is recorded, pattern_root walks each value that the call can see (arguments, the function's captures, globals
+ * when they are read), writes down its structure in preorder and returns a stand-in: the same tree whose arrays and numbers
+ * are fresh graph inputs. Stand-ins have headers of their own, so one array reached by two ways is two inputs, as it must
+ * be: the next call may bring two different ones.
+ *
+ * When a call comes, pattern_match walks its values along the preorder: containers by structure (records by layout),
+ * arrays by dtype and sizes, numbers by kind, everything else by value; and collects the inputs. Nothing is allocated.
+ *
+ * A result template is the same idea the other way round: constants, outputs of the plan, and containers around them.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "jit/trace/trace.h"
+
+enum { PATTERN_DEPTH = 100 };
+
+/* ---- building -------------------------------------------------------------------------------------------------------------- */
+
+static pat *pat_add(qn_vm *vm, pattern *p) {
+  if (!mem_grow(vm, (void **)&p->pats, &p->cap, p->n + 1, sizeof *p->pats)) return NULL;
+  pat *x = &p->pats[p->n++];
+  memset(x, 0, sizeof *x);
+  x->value = value_nil();
+  return x;
+}
+
+/* Breaks the capture without ending the recording: the stand-in is then simply the value itself. */
+static void give_up(struct recording *r, break_reason why) {
+  if (!r->capturing) return;
+  r->capturing = false;
+  r->why = why;
+  r->why_at = r->at;
+}
+
+static qn_value stand_in(struct recording *r, qn_value v, int depth);
+
+static bool register_input(struct recording *r, pat *x, graph_type type, qn_value owned, uint32_t *node) {
+  x->input = r->g->ninputs;
+  *node = graph_input(r->g, type, 0);
+  if (!*node || !rec_room(r)) {
+    value_release(r->vm, owned);
+    if (!error_pending(r->vm)) raise_memory(r->vm);
+    return false;
+  }
+  r->vals[*node] = owned;
+  r->pattern.ninputs = r->g->ninputs;
+  if (++r->pattern.leaves > (uint64_t)r->vm->tune[TUNE_jit_leaves]) give_up(r, BREAK_too_many_leaves);
+  return true;
+}
+
+static qn_value stand_in_array(struct recording *r, qn_value v) {
+  qn_vm *vm = r->vm;
+  pattern *p = &r->pattern;
+  qn_array *a = value_array(v);
+  if (!array_force(vm, a)) return value_error();
+  qn_array *copy = array_view(vm, a, (qn_dtype)a->dtype, a->rank, a->shape, a->strides, a->offset);
+  if (!copy) return value_error();
+  pat *x = pat_add(vm, p);
+  if (!x || !mem_grow(vm, (void **)&p->dims, &p->dims_cap, p->ndims + a->rank, sizeof *p->dims)) {
+    value_release(vm, value_obj(TAG_ARRAY, copy));
+    return value_error();
+  }
+  x->kind = PAT_ARRAY;
+  x->tag = TAG_ARRAY;
+  x->dtype = a->dtype;
+  x->rank = a->rank;
+  x->n = a->device;
+  x->dims = p->ndims;
+  graph_type t = {.dtype = a->dtype, .rank = a->rank};
+  for (int i = 0; i < a->rank; i++) t.shape[i] = p->dims[p->ndims++] = a->shape[i];
+  uint32_t node;
+  if (!register_input(r, x, t, value_obj(TAG_ARRAY, copy), &node)) return value_error();
+  copy->node = r->base + node;
+  return value_retain(value_obj(TAG_ARRAY, copy));
+}
+
+static qn_value stand_in_items(struct recording *r, const qn_value *from, qn_value *to, uint32_t n, qn_value whole, int depth) {
+  for (uint32_t i = 0; i < n; i++) {
+    to[i] = stand_in(r, from[i], depth + 1);
+    if (value_is_error(to[i])) {
+      to[i] = value_nil();
+      value_release(r->vm, whole);
+      return value_error();
+    }
+  }
+  return whole;
+}
+
+static qn_value stand_in(struct recording *r, qn_value v, int depth) {
+  qn_vm *vm = r->vm;
+  if (depth > PATTERN_DEPTH) give_up(r, BREAK_too_deep);
+  if (!r->capturing) return value_retain(v);
+  switch (value_tag_of(v)) {
+  case TAG_ARRAY: return stand_in_array(r, v);
+  case TAG_INT:
+  case TAG_FLOAT: {
+    pat *x = pat_add(vm, &r->pattern);
+    if (!x) return value_error();
+    x->kind = PAT_SCALAR;
+    x->tag = (uint8_t)value_tag_of(v);
+    graph_type t = {.dtype = value_is(v, TAG_INT) ? QN_i64 : QN_f64, .weak = true};
+    v.head &= 0xff;
+    uint32_t node;
+    return register_input(r, x, t, v, &node) ? value_traced(v, r->base + node) : value_error();
+  }
+  case TAG_LIST: {
+    qn_list *l = value_list(v);
+    pat *x = pat_add(vm, &r->pattern);
+    qn_list *copy = x ? list_new(vm, l->len) : NULL;
+    if (!copy) return value_error();
+    x->kind = PAT_LIST;
+    x->tag = TAG_LIST;
+    x->n = l->len;
+    return stand_in_items(r, l->items, copy->items, l->len, value_obj(TAG_LIST, copy), depth);
+  }
+  case TAG_RECORD: {
+    qn_record *rec = value_record(v);
+    qn_record *copy = record_like(vm, rec);
+    if (!copy) return value_error();
+    qn_record *names = record_like(vm, rec);
+    pat *x = names ? pat_add(vm, &r->pattern) : NULL;
+    if (!x) {
+      if (names) value_release(vm, value_obj(TAG_RECORD, names));
+      value_release(vm, value_obj(TAG_RECORD, copy));
+      return value_error();
+    }
+    x->kind = PAT_RECORD;
+    x->tag = TAG_RECORD;
+    x->n = rec->len;
+    x->value = value_obj(TAG_RECORD, names);
+    return stand_in_items(r, rec->items, copy->items, rec->len, value_obj(TAG_RECORD, copy), depth);
+  }
+  case TAG_FN: {
+    qn_fn *f = value_fn(v);
+    pat *x = pat_add(vm, &r->pattern);
+    if (!x) return value_error();
+    x->kind = PAT_FN;
+    x->tag = f->head.flags;
+    x->n = f->ncaptures;
+    x->value.u.p = f->code;
+    if (f->ncaptures == 0) return value_retain(v);
+    qn_fn *copy = fn_new(vm, (fn_kind)f->head.flags, f->code, f->ncaptures);
+    if (!copy) return value_error();
+    return stand_in_items(r, f->captures, copy->captures, f->ncaptures, value_obj(TAG_FN, copy), depth);
+  }
+  case TAG_NIL:
+  case TAG_BOOL:
+  case TAG_DTYPE:
+  case TAG_DEVICE:
+  case TAG_STR:
+  case TAG_RANGE:
+  case TAG_MODULE: {
+    pat *x = pat_add(vm, &r->pattern);
+    if (!x) return value_error();
+    x->kind = PAT_EXACT;
+    x->tag = (uint8_t)value_tag_of(v);
+    v.head &= 0xff;
+    x->value = value_retain(v);
+    return value_retain(v);
+  }
+  default: give_up(r, BREAK_kind); return value_retain(v);
+  }
+}
+
+qn_value pattern_root(struct recording *r, root_kind kind, qn_value v, qn_value *slot, rec_cell *cell, qn_str *name) {
+  qn_vm *vm = r->vm;
+  pattern *p = &r->pattern;
+  if (!mem_grow(vm, (void **)&p->roots, &p->roots_cap, p->nroots + 1, sizeof *p->roots)) return value_error();
+  uint32_t index = p->nroots, leaves = p->leaves;
+  root *x = &p->roots[p->nroots];
+  *x = (root){.kind = (uint8_t)kind, .first = p->n, .slot = slot, .cell = cell, .name = name, .stand_in = value_nil()};
+  if (kind == ROOT_ARG) x->arg = p->nargs++;
+  p->nroots++;
+  qn_value s = stand_in(r, v, 0);
+  if (value_is_error(s)) return s;
+  x = &p->roots[index];
+  x->by_value = kind == ROOT_GLOBAL && p->leaves == leaves;
+  if (x->by_value && r->capturing) cell->watched = 1;
+  x->stand_in = value_retain(s);
+  return s;
+}
+
+void pattern_free(qn_vm *vm, pattern *p) {
+  for (uint32_t i = 0; i < p->n; i++)
+    if (p->pats[i].kind != PAT_FN) value_release(vm, p->pats[i].value);
+  for (uint32_t i = 0; i < p->nroots; i++) value_release(vm, p->roots[i].stand_in);
+  mem_free(vm, p->pats, p->cap * sizeof *p->pats);
+  mem_free(vm, p->dims, p->dims_cap * sizeof *p->dims);
+  mem_free(vm, p->roots, p->roots_cap * sizeof *p->roots);
+  memset(p, 0, sizeof *p);
+}
+
+/* ---- matching --------------------------------------------------------------------------------------------------------------- */
+
+typedef struct matcher {
+  const pattern *p;
+  uint32_t at;
+  qn_array **inputs;
+  qn_value *scalars;
+  char *why;
+  size_t why_size;
+} matcher;
+
+static bool miss(matcher *m, const char *format, const char *a, const char *b) {
+  if (m->why) snprintf(m->why, m->why_size, format, a, b);
+  return false;
+}
+
+static bool miss_array(matcher *m, const pat *x, const qn_array *a) {
+  if (!m->why) return false;
+  char was[96], is[96];
+  int n = snprintf(was, sizeof was, "%s[", dtype_rows[x->dtype].name);
+  for (int i = 0; i < x->rank && n < (int)sizeof was - 24; i++)
+    n += snprintf(was + n, sizeof was - (size_t)n, i ? ", %lld" : "%lld", (long long)m->p->dims[x->dims + i]);
+  int k = snprintf(is, sizeof is, "%s[", dtype_rows[a->dtype].name);
+  for (int i = 0; i < a->rank && k < (int)sizeof is - 24; i++)
+    k += snprintf(is + k, sizeof is - (size_t)k, i ? ", %lld" : "%lld", (long long)a->shape[i]);
+  return miss(m, "an array is %s] instead of %s]", is, was);
+}
+
+static bool match_exact(const pat *x, qn_value v) {
+  switch ((value_tag)x->tag) {
+  case TAG_NIL: return true;
+  case TAG_BOOL:
+  case TAG_DTYPE:
+  case TAG_DEVICE: return v.u.i == x->value.u.i;
+  case TAG_STR: return v.u.p == x->value.u.p || str_equal(value_str(v), value_str(x->value));
+  case TAG_RANGE: {
+    const qn_range *a = value_range(v), *b = value_range(x->value);
+    return a->start == b->start && a->stop == b->stop && a->step == b->step;
+  }
+  default: return v.u.p == x->value.u.p;
+  }
+}
+
+static bool match(matcher *m, qn_value v) {
+  const pat *x = &m->p->pats[m->at++];
+  switch ((pat_kind)x->kind) {
+  case PAT_ARRAY: {
+    if (!value_is(v, TAG_ARRAY)) return miss(m, "%s instead of an array%s", value_kind_name(v), "");
+    qn_array *a = value_array(v);
+    const int64_t *dims = m->p->dims + x->dims;
+    if (a->dtype != x->dtype || a->rank != x->rank || a->device != x->n) return miss_array(m, x, a);
+    for (int i = 0; i < a->rank; i++)
+      if (a->shape[i] != dims[i]) return miss_array(m, x, a);
+    m->inputs[x->input] = a;
+    return true;
+  }
+  case PAT_SCALAR:
+    if ((v.head & 0xff) != x->tag) return miss(m, "%s instead of %s", value_kind_name(v), x->tag == TAG_INT ? "int" : "float");
+    m->inputs[x->input] = NULL;
+    m->scalars[x->input] = (qn_value){.head = x->tag, .u = v.u};
+    return true;
+  case PAT_EXACT:
+    if ((v.head & 0xff) != x->tag) return miss(m, "%s instead of %s", value_kind_name(v), value_kind_name(x->value));
+    if (!match_exact(x, v)) return miss(m, "another %s%s", value_kind_name(v), "");
+    return true;
+  case PAT_LIST: {
+    if (!value_is(v, TAG_LIST) || value_list(v)->len != x->n) return miss(m, "%s instead of a list of the same length%s", value_kind_name(v), "");
+    const qn_list *l = value_list(v);
+    for (uint32_t i = 0; i < l->len; i++)
+      if (!match(m, l->items[i])) return false;
+    return true;
+  }
+  case PAT_RECORD: {
+    if (!value_is(v, TAG_RECORD) || !record_same_layout(value_record(v), value_record(x->value)))
+      return miss(m, "%s instead of a record with the same fields%s", value_kind_name(v), "");
+    const qn_record *r = value_record(v);
+    for (uint32_t i = 0; i < r->len; i++)
+      if (!match(m, r->items[i])) return false;
+    return true;
+  }
+  case PAT_FN: {
+    if (!value_is(v, TAG_FN)) return miss(m, "%s instead of a function%s", value_kind_name(v), "");
+    const qn_fn *f = value_fn(v);
+    if (f->code != x->value.u.p || f->head.flags != x->tag || f->ncaptures != x->n) return miss(m, "another function%s%s", "", "");
+    for (uint32_t i = 0; i < f->ncaptures; i++)
+      if (!match(m, f->captures[i])) return false;
+    return true;
+  }
+  }
+  return false;
+}
+
+bool pattern_match(qn_vm *vm, const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs, qn_array **inputs,
+                   qn_value *scalars, char *why, size_t why_size) {
+  (void)vm;
+  matcher m = {.p = p, .inputs = inputs, .scalars = scalars, .why = why, .why_size = why_size};
+  if (nargs != (int)p->nargs) return miss(&m, "another number of arguments%s%s", "", "");
+  for (uint32_t i = 0; i < p->nroots; i++) {
+    const root *x = &p->roots[i];
+    if (x->by_value && !check_by_value) continue;
+    m.at = x->first;
+    qn_value v = x->kind == ROOT_ARG ? args[x->arg] : x->kind == ROOT_FN ? fn : *x->slot;
+    if (match(&m, v)) continue;
+    if (why) { /* name the root */
+      char text[120];
+      snprintf(text, sizeof text, "%s", why);
+      if (x->kind == ROOT_ARG) snprintf(why, why_size, "argument %u: %s", x->arg + 1, text);
+      else if (x->kind == ROOT_GLOBAL) snprintf(why, why_size, "global %s: %s", x->name ? x->name->text : "?", text);
+      else snprintf(why, why_size, "captured values: %s", text);
+    }
+    return false;
+  }
+  return true;
+}
+
+static uint64_t mix(uint64_t h, uint64_t x) {
+  h = (h ^ x) * 0x9e3779b97f4a7c15u;
+  return h ^ h >> 29;
+}
+
+static uint64_t hash_value(uint64_t h, qn_value v, int depth) {
+  h = mix(h, v.head & 0xff);
+  switch (value_tag_of(v)) {
+  case TAG_ARRAY: {
+    const qn_array *a = value_array(v);
+    h = mix(h, (uint64_t)a->dtype << 16 | (uint64_t)a->rank << 8 | a->device);
+    for (int i = 0; i < a->rank; i++) h = mix(h, (uint64_t)a->shape[i]);
+    return h;
+  }
+  case TAG_BOOL:
+  case TAG_DTYPE:
+  case TAG_DEVICE: return mix(h, (uint64_t)v.u.i);
+  case TAG_STR: return mix(h, value_str(v)->hash);
+  case TAG_FN: {
+    const qn_fn *f = value_fn(v);
+    h = mix(h, (uint64_t)(uintptr_t)f->code);
+    for (uint32_t i = 0; i < f->ncaptures && depth < PATTERN_DEPTH; i++) h = hash_value(h, f->captures[i], depth + 1);
+    return h;
+  }
+  case TAG_LIST:
+  case TAG_RECORD: {
+    bool list = value_is(v, TAG_LIST);
+    uint32_t n = list ? value_list(v)->len : value_record(v)->len;
+    const qn_value *items = list ? value_list(v)->items : value_record(v)->items;
+    h = mix(h, n);
+    for (uint32_t i = 0; i < n && depth < PATTERN_DEPTH; i++) h = hash_value(h, items[i], depth + 1);
+    return h;
+  }
+  default: return h;
+  }
+}
+
+uint64_t pattern_hash(qn_value fn, const qn_value *args, int nargs) {
+  uint64_t h = hash_value(1, fn, 0);
+  for (int i = 0; i < nargs; i++) h = hash_value(h, args[i], 0);
+  return h | 1;
+}
+
+static uint32_t print_pat(const pattern *p, uint32_t at, text_buf *out) {
+  const pat *x = &p->pats[at++];
+  switch ((pat_kind)x->kind) {
+  case PAT_ARRAY: text_shape(out, (qn_dtype)x->dtype, x->rank, p->dims + x->dims); break;
+  case PAT_SCALAR: text_adds(out, x->tag == TAG_INT ? "int" : "float"); break;
+  case PAT_EXACT: text_kind(out, x->value); break;
+  case PAT_FN: text_adds(out, "fn"); break;
+  case PAT_LIST: text_adds(out, "("); break;
+  case PAT_RECORD: text_adds(out, "{"); break;
+  }
+  if (x->kind == PAT_LIST || x->kind == PAT_RECORD || (x->kind == PAT_FN && x->n)) {
+    if (x->kind == PAT_FN) text_adds(out, " over (");
+    for (uint32_t i = 0; i < x->n; i++) {
+      if (i) text_adds(out, ", ");
+      if (x->kind == PAT_RECORD) text_addf(out, "%s: ", record_name(value_record(x->value), i)->text);
+      at = print_pat(p, at, out);
+    }
+    text_adds(out, x->kind == PAT_RECORD ? "}" : ")");
+  }
+  return at;
+}
+
+void pattern_print(const pattern *p, text_buf *out) {
+  for (uint32_t i = 0; i < p->nroots; i++) {
+    const root *x = &p->roots[i];
+    if (x->kind == ROOT_FN && p->pats[x->first].n == 0) continue;
+    if (x->kind == ROOT_ARG) text_addf(out, "argument %u: ", x->arg + 1);
+    else if (x->kind == ROOT_GLOBAL) text_addf(out, "global %s: ", x->name ? x->name->text : "?");
+    else text_adds(out, "function: ");
+    print_pat(p, x->first, out);
+    text_adds(out, "\n");
+  }
+}
+
+/* ---- templates ----------------------------------------------------------------------------------------------------------------- */
+
+static tpl *tpl_add(qn_vm *vm, tpl_list *t, tpl_kind kind) {
+  if (!mem_grow(vm, (void **)&t->tpls, &t->cap, t->n + 1, sizeof *t->tpls)) return NULL;
+  tpl *x = &t->tpls[t->n++];
+  *x = (tpl){.kind = (uint8_t)kind, .value = value_nil()};
+  return x;
+}
+
+static bool output_of(struct recording *r, tpl *x, uint32_t node) {
+  for (uint32_t i = 0; i < r->g->noutputs; i++)
+    if (r->g->outputs[i] == node) {
+      x->output = i;
+      return true;
+    }
+  x->output = r->g->noutputs;
+  if (graph_output(r->g, node)) return true;
+  raise_memory(r->vm);
+  return false;
+}
+
+static bool make(struct recording *r, qn_value v, tpl_list *out, break_reason *broken, int depth) {
+  qn_vm *vm = r->vm;
+  if (depth > PATTERN_DEPTH) {
+    *broken = BREAK_too_deep;
+    return false;
+  }
+  uint32_t node = rec_traced(r, v);
+  if (node && (value_is(v, TAG_ARRAY) || value_is_scalar(v))) {
+    tpl *x = tpl_add(vm, out, TPL_OUTPUT);
+    return x && output_of(r, x, node);
+  }
+  const qn_value *items = NULL;
+  uint32_t n = 0;
+  tpl_kind kind = TPL_VALUE;
+  switch (value_tag_of(v)) {
+  case TAG_ARRAY: *broken = BREAK_untracked_result; return false;
+  case TAG_LIST:
+    kind = TPL_LIST;
+    items = value_list(v)->items;
+    n = value_list(v)->len;
+    break;
+  case TAG_RECORD:
+    kind = TPL_RECORD;
+    items = value_record(v)->items;
+    n = value_record(v)->len;
+    break;
+  case TAG_FN:
+    if (value_fn(v)->ncaptures) {
+      kind = TPL_FN;
+      items = value_fn(v)->captures;
+      n = value_fn(v)->ncaptures;
+    }
+    break;
+  default: break;
+  }
+  tpl *x = tpl_add(vm, out, kind);
+  if (!x) return false;
+  x->n = n;
+  if (kind == TPL_RECORD) {
+    qn_record *names = record_like(vm, value_record(v));
+    if (!names) return false;
+    x->value = value_obj(TAG_RECORD, names);
+  } else if (kind == TPL_FN) {
+    /* Only the code matters; a copy without captured data would lose the count, so keep the kind and code of the original. */
+    qn_fn *bare = fn_new(vm, (fn_kind)value_fn(v)->head.flags, value_fn(v)->code, n);
+    if (!bare) return false;
+    x->value = value_obj(TAG_FN, bare);
+  } else if (kind == TPL_VALUE) {
+    v.head &= 0xff;
+    x->value = value_retain(v);
+  }
+  for (uint32_t i = 0; i < n; i++)
+    if (!make(r, items[i], out, broken, depth + 1)) return false;
+  return true;
+}
+
+bool template_make(struct recording *r, qn_value v, tpl_list *out, break_reason *broken) { return make(r, v, out, broken, 0); }
+
+static qn_value build(qn_vm *vm, const tpl_list *t, uint32_t *at, const qn_value *outputs) {
+  const tpl *x = &t->tpls[(*at)++];
+  qn_value whole;
+  qn_value *items;
+  switch ((tpl_kind)x->kind) {
+  case TPL_OUTPUT: return value_retain(outputs[x->output]);
+  case TPL_VALUE: return value_retain(x->value);
+  case TPL_LIST: {
+    qn_list *l = list_new(vm, x->n);
+    if (!l) return value_error();
+    whole = value_obj(TAG_LIST, l);
+    items = l->items;
+    break;
+  }
+  case TPL_RECORD: {
+    qn_record *r = record_like(vm, value_record(x->value));
+    if (!r) return value_error();
+    whole = value_obj(TAG_RECORD, r);
+    items = r->items;
+    break;
+  }
+  default: {
+    qn_fn *bare = value_fn(x->value);
+    qn_fn *f = fn_new(vm, (fn_kind)bare->head.flags, bare->code, x->n);
+    if (!f) return value_error();
+    whole = value_obj(TAG_FN, f);
+    items = f->captures;
+    break;
+  }
+  }
+  for (uint32_t i = 0; i < x->n; i++) {
+    items[i] = build(vm, t, at, outputs);
+    if (value_is_error(items[i])) {
+      items[i] = value_nil();
+      value_release(vm, whole);
+      return value_error();
+    }
+  }
+  return whole;
+}
+
+qn_value template_build(qn_vm *vm, const tpl_list *t, const qn_value *outputs) {
+  uint32_t at = 0;
+  return build(vm, t, &at, outputs);
+}
+
+void template_free(qn_vm *vm, tpl_list *t) {
+  for (uint32_t i = 0; i < t->n; i++) value_release(vm, t->tpls[i].value);
+  mem_free(vm, t->tpls, t->cap * sizeof *t->tpls);
+  memset(t, 0, sizeof *t);
+}
