@@ -12,7 +12,7 @@
  * Fixed children have names: node->kids[AST_if_cond]. Further children start at ast_fixed(kind): arguments of a call are
  * kids[1..n), parameters of a function are kids[2..n).
  *
- * Places. `at` covers the whole node without enclosing parentheses; ast_mark(node) is the token that a message about the
+ * Places. `at` covers the whole node, parentheses around it included; ast_mark(node) is the token that a message about the
  * node itself should underline (the operator, the field's name, the argument list), or `at` where there is none.
  *
  * Depth. The parser refuses trees higher than AST_HEIGHT_MAX (E106); with the connectives of level 0 no path has more than

@@ -1,0 +1,380 @@
+/* The driver: tokens from the lexer into Lemon's automaton, and the words of syntax errors.
+ *
+ * Before a token is pushed, the automaton is asked whether it would take it (grammar_accepts). If not, the parser's stack is
+ * still what it was after the last good token, so that the same question for every terminal gives all that could have
+ * stood here. The message names that in a few groups ("an expression", "the end of the line"), unless the situation is
+ * a known slip, which gets a message of its own (slip_at).
+ *
+ * A text at the prompt is incomplete if it ends while a bracket is open or behind a token that cannot end a statement;
+ * the lexer knows both, so the grammar has no part in it.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "parser/state.h"
+
+int parser_fail(parser *p, error_id id, uint32_t start, uint32_t end, const char *format, ...) {
+  char message[400];
+  va_list args;
+  va_start(args, format);
+  vsnprintf(message, sizeof message, format, args);
+  va_end(args);
+  p->failed = true;
+  (void)raise(p->vm, id, (span){p->source, start, end}, "%s", message);
+  return LEX_FAILED;
+}
+
+bool parser_keep(parser *p, qn_str *s) {
+  ast_module *m = p->module;
+  if (!mem_grow(p->vm, (void **)&m->strings, &m->strings_cap, (size_t)m->nstrings + 1, sizeof *m->strings)) {
+    value_release(p->vm, value_obj(TAG_STR, s));
+    return false;
+  }
+  m->strings[m->nstrings++] = s;
+  return true;
+}
+
+/* ---- what could have stood here ---- */
+
+static bool accepts(const parser *p, int terminal) { return grammar_accepts(p->engine, terminal); }
+
+/* Is an operand complete, so that an operator could follow? */
+static bool after_operand(const parser *p) { return accepts(p, T_PLUS); }
+/* Could an expression begin? */
+static bool before_operand(const parser *p) { return accepts(p, T_INT); }
+
+static void describe_expected(const parser *p, text_buf *out) {
+  /* What is named one by one, where the groups before do not cover it. */
+  static const struct {
+    int terminal;
+    const char *words;
+  } single[] = {
+      {T_LC, "'{'"},     {T_COMMA, "','"}, {T_RP, "')'"},     {T_RB, "']'"},  {T_RC, "'}'"},        {T_SEND, "'}'"},
+      {T_ASSIGN, "'='"}, {T_COLON, "':'"}, {T_ARROW, "'->'"}, {T_IN, "'in'"}, {T_CATCH, "'catch'"}, {T_AS, "'as'"},
+  };
+  const char *words[sizeof single / sizeof *single + 4];
+  int n = 0;
+  bool after = after_operand(p), before = before_operand(p), name = accepts(p, T_NAME), list = accepts(p, T_LP);
+  bool statement = accepts(p, T_LET), line = accepts(p, T_NL), type = name && !before && accepts(p, T_FN);
+  if (statement)
+    words[n++] = "a statement";
+  else if (before)
+    words[n++] = "an expression";
+  else if (type)
+    words[n++] = "a type";
+  else if (name && list)
+    words[n++] = "a name or a pattern";
+  else if (name)
+    words[n++] = "a name";
+  if (!before && accepts(p, T_STRING)) words[n++] = "a string";
+  if (after && line) words[n++] = "an operator";
+  for (size_t i = 0; i < sizeof single / sizeof *single; i++) {
+    int t = single[i].terminal;
+    if (!accepts(p, t)) continue;
+    if (t == T_LC && (type || (name && list))) continue;     /* a type's or pattern's brace */
+    if (t == T_ASSIGN && after) continue;                    /* any expression may be a target */
+    if (t == T_COLON && after && accepts(p, T_RP)) continue; /* f(name: ...) */
+    if (t == T_COLON && before) continue;                    /* a slice */
+    words[n++] = single[i].words;
+  }
+  if (line && !statement) words[n++] = "the end of the line";
+  if (!n) words[n++] = "something else";
+  for (int i = 0; i < n; i++) {
+    if (i) text_adds(out, i + 1 < n ? ", " : " or ");
+    text_adds(out, words[i]);
+  }
+}
+
+static void describe_found(const parser *p, int kind, token t, text_buf *out) {
+  uint32_t len = t.end - t.start;
+  switch (kind) {
+  case LEX_END: text_adds(out, "the end of the text"); return;
+  case T_NL: text_adds(out, "the end of the line"); return;
+  case T_STRING:
+  case T_SBEG: text_adds(out, "a string"); return;
+  case T_SMID:
+  case T_SEND: text_adds(out, "'}'"); return;
+  case T_FMT: text_adds(out, "':'"); return;
+  default: break;
+  }
+  if (len > LONGEST_QUOTE) {
+    text_adds(out, kind == T_NAME ? "a name" : "a number");
+    return;
+  }
+  text_adds(out, "'");
+  text_add(out, p->text->text + t.start, len);
+  text_adds(out, "'");
+}
+
+/* ---- slips: what other languages write ---- */
+
+static const struct {
+  const char *word, *cure;
+} foreign_words[] = {
+    {"def", "a function is written fn f(x) { ... }"},
+    {"function", "a function is written fn f(x) { ... }, or fn(x) x + 1 as a value"},
+    {"func", "a function is written fn f(x) { ... }"},
+    {"fun", "a function is written fn f(x) { ... }"},
+    {"lambda", "a function as a value is written fn(x) x + 1"},
+    {"var", "a new variable is written let x = 1"},
+    {"const", "a new variable is written let x = 1"},
+    {"local", "a new variable is written let x = 1"},
+    {"auto", "a new variable is written let x = 1"},
+    {"elif", "write else if c { ... }"},
+    {"elseif", "write else if c { ... }"},
+    {"elsif", "write else if c { ... }"},
+    {"then", "a body stands in braces: if c { ... }"},
+    {"do", "a body stands in braces: while c { ... }"},
+    {"begin", "a body stands in braces: { ... }"},
+    {"end", "a body stands in braces: { ... }"},
+    {"foreach", "a loop is written for x in xs { ... }"},
+    {"unless", "write if not c { ... }"},
+    {"until", "write while not c { ... }"},
+    {"repeat", "a loop is written while c { ... } or for i in 0..n { ... }"},
+    {"switch", "write if a { ... } else if b { ... } else { ... }"},
+    {"match", "write if a { ... } else if b { ... } else { ... }"},
+    {"case", "write if a { ... } else if b { ... } else { ... }"},
+    {"class", "there are no classes; records are written {a: 1}, functions fn f(x) { ... }"},
+    {"struct", "there are no struct types; records are written {a: 1}"},
+    {"from", "write import nn, then let {relu} = nn"},
+    {"throw", "an error is raised by error(\"...\")"},
+    {"raise", "an error is raised by error(\"...\")"},
+    {"except", "write try { ... } catch e { ... }"},
+    {"finally", "there is no finally; write what follows behind the try"},
+    {"is", "comparisons are written == and !="},
+    {"del", "a record without a field is remove(r, \"name\")"},
+    {"print", "a call has parentheses: print(x)"},
+    {"echo", "write print(x)"},
+};
+
+static const char *foreign_word(const parser *p, int kind, token t) {
+  if (kind != T_NAME) return NULL;
+  for (size_t i = 0; i < sizeof foreign_words / sizeof *foreign_words; i++)
+    if (strlen(foreign_words[i].word) == t.end - t.start &&
+        !memcmp(foreign_words[i].word, p->text->text + t.start, t.end - t.start))
+      return foreign_words[i].cure;
+  return NULL;
+}
+
+static bool is_keyword(const parser *p, int kind, token t) {
+  unsigned char c = (unsigned char)p->text->text[t.start];
+  return kind > 0 && kind != T_NAME && c >= 'a' && c <= 'z';
+}
+
+static bool in_follows(const unsigned char *s) {
+  while (*s == ' ' || *s == '\t') s++;
+  return s[0] == 'i' && s[1] == 'n' && (s[2] == ' ' || s[2] == '\t');
+}
+
+/* The message for what stands at `t`, if it is a known slip; the error's id goes to *id. */
+static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
+  const unsigned char *rest = (const unsigned char *)p->text->text + t.end;
+  bool after = after_operand(p), before = before_operand(p), body = accepts(p, T_LC), statement = accepts(p, T_LET);
+  bracket_kind in = p->depth ? p->brackets[p->depth - 1].kind : BRACKET_BLOCK;
+  *id = E_slip;
+  switch (kind) {
+  case T_ASSIGN:
+    if (after && body) return "a comparison is written ==";
+    if (p->last == T_NAME && (p->before == T_LP || p->before == T_COMMA) && in == BRACKET_ROUND && after)
+      return "a keyword argument is written name: value; a comparison ==";
+    if (after) return "an assignment is a statement, not a value; a comparison is written ==";
+    break;
+  case T_COLON:
+    if (accepts(p, T_ARROW)) return "a body stands in braces: fn f(x) { ... }; a result type is written -> f32[n]";
+    if (p->last == T_NAME && accepts(p, T_ASSIGN) && !after) return "a variable has no declared type: let x = 1";
+    if (body && !statement) return "a body stands in braces { }, without ':'";
+    break;
+  case T_ARROW:
+    if (after || statement) return "a function as a value is written fn(x) x + 1";
+    break;
+  case T_IF:
+    if (after) return "a choice is written if c { a } else { b }";
+    break;
+  case T_FOR:
+    if (after && (in == BRACKET_SQUARE || in == BRACKET_ROUND))
+      return "a loop is no expression: append to a list in a for loop, or use vmap";
+    break;
+  case T_IN:
+  case T_NOT:
+    if (after && (kind == T_IN || in_follows(rest)))
+      return "there is no operator in: a record has a field if has(r, \"name\")";
+    break;
+  case T_COMMA:
+    if (accepts(p, T_NL) || (p->last == T_NAME && !p->depth && (accepts(p, T_IN) || accepts(p, T_ASSIGN))) ||
+        (in == BRACKET_BLOCK && (accepts(p, T_IN) || accepts(p, T_ASSIGN))))
+      return "a list stands in parentheses: (a, b)";
+    break;
+  case T_ELLIPSIS:
+    if (accepts(p, T_DOTDOT) && !after) return "what is spread begins with two points: ..xs";
+    break;
+  case T_STAR:
+  case T_POW:
+    if (accepts(p, T_DOTDOT) && !after && p->last != T_NL) return "what is spread begins with two points: ..xs";
+    break;
+  case T_PLUS:
+    if (before && p->last == T_ASSIGN && p->last_token.end == t.start) return "write x += 1";
+    if (before) return "there is no + in front of a value";
+    break;
+  case T_EQ:
+  case T_NE:
+  case T_LT:
+  case T_LE:
+  case T_GT:
+  case T_GE:
+    *id = E_syntax;
+    if (after) return "comparisons do not chain; write a < b and b < c";
+    break;
+  case T_DOTDOT:
+    if (after) return *id = E_syntax, "ranges do not chain; a range with steps is range(a, b, step)";
+    if (before && in == BRACKET_SQUARE && accepts(p, T_COLON)) return "a slice is written x[:5]";
+    if (accepts(p, T_NAME) && accepts(p, T_LP)) return "a pattern names every item; the rest of a list is xs[1:]";
+    break;
+  case T_RB:
+    if (before && p->last == T_DOTDOT) return "a slice is written x[2:]";
+    break;
+  case T_DOT:
+    if (p->last == T_NAME && p->before == T_IMPORT)
+      return "a file in a folder is imported by import \"lib/util.qn\" as util";
+    break;
+  case T_LP:
+    if (p->last == T_CATCH) return "the name of the error stands without parentheses: catch e { ... }";
+    break;
+  case T_LC:
+    if (statement) return *id = E_syntax, "a block stands only behind if, else, for, while, try, catch and fn";
+    if (before) {
+      const char *s = (const char *)lexer_skip(p, rest), *e = s;
+      while ((*e | 32) - 'a' < 26u || *e == '_' || (*e >= '0' && *e <= '9')) e++;
+      if (e > s) {
+        e += strspn(e, " \t");
+        if (e[0] == '=' && e[1] != '=') return "a field of a record is written name: value";
+        if (*e == ',' || *e == '}') return *id = E_syntax, "{a, b} is a pattern; a record is written {a: a, b: b}";
+      }
+    }
+    break;
+  default: break;
+  }
+  *id = E_slip;
+  if (statement && p->last == T_NL && kind > 0 &&
+      (kind == T_STAR || kind == T_SLASH || kind == T_PERCENT || kind == T_AT || kind == T_POW || kind == T_AND ||
+       kind == T_OR || kind == T_EQ || kind == T_BOR || kind == T_BAND || kind == T_DOTDOT))
+    return "a statement cannot begin with an operator: to continue the line above, end that line with the operator or "
+           "use "
+           "parentheses";
+  const char *cure = foreign_word(p, kind, t);
+  if (!cure) cure = foreign_word(p, p->last, p->last_token);
+  if (cure) return cure;
+  *id = E_syntax;
+  if ((kind == T_NL || kind == LEX_END) && body && *lexer_skip(p, rest) == '{')
+    return "'{' stands on the line of what it belongs to";
+  if (kind == T_LET || kind == T_RETURN || kind == T_BREAK || kind == T_CONTINUE || kind == T_WHILE || kind == T_FOR ||
+      kind == T_IMPORT) {
+    if (before && !statement) return "a statement is no value; a body of statements stands in braces { }";
+  }
+  return NULL;
+}
+
+static void syntax_error(parser *p, int kind, token t) {
+  error_id id = E_syntax;
+  const char *slip = slip_at(p, kind, t, &id);
+  if (slip) {
+    parser_fail(p, id, t.start, t.end, "%s", slip);
+    return;
+  }
+  text_buf message;
+  text_init(&message, p->vm);
+  if (accepts(p, T_NAME) && !before_operand(p) && is_keyword(p, kind, t)) {
+    text_addf(&message, "'%.*s' is a %s and cannot be a name", (int)(t.end - t.start), p->text->text + t.start,
+              kind == T_FLOAT ? "number" : "keyword");
+  } else {
+    text_adds(&message, "expected ");
+    describe_expected(p, &message);
+    text_adds(&message, ", found ");
+    describe_found(p, kind, t, &message);
+  }
+  text_add(&message, "", 1);
+  if (message.failed)
+    raise_memory(p->vm);
+  else
+    parser_fail(p, E_syntax, t.start, t.end, "%s", message.text);
+  p->failed = true;
+  text_free(&message);
+  /* A bracket that was opened on another line is often what is really wrong. */
+  const bracket *b = p->depth ? &p->brackets[p->depth - 1] : NULL;
+  if (b && (b->kind == BRACKET_ROUND || b->kind == BRACKET_SQUARE || b->kind == BRACKET_RECORD) &&
+      memchr(p->text->text + b->at, '\n', t.start - b->at))
+    raise_note(p->vm, (span){p->source, b->at, b->at + 1}, "opened here");
+}
+
+/* The text ended while brackets were open. */
+static void unclosed(parser *p) {
+  const bracket *b = &p->brackets[p->depth - 1];
+  if (b->kind == BRACKET_STRING || b->kind == BRACKET_TEXT)
+    parser_fail(p, E_string_open, b->string, b->at + 1, "this string is never closed; a brace as text is \\{");
+  else
+    parser_fail(p, E_syntax, b->at, b->at + 1, "'%c' is never closed", p->text->text[b->at]);
+}
+
+/* ---- driver ---- */
+
+static parse_outcome drive(parser *p) {
+  for (;;) {
+    token t;
+    int kind = lexer_next(p, &t);
+    if (kind == LEX_INCOMPLETE) return PARSE_INCOMPLETE;
+    if (kind == LEX_FAILED) return PARSE_ERROR;
+    if (kind == LEX_END) {
+      bool ends = p->last == 0 || p->last == T_NL || p->last == T_SEMI || lexer_can_end(p->last);
+      if (p->mode == PARSE_PROMPT && !p->lines_open && (p->depth || !ends)) return PARSE_INCOMPLETE;
+      if (p->depth) {
+        unclosed(p);
+        return PARSE_ERROR;
+      }
+    }
+    if (accepts(p, kind))
+      grammar_push(p->engine, kind, t);
+    else
+      syntax_error(p, kind, t);
+    if (p->failed) return PARSE_ERROR;
+    if (kind == LEX_END) return PARSE_OK;
+  }
+}
+
+ast_module *parse_text(qn_vm *vm, uint32_t source, parse_mode mode, parse_outcome *outcome) {
+  *outcome = PARSE_ERROR;
+  const source_text *text = source_get(vm, source);
+  if (!text) {
+    (void)raise(vm, E_text, SPAN_NONE, "there is no source text %u", source);
+    return NULL;
+  }
+  if (text->len > INT32_MAX) {
+    (void)raise(vm, E_too_large, (span){source, 0, 0}, "a source text has at most 2 GiB");
+    return NULL;
+  }
+  ast_module *module = mem_zalloc(vm, sizeof *module);
+  if (!module) return NULL;
+  arena_init(&module->nodes, vm);
+  module->source = source;
+  parser *p = mem_zalloc(vm, sizeof *p);
+  void *engine = mem_alloc(vm, grammar_size());
+  if (p && engine) {
+    p->vm = vm;
+    p->text = text;
+    p->source = source;
+    p->mode = mode;
+    p->module = module;
+    p->engine = engine;
+    p->at = (const unsigned char *)text->text;
+    p->end = p->at + text->len;
+    text_init(&p->chars, vm);
+    grammar_start(engine, p);
+    *outcome = drive(p);
+    text_free(&p->chars);
+    mem_free(vm, p->items, p->items_cap * sizeof *p->items);
+  }
+  mem_free(vm, engine, grammar_size());
+  mem_free(vm, p, sizeof *p);
+  if (*outcome == PARSE_OK) return module;
+  ast_free(vm, module);
+  return NULL;
+}
