@@ -15,7 +15,6 @@
  */
 #include <string.h>
 
-#include "parser/number.h"
 #include "parser/state.h"
 
 /*!include:re2c "unicode_categories.re" */
@@ -25,7 +24,7 @@ static uint32_t offset(const parser *p, const unsigned char *s) {
 }
 
 static bool is_digit(unsigned char c) { return c >= '0' && c <= '9'; }
-static bool begins_name(unsigned char c) { return (c | 32) - 'a' < 26u || c == '_' || c >= 0x80; }
+static bool begins_name(unsigned char c) { return ((c | 32) >= 'a' && (c | 32) <= 'z') || c == '_' || c >= 0x80; }
 static bool in_name(unsigned char c) { return begins_name(c) || is_digit(c); }
 
 static const unsigned char *skip_name(const unsigned char *s) {
@@ -275,7 +274,7 @@ static int integer(parser *p, token *t, const unsigned char *s) {
         return parser_fail(p, E_number_form, t->start, t->end, "'_' stands between two digits of a number");
       continue;
     }
-    unsigned digit = is_digit(*s) ? *s - '0' : (*s | 32) - 'a' + 10u;
+    unsigned digit = is_digit(*s) ? *s - '0' : (*s | 32) - 'a' + 10;
     over |= __builtin_mul_overflow(value, hex ? 16u : 10u, &value) || __builtin_add_overflow(value, digit, &value);
     digits++;
   }
@@ -304,7 +303,7 @@ static int floating(parser *p, token *t, const unsigned char *s) {
     return LEX_FAILED;
   }
   if (!number_ends(p, t, p->at)) return LEX_FAILED;
-  if (!number_parse_float(p->chars.text, p->chars.len, &t->u.f))
+  if (!float_parse(p->chars.text, p->chars.len, &t->u.f))
     return parser_fail(p, E_number_form, t->start, t->end, "a float is written as in 1.5 or 1e-3");
   if (t->u.f > 0 && t->u.f - t->u.f != 0)
     return parser_fail(p, E_number_form, t->start, t->end, "too large for a float (at most 1.8e308); infinity is inf");
@@ -584,11 +583,5 @@ int lexer_next(parser *p, token *t) {
       !memcmp(p->at, "\xef\xbb\xbf", 3))
     p->at += 3; /* a byte order mark */
   *t = (token){0};
-  int kind = scan(p, t);
-  if (kind > 0) {
-    p->before = p->last;
-    p->last = kind;
-    p->last_token = *t;
-  }
-  return kind;
+  return scan(p, t);
 }

@@ -50,20 +50,23 @@ static void describe_expected(const parser *p, text_buf *out) {
     int terminal;
     const char *words;
   } single[] = {
-      {T_LC, "'{'"},     {T_COMMA, "','"}, {T_RP, "')'"},     {T_RB, "']'"},  {T_RC, "'}'"},        {T_SEND, "'}'"},
-      {T_ASSIGN, "'='"}, {T_COLON, "':'"}, {T_ARROW, "'->'"}, {T_IN, "'in'"}, {T_CATCH, "'catch'"}, {T_AS, "'as'"},
+      {T_LC, "'{'"},  {T_LP, "'('"},        {T_COMMA, "','"},  {T_RP, "')'"},    {T_RB, "']'"},
+      {T_RC, "'}'"},  {T_SEND, "'}'"},      {T_ASSIGN, "'='"}, {T_COLON, "':'"}, {T_ARROW, "'->'"},
+      {T_IN, "'in'"}, {T_CATCH, "'catch'"}, {T_AS, "'as'"},
   };
   const char *words[sizeof single / sizeof *single + 4];
   int n = 0;
-  bool after = after_operand(p), before = before_operand(p), name = accepts(p, T_NAME), list = accepts(p, T_LP);
-  bool statement = accepts(p, T_LET), line = accepts(p, T_NL), type = name && !before && accepts(p, T_FN);
+  bool after = after_operand(p), before = before_operand(p), name = accepts(p, T_NAME),
+       pattern = name && !before && accepts(p, T_LP) && accepts(p, T_LC);
+  bool record = p->depth && p->brackets[p->depth - 1].kind == BRACKET_RECORD; /* takes a newline before its end only */
+  bool statement = accepts(p, T_LET), line = accepts(p, T_NL) && !record, type = name && !before && accepts(p, T_FN);
   if (statement)
     words[n++] = "a statement";
   else if (before)
     words[n++] = "an expression";
   else if (type)
     words[n++] = "a type";
-  else if (name && list)
+  else if (pattern)
     words[n++] = "a name or a pattern";
   else if (name)
     words[n++] = "a name";
@@ -72,7 +75,8 @@ static void describe_expected(const parser *p, text_buf *out) {
   for (size_t i = 0; i < sizeof single / sizeof *single; i++) {
     int t = single[i].terminal;
     if (!accepts(p, t)) continue;
-    if (t == T_LC && (type || (name && list))) continue;     /* a type's or pattern's brace */
+    if (t == T_LC && (pattern || before)) continue;
+    if (t == T_LP && (before || after || type || pattern)) continue;
     if (t == T_ASSIGN && after) continue;                    /* any expression may be a target */
     if (t == T_COLON && after && accepts(p, T_RP)) continue; /* f(name: ...) */
     if (t == T_COLON && before) continue;                    /* a slice */
@@ -173,6 +177,12 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
   bool after = after_operand(p), before = before_operand(p), body = accepts(p, T_LC), statement = accepts(p, T_LET);
   bracket_kind in = p->depth ? p->brackets[p->depth - 1].kind : BRACKET_BLOCK;
   *id = E_slip;
+  /* `{ x = 1 }` and `{ f(x) }` as statements: after the brace only the names of a pattern make sense. */
+  bool names = accepts(p, T_COLON) && accepts(p, T_COMMA) && accepts(p, T_RC) && !after && !accepts(p, T_NL);
+  bool opened = p->last == T_LC && accepts(p, T_NAME) && !before && !statement &&
+                (p->before == 0 || p->before == T_NL || p->before == T_SEMI || p->before == T_LC);
+  if ((names || opened) && p->brackets[p->depth ? p->depth - 1 : 0].kind != BRACKET_RECORD)
+    return *id = E_syntax, "a block stands only behind if, else, for, while, try, catch and fn";
   switch (kind) {
   case T_ASSIGN:
     if (after && body) return "a comparison is written ==";
@@ -228,7 +238,7 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
   case T_DOTDOT:
     if (after) return *id = E_syntax, "ranges do not chain; a range with steps is range(a, b, step)";
     if (before && in == BRACKET_SQUARE && accepts(p, T_COLON)) return "a slice is written x[:5]";
-    if (accepts(p, T_NAME) && accepts(p, T_LP)) return "a pattern names every item; the rest of a list is xs[1:]";
+    if (accepts(p, T_NAME) && !before) return "a pattern names every item; the rest of a list is xs[1:]";
     break;
   case T_RB:
     if (before && p->last == T_DOTDOT) return "a slice is written x[2:]";
@@ -240,11 +250,17 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
   case T_LP:
     if (p->last == T_CATCH) return "the name of the error stands without parentheses: catch e { ... }";
     break;
+  case T_ELSE:
+    if (statement) return *id = E_syntax, "else stands behind the '}' of an if, with no other statement between";
+    break;
+  case T_CATCH:
+    if (statement) return *id = E_syntax, "catch stands behind the '}' of a try";
+    break;
   case T_LC:
     if (statement) return *id = E_syntax, "a block stands only behind if, else, for, while, try, catch and fn";
     if (before) {
       const char *s = (const char *)lexer_skip(p, rest), *e = s;
-      while ((*e | 32) - 'a' < 26u || *e == '_' || (*e >= '0' && *e <= '9')) e++;
+      while ((*e >= 'a' && *e <= 'z') || (*e >= 'A' && *e <= 'Z') || *e == '_' || (*e >= '0' && *e <= '9')) e++;
       if (e > s) {
         e += strspn(e, " \t");
         if (e[0] == '=' && e[1] != '=') return "a field of a record is written name: value";
@@ -283,7 +299,12 @@ static void syntax_error(parser *p, int kind, token t) {
   }
   text_buf message;
   text_init(&message, p->vm);
-  if (accepts(p, T_NAME) && !before_operand(p) && is_keyword(p, kind, t)) {
+  bool keyword = is_keyword(p, kind, t) && accepts(p, T_NAME);
+  if (keyword && before_operand(p)) { /* a keyword argument? */
+    const char *rest = p->text->text + t.end;
+    keyword = p->depth && p->brackets[p->depth - 1].kind == BRACKET_ROUND && rest[strspn(rest, " \t")] == ':';
+  }
+  if (keyword) {
     text_addf(&message, "'%.*s' is a %s and cannot be a name", (int)(t.end - t.start), p->text->text + t.start,
               kind == T_FLOAT ? "number" : "keyword");
   } else {
@@ -301,6 +322,7 @@ static void syntax_error(parser *p, int kind, token t) {
   text_free(&message);
   /* A bracket that was opened on another line is often what is really wrong. */
   const bracket *b = p->depth ? &p->brackets[p->depth - 1] : NULL;
+  if (b && b->at == t.start) b = p->depth > 1 ? b - 1 : NULL;
   if (b && (b->kind == BRACKET_ROUND || b->kind == BRACKET_SQUARE || b->kind == BRACKET_RECORD) &&
       memchr(p->text->text + b->at, '\n', t.start - b->at))
     raise_note(p->vm, (span){p->source, b->at, b->at + 1}, "opened here");
@@ -337,6 +359,9 @@ static parse_outcome drive(parser *p) {
       syntax_error(p, kind, t);
     if (p->failed) return PARSE_ERROR;
     if (kind == LEX_END) return PARSE_OK;
+    p->before = p->last;
+    p->last = kind;
+    p->last_token = t;
   }
 }
 

@@ -56,7 +56,7 @@ typedef struct parser {
 
   /* The lexer's. */
   const unsigned char *at, *end; /* the rest of the text; a NUL stands at `end` */
-  int last, before;              /* the last two terminals, 0 at the beginning */
+  int last, before;              /* the last two terminals that were taken, 0 at the beginning */
   token last_token;
   bracket brackets[BRACKETS_MAX];
   uint32_t depth;
