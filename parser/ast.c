@@ -37,23 +37,6 @@ void ast_free(qn_vm *vm, ast_module *module) {
   mem_free(vm, module, sizeof *module);
 }
 
-/* Text in quotes, with everything escaped that is not printable ASCII. */
-static void dump_text(const qn_str *s, text_buf *out) {
-  text_add(out, "\"", 1);
-  for (uint32_t i = 0; i < s->len; i++) {
-    unsigned char c = (unsigned char)s->text[i];
-    if (c == '"' || c == '\\')
-      text_addf(out, "\\%c", c);
-    else if (c == '\n')
-      text_adds(out, "\\n");
-    else if (c < 32 || c == 127)
-      text_addf(out, "\\x%02x", c);
-    else
-      text_add(out, s->text + i, 1);
-  }
-  text_add(out, "\"", 1);
-}
-
 void ast_dump_node(const ast_node *n, text_buf *out) {
   if (!n) {
     text_adds(out, "-");
@@ -71,13 +54,13 @@ void ast_dump_node(const ast_node *n, text_buf *out) {
   case AST_part:
     if (n->u.s) {
       text_adds(out, " ");
-      dump_text(n->u.s, out);
+      text_quoted(out, n->u.s->text, n->u.s->len);
     }
     break;
   case AST_import:
     text_adds(out, " ");
     if (n->flags & AST_PATH)
-      dump_text(n->u.s, out);
+      text_quoted(out, n->u.s->text, n->u.s->len);
     else
       text_add(out, n->u.s->text, n->u.s->len);
     break;
