@@ -74,6 +74,14 @@ static bool expr_same(const dim_expr *x, const dim_expr *y) {
          x->axis == y->axis;
 }
 
+static void fill_hash(dim_table *t) {
+  for (uint32_t i = 0; i < t->n; i++) {
+    uint32_t at = (uint32_t)expr_hash(&t->exprs[i]) & (t->hash_cap - 1);
+    while (t->hash[at]) at = (at + 1) & (t->hash_cap - 1);
+    t->hash[at] = i + 1;
+  }
+}
+
 /* Room for one more expression, with the hash at most half full. */
 static bool make_room(dim_table *t) {
   if (t->n == t->cap) {
@@ -88,13 +96,9 @@ static bool make_room(dim_table *t) {
     uint32_t cap = t->hash_cap ? 2 * t->hash_cap : 32;
     uint32_t *hash = arena_alloc(t->arena, cap * sizeof *hash);
     if (!hash) return false;
-    for (uint32_t i = 0; i < t->n; i++) {
-      uint32_t at = (uint32_t)expr_hash(&t->exprs[i]) & (cap - 1);
-      while (hash[at]) at = (at + 1) & (cap - 1);
-      hash[at] = i + 1;
-    }
     t->hash = hash;
     t->hash_cap = cap;
+    fill_hash(t);
   }
   return true;
 }
@@ -145,6 +149,33 @@ qn_dim dim_symbol(dim_table *t, dim_source source, uint32_t ref, uint16_t axis, 
     if (copy) t->exprs[before].name = memcpy(copy, name, len);
   }
   return d;
+}
+
+void dim_rename_nodes(dim_table *t, const uint32_t *map) {
+  uint16_t gone = 0;
+  bool changed = false;
+  for (uint32_t i = 0; i < t->n; i++) {
+    dim_expr *e = &t->exprs[i];
+    if (e->op != DIM_SYMBOL || e->source != DIM_FROM_NODE) continue;
+    uint32_t ref = e->ref ? map[e->ref] : 0;
+    changed |= ref != e->ref;
+    e->ref = ref;
+    if (!ref) e->axis = gone++; /* symbols stay distinct */
+  }
+  if (changed) {
+    memset(t->hash, 0, t->hash_cap * sizeof *t->hash);
+    fill_hash(t);
+  }
+}
+
+uint64_t dim_hash(const dim_table *t, qn_dim d) {
+  if (d >= 0 || !t) return (uint64_t)d * 0x9e3779b97f4a7c15u + 1;
+  dim_expr e = t->exprs[~d];
+  if (e.op != DIM_SYMBOL) {
+    e.a = (qn_dim)dim_hash(t, e.a);
+    e.b = (qn_dim)dim_hash(t, e.b);
+  }
+  return expr_hash(&e);
 }
 
 /* An expression exactly as given: operands are in normal form already. */

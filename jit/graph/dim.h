@@ -88,6 +88,10 @@ bool dim_nonnegative(const dim_table *t, qn_dim d);
 int64_t dim_eval(const dim_table *t, qn_dim d, const int64_t *symbols);
 /* Do all facts hold for these symbol values? If not, *broken (may be NULL) is the first that does not. */
 bool dim_facts_hold(const dim_table *t, const int64_t *symbols, uint32_t *broken);
+/* Symbols of node results name node map[ref] from now on (0: the node is gone). */
+void dim_rename_nodes(dim_table *t, const uint32_t *map);
+/* Content hash: the same for equal expressions over the same sources in any table; names and hints do not count. */
+uint64_t dim_hash(const dim_table *t, qn_dim d);
 /* As text, operators by precedence: "n", "2*n + 1", "min(n, m) // 2". A symbol shows its name, or d<index> where it has none
  * or shares it with an earlier one. */
 void dim_print(const dim_table *t, qn_dim d, text_buf *out);

@@ -4,19 +4,30 @@
  * Node 0 is unused; an operand is a node index smaller than the node's own. Constants of any rank sit in the graph.
  *
  * Types. Every node has a type: dtype, rank, sizes, and `weak` for host scalars (rank 0; dtype bool, i64 or f64). Nodes are
- * strict: POINTWISE operands have the compute dtype already; graph_op inserts `cast` and `fit`.
+ * strict: data operands have the compute dtype already, and outside POINTWISE and RANDOM ops no operand is weak; graph_op
+ * inserts `cast` and `fit`. Shapes of POINTWISE operands (and of values that are stored) broadcast without a node.
+ *
+ * Weak scalars and arrays. `fit` makes an array of rank 0 from a weak scalar (E207 where it is out of range). The way back is
+ * `cast` with ATTR_WEAK: a weak result (bool, i64, f64) from a weak scalar or an array of rank 0. From an array it is a host
+ * read inside the graph, which a plan executes as a scalar step. The gradient of `fit` and of `cast` is such a cast to the
+ * operand's type, so the gradient for a weak f64 is a weak f64.
  *
  * Places. A node has a site: the span of the expression that made it and the chain of calls it was made under.
  *
- * Text form (text.c): one node a line, parses back to the identical graph.
+ * Text form (text.c): one node a line, parses back to the identical graph. Symbols, facts and sites that exist come first.
+ *   dim n = input 0 axis 0 hint 32
+ *   fact n != 1
+ *   site 1 = source 1 12..17 in "loss"
  *   graph(%1: f32[n, 64], %2: weak f64) {
- *     %3 = exp %1 : f32[n, 64] @12:17
+ *     %3 = exp %1 : f32[n, 64] @1
  *     %4 = sum %3 axes=[1] keepdims : f32[n, 1]
  *     return %4
  *   }
  */
 #ifndef JIT_GRAPH_GRAPH_H
 #define JIT_GRAPH_GRAPH_H
+
+#include <string.h>
 
 #include "jit/graph/dim.h"
 #include "lang/source.h"
@@ -47,7 +58,7 @@ typedef struct graph_node {
   uint16_t nin;
   uint32_t site; /* index into graph->sites; 0 unknown */
   const uint32_t *in;
-  const op_attr *attr; /* NULL when the op has none; only the used part of d is stored */
+  const op_attr *attr; /* NULL when the op has none (op_has_attr); only the used part of d is stored */
   graph_type type;
   union {
     uint32_t input;
@@ -76,8 +87,45 @@ struct graph {
   graph_site *sites;
   uint32_t nsites, sites_cap;
   dim_table dims;
+  bool fast_math; /* simplification may use rows that change bits */
   bool failed; /* out of memory while building: the graph must not be used */
 };
+
+enum { GRAPH_MAX_NODES = INT32_MAX - 1 };
+
+static inline bool graph_type_same(const graph_type *a, const graph_type *b) {
+  if (a->dtype != b->dtype || a->rank != b->rank || a->weak != b->weak) return false;
+  for (int i = 0; i < a->rank; i++)
+    if (a->shape[i] != b->shape[i]) return false;
+  return true;
+}
+/* A node's attributes in full; the stored ones end after d[n - 1]. */
+static inline op_attr graph_attr(const graph_node *n) {
+  op_attr a = {0};
+  if (!n->attr) return a;
+  memcpy(&a, n->attr, offsetof(op_attr, d));
+  for (int i = 0; i < a.n; i++) a.d[i] = n->attr->d[i];
+  return a;
+}
+/* Do nodes of this op always have attributes? Others have them only for ATTR_PROVEN. */
+static inline bool op_has_attr(op_id op) {
+  if (op_rows[op].klass == CLASS_POINTWISE) return op_rows[op].dtype_rule == DT_attr;
+  return op != OP_dot && op != OP_compress && op != OP_nonzero;
+}
+/* Is entry k of an op's d a dim (else a plain integer)? */
+static inline bool op_attr_is_dim(op_id op, int k) {
+  switch (op) {
+  case OP_slice:
+  case OP_slice_put:
+  case OP_pad: return k % 3 != 2;
+  case OP_reshape:
+  case OP_broadcast:
+  case OP_iota: return true;
+  default: return op_rows[op].klass == CLASS_RANDOM;
+  }
+}
+/* Number of elements. */
+qn_dim graph_elements(graph *g, const graph_type *t);
 
 /* An empty graph; `vm` (may be NULL) is where its memory is accounted. */
 QN_MUST_CHECK graph *graph_new(qn_vm *vm);
@@ -85,7 +133,8 @@ void graph_free(graph *g);
 /* A copy with its own arena, without a VM: what a worker thread gets. NULL when memory is short. */
 QN_MUST_CHECK graph *graph_copy(const graph *g);
 
-/* Builders return the node's index, or 0 when memory is short (and g->failed is set). */
+/* Builders return the node's index, or 0 when memory is short (and g->failed is set). An operand 0 gives 0, so that
+ * builders nest and one look at g->failed at the end is enough. Inputs may be added at any time. */
 uint32_t graph_site_add(graph *g, span at, uint32_t parent, const char *function);
 uint32_t graph_input(graph *g, graph_type type, uint32_t site);
 uint32_t graph_const(graph *g, graph_type type, const void *data, uint32_t site); /* copies the elements */
@@ -93,10 +142,18 @@ uint32_t graph_const_scalar(graph *g, qn_dtype dtype, bool weak, double f, int64
 /* Appends an op with strict operands and a type that is already inferred. */
 uint32_t graph_node_raw(graph *g, op_id op, const uint32_t *in, int nin, const op_attr *attr, graph_type type, uint32_t site);
 /* Appends an op as the language means it: promotes, fits and casts operands, infers the type. For differentiation and the
- * recorder. Operands' errors must have been excluded by the caller or by op_infer. */
+ * recorder. Operands' errors must have been excluded by the caller or by op_infer. A constant scalar that is cast or fitted
+ * becomes a constant of that type where this is exact or in range. */
 uint32_t graph_op(graph *g, op_id op, const uint32_t *in, int nin, const op_attr *attr, uint32_t site);
 uint32_t graph_cast(graph *g, uint32_t node, qn_dtype dtype, uint32_t site); /* the node itself if it has the dtype, not weak */
 bool graph_output(graph *g, uint32_t node);
+/* Appends a copy of a node whose operands are map[..] of the old ones. Dims keep their numbers: `to` has a copy of from's
+ * table. Regions are copied. Inputs are appended to `to`'s. */
+uint32_t graph_node_copy(graph *to, const graph *from, uint32_t node, const uint32_t *map);
+/* Copies dims, sites and flags into an empty graph: what graph_node_copy and a copy's sites need. */
+QN_MUST_CHECK bool graph_copy_frame(graph *to, const graph *from);
+/* The value of a constant of one element as a host scalar. */
+bool graph_const_value(const graph *g, uint32_t node, qn_value *value);
 
 /* Can this node fail on data (the `raises` column, given its types)? Such nodes stay even when nothing reads them. A `fit` of a
  * constant cannot: whoever makes the constant has checked it. */
@@ -153,7 +210,7 @@ QN_MUST_CHECK bool graph_verify(const graph *g, char *why, size_t size);
 /* Rows of rewrite rules, constant folding, common subexpressions, dead nodes. Keeps bits. Fallible nodes stay unless their
  * checks are proven. Returns a new graph or NULL (memory). */
 QN_MUST_CHECK graph *graph_simplify(const graph *g);
-/* Removes nodes that no output, tap or fallible node needs (in place); `keep` fallible ones. */
+/* Removes nodes that no output, tap, input or fallible node needs (in place; the others are renumbered in order). */
 void graph_dce(graph *g);
 
 /* Reverse-mode differentiation inside one graph: appends the nodes that compute d root / d wrt[i] for a rank-0 float root
@@ -169,5 +226,6 @@ void graph_print(const graph *g, text_buf *out);
 QN_MUST_CHECK graph *graph_parse(const char *text, char *why, size_t size);
 /* 64-bit content hash of structure, types and attributes; places and names do not count. */
 uint64_t graph_hash(const graph *g);
+uint64_t graph_attr_hash(const graph *g, op_id op, const op_attr *attr, uint64_t seed);
 
 #endif

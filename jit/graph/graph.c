@@ -1,0 +1,420 @@
+/* Graphs: memory, builders, copies, hashes, dead nodes (graph.h).
+ *
+ * Everything lies in the graph's arena, the graph itself too; lists grow by doubling, the old copies stay behind. Operand
+ * lists belong to one node each, so passes may renumber them in place.
+ *
+ * graph_op is how strictness comes about: it asks op_infer and then inserts `cast`, `fit` or a constant for each operand
+ * according to its role.
+ */
+#include "jit/graph/graph.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#include "lang/mem.h"
+
+/* ---- memory ---------------------------------------------------------------------------------------------------- */
+
+graph *graph_new(qn_vm *vm) {
+  arena a;
+  arena_init(&a, vm);
+  graph *g = arena_alloc(&a, sizeof *g);
+  if (!g) {
+    arena_free(&a);
+    return NULL;
+  }
+  g->arena = a;
+  g->n = 1;
+  g->nsites = 1;
+  dim_table_init(&g->dims, &g->arena);
+  return g;
+}
+
+void graph_free(graph *g) {
+  if (!g) return;
+  for (uint32_t i = 1; i < g->n; i++) {
+    graph_node *n = &g->nodes[i];
+    if (n->kind != NODE_IF && n->kind != NODE_LOOP) continue;
+    graph_free(n->payload.regions[0]);
+    graph_free(n->payload.regions[1]);
+  }
+  arena a = g->arena; /* the graph lies in it */
+  arena_free(&a);
+}
+
+static uint32_t fail(graph *g) {
+  g->failed = true;
+  return 0;
+}
+
+static void *take(graph *g, size_t bytes) {
+  void *p = arena_alloc(&g->arena, bytes ? bytes : 1);
+  if (!p) g->failed = true;
+  return p;
+}
+
+/* Room for `need` elements of `size` bytes in *list, *cap of them there now, `used` of them in use. */
+static bool grow(graph *g, void **list, uint32_t *cap, uint32_t used, uint32_t need, size_t size) {
+  if (need <= *cap) return true;
+  uint32_t more = *cap ? *cap : 8;
+  while (more < need) more *= 2;
+  void *p = take(g, more * size);
+  if (!p) return false;
+  if (*list && used) memcpy(p, *list, used * size);
+  *list = p;
+  *cap = more;
+  return true;
+}
+
+static const char *take_text(graph *g, const char *text) {
+  if (!text) return NULL;
+  size_t len = strlen(text) + 1;
+  char *p = take(g, len);
+  return p ? memcpy(p, text, len) : NULL;
+}
+
+/* ---- builders ------------------------------------------------------------------------------------------------------ */
+
+uint32_t graph_site_add(graph *g, span at, uint32_t parent, const char *function) {
+  if (!grow(g, (void **)&g->sites, &g->sites_cap, g->nsites, g->nsites + 1, sizeof *g->sites)) return 0;
+  const char *copy = NULL;
+  if (function && g->nsites > 1) { /* most sites are in the function of the one before */
+    const char *last = g->sites[g->nsites - 1].function;
+    if (last && strcmp(last, function) == 0) copy = last;
+  }
+  if (function && !copy && !(copy = take_text(g, function))) return 0;
+  g->sites[g->nsites] = (graph_site){at, parent, copy};
+  return g->nsites++;
+}
+
+/* Appends a node whose parts lie in the arena already. */
+static uint32_t append(graph *g, const graph_node *n) {
+  if (g->arena.failed || g->n >= GRAPH_MAX_NODES) return fail(g);
+  if (!grow(g, (void **)&g->nodes, &g->cap, g->n, g->n + 1, sizeof *g->nodes)) return 0;
+  g->nodes[g->n] = *n;
+  return g->n++;
+}
+
+static const uint32_t *take_operands(graph *g, const uint32_t *in, int nin) {
+  uint32_t *copy = take(g, (size_t)nin * sizeof *copy);
+  return copy && nin ? memcpy(copy, in, (size_t)nin * sizeof *copy) : copy;
+}
+
+static const op_attr *take_attr(graph *g, const op_attr *attr) {
+  size_t bytes = offsetof(op_attr, d) + attr->n * sizeof *attr->d;
+  op_attr *copy = take(g, bytes);
+  return copy ? memcpy(copy, attr, bytes) : NULL;
+}
+
+uint32_t graph_input(graph *g, graph_type type, uint32_t site) {
+  graph_node n = {.kind = NODE_INPUT, .site = site, .type = type, .payload.input = g->ninputs};
+  if (!grow(g, (void **)&g->inputs, &g->inputs_cap, g->ninputs, g->ninputs + 1, sizeof *g->inputs)) return 0;
+  uint32_t node = append(g, &n);
+  if (node) g->inputs[g->ninputs++] = node;
+  return node;
+}
+
+static size_t const_bytes(const graph_type *t) {
+  size_t n = dtype_size((qn_dtype)t->dtype);
+  for (int i = 0; i < t->rank; i++) n *= (size_t)t->shape[i];
+  return n;
+}
+
+uint32_t graph_const(graph *g, graph_type type, const void *data, uint32_t site) {
+  size_t bytes = const_bytes(&type);
+  void *copy = take(g, bytes);
+  if (!copy) return 0;
+  if (bytes) memcpy(copy, data, bytes);
+  graph_node n = {.kind = NODE_CONST, .site = site, .type = type, .payload.data = copy};
+  return append(g, &n);
+}
+
+uint32_t graph_const_scalar(graph *g, qn_dtype dtype, bool weak, double f, int64_t i, uint32_t site) {
+  char data[16] = {0};
+  qn_value v = dtype_is_float(dtype) ? value_float(f) : dtype == QN_bool ? value_bool(i != 0) : value_int(i);
+  dtype_store(dtype, data, v);
+  return graph_const(g, (graph_type){.dtype = (uint8_t)dtype, .weak = weak}, data, site);
+}
+
+bool graph_const_value(const graph *g, uint32_t node, qn_value *value) {
+  const graph_node *n = &g->nodes[node];
+  if (n->kind != NODE_CONST) return false;
+  for (int i = 0; i < n->type.rank; i++)
+    if (n->type.shape[i] != 1) return false;
+  *value = dtype_load((qn_dtype)n->type.dtype, n->payload.data);
+  return true;
+}
+
+uint32_t graph_node_raw(graph *g, op_id op, const uint32_t *in, int nin, const op_attr *attr, graph_type type,
+                        uint32_t site) {
+  for (int i = 0; i < nin; i++)
+    if (!in[i]) return fail(g);
+  static const op_attr none;
+  if (nin > UINT16_MAX) return fail(g);
+  if (op_has_attr(op) && !attr) attr = &none;
+  if (!op_has_attr(op) && attr && memcmp(attr, &none, offsetof(op_attr, d)) == 0) attr = NULL;
+  graph_node n = {.kind = NODE_OP, .op = (uint8_t)op, .nin = (uint16_t)nin, .site = site, .type = type};
+  if (!(n.in = take_operands(g, in, nin)) || (attr && !(n.attr = take_attr(g, attr)))) return 0;
+  return append(g, &n);
+}
+
+bool graph_output(graph *g, uint32_t node) {
+  if (!node || !grow(g, (void **)&g->outputs, &g->outputs_cap, g->noutputs, g->noutputs + 1, sizeof *g->outputs)) {
+    g->failed = true;
+    return false;
+  }
+  g->outputs[g->noutputs++] = node;
+  return true;
+}
+
+qn_dim graph_elements(graph *g, const graph_type *t) {
+  qn_dim n = 1;
+  for (int i = 0; i < t->rank; i++) n = dim_mul(&g->dims, n, t->shape[i]);
+  return n;
+}
+
+/* ---- ops as the language means them -------------------------------------------------------------------------------------- */
+
+/* A constant scalar as another type, where every executor would give this value: 0 if it is none or does not fit. */
+static uint32_t const_as(graph *g, uint32_t node, qn_dtype dtype, bool weak, uint32_t site) {
+  const graph_node *n = &g->nodes[node];
+  qn_value v;
+  if (n->type.rank || !n->type.weak || !graph_const_value(g, node, &v)) return 0;
+  if (dtype_is_float((qn_dtype)n->type.dtype) && !dtype_is_float(dtype)) return 0;
+  if (n->type.dtype == QN_i64 && (dtype == QN_bool || ((v.u.i < 0 ? -(uint64_t)v.u.i : (uint64_t)v.u.i) > (1 << 24) &&
+                                                       dtype_is_float(dtype) && dtype_size(dtype) == 2)))
+    return 0; /* a large integer as f16 or bf16 would be rounded by way of f32 */
+  if (!dtype_holds(dtype, v)) return 0;
+  double f = value_is(v, TAG_FLOAT) ? v.u.f : (double)v.u.i;
+  if (dtype == QN_f32 && !value_is(v, TAG_FLOAT)) f = (double)(float)v.u.i; /* rounded once */
+  return graph_const_scalar(g, dtype, weak, f, value_is(v, TAG_FLOAT) ? 0 : v.u.i, site);
+}
+
+/* `node` as an operand of dtype `dtype`, weak or an array's. */
+static uint32_t convert(graph *g, uint32_t node, qn_dtype dtype, bool weak, uint32_t site) {
+  graph_type t = g->nodes[node].type;
+  if (t.dtype == dtype && t.weak == weak) return node;
+  op_attr attr = {.dtype = (uint8_t)dtype};
+  op_id op = OP_cast;
+  if (t.weak) {
+    uint32_t c = const_as(g, node, dtype, weak, site);
+    if (c || g->failed) return c;
+    if (!weak) op = OP_fit;
+  }
+  if (weak) attr.flags = ATTR_WEAK;
+  t.dtype = (uint8_t)dtype;
+  t.weak = weak;
+  return graph_node_raw(g, op, &node, 1, &attr, t, site);
+}
+
+uint32_t graph_cast(graph *g, uint32_t node, qn_dtype dtype, uint32_t site) {
+  if (!node) return fail(g);
+  graph_type t = g->nodes[node].type;
+  if (t.dtype == dtype && !t.weak) return node;
+  op_attr attr = {.dtype = (uint8_t)dtype};
+  t.dtype = (uint8_t)dtype;
+  t.weak = false;
+  return graph_node_raw(g, OP_cast, &node, 1, &attr, t, site);
+}
+
+uint32_t graph_op(graph *g, op_id op, const uint32_t *in, int nin, const op_attr *attr, uint32_t site) {
+  graph_type few_types[8] = {0}, *types = few_types;
+  uint32_t few_nodes[8], *nodes = few_nodes;
+  for (int i = 0; i < nin; i++)
+    if (!in[i]) return fail(g);
+  if (nin > 8) {
+    types = take(g, (size_t)nin * sizeof *types);
+    nodes = take(g, (size_t)nin * sizeof *nodes);
+    if (!types || !nodes) return 0;
+  }
+  for (int i = 0; i < nin; i++) types[i] = g->nodes[in[i]].type;
+  op_types o;
+  op_refusal why;
+  if (!op_infer(&g->dims, op, types, nin, attr, &o, &why)) return fail(g);
+  for (int i = 0; i < nin; i++) {
+    nodes[i] = in[i];
+    switch (op_operand_role(op, i, nin)) {
+    case ROLE_DATA: nodes[i] = convert(g, in[i], o.compute, o.weak, site); break;
+    case ROLE_CONDITION: nodes[i] = convert(g, in[i], QN_bool, o.weak, site); break;
+    case ROLE_INDEX:
+      if (types[i].weak) nodes[i] = convert(g, in[i], QN_i64, false, site);
+      break;
+    case ROLE_AS_IS:
+    case ROLE_KEY: break;
+    }
+    if (!nodes[i]) return fail(g);
+  }
+  if (op_rows[op].shape_rule == SH_data) {
+    int64_t bound = dim_hint(&g->dims, o.result.shape[0]);
+    o.result.shape[0] = dim_symbol(&g->dims, DIM_FROM_NODE, g->n, 0, bound, NULL);
+  }
+  return graph_node_raw(g, op, nodes, nin, attr, o.result, site);
+}
+
+/* ---- copies ---------------------------------------------------------------------------------------------------------------- */
+
+uint32_t graph_node_copy(graph *to, const graph *from, uint32_t node, const uint32_t *map) {
+  graph_node n = from->nodes[node];
+  uint32_t *in = take(to, n.nin * sizeof *in);
+  if (!in) return 0;
+  for (int i = 0; i < n.nin; i++) in[i] = map[n.in[i]];
+  n.in = in;
+  if (n.attr && !(n.attr = take_attr(to, n.attr))) return 0;
+  switch ((graph_kind)n.kind) {
+  case NODE_INPUT: return graph_input(to, n.type, n.site);
+  case NODE_CONST: return graph_const(to, n.type, n.payload.data, n.site);
+  case NODE_IF:
+  case NODE_LOOP: {
+    graph *a = graph_copy(n.payload.regions[0]), *b = a ? graph_copy(n.payload.regions[1]) : NULL;
+    n.payload.regions[0] = a;
+    n.payload.regions[1] = b;
+    uint32_t copy = b ? append(to, &n) : fail(to);
+    if (!copy) {
+      graph_free(a);
+      graph_free(b);
+    }
+    return copy;
+  }
+  case NODE_OP:
+  case NODE_PROJ:
+  case NODE_TAP: break;
+  }
+  return append(to, &n);
+}
+
+bool graph_copy_frame(graph *to, const graph *from) {
+  to->fast_math = from->fast_math;
+  if (!dim_table_copy(&to->dims, &from->dims, &to->arena)) to->failed = true;
+  for (uint32_t i = 1; i < from->nsites && !to->failed; i++)
+    graph_site_add(to, from->sites[i].at, from->sites[i].parent, from->sites[i].function);
+  return !to->failed;
+}
+
+graph *graph_copy(const graph *g) {
+  graph *to = graph_new(NULL);
+  if (!to) return NULL;
+  uint32_t *map = NULL;
+  bool ok = graph_copy_frame(to, g) && (map = take(to, g->n * sizeof *map)) &&
+            grow(to, (void **)&to->nodes, &to->cap, to->n, g->n, sizeof *to->nodes);
+  /* Inputs keep their numbers: the list of nodes may have them in another order. */
+  for (uint32_t i = 1; ok && i < g->n; i++) ok = (map[i] = graph_node_copy(to, g, i, map)) != 0;
+  for (uint32_t i = 0; ok && i < g->ninputs; i++) {
+    to->inputs[i] = map[g->inputs[i]];
+    to->nodes[to->inputs[i]].payload.input = i;
+  }
+  for (uint32_t i = 0; ok && i < g->noutputs; i++) ok = graph_output(to, map[g->outputs[i]]);
+  to->failed |= g->failed || to->arena.failed;
+  if (ok && !to->arena.failed) return to;
+  graph_free(to);
+  return NULL;
+}
+
+/* ---- dead nodes ---------------------------------------------------------------------------------------------------------------- */
+
+/* Marks the nodes whose sizes a dim speaks of. */
+static void mark_dim(const dim_table *t, qn_dim d, bool *live) {
+  if (d >= 0) return;
+  const dim_expr *e = &t->exprs[~d];
+  if (e->op == DIM_SYMBOL) {
+    if (e->source == DIM_FROM_NODE) live[e->ref] = true;
+    return;
+  }
+  mark_dim(t, e->a, live);
+  mark_dim(t, e->b, live);
+}
+
+void graph_dce(graph *g) {
+  uint32_t n = g->n;
+  bool *live = take(g, n * sizeof *live);
+  uint32_t *map = take(g, n * sizeof *map);
+  if (!live || !map) return;
+  for (uint32_t i = 0; i < g->noutputs; i++) live[g->outputs[i]] = true;
+  for (uint32_t i = 1; i < n; i++)
+    live[i] |= g->nodes[i].kind == NODE_INPUT || g->nodes[i].kind == NODE_TAP || graph_fallible(g, i);
+  for (uint32_t i = n - 1; i > 0; i--) {
+    if (!live[i]) continue;
+    const graph_node *node = &g->nodes[i];
+    for (int k = 0; k < node->nin; k++) live[node->in[k]] = true;
+    for (int k = 0; k < node->type.rank; k++) mark_dim(&g->dims, node->type.shape[k], live);
+    for (int k = 0; node->attr && k < node->attr->n; k++)
+      if (op_attr_is_dim((op_id)node->op, k)) mark_dim(&g->dims, node->attr->d[k], live);
+  }
+  uint32_t next = 1;
+  for (uint32_t i = 1; i < n; i++) {
+    graph_node node = g->nodes[i];
+    if (!live[i]) {
+      if (node.kind == NODE_IF || node.kind == NODE_LOOP) {
+        graph_free(node.payload.regions[0]);
+        graph_free(node.payload.regions[1]);
+      }
+      continue;
+    }
+    uint32_t *in = (uint32_t *)node.in; /* the node's own list */
+    for (int k = 0; k < node.nin; k++) in[k] = map[in[k]];
+    map[i] = next;
+    g->nodes[next++] = node;
+  }
+  g->n = next;
+  for (uint32_t i = 0; i < g->ninputs; i++) g->inputs[i] = map[g->inputs[i]];
+  for (uint32_t i = 0; i < g->noutputs; i++) g->outputs[i] = map[g->outputs[i]];
+  dim_rename_nodes(&g->dims, map);
+}
+
+/* ---- hash ------------------------------------------------------------------------------------------------------------------------ */
+
+static uint64_t mix(uint64_t h, uint64_t x) {
+  h = (h ^ x) * 0xff51afd7ed558ccdu;
+  return h ^ h >> 32;
+}
+
+static uint64_t mix_bytes(uint64_t h, const void *data, size_t bytes) {
+  const unsigned char *p = data;
+  for (; bytes >= 8; bytes -= 8, p += 8) {
+    uint64_t word;
+    memcpy(&word, p, 8);
+    h = mix(h, word);
+  }
+  uint64_t rest = bytes;
+  for (; bytes; bytes--) rest = rest << 8 | *p++;
+  return mix(h, rest);
+}
+
+static uint64_t hash_type(const graph *g, uint64_t h, const graph_type *t) {
+  h = mix(h, (uint64_t)t->dtype << 16 | (uint64_t)t->rank << 8 | t->weak);
+  for (int i = 0; i < t->rank; i++) h = mix(h, dim_hash(&g->dims, t->shape[i]));
+  return h;
+}
+
+uint64_t graph_attr_hash(const graph *g, op_id op, const op_attr *a, uint64_t h) {
+  if (!a) return mix(h, 0);
+  const uint8_t head[] = {a->dtype, a->axes, a->keepdims, a->mode, a->flags, a->n};
+  h = mix_bytes(h, head, sizeof head);
+  for (int i = 0; i < a->n; i++) h = mix(h, op_attr_is_dim(op, i) ? dim_hash(&g->dims, a->d[i]) : (uint64_t)a->d[i]);
+  return h;
+}
+
+uint64_t graph_hash(const graph *g) {
+  uint64_t h = g->fast_math;
+  for (uint32_t i = 1; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    h = mix(h, (uint64_t)n->kind << 32 | (uint64_t)(n->kind == NODE_OP ? n->op : 0) << 16 | n->nin);
+    for (int k = 0; k < n->nin; k++) h = mix(h, n->in[k]);
+    h = hash_type(g, h, &n->type);
+    switch ((graph_kind)n->kind) {
+    case NODE_OP: h = graph_attr_hash(g, (op_id)n->op, n->attr, h); break;
+    case NODE_INPUT: h = mix(h, n->payload.input); break;
+    case NODE_CONST: h = mix_bytes(h, n->payload.data, const_bytes(&n->type)); break;
+    case NODE_IF:
+    case NODE_LOOP:
+      h = mix(h, graph_hash(n->payload.regions[0]));
+      h = mix(h, graph_hash(n->payload.regions[1]));
+      break;
+    case NODE_PROJ: h = mix(h, n->payload.index); break;
+    case NODE_TAP: h = mix(h, n->payload.tap); break;
+    }
+  }
+  for (uint32_t i = 0; i < g->ninputs; i++) h = mix(h, g->inputs[i]);
+  h = mix(h, g->ninputs);
+  for (uint32_t i = 0; i < g->noutputs; i++) h = mix(h, g->outputs[i]);
+  return mix(h, g->noutputs);
+}
