@@ -41,7 +41,8 @@ struct qn_engine {
   atomic_int vms;    /* open VMs */
   struct pool *pool; /* array buffers (mem.c) */
   void *cpu;         /* jit/cpu's: kernel pool token, instruction set, cache of one-op kernels */
-  void *jit;         /* jit/trace's: workers, kernel cache on disk */
+  void *code;        /* jit/cpu/compile.c's: compiled kernels */
+  void *jit;         /* jit/trace's: workers and their queue */
   void (*jit_close)(qn_engine *engine);
 };
 

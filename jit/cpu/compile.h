@@ -24,10 +24,8 @@ void compile_plan(qn_engine *engine, plan *p, const compile_options *options);
  * was dropped): copies the next untold sentence and returns true. Any thread. */
 bool compile_trouble(qn_engine *engine, char *text, size_t size);
 
-/* The C source of one plan's kernels, as it is compiled: for code(f, ...) and QUERN_LOG=code. */
-void emit_c(const plan *p, text_buf *out);
-/* The same kernels as CUDA C (sm_90): one __global__ function a phase. */
-void emit_cuda(const plan *p, text_buf *out);
+/* The C source of a plan's kernels, as it is compiled: for code(f, ...) and QUERN_LOG=code. */
+void plan_source(const plan *p, text_buf *out);
 
 void compile_engine_close(qn_engine *engine);
 

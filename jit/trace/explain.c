@@ -187,6 +187,6 @@ qn_value jit_code_text(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) 
     return raise(vm, E_no_graph, e->why_at, "%s has no code for this call: %s", a->name ? a->name : "the function", break_reasons[e->why]);
   text_buf t;
   text_init(&t, vm);
-  emit_c(e->plan->plan, &t);
+  plan_source(e->plan->plan, &t);
   return text_take(&t);
 }
