@@ -94,8 +94,9 @@ def participants(options, cache):
         for peer in listed.stdout.split():
             if peer not in seen:
                 seen.add(peer)
-                found.append(Participant(peer, lambda *a, python=python, peer=peer: [python, peers, peer, *a],
-                                         {v: str(threads) for v in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}))
+                env = {v: str(threads) for v in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+                env["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(cache, "torch")
+                found.append(Participant(peer, lambda *a, python=python, peer=peer: [python, peers, peer, *a], env))
     return found
 
 
