@@ -22,7 +22,8 @@
  * GPU), made directly inside the PAR. BUF_IN buffers do not alias what the program writes, unless a load and a store of the
  * same element stand in the same instance, the load first.
  *
- * Types. f16 and bf16 are storage types: such values are only loaded, stored, copied, selected, reinterpreted and cast.
+ * Types. f16 and bf16 are storage types: such values are only loaded, stored, copied, selected, reinterpreted and cast: to f32
+ * only, and from f32 or f64 only.
  *
  * Reductions are objects (ACC), see below; the order of combination is part of their meaning and the same in every executor.
  */
@@ -129,6 +130,7 @@ typedef struct l_buffer {
 typedef struct l_check {
   int id;        /* error_id */
   uint32_t site;
+  uint32_t node;  /* graph node that is checked; 0 in one-op kernels */
   int64_t detail; /* op-specific: the axis of an index, the target dtype of a conversion ... */
 } l_check;
 

@@ -3,7 +3,7 @@
  *   program softmax ints=2 scalars=0 {
  *     buffer b0 f32 in
  *     buffer b1 f32 out
- *     check c0 E303 site=12 detail=0
+ *     check c0 E303 site=12 node=7 detail=0
  *     %1 = param 0
  *     phase
  *     %3 = par %1 grain=1 {
@@ -122,8 +122,8 @@ void l_print(const l_program *p, text_buf *out) {
     text_adds(out, "\n");
   }
   for (uint32_t k = 0; k < p->nchecks; k++)
-    text_addf(out, "  check c%u E%d site=%u detail=%lld\n", k, p->checks[k].id, p->checks[k].site,
-              (long long)p->checks[k].detail);
+    text_addf(out, "  check c%u E%d site=%u node=%u detail=%lld\n", k, p->checks[k].id, p->checks[k].site,
+              p->checks[k].node, (long long)p->checks[k].detail);
   int depth = 1;
   for (l_val k = 1; k < p->n; k++) {
     uint8_t code = p->code[k].code;
@@ -287,7 +287,7 @@ static bool parse_buffer(reader *r) {
 }
 
 static bool parse_check(reader *r) {
-  uint32_t n, id, site;
+  uint32_t n, id, site, node;
   int64_t detail;
   skip_blanks(r);
   if (*r->at != 'c') return fail(r, "expected a check");
@@ -297,9 +297,10 @@ static bool parse_check(reader *r) {
   skip_blanks(r);
   if (*r->at != 'E') return fail(r, "expected an error id");
   r->at++;
-  if (!small(r, &id) || !need_label(r, "site") || !small(r, &site) || !need_label(r, "detail") || !number(r, &detail))
+  if (!small(r, &id) || !need_label(r, "site") || !small(r, &site) || !need_label(r, "node") || !small(r, &node) ||
+      !need_label(r, "detail") || !number(r, &detail))
     return false;
-  return l_check_add(r->p, (l_check){(int)id, site, detail}) >= 0 || fail(r, "out of memory");
+  return l_check_add(r->p, (l_check){(int)id, site, node, detail}) >= 0 || fail(r, "out of memory");
 }
 
 static bool parse_tile(reader *r, l_instr *i) {

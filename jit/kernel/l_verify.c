@@ -129,6 +129,10 @@ static bool kop_ok(checker *c, const l_instr *i) {
     return bad(c, "%s is not defined for %s", row->name, dtype_rows[last].name);
   switch (i->sub) {
   case KOP_cast:
+    if (storage_only(a) && i->dtype != QN_f32)
+      return bad(c, "cast from %s to %s", dtype_rows[a].name, dtype_rows[i->dtype].name);
+    if (storage_only(i->dtype) && a != QN_f32 && a != QN_f64)
+      return bad(c, "cast of %s to %s", dtype_rows[a].name, dtype_rows[i->dtype].name);
     return dtype_letter(i->dtype) != '?' || storage_only(i->dtype) || bad(c, "cast to %s", dtype_rows[i->dtype].name);
   case KOP_bitcast: return dtype_rows[i->dtype].size == dtype_rows[a].size || bad(c, "bitcast between sizes");
   case KOP_select:

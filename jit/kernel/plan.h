@@ -5,7 +5,8 @@
  *
  * Buffers are inputs, constants, outputs (allocated for each call, or an alias of an input), or places in one arena whose
  * size is an expression over the input sizes. All buffers are row-major and contiguous; views inside the graph have become
- * address arithmetic. Peak (live inputs + arena + outputs) is at most the simulated peak of running the graph node by node.
+ * address arithmetic. Steps run in order; a fallible step comes after the fallible ones before it in the program. Sizes that a
+ * data-dependent step finds (dim symbols from nodes) are known once it has run; its buffer has room for the upper bound. Peak (live inputs + arena + outputs) is at most the simulated peak of running the graph node by node.
  */
 #ifndef JIT_KERNEL_PLAN_H
 #define JIT_KERNEL_PLAN_H
@@ -31,14 +32,16 @@ typedef struct plan_buffer {
   uint8_t dtype;
   uint32_t index;   /* input, output number */
   const void *data; /* of a constant */
-  qn_dim elements;
+  qn_dim elements;  /* of a data-dependent node: the upper bound */
   qn_dim offset;    /* in the arena, bytes, a multiple of 64 */
 } plan_buffer;
 
 typedef enum plan_step_kind {
   STEP_KERNEL,  /* launch kernels[what] */
   STEP_LIBRARY, /* a LIBRARY or data-dependent INDEX node: op, attr; operands and result are buffers */
-  STEP_SCALAR   /* a weak host scalar computed from others: op on scalar slots `args` into slot `out` */
+  STEP_SCALAR   /* a weak host scalar: op on scalar slots `scalars` into slot `out`, raising what eager execution raises; for a
+                   `fit` that means: checks that the number fits attr->dtype and copies it. A `cast` with nbuffers 1 reads its
+                   operand from that buffer (one element) */
 } plan_step_kind;
 typedef struct plan_step {
   uint8_t kind;
@@ -69,6 +72,7 @@ typedef struct plan {
   plan_step *steps; uint32_t nsteps;
   plan_output *outputs; uint32_t noutputs;
   uint32_t nscalars;        /* slots; the weak inputs come first, in input order */
+  const qk_scalar *scalar_init; /* their values before the first step: constants; those of inputs are 0 */
   graph_type *scalar_types; /* weak types of the slots */
   qn_dim arena_bytes;
   int64_t peak_bytes, eager_peak_bytes; /* at the recorded sizes */
@@ -81,6 +85,48 @@ void plan_free(plan *p);
 /* Fusion decisions as text, for QUERN_LOG=fusion and explain. */
 void plan_print(const plan *p, text_buf *out);
 
-/* The one-op kernel of eager dispatch: a program for op over operands of these strict types with symbolic sizes and strides.
- * `classes[i]` says per operand how it is laid out; the caller collapses axes first (jit/cpu/eager.c). */
+/* ---- one-op kernels of eager dispatch ---------------------------------------------------------------------------------
+ *
+ * Every op that is no VIEW, LIBRARY or data-dependent one (compress, nonzero), no concat and no slice_put, as a program of
+ * its own with sizes and strides as ints: made by the same lowering and scheduling as fused kernels, so it gives the same bits.
+ * Programs are shared by all calls of the same structure: op, dtypes, ranks, which strides are 0 or 1, sizes by magnitude
+ * where the order of loops depends on them. Eager dispatch does per call
+ *
+ *     op_call_key(&call, &key, ints);             fast; no allocation
+ *     program = cached by key, else kernel_for_op(&key)
+ *     kernel_run(vm, program, ..., buffers, ints, scalars, &error)
+ *
+ * with buffers = the strict operands' elements 0 in order, then the result's; of RANDOM ops only the result's, and
+ * scalars = key words k0, k1 and the draw number (i64). Others have no scalars. What ints mean is between op_call_key and
+ * kernel_for_op: there are at most OP_CALL_INTS.
+ * A check's element is the flat row-major index in the result (of REDUCE, SCAN and DOT ops there are none); for index,
+ * scatter, gather and gather_add it is the flat row-major index in the broadcast index operands. */
+
+enum { OP_CALL_OPERANDS = 12, OP_CALL_INTS = 256, OP_KEY_BYTES = 320 };
+
+typedef struct op_operand {
+  uint8_t dtype; /* strict: cast and fitted */
+  uint8_t rank;
+  int64_t shape[ARRAY_MAX_RANK];   /* the operand's own: not broadcast */
+  int64_t strides[ARRAY_MAX_RANK]; /* elements; any */
+} op_operand;
+
+typedef struct op_call {
+  op_id op;
+  int nin;
+  const op_attr *attr;
+  const op_operand *in;
+  op_operand out; /* contiguous: strides are not read */
+} op_call;
+
+typedef struct op_key {
+  uint16_t n; /* bytes in use; keys are equal if they and their bytes are */
+  uint8_t bytes[OP_KEY_BYTES];
+} op_key;
+
+/* False if the call has no one-op kernel (too many operands or axes). */
+bool op_call_key(const op_call *call, op_key *key, int64_t ints[OP_CALL_INTS]);
+/* Owned. NULL when memory is short. */
+QN_MUST_CHECK l_program *kernel_for_op(const op_key *key);
+
 #endif
