@@ -281,7 +281,8 @@ static int integer(parser *p, token *t, const unsigned char *s) {
   if (!digits) return parser_fail(p, E_number_form, t->start, t->end, "a hexadecimal number is written as in 0xff");
   /* The most negative integer has no positive counterpart: its digits are taken behind a unary minus only, where
    * build_unary finds the finished value. */
-  bool lowest = value == (uint64_t)INT64_MAX + 1 && p->last == T_MINUS && !lexer_can_end(p->before);
+  bool lowest = value == (uint64_t)INT64_MAX + 1 && p->last == T_MINUS &&
+                (p->before == T_RETURN || !lexer_can_end(p->before));
   if (over || (value > INT64_MAX && !lowest)) {
     if (!hex && len <= LONGEST_QUOTE && !memchr(begin, '_', (size_t)len))
       return parser_fail(p, E_number_form, t->start, t->end,

@@ -290,11 +290,21 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
   return NULL;
 }
 
+/* A bracket that was opened on another line is often what is really wrong. */
+static void note_bracket(parser *p, token t) {
+  const bracket *b = p->depth ? &p->brackets[p->depth - 1] : NULL;
+  if (b && b->at == t.start) b = p->depth > 1 ? b - 1 : NULL;
+  if (b && (b->kind == BRACKET_ROUND || b->kind == BRACKET_SQUARE || b->kind == BRACKET_RECORD) &&
+      memchr(p->text->text + b->at, '\n', t.start - b->at))
+    raise_note(p->vm, (span){p->source, b->at, b->at + 1}, "opened here");
+}
+
 static void syntax_error(parser *p, int kind, token t) {
   error_id id = E_syntax;
   const char *slip = slip_at(p, kind, t, &id);
   if (slip) {
     parser_fail(p, id, t.start, t.end, "%s", slip);
+    note_bracket(p, t);
     return;
   }
   text_buf message;
@@ -320,12 +330,7 @@ static void syntax_error(parser *p, int kind, token t) {
     parser_fail(p, E_syntax, t.start, t.end, "%s", message.text);
   p->failed = true;
   text_free(&message);
-  /* A bracket that was opened on another line is often what is really wrong. */
-  const bracket *b = p->depth ? &p->brackets[p->depth - 1] : NULL;
-  if (b && b->at == t.start) b = p->depth > 1 ? b - 1 : NULL;
-  if (b && (b->kind == BRACKET_ROUND || b->kind == BRACKET_SQUARE || b->kind == BRACKET_RECORD) &&
-      memchr(p->text->text + b->at, '\n', t.start - b->at))
-    raise_note(p->vm, (span){p->source, b->at, b->at + 1}, "opened here");
+  note_bracket(p, t);
 }
 
 /* The text ended while brackets were open. */
