@@ -232,13 +232,15 @@ static bool number(reader *r, int64_t *to) {
   return true;
 }
 static bool small(reader *r, uint32_t *to) {
-  int64_t x;
+  int64_t x = 0;
+  *to = 0;
   if (!number(r, &x)) return false;
   if (x < 0 || x > 0x7fffffff) return fail(r, "number out of range");
   *to = (uint32_t)x;
   return true;
 }
 static bool value(reader *r, l_val *to) {
+  *to = 0;
   skip_blanks(r);
   if (*r->at != '%') return fail(r, "expected %%number");
   r->at++;
@@ -246,7 +248,8 @@ static bool value(reader *r, l_val *to) {
 }
 static bool buffer(reader *r, int64_t *to) {
   skip_blanks(r);
-  uint32_t x;
+  *to = 0;
+  uint32_t x = 0;
   if (*r->at == '%') {
     if (!value(r, &x)) return false;
     *to = -(int64_t)x;
@@ -270,7 +273,7 @@ static int find_kop(const char *name) {
 }
 
 static bool parse_buffer(reader *r) {
-  uint32_t n, size = 0;
+  uint32_t n = 0, size = 0;
   char text[32];
   skip_blanks(r);
   if (*r->at != 'b') return fail(r, "expected a buffer");
@@ -287,8 +290,8 @@ static bool parse_buffer(reader *r) {
 }
 
 static bool parse_check(reader *r) {
-  uint32_t n, id, site, node;
-  int64_t detail;
+  uint32_t n = 0, id = 0, site = 0, node = 0;
+  int64_t detail = 0;
   skip_blanks(r);
   if (*r->at != 'c') return fail(r, "expected a check");
   r->at++;
@@ -480,7 +483,7 @@ l_program *l_parse(const char *text, char *why, size_t size) {
     (void)fail(&r, "out of memory");
     return NULL;
   }
-  uint32_t ints, scalars;
+  uint32_t ints = 0, scalars = 0;
   bool ok =
       need_label(&r, "ints") && small(&r, &ints) && need_label(&r, "scalars") && small(&r, &scalars) && need(&r, "{");
   if (ok) {
