@@ -1,5 +1,5 @@
 # Writes the *.qn modules as one C file of byte arrays: cmake -DOUT=... -DFILES="a.qn;b.qn" -P embed.cmake
-set(body "/* Generated from stdlib/*.qn. */\n#include \"lang/builtin.h\"\n#include \"stdlib/stdlib.h\"\n")
+set(body "/* Generated from the .qn files of stdlib. */\n#include \"lang/builtin.h\"\n#include \"stdlib/stdlib.h\"\n")
 set(rows "")
 set(count 0)
 foreach(file ${FILES})

@@ -1,5 +1,5 @@
 /* The standard library as a VM receives it: C builtins (stdlib/builtins.c and the files by topic) and the modules
- * written in Quern (stdlib/*.qn, embedded at build time by embed.cmake). */
+ * written in Quern (the .qn files of stdlib, embedded at build time by embed.cmake). */
 #ifndef STDLIB_STDLIB_H
 #define STDLIB_STDLIB_H
 
