@@ -494,6 +494,13 @@ bool dim_prints_name(const dim_table *t, uint32_t index) {
   return true;
 }
 
+/* Its place among the symbols: expressions between them do not count, so that text and table agree after parsing. */
+static unsigned symbol_number(const dim_table *t, uint32_t index) {
+  unsigned n = 0;
+  for (uint32_t i = 0; i < index; i++) n += t->exprs[i].op == DIM_SYMBOL;
+  return n;
+}
+
 /* `level` of the surrounding operator: 0 none, 1 sums, 2 products, 3 right operand of a product. */
 static void print_at(const dim_table *t, qn_dim d, int level, text_buf *out) {
   if (d >= 0 || !t) {
@@ -512,7 +519,7 @@ static void print_at(const dim_table *t, qn_dim d, int level, text_buf *out) {
     if (dim_prints_name(t, index))
       text_adds(out, e->name);
     else
-      text_addf(out, "d%u", (unsigned)index);
+      text_addf(out, "d%u", symbol_number(t, index));
   } else if (e->op == DIM_MIN || e->op == DIM_MAX) {
     text_adds(out, e->op == DIM_MIN ? "min(" : "max(");
     print_at(t, e->a, 0, out);

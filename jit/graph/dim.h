@@ -92,8 +92,8 @@ bool dim_facts_hold(const dim_table *t, const int64_t *symbols, uint32_t *broken
 void dim_rename_nodes(dim_table *t, const uint32_t *map);
 /* Content hash: the same for equal expressions over the same sources in any table; names and hints do not count. */
 uint64_t dim_hash(const dim_table *t, qn_dim d);
-/* As text, operators by precedence: "n", "2*n + 1", "min(n, m) // 2". A symbol shows its name, or d<index> where it has none
- * or shares it with an earlier one. */
+/* As text, operators by precedence: "n", "2*n + 1", "min(n, m) // 2". A symbol shows its name, or d<number> where it has
+ * none or shares it with an earlier one; symbols are numbered from 0. */
 void dim_print(const dim_table *t, qn_dim d, text_buf *out);
 /* Does symbol `index` print by its name? */
 bool dim_prints_name(const dim_table *t, uint32_t index);
