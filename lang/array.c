@@ -86,29 +86,58 @@ static bool raise_shape(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shap
 
 /* ---- making -------------------------------------------------------------------------------------------------- */
 
-qn_array *array_new_header(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
-  int64_t strides[ARRAY_MAX_RANK];
-  int64_t size = rank >= 0 && rank <= ARRAY_MAX_RANK ? shape_strides(rank, shape, strides) : -1;
-  if (__builtin_expect(size < 0, 0)) {
+static inline qn_array *new_header(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
+  enum { CLASS = (sizeof(qn_array) + SMALL_STEP - 1) / SMALL_STEP };
+  if (__builtin_expect((unsigned)rank > ARRAY_MAX_RANK, 0)) {
     raise_shape(vm, dtype, rank, shape);
     return NULL;
   }
-  qn_array *a = mem_alloc(vm, sizeof *a);
-  if (!a) return NULL;
+  qn_array *a = list_take(lists_of(vm), &lists_of(vm)->small[CLASS], CLASS * SMALL_STEP);
+  if (__builtin_expect(!a, 0) && !(a = mem_alloc(vm, sizeof *a))) return NULL;
   a->head = (obj_head){.refs = 1, .tag = TAG_ARRAY};
   a->dtype = (uint8_t)dtype;
   a->rank = (uint8_t)rank;
   a->device = 0;
   a->contiguous = true;
   a->node = 0;
-  a->size = size;
   a->offset = 0;
   a->storage = NULL;
-  for (int i = 0; i < rank; i++) {
+  int64_t size = 1;
+  for (int i = rank - 1; i >= 0; i--) {
     a->shape[i] = shape[i];
-    a->strides[i] = strides[i];
+    a->strides[i] = size;
+    if (shape[i] <= 0 || __builtin_mul_overflow(size, shape[i], &size) || size > ARRAY_MAX_ELEMENTS) {
+      /* Empty, or impossible: the general routine knows. */
+      size = shape_strides(rank, shape, a->strides);
+      if (size < 0) {
+        mem_free(vm, a, sizeof *a);
+        raise_shape(vm, dtype, rank, shape);
+        return NULL;
+      }
+      memcpy(a->shape, shape, (size_t)rank * sizeof *shape);
+      break;
+    }
   }
+  a->size = size;
   return a;
+}
+
+qn_array *array_new_header(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
+  return new_header(vm, dtype, rank, shape);
+}
+
+/* Storage for a few elements on the CPU: one cell. */
+static inline qn_storage *small_storage(qn_vm *vm, size_t bytes) {
+  size_t k = cell_class(INLINE_HEAD + bytes);
+  qn_storage *s = list_take(lists_of(vm), &lists_of(vm)->cells[k], k * CELL_STEP);
+  if (__builtin_expect(!s, 0) && !(s = mem_cell(vm, INLINE_HEAD + bytes))) return NULL;
+  s->refs = 1;
+  s->device = s->foreign = 0;
+  s->bytes = bytes;
+  s->data = (char *)s + INLINE_HEAD;
+  s->deleter = NULL;
+  s->ctx = NULL;
+  return s;
 }
 
 bool array_allocate(qn_vm *vm, qn_array *a) {
@@ -128,8 +157,7 @@ bool array_allocate(qn_vm *vm, qn_array *a) {
     }
     *s = (qn_storage){.refs = 1, .device = a->device, .bytes = bytes, .data = data};
   } else if (bytes <= INLINE_MAX) {
-    if (!(s = mem_cell(vm, INLINE_HEAD + bytes))) return false;
-    *s = (qn_storage){.refs = 1, .bytes = bytes, .data = (char *)s + INLINE_HEAD};
+    if (!(s = small_storage(vm, bytes))) return false;
   } else {
     if (!(s = mem_alloc(vm, sizeof *s))) return false;
     void *data = mem_buffer(vm, bytes);
@@ -148,12 +176,7 @@ qn_storage *storage_retain(qn_storage *s) {
   return s;
 }
 
-void storage_release(qn_vm *vm, qn_storage *s) {
-  if (!s || --s->refs) return;
-  if (s->data == (char *)s + INLINE_HEAD) {
-    mem_cell_free(vm, s, INLINE_HEAD + s->bytes);
-    return;
-  }
+static void storage_free(qn_vm *vm, qn_storage *s) {
   if (s->deleter)
     s->deleter(s->ctx);
   else if (s->device)
@@ -163,20 +186,30 @@ void storage_release(qn_vm *vm, qn_storage *s) {
   mem_free(vm, s, sizeof *s);
 }
 
+static inline void release_storage(qn_vm *vm, qn_storage *s) {
+  if (!s || --s->refs) return;
+  if (s->data == (char *)s + INLINE_HEAD)
+    mem_cell_free(vm, s, INLINE_HEAD + s->bytes);
+  else
+    storage_free(vm, s);
+}
+
+void storage_release(qn_vm *vm, qn_storage *s) { release_storage(vm, s); }
+
 void array_free(qn_vm *vm, qn_array *a) {
-  storage_release(vm, a->storage);
+  release_storage(vm, a->storage);
   mem_free(vm, a, sizeof *a);
 }
 
 static void array_drop(qn_vm *vm, qn_array *a) { value_release(vm, value_obj(TAG_ARRAY, a)); }
 
 qn_array *array_new(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
-  qn_array *a = array_new_header(vm, dtype, rank, shape);
-  if (a && !array_allocate(vm, a)) {
-    array_drop(vm, a);
-    return NULL;
-  }
-  return a;
+  qn_array *a = new_header(vm, dtype, rank, shape);
+  if (__builtin_expect(!a, 0)) return NULL;
+  size_t bytes = (size_t)a->size * dtype_size(dtype);
+  if (bytes <= INLINE_MAX ? (a->storage = small_storage(vm, bytes)) != NULL : array_allocate(vm, a)) return a;
+  array_drop(vm, a);
+  return NULL;
 }
 
 qn_array *array_view(qn_vm *vm, const qn_array *base, qn_dtype dtype, int rank, const int64_t *shape,

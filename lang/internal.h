@@ -6,6 +6,69 @@
 
 #include "lang/vm.h"
 
+/* Under AddressSanitizer every block is a malloc of its own (mem.c). */
+#if defined(__SANITIZE_ADDRESS__)
+#define MEM_DIRECT 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define MEM_DIRECT 1
+#endif
+#endif
+#ifndef MEM_DIRECT
+#define MEM_DIRECT 0
+#endif
+
+/* ---- the free lists of small blocks, as far as the hot paths of mem.c and array.c share them -------------------- */
+
+enum {
+  SMALL_MAX = 512,
+  SMALL_STEP = 16,
+  SMALL_CLASSES = SMALL_MAX / SMALL_STEP + 1,
+  CELL_STEP = 64,
+  CELL_CLASSES = MEM_CELL_MAX / CELL_STEP + 1
+};
+
+typedef struct free_block {
+  struct free_block *next;
+} free_block;
+
+/* The first member of mem_state. small[k] has blocks of k * SMALL_STEP bytes, cells[k] of k * CELL_STEP. */
+typedef struct mem_lists {
+  mem_stats stats;
+  uint64_t fail_at; /* number of the allocation to fail; 0: none */
+  free_block *small[SMALL_CLASSES];
+  free_block *cells[CELL_CLASSES];
+} mem_lists;
+
+static inline void count_live(mem_lists *m, size_t bytes) {
+  m->stats.live += bytes;
+  if (__builtin_expect(m->stats.live > m->stats.peak, 0)) m->stats.peak = m->stats.live;
+}
+
+/* A block off a free list; NULL when the list is empty or this allocation is to fail: then the caller takes the long way. */
+static inline void *list_take(mem_lists *m, free_block **list, size_t bytes) {
+  free_block *b = *list;
+  if (MEM_DIRECT || __builtin_expect(!b || m->stats.allocations + 1 == m->fail_at, 0)) return NULL;
+  m->stats.allocations++;
+  *list = b->next;
+  count_live(m, bytes);
+  return b;
+}
+
+static inline void list_give(mem_lists *m, free_block **list, void *p, size_t bytes) {
+  free_block *b = p;
+  b->next = *list;
+  *list = b;
+  m->stats.live -= bytes;
+}
+
+static inline mem_lists *lists_of(qn_vm *vm) { return (mem_lists *)vm->mem; }
+
+static inline size_t small_class(size_t bytes) { return bytes ? (bytes + SMALL_STEP - 1) / SMALL_STEP : 1; }
+static inline size_t cell_class(size_t bytes) { return bytes ? (bytes + CELL_STEP - 1) / CELL_STEP : 1; }
+
+/* ---- what one file offers the others --------------------------------------------------------------------------- */
+
 /* Each frees an object whose last reference went away (value_free calls them). */
 void str_free(qn_vm *vm, qn_str *s);
 void array_free(qn_vm *vm, qn_array *a);

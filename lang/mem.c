@@ -22,26 +22,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "lang/error.h"
-#include "lang/vm.h"
-
-#if defined(__SANITIZE_ADDRESS__)
-#define MEM_DIRECT 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define MEM_DIRECT 1
-#endif
-#endif
-#ifndef MEM_DIRECT
-#define MEM_DIRECT 0
-#endif
+#include "lang/internal.h"
 
 enum {
-  SMALL_MAX = 512,
-  SMALL_STEP = 16,
-  SMALL_CLASSES = SMALL_MAX / SMALL_STEP + 1,
-  CELL_STEP = 64,
-  CELL_CLASSES = MEM_CELL_MAX / CELL_STEP + 1,
   BUFFER_CELL_MAX = 512, /* buffers up to this size are cells */
   CHUNK = 64 << 10,
   REGION = 4 << 20,
@@ -52,10 +35,6 @@ enum {
   LANE_BYTES = 2 << 20, /* of idle buffers in the lane at most */
   BUFFER_CLASSES = 64 * 8
 };
-
-typedef struct free_block {
-  struct free_block *next;
-} free_block;
 
 /* The head of a chunk; blocks follow at offset CELL_STEP. */
 typedef struct chunk {
@@ -74,12 +53,9 @@ typedef struct region {
 } region;
 
 struct mem_state {
-  mem_stats stats;
-  uint64_t fail_at; /* number of the allocation to fail; 0: none */
-  char *at, *end;   /* free part of the current chunk; the last TAIL bytes of a chunk stay unused */
+  mem_lists lists; /* first: lists_of */
+  char *at, *end;  /* free part of the current chunk; the last TAIL bytes of a chunk stay unused */
   size_t held;
-  free_block *small[SMALL_CLASSES];
-  free_block *cells[CELL_CLASSES];
   chunk *chunks; /* the first is the current one */
   chunk *spare;
   region *regions;
@@ -107,15 +83,10 @@ static void *map_aligned(size_t len, size_t align) {
   return p + head;
 }
 
-static inline void count_live(struct mem_state *m, size_t bytes) {
-  m->stats.live += bytes;
-  if (m->stats.live > m->stats.peak) m->stats.peak = m->stats.live;
-}
-
 /* Counts an allocation; true if it is the one that a test wants to fail. */
 static inline bool count_fails(struct mem_state *m) {
-  if (__builtin_expect(++m->stats.allocations != m->fail_at, 1)) return false;
-  m->fail_at = 0;
+  if (__builtin_expect(++m->lists.stats.allocations != m->lists.fail_at, 1)) return false;
+  m->lists.fail_at = 0;
   return true;
 }
 
@@ -209,13 +180,13 @@ static void lists_drop_dead(free_block **lists, int n) {
 static void reclaim_chunks(struct mem_state *m) {
   if (!m->chunks) return;
   for (chunk *c = m->chunks; c; c = c->next) c->idle = 0;
-  lists_count_idle(m->small, SMALL_CLASSES, SMALL_STEP);
-  lists_count_idle(m->cells, CELL_CLASSES, CELL_STEP);
+  lists_count_idle(m->lists.small, SMALL_CLASSES, SMALL_STEP);
+  lists_count_idle(m->lists.cells, CELL_CLASSES, CELL_STEP);
   bool any = false;
   for (chunk *c = m->chunks->next; c; c = c->next) any |= c->dead = c->idle + c->pad == c->used;
   if (!any) return;
-  lists_drop_dead(m->small, SMALL_CLASSES);
-  lists_drop_dead(m->cells, CELL_CLASSES);
+  lists_drop_dead(m->lists.small, SMALL_CLASSES);
+  lists_drop_dead(m->lists.cells, CELL_CLASSES);
   for (chunk **at = &m->chunks->next; *at;) {
     chunk *c = *at;
     if (!c->dead) {
@@ -232,8 +203,6 @@ static void reclaim_chunks(struct mem_state *m) {
 
 /* ---- objects ------------------------------------------------------------------------------------------------- */
 
-static inline size_t small_class(size_t bytes) { return (bytes + SMALL_STEP - 1) / SMALL_STEP; }
-
 static void *alloc_large(qn_vm *vm, size_t bytes) {
   struct mem_state *m = vm->mem;
   if (bytes > PTRDIFF_MAX || !hold(vm, bytes)) return NULL;
@@ -242,22 +211,19 @@ static void *alloc_large(qn_vm *vm, size_t bytes) {
     m->held -= bytes;
     return NULL;
   }
-  count_live(m, bytes);
+  count_live(&m->lists, bytes);
   return p;
 }
 
 void *mem_try_alloc(qn_vm *vm, size_t bytes) {
   struct mem_state *m = vm->mem;
+  size_t k = small_class(bytes);
+  void *p = bytes <= SMALL_MAX ? list_take(&m->lists, &m->lists.small[k], k * SMALL_STEP) : NULL;
+  if (__builtin_expect(p != NULL, 1)) return p;
   if (count_fails(m)) return NULL;
   if (MEM_DIRECT || bytes > SMALL_MAX) return alloc_large(vm, bytes);
-  size_t k = small_class(bytes);
-  if (__builtin_expect(k == 0, 0)) k = 1;
-  void *p = m->small[k];
-  if (__builtin_expect(p != NULL, 1))
-    m->small[k] = m->small[k]->next;
-  else if (!(p = chunk_bump(vm, k * SMALL_STEP, SMALL_STEP)))
-    return NULL;
-  count_live(m, k * SMALL_STEP);
+  p = chunk_bump(vm, k * SMALL_STEP, SMALL_STEP);
+  if (p) count_live(&m->lists, k * SMALL_STEP);
   return p;
 }
 
@@ -276,17 +242,13 @@ void mem_free(qn_vm *vm, void *p, size_t bytes) {
   if (!p) return;
   struct mem_state *m = vm->mem;
   if (MEM_DIRECT || bytes > SMALL_MAX) {
-    m->stats.live -= bytes;
+    m->lists.stats.live -= bytes;
     m->held -= bytes;
     free(p);
     return;
   }
   size_t k = small_class(bytes);
-  if (__builtin_expect(k == 0, 0)) k = 1;
-  m->stats.live -= k * SMALL_STEP;
-  free_block *b = p;
-  b->next = m->small[k];
-  m->small[k] = b;
+  list_give(&m->lists, &m->lists.small[k], p, k * SMALL_STEP);
 }
 
 void *mem_try_realloc(qn_vm *vm, void *p, size_t old, size_t bytes) {
@@ -302,8 +264,8 @@ void *mem_try_realloc(qn_vm *vm, void *p, size_t old, size_t bytes) {
       return NULL;
     }
     if (bytes < old) m->held -= old - bytes;
-    m->stats.live -= old;
-    count_live(m, bytes);
+    m->lists.stats.live -= old;
+    count_live(&m->lists, bytes);
     return q;
   }
   if (bytes && old && small_class(old) == small_class(bytes)) return p;
@@ -341,13 +303,12 @@ bool mem_grow(qn_vm *vm, void **p, uint32_t *cap, size_t need, size_t size) {
 
 /* ---- cells --------------------------------------------------------------------------------------------------- */
 
-static inline size_t cell_class(size_t bytes) { return bytes ? (bytes + CELL_STEP - 1) / CELL_STEP : 1; }
-
 void *mem_cell(qn_vm *vm, size_t bytes) {
   struct mem_state *m = vm->mem;
   size_t k = cell_class(bytes);
-  void *p;
-  if (__builtin_expect(count_fails(m), 0)) goto fail;
+  void *p = list_take(&m->lists, &m->lists.cells[k], k * CELL_STEP);
+  if (__builtin_expect(p != NULL, 1)) return p;
+  if (count_fails(m)) goto fail;
 #if MEM_DIRECT
   if (!hold(vm, k * CELL_STEP)) goto fail;
   if (posix_memalign(&p, CELL_STEP, bytes + TAIL) != 0) {
@@ -355,13 +316,10 @@ void *mem_cell(qn_vm *vm, size_t bytes) {
     goto fail;
   }
 #else
-  p = m->cells[k];
-  if (__builtin_expect(p != NULL, 1))
-    m->cells[k] = m->cells[k]->next;
-  else if (!(p = chunk_bump(vm, k * CELL_STEP, CELL_STEP)))
-    goto fail;
+  p = chunk_bump(vm, k * CELL_STEP, CELL_STEP);
+  if (!p) goto fail;
 #endif
-  count_live(m, k * CELL_STEP);
+  count_live(&m->lists, k * CELL_STEP);
   return p;
 fail:
   raise_memory(vm);
@@ -369,16 +327,13 @@ fail:
 }
 
 void mem_cell_free(qn_vm *vm, void *p, size_t bytes) {
-  struct mem_state *m = vm->mem;
   size_t k = cell_class(bytes);
-  m->stats.live -= k * CELL_STEP;
 #if MEM_DIRECT
-  m->held -= k * CELL_STEP;
+  vm->mem->lists.stats.live -= k * CELL_STEP;
+  vm->mem->held -= k * CELL_STEP;
   free(p);
 #else
-  free_block *b = p;
-  b->next = m->cells[k];
-  m->cells[k] = b;
+  list_give(lists_of(vm), &lists_of(vm)->cells[k], p, k * CELL_STEP);
 #endif
 }
 
@@ -504,7 +459,7 @@ void *mem_buffer(qn_vm *vm, size_t bytes) {
   struct mem_state *m = vm->mem;
   if (!MEM_DIRECT && bytes <= BUFFER_CELL_MAX) {
     void *p = mem_cell(vm, bytes);
-    if (p) m->stats.buffers += cell_class(bytes) * CELL_STEP;
+    if (p) m->lists.stats.buffers += cell_class(bytes) * CELL_STEP;
     return p;
   }
   if (count_fails(m) || bytes > (size_t)1 << 56) {
@@ -539,8 +494,8 @@ void *mem_buffer(qn_vm *vm, size_t bytes) {
     raise_memory(vm);
     return NULL;
   }
-  count_live(m, size);
-  m->stats.buffers += size;
+  count_live(&m->lists, size);
+  m->lists.stats.buffers += size;
   return p;
 }
 
@@ -548,14 +503,14 @@ void mem_buffer_free(qn_vm *vm, void *p, size_t bytes) {
   if (!p) return;
   struct mem_state *m = vm->mem;
   if (!MEM_DIRECT && bytes <= BUFFER_CELL_MAX) {
-    m->stats.buffers -= cell_class(bytes) * CELL_STEP;
+    m->lists.stats.buffers -= cell_class(bytes) * CELL_STEP;
     mem_cell_free(vm, p, bytes);
     return;
   }
   size_t size;
   int k = buffer_class(bytes, &size);
-  m->stats.live -= size;
-  m->stats.buffers -= size;
+  m->lists.stats.live -= size;
+  m->lists.stats.buffers -= size;
   m->held -= size;
   if (MEM_DIRECT) {
     buffer_to_system(p, bytes, size);
@@ -595,17 +550,17 @@ void mem_close(qn_vm *vm) {
 }
 
 mem_stats *mem_stats_of(qn_vm *vm) {
-  vm->mem->stats.pooled = vm->mem->lane_bytes + vm->engine->pool->idle;
-  return &vm->mem->stats;
+  vm->mem->lists.stats.pooled = vm->mem->lane_bytes + vm->engine->pool->idle;
+  return &vm->mem->lists.stats;
 }
 
 void mem_count_copy(qn_vm *vm, size_t bytes) {
-  vm->mem->stats.copies++;
-  vm->mem->stats.copied += bytes;
+  vm->mem->lists.stats.copies++;
+  vm->mem->lists.stats.copied += bytes;
   if (vm_logs(vm, LOG_copies)) vm_logf(vm, LOG_copies, "copy on write of %zu bytes", bytes);
 }
 
-void mem_fail_at(qn_vm *vm, uint64_t n) { vm->mem->fail_at = n ? vm->mem->stats.allocations + n : 0; }
+void mem_fail_at(qn_vm *vm, uint64_t n) { vm->mem->lists.fail_at = n ? vm->mem->lists.stats.allocations + n : 0; }
 
 /* ---- arenas -------------------------------------------------------------------------------------------------- */
 
@@ -644,7 +599,7 @@ void *arena_alloc(arena *a, size_t bytes) {
     if (a->vm) raise_memory(a->vm);
     return NULL;
   }
-  bytes = (bytes + 15) & ~(size_t)15;
+  bytes = bytes ? (bytes + 15) & ~(size_t)15 : 16;
   if ((size_t)(a->end - a->at) < bytes && !arena_grow(a, bytes)) {
     a->failed = true;
     return NULL;

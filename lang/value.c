@@ -81,6 +81,10 @@ static void object_free(qn_vm *vm, obj_head *o) {
 
 void value_free(qn_vm *vm, qn_value v) {
   obj_head *o = v.u.p, *parent = NULL;
+  if (o->tag == TAG_ARRAY) {
+    array_free(vm, (qn_array *)o);
+    return;
+  }
   uint32_t n;
   qn_value *items = container_items(o, &n);
   o->refs = n;
