@@ -509,8 +509,8 @@ static uint32_t first_difference(qn_vm *vm, const entry *e, const call_inputs *c
     if (n->kind != NODE_OP || n->nin > 8) break;
     qn_value in[8];
     for (int k = 0; k < n->nin; k++) in[k] = vals[n->in[k]];
-    static const op_attr none;
-    vals[i] = eager_apply(vm, (op_id)n->op, in, n->nin, n->attr ? n->attr : &none);
+    op_attr attr = graph_attr(n);
+    vals[i] = eager_apply(vm, (op_id)n->op, in, n->nin, &attr);
     if (value_is_error(vals[i])) break;
     if (n->type.weak) continue;
     /* the plan of everything up to this node */

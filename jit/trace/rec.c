@@ -232,7 +232,8 @@ static bool run_node(struct recording *r, uint32_t i) {
       out = array_force(vm, value_array(in[0])) ? array_get_flat(value_array(in[0]), 0) : value_error();
       if (n->type.dtype == QN_f64 && value_is(out, TAG_INT)) out = value_float((double)out.u.i);
     } else {
-      out = eager_apply(vm, (op_id)n->op, in, n->nin, n->attr);
+      op_attr attr = graph_attr(n);
+      out = eager_apply(vm, (op_id)n->op, in, n->nin, &attr);
     }
   }
   if (in != few) mem_free(vm, in, n->nin * sizeof *in);
