@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""The polynomials of jit/kernel/math.def: weighted minimax fits by Remez exchange (mpmath), coefficients as hex floats.
+
+Usage: fit.py [NAME...]; needs mpmath. Every row says which function g is approximated on which interval by a polynomial
+with n coefficients, relative to which weight w (the error reported is max |p - g| * w), and in which type the
+coefficients are rounded (f32: one after the other from the constant term up, refitting the rest each time).
+"""
+import struct
+import sys
+from mpmath import mp, mpf, matrix, lu_solve, exp, log, sin, cos, tan, asin, atan, atanh, tanh, sinh, erf, erfc, sqrt, pi
+
+mp.dps = 50
+
+
+def hexf(x, bits):
+    """x rounded to f32 or f64, as a hex float."""
+    if bits == 24:
+        x = struct.unpack("f", struct.pack("f", float(x)))[0]
+    text = float(x).hex()
+    mantissa, exponent = text.split("p")
+    return mantissa.rstrip("0").rstrip(".") + "p" + exponent, mpf(float(x))
+
+
+def remez(g, w, lo, hi, n, fixed):
+    """Minimax fit of g by sum c[k] x^k, k < n, with weight w; fixed[k] are given coefficients. Returns (c, error)."""
+    k0 = len(fixed)
+    m = n - k0 + 1
+    lo, hi = mpf(lo), mpf(hi)
+    xs = [(lo + hi) / 2 - (hi - lo) / 2 * mp.cos(pi * (2 * i + 1) / (2 * m)) for i in range(m)]
+    tail = lambda x: sum(fixed[k] * x**k for k in range(k0))
+    grid = [(lo + hi) / 2 - (hi - lo) / 2 * mp.cos(pi * i / (40 * m)) for i in range(40 * m + 1)]
+    gv = [(x, g(x), w(x)) for x in grid]
+    for _ in range(12):
+        a, b = matrix(m, m), matrix(m, 1)
+        for i, x in enumerate(xs):
+            for k in range(n - k0):
+                a[i, k] = x ** (k + k0) * w(x)
+            a[i, m - 1] = (-1) ** i
+            b[i] = (g(x) - tail(x)) * w(x)
+        s = lu_solve(a, b)
+        c = list(fixed) + [s[k] for k in range(n - k0)]
+        err = [(mp.polyval(c[::-1], x) - gx) * wx for x, gx, wx in gv]
+        # Extrema: the largest error of each run of one sign; m of them, dropping at the ends.
+        runs, start = [], 0
+        for i in range(1, len(err) + 1):
+            if i == len(err) or (err[i] > 0) != (err[start] > 0):
+                j = max(range(start, i), key=lambda q: abs(err[q]))
+                runs.append(j)
+                start = i
+        while len(runs) > m:
+            runs.pop(0 if abs(err[runs[0]]) < abs(err[runs[-1]]) else -1)
+        worst = max(abs(e) for e in err)
+        if len(runs) < m or worst < abs(s[m - 1]) * mpf("1.001"):
+            break
+        xs = [grid[j] for j in runs]
+    return c, worst
+
+
+def fit(name, g, w, lo, hi, n, bits, fixed=()):
+    c, best = remez(g, w, lo, hi, n, list(fixed))
+    rounded = list(fixed)
+    texts = []
+    for k in range(len(fixed), n):
+        t, v = hexf(c[k], bits)
+        texts.append(t + ("f" if bits == 24 else ""))
+        rounded.append(v)
+        if k + 1 < n and bits == 24:
+            c, _ = remez(g, w, lo, hi, n, rounded)
+    xs = [mpf(lo) + (mpf(hi) - mpf(lo)) * i / 2000 for i in range(2001)]
+    err = max(abs(mp.polyval(rounded[::-1], x) - g(x)) * w(x) for x in xs)
+    print("%-16s n=%-2d 2^%.1f (exact coefficients 2^%.1f)\n  %s" %
+          (name, n, mp.log(err, 2), mp.log(best, 2), ", ".join(texts)))
+
+
+def near0(f, c):
+    """f(x), or its Taylor polynomial near 0 where f cancels."""
+    return lambda x: f(x) if abs(x) > mpf(10) ** -8 else mp.polyval(c[::-1], x)
+
+
+LN2H = log(2) / 2
+one = lambda x: mpf(1)
+# g with z = x*x of an odd function f: (f(x)/x - 1) / z; of an even one: (f(x) - 1 + z/2) / z^2
+def odd(f, c3, c5):
+    return near0(lambda z: (f(sqrt(z)) / sqrt(z) - 1) / z, [mpf(c3), mpf(c5)])
+
+E = near0(lambda r: (exp(r) - 1 - r) / r**2, [mpf(1) / 2, mpf(1) / 6])
+E2 = near0(lambda r: (mpf(2) ** r - 1) / r, [log(2), log(2) ** 2 / 2])
+LG = near0(lambda f: (log(1 + f) - f + f * f / 2) / f**3, [mpf(1) / 3, -mpf(1) / 4])
+# log(m) = 2 s + 2 s^3 R(s^2) with s = f / (2 + f)
+LS = near0(lambda z: (atanh(sqrt(z)) / sqrt(z) - 1) / z, [mpf(1) / 3, mpf(1) / 5])
+LS5 = near0(lambda z: ((atanh(sqrt(z)) / sqrt(z) - 1) / z - mpf(1) / 3) / z, [mpf(1) / 5, mpf(1) / 7])
+SIN = odd(sin, -mpf(1) / 6, mpf(1) / 120)
+COS = near0(lambda z: (cos(sqrt(z)) - 1 + z / 2) / z**2, [mpf(1) / 24, -mpf(1) / 720])
+TAN = odd(tan, mpf(1) / 3, mpf(2) / 15)
+ASIN = odd(asin, mpf(1) / 6, mpf(3) / 40)
+ATAN = odd(atan, -mpf(1) / 3, mpf(1) / 5)
+TANH = odd(tanh, -mpf(1) / 3, mpf(2) / 15)
+SINH = odd(sinh, mpf(1) / 6, mpf(1) / 120)
+ERF1 = near0(lambda z: erf(sqrt(z)) / sqrt(z) - 1, [2 / sqrt(pi) - 1, -2 / (3 * sqrt(pi))])
+Z4 = (pi / 4 * mpf("1.0001")) ** 2
+T8 = (sqrt(mpf(2)) - 1) ** 2 * mpf("1.0001")
+LSMAX = ((sqrt(mpf(2)) - 1) / (sqrt(mpf(2)) + 1)) ** 2 * mpf("1.001")
+LH = LN2H * mpf("1.002")
+
+FITS = {
+    # f32
+    "exp32": lambda: fit("exp32", E, lambda r: r * r / exp(r), -LH, LH, 5, 24),
+    "exp2_32": lambda: fit("exp2_32", E2, lambda r: abs(r) / mpf(2) ** r, -0.5, 0.5, 6, 24),
+    "log32": lambda: fit("log32", LG, lambda f: abs(f**3 / log(1 + f)) if abs(f) > 1e-30 else mpf(0), -mpf(1) / 3, mpf(1) / 3, 9, 24),
+    "sin32": lambda: fit("sin32", SIN, lambda z: z, 0, Z4, 3, 24),
+    "cos32": lambda: fit("cos32", COS, lambda z: z * z, 0, Z4, 3, 24),
+    "tan32": lambda: fit("tan32", TAN, lambda z: z, 0, Z4, 7, 24),
+    "asin32": lambda: fit("asin32", ASIN, lambda z: z, 0, 0.25, 5, 24),
+    "atan32": lambda: fit("atan32", ATAN, lambda z: z, 0, T8, 5, 24),
+    "tanh32": lambda: fit("tanh32", TANH, lambda z: z, 0, mpf("0.55") ** 2, 5, 24),
+    "sinh32": lambda: fit("sinh32", SINH, lambda z: z, 0, 1, 4, 24),
+    "erf32": lambda: fit("erf32", ERF1, one, 0, mpf("0.95") ** 2, 7, 24),
+    # erf(t) = 1 - exp2(q(t)), t from 0.93 to 4
+    "erfc32": lambda: fit("erfc32", lambda t: log(erfc(t), 2), lambda t: log(2) * erfc(t) / erf(t), "0.92", "4.1", 8, 24),
+    # f64 helpers of f32 functions
+    "log2_32d": lambda: fit("log2_32d", LS, lambda z: z, 0, LSMAX, 4, 53),
+    "exp2_32d": lambda: fit("exp2_32d", E2, lambda r: abs(r) / mpf(2) ** r, -0.5, 0.5, 7, 53),
+    "atan32d": lambda: fit("atan32d", ATAN, lambda z: z, 0, T8, 6, 53),
+    # f64
+    "exp64": lambda: fit("exp64", E, lambda r: r * r / exp(r), -LH, LH, 11, 53),
+    "exp2_64": lambda: fit("exp2_64", E2, lambda r: abs(r) / mpf(2) ** r, -0.5, 0.5, 12, 53),
+    "log64": lambda: fit("log64", LS, lambda z: z, 0, LSMAX, 8, 53),
+    "pow64": lambda: fit("pow64", LS5, lambda z: z * z, 0, LSMAX, 9, 53),
+    "sin64": lambda: fit("sin64", SIN, lambda z: z, 0, Z4, 7, 53),
+    "cos64": lambda: fit("cos64", COS, lambda z: z * z, 0, Z4, 7, 53),
+    "tan64": lambda: fit("tan64", TAN, lambda z: z, 0, Z4, 16, 53),
+    "asin64": lambda: fit("asin64", ASIN, lambda z: z, 0, 0.25, 13, 53),
+    "atan64": lambda: fit("atan64", ATAN, lambda z: z, 0, T8, 12, 53),
+    "tanh64": lambda: fit("tanh64", TANH, lambda z: z, 0, mpf("0.55") ** 2, 11, 53),
+    "sinh64": lambda: fit("sinh64", SINH, lambda z: z, 0, 1, 8, 53),
+    "erf64": lambda: fit("erf64", ERF1, one, 0, 1, 14, 53),
+    # erfc(x) = exp(-x^2) / x-free factor: g(u) with u = (x - 2.5) / (x + 2.5), x from 1 to 6
+    "erfc64": lambda: fit("erfc64", lambda u: (lambda x: erfc(x) * exp(x * x))(mpf("2.5") * (1 + u) / (1 - u)),
+                          lambda u: mpf(1), (1 - mpf("2.5")) / (1 + mpf("2.5")), (6 - mpf("2.5")) / (6 + mpf("2.5")), 17, 53),
+}
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or FITS:
+        FITS[name]()
