@@ -1,0 +1,28 @@
+/* Texts of the kernel primitives (prims.def) and elementary functions (math.def) for printed kernels, and their names.
+ *
+ * A printer notes the names it uses (math_use), then math_print writes what these need, each definition once, in order. The
+ * text expects the types b8 u8 i8 u16 i16 u32 i32 u64 i64 f16 bf16 f32 f64 to be defined before it. */
+#ifndef JIT_KERNEL_MATH_H
+#define JIT_KERNEL_MATH_H
+
+#include "jit/kernel/l.h"
+
+typedef enum math_target { MATH_TARGET_C, MATH_TARGET_CUDA } math_target;
+
+enum { MATH_TEXTS_MAX = 1536 };
+typedef struct math_uses {
+  uint64_t bits[MATH_TEXTS_MAX / 64];
+  bool failed; /* an unknown name was used (a defect) */
+} math_uses;
+void math_uses_init(math_uses *u);
+static inline void math_uses_free(math_uses *u) { (void)u; }
+/* Notes a primitive or function by name: add_f32, cast_i64_f32, exp_f64 ... */
+void math_use(math_uses *u, const char *name);
+void math_print(const math_uses *u, math_target target, text_buf *out);
+
+/* The name of a type in these texts: b8 for bool, else the dtype's name. */
+const char *math_type(qn_dtype dtype);
+/* The name of a function for L_MATH's result and last operand types: exp_f32, isnan_f64, philox_uniform_f32 ... */
+void math_name(char *name, size_t size, math_id fn, qn_dtype dtype, qn_dtype operand);
+
+#endif
