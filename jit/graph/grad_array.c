@@ -1,0 +1,429 @@
+/* Rules of differentiation of reductions, scans, views, indexing, dot and sort (grad.h).
+ *
+ * Nodes that index again where the forward pass has indexed carry ATTR_PROVEN: their bounds have been checked there.
+ */
+#include <string.h>
+
+#include "jit/graph/grad.h"
+
+static dim_table *dims_of(grad_ctx *c) { return &c->g->dims; }
+
+/* ---- reductions ------------------------------------------------------------------------------------------------- */
+
+/* A reduced value with the reduced axes kept as 1, so that it broadcasts over the operand. */
+static uint32_t keep_axes(grad_ctx *c, uint32_t reduced) {
+  graph_type t = grad_type_of(c, c->in[0]);
+  for (int i = 0; i < t.rank; i++)
+    if (c->attr.axes >> i & 1) t.shape[i] = 1;
+  return grad_reshape_to(c, reduced, &t);
+}
+
+static uint32_t broadcast_to(grad_ctx *c, uint32_t node, const graph_type *like) {
+  if (!node || graph_type_same(&c->g->nodes[node].type, like)) return node;
+  op_attr attr = {.n = like->rank};
+  memcpy(attr.d, like->shape, like->rank * sizeof *attr.d);
+  return make1_attr(c, OP_broadcast, node, &attr);
+}
+
+void grad_sum(grad_ctx *c) {
+  graph_type x = grad_type_of(c, c->in[0]);
+  c->out[0] = broadcast_to(c, keep_axes(c, c->ct), &x);
+}
+
+/* The product of the other elements is an exclusive running product from the left times one from the right: no division, so
+ * zeros need no care. Several axes are brought together at the end first. */
+void grad_prod(grad_ctx *c) {
+  graph_type x = grad_type_of(c, c->in[0]), flat = {.dtype = x.dtype}, moved = x;
+  uint32_t node = c->in[0], ct = c->ct;
+  int count = __builtin_popcount(c->attr.axes), axis;
+  op_attr order = {.n = x.rank}, back = {.n = x.rank};
+  if (count == 0) {
+    c->out[0] = c->ct;
+    return;
+  }
+  if (count == 1) {
+    axis = __builtin_ctz(c->attr.axes);
+    ct = keep_axes(c, ct);
+  } else {
+    int at = 0;
+    for (int reduced = 0; reduced < 2; reduced++)
+      for (int i = 0; i < x.rank; i++)
+        if ((int)(c->attr.axes >> i & 1) == reduced) order.d[at++] = i;
+    qn_dim together = 1;
+    for (int i = 0; i < x.rank; i++) {
+      back.d[order.d[i]] = i;
+      moved.shape[i] = x.shape[order.d[i]];
+      if (i < x.rank - count)
+        flat.shape[flat.rank++] = moved.shape[i];
+      else
+        together = dim_mul(dims_of(c), together, moved.shape[i]);
+    }
+    axis = flat.rank;
+    flat.shape[flat.rank++] = together;
+    node = grad_reshape_to(c, make1_attr(c, OP_permute, node, &order), &flat);
+    graph_type kept = flat;
+    kept.shape[axis] = 1;
+    ct = grad_reshape_to(c, ct, &kept);
+  }
+  op_attr left = {.axes = (uint8_t)(1u << axis), .flags = ATTR_EXCLUSIVE}, right = left;
+  right.flags |= ATTR_REVERSE;
+  uint32_t others = make_smul(c, make1_attr(c, OP_cumprod, node, &left), make1_attr(c, OP_cumprod, node, &right));
+  uint32_t out = make_smul(c, ct, others);
+  if (count > 1 && out) out = make1_attr(c, OP_permute, grad_reshape_to(c, out, &moved), &back);
+  c->out[0] = out;
+}
+
+/* Equal shares to all elements that are the extremum. Shares of f16 and bf16 are counted in f32. */
+void grad_max(grad_ctx *c) {
+  qn_dtype d = (qn_dtype)c->type.dtype, wide = dtype_size(d) == 2 ? QN_f32 : d;
+  uint32_t taken = make2(c, OP_eq, c->in[0], keep_axes(c, c->node));
+  op_attr attr = {.axes = c->attr.axes, .keepdims = 1};
+  uint32_t count = make1_attr(c, OP_sum, grad_cast_to(c, taken, wide), &attr);
+  uint32_t share = make2(c, OP_div, grad_cast_to(c, keep_axes(c, c->ct), wide), count);
+  c->out[0] = make3(c, OP_where, taken, grad_cast_to(c, share, d), make_number(c, 0));
+}
+
+/* ---- scans ------------------------------------------------------------------------------------------------------------ */
+
+/* The scan's attributes, running the other way. */
+static op_attr reversed(const grad_ctx *c) {
+  op_attr attr = c->attr;
+  attr.flags ^= ATTR_REVERSE;
+  return attr;
+}
+
+void grad_cumsum(grad_ctx *c) {
+  op_attr attr = reversed(c);
+  c->out[0] = make1_attr(c, OP_cumsum, c->ct, &attr);
+}
+
+/* Element j takes part in every later product: the derivative is the product without it. Where x[j] is not 0 that is y / x[j];
+ * where it is the first 0, it is the product of the elements that are not 0, up to the second 0; later zeros get 0.
+ * Linear in the length. The first derivative is right everywhere; second derivatives where the elements up to an output hold at
+ * most one 0. */
+void grad_cumprod(grad_ctx *c) {
+  op_attr scan = c->attr, back = reversed(c);
+  uint32_t x = c->in[0], one = make_number(c, 1), none = make_number(c, 0);
+  uint32_t zero = make2(c, OP_eq, x, none), safe = make3(c, OP_where, zero, one, x);
+  uint32_t zeros = make1_attr(c, OP_cumsum, zero, &scan), nonzero = make1_attr(c, OP_cumprod, safe, &scan);
+  uint32_t count_one = graph_const_scalar(c->g, QN_i64, false, 0, 1, c->site);
+  uint32_t single = make3(c, OP_where, make2(c, OP_eq, zeros, count_one), nonzero, none);
+  uint32_t at_zero = make1_attr(c, OP_cumsum, make_smul(c, c->ct, single), &back);
+  uint32_t elsewhere = make2(c, OP_div, make1_attr(c, OP_cumsum, make_smul(c, c->ct, c->node), &back), safe);
+  c->out[0] = make3(c, OP_where, zero, at_zero, elsewhere);
+}
+
+/* Also of cummin. To the element that the running extremum is, the last one in the direction of the scan among equals. Its
+ * position is a running maximum of the positions where x is the extremum; running from the end, positions count down. */
+void grad_cummax(grad_ctx *c) {
+  graph_type x = grad_type_of(c, c->in[0]);
+  bool reverse = c->attr.flags & ATTR_REVERSE;
+  op_attr inclusive = c->attr, scan = c->attr, where = {.dtype = QN_i64, .axes = c->attr.axes, .n = x.rank};
+  inclusive.flags &= (uint8_t)~ATTR_EXCLUSIVE;
+  memcpy(where.d, x.shape, x.rank * sizeof *where.d);
+  uint32_t extremum = c->attr.flags & ATTR_EXCLUSIVE ? make1_attr(c, c->op, c->in[0], &inclusive) : c->node;
+  uint32_t position = graph_op(c->g, OP_iota, NULL, 0, &where, c->site);
+  if (reverse) position = make1(c, OP_neg, position);
+  uint32_t nowhere = graph_const_scalar(c->g, QN_i64, false, 0, -((int64_t)1 << 62), c->site);
+  uint32_t start = graph_const_scalar(c->g, QN_i64, false, 0, 0, c->site);
+  position = make3(c, OP_where, make2(c, OP_eq, c->in[0], extremum), position, nowhere);
+  position = make1_attr(c, OP_cummax, position, &scan);
+  uint32_t known = make2(c, OP_gt, position, nowhere); /* false before the first element, and after nan */
+  if (reverse) position = make1(c, OP_neg, position);
+  position = make3(c, OP_where, known, position, start);
+  uint32_t in[] = {grad_full(c, &x, 0), position, make3(c, OP_where, known, c->ct, make_number(c, 0))};
+  op_attr add = {.axes = c->attr.axes, .flags = ATTR_PROVEN};
+  c->out[0] = graph_op(c->g, OP_gather_add, in, 3, &add, c->site);
+}
+
+/* ---- views ---------------------------------------------------------------------------------------------------------------- */
+
+void grad_reshape(grad_ctx *c) {
+  graph_type x = grad_type_of(c, c->in[0]);
+  c->out[0] = grad_reshape_to(c, c->ct, &x);
+}
+
+void grad_broadcast(grad_ctx *c) { c->out[0] = c->ct; }
+
+static uint32_t permute(grad_ctx *c, uint32_t node, const int *order, int rank) {
+  op_attr attr = {.n = (uint8_t)rank};
+  for (int i = 0; i < rank; i++) attr.d[i] = order[i];
+  return make1_attr(c, OP_permute, node, &attr);
+}
+
+void grad_permute(grad_ctx *c) {
+  int order[ARRAY_MAX_RANK];
+  for (int i = 0; i < c->type.rank; i++) order[c->attr.d[i]] = i;
+  c->out[0] = permute(c, c->ct, order, c->type.rank);
+}
+
+/* The whole of `node` with the axes of the mask backwards. */
+static uint32_t flip(grad_ctx *c, uint32_t node, unsigned axes) {
+  graph_type t = grad_type_of(c, node);
+  op_attr attr = {.n = (uint8_t)(3 * t.rank)};
+  for (int i = 0; i < t.rank; i++) {
+    bool back = axes >> i & 1;
+    attr.d[3 * i] = back ? dim_sub(dims_of(c), t.shape[i], 1) : 0;
+    attr.d[3 * i + 1] = t.shape[i];
+    attr.d[3 * i + 2] = back ? -1 : 1;
+  }
+  return make1_attr(c, OP_slice, node, &attr);
+}
+
+/* Puts the cotangent back where the slice took its elements, zeros around and between. */
+void grad_slice(grad_ctx *c) {
+  graph_type x = grad_type_of(c, c->in[0]);
+  dim_table *t = dims_of(c);
+  op_attr pad = {.n = (uint8_t)(3 * x.rank)};
+  uint32_t ct = c->ct;
+  unsigned backwards = 0;
+  for (int i = 0; i < x.rank; i++) {
+    qn_dim start = c->attr.d[3 * i], size = c->attr.d[3 * i + 1], step = c->attr.d[3 * i + 2];
+    qn_dim stride = step < 0 ? -step : step;
+    if (size == 0) { /* nothing was taken */
+      c->out[0] = grad_full(c, &x, 0);
+      return;
+    }
+    qn_dim extent = stride == 1 ? size : dim_add(t, dim_mul(t, dim_sub(t, size, 1), stride), 1);
+    if (size < 0 && stride != 1) extent = dim_make(t, DIM_MAX, extent, 0);
+    if (step < 0) {
+      backwards |= 1u << i;
+      start = dim_add(t, dim_sub(t, start, extent), 1);
+    }
+    pad.d[3 * i] = start;
+    pad.d[3 * i + 1] = dim_sub(t, dim_sub(t, x.shape[i], start), extent);
+    pad.d[3 * i + 2] = stride - 1;
+  }
+  if (backwards) ct = flip(c, ct, backwards);
+  const uint32_t in[] = {ct, make_number(c, 0)};
+  c->out[0] = graph_op(c->g, OP_pad, in, 2, &pad, c->site);
+}
+
+void grad_pad(grad_ctx *c) {
+  graph_type x = grad_type_of(c, c->in[0]), inside = x;
+  op_attr slice = {.n = (uint8_t)(3 * x.rank)};
+  for (int i = 0; i < x.rank; i++) {
+    slice.d[3 * i] = c->attr.d[3 * i];
+    slice.d[3 * i + 1] = x.shape[i];
+    slice.d[3 * i + 2] = c->attr.d[3 * i + 2] + 1;
+  }
+  if (grad_wants(c, 0)) c->out[0] = make1_attr(c, OP_slice, c->ct, &slice);
+  if (grad_wants(c, 1)) { /* the sum over the elements that were added */
+    inside.dtype = QN_bool;
+    const uint32_t in[] = {grad_full(c, &inside, 0), graph_const_scalar(c->g, QN_bool, false, 1, 1, c->site)};
+    uint32_t added = graph_op(c->g, OP_pad, in, 2, &c->attr, c->site);
+    c->out[1] = make3(c, OP_where, added, c->ct, make_number(c, 0)); /* summed by the driver */
+  }
+}
+
+void grad_concat(grad_ctx *c) {
+  int axis = __builtin_ctz(c->attr.axes);
+  qn_dim start = 0;
+  for (int k = 0; k < c->nin; k++) {
+    graph_type x = grad_type_of(c, c->in[k]);
+    if (grad_wants(c, k)) {
+      op_attr slice = {.n = (uint8_t)(3 * x.rank)};
+      for (int i = 0; i < x.rank; i++) {
+        slice.d[3 * i] = i == axis ? start : 0;
+        slice.d[3 * i + 1] = x.shape[i];
+        slice.d[3 * i + 2] = 1;
+      }
+      c->out[k] = make1_attr(c, OP_slice, c->ct, &slice);
+    }
+    start = dim_add(dims_of(c), start, x.shape[axis]);
+  }
+}
+
+/* ---- indexing ------------------------------------------------------------------------------------------------------------- */
+
+/* An indexing op on `x` with the node's own k indices and, for scatter, a value. */
+static uint32_t indexed(grad_ctx *c, op_id op, uint32_t x, int k, uint32_t v, scatter_mode mode) {
+  uint32_t in[ARRAY_MAX_RANK + 2];
+  op_attr attr = {.n = 1, .mode = (uint8_t)mode, .flags = ATTR_PROVEN, .d = {k}};
+  in[0] = x;
+  memcpy(in + 1, c->in + 1, (size_t)k * sizeof *in);
+  in[1 + k] = v;
+  return graph_op(c->g, op, in, 1 + k + (op == OP_scatter), &attr, c->site);
+}
+
+static uint32_t picked(grad_ctx *c, uint32_t x, int k) { return indexed(c, OP_index, x, k, 0, SCATTER_SET); }
+
+void grad_index(grad_ctx *c) {
+  graph_type x = grad_type_of(c, c->in[0]);
+  c->out[0] = indexed(c, OP_scatter, grad_full(c, &x, 0), c->nin - 1, c->ct, SCATTER_ADD);
+}
+
+/* Which of the values stored by a scatter stay: the last one stored to a place. Shaped to broadcast over the values; 0 where
+ * there is only one. `values` has the shape of all values together. */
+static uint32_t last_stored(grad_ctx *c, int k, const graph_type *values) {
+  graph_type x = grad_type_of(c, c->in[0]), places = {.dtype = QN_i64, .rank = (uint8_t)k}, shape = {.dtype = QN_i64};
+  shape.rank = (uint8_t)(values->rank - (x.rank - k));
+  if (shape.rank == 0) return 0;
+  memcpy(places.shape, x.shape, (size_t)k * sizeof *x.shape);
+  memcpy(shape.shape, values->shape, shape.rank * sizeof *shape.shape);
+  op_attr count = {.dtype = QN_i64, .axes = 1, .n = 1, .d = {graph_elements(c->g, &shape)}};
+  uint32_t number = grad_reshape_to(c, graph_op(c->g, OP_iota, NULL, 0, &count, c->site), &shape);
+  uint32_t stored = indexed(c, OP_scatter, grad_full(c, &places, 0), k, number, SCATTER_SET);
+  uint32_t stays = make2(c, OP_eq, picked(c, stored, k), number);
+  shape.rank = values->rank;
+  for (int i = values->rank - (x.rank - k); i < shape.rank; i++) shape.shape[i] = 1;
+  return grad_reshape_to(c, stays, &shape);
+}
+
+static void scatter_set(grad_ctx *c, int k, uint32_t none) {
+  if (grad_wants(c, 0)) c->out[0] = indexed(c, OP_scatter, c->ct, k, none, SCATTER_SET);
+  if (grad_wants(c, k + 1)) {
+    uint32_t ct = picked(c, c->ct, k);
+    if (!ct) return;
+    graph_type values = grad_type_of(c, ct);
+    uint32_t stays = last_stored(c, k, &values);
+    c->out[k + 1] = stays ? make3(c, OP_where, stays, ct, none) : ct;
+  }
+}
+
+/* As in grad_cumprod: y / v where v is not 0; where it is the only 0 at its place, the product of the others. */
+static void scatter_mul(grad_ctx *c, int k, uint32_t none) {
+  graph_type x = grad_type_of(c, c->in[0]), counts = x;
+  uint32_t v = c->in[k + 1];
+  if (grad_wants(c, 0)) c->out[0] = make_smul(c, c->ct, indexed(c, OP_scatter, grad_full(c, &x, 1), k, v, SCATTER_MUL));
+  if (!grad_wants(c, k + 1)) return;
+  counts.dtype = QN_i64;
+  uint32_t zero = make2(c, OP_eq, v, none), safe = make3(c, OP_where, zero, make_number(c, 1), v);
+  uint32_t zeros = indexed(c, OP_scatter, grad_full(c, &counts, 0), k, grad_cast_to(c, zero, QN_i64), SCATTER_ADD);
+  uint32_t nonzero = indexed(c, OP_scatter, c->in[0], k, safe, SCATTER_MUL);
+  uint32_t one = graph_const_scalar(c->g, QN_i64, false, 0, 1, c->site);
+  uint32_t single = make3(c, OP_where, make2(c, OP_eq, picked(c, zeros, k), one), picked(c, nonzero, k), none);
+  uint32_t others = make3(c, OP_where, zero, single, make2(c, OP_div, picked(c, c->node, k), safe));
+  c->out[k + 1] = make_smul(c, picked(c, c->ct, k), others);
+}
+
+/* Equal shares to the old element and all values that are the extremum. */
+static void scatter_extremum(grad_ctx *c, int k, uint32_t none) {
+  qn_dtype d = (qn_dtype)c->type.dtype, wide = dtype_size(d) == 2 ? QN_f32 : d;
+  uint32_t old = make2(c, OP_eq, c->in[0], c->node), new = make2(c, OP_eq, c->in[k + 1], picked(c, c->node, k));
+  uint32_t count = indexed(c, OP_scatter, grad_cast_to(c, old, wide), k, grad_cast_to(c, new, wide), SCATTER_ADD);
+  uint32_t share = grad_cast_to(c, make2(c, OP_div, grad_cast_to(c, c->ct, wide), count), d);
+  if (grad_wants(c, 0)) c->out[0] = make3(c, OP_where, old, share, none);
+  if (grad_wants(c, k + 1)) c->out[k + 1] = make3(c, OP_where, new, picked(c, share, k), none);
+}
+
+void grad_scatter(grad_ctx *c) {
+  int k = c->nin - 2;
+  uint32_t none = make_number(c, 0);
+  switch ((scatter_mode)c->attr.mode) {
+  case SCATTER_SET: scatter_set(c, k, none); break;
+  case SCATTER_ADD:
+    c->out[0] = c->ct;
+    if (grad_wants(c, k + 1)) c->out[k + 1] = picked(c, c->ct, k);
+    break;
+  case SCATTER_MUL: scatter_mul(c, k, none); break;
+  case SCATTER_MIN:
+  case SCATTER_MAX: scatter_extremum(c, k, none); break;
+  }
+}
+
+static uint32_t gather_back(grad_ctx *c, uint32_t index) {
+  graph_type x = grad_type_of(c, c->in[0]);
+  const uint32_t in[] = {grad_full(c, &x, 0), index, c->ct};
+  op_attr attr = {.axes = c->attr.axes, .flags = ATTR_PROVEN};
+  return graph_op(c->g, OP_gather_add, in, 3, &attr, c->site);
+}
+
+void grad_gather(grad_ctx *c) { c->out[0] = gather_back(c, c->in[1]); }
+
+void grad_gather_add(grad_ctx *c) {
+  c->out[0] = c->ct;
+  if (!grad_wants(c, 2)) return;
+  const uint32_t in[] = {c->ct, c->in[1]};
+  op_attr attr = {.axes = c->attr.axes, .flags = ATTR_PROVEN};
+  c->out[2] = graph_op(c->g, OP_gather, in, 2, &attr, c->site);
+}
+
+void grad_slice_put(grad_ctx *c) {
+  const uint32_t in[] = {c->ct, make_number(c, 0)};
+  if (grad_wants(c, 0)) c->out[0] = graph_op(c->g, OP_slice_put, in, 2, &c->attr, c->site);
+  if (grad_wants(c, 1)) c->out[1] = make1_attr(c, OP_slice, c->ct, &c->attr);
+}
+
+/* Cotangents go back to the coordinates of the true elements. nonzero gives as many as compress did: it has the same symbol. */
+void grad_compress(grad_ctx *c) {
+  graph_type x = grad_type_of(c, c->in[0]), mask = grad_type_of(c, c->in[1]);
+  graph_type rows = {.dtype = QN_i64, .rank = 2, .shape = {c->type.shape[0], mask.rank}}, column = {.rank = 1};
+  uint32_t in[ARRAY_MAX_RANK + 2] = {grad_full(c, &x, 0)};
+  uint32_t where = graph_node_raw(c->g, OP_nonzero, &c->in[1], 1, NULL, rows, c->site);
+  column.shape[0] = c->type.shape[0];
+  for (int i = 0; i < mask.rank; i++) {
+    op_attr slice = {.n = 6, .d = {0, c->type.shape[0], 1, i, 1, 1}};
+    in[1 + i] = grad_reshape_to(c, make1_attr(c, OP_slice, where, &slice), &column);
+  }
+  in[1 + mask.rank] = c->ct;
+  op_attr attr = {.n = 1, .mode = SCATTER_ADD, .flags = ATTR_PROVEN, .d = {mask.rank}};
+  c->out[0] = graph_op(c->g, OP_scatter, in, mask.rank + 2, &attr, c->site);
+}
+
+/* ---- dot -------------------------------------------------------------------------------------------------------------------- */
+
+/* The two last axes swapped, a view that kernels take as it is. */
+static uint32_t swapped(grad_ctx *c, uint32_t node) {
+  if (!node) return 0;
+  int order[ARRAY_MAX_RANK], rank = grad_type_of(c, node).rank;
+  for (int i = 0; i < rank; i++) order[i] = i;
+  order[rank - 2] = rank - 1;
+  order[rank - 1] = rank - 2;
+  return permute(c, node, order, rank);
+}
+
+/* A matrix [rows, columns] of the node's elements in row-major order; all but the last axis together, or all but the first. */
+static uint32_t as_matrix(grad_ctx *c, uint32_t node, bool keep_first) {
+  if (!node) return 0;
+  graph_type t = grad_type_of(c, node), m = {.dtype = t.dtype, .rank = 2};
+  qn_dim rest = 1;
+  int from = keep_first ? 1 : 0, to = keep_first ? t.rank : t.rank - 1;
+  for (int i = from; i < to; i++) rest = dim_mul(dims_of(c), rest, t.shape[i]);
+  m.shape[0] = keep_first ? t.shape[0] : rest;
+  m.shape[1] = keep_first ? rest : t.shape[t.rank - 1];
+  return grad_reshape_to(c, node, &m);
+}
+
+/* x[.., m, k] @ y[.., k, n]: ct @ y' and x' @ ct, summed over batch axes that were broadcast. Where an operand has no batch axes
+ * at all the sum joins the contraction: one product of matrices instead of a batch of them and a sum. */
+void grad_dot(grad_ctx *c) {
+  graph_type x = grad_type_of(c, c->in[0]), y = grad_type_of(c, c->in[1]);
+  graph_type x2 = x, y2 = y, full = c->type;
+  if (x.rank == 1) x2 = (graph_type){.dtype = x.dtype, .rank = 2, .shape = {1, x.shape[0]}};
+  if (y.rank == 1) y2 = (graph_type){.dtype = y.dtype, .rank = 2, .shape = {y.shape[0], 1}};
+  if (x.rank == 1 || y.rank == 1) {
+    int batch = c->type.rank - (x.rank > 1) - (y.rank > 1);
+    full.rank = (uint8_t)(batch + 2);
+    full.shape[batch] = x2.shape[x2.rank - 2];
+    full.shape[batch + 1] = y2.shape[y2.rank - 1];
+  }
+  uint32_t a = grad_reshape_to(c, c->in[0], &x2), b = grad_reshape_to(c, c->in[1], &y2),
+           ct = grad_reshape_to(c, c->ct, &full);
+  if (!a || !b || !ct) return;
+  if (grad_wants(c, 0)) {
+    uint32_t out;
+    if (x2.rank == 2 && full.rank > 2) { /* [m, batch n] @ [batch n, k] */
+      int order[ARRAY_MAX_RANK];
+      order[0] = full.rank - 2;
+      for (int i = 1; i < full.rank - 1; i++) order[i] = i - 1;
+      order[full.rank - 1] = full.rank - 1;
+      out = make2(c, OP_dot, as_matrix(c, permute(c, ct, order, full.rank), true), as_matrix(c, swapped(c, b), false));
+    } else {
+      out = grad_unbroadcast(c, make2(c, OP_dot, ct, swapped(c, b)), &x2);
+    }
+    c->out[0] = grad_reshape_to(c, out, &x);
+  }
+  if (grad_wants(c, 1)) {
+    uint32_t out;
+    if (y2.rank == 2 && full.rank > 2) /* [k, batch m] @ [batch m, n] */
+      out = make2(c, OP_dot, swapped(c, as_matrix(c, a, false)), as_matrix(c, ct, false));
+    else
+      out = grad_unbroadcast(c, make2(c, OP_dot, swapped(c, a), ct), &y2);
+    c->out[1] = grad_reshape_to(c, out, &y);
+  }
+}
+
+/* ---- library ------------------------------------------------------------------------------------------------------------------- */
+
+void grad_sort(grad_ctx *c) { c->out[0] = gather_back(c, make1_attr(c, OP_argsort, c->in[0], &c->attr)); }

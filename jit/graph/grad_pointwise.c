@@ -1,0 +1,136 @@
+/* Rules of differentiation of the POINTWISE rows (grad.h). `y` is the node itself, `a` and `b` its operands. */
+#include "jit/graph/grad.h"
+
+static uint32_t y_of(const grad_ctx *c) { return c->node; }
+
+/* The one operand's cotangent by its derivative. */
+static void by(grad_ctx *c, uint32_t derivative) { c->out[0] = make_smul(c, c->ct, derivative); }
+
+static uint32_t square(grad_ctx *c, uint32_t a) { return make2(c, OP_mul, a, a); }
+static uint32_t inverse(grad_ctx *c, uint32_t a) { return make2(c, OP_div, make_number(c, 1), a); }
+static uint32_t times(grad_ctx *c, double k, uint32_t a) { return make2(c, OP_mul, make_number(c, k), a); }
+static uint32_t plus(grad_ctx *c, double k, uint32_t a) { return make2(c, OP_add, make_number(c, k), a); }
+static uint32_t minus(grad_ctx *c, double k, uint32_t a) { return make2(c, OP_sub, make_number(c, k), a); }
+static uint32_t negative(grad_ctx *c, uint32_t a) { return make1(c, OP_neg, a); }
+
+/* ---- arithmetic ----------------------------------------------------------------------------------------------------- */
+
+void grad_add(grad_ctx *c) { c->out[0] = c->out[1] = c->ct; }
+
+void grad_sub(grad_ctx *c) {
+  c->out[0] = c->ct;
+  if (grad_wants(c, 1)) c->out[1] = negative(c, c->ct);
+}
+
+void grad_mul(grad_ctx *c) {
+  for (int i = 0; i < 2; i++)
+    if (grad_wants(c, i)) c->out[i] = make_smul(c, c->ct, c->in[1 - i]);
+}
+
+/* As that of mul: the product with strong zeros differentiates by the same rule, so second derivatives of guarded expressions
+ * survive. */
+void grad_smul(grad_ctx *c) { grad_mul(c); }
+
+void grad_div(grad_ctx *c) {
+  uint32_t b = c->in[1];
+  double k;
+  if (grad_wants(c, 0))
+    c->out[0] = grad_finite_constant(c, b, &k) ? make2(c, OP_div, c->ct, b) : make_smul(c, c->ct, inverse(c, b));
+  if (grad_wants(c, 1)) c->out[1] = make_smul(c, c->ct, negative(c, make2(c, OP_div, y_of(c), b)));
+}
+
+/* a - b * floor(a / b) */
+void grad_mod(grad_ctx *c) {
+  c->out[0] = c->ct;
+  if (grad_wants(c, 1)) c->out[1] = make_smul(c, c->ct, negative(c, make2(c, OP_floordiv, c->in[0], c->in[1])));
+}
+
+/* b * a^(b-1), where b = 0 gives 0 whatever the power; a^b * log a, which is 0 at a = 0. */
+void grad_pow(grad_ctx *c) {
+  uint32_t a = c->in[0], b = c->in[1];
+  double k;
+  if (grad_wants(c, 0)) {
+    if (!grad_finite_constant(c, b, &k)) {
+      uint32_t less = make2(c, OP_sub, b, make_number(c, 1));
+      c->out[0] = make_smul(c, c->ct, make_smul(c, b, make2(c, OP_pow, a, less)));
+    } else if (k == 1) {
+      c->out[0] = c->ct;
+    } else {
+      uint32_t power = k == 2 ? a : make2(c, OP_pow, a, make_number(c, k - 1));
+      c->out[0] = make_smul(c, c->ct, times(c, k, power));
+    }
+  }
+  if (grad_wants(c, 1)) {
+    uint32_t zero = make2(c, OP_eq, a, make_number(c, 0));
+    uint32_t log = make1(c, OP_log, make3(c, OP_where, zero, make_number(c, 1), a));
+    c->out[1] = make_smul(c, c->ct, make_smul(c, y_of(c), log));
+  }
+}
+
+void grad_neg(grad_ctx *c) { c->out[0] = negative(c, c->ct); }
+
+void grad_abs(grad_ctx *c) { by(c, make1(c, OP_sign, c->in[0])); }
+
+/* To the operand that was taken; half each where they are equal. */
+static void extremum(grad_ctx *c, op_id wins) {
+  uint32_t a = c->in[0], b = c->in[1], zero = make_number(c, 0);
+  uint32_t tie = make2(c, OP_eq, a, b), first = make2(c, wins, a, b), half = times(c, 0.5, c->ct);
+  if (grad_wants(c, 0)) c->out[0] = make3(c, OP_where, tie, half, make3(c, OP_where, first, c->ct, zero));
+  if (grad_wants(c, 1)) c->out[1] = make3(c, OP_where, tie, half, make3(c, OP_where, first, zero, c->ct));
+}
+
+void grad_minimum(grad_ctx *c) { extremum(c, OP_lt); }
+void grad_maximum(grad_ctx *c) { extremum(c, OP_gt); }
+
+/* ---- elementary functions -------------------------------------------------------------------------------------------- */
+
+#define LN2 0.69314718055994530942
+#define LN10 2.30258509299404568402
+#define TWO_OVER_SQRT_PI 1.12837916709551257390
+
+void grad_sqrt(grad_ctx *c) { by(c, make2(c, OP_div, make_number(c, 0.5), y_of(c))); }
+void grad_rsqrt(grad_ctx *c) { by(c, times(c, -0.5, make2(c, OP_mul, y_of(c), square(c, y_of(c))))); }
+void grad_exp(grad_ctx *c) { by(c, y_of(c)); }
+void grad_exp2(grad_ctx *c) { by(c, times(c, LN2, y_of(c))); }
+void grad_expm1(grad_ctx *c) { by(c, plus(c, 1, y_of(c))); }
+void grad_log(grad_ctx *c) { by(c, inverse(c, c->in[0])); }
+void grad_log2(grad_ctx *c) { by(c, inverse(c, times(c, LN2, c->in[0]))); }
+void grad_log10(grad_ctx *c) { by(c, inverse(c, times(c, LN10, c->in[0]))); }
+void grad_log1p(grad_ctx *c) { by(c, inverse(c, plus(c, 1, c->in[0]))); }
+void grad_sin(grad_ctx *c) { by(c, make1(c, OP_cos, c->in[0])); }
+void grad_cos(grad_ctx *c) { by(c, negative(c, make1(c, OP_sin, c->in[0]))); }
+void grad_tan(grad_ctx *c) { by(c, plus(c, 1, square(c, y_of(c)))); }
+void grad_arcsin(grad_ctx *c) { by(c, make1(c, OP_rsqrt, minus(c, 1, square(c, c->in[0])))); }
+void grad_arccos(grad_ctx *c) { by(c, negative(c, make1(c, OP_rsqrt, minus(c, 1, square(c, c->in[0]))))); }
+void grad_arctan(grad_ctx *c) { by(c, inverse(c, plus(c, 1, square(c, c->in[0])))); }
+void grad_sinh(grad_ctx *c) { by(c, make1(c, OP_cosh, c->in[0])); }
+void grad_cosh(grad_ctx *c) { by(c, make1(c, OP_sinh, c->in[0])); }
+void grad_tanh(grad_ctx *c) { by(c, minus(c, 1, square(c, y_of(c)))); }
+void grad_sigmoid(grad_ctx *c) { by(c, make2(c, OP_mul, y_of(c), minus(c, 1, y_of(c)))); }
+void grad_erf(grad_ctx *c) { by(c, times(c, TWO_OVER_SQRT_PI, make1(c, OP_exp, negative(c, square(c, c->in[0]))))); }
+
+/* angle of (x, y), given (y, x) */
+void grad_arctan2(grad_ctx *c) {
+  uint32_t y = c->in[0], x = c->in[1], r2 = make2(c, OP_add, square(c, x), square(c, y));
+  if (grad_wants(c, 0)) c->out[0] = make_smul(c, c->ct, make2(c, OP_div, x, r2));
+  if (grad_wants(c, 1)) c->out[1] = make_smul(c, c->ct, negative(c, make2(c, OP_div, y, r2)));
+}
+
+/* ---- selection and types ------------------------------------------------------------------------------------------------ */
+
+void grad_where(grad_ctx *c) {
+  uint32_t zero = make_number(c, 0);
+  if (grad_wants(c, 1)) c->out[1] = make3(c, OP_where, c->in[0], c->ct, zero);
+  if (grad_wants(c, 2)) c->out[2] = make3(c, OP_where, c->in[0], zero, c->ct);
+}
+
+/* Also of fit. Back to the operand's type; a weak operand takes a cast that gives a weak result (graph.h). */
+void grad_cast(grad_ctx *c) {
+  graph_type t = grad_type_of(c, c->in[0]);
+  if (t.weak == c->type.weak && t.dtype == c->type.dtype) {
+    c->out[0] = c->ct;
+    return;
+  }
+  op_attr attr = {.dtype = t.dtype, .flags = t.weak ? ATTR_WEAK : 0};
+  c->out[0] = make1_attr(c, OP_cast, c->ct, &attr);
+}
