@@ -153,6 +153,15 @@ typedef struct l_program {
 
 typedef union qk_scalar { int64_t i; double f; } qk_scalar;
 
+/* A TILE as compiled code calls it: x, y and out point to the first elements, strides in elements, `ld` is out's row stride;
+ * xd, yd, od are the qn_dtypes. */
+typedef struct qk_tile {
+  const void *x, *y;
+  void *out;
+  int64_t x_m, x_k, y_k, y_n, rows, cols, depth;
+  int32_t ld, xd, yd, od;
+} qk_tile;
+
 /* The error cell: atomic minimum of check number << 48 | element; ~0 means no failure. Masked, padded and inactive lanes never
  * fail. The same error for any number of threads. */
 typedef struct qk_args {
@@ -162,6 +171,7 @@ typedef struct qk_args {
   void *scratch;                /* of the calling thread: l_scratch_bytes, 64-byte aligned: locals and accumulators */
   _Atomic uint64_t *error;
   const atomic_int *interrupt;
+  void (*tile)(const qk_tile *t); /* of the running processor */
 } qk_args;
 typedef void (*qk_phase)(const qk_args *args, int64_t lo, int64_t hi);
 
