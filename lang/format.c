@@ -829,7 +829,7 @@ bool format_print(qn_vm *vm, qn_value v, const format_options *options, text_buf
               .limit = SIZE_MAX};
   if (options && options->width > 0) f.width = options->width;
   if (options && options->max_items > 0) f.max_items = options->max_items;
-  f.line = out->len;
+  for (f.line = out->len; f.line > 0 && out->text[f.line - 1] != '\n'; f.line--) {}
   if (value_is(v, TAG_STR)) {
     text_add(out, value_str(v)->text, value_str(v)->len);
     return true;

@@ -143,7 +143,7 @@ START_TEST(lists_and_records) {
   qn_value many[30];
   for (int i = 0; i < 30; i++) many[i] = value_int(i);
   IS(printed(vm, list_value(vm, 30, many), 40, 0), "(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,\n 12, 13, 14, 15, 16, 17, "
-                                                   "18, 19, 20,\n 21, 22, 23, 24, 25, 26, 27, 28, 29)");
+                                                   "18, 19, 20, 21,\n 22, 23, 24, 25, 26, 27, 28, 29)");
   IS(printed(vm, list_value(vm, 30, many), 40, 10), "(0, 1, 2, ‹24 more›, 27, 28, 29)");
   vm_close(vm);
 }
