@@ -60,8 +60,19 @@ static inline uint32_t make_number(grad_ctx *c, double x) {
   return graph_const_scalar(c->g, (qn_dtype)c->type.dtype, c->type.weak, x, (int64_t)x, c->site);
 }
 
+/* Is a node a constant scalar, finite and not 0? */
+static inline bool grad_finite_constant(const grad_ctx *c, uint32_t node, double *value) {
+  qn_value v;
+  if (!node || !graph_const_value(c->g, node, &v) || !value_is(v, TAG_FLOAT)) return false;
+  *value = v.u.f;
+  return v.u.f != 0 && v.u.f - v.u.f == 0;
+}
+
+/* Cotangent times derivative, with strong zeros: plain where one of them is a finite constant other than 0. */
 static inline uint32_t make_smul(grad_ctx *c, uint32_t ct, uint32_t derivative) {
-  return make2(c, OP_smul, ct, derivative);
+  double k;
+  bool plain = grad_finite_constant(c, ct, &k) || grad_finite_constant(c, derivative, &k);
+  return make2(c, plain ? OP_mul : OP_smul, ct, derivative);
 }
 
 uint32_t grad_reshape_to(grad_ctx *c, uint32_t node, const graph_type *like);
