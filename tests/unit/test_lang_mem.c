@@ -14,6 +14,12 @@
 #define DIRECT 0
 #endif
 
+static bool all_bytes(const void *p, size_t n, int value) {
+  for (size_t i = 0; i < n; i++)
+    if (((const unsigned char *)p)[i] != (value & 255)) return false;
+  return true;
+}
+
 START_TEST(sizes_come_back) {
   qn_vm *vm = vm_make();
   size_t start = live(vm);
@@ -26,8 +32,7 @@ START_TEST(sizes_come_back) {
     memset(p[i], (int)i, i);
   }
   ck_assert_uint_ge(live(vm), start + N * (N - 1) / 2);
-  for (size_t i = 0; i < N; i++)
-    for (size_t k = 0; k < i; k++) ck_assert_uint_eq(((unsigned char *)p[i])[k], i & 255);
+  for (size_t i = 0; i < N; i++) ck_assert(all_bytes(p[i], i, (int)i));
   for (size_t i = 0; i < N; i++) mem_free(vm, p[i], i);
   ck_assert_uint_eq(live(vm), start);
   mem_free(vm, NULL, 100);
@@ -43,7 +48,9 @@ START_TEST(realloc_keeps_contents) {
   for (size_t next = 2; next < 5000; next += 1 + next / 7) {
     p = mem_realloc(vm, p, size, next);
     ck_assert_ptr_nonnull(p);
-    for (size_t i = 0; i < size; i++) ck_assert_int_eq(p[i], (char)i);
+    bool same = true;
+    for (size_t i = 0; i < size; i++) same &= p[i] == (char)i;
+    ck_assert(same);
     for (size_t i = size; i < next; i++) p[i] = (char)i;
     size = next;
   }
@@ -52,7 +59,7 @@ START_TEST(realloc_keeps_contents) {
   mem_free(vm, p, 40);
   ck_assert_uint_eq(live(vm), start);
   char *z = mem_zalloc(vm, 700);
-  for (int i = 0; i < 700; i++) ck_assert_int_eq(z[i], 0);
+  ck_assert(all_bytes(z, 700, 0));
   mem_free(vm, z, 700);
   vm_close(vm);
 }
@@ -153,15 +160,19 @@ START_TEST(reclaiming_keeps_what_lives) {
   }
   value_release(vm, value_obj(TAG_LIST, l));
   mem_trim(vm);
-  for (int i = 0; i < N; i++) { /* whatever was given back may be taken again */
+  l = list_new(vm, N); /* whatever was given back may be taken again */
+  bool made = true;
+  for (int i = 0; i < N; i++) {
     qn_range *r = range_new(vm, -1, -1, 1);
-    ck_assert_ptr_nonnull(r);
-    if (i % 2) value_release(vm, value_obj(TAG_RANGE, r));
+    made &= r != NULL;
+    if (r) l->items[i] = value_obj(TAG_RANGE, r);
   }
+  ck_assert(made);
   for (int i = 0; i < N / 2; i += 100) {
     ck_assert_int_eq(value_range(kept[i / 100])->start, i);
     value_release(vm, kept[i / 100]);
   }
+  value_release(vm, value_obj(TAG_LIST, l));
   vm_close(vm);
 }
 END_TEST
@@ -191,11 +202,10 @@ static void fill_arena(arena *a) {
     p[i] = arena_alloc(a, i * 7);
     ck_assert_ptr_nonnull(p[i]);
     ck_assert_uint_eq((uintptr_t)p[i] % 16, 0);
-    for (size_t k = 0; k < i * 7; k++) ck_assert_uint_eq(p[i][k], 0);
+    ck_assert(all_bytes(p[i], i * 7, 0));
     memset(p[i], (int)i, i * 7);
   }
-  for (size_t i = 0; i < 400; i++)
-    for (size_t k = 0; k < i * 7; k++) ck_assert_uint_eq(p[i][k], i & 255);
+  for (size_t i = 0; i < 400; i++) ck_assert(all_bytes(p[i], i * 7, (int)i));
   ck_assert(!a->failed);
 }
 
