@@ -38,7 +38,7 @@ START_TEST(recursion_ends_before_the_stack_does) {
   qn_vm *vm = vm_make();
   int here = descend(vm, 0);
   ck_assert_int_eq(taken_error(vm), E_recursion);
-  ck_assert_int_gt(here, 1000);
+  ck_assert_int_gt(here, 4000);
   /* In a thread with a small stack the limit is that thread's. */
   pthread_attr_t attr;
   pthread_attr_init(&attr);
@@ -59,7 +59,7 @@ START_TEST(hosts_bound_recursion) {
   qn_vm *vm = open_with(little_stack);
   int deepest = descend(vm, 0);
   ck_assert_int_eq(taken_error(vm), E_recursion);
-  ck_assert_int_lt(deepest, 100);
+  ck_assert_int_lt(deepest, 2000);
   vm_close(vm);
 }
 END_TEST
