@@ -119,7 +119,7 @@ struct qn_str {
 };
 enum { STR_INTERNED = 1, STR_ASCII = 2 };
 
-/* NULL with E-OUT-OF-MEMORY raised. `text` must be valid UTF-8 (checked where text enters the VM: utf8_valid). */
+/* NULL with an error raised (E601, E605). `text` must be valid UTF-8 (checked where text enters the VM: utf8_valid). */
 QN_MUST_CHECK qn_str *str_new(qn_vm *vm, const char *text, size_t len);
 /* The VM's unique string of these bytes; owned result. */
 QN_MUST_CHECK qn_str *str_intern(qn_vm *vm, const char *text, size_t len);
@@ -257,7 +257,8 @@ struct qn_fn {
 /* Captures are nil, to be filled in by the caller. */
 QN_MUST_CHECK qn_fn *fn_new(qn_vm *vm, fn_kind kind, void *code, uint32_t ncaptures);
 
-/* A module: its top-level scope belongs to the interpreter; the VM owns modules, values only point to them. */
+/* A module: its top-level scope belongs to the interpreter; the VM owns modules, values only point to them. The object is
+ * made with mem_alloc(vm, sizeof(qn_module)); with its last reference the name goes, too, never the scope. */
 struct qn_module {
   obj_head head;
   qn_str *name;
