@@ -157,8 +157,7 @@ bool graph_const_value(const graph *g, uint32_t node, qn_value *value);
 
 /* Can this node fail on data (the `raises` column, given its types)? Such nodes stay even when nothing reads them. A `fit` of a
  * constant cannot: whoever makes the constant has checked it. */
-static inline bool graph_fallible(const graph *g, uint32_t node) {
-  const graph_node *n = &g->nodes[node];
+static inline bool graph_node_fallible(const graph *g, const graph_node *n) {
   if (n->kind != NODE_OP || n->nin == 0 || (n->attr && (n->attr->flags & ATTR_PROVEN))) return false;
   const graph_node *x = &g->nodes[n->in[0]];
   switch ((op_raises)op_rows[n->op].raises) {
@@ -173,6 +172,8 @@ static inline bool graph_fallible(const graph *g, uint32_t node) {
   }
   return false;
 }
+
+static inline bool graph_fallible(const graph *g, uint32_t node) { return graph_node_fallible(g, &g->nodes[node]); }
 
 /* ---- dtype and shape rules (shape.c): one implementation for eager dispatch, recorder and differentiation ---------------- */
 

@@ -1,0 +1,260 @@
+/* Simplification: a graph is built anew, node by node in order, each node going through rewrite().
+ *
+ *   1. explicit broadcasts of operands are dropped where the op broadcasts anyway; where that leaves a smaller result, the op is
+ *      done on the small operands and its result is broadcast
+ *   2. an op on constant scalars becomes a constant, where its bits are fixed (fold.c)
+ *   3. the rules of rules.def for its op, in their order
+ *   4. a node that the new graph has already takes its place (equal op, operands, attributes and type; operands of commutative
+ *      ops in any order)
+ *
+ * Rules build their results through the same door, so what they make is simplified too. In the end nodes that nothing needs are
+ * removed. Bits are kept, fallible nodes stay where they are in the order, unless a rule proves that they cannot fail.
+ * The rules do not look at users; a result is a fixed point for all but a few graphs, and simplifying again is cheap.
+ */
+#include <string.h>
+
+#include "jit/graph/rewrite.h"
+#include "lang/mem.h"
+
+/* ---- common subexpressions ------------------------------------------------------------------------------------------ */
+
+static uint64_t mix(uint64_t h, uint64_t x) {
+  h = (h ^ x) * 0xff51afd7ed558ccdu;
+  return h ^ h >> 32;
+}
+
+static bool commutative(const graph_node *n) {
+  switch ((op_id)n->op) {
+  case OP_add:
+  case OP_mul:
+  case OP_smul:
+  case OP_minimum:
+  case OP_maximum:
+  case OP_eq:
+  case OP_ne:
+  case OP_bitand:
+  case OP_bitor:
+  case OP_xor: return n->kind == NODE_OP;
+  default: return false;
+  }
+}
+
+enum { SHARED_CONST_BYTES = 64 };
+
+static size_t const_bytes(const graph_node *n) {
+  size_t bytes = dtype_size((qn_dtype)n->type.dtype);
+  for (int i = 0; i < n->type.rank; i++) bytes *= (size_t)n->type.shape[i];
+  return bytes;
+}
+
+static uint64_t node_hash(const rewriter *r, const graph_node *n) {
+  uint64_t h =
+      mix((uint64_t)n->kind << 8 | n->op, (uint64_t)n->type.dtype << 16 | (uint64_t)n->type.rank << 8 | n->type.weak);
+  for (int i = 0; i < n->type.rank; i++) h = mix(h, (uint64_t)n->type.shape[i]);
+  if (n->kind == NODE_CONST) {
+    const unsigned char *p = n->payload.data;
+    for (size_t i = 0; i < const_bytes(n); i++) h = mix(h, p[i]);
+    return h;
+  }
+  if (commutative(n))
+    h = mix(mix(h, n->in[0] ^ n->in[1]), n->in[0] + n->in[1]);
+  else
+    for (int i = 0; i < n->nin; i++) h = mix(h, n->in[i]);
+  return graph_attr_hash(r->g, (op_id)n->op, n->attr, h);
+}
+
+static bool same_node(const graph_node *a, const graph_node *b) {
+  if (a->kind != b->kind || a->op != b->op || a->nin != b->nin || !graph_type_same(&a->type, &b->type)) return false;
+  if (a->kind == NODE_CONST) return memcmp(a->payload.data, b->payload.data, const_bytes(a)) == 0;
+  bool swapped = commutative(a) && a->in[0] == b->in[1] && a->in[1] == b->in[0];
+  if (!swapped && memcmp(a->in, b->in, a->nin * sizeof *a->in) != 0) return false;
+  if (!a->attr || !b->attr) return a->attr == b->attr;
+  return memcmp(a->attr, b->attr, offsetof(op_attr, d)) == 0 &&
+         memcmp(a->attr->d, b->attr->d, a->attr->n * sizeof(qn_dim)) == 0;
+}
+
+static bool hash_room(rewriter *r) {
+  if (2 * (r->hashed + 1) <= r->hash_cap) return true;
+  uint32_t cap = r->hash_cap ? 2 * r->hash_cap : 64, *hash = arena_alloc(r->scratch, cap * sizeof *hash);
+  if (!hash) return false;
+  for (uint32_t i = 0; i < r->hash_cap; i++) {
+    if (!r->hash[i]) continue;
+    uint32_t at = (uint32_t)node_hash(r, &r->g->nodes[r->hash[i]]) & (cap - 1);
+    while (hash[at]) at = (at + 1) & (cap - 1);
+    hash[at] = r->hash[i];
+  }
+  r->hash = hash;
+  r->hash_cap = cap;
+  return true;
+}
+
+/* The node of the new graph with this content, appended if there is none. */
+static uint32_t share(rewriter *r, const graph_node *n) {
+  if (!hash_room(r)) {
+    r->g->failed = true;
+    return 0;
+  }
+  uint32_t at = (uint32_t)node_hash(r, n) & (r->hash_cap - 1);
+  for (; r->hash[at]; at = (at + 1) & (r->hash_cap - 1))
+    if (same_node(&r->g->nodes[r->hash[at]], n)) return r->hash[at];
+  uint32_t node = n->kind == NODE_CONST ? graph_const(r->g, n->type, n->payload.data, n->site)
+                                        : graph_node_raw(r->g, (op_id)n->op, n->in, n->nin, n->attr, n->type, n->site);
+  if (!node) return 0;
+  r->hash[at] = node;
+  r->hashed++;
+  return node;
+}
+
+/* ---- broadcasts ------------------------------------------------------------------------------------------------------- */
+
+/* Operands that broadcast without a node: all of POINTWISE ops, the value that is stored. First such operand; nin if none. */
+static int first_broadcasting(const graph_node *n) {
+  switch ((op_id)n->op) {
+  case OP_scatter:
+  case OP_gather_add:
+  case OP_slice_put: return n->nin - 1;
+  default: return op_rows[n->op].klass == CLASS_POINTWISE ? 0 : n->nin;
+  }
+}
+
+static uint32_t rewrite(rewriter *r, const graph_node *n);
+
+/* Step 1: 0 if nothing was dropped. */
+static uint32_t drop_broadcasts(rewriter *r, const graph_node *n) {
+  uint32_t in[4];
+  graph_type types[4];
+  int from = first_broadcasting(n);
+  bool any = false, stores = from > 0;
+  if (n->nin > 4 || from == n->nin) return 0;
+  for (int i = 0; i < n->nin; i++) {
+    const graph_node *x = &r->g->nodes[in[i] = n->in[i]];
+    if (i >= from && x->kind == NODE_OP && x->op == OP_broadcast) {
+      in[i] = x->in[0];
+      any = true;
+    }
+    types[i] = r->g->nodes[in[i]].type;
+  }
+  op_types o;
+  op_refusal why;
+  op_attr attr = graph_attr(n);
+  if (!any || !op_infer(&r->g->dims, (op_id)n->op, types, n->nin, &attr, &o, &why)) return 0;
+  graph_node small = *n;
+  small.in = in;
+  small.type = o.result;
+  if (graph_type_same(&o.result, &n->type)) return rewrite(r, &small);
+  if (stores || graph_node_fallible(r->g, n)) return 0;
+  uint32_t result = rewrite(r, &small);
+  if (!result) return 0;
+  op_attr to = {.n = n->type.rank};
+  memcpy(to.d, n->type.shape, n->type.rank * sizeof *to.d);
+  return rewrite_op(r, OP_broadcast, &result, 1, &to, n->site);
+}
+
+/* ---- one node -------------------------------------------------------------------------------------------------------------- */
+
+static uint32_t fold(rewriter *r, const graph_node *n) {
+  const void *data[3];
+  graph_type types[3];
+  char out[16] = {0};
+  if (op_rows[n->op].klass != CLASS_POINTWISE || n->type.rank || n->nin > 3) return 0;
+  for (int i = 0; i < n->nin; i++) {
+    const graph_node *x = &r->g->nodes[n->in[i]];
+    if (x->kind != NODE_CONST || x->type.rank) return 0;
+    types[i] = x->type;
+    data[i] = x->payload.data;
+  }
+  if (!fold_scalar((op_id)n->op, &n->type, types, data, n->nin, out)) return 0;
+  graph_node c = {.kind = NODE_CONST, .site = n->site, .type = n->type, .payload.data = out};
+  return share(r, &c);
+}
+
+static uint32_t apply_rules(rewriter *r, const graph_node *n) {
+  for (int i = 0; i < rule_count; i++) {
+    const rule_row *row = &rule_rows[i];
+    if (row->op != (op_id)n->op || (row->bits == FAST_MATH && !r->g->fast_math)) continue;
+    uint32_t other = row->apply(r, n);
+    if (other && graph_type_same(&r->g->nodes[other].type, &n->type)) return other;
+  }
+  return 0;
+}
+
+static uint32_t rewrite(rewriter *r, const graph_node *n) {
+  if (r->depth >= REWRITE_DEPTH || r->g->failed) return share(r, n);
+  r->depth++;
+  uint32_t other = drop_broadcasts(r, n);
+  if (!other || !graph_type_same(&r->g->nodes[other].type, &n->type)) other = fold(r, n);
+  if (!other) other = apply_rules(r, n);
+  r->depth--;
+  return other ? other : share(r, n);
+}
+
+uint32_t rewrite_op(rewriter *r, op_id op, const uint32_t *in, int nin, const op_attr *attr, uint32_t site) {
+  graph_type types[4];
+  op_types o;
+  op_refusal why;
+  if (nin > 4) return 0;
+  for (int i = 0; i < nin; i++) {
+    if (!in[i]) return 0;
+    types[i] = r->g->nodes[in[i]].type;
+  }
+  if (!op_infer(&r->g->dims, op, types, nin, attr, &o, &why)) return 0;
+  graph_node n = {.kind = NODE_OP, .op = (uint8_t)op, .nin = (uint16_t)nin, .site = site, .in = in, .type = o.result};
+  op_attr copy;
+  if (attr) { /* the operand may lie in an attribute of a node */
+    memcpy(&copy, attr, offsetof(op_attr, d));
+    memcpy(copy.d, attr->d, attr->n * sizeof *attr->d);
+    n.attr = &copy;
+  }
+  return rewrite(r, &n);
+}
+
+uint32_t rewrite_number(rewriter *r, const graph_type *like, double f, int64_t i, uint32_t site) {
+  char data[16] = {0};
+  qn_dtype d = (qn_dtype)like->dtype;
+  dtype_store(d, data, dtype_is_float(d) ? value_float(f) : d == QN_bool ? value_bool(i != 0) : value_int(i));
+  graph_node c = {
+      .kind = NODE_CONST, .site = site, .type = {.dtype = like->dtype, .weak = like->weak}, .payload.data = data};
+  return share(r, &c);
+}
+
+/* ---- all nodes ---------------------------------------------------------------------------------------------------------------- */
+
+/* Node i of the old graph in the new one. */
+static uint32_t renew(rewriter *r, const graph *from, uint32_t i, const uint32_t *map) {
+  graph_node n = from->nodes[i];
+  bool large = n.kind == NODE_CONST && const_bytes(&n) > SHARED_CONST_BYTES;
+  bool data_shaped = n.kind == NODE_OP && op_rows[n.op].shape_rule == SH_data; /* its symbol names this very node */
+  if ((n.kind != NODE_OP && n.kind != NODE_CONST) || large || data_shaped) return graph_node_copy(r->g, from, i, map);
+  uint32_t few[8], *in = n.nin <= 8 ? few : arena_alloc(r->scratch, n.nin * sizeof *in);
+  if (!in) {
+    r->g->failed = true;
+    return 0;
+  }
+  for (int k = 0; k < n.nin; k++) in[k] = map[n.in[k]];
+  n.in = in;
+  return n.kind == NODE_CONST ? share(r, &n) : rewrite(r, &n);
+}
+
+graph *graph_simplify(const graph *from) {
+  graph *g = graph_new(from->arena.vm);
+  if (!g) return NULL;
+  arena scratch;
+  arena_init(&scratch, from->arena.vm);
+  rewriter r = {.g = g, .scratch = &scratch};
+  uint32_t *map = arena_alloc(&scratch, from->n * sizeof *map);
+  bool ok = map && graph_copy_frame(g, from);
+  for (uint32_t i = 1; ok && i < from->n; i++) ok = (map[i] = renew(&r, from, i, map)) != 0 && !g->failed;
+  for (uint32_t i = 0; ok && i < from->ninputs; i++) {
+    g->inputs[i] = map[from->inputs[i]];
+    g->nodes[g->inputs[i]].payload.input = i;
+  }
+  for (uint32_t i = 0; ok && i < from->noutputs; i++) ok = graph_output(g, map[from->outputs[i]]);
+  if (ok) {
+    dim_rename_nodes(&g->dims, map);
+    graph_dce(g);
+  }
+  arena_free(&scratch);
+  if (ok && !g->failed && !g->arena.failed) return g;
+  graph_free(g);
+  return NULL;
+}
