@@ -257,7 +257,11 @@ bool record_set(qn_vm *vm, qn_record *r, qn_str *name, qn_value item) {
     value_release(vm, old);
     return true;
   }
-  qn_str *interned = str_intern(vm, name->text, name->len);
+  qn_str *interned = name;
+  if (name->head.flags & STR_INTERNED)
+    name->head.refs++;
+  else
+    interned = str_intern(vm, name->text, name->len);
   record_layout *l = NULL;
   if (interned && r->len < INT32_MAX && mem_grow(vm, (void **)&r->items, &r->cap, (size_t)r->len + 1, sizeof(qn_value)))
     l = layout_with(vm, r->layout, interned);
