@@ -100,6 +100,7 @@ struct qn_vm {
   /* Randomness: the seed and the next draw number. */
   uint64_t seed, draw;
   void *cpu;              /* jit/cpu's state of this VM (cpu_open) */
+  void *eager;            /* jit/cpu/eager.c's one-op kernels (eager_close) */
   void *jit;              /* jit/trace's state of this VM (jit_open) */
   void *interp;           /* interp's state of this VM */
   /* The thread and limits of the running evaluation (vm_run_begin). */

@@ -21,4 +21,7 @@ qn_value op_refuse(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_re
 /* graph_type of a value: concrete sizes. False if it is neither array nor host scalar. */
 bool value_graph_type(qn_value v, graph_type *out);
 
+/* Frees the VM's one-op kernels. */
+void eager_close(qn_vm *vm);
+
 #endif

@@ -1,0 +1,564 @@
+/* Eager dispatch: one op, now (eager.h).
+ *
+ *   fast path   a POINTWISE op on small contiguous arrays of one dtype and shape, or one array and a host number: the loop of the
+ *               block VM is called directly; no rules are asked
+ *   views       slices, transposes, broadcasts and most reshapes are new headers on the same storage
+ *   library     sort, argsort, compress, nonzero (library.c)
+ *   the rest    the rules give types and shape, operands are made strict (cast, fitted), and the one-op kernel of that structure
+ *               runs: made once by the same lowering and scheduling as fused kernels (kernel_for_op), kept in a table by key
+ *
+ * A failed check of a kernel names an element; the message is composed here from the operands at that element.
+ */
+#include "jit/cpu/eager.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "jit/cpu/library.h"
+#include "jit/cpu/opbody.h"
+#include "jit/cpu/run.h"
+#include "jit/cpu/vmloops.h"
+
+#define GRAD(fn) 0
+#define NO_GRAD(why) 0
+#define K(op) {BODY_KOP, KOP_##op}
+#define M(fn) {BODY_MATH, MATH_##fn}
+const op_body op_bodies[OP_COUNT] = {
+#define OP_POINTWISE(name, arity, dtype, grad, raises, body, doc) [OP_##name] = body,
+#define OP_REDUCE(name, dtype, grad, raises, body, doc) [OP_##name] = body,
+#define OP_SCAN(name, dtype, grad, body, doc) [OP_##name] = body,
+#include "lang/ops.def"
+};
+#undef K
+#undef M
+#undef GRAD
+#undef NO_GRAD
+
+/* ---- the table of one-op kernels ------------------------------------------------------------------------------------------- */
+
+typedef struct op_kernel {
+  uint64_t hash; /* 0: free */
+  op_key key;
+  l_program *program;
+  void *vm_code;
+} op_kernel;
+
+typedef struct eager_state {
+  const vm_loops *loops;
+  op_kernel **table; /* open addressing; cap is a power of two */
+  uint32_t n, cap;
+} eager_state;
+
+static eager_state *state_of(qn_vm *vm) {
+  if (vm->eager) return vm->eager;
+  eager_state *s = mem_zalloc(vm, sizeof *s);
+  if (!s) return NULL;
+  s->loops = vm_loops_pick();
+  vm->eager = s;
+  return s;
+}
+
+void eager_close(qn_vm *vm) {
+  eager_state *s = vm->eager;
+  if (!s) return;
+  for (uint32_t i = 0; i < s->cap; i++)
+    if (s->table[i]) {
+      if (s->table[i]->vm_code) vmcode_free(s->table[i]->vm_code);
+      l_free(s->table[i]->program);
+      mem_free(vm, s->table[i], sizeof *s->table[i]);
+    }
+  mem_free(vm, s->table, s->cap * sizeof *s->table);
+  mem_free(vm, s, sizeof *s);
+  vm->eager = NULL;
+}
+
+static uint64_t hash_key(const op_key *k) {
+  uint64_t h = k->n;
+  uint16_t i = 0;
+  for (; i + 8 <= k->n; i += 8) {
+    uint64_t x;
+    memcpy(&x, k->bytes + i, 8);
+    h = (h ^ x) * 0x9e3779b97f4a7c15u;
+    h ^= h >> 29;
+  }
+  for (; i < k->n; i++) h = (h ^ k->bytes[i]) * 0x100000001b3u;
+  return (h ^ h >> 31) | 1;
+}
+
+static op_kernel *find_kernel(qn_vm *vm, eager_state *s, const op_key *key) {
+  uint64_t hash = hash_key(key);
+  if (s->n * 2 >= s->cap) {
+    uint32_t cap = s->cap ? s->cap * 2 : 64;
+    op_kernel **table = mem_zalloc(vm, cap * sizeof *table);
+    if (!table) return NULL;
+    for (uint32_t i = 0; i < s->cap; i++) {
+      if (!s->table[i]) continue;
+      uint32_t at = (uint32_t)s->table[i]->hash & (cap - 1);
+      while (table[at]) at = (at + 1) & (cap - 1);
+      table[at] = s->table[i];
+    }
+    mem_free(vm, s->table, s->cap * sizeof *table);
+    s->table = table;
+    s->cap = cap;
+  }
+  uint32_t at = (uint32_t)hash & (s->cap - 1);
+  for (; s->table[at]; at = (at + 1) & (s->cap - 1)) {
+    op_kernel *k = s->table[at];
+    if (k->hash == hash && k->key.n == key->n && memcmp(k->key.bytes, key->bytes, key->n) == 0) return k;
+  }
+  op_kernel *k = mem_zalloc(vm, sizeof *k);
+  if (!k) return NULL;
+  k->hash = hash;
+  k->key = *key;
+  k->program = kernel_for_op(key);
+  if (!k->program) {
+    mem_free(vm, k, sizeof *k);
+    raise_memory(vm);
+    return NULL;
+  }
+  s->table[at] = k;
+  s->n++;
+  return k;
+}
+
+/* ---- types and errors -------------------------------------------------------------------------------------------------------- */
+
+bool value_graph_type(qn_value v, graph_type *out) {
+  switch (value_tag_of(v)) {
+  case TAG_BOOL:
+  case TAG_INT:
+  case TAG_FLOAT:
+    out->dtype = value_is(v, TAG_BOOL) ? QN_bool : value_is(v, TAG_INT) ? QN_i64 : QN_f64;
+    out->rank = 0;
+    out->weak = true;
+    return true;
+  case TAG_ARRAY: {
+    const qn_array *a = value_array(v);
+    out->dtype = a->dtype;
+    out->rank = a->rank;
+    out->weak = false;
+    memcpy(out->shape, a->shape, a->rank * sizeof *a->shape);
+    return true;
+  }
+  default: return false;
+  }
+}
+
+qn_value op_refuse(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_refusal *why) {
+  if (why) raise(vm, (error_id)why->id, SPAN_NONE, "%s", why->text);
+  else {
+    const char *kind = "that";
+    for (int i = nin; i-- > 0;)
+      if (!value_is(in[i], TAG_ARRAY) && !value_is_scalar(in[i])) kind = value_kind_name(in[i]);
+    raise(vm, E_type, SPAN_NONE, "%s takes arrays and numbers, not %s", op_rows[op].name, kind);
+  }
+  return value_error();
+}
+
+/* The element of an operand that meets flat element `flat` of a result of this shape, as a host scalar. */
+static qn_value element_of(const qn_array *a, int rank, const int64_t *shape, int64_t flat) {
+  int64_t offset = 0;
+  for (int k = rank - 1; k >= 0; k--) {
+    int64_t i = shape[k] ? flat % shape[k] : 0;
+    flat = shape[k] ? flat / shape[k] : 0;
+    int own = k - (rank - a->rank);
+    if (own >= 0 && a->shape[own] != 1) offset += i * a->strides[own];
+  }
+  return dtype_load((qn_dtype)a->dtype, array_data(a) + offset * (int64_t)dtype_size((qn_dtype)a->dtype));
+}
+
+static void number_text(qn_value v, char out[40]) {
+  text_buf t;
+  text_init(&t, NULL);
+  if (value_is(v, TAG_FLOAT)) text_float(&t, v.u.f, false);
+  else text_addf(&t, "%lld", (long long)v.u.i);
+  text_add(&t, "", 1);
+  snprintf(out, 40, "%s", t.failed ? "?" : t.text);
+  text_free(&t);
+}
+
+/* Raises what a failed check of a one-op kernel means. `in` are the strict operands. */
+static qn_value check_failed(qn_vm *vm, op_id op, qn_array *const *in, int nin, const op_attr *attr, const qn_array *out, int64_t element) {
+  char number[40];
+  switch ((op_raises)op_rows[op].raises) {
+  case RAISES_int_div: return raise(vm, E_div_zero, SPAN_NONE, "element %lld: integer %s by 0", (long long)element, op == OP_mod ? "remainder" : "division");
+  case RAISES_int_pow:
+    number_text(element_of(in[1], out->rank, out->shape, element), number);
+    return raise(vm, E_neg_exponent, SPAN_NONE, "element %lld: an integer to the power %s", (long long)element, number);
+  case RAISES_shift:
+    number_text(element_of(in[1], out->rank, out->shape, element), number);
+    return raise(vm, E_shift, SPAN_NONE, "element %lld: a shift by %s; %s shifts by 0 to %d", (long long)element, number, dtype_rows[in[0]->dtype].name,
+                 (int)dtype_size((qn_dtype)in[0]->dtype) * 8 - 1);
+  case RAISES_to_int:
+    number_text(element_of(in[0], out->rank, out->shape, element), number);
+    return raise(vm, E_to_int, SPAN_NONE, "%s is not representable as %s (element %lld)", number, dtype_rows[out->dtype].name, (long long)element);
+  case RAISES_bounds: {
+    bool along = op == OP_gather || op == OP_gather_add;
+    int k = along ? 1 : op == OP_scatter ? nin - 2 : nin - 1, rank = 0;
+    int64_t shape[ARRAY_MAX_RANK];
+    for (int i = 1; i <= k; i++) /* the shape that the index operands broadcast to */
+      for (int d = 0; d < in[i]->rank; d++) {
+        int at = d + (rank > in[i]->rank ? rank - in[i]->rank : 0);
+        if (in[i]->rank > rank) {
+          memmove(shape + (in[i]->rank - rank), shape, (size_t)rank * sizeof *shape);
+          for (int e = 0; e < in[i]->rank - rank; e++) shape[e] = 1;
+          rank = in[i]->rank;
+          at = d;
+        }
+        if (in[i]->shape[d] != 1) shape[at] = in[i]->shape[d];
+        else if (at >= rank) shape[at] = 1;
+      }
+    for (int i = 1; i <= k; i++) {
+      int axis = along ? __builtin_ctz(attr->axes) : i - 1;
+      int64_t index = element_of(in[i], rank, shape, element).u.i, size = in[0]->shape[axis];
+      if (index < -size || index >= size)
+        return raise(vm, E_index, SPAN_NONE, "index %lld is out of bounds for axis %d with size %lld", (long long)index, axis, (long long)size);
+    }
+    return raise(vm, E_index, SPAN_NONE, "an index is out of bounds");
+  }
+  default: return raise(vm, E_internal, SPAN_NONE, "%s failed at element %lld", op_rows[op].name, (long long)element);
+  }
+}
+
+/* ---- views ------------------------------------------------------------------------------------------------------------------------ */
+
+static qn_value as_value(qn_array *a) { return a ? value_obj(TAG_ARRAY, a) : value_error(); }
+
+static qn_array *view_slice(qn_vm *vm, const qn_array *a, const op_attr *attr) {
+  int64_t shape[ARRAY_MAX_RANK], strides[ARRAY_MAX_RANK], offset = a->offset;
+  for (int i = 0; i < a->rank; i++) {
+    offset += attr->d[3 * i] * a->strides[i];
+    shape[i] = attr->d[3 * i + 1];
+    strides[i] = a->strides[i] * attr->d[3 * i + 2];
+  }
+  return array_view(vm, a, (qn_dtype)a->dtype, a->rank, shape, strides, offset);
+}
+
+static qn_array *view_broadcast(qn_vm *vm, const qn_array *a, int rank, const int64_t *shape) {
+  int64_t strides[ARRAY_MAX_RANK];
+  for (int k = 0; k < rank; k++) {
+    int own = k - (rank - a->rank);
+    strides[k] = own >= 0 && a->shape[own] != 1 ? a->strides[own] : 0;
+  }
+  return array_view(vm, a, (qn_dtype)a->dtype, rank, shape, strides, a->offset);
+}
+
+static qn_array *view_permute(qn_vm *vm, const qn_array *a, const op_attr *attr) {
+  int64_t shape[ARRAY_MAX_RANK], strides[ARRAY_MAX_RANK];
+  for (int i = 0; i < a->rank; i++) {
+    shape[i] = a->shape[attr->d[i]];
+    strides[i] = a->strides[attr->d[i]];
+  }
+  return array_view(vm, a, (qn_dtype)a->dtype, a->rank, shape, strides, a->offset);
+}
+
+static qn_array *view_reshape(qn_vm *vm, qn_array *a, int rank, const int64_t *shape) {
+  int64_t strides[ARRAY_MAX_RANK];
+  if (shape_reshape_strides(a, rank, shape, strides)) return array_view(vm, a, (qn_dtype)a->dtype, rank, shape, strides, a->offset);
+  qn_array *flat = array_contiguous(vm, a);
+  if (!flat) return NULL;
+  shape_strides(rank, shape, strides);
+  qn_array *out = array_view(vm, flat, (qn_dtype)a->dtype, rank, shape, strides, flat->offset);
+  value_release(vm, value_obj(TAG_ARRAY, flat));
+  return out;
+}
+
+/* Copies `from`, broadcast, into the part of `to` that a slice names. */
+static bool store_slice(qn_vm *vm, qn_array *to, const op_attr *attr, const qn_array *from) {
+  qn_array *part = view_slice(vm, to, attr);
+  qn_array *wide = part ? view_broadcast(vm, from, part->rank, part->shape) : NULL;
+  if (wide) array_copy_elements(part, wide);
+  if (part) value_release(vm, value_obj(TAG_ARRAY, part));
+  if (wide) value_release(vm, value_obj(TAG_ARRAY, wide));
+  return wide != NULL;
+}
+
+static qn_array *run_concat(qn_vm *vm, qn_array *const *in, int nin, const op_attr *attr, const graph_type *t) {
+  qn_array *out = array_new(vm, (qn_dtype)t->dtype, t->rank, t->shape);
+  int axis = __builtin_ctz(attr->axes);
+  op_attr slice = {.n = (uint8_t)(3 * t->rank)};
+  for (int k = 0; k < t->rank; k++) {
+    slice.d[3 * k + 1] = t->shape[k];
+    slice.d[3 * k + 2] = 1;
+  }
+  for (int i = 0; i < nin && out; i++) {
+    slice.d[3 * axis + 1] = in[i]->shape[axis];
+    if (!store_slice(vm, out, &slice, in[i])) {
+      value_release(vm, value_obj(TAG_ARRAY, out));
+      return NULL;
+    }
+    slice.d[3 * axis] += in[i]->shape[axis];
+  }
+  return out;
+}
+
+static qn_array *run_pad(qn_vm *vm, qn_array *const *in, const op_attr *attr, const graph_type *t) {
+  qn_array *fill = view_broadcast(vm, in[1], t->rank, t->shape);
+  qn_array *out = fill ? array_new(vm, (qn_dtype)t->dtype, t->rank, t->shape) : NULL;
+  if (out) {
+    array_copy_elements(out, fill);
+    op_attr slice = {.n = (uint8_t)(3 * t->rank)};
+    for (int k = 0; k < t->rank; k++) {
+      slice.d[3 * k] = attr->d[3 * k];
+      slice.d[3 * k + 1] = in[0]->shape[k];
+      slice.d[3 * k + 2] = attr->d[3 * k + 2] + 1;
+    }
+    if (!store_slice(vm, out, &slice, in[0])) {
+      value_release(vm, value_obj(TAG_ARRAY, out));
+      out = NULL;
+    }
+  }
+  if (fill) value_release(vm, value_obj(TAG_ARRAY, fill));
+  return out;
+}
+
+static qn_array *run_slice_put(qn_vm *vm, qn_array *const *in, const op_attr *attr) {
+  qn_array *out = array_new(vm, (qn_dtype)in[0]->dtype, in[0]->rank, in[0]->shape);
+  if (!out) return NULL;
+  array_copy_elements(out, in[0]);
+  if (store_slice(vm, out, attr, in[1])) return out;
+  value_release(vm, value_obj(TAG_ARRAY, out));
+  return NULL;
+}
+
+/* VIEW ops and slice_put. */
+static qn_array *run_view(qn_vm *vm, op_id op, qn_array *const *in, int nin, const op_attr *attr, const graph_type *t) {
+  switch (op) {
+  case OP_reshape: return view_reshape(vm, in[0], t->rank, t->shape);
+  case OP_broadcast: return view_broadcast(vm, in[0], t->rank, t->shape);
+  case OP_permute: return view_permute(vm, in[0], attr);
+  case OP_slice: return view_slice(vm, in[0], attr);
+  case OP_pad: return run_pad(vm, in, attr, t);
+  case OP_slice_put: return run_slice_put(vm, in, attr);
+  default: return run_concat(vm, in, nin, attr, t);
+  }
+}
+
+/* ---- kernels ------------------------------------------------------------------------------------------------------------------------ */
+
+static void operand_of(const qn_array *a, op_operand *o) {
+  o->dtype = a->dtype;
+  o->rank = a->rank;
+  memcpy(o->shape, a->shape, a->rank * sizeof *a->shape);
+  memcpy(o->strides, a->strides, a->rank * sizeof *a->strides);
+}
+
+static qn_array *run_kernel(qn_vm *vm, op_id op, qn_array *const *in, int nin, const op_attr *attr, const graph_type *t, const qk_scalar *keys) {
+  eager_state *s = state_of(vm);
+  qn_array *out = s ? array_new(vm, (qn_dtype)t->dtype, t->rank, t->shape) : NULL;
+  if (!out) return NULL;
+  op_operand operands[OP_CALL_OPERANDS];
+  op_call call = {.op = op, .nin = keys ? 0 : nin, .attr = attr, .in = operands};
+  if (nin > OP_CALL_OPERANDS) {
+    raise(vm, E_too_large, SPAN_NONE, "%s of %d operands", op_rows[op].name, nin);
+    goto fail;
+  }
+  if (keys) call.nin = nin;
+  for (int i = 0; i < nin && !keys; i++) operand_of(in[i], &operands[i]);
+  for (int i = 0; i < nin && keys; i++) operands[i] = (op_operand){.dtype = QN_i64};
+  operand_of(out, &call.out);
+  op_key key;
+  int64_t ints[OP_CALL_INTS];
+  if (!op_call_key(&call, &key, ints)) {
+    raise(vm, E_rank, SPAN_NONE, "%s: too many axes at once", op_rows[op].name);
+    goto fail;
+  }
+  op_kernel *k = find_kernel(vm, s, &key);
+  if (!k) goto fail;
+  void *buffers[OP_CALL_OPERANDS + 1];
+  int n = 0;
+  for (int i = 0; i < nin && !keys; i++) buffers[n++] = array_data(in[i]);
+  buffers[n] = array_data(out);
+  uint64_t error = ~(uint64_t)0;
+  if (kernel_run(vm, k->program, &k->vm_code, NULL, buffers, ints, keys, &error)) return out;
+  if (error != ~(uint64_t)0) check_failed(vm, op, in, nin, attr, out, (int64_t)(error & 0xffffffffffffu));
+fail:
+  value_release(vm, value_obj(TAG_ARRAY, out));
+  return NULL;
+}
+
+/* ---- strict operands -------------------------------------------------------------------------------------------------------------------- */
+
+static qn_value cast_array(qn_vm *vm, qn_array *a, qn_dtype to, op_id op) {
+  if (a->dtype == to) return value_retain(value_obj(TAG_ARRAY, a));
+  graph_type t = {.dtype = (uint8_t)to, .rank = a->rank};
+  memcpy(t.shape, a->shape, a->rank * sizeof *a->shape);
+  op_attr attr = {.dtype = (uint8_t)to};
+  return as_value(run_kernel(vm, op, &a, 1, &attr, &t, NULL));
+}
+
+static qn_value fit_scalar(qn_vm *vm, qn_value v, qn_dtype to) {
+  if (!dtype_holds(to, v)) {
+    char number[40];
+    number_text(v, number);
+    return raise(vm, E_weak_range, SPAN_NONE, "%s does not fit %s, the dtype of the array beside it", number, dtype_rows[to].name);
+  }
+  return as_value(array_from_scalar(vm, to, v));
+}
+
+/* An operand as a strict array; owned. */
+static qn_array *strict(qn_vm *vm, qn_value v, op_role role, qn_dtype compute) {
+  qn_dtype to = role == ROLE_CONDITION ? QN_bool : role == ROLE_INDEX ? QN_i64 : compute;
+  qn_value s;
+  if (!value_is(v, TAG_ARRAY)) s = fit_scalar(vm, v, to);
+  else if (!array_force(vm, value_array(v))) return NULL;
+  else if (role == ROLE_INDEX || role == ROLE_AS_IS) s = value_retain(v);
+  else s = cast_array(vm, value_array(v), to, OP_cast);
+  return value_is_error(s) ? NULL : value_array(s);
+}
+
+/* ---- cast and fit ------------------------------------------------------------------------------------------------------------------------- */
+
+/* A number as a weak scalar of a type. */
+static qn_value weak_cast(qn_vm *vm, qn_value v, qn_dtype to) {
+  switch (to) {
+  case QN_bool: return value_bool(value_is(v, TAG_FLOAT) ? v.u.f != 0 : v.u.i != 0);
+  case QN_f64: return value_float(value_is(v, TAG_FLOAT) ? v.u.f : (double)v.u.i);
+  default:
+    if (!value_is(v, TAG_FLOAT)) return value_int(v.u.i);
+    if (v.u.f > -0x1.0000000000001p63 && v.u.f < 0x1p63) return value_int((int64_t)v.u.f);
+    char number[40];
+    number_text(v, number);
+    return raise(vm, E_to_int, SPAN_NONE, "%s is not representable as int", number);
+  }
+}
+
+static qn_value apply_cast(qn_vm *vm, op_id op, qn_value v, const op_attr *attr) {
+  qn_dtype to = (qn_dtype)attr->dtype;
+  if (attr->flags & ATTR_WEAK) {
+    if (value_is(v, TAG_ARRAY)) {
+      if (!array_force(vm, value_array(v))) return value_error();
+      v = array_get_flat(value_array(v), 0);
+    }
+    return weak_cast(vm, v, to);
+  }
+  if (value_is(v, TAG_ARRAY)) {
+    if (!array_force(vm, value_array(v))) return value_error();
+    return cast_array(vm, value_array(v), to, OP_cast);
+  }
+  if (op == OP_fit) return fit_scalar(vm, v, to);
+  /* an explicit conversion of a number: through an array of its own type, with the checks of cast */
+  qn_dtype own = value_is(v, TAG_BOOL) ? QN_bool : value_is(v, TAG_INT) ? QN_i64 : QN_f64;
+  qn_array *a = array_from_scalar(vm, own, v);
+  if (!a) return value_error();
+  qn_value out = cast_array(vm, a, to, OP_cast);
+  value_release(vm, value_obj(TAG_ARRAY, a));
+  return out;
+}
+
+/* ---- the fast path ------------------------------------------------------------------------------------------------------------------------- */
+
+/* Does a host number take dtype d without a question? */
+static bool scalar_fits(qn_value v, qn_dtype d) {
+  if (d == QN_f64) return true;
+  if (d == QN_f32) return value_is(v, TAG_FLOAT) ? !(v.u.f > 0x1.fffffep127 || v.u.f < -0x1.fffffep127) : true;
+  return (d == QN_i64 || d == QN_i32) && !value_is(v, TAG_FLOAT) && !value_is(v, TAG_BOOL) && dtype_holds(d, v);
+}
+
+/* A POINTWISE op with one or two operands whose rule keeps the dtype: the result, or unset when the slow way must be gone. */
+static qn_value fast(qn_vm *vm, op_id op, const qn_value *in, int nin) {
+  const qn_array *x = value_is(in[0], TAG_ARRAY) ? value_array(in[0]) : nin == 2 && value_is(in[1], TAG_ARRAY) ? value_array(in[1]) : NULL;
+  if (!x || !x->contiguous || !x->storage || x->device || x->size > vm->tune[TUNE_par_grain]) return value_unset();
+  qn_dtype d = (qn_dtype)x->dtype, result = d;
+  bool real = d == QN_f32 || d == QN_f64;
+  switch ((op_dtype_rule)op_rows[op].dtype_rule) {
+  case DT_arith:
+  case DT_arith_keep:
+    if (!real && d != QN_i64 && d != QN_i32) return value_unset();
+    break;
+  case DT_num: /* // % ** of integers can fail */
+    if (!real && op_rows[op].raises != RAISES_never) return value_unset();
+    if (!real && d != QN_i64 && d != QN_i32) return value_unset();
+    break;
+  case DT_div:
+  case DT_float:
+  case DT_round:
+    if (!real) return value_unset();
+    break;
+  case DT_compare:
+    if (!real && d != QN_i64 && d != QN_i32) return value_unset();
+    result = QN_bool;
+    break;
+  default: return value_unset();
+  }
+  op_body body = op_bodies[op];
+  if (body.kind == BODY_NONE) return value_unset();
+  eager_state *s = state_of(vm);
+  if (!s) return value_error();
+  vm_fn fn = body.kind == BODY_KOP ? s->loops->kop[body.which][d] : s->loops->math[body.which][d];
+  if (!fn) return value_unset();
+  char cell[8];
+  const void *operand[2] = {NULL, NULL};
+  int mode = 0;
+  for (int i = 0; i < nin; i++) {
+    if (value_is(in[i], TAG_ARRAY)) {
+      const qn_array *a = value_array(in[i]);
+      if (a != x && (a->dtype != d || !a->contiguous || !a->storage || a->device || !shape_equal(a, x))) return value_unset();
+      operand[i] = array_data(a);
+      mode |= i ? VM_B : VM_A;
+    } else if (value_is_scalar(in[i]) && scalar_fits(in[i], d)) {
+      dtype_store(d, cell, in[i]);
+      operand[i] = cell;
+    } else {
+      return value_unset();
+    }
+  }
+  qn_array *out = array_new(vm, result, x->rank, x->shape);
+  if (!out) return value_error();
+  if (x->size) fn(array_data(out), operand[0], operand[1], NULL, mode, x->size);
+  return value_obj(TAG_ARRAY, out);
+}
+
+/* ---- the whole way ---------------------------------------------------------------------------------------------------------------------------- */
+
+static qn_value apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr, graph_type *types, qn_array **operands) {
+  for (int i = 0; i < nin; i++)
+    if (!value_graph_type(in[i], &types[i])) return op_refuse(vm, op, in, nin, NULL);
+  op_types t;
+  op_refusal why;
+  if (!op_infer(NULL, op, types, nin, attr, &t, &why)) return op_refuse(vm, op, in, nin, &why);
+  if (op == OP_cast || op == OP_fit) return apply_cast(vm, op, in[0], attr);
+  if (t.weak) return scalar_apply(vm, op, in, nin);
+  if (op_rows[op].klass == CLASS_RANDOM) {
+    qk_scalar keys[3];
+    for (int i = 0; i < 3; i++) {
+      qn_value v = in[i];
+      if (value_is(v, TAG_ARRAY)) {
+        if (!array_force(vm, value_array(v))) return value_error();
+        v = array_get_flat(value_array(v), 0);
+      }
+      keys[i].i = v.u.i;
+    }
+    return as_value(run_kernel(vm, op, operands, 3, attr, &t.result, keys));
+  }
+  int made = 0;
+  for (; made < nin; made++)
+    if (!(operands[made] = strict(vm, in[made], op_operand_role(op, made, nin), t.compute))) break;
+  qn_value out = value_error();
+  if (made == nin) {
+    if (op_rows[op].klass == CLASS_VIEW || op == OP_slice_put) out = as_value(run_view(vm, op, operands, nin, attr, &t.result));
+    else if (library_has(op)) out = as_value(library_apply(vm, op, operands, attr));
+    else if (op == OP_stop_gradient) out = value_retain(value_obj(TAG_ARRAY, operands[0]));
+    else out = as_value(run_kernel(vm, op, operands, nin, attr, &t.result, NULL));
+  }
+  while (made-- > 0) value_release(vm, value_obj(TAG_ARRAY, operands[made]));
+  return out;
+}
+
+qn_value eager_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr) {
+  static const op_attr none;
+  if (!attr) attr = &none;
+  if (nin <= 2 && nin > 0 && op_rows[op].klass == CLASS_POINTWISE) {
+    qn_value out = fast(vm, op, in, nin);
+    if (!value_is(out, TAG_UNSET)) return out;
+  }
+  graph_type few_types[8];
+  qn_array *few[8];
+  if (nin <= 8) return apply(vm, op, in, nin, attr, few_types, few);
+  size_t bytes = (size_t)nin * (sizeof *few_types + sizeof *few);
+  graph_type *types = mem_alloc(vm, bytes);
+  if (!types) return value_error();
+  qn_value out = apply(vm, op, in, nin, attr, types, (qn_array **)(void *)(types + nin));
+  mem_free(vm, types, bytes);
+  return out;
+}

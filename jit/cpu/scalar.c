@@ -1,0 +1,134 @@
+/* Host scalars: the weak arithmetic of the language, by the same primitives and functions as kernels (never libm).
+ *
+ * Operands are converted to the compute type that the op's dtype rule gives (bool, i64 or f64). Floats and bools then go
+ * through the loops of the block VM with one element. Integers are computed here, because host integers are checked: overflow,
+ * division by zero, negative exponents and shift counts are errors (E305 to E308), where integer arrays wrap.
+ */
+#include "jit/cpu/eager.h"
+#include "jit/cpu/opbody.h"
+#include "jit/cpu/vmloops.h"
+
+static qn_value overflow(qn_vm *vm, const char *what) {
+  return raise(vm, E_overflow, SPAN_NONE, "the %s does not fit 64 bits; use floats for larger numbers", what);
+}
+
+static int64_t floor_div(int64_t a, int64_t b) {
+  int64_t q = a / b;
+  return a % b != 0 && (a < 0) != (b < 0) ? q - 1 : q;
+}
+
+static qn_value int_pow(qn_vm *vm, int64_t base, int64_t n) {
+  if (n < 0)
+    return raise(vm, E_neg_exponent, SPAN_NONE, "%lld ** %lld has no integer value; write %lld.0 ** %lld", (long long)base, (long long)n,
+                 (long long)base, (long long)n);
+  int64_t r = 1;
+  for (;; n >>= 1) {
+    if (n & 1 && __builtin_mul_overflow(r, base, &r)) return overflow(vm, "power");
+    if (n <= 1) return value_int(r);
+    if (__builtin_mul_overflow(base, base, &base)) return overflow(vm, "power");
+  }
+}
+
+static qn_value int_op(qn_vm *vm, op_id op, int64_t a, int64_t b, int64_t c) {
+  int64_t r = 0;
+  switch (op) {
+  case OP_add: return __builtin_add_overflow(a, b, &r) ? overflow(vm, "sum") : value_int(r);
+  case OP_sub: return __builtin_sub_overflow(a, b, &r) ? overflow(vm, "difference") : value_int(r);
+  case OP_mul: return __builtin_mul_overflow(a, b, &r) ? overflow(vm, "product") : value_int(r);
+  case OP_smul: return a == 0 || b == 0 ? value_int(0) : __builtin_mul_overflow(a, b, &r) ? overflow(vm, "product") : value_int(r);
+  case OP_neg: return __builtin_sub_overflow(0, a, &r) ? overflow(vm, "negation") : value_int(r);
+  case OP_abs: return a < 0 && __builtin_sub_overflow(0, a, &a) ? overflow(vm, "absolute value") : value_int(a);
+  case OP_floordiv:
+  case OP_mod:
+    if (b == 0) return raise(vm, E_div_zero, SPAN_NONE, "%lld %s 0", (long long)a, op == OP_mod ? "%" : "//");
+    if (b == -1) return op == OP_mod ? value_int(0) : int_op(vm, OP_neg, a, 0, 0);
+    r = floor_div(a, b);
+    return value_int(op == OP_mod ? a - r * b : r);
+  case OP_pow: return int_pow(vm, a, b);
+  case OP_sign: return value_int((a > 0) - (a < 0));
+  case OP_minimum: return value_int(a < b ? a : b);
+  case OP_maximum: return value_int(a > b ? a : b);
+  case OP_bitand: return value_int(a & b);
+  case OP_bitor: return value_int(a | b);
+  case OP_xor: return value_int(a ^ b);
+  case OP_invert: return value_int(~a);
+  case OP_shl:
+  case OP_shr:
+    if (b < 0 || b > 63) return raise(vm, E_shift, SPAN_NONE, "a shift by %lld; 64-bit integers shift by 0 to 63", (long long)b);
+    if (op == OP_shr) return value_int(a >> b);
+    r = (int64_t)((uint64_t)a << b);
+    return r >> b != a ? overflow(vm, "shifted number") : value_int(r);
+  case OP_eq: return value_bool(a == b);
+  case OP_ne: return value_bool(a != b);
+  case OP_lt: return value_bool(a < b);
+  case OP_le: return value_bool(a <= b);
+  case OP_gt: return value_bool(a > b);
+  case OP_ge: return value_bool(a >= b);
+  case OP_isnan:
+  case OP_isinf: return value_bool(false);
+  case OP_isfinite: return value_bool(true);
+  case OP_where: return value_int(a ? b : c);
+  default: return value_int(a); /* rounding and stop_gradient leave integers as they are */
+  }
+}
+
+/* One element through the loops of the block VM. */
+static bool through_loops(op_id op, qn_dtype d, const void *a, const void *b, const void *c, void *out) {
+  const vm_loops *loops = vm_loops_pick();
+  op_body body = op_bodies[op];
+  vm_fn fn = body.kind == BODY_KOP    ? (body.which == KOP_select ? loops->select[vm_size_class(dtype_size(d))] : loops->kop[body.which][d])
+             : body.kind == BODY_MATH ? loops->math[body.which][d]
+                                      : NULL;
+  if (fn) fn(out, a, b, c, 0, 1);
+  return fn != NULL;
+}
+
+double scalar_math(op_id op, const double *in) {
+  double out = 0;
+  int n = op_rows[op].arity;
+  through_loops(op, QN_f64, in, n > 1 ? in + 1 : in, n > 2 ? in + 2 : in, &out);
+  return out;
+}
+
+static double as_double(qn_value v) { return value_is(v, TAG_FLOAT) ? v.u.f : (double)v.u.i; }
+
+qn_value scalar_apply(qn_vm *vm, op_id op, const qn_value *in, int nin) {
+  graph_type types[3];
+  op_types t;
+  op_refusal why;
+  if (nin < 1 || nin > 3) return raise(vm, E_arity, SPAN_NONE, "%s of %d numbers", op_rows[op].name, nin);
+  for (int i = 0; i < nin; i++)
+    if (!value_graph_type(in[i], &types[i])) {
+      why.id = E_type;
+      return op_refuse(vm, op, in, nin, NULL);
+    }
+  op_attr none = {0};
+  if (!op_infer(NULL, op, types, nin, &none, &t, &why)) return op_refuse(vm, op, in, nin, &why);
+  int first = op == OP_where ? 1 : 0; /* the condition is a bool whatever the rest is */
+  if (t.compute == QN_i64) {
+    int64_t x[3] = {0, 0, 0};
+    for (int i = 0; i < nin; i++) x[i] = in[i].u.i;
+    return int_op(vm, op, x[0], x[1], x[2]);
+  }
+  if (t.compute == QN_bool) {
+    uint8_t x[3] = {0, 0, 0}, out = 0;
+    for (int i = 0; i < nin; i++) x[i] = in[i].u.i != 0;
+    if (op == OP_where) return value_bool(x[0] ? x[1] : x[2]);
+    if (op == OP_isfinite) return value_bool(true);
+    if (op == OP_isnan || op == OP_isinf) return value_bool(false);
+    if (!through_loops(op, QN_bool, &x[0], &x[1], &x[2], &out)) out = x[0];
+    return value_bool(out);
+  }
+  double x[3] = {0, 0, 0};
+  uint8_t condition = first ? in[0].u.i != 0 : 0;
+  for (int i = first; i < nin; i++) x[i] = as_double(in[i]);
+  if (first) return value_float(condition ? x[1] : x[2]);
+  if (t.result.dtype == QN_bool) {
+    uint8_t out = 0;
+    through_loops(op, QN_f64, &x[0], &x[1], &x[2], &out);
+    return value_bool(out);
+  }
+  double out = x[0];
+  if (!through_loops(op, QN_f64, &x[0], &x[1], &x[2], &out)) out = x[0];
+  return value_float(out);
+}

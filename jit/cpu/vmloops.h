@@ -1,0 +1,54 @@
+/* The loops of the block VM: every kernel primitive, function, conversion, memory access and reduction step over a run of
+ * elements. vmloops.c is compiled once per instruction set; all tables give the same bits.
+ *
+ * A loop computes n elements; operand i is a vector if bit i of `mode` is set, else one element that is repeated. Results may
+ * be written over an operand exactly (same address), never shifted. Booleans are bytes 0 or 1. */
+#ifndef JIT_CPU_VMLOOPS_H
+#define JIT_CPU_VMLOOPS_H
+
+#include "jit/kernel/l.h"
+
+enum { VM_A = 1, VM_B = 2, VM_C = 4 };
+typedef void (*vm_fn)(void *out, const void *a, const void *b, const void *c, int mode, int64_t n);
+
+enum { VM_SIZES = 4 }; /* element sizes 1, 2, 4, 8 are numbered 0..3 */
+static inline int vm_size_class(size_t bytes) { return bytes == 1 ? 0 : bytes == 2 ? 1 : bytes == 4 ? 2 : 3; }
+
+typedef struct vm_loops {
+  const char *name;
+  /* Missing entries are NULL. kop and math by the last operand's dtype (philox_uniform: by the result's). */
+  vm_fn kop[KOP_COUNT][QN_DTYPE_COUNT];
+  vm_fn math[MATH_COUNT][QN_DTYPE_COUNT];
+  vm_fn cast[QN_DTYPE_COUNT][QN_DTYPE_COUNT]; /* from, to */
+  vm_fn iota[QN_DTYPE_COUNT]; /* a: first, b: step (both i64) */
+  vm_fn fill[VM_SIZES];       /* out = a repeated */
+  vm_fn copy[VM_SIZES];
+  vm_fn select[VM_SIZES];
+  /* stride in elements */
+  void (*load[VM_SIZES])(void *out, const void *from, int64_t stride, int64_t n);
+  void (*store[VM_SIZES])(void *to, const void *from, int64_t stride, int64_t n);
+  void (*gather[VM_SIZES])(void *out, const void *base, const int64_t *index, int64_t vstride, int64_t n);
+  /* Folds rows of 64 elements into 64 lanes, in order; `first`: the first row starts the lanes. */
+  void (*rows[KOP_COUNT][QN_DTYPE_COUNT])(void *lanes, const void *x, int64_t nrows, bool first);
+  /* Folds elements into one value, in order. */
+  void (*chain[KOP_COUNT][QN_DTYPE_COUNT])(void *value, const void *x, int64_t n, bool first);
+  /* One chain of fma (integers: multiply and add) upward; x and y by mode. */
+  void (*dot[QN_DTYPE_COUNT])(void *value, const void *x, const void *y, int mode, int64_t n, bool first);
+  /* acc[i] = fma(x[i], y[i], acc[i]), or x[i] * y[i] when first. */
+  void (*dots[QN_DTYPE_COUNT])(void *acc, const void *x, const void *y, int mode, int64_t n, bool first);
+  /* argmax and argmin: the best value and its index so far (index < 0: none), candidates numbered from `index`. */
+  void (*arg[2][QN_DTYPE_COUNT])(void *best, int64_t *at, const void *x, int64_t index, int64_t n);
+  void (*args[2][QN_DTYPE_COUNT])(void *best, int64_t *at, const void *x, const int64_t *index, int64_t k, int64_t n);
+  /* The running values of one group of at most 64 by log steps, in place. */
+  void (*scan64[KOP_COUNT][QN_DTYPE_COUNT])(void *x, int64_t n);
+  void (*tile)(const qk_tile *t);
+} vm_loops;
+
+extern const vm_loops vm_loops_base;
+#if defined(__x86_64__)
+extern const vm_loops vm_loops_v3, vm_loops_v4;
+#endif
+/* The table for this processor. */
+const vm_loops *vm_loops_pick(void);
+
+#endif
