@@ -10,11 +10,15 @@ QN_MUST_CHECK bool interp_open(qn_vm *vm, const builtin_table *table);
 
 /* Runs a text as the main module's top level. `prompt`: qn_eval_prompt's rules. Owned result or error; *incomplete is set
  * (and nil returned) when a prompt's text needs more input. */
-QN_MUST_CHECK qn_value interp_eval(qn_vm *vm, const char *name, const char *text, size_t len, bool prompt, bool *incomplete);
+QN_MUST_CHECK qn_value interp_eval(qn_vm *vm, const char *name, const char *text, size_t len, bool prompt,
+                                   bool *incomplete);
 
 /* A global of the main scope: owned value, or E401 raised. */
 QN_MUST_CHECK qn_value interp_get_global(qn_vm *vm, const char *name);
 QN_MUST_CHECK bool interp_set_global(qn_vm *vm, const char *name, qn_value v);
+
+/* Binds a name for all modules, as the standard library's are (`args`). Borrows `v`. */
+QN_MUST_CHECK bool interp_set_builtin(qn_vm *vm, const char *name, qn_value v);
 
 /* Text of a function's signature for help and messages: "f(x, scale = 1.0)". False if v is no function. */
 bool interp_signature(qn_vm *vm, qn_value fn, text_buf *out);

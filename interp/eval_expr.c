@@ -1,0 +1,445 @@
+/* Expressions other than operators and calls: lists, records, strings with values in them, fields, indices, closures.
+ *
+ * Items under construction wait on the value stack, so that an error or signal half-way is one vm_pop_to.
+ */
+#include <string.h>
+
+#include "interp/node.h"
+#include "lang/format.h"
+
+/* ---- lists and records ------------------------------------------------------------------------------------------------ */
+
+/* Pushes what `..value` spreads: items of a list or range, rows of an array. Takes over `v`. */
+static bool push_spread(qn_vm *vm, qn_value v, span at) {
+  bool ok = true;
+  if (value_is(v, TAG_LIST)) {
+    const qn_list *l = value_list(v);
+    ok = vm_enter(vm, (size_t)l->len + 1);
+    for (uint32_t i = 0; ok && i < l->len; i++) *vm->sp++ = value_retain(l->items[i]);
+  } else if (value_is(v, TAG_RANGE)) {
+    const qn_range *r = value_range(v);
+    int64_t n = range_length(r);
+    ok = vm_enter(vm, n < 0 || n > INT32_MAX ? SIZE_MAX / 64 : (size_t)n + 1);
+    for (int64_t i = 0; ok && i < n; i++) *vm->sp++ = value_int(r->start + i * r->step);
+  } else if (value_is(v, TAG_ARRAY) && value_array(v)->rank > 0) {
+    int64_t n = value_array(v)->shape[0];
+    ok = vm_enter(vm, n > INT32_MAX ? SIZE_MAX / 64 : (size_t)n + 1);
+    for (int64_t i = 0; ok && i < n; i++) {
+      qn_value row = index_row(vm, v, i);
+      if (value_is_error(row))
+        ok = false;
+      else
+        *vm->sp++ = row;
+    }
+  } else {
+    text_buf t;
+    text_init(&t, vm);
+    text_adds(&t, "only lists, ranges and arrays spread here, not ");
+    text_kind(&t, v);
+    raise_text(vm, E_not_iterable, at, &t);
+    ok = false;
+  }
+  if (!ok) raise_at(vm, at);
+  value_release(vm, v);
+  return ok;
+}
+
+/* Evaluates items, spreads included, onto the stack. Unset if all went well, else what stopped it; then the stack is popped. */
+static qn_value push_items(qn_vm *vm, node *const *items, uint32_t n, qn_value *fp) {
+  qn_value *mark = vm->sp;
+  if (!vm_enter(vm, n)) return value_error();
+  for (uint32_t i = 0; i < n; i++) {
+    bool spread = items[i]->kind == N_SPREAD;
+    qn_value v = eval(vm, spread ? ((n_one *)items[i])->a : items[i], fp);
+    if (value_stops(v)) {
+      vm_pop_to(vm, mark);
+      return v;
+    }
+    if (!spread) {
+      *vm->sp++ = v;
+      continue;
+    }
+    if (!push_spread(vm, v, items[i]->at) || !vm_enter(vm, n)) {
+      vm_pop_to(vm, mark);
+      return value_error();
+    }
+  }
+  return value_unset();
+}
+
+qn_value eval_list(qn_vm *vm, node *h, qn_value *fp) {
+  n_items *n = (n_items *)h;
+  qn_value *mark = vm->sp;
+  qn_value stopped = push_items(vm, n->items, n->n, fp);
+  if (stopped.head != TAG_UNSET) return stopped;
+  size_t count = (size_t)(vm->sp - mark);
+  qn_list *l = list_new(vm, count);
+  if (!l) {
+    vm_pop_to(vm, mark);
+    return value_error();
+  }
+  if (count) memcpy(l->items, mark, count * sizeof *mark);
+  vm->sp = mark;
+  return value_obj(TAG_LIST, l);
+}
+
+/* A literal of fixed names: its layout is found once. */
+static qn_value record_fixed(qn_vm *vm, n_record *n, qn_value *fp) {
+  qn_value *mark = vm->sp;
+  if (!vm_enter(vm, n->n)) return value_error();
+  for (uint32_t i = 0; i < n->n; i++) {
+    qn_value v = eval(vm, n->fields[i].value, fp);
+    if (value_stops(v)) {
+      vm_pop_to(vm, mark);
+      return v;
+    }
+    *vm->sp++ = v;
+  }
+  qn_record *r = n->layout ? record_of(vm, n->layout) : record_new(vm);
+  if (!r) {
+    vm_pop_to(vm, mark);
+    return value_error();
+  }
+  if (n->layout) {
+    memcpy(r->items, mark, n->n * sizeof *mark);
+    vm->sp = mark;
+    return value_obj(TAG_RECORD, r);
+  }
+  for (uint32_t i = 0; i < n->n; i++) {
+    qn_value v = mark[i];
+    mark[i] = value_nil();
+    if (record_set(vm, r, n->fields[i].name, v)) continue;
+    value_release(vm, value_obj(TAG_RECORD, r));
+    vm_pop_to(vm, mark);
+    return value_error();
+  }
+  vm->sp = mark;
+  if (r->len == n->n && r->layout->shared) n->layout = layout_retain(r->layout);
+  return value_obj(TAG_RECORD, r);
+}
+
+qn_value eval_record(qn_vm *vm, node *h, qn_value *fp) {
+  n_record *n = (n_record *)h;
+  if (!h->flag && n->n) return record_fixed(vm, n, fp);
+  qn_record *r = record_new(vm);
+  if (!r) return value_error();
+  qn_value out = value_obj(TAG_RECORD, r), v = value_nil();
+  for (uint32_t i = 0; i < n->n; i++) {
+    v = eval(vm, n->fields[i].value, fp);
+    if (value_stops(v)) goto stop;
+    if (n->fields[i].name) {
+      if (record_set(vm, r, n->fields[i].name, v)) continue;
+      v = value_error();
+      goto stop;
+    }
+    bool ok = value_is(v, TAG_RECORD);
+    if (!ok) {
+      text_buf t;
+      text_init(&t, vm);
+      text_adds(&t, "only records spread into a record, not ");
+      text_kind(&t, v);
+      raise_text(vm, E_type, n->fields[i].value->at, &t);
+    } else if (r->len == 0) { /* the common {..r, a: 1} starts as a copy */
+      value_release(vm, out);
+      out = value_retain(v);
+      value_release(vm, v);
+      v = value_nil();
+      ok = record_own(vm, &out);
+      r = value_record(out);
+    } else {
+      const qn_record *from = value_record(v);
+      for (uint32_t k = 0; ok && k < from->len; k++)
+        ok = record_set(vm, r, record_name(from, k), value_retain(from->items[k]));
+    }
+    value_release(vm, v);
+    if (ok) continue;
+    v = value_error();
+    goto stop;
+  }
+  return out;
+stop:
+  value_release(vm, out);
+  return v;
+}
+
+/* ---- strings ------------------------------------------------------------------------------------------------------------ */
+
+qn_value eval_template(qn_vm *vm, node *h, qn_value *fp) {
+  n_template *n = (n_template *)h;
+  text_buf t;
+  text_init(&t, vm);
+  for (uint32_t i = 0; i < n->n; i++) {
+    const n_part *p = &n->parts[i];
+    if (!p->value) {
+      text_add(&t, p->text->text, p->text->len);
+      continue;
+    }
+    qn_value v = eval(vm, p->value, fp);
+    if (value_stops(v)) {
+      text_free(&t);
+      return v;
+    }
+    bool ok = p->text ? format_spec(vm, v, p->text->text, p->text->len, &t) : format_print(vm, v, NULL, &t);
+    value_release(vm, v);
+    if (ok) continue;
+    raise_at(vm, p->value->at);
+    text_free(&t);
+    return value_error();
+  }
+  return text_take(&t);
+}
+
+/* ---- ranges, fields ------------------------------------------------------------------------------------------------------ */
+
+static qn_value fail_bound(qn_vm *vm, span at) {
+  raise_at(vm, at);
+  return value_error();
+}
+
+qn_value eval_range(qn_vm *vm, node *h, qn_value *fp) {
+  n_range *n = (n_range *)h;
+  int64_t start, stop;
+  qn_value v = eval(vm, n->a, fp);
+  if (value_stops(v)) return v;
+  bool ok = index_int(vm, v, "a range's start", &start);
+  value_release(vm, v);
+  if (!ok) return fail_bound(vm, n->a->at);
+  v = eval(vm, n->b, fp);
+  if (value_stops(v)) return v;
+  ok = index_int(vm, v, "a range's end", &stop);
+  value_release(vm, v);
+  if (!ok) return fail_bound(vm, n->b->at);
+  qn_range *r = range_new(vm, start, stop, 1);
+  return r ? value_obj(TAG_RANGE, r) : value_error();
+}
+
+/* The names that a failed look-up could have meant. */
+static void add_names(text_buf *t, qn_vm *vm, const char *wanted, const char **names, int n, const char *all) {
+  text_buf near;
+  text_init(&near, vm);
+  if (text_nearest(&near, wanted, names, n) && near.text && !near.failed) {
+    text_addf(t, "; nearest: %s", near.text);
+  } else if (n > 0 && n <= 12) {
+    text_addf(t, "; %s: ", all);
+    for (int i = 0; i < n; i++) text_addf(t, "%s%s", i ? ", " : "", names[i]);
+  }
+  text_free(&near);
+}
+
+static __attribute__((cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_str *name, span mark) {
+  enum { MOST = 256 };
+  const char *names[MOST];
+  int n = 0;
+  text_buf t;
+  text_init(&t, vm);
+  if (value_is(v, TAG_RECORD)) {
+    const qn_record *r = value_record(v);
+    for (uint32_t i = 0; i < r->len && n < MOST; i++) names[n++] = record_name(r, i)->text;
+    text_addf(&t, "the record has no field '%s'", name->text);
+    if (n == 0) text_adds(&t, "; it is empty");
+  } else if (value_is(v, TAG_MODULE)) {
+    const qn_module *m = (const qn_module *)v.u.p;
+    const scope *s = m->scope;
+    for (uint32_t i = 0; i < s->n && n < MOST; i++)
+      if (s->cells[i]->declared && s->cells[i]->value.head != TAG_UNSET) names[n++] = s->cells[i]->name->text;
+    text_addf(&t, "module %s has no name '%s'", m->name->text, name->text);
+  } else if (value_is(v, TAG_ARRAY)) {
+    static const char *const fields[] = {"shape", "dtype", "rank", "size", "device", "T"};
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) names[n++] = fields[i];
+    text_addf(&t, "arrays have no field '%s'", name->text);
+  } else {
+    text_kind(&t, v);
+    text_addf(&t, " has no fields; '%s' needs a record, module or array", name->text);
+  }
+  add_names(&t, vm, name->text, names, n, "it has");
+  return raise_text(vm, value_is(v, TAG_RECORD) || value_is(v, TAG_MODULE) || value_is(v, TAG_ARRAY) ? E_key : E_type,
+                    mark, &t);
+}
+
+static qn_value array_field(qn_vm *vm, qn_value v, const qn_str *name, span mark) {
+  const qn_array *a = value_array(v);
+  const char *s = name->text;
+  if (strcmp(s, "shape") == 0) {
+    qn_list *l = list_new(vm, a->rank);
+    if (!l) return value_error();
+    for (int i = 0; i < a->rank; i++) l->items[i] = value_int(a->shape[i]);
+    return value_obj(TAG_LIST, l);
+  }
+  if (strcmp(s, "dtype") == 0) return value_dtype((qn_dtype)a->dtype);
+  if (strcmp(s, "rank") == 0) return value_int(a->rank);
+  if (strcmp(s, "size") == 0) return value_int(a->size);
+  if (strcmp(s, "device") == 0) return value_device(a->device);
+  if (strcmp(s, "T") == 0) {
+    if (a->rank > 2)
+      return raise(vm, E_rank, mark, "T is for arrays of rank 2 or less; permute or transpose names the axes");
+    if (a->rank < 2) return value_retain(v);
+    op_attr attr = {.n = 2, .d = {1, 0}};
+    if (vm->rec) rec_at(vm, mark);
+    return op_apply(vm, OP_permute, &v, 1, &attr);
+  }
+  return no_field(vm, v, name, mark);
+}
+
+qn_value field_of(qn_vm *vm, qn_value v, qn_str *name, span mark, n_field *cache) {
+  if (value_is(v, TAG_RECORD)) {
+    qn_record *r = value_record(v);
+    int i = record_find(r, name);
+    if (i < 0) return no_field(vm, v, name, mark);
+    if (cache && r->layout->shared && r->layout != cache->layout) {
+      record_layout *old = cache->layout;
+      cache->layout = layout_retain(r->layout);
+      cache->index = (uint32_t)i;
+      if (old) layout_release(vm, old);
+    }
+    return value_retain(r->items[i]);
+  }
+  if (value_is(v, TAG_MODULE)) {
+    const qn_module *m = (const qn_module *)v.u.p;
+    global_cell *c = scope_find(m->scope, name);
+    if (!c || !c->declared) return no_field(vm, v, name, mark);
+    if (c->value.head == TAG_UNSET)
+      return raise(vm, E_unset, mark, "'%s' of module %s has no value yet", name->text, m->name->text);
+    if (vm->rec) return rec_global(vm, &c->rec, &c->value, c->name);
+    return value_retain(c->value);
+  }
+  if (value_is(v, TAG_ARRAY)) return array_field(vm, v, name, mark);
+  return no_field(vm, v, name, mark);
+}
+
+qn_value eval_field(qn_vm *vm, node *h, qn_value *fp) {
+  n_field *n = (n_field *)h;
+  if (n->object->kind == N_LOCAL) {
+    qn_value v = fp[n->object->slot];
+    if (v.head == TAG_RECORD && value_record(v)->layout == n->layout)
+      return value_retain(value_record(v)->items[n->index]);
+  }
+  qn_value v = eval(vm, n->object, fp);
+  if (value_stops(v)) return v;
+  qn_value r = v.head == TAG_RECORD && value_record(v)->layout == n->layout
+                   ? value_retain(value_record(v)->items[n->index])
+                   : field_of(vm, v, n->name, n->mark, n);
+  value_release(vm, v);
+  return r;
+}
+
+/* ---- indices ---------------------------------------------------------------------------------------------------------------- */
+
+static qn_value key_get(qn_vm *vm, qn_value record, qn_value key, span at) {
+  const qn_record *r = value_record(record);
+  int i = record_find(r, value_str(key));
+  return i < 0 ? no_field(vm, record, value_str(key), at) : value_retain(r->items[i]);
+}
+
+static qn_value fail_record_index(qn_vm *vm, qn_value x, qn_value key) {
+  text_buf t;
+  text_init(&t, vm);
+  text_kind(&t, x);
+  text_adds(&t, value_is(x, TAG_RECORD) ? " is indexed by a field's name as a str, not by " : " cannot be indexed by ");
+  text_kind(&t, key);
+  return raise_text(vm, E_index_kind, SPAN_NONE, &t);
+}
+
+/* Any value by one index value. Borrows both. */
+static qn_value get_one(qn_vm *vm, qn_value x, qn_value i, span at) {
+  if (value_is(i, TAG_STR)) {
+    if (value_is(x, TAG_RECORD)) return key_get(vm, x, i, at);
+    return fail_record_index(vm, x, i);
+  }
+  if (value_is(x, TAG_RECORD)) return fail_record_index(vm, x, i);
+  index_item item;
+  if (!index_item_of(vm, i, !value_is(x, TAG_ARRAY), &item)) return value_error();
+  return index_get(vm, x, &item, 1);
+}
+
+static qn_value finish_index(qn_vm *vm, n_index *n, qn_value x, qn_value r) {
+  if (value_is_error(r)) {
+    raise_at(vm, n->mark);
+    note_operand(vm, n->object->at, x, n->object);
+  }
+  value_release(vm, x);
+  return r;
+}
+
+/* x[i] with one expression inside the brackets. */
+qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
+  n_index *n = (n_index *)h;
+  bool local = n->object->kind == N_LOCAL && !h->flag; /* flag: the index rebinds the object's variable */
+  qn_value x = local ? fp[n->object->slot] : eval(vm, n->object, fp);
+  if (value_stops(x)) return x;
+  qn_value i = eval(vm, n->items[0], fp);
+  if (value_stops(i)) {
+    if (!local) value_release(vm, x);
+    return i;
+  }
+  if (i.head == TAG_INT) {
+    if (x.head == TAG_LIST) {
+      const qn_list *l = value_list(x);
+      uint64_t at = (uint64_t)(i.u.i < 0 ? i.u.i + (int64_t)l->len : i.u.i);
+      if (at < l->len) {
+        qn_value r = value_retain(l->items[at]);
+        if (!local) value_release(vm, x);
+        return r;
+      }
+    } else if (x.head == TAG_ARRAY && !vm->rec && value_array(x)->rank > 0) {
+      int64_t size = value_array(x)->shape[0], at = i.u.i < 0 ? i.u.i + size : i.u.i;
+      if (at >= 0 && at < size) {
+        qn_value r = index_row(vm, x, at);
+        if (!local) value_release(vm, x);
+        return r;
+      }
+    }
+  }
+  if (local) value_retain(x);
+  if (vm->rec) rec_at(vm, n->mark);
+  qn_value r = get_one(vm, x, i, n->mark);
+  value_release(vm, i);
+  return finish_index(vm, n, x, r);
+}
+
+qn_value eval_index(qn_vm *vm, node *h, qn_value *fp) {
+  n_index *n = (n_index *)h;
+  qn_value x = eval(vm, n->object, fp);
+  if (value_stops(x)) return x;
+  qn_value *mark = vm->sp, stopped;
+  if (!push_index_values(vm, n->items, n->n, fp, &stopped)) {
+    value_release(vm, x);
+    return stopped;
+  }
+  index_item items[INDEX_MAX];
+  if (vm->rec) rec_at(vm, n->mark);
+  qn_value r = value_error();
+  if (value_is(x, TAG_RECORD))
+    fail_record_index(vm, x, n->n && vm->sp > mark ? *mark : value_nil());
+  else if (index_items_of(vm, n->items, n->n, mark, !value_is(x, TAG_ARRAY), items))
+    r = index_get(vm, x, items, (int)n->n);
+  vm_pop_to(vm, mark);
+  return finish_index(vm, n, x, r);
+}
+
+/* ---- closures ------------------------------------------------------------------------------------------------------------------ */
+
+qn_value eval_fn_node(qn_vm *vm, node *h, qn_value *fp) {
+  n_fn *n = (n_fn *)h;
+  const fn_code *code = n->code;
+  qn_fn *f = fn_new(vm, FN_USER, n->code, code->ncaptures + code->ninitial);
+  if (!f) return value_error();
+  bool data = false;
+  for (uint32_t i = 0; i < code->ncaptures; i++) {
+    const capture_source *s = &n->captures[i];
+    qn_value v = s->from == FROM_LOCAL  ? fp[s->number]
+                 : s->from == FROM_SELF ? fp[-1]
+                                        : value_fn(fp[-1])->captures[s->number];
+    f->captures[i] = value_retain(v);
+    data |= value_tag_of(v) >= TAG_LIST;
+  }
+  f->head.aux = data; /* a call may be worth recording even without array arguments */
+  for (uint32_t i = 0; i < code->ninitial; i++) {
+    qn_value v = eval(vm, n->initials[i], fp);
+    if (value_stops(v)) {
+      value_release(vm, value_obj(TAG_FN, f));
+      return v;
+    }
+    f->captures[code->ncaptures + i] = v;
+  }
+  return value_obj(TAG_FN, f);
+}

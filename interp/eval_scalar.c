@@ -1,0 +1,607 @@
+/* Variables, constants and operators.
+ *
+ * A binary operator has one evaluator for each way its operands are found (local slot, constant, any node), made by the
+ * macros below from one inline function per operator. The inline function handles plain ints and floats (the whole header
+ * word is compared, so traced numbers never match); everything else goes to binary_values, out of line.
+ *
+ * Host arithmetic is exact for ints (overflow is an error) and IEEE for floats; what is not a single machine operation
+ * (pow, // and % of floats) is computed by the op table's scalar code, so that compiled code gives the same bits.
+ */
+#include <string.h>
+
+#include "interp/node.h"
+
+/* ---- labels for errors ---------------------------------------------------------------------------------------------- */
+
+void text_span(qn_vm *vm, text_buf *t, span at) {
+  const source_text *s = source_get(vm, at.source);
+  if (!s || at.start >= at.end || at.end > s->len) return;
+  enum { LONGEST = 40 };
+  size_t len = at.end - at.start;
+  const char *text = s->text + at.start, *line = memchr(text, '\n', len);
+  size_t show = line ? (size_t)(line - text) : len;
+  if (show > LONGEST) show = LONGEST;
+  while (show > 0 && ((unsigned char)text[show] & 0xc0) == 0x80 && show < len) show--;
+  text_add(t, text, show);
+  if (show < len) text_adds(t, " ...");
+}
+
+/* Where the variable that a node reads got its value. */
+static span node_decl(const node *n) {
+  if (n->kind == N_LOCAL) return ((const n_local *)n)->decl;
+  if (n->kind == N_GLOBAL) return ((const n_global *)n)->cell->decl;
+  return SPAN_NONE;
+}
+
+void note_operand(qn_vm *vm, span at, qn_value v, const node *n) {
+  if (!vm->error || (!value_is(v, TAG_ARRAY) && !value_is_scalar(v)) || (n && n->kind == N_CONST)) return;
+  text_buf t;
+  text_init(&t, vm);
+  if (value_is(v, TAG_ARRAY)) {
+    const qn_array *a = value_array(v);
+    text_shape(&t, (qn_dtype)a->dtype, a->rank, a->shape);
+  } else {
+    text_kind(&t, (qn_value){.head = v.head & 0xff, .u = v.u});
+  }
+  text_adds(&t, "  ");
+  text_span(vm, &t, at);
+  span decl = n ? node_decl(n) : SPAN_NONE;
+  const source_text *s = source_get(vm, decl.source);
+  if (s) {
+    int line, column, here;
+    source_position(s, decl.start, &line, &column);
+    source_position(source_get(vm, at.source), at.start, &here, &column);
+    if (line != here || decl.source != at.source) text_addf(&t, ", from %s:%d", s->name, line);
+  }
+  if (!t.failed && t.text) raise_note(vm, at, "%s", t.text);
+  text_free(&t);
+}
+
+/* ---- variables and constants ------------------------------------------------------------------------------------------ */
+
+qn_value eval_const(qn_vm *vm, node *n, qn_value *fp) {
+  (void)vm, (void)fp;
+  return value_retain(((n_const *)n)->v);
+}
+
+qn_value eval_nil(qn_vm *vm, node *n, qn_value *fp) {
+  (void)vm, (void)n, (void)fp;
+  return value_nil();
+}
+
+qn_value eval_local(qn_vm *vm, node *n, qn_value *fp) {
+  (void)vm;
+  return value_retain(fp[n->slot]);
+}
+
+static __attribute__((noinline, cold)) qn_value global_unset(qn_vm *vm, node *n, global_cell *c) {
+  if (c->declared) return raise(vm, E_unset, n->at, "'%s' is used before it has a value", c->name->text);
+  return raise_undefined(vm, interp_of(vm)->main, c->name, n->at);
+}
+
+qn_value eval_global(qn_vm *vm, node *n, qn_value *fp) {
+  (void)fp;
+  global_cell *c = ((n_global *)n)->cell;
+  if (c->value.head == TAG_UNSET) {
+    if (c->shadow && c->shadow->value.head != TAG_UNSET) return value_retain(c->shadow->value);
+    return global_unset(vm, n, c);
+  }
+  if (vm->rec) return rec_global(vm, &c->rec, &c->value, c->name);
+  return value_retain(c->value);
+}
+
+/* The function value stands below the frame. While recording it may be a stand-in whose captures are traced (rec_call). */
+qn_value eval_capture(qn_vm *vm, node *n, qn_value *fp) {
+  (void)vm;
+  return value_retain(value_fn(fp[-1])->captures[n->slot]);
+}
+
+qn_value eval_self(qn_vm *vm, node *n, qn_value *fp) {
+  (void)vm, (void)n;
+  return value_retain(fp[-1]);
+}
+
+/* ---- operators on values ------------------------------------------------------------------------------------------------ */
+
+op_id op_of_ast(ast_op op) {
+  switch (op) {
+  case AST_OP_add: return OP_add;
+  case AST_OP_sub: return OP_sub;
+  case AST_OP_mul: return OP_mul;
+  case AST_OP_div: return OP_div;
+  case AST_OP_floordiv: return OP_floordiv;
+  case AST_OP_mod: return OP_mod;
+  case AST_OP_pow: return OP_pow;
+  case AST_OP_matmul: return OP_dot;
+  case AST_OP_eq: return OP_eq;
+  case AST_OP_ne: return OP_ne;
+  case AST_OP_lt: return OP_lt;
+  case AST_OP_le: return OP_le;
+  case AST_OP_gt: return OP_gt;
+  case AST_OP_ge: return OP_ge;
+  case AST_OP_bitor: return OP_bitor;
+  case AST_OP_bitand: return OP_bitand;
+  case AST_OP_neg: return OP_neg;
+  case AST_OP_invert: return OP_invert;
+  case AST_OP_none:
+  case AST_OP_COUNT: break;
+  }
+  return OP_COUNT;
+}
+
+static qn_value fail_overflow(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
+  return raise(vm, E_overflow, n->mark, "%lld %s %lld does not fit 64 bits", (long long)a.u.i,
+               ast_op_spelling((ast_op)n->op), (long long)b.u.i);
+}
+
+static qn_value int_pow(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
+  if (b.u.i < 0) {
+    return raise(vm, E_neg_exponent, n->mark, "%lld ** %lld: a negative exponent needs a float, %lld.0 ** %lld",
+                 (long long)a.u.i, (long long)b.u.i, (long long)a.u.i, (long long)b.u.i);
+  }
+  int64_t base = a.u.i, result = 1;
+  for (uint64_t e = (uint64_t)b.u.i; e; e >>= 1) {
+    if ((e & 1) && __builtin_mul_overflow(result, base, &result)) return fail_overflow(vm, n, a, b);
+    if (e > 1 && __builtin_mul_overflow(base, base, &base)) return fail_overflow(vm, n, a, b);
+  }
+  return value_int(result);
+}
+
+static qn_value int_binary(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
+  int64_t x = a.u.i, y = b.u.i, r;
+  switch ((ast_op)n->op) {
+  case AST_OP_add: return __builtin_add_overflow(x, y, &r) ? fail_overflow(vm, n, a, b) : value_int(r);
+  case AST_OP_sub: return __builtin_sub_overflow(x, y, &r) ? fail_overflow(vm, n, a, b) : value_int(r);
+  case AST_OP_mul: return __builtin_mul_overflow(x, y, &r) ? fail_overflow(vm, n, a, b) : value_int(r);
+  case AST_OP_div: return value_float((double)x / (double)y);
+  case AST_OP_floordiv:
+    if (y == 0) return raise(vm, E_div_zero, n->mark, "%lld // 0", (long long)x);
+    if (y == -1) return __builtin_sub_overflow((int64_t)0, x, &r) ? fail_overflow(vm, n, a, b) : value_int(r);
+    r = x / y;
+    return value_int(r - (x % y != 0 && (x < 0) != (y < 0)));
+  case AST_OP_mod:
+    if (y == 0) return raise(vm, E_div_zero, n->mark, "%lld %% 0", (long long)x);
+    if (y == -1) return value_int(0);
+    r = x % y;
+    return value_int(r + (r != 0 && (r < 0) != (y < 0) ? y : 0));
+  case AST_OP_pow: return int_pow(vm, n, a, b);
+  case AST_OP_eq: return value_bool(x == y);
+  case AST_OP_ne: return value_bool(x != y);
+  case AST_OP_lt: return value_bool(x < y);
+  case AST_OP_le: return value_bool(x <= y);
+  case AST_OP_gt: return value_bool(x > y);
+  case AST_OP_ge: return value_bool(x >= y);
+  case AST_OP_bitor: return value_int(x | y);
+  case AST_OP_bitand: return value_int(x & y);
+  default: return raise(vm, E_type, n->mark, "%s takes arrays, not two ints", ast_op_spelling((ast_op)n->op));
+  }
+}
+
+/* Operators on floats that are one machine operation; false for the others. */
+static bool float_binary(ast_op op, double x, double y, qn_value *r) {
+  switch (op) {
+  case AST_OP_add: *r = value_float(x + y); return true;
+  case AST_OP_sub: *r = value_float(x - y); return true;
+  case AST_OP_mul: *r = value_float(x * y); return true;
+  case AST_OP_div: *r = value_float(x / y); return true;
+  case AST_OP_lt: *r = value_bool(x < y); return true;
+  case AST_OP_le: *r = value_bool(x <= y); return true;
+  case AST_OP_gt: *r = value_bool(x > y); return true;
+  case AST_OP_ge: *r = value_bool(x >= y); return true;
+  default: return false;
+  }
+}
+
+static qn_value join_strings(qn_vm *vm, qn_value a, qn_value b) {
+  const qn_str *x = value_str(a), *y = value_str(b);
+  text_buf t;
+  text_init(&t, vm);
+  text_add(&t, x->text, x->len);
+  text_add(&t, y->text, y->len);
+  return text_take(&t);
+}
+
+static qn_value join_lists(qn_vm *vm, qn_value a, qn_value b) {
+  const qn_list *x = value_list(a), *y = value_list(b);
+  if ((size_t)x->len + y->len > UINT32_MAX) return raise(vm, E_too_large, SPAN_NONE, "the joined list is too long");
+  qn_list *l = list_new(vm, (size_t)x->len + y->len);
+  if (!l) return value_error();
+  for (uint32_t i = 0; i < x->len; i++) l->items[i] = value_retain(x->items[i]);
+  for (uint32_t i = 0; i < y->len; i++) l->items[x->len + i] = value_retain(y->items[i]);
+  return value_obj(TAG_LIST, l);
+}
+
+/* Appends an array's operands to the right shapes for OP_dot: rank 1 gets an axis, which the result then loses. */
+static qn_value matmul(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
+  const qn_array *x = value_array(a), *y = value_array(b);
+  if (x->rank == 0 || y->rank == 0)
+    return raise(vm, E_matmul_shape, n->mark, "@ needs arrays of rank 1 or more; * multiplies by a number");
+  int64_t k = x->shape[x->rank - 1], l = y->shape[y->rank == 1 ? 0 : y->rank - 2];
+  if (k != l) {
+    return raise(vm, E_matmul_shape, n->mark,
+                 "matrix product: the last axis of the left operand is %lld, axis %d of the right one is %lld",
+                 (long long)k, y->rank == 1 ? 0 : -2, (long long)l);
+  }
+  bool row = x->rank == 1, column = y->rank == 1;
+  qn_value in[2] = {value_retain(a), value_retain(b)};
+  if (row) {
+    int64_t shape[2] = {1, k};
+    value_release(vm, in[0]);
+    in[0] = array_reshaped(vm, a, 2, shape);
+  }
+  if (column && !value_is_error(in[0])) {
+    int64_t shape[2] = {l, 1};
+    value_release(vm, in[1]);
+    in[1] = array_reshaped(vm, b, 2, shape);
+  }
+  qn_value r = value_is_error(in[0]) || value_is_error(in[1]) ? value_error() : op_apply(vm, OP_dot, in, 2, NULL);
+  value_release(vm, in[0]);
+  value_release(vm, in[1]);
+  if (value_is_error(r) || (!row && !column)) return r;
+  const qn_array *z = value_array(r);
+  int64_t shape[ARRAY_MAX_RANK];
+  int rank = 0;
+  for (int i = 0; i < z->rank; i++) {
+    if ((row && i == z->rank - 2) || (column && i == z->rank - 1)) continue;
+    shape[rank++] = z->shape[i];
+  }
+  qn_value out = array_reshaped(vm, r, rank, shape);
+  value_release(vm, r);
+  return out;
+}
+
+static __attribute__((cold)) qn_value fail_kinds(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
+  const char *op = ast_op_spelling((ast_op)n->op);
+  text_buf t;
+  text_init(&t, vm);
+  text_addf(&t, "%s is not defined for ", op);
+  text_kind(&t, a);
+  text_adds(&t, " and ");
+  text_kind(&t, b);
+  if (n->op == AST_OP_add && (value_is(a, TAG_STR) || value_is(b, TAG_STR)))
+    text_adds(&t, "; interpolation makes text of any value: \"{x}\"");
+  else if (value_is(a, TAG_LIST) || value_is(b, TAG_LIST))
+    text_adds(&t, "; lists are written ( ), arrays [ ]");
+  return raise_text(vm, E_type, n->mark, &t);
+}
+
+static bool ast_op_compares(ast_op op) { return op >= AST_OP_eq && op <= AST_OP_ge; }
+_Static_assert(AST_OP_eq + 5 == AST_OP_ge && AST_OP_eq + 1 == AST_OP_ne, "comparisons are consecutive");
+
+static qn_value apply_op(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
+  if (vm->rec) rec_at(vm, n->mark);
+  if (n->op == AST_OP_matmul) return matmul(vm, n, a, b);
+  qn_value in[2] = {a, b};
+  return op_apply(vm, (op_id)n->row, in, 2, NULL);
+}
+
+/* Borrows both. */
+static qn_value binary_borrowed(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
+  ast_op op = (ast_op)n->op;
+  bool traced = (value_node(a) | value_node(b)) != 0;
+  if (!traced) {
+    if (a.head == TAG_INT && b.head == TAG_INT) return int_binary(vm, n, a, b);
+    qn_value r;
+    if (value_is_number(a) && value_is_number(b) &&
+        float_binary(op, a.head == TAG_INT ? (double)a.u.i : a.u.f, b.head == TAG_INT ? (double)b.u.i : b.u.f, &r))
+      return r;
+    if (a.head == TAG_BOOL && b.head == TAG_BOOL) {
+      if (op == AST_OP_bitand) return value_bool(a.u.i & b.u.i);
+      if (op == AST_OP_bitor) return value_bool(a.u.i | b.u.i);
+    }
+  }
+  bool array_a = value_is(a, TAG_ARRAY), array_b = value_is(b, TAG_ARRAY);
+  bool numeric = (array_a || value_is_scalar(a)) && (array_b || value_is_scalar(b));
+  if (op == AST_OP_eq || op == AST_OP_ne) {
+    if (numeric && (array_a || array_b || (traced && vm->rec))) return apply_op(vm, n, a, b);
+    int equal = value_equal(vm, a, b);
+    return equal < 0 ? value_error() : value_bool((equal == 1) == (op == AST_OP_eq));
+  }
+  if (op == AST_OP_matmul && !(array_a && array_b)) return fail_kinds(vm, n, a, b);
+  if (numeric) return apply_op(vm, n, a, b);
+  if (value_is(a, TAG_STR) && value_is(b, TAG_STR)) {
+    if (op == AST_OP_add) return join_strings(vm, a, b);
+    if (ast_op_compares(op)) {
+      int c = str_compare(value_str(a), value_str(b));
+      return value_bool(op == AST_OP_lt ? c < 0 : op == AST_OP_le ? c <= 0 : op == AST_OP_gt ? c > 0 : c >= 0);
+    }
+  }
+  if (value_is(a, TAG_LIST) && value_is(b, TAG_LIST) && op == AST_OP_add) return join_lists(vm, a, b);
+  return fail_kinds(vm, n, a, b);
+}
+
+qn_value binary_values(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
+  qn_value r = binary_borrowed(vm, n, a, b);
+  if (value_is_error(r)) {
+    raise_at(vm, n->mark);
+    if (value_is(a, TAG_ARRAY) || value_is(b, TAG_ARRAY)) {
+      if (n->a) note_operand(vm, n->a->at, a, n->a);
+      if (n->b) note_operand(vm, n->b->at, b, n->b);
+    }
+  }
+  value_release(vm, a);
+  value_release(vm, b);
+  return r;
+}
+
+/* ---- specialised evaluators ------------------------------------------------------------------------------------------------ */
+
+enum { OWN_A = 1, OWN_B = 2 };
+
+static __attribute__((noinline)) qn_value slow(qn_vm *vm, const n_binary *n, qn_value a, qn_value b, int own) {
+  if (value_stops(a)) return a;
+  if (value_stops(b)) return b;
+  if (!(own & OWN_A)) value_retain(a);
+  if (!(own & OWN_B)) value_retain(b);
+  return binary_values(vm, n, a, b);
+}
+
+/* What is known about the right operand when the evaluator is chosen. */
+enum { ANY, KNOWN_INT, KNOWN_FLOAT };
+#define INLINE static inline __attribute__((always_inline))
+
+#define ARITHMETIC(name, overflow, operator)                                                                           \
+  INLINE bool fast_##name(qn_value a, qn_value b, int known, qn_value *r) {                                            \
+    if (known != KNOWN_FLOAT && a.head == TAG_INT && (known == KNOWN_INT || b.head == TAG_INT)) {                      \
+      int64_t i;                                                                                                       \
+      if (__builtin_expect(overflow(a.u.i, b.u.i, &i), 0)) return false;                                               \
+      *r = value_int(i);                                                                                               \
+      return true;                                                                                                     \
+    }                                                                                                                  \
+    if (known != KNOWN_INT && a.head == TAG_FLOAT && (known == KNOWN_FLOAT || b.head == TAG_FLOAT)) {                  \
+      *r = value_float(a.u.f operator b.u.f);                                                                          \
+      return true;                                                                                                     \
+    }                                                                                                                  \
+    return false;                                                                                                      \
+  }
+ARITHMETIC(add, __builtin_add_overflow, +)
+ARITHMETIC(sub, __builtin_sub_overflow, -)
+ARITHMETIC(mul, __builtin_mul_overflow, *)
+
+#define COMPARISON(name, operator)                                                                                     \
+  INLINE bool fast_##name(qn_value a, qn_value b, int known, qn_value *r) {                                            \
+    if (known != KNOWN_FLOAT && a.head == TAG_INT && (known == KNOWN_INT || b.head == TAG_INT)) {                      \
+      *r = value_bool(a.u.i operator b.u.i);                                                                           \
+      return true;                                                                                                     \
+    }                                                                                                                  \
+    if (known != KNOWN_INT && a.head == TAG_FLOAT && (known == KNOWN_FLOAT || b.head == TAG_FLOAT)) {                  \
+      *r = value_bool(a.u.f operator b.u.f);                                                                           \
+      return true;                                                                                                     \
+    }                                                                                                                  \
+    return false;                                                                                                      \
+  }
+COMPARISON(eq, ==)
+COMPARISON(ne, !=)
+COMPARISON(lt, <)
+COMPARISON(le, <=)
+COMPARISON(gt, >)
+COMPARISON(ge, >=)
+
+INLINE bool fast_div(qn_value a, qn_value b, int known, qn_value *r) {
+  if (known != KNOWN_INT && a.head == TAG_FLOAT && (known == KNOWN_FLOAT || b.head == TAG_FLOAT)) {
+    *r = value_float(a.u.f / b.u.f);
+    return true;
+  }
+  return false;
+}
+
+INLINE bool fast_floordiv(qn_value a, qn_value b, int known, qn_value *r) {
+  if (known == KNOWN_FLOAT || a.head != TAG_INT || (known != KNOWN_INT && b.head != TAG_INT) || b.u.i <= 0)
+    return false;
+  int64_t q = a.u.i / b.u.i;
+  *r = value_int(q - (a.u.i % b.u.i < 0));
+  return true;
+}
+
+INLINE bool fast_mod(qn_value a, qn_value b, int known, qn_value *r) {
+  if (known == KNOWN_FLOAT || a.head != TAG_INT || (known != KNOWN_INT && b.head != TAG_INT) || b.u.i <= 0)
+    return false;
+  int64_t m = a.u.i % b.u.i;
+  *r = value_int(m < 0 ? m + b.u.i : m);
+  return true;
+}
+
+INLINE bool fast_other(qn_value a, qn_value b, int known, qn_value *r) {
+  (void)a, (void)b, (void)known, (void)r;
+  return false;
+}
+
+#define GET_A_LOCAL qn_value a = fp[n->sa];
+#define GET_A_ANY qn_value a = eval(vm, n->a, fp);
+#define GET_B_LOCAL qn_value b = fp[n->sb];
+#define GET_B_CONST qn_value b = n->k;
+#define EVALUATOR(name, suffix, get, known, own)                                                                       \
+  static qn_value name##_##suffix(qn_vm *vm, node *h, qn_value *fp) {                                                  \
+    n_binary *n = (n_binary *)h;                                                                                       \
+    get;                                                                                                               \
+    qn_value r;                                                                                                        \
+    if (fast_##name(a, b, known, &r)) return r;                                                                        \
+    return slow(vm, n, a, b, own);                                                                                     \
+  }
+/* The left operand is a local that the right one does not rebind: it is read after that one. */
+#define GET_LOCAL_ANY                                                                                                  \
+  qn_value b = eval(vm, n->b, fp);                                                                                     \
+  qn_value a = fp[n->sa]
+#define GET_ANY_ANY                                                                                                    \
+  qn_value a = eval(vm, n->a, fp);                                                                                     \
+  if (value_stops(a)) return a;                                                                                        \
+  qn_value b = eval(vm, n->b, fp);                                                                                     \
+  if (value_stops(b)) {                                                                                                \
+    value_release(vm, a);                                                                                              \
+    return b;                                                                                                          \
+  }
+#define EVALUATORS(name)                                                                                               \
+  EVALUATOR(name, ll, GET_A_LOCAL GET_B_LOCAL, ANY, 0)                                                                 \
+  EVALUATOR(name, li, GET_A_LOCAL GET_B_CONST, KNOWN_INT, 0)                                                           \
+  EVALUATOR(name, lf, GET_A_LOCAL GET_B_CONST, KNOWN_FLOAT, 0)                                                         \
+  EVALUATOR(name, lg, GET_LOCAL_ANY, ANY, OWN_B)                                                                       \
+  EVALUATOR(name, gl, GET_A_ANY GET_B_LOCAL, ANY, OWN_A)                                                               \
+  EVALUATOR(name, gi, GET_A_ANY GET_B_CONST, KNOWN_INT, OWN_A)                                                         \
+  EVALUATOR(name, gf, GET_A_ANY GET_B_CONST, KNOWN_FLOAT, OWN_A)                                                       \
+  EVALUATOR(name, gg, GET_ANY_ANY, ANY, OWN_A | OWN_B)
+#define OPERATORS(X) X(add) X(sub) X(mul) X(div) X(floordiv) X(mod) X(eq) X(ne) X(lt) X(le) X(gt) X(ge) X(other)
+OPERATORS(EVALUATORS)
+
+eval_fn binary_eval(ast_op op, node_kind left, node_kind right, qn_value k) {
+  enum { LL, LI, LF, LG, GL, GI, GF, GG, SHAPES };
+#define ROW(name) {name##_ll, name##_li, name##_lf, name##_lg, name##_gl, name##_gi, name##_gf, name##_gg},
+  static const eval_fn table[][SHAPES] = {OPERATORS(ROW)};
+#undef ROW
+  enum {
+#define INDEX(name) ROW_##name,
+    OPERATORS(INDEX)
+#undef INDEX
+  };
+  int row = ROW_other;
+  switch (op) {
+#define CASE(name)                                                                                                     \
+  case AST_OP_##name: row = ROW_##name; break;
+    CASE(add)
+    CASE(sub) CASE(mul) CASE(div) CASE(floordiv) CASE(mod) CASE(eq) CASE(ne) CASE(lt) CASE(le) CASE(gt) CASE(ge)
+#undef CASE
+        default : break;
+  }
+  int shape = right == N_LOCAL                          ? LL
+              : right == N_CONST && k.head == TAG_INT   ? LI
+              : right == N_CONST && k.head == TAG_FLOAT ? LF
+                                                        : LG;
+  return table[row][left == N_LOCAL ? shape : shape + GL];
+}
+
+/* ---- unary operators, logic --------------------------------------------------------------------------------------------------- */
+
+qn_value eval_unary(qn_vm *vm, node *h, qn_value *fp) {
+  n_one *n = (n_one *)h;
+  qn_value a = eval(vm, n->a, fp);
+  bool neg = h->flag == AST_OP_neg;
+  if (a.head == TAG_INT) {
+    if (!neg) return value_int(~a.u.i);
+    if (a.u.i != INT64_MIN) return value_int(-a.u.i);
+    return raise(vm, E_overflow, n->mark, "-(%lld) does not fit 64 bits", (long long)a.u.i);
+  }
+  if (a.head == TAG_FLOAT && neg) return value_float(-a.u.f);
+  if (a.head == TAG_BOOL && !neg) return value_bool(!a.u.i);
+  if (value_stops(a)) return a;
+  qn_value r;
+  if (value_is(a, TAG_ARRAY) || value_is_scalar(a)) {
+    if (vm->rec) rec_at(vm, n->mark);
+    r = op_apply(vm, neg ? OP_neg : OP_invert, &a, 1, NULL);
+  } else {
+    text_buf t;
+    text_init(&t, vm);
+    text_addf(&t, "%s is not defined for ", neg ? "-" : "~");
+    text_kind(&t, a);
+    r = raise_text(vm, E_type, n->mark, &t);
+  }
+  if (value_is_error(r)) {
+    raise_at(vm, n->mark);
+    note_operand(vm, n->a->at, a, n->a);
+  }
+  value_release(vm, a);
+  return r;
+}
+
+static __attribute__((cold)) qn_value fail_condition(qn_vm *vm, qn_value v, const node *n) {
+  text_buf t, source;
+  text_init(&t, vm);
+  text_init(&source, vm);
+  text_span(vm, &source, n->at);
+  const char *x = source.text && !source.failed ? source.text : "x";
+  text_kind(&t, v);
+  text_adds(&t, " is not a condition; write ");
+  if (value_is_number(v))
+    text_addf(&t, "%s != 0", x);
+  else if (value_is(v, TAG_STR))
+    text_addf(&t, "%s != \"\"", x);
+  else if (value_is(v, TAG_LIST) || value_is(v, TAG_RECORD) || value_is(v, TAG_RANGE))
+    text_addf(&t, "len(%s) > 0", x);
+  else if (value_is(v, TAG_ARRAY))
+    text_addf(&t, "any(%s) or all(%s); elementwise logic is & | ~", x, x);
+  else
+    text_addf(&t, "%s != nil", x);
+  text_free(&source);
+  return raise_text(vm, E_condition, n->at, &t);
+}
+
+/* A bool, or a bool array with one element? */
+static bool truth_kind(qn_value v) {
+  if (value_is(v, TAG_BOOL)) return true;
+  return value_is(v, TAG_ARRAY) && value_array(v)->dtype == QN_bool && value_array(v)->size == 1;
+}
+
+int condition(qn_vm *vm, qn_value v, node *n) {
+  if (v.head == TAG_BOOL) return v.u.i != 0;
+  int truth = -1;
+  if (truth_kind(v)) {
+    truth = rec_truth(vm, v, n->at);
+    if (truth < 0) raise_at(vm, n->at);
+  } else {
+    fail_condition(vm, v, n);
+  }
+  value_release(vm, v);
+  return truth;
+}
+
+/* A one-element bool array as bool[]; takes over. */
+static qn_value as_rank0(qn_vm *vm, qn_value v) {
+  if (!value_is(v, TAG_ARRAY) || value_array(v)->rank == 0) return v;
+  qn_value r = array_reshaped(vm, v, 0, NULL);
+  value_release(vm, v);
+  return r;
+}
+
+qn_value eval_not(qn_vm *vm, node *h, qn_value *fp) {
+  n_one *n = (n_one *)h;
+  qn_value a = eval(vm, n->a, fp);
+  if (a.head == TAG_BOOL) return value_bool(!a.u.i);
+  if (value_stops(a)) return a;
+  qn_value r;
+  if (truth_kind(a)) {
+    if (vm->rec) rec_at(vm, n->mark);
+    r = op_apply(vm, OP_invert, &a, 1, NULL);
+    if (!value_is_error(r)) r = as_rank0(vm, r);
+    if (value_is_error(r)) raise_at(vm, n->mark);
+  } else {
+    r = fail_condition(vm, a, n->a);
+  }
+  value_release(vm, a);
+  return r;
+}
+
+/* `a and b`, `a or b` (flag: or). The result is a bool, or bool[] where an operand evaluated was an array. */
+qn_value eval_logic(qn_vm *vm, node *h, qn_value *fp) {
+  n_binary *n = (n_binary *)h;
+  qn_value a = eval(vm, n->a, fp);
+  bool is_or = h->flag != 0;
+  if (value_stops(a)) return a;
+  bool array = value_is(a, TAG_ARRAY);
+  int truth;
+  if (array) {
+    truth = condition(vm, value_retain(a), n->a);
+    if (truth < 0) {
+      value_release(vm, a);
+      return value_error();
+    }
+  } else {
+    truth = condition(vm, a, n->a);
+    if (truth < 0) return value_error();
+  }
+  if ((truth != 0) == is_or) return array ? as_rank0(vm, a) : value_bool(is_or);
+  value_release(vm, a);
+  qn_value b = eval(vm, n->b, fp);
+  if (value_stops(b)) return b;
+  if (!truth_kind(b)) {
+    fail_condition(vm, b, n->b);
+    value_release(vm, b);
+    return value_error();
+  }
+  if (value_is(b, TAG_ARRAY)) return as_rank0(vm, b);
+  if (!array) return b;
+  qn_array *r = array_from_scalar(vm, QN_bool, (qn_value){.head = TAG_BOOL, .u = b.u});
+  if (!r) return value_error();
+  if (vm->rec && !rec_const(vm, r)) {
+    value_release(vm, value_obj(TAG_ARRAY, r));
+    return value_error();
+  }
+  return value_obj(TAG_ARRAY, r);
+}

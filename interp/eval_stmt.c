@@ -1,0 +1,340 @@
+/* Blocks, branches, loops, try, return, import.
+ *
+ * break, continue and return travel up as signal values; the value of a return waits in interp.returned. Loops poll for
+ * interrupts and limits on their back edges. While a call is recorded, branches on traced values and loops are offered to
+ * the recorder first, together with the outer variables that they may rebind.
+ */
+#include "interp/node.h"
+
+/* ---- blocks -------------------------------------------------------------------------------------------------------- */
+
+static inline qn_value run_block(qn_vm *vm, n_block *n, qn_value *fp) {
+  uint32_t last = n->n - 1;
+  for (uint32_t i = 0; i < last; i++) {
+    qn_value v = eval(vm, n->items[i], fp);
+    if (value_stops(v)) return v;
+    value_release(vm, v);
+  }
+  return eval(vm, n->items[last], fp);
+}
+
+qn_value eval_block_plain(qn_vm *vm, node *h, qn_value *fp) { return run_block(vm, (n_block *)h, fp); }
+
+/* Variables of a block end with it, so that their values are not shared any longer when an update looks for one owner. */
+qn_value eval_block(qn_vm *vm, node *h, qn_value *fp) {
+  n_block *n = (n_block *)h;
+  qn_value r = run_block(vm, n, fp);
+  for (uint32_t i = n->first; i < n->last; i++) {
+    qn_value old = fp[i];
+    fp[i] = value_nil();
+    value_release(vm, old);
+  }
+  return r;
+}
+
+/* ---- the recorder's view of a site ------------------------------------------------------------------------------------- */
+
+enum { SITE_MAX = 64 };
+
+/* Addresses of the outer variables that a site may rebind; -1 when there are too many to offer it. */
+static int site_slots(const site *s, qn_value *fp, qn_value **out) {
+  if (s->nlocals + s->nglobals > SITE_MAX - 1) return -1;
+  int n = 0;
+  for (uint32_t i = 0; i < s->nlocals; i++) out[n++] = &fp[s->locals[i]];
+  for (uint32_t i = 0; i < s->nglobals; i++) out[n++] = &s->globals[i]->value;
+  return n;
+}
+
+typedef struct arm {
+  qn_vm *vm;
+  node *n;
+  qn_value *fp;
+} arm;
+
+static qn_value run_arm(void *ctx) {
+  arm *a = ctx;
+  return a->n ? eval(a->vm, a->n, a->fp) : value_nil();
+}
+
+static bool is_traced(qn_value v) {
+  return (value_is(v, TAG_ARRAY) && value_array(v)->node) || (value_is(v, TAG_BOOL) && value_node(v));
+}
+
+/* ---- if ------------------------------------------------------------------------------------------------------------------- */
+
+static rec_answer offer_if(qn_vm *vm, n_if *n, qn_value predicate, qn_value *fp, qn_value *result) {
+  qn_value *slots[SITE_MAX];
+  int count = n->site->escapes ? -1 : site_slots(n->site, fp, slots);
+  if (count < 0) return REC_NOT_YET;
+  arm then = {vm, n->then, fp}, otherwise = {vm, n->otherwise, fp};
+  return rec_if(vm, n->h.at, predicate, (rec_arm){run_arm, &then}, (rec_arm){run_arm, &otherwise},
+                (rec_slots){slots, count}, result);
+}
+
+qn_value eval_if(qn_vm *vm, node *h, qn_value *fp) {
+  n_if *n = (n_if *)h;
+  qn_value c = eval(vm, n->cond, fp);
+  int truth;
+  if (__builtin_expect(c.head == TAG_BOOL, 1)) {
+    truth = c.u.i != 0;
+  } else {
+    if (value_stops(c)) return c;
+    if (vm->rec && is_traced(c)) {
+      qn_value result = value_nil();
+      rec_answer answer = offer_if(vm, n, c, fp, &result);
+      if (answer == REC_DONE || answer == REC_FAILED) {
+        value_release(vm, c);
+        return answer == REC_DONE ? result : value_error();
+      }
+    }
+    truth = condition(vm, c, n->cond);
+    if (truth < 0) return value_error();
+  }
+  if (truth) return eval(vm, n->then, fp);
+  return n->otherwise ? eval(vm, n->otherwise, fp) : value_nil();
+}
+
+/* ---- try -------------------------------------------------------------------------------------------------------------------- */
+
+qn_value eval_try(qn_vm *vm, node *h, qn_value *fp) {
+  n_try *n = (n_try *)h;
+  qn_value *mark = vm->sp;
+  if (vm->rec && !rec_try_begin(vm)) return value_error();
+  qn_value r = eval(vm, n->body, fp);
+  if (vm->rec) rec_try_end(vm);
+  if (!value_is_error(r) || !error_catchable(vm)) return r;
+  vm_pop_to(vm, mark);
+  trace_frame(vm, fp[-1]);
+  qn_error_object *e = error_take(vm);
+  if (n->error_slot >= 0) {
+    qn_value record = error_to_record(vm, e);
+    error_free(vm, e);
+    if (value_is_error(record)) return record;
+    slot_set(vm, &fp[n->error_slot], record);
+  } else {
+    error_free(vm, e);
+  }
+  r = eval(vm, n->handler, fp);
+  if (n->error_slot >= 0) slot_set(vm, &fp[n->error_slot], value_nil());
+  return r;
+}
+
+/* ---- loops ------------------------------------------------------------------------------------------------------------------- */
+
+/* Offers a loop to the recorder. The loop variable, where there is one, is the first carried slot. */
+static rec_answer offer_loop(qn_vm *vm, jit_anchor *anchor, node *h, const site *s, qn_value range, node *cond,
+                             node *body, qn_value *variable, qn_value *fp) {
+  qn_value *slots[SITE_MAX];
+  int first = variable != NULL;
+  slots[0] = variable;
+  int count = s->escapes ? -1 : site_slots(s, fp, slots + first);
+  if (count < 0) return REC_NOT_YET;
+  arm header = {vm, cond, fp}, run = {vm, body, fp};
+  rec_loop_site offer = {.anchor = anchor,
+                         .at = h->at,
+                         .range = range,
+                         .header = {run_arm, &header},
+                         .body = {run_arm, &run},
+                         .carried = {slots, count + first}};
+  return rec_loop(vm, &offer);
+}
+
+/* What becomes of a body's result: true to go on with the next iteration, else `*r` is the loop's value. */
+static inline bool next_iteration(qn_vm *vm, qn_value *r) {
+  if (!value_stops(*r)) {
+    value_release(vm, *r);
+    return true;
+  }
+  if (value_is_error(*r) || r->u.i == SIGNAL_RETURN) return false;
+  if (r->u.i == SIGNAL_CONTINUE) return true;
+  *r = value_nil();
+  return false;
+}
+
+static bool range_bound(qn_vm *vm, node *n, qn_value *fp, const char *what, int64_t *out, qn_value *stopped) {
+  qn_value v = eval(vm, n, fp);
+  if (value_stops(v)) {
+    *stopped = v;
+    return false;
+  }
+  bool ok = index_int(vm, v, what, out);
+  value_release(vm, v);
+  if (!ok) {
+    raise_at(vm, n->at);
+    *stopped = value_error();
+  }
+  return ok;
+}
+
+qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
+  n_for *n = (n_for *)h;
+  int64_t start, stop;
+  qn_value r = value_nil();
+  if (!range_bound(vm, n->start, fp, "a range's start", &start, &r)) return r;
+  if (!range_bound(vm, n->stop, fp, "a range's end", &stop, &r)) return r;
+  bool local = n->place->kind == PLACE_LOCAL;
+  qn_value *variable = local ? &fp[n->place->slot] : NULL;
+  if (vm->rec) {
+    qn_range *range = range_new(vm, start, stop, 1);
+    if (!range) return value_error();
+    qn_value v = value_obj(TAG_RANGE, range);
+    rec_answer answer = offer_loop(vm, &n->anchor, h, n->site, v, NULL, n->body, variable, fp);
+    value_release(vm, v);
+    if (answer == REC_DONE || answer == REC_FAILED) return answer == REC_DONE ? value_nil() : value_error();
+  }
+  node *body = n->body;
+  for (int64_t i = start; i < stop; i++) {
+    if (__builtin_expect(vm_poll(vm), 0)) {
+      raise_at(vm, h->at);
+      r = value_error();
+      break;
+    }
+    if (local) {
+      if (value_is_heap(*variable)) value_release(vm, *variable);
+      *variable = value_int(i);
+    } else if (!place_bind(vm, n->place, fp, value_int(i))) {
+      r = value_error();
+      break;
+    }
+    r = eval(vm, body, fp);
+    if (!next_iteration(vm, &r)) break;
+    r = value_nil();
+  }
+  if (local) slot_set(vm, variable, value_nil());
+  return r;
+}
+
+static int64_t iterable_length(qn_value v) {
+  switch (value_tag_of(v)) {
+  case TAG_LIST: return value_list(v)->len;
+  case TAG_RANGE: return range_length(value_range(v));
+  case TAG_ARRAY: return value_array(v)->rank ? value_array(v)->shape[0] : -1;
+  case TAG_STR: return value_str(v)->len; /* bytes; advanced by code points */
+  default: return -1;
+  }
+}
+
+static __attribute__((cold)) qn_value fail_iterable(qn_vm *vm, qn_value v, node *at) {
+  text_buf t;
+  text_init(&t, vm);
+  text_adds(&t, "cannot loop over ");
+  text_kind(&t, v);
+  if (value_is(v, TAG_INT)) text_addf(&t, "; 0..%lld counts", (long long)v.u.i);
+  if (value_is(v, TAG_RECORD)) text_adds(&t, "; items(r), keys(r) and values(r) are lists");
+  return raise_text(vm, E_not_iterable, at->at, &t);
+}
+
+qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
+  n_for *n = (n_for *)h;
+  qn_value it = eval(vm, n->iterable, fp);
+  if (value_stops(it)) return it;
+  int64_t len = iterable_length(it);
+  qn_value r = value_nil();
+  if (len < 0) {
+    r = fail_iterable(vm, it, n->iterable);
+    value_release(vm, it);
+    return r;
+  }
+  if (vm->rec) {
+    qn_value *variable = n->place->kind == PLACE_LOCAL ? &fp[n->place->slot] : NULL;
+    rec_answer answer = offer_loop(vm, &n->anchor, h, n->site, it, NULL, n->body, variable, fp);
+    if (answer == REC_DONE || answer == REC_FAILED) {
+      value_release(vm, it);
+      return answer == REC_DONE ? value_nil() : value_error();
+    }
+  }
+  for (int64_t i = 0; i < len;) {
+    if (__builtin_expect(vm_poll(vm), 0)) {
+      raise_at(vm, h->at);
+      r = value_error();
+      break;
+    }
+    qn_value item;
+    int64_t step = 1;
+    switch (value_tag_of(it)) {
+    case TAG_LIST: item = value_retain(value_list(it)->items[i]); break;
+    case TAG_RANGE: item = value_int(value_range(it)->start + i * value_range(it)->step); break;
+    case TAG_ARRAY:
+      if (vm->rec) rec_at(vm, n->iterable->at);
+      item = index_row(vm, it, i);
+      break;
+    default: {
+      uint32_t code;
+      step = utf8_decode(value_str(it)->text + i, &code);
+      qn_str *s = str_new(vm, value_str(it)->text + i, (size_t)step);
+      item = s ? value_obj(TAG_STR, s) : value_error();
+    }
+    }
+    if (value_is_error(item) || !place_bind(vm, n->place, fp, item)) {
+      raise_at(vm, n->iterable->at);
+      r = value_error();
+      break;
+    }
+    i += step;
+    r = eval(vm, n->body, fp);
+    if (!next_iteration(vm, &r)) break;
+    r = value_nil();
+  }
+  value_release(vm, it);
+  for (uint32_t i = n->first; i < n->last; i++) slot_set(vm, &fp[i], value_nil());
+  return r;
+}
+
+qn_value eval_while(qn_vm *vm, node *h, qn_value *fp) {
+  n_while *n = (n_while *)h;
+  if (vm->rec) {
+    rec_answer answer = offer_loop(vm, &n->anchor, h, n->site, value_unset(), n->cond, n->body, NULL, fp);
+    if (answer == REC_DONE || answer == REC_FAILED) return answer == REC_DONE ? value_nil() : value_error();
+  }
+  for (;;) {
+    qn_value c = eval(vm, n->cond, fp);
+    int truth;
+    if (__builtin_expect(c.head == TAG_BOOL, 1)) {
+      truth = c.u.i != 0;
+    } else {
+      if (value_stops(c)) return c;
+      truth = condition(vm, c, n->cond);
+      if (truth < 0) return value_error();
+    }
+    if (!truth) return value_nil();
+    if (__builtin_expect(vm_poll(vm), 0)) {
+      raise_at(vm, h->at);
+      return value_error();
+    }
+    qn_value r = eval(vm, n->body, fp);
+    if (!next_iteration(vm, &r)) return r;
+  }
+}
+
+/* ---- the rest -------------------------------------------------------------------------------------------------------------------- */
+
+qn_value eval_signal(qn_vm *vm, node *n, qn_value *fp) {
+  (void)vm, (void)fp;
+  return value_signal((signal_kind)n->flag);
+}
+
+qn_value eval_return(qn_vm *vm, node *h, qn_value *fp) {
+  n_one *n = (n_one *)h;
+  qn_value v = n->a ? eval(vm, n->a, fp) : value_nil();
+  if (value_stops(v)) return v;
+  slot_set(vm, &interp_of(vm)->returned, v);
+  return value_signal(SIGNAL_RETURN);
+}
+
+qn_value eval_import(qn_vm *vm, node *h, qn_value *fp) {
+  (void)fp;
+  n_import *n = (n_import *)h;
+  qn_value m = import_module(vm, n->from, n->name->text, n->path, n->mark);
+  if (value_is_error(m)) {
+    raise_at(vm, n->mark);
+    interp_of(vm)->error_place = n->mark;
+    return m;
+  }
+  if (n->cell) {
+    cell_set(vm, n->cell, m);
+    n->cell->decl = n->mark;
+  } else {
+    value_release(vm, m);
+  }
+  return value_nil();
+}

@@ -1,0 +1,330 @@
+/* Array literals and conversions by dtype.
+ *
+ * The items of a literal wait on the value stack. As long as they are plain host numbers, or literals of equal shape made of
+ * such, they are "flat": the whole literal is one run of numbers and becomes one array. The first array, spread of arrays or
+ * traced number makes it "general": nested literals before it become arrays of their own, and the items are stacked by
+ * OP_concat, host numbers taking the dtype of the arrays beside them.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "interp/node.h"
+
+typedef enum form { FORM_NONE, FORM_NUMBERS, FORM_NESTED, FORM_GENERAL, FORM_STOPPED } form;
+
+typedef struct literal {
+  int rank;
+  int64_t shape[ARRAY_MAX_RANK + 1];
+  qn_value stopped;
+} literal;
+
+static qn_value fail_fit(qn_vm *vm, qn_dtype dtype, qn_value v, error_id id) {
+  text_buf t;
+  text_init(&t, vm);
+  text_kind(&t, v);
+  text_addf(&t, " does not fit %s", dtype_rows[dtype].name);
+  return raise_text(vm, id, SPAN_NONE, &t);
+}
+
+/* A host number as the number that dtype stores: floats are cut to integers, bools count 0 and 1. */
+static qn_value scalar_as(qn_vm *vm, qn_dtype dtype, qn_value v) {
+  v.head &= 0xff;
+  if (dtype == QN_bool) {
+    if (value_is(v, TAG_FLOAT)) return value_bool(v.u.f != 0);
+    return value_bool(v.u.i != 0);
+  }
+  if (dtype_is_int(dtype) && value_is(v, TAG_FLOAT)) {
+    double f = trunc(v.u.f);
+    if (!(f >= -9223372036854775808.0 && f < 9223372036854775808.0)) return fail_fit(vm, dtype, v, E_to_int);
+    qn_value i = value_int((int64_t)f);
+    return dtype_holds(dtype, i) ? i : fail_fit(vm, dtype, v, E_to_int);
+  }
+  return dtype_holds(dtype, v) ? v : fail_fit(vm, dtype, v, E_weak_range);
+}
+
+static qn_dtype numbers_dtype(const qn_value *v, size_t n) {
+  qn_dtype d = n ? QN_bool : QN_f32;
+  for (size_t i = 0; i < n; i++) {
+    if (value_is(v[i], TAG_FLOAT)) return QN_f32;
+    if (value_is(v[i], TAG_INT)) d = QN_i64;
+  }
+  return d;
+}
+
+/* A contiguous array from plain numbers; owned. */
+static qn_value array_of_numbers(qn_vm *vm, const qn_value *v, int dtype, int rank, const int64_t *shape) {
+  size_t n = 1;
+  for (int i = 0; i < rank; i++) n *= (size_t)shape[i];
+  qn_dtype d = dtype < 0 ? numbers_dtype(v, n) : (qn_dtype)dtype;
+  qn_array *a = array_new(vm, d, rank, shape);
+  if (!a) return value_error();
+  char *to = array_data(a);
+  for (size_t i = 0; i < n; i++, to += dtype_size(d)) {
+    qn_value x = scalar_as(vm, d, v[i]);
+    if (value_is_error(x)) {
+      value_release(vm, value_obj(TAG_ARRAY, a));
+      return x;
+    }
+    dtype_store(d, to, x);
+  }
+  if (vm->rec && !rec_const(vm, a)) {
+    value_release(vm, value_obj(TAG_ARRAY, a));
+    return value_error();
+  }
+  return value_obj(TAG_ARRAY, a);
+}
+
+qn_value convert_dtype(qn_vm *vm, qn_dtype dtype, qn_value v) {
+  op_attr attr = {.dtype = (uint8_t)dtype};
+  if ((int)dtype >= DTYPE_PUBLIC)
+    return raise(vm, E_dtype, SPAN_NONE, "%s is reserved: no array has it yet", dtype_rows[dtype].name);
+  if (value_is(v, TAG_ARRAY)) {
+    if (value_array(v)->dtype == dtype) return value_retain(v);
+    return op_apply(vm, OP_cast, &v, 1, &attr);
+  }
+  if (!value_is_scalar(v)) {
+    text_buf t;
+    text_init(&t, vm);
+    text_addf(&t, "%s converts numbers and arrays, not ", dtype_rows[dtype].name);
+    text_kind(&t, v);
+    return raise_text(vm, E_type, SPAN_NONE, &t);
+  }
+  if (vm->rec && value_node(v)) {
+    op_attr none = {0};
+    qn_value a = op_apply(vm, OP_reshape, &v, 1, &none);
+    if (value_is_error(a) || value_array(a)->dtype == dtype) return a;
+    qn_value r = op_apply(vm, OP_cast, &a, 1, &attr);
+    value_release(vm, a);
+    return r;
+  }
+  return array_of_numbers(vm, &v, (int)dtype, 0, NULL);
+}
+
+/* ---- general literals ---------------------------------------------------------------------------------------------------- */
+
+static void shape_of_item(qn_value v, int *rank, int64_t *shape) {
+  *rank = 0;
+  if (!value_is(v, TAG_ARRAY)) return;
+  *rank = value_array(v)->rank;
+  memcpy(shape, value_array(v)->shape, (size_t)*rank * sizeof *shape);
+}
+
+static qn_value fail_ragged(qn_vm *vm, int rank, const int64_t *shape, int rank2, const int64_t *shape2) {
+  text_buf t;
+  text_init(&t, vm);
+  text_adds(&t, "items of an array literal have the shapes [");
+  for (int i = 0; i < rank; i++) text_addf(&t, "%s%lld", i ? ", " : "", (long long)shape[i]);
+  text_adds(&t, "] and [");
+  for (int i = 0; i < rank2; i++) text_addf(&t, "%s%lld", i ? ", " : "", (long long)shape2[i]);
+  text_adds(&t, "]");
+  return raise_text(vm, E_ragged, SPAN_NONE, &t);
+}
+
+/* One item as an array of dtype and shape [1, ...]. Borrowed, owned result. */
+static qn_value stacked_item(qn_vm *vm, qn_value v, qn_dtype dtype) {
+  qn_value a = convert_dtype(vm, dtype, v);
+  if (value_is_error(a)) return a;
+  const qn_array *x = value_array(a);
+  int64_t shape[ARRAY_MAX_RANK + 1] = {1};
+  memcpy(shape + 1, x->shape, x->rank * sizeof *shape);
+  qn_value r = array_reshaped(vm, a, x->rank + 1, shape);
+  value_release(vm, a);
+  return r;
+}
+
+/* Stacks items (arrays and host numbers, n > 0, on the stack; replaced in place) along a new first axis. */
+static qn_value stack_items(qn_vm *vm, qn_value *items, size_t n, int dtype) {
+  int rank, rank2;
+  int64_t shape[ARRAY_MAX_RANK], shape2[ARRAY_MAX_RANK];
+  shape_of_item(items[0], &rank, shape);
+  operand_type type = value_operand_type(items[0]);
+  for (size_t i = 1; i < n; i++) {
+    shape_of_item(items[i], &rank2, shape2);
+    if (rank != rank2 || memcmp(shape, shape2, (size_t)rank * sizeof *shape) != 0)
+      return fail_ragged(vm, rank, shape, rank2, shape2);
+    type = dtype_promote(type, value_operand_type(items[i]));
+  }
+  if (rank == ARRAY_MAX_RANK) return raise(vm, E_rank, SPAN_NONE, "arrays have at most %d axes", ARRAY_MAX_RANK);
+  qn_dtype d = dtype >= 0 ? (qn_dtype)dtype : type.weak && type.dtype == QN_f64 ? QN_f32 : type.dtype;
+  for (size_t i = 0; i < n; i++) {
+    qn_value a = stacked_item(vm, items[i], d);
+    if (value_is_error(a)) return a;
+    slot_set(vm, &items[i], a);
+  }
+  if (n == 1) return value_retain(items[0]);
+  if (n > INT32_MAX) return raise(vm, E_too_large, SPAN_NONE, "too many items");
+  op_attr attr = {.axes = 1};
+  return op_apply(vm, OP_concat, items, (int)n, &attr);
+}
+
+/* Turns `blocks` flat blocks of equal shape, which lie from `mark` up, into one array each. Numbers own nothing, so an array may
+ * overwrite those of blocks that are done: block k begins at or above mark[k] unless blocks are empty. */
+static bool blocks_to_arrays(qn_vm *vm, qn_value *mark, size_t blocks, int rank, const int64_t *shape, int dtype) {
+  size_t size = 1;
+  for (int i = 0; i < rank; i++) size *= (size_t)shape[i];
+  if (size == 0 && !vm_enter(vm, blocks)) return false;
+  for (size_t k = 0; k < blocks; k++) {
+    qn_value a = array_of_numbers(vm, mark + k * size, dtype, rank, shape);
+    if (value_is_error(a)) {
+      vm->sp = mark + k;
+      return false;
+    }
+    mark[k] = a;
+  }
+  vm->sp = mark + blocks;
+  return true;
+}
+
+static form collect(qn_vm *vm, const n_items *n, qn_value *fp, int dtype, literal *out);
+
+static form stop(literal *out, qn_value v) {
+  out->stopped = v;
+  return FORM_STOPPED;
+}
+
+/* Adds a value to the literal in progress. Takes over `v`. */
+static bool add_value(qn_vm *vm, qn_value *mark, form *state, size_t *count, literal *l, qn_value v, int dtype) {
+  bool number = v.head == TAG_INT || v.head == TAG_FLOAT || v.head == TAG_BOOL || (value_is_scalar(v) && !vm->rec);
+  if (!number && !value_is(v, TAG_ARRAY) && !value_is_scalar(v)) {
+    text_buf t;
+    text_init(&t, vm);
+    text_adds(&t, "arrays hold numbers, not ");
+    text_kind(&t, v);
+    text_adds(&t, "; lists are written ( )");
+    raise_text(vm, E_type, SPAN_NONE, &t);
+    value_release(vm, v);
+    return false;
+  }
+  if (number) {
+    v.head &= 0xff;
+    if (*state == FORM_NESTED) {
+      fail_ragged(vm, l->rank, l->shape, 0, NULL);
+      return false;
+    }
+    if (*state == FORM_NONE) *state = FORM_NUMBERS;
+  } else {
+    if (*state == FORM_NESTED && !blocks_to_arrays(vm, mark, *count, l->rank, l->shape, dtype)) {
+      value_release(vm, v);
+      return false;
+    }
+    *state = FORM_GENERAL;
+  }
+  if (!vm_enter(vm, 1)) {
+    value_release(vm, v);
+    return false;
+  }
+  *vm->sp++ = v;
+  ++*count;
+  return true;
+}
+
+/* Adds a literal within the literal. */
+static form add_nested(qn_vm *vm, qn_value *mark, form *state, size_t *count, literal *l, const n_items *inner,
+                       qn_value *fp, int dtype) {
+  literal sub;
+  qn_value *at = vm->sp;
+  form f = collect(vm, inner, fp, dtype, &sub);
+  if (f == FORM_STOPPED) return stop(l, sub.stopped);
+  bool flat = f == FORM_NUMBERS;
+  if (flat && *state == FORM_NONE) {
+    *state = FORM_NESTED;
+    l->rank = sub.rank;
+    memcpy(l->shape, sub.shape, sizeof sub.shape);
+  } else if (flat && *state == FORM_NESTED) {
+    if (l->rank != sub.rank || memcmp(l->shape, sub.shape, (size_t)sub.rank * sizeof *sub.shape) != 0)
+      return stop(l, fail_ragged(vm, l->rank, l->shape, sub.rank, sub.shape));
+  } else {
+    if (flat && !blocks_to_arrays(vm, at, 1, sub.rank, sub.shape, dtype)) return stop(l, value_error());
+    /* What stands above `at` is one array; older blocks become arrays below it. */
+    qn_value a = *--vm->sp;
+    return add_value(vm, mark, state, count, l, a, dtype) ? *state : stop(l, value_error());
+  }
+  ++*count;
+  return *state;
+}
+
+/* Evaluates a literal. FORM_NUMBERS: its numbers lie on the stack and `out` has the shape. FORM_GENERAL: one array lies there.
+ * FORM_STOPPED: `out->stopped`; the stack is as before. */
+static form collect(qn_vm *vm, const n_items *n, qn_value *fp, int dtype, literal *out) {
+  qn_value *mark = vm->sp;
+  literal l = {.rank = 0};
+  form state = FORM_NONE;
+  size_t count = 0;
+  for (uint32_t i = 0; i < n->n; i++) {
+    node *item = n->items[i];
+    if (item->kind == N_ARRAY) {
+      if (add_nested(vm, mark, &state, &count, &l, (const n_items *)item, fp, dtype) == FORM_STOPPED) goto stopped;
+      continue;
+    }
+    bool spread = item->kind == N_SPREAD;
+    qn_value v = eval(vm, spread ? ((n_one *)item)->a : item, fp);
+    if (value_stops(v)) {
+      stop(&l, v);
+      goto stopped;
+    }
+    bool ok = true;
+    if (!spread) {
+      ok = add_value(vm, mark, &state, &count, &l, v, dtype);
+    } else {
+      int64_t len = value_is(v, TAG_LIST)                            ? value_list(v)->len
+                    : value_is(v, TAG_RANGE)                         ? range_length(value_range(v))
+                    : value_is(v, TAG_ARRAY) && value_array(v)->rank ? value_array(v)->shape[0]
+                                                                     : -1;
+      if (len < 0) {
+        raise(vm, E_not_iterable, item->at, "only lists, ranges and arrays spread into an array");
+        ok = false;
+      }
+      for (int64_t k = 0; ok && k < len; k++) {
+        qn_value x = value_is(v, TAG_LIST)    ? value_retain(value_list(v)->items[k])
+                     : value_is(v, TAG_RANGE) ? value_int(value_range(v)->start + k * value_range(v)->step)
+                                              : index_row(vm, v, k);
+        ok = !value_is_error(x) && add_value(vm, mark, &state, &count, &l, x, dtype);
+      }
+      value_release(vm, v);
+    }
+    if (!ok) {
+      raise_at(vm, item->at);
+      stop(&l, value_error());
+      goto stopped;
+    }
+  }
+  if (state == FORM_GENERAL) {
+    qn_value a = stack_items(vm, mark, count, dtype);
+    vm_pop_to(vm, mark);
+    if (value_is_error(a)) return stop(out, a);
+    *vm->sp++ = a;
+    return FORM_GENERAL;
+  }
+  if (l.rank == ARRAY_MAX_RANK) {
+    vm_pop_to(vm, mark);
+    return stop(out, raise(vm, E_rank, SPAN_NONE, "arrays have at most %d axes", ARRAY_MAX_RANK));
+  }
+  out->rank = l.rank + 1;
+  out->shape[0] = (int64_t)count;
+  memcpy(out->shape + 1, l.shape, (size_t)l.rank * sizeof *l.shape);
+  return FORM_NUMBERS;
+stopped:
+  vm_pop_to(vm, mark);
+  return stop(out, l.stopped);
+}
+
+qn_value array_literal(qn_vm *vm, const n_items *n, qn_value *fp, int dtype) {
+  qn_value *mark = vm->sp;
+  literal l;
+  form f = collect(vm, n, fp, dtype, &l);
+  if (f == FORM_STOPPED) {
+    if (value_is_error(l.stopped)) raise_at(vm, n->h.at);
+    return l.stopped;
+  }
+  qn_value r;
+  if (f == FORM_GENERAL) {
+    r = *--vm->sp;
+  } else {
+    r = array_of_numbers(vm, mark, dtype, l.rank, l.shape);
+    vm->sp = mark;
+  }
+  if (value_is_error(r)) raise_at(vm, n->h.at);
+  return r;
+}
+
+qn_value eval_array(qn_vm *vm, node *h, qn_value *fp) { return array_literal(vm, (const n_items *)h, fp, -1); }

@@ -1,0 +1,184 @@
+/* What the interpreter keeps: scopes and their cells, units of code, function code, modules. Internal to this room.
+ *
+ * A unit is one text after resolution: its nodes, function code and constants. Units live as long as the VM, because
+ * function values point into them.
+ *
+ * A scope is the top level of a module: a table of cells. A name that is no local resolves to a cell of its module's scope,
+ * whether or not it is defined yet: globals are late bound. A cell without a value reads its `shadow`, the builtin of the
+ * same name, so a module may define a name that the standard library has too.
+ */
+#ifndef INTERP_STATE_H
+#define INTERP_STATE_H
+
+#include "interp/interp.h"
+#include "jit/trace/rec.h"
+#include "lang/vm.h"
+
+typedef struct node node;
+
+/* Evaluates a node on a frame. Owned result; error and signal values travel up (value_stops). */
+typedef qn_value (*eval_fn)(qn_vm *vm, node *n, qn_value *fp);
+
+/* ---- scopes ------------------------------------------------------------------------------------------------------- */
+
+typedef struct global_cell {
+  rec_cell rec;
+  uint32_t unit;  /* the unit being compiled that declares it; counts once that unit is accepted (`declared`) */
+  bool declared;  /* the module's own code defines it: visible from outside */
+  qn_value value; /* unset until the definition has run */
+  struct global_cell *shadow; /* the builtin of this name, or NULL */
+  qn_str *name;               /* interned, owned */
+  span decl;                  /* where it was last defined, for notes */
+} global_cell;
+
+typedef enum scope_state { SCOPE_LOADING, SCOPE_READY } scope_state;
+
+typedef struct scope {
+  struct scope *outer; /* the builtin scope; NULL for that scope itself */
+  global_cell **cells; /* in order of appearance */
+  uint32_t n, cap;
+  uint32_t *index; /* hash table of cell numbers + 1 */
+  uint32_t index_cap;
+  scope_state state;
+  char *key;              /* what "once per VM" goes by: a canonical path, "<std>/nn", or a host's name */
+  char *dir;              /* folder that imports are relative to; NULL: none */
+  qn_module *module;      /* the module value's object; the scope owns one reference */
+  struct scope *importer; /* while loading: who asked, for messages about cycles */
+  struct scope *next;     /* of the VM */
+  bool library;           /* embedded text: no warnings */
+} scope;
+
+/* The cell of a name in a scope, made if need be; NULL with an error raised. `name` is interned. */
+QN_MUST_CHECK global_cell *scope_cell(qn_vm *vm, scope *s, qn_str *name);
+/* The cell, or NULL if there is none. */
+global_cell *scope_find(const scope *s, const qn_str *name);
+QN_MUST_CHECK scope *scope_new(qn_vm *vm, scope *outer, const char *name);
+void scope_free(qn_vm *vm, scope *s);
+/* Raises E401 with the nearest names. */
+qn_value raise_undefined(qn_vm *vm, const scope *s, const qn_str *name, span at);
+/* Value of a cell or of what it shadows; unset if there is neither. Borrowed. */
+static inline qn_value cell_get(const global_cell *c) {
+  return c->value.head == TAG_UNSET && c->shadow ? c->shadow->value : c->value;
+}
+/* Rebinds a cell; takes over the value. */
+void cell_set(qn_vm *vm, global_cell *c, qn_value v);
+/* A module's exported name as a value: borrowed; unset if there is none. */
+qn_value module_get(const qn_module *m, const qn_str *name);
+
+/* ---- code --------------------------------------------------------------------------------------------------------------- */
+
+typedef struct type_sig type_sig; /* signature.h */
+
+typedef struct fn_param {
+  qn_str *name;
+  type_sig *type;  /* NULL: anything */
+  int32_t initial; /* number of its default among the captures' tail, or -1 */
+  span at;
+} fn_param;
+
+/* A dimension bound by a shape signature: a local of the frame. */
+typedef struct fn_dim {
+  qn_str *name;
+  uint32_t slot;
+} fn_dim;
+
+typedef struct fn_code {
+  jit_anchor anchor;
+  qn_str *name; /* "fn" for a lambda without a name */
+  span at;      /* the whole definition */
+  uint32_t nparams;
+  uint32_t nslots;    /* of the frame, parameters first */
+  uint32_t ncaptures; /* captured locals; defaults follow them in the function value */
+  uint32_t ninitial;  /* defaults */
+  uint32_t ndims, ndata;
+  uint8_t watched; /* typed, or reads globals that may be data: run_frame looks closer */
+  bool rest;       /* the last parameter collects further positionals */
+  bool checks;     /* some size in a type is an expression */
+  bool typed;      /* some parameter or the result has a type */
+  fn_param *params;
+  qn_str **capture_names;
+  fn_dim *dims;
+  global_cell *
+      *data; /* globals that the body reads other than to call them: what makes a call interesting to the recorder */
+  type_sig *result;
+  span result_at;
+  node *body;
+} fn_code;
+
+/* A text after resolution. */
+typedef struct unit {
+  struct unit *next;
+  arena nodes;
+  scope *scope;
+  uint32_t number;
+  qn_value *kept; /* owned constants and names */
+  uint32_t nkept, kept_cap;
+  void **anchors; /* jit_anchor of functions and loops, to be closed */
+  uint32_t nanchors, anchors_cap;
+  void **layouts; /* record_layout * of field sites: addresses of the slots that own a reference */
+  uint32_t nlayouts, layouts_cap;
+  node *body;
+  uint32_t nslots;
+} unit;
+
+/* A builtin as the interpreter holds it: fn->code of FN_BUILTIN values made here points to `def`. */
+typedef struct builtin_info {
+  builtin_def def;
+  signature sig;
+  bool parsed;
+  bool plain; /* no rest and no keyword-only parameter: positional arguments fill the row */
+} builtin_info;
+
+typedef struct interp {
+  scope *scopes; /* all */
+  scope *builtin, *main;
+  unit *units;
+  uint32_t next_unit, next_site, prompts;
+  builtin_info *builtins; /* rows of the table, then the ops */
+  uint32_t nbuiltins, builtins_cap;
+  char (*signatures)[96]; /* of the op functions */
+  qn_str *lambda;         /* what functions without a name are called in messages: "fn" */
+  qn_value returned;      /* what `return` carries while its signal travels */
+  span error_place;       /* of the call that an error passed last: where the next frame of its trace lies */
+  bool rethrown;          /* the pending error came with a trace that has the current function's frame already */
+} interp;
+static inline interp *interp_of(qn_vm *vm) { return (interp *)vm->interp; }
+
+/* ---- signals ------------------------------------------------------------------------------------------------------------- */
+
+typedef enum signal_kind { SIGNAL_BREAK, SIGNAL_CONTINUE, SIGNAL_RETURN } signal_kind;
+static inline qn_value value_signal(signal_kind k) { return (qn_value){.head = TAG_SIGNAL, .u.i = k}; }
+_Static_assert(TAG_ERROR == 8 && TAG_SIGNAL == 10, "value_stops tests both at once");
+/* An error or a signal: evaluation must not go on. */
+static inline bool value_stops(qn_value v) { return __builtin_expect((v.head & ~(uint64_t)2) == TAG_ERROR, 0); }
+
+/* Replaces a variable's value; takes over `v`. */
+static inline void slot_set(qn_vm *vm, qn_value *slot, qn_value v) {
+  qn_value old = *slot;
+  *slot = v;
+  value_release(vm, old);
+}
+
+/* ---- units and modules (module.c) ------------------------------------------------------------------------------------------ */
+
+/* Resolves and runs the text of a scope. Owned result. */
+QN_MUST_CHECK qn_value run_text(qn_vm *vm, scope *s, uint32_t source, bool prompt, bool *incomplete);
+/* The module that `import` means; a module value (owned). */
+QN_MUST_CHECK qn_value import_module(qn_vm *vm, scope *from, const char *name, bool path, span at);
+
+/* ---- resolver (resolve.c) ---------------------------------------------------------------------------------------------------- */
+
+typedef struct ast_module ast_module;
+/* Turns a tree into a unit; NULL with an error raised. */
+QN_MUST_CHECK unit *resolve_unit(qn_vm *vm, scope *s, const ast_module *tree, bool prompt);
+void unit_free(qn_vm *vm, unit *u);
+
+/* ---- builtins (builtin.c) -------------------------------------------------------------------------------------------------------- */
+
+/* Binds the rows of the VM's table, the op functions, dtypes and devices into the builtin scope. */
+QN_MUST_CHECK bool builtins_bind(qn_vm *vm);
+void builtins_free(qn_vm *vm);
+/* The row behind a FN_BUILTIN value with its signature parsed; NULL with an error raised. */
+QN_MUST_CHECK builtin_info *builtin_of(qn_vm *vm, const qn_fn *fn);
+
+#endif

@@ -1,0 +1,393 @@
+/* Assignments: variables, paths (`r.a.b[2].c = v`), destructuring, and op=.
+ *
+ * Indices of the target are evaluated first and wait on the value stack, then the right side, then the store. A path is
+ * stored into in place: each container on the way is made the only owner of itself (copied if it is shared), which no
+ * program can see, and the innermost store checks everything before it changes anything. So an update of a value with one
+ * owner costs what it stores, and a variable keeps its old value when there is an error.
+ */
+#include <string.h>
+
+#include "interp/node.h"
+
+/* ---- indices on the stack ------------------------------------------------------------------------------------------- */
+
+static qn_value eval_or_nil(qn_vm *vm, node *n, qn_value *fp) { return n ? eval(vm, n, fp) : value_nil(); }
+
+bool push_index_values(qn_vm *vm, node *const *items, uint32_t n, qn_value *fp, qn_value *stopped) {
+  qn_value *mark = vm->sp;
+  if (!vm_enter(vm, 3 * (size_t)n)) {
+    *stopped = value_error();
+    return false;
+  }
+  for (uint32_t i = 0; i < n; i++) {
+    node *item = items[i];
+    if (item->kind == N_ELLIPSIS || item->kind == N_NEW) continue;
+    node *parts[3] = {item, NULL, NULL};
+    int count = 1;
+    if (item->kind == N_SLICE) {
+      const n_slice *s = (const n_slice *)item;
+      parts[0] = s->start, parts[1] = s->stop, parts[2] = s->step;
+      count = 3;
+    }
+    for (int k = 0; k < count; k++) {
+      qn_value v = eval_or_nil(vm, parts[k], fp);
+      if (value_stops(v)) {
+        vm_pop_to(vm, mark);
+        *stopped = v;
+        return false;
+      }
+      *vm->sp++ = v;
+    }
+  }
+  return true;
+}
+
+bool index_items_of(qn_vm *vm, node *const *items, uint32_t n, const qn_value *values, bool host, index_item *out) {
+  for (uint32_t i = 0; i < n; i++) {
+    switch (items[i]->kind) {
+    case N_ELLIPSIS: out[i] = (index_item){.kind = INDEX_ELLIPSIS, .array = value_nil()}; break;
+    case N_NEW: out[i] = (index_item){.kind = INDEX_NEW, .array = value_nil()}; break;
+    case N_SLICE:
+      if (!index_slice_of(vm, values[0], values[1], values[2], &out[i])) return false;
+      values += 3;
+      break;
+    default:
+      if (!index_item_of(vm, *values++, host, &out[i])) return false;
+    }
+  }
+  return true;
+}
+
+/* ---- paths ------------------------------------------------------------------------------------------------------------ */
+
+/* What is stored at a path's end: a value, or the old one combined with it. */
+typedef struct store {
+  qn_value v;             /* owned; taken by the store */
+  const n_assign *assign; /* of op=; NULL: plain */
+} store;
+
+static qn_value take(store *s) {
+  qn_value v = s->v;
+  s->v = value_nil();
+  return v;
+}
+
+/* The new value for a place that holds `old` (taken over). */
+static qn_value combined(qn_vm *vm, store *s, qn_value old) {
+  const n_assign *a = s->assign;
+  if (!a) {
+    value_release(vm, old);
+    return take(s);
+  }
+  n_binary n = {.h.at = a->h.at, .mark = a->mark, .b = a->value, .op = a->op, .row = a->row};
+  return binary_values(vm, &n, old, take(s));
+}
+
+static bool fail_kind(qn_vm *vm, qn_value x, const char *what) {
+  text_buf t;
+  text_init(&t, vm);
+  text_kind(&t, x);
+  text_addf(&t, " %s", what);
+  raise_text(vm, E_type, SPAN_NONE, &t);
+  return false;
+}
+
+static bool put(qn_vm *vm, qn_value *x, const path_step *steps, uint32_t n, const qn_value *values, store *s);
+
+/* Stores into a container's item, or goes on from there. */
+static bool put_item(qn_vm *vm, qn_value *item, const path_step *steps, uint32_t n, const qn_value *values, store *s) {
+  if (n > 1) return put(vm, item, steps + 1, n - 1, values + steps->nvalues, s);
+  if (!s->assign) {
+    slot_set(vm, item, take(s));
+    return true;
+  }
+  /* The old value stays in place until the operation has succeeded. */
+  qn_value now = combined(vm, s, value_retain(*item));
+  if (value_is_error(now)) return false;
+  slot_set(vm, item, now);
+  return true;
+}
+
+static bool put_field(qn_vm *vm, qn_value *x, qn_str *name, bool adds, const path_step *steps, uint32_t n,
+                      const qn_value *values, store *s) {
+  if (value_is(*x, TAG_MODULE)) {
+    raise(vm, E_module_assign, SPAN_NONE, "a module's names are set by its own code only");
+    return false;
+  }
+  if (!value_is(*x, TAG_RECORD)) return fail_kind(vm, *x, "has no fields to assign");
+  int i = record_find(value_record(*x), name);
+  if (i < 0) {
+    if (adds && n == 1 && !s->assign) return record_own(vm, x) && record_set(vm, value_record(*x), name, take(s));
+    qn_value missing = field_of(vm, *x, name, SPAN_NONE, NULL);
+    value_release(vm, missing);
+    if (n == 1 && !adds && vm->error && vm->error->refs == 1)
+      raise_note(vm, SPAN_NONE, "r[\"%s\"] = v adds a field", name->text);
+    return false;
+  }
+  return record_own(vm, x) && put_item(vm, &value_record(*x)->items[i], steps, n, values, s);
+}
+
+static bool put_array(qn_vm *vm, qn_value *x, const path_step *steps, uint32_t n, const qn_value *values, store *s) {
+  index_item items[INDEX_MAX];
+  if (!index_items_of(vm, steps->items, steps->n, values, false, items)) return false;
+  if (n == 1 && !s->assign) return index_put(vm, x, items, (int)steps->n, s->v);
+  if (n == 1 && index_repeats(items, (int)steps->n))
+    return index_combine(vm, x, items, (int)steps->n, (op_id)s->assign->row, s->v);
+  qn_value part = index_get(vm, *x, items, (int)steps->n);
+  if (value_is_error(part)) return false;
+  if (n == 1) {
+    part = combined(vm, s, part);
+    if (value_is_error(part)) return false;
+  } else if (!put(vm, &part, steps + 1, n - 1, values + steps->nvalues, s)) {
+    value_release(vm, part);
+    return false;
+  }
+  bool ok = index_put(vm, x, items, (int)steps->n, part);
+  value_release(vm, part);
+  return ok;
+}
+
+static bool put(qn_vm *vm, qn_value *x, const path_step *steps, uint32_t n, const qn_value *values, store *s) {
+  bool ok;
+  if (steps->name) {
+    ok = put_field(vm, x, steps->name, false, steps, n, values, s);
+  } else if (value_is(*x, TAG_ARRAY)) {
+    if (vm->rec) rec_at(vm, steps->mark);
+    ok = put_array(vm, x, steps, n, values, s);
+  } else if (value_is(*x, TAG_RECORD) && steps->nvalues == 1 && value_is(values[0], TAG_STR)) {
+    qn_value name = values[0];
+    qn_str *key = str_intern(vm, value_str(name)->text, value_str(name)->len);
+    ok = key && put_field(vm, x, key, true, steps, n, values, s);
+    if (key) value_release(vm, value_obj(TAG_STR, key));
+  } else if (value_is(*x, TAG_LIST)) {
+    index_item item;
+    int64_t at;
+    if (steps->n != 1) {
+      ok = fail_kind(vm, *x, "takes one index");
+    } else if (!index_items_of(vm, steps->items, 1, values, true, &item)) {
+      ok = false;
+    } else if (item.kind != INDEX_INT) {
+      raise(vm, E_index_kind, SPAN_NONE, "a list is assigned one item at a time; join slices with +");
+      ok = false;
+    } else {
+      ok = index_position(vm, item.start, value_list(*x)->len, "list", &at) && list_own(vm, x) &&
+           put_item(vm, &value_list(*x)->items[at], steps, n, values, s);
+    }
+  } else {
+    ok = fail_kind(vm, *x,
+                   value_is(*x, TAG_STR)      ? "does not change; build a new string"
+                   : value_is(*x, TAG_RECORD) ? "is assigned by a field's name"
+                                              : "has no items to assign");
+  }
+  if (!ok) raise_at(vm, steps->mark);
+  return ok;
+}
+
+/* ---- places ------------------------------------------------------------------------------------------------------------- */
+
+static bool unset_variable(qn_vm *vm, const place *p) {
+  const global_cell *c = p->cell;
+  raise(vm, c->declared ? E_unset : E_undefined, p->at,
+        c->declared ? "'%s' is used before it has a value" : "'%s' is not defined", c->name->text);
+  return false;
+}
+
+/* Updates the variable at the root of a path. `s->v` is released by the caller. */
+static bool path_put(qn_vm *vm, const place *p, qn_value *fp, const qn_value *values, store *s) {
+  if (!p->cell) return put(vm, &fp[p->slot], p->steps, p->n, values, s);
+  global_cell *c = p->cell;
+  if (c->value.head == TAG_UNSET) {
+    if (!c->shadow || c->shadow->value.head == TAG_UNSET) return unset_variable(vm, p);
+    qn_value own = value_retain(c->shadow->value);
+    bool ok = put(vm, &own, p->steps, p->n, values, s);
+    if (ok)
+      cell_set(vm, c, own);
+    else
+      value_release(vm, own);
+    return ok;
+  }
+  if (vm->rec) {
+    qn_value now = rec_global(vm, &c->rec, &c->value, c->name);
+    if (value_is_error(now)) return false;
+    bool ok = put(vm, &now, p->steps, p->n, values, s);
+    if (ok)
+      cell_set(vm, c, now);
+    else
+      value_release(vm, now);
+    return ok;
+  }
+  if (!put(vm, &c->value, p->steps, p->n, values, s)) return false;
+  if (c->rec.watched) rec_global_changed(vm, &c->rec, value_unset(), c->value);
+  return true;
+}
+
+/* Evaluates the indices of a place, nested places in order. */
+static bool place_push(qn_vm *vm, const place *p, qn_value *fp, qn_value *stopped) {
+  qn_value *mark = vm->sp;
+  if (p->kind == PLACE_PATH) {
+    for (uint32_t i = 0; i < p->n; i++) {
+      const path_step *step = &p->steps[i];
+      if (!step->name && !push_index_values(vm, step->items, step->n, fp, stopped)) {
+        vm_pop_to(vm, mark);
+        return false;
+      }
+    }
+  } else if (p->kind == PLACE_LIST || p->kind == PLACE_RECORD) {
+    for (uint32_t i = 0; i < p->n; i++) {
+      if (place_push(vm, p->items[i], fp, stopped)) continue;
+      vm_pop_to(vm, mark);
+      return false;
+    }
+  }
+  return true;
+}
+
+static bool place_put(qn_vm *vm, const place *p, qn_value *fp, const qn_value *values, qn_value v);
+
+static bool list_put(qn_vm *vm, const place *p, qn_value *fp, const qn_value *values, qn_value v) {
+  int64_t n = value_is(v, TAG_LIST)                                ? value_list(v)->len
+              : value_is(v, TAG_RANGE)                             ? range_length(value_range(v))
+              : value_is(v, TAG_ARRAY) && value_array(v)->rank > 0 ? value_array(v)->shape[0]
+                                                                   : -1;
+  bool ok = n == (int64_t)p->n;
+  if (!ok) {
+    text_buf t;
+    text_init(&t, vm);
+    text_addf(&t, "the pattern has %u item%s, the value is ", p->n, p->n == 1 ? "" : "s");
+    text_kind(&t, v);
+    raise_text(vm, E_destructure, p->at, &t);
+  }
+  for (uint32_t i = 0; ok && i < p->n; i++) {
+    qn_value item = value_is(v, TAG_LIST)    ? value_retain(value_list(v)->items[i])
+                    : value_is(v, TAG_RANGE) ? value_int(value_range(v)->start + i * value_range(v)->step)
+                                             : index_row(vm, v, i);
+    ok = !value_is_error(item) && place_put(vm, p->items[i], fp, values, item);
+    values += p->items[i]->nvalues;
+  }
+  if (!ok) raise_at(vm, p->at);
+  value_release(vm, v);
+  return ok;
+}
+
+static bool record_put(qn_vm *vm, const place *p, qn_value *fp, const qn_value *values, qn_value v) {
+  bool ok = value_is(v, TAG_RECORD) || value_is(v, TAG_MODULE);
+  if (!ok) {
+    text_buf t;
+    text_init(&t, vm);
+    text_adds(&t, "the pattern needs a record or module, the value is ");
+    text_kind(&t, v);
+    raise_text(vm, E_destructure, p->at, &t);
+  }
+  for (uint32_t i = 0; ok && i < p->n; i++) {
+    qn_value item = field_of(vm, v, p->fields[i], p->items[i]->at, NULL);
+    ok = !value_is_error(item) && place_put(vm, p->items[i], fp, values, item);
+    values += p->items[i]->nvalues;
+  }
+  if (!ok) raise_at(vm, p->at);
+  value_release(vm, v);
+  return ok;
+}
+
+/* Takes over `v`. */
+static bool place_put(qn_vm *vm, const place *p, qn_value *fp, const qn_value *values, qn_value v) {
+  switch ((place_kind)p->kind) {
+  case PLACE_NONE: value_release(vm, v); return true;
+  case PLACE_LOCAL: slot_set(vm, &fp[p->slot], v); return true;
+  case PLACE_GLOBAL:
+    if (!p->defines && p->cell->value.head == TAG_UNSET) {
+      value_release(vm, v);
+      return unset_variable(vm, p);
+    }
+    cell_set(vm, p->cell, v);
+    p->cell->decl = p->at;
+    return true;
+  case PLACE_PATH: {
+    store s = {.v = v};
+    bool ok = path_put(vm, p, fp, values, &s);
+    value_release(vm, s.v);
+    return ok;
+  }
+  case PLACE_LIST: return list_put(vm, p, fp, values, v);
+  case PLACE_RECORD: return record_put(vm, p, fp, values, v);
+  }
+  return true;
+}
+
+bool place_bind(qn_vm *vm, const place *p, qn_value *fp, qn_value v) { return place_put(vm, p, fp, NULL, v); }
+
+/* ---- statements --------------------------------------------------------------------------------------------------------------- */
+
+qn_value eval_set_local(qn_vm *vm, node *h, qn_value *fp) {
+  n_assign *n = (n_assign *)h;
+  qn_value v = eval(vm, n->value, fp);
+  if (value_stops(v)) return v;
+  slot_set(vm, &fp[h->slot], v);
+  return value_nil();
+}
+
+qn_value eval_set_global(qn_vm *vm, node *h, qn_value *fp) {
+  n_assign *n = (n_assign *)h;
+  qn_value v = eval(vm, n->value, fp);
+  if (value_stops(v)) return v;
+  return place_put(vm, n->place, fp, NULL, v) ? value_nil() : value_error();
+}
+
+qn_value eval_destructure(qn_vm *vm, node *h, qn_value *fp) {
+  n_assign *n = (n_assign *)h;
+  qn_value *mark = vm->sp, stopped;
+  if (!place_push(vm, n->place, fp, &stopped)) return stopped;
+  qn_value v = eval(vm, n->value, fp);
+  if (!value_stops(v)) v = place_put(vm, n->place, fp, mark, v) ? value_nil() : value_error();
+  vm_pop_to(vm, mark);
+  return v;
+}
+
+qn_value eval_update(qn_vm *vm, node *h, qn_value *fp) {
+  n_assign *n = (n_assign *)h;
+  qn_value *mark = vm->sp, stopped;
+  if (!place_push(vm, n->place, fp, &stopped)) return stopped;
+  qn_value v = eval(vm, n->value, fp);
+  if (!value_stops(v)) {
+    store s = {.v = v, .assign = n->op == AST_OP_none ? NULL : n};
+    bool ok = path_put(vm, n->place, fp, mark, &s);
+    if (!ok) {
+      raise_at(vm, n->mark);
+      note_operand(vm, n->value->at, s.v, n->value);
+    }
+    value_release(vm, s.v);
+    v = ok ? value_nil() : value_error();
+  }
+  vm_pop_to(vm, mark);
+  return v;
+}
+
+/* x[i] = v with a local x and one index: list items without the detour over the stack. */
+qn_value eval_update_one(qn_vm *vm, node *h, qn_value *fp) {
+  n_assign *n = (n_assign *)h;
+  const place *p = n->place;
+  qn_value i = eval(vm, p->steps[0].items[0], fp);
+  if (value_stops(i)) return i;
+  qn_value v = eval(vm, n->value, fp);
+  if (value_stops(v)) {
+    value_release(vm, i);
+    return v;
+  }
+  qn_value *x = &fp[p->slot];
+  if (x->head == TAG_LIST && i.head == TAG_INT && value_unique(*x)) {
+    qn_list *l = value_list(*x);
+    uint64_t at = (uint64_t)(i.u.i < 0 ? i.u.i + (int64_t)l->len : i.u.i);
+    if (at < l->len) {
+      slot_set(vm, &l->items[at], v);
+      return value_nil();
+    }
+  }
+  store s = {.v = v};
+  bool ok = put(vm, x, p->steps, 1, &i, &s);
+  if (!ok) {
+    raise_at(vm, n->mark);
+    note_operand(vm, n->value->at, s.v, n->value);
+  }
+  value_release(vm, s.v);
+  value_release(vm, i);
+  return ok ? value_nil() : value_error();
+}
