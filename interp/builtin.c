@@ -1,0 +1,204 @@
+/* The builtin scope: rows of the standard library's table, the functions that the op table gives, dtypes and devices.
+ *
+ * An op of class POINTWISE, REDUCE or SCAN is a function of its name, unless the table has a row of that name, which wins.
+ * Each gets a C function of its own from ops.def, because a builtin's function is told its arguments only. Signatures are
+ * parsed at the first call.
+ */
+#include <string.h>
+
+#include "interp/node.h"
+
+/* ---- ops as functions -------------------------------------------------------------------------------------------------- */
+
+static bool operand_kind(qn_vm *vm, op_id op, qn_value v) {
+  if (value_is(v, TAG_ARRAY) || value_is_scalar(v)) return true;
+  text_buf t;
+  text_init(&t, vm);
+  text_addf(&t, "%s takes numbers and arrays, not ", op_rows[op].name);
+  text_kind(&t, v);
+  raise_text(vm, E_type, SPAN_NONE, &t);
+  return false;
+}
+
+static int rank_of(qn_value v) { return value_is(v, TAG_ARRAY) ? value_array(v)->rank : 0; }
+
+static bool axis_of(qn_vm *vm, op_id op, qn_value v, int rank, int *out) {
+  int64_t i;
+  if (!value_is(v, TAG_INT)) {
+    text_buf t;
+    text_init(&t, vm);
+    text_addf(&t, "%s: an axis is an int, not ", op_rows[op].name);
+    text_kind(&t, v);
+    raise_text(vm, E_type, SPAN_NONE, &t);
+    return false;
+  }
+  if (!index_int(vm, v, "axis", &i)) return false;
+  if (i < -rank || i >= rank) {
+    raise(vm, E_axis, SPAN_NONE, "%s: axis %lld of an array of rank %d", op_rows[op].name, (long long)i, rank);
+    return false;
+  }
+  *out = (int)(i < 0 ? i + rank : i);
+  return true;
+}
+
+static bool axes_of(qn_vm *vm, op_id op, qn_value v, int rank, uint8_t *mask) {
+  *mask = (uint8_t)((1u << rank) - 1);
+  if (value_is(v, TAG_NIL)) return true;
+  *mask = 0;
+  const qn_list *l = value_is(v, TAG_LIST) ? value_list(v) : NULL;
+  for (uint32_t i = 0; i < (l ? l->len : 1); i++) {
+    int axis;
+    if (!axis_of(vm, op, l ? l->items[i] : v, rank, &axis)) return false;
+    if (*mask & 1u << axis) {
+      raise(vm, E_axis, SPAN_NONE, "%s: axis %d is named twice", op_rows[op].name, axis);
+      return false;
+    }
+    *mask |= (uint8_t)(1u << axis);
+  }
+  return true;
+}
+
+static qn_value call_op(qn_vm *vm, op_id op, const qn_value *args) {
+  op_attr attr = {0};
+  int arity = op_rows[op].arity;
+  for (int i = 0; i < arity; i++)
+    if (!operand_kind(vm, op, args[i])) return value_error();
+  int rank = rank_of(args[0]);
+  if (op_rows[op].klass == CLASS_POINTWISE) return op_apply(vm, op, args, arity, NULL);
+  if (op_rows[op].klass == CLASS_REDUCE) {
+    if (!axes_of(vm, op, args[1], rank, &attr.axes)) return value_error();
+    if (!value_is(args[2], TAG_BOOL)) return raise(vm, E_type, SPAN_NONE, "%s: keepdims is a bool", op_rows[op].name);
+    attr.keepdims = args[2].u.i != 0;
+    return op_apply(vm, op, args, 1, &attr);
+  }
+  int axis = 0;
+  if (value_is(args[1], TAG_NIL)) {
+    if (rank > 1)
+      return raise(vm, E_axis, SPAN_NONE, "%s of an array of rank %d needs axis: the axis it runs along",
+                   op_rows[op].name, rank);
+  } else if (!axis_of(vm, op, args[1], rank, &axis)) {
+    return value_error();
+  }
+  if (rank == 0) return raise(vm, E_rank, SPAN_NONE, "%s needs an array of rank 1 or more", op_rows[op].name);
+  attr.axes = (uint8_t)(1u << axis);
+  return op_apply(vm, op, args, 1, &attr);
+}
+
+#define OP(klass, name, ...)                                                                                           \
+  static __attribute__((unused)) qn_value call_##name(qn_vm *vm, const qn_value *args) {                               \
+    return call_op(vm, OP_##name, args);                                                                               \
+  }
+#include "lang/ops.def"
+
+static const builtin_fn op_functions[OP_COUNT] = {
+#define OP(klass, name, ...) call_##name,
+#include "lang/ops.def"
+};
+
+/* Is the op a function for programs? */
+static bool op_is_public(op_id op) {
+  if (op == OP_smul || op == OP_cast || op == OP_fit) return false;
+  op_class k = (op_class)op_rows[op].klass;
+  return k == CLASS_POINTWISE || k == CLASS_REDUCE || k == CLASS_SCAN;
+}
+
+static const char *op_signature(op_id op, char out[96]) {
+  static const char *const operands[] = {"", "~x", "~a, ~b", "~condition, ~a, ~b"};
+  const op_row *row = &op_rows[op];
+  const char *more = row->klass == CLASS_REDUCE ? ", axis = nil, keepdims = false"
+                     : row->klass == CLASS_SCAN ? ", axis = nil"
+                                                : "";
+  const char *parts[] = {row->name, "(", operands[row->arity & 3], more, ")"};
+  size_t at = 0;
+  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+    size_t n = strlen(parts[i]);
+    if (at + n > 95) n = 95 - at;
+    memcpy(out + at, parts[i], n);
+    at += n;
+  }
+  out[at] = 0;
+  return out;
+}
+
+/* ---- binding ----------------------------------------------------------------------------------------------------------------- */
+
+static bool bind_name(qn_vm *vm, const char *name, qn_value v) {
+  qn_str *s = value_is_error(v) ? NULL : str_intern(vm, name, strlen(name));
+  if (!s) {
+    value_release(vm, v);
+    return false;
+  }
+  global_cell *c = scope_cell(vm, interp_of(vm)->builtin, s);
+  value_release(vm, value_obj(TAG_STR, s));
+  if (!c) {
+    value_release(vm, v);
+    return false;
+  }
+  c->declared = true;
+  slot_set(vm, &c->value, v);
+  return true;
+}
+
+static bool bind_function(qn_vm *vm, const builtin_def *def) {
+  interp *ip = interp_of(vm);
+  builtin_info *info = &ip->builtins[ip->nbuiltins];
+  memset(info, 0, sizeof *info);
+  info->def = *def;
+  qn_fn *f = fn_new(vm, FN_BUILTIN, info, 0);
+  if (!f) return false;
+  ip->nbuiltins++;
+  return bind_name(vm, def->name, value_obj(TAG_FN, f));
+}
+
+bool builtins_bind(qn_vm *vm) {
+  interp *ip = interp_of(vm);
+  const builtin_table *table = vm->builtins;
+  ip->builtins_cap = (uint32_t)table->nbuiltins + OP_COUNT;
+  ip->builtins = mem_zalloc(vm, ip->builtins_cap * sizeof *ip->builtins);
+  ip->signatures = mem_zalloc(vm, (size_t)OP_COUNT * sizeof *ip->signatures);
+  if (!ip->builtins || !ip->signatures) return false;
+  for (int op = 0; op < OP_COUNT; op++) {
+    if (!op_is_public((op_id)op)) continue;
+    builtin_def def = {op_rows[op].name, op_signature((op_id)op, ip->signatures[op]), BUILTIN_PURE, op_rows[op].doc,
+                       op_functions[op]};
+    if (!bind_function(vm, &def)) return false;
+  }
+  for (int i = 0; i < table->nbuiltins; i++)
+    if (!bind_function(vm, &table->builtins[i])) return false;
+  for (int d = 0; d < DTYPE_PUBLIC; d++)
+    if (!bind_name(vm, dtype_rows[d].name, value_dtype((qn_dtype)d))) return false;
+  return bind_name(vm, "cpu", value_device(0));
+}
+
+void builtins_free(qn_vm *vm) {
+  interp *ip = interp_of(vm);
+  for (uint32_t i = 0; i < ip->nbuiltins; i++)
+    if (ip->builtins[i].parsed) signature_free(vm, &ip->builtins[i].sig);
+  mem_free(vm, ip->builtins, ip->builtins_cap * sizeof *ip->builtins);
+  mem_free(vm, ip->signatures, (size_t)OP_COUNT * sizeof *ip->signatures);
+}
+
+static bool parse(qn_vm *vm, builtin_info *info) {
+  if (!signature_parse(vm, info->def.signature, &info->sig)) return false;
+  info->parsed = info->plain = true;
+  for (int i = 0; i < info->sig.nparams; i++)
+    if (info->sig.params[i].rest || info->sig.params[i].keyword_only) info->plain = false;
+  return true;
+}
+
+builtin_info *builtin_of(qn_vm *vm, const qn_fn *fn) {
+  interp *ip = interp_of(vm);
+  builtin_info *info = fn->code;
+  if (info < ip->builtins || info >= ip->builtins + ip->nbuiltins) {
+    /* A function value that was made from a row of the table itself. */
+    const builtin_def *def = fn->code;
+    uint32_t i = ip->nbuiltins;
+    while (i > 0 && ip->builtins[i - 1].def.call != def->call) i--;
+    if (i == 0) {
+      raise(vm, E_internal, SPAN_NONE, "the builtin %s is not in the table", def->name);
+      return NULL;
+    }
+    info = &ip->builtins[i - 1];
+  }
+  return info->parsed || parse(vm, info) ? info : NULL;
+}

@@ -1,0 +1,635 @@
+/* Calls. A call pushes the function and its arguments onto the value stack; for a user function these become its frame:
+ *
+ *   fp[-1] the function value   fp[0..nparams) arguments   then dimensions of its signature, then locals
+ *
+ * so that a positional call of the right arity copies nothing. Keywords, spreads, defaults and rest parameters go through
+ * `bind`, which fills one value per parameter for user functions and builtins alike. Keyword arguments wait on the stack
+ * as pairs of name and value behind the positional ones.
+ *
+ * A user call with arrays asks its anchor whether the compiler wants it (rec_call); inside a recording it is announced by
+ * rec_enter and rec_leave. An assignment `xs = f(xs, ...)` may lend the variable's own reference to the call, so that the
+ * callee finds a value with one owner and updates it in place.
+ */
+#include <string.h>
+
+#include "interp/signature.h"
+
+/* ---- errors ------------------------------------------------------------------------------------------------------------- */
+
+void trace_frame(qn_vm *vm, qn_value fn) {
+  interp *ip = interp_of(vm);
+  if (!vm->error) return;
+  if (ip->rethrown) {
+    ip->rethrown = false;
+    return;
+  }
+  span place = vm->error->nframes ? ip->error_place : vm->error->at;
+  qn_str *name = NULL;
+  if (value_is(fn, TAG_FN) && value_fn(fn)->head.flags == FN_USER) name = ((fn_code *)value_fn(fn)->code)->name;
+  raise_frame(vm, place, name);
+}
+
+static void arity_text(qn_vm *vm, qn_value f, text_buf *t) {
+  text_adds(t, "; ");
+  if (!interp_signature(vm, f, t)) text_adds(t, "it takes one value");
+}
+
+static bool fail_arity(qn_vm *vm, qn_value f, uint32_t given, const qn_str *missing) {
+  text_buf t, s;
+  text_init(&t, vm);
+  text_init(&s, vm);
+  if (missing)
+    text_addf(&t, "argument '%s' is missing", missing->text);
+  else
+    text_addf(&t, "%u argument%s given, which is more than it takes", given, given == 1 ? "" : "s");
+  arity_text(vm, f, &t);
+  text_free(&s);
+  raise_text(vm, E_arity, SPAN_NONE, &t);
+  return false;
+}
+
+static __attribute__((cold)) qn_value fail_callable(qn_vm *vm, qn_value f, span at) {
+  text_buf t;
+  text_init(&t, vm);
+  text_kind(&t, f);
+  text_adds(&t, " is not a function");
+  return raise_text(vm, E_not_callable, at, &t);
+}
+
+/* ---- user functions ---------------------------------------------------------------------------------------------------------- */
+
+static inline qn_value run_body(qn_vm *vm, fn_code *code, qn_value *fp) {
+  qn_value r = eval(vm, code->body, fp);
+  if (__builtin_expect(r.head == TAG_SIGNAL, 0)) {
+    interp *ip = interp_of(vm);
+    r = ip->returned;
+    ip->returned = value_nil();
+  }
+  return r;
+}
+
+typedef struct recorded_run {
+  qn_vm *vm;
+  fn_code *code;
+  qn_value *fp;
+  rec_call_site *site;
+} recorded_run;
+
+static qn_value run_recorded(void *ctx) {
+  recorded_run *r = ctx;
+  qn_value own = r->fp[-1];
+  r->fp[-1] = r->site->fn; /* perhaps a stand-in with traced captures */
+  qn_value v = run_body(r->vm, r->code, r->fp);
+  r->fp[-1] = own;
+  return v;
+}
+
+static bool is_data(qn_value v) { return (v.head & 0xff) - TAG_LIST <= TAG_ARRAY - TAG_LIST; }
+
+/* Is there an array or container among what the call works on? */
+static bool call_has_data(const fn_code *code, const qn_value *fp) {
+  for (uint32_t i = 0; i < code->nparams; i++)
+    if (is_data(fp[i])) return true;
+  if (value_fn(fp[-1])->head.aux) return true;
+  for (uint32_t i = 0; i < code->ndata; i++)
+    if (is_data(code->data[i]->value)) return true;
+  return false;
+}
+
+static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, qn_value *fp, span at) {
+  if (code->typed && !signature_bind(vm, code, fp)) {
+    raise_at(vm, at);
+    return value_error();
+  }
+  qn_value r;
+  if (vm->rec) {
+    rec_enter(vm, at, code->name->text);
+    r = run_body(vm, code, fp);
+    if (vm->rec) rec_leave(vm);
+  } else if (call_has_data(code, fp) && anchor_wants(vm, &code->anchor)) {
+    recorded_run run = {vm, code, fp, NULL};
+    rec_call_site site = {.anchor = &code->anchor,
+                          .fn = fp[-1],
+                          .args = fp,
+                          .nargs = (int)code->nparams,
+                          .at = at,
+                          .run = run_recorded,
+                          .ctx = &run};
+    run.site = &site;
+    r = rec_call(vm, &site);
+  } else {
+    r = run_body(vm, code, fp);
+  }
+  if (code->result && !value_is_error(r) && !signature_result(vm, code, fp, r)) {
+    value_release(vm, r);
+    r = value_error();
+    raise_at(vm, code->result_at);
+  }
+  return r;
+}
+
+/* Runs a function whose frame holds its function value and arguments; vm->sp is the end of these. Pops the frame. `heads` is
+ * the union of the arguments' header words. */
+static inline qn_value run_frame(qn_vm *vm, fn_code *code, qn_value *fp, uint64_t heads, span at) {
+  for (uint32_t i = code->nparams; i < code->nslots; i++) fp[i] = value_nil();
+  vm->sp = fp + code->nslots;
+  qn_value r;
+  if (__builtin_expect(vm_poll(vm), 0)) {
+    r = value_error();
+    raise_at(vm, at);
+  } else if ((heads & TAG_HEAP) | (uint64_t)code->watched | (uint64_t)(vm->rec != NULL) | value_fn(fp[-1])->head.aux) {
+    r = run_watched(vm, code, fp, at);
+  } else {
+    r = run_body(vm, code, fp);
+  }
+  if (value_is_error(r)) {
+    trace_frame(vm, fp[-1]);
+    interp_of(vm)->error_place = at;
+  }
+  vm_pop_to(vm, fp - 1);
+  return r;
+}
+
+/* ---- builtins ------------------------------------------------------------------------------------------------------------------ */
+
+/* Calls a builtin whose arguments lie on the stack, one per parameter. */
+static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args, span at) {
+  if (vm->rec) {
+    rec_at(vm, at);
+    builtin_effect effect = info->def.effect;
+    if (effect != BUILTIN_PURE && effect != BUILTIN_HIGHER && !rec_effect(vm, &info->def, args, info->sig.nparams))
+      return value_error();
+    for (int i = 0; vm->rec && i < info->sig.nparams; i++) {
+      if (info->sig.params[i].data || !(value_node(args[i]) || is_data(args[i])) || value_is(args[i], TAG_ARRAY))
+        continue;
+      qn_value plain = rec_observe_tree(vm, args[i]);
+      if (value_is_error(plain)) return plain;
+      slot_set(vm, &args[i], plain);
+    }
+  }
+  qn_value r = info->def.call(vm, args);
+  if (value_is_error(r) && vm->error && vm->error->nframes) {
+    /* A function that the builtin called has failed, or the builtin raised an error that came with its trace. */
+    interp *ip = interp_of(vm);
+    ip->error_place = at;
+    ip->rethrown = info->def.effect == BUILTIN_STATE;
+  }
+  return r;
+}
+
+/* ---- binding -------------------------------------------------------------------------------------------------------------------- */
+
+/* The parameters of a callee as `bind` sees them. */
+typedef struct params {
+  qn_value f;
+  uint32_t n;
+  const fn_code *code; /* one of these */
+  const builtin_info *info;
+} params;
+
+static qn_str *param_name(const params *p, uint32_t i) {
+  return p->code ? p->code->params[i].name : p->info->sig.params[i].name;
+}
+static bool param_rest(const params *p, uint32_t i) {
+  return p->code ? p->code->rest && i + 1 == p->n : p->info->sig.params[i].rest;
+}
+static bool param_keyword_only(const params *p, uint32_t i) { return !p->code && p->info->sig.params[i].keyword_only; }
+static qn_value param_initial(const params *p, uint32_t i) {
+  if (p->info) return p->info->sig.params[i].def;
+  int32_t k = p->code->params[i].initial;
+  return k < 0 ? value_unset() : value_fn(p->f)->captures[p->code->ncaptures + (uint32_t)k];
+}
+
+static bool fail_keyword(qn_vm *vm, const params *p, const qn_str *name, bool repeated) {
+  enum { MOST = 64 };
+  const char *names[MOST];
+  int n = 0;
+  text_buf t, near;
+  text_init(&t, vm);
+  text_init(&near, vm);
+  for (uint32_t i = 0; i < p->n && n < MOST; i++)
+    if (!param_rest(p, i)) names[n++] = param_name(p, i)->text;
+  text_addf(&t, repeated ? "argument '%s' is given twice" : "there is no parameter '%s'", name->text);
+  if (!repeated && text_nearest(&near, name->text, names, n) && !near.failed) text_addf(&t, "; nearest: %s", near.text);
+  arity_text(vm, p->f, &t);
+  text_free(&near);
+  raise_text(vm, E_keyword, SPAN_NONE, &t);
+  return false;
+}
+
+/* Fills out[0..p->n) (room on the stack above everything) from positional values and keyword pairs, which it moves out of
+ * their places. vm->sp is raised step by step, so that an error leaves the stack poppable. */
+static bool bind(qn_vm *vm, const params *p, qn_value *pos, uint32_t npos, qn_value *kw, uint32_t nkw) {
+  qn_value *out = vm->sp;
+  uint32_t next = 0;
+  for (uint32_t i = 0; i < p->n; i++) {
+    qn_value v = value_unset();
+    if (param_rest(p, i)) {
+      uint32_t rest = npos - next;
+      qn_list *l = list_new(vm, rest);
+      if (!l) return false;
+      for (uint32_t k = 0; k < rest; k++) {
+        l->items[k] = pos[next + k];
+        pos[next + k] = value_nil();
+      }
+      next = npos;
+      v = value_obj(TAG_LIST, l);
+    } else if (next < npos && !param_keyword_only(p, i)) {
+      v = pos[next];
+      pos[next++] = value_nil();
+    }
+    *vm->sp++ = v;
+  }
+  if (next < npos) return fail_arity(vm, p->f, npos, NULL);
+  for (uint32_t k = 0; k < nkw; k++) {
+    const qn_str *name = value_str(kw[2 * k]);
+    uint32_t i = 0;
+    while (i < p->n && (param_rest(p, i) || !str_equal(param_name(p, i), name))) i++;
+    if (i == p->n || out[i].head != TAG_UNSET) return fail_keyword(vm, p, name, i < p->n);
+    out[i] = kw[2 * k + 1];
+    kw[2 * k + 1] = value_nil();
+  }
+  for (uint32_t i = 0; i < p->n; i++) {
+    if (out[i].head != TAG_UNSET) continue;
+    qn_value v = param_initial(p, i);
+    if (v.head == TAG_UNSET) return fail_arity(vm, p->f, npos, param_name(p, i));
+    out[i] = value_retain(v);
+  }
+  return true;
+}
+
+/* ---- any call --------------------------------------------------------------------------------------------------------------------- */
+
+/* Takes the variable's own reference away for the time of a call, so that the argument is the only owner. */
+typedef struct lending {
+  qn_vm *vm;
+  qn_value *var;
+  global_cell *cell;
+} lending;
+
+static bool lend(qn_vm *vm, const n_call *n, qn_value *fp, qn_value arg, lending *l) {
+  *l = (lending){.vm = vm};
+  if (!n || !n->moved || !value_is_heap(arg)) return false;
+  qn_value *var = n->moved->kind == N_LOCAL ? &fp[n->moved->slot] : &((n_global *)n->moved)->cell->value;
+  if (var->head != arg.head || var->u.p != arg.u.p) return false;
+  *var = value_nil();
+  value_release(vm, arg); /* the argument's reference remains */
+  l->var = var;
+  return true;
+}
+
+/* The call has failed: the variable keeps its value. */
+static void lend_back(const lending *l, qn_value arg) {
+  if (l->var) *l->var = value_retain(arg);
+}
+
+static uint64_t heads_of(const qn_value *v, uint32_t n) {
+  uint64_t heads = 0;
+  for (uint32_t i = 0; i < n; i++) heads |= v[i].head;
+  return heads;
+}
+
+static qn_value kwargs_record(qn_vm *vm, qn_value *kw, uint32_t nkw) {
+  if (!nkw) return value_nil();
+  qn_record *r = record_new(vm);
+  if (!r) return value_error();
+  for (uint32_t k = 0; k < nkw; k++) {
+    if (record_set(vm, r, value_str(kw[2 * k]), value_retain(kw[2 * k + 1]))) continue;
+    value_release(vm, value_obj(TAG_RECORD, r));
+    return value_error();
+  }
+  return value_obj(TAG_RECORD, r);
+}
+
+/* Calls base[0] on base[1..npos] and nkw pairs behind them; pops all of it. `n` may be NULL (calls from builtins). */
+static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nkw, span at, const n_call *n,
+                           qn_value *fp) {
+  qn_value f = base[0], *pos = base + 1, *kw = pos + npos, r = value_error();
+  lending l = {.vm = vm};
+  if (value_is(f, TAG_DTYPE)) {
+    if (npos == 1 && nkw == 0) {
+      if (vm->rec) rec_at(vm, at);
+      r = convert_dtype(vm, (qn_dtype)f.u.i, *pos);
+    } else {
+      raise(vm, E_arity, SPAN_NONE, "%s(x) converts one value", dtype_rows[f.u.i].name);
+    }
+    goto out;
+  }
+  if (!value_is(f, TAG_FN)) {
+    fail_callable(vm, f, n && !n->method ? n->callee->at : at);
+    goto out;
+  }
+  qn_fn *fn = value_fn(f);
+  switch ((fn_kind)fn->head.flags) {
+  case FN_USER: {
+    fn_code *code = fn->code;
+    params p = {.f = f, .n = code->nparams, .code = code};
+    if (!vm_enter(vm, (size_t)code->nslots + 2)) break;
+    qn_value *frame = vm->sp;
+    *vm->sp++ = value_retain(f);
+    if (!bind(vm, &p, pos, npos, kw, nkw)) break;
+    if (n && (n->h.flag & CALL_MOVES) && n->moved_arg < code->nparams) lend(vm, n, fp, frame[1 + n->moved_arg], &l);
+    r = run_frame(vm, code, frame + 1, heads_of(frame + 1, code->nparams), at);
+    break;
+  }
+  case FN_BUILTIN: {
+    builtin_info *info = builtin_of(vm, fn);
+    if (!info) break;
+    params p = {.f = f, .n = (uint32_t)info->sig.nparams, .info = info};
+    if (!vm_enter(vm, (size_t)p.n + 1)) break;
+    qn_value *args = vm->sp;
+    if (!bind(vm, &p, pos, npos, kw, nkw)) break;
+    bool lent = n && n->moved && n->moved_arg < p.n && info->sig.params[n->moved_arg].move &&
+                lend(vm, n, fp, args[n->moved_arg], &l);
+    r = run_builtin(vm, info, args, at);
+    if (value_is_error(r)) {
+      if (lent) lend_back(&l, args[n->moved_arg]);
+      raise_at(vm, at);
+      if (n && !(n->h.flag & CALL_MIXED) && vm->error && vm->error->id < 300) {
+        uint32_t skip = n->method && npos > n->n;
+        if (skip) note_operand(vm, n->callee->at, args[0], n->callee);
+        for (uint32_t i = 0; i < n->n && i + skip < p.n; i++)
+          if (value_is(args[i + skip], TAG_ARRAY))
+            note_operand(vm, n->args[i].value->at, args[i + skip], n->args[i].value);
+      }
+    }
+    break;
+  }
+  case FN_TRANSFORM: {
+    qn_value kwargs = kwargs_record(vm, kw, nkw);
+    if (value_is_error(kwargs)) break;
+    if (vm->rec) rec_at(vm, at);
+    r = transform_call(vm, f, pos, (int)npos, kwargs);
+    value_release(vm, kwargs);
+    if (value_is_error(r)) interp_of(vm)->error_place = at;
+    break;
+  }
+  case FN_HOST: fail_callable(vm, f, at);
+  }
+out:
+  if (value_is_error(r)) raise_at(vm, at);
+  vm_pop_to(vm, base);
+  return r;
+}
+
+/* Pushes `..v` as positional arguments (lists, ranges, arrays) or keywords (records). */
+static bool push_argument_spread(qn_vm *vm, qn_value v, span at, uint32_t *npos, uint32_t *nkw) {
+  bool ok = true;
+  if (value_is(v, TAG_RECORD)) {
+    const qn_record *r = value_record(v);
+    ok = vm_enter(vm, 2 * (size_t)r->len + 2);
+    for (uint32_t i = 0; ok && i < r->len; i++) {
+      *vm->sp++ = value_retain(value_obj(TAG_STR, record_name(r, i)));
+      *vm->sp++ = value_retain(r->items[i]);
+      ++*nkw;
+    }
+    value_release(vm, v);
+    return ok;
+  }
+  int64_t n = value_is(v, TAG_LIST)                            ? value_list(v)->len
+              : value_is(v, TAG_RANGE)                         ? range_length(value_range(v))
+              : value_is(v, TAG_ARRAY) && value_array(v)->rank ? value_array(v)->shape[0]
+                                                               : -1;
+  if (n < 0) {
+    text_buf t;
+    text_init(&t, vm);
+    text_adds(&t, "lists spread as arguments and records as keywords, not ");
+    text_kind(&t, v);
+    raise_text(vm, E_not_iterable, at, &t);
+    ok = false;
+  } else if (n > 0 && *nkw > 0) {
+    raise(vm, E_keyword, at, "positional arguments stand before keywords");
+    ok = false;
+  }
+  ok = ok && vm_enter(vm, n > INT32_MAX ? SIZE_MAX / 64 : (size_t)n + 2);
+  for (int64_t i = 0; ok && i < n; i++) {
+    qn_value item = value_is(v, TAG_LIST)    ? value_retain(value_list(v)->items[i])
+                    : value_is(v, TAG_RANGE) ? value_int(value_range(v)->start + i * value_range(v)->step)
+                                             : index_row(vm, v, i);
+    ok = !value_is_error(item);
+    if (ok) *vm->sp++ = item;
+    *npos += ok;
+  }
+  value_release(vm, v);
+  return ok;
+}
+
+/* Evaluates arguments behind the function (and receiver) on the stack, whatever they are, and calls. */
+static __attribute__((noinline)) qn_value call_mixed(qn_vm *vm, n_call *n, qn_value *base, uint32_t npos,
+                                                     qn_value *fp) {
+  uint32_t nkw = 0;
+  for (uint32_t i = 0; i < n->n; i++) {
+    const call_arg *a = &n->args[i];
+    if (!vm_enter(vm, 2)) goto error;
+    if (a->keyword) *vm->sp++ = value_retain(value_obj(TAG_STR, a->keyword));
+    qn_value v = value_is(*base, TAG_DTYPE) && a->value->kind == N_ARRAY && n->n == 1 && !n->method
+                     ? array_literal(vm, (n_items *)a->value, fp, (int)base->u.i)
+                     : eval(vm, a->value, fp);
+    if (value_stops(v)) {
+      vm_pop_to(vm, base);
+      return v;
+    }
+    if (a->spread) {
+      if (!push_argument_spread(vm, v, a->value->at, &npos, &nkw)) goto error;
+      continue;
+    }
+    *vm->sp++ = v;
+    if (a->keyword)
+      nkw++;
+    else
+      npos++;
+  }
+  return call_bound(vm, base, npos, nkw, n->h.at, n, fp);
+error:
+  vm_pop_to(vm, base);
+  return value_error();
+}
+
+/* Calls `f` (taken over) with the node's arguments, `receiver` (taken over; unset: none) before them. */
+static inline qn_value call_node(qn_vm *vm, n_call *n, qn_value f, qn_value receiver, qn_value *fp) {
+  uint32_t extra = receiver.head != TAG_UNSET;
+  uint32_t total = n->n + extra;
+  fn_code *code = NULL;
+  builtin_info *info = NULL;
+  size_t room = total;
+  if (f.head == TAG_FN && !(n->h.flag & CALL_MIXED)) {
+    qn_fn *fn = value_fn(f);
+    if (fn->head.flags == FN_USER) {
+      code = fn->code;
+      if (code->nparams != total || code->rest)
+        code = NULL;
+      else
+        room = code->nslots;
+    } else if (fn->head.flags == FN_BUILTIN) {
+      info = builtin_of(vm, fn);
+      if (info && (!info->plain || (uint32_t)info->sig.nparams < total || n->moved)) info = NULL;
+      if (info) room = (size_t)info->sig.nparams;
+    }
+  }
+  if (!vm_enter(vm, room + 4)) {
+    raise_at(vm, n->h.at);
+    value_release(vm, f);
+    value_release(vm, receiver);
+    return value_error();
+  }
+  qn_value *base = vm->sp;
+  *vm->sp++ = f;
+  if (extra) *vm->sp++ = receiver;
+  if (!code && !info) return call_mixed(vm, n, base, extra, fp);
+  uint64_t heads = receiver.head;
+  for (uint32_t i = 0; i < n->n; i++) {
+    qn_value v = eval(vm, n->args[i].value, fp);
+    if (value_stops(v)) {
+      vm_pop_to(vm, base);
+      return v;
+    }
+    heads |= v.head;
+    *vm->sp++ = v;
+  }
+  if (code) {
+    if (n->moved && (n->h.flag & CALL_MOVES) && n->moved_arg < total) {
+      lending l;
+      lend(vm, n, fp, base[1 + n->moved_arg], &l);
+    }
+    return run_frame(vm, code, base + 1, heads, n->h.at);
+  }
+  qn_value r = value_error();
+  for (uint32_t i = total; i < (uint32_t)info->sig.nparams; i++) {
+    qn_value v = info->sig.params[i].def;
+    if (v.head == TAG_UNSET) {
+      fail_arity(vm, f, total, info->sig.params[i].name);
+      goto out;
+    }
+    *vm->sp++ = value_retain(v);
+  }
+  r = run_builtin(vm, info, base + 1, n->h.at);
+out:
+  if (value_is_error(r)) {
+    raise_at(vm, n->h.at);
+    if (vm->error && vm->error->id < 300) {
+      if (extra) note_operand(vm, n->callee->at, base[1], n->callee);
+      for (uint32_t i = 0; i < n->n; i++)
+        if (value_is(base[1 + extra + i], TAG_ARRAY))
+          note_operand(vm, n->args[i].value->at, base[1 + extra + i], n->args[i].value);
+    }
+  }
+  vm_pop_to(vm, base);
+  return r;
+}
+
+qn_value eval_call(qn_vm *vm, node *h, qn_value *fp) {
+  n_call *n = (n_call *)h;
+  qn_value f;
+  if (n->callee->kind == N_GLOBAL && ((n_global *)n->callee)->cell->value.head == TAG_FN && !vm->rec) {
+    f = value_retain(((n_global *)n->callee)->cell->value);
+  } else {
+    f = eval(vm, n->callee, fp);
+    if (value_stops(f)) return f;
+  }
+  return call_node(vm, n, f, value_unset(), fp);
+}
+
+/* ---- methods ------------------------------------------------------------------------------------------------------------------------ */
+
+static bool callable(qn_value v) { return value_is(v, TAG_FN) || value_is(v, TAG_DTYPE); }
+
+/* The nearest binding of the method's name whose value is a function; owned, unset if there is none. */
+static qn_value find_method(qn_vm *vm, const n_call *n, qn_value *fp) {
+  for (uint32_t i = 0; i < n->ncandidates; i++) {
+    node *c = n->candidates[i];
+    if (c->kind == N_GLOBAL) {
+      global_cell *cell = ((n_global *)c)->cell;
+      if (callable(cell->value)) return eval(vm, c, fp);
+      if (cell->shadow && callable(cell->shadow->value)) return value_retain(cell->shadow->value);
+      continue;
+    }
+    qn_value v = eval(vm, c, fp);
+    if (callable(v)) return v;
+    value_release(vm, v);
+  }
+  return value_unset();
+}
+
+typedef struct name_list {
+  const char *names[512];
+  int n;
+} name_list;
+
+static void add_global_name(void *ctx, const char *name) {
+  name_list *l = ctx;
+  if (l->n < (int)(sizeof l->names / sizeof *l->names)) l->names[l->n++] = name;
+}
+
+static __attribute__((noinline, cold)) qn_value fail_method(qn_vm *vm, n_call *n, qn_value receiver) {
+  name_list l = {.n = 0};
+  if (value_is(receiver, TAG_RECORD))
+    for (uint32_t i = 0; i < value_record(receiver)->len && l.n < 200; i++)
+      l.names[l.n++] = record_name(value_record(receiver), i)->text;
+  if (value_is(receiver, TAG_MODULE)) {
+    const scope *s = ((qn_module *)receiver.u.p)->scope;
+    for (uint32_t i = 0; i < s->n; i++)
+      if (s->cells[i]->declared) add_global_name(&l, s->cells[i]->name->text);
+  } else {
+    interp_names(vm, "", add_global_name, &l);
+  }
+  text_buf t, near;
+  text_init(&t, vm);
+  text_init(&near, vm);
+  text_adds(&t, "neither a field of ");
+  text_kind(&t, receiver);
+  text_addf(&t, " nor a function is named '%s'", n->method->text);
+  if (text_nearest(&near, n->method->text, l.names, l.n) && !near.failed) text_addf(&t, "; nearest: %s", near.text);
+  text_free(&near);
+  span at = {n->h.at.source, n->args_at.start, n->args_at.end};
+  return raise_text(vm, E_undefined, at, &t);
+}
+
+qn_value eval_method(qn_vm *vm, node *h, qn_value *fp) {
+  n_call *n = (n_call *)h;
+  qn_value receiver = eval(vm, n->callee, fp);
+  if (value_stops(receiver)) return receiver;
+  qn_value f = value_unset();
+  if (value_is(receiver, TAG_RECORD)) {
+    int i = record_find(value_record(receiver), n->method);
+    if (i >= 0) f = value_retain(value_record(receiver)->items[i]);
+  } else if (value_is(receiver, TAG_MODULE)) {
+    global_cell *c = scope_find(((qn_module *)receiver.u.p)->scope, n->method);
+    if (c && c->declared) {
+      f = field_of(vm, receiver, n->method, n->args_at, NULL);
+      if (value_is_error(f)) {
+        value_release(vm, receiver);
+        return f;
+      }
+    }
+  }
+  if (f.head != TAG_UNSET) {
+    value_release(vm, receiver);
+    return call_node(vm, n, f, value_unset(), fp);
+  }
+  if (!value_is(receiver, TAG_MODULE)) f = find_method(vm, n, fp);
+  if (f.head == TAG_UNSET) {
+    fail_method(vm, n, receiver);
+    value_release(vm, receiver);
+    return value_error();
+  }
+  if (value_is_error(f)) {
+    value_release(vm, receiver);
+    return f;
+  }
+  return call_node(vm, n, f, receiver, fp);
+}
+
+/* ---- calls from C --------------------------------------------------------------------------------------------------------------------- */
+
+qn_value call_value(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs) {
+  uint32_t nkw = value_is(kwargs, TAG_RECORD) ? value_record(kwargs)->len : 0;
+  if (!vm_enter(vm, (size_t)nargs + 2 * (size_t)nkw + 2)) return value_error();
+  qn_value *base = vm->sp;
+  *vm->sp++ = value_retain(fn);
+  for (int i = 0; i < nargs; i++) *vm->sp++ = value_retain(args[i]);
+  for (uint32_t i = 0; i < nkw; i++) {
+    *vm->sp++ = value_retain(value_obj(TAG_STR, record_name(value_record(kwargs), i)));
+    *vm->sp++ = value_retain(value_record(kwargs)->items[i]);
+  }
+  return call_bound(vm, base, (uint32_t)nargs, nkw, SPAN_NONE, NULL, NULL);
+}

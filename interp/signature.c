@@ -1,0 +1,178 @@
+/* Checking values against shape signatures and binding dimensions.
+ *
+ * A bare name in a shape is bound by the first size it meets, parameters from left to right, and compared from then on; it is
+ * a local of the frame. A name that is an int parameter is compared with the argument. Expressions are checked when all
+ * names are bound. A mismatch is E208 and shows the dimensions bound so far.
+ */
+#include "interp/signature.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct matcher {
+  qn_vm *vm;
+  const fn_code *code;
+  qn_value *fp;
+  const char *what; /* "argument" or "the result" */
+  qn_str *name;     /* of the parameter; NULL for the result */
+  bool exprs;       /* second pass: only expressions */
+} matcher;
+
+static void describe_bound(const matcher *m, text_buf *t) {
+  bool first = true;
+  for (uint32_t i = 0; i < m->code->ndims; i++) {
+    qn_value v = m->fp[m->code->dims[i].slot];
+    if (!value_is(v, TAG_INT)) continue;
+    text_addf(t, "%s%s = %lld", first ? " (bound: " : ", ", m->code->dims[i].name->text, (long long)v.u.i);
+    first = false;
+  }
+  if (!first) text_adds(t, ")");
+}
+
+static void describe(const matcher *m, text_buf *t) {
+  if (m->name)
+    text_addf(t, "argument '%s' of %s", m->name->text, m->code->name->text);
+  else
+    text_addf(t, "the result of %s", m->code->name->text);
+}
+
+/* "argument 'x' of f is f32[3], its signature f32[b, 4]: rank is 1, not 2 (bound: b = 3)" */
+static __attribute__((format(printf, 4, 5))) bool refuse(const matcher *m, const type_sig *sig, qn_value v,
+                                                         const char *why, ...) {
+  qn_vm *vm = m->vm;
+  char line[256]; /* names in it may be long: the sentence is cut */
+  va_list args;
+  va_start(args, why);
+  vsnprintf(line, sizeof line, why, args);
+  va_end(args);
+  text_buf t;
+  text_init(&t, vm);
+  describe(m, &t);
+  text_adds(&t, " is ");
+  text_kind(&t, v);
+  text_adds(&t, ", its signature ");
+  text_span(vm, &t, sig->at);
+  if (*line) {
+    text_adds(&t, ": ");
+    text_adds(&t, line);
+  }
+  describe_bound(m, &t);
+  raise_text(vm, E_signature, SPAN_NONE, &t);
+  return false;
+}
+
+static bool match_dim(const matcher *m, const type_sig *sig, qn_value v, const sig_dim *d, int axis, int64_t size) {
+  switch ((dim_kind)d->kind) {
+  case DIM_ANY:
+  case DIM_REST: return true;
+  case DIM_SIZE:
+    return size == d->size || refuse(m, sig, v, "axis %d is %lld, not %lld", axis, (long long)size, (long long)d->size);
+  case DIM_NAME: {
+    qn_value *slot = &m->fp[d->slot];
+    if (!value_is(*slot, TAG_INT)) {
+      *slot = value_int(size);
+      return true;
+    }
+    return slot->u.i == size ||
+           refuse(m, sig, v, "%s is %lld and %lld", d->name->text, (long long)slot->u.i, (long long)size);
+  }
+  case DIM_PARAM: {
+    qn_value p = m->fp[d->slot];
+    if (!value_is(p, TAG_INT)) return true; /* refused by its own type */
+    int64_t want;
+    if (!index_int(m->vm, p, d->name->text, &want)) return false;
+    return want == size ||
+           refuse(m, sig, v, "%s is %lld, axis %d is %lld", d->name->text, (long long)want, axis, (long long)size);
+  }
+  case DIM_EXPR: {
+    if (!m->exprs) return true;
+    qn_value e = eval(m->vm, d->expr, m->fp);
+    if (value_stops(e)) {
+      raise_at(m->vm, d->at);
+      return false;
+    }
+    int64_t want;
+    bool ok = index_int(m->vm, e, "a size", &want);
+    value_release(m->vm, e);
+    if (!ok) {
+      raise_at(m->vm, d->at);
+      return false;
+    }
+    if (want == size) return true;
+    text_buf t;
+    text_init(&t, m->vm);
+    text_span(m->vm, &t, d->at);
+    refuse(m, sig, v, "%s is %lld, axis %d is %lld", t.text ? t.text : "", (long long)want, axis, (long long)size);
+    text_free(&t);
+    return false;
+  }
+  }
+  return true;
+}
+
+static bool match_array(const matcher *m, const type_sig *sig, qn_value v) {
+  if (!value_is(v, TAG_ARRAY)) return refuse(m, sig, v, "an array is expected");
+  const qn_array *a = value_array(v);
+  if (sig->dtype >= 0 && a->dtype != sig->dtype)
+    return refuse(m, sig, v, "dtype is %s, not %s", dtype_rows[a->dtype].name, dtype_rows[sig->dtype].name);
+  int rest = -1, n = (int)sig->n;
+  for (int i = 0; i < n; i++)
+    if (sig->dims[i].kind == DIM_REST) rest = i;
+  if (rest < 0 ? a->rank != n : a->rank < n - 1)
+    return refuse(m, sig, v, "rank is %d, not %s%d", a->rank, rest < 0 ? "" : "at least ", rest < 0 ? n : n - 1);
+  for (int i = 0; i < n; i++) {
+    if (i == rest) continue;
+    int axis = rest >= 0 && i > rest ? a->rank - n + i : i;
+    if (!match_dim(m, sig, v, &sig->dims[i], axis, a->shape[axis])) return false;
+  }
+  return true;
+}
+
+static bool match(const matcher *m, const type_sig *sig, qn_value v) {
+  switch ((sig_kind)sig->kind) {
+  case SIG_DTYPE:
+    if (sig->dtype == QN_bool && value_is(v, TAG_BOOL)) return true;
+    if (!value_is(v, TAG_ARRAY)) return refuse(m, sig, v, "an array is expected");
+    return value_array(v)->dtype == sig->dtype || refuse(m, sig, v, "%s", "");
+  case SIG_HOST:
+    if (value_is(v, (value_tag)sig->tag) || (sig->tag == TAG_FLOAT && value_is(v, TAG_INT))) return true;
+    return refuse(m, sig, v, "%s", "");
+  case SIG_ARRAY: return match_array(m, sig, v);
+  case SIG_LIST:
+    if (!value_is(v, TAG_LIST)) return refuse(m, sig, v, "a list is expected");
+    if (value_list(v)->len != sig->n) return refuse(m, sig, v, "%u items, not %u", value_list(v)->len, sig->n);
+    for (uint32_t i = 0; i < sig->n; i++)
+      if (!match(m, sig->items[i], value_list(v)->items[i])) return false;
+    return true;
+  case SIG_RECORD:
+    if (!value_is(v, TAG_RECORD)) return refuse(m, sig, v, "a record is expected");
+    for (uint32_t i = 0; i < sig->n; i++) {
+      int k = record_find(value_record(v), sig->fields[i]);
+      if (k < 0) return refuse(m, sig, v, "there is no field '%s'", sig->fields[i]->text);
+      if (!match(m, sig->items[i], value_record(v)->items[k])) return false;
+    }
+    return true;
+  }
+  return true;
+}
+
+bool signature_bind(qn_vm *vm, const fn_code *code, qn_value *fp) {
+  matcher m = {.vm = vm, .code = code, .fp = fp};
+  for (int pass = 0; pass < (code->checks ? 2 : 1); pass++) {
+    m.exprs = pass == 1;
+    for (uint32_t i = 0; i < code->nparams; i++) {
+      if (!code->params[i].type) continue;
+      m.name = code->params[i].name;
+      if (!match(&m, code->params[i].type, fp[i])) return false;
+    }
+  }
+  return true;
+}
+
+bool signature_result(qn_vm *vm, const fn_code *code, qn_value *fp, qn_value result) {
+  matcher m = {.vm = vm, .code = code, .fp = fp, .exprs = false};
+  if (!match(&m, code->result, result)) return false;
+  m.exprs = true;
+  return !code->checks || match(&m, code->result, result);
+}

@@ -1,0 +1,41 @@
+/* Shape signatures: `x: f32[b, t, 64]`, `(T, T)`, `{w: T}`, host kinds, `-> f32[b]`. Internal to this room. */
+#ifndef INTERP_SIGNATURE_H
+#define INTERP_SIGNATURE_H
+
+#include "interp/node.h"
+
+typedef enum sig_kind {
+  SIG_DTYPE, /* an array of this dtype, any shape (bool: a host bool, too) */
+  SIG_HOST,  /* a host kind: `tag` */
+  SIG_ARRAY, /* dtype (or any: -1) and sizes */
+  SIG_LIST,  /* items of these types */
+  SIG_RECORD /* at least these fields of these types */
+} sig_kind;
+
+typedef enum dim_kind { DIM_ANY, DIM_REST, DIM_SIZE, DIM_NAME, DIM_PARAM, DIM_EXPR } dim_kind;
+typedef struct sig_dim {
+  uint8_t kind;  /* dim_kind */
+  int64_t size;  /* DIM_SIZE */
+  uint32_t slot; /* DIM_NAME: the frame slot it is bound to; DIM_PARAM: the int parameter it must equal */
+  qn_str *name;
+  node *expr; /* DIM_EXPR */
+  span at;
+} sig_dim;
+
+struct type_sig {
+  uint8_t kind; /* sig_kind */
+  int8_t dtype; /* -1: any */
+  uint8_t tag;  /* value_tag of SIG_HOST */
+  span at;
+  uint32_t n;
+  sig_dim *dims;
+  type_sig **items;
+  qn_str **fields;
+};
+
+/* Checks the arguments of a frame against their types and binds dimensions. False with E208 raised. */
+QN_MUST_CHECK bool signature_bind(qn_vm *vm, const fn_code *code, qn_value *fp);
+/* Checks a result; dimensions that only the result has are bound by it. */
+QN_MUST_CHECK bool signature_result(qn_vm *vm, const fn_code *code, qn_value *fp, qn_value result);
+
+#endif
