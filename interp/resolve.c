@@ -1,0 +1,853 @@
+/* The resolver, from a tree to a unit: variables and captures, places, function code.
+ *
+ * Locals get slots of their function's frame, reused when blocks end. A name of an enclosing function is captured by value
+ * when the function value is made; a name of the module's top level is a cell, defined or not, and whether it exists is
+ * asked when the whole text has been read.
+ */
+#include "interp/resolve.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- memory of the unit ------------------------------------------------------------------------------------------------ */
+
+void *unit_alloc(resolver *r, size_t bytes) {
+  void *p = arena_alloc(&r->unit->nodes, bytes ? bytes : 1);
+  if (!p && !error_pending(r->vm)) raise_memory(r->vm);
+  return p;
+}
+
+void *node_new(resolver *r, size_t bytes, eval_fn eval, const ast_node *at) {
+  node *n = unit_alloc(r, bytes);
+  if (!n) return NULL;
+  n->eval = eval;
+  n->at = at->at;
+  return n;
+}
+
+bool unit_keep(resolver *r, qn_value v) {
+  unit *u = r->unit;
+  if (!mem_grow(r->vm, (void **)&u->kept, &u->kept_cap, (size_t)u->nkept + 1, sizeof *u->kept)) {
+    value_release(r->vm, v);
+    return false;
+  }
+  u->kept[u->nkept++] = v;
+  return true;
+}
+
+bool unit_anchor(resolver *r, jit_anchor *a, const char *name, span at) {
+  unit *u = r->unit;
+  if (!mem_grow(r->vm, (void **)&u->anchors, &u->anchors_cap, (size_t)u->nanchors + 1, sizeof *u->anchors))
+    return false;
+  a->name = name;
+  a->at = at;
+  u->anchors[u->nanchors++] = a;
+  return true;
+}
+
+bool unit_layout(resolver *r, record_layout **slot) {
+  unit *u = r->unit;
+  if (!mem_grow(r->vm, (void **)&u->layouts, &u->layouts_cap, (size_t)u->nlayouts + 1, sizeof *u->layouts))
+    return false;
+  u->layouts[u->nlayouts++] = slot;
+  return true;
+}
+
+void unit_free(qn_vm *vm, unit *u) {
+  for (uint32_t i = 0; i < u->nanchors; i++) anchor_close(vm, u->anchors[i]);
+  for (uint32_t i = 0; i < u->nlayouts; i++) {
+    record_layout *l = *(record_layout **)u->layouts[i];
+    if (l) layout_release(vm, l);
+  }
+  for (uint32_t i = 0; i < u->nkept; i++) value_release(vm, u->kept[i]);
+  mem_free(vm, u->kept, u->kept_cap * sizeof *u->kept);
+  mem_free(vm, u->anchors, u->anchors_cap * sizeof *u->anchors);
+  mem_free(vm, u->layouts, u->layouts_cap * sizeof *u->layouts);
+  arena_free(&u->nodes);
+  mem_free(vm, u, sizeof *u);
+}
+
+void warn(resolver *r, span at, const char *format, ...) {
+  if (r->scope->library) return;
+  const source_text *s = source_get(r->vm, at.source);
+  char line[256];
+  va_list args;
+  va_start(args, format);
+  vsnprintf(line, sizeof line, format, args);
+  va_end(args);
+  int row = 0, column = 0;
+  if (s) source_position(s, at.start, &row, &column);
+  text_buf t;
+  text_init(&t, r->vm);
+  text_addf(&t, "warning: %s\n  --> %s:%d:%d\n", line, s ? s->name : "", row, column);
+  if (!t.failed && t.text) vm_write(r->vm, 2, t.text, t.len);
+  text_free(&t);
+}
+
+/* ---- functions being resolved --------------------------------------------------------------------------------------------- */
+
+static void function_begin(resolver *r, function *f) {
+  memset(f, 0, sizeof *f);
+  f->outer = r->fn;
+  r->fn = f;
+}
+
+static void function_end(resolver *r) {
+  function *f = r->fn;
+  qn_vm *vm = r->vm;
+  mem_free(vm, f->vars, f->vars_cap * sizeof *f->vars);
+  mem_free(vm, f->captures, f->captures_cap * sizeof *f->captures);
+  mem_free(vm, f->events, f->events_cap * sizeof *f->events);
+  mem_free(vm, f->data, f->data_cap * sizeof *f->data);
+  r->fn = f->outer;
+}
+
+variable *declare(resolver *r, qn_str *name, span at, bool expects_use) {
+  function *f = r->fn;
+  if (!mem_grow(r->vm, (void **)&f->vars, &f->vars_cap, (size_t)f->nvars + 1, sizeof *f->vars)) return NULL;
+  variable *v = &f->vars[f->nvars++];
+  *v = (variable){.name = name, .slot = f->top++, .decl = at, .expects_use = expects_use};
+  if (f->top > f->most) f->most = f->top;
+  return v;
+}
+
+variable *find_variable(function *f, const qn_str *name) {
+  for (uint32_t i = f->nvars; i > 0; i--)
+    if (f->vars[i - 1].name == name) return &f->vars[i - 1];
+  return NULL;
+}
+
+bool is_self(const function *f, const qn_str *name) { return f->self == name; }
+
+int find_capture(resolver *r, function *f, qn_str *name) {
+  if (!f->outer) return -1;
+  for (uint32_t i = 0; i < f->ncaptures; i++)
+    if (f->captures[i].name == name) return (int)i;
+  capture_source source;
+  variable *v = find_variable(f->outer, name);
+  if (v) {
+    v->captured = true;
+    v->reads++;
+    source = (capture_source){FROM_LOCAL, v->slot};
+  } else if (is_self(f->outer, name)) {
+    source = (capture_source){FROM_SELF, 0};
+  } else {
+    int k = find_capture(r, f->outer, name);
+    if (k < 0) return k;
+    source = (capture_source){FROM_CAPTURE, (uint32_t)k};
+  }
+  if (!mem_grow(r->vm, (void **)&f->captures, &f->captures_cap, (size_t)f->ncaptures + 1, sizeof *f->captures))
+    return -2;
+  f->captures[f->ncaptures] = (captured){name, source};
+  return (int)f->ncaptures++;
+}
+
+void forget(resolver *r, uint32_t first) {
+  function *f = r->fn;
+  for (uint32_t i = first; i < f->nvars; i++) {
+    const variable *v = &f->vars[i];
+    if (v->expects_use && v->reads == 0 && v->name->text[0] != '_')
+      warn(r, v->decl, "'%s' is never used; the name _%s says that this is meant", v->name->text, v->name->text);
+  }
+  f->nvars = first;
+}
+
+bool note_local(resolver *r, uint32_t slot) {
+  function *f = r->fn;
+  if (!mem_grow(r->vm, (void **)&f->events, &f->events_cap, (size_t)f->nevents + 1, sizeof *f->events)) return false;
+  f->events[f->nevents++] = (event){NULL, slot};
+  return true;
+}
+
+bool note_global(resolver *r, global_cell *cell) {
+  function *f = r->fn;
+  if (!mem_grow(r->vm, (void **)&f->events, &f->events_cap, (size_t)f->nevents + 1, sizeof *f->events)) return false;
+  f->events[f->nevents++] = (event){cell, 0};
+  return true;
+}
+
+bool rebound_since(const resolver *r, uint32_t slot, uint32_t mark) {
+  for (uint32_t i = mark; i < r->fn->nevents; i++)
+    if (!r->fn->events[i].cell && r->fn->events[i].slot == slot) return true;
+  return false;
+}
+
+bool module_defines(const resolver *r, const global_cell *c) { return c->declared || c->unit == r->unit->number; }
+
+/* ---- sites -------------------------------------------------------------------------------------------------------------------- */
+
+/* `mark` remembers where the site's assignments begin: event.slot holds their number, and two more numbers lie behind it. */
+site *site_begin(resolver *r, event *mark) {
+  site *s = unit_alloc(r, sizeof *s);
+  if (!s) return NULL;
+  s->id = ++r->ip->next_site;
+  mark[0].slot = r->fn->nevents;
+  mark[1].slot = r->fn->top;
+  mark[2].slot = r->fn->signals;
+  return s;
+}
+
+bool site_end(resolver *r, site *s, const event *mark) {
+  const function *f = r->fn;
+  uint32_t from = mark[0].slot, outer = mark[1].slot, most = f->nevents - from;
+  s->escapes = f->signals != mark[2].slot;
+  if (most == 0) return true;
+  s->locals = unit_alloc(r, most * sizeof *s->locals);
+  s->globals = unit_alloc(r, most * sizeof *s->globals);
+  if (!s->locals || !s->globals) return false;
+  enum { SEARCHED = 64 }; /* sites with more assignments may list a variable twice, which is allowed */
+  for (uint32_t i = from; i < f->nevents; i++) {
+    const event *e = &f->events[i];
+    bool known = false;
+    if (e->cell) {
+      for (uint32_t k = 0; k < s->nglobals && k < SEARCHED; k++) known |= s->globals[k] == e->cell;
+      if (!known) s->globals[s->nglobals++] = e->cell;
+    } else if (e->slot < outer) {
+      for (uint32_t k = 0; k < s->nlocals && k < SEARCHED; k++) known |= s->locals[k] == e->slot;
+      if (!known) s->locals[s->nlocals++] = e->slot;
+    }
+  }
+  return true;
+}
+
+/* ---- names --------------------------------------------------------------------------------------------------------------------- */
+
+node *global_node(resolver *r, const ast_node *n, global_cell *cell) {
+  n_global *g = node_new(r, sizeof *g, eval_global, n);
+  if (!g) return NULL;
+  g->h.kind = N_GLOBAL;
+  g->cell = cell;
+  return &g->h;
+}
+
+static node *capture_node(resolver *r, const ast_node *n, int number, qn_str *name) {
+  n_capture *c = node_new(r, sizeof *c, eval_capture, n);
+  if (!c) return NULL;
+  c->h.slot = (uint32_t)number;
+  c->name = name;
+  return &c->h;
+}
+
+static node *local_node(resolver *r, const ast_node *n, variable *v) {
+  n_local *l = node_new(r, sizeof *l, eval_local, n);
+  if (!l) return NULL;
+  v->reads++;
+  l->h.kind = N_LOCAL;
+  l->h.slot = v->slot;
+  l->name = v->name;
+  l->decl = v->decl;
+  return &l->h;
+}
+
+static bool pend(resolver *r, global_cell *c, span at) {
+  if (!mem_grow(r->vm, (void **)&r->pending, &r->pending_cap, (size_t)r->npending + 1, sizeof *r->pending))
+    return false;
+  r->pending[r->npending++] = (pending_name){c, at};
+  return true;
+}
+
+node *name_node(resolver *r, const ast_node *n, qn_str *name, bool callee) {
+  function *f = r->fn;
+  if (strcmp(name->text, "_") == 0 && !r->prompt) {
+    raise(r->vm, E_undefined, n->at, "_ binds nothing and has no value");
+    return NULL;
+  }
+  variable *v = find_variable(f, name);
+  if (v) return local_node(r, n, v);
+  if (is_self(f, name)) return node_new(r, sizeof(node), eval_self, n);
+  int k = find_capture(r, f, name);
+  if (k == -2) return NULL;
+  if (k >= 0) return capture_node(r, n, k, name);
+  global_cell *c = scope_cell(r->vm, r->scope, name);
+  if (!c || !pend(r, c, n->at)) return NULL;
+  if (!callee && f->outer && module_defines(r, c)) {
+    bool known = false;
+    for (uint32_t i = 0; i < f->ndata; i++) known |= f->data[i] == c;
+    if (!known) {
+      if (!mem_grow(r->vm, (void **)&f->data, &f->data_cap, (size_t)f->ndata + 1, sizeof *f->data)) return NULL;
+      f->data[f->ndata++] = c;
+    }
+  }
+  return global_node(r, n, c);
+}
+
+bool method_candidates(resolver *r, const ast_node *n, n_call *call) {
+  function *f = r->fn;
+  qn_str *name = n->u.s;
+  uint32_t most = 3;
+  for (uint32_t i = 0; i < f->nvars; i++) most += f->vars[i].name == name;
+  call->candidates = unit_alloc(r, most * sizeof *call->candidates);
+  if (!call->candidates) return false;
+  for (uint32_t i = f->nvars; i > 0; i--) {
+    if (f->vars[i - 1].name != name) continue;
+    node *c = local_node(r, n, &f->vars[i - 1]);
+    if (!c) return false;
+    call->candidates[call->ncandidates++] = c;
+  }
+  if (is_self(f, name)) {
+    node *c = node_new(r, sizeof(node), eval_self, n);
+    if (!c) return false;
+    call->candidates[call->ncandidates++] = c;
+  }
+  int k = find_capture(r, f, name);
+  if (k == -2) return false;
+  if (k >= 0) {
+    node *c = capture_node(r, n, k, name);
+    if (!c) return false;
+    call->candidates[call->ncandidates++] = c;
+  }
+  global_cell *cell = scope_cell(r->vm, r->scope, name);
+  node *c = cell ? global_node(r, n, cell) : NULL;
+  if (!c) return false;
+  call->candidates[call->ncandidates++] = c;
+  return true;
+}
+
+/* ---- places ------------------------------------------------------------------------------------------------------------------------ */
+
+static place *place_new(resolver *r, place_kind kind, span at) {
+  place *p = unit_alloc(r, sizeof *p);
+  if (!p) return NULL;
+  p->kind = (uint8_t)kind;
+  p->at = at;
+  return p;
+}
+
+static place *fail_outward(resolver *r, const qn_str *name, span at) {
+  raise(r->vm, E_assign_outward, at,
+        "a function cannot assign '%s', which lives outside it; return the value and assign it there", name->text);
+  return NULL;
+}
+
+/* The variable that an assignment changes, as a place of its kind. */
+static place *variable_place(resolver *r, const ast_node *n, qn_str *name) {
+  function *f = r->fn;
+  variable *v = find_variable(f, name);
+  if (v) {
+    if (v->captured && !v->warned) {
+      v->warned = true;
+      warn(r, n->at, "'%s' is rebound after a function has captured its value; the function keeps the old one",
+           name->text);
+    }
+    place *p = place_new(r, PLACE_LOCAL, n->at);
+    if (!p || !note_local(r, v->slot)) return NULL;
+    p->slot = v->slot;
+    p->name = name;
+    return p;
+  }
+  if (f->outer) {
+    int k = is_self(f, name) ? 0 : find_capture(r, f, name);
+    if (k == -2) return NULL;
+    if (k >= 0) return fail_outward(r, name, n->at);
+  }
+  global_cell *c = scope_cell(r->vm, r->scope, name);
+  if (!c) return NULL;
+  bool exists = module_defines(r, c);
+  if (f->outer && (exists || (c->shadow && c->shadow->value.head != TAG_UNSET))) return fail_outward(r, name, n->at);
+  if (!exists && (!r->prompt || f->outer)) {
+    raise(r->vm, E_undefined, n->at, "'%s' is not defined; let %s = ... makes it", name->text, name->text);
+    return NULL;
+  }
+  place *p = place_new(r, PLACE_GLOBAL, n->at);
+  if (!p || !note_global(r, c)) return NULL;
+  p->cell = c;
+  p->name = name;
+  p->defines = r->prompt && defines_global(r);
+  return p;
+}
+
+static place *let_place(resolver *r, const ast_node *n, bool expects_use) {
+  qn_str *name = n->u.s;
+  place *p;
+  if (strcmp(name->text, "_") == 0) return place_new(r, PLACE_NONE, n->at);
+  if (defines_global(r)) {
+    global_cell *c = scope_cell(r->vm, r->scope, name);
+    p = c ? place_new(r, PLACE_GLOBAL, n->at) : NULL;
+    if (!p || !note_global(r, c)) return NULL;
+    p->cell = c;
+    p->defines = true;
+  } else {
+    variable *v = declare(r, name, n->at, expects_use);
+    p = v ? place_new(r, PLACE_LOCAL, n->at) : NULL;
+    if (!p) return NULL;
+    p->slot = v->slot;
+  }
+  p->name = name;
+  return p;
+}
+
+static place *path_place(resolver *r, const ast_node *n) {
+  uint32_t steps = 0;
+  const ast_node *at = n;
+  while (at->kind == AST_index || at->kind == AST_field) {
+    steps++;
+    at = at->kids[0];
+  }
+  if (at->kind != AST_name) {
+    raise(r->vm, E_pattern, n->at, "an assignment changes a variable; this begins with another expression");
+    return NULL;
+  }
+  place *root = variable_place(r, at, at->u.s);
+  if (!root) return NULL;
+  root->kind = PLACE_PATH;
+  root->at = n->at;
+  root->n = steps;
+  root->steps = unit_alloc(r, steps * sizeof *root->steps);
+  if (!root->steps) return NULL;
+  /* Innermost last: the nodes are visited from the outside in, the indices resolved in the order of evaluation. */
+  const ast_node *level = n;
+  const ast_node **chain = unit_alloc(r, steps * sizeof *chain);
+  if (!chain) return NULL;
+  for (uint32_t i = steps; i > 0; i--, level = level->kids[0]) chain[i - 1] = level;
+  for (uint32_t i = 0; i < steps; i++) {
+    path_step *s = &root->steps[i];
+    level = chain[i];
+    s->mark = ast_mark(level);
+    if (level->kind == AST_field) {
+      s->name = level->u.s;
+      continue;
+    }
+    s->n = level->n - 1;
+    if (s->n > INDEX_MAX) {
+      raise(r->vm, E_index_kind, s->mark, "an index has at most %d items", INDEX_MAX);
+      return NULL;
+    }
+    s->items = unit_alloc(r, s->n * sizeof *s->items);
+    if (!s->items) return NULL;
+    for (uint32_t k = 0; k < s->n; k++) {
+      node *item = index_item_node(r, level->kids[k + 1]);
+      if (!item) return NULL;
+      s->items[k] = item;
+      s->nvalues += item->kind == N_SLICE ? 3 : item->kind == N_ELLIPSIS || item->kind == N_NEW ? 0 : 1;
+    }
+    root->nvalues += s->nvalues;
+  }
+  return root;
+}
+
+static bool repeated(resolver *r, const place *p, const place *in) {
+  if (in == p || !in) return false;
+  if (in->kind == PLACE_LIST || in->kind == PLACE_RECORD) {
+    for (uint32_t i = 0; i < in->n && in->items[i]; i++)
+      if (repeated(r, p, in->items[i])) return true;
+    return false;
+  }
+  return in->name && in->name == p->name;
+}
+
+static bool check_repeated(resolver *r, const place *all, const place *p) {
+  if (p->kind == PLACE_LIST || p->kind == PLACE_RECORD) {
+    for (uint32_t i = 0; i < p->n; i++)
+      if (!check_repeated(r, all, p->items[i])) return false;
+    return true;
+  }
+  if (!p->name || !repeated(r, p, all)) return true;
+  raise(r->vm, E_pattern, p->at, "'%s' stands twice in the pattern", p->name->text);
+  return false;
+}
+
+static place *pattern_place(resolver *r, const ast_node *n, bool lets, bool expects_use) {
+  if (n->kind == AST_name) {
+    if (lets) return let_place(r, n, expects_use);
+    if (strcmp(n->u.s->text, "_") == 0) return place_new(r, PLACE_NONE, n->at);
+    return variable_place(r, n, n->u.s);
+  }
+  if (n->kind == AST_index || n->kind == AST_field) return path_place(r, n);
+  bool list = n->kind == AST_pat_list;
+  place *p = place_new(r, list ? PLACE_LIST : PLACE_RECORD, n->at);
+  if (!p) return NULL;
+  p->items = unit_alloc(r, n->n * sizeof *p->items);
+  p->fields = list ? NULL : unit_alloc(r, n->n * sizeof *p->fields);
+  if (!p->items || (!list && !p->fields)) return NULL;
+  for (uint32_t i = 0; i < n->n; i++) {
+    const ast_node *kid = n->kids[i];
+    if (!list) p->fields[i] = kid->u.s;
+    p->items[i] = pattern_place(r, list ? kid : kid->kids[AST_pat_field_target], lets, expects_use);
+    if (!p->items[i]) return NULL;
+    p->n = i + 1;
+    p->nvalues += p->items[i]->nvalues;
+  }
+  return p;
+}
+
+place *place_of(resolver *r, const ast_node *target, bool lets, bool expects_use) {
+  place *p = pattern_place(r, target, lets, expects_use);
+  if (p && lets && !check_repeated(r, p, p)) return NULL;
+  return p;
+}
+
+/* ---- shape signatures ----------------------------------------------------------------------------------------------------------------- */
+
+static bool fail_type(resolver *r, span at, const qn_str *name) {
+  raise(r->vm, E_signature, at,
+        "'%s' is no type; there are dtypes (f32, i64 ...), int float bool str fn list record, shapes f32[n, 3], "
+        "lists (T, T) and records {w: T}",
+        name->text);
+  return false;
+}
+
+static bool host_kind(const char *name, uint8_t *tag) {
+  static const struct {
+    const char *name;
+    uint8_t tag;
+  } kinds[] = {{"int", TAG_INT}, {"float", TAG_FLOAT}, {"str", TAG_STR},
+               {"fn", TAG_FN},   {"list", TAG_LIST},   {"record", TAG_RECORD}};
+  for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+    if (strcmp(kinds[i].name, name) != 0) continue;
+    *tag = kinds[i].tag;
+    return true;
+  }
+  return false;
+}
+
+static bool dtype_named(resolver *r, const qn_str *name, span at, int8_t *out) {
+  qn_dtype d = dtype_find(name->text, name->len);
+  if ((int)d >= DTYPE_PUBLIC) return fail_type(r, at, name);
+  *out = (int8_t)d;
+  return true;
+}
+
+/* Parameters of a function under way: which names sizes may mean. */
+typedef struct shape_names {
+  fn_code *code;
+  const ast_node *fn;
+  uint32_t dims_cap;
+  bool fresh; /* the result's own names: slots beyond all locals */
+} shape_names;
+
+static const ast_node *param_type(const shape_names *s, uint32_t i) { return s->fn->kids[2 + i]->kids[AST_param_type]; }
+
+static bool dim_name(resolver *r, shape_names *s, const ast_node *n, sig_dim *d) {
+  qn_str *name = n->u.s;
+  d->name = name;
+  for (uint32_t i = 0; i < s->code->nparams; i++) {
+    if (s->code->params[i].name != name) continue;
+    const ast_node *type = param_type(s, i);
+    if (!type || type->kind != AST_type_name || strcmp(type->u.s->text, "int") != 0) {
+      raise(r->vm, E_signature, n->at, "the size '%s' is named like a parameter, which is no int; rename one of them",
+            name->text);
+      return false;
+    }
+    d->kind = DIM_PARAM;
+    d->slot = i;
+    return true;
+  }
+  d->kind = DIM_NAME;
+  fn_code *code = s->code;
+  for (uint32_t i = 0; i < code->ndims; i++) {
+    if (code->dims[i].name != name) continue;
+    d->slot = code->dims[i].slot;
+    return true;
+  }
+  if (code->ndims == s->dims_cap) {
+    raise(r->vm, E_signature, n->at, "too many names of sizes in one signature");
+    return false;
+  }
+  if (s->fresh) {
+    d->slot = r->fn->most++;
+  } else {
+    variable *v = declare(r, name, n->at, false);
+    if (!v) return false;
+    d->slot = v->slot;
+  }
+  code->dims[code->ndims++] = (fn_dim){name, d->slot};
+  return true;
+}
+
+static type_sig *type_of(resolver *r, shape_names *s, const ast_node *n);
+
+static bool array_type(resolver *r, shape_names *s, const ast_node *n, type_sig *t) {
+  t->kind = SIG_ARRAY;
+  t->dtype = -1;
+  if (n->u.s && !dtype_named(r, n->u.s, ast_mark(n), &t->dtype)) return false;
+  t->n = n->n;
+  t->dims = unit_alloc(r, n->n * sizeof *t->dims);
+  if (!t->dims) return false;
+  bool rest = false;
+  for (uint32_t i = 0; i < n->n; i++) {
+    const ast_node *kid = n->kids[i];
+    sig_dim *d = &t->dims[i];
+    d->at = kid->at;
+    if (kid->kind == AST_any_dim) {
+      d->kind = DIM_ANY;
+    } else if (kid->kind == AST_ellipsis) {
+      if (rest) {
+        raise(r->vm, E_signature, kid->at, "a shape has at most one ...");
+        return false;
+      }
+      rest = true;
+      d->kind = DIM_REST;
+    } else if (kid->kind == AST_name) {
+      if (!dim_name(r, s, kid, d)) return false;
+    } else if (kid->kind == AST_int) {
+      d->kind = DIM_SIZE;
+      d->size = kid->u.i;
+    } else {
+      d->kind = DIM_EXPR;
+      s->code->checks = true;
+    }
+  }
+  return true;
+}
+
+static type_sig *type_of(resolver *r, shape_names *s, const ast_node *n) {
+  type_sig *t = unit_alloc(r, sizeof *t);
+  if (!t) return NULL;
+  t->at = n->at;
+  switch ((ast_kind)n->kind) {
+  case AST_type_name:
+    if (host_kind(n->u.s->text, &t->tag)) {
+      t->kind = SIG_HOST;
+      return t;
+    }
+    t->kind = SIG_DTYPE;
+    return dtype_named(r, n->u.s, n->at, &t->dtype) ? t : NULL;
+  case AST_type_array: return array_type(r, s, n, t) ? t : NULL;
+  default:
+    t->kind = n->kind == AST_type_list ? SIG_LIST : SIG_RECORD;
+    t->n = n->n;
+    t->items = unit_alloc(r, n->n * sizeof *t->items);
+    t->fields = unit_alloc(r, n->n * sizeof *t->fields);
+    if (!t->items || !t->fields) return NULL;
+    for (uint32_t i = 0; i < n->n; i++) {
+      const ast_node *kid = n->kids[i];
+      if (t->kind == SIG_RECORD) {
+        t->fields[i] = kid->u.s;
+        kid = kid->kids[AST_type_field_type];
+      }
+      t->items[i] = type_of(r, s, kid);
+      if (!t->items[i]) return NULL;
+    }
+    return t;
+  }
+}
+
+/* The expressions among the sizes: resolved when all names of the signature are known. */
+static bool type_expressions(resolver *r, type_sig *t, const ast_node *n) {
+  if (t->kind == SIG_ARRAY) {
+    for (uint32_t i = 0; i < t->n; i++)
+      if (t->dims[i].kind == DIM_EXPR && !(t->dims[i].expr = expression(r, n->kids[i]))) return false;
+  } else if (t->kind == SIG_LIST || t->kind == SIG_RECORD) {
+    for (uint32_t i = 0; i < t->n; i++) {
+      const ast_node *kid = n->kids[i];
+      if (!type_expressions(r, t->items[i], t->kind == SIG_RECORD ? kid->kids[AST_type_field_type] : kid)) return false;
+    }
+  }
+  return true;
+}
+
+static uint32_t count_dims(const ast_node *type) {
+  if (!type) return 0;
+  uint32_t n = type->kind == AST_type_array ? type->n : 0;
+  if (type->kind == AST_type_list || type->kind == AST_type_record || type->kind == AST_type_field)
+    for (uint32_t i = 0; i < type->n; i++) n += count_dims(type->kids[i]);
+  return n;
+}
+
+/* ---- functions --------------------------------------------------------------------------------------------------------------------------- */
+
+static bool lost_update(resolver *r, const ast_node *block) {
+  const ast_node *last = block->n ? block->kids[block->n - 1] : NULL;
+  if (!last) return true;
+  if (last->kind == AST_if) {
+    if (!lost_update(r, last->kids[AST_if_then])) return false;
+    const ast_node *other = last->kids[AST_if_otherwise];
+    if (!other) return true;
+    if (other->kind == AST_block) return lost_update(r, other);
+    ast_node *kids[1] = {(ast_node *)other};
+    ast_node wrap = {.kind = AST_block, .n = 1, .kids = kids};
+    return lost_update(r, &wrap);
+  }
+  if (last->kind != AST_assign) return true;
+  const ast_node *root = last->kids[AST_assign_target];
+  while (root->kind == AST_index || root->kind == AST_field) root = root->kids[0];
+  if (root->kind == AST_name)
+    raise(r->vm, E_lost_value, last->at, "this update is lost when the function returns; end with %s to return it",
+          root->u.s->text);
+  else
+    raise(r->vm, E_lost_value, last->at, "this update is lost when the function returns; end with the value to return");
+  return false;
+}
+
+static bool resolve_params(resolver *r, fn_code *code, const ast_node *n, node **initials) {
+  for (uint32_t i = 0; i < code->nparams; i++) {
+    const ast_node *kid = n->kids[2 + i];
+    fn_param *p = &code->params[i];
+    p->name = kid->u.s;
+    p->at = kid->at;
+    p->initial = -1;
+    for (uint32_t k = 0; k < i; k++) {
+      if (code->params[k].name != p->name || strcmp(p->name->text, "_") == 0) continue;
+      raise(r->vm, E_pattern, ast_mark(kid), "'%s' is the name of two parameters", p->name->text);
+      return false;
+    }
+    if (kid->flags & AST_REST) {
+      if (i + 1 < code->nparams) {
+        raise(r->vm, E_pattern, kid->at, "..%s takes all further arguments and must be the last parameter",
+              p->name->text);
+        return false;
+      }
+      code->rest = true;
+    }
+    if (!kid->kids[AST_param_initial]) continue;
+    node *initial = expression(r, kid->kids[AST_param_initial]); /* of the definition's scope */
+    if (!initial) return false;
+    initials[code->ninitial] = initial;
+    p->initial = (int32_t)code->ninitial++;
+  }
+  return true;
+}
+
+static bool resolve_types(resolver *r, shape_names *s) {
+  fn_code *code = s->code;
+  uint32_t dims = count_dims(s->fn->kids[AST_fn_result]);
+  for (uint32_t i = 0; i < code->nparams; i++) dims += count_dims(param_type(s, i));
+  s->dims_cap = dims;
+  code->dims = unit_alloc(r, dims * sizeof *code->dims);
+  if (!code->dims) return false;
+  for (uint32_t i = 0; i < code->nparams; i++) {
+    const ast_node *type = param_type(s, i);
+    if (!type) continue;
+    code->typed = true;
+    code->params[i].type = type_of(r, s, type);
+    if (!code->params[i].type) return false;
+  }
+  for (uint32_t i = 0; i < code->nparams; i++)
+    if (code->params[i].type && !type_expressions(r, code->params[i].type, param_type(s, i))) return false;
+  return true;
+}
+
+static bool resolve_body(resolver *r, fn_code *code, const ast_node *n) {
+  function *f = r->fn;
+  shape_names s = {.code = code, .fn = n};
+  for (uint32_t i = 0; i < code->nparams; i++)
+    if (!declare(r, code->params[i].name, code->params[i].at, false)) return false;
+  if (!resolve_types(r, &s)) return false;
+  const ast_node *body = n->kids[AST_fn_body], *result = n->kids[AST_fn_result];
+  if (!(n->flags & AST_SHORT) && !lost_update(r, body)) return false;
+  f->blocks++;
+  code->body = block_node(r, body, true, true);
+  f->blocks--;
+  if (!code->body) return false;
+  if (result) {
+    s.fresh = true;
+    code->result_at = result->at;
+    code->result = type_of(r, &s, result);
+    if (!code->result || !type_expressions(r, code->result, result)) return false;
+  }
+  code->nslots = f->most;
+  code->ncaptures = f->ncaptures;
+  code->ndata = f->ndata;
+  code->data = unit_alloc(r, f->ndata * sizeof *code->data);
+  code->capture_names = unit_alloc(r, f->ncaptures * sizeof *code->capture_names);
+  if (!code->data || !code->capture_names) return false;
+  if (f->ndata) memcpy(code->data, f->data, f->ndata * sizeof *f->data);
+  for (uint32_t i = 0; i < f->ncaptures; i++) code->capture_names[i] = f->captures[i].name;
+  code->watched = code->typed || code->result || code->ndata;
+  return true;
+}
+
+node *function_node(resolver *r, const ast_node *n, qn_str *name, bool local) {
+  n_fn *out = node_new(r, sizeof *out, eval_fn_node, n);
+  fn_code *code = out ? unit_alloc(r, sizeof *code) : NULL;
+  if (!code) return NULL;
+  out->code = code;
+  code->name = name ? name : r->ip->lambda;
+  code->at = n->at;
+  code->nparams = n->n - 2;
+  code->params = unit_alloc(r, code->nparams * sizeof *code->params);
+  out->initials = unit_alloc(r, code->nparams * sizeof *out->initials);
+  if (!code->params || !out->initials || !resolve_params(r, code, n, out->initials)) return NULL;
+  if (!unit_anchor(r, &code->anchor, code->name->text, n->at)) return NULL;
+  function f;
+  function_begin(r, &f);
+  f.self = local ? name : NULL;
+  bool ok = resolve_body(r, code, n);
+  if (ok) {
+    forget(r, 0);
+    out->captures = unit_alloc(r, f.ncaptures * sizeof *out->captures);
+    ok = out->captures != NULL;
+    for (uint32_t i = 0; ok && i < f.ncaptures; i++) out->captures[i] = f.captures[i].source;
+  }
+  function_end(r);
+  return ok ? &out->h : NULL;
+}
+
+/* ---- units ---------------------------------------------------------------------------------------------------------------------------------- */
+
+/* Marks the names that a pattern of the top level defines. */
+static bool declare_names(resolver *r, const ast_node *n) {
+  if (n->kind == AST_name) {
+    if (strcmp(n->u.s->text, "_") == 0) return true;
+    global_cell *c = scope_cell(r->vm, r->scope, n->u.s);
+    if (c) c->unit = r->unit->number;
+    return c != NULL;
+  }
+  if (n->kind != AST_pat_list && n->kind != AST_pat_record && n->kind != AST_pat_field) return true;
+  for (uint32_t i = 0; i < n->n; i++)
+    if (!declare_names(r, n->kids[i])) return false;
+  return true;
+}
+
+static bool declare_globals(resolver *r, const ast_node *root) {
+  for (uint32_t i = 0; i < root->n; i++) {
+    const ast_node *s = root->kids[i];
+    bool ok = true;
+    if (s->kind == AST_let) ok = declare_names(r, s->kids[AST_let_pattern]);
+    if (s->kind == AST_assign && r->prompt) ok = declare_names(r, s->kids[AST_assign_target]);
+    if (s->kind == AST_import) ok = declare_names(r, s->kids[AST_import_name]);
+    if (s->kind == AST_define) {
+      global_cell *c = scope_cell(r->vm, r->scope, s->u.s);
+      ok = c != NULL;
+      if (c) c->unit = r->unit->number;
+    }
+    if (!ok) return false;
+  }
+  return true;
+}
+
+static bool check_pending(resolver *r) {
+  for (uint32_t i = 0; i < r->npending; i++) {
+    const global_cell *c = r->pending[i].cell;
+    if (module_defines(r, c) || (c->shadow && c->shadow->value.head != TAG_UNSET)) continue;
+    raise_undefined(r->vm, r->scope, c->name, r->pending[i].at);
+    return false;
+  }
+  return true;
+}
+
+static bool resolve_root(resolver *r, const ast_module *tree) {
+  for (uint32_t i = 0; i < tree->nstrings; i++)
+    if (!unit_keep(r, value_retain(value_obj(TAG_STR, tree->strings[i])))) return false;
+  if (!declare_globals(r, tree->root)) return false;
+  function f;
+  function_begin(r, &f);
+  r->unit->body = root_node(r, tree->root);
+  bool ok = r->unit->body != NULL;
+  if (ok) forget(r, 0);
+  r->unit->nslots = f.most;
+  function_end(r);
+  return ok && (r->prompt || check_pending(r));
+}
+
+unit *resolve_unit(qn_vm *vm, scope *s, const ast_module *tree, bool prompt) {
+  interp *ip = interp_of(vm);
+  unit *u = mem_zalloc(vm, sizeof *u);
+  if (!u) return NULL;
+  arena_init(&u->nodes, vm);
+  u->scope = s;
+  u->number = ++ip->next_unit;
+  resolver r = {.vm = vm, .ip = ip, .scope = s, .unit = u, .prompt = prompt};
+  bool ok = resolve_root(&r, tree);
+  mem_free(vm, r.pending, r.pending_cap * sizeof *r.pending);
+  if (!ok) {
+    unit_free(vm, u);
+    return NULL;
+  }
+  for (uint32_t i = 0; i < s->n; i++)
+    if (s->cells[i]->unit == u->number) s->cells[i]->declared = true;
+  u->next = ip->units;
+  ip->units = u;
+  return u;
+}

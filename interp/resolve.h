@@ -1,0 +1,129 @@
+/* The resolver's state, shared by its files:
+ *
+ *   resolve.c       a unit from beginning to end: variables, captures, places, functions
+ *   resolve_stmt.c  statements and blocks
+ *   resolve_expr.c  expressions
+ *
+ * One walk over the tree finds every name's slot, reports what can be reported before anything runs, and makes the nodes.
+ * Functions that make nodes return NULL with an error raised. Internal to this room.
+ */
+#ifndef INTERP_RESOLVE_H
+#define INTERP_RESOLVE_H
+
+#include "interp/signature.h"
+
+typedef struct variable {
+  qn_str *name;
+  uint32_t slot;
+  span decl;
+  uint32_t reads;
+  bool expects_use; /* made by let or fn: never reading it is worth a warning */
+  bool captured, warned;
+} variable;
+
+typedef struct captured {
+  qn_str *name;
+  capture_source source;
+} captured;
+
+/* An assignment seen so far: what sites collect. */
+typedef struct event {
+  global_cell *cell; /* NULL: a local */
+  uint32_t slot;
+} event;
+
+/* The function whose body is being resolved. */
+typedef struct function {
+  struct function *outer;
+  qn_str *self; /* a local fn's own name, or NULL */
+  variable *vars;
+  uint32_t nvars, vars_cap;
+  captured *captures;
+  uint32_t ncaptures, captures_cap;
+  event *events;
+  uint32_t nevents, events_cap;
+  global_cell **data;
+  uint32_t ndata, data_cap;
+  uint32_t top, most; /* slots in use, and at most */
+  uint32_t blocks;    /* open blocks: a `let` at the top level outside any block is a global */
+  uint32_t loops, tries;
+  uint32_t signals; /* break, continue and return nodes made so far */
+  uint32_t early;   /* early returns turned into branches, one inside the other */
+} function;
+
+typedef struct pending_name {
+  global_cell *cell;
+  span at;
+} pending_name;
+
+typedef struct resolver {
+  qn_vm *vm;
+  interp *ip;
+  scope *scope;
+  unit *unit;
+  bool prompt;
+  function *fn;
+  pending_name *pending;
+  uint32_t npending, pending_cap;
+} resolver;
+
+static inline bool at_top(const resolver *r) { return !r->fn->outer; }
+static inline bool defines_global(const resolver *r) { return at_top(r) && r->fn->blocks == 0; }
+
+/* Zeroed memory of the unit; NULL with an error raised. */
+QN_MUST_CHECK void *unit_alloc(resolver *r, size_t bytes);
+/* A node with its evaluator and place. */
+QN_MUST_CHECK void *node_new(resolver *r, size_t bytes, eval_fn eval, const ast_node *at);
+/* Lets the unit own a value. */
+QN_MUST_CHECK bool unit_keep(resolver *r, qn_value v);
+QN_MUST_CHECK bool unit_anchor(resolver *r, jit_anchor *a, const char *name, span at);
+QN_MUST_CHECK bool unit_layout(resolver *r, record_layout **slot);
+
+void warn(resolver *r, span at, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* ---- variables ---------------------------------------------------------------------------------------------------------- */
+
+/* A new local, visible from now on; NULL with an error raised. */
+QN_MUST_CHECK variable *declare(resolver *r, qn_str *name, span at, bool expects_use);
+variable *find_variable(function *f, const qn_str *name);
+/* Number of a capture of the function for a name of the functions around it; -1 if none has it, -2 with an error raised. */
+int find_capture(resolver *r, function *f, qn_str *name);
+/* Ends the visibility of variables from number `first` on, with warnings. */
+void forget(resolver *r, uint32_t first);
+bool is_self(const function *f, const qn_str *name);
+QN_MUST_CHECK bool note_local(resolver *r, uint32_t slot);
+QN_MUST_CHECK bool note_global(resolver *r, global_cell *cell);
+/* Was the local assigned since `mark` events? */
+bool rebound_since(const resolver *r, uint32_t slot, uint32_t mark);
+/* Does the module define the name (also further down in this text)? */
+bool module_defines(const resolver *r, const global_cell *c);
+
+/* A read of a name; `callee`: it is about to be called. */
+QN_MUST_CHECK node *name_node(resolver *r, const ast_node *n, qn_str *name, bool callee);
+QN_MUST_CHECK node *global_node(resolver *r, const ast_node *n, global_cell *cell);
+/* What `.name(...)` may call, nearest first. */
+QN_MUST_CHECK bool method_candidates(resolver *r, const ast_node *n, n_call *call);
+
+/* Where a pattern's or target's values go. `lets`: new variables. */
+QN_MUST_CHECK place *place_of(resolver *r, const ast_node *target, bool lets, bool expects_use);
+
+QN_MUST_CHECK site *site_begin(resolver *r, event *mark);
+QN_MUST_CHECK bool site_end(resolver *r, site *s, const event *mark);
+
+/* ---- nodes ---------------------------------------------------------------------------------------------------------------- */
+
+QN_MUST_CHECK node *expression(resolver *r, const ast_node *n);
+/* An index item. */
+QN_MUST_CHECK node *index_item_node(resolver *r, const ast_node *n);
+QN_MUST_CHECK node *binary_node(resolver *r, const ast_node *at, ast_op op, node *a, node *b, bool left_rebound);
+/* A function; `name` is what it is bound to (NULL: nothing), `local` whether it sees itself by that name. */
+QN_MUST_CHECK node *function_node(resolver *r, const ast_node *n, qn_str *name, bool local);
+/* A block with its own scope. `used`: something takes its value. `tail`: the function returns its value. */
+QN_MUST_CHECK node *block_node(resolver *r, const ast_node *n, bool used, bool tail);
+QN_MUST_CHECK node *if_node(resolver *r, const ast_node *n, bool used, bool tail);
+QN_MUST_CHECK node *try_node(resolver *r, const ast_node *n, bool used);
+QN_MUST_CHECK node *nil_node(resolver *r, const ast_node *n);
+/* The top level of a text. */
+QN_MUST_CHECK node *root_node(resolver *r, const ast_node *n);
+
+#endif

@@ -1,0 +1,268 @@
+/* The resolver's expressions: which evaluator a node gets, given what its operands are. */
+#include <string.h>
+
+#include "interp/resolve.h"
+
+static node *const_node(resolver *r, const ast_node *n, qn_value v) {
+  n_const *out = node_new(r, sizeof *out, eval_const, n);
+  if (!out) return NULL;
+  out->h.kind = N_CONST;
+  out->v = v;
+  return &out->h;
+}
+
+/* ---- operators ---------------------------------------------------------------------------------------------------------- */
+
+node *binary_node(resolver *r, const ast_node *at, ast_op op, node *a, node *b, bool left_rebound) {
+  n_binary *out = node_new(r, sizeof *out, NULL, at);
+  if (!out) return NULL;
+  out->mark = ast_mark(at);
+  out->a = a;
+  out->b = b;
+  out->sa = a->slot;
+  out->sb = b->slot;
+  out->op = (uint8_t)op;
+  out->row = (uint8_t)op_of_ast(op);
+  out->k = b->kind == N_CONST ? ((n_const *)b)->v : value_nil();
+  out->h.eval = binary_eval(op, left_rebound ? N_OTHER : (node_kind)a->kind, (node_kind)b->kind, out->k);
+  return &out->h;
+}
+
+static node *binary_expression(resolver *r, const ast_node *n) {
+  node *a = expression(r, n->kids[AST_binary_left]);
+  if (!a) return NULL;
+  uint32_t mark = r->fn->nevents;
+  node *b = expression(r, n->kids[AST_binary_right]);
+  if (!b) return NULL;
+  return binary_node(r, n, (ast_op)n->op, a, b, a->kind == N_LOCAL && rebound_since(r, a->slot, mark));
+}
+
+static node *unary_expression(resolver *r, const ast_node *n) {
+  node *a = expression(r, n->kids[0]);
+  if (!a) return NULL;
+  if (n->kind == AST_unary && n->op == AST_OP_neg && a->kind == N_CONST) {
+    qn_value v = ((n_const *)a)->v;
+    if (v.head == TAG_INT && v.u.i != INT64_MIN) return const_node(r, n, value_int(-v.u.i));
+    if (v.head == TAG_FLOAT) return const_node(r, n, value_float(-v.u.f));
+  }
+  n_one *out = node_new(r, sizeof *out, n->kind == AST_not ? eval_not : eval_unary, n);
+  if (!out) return NULL;
+  out->h.flag = n->op;
+  out->mark = ast_mark(n);
+  out->a = a;
+  return &out->h;
+}
+
+static node *logic_expression(resolver *r, const ast_node *n) {
+  n_binary *out = node_new(r, sizeof *out, eval_logic, n);
+  if (!out) return NULL;
+  out->mark = ast_mark(n);
+  out->h.flag = n->kind == AST_or;
+  out->a = expression(r, n->kids[0]);
+  out->b = out->a ? expression(r, n->kids[1]) : NULL;
+  return out->b ? &out->h : NULL;
+}
+
+/* ---- items -------------------------------------------------------------------------------------------------------------------- */
+
+static node *spread_node(resolver *r, const ast_node *n) {
+  n_one *out = node_new(r, sizeof *out, NULL, n);
+  if (!out) return NULL;
+  out->h.kind = N_SPREAD;
+  out->a = expression(r, n->kids[AST_spread_value]);
+  return out->a ? &out->h : NULL;
+}
+
+static node *items_expression(resolver *r, const ast_node *n) {
+  n_items *out = node_new(r, sizeof *out + n->n * sizeof *out->items, n->kind == AST_list ? eval_list : eval_array, n);
+  if (!out) return NULL;
+  if (n->kind == AST_array) out->h.kind = N_ARRAY;
+  for (uint32_t i = 0; i < n->n; i++) {
+    const ast_node *kid = n->kids[i];
+    node *item = kid->kind == AST_spread ? spread_node(r, kid) : expression(r, kid);
+    if (!item) return NULL;
+    out->items[out->n++] = item;
+  }
+  return &out->h;
+}
+
+static node *record_expression(resolver *r, const ast_node *n) {
+  n_record *out = node_new(r, sizeof *out + n->n * sizeof *out->fields, eval_record, n);
+  if (!out || !unit_layout(r, &out->layout)) return NULL;
+  for (uint32_t i = 0; i < n->n; i++) {
+    const ast_node *kid = n->kids[i];
+    n_record_field *f = &out->fields[out->n];
+    if (kid->kind == AST_spread) {
+      out->h.flag = 1;
+      f->value = expression(r, kid->kids[AST_spread_value]);
+    } else {
+      const ast_node *value = kid->kids[AST_field_value_value];
+      f->name = kid->u.s;
+      f->value = value->kind == AST_fn ? function_node(r, value, kid->u.s, false) : expression(r, value);
+    }
+    if (!f->value) return NULL;
+    out->n++;
+  }
+  return &out->h;
+}
+
+static node *template_expression(resolver *r, const ast_node *n) {
+  n_template *out = node_new(r, sizeof *out + n->n * sizeof *out->parts, eval_template, n);
+  if (!out) return NULL;
+  for (uint32_t i = 0; i < n->n; i++) {
+    const ast_node *kid = n->kids[i];
+    n_part *p = &out->parts[out->n++];
+    p->text = kid->u.s;
+    if (kid->kind == AST_part && !(p->value = expression(r, kid->kids[AST_part_value]))) return NULL;
+  }
+  return &out->h;
+}
+
+static node *range_expression(resolver *r, const ast_node *n) {
+  n_range *out = node_new(r, sizeof *out, eval_range, n);
+  if (!out) return NULL;
+  out->a = expression(r, n->kids[AST_range_start]);
+  out->b = out->a ? expression(r, n->kids[AST_range_stop]) : NULL;
+  return out->b ? &out->h : NULL;
+}
+
+/* ---- calls, indices, fields ----------------------------------------------------------------------------------------------------- */
+
+static bool call_arguments(resolver *r, const ast_node *n, n_call *out) {
+  bool keywords = false;
+  for (uint32_t i = 1; i < n->n; i++) {
+    const ast_node *kid = n->kids[i];
+    call_arg *a = &out->args[out->n];
+    if (kid->kind == AST_keyword) {
+      a->keyword = kid->u.s;
+      keywords = true;
+      for (uint32_t k = 0; k < out->n; k++) {
+        if (out->args[k].keyword != a->keyword) continue;
+        raise(r->vm, E_keyword, ast_mark(kid), "argument '%s' is given twice", a->keyword->text);
+        return false;
+      }
+      a->value = expression(r, kid->kids[AST_keyword_value]);
+    } else if (kid->kind == AST_spread) {
+      a->spread = true;
+      a->value = expression(r, kid->kids[AST_spread_value]);
+    } else {
+      if (keywords) {
+        raise(r->vm, E_keyword, kid->at, "positional arguments stand before keywords");
+        return false;
+      }
+      a->value = expression(r, kid);
+    }
+    if (!a->value) return false;
+    if (a->keyword || a->spread) out->h.flag |= CALL_MIXED;
+    out->n++;
+  }
+  return true;
+}
+
+static node *call_expression(resolver *r, const ast_node *n) {
+  bool method = n->kind == AST_method;
+  n_call *out = node_new(r, sizeof *out + n->n * sizeof *out->args, method ? eval_method : eval_call, n);
+  if (!out) return NULL;
+  out->args_at = ast_mark(n);
+  const ast_node *callee = n->kids[0];
+  out->callee = !method && callee->kind == AST_name ? name_node(r, callee, callee->u.s, true) : expression(r, callee);
+  if (!out->callee) return NULL;
+  if (method) {
+    out->method = n->u.s;
+    if (!method_candidates(r, n, out)) return NULL;
+  }
+  return call_arguments(r, n, out) ? &out->h : NULL;
+}
+
+static node *slice_node(resolver *r, const ast_node *at, const ast_node *start, const ast_node *stop,
+                        const ast_node *step) {
+  n_slice *out = node_new(r, sizeof *out, NULL, at);
+  if (!out) return NULL;
+  out->h.kind = N_SLICE;
+  if (start && !(out->start = expression(r, start))) return NULL;
+  if (stop && !(out->stop = expression(r, stop))) return NULL;
+  if (step && !(out->step = expression(r, step))) return NULL;
+  return &out->h;
+}
+
+node *index_item_node(resolver *r, const ast_node *n) {
+  node *out;
+  switch ((ast_kind)n->kind) {
+  case AST_slice: return slice_node(r, n, n->kids[AST_slice_start], n->kids[AST_slice_stop], n->kids[AST_slice_step]);
+  case AST_range: return slice_node(r, n, n->kids[AST_range_start], n->kids[AST_range_stop], NULL);
+  case AST_ellipsis:
+  case AST_new_axis:
+    out = node_new(r, sizeof *out, NULL, n);
+    if (out) out->kind = n->kind == AST_ellipsis ? N_ELLIPSIS : N_NEW;
+    return out;
+  default: return expression(r, n);
+  }
+}
+
+static node *index_expression(resolver *r, const ast_node *n) {
+  uint32_t count = n->n - 1;
+  if (count > INDEX_MAX) {
+    raise(r->vm, E_index_kind, ast_mark(n), "an index has at most %d items", INDEX_MAX);
+    return NULL;
+  }
+  n_index *out = node_new(r, sizeof *out + count * sizeof *out->items, eval_index, n);
+  if (!out) return NULL;
+  out->mark = ast_mark(n);
+  out->object = expression(r, n->kids[AST_index_object]);
+  if (!out->object) return NULL;
+  uint32_t mark = r->fn->nevents;
+  for (uint32_t i = 0; i < count; i++) {
+    node *item = index_item_node(r, n->kids[i + 1]);
+    if (!item) return NULL;
+    out->items[out->n++] = item;
+  }
+  uint8_t kind = count == 1 ? out->items[0]->kind : N_SLICE;
+  if (kind != N_SLICE && kind != N_ELLIPSIS && kind != N_NEW) out->h.eval = eval_index_one;
+  out->h.flag = out->object->kind == N_LOCAL && rebound_since(r, out->object->slot, mark);
+  return &out->h;
+}
+
+static node *field_expression(resolver *r, const ast_node *n) {
+  n_field *out = node_new(r, sizeof *out, eval_field, n);
+  if (!out || !unit_layout(r, &out->layout)) return NULL;
+  out->mark = ast_mark(n);
+  out->name = n->u.s;
+  out->object = expression(r, n->kids[AST_field_object]);
+  return out->object ? &out->h : NULL;
+}
+
+/* ---- all ---------------------------------------------------------------------------------------------------------------------------- */
+
+node *expression(resolver *r, const ast_node *n) {
+  if (!vm_enter(r->vm, 0)) {
+    raise_at(r->vm, n->at);
+    return NULL;
+  }
+  switch ((ast_kind)n->kind) {
+  case AST_nil: return const_node(r, n, value_nil());
+  case AST_bool: return const_node(r, n, value_bool(n->u.i != 0));
+  case AST_int: return const_node(r, n, value_int(n->u.i));
+  case AST_float: return const_node(r, n, value_float(n->u.f));
+  case AST_str: return const_node(r, n, value_obj(TAG_STR, n->u.s)); /* the unit owns all strings of the tree */
+  case AST_name: return name_node(r, n, n->u.s, false);
+  case AST_template: return template_expression(r, n);
+  case AST_list:
+  case AST_array: return items_expression(r, n);
+  case AST_record: return record_expression(r, n);
+  case AST_unary:
+  case AST_not: return unary_expression(r, n);
+  case AST_binary: return binary_expression(r, n);
+  case AST_and:
+  case AST_or: return logic_expression(r, n);
+  case AST_range: return range_expression(r, n);
+  case AST_call:
+  case AST_method: return call_expression(r, n);
+  case AST_index: return index_expression(r, n);
+  case AST_field: return field_expression(r, n);
+  case AST_fn: return function_node(r, n, NULL, false);
+  case AST_if: return if_node(r, n, true, false);
+  case AST_try: return try_node(r, n, true);
+  case AST_block: return block_node(r, n, true, false);
+  default: raise(r->vm, E_misplaced, n->at, "this cannot be used as a value"); return NULL;
+  }
+}

@@ -1,0 +1,406 @@
+/* The resolver's statements: blocks and their scopes, assignments, branches, loops, try, and what is an error before it runs:
+ * lost values, misplaced break, continue, return and import.
+ *
+ * Returns at the end of a function become plain values. An early `if c { return a }` becomes a branch whose other arm is the
+ * rest of the function, so that returning costs nothing and the recorder sees an ordinary branch; beyond a number of them in
+ * one function they stay signals, which bounds the nesting.
+ */
+#include <string.h>
+
+#include "interp/resolve.h"
+
+enum { EARLY_MAX = 32 };
+
+node *nil_node(resolver *r, const ast_node *n) {
+  node *out = node_new(r, sizeof *out, eval_nil, n);
+  if (out) out->kind = N_NIL;
+  return out;
+}
+
+/* ---- lost values ------------------------------------------------------------------------------------------------------- */
+
+/* The builtin that a name means here, or NULL. */
+static const builtin_def *builtin_named(resolver *r, qn_str *name) {
+  for (function *f = r->fn; f; f = f->outer)
+    if (find_variable(f, name) || is_self(f, name)) return NULL;
+  global_cell *c = scope_find(r->scope, name);
+  if (c && module_defines(r, c)) return NULL;
+  if (!c || !c->shadow)
+    c = r->scope->outer ? scope_find(r->scope->outer, name) : c;
+  else
+    c = c->shadow;
+  if (!c || !value_is(c->value, TAG_FN) || value_fn(c->value)->head.flags != FN_BUILTIN) return NULL;
+  return value_fn(c->value)->code;
+}
+
+static bool fail_lost(resolver *r, const ast_node *n, const builtin_def *def) {
+  const ast_node *first = !def ? NULL : n->kind == AST_method ? n->kids[0] : n->n > 1 ? n->kids[1] : NULL;
+  if (first && first->kind == AST_name && strchr(def->signature, '@')) {
+    text_buf t, args;
+    text_init(&t, r->vm);
+    text_init(&args, r->vm);
+    for (uint32_t i = n->kind == AST_method ? 1 : 2; i < n->n; i++) {
+      text_adds(&args, ", ");
+      text_span(r->vm, &args, n->kids[i]->at);
+    }
+    text_addf(&t, "values do not change: %s gives a new one, which is lost here; write %s = %s(%s%s)", def->name,
+              first->u.s->text, def->name, first->u.s->text, args.text ? args.text : "");
+    text_free(&args);
+    raise_text(r->vm, E_lost_value, n->at, &t);
+    return false;
+  }
+  if (def)
+    raise(r->vm, E_lost_value, n->at, "the result of %s is lost: it has no other effect; assign it or remove it",
+          def->name);
+  else
+    raise(r->vm, E_lost_value, n->at, "the value of this expression is lost; assign it or remove it");
+  return false;
+}
+
+static bool check_lost(resolver *r, const ast_node *n) {
+  switch ((ast_kind)n->kind) {
+  case AST_binary:
+    if (n->op == AST_OP_eq) {
+      raise(r->vm, E_lost_value, n->at, "the result of == is lost; = assigns");
+      return false;
+    }
+    return fail_lost(r, n, NULL);
+  case AST_unary:
+  case AST_not:
+  case AST_and:
+  case AST_or:
+  case AST_range: return fail_lost(r, n, NULL);
+  case AST_call:
+  case AST_method: {
+    const ast_node *callee = n->kids[0];
+    if (n->kind == AST_call && callee->kind != AST_name) return true;
+    if (n->kind == AST_method && callee->kind == AST_name) {
+      /* A record's or module's own function may have an effect. */
+      global_cell *c = scope_find(r->scope, callee->u.s);
+      if (c && value_is(c->value, TAG_MODULE)) return true;
+    }
+    const builtin_def *def = builtin_named(r, n->kind == AST_call ? callee->u.s : n->u.s);
+    return !def || def->effect != BUILTIN_PURE || fail_lost(r, n, def);
+  }
+  default: return true;
+  }
+}
+
+/* ---- assignments ----------------------------------------------------------------------------------------------------------- */
+
+static bool same_variable(const node *a, const place *p) {
+  if (p->kind == PLACE_LOCAL) return a->kind == N_LOCAL && a->slot == p->slot;
+  return p->kind == PLACE_GLOBAL && a->kind == N_GLOBAL && ((const n_global *)a)->cell == p->cell;
+}
+
+/* `x = f(x, ...)`, `x = x.f(...)`: lets the call take x's own reference. */
+static void mark_moved(resolver *r, node *value, const place *p) {
+  if (value->eval != eval_call && value->eval != eval_method) return;
+  n_call *c = (n_call *)value;
+  bool method = value->eval == eval_method;
+  node *found = NULL;
+  uint32_t at = 0;
+  if (method && same_variable(c->callee, p)) found = c->callee;
+  for (uint32_t i = 0; i < c->n && !found; i++) {
+    if (c->args[i].keyword || c->args[i].spread) return;
+    if (!same_variable(c->args[i].value, p)) continue;
+    found = c->args[i].value;
+    at = i + method;
+  }
+  if (!found) return;
+  c->moved = found;
+  c->moved_arg = at;
+  /* A user function may fail after it has changed the value: only where nobody could look at the variable then. */
+  if (!at_top(r) && r->fn->tries == 0 && p->kind == PLACE_LOCAL) c->h.flag |= CALL_MOVES;
+}
+
+static node *store_node(resolver *r, const ast_node *n, place *p, node *value) {
+  n_assign *out = node_new(r, sizeof *out, eval_destructure, n);
+  if (!out) return NULL;
+  out->mark = ast_mark(n);
+  out->place = p;
+  out->value = value;
+  out->op = AST_OP_none;
+  if (p->kind == PLACE_LOCAL) {
+    out->h.eval = eval_set_local;
+    out->h.slot = p->slot;
+  } else if (p->kind == PLACE_GLOBAL) {
+    out->h.eval = eval_set_global;
+  } else if (p->kind == PLACE_PATH) {
+    bool one = !p->cell && p->n == 1 && !p->steps->name && p->steps->n == 1 && p->steps->nvalues == 1;
+    out->h.eval = one ? eval_update_one : eval_update;
+  }
+  return &out->h;
+}
+
+static node *let_node(resolver *r, const ast_node *n) {
+  const ast_node *pattern = n->kids[AST_let_pattern], *value = n->kids[AST_let_value];
+  node *v;
+  if (value->kind == AST_fn && pattern->kind == AST_name)
+    v = function_node(r, value, pattern->u.s, false);
+  else
+    v = expression(r, value);
+  place *p = v ? place_of(r, pattern, true, true) : NULL;
+  return p ? store_node(r, n, p, v) : NULL;
+}
+
+static node *define_node(resolver *r, const ast_node *n) {
+  bool global = defines_global(r);
+  node *f = function_node(r, n, n->u.s, !global);
+  if (!f) return NULL;
+  ast_node name = {
+      .kind = AST_name, .at = ast_mark(n), .mark_start = n->mark_start, .mark_end = n->mark_end, .u.s = n->u.s};
+  place *p = place_of(r, &name, true, true);
+  return p ? store_node(r, n, p, f) : NULL;
+}
+
+static node *assign_node(resolver *r, const ast_node *n) {
+  const ast_node *target = n->kids[AST_assign_target], *value = n->kids[AST_assign_value];
+  ast_op op = (ast_op)n->op;
+  if (op != AST_OP_none && target->kind == AST_name) {
+    node *old = name_node(r, target, target->u.s, false);
+    uint32_t mark = r->fn->nevents;
+    node *v = old ? expression(r, value) : NULL;
+    if (!v) return NULL;
+    bool rebound = old->kind == N_LOCAL && rebound_since(r, old->slot, mark);
+    node *sum = binary_node(r, n, op, old, v, rebound);
+    place *p = sum ? place_of(r, target, false, false) : NULL;
+    return p ? store_node(r, n, p, sum) : NULL;
+  }
+  place *p = place_of(r, target, false, false);
+  node *v = p ? expression(r, value) : NULL;
+  node *out = v ? store_node(r, n, p, v) : NULL;
+  if (!out) return NULL;
+  if (op != AST_OP_none) {
+    n_assign *a = (n_assign *)out;
+    a->op = (uint8_t)op;
+    a->row = (uint8_t)op_of_ast(op);
+    a->h.eval = eval_update;
+  } else {
+    mark_moved(r, v, p);
+  }
+  return out;
+}
+
+/* ---- branches and loops ---------------------------------------------------------------------------------------------------------- */
+
+node *if_node(resolver *r, const ast_node *n, bool used, bool tail) {
+  n_if *out = node_new(r, sizeof *out, eval_if, n);
+  if (!out) return NULL;
+  event mark[3];
+  out->cond = expression(r, n->kids[AST_if_cond]);
+  if (!out->cond || !(out->site = site_begin(r, mark))) return NULL;
+  out->then = block_node(r, n->kids[AST_if_then], used, tail);
+  if (!out->then) return NULL;
+  const ast_node *other = n->kids[AST_if_otherwise];
+  if (other) {
+    out->otherwise = other->kind == AST_if ? if_node(r, other, used, tail) : block_node(r, other, used, tail);
+    if (!out->otherwise) return NULL;
+  }
+  return site_end(r, out->site, mark) ? &out->h : NULL;
+}
+
+node *try_node(resolver *r, const ast_node *n, bool used) {
+  n_try *out = node_new(r, sizeof *out, eval_try, n);
+  event mark[3];
+  if (!out || !(out->site = site_begin(r, mark))) return NULL;
+  function *f = r->fn;
+  f->tries++;
+  out->body = block_node(r, n->kids[AST_try_body], used, false);
+  f->tries--;
+  if (!out->body) return NULL;
+  const ast_node *name = n->kids[AST_try_name];
+  uint32_t first = f->nvars, top = f->top;
+  out->error_slot = -1;
+  f->blocks++;
+  if (strcmp(name->u.s->text, "_") != 0) {
+    variable *v = declare(r, name->u.s, name->at, false);
+    if (!v) return NULL;
+    out->error_slot = (int32_t)v->slot;
+  }
+  out->handler = block_node(r, n->kids[AST_try_handler], used, false);
+  f->blocks--;
+  if (!out->handler) return NULL;
+  forget(r, first);
+  f->top = top;
+  return site_end(r, out->site, mark) ? &out->h : NULL;
+}
+
+static node *for_node(resolver *r, const ast_node *n) {
+  n_for *out = node_new(r, sizeof *out, eval_for, n);
+  if (!out || !unit_anchor(r, &out->anchor, "loop", n->at)) return NULL;
+  const ast_node *over = n->kids[AST_for_iterable];
+  if (over->kind == AST_range) {
+    out->h.eval = eval_for_range;
+    out->start = expression(r, over->kids[AST_range_start]);
+    out->stop = out->start ? expression(r, over->kids[AST_range_stop]) : NULL;
+    if (!out->stop) return NULL;
+  } else {
+    out->iterable = expression(r, over);
+    if (!out->iterable) return NULL;
+  }
+  function *f = r->fn;
+  event mark[3];
+  if (!(out->site = site_begin(r, mark))) return NULL;
+  uint32_t vars = f->nvars;
+  out->first = f->top;
+  f->blocks++;
+  f->loops++;
+  out->place = place_of(r, n->kids[AST_for_pattern], true, false);
+  out->last = f->top;
+  out->body = out->place ? block_node(r, n->kids[AST_for_body], false, false) : NULL;
+  f->loops--;
+  f->blocks--;
+  if (!out->body) return NULL;
+  forget(r, vars);
+  f->top = out->first;
+  return site_end(r, out->site, mark) ? &out->h : NULL;
+}
+
+static node *while_node(resolver *r, const ast_node *n) {
+  n_while *out = node_new(r, sizeof *out, eval_while, n);
+  event mark[3];
+  if (!out || !unit_anchor(r, &out->anchor, "loop", n->at) || !(out->site = site_begin(r, mark))) return NULL;
+  out->cond = expression(r, n->kids[AST_while_cond]);
+  if (!out->cond) return NULL;
+  r->fn->loops++;
+  out->body = block_node(r, n->kids[AST_while_body], false, false);
+  r->fn->loops--;
+  return out->body && site_end(r, out->site, mark) ? &out->h : NULL;
+}
+
+/* ---- the rest ---------------------------------------------------------------------------------------------------------------------- */
+
+static node *misplaced(resolver *r, const ast_node *n, const char *what) {
+  raise(r->vm, E_misplaced, n->at, "%s", what);
+  return NULL;
+}
+
+static node *signal_node(resolver *r, const ast_node *n, signal_kind kind) {
+  if (r->fn->loops == 0)
+    return misplaced(r, n, kind == SIGNAL_BREAK ? "break belongs in a loop" : "continue belongs in a loop");
+  node *out = node_new(r, sizeof *out, eval_signal, n);
+  if (!out) return NULL;
+  out->flag = (uint8_t)kind;
+  r->fn->signals++;
+  return out;
+}
+
+static node *return_node(resolver *r, const ast_node *n, bool tail) {
+  if (at_top(r)) return misplaced(r, n, "return belongs in a function");
+  const ast_node *value = n->kids[AST_return_value];
+  if (tail) return value ? expression(r, value) : nil_node(r, n);
+  n_one *out = node_new(r, sizeof *out, eval_return, n);
+  if (!out || (value && !(out->a = expression(r, value)))) return NULL;
+  r->fn->signals++;
+  return &out->h;
+}
+
+static node *import_node(resolver *r, const ast_node *n) {
+  if (!defines_global(r)) return misplaced(r, n, "import stands at the top level of a file, outside any block");
+  n_import *out = node_new(r, sizeof *out, eval_import, n);
+  if (!out) return NULL;
+  out->name = n->u.s;
+  out->path = (n->flags & AST_PATH) != 0;
+  out->mark = ast_mark(n);
+  out->from = r->scope;
+  const ast_node *name = n->kids[AST_import_name];
+  if (strcmp(name->u.s->text, "_") == 0) return &out->h;
+  out->cell = scope_cell(r->vm, r->scope, name->u.s);
+  return out->cell ? &out->h : NULL;
+}
+
+static node *statement(resolver *r, const ast_node *n, bool used, bool tail) {
+  if (!used && !check_lost(r, n)) return NULL;
+  switch ((ast_kind)n->kind) {
+  case AST_let: return let_node(r, n);
+  case AST_assign: return assign_node(r, n);
+  case AST_define: return define_node(r, n);
+  case AST_for: return for_node(r, n);
+  case AST_while: return while_node(r, n);
+  case AST_break: return signal_node(r, n, SIGNAL_BREAK);
+  case AST_continue: return signal_node(r, n, SIGNAL_CONTINUE);
+  case AST_return: return return_node(r, n, tail);
+  case AST_import: return import_node(r, n);
+  case AST_if: return if_node(r, n, used, tail);
+  case AST_try: return try_node(r, n, used);
+  default: return expression(r, n);
+  }
+}
+
+/* ---- blocks -------------------------------------------------------------------------------------------------------------------------- */
+
+/* Does a block always return? (As far as it shows: its last statement is a return.) */
+static bool ends_in_return(const ast_node *block) {
+  return block->n > 0 && block->kids[block->n - 1]->kind == AST_return;
+}
+
+static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used, bool tail);
+
+/* `if c { ... return a }` and what follows, as one branch. */
+static node *early_return(resolver *r, const ast_node *block, uint32_t at) {
+  const ast_node *n = block->kids[at];
+  n_if *out = node_new(r, sizeof *out, eval_if, n);
+  if (!out) return NULL;
+  event mark[3];
+  out->cond = expression(r, n->kids[AST_if_cond]);
+  if (!out->cond || !(out->site = site_begin(r, mark))) return NULL;
+  out->then = block_node(r, n->kids[AST_if_then], true, true);
+  if (!out->then) return NULL;
+  r->fn->early++;
+  out->otherwise = statements(r, block, at + 1, true, true);
+  r->fn->early--;
+  return out->otherwise && site_end(r, out->site, mark) ? &out->h : NULL;
+}
+
+/* Statements of a block from number `from` on, without a scope of their own. */
+static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used, bool tail) {
+  uint32_t count = n->n - from;
+  if (count == 0) return nil_node(r, n);
+  n_block *out = node_new(r, sizeof *out + count * sizeof *out->items, eval_block_plain, n);
+  if (!out) return NULL;
+  for (uint32_t i = from; i < n->n; i++) {
+    const ast_node *kid = n->kids[i];
+    bool last = i + 1 == n->n;
+    node *item;
+    if (tail && !last && kid->kind == AST_if && !kid->kids[AST_if_otherwise] &&
+        ends_in_return(kid->kids[AST_if_then]) && r->fn->early < EARLY_MAX) {
+      item = early_return(r, n, i);
+      last = true;
+      i = n->n;
+    } else {
+      item = statement(r, kid, last && used, last && tail);
+    }
+    if (!item) return NULL;
+    out->items[out->n++] = item;
+  }
+  return out->n == 1 ? out->items[0] : &out->h;
+}
+
+node *block_node(resolver *r, const ast_node *n, bool used, bool tail) {
+  function *f = r->fn;
+  uint32_t vars = f->nvars, top = f->top;
+  f->blocks++;
+  node *out = statements(r, n, 0, used, tail);
+  f->blocks--;
+  if (!out) return NULL;
+  /* Variables of this block itself; those of inner blocks have been cleared. At a function's tail the frame ends anyway. */
+  uint32_t last = f->top;
+  forget(r, vars);
+  f->top = top;
+  if (last == top || tail) return out;
+  if (out->eval != eval_block_plain) {
+    n_block *wrap = node_new(r, sizeof *wrap + sizeof *wrap->items, eval_block, n);
+    if (!wrap) return NULL;
+    wrap->n = 1;
+    wrap->items[0] = out;
+    out = &wrap->h;
+  }
+  n_block *b = (n_block *)out;
+  b->h.eval = eval_block;
+  b->first = top;
+  b->last = last;
+  return out;
+}
+
+node *root_node(resolver *r, const ast_node *n) { return statements(r, n, 0, true, false); }
