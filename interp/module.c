@@ -1,0 +1,558 @@
+/* Scopes, modules, and running texts.
+ *
+ * A module runs once per VM and is known by its key: the canonical path of its file, "<std>/name" for the embedded ones, or
+ * what the host's resolver was asked for. It is found beside the importing file, then in the standard library; a host's
+ * resolver takes the place of the files. A module that fails is forgotten, so that the next import tries again.
+ */
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "interp/node.h"
+#include "parser/parser.h"
+
+/* ---- scopes ------------------------------------------------------------------------------------------------------------- */
+
+static char *copy_text(qn_vm *vm, const char *text, size_t len) {
+  char *p = mem_alloc(vm, len + 1);
+  if (!p) return NULL;
+  memcpy(p, text, len);
+  p[len] = 0;
+  return p;
+}
+
+static void free_text(qn_vm *vm, char *p) {
+  if (p) mem_free(vm, p, strlen(p) + 1);
+}
+
+scope *scope_new(qn_vm *vm, scope *outer, const char *name) {
+  scope *s = mem_zalloc(vm, sizeof *s);
+  if (!s) return NULL;
+  s->outer = outer;
+  s->module = mem_zalloc(vm, sizeof *s->module);
+  qn_str *n = s->module ? str_intern(vm, name, strlen(name)) : NULL;
+  if (!n) {
+    mem_free(vm, s->module, sizeof *s->module);
+    mem_free(vm, s, sizeof *s);
+    return NULL;
+  }
+  s->module->head = (obj_head){.refs = 1, .tag = TAG_MODULE};
+  s->module->name = n;
+  s->module->scope = s;
+  interp *ip = interp_of(vm);
+  s->next = ip->scopes;
+  ip->scopes = s;
+  return s;
+}
+
+static void scope_drop_values(qn_vm *vm, scope *s) {
+  for (uint32_t i = 0; i < s->n; i++) slot_set(vm, &s->cells[i]->value, value_unset());
+}
+
+void scope_free(qn_vm *vm, scope *s) {
+  scope_drop_values(vm, s);
+  for (uint32_t i = 0; i < s->n; i++) {
+    value_release(vm, value_obj(TAG_STR, s->cells[i]->name));
+    mem_free(vm, s->cells[i], sizeof *s->cells[i]);
+  }
+  mem_free(vm, s->cells, s->cap * sizeof *s->cells);
+  mem_free(vm, s->index, s->index_cap * sizeof *s->index);
+  free_text(vm, s->key);
+  free_text(vm, s->dir);
+  s->module->scope = NULL;
+  value_release(vm, value_obj(TAG_MODULE, s->module));
+  mem_free(vm, s, sizeof *s);
+}
+
+global_cell *scope_find(const scope *s, const qn_str *name) {
+  if (!s || !s->index_cap) return NULL;
+  for (uint32_t i = name->hash & (s->index_cap - 1);; i = (i + 1) & (s->index_cap - 1)) {
+    uint32_t k = s->index[i];
+    if (!k) return NULL;
+    if (s->cells[k - 1]->name == name) return s->cells[k - 1];
+  }
+}
+
+static void index_insert(uint32_t *index, uint32_t cap, uint32_t hash, uint32_t number) {
+  uint32_t i = hash & (cap - 1);
+  while (index[i]) i = (i + 1) & (cap - 1);
+  index[i] = number;
+}
+
+global_cell *scope_cell(qn_vm *vm, scope *s, qn_str *name) {
+  global_cell *c = scope_find(s, name);
+  if (c) return c;
+  if ((s->n + 1) * 2 > s->index_cap) {
+    uint32_t cap = s->index_cap ? s->index_cap * 2 : 32;
+    uint32_t *index = mem_zalloc(vm, cap * sizeof *index);
+    if (!index) return NULL;
+    for (uint32_t i = 0; i < s->n; i++) index_insert(index, cap, s->cells[i]->name->hash, i + 1);
+    mem_free(vm, s->index, s->index_cap * sizeof *s->index);
+    s->index = index;
+    s->index_cap = cap;
+  }
+  global_cell *shadow = NULL;
+  if (s->outer && !(shadow = scope_cell(vm, s->outer, name))) return NULL;
+  if (!mem_grow(vm, (void **)&s->cells, &s->cap, (size_t)s->n + 1, sizeof *s->cells)) return NULL;
+  c = mem_zalloc(vm, sizeof *c);
+  if (!c) return NULL;
+  c->value = value_unset();
+  c->shadow = shadow;
+  c->name = name;
+  name->head.refs++;
+  s->cells[s->n++] = c;
+  index_insert(s->index, s->index_cap, name->hash, s->n);
+  return c;
+}
+
+void cell_set(qn_vm *vm, global_cell *c, qn_value v) {
+  qn_value old = c->value;
+  c->value = v;
+  if (c->rec.watched) rec_global_changed(vm, &c->rec, old, v);
+  value_release(vm, old);
+}
+
+qn_value module_get(const qn_module *m, const qn_str *name) {
+  const global_cell *c = scope_find(m->scope, name);
+  return c && c->declared ? c->value : value_unset();
+}
+
+/* ---- names for messages ---------------------------------------------------------------------------------------------------- */
+
+typedef struct names {
+  const char **list;
+  uint32_t n, cap;
+  qn_vm *vm;
+} names;
+
+static void add_scope(names *l, const scope *s) {
+  for (uint32_t i = 0; s && i < s->n; i++) {
+    const global_cell *c = s->cells[i];
+    if (c->value.head == TAG_UNSET && !c->declared) continue;
+    if (!mem_grow(l->vm, (void **)&l->list, &l->cap, (size_t)l->n + 1, sizeof *l->list)) {
+      error_clear(l->vm); /* fewer suggestions */
+      return;
+    }
+    l->list[l->n++] = c->name->text;
+  }
+}
+
+qn_value raise_undefined(qn_vm *vm, const scope *s, const qn_str *name, span at) {
+  names l = {.vm = vm};
+  add_scope(&l, s);
+  add_scope(&l, s->outer);
+  text_buf t, near;
+  text_init(&t, vm);
+  text_init(&near, vm);
+  text_addf(&t, "'%s' is not defined", name->text);
+  if (text_nearest(&near, name->text, l.list, (int)l.n) && !near.failed) text_addf(&t, "; nearest: %s", near.text);
+  text_free(&near);
+  mem_free(vm, l.list, l.cap * sizeof *l.list);
+  return raise_text(vm, E_undefined, at, &t);
+}
+
+void interp_names(qn_vm *vm, const char *prefix, void (*each)(void *ctx, const char *name), void *ctx) {
+  interp *ip = interp_of(vm);
+  size_t len = strlen(prefix);
+  for (const scope *s = ip->main; s; s = s->outer)
+    for (uint32_t i = 0; i < s->n; i++) {
+      const global_cell *c = s->cells[i];
+      if (c->value.head == TAG_UNSET || strncmp(c->name->text, prefix, len) != 0) continue;
+      const global_cell *over = s == ip->main ? NULL : scope_find(ip->main, c->name);
+      if (!over || over->value.head == TAG_UNSET) each(ctx, c->name->text);
+    }
+}
+
+/* ---- running ------------------------------------------------------------------------------------------------------------------ */
+
+static qn_value run_unit(qn_vm *vm, const unit *u) {
+  if (!vm_enter(vm, (size_t)u->nslots + 1)) return value_error();
+  qn_value *base = vm->sp;
+  for (uint32_t i = 0; i <= u->nslots; i++) *vm->sp++ = value_nil();
+  qn_value r = eval(vm, u->body, base + 1);
+  if (value_is_error(r)) trace_frame(vm, value_nil());
+  vm_pop_to(vm, base);
+  return r;
+}
+
+qn_value run_text(qn_vm *vm, scope *s, uint32_t source, bool prompt, bool *incomplete) {
+  parse_outcome outcome;
+  ast_module *tree = parse_text(vm, source, prompt ? PARSE_PROMPT : PARSE_FILE, &outcome);
+  if (!tree) {
+    if (outcome != PARSE_INCOMPLETE) return value_error();
+    *incomplete = true;
+    return value_nil();
+  }
+  unit *u = resolve_unit(vm, s, tree, prompt);
+  ast_free(vm, tree);
+  return u ? run_unit(vm, u) : value_error();
+}
+
+/* ---- imports --------------------------------------------------------------------------------------------------------------------- */
+
+static qn_value module_value(scope *s) { return value_retain(value_obj(TAG_MODULE, s->module)); }
+
+static scope *loaded(qn_vm *vm, const char *key) {
+  for (scope *s = interp_of(vm)->scopes; s; s = s->next)
+    if (s->key && strcmp(s->key, key) == 0) return s;
+  return NULL;
+}
+
+static qn_value fail_cycle(qn_vm *vm, const scope *from, const scope *target, span at) {
+  text_buf t;
+  text_init(&t, vm);
+  text_addf(&t, "modules import each other: %s", target->module->name->text);
+  /* The chain is known from its end: collect it, then print it from the target on. */
+  const scope *chain[64];
+  int n = 0;
+  for (const scope *s = from; s && n < 64; s = s->importer) {
+    if (s == target) break;
+    chain[n++] = s;
+  }
+  while (n > 0) text_addf(&t, " -> %s", chain[--n]->module->name->text);
+  text_addf(&t, " -> %s", target->module->name->text);
+  return raise_text(vm, E_import_cycle, at, &t);
+}
+
+/* Runs a module's text under its key, or gives the one that is there. `name` is how messages call it. */
+static qn_value load_module(qn_vm *vm, scope *from, const char *key, const char *name, const char *text, size_t len,
+                            const char *dir, bool library) {
+  interp *ip = interp_of(vm);
+  uint32_t source = source_add(vm, name, text, len);
+  scope *s = source ? scope_new(vm, ip->builtin, name) : NULL;
+  if (!s) return value_error();
+  s->library = library;
+  s->importer = from;
+  s->state = SCOPE_LOADING;
+  s->key = copy_text(vm, key, strlen(key));
+  s->dir = dir ? copy_text(vm, dir, strlen(dir)) : NULL;
+  qn_value r = s->key && (s->dir || !dir) ? run_text(vm, s, source, false, NULL) : value_error();
+  s->importer = NULL;
+  s->state = SCOPE_READY;
+  if (value_is_error(r)) {
+    free_text(vm, s->key);
+    s->key = NULL;
+    return r;
+  }
+  value_release(vm, r);
+  return module_value(s);
+}
+
+static qn_value import_key(qn_vm *vm, scope *from, const char *key, span at, scope **found) {
+  scope *s = *found = loaded(vm, key);
+  if (!s) return value_nil();
+  return s->state == SCOPE_LOADING ? fail_cycle(vm, from, s, at) : module_value(s);
+}
+
+/* A whole file; NULL with E501 raised. */
+static char *read_file(qn_vm *vm, const char *path, size_t *len) {
+  FILE *f = fopen(path, "rb");
+  if (!f) {
+    raise(vm, E_file, SPAN_NONE, "cannot read %s: %s", path, strerror(errno));
+    return NULL;
+  }
+  uint32_t cap = 0;
+  char *text = NULL;
+  *len = 0;
+  for (;;) {
+    if (!mem_grow(vm, (void **)&text, &cap, *len + 4096, 1)) break;
+    size_t n = fread(text + *len, 1, cap - *len, f);
+    *len += n;
+    if (n) continue;
+    if (ferror(f)) {
+      raise(vm, E_file, SPAN_NONE, "cannot read %s: %s", path, strerror(errno));
+      break;
+    }
+    fclose(f);
+    char *exact = mem_realloc(vm, text, cap, *len + 1);
+    if (!exact) {
+      mem_free(vm, text, cap);
+      return NULL;
+    }
+    exact[*len] = 0;
+    return exact;
+  }
+  fclose(f);
+  mem_free(vm, text, cap);
+  return NULL;
+}
+
+static qn_value import_file(qn_vm *vm, scope *from, const char *path, span at) {
+  char real[PATH_MAX];
+  if (!realpath(path, real)) return raise(vm, E_file, SPAN_NONE, "cannot read %s: %s", path, strerror(errno));
+  scope *s;
+  qn_value r = import_key(vm, from, real, at, &s);
+  if (s) return r;
+  size_t len;
+  char *text = read_file(vm, path, &len);
+  if (!text) return value_error();
+  const char *slash = strrchr(path, '/');
+  char *dir = copy_text(vm, path, slash ? (size_t)(slash - path) + 1 : 0);
+  r = dir ? load_module(vm, from, real, path, text, len, dir, false) : value_error();
+  free_text(vm, dir);
+  mem_free(vm, text, len + 1);
+  return r;
+}
+
+static bool file_exists(const char *path) {
+  FILE *f = fopen(path, "rb");
+  if (f) fclose(f);
+  return f != NULL;
+}
+
+static const embedded_module *embedded(const builtin_table *table, const char *name) {
+  for (int i = 0; i < table->nmodules; i++)
+    if (strcmp(table->modules[i].name, name) == 0 && strcmp(name, "prelude") != 0) return &table->modules[i];
+  return NULL;
+}
+
+static qn_value import_embedded(qn_vm *vm, scope *from, const embedded_module *m, span at) {
+  text_buf key;
+  text_init(&key, vm);
+  text_addf(&key, "<std>/%s", m->name);
+  if (key.failed) {
+    text_free(&key);
+    return raise_memory(vm);
+  }
+  scope *s;
+  qn_value r = import_key(vm, from, key.text, at, &s);
+  if (!s) {
+    text_buf name;
+    text_init(&name, vm);
+    text_addf(&name, "%s.qn", m->name);
+    r = name.failed ? raise_memory(vm) : load_module(vm, from, key.text, name.text, m->text, m->len, NULL, true);
+    text_free(&name);
+  }
+  text_free(&key);
+  return r;
+}
+
+static qn_value import_resolved(qn_vm *vm, scope *from, const char *name, span at, bool *known) {
+  const char *text = NULL;
+  size_t len = 0;
+  scope *s;
+  *known = true;
+  qn_value r = import_key(vm, from, name, at, &s);
+  if (s) return r;
+  *known = vm->config.resolve(vm->config.user, from->module->name->text, name, &text, &len);
+  return *known ? load_module(vm, from, name, name, text, len, NULL, false) : value_nil();
+}
+
+static qn_value fail_import(qn_vm *vm, const char *name, const char *tried, span at) {
+  const builtin_table *table = vm->builtins;
+  const char *list[64];
+  int n = 0;
+  for (int i = 0; i < table->nmodules && n < 64; i++)
+    if (strcmp(table->modules[i].name, "prelude") != 0) list[n++] = table->modules[i].name;
+  text_buf t, near;
+  text_init(&t, vm);
+  text_init(&near, vm);
+  text_addf(&t, "there is no module '%s'", name);
+  if (tried) text_addf(&t, ": neither the file %s nor one in the standard library", tried);
+  if (text_nearest(&near, name, list, n) && !near.failed) text_addf(&t, "; nearest: %s", near.text);
+  text_free(&near);
+  return raise_text(vm, E_import, at, &t);
+}
+
+qn_value import_module(qn_vm *vm, scope *from, const char *name, bool path, span at) {
+  if (!vm_enter(vm, 1)) return value_error();
+  const embedded_module *m = path ? NULL : embedded(vm->builtins, name);
+  bool known;
+  if (vm->config.resolve) {
+    qn_value r = import_resolved(vm, from, name, at, &known);
+    if (known) return r;
+    return m ? import_embedded(vm, from, m, at) : fail_import(vm, name, NULL, at);
+  }
+  bool files = (vm->config.capabilities & QN_CAP_READ) && !from->library;
+  if (!files) {
+    if (m) return import_embedded(vm, from, m, at);
+    if (!from->library && !vm_may(vm, QN_CAP_READ, "importing files")) return value_error();
+    return fail_import(vm, name, NULL, at);
+  }
+  text_buf file;
+  text_init(&file, vm);
+  if (!(path && name[0] == '/') && from->dir) text_adds(&file, from->dir);
+  text_adds(&file, name);
+  if (!path) text_adds(&file, ".qn");
+  qn_value r;
+  if (file.failed)
+    r = raise_memory(vm);
+  else if (file_exists(file.text))
+    r = import_file(vm, from, file.text, at);
+  else if (m)
+    r = import_embedded(vm, from, m, at);
+  else
+    r = fail_import(vm, name, file.text, at);
+  text_free(&file);
+  return r;
+}
+
+/* ---- the main module ----------------------------------------------------------------------------------------------------------- */
+
+/* Imports of the main module are relative to the text that runs. */
+static bool set_dir(qn_vm *vm, scope *s, const char *name) {
+  const char *slash = strrchr(name, '/');
+  char *dir = copy_text(vm, name, slash ? (size_t)(slash - name) + 1 : 0);
+  if (!dir) return false;
+  free_text(vm, s->dir);
+  s->dir = dir;
+  return true;
+}
+
+qn_value interp_eval(qn_vm *vm, const char *name, const char *text, size_t len, bool prompt, bool *incomplete) {
+  interp *ip = interp_of(vm);
+  text_buf label;
+  text_init(&label, vm);
+  if (prompt)
+    text_addf(&label, "<prompt %u>", ip->prompts + 1);
+  else
+    text_adds(&label, name);
+  bool more = false;
+  uint32_t source = label.failed ? 0 : source_add(vm, label.text ? label.text : "", text, len);
+  qn_value r = value_error();
+  if (label.failed) raise_memory(vm);
+  if (source && (prompt || set_dir(vm, ip->main, name))) r = run_text(vm, ip->main, source, prompt, &more);
+  text_free(&label);
+  if (incomplete) *incomplete = more;
+  if (!prompt || more) return r;
+  ip->prompts++;
+  if (value_is_error(r) || value_is(r, TAG_NIL)) return r;
+  qn_str *last = str_intern(vm, "_", 1);
+  global_cell *c = last ? scope_cell(vm, ip->main, last) : NULL;
+  if (last) value_release(vm, value_obj(TAG_STR, last));
+  if (!c) {
+    value_release(vm, r);
+    return value_error();
+  }
+  c->declared = true;
+  cell_set(vm, c, value_retain(r));
+  return r;
+}
+
+static global_cell *main_cell(qn_vm *vm, const char *name) {
+  qn_str *s = str_intern(vm, name, strlen(name));
+  if (!s) return NULL;
+  global_cell *c = scope_cell(vm, interp_of(vm)->main, s);
+  value_release(vm, value_obj(TAG_STR, s));
+  return c;
+}
+
+qn_value interp_get_global(qn_vm *vm, const char *name) {
+  global_cell *c = main_cell(vm, name);
+  if (!c) return value_error();
+  qn_value v = cell_get(c);
+  return v.head == TAG_UNSET ? raise_undefined(vm, interp_of(vm)->main, c->name, SPAN_NONE) : value_retain(v);
+}
+
+bool interp_set_global(qn_vm *vm, const char *name, qn_value v) {
+  global_cell *c = main_cell(vm, name);
+  if (!c) return false;
+  c->declared = true;
+  cell_set(vm, c, value_retain(v));
+  return true;
+}
+
+bool interp_set_builtin(qn_vm *vm, const char *name, qn_value v) {
+  qn_str *s = str_intern(vm, name, strlen(name));
+  if (!s) return false;
+  global_cell *c = scope_cell(vm, interp_of(vm)->builtin, s);
+  value_release(vm, value_obj(TAG_STR, s));
+  if (!c) return false;
+  c->declared = true;
+  cell_set(vm, c, value_retain(v));
+  return true;
+}
+
+/* ---- signatures as text ------------------------------------------------------------------------------------------------------------ */
+
+bool interp_signature(qn_vm *vm, qn_value fn, text_buf *out) {
+  if (value_is(fn, TAG_DTYPE)) {
+    text_addf(out, "%s(x)", dtype_rows[fn.u.i].name);
+    return true;
+  }
+  if (!value_is(fn, TAG_FN)) return false;
+  const qn_fn *f = value_fn(fn);
+  if (f->head.flags == FN_BUILTIN) {
+    for (const char *s = ((const builtin_def *)f->code)->signature; *s; s++)
+      if (*s != '@' && *s != '~') text_add(out, s, 1); /* marks for the interpreter */
+    return true;
+  }
+  if (f->head.flags != FN_USER) return false;
+  const fn_code *code = f->code;
+  text_addf(out, "%s(", code->name->text);
+  for (uint32_t i = 0; i < code->nparams; i++) {
+    const source_text *s = source_get(vm, code->params[i].at.source);
+    if (i) text_adds(out, ", ");
+    if (s) text_add(out, s->text + code->params[i].at.start, code->params[i].at.end - code->params[i].at.start);
+  }
+  text_adds(out, ")");
+  return true;
+}
+
+/* ---- opening and closing -------------------------------------------------------------------------------------------------------------- */
+
+static void interp_close(qn_vm *vm) {
+  interp *ip = interp_of(vm);
+  if (!ip) return;
+  value_release(vm, ip->returned);
+  for (scope *s = ip->scopes; s; s = s->next) scope_drop_values(vm, s);
+  while (ip->units) {
+    unit *u = ip->units;
+    ip->units = u->next;
+    unit_free(vm, u);
+  }
+  while (ip->scopes) {
+    scope *s = ip->scopes;
+    ip->scopes = s->next;
+    scope_free(vm, s);
+  }
+  builtins_free(vm);
+  if (ip->lambda) value_release(vm, value_obj(TAG_STR, ip->lambda));
+  mem_free(vm, ip, sizeof *ip);
+  vm->interp = NULL;
+}
+
+static void *anchor_of(qn_value fn) {
+  if (!value_is(fn, TAG_FN) || value_fn(fn)->head.flags != FN_USER) return NULL;
+  return &((fn_code *)value_fn(fn)->code)->anchor;
+}
+
+/* The part of the standard library that is written in Quern and everywhere visible. */
+static bool run_prelude(qn_vm *vm) {
+  const builtin_table *table = vm->builtins;
+  for (int i = 0; i < table->nmodules; i++) {
+    const embedded_module *m = &table->modules[i];
+    if (strcmp(m->name, "prelude") != 0) continue;
+    uint32_t source = source_add(vm, "prelude.qn", m->text, m->len);
+    if (!source) return false;
+    qn_value r = run_text(vm, interp_of(vm)->builtin, source, false, NULL);
+    value_release(vm, r);
+    return !value_is_error(r);
+  }
+  return true;
+}
+
+bool interp_open(qn_vm *vm, const builtin_table *table) {
+  interp *ip = mem_zalloc(vm, sizeof *ip);
+  if (!ip) return false;
+  vm->interp = ip;
+  vm->builtins = table;
+  vm->hooks.close_interp = interp_close;
+  vm->hooks.call = call_value;
+  vm->hooks.anchor = anchor_of;
+  ip->returned = value_nil();
+  ip->lambda = str_intern(vm, "fn", 2);
+  ip->builtin = ip->lambda ? scope_new(vm, NULL, "builtins") : NULL;
+  if (!ip->builtin) return false;
+  ip->builtin->library = true;
+  ip->builtin->state = SCOPE_READY;
+  ip->main = scope_new(vm, ip->builtin, "main");
+  qn_list *args = ip->main ? list_new(vm, 0) : NULL;
+  if (!args) return false;
+  ip->main->state = SCOPE_READY;
+  bool ok = interp_set_builtin(vm, "args", value_obj(TAG_LIST, args));
+  value_release(vm, value_obj(TAG_LIST, args));
+  return ok && builtins_bind(vm) && run_prelude(vm);
+}
