@@ -223,9 +223,10 @@ static uint32_t rule_cast_exact(rewriter *r, const graph_node *n) {
   if (!inner) return 0;
   uint32_t x = inner->in[0];
   qn_dtype from = (qn_dtype)at(r, x)->type.dtype, to = (qn_dtype)n->type.dtype;
-  /* A check that remains must tell of the dtype that the program converted. */
-  bool checked = dtype_is_float(from) && dtype_is_int(to);
-  if (checked || !holds_all(from, (qn_dtype)inner->type.dtype)) return 0;
+  qn_dtype between = (qn_dtype)inner->type.dtype;
+  if (!holds_all(from, between)) return 0;
+  /* From floats to integers there is a check: it may go only where it cannot fail. Between integers there is none. */
+  if (dtype_is_float(between) && dtype_is_int(to) && !holds_all(from, to)) return 0;
   if (at(r, x)->type.weak && !n->type.weak && from == to) return 0; /* a weak one is not an array */
   return rewrite_op(r, OP_cast, &x, 1, n->attr, n->site);
 }
