@@ -416,7 +416,8 @@ static qn_value apply_data_shaped(struct recording *r, op_id op, const qn_value 
 
 static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr) {
   qn_vm *vm = r->vm;
-  bool arrays = op_rows[op].klass != CLASS_POINTWISE, traced = false;
+  /* A conversion names its result's type, so it is no arithmetic among host numbers even when all operands are. */
+  bool arrays = op_rows[op].klass != CLASS_POINTWISE || op == OP_cast || op == OP_fit, traced = false;
   for (int k = 0; k < nin; k++) {
     arrays |= value_is(in[k], TAG_ARRAY);
     traced |= rec_traced(r, in[k]) != 0;
