@@ -286,7 +286,7 @@ bool mem_grow(qn_vm *vm, void **p, uint32_t *cap, size_t need, size_t size) {
   if (need <= *cap) return true;
   uint64_t want = (uint64_t)*cap + *cap / 2 + 4;
 #ifdef QN_CHECKED
-  want = 0; /* grow at every step: stale pointers into moved memory are found */
+  if (*cap < 256) want = 0; /* grow at every step: stale pointers into moved memory are found, in bounded time */
 #endif
   if (want < need) want = need;
   if (want > UINT32_MAX) want = UINT32_MAX;
