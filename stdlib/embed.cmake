@@ -1,4 +1,5 @@
-# Writes the *.qn modules as one C file of byte arrays: cmake -DOUT=... -DFILES="a.qn;b.qn" -P embed.cmake
+# Writes the *.qn modules as one C file of byte arrays, and beside it a header with their number:
+#   cmake -DOUT=.../modules.c -DFILES="a.qn;b.qn" -P embed.cmake
 set(body "/* Generated from the .qn files of stdlib. */\n#include \"lang/builtin.h\"\n#include \"stdlib/stdlib.h\"\n")
 set(rows "")
 set(count 0)
@@ -6,9 +7,11 @@ foreach(file ${FILES})
   get_filename_component(name ${file} NAME_WE)
   file(READ ${file} hex HEX)
   string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${hex}")
-  string(APPEND body "static const char text_${name}[] = {${bytes}0};\n")
-  string(APPEND rows "  {\"${name}\", text_${name}, sizeof text_${name} - 1},\n")
+  string(APPEND body "static const unsigned char text_${name}[] = {${bytes}0};\n")
+  string(APPEND rows "  {\"${name}\", (const char *)text_${name}, sizeof text_${name} - 1},\n")
   math(EXPR count "${count} + 1")
 endforeach()
-string(APPEND body "const embedded_module stdlib_modules[] = {\n${rows}  {0, 0, 0}};\nconst int stdlib_module_count = ${count};\n")
+string(APPEND body "const embedded_module stdlib_modules[] = {\n${rows}  {0, 0, 0}};\n")
 file(WRITE ${OUT} "${body}")
+cmake_path(REPLACE_EXTENSION OUT LAST_ONLY .h OUTPUT_VARIABLE header)
+file(WRITE ${header} "/* Generated from the .qn files of stdlib. */\nenum { STDLIB_MODULE_COUNT = ${count} };\n")

@@ -5,8 +5,7 @@
 
 #include "lang/builtin.h"
 
-extern const embedded_module stdlib_modules[]; /* generated */
-extern const int stdlib_module_count;
+extern const embedded_module stdlib_modules[]; /* generated; their number is in the generated stdlib/modules.h */
 extern const builtin_table stdlib_table;
 
 #endif

@@ -1,0 +1,457 @@
+/* Reading builtins' arguments, ops on owned values, and iteration: what builtins.h declares. */
+#include "stdlib/builtins.h"
+
+#include <string.h>
+
+#include "interp/index.h"
+
+/* ---- arguments ------------------------------------------------------------------------------------------------ */
+
+qn_value arg_refuse(qn_vm *vm, const char *fn, const char *what, qn_value v) {
+  text_buf t;
+  text_init(&t, vm);
+  text_addf(&t, "%s: expected %s, not ", fn, what);
+  text_kind(&t, v);
+  return raise_text(vm, E_type, SPAN_NONE, &t);
+}
+
+bool arg_int(qn_vm *vm, const char *fn, const char *what, qn_value v, int64_t *out) {
+  if (!value_is(v, TAG_INT)) {
+    arg_refuse(vm, fn, what, v);
+    return false;
+  }
+  *out = v.u.i;
+  return true;
+}
+
+bool arg_str(qn_vm *vm, const char *fn, const char *what, qn_value v, qn_str **out) {
+  if (!value_is(v, TAG_STR)) {
+    arg_refuse(vm, fn, what, v);
+    return false;
+  }
+  *out = value_str(v);
+  return true;
+}
+
+bool arg_bool(qn_vm *vm, const char *fn, const char *what, qn_value v, bool *out) {
+  if (!value_is(v, TAG_BOOL)) {
+    arg_refuse(vm, fn, what, v);
+    return false;
+  }
+  *out = v.u.i != 0;
+  return true;
+}
+
+bool arg_dtype(qn_vm *vm, const char *fn, qn_value v, qn_dtype otherwise, qn_dtype *out) {
+  if (value_is(v, TAG_NIL)) {
+    *out = otherwise;
+    return true;
+  }
+  if (!value_is(v, TAG_DTYPE)) {
+    arg_refuse(vm, fn, "a dtype like f32", v);
+    return false;
+  }
+  *out = (qn_dtype)v.u.i;
+  if (*out >= DTYPE_PUBLIC) {
+    raise(vm, E_dtype, SPAN_NONE, "%s: arrays of %s are not supported", fn, dtype_rows[*out].name);
+    return false;
+  }
+  return true;
+}
+
+static bool axis_of(qn_vm *vm, const char *fn, int64_t axis, int rank, int *out) {
+  if (axis < -rank || axis >= rank) {
+    if (rank == 0)
+      raise(vm, E_axis, SPAN_NONE, "%s: axis %lld of an array of rank 0, which has no axes", fn, (long long)axis);
+    else
+      raise(vm, E_axis, SPAN_NONE, "%s: axis %lld is out of range; an array of rank %d has the axes %d to %d", fn,
+            (long long)axis, rank, -rank, rank - 1);
+    return false;
+  }
+  *out = (int)(axis < 0 ? axis + rank : axis);
+  return true;
+}
+
+bool arg_axis(qn_vm *vm, const char *fn, qn_value v, int rank, int *out) {
+  int64_t axis;
+  return arg_int(vm, fn, "an int as axis", v, &axis) && axis_of(vm, fn, axis, rank, out);
+}
+
+bool arg_axes(qn_vm *vm, const char *fn, qn_value v, int rank, uint8_t *mask) {
+  *mask = (uint8_t)((1u << rank) - 1);
+  if (value_is(v, TAG_NIL)) return true;
+  const qn_value *items = &v;
+  uint32_t n = 1;
+  if (value_is(v, TAG_LIST)) {
+    items = value_list(v)->items;
+    n = value_list(v)->len;
+  }
+  *mask = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    int64_t axis;
+    int at;
+    if (!arg_int(vm, fn, "an int or a list of ints as axis", items[i], &axis)) return false;
+    if (!axis_of(vm, fn, axis, rank, &at)) return false;
+    if (*mask & 1u << at) {
+      raise(vm, E_axis, SPAN_NONE, "%s: axis %lld is named twice", fn, (long long)axis);
+      return false;
+    }
+    *mask |= (uint8_t)(1u << at);
+  }
+  return true;
+}
+
+bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_t *out, int *n) {
+  if (value_is(rest, TAG_LIST) && value_list(rest)->len == 1 && value_is(value_list(rest)->items[0], TAG_LIST))
+    rest = value_list(rest)->items[0];
+  const qn_value *items = &rest;
+  uint32_t count = 1;
+  if (value_is(rest, TAG_LIST)) {
+    items = value_list(rest)->items;
+    count = value_list(rest)->len;
+  }
+  for (uint32_t i = 0; i < count; i++) {
+    int64_t k;
+    if (!arg_int(vm, fn, what, items[i], &k)) return false;
+    if (i == ARRAY_MAX_RANK) {
+      raise(vm, E_rank, SPAN_NONE, "%s: %u sizes or axes; an array has at most %d axes", fn, count, ARRAY_MAX_RANK);
+      return false;
+    }
+    out[i] = k;
+  }
+  *n = (int)count;
+  return true;
+}
+
+bool arg_shape(qn_vm *vm, const char *fn, qn_value rest, int64_t *shape, int *rank) {
+  if (!arg_ints(vm, fn, "sizes as ints or one list of ints", rest, shape, rank)) return false;
+  int64_t strides[ARRAY_MAX_RANK];
+  for (int i = 0; i < *rank; i++)
+    if (shape[i] < 0) {
+      raise(vm, E_shape, SPAN_NONE, "%s: size %lld is negative", fn, (long long)shape[i]);
+      return false;
+    }
+  if (shape_strides(*rank, shape, strides) < 0) {
+    raise(vm, E_too_large, SPAN_NONE, "%s: more than 2**48 elements", fn);
+    return false;
+  }
+  return true;
+}
+
+/* ---- ops ------------------------------------------------------------------------------------------------------- */
+
+qn_value use1(qn_vm *vm, op_id op, qn_value x, const op_attr *attr) {
+  if (value_is_error(x)) return x;
+  qn_value out = op_apply(vm, op, &x, 1, attr);
+  value_release(vm, x);
+  return out;
+}
+
+qn_value use2(qn_vm *vm, op_id op, qn_value x, qn_value y, const op_attr *attr) {
+  qn_value in[2] = {x, y}, out = value_error();
+  if (!value_is_error(x) && !value_is_error(y)) out = op_apply(vm, op, in, 2, attr);
+  value_release(vm, x);
+  value_release(vm, y);
+  return out;
+}
+
+qn_value use3(qn_vm *vm, op_id op, qn_value x, qn_value y, qn_value z, const op_attr *attr) {
+  qn_value in[3] = {x, y, z}, out = value_error();
+  if (!value_is_error(x) && !value_is_error(y) && !value_is_error(z)) out = op_apply(vm, op, in, 3, attr);
+  for (int i = 0; i < 3; i++) value_release(vm, in[i]);
+  return out;
+}
+
+qn_value to_dtype(qn_vm *vm, qn_value x, qn_dtype dtype) {
+  if (is_array(x) && value_array(x)->dtype == dtype) return value_retain(x);
+  op_attr attr = {.dtype = (uint8_t)dtype};
+  return op1(vm, OP_cast, x, &attr);
+}
+
+qn_value use_dtype(qn_vm *vm, qn_value x, qn_dtype dtype) {
+  if (value_is_error(x)) return x;
+  qn_value out = to_dtype(vm, x, dtype);
+  value_release(vm, x);
+  return out;
+}
+
+static op_attr shape_attr(int rank, const int64_t *shape) {
+  op_attr attr = {.n = (uint8_t)rank};
+  for (int i = 0; i < rank; i++) attr.d[i] = shape[i];
+  return attr;
+}
+
+static bool has_shape(qn_value x, int rank, const int64_t *shape) {
+  if (!is_array(x) || value_array(x)->rank != rank) return false;
+  for (int i = 0; i < rank; i++)
+    if (value_array(x)->shape[i] != shape[i]) return false;
+  return true;
+}
+
+qn_value to_shape(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
+  if (has_shape(x, rank, shape)) return value_retain(x);
+  op_attr attr = shape_attr(rank, shape);
+  return op1(vm, OP_reshape, x, &attr);
+}
+
+qn_value use_shape(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
+  if (value_is_error(x)) return x;
+  qn_value out = to_shape(vm, x, rank, shape);
+  value_release(vm, x);
+  return out;
+}
+
+qn_value to_broadcast(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
+  if (has_shape(x, rank, shape)) return value_retain(x);
+  op_attr attr = shape_attr(rank, shape);
+  return op1(vm, OP_broadcast, x, &attr);
+}
+
+qn_value use_broadcast(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
+  if (value_is_error(x)) return x;
+  qn_value out = to_broadcast(vm, x, rank, shape);
+  value_release(vm, x);
+  return out;
+}
+
+qn_value use_permute(qn_vm *vm, qn_value x, const int *order) {
+  if (value_is_error(x)) return x;
+  op_attr attr = {.n = value_array(x)->rank};
+  bool same = true;
+  for (int i = 0; i < attr.n; i++) {
+    attr.d[i] = order[i];
+    same &= order[i] == i;
+  }
+  return same ? x : use1(vm, OP_permute, x, &attr);
+}
+
+qn_value use_move_axis(qn_vm *vm, qn_value x, int from, int to) {
+  if (value_is_error(x)) return x;
+  int order[ARRAY_MAX_RANK], rank = value_array(x)->rank;
+  for (int i = 0, k = 0; i < rank; i++) {
+    if (i == to) {
+      order[i] = from;
+    } else {
+      if (k == from) k++;
+      order[i] = k++;
+    }
+  }
+  return use_permute(vm, x, order);
+}
+
+qn_value to_slice(qn_vm *vm, qn_value x, int axis, int64_t start, int64_t size, int64_t step) {
+  const qn_array *a = value_array(x);
+  op_attr attr = {.n = (uint8_t)(3 * a->rank)};
+  for (int i = 0; i < a->rank; i++) {
+    attr.d[3 * i] = i == axis ? start : 0;
+    attr.d[3 * i + 1] = i == axis ? size : a->shape[i];
+    attr.d[3 * i + 2] = i == axis ? step : 1;
+  }
+  return op1(vm, OP_slice, x, &attr);
+}
+
+qn_value iota(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape, int axis) {
+  op_attr attr = shape_attr(rank, shape);
+  attr.dtype = (uint8_t)dtype;
+  attr.axes = (uint8_t)(1u << axis);
+  return op_apply(vm, OP_iota, NULL, 0, &attr);
+}
+
+qn_value use_concat(qn_vm *vm, qn_value *parts, int n, int axis) {
+  op_attr attr = {.axes = (uint8_t)(1u << axis)};
+  qn_value out = op_apply(vm, OP_concat, parts, n, &attr);
+  for (int i = 0; i < n; i++) value_release(vm, parts[i]);
+  return out;
+}
+
+/* The dtype in which values stand side by side: their promotion; all weak: bool, i64 or f32. */
+static qn_dtype common_dtype(const qn_value *items, uint32_t n) {
+  operand_type t = value_operand_type(items[0]);
+  for (uint32_t i = 1; i < n; i++) {
+    operand_type o = value_operand_type(items[i]);
+    if (o.dtype != t.dtype || o.weak != t.weak) t = dtype_promote(t, o);
+  }
+  return t.weak && t.dtype == QN_f64 ? QN_f32 : t.dtype;
+}
+
+static bool shapes_agree(qn_vm *vm, const char *fn, const qn_value *items, uint32_t n) {
+  for (uint32_t i = 0; i < n; i++) {
+    if (!is_array(items[i]) && !value_is_scalar(items[i])) {
+      arg_refuse(vm, fn, "arrays and numbers", items[i]);
+      return false;
+    }
+    const qn_array *a = is_array(items[i]) ? value_array(items[i]) : NULL;
+    const qn_array *first = is_array(items[0]) ? value_array(items[0]) : NULL;
+    int rank = a ? a->rank : 0, rank0 = first ? first->rank : 0;
+    if (rank == rank0 && (rank == 0 || memcmp(a->shape, first->shape, (size_t)rank * sizeof *a->shape) == 0)) continue;
+    text_buf t;
+    text_init(&t, vm);
+    text_addf(&t, "%s: items 0 and %u differ in shape: ", fn, i);
+    text_kind(&t, items[0]);
+    text_adds(&t, " and ");
+    text_kind(&t, items[i]);
+    raise_text(vm, E_ragged, SPAN_NONE, &t);
+    return false;
+  }
+  return true;
+}
+
+qn_value stack_values(qn_vm *vm, const char *fn, const qn_value *items, uint32_t n, int64_t axis, qn_dtype dtype) {
+  if (n == 0) return raise(vm, E_argument, SPAN_NONE, "%s: nothing to stack", fn);
+  if (!shapes_agree(vm, fn, items, n)) return value_error();
+  const qn_array *first = is_array(items[0]) ? value_array(items[0]) : NULL;
+  int rank = first ? first->rank : 0, at;
+  if (rank == ARRAY_MAX_RANK)
+    return raise(vm, E_rank, SPAN_NONE, "%s: an array has at most %d axes", fn, ARRAY_MAX_RANK);
+  if (!axis_of(vm, fn, axis, rank + 1, &at)) return value_error();
+  int64_t shape[ARRAY_MAX_RANK];
+  for (int i = 0; i <= rank; i++) shape[i] = i == at ? 1 : first->shape[i < at ? i : i - 1];
+  if (dtype == QN_DTYPE_COUNT) dtype = common_dtype(items, n);
+  qn_value *parts = mem_alloc(vm, n * sizeof *parts);
+  if (!parts) return value_error();
+  qn_value out = value_nil();
+  uint32_t made = 0;
+  for (; made < n; made++) {
+    parts[made] = use_shape(vm, to_dtype(vm, items[made], dtype), rank + 1, shape);
+    if (value_is_error(parts[made])) break;
+  }
+  if (made == n) {
+    out = use_concat(vm, parts, (int)n, at);
+  } else {
+    while (made) value_release(vm, parts[--made]);
+    out = value_error();
+  }
+  mem_free(vm, parts, n * sizeof *parts);
+  return out;
+}
+
+/* A list of untraced host numbers in one go; unset if it is none, or if a conversion may fail. */
+static qn_value array_of_numbers(qn_vm *vm, const qn_value *items, uint32_t n, qn_dtype dtype) {
+  for (uint32_t i = 0; i < n; i++)
+    if (!value_is_scalar(items[i]) || (vm->rec && value_node(items[i])) ||
+        (dtype != QN_DTYPE_COUNT && !dtype_is_float(dtype) &&
+         (value_is(items[i], TAG_FLOAT) || !dtype_holds(dtype, items[i]))))
+      return value_unset();
+  if (dtype == QN_DTYPE_COUNT) dtype = common_dtype(items, n);
+  int64_t shape = n;
+  qn_array *a = array_new(vm, dtype, 1, &shape);
+  if (!a) return value_error();
+  char *p = array_data(a);
+  for (uint32_t i = 0; i < n; i++) dtype_store(dtype, p + i * dtype_size(dtype), items[i]);
+  qn_value out = value_obj(TAG_ARRAY, a);
+  if (!vm->rec || rec_const(vm, a)) return out;
+  value_release(vm, out);
+  return value_error();
+}
+
+static qn_value array_nested(qn_vm *vm, const char *fn, qn_value v, qn_dtype dtype, int depth) {
+  if (is_array(v) || value_is_scalar(v)) return value_retain(v);
+  if (value_is(v, TAG_RANGE)) {
+    const qn_range *r = value_range(v);
+    int64_t n = range_length(r);
+    qn_value i = iota(vm, QN_i64, 1, &n, 0);
+    return use2(vm, OP_add, use2(vm, OP_mul, i, value_int(r->step), NULL), value_int(r->start), NULL);
+  }
+  if (!value_is(v, TAG_LIST)) return arg_refuse(vm, fn, "an array, a number or a list of these", v);
+  if (depth == ARRAY_MAX_RANK)
+    return raise(vm, E_rank, SPAN_NONE, "%s: lists nest deeper than the %d axes of an array", fn, ARRAY_MAX_RANK);
+  const qn_list *l = value_list(v);
+  if (l->len == 0) {
+    int64_t none = 0;
+    return to_broadcast(vm, value_float(0), 1, &none);
+  }
+  qn_value out = array_of_numbers(vm, l->items, l->len, dtype);
+  if (!value_is(out, TAG_UNSET)) return out;
+  qn_value *parts = mem_alloc(vm, l->len * sizeof *parts);
+  if (!parts) return value_error();
+  uint32_t made = 0;
+  for (; made < l->len; made++) {
+    parts[made] = array_nested(vm, fn, l->items[made], dtype, depth + 1);
+    if (value_is_error(parts[made])) break;
+  }
+  out = made == l->len ? stack_values(vm, fn, parts, made, 0, dtype) : value_error();
+  while (made) value_release(vm, parts[--made]);
+  mem_free(vm, parts, l->len * sizeof *parts);
+  return out;
+}
+
+qn_value arg_array(qn_vm *vm, const char *fn, qn_value v, qn_dtype dtype) {
+  bool given = dtype != QN_DTYPE_COUNT;
+  if (is_array(v)) return given ? to_dtype(vm, v, dtype) : value_retain(v);
+  if (value_is_scalar(v)) return to_dtype(vm, v, given ? dtype : dtype_of_number(v));
+  qn_value out = array_nested(vm, fn, v, dtype, 0);
+  return given ? use_dtype(vm, out, dtype) : out;
+}
+
+qn_value array_of_ints(qn_vm *vm, const int64_t *items, int n) {
+  qn_value values[ARRAY_MAX_RANK];
+  for (int i = 0; i < n; i++) values[i] = value_int(items[i]);
+  return array_of_numbers(vm, values, (uint32_t)n, QN_i64);
+}
+
+/* ---- iteration ---------------------------------------------------------------------------------------------------- */
+
+bool sequence_of(qn_vm *vm, const char *fn, qn_value v, sequence *s) {
+  *s = (sequence){.v = v};
+  switch ((int)value_tag_of(v)) {
+  case TAG_LIST: s->n = value_list(v)->len; return true;
+  case TAG_RANGE: s->n = range_length(value_range(v)); return true;
+  case TAG_STR: s->n = str_length(value_str(v)); return true;
+  case TAG_ARRAY:
+    if (value_array(v)->rank > 0) {
+      s->n = value_array(v)->shape[0];
+      return true;
+    }
+  }
+  if (value_is(v, TAG_RECORD))
+    raise(vm, E_not_iterable, SPAN_NONE, "%s: a record has no order of its own; use items(r), keys(r) or values(r)",
+          fn);
+  else
+    raise(vm, E_not_iterable, SPAN_NONE, "%s: expected a list, range, text or array of rank 1 or more, not %s", fn,
+          is_array(v) ? "an array of rank 0" : value_kind_name(v));
+  return false;
+}
+
+qn_value sequence_item(qn_vm *vm, sequence *s, int64_t i) {
+  switch ((int)value_tag_of(s->v)) {
+  case TAG_LIST: return value_retain(value_list(s->v)->items[i]);
+  case TAG_RANGE: return value_int(value_range(s->v)->start + i * value_range(s->v)->step);
+  case TAG_ARRAY: return index_row(vm, s->v, i);
+  default: {
+    uint32_t code;
+    const char *p = value_str(s->v)->text + s->at;
+    int n = utf8_decode(p, &code);
+    s->at += n;
+    return new_str(vm, p, (size_t)n);
+  }
+  }
+}
+
+/* ---- values ---------------------------------------------------------------------------------------------------------- */
+
+qn_value use_pair(qn_vm *vm, qn_value a, qn_value b) {
+  qn_list *l = value_is_error(a) || value_is_error(b) ? NULL : list_new(vm, 2);
+  if (!l) {
+    value_release(vm, a);
+    value_release(vm, b);
+    return value_error();
+  }
+  l->items[0] = a;
+  l->items[1] = b;
+  return value_obj(TAG_LIST, l);
+}
+
+const char *text_search(const char *text, size_t len, const char *part, size_t part_len) {
+  if (part_len == 0) return text;
+  const char *end = text + len;
+  while ((size_t)(end - text) >= part_len && (text = memchr(text, part[0], (size_t)(end - text) - part_len + 1))) {
+    if (memcmp(text, part, part_len) == 0) return text;
+    text++;
+  }
+  return NULL;
+}
+
+qn_value new_str(qn_vm *vm, const char *text, size_t len) {
+  qn_str *s = str_new(vm, text, len);
+  return s ? value_obj(TAG_STR, s) : value_error();
+}

@@ -1,0 +1,136 @@
+/* Builtins that make arrays, and conversion between dtypes. Constants are a broadcast number and sequences are iota, so that
+ * everything can be recorded; nothing is allocated for zeros(...) until somebody writes into it. */
+#include <math.h>
+
+#include "stdlib/builtins.h"
+
+/* One value in every element. Borrows. */
+static qn_value filled(qn_vm *vm, qn_value v, qn_dtype dtype, int rank, const int64_t *shape) {
+  return use_broadcast(vm, to_dtype(vm, v, dtype), rank, shape);
+}
+
+static qn_value constant(qn_vm *vm, const char *fn, const qn_value *args, int64_t number) {
+  int64_t shape[ARRAY_MAX_RANK];
+  int rank;
+  qn_dtype dtype;
+  if (!arg_shape(vm, fn, args[0], shape, &rank) || !arg_dtype(vm, fn, args[1], QN_f32, &dtype)) return value_error();
+  return filled(vm, dtype == QN_bool ? value_bool(number) : value_int(number), dtype, rank, shape);
+}
+
+qn_value builtin_zeros(qn_vm *vm, const qn_value *args) { return constant(vm, "zeros", args, 0); }
+qn_value builtin_ones(qn_vm *vm, const qn_value *args) { return constant(vm, "ones", args, 1); }
+
+qn_value builtin_full(qn_vm *vm, const qn_value *args) {
+  int64_t shape[ARRAY_MAX_RANK];
+  int rank;
+  qn_value v = args[1];
+  if (!is_array(v) && !value_is_scalar(v)) return arg_refuse(vm, "full", "a number or an array as value", v);
+  qn_dtype dtype = is_array(v) ? (qn_dtype)value_array(v)->dtype : dtype_of_number(v);
+  if (!arg_shape(vm, "full", args[0], shape, &rank) || !arg_dtype(vm, "full", args[2], dtype, &dtype))
+    return value_error();
+  return filled(vm, v, dtype, rank, shape);
+}
+
+static qn_value constant_like(qn_vm *vm, const char *fn, const qn_value *args, int64_t number) {
+  qn_value x = args[0];
+  if (value_is_scalar(x) && value_is(args[1], TAG_NIL))
+    return value_is(x, TAG_FLOAT) ? value_float((double)number)
+           : value_is(x, TAG_INT) ? value_int(number)
+                                  : value_bool(number);
+  if (!is_array(x) && !value_is_scalar(x)) return arg_refuse(vm, fn, "an array or a number", x);
+  qn_dtype dtype = is_array(x) ? (qn_dtype)value_array(x)->dtype : dtype_of_number(x);
+  if (!arg_dtype(vm, fn, args[1], dtype, &dtype)) return value_error();
+  return filled(vm, dtype == QN_bool ? value_bool(number) : value_int(number), dtype,
+                is_array(x) ? value_array(x)->rank : 0, is_array(x) ? value_array(x)->shape : NULL);
+}
+
+qn_value builtin_zeros_like(qn_vm *vm, const qn_value *args) { return constant_like(vm, "zeros_like", args, 0); }
+qn_value builtin_ones_like(qn_vm *vm, const qn_value *args) { return constant_like(vm, "ones_like", args, 1); }
+
+qn_value builtin_eye(qn_vm *vm, const qn_value *args) {
+  int64_t n, m;
+  qn_dtype dtype;
+  if (!arg_int(vm, "eye", "an int as number of rows", args[0], &n)) return value_error();
+  m = n;
+  if (!value_is(args[1], TAG_NIL) && !arg_int(vm, "eye", "an int as number of columns", args[1], &m))
+    return value_error();
+  if (!arg_dtype(vm, "eye", args[2], QN_f32, &dtype)) return value_error();
+  if (n < 0 || m < 0) return raise(vm, E_shape, SPAN_NONE, "eye: size %lld is negative", (long long)(n < 0 ? n : m));
+  int64_t rows[2] = {n, 1}, columns[2] = {1, m};
+  qn_value same = use2(vm, OP_eq, iota(vm, QN_i64, 2, rows, 0), iota(vm, QN_i64, 2, columns, 1), NULL);
+  return use_dtype(vm, same, dtype);
+}
+
+/* Number of steps of size `step` from `start` that stay before `stop`; -1 if there are too many. */
+static int64_t int_steps(int64_t start, int64_t stop, int64_t step) {
+  if (step > 0 ? start >= stop : start <= stop) return 0;
+  uint64_t distance = step > 0 ? (uint64_t)stop - (uint64_t)start : (uint64_t)start - (uint64_t)stop;
+  uint64_t stride = step > 0 ? (uint64_t)step : -(uint64_t)step;
+  uint64_t n = (distance - 1) / stride + 1;
+  return n > (uint64_t)ARRAY_MAX_ELEMENTS ? -1 : (int64_t)n;
+}
+
+static qn_value too_many(qn_vm *vm, const char *fn) {
+  return raise(vm, E_too_large, SPAN_NONE, "%s: more than 2**48 elements", fn);
+}
+
+qn_value builtin_arange(qn_vm *vm, const qn_value *args) {
+  qn_value start = args[0], stop = args[1], step = args[2];
+  if (value_is(stop, TAG_NIL)) {
+    stop = start;
+    start = value_int(0);
+  }
+  qn_value numbers[3] = {start, stop, step};
+  bool floats = false;
+  for (int i = 0; i < 3; i++) {
+    if (!value_is_number(numbers[i])) return arg_refuse(vm, "arange", "numbers", numbers[i]);
+    floats |= value_is(numbers[i], TAG_FLOAT);
+  }
+  qn_dtype dtype;
+  if (!arg_dtype(vm, "arange", args[3], floats ? QN_f32 : QN_i64, &dtype)) return value_error();
+  if (!floats) {
+    if (step.u.i == 0) return raise(vm, E_argument, SPAN_NONE, "arange: the step is 0");
+    int64_t n = int_steps(start.u.i, stop.u.i, step.u.i);
+    if (n < 0) return too_many(vm, "arange");
+    qn_value out = iota(vm, QN_i64, 1, &n, 0);
+    if (step.u.i != 1) out = use2(vm, OP_mul, out, step, NULL);
+    if (start.u.i != 0) out = use2(vm, OP_add, out, start, NULL);
+    return use_dtype(vm, out, dtype);
+  }
+  double from = qn_as_float(start), to = qn_as_float(stop), by = qn_as_float(step);
+  if (by == 0 || !isfinite(from) || !isfinite(to) || !isfinite(by))
+    return raise(vm, E_argument, SPAN_NONE, "arange: start and stop must be finite, and the step finite and not 0");
+  double steps = ceil((to - from) / by);
+  if (steps > (double)ARRAY_MAX_ELEMENTS) return too_many(vm, "arange");
+  int64_t n = steps > 0 ? (int64_t)steps : 0;
+  qn_value out = iota(vm, QN_f64, 1, &n, 0);
+  out = use2(vm, OP_add, use2(vm, OP_mul, out, value_float(by), NULL), value_float(from), NULL);
+  return use_dtype(vm, out, dtype);
+}
+
+qn_value builtin_array(qn_vm *vm, const qn_value *args) {
+  qn_dtype dtype;
+  if (!arg_dtype(vm, "array", args[1], QN_DTYPE_COUNT, &dtype)) return value_error();
+  return arg_array(vm, "array", args[0], dtype);
+}
+
+qn_value builtin_to(qn_vm *vm, const qn_value *args) {
+  qn_value x = args[0], target = args[1];
+  if (!is_array(x) && !value_is_scalar(x)) return arg_refuse(vm, "to", "an array or a number", x);
+  if (value_is(target, TAG_DTYPE)) {
+    qn_dtype dtype;
+    return arg_dtype(vm, "to", target, QN_f32, &dtype) ? to_dtype(vm, x, dtype) : value_error();
+  }
+  if (!value_is(target, TAG_DEVICE)) return arg_refuse(vm, "to", "a dtype or a device", target);
+  if (target.u.i != 0)
+    return raise(vm, E_device, SPAN_NONE, "to: gpu(%lld) is not there; this build runs on the cpu",
+                 (long long)target.u.i - 1);
+  return arg_array(vm, "to", x, QN_DTYPE_COUNT);
+}
+
+qn_value builtin_gpu(qn_vm *vm, const qn_value *args) {
+  int64_t n;
+  if (!arg_int(vm, "gpu", "an int as number", args[0], &n)) return value_error();
+  if (n < 0 || n > 200) return raise(vm, E_argument, SPAN_NONE, "gpu: there is no device of number %lld", (long long)n);
+  return value_device((int)n + 1);
+}

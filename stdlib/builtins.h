@@ -1,0 +1,123 @@
+/* What the C builtins share: their prototypes (from builtins.def), reading of arguments, and ops on owned values.
+ *
+ * Reading of arguments. Each arg_ function takes the builtin's name for its message, returns false with an error raised if the
+ * argument does not fit, and never looks at array data. Host numbers have been observed by the interpreter unless the
+ * parameter is marked as data (lang/builtin.h).
+ *
+ * Ops on owned values. `use` functions release their operands and pass errors through, so that expressions nest:
+ *   use2(vm, OP_div, op1(vm, OP_sum, x, &over), value_int(n), NULL)
+ */
+#ifndef STDLIB_BUILTINS_H
+#define STDLIB_BUILTINS_H
+
+#include "jit/trace/rec.h"
+#include "lang/vm.h"
+
+#define BUILTIN(name, signature, effect, doc) qn_value builtin_##name(qn_vm *vm, const qn_value *args);
+#include "stdlib/builtins.def"
+#undef BUILTIN
+
+/* ---- arguments ------------------------------------------------------------------------------------------------ */
+
+/* Raises E301: "reshape: expected <what>, not <kind of v>". */
+qn_value arg_refuse(qn_vm *vm, const char *fn, const char *what, qn_value v);
+QN_MUST_CHECK bool arg_int(qn_vm *vm, const char *fn, const char *what, qn_value v, int64_t *out);
+QN_MUST_CHECK bool arg_str(qn_vm *vm, const char *fn, const char *what, qn_value v, qn_str **out);
+QN_MUST_CHECK bool arg_bool(qn_vm *vm, const char *fn, const char *what, qn_value v, bool *out);
+/* nil stands for `otherwise`. */
+QN_MUST_CHECK bool arg_dtype(qn_vm *vm, const char *fn, qn_value v, qn_dtype otherwise, qn_dtype *out);
+/* One axis of an array of that rank; negative ones count from the end. E204. */
+QN_MUST_CHECK bool arg_axis(qn_vm *vm, const char *fn, qn_value v, int rank, int *out);
+/* An int or a list of ints as a mask; nil: all axes. E204. */
+QN_MUST_CHECK bool arg_axes(qn_vm *vm, const char *fn, qn_value v, int rank, uint8_t *mask);
+/* A rest parameter that holds ints, or one list of ints. At most ARRAY_MAX_RANK (E205). */
+QN_MUST_CHECK bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_t *out, int *n);
+/* The same, as sizes: none negative (E203). */
+QN_MUST_CHECK bool arg_shape(qn_vm *vm, const char *fn, qn_value rest, int64_t *shape, int *rank);
+
+/* An array for an argument (owned): arrays are themselves, host numbers become rank 0, lists are stacked. In the given dtype,
+ * or (QN_DTYPE_COUNT) in the one that the items promote to. */
+QN_MUST_CHECK qn_value arg_array(qn_vm *vm, const char *fn, qn_value v, qn_dtype dtype);
+/* The dtype of a new array of a host number: f32, i64 or bool. */
+static inline qn_dtype dtype_of_number(qn_value v) {
+  return value_is(v, TAG_FLOAT) ? QN_f32 : value_is(v, TAG_INT) ? QN_i64 : QN_bool;
+}
+/* i64[n], n at most ARRAY_MAX_RANK. */
+QN_MUST_CHECK qn_value array_of_ints(qn_vm *vm, const int64_t *items, int n);
+
+/* ---- ops ------------------------------------------------------------------------------------------------------- */
+
+static inline qn_value op1(qn_vm *vm, op_id op, qn_value x, const op_attr *attr) {
+  return op_apply(vm, op, &x, 1, attr);
+}
+static inline qn_value op2(qn_vm *vm, op_id op, qn_value x, qn_value y, const op_attr *attr) {
+  qn_value in[2] = {x, y};
+  return op_apply(vm, op, in, 2, attr);
+}
+static inline qn_value op3(qn_vm *vm, op_id op, qn_value x, qn_value y, qn_value z, const op_attr *attr) {
+  qn_value in[3] = {x, y, z};
+  return op_apply(vm, op, in, 3, attr);
+}
+/* These release their operands, also on failure; an error value among them is the result. */
+QN_MUST_CHECK qn_value use1(qn_vm *vm, op_id op, qn_value x, const op_attr *attr);
+QN_MUST_CHECK qn_value use2(qn_vm *vm, op_id op, qn_value x, qn_value y, const op_attr *attr);
+QN_MUST_CHECK qn_value use3(qn_vm *vm, op_id op, qn_value x, qn_value y, qn_value z, const op_attr *attr);
+
+/* All of these borrow x unless their name begins with `use`, and give owned values. */
+QN_MUST_CHECK qn_value to_dtype(qn_vm *vm, qn_value x, qn_dtype dtype); /* array or host number; an array results */
+QN_MUST_CHECK qn_value use_dtype(qn_vm *vm, qn_value x, qn_dtype dtype);
+QN_MUST_CHECK qn_value to_shape(qn_vm *vm, qn_value x, int rank, const int64_t *shape); /* reshape, no -1 */
+QN_MUST_CHECK qn_value use_shape(qn_vm *vm, qn_value x, int rank, const int64_t *shape);
+QN_MUST_CHECK qn_value to_broadcast(qn_vm *vm, qn_value x, int rank, const int64_t *shape);
+QN_MUST_CHECK qn_value use_broadcast(qn_vm *vm, qn_value x, int rank, const int64_t *shape);
+QN_MUST_CHECK qn_value use_permute(qn_vm *vm, qn_value x, const int *order);
+/* Axis `from` to place `to`, the others in order. */
+QN_MUST_CHECK qn_value use_move_axis(qn_vm *vm, qn_value x, int from, int to);
+/* Elements start, start + step, ... (size of them) of one axis. */
+QN_MUST_CHECK qn_value to_slice(qn_vm *vm, qn_value x, int axis, int64_t start, int64_t size, int64_t step);
+QN_MUST_CHECK qn_value iota(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape, int axis);
+/* Concatenates; releases the n parts, also on failure. */
+QN_MUST_CHECK qn_value use_concat(qn_vm *vm, qn_value *parts, int n, int axis);
+/* Stacks arrays and numbers of one shape along a new axis of the result, in a dtype as arg_array has it. Borrows. */
+QN_MUST_CHECK qn_value stack_values(qn_vm *vm, const char *fn, const qn_value *items, uint32_t n, int64_t axis,
+                                    qn_dtype dtype);
+
+/* ---- iteration ---------------------------------------------------------------------------------------------------- */
+
+/* Anything that `for` goes over. */
+typedef struct sequence {
+  qn_value v; /* borrowed */
+  int64_t n;
+  int64_t at; /* of strings: byte offset of the next item */
+} sequence;
+QN_MUST_CHECK bool sequence_of(qn_vm *vm, const char *fn, qn_value v, sequence *s); /* E312 */
+/* Item i, owned; to be called for 0, 1, 2 ... in order. */
+QN_MUST_CHECK qn_value sequence_item(qn_vm *vm, sequence *s, int64_t i);
+
+/* ---- shared by topics ------------------------------------------------------------------------------------------------- */
+
+/* n keys made from one (random.c). */
+QN_MUST_CHECK qn_value random_split(qn_vm *vm, qn_value key, int64_t n);
+/* x[i], by an index array along one axis (shapes.c). Borrows both. */
+QN_MUST_CHECK qn_value take_rows(qn_vm *vm, qn_value x, qn_value index, int axis);
+
+/* Walks k trees in step and builds a tree like the first, with what `visit` returns (owned, or the error value) in place of
+ * each leaf: an array or number. `all`: in place of everything that is no container. Owned, or the error value (trees.c). */
+typedef struct trees_walk trees_walk;
+typedef qn_value (*trees_visit)(void *ctx, const trees_walk *w, const qn_value *values);
+QN_MUST_CHECK qn_value trees_map(qn_vm *vm, const char *fn, const qn_value *trees, uint32_t k, bool all,
+                                 trees_visit visit, void *ctx);
+/* Where the walk stands: "layers[0].w", or "layers.0.w" when dotted. */
+void text_path(const trees_walk *w, bool dotted, text_buf *t);
+
+/* ---- values ---------------------------------------------------------------------------------------------------------- */
+
+/* A list of two; takes over both, also on failure; errors among them are the result. */
+QN_MUST_CHECK qn_value use_pair(qn_vm *vm, qn_value a, qn_value b);
+/* Where `part` first occurs in `len` bytes of text, or NULL. */
+const char *text_search(const char *text, size_t len, const char *part, size_t part_len);
+QN_MUST_CHECK qn_value new_str(qn_vm *vm, const char *text, size_t len);
+static inline qn_value list_value(qn_list *l) { return l ? value_obj(TAG_LIST, l) : value_error(); }
+static inline bool is_array(qn_value v) { return value_is(v, TAG_ARRAY); }
+
+#endif

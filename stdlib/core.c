@@ -1,0 +1,421 @@
+/* Builtins: printing, conversion of host values, containers, errors, clock and environment. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "lang/format.h"
+#include "stdlib/builtins.h"
+
+/* ---- printing --------------------------------------------------------------------------------------------------- */
+
+/* Is a stream of the VM a terminal? A host's sink is none. */
+static bool on_terminal(const qn_vm *vm, int stream) { return !vm->config.write && isatty(stream); }
+
+/* Columns of the terminal that a stream goes to; 0 if it goes elsewhere. */
+static int terminal_width(const qn_vm *vm, int stream) {
+  struct winsize size;
+  if (!on_terminal(vm, stream) || ioctl(stream, TIOCGWINSZ, &size) != 0) return 0;
+  return size.ws_col >= 20 ? size.ws_col : 0;
+}
+
+qn_value builtin_print(qn_vm *vm, const qn_value *args) {
+  const qn_list *values = value_list(args[0]);
+  int stream = 0;
+  if (value_is(args[1], TAG_STR)) {
+    const char *to = value_str(args[1])->text;
+    stream = strcmp(to, "stdout") == 0 ? 1 : strcmp(to, "stderr") == 0 ? 2 : 0;
+  }
+  if (!stream) return raise(vm, E_argument, SPAN_NONE, "print: to is \"stdout\" or \"stderr\"");
+  format_options options = {.width = terminal_width(vm, stream)};
+  text_buf t;
+  text_init(&t, vm);
+  bool good = true;
+  for (uint32_t i = 0; i < values->len && good; i++) {
+    if (i) text_adds(&t, " ");
+    good = format_print(vm, values->items[i], &options, &t);
+  }
+  text_adds(&t, "\n");
+  if (good && t.failed) {
+    raise_memory(vm);
+    good = false;
+  }
+  if (good) vm_write(vm, stream, t.text, t.len);
+  text_free(&t);
+  return good ? value_nil() : value_error();
+}
+
+static qn_value text_of(qn_vm *vm, qn_value v, bool repr) {
+  text_buf t;
+  text_init(&t, vm);
+  if (repr ? format_repr(vm, v, &t) : format_print(vm, v, NULL, &t)) return text_take(&t);
+  text_free(&t);
+  return value_error();
+}
+
+qn_value builtin_str(qn_vm *vm, const qn_value *args) {
+  return value_is(args[0], TAG_STR) ? value_retain(args[0]) : text_of(vm, args[0], false);
+}
+
+qn_value builtin_repr(qn_vm *vm, const qn_value *args) { return text_of(vm, args[0], true); }
+
+qn_value builtin_format(qn_vm *vm, const qn_value *args) {
+  qn_str *spec;
+  if (!arg_str(vm, "format", "a format like \".3f\"", args[1], &spec)) return value_error();
+  text_buf t;
+  text_init(&t, vm);
+  if (format_spec(vm, args[0], spec->text, spec->len, &t)) return text_take(&t);
+  text_free(&t);
+  return value_error();
+}
+
+/* ---- numbers ----------------------------------------------------------------------------------------------------- */
+
+/* A one-element array or traced number as a weak scalar, by an op so that it may be recorded and differentiated. */
+static qn_value weak_scalar(qn_vm *vm, const char *fn, qn_value x, qn_dtype dtype) {
+  if (is_array(x) && value_array(x)->size != 1) return arg_refuse(vm, fn, "a number or an array of one element", x);
+  op_attr attr = {.dtype = (uint8_t)dtype, .flags = ATTR_WEAK};
+  if (!is_array(x)) return op1(vm, OP_cast, x, &attr);
+  return use1(vm, OP_cast, to_shape(vm, x, 0, NULL), &attr);
+}
+
+static qn_value not_number(qn_vm *vm, const char *fn, const qn_str *s) {
+  text_buf t;
+  text_init(&t, vm);
+  text_addf(&t, "%s: ", fn);
+  text_quoted(&t, s->text, s->len > 40 ? 0 : s->len);
+  text_adds(&t, s->len > 40 ? " is no number (the text is long)" : " is no number");
+  return raise_text(vm, E_parse_number, SPAN_NONE, &t);
+}
+
+/* The ends of a text without blanks. */
+static void trimmed(const qn_str *s, const char **text, size_t *len) {
+  const char *p = s->text, *end = p + s->len;
+  while (p < end && strchr(" \t\n\r", *p)) p++;
+  while (end > p && strchr(" \t\n\r", end[-1])) end--;
+  *text = p;
+  *len = (size_t)(end - p);
+}
+
+qn_value builtin_int(qn_vm *vm, const qn_value *args) {
+  qn_value x = args[0];
+  if (is_array(x) || (vm->rec && value_is_scalar(x) && value_node(x))) return weak_scalar(vm, "int", x, QN_i64);
+  switch ((int)value_tag_of(x)) {
+  case TAG_BOOL:
+  case TAG_INT: return value_int(x.u.i);
+  case TAG_FLOAT:
+    if (!(x.u.f >= -0x1p63 && x.u.f < 0x1p63)) {
+      text_buf t;
+      text_init(&t, vm);
+      text_adds(&t, "int: ");
+      text_float(&t, x.u.f, false);
+      text_adds(&t, " has no value as a 64-bit integer");
+      return raise_text(vm, E_to_int, SPAN_NONE, &t);
+    }
+    return value_int((int64_t)x.u.f);
+  case TAG_STR: {
+    const char *text;
+    size_t len;
+    int64_t n;
+    trimmed(value_str(x), &text, &len);
+    return int_parse(text, len, &n) ? value_int(n) : not_number(vm, "int", value_str(x));
+  }
+  default: return arg_refuse(vm, "int", "a number, an array of one element or a text", x);
+  }
+}
+
+qn_value builtin_float(qn_vm *vm, const qn_value *args) {
+  qn_value x = args[0];
+  if (is_array(x) || (vm->rec && value_is_scalar(x) && value_node(x))) return weak_scalar(vm, "float", x, QN_f64);
+  switch ((int)value_tag_of(x)) {
+  case TAG_BOOL:
+  case TAG_INT: return value_float((double)x.u.i);
+  case TAG_FLOAT: return value_float(x.u.f);
+  case TAG_STR: {
+    const char *text;
+    size_t len;
+    double f;
+    trimmed(value_str(x), &text, &len);
+    return float_parse(text, len, &f) ? value_float(f) : not_number(vm, "float", value_str(x));
+  }
+  default: return arg_refuse(vm, "float", "a number, an array of one element or a text", x);
+  }
+}
+
+qn_value builtin_divmod(qn_vm *vm, const qn_value *args) {
+  qn_value quotient = op2(vm, OP_floordiv, args[0], args[1], NULL);
+  if (value_is_error(quotient)) return quotient;
+  return use_pair(vm, quotient, op2(vm, OP_mod, args[0], args[1], NULL));
+}
+
+qn_value builtin_type(qn_vm *vm, const qn_value *args) {
+  const char *name = value_kind_name(args[0]);
+  return new_str(vm, name, strlen(name));
+}
+
+/* ---- containers ---------------------------------------------------------------------------------------------------- */
+
+qn_value builtin_len(qn_vm *vm, const qn_value *args) {
+  qn_value x = args[0];
+  switch ((int)value_tag_of(x)) {
+  case TAG_RECORD: return value_int(value_record(x)->len);
+  case TAG_LIST:
+  case TAG_STR:
+  case TAG_RANGE: break;
+  case TAG_ARRAY:
+    if (value_array(x)->rank > 0) break;
+    return raise(vm, E_rank, SPAN_NONE, "len: an array of rank 0 has no axis to count");
+  default: return arg_refuse(vm, "len", "a list, record, text, range or array", x);
+  }
+  sequence s;
+  return sequence_of(vm, "len", x, &s) ? value_int(s.n) : value_error();
+}
+
+qn_value builtin_range(qn_vm *vm, const qn_value *args) {
+  int64_t start, stop, step;
+  const char *what = "an int";
+  if (!arg_int(vm, "range", what, args[0], &start) || !arg_int(vm, "range", what, args[2], &step)) return value_error();
+  if (value_is(args[1], TAG_NIL)) {
+    stop = start;
+    start = 0;
+  } else if (!arg_int(vm, "range", what, args[1], &stop)) {
+    return value_error();
+  }
+  if (step == 0) return raise(vm, E_argument, SPAN_NONE, "range: the step is 0");
+  qn_range *r = range_new(vm, start, stop, step);
+  return r ? value_obj(TAG_RANGE, r) : value_error();
+}
+
+/* A list of `n` items; more than a list can hold is E605. */
+static qn_list *list_of(qn_vm *vm, const char *fn, int64_t n) {
+  if (n < UINT32_MAX / 2) return list_new(vm, (size_t)n);
+  raise(vm, E_too_large, SPAN_NONE, "%s: %lld items are too many for a list", fn, (long long)n);
+  return NULL;
+}
+
+qn_value builtin_list(qn_vm *vm, const qn_value *args) {
+  if (value_is(args[0], TAG_LIST)) return value_retain(args[0]);
+  sequence s;
+  if (!sequence_of(vm, "list", args[0], &s)) return value_error();
+  qn_value out = list_value(list_of(vm, "list", s.n));
+  for (int64_t i = 0; i < s.n && !value_is_error(out); i++) {
+    qn_value item = sequence_item(vm, &s, i);
+    if (value_is_error(item)) {
+      value_release(vm, out);
+      return item;
+    }
+    value_list(out)->items[i] = item;
+  }
+  return out;
+}
+
+qn_value builtin_enumerate(qn_vm *vm, const qn_value *args) {
+  sequence s;
+  int64_t start;
+  if (!sequence_of(vm, "enumerate", args[0], &s) || !arg_int(vm, "enumerate", "an int as start", args[1], &start))
+    return value_error();
+  if (start > INT64_MAX - s.n) return raise(vm, E_overflow, SPAN_NONE, "enumerate: the numbers leave 64 bits");
+  qn_value out = list_value(list_of(vm, "enumerate", s.n));
+  for (int64_t i = 0; i < s.n && !value_is_error(out); i++) {
+    qn_value pair = use_pair(vm, value_int(start + i), sequence_item(vm, &s, i));
+    if (value_is_error(pair)) {
+      value_release(vm, out);
+      return pair;
+    }
+    value_list(out)->items[i] = pair;
+  }
+  return out;
+}
+
+static bool arg_record(qn_vm *vm, const char *fn, qn_value v, qn_record **out) {
+  if (!value_is(v, TAG_RECORD)) {
+    arg_refuse(vm, fn, "a record", v);
+    return false;
+  }
+  *out = value_record(v);
+  return true;
+}
+
+typedef enum part { PART_ITEMS, PART_KEYS, PART_VALUES } part;
+
+static qn_value parts_of(qn_vm *vm, const char *fn, qn_value v, part what) {
+  qn_record *r;
+  if (!arg_record(vm, fn, v, &r)) return value_error();
+  qn_value out = list_value(list_new(vm, r->len));
+  for (uint32_t i = 0; i < r->len && !value_is_error(out); i++) {
+    qn_str *name = record_name(r, i);
+    qn_value item = what == PART_VALUES ? r->items[i] : value_obj(TAG_STR, name);
+    value_retain(item);
+    if (what == PART_ITEMS) item = use_pair(vm, item, value_retain(r->items[i]));
+    if (value_is_error(item)) {
+      value_release(vm, out);
+      return item;
+    }
+    value_list(out)->items[i] = item;
+  }
+  return out;
+}
+
+qn_value builtin_items(qn_vm *vm, const qn_value *args) { return parts_of(vm, "items", args[0], PART_ITEMS); }
+qn_value builtin_keys(qn_vm *vm, const qn_value *args) { return parts_of(vm, "keys", args[0], PART_KEYS); }
+qn_value builtin_values(qn_vm *vm, const qn_value *args) { return parts_of(vm, "values", args[0], PART_VALUES); }
+
+qn_value builtin_has(qn_vm *vm, const qn_value *args) {
+  qn_record *r;
+  qn_str *name;
+  if (!arg_record(vm, "has", args[0], &r) || !arg_str(vm, "has", "a field's name", args[1], &name))
+    return value_error();
+  return value_bool(record_find(r, name) >= 0);
+}
+
+/* A position in a list of n items, negative ones from the end; -1 if it is outside. */
+static int64_t position_in(int64_t i, int64_t n) {
+  if (i < 0) i += n;
+  return i >= 0 && i < n ? i : -1;
+}
+
+qn_value builtin_get(qn_vm *vm, const qn_value *args) {
+  qn_value x = args[0];
+  if (value_is(x, TAG_RECORD)) {
+    qn_str *name;
+    if (!arg_str(vm, "get", "a field's name", args[1], &name)) return value_error();
+    int i = record_find(value_record(x), name);
+    return value_retain(i >= 0 ? value_record(x)->items[i] : args[2]);
+  }
+  if (!value_is(x, TAG_LIST)) return arg_refuse(vm, "get", "a record or a list", x);
+  int64_t i;
+  if (!arg_int(vm, "get", "an int as index", args[1], &i)) return value_error();
+  i = position_in(i, value_list(x)->len);
+  return value_retain(i >= 0 ? value_list(x)->items[i] : args[2]);
+}
+
+static qn_value no_position(qn_vm *vm, const char *fn, int64_t i, int64_t n) {
+  return raise(vm, E_index, SPAN_NONE, "%s: index %lld is out of bounds for a list of %lld", fn, (long long)i,
+               (long long)n);
+}
+
+static qn_value no_field(qn_vm *vm, const char *fn, const qn_record *r, const qn_str *name) {
+  text_buf t;
+  text_init(&t, vm);
+  text_addf(&t, "%s: no field ", fn);
+  text_quoted(&t, name->text, name->len);
+  text_adds(&t, r->len ? "; the fields are " : "; the record is empty");
+  for (uint32_t i = 0; i < r->len && i < 20; i++) {
+    if (i) text_adds(&t, ", ");
+    text_adds(&t, record_name(r, i)->text);
+  }
+  if (r->len > 20) text_adds(&t, ", ...");
+  return raise_text(vm, E_key, SPAN_NONE, &t);
+}
+
+/* A list that may be changed: the argument itself if this call holds its last reference, else a copy. Owned. */
+static qn_value own_list(qn_vm *vm, qn_value v) {
+  qn_list *l = value_list(v);
+  if (l->head.refs == 1) return value_retain(v);
+  return list_value(list_from(vm, l->items, l->len));
+}
+
+qn_value builtin_remove(qn_vm *vm, const qn_value *args) {
+  qn_value x = args[0];
+  if (value_is(x, TAG_RECORD)) {
+    qn_str *name;
+    if (!arg_str(vm, "remove", "a field's name", args[1], &name)) return value_error();
+    int i = record_find(value_record(x), name);
+    if (i < 0) return no_field(vm, "remove", value_record(x), name);
+    qn_record *r = record_without(vm, value_record(x), i);
+    return r ? value_obj(TAG_RECORD, r) : value_error();
+  }
+  if (!value_is(x, TAG_LIST)) return arg_refuse(vm, "remove", "a record or a list", x);
+  int64_t index;
+  if (!arg_int(vm, "remove", "an int as index", args[1], &index)) return value_error();
+  int64_t i = position_in(index, value_list(x)->len);
+  if (i < 0) return no_position(vm, "remove", index, value_list(x)->len);
+  qn_value out = own_list(vm, x);
+  if (value_is_error(out)) return out;
+  qn_list *l = value_list(out);
+  qn_value gone = l->items[i];
+  memmove(l->items + i, l->items + i + 1, (size_t)(l->len - i - 1) * sizeof *l->items);
+  l->len--;
+  value_release(vm, gone);
+  return out;
+}
+
+qn_value builtin_append(qn_vm *vm, const qn_value *args) {
+  if (!value_is(args[0], TAG_LIST)) {
+    if (is_array(args[0]))
+      return raise(vm, E_type, SPAN_NONE,
+                   "append: arrays have a fixed size; use concat((x, y)) or collect a list and stack it");
+    return arg_refuse(vm, "append", "a list", args[0]);
+  }
+  qn_value out = own_list(vm, args[0]);
+  if (value_is_error(out)) return out;
+  if (list_push(vm, value_list(out), value_retain(args[1]))) return out;
+  value_release(vm, out);
+  return value_error();
+}
+
+qn_value builtin_insert(qn_vm *vm, const qn_value *args) {
+  if (!value_is(args[0], TAG_LIST)) return arg_refuse(vm, "insert", "a list", args[0]);
+  int64_t index, n = value_list(args[0])->len;
+  if (!arg_int(vm, "insert", "an int as index", args[1], &index)) return value_error();
+  int64_t i = index == n ? n : position_in(index, n);
+  if (i < 0) return no_position(vm, "insert", index, n);
+  qn_value out = own_list(vm, args[0]);
+  if (value_is_error(out)) return out;
+  qn_list *l = value_list(out);
+  if (!list_push(vm, l, value_retain(args[2]))) {
+    value_release(vm, out);
+    return value_error();
+  }
+  qn_value item = l->items[n];
+  memmove(l->items + i + 1, l->items + i, (size_t)(n - i) * sizeof *l->items);
+  l->items[i] = item;
+  return out;
+}
+
+/* ---- errors ------------------------------------------------------------------------------------------------------------ */
+
+static qn_value raise_exactly(qn_vm *vm, error_id id, const qn_str *message) {
+  text_buf t;
+  text_init(&t, vm);
+  text_add(&t, message->text, message->len);
+  return raise_text(vm, id, SPAN_NONE, &t);
+}
+
+qn_value builtin_error(qn_vm *vm, const qn_value *args) {
+  if (value_is(args[0], TAG_RECORD)) return raise_record(vm, SPAN_NONE, args[0]);
+  qn_str *message;
+  if (!arg_str(vm, "error", "a message, or a record like the one catch gives", args[0], &message)) return value_error();
+  return raise_exactly(vm, E_user, message);
+}
+
+qn_value builtin_assert(qn_vm *vm, const qn_value *args) {
+  qn_str *message;
+  if (!arg_str(vm, "assert", "a message", args[1], &message)) return value_error();
+  int good = rec_truth(vm, args[0], SPAN_NONE);
+  if (good < 0) return value_error();
+  return good ? value_nil() : raise_exactly(vm, E_assertion, message);
+}
+
+/* ---- clock and environment --------------------------------------------------------------------------------------------- */
+
+qn_value builtin_time(qn_vm *vm, const qn_value *args) {
+  (void)args;
+  struct timespec now;
+  if (!vm_may(vm, QN_CAP_CLOCK, "reading the clock")) return value_error();
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return value_float((double)now.tv_sec + (double)now.tv_nsec * 1e-9);
+}
+
+qn_value builtin_env(qn_vm *vm, const qn_value *args) {
+  qn_str *name;
+  if (!arg_str(vm, "env", "a variable's name", args[0], &name)) return value_error();
+  if (!vm_may(vm, QN_CAP_ENV, "reading environment variables")) return value_error();
+  const char *text = getenv(name->text);
+  if (!text) return value_retain(args[1]);
+  if (!utf8_valid(text, strlen(text)))
+    return raise(vm, E_text, SPAN_NONE, "env: the value of %s is not UTF-8", name->text);
+  return new_str(vm, text, strlen(text));
+}

@@ -1,0 +1,295 @@
+/* einsum: sums of products by named axes, lowered to permute, reshape, sum and the dot or mul op.
+ *
+ * Every operand carries the labels of its axes. An axis of size 1 whose label is longer elsewhere is dropped (it broadcasts);
+ * a label that an operand has twice is its diagonal. Then operands are contracted from left to right. For a pair, labels
+ * that nothing later needs and that only one of them has are summed away; of the rest
+ *
+ *   batch       in both, still needed       contracted   in both, not needed any more
+ *   left        in the first only           right        in the second only
+ *
+ * the pair becomes [batch, left, contracted] x [batch, contracted, right], one matrix product (a plain product when nothing
+ * is contracted), and the result has the labels batch, left, right.
+ */
+#include <string.h>
+
+#include "stdlib/builtins.h"
+
+enum { LETTERS = 52, LABELS = LETTERS + ARRAY_MAX_RANK, MAX_OPERANDS = 16 };
+/* Labels 0..25 are a..z, 26..51 A..Z; LETTERS + i is the i-th axis from the right under "...". */
+
+typedef struct term {
+  qn_value v; /* owned, or unset */
+  int rank;
+  uint8_t labels[ARRAY_MAX_RANK];
+} term;
+
+typedef struct einsum {
+  qn_vm *vm;
+  int n;
+  term terms[MAX_OPERANDS];
+  int64_t sizes[LABELS]; /* 0: not seen, stored as size + 1 */
+  int seen[LABELS];      /* occurrences in operands */
+  int dots;              /* most axes under "..." in an operand */
+  int out_rank;
+  uint8_t out[ARRAY_MAX_RANK];
+} einsum;
+
+static bool refuse(qn_vm *vm, const qn_str *spec, const char *why) {
+  raise(vm, E_argument, SPAN_NONE, "einsum: \"%s\": %s", spec->text, why);
+  return false;
+}
+
+static int label_of(char c) { return c >= 'a' && c <= 'z' ? c - 'a' : c >= 'A' && c <= 'Z' ? c - 'A' + 26 : -1; }
+
+/* Reads labels up to a comma, an arrow or the end; `dots` is the number of axes that "..." stands for, or -1 if the number is
+ * still to be found: `rank` minus the letters. */
+static bool read_labels(qn_vm *vm, const qn_str *spec, const char **at, int rank, int dots, uint8_t *labels, int *n) {
+  const char *p = *at;
+  int letters = 0;
+  bool ellipsis = false;
+  for (const char *q = p; *q && *q != ',' && *q != '-'; q++) {
+    letters += label_of(*q) >= 0;
+    ellipsis |= *q == '.';
+  }
+  if (dots < 0) dots = ellipsis ? rank - letters : 0;
+  if (dots < 0 || (rank >= 0 && letters + dots != rank)) {
+    raise(vm, E_argument, SPAN_NONE, "einsum: \"%s\": an operand of rank %d has %d labels", spec->text, rank, letters);
+    return false;
+  }
+  *n = 0;
+  for (; *p && *p != ',' && *p != '-'; p++) {
+    if (*p == ' ') continue;
+    if (letters + dots > ARRAY_MAX_RANK) return refuse(vm, spec, "an array has at most 8 axes");
+    if (*p == '.') {
+      if (!ellipsis || p[1] != '.' || p[2] != '.') return refuse(vm, spec, "... stands once for the other axes");
+      ellipsis = false;
+      p += 2;
+      for (int i = dots - 1; i >= 0; i--) labels[(*n)++] = (uint8_t)(LETTERS + i);
+      continue;
+    }
+    int label = label_of(*p);
+    if (label < 0) return refuse(vm, spec, "axes are named by letters");
+    labels[(*n)++] = (uint8_t)label;
+  }
+  *at = p;
+  return true;
+}
+
+/* Reads the specification and the operands' sizes. */
+static bool parse(einsum *e, const qn_str *spec) {
+  const char *p = spec->text;
+  for (int i = 0; i < e->n; i++) {
+    const qn_array *a = value_array(e->terms[i].v);
+    term *t = &e->terms[i];
+    if (!read_labels(e->vm, spec, &p, a->rank, -1, t->labels, &t->rank)) return false;
+    int dots = 0;
+    for (int k = 0; k < t->rank; k++) {
+      int label = t->labels[k];
+      dots += label >= LETTERS;
+      e->seen[label]++;
+      int64_t *size = &e->sizes[label];
+      if (*size == 0 || *size == 2) *size = a->shape[k] + 1;
+      if (*size != a->shape[k] + 1 && a->shape[k] != 1) {
+        if (label < LETTERS)
+          raise(e->vm, E_broadcast, SPAN_NONE, "einsum: \"%s\": axis %c has the sizes %lld and %lld", spec->text,
+                label < 26 ? 'a' + label : 'A' + label - 26, (long long)*size - 1, (long long)a->shape[k]);
+        else
+          raise(e->vm, E_broadcast, SPAN_NONE, "einsum: \"%s\": sizes %lld and %lld under ... do not broadcast",
+                spec->text, (long long)*size - 1, (long long)a->shape[k]);
+        return false;
+      }
+    }
+    if (dots > e->dots) e->dots = dots;
+    bool last = i == e->n - 1;
+    if (last ? *p == ',' : *p != ',')
+      return refuse(e->vm, spec, "one group of labels for each operand, separated by commas");
+    if (!last) p++;
+  }
+  if (*p == '-') {
+    if (p[1] != '>') return refuse(e->vm, spec, "the result stands behind ->");
+    p += 2;
+    if (!read_labels(e->vm, spec, &p, -1, strstr(p, "...") ? e->dots : 0, e->out, &e->out_rank)) return false;
+    if (*p) return refuse(e->vm, spec, "one group of labels behind ->");
+  } else {
+    /* Without an arrow: the axes under ..., then labels that occur once, in alphabetical order. */
+    for (int i = e->dots - 1; i >= 0; i--) e->out[e->out_rank++] = (uint8_t)(LETTERS + i);
+    static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    for (int i = 0; i < LETTERS; i++) {
+      int label = label_of(alphabet[i]);
+      if (e->seen[label] != 1) continue;
+      if (e->out_rank == ARRAY_MAX_RANK) return refuse(e->vm, spec, "an array has at most 8 axes");
+      e->out[e->out_rank++] = (uint8_t)label;
+    }
+  }
+  for (int i = 0; i < e->out_rank; i++) {
+    if (!e->seen[e->out[i]]) return refuse(e->vm, spec, "the result names an axis that no operand has");
+    if (memchr(e->out, e->out[i], (size_t)i)) return refuse(e->vm, spec, "the result names an axis twice");
+  }
+  return true;
+}
+
+static int64_t size_of(const einsum *e, int label) { return e->sizes[label] - 1; }
+
+static int place_of(const term *t, int label) {
+  for (int i = 0; i < t->rank; i++)
+    if (t->labels[i] == label) return i;
+  return -1;
+}
+
+static void remove_label(term *t, int at) {
+  memmove(t->labels + at, t->labels + at + 1, (size_t)(t->rank - at - 1));
+  t->rank--;
+}
+
+/* Reshapes to the sizes of the term's labels. */
+static void set_shape(einsum *e, term *t) {
+  int64_t shape[ARRAY_MAX_RANK];
+  for (int i = 0; i < t->rank; i++) shape[i] = size_of(e, t->labels[i]);
+  t->v = use_shape(e->vm, t->v, t->rank, shape);
+}
+
+/* Drops broadcast axes and takes diagonals: afterwards each label occurs once and has its full size. */
+static bool normalise(einsum *e, term *t) {
+  qn_vm *vm = e->vm;
+  const qn_array *a = value_array(t->v);
+  int64_t shape[ARRAY_MAX_RANK];
+  int rank = 0;
+  for (int i = 0, k = 0; i < a->rank; i++) {
+    if (a->shape[i] == 1 && size_of(e, t->labels[k]) != 1) {
+      remove_label(t, k);
+      continue;
+    }
+    shape[rank++] = a->shape[i];
+    k++;
+  }
+  t->v = use_shape(vm, t->v, rank, shape);
+  for (int i = 0; i < t->rank && !value_is_error(t->v); i++) {
+    int j = i + 1;
+    while (j < t->rank && t->labels[j] != t->labels[i]) j++;
+    if (j == t->rank) continue;
+    /* Both axes last, as one of n*n elements: the diagonal is every (n+1)-th. */
+    int64_t n = size_of(e, t->labels[i]);
+    int label = t->labels[i];
+    t->v = use_move_axis(vm, use_move_axis(vm, t->v, j, t->rank - 1), i, t->rank - 2);
+    remove_label(t, j);
+    remove_label(t, i);
+    for (int k = 0; k < t->rank; k++) shape[k] = size_of(e, t->labels[k]);
+    shape[t->rank] = n * n;
+    t->v = use_shape(vm, t->v, t->rank + 1, shape);
+    if (value_is_error(t->v)) return false;
+    qn_value flat = t->v;
+    t->v = n ? to_slice(vm, flat, t->rank, 0, n, n + 1) : value_retain(flat);
+    value_release(vm, flat);
+    t->labels[t->rank++] = (uint8_t)label;
+    i = -1;
+  }
+  return !value_is_error(t->v);
+}
+
+/* Sums over the axes whose labels are not in `keep`. */
+static bool sum_away(einsum *e, term *t, const bool *keep) {
+  op_attr attr = {0};
+  int n = 0;
+  uint8_t labels[ARRAY_MAX_RANK];
+  for (int i = 0; i < t->rank; i++) {
+    if (keep[t->labels[i]])
+      labels[n++] = t->labels[i];
+    else
+      attr.axes |= (uint8_t)(1u << i);
+  }
+  if (!attr.axes) return true;
+  memcpy(t->labels, labels, (size_t)n);
+  t->rank = n;
+  t->v = use1(e->vm, OP_sum, t->v, &attr);
+  return !value_is_error(t->v);
+}
+
+/* Permutes the term so that its axes have the given labels in order. */
+static void order_as(einsum *e, term *t, const uint8_t *labels) {
+  int order[ARRAY_MAX_RANK];
+  for (int i = 0; i < t->rank; i++) order[i] = place_of(t, labels[i]);
+  memcpy(t->labels, labels, (size_t)t->rank);
+  t->v = use_permute(e->vm, t->v, order);
+}
+
+/* Replaces `x` by the contraction of x and y; `needed` marks labels of the result and of later operands. Takes y's value. */
+static bool contract(einsum *e, term *x, term *y, const bool *needed) {
+  qn_vm *vm = e->vm;
+  bool keep[LABELS];
+  for (int i = 0; i < LABELS; i++) keep[i] = needed[i] || place_of(y, i) >= 0;
+  if (!sum_away(e, x, keep)) return false;
+  for (int i = 0; i < LABELS; i++) keep[i] = needed[i] || place_of(x, i) >= 0;
+  if (!sum_away(e, y, keep)) return false;
+
+  uint8_t batch[ARRAY_MAX_RANK], left[ARRAY_MAX_RANK], inner[ARRAY_MAX_RANK], right[ARRAY_MAX_RANK];
+  int nbatch = 0, nleft = 0, ninner = 0, nright = 0;
+  int64_t sizes[4] = {1, 1, 1, 1}; /* of batch, left, inner, right */
+  for (int i = 0; i < x->rank; i++) {
+    int label = x->labels[i], both = place_of(y, label) >= 0;
+    if (both && needed[label])
+      batch[nbatch++] = (uint8_t)label, sizes[0] *= size_of(e, label);
+    else if (both)
+      inner[ninner++] = (uint8_t)label, sizes[2] *= size_of(e, label);
+    else
+      left[nleft++] = (uint8_t)label, sizes[1] *= size_of(e, label);
+  }
+  for (int i = 0; i < y->rank; i++)
+    if (place_of(x, y->labels[i]) < 0) right[nright++] = y->labels[i], sizes[3] *= size_of(e, y->labels[i]);
+  if (nbatch + nleft + nright > ARRAY_MAX_RANK) {
+    raise(vm, E_rank, SPAN_NONE, "einsum: an intermediate result would have %d axes; an array has at most %d",
+          nbatch + nleft + nright, ARRAY_MAX_RANK);
+    return false;
+  }
+  uint8_t labels[2 * ARRAY_MAX_RANK];
+#define COPY(at, from, n) memcpy(labels + (at), from, (size_t)(n))
+  COPY(0, batch, nbatch), COPY(nbatch, left, nleft), COPY(nbatch + nleft, inner, ninner);
+  order_as(e, x, labels);
+  COPY(nbatch, inner, ninner), COPY(nbatch + ninner, right, nright);
+  order_as(e, y, labels);
+  COPY(nbatch, left, nleft), COPY(nbatch + nleft, right, nright);
+#undef COPY
+  int64_t xs[3] = {sizes[0], sizes[1], sizes[2]}, ys[3] = {sizes[0], sizes[2], sizes[3]};
+  x->v = use_shape(vm, x->v, 3, xs);
+  y->v = use_shape(vm, y->v, 3, ys);
+  x->v = use2(vm, ninner ? OP_dot : OP_mul, x->v, y->v, NULL);
+  y->v = value_unset();
+  x->rank = nbatch + nleft + nright;
+  memcpy(x->labels, labels, (size_t)x->rank);
+  set_shape(e, x);
+  return !value_is_error(x->v);
+}
+
+static bool run(einsum *e) {
+  for (int i = 0; i < e->n; i++)
+    if (!normalise(e, &e->terms[i])) return false;
+  term *acc = &e->terms[0];
+  bool needed[LABELS];
+  for (int i = 1; i <= e->n; i++) {
+    memset(needed, 0, sizeof needed);
+    for (int k = 0; k < e->out_rank; k++) needed[e->out[k]] = true;
+    for (int j = i + 1; j < e->n; j++)
+      for (int k = 0; k < e->terms[j].rank; k++) needed[e->terms[j].labels[k]] = true;
+    if (i < e->n ? !contract(e, acc, &e->terms[i], needed) : !sum_away(e, acc, needed)) return false;
+  }
+  order_as(e, acc, e->out);
+  return !value_is_error(acc->v);
+}
+
+qn_value builtin_einsum(qn_vm *vm, const qn_value *args) {
+  qn_str *spec;
+  if (!arg_str(vm, "einsum", "a specification like \"ij,jk->ik\"", args[0], &spec)) return value_error();
+  const qn_list *l = value_list(args[1]);
+  if (l->len == 0 || l->len > MAX_OPERANDS)
+    return raise(vm, E_argument, SPAN_NONE, "einsum: %u operands; 1 to %d are possible", l->len, MAX_OPERANDS);
+  einsum e = {.vm = vm, .n = (int)l->len};
+  bool good = true;
+  for (int i = 0; i < e.n; i++) e.terms[i].v = value_unset();
+  for (int i = 0; i < e.n && good; i++) {
+    qn_value v = arg_array(vm, "einsum", l->items[i], QN_DTYPE_COUNT);
+    good = !value_is_error(v);
+    if (good) e.terms[i].v = v;
+  }
+  good = good && parse(&e, spec) && run(&e);
+  for (int i = good; i < e.n; i++) value_release(vm, e.terms[i].v);
+  return good ? e.terms[0].v : value_error();
+}

@@ -1,0 +1,386 @@
+/* Builtins over sequences (lists, ranges, texts, rows of arrays), and those reductions that also take lists. */
+#include <string.h>
+
+#include "stdlib/builtins.h"
+
+/* ---- functions over items ------------------------------------------------------------------------------------------ */
+
+static qn_value call1(qn_vm *vm, qn_value f, qn_value x) { return vm->hooks.call(vm, f, &x, 1, value_nil()); }
+
+/* The sequence argument, with a word for those who give the function first. */
+static bool sequence_arg(qn_vm *vm, const char *fn, qn_value v, sequence *s) {
+  if (!value_is(v, TAG_FN)) return sequence_of(vm, fn, v, s);
+  raise(vm, E_type, SPAN_NONE, "%s: the list comes first: %s(list, f)", fn, fn);
+  return false;
+}
+
+qn_value builtin_map(qn_vm *vm, const qn_value *args) {
+  sequence s;
+  if (!sequence_arg(vm, "map", args[0], &s)) return value_error();
+  qn_value out = list_value(list_new(vm, 0));
+  for (int64_t i = 0; i < s.n && !value_is_error(out); i++) {
+    qn_value item = sequence_item(vm, &s, i);
+    qn_value made = value_is_error(item) ? item : call1(vm, args[1], item);
+    value_release(vm, item);
+    if (value_is_error(made) || !list_push(vm, value_list(out), made)) {
+      value_release(vm, out);
+      return value_error();
+    }
+  }
+  return out;
+}
+
+qn_value builtin_filter(qn_vm *vm, const qn_value *args) {
+  sequence s;
+  if (!sequence_arg(vm, "filter", args[0], &s)) return value_error();
+  qn_value out = list_value(list_new(vm, 0));
+  for (int64_t i = 0; i < s.n && !value_is_error(out); i++) {
+    qn_value item = sequence_item(vm, &s, i);
+    qn_value answer = value_is_error(item) ? item : call1(vm, args[1], item);
+    int keep = value_is_error(answer) ? -1 : rec_truth(vm, answer, SPAN_NONE);
+    value_release(vm, answer);
+    if (keep > 0 ? !list_push(vm, value_list(out), item) : keep < 0) {
+      if (keep < 0) value_release(vm, item);
+      value_release(vm, out);
+      return value_error();
+    }
+    if (keep == 0) value_release(vm, item);
+  }
+  return out;
+}
+
+qn_value builtin_fold(qn_vm *vm, const qn_value *args) {
+  sequence s;
+  if (!sequence_arg(vm, "fold", args[0], &s)) return value_error();
+  qn_value state = value_retain(args[2]);
+  for (int64_t i = 0; i < s.n && !value_is_error(state); i++) {
+    qn_value in[2] = {state, sequence_item(vm, &s, i)};
+    state = value_is_error(in[1]) ? in[1] : vm->hooks.call(vm, args[1], in, 2, value_nil());
+    value_release(vm, in[0]);
+    value_release(vm, in[1]);
+  }
+  return state;
+}
+
+qn_value builtin_zip(qn_vm *vm, const qn_value *args) {
+  const qn_list *lists = value_list(args[0]);
+  uint32_t k = lists->len;
+  if (k == 0) return list_value(list_new(vm, 0));
+  sequence *s = mem_alloc(vm, k * sizeof *s);
+  if (!s) return value_error();
+  int64_t n = INT64_MAX;
+  qn_value out = value_nil();
+  for (uint32_t j = 0; j < k && !value_is_error(out); j++) {
+    if (!sequence_of(vm, "zip", lists->items[j], &s[j]))
+      out = value_error();
+    else if (s[j].n < n)
+      n = s[j].n;
+  }
+  if (!value_is_error(out)) out = list_value(list_new(vm, 0));
+  for (int64_t i = 0; i < n && !value_is_error(out); i++) {
+    qn_list *row = list_new(vm, k);
+    bool good = row != NULL;
+    for (uint32_t j = 0; j < k && good; j++) {
+      qn_value item = sequence_item(vm, &s[j], i);
+      good = !value_is_error(item);
+      if (good) row->items[j] = item;
+    }
+    if (row && !good) value_release(vm, value_obj(TAG_LIST, row));
+    if (!good || !list_push(vm, value_list(out), value_obj(TAG_LIST, row))) {
+      value_release(vm, out);
+      out = value_error();
+    }
+  }
+  mem_free(vm, s, k * sizeof *s);
+  return out;
+}
+
+qn_value builtin_reverse(qn_vm *vm, const qn_value *args) {
+  qn_value x = args[0];
+  if (value_is(x, TAG_LIST)) {
+    const qn_list *l = value_list(x);
+    qn_value out = list_value(list_new(vm, l->len));
+    for (uint32_t i = 0; i < l->len && !value_is_error(out); i++)
+      value_list(out)->items[i] = value_retain(l->items[l->len - 1 - i]);
+    return out;
+  }
+  if (value_is(x, TAG_STR)) {
+    const qn_str *s = value_str(x);
+    text_buf t;
+    text_init(&t, vm);
+    for (uint32_t end = s->len; end > 0;) {
+      uint32_t start = end - 1;
+      while (start > 0 && (s->text[start] & 0xc0) == 0x80) start--;
+      text_add(&t, s->text + start, end - start);
+      end = start;
+    }
+    return text_take(&t);
+  }
+  if (value_is(x, TAG_RANGE)) {
+    const qn_range *r = value_range(x);
+    int64_t n = range_length(r), last = r->start + (n - 1) * r->step;
+    if (r->step == INT64_MIN) return raise(vm, E_overflow, SPAN_NONE, "reverse: the step has no opposite");
+    qn_range *out = n ? range_new(vm, last, last - n * r->step, -r->step) : range_new(vm, 0, 0, 1);
+    return out ? value_obj(TAG_RANGE, out) : value_error();
+  }
+  if (is_array(x)) return raise(vm, E_type, SPAN_NONE, "reverse: arrays are reversed by flip(x, axis)");
+  return arg_refuse(vm, "reverse", "a list, range or text", x);
+}
+
+/* ---- looking for things --------------------------------------------------------------------------------------------- */
+
+/* Byte offset of `part` in `s` from byte `from` on; -1 if it is not there. */
+static int64_t text_position(const qn_str *s, const qn_str *part, size_t from) {
+  if (from > s->len) return -1;
+  const char *p = text_search(s->text + from, s->len - from, part->text, part->len);
+  return p ? p - s->text : -1;
+}
+
+static int64_t code_points(const char *text, int64_t bytes) {
+  int64_t n = 0;
+  for (int64_t i = 0; i < bytes; i++) n += (text[i] & 0xc0) != 0x80;
+  return n;
+}
+
+/* Index of an item in a list from `start` on: -1 if there is none, -2 with an error raised. */
+static int64_t list_position(qn_vm *vm, const qn_list *l, qn_value item, int64_t start) {
+  for (int64_t i = start; i < l->len; i++) {
+    int same = value_equal(vm, l->items[i], item);
+    if (same < 0) return -2;
+    if (same) return i;
+  }
+  return -1;
+}
+
+qn_value builtin_contains(qn_vm *vm, const qn_value *args) {
+  qn_value x = args[0];
+  if (value_is(x, TAG_STR)) {
+    qn_str *part;
+    if (!arg_str(vm, "contains", "a text to look for", args[1], &part)) return value_error();
+    return value_bool(text_position(value_str(x), part, 0) >= 0);
+  }
+  if (value_is(x, TAG_RANGE)) {
+    const qn_range *r = value_range(x);
+    int64_t i;
+    if (!arg_int(vm, "contains", "an int to look for", args[1], &i)) return value_error();
+    bool inside = r->step > 0 ? i >= r->start && i < r->stop : i <= r->start && i > r->stop;
+    uint64_t distance = r->step > 0 ? (uint64_t)i - (uint64_t)r->start : (uint64_t)r->start - (uint64_t)i;
+    uint64_t step = r->step > 0 ? (uint64_t)r->step : -(uint64_t)r->step;
+    return value_bool(inside && distance % step == 0);
+  }
+  if (value_is(x, TAG_RECORD)) return raise(vm, E_type, SPAN_NONE, "contains: use has(record, name) for fields");
+  if (is_array(x)) return raise(vm, E_type, SPAN_NONE, "contains: use any(x == value) for arrays");
+  if (!value_is(x, TAG_LIST)) return arg_refuse(vm, "contains", "a list, range or text", x);
+  int64_t at = list_position(vm, value_list(x), args[1], 0);
+  return at == -2 ? value_error() : value_bool(at >= 0);
+}
+
+qn_value builtin_find(qn_vm *vm, const qn_value *args) {
+  qn_value x = args[0];
+  int64_t start;
+  if (!arg_int(vm, "find", "an int as start", args[2], &start)) return value_error();
+  if (value_is(x, TAG_STR)) {
+    const qn_str *s = value_str(x);
+    qn_str *part;
+    if (!arg_str(vm, "find", "a text to look for", args[1], &part)) return value_error();
+    if (start < 0) start += str_length(s);
+    size_t from = 0;
+    for (; start > 0 && from < s->len; start--) {
+      uint32_t code;
+      from += (size_t)utf8_decode(s->text + from, &code);
+    }
+    if (start > 0) return value_nil();
+    int64_t at = text_position(s, part, from);
+    return at < 0 ? value_nil() : value_int(code_points(s->text, at));
+  }
+  if (!value_is(x, TAG_LIST)) return arg_refuse(vm, "find", "a list or a text", x);
+  if (start < 0) start += value_list(x)->len;
+  int64_t at = list_position(vm, value_list(x), args[1], start < 0 ? 0 : start);
+  return at == -2 ? value_error() : at < 0 ? value_nil() : value_int(at);
+}
+
+/* ---- sorting ---------------------------------------------------------------------------------------------------------- */
+
+enum { COMPARE_DEPTH = 64, COMPARE_FAILED = 2 };
+
+/* -1, 0 or 1; COMPARE_FAILED with an error raised. nan comes after every number. Lists compare item by item. */
+static int compare(qn_vm *vm, qn_value a, qn_value b, int depth) {
+  if (value_is_scalar(a) && value_is_scalar(b)) {
+    if (!value_is(a, TAG_FLOAT) && !value_is(b, TAG_FLOAT)) return (a.u.i > b.u.i) - (a.u.i < b.u.i);
+    bool nan_a = value_is(a, TAG_FLOAT) && a.u.f != a.u.f, nan_b = value_is(b, TAG_FLOAT) && b.u.f != b.u.f;
+    if (nan_a || nan_b) return nan_a - nan_b;
+    if (value_is(a, TAG_FLOAT) && value_is(b, TAG_FLOAT)) return (a.u.f > b.u.f) - (a.u.f < b.u.f);
+    /* An int and a float, exactly: compare with the float's integer part, then its fraction. */
+    double f = value_is(a, TAG_FLOAT) ? a.u.f : b.u.f;
+    int64_t i = value_is(a, TAG_FLOAT) ? b.u.i : a.u.i;
+    int order; /* of i to f */
+    if (f >= 0x1p63)
+      order = -1;
+    else if (f < -0x1p63)
+      order = 1;
+    else if (i != (int64_t)f)
+      order = i < (int64_t)f ? -1 : 1;
+    else
+      order = ((double)(int64_t)f > f) - ((double)(int64_t)f < f);
+    return value_is(a, TAG_FLOAT) ? -order : order;
+  }
+  if (value_is(a, TAG_STR) && value_is(b, TAG_STR)) return str_compare(value_str(a), value_str(b));
+  if (value_is(a, TAG_LIST) && value_is(b, TAG_LIST) && depth < COMPARE_DEPTH) {
+    const qn_list *x = value_list(a), *y = value_list(b);
+    for (uint32_t i = 0; i < x->len && i < y->len; i++) {
+      int order = compare(vm, x->items[i], y->items[i], depth + 1);
+      if (order) return order;
+    }
+    return (x->len > y->len) - (x->len < y->len);
+  }
+  raise(vm, E_type, SPAN_NONE, "sort: %s and %s have no order; by: may give numbers, texts or lists of these",
+        value_kind_name(a), value_kind_name(b));
+  return COMPARE_FAILED;
+}
+
+/* Stable merge sort of `order` (numbers of keys) from the bottom up; `spare` is as long. */
+static bool merge_sort(qn_vm *vm, const qn_value *keys, uint32_t *order, uint32_t *spare, uint32_t n, bool descending) {
+  for (uint32_t width = 1; width < n; width *= 2) {
+    for (uint32_t low = 0; low < n; low += 2 * width) {
+      uint32_t i = low, mid = n - low > width ? low + width : n, j = mid, high = n - mid > width ? mid + width : n;
+      for (uint32_t k = low; k < high; k++) {
+        bool second = i >= mid;
+        if (!second && j < high) {
+          int c = compare(vm, keys[order[i]], keys[order[j]], 0);
+          if (c == COMPARE_FAILED) return false;
+          second = descending ? c < 0 : c > 0;
+        }
+        spare[k] = order[second ? j++ : i++];
+      }
+    }
+    memcpy(order, spare, n * sizeof *order);
+    if (vm_poll(vm)) return false;
+    if (width > n / 2) break;
+  }
+  return true;
+}
+
+/* What to compare an item by, with a plain value: one-element arrays are read, traced numbers observed. Owned. */
+static qn_value sort_key(qn_vm *vm, qn_value item, qn_value by) {
+  qn_value key = value_is(by, TAG_NIL) ? value_retain(item) : call1(vm, by, item);
+  if (is_array(key) && value_array(key)->size == 1) {
+    qn_value plain = array_force(vm, value_array(key)) ? array_get_flat(value_array(key), 0) : value_error();
+    value_release(vm, key);
+    return plain;
+  }
+  if (value_is_error(key)) return key;
+  qn_value plain = vm->rec ? rec_observe_tree(vm, key) : value_retain(key);
+  value_release(vm, key);
+  return plain;
+}
+
+static qn_value sort_list(qn_vm *vm, qn_value x, bool descending, qn_value by) {
+  const qn_list *l = value_list(x);
+  uint32_t n = l->len;
+  qn_value keys = list_value(list_new(vm, n));
+  if (value_is_error(keys)) return keys;
+  qn_value out = value_error();
+  uint32_t *order = mem_alloc(vm, 2 * (size_t)n * sizeof *order);
+  bool good = order != NULL;
+  for (uint32_t i = 0; i < n && good; i++) {
+    order[i] = i;
+    qn_value key = sort_key(vm, l->items[i], by);
+    good = !value_is_error(key);
+    if (good) value_list(keys)->items[i] = key;
+  }
+  if (good && merge_sort(vm, value_list(keys)->items, order, order + n, n, descending)) {
+    out = list_value(list_new(vm, n));
+    for (uint32_t i = 0; i < n && !value_is_error(out); i++)
+      value_list(out)->items[i] = value_retain(l->items[order[i]]);
+  }
+  mem_free(vm, order, 2 * (size_t)n * sizeof *order);
+  value_release(vm, keys);
+  return out;
+}
+
+qn_value builtin_sort(qn_vm *vm, const qn_value *args) {
+  qn_value x = args[0];
+  bool descending;
+  if (!arg_bool(vm, "sort", "true or false as descending", args[2], &descending)) return value_error();
+  if (value_is(x, TAG_LIST)) return sort_list(vm, x, descending, args[3]);
+  if (!is_array(x)) return arg_refuse(vm, "sort", "a list or an array", x);
+  if (!value_is(args[3], TAG_NIL))
+    return raise(vm, E_type, SPAN_NONE, "sort: by is for lists; x[argsort(key)] sorts an array");
+  int axis;
+  if (!arg_axis(vm, "sort", args[1], value_array(x)->rank, &axis)) return value_error();
+  op_attr attr = {.axes = (uint8_t)(1u << axis), .flags = descending ? ATTR_DESCENDING : 0};
+  return op1(vm, OP_sort, x, &attr);
+}
+
+/* ---- reductions of arrays and sequences ------------------------------------------------------------------------------------ */
+
+/* `args` are x, axis, keepdims. A sequence is folded with `combine`, starting from `empty` (unset: an empty one is an
+ * error). */
+static qn_value reduce(qn_vm *vm, const char *fn, op_id op, op_id combine, qn_value empty, const qn_value *args) {
+  qn_value x = args[0];
+  bool keepdims;
+  if (!arg_bool(vm, fn, "true or false as keepdims", args[2], &keepdims)) return value_error();
+  if (is_array(x)) {
+    op_attr attr = {.keepdims = keepdims};
+    if (!arg_axes(vm, fn, args[1], value_array(x)->rank, &attr.axes)) return value_error();
+    return op1(vm, op, x, &attr);
+  }
+  if (!value_is(args[1], TAG_NIL)) {
+    if (value_is_scalar(x) && (combine == OP_maximum || combine == OP_minimum))
+      return raise(vm, E_type, SPAN_NONE, "%s reduces one array; %s(a, b) is for two values", fn,
+                   op_rows[combine].name);
+    return raise(vm, E_axis, SPAN_NONE, "%s: axis is for arrays, not for %s", fn, value_kind_name(x));
+  }
+  if (value_is_scalar(x)) {
+    if (value_is(x, TAG_BOOL) && combine != OP_maximum && combine != OP_minimum)
+      return op2(vm, combine, empty, x, NULL);
+    return value_retain(x);
+  }
+  sequence s;
+  if (value_is(x, TAG_STR)) return arg_refuse(vm, fn, "an array or a list of numbers", x);
+  if (!sequence_of(vm, fn, x, &s)) return value_error();
+  if (s.n == 0) {
+    if (value_is(empty, TAG_UNSET))
+      return raise(vm, E_empty_reduce, SPAN_NONE, "%s of an empty %s", fn, value_kind_name(x));
+    return empty;
+  }
+  qn_value sum = sequence_item(vm, &s, 0);
+  if (!is_array(sum) && !value_is_scalar(sum)) {
+    qn_value bad = arg_refuse(vm, fn, "numbers and arrays in the list", sum);
+    value_release(vm, sum);
+    return bad;
+  }
+  if (value_is(sum, TAG_BOOL) && !value_is(empty, TAG_UNSET)) sum = use2(vm, combine, empty, sum, NULL);
+  for (int64_t i = 1; i < s.n && !value_is_error(sum); i++)
+    sum = use2(vm, combine, sum, sequence_item(vm, &s, i), NULL);
+  return sum;
+}
+
+qn_value builtin_sum(qn_vm *vm, const qn_value *args) { return reduce(vm, "sum", OP_sum, OP_add, value_int(0), args); }
+qn_value builtin_prod(qn_vm *vm, const qn_value *args) {
+  return reduce(vm, "prod", OP_prod, OP_mul, value_int(1), args);
+}
+qn_value builtin_max(qn_vm *vm, const qn_value *args) {
+  return reduce(vm, "max", OP_max, OP_maximum, value_unset(), args);
+}
+qn_value builtin_min(qn_vm *vm, const qn_value *args) {
+  return reduce(vm, "min", OP_min, OP_minimum, value_unset(), args);
+}
+
+/* `stop`: the answer of one item that settles the matter. */
+static qn_value truth(qn_vm *vm, const char *fn, op_id op, bool stop, const qn_value *args) {
+  qn_value x = args[0];
+  if (is_array(x)) return reduce(vm, fn, op, op, value_bool(!stop), args);
+  if (value_is(x, TAG_BOOL)) return value_retain(x);
+  if (!value_is(x, TAG_LIST)) return arg_refuse(vm, fn, "a bool array or a list of conditions", x);
+  const qn_list *l = value_list(x);
+  for (uint32_t i = 0; i < l->len; i++) {
+    int answer = rec_truth(vm, l->items[i], SPAN_NONE);
+    if (answer < 0) return value_error();
+    if ((answer > 0) == stop) return value_bool(stop);
+  }
+  return value_bool(!stop);
+}
+
+qn_value builtin_any(qn_vm *vm, const qn_value *args) { return truth(vm, "any", OP_any, true, args); }
+qn_value builtin_all(qn_vm *vm, const qn_value *args) { return truth(vm, "all", OP_all, false, args); }

@@ -1,0 +1,286 @@
+/* The .npy format of NumPy: magic, version, length of the header, a Python dict literal with dtype, order and shape, then the
+ * elements. Read in versions 1 to 3, either byte order and either memory order; written as version 1, little-endian, C order,
+ * with the data aligned to 64 bytes.
+ *
+ *   file     quern                    file      quern
+ *   b1       bool (not 0: true)       u2        i32, widened
+ *   u1       u8                       u4        i64, widened
+ *   i1..i8   i8..i64                  u8        i64, if all elements fit
+ *   f2 f4 f8 f16 f32 f64              others    E502
+ */
+#include <string.h>
+
+#include "lang/error.h"
+#include "stdlib/io.h"
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "elements are written as they lie in memory");
+
+static const uint8_t magic[6] = {0x93, 'N', 'U', 'M', 'P', 'Y'};
+
+typedef struct npy_type {
+  char name[3];
+  uint8_t size;       /* bytes in the file */
+  uint8_t dtype;      /* of the array */
+  bool widen, narrow; /* the array's elements are wider; values may not fit */
+} npy_type;
+
+static const npy_type npy_types[] = {
+    {"b1", 1, QN_bool, false, false}, {"u1", 1, QN_u8, false, false},  {"i1", 1, QN_i8, false, false},
+    {"i2", 2, QN_i16, false, false},  {"i4", 4, QN_i32, false, false}, {"i8", 8, QN_i64, false, false},
+    {"f2", 2, QN_f16, false, false},  {"f4", 4, QN_f32, false, false}, {"f8", 8, QN_f64, false, false},
+    {"u2", 2, QN_i32, true, false},   {"u4", 4, QN_i64, true, false},  {"u8", 8, QN_i64, false, true},
+};
+enum { NPY_TYPES = sizeof npy_types / sizeof *npy_types };
+
+/* ---- the header's dict ------------------------------------------------------------------------------------------------- */
+
+typedef struct header {
+  const npy_type *type;
+  bool swapped, fortran;
+  int rank;
+  int64_t shape[ARRAY_MAX_RANK];
+} header;
+
+typedef struct reader {
+  qn_vm *vm;
+  const char *path;
+  const char *p, *end;
+} reader;
+
+static void skip_blanks(reader *r) {
+  while (r->p < r->end && (*r->p == ' ' || *r->p == '\t' || *r->p == '\n' || *r->p == '\r')) r->p++;
+}
+
+static bool accept(reader *r, char c) {
+  skip_blanks(r);
+  if (r->p == r->end || *r->p != c) return false;
+  r->p++;
+  return true;
+}
+
+/* A quoted text without escapes. */
+static bool read_quoted(reader *r, const char **text, size_t *len) {
+  skip_blanks(r);
+  if (r->p == r->end || (*r->p != '\'' && *r->p != '"')) return false;
+  char quote = *r->p++;
+  *text = r->p;
+  while (r->p < r->end && *r->p != quote && *r->p != '\\') r->p++;
+  if (r->p == r->end || *r->p != quote) return false;
+  *len = (size_t)(r->p++ - *text);
+  return true;
+}
+
+static bool read_type(reader *r, header *h) {
+  const char *s;
+  size_t n;
+  if (accept(r, '[')) return file_refuse(r->vm, r->path, "elements are structures, which arrays do not hold");
+  if (!read_quoted(r, &s, &n)) return file_refuse(r->vm, r->path, "the header has no readable descr");
+  char order = n ? *s : 0;
+  if (order == '<' || order == '>' || order == '|' || order == '=') {
+    s++;
+    n--;
+  }
+  for (int i = 0; i < NPY_TYPES; i++)
+    if (n == 2 && memcmp(npy_types[i].name, s, 2) == 0) h->type = &npy_types[i];
+  if (!h->type) {
+    char shown[24];
+    size_t k = 0;
+    for (; k < n && k < sizeof shown - 1; k++) shown[k] = s[k] >= ' ' && s[k] < 127 ? s[k] : '?';
+    shown[k] = 0;
+    return file_refuse(r->vm, r->path, "the element type \"%s\" has no counterpart", shown);
+  }
+  h->swapped = order == '>' && h->type->size > 1;
+  return true;
+}
+
+static bool read_word(reader *r, const char *word) {
+  size_t n = strlen(word);
+  skip_blanks(r);
+  if ((size_t)(r->end - r->p) < n || memcmp(r->p, word, n) != 0) return false;
+  r->p += n;
+  return true;
+}
+
+static bool read_shape(reader *r, header *h) {
+  if (!accept(r, '(')) return file_refuse(r->vm, r->path, "the header has no readable shape");
+  while (!accept(r, ')')) {
+    int64_t n = 0;
+    int digits = 0;
+    skip_blanks(r);
+    for (; r->p < r->end && *r->p >= '0' && *r->p <= '9'; r->p++, digits++)
+      if (__builtin_mul_overflow(n, 10, &n) || __builtin_add_overflow(n, *r->p - '0', &n)) digits = -64;
+    if (digits <= 0) return file_refuse(r->vm, r->path, "the header has no readable shape");
+    if (r->p < r->end && *r->p == 'L') r->p++; /* Python 2 */
+    if (h->rank == ARRAY_MAX_RANK)
+      return file_refuse(r->vm, r->path, "the array has more than %d axes", ARRAY_MAX_RANK);
+    h->shape[h->rank++] = n;
+    if (!accept(r, ',')) {
+      if (accept(r, ')')) break;
+      return file_refuse(r->vm, r->path, "the header has no readable shape");
+    }
+  }
+  return true;
+}
+
+static bool read_header(reader *r, header *h) {
+  bool order = false, shape = false;
+  if (!accept(r, '{')) return file_refuse(r->vm, r->path, "the header is no dict");
+  while (!accept(r, '}')) {
+    const char *key;
+    size_t n;
+    if (!read_quoted(r, &key, &n) || !accept(r, ':')) return file_refuse(r->vm, r->path, "the header is no dict");
+    if (n == 5 && memcmp(key, "descr", 5) == 0 && !h->type) {
+      if (!read_type(r, h)) return false;
+    } else if (n == 13 && memcmp(key, "fortran_order", 13) == 0 && !order) {
+      order = true;
+      h->fortran = read_word(r, "True");
+      if (!h->fortran && !read_word(r, "False"))
+        return file_refuse(r->vm, r->path, "fortran_order is neither True nor False");
+    } else if (n == 5 && memcmp(key, "shape", 5) == 0 && !shape) {
+      shape = true;
+      if (!read_shape(r, h)) return false;
+    } else {
+      return file_refuse(r->vm, r->path, "the header has an unexpected key");
+    }
+    if (!accept(r, ',')) {
+      if (accept(r, '}')) break;
+      return file_refuse(r->vm, r->path, "the header is no dict");
+    }
+  }
+  if (h->type && order && shape) return true;
+  return file_refuse(r->vm, r->path, "the header lacks descr, fortran_order or shape");
+}
+
+/* ---- elements -------------------------------------------------------------------------------------------------------------- */
+
+static uint64_t get_element(const uint8_t *p, int size, bool swapped) {
+  uint64_t x = 0;
+  for (int i = 0; i < size; i++) x |= (uint64_t)p[swapped ? size - 1 - i : i] << 8 * i;
+  return x;
+}
+
+/* Copies n elements from the file into an array's data; false where one does not fit. */
+static bool copy_elements(const header *h, char *to, const uint8_t *from, int64_t n) {
+  const npy_type *t = h->type;
+  if (t->dtype == QN_bool) {
+    for (int64_t i = 0; i < n; i++) to[i] = from[i] != 0;
+    return true;
+  }
+  if (!t->widen && !t->narrow && !h->swapped) {
+    if (n) memcpy(to, from, (size_t)n * t->size);
+    return true;
+  }
+  size_t step = dtype_size((qn_dtype)t->dtype);
+  for (int64_t i = 0; i < n; i++) {
+    uint64_t x = get_element(from + i * t->size, t->size, h->swapped);
+    if (t->narrow && x > INT64_MAX) return false;
+    memcpy(to + (size_t)i * step, &x, step);
+  }
+  return true;
+}
+
+qn_value npy_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) {
+  if (len < sizeof magic || memcmp(data, magic, sizeof magic) != 0) {
+    file_refuse(vm, path, len < sizeof magic ? "the file is truncated" : "this is no .npy file: it begins otherwise");
+    return value_error();
+  }
+  int version = len > 6 ? data[6] : 0;
+  size_t start = version == 1 ? 10 : 12;
+  if (len < start || version < 1 || version > 3) {
+    if (len >= start)
+      file_refuse(vm, path, "version %d of .npy is unknown", version);
+    else
+      file_refuse(vm, path, "the file is truncated in its header");
+    return value_error();
+  }
+  size_t header_len = version == 1 ? get_u16(data + 8) : get_u32(data + 8);
+  if (header_len > len - start) {
+    file_refuse(vm, path, "the file is truncated in its header");
+    return value_error();
+  }
+  header h = {0};
+  reader r = {vm, path, (const char *)data + start, (const char *)data + start + header_len};
+  if (!read_header(&r, &h)) return value_error();
+  data += start + header_len;
+  len -= start + header_len;
+
+  int64_t strides[ARRAY_MAX_RANK];
+  int64_t n = shape_strides(h.rank, h.shape, strides);
+  if (n < 0 || (uint64_t)n > len / h.type->size) {
+    if (n < 0)
+      file_refuse(vm, path, "the shape in the header has too many elements");
+    else
+      file_refuse(vm, path, "the file is truncated: %zu bytes of data where the header asks for %zu", len,
+                  (size_t)n * h.type->size);
+    return value_error();
+  }
+  /* Fortran order: the elements are those of the transposed array in C order. */
+  int64_t shape[ARRAY_MAX_RANK];
+  for (int i = 0; i < h.rank; i++) shape[i] = h.shape[h.fortran ? h.rank - 1 - i : i];
+  qn_dtype dtype = (qn_dtype)h.type->dtype;
+  qn_array *a = array_new(vm, dtype, h.rank, shape);
+  if (!a) return value_error();
+  qn_value out = value_obj(TAG_ARRAY, a);
+  if (!copy_elements(&h, array_data(a), data, n)) {
+    file_refuse(vm, path, "an element is beyond the range of i64");
+    value_release(vm, out);
+    return value_error();
+  }
+  if (!h.fortran || h.rank < 2) return out;
+  for (int i = 0; i < h.rank; i++) strides[i] = a->strides[h.rank - 1 - i];
+  qn_array *view = array_view(vm, a, dtype, h.rank, h.shape, strides, a->offset);
+  value_release(vm, out);
+  return view ? value_obj(TAG_ARRAY, view) : value_error();
+}
+
+/* ---- writing ------------------------------------------------------------------------------------------------------------------ */
+
+bool npy_write(qn_vm *vm, qn_value v, bytes *out) {
+  int64_t shape[ARRAY_MAX_RANK];
+  qn_dtype dtype;
+  qn_array *a = NULL;
+  int rank = 0;
+  if (value_is(v, TAG_ARRAY)) {
+    a = array_to_cpu(vm, value_array(v));
+    if (!a) return false;
+    dtype = (qn_dtype)a->dtype;
+    rank = a->rank;
+    memcpy(shape, a->shape, sizeof shape);
+  } else {
+    dtype = value_operand_type(v).dtype;
+  }
+  const npy_type *type = NULL;
+  for (int i = 0; i < NPY_TYPES; i++)
+    if (npy_types[i].dtype == dtype && !npy_types[i].widen && !npy_types[i].narrow) type = &npy_types[i];
+  text_buf t;
+  text_init(&t, vm);
+  bool good = type != NULL;
+  if (!good) {
+    raise(vm, E_dtype, SPAN_NONE, "save: .npy has no %s; convert with x.to(f32), which holds every such number",
+          dtype_rows[dtype].name);
+  } else {
+    text_addf(&t, "{'descr': '%c%s', 'fortran_order': False, 'shape': (", type->size == 1 ? '|' : '<', type->name);
+    for (int i = 0; i < rank; i++) {
+      text_int(&t, shape[i]);
+      text_adds(&t, rank == 1 ? "," : i < rank - 1 ? ", " : "");
+    }
+    text_adds(&t, "), }");
+    while ((10 + t.len + 1) % 64 && !t.failed) text_adds(&t, " ");
+    text_adds(&t, "\n");
+    if (t.failed) {
+      raise_memory(vm);
+      good = false;
+    }
+  }
+  if (good) {
+    uint8_t lead[10] = {0, 0, 0, 0, 0, 0, 1, 0, (uint8_t)t.len, (uint8_t)(t.len >> 8)};
+    memcpy(lead, magic, sizeof magic);
+    char number[8];
+    if (!a) dtype_store(dtype, number, v);
+    good = bytes_add(vm, out, lead, sizeof lead) && bytes_add(vm, out, t.text, t.len) &&
+           bytes_add(vm, out, a ? array_data(a) : number, a ? (size_t)a->size * type->size : type->size);
+  }
+  text_free(&t);
+  if (a) value_release(vm, value_obj(TAG_ARRAY, a));
+  return good;
+}

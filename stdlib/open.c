@@ -1,0 +1,37 @@
+/* Opening and closing a VM: each floor adds its part, from the bottom up. A part that fails leaves its error behind with the
+ * VM, which is closed with it; the host sees NULL. */
+#include "interp/interp.h"
+#include "jit/trace/rec.h"
+#include "lang/format.h"
+#include "stdlib/stdlib.h"
+
+qn_vm *qn_vm_open(const qn_config *config) {
+  qn_vm *vm = vm_open(config);
+  if (!vm) return NULL;
+  const builtin_table *table = vm->config.stdlib ? vm->config.stdlib : &stdlib_table;
+  vm_run run;
+  vm_run_begin(vm, &run);
+  bool good = jit_open(vm) && interp_open(vm, table);
+  vm_run_end(vm, &run);
+  if (good) return vm;
+  vm_close(vm);
+  return NULL;
+}
+
+void qn_vm_close(qn_vm *vm) { vm_close(vm); }
+
+qn_status qn_to_text(qn_vm *vm, qn_value v, qn_value *result) {
+  vm_run run;
+  text_buf t;
+  *result = value_nil();
+  vm_run_begin(vm, &run);
+  text_init(&t, vm);
+  qn_value text = value_error();
+  if (format_print(vm, v, NULL, &t))
+    text = text_take(&t);
+  else
+    text_free(&t);
+  vm_run_end(vm, &run);
+  if (!value_is_error(text)) *result = text;
+  return vm_status(vm);
+}

@@ -1,0 +1,142 @@
+/* Random numbers: the RANDOM ops with their key and draw number, and what is made of their bits.
+ *
+ *   without a key   key words from the VM's seed, draw number from its counter, which moves on by one a call
+ *   with a key      key words from the key, an i64[2] array; draw number 0, so the counter stays
+ *   split           the key's bits of draw number 2^64 - 1: the low 32 bits are the first word, the next 32 the second
+ *   randint         63 bits of each element, modulo the number of values (a bias below 2^-31 up to 2^32 values)
+ *   bernoulli       uniform < p
+ *   permutation     stable argsort of 64 bits an element
+ */
+#include "stdlib/builtins.h"
+
+static qn_value key_word(qn_vm *vm, qn_value key, int i) {
+  return use_shape(vm, to_slice(vm, key, 0, i, 1, 1), 0, NULL);
+}
+
+/* The operands of a RANDOM op (owned): key words and draw number. */
+static bool operands(qn_vm *vm, const char *fn, qn_value key, int64_t draw, qn_value in[3]) {
+  if (value_is(key, TAG_NIL)) {
+    rec_key(vm, &in[0], &in[1]);
+    in[2] = rec_draw(vm);
+    return !value_is_error(in[2]);
+  }
+  const qn_array *a = is_array(key) ? value_array(key) : NULL;
+  if (!a || a->dtype != QN_i64 || a->rank != 1 || a->shape[0] != 2) {
+    arg_refuse(vm, fn, "a random key as key(n) makes it, i64[2]", key);
+    return false;
+  }
+  in[2] = value_int(draw);
+  in[0] = key_word(vm, key, 0);
+  if (value_is_error(in[0])) return false;
+  in[1] = key_word(vm, key, 1);
+  if (!value_is_error(in[1])) return true;
+  value_release(vm, in[0]);
+  return false;
+}
+
+static qn_value draw(qn_vm *vm, const char *fn, op_id op, qn_dtype dtype, int rank, const int64_t *shape, qn_value key,
+                     int64_t number) {
+  op_attr attr = {.dtype = (uint8_t)dtype, .n = (uint8_t)rank};
+  for (int i = 0; i < rank; i++) attr.d[i] = shape[i];
+  qn_value in[3];
+  if (!operands(vm, fn, key, number, in)) return value_error();
+  return use3(vm, op, in[0], in[1], in[2], &attr);
+}
+
+static qn_value draw_floats(qn_vm *vm, const char *fn, op_id op, const qn_value *args) {
+  int64_t shape[ARRAY_MAX_RANK];
+  int rank;
+  qn_dtype dtype;
+  if (!arg_shape(vm, fn, args[0], shape, &rank) || !arg_dtype(vm, fn, args[1], QN_f32, &dtype)) return value_error();
+  if (!dtype_is_float(dtype))
+    return raise(vm, E_dtype, SPAN_NONE, "%s: numbers of %s; randint draws integers and bernoulli bools", fn,
+                 dtype_rows[dtype].name);
+  return draw(vm, fn, op, dtype, rank, shape, args[2], 0);
+}
+
+qn_value builtin_rand(qn_vm *vm, const qn_value *args) { return draw_floats(vm, "rand", OP_random_uniform, args); }
+qn_value builtin_randn(qn_vm *vm, const qn_value *args) { return draw_floats(vm, "randn", OP_random_normal, args); }
+
+qn_value builtin_randint(qn_vm *vm, const qn_value *args) {
+  int64_t low, high, shape[ARRAY_MAX_RANK];
+  int rank;
+  qn_dtype dtype;
+  if (!arg_int(vm, "randint", "an int as low", args[0], &low) ||
+      !arg_int(vm, "randint", "an int as high", args[1], &high) || !arg_shape(vm, "randint", args[2], shape, &rank) ||
+      !arg_dtype(vm, "randint", args[3], QN_i64, &dtype))
+    return value_error();
+  int64_t values;
+  if (high <= low || __builtin_sub_overflow(high, low, &values))
+    return raise(vm, E_argument, SPAN_NONE, "randint: from %lld to %lld - 1 there are %s", (long long)low,
+                 (long long)high, high <= low ? "no integers" : "more than 2**63 integers");
+  if (!dtype_is_int(dtype) || !dtype_holds(dtype, value_int(low)) || !dtype_holds(dtype, value_int(high - 1)))
+    return raise(vm, E_dtype, SPAN_NONE, "randint: %s does not hold the integers from %lld to %lld",
+                 dtype_rows[dtype].name, (long long)low, (long long)high - 1);
+  qn_value x = draw(vm, "randint", OP_random_bits, QN_i64, rank, shape, args[4], 0);
+  x = use2(vm, OP_bitand, x, value_int(INT64_MAX), NULL);
+  x = use2(vm, OP_mod, x, value_int(values), NULL);
+  if (low) x = use2(vm, OP_add, x, value_int(low), NULL);
+  return use_dtype(vm, x, dtype);
+}
+
+qn_value builtin_bernoulli(qn_vm *vm, const qn_value *args) {
+  qn_value p = args[0];
+  if (!is_array(p) && !value_is_number(p)) return arg_refuse(vm, "bernoulli", "a number or an array as p", p);
+  int64_t shape[ARRAY_MAX_RANK];
+  int rank;
+  if (!arg_shape(vm, "bernoulli", args[1], shape, &rank)) return value_error();
+  if (value_list(args[1])->len == 0 && is_array(p)) {
+    rank = value_array(p)->rank;
+    for (int i = 0; i < rank; i++) shape[i] = value_array(p)->shape[i];
+  }
+  qn_dtype dtype = is_array(p) && value_array(p)->dtype == QN_f64 ? QN_f64 : QN_f32;
+  qn_value u = draw(vm, "bernoulli", OP_random_uniform, dtype, rank, shape, args[2], 0);
+  return use2(vm, OP_lt, u, value_retain(p), NULL);
+}
+
+qn_value builtin_permutation(qn_vm *vm, const qn_value *args) {
+  qn_value x = args[0];
+  int64_t n;
+  bool rows = is_array(x) && value_array(x)->rank > 0;
+  if (rows)
+    n = value_array(x)->shape[0];
+  else if (!arg_int(vm, "permutation", "an int or an array of rank 1 or more", x, &n))
+    return value_error();
+  if (n < 0) return raise(vm, E_shape, SPAN_NONE, "permutation: size %lld is negative", (long long)n);
+  op_attr attr = {.axes = 1};
+  qn_value order = use1(vm, OP_argsort, draw(vm, "permutation", OP_random_bits, QN_i64, 1, &n, args[1], 0), &attr);
+  if (!rows || value_is_error(order)) return order;
+  qn_value out = take_rows(vm, x, order, 0);
+  value_release(vm, order);
+  return out;
+}
+
+qn_value builtin_seed(qn_vm *vm, const qn_value *args) {
+  int64_t n;
+  if (!arg_int(vm, "seed", "an int", args[0], &n)) return value_error();
+  vm->seed = (uint64_t)n;
+  vm->draw = 0;
+  return value_nil();
+}
+
+qn_value builtin_key(qn_vm *vm, const qn_value *args) {
+  int64_t n;
+  if (!arg_int(vm, "key", "an int", args[0], &n)) return value_error();
+  int64_t words[2] = {n & 0xffffffff, (int64_t)((uint64_t)n >> 32)};
+  return array_of_ints(vm, words, 2);
+}
+
+qn_value random_split(qn_vm *vm, qn_value key, int64_t n) {
+  if (n < 0) return raise(vm, E_shape, SPAN_NONE, "split: %lld keys", (long long)n);
+  int64_t shape[2] = {n, 1};
+  qn_value bits = draw(vm, "split", OP_random_bits, QN_i64, 2, shape, key, -1);
+  if (value_is_error(bits)) return bits;
+  qn_value mask = value_int(0xffffffff);
+  qn_value words[2] = {op2(vm, OP_bitand, bits, mask, NULL),
+                       use2(vm, OP_bitand, op2(vm, OP_shr, bits, value_int(32), NULL), mask, NULL)};
+  value_release(vm, bits);
+  if (!value_is_error(words[0]) && !value_is_error(words[1])) return use_concat(vm, words, 2, 1);
+  value_release(vm, words[0]);
+  value_release(vm, words[1]);
+  return value_error();
+}

@@ -1,0 +1,94 @@
+/* Builtins made of reductions, sorting and products. */
+#include "stdlib/builtins.h"
+
+/* Elements in the masked axes. */
+static int64_t axes_size(const qn_array *a, uint8_t mask) {
+  int64_t n = 1;
+  for (int i = 0; i < a->rank; i++)
+    if (mask >> i & 1) n *= a->shape[i];
+  return n;
+}
+
+qn_value builtin_count(qn_vm *vm, const qn_value *args) {
+  if (value_is_scalar(args[0]) && value_is(args[1], TAG_NIL)) return value_int(1);
+  if (!is_array(args[0])) return arg_refuse(vm, "count", "an array", args[0]);
+  uint8_t mask;
+  if (!arg_axes(vm, "count", args[1], value_array(args[0])->rank, &mask)) return value_error();
+  return value_int(axes_size(value_array(args[0]), mask));
+}
+
+/* f16 and bf16 are summed as f32 and rounded once, since their sums leave the range soon. */
+qn_value builtin_mean(qn_vm *vm, const qn_value *args) {
+  bool keepdims;
+  if (!arg_bool(vm, "mean", "true or false as keepdims", args[2], &keepdims)) return value_error();
+  qn_value x = args[0];
+  if (value_is_scalar(x) && value_is(args[1], TAG_NIL)) return op2(vm, OP_div, x, value_int(1), NULL);
+  x = arg_array(vm, "mean", x, QN_DTYPE_COUNT);
+  if (value_is_error(x)) return x;
+  op_attr attr = {.keepdims = keepdims};
+  qn_dtype dtype = (qn_dtype)value_array(x)->dtype;
+  if (!arg_axes(vm, "mean", args[1], value_array(x)->rank, &attr.axes)) {
+    value_release(vm, x);
+    return value_error();
+  }
+  int64_t n = axes_size(value_array(x), attr.axes);
+  bool narrow = dtype == QN_f16 || dtype == QN_bf16;
+  if (narrow) x = use_dtype(vm, x, QN_f32);
+  qn_value out = use2(vm, OP_div, use1(vm, OP_sum, x, &attr), value_int(n), NULL);
+  return narrow ? use_dtype(vm, out, dtype) : out;
+}
+
+qn_value builtin_round(qn_vm *vm, const qn_value *args) {
+  qn_value x = args[0];
+  int64_t digits;
+  if (!is_array(x) && !value_is_scalar(x)) return arg_refuse(vm, "round", "a number or an array", x);
+  if (!arg_int(vm, "round", "an int as number of digits", args[1], &digits)) return value_error();
+  if (digits == 0) return op1(vm, OP_round, x, NULL);
+  if (digits < -300 || digits > 300) return raise(vm, E_argument, SPAN_NONE, "round: digits go from -300 to 300");
+  bool ints = is_array(x) ? !dtype_is_float((qn_dtype)value_array(x)->dtype) : !value_is(x, TAG_FLOAT);
+  if (ints && digits > 0) return value_retain(x);
+  double power = 1;
+  for (int64_t i = digits < 0 ? -digits : digits; i > 0; i--) power *= 10;
+  qn_value scale = value_float(power);
+  op_id there = digits > 0 ? OP_mul : OP_div, back = digits > 0 ? OP_div : OP_mul;
+  return use2(vm, back, use1(vm, OP_round, op2(vm, there, x, scale, NULL), NULL), scale, NULL);
+}
+
+qn_value builtin_argsort(qn_vm *vm, const qn_value *args) {
+  bool descending;
+  int axis;
+  if (!is_array(args[0])) return arg_refuse(vm, "argsort", "an array", args[0]);
+  if (!arg_axis(vm, "argsort", args[1], value_array(args[0])->rank, &axis) ||
+      !arg_bool(vm, "argsort", "true or false as descending", args[2], &descending))
+    return value_error();
+  op_attr attr = {.axes = (uint8_t)(1u << axis), .flags = descending ? ATTR_DESCENDING : 0};
+  return op1(vm, OP_argsort, args[0], &attr);
+}
+
+qn_value builtin_topk(qn_vm *vm, const qn_value *args) {
+  qn_value x = args[0];
+  int64_t k;
+  int axis;
+  if (!is_array(x)) return arg_refuse(vm, "topk", "an array", x);
+  if (!arg_int(vm, "topk", "an int as k", args[1], &k) || !arg_axis(vm, "topk", args[2], value_array(x)->rank, &axis))
+    return value_error();
+  int64_t n = value_array(x)->shape[axis];
+  if (k < 0 || k > n)
+    return raise(vm, E_argument, SPAN_NONE, "topk: k is %lld, but axis %d has the size %lld", (long long)k, axis,
+                 (long long)n);
+  op_attr attr = {.axes = (uint8_t)(1u << axis), .flags = ATTR_DESCENDING};
+  qn_value order = op1(vm, OP_argsort, x, &attr);
+  if (value_is_error(order)) return order;
+  qn_value indices = to_slice(vm, order, axis, 0, k, 1);
+  value_release(vm, order);
+  if (value_is_error(indices)) return indices;
+  attr.flags = 0;
+  qn_value values = op2(vm, OP_gather, x, indices, &attr);
+  if (value_is_error(values)) {
+    value_release(vm, indices);
+    return values;
+  }
+  return use_pair(vm, values, indices);
+}
+
+qn_value builtin_matmul(qn_vm *vm, const qn_value *args) { return op2(vm, OP_dot, args[0], args[1], NULL); }

@@ -1,0 +1,450 @@
+/* Builtins that rearrange, join and pick elements: all are maps of coordinates or the index ops. */
+#include <string.h>
+
+#include "stdlib/builtins.h"
+
+/* The argument as an array with storage or pending: host numbers become rank 0. Owned. */
+static qn_value array_arg(qn_vm *vm, const char *fn, qn_value v) {
+  if (!is_array(v) && !value_is_scalar(v)) return arg_refuse(vm, fn, "an array", v);
+  return arg_array(vm, fn, v, QN_DTYPE_COUNT);
+}
+
+static void text_sizes(text_buf *t, const int64_t *shape, int rank) {
+  text_adds(t, "(");
+  for (int i = 0; i < rank; i++) {
+    if (i) text_adds(t, ", ");
+    text_int(t, shape[i]);
+  }
+  text_adds(t, ")");
+}
+
+/* ---- one array in another shape ---------------------------------------------------------------------------------------- */
+
+qn_value builtin_reshape(qn_vm *vm, const qn_value *args) {
+  int64_t shape[ARRAY_MAX_RANK], known = 1;
+  int rank, open = -1;
+  if (!arg_ints(vm, "reshape", "sizes as ints or one list of ints", args[1], shape, &rank)) return value_error();
+  int64_t size = is_array(args[0]) ? value_array(args[0])->size : 1;
+  bool fits = true;
+  for (int i = 0; i < rank && fits; i++) {
+    if (shape[i] == -1) {
+      fits = open < 0;
+      open = i;
+    } else {
+      fits = shape[i] >= 0 && !__builtin_mul_overflow(known, shape[i], &known);
+    }
+  }
+  if (fits && open >= 0) {
+    fits = known > 0 && size % known == 0;
+    if (fits) {
+      int64_t wanted[ARRAY_MAX_RANK];
+      memcpy(wanted, shape, sizeof wanted);
+      wanted[open] = size / known;
+      qn_value x = array_arg(vm, "reshape", args[0]);
+      return use_shape(vm, x, rank, wanted);
+    }
+  }
+  if (!fits || known != size) {
+    text_buf t;
+    text_init(&t, vm);
+    text_adds(&t, "reshape: ");
+    text_kind(&t, args[0]);
+    text_adds(&t, " has ");
+    text_int(&t, size);
+    text_adds(&t, size == 1 ? " element, which does not fit " : " elements, which do not fit ");
+    text_sizes(&t, shape, rank);
+    return raise_text(vm, E_shape, SPAN_NONE, &t);
+  }
+  return use_shape(vm, array_arg(vm, "reshape", args[0]), rank, shape);
+}
+
+qn_value builtin_transpose(qn_vm *vm, const qn_value *args) {
+  qn_value x = array_arg(vm, "transpose", args[0]);
+  if (value_is_error(x)) return x;
+  int rank = value_array(x)->rank, a = 0, b = 1;
+  if (value_is(args[1], TAG_NIL) && value_is(args[2], TAG_NIL)) {
+    if (rank < 2) return x;
+    if (rank > 2) {
+      value_release(vm, x);
+      return raise(vm, E_rank, SPAN_NONE,
+                   "transpose: an array of rank %d; name the two axes, as in transpose(x, -2, -1), or use permute",
+                   rank);
+    }
+  } else if (!arg_axis(vm, "transpose", args[1], rank, &a) || !arg_axis(vm, "transpose", args[2], rank, &b)) {
+    value_release(vm, x);
+    return value_error();
+  }
+  int order[ARRAY_MAX_RANK];
+  for (int i = 0; i < rank; i++) order[i] = i == a ? b : i == b ? a : i;
+  return use_permute(vm, x, order);
+}
+
+qn_value builtin_permute(qn_vm *vm, const qn_value *args) {
+  qn_value x = array_arg(vm, "permute", args[0]);
+  if (value_is_error(x)) return x;
+  int64_t axes[ARRAY_MAX_RANK];
+  int n, order[ARRAY_MAX_RANK], rank = value_array(x)->rank;
+  bool good = arg_ints(vm, "permute", "axes as ints or one list of ints", args[1], axes, &n);
+  if (good && n != rank) {
+    raise(vm, E_axis, SPAN_NONE, "permute: %d axes given for an array of rank %d; name each once", n, rank);
+    good = false;
+  }
+  unsigned seen = 0;
+  for (int i = 0; i < n && good; i++) {
+    good = arg_axis(vm, "permute", value_int(axes[i]), rank, &order[i]);
+    if (good && (seen & 1u << order[i])) {
+      raise(vm, E_axis, SPAN_NONE, "permute: axis %lld is named twice", (long long)axes[i]);
+      good = false;
+    }
+    if (good) seen |= 1u << order[i];
+  }
+  if (good) return use_permute(vm, x, order);
+  value_release(vm, x);
+  return value_error();
+}
+
+qn_value builtin_broadcast_to(qn_vm *vm, const qn_value *args) {
+  int64_t shape[ARRAY_MAX_RANK];
+  int rank;
+  if (!arg_shape(vm, "broadcast_to", args[1], shape, &rank)) return value_error();
+  return use_broadcast(vm, array_arg(vm, "broadcast_to", args[0]), rank, shape);
+}
+
+qn_value builtin_squeeze(qn_vm *vm, const qn_value *args) {
+  qn_value x = array_arg(vm, "squeeze", args[0]);
+  if (value_is_error(x)) return x;
+  const qn_array *a = value_array(x);
+  uint8_t mask;
+  if (!arg_axes(vm, "squeeze", args[1], a->rank, &mask)) {
+    value_release(vm, x);
+    return value_error();
+  }
+  int64_t shape[ARRAY_MAX_RANK];
+  int rank = 0;
+  for (int i = 0; i < a->rank; i++) {
+    bool drop = mask >> i & 1;
+    if (drop && a->shape[i] != 1) {
+      if (!value_is(args[1], TAG_NIL)) {
+        raise(vm, E_shape, SPAN_NONE, "squeeze: axis %d has the size %lld, not 1", i, (long long)a->shape[i]);
+        value_release(vm, x);
+        return value_error();
+      }
+      drop = false;
+    }
+    if (!drop) shape[rank++] = a->shape[i];
+  }
+  return use_shape(vm, x, rank, shape);
+}
+
+qn_value builtin_expand_dims(qn_vm *vm, const qn_value *args) {
+  qn_value x = array_arg(vm, "expand_dims", args[0]);
+  if (value_is_error(x)) return x;
+  const qn_array *a = value_array(x);
+  int rank = a->rank + (value_is(args[1], TAG_LIST) ? (int)value_list(args[1])->len : 1);
+  uint8_t mask = 0;
+  bool good = !value_is(args[1], TAG_NIL);
+  if (!good) arg_refuse(vm, "expand_dims", "an int or a list of ints as axis", args[1]);
+  if (good && rank > ARRAY_MAX_RANK) {
+    raise(vm, E_rank, SPAN_NONE, "expand_dims: an array has at most %d axes", ARRAY_MAX_RANK);
+    good = false;
+  }
+  if (!good || !arg_axes(vm, "expand_dims", args[1], rank, &mask)) {
+    value_release(vm, x);
+    return value_error();
+  }
+  int64_t shape[ARRAY_MAX_RANK];
+  for (int i = 0, k = 0; i < rank; i++) shape[i] = mask >> i & 1 ? 1 : a->shape[k++];
+  return use_shape(vm, x, rank, shape);
+}
+
+qn_value builtin_flip(qn_vm *vm, const qn_value *args) {
+  qn_value x = array_arg(vm, "flip", args[0]);
+  if (value_is_error(x)) return x;
+  const qn_array *a = value_array(x);
+  uint8_t mask;
+  if (!arg_axes(vm, "flip", args[1], a->rank, &mask)) {
+    value_release(vm, x);
+    return value_error();
+  }
+  op_attr attr = {.n = (uint8_t)(3 * a->rank)};
+  for (int i = 0; i < a->rank; i++) {
+    bool back = (mask >> i & 1) && a->shape[i] > 0;
+    attr.d[3 * i] = back ? a->shape[i] - 1 : 0;
+    attr.d[3 * i + 1] = a->shape[i];
+    attr.d[3 * i + 2] = back ? -1 : 1;
+  }
+  return use1(vm, OP_slice, x, &attr);
+}
+
+qn_value builtin_roll(qn_vm *vm, const qn_value *args) {
+  qn_value x = array_arg(vm, "roll", args[0]);
+  if (value_is_error(x)) return x;
+  int64_t shift;
+  int axis;
+  if (!arg_int(vm, "roll", "an int as shift", args[1], &shift) ||
+      !arg_axis(vm, "roll", args[2], value_array(x)->rank, &axis)) {
+    value_release(vm, x);
+    return value_error();
+  }
+  int64_t n = value_array(x)->shape[axis];
+  if (n) shift = (shift % n + n) % n;
+  if (n == 0 || shift == 0) return x;
+  qn_value parts[2] = {to_slice(vm, x, axis, n - shift, shift, 1), value_nil()};
+  parts[1] = value_is_error(parts[0]) ? value_error() : to_slice(vm, x, axis, 0, n - shift, 1);
+  value_release(vm, x);
+  if (value_is_error(parts[1])) {
+    value_release(vm, parts[0]);
+    return value_error();
+  }
+  return use_concat(vm, parts, 2, axis);
+}
+
+/* Reads pad's widths: an int; a list with an int or (before, after) for every axis; (before, after) for a rank-1 array. */
+static bool pad_widths(qn_vm *vm, qn_value widths, int rank, op_attr *attr) {
+  attr->n = (uint8_t)(3 * rank);
+  bool list = value_is(widths, TAG_LIST);
+  bool pair = list && rank == 1 && value_list(widths)->len == 2;
+  if (list && !pair && value_list(widths)->len != (uint32_t)rank) {
+    raise(vm, E_argument, SPAN_NONE, "pad: %u widths for an array of rank %d", value_list(widths)->len, rank);
+    return false;
+  }
+  for (int i = 0; i < rank; i++) {
+    qn_value w = list && !pair ? value_list(widths)->items[i] : widths;
+    int64_t sides[2];
+    if (value_is(w, TAG_LIST) && value_list(w)->len == 2) {
+      for (int k = 0; k < 2; k++)
+        if (!arg_int(vm, "pad", "ints as widths", value_list(w)->items[k], &sides[k])) return false;
+    } else {
+      if (!arg_int(vm, "pad", "an int or (before, after) as width", w, &sides[0])) return false;
+      sides[1] = sides[0];
+    }
+    for (int k = 0; k < 2; k++) {
+      if (sides[k] < 0) {
+        raise(vm, E_shape, SPAN_NONE, "pad: width %lld is negative; a slice cuts elements off", (long long)sides[k]);
+        return false;
+      }
+      if (sides[k] > ARRAY_MAX_ELEMENTS) {
+        raise(vm, E_too_large, SPAN_NONE, "pad: more than 2**48 elements");
+        return false;
+      }
+      attr->d[3 * i + k] = sides[k];
+    }
+  }
+  return true;
+}
+
+qn_value builtin_pad(qn_vm *vm, const qn_value *args) {
+  qn_value x = array_arg(vm, "pad", args[0]);
+  op_attr attr = {0};
+  if (value_is_error(x)) return x;
+  if (!pad_widths(vm, args[1], value_array(x)->rank, &attr)) {
+    value_release(vm, x);
+    return value_error();
+  }
+  return use2(vm, OP_pad, x, value_retain(args[2]), &attr);
+}
+
+static qn_value repeat_items(qn_vm *vm, qn_value x, int64_t n) {
+  if (n < 0) return raise(vm, E_argument, SPAN_NONE, "repeat: a negative number of times");
+  if (value_is(x, TAG_STR)) {
+    const qn_str *s = value_str(x);
+    if (s->len && n > TEXT_MAX / s->len)
+      return raise(vm, E_too_large, SPAN_NONE, "repeat: a text has at most 2**31 bytes");
+    text_buf t;
+    text_init(&t, vm);
+    for (int64_t i = 0; i < n && s->len && !t.failed; i++) text_add(&t, s->text, s->len);
+    return text_take(&t);
+  }
+  const qn_list *l = value_list(x);
+  if (l->len && n > INT32_MAX / l->len) return raise(vm, E_too_large, SPAN_NONE, "repeat: too many items for a list");
+  qn_value out = list_value(list_new(vm, (size_t)n * l->len));
+  if (value_is_error(out)) return out;
+  for (size_t i = 0; i < value_list(out)->len; i++) value_list(out)->items[i] = value_retain(l->items[i % l->len]);
+  return out;
+}
+
+qn_value builtin_repeat(qn_vm *vm, const qn_value *args) {
+  int64_t n;
+  if (!arg_int(vm, "repeat", "an int as number of times", args[1], &n)) return value_error();
+  if (value_is(args[0], TAG_STR) || value_is(args[0], TAG_LIST)) return repeat_items(vm, args[0], n);
+  qn_value x = array_arg(vm, "repeat", args[0]);
+  if (value_is_error(x)) return x;
+  const qn_array *a = value_array(x);
+  int axis = 0, rank = a->rank;
+  int64_t shape[ARRAY_MAX_RANK], outer = 1, inner = 1;
+  bool flat = value_is(args[2], TAG_NIL);
+  bool good = n >= 0;
+  if (!good) raise(vm, E_argument, SPAN_NONE, "repeat: a negative number of times");
+  if (good && !flat) good = arg_axis(vm, "repeat", args[2], rank, &axis);
+  if (flat) {
+    rank = 1;
+    shape[0] = a->size;
+  } else {
+    memcpy(shape, a->shape, sizeof shape);
+  }
+  for (int i = 0; i < rank; i++) {
+    if (i < axis) outer *= shape[i];
+    if (i > axis) inner *= shape[i];
+  }
+  int64_t split[4] = {outer, shape[axis], 1, inner}, strides[ARRAY_MAX_RANK];
+  if (good && __builtin_mul_overflow(shape[axis], n, &shape[axis])) shape[axis] = INT64_MAX;
+  if (good && shape_strides(rank, shape, strides) < 0) {
+    raise(vm, E_too_large, SPAN_NONE, "repeat: more than 2**48 elements");
+    good = false;
+  }
+  if (!good) {
+    value_release(vm, x);
+    return value_error();
+  }
+  x = use_shape(vm, x, 4, split);
+  split[2] = n;
+  return use_shape(vm, use_broadcast(vm, x, 4, split), rank, shape);
+}
+
+/* ---- joining and cutting ---------------------------------------------------------------------------------------------------- */
+
+qn_value builtin_stack(qn_vm *vm, const qn_value *args) {
+  int64_t axis;
+  if (!arg_int(vm, "stack", "an int as axis", args[1], &axis)) return value_error();
+  if (!value_is(args[0], TAG_LIST)) return arg_refuse(vm, "stack", "a list of arrays", args[0]);
+  return stack_values(vm, "stack", value_list(args[0])->items, value_list(args[0])->len, axis, QN_DTYPE_COUNT);
+}
+
+qn_value builtin_concat(qn_vm *vm, const qn_value *args) {
+  if (!value_is(args[0], TAG_LIST)) return arg_refuse(vm, "concat", "a list of arrays", args[0]);
+  const qn_list *l = value_list(args[0]);
+  if (l->len == 0) return raise(vm, E_argument, SPAN_NONE, "concat: nothing to join");
+  for (uint32_t i = 0; i < l->len; i++)
+    if (!is_array(l->items[i]) || value_array(l->items[i])->rank == 0)
+      return arg_refuse(vm, "concat", "arrays of rank 1 or more (stack joins numbers)", l->items[i]);
+  int axis;
+  if (!arg_axis(vm, "concat", args[1], value_array(l->items[0])->rank, &axis)) return value_error();
+  op_attr attr = {.axes = (uint8_t)(1u << axis)};
+  return op_apply(vm, OP_concat, l->items, (int)l->len, &attr);
+}
+
+qn_value builtin_chunk(qn_vm *vm, const qn_value *args) {
+  qn_value x = args[0];
+  int64_t n;
+  int axis;
+  if (!is_array(x)) return arg_refuse(vm, "chunk", "an array", x);
+  if (!arg_int(vm, "chunk", "an int as number of pieces", args[1], &n) ||
+      !arg_axis(vm, "chunk", args[2], value_array(x)->rank, &axis))
+    return value_error();
+  if (n < 1 || n > INT32_MAX) return raise(vm, E_argument, SPAN_NONE, "chunk: %lld pieces", (long long)n);
+  int64_t size = value_array(x)->shape[axis], start = 0;
+  qn_value out = list_value(list_new(vm, (size_t)n));
+  for (int64_t i = 0; i < n && !value_is_error(out); i++) {
+    int64_t len = size / n + (i < size % n);
+    qn_value piece = to_slice(vm, x, axis, start, len, 1);
+    if (value_is_error(piece)) {
+      value_release(vm, out);
+      return piece;
+    }
+    value_list(out)->items[i] = piece;
+    start += len;
+  }
+  return out;
+}
+
+/* ---- picking ---------------------------------------------------------------------------------------------------------------- */
+
+/* An index argument as an integer array (owned): lists of ints are allowed. */
+static qn_value index_arg(qn_vm *vm, const char *fn, qn_value v) {
+  qn_value index =
+      value_is(v, TAG_LIST) || value_is(v, TAG_RANGE) ? arg_array(vm, fn, v, QN_DTYPE_COUNT) : value_retain(v);
+  if (value_is_error(index)) return index;
+  if (is_array(index) && dtype_is_int((qn_dtype)value_array(index)->dtype)) return index;
+  if (is_array(index) && value_array(index)->size == 0) return use_dtype(vm, index, QN_i64);
+  qn_value bad = arg_refuse(vm, fn, "an integer array as index", index);
+  value_release(vm, index);
+  return bad;
+}
+
+qn_value take_rows(qn_vm *vm, qn_value x, qn_value index, int axis) {
+  op_attr attr = {.n = 1, .d = {1}};
+  int before = value_array(x)->rank, k = value_array(index)->rank, rank = before - 1 + k;
+  if (rank > ARRAY_MAX_RANK)
+    return raise(vm, E_rank, SPAN_NONE, "take: the result would have %d axes; an array has at most %d", rank,
+                 ARRAY_MAX_RANK);
+  qn_value out = use2(vm, OP_index, use_move_axis(vm, value_retain(x), axis, 0), value_retain(index), &attr);
+  /* The index's axes lie in front: put the `axis` leading ones of x before them. */
+  int order[ARRAY_MAX_RANK];
+  for (int i = 0; i < rank; i++) order[i] = i < axis ? k + i : i < axis + k ? i - axis : i;
+  return use_permute(vm, out, order);
+}
+
+qn_value builtin_take(qn_vm *vm, const qn_value *args) {
+  qn_value x = args[0];
+  int axis;
+  if (!is_array(x)) return arg_refuse(vm, "take", "an array", x);
+  const qn_array *a = value_array(x);
+  if (!arg_axis(vm, "take", args[2], a->rank, &axis)) return value_error();
+  if (value_is(args[1], TAG_INT)) {
+    int64_t i = args[1].u.i, n = a->shape[axis], shape[ARRAY_MAX_RANK];
+    if (i < -n || i >= n)
+      return raise(vm, E_index, SPAN_NONE, "take: index %lld is out of bounds for axis %d of size %lld", (long long)i,
+                   axis, (long long)n);
+    for (int k = 0, j = 0; k < a->rank; k++)
+      if (k != axis) shape[j++] = a->shape[k];
+    return use_shape(vm, to_slice(vm, x, axis, i < 0 ? i + n : i, 1, 1), a->rank - 1, shape);
+  }
+  qn_value index = index_arg(vm, "take", args[1]);
+  if (value_is_error(index)) return index;
+  qn_value out = take_rows(vm, x, index, axis);
+  value_release(vm, index);
+  return out;
+}
+
+qn_value builtin_gather(qn_vm *vm, const qn_value *args) {
+  int axis;
+  if (!is_array(args[0])) return arg_refuse(vm, "gather", "an array", args[0]);
+  if (!arg_axis(vm, "gather", args[2], value_array(args[0])->rank, &axis)) return value_error();
+  op_attr attr = {.axes = (uint8_t)(1u << axis)};
+  return use2(vm, OP_gather, value_retain(args[0]), index_arg(vm, "gather", args[1]), &attr);
+}
+
+qn_value builtin_scatter_add(qn_vm *vm, const qn_value *args) {
+  if (!is_array(args[0])) return arg_refuse(vm, "scatter_add", "an array", args[0]);
+  if (!is_array(args[2]) && !value_is_scalar(args[2]))
+    return arg_refuse(vm, "scatter_add", "an array or a number as v", args[2]);
+  qn_value index = value_is(args[1], TAG_INT) ? to_dtype(vm, args[1], QN_i64) : index_arg(vm, "scatter_add", args[1]);
+  op_attr attr = {.n = 1, .d = {1}, .mode = SCATTER_ADD};
+  return use3(vm, OP_scatter, value_retain(args[0]), index, value_retain(args[2]), &attr);
+}
+
+qn_value builtin_nonzero(qn_vm *vm, const qn_value *args) {
+  if (!is_array(args[0])) return arg_refuse(vm, "nonzero", "an array", args[0]);
+  if (value_array(args[0])->dtype == QN_bool) return op1(vm, OP_nonzero, args[0], NULL);
+  return use1(vm, OP_nonzero, op2(vm, OP_ne, args[0], value_int(0), NULL), NULL);
+}
+
+qn_value builtin_unique(qn_vm *vm, const qn_value *args) {
+  qn_value x = array_arg(vm, "unique", args[0]);
+  if (value_is_error(x)) return x;
+  int64_t n = value_array(x)->size, one = 1;
+  bool floats = dtype_is_float((qn_dtype)value_array(x)->dtype);
+  x = use_shape(vm, x, 1, &n);
+  if (n < 2 || value_is_error(x)) return x;
+  op_attr along = {.axes = 1};
+  qn_value sorted = use1(vm, OP_sort, x, &along);
+  if (value_is_error(sorted)) return sorted;
+  /* An element stays if it differs from the one before it; all NaNs count as one. */
+  qn_value before = to_slice(vm, sorted, 0, 0, n - 1, 1);
+  qn_value after = value_is_error(before) ? before : to_slice(vm, sorted, 0, 1, n - 1, 1);
+  qn_value differ = value_is_error(after) ? after : op2(vm, OP_ne, after, before, NULL);
+  if (floats && !value_is_error(differ)) {
+    qn_value nans = use2(vm, OP_bitand, op1(vm, OP_isnan, after, NULL), op1(vm, OP_isnan, before, NULL), NULL);
+    differ = use2(vm, OP_bitand, differ, use1(vm, OP_invert, nans, NULL), NULL);
+  }
+  value_release(vm, before);
+  value_release(vm, after);
+  qn_value parts[2] = {
+      value_is_error(differ) ? differ : use_broadcast(vm, to_dtype(vm, value_bool(true), QN_bool), 1, &one), differ};
+  if (value_is_error(parts[0])) {
+    value_release(vm, differ);
+    value_release(vm, sorted);
+    return value_error();
+  }
+  return use2(vm, OP_compress, sorted, use_concat(vm, parts, 2, 0), NULL);
+}

@@ -1,0 +1,94 @@
+/* Builtins that bind the compiler's transforms and its inspection (jit/trace/rec.h). */
+#include <string.h>
+
+#include "stdlib/builtins.h"
+
+static bool arg_fn(qn_vm *vm, const char *fn, qn_value v) {
+  if (value_is(v, TAG_FN)) return true;
+  text_buf t;
+  text_init(&t, vm);
+  text_addf(&t, "%s: expected a function, not ", fn);
+  text_kind(&t, v);
+  raise_text(vm, E_not_callable, SPAN_NONE, &t);
+  return false;
+}
+
+/* wrt: an int or a list of ints. */
+static qn_value gradient(qn_vm *vm, transform_kind kind, const char *fn, const qn_value *args) {
+  bool aux;
+  if (!arg_fn(vm, fn, args[0]) || !arg_bool(vm, fn, "true or false as aux", args[2], &aux)) return value_error();
+  const qn_value *wrt = &args[1];
+  uint32_t n = 1;
+  if (value_is(args[1], TAG_LIST)) {
+    wrt = value_list(args[1])->items;
+    n = value_list(args[1])->len;
+    if (n == 0) return raise(vm, E_argument, SPAN_NONE, "%s: wrt names no argument", fn);
+  }
+  for (uint32_t i = 0; i < n; i++) {
+    int64_t at;
+    if (!arg_int(vm, fn, "an int or a list of ints as wrt", wrt[i], &at)) return value_error();
+    if (at < 0) return raise(vm, E_argument, SPAN_NONE, "%s: wrt counts arguments from 0", fn);
+  }
+  return transform_new(vm, kind, args, 3);
+}
+
+qn_value builtin_grad(qn_vm *vm, const qn_value *args) { return gradient(vm, TRANSFORM_GRAD, "grad", args); }
+qn_value builtin_value_and_grad(qn_vm *vm, const qn_value *args) {
+  return gradient(vm, TRANSFORM_VALUE_AND_GRAD, "value_and_grad", args);
+}
+
+static bool one_of(qn_value v, const char *const *names, int n) {
+  for (int i = 0; i < n && value_is(v, TAG_STR); i++)
+    if (strcmp(value_str(v)->text, names[i]) == 0) return true;
+  return false;
+}
+
+static bool set_option(qn_vm *vm, qn_record *r, const char *name, qn_value v) {
+  qn_str *key = str_intern(vm, name, strlen(name));
+  if (!key) return false;
+  bool good = record_set(vm, r, key, value_retain(v));
+  value_release(vm, value_obj(TAG_STR, key));
+  return good;
+}
+
+qn_value builtin_jit(qn_vm *vm, const qn_value *args) {
+  static const char *const modes[] = {"default", "reduce-overhead", "max-autotune"};
+  static const char *const backends[] = {"cpu", "gpu", "eager"};
+  bool fullgraph;
+  if (!arg_fn(vm, "jit", args[0]) || !arg_bool(vm, "jit", "true or false as fullgraph", args[2], &fullgraph))
+    return value_error();
+  if (!one_of(args[1], modes, 3))
+    return raise(vm, E_argument, SPAN_NONE, "jit: mode is \"default\", \"reduce-overhead\" or \"max-autotune\"");
+  if (!value_is(args[3], TAG_NIL) && !value_is(args[3], TAG_BOOL))
+    return raise(vm, E_argument, SPAN_NONE, "jit: dynamic is nil, true or false");
+  if (!value_is(args[4], TAG_NIL) && !value_is(args[4], TAG_FN) && !one_of(args[4], backends, 3))
+    return raise(vm, E_argument, SPAN_NONE, "jit: backend is nil, \"cpu\", \"gpu\", \"eager\" or a function");
+  qn_record *r = record_new(vm);
+  if (!r) return value_error();
+  qn_value options = value_obj(TAG_RECORD, r), out = value_error();
+  if (set_option(vm, r, "mode", args[1]) && set_option(vm, r, "fullgraph", args[2]) &&
+      set_option(vm, r, "dynamic", args[3]) && set_option(vm, r, "backend", args[4])) {
+    qn_value captures[2] = {args[0], options};
+    out = transform_new(vm, TRANSFORM_JIT, captures, 2);
+  }
+  value_release(vm, options);
+  return out;
+}
+
+qn_value builtin_nojit(qn_vm *vm, const qn_value *args) {
+  return arg_fn(vm, "nojit", args[0]) ? transform_new(vm, TRANSFORM_NOJIT, args, 1) : value_error();
+}
+
+qn_value builtin_checkpoint(qn_vm *vm, const qn_value *args) {
+  return arg_fn(vm, "checkpoint", args[0]) ? transform_new(vm, TRANSFORM_CHECKPOINT, args, 1) : value_error();
+}
+
+static qn_value inspect(qn_vm *vm, const char *fn, const qn_value *args,
+                        qn_value (*what)(qn_vm *, qn_value, const qn_value *, int)) {
+  if (!arg_fn(vm, fn, args[0])) return value_error();
+  return what(vm, args[0], value_list(args[1])->items, (int)value_list(args[1])->len);
+}
+
+qn_value builtin_explain(qn_vm *vm, const qn_value *args) { return inspect(vm, "explain", args, jit_explain); }
+qn_value builtin_graph(qn_vm *vm, const qn_value *args) { return inspect(vm, "graph", args, jit_graph_text); }
+qn_value builtin_code(qn_vm *vm, const qn_value *args) { return inspect(vm, "code", args, jit_code_text); }

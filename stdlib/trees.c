@@ -1,0 +1,191 @@
+/* Builtins on trees: lists and records whose leaves are arrays and numbers. Several trees are walked in step, without
+ * recursion: a stack of frames, each with the containers of one level, so any depth is safe. */
+#include "stdlib/builtins.h"
+
+static bool is_leaf(qn_value v) { return is_array(v) || value_is_number(v); }
+static bool is_container(qn_value v) { return value_is(v, TAG_LIST) || value_is(v, TAG_RECORD); }
+static uint32_t container_len(qn_value v) { return value_is(v, TAG_LIST) ? value_list(v)->len : value_record(v)->len; }
+static qn_value *container_items(qn_value v) {
+  return value_is(v, TAG_LIST) ? value_list(v)->items : value_record(v)->items;
+}
+
+typedef struct frame {
+  qn_value out; /* owned: the result at this level; items before `at` are done */
+  uint32_t at;
+} frame;
+
+struct trees_walk {
+  qn_vm *vm;
+  const char *fn;
+  uint32_t k; /* trees */
+  bool all;   /* visit everything that is no container, not only leaves */
+  frame *frames;
+  uint32_t depth, frames_cap;
+  qn_value *levels; /* borrowed: k containers a frame */
+  uint32_t levels_cap;
+};
+typedef trees_walk walk;
+
+void text_path(const walk *w, bool dotted, text_buf *t) {
+  for (uint32_t i = 0; i < w->depth; i++) {
+    qn_value c = w->levels[i * w->k];
+    if (!dotted && w->depth > 40 && i == 20) {
+      text_adds(t, "...");
+      i = w->depth - 20;
+    }
+    bool list = value_is(c, TAG_LIST);
+    if (i && (dotted || !list)) text_adds(t, ".");
+    if (list)
+      text_addf(t, dotted ? "%u" : "[%u]", w->frames[i].at);
+    else
+      text_adds(t, record_name(value_record(c), w->frames[i].at)->text);
+  }
+}
+
+/* Tree `j` has `other` where the first one has `first`. */
+static qn_value differ(walk *w, qn_value first, qn_value other, uint32_t j) {
+  text_buf t;
+  text_init(&t, w->vm);
+  text_addf(&t, "%s: the trees differ in structure", w->fn);
+  if (w->depth) text_adds(&t, " at ");
+  text_path(w, false, &t);
+  text_adds(&t, ": ");
+  text_kind(&t, first);
+  text_adds(&t, " in the first, ");
+  text_kind(&t, other);
+  text_addf(&t, " in tree %u", j + 1);
+  return raise_text(w->vm, E_type, SPAN_NONE, &t);
+}
+
+/* Do the containers have the same items? Names may stand in another order. */
+static bool same_structure(qn_value a, qn_value b) {
+  if (value_tag_of(a) != value_tag_of(b) || container_len(a) != container_len(b)) return false;
+  if (value_is(a, TAG_LIST) || record_same_layout(value_record(a), value_record(b))) return true;
+  for (uint32_t i = 0; i < value_record(a)->len; i++)
+    if (record_find(value_record(b), record_name(value_record(a), i)) < 0) return false;
+  return true;
+}
+
+/* Handles one place of the trees: the result's value there, or unset after a level was entered. */
+static qn_value enter(walk *w, const qn_value *values, trees_visit visit, void *ctx) {
+  qn_value first = values[0];
+  if (!is_leaf(first) && !is_container(first)) return w->all ? visit(ctx, w, values) : value_retain(first);
+  for (uint32_t j = 1; j < w->k; j++)
+    if (value_is(values[j], TAG_NIL)) return value_retain(first);
+  if (is_leaf(first)) {
+    for (uint32_t j = 1; j < w->k; j++)
+      if (!is_leaf(values[j])) return differ(w, first, values[j], j);
+    return visit(ctx, w, values);
+  }
+  for (uint32_t j = 1; j < w->k; j++)
+    if (!same_structure(first, values[j])) return differ(w, first, values[j], j);
+  if (container_len(first) == 0) return value_retain(first);
+  if (!mem_grow(w->vm, (void **)&w->frames, &w->frames_cap, w->depth + 1, sizeof *w->frames) ||
+      !mem_grow(w->vm, (void **)&w->levels, &w->levels_cap, (size_t)(w->depth + 1) * w->k, sizeof *w->levels))
+    return value_error();
+  qn_value out;
+  if (value_is(first, TAG_LIST)) {
+    out = list_value(list_new(w->vm, value_list(first)->len));
+  } else {
+    qn_record *r = record_like(w->vm, value_record(first));
+    out = r ? value_obj(TAG_RECORD, r) : value_error();
+  }
+  if (value_is_error(out)) return out;
+  for (uint32_t j = 0; j < w->k; j++) w->levels[w->depth * w->k + j] = values[j];
+  w->frames[w->depth++] = (frame){out, 0};
+  return value_unset();
+}
+
+qn_value trees_map(qn_vm *vm, const char *fn, const qn_value *trees, uint32_t k, bool all, trees_visit visit,
+                   void *ctx) {
+  walk w = {.vm = vm, .fn = fn, .k = k, .all = all};
+  qn_value *values = mem_alloc(vm, k * sizeof *values);
+  if (!values) return value_error();
+  qn_value done = enter(&w, trees, visit, ctx);
+  while (w.depth && !value_is_error(done)) {
+    frame *f = &w.frames[w.depth - 1];
+    const qn_value *level = &w.levels[(w.depth - 1) * k];
+    if (!value_is(done, TAG_UNSET)) { /* an item of this level is ready */
+      container_items(f->out)[f->at++] = done;
+      done = value_unset();
+    }
+    if (f->at == container_len(f->out)) {
+      done = f->out;
+      w.depth--;
+      continue;
+    }
+    values[0] = container_items(level[0])[f->at];
+    for (uint32_t j = 1; j < k; j++) {
+      uint32_t at = f->at;
+      if (value_is(level[j], TAG_RECORD))
+        at = (uint32_t)record_find(value_record(level[j]), record_name(value_record(level[0]), f->at));
+      values[j] = container_items(level[j])[at];
+    }
+    done = enter(&w, values, visit, ctx);
+  }
+  while (w.depth) value_release(vm, w.frames[--w.depth].out);
+  mem_free(vm, w.frames, w.frames_cap * sizeof *w.frames);
+  mem_free(vm, w.levels, w.levels_cap * sizeof *w.levels);
+  mem_free(vm, values, k * sizeof *values);
+  return done;
+}
+
+/* ---- the builtins ---------------------------------------------------------------------------------------------------- */
+
+typedef struct call_ctx {
+  qn_vm *vm;
+  qn_value f;
+  uint32_t k;
+} call_ctx;
+
+static qn_value visit_call(void *ctx, const walk *w, const qn_value *values) {
+  (void)w;
+  call_ctx *c = ctx;
+  return c->vm->hooks.call(c->vm, c->f, values, (int)c->k, value_nil());
+}
+
+qn_value builtin_tree_map(qn_vm *vm, const qn_value *args) {
+  if (!value_is(args[0], TAG_FN)) return arg_refuse(vm, "tree_map", "a function first, then the trees", args[0]);
+  const qn_list *others = value_list(args[2]);
+  call_ctx c = {vm, args[0], others->len + 1};
+  qn_value *trees = mem_alloc(vm, c.k * sizeof *trees);
+  if (!trees) return value_error();
+  trees[0] = args[1];
+  for (uint32_t i = 1; i < c.k; i++) trees[i] = others->items[i - 1];
+  qn_value out = trees_map(vm, "tree_map", trees, c.k, false, visit_call, &c);
+  mem_free(vm, trees, c.k * sizeof *trees);
+  return out;
+}
+
+typedef struct collect_ctx {
+  qn_vm *vm;
+  qn_value list; /* owned */
+  uint32_t k;
+  bool rows; /* a list for each place instead of its only leaf */
+} collect_ctx;
+
+static qn_value visit_collect(void *ctx, const walk *w, const qn_value *values) {
+  (void)w;
+  collect_ctx *c = ctx;
+  qn_value item = c->rows ? list_value(list_from(c->vm, values, c->k)) : value_retain(values[0]);
+  if (value_is_error(item) || !list_push(c->vm, value_list(c->list), item)) return value_error();
+  return value_nil();
+}
+
+static qn_value collect(qn_vm *vm, const char *fn, const qn_value *trees, uint32_t k, bool rows) {
+  collect_ctx c = {vm, list_value(list_new(vm, 0)), k, rows};
+  if (value_is_error(c.list)) return c.list;
+  qn_value walked = trees_map(vm, fn, trees, k, false, visit_collect, &c);
+  value_release(vm, walked);
+  if (!value_is_error(walked)) return c.list;
+  value_release(vm, c.list);
+  return value_error();
+}
+
+qn_value builtin_tree_leaves(qn_vm *vm, const qn_value *args) { return collect(vm, "tree_leaves", args, 1, false); }
+
+qn_value builtin_tree_zip(qn_vm *vm, const qn_value *args) {
+  const qn_list *trees = value_list(args[0]);
+  if (trees->len == 0) return raise(vm, E_argument, SPAN_NONE, "tree_zip: no trees");
+  return collect(vm, "tree_zip", trees->items, trees->len, true);
+}
