@@ -52,7 +52,7 @@ bool arg_dtype(qn_vm *vm, const char *fn, qn_value v, qn_dtype otherwise, qn_dty
     return false;
   }
   *out = (qn_dtype)v.u.i;
-  if (*out >= DTYPE_PUBLIC) {
+  if ((int)*out >= DTYPE_PUBLIC) {
     raise(vm, E_dtype, SPAN_NONE, "%s: arrays of %s are not supported", fn, dtype_rows[*out].name);
     return false;
   }

@@ -156,7 +156,7 @@ static bool read_members(archive *z, qn_record *r) {
   qn_vm *vm = z->vm;
   size_t at = z->directory;
   for (uint32_t i = 0; i < z->entries; i++) {
-    member m;
+    member m = {0};
     if (!next_member(z, &at, &m)) return false;
     if (m.name_len < 4 || memcmp(m.name + m.name_len - 4, ".npy", 4) != 0)
       return file_refuse(vm, z->path, "member %.*s is no .npy file", (int)m.name_len, m.name);
