@@ -243,12 +243,14 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
       return answer == REC_DONE ? value_nil() : value_error();
     }
   }
+  bool shown = (value_is(it, TAG_LIST) || value_is(it, TAG_RANGE)) && ((obj_head *)it.u.p)->aux == OBJ_PROGRESS;
   for (int64_t i = 0; i < len;) {
     if (__builtin_expect(vm_poll(vm), 0)) {
       raise_at(vm, h->at);
       r = value_error();
       break;
     }
+    if (__builtin_expect(shown, 0)) vm->hooks.progress(vm, i, len);
     qn_value item;
     int64_t step = 1;
     switch (value_tag_of(it)) {
@@ -275,6 +277,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
     if (!next_iteration(vm, &r)) break;
     r = value_nil();
   }
+  if (shown) vm->hooks.progress(vm, len, len);
   value_release(vm, it);
   for (uint32_t i = n->first; i < n->last; i++) slot_set(vm, &fp[i], value_nil());
   return r;

@@ -166,6 +166,9 @@ bool float_parse(const char *text, size_t len, double *out);
 /* Reads a decimal or 0x integer (sign and `_` allowed); false if the text is none or the value does not fit. */
 bool int_parse(const char *text, size_t len, int64_t *out);
 
+/* `aux` of a list or range that progress(...) made: loops over it are shown on the terminal (vm_hooks.progress). */
+enum { OBJ_PROGRESS = 1 };
+
 /* ---- lists ------------------------------------------------------------------------------------------- */
 
 /* Copy-on-write: whoever wants to change a list with another owner copies it first (list_own). */

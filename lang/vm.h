@@ -66,6 +66,8 @@ typedef struct vm_hooks {
   /* The anchor in the code of an FN_USER value (jit/trace/rec.h's jit_anchor), NULL for others (interp). */
   void *(*anchor)(qn_value fn);
   const device_memory *device; /* NULL: there is only the CPU */
+  /* Shows how far a `for` over a list or range marked OBJ_PROGRESS is: before each item, and at the end (done == total) (stdlib). */
+  void (*progress)(qn_vm *vm, int64_t done, int64_t total);
   /* Frees the object of a TAG_GRAPH value (jit/trace). */
   void (*free_graph)(qn_vm *vm, void *graph);
   /* Releases what interp keeps behind fn->code or a module's scope; may be NULL. Runs before close_jit. */
@@ -97,6 +99,10 @@ struct qn_vm {
   /* Recording (jit/trace/rec.h): non-NULL while a graph is being recorded or pending. Tested on every op. */
   struct recording *rec;
   uint32_t next_node;     /* first free graph node id of this VM */
+  /* progress(): the label, when the bar was drawn last, and whether it stands on the terminal now. */
+  char progress_label[64];
+  double progress_drawn;
+  bool progress_shown;
   /* Randomness: the seed and the next draw number. */
   uint64_t seed, draw;
   void *cpu;              /* jit/cpu's state of this VM (cpu_open) */

@@ -21,6 +21,13 @@ static int terminal_width(const qn_vm *vm, int stream) {
   return size.ws_col >= 20 ? size.ws_col : 0;
 }
 
+/* Takes the bar off the terminal, before other output or at the end of its loop. */
+static void progress_clear(qn_vm *vm) {
+  if (!vm->progress_shown) return;
+  vm->progress_shown = false;
+  vm_write(vm, 2, "\r\x1b[K", 4);
+}
+
 qn_value builtin_print(qn_vm *vm, const qn_value *args) {
   const qn_list *values = value_list(args[0]);
   int stream = 0;
@@ -42,7 +49,10 @@ qn_value builtin_print(qn_vm *vm, const qn_value *args) {
     raise_memory(vm);
     good = false;
   }
-  if (good) vm_write(vm, stream, t.text, t.len);
+  if (good) {
+    progress_clear(vm);
+    vm_write(vm, stream, t.text, t.len);
+  }
   text_free(&t);
   return good ? value_nil() : value_error();
 }
@@ -399,14 +409,70 @@ qn_value builtin_assert(qn_vm *vm, const qn_value *args) {
   return good ? value_nil() : raise_exactly(vm, E_assertion, message);
 }
 
+/* ---- progress ------------------------------------------------------------------------------------------------------------ */
+
+static double seconds_now(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* hooks.progress: "training [######------] 12/30", at most ten times a second. */
+static void progress_draw(qn_vm *vm, int64_t done, int64_t total) {
+  enum { BAR = 30 };
+  double now = seconds_now();
+  if (done == total) {
+    progress_clear(vm);
+    return;
+  }
+  if (now - vm->progress_drawn < 0.1) return;
+  vm->progress_drawn = now;
+  vm->progress_shown = true;
+  int full = (int)((double)done / (double)total * BAR);
+  text_buf t;
+  text_init(&t, vm);
+  text_addf(&t, "\r\x1b[K%s%s[", vm->progress_label, *vm->progress_label ? " " : "");
+  text_repeat(&t, "#", full);
+  text_repeat(&t, "-", BAR - full);
+  text_addf(&t, "] %lld/%lld", (long long)done, (long long)total);
+  if (!t.failed) vm_write(vm, 2, t.text, t.len);
+  text_free(&t);
+}
+
+/* On a terminal: a marked copy of the iterable, which the interpreter's `for` reports on. Elsewhere the iterable itself. */
+qn_value builtin_progress(qn_vm *vm, const qn_value *args) {
+  qn_str *label;
+  sequence s;
+  if (!sequence_of(vm, "progress", args[0], &s) || !arg_str(vm, "progress", "a text as label", args[1], &label))
+    return value_error();
+  if (!on_terminal(vm, 2)) return value_retain(args[0]);
+  qn_value out;
+  if (value_is(args[0], TAG_RANGE)) {
+    const qn_range *r = value_range(args[0]);
+    qn_range *copy = range_new(vm, r->start, r->stop, r->step);
+    out = copy ? value_obj(TAG_RANGE, copy) : value_error();
+  } else if (value_is(args[0], TAG_LIST)) {
+    out = list_value(list_from(vm, value_list(args[0])->items, value_list(args[0])->len));
+  } else {
+    out = builtin_list(vm, args);
+  }
+  if (value_is_error(out)) return out;
+  ((obj_head *)out.u.p)->aux = OBJ_PROGRESS;
+  size_t n = utf8_valid_prefix(label->text,
+                               label->len < sizeof vm->progress_label - 1 ? label->len : sizeof vm->progress_label - 1);
+  memcpy(vm->progress_label, label->text, n);
+  vm->progress_label[n] = 0;
+  vm->progress_drawn = seconds_now();
+  vm->hooks.progress = progress_draw;
+  return out;
+}
+
 /* ---- clock and environment --------------------------------------------------------------------------------------------- */
 
 qn_value builtin_time(qn_vm *vm, const qn_value *args) {
   (void)args;
-  struct timespec now;
   if (!vm_may(vm, QN_CAP_CLOCK, "reading the clock")) return value_error();
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return value_float((double)now.tv_sec + (double)now.tv_nsec * 1e-9);
+  return value_float(seconds_now());
 }
 
 qn_value builtin_env(qn_vm *vm, const qn_value *args) {
