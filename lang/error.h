@@ -4,6 +4,8 @@
 #ifndef LANG_ERROR_H
 #define LANG_ERROR_H
 
+#include <signal.h> /* declares libc's raise() before the name below is ours */
+
 #include "lang/source.h"
 #include "lang/value.h"
 
@@ -50,6 +52,8 @@ typedef struct qn_error_object {
   qn_value payload; /* error(record) keeps the value */
 } qn_error_object;
 
+/* The symbol has a name of its own: a host that calls libc's raise() must not get this one. */
+#define raise raise_error
 /* Raises and returns the error value, so that `return raise(...)` reads well. `at` may be SPAN_NONE: the interpreter fills
  * in the place of the expression that was being evaluated. */
 #define SPAN_NONE ((span){0, 0, 0})

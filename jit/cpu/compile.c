@@ -20,22 +20,16 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#define raise libc_raise
 #include <pthread.h>
-#undef raise
 #include <sched.h>
-#define raise libc_raise /* lang/error.h has one of its own */
 #include <signal.h>
 #include <spawn.h>
-#undef raise
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#define raise libc_raise
 #include <sys/wait.h>
-#undef raise
 #include <time.h>
 #include <unistd.h>
 
