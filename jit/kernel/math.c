@@ -14,6 +14,7 @@ static const math_text texts[] = {
 #define PRIM(R, name, params, ...) {#name, "FN " #R " " #name #params, #__VA_ARGS__},
 #include "jit/kernel/prims.def"
 #define HELPER(R, name, params, ...) {#name, "FN " #R " " #name #params, #__VA_ARGS__},
+#define SLOW(R, name, params, ...) {#name, "FN_SLOW " #R " " #name #params, #__VA_ARGS__},
 #define MATH1(R, name, T, ...) {#name "_" #T, "FN " #R " " #name "_" #T "(" #T " a)", #__VA_ARGS__},
 #define MATH2(R, name, T, ...) {#name "_" #T, "FN " #R " " #name "_" #T "(" #T " a, " #T " b)", #__VA_ARGS__},
 #define MATH_RARE1(name, T)                                                                                            \
@@ -28,14 +29,14 @@ enum { TEXTS = sizeof texts / sizeof *texts };
 _Static_assert((int)TEXTS <= (int)MATH_TEXTS_MAX, "math_uses has a bit for every text");
 
 static const char words_c[] =
-    "#define FN static inline\n"
+    "#define FN static inline __attribute__((always_inline))\n#define FN_SLOW static __attribute__((noinline))\n"
     "#define FMA32 __builtin_fmaf\n#define FMA64 __builtin_fma\n#define FLOOR32 __builtin_floorf\n#define FLOOR64 __builtin_floor\n"
     "#define CEIL32 __builtin_ceilf\n#define CEIL64 __builtin_ceil\n#define RINT32 __builtin_rintf\n#define RINT64 __builtin_rint\n"
     "#define TRUNC32 __builtin_truncf\n#define TRUNC64 __builtin_trunc\n#define SQRT32 __builtin_sqrtf\n#define SQRT64 __builtin_sqrt\n"
     "#define MULHI64(a, b) ((u64)((unsigned __int128)(a) * (b) >> 64))\n"
     "#define INF32 __builtin_inff()\n#define INF64 __builtin_inf()\n#define NAN32 __builtin_nanf(\"\")\n#define NAN64 __builtin_nan(\"\")\n";
 static const char words_cuda[] =
-    "#define FN static __device__ __forceinline__\n"
+    "#define FN static __device__ __forceinline__\n#define FN_SLOW static __device__ __noinline__\n"
     "#define FMA32 __fmaf_rn\n#define FMA64 __fma_rn\n#define FLOOR32 floorf\n#define FLOOR64 floor\n"
     "#define CEIL32 ceilf\n#define CEIL64 ceil\n#define RINT32 rintf\n#define RINT64 rint\n"
     "#define TRUNC32 truncf\n#define TRUNC64 trunc\n#define SQRT32 __fsqrt_rn\n#define SQRT64 __dsqrt_rn\n"

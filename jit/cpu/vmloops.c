@@ -1,0 +1,486 @@
+/* The loops of vmloops.h, made from the rows of prims.def and math.def by macros. Compiled once per instruction set: VM_ISA
+ * names the table, and the compiler's vectoriser does the rest (`omp simd`: iterations are independent, see the contract on
+ * aliasing). Elements that need the slow form of a function are repaired after the fast form ran over 64 of them. */
+#include "jit/cpu/vmloops.h"
+
+#include <string.h>
+
+#include "jit/kernel/prims.h"
+
+#if defined(__clang__)
+#pragma clang diagnostic ignored "-Wpass-failed"
+#endif
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#define SIMD _Pragma("omp simd")
+
+/* ---- one operand ---- */
+#define LOOP1(NAME, T, R, F)                                                                                           \
+  static void NAME(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {                        \
+    R *out = o;                                                                                                        \
+    const T *x = a;                                                                                                    \
+    (void)b, (void)c;                                                                                                  \
+    if (!(mode & VM_A)) {                                                                                              \
+      R v = F(x[0]);                                                                                                   \
+      SIMD for (int64_t i = 0; i < n; i++) out[i] = v;                                                                 \
+      return;                                                                                                          \
+    }                                                                                                                  \
+    SIMD for (int64_t i = 0; i < n; i++) out[i] = F(x[i]);                                                             \
+  }
+/* ---- two operands, one loop per mode: for cheap operations ---- */
+#define LOOP2(NAME, T, R, F)                                                                                           \
+  static void NAME(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {                        \
+    R *out = o;                                                                                                        \
+    const T *x = a, *y = b;                                                                                            \
+    (void)c;                                                                                                           \
+    if ((mode & (VM_A | VM_B)) == (VM_A | VM_B)) {                                                                     \
+      SIMD for (int64_t i = 0; i < n; i++) out[i] = F(x[i], y[i]);                                                     \
+    } else if (mode & VM_A) {                                                                                          \
+      T v = y[0];                                                                                                      \
+      SIMD for (int64_t i = 0; i < n; i++) out[i] = F(x[i], v);                                                        \
+    } else if (mode & VM_B) {                                                                                          \
+      T u = x[0];                                                                                                      \
+      SIMD for (int64_t i = 0; i < n; i++) out[i] = F(u, y[i]);                                                        \
+    } else {                                                                                                           \
+      R v = F(x[0], y[0]);                                                                                             \
+      SIMD for (int64_t i = 0; i < n; i++) out[i] = v;                                                                 \
+    }                                                                                                                  \
+  }
+/* ---- two and three operands, scalars repeated in a small array: one loop ---- */
+enum { SPLAT = 256 };
+#define SPLAT_OF(T, name, p, bit)                                                                                      \
+  T name##_splat[SPLAT];                                                                                               \
+  const T *name = p;                                                                                                   \
+  if (!(mode & bit)) {                                                                                                 \
+    T v = name[0];                                                                                                     \
+    SIMD for (int64_t i = 0; i < (n < SPLAT ? n : SPLAT); i++) name##_splat[i] = v;                                    \
+    name = name##_splat;                                                                                               \
+  }
+#define LOOP2_SPLAT(NAME, T, R, F, HOW)                                                                                \
+  static void NAME(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {                        \
+    R *out = o;                                                                                                        \
+    (void)c;                                                                                                           \
+    SPLAT_OF(T, x, a, VM_A)                                                                                            \
+    SPLAT_OF(T, y, b, VM_B)                                                                                            \
+    for (int64_t j = 0; j < n; j += SPLAT) {                                                                           \
+      int64_t m = n - j < SPLAT ? n - j : SPLAT;                                                                       \
+      HOW for (int64_t i = 0; i < m; i++) out[i] = F(x[i], y[i]);                                                      \
+      out += SPLAT, x += mode & VM_A ? SPLAT : 0, y += mode & VM_B ? SPLAT : 0;                                        \
+    }                                                                                                                  \
+  }
+#define LOOP3_SPLAT(NAME, S, T, R, F)                                                                                  \
+  static void NAME(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {                        \
+    R *out = o;                                                                                                        \
+    SPLAT_OF(S, x, a, VM_A)                                                                                            \
+    SPLAT_OF(T, y, b, VM_B)                                                                                            \
+    SPLAT_OF(T, z, c, VM_C)                                                                                            \
+    for (int64_t j = 0; j < n; j += SPLAT) {                                                                           \
+      int64_t m = n - j < SPLAT ? n - j : SPLAT;                                                                       \
+      SIMD for (int64_t i = 0; i < m; i++) out[i] = F(x[i], y[i], z[i]);                                               \
+      out += SPLAT, x += mode & VM_A ? SPLAT : 0, y += mode & VM_B ? SPLAT : 0, z += mode & VM_C ? SPLAT : 0;          \
+    }                                                                                                                  \
+  }
+/* ---- functions with a slow form for rare elements: 64 at a time, so that operands may be overwritten ---- */
+enum { RARE = 64 };
+#define REPAIR1(F, T)                                                                                                  \
+  static __attribute__((noinline)) void repair_##F##_##T(T *out, const T *x, int64_t n) {                              \
+    for (int64_t i = 0; i < n; i++)                                                                                    \
+      if (F##_rare_##T(x[i])) out[i] = F##_slow_##T(x[i]);                                                             \
+  }
+#define REPAIR2(F, T)                                                                                                  \
+  static __attribute__((noinline)) void repair_##F##_##T(T *out, const T *x, const T *y, int64_t n) {                  \
+    for (int64_t i = 0; i < n; i++)                                                                                    \
+      if (F##_rare_##T(x[i], y[i])) out[i] = F##_slow_##T(x[i], y[i]);                                                 \
+  }
+#define LOOP1_RARE(NAME, T, F)                                                                                         \
+  static void NAME(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {                        \
+    T *out = o;                                                                                                        \
+    const T *x = a;                                                                                                    \
+    (void)b, (void)c;                                                                                                  \
+    for (int64_t j = 0; j < n; j += RARE, out += RARE) {                                                               \
+      int64_t m = n - j < RARE ? n - j : RARE;                                                                         \
+      T t[RARE];                                                                                                       \
+      int rare = 0;                                                                                                    \
+      for (int64_t i = 0; i < m; i++) t[i] = x[mode & VM_A ? i : 0];                                                   \
+      _Pragma("omp simd reduction(| : rare)") for (int64_t i = 0; i < m; i++) rare |= F##_rare_##T(t[i]);              \
+      SIMD for (int64_t i = 0; i < m; i++) out[i] = F##_fast_##T(t[i]);                                                \
+      if (rare) repair_##F##_##T(out, t, m);                                                                           \
+      if (mode & VM_A) x += RARE;                                                                                      \
+    }                                                                                                                  \
+  }
+#define LOOP2_RARE(NAME, T, F)                                                                                         \
+  static void NAME(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {                        \
+    T *out = o;                                                                                                        \
+    const T *x = a, *y = b;                                                                                            \
+    (void)c;                                                                                                           \
+    for (int64_t j = 0; j < n; j += RARE, out += RARE) {                                                               \
+      int64_t m = n - j < RARE ? n - j : RARE;                                                                         \
+      T t[RARE], u[RARE];                                                                                              \
+      int rare = 0;                                                                                                    \
+      for (int64_t i = 0; i < m; i++) t[i] = x[mode & VM_A ? i : 0], u[i] = y[mode & VM_B ? i : 0];                    \
+      _Pragma("omp simd reduction(| : rare)") for (int64_t i = 0; i < m; i++) rare |= F##_rare_##T(t[i], u[i]);        \
+      SIMD for (int64_t i = 0; i < m; i++) out[i] = F##_fast_##T(t[i], u[i]);                                          \
+      if (rare) repair_##F##_##T(out, t, u, m);                                                                        \
+      if (mode & VM_A) x += RARE;                                                                                      \
+      if (mode & VM_B) y += RARE;                                                                                      \
+    }                                                                                                                  \
+  }
+
+/* ---- which primitives have which types ---- */
+#define REALS(X) X(f32) X(f64)
+#define WORDS(X) X(u8) X(i8) X(i16) X(i32) X(i64) X(u32) X(u64)
+#define NUMBERS(X) REALS(X) WORDS(X)
+#define COMPUTED(X) NUMBERS(X) X(b8)
+
+#define KOPS_ALL2(X, T) X(min, T, T) X(max, T, T) X(eq, T, b8) X(ne, T, b8) X(lt, T, b8) X(le, T, b8) X(gt, T, b8) X(ge, T, b8)
+#define KOPS_NUM2(X, T) X(add, T, T) X(sub, T, T) X(mul, T, T)
+#define KOPS_NUM1(X, T) X(neg, T, T) X(abs, T, T)
+#define KOPS_BIT2(X, T) X(and, T, T) X(or, T, T) X(xor, T, T)
+#define KOPS_REAL1(X, T) X(floor, T, T) X(ceil, T, T) X(rint, T, T) X(trunc, T, T) X(sqrt, T, T)
+#define KOPS_INT2(X, T) X(shl, T, T) X(shr, T, T)
+#define KOPS_SLOW2(X, T) X(idiv, T, T) X(imod, T, T) X(ipow, T, T)
+
+#define NAME1(F, T, R) LOOP1(kop_##F##_##T, T, R, F##_##T)
+#define NAME2(F, T, R) LOOP2(kop_##F##_##T, T, R, F##_##T)
+#define NAME2S(F, T, R) LOOP2_SPLAT(kop_##F##_##T, T, R, F##_##T, SIMD)
+#define NAME2P(F, T, R) LOOP2_SPLAT(kop_##F##_##T, T, R, F##_##T, )
+
+/* one loop per mode for the common types, one for all modes for the others */
+#define NAME2_f32 NAME2
+#define NAME2_f64 NAME2
+#define NAME2_i32 NAME2
+#define NAME2_i64 NAME2
+#define NAME2_b8 NAME2
+#define NAME2_u8 NAME2S
+#define NAME2_i8 NAME2S
+#define NAME2_i16 NAME2S
+#define NAME2_u32 NAME2S
+#define NAME2_u64 NAME2S
+#define MAKE_ALL(T) KOPS_ALL2(NAME2_##T, T)
+#define MAKE_NUM(T) KOPS_NUM2(NAME2_##T, T) KOPS_NUM1(NAME1, T)
+#define MAKE_REAL(T)                                                                                                   \
+  KOPS_REAL1(NAME1, T) NAME2(div, T, T) LOOP3_SPLAT(kop_fma_##T, T, T, T, fma_##T)
+#define MAKE_INT(T) KOPS_BIT2(NAME2_##T, T) NAME1(not, T, T) KOPS_INT2(NAME2S, T) KOPS_SLOW2(NAME2P, T)
+COMPUTED(MAKE_ALL)
+NUMBERS(MAKE_NUM)
+REALS(MAKE_REAL)
+WORDS(MAKE_INT)
+KOPS_BIT2(NAME2, b8)
+NAME1(not, b8, b8)
+NAME2S(mulhi, u32, u32)
+NAME2P(mulhi, u64, u64)
+
+#define SELECT_BITS(c, a, b) ((c) ? (a) : (b))
+#define BITS_OF(a) (a)
+#define SIZES(X) X(u8) X(u16) X(u32) X(u64)
+#define MAKE_SIZE(U)                                                                                                   \
+  LOOP1(bits_copy_##U, U, U, BITS_OF)                                                                                       \
+  static void bits_fill_##U(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {                    \
+    bits_copy_##U(o, a, b, c, mode & 0, n);                                                                                 \
+  }                                                                                                                    \
+  LOOP3_SPLAT(bits_select_##U, b8, U, U, SELECT_BITS)                                                                       \
+  static void bits_load_##U(void *o, const void *from, int64_t stride, int64_t n) {                                         \
+    U *out = o;                                                                                                        \
+    const U *x = from;                                                                                                 \
+    for (int64_t i = 0; i < n; i++) out[i] = x[i * stride];                                                            \
+  }                                                                                                                    \
+  static void bits_store_##U(void *to, const void *from, int64_t stride, int64_t n) {                                       \
+    U *out = to;                                                                                                       \
+    const U *x = from;                                                                                                 \
+    for (int64_t i = 0; i < n; i++) out[i * stride] = x[i];                                                            \
+  }                                                                                                                    \
+  static void bits_gather_##U(void *o, const void *base, const int64_t *index, int64_t vstride, int64_t n) {                \
+    U *out = o;                                                                                                        \
+    const U *x = base;                                                                                                 \
+    for (int64_t i = 0; i < n; i++) out[i] = x[index[i] * vstride];                                                    \
+  }
+SIZES(MAKE_SIZE)
+
+/* ---- conversions ---- */
+#define CAST(S, T) LOOP1(cast_loop_##S##_##T, S, T, cast_##S##_##T)
+#define CASTS_INT(X, S) X(S, u8) X(S, i8) X(S, i16) X(S, i32) X(S, i64) X(S, u32) X(S, u64)
+#define CASTS_OTHER(X, S) X(S, b8) X(S, f32) X(S, f64)
+#define CASTS_HALF(X, S) X(S, f16) X(S, bf16)
+#define EACH_CAST(X)                                                                                                   \
+  CASTS_INT(X, b8) X(b8, f32) X(b8, f64) CASTS_HALF(X, b8)                                                             \
+  CASTS_INT(X, u8) CASTS_OTHER(X, u8) CASTS_HALF(X, u8)                                                                \
+  CASTS_INT(X, i8) CASTS_OTHER(X, i8) CASTS_HALF(X, i8)                                                                \
+  CASTS_INT(X, i16) CASTS_OTHER(X, i16) CASTS_HALF(X, i16)                                                             \
+  CASTS_INT(X, i32) CASTS_OTHER(X, i32) CASTS_HALF(X, i32)                                                             \
+  CASTS_INT(X, i64) CASTS_OTHER(X, i64) CASTS_HALF(X, i64)                                                             \
+  CASTS_INT(X, u32) CASTS_OTHER(X, u32) CASTS_HALF(X, u32)                                                             \
+  CASTS_INT(X, u64) CASTS_OTHER(X, u64) CASTS_HALF(X, u64)                                                             \
+  CASTS_INT(X, f32) X(f32, b8) X(f32, f64) X(f32, bf16)                                                                \
+  CASTS_INT(X, f64) X(f64, b8) X(f64, f32) CASTS_HALF(X, f64)                                                          \
+  CASTS_INT(X, f16) X(f16, b8) X(f16, f64) X(f16, bf16)                                                                \
+  CASTS_INT(X, bf16) CASTS_OTHER(X, bf16) X(bf16, f16)
+EACH_CAST(CAST)
+
+#if defined(__F16C__)
+static void cast_loop_f16_f32(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {
+  f32 *out = o;
+  const f16 *x = a;
+  (void)b, (void)c;
+  int64_t i = 0;
+  if (mode & VM_A)
+    for (; i + 8 <= n; i += 8) _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(x + i))));
+  for (; i < n; i++) out[i] = cast_f16_f32(x[mode & VM_A ? i : 0]);
+}
+static void cast_loop_f32_f16(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {
+  f16 *out = o;
+  const f32 *x = a;
+  (void)b, (void)c;
+  int64_t i = 0;
+  if (mode & VM_A)
+    for (; i + 8 <= n; i += 8)
+      _mm_storeu_si128((__m128i *)(out + i), _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  for (; i < n; i++) out[i] = cast_f32_f16(x[mode & VM_A ? i : 0]);
+}
+#else
+CAST(f16, f32)
+CAST(f32, f16)
+#endif
+
+#define MAKE_IOTA(T)                                                                                                   \
+  static void iota_##T(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {                    \
+    T *out = o;                                                                                                        \
+    uint64_t first = *(const uint64_t *)a, step = *(const uint64_t *)b;                                                \
+    (void)c, (void)mode;                                                                                               \
+    SIMD for (int64_t i = 0; i < n; i++) out[i] = (T)(first + step * (uint64_t)i);                                     \
+  }
+WORDS(MAKE_IOTA)
+static void iota_b8(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {
+  b8 *out = o;
+  uint64_t first = *(const uint64_t *)a, step = *(const uint64_t *)b;
+  (void)c, (void)mode;
+  for (int64_t i = 0; i < n; i++) out[i] = first + step * (uint64_t)i != 0;
+}
+
+/* ---- functions ---- */
+#define MATHS1(X, T)                                                                                                   \
+  X(exp, T) X(exp2, T) X(expm1, T) X(log, T) X(log2, T) X(log10, T) X(log1p, T) X(arcsin, T) X(arccos, T) X(arctan, T)  \
+  X(sinh, T) X(cosh, T) X(tanh, T) X(sigmoid, T) X(erf, T) X(rsqrt, T) X(sign, T)
+#define MATHS2(X, T) X(arctan2, T) X(pow, T) X(smul, T) X(floordiv, T)
+#define MATHS_RARE1(X, T) X(sin, T) X(cos, T) X(tan, T)
+#define MATHS_TEST(X, T) X(isnan, T) X(isinf, T) X(isfinite, T)
+#define MATHS_INT2(X, T) X(smul, T) X(floordiv, T) X(mod, T) X(pow, T)
+#define MATH_INTS(X) X(u8) X(i8) X(i16) X(i32) X(i64)
+
+#define MAKE_MATH1(F, T) LOOP1(math_##F##_##T, T, T, F##_##T)
+#define MAKE_MATH2(F, T) LOOP2_SPLAT(math_##F##_##T, T, T, F##_##T, SIMD)
+#define MAKE_MATH2P(F, T) LOOP2_SPLAT(math_##F##_##T, T, T, F##_##T, )
+#define MAKE_RARE1(F, T) REPAIR1(F, T) LOOP1_RARE(math_##F##_##T, T, F)
+#define MAKE_TEST(F, T) LOOP1(math_##F##_##T, T, b8, F##_##T)
+#define MAKE_MATHS(T)                                                                                                  \
+  MATHS1(MAKE_MATH1, T) MATHS2(MAKE_MATH2, T) MATHS_RARE1(MAKE_RARE1, T) MATHS_TEST(MAKE_TEST, T)                      \
+  REPAIR2(mod, T) LOOP2_RARE(math_mod_##T, T, mod)                                                                                     \
+  LOOP1(math_philox_uniform_##T, u64, T, philox_uniform_##T)
+#define MAKE_MATHS_INT(T) MAKE_MATH1(sign, T) MATHS_INT2(MAKE_MATH2P, T) MATHS_TEST(MAKE_TEST, T)
+REALS(MAKE_MATHS)
+MATH_INTS(MAKE_MATHS_INT)
+MATHS_TEST(MAKE_TEST, b8)
+
+/* ---- reductions ---- */
+#define ROWS(F, T)                                                                                                     \
+  static void rows_##F##_##T(void *lanes, const void *a, int64_t nrows, bool first) {                                  \
+    T *l = lanes;                                                                                                      \
+    const T *x = a;                                                                                                    \
+    if (first) memcpy(l, x, sizeof(T) * ORDER_LANES), x += ORDER_LANES, nrows--;                                       \
+    /* 4 vectors of lanes at a time stay in registers */                                                               \
+    enum { AT_ONCE = VECTOR_BYTES * 4 / sizeof(T) < ORDER_LANES ? VECTOR_BYTES * 4 / sizeof(T) : ORDER_LANES };        \
+    for (int j = 0; j < ORDER_LANES; j += AT_ONCE) {                                                                   \
+      T s[AT_ONCE];                                                                                                    \
+      const T *p = x + j;                                                                                              \
+      SIMD for (int i = 0; i < AT_ONCE; i++) s[i] = l[j + i];                                                          \
+      for (int64_t r = 0; r < nrows; r++, p += ORDER_LANES) {                                                          \
+        SIMD for (int i = 0; i < AT_ONCE; i++) s[i] = F##_##T(s[i], p[i]);                                             \
+      }                                                                                                                \
+      SIMD for (int i = 0; i < AT_ONCE; i++) l[j + i] = s[i];                                                          \
+    }                                                                                                                  \
+  }
+#define CHAIN(F, T)                                                                                                    \
+  static void chain_##F##_##T(void *value, const void *a, int64_t n, bool first) {                                     \
+    const T *x = a;                                                                                                    \
+    T v = first ? x[0] : *(T *)value;                                                                                  \
+    for (int64_t i = first; i < n; i++) v = F##_##T(v, x[i]);                                                          \
+    *(T *)value = v;                                                                                                   \
+  }
+#define SCAN64(F, T)                                                                                                   \
+  static void scan64_##F##_##T(void *a, int64_t n) {                                                                   \
+    T *x = a, t[ORDER_LANES];                                                                                          \
+    for (int64_t h = 1; h < n; h *= 2) {                                                                               \
+      memcpy(t, x, sizeof(T) * (size_t)n);                                                                             \
+      for (int64_t i = h; i < n; i++) x[i] = F##_##T(t[i - h], t[i]);                                                  \
+    }                                                                                                                  \
+  }
+#define FOLDS(F, T) ROWS(F, T) CHAIN(F, T) SCAN64(F, T)
+#define FOLDS_NUM(X, T) X(add, T) X(mul, T)
+#define FOLDS_ALL(X, T) X(min, T) X(max, T)
+#define FOLDS_BIT(X, T) X(and, T) X(or, T) X(xor, T)
+#if defined(__AVX512F__)
+enum { VECTOR_BYTES = 64 };
+#elif defined(__AVX__)
+enum { VECTOR_BYTES = 32 };
+#else
+enum { VECTOR_BYTES = 16 };
+#endif
+#define MAKE_FOLDS_ALL(T) FOLDS_ALL(FOLDS, T)
+#define MAKE_FOLDS_NUM(T) FOLDS_NUM(FOLDS, T)
+#define MAKE_FOLDS_BIT(T) FOLDS_BIT(FOLDS, T)
+COMPUTED(MAKE_FOLDS_ALL)
+NUMBERS(MAKE_FOLDS_NUM)
+WORDS(MAKE_FOLDS_BIT)
+MAKE_FOLDS_BIT(b8)
+
+#define MADD_f32 fma_f32
+#define MADD_f64 fma_f64
+#define MADD_INT(T)                                                                                                    \
+  static inline T madd_##T(T x, T y, T s) { return add_##T(s, mul_##T(x, y)); }
+WORDS(MADD_INT)
+#define MADD_u8 madd_u8
+#define MADD_i8 madd_i8
+#define MADD_i16 madd_i16
+#define MADD_i32 madd_i32
+#define MADD_i64 madd_i64
+#define MADD_u32 madd_u32
+#define MADD_u64 madd_u64
+#define DOTS(T)                                                                                                        \
+  static void dot_##T(void *value, const void *a, const void *b, int mode, int64_t n, bool first) {                    \
+    const T *x = a, *y = b;                                                                                            \
+    int64_t sx = mode & VM_A ? 1 : 0, sy = mode & VM_B ? 1 : 0;                                                        \
+    T v = first ? mul_##T(x[0], y[0]) : *(T *)value;                                                                   \
+    for (int64_t i = first; i < n; i++) v = MADD_##T(x[i * sx], y[i * sy], v);                                         \
+    *(T *)value = v;                                                                                                   \
+  }                                                                                                                    \
+  static void dots_##T(void *acc, const void *a, const void *b, int mode, int64_t n, bool first) {                     \
+    T *s = acc;                                                                                                        \
+    if (first) {                                                                                                       \
+      kop_mul_##T(s, a, b, NULL, mode, n);                                                                             \
+      return;                                                                                                          \
+    }                                                                                                                  \
+    SPLAT_OF(T, x, a, VM_A)                                                                                            \
+    SPLAT_OF(T, y, b, VM_B)                                                                                            \
+    for (int64_t j = 0; j < n; j += SPLAT) {                                                                           \
+      int64_t m = n - j < SPLAT ? n - j : SPLAT;                                                                       \
+      SIMD for (int64_t i = 0; i < m; i++) s[i] = MADD_##T(x[i], y[i], s[i]);                                          \
+      s += SPLAT, x += mode & VM_A ? SPLAT : 0, y += mode & VM_B ? SPLAT : 0;                                          \
+    }                                                                                                                  \
+  }
+NUMBERS(DOTS)
+
+/* A candidate replaces the best if it is strictly better, or the first nan. */
+#define BETTER_max(v, best) ((v) > (best) || ((v) != (v) && (best) == (best)))
+#define BETTER_min(v, best) ((v) < (best) || ((v) != (v) && (best) == (best)))
+#define ARG(F, T)                                                                                                      \
+  static void arg_##F##_##T(void *value, int64_t *at, const void *a, int64_t index, int64_t n) {                       \
+    const T *x = a;                                                                                                    \
+    T best = *(T *)value;                                                                                              \
+    int64_t w = *at;                                                                                                   \
+    for (int64_t i = 0; i < n; i++)                                                                                    \
+      if (w < 0 || BETTER_##F(x[i], best)) best = x[i], w = index + i;                                                 \
+    *(T *)value = best;                                                                                                \
+    *at = w;                                                                                                           \
+  }                                                                                                                    \
+  /* many results: candidate i has index index[i], or k */                                                             \
+  static void args_##F##_##T(void *value, int64_t *at, const void *a, const int64_t *index, int64_t k, int64_t n) {    \
+    const T *x = a;                                                                                                    \
+    T *best = value;                                                                                                   \
+    for (int64_t i = 0; i < n; i++) {                                                                                  \
+      b8 take = at[i] < 0 || BETTER_##F(x[i], best[i]);                                                                \
+      best[i] = take ? x[i] : best[i];                                                                                 \
+      at[i] = take ? (index ? index[i] : k) : at[i];                                                                   \
+    }                                                                                                                  \
+  }
+#define MAKE_ARGS(T) ARG(max, T) ARG(min, T)
+COMPUTED(MAKE_ARGS)
+
+#include "jit/cpu/vmtile.h"
+
+/* ---- the table ---- */
+#define AT_f32 QN_f32
+#define AT_f64 QN_f64
+#define AT_u8 QN_u8
+#define AT_i8 QN_i8
+#define AT_i16 QN_i16
+#define AT_i32 QN_i32
+#define AT_i64 QN_i64
+#define AT_u32 QN_u32
+#define AT_u64 QN_u64
+#define AT_b8 QN_bool
+#define AT_f16 QN_f16
+#define AT_bf16 QN_bf16
+
+#define ROW(F, T, R) [KOP_##F][AT_##T] = kop_##F##_##T,
+#define ROWS_ALL(T) KOPS_ALL2(ROW, T) [KOP_select][AT_##T] = sizeof(T) == 1 ? bits_select_u8 : sizeof(T) == 2 ? bits_select_u16 : sizeof(T) == 4 ? bits_select_u32 : bits_select_u64, \
+  [KOP_copy][AT_##T] = sizeof(T) == 1 ? bits_copy_u8 : sizeof(T) == 2 ? bits_copy_u16 : sizeof(T) == 4 ? bits_copy_u32 : bits_copy_u64, \
+  [KOP_bitcast][AT_##T] = sizeof(T) == 1 ? bits_copy_u8 : sizeof(T) == 2 ? bits_copy_u16 : sizeof(T) == 4 ? bits_copy_u32 : bits_copy_u64,
+#define ROWS_NUM(T) KOPS_NUM2(ROW, T) KOPS_NUM1(ROW, T)
+#define ROWS_REAL(T) KOPS_REAL1(ROW, T) ROW(div, T, T) ROW(fma, T, T)
+#define ROWS_INT(T) KOPS_BIT2(ROW, T) ROW(not, T, T) KOPS_INT2(ROW, T) KOPS_SLOW2(ROW, T)
+#define ROW_CAST(S, T) [AT_##S][AT_##T] = cast_loop_##S##_##T,
+#define ROW_MATH(F, T) [MATH_##F][AT_##T] = math_##F##_##T,
+#define ROWS_MATH(T)                                                                                                   \
+  MATHS1(ROW_MATH, T) MATHS2(ROW_MATH, T) MATHS_RARE1(ROW_MATH, T) MATHS_TEST(ROW_MATH, T) ROW_MATH(mod, T) ROW_MATH(philox_uniform, T)
+#define ROWS_MATH_INT(T) ROW_MATH(sign, T) MATHS_INT2(ROW_MATH, T) MATHS_TEST(ROW_MATH, T)
+#define ROW_IOTA(T) [AT_##T] = iota_##T,
+#define ROW_DOT(T) [AT_##T] = dot_##T,
+#define ROW_DOTS(T) [AT_##T] = dots_##T,
+#define ROW_ROWS(F, T) [KOP_##F][AT_##T] = rows_##F##_##T,
+#define ROW_CHAIN(F, T) [KOP_##F][AT_##T] = chain_##F##_##T,
+#define ROW_SCAN(F, T) [KOP_##F][AT_##T] = scan64_##F##_##T,
+#define FOLD_TABLE(ROW)                                                                                                \
+  FOLDS_ALL(ROW, b8) FOLDS_BIT(ROW, b8) FOLD_NUMBERS(ROW, f32) FOLD_NUMBERS(ROW, f64) FOLD_WORDS(ROW, u8)               \
+  FOLD_WORDS(ROW, i8) FOLD_WORDS(ROW, i16) FOLD_WORDS(ROW, i32) FOLD_WORDS(ROW, i64) FOLD_WORDS(ROW, u32) FOLD_WORDS(ROW, u64)
+#define FOLD_NUMBERS(ROW, T) FOLDS_ALL(ROW, T) FOLDS_NUM(ROW, T)
+#define FOLD_WORDS(ROW, T) FOLD_NUMBERS(ROW, T) FOLDS_BIT(ROW, T)
+#define ROW_ARGMAX(T) [AT_##T] = arg_max_##T,
+#define ROW_ARGMIN(T) [AT_##T] = arg_min_##T,
+#define ROW_ARGSMAX(T) [AT_##T] = args_max_##T,
+#define ROW_ARGSMIN(T) [AT_##T] = args_min_##T,
+
+#define TABLE2(isa) vm_loops_##isa
+#define TABLE(isa) TABLE2(isa)
+#define TEXT2(isa) #isa
+#define TEXT(isa) TEXT2(isa)
+const vm_loops TABLE(VM_ISA) = {
+    .name = TEXT(VM_ISA),
+    .kop = {COMPUTED(ROWS_ALL) NUMBERS(ROWS_NUM) REALS(ROWS_REAL) WORDS(ROWS_INT) KOPS_BIT2(ROW, b8) ROW(not, b8, b8)
+            ROW(mulhi, u32, u32) ROW(mulhi, u64, u64)
+            [KOP_select][QN_f16] = bits_select_u16, [KOP_select][QN_bf16] = bits_select_u16,
+            [KOP_copy][QN_f16] = bits_copy_u16, [KOP_copy][QN_bf16] = bits_copy_u16,
+            [KOP_bitcast][QN_f16] = bits_copy_u16, [KOP_bitcast][QN_bf16] = bits_copy_u16},
+    .math = {REALS(ROWS_MATH) MATH_INTS(ROWS_MATH_INT) MATHS_TEST(ROW_MATH, b8)},
+    .cast = {EACH_CAST(ROW_CAST) ROW_CAST(f16, f32) ROW_CAST(f32, f16)},
+    .iota = {WORDS(ROW_IOTA) ROW_IOTA(b8)},
+    .fill = {bits_fill_u8, bits_fill_u16, bits_fill_u32, bits_fill_u64},
+    .copy = {bits_copy_u8, bits_copy_u16, bits_copy_u32, bits_copy_u64},
+    .select = {bits_select_u8, bits_select_u16, bits_select_u32, bits_select_u64},
+    .load = {bits_load_u8, bits_load_u16, bits_load_u32, bits_load_u64},
+    .store = {bits_store_u8, bits_store_u16, bits_store_u32, bits_store_u64},
+    .gather = {bits_gather_u8, bits_gather_u16, bits_gather_u32, bits_gather_u64},
+    .rows = {FOLD_TABLE(ROW_ROWS)},
+    .chain = {FOLD_TABLE(ROW_CHAIN)},
+    .dot = {NUMBERS(ROW_DOT)},
+    .dots = {NUMBERS(ROW_DOTS)},
+    .arg = {{COMPUTED(ROW_ARGMAX)}, {COMPUTED(ROW_ARGMIN)}},
+    .args = {{COMPUTED(ROW_ARGSMAX)}, {COMPUTED(ROW_ARGSMIN)}},
+    .scan64 = {FOLD_TABLE(ROW_SCAN)},
+    .tile = tile_any,
+};
+
+#if defined(VM_ISA_base)
+const vm_loops *vm_loops_pick(void) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd"))
+    return &vm_loops_v4;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+      __builtin_cpu_supports("bmi2"))
+    return &vm_loops_v3;
+#endif
+  return &vm_loops_base;
+}
+#endif

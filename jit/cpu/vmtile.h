@@ -1,0 +1,273 @@
+/* Matrix products on register tiles, one variant per instruction set; included by vmloops.c alone.
+ *
+ * out[m][n] = sum over k of x[m][k] * y[k][n]: the first product, then one chain of fma upward in k, in chunks of 4,096 that
+ * combine by the balanced tree (l.h, order DOT). Every element is a chain of its own, so rows, columns, blocking, packing and
+ * vector width cannot change a bit.
+ *
+ * The depth is cut into slices (1 KiB of a row); between slices the chains rest in `out`. Of a slice, x is packed into panels of
+ * TILE_M rows (x[k][row]: one pointer, broadcasts at constant offsets) and y into panels of TILE_N columns, padded with
+ * zeros; a panel of y that is contiguous and used once is read in place. The kernel keeps TILE_M x TILE_N sums in registers
+ * (14 x 2 of 512 bits, 6 x 2 of 256). Columns beyond the edge are computed on the padding and not stored.
+ */
+enum { TILE_SLICE_f32 = 256, TILE_SLICE_f64 = 128, TILE_ROWS = 56, TILE_COLS = 128 };
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+enum { TILE_M = 14 };
+#define TILE_VEC_f32 __m512
+#define TILE_VEC_f64 __m512d
+#define TILE_FMA_f32 _mm512_fmadd_ps
+#define TILE_FMA_f64 _mm512_fmadd_pd
+#elif defined(__AVX2__) && defined(__FMA__)
+#include <immintrin.h>
+enum { TILE_M = 6 };
+#define TILE_VEC_f32 __m256
+#define TILE_VEC_f64 __m256d
+#define TILE_FMA_f32 _mm256_fmadd_ps
+#define TILE_FMA_f64 _mm256_fmadd_pd
+#else
+enum { TILE_M = 4 };
+typedef f32 tile_4f32 __attribute__((vector_size(16)));
+typedef f64 tile_2f64 __attribute__((vector_size(16)));
+#define TILE_VEC_f32 tile_4f32
+#define TILE_VEC_f64 tile_2f64
+static inline tile_4f32 tile_fma_f32(tile_4f32 a, tile_4f32 b, tile_4f32 c) {
+  for (int i = 0; i < 4; i++) c[i] = fma_f32(a[i], b[i], c[i]);
+  return c;
+}
+static inline tile_2f64 tile_fma_f64(tile_2f64 a, tile_2f64 b, tile_2f64 c) {
+  for (int i = 0; i < 2; i++) c[i] = fma_f64(a[i], b[i], c[i]);
+  return c;
+}
+#define TILE_FMA_f32 tile_fma_f32
+#define TILE_FMA_f64 tile_fma_f64
+#endif
+
+/* Subtracting zero keeps every value, -0 included. */
+#define TILE_SPLAT(T, v) ((v) - (tile_v_##T){0})
+
+#define TILE_FLOAT(T)                                                                                                  \
+  typedef TILE_VEC_##T tile_v_##T;                                                                                     \
+  typedef TILE_VEC_##T tile_u_##T __attribute__((aligned(1)));                                                         \
+  enum { TILE_V_##T = sizeof(tile_v_##T) / sizeof(T), TILE_N_##T = 2 * TILE_V_##T };                                   \
+  /* mr rows of x (panel with xs rows a step) by one panel of y (row stride ys) into out; `first` starts the chains */ \
+  static inline __attribute__((always_inline)) void tile_kernel_##T(const int mr, const T *x, int64_t xs, const T *y,  \
+                                                                    int64_t ys, T *out, int64_t ld, int64_t depth,     \
+                                                                    bool first) {                                      \
+    tile_v_##T s[TILE_M][2];                                                                                           \
+    int64_t k = 0;                                                                                                     \
+    if (first) {                                                                                                       \
+      tile_v_##T y0 = *(const tile_u_##T *)y, y1 = *(const tile_u_##T *)(y + TILE_V_##T);                              \
+      for (int m = 0; m < mr; m++) {                                                                                   \
+        tile_v_##T b = TILE_SPLAT(T, x[m]);                                                                            \
+        s[m][0] = b * y0;                                                                                              \
+        s[m][1] = b * y1;                                                                                              \
+      }                                                                                                                \
+      k = 1;                                                                                                           \
+    } else {                                                                                                           \
+      for (int m = 0; m < mr; m++) {                                                                                   \
+        s[m][0] = *(const tile_u_##T *)(out + m * ld);                                                                 \
+        s[m][1] = *(const tile_u_##T *)(out + m * ld + TILE_V_##T);                                                    \
+      }                                                                                                                \
+    }                                                                                                                  \
+    const T *px = x + k * xs, *py = y + k * ys;                                                                        \
+    for (; k < depth; k++, px += xs, py += ys) {                                                                       \
+      tile_v_##T y0 = *(const tile_u_##T *)py, y1 = *(const tile_u_##T *)(py + TILE_V_##T);                            \
+      _Pragma("GCC unroll 16") for (int m = 0; m < mr; m++) {                                                          \
+        tile_v_##T b = TILE_SPLAT(T, px[m]);                                                                           \
+        s[m][0] = TILE_FMA_##T(b, y0, s[m][0]);                                                                        \
+        s[m][1] = TILE_FMA_##T(b, y1, s[m][1]);                                                                        \
+      }                                                                                                                \
+    }                                                                                                                  \
+    for (int m = 0; m < mr; m++) {                                                                                     \
+      *(tile_u_##T *)(out + m * ld) = s[m][0];                                                                         \
+      *(tile_u_##T *)(out + m * ld + TILE_V_##T) = s[m][1];                                                            \
+    }                                                                                                                  \
+  }                                                                                                                    \
+  static void tile_rows_##T(int mr, const T *x, int64_t xs, const T *y, int64_t ys, T *out, int64_t ld, int64_t depth, \
+                            bool first) {                                                                              \
+    switch (mr) {                                                                                                      \
+      TILE_CASES(T)                                                                                                    \
+    default: tile_kernel_##T(TILE_M, x, xs, y, ys, out, ld, depth, first);                                             \
+    }                                                                                                                  \
+  }                                                                                                                    \
+  /* Reads of any float type as T: element offset at. */                                                               \
+  static inline __attribute__((always_inline)) T tile_at_##T(const void *p, int64_t at, int d) {                       \
+    switch (d) {                                                                                                       \
+    case QN_f16: return cast_f16_##T(((const f16 *)p)[at]);                                                            \
+    case QN_bf16: return cast_bf16_##T(((const bf16 *)p)[at]);                                                         \
+    default: return ((const T *)p)[at];                                                                                \
+    }                                                                                                                  \
+  }                                                                                                                    \
+  /* panel[k][i] = p[i * si + k * sk] for i < n, zero up to width */                                                   \
+  static inline __attribute__((always_inline)) void tile_pack1_##T(T *panel, const void *p, int64_t at, int64_t si,    \
+                                                                   int64_t sk, int n, int width, int64_t depth, int d) { \
+    if (si == 1 && n == width)                                                                                         \
+      for (int64_t k = 0; k < depth; k++)                                                                              \
+        for (int i = 0; i < width; i++) panel[k * width + i] = tile_at_##T(p, at + k * sk + i, d);                     \
+    else                                                                                                               \
+      for (int i = 0; i < width; i++) {                                                                                \
+        if (i < n)                                                                                                     \
+          for (int64_t k = 0; k < depth; k++) panel[k * width + i] = tile_at_##T(p, at + i * si + k * sk, d);          \
+        else                                                                                                           \
+          for (int64_t k = 0; k < depth; k++) panel[k * width + i] = 0;                                                \
+      }                                                                                                                \
+  }                                                                                                                    \
+  static void tile_pack_x_##T(T *panel, const void *p, int64_t at, int64_t si, int64_t sk, int n, int64_t depth, int d) { \
+    switch (d) {                                                                                                       \
+    case QN_f16: tile_pack1_##T(panel, p, at, si, sk, n, n, depth, QN_f16); return;                                    \
+    case QN_bf16: tile_pack1_##T(panel, p, at, si, sk, n, n, depth, QN_bf16); return;                                  \
+    default: tile_pack1_##T(panel, p, at, si, sk, n, n, depth, QN_##T);                                                \
+    }                                                                                                                  \
+  }                                                                                                                    \
+  static void tile_pack_y_##T(T *panel, const void *p, int64_t at, int64_t si, int64_t sk, int n, int64_t depth, int d) { \
+    switch (d) {                                                                                                       \
+    case QN_f16: tile_pack1_##T(panel, p, at, si, sk, n, TILE_N_##T, depth, QN_f16); return;                           \
+    case QN_bf16: tile_pack1_##T(panel, p, at, si, sk, n, TILE_N_##T, depth, QN_bf16); return;                         \
+    default: tile_pack1_##T(panel, p, at, si, sk, n, TILE_N_##T, depth, QN_##T);                                       \
+    }                                                                                                                  \
+  }                                                                                                                    \
+  /* One chunk of at most 4,096 deep of at most TILE_ROWS x TILE_COLS results. */                                      \
+  static void tile_chunk_##T(const qk_tile *t, int64_t m0, int64_t n0, int64_t k0, int rows, int cols, int64_t depth,  \
+                             T *out, int64_t ld) {                                                                     \
+    T px[TILE_SLICE_##T * TILE_ROWS] __attribute__((aligned(64)));                                                     \
+    T py[TILE_SLICE_##T * TILE_N_##T] __attribute__((aligned(64)));                                                    \
+    T edge[TILE_M * TILE_N_##T] __attribute__((aligned(64)));                                                          \
+    for (int64_t k = 0; k < depth; k += TILE_SLICE_##T) {                                                              \
+      int64_t d = depth - k < TILE_SLICE_##T ? depth - k : TILE_SLICE_##T;                                             \
+      const T *x = px;                                                                                                 \
+      if (rows == 1 && t->x_k == 1 && t->xd == QN_##T) x = (const T *)t->x + m0 * t->x_m + k0 + k;                     \
+      else                                                                                                             \
+        for (int m = 0; m < rows; m += TILE_M)                                                                         \
+          tile_pack_x_##T(px + m * TILE_SLICE_##T, t->x, (m0 + m) * t->x_m + (k0 + k) * t->x_k, t->x_m, t->x_k,        \
+                          rows - m < TILE_M ? rows - m : TILE_M, d, t->xd);                                            \
+      for (int n = 0; n < cols; n += TILE_N_##T) {                                                                     \
+        int nc = cols - n < TILE_N_##T ? cols - n : TILE_N_##T;                                                        \
+        int64_t at = (n0 + n) * t->y_n + (k0 + k) * t->y_k, ys = TILE_N_##T;                                           \
+        const T *y = py;                                                                                               \
+        if (nc == TILE_N_##T && t->y_n == 1 && t->yd == QN_##T && rows <= TILE_M) {                                    \
+          y = (const T *)t->y + at;                                                                                    \
+          ys = t->y_k;                                                                                                 \
+        } else {                                                                                                       \
+          tile_pack_y_##T(py, t->y, at, t->y_n, t->y_k, nc, d, t->yd);                                                 \
+        }                                                                                                              \
+        for (int m = 0; m < rows; m += TILE_M) {                                                                       \
+          int mr = rows - m < TILE_M ? rows - m : TILE_M;                                                              \
+          const T *xm = x + m * TILE_SLICE_##T;                                                                        \
+          if (nc == TILE_N_##T) {                                                                                      \
+            tile_rows_##T(mr, xm, mr, y, ys, out + m * ld + n, ld, d, k == 0);                                         \
+            continue;                                                                                                  \
+          }                                                                                                            \
+          for (int r = 0; r < mr; r++)                                                                                 \
+            for (int c = 0; c < nc; c++) edge[r * TILE_N_##T + c] = k == 0 ? 0 : out[(m + r) * ld + n + c];            \
+          tile_rows_##T(mr, xm, mr, y, ys, edge, TILE_N_##T, d, k == 0);                                               \
+          for (int r = 0; r < mr; r++)                                                                                 \
+            for (int c = 0; c < nc; c++) out[(m + r) * ld + n + c] = edge[r * TILE_N_##T + c];                         \
+        }                                                                                                              \
+      }                                                                                                                \
+    }                                                                                                                  \
+  }                                                                                                                    \
+  /* Deeper products: chunks as leaves of the balanced tree, kept as a binary counter of subtrees. */                  \
+  static void tile_deep_##T(const qk_tile *t, int64_t m0, int64_t n0, int rows, int cols, T *out) {                    \
+    T tree[24][TILE_M * TILE_N_##T], leaf[TILE_M * TILE_N_##T];                                                        \
+    uint64_t n = 0;                                                                                                    \
+    for (int64_t k = 0; k < t->depth; k += ORDER_DOT_CHUNK, n++) {                                                     \
+      int64_t d = t->depth - k < ORDER_DOT_CHUNK ? t->depth - k : ORDER_DOT_CHUNK;                                     \
+      tile_chunk_##T(t, m0, n0, k, rows, cols, d, leaf, TILE_N_##T);                                                   \
+      int l = 0;                                                                                                       \
+      for (; n >> l & 1; l++)                                                                                          \
+        for (int i = 0; i < TILE_M * TILE_N_##T; i++) leaf[i] = tree[l][i] + leaf[i];                                  \
+      memcpy(tree[l], leaf, sizeof leaf);                                                                              \
+    }                                                                                                                  \
+    bool any = false;                                                                                                  \
+    for (int l = 0; n >> l; l++) {                                                                                     \
+      if (!(n >> l & 1)) continue;                                                                                     \
+      for (int i = 0; i < TILE_M * TILE_N_##T; i++) leaf[i] = any ? tree[l][i] + leaf[i] : tree[l][i];                 \
+      any = true;                                                                                                      \
+    }                                                                                                                  \
+    for (int r = 0; r < rows; r++)                                                                                     \
+      for (int c = 0; c < cols; c++) out[(m0 + r) * t->ld + n0 + c] = leaf[r * TILE_N_##T + c];                        \
+  }                                                                                                                    \
+  static void tile_##T(const qk_tile *t) {                                                                             \
+    T *out = t->out;                                                                                                   \
+    if (t->depth <= 0) {                                                                                               \
+      for (int64_t m = 0; m < t->rows; m++)                                                                            \
+        for (int64_t n = 0; n < t->cols; n++) out[m * t->ld + n] = (T)-0.0;                                            \
+      return;                                                                                                          \
+    }                                                                                                                  \
+    if (t->cols < TILE_V_##T && t->rows > 2 * t->cols) { /* the wide side across vectors: transposed */                \
+      tile_turned_##T(t);                                                                                              \
+      return;                                                                                                          \
+    }                                                                                                                  \
+    bool deep = t->depth > ORDER_DOT_CHUNK;                                                                            \
+    int mb = deep ? (int)TILE_M : (int)TILE_ROWS, nb = deep ? (int)TILE_N_##T : (int)TILE_COLS;                        \
+    for (int64_t m = 0; m < t->rows; m += mb)                                                                          \
+      for (int64_t n = 0; n < t->cols; n += nb) {                                                                      \
+        int rows = t->rows - m < mb ? (int)(t->rows - m) : mb, cols = t->cols - n < nb ? (int)(t->cols - n) : nb;      \
+        if (deep) tile_deep_##T(t, m, n, rows, cols, out);                                                             \
+        else tile_chunk_##T(t, m, n, 0, rows, cols, t->depth, out + m * t->ld + n, t->ld);                             \
+      }                                                                                                                \
+  }                                                                                                                    \
+  static void tile_turned_##T(const qk_tile *t) {                                                                      \
+    T turned[TILE_V_##T * TILE_COLS];                                                                                  \
+    for (int64_t m = 0; m < t->rows; m += TILE_COLS) {                                                                 \
+      int64_t rows = t->rows - m < TILE_COLS ? t->rows - m : TILE_COLS;                                                \
+      qk_tile u = {t->y, (const char *)t->x + m * t->x_m * (int64_t)dtype_rows[t->xd].size, turned, t->y_n, t->y_k,    \
+                   t->x_k, t->x_m, t->cols, rows, t->depth, TILE_COLS, t->yd, t->xd, t->od};                           \
+      tile_##T(&u);                                                                                                    \
+      for (int64_t r = 0; r < rows; r++)                                                                               \
+        for (int64_t c = 0; c < t->cols; c++) ((T *)t->out)[(m + r) * t->ld + c] = turned[c * TILE_COLS + r];          \
+    }                                                                                                                  \
+  }
+
+#define TILE_CASE(T, n)                                                                                                \
+  case n: tile_kernel_##T(n, x, xs, y, ys, out, ld, depth, first); break;
+#if defined(__AVX512F__)
+#define TILE_CASES(T)                                                                                                  \
+  TILE_CASE(T, 1) TILE_CASE(T, 2) TILE_CASE(T, 3) TILE_CASE(T, 4) TILE_CASE(T, 5) TILE_CASE(T, 6) TILE_CASE(T, 7)      \
+  TILE_CASE(T, 8) TILE_CASE(T, 9) TILE_CASE(T, 10) TILE_CASE(T, 11) TILE_CASE(T, 12) TILE_CASE(T, 13)
+#elif defined(__AVX2__) && defined(__FMA__)
+#define TILE_CASES(T) TILE_CASE(T, 1) TILE_CASE(T, 2) TILE_CASE(T, 3) TILE_CASE(T, 4) TILE_CASE(T, 5)
+#else
+#define TILE_CASES(T) TILE_CASE(T, 1) TILE_CASE(T, 2) TILE_CASE(T, 3)
+#endif
+
+static void tile_turned_f32(const qk_tile *t);
+static void tile_turned_f64(const qk_tile *t);
+TILE_FLOAT(f32)
+TILE_FLOAT(f64)
+
+/* Integers wrap: any order. Row by row, so that compilers vectorise over the columns. */
+#define TILE_INT(T)                                                                                                    \
+  static void tile_##T(const qk_tile *t) {                                                                             \
+    const T *x = t->x, *y = t->y;                                                                                      \
+    for (int64_t m = 0; m < t->rows; m++) {                                                                            \
+      T *out = (T *)t->out + m * t->ld;                                                                                \
+      for (int64_t n = 0; n < t->cols; n++) out[n] = 0;                                                                \
+      for (int64_t k = 0; k < t->depth; k++) {                                                                         \
+        T b = x[m * t->x_m + k * t->x_k];                                                                              \
+        const T *p = y + k * t->y_k;                                                                                   \
+        if (t->y_n == 1)                                                                                               \
+          for (int64_t n = 0; n < t->cols; n++) out[n] = add_##T(out[n], mul_##T(b, p[n]));                            \
+        else                                                                                                           \
+          for (int64_t n = 0; n < t->cols; n++) out[n] = add_##T(out[n], mul_##T(b, p[n * t->y_n]));                   \
+      }                                                                                                                \
+    }                                                                                                                  \
+  }
+TILE_INT(u8)
+TILE_INT(i8)
+TILE_INT(i16)
+TILE_INT(i32)
+TILE_INT(i64)
+
+static void tile_any(const qk_tile *t) {
+  switch (t->od) {
+  case QN_f32: tile_f32(t); break;
+  case QN_f64: tile_f64(t); break;
+  case QN_u8: tile_u8(t); break;
+  case QN_i8: tile_i8(t); break;
+  case QN_i16: tile_i16(t); break;
+  case QN_i32: tile_i32(t); break;
+  default: tile_i64(t); break;
+  }
+}
