@@ -534,6 +534,13 @@ static bool run_prelude(qn_vm *vm) {
   return true;
 }
 
+/* hooks.fn_name */
+static const char *fn_name(qn_value fn) {
+  const qn_fn *f = value_fn(fn);
+  if (f->head.flags == FN_TRANSFORM) return ((const transform_def *)f->code)->name;
+  return f->head.flags == FN_USER ? ((const fn_code *)f->code)->name->text : NULL;
+}
+
 bool interp_open(qn_vm *vm, const builtin_table *table) {
   interp *ip = mem_zalloc(vm, sizeof *ip);
   if (!ip) return false;
@@ -542,6 +549,7 @@ bool interp_open(qn_vm *vm, const builtin_table *table) {
   vm->hooks.close_interp = interp_close;
   vm->hooks.call = call_value;
   vm->hooks.anchor = anchor_of;
+  vm->hooks.fn_name = fn_name;
   ip->returned = value_nil();
   ip->lambda = str_intern(vm, "fn", 2);
   ip->builtin = ip->lambda ? scope_new(vm, NULL, "builtins") : NULL;

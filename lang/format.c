@@ -555,7 +555,7 @@ static void opaque_text(text_buf *t, const char *kind, const char *name) {
 }
 
 /* Every value that is neither string, array, list nor record. */
-static void atom_text(text_buf *t, qn_value v) {
+static void atom_text(const qn_vm *vm, text_buf *t, qn_value v) {
   switch ((int)value_tag_of(v)) {
   case TAG_NIL: text_adds(t, "nil"); break;
   case TAG_BOOL:
@@ -583,7 +583,10 @@ static void atom_text(text_buf *t, qn_value v) {
   case TAG_FN: {
     const qn_fn *fn = value_fn(v);
     bool builtin = fn->head.flags == FN_BUILTIN && fn->code;
-    opaque_text(t, "fn", builtin ? ((const builtin_def *)fn->code)->name : NULL);
+    const char *name = builtin             ? ((const builtin_def *)fn->code)->name
+                       : vm->hooks.fn_name ? vm->hooks.fn_name(v)
+                                           : NULL;
+    opaque_text(t, "fn", name && strcmp(name, "fn") == 0 ? NULL : name); /* a lambda is called "fn" */
     break;
   }
   case TAG_MODULE: {
@@ -695,7 +698,7 @@ static bool repr_value(format *f, qn_value v) {
     f->depth--;
     return good;
   }
-  default: atom_text(t, v); return true;
+  default: atom_text(f->vm, t, v); return true;
   }
 }
 
@@ -816,7 +819,7 @@ static bool print_entry(format *f, qn_value v, int64_t indent) {
   if (value_is(v, TAG_STR))
     text_quoted(f->out, value_str(v)->text, value_str(v)->len);
   else
-    atom_text(f->out, v);
+    atom_text(f->vm, f->out, v);
   return true;
 }
 

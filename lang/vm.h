@@ -63,6 +63,8 @@ typedef struct vm_hooks {
   bool (*force)(qn_vm *vm, qn_array *a);
   /* Calls any function value (interp): borrowed arguments, owned result. */
   qn_value (*call)(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs /* record or nil */);
+  /* Name of a function that is no builtin, for printing (interp); NULL: it has none. */
+  const char *(*fn_name)(qn_value fn);
   /* The anchor in the code of an FN_USER value (jit/trace/rec.h's jit_anchor), NULL for others (interp). */
   void *(*anchor)(qn_value fn);
   const device_memory *device; /* NULL: there is only the CPU */
