@@ -22,14 +22,14 @@ typedef enum dim_op { DIM_SYMBOL, DIM_ADD, DIM_SUB, DIM_MUL, DIM_FLOORDIV, DIM_M
 typedef enum dim_source { DIM_FROM_INPUT, DIM_FROM_SCALAR, DIM_FROM_NODE } dim_source;
 
 typedef struct dim_expr {
-  uint8_t op;        /* dim_op */
-  uint8_t source;    /* of a symbol: dim_source */
-  uint16_t axis;     /* of a symbol from an input or node: which axis */
-  uint32_t ref;      /* of a symbol: input number, scalar input number, or node index */
-  uint16_t size;     /* operations and symbols in it, written out; at most DIM_MAX_SIZE, so walks are bounded */
-  qn_dim a, b;       /* operands: sizes or expressions with a smaller index */
-  int64_t hint;      /* value in the recorded call */
-  const char *name;  /* of a named dimension, or NULL; lives in the table's arena */
+  uint8_t op;       /* dim_op */
+  uint8_t source;   /* of a symbol: dim_source */
+  uint16_t axis;    /* of a symbol from an input or node: which axis */
+  uint32_t ref;     /* of a symbol: input number, scalar input number, or node index */
+  uint16_t size;    /* operations and symbols in it, written out; at most DIM_MAX_SIZE, so walks are bounded */
+  qn_dim a, b;      /* operands: sizes or expressions with a smaller index */
+  int64_t hint;     /* value in the recorded call */
+  const char *name; /* of a named dimension, or NULL; lives in the table's arena */
 } dim_expr;
 enum { DIM_MAX_SIZE = 256 };
 

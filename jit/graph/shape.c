@@ -412,7 +412,7 @@ static bool shape_reduce(const infer *f) {
   bool some = true; /* the result has an element */
   char a[WORDS];
   if (f->attr->axes >> x->rank)
-    return refuse(f, E_axis, "%s over axis %d of %s, which has %d axes", f->row->name,
+    return refuse(f, E_axis, "%s over axis %d of %s, an array of rank %d", f->row->name,
                   31 - __builtin_clz(f->attr->axes), type_words(f, x, a), x->rank);
   for (int i = 0; i < x->rank; i++) {
     bool reduced = f->attr->axes >> i & 1;
@@ -440,7 +440,7 @@ static bool indexed_shape(const infer *f, int k, int *rank, qn_dim *shape) {
   int axis, n = 0;
   char a[WORDS];
   if (k < 1 || k > x->rank)
-    return refuse(f, E_rank, "%d indices for %s, which has %d axes", k, type_words(f, x, a), x->rank);
+    return refuse(f, E_rank, "%d indices for %s, an array of rank %d", k, type_words(f, x, a), x->rank);
   for (int i = 1; i <= k; i++)
     if (!broadcast_into(f->dims, f->in[i].rank, f->in[i].shape, &n, picked, &axis, sizes))
       return refuse(f, E_broadcast, "shapes of index arrays do not broadcast: axis %d is %lld and %lld", axis,

@@ -1,0 +1,210 @@
+/* Symbolic sizes: normal form, folding, facts, evaluation, text. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "graph_random.h"
+#include "lang/mem.h"
+
+static arena memory;
+static dim_table t;
+static qn_dim n, m, k;
+
+static void setup(void) {
+  arena_init(&memory, NULL);
+  dim_table_init(&t, &memory);
+  n = dim_symbol(&t, DIM_FROM_INPUT, 0, 0, 8, "n");
+  m = dim_symbol(&t, DIM_FROM_INPUT, 0, 1, 5, "m");
+  k = dim_symbol(&t, DIM_FROM_SCALAR, 1, 0, -3, NULL);
+}
+static void teardown(void) { arena_free(&memory); }
+
+static const char *text(qn_dim d) {
+  static char out[400];
+  text_buf b;
+  text_init(&b, NULL);
+  dim_print(&t, d, &b);
+  snprintf(out, sizeof out, "%.*s", (int)b.len, b.text);
+  text_free(&b);
+  return out;
+}
+
+static qn_dim make(dim_op op, qn_dim a, qn_dim b) { return dim_make(&t, op, a, b); }
+
+START_TEST(equal_expressions_are_equal_numbers) {
+  ck_assert_int_eq(dim_add(&t, n, m), dim_add(&t, m, n));
+  ck_assert_int_eq(dim_sub(&t, dim_add(&t, n, m), m), n);
+  ck_assert_int_eq(dim_add(&t, dim_mul(&t, 2, n), n), dim_mul(&t, n, 3));
+  ck_assert_int_eq(dim_mul(&t, n, m), dim_mul(&t, m, n));
+  ck_assert_int_eq(dim_mul(&t, dim_mul(&t, 2, n), dim_mul(&t, m, 3)), dim_mul(&t, 6, dim_mul(&t, m, n)));
+  ck_assert_int_eq(dim_sub(&t, n, n), 0);
+  ck_assert_int_eq(dim_mul(&t, n, 0), 0);
+  ck_assert_int_eq(make(DIM_FLOORDIV, dim_mul(&t, n, 6), 3), dim_mul(&t, n, 2));
+  ck_assert_int_eq(make(DIM_MOD, dim_add(&t, dim_mul(&t, n, 4), 7), 4), 3);
+  ck_assert_int_eq(make(DIM_FLOORDIV, dim_add(&t, dim_mul(&t, n, 4), 7), 4), dim_add(&t, n, 1));
+  ck_assert_int_eq(make(DIM_MIN, n, dim_add(&t, n, 1)), n);
+  ck_assert_int_eq(make(DIM_MAX, n, 0), n);
+  ck_assert_int_eq(make(DIM_MIN, make(DIM_MIN, n, 5), 7), make(DIM_MIN, 5, n));
+  ck_assert_int_ne(make(DIM_MAX, k, 0), k); /* a host int may be negative */
+  ck_assert_int_eq(dim_symbol(&t, DIM_FROM_INPUT, 0, 1, 99, NULL), m);
+}
+END_TEST
+
+START_TEST(constants_fold_and_negative_ones_are_kept) {
+  int64_t v;
+  qn_dim minus2 = make(DIM_SUB, 3, 5);
+  ck_assert_int_lt(minus2, 0);
+  ck_assert(dim_is_const(&t, minus2, &v));
+  ck_assert_int_eq(v, -2);
+  ck_assert_int_eq(dim_add(&t, minus2, 7), 5);
+  ck_assert_int_eq(dim_add(&t, dim_add(&t, n, minus2), 2), n);
+  ck_assert_int_eq(make(DIM_FLOORDIV, dim_const(&t, -7), 2), dim_const(&t, -4));
+  ck_assert_int_eq(make(DIM_MOD, dim_const(&t, -7), 2), 1);
+  ck_assert_int_eq(make(DIM_FLOORDIV, 7, 0), 0);
+  ck_assert_int_eq(dim_mul(&t, (qn_dim)1 << 40, (qn_dim)1 << 40), INT64_MAX); /* saturates */
+  ck_assert_int_eq(dim_make(NULL, DIM_SUB, 3, 5), -2);                        /* plain numbers */
+}
+END_TEST
+
+START_TEST(text_is_what_people_write) {
+  ck_assert_str_eq(text(dim_add(&t, dim_mul(&t, 2, n), 1)), "2*n + 1");
+  ck_assert_str_eq(text(dim_sub(&t, dim_mul(&t, n, m), 3)), "n*m - 3");
+  ck_assert_str_eq(text(make(DIM_FLOORDIV, dim_add(&t, n, 1), 2)), "(n + 1) // 2");
+  ck_assert_str_eq(text(make(DIM_MIN, n, m)), "min(n, m)");
+  ck_assert_str_eq(text(dim_sub(&t, 5, k)), "5 - d2");
+  ck_assert_str_eq(text(dim_mul(&t, dim_add(&t, n, 1), m)), "m*(n + 1)");
+  qn_dim other = dim_symbol(&t, DIM_FROM_INPUT, 3, 0, 8, "n");
+  ck_assert_str_eq(text(dim_add(&t, other, n)), "n + d3");
+}
+END_TEST
+
+START_TEST(questions_are_answered_by_hints_and_remembered) {
+  ck_assert(!dim_is(&t, n, 1));
+  ck_assert(!dim_equal(&t, n, m));
+  ck_assert(!dim_equal(&t, m, n));
+  ck_assert(dim_equal(&t, n, dim_add(&t, m, 3)));
+  ck_assert_uint_eq(t.nfacts, 3);
+  ck_assert(!dim_equal(&t, n, dim_add(&t, n, 1))); /* nothing to remember: it is so in every call */
+  ck_assert(dim_equal(&t, n, n));
+  ck_assert(!dim_equal(&t, 3, 4));
+  ck_assert_uint_eq(t.nfacts, 3);
+  int64_t symbols[16] = {[0] = 9, [1] = 6};
+  uint32_t broken;
+  ck_assert(dim_facts_hold(&t, symbols, NULL));
+  symbols[1] = 7; /* n == m + 3 fails */
+  ck_assert(!dim_facts_hold(&t, symbols, &broken));
+  ck_assert_uint_eq(broken, 2);
+}
+END_TEST
+
+/* A random expression and the value that plain arithmetic gives it. */
+static qn_dim random_dim(rng *r, int depth, const int64_t *symbols, int64_t *value) {
+  if (depth == 0 || rng_below(r, 4) == 0) {
+    int which = rng_below(r, 5);
+    if (which < 3) {
+      qn_dim d = which == 0 ? n : which == 1 ? m : k;
+      *value = symbols[~d];
+      return d;
+    }
+    *value = rng_below(r, 6) - 1;
+    return dim_const(&t, *value);
+  }
+  int64_t a, b;
+  qn_dim x = random_dim(r, depth - 1, symbols, &a), y = random_dim(r, depth - 1, symbols, &b);
+  dim_op op = (dim_op)(DIM_ADD + rng_below(r, 7));
+  *value = dim_make(NULL, op, a, b);
+  return dim_make(&t, op, x, y);
+}
+
+START_TEST(normal_forms_have_the_same_values) {
+  rng r = {3};
+  for (int i = 0; i < 3000; i++) {
+    int64_t symbols[3] = {rng_below(&r, 6), rng_below(&r, 6), rng_below(&r, 9) - 4}, value;
+    int64_t *all = calloc(100000, sizeof *all);
+    memcpy(all, symbols, sizeof symbols);
+    uint32_t facts = t.nfacts;
+    qn_dim d = random_dim(&r, 5, symbols, &value);
+    if (t.nfacts == facts) ck_assert_msg(dim_eval(&t, d, all) == value, "%s", text(d));
+    free(all);
+  }
+  ck_assert(!memory.failed);
+}
+END_TEST
+
+START_TEST(endless_expressions_are_specialised) {
+  qn_dim d = n;
+  for (int i = 0; i < 2000; i++)
+    d = make(i % 2 ? DIM_MIN : DIM_MAX, make(DIM_FLOORDIV, d, m), dim_add(&t, d, dim_mul(&t, d, k)));
+  ck_assert(t.nfacts > 0); /* values of the recorded call were relied on */
+  int64_t *symbols = calloc(t.n, sizeof *symbols);
+  symbols[0] = 8, symbols[1] = 5, symbols[2] = -3;
+  ck_assert_int_eq(dim_eval(&t, d, symbols), dim_hint(&t, d));
+  free(symbols);
+  d = n;
+  for (int i = 0; i < 100; i++) { /* a sum of many products stays as written */
+    qn_dim s = dim_symbol(&t, DIM_FROM_INPUT, 10, (uint16_t)i, i, NULL);
+    d = dim_add(&t, d, s);
+  }
+  ck_assert_int_eq(dim_hint(&t, d), 8 + 99 * 100 / 2);
+}
+END_TEST
+
+START_TEST(rules_of_shape_take_symbols) {
+  graph *g = graph_new(NULL);
+  char why[256];
+  qn_dim a = dim_symbol(&g->dims, DIM_FROM_INPUT, 0, 0, 4, "a"), b = dim_symbol(&g->dims, DIM_FROM_INPUT, 1, 0, 4, "b");
+  qn_dim one = dim_symbol(&g->dims, DIM_FROM_INPUT, 2, 0, 1, "o");
+  uint32_t x = graph_input(g, (graph_type){.dtype = QN_f32, .rank = 2, .shape = {a, 3}}, 0);
+  uint32_t y = graph_input(g, (graph_type){.dtype = QN_f32, .rank = 2, .shape = {b, 1}}, 0);
+  uint32_t z = graph_input(g, (graph_type){.dtype = QN_f32, .rank = 2, .shape = {one, 3}}, 0);
+  const uint32_t xy[] = {x, y}, xz[] = {x, z}, xx[] = {x, x};
+  uint32_t sum = graph_op(g, OP_add, xy, 2, NULL, 0); /* relies on a == b */
+  ck_assert_int_eq(g->nodes[sum].type.shape[0], a);
+  ck_assert_uint_eq(g->dims.nfacts, 1);
+  uint32_t mul = graph_op(g, OP_mul, xz, 2, NULL, 0); /* relies on o == 1 */
+  ck_assert_int_eq(g->nodes[mul].type.shape[0], a);
+  ck_assert_uint_eq(g->dims.nfacts, 2);
+  uint32_t both = graph_op(g, OP_concat, xx, 2, &(op_attr){.axes = 1}, 0);
+  ck_assert_int_eq(g->nodes[both].type.shape[0], dim_mul(&g->dims, 2, a));
+  uint32_t flat = graph_op(g, OP_reshape, &both, 1, &(op_attr){.n = 1, .d = {dim_mul(&g->dims, 6, a)}}, 0);
+  uint32_t pad = graph_op(g, OP_pad, (uint32_t[]){flat, graph_const_scalar(g, QN_f64, true, 0, 0, 0)}, 2,
+                          &(op_attr){.n = 3, .d = {a, 1, 1}}, 0); /* a + (6a + 6a - 1) + 1 */
+  ck_assert_int_eq(g->nodes[pad].type.shape[0],
+                   dim_add(&g->dims, dim_add(&g->dims, dim_mul(&g->dims, 7, a), 1),
+                           dim_make(&g->dims, DIM_MAX, dim_sub(&g->dims, dim_mul(&g->dims, 6, a), 1), 0)));
+  ck_assert_int_eq(dim_hint(&g->dims, g->nodes[pad].type.shape[0]), 4 + 24 + 23 + 1);
+  ck_assert_uint_eq(g->dims.nfacts, 2);
+  graph_output(g, pad);
+  graph_output(g, sum);
+  ck_assert_msg(graph_verify(g, why, sizeof why), "%s", why);
+  ck_assert_uint_eq(g->dims.nfacts, 2);
+  graph_free(g);
+}
+END_TEST
+
+int main(void) {
+  Suite *s = suite_create("graph dims");
+  struct {
+    TCase *t;
+    const TTest *f;
+  } cases[] = {
+      {tcase_create("equal_expressions_are_equal_numbers"), equal_expressions_are_equal_numbers},
+      {tcase_create("constants_fold_and_negative_ones_are_kept"), constants_fold_and_negative_ones_are_kept},
+      {tcase_create("text_is_what_people_write"), text_is_what_people_write},
+      {tcase_create("questions_are_answered_by_hints_and_remembered"), questions_are_answered_by_hints_and_remembered},
+      {tcase_create("normal_forms_have_the_same_values"), normal_forms_have_the_same_values},
+      {tcase_create("endless_expressions_are_specialised"), endless_expressions_are_specialised},
+      {tcase_create("rules_of_shape_take_symbols"), rules_of_shape_take_symbols},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    tcase_add_checked_fixture(cases[i].t, setup, teardown);
+    tcase_set_timeout(cases[i].t, 120);
+    tcase_add_test(cases[i].t, cases[i].f);
+    suite_add_tcase(s, cases[i].t);
+  }
+  SRunner *runner = srunner_create(s);
+  srunner_run_all(runner, CK_ENV);
+  int failed = srunner_ntests_failed(runner);
+  srunner_free(runner);
+  return failed != 0;
+}
