@@ -130,7 +130,8 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
 
 /* Runs a function whose frame holds its function value and arguments; vm->sp is the end of these. Pops the frame. `heads` is
  * the union of the arguments' header words. */
-static inline qn_value run_frame(qn_vm *vm, fn_code *code, qn_value *fp, uint64_t heads, span at) {
+static inline __attribute__((always_inline)) qn_value run_frame(qn_vm *vm, fn_code *code, qn_value *fp, uint64_t heads,
+                                                                span at) {
   for (uint32_t i = code->nparams; i < code->nslots; i++) fp[i] = value_nil();
   vm->sp = fp + code->nslots;
   qn_value r;
@@ -446,7 +447,7 @@ error:
 }
 
 /* Calls `f` (taken over) with the node's arguments, `receiver` (taken over; unset: none) before them. */
-static inline qn_value call_node(qn_vm *vm, n_call *n, qn_value f, qn_value receiver, qn_value *fp) {
+static __attribute__((noinline)) qn_value call_node(qn_vm *vm, n_call *n, qn_value f, qn_value receiver, qn_value *fp) {
   uint32_t extra = receiver.head != TAG_UNSET;
   uint32_t total = n->n + extra;
   fn_code *code = NULL;
@@ -517,16 +518,38 @@ out:
   return r;
 }
 
+/* The common call, a global function with the right number of positional arguments, is done here in one piece. */
 qn_value eval_call(qn_vm *vm, node *h, qn_value *fp) {
   n_call *n = (n_call *)h;
-  qn_value f;
-  if (n->callee->kind == N_GLOBAL && ((n_global *)n->callee)->cell->value.head == TAG_FN && !vm->rec) {
-    f = value_retain(((n_global *)n->callee)->cell->value);
-  } else {
-    f = eval(vm, n->callee, fp);
-    if (value_stops(f)) return f;
+  if (n->direct && !vm->rec) {
+    qn_value f = n->direct->value;
+    if (f.head == TAG_FN && value_fn(f)->head.flags == FN_USER) {
+      fn_code *code = value_fn(f)->code;
+      if (code->nparams == n->n && !code->rest && vm_enter(vm, (size_t)code->nslots + 4)) {
+        qn_value *base = vm->sp;
+        uint64_t heads = 0;
+        ((obj_head *)f.u.p)->refs++;
+        base[0] = f;
+        vm->sp = base + 1;
+        for (uint32_t i = 0; i < n->n; i++) {
+          qn_value v = eval(vm, n->args[i].value, fp);
+          if (value_stops(v)) {
+            vm_pop_to(vm, base);
+            return v;
+          }
+          heads |= v.head;
+          *vm->sp++ = v;
+        }
+        return run_frame(vm, code, base + 1, heads, h->at);
+      }
+      if (error_pending(vm)) {
+        raise_at(vm, h->at);
+        return value_error();
+      }
+    }
   }
-  return call_node(vm, n, f, value_unset(), fp);
+  qn_value f = eval(vm, n->callee, fp);
+  return value_stops(f) ? f : call_node(vm, n, f, value_unset(), fp);
 }
 
 /* ---- methods ------------------------------------------------------------------------------------------------------------------------ */

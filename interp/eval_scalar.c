@@ -340,62 +340,73 @@ static __attribute__((noinline)) qn_value slow(qn_vm *vm, const n_binary *n, qn_
 enum { ANY, KNOWN_INT, KNOWN_FLOAT };
 #define INLINE static inline __attribute__((always_inline))
 
+/* Two floats, or an int and a float, which count as two floats. */
+#define FLOATS(make, operator)                                                                                         \
+  if (known != KNOWN_INT && a.head == TAG_FLOAT && (known == KNOWN_FLOAT || b.head == TAG_FLOAT)) {                    \
+    *r = make(a.u.f operator b.u.f);                                                                                   \
+    return true;                                                                                                       \
+  }
+#define MIXED(make, operator)                                                                                          \
+  if (known != KNOWN_INT && a.head == TAG_INT && (known == KNOWN_FLOAT || b.head == TAG_FLOAT)) {                      \
+    *r = make((double)a.u.i operator b.u.f);                                                                           \
+    return true;                                                                                                       \
+  }                                                                                                                    \
+  if (known != KNOWN_FLOAT && a.head == TAG_FLOAT && (known == KNOWN_INT || b.head == TAG_INT)) {                      \
+    *r = make(a.u.f operator(double) b.u.i);                                                                           \
+    return true;                                                                                                       \
+  }
+#define BOTH_INT (known != KNOWN_FLOAT && a.head == TAG_INT && (known == KNOWN_INT || b.head == TAG_INT))
+
 #define ARITHMETIC(name, overflow, operator)                                                                           \
   INLINE bool fast_##name(qn_value a, qn_value b, int known, qn_value *r) {                                            \
-    if (known != KNOWN_FLOAT && a.head == TAG_INT && (known == KNOWN_INT || b.head == TAG_INT)) {                      \
+    if (BOTH_INT) {                                                                                                    \
       int64_t i;                                                                                                       \
       if (__builtin_expect(overflow(a.u.i, b.u.i, &i), 0)) return false;                                               \
       *r = value_int(i);                                                                                               \
       return true;                                                                                                     \
     }                                                                                                                  \
-    if (known != KNOWN_INT && a.head == TAG_FLOAT && (known == KNOWN_FLOAT || b.head == TAG_FLOAT)) {                  \
-      *r = value_float(a.u.f operator b.u.f);                                                                          \
-      return true;                                                                                                     \
-    }                                                                                                                  \
+    FLOATS(value_float, operator)                                                                                      \
+    MIXED(value_float, operator)                                                                                       \
     return false;                                                                                                      \
   }
 ARITHMETIC(add, __builtin_add_overflow, +)
 ARITHMETIC(sub, __builtin_sub_overflow, -)
 ARITHMETIC(mul, __builtin_mul_overflow, *)
 
-#define COMPARISON(name, operator)                                                                                     \
+#define COMPARISON(name, operator, mixed)                                                                              \
   INLINE bool fast_##name(qn_value a, qn_value b, int known, qn_value *r) {                                            \
-    if (known != KNOWN_FLOAT && a.head == TAG_INT && (known == KNOWN_INT || b.head == TAG_INT)) {                      \
+    if (BOTH_INT) {                                                                                                    \
       *r = value_bool(a.u.i operator b.u.i);                                                                           \
       return true;                                                                                                     \
     }                                                                                                                  \
-    if (known != KNOWN_INT && a.head == TAG_FLOAT && (known == KNOWN_FLOAT || b.head == TAG_FLOAT)) {                  \
-      *r = value_bool(a.u.f operator b.u.f);                                                                           \
-      return true;                                                                                                     \
-    }                                                                                                                  \
-    return false;                                                                                                      \
+    FLOATS(value_bool, operator)                                                                                       \
+    mixed(value_bool, operator) return false;                                                                          \
   }
-COMPARISON(eq, ==)
-COMPARISON(ne, !=)
-COMPARISON(lt, <)
-COMPARISON(le, <=)
-COMPARISON(gt, >)
-COMPARISON(ge, >=)
+#define EXACTLY(make, operator) /* an int and a float compare exactly: value_equal */
+COMPARISON(eq, ==, EXACTLY)
+COMPARISON(ne, !=, EXACTLY)
+COMPARISON(lt, <, MIXED)
+COMPARISON(le, <=, MIXED)
+COMPARISON(gt, >, MIXED)
+COMPARISON(ge, >=, MIXED)
 
 INLINE bool fast_div(qn_value a, qn_value b, int known, qn_value *r) {
-  if (known != KNOWN_INT && a.head == TAG_FLOAT && (known == KNOWN_FLOAT || b.head == TAG_FLOAT)) {
-    *r = value_float(a.u.f / b.u.f);
-    return true;
-  }
-  return false;
+  FLOATS(value_float, /)
+  MIXED(value_float, /)
+  if (!BOTH_INT) return false;
+  *r = value_float((double)a.u.i / (double)b.u.i);
+  return true;
 }
 
 INLINE bool fast_floordiv(qn_value a, qn_value b, int known, qn_value *r) {
-  if (known == KNOWN_FLOAT || a.head != TAG_INT || (known != KNOWN_INT && b.head != TAG_INT) || b.u.i <= 0)
-    return false;
+  if (!BOTH_INT || b.u.i <= 0) return false;
   int64_t q = a.u.i / b.u.i;
   *r = value_int(q - (a.u.i % b.u.i < 0));
   return true;
 }
 
 INLINE bool fast_mod(qn_value a, qn_value b, int known, qn_value *r) {
-  if (known == KNOWN_FLOAT || a.head != TAG_INT || (known != KNOWN_INT && b.head != TAG_INT) || b.u.i <= 0)
-    return false;
+  if (!BOTH_INT || b.u.i <= 0) return false;
   int64_t m = a.u.i % b.u.i;
   *r = value_int(m < 0 ? m + b.u.i : m);
   return true;
@@ -457,7 +468,8 @@ eval_fn binary_eval(ast_op op, node_kind left, node_kind right, qn_value k) {
 #define CASE(name)                                                                                                     \
   case AST_OP_##name: row = ROW_##name; break;
     CASE(add)
-    CASE(sub) CASE(mul) CASE(div) CASE(floordiv) CASE(mod) CASE(eq) CASE(ne) CASE(lt) CASE(le) CASE(gt) CASE(ge)
+    CASE(sub)
+    CASE(mul) CASE(div) CASE(floordiv) CASE(mod) CASE(eq) CASE(ne) CASE(lt) CASE(le) CASE(gt) CASE(ge)
 #undef CASE
         default : break;
   }

@@ -26,7 +26,11 @@ bool interp_signature(qn_vm *vm, qn_value fn, text_buf *out);
 /* The names visible at the prompt that begin with `prefix`, for completion and "nearest name": calls `each` for every one. */
 void interp_names(qn_vm *vm, const char *prefix, void (*each)(void *ctx, const char *name), void *ctx);
 
-/* The command line and the prompt: `main` in interp/main.c is a call of this with the built-in VM opener. */
+/* What `quern help topic` says: a function, module, dtype, error id, or "tunables". False: there is no such topic, and the text says
+ * what comes nearest. */
+bool interp_help(qn_vm *vm, const char *topic, text_buf *out);
+
+/* The command line and the prompt (cli.c, repl.c: part of the binary, not of the library). */
 int interp_main(int argc, char **argv);
 
 #endif

@@ -32,7 +32,12 @@ scope *scope_new(qn_vm *vm, scope *outer, const char *name) {
   if (!s) return NULL;
   s->outer = outer;
   s->module = mem_zalloc(vm, sizeof *s->module);
-  qn_str *n = s->module ? str_intern(vm, name, strlen(name)) : NULL;
+  /* A module is called by its file's name without folder and ending. */
+  const char *slash = strrchr(name, '/');
+  if (slash) name = slash + 1;
+  size_t len = strlen(name);
+  if (len > 3 && strcmp(name + len - 3, ".qn") == 0) len -= 3;
+  qn_str *n = s->module ? str_intern(vm, name, len) : NULL;
   if (!n) {
     mem_free(vm, s->module, sizeof *s->module);
     mem_free(vm, s, sizeof *s);

@@ -133,6 +133,8 @@ typedef struct n_call {
    * there is none. flag CALL_MOVES: also a user function may have the variable's last reference. */
   node *moved;
   uint32_t moved_arg;
+  global_cell
+      *direct; /* the callee, if it is a global and the arguments are positional and nothing is moved; else NULL */
   uint32_t n;
   call_arg args[];
 } n_call;

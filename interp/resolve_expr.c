@@ -171,7 +171,10 @@ static node *call_expression(resolver *r, const ast_node *n) {
     out->method = n->u.s;
     if (!method_candidates(r, n, out)) return NULL;
   }
-  return call_arguments(r, n, out) ? &out->h : NULL;
+  if (!call_arguments(r, n, out)) return NULL;
+  if (!method && out->callee->kind == N_GLOBAL && !(out->h.flag & CALL_MIXED))
+    out->direct = ((n_global *)out->callee)->cell;
+  return &out->h;
 }
 
 static node *slice_node(resolver *r, const ast_node *at, const ast_node *start, const ast_node *stop,

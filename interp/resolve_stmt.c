@@ -110,6 +110,7 @@ static void mark_moved(resolver *r, node *value, const place *p) {
   if (!found) return;
   c->moved = found;
   c->moved_arg = at;
+  c->direct = NULL;
   /* A user function may fail after it has changed the value: only where nobody could look at the variable then. */
   if (!at_top(r) && r->fn->tries == 0 && p->kind == PLACE_LOCAL) c->h.flag |= CALL_MOVES;
 }

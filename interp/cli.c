@@ -1,0 +1,390 @@
+/* The command line: options, running files and texts, help, doctor.
+ *
+ * Part of the binary, not of the library: it is the only code that installs a signal handler (Ctrl-C calls qn_interrupt),
+ * reads QUERN_LOG and QUERN_SET, and ends with an exit status: 0, 1 for an error in the script, 2 for misuse.
+ */
+#include "interp/cli.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- Ctrl-C --------------------------------------------------------------------------------------------------------- */
+
+static qn_vm *volatile interrupt_vm;
+static volatile sig_atomic_t interrupts;
+
+/* The first asks the computation to stop; the third, if it has not, ends the process. */
+static void on_interrupt(int signal) {
+  (void)signal;
+  if (++interrupts >= 3) _exit(130);
+  qn_vm *vm = interrupt_vm;
+  if (vm) qn_interrupt(vm);
+}
+
+static void catch_interrupts(qn_vm *vm) {
+  struct sigaction action;
+  memset(&action, 0, sizeof action);
+  action.sa_handler = on_interrupt;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  interrupt_vm = vm;
+  interrupts = 0;
+  sigaction(SIGINT, &action, NULL);
+}
+
+/* ---- reports ---------------------------------------------------------------------------------------------------------- */
+
+void cli_report(qn_vm *vm) {
+  interrupts = 0;
+  if (!vm->error) return;
+  fflush(stdout);
+  text_buf t;
+  text_init(&t, NULL);
+  error_render(vm, vm->error, &t, isatty(2) && !getenv("NO_COLOR"));
+  if (t.text && !t.failed) fwrite(t.text, 1, t.len, stderr);
+  text_free(&t);
+}
+
+static int misuse(const char *format, const char *what) {
+  fprintf(stderr, "quern: ");
+  fprintf(stderr, format, what);
+  fprintf(stderr, "\nquern --help shows how it is used\n");
+  return EXIT_MISUSE;
+}
+
+static const char usage[] =
+    "usage: quern [OPTIONS] FILE [ARGS]     run a script\n"
+    "       quern [OPTIONS] -e CODE [ARGS]  run a line of code\n"
+    "       quern [OPTIONS]                 the prompt\n"
+    "       quern help NAME                 a function, module, error id (E203) or `tunables`\n"
+    "       quern explain FILE [ARGS]       run a script and say what the compiler does with it\n"
+    "       quern doctor                    what this machine offers\n"
+    "\n"
+    "  --jit on|off|sync|verify   compile beside execution (default), never, at once, or compare both ways\n"
+    "  --device cpu               where arrays live\n"
+    "  --threads N                threads of a kernel (default: all processors)\n"
+    "  --log CHANNELS             breaks, recompiles, guards, fusion, kernels, code, copies, graph, cache\n"
+    "  --set NAME=VALUE           a tunable; `quern help tunables` lists them\n"
+    "  --version, --help\n"
+    "\n"
+    "QUERN_LOG and QUERN_SET do what --log and --set do; QUERN_CACHE is the folder of the kernel cache.\n"
+    "Exit status: 0, 1 for an error in the script, 2 for misuse.\n";
+
+/* ---- options ------------------------------------------------------------------------------------------------------------ */
+
+enum { SETS = 64 };
+typedef struct options {
+  qn_config config;
+  uint32_t log;
+  const char *sets[SETS];
+  int nsets;
+  uint64_t fail_alloc; /* for tests: which allocation after start-up fails */
+  const char *code;    /* -e */
+  int first;           /* of the remaining arguments */
+} options;
+
+static bool parse_count(const char *text, uint64_t *out) {
+  char *end;
+  errno = 0;
+  unsigned long long n = strtoull(text, &end, 10);
+  if (errno || end == text || *end || text[0] == '-') return false;
+  *out = n;
+  return true;
+}
+
+static bool parse_jit(const char *text, qn_jit_mode *mode) {
+  static const char *const names[] = {
+      [QN_JIT_ON] = "on", [QN_JIT_OFF] = "off", [QN_JIT_SYNC] = "sync", [QN_JIT_VERIFY] = "verify"};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    if (strcmp(text, names[i]) != 0) continue;
+    *mode = (qn_jit_mode)i;
+    return true;
+  }
+  return false;
+}
+
+/* An option with its value; 0 or an exit status. */
+static int set_option(options *o, const char *name, const char *value) {
+  uint64_t n;
+  uint32_t log;
+  if (strcmp(name, "--jit") == 0) {
+    if (!parse_jit(value, &o->config.jit)) return misuse("--jit takes on, off, sync or verify, not '%s'", value);
+  } else if (strcmp(name, "--threads") == 0) {
+    if (!parse_count(value, &n) || n > 4096) return misuse("--threads takes a number, not '%s'", value);
+    o->config.threads = (int)n;
+  } else if (strcmp(name, "--log") == 0) {
+    if (!log_parse(value, &log)) return misuse("--log: unknown channel in '%s'", value);
+    o->log |= log;
+  } else if (strcmp(name, "--set") == 0) {
+    if (o->nsets == SETS) return misuse("--set: too many, at '%s'", value);
+    o->sets[o->nsets++] = value;
+  } else if (strcmp(name, "--device") == 0) {
+    if (strcmp(value, "cpu") != 0) return misuse("--device: there is no device '%s' here", value);
+  } else if (strcmp(name, "--fail-alloc") == 0) {
+    if (!parse_count(value, &o->fail_alloc)) return misuse("--fail-alloc takes a number, not '%s'", value);
+  } else if (strcmp(name, "-e") == 0) {
+    o->code = value;
+  } else {
+    return misuse("there is no option '%s'", name);
+  }
+  return 0;
+}
+
+/* Options up to the first argument that is none; -1: all is well. */
+static int parse_options(int argc, char **argv, options *o) {
+  int i = 1;
+  for (; i < argc && argv[i][0] == '-' && argv[i][1]; i++) {
+    const char *a = argv[i];
+    if (strcmp(a, "--version") == 0) {
+      printf("quern %s\n", QN_VERSION);
+      return EXIT_FINE;
+    }
+    if (strcmp(a, "--help") == 0 || strcmp(a, "-h") == 0) {
+      fputs(usage, stdout);
+      return EXIT_FINE;
+    }
+    if (strcmp(a, "--") == 0) {
+      i++;
+      break;
+    }
+    char name[32];
+    const char *equals = a[1] == '-' ? strchr(a, '=') : NULL, *value;
+    size_t len = equals ? (size_t)(equals - a) : strlen(a);
+    if (len >= sizeof name) return misuse("there is no option '%s'", a);
+    memcpy(name, a, len);
+    name[len] = 0;
+    if (equals)
+      value = equals + 1;
+    else if (i + 1 < argc)
+      value = argv[++i];
+    else
+      return misuse("'%s' needs a value, or is no option", a);
+    int status = set_option(o, name, value);
+    if (status) return status;
+    if (o->code) {
+      i++;
+      break;
+    }
+  }
+  o->first = i;
+  return -1;
+}
+
+/* ---- opening -------------------------------------------------------------------------------------------------------------- */
+
+static bool set_args(qn_vm *vm, char **args, int n) {
+  qn_list *l = list_new(vm, (size_t)n);
+  if (!l) return false;
+  qn_value list = value_obj(TAG_LIST, l);
+  bool ok = true;
+  for (int i = 0; i < n && ok; i++) {
+    size_t len = strlen(args[i]);
+    if (!utf8_valid(args[i], len)) {
+      raise(vm, E_text, SPAN_NONE, "argument %d of the script is not UTF-8", i + 1);
+      ok = false;
+      break;
+    }
+    qn_str *s = str_new(vm, args[i], len);
+    ok = s != NULL;
+    if (ok) l->items[i] = value_obj(TAG_STR, s);
+  }
+  ok = ok && interp_set_builtin(vm, "args", list);
+  value_release(vm, list);
+  return ok;
+}
+
+/* A VM as the options say; NULL with *status set. */
+static qn_vm *open_vm(const options *o, char **args, int nargs, int *status) {
+  const char *log = getenv("QUERN_LOG"), *set = getenv("QUERN_SET");
+  uint32_t bits = 0;
+  *status = EXIT_MISUSE;
+  if (log && *log && !log_parse(log, &bits)) {
+    misuse("QUERN_LOG: unknown channel in '%s'", log);
+    return NULL;
+  }
+  qn_vm *vm = qn_vm_open(&o->config);
+  if (!vm) {
+    fprintf(stderr, "quern: out of memory, or the standard library is damaged\n");
+    *status = EXIT_SCRIPT;
+    return NULL;
+  }
+  vm->log |= bits | o->log;
+  bool ok = !set || !*set || tunable_set_list(vm, set);
+  for (int i = 0; i < o->nsets && ok; i++) ok = tunable_set_list(vm, o->sets[i]);
+  if (ok) {
+    *status = EXIT_SCRIPT;
+    ok = set_args(vm, args, nargs);
+  }
+  if (!ok) {
+    cli_report(vm);
+    qn_vm_close(vm);
+    return NULL;
+  }
+  catch_interrupts(vm);
+  if (o->fail_alloc) mem_fail_at(vm, o->fail_alloc);
+  return vm;
+}
+
+static int close_vm(qn_vm *vm, int status) {
+  interrupt_vm = NULL;
+  qn_vm_close(vm);
+  return fflush(stdout) == 0 ? status : EXIT_SCRIPT;
+}
+
+/* ---- running --------------------------------------------------------------------------------------------------------------- */
+
+static int run(qn_vm *vm, const char *name, const char *text, size_t len) {
+  qn_status status = qn_eval(vm, name, text, len, NULL);
+  if (status != QN_OK) cli_report(vm);
+  return status == QN_OK ? EXIT_FINE : EXIT_SCRIPT;
+}
+
+/* A whole file, "-" for stdin; NULL with a message. */
+static char *read_script(const char *path, size_t *len) {
+  FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+  size_t cap = 1 << 16, n;
+  char *text = f ? malloc(cap) : NULL;
+  *len = 0;
+  while (text && (n = fread(text + *len, 1, cap - *len, f)) > 0) {
+    *len += n;
+    if (*len < cap) continue;
+    char *more = realloc(text, cap *= 2);
+    if (!more) free(text);
+    text = more;
+  }
+  if (f && text && ferror(f)) {
+    free(text);
+    text = NULL;
+  }
+  if (!text) fprintf(stderr, "quern: cannot read %s: %s\n", path, strerror(errno));
+  if (f && f != stdin) fclose(f);
+  return text;
+}
+
+static int run_file(const options *o, char **argv, int argc) {
+  size_t len;
+  char *text = read_script(argv[0], &len);
+  if (!text) return EXIT_SCRIPT;
+  int status;
+  qn_vm *vm = open_vm(o, argv + 1, argc - 1, &status);
+  if (vm) status = close_vm(vm, run(vm, argv[0], text, len));
+  free(text);
+  return status;
+}
+
+static int run_code(const options *o, char **argv, int argc) {
+  int status;
+  qn_vm *vm = open_vm(o, argv, argc, &status);
+  return vm ? close_vm(vm, run(vm, "-e", o->code, strlen(o->code))) : status;
+}
+
+static int run_prompt(const options *o) {
+  int status;
+  qn_vm *vm = open_vm(o, NULL, 0, &status);
+  return vm ? close_vm(vm, repl_run(vm)) : status;
+}
+
+static int run_explain(options *o, char **argv, int argc) {
+  if (argc < 1) return misuse("explain needs %s", "a file");
+  o->log |= LOG_breaks | LOG_recompiles | LOG_fusion | LOG_kernels;
+  return run_file(o, argv, argc);
+}
+
+/* ---- help and doctor --------------------------------------------------------------------------------------------------------- */
+
+static int run_help(const options *o, char **argv, int argc) {
+  if (argc < 1) {
+    fputs(usage, stdout);
+    return EXIT_FINE;
+  }
+  int status;
+  qn_vm *vm = open_vm(o, NULL, 0, &status);
+  if (!vm) return status;
+  text_buf t;
+  text_init(&t, vm);
+  bool found = interp_help(vm, argv[0], &t);
+  if (t.text && !t.failed) fwrite(t.text, 1, t.len, found ? stdout : stderr);
+  text_free(&t);
+  return close_vm(vm, found ? EXIT_FINE : EXIT_SCRIPT);
+}
+
+/* The file that a program's name means on PATH. */
+static bool find_program(const char *name, char *out, size_t size) {
+  const char *path = getenv("PATH");
+  while (path && *path) {
+    size_t n = strcspn(path, ":");
+    int len = snprintf(out, size, "%.*s/%s", (int)n, path, name);
+    if (len > 0 && (size_t)len < size && access(out, X_OK) == 0) return true;
+    path += n + (path[n] == ':');
+  }
+  return false;
+}
+
+static const char *instruction_set(void) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl")) return "x86-64 with AVX-512";
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return "x86-64 with AVX2 and FMA";
+  return "x86-64 without AVX2: kernels run with 128-bit vectors";
+#elif defined(__aarch64__)
+  return "aarch64";
+#else
+  return "unknown: portable code";
+#endif
+}
+
+static int run_doctor(const options *o) {
+  char program[4096];
+  printf("quern        %s, built by %s\n", QN_VERSION,
+#if defined(__clang__)
+         "clang " __clang_version__
+#else
+         "gcc " __VERSION__
+#endif
+  );
+  printf("processors   %ld (%s)\n", sysconf(_SC_NPROCESSORS_ONLN), instruction_set());
+  printf("memory       %.1f GiB\n", (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / (1 << 30));
+  printf("C compiler   %s\n",
+         find_program("cc", program, sizeof program) ? program : "none: kernels run on the block VM");
+  void *cuda = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+  printf("GPU driver   %s\n", cuda ? "found" : "none");
+  if (cuda) dlclose(cuda);
+  const char *cache = getenv("QUERN_CACHE"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+  if (cache && *cache)
+    snprintf(program, sizeof program, "%s", cache);
+  else if (xdg && *xdg)
+    snprintf(program, sizeof program, "%s/quern", xdg);
+  else
+    snprintf(program, sizeof program, "%s/.cache/quern", home ? home : "");
+  printf("kernel cache %s (%s)\n", program,
+         access(program, W_OK) == 0   ? "writable"
+         : access(program, F_OK) == 0 ? "not writable"
+                                      : "not there yet");
+  int status;
+  qn_vm *vm = open_vm(o, NULL, 0, &status);
+  if (!vm) return status;
+  static const char check[] = "let x = arange(1000) / 8\nassert(abs(float(sum(x * x)) - 5_200_320.3125) < 64)\n";
+  status = run(vm, "doctor", check, sizeof check - 1);
+  printf("self-check   %s\n", status == EXIT_FINE ? "passed" : "failed");
+  return close_vm(vm, status);
+}
+
+int interp_main(int argc, char **argv) {
+  options o = {.nsets = 0};
+  qn_config_init(&o.config);
+  int status = parse_options(argc, argv, &o);
+  if (status >= 0) return status;
+  char **rest = argv + o.first;
+  int n = argc - o.first;
+  if (o.code) return run_code(&o, rest, n);
+  if (n == 0) return run_prompt(&o);
+  if (strcmp(rest[0], "help") == 0) return run_help(&o, rest + 1, n - 1);
+  if (strcmp(rest[0], "explain") == 0) return run_explain(&o, rest + 1, n - 1);
+  if (strcmp(rest[0], "doctor") == 0) return run_doctor(&o);
+  return run_file(&o, rest, n);
+}

@@ -1,0 +1,15 @@
+/* What the files of the binary share: the command line (cli.c) and the prompt (repl.c). */
+#ifndef INTERP_CLI_H
+#define INTERP_CLI_H
+
+#include "interp/interp.h"
+
+/* Exit statuses of the binary. */
+enum { EXIT_FINE = 0, EXIT_SCRIPT = 1, EXIT_MISUSE = 2 };
+
+/* Writes the pending error's report to stderr, coloured on a terminal. */
+void cli_report(qn_vm *vm);
+/* Reads statements from stdin until its end; with editing and a greeting on a terminal. */
+int repl_run(qn_vm *vm);
+
+#endif
