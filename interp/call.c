@@ -146,6 +146,7 @@ static inline __attribute__((always_inline)) qn_value run_frame(qn_vm *vm, fn_co
   if (value_is_error(r)) {
     trace_frame(vm, fp[-1]);
     interp_of(vm)->error_place = at;
+    raise_through(vm, at);
   }
   vm_pop_to(vm, fp - 1);
   return r;
@@ -173,6 +174,7 @@ static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args,
     /* A function that the builtin called has failed, or the builtin raised an error that came with its trace. */
     interp *ip = interp_of(vm);
     ip->error_place = at;
+    raise_through(vm, at);
     ip->rethrown = info->def.effect == BUILTIN_STATE;
   }
   return r;
@@ -362,7 +364,10 @@ static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nk
     if (vm->rec) rec_at(vm, at);
     r = transform_call(vm, f, pos, (int)npos, kwargs);
     value_release(vm, kwargs);
-    if (value_is_error(r)) interp_of(vm)->error_place = at;
+    if (value_is_error(r)) {
+      interp_of(vm)->error_place = at;
+      raise_through(vm, at);
+    }
     break;
   }
   case FN_HOST: fail_callable(vm, f, at);

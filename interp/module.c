@@ -229,6 +229,7 @@ static qn_value load_module(qn_vm *vm, scope *from, const char *key, const char 
   scope *s = source ? scope_new(vm, ip->builtin, name) : NULL;
   if (!s) return value_error();
   s->library = library;
+  if (library) source_set_library(vm, source);
   s->importer = from;
   s->state = SCOPE_LOADING;
   s->key = copy_text(vm, key, strlen(key));
@@ -532,6 +533,7 @@ static bool run_prelude(qn_vm *vm) {
     if (strcmp(m->name, "prelude") != 0) continue;
     uint32_t source = source_add(vm, "prelude.qn", m->text, m->len);
     if (!source) return false;
+    source_set_library(vm, source);
     qn_value r = run_text(vm, interp_of(vm)->builtin, source, false, NULL);
     value_release(vm, r);
     return !value_is_error(r);

@@ -138,6 +138,15 @@ void raise_at(qn_vm *vm, span at) {
   if (e && !e->at.source && e->refs == 1) e->at = at;
 }
 
+void raise_through(qn_vm *vm, span call) {
+  qn_error_object *e = vm->error;
+  if (!e || e->refs > 1 || !call.source) return;
+  const source_text *inner = source_get(vm, e->at.source), *outer = source_get(vm, call.source);
+  if (!inner || !inner->library || outer->library) return;
+  e->at = call;
+  for (; e->nnotes > 0; e->nnotes--) release_str(vm, e->notes[e->nnotes - 1].text);
+}
+
 void raise_frame(qn_vm *vm, span at, qn_str *function) {
   qn_error_object *e = vm->error;
   if (!e || e->refs > 1) return;

@@ -65,6 +65,9 @@ qn_value raise_memory(qn_vm *vm);
 void raise_note(qn_vm *vm, span at, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Gives the pending error a place if it has none yet. */
 void raise_at(qn_vm *vm, span at);
+/* The pending error leaves a call made at `call`: an error whose place lies in the standard library gets the place of the
+ * program's call instead. The trace keeps the inner places. */
+void raise_through(qn_vm *vm, span call);
 /* Adds a frame of the trace while the error travels up. Borrows `function` (may be NULL). */
 void raise_frame(qn_vm *vm, span at, qn_str *function);
 

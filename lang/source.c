@@ -84,6 +84,8 @@ uint32_t source_add(qn_vm *vm, const char *name, const char *text, size_t len) {
   return t->count;
 }
 
+void source_set_library(qn_vm *vm, uint32_t source) { vm->sources->texts[source - 1]->library = true; }
+
 const source_text *source_get(const qn_vm *vm, uint32_t source) {
   return source && source <= vm->sources->count ? vm->sources->texts[source - 1] : NULL;
 }

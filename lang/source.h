@@ -17,10 +17,12 @@ typedef struct source_text {
   size_t len;
   uint32_t *lines; /* offset of each line's first byte */
   uint32_t nlines;
+  bool library; /* of the standard library: errors in it are shown where the program called it (raise_through) */
 } source_text;
 
 /* Adds a text (copied; must be valid UTF-8 without NUL bytes, else E101) and returns its number, or 0 with an error raised. */
 QN_MUST_CHECK uint32_t source_add(qn_vm *vm, const char *name, const char *text, size_t len);
+void source_set_library(qn_vm *vm, uint32_t source);
 const source_text *source_get(const qn_vm *vm, uint32_t source); /* NULL for 0 */
 /* The number of the latest text of that name, 0 if there is none. */
 uint32_t source_find(const qn_vm *vm, const char *name);

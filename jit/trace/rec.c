@@ -122,6 +122,7 @@ static void raise_at_site(struct recording *r, uint32_t site) {
   const graph *g = r->g;
   if (!site || site >= g->nsites) return;
   raise_at(r->vm, g->sites[site].at);
+  while ((site = g->sites[site].parent)) raise_through(r->vm, g->sites[site].at);
 }
 
 /* ---- nodes of values ------------------------------------------------------------------------------------------------------------ */
