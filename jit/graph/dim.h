@@ -25,7 +25,7 @@ typedef struct dim_expr {
   uint8_t op;       /* dim_op */
   uint8_t source;   /* of a symbol: dim_source */
   uint16_t axis;    /* of a symbol from an input or node: which axis */
-  uint32_t ref;     /* of a symbol: input number, scalar input number, or node index */
+  uint32_t ref;     /* of a symbol: input number (of an array, or of a weak int), or node index (0: the node is gone) */
   uint16_t size;    /* operations and symbols in it, written out; at most DIM_MAX_SIZE, so walks are bounded */
   qn_dim a, b;      /* operands: sizes or expressions with a smaller index */
   int64_t hint;     /* value in the recorded call */

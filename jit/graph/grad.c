@@ -63,7 +63,7 @@ uint32_t grad_unbroadcast(grad_ctx *c, uint32_t node, const graph_type *like) {
   if (same_shape(&t, like)) return node;
   const dim_table *dims = &c->g->dims;
   int lead = t.rank - like->rank;
-  op_attr attr = {0};
+  op_attr attr = {.keepdims = lead == 0};
   for (int i = 0; i < t.rank; i++) {
     qn_dim from = t.shape[i], to = i < lead ? 0 : like->shape[i - lead];
     if (i >= lead && (to == from || (to != 1 && (dim_hint(dims, to) != 1 || dim_hint(dims, from) == 1)))) continue;
@@ -72,6 +72,12 @@ uint32_t grad_unbroadcast(grad_ctx *c, uint32_t node, const graph_type *like) {
   if (attr.axes) node = make1_attr(c, OP_sum, node, &attr);
   return grad_reshape_to(c, node, like);
 }
+
+#ifdef QN_CHECKED
+enum {
+  CHECKED_NODES = 4000
+}; /* the whole graph is verified after each gradient, which in a loop costs quadratic time */
+#endif
 
 /* ---- the driver --------------------------------------------------------------------------------------------------- */
 
@@ -166,5 +172,13 @@ bool graph_grad(graph *g, uint32_t from, uint32_t root, uint32_t seed, const uin
     for (int i = 0; i < nwrt && ok; i++) grads[i] = wrt[i] <= root ? cotangents[wrt[i]] : 0;
   }
   arena_free(&scratch);
+#ifdef QN_CHECKED
+  char wrong[160];
+  if (ok && g->n < CHECKED_NODES && !graph_verify(g, wrong, sizeof wrong)) {
+    why->id = E_internal;
+    snprintf(why->text, sizeof why->text, "differentiation made a graph that is none: %s", wrong);
+    ok = false;
+  }
+#endif
   return ok;
 }

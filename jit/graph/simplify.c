@@ -254,7 +254,14 @@ graph *graph_simplify(const graph *from) {
     graph_dce(g);
   }
   arena_free(&scratch);
-  if (ok && !g->failed && !g->arena.failed) return g;
+  if (ok && !g->failed && !g->arena.failed) {
+#ifdef QN_CHECKED
+    char why[160];
+    if (graph_verify(from, why, sizeof why) && !graph_verify(g, why, sizeof why))
+      __builtin_trap(); /* a rule is wrong */
+#endif
+    return g;
+  }
   graph_free(g);
   return NULL;
 }
