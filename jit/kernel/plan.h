@@ -30,7 +30,8 @@ typedef enum plan_where { WHERE_INPUT, WHERE_CONST, WHERE_OUTPUT, WHERE_ARENA } 
 typedef struct plan_buffer {
   uint8_t where;    /* plan_where */
   uint8_t dtype;
-  uint32_t index;   /* input, output number */
+  uint32_t index;   /* input number; of WHERE_OUTPUT: the output whose new array's memory holds it, from the array's first byte. Besides the
+                       output itself these may be temporaries (of any dtype, no larger) that are dead before it is written */
   const void *data; /* of a constant */
   qn_dim elements;  /* of a data-dependent node: the upper bound */
   qn_dim offset;    /* in the arena, bytes, a multiple of 64 */
@@ -59,7 +60,9 @@ typedef struct plan_step {
 } plan_step;
 
 typedef struct plan_output {
-  enum { OUT_BUFFER, OUT_INPUT, OUT_SCALAR } kind; /* a new array, input `index` itself, or scalar slot `index` */
+  /* a new array: what plan buffer `index` holds, in the shape of `type` (outputs that are one node name one buffer, whose own
+   * `index` is the first of these outputs: they are the same array); input `index` itself; or scalar slot `index` */
+  enum { OUT_BUFFER, OUT_INPUT, OUT_SCALAR } kind;
   uint32_t index;
   graph_type type;
 } plan_output;
