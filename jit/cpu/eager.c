@@ -487,7 +487,7 @@ static qn_value fast(qn_vm *vm, op_id op, const qn_value *in, int nin) {
   if (!s) return value_error();
   vm_fn fn = body.kind == BODY_KOP ? s->loops->kop[body.which][d] : s->loops->math[body.which][d];
   if (!fn) return value_unset();
-  char cell[8];
+  _Alignas(8) char cell[8];
   const void *operand[2] = {NULL, NULL};
   int mode = 0;
   for (int i = 0; i < nin; i++) {
