@@ -725,11 +725,10 @@ static bool resolve_body(resolver *r, fn_code *code, const ast_node *n) {
     if (!declare(r, code->params[i].name, code->params[i].at, false)) return false;
   if (!resolve_types(r, &s)) return false;
   const ast_node *body = n->kids[AST_fn_body], *result = n->kids[AST_fn_result];
-  if (!(n->flags & AST_SHORT) && !lost_update(r, body)) return false;
   f->blocks++;
   code->body = block_node(r, body, true, true);
   f->blocks--;
-  if (!code->body) return false;
+  if (!code->body || (!(n->flags & AST_SHORT) && !lost_update(r, body))) return false;
   if (result) {
     s.fresh = true;
     code->result_at = result->at;
