@@ -30,11 +30,11 @@ typedef enum plan_where { WHERE_INPUT, WHERE_CONST, WHERE_OUTPUT, WHERE_ARENA } 
 typedef struct plan_buffer {
   uint8_t where;    /* plan_where */
   uint8_t dtype;
-  uint32_t index;   /* input number; of WHERE_OUTPUT: the output whose new array's memory holds it, from the array's first byte. Besides the
-                       output itself these may be temporaries (of any dtype, no larger) that are dead before it is written */
+  uint32_t index;   /* input number; of WHERE_OUTPUT: the output whose new array's memory holds it. Besides the output itself
+                       (offset 0) these may be temporaries of any dtype that are dead before the output is written */
   const void *data; /* of a constant */
   qn_dim elements;  /* of a data-dependent node: the upper bound */
-  qn_dim offset;    /* in the arena, bytes, a multiple of 64 */
+  qn_dim offset;    /* in the arena or the output's memory, bytes, a multiple of 64 */
 } plan_buffer;
 
 typedef enum plan_step_kind {
