@@ -121,6 +121,9 @@ qn_value builtin_to(qn_vm *vm, const qn_value *args) {
     qn_dtype dtype;
     return arg_dtype(vm, "to", target, QN_f32, &dtype) ? to_dtype(vm, x, dtype) : value_error();
   }
+  if (value_is(target, TAG_FN) && value_fn(target)->head.flags == FN_BUILTIN &&
+      ((const builtin_def *)value_fn(target)->code)->call == builtin_gpu)
+    target = value_device(1); /* x.to(gpu) means the first one */
   if (!value_is(target, TAG_DEVICE)) return arg_refuse(vm, "to", "a dtype or a device", target);
   if (target.u.i != 0)
     return raise(vm, E_device, SPAN_NONE, "to: gpu(%lld) is not there; this build runs on the cpu",
