@@ -52,6 +52,12 @@ typedef enum math_id {
 } math_id;
 typedef struct math_row { const char *name; uint8_t arity; } math_row;
 extern const math_row math_rows[MATH_COUNT];
+/* Number of a name, or -1. */
+int kop_find(const char *name);
+int math_find(const char *name);
+/* What is wrong with these dtypes of result and operands, or NULL. */
+const char *kop_misuse(uint8_t op, uint8_t result, const uint8_t *in, int n);
+const char *math_misuse(uint8_t fn, uint8_t result, const uint8_t *in, int n);
 
 /* Reduction orders (kernel-ir.md). k is the logical index along the reduced axis, N its length.
  *   INNER  64 lanes k mod 64; in blocks of 1,024 a lane is a chain of 16; blocks combine lane-wise by the balanced tree on

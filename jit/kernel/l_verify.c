@@ -115,55 +115,53 @@ static char dtype_letter(uint8_t d) {
   return '?';
 }
 
-static bool kop_ok(checker *c, const l_instr *i) {
-  const l_program *p = c->p;
-  if (i->sub >= KOP_COUNT || i->sub == KOP_argmax || i->sub == KOP_argmin) return bad(c, "no such function");
-  const kop_row *row = &kop_rows[i->sub];
-  const l_val in[3] = {i->a, i->b, i->c};
-  for (int k = 0; k < 3; k++)
-    if ((in[k] != 0) != (k < row->arity)) return bad(c, "%s takes %d operands", row->name, row->arity);
-  uint8_t a = p->code[i->a].dtype, last = p->code[in[row->arity - 1]].dtype;
-  if (i->type2 != last) return bad(c, "type2 is not the last operand's dtype");
-  bool moves = i->sub == KOP_copy || i->sub == KOP_select || i->sub == KOP_cast || i->sub == KOP_bitcast;
-  if (!(moves && storage_only(last)) && !strchr(row->types, dtype_letter(last)))
-    return bad(c, "%s is not defined for %s", row->name, dtype_rows[last].name);
-  switch (i->sub) {
+const char *kop_misuse(uint8_t op, uint8_t result, const uint8_t *in, int n) {
+  if (op >= KOP_COUNT || op == KOP_argmax || op == KOP_argmin) return "no such function";
+  const kop_row *row = &kop_rows[op];
+  if (n != row->arity) return "wrong number of operands";
+  uint8_t a = in[0], last = in[n - 1];
+  bool moves = op == KOP_copy || op == KOP_select || op == KOP_cast || op == KOP_bitcast;
+  if (!(moves && storage_only(last)) && !strchr(row->types, dtype_letter(last))) return "not defined for this dtype";
+  switch (op) {
   case KOP_cast:
-    if (storage_only(a) && i->dtype != QN_f32)
-      return bad(c, "cast from %s to %s", dtype_rows[a].name, dtype_rows[i->dtype].name);
-    if (storage_only(i->dtype) && a != QN_f32 && a != QN_f64)
-      return bad(c, "cast of %s to %s", dtype_rows[a].name, dtype_rows[i->dtype].name);
-    return dtype_letter(i->dtype) != '?' || storage_only(i->dtype) || bad(c, "cast to %s", dtype_rows[i->dtype].name);
-  case KOP_bitcast: return dtype_rows[i->dtype].size == dtype_rows[a].size || bad(c, "bitcast between sizes");
+    if (storage_only(a) && result != QN_f32) return "f16 and bf16 are cast to f32 only";
+    if (storage_only(result) && a != QN_f32 && a != QN_f64) return "f16 and bf16 are cast from f32 and f64 only";
+    return dtype_letter(result) != '?' || storage_only(result) ? NULL : "no such dtype";
+  case KOP_bitcast: return dtype_rows[result].size == dtype_rows[a].size ? NULL : "bitcast between sizes";
   case KOP_select:
-    if (a != QN_bool) return bad(c, "select needs a bool");
-    return (i->dtype == last && p->code[i->b].dtype == last) || bad(c, "select between dtypes");
+    if (a != QN_bool) return "select needs a bool";
+    return result == last && in[1] == last ? NULL : "select between dtypes";
   case KOP_mulhi:
-    if (a != QN_u32 && a != QN_u64) return bad(c, "mulhi needs u32 or u64");
+    if (a != QN_u32 && a != QN_u64) return "mulhi needs u32 or u64";
     break;
   default: break;
   }
-  for (int k = 0; k < row->arity; k++)
-    if (p->code[in[k]].dtype != last)
-      return bad(c, "%s of %s and %s", row->name, dtype_rows[a].name, dtype_rows[last].name);
-  uint8_t result = i->sub >= KOP_eq && i->sub <= KOP_ge ? QN_bool : last;
-  return i->dtype == result ||
-         bad(c, "%s of %s gives no %s", row->name, dtype_rows[last].name, dtype_rows[i->dtype].name);
+  for (int k = 0; k < n; k++)
+    if (in[k] != last) return "operands of different dtypes";
+  return result == (op >= KOP_eq && op <= KOP_ge ? QN_bool : last) ? NULL : "wrong dtype of the result";
 }
 
-static bool math_ok(checker *c, const l_instr *i) {
-  if (i->sub >= MATH_COUNT) return bad(c, "no such function");
-  const math_row *row = &math_rows[i->sub];
-  const l_val in[3] = {i->a, i->b, i->c};
-  for (int k = 0; k < 3; k++) {
-    if ((in[k] != 0) != (k < row->arity)) return bad(c, "%s takes %d operands", row->name, row->arity);
-    if (in[k] && storage_only(c->p->code[in[k]].dtype)) return bad(c, "%s of a storage type", row->name);
-    if (in[k] && c->p->code[in[k]].dtype != c->p->code[in[0]].dtype) return bad(c, "operands of %s differ", row->name);
-  }
-  if (i->type2 != c->p->code[in[row->arity - 1]].dtype) return bad(c, "type2 is not the last operand's dtype");
-  bool test = i->sub == MATH_isnan || i->sub == MATH_isinf || i->sub == MATH_isfinite;
-  if (test && i->dtype != QN_bool) return bad(c, "%s gives a bool", row->name);
-  return !storage_only(i->dtype) || bad(c, "%s gives no storage type", row->name);
+const char *math_misuse(uint8_t fn, uint8_t result, const uint8_t *in, int n) {
+  if (fn >= MATH_COUNT) return "no such function";
+  if (n != math_rows[fn].arity) return "wrong number of operands";
+  for (int k = 0; k < n; k++)
+    if (in[k] != in[0] || storage_only(in[k])) return "wrong dtypes of operands";
+  if (fn == MATH_philox_uniform)
+    return in[0] == QN_u64 && (result == QN_f32 || result == QN_f64) ? NULL : "philox_uniform is a float from u64";
+  if (in[0] != QN_f32 && in[0] != QN_f64) return "functions take f32 or f64";
+  bool test = fn == MATH_isnan || fn == MATH_isinf || fn == MATH_isfinite;
+  return result == (test ? QN_bool : in[0]) ? NULL : "wrong dtype of the result";
+}
+
+static bool kop_ok(checker *c, const l_instr *i) {
+  const l_val v[3] = {i->a, i->b, i->c};
+  uint8_t in[3];
+  int n = 0;
+  while (n < 3 && v[n]) n++;
+  for (int k = 0; k < n; k++) in[k] = c->p->code[v[k]].dtype;
+  const char *wrong = i->code == L_KOP ? kop_misuse(i->sub, i->dtype, in, n) : math_misuse(i->sub, i->dtype, in, n);
+  if (wrong) return bad(c, "%s", wrong);
+  return i->type2 == in[n - 1] || bad(c, "type2 is not the last operand's dtype");
 }
 
 static bool is_arg(uint8_t sub) { return sub == KOP_argmax || sub == KOP_argmin; }
@@ -224,8 +222,8 @@ static bool types_ok(checker *c, const l_instr *i) {
     return bad(c, "the loop has ended");
   case L_CONST: return i->dtype <= QN_f64 || i->dtype == QN_u32 || i->dtype == QN_u64 || bad(c, "no such dtype");
   case L_IOTA: return dtype_letter(i->dtype) == 'I' || dtype_letter(i->dtype) == 'B' || bad(c, "iota is an integer");
-  case L_KOP: return kop_ok(c, i);
-  case L_MATH: return math_ok(c, i);
+  case L_KOP:
+  case L_MATH: return kop_ok(c, i);
   case L_LOAD:
     if ((i->e || i->f || i->g) != (i->h != 0)) return bad(c, "a guard and `else` belong together");
     if (i->h && p->code[i->h].dtype != i->dtype) return bad(c, "dtype of `else` differs");

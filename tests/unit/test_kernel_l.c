@@ -87,7 +87,7 @@ START_TEST(verifier_refuses) {
   refused("store b2 %21 base=%8", "store b0 %21 base=%8", "writes the input");
   refused("store b1 %21 base=%8", "store b1 %15 base=%8", "not visible");
   refused("size=%2\n    %11", "size=%9\n    %11", "known before the PAR");
-  refused("bool lt %14 %15", "f32 lt %14 %15", "gives no f32");
+  refused("bool lt %14 %15", "f32 lt %14 %15", "wrong dtype of the result");
   refused("f32 acc.add inner", "f32 acc.add free", "have an order");
   refused("push %11 %15", "push %11 %16", "dtype differs");
   refused("lo=%5 hi=%2 else=%12", "lo=%5 hi=%2", "belong together");

@@ -1,0 +1,714 @@
+/* Building K kernels (k.h): coordinates, guards and nodes, each hash-consed.
+ *
+ * Forms. A form is a sum of coef * atom plus a constant, terms in the order of their atoms. Quotients and remainders are taken
+ * apart before they become atoms: the terms that the divisor divides leave the remainder alone, and what is left is its own
+ * remainder if it lies below the divisor (k_within). In sums the two halves find each other again:
+ *   d * floor(x / d) + x mod d = x          n * (floor(x / n) mod m) + x mod n = x mod (n * m)
+ * so an address that was split by a reshape and flattened again is plain.
+ *
+ * Ranges. Axes are 0 <= a < extent. The bounds of a form follow term by term; with symbolic sizes "holds always" means that the
+ * normal form of the dims shows it, so a range may be kept that always holds, but none is dropped that does not. */
+#include "jit/kernel/k.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { TERMS_MAX = 64 };
+
+/* ---- memory --------------------------------------------------------------------------------------------------------- */
+
+static bool grow(k_kernel *k, void **at, uint32_t n, uint32_t *cap, size_t size) {
+  if (n < *cap) return true;
+  uint32_t more = *cap ? *cap * 2 : 16;
+  void *to = arena_alloc(&k->arena, (size_t)more * size);
+  if (!to) {
+    k->failed = true;
+    return false;
+  }
+  if (n) memcpy(to, *at, (size_t)n * size);
+  *at = to;
+  *cap = more;
+  return true;
+}
+
+static const char *copy_name(k_kernel *k, const char *name) {
+  size_t len = strlen(name);
+  char *copy = arena_alloc(&k->arena, len + 1);
+  if (!copy) {
+    k->failed = true;
+    return "";
+  }
+  for (size_t i = 0; i < len; i++) {
+    char c = name[i];
+    bool word = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+    copy[i] = word ? c : '_';
+  }
+  return copy;
+}
+
+k_kernel *k_new(const char *name, dim_table *dims) {
+  k_kernel *k = calloc(1, sizeof *k);
+  if (!k) return NULL;
+  arena_init(&k->arena, NULL);
+  dim_table_init(&k->own, &k->arena);
+  k->dims = dims ? dims : &k->own;
+  k->name = copy_name(k, name);
+  k->n = 1;
+  if (grow(k, (void **)&k->nodes, 0, &k->cap, sizeof *k->nodes) &&
+      grow(k, (void **)&k->forms, 0, &k->forms_cap, sizeof *k->forms) &&
+      grow(k, (void **)&k->guards, 0, &k->guards_cap, sizeof *k->guards)) {
+    k->forms[k->nforms++] = (k_linear){0, 0, NULL, 0};      /* form 0 is the number 0 */
+    k->guards[k->nguards++] = (k_condition){0, NULL, 0, 0}; /* guard 0 holds always */
+    return k;
+  }
+  k_free(k);
+  return NULL;
+}
+
+void k_free(k_kernel *k) {
+  if (!k) return;
+  arena_free(&k->arena);
+  free(k);
+}
+
+int k_axis_add(k_kernel *k, const char *name, qn_dim extent) {
+  if (k->naxes == K_AXES_MAX) return -1;
+  k->axes[k->naxes] = (k_axis){copy_name(k, name), extent};
+  return (int)k->naxes++;
+}
+
+int k_buffer_add(k_kernel *k, qn_dtype dtype, l_buffer_mode mode, uint32_t ref, qn_dim elements) {
+  if (!grow(k, (void **)&k->buffers, k->nbuffers, &k->buffers_cap, sizeof *k->buffers)) return -1;
+  k->buffers[k->nbuffers] = (k_buffer){(uint8_t)dtype, (uint8_t)mode, ref, elements};
+  return (int)k->nbuffers++;
+}
+
+int k_check_add(k_kernel *k, l_check c) {
+  if (!grow(k, (void **)&k->checks, k->nchecks, &k->checks_cap, sizeof *k->checks)) return -1;
+  k->checks[k->nchecks] = c;
+  return (int)k->nchecks++;
+}
+
+int64_t k_points(const k_kernel *k, k_mask axes) {
+  int64_t n = 1;
+  for (uint32_t a = 0; a < k->naxes; a++) {
+    if (!(axes >> a & 1)) continue;
+    int64_t e = dim_hint(k->dims, k->axes[a].extent);
+    if (__builtin_mul_overflow(n, e < 0 ? 0 : e, &n)) return INT64_MAX;
+  }
+  return n;
+}
+
+/* ---- dims --------------------------------------------------------------------------------------------------------------- */
+
+enum { FACTORS_MAX = 16 };
+typedef struct factors {
+  int n;
+  int64_t coef;
+  qn_dim of[FACTORS_MAX];
+} factors;
+
+static bool factor(const dim_table *t, qn_dim d, factors *f) {
+  int64_t c;
+  if (dim_is_const(t, d, &c)) return !__builtin_mul_overflow(f->coef, c, &f->coef);
+  const dim_expr *e = &t->exprs[~d];
+  if (e->op == DIM_MUL) return factor(t, e->a, f) && factor(t, e->b, f);
+  if (e->op == DIM_SUB && e->a == 0) {
+    f->coef = -f->coef;
+    return factor(t, e->b, f);
+  }
+  if (f->n == FACTORS_MAX) return false;
+  f->of[f->n++] = d;
+  return true;
+}
+
+/* *q = a / d where that is exact by construction, for d > 0. */
+static bool quotient(k_kernel *k, qn_dim a, qn_dim d, qn_dim *q) {
+  if (d == 1 || a == 0) {
+    *q = a;
+    return true;
+  }
+  if (a == d) {
+    *q = 1;
+    return true;
+  }
+  factors x = {.coef = 1}, y = {.coef = 1};
+  if (!factor(k->dims, a, &x) || !factor(k->dims, d, &y) || y.coef == 0 || x.coef % y.coef) return false;
+  for (int j = 0; j < y.n; j++) {
+    int i = 0;
+    while (i < x.n && x.of[i] != y.of[j]) i++;
+    if (i == x.n) return false;
+    x.of[i] = x.of[--x.n];
+  }
+  *q = dim_const(k->dims, x.coef / y.coef);
+  for (int i = 0; i < x.n; i++) *q = dim_mul(k->dims, *q, x.of[i]);
+  return true;
+}
+
+static bool negative(const k_kernel *k, qn_dim d) {
+  int64_t c;
+  if (dim_is_const(k->dims, d, &c)) return c < 0;
+  const dim_expr *e = &k->dims->exprs[~d];
+  return e->op == DIM_SUB && e->a == 0 && dim_nonnegative(k->dims, e->b);
+}
+
+/* ---- forms -------------------------------------------------------------------------------------------------------------- */
+
+typedef struct sum {
+  qn_dim constant;
+  uint32_t n;
+  k_term terms[TERMS_MAX];
+} sum;
+
+static uint32_t atom_find(k_kernel *k, k_atom a) {
+  for (uint32_t i = 0; i < k->natoms; i++) {
+    const k_atom *b = &k->atoms[i];
+    if (a.kind == b->kind && a.ref == b->ref && a.of == b->of && a.by == b->by) return i;
+  }
+  if (!grow(k, (void **)&k->atoms, k->natoms, &k->atoms_cap, sizeof *k->atoms)) return 0;
+  k->atoms[k->natoms] = a;
+  return k->natoms++;
+}
+
+/* s += coef * (atom) */
+static void sum_term(k_kernel *k, sum *s, uint32_t atom, qn_dim coef) {
+  if (coef == 0) return;
+  uint32_t i = 0;
+  while (i < s->n && s->terms[i].atom < atom) i++;
+  if (i < s->n && s->terms[i].atom == atom) {
+    s->terms[i].coef = dim_add(k->dims, s->terms[i].coef, coef);
+    if (s->terms[i].coef == 0) memmove(&s->terms[i], &s->terms[i + 1], (--s->n - i) * sizeof *s->terms);
+    return;
+  }
+  if (s->n == TERMS_MAX) {
+    k->failed = true; /* ranks are at most 8, so this is out of reach of any program */
+    return;
+  }
+  memmove(&s->terms[i + 1], &s->terms[i], (s->n - i) * sizeof *s->terms);
+  s->terms[i] = (k_term){atom, coef};
+  s->n++;
+}
+
+static void sum_form(k_kernel *k, sum *s, k_form f, qn_dim scale) {
+  k_linear l = k->forms[f];
+  s->constant = dim_add(k->dims, s->constant, dim_mul(k->dims, l.constant, scale));
+  for (uint32_t i = 0; i < l.n; i++) sum_term(k, s, l.terms[i].atom, dim_mul(k->dims, l.terms[i].coef, scale));
+}
+
+static k_form form_find(k_kernel *k, const sum *s) {
+  for (uint32_t f = 0; f < k->nforms; f++) {
+    const k_linear *l = &k->forms[f];
+    if (l->constant == s->constant && l->n == s->n &&
+        (s->n == 0 || memcmp(l->terms, s->terms, s->n * sizeof *s->terms) == 0))
+      return f;
+  }
+  if (!grow(k, (void **)&k->forms, k->nforms, &k->forms_cap, sizeof *k->forms)) return 0;
+  k_term *terms = s->n ? arena_alloc(&k->arena, s->n * sizeof *terms) : NULL;
+  if (s->n && !terms) {
+    k->failed = true;
+    return 0;
+  }
+  k_linear l = {s->constant, s->n, terms, 0};
+  for (uint32_t i = 0; i < s->n; i++) {
+    terms[i] = s->terms[i];
+    l.axes |= k->atoms[terms[i].atom].axes;
+  }
+  k->forms[k->nforms] = l;
+  return k->nforms++;
+}
+
+/* Puts quotients and remainders of the same form together again (head of this file). */
+static bool rejoin(k_kernel *k, sum *s) {
+  for (uint32_t i = 0; i < s->n; i++) {
+    k_atom m = k->atoms[s->terms[i].atom];
+    if (m.kind != ATOM_MOD) continue;
+    qn_dim c = s->terms[i].coef, step = dim_mul(k->dims, c, m.by);
+    for (uint32_t j = 0; j < s->n; j++) {
+      k_atom o = k->atoms[s->terms[j].atom];
+      if (j == i || s->terms[j].coef != step) continue;
+      uint32_t mod_atom = s->terms[i].atom, other = s->terms[j].atom;
+      if (o.kind == ATOM_DIV && o.of == m.of && o.by == m.by) {
+        sum_term(k, s, mod_atom, dim_sub(k->dims, 0, c));
+        sum_term(k, s, other, dim_sub(k->dims, 0, step));
+        sum_form(k, s, m.of, c);
+        return true;
+      }
+      if (o.kind == ATOM_MOD) {
+        k_linear inner = k->forms[o.of];
+        if (inner.n != 1 || inner.constant != 0 || inner.terms[0].coef != 1) continue;
+        k_atom d = k->atoms[inner.terms[0].atom];
+        if (d.kind != ATOM_DIV || d.of != m.of || d.by != m.by) continue;
+        sum_term(k, s, mod_atom, dim_sub(k->dims, 0, c));
+        sum_term(k, s, other, dim_sub(k->dims, 0, step));
+        sum_form(k, s, k_mod(k, m.of, dim_mul(k->dims, m.by, o.by)), c);
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+static k_form sum_done(k_kernel *k, sum *s) {
+  for (int guard = 0; guard < 2 * TERMS_MAX && rejoin(k, s);) guard++;
+  return form_find(k, s);
+}
+
+k_form k_number(k_kernel *k, qn_dim c) {
+  sum s = {.constant = c};
+  return form_find(k, &s);
+}
+
+k_form k_axis_form(k_kernel *k, uint32_t axis) {
+  sum s = {0};
+  sum_term(k, &s, atom_find(k, (k_atom){.kind = ATOM_AXIS, .ref = axis, .axes = (k_mask)1 << axis}), 1);
+  return form_find(k, &s);
+}
+
+k_form k_value_form(k_kernel *k, k_val v) {
+  sum s = {0};
+  sum_term(k, &s, atom_find(k, (k_atom){.kind = ATOM_VALUE, .ref = v, .axes = k->nodes[v].axes}), 1);
+  return form_find(k, &s);
+}
+
+k_form k_plus(k_kernel *k, k_form a, k_form b) {
+  if (a == 0) return b;
+  if (b == 0) return a;
+  sum s = {0};
+  sum_form(k, &s, a, 1);
+  sum_form(k, &s, b, 1);
+  return sum_done(k, &s);
+}
+
+k_form k_times(k_kernel *k, k_form a, qn_dim d) {
+  if (d == 1) return a;
+  sum s = {0};
+  if (d != 0) sum_form(k, &s, a, d);
+  return form_find(k, &s);
+}
+
+/* ---- ranges --------------------------------------------------------------------------------------------------------------- */
+
+/* *top = a bound b with atom <= b - 1 (and atom >= 0); false if unknown. */
+static bool atom_bound(k_kernel *k, uint32_t atom, qn_dim *top);
+
+/* Bounds of a form: *low <= form <= *high; false if unknown. */
+static bool bounds(k_kernel *k, k_form f, qn_dim *low, qn_dim *high) {
+  k_linear l = k->forms[f];
+  dim_table *t = k->dims;
+  *low = *high = l.constant;
+  for (uint32_t i = 0; i < l.n; i++) {
+    qn_dim top, coef = l.terms[i].coef;
+    if (!atom_bound(k, l.terms[i].atom, &top)) return false;
+    /* coef * (top - 1), multiplied out so that sums cancel */
+    qn_dim reach = dim_sub(t, dim_mul(t, coef, top), coef);
+    if (negative(k, coef))
+      *low = dim_add(t, *low, reach);
+    else if (dim_nonnegative(t, coef))
+      *high = dim_add(t, *high, reach);
+    else
+      return false;
+  }
+  return true;
+}
+
+static bool atom_bound(k_kernel *k, uint32_t atom, qn_dim *top) {
+  k_atom a = k->atoms[atom];
+  qn_dim low, high;
+  switch (a.kind) {
+  case ATOM_AXIS: *top = k->axes[a.ref].extent; return true;
+  case ATOM_MOD: *top = a.by; return true;
+  case ATOM_DIV:
+    if (!bounds(k, a.of, &low, &high)) return false;
+    *top = dim_add(k->dims, dim_make(k->dims, DIM_FLOORDIV, high, a.by), 1);
+    return true;
+  default: return false;
+  }
+}
+
+bool k_within(k_kernel *k, k_form f, qn_dim extent) {
+  qn_dim low, high;
+  if (!bounds(k, f, &low, &high)) return false;
+  dim_table *t = k->dims;
+  return dim_nonnegative(t, low) && dim_nonnegative(t, dim_sub(t, dim_sub(t, extent, 1), high));
+}
+
+/* ---- quotients and remainders ------------------------------------------------------------------------------------------------ */
+
+/* a = d * whole + rest, by terms. */
+static void split(k_kernel *k, k_form a, qn_dim d, sum *whole, sum *rest) {
+  k_linear l = k->forms[a];
+  int64_t c, by;
+  qn_dim q;
+  *whole = *rest = (sum){0};
+  if (dim_is_const(k->dims, l.constant, &c) && dim_is_const(k->dims, d, &by) && by > 0) {
+    int64_t r = c % by;
+    if (r < 0) r += by;
+    whole->constant = dim_const(k->dims, (c - r) / by);
+    rest->constant = r;
+  } else if (quotient(k, l.constant, d, &q)) {
+    whole->constant = q;
+  } else {
+    rest->constant = l.constant;
+  }
+  for (uint32_t i = 0; i < l.n; i++) {
+    if (quotient(k, l.terms[i].coef, d, &q))
+      sum_term(k, whole, l.terms[i].atom, q);
+    else
+      sum_term(k, rest, l.terms[i].atom, l.terms[i].coef);
+  }
+}
+
+/* Is the form a single atom? */
+static bool single(const k_kernel *k, k_form f, k_atom *a) {
+  const k_linear *l = &k->forms[f];
+  if (l->n != 1 || l->constant != 0 || l->terms[0].coef != 1) return false;
+  *a = k->atoms[l->terms[0].atom];
+  return true;
+}
+
+k_form k_div(k_kernel *k, k_form a, qn_dim d) {
+  if (d == 1) return a;
+  sum whole, rest;
+  split(k, a, d, &whole, &rest);
+  k_form r = form_find(k, &rest);
+  if (!k_within(k, r, d)) {
+    k_linear l = k->forms[r];
+    k_atom inner;
+    if (l.n == 0) {
+      whole.constant = dim_add(k->dims, whole.constant, dim_make(k->dims, DIM_FLOORDIV, l.constant, d));
+    } else {
+      k_atom q = {.kind = ATOM_DIV, .of = r, .by = d, .axes = l.axes};
+      if (single(k, r, &inner) && inner.kind == ATOM_DIV) {
+        q.of = inner.of;
+        q.by = dim_mul(k->dims, inner.by, d);
+        if (k_within(k, q.of, q.by)) return sum_done(k, &whole);
+      }
+      sum_term(k, &whole, atom_find(k, q), 1);
+    }
+  }
+  return sum_done(k, &whole);
+}
+
+k_form k_mod(k_kernel *k, k_form a, qn_dim d) {
+  if (d == 1) return 0;
+  sum whole, rest;
+  split(k, a, d, &whole, &rest);
+  k_form r = form_find(k, &rest);
+  if (k_within(k, r, d)) return r;
+  k_linear l = k->forms[r];
+  if (l.n == 0) return k_number(k, dim_make(k->dims, DIM_MOD, l.constant, d));
+  k_atom inner;
+  qn_dim q;
+  if (single(k, r, &inner) && inner.kind == ATOM_MOD && quotient(k, inner.by, d, &q)) return k_mod(k, inner.of, d);
+  sum s = {0};
+  sum_term(k, &s, atom_find(k, (k_atom){.kind = ATOM_MOD, .of = r, .by = d, .axes = l.axes}), 1);
+  return form_find(k, &s);
+}
+
+k_form k_substitute(k_kernel *k, k_form f, const k_form to[K_AXES_MAX]) {
+  k_linear l = k->forms[f];
+  k_mask touched = 0;
+  for (uint32_t a = 0; a < K_AXES_MAX; a++)
+    if (to[a]) touched |= (k_mask)1 << a;
+  if (!(l.axes & touched)) return f;
+  k_form out = k_number(k, l.constant);
+  for (uint32_t i = 0; i < l.n; i++) {
+    k_atom a = k->atoms[l.terms[i].atom];
+    sum s = {0};
+    k_form with;
+    if (a.kind == ATOM_AXIS && to[a.ref]) {
+      with = to[a.ref];
+    } else if (a.kind == ATOM_DIV || a.kind == ATOM_MOD) {
+      k_form of = k_substitute(k, a.of, to);
+      with = a.kind == ATOM_DIV ? k_div(k, of, a.by) : k_mod(k, of, a.by);
+    } else {
+      sum_term(k, &s, l.terms[i].atom, 1);
+      with = form_find(k, &s);
+    }
+    out = k_plus(k, out, k_times(k, with, l.terms[i].coef));
+  }
+  return out;
+}
+
+bool k_coef(const k_kernel *k, k_form f, uint32_t axis, qn_dim *coef) {
+  const k_linear *l = &k->forms[f];
+  *coef = 0;
+  for (uint32_t i = 0; i < l->n; i++) {
+    const k_atom *a = &k->atoms[l->terms[i].atom];
+    if (!(a->axes >> axis & 1)) continue;
+    if (a->kind != ATOM_AXIS) return false;
+    *coef = l->terms[i].coef;
+  }
+  return true;
+}
+
+/* ---- guards --------------------------------------------------------------------------------------------------------------- */
+
+static k_guard guard_find(k_kernel *k, const k_range *ranges, uint32_t n, k_val where) {
+  for (uint32_t g = 0; g < k->nguards; g++) {
+    const k_condition *c = &k->guards[g];
+    if (c->n != n || c->where != where) continue;
+    uint32_t i = 0;
+    while (i < n && c->ranges[i].form == ranges[i].form && c->ranges[i].extent == ranges[i].extent) i++;
+    if (i == n) return g;
+  }
+  if (!grow(k, (void **)&k->guards, k->nguards, &k->guards_cap, sizeof *k->guards)) return 0;
+  k_range *copy = n ? arena_alloc(&k->arena, n * sizeof *copy) : NULL;
+  if (n && !copy) {
+    k->failed = true;
+    return 0;
+  }
+  k_condition c = {n, copy, where, where ? k->nodes[where].axes : 0};
+  for (uint32_t i = 0; i < n; i++) {
+    copy[i] = ranges[i];
+    c.axes |= k->forms[ranges[i].form].axes;
+  }
+  k->guards[k->nguards] = c;
+  return k->nguards++;
+}
+
+enum { RANGES_MAX = 32 };
+
+k_guard k_guard_range(k_kernel *k, k_guard g, k_form f, qn_dim extent) {
+  if (k_within(k, f, extent)) return g;
+  k_condition c = k->guards[g];
+  k_range ranges[RANGES_MAX];
+  uint32_t n = 0;
+  bool placed = false;
+  for (uint32_t i = 0; i < c.n && n + 1 < RANGES_MAX; i++) {
+    if (c.ranges[i].form == f && c.ranges[i].extent == extent) return g;
+    if (!placed && f <= c.ranges[i].form) {
+      ranges[n++] = (k_range){f, extent};
+      placed = true;
+    }
+    ranges[n++] = c.ranges[i];
+  }
+  if (!placed) ranges[n++] = (k_range){f, extent};
+  if (n < c.n + 1) {
+    k->failed = true;
+    return 0;
+  }
+  return guard_find(k, ranges, n, c.where);
+}
+
+k_guard k_guard_where(k_kernel *k, k_guard g, k_val where) {
+  if (!where) return g;
+  k_condition c = k->guards[g];
+  if (c.where && c.where != where) where = k_op(k, KOP_and, QN_bool, c.where, where, 0);
+  return guard_find(k, c.ranges, c.n, where);
+}
+
+/* ---- nodes --------------------------------------------------------------------------------------------------------------- */
+
+static uint32_t node_hash(const k_node *n) {
+  const uint64_t parts[] = {(uint64_t)n->code | (uint64_t)n->sub << 8 | (uint64_t)n->dtype << 16 |
+                                (uint64_t)n->order << 24 | (uint64_t)n->flags << 32 | (uint64_t)n->axis << 40,
+                            (uint64_t)(uint32_t)n->buffer << 32 | n->a, (uint64_t)n->b << 32 | n->c,
+                            (uint64_t)n->at << 32 | n->guard, n->imm};
+  uint64_t h = 0;
+  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+    h = (h ^ parts[i]) * 0x9e3779b97f4a7c15u;
+    h ^= h >> 29;
+  }
+  return (uint32_t)(h ^ h >> 32);
+}
+
+static bool node_same(const k_node *x, const k_node *y) {
+  return x->code == y->code && x->sub == y->sub && x->dtype == y->dtype && x->order == y->order &&
+         x->flags == y->flags && x->axis == y->axis && x->buffer == y->buffer && x->a == y->a && x->b == y->b &&
+         x->c == y->c && x->at == y->at && x->guard == y->guard && x->imm == y->imm;
+}
+
+static bool rehash(k_kernel *k) {
+  uint32_t cap = k->hash_cap ? 2 * k->hash_cap : 64;
+  uint32_t *hash = arena_alloc(&k->arena, cap * sizeof *hash);
+  if (!hash) {
+    k->failed = true;
+    return false;
+  }
+  for (uint32_t i = 0; i < k->hash_cap; i++) {
+    if (!k->hash[i]) continue;
+    uint32_t at = node_hash(&k->nodes[k->hash[i]]) & (cap - 1);
+    while (hash[at]) at = (at + 1) & (cap - 1);
+    hash[at] = k->hash[i];
+  }
+  k->hash = hash;
+  k->hash_cap = cap;
+  return true;
+}
+
+static k_val append(k_kernel *k, const k_node *n) {
+  if (k->failed || !grow(k, (void **)&k->nodes, k->n, &k->cap, sizeof *k->nodes)) return 0;
+  k->nodes[k->n] = *n;
+  return k->n++;
+}
+
+/* The node, or the equal one that is there already. */
+static k_val intern(k_kernel *k, const k_node *n) {
+  if (2 * (k->hashed + 1) > k->hash_cap && !rehash(k)) return 0;
+  uint32_t at = node_hash(n) & (k->hash_cap - 1);
+  for (; k->hash[at]; at = (at + 1) & (k->hash_cap - 1))
+    if (node_same(&k->nodes[k->hash[at]], n)) return k->hash[at];
+  k_val v = append(k, n);
+  if (v) {
+    k->hash[at] = v;
+    k->hashed++;
+  }
+  return v;
+}
+
+k_val k_const(k_kernel *k, qn_dtype dtype, uint64_t bits) {
+  return intern(k, &(k_node){.code = K_CONST, .dtype = (uint8_t)dtype, .imm = bits});
+}
+
+k_val k_const_i(k_kernel *k, qn_dtype dtype, int64_t value) {
+  if (dtype_is_float(dtype)) return k_const_f(k, dtype, (double)value);
+  if (dtype == QN_bool) return k_const(k, dtype, value != 0);
+  size_t bits = 8 * dtype_size(dtype);
+  uint64_t mask = bits == 64 ? ~(uint64_t)0 : ((uint64_t)1 << bits) - 1;
+  return k_const(k, dtype, (uint64_t)value & mask);
+}
+
+k_val k_const_f(k_kernel *k, qn_dtype dtype, double value) {
+  uint64_t bits = 0;
+  float f = (float)value;
+  uint32_t low;
+  switch (dtype) {
+  case QN_f16: bits = f64_to_f16(value); break;
+  case QN_bf16: bits = f64_to_bf16(value); break;
+  case QN_f32:
+    memcpy(&low, &f, sizeof low);
+    bits = low;
+    break;
+  default: memcpy(&bits, &value, sizeof bits); break;
+  }
+  return k_const(k, dtype, bits);
+}
+
+k_val k_scalar(k_kernel *k, qn_dtype dtype, uint32_t number) {
+  if (number >= k->nscalars) k->nscalars = number + 1;
+  return intern(k, &(k_node){.code = K_SCALAR, .dtype = (uint8_t)dtype, .imm = number});
+}
+
+k_val k_iota(k_kernel *k, qn_dtype dtype, k_form at) {
+  k_linear l = k->forms[at];
+  k_atom a;
+  int64_t c;
+  if (l.n == 0 && dim_is_const(k->dims, l.constant, &c)) return k_const_i(k, dtype, c);
+  if (single(k, at, &a) && a.kind == ATOM_VALUE && k->nodes[a.ref].dtype == dtype) return a.ref;
+  return intern(k, &(k_node){.code = K_IOTA, .dtype = (uint8_t)dtype, .at = at, .axes = l.axes});
+}
+
+k_val k_load(k_kernel *k, int buffer, k_form at, k_guard guard, k_val otherwise) {
+  k_node n = {.code = K_LOAD, .dtype = k->buffers[buffer].dtype, .buffer = buffer, .at = at, .guard = guard};
+  n.axes = k->forms[at].axes | k->guards[guard].axes;
+  if (guard) {
+    n.a = otherwise;
+    n.axes |= k->nodes[otherwise].axes;
+  }
+  return intern(k, &n);
+}
+
+k_val k_op(k_kernel *k, kop_id op, qn_dtype dtype, k_val a, k_val b, k_val c) {
+  if (!a || (kop_rows[op].arity > 1 && !b) || (kop_rows[op].arity > 2 && !c)) return 0;
+  if (op == KOP_copy) return a;
+  if (op == KOP_cast && k->nodes[a].dtype == dtype) return a;
+  if (op == KOP_select && b == c) return b;
+  if (op == KOP_and && dtype == QN_bool && a == b) return a;
+  return intern(k, &(k_node){.code = K_OP,
+                             .sub = (uint8_t)op,
+                             .dtype = (uint8_t)dtype,
+                             .a = a,
+                             .b = b,
+                             .c = c,
+                             .axes = k->nodes[a].axes | k->nodes[b].axes | k->nodes[c].axes});
+}
+
+k_val k_math(k_kernel *k, math_id fn, qn_dtype dtype, k_val a, k_val b, k_val c) {
+  if (!a || (math_rows[fn].arity > 1 && !b) || (math_rows[fn].arity > 2 && !c)) return 0;
+  return intern(k, &(k_node){.code = K_MATH,
+                             .sub = (uint8_t)fn,
+                             .dtype = (uint8_t)dtype,
+                             .a = a,
+                             .b = b,
+                             .c = c,
+                             .axes = k->nodes[a].axes | k->nodes[b].axes | k->nodes[c].axes});
+}
+
+static bool storage_only(qn_dtype d) { return d == QN_f16 || d == QN_bf16; }
+
+k_val k_cast(k_kernel *k, k_val v, qn_dtype to) {
+  if (!v) return 0;
+  qn_dtype from = (qn_dtype)k->nodes[v].dtype;
+  if (from == to) return v;
+  if (storage_only(from) && to != QN_f32) return k_cast(k, k_op(k, KOP_cast, QN_f32, v, 0, 0), to);
+  if (storage_only(to) && from != QN_f32 &&
+      from != QN_f64) /* small integers are exact in f32; f64 rounds once for the others */
+    return k_op(k, KOP_cast, to, k_op(k, KOP_cast, dtype_size(from) <= 2 ? QN_f32 : QN_f64, v, 0, 0), 0, 0);
+  return k_op(k, KOP_cast, to, v, 0, 0);
+}
+
+static k_mask without(k_mask m, uint32_t axis) { return m & ~((k_mask)1 << axis); }
+
+k_val k_reduce(k_kernel *k, kop_id op, l_order order, uint32_t axis, k_val a) {
+  if (!a) return 0;
+  bool index = op == KOP_argmax || op == KOP_argmin;
+  return intern(k, &(k_node){.code = K_REDUCE,
+                             .sub = (uint8_t)op,
+                             .order = (uint8_t)order,
+                             .axis = (uint8_t)axis,
+                             .a = a,
+                             .dtype = index ? QN_i64 : k->nodes[a].dtype,
+                             .axes = without(k->nodes[a].axes, axis)});
+}
+
+k_val k_scan(k_kernel *k, kop_id op, l_order order, uint32_t axis, bool exclusive, k_val a) {
+  if (!a) return 0;
+  return intern(k, &(k_node){.code = K_SCAN,
+                             .sub = (uint8_t)op,
+                             .order = (uint8_t)order,
+                             .axis = (uint8_t)axis,
+                             .a = a,
+                             .flags = exclusive ? K_EXCLUSIVE : 0,
+                             .dtype = k->nodes[a].dtype,
+                             .axes = k->nodes[a].axes | (k_mask)1 << axis});
+}
+
+k_val k_dot(k_kernel *k, uint32_t axis, k_val a, k_val b) {
+  if (!a || !b) return 0;
+  return intern(k, &(k_node){.code = K_DOT,
+                             .axis = (uint8_t)axis,
+                             .a = a,
+                             .b = b,
+                             .dtype = k->nodes[a].dtype,
+                             .axes = without(k->nodes[a].axes | k->nodes[b].axes, axis)});
+}
+
+bool k_store(k_kernel *k, int buffer, k_form at, k_guard guard, k_val v, k_mask over) {
+  if (!v || buffer < 0) return false;
+  return append(k, &(k_node){.code = K_STORE,
+                             .dtype = k->nodes[v].dtype,
+                             .buffer = buffer,
+                             .at = at,
+                             .guard = guard,
+                             .a = v,
+                             .axes = over}) != 0;
+}
+
+bool k_storef(k_kernel *k, kop_id op, int buffer, k_form at, k_guard guard, k_val v, k_mask over) {
+  if (!v || buffer < 0) return false;
+  return append(k, &(k_node){.code = K_STOREF,
+                             .sub = (uint8_t)op,
+                             .dtype = k->nodes[v].dtype,
+                             .buffer = buffer,
+                             .at = at,
+                             .guard = guard,
+                             .a = v,
+                             .axes = over}) != 0;
+}
+
+bool k_check(k_kernel *k, int check, k_val ok, k_form element, k_val shows, k_mask over) {
+  if (!ok || check < 0) return false;
+  return append(k, &(k_node){
+                       .code = K_CHECK, .a = ok, .b = shows, .at = element, .imm = (uint64_t)check, .axes = over}) != 0;
+}

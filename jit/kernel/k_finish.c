@@ -1,0 +1,192 @@
+/* The last step of building a K kernel (k.h): dead nodes go, axes merge, numbers close up.
+ *
+ * Two axes x and y merge when they are one index in disguise: every value and effect has both or neither, no reduction, scan
+ * or product runs over one of them, and wherever they occur in a form the coefficient of x is extent(y) times that of y. Then y
+ * stands for x * extent(y) + y: the terms of x are dropped and y's extent becomes the product. Contiguous pointwise kernels
+ * end with one axis this way, whatever the rank of the arrays. */
+#include <string.h>
+
+#include "jit/kernel/k.h"
+
+/* ---- what is used ---------------------------------------------------------------------------------------------------- */
+
+typedef struct use {
+  k_kernel *k;
+  bool *node;
+  bool *form;
+} use;
+
+static bool is_marker(uint8_t code) { return code >= K_FOLD && code <= K_END; }
+
+static void use_form(use *u, k_form f);
+
+static void use_guard(use *u, k_guard g) {
+  const k_condition *c = &u->k->guards[g];
+  for (uint32_t i = 0; i < c->n; i++) use_form(u, c->ranges[i].form);
+  if (c->where) u->node[c->where] = true;
+}
+
+static void use_form(use *u, k_form f) {
+  if (u->form[f]) return;
+  u->form[f] = true;
+  const k_linear *l = &u->k->forms[f];
+  for (uint32_t i = 0; i < l->n; i++) {
+    const k_atom *a = &u->k->atoms[l->terms[i].atom];
+    if (a->kind == ATOM_VALUE) u->node[a->ref] = true;
+    if (a->kind == ATOM_DIV || a->kind == ATOM_MOD) use_form(u, a->of);
+  }
+}
+
+/* Operands have smaller numbers, so one walk from the end marks everything. */
+static bool find_uses(use *u) {
+  k_kernel *k = u->k;
+  u->node = arena_alloc(&k->arena, k->n * sizeof *u->node);
+  u->form = arena_alloc(&k->arena, k->nforms * sizeof *u->form);
+  if (!u->node || !u->form) return false;
+  for (uint32_t i = k->n; i-- > 1;) {
+    const k_node *n = &k->nodes[i];
+    if (k_is_effect(n) || is_marker(n->code)) u->node[i] = true;
+    if (!u->node[i]) continue;
+    u->node[n->a] = u->node[n->b] = u->node[n->c] = true;
+    use_form(u, n->at);
+    use_guard(u, n->guard);
+  }
+  return true;
+}
+
+/* ---- merging axes ------------------------------------------------------------------------------------------------------ */
+
+static bool both_or_neither(k_mask m, uint32_t x, uint32_t y) { return (m >> x & 1) == (m >> y & 1); }
+
+static bool mergeable(const use *u, uint32_t x, uint32_t y) {
+  k_kernel *k = u->k;
+  for (uint32_t i = 1; i < k->n; i++) {
+    const k_node *n = &k->nodes[i];
+    if (!u->node[i]) continue;
+    if (!both_or_neither(n->axes, x, y)) return false;
+    bool over = n->code == K_REDUCE || n->code == K_SCAN || n->code == K_DOT || n->code == K_FOLD;
+    if (over && (n->axis == x || n->axis == y)) return false;
+  }
+  for (k_form f = 1; f < k->nforms; f++) {
+    if (!u->form[f] || !((k->forms[f].axes >> x | k->forms[f].axes >> y) & 1)) continue;
+    qn_dim cx = 0, cy = 0;
+    for (uint32_t i = 0; i < k->forms[f].n; i++) {
+      const k_atom *a = &k->atoms[k->forms[f].terms[i].atom];
+      if (a->kind == ATOM_AXIS && a->ref == x) cx = k->forms[f].terms[i].coef;
+      if (a->kind == ATOM_AXIS && a->ref == y) cy = k->forms[f].terms[i].coef;
+    }
+    if (cx != dim_mul(k->dims, cy, k->axes[y].extent)) return false;
+  }
+  return true;
+}
+
+static k_mask axis_bit(uint32_t a) { return (k_mask)1 << a; }
+
+/* Drops x from everything; y takes its place. */
+static void merge(k_kernel *k, uint32_t x, uint32_t y) {
+  k->axes[y].extent = dim_mul(k->dims, k->axes[x].extent, k->axes[y].extent);
+  k->axes[x].extent = 1;
+  for (k_form f = 1; f < k->nforms; f++) {
+    k_linear *l = &k->forms[f];
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < l->n; i++) {
+      const k_atom *a = &k->atoms[l->terms[i].atom];
+      if (a->kind != ATOM_AXIS || a->ref != x) l->terms[kept++] = l->terms[i];
+    }
+    l->n = kept;
+    l->axes &= ~axis_bit(x);
+  }
+  for (uint32_t a = 0; a < k->natoms; a++) k->atoms[a].axes &= ~axis_bit(x);
+  for (uint32_t g = 0; g < k->nguards; g++) k->guards[g].axes &= ~axis_bit(x);
+  for (uint32_t i = 1; i < k->n; i++) k->nodes[i].axes &= ~axis_bit(x);
+}
+
+static k_mask used_axes(const use *u) {
+  k_mask all = 0;
+  for (uint32_t i = 1; i < u->k->n; i++) {
+    const k_node *n = &u->k->nodes[i];
+    if (!u->node[i]) continue;
+    all |= n->axes;
+    if (n->code == K_REDUCE || n->code == K_SCAN || n->code == K_DOT || n->code == K_FOLD) all |= axis_bit(n->axis);
+  }
+  return all;
+}
+
+static void merge_axes(const use *u) {
+  k_kernel *k = u->k;
+  k_mask used = used_axes(u);
+  for (uint32_t x = 0; x < k->naxes; x++)
+    for (uint32_t y = 0; y < k->naxes; y++)
+      if (x != y && (used >> x & 1) && (used >> y & 1) && mergeable(u, x, y)) {
+        merge(k, x, y);
+        used &= ~axis_bit(x);
+      }
+}
+
+/* ---- closing up ---------------------------------------------------------------------------------------------------------- */
+
+static k_mask renamed(k_mask m, const uint8_t *to) {
+  k_mask out = 0;
+  for (uint32_t a = 0; a < K_AXES_MAX; a++)
+    if (m >> a & 1) out |= axis_bit(to[a]);
+  return out;
+}
+
+static void close_axes(const use *u) {
+  k_kernel *k = u->k;
+  k_mask used = used_axes(u);
+  uint8_t to[K_AXES_MAX] = {0};
+  uint32_t n = 0;
+  for (uint32_t a = 0; a < k->naxes; a++) {
+    if (!(used >> a & 1)) continue;
+    to[a] = (uint8_t)n;
+    k->axes[n++] = k->axes[a];
+  }
+  k->naxes = n;
+  for (uint32_t a = 0; a < k->natoms; a++) {
+    k_atom *atom = &k->atoms[a];
+    if (atom->kind == ATOM_AXIS) atom->ref = to[atom->ref];
+    atom->axes = renamed(atom->axes & used, to);
+  }
+  for (k_form f = 0; f < k->nforms; f++) k->forms[f].axes = renamed(k->forms[f].axes & used, to);
+  for (uint32_t g = 0; g < k->nguards; g++) k->guards[g].axes = renamed(k->guards[g].axes & used, to);
+  for (uint32_t i = 1; i < k->n; i++) {
+    k->nodes[i].axes = renamed(k->nodes[i].axes & used, to);
+    k->nodes[i].axis = to[k->nodes[i].axis];
+  }
+}
+
+static bool close_nodes(const use *u) {
+  k_kernel *k = u->k;
+  k_val *to = arena_alloc(&k->arena, k->n * sizeof *to);
+  if (!to) return false;
+  uint32_t n = 1;
+  for (uint32_t i = 1; i < k->n; i++) {
+    if (!u->node[i]) continue;
+    k_node c = k->nodes[i];
+    c.a = to[c.a];
+    c.b = to[c.b];
+    c.c = to[c.c];
+    to[i] = n;
+    k->nodes[n++] = c;
+  }
+  for (uint32_t a = 0; a < k->natoms; a++)
+    if (k->atoms[a].kind == ATOM_VALUE) k->atoms[a].ref = to[k->atoms[a].ref];
+  for (uint32_t g = 0; g < k->nguards; g++) k->guards[g].where = to[k->guards[g].where];
+  k->n = n;
+  k->hash = NULL;
+  k->hash_cap = k->hashed = 0;
+  return true;
+}
+
+void k_finish(k_kernel *k) {
+  use u = {.k = k};
+  if (k->failed) return;
+  if (!find_uses(&u)) {
+    k->failed = true;
+    return;
+  }
+  merge_axes(&u);
+  close_axes(&u);
+  if (!close_nodes(&u)) k->failed = true;
+}
