@@ -590,6 +590,14 @@ k_val k_scalar(k_kernel *k, qn_dtype dtype, uint32_t number) {
   return intern(k, &(k_node){.code = K_SCALAR, .dtype = (uint8_t)dtype, .imm = number});
 }
 
+int k_scalar_of(k_kernel *k, uint32_t ref) {
+  for (uint32_t i = 0; i < k->nscalars && i < k->scalars_cap; i++)
+    if (k->scalars[i] == ref) return (int)i;
+  if (!grow(k, (void **)&k->scalars, k->nscalars, &k->scalars_cap, sizeof *k->scalars)) return -1;
+  k->scalars[k->nscalars] = ref;
+  return (int)k->nscalars++;
+}
+
 k_val k_iota(k_kernel *k, qn_dtype dtype, k_form at) {
   k_linear l = k->forms[at];
   k_atom a;

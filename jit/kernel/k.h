@@ -137,6 +137,8 @@ typedef struct k_kernel {
   l_check *checks;
   uint32_t nchecks, checks_cap;
   uint32_t nscalars;
+  uint32_t *scalars; /* what each host scalar is to the graph: a node; scalars_cap entries, 0 where unknown */
+  uint32_t scalars_cap;
   k_atom *atoms;
   uint32_t natoms, atoms_cap;
   k_linear *forms;
@@ -182,6 +184,8 @@ k_val k_const(k_kernel *k, qn_dtype dtype, uint64_t bits);
 k_val k_const_i(k_kernel *k, qn_dtype dtype, int64_t value);
 k_val k_const_f(k_kernel *k, qn_dtype dtype, double value);
 k_val k_scalar(k_kernel *k, qn_dtype dtype, uint32_t number);
+/* Number of the host scalar that stands for a graph node, adding it if it is new; -1 when memory is short. */
+int k_scalar_of(k_kernel *k, uint32_t ref);
 k_val k_iota(k_kernel *k, qn_dtype dtype, k_form at);
 k_val k_load(k_kernel *k, int buffer, k_form at, k_guard guard, k_val otherwise);
 k_val k_op(k_kernel *k, kop_id op, qn_dtype dtype, k_val a, k_val b, k_val c);

@@ -1,0 +1,51 @@
+/* What lower.c (coordinates, views, reductions) and lower_ops.c (elementwise arithmetic, checks, random numbers) share. */
+#ifndef JIT_KERNEL_LOWER_IMPL_H
+#define JIT_KERNEL_LOWER_IMPL_H
+
+#include "jit/kernel/lower.h"
+
+typedef struct memo_entry {
+  uint32_t node;
+  k_guard guard;
+  k_val value;
+  k_form at[ARRAY_MAX_RANK];
+} memo_entry;
+
+/* A node that the kernel touches. */
+typedef struct touched {
+  uint32_t node;
+  int buffer; /* number of its buffer, or -1 */
+} touched;
+
+typedef struct lowering {
+  const lower_request *r;
+  graph *g;
+  k_kernel *k;
+  const char *why;
+  int depth;
+  touched *nodes; /* r->scratch[node] - 1 indexes it */
+  uint32_t n, cap;
+  struct axis_class *classes; /* ARRAY_MAX_RANK per touched inline node */
+  uint32_t nclasses;
+  memo_entry *memo;
+  uint32_t nmemo, memo_cap; /* open addressing: value 0 is free */
+} lowering;
+
+/* The value of node n at coordinates `at` (one per axis), where the guard holds. 0 with l->why set. */
+k_val lower_value(lowering *l, uint32_t n, const k_form *at, k_guard guard);
+k_val lower_refuse(lowering *l, const char *why); /* 0 */
+
+/* f16 and bf16 as f32; others as they are. */
+k_val lower_widen(lowering *l, k_val v);
+/* A POINTWISE op on operands of its compute dtype; `type` is the result's dtype. */
+k_val lower_pointwise(lowering *l, op_id op, qn_dtype type, const k_val *in, int nin);
+/* The condition under which a fallible POINTWISE op on these operands succeeds, and what to show otherwise (or 0). */
+k_val lower_succeeds(lowering *l, op_id op, qn_dtype type, const k_val *in, k_val *shows, l_check *check);
+/* A RANDOM op's element number `element` from its key words and draw number. */
+k_val lower_random(lowering *l, op_id op, qn_dtype type, k_form element, bool small, const k_val *keys);
+/* Kernel primitive of a REDUCE or SCAN op. */
+kop_id lower_combiner(op_id op);
+/* Index as it counts from 0: negative ones from the end; *ok: it is in range. */
+k_val lower_index(lowering *l, k_val index, qn_dim size, k_val *ok);
+
+#endif
