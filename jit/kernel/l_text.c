@@ -120,6 +120,7 @@ static bool value(reader *r, l_val *to) { return reader_prefixed(r, '%', to); }
 static bool labelled(reader *r, const char *name, l_val *to) { return reader_need_label(r, name) && value(r, to); }
 
 static bool buffer(reader *r, int64_t *to) {
+  *to = 0;
   uint32_t x;
   reader_blanks(r);
   bool local = *r->at == '%';

@@ -87,17 +87,15 @@ static bool is_inline(const lowering *l, uint32_t n) {
   return l->r->place[n] == PLACE_INLINE && node_of(l, n)->kind == NODE_OP && !node_of(l, n)->type.weak;
 }
 
-/* All nodes computed here: the requested ones and what they ask for. */
+/* All nodes that take part: the requested ones, what they are computed from, and the buffers behind these. */
 static bool collect(lowering *l) {
   for (uint32_t i = 0; i < l->r->n; i++)
     if (!touch(l, l->r->nodes[i])) return false;
   for (uint32_t i = 0; i < l->n; i++) {
     uint32_t n = l->nodes[i].node;
     if (i >= l->r->n && !is_inline(l, n)) continue;
-    for (int j = 0; j < node_of(l, n)->nin; j++) {
-      uint32_t o = node_of(l, n)->in[j];
-      if (is_inline(l, o) && !touch(l, o)) return false;
-    }
+    for (int j = 0; j < node_of(l, n)->nin; j++)
+      if (!touch(l, node_of(l, n)->in[j])) return false;
   }
   return true;
 }
@@ -1102,7 +1100,8 @@ static void name_of(const lower_request *r, char *name, size_t size) {
 static bool lower_all(lowering *l) {
   const lower_request *r = l->r;
   if (!collect(l) || !make_classes(l)) return false;
-  for (uint32_t i = 0; i < l->nclasses / ARRAY_MAX_RANK; i++) link_node(l, l->nodes[i].node);
+  for (uint32_t i = 0; i < l->nclasses / ARRAY_MAX_RANK; i++)
+    if (i < r->n || is_inline(l, l->nodes[i].node)) link_node(l, l->nodes[i].node);
   for (uint32_t i = 0; i < r->nbuffers; i++)
     if (buffer_of(l, r->buffers[i], BUF_IN) < 0) return false;
   for (uint32_t i = 0; i < r->n; i++) {

@@ -82,6 +82,7 @@ bool reader_word(reader *r, char *to, size_t size) {
 }
 
 bool reader_number(reader *r, int64_t *to) {
+  *to = 0;
   reader_blanks(r);
   bool negative = *r->at == '-';
   const char *s = r->at + negative;
@@ -103,6 +104,7 @@ bool reader_number(reader *r, int64_t *to) {
 }
 
 bool reader_small(reader *r, uint32_t *to) {
+  *to = 0;
   int64_t x;
   if (!reader_number(r, &x)) return false;
   if (x < 0 || x > 0x7fffffff) return reader_fail(r, "number out of range");
@@ -111,6 +113,7 @@ bool reader_small(reader *r, uint32_t *to) {
 }
 
 bool reader_prefixed(reader *r, char prefix, uint32_t *to) {
+  *to = 0;
   reader_blanks(r);
   if (r->failed || *r->at != prefix) return reader_fail(r, "expected %cnumber", prefix);
   r->at++;
@@ -118,6 +121,7 @@ bool reader_prefixed(reader *r, char prefix, uint32_t *to) {
 }
 
 bool reader_dtype(reader *r, uint8_t *to) {
+  *to = 0;
   char text[32];
   if (!reader_word(r, text, sizeof text)) return false;
   qn_dtype d = dtype_find(text, strlen(text));
@@ -136,6 +140,7 @@ int reader_choice(reader *r, const char *const *names, int n, const char *what) 
 }
 
 bool reader_constant(reader *r, uint64_t *bits) {
+  *bits = 0;
   int64_t x;
   if (!reader_number(r, &x)) return false;
   *bits = (uint64_t)x;
@@ -170,6 +175,7 @@ void text_constant(text_buf *out, qn_dtype dtype, uint64_t bits) {
 }
 
 bool reader_check(reader *r, uint32_t number, l_check *to) {
+  *to = (l_check){0};
   uint32_t n, id;
   if (!reader_prefixed(r, 'c', &n) || !reader_prefixed(r, 'E', &id)) return false;
   if (n != number) return reader_fail(r, "checks are numbered in order");
