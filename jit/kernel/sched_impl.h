@@ -1,0 +1,168 @@
+/* What schedule.c (the shapes of loop nests) and sched_emit.c (addresses and values at a point of a nest) share. */
+#ifndef JIT_KERNEL_SCHED_IMPL_H
+#define JIT_KERNEL_SCHED_IMPL_H
+
+#include "jit/kernel/schedule.h"
+
+/* An address or bound, prepared outside the VEC in which it is used: base + stride * i plus what is not affine in i. */
+typedef struct prepared_form {
+  l_val base, stride; /* index values; stride 0: none */
+  uint32_t n;         /* parts that are not affine in the VEC's axis */
+  struct prepared_part {
+    uint32_t atom;
+    l_val coef;       /* index */
+    l_val coef_value; /* uniform i64, where it is needed */
+    l_val by;         /* uniform i64: the divisor */
+    struct prepared_form *of;
+  } * parts;
+} prepared_form;
+
+typedef struct prepared_node {
+  prepared_form at;
+  l_val lo, hi;     /* index values, 0: none */
+  l_val where;      /* uniform bool, 0: none */
+  uint32_t nranges; /* ranges that need a vector comparison */
+  struct prepared_range {
+    prepared_form form;
+    l_val extent; /* uniform i64 */
+  } * ranges;
+} prepared_node;
+
+typedef struct emitter {
+  const k_kernel *k;
+  l_program *p;
+  arena *arena; /* for preparations */
+  const char *why;
+  bool body, phase_open; /* past the prelude; a PHASE stands already where the next one begins */
+  struct {
+    qn_dim dim;
+    l_val value;
+  } * dims; /* made in the prelude */
+  uint32_t ndims, dims_cap;
+  qn_dim *ints;
+  uint32_t nints, ints_cap;
+  l_val zero, one;
+  l_val at[K_AXES_MAX]; /* the index of each axis at this point; of the VEC's axis: where the VEC starts */
+  int vec;              /* axis of the VEC that is open or being prepared; -1: none */
+  bool in_vec;
+  l_val *value;             /* by K node: its value, if it is visible here */
+  uint32_t *trail, ntrail;  /* nodes in the order in which they got one */
+  prepared_node **prepared; /* by K node, for the VEC at hand */
+  uint32_t *prepared_list, nprepared;
+  l_val *acc; /* by K node (REDUCE, SCAN, DOT): its accumulator */
+  struct kept {
+    l_val local, base, stride;
+  } * kept;                          /* by K node: where a value lies in a local; base and stride per VEC */
+  uint32_t *last_load, *first_store; /* by buffer: positions in the code */
+} emitter;
+
+bool emit_init(emitter *e, const k_kernel *k, l_program *p);
+void emit_free(emitter *e);
+bool emit_refuse(emitter *e, const char *why); /* false */
+
+l_val emit_dim(emitter *e, qn_dim d); /* an index */
+l_val emit_number(emitter *e, int64_t n);
+static inline l_val emit_index(emitter *e, l_code c, l_val a, l_val b) { return l_index(e->p, c, a, b); }
+l_val emit_code(emitter *e, l_instr i);
+l_val emit_for(emitter *e, l_val from, l_val to, l_val *loop_variable);
+
+/* Blocks: mark, emit the block's body, then end it: values made inside are forgotten. */
+static inline uint32_t emit_mark(const emitter *e) { return e->ntrail; }
+void emit_forget(emitter *e, uint32_t mark);
+void emit_end(emitter *e, uint32_t mark);
+void emit_set_value(emitter *e, k_val v, l_val value);
+
+/* A form without the VEC's axis, as an index. */
+l_val emit_form(emitter *e, k_form f);
+/* Before a VEC over e->vec: makes the uniform values that v needs and prepares addresses. */
+bool emit_prepare(emitter *e, k_val v);
+bool emit_prepare_form(emitter *e, k_form f, prepared_form *to);
+bool emit_prepare_effect(emitter *e, k_val effect);
+/* VEC from 0 to n; values of e->vec start at e->at[e->vec]. */
+void emit_vec(emitter *e, l_val n);
+void emit_vec_end(emitter *e, uint32_t mark);
+/* A value here: uniform outside a VEC (v must lack the VEC's axis), inside one anything that was prepared. */
+l_val emit_value(emitter *e, k_val v);
+/* A store, update or check here. Inside a VEC it must have been prepared. */
+bool emit_effect(emitter *e, k_val effect);
+
+/* Accumulators' order for a REDUCE, SCAN or DOT node. */
+l_order emit_order(const k_node *n);
+
+/* ---- nests (the shapes are described in schedule.c) ---------------------------------------------------------------------- */
+
+enum {
+  PLAIN_TILE = 8192, /* elements of c in an instance of a plain nest */
+  SHORT_AXIS = 16,   /* an axis shorter than this makes no good VEC */
+  TURN_TILE = 64,
+  SPLIT_ROW = 65536, /* elements of a row from which on few rows are split */
+  SPLIT_ROWS = 8,
+  SLAB_WORK = 65536, /* elements below which r is one slab */
+  SLABS = 64,        /* about so many */
+  MERGE_TILE = 1024, /* elements of c in an instance of a merging phase */
+  KEEP_ROW = 65536,  /* longer rows are computed again rather than kept */
+  KEEP_WEIGHT = 6,
+  DOT_ROWS = 64,
+  DOT_COLS = 128,
+  DOT_BIG = 512 * 512, /* elements of a result from which on tiles are larger */
+  DOT_BIG_ROWS = 128,
+  DOT_BIG_COLS = 256
+};
+
+typedef enum shape {
+  SHAPE_PLAIN,
+  SHAPE_TURNED,
+  SHAPE_ROWS,
+  SHAPE_SPLIT,
+  SHAPE_SLABS,
+  SHAPE_PRODUCT,
+  SHAPE_UPDATE
+} shape;
+
+typedef enum job_kind { JOB_EFFECT, JOB_REDUCE_C, JOB_REDUCE_R } job_kind;
+typedef struct job {
+  uint8_t kind, stage;
+  bool along_c; /* its operands vary along c */
+  k_val v;
+} job;
+
+typedef struct job_list {
+  job *jobs;
+  uint32_t n;
+  int stages;
+} job_list;
+
+typedef struct nest {
+  const k_kernel *k;
+  const k_val *effects;
+  uint32_t n;
+  shape shape;
+  k_mask axes, par;
+  int r, c;
+  int turned; /* the axis that loads of a turned nest run along */
+  int inner;  /* an axis of a plain nest looped over around the VEC; -1: none */
+  bool one_slab, outer_scan;
+  k_val dot;              /* of a product */
+  int m, n_axis;          /* its axes; -1: none */
+  bool *needed, *after;   /* by node; after: depends on a reduction over r */
+  uint8_t *stage;         /* by node: passes over c before it is known */
+  uint8_t *keep;          /* by node: 1 + the pass that keeps it */
+  job_list first, second; /* what is done per row, and after r is reduced */
+  const char *why;
+} nest;
+
+/* Emits a nest's phases (sched_nest.c). */
+bool nest_emit(emitter *e, nest *s, int64_t grain);
+/* Which values of these passes are kept: fills in s->keep. */
+bool nest_plan_passes(nest *s, const job_list *l);
+bool nest_load_is_turned(const nest *s, k_val v);
+void k_each_operand(const k_kernel *k, k_val v, void (*visit)(void *ctx, k_val operand), void *ctx);
+
+static inline k_mask axis_bit(int axis) { return axis < 0 ? 0 : (k_mask)1 << axis; }
+static inline bool axis_in(k_mask m, int axis) { return axis >= 0 && (m >> axis & 1); }
+static inline bool k_folds(const k_node *n) { return n->code == K_REDUCE || n->code == K_SCAN || n->code == K_DOT; }
+static inline int64_t axis_hint(const k_kernel *k, int axis) {
+  return axis < 0 ? 1 : dim_hint(k->dims, k->axes[axis].extent);
+}
+
+#endif

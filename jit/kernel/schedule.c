@@ -1,0 +1,724 @@
+/* K to L: the shapes of loop nests. sched_emit.c fills in addresses and values.
+ *
+ * The effects of a kernel are split into nests that run one after the other (only updates in place need more than one).
+ * In a nest every axis has a role:
+ *   c      the axis of the VEC: the one that reductions of inner order run over, else the one with stride 1
+ *   r      the axis that is reduced across rows: reductions of outer order, products that fit no register tile, and what is
+ *          reduced of row results (a mean over all of a batch's losses). -1: none
+ *   P      all others: instances of the PAR
+ * A row is one point of P and r. Its work is a list of passes over c: a pass computes what does not depend on reductions over c,
+ * or only on those that earlier passes have finished. A value that is needed in two passes is computed again if that is cheap,
+ * and kept in a local array otherwise.
+ *
+ * Shapes
+ *   plain    no reductions: PAR (P, tiles of c) { VEC }. Where c is short and another axis long, a FOR over c around a VEC over
+ *            tiles of that axis
+ *   turned   a plain nest that loads along one axis and stores along another: tiles of 64 x 64 go through a local array
+ *   rows     reductions over c: PAR P { pass; pass; .. }
+ *   split    rows that are few and long: per pass a phase over blocks of the row with partial results, then a phase that merges
+ *   slabs    r exists: PAR (P, slabs of r) { FOR r { row } partials }, then PAR (P, tiles of c) { merge; what follows }. With one
+ *            slab both are one phase
+ *   product  PAR (P, tiles of m x n) { TILE; FOR m { VEC n { what follows; store } } }
+ *   update   stores in place at computed addresses: PAR (independent axes) { FOR .. in order }
+ * Which one is taken depends on the recorded sizes; each is right for all sizes. */
+#include "jit/kernel/sched_impl.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "jit/kernel/lower.h"
+
+static bool refuse(nest *s, const char *why) {
+  if (!s->why) s->why = why;
+  return false;
+}
+/* ---- what depends on what ---------------------------------------------------------------------------------------------- */
+
+typedef void (*visitor)(void *ctx, k_val operand);
+
+static void each_of_form(const k_kernel *k, k_form f, visitor visit, void *ctx) {
+  const k_linear *l = &k->forms[f];
+  for (uint32_t i = 0; i < l->n; i++) {
+    const k_atom *a = &k->atoms[l->terms[i].atom];
+    if (a->kind == ATOM_VALUE) visit(ctx, a->ref);
+    if (a->kind == ATOM_DIV || a->kind == ATOM_MOD) each_of_form(k, a->of, visit, ctx);
+  }
+}
+
+/* Everything a node is made from: operands, values in its address, its guard. */
+void k_each_operand(const k_kernel *k, k_val v, visitor visit, void *ctx) {
+  const k_node *n = &k->nodes[v];
+  if (n->a) visit(ctx, n->a);
+  if (n->b) visit(ctx, n->b);
+  if (n->c) visit(ctx, n->c);
+  each_of_form(k, n->at, visit, ctx);
+  const k_condition *c = &k->guards[n->guard];
+  for (uint32_t i = 0; i < c->n; i++) each_of_form(k, c->ranges[i].form, visit, ctx);
+  if (c->where) visit(ctx, c->where);
+}
+
+static void mark_needed(void *ctx, k_val v) { ((nest *)ctx)->needed[v] = true; }
+
+static void find_needed(nest *s) {
+  for (uint32_t i = 0; i < s->n; i++) {
+    s->needed[s->effects[i]] = true;
+    s->axes |= s->k->nodes[s->effects[i]].axes;
+  }
+  for (uint32_t v = s->k->n; v-- > 1;)
+    if (s->needed[v]) k_each_operand(s->k, v, mark_needed, s);
+  for (uint32_t v = 1; v < s->k->n; v++) {
+    const k_node *n = &s->k->nodes[v];
+    if (s->needed[v] && k_folds(n)) s->axes |= axis_bit(n->axis);
+  }
+}
+
+/* ---- roles of axes ------------------------------------------------------------------------------------------------------- */
+
+/* How well an axis would do for the VEC: elements that are loaded and stored along it with stride 1. */
+static double axis_score(const nest *s, int axis, bool stores_only) {
+  const k_kernel *k = s->k;
+  double score = 0;
+  for (uint32_t v = 1; v < k->n; v++) {
+    const k_node *n = &k->nodes[v];
+    bool store = n->code == K_STORE || n->code == K_STOREF;
+    qn_dim coef;
+    if (!s->needed[v] || !(store || (n->code == K_LOAD && !stores_only)) || !axis_in(n->axes, axis)) continue;
+    if (k_coef(k, n->at, (uint32_t)axis, &coef) && coef == 1) score += (double)k_points(k, n->axes) * (store ? 2 : 1);
+  }
+  return score;
+}
+
+static int best_axis(const nest *s, k_mask among) {
+  int best = -1;
+  double top = -1;
+  for (int pass = 0; pass < 2 && top <= 0; pass++) /* stores first, so that a turned copy writes in rows */
+    for (int a = 0; a < (int)s->k->naxes; a++) {
+      if (!axis_in(among, a)) continue;
+      double score = axis_score(s, a, pass == 0);
+      if (score >= top) {
+        top = score;
+        best = a;
+      }
+    }
+  return best;
+}
+
+/* Are all reductions over r and c of kinds that rows can have? */
+static bool roles_fit(const nest *s, int r, int c) {
+  const k_kernel *k = s->k;
+  for (uint32_t v = 1; v < k->n; v++) {
+    const k_node *n = &k->nodes[v];
+    if (!s->needed[v] || !k_folds(n)) continue;
+    if (n->axis != r && n->axis != c) return false;
+    k_mask body = k->nodes[n->a].axes | (n->b ? k->nodes[n->b].axes : 0);
+    if (n->axis == r && n->code != K_DOT && n->order == ORDER_INNER && axis_in(body, c) && emit_order(n) != ORDER_FREE)
+      return false;
+    if (n->axis == c && n->code == K_DOT) return false;
+  }
+  return true;
+}
+
+static bool choose_roles(nest *s) {
+  const k_kernel *k = s->k;
+  k_mask inner = 0, outer = 0;
+  for (uint32_t v = 1; v < k->n; v++) {
+    const k_node *n = &k->nodes[v];
+    if (!s->needed[v] || !k_folds(n)) continue;
+    if (n->code != K_DOT && n->order == ORDER_INNER)
+      inner |= axis_bit(n->axis);
+    else
+      outer |= axis_bit(n->axis);
+  }
+  s->r = s->c = -1;
+  if (!(inner | outer)) {
+    s->c = best_axis(s, s->axes);
+    s->par = s->axes & ~axis_bit(s->c);
+    return true;
+  }
+  /* Candidates for c in order of preference; the remaining reduced axis, if there is one, is r. */
+  k_mask tried = 0, candidates = inner ? inner : s->axes & ~outer;
+  while (candidates & ~tried) {
+    int c = best_axis(s, candidates & ~tried);
+    tried |= axis_bit(c);
+    k_mask rest = (inner | outer) & ~axis_bit(c);
+    int r = -1;
+    for (int a = 0; a < (int)k->naxes; a++)
+      if (axis_in(rest, a)) r = a;
+    if ((rest & ~axis_bit(r)) || !roles_fit(s, r, c)) continue;
+    s->c = c;
+    s->r = r;
+    s->par = s->axes & ~axis_bit(c) & ~axis_bit(r);
+    return true;
+  }
+  if (!candidates) { /* only reduced axes: a sum of outer order to one element, or a product of vectors */
+    int a = best_axis(s, outer);
+    if (outer & ~axis_bit(a)) return refuse(s, "reductions over several axes");
+    bool product = !roles_fit(s, -1, a);
+    s->c = product ? -1 : a;
+    s->r = product ? a : -1;
+    s->par = s->axes & ~axis_bit(a);
+    return true;
+  }
+  return refuse(s, "reductions over several axes");
+}
+
+/* ---- stages and jobs ------------------------------------------------------------------------------------------------------- */
+
+typedef struct gather {
+  nest *s;
+  uint8_t stage;
+  bool after, early;
+} gather;
+
+static void gather_operand(void *ctx, k_val v) {
+  gather *g = ctx;
+  if (g->s->stage[v] > g->stage) g->stage = g->s->stage[v];
+  g->after |= g->s->after[v];
+}
+
+static bool find_stages(nest *s) {
+  const k_kernel *k = s->k;
+  for (uint32_t v = 1; v < k->n; v++) {
+    const k_node *n = &k->nodes[v];
+    if (!s->needed[v]) continue;
+    gather g = {.s = s};
+    k_each_operand(k, v, gather_operand, &g);
+    s->stage[v] = g.stage;
+    s->after[v] = g.after;
+    if (k_folds(n) && n->code != K_SCAN && n->axis == s->r) {
+      if (g.after) return refuse(s, "reductions over one axis in turn");
+      s->after[v] = true;
+      s->stage[v] = 0;
+    } else if (n->code == K_REDUCE && n->axis == s->c) {
+      if (s->stage[v] == UINT8_MAX - 2) return refuse(s, "too many passes");
+      s->stage[v]++;
+    } else if (n->code == K_SCAN && n->axis == s->r) {
+      if (!axis_in(n->axes, s->c)) return refuse(s, "a running value without an axis to run beside");
+      s->outer_scan = true;
+    }
+    if (s->after[v] && axis_in(n->axes, s->r)) return refuse(s, "a reduction's result is needed along its axis");
+  }
+  return true;
+}
+
+/* Reductions over c that v needs, without going through reductions over r (`stop`). */
+typedef struct collect {
+  nest *s;
+  bool *seen;
+  bool stop;
+} collect;
+
+static void collect_operand(void *ctx, k_val v) {
+  collect *c = ctx;
+  const k_node *n = &c->s->k->nodes[v];
+  if (c->seen[v]) return;
+  c->seen[v] = true;
+  if (c->stop && k_folds(n) && n->code != K_SCAN && n->axis == c->s->r) return;
+  k_each_operand(c->s->k, v, collect_operand, c);
+}
+
+static void add_job(job_list *l, const nest *s, job_kind kind, k_val v) {
+  const k_node *n = &s->k->nodes[v];
+  job j = {.kind = (uint8_t)kind, .v = v, .stage = s->stage[v]};
+  k_mask m = n->axes;
+  if (kind == JOB_REDUCE_C) {
+    j.stage = (uint8_t)(s->stage[v] - 1);
+    m = axis_bit(s->c);
+  }
+  if (kind == JOB_REDUCE_R) {
+    gather g = {.s = (nest *)s};
+    k_each_operand(s->k, v, gather_operand, &g);
+    j.stage = g.stage;
+    m = s->k->nodes[n->a].axes | (n->b ? s->k->nodes[n->b].axes : 0);
+  }
+  j.along_c = axis_in(m, s->c);
+  if (j.stage + 1 > l->stages) l->stages = j.stage + 1;
+  l->jobs[l->n++] = j;
+}
+
+/* Sorts the work into what is done in every row and what follows once r is reduced. */
+static bool find_jobs(nest *s) {
+  const k_kernel *k = s->k;
+  bool *rows = calloc(k->n, sizeof *rows), *rest = calloc(k->n, sizeof *rest);
+  s->first.jobs = calloc(k->n, sizeof *s->first.jobs);
+  s->second.jobs = calloc(k->n, sizeof *s->second.jobs);
+  bool ok = rows && rest && s->first.jobs && s->second.jobs;
+  if (!ok) s->why = lower_no_memory;
+  for (uint32_t i = 0; ok && i < s->n; i++) {
+    k_val e = s->effects[i];
+    bool in_row = s->r < 0 || axis_in(k->nodes[e].axes, s->r);
+    if (in_row && s->after[e]) ok = refuse(s, "a reduction's result is needed along its axis");
+    collect c = {s, in_row ? rows : rest, true};
+    collect_operand(&c, e);
+  }
+  for (uint32_t v = 1; ok && v < k->n; v++) {
+    const k_node *n = &k->nodes[v];
+    if (!s->needed[v] || !k_folds(n) || n->code == K_SCAN || n->axis != s->r || s->r < 0) continue;
+    collect c = {s, rows, true};
+    k_each_operand(k, v, collect_operand, &c);
+  }
+  for (uint32_t v = 1; ok && v < k->n; v++) {
+    const k_node *n = &k->nodes[v];
+    if (!s->needed[v]) continue;
+    if (n->code == K_REDUCE && n->axis == s->c) {
+      if (rows[v]) add_job(&s->first, s, JOB_REDUCE_C, v);
+      if (rest[v]) add_job(&s->second, s, JOB_REDUCE_C, v);
+    } else if (k_folds(n) && n->code != K_SCAN && n->axis == s->r) {
+      add_job(&s->first, s, JOB_REDUCE_R, v);
+    } else if (k_is_effect(n)) {
+      add_job(s->r < 0 || axis_in(n->axes, s->r) ? &s->first : &s->second, s, JOB_EFFECT, v);
+    }
+    if (n->code == K_SCAN && n->axis == s->r && rest[v]) ok = refuse(s, "a running value is needed after its axis");
+  }
+  free(rows);
+  free(rest);
+  /* An effect that runs along c runs over all of P: it cannot be done once only. */
+  for (uint32_t i = 0; ok && i < s->first.n + s->second.n; i++) {
+    const job *j = i < s->first.n ? &s->first.jobs[i] : &s->second.jobs[i - s->first.n];
+    k_mask missing = s->par & ~k->nodes[j->v].axes;
+    if (j->kind == JOB_EFFECT && j->along_c && missing) ok = refuse(s, "effects over different axes");
+  }
+  return ok;
+}
+
+/* ---- products ------------------------------------------------------------------------------------------------------------ */
+
+/* The load behind a factor, if it is a plain one: unguarded and affine in all axes. */
+static k_val factor_load(const k_kernel *k, k_val v) {
+  const k_node *n = &k->nodes[v];
+  if (n->code == K_OP && n->sub == KOP_cast && n->dtype == QN_f32) {
+    const k_node *x = &k->nodes[n->a];
+    if (x->code == K_LOAD && (x->dtype == QN_f16 || x->dtype == QN_bf16)) {
+      v = n->a;
+      n = x;
+    }
+  }
+  if (n->code != K_LOAD || n->guard) return 0;
+  for (int a = 0; a < (int)k->naxes; a++) {
+    qn_dim coef;
+    if (!k_coef(k, n->at, (uint32_t)a, &coef)) return 0;
+  }
+  const k_linear *l = &k->forms[n->at];
+  for (uint32_t i = 0; i < l->n; i++)
+    if (k->atoms[l->terms[i].atom].kind == ATOM_VALUE) return 0;
+  return v;
+}
+
+/* Is the nest one product of plain loads with elementwise work behind it? Then its axes are m, n_axis and P. */
+static bool find_product(nest *s) {
+  const k_kernel *k = s->k;
+  k_val dot = 0;
+  for (uint32_t v = 1; v < k->n; v++) {
+    if (!s->needed[v] || !k_folds(&k->nodes[v])) continue;
+    if (dot || k->nodes[v].code != K_DOT) return false;
+    dot = v;
+  }
+  if (!dot) return false;
+  const k_node *d = &k->nodes[dot];
+  k_val x = factor_load(k, d->a), y = factor_load(k, d->b);
+  if (!x || !y || k->nodes[x].dtype != k->nodes[y].dtype) return false;
+  for (uint32_t i = 0; i < s->n; i++)
+    if (k->nodes[s->effects[i]].axes != d->axes) return false;
+  k_mask left = k->nodes[x].axes & ~k->nodes[y].axes & ~axis_bit(d->axis);
+  k_mask right = k->nodes[y].axes & ~k->nodes[x].axes & ~axis_bit(d->axis);
+  s->m = s->n_axis = -1;
+  for (int a = 0; a < (int)k->naxes; a++) {
+    if (axis_in(left, a) && (s->m < 0 || axis_hint(k, a) >= axis_hint(k, s->m))) s->m = a;
+    if (axis_in(right, a) && (s->n_axis < 0 || axis_score(s, a, true) > 0 || axis_hint(k, a) > axis_hint(k, s->n_axis)))
+      s->n_axis = a;
+  }
+  s->dot = dot;
+  s->shape = SHAPE_PRODUCT;
+  s->r = s->c = -1;
+  s->par = d->axes & ~axis_bit(s->m) & ~axis_bit(s->n_axis);
+  return true;
+}
+
+/* ---- choosing a shape -------------------------------------------------------------------------------------------------------- */
+
+static bool any_scan(const nest *s) {
+  for (uint32_t v = 1; v < s->k->n; v++)
+    if (s->needed[v] && s->k->nodes[v].code == K_SCAN) return true;
+  return false;
+}
+
+static bool is_unit(const k_kernel *k, k_form f, int axis) {
+  qn_dim coef;
+  return k_coef(k, f, (uint32_t)axis, &coef) && coef == 1;
+}
+
+/* An axis of P along which some loads run with stride 1 while they are strided along c. */
+static int turned_axis(const nest *s) {
+  const k_kernel *k = s->k;
+  if (s->c < 0 || axis_hint(k, s->c) < SHORT_AXIS) return -1;
+  for (uint32_t v = 1; v < k->n; v++) {
+    const k_node *n = &k->nodes[v];
+    qn_dim along;
+    if (!s->needed[v] || n->code != K_LOAD || !axis_in(n->axes, s->c)) continue;
+    if (!k_coef(k, n->at, (uint32_t)s->c, &along) || along == 1 || along == 0) continue;
+    for (int a = 0; a < (int)k->naxes; a++) {
+      if (!axis_in(s->par, a) || axis_hint(k, a) < SHORT_AXIS || !is_unit(k, n->at, a)) continue;
+      bool all = true;
+      for (uint32_t i = 0; i < s->n; i++)
+        all &= axis_in(k->nodes[s->effects[i]].axes, a) && axis_in(k->nodes[s->effects[i]].axes, s->c);
+      if (all) return a;
+    }
+  }
+  return -1;
+}
+
+bool nest_load_is_turned(const nest *s, k_val v) {
+  const k_node *n = &s->k->nodes[v];
+  qn_dim along;
+  return n->code == K_LOAD && axis_in(n->axes, s->c) && axis_in(n->axes, s->turned) &&
+         is_unit(s->k, n->at, s->turned) && k_coef(s->k, n->at, (uint32_t)s->c, &along) && along != 1;
+}
+
+/* In a plain nest with a short c the VEC runs over the longest axis instead, around it a FOR over c. */
+static void lengthen(nest *s) {
+  const k_kernel *k = s->k;
+  int longest = -1;
+  if (s->c < 0 || axis_hint(k, s->c) >= SHORT_AXIS) return;
+  for (int a = 0; a < (int)k->naxes; a++)
+    if (axis_in(s->par, a) && (longest < 0 || axis_hint(k, a) > axis_hint(k, longest))) longest = a;
+  if (longest < 0 || axis_hint(k, longest) < 4 * axis_hint(k, s->c)) return;
+  for (uint32_t i = 0; i < s->n; i++)
+    if (!axis_in(k->nodes[s->effects[i]].axes, longest) || !axis_in(k->nodes[s->effects[i]].axes, s->c)) return;
+  s->inner = s->c;
+  s->c = longest;
+  s->par &= ~axis_bit(longest);
+}
+
+static bool choose_shape(nest *s) {
+  const k_kernel *k = s->k;
+  if (find_product(s)) return true;
+  if (!choose_roles(s)) return false;
+  bool reduces = false;
+  for (uint32_t v = 1; v < k->n; v++) reduces |= s->needed[v] && k_folds(&k->nodes[v]);
+  if (!reduces) {
+    s->turned = turned_axis(s);
+    s->shape = s->turned >= 0 ? SHAPE_TURNED : SHAPE_PLAIN;
+    if (s->turned >= 0)
+      s->par &= ~axis_bit(s->turned);
+    else
+      lengthen(s);
+  }
+  if (!find_stages(s) || !find_jobs(s)) return false;
+  if (!reduces) return true;
+  int64_t rows = k_points(k, s->par);
+  if (s->r >= 0) {
+    s->shape = SHAPE_SLABS;
+    int64_t work = k_points(k, s->axes);
+    s->one_slab = s->outer_scan || work < SLAB_WORK || axis_hint(k, s->r) <= ORDER_OUTER_CHAIN || rows >= SLABS;
+  } else {
+    s->shape = rows < SPLIT_ROWS && axis_hint(k, s->c) >= SPLIT_ROW && !any_scan(s) ? SHAPE_SPLIT : SHAPE_ROWS;
+  }
+  return true;
+}
+
+/* ---- what is kept between passes ------------------------------------------------------------------------------------------- */
+
+typedef struct keeper {
+  nest *s;
+  uint8_t *first; /* by node: 1 + the pass that computes it first */
+  uint8_t pass;
+} keeper;
+
+static void weigh_operand(void *ctx, k_val v);
+typedef struct weigher {
+  const nest *s;
+  int weight;
+} weigher;
+
+static int node_weight(const k_node *n) {
+  switch (n->code) {
+  case K_CONST:
+  case K_SCALAR: return 0;
+  case K_MATH: return 8;
+  case K_OP:
+    return n->sub == KOP_div || n->sub == KOP_sqrt                          ? 3
+           : n->sub == KOP_idiv || n->sub == KOP_imod || n->sub == KOP_ipow ? 8
+                                                                            : 1;
+  case K_SCAN: return 100;
+  default: return 1;
+  }
+}
+
+static void weigh_operand(void *ctx, k_val v) {
+  weigher *w = ctx;
+  if (w->weight > 2 * KEEP_WEIGHT || !axis_in(w->s->k->nodes[v].axes, w->s->c)) return;
+  w->weight += node_weight(&w->s->k->nodes[v]);
+  k_each_operand(w->s->k, v, weigh_operand, w);
+}
+
+static void keep_operand(void *ctx, k_val v) {
+  keeper *p = ctx;
+  nest *s = p->s;
+  if (!axis_in(s->k->nodes[v].axes, s->c) || s->keep[v] || p->first[v] == p->pass + 1) return;
+  const k_node *n = &s->k->nodes[v];
+  bool finished = k_folds(n) && n->code != K_SCAN && n->axis == s->r; /* a reduction with many results */
+  if (p->first[v] && finished) s->keep[v] = p->first[v];
+  if (finished) {
+    if (!p->first[v]) p->first[v] = (uint8_t)(p->pass + 1);
+    return;
+  }
+  if (p->first[v]) {
+    weigher w = {s, 0};
+    weigh_operand(&w, v);
+    if (n->code == K_SCAN || w.weight > KEEP_WEIGHT) {
+      s->keep[v] = p->first[v];
+      return;
+    }
+  }
+  p->first[v] = (uint8_t)(p->pass + 1);
+  k_each_operand(s->k, v, keep_operand, p);
+}
+
+/* Decides which values of the passes are kept; the first pass of each scan is where it is computed. */
+bool nest_plan_passes(nest *s, const job_list *l) {
+  memset(s->keep, 0, s->k->n);
+  keeper p = {s, calloc(s->k->n, 1), 0};
+  if (!p.first) return refuse(s, lower_no_memory);
+  for (int pass = 0; pass < l->stages; pass++) {
+    p.pass = (uint8_t)pass;
+    for (uint32_t i = 0; i < l->n; i++)
+      if (l->jobs[i].along_c && l->jobs[i].stage == pass) k_each_operand(s->k, l->jobs[i].v, keep_operand, &p);
+  }
+  free(p.first);
+  for (uint32_t v = 1; v < s->k->n && axis_hint(s->k, s->c) > KEEP_ROW; v++)
+    if (!k_folds(&s->k->nodes[v])) s->keep[v] = 0;
+  return true;
+}
+
+/* ---- building nests ---------------------------------------------------------------------------------------------------------- */
+
+static bool nest_init(nest *s, const k_kernel *k, const k_val *effects, uint32_t n) {
+  *s = (nest){.k = k, .effects = effects, .n = n, .r = -1, .c = -1, .turned = -1, .inner = -1, .m = -1, .n_axis = -1};
+  s->needed = calloc(k->n, sizeof *s->needed);
+  s->after = calloc(k->n, sizeof *s->after);
+  s->stage = calloc(k->n, sizeof *s->stage);
+  s->keep = calloc(k->n, sizeof *s->keep);
+  if (!s->needed || !s->after || !s->stage || !s->keep) return refuse(s, lower_no_memory);
+  find_needed(s);
+  for (uint32_t i = 0; i < n; i++)
+    if (k->nodes[effects[i]].code == K_STOREF) {
+      s->shape = SHAPE_UPDATE;
+      for (uint32_t v = 1; v < k->n; v++)
+        if (s->needed[v] && k_folds(&k->nodes[v])) return refuse(s, "reductions in an update");
+      return true;
+    }
+  return choose_shape(s);
+}
+
+static void nest_free(nest *s) {
+  free(s->needed);
+  free(s->after);
+  free(s->stage);
+  free(s->keep);
+  free(s->first.jobs);
+  free(s->second.jobs);
+}
+
+/* Effects in nests: an update is a nest of its own, and so are the checks before it. */
+static uint32_t nest_end(const k_kernel *k, const k_val *effects, uint32_t from, uint32_t n) {
+  if (k->nodes[effects[from]].code == K_STOREF) return from + 1;
+  bool updates = false;
+  for (uint32_t i = from; i < n; i++) updates |= k->nodes[effects[i]].code == K_STOREF;
+  if (!updates) return n;
+  uint32_t i = from + 1;
+  while (k->nodes[effects[i]].code == k->nodes[effects[from]].code && k->nodes[effects[i]].code != K_STOREF) i++;
+  return i;
+}
+
+static uint32_t list_effects(const k_kernel *k, k_val **effects) {
+  uint32_t n = 0;
+  *effects = calloc(k->n, sizeof **effects);
+  if (!*effects) return 0;
+  for (uint32_t v = 1; v < k->n; v++)
+    if (k_is_effect(&k->nodes[v])) (*effects)[n++] = v;
+  return n;
+}
+
+/* Only the first nest may need scratch, whose size stands in the prelude. */
+static bool later_nest_fits(nest *s) {
+  bool phases = s->shape == SHAPE_SPLIT || (s->shape == SHAPE_SLABS && !s->one_slab);
+  return !phases || refuse(s, "reductions beside an update");
+}
+
+/* ---- sizes in the prelude ---------------------------------------------------------------------------------------------------- */
+
+static void form_dims(emitter *e, k_form f) {
+  const k_linear *l = &e->k->forms[f];
+  if (l->constant) emit_dim(e, l->constant);
+  for (uint32_t i = 0; i < l->n; i++) {
+    const k_atom *a = &e->k->atoms[l->terms[i].atom];
+    if (l->terms[i].coef != 1) emit_dim(e, l->terms[i].coef);
+    if (a->kind != ATOM_DIV && a->kind != ATOM_MOD) continue;
+    emit_dim(e, a->by);
+    form_dims(e, a->of);
+  }
+}
+
+static void all_dims(emitter *e) {
+  const k_kernel *k = e->k;
+  for (uint32_t a = 0; a < k->naxes; a++) emit_dim(e, k->axes[a].extent);
+  for (k_val v = 1; v < k->n; v++) {
+    const k_condition *c = &k->guards[k->nodes[v].guard];
+    form_dims(e, k->nodes[v].at);
+    for (uint32_t i = 0; i < c->n; i++) {
+      emit_dim(e, c->ranges[i].extent);
+      form_dims(e, c->ranges[i].form);
+    }
+  }
+}
+
+/* ---- aliases ------------------------------------------------------------------------------------------------------------------ */
+
+/* May output `o` lie over input `b`? Every load of b has the address of the one store of o, runs over the same axes without a
+ * guard, and stands before it. */
+static bool may_alias(const emitter *e, uint32_t b, uint32_t o) {
+  const k_kernel *k = e->k;
+  k_val store = 0;
+  if (k->buffers[b].mode != BUF_IN || k->buffers[o].mode == BUF_IN) return false;
+  if (dtype_size((qn_dtype)k->buffers[b].dtype) != dtype_size((qn_dtype)k->buffers[o].dtype)) return false;
+  for (k_val v = 1; v < k->n; v++) {
+    const k_node *n = &k->nodes[v];
+    if (n->code == K_STORE && n->buffer == (int32_t)o) {
+      if (store) return false;
+      store = v;
+    }
+  }
+  if (!store || k->nodes[store].guard) return false;
+  for (k_val v = 1; v < k->n; v++) {
+    const k_node *n = &k->nodes[v];
+    if (n->code != K_LOAD || n->buffer != (int32_t)b) continue;
+    if (n->guard || n->at != k->nodes[store].at || n->axes != k->nodes[store].axes) return false;
+  }
+  return e->last_load[b] < e->first_store[o];
+}
+
+/* ---- driver -------------------------------------------------------------------------------------------------------------------- */
+
+static bool emit_kernel(emitter *e, int64_t grain) {
+  const k_kernel *k = e->k;
+  k_val *effects;
+  uint32_t n = list_effects(k, &effects);
+  bool ok = effects ? n > 0 || emit_refuse(e, "nothing is stored") : emit_refuse(e, lower_no_memory);
+  for (uint32_t from = 0; ok && from < n;) {
+    uint32_t to = nest_end(k, effects, from, n);
+    nest s;
+    ok = nest_init(&s, k, effects + from, to - from) && (from == 0 || later_nest_fits(&s));
+    if (!ok) emit_refuse(e, s.why);
+    ok = ok && nest_emit(e, &s, grain);
+    nest_free(&s);
+    from = to;
+  }
+  free(effects);
+  return ok && !e->why;
+}
+
+bool schedule(const k_kernel *k, int64_t grain, schedule_result *out, const char **why) {
+  *out = (schedule_result){0};
+  *why = lower_no_memory;
+  l_program *p = l_new(k->name);
+  if (!p) return false;
+  emitter e;
+  bool ok = emit_init(&e, k, p);
+  for (uint32_t b = 0; ok && b < k->nbuffers; b++)
+    ok = l_buffer_add(p, (qn_dtype)k->buffers[b].dtype, (l_buffer_mode)k->buffers[b].mode, 0) >= 0;
+  for (uint32_t c = 0; ok && c < k->nchecks; c++) ok = l_check_add(p, k->checks[c]) >= 0;
+  if (ok) {
+    p->nscalars = k->nscalars;
+    e.zero = l_int(p, 0);
+    e.one = l_int(p, 1);
+    all_dims(&e);
+    ok = emit_kernel(&e, grain);
+  }
+  if (ok && !p->failed) {
+    out->ints = arena_alloc(&p->arena, (e.nints + 1) * sizeof *out->ints);
+    out->alias = arena_alloc(&p->arena, (size_t)k->nbuffers * k->nbuffers + 1);
+    ok = out->ints && out->alias;
+  }
+  if (ok && !p->failed) {
+    if (e.nints) memcpy(out->ints, e.ints, e.nints * sizeof *out->ints);
+    out->nints = p->nints = e.nints;
+    for (uint32_t b = 0; b < k->nbuffers; b++)
+      for (uint32_t o = 0; o < k->nbuffers; o++) out->alias[b * k->nbuffers + o] = may_alias(&e, b, o);
+    out->program = p;
+  } else {
+    *why = e.why && !p->failed ? e.why : lower_no_memory;
+    l_free(p);
+    ok = false;
+  }
+  emit_free(&e);
+  return ok;
+}
+
+/* ---- cost -------------------------------------------------------------------------------------------------------------------------- */
+
+/* Nanoseconds; a current core with 256-bit vectors and its share of memory bandwidth. Only ratios matter. */
+static const double NS_PHASE = 1500, NS_BYTE = 0.04, NS_OP = 0.03, NS_FMA = 0.02, NS_ROW = 15;
+
+/* Elements of a buffer that a nest touches: each once, however often it is loaded. */
+static double touched_bytes(const nest *s, int buffer) {
+  const k_kernel *k = s->k;
+  double most = 0;
+  for (k_val v = 1; v < k->n; v++) {
+    const k_node *n = &k->nodes[v];
+    bool memory = n->code == K_LOAD || n->code == K_STORE || n->code == K_STOREF;
+    if (!s->needed[v] || !memory || n->buffer != buffer) continue;
+    double bytes = (double)k_points(k, k->forms[n->at].axes) * (double)dtype_size((qn_dtype)n->dtype);
+    if (bytes > most) most = bytes;
+  }
+  return most;
+}
+
+static double nest_cost(const nest *s, schedule_cost *cost) {
+  const k_kernel *k = s->k;
+  double bytes = 0, work = 0;
+  for (uint32_t b = 0; b < k->nbuffers; b++) bytes += touched_bytes(s, (int)b);
+  k_mask rows = s->par | axis_bit(s->r) | axis_bit(s->inner) | axis_bit(s->turned);
+  for (k_val v = 1; v < k->n; v++) {
+    const k_node *n = &k->nodes[v];
+    if (!s->needed[v]) continue;
+    /* A value is computed for every row, also for those along which it does not vary. */
+    k_mask runs = n->axes | (n->axes || k_folds(n) ? rows & ~(s->after[v] ? axis_bit(s->r) : 0) : 0);
+    if (s->shape == SHAPE_UPDATE) runs = n->axes;
+    if (s->shape == SHAPE_PRODUCT) runs = n->axes | (n->code == K_LOAD ? 0 : k->nodes[s->dot].axes & n->axes);
+    if (k_folds(n)) runs |= axis_bit(n->axis);
+    double times = (double)k_points(k, runs);
+    work += times * (n->code == K_DOT ? NS_FMA : NS_OP * node_weight(n));
+  }
+  int phases = s->shape == SHAPE_SPLIT ? 2 * s->first.stages : s->shape == SHAPE_SLABS && !s->one_slab ? 2 : 1;
+  double instances = (double)k_points(k, s->par);
+  if (s->shape == SHAPE_PLAIN || s->shape == SHAPE_TURNED) instances *= 1 + (double)axis_hint(k, s->c) / PLAIN_TILE;
+  if (s->shape == SHAPE_SPLIT || (s->shape == SHAPE_SLABS && !s->one_slab)) instances *= SLABS;
+  if (s->shape == SHAPE_PRODUCT)
+    instances *= 1 + (double)axis_hint(k, s->m) * (double)axis_hint(k, s->n_axis) / (DOT_ROWS * DOT_COLS);
+  double threads = instances < 4 ? (instances < 1 ? 1 : instances) : 4;
+  double passes = s->first.stages + s->second.stages;
+  cost->bytes += (int64_t)bytes;
+  cost->phases += phases;
+  return NS_PHASE * phases + NS_BYTE * bytes + work / threads +
+         NS_ROW * passes * (double)k_points(k, s->par | axis_bit(s->r));
+}
+
+bool schedule_estimate(const k_kernel *k, schedule_cost *cost, const char **why) {
+  *cost = (schedule_cost){0};
+  k_val *effects;
+  uint32_t n = list_effects(k, &effects);
+  *why = effects ? n ? NULL : "nothing is stored" : lower_no_memory;
+  for (uint32_t from = 0; !*why && from < n;) {
+    uint32_t to = nest_end(k, effects, from, n);
+    nest s;
+    bool ok = nest_init(&s, k, effects + from, to - from) && (from == 0 || later_nest_fits(&s));
+    if (ok)
+      cost->nanoseconds += nest_cost(&s, cost);
+    else
+      *why = s.why;
+    nest_free(&s);
+    from = to;
+  }
+  free(effects);
+  return !*why;
+}

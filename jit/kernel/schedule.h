@@ -1,0 +1,30 @@
+/* K to L: in what order a kernel is computed. Changes bytes and time, never bits (k.h, l.h, kernel-ir.md). */
+#ifndef JIT_KERNEL_SCHEDULE_H
+#define JIT_KERNEL_SCHEDULE_H
+
+#include "jit/kernel/k.h"
+
+typedef struct schedule_result {
+  l_program *program; /* owned by the caller */
+  qn_dim *ints;       /* args->ints: sizes and symbols, in program->arena */
+  uint32_t nints;
+  /* alias[in * nbuffers + out]: output `out` may be stored over input `in` (same memory): every load of an element comes before
+   * its store. In program->arena; indexed by the kernel's buffers, which are the program's first ones. */
+  uint8_t *alias;
+} schedule_result;
+
+/* What a schedule costs, estimated at the recorded sizes. */
+typedef struct schedule_cost {
+  double nanoseconds;
+  int64_t bytes;   /* moved to and from memory, at least: every element that is touched once */
+  int64_t scratch; /* bytes of partials */
+  int32_t phases;
+} schedule_cost;
+
+/* Program of a finished kernel. False with a reason (static text): memory (lower_no_memory), or the effects do not fit one
+ * nest of loops. `grain`: the tunable par.grain. */
+QN_MUST_CHECK bool schedule(const k_kernel *k, int64_t grain, schedule_result *out, const char **why);
+/* Whether schedule would succeed, and what the program costs. */
+QN_MUST_CHECK bool schedule_estimate(const k_kernel *k, schedule_cost *cost, const char **why);
+
+#endif
