@@ -137,16 +137,38 @@ static void print_form(const writer *w, k_form f) {
   print_dim(w, l->constant);
 }
 
+/* Ranges are written in the order of their texts, since their own order is that in which the forms were made. */
 static void print_guard(const writer *w, k_guard g) {
   const k_condition *c = &w->k->guards[g];
   if (!g) return;
+  text_buf *texts = calloc((size_t)c->n + 1, sizeof *texts);
+  if (!texts) {
+    w->out->failed = true;
+    return;
+  }
   text_adds(w->out, " if ");
   for (uint32_t i = 0; i < c->n; i++) {
-    text_adds(w->out, i ? ", 0 <= " : "0 <= ");
-    print_form(w, c->ranges[i].form);
-    text_adds(w->out, " < ");
-    print_dim(w, c->ranges[i].extent);
+    text_buf t;
+    text_init(&t, NULL);
+    writer inner = {w->k, &t, w->rank};
+    text_adds(&t, "0 <= ");
+    print_form(&inner, c->ranges[i].form);
+    text_adds(&t, " < ");
+    print_dim(&inner, c->ranges[i].extent);
+    text_add(&t, "", 1);
+    uint32_t j = i;
+    for (; j > 0 && !t.failed && !texts[j - 1].failed && strcmp(t.text, texts[j - 1].text) < 0; j--)
+      texts[j] = texts[j - 1];
+    texts[j] = t;
   }
+  for (uint32_t i = 0; i < c->n; i++) {
+    if (texts[i].failed)
+      w->out->failed = true;
+    else
+      text_addf(w->out, "%s%s", i ? ", " : "", texts[i].text);
+    text_free(&texts[i]);
+  }
+  free(texts);
   if (c->where) text_addf(w->out, "%s%%%u", c->n ? ", " : "", c->where);
 }
 

@@ -243,8 +243,8 @@ static bool parse_instr(reader *r, l_program *p) {
     const char *back = r->at;
     char text[32];
     if (!reader_word(r, text, sizeof text)) return false;
-    qn_dtype dtype = dtype_find(text, strlen(text));
-    with_type = dtype != QN_DTYPE_COUNT;
+    int dtype = find_dtype(text);
+    with_type = dtype >= 0;
     if (with_type)
       i.dtype = (uint8_t)dtype;
     else

@@ -120,12 +120,18 @@ bool reader_prefixed(reader *r, char prefix, uint32_t *to) {
   return reader_small(r, to);
 }
 
+int find_dtype(const char *name) {
+  for (int d = 0; d < QN_DTYPE_COUNT; d++)
+    if (strcmp(dtype_rows[d].name, name) == 0) return d;
+  return -1;
+}
+
 bool reader_dtype(reader *r, uint8_t *to) {
   *to = 0;
   char text[32];
   if (!reader_word(r, text, sizeof text)) return false;
-  qn_dtype d = dtype_find(text, strlen(text));
-  if (d == QN_DTYPE_COUNT) return reader_fail(r, "unknown dtype '%s'", text);
+  int d = find_dtype(text);
+  if (d < 0) return reader_fail(r, "unknown dtype '%s'", text);
   *to = (uint8_t)d;
   return true;
 }

@@ -229,6 +229,7 @@ static l_val vector_parts(emitter *e, const prepared_form *f) {
 }
 
 static l_val vector_form(emitter *e, const prepared_form *f) {
+  if (f->n && !f->stride && f->base == e->zero) return vector_parts(e, f);
   l_val v = emit_code(e, (l_instr){.code = L_IOTA, .dtype = QN_i64, .a = f->base, .b = f->stride});
   return f->n ? l_kop(e->p, KOP_add, QN_i64, v, vector_parts(e, f), 0) : v;
 }
