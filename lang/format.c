@@ -379,31 +379,43 @@ static void summary_row(summary *s, qn_dtype dtype, const char *p, int64_t n, in
   s->sum += row;
 }
 
-/* "min -3.1  max 2.9  mean 0.01  nan 2": one line about all elements of a forced array that is not empty. */
-static void write_summary(format *f, const qn_array *a) {
+/* "min -3.1  max 2.9  mean 0.01  nan 2": one line about all elements of a forced array that is not empty. Axes along which the
+ * elements repeat (stride 0) are looked at once, so a broadcast number costs nothing. False when it was interrupted. */
+static bool write_summary(format *f, const qn_array *a) {
   summary s = {.low_int = INT64_MAX, .high_int = INT64_MIN};
   qn_dtype dtype = (qn_dtype)a->dtype;
   int64_t index[ARRAY_MAX_RANK] = {0};
   int64_t size = (int64_t)dtype_size(dtype);
+  int64_t shape[ARRAY_MAX_RANK], times = 1;
+  for (int i = 0; i < a->rank; i++) {
+    bool repeats = a->strides[i] == 0;
+    shape[i] = repeats ? 1 : a->shape[i];
+    if (repeats) times *= a->shape[i];
+  }
   int last = a->rank - 1;
   for (bool more = true; more;) {
+    if (vm_poll(f->vm)) return false;
     int64_t at = a->offset;
     for (int i = 0; i < last; i++) at += index[i] * a->strides[i];
-    summary_row(&s, dtype, a->storage->data + at * size, last < 0 ? 1 : a->shape[last],
+    summary_row(&s, dtype, a->storage->data + at * size, last < 0 ? 1 : shape[last],
                 last < 0 ? 0 : a->strides[last] * size);
     more = false;
     for (int i = last - 1; i >= 0 && !more; i--) {
-      more = ++index[i] < a->shape[i];
+      more = ++index[i] < shape[i];
       if (!more) index[i] = 0;
     }
   }
+  s.sum *= (double)times;
+  s.finite *= times;
+  s.nans *= times;
+  s.infs *= times;
   text_buf *t = f->out;
   if (dtype == QN_bool) {
     text_int(t, (int64_t)s.sum);
     text_adds(t, " of ");
     text_int(t, a->size);
     text_adds(t, " true");
-    return;
+    return true;
   }
   const char *gap = "";
   if (s.finite) {
@@ -432,6 +444,7 @@ static void write_summary(format *f, const qn_array *a) {
     text_adds(t, "inf ");
     text_int(t, s.infs);
   }
+  return true;
 }
 
 /* ---- attempts to write on the current line ------------------------------------------------------------------------------ */
@@ -484,7 +497,7 @@ static bool print_array(format *f, qn_array *a) {
   write_body(f, a, 0, false);
   if (a->size > f->max_items) {
     new_line(f, 0);
-    write_summary(f, a);
+    return write_summary(f, a);
   }
   return true;
 }
@@ -500,8 +513,7 @@ static bool entry_array(format *f, qn_array *a, int64_t indent) {
   if (a->size == 0) return true;
   if (a->size > SMALL_ARRAY || a->size > f->max_items) {
     text_adds(f->out, "  ");
-    write_summary(f, a);
-    return true;
+    return write_summary(f, a);
   }
   attempt before = attempt_begin(f);
   text_adds(f->out, " ");

@@ -112,6 +112,11 @@ bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_
   }
   for (uint32_t i = 0; i < count; i++) {
     int64_t k;
+    if (value_is(items[i], TAG_DTYPE)) {
+      const char *name = dtype_rows[items[i].u.i].name;
+      raise(vm, E_type, SPAN_NONE, "%s: expected %s, not the dtype %s; write dtype: %s", fn, what, name, name);
+      return false;
+    }
     if (!arg_int(vm, fn, what, items[i], &k)) return false;
     if (i == ARRAY_MAX_RANK) {
       raise(vm, E_rank, SPAN_NONE, "%s: %u sizes or axes; an array has at most %d axes", fn, count, ARRAY_MAX_RANK);

@@ -118,6 +118,15 @@ START_TEST(large_arrays_are_shortened) {
   IS(printed(vm, value_obj(TAG_ARRAY, view), 0, 10),
      "i64[15] cpu\n[28, 26, 24, ...,  4,  2,  0]\nmin 0  max 28  mean 14");
   value_release(vm, base);
+  /* A number repeated 2^40 times is looked at once. */
+  base = array_value(vm, QN_f32, 0, NULL, &(float){2});
+  int64_t shape[] = {1 << 20, 1 << 20};
+  view = array_view(vm, value_array(base), QN_f32, 2, shape, (int64_t[]){0, 0}, 0);
+  ck_assert_ptr_nonnull(view);
+  char *text = printed(vm, value_obj(TAG_ARRAY, view), 0, 0);
+  ck_assert_ptr_nonnull(strstr(text, "min 2  max 2  mean 2"));
+  free(text);
+  value_release(vm, base);
   vm_close(vm);
 }
 END_TEST
