@@ -156,7 +156,7 @@ typedef struct index_plan {
 } index_plan;
 
 static bool too_many(qn_vm *vm, const qn_array *x, int given) {
-  raise(vm, E_rank, SPAN_NONE, "an array of rank %d takes at most %d indices, not %d", x->rank, x->rank, given);
+  raise(vm, E_index_kind, SPAN_NONE, "an array of rank %d takes at most %d indices, not %d", x->rank, x->rank, given);
   return false;
 }
 
