@@ -128,6 +128,18 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
   return r;
 }
 
+/* A call of `fn` at `at` has failed. An error of the call itself (its arguments, an interrupt) lies in the caller. */
+static __attribute__((noinline, cold)) void leave_failed(qn_vm *vm, qn_value fn, span at) {
+  const qn_error_object *e = vm->error;
+  if (!e) return;
+  bool own = e->nframes == 0 && e->at.source == at.source && e->at.start == at.start && e->at.end == at.end;
+  if (!own) {
+    trace_frame(vm, fn);
+    interp_of(vm)->error_place = at;
+  }
+  raise_through(vm, at);
+}
+
 /* Runs a function whose frame holds its function value and arguments; vm->sp is the end of these. Pops the frame. `heads` is
  * the union of the arguments' header words. */
 static inline __attribute__((always_inline)) qn_value run_frame(qn_vm *vm, fn_code *code, qn_value *fp, uint64_t heads,
@@ -143,11 +155,7 @@ static inline __attribute__((always_inline)) qn_value run_frame(qn_vm *vm, fn_co
   } else {
     r = run_body(vm, code, fp);
   }
-  if (value_is_error(r)) {
-    trace_frame(vm, fp[-1]);
-    interp_of(vm)->error_place = at;
-    raise_through(vm, at);
-  }
+  if (value_is_error(r)) leave_failed(vm, fp[-1], at);
   vm_pop_to(vm, fp - 1);
   return r;
 }

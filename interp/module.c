@@ -119,11 +119,6 @@ void cell_set(qn_vm *vm, global_cell *c, qn_value v) {
   value_release(vm, old);
 }
 
-qn_value module_get(const qn_module *m, const qn_str *name) {
-  const global_cell *c = scope_find(m->scope, name);
-  return c && c->declared ? c->value : value_unset();
-}
-
 /* ---- names for messages ---------------------------------------------------------------------------------------------------- */
 
 typedef struct names {

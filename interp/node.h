@@ -183,7 +183,6 @@ typedef struct n_try {
   node h;
   node *body, *handler;
   int32_t error_slot; /* -1: `catch _` */
-  uint32_t top;       /* slots from here on belong to the body */
   site *site;
 } n_try;
 

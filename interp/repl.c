@@ -26,6 +26,34 @@ typedef struct repl {
   size_t len, cap;
 } repl;
 
+#ifdef QN_LIBEDIT
+/* Names that begin as the word before the cursor does. readline's interface has no context argument, hence the statics, which
+ * only the binary has. */
+static qn_vm *completing;
+enum { NAMES = 256 };
+static char *found[NAMES];
+static int nfound, given;
+
+static void add_found(void *ctx, const char *name) {
+  (void)ctx;
+  if (nfound < NAMES && (found[nfound] = strdup(name))) nfound++;
+}
+
+static char *next_name(const char *prefix, int state) {
+  if (state == 0) {
+    while (given < nfound) free(found[given++]); /* what an earlier completion left */
+    nfound = given = 0;
+    interp_names(completing, prefix, add_found, NULL);
+  }
+  return given < nfound ? found[given++] : NULL;
+}
+
+static char **complete(const char *prefix, int start, int end) {
+  (void)start, (void)end;
+  return rl_completion_matches(prefix, next_name);
+}
+#endif
+
 static bool gather(repl *r, const char *line, size_t len) {
   if (r->len + len + 2 > r->cap) {
     size_t cap = (r->len + len + 2) * 2;
@@ -123,6 +151,10 @@ static bool run_gathered(repl *r, bool last) {
 int repl_run(qn_vm *vm) {
   repl r = {.vm = vm, .terminal = isatty(0) && isatty(1)};
   if (r.terminal) printf("Quern %s. Ctrl-D ends; `quern help NAME` explains a function or an error.\n", QN_VERSION);
+#ifdef QN_LIBEDIT
+  completing = vm;
+  rl_attempted_completion_function = complete;
+#endif
   bool more = false;
   for (;;) {
     char *line = read_line(&r, more ? MORE : PROMPT);

@@ -62,8 +62,6 @@ static inline qn_value cell_get(const global_cell *c) {
 }
 /* Rebinds a cell; takes over the value. */
 void cell_set(qn_vm *vm, global_cell *c, qn_value v);
-/* A module's exported name as a value: borrowed; unset if there is none. */
-qn_value module_get(const qn_module *m, const qn_str *name);
 
 /* ---- code --------------------------------------------------------------------------------------------------------------- */
 
