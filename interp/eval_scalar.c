@@ -471,7 +471,8 @@ eval_fn binary_eval(ast_op op, node_kind left, node_kind right, qn_value k) {
     CASE(sub)
     CASE(mul)
     CASE(div)
-    CASE(floordiv) CASE(mod) CASE(eq) CASE(ne) CASE(lt) CASE(le) CASE(gt) CASE(ge)
+    CASE(floordiv)
+    CASE(mod) CASE(eq) CASE(ne) CASE(lt) CASE(le) CASE(gt) CASE(ge)
 #undef CASE
         default : break;
   }

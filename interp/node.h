@@ -225,6 +225,12 @@ typedef struct n_assign {
   uint8_t row; /* op_id */
 } n_assign;
 
+typedef struct n_update_field {
+  n_assign assign;
+  record_layout *layout; /* cache, owned through unit.layouts */
+  uint32_t index;
+} n_update_field;
+
 typedef struct n_for {
   node h;
   place *place; /* where each item goes */
@@ -311,8 +317,9 @@ int condition(qn_vm *vm, qn_value v, node *n);
 /* update.c: assignments */
 qn_value eval_set_local(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_set_global(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_update(qn_vm *vm, node *n, qn_value *fp);     /* a path, plain or op= */
-qn_value eval_update_one(qn_vm *vm, node *n, qn_value *fp); /* x[i] = v for a local x */
+qn_value eval_update(qn_vm *vm, node *n, qn_value *fp);       /* a path, plain or op= */
+qn_value eval_update_one(qn_vm *vm, node *n, qn_value *fp);   /* x[i] = v for a local x */
+qn_value eval_update_field(qn_vm *vm, node *n, qn_value *fp); /* x.name = v for a local x */
 qn_value eval_destructure(qn_vm *vm, node *n, qn_value *fp);
 /* Binds a value to a place without indices to evaluate (patterns). Takes over `v`. */
 QN_MUST_CHECK bool place_bind(qn_vm *vm, const place *p, qn_value *fp, qn_value v);

@@ -116,7 +116,8 @@ static void mark_moved(resolver *r, node *value, const place *p) {
 }
 
 static node *store_node(resolver *r, const ast_node *n, place *p, node *value) {
-  n_assign *out = node_new(r, sizeof *out, eval_destructure, n);
+  bool field = p->kind == PLACE_PATH && !p->cell && p->n == 1 && p->steps->name;
+  n_assign *out = node_new(r, field ? sizeof(n_update_field) : sizeof *out, eval_destructure, n);
   if (!out) return NULL;
   out->mark = ast_mark(n);
   out->place = p;
@@ -130,6 +131,10 @@ static node *store_node(resolver *r, const ast_node *n, place *p, node *value) {
   } else if (p->kind == PLACE_PATH) {
     bool one = !p->cell && p->n == 1 && !p->steps->name && p->steps->n == 1 && p->steps->nvalues == 1;
     out->h.eval = one ? eval_update_one : eval_update;
+    if (field) {
+      out->h.eval = eval_update_field;
+      if (!unit_layout(r, &((n_update_field *)out)->layout)) return NULL;
+    }
   }
   return &out->h;
 }
@@ -155,11 +160,17 @@ static node *define_node(resolver *r, const ast_node *n) {
   return p ? store_node(r, n, p, f) : NULL;
 }
 
+/* x or x.a.b: reading it once more to store there has no effect and costs little. */
+static bool only_fields(const ast_node *target) {
+  while (target->kind == AST_field) target = target->kids[AST_field_object];
+  return target->kind == AST_name;
+}
+
 static node *assign_node(resolver *r, const ast_node *n) {
   const ast_node *target = n->kids[AST_assign_target], *value = n->kids[AST_assign_value];
   ast_op op = (ast_op)n->op;
-  if (op != AST_OP_none && target->kind == AST_name) {
-    node *old = name_node(r, target, target->u.s, false);
+  if (op != AST_OP_none && only_fields(target)) {
+    node *old = target->kind == AST_name ? name_node(r, target, target->u.s, false) : expression(r, target);
     uint32_t mark = r->fn->nevents;
     node *v = old ? expression(r, value) : NULL;
     if (!v) return NULL;

@@ -391,3 +391,32 @@ qn_value eval_update_one(qn_vm *vm, node *h, qn_value *fp) {
   value_release(vm, i);
   return ok ? value_nil() : value_error();
 }
+
+/* x.name = v with a local x: a field whose place in the record is known from the last time. */
+qn_value eval_update_field(qn_vm *vm, node *h, qn_value *fp) {
+  n_update_field *n = (n_update_field *)h;
+  const place *p = n->assign.place;
+  qn_value v = eval(vm, n->assign.value, fp);
+  if (value_stops(v)) return v;
+  qn_value *x = &fp[p->slot];
+  if (x->head == TAG_RECORD && value_unique(*x)) {
+    qn_record *r = value_record(*x);
+    if (r->layout == n->layout) {
+      slot_set(vm, &r->items[n->index], v);
+      return value_nil();
+    }
+  }
+  store s = {.v = v};
+  bool ok = put(vm, x, p->steps, 1, NULL, &s);
+  if (!ok) raise_at(vm, n->assign.mark);
+  value_release(vm, s.v);
+  if (!ok) return value_error();
+  record_layout *l = value_record(*x)->layout;
+  if (l->shared && l != n->layout) {
+    record_layout *old = n->layout;
+    n->layout = layout_retain(l);
+    n->index = (uint32_t)record_find(value_record(*x), p->steps->name);
+    if (old) layout_release(vm, old);
+  }
+  return value_nil();
+}
