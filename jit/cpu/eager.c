@@ -14,10 +14,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "jit/cpu/cpu.h"
 #include "jit/cpu/library.h"
 #include "jit/cpu/opbody.h"
-#include "jit/cpu/run.h"
-#include "jit/cpu/vmloops.h"
 
 #define GRAD(fn) 0
 #define NO_GRAD(why) 0
@@ -177,47 +176,34 @@ static void number_text(qn_value v, char out[40]) {
   text_free(&t);
 }
 
-/* Raises what a failed check of a one-op kernel means. `in` are the strict operands. */
-static qn_value check_failed(qn_vm *vm, op_id op, qn_array *const *in, int nin, const op_attr *attr, const qn_array *out, int64_t element) {
-  char number[40];
+qn_value eager_raise_check(qn_vm *vm, op_id op, qn_dtype dtype, int64_t element, qn_value shown, int axis, int64_t size) {
+  char number[40] = "this";
+  if (!value_is(shown, TAG_UNSET)) number_text(shown, number);
   switch ((op_raises)op_rows[op].raises) {
-  case RAISES_int_div: return raise(vm, E_div_zero, SPAN_NONE, "element %lld: integer %s by 0", (long long)element, op == OP_mod ? "remainder" : "division");
+  case RAISES_int_div:
+    return raise(vm, E_div_zero, SPAN_NONE, "element %lld: integer %s by 0", (long long)element, op == OP_mod ? "remainder" : "division");
   case RAISES_int_pow:
-    number_text(element_of(in[1], out->rank, out->shape, element), number);
     return raise(vm, E_neg_exponent, SPAN_NONE, "element %lld: an integer to the power %s", (long long)element, number);
   case RAISES_shift:
-    number_text(element_of(in[1], out->rank, out->shape, element), number);
-    return raise(vm, E_shift, SPAN_NONE, "element %lld: a shift by %s; %s shifts by 0 to %d", (long long)element, number, dtype_rows[in[0]->dtype].name,
-                 (int)dtype_size((qn_dtype)in[0]->dtype) * 8 - 1);
+    return raise(vm, E_shift, SPAN_NONE, "element %lld: a shift by %s; %s shifts by 0 to %d", (long long)element, number,
+                 dtype_rows[dtype].name, (int)dtype_size(dtype) * 8 - 1);
   case RAISES_to_int:
-    number_text(element_of(in[0], out->rank, out->shape, element), number);
-    return raise(vm, E_to_int, SPAN_NONE, "%s is not representable as %s (element %lld)", number, dtype_rows[out->dtype].name, (long long)element);
-  case RAISES_bounds: {
-    bool along = op == OP_gather || op == OP_gather_add;
-    int k = along ? 1 : op == OP_scatter ? nin - 2 : nin - 1, rank = 0;
-    int64_t shape[ARRAY_MAX_RANK];
-    for (int i = 1; i <= k; i++) /* the shape that the index operands broadcast to */
-      for (int d = 0; d < in[i]->rank; d++) {
-        int at = d + (rank > in[i]->rank ? rank - in[i]->rank : 0);
-        if (in[i]->rank > rank) {
-          memmove(shape + (in[i]->rank - rank), shape, (size_t)rank * sizeof *shape);
-          for (int e = 0; e < in[i]->rank - rank; e++) shape[e] = 1;
-          rank = in[i]->rank;
-          at = d;
-        }
-        if (in[i]->shape[d] != 1) shape[at] = in[i]->shape[d];
-        else if (at >= rank) shape[at] = 1;
-      }
-    for (int i = 1; i <= k; i++) {
-      int axis = along ? __builtin_ctz(attr->axes) : i - 1;
-      int64_t index = element_of(in[i], rank, shape, element).u.i, size = in[0]->shape[axis];
-      if (index < -size || index >= size)
-        return raise(vm, E_index, SPAN_NONE, "index %lld is out of bounds for axis %d with size %lld", (long long)index, axis, (long long)size);
-    }
-    return raise(vm, E_index, SPAN_NONE, "an index is out of bounds");
-  }
+    return raise(vm, E_to_int, SPAN_NONE, "%s is not representable as %s (element %lld)", number, dtype_rows[dtype].name, (long long)element);
+  case RAISES_bounds:
+    return raise(vm, E_index, SPAN_NONE, "index %s is out of bounds for axis %d with size %lld", number, axis, (long long)size);
   default: return raise(vm, E_internal, SPAN_NONE, "%s failed at element %lld", op_rows[op].name, (long long)element);
   }
+}
+
+/* The same for a one-op kernel with these strict operands. */
+static qn_value check_failed(qn_vm *vm, op_id op, qn_array *const *in, const qn_array *out, const l_program *p, const vm_failure *failure) {
+  uint64_t number = failure->error >> 48;
+  int64_t element = (int64_t)(failure->error & 0xffffffffffffu);
+  int axis = number < p->nchecks ? (int)p->checks[number].detail : 0;
+  qn_value shown = failure->shown ? dtype_load((qn_dtype)failure->dtype, &failure->bits) : value_unset();
+  if (op_rows[op].raises == RAISES_to_int) shown = element_of(in[0], out->rank, out->shape, element);
+  bool bounds = op_rows[op].raises == RAISES_bounds && axis >= 0 && axis < in[0]->rank;
+  return eager_raise_check(vm, op, (qn_dtype)out->dtype, element, shown, axis, bounds ? in[0]->shape[axis] : 0);
 }
 
 /* ---- views ------------------------------------------------------------------------------------------------------------------------ */
@@ -369,9 +355,9 @@ static qn_array *run_kernel(qn_vm *vm, op_id op, qn_array *const *in, int nin, c
   int n = 0;
   for (int i = 0; i < nin && !keys; i++) buffers[n++] = array_data(in[i]);
   buffers[n] = array_data(out);
-  uint64_t error = ~(uint64_t)0;
-  if (kernel_run(vm, k->program, &k->vm_code, NULL, buffers, ints, keys, &error)) return out;
-  if (error != ~(uint64_t)0) check_failed(vm, op, in, nin, attr, out, (int64_t)(error & 0xffffffffffffu));
+  vm_failure failure;
+  if (kernel_launch(vm, k->program, &k->vm_code, NULL, buffers, ints, keys, &failure)) return out;
+  if (failure.error != ~(uint64_t)0) check_failed(vm, op, in, out, k->program, &failure);
 fail:
   value_release(vm, value_obj(TAG_ARRAY, out));
   return NULL;
@@ -387,13 +373,16 @@ static qn_value cast_array(qn_vm *vm, qn_array *a, qn_dtype to, op_id op) {
   return as_value(run_kernel(vm, op, &a, 1, &attr, &t, NULL));
 }
 
+bool eager_check_fit(qn_vm *vm, qn_value v, qn_dtype to) {
+  if (dtype_holds(to, v)) return true;
+  char number[40];
+  number_text(v, number);
+  raise(vm, E_weak_range, SPAN_NONE, "%s does not fit %s, the dtype of the array beside it", number, dtype_rows[to].name);
+  return false;
+}
+
 static qn_value fit_scalar(qn_vm *vm, qn_value v, qn_dtype to) {
-  if (!dtype_holds(to, v)) {
-    char number[40];
-    number_text(v, number);
-    return raise(vm, E_weak_range, SPAN_NONE, "%s does not fit %s, the dtype of the array beside it", number, dtype_rows[to].name);
-  }
-  return as_value(array_from_scalar(vm, to, v));
+  return eager_check_fit(vm, v, to) ? as_value(array_from_scalar(vm, to, v)) : value_error();
 }
 
 /* An operand as a strict array; owned. */
@@ -409,8 +398,7 @@ static qn_array *strict(qn_vm *vm, qn_value v, op_role role, qn_dtype compute) {
 
 /* ---- cast and fit ------------------------------------------------------------------------------------------------------------------------- */
 
-/* A number as a weak scalar of a type. */
-static qn_value weak_cast(qn_vm *vm, qn_value v, qn_dtype to) {
+qn_value eager_weak_cast(qn_vm *vm, qn_value v, qn_dtype to) {
   switch (to) {
   case QN_bool: return value_bool(value_is(v, TAG_FLOAT) ? v.u.f != 0 : v.u.i != 0);
   case QN_f64: return value_float(value_is(v, TAG_FLOAT) ? v.u.f : (double)v.u.i);
@@ -430,7 +418,7 @@ static qn_value apply_cast(qn_vm *vm, op_id op, qn_value v, const op_attr *attr)
       if (!array_force(vm, value_array(v))) return value_error();
       v = array_get_flat(value_array(v), 0);
     }
-    return weak_cast(vm, v, to);
+    return eager_weak_cast(vm, v, to);
   }
   if (value_is(v, TAG_ARRAY)) {
     if (!array_force(vm, value_array(v))) return value_error();

@@ -1,0 +1,315 @@
+/* Running plans (run.h): buffers, then steps in order.
+ *
+ *   symbols    sizes of the inputs, values of scalar inputs, and, as steps find them, sizes that depend on data
+ *   buffers    inputs as they are, constants in the plan, new arrays for the outputs, the rest in one arena (the VM's slab)
+ *   steps      kernels (compiled code when it is there), library ops on array headers over the buffers, host scalars
+ *
+ * A failed check raises what eager execution raises, at the place of the node that is checked: its site, then the calls it was
+ * reached through. Its message needs the offending value, which the block VM keeps; compiled code does not, so then the kernel
+ * runs once more on the block VM.
+ */
+#include <string.h>
+
+#include "jit/cpu/cpu.h"
+#include "jit/cpu/eager.h"
+#include "jit/cpu/library.h"
+
+typedef struct plan_frame {
+  qn_vm *vm;
+  plan *p;
+  qn_array *const *inputs;
+  qn_value *outputs;
+  int64_t *symbols;   /* per dim expression */
+  qk_scalar *slots;
+  void **buffers;     /* per plan buffer */
+  qn_array **arrays;  /* per output: its new array */
+  int64_t *ints;
+  void **step_buffers;
+  qk_scalar *step_scalars;
+} plan_frame;
+
+static int64_t size_of(const plan_frame *f, qn_dim d) { return d >= 0 ? d : dim_eval(&f->p->graph->dims, d, f->symbols); }
+
+/* ---- errors -------------------------------------------------------------------------------------------------------------------- */
+
+static void raise_site(plan_frame *f, uint32_t site) {
+  const graph *g = f->p->graph;
+  if (!site || site >= g->nsites) return;
+  raise_at(f->vm, g->sites[site].at);
+  while ((site = g->sites[site].parent) != 0) raise_through(f->vm, g->sites[site].at);
+}
+
+static void raise_node_site(plan_frame *f, uint32_t node) {
+  if (node < f->p->graph->n) raise_site(f, f->p->graph->nodes[node].site);
+}
+
+/* The value that a check showed, as a host scalar. */
+static qn_value shown_value(const vm_failure *failure) {
+  return failure->shown ? dtype_load((qn_dtype)failure->dtype, &failure->bits) : value_unset();
+}
+
+static void raise_check(plan_frame *f, const l_program *p, const vm_failure *failure) {
+  uint64_t number = failure->error >> 48;
+  const l_check *c = number < p->nchecks ? &p->checks[number] : NULL;
+  const graph *g = f->p->graph;
+  if (!c || c->node >= g->n || g->nodes[c->node].kind != NODE_OP) {
+    raise(f->vm, c ? (error_id)c->id : E_internal, SPAN_NONE, "a check of the kernel %s failed", p->name ? p->name : "");
+  } else {
+    const graph_node *n = &g->nodes[c->node];
+    const graph_type *x = n->nin ? &g->nodes[n->in[0]].type : &n->type;
+    bool axis = c->id == E_index && c->detail >= 0 && c->detail < x->rank;
+    eager_raise_check(f->vm, (op_id)n->op, (qn_dtype)n->type.dtype, (int64_t)(failure->error & 0xffffffffffffu), shown_value(failure),
+                      axis ? (int)c->detail : 0, axis ? size_of(f, x->shape[c->detail]) : 0);
+  }
+  if (c) raise_site(f, c->site ? c->site : c->node < g->n ? g->nodes[c->node].site : 0);
+}
+
+/* ---- steps ----------------------------------------------------------------------------------------------------------------------- */
+
+static bool run_kernel_step(plan_frame *f, const plan_step *s) {
+  plan_kernel *k = &f->p->kernels[s->what];
+  for (uint32_t i = 0; i < s->nints; i++) f->ints[i] = size_of(f, s->ints[i]);
+  for (uint32_t i = 0; i < s->nbuffers; i++) f->step_buffers[i] = f->buffers[s->buffers[i]];
+  for (uint32_t i = 0; i < s->nscalars; i++) f->step_scalars[i] = f->slots[s->scalars[i]];
+  const qk_phase *code = atomic_load_explicit(&k->code, memory_order_acquire);
+  vm_failure failure;
+  if (kernel_launch(f->vm, k->program, &k->vm_code, code, f->step_buffers, f->ints, f->step_scalars, &failure)) return true;
+  if (failure.error == ~(uint64_t)0) return false;
+  if (code) { /* for the value; what is stored again is the same, or about to be thrown away */
+    vm_failure again;
+    if (!kernel_launch(f->vm, k->program, &k->vm_code, NULL, f->step_buffers, f->ints, f->step_scalars, &again)) {
+      if (again.error == ~(uint64_t)0) return false;
+      if (again.error == failure.error) failure = again;
+    }
+  }
+  raise_check(f, k->program, &failure);
+  return false;
+}
+
+/* A header over a plan buffer, on the caller's stack: never freed. */
+typedef struct buffer_array {
+  qn_array a;
+  qn_storage s;
+} buffer_array;
+
+static void array_over(plan_frame *f, buffer_array *b, uint32_t buffer, const graph_type *t) {
+  *b = (buffer_array){.a = {.head = {.refs = 1, .tag = TAG_ARRAY}, .dtype = t->dtype, .rank = t->rank, .contiguous = 1, .storage = &b->s},
+                      .s = {.refs = 2, .foreign = 1, .data = f->buffers[buffer]}};
+  for (int i = 0; i < t->rank; i++) b->a.shape[i] = size_of(f, t->shape[i]);
+  b->a.size = shape_strides(t->rank, b->a.shape, b->a.strides);
+  b->s.bytes = (size_t)(b->a.size > 0 ? b->a.size : 0) * dtype_size((qn_dtype)t->dtype);
+}
+
+enum { LIBRARY_OPERANDS = 4 };
+
+static bool run_library_step(plan_frame *f, const plan_step *s) {
+  graph *g = f->p->graph;
+  const graph_node *n = &g->nodes[s->node];
+  buffer_array in[LIBRARY_OPERANDS];
+  qn_array *operands[LIBRARY_OPERANDS];
+  if (n->nin > LIBRARY_OPERANDS || s->nbuffers != n->nin + 1u) {
+    raise(f->vm, E_internal, SPAN_NONE, "a plan gives %s %u buffers", op_rows[n->op].name, s->nbuffers);
+    return false;
+  }
+  for (int i = 0; i < n->nin; i++) {
+    array_over(f, &in[i], s->buffers[i], &g->nodes[n->in[i]].type);
+    operands[i] = &in[i].a;
+  }
+  static const op_attr none;
+  qn_array *out = library_apply(f->vm, (op_id)n->op, operands, n->attr ? n->attr : &none);
+  if (!out) {
+    raise_node_site(f, s->node);
+    return false;
+  }
+  if (out->size) memcpy(f->buffers[s->buffers[n->nin]], array_data(out), (size_t)out->size * dtype_size((qn_dtype)out->dtype));
+  for (uint32_t i = 0; i < g->dims.n; i++) {
+    const dim_expr *e = &g->dims.exprs[i];
+    if (e->op == DIM_SYMBOL && e->source == DIM_FROM_NODE && e->ref == s->node && e->axis < out->rank) f->symbols[i] = out->shape[e->axis];
+  }
+  value_release(f->vm, value_obj(TAG_ARRAY, out));
+  return true;
+}
+
+static qn_value slot_value(const plan_frame *f, uint32_t slot) {
+  switch (f->p->scalar_types[slot].dtype) {
+  case QN_bool: return value_bool(f->slots[slot].i != 0);
+  case QN_f64: return value_float(f->slots[slot].f);
+  default: return value_int(f->slots[slot].i);
+  }
+}
+
+static void set_slot(plan_frame *f, uint32_t slot, qn_value v) {
+  if (f->p->scalar_types[slot].dtype == QN_f64) f->slots[slot].f = value_is(v, TAG_FLOAT) ? v.u.f : (double)v.u.i;
+  else f->slots[slot].i = value_is(v, TAG_FLOAT) ? (int64_t)v.u.f : v.u.i;
+}
+
+static bool run_scalar_step(plan_frame *f, const plan_step *s) {
+  graph *g = f->p->graph;
+  qn_value in[3], out;
+  uint32_t n = s->nscalars < 3 ? s->nscalars : 3;
+  for (uint32_t i = 0; i < n; i++) in[i] = slot_value(f, s->scalars[i]);
+  if (s->op == OP_cast && s->nbuffers == 1) {
+    const graph_node *x = &g->nodes[g->nodes[s->node].in[0]];
+    in[0] = dtype_load((qn_dtype)x->type.dtype, f->buffers[s->buffers[0]]);
+    n = 1;
+  }
+  if (s->op == OP_fit) out = eager_check_fit(f->vm, in[0], (qn_dtype)s->attr->dtype) ? in[0] : value_error();
+  else if (s->op == OP_cast) out = eager_weak_cast(f->vm, in[0], (qn_dtype)s->attr->dtype);
+  else out = scalar_apply(f->vm, (op_id)s->op, in, (int)n);
+  if (value_is_error(out)) {
+    raise_node_site(f, s->node);
+    return false;
+  }
+  set_slot(f, s->out, out);
+  return true;
+}
+
+static bool run_step(plan_frame *f, const plan_step *s) {
+  switch ((plan_step_kind)s->kind) {
+  case STEP_KERNEL: return run_kernel_step(f, s);
+  case STEP_LIBRARY: return run_library_step(f, s);
+  default: return run_scalar_step(f, s);
+  }
+}
+
+/* ---- inputs, outputs, memory -------------------------------------------------------------------------------------------------------- */
+
+/* Does a size depend on data that a step finds? */
+static bool from_node(const dim_table *t, qn_dim d) {
+  if (d >= 0) return false;
+  const dim_expr *e = &t->exprs[~d];
+  return e->op == DIM_SYMBOL ? e->source == DIM_FROM_NODE : from_node(t, e->a) || from_node(t, e->b);
+}
+
+static void read_symbols(plan_frame *f, const qk_scalar *scalars) {
+  const graph *g = f->p->graph;
+  for (uint32_t i = 0; i < g->dims.n; i++) {
+    const dim_expr *e = &g->dims.exprs[i];
+    f->symbols[i] = e->hint;
+    if (e->op != DIM_SYMBOL || e->source == DIM_FROM_NODE || e->ref >= g->ninputs) continue;
+    const qn_array *a = f->inputs[e->ref];
+    if (e->source == DIM_FROM_INPUT) {
+      if (a && e->axis < a->rank) f->symbols[i] = a->shape[e->axis];
+    } else if (a) {
+      f->symbols[i] = array_get_flat(a, 0).u.i;
+    } else {
+      uint32_t slot = 0;
+      for (uint32_t k = 0; k < e->ref; k++) slot += f->inputs[k] == NULL;
+      f->symbols[i] = scalars[slot].i;
+    }
+  }
+}
+
+/* New arrays for the outputs; those whose size is found later are as large as the upper bound. */
+static bool make_outputs(plan_frame *f) {
+  const plan *p = f->p;
+  for (uint32_t o = 0; o < p->noutputs; o++) {
+    const plan_output *out = &p->outputs[o];
+    if (out->kind != OUT_BUFFER || p->buffers[out->index].where != WHERE_OUTPUT || p->buffers[out->index].index != o) continue;
+    int64_t shape[ARRAY_MAX_RANK], elements = size_of(f, p->buffers[out->index].elements);
+    bool later = false;
+    int rank = out->type.rank;
+    for (int i = 0; i < rank; i++) {
+      later |= from_node(&p->graph->dims, out->type.shape[i]);
+      shape[i] = size_of(f, out->type.shape[i]);
+    }
+    if (later) {
+      rank = 1;
+      shape[0] = elements;
+    }
+    if (!(f->arrays[o] = array_new(f->vm, (qn_dtype)out->type.dtype, rank, shape))) return false;
+  }
+  return true;
+}
+
+static bool place_buffers(plan_frame *f) {
+  const plan *p = f->p;
+  size_t arena = (size_t)size_of(f, p->arena_bytes);
+  char *slab = arena ? cpu_slab(f->vm, arena) : NULL;
+  if (arena && !slab) return false;
+  for (uint32_t b = 0; b < p->nbuffers; b++) {
+    const plan_buffer *buf = &p->buffers[b];
+    switch ((plan_where)buf->where) {
+    case WHERE_INPUT: f->buffers[b] = array_data(f->inputs[buf->index]); break;
+    case WHERE_CONST: f->buffers[b] = (void *)(uintptr_t)buf->data; break;
+    case WHERE_OUTPUT: f->buffers[b] = f->arrays[buf->index] ? array_data(f->arrays[buf->index]) : NULL; break;
+    default: f->buffers[b] = slab + size_of(f, buf->offset); break;
+    }
+  }
+  return true;
+}
+
+/* The values of the outputs; owned. */
+static bool give_outputs(plan_frame *f) {
+  const plan *p = f->p;
+  for (uint32_t o = 0; o < p->noutputs; o++) {
+    const plan_output *out = &p->outputs[o];
+    if (out->kind == OUT_INPUT) {
+      f->outputs[o] = value_retain(value_obj(TAG_ARRAY, f->inputs[out->index]));
+    } else if (out->kind == OUT_SCALAR) {
+      f->outputs[o] = slot_value(f, out->index);
+    } else {
+      qn_array *a = f->arrays[p->buffers[out->index].index];
+      bool same = a->rank == out->type.rank;
+      int64_t shape[ARRAY_MAX_RANK], strides[ARRAY_MAX_RANK];
+      for (int i = 0; i < out->type.rank; i++) {
+        shape[i] = size_of(f, out->type.shape[i]);
+        same = same && a->shape[i] == shape[i];
+      }
+      shape_strides(out->type.rank, shape, strides);
+      qn_array *v = same ? a : array_view(f->vm, a, (qn_dtype)a->dtype, out->type.rank, shape, strides, a->offset);
+      if (!v) {
+        while (o-- > 0) value_release(f->vm, f->outputs[o]);
+        return false;
+      }
+      f->outputs[o] = same ? value_retain(value_obj(TAG_ARRAY, a)) : value_obj(TAG_ARRAY, v);
+    }
+  }
+  return true;
+}
+
+static size_t part(size_t *at, size_t n, size_t size) {
+  size_t from = *at;
+  *at += (n * size + 15) & ~(size_t)15;
+  return from;
+}
+
+bool plan_run(qn_vm *vm, plan *p, qn_array *const *inputs, const qk_scalar *scalars, qn_value *outputs) {
+  plan_frame f = {.vm = vm, .p = p, .inputs = inputs, .outputs = outputs};
+  uint32_t ints = 0, buffers = 0, step_scalars = 0, weak = 0;
+  for (uint32_t i = 0; i < p->nsteps; i++) {
+    if (p->steps[i].nints > ints) ints = p->steps[i].nints;
+    if (p->steps[i].nbuffers > buffers) buffers = p->steps[i].nbuffers;
+    if (p->steps[i].nscalars > step_scalars) step_scalars = p->steps[i].nscalars;
+  }
+  /* one piece of memory for all tables */
+  size_t bytes = 0, at[7];
+  at[0] = part(&bytes, p->graph->dims.n, sizeof *f.symbols);
+  at[1] = part(&bytes, p->nscalars, sizeof *f.slots);
+  at[2] = part(&bytes, p->nbuffers, sizeof *f.buffers);
+  at[3] = part(&bytes, p->noutputs, sizeof *f.arrays);
+  at[4] = part(&bytes, ints, sizeof *f.ints);
+  at[5] = part(&bytes, buffers, sizeof *f.step_buffers);
+  at[6] = part(&bytes, step_scalars, sizeof *f.step_scalars);
+  char few[2048] __attribute__((aligned(16))), *memory = few;
+  if (bytes > sizeof few && !(memory = mem_alloc(vm, bytes))) return false;
+  f.symbols = (int64_t *)(void *)(memory + at[0]);
+  f.slots = (qk_scalar *)(void *)(memory + at[1]);
+  f.buffers = (void **)(void *)(memory + at[2]);
+  f.arrays = (qn_array **)(void *)(memory + at[3]);
+  f.ints = (int64_t *)(void *)(memory + at[4]);
+  f.step_buffers = (void **)(void *)(memory + at[5]);
+  f.step_scalars = (qk_scalar *)(void *)(memory + at[6]);
+  for (uint32_t o = 0; o < p->noutputs; o++) f.arrays[o] = NULL;
+  for (uint32_t i = 0; i < p->graph->ninputs; i++) weak += inputs[i] == NULL;
+  for (uint32_t i = 0; i < p->nscalars; i++) f.slots[i] = i < weak ? scalars[i] : p->scalar_init ? p->scalar_init[i] : (qk_scalar){0};
+  read_symbols(&f, scalars);
+  bool ok = make_outputs(&f) && place_buffers(&f);
+  for (uint32_t i = 0; i < p->nsteps && ok; i++) ok = run_step(&f, &p->steps[i]);
+  ok = ok && give_outputs(&f);
+  for (uint32_t o = 0; o < p->noutputs; o++)
+    if (f.arrays[o]) value_release(vm, value_obj(TAG_ARRAY, f.arrays[o]));
+  cpu_slab_leave(vm);
+  if (memory != few) mem_free(vm, memory, bytes);
+  return ok;
+}

@@ -1,0 +1,307 @@
+/* Launching kernels (run.h): phases one after the other, each over the instances [0, n) of its PAR.
+ *
+ * Threads. All parallel work of an engine runs in one OpenMP pool; since libgomp makes a team per calling thread, only the VM
+ * that holds the engine's token opens parallel regions, others run serially and get the same bits. A phase goes parallel when
+ * its work passes par.grain. Threads take chunks of instances from a counter; between chunks they look at the interrupt flag.
+ * Every thread has a frame of its own (locals, accumulators, registers) in memory that the VM keeps from launch to launch.
+ *
+ * Failed checks. Each thread keeps the smallest failure it saw (check number, then element), with the offending value; the
+ * smallest of all is the error, whatever the number of threads. Compiled code only keeps the number and element, so when the
+ * value is wanted the kernel runs once more on the block VM.
+ */
+#include "jit/cpu/run.h"
+
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "jit/cpu/cpu.h"
+#include "jit/cpu/eager.h"
+
+/* ---- state --------------------------------------------------------------------------------------------------------------------- */
+
+enum { MAX_THREADS = 256 };
+
+typedef struct cpu_engine {
+  atomic_int token; /* 1 while a VM's thread runs a parallel region */
+} cpu_engine;
+
+typedef struct cpu_piece {
+  void *data;
+  size_t bytes;
+} cpu_piece;
+
+struct cpu_state {
+  const vm_loops *loops;
+  int threads;
+  cpu_piece frames[MAX_THREADS]; /* memory of each thread's frame */
+  cpu_piece slab;                /* the arena of the running plan */
+};
+
+static cpu_engine *engine_of(qn_engine *engine) {
+  cpu_engine *e = __atomic_load_n((cpu_engine **)&engine->cpu, __ATOMIC_ACQUIRE);
+  if (e) return e;
+  e = calloc(1, sizeof *e);
+  if (!e) return NULL;
+  void *none = NULL;
+  if (__atomic_compare_exchange_n(&engine->cpu, &none, e, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return e;
+  free(e);
+  return none;
+}
+
+bool cpu_open(qn_vm *vm) {
+  if (vm->cpu) return true;
+  if (vm->engine && !engine_of(vm->engine)) {
+    raise_memory(vm);
+    return false;
+  }
+  struct cpu_state *s = mem_zalloc(vm, sizeof *s);
+  if (!s) return false;
+  s->loops = vm_loops_pick();
+  s->threads = vm->config.threads > 0 ? vm->config.threads : omp_get_num_procs();
+  if (s->threads > MAX_THREADS) s->threads = MAX_THREADS;
+  vm->cpu = s;
+  return true;
+}
+
+static void piece_free(qn_vm *vm, cpu_piece *p) {
+  if (p->data) mem_buffer_free(vm, p->data, p->bytes);
+  *p = (cpu_piece){0};
+}
+
+void cpu_close(qn_vm *vm) {
+  struct cpu_state *s = vm->cpu;
+  eager_close(vm);
+  if (!s) return;
+  for (int i = 0; i < MAX_THREADS; i++) piece_free(vm, &s->frames[i]);
+  piece_free(vm, &s->slab);
+  mem_free(vm, s, sizeof *s);
+  vm->cpu = NULL;
+}
+
+void cpu_engine_close(qn_engine *engine) {
+  free(engine->cpu);
+  engine->cpu = NULL;
+}
+
+const char *cpu_isa_name(void) { return vm_loops_pick()->name; }
+
+struct cpu_state *cpu_of(qn_vm *vm) { return vm->cpu || cpu_open(vm) ? vm->cpu : NULL; }
+
+/* At least `bytes` in a piece that is kept. */
+static void *piece_take(qn_vm *vm, cpu_piece *p, size_t bytes) {
+  if (p->bytes >= bytes && p->data) return p->data;
+  piece_free(vm, p);
+  if (!(p->data = mem_buffer(vm, bytes ? bytes : 64))) return NULL;
+  p->bytes = bytes ? bytes : 64;
+  return p->data;
+}
+
+/* Memory that is large is given back after its use, so that one big kernel does not hold it for ever. */
+enum { KEEP_BYTES = 8 << 20 };
+static void piece_leave(qn_vm *vm, cpu_piece *p) {
+  if (p->bytes > KEEP_BYTES) piece_free(vm, p);
+}
+
+void *cpu_slab(qn_vm *vm, size_t bytes) {
+  struct cpu_state *s = cpu_of(vm);
+  return s ? piece_take(vm, &s->slab, bytes) : NULL;
+}
+void cpu_slab_leave(qn_vm *vm) {
+  if (vm->cpu) piece_leave(vm, &((struct cpu_state *)vm->cpu)->slab);
+}
+
+/* ---- one phase --------------------------------------------------------------------------------------------------------------------- */
+
+typedef struct launch {
+  qn_vm *vm;
+  struct cpu_state *s;
+  const vmcode *code;
+  qk_phase compiled; /* or NULL */
+  const vm_phase *phase;
+  qk_args args;
+  size_t frame_bytes;
+  int64_t n, chunk;
+  vm_frame *own;        /* the launcher's frame, in the first thread's memory */
+  vm_failure *failures; /* per thread */
+  _Atomic int64_t next; /* first instance that nobody has taken */
+  atomic_bool stop;     /* an interrupt, or a limit, was seen */
+  _Atomic uint64_t error;
+} launch;
+
+/* Looks at the clock too, on the VM's own thread. */
+static bool must_stop(launch *l, bool own) {
+  if (atomic_load_explicit(&l->vm->interrupt, memory_order_relaxed)) return true;
+  return own && l->vm->config.time_limit > 0 && !error_pending(l->vm) && vm_poll_slow(l->vm);
+}
+
+static void work(launch *l, int thread) {
+  vm_frame other, *f = thread ? &other : l->own;
+  qk_args args = l->args;
+  char *memory = l->s->frames[thread].data;
+  if (l->compiled) {
+    args.scratch = memory + l->frame_bytes;
+    args.error = &l->error;
+  } else if (thread) {
+    vm_frame_init(f, l->code, &args, memory, l->vm->tune[TUNE_vm_block]);
+    (void)vm_phase_begin(f, l->phase);
+  }
+  f->dynamic = memory + l->frame_bytes;
+  for (;;) {
+    int64_t lo = atomic_fetch_add_explicit(&l->next, l->chunk, memory_order_relaxed);
+    if (lo >= l->n || atomic_load_explicit(&l->stop, memory_order_relaxed)) break;
+    int64_t hi = l->n - lo < l->chunk ? l->n : lo + l->chunk;
+    if (l->compiled) l->compiled(&args, lo, hi);
+    else if (!vm_phase_run(f, l->phase, lo, hi)) atomic_store(&l->stop, true);
+    if (must_stop(l, thread == 0)) atomic_store(&l->stop, true);
+  }
+  l->failures[thread] = l->compiled ? (vm_failure){.error = ~(uint64_t)0} : f->failure;
+}
+
+/* How many threads, and chunks of how many instances: several per thread, but not so small that taking them costs, nor so
+ * large that an interrupt waits. */
+static int64_t share_out(launch *l, int64_t grain) {
+  int64_t each = vm_phase_work(l->own, l->phase), total, threads = l->s->threads, least = l->vm->tune[TUNE_par_grain];
+  if (__builtin_mul_overflow(each, l->n, &total)) total = INT64_MAX;
+  if (threads > total / least) threads = total / least;
+  if (threads > l->n / grain) threads = l->n / grain;
+  if (threads < 1) threads = 1;
+  int64_t most = ((int64_t)4 << 20) / each;
+  l->chunk = most;
+  if (threads > 1) {
+    l->chunk = (l->n + threads * 8 - 1) / (threads * 8);
+    if (l->chunk < least / 4 / each) l->chunk = least / 4 / each;
+    if (l->chunk > most) l->chunk = most;
+    if (l->chunk < grain) l->chunk = grain;
+  }
+  if (l->chunk < 1) l->chunk = 1;
+  return threads;
+}
+
+/* Runs one phase. False with an error raised, or *failure set. */
+static bool run_phase(launch *l, vm_failure *failure, size_t scratch_bytes) {
+  qn_vm *vm = l->vm;
+  struct cpu_state *s = l->s;
+  const l_instr *par = l->code->ops[l->phase->par].in;
+  l->n = vm_phase_begin(l->own, l->phase);
+  if (l->n <= 0) return true;
+  int64_t threads = share_out(l, par->imm > 0 ? par->imm : 1);
+  cpu_engine *engine = vm->engine ? vm->engine->cpu : NULL;
+  bool token = false;
+  if (threads > 1 && engine) {
+    int free_now = 0;
+    token = atomic_compare_exchange_strong(&engine->token, &free_now, 1);
+  }
+  if (!token) threads = 1;
+  size_t bytes = l->frame_bytes + (l->compiled ? scratch_bytes : vm_phase_bytes(l->own, l->phase));
+  vm_failure failures[MAX_THREADS];
+  l->failures = failures;
+  bool ok = true;
+  for (int t = 0; t < threads && ok; t++) {
+    bool moves = s->frames[t].bytes < bytes;
+    ok = piece_take(vm, &s->frames[t], bytes) != NULL;
+    if (!ok || t || !moves) continue;
+    vm_frame_init(l->own, l->code, &l->args, s->frames[0].data, vm->tune[TUNE_vm_block]);
+    (void)vm_phase_begin(l->own, l->phase);
+  }
+  if (ok) {
+    atomic_init(&l->next, 0);
+    atomic_init(&l->stop, false);
+    atomic_init(&l->error, ~(uint64_t)0);
+    if (threads == 1) {
+      work(l, 0);
+    } else {
+      for (int t = 0; t < threads; t++) failures[t].error = ~(uint64_t)0; /* the team may be smaller */
+#pragma omp parallel num_threads((int)threads)
+      {
+        uint64_t mode = fp_mode_enter();
+        work(l, omp_get_thread_num());
+        fp_mode_leave(mode);
+      }
+    }
+    for (int t = 0; t < threads; t++)
+      if (failures[t].error < failure->error) *failure = failures[t];
+    uint64_t error = atomic_load(&l->error);
+    if (error < failure->error) *failure = (vm_failure){.error = error};
+    if (atomic_load(&l->stop)) {
+      if (!error_pending(vm) && !vm_poll_slow(vm)) raise(vm, E_interrupted, SPAN_NONE, "interrupted");
+      ok = false;
+    }
+  }
+  if (token) atomic_store(&engine->token, 0);
+  return ok && failure->error == ~(uint64_t)0;
+}
+
+/* ---- programs -------------------------------------------------------------------------------------------------------------------------- */
+
+enum { FEW_BUFFERS = 24 };
+
+static size_t scratch_size(const vm_frame *f, const l_program *p, uint32_t b) {
+  int64_t n = vm_scratch_elements(f, b);
+  return ((size_t)(n > 0 ? n : 0) * dtype_size((qn_dtype)p->buffers[b].dtype) + 127) & ~(size_t)63;
+}
+
+/* Bytes of scratch that compiled phases want: their last function tells (emit.h). */
+static size_t compiled_scratch(const qk_phase *code, uint32_t nphases, const qk_args *args) {
+  int64_t bytes = 0;
+  qk_args ask = *args;
+  ask.scratch = &bytes;
+  code[nphases](&ask, 0, 0);
+  return (size_t)bytes;
+}
+
+bool kernel_launch(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase *compiled, void *const *buffers,
+                   const int64_t *ints, const qk_scalar *scalars, vm_failure *failure) {
+  struct cpu_state *s = cpu_of(vm);
+  *failure = (vm_failure){.error = ~(uint64_t)0};
+  if (!s) return false;
+  if (!*vm_code && !(*vm_code = vmcode_make(p, s->loops))) {
+    raise_memory(vm);
+    return false;
+  }
+  const vmcode *code = *vm_code;
+  void *few[FEW_BUFFERS], **all = few;
+  if (p->nbuffers > FEW_BUFFERS && !(all = mem_alloc(vm, p->nbuffers * sizeof *all))) return false;
+  vm_frame f;
+  launch l = {.vm = vm, .s = s, .code = code, .own = &f,
+              .args = {.buf = all, .ints = ints, .scalars = scalars, .interrupt = &vm->interrupt, .tile = s->loops->tile}};
+  l.frame_bytes = vm_frame_bytes(code, vm->tune[TUNE_vm_block]);
+  bool ok = piece_take(vm, &s->frames[0], l.frame_bytes) != NULL;
+  size_t scratch = 0;
+  char *scratch_data = NULL;
+  if (ok) { /* the launcher's frame also tells how large scratch buffers are */
+    vm_frame_init(&f, code, &l.args, s->frames[0].data, vm->tune[TUNE_vm_block]);
+    bool some = false;
+    for (uint32_t b = 0, given = 0; b < p->nbuffers; b++) {
+      some |= p->buffers[b].mode == BUF_SCRATCH;
+      all[b] = p->buffers[b].mode == BUF_SCRATCH ? NULL : buffers[given++];
+    }
+    if (some) {
+      (void)vm_phase_begin(&f, &code->phases[0]);
+      for (uint32_t b = 0; b < p->nbuffers; b++)
+        if (p->buffers[b].mode == BUF_SCRATCH) scratch += scratch_size(&f, p, b);
+      ok = (scratch_data = mem_buffer(vm, scratch)) != NULL;
+      char *at = scratch_data;
+      for (uint32_t b = 0; b < p->nbuffers && ok; b++)
+        if (p->buffers[b].mode == BUF_SCRATCH) all[b] = at, at += scratch_size(&f, p, b);
+    }
+  }
+  size_t compiled_bytes = ok && compiled ? compiled_scratch(compiled, code->nphases, &l.args) : 0;
+  for (uint32_t k = 0; k < code->nphases && ok; k++) {
+    l.phase = &code->phases[k];
+    l.compiled = compiled ? compiled[k] : NULL;
+    ok = run_phase(&l, failure, compiled_bytes);
+  }
+  if (scratch_data) mem_buffer_free(vm, scratch_data, scratch);
+  for (int t = 0; t < s->threads; t++) piece_leave(vm, &s->frames[t]);
+  if (all != few) mem_free(vm, all, p->nbuffers * sizeof *all);
+  return ok;
+}
+
+bool kernel_run(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase *code, void *const *buffers, const int64_t *ints,
+                const qk_scalar *scalars, uint64_t *error) {
+  vm_failure failure;
+  bool ok = kernel_launch(vm, p, vm_code, code, buffers, ints, scalars, &failure);
+  *error = failure.error;
+  return ok;
+}

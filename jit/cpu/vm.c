@@ -1,0 +1,299 @@
+/* Translation for the block VM (vm.h): an L program becomes a list of decoded instructions, once.
+ *
+ * Slots are instruction numbers. A value outside VECs lives in the frame's `uni`; a vector value in a register: a piece of
+ * vm.block elements, shared by values that do not live at the same time (linear scan over the body; what is used in a loop
+ * inside the VEC but made before it lives until the loop's end). A load with stride 1 is no copy but a pointer, unless the
+ * memory may be written while the value lives. A value that is stored with stride 1 is computed into its destination when
+ * nothing in between could see the difference. What does not depend on the element is computed once a block.
+ */
+#include "jit/cpu/vm.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct translator {
+  vmcode *c;
+  const l_program *p;
+  uint8_t *kinds;
+  uint32_t *last;   /* per instruction: position of the last use */
+  uint32_t *pos;    /* per instruction: position in ops */
+  uint32_t *free_regs;
+  uint32_t nfree;
+  uint8_t *reg_size;
+} translator;
+
+static bool opens(uint8_t code) {
+  return code == L_PAR || code == L_FOR || code == L_VEC || code == L_IF || code == L_WHILE;
+}
+static bool is_arg(uint8_t op) { return op == KOP_argmax || op == KOP_argmin; }
+
+static void free_code(vmcode *c) {
+  if (!c) return;
+  free(c->ops);
+  free(c->phases);
+  free(c->reg);
+  free(c->scalar);
+  free(c->accs);
+  free(c->acc_of);
+  free(c);
+}
+void vmcode_free(void *vm_code);
+void vmcode_free(void *vm_code) { free_code(vm_code); }
+
+/* The loop of a KOP or MATH instruction. */
+static vm_fn loop_of(const vm_loops *l, const l_program *p, const l_instr *i) {
+  if (i->code == L_MATH) return l->math[i->sub][i->sub == MATH_philox_uniform ? i->dtype : i->type2];
+  if (i->sub == KOP_cast && p->code[i->a].dtype != i->dtype) return l->cast[p->code[i->a].dtype][i->dtype];
+  if (i->sub == KOP_cast || i->sub == KOP_copy || i->sub == KOP_bitcast) return l->copy[vm_size_class(dtype_size((qn_dtype)i->dtype))];
+  if (i->sub == KOP_select) return l->select[vm_size_class(dtype_size((qn_dtype)i->dtype))];
+  return l->kop[i->sub][i->type2];
+}
+
+/* ---- what is the same for all elements of a VEC ---- */
+
+static bool varies(const translator *t, l_val v) { return v && !t->c->scalar[v]; }
+
+static bool is_scalar(const translator *t, const l_instr *i, l_val at) {
+  if (t->kinds[at] != KIND_VECTOR) return true;
+  switch (i->code) {
+  case L_CONST:
+  case L_SCALAR: return true;
+  case L_IOTA: return !i->b;
+  case L_LOAD: return !i->b && !i->c && !i->e && !i->f && !i->g;
+  case L_KOP:
+  case L_MATH: return !varies(t, i->a) && !varies(t, i->b) && !varies(t, i->c);
+  default: return false;
+  }
+}
+
+/* ---- last uses ---- */
+
+typedef struct open_loop {
+  uint32_t begin, end; /* positions */
+} open_loop;
+
+static void use(translator *t, l_val v, uint32_t at, const open_loop *loops, int nloops) {
+  if (!v) return;
+  uint32_t when = at, made = t->pos[v];
+  /* used in a loop that began after it was made: needed again in the next iteration */
+  for (int k = 0; k < nloops; k++)
+    if (made < loops[k].begin && loops[k].end > when) when = loops[k].end;
+  if (t->last[v] < when) t->last[v] = when;
+}
+
+/* Positions of the last use of every vector value of the VEC ops[begin..end]. */
+static void find_uses(translator *t, uint32_t begin, uint32_t end) {
+  open_loop loops[64];
+  int n = 0;
+  for (uint32_t at = begin + 1; at < end; at++) {
+    const vm_op *o = &t->c->ops[at];
+    while (n && at > loops[n - 1].end) n--;
+    if (o->code == L_FOR || o->code == L_WHILE) loops[n++] = (open_loop){at, o->end};
+    for (const l_operand *r = l_rows[o->code].operands; r->role; r++)
+      if (r->role == 'V' || r->role == 'v' || r->role == 'X' || r->role == 'C') use(t, l_operand_of(o->in, r), at, loops, n);
+    if (o->code == L_SET) { /* the carry is written at the loop's end; so the new value lives until then */
+      if (n) use(t, o->in->b, loops[n - 1].end, loops, n);
+      use(t, o->in->a, n ? loops[n - 1].end : at, loops, n);
+    }
+    if (o->code == L_WHILE) use(t, o->in->a, o->end, loops, n);
+  }
+}
+
+/* ---- memory that must not be seen changing ---- */
+
+static bool writes(uint8_t code) { return code == L_STORE || code == L_RMW; }
+
+/* Nothing is written between the load at `at` and the last use of its value (which may be what is written). */
+static bool may_alias(const translator *t, uint32_t at) {
+  const l_instr *load = t->c->ops[at].in;
+  if (load->c || load->e || load->f || load->g) return false;
+  uint32_t last = t->last[t->c->ops[at].at];
+  for (uint32_t k = at + 1; k < last; k++)
+    if (writes(t->c->ops[k].code) || t->c->ops[k].dest) return false;
+  /* in a loop of the VEC the store at its end comes before the next use */
+  return t->c->ops[last].code != L_END;
+}
+
+/* The STORE at `at` takes a value that was computed just for it: compute it into the memory. */
+static void find_destination(translator *t, uint32_t vec, uint32_t at) {
+  vmcode *c = t->c;
+  const l_instr *store = c->ops[at].in;
+  l_val v = store->h;
+  if (!store->b || store->c || store->e || store->f || store->g || c->scalar[v]) return;
+  uint32_t made = t->pos[v];
+  if (made <= vec || made >= at) return;
+  vm_op *o = &c->ops[made];
+  if ((o->code != L_KOP && o->code != L_MATH) || o->dest || !o->fn) return;
+  for (uint32_t k = made + 1; k <= t->last[v]; k++) {
+    if (k == at) continue;
+    if (writes(c->ops[k].code)) return;
+    if (k < at && c->ops[k].code == L_LOAD) return;
+    if (opens(c->ops[k].code) || c->ops[k].code == L_END) return;
+  }
+  o->dest = c->ops[at].at;
+}
+
+/* ---- registers ---- */
+
+static bool take_register(translator *t, l_val v, uint8_t size, uint32_t reuse) {
+  uint32_t r;
+  if (reuse) r = reuse - 1;
+  else if (t->nfree) r = t->free_regs[--t->nfree];
+  else r = t->c->nregs++;
+  if (r >= UINT16_MAX - 1) return false;
+  t->c->reg[v] = (uint16_t)(r + 1);
+  t->reg_size[r] = size;
+  return true;
+}
+
+static bool assign_registers(translator *t, uint32_t begin, uint32_t end) {
+  vmcode *c = t->c;
+  t->nfree = 0;
+  uint32_t base = c->nregs;
+  c->nregs = 0;
+  for (uint32_t at = begin; at < end; at++) {
+    vm_op *o = &c->ops[at];
+    uint32_t reuse = 0;
+    uint8_t size = (uint8_t)dtype_size((qn_dtype)o->in->dtype);
+    bool makes = at > begin && l_rows[o->code].result == 'V' && !c->scalar[o->at];
+    /* an elementwise result may take the place of an operand of its size that dies here */
+    if (makes && (o->code == L_KOP || o->code == L_MATH)) {
+      const l_val in[3] = {o->in->a, o->in->b, o->in->c};
+      for (int k = 0; k < 3 && !reuse; k++)
+        if (in[k] && c->reg[in[k]] && t->last[in[k]] == at && t->pos[in[k]] > begin &&
+            t->reg_size[c->reg[in[k]] - 1] == size && t->p->code[in[k]].code != L_CARRY)
+          reuse = c->reg[in[k]];
+    }
+    if (makes && !take_register(t, o->at, size, reuse)) return false;
+    /* registers whose values die here are free for what follows */
+    for (uint32_t k = begin + 1; k <= at; k++) {
+      l_val v = c->ops[k].at;
+      if (!c->reg[v] || l_rows[c->ops[k].code].result != 'V' || c->scalar[v]) continue;
+      if (t->last[v] == at || (k == at && t->last[v] <= at)) {
+        if (c->reg[v] != reuse) t->free_regs[t->nfree++] = c->reg[v] - 1u;
+        t->last[v] = UINT32_MAX; /* freed */
+      }
+    }
+  }
+  if (c->nregs < base) c->nregs = base;
+  return true;
+}
+
+/* ---- decoding ---- */
+
+static void decode(translator *t, vm_op *o, bool in_vec) {
+  const l_instr *i = o->in;
+  vmcode *c = t->c;
+  if (in_vec) o->flags |= OP_VECTOR;
+  o->size = (uint8_t)vm_size_class(dtype_size((qn_dtype)i->dtype));
+  switch (i->code) {
+  case L_KOP:
+  case L_MATH:
+    o->fn = loop_of(c->loops, t->p, i);
+    if (in_vec && !c->scalar[o->at])
+      o->mode = (uint8_t)((varies(t, i->a) ? VM_A : 0) | (varies(t, i->b) ? VM_B : 0) | (varies(t, i->c) ? VM_C : 0));
+    break;
+  case L_IOTA: o->fn = c->loops->iota[i->dtype]; break;
+  case L_STORE:
+  case L_RMW: o->size = (uint8_t)vm_size_class(dtype_size((qn_dtype)t->p->code[i->h].dtype)); break;
+  default: break;
+  }
+  if (in_vec && c->scalar[o->at]) o->flags |= OP_ONCE;
+}
+
+static bool note_acc(translator *t, l_val at) {
+  vmcode *c = t->c;
+  const l_instr *i = &t->p->code[at];
+  vm_acc_plan *a = &c->accs[c->naccs];
+  *a = (vm_acc_plan){.at = at, .op = i->sub, .dtype = i->dtype, .order = (uint8_t)i->imm, .size = (uint8_t)dtype_size((qn_dtype)i->dtype),
+                     .many = i->a != 0, .arg = is_arg(i->sub)};
+  a->fold = a->arg ? NULL : c->loops->kop[i->sub][i->dtype];
+  c->acc_of[at] = (uint16_t)c->naccs++;
+  return true;
+}
+
+static bool translate(translator *t) {
+  vmcode *c = t->c;
+  const l_program *p = t->p;
+  l_kinds(p, t->kinds);
+  /* positions of open structures, to find their ends */
+  uint32_t stack[64], depth = 0, vec = 0;
+  bool prelude = true;
+  for (l_val v = 1; v < p->n; v++) {
+    const l_instr *i = &p->code[v];
+    t->pos[v] = c->nops;
+    c->scalar[v] = (uint8_t)(vec ? is_scalar(t, i, v) : 1);
+    if (i->code == L_PHASE) {
+      if (prelude) c->prelude_end = c->nops;
+      prelude = false;
+      c->phases[c->nphases++] = (vm_phase){.before = c->nops};
+      continue;
+    }
+    if (i->code == L_CONST || i->code == L_INT || i->code == L_SYNC) continue; /* set when the frame is made */
+    if (i->code == L_ACC && !note_acc(t, v)) return false;
+    vm_op *o = &c->ops[c->nops];
+    *o = (vm_op){.code = i->code, .at = v, .in = i};
+    decode(t, o, vec != 0);
+    if (i->code == L_PUSH || i->code == L_MERGE || i->code == L_FINISH || i->code == L_PARTIAL || i->code == L_SCAN) {
+      vm_acc_plan *a = &c->accs[c->acc_of[i->a]];
+      if (i->code == L_SCAN) a->scanned = true;
+      if (i->code == L_FINISH || i->code == L_PARTIAL) a->finished = true;
+    }
+    uint32_t at = c->nops++;
+    if (opens(i->code)) {
+      if (i->code == L_PAR) c->phases[c->nphases - 1].par = at;
+      if (i->code == L_VEC) vec = at + 1;
+      stack[depth++] = at;
+    } else if (i->code == L_ELSE) {
+      c->ops[stack[depth - 1]].end = at;
+      stack[depth - 1] = at;
+    } else if (i->code == L_END) {
+      uint32_t begin = stack[--depth];
+      c->ops[begin].end = at;
+      if (c->ops[begin].code == L_PAR) c->phases[c->nphases - 1].end = at + 1;
+      if (c->ops[begin].code == L_VEC) {
+        vec = 0;
+        find_uses(t, begin, at);
+        for (uint32_t k = begin + 1; k < at; k++)
+          if (c->ops[k].code == L_STORE) find_destination(t, begin, k);
+        for (uint32_t k = begin + 1; k < at; k++)
+          if (c->ops[k].code == L_LOAD && may_alias(t, k)) c->ops[k].flags |= OP_ALIAS;
+        if (!assign_registers(t, begin, at)) return false;
+      }
+    }
+  }
+  return true;
+}
+
+vmcode *vmcode_make(const l_program *p, const vm_loops *loops) {
+  uint32_t n = p->n + 1, naccs = 0, nphases = 0;
+  for (l_val v = 1; v < p->n; v++) {
+    naccs += p->code[v].code == L_ACC;
+    nphases += p->code[v].code == L_PHASE;
+  }
+  vmcode *c = calloc(1, sizeof *c);
+  if (!c) return NULL;
+  *c = (vmcode){.p = p, .loops = loops};
+  c->ops = calloc(n, sizeof *c->ops);
+  c->phases = calloc(nphases + 1u, sizeof *c->phases);
+  c->reg = calloc(n, sizeof *c->reg);
+  c->scalar = calloc(n, 1);
+  c->accs = calloc(naccs + 1u, sizeof *c->accs);
+  c->acc_of = calloc(n, sizeof *c->acc_of);
+  translator t = {.c = c, .p = p};
+  t.kinds = calloc(n, 1);
+  t.last = calloc(n, sizeof *t.last);
+  t.pos = calloc(n, sizeof *t.pos);
+  t.free_regs = calloc(n, sizeof *t.free_regs);
+  t.reg_size = calloc(n, 1);
+  bool ok = c->ops && c->phases && c->reg && c->scalar && c->accs && c->acc_of && t.kinds && t.last && t.pos && t.free_regs &&
+            t.reg_size && translate(&t);
+  free(t.kinds);
+  free(t.last);
+  free(t.pos);
+  free(t.free_regs);
+  free(t.reg_size);
+  if (ok) return c;
+  free_code(c);
+  return NULL;
+}

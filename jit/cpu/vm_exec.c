@@ -1,0 +1,570 @@
+/* The block VM's interpreter (vm.h): structures by recursion, everything else by a switch; in a VEC each instruction works on
+ * one block. Reductions are in vm_acc.c. */
+#include "jit/cpu/vm_exec.h"
+
+#include <string.h>
+
+/* ---- frames ---- */
+
+static size_t round64(size_t n) { return (n + 63) & ~(size_t)63; }
+
+size_t vm_frame_bytes(const vmcode *code, int64_t block) {
+  size_t n = code->p->n, b = (size_t)block * 8;
+  return round64(n * sizeof(void *)) + 2 * round64(n * 8) + round64((code->naccs + 1) * sizeof(vm_acc)) + (code->nregs + TEMPS) * b;
+}
+
+static char *bump(char **at, size_t bytes) {
+  char *p = *at;
+  *at += round64(bytes);
+  return p;
+}
+
+void vm_frame_init(vm_frame *f, const vmcode *code, const qk_args *args, void *memory, int64_t block) {
+  const l_program *p = code->p;
+  char *at = memory;
+  *f = (vm_frame){.code = code, .args = args, .block = block, .n = 1, .failure = {.error = ~(uint64_t)0}};
+  f->val = (void **)(void *)bump(&at, p->n * sizeof(void *));
+  f->idx = (int64_t *)(void *)bump(&at, p->n * 8);
+  f->uni = (uint64_t *)(void *)bump(&at, p->n * 8);
+  f->accs = (vm_acc *)(void *)bump(&at, (code->naccs + 1) * sizeof(vm_acc));
+  f->regs = at;
+  f->temps = f->regs + (size_t)code->nregs * (size_t)block * 8;
+  f->val[0] = NULL;
+  for (uint32_t v = 1; v < p->n; v++) {
+    const l_instr *i = &p->code[v];
+    f->val[v] = code->reg[v] ? f->regs + (code->reg[v] - 1) * (size_t)block * 8 : (char *)&f->uni[v];
+    if (i->code == L_CONST) f->uni[v] = (uint64_t)i->imm;
+    if (i->code == L_INT) f->idx[v] = i->imm;
+  }
+}
+
+int64_t vm_phase_begin(vm_frame *f, const vm_phase *ph) {
+  /* Only launch-time values: nothing here can fail or be interrupted. */
+  bool ok = frame_run(f, 0, f->code->prelude_end) && frame_run(f, ph->before, ph->par);
+  (void)ok;
+  return f->idx[f->code->ops[ph->par].in->a];
+}
+
+int64_t vm_scratch_elements(const vm_frame *f, uint32_t b) { return f->idx[f->code->p->buffers[b].size]; }
+
+size_t vm_phase_bytes(const vm_frame *f, const vm_phase *ph) {
+  size_t bytes = 0;
+  for (uint32_t k = ph->par; k < ph->end; k++) {
+    const vm_op *o = &f->code->ops[k];
+    if (o->code == L_LOCAL) bytes += round64((size_t)(f->idx[o->in->a] > 0 ? f->idx[o->in->a] : 0) * dtype_size((qn_dtype)o->in->dtype));
+    if (o->code == L_ACC) bytes += vm_acc_bytes(f, &f->code->accs[f->code->acc_of[o->at]]);
+  }
+  return bytes;
+}
+
+/* Gives locals and accumulators their places. */
+static void place(vm_frame *f, const vm_phase *ph) {
+  char *at = f->dynamic;
+  for (uint32_t k = ph->par; k < ph->end; k++) {
+    const vm_op *o = &f->code->ops[k];
+    if (o->code == L_LOCAL)
+      f->val[o->at] = bump(&at, (size_t)(f->idx[o->in->a] > 0 ? f->idx[o->in->a] : 0) * dtype_size((qn_dtype)o->in->dtype));
+    if (o->code == L_ACC) at = vm_acc_place(f, &f->code->accs[f->code->acc_of[o->at]], at);
+  }
+}
+
+/* Bounds that are known at launch count; others are taken for 64. */
+static int64_t trips(const vm_frame *f, const vm_phase *ph, l_val v, int64_t unknown) {
+  const l_instr *i = &f->code->p->code[v];
+  (void)ph;
+  switch (i->code) {
+  case L_INT:
+  case L_PARAM: return f->idx[v];
+  case L_IADD:
+  case L_ISUB:
+  case L_IMUL:
+  case L_IDIV:
+  case L_IMOD:
+  case L_IMIN:
+  case L_IMAX: {
+    int64_t a = trips(f, ph, i->a, -1), b = trips(f, ph, i->b, -1);
+    if (i->code == L_IMIN && (a < 0 || b < 0)) return a < 0 ? b : a;
+    if (a < 0 || b < 0) return unknown;
+    switch (i->code) {
+    case L_IADD: return a + b;
+    case L_ISUB: return a - b;
+    case L_IMUL: return a * b;
+    case L_IDIV: return b ? a / b : 0;
+    case L_IMOD: return b ? a % b : 0;
+    case L_IMIN: return a < b ? a : b;
+    default: return a > b ? a : b;
+    }
+  }
+  default: return unknown;
+  }
+}
+
+static int64_t range_work(const vm_frame *f, const vm_phase *ph, uint32_t from, uint32_t to, int depth) {
+  int64_t work = 1;
+  for (uint32_t k = from; k < to; k++) {
+    const vm_op *o = &f->code->ops[k];
+    switch (o->code) {
+    case L_FOR:
+    case L_VEC: {
+      int64_t a = trips(f, ph, o->in->a, 0), b = trips(f, ph, o->in->b, a + 64), step = o->in->c ? trips(f, ph, o->in->c, 1) : 1;
+      int64_t n = b > a ? (b - a) / (step > 0 ? step : 1) + 1 : 0;
+      int64_t inner = o->code == L_VEC ? 1 + (int64_t)(o->end - k) / 4 : depth < 8 ? range_work(f, ph, k + 1, o->end, depth + 1) : 1;
+      if (__builtin_mul_overflow(n, inner, &n) || n > (int64_t)1 << 40) n = (int64_t)1 << 40;
+      work += n;
+      k = o->end;
+      break;
+    }
+    case L_TILE: {
+      const l_tile *t = &f->code->p->tiles[o->in->imm];
+      int64_t depth_k = trips(f, ph, t->depth, 64);
+      work += (int64_t)t->tile_rows * t->tile_cols * (depth_k / 8 + 1);
+      break;
+    }
+    default: work++;
+    }
+  }
+  return work;
+}
+
+int64_t vm_phase_work(const vm_frame *f, const vm_phase *ph) { return range_work(f, ph, ph->par + 1, ph->end, 0); }
+
+/* ---- values ---- */
+
+/* A value as n elements: itself, or a scalar repeated in temporary `slot`. */
+const void *vm_vector(vm_frame *f, l_val v, int slot) {
+  if (!f->code->scalar[v] || f->n == 1) return f->val[v];
+  char *t = f->temps + (size_t)slot * (size_t)f->block * 8;
+  size_t size = dtype_size((qn_dtype)f->code->p->code[v].dtype);
+  f->code->loops->fill[vm_size_class(size)](t, f->val[v], NULL, NULL, 0, f->n);
+  return t;
+}
+
+static char *buffer_base(const vm_frame *f, int64_t b) { return b >= 0 ? (char *)f->args->buf[b] : (char *)f->val[-b]; }
+
+/* The part of the block that a guard lets through by its bounds, and the mask that says the rest (or NULL). */
+typedef struct guard {
+  int64_t from, to;
+  const uint8_t *where;
+} guard;
+
+static guard guard_of(vm_frame *f, const l_instr *i) {
+  guard g = {0, f->n, NULL};
+  if (i->e && f->idx[i->e] > f->i0) g.from = f->idx[i->e] - f->i0;
+  if (i->f && f->idx[i->f] < f->i0 + g.to) g.to = f->idx[i->f] - f->i0;
+  if (g.from > f->n) g.from = f->n;
+  if (g.to < g.from) g.to = g.from;
+  if (i->g) g.where = vm_vector(f, i->g, 0);
+  return g;
+}
+
+/* Restricts a guard to the lanes that are active. */
+static void guard_active(vm_frame *f, guard *g) {
+  if (!f->active) return;
+  if (!g->where) {
+    g->where = f->active;
+    return;
+  }
+  uint8_t *both = (uint8_t *)f->temps + 1 * (size_t)f->block * 8;
+  for (int64_t j = 0; j < f->n; j++) both[j] = g->where[j] & f->active[j];
+  g->where = both;
+}
+
+static void copy_one(char *to, const char *from, int size) {
+  switch (size) {
+  case 0: *to = *from; break;
+  case 1: memcpy(to, from, 2); break;
+  case 2: memcpy(to, from, 4); break;
+  default: memcpy(to, from, 8); break;
+  }
+}
+
+/* Element offsets of a block with vindex: stride * j + vindex[j] * vstride, in temporary 2. */
+static const int64_t *offsets_of(vm_frame *f, const l_instr *i, int64_t stride) {
+  const int64_t *v = vm_vector(f, i->c, 2);
+  int64_t *t = (int64_t *)(void *)(f->temps + 2 * (size_t)f->block * 8), vstride = f->idx[i->d];
+  for (int64_t j = 0; j < f->n; j++) t[j] = stride * j + v[j] * vstride;
+  return t;
+}
+
+static void load(vm_frame *f, const vm_op *o) {
+  const l_instr *i = o->in;
+  const vm_loops *l = f->code->loops;
+  const int64_t bytes = (int64_t)1 << o->size, stride = i->b ? f->idx[i->b] : 0, n = f->n;
+  char *base = buffer_base(f, i->imm) + (f->idx[i->a] + stride * f->o) * bytes, *out = f->val[o->at];
+  bool vector = (o->flags & OP_VECTOR) && !(o->flags & OP_ONCE);
+  if (!vector) { /* one element */
+    if (i->c) base += *(const int64_t *)f->val[i->c] * f->idx[i->d] * bytes;
+    if (i->g && !*(const uint8_t *)f->val[i->g]) copy_one(out, f->val[i->h], o->size);
+    else copy_one(out, base, o->size);
+    return;
+  }
+  bool guarded = i->h != 0;
+  if (!guarded && !i->c) {
+    if (stride == 1 && (o->flags & OP_ALIAS)) f->val[o->at] = base;
+    else {
+      f->val[o->at] = out = f->regs + (f->code->reg[o->at] - 1) * (size_t)f->block * 8;
+      if (stride == 1) memcpy(out, base, (size_t)(n * bytes));
+      else if (stride == 0) l->fill[o->size](out, base, NULL, NULL, 0, n);
+      else l->load[o->size](out, base, stride, n);
+    }
+    return;
+  }
+  guard g = guard_of(f, i);
+  if (i->c) guard_active(f, &g);
+  if (!g.where && g.from == 0 && g.to == n && i->c) {
+    if (stride == 0) l->gather[o->size](out, base, vm_vector(f, i->c, 2), f->idx[i->d], n);
+    else l->gather[o->size](out, base, offsets_of(f, i, stride), 1, n);
+    return;
+  }
+  if (i->h) {
+    const char *other = f->val[i->h];
+    if (f->code->scalar[i->h]) l->fill[o->size](out, other, NULL, NULL, 0, n);
+    else if (other != out) memcpy(out, other, (size_t)(n * bytes));
+  } else { /* lanes that are not active: anything */
+    memset(out, 0, (size_t)(n * bytes));
+  }
+  if (g.from >= g.to) return;
+  if (!g.where && !i->c) {
+    if (stride == 1) memcpy(out + g.from * bytes, base + g.from * bytes, (size_t)((g.to - g.from) * bytes));
+    else l->load[o->size](out + g.from * bytes, base + g.from * stride * bytes, stride, g.to - g.from);
+    return;
+  }
+  const int64_t *at = i->c ? offsets_of(f, i, stride) : NULL;
+  for (int64_t j = g.from; j < g.to; j++)
+    if (!g.where || g.where[j]) copy_one(out + j * bytes, base + (at ? at[j] : stride * j) * bytes, o->size);
+}
+
+static void store(vm_frame *f, const vm_op *o) {
+  const l_instr *i = o->in;
+  const vm_loops *l = f->code->loops;
+  const int64_t bytes = (int64_t)1 << o->size, stride = i->b ? f->idx[i->b] : 0;
+  char *base = buffer_base(f, i->imm) + (f->idx[i->a] + stride * f->o) * bytes;
+  if (!(o->flags & OP_VECTOR)) {
+    if (i->c) base += *(const int64_t *)f->val[i->c] * f->idx[i->d] * bytes;
+    if (!i->g || *(const uint8_t *)f->val[i->g]) copy_one(base, f->val[i->h], o->size);
+    return;
+  }
+  guard g = guard_of(f, i);
+  guard_active(f, &g);
+  if (g.from >= g.to) return;
+  if (!g.where && !i->c) {
+    char *to = base + g.from * stride * bytes;
+    if (f->code->scalar[i->h] && stride == 1) {
+      l->fill[o->size](to, f->val[i->h], NULL, NULL, 0, g.to - g.from);
+      return;
+    }
+    const char *from = (const char *)vm_vector(f, i->h, 3) + g.from * bytes;
+    if (stride == 1) {
+      if (to != from) memmove(to, from, (size_t)((g.to - g.from) * bytes));
+    } else if (stride == 0) {
+      copy_one(to, from + (g.to - g.from - 1) * bytes, o->size);
+    } else {
+      l->store[o->size](to, from, stride, g.to - g.from);
+    }
+    return;
+  }
+  const char *from = vm_vector(f, i->h, 3);
+  const int64_t *at = i->c ? offsets_of(f, i, stride) : NULL;
+  for (int64_t j = g.from; j < g.to; j++)
+    if (!g.where || g.where[j]) copy_one(base + (at ? at[j] : stride * j) * bytes, from + j * bytes, o->size);
+}
+
+/* element = f(element, value), one after the other; f16 and bf16 by way of f32. */
+static void update_one(const vm_loops *l, uint8_t op, uint8_t dtype, void *element, const void *value) {
+  uint8_t compute = dtype_rows[dtype].compute;
+  if (compute == dtype) {
+    l->kop[op][dtype](element, element, value, NULL, 0, 1);
+    return;
+  }
+  float a, b;
+  l->cast[dtype][compute](&a, element, NULL, NULL, 0, 1);
+  l->cast[dtype][compute](&b, value, NULL, NULL, 0, 1);
+  l->kop[op][compute](&a, &a, &b, NULL, 0, 1);
+  l->cast[compute][dtype](element, &a, NULL, NULL, 0, 1);
+}
+
+#define ADD_EACH(T)                                                                                                    \
+  for (int64_t j = g.from; j < g.to; j++)                                                                              \
+    if (!g.where || g.where[j]) ((T *)(void *)base)[at ? at[j] : stride * j] += ((const T *)(const void *)from)[j];    \
+  return;
+
+static void update(vm_frame *f, const vm_op *o) {
+  const l_instr *i = o->in;
+  const vm_loops *l = f->code->loops;
+  uint8_t dtype = f->code->p->code[i->h].dtype;
+  const int64_t bytes = (int64_t)1 << o->size, stride = i->b ? f->idx[i->b] : 0;
+  char *base = buffer_base(f, i->imm) + (f->idx[i->a] + stride * f->o) * bytes;
+  if (!(o->flags & OP_VECTOR)) {
+    if (i->c) base += *(const int64_t *)f->val[i->c] * f->idx[i->d] * bytes;
+    if (!i->g || *(const uint8_t *)f->val[i->g]) update_one(l, i->sub, dtype, base, f->val[i->h]);
+    return;
+  }
+  guard g = guard_of(f, i);
+  guard_active(f, &g);
+  const char *from = vm_vector(f, i->h, 3);
+  if (!g.where && !i->c && stride == 1 && dtype_rows[dtype].compute == dtype) {
+    char *to = base + g.from * bytes;
+    if (g.to > g.from) l->kop[i->sub][dtype](to, to, from + g.from * bytes, NULL, VM_A | VM_B, g.to - g.from);
+    return;
+  }
+  const int64_t *at = i->c ? offsets_of(f, i, stride) : NULL;
+  if (i->sub == KOP_add && dtype == QN_f32) { ADD_EACH(float) }
+  if (i->sub == KOP_add && dtype == QN_f64) { ADD_EACH(double) }
+  if (i->sub == KOP_add && dtype == QN_i64) { ADD_EACH(uint64_t) }
+  for (int64_t j = g.from; j < g.to; j++)
+    if (!g.where || g.where[j]) update_one(l, i->sub, dtype, base + (at ? at[j] : stride * j) * bytes, from + j * bytes);
+}
+
+/* ---- checks ---- */
+
+static void fail(vm_frame *f, const l_instr *i, int64_t element, int64_t j) {
+  uint64_t now = (uint64_t)i->imm << 48 | ((uint64_t)element & 0xffffffffffffu);
+  if (now >= f->failure.error) return;
+  f->failure.error = now;
+  f->failure.shown = i->d != 0;
+  if (i->d) {
+    uint8_t d = f->code->p->code[i->d].dtype;
+    size_t size = dtype_size((qn_dtype)d);
+    f->failure.dtype = d;
+    f->failure.bits = 0;
+    memcpy(&f->failure.bits, (const char *)f->val[i->d] + (f->code->scalar[i->d] ? 0 : (size_t)j * size), size);
+  }
+}
+
+static void check(vm_frame *f, const vm_op *o) {
+  const l_instr *i = o->in;
+  if (!(o->flags & OP_VECTOR)) {
+    if (!*(const uint8_t *)f->val[i->a]) fail(f, i, f->idx[i->b], 0);
+    return;
+  }
+  const uint8_t *ok = vm_vector(f, i->a, 0);
+  const uint8_t *bad = memchr(ok, 0, (size_t)f->n);
+  if (!bad) return;
+  for (int64_t j = bad - ok; j < f->n; j++)
+    if (!ok[j] && (!f->active || f->active[j])) fail(f, i, f->idx[i->b] + (i->c ? f->idx[i->c] : 0) * (f->o + j), j);
+}
+
+/* ---- typed values ---- */
+
+static void compute(vm_frame *f, const vm_op *o) {
+  const l_instr *i = o->in;
+  if (o->dest && !f->active) {
+    const l_instr *s = &f->code->p->code[o->dest];
+    if (f->idx[s->b] == 1)
+      f->val[o->at] = buffer_base(f, s->imm) + ((f->idx[s->a] + f->o) << vm_size_class(dtype_size((qn_dtype)i->dtype)));
+    else
+      f->val[o->at] = f->regs + (f->code->reg[o->at] - 1) * (size_t)f->block * 8;
+  }
+  o->fn(f->val[o->at], f->val[i->a], f->val[i->b], f->val[i->c], o->mode, o->flags & OP_ONCE ? 1 : f->n);
+}
+
+static void carry(vm_frame *f, const vm_op *o) {
+  const l_instr *i = o->in;
+  size_t size = (size_t)1 << o->size;
+  if (f->code->scalar[o->at]) copy_one(f->val[o->at], f->val[i->a], o->size);
+  else memcpy(f->val[o->at], vm_vector(f, i->a, 3), (size_t)f->n * size);
+}
+
+/* The SETs of the loop that ends at `end`: all new values are taken before any carry changes. A new value that is itself a
+ * carry of this loop is taken through a temporary. */
+static void set_carries(vm_frame *f, uint32_t begin, uint32_t end, const uint8_t *active) {
+  const vm_op *ops = f->code->ops;
+  const vm_loops *l = f->code->loops;
+  enum { SWAPS = 16 };
+  char *swap = f->temps + TEMP_SWAPS * (size_t)f->block * 8;
+  int swaps = 0;
+  l_val moved[SWAPS];
+  int depth = 0;
+  for (int pass = 0; pass < 2; pass++)
+    for (uint32_t k = begin + 1; k < end; k++) {
+      if (ops[k].code == L_FOR || ops[k].code == L_WHILE || ops[k].code == L_IF || ops[k].code == L_VEC) depth++;
+      if (ops[k].code == L_END) depth--;
+      if (ops[k].code != L_SET || depth) continue;
+      const l_instr *s = ops[k].in;
+      size_t size = dtype_size((qn_dtype)f->code->p->code[s->a].dtype);
+      int64_t n = f->code->scalar[s->a] ? 1 : f->n;
+      const l_instr *from = &f->code->p->code[s->b];
+      bool is_carry = from->code == L_CARRY && s->b != s->a;
+      if (pass == 0) {
+        if (is_carry && swaps < SWAPS) {
+          moved[swaps] = s->b;
+          memcpy(swap + (size_t)swaps * (size_t)f->block * 8, vm_vector(f, s->b, 3), (size_t)n * size);
+          swaps++;
+        }
+        continue;
+      }
+      const char *value = f->val[s->b];
+      int mode = VM_A | VM_C | (f->code->scalar[s->b] ? 0 : VM_B);
+      if (is_carry)
+        for (int q = 0; q < swaps; q++)
+          if (moved[q] == s->b) {
+            value = swap + (size_t)q * (size_t)f->block * 8;
+            mode |= n == 1 ? 0 : VM_B;
+          }
+      if (active && !f->code->scalar[s->a])
+        l->select[vm_size_class(size)](f->val[s->a], active, value, f->val[s->a], mode, n);
+      else if (mode & VM_B) memcpy(f->val[s->a], value, (size_t)n * size);
+      else l->fill[vm_size_class(size)](f->val[s->a], value, NULL, NULL, 0, n);
+    }
+}
+
+static bool interrupted(const vm_frame *f) { return atomic_load_explicit(f->args->interrupt, memory_order_relaxed) != 0; }
+
+/* ---- structures ---- */
+
+static bool run_for(vm_frame *f, const vm_op *o, uint32_t pc) {
+  const l_instr *i = o->in;
+  int64_t to = f->idx[i->b], step = i->c ? f->idx[i->c] : 1;
+  if (step <= 0) step = 1;
+  for (int64_t k = f->idx[i->a]; k < to; k += step) {
+    f->idx[o->at] = k;
+    if (!frame_run(f, pc + 1, o->end)) return false;
+    set_carries(f, pc, o->end, f->active);
+  }
+  return true;
+}
+
+static bool run_while(vm_frame *f, const vm_op *o, uint32_t pc) {
+  const l_instr *i = o->in;
+  if (!(o->flags & OP_VECTOR)) {
+    while (*(const uint8_t *)f->val[i->a]) {
+      if (interrupted(f) || !frame_run(f, pc + 1, o->end)) return false;
+      set_carries(f, pc, o->end, NULL);
+    }
+    return true;
+  }
+  /* the carry itself says which lanes go on; the mask must not change while the carries are set */
+  const uint8_t *outer = f->active;
+  uint8_t *mask = (uint8_t *)f->temps + (TEMP_MASKS + (size_t)f->depth) * (size_t)f->block * 8;
+  bool ok = f->depth + 1 < MASKS;
+  f->depth++;
+  while (ok) {
+    const uint8_t *c = vm_vector(f, i->a, 0);
+    for (int64_t j = 0; j < f->n; j++) mask[j] = outer ? c[j] & outer[j] : c[j];
+    if (!memchr(mask, 1, (size_t)f->n)) break;
+    if (interrupted(f)) ok = false;
+    f->active = mask;
+    ok = ok && frame_run(f, pc + 1, o->end);
+    if (ok) set_carries(f, pc, o->end, mask);
+  }
+  f->depth--;
+  f->active = outer;
+  return ok;
+}
+
+static bool run_vec(vm_frame *f, const vm_op *o, uint32_t pc) {
+  int64_t from = f->idx[o->in->a], to = f->idx[o->in->b], count = to - from;
+  bool ok = true, many = vm_acc_vec_begin(f, pc, o->end);
+  for (int64_t k = 0; k < count && ok; k += f->block) {
+    f->o = k;
+    f->i0 = from + k;
+    f->n = count - k < f->block ? count - k : f->block;
+    if (many && k) vm_acc_vec_block(f, pc, o->end);
+    ok = frame_run(f, pc + 1, o->end);
+    if ((k & 0xfffff) == 0 && k && interrupted(f)) ok = false;
+  }
+  f->n = 1;
+  f->o = 0;
+  return ok;
+}
+
+bool frame_run(vm_frame *f, uint32_t pc, uint32_t end) {
+  const vm_op *ops = f->code->ops;
+  for (; pc < end; pc++) {
+    const vm_op *o = &ops[pc];
+    const l_instr *i = o->in;
+    int64_t *idx = f->idx;
+    switch ((l_code)o->code) {
+    case L_PARAM: idx[o->at] = f->args->ints[i->imm]; break;
+    case L_VAR: idx[o->at] = idx[i->a]; break;
+    case L_IADD: idx[o->at] = (int64_t)((uint64_t)idx[i->a] + (uint64_t)idx[i->b]); break;
+    case L_ISUB: idx[o->at] = (int64_t)((uint64_t)idx[i->a] - (uint64_t)idx[i->b]); break;
+    case L_IMUL: idx[o->at] = (int64_t)((uint64_t)idx[i->a] * (uint64_t)idx[i->b]); break;
+    case L_IDIV:
+    case L_IMOD: {
+      int64_t a = idx[i->a], b = idx[i->b], q = b > 0 ? a / b : 0;
+      if (b > 0 && a % b < 0) q--;
+      idx[o->at] = o->code == L_IDIV ? q : b > 0 ? a - q * b : 0;
+      break;
+    }
+    case L_IMIN: idx[o->at] = idx[i->a] < idx[i->b] ? idx[i->a] : idx[i->b]; break;
+    case L_IMAX: idx[o->at] = idx[i->a] > idx[i->b] ? idx[i->a] : idx[i->b]; break;
+    case L_IVALUE: {
+      int64_t x = 0;
+      uint8_t d = f->code->p->code[i->a].dtype;
+      if (d == QN_i64 || d == QN_u64) x = *(const int64_t *)f->val[i->a];
+      else f->code->loops->cast[d][QN_i64](&x, f->val[i->a], NULL, NULL, 0, 1);
+      idx[o->at] = x;
+      break;
+    }
+    case L_SCALAR:
+      if (i->dtype == QN_bool) *(uint8_t *)f->val[o->at] = f->args->scalars[i->imm].i != 0;
+      else memcpy(f->val[o->at], &f->args->scalars[i->imm], 8);
+      break;
+    case L_IOTA: {
+      int64_t step = i->b && (o->flags & OP_VECTOR) ? idx[i->b] : 0;
+      int64_t first = (int64_t)((uint64_t)idx[i->a] + (uint64_t)step * (uint64_t)f->o);
+      o->fn(f->val[o->at], &first, &step, NULL, 0, o->flags & OP_ONCE ? 1 : f->n);
+      break;
+    }
+    case L_KOP:
+    case L_MATH: compute(f, o); break;
+    case L_LOAD: load(f, o); break;
+    case L_STORE: store(f, o); break;
+    case L_RMW: update(f, o); break;
+    case L_ACC: vm_acc_reset(f, o); break;
+    case L_PUSH: vm_acc_push(f, o); break;
+    case L_SCAN: vm_acc_scan(f, o); break;
+    case L_PARTIAL: vm_acc_partial(f, o); break;
+    case L_MERGE: vm_acc_merge(f, o); break;
+    case L_FINISH: vm_acc_finish(f, o); break;
+    case L_TILE: {
+      const l_tile *t = &f->code->p->tiles[i->imm];
+      const l_program *p = f->code->p;
+      uint8_t xd = t->x < 0 ? p->code[-t->x].dtype : p->buffers[t->x].dtype, yd = t->y < 0 ? p->code[-t->y].dtype : p->buffers[t->y].dtype;
+      qk_tile q = {buffer_base(f, t->x) + idx[t->x_base] * (int64_t)dtype_size((qn_dtype)xd),
+                   buffer_base(f, t->y) + idx[t->y_base] * (int64_t)dtype_size((qn_dtype)yd),
+                   f->val[t->out], idx[t->x_m], idx[t->x_k], idx[t->y_k], idx[t->y_n], idx[t->rows], idx[t->cols], idx[t->depth],
+                   t->tile_cols, xd, yd, p->code[t->out].dtype};
+      f->code->loops->tile(&q);
+      break;
+    }
+    case L_FOR:
+      if (!run_for(f, o, pc)) return false;
+      pc = o->end;
+      break;
+    case L_VEC:
+      if (!run_vec(f, o, pc)) return false;
+      pc = o->end;
+      break;
+    case L_WHILE:
+      if (!run_while(f, o, pc)) return false;
+      pc = o->end;
+      break;
+    case L_IF: {
+      bool yes = l_rows[f->code->p->code[i->a].code].result == 'I' ? idx[i->a] != 0 : *(const uint8_t *)f->val[i->a] != 0;
+      /* to the arm: the first instruction, or behind the ELSE; ELSE itself jumps to the END */
+      if (!yes) pc = o->end;
+      break;
+    }
+    case L_ELSE: pc = o->end; break;
+    case L_CARRY: carry(f, o); break;
+    case L_CHECK: check(f, o); break;
+    case L_POLL:
+      if (interrupted(f)) return false;
+      break;
+    default: break; /* LOCAL, SET, END: nothing to do here */
+    }
+  }
+  return true;
+}
+
+bool vm_phase_run(vm_frame *f, const vm_phase *ph, int64_t lo, int64_t hi) {
+  const vm_op *par = &f->code->ops[ph->par];
+  place(f, ph);
+  for (int64_t i = lo; i < hi; i++) {
+    f->idx[par->at] = i;
+    if (!frame_run(f, ph->par + 1, ph->end)) return false;
+  }
+  return true;
+}
