@@ -13,7 +13,8 @@ QN_MUST_CHECK void *cpu_slab(qn_vm *vm, size_t bytes);
 void cpu_slab_leave(qn_vm *vm);
 
 /* As kernel_run, with what the failed check showed (block VM only). */
-QN_MUST_CHECK bool kernel_launch(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase *compiled, void *const *buffers,
-                                 const int64_t *ints, const qk_scalar *scalars, vm_failure *failure);
+QN_MUST_CHECK bool kernel_launch(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase *compiled,
+                                 void *const *buffers, const int64_t *ints, const qk_scalar *scalars,
+                                 vm_failure *failure);
 
 #endif

@@ -19,16 +19,18 @@ typedef struct plan_frame {
   plan *p;
   qn_array *const *inputs;
   qn_value *outputs;
-  int64_t *symbols;   /* per dim expression */
+  int64_t *symbols; /* per dim expression */
   qk_scalar *slots;
-  void **buffers;     /* per plan buffer */
-  qn_array **arrays;  /* per output: its new array */
+  void **buffers;    /* per plan buffer */
+  qn_array **arrays; /* per output: its new array */
   int64_t *ints;
   void **step_buffers;
   qk_scalar *step_scalars;
 } plan_frame;
 
-static int64_t size_of(const plan_frame *f, qn_dim d) { return d >= 0 ? d : dim_eval(&f->p->graph->dims, d, f->symbols); }
+static int64_t size_of(const plan_frame *f, qn_dim d) {
+  return d >= 0 ? d : dim_eval(&f->p->graph->dims, d, f->symbols);
+}
 
 /* ---- errors -------------------------------------------------------------------------------------------------------------------- */
 
@@ -53,13 +55,14 @@ static void raise_check(plan_frame *f, const l_program *p, const vm_failure *fai
   const l_check *c = number < p->nchecks ? &p->checks[number] : NULL;
   const graph *g = f->p->graph;
   if (!c || c->node >= g->n || g->nodes[c->node].kind != NODE_OP) {
-    raise(f->vm, c ? (error_id)c->id : E_internal, SPAN_NONE, "a check of the kernel %s failed", p->name ? p->name : "");
+    raise(f->vm, c ? (error_id)c->id : E_internal, SPAN_NONE, "a check of the kernel %s failed",
+          p->name ? p->name : "");
   } else {
     const graph_node *n = &g->nodes[c->node];
     const graph_type *x = n->nin ? &g->nodes[n->in[0]].type : &n->type;
     bool axis = c->id == E_index && c->detail >= 0 && c->detail < x->rank;
-    eager_raise_check(f->vm, (op_id)n->op, (qn_dtype)n->type.dtype, (int64_t)(failure->error & 0xffffffffffffu), shown_value(failure),
-                      axis ? (int)c->detail : 0, axis ? size_of(f, x->shape[c->detail]) : 0);
+    eager_raise_check(f->vm, (op_id)n->op, (qn_dtype)n->type.dtype, (int64_t)(failure->error & 0xffffffffffffu),
+                      shown_value(failure), axis ? (int)c->detail : 0, axis ? size_of(f, x->shape[c->detail]) : 0);
   }
   if (c) raise_site(f, c->site ? c->site : c->node < g->n ? g->nodes[c->node].site : 0);
 }
@@ -73,7 +76,8 @@ static bool run_kernel_step(plan_frame *f, const plan_step *s) {
   for (uint32_t i = 0; i < s->nscalars; i++) f->step_scalars[i] = f->slots[s->scalars[i]];
   const qk_phase *code = atomic_load_explicit(&k->code, memory_order_acquire);
   vm_failure failure;
-  if (kernel_launch(f->vm, k->program, &k->vm_code, code, f->step_buffers, f->ints, f->step_scalars, &failure)) return true;
+  if (kernel_launch(f->vm, k->program, &k->vm_code, code, f->step_buffers, f->ints, f->step_scalars, &failure))
+    return true;
   if (failure.error == ~(uint64_t)0) return false;
   if (code) { /* for the value; what is stored again is the same, or about to be thrown away */
     vm_failure again;
@@ -93,7 +97,11 @@ typedef struct buffer_array {
 } buffer_array;
 
 static void array_over(plan_frame *f, buffer_array *b, uint32_t buffer, const graph_type *t) {
-  *b = (buffer_array){.a = {.head = {.refs = 1, .tag = TAG_ARRAY}, .dtype = t->dtype, .rank = t->rank, .contiguous = 1, .storage = &b->s},
+  *b = (buffer_array){.a = {.head = {.refs = 1, .tag = TAG_ARRAY},
+                            .dtype = t->dtype,
+                            .rank = t->rank,
+                            .contiguous = 1,
+                            .storage = &b->s},
                       .s = {.refs = 2, .foreign = 1, .data = f->buffers[buffer]}};
   for (int i = 0; i < t->rank; i++) b->a.shape[i] = size_of(f, t->shape[i]);
   b->a.size = shape_strides(t->rank, b->a.shape, b->a.strides);
@@ -121,10 +129,12 @@ static bool run_library_step(plan_frame *f, const plan_step *s) {
     raise_node_site(f, s->node);
     return false;
   }
-  if (out->size) memcpy(f->buffers[s->buffers[n->nin]], array_data(out), (size_t)out->size * dtype_size((qn_dtype)out->dtype));
+  if (out->size)
+    memcpy(f->buffers[s->buffers[n->nin]], array_data(out), (size_t)out->size * dtype_size((qn_dtype)out->dtype));
   for (uint32_t i = 0; i < g->dims.n; i++) {
     const dim_expr *e = &g->dims.exprs[i];
-    if (e->op == DIM_SYMBOL && e->source == DIM_FROM_NODE && e->ref == s->node && e->axis < out->rank) f->symbols[i] = out->shape[e->axis];
+    if (e->op == DIM_SYMBOL && e->source == DIM_FROM_NODE && e->ref == s->node && e->axis < out->rank)
+      f->symbols[i] = out->shape[e->axis];
   }
   value_release(f->vm, value_obj(TAG_ARRAY, out));
   return true;
@@ -139,8 +149,10 @@ static qn_value slot_value(const plan_frame *f, uint32_t slot) {
 }
 
 static void set_slot(plan_frame *f, uint32_t slot, qn_value v) {
-  if (f->p->scalar_types[slot].dtype == QN_f64) f->slots[slot].f = value_is(v, TAG_FLOAT) ? v.u.f : (double)v.u.i;
-  else f->slots[slot].i = value_is(v, TAG_FLOAT) ? (int64_t)v.u.f : v.u.i;
+  if (f->p->scalar_types[slot].dtype == QN_f64)
+    f->slots[slot].f = value_is(v, TAG_FLOAT) ? v.u.f : (double)v.u.i;
+  else
+    f->slots[slot].i = value_is(v, TAG_FLOAT) ? (int64_t)v.u.f : v.u.i;
 }
 
 static bool run_scalar_step(plan_frame *f, const plan_step *s) {
@@ -153,9 +165,12 @@ static bool run_scalar_step(plan_frame *f, const plan_step *s) {
     in[0] = dtype_load((qn_dtype)x->type.dtype, f->buffers[s->buffers[0]]);
     n = 1;
   }
-  if (s->op == OP_fit) out = eager_check_fit(f->vm, in[0], (qn_dtype)s->attr->dtype) ? in[0] : value_error();
-  else if (s->op == OP_cast) out = eager_weak_cast(f->vm, in[0], (qn_dtype)s->attr->dtype);
-  else out = scalar_apply(f->vm, (op_id)s->op, in, (int)n);
+  if (s->op == OP_fit)
+    out = eager_check_fit(f->vm, in[0], (qn_dtype)s->attr->dtype) ? in[0] : value_error();
+  else if (s->op == OP_cast)
+    out = eager_weak_cast(f->vm, in[0], (qn_dtype)s->attr->dtype);
+  else
+    out = scalar_apply(f->vm, (op_id)s->op, in, (int)n);
   if (value_is_error(out)) {
     raise_node_site(f, s->node);
     return false;
@@ -205,7 +220,8 @@ static bool make_outputs(plan_frame *f) {
   const plan *p = f->p;
   for (uint32_t o = 0; o < p->noutputs; o++) {
     const plan_output *out = &p->outputs[o];
-    if (out->kind != OUT_BUFFER || p->buffers[out->index].where != WHERE_OUTPUT || p->buffers[out->index].index != o) continue;
+    if (out->kind != OUT_BUFFER || p->buffers[out->index].where != WHERE_OUTPUT || p->buffers[out->index].index != o)
+      continue;
     int64_t shape[ARRAY_MAX_RANK], elements = size_of(f, p->buffers[out->index].elements);
     bool later = false;
     int rank = out->type.rank;
@@ -302,7 +318,8 @@ bool plan_run(qn_vm *vm, plan *p, qn_array *const *inputs, const qk_scalar *scal
   f.step_scalars = (qk_scalar *)(void *)(memory + at[6]);
   for (uint32_t o = 0; o < p->noutputs; o++) f.arrays[o] = NULL;
   for (uint32_t i = 0; i < p->graph->ninputs; i++) weak += inputs[i] == NULL;
-  for (uint32_t i = 0; i < p->nscalars; i++) f.slots[i] = i < weak ? scalars[i] : p->scalar_init ? p->scalar_init[i] : (qk_scalar){0};
+  for (uint32_t i = 0; i < p->nscalars; i++)
+    f.slots[i] = i < weak ? scalars[i] : p->scalar_init ? p->scalar_init[i] : (qk_scalar){0};
   read_symbols(&f, scalars);
   bool ok = make_outputs(&f) && place_buffers(&f);
   for (uint32_t i = 0; i < p->nsteps && ok; i++) ok = run_step(&f, &p->steps[i]);

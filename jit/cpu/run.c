@@ -86,7 +86,9 @@ void cpu_engine_close(qn_engine *engine) {
 
 const char *cpu_isa_name(void) { return vm_loops_pick()->name; }
 
-struct cpu_state *cpu_of(qn_vm *vm) { return vm->cpu || cpu_open(vm) ? vm->cpu : NULL; }
+struct cpu_state *cpu_of(qn_vm *vm) {
+  return vm->cpu || cpu_open(vm) ? vm->cpu : NULL;
+}
 
 /* At least `bytes` in a piece that is kept. */
 static void *piece_take(qn_vm *vm, cpu_piece *p, size_t bytes) {
@@ -151,8 +153,10 @@ static void work(launch *l, int thread) {
     int64_t lo = atomic_fetch_add_explicit(&l->next, l->chunk, memory_order_relaxed);
     if (lo >= l->n || atomic_load_explicit(&l->stop, memory_order_relaxed)) break;
     int64_t hi = l->n - lo < l->chunk ? l->n : lo + l->chunk;
-    if (l->compiled) l->compiled(&args, lo, hi);
-    else if (!vm_phase_run(f, l->phase, lo, hi)) atomic_store(&l->stop, true);
+    if (l->compiled)
+      l->compiled(&args, lo, hi);
+    else if (!vm_phase_run(f, l->phase, lo, hi))
+      atomic_store(&l->stop, true);
     if (must_stop(l, thread == 0)) atomic_store(&l->stop, true);
   }
   l->failures[thread] = l->compiled ? (vm_failure){.error = ~(uint64_t)0} : f->failure;
@@ -263,8 +267,12 @@ bool kernel_launch(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase
   void *few[FEW_BUFFERS], **all = few;
   if (p->nbuffers > FEW_BUFFERS && !(all = mem_alloc(vm, p->nbuffers * sizeof *all))) return false;
   vm_frame f;
-  launch l = {.vm = vm, .s = s, .code = code, .own = &f,
-              .args = {.buf = all, .ints = ints, .scalars = scalars, .interrupt = &vm->interrupt, .tile = s->loops->tile}};
+  launch l = {
+      .vm = vm,
+      .s = s,
+      .code = code,
+      .own = &f,
+      .args = {.buf = all, .ints = ints, .scalars = scalars, .interrupt = &vm->interrupt, .tile = s->loops->tile}};
   l.frame_bytes = vm_frame_bytes(code, vm->tune[TUNE_vm_block]);
   bool ok = piece_take(vm, &s->frames[0], l.frame_bytes) != NULL;
   size_t scratch = 0;
@@ -298,8 +306,8 @@ bool kernel_launch(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase
   return ok;
 }
 
-bool kernel_run(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase *code, void *const *buffers, const int64_t *ints,
-                const qk_scalar *scalars, uint64_t *error) {
+bool kernel_run(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase *code, void *const *buffers,
+                const int64_t *ints, const qk_scalar *scalars, uint64_t *error) {
   vm_failure failure;
   bool ok = kernel_launch(vm, p, vm_code, code, buffers, ints, scalars, &failure);
   *error = failure.error;

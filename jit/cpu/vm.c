@@ -15,8 +15,8 @@ typedef struct translator {
   vmcode *c;
   const l_program *p;
   uint8_t *kinds;
-  uint32_t *last;   /* per instruction: position of the last use */
-  uint32_t *pos;    /* per instruction: position in ops */
+  uint32_t *last; /* per instruction: position of the last use */
+  uint32_t *pos;  /* per instruction: position in ops */
   uint32_t *free_regs;
   uint32_t nfree;
   uint8_t *reg_size;
@@ -44,7 +44,8 @@ void vmcode_free(void *vm_code) { free_code(vm_code); }
 static vm_fn loop_of(const vm_loops *l, const l_program *p, const l_instr *i) {
   if (i->code == L_MATH) return l->math[i->sub][i->sub == MATH_philox_uniform ? i->dtype : i->type2];
   if (i->sub == KOP_cast && p->code[i->a].dtype != i->dtype) return l->cast[p->code[i->a].dtype][i->dtype];
-  if (i->sub == KOP_cast || i->sub == KOP_copy || i->sub == KOP_bitcast) return l->copy[vm_size_class(dtype_size((qn_dtype)i->dtype))];
+  if (i->sub == KOP_cast || i->sub == KOP_copy || i->sub == KOP_bitcast)
+    return l->copy[vm_size_class(dtype_size((qn_dtype)i->dtype))];
   if (i->sub == KOP_select) return l->select[vm_size_class(dtype_size((qn_dtype)i->dtype))];
   return l->kop[i->sub][i->type2];
 }
@@ -90,7 +91,8 @@ static void find_uses(translator *t, uint32_t begin, uint32_t end) {
     while (n && at > loops[n - 1].end) n--;
     if (o->code == L_FOR || o->code == L_WHILE) loops[n++] = (open_loop){at, o->end};
     for (const l_operand *r = l_rows[o->code].operands; r->role; r++)
-      if (r->role == 'V' || r->role == 'v' || r->role == 'X' || r->role == 'C') use(t, l_operand_of(o->in, r), at, loops, n);
+      if (r->role == 'V' || r->role == 'v' || r->role == 'X' || r->role == 'C')
+        use(t, l_operand_of(o->in, r), at, loops, n);
     if (o->code == L_SET) { /* the carry is written at the loop's end; so the new value lives until then */
       if (n) use(t, o->in->b, loops[n - 1].end, loops, n);
       use(t, o->in->a, n ? loops[n - 1].end : at, loops, n);
@@ -137,9 +139,12 @@ static void find_destination(translator *t, uint32_t vec, uint32_t at) {
 
 static bool take_register(translator *t, l_val v, uint8_t size, uint32_t reuse) {
   uint32_t r;
-  if (reuse) r = reuse - 1;
-  else if (t->nfree) r = t->free_regs[--t->nfree];
-  else r = t->c->nregs++;
+  if (reuse)
+    r = reuse - 1;
+  else if (t->nfree)
+    r = t->free_regs[--t->nfree];
+  else
+    r = t->c->nregs++;
   if (r >= UINT16_MAX - 1) return false;
   t->c->reg[v] = (uint16_t)(r + 1);
   t->reg_size[r] = size;
@@ -205,8 +210,13 @@ static bool note_acc(translator *t, l_val at) {
   vmcode *c = t->c;
   const l_instr *i = &t->p->code[at];
   vm_acc_plan *a = &c->accs[c->naccs];
-  *a = (vm_acc_plan){.at = at, .op = i->sub, .dtype = i->dtype, .order = (uint8_t)i->imm, .size = (uint8_t)dtype_size((qn_dtype)i->dtype),
-                     .many = i->a != 0, .arg = is_arg(i->sub)};
+  *a = (vm_acc_plan){.at = at,
+                     .op = i->sub,
+                     .dtype = i->dtype,
+                     .order = (uint8_t)i->imm,
+                     .size = (uint8_t)dtype_size((qn_dtype)i->dtype),
+                     .many = i->a != 0,
+                     .arg = is_arg(i->sub)};
   a->fold = a->arg ? NULL : c->loops->kop[i->sub][i->dtype];
   c->acc_of[at] = (uint16_t)c->naccs++;
   return true;
@@ -286,8 +296,8 @@ vmcode *vmcode_make(const l_program *p, const vm_loops *loops) {
   t.pos = calloc(n, sizeof *t.pos);
   t.free_regs = calloc(n, sizeof *t.free_regs);
   t.reg_size = calloc(n, 1);
-  bool ok = c->ops && c->phases && c->reg && c->scalar && c->accs && c->acc_of && t.kinds && t.last && t.pos && t.free_regs &&
-            t.reg_size && translate(&t);
+  bool ok = c->ops && c->phases && c->reg && c->scalar && c->accs && c->acc_of && t.kinds && t.last && t.pos &&
+            t.free_regs && t.reg_size && translate(&t);
   free(t.kinds);
   free(t.last);
   free(t.pos);

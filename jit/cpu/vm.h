@@ -8,13 +8,13 @@
 
 /* One decoded instruction. `at` is its number in the program: what it yields lives in slot `at` of the frame. */
 typedef struct vm_op {
-  uint8_t code;   /* l_code */
-  uint8_t mode;   /* which operands of fn are vectors */
-  uint8_t size;   /* size class of the element that moves */
-  uint8_t flags;  /* OP_ bits */
+  uint8_t code;  /* l_code */
+  uint8_t mode;  /* which operands of fn are vectors */
+  uint8_t size;  /* size class of the element that moves */
+  uint8_t flags; /* OP_ bits */
   l_val at;
-  uint32_t end;   /* of structures: position of the END; of IF: of ELSE or END */
-  l_val dest;     /* STORE that the result can be computed into, or 0 */
+  uint32_t end; /* of structures: position of the END; of IF: of ELSE or END */
+  l_val dest;   /* STORE that the result can be computed into, or 0 */
   vm_fn fn;
   const l_instr *in;
 } vm_op;
@@ -43,12 +43,12 @@ typedef struct vmcode {
   uint32_t prelude_end; /* ops[0..prelude_end) run before every phase */
   vm_phase *phases;
   uint32_t nphases;
-  uint16_t *reg;        /* per instruction: register + 1 of a vector value */
-  uint8_t *scalar;      /* per instruction: one value although inside a VEC, or outside VECs */
+  uint16_t *reg;   /* per instruction: register + 1 of a vector value */
+  uint8_t *scalar; /* per instruction: one value although inside a VEC, or outside VECs */
   uint32_t nregs;
   vm_acc_plan *accs;
   uint32_t naccs;
-  uint16_t *acc_of;     /* per instruction: number of an L_ACC */
+  uint16_t *acc_of; /* per instruction: number of an L_ACC */
 } vmcode;
 
 /* NULL when memory is short. `p` must outlive the result. */
@@ -58,20 +58,20 @@ QN_MUST_CHECK vmcode *vmcode_make(const l_program *p, const vm_loops *loops);
 typedef struct vm_failure {
   uint64_t error; /* ~0: none */
   bool shown;
-  uint8_t dtype;  /* of the value shown */
+  uint8_t dtype; /* of the value shown */
   uint64_t bits;
 } vm_failure;
 
 typedef struct vm_acc {
   char *chain, *tree, *scan;
-  int64_t *index;    /* of arg*: per result */
+  int64_t *index; /* of arg*: per result */
   int64_t results, k;
   uint64_t leaves;
   int levels;
   bool done;
-  int64_t folded;    /* results whose rows are folded already */
+  int64_t folded; /* results whose rows are folded already */
   int64_t scanned;
-  int64_t k0;        /* at the beginning of the running VEC */
+  int64_t k0; /* at the beginning of the running VEC */
   uint64_t leaves0;
   int64_t scanned0;
 } vm_acc;
@@ -80,16 +80,16 @@ typedef struct vm_acc {
 typedef struct vm_frame {
   const vmcode *code;
   const qk_args *args;
-  void **val;       /* per instruction: where a typed value is */
-  int64_t *idx;     /* per instruction: index values, loop variables */
-  uint64_t *uni;    /* per instruction: storage of values outside VECs */
+  void **val;    /* per instruction: where a typed value is */
+  int64_t *idx;  /* per instruction: index values, loop variables */
+  uint64_t *uni; /* per instruction: storage of values outside VECs */
   vm_acc *accs;
   char *regs, *temps;
-  char *dynamic;    /* locals and accumulators of a phase */
+  char *dynamic; /* locals and accumulators of a phase */
   int64_t block;
-  int64_t n, o, i0; /* the running block: elements, offset from the VEC's beginning, i of its first element */
+  int64_t n, o, i0;      /* the running block: elements, offset from the VEC's beginning, i of its first element */
   const uint8_t *active; /* lanes of the innermost WHILE in a VEC; NULL: all */
-  int depth;        /* WHILEs in a VEC that are running */
+  int depth;             /* WHILEs in a VEC that are running */
   vm_failure failure;
 } vm_frame;
 

@@ -29,11 +29,17 @@ static int64_t chain_length(const vm_acc_plan *a) {
 /* The value that changes nothing. */
 static void identity(uint8_t op, uint8_t dtype, void *out) {
   bool real = dtype == QN_f32 || dtype == QN_f64, low = op == KOP_max || op == KOP_argmax;
-  union { float f; double d; uint64_t u; } x = {.u = 0};
+  union {
+    float f;
+    double d;
+    uint64_t u;
+  } x = {.u = 0};
   if (real) {
     double v = op == KOP_add ? -0.0 : op == KOP_mul ? 1.0 : low ? -__builtin_inf() : __builtin_inf();
-    if (dtype == QN_f64) x.d = v;
-    else x.f = (float)v;
+    if (dtype == QN_f64)
+      x.d = v;
+    else
+      x.f = (float)v;
   } else {
     int bits = (int)dtype_size((qn_dtype)dtype) * 8;
     bool sign = dtype_rows[dtype].klass == DCLASS_INT;
@@ -52,8 +58,10 @@ static void identity(uint8_t op, uint8_t dtype, void *out) {
 }
 /* What an exclusive scan begins with: 0, 1, or the bound. */
 static void scan_zero(uint8_t op, uint8_t dtype, void *out) {
-  if (op == KOP_add) memset(out, 0, dtype_size((qn_dtype)dtype));
-  else identity(op, dtype, out);
+  if (op == KOP_add)
+    memset(out, 0, dtype_size((qn_dtype)dtype));
+  else
+    identity(op, dtype, out);
 }
 
 static void fill(const vm_frame *f, const vm_acc_plan *a, void *to, const void *value, int64_t n) {
@@ -74,15 +82,17 @@ static int levels_of(const vm_frame *f, const vm_acc_plan *a) {
   for (int64_t n = f->idx[i->b] / chain_length(a) + 1; n > 1; n >>= 1) levels++;
   return levels;
 }
-static int64_t width_of(const vm_frame *f, const vm_acc_plan *a) { return has_lanes(a) ? ORDER_LANES : results_of(f, a); }
+static int64_t width_of(const vm_frame *f, const vm_acc_plan *a) {
+  return has_lanes(a) ? ORDER_LANES : results_of(f, a);
+}
 /* Scan state: per result the group (or chain) totals G and C, block totals B, the last result; INNER with many results also
  * the last 64 values of each of the 6 steps. */
 static int64_t scan_rows(const vm_acc_plan *a) { return !a->scanned ? 0 : has_rows(a) ? 4 + 6 * ORDER_LANES : 4; }
 
 size_t vm_acc_bytes(const vm_frame *f, const vm_acc_plan *a) {
   size_t r = (size_t)results_of(f, a), w = (size_t)width_of(f, a), s = a->size;
-  return round64((has_rows(a) ? ORDER_LANES : 1) * w * s) + round64((size_t)levels_of(f, a) * w * s) + round64((size_t)scan_rows(a) * r * s) +
-         (a->arg ? round64(r * 8) : 0);
+  return round64((has_rows(a) ? ORDER_LANES : 1) * w * s) + round64((size_t)levels_of(f, a) * w * s) +
+         round64((size_t)scan_rows(a) * r * s) + (a->arg ? round64(r * 8) : 0);
 }
 
 char *vm_acc_place(vm_frame *f, const vm_acc_plan *a, char *at) {
@@ -137,8 +147,10 @@ static bool tree_root(const vm_acc_plan *a, const vm_acc *s, char *out, int64_t 
   for (int l = 0; l < s->levels && s->leaves >> l; l++) {
     if (!(s->leaves >> l & 1)) continue;
     const char *t = s->tree + (size_t)(l * width + from) * a->size;
-    if (any) a->fold(out, t, out, NULL, VM_A | VM_B, n);
-    else memcpy(out, t, (size_t)n * a->size);
+    if (any)
+      a->fold(out, t, out, NULL, VM_A | VM_B, n);
+    else
+      memcpy(out, t, (size_t)n * a->size);
     any = true;
   }
   return any;
@@ -159,8 +171,10 @@ static void push_lanes(vm_frame *f, const vm_acc_plan *a, vm_acc *s, const char 
         fill(f, a, s->chain, &zero, ORDER_LANES);
       }
       char *to = s->chain + (size_t)lane * size;
-      if (pos < ORDER_LANES) memcpy(to, x, (size_t)m * size);
-      else a->fold(to, to, x, NULL, VM_A | VM_B, m);
+      if (pos < ORDER_LANES)
+        memcpy(to, x, (size_t)m * size);
+      else
+        a->fold(to, to, x, NULL, VM_A | VM_B, m);
     } else {
       int64_t rows = (ORDER_BLOCK - pos) / ORDER_LANES;
       if (rows > n / ORDER_LANES) rows = n / ORDER_LANES;
@@ -189,8 +203,10 @@ static void push_free(vm_frame *f, const vm_acc_plan *a, vm_acc *s, const char *
     int64_t rows = n / ORDER_LANES;
     l->rows[a->op][a->dtype](lanes, x, rows, true);
     fold_lanes(a, lanes);
-    if (s->k) a->fold(s->chain, s->chain, lanes, NULL, VM_A | VM_B, 1);
-    else memcpy(s->chain, lanes, a->size);
+    if (s->k)
+      a->fold(s->chain, s->chain, lanes, NULL, VM_A | VM_B, 1);
+    else
+      memcpy(s->chain, lanes, a->size);
     s->k += rows * ORDER_LANES;
     x += (size_t)(rows * ORDER_LANES) * a->size;
     n -= rows * ORDER_LANES;
@@ -200,13 +216,16 @@ static void push_free(vm_frame *f, const vm_acc_plan *a, vm_acc *s, const char *
 }
 
 /* One result, orders OUTER, TREE and DOT. */
-static void push_chain(vm_frame *f, const vm_acc_plan *a, vm_acc *s, const char *x, const char *y, int mode, int64_t n) {
+static void push_chain(vm_frame *f, const vm_acc_plan *a, vm_acc *s, const char *x, const char *y, int mode,
+                       int64_t n) {
   const vm_loops *l = f->code->loops;
   int64_t length = chain_length(a);
   while (n > 0) {
     int64_t pos = s->k % length, m = length - pos < n ? length - pos : n;
-    if (y) l->dot[a->dtype](s->chain, x, y, mode, m, pos == 0);
-    else l->chain[a->op][a->dtype](s->chain, x, m, pos == 0);
+    if (y)
+      l->dot[a->dtype](s->chain, x, y, mode, m, pos == 0);
+    else
+      l->chain[a->op][a->dtype](s->chain, x, m, pos == 0);
     s->k += m;
     n -= m;
     if (!y || mode & VM_A) x += (size_t)m * a->size;
@@ -219,7 +238,8 @@ static void push_chain(vm_frame *f, const vm_acc_plan *a, vm_acc *s, const char 
 }
 
 /* Many results: those of the running block, one k. */
-static void push_many(vm_frame *f, const vm_acc_plan *a, vm_acc *s, const char *x, const char *y, int mode, int64_t k, int64_t n) {
+static void push_many(vm_frame *f, const vm_acc_plan *a, vm_acc *s, const char *x, const char *y, int mode, int64_t k,
+                      int64_t n) {
   const vm_loops *l = f->code->loops;
   size_t size = a->size;
   int64_t from = f->i0, length = chain_length(a), pos = s->k % length;
@@ -257,13 +277,17 @@ static void push_value(vm_frame *f, const vm_op *o, const vm_acc_plan *a, vm_acc
     x = vm_vector(f, i->b, 3);
   }
   int64_t k = i->code == L_PUSH && i->c ? f->idx[i->c] + (a->many || !vector ? 0 : f->o) : s->k;
-  if (a->many) push_many(f, a, s, x, y, mode, k, n);
+  if (a->many)
+    push_many(f, a, s, x, y, mode, k, n);
   else if (a->arg) {
     f->code->loops->arg[a->op == KOP_argmin][a->dtype](s->chain, s->index, x, k, n);
     s->k += n;
-  } else if (has_lanes(a)) push_lanes(f, a, s, x, n);
-  else if (a->order == ORDER_FREE && !y) push_free(f, a, s, x, n);
-  else push_chain(f, a, s, x, y, mode, n);
+  } else if (has_lanes(a))
+    push_lanes(f, a, s, x, n);
+  else if (a->order == ORDER_FREE && !y)
+    push_free(f, a, s, x, n);
+  else
+    push_chain(f, a, s, x, y, mode, n);
 }
 
 void vm_acc_push(vm_frame *f, const vm_op *o) { push_value(f, o, plan_of(f, o->in->a), state_of(f, o->in->a)); }
@@ -348,8 +372,10 @@ static void finish_many(vm_frame *f, const vm_acc_plan *a, vm_acc *s, char *out,
     for (int l = 0; l < s->levels && s->leaves >> l; l++) {
       if (!(s->leaves >> l & 1)) continue;
       const char *t = s->tree + (size_t)(l * s->results + from) * size;
-      if (any) a->fold(out, t, out, NULL, VM_A | VM_B, n);
-      else memcpy(out, t, (size_t)n * size);
+      if (any)
+        a->fold(out, t, out, NULL, VM_A | VM_B, n);
+      else
+        memcpy(out, t, (size_t)n * size);
       any = true;
     }
   } else if (any) {
@@ -395,7 +421,8 @@ void vm_acc_partial(vm_frame *f, const vm_op *o) {
   const vm_acc_plan *a = plan_of(f, i->a);
   vm_acc *s = state_of(f, i->a);
   char *to = buffer_at(f, i->imm, f->idx[i->b], a->size);
-  if (a->many) finish_many(f, a, s, to, 0, s->results);
+  if (a->many)
+    finish_many(f, a, s, to, 0, s->results);
   else {
     finish_one(f, a, s);
     memcpy(to, s->chain, (size_t)(has_lanes(a) ? ORDER_LANES : 1) * a->size);
@@ -414,12 +441,15 @@ void vm_acc_merge(vm_frame *f, const vm_op *o) {
     const int64_t *index = (const int64_t *)(void *)buffer_at(f, i->imm2, f->idx[i->d], 8);
     for (int64_t r = 0; r < width; r++) /* partials of nothing have no index */
       if (index[r] >= 0)
-        l->args[a->op == KOP_argmin][a->dtype](s->chain + (size_t)r * a->size, s->index + r, from + (size_t)r * a->size, index + r, 0, 1);
+        l->args[a->op == KOP_argmin][a->dtype](s->chain + (size_t)r * a->size, s->index + r, from + (size_t)r * a->size,
+                                               index + r, 0, 1);
     return;
   }
   if (!has_tree(a)) {
-    if (s->k == 0) memcpy(s->chain, from, (size_t)width * a->size);
-    else a->fold(s->chain, s->chain, from, NULL, VM_A | VM_B, width);
+    if (s->k == 0)
+      memcpy(s->chain, from, (size_t)width * a->size);
+    else
+      a->fold(s->chain, s->chain, from, NULL, VM_A | VM_B, width);
     s->k++;
     return;
   }
@@ -504,8 +534,10 @@ void vm_acc_scan(vm_frame *f, const vm_op *o) {
   char *out = f->val[o->at];
   const void *x = vm_vector(f, i->b, 3);
   if (x != out) memcpy(out, x, (size_t)f->n * size);
-  if (a->finished) push_value(f, o, a, s);
-  else if (a->many) s->k++;
+  if (a->finished)
+    push_value(f, o, a, s);
+  else if (a->many)
+    s->k++;
   char *last = s->scan + (size_t)SCAN_LAST * (size_t)s->results * size;
   if (a->many) {
     last += (size_t)f->i0 * size;

@@ -10,7 +10,8 @@ static size_t round64(size_t n) { return (n + 63) & ~(size_t)63; }
 
 size_t vm_frame_bytes(const vmcode *code, int64_t block) {
   size_t n = code->p->n, b = (size_t)block * 8;
-  return round64(n * sizeof(void *)) + 2 * round64(n * 8) + round64((code->naccs + 1) * sizeof(vm_acc)) + (code->nregs + TEMPS) * b;
+  return round64(n * sizeof(void *)) + 2 * round64(n * 8) + round64((code->naccs + 1) * sizeof(vm_acc)) +
+         (code->nregs + TEMPS) * b;
 }
 
 static char *bump(char **at, size_t bytes) {
@@ -51,7 +52,8 @@ size_t vm_phase_bytes(const vm_frame *f, const vm_phase *ph) {
   size_t bytes = 0;
   for (uint32_t k = ph->par; k < ph->end; k++) {
     const vm_op *o = &f->code->ops[k];
-    if (o->code == L_LOCAL) bytes += round64((size_t)(f->idx[o->in->a] > 0 ? f->idx[o->in->a] : 0) * dtype_size((qn_dtype)o->in->dtype));
+    if (o->code == L_LOCAL)
+      bytes += round64((size_t)(f->idx[o->in->a] > 0 ? f->idx[o->in->a] : 0) * dtype_size((qn_dtype)o->in->dtype));
     if (o->code == L_ACC) bytes += vm_acc_bytes(f, &f->code->accs[f->code->acc_of[o->at]]);
   }
   return bytes;
@@ -63,7 +65,8 @@ static void place(vm_frame *f, const vm_phase *ph) {
   for (uint32_t k = ph->par; k < ph->end; k++) {
     const vm_op *o = &f->code->ops[k];
     if (o->code == L_LOCAL)
-      f->val[o->at] = bump(&at, (size_t)(f->idx[o->in->a] > 0 ? f->idx[o->in->a] : 0) * dtype_size((qn_dtype)o->in->dtype));
+      f->val[o->at] =
+          bump(&at, (size_t)(f->idx[o->in->a] > 0 ? f->idx[o->in->a] : 0) * dtype_size((qn_dtype)o->in->dtype));
     if (o->code == L_ACC) at = vm_acc_place(f, &f->code->accs[f->code->acc_of[o->at]], at);
   }
 }
@@ -106,9 +109,12 @@ static int64_t range_work(const vm_frame *f, const vm_phase *ph, uint32_t from, 
     switch (o->code) {
     case L_FOR:
     case L_VEC: {
-      int64_t a = trips(f, ph, o->in->a, 0), b = trips(f, ph, o->in->b, a + 64), step = o->in->c ? trips(f, ph, o->in->c, 1) : 1;
+      int64_t a = trips(f, ph, o->in->a, 0), b = trips(f, ph, o->in->b, a + 64),
+              step = o->in->c ? trips(f, ph, o->in->c, 1) : 1;
       int64_t n = b > a ? (b - a) / (step > 0 ? step : 1) + 1 : 0;
-      int64_t inner = o->code == L_VEC ? 1 + (int64_t)(o->end - k) / 4 : depth < 8 ? range_work(f, ph, k + 1, o->end, depth + 1) : 1;
+      int64_t inner = o->code == L_VEC ? 1 + (int64_t)(o->end - k) / 4
+                      : depth < 8      ? range_work(f, ph, k + 1, o->end, depth + 1)
+                                       : 1;
       if (__builtin_mul_overflow(n, inner, &n) || n > (int64_t)1 << 40) n = (int64_t)1 << 40;
       work += n;
       k = o->end;
@@ -194,39 +200,51 @@ static void load(vm_frame *f, const vm_op *o) {
   bool vector = (o->flags & OP_VECTOR) && !(o->flags & OP_ONCE);
   if (!vector) { /* one element */
     if (i->c) base += *(const int64_t *)f->val[i->c] * f->idx[i->d] * bytes;
-    if (i->g && !*(const uint8_t *)f->val[i->g]) copy_one(out, f->val[i->h], o->size);
-    else copy_one(out, base, o->size);
+    if (i->g && !*(const uint8_t *)f->val[i->g])
+      copy_one(out, f->val[i->h], o->size);
+    else
+      copy_one(out, base, o->size);
     return;
   }
   bool guarded = i->h != 0;
   if (!guarded && !i->c) {
-    if (stride == 1 && (o->flags & OP_ALIAS)) f->val[o->at] = base;
+    if (stride == 1 && (o->flags & OP_ALIAS))
+      f->val[o->at] = base;
     else {
       f->val[o->at] = out = f->regs + (f->code->reg[o->at] - 1) * (size_t)f->block * 8;
-      if (stride == 1) memcpy(out, base, (size_t)(n * bytes));
-      else if (stride == 0) l->fill[o->size](out, base, NULL, NULL, 0, n);
-      else l->load[o->size](out, base, stride, n);
+      if (stride == 1)
+        memcpy(out, base, (size_t)(n * bytes));
+      else if (stride == 0)
+        l->fill[o->size](out, base, NULL, NULL, 0, n);
+      else
+        l->load[o->size](out, base, stride, n);
     }
     return;
   }
   guard g = guard_of(f, i);
   if (i->c) guard_active(f, &g);
   if (!g.where && g.from == 0 && g.to == n && i->c) {
-    if (stride == 0) l->gather[o->size](out, base, vm_vector(f, i->c, 2), f->idx[i->d], n);
-    else l->gather[o->size](out, base, offsets_of(f, i, stride), 1, n);
+    if (stride == 0)
+      l->gather[o->size](out, base, vm_vector(f, i->c, 2), f->idx[i->d], n);
+    else
+      l->gather[o->size](out, base, offsets_of(f, i, stride), 1, n);
     return;
   }
   if (i->h) {
     const char *other = f->val[i->h];
-    if (f->code->scalar[i->h]) l->fill[o->size](out, other, NULL, NULL, 0, n);
-    else if (other != out) memcpy(out, other, (size_t)(n * bytes));
+    if (f->code->scalar[i->h])
+      l->fill[o->size](out, other, NULL, NULL, 0, n);
+    else if (other != out)
+      memcpy(out, other, (size_t)(n * bytes));
   } else { /* lanes that are not active: anything */
     memset(out, 0, (size_t)(n * bytes));
   }
   if (g.from >= g.to) return;
   if (!g.where && !i->c) {
-    if (stride == 1) memcpy(out + g.from * bytes, base + g.from * bytes, (size_t)((g.to - g.from) * bytes));
-    else l->load[o->size](out + g.from * bytes, base + g.from * stride * bytes, stride, g.to - g.from);
+    if (stride == 1)
+      memcpy(out + g.from * bytes, base + g.from * bytes, (size_t)((g.to - g.from) * bytes));
+    else
+      l->load[o->size](out + g.from * bytes, base + g.from * stride * bytes, stride, g.to - g.from);
     return;
   }
   const int64_t *at = i->c ? offsets_of(f, i, stride) : NULL;
@@ -308,11 +326,18 @@ static void update(vm_frame *f, const vm_op *o) {
     return;
   }
   const int64_t *at = i->c ? offsets_of(f, i, stride) : NULL;
-  if (i->sub == KOP_add && dtype == QN_f32) { ADD_EACH(float) }
-  if (i->sub == KOP_add && dtype == QN_f64) { ADD_EACH(double) }
-  if (i->sub == KOP_add && dtype == QN_i64) { ADD_EACH(uint64_t) }
+  if (i->sub == KOP_add && dtype == QN_f32) {
+    ADD_EACH(float)
+  }
+  if (i->sub == KOP_add && dtype == QN_f64) {
+    ADD_EACH(double)
+  }
+  if (i->sub == KOP_add && dtype == QN_i64) {
+    ADD_EACH(uint64_t)
+  }
   for (int64_t j = g.from; j < g.to; j++)
-    if (!g.where || g.where[j]) update_one(l, i->sub, dtype, base + (at ? at[j] : stride * j) * bytes, from + j * bytes);
+    if (!g.where || g.where[j])
+      update_one(l, i->sub, dtype, base + (at ? at[j] : stride * j) * bytes, from + j * bytes);
 }
 
 /* ---- checks ---- */
@@ -361,8 +386,10 @@ static void compute(vm_frame *f, const vm_op *o) {
 static void carry(vm_frame *f, const vm_op *o) {
   const l_instr *i = o->in;
   size_t size = (size_t)1 << o->size;
-  if (f->code->scalar[o->at]) copy_one(f->val[o->at], f->val[i->a], o->size);
-  else memcpy(f->val[o->at], vm_vector(f, i->a, 3), (size_t)f->n * size);
+  if (f->code->scalar[o->at])
+    copy_one(f->val[o->at], f->val[i->a], o->size);
+  else
+    memcpy(f->val[o->at], vm_vector(f, i->a, 3), (size_t)f->n * size);
 }
 
 /* The SETs of the loop that ends at `end`: all new values are taken before any carry changes. A new value that is itself a
@@ -403,12 +430,16 @@ static void set_carries(vm_frame *f, uint32_t begin, uint32_t end, const uint8_t
           }
       if (active && !f->code->scalar[s->a])
         l->select[vm_size_class(size)](f->val[s->a], active, value, f->val[s->a], mode, n);
-      else if (mode & VM_B) memcpy(f->val[s->a], value, (size_t)n * size);
-      else l->fill[vm_size_class(size)](f->val[s->a], value, NULL, NULL, 0, n);
+      else if (mode & VM_B)
+        memcpy(f->val[s->a], value, (size_t)n * size);
+      else
+        l->fill[vm_size_class(size)](f->val[s->a], value, NULL, NULL, 0, n);
     }
 }
 
-static bool interrupted(const vm_frame *f) { return atomic_load_explicit(f->args->interrupt, memory_order_relaxed) != 0; }
+static bool interrupted(const vm_frame *f) {
+  return atomic_load_explicit(f->args->interrupt, memory_order_relaxed) != 0;
+}
 
 /* ---- structures ---- */
 
@@ -492,14 +523,18 @@ bool frame_run(vm_frame *f, uint32_t pc, uint32_t end) {
     case L_IVALUE: {
       int64_t x = 0;
       uint8_t d = f->code->p->code[i->a].dtype;
-      if (d == QN_i64 || d == QN_u64) x = *(const int64_t *)f->val[i->a];
-      else f->code->loops->cast[d][QN_i64](&x, f->val[i->a], NULL, NULL, 0, 1);
+      if (d == QN_i64 || d == QN_u64)
+        x = *(const int64_t *)f->val[i->a];
+      else
+        f->code->loops->cast[d][QN_i64](&x, f->val[i->a], NULL, NULL, 0, 1);
       idx[o->at] = x;
       break;
     }
     case L_SCALAR:
-      if (i->dtype == QN_bool) *(uint8_t *)f->val[o->at] = f->args->scalars[i->imm].i != 0;
-      else memcpy(f->val[o->at], &f->args->scalars[i->imm], 8);
+      if (i->dtype == QN_bool)
+        *(uint8_t *)f->val[o->at] = f->args->scalars[i->imm].i != 0;
+      else
+        memcpy(f->val[o->at], &f->args->scalars[i->imm], 8);
       break;
     case L_IOTA: {
       int64_t step = i->b && (o->flags & OP_VECTOR) ? idx[i->b] : 0;
@@ -521,11 +556,22 @@ bool frame_run(vm_frame *f, uint32_t pc, uint32_t end) {
     case L_TILE: {
       const l_tile *t = &f->code->p->tiles[i->imm];
       const l_program *p = f->code->p;
-      uint8_t xd = t->x < 0 ? p->code[-t->x].dtype : p->buffers[t->x].dtype, yd = t->y < 0 ? p->code[-t->y].dtype : p->buffers[t->y].dtype;
+      uint8_t xd = t->x < 0 ? p->code[-t->x].dtype : p->buffers[t->x].dtype,
+              yd = t->y < 0 ? p->code[-t->y].dtype : p->buffers[t->y].dtype;
       qk_tile q = {buffer_base(f, t->x) + idx[t->x_base] * (int64_t)dtype_size((qn_dtype)xd),
                    buffer_base(f, t->y) + idx[t->y_base] * (int64_t)dtype_size((qn_dtype)yd),
-                   f->val[t->out], idx[t->x_m], idx[t->x_k], idx[t->y_k], idx[t->y_n], idx[t->rows], idx[t->cols], idx[t->depth],
-                   t->tile_cols, xd, yd, p->code[t->out].dtype};
+                   f->val[t->out],
+                   idx[t->x_m],
+                   idx[t->x_k],
+                   idx[t->y_k],
+                   idx[t->y_n],
+                   idx[t->rows],
+                   idx[t->cols],
+                   idx[t->depth],
+                   t->tile_cols,
+                   xd,
+                   yd,
+                   p->code[t->out].dtype};
       f->code->loops->tile(&q);
       break;
     }
@@ -542,7 +588,8 @@ bool frame_run(vm_frame *f, uint32_t pc, uint32_t end) {
       pc = o->end;
       break;
     case L_IF: {
-      bool yes = l_rows[f->code->p->code[i->a].code].result == 'I' ? idx[i->a] != 0 : *(const uint8_t *)f->val[i->a] != 0;
+      bool yes =
+          l_rows[f->code->p->code[i->a].code].result == 'I' ? idx[i->a] != 0 : *(const uint8_t *)f->val[i->a] != 0;
       /* to the arm: the first instruction, or behind the ELSE; ELSE itself jumps to the END */
       if (!yes) pc = o->end;
       break;

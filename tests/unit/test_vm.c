@@ -54,8 +54,8 @@ typedef struct setting {
 } setting;
 
 /* Runs a program once; returns the error cell. */
-static uint64_t run_with(const setting *how, const l_program *p, void *const *buffers, const int64_t *ints, const qk_scalar *scalars,
-                         vm_failure *failure) {
+static uint64_t run_with(const setting *how, const l_program *p, void *const *buffers, const int64_t *ints,
+                         const qk_scalar *scalars, vm_failure *failure) {
   qn_vm *vm = cpu_make(how->threads);
   vm->tune[TUNE_vm_block] = how->block;
   vm->tune[TUNE_par_grain] = how->threads > 1 ? 1 : 32768;
@@ -71,7 +71,8 @@ static uint64_t run_with(const setting *how, const l_program *p, void *const *bu
 }
 
 /* Runs a program in all settings, each on a fresh copy of `out`, and compares the bytes with the first. */
-static void run_all(const char *text, void **buffers, int which, size_t bytes, const int64_t *ints, const qk_scalar *scalars) {
+static void run_all(const char *text, void **buffers, int which, size_t bytes, const int64_t *ints,
+                    const qk_scalar *scalars) {
   l_program *p = parse(text);
   const vm_loops *all[3];
   int n = tables(all);
@@ -85,7 +86,8 @@ static void run_all(const char *text, void **buffers, int which, size_t bytes, c
         setting how = {all[t], blocks[b], threads};
         memcpy(out, start, bytes);
         ck_assert_uint_eq(run_with(&how, p, buffers, ints, scalars, NULL), ~(uint64_t)0);
-        if (!have) memcpy(first, out, bytes);
+        if (!have)
+          memcpy(first, out, bytes);
         else if (memcmp(first, out, bytes) != 0)
           ck_abort_msg("%s, block %lld, %d threads: other bits\n%s", all[t]->name, (long long)how.block, threads, text);
         have = true;
@@ -105,7 +107,8 @@ static void tree(float *leaves, int64_t m, int64_t width, fold_f32 f) {
   for (; m > 1; m = (m + 1) / 2)
     for (int64_t i = 0; i < (m + 1) / 2; i++)
       for (int64_t w = 0; w < width; w++)
-        leaves[i * width + w] = 2 * i + 1 < m ? f(leaves[2 * i * width + w], leaves[(2 * i + 1) * width + w]) : leaves[2 * i * width + w];
+        leaves[i * width + w] =
+            2 * i + 1 < m ? f(leaves[2 * i * width + w], leaves[(2 * i + 1) * width + w]) : leaves[2 * i * width + w];
 }
 
 static float sum_inner(const float *x, int64_t n) {
@@ -177,8 +180,10 @@ START_TEST(reduce_inner) {
   for (int i = 0; i < LENGTHS; i++) {
     float out = 0, want = sum_inner(data, lengths[i]);
     void *buffers[] = {data, &out};
-    run_all("program p ints=1 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 f32 out\n  %1 = param 0\n  %2 = int 0\n  %3 = int 1\n  phase\n"
-            "  %5 = par %3 grain=1 {\n    %6 = f32 acc.add inner\n    %7 = vec %2 %1 {\n      %8 = f32 load b0 base=%2 stride=%3\n"
+    run_all("program p ints=1 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 f32 out\n  %1 = param 0\n  %2 = int 0\n  %3 "
+            "= int 1\n  phase\n"
+            "  %5 = par %3 grain=1 {\n    %6 = f32 acc.add inner\n    %7 = vec %2 %1 {\n      %8 = f32 load b0 base=%2 "
+            "stride=%3\n"
             "      push %6 %8\n    }\n    %11 = f32 finish %6\n    store b1 %11 base=%2\n  }\n}\n",
             buffers, 1, sizeof out, &lengths[i], NULL);
     ck_assert_msg(same_bits(out, want), "n %lld: %a, not %a", (long long)lengths[i], out, want);
@@ -193,7 +198,8 @@ START_TEST(reduce_partials) {
     float out = 0, want = sum_inner(data, lengths[i]);
     void *buffers[] = {data, &out};
     run_all("program p ints=1 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 f32 out\n  buffer b2 f32 scratch size=%7\n"
-            "  %1 = param 0\n  %2 = int 2048\n  %3 = int 2047\n  %4 = iadd %1 %3\n  %5 = idiv %4 %2\n  %6 = int 64\n  %7 = imul %5 %6\n"
+            "  %1 = param 0\n  %2 = int 2048\n  %3 = int 2047\n  %4 = iadd %1 %3\n  %5 = idiv %4 %2\n  %6 = int 64\n  "
+            "%7 = imul %5 %6\n"
             "  %8 = int 0\n  %9 = int 1\n  phase\n  %11 = par %5 grain=1 {\n    %12 = var %11\n    %13 = imul %12 %2\n"
             "    %14 = iadd %13 %2\n    %15 = imin %14 %1\n    %16 = f32 acc.add inner\n    %17 = vec %13 %15 {\n"
             "      %18 = f32 load b0 base=%13 stride=%9\n      push %16 %18 k=%13\n    }\n    %21 = imul %12 %6\n"
@@ -215,28 +221,36 @@ START_TEST(reduce_outer) {
       float out[200] = {0};
       int64_t ints[] = {rows[r], cols[c]};
       void *buffers[] = {data, out};
-      run_all("program p ints=2 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 f32 out\n  %1 = param 0\n  %2 = param 1\n  %3 = int 0\n"
-              "  %4 = int 1\n  phase\n  %6 = par %4 grain=1 {\n    %7 = f32 acc.add outer results=%2 atmost=%1\n    %8 = for %3 %1 {\n"
-              "      %9 = var %8\n      %10 = imul %9 %2\n      %11 = vec %3 %2 {\n        %12 = f32 load b0 base=%10 stride=%4\n"
+      run_all("program p ints=2 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 f32 out\n  %1 = param 0\n  %2 = param 1\n "
+              " %3 = int 0\n"
+              "  %4 = int 1\n  phase\n  %6 = par %4 grain=1 {\n    %7 = f32 acc.add outer results=%2 atmost=%1\n    %8 "
+              "= for %3 %1 {\n"
+              "      %9 = var %8\n      %10 = imul %9 %2\n      %11 = vec %3 %2 {\n        %12 = f32 load b0 base=%10 "
+              "stride=%4\n"
               "        push %7 %12\n      }\n    }\n    %16 = vec %3 %2 {\n      %17 = f32 finish %7\n"
               "      store b1 %17 base=%3 stride=%4\n    }\n  }\n}\n",
               buffers, 1, (size_t)cols[c] * 4, ints, NULL);
       for (int64_t j = 0; j < cols[c]; j++) {
         float want = sum_outer(data + j, rows[r], cols[c]);
-        ck_assert_msg(same_bits(out[j], want), "%lld rows, column %lld: %a, not %a", (long long)rows[r], (long long)j, out[j], want);
+        ck_assert_msg(same_bits(out[j], want), "%lld rows, column %lld: %a, not %a", (long long)rows[r], (long long)j,
+                      out[j], want);
       }
       /* the same inside a VEC over the columns */
       memset(out, 0, sizeof out);
-      run_all("program p ints=2 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 f32 out\n  %1 = param 0\n  %2 = param 1\n  %3 = int 0\n"
-              "  %4 = int 1\n  phase\n  %6 = par %4 grain=1 {\n    %7 = f32 acc.add outer results=%2 atmost=%1\n    %8 = vec %3 %2 {\n"
-              "      %9 = for %3 %1 {\n        %10 = var %9\n        %11 = imul %10 %2\n        %12 = f32 load b0 base=%11 stride=%4\n"
-              "        push %7 %12\n      }\n      %15 = f32 finish %7\n      store b1 %15 base=%3 stride=%4\n    }\n  }\n}\n",
+      run_all("program p ints=2 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 f32 out\n  %1 = param 0\n  %2 = param 1\n "
+              " %3 = int 0\n"
+              "  %4 = int 1\n  phase\n  %6 = par %4 grain=1 {\n    %7 = f32 acc.add outer results=%2 atmost=%1\n    %8 "
+              "= vec %3 %2 {\n"
+              "      %9 = for %3 %1 {\n        %10 = var %9\n        %11 = imul %10 %2\n        %12 = f32 load b0 "
+              "base=%11 stride=%4\n"
+              "        push %7 %12\n      }\n      %15 = f32 finish %7\n      store b1 %15 base=%3 stride=%4\n    }\n  "
+              "}\n}\n",
               buffers, 1, (size_t)cols[c] * 4, ints, NULL);
-      for (int64_t j = 0; j < cols[c]; j++)
-        ck_assert(same_bits(out[j], sum_outer(data + j, rows[r], cols[c])));
+      for (int64_t j = 0; j < cols[c]; j++) ck_assert(same_bits(out[j], sum_outer(data + j, rows[r], cols[c])));
       float one = 0;
       void *single[] = {data, &one};
-      run_all("program p ints=2 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 f32 out\n  %1 = param 0\n  %2 = param 1\n  %3 = int 0\n"
+      run_all("program p ints=2 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 f32 out\n  %1 = param 0\n  %2 = param 1\n "
+              " %3 = int 0\n"
               "  %4 = int 1\n  phase\n  %6 = par %4 grain=1 {\n    %7 = f32 acc.add outer\n    %8 = for %3 %1 {\n"
               "      %9 = var %8\n      %10 = imul %9 %2\n      %11 = f32 load b0 base=%10\n      push %7 %11\n    }\n"
               "    %14 = f32 finish %7\n    store b1 %14 base=%3\n  }\n}\n",
@@ -253,9 +267,12 @@ START_TEST(reduce_rows) {
     int64_t rows = 300, ints[] = {rows, k};
     float out[300] = {0};
     void *buffers[] = {data, out};
-    run_all("program p ints=2 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 f32 out\n  %1 = param 0\n  %2 = param 1\n  %3 = int 0\n"
-            "  %4 = int 1\n  phase\n  %6 = par %4 grain=1 {\n    %7 = f32 acc.add inner results=%1 atmost=%2\n    %8 = for %3 %2 {\n"
-            "      %9 = var %8\n      %10 = vec %3 %1 {\n        %11 = f32 load b0 base=%9 stride=%2\n        push %7 %11\n      }\n    }\n"
+    run_all("program p ints=2 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 f32 out\n  %1 = param 0\n  %2 = param 1\n  "
+            "%3 = int 0\n"
+            "  %4 = int 1\n  phase\n  %6 = par %4 grain=1 {\n    %7 = f32 acc.add inner results=%1 atmost=%2\n    %8 = "
+            "for %3 %2 {\n"
+            "      %9 = var %8\n      %10 = vec %3 %1 {\n        %11 = f32 load b0 base=%9 stride=%2\n        push %7 "
+            "%11\n      }\n    }\n"
             "    %15 = vec %3 %1 {\n      %16 = f32 finish %7\n      store b1 %16 base=%3 stride=%4\n    }\n  }\n}\n",
             buffers, 1, sizeof out, ints, NULL);
     for (int64_t r = 0; r < rows; r++) ck_assert(same_bits(out[r], sum_inner(data + r * k, k)));
@@ -268,11 +285,14 @@ START_TEST(reduce_dot) {
   for (int i = 0; i < LENGTHS; i++) {
     float out = 0, want = dot_order(data, 1, other, 2, lengths[i]);
     void *buffers[] = {data, other, &out};
-    run_all("program p ints=1 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 f32 in\n  buffer b2 f32 out\n  %1 = param 0\n  %2 = int 0\n"
-            "  %3 = int 1\n  %4 = int 2\n  phase\n  %6 = par %3 grain=1 {\n    %7 = f32 acc.add dot\n    %8 = vec %2 %1 {\n"
-            "      %9 = f32 load b0 base=%2 stride=%3\n      %10 = f32 load b1 base=%2 stride=%4\n      push %7 %9 times=%10\n    }\n"
-            "    %13 = f32 finish %7\n    store b2 %13 base=%2\n  }\n}\n",
-            buffers, 2, sizeof out, &lengths[i], NULL);
+    run_all(
+        "program p ints=1 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 f32 in\n  buffer b2 f32 out\n  %1 = param 0\n  "
+        "%2 = int 0\n"
+        "  %3 = int 1\n  %4 = int 2\n  phase\n  %6 = par %3 grain=1 {\n    %7 = f32 acc.add dot\n    %8 = vec %2 %1 {\n"
+        "      %9 = f32 load b0 base=%2 stride=%3\n      %10 = f32 load b1 base=%2 stride=%4\n      push %7 %9 "
+        "times=%10\n    }\n"
+        "    %13 = f32 finish %7\n    store b2 %13 base=%2\n  }\n}\n",
+        buffers, 2, sizeof out, &lengths[i], NULL);
     ck_assert_msg(same_bits(out, want), "n %lld: %a, not %a", (long long)lengths[i], out, want);
   }
 }
@@ -297,16 +317,22 @@ START_TEST(reduce_free) {
       want_product = (int64_t)((uint64_t)want_product * (uint64_t)whole[i]);
     }
     void *a[] = {x, &big}, *b[] = {x, &at}, *c[] = {whole, &product};
-    run_all("program p ints=1 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 f32 out\n  %1 = param 0\n  %2 = int 0\n  %3 = int 1\n  phase\n"
-            "  %5 = par %3 grain=1 {\n    %6 = f32 acc.max free\n    %7 = vec %2 %1 {\n      %8 = f32 load b0 base=%2 stride=%3\n"
+    run_all("program p ints=1 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 f32 out\n  %1 = param 0\n  %2 = int 0\n  %3 "
+            "= int 1\n  phase\n"
+            "  %5 = par %3 grain=1 {\n    %6 = f32 acc.max free\n    %7 = vec %2 %1 {\n      %8 = f32 load b0 base=%2 "
+            "stride=%3\n"
             "      push %6 %8\n    }\n    %11 = f32 finish %6\n    store b1 %11 base=%2\n  }\n}\n",
             a, 1, 4, &n, NULL);
-    run_all("program p ints=1 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 i64 out\n  %1 = param 0\n  %2 = int 0\n  %3 = int 1\n  phase\n"
-            "  %5 = par %3 grain=1 {\n    %6 = f32 acc.argmax free\n    %7 = vec %2 %1 {\n      %8 = f32 load b0 base=%2 stride=%3\n"
+    run_all("program p ints=1 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 i64 out\n  %1 = param 0\n  %2 = int 0\n  %3 "
+            "= int 1\n  phase\n"
+            "  %5 = par %3 grain=1 {\n    %6 = f32 acc.argmax free\n    %7 = vec %2 %1 {\n      %8 = f32 load b0 "
+            "base=%2 stride=%3\n"
             "      push %6 %8\n    }\n    %11 = i64 finish %6\n    store b1 %11 base=%2\n  }\n}\n",
             b, 1, 8, &n, NULL);
-    run_all("program p ints=1 scalars=0 {\n  buffer b0 i64 in\n  buffer b1 i64 out\n  %1 = param 0\n  %2 = int 0\n  %3 = int 1\n  phase\n"
-            "  %5 = par %3 grain=1 {\n    %6 = i64 acc.mul free\n    %7 = vec %2 %1 {\n      %8 = i64 load b0 base=%2 stride=%3\n"
+    run_all("program p ints=1 scalars=0 {\n  buffer b0 i64 in\n  buffer b1 i64 out\n  %1 = param 0\n  %2 = int 0\n  %3 "
+            "= int 1\n  phase\n"
+            "  %5 = par %3 grain=1 {\n    %6 = i64 acc.mul free\n    %7 = vec %2 %1 {\n      %8 = i64 load b0 base=%2 "
+            "stride=%3\n"
             "      push %6 %8\n    }\n    %11 = i64 finish %6\n    store b1 %11 base=%2\n  }\n}\n",
             c, 1, 8, &n, NULL);
     ck_assert(same_bits(big, want));
@@ -362,24 +388,31 @@ START_TEST(scans) {
       }
       char text[1024];
       snprintf(text, sizeof text,
-               "program p ints=1 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 f32 out\n  %%1 = param 0\n  %%2 = int 0\n  %%3 = int 1\n"
+               "program p ints=1 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 f32 out\n  %%1 = param 0\n  %%2 = int "
+               "0\n  %%3 = int 1\n"
                "  phase\n  %%5 = par %%3 grain=1 {\n    %%6 = f32 acc.add %s\n    %%7 = vec %%2 %%1 {\n"
-               "      %%8 = f32 load b0 base=%%2 stride=%%3\n      %%9 = f32 scan%s %%6 %%8\n      store b1 %%9 base=%%2 stride=%%3\n"
+               "      %%8 = f32 load b0 base=%%2 stride=%%3\n      %%9 = f32 scan%s %%6 %%8\n      store b1 %%9 "
+               "base=%%2 stride=%%3\n"
                "    }\n  }\n}\n",
                inner ? "inner" : "outer", exclusive ? ".exclusive" : "");
       void *buffers[] = {data, out};
       memset(out, 0, (size_t)n * 4);
       run_all(text, buffers, 1, (size_t)n * 4, &n, NULL);
-      for (int64_t k = 0; k < n; k++) ck_assert_msg(same_bits(out[k], want[k]), "kind %d, n %lld, at %lld", kind, (long long)n, (long long)k);
+      for (int64_t k = 0; k < n; k++)
+        ck_assert_msg(same_bits(out[k], want[k]), "kind %d, n %lld, at %lld", kind, (long long)n, (long long)k);
       /* down the columns: many results */
       int64_t cols = 70, ints[] = {n > 900 ? 900 : n, cols};
       float column[900];
-      snprintf(text, sizeof text,
-               "program p ints=2 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 f32 out\n  %%1 = param 0\n  %%2 = param 1\n  %%3 = int 0\n"
-               "  %%4 = int 1\n  phase\n  %%6 = par %%4 grain=1 {\n    %%7 = f32 acc.add %s results=%%2\n    %%8 = for %%3 %%1 {\n"
-               "      %%9 = var %%8\n      %%10 = imul %%9 %%2\n      %%11 = vec %%3 %%2 {\n        %%12 = f32 load b0 base=%%10 stride=%%4\n"
-               "        %%13 = f32 scan%s %%7 %%12\n        store b1 %%13 base=%%10 stride=%%4\n      }\n    }\n  }\n}\n",
-               inner ? "inner" : "outer", exclusive ? ".exclusive" : "");
+      snprintf(
+          text, sizeof text,
+          "program p ints=2 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 f32 out\n  %%1 = param 0\n  %%2 = param 1\n  "
+          "%%3 = int 0\n"
+          "  %%4 = int 1\n  phase\n  %%6 = par %%4 grain=1 {\n    %%7 = f32 acc.add %s results=%%2\n    %%8 = for %%3 "
+          "%%1 {\n"
+          "      %%9 = var %%8\n      %%10 = imul %%9 %%2\n      %%11 = vec %%3 %%2 {\n        %%12 = f32 load b0 "
+          "base=%%10 stride=%%4\n"
+          "        %%13 = f32 scan%s %%7 %%12\n        store b1 %%13 base=%%10 stride=%%4\n      }\n    }\n  }\n}\n",
+          inner ? "inner" : "outer", exclusive ? ".exclusive" : "");
       memset(out, 0, (size_t)(ints[0] * cols) * 4);
       run_all(text, buffers, 1, (size_t)(ints[0] * cols) * 4, ints, NULL);
       for (int64_t c = 0; c < cols; c += 23) {
@@ -387,7 +420,8 @@ START_TEST(scans) {
         (inner ? scan_inner : scan_outer)(column, want, ints[0]);
         for (int64_t k = 0; k < ints[0]; k++) {
           float w = exclusive ? (k ? want[k - 1] : 0.0f) : want[k];
-          ck_assert_msg(same_bits(out[k * cols + c], w), "kind %d, column %lld, at %lld", kind, (long long)c, (long long)k);
+          ck_assert_msg(same_bits(out[k * cols + c], w), "kind %d, column %lld, at %lld", kind, (long long)c,
+                        (long long)k);
         }
       }
     }
@@ -414,16 +448,20 @@ START_TEST(moves_and_guards) {
   for (int i = 0; i < N; i++) wild[i] = mask[i] ? index[i] : INT64_MAX / 8;
   void *buffers[] = {x, wild, mask, out};
   memset(out, 0, sizeof out);
-  run_all("program p ints=3 scalars=1 {\n  buffer b0 f32 in\n  buffer b1 i64 in\n  buffer b2 bool in\n  buffer b3 f32 out\n"
-          "  %1 = param 0\n  %2 = param 1\n  %3 = param 2\n  %4 = int 0\n  %5 = int 1\n  %6 = int 3\n  %7 = int -1\n  %8 = isub %1 %5\n"
-          "  %9 = f64 scalar 0\n  %10 = f32 cast %9\n  phase\n  %12 = par %5 grain=1 {\n    %13 = vec %4 %1 {\n"
-          "      %14 = f32 load b0 base=%4 stride=%6\n      %15 = f32 load b0 base=%8 stride=%7\n"
-          "      %16 = f32 load b0 base=%4 stride=%5 lo=%2 hi=%3 else=%10\n      %17 = i64 load b1 base=%4 stride=%5\n"
-          "      %18 = bool load b2 base=%4 stride=%5\n      %19 = f32 load b0 base=%4 vindex=%17 vstride=%5 where=%18 else=%16\n"
-          "      %20 = f32 load b0 base=%6\n      %21 = f32 add %14 %15\n      %22 = f32 add %21 %16\n      %23 = f32 add %22 %19\n"
-          "      %24 = f32 mul %23 %20\n      store b3 %24 base=%4 stride=%5 where=%18\n"
-          "      store b3 %16 base=%4 stride=%5 lo=%4 hi=%2\n    }\n  }\n}\n",
-          buffers, 3, sizeof out, ints, &(qk_scalar){.f = 0.1});
+  run_all(
+      "program p ints=3 scalars=1 {\n  buffer b0 f32 in\n  buffer b1 i64 in\n  buffer b2 bool in\n  buffer b3 f32 out\n"
+      "  %1 = param 0\n  %2 = param 1\n  %3 = param 2\n  %4 = int 0\n  %5 = int 1\n  %6 = int 3\n  %7 = int -1\n  %8 = "
+      "isub %1 %5\n"
+      "  %9 = f64 scalar 0\n  %10 = f32 cast %9\n  phase\n  %12 = par %5 grain=1 {\n    %13 = vec %4 %1 {\n"
+      "      %14 = f32 load b0 base=%4 stride=%6\n      %15 = f32 load b0 base=%8 stride=%7\n"
+      "      %16 = f32 load b0 base=%4 stride=%5 lo=%2 hi=%3 else=%10\n      %17 = i64 load b1 base=%4 stride=%5\n"
+      "      %18 = bool load b2 base=%4 stride=%5\n      %19 = f32 load b0 base=%4 vindex=%17 vstride=%5 where=%18 "
+      "else=%16\n"
+      "      %20 = f32 load b0 base=%6\n      %21 = f32 add %14 %15\n      %22 = f32 add %21 %16\n      %23 = f32 add "
+      "%22 %19\n"
+      "      %24 = f32 mul %23 %20\n      store b3 %24 base=%4 stride=%5 where=%18\n"
+      "      store b3 %16 base=%4 stride=%5 lo=%4 hi=%2\n    }\n  }\n}\n",
+      buffers, 3, sizeof out, ints, &(qk_scalar){.f = 0.1});
   for (int i = 0; i < N; i++) {
     float w16 = i >= 5 && i < N - 9 ? x[i] : 0.1f, w19 = mask[i] ? x[index[i]] : w16;
     want[i] = mask[i] ? (x[3 * i] + x[N - 1 - i] + w16 + w19) * x[3] : 0;
@@ -445,8 +483,10 @@ START_TEST(scatters) {
     want[M + index[i]] += x[i];
   }
   void *buffers[] = {x, index, out};
-  run_all("program p ints=1 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 i64 in\n  buffer b2 f32 inout\n  %1 = param 0\n  %2 = int 0\n"
-          "  %3 = int 1\n  %4 = int 40\n  phase\n  %6 = par %3 grain=1 {\n    %7 = vec %2 %1 {\n      %8 = f32 load b0 base=%2 stride=%3\n"
+  run_all("program p ints=1 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 i64 in\n  buffer b2 f32 inout\n  %1 = param "
+          "0\n  %2 = int 0\n"
+          "  %3 = int 1\n  %4 = int 40\n  phase\n  %6 = par %3 grain=1 {\n    %7 = vec %2 %1 {\n      %8 = f32 load b0 "
+          "base=%2 stride=%3\n"
           "      %9 = i64 load b1 base=%2 stride=%3\n      store b2 %8 base=%2 vindex=%9 vstride=%3\n"
           "      rmw.add b2 %8 base=%4 vindex=%9 vstride=%3\n    }\n  }\n}\n",
           buffers, 2, sizeof out, ints, NULL);
@@ -458,11 +498,16 @@ END_TEST
 START_TEST(control) {
   int64_t out[12] = {0}, ints[] = {10};
   void *buffers[] = {out};
-  run_all("program p ints=1 scalars=0 {\n  buffer b0 i64 out\n  %1 = param 0\n  %2 = int 0\n  %3 = int 1\n  %4 = int 2\n  %5 = int 12\n"
-          "  %6 = i64 const 0x0 (0)\n  %7 = i64 const 0x1 (1)\n  phase\n  %9 = par %5 grain=1 {\n    %10 = var %9\n    %11 = i64 local size=%5\n"
-          "    %12 = i64 carry %6\n    %13 = i64 carry %7\n    %14 = for %2 %10 {\n      %15 = i64 add %12 %13\n      set %12 %13\n"
-          "      set %13 %15\n    }\n    store %11 %12 base=%10\n    %20 = i64 load %11 base=%10\n    %21 = imod %10 %4\n    if %21 {\n"
-          "      %23 = i64 neg %20\n      store b0 %23 base=%10\n    } else {\n      store b0 %20 base=%10\n    }\n  }\n}\n",
+  run_all("program p ints=1 scalars=0 {\n  buffer b0 i64 out\n  %1 = param 0\n  %2 = int 0\n  %3 = int 1\n  %4 = int "
+          "2\n  %5 = int 12\n"
+          "  %6 = i64 const 0x0 (0)\n  %7 = i64 const 0x1 (1)\n  phase\n  %9 = par %5 grain=1 {\n    %10 = var %9\n    "
+          "%11 = i64 local size=%5\n"
+          "    %12 = i64 carry %6\n    %13 = i64 carry %7\n    %14 = for %2 %10 {\n      %15 = i64 add %12 %13\n      "
+          "set %12 %13\n"
+          "      set %13 %15\n    }\n    store %11 %12 base=%10\n    %20 = i64 load %11 base=%10\n    %21 = imod %10 "
+          "%4\n    if %21 {\n"
+          "      %23 = i64 neg %20\n      store b0 %23 base=%10\n    } else {\n      store b0 %20 base=%10\n    }\n  "
+          "}\n}\n",
           buffers, 0, sizeof out, ints, NULL);
   static const int64_t fib[] = {0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89};
   for (int i = 0; i < 12; i++) ck_assert_int_eq(out[i], i % 2 ? -fib[i] : fib[i]);
@@ -474,14 +519,18 @@ START_TEST(masked_while) {
   enum { N = 600 };
   int64_t out[N] = {0}, ints[] = {N};
   void *buffers[] = {out};
-  run_all("program p ints=1 scalars=0 {\n  buffer b0 i64 out\n  %1 = param 0\n  %2 = int 0\n  %3 = int 1\n  %4 = i64 const 0x0 (0)\n"
-          "  %5 = i64 const 0x1 (1)\n  %6 = i64 const 0x3 (3)\n  %7 = i64 const 0x2 (2)\n  phase\n  %9 = par %3 grain=1 {\n"
-          "    %10 = vec %2 %1 {\n      %11 = i64 iota %3 stride=%3\n      %12 = i64 carry %11\n      %13 = i64 carry %4\n"
-          "      %14 = bool ne %11 %5\n      %15 = bool carry %14\n      while %15 {\n        %17 = i64 mul %12 %6\n"
-          "        %18 = i64 add %17 %5\n        %19 = i64 idiv %12 %7\n        %20 = i64 imod %12 %7\n        %21 = bool eq %20 %5\n"
-          "        %22 = i64 select %21 %18 %19\n        %23 = i64 add %13 %5\n        %24 = bool ne %22 %5\n        set %12 %22\n"
-          "        set %13 %23\n        set %15 %24\n      }\n      store b0 %13 base=%2 stride=%3\n    }\n  }\n}\n",
-          buffers, 0, sizeof out, ints, NULL);
+  run_all(
+      "program p ints=1 scalars=0 {\n  buffer b0 i64 out\n  %1 = param 0\n  %2 = int 0\n  %3 = int 1\n  %4 = i64 const "
+      "0x0 (0)\n"
+      "  %5 = i64 const 0x1 (1)\n  %6 = i64 const 0x3 (3)\n  %7 = i64 const 0x2 (2)\n  phase\n  %9 = par %3 grain=1 {\n"
+      "    %10 = vec %2 %1 {\n      %11 = i64 iota %3 stride=%3\n      %12 = i64 carry %11\n      %13 = i64 carry %4\n"
+      "      %14 = bool ne %11 %5\n      %15 = bool carry %14\n      while %15 {\n        %17 = i64 mul %12 %6\n"
+      "        %18 = i64 add %17 %5\n        %19 = i64 idiv %12 %7\n        %20 = i64 imod %12 %7\n        %21 = bool "
+      "eq %20 %5\n"
+      "        %22 = i64 select %21 %18 %19\n        %23 = i64 add %13 %5\n        %24 = bool ne %22 %5\n        set "
+      "%12 %22\n"
+      "        set %13 %23\n        set %15 %24\n      }\n      store b0 %13 base=%2 stride=%3\n    }\n  }\n}\n",
+      buffers, 0, sizeof out, ints, NULL);
   for (int64_t i = 0; i < N; i++) {
     int64_t n = i + 1, steps = 0;
     for (; n != 1; steps++) n = n % 2 ? 3 * n + 1 : n / 2;
@@ -494,12 +543,13 @@ END_TEST
 START_TEST(checks) {
   enum { N = 5000 };
   static int64_t x[N], out[N];
-  l_program *p = parse("program p ints=1 scalars=0 {\n  buffer b0 i64 in\n  buffer b1 i64 out\n  check c0 E306 site=0 node=0 detail=0\n"
-                       "  check c1 E303 site=0 node=0 detail=1\n  %1 = param 0\n  %2 = int 0\n  %3 = int 1\n  %4 = int 100\n"
-                       "  %5 = idiv %1 %4\n  %6 = i64 const 0x0 (0)\n  %7 = i64 const 0x3e8 (1000)\n  phase\n  %9 = par %5 grain=1 {\n"
-                       "    %10 = var %9\n    %11 = imul %10 %4\n    %12 = vec %2 %4 {\n      %13 = i64 load b0 base=%11 stride=%3\n"
-                       "      %14 = bool ge %13 %6\n      %15 = bool lt %13 %7\n      check c1 %15 at=%11 stride=%3 shows=%13\n"
-                       "      check c0 %14 at=%11 stride=%3 shows=%13\n      store b1 %13 base=%11 stride=%3\n    }\n  }\n}\n");
+  l_program *p = parse(
+      "program p ints=1 scalars=0 {\n  buffer b0 i64 in\n  buffer b1 i64 out\n  check c0 E306 site=0 node=0 detail=0\n"
+      "  check c1 E303 site=0 node=0 detail=1\n  %1 = param 0\n  %2 = int 0\n  %3 = int 1\n  %4 = int 100\n"
+      "  %5 = idiv %1 %4\n  %6 = i64 const 0x0 (0)\n  %7 = i64 const 0x3e8 (1000)\n  phase\n  %9 = par %5 grain=1 {\n"
+      "    %10 = var %9\n    %11 = imul %10 %4\n    %12 = vec %2 %4 {\n      %13 = i64 load b0 base=%11 stride=%3\n"
+      "      %14 = bool ge %13 %6\n      %15 = bool lt %13 %7\n      check c1 %15 at=%11 stride=%3 shows=%13\n"
+      "      check c0 %14 at=%11 stride=%3 shows=%13\n      store b1 %13 base=%11 stride=%3\n    }\n  }\n}\n");
   const vm_loops *all[3];
   int n = tables(all);
   for (int round = 0; round < 20; round++) {
@@ -532,10 +582,12 @@ START_TEST(in_place) {
   enum { N = 1000 };
   float x[2 * N], before[2 * N];
   for (int i = 0; i < 2 * N; i++) x[i] = before[i] = random_float();
-  l_program *p = parse("program p ints=1 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 f32 out\n  buffer b2 f32 out\n  %1 = param 0\n"
-                       "  %2 = int 0\n  %3 = int 1\n  phase\n  %5 = par %3 grain=1 {\n    %6 = vec %2 %1 {\n"
-                       "      %7 = f32 load b0 base=%2 stride=%3\n      %8 = f32 add %7 %7\n      %9 = f32 mul %7 %7\n"
-                       "      store b1 %8 base=%2 stride=%3\n      %11 = f32 sub %9 %7\n      store b2 %11 base=%2 stride=%3\n    }\n  }\n}\n");
+  l_program *p = parse(
+      "program p ints=1 scalars=0 {\n  buffer b0 f32 in\n  buffer b1 f32 out\n  buffer b2 f32 out\n  %1 = param 0\n"
+      "  %2 = int 0\n  %3 = int 1\n  phase\n  %5 = par %3 grain=1 {\n    %6 = vec %2 %1 {\n"
+      "      %7 = f32 load b0 base=%2 stride=%3\n      %8 = f32 add %7 %7\n      %9 = f32 mul %7 %7\n"
+      "      store b1 %8 base=%2 stride=%3\n      %11 = f32 sub %9 %7\n      store b2 %11 base=%2 stride=%3\n    }\n  "
+      "}\n}\n");
   setting how = {vm_loops_pick(), 64, 1};
   void *buffers[] = {x, x, x + N};
   run_with(&how, p, buffers, (int64_t[]){N}, NULL, NULL);
@@ -553,8 +605,9 @@ START_TEST(tiles) {
   fill_data();
   const vm_loops *all[3];
   int n = tables(all);
-  static const int64_t shapes[][3] = {{1, 1, 1},   {1, 1, 5000}, {3, 5, 7},    {6, 16, 64},   {14, 32, 300}, {15, 33, 257},
-                                      {57, 130, 9}, {1, 100, 90}, {100, 1, 90}, {7, 3, 9000}, {20, 40, 0},   {64, 64, 64}};
+  static const int64_t shapes[][3] = {{1, 1, 1},     {1, 1, 5000},  {3, 5, 7},    {6, 16, 64},
+                                      {14, 32, 300}, {15, 33, 257}, {57, 130, 9}, {1, 100, 90},
+                                      {100, 1, 90},  {7, 3, 9000},  {20, 40, 0},  {64, 64, 64}};
   for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
     for (int layout = 0; layout < 4; layout++) {
       int64_t M = shapes[s][0], N = shapes[s][1], K = shapes[s][2];
@@ -566,8 +619,8 @@ START_TEST(tiles) {
         all[t]->tile(&tile);
         for (int64_t i = 0; i < M * N; i++) {
           float want = dot_order(data + i / N * x_m, x_k, other + i % N * y_n, y_k, K);
-          ck_assert_msg(same_bits(out[i], want), "%s %lldx%lldx%lld layout %d at %lld: %a, not %a", all[t]->name, (long long)M,
-                        (long long)N, (long long)K, layout, (long long)i, out[i], want);
+          ck_assert_msg(same_bits(out[i], want), "%s %lldx%lldx%lld layout %d at %lld: %a, not %a", all[t]->name,
+                        (long long)M, (long long)N, (long long)K, layout, (long long)i, out[i], want);
         }
       }
       free(out);
@@ -584,8 +637,10 @@ START_TEST(tiles_of_other_types) {
   static float outh[M * N];
   const vm_loops *all[3];
   int n = tables(all);
-  for (int i = 0; i < M * K; i++) x[i] = random_float(), xi[i] = (int32_t)random_bits(), xh[i] = f32_to_f16(random_float());
-  for (int i = 0; i < K * N; i++) y[i] = random_float(), yi[i] = (int32_t)random_bits(), yh[i] = f32_to_f16(random_float());
+  for (int i = 0; i < M * K; i++)
+    x[i] = random_float(), xi[i] = (int32_t)random_bits(), xh[i] = f32_to_f16(random_float());
+  for (int i = 0; i < K * N; i++)
+    y[i] = random_float(), yi[i] = (int32_t)random_bits(), yh[i] = f32_to_f16(random_float());
   for (int t = 0; t < n; t++) {
     all[t]->tile(&(qk_tile){x, y, out, K, 1, N, 1, M, N, K, N, QN_f64, QN_f64, QN_f64});
     all[t]->tile(&(qk_tile){xi, yi, outi, K, 1, N, 1, M, N, K, N, QN_i32, QN_i32, QN_i32});
@@ -596,7 +651,8 @@ START_TEST(tiles_of_other_types) {
         uint32_t w = 0;
         float h = f16_to_f32(xh[i * K]) * f16_to_f32(yh[j]);
         for (int k = 0; k < K; k++) {
-          if (k) s = fma(x[i * K + k], y[k * N + j], s), h = fmaf(f16_to_f32(xh[i * K + k]), f16_to_f32(yh[k * N + j]), h);
+          if (k)
+            s = fma(x[i * K + k], y[k * N + j], s), h = fmaf(f16_to_f32(xh[i * K + k]), f16_to_f32(yh[k * N + j]), h);
           w += (uint32_t)xi[i * K + k] * (uint32_t)yi[k * N + j];
         }
         ck_assert(out[i * N + j] == s);
@@ -608,8 +664,8 @@ START_TEST(tiles_of_other_types) {
 END_TEST
 
 /* Every loop of every table gives the bits of the base table on random operands, in every mode. */
-static void compare_loops(const vm_loops *l, vm_fn f, vm_fn g, const void *a, const void *b, const void *c, size_t size, bool real, const char *what, int which,
-                          int dtype) {
+static void compare_loops(const vm_loops *l, vm_fn f, vm_fn g, const void *a, const void *b, const void *c, size_t size,
+                          bool real, const char *what, int which, int dtype) {
   static char x[64 * 1024], y[64 * 1024];
   if (!f || !g) {
     ck_assert(!f == !g);
@@ -623,17 +679,26 @@ static void compare_loops(const vm_loops *l, vm_fn f, vm_fn g, const void *a, co
       g(y, a, b, c, mode, n);
       if (memcmp(x, y, sizeof x) == 0) continue;
       for (int64_t i = 0; i < n; i++) {
-        bool nan = real && (size == 4 ? ((float *)(void *)x)[i] != ((float *)(void *)x)[i] && ((float *)(void *)y)[i] != ((float *)(void *)y)[i]
-                            : size == 8 ? ((double *)(void *)x)[i] != ((double *)(void *)x)[i] && ((double *)(void *)y)[i] != ((double *)(void *)y)[i]
-                                        : (*(uint16_t *)(void *)(x + 2 * i) & 0x7fff) > 0x7c00 && (*(uint16_t *)(void *)(y + 2 * i) & 0x7fff) > 0x7c00);
+        bool nan = real && (size == 4 ? ((float *)(void *)x)[i] != ((float *)(void *)x)[i] &&
+                                            ((float *)(void *)y)[i] != ((float *)(void *)y)[i]
+                            : size == 8 ? ((double *)(void *)x)[i] != ((double *)(void *)x)[i] &&
+                                              ((double *)(void *)y)[i] != ((double *)(void *)y)[i]
+                                        : (*(uint16_t *)(void *)(x + 2 * i) & 0x7fff) > 0x7c00 &&
+                                              (*(uint16_t *)(void *)(y + 2 * i) & 0x7fff) > 0x7c00);
         if (!nan && memcmp(x + (size_t)i * size, y + (size_t)i * size, size) != 0)
-          ck_abort_msg("%s: %s %d of %s differs at %lld of %lld, mode %d", l->name, what, which, dtype_rows[dtype].name, (long long)i, (long long)n, mode);
+          ck_abort_msg("%s: %s %d of %s differs at %lld of %lld, mode %d", l->name, what, which, dtype_rows[dtype].name,
+                       (long long)i, (long long)n, mode);
       }
     }
 }
 
 START_TEST(tables_agree) {
-  static union { uint64_t u[512]; float f[1024]; double d[512]; uint8_t b[4096]; } a, b, flags;
+  static union {
+    uint64_t u[512];
+    float f[1024];
+    double d[512];
+    uint8_t b[4096];
+  } a, b, flags;
   const vm_loops *all[3];
   int n = tables(all);
   for (int round = 0; round < 12; round++)
@@ -641,7 +706,8 @@ START_TEST(tables_agree) {
       if (d == QN_u16 || d > QN_u64) continue;
       size_t size = dtype_size((qn_dtype)d);
       bool real = dtype_is_float((qn_dtype)d);
-      for (int i = 0; i < 512; i++) a.u[i] = random_bits(), b.u[i] = random_bits(), flags.u[i] = random_bits() & 0x0101010101010101u;
+      for (int i = 0; i < 512; i++)
+        a.u[i] = random_bits(), b.u[i] = random_bits(), flags.u[i] = random_bits() & 0x0101010101010101u;
       if (d == QN_bool)
         for (int i = 0; i < 4096; i++) a.b[i] &= 1, b.b[i] &= 1;
       if (round % 3 == 1 && d == QN_f32)
@@ -657,15 +723,18 @@ START_TEST(tables_agree) {
         for (int k = 0; k < KOP_COUNT; k++) {
           if (k == KOP_select) continue;
           bool test = k >= KOP_eq && k <= KOP_ge;
-          compare_loops(l, base->kop[k][d], l->kop[k][d], &a, &b, &a, test ? 1 : size, real && !test, "primitive", k, d);
+          compare_loops(l, base->kop[k][d], l->kop[k][d], &a, &b, &a, test ? 1 : size, real && !test, "primitive", k,
+                        d);
         }
         compare_loops(l, base->kop[KOP_select][d], l->kop[KOP_select][d], &flags, &a, &b, size, real, "select", 0, d);
         for (int m = 0; m < MATH_COUNT; m++) {
           bool test = m == MATH_isnan || m == MATH_isinf || m == MATH_isfinite;
-          compare_loops(l, base->math[m][d], l->math[m][d], &a, &b, NULL, test ? 1 : size, real && !test, "function", m, d);
+          compare_loops(l, base->math[m][d], l->math[m][d], &a, &b, NULL, test ? 1 : size, real && !test, "function", m,
+                        d);
         }
         for (int to = 0; to < QN_DTYPE_COUNT; to++)
-          compare_loops(l, base->cast[d][to], l->cast[d][to], &a, NULL, NULL, dtype_size((qn_dtype)to), dtype_is_float((qn_dtype)to), "cast", to, d);
+          compare_loops(l, base->cast[d][to], l->cast[d][to], &a, NULL, NULL, dtype_size((qn_dtype)to),
+                        dtype_is_float((qn_dtype)to), "cast", to, d);
       }
     }
 }
@@ -673,7 +742,8 @@ END_TEST
 
 START_TEST(interrupts) {
   qn_vm *vm = cpu_make(1);
-  l_program *p = parse("program p ints=0 scalars=0 {\n  buffer b0 i64 out\n  %1 = int 1\n  %2 = int 0\n  %3 = bool const 0x1 (true)\n  phase\n"
+  l_program *p = parse("program p ints=0 scalars=0 {\n  buffer b0 i64 out\n  %1 = int 1\n  %2 = int 0\n  %3 = bool "
+                       "const 0x1 (true)\n  phase\n"
                        "  %5 = par %1 grain=1 {\n    %6 = bool carry %3\n    while %6 {\n      poll\n    }\n  }\n}\n");
   int64_t out = 0;
   void *buffers[] = {&out}, *code = NULL;
