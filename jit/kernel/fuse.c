@@ -1,0 +1,1001 @@
+/* Fusion: a greedy partition of a graph into kernels.
+ *
+ * Units. What has to be computed somewhere is a unit: a node that does work, a library step, a host scalar, or a view whose
+ * elements must lie in a buffer (an output, an operand of a library step). Other views are address arithmetic of whoever reads
+ * them. Units are numbered in program order; edges say who reads whom, and through what. Edges without data keep fallible
+ * units in program order and put a unit behind the step that finds one of its sizes.
+ *
+ * Groups. At first every unit is a group. A merge must keep the graph of groups free of cycles, must be one that lower.c and
+ * schedule.c can express, and must not cost time by their estimate:
+ *   1. Chains. A pointwise unit whose only readers are in one group, over the same points, joins it, unasked: nothing is
+ *      stored, read or computed twice that was not before. In reverse program order, so a unit meets its readers' final group.
+ *   2. Pairs of groups, those that save most bytes first: a value that is read where it was made (and not stored at all if
+ *      nobody else reads it), a buffer that two groups read. The estimate of the merged kernel against the two apart decides; it
+ *      knows of recomputation and of passes over memory. A merged group is a new candidate with all its neighbours.
+ * Products take elementwise epilogues over their own points and nothing else, and their operands are buffers. A scatter is
+ * stored before it is read.
+ *
+ * The number of nodes in estimated kernels is bounded by a multiple of the graph's, so planning is linear in practice.
+ *
+ * Memory. Where a stricter level is asked for (plan.c, when a plan needs more memory than running node by node), a merge that
+ * would keep operands alive for longer is refused unless what it saves in the meantime is as much. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "jit/kernel/fuse.h"
+#include "jit/kernel/schedule.h"
+#include "lang/vm.h"
+
+enum {
+  BUDGET_PER_NODE = 48, /* nodes in estimated kernels, per unit of the graph */
+  BUDGET_LEAST = 4000,
+  SEARCH_LIMIT = 4096,      /* groups visited when looking for a cycle */
+  SIBLINGS_LIMIT = 12,      /* readers of one value that are considered as its sibling */
+  KERNEL_NANOSECONDS = 1500 /* what starting a kernel costs */
+};
+
+enum {
+  EDGE_DATA = 1,
+  EDGE_VIEW = 2,    /* at other coordinates */
+  EDGE_GROW = 4,    /* broadcast by a node */
+  EDGE_DOT = 8,     /* operand of a product */
+  EDGE_SOURCE = 16, /* at coordinates that are data */
+  EDGE_FORCED = 32, /* the reader is no kernel */
+  EDGE_ORDER = 64   /* no data: comes later */
+};
+
+typedef struct edge {
+  uint32_t unit;
+  uint32_t flags;
+} edge;
+
+typedef struct unit {
+  uint32_t node;
+  uint32_t group;
+  uint8_t kind;           /* fuse_kind */
+  bool root;              /* stored whoever reads it */
+  bool output;            /* lives to the end */
+  bool value;             /* makes the node's value (not only its check) */
+  uint32_t in, nin;       /* in f->in */
+  uint32_t out, nout;     /* in f->out */
+  uint32_t leaf, nleaves; /* in f->leaves */
+  int64_t elements;       /* of the result */
+  int64_t space;          /* points computed over, without what a product sums */
+  int64_t bytes;
+} unit;
+
+typedef struct group {
+  uint32_t n;
+  uint32_t *units; /* ascending */
+  double ns;       /* estimate, with the start; < 0: not known yet */
+  int64_t space;
+  uint8_t kind;
+  bool alive;
+  bool dot, scatter;
+  uint32_t seen; /* by searches */
+} group;
+
+/* Mark of a node in the walk over the operands of one unit. */
+typedef struct walked {
+  uint32_t unit; /* 1 + unit */
+  uint32_t flags;
+  uint32_t edge; /* 1 + index in f->in */
+} walked;
+
+typedef struct candidate {
+  int64_t saved;
+  uint32_t a, b;
+} candidate;
+
+typedef struct fuser {
+  fusion *to;
+  graph *g;
+  arena arena; /* freed at the end */
+  const int64_t *tune;
+  fuse_level level;
+  const char *why;
+  uint8_t *live;
+  uint32_t *unit_of; /* by node: 1 + unit of its value */
+  unit *units;
+  uint32_t n, cap;
+  edge *in;
+  uint32_t nin, in_cap;
+  edge *out;
+  uint32_t *leaves;
+  uint32_t nleaves, leaves_cap;
+  uint32_t *reader_at, *readers; /* units that read leaf `node`: readers[reader_at[node] .. reader_at[node + 1]) */
+  group *groups;
+  uint32_t ngroups;
+  candidate *heap;
+  uint32_t nheap, heap_cap;
+  walked *walked;
+  uint32_t *stack;   /* of searches: groups */
+  uint32_t search;   /* number of the search at hand */
+  uint32_t *touched; /* by node: number of the last sum over sources */
+  uint32_t touch;
+  uint32_t *nodes; /* for lower */
+  int64_t budget;
+} fuser;
+
+/* ---- small things ------------------------------------------------------------------------------------------------------------ */
+
+static bool out_of_memory(fuser *f) {
+  f->why = lower_no_memory;
+  return false;
+}
+
+/* Room for one more element of an array in the arena. */
+static bool room(fuser *f, void **p, uint32_t *cap, uint32_t need, size_t size) {
+  if (need <= *cap) return true;
+  uint32_t more = *cap ? 2 * *cap : 64;
+  void *to = arena_alloc(&f->arena, (size_t)more * size);
+  if (!to) return out_of_memory(f);
+  if (*cap) memcpy(to, *p, (size_t)*cap * size);
+  *p = to;
+  *cap = more;
+  return true;
+}
+
+static const graph_node *node_of(const fuser *f, uint32_t n) { return &f->g->nodes[n]; }
+
+static int64_t hint_elements(graph *g, const graph_type *t) {
+  int64_t n = 1;
+  for (int a = 0; a < t->rank; a++)
+    if (__builtin_mul_overflow(n, dim_hint(&g->dims, t->shape[a]), &n)) return INT64_MAX / 64;
+  return n;
+}
+
+static int64_t rounded(int64_t elements, uint8_t dtype) {
+  int64_t bytes;
+  if (__builtin_mul_overflow(elements, (int64_t)dtype_size((qn_dtype)dtype), &bytes) || bytes > INT64_MAX - FUSE_ALIGN)
+    return INT64_MAX / 64;
+  return (bytes + FUSE_ALIGN - 1) / FUSE_ALIGN * FUSE_ALIGN;
+}
+
+int64_t fuse_bytes(graph *g, uint32_t node) {
+  const graph_type *t = &g->nodes[node].type;
+  return t->weak ? 0 : rounded(hint_elements(g, t), t->dtype);
+}
+
+/* No smaller than d in any call, without sizes that only data tells. */
+static qn_dim dim_bound(graph *g, qn_dim d, int depth) {
+  if (d >= 0) return d;
+  const dim_expr e = g->dims.exprs[~d];
+  dim_table *t = &g->dims;
+  if (e.op == DIM_SYMBOL) {
+    if (e.source != DIM_FROM_NODE || depth == DIM_MAX_SIZE) return d;
+    const graph_node *n = &g->nodes[e.ref];
+    const graph_type *mask = &g->nodes[n->in[n->op == OP_compress ? 1 : 0]].type;
+    qn_dim all = 1;
+    for (int a = 0; a < mask->rank; a++) all = dim_mul(t, all, dim_bound(g, mask->shape[a], depth + 1));
+    return all;
+  }
+  qn_dim a = dim_bound(g, e.a, depth + 1);
+  int64_t c;
+  switch ((dim_op)e.op) {
+  case DIM_SUB:
+    return dim_is_const(t, e.b, &c) || dim_bound(g, e.b, depth + 1) == e.b ? dim_make(t, DIM_SUB, a, e.b) : a;
+  case DIM_FLOORDIV: return dim_is_const(t, e.b, &c) && c > 0 ? dim_make(t, DIM_FLOORDIV, a, e.b) : a;
+  case DIM_MOD: return dim_bound(g, e.b, depth + 1);
+  default: return dim_make(t, (dim_op)e.op, a, dim_bound(g, e.b, depth + 1));
+  }
+}
+
+qn_dim fuse_elements(graph *g, const graph_type *t) {
+  qn_dim n = 1;
+  for (int a = 0; a < t->rank; a++) n = dim_mul(&g->dims, n, dim_bound(g, t->shape[a], 0));
+  return n;
+}
+
+/* ---- what is live, and what lies in a buffer ---------------------------------------------------------------------------------- */
+
+static bool size_is(graph *g, qn_dim d, int64_t value) {
+  int64_t c;
+  return dim_is_const(&g->dims, d, &c) && c == value;
+}
+
+static bool one_element(graph *g, const graph_type *t) {
+  for (int a = 0; a < t->rank; a++)
+    if (!size_is(g, t->shape[a], 1)) return false;
+  return true;
+}
+
+/* The operand whose elements in row-major order are this view's, or 0. */
+static uint32_t same_elements(graph *g, uint32_t n) {
+  const graph_node *v = &g->nodes[n];
+  if (v->kind != NODE_OP || v->nin == 0 || lower_role(g, n) != NODE_IS_VIRTUAL) return 0;
+  const graph_type *x = &g->nodes[v->in[0]].type;
+  if (v->op == OP_reshape || v->op == OP_stop_gradient) return v->in[0];
+  if (v->op != OP_broadcast) return 0;
+  for (int a = 0; a < v->type.rank; a++) {
+    int from = a - (v->type.rank - x->rank);
+    if (from < 0 ? !size_is(g, v->type.shape[a], 1) : v->type.shape[a] != x->shape[from]) return 0;
+  }
+  return v->in[0];
+}
+
+static void mark_dim(fuser *f, qn_dim d, int depth) {
+  if (d >= 0 || depth > DIM_MAX_SIZE) return;
+  const dim_expr *e = &f->g->dims.exprs[~d];
+  if (e->op == DIM_SYMBOL) {
+    if (e->source == DIM_FROM_NODE && e->ref && e->ref < f->g->n) f->live[e->ref] = 1;
+    return;
+  }
+  mark_dim(f, e->a, depth + 1);
+  mark_dim(f, e->b, depth + 1);
+}
+
+static bool find_live(fuser *f) {
+  graph *g = f->g;
+  for (uint32_t i = 0; i < g->noutputs; i++) f->live[g->outputs[i]] = 1;
+  for (uint32_t n = g->n; n-- > 1;) {
+    const graph_node *node = &g->nodes[n];
+    if (node->kind > NODE_CONST) {
+      f->why = "a region is no kernel";
+      return false;
+    }
+    if (node->kind == NODE_OP && graph_fallible(g, n)) f->live[n] = 1;
+    if (!f->live[n]) continue;
+    for (int i = 0; i < node->nin; i++) f->live[node->in[i]] = 1;
+    for (int a = 0; a < node->type.rank; a++) mark_dim(f, node->type.shape[a], 0);
+    for (int k = 0; node->attr && k < node->attr->n; k++)
+      if (op_attr_is_dim((op_id)node->op, k)) mark_dim(f, node->attr->d[k], 0);
+  }
+  return true;
+}
+
+/* Chooses the node whose buffer holds n's elements: itself, or what it is a mere renaming of. */
+static uint32_t base_of(fuser *f, uint32_t n) {
+  uint32_t b = n, x;
+  while (!f->to->base[b] && (x = same_elements(f->g, b)) != 0) b = x;
+  return f->to->base[b] ? f->to->base[b] : b;
+}
+
+/* n's elements must lie in a buffer. */
+static void require(fuser *f, uint32_t n, uint8_t *root) {
+  uint32_t b = base_of(f, n);
+  f->to->base[n] = f->to->base[b] = b;
+  root[b] = 1;
+}
+
+static bool choose_buffers(fuser *f, uint8_t *root) {
+  graph *g = f->g;
+  uint32_t *claimed = arena_alloc(&f->arena, g->n * sizeof *claimed); /* 1 + output */
+  if (!claimed) return out_of_memory(f);
+  /* One buffer serves several outputs only if they are of one type, an input only outputs of its type, a constant none. */
+  for (int pass = 0; pass < 2; pass++) {
+    for (uint32_t i = 0; i < g->noutputs; i++) {
+      uint32_t n = g->outputs[i], b = base_of(f, n);
+      if (g->nodes[n].type.weak || (pass == 0) != (lower_role(g, n) != NODE_IS_VIRTUAL)) continue;
+      if (f->to->base[n] && root[f->to->base[n]] == 2) continue;
+      bool same = graph_type_same(&g->nodes[n].type, &g->nodes[b].type);
+      bool leaf = lower_role(g, b) == NODE_IS_LEAF;
+      if (leaf ? !same || g->nodes[b].kind == NODE_CONST : claimed[b] && !graph_type_same(&g->nodes[g->outputs[claimed[b] - 1]].type, &g->nodes[n].type))
+        b = n;
+      f->to->base[n] = f->to->base[b] = b;
+      root[b] = 2;
+      if (!claimed[b]) claimed[b] = i + 1;
+    }
+  }
+  for (uint32_t n = 1; n < g->n; n++) {
+    const graph_node *node = &g->nodes[n];
+    if (!f->live[n] || node->kind != NODE_OP) continue;
+    bool step = lower_role(g, n) == NODE_IS_STEP;
+    bool read = node->type.weak && node->op == OP_cast && !g->nodes[node->in[0]].type.weak;
+    for (int i = 0; (step || read) && i < node->nin; i++) require(f, node->in[i], root);
+  }
+  return true;
+}
+
+/* ---- units and edges ---------------------------------------------------------------------------------------------------------- */
+
+static bool is_scatter(const graph_node *n) {
+  return n->kind == NODE_OP && (n->op == OP_scatter || n->op == OP_gather_add);
+}
+
+static bool add_unit(fuser *f, uint32_t n, fuse_kind kind, bool value, uint8_t root) {
+  if (!room(f, (void **)&f->units, &f->cap, f->n + 1, sizeof *f->units)) return false;
+  const graph_node *node = node_of(f, n);
+  unit *u = &f->units[f->n++];
+  *u = (unit){.node = n, .kind = (uint8_t)kind, .value = value, .root = root != 0, .output = root == 2};
+  u->elements = hint_elements(f->g, &node->type);
+  u->space = u->elements;
+  op_class klass = (op_class)op_rows[node->op].klass;
+  if (klass == CLASS_REDUCE || klass == CLASS_SCAN || is_scatter(node)) {
+    for (int i = 0; i < node->nin; i++) {
+      int64_t x = hint_elements(f->g, &node_of(f, node->in[i])->type);
+      if (x > u->space) u->space = x;
+    }
+  }
+  u->bytes = value ? fuse_bytes(f->g, n) : 0;
+  if (value) f->unit_of[n] = f->n;
+  return true;
+}
+
+static bool make_units(fuser *f, const uint8_t *root) {
+  graph *g = f->g;
+  for (uint32_t n = 1; n < g->n; n++) {
+    const graph_node *node = &g->nodes[n];
+    if (!f->live[n]) continue;
+    bool ok = true;
+    switch (lower_role(g, n)) {
+    case NODE_IS_LEAF: break;
+    case NODE_IS_SCALAR: ok = node->kind != NODE_OP || add_unit(f, n, FUSE_SCALAR, true, root[n]); break;
+    case NODE_IS_VIRTUAL:
+      if (node->op == OP_fit && graph_fallible(g, n)) ok = add_unit(f, n, FUSE_SCALAR, false, 0);
+      if (ok && root[n] && f->to->base[n] == n) ok = add_unit(f, n, FUSE_KERNEL, true, root[n]);
+      break;
+    case NODE_IS_WORK: ok = add_unit(f, n, FUSE_KERNEL, true, root[n]); break;
+    case NODE_IS_STEP: ok = add_unit(f, n, FUSE_LIBRARY, true, root[n] ? root[n] : 1); break;
+    }
+    if (!ok) return false;
+  }
+  return true;
+}
+
+static bool add_edge(fuser *f, uint32_t from, uint32_t flags, uint32_t *index) {
+  if (!room(f, (void **)&f->in, &f->in_cap, f->nin + 1, sizeof *f->in)) return false;
+  f->in[f->nin++] = (edge){from, flags};
+  if (index) *index = f->nin;
+  return true;
+}
+
+/* How a node reads its operand i. */
+static uint32_t reading(graph *g, uint32_t n, int i) {
+  const graph_node *node = &g->nodes[n];
+  switch (node->op) {
+  case OP_dot: return EDGE_DOT;
+  case OP_index:
+  case OP_gather: return i == 0 ? EDGE_SOURCE : 0;
+  case OP_reshape:
+  case OP_permute:
+  case OP_slice:
+  case OP_pad:
+  case OP_concat:
+  case OP_slice_put: return EDGE_VIEW;
+  case OP_broadcast: return EDGE_GROW;
+  default: return lower_role(g, n) == NODE_IS_STEP || node->type.weak ? EDGE_FORCED : 0;
+  }
+}
+
+typedef struct walk {
+  uint32_t *stack, cap, n; /* node, flags */
+} walk;
+
+static bool push(fuser *f, walk *w, uint32_t node, uint32_t flags) {
+  if (!room(f, (void **)&w->stack, &w->cap, w->n + 2, sizeof *w->stack)) return false;
+  w->stack[w->n++] = node;
+  w->stack[w->n++] = flags;
+  return true;
+}
+
+static bool order_dim(fuser *f, uint32_t self, qn_dim d, int depth) {
+  if (d >= 0 || depth > DIM_MAX_SIZE) return true;
+  const dim_expr e = f->g->dims.exprs[~d];
+  if (e.op == DIM_SYMBOL) {
+    uint32_t u = e.source == DIM_FROM_NODE && e.ref < f->g->n ? f->unit_of[e.ref] : 0;
+    return !u || u - 1 >= self || add_edge(f, u - 1, EDGE_ORDER, NULL);
+  }
+  return order_dim(f, self, e.a, depth + 1) && order_dim(f, self, e.b, depth + 1);
+}
+
+static bool order_sizes(fuser *f, uint32_t self, uint32_t n) {
+  const graph_node *node = node_of(f, n);
+  for (int a = 0; a < node->type.rank; a++)
+    if (!order_dim(f, self, node->type.shape[a], 0)) return false;
+  for (int k = 0; node->attr && k < node->attr->n; k++)
+    if (op_attr_is_dim((op_id)node->op, k) && !order_dim(f, self, node->attr->d[k], 0)) return false;
+  return true;
+}
+
+static bool walk_operands(fuser *f, uint32_t self, walk *w) {
+  graph *g = f->g;
+  uint32_t first = f->units[self].node;
+  for (int i = 0; i < g->nodes[first].nin; i++)
+    if (!push(f, w, g->nodes[first].in[i], EDGE_DATA | reading(g, first, i))) return false;
+  if (!order_sizes(f, self, first)) return false;
+  while (w->n) {
+    uint32_t flags = w->stack[--w->n], n = w->stack[--w->n];
+    walked *m = &f->walked[n];
+    bool again = m->unit == self + 1;
+    if (again && (m->flags & flags) == flags) continue;
+    if (!again) *m = (walked){.unit = self + 1};
+    m->flags |= flags;
+    const graph_node *node = &g->nodes[n];
+    node_role role = lower_role(g, n);
+    bool renamed = (flags & EDGE_FORCED) && f->to->base[n] && f->to->base[n] != n;
+    if (renamed) {
+      if (!push(f, w, f->to->base[n], flags)) return false;
+    } else if (f->unit_of[n]) {
+      if (m->edge)
+        f->in[m->edge - 1].flags |= flags;
+      else if (!add_edge(f, f->unit_of[n] - 1, m->flags, &m->edge))
+        return false;
+    } else if (role == NODE_IS_LEAF) {
+      if (again || f->to->place[n] == PLACE_INLINE) continue;
+      if (!room(f, (void **)&f->leaves, &f->leaves_cap, f->nleaves + 1, sizeof *f->leaves)) return false;
+      f->leaves[f->nleaves++] = n;
+    } else if (role == NODE_IS_VIRTUAL) {
+      if (!again && !order_sizes(f, self, n)) return false;
+      for (int i = 0; i < node->nin; i++)
+        if (!push(f, w, node->in[i], flags | reading(g, n, i))) return false;
+    }
+  }
+  return true;
+}
+
+static bool make_edges(fuser *f) {
+  graph *g = f->g;
+  walk w = {0};
+  uint32_t fallible = 0;
+  f->walked = arena_alloc(&f->arena, g->n * sizeof *f->walked);
+  if (!f->walked) return out_of_memory(f);
+  for (uint32_t i = 0; i < f->n; i++) {
+    f->units[i].in = f->nin;
+    f->units[i].leaf = f->nleaves;
+    if (!walk_operands(f, i, &w)) return false;
+    uint32_t n = f->units[i].node;
+    /* A checked fit that also stores is two units; the check belongs to the first. */
+    if (graph_fallible(g, n) && !(g->nodes[n].op == OP_fit && f->units[i].kind == FUSE_KERNEL)) {
+      if (fallible && !add_edge(f, fallible - 1, EDGE_ORDER, NULL)) return false;
+      fallible = i + 1;
+    }
+    f->units[i].nin = f->nin - f->units[i].in;
+    f->units[i].nleaves = f->nleaves - f->units[i].leaf;
+  }
+  f->out = arena_alloc(&f->arena, (f->nin + 1) * sizeof *f->out);
+  f->reader_at = arena_alloc(&f->arena, (g->n + 1) * sizeof *f->reader_at);
+  f->readers = arena_alloc(&f->arena, (f->nleaves + 1) * sizeof *f->readers);
+  if (!f->out || !f->reader_at || !f->readers) return out_of_memory(f);
+  for (uint32_t e = 0; e < f->nin; e++) f->units[f->in[e].unit].nout++;
+  uint32_t at = 0;
+  for (uint32_t i = 0; i < f->n; i++) {
+    f->units[i].out = at;
+    at += f->units[i].nout;
+    f->units[i].nout = 0;
+  }
+  for (uint32_t e = 0; e < f->nleaves; e++) f->reader_at[f->leaves[e] + 1]++;
+  for (uint32_t n = 0; n < g->n; n++) f->reader_at[n + 1] += f->reader_at[n];
+  for (uint32_t i = 0; i < f->n; i++) {
+    const unit *u = &f->units[i];
+    for (uint32_t e = u->in; e < u->in + u->nin; e++) {
+      unit *x = &f->units[f->in[e].unit];
+      f->out[x->out + x->nout++] = (edge){i, f->in[e].flags};
+    }
+    for (uint32_t e = u->leaf; e < u->leaf + u->nleaves; e++) f->readers[f->reader_at[f->leaves[e]]++] = i;
+  }
+  memmove(f->reader_at + 1, f->reader_at, g->n * sizeof *f->reader_at);
+  f->reader_at[0] = 0;
+  return true;
+}
+
+/* Peak of running unit by unit in program order: a value is allocated when it is computed and freed after its last reader. */
+static bool simulate_eager(fuser *f) {
+  graph *g = f->g;
+  int64_t live = 0;
+  uint32_t *dies = arena_alloc(&f->arena, (f->n + 1) * sizeof *dies),
+           *next = arena_alloc(&f->arena, (f->n + 1) * sizeof *next);
+  if (!dies || !next) return out_of_memory(f);
+  for (uint32_t i = 0; i < g->ninputs; i++) live += fuse_bytes(g, g->inputs[i]);
+  int64_t peak = live;
+  for (uint32_t i = 0; i < f->n; i++) {
+    const unit *u = &f->units[i];
+    uint32_t last = i;
+    for (uint32_t e = u->out; e < u->out + u->nout; e++)
+      if ((f->out[e].flags & EDGE_DATA) && f->out[e].unit > last) last = f->out[e].unit;
+    if (u->output) last = f->n;
+    next[i] = dies[last];
+    dies[last] = i + 1;
+    live += u->bytes;
+    if (live > peak) peak = live;
+    for (uint32_t d = dies[i]; d; d = next[d - 1]) live -= f->units[d - 1].bytes;
+  }
+  f->to->eager_peak = peak;
+  return true;
+}
+
+/* ---- questions about sets of units ---------------------------------------------------------------------------------------------- */
+
+static bool in_pair(const fuser *f, uint32_t u, uint32_t a, uint32_t b) {
+  return f->units[u].group == a || f->units[u].group == b;
+}
+
+/* Is the unit stored if groups a and b are one? */
+static bool stored_in(const fuser *f, const unit *u, uint32_t a, uint32_t b) {
+  if (!u->value) return false;
+  if (u->root) return true;
+  for (uint32_t e = u->out; e < u->out + u->nout; e++)
+    if ((f->out[e].flags & EDGE_DATA) && !in_pair(f, f->out[e].unit, a, b)) return true;
+  return false;
+}
+
+/* Estimated nanoseconds of groups a and b as one kernel (a == b: of one). False: refused, with f->why set on short memory. */
+static bool estimate(fuser *f, uint32_t a, uint32_t b, double *ns) {
+  graph *g = f->g;
+  fusion *to = f->to;
+  const group *x = &f->groups[a], *y = &f->groups[b];
+  uint32_t n = 0, i = 0, j = 0;
+  while (i < x->n || (a != b && j < y->n)) {
+    bool left = i < x->n && (a == b || j == y->n || x->units[i] < y->units[j]);
+    const unit *u = &f->units[left ? x->units[i++] : y->units[j++]];
+    f->nodes[n++] = u->node;
+    to->place[u->node] = PLACE_INLINE;
+    to->stored[u->node] = stored_in(f, u, a, b);
+  }
+  f->budget -= n;
+  lower_request r = {
+      .g = g, .place = to->place, .nodes = f->nodes, .n = n, .stored = to->stored, .scratch = to->scratch};
+  const char *why = NULL;
+  k_kernel *k = lower(&r, &why);
+  schedule_cost cost = {0};
+  bool effects = false;
+  for (k_val v = 1; k && v < k->n && !effects; v++) effects = k_is_effect(&k->nodes[v]);
+  bool ok = k && (!effects || schedule_estimate(k, &cost, &why)); /* all checks may be known to hold */
+  k_free(k);
+  for (uint32_t m = 0; m < n; m++) {
+    to->place[f->nodes[m]] = PLACE_BUFFER;
+    to->stored[f->nodes[m]] = 0;
+  }
+  if (!ok && why == lower_no_memory) out_of_memory(f);
+  if (ok) *ns = cost.nanoseconds + KERNEL_NANOSECONDS;
+  return ok;
+}
+
+static bool cost_of(fuser *f, uint32_t a, double *ns) {
+  group *x = &f->groups[a];
+  if (x->ns < 0 && !estimate(f, a, a, &x->ns)) return false;
+  *ns = x->ns;
+  return true;
+}
+
+/* Is there a way from group a to group b through another group? Answers yes when the search gets long. */
+static bool detour(fuser *f, uint32_t a, uint32_t b) {
+  uint32_t n = 0, visited = 0;
+  f->search++;
+  f->stack[n++] = a;
+  f->groups[a].seen = f->search;
+  while (n) {
+    uint32_t x = f->stack[--n];
+    if (++visited > SEARCH_LIMIT) return true;
+    for (uint32_t i = 0; i < f->groups[x].n; i++) {
+      const unit *u = &f->units[f->groups[x].units[i]];
+      for (uint32_t e = u->out; e < u->out + u->nout; e++) {
+        uint32_t y = f->units[f->out[e].unit].group;
+        if (y == b) {
+          if (x != a) return true;
+          continue;
+        }
+        if (f->groups[y].seen == f->search) continue;
+        f->groups[y].seen = f->search;
+        f->stack[n++] = y;
+      }
+    }
+  }
+  return false;
+}
+
+static bool elementwise(const fuser *f, const unit *u) {
+  const graph_node *node = node_of(f, u->node);
+  return op_rows[node->op].klass == CLASS_POINTWISE && u->kind == FUSE_KERNEL && node->op != OP_stop_gradient;
+}
+
+static bool costly(const fuser *f, const unit *u) {
+  switch ((op_class)op_rows[node_of(f, u->node)->op].klass) {
+  case CLASS_REDUCE:
+  case CLASS_SCAN:
+  case CLASS_DOT:
+  case CLASS_RANDOM: return true;
+  default: return false;
+  }
+}
+
+/* Does a rule forbid edges between the groups, or what they hold together? */
+static bool forbidden(const fuser *f, uint32_t a, uint32_t b) {
+  const group *x = &f->groups[a], *y = &f->groups[b];
+  if (x->kind != FUSE_KERNEL || y->kind != FUSE_KERNEL) return true;
+  if ((int64_t)x->n + y->n > f->tune[TUNE_fuse_nodes]) return true;
+  bool dot = x->dot || y->dot;
+  if ((x->dot && y->dot) || (x->scatter && y->scatter) || (dot && (x->scatter || y->scatter))) return true;
+  int64_t space = dot ? (x->dot ? x : y)->space : 0;
+  for (int side = 0; side < 2; side++) {
+    const group *s = side ? y : x;
+    for (uint32_t i = 0; i < s->n; i++) {
+      const unit *u = &f->units[s->units[i]];
+      const graph_node *node = node_of(f, u->node);
+      if (dot && node->op != OP_dot &&
+          (u->elements != space || u->space != space || !(elementwise(f, u) || op_rows[node->op].klass == CLASS_VIEW)))
+        return true;
+      for (uint32_t e = u->in; e < u->in + u->nin; e++) {
+        const unit *from = &f->units[f->in[e].unit];
+        uint32_t flags = f->in[e].flags;
+        if (from->group == u->group || !in_pair(f, f->in[e].unit, a, b)) continue;
+        if (flags & EDGE_DOT || is_scatter(node_of(f, from->node))) return true;
+        if (costly(f, from) && (flags & EDGE_SOURCE || (flags & EDGE_VIEW && from->elements != u->elements)))
+          return true;
+        if (flags & EDGE_SOURCE && from->elements < u->elements) return true;
+      }
+    }
+  }
+  return false;
+}
+
+/* Bytes that need not be moved when a and b are one kernel. */
+static int64_t saved_bytes(fuser *f, uint32_t a, uint32_t b) {
+  int64_t saved = 0;
+  f->touch++;
+  for (int side = 0; side < 2; side++) {
+    const group *s = &f->groups[side ? b : a];
+    uint32_t other = side ? a : b;
+    for (uint32_t i = 0; i < s->n; i++) {
+      const unit *u = &f->units[s->units[i]];
+      for (uint32_t e = u->in; e < u->in + u->nin; e++) {
+        const unit *from = &f->units[f->in[e].unit];
+        if (!(f->in[e].flags & EDGE_DATA) || from->group == u->group) continue;
+        uint32_t *mark = &f->touched[from->node];
+        if (from->group == other) {
+          if (*mark == f->touch) continue;
+          *mark = f->touch;
+          saved += from->bytes;
+          if (!stored_in(f, from, a, b)) saved += from->bytes;
+        } else if (side == 0) {
+          *mark = f->touch;
+        } else if (*mark == f->touch) {
+          saved += from->bytes;
+          *mark = 0;
+        }
+      }
+      for (uint32_t e = u->leaf; e < u->leaf + u->nleaves; e++) {
+        uint32_t *mark = &f->touched[f->leaves[e]];
+        if (side == 0) {
+          *mark = f->touch;
+        } else if (*mark == f->touch) {
+          saved += fuse_bytes(f->g, f->leaves[e]);
+          *mark = 0;
+        }
+      }
+    }
+  }
+  return saved;
+}
+
+static uint32_t last_node(const fuser *f, uint32_t a) { return f->units[f->groups[a].units[f->groups[a].n - 1]].node; }
+
+/* Would computing the earlier group at the later one's time keep more bytes alive in between than it saves? */
+static bool lengthens(const fuser *f, uint32_t a, uint32_t b) {
+  if (last_node(f, a) > last_node(f, b)) {
+    uint32_t t = a;
+    a = b;
+    b = t;
+  }
+  int64_t kept = 0, saved = 0;
+  uint32_t until = last_node(f, b);
+  const group *x = &f->groups[a];
+  for (uint32_t i = 0; i < x->n; i++) {
+    const unit *u = &f->units[x->units[i]];
+    bool others = u->root;
+    for (uint32_t e = u->out; e < u->out + u->nout; e++)
+      if ((f->out[e].flags & EDGE_DATA) && f->units[f->out[e].unit].group != a &&
+          last_node(f, f->units[f->out[e].unit].group) < until)
+        others = true;
+    if (!others && u->nout && u->value) {
+      bool stored = false;
+      for (uint32_t e = u->out; e < u->out + u->nout; e++)
+        stored |= (f->out[e].flags & EDGE_DATA) && f->units[f->out[e].unit].group != a;
+      if (stored) saved += u->bytes;
+    }
+    for (uint32_t e = u->in; e < u->in + u->nin; e++) {
+      const unit *from = &f->units[f->in[e].unit];
+      if (!(f->in[e].flags & EDGE_DATA) || from->group == a || from->group == b || from->output) continue;
+      bool alive = false;
+      for (uint32_t o = from->out; o < from->out + from->nout && !alive; o++) {
+        uint32_t reader = f->units[f->out[o].unit].group;
+        alive = (f->out[o].flags & EDGE_DATA) && reader != a && last_node(f, reader) >= until;
+      }
+      if (!alive) kept += from->bytes;
+    }
+  }
+  return kept > saved;
+}
+
+/* ---- merging -------------------------------------------------------------------------------------------------------------------- */
+
+/* Group a and b become a new one. */
+static bool merge(fuser *f, uint32_t a, uint32_t b, double ns, uint32_t *to) {
+  group *x = &f->groups[a], *y = &f->groups[b], *m = &f->groups[f->ngroups];
+  uint32_t *units = arena_alloc(&f->arena, (x->n + y->n) * sizeof *units);
+  if (!units) return out_of_memory(f);
+  uint32_t i = 0, j = 0, n = 0;
+  while (i < x->n || j < y->n)
+    units[n++] = j == y->n || (i < x->n && x->units[i] < y->units[j]) ? x->units[i++] : y->units[j++];
+  *m = (group){.n = n, .units = units, .ns = ns, .kind = FUSE_KERNEL, .alive = true};
+  m->dot = x->dot || y->dot;
+  m->scatter = x->scatter || y->scatter;
+  m->space = x->space > y->space ? x->space : y->space;
+  x->alive = y->alive = false;
+  for (i = 0; i < n; i++) f->units[units[i]].group = f->ngroups;
+  *to = f->ngroups++;
+  return true;
+}
+
+static bool make_groups(fuser *f) {
+  /* Each merge makes a new group and ends two; chains that turn out to be no kernel are taken apart once. */
+  f->groups = arena_alloc(&f->arena, (4 * (size_t)f->n + 1) * sizeof *f->groups);
+  f->stack = arena_alloc(&f->arena, (4 * (size_t)f->n + 1) * sizeof *f->stack);
+  uint32_t *own = arena_alloc(&f->arena, (f->n + 1) * sizeof *own);
+  if (!f->groups || !f->stack || !own) return out_of_memory(f);
+  for (uint32_t i = 0; i < f->n; i++) {
+    unit *u = &f->units[i];
+    own[i] = i;
+    u->group = i;
+    f->groups[i] = (group){.n = 1, .units = &own[i], .ns = -1, .kind = u->kind, .alive = true, .space = u->space};
+    f->groups[i].dot = u->kind == FUSE_KERNEL && node_of(f, u->node)->op == OP_dot;
+    f->groups[i].scatter = is_scatter(node_of(f, u->node));
+  }
+  f->ngroups = f->n;
+  return true;
+}
+
+/* The group of all readers of u, if each reads it elementwise over the same points; else u's own. */
+static uint32_t only_reader(const fuser *f, uint32_t i) {
+  const unit *u = &f->units[i];
+  uint32_t g = u->group;
+  if (u->root || !elementwise(f, u)) return u->group;
+  for (uint32_t e = u->out; e < u->out + u->nout; e++) {
+    const unit *r = &f->units[f->out[e].unit];
+    if (!(f->out[e].flags & EDGE_DATA)) continue;
+    if (f->out[e].flags & ~(uint32_t)EDGE_DATA || r->space != u->elements || f->groups[r->group].kind != FUSE_KERNEL ||
+        is_scatter(node_of(f, r->node)))
+      return u->group;
+    if (g != u->group && g != r->group) return u->group;
+    g = r->group;
+  }
+  return g;
+}
+
+static bool dissolve(fuser *f, uint32_t a) {
+  const group *x = &f->groups[a];
+  for (uint32_t i = 0; i < x->n; i++) {
+    uint32_t u = x->units[i];
+    f->groups[f->ngroups] = f->groups[u];
+    f->groups[f->ngroups].alive = true;
+    f->units[u].group = f->ngroups++;
+  }
+  f->groups[a].alive = false;
+  return true;
+}
+
+static bool join_chains(fuser *f) {
+  for (uint32_t i = f->n; i-- > 0;) {
+    uint32_t a = f->units[i].group, b = only_reader(f, i), m;
+    if (a == b || forbidden(f, a, b) || (graph_fallible(f->g, f->units[i].node) && detour(f, a, b))) continue;
+    if (f->level < FUSE_ALL && lengthens(f, a, b)) continue;
+    if (!merge(f, a, b, -1, &m)) return false;
+  }
+  for (uint32_t a = f->n, end = f->ngroups; a < end; a++) {
+    double ns;
+    if (f->groups[a].alive && !cost_of(f, a, &ns)) {
+      if (f->why || !dissolve(f, a)) return false;
+    }
+  }
+  return true;
+}
+
+/* ---- candidates: a heap, most bytes first --------------------------------------------------------------------------------------- */
+
+static bool before(const candidate *x, const candidate *y) {
+  if (x->saved != y->saved) return x->saved > y->saved;
+  return x->a != y->a ? x->a < y->a : x->b < y->b;
+}
+
+static bool offer(fuser *f, uint32_t a, uint32_t b) {
+  if (a == b || !f->groups[a].alive || !f->groups[b].alive || forbidden(f, a, b)) return true;
+  if (!room(f, (void **)&f->heap, &f->heap_cap, f->nheap + 1, sizeof *f->heap)) return false;
+  candidate c = {saved_bytes(f, a, b), a < b ? a : b, a < b ? b : a};
+  uint32_t i = f->nheap++;
+  while (i && before(&c, &f->heap[(i - 1) / 2])) {
+    f->heap[i] = f->heap[(i - 1) / 2];
+    i = (i - 1) / 2;
+  }
+  f->heap[i] = c;
+  return true;
+}
+
+static candidate take(fuser *f) {
+  candidate top = f->heap[0], c = f->heap[--f->nheap];
+  uint32_t i = 0;
+  for (;;) {
+    uint32_t k = 2 * i + 1;
+    if (k >= f->nheap) break;
+    if (k + 1 < f->nheap && before(&f->heap[k + 1], &f->heap[k])) k++;
+    if (!before(&f->heap[k], &c)) break;
+    f->heap[i] = f->heap[k];
+    i = k;
+  }
+  f->heap[i] = c;
+  return top;
+}
+
+/* Offers the pairs of a group with its neighbours; `later`: only with those of a higher number, so that each pair comes once. */
+static bool offer_all(fuser *f, uint32_t a, bool later) {
+  const group *x = &f->groups[a];
+  if (x->kind != FUSE_KERNEL) return true;
+  f->search++;
+  f->groups[a].seen = f->search;
+  for (uint32_t i = 0; i < x->n; i++) {
+    const unit *u = &f->units[x->units[i]];
+    for (int side = 0; side < 2; side++) {
+      const edge *edges = side ? f->out + u->out : f->in + u->in;
+      for (uint32_t e = 0; e < (side ? u->nout : u->nin); e++) {
+        uint32_t b = f->units[edges[e].unit].group;
+        if (!(edges[e].flags & EDGE_DATA) || f->groups[b].seen == f->search || (later && b < a)) continue;
+        f->groups[b].seen = f->search;
+        if (!offer(f, a, b)) return false;
+      }
+    }
+    if (f->level < FUSE_SIBLINGS) continue;
+    for (uint32_t e = 0; e < u->nin + u->nleaves; e++) {
+      bool leaf = e >= u->nin;
+      const unit *from = leaf ? NULL : &f->units[f->in[u->in + e].unit];
+      uint32_t node = leaf ? f->leaves[u->leaf + e - u->nin] : from->node;
+      if (!leaf && (!(f->in[u->in + e].flags & EDGE_DATA) || f->in[u->in + e].flags & EDGE_DOT)) continue;
+      int64_t elements = leaf ? hint_elements(f->g, &node_of(f, node)->type) : from->elements;
+      if (elements < x->space) continue;
+      uint32_t first = leaf ? f->reader_at[node] : from->out;
+      uint32_t end = leaf ? f->reader_at[node + 1] : from->out + from->nout;
+      for (uint32_t r = first, tried = 0; r < end && tried < SIBLINGS_LIMIT; r++) {
+        uint32_t b = f->units[leaf ? f->readers[r] : f->out[r].unit].group;
+        if (!leaf && !(f->out[r].flags & EDGE_DATA)) continue;
+        if (f->groups[b].seen == f->search || (later && b < a) || f->groups[b].space != x->space) continue;
+        f->groups[b].seen = f->search;
+        tried++;
+        if (!offer(f, a, b)) return false;
+      }
+    }
+  }
+  return true;
+}
+
+static bool join_pairs(fuser *f) {
+  for (uint32_t a = 0, end = f->ngroups; a < end; a++)
+    if (f->groups[a].alive && !offer_all(f, a, true)) return false;
+  while (f->nheap && f->budget > 0) {
+    candidate c = take(f);
+    if (!f->groups[c.a].alive || !f->groups[c.b].alive) continue;
+    if (detour(f, c.a, c.b) || detour(f, c.b, c.a)) continue;
+    if (f->level < FUSE_ALL && lengthens(f, c.a, c.b)) continue;
+    double x, y, both;
+    uint32_t m;
+    bool known = cost_of(f, c.a, &x) && cost_of(f, c.b, &y);
+    if (!known || !estimate(f, c.a, c.b, &both)) {
+      if (f->why) return false;
+      continue;
+    }
+    if (both > x + y) continue;
+    if (!merge(f, c.a, c.b, both, &m) || !offer_all(f, m, false)) return false;
+  }
+  return true;
+}
+
+/* ---- result ---------------------------------------------------------------------------------------------------------------------- */
+
+/* Groups in an order in which they can run: of those that can, the one whose last node comes first in the program. */
+static bool write_groups(fuser *f) {
+  fusion *to = f->to;
+  uint32_t *waits = arena_alloc(&f->arena, (f->ngroups + 1) * sizeof *waits);
+  uint32_t *ready = arena_alloc(&f->arena, (f->ngroups + 1) * sizeof *ready), nready = 0, alive = 0;
+  for (uint32_t a = 0; a < f->ngroups; a++) alive += f->groups[a].alive;
+  to->groups = arena_alloc(&to->arena, (alive + 1) * sizeof *to->groups);
+  if (!waits || !ready || !to->groups) return out_of_memory(f);
+  for (uint32_t i = 0; i < f->n; i++)
+    for (uint32_t e = f->units[i].in; e < f->units[i].in + f->units[i].nin; e++)
+      waits[f->units[i].group] += f->units[f->in[e].unit].group != f->units[i].group;
+  for (uint32_t a = 0; a <= f->ngroups; a++) {
+    if (a < f->ngroups && (!f->groups[a].alive || waits[a])) continue;
+    if (a < f->ngroups) {
+      ready[nready++] = a;
+      continue;
+    }
+    for (uint32_t i = nready / 2; i-- > 0;) { /* a heap by last node */
+      for (uint32_t p = i, k; (k = 2 * p + 1) < nready; p = k) {
+        if (k + 1 < nready && last_node(f, ready[k + 1]) < last_node(f, ready[k])) k++;
+        if (last_node(f, ready[p]) <= last_node(f, ready[k])) break;
+        uint32_t t = ready[p];
+        ready[p] = ready[k];
+        ready[k] = t;
+      }
+    }
+  }
+  while (nready) {
+    uint32_t a = ready[0];
+    ready[0] = ready[--nready];
+    for (uint32_t p = 0, k; (k = 2 * p + 1) < nready; p = k) {
+      if (k + 1 < nready && last_node(f, ready[k + 1]) < last_node(f, ready[k])) k++;
+      if (last_node(f, ready[p]) <= last_node(f, ready[k])) break;
+      uint32_t t = ready[p];
+      ready[p] = ready[k];
+      ready[k] = t;
+    }
+    const group *x = &f->groups[a];
+    uint32_t *nodes = arena_alloc(&to->arena, x->n * sizeof *nodes);
+    if (!nodes) return out_of_memory(f);
+    for (uint32_t i = 0; i < x->n; i++) {
+      const unit *u = &f->units[x->units[i]];
+      nodes[i] = u->node;
+      if (u->value) {
+        to->group_of[u->node] = to->n + 1;
+        to->stored[u->node] = u->kind != FUSE_SCALAR && stored_in(f, u, a, a);
+        if (to->stored[u->node]) to->base[u->node] = u->node;
+      }
+      for (uint32_t e = u->out; e < u->out + u->nout; e++) {
+        uint32_t b = f->units[f->out[e].unit].group;
+        if (b == a || --waits[b]) continue;
+        uint32_t p = nready++;
+        ready[p] = b;
+        while (p && last_node(f, ready[(p - 1) / 2]) > last_node(f, ready[p])) {
+          uint32_t t = ready[p];
+          ready[p] = ready[(p - 1) / 2];
+          ready[(p - 1) / 2] = t;
+          p = (p - 1) / 2;
+        }
+      }
+    }
+    to->groups[to->n++] = (fuse_group){x->kind, x->n, nodes};
+  }
+  if (to->n == alive) return true;
+  f->why = "groups of nodes wait for each other";
+  return false;
+}
+
+static bool run(fuser *f) {
+  graph *g = f->g;
+  fusion *to = f->to;
+  to->group_of = arena_alloc(&to->arena, g->n * sizeof *to->group_of);
+  to->base = arena_alloc(&to->arena, g->n * sizeof *to->base);
+  to->stored = arena_alloc(&to->arena, g->n);
+  to->place = arena_alloc(&to->arena, g->n);
+  to->scratch = arena_alloc(&to->arena, g->n * sizeof *to->scratch);
+  f->live = arena_alloc(&f->arena, g->n);
+  f->unit_of = arena_alloc(&f->arena, g->n * sizeof *f->unit_of);
+  f->touched = arena_alloc(&f->arena, g->n * sizeof *f->touched);
+  f->nodes = arena_alloc(&f->arena, g->n * sizeof *f->nodes);
+  uint8_t *root = arena_alloc(&f->arena, g->n);
+  if (to->arena.failed || f->arena.failed) return out_of_memory(f);
+  if (!find_live(f) || !choose_buffers(f, root) || !make_units(f, root)) return false;
+  for (uint32_t n = 1; n < g->n; n++) {
+    const graph_node *node = &g->nodes[n];
+    node_role role = lower_role(g, n);
+    bool constant = node->kind == NODE_CONST && one_element(g, &node->type);
+    to->place[n] = constant || (role == NODE_IS_VIRTUAL && !f->unit_of[n]) ? PLACE_INLINE : PLACE_BUFFER;
+  }
+  if (!make_edges(f) || !simulate_eager(f) || !make_groups(f)) return false;
+  f->budget = BUDGET_LEAST + (int64_t)BUDGET_PER_NODE * f->n;
+  if (f->tune[TUNE_fuse_enabled]) {
+    if (f->level >= FUSE_CHAINS && !join_chains(f)) return false;
+    if (f->level >= FUSE_VERTICAL && !join_pairs(f)) return false;
+  }
+  if (!write_groups(f)) return false;
+  return !g->dims.arena->failed || out_of_memory(f);
+}
+
+bool fuse(graph *g, const int64_t *tune, fuse_level level, fusion *f, const char **why) {
+  *f = (fusion){.g = g};
+  arena_init(&f->arena, NULL);
+  fuser s = {.to = f, .g = g, .tune = tune, .level = level};
+  arena_init(&s.arena, NULL);
+  bool ok = run(&s);
+  arena_free(&s.arena);
+  if (!ok) *why = s.why ? s.why : lower_no_memory;
+  return ok;
+}
+
+void fusion_free(fusion *f) { arena_free(&f->arena); }
+
+k_kernel *fuse_lower(fusion *f, uint32_t number, const char **why) {
+  const fuse_group *x = &f->groups[number];
+  lower_request r = {
+      .g = f->g, .place = f->place, .nodes = x->nodes, .n = x->n, .stored = f->stored, .scratch = f->scratch};
+  for (uint32_t i = 0; i < x->n; i++) f->place[x->nodes[i]] = PLACE_INLINE;
+  k_kernel *k = lower(&r, why);
+  for (uint32_t i = 0; i < x->n; i++) f->place[x->nodes[i]] = PLACE_BUFFER;
+  return k;
+}

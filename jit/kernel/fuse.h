@@ -1,0 +1,56 @@
+/* Fusion: which nodes of a graph are computed together. The result is an order of groups, each a kernel, a library step or a
+ * host scalar; plan.c lowers, schedules and gives them memory. */
+#ifndef JIT_KERNEL_FUSE_H
+#define JIT_KERNEL_FUSE_H
+
+#include "jit/kernel/lower.h"
+
+typedef enum fuse_kind {
+  FUSE_KERNEL,
+  FUSE_LIBRARY, /* one node */
+  FUSE_SCALAR   /* one weak node, or one `fit` whose number is checked */
+} fuse_kind;
+
+typedef struct fuse_group {
+  uint8_t kind; /* fuse_kind */
+  uint32_t n;
+  const uint32_t *nodes; /* ascending */
+} fuse_group;
+
+/* How far fusion goes; each level is stricter than the next. */
+typedef enum fuse_level {
+  FUSE_NOTHING,  /* every node is a group of its own, in program order */
+  FUSE_CHAINS,   /* pointwise nodes join their only reader, where that keeps nothing alive for longer */
+  FUSE_VERTICAL, /* and producers join consumers, on the same condition */
+  FUSE_SIBLINGS, /* and readers of one value join each other, on the same condition */
+  FUSE_ALL       /* whatever makes the graph faster */
+} fuse_level;
+
+typedef struct fusion {
+  arena arena;
+  graph *g;           /* borrowed; its table of dims grows */
+  fuse_group *groups; /* in an order in which they can run, fallible ones in program order */
+  uint32_t n;
+  uint32_t *group_of; /* by node: 1 + the group that computes it, 0: none */
+  uint32_t
+      *base; /* by node: the node whose buffer holds its elements in row-major order (itself unless a view), 0: none */
+  uint8_t *stored;    /* by node: a kernel or library step writes it to a buffer */
+  uint8_t *place;     /* by node: lower_place as seen from a kernel that does not compute it */
+  uint32_t *scratch;  /* by node: for lower */
+  int64_t eager_peak; /* bytes at the recorded sizes when run node by node in program order, inputs included */
+} fusion;
+
+/* Partition of a simplified graph without regions. False with a reason (static text): lower_no_memory or a defect. `f` may be
+ * freed in any case. */
+QN_MUST_CHECK bool fuse(graph *g, const int64_t *tune, fuse_level level, fusion *f, const char **why);
+void fusion_free(fusion *f);
+/* The kernel of a FUSE_KERNEL group. NULL with a reason. */
+QN_MUST_CHECK k_kernel *fuse_lower(fusion *f, uint32_t group, const char **why);
+
+/* Number of elements that a node's buffer needs: sizes that only data tells count with their upper bound. */
+qn_dim fuse_elements(graph *g, const graph_type *t);
+/* Bytes at the recorded sizes, rounded to what a buffer takes. */
+enum { FUSE_ALIGN = 64 };
+int64_t fuse_bytes(graph *g, uint32_t node);
+
+#endif

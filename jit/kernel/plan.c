@@ -1,0 +1,690 @@
+/* Plans: fusion, lowering and scheduling put together, then slots for host scalars, buffers, and their places in memory.
+ *
+ * Memory. A buffer that is neither input, constant nor output is a temporary; it lives from the step that writes it to the last
+ * step that reads it. Temporaries are placed by decreasing size. Each goes over an operand that the same step reads for the
+ * last time, where the schedule allows that; else into the gap it fits best: in the memory of an output that is not written
+ * yet, or in the arena; else on top of the arena. Sizes that are no plain numbers are laid out behind all others, and share a
+ * place only with buffers of the same size.
+ *
+ * The peak of a plan must not be above that of running the graph node by node. Where it is, fusion is done again more
+ * strictly; if even the unfused graph needs more (a view that must be copied because it is a result), the best attempt is
+ * taken. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "jit/kernel/fuse.h"
+#include "jit/kernel/plan.h"
+#include "jit/kernel/schedule.h"
+#include "lang/value.h"
+#include "lang/vm.h"
+
+/* A buffer while memory is planned. */
+typedef struct span_of_life {
+  uint32_t buffer;
+  uint32_t first, last; /* steps */
+  int64_t bytes;        /* rounded; -1: not a plain number */
+  qn_dim size;          /* bytes, rounded */
+  int64_t offset;
+  uint32_t region; /* 0: not placed, 1: the arena, 2 + k: output k */
+} span_of_life;
+
+/* A step's output may be written over its operand. */
+typedef struct overlap {
+  uint32_t over, by; /* buffers */
+} overlap;
+
+typedef struct planner {
+  plan *p;
+  graph *g;
+  const int64_t *tune;
+  fusion f;
+  const char *why;
+  arena arena;           /* freed at the end */
+  uint32_t *buffer_of;   /* by node: 1 + buffer */
+  uint32_t *slot_of;     /* by node: 1 + scalar slot */
+  span_of_life *lives;   /* by buffer */
+  uint32_t *born, *dies; /* by buffer: steps */
+  overlap *overlaps;
+  uint32_t noverlaps, overlaps_cap;
+} planner;
+
+static bool out_of_memory(planner *m) {
+  m->why = lower_no_memory;
+  return false;
+}
+
+static void *take(planner *m, size_t n, size_t size) {
+  void *p = arena_alloc(&m->p->arena, (n ? n : 1) * size);
+  if (!p) out_of_memory(m);
+  return p;
+}
+
+static bool is_output(const plan_buffer *b) { return b->where == WHERE_OUTPUT; }
+
+/* ---- host scalars ------------------------------------------------------------------------------------------------------------ */
+
+static bool make_slots(planner *m) {
+  plan *p = m->p;
+  graph *g = m->g;
+  uint32_t most = g->n + m->f.n;
+  qk_scalar *init = take(m, most, sizeof *init);
+  p->scalar_types = take(m, most, sizeof *p->scalar_types);
+  if (!init || !p->scalar_types) return false;
+  p->scalar_init = init;
+  for (uint32_t i = 0; i < g->ninputs; i++) {
+    uint32_t n = g->inputs[i];
+    if (!g->nodes[n].type.weak) continue;
+    p->scalar_types[p->nscalars] = g->nodes[n].type;
+    m->slot_of[n] = ++p->nscalars;
+  }
+  for (uint32_t n = 1; n < g->n; n++) {
+    const graph_node *node = &g->nodes[n];
+    if (!node->type.weak || m->slot_of[n] || (node->kind == NODE_OP && !m->f.group_of[n])) continue;
+    if (node->kind == NODE_CONST) {
+      qk_scalar *s = &init[p->nscalars];
+      if (node->type.dtype == QN_f64)
+        memcpy(&s->f, node->payload.data, sizeof s->f);
+      else if (node->type.dtype == QN_bool)
+        s->i = *(const uint8_t *)node->payload.data != 0;
+      else
+        memcpy(&s->i, node->payload.data, sizeof s->i);
+    }
+    p->scalar_types[p->nscalars] = node->type;
+    m->slot_of[n] = ++p->nscalars;
+  }
+  return true;
+}
+
+/* ---- buffers -------------------------------------------------------------------------------------------------------------------- */
+
+static bool add_buffer(planner *m, uint32_t n, plan_where where, uint32_t index) {
+  const graph_node *node = &m->g->nodes[n];
+  plan_buffer *b = &m->p->buffers[m->p->nbuffers];
+  *b = (plan_buffer){.where = (uint8_t)where, .dtype = node->type.dtype, .index = index};
+  b->elements = fuse_elements(m->g, &node->type);
+  if (where == WHERE_CONST) b->data = node->payload.data;
+  m->buffer_of[n] = ++m->p->nbuffers;
+  return true;
+}
+
+/* The buffer that holds a node's elements in row-major order; -1: none. */
+static int64_t buffer_for(const planner *m, uint32_t n) {
+  uint32_t b = m->f.base[n] ? m->f.base[n] : n;
+  return (int64_t)m->buffer_of[b] - 1;
+}
+
+static bool make_buffers(planner *m) {
+  plan *p = m->p;
+  graph *g = m->g;
+  p->buffers = take(m, g->n, sizeof *p->buffers);
+  p->outputs = take(m, g->noutputs, sizeof *p->outputs);
+  if (!p->buffers || !p->outputs) return false;
+  p->noutputs = g->noutputs;
+  for (uint32_t i = 0; i < g->noutputs; i++) {
+    uint32_t n = g->outputs[i], b = m->f.base[n];
+    plan_output *o = &p->outputs[i];
+    o->type = g->nodes[n].type;
+    if (o->type.weak) {
+      o->kind = OUT_SCALAR;
+      o->index = m->slot_of[n] - 1;
+    } else if (g->nodes[b].kind == NODE_INPUT) {
+      o->kind = OUT_INPUT;
+      o->index = g->nodes[b].payload.input;
+    } else {
+      o->kind = OUT_BUFFER;
+      if (!m->buffer_of[b]) add_buffer(m, b, WHERE_OUTPUT, i);
+      o->index = m->buffer_of[b] - 1;
+    }
+  }
+  for (uint32_t n = 1; n < g->n; n++) {
+    const graph_node *node = &g->nodes[n];
+    if (m->buffer_of[n] || node->type.weak) continue;
+    if (node->kind == NODE_INPUT) add_buffer(m, n, WHERE_INPUT, node->payload.input);
+    if (node->kind == NODE_CONST) add_buffer(m, n, WHERE_CONST, 0);
+    if (node->kind == NODE_OP && m->f.stored[n]) add_buffer(m, n, WHERE_ARENA, 0);
+  }
+  return true;
+}
+
+/* ---- steps ------------------------------------------------------------------------------------------------------------------------ */
+
+/* "exp_sum_div_f32": the kernel's ops without repetition, and the dtype of what it stores last. */
+static void kernel_name(const planner *m, const fuse_group *x, char *name, size_t size) {
+  const graph *g = m->g;
+  size_t len = 0;
+  const char *dtype = "";
+  uint8_t seen[OP_COUNT] = {0};
+  name[0] = 0;
+  for (uint32_t i = 0; i < x->n; i++) {
+    const graph_node *n = &g->nodes[x->nodes[i]];
+    if (m->f.stored[x->nodes[i]]) dtype = dtype_rows[n->type.dtype].name;
+    const char *word = n->kind != NODE_OP || n->op == OP_stop_gradient ? "copy" : op_rows[n->op].name;
+    if (seen[n->op] || len + strlen(word) + 12 > size) continue;
+    seen[n->op] = 1;
+    len += (size_t)snprintf(name + len, size - len, "%s%s", len ? "_" : "", word);
+  }
+  snprintf(name + len, size - len, "%s%s", dtype[0] ? "_" : "", dtype);
+}
+
+static bool note_overlap(planner *m, uint32_t over, uint32_t by) {
+  if (m->noverlaps == m->overlaps_cap) {
+    uint32_t cap = m->overlaps_cap ? 2 * m->overlaps_cap : 64;
+    overlap *more = arena_alloc(&m->arena, cap * sizeof *more);
+    if (!more) return out_of_memory(m);
+    if (m->noverlaps) memcpy(more, m->overlaps, m->noverlaps * sizeof *more);
+    m->overlaps = more;
+    m->overlaps_cap = cap;
+  }
+  m->overlaps[m->noverlaps++] = (overlap){over, by};
+  return true;
+}
+
+static bool bind_buffers(planner *m, plan_step *s, const k_kernel *k, const l_program *program, const uint8_t *alias) {
+  uint32_t *buffers = take(m, k->nbuffers, sizeof *buffers);
+  if (!buffers) return false;
+  uint32_t most = 0;
+  for (uint32_t i = 0; i < program->nbuffers; i++) most += program->buffers[i].mode != BUF_SCRATCH;
+  if (most != k->nbuffers) {
+    m->why = "a program's buffers are not its kernel's";
+    return false;
+  }
+  for (uint32_t i = 0; i < k->nbuffers; i++) {
+    int64_t b = buffer_for(m, k->buffers[i].ref);
+    if (b < 0) {
+      m->why = "a kernel reads what nothing stores";
+      return false;
+    }
+    buffers[i] = (uint32_t)b;
+  }
+  for (uint32_t i = 0; alias && i < k->nbuffers; i++)
+    for (uint32_t o = 0; o < k->nbuffers; o++)
+      if (i != o && alias[i * k->nbuffers + o] && k->buffers[i].mode == BUF_IN && k->buffers[o].mode != BUF_IN &&
+          !note_overlap(m, buffers[i], buffers[o]))
+        return false;
+  s->buffers = buffers;
+  s->nbuffers = k->nbuffers;
+  return true;
+}
+
+static bool bind_scalars(planner *m, plan_step *s, const uint32_t *nodes, uint32_t n) {
+  uint32_t *slots = take(m, n, sizeof *slots);
+  if (!slots) return false;
+  for (uint32_t i = 0; i < n; i++) {
+    if (!m->slot_of[nodes[i]]) {
+      m->why = "a host scalar that nothing computes";
+      return false;
+    }
+    slots[i] = m->slot_of[nodes[i]] - 1;
+  }
+  s->scalars = slots;
+  s->nscalars = n;
+  return true;
+}
+
+/* Nothing is stored, and no check is left: all of them are known to hold. */
+static bool does_nothing(const k_kernel *k) {
+  for (k_val v = 1; v < k->n; v++)
+    if (k_is_effect(&k->nodes[v])) return false;
+  return true;
+}
+
+static bool kernel_step(planner *m, uint32_t group, plan_step *s) {
+  plan *p = m->p;
+  graph *g = m->g;
+  const fuse_group *x = &m->f.groups[group];
+  k_kernel *k = fuse_lower(&m->f, group, &m->why);
+  if (!k) return false;
+  if (does_nothing(k)) {
+    m->p->nsteps--;
+    k_free(k);
+    return true;
+  }
+#ifdef QN_CHECKED
+  char text[256];
+  if (!k_verify(k, text, sizeof text)) {
+    k_free(k);
+    m->why = "lowering made a kernel that does not verify";
+    return false;
+  }
+#endif
+  schedule_result r = {0};
+  bool ok = schedule(k, m->tune[TUNE_par_grain], &r, &m->why);
+  if (ok) {
+    plan_kernel *to = &p->kernels[p->nkernels];
+    s->what = p->nkernels++;
+    *to = (plan_kernel){.program = r.program, .nops = x->n, .nodes = x->nodes};
+    to->hash = l_hash(r.program);
+    for (uint32_t i = 1; i < r.program->n; i++) to->nphases += r.program->code[i].code == L_PHASE;
+    to->node_first = x->nodes[0];
+    to->node_last = x->nodes[x->n - 1];
+    for (uint32_t i = 0; i < k->nbuffers; i++)
+      to->bytes = dim_add(&g->dims, to->bytes,
+                          dim_mul(&g->dims, k->buffers[i].elements, (qn_dim)dtype_size((qn_dtype)k->buffers[i].dtype)));
+    char name[64];
+    kernel_name(m, x, name, sizeof name);
+    size_t len = strlen(name);
+    char *copy = arena_alloc(&r.program->arena, len + 1);
+    uint32_t *nodes = take(m, x->n, sizeof *nodes);
+    ok = copy && nodes ? true : out_of_memory(m);
+    if (ok) {
+      r.program->name = memcpy(copy, name, len + 1);
+      to->nodes = memcpy(nodes, x->nodes, x->n * sizeof *nodes);
+    }
+    s->kind = STEP_KERNEL;
+    s->node = to->node_last;
+    s->ints = r.ints;
+    s->nints = r.nints;
+    ok = ok && bind_buffers(m, s, k, r.program, r.alias) && bind_scalars(m, s, k->scalars, k->nscalars);
+#ifdef QN_CHECKED
+    if (ok && !l_verify(r.program, text, sizeof text)) {
+      m->why = "scheduling made a program that does not verify";
+      ok = false;
+    }
+#endif
+  }
+  k_free(k);
+  return ok;
+}
+
+static bool library_step(planner *m, uint32_t n, plan_step *s) {
+  const graph_node *node = &m->g->nodes[n];
+  uint32_t *buffers = take(m, (size_t)node->nin + 1, sizeof *buffers);
+  if (!buffers) return false;
+  for (int i = 0; i <= node->nin; i++) {
+    int64_t b = buffer_for(m, i < node->nin ? node->in[i] : n);
+    if (b < 0) {
+      m->why = "a library step reads what nothing stores";
+      return false;
+    }
+    buffers[i] = (uint32_t)b;
+  }
+  *s = (plan_step){.kind = STEP_LIBRARY, .op = node->op, .node = n, .attr = node->attr, .buffers = buffers};
+  s->nbuffers = (uint32_t)node->nin + 1;
+  return true;
+}
+
+static bool scalar_step(planner *m, uint32_t n, plan_step *s) {
+  plan *p = m->p;
+  const graph_node *node = &m->g->nodes[n];
+  *s = (plan_step){.kind = STEP_SCALAR, .op = node->op, .node = n, .attr = node->attr};
+  if (m->slot_of[n]) {
+    s->out = m->slot_of[n] - 1;
+  } else { /* a fit that is only checked: the number stays what it is */
+    p->scalar_types[p->nscalars] = m->g->nodes[node->in[0]].type;
+    s->out = p->nscalars++;
+  }
+  if (node->op != OP_cast || m->g->nodes[node->in[0]].type.weak) return bind_scalars(m, s, node->in, node->nin);
+  uint32_t *buffer = take(m, 1, sizeof *buffer);
+  int64_t b = buffer_for(m, node->in[0]);
+  if (!buffer) return false;
+  if (b < 0) {
+    m->why = "a host scalar is read from what nothing stores";
+    return false;
+  }
+  *buffer = (uint32_t)b;
+  s->buffers = buffer;
+  s->nbuffers = 1;
+  return true;
+}
+
+static bool make_steps(planner *m) {
+  plan *p = m->p;
+  p->steps = take(m, m->f.n, sizeof *p->steps);
+  p->kernels = take(m, m->f.n, sizeof *p->kernels);
+  if (!p->steps || !p->kernels) return false;
+  for (uint32_t i = 0; i < m->f.n; i++) {
+    const fuse_group *x = &m->f.groups[i];
+    plan_step *s = &p->steps[p->nsteps++];
+    bool ok = x->kind == FUSE_KERNEL    ? kernel_step(m, i, s)
+              : x->kind == FUSE_LIBRARY ? library_step(m, x->nodes[0], s)
+                                        : scalar_step(m, x->nodes[0], s);
+    if (!ok) return false;
+  }
+  return true;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------------------------------------ */
+
+static qn_dim rounded_bytes(graph *g, const plan_buffer *b) {
+  dim_table *t = &g->dims;
+  qn_dim bytes = dim_mul(t, b->elements, (qn_dim)dtype_size((qn_dtype)b->dtype));
+  bytes = dim_make(t, DIM_FLOORDIV, dim_add(t, bytes, FUSE_ALIGN - 1), FUSE_ALIGN);
+  return dim_mul(t, bytes, FUSE_ALIGN);
+}
+
+static bool find_lives(planner *m) {
+  plan *p = m->p;
+  m->lives = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *m->lives);
+  if (!m->lives) return out_of_memory(m);
+  for (uint32_t b = 0; b < p->nbuffers; b++) {
+    span_of_life *v = &m->lives[b];
+    *v = (span_of_life){.buffer = b, .first = UINT32_MAX};
+    v->size = rounded_bytes(m->g, &p->buffers[b]);
+    if (!dim_is_const(&m->g->dims, v->size, &v->bytes)) v->bytes = -1;
+  }
+  for (uint32_t i = 0; i < p->nsteps; i++) {
+    const plan_step *s = &p->steps[i];
+    for (uint32_t k = 0; k < s->nbuffers; k++) {
+      span_of_life *v = &m->lives[s->buffers[k]];
+      if (v->first == UINT32_MAX) v->first = i;
+      v->last = i;
+    }
+  }
+  for (uint32_t b = 0; b < p->nbuffers; b++)
+    if (is_output(&p->buffers[b])) m->lives[b].last = p->nsteps;
+  return true;
+}
+
+static bool may_overlap(const planner *m, uint32_t over, uint32_t by) {
+  for (uint32_t i = 0; i < m->noverlaps; i++)
+    if (m->overlaps[i].over == over && m->overlaps[i].by == by) return true;
+  return false;
+}
+
+/* Can both lie in the same bytes (whole buffers, at one offset)? */
+static bool in_place(const planner *m, const span_of_life *x, const span_of_life *y) {
+  const plan_buffer *a = &m->p->buffers[x->buffer], *b = &m->p->buffers[y->buffer];
+  if (x->bytes < 0 || a->elements != b->elements || dtype_size((qn_dtype)a->dtype) != dtype_size((qn_dtype)b->dtype))
+    return false;
+  return (x->last == y->first && may_overlap(m, x->buffer, y->buffer)) ||
+         (y->last == x->first && may_overlap(m, y->buffer, x->buffer));
+}
+
+static bool together(const span_of_life *x, const span_of_life *y) {
+  return x->first <= y->last && y->first <= x->last;
+}
+
+static int by_size(const void *a, const void *b) {
+  const span_of_life *x = *(span_of_life *const *)a, *y = *(span_of_life *const *)b;
+  if (x->bytes != y->bytes) return x->bytes < y->bytes ? 1 : -1;
+  if (x->first != y->first) return x->first < y->first ? -1 : 1;
+  return x->buffer < y->buffer ? -1 : 1;
+}
+
+/* Are the bytes free of all that is placed, but for what v may lie on? */
+static bool is_free(const planner *m, span_of_life *const *placed, uint32_t n, const span_of_life *v, uint32_t region,
+                    int64_t offset) {
+  for (uint32_t i = 0; i < n; i++) {
+    const span_of_life *x = placed[i];
+    if (x->region != region || !together(x, v) || x->offset + x->bytes <= offset || offset + v->bytes <= x->offset)
+      continue;
+    if (x->offset != offset || !in_place(m, x, v)) return false;
+  }
+  return true;
+}
+
+/* The smallest gap of a region that holds v: its offset, and its size in *size; -1 if there is none below `end`. What is
+ * placed in the region while v lives is in `near`, by offset. */
+static int64_t best_gap(const span_of_life *const *near, uint32_t n, const span_of_life *v, int64_t end,
+                        int64_t *size) {
+  int64_t at = 0, best = -1;
+  for (uint32_t i = 0; i <= n; i++) {
+    int64_t to = i < n ? near[i]->offset : end;
+    if (to - at >= v->bytes && (best < 0 || to - at < *size)) {
+      best = at;
+      *size = to - at;
+    }
+    if (i < n && near[i]->offset + near[i]->bytes > at) at = near[i]->offset + near[i]->bytes;
+  }
+  return best;
+}
+
+static uint32_t find_near(span_of_life *const *placed, uint32_t n, const span_of_life *v, uint32_t region,
+                          const span_of_life **near) {
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    const span_of_life *x = placed[i];
+    if (x->region != region || !together(x, v) || x->bytes == 0) continue;
+    uint32_t at = count++;
+    while (at && near[at - 1]->offset > x->offset) {
+      near[at] = near[at - 1];
+      at--;
+    }
+    near[at] = x;
+  }
+  return count;
+}
+
+static bool place_buffers(planner *m, int64_t *arena_bytes) {
+  plan *p = m->p;
+  uint32_t n = 0, nout = 0, nplaced = 0;
+  span_of_life **order = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *order);
+  span_of_life **placed = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *placed);
+  span_of_life **outputs = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *outputs);
+  const span_of_life **near = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *near);
+  if (!order || !placed || !outputs || !near) return out_of_memory(m);
+  for (uint32_t b = 0; b < p->nbuffers; b++) {
+    span_of_life *v = &m->lives[b];
+    if (v->bytes < 0 || v->first == UINT32_MAX) continue;
+    if (p->buffers[b].where == WHERE_ARENA) order[n++] = v;
+    if (is_output(&p->buffers[b])) {
+      v->region = 2 + p->buffers[b].index;
+      outputs[nout++] = placed[nplaced++] = v;
+    }
+  }
+  qsort(order, n, sizeof *order, by_size);
+  int64_t top = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    span_of_life *v = order[i];
+    for (uint32_t k = 0; k < nplaced && !v->region; k++) {
+      const span_of_life *x = placed[k];
+      if (together(x, v) && in_place(m, x, v) && is_free(m, placed, nplaced, v, x->region, x->offset)) {
+        v->region = x->region;
+        v->offset = x->offset;
+      }
+    }
+    int64_t smallest = INT64_MAX;
+    for (uint32_t k = 0; k <= nout && (v->region == 0 || smallest < INT64_MAX); k++) {
+      uint32_t region = k < nout ? outputs[k]->region : 1;
+      int64_t size = 0, end = k < nout ? outputs[k]->bytes : top;
+      if (k < nout && (outputs[k]->first <= v->last || end < v->bytes)) continue;
+      uint32_t count = find_near(placed, nplaced, v, region, near);
+      int64_t at = best_gap(near, count, v, end, &size);
+      if (at < 0 || size >= smallest) continue;
+      smallest = size;
+      v->region = region;
+      v->offset = at;
+    }
+    if (!v->region) { /* above everything that is in use then */
+      uint32_t count = find_near(placed, nplaced, v, 1, near);
+      v->region = 1;
+      for (uint32_t k = 0; k < count; k++)
+        if (near[k]->offset + near[k]->bytes > v->offset) v->offset = near[k]->offset + near[k]->bytes;
+      if (__builtin_add_overflow(v->offset, v->bytes, &top)) top = INT64_MAX / 2;
+    }
+    placed[nplaced++] = v;
+    plan_buffer *b = &p->buffers[v->buffer];
+    b->offset = v->offset;
+    if (v->region > 1) {
+      b->where = WHERE_OUTPUT;
+      b->index = v->region - 2;
+    }
+  }
+  *arena_bytes = top;
+  return true;
+}
+
+/* Behind all others: buffers whose size is no plain number. */
+static bool place_symbolic(planner *m, int64_t fixed) {
+  plan *p = m->p;
+  qn_dim top = fixed;
+  for (uint32_t b = 0; b < p->nbuffers; b++) {
+    span_of_life *v = &m->lives[b];
+    if (v->bytes >= 0 || p->buffers[b].where != WHERE_ARENA || v->first == UINT32_MAX) continue;
+    for (uint32_t a = 0; a < b && !v->region; a++) { /* a place of the same size that is free meanwhile */
+      const span_of_life *x = &m->lives[a];
+      if (!x->region || x->bytes >= 0 || x->size != v->size || together(x, v)) continue;
+      bool taken = false;
+      for (uint32_t c = 0; c < b && !taken; c++)
+        taken = m->lives[c].region && m->lives[c].bytes < 0 && p->buffers[c].offset == p->buffers[a].offset &&
+                together(&m->lives[c], v);
+      if (taken) continue;
+      v->region = 1;
+      p->buffers[b].offset = p->buffers[a].offset;
+    }
+    if (v->region) continue;
+    v->region = 1;
+    p->buffers[b].offset = top;
+    top = dim_add(&m->g->dims, top, v->size);
+  }
+  p->arena_bytes = top;
+  return true;
+}
+
+static void add_bytes(int64_t *sum, int64_t bytes) {
+  if (__builtin_add_overflow(*sum, bytes, sum)) *sum = INT64_MAX / 2;
+}
+
+static bool plan_memory(planner *m) {
+  plan *p = m->p;
+  graph *g = m->g;
+  int64_t fixed = 0;
+  if (!find_lives(m) || !place_buffers(m, &fixed) || !place_symbolic(m, fixed)) return false;
+  p->peak_bytes = dim_hint(&g->dims, p->arena_bytes);
+  for (uint32_t i = 0; i < g->ninputs; i++) add_bytes(&p->peak_bytes, fuse_bytes(g, g->inputs[i]));
+  for (uint32_t b = 0; b < p->nbuffers; b++)
+    if (is_output(&p->buffers[b]) && m->lives[b].last == p->nsteps)
+      add_bytes(&p->peak_bytes, dim_hint(&g->dims, m->lives[b].size));
+  p->eager_peak_bytes = m->f.eager_peak;
+  return true;
+}
+
+/* ---- the whole ---------------------------------------------------------------------------------------------------------------------- */
+
+/* A result that is a constant becomes a copy of it, which a kernel writes. */
+static bool copy_constants(graph *g) {
+  for (uint32_t i = 0; i < g->noutputs; i++) {
+    uint32_t n = g->outputs[i];
+    if (g->nodes[n].type.weak || g->nodes[n].kind != NODE_CONST) continue;
+    uint32_t copy = graph_node_raw(g, OP_stop_gradient, &n, 1, NULL, g->nodes[n].type, g->nodes[n].site);
+    if (!copy) return false;
+    for (uint32_t k = i + 1; k < g->noutputs; k++)
+      if (g->outputs[k] == n) g->outputs[k] = copy;
+    g->outputs[i] = copy;
+  }
+  return true;
+}
+
+static void drop(plan *p) {
+  for (uint32_t i = 0; i < p->nkernels; i++) l_free(p->kernels[i].program);
+  arena_free(&p->arena);
+  graph *g = p->graph;
+  *p = (plan){.graph = g};
+  arena_init(&p->arena, NULL);
+}
+
+static bool attempt(plan *p, const int64_t *tune, fuse_level level, const char **why) {
+  drop(p);
+  planner m = {.p = p, .g = p->graph, .tune = tune};
+  arena_init(&m.arena, NULL);
+  bool ok = fuse(m.g, tune, level, &m.f, &m.why);
+  if (ok) {
+    m.buffer_of = arena_alloc(&m.arena, m.g->n * sizeof *m.buffer_of);
+    m.slot_of = arena_alloc(&m.arena, m.g->n * sizeof *m.slot_of);
+    ok = m.buffer_of && m.slot_of ? true : out_of_memory(&m);
+  }
+  ok = ok && make_slots(&m) && make_buffers(&m) && make_steps(&m) && plan_memory(&m);
+  if (ok && m.g->dims.arena->failed) ok = out_of_memory(&m);
+  fusion_free(&m.f);
+  arena_free(&m.arena);
+  if (!ok) *why = m.why ? m.why : lower_no_memory;
+  return ok;
+}
+
+plan *plan_make(graph *g, const int64_t *tune, char *why, size_t size) {
+  if (size) why[0] = 0;
+  plan *p = malloc(sizeof *p);
+  if (!p) {
+    graph_free(g);
+    return NULL;
+  }
+  *p = (plan){.graph = g};
+  arena_init(&p->arena, NULL);
+  const char *reason = lower_no_memory;
+  bool done = false, short_of_memory = !copy_constants(g);
+  int64_t best = INT64_MAX;
+  int chosen = FUSE_NOTHING;
+  for (int level = tune[TUNE_fuse_enabled] ? FUSE_ALL : FUSE_NOTHING; level >= 0 && !done && !short_of_memory;
+       level--) {
+    bool ok = attempt(p, tune, (fuse_level)level, &reason);
+    short_of_memory = !ok && reason == lower_no_memory;
+    done = ok && p->peak_bytes <= p->eager_peak_bytes;
+    if (ok && !done && p->peak_bytes < best) {
+      best = p->peak_bytes;
+      chosen = level;
+    }
+  }
+  if (!done && !short_of_memory && best < INT64_MAX) done = attempt(p, tune, (fuse_level)chosen, &reason);
+  if (done) return p;
+  if (reason != lower_no_memory) snprintf(why, size, "%s", reason);
+  plan_free(p);
+  return NULL;
+}
+
+void plan_free(plan *p) {
+  if (!p) return;
+  drop(p);
+  graph_free(p->graph);
+  free(p);
+}
+
+/* ---- text -------------------------------------------------------------------------------------------------------------------------- */
+
+static void print_buffer(const plan *p, uint32_t i, text_buf *out) {
+  static const char *const where[] = {"input ", "constant ", "output ", "arena "};
+  const plan_buffer *b = &p->buffers[i];
+  text_addf(out, "  b%u: %s", i, where[b->where]);
+  if (b->where == WHERE_INPUT || b->where == WHERE_OUTPUT) text_int(out, b->index);
+  if (b->where == WHERE_ARENA || (b->where == WHERE_OUTPUT && b->offset)) {
+    text_adds(out, "+");
+    dim_print(&p->graph->dims, b->offset, out);
+  }
+  text_addf(out, " %s[", dtype_rows[b->dtype].name);
+  dim_print(&p->graph->dims, b->elements, out);
+  text_adds(out, "]\n");
+}
+
+static void print_step(const plan_step *s, text_buf *out) {
+  if (s->kind == STEP_KERNEL)
+    text_addf(out, "kernel %u", s->what);
+  else
+    text_addf(out, "%s%s", s->kind == STEP_SCALAR ? "scalar " : "", op_rows[s->op].name);
+  for (uint32_t i = 0; i < s->nbuffers; i++) text_addf(out, " b%u", s->buffers[i]);
+  for (uint32_t i = 0; i < s->nscalars; i++) text_addf(out, " s%u", s->scalars[i]);
+  if (s->kind == STEP_SCALAR) text_addf(out, " -> s%u", s->out);
+  text_adds(out, "\n");
+}
+
+void plan_print(const plan *p, text_buf *out) {
+  const graph *g = p->graph;
+  text_addf(out, "plan: %u kernels, %u steps, peak ", p->nkernels, p->nsteps);
+  text_int(out, p->peak_bytes);
+  text_adds(out, " bytes (node by node ");
+  text_int(out, p->eager_peak_bytes);
+  text_adds(out, "), arena ");
+  dim_print(&g->dims, p->arena_bytes, out);
+  text_adds(out, "\n");
+  for (uint32_t i = 0; i < p->nkernels; i++) {
+    const plan_kernel *k = &p->kernels[i];
+    text_addf(out, "  kernel %u %s: %u nodes, %u phase%s, ", i, k->program->name, k->nops, k->nphases,
+              k->nphases == 1 ? "" : "s");
+    dim_print(&g->dims, k->bytes, out);
+    text_adds(out, " bytes:");
+    for (uint32_t n = 0; n < k->nops; n++) {
+      const graph_node *node = &g->nodes[k->nodes[n]];
+      text_addf(out, " %%%u %s", k->nodes[n], node->kind == NODE_OP ? op_rows[node->op].name : "constant");
+      if (node->site && node->site < g->nsites) text_addf(out, "@%u", node->site);
+    }
+    text_adds(out, "\n");
+  }
+  for (uint32_t i = 0; i < p->nbuffers; i++) print_buffer(p, i, out);
+  for (uint32_t i = 0; i < p->nsteps; i++) {
+    text_addf(out, "  step %u: ", i);
+    print_step(&p->steps[i], out);
+  }
+  for (uint32_t i = 0; i < p->noutputs; i++) {
+    static const char *const kinds[] = {"b", "input ", "s"};
+    text_addf(out, "  result %u: %s%u\n", i, kinds[p->outputs[i].kind], p->outputs[i].index);
+  }
+}

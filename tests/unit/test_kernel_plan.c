@@ -1,0 +1,386 @@
+/* Plans: what fuses into how many kernels, and that any plan is one: programs verify, steps come after what they read, nothing
+ * is overwritten before its last reader, checks come in program order, and the peak is no higher than node by node. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "graph_random.h"
+#include "jit/kernel/plan.h"
+#include "lang/vm.h"
+
+static int64_t tune[TUNABLE_COUNT];
+
+static void tune_reset(void) {
+  static const int64_t defaults[] = {
+#define TUNABLE(symbol, name, def, min, max, meaning) def,
+#include "lang/tunables.def"
+#undef TUNABLE
+  };
+  memcpy(tune, defaults, sizeof tune);
+}
+
+static const char *printed_plan(const plan *p) {
+  static char text[1 << 16];
+  text_buf t;
+  text_init(&t, NULL);
+  graph_print(p->graph, &t);
+  plan_print(p, &t);
+  snprintf(text, sizeof text, "%.*s", (int)t.len, t.text ? t.text : "");
+  text_free(&t);
+  return text;
+}
+
+/* ---- the checker -------------------------------------------------------------------------------------------------------------- */
+
+static int64_t bytes_of(const plan *p, uint32_t b) {
+  return dim_hint(&p->graph->dims, p->buffers[b].elements) * (int64_t)dtype_size((qn_dtype)p->buffers[b].dtype);
+}
+
+static bool overlap(const plan *p, uint32_t a, uint32_t b) {
+  const plan_buffer *x = &p->buffers[a], *y = &p->buffers[b];
+  if (x->where != y->where || (x->where == WHERE_OUTPUT && x->index != y->index)) return false;
+  int64_t at = dim_hint(&p->graph->dims, x->offset), bt = dim_hint(&p->graph->dims, y->offset);
+  return at < bt + bytes_of(p, b) && bt < at + bytes_of(p, a);
+}
+
+static bool fixed_input(const plan_buffer *b) { return b->where == WHERE_INPUT || b->where == WHERE_CONST; }
+
+/* What is wrong with a plan, or NULL. */
+static const char *wrong(const plan *p) {
+  static char why[256], found[300];
+  const graph *g = p->graph;
+  uint8_t valid[4096] = {0}, slot[4096] = {0};
+  uint32_t last_check = 0, weak = 0;
+  if (p->nbuffers > 4096 || p->nscalars > 4096) return "too large for this test";
+  for (uint32_t i = 0; i < g->ninputs; i++) weak += g->nodes[g->inputs[i]].type.weak;
+  for (uint32_t i = 0; i < p->nscalars; i++) slot[i] = 1;
+  for (uint32_t i = 0; i < p->nsteps; i++)
+    if (p->steps[i].kind == STEP_SCALAR && p->steps[i].out < p->nscalars) slot[p->steps[i].out] = 0;
+  for (uint32_t i = 0; i < weak; i++)
+    if (!slot[i]) return "a scalar input is overwritten";
+  for (uint32_t b = 0; b < p->nbuffers; b++) {
+    const plan_buffer *x = &p->buffers[b];
+    valid[b] = fixed_input(x);
+    if (x->where == WHERE_CONST && !x->data) return "a constant without data";
+    if (x->where == WHERE_ARENA && dim_hint(&g->dims, x->offset) + bytes_of(p, b) > dim_hint(&g->dims, p->arena_bytes))
+      return "a buffer ends behind the arena";
+    if (dim_hint(&g->dims, x->offset) % 64) return "an offset is not a multiple of 64";
+    if (x->where == WHERE_OUTPUT) {
+      if (x->index >= p->noutputs || p->outputs[x->index].kind != OUT_BUFFER) return "memory of no output";
+      if (dim_hint(&g->dims, x->offset) + bytes_of(p, b) > (bytes_of(p, p->outputs[x->index].index) + 63) / 64 * 64)
+        return "a buffer ends behind its output";
+    }
+  }
+  for (uint32_t i = 0; i < p->nsteps; i++) {
+    const plan_step *s = &p->steps[i];
+    for (uint32_t k = 0; k < s->nbuffers; k++)
+      if (s->buffers[k] >= p->nbuffers) return "a buffer out of range";
+    for (uint32_t k = 0; k < s->nscalars; k++)
+      if (s->scalars[k] >= p->nscalars || !slot[s->scalars[k]]) return "a step reads a scalar that is not there";
+    uint32_t writes[64], nwrites = 0;
+    if (s->kind == STEP_KERNEL) {
+      const plan_kernel *k = &p->kernels[s->what];
+      const l_program *l = k->program;
+      if (!l_verify(l, why, sizeof why)) {
+        snprintf(found, sizeof found, "kernel %u: %s", s->what, why);
+        return found;
+      }
+      if (l->nints != s->nints || l->nscalars != s->nscalars) return "parameters do not match";
+      uint32_t at = 0;
+      for (uint32_t b = 0; b < l->nbuffers; b++) {
+        if (l->buffers[b].mode == BUF_SCRATCH) continue;
+        if (at == s->nbuffers) return "too few buffers";
+        uint32_t x = s->buffers[at++];
+        if (l->buffers[b].dtype != p->buffers[x].dtype) return "a buffer of another dtype";
+        if (l->buffers[b].mode != BUF_IN && nwrites < 64)
+          writes[nwrites++] = x;
+        else if (!valid[x])
+          return "a kernel reads what is not there";
+      }
+      if (at != s->nbuffers) return "too many buffers";
+      for (uint32_t c = 0; c < l->nchecks; c++) {
+        if (l->checks[c].node < last_check) return "checks out of program order";
+        last_check = l->checks[c].node;
+      }
+    } else if (s->kind == STEP_LIBRARY) {
+      for (uint32_t k = 0; k + 1 < s->nbuffers; k++)
+        if (!valid[s->buffers[k]]) return "a library step reads what is not there";
+      writes[nwrites++] = s->buffers[s->nbuffers - 1];
+    } else {
+      if (s->nbuffers && !valid[s->buffers[0]]) return "a scalar step reads what is not there";
+      if (s->out >= p->nscalars) return "a slot out of range";
+      slot[s->out] = 1;
+      if (graph_fallible(g, s->node)) {
+        if (s->node < last_check) return "scalar checks out of program order";
+        last_check = s->node;
+      }
+    }
+    for (uint32_t w = 0; w < nwrites; w++) {
+      uint32_t x = writes[w];
+      if (fixed_input(&p->buffers[x])) return "an input is written";
+      for (uint32_t b = 0; b < p->nbuffers; b++)
+        if (b != x && !fixed_input(&p->buffers[b]) && overlap(p, b, x)) valid[b] = 0;
+      for (uint32_t v = 0; v < w; v++)
+        if (overlap(p, writes[v], x)) return "two results of a step overlap";
+      for (uint32_t k = 0; k < s->nbuffers; k++) { /* in place: the same bytes exactly */
+        uint32_t b = s->buffers[k];
+        if (b != x && overlap(p, b, x) &&
+            (s->kind != STEP_KERNEL || p->buffers[b].offset != p->buffers[x].offset ||
+             bytes_of(p, b) != bytes_of(p, x)))
+          return "a step overwrites part of an operand";
+      }
+    }
+    for (uint32_t w = 0; w < nwrites; w++) valid[writes[w]] = 1;
+  }
+  for (uint32_t i = 0; i < p->noutputs; i++) {
+    const plan_output *o = &p->outputs[i];
+    if (o->kind == OUT_BUFFER && (p->buffers[o->index].where != WHERE_OUTPUT || !valid[o->index]))
+      return "an output is not there";
+    if (o->kind == OUT_SCALAR && o->index >= p->nscalars) return "an output's slot is out of range";
+    if (!graph_type_same(&o->type, &g->nodes[g->outputs[i]].type)) return "an output of another type";
+  }
+  return NULL;
+}
+
+static void check_plan(const plan *p, const char *what) {
+  const char *w = wrong(p);
+  ck_assert_msg(!w, "%s: %s\n%s", what, w, printed_plan(p));
+}
+
+/* ---- random graphs --------------------------------------------------------------------------------------------------------------- */
+
+/* Fusion must not cost memory: the peak is at most that of running node by node, or of the plan without fusion (which has
+ * its results' memory from the start). */
+static bool peak_is_low(const plan *p) {
+  if (p->peak_bytes <= p->eager_peak_bytes) return true;
+  char why[256];
+  int64_t fused = tune[TUNE_fuse_enabled];
+  graph *g = graph_copy(p->graph);
+  tune[TUNE_fuse_enabled] = 0;
+  plan *q = g ? plan_make(g, tune, why, sizeof why) : NULL;
+  tune[TUNE_fuse_enabled] = fused;
+  bool low = q && p->peak_bytes <= q->peak_bytes;
+  plan_free(q);
+  return low;
+}
+
+static void random_plans(bool symbolic, uint64_t from, uint64_t to) {
+  for (uint64_t seed = from; seed < to; seed++) {
+    random_options o = {.symbolic = symbolic, .nodes = 1 + (int)(seed % 60)};
+    graph *g = random_graph(seed, &o), *s = graph_simplify(g);
+    ck_assert(s != NULL);
+    graph_free(g);
+    char why[256] = "", what[32];
+    plan *p = plan_make(s, tune, why, sizeof why);
+    snprintf(what, sizeof what, "seed %llu", (unsigned long long)seed);
+    ck_assert_msg(p != NULL, "%s: %s", what, why);
+    check_plan(p, what);
+    ck_assert_msg(peak_is_low(p), "%s: peak\n%s", what, printed_plan(p));
+    plan_free(p);
+  }
+}
+
+START_TEST(random_graphs_give_plans) {
+  tune_reset();
+  random_plans(false, 0, 400);
+  tune[TUNE_fuse_nodes] = 5;
+  random_plans(false, 400, 500);
+}
+END_TEST
+
+START_TEST(symbolic_sizes_give_plans) {
+  tune_reset();
+  random_plans(true, 0, 150);
+}
+END_TEST
+
+START_TEST(unfused_graphs_give_plans) {
+  tune_reset();
+  tune[TUNE_fuse_enabled] = 0;
+  random_plans(false, 0, 150);
+}
+END_TEST
+
+/* ---- what fuses ------------------------------------------------------------------------------------------------------------------- */
+
+static plan *plan_of(const char *text) {
+  char why[256] = "";
+  graph *g = graph_parse(text, why, sizeof why);
+  ck_assert_msg(g != NULL, "%s\n%s", why, text);
+  ck_assert_msg(graph_verify(g, why, sizeof why), "%s", why);
+  plan *p = plan_make(g, tune, why, sizeof why);
+  ck_assert_msg(p != NULL, "%s", why);
+  check_plan(p, "text");
+  return p;
+}
+
+static void expect(const char *name, const char *text, uint32_t kernels) {
+  plan *p = plan_of(text);
+  ck_assert_msg(p->nkernels == kernels, "%s: %u kernels, not %u\n%s", name, p->nkernels, kernels, printed_plan(p));
+  ck_assert_msg(p->peak_bytes <= p->eager_peak_bytes, "%s: peak\n%s", name, printed_plan(p));
+  plan_free(p);
+}
+
+static const char softmax[] =
+    "graph(%1: f32[512, 1000]) {\n %2 = max %1 axes=[1] keepdims : f32[512, 1]\n"
+    "%3 = sub %1, %2 : f32[512, 1000]\n %4 = exp %3 : f32[512, 1000]\n"
+    "%5 = sum %4 axes=[1] keepdims : f32[512, 1]\n %6 = div %4, %5 : f32[512, 1000]\n return %6 }";
+
+static const char layer_norm[] =
+    "graph(%1: f32[256, 768], %2: f32[768], %3: f32[768], %4: f32[256, 768]) {\n"
+    "%5 = sum %1 axes=[1] keepdims : f32[256, 1]\n %6 = const 768.0 : f32[]\n %7 = div %5, %6 : f32[256, 1]\n"
+    "%8 = sub %1, %7 : f32[256, 768]\n %9 = mul %8, %8 : f32[256, 768]\n %10 = sum %9 axes=[1] keepdims : f32[256, 1]\n"
+    "%11 = div %10, %6 : f32[256, 1]\n %12 = const 0.00001 : f32[]\n %13 = add %11, %12 : f32[256, 1]\n"
+    "%14 = rsqrt %13 : f32[256, 1]\n %15 = mul %8, %14 : f32[256, 768]\n %16 = mul %15, %2 : f32[256, 768]\n"
+    "%17 = add %16, %3 : f32[256, 768]\n %18 = const 0.70710678 : f32[]\n %19 = mul %17, %18 : f32[256, 768]\n"
+    "%20 = erf %19 : f32[256, 768]\n %21 = const 1.0 : f32[]\n %22 = add %20, %21 : f32[256, 768]\n"
+    "%23 = mul %17, %22 : f32[256, 768]\n %24 = const 0.5 : f32[]\n %25 = mul %23, %24 : f32[256, 768]\n"
+    "%26 = add %4, %25 : f32[256, 768]\n return %26 }";
+
+START_TEST(rows_are_one_kernel) {
+  tune_reset();
+  expect("softmax", softmax, 1);
+  expect("layer norm", layer_norm, 1);
+  expect(
+      "cross entropy",
+      "graph(%1: f32[128, 1000], %2: i64[128, 1]) {\n %3 = max %1 axes=[1] keepdims : f32[128, 1]\n"
+      "%4 = sub %1, %3 : f32[128, 1000]\n %5 = exp %4 : f32[128, 1000]\n %6 = sum %5 axes=[1] keepdims : f32[128, 1]\n"
+      "%7 = log %6 : f32[128, 1]\n %8 = sub %4, %7 : f32[128, 1000]\n %9 = gather %8, %2 axes=[1] : f32[128, 1]\n"
+      "%10 = neg %9 : f32[128, 1]\n return %10 }",
+      1);
+}
+END_TEST
+
+START_TEST(elementwise_work_is_one_kernel) {
+  tune_reset();
+  expect("chain",
+         "graph(%1: f32[1000], %2: f32[1000]) {\n %3 = exp %1 : f32[1000]\n %4 = add %3, %2 : f32[1000]\n"
+         "%5 = tanh %4 : f32[1000]\n %6 = mul %5, %3 : f32[1000]\n return %6 }",
+         1);
+  expect("into a reduction",
+         "graph(%1: f32[1000, 100]) {\n %2 = exp %1 : f32[1000, 100]\n %3 = sum %2 axes=[1] : f32[1000]\n return %3 }",
+         1);
+  expect("siblings",
+         "graph(%1: f32[1000, 100]) {\n %2 = max %1 axes=[1] : f32[1000]\n %3 = min %1 axes=[1] : f32[1000]\n"
+         "%4 = sum %1 axes=[1] : f32[1000]\n return %2, %3, %4 }",
+         1);
+  expect(
+      "index",
+      "graph(%1: f32[1000, 64], %2: i64[4096], %3: f32[4096, 64]) {\n %4 = index %1, %2 leading=[1] : f32[4096, 64]\n"
+      "%5 = add %4, %3 : f32[4096, 64]\n %6 = exp %5 : f32[4096, 64]\n return %6 }",
+      1);
+  expect("parameter updates",
+         "graph(%1: f32[1000, 64], %2: f32[1000, 64], %3: f32[64, 10], %4: f32[64, 10]) {\n %5 = const 0.1 : f32[]\n"
+         "%6 = mul %2, %5 : f32[1000, 64]\n %7 = sub %1, %6 : f32[1000, 64]\n %8 = mul %4, %5 : f32[64, 10]\n"
+         "%9 = sub %3, %8 : f32[64, 10]\n return %7, %9 }",
+         2);
+}
+END_TEST
+
+START_TEST(products_take_epilogues) {
+  tune_reset();
+  expect(
+      "epilogue",
+      "graph(%1: f32[256, 512], %2: f32[512, 128], %3: f32[128], %4: f32[256, 128]) {\n %5 = dot %1, %2 : f32[256, "
+      "128]\n"
+      "%6 = add %5, %3 : f32[256, 128]\n %7 = tanh %6 : f32[256, 128]\n %8 = add %4, %7 : f32[256, 128]\n return %8 }",
+      1);
+  expect("transposed operand",
+         "graph(%1: f32[256, 512], %2: f32[128, 512]) {\n %3 = permute %2 order=[1, 0] : f32[512, 128]\n"
+         "%4 = dot %1, %3 : f32[256, 128]\n return %4 }",
+         1);
+  expect(
+      "computed operand",
+      "graph(%1: f32[256, 512], %2: f32[512, 128]) {\n %3 = exp %1 : f32[256, 512]\n %4 = dot %3, %2 : f32[256, 128]\n"
+      "return %4 }",
+      2);
+  expect("two layers",
+         "graph(%1: f32[256, 512], %2: f32[512, 128], %3: f32[128, 64]) {\n %4 = dot %1, %2 : f32[256, 128]\n"
+         "%5 = tanh %4 : f32[256, 128]\n %6 = dot %5, %3 : f32[256, 64]\n return %6 }",
+         2);
+}
+END_TEST
+
+START_TEST(fusion_can_be_off) {
+  tune_reset();
+  tune[TUNE_fuse_enabled] = 0;
+  expect("softmax", softmax, 5);
+  tune_reset();
+  tune[TUNE_fuse_nodes] = 1;
+  expect("softmax", softmax, 5);
+}
+END_TEST
+
+START_TEST(results_without_kernels) {
+  tune_reset();
+  expect("inputs", "graph(%1: f32[3], %2: weak f64) {\n return %1, %2, %1 }", 0);
+  expect("renamed", "graph(%1: f32[3]) {\n %2 = stop_gradient %1 : f32[3]\n return %2 }", 0);
+  expect("shared", "graph(%1: f32[3]) {\n %2 = exp %1 : f32[3]\n return %2, %2 }", 1);
+  plan *p = plan_of("graph(%1: f32[3, 2]) {\n %2 = permute %1 order=[1, 0] : f32[2, 3]\n %3 = const 1.5 : f32[]\n"
+                    "%4 = reshape %1 shape=[6] : f32[6]\n %5 = sort %2 axes=[1] : f32[2, 3]\n return %2, %3, %4, %5 }");
+  for (uint32_t i = 0; i < 4; i++) ck_assert_int_eq(p->outputs[i].kind, OUT_BUFFER);
+  plan_free(p);
+}
+END_TEST
+
+START_TEST(checks_keep_their_order) {
+  tune_reset();
+  /* The second check would fuse with the first but for the one between them, which needs a sorted array. */
+  plan *p = plan_of("graph(%1: i64[100], %2: i64[100], %3: i64[100]) {\n %4 = floordiv %1, %2 : i64[100]\n"
+                    "%5 = sort %3 axes=[0] : i64[100]\n %6 = mod %2, %5 : i64[100]\n %7 = floordiv %4, %3 : i64[100]\n"
+                    "return %6, %7 }");
+  plan_free(p);
+}
+END_TEST
+
+START_TEST(large_graphs_plan_in_time) {
+  tune_reset();
+  /* A training step's worth of nodes plans in bounded time and memory. */
+  static char text[1 << 16];
+  int at = snprintf(text, sizeof text, "graph(%%1: f32[64, 256]) {\n");
+  int x = 1;
+  for (int layer = 0, n = 2; layer < 60; layer++) {
+    static const char *const ops[] = {"exp", "tanh", "sigmoid", "erf", "neg"};
+    for (int k = 0; k < 5; k++, x = n++)
+      at += snprintf(text + at, sizeof text - (size_t)at, "%%%d = %s %%%d : f32[64, 256]\n", n, ops[k], x);
+    at += snprintf(text + at, sizeof text - (size_t)at, "%%%d = sum %%%d axes=[1] keepdims : f32[64, 1]\n", n, x);
+    n++;
+    at += snprintf(text + at, sizeof text - (size_t)at, "%%%d = sub %%%d, %%%d : f32[64, 256]\n", n, x, n - 1);
+    x = n++;
+  }
+  snprintf(text + at, sizeof text - (size_t)at, "return %%%d }", x);
+  plan *p = plan_of(text);
+  ck_assert_uint_le(p->nkernels, 60);
+  ck_assert_int_le(p->peak_bytes, p->eager_peak_bytes);
+  plan_free(p);
+}
+END_TEST
+
+int main(void) {
+  Suite *s = suite_create("kernel plan");
+  struct {
+    TCase *t;
+    const TTest *f;
+  } cases[] = {
+      {tcase_create("random_graphs_give_plans"), random_graphs_give_plans},
+      {tcase_create("symbolic_sizes_give_plans"), symbolic_sizes_give_plans},
+      {tcase_create("unfused_graphs_give_plans"), unfused_graphs_give_plans},
+      {tcase_create("rows_are_one_kernel"), rows_are_one_kernel},
+      {tcase_create("elementwise_work_is_one_kernel"), elementwise_work_is_one_kernel},
+      {tcase_create("products_take_epilogues"), products_take_epilogues},
+      {tcase_create("fusion_can_be_off"), fusion_can_be_off},
+      {tcase_create("results_without_kernels"), results_without_kernels},
+      {tcase_create("checks_keep_their_order"), checks_keep_their_order},
+      {tcase_create("large_graphs_plan_in_time"), large_graphs_plan_in_time},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    tcase_set_timeout(cases[i].t, 120);
+    tcase_add_test(cases[i].t, cases[i].f);
+    suite_add_tcase(s, cases[i].t);
+  }
+  SRunner *runner = srunner_create(s);
+  srunner_run_all(runner, CK_ENV);
+  int failed = srunner_ntests_failed(runner);
+  srunner_free(runner);
+  return failed != 0;
+}
