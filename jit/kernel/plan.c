@@ -24,6 +24,7 @@ typedef struct span_of_life {
   uint32_t buffer;
   uint32_t first, last; /* steps */
   int64_t bytes;        /* rounded; -1: not a plain number */
+  int64_t exact;        /* not rounded: an output's array is no larger */
   qn_dim size;          /* bytes, rounded */
   int64_t offset;
   uint32_t region; /* 0: not placed, 1: the arena, 2 + k: output k */
@@ -361,7 +362,8 @@ static bool find_lives(planner *m) {
     span_of_life *v = &m->lives[b];
     *v = (span_of_life){.buffer = b, .first = UINT32_MAX};
     v->size = rounded_bytes(m->g, &p->buffers[b]);
-    if (!dim_is_const(&m->g->dims, v->size, &v->bytes)) v->bytes = -1;
+    qn_dim bytes = dim_mul(&m->g->dims, p->buffers[b].elements, (qn_dim)dtype_size((qn_dtype)p->buffers[b].dtype));
+    if (!dim_is_const(&m->g->dims, v->size, &v->bytes) || !dim_is_const(&m->g->dims, bytes, &v->exact)) v->bytes = -1;
   }
   for (uint32_t i = 0; i < p->nsteps; i++) {
     const plan_step *s = &p->steps[i];
@@ -414,14 +416,15 @@ static bool is_free(const planner *m, span_of_life *const *placed, uint32_t n, c
   return true;
 }
 
-/* The smallest gap of a region that holds v: its offset, and its size in *size; -1 if there is none below `end`. What is
+/* The smallest gap of a region that holds v: its offset, and its size in *size; -1 if there is none below `end`, beyond
+ * which nothing may be written. What is
  * placed in the region while v lives is in `near`, by offset. */
 static int64_t best_gap(const span_of_life *const *near, uint32_t n, const span_of_life *v, int64_t end,
                         int64_t *size) {
   int64_t at = 0, best = -1;
   for (uint32_t i = 0; i <= n; i++) {
     int64_t to = i < n ? near[i]->offset : end;
-    if (to - at >= v->bytes && (best < 0 || to - at < *size)) {
+    if (to - at >= (i < n ? v->bytes : v->exact) && (best < 0 || to - at < *size)) {
       best = at;
       *size = to - at;
     }
@@ -477,8 +480,8 @@ static bool place_buffers(planner *m, int64_t *arena_bytes) {
     int64_t smallest = INT64_MAX;
     for (uint32_t k = 0; k <= nout && (v->region == 0 || smallest < INT64_MAX); k++) {
       uint32_t region = k < nout ? outputs[k]->region : 1;
-      int64_t size = 0, end = k < nout ? outputs[k]->bytes : top;
-      if (k < nout && (outputs[k]->first <= v->last || end < v->bytes)) continue;
+      int64_t size = 0, end = k < nout ? outputs[k]->exact : top;
+      if (k < nout && (outputs[k]->first <= v->last || end < v->exact)) continue;
       uint32_t count = find_near(placed, nplaced, v, region, near);
       int64_t at = best_gap(near, count, v, end, &size);
       if (at < 0 || size >= smallest) continue;

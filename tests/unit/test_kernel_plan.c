@@ -67,7 +67,7 @@ static const char *wrong(const plan *p) {
     if (dim_hint(&g->dims, x->offset) % 64) return "an offset is not a multiple of 64";
     if (x->where == WHERE_OUTPUT) {
       if (x->index >= p->noutputs || p->outputs[x->index].kind != OUT_BUFFER) return "memory of no output";
-      if (dim_hint(&g->dims, x->offset) + bytes_of(p, b) > (bytes_of(p, p->outputs[x->index].index) + 63) / 64 * 64)
+      if (dim_hint(&g->dims, x->offset) + bytes_of(p, b) > bytes_of(p, p->outputs[x->index].index))
         return "a buffer ends behind its output";
     }
   }
