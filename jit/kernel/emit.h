@@ -8,7 +8,9 @@
 
 #include "jit/kernel/l.h"
 
-/* C11 with GNU extensions: void NAME_J(const qk_args *a, long lo, long hi). */
+/* C11 with GNU extensions: void NAME_J(const qk_args *a, long long lo, long long hi), of type qk_phase. Behind a program's last
+ * phase comes one more function of this type, which stores the bytes of scratch that its phases need for these ints and
+ * scalars to *(int64_t *)a->scratch: see emit_scratch. */
 void emit_c(const l_program *const *programs, const char *const *names, uint32_t n, text_buf *out);
 /* CUDA C for NVRTC (sm_90): extern "C" __global__ void NAME_J(qk_args, long n): a block runs instances blockIdx.x,
  * blockIdx.x + gridDim.x, ... below n; the text says in a comment per phase how many threads a block has and how much
@@ -16,5 +18,14 @@ void emit_c(const l_program *const *programs, const char *const *names, uint32_t
 void emit_cuda(const l_program *const *programs, const char *const *names, uint32_t n, text_buf *out);
 /* Number of phases of a program. */
 uint32_t emit_phases(const l_program *p);
+
+/* Bytes of args->scratch (64-byte aligned, one piece for each thread) that compiled phases need: code[nphases] answers. */
+static inline size_t emit_scratch(const qk_phase *code, uint32_t nphases, const qk_args *args) {
+  int64_t bytes = 0;
+  qk_args ask = *args;
+  ask.scratch = &bytes;
+  code[nphases](&ask, 0, 0);
+  return (size_t)bytes;
+}
 
 #endif

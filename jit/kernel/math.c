@@ -56,6 +56,8 @@ static int text_find(const char *name, size_t len) {
 static void mark(math_uses *u, int i) { u->bits[i / 64] |= (uint64_t)1 << (i % 64); }
 static bool marked(const math_uses *u, int i) { return (u->bits[i / 64] >> (i % 64) & 1) != 0; }
 
+bool math_known(const char *name) { return text_find(name, strlen(name)) >= 0; }
+
 void math_use(math_uses *u, const char *name) {
   int i = text_find(name, strlen(name));
   if (i < 0) u->failed = true;

@@ -18,6 +18,8 @@ void math_uses_init(math_uses *u);
 static inline void math_uses_free(math_uses *u) { (void)u; }
 /* Notes a primitive or function by name: add_f32, cast_i64_f32, exp_f64 ... */
 void math_use(math_uses *u, const char *name);
+/* Is there a text of this name? */
+bool math_known(const char *name);
 void math_print(const math_uses *u, math_target target, text_buf *out);
 
 /* The name of a type in these texts: b8 for bool, else the dtype's name. */

@@ -1,0 +1,370 @@
+/* The parts of printed kernels that are the same text in C and CUDA C (emit_text.h). */
+#include "jit/kernel/emit_text.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+bool emit_opens(uint8_t code) {
+  return code == L_PAR || code == L_FOR || code == L_VEC || code == L_IF || code == L_WHILE;
+}
+
+/* ---- facts ------------------------------------------------------------------------------------------------------- */
+
+bool emit_facts(emitter *e, const l_program *p) {
+  e->p = p;
+  e->end = calloc(p->n + 1, sizeof *e->end);
+  e->acc = calloc(p->n + 1, sizeof *e->acc);
+  e->seg = calloc(p->n + 1, sizeof *e->seg);
+  e->seen = calloc(p->n + 1, sizeof *e->seen);
+  e->spill = calloc(p->n + 1, sizeof *e->spill);
+  uint32_t *open = calloc(p->n + 1, sizeof *open);
+  e->failed = !e->end || !e->acc || !e->seg || !e->seen || !e->spill || !open;
+  uint32_t depth = 0, vec = 0; /* open blocks; 1 + the number of those outside the open VEC */
+  for (l_val v = 1; v < p->n && !e->failed; v++) {
+    const l_instr *i = &p->code[v];
+    if (i->code == L_PUSH || i->code == L_SCAN) e->acc[i->a] |= vec ? ACC_VEC : ACC_SINGLE;
+    if ((i->code == L_PUSH || i->code == L_SCAN) && vec && depth > vec && p->code[i->a].a) e->acc[i->a] |= ACC_NESTED;
+    if (i->code == L_SCAN) e->acc[i->a] |= i->flags & L_EXCLUSIVE ? ACC_SCANNED | ACC_EXCLUSIVE : ACC_SCANNED;
+    if (i->code == L_MERGE) e->acc[i->a] |= ACC_MERGED;
+    if (i->code == L_FINISH || i->code == L_PARTIAL) e->acc[i->a] |= ACC_FINISHED;
+    if (emit_opens(i->code)) {
+      open[depth++] = v;
+      if (i->code == L_VEC) vec = depth;
+    }
+    if (i->code == L_END && depth) {
+      e->end[open[--depth]] = v;
+      if (depth < vec) vec = 0;
+    }
+  }
+  free(open);
+  return !e->failed;
+}
+
+void emit_facts_free(emitter *e) {
+  free(e->end);
+  free(e->acc);
+  free(e->seg);
+  free(e->seen);
+  free(e->spill);
+}
+
+/* ---- text -------------------------------------------------------------------------------------------------------- */
+
+void emit_line(emitter *e, const char *format, ...) {
+  char text[1024];
+  va_list args;
+  va_start(args, format);
+  int n = vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  if (n < 0 || (size_t)n >= sizeof text) e->out->failed = true;
+  text_repeat(e->out, "  ", e->depth);
+  text_adds(e->out, text);
+  text_adds(e->out, "\n");
+}
+
+const char *emit_prim(emitter *e, char name[48], kop_id op, uint8_t dtype, uint8_t from) {
+  if ((op == KOP_cast || op == KOP_bitcast) && dtype == from) op = KOP_copy;
+  if (op == KOP_cast || op == KOP_bitcast)
+    snprintf(name, 48, "%s_%s_%s", kop_rows[op].name, emit_type(from), emit_type(dtype));
+  else
+    snprintf(name, 48, "%s_%s", kop_rows[op].name, emit_type(op >= KOP_eq && op <= KOP_ge ? from : dtype));
+  math_use(e->uses, name);
+  return name;
+}
+
+void emit_buffer(int64_t b, char out[24]) {
+  if (b >= 0)
+    snprintf(out, 24, "p%d", (int)b);
+  else
+    snprintf(out, 24, "v%d", (int)-b);
+}
+
+uint8_t emit_buffer_type(const emitter *e, int64_t b) { return b >= 0 ? e->p->buffers[b].dtype : e->p->code[-b].dtype; }
+
+/* Appends to a text of EMIT_TEXT characters. */
+static void append(char out[EMIT_TEXT], const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void append(char out[EMIT_TEXT], const char *format, ...) {
+  size_t n = strlen(out);
+  va_list args;
+  va_start(args, format);
+  vsnprintf(out + n, EMIT_TEXT - n, format, args);
+  va_end(args);
+}
+
+static bool is_int(const emitter *e, l_val v, int64_t value) {
+  const l_instr *i = emit_at(e, v);
+  return i->code == L_INT && i->imm == value;
+}
+
+void emit_address(emitter *e, const l_instr *i, char out[EMIT_TEXT]) {
+  out[0] = 0;
+  append(out, "v%u", i->a);
+  if (i->b && !is_int(e, i->b, 0)) {
+    if (is_int(e, i->b, 1))
+      append(out, " + j");
+    else
+      append(out, " + v%u * j", i->b);
+  }
+  if (i->c) {
+    if (is_int(e, i->d, 1))
+      append(out, " + v%u", i->c);
+    else
+      append(out, " + v%u * v%u", i->c, i->d);
+  }
+}
+
+void emit_guard(emitter *e, const l_instr *i, char out[EMIT_TEXT]) {
+  out[0] = 0;
+  if (e->active[0]) append(out, "%s", e->active);
+  l_val from = e->vec ? emit_at(e, e->vec)->a : 0;
+  if (i->e) append(out, "%s(j + v%u >= v%u)", out[0] ? " & " : "", from, i->e);
+  if (i->f) append(out, "%s(j + v%u < v%u)", out[0] ? " & " : "", from, i->f);
+  if (i->g) append(out, "%sv%u", out[0] ? " & " : "", i->g);
+}
+
+/* ---- values ------------------------------------------------------------------------------------------------------ */
+
+static void print_float(emitter *e, l_val v, double x, bool f64) {
+  const char *T = f64 ? "f64" : "f32";
+  if (x != x) {
+    emit_line(e, "const %s v%u = NAN%d;", T, v, f64 ? 64 : 32);
+  } else if (x - x != 0) {
+    emit_line(e, "const %s v%u = %sINF%d;", T, v, x < 0 ? "-" : "", f64 ? 64 : 32);
+  } else {
+    text_repeat(e->out, "  ", e->depth);
+    text_addf(e->out, "const %s v%u = ", T, v);
+    text_float(e->out, x, !f64);
+    text_adds(e->out, f64 ? ";\n" : "f;\n");
+  }
+}
+
+static void print_const(emitter *e, l_val v) {
+  const l_instr *i = emit_at(e, v);
+  uint64_t bits = (uint64_t)i->imm;
+  if (i->dtype == QN_f32) {
+    float f;
+    uint32_t u = (uint32_t)bits;
+    memcpy(&f, &u, 4);
+    print_float(e, v, (double)f, false);
+  } else if (i->dtype == QN_f64) {
+    double f;
+    memcpy(&f, &bits, 8);
+    print_float(e, v, f, true);
+  } else {
+    unsigned long long word =
+        dtype_rows[i->dtype].size == 8 ? bits : bits & ((1ull << 8 * dtype_rows[i->dtype].size) - 1);
+    emit_line(e, "const %s v%u = (%s)%lluull;", emit_type(i->dtype), v, emit_type(i->dtype), word);
+  }
+}
+
+void emit_arguments(const l_instr *i, char out[64]) {
+  if (i->c)
+    snprintf(out, 64, "v%u, v%u, v%u", i->a, i->b, i->c);
+  else if (i->b)
+    snprintf(out, 64, "v%u, v%u", i->a, i->b);
+  else
+    snprintf(out, 64, "v%u", i->a);
+}
+
+static void print_load(emitter *e, l_val v) {
+  const l_instr *i = emit_at(e, v);
+  char where[EMIT_TEXT], cond[EMIT_TEXT], buffer[24];
+  emit_address(e, i, where);
+  emit_guard(e, i, cond);
+  emit_buffer(i->imm, buffer);
+  const char *T = emit_type(i->dtype);
+  if (!cond[0])
+    emit_line(e, "const %s v%u = %s[%s];", T, v, buffer, where);
+  else if (i->h)
+    emit_line(e, "const %s v%u = %s ? %s[%s] : v%u;", T, v, cond, buffer, where, i->h);
+  else
+    emit_line(e, "const %s v%u = %s ? %s[%s] : (%s)0;", T, v, cond, buffer, where, T);
+}
+
+void emit_value(emitter *e, l_val v) {
+  const l_instr *i = emit_at(e, v);
+  const char *T = emit_type(i->dtype);
+  char f[48], arguments[64];
+  switch ((l_code)i->code) {
+  case L_INT: emit_line(e, "const i64 v%u = (i64)%lluull;", v, (unsigned long long)i->imm); break;
+  case L_PARAM: emit_line(e, "const i64 v%u = a->ints[%d];", v, (int)i->imm); break;
+  case L_VAR: emit_line(e, "const i64 v%u = x%u;", v, i->a); break;
+  case L_IADD: emit_line(e, "const i64 v%u = v%u + v%u;", v, i->a, i->b); break;
+  case L_ISUB: emit_line(e, "const i64 v%u = v%u - v%u;", v, i->a, i->b); break;
+  case L_IMUL: emit_line(e, "const i64 v%u = v%u * v%u;", v, i->a, i->b); break;
+  case L_IDIV: emit_line(e, "const i64 v%u = floor_div(v%u, v%u);", v, i->a, i->b); break;
+  case L_IMOD: emit_line(e, "const i64 v%u = floor_mod(v%u, v%u);", v, i->a, i->b); break;
+  case L_IMIN: emit_line(e, "const i64 v%u = v%u < v%u ? v%u : v%u;", v, i->a, i->b, i->a, i->b); break;
+  case L_IMAX: emit_line(e, "const i64 v%u = v%u > v%u ? v%u : v%u;", v, i->a, i->b, i->a, i->b); break;
+  case L_IVALUE: emit_line(e, "const i64 v%u = (i64)v%u;", v, i->a); break;
+  case L_CONST: print_const(e, v); break;
+  case L_SCALAR:
+    if (i->dtype == QN_f64)
+      emit_line(e, "const f64 v%u = a->scalars[%d].f;", v, (int)i->imm);
+    else if (i->dtype == QN_bool)
+      emit_line(e, "const b8 v%u = a->scalars[%d].i != 0;", v, (int)i->imm);
+    else
+      emit_line(e, "const i64 v%u = a->scalars[%d].i;", v, (int)i->imm);
+    break;
+  case L_IOTA: {
+    char where[48];
+    if (i->b && e->vec)
+      snprintf(where, sizeof where, "v%u + v%u * j", i->a, i->b);
+    else
+      snprintf(where, sizeof where, "v%u", i->a);
+    if (i->dtype == QN_bool)
+      emit_line(e, "const b8 v%u = (%s) != 0;", v, where);
+    else
+      emit_line(e, "const %s v%u = (%s)(%s);", T, v, T, where);
+    break;
+  }
+  case L_KOP:
+    emit_arguments(i, arguments);
+    emit_line(e, "const %s v%u = %s(%s);", T, v, emit_prim(e, f, (kop_id)i->sub, i->dtype, i->type2), arguments);
+    break;
+  case L_MATH:
+    math_name(f, sizeof f, (math_id)i->sub, (qn_dtype)i->dtype, (qn_dtype)i->type2);
+    math_use(e->uses, f);
+    emit_arguments(i, arguments);
+    emit_line(e, "const %s v%u = %s(%s);", T, v, f, arguments);
+    break;
+  case L_LOAD: print_load(e, v); break;
+  default: break;
+  }
+}
+
+void emit_rmw(emitter *e, const l_instr *i) {
+  uint8_t dtype = emit_buffer_type(e, i->imm);
+  char f[48], in[48], out[48];
+  if (dtype == QN_f16 || dtype == QN_bf16) {
+    emit_prim(e, in, KOP_cast, QN_f32, dtype);
+    emit_prim(e, out, KOP_cast, dtype, QN_f32);
+    emit_prim(e, f, (kop_id)i->sub, QN_f32, QN_f32);
+    emit_line(e, "*q = %s(%s(%s(*q), %s(v%u)));", out, f, in, in, i->h);
+  } else {
+    emit_line(e, "*q = %s(*q, v%u);", emit_prim(e, f, (kop_id)i->sub, dtype, dtype), i->h);
+  }
+}
+
+bool emit_rare_names(const emitter *e, l_val v, emit_rare *names) {
+  const l_instr *i = emit_at(e, v);
+  if (i->code != L_MATH) return false;
+  const char *name = math_rows[i->sub].name, *T = emit_type(i->type2);
+  snprintf(names->rare, sizeof names->rare, "%s_rare_%s", name, T);
+  snprintf(names->fast, sizeof names->fast, "%s_fast_%s", name, T);
+  snprintf(names->slow, sizeof names->slow, "%s_slow_%s", name, T);
+  return math_known(names->rare);
+}
+
+bool emit_again(const l_instr *i) {
+  return i->code == L_CONST || i->code == L_SCALAR || i->code == L_IOTA || i->code == L_FINISH;
+}
+
+bool emit_first_set(const emitter *e, l_val from, l_val k) {
+  for (l_val v = from + 1; v < k; v++) {
+    const l_instr *i = emit_at(e, v);
+    if (i->code == L_FOR || i->code == L_WHILE)
+      v = e->end[v];
+    else if (i->code == L_SET && i->a == emit_at(e, k)->a)
+      return false;
+  }
+  return true;
+}
+
+/* ---- accumulators ------------------------------------------------------------------------------------------------ */
+
+bool acc_exact(const l_instr *a) {
+  return !dtype_is_float((qn_dtype)a->dtype) || (a->sub != KOP_add && a->sub != KOP_mul);
+}
+
+bool acc_lanes(const emitter *e, l_val v) {
+  const l_instr *a = emit_at(e, v);
+  if (a->a || a->imm == ORDER_DOT) return false;
+  return a->imm == ORDER_INNER || (acc_exact(a) && (e->acc[v] & ACC_VEC));
+}
+
+bool acc_rows(const l_instr *a) { return a->a && a->imm == ORDER_INNER && !acc_exact(a); }
+bool acc_tree(const l_instr *a) { return !acc_exact(a) && !acc_rows(a); }
+
+int acc_chain(const l_instr *a) {
+  switch ((l_order)a->imm) {
+  case ORDER_INNER: return ORDER_BLOCK;
+  case ORDER_OUTER: return ORDER_OUTER_CHAIN;
+  case ORDER_DOT: return ORDER_DOT_CHUNK;
+  default: return 1;
+  }
+}
+
+l_order acc_scan_order(const l_instr *a) { return acc_exact(a) ? ORDER_FREE : (l_order)a->imm; }
+
+void acc_width(const emitter *e, l_val v, char out[24]) {
+  const l_instr *a = emit_at(e, v);
+  if (a->a)
+    snprintf(out, 24, "v%u", a->a);
+  else
+    snprintf(out, 24, "%d", acc_lanes(e, v) ? ORDER_LANES : 1);
+}
+
+static const char *bound(uint8_t dtype, bool high) {
+  switch (dtype) {
+  case QN_bool: return high ? "1" : "0";
+  case QN_u8: return high ? "255" : "0";
+  case QN_i8: return high ? "127" : "-128";
+  case QN_i16: return high ? "32767" : "-32768";
+  case QN_i32: return high ? "2147483647" : "(-2147483647 - 1)";
+  case QN_i64: return high ? "9223372036854775807ll" : "(-9223372036854775807ll - 1)";
+  case QN_u32: return high ? "4294967295u" : "0";
+  case QN_u64: return high ? "18446744073709551615ull" : "0";
+  case QN_f32: return high ? "INF32" : "-INF32";
+  default: return high ? "INF64" : "-INF64";
+  }
+}
+
+void acc_zero(const l_instr *a, char out[80]) {
+  const char *text = "0";
+  switch ((kop_id)a->sub) {
+  case KOP_mul: text = "1"; break;
+  case KOP_max:
+  case KOP_argmax: text = bound(a->dtype, false); break;
+  case KOP_min:
+  case KOP_argmin: text = bound(a->dtype, true); break;
+  case KOP_and: text = a->dtype == QN_bool ? "1" : "-1"; break;
+  default: break;
+  }
+  snprintf(out, 80, "(%s)(%s)", emit_type(a->dtype), text);
+}
+
+void acc_identity(const l_instr *a, char out[80]) {
+  if ((a->sub == KOP_add) && dtype_is_float((qn_dtype)a->dtype))
+    snprintf(out, 80, "(%s)(-0.0)", emit_type(a->dtype));
+  else
+    acc_zero(a, out);
+}
+
+const char *acc_prim(emitter *e, const l_instr *a, char name[48]) {
+  name[0] = 0;
+  return acc_arg(a) ? name : emit_prim(e, name, (kop_id)a->sub, a->dtype, a->dtype);
+}
+
+void acc_step(emitter *e, const l_instr *push, const char *cell, char out[EMIT_TEXT]) {
+  const l_instr *a = emit_at(e, push->a);
+  char f[48], m[48];
+  if (!push->d || push->code == L_SCAN) {
+    snprintf(out, EMIT_TEXT, "%s(%s, v%u)", acc_prim(e, a, f), cell, push->b);
+  } else if (dtype_is_float((qn_dtype)a->dtype)) {
+    snprintf(out, EMIT_TEXT, "%s(v%u, v%u, %s)", emit_prim(e, f, KOP_fma, a->dtype, a->dtype), push->b, push->d, cell);
+  } else {
+    snprintf(out, EMIT_TEXT, "%s(%s, %s(v%u, v%u))", acc_prim(e, a, f), cell,
+             emit_prim(e, m, KOP_mul, a->dtype, a->dtype), push->b, push->d);
+  }
+}
+
+void acc_levels(const emitter *e, l_val v, char out[64]) {
+  const l_instr *a = emit_at(e, v);
+  if (a->b)
+    snprintf(out, 64, "levels(v%u, %d)", a->b, e->acc[v] & ACC_MERGED ? 1 : acc_chain(a));
+  else
+    snprintf(out, 64, "48");
+}

@@ -1,0 +1,104 @@
+/* What the printers of C and CUDA C share: names, constants, primitives, index arithmetic, addresses, guards, and the facts about
+ * a program that decide how its accumulators are realised. Private to emit_*.c.
+ *
+ * In both targets value %7 is the variable v7 and loop %3 runs x3; inside a VEC j is i - from. The texts use the types and
+ * words of math.h: b8 i32 f32 ..., INF32, add_f32 ...
+ */
+#ifndef JIT_KERNEL_EMIT_TEXT_H
+#define JIT_KERNEL_EMIT_TEXT_H
+
+#include "jit/kernel/emit.h"
+#include "jit/kernel/math.h"
+
+/* How an accumulator is used: bits of emitter.acc[v]. */
+enum {
+  ACC_VEC = 1,    /* pushed inside a VEC */
+  ACC_SINGLE = 2, /* pushed outside VECs */
+  ACC_NESTED = 4, /* many results, pushed in a FOR or WHILE of a VEC */
+  ACC_MERGED = 8,
+  ACC_SCANNED = 16,
+  ACC_FINISHED = 32, /* by FINISH or PARTIAL */
+  ACC_EXCLUSIVE = 64
+};
+
+typedef struct emitter {
+  const l_program *p;
+  text_buf *out;
+  math_uses *uses;
+  int depth;          /* indentation */
+  l_val vec;          /* VEC being printed, or 0 */
+  const char *active; /* name of the bool that must hold for memory access and checks, or "" */
+  bool failed;        /* out of memory */
+  /* facts, by instruction */
+  uint32_t *end;  /* of a block's opener: its END */
+  uint8_t *acc;   /* of an ACC: ACC_ bits */
+  uint32_t *seg;  /* for emit_c: the segment of a VEC's instruction */
+  uint32_t *seen; /* for emit_c: the last segment that has read the value */
+  uint8_t *spill; /* for emit_c: the value crosses segments */
+} emitter;
+
+/* Fills in the facts. False when memory is short; emit_facts_free in any case. */
+bool emit_facts(emitter *e, const l_program *p);
+void emit_facts_free(emitter *e);
+
+static inline const l_instr *emit_at(const emitter *e, l_val v) { return &e->p->code[v]; }
+static inline const char *emit_type(uint8_t dtype) { return math_type((qn_dtype)dtype); }
+bool emit_opens(uint8_t code);
+
+void emit_line(emitter *e, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The name of a primitive, noted as used: of a compare, cast or bitcast by the operand's type `from`. */
+const char *emit_prim(emitter *e, char name[48], kop_id op, uint8_t dtype, uint8_t from);
+
+/* ---- values ---- */
+
+enum { EMIT_TEXT = 256 };
+void emit_address(emitter *e, const l_instr *i, char out[EMIT_TEXT]);
+void emit_buffer(int64_t b, char out[24]); /* p0, or v12 of a local */
+uint8_t emit_buffer_type(const emitter *e, int64_t b);
+/* The guard of a memory access and the active predicate as a condition, or "". */
+void emit_guard(emitter *e, const l_instr *i, char out[EMIT_TEXT]);
+/* `const f32 v7 = ...;` for INT .. LOAD (no FINISH or SCAN); nothing for other instructions. */
+void emit_value(emitter *e, l_val v);
+/* The part of an RMW after its guard: `*q = add_f32(*q, v7);` with q the element's address. */
+void emit_rmw(emitter *e, const l_instr *i);
+/* The primitives of L_MATH %v when it has a fast and a slow form: names; false if it has not. */
+typedef struct emit_rare {
+  char rare[48], fast[48], slow[48];
+} emit_rare;
+bool emit_rare_names(const emitter *e, l_val v, emit_rare *names);
+/* "v4", "v4, v5" ...: operands a, b, c */
+void emit_arguments(const l_instr *i, char out[64]);
+/* Does a value need no memory of its own, so that it may be computed again wherever it is used? */
+bool emit_again(const l_instr *i);
+/* The carry that SET number k sets is set by no earlier SET of the block from..k (outside nested loops). */
+bool emit_first_set(const emitter *e, l_val from, l_val k);
+
+/* ---- accumulators ---- */
+
+static inline bool acc_many(const l_instr *a) { return a->a != 0; }
+static inline bool acc_arg(const l_instr *a) { return a->sub == KOP_argmax || a->sub == KOP_argmin; }
+/* Do all orders give the same bits? */
+bool acc_exact(const l_instr *a);
+/* One result, kept in 64 lanes. */
+bool acc_lanes(const emitter *e, l_val v);
+/* Many results of order INNER: a row for each push. */
+bool acc_rows(const l_instr *a);
+/* Are full chains collected in a tree? */
+bool acc_tree(const l_instr *a);
+int acc_chain(const l_instr *a); /* pushes to a chain */
+/* How scans run: FREE for exact ones. */
+l_order acc_scan_order(const l_instr *a);
+/* Elements of one subtree, as text. */
+void acc_width(const emitter *e, l_val v, char out[24]);
+/* The value that changes nothing, and what precedes the first value of an exclusive scan. */
+void acc_identity(const l_instr *a, char out[80]);
+void acc_zero(const l_instr *a, char out[80]);
+/* The combining primitive, noted as used (empty for arg*). */
+const char *acc_prim(emitter *e, const l_instr *a, char name[48]);
+/* The next element of a chain: f(cell, value), for DOT fma(value, times, cell). */
+void acc_step(emitter *e, const l_instr *push, const char *cell, char out[EMIT_TEXT]);
+/* Levels of the tree as an expression. */
+void acc_levels(const emitter *e, l_val v, char out[64]);
+
+#endif
