@@ -700,7 +700,10 @@ static int plan_folds(lowering *l, const graph_type *t, uint8_t axes, bool index
       continue;
     }
     if (size_one(l->g, t->shape[a])) continue;
-    bool join = n && (index || (neighbour && dim_hint(d, folds[n - 1].extent) < MERGE_BELOW));
+    bool is_short = n && neighbour && dim_hint(d, folds[n - 1].extent) < MERGE_BELOW;
+    if (l->r->joins) is_short = n && neighbour && (*l->r->joins >> a & 1);
+    bool join = n && (index || is_short);
+
     if (!join) folds[n++] = (fold_axis){.order = behind ? ORDER_OUTER : ORDER_INNER, .extent = 1};
     fold_axis *f = &folds[n - 1];
     memmove(f->axes + 1, f->axes, (size_t)f->n * sizeof *f->axes);
@@ -710,6 +713,33 @@ static int plan_folds(lowering *l, const graph_type *t, uint8_t axes, bool index
     neighbour = true;
   }
   return n;
+}
+
+/* The sum of nothing is 0, where a reduction gives its identity -0.0. */
+static k_val sum_of_some(lowering *l, k_val v, qn_dim extent) {
+  k_kernel *k = l->k;
+  qn_dtype d = v ? (qn_dtype)k->nodes[v].dtype : QN_bool;
+  if (!v || !dtype_is_float(d)) return v;
+  k_val none = k_op(k, KOP_eq, QN_bool, k_iota(k, QN_i64, k_number(k, extent)), k_const_i(k, QN_i64, 0), 0);
+  return k_op(k, KOP_select, d, none, k_const(k, d, 0), v);
+}
+
+/* Stores a value and loads it again, so that two nests compute it one after the other. Only for a kernel of one node. */
+static k_val by_way_of_scratch(lowering *l, k_val v) {
+  k_kernel *k = l->k;
+  if (!v) return 0;
+  if (l->r->n != 1) return lower_refuse(l, "reductions over several axes");
+  k_mask axes = k->nodes[v].axes;
+  qn_dim elements = 1;
+  k_form at = 0;
+  for (uint32_t a = 0; a < k->naxes; a++) {
+    if (!(axes >> a & 1)) continue;
+    at = k_plus(k, k_times(k, at, k->axes[a].extent), k_axis_form(k, a));
+    elements = dim_mul(&l->g->dims, elements, k->axes[a].extent);
+  }
+  int b = k_buffer_add(k, (qn_dtype)k->nodes[v].dtype, BUF_SCRATCH, 0, elements);
+  if (b < 0 || !k_store(k, b, at, 0, v, axes)) return lower_refuse(l, lower_no_memory);
+  return k_load(k, b, at, 0, 0);
 }
 
 static k_val value_reduce(lowering *l, uint32_t n, const k_form *at, k_guard guard) {
@@ -742,12 +772,22 @@ static k_val value_reduce(lowering *l, uint32_t n, const k_form *at, k_guard gua
     own[f->axes[0]] = c;
   }
   if (index && !count) return k_const(k, type, 0);
+  for (int i = 0; i < count && node->op == OP_sum; i++)
+    if (folds[i].extent == 0) return zero_of(l, node->type.dtype);
   k_val v = lower_value(l, x, own, guard);
+
   if (!v) return 0;
   if ((node->op == OP_sum || node->op == OP_prod) && !dtype_is_float(type)) v = k_cast(k, v, type);
   v = lower_widen(l, v);
-  for (int i = 0; i < count && v; i++)
+  bool inner = false; /* the fold before was the first of its nest, and of inner order */
+  for (int i = 0; i < count && v; i++) {
     v = k_reduce(k, lower_combiner((op_id)node->op), folds[i].order, folds[i].axis, v);
+    if (node->op == OP_sum && folds[i].extent < 0) v = sum_of_some(l, v, folds[i].extent);
+    /* A nest reduces rows and then across rows; what goes further takes a detour. */
+    bool last = i + 1 == count, alone = folds[i].order == ORDER_OUTER || inner;
+    if (!last && alone) v = by_way_of_scratch(l, v);
+    inner = !alone;
+  }
   return k_cast(k, v, type);
 }
 

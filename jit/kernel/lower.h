@@ -22,7 +22,9 @@ typedef struct lower_request {
   const uint32_t *buffers; /* nodes whose buffers come first, in this order; NULL if nbuffers is 0 */
   uint32_t nbuffers;
   const qn_dim (*strides)[ARRAY_MAX_RANK]; /* of buffers, by node; NULL: all are row-major */
-  uint32_t *scratch;                       /* as long as the graph, all zero; zero again afterwards */
+  const uint8_t *joins;    /* NULL, or of REDUCE nodes: a bit per axis that is joined with the reduced axis behind it; instead
+                              of what the sizes of the recorded call say */
+  uint32_t *scratch;       /* as long as the graph, all zero; zero again afterwards */
 } lower_request;
 
 /* Owned, finished (k_finish), not verified. k->buffers[i].ref is the node that buffer i holds, k->scalars[i] the weak node of

@@ -389,7 +389,7 @@ static void lengthen(nest *s) {
   s->par &= ~axis_bit(longest);
 }
 
-static bool choose_shape(nest *s) {
+static bool choose_shape(nest *s, bool first) {
   const k_kernel *k = s->k;
   if (find_product(s)) return true;
   if (!choose_roles(s)) return false;
@@ -409,9 +409,10 @@ static bool choose_shape(nest *s) {
   if (s->r >= 0) {
     s->shape = SHAPE_SLABS;
     int64_t work = k_points(k, s->axes);
-    s->one_slab = s->outer_scan || work < SLAB_WORK || axis_hint(k, s->r) <= ORDER_OUTER_CHAIN || rows >= SLABS;
+    s->one_slab =
+        !first || s->outer_scan || work < SLAB_WORK || axis_hint(k, s->r) <= ORDER_OUTER_CHAIN || rows >= SLABS;
   } else {
-    s->shape = rows < SPLIT_ROWS && axis_hint(k, s->c) >= SPLIT_ROW && !any_scan(s) ? SHAPE_SPLIT : SHAPE_ROWS;
+    s->shape = first && rows < SPLIT_ROWS && axis_hint(k, s->c) >= SPLIT_ROW && !any_scan(s) ? SHAPE_SPLIT : SHAPE_ROWS;
   }
   return true;
 }
@@ -492,7 +493,8 @@ bool nest_plan_passes(nest *s, const job_list *l) {
 
 /* ---- building nests ---------------------------------------------------------------------------------------------------------- */
 
-static bool nest_init(nest *s, const k_kernel *k, const k_val *effects, uint32_t n) {
+/* `first`: of the kernel. Only that one may have several phases, since sizes of scratch stand in the prelude. */
+static bool nest_init(nest *s, const k_kernel *k, const k_val *effects, uint32_t n, bool first) {
   *s = (nest){.k = k, .effects = effects, .n = n, .r = -1, .c = -1, .turned = -1, .inner = -1, .m = -1, .n_axis = -1};
   s->needed = calloc(k->n, sizeof *s->needed);
   s->after = calloc(k->n, sizeof *s->after);
@@ -507,7 +509,7 @@ static bool nest_init(nest *s, const k_kernel *k, const k_val *effects, uint32_t
         if (s->needed[v] && k_folds(&k->nodes[v])) return refuse(s, "reductions in an update");
       return true;
     }
-  return choose_shape(s);
+  return choose_shape(s, first);
 }
 
 static void nest_free(nest *s) {
@@ -519,8 +521,15 @@ static void nest_free(nest *s) {
   free(s->second.jobs);
 }
 
-/* Effects in nests: an update is a nest of its own, and so are the checks before it. */
+static bool to_scratch(const k_kernel *k, k_val effect) {
+  const k_node *n = &k->nodes[effect];
+  return n->code == K_STORE && k->buffers[n->buffer].mode == BUF_SCRATCH;
+}
+
+/* Effects in nests: what goes to scratch ends one; an update is a nest of its own, and so are the checks before it. */
 static uint32_t nest_end(const k_kernel *k, const k_val *effects, uint32_t from, uint32_t n) {
+  for (uint32_t i = from; i < n; i++)
+    if (to_scratch(k, effects[i])) return i + 1;
   if (k->nodes[effects[from]].code == K_STOREF) return from + 1;
   bool updates = false;
   for (uint32_t i = from; i < n; i++) updates |= k->nodes[effects[i]].code == K_STOREF;
@@ -537,12 +546,6 @@ static uint32_t list_effects(const k_kernel *k, k_val **effects) {
   for (uint32_t v = 1; v < k->n; v++)
     if (k_is_effect(&k->nodes[v])) (*effects)[n++] = v;
   return n;
-}
-
-/* Only the first nest may need scratch, whose size stands in the prelude. */
-static bool later_nest_fits(nest *s) {
-  bool phases = s->shape == SHAPE_SPLIT || (s->shape == SHAPE_SLABS && !s->one_slab);
-  return !phases || refuse(s, "reductions beside an update");
 }
 
 /* ---- sizes in the prelude ---------------------------------------------------------------------------------------------------- */
@@ -607,7 +610,7 @@ static bool emit_kernel(emitter *e, int64_t grain) {
   for (uint32_t from = 0; ok && from < n;) {
     uint32_t to = nest_end(k, effects, from, n);
     nest s;
-    ok = nest_init(&s, k, effects + from, to - from) && (from == 0 || later_nest_fits(&s));
+    ok = nest_init(&s, k, effects + from, to - from, from == 0);
     if (!ok) emit_refuse(e, s.why);
     ok = ok && nest_emit(e, &s, grain);
     nest_free(&s);
@@ -632,6 +635,8 @@ bool schedule(const k_kernel *k, int64_t grain, schedule_result *out, const char
     e.zero = l_int(p, 0);
     e.one = l_int(p, 1);
     all_dims(&e);
+    for (uint32_t b = 0; b < k->nbuffers; b++)
+      if (k->buffers[b].mode == BUF_SCRATCH) p->buffers[b].size = emit_dim(&e, k->buffers[b].elements);
     ok = emit_kernel(&e, grain);
   }
   if (ok && !p->failed) {
@@ -711,7 +716,7 @@ bool schedule_estimate(const k_kernel *k, schedule_cost *cost, const char **why)
   for (uint32_t from = 0; !*why && from < n;) {
     uint32_t to = nest_end(k, effects, from, n);
     nest s;
-    bool ok = nest_init(&s, k, effects + from, to - from) && (from == 0 || later_nest_fits(&s));
+    bool ok = nest_init(&s, k, effects + from, to - from, from == 0);
     if (ok)
       cost->nanoseconds += nest_cost(&s, cost);
     else

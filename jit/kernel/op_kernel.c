@@ -1,0 +1,511 @@
+/* One-op kernels of eager dispatch (plan.h): from a call to a key, and from a key to a program.
+ *
+ * A key is a recipe for a graph of one node. Sizes and strides become numbered slots, whose values are the program's ints; what the
+ * program's structure depends on stays in the key: op, dtypes, ranks, which sizes are 1 or 0, which axes share a size, strides
+ * of 0 and 1, the magnitude of each size, and which reduced axes are joined (lower.c). Before that axes are merged: neighbours
+ * that every operand walks through in one stride are one axis, so that most calls have rank 1 or 2.
+ *
+ *   op nin dtype | attr: dtype axes keepdims mode flags d0 joins | nsizes, magnitudes..
+ *   per operand: dtype rank, per axis: size stride | result: rank, per axis: size
+ *
+ * Sizes are written as SIZE_ONE, SIZE_ZERO or SIZE_SLOT + number; strides as 0, 1 or 2 (the next stride slot; stride slots come
+ * behind the sizes). kernel_for_op makes the graph, lowers and schedules it like any other, and then turns the program's
+ * parameters into slots. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "jit/kernel/lower.h"
+#include "jit/kernel/plan.h"
+#include "jit/kernel/schedule.h"
+
+enum { SIZE_ONE, SIZE_ZERO, SIZE_SLOT };
+enum { STRIDE_ZERO, STRIDE_ONE, STRIDE_SLOT };
+enum { MERGE_BELOW = 64, GRAIN = 32768 };
+
+/* ---- from a call to a key ------------------------------------------------------------------------------------------------ */
+
+/* A view of the call in which axes can be merged: `n` columns (operands), each with a stride per axis. */
+typedef struct space {
+  int rank;
+  int64_t size[2 * ARRAY_MAX_RANK];
+  int64_t stride[OP_CALL_OPERANDS][2 * ARRAY_MAX_RANK];
+  uint8_t kind[2 * ARRAY_MAX_RANK]; /* only neighbours of one kind merge */
+} space;
+
+typedef struct key_writer {
+  op_key *key;
+  int64_t *ints;
+  int nints;
+  uint8_t sizes[64]; /* magnitudes of the size slots */
+  int nsizes;
+  int64_t strides[OP_CALL_OPERANDS * ARRAY_MAX_RANK];
+  int nstrides;
+  bool fine; /* magnitudes matter */
+  bool full; /* out of room */
+} key_writer;
+
+static void put(key_writer *w, int byte) {
+  if (w->key->n < OP_KEY_BYTES)
+    w->key->bytes[w->key->n++] = (uint8_t)byte;
+  else
+    w->full = true;
+}
+
+/* Powers of four, so that the bounds of 16, 64 and 65,536 that schedules use fall between magnitudes. */
+static uint8_t magnitude(const key_writer *w, int64_t size) {
+  int m = 0;
+  while (m < 10 && size >> (2 * m + 2)) m++;
+  return (uint8_t)(w->fine ? m : m < 2 ? 1 : m < 3 ? 2 : 5);
+}
+static int64_t magnitude_hint(uint8_t m) { return (int64_t)2 << 2 * m; }
+
+/* A new size slot (or none for 0 and 1): what to write for axes of this size. */
+static uint8_t size_code(key_writer *w, int64_t size) {
+  if (size == 1) return SIZE_ONE;
+  if (size == 0) return SIZE_ZERO;
+  if (w->nsizes == (int)sizeof w->sizes) {
+    w->full = true;
+    return SIZE_ONE;
+  }
+  w->ints[w->nsizes] = size;
+  w->sizes[w->nsizes] = magnitude(w, size);
+  return (uint8_t)(SIZE_SLOT + w->nsizes++);
+}
+
+static uint8_t stride_code(key_writer *w, int64_t stride) {
+  if (stride == 0) return STRIDE_ZERO;
+  if (stride == 1) return STRIDE_ONE;
+  w->strides[w->nstrides++] = stride;
+  return STRIDE_SLOT;
+}
+
+static void put_head(key_writer *w, const op_call *c, const op_attr *a, int joins) {
+  put(w, c->op);
+  put(w, c->nin);
+  put(w, c->out.dtype);
+  put(w, a->dtype);
+  put(w, a->axes);
+  put(w, a->keepdims);
+  put(w, a->mode);
+  put(w, a->flags & ~ATTR_PROVEN);
+  put(w, c->op == OP_index || c->op == OP_scatter ? (int)a->d[0] : 0);
+  put(w, joins);
+}
+
+/* Sizes are known only after all axes were seen, but stand before them. */
+static bool put_rest(key_writer *w, const uint8_t *body, int n) {
+  put(w, w->nsizes);
+  for (int i = 0; i < w->nsizes; i++) put(w, w->sizes[i]);
+  for (int i = 0; i < n; i++) put(w, body[i]);
+  if (w->nsizes + w->nstrides > OP_CALL_INTS) w->full = true;
+  for (int i = 0; i < w->nstrides && !w->full; i++) w->ints[w->nsizes + i] = w->strides[i];
+  return !w->full;
+}
+
+/* Merges neighbouring axes of one kind that every column walks through in one stride. Sizes of 1 merge with any neighbour. */
+static void merge_axes(space *s, int columns) {
+  int n = 0;
+  for (int a = 0; a < s->rank; a++) {
+    bool merge = n > 0 && s->kind[n - 1] == s->kind[a];
+    for (int c = 0; merge && c < columns && s->size[a] != 1 && s->size[n - 1] != 1; c++)
+      merge = s->stride[c][n - 1] == s->stride[c][a] * s->size[a];
+    bool keep_outer = merge && s->size[a] == 1; /* its stride means nothing */
+    if (merge) n--;
+    s->size[n] = merge ? s->size[n] * s->size[a] : s->size[a];
+    s->kind[n] = s->kind[a];
+    for (int c = 0; c < columns && !keep_outer; c++) s->stride[c][n] = s->stride[c][a];
+    n++;
+  }
+  s->rank = n;
+}
+
+/* Column c of the space: operand o, whose axes count as those of the space from `first` on, aligned at the right end `last`. */
+static void add_column(space *s, int c, const op_operand *o, int o_first, int o_last, int last) {
+  for (int a = 0; a < s->rank; a++) s->stride[c][a] = 0;
+  for (int a = o_last - 1, to = last - 1; a >= o_first; a--, to--)
+    if (to >= 0 && o->shape[a] != 1) s->stride[c][to] = o->strides[a];
+}
+
+typedef struct body {
+  uint8_t bytes[OP_KEY_BYTES];
+  int n;
+} body;
+
+static void body_put(key_writer *w, body *b, int byte) {
+  if (b->n < OP_KEY_BYTES)
+    b->bytes[b->n++] = (uint8_t)byte;
+  else
+    w->full = true;
+}
+
+static void size_codes(key_writer *w, const space *s, uint8_t *codes) {
+  for (int a = 0; a < s->rank; a++) codes[a] = size_code(w, s->size[a]);
+}
+
+/* An operand whose axes are those of the space: broadcast ones have stride 0 and are written as size 1. */
+static void put_column(key_writer *w, body *b, const space *s, int c, const uint8_t *codes, uint8_t dtype) {
+  body_put(w, b, dtype);
+  body_put(w, b, s->rank);
+  for (int a = 0; a < s->rank; a++) {
+    bool broadcast = s->stride[c][a] == 0;
+    body_put(w, b, broadcast ? SIZE_ONE : codes[a]);
+    body_put(w, b, stride_code(w, s->stride[c][a]));
+  }
+}
+
+static void put_result(key_writer *w, body *b, const uint8_t *codes, int rank) {
+  body_put(w, b, rank);
+  for (int a = 0; a < rank; a++) body_put(w, b, codes[a]);
+}
+
+static bool key_pointwise(key_writer *w, const op_call *c, const op_attr *attr) {
+  space s = {.rank = c->out.rank};
+  uint8_t codes[2 * ARRAY_MAX_RANK];
+  body b = {.n = 0};
+  memcpy(s.size, c->out.shape, sizeof c->out.shape);
+  for (int i = 0; i < c->nin; i++) add_column(&s, i, &c->in[i], 0, c->in[i].rank, s.rank);
+  merge_axes(&s, c->nin);
+  size_codes(w, &s, codes);
+  put_head(w, c, attr, 0);
+  for (int i = 0; i < c->nin; i++) put_column(w, &b, &s, i, codes, c->in[i].dtype);
+  put_result(w, &b, codes, s.rank);
+  return put_rest(w, b.bytes, b.n);
+}
+
+/* Axes that stay merge with each other; reduced ones are kept apart, since their lengths decide the order. */
+static bool key_reduce(key_writer *w, const op_call *c, const op_attr *attr) {
+  const op_operand *x = &c->in[0];
+  bool index = c->op == OP_argmax || c->op == OP_argmin, scan = op_rows[c->op].klass == CLASS_SCAN;
+  space s = {.rank = x->rank};
+  uint8_t codes[2 * ARRAY_MAX_RANK], result[ARRAY_MAX_RANK];
+  body b = {.n = 0};
+  memcpy(s.size, x->shape, sizeof x->shape);
+  memcpy(s.stride[0], x->strides, sizeof x->strides);
+  for (int a = 0; a < s.rank; a++) s.kind[a] = attr->axes >> a & 1 ? (uint8_t)(2 + a) : 0;
+  merge_axes(&s, 1);
+  op_attr now = *attr;
+  int joins = 0, rank = 0;
+  now.axes = 0;
+  now.keepdims = 0;
+  size_codes(w, &s, codes);
+  for (int a = 0; a < s.rank; a++) {
+    if (s.kind[a]) now.axes |= (uint8_t)(1 << a);
+    if (!s.kind[a] || scan) result[rank++] = codes[a];
+  }
+  /* The rule of lower.c on the sizes of this call. */
+  int64_t extent = 0;
+  for (int a = s.rank - 1; a >= 0 && !scan; a--) {
+    if (!s.kind[a]) extent = 0;
+    if (!s.kind[a] || s.size[a] == 1) continue;
+    bool join = extent && extent < MERGE_BELOW;
+    if (join) joins |= 1 << a;
+    extent = join ? extent * s.size[a] : s.size[a];
+    if (extent == 0) extent = 1;
+  }
+  put_head(w, c, &now, index || scan ? 0 : joins);
+  body_put(w, &b, x->dtype);
+  body_put(w, &b, s.rank);
+  for (int a = 0; a < s.rank; a++) {
+    body_put(w, &b, codes[a]);
+    body_put(w, &b, stride_code(w, s.stride[0][a]));
+  }
+  put_result(w, &b, result, rank);
+  return put_rest(w, b.bytes, b.n);
+}
+
+static bool key_dot(key_writer *w, const op_call *c, const op_attr *attr) {
+  const op_operand *x = &c->in[0], *y = &c->in[1];
+  bool row = x->rank == 1, column = y->rank == 1;
+  space s = {.rank = c->out.rank + row + column};
+  int batch = s.rank - 2;
+  uint8_t codes[2 * ARRAY_MAX_RANK], k, result[ARRAY_MAX_RANK];
+  body b = {.n = 0};
+  /* The space is (batch.., m, n); k is apart. */
+  for (int a = 0; a < batch; a++) s.size[a] = c->out.shape[a];
+  s.size[batch] = row ? 1 : x->shape[x->rank - 2];
+  s.size[batch + 1] = column ? 1 : y->shape[y->rank - 1];
+  add_column(&s, 0, x, 0, row ? 0 : x->rank - 1, batch + 1);
+  add_column(&s, 1, y, 0, column ? 0 : y->rank - 2, batch);
+  if (!column) s.stride[1][batch + 1] = y->strides[y->rank - 1];
+  /* A product with one right side is one product over batch and rows. */
+  bool one_right = !row;
+  for (int a = 0; a < batch; a++) one_right &= s.stride[1][a] == 0;
+  for (int a = 0; a <= batch; a++) s.kind[a] = one_right ? 1 : a == batch ? 2 : 1;
+  s.kind[batch + 1] = 3;
+  merge_axes(&s, 2);
+  if (s.rank < 2 || (!one_right && s.rank < 3 && batch > 0)) return false;
+  size_codes(w, &s, codes);
+  k = size_code(w, x->shape[x->rank - 1]);
+  put_head(w, c, attr, 0);
+  int64_t xk = x->strides[x->rank - 1], yk = y->strides[column ? 0 : y->rank - 2];
+  bool k_one = x->shape[x->rank - 1] == 1;
+  body_put(w, &b, x->dtype);
+  body_put(w, &b, s.rank);
+  for (int a = 0; a < s.rank - 1; a++) {
+    body_put(w, &b, s.stride[0][a] == 0 && a < s.rank - 2 ? SIZE_ONE : codes[a]);
+    body_put(w, &b, stride_code(w, s.stride[0][a]));
+  }
+  body_put(w, &b, k);
+  body_put(w, &b, stride_code(w, k_one ? 0 : xk));
+  body_put(w, &b, y->dtype);
+  body_put(w, &b, s.rank);
+  for (int a = 0; a < s.rank - 2; a++) {
+    body_put(w, &b, s.stride[1][a] == 0 ? SIZE_ONE : codes[a]);
+    body_put(w, &b, stride_code(w, s.stride[1][a]));
+  }
+  body_put(w, &b, k);
+  body_put(w, &b, stride_code(w, k_one ? 0 : yk));
+  body_put(w, &b, codes[s.rank - 1]);
+  body_put(w, &b, stride_code(w, s.stride[1][s.rank - 1]));
+  memcpy(result, codes, (size_t)s.rank);
+  put_result(w, &b, result, s.rank);
+  return put_rest(w, b.bytes, b.n);
+}
+
+/* index, scatter: the space is (axes of the index operands.., axes of x that are not indexed..). */
+static bool key_index(key_writer *w, const op_call *c, const op_attr *attr) {
+  bool scatter = c->op == OP_scatter;
+  int count = (int)attr->d[0], index_rank = 0;
+  const op_operand *x = &c->in[0];
+  for (int i = 1; i <= count; i++)
+    if (c->in[i].rank > index_rank) index_rank = c->in[i].rank;
+  int rest = x->rank - count;
+  space s = {.rank = index_rank + rest};
+  uint8_t codes[2 * ARRAY_MAX_RANK], lead[ARRAY_MAX_RANK];
+  body b = {.n = 0};
+  if (count < 1 || rest < 0 || index_rank > ARRAY_MAX_RANK) return false;
+  for (int a = 0; a < index_rank; a++) s.size[a] = 1;
+  for (int i = 1; i <= count; i++)
+    for (int a = 0; a < c->in[i].rank; a++)
+      if (c->in[i].shape[a] != 1) s.size[index_rank - c->in[i].rank + a] = c->in[i].shape[a];
+  for (int a = 0; a < rest; a++) s.size[index_rank + a] = x->shape[count + a];
+  for (int a = index_rank; a < s.rank; a++) s.kind[a] = 1;
+  add_column(&s, 0, x, count, x->rank, s.rank);
+  for (int i = 1; i <= count; i++) add_column(&s, i, &c->in[i], 0, c->in[i].rank, index_rank);
+  if (scatter) add_column(&s, count + 1, &c->in[count + 1], 0, c->in[count + 1].rank, s.rank);
+  merge_axes(&s, c->nin);
+  int split = 0;
+  while (split < s.rank && s.kind[split] == 0) split++;
+  if (count + s.rank - split > ARRAY_MAX_RANK || s.rank > ARRAY_MAX_RANK) return false;
+  size_codes(w, &s, codes);
+  for (int i = 0; i < count; i++) lead[i] = size_code(w, x->shape[i]);
+  put_head(w, c, attr, 0);
+  body_put(w, &b, x->dtype);
+  body_put(w, &b, count + s.rank - split);
+  for (int i = 0; i < count; i++) {
+    body_put(w, &b, lead[i]);
+    body_put(w, &b, stride_code(w, x->strides[i]));
+  }
+  for (int a = split; a < s.rank; a++) {
+    body_put(w, &b, codes[a]);
+    body_put(w, &b, stride_code(w, s.stride[0][a]));
+  }
+  space front = s;
+  front.rank = split;
+  for (int i = 1; i <= count; i++) put_column(w, &b, &front, i, codes, c->in[i].dtype);
+  if (scatter) put_column(w, &b, &s, count + 1, codes, c->in[count + 1].dtype);
+  if (scatter) {
+    body_put(w, &b, count + s.rank - split);
+    for (int i = 0; i < count; i++) body_put(w, &b, lead[i]);
+    for (int a = split; a < s.rank; a++) body_put(w, &b, codes[a]);
+  } else {
+    put_result(w, &b, codes, s.rank);
+  }
+  return put_rest(w, b.bytes, b.n);
+}
+
+/* gather, gather_add: every axis as it is; the operands share all sizes but that of the axis. */
+static bool key_along(key_writer *w, const op_call *c, const op_attr *attr) {
+  const op_operand *x = &c->in[0], *index = &c->in[1];
+  body b = {.n = 0};
+  int axis = 0, rank = x->rank;
+  while (axis < rank && !(attr->axes >> axis & 1)) axis++;
+  if (axis == rank || index->rank != rank) return false;
+  uint8_t of_x[ARRAY_MAX_RANK], of_index[ARRAY_MAX_RANK];
+  for (int a = 0; a < rank; a++) {
+    of_index[a] = size_code(w, index->shape[a]);
+    of_x[a] = x->shape[a] == index->shape[a] ? of_index[a] : size_code(w, x->shape[a]);
+  }
+  put_head(w, c, attr, 0);
+  for (int i = 0; i < c->nin; i++) {
+    const op_operand *o = &c->in[i];
+    body_put(w, &b, o->dtype);
+    body_put(w, &b, o->rank);
+    for (int a = 0; a < o->rank; a++) {
+      int to = rank - o->rank + a;
+      body_put(w, &b, o->shape[a] == 1 ? SIZE_ONE : i == 0 ? of_x[a] : of_index[to]);
+      body_put(w, &b, stride_code(w, o->shape[a] == 1 ? 0 : o->strides[a]));
+    }
+  }
+  put_result(w, &b, c->op == OP_gather ? of_index : of_x, rank);
+  return put_rest(w, b.bytes, b.n);
+}
+
+static bool key_made(key_writer *w, const op_call *c, const op_attr *attr) {
+  uint8_t codes[ARRAY_MAX_RANK];
+  body b = {.n = 0};
+  int rank = c->out.rank;
+  if (op_rows[c->op].klass == CLASS_RANDOM) { /* elements are numbered row-major, whatever the shape */
+    int64_t n = 1;
+    for (int a = 0; a < rank; a++) n *= c->out.shape[a];
+    codes[0] = size_code(w, n);
+    rank = 1;
+  } else {
+    for (int a = 0; a < rank; a++) codes[a] = size_code(w, c->out.shape[a]);
+  }
+  put_head(w, c, attr, 0);
+  put_result(w, &b, codes, rank);
+  return put_rest(w, b.bytes, b.n);
+}
+
+bool op_call_key(const op_call *c, op_key *key, int64_t ints[OP_CALL_INTS]) {
+  static const op_attr none = {0};
+  const op_attr *attr = c->attr ? c->attr : &none;
+  const op_row *row = &op_rows[c->op];
+  key->n = 0;
+  key_writer w = {.key = key, .ints = ints, .fine = row->klass != CLASS_POINTWISE};
+  bool keys = row->klass == CLASS_RANDOM;
+  if (!keys && c->nin > OP_CALL_OPERANDS) return false;
+  switch ((op_class)row->klass) {
+  case CLASS_POINTWISE: return key_pointwise(&w, c, attr);
+  case CLASS_REDUCE:
+  case CLASS_SCAN: return key_reduce(&w, c, attr);
+  case CLASS_DOT: return key_dot(&w, c, attr);
+  case CLASS_RANDOM: return key_made(&w, c, attr);
+  default: break;
+  }
+  switch (c->op) {
+  case OP_iota: return key_made(&w, c, attr);
+  case OP_index:
+  case OP_scatter: return key_index(&w, c, attr);
+  case OP_gather:
+  case OP_gather_add: return key_along(&w, c, attr);
+  default: return false;
+  }
+}
+
+/* ---- from a key to a program ------------------------------------------------------------------------------------------------ */
+
+typedef struct key_reader {
+  const op_key *key;
+  uint16_t at;
+  graph *g;
+  const uint8_t *magnitudes;
+  int nsizes, nstrides;
+} key_reader;
+
+static uint8_t take(key_reader *r) { return r->at < r->key->n ? r->key->bytes[r->at++] : 0; }
+
+/* Slots are symbols: sizes come from inputs (so they are not negative), strides from scalars. */
+static qn_dim take_size(key_reader *r) {
+  uint8_t code = take(r);
+  if (code == SIZE_ONE) return 1;
+  if (code == SIZE_ZERO) return 0;
+  uint32_t slot = (uint32_t)(code - SIZE_SLOT);
+  return dim_symbol(&r->g->dims, DIM_FROM_INPUT, slot, 0, magnitude_hint(r->magnitudes[slot]), NULL);
+}
+
+static qn_dim take_stride(key_reader *r) {
+  uint8_t code = take(r);
+  if (code != STRIDE_SLOT) return code;
+  uint32_t slot = (uint32_t)(r->nsizes + r->nstrides++);
+  return dim_symbol(&r->g->dims, DIM_FROM_SCALAR, slot, 0, 1000003, NULL);
+}
+
+static void take_shape(key_reader *r, graph_type *t, qn_dim *strides) {
+  t->rank = take(r);
+  for (int a = 0; a < t->rank && a < ARRAY_MAX_RANK; a++) {
+    t->shape[a] = take_size(r);
+    if (strides) strides[a] = take_stride(r);
+  }
+}
+
+/* The program's parameters as slots: symbols by number, other sizes as constants. */
+static void use_slots(l_program *p, const graph *g, const qn_dim *ints, uint32_t nslots) {
+  for (l_val i = 1; i < p->n; i++) {
+    l_instr *c = &p->code[i];
+    if (c->code != L_PARAM) continue;
+    qn_dim d = ints[c->imm];
+    if (d >= 0)
+      *c = (l_instr){.code = L_INT, .imm = d};
+    else
+      c->imm = g->dims.exprs[~d].ref;
+  }
+  p->nints = nslots;
+}
+
+static l_program *make_program(graph *g, uint32_t node, const uint32_t *operands, int nin,
+                               const qn_dim (*strides)[ARRAY_MAX_RANK], uint8_t joins, uint32_t nslots) {
+  uint8_t *place = calloc(g->n, 1), *stored = calloc(g->n, 1);
+  uint32_t *scratch = calloc(g->n, sizeof *scratch);
+  l_program *p = NULL;
+  const char *why = NULL;
+  if (place && stored && scratch) {
+    place[node] = PLACE_INLINE;
+    stored[node] = 1;
+    lower_request r = {.g = g,
+                       .name = op_rows[g->nodes[node].op].name,
+                       .place = place,
+                       .nodes = &node,
+                       .n = 1,
+                       .stored = stored,
+                       .buffers = operands,
+                       .nbuffers = (uint32_t)nin,
+                       .strides = strides,
+                       .joins = &joins,
+                       .scratch = scratch};
+    k_kernel *k = lower(&r, &why);
+    schedule_result s;
+    if (k && schedule(k, GRAIN, &s, &why)) {
+      p = s.program;
+      use_slots(p, g, s.ints, nslots);
+    }
+    k_free(k);
+  }
+  free(place);
+  free(stored);
+  free(scratch);
+  return p;
+}
+
+l_program *kernel_for_op(const op_key *key) {
+  key_reader r = {.key = key, .g = graph_new(NULL)};
+  if (!r.g) return NULL;
+  op_id op = (op_id)take(&r);
+  int nin = take(&r);
+  graph_type out = {.dtype = take(&r)};
+  op_attr attr = {.dtype = take(&r)};
+  attr.axes = take(&r);
+  attr.keepdims = take(&r);
+  attr.mode = take(&r);
+  attr.flags = take(&r);
+  attr.d[0] = take(&r);
+  attr.n = op == OP_index || op == OP_scatter;
+  uint8_t joins = take(&r);
+  r.nsizes = take(&r);
+  r.magnitudes = key->bytes + r.at;
+  r.at = (uint16_t)(r.at + r.nsizes);
+  uint32_t operands[OP_CALL_OPERANDS];
+  qn_dim strides[OP_CALL_OPERANDS + 2][ARRAY_MAX_RANK] = {{0}}; /* by node: inputs are nodes 1.. */
+  bool random = op_rows[op].klass == CLASS_RANDOM;
+  for (int i = 0; i < nin; i++) {
+    graph_type t = {.dtype = QN_i64, .weak = random};
+    if (!random) {
+      t.dtype = take(&r);
+      take_shape(&r, &t, strides[i + 1]);
+    }
+    operands[i] = graph_input(r.g, t, 0);
+  }
+  take_shape(&r, &out, NULL);
+  if (op == OP_iota || random) {
+    attr.n = out.rank;
+    memcpy(attr.d, out.shape, sizeof out.shape);
+  }
+  uint32_t node = graph_node_raw(r.g, op, operands, nin, &attr, out, 0);
+  l_program *p = NULL;
+  if (node && !r.g->failed)
+    p = make_program(r.g, node, operands, random ? 0 : nin, (const qn_dim(*)[ARRAY_MAX_RANK])strides, joins,
+                     (uint32_t)(r.nsizes + r.nstrides));
+  graph_free(r.g);
+  return p;
+}
