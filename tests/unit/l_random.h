@@ -148,7 +148,6 @@ static inline void rnd_pure(rnd *g) {
     if (rnd_below(g, 2)) {
       rnd_note(g, l_math(p, fs[rnd_below(g, 8)], (qn_dtype)type, rnd_value(g, type), 0, 0));
     } else {
-      if (rnd_below(g, 3) == 0) type = QN_i32;
       math_id fn = any[rnd_below(g, 5)];
       l_val a = rnd_value(g, type), b = fn == MATH_sign ? 0 : rnd_value(g, type);
       rnd_note(g, l_math(p, fn, (qn_dtype)type, a, b, 0));

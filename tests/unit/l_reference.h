@@ -43,11 +43,10 @@ static inline void *ref_alloc(size_t n) {
     memcpy(&r_, &y_, sizeof y_);                                                                                       \
     return r_;                                                                                                         \
   } while (0)
-#define REF_1(T, op, R)                                                                                                \
-  case KOP_##op: REF_RETURN(R, op##_##T(x));                                                                           \
-      #define REF_2(T, op, R)                                                                                          \
-  case KOP_##op:                                                                                                       \
-    REF_RETURN(R, op##_##T(x, y));
+/* clang-format off */
+#define REF_1(T, op, R) case KOP_##op: REF_RETURN(R, op##_##T(x));
+#define REF_2(T, op, R) case KOP_##op: REF_RETURN(R, op##_##T(x, y));
+/* clang-format on */
 #define REF_COMPARES(T)                                                                                                \
   REF_2(T, eq, b8) REF_2(T, ne, b8) REF_2(T, lt, b8) REF_2(T, le, b8) REF_2(T, gt, b8) REF_2(T, ge, b8)
 #define REF_BEGIN(T)                                                                                                   \
@@ -67,14 +66,16 @@ static inline void *ref_alloc(size_t n) {
   REF_BEGIN(T)                                                                                                         \
   REF_2(T, add, T) REF_2(T, sub, T) REF_2(T, mul, T) REF_2(T, div, T) case KOP_fma : REF_RETURN(T, fma_##T(x, y, z));  \
   REF_1(T, neg, T)                                                                                                     \
-  REF_1(T, abs, T) REF_2(T, min, T) REF_2(T, max, T) REF_1(T, floor, T) REF_1(T, ceil, T) REF_1(T, rint, T)            \
-      REF_1(T, trunc, T) REF_1(T, sqrt, T) REF_COMPARES(T) REF_END
+  REF_1(T, abs, T)                                                                                                     \
+  REF_2(T, min, T) REF_2(T, max, T) REF_1(T, floor, T) REF_1(T, ceil, T) REF_1(T, rint, T) REF_1(T, trunc, T)          \
+      REF_1(T, sqrt, T) REF_COMPARES(T) REF_END
 #define REF_INT(T)                                                                                                     \
   REF_BEGIN(T)                                                                                                         \
   REF_2(T, add, T)                                                                                                     \
-  REF_2(T, sub, T) REF_2(T, mul, T) REF_1(T, neg, T) REF_1(T, abs, T) REF_2(T, min, T) REF_2(T, max, T)                \
-      REF_2(T, and, T) REF_2(T, or, T) REF_2(T, xor, T) REF_1(T, not, T) REF_2(T, shl, T) REF_2(T, shr, T)             \
-          REF_2(T, idiv, T) REF_2(T, imod, T) REF_2(T, ipow, T) REF_COMPARES(T) REF_END
+  REF_2(T, sub, T)                                                                                                     \
+  REF_2(T, mul, T) REF_1(T, neg, T) REF_1(T, abs, T) REF_2(T, min, T) REF_2(T, max, T) REF_2(T, and, T)                \
+      REF_2(T, or, T) REF_2(T, xor, T) REF_1(T, not, T) REF_2(T, shl, T) REF_2(T, shr, T) REF_2(T, idiv, T)            \
+          REF_2(T, imod, T) REF_2(T, ipow, T) REF_COMPARES(T) REF_END
 REF_FLOAT(f32)
 REF_FLOAT(f64)
 REF_INT(u8)
@@ -86,15 +87,16 @@ REF_INT(u32)
 REF_INT(u64)
 REF_BEGIN(b8)
 REF_2(b8, min, b8)
-REF_2(b8, max, b8) REF_2(b8, and, b8) REF_2(b8, or, b8) REF_2(b8, xor, b8) REF_1(b8, not, b8) REF_COMPARES(b8) REF_END
+REF_2(b8, max, b8)
+REF_2(b8, and, b8) REF_2(b8, or, b8) REF_2(b8, xor, b8) REF_1(b8, not, b8) REF_COMPARES(b8) REF_END
 
 #define REF_TO(F, T, DT)                                                                                               \
   case DT:                                                                                                             \
     REF_RETURN(T, cast_##F##_##T(x));
 #define REF_TO_INTS(F)                                                                                                 \
   REF_TO(F, u8, QN_u8)                                                                                                 \
-  REF_TO(F, i8, QN_i8) REF_TO(F, i16, QN_i16) REF_TO(F, i32, QN_i32) REF_TO(F, i64, QN_i64) REF_TO(F, u32, QN_u32)     \
-      REF_TO(F, u64, QN_u64)
+  REF_TO(F, i8, QN_i8)                                                                                                 \
+  REF_TO(F, i16, QN_i16) REF_TO(F, i32, QN_i32) REF_TO(F, i64, QN_i64) REF_TO(F, u32, QN_u32) REF_TO(F, u64, QN_u64)
 #define REF_FROM(F, ...)                                                                                               \
   static inline ref_bits ref_from_##F(uint8_t to, ref_bits a) {                                                        \
     REF_OF(F, x, a);                                                                                                   \
@@ -147,11 +149,10 @@ static inline ref_bits ref_kop(int op, uint8_t to, uint8_t type, ref_bits a, ref
   }
 }
 
-#define REF_MATH1(T, fn, R)                                                                                            \
-  case MATH_##fn: REF_RETURN(R, fn##_##T(x));                                                                          \
-      #define REF_MATH2(T, fn, R)                                                                                      \
-  case MATH_##fn:                                                                                                      \
-    REF_RETURN(R, fn##_##T(x, y));
+/* clang-format off */
+#define REF_MATH1(T, fn, R) case MATH_##fn: REF_RETURN(R, fn##_##T(x));
+#define REF_MATH2(T, fn, R) case MATH_##fn: REF_RETURN(R, fn##_##T(x, y));
+/* clang-format on */
 #define REF_MATH(T, ...)                                                                                               \
   static inline ref_bits ref_math_##T(int fn, ref_bits a, ref_bits b) {                                                \
     REF_OF(T, x, a);                                                                                                   \
