@@ -295,7 +295,7 @@ static void print_element(emitter *e, l_val v) {
     line(e, "const %s v%u = v%u%s[j + v%u];", emit_type(i->dtype), v, i->a, acc_arg(at(e, i->a)) ? "_i" : "",
          at(e, e->vec)->a);
     break;
-  default: emit_value(e, v); break;
+  default: emit_instr(e, v); break;
   }
 }
 
@@ -543,7 +543,7 @@ static void print_strip_body(emitter *e, l_val from, l_val to, l_val loop, const
     if (i->code == L_FOR || i->code == L_WHILE)
       k = e->end[k];
     else if (l_rows[i->code].result == 'I')
-      emit_value(e, k);
+      emit_instr(e, k);
   }
   bool committed = loop == 0;
   char range[48], width[24];
@@ -876,7 +876,7 @@ static void print_block(emitter *e, l_val from, l_val to) {
       line(e, "} else {");
       e->depth++;
       break;
-    default: emit_value(e, v); break;
+    default: emit_instr(e, v); break;
     }
   }
 }
@@ -894,8 +894,8 @@ static l_val print_prelude(emitter *e, l_val phase) {
   const l_program *p = e->p;
   l_val par = phase;
   while (p->code[par].code != L_PAR) par++;
-  for (l_val v = 1; p->code[v].code != L_PHASE; v++) emit_value(e, v);
-  for (l_val v = phase + 1; v < par; v++) emit_value(e, v);
+  for (l_val v = 1; p->code[v].code != L_PHASE; v++) emit_instr(e, v);
+  for (l_val v = phase + 1; v < par; v++) emit_instr(e, v);
   for (l_val v = par + 1; v < e->end[par]; v++) {
     const l_instr *i = at(e, v);
     if (i->code == L_LOCAL) line(e, "PLACE(%s, v%u, v%u)", emit_type(i->dtype), v, i->a);

@@ -183,7 +183,7 @@ static void print_load(emitter *e, l_val v) {
     emit_line(e, "const %s v%u = %s ? %s[%s] : (%s)0;", T, v, cond, buffer, where, T);
 }
 
-void emit_value(emitter *e, l_val v) {
+void emit_instr(emitter *e, l_val v) {
   const l_instr *i = emit_at(e, v);
   const char *T = emit_type(i->dtype);
   char f[48], arguments[64];

@@ -59,7 +59,7 @@ uint8_t emit_buffer_type(const emitter *e, int64_t b);
 /* The guard of a memory access and the active predicate as a condition, or "". */
 void emit_guard(emitter *e, const l_instr *i, char out[EMIT_TEXT]);
 /* `const f32 v7 = ...;` for INT .. LOAD (no FINISH or SCAN); nothing for other instructions. */
-void emit_value(emitter *e, l_val v);
+void emit_instr(emitter *e, l_val v);
 /* The part of an RMW after its guard: `*q = add_f32(*q, v7);` with q the element's address. */
 void emit_rmw(emitter *e, const l_instr *i);
 /* The primitives of L_MATH %v when it has a fast and a slow form: names; false if it has not. */
