@@ -178,6 +178,7 @@ static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args,
     }
   }
   qn_value r = info->def.call(vm, args);
+  if (value_is_error(r)) interp_of(vm)->rethrown = false;
   if (value_is_error(r) && vm->error && vm->error->nframes) {
     /* A function that the builtin called has failed, or the builtin raised an error that came with its trace. */
     interp *ip = interp_of(vm);

@@ -404,6 +404,7 @@ static bool set_dir(qn_vm *vm, scope *s, const char *name) {
 
 qn_value interp_eval(qn_vm *vm, const char *name, const char *text, size_t len, bool prompt, bool *incomplete) {
   interp *ip = interp_of(vm);
+  if (vm->depth <= 1) ip->rethrown = false;
   text_buf label;
   text_init(&label, vm);
   if (prompt)
