@@ -72,6 +72,7 @@ typedef struct group {
   uint8_t kind;
   bool alive;
   bool dot, scatter;
+  bool empty;    /* holds a unit over no points */
   uint32_t seen; /* by searches */
 } group;
 
@@ -93,6 +94,7 @@ typedef struct fuser {
   arena arena; /* freed at the end */
   const int64_t *tune;
   fuse_level level;
+  const uint8_t *awkward;
   const char *why;
   uint8_t *live;
   uint32_t *unit_of; /* by node: 1 + unit of its value */
@@ -270,7 +272,8 @@ static bool choose_buffers(fuser *f, uint8_t *root) {
       if (f->to->base[n] && root[f->to->base[n]] == 2) continue;
       bool same = graph_type_same(&g->nodes[n].type, &g->nodes[b].type);
       bool leaf = lower_role(g, b) == NODE_IS_LEAF;
-      if (leaf ? !same || g->nodes[b].kind == NODE_CONST : claimed[b] && !graph_type_same(&g->nodes[g->outputs[claimed[b] - 1]].type, &g->nodes[n].type))
+      if (leaf ? !same || g->nodes[b].kind == NODE_CONST
+               : claimed[b] && !graph_type_same(&g->nodes[g->outputs[claimed[b] - 1]].type, &g->nodes[n].type))
         b = n;
       f->to->base[n] = f->to->base[b] = b;
       root[b] = 2;
@@ -282,7 +285,8 @@ static bool choose_buffers(fuser *f, uint8_t *root) {
     if (!f->live[n] || node->kind != NODE_OP) continue;
     bool step = lower_role(g, n) == NODE_IS_STEP;
     bool read = node->type.weak && node->op == OP_cast && !g->nodes[node->in[0]].type.weak;
-    for (int i = 0; (step || read) && i < node->nin; i++) require(f, node->in[i], root);
+    for (int i = 0; (step || read || f->awkward[n]) && i < node->nin; i++)
+      if (!g->nodes[node->in[i]].type.weak) require(f, node->in[i], root);
   }
   return true;
 }
@@ -594,6 +598,7 @@ static bool forbidden(const fuser *f, uint32_t a, uint32_t b) {
   const group *x = &f->groups[a], *y = &f->groups[b];
   if (x->kind != FUSE_KERNEL || y->kind != FUSE_KERNEL) return true;
   if ((int64_t)x->n + y->n > f->tune[TUNE_fuse_nodes]) return true;
+  if (x->empty || y->empty) return true; /* no loop of it runs, so nothing else may stand in there */
   bool dot = x->dot || y->dot;
   if ((x->dot && y->dot) || (x->scatter && y->scatter) || (dot && (x->scatter || y->scatter))) return true;
   int64_t space = dot ? (x->dot ? x : y)->space : 0;
@@ -730,6 +735,7 @@ static bool make_groups(fuser *f) {
     f->groups[i] = (group){.n = 1, .units = &own[i], .ns = -1, .kind = u->kind, .alive = true, .space = u->space};
     f->groups[i].dot = u->kind == FUSE_KERNEL && node_of(f, u->node)->op == OP_dot;
     f->groups[i].scatter = is_scatter(node_of(f, u->node));
+    f->groups[i].empty = u->space == 0 || u->elements == 0;
   }
   f->ngroups = f->n;
   return true;
@@ -977,10 +983,10 @@ static bool run(fuser *f) {
   return !g->dims.arena->failed || out_of_memory(f);
 }
 
-bool fuse(graph *g, const int64_t *tune, fuse_level level, fusion *f, const char **why) {
+bool fuse(graph *g, const int64_t *tune, fuse_level level, const uint8_t *awkward, fusion *f, const char **why) {
   *f = (fusion){.g = g};
   arena_init(&f->arena, NULL);
-  fuser s = {.to = f, .g = g, .tune = tune, .level = level};
+  fuser s = {.to = f, .g = g, .tune = tune, .level = level, .awkward = awkward};
   arena_init(&s.arena, NULL);
   bool ok = run(&s);
   arena_free(&s.arena);

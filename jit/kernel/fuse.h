@@ -40,9 +40,11 @@ typedef struct fusion {
   int64_t eager_peak; /* bytes at the recorded sizes when run node by node in program order, inputs included */
 } fusion;
 
-/* Partition of a simplified graph without regions. False with a reason (static text): lower_no_memory or a defect. `f` may be
+/* Partition of a simplified graph without regions. `awkward`, by node: read their operands from buffers, never through views
+ * (a kernel of such a node alone could not be scheduled). False with a reason (static text): lower_no_memory or a defect. `f` may be
  * freed in any case. */
-QN_MUST_CHECK bool fuse(graph *g, const int64_t *tune, fuse_level level, fusion *f, const char **why);
+QN_MUST_CHECK bool fuse(graph *g, const int64_t *tune, fuse_level level, const uint8_t *awkward, fusion *f,
+                        const char **why);
 void fusion_free(fusion *f);
 /* The kernel of a FUSE_KERNEL group. NULL with a reason. */
 QN_MUST_CHECK k_kernel *fuse_lower(fusion *f, uint32_t group, const char **why);

@@ -60,7 +60,7 @@ typedef enum k_code {
   K_IF,     /* 8  uniform choice: if a (bool, no axes) the nodes to ELSE or END */
   K_ELSE,   /* 8 */
   K_END,    /* 7, 8 */
-  K_CHECK,  /* 9  a (bool) false is failure of check imm at element `at`; b: the offending integer, or none */
+  K_CHECK,  /* 9  a (bool) false is failure of check imm at element `at`; b: the offending value, or none */
   K_STORE,  /* 10 buffer[at] = a if guard */
   K_STOREF, /* 11 buffer[at] = sub(buffer[at], a) if guard, in row-major order of the axes; sub may be copy: the last wins */
   K_CODE_COUNT

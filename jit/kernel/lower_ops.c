@@ -138,6 +138,7 @@ k_val lower_succeeds(lowering *l, op_id op, qn_dtype type, const k_val *in, k_va
   case RAISES_to_int:
     check->id = E_to_int;
     check->detail = type;
+    *shows = in[0];
     return holds(l, lower_widen(l, in[0]), type);
   default: return lower_refuse(l, "an op without a check");
   }

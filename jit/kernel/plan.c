@@ -39,6 +39,8 @@ typedef struct planner {
   plan *p;
   graph *g;
   const int64_t *tune;
+  uint8_t *awkward; /* by node: as fuse takes it */
+  bool again;       /* there is a new one: fusion must be done again */
   fusion f;
   const char *why;
   arena arena;           /* freed at the end */
@@ -285,6 +287,8 @@ static bool kernel_step(planner *m, uint32_t group, plan_step *s) {
 #endif
   }
   k_free(k);
+  if (!ok && m->why != lower_no_memory && x->n == 1 && !m->awkward[x->nodes[0]])
+    m->awkward[x->nodes[0]] = m->again = true;
   return ok;
 }
 
@@ -577,11 +581,12 @@ static void drop(plan *p) {
   arena_init(&p->arena, NULL);
 }
 
-static bool attempt(plan *p, const int64_t *tune, fuse_level level, const char **why) {
+static bool attempt_once(plan *p, const int64_t *tune, fuse_level level, uint8_t *awkward, bool *again,
+                         const char **why) {
   drop(p);
-  planner m = {.p = p, .g = p->graph, .tune = tune};
+  planner m = {.p = p, .g = p->graph, .tune = tune, .awkward = awkward};
   arena_init(&m.arena, NULL);
-  bool ok = fuse(m.g, tune, level, &m.f, &m.why);
+  bool ok = fuse(m.g, tune, level, awkward, &m.f, &m.why);
   if (ok) {
     m.buffer_of = arena_alloc(&m.arena, m.g->n * sizeof *m.buffer_of);
     m.slot_of = arena_alloc(&m.arena, m.g->n * sizeof *m.slot_of);
@@ -592,7 +597,16 @@ static bool attempt(plan *p, const int64_t *tune, fuse_level level, const char *
   fusion_free(&m.f);
   arena_free(&m.arena);
   if (!ok) *why = m.why ? m.why : lower_no_memory;
+  *again = m.again;
   return ok;
+}
+
+static bool attempt(plan *p, const int64_t *tune, fuse_level level, uint8_t *awkward, const char **why) {
+  bool again = true;
+  while (again) { /* each time there is one more awkward node */
+    if (attempt_once(p, tune, level, awkward, &again, why)) return true;
+  }
+  return false;
 }
 
 plan *plan_make(graph *g, const int64_t *tune, char *why, size_t size) {
@@ -606,11 +620,13 @@ plan *plan_make(graph *g, const int64_t *tune, char *why, size_t size) {
   arena_init(&p->arena, NULL);
   const char *reason = lower_no_memory;
   bool done = false, short_of_memory = !copy_constants(g);
+  uint8_t *awkward = calloc(g->n, 1);
+  short_of_memory |= !awkward;
   int64_t best = INT64_MAX;
   int chosen = FUSE_NOTHING;
   for (int level = tune[TUNE_fuse_enabled] ? FUSE_ALL : FUSE_NOTHING; level >= 0 && !done && !short_of_memory;
        level--) {
-    bool ok = attempt(p, tune, (fuse_level)level, &reason);
+    bool ok = attempt(p, tune, (fuse_level)level, awkward, &reason);
     short_of_memory = !ok && reason == lower_no_memory;
     done = ok && p->peak_bytes <= p->eager_peak_bytes;
     if (ok && !done && p->peak_bytes < best) {
@@ -618,7 +634,8 @@ plan *plan_make(graph *g, const int64_t *tune, char *why, size_t size) {
       chosen = level;
     }
   }
-  if (!done && !short_of_memory && best < INT64_MAX) done = attempt(p, tune, (fuse_level)chosen, &reason);
+  if (!done && !short_of_memory && best < INT64_MAX) done = attempt(p, tune, (fuse_level)chosen, awkward, &reason);
+  free(awkward);
   if (done) return p;
   if (reason != lower_no_memory) snprintf(why, size, "%s", reason);
   plan_free(p);

@@ -1,0 +1,272 @@
+/* Plans against their graphs: random graphs give the same bits, and the same error at the same place, fused, unfused, and node by
+ * node with eager ops. */
+#include "jit/cpu/eager.h"
+#include "jit/cpu/run.h"
+#include "jit/kernel/plan.h"
+#include "lang/error.h"
+#include "lang/format.h"
+#include "tests/unit/graph_random.h"
+#include "tests/unit/lang.h"
+
+enum { INPUTS = 64, OUTPUTS = 8 };
+
+typedef struct outcome {
+  bool failed;
+  char error[400];
+  qn_value values[OUTPUTS];
+  uint32_t n;
+} outcome;
+
+typedef struct inputs {
+  qn_array *arrays[INPUTS]; /* NULL where weak */
+  qn_value values[INPUTS];
+  qk_scalar weak[INPUTS];
+} inputs;
+
+static void outcome_free(qn_vm *vm, outcome *o) {
+  for (uint32_t i = 0; i < o->n && !o->failed; i++) value_release(vm, o->values[i]);
+}
+
+static void note_error(qn_vm *vm, outcome *o, bool with_place) {
+  const qn_error_object *e = vm->error;
+  o->failed = true;
+  ck_assert(e != NULL);
+  snprintf(o->error, sizeof o->error, "%d %.*s at %u", (int)e->id, (int)e->message->len, e->message->text,
+           with_place ? e->at.start : 0);
+  error_clear(vm);
+}
+
+static qn_value weak_value(const graph_type *t, const qk_scalar *s) {
+  return t->dtype == QN_f64 ? value_float(s->f) : t->dtype == QN_bool ? value_bool(s->i != 0) : value_int(s->i);
+}
+
+static void make_inputs(qn_vm *vm, const graph *g, rng *r, inputs *in) {
+  uint32_t nweak = 0;
+  ck_assert_uint_le(g->ninputs, INPUTS);
+  for (uint32_t i = 0; i < g->ninputs; i++) {
+    const graph_type *t = &g->nodes[g->inputs[i]].type;
+    qn_dtype d = (qn_dtype)t->dtype;
+    in->arrays[i] = NULL;
+    if (t->weak) {
+      qk_scalar *s = &in->weak[nweak++];
+      double x = random_datum(r, d, true);
+      if (d == QN_f64)
+        s->f = x;
+      else
+        s->i = (int64_t)x;
+      in->values[i] = weak_value(t, s);
+      continue;
+    }
+    int64_t shape[ARRAY_MAX_RANK];
+    for (int a = 0; a < t->rank; a++) shape[a] = dim_hint(&g->dims, t->shape[a]);
+    qn_array *x = array_new(vm, d, t->rank, shape);
+    ck_assert(x != NULL);
+    for (int64_t k = 0; k < x->size; k++) {
+      double v = random_datum(r, d, true);
+      dtype_store(d, array_data(x) + (size_t)k * dtype_size(d),
+                  dtype_is_float(d) ? value_float(v)
+                  : d == QN_bool    ? value_bool(v != 0)
+                                    : value_int((int64_t)v));
+    }
+    in->arrays[i] = x;
+    in->values[i] = value_obj(TAG_ARRAY, x);
+  }
+}
+
+static void run_plan(qn_vm *vm, const graph *from, const int64_t *tune, const inputs *in, outcome *o) {
+  char why[256] = "";
+  graph *g = graph_copy(from);
+  ck_assert(g != NULL);
+  plan *p = plan_make(g, tune, why, sizeof why);
+  ck_assert_msg(p != NULL, "%s", why);
+  *o = (outcome){.n = p->noutputs};
+  ck_assert_uint_le(p->noutputs, OUTPUTS);
+  if (!plan_run(vm, p, in->arrays, in->weak, o->values)) note_error(vm, o, true);
+  for (uint32_t k = 0; k < p->nkernels; k++)
+    if (p->kernels[k].vm_code) vmcode_free(p->kernels[k].vm_code);
+  plan_free(p);
+}
+
+/* Attributes with numbers for sizes. */
+static op_attr known_attr(const graph *g, const graph_node *n, const int64_t *symbols) {
+  op_attr a = graph_attr(n);
+  for (int k = 0; k < a.n; k++)
+    if (op_attr_is_dim((op_id)n->op, k)) a.d[k] = dim_eval(&g->dims, a.d[k], symbols);
+  return a;
+}
+
+static void run_eager(qn_vm *vm, const graph *g, const inputs *in, outcome *o) {
+  qn_value *v = calloc(g->n, sizeof *v);
+  int64_t *symbols = calloc(g->dims.n + 1, sizeof *symbols);
+  uint32_t done = 1;
+  for (uint32_t i = 0; i < g->dims.n; i++) symbols[i] = g->dims.exprs[i].hint;
+  *o = (outcome){.n = g->noutputs};
+  for (; done < g->n && !o->failed; done++) {
+    const graph_node *n = &g->nodes[done];
+    if (n->kind == NODE_INPUT) {
+      v[done] = value_retain(in->values[n->payload.input]);
+    } else if (n->kind == NODE_CONST && n->type.weak) {
+      qk_scalar s = {0};
+      if (n->type.dtype == QN_bool)
+        s.i = *(const uint8_t *)n->payload.data;
+      else
+        memcpy(&s, n->payload.data, sizeof s);
+      v[done] = weak_value(&n->type, &s);
+    } else if (n->kind == NODE_CONST) {
+      v[done] = array_value(vm, (qn_dtype)n->type.dtype, n->type.rank, n->type.shape, n->payload.data);
+    } else {
+      qn_value operands[8];
+      ck_assert_int_le(n->nin, 8);
+      for (int k = 0; k < n->nin; k++) operands[k] = v[n->in[k]];
+      op_attr attr = known_attr(g, n, symbols);
+      v[done] = eager_apply(vm, (op_id)n->op, operands, n->nin, &attr);
+      if (value_is_error(v[done])) {
+        if (!vm->error->at.source) vm->error->at = n->site ? g->sites[n->site].at : SPAN_NONE;
+        note_error(vm, o, true);
+        break;
+      }
+      for (uint32_t i = 0; i < g->dims.n; i++)
+        if (g->dims.exprs[i].op == DIM_SYMBOL && g->dims.exprs[i].source == DIM_FROM_NODE &&
+            g->dims.exprs[i].ref == done)
+          symbols[i] = value_array(v[done])->shape[g->dims.exprs[i].axis];
+    }
+  }
+  for (uint32_t i = 0; i < g->noutputs && !o->failed; i++) {
+    qn_value x = v[g->outputs[i]];
+    if (value_is(x, TAG_ARRAY)) {
+      o->values[i] = value_obj(TAG_ARRAY, array_contiguous(vm, value_array(x)));
+    } else {
+      o->values[i] = value_retain(x);
+    }
+  }
+  for (uint32_t i = 1; i < done; i++) value_release(vm, v[i]);
+  free(v);
+  free(symbols);
+}
+
+static bool same_number(qn_dtype d, const char *x, const char *y) {
+  if (memcmp(x, y, dtype_size(d)) == 0) return true;
+  if (!dtype_is_float(d)) return false;
+  qn_value a = dtype_load(d, x), b = dtype_load(d, y);
+  return a.u.f != a.u.f && b.u.f != b.u.f;
+}
+
+static bool same_value(qn_value x, qn_value y) {
+  if (!value_is(x, TAG_ARRAY)) {
+    if (value_is(x, TAG_FLOAT)) return value_is(y, TAG_FLOAT) && same_number(QN_f64, (char *)&x.u.f, (char *)&y.u.f);
+    return !value_is(y, TAG_ARRAY) && !value_is(y, TAG_FLOAT) && x.u.i == y.u.i;
+  }
+  if (!value_is(y, TAG_ARRAY)) return false;
+  const qn_array *a = value_array(x), *b = value_array(y);
+  if (a->dtype != b->dtype || !shape_equal(a, b)) return false;
+  size_t size = dtype_size((qn_dtype)a->dtype);
+  for (int64_t k = 0; k < a->size; k++)
+    if (!same_number((qn_dtype)a->dtype, array_data(a) + (size_t)k * size, array_data(b) + (size_t)k * size))
+      return false;
+  return true;
+}
+
+static void check_same(qn_vm *vm, const graph *g, uint64_t seed, const char *how, const outcome *x, const outcome *y) {
+  bool same = x->failed == y->failed;
+  uint32_t at = 0;
+  if (same && x->failed) same = strcmp(x->error, y->error) == 0;
+  for (; same && !x->failed && at < x->n; at++) same = same_value(x->values[at], y->values[at]);
+  if (same) return;
+  text_buf t;
+  text_init(&t, NULL);
+  if (!x->failed && !y->failed) {
+    text_addf(&t, "result %u\n", at - 1);
+    bool ok = format_repr(vm, x->values[at - 1], &t);
+    text_adds(&t, "\n");
+    ok = ok && format_repr(vm, y->values[at - 1], &t);
+    text_adds(&t, ok ? "\n" : "?\n");
+  }
+  graph_print(g, &t);
+  ck_abort_msg("seed %llu: %s differs: %s | %s\n%.*s", (unsigned long long)seed, how, x->failed ? x->error : "",
+               y->failed ? y->error : "", (int)t.len, t.text);
+}
+
+static bool from_data(const dim_table *t, qn_dim d) {
+  if (d >= 0) return false;
+  const dim_expr *e = &t->exprs[~d];
+  return e->op == DIM_SYMBOL ? e->source == DIM_FROM_NODE : from_data(t, e->a) || from_data(t, e->b);
+}
+
+/* Does the graph rely on what a size found by a step was when it was recorded? Then the random data may not do. */
+static bool relies_on_data(const graph *g) {
+  for (uint32_t i = 0; i < g->dims.nfacts; i++)
+    if (from_data(&g->dims, g->dims.facts[i].a) || from_data(&g->dims, g->dims.facts[i].b)) return true;
+  return false;
+}
+
+/* A graph's constants fit where they are fitted, or it would not have been recorded. */
+static bool constants_fit(qn_vm *vm, const graph *g) {
+  bool fit = true;
+  for (uint32_t n = 1; n < g->n; n++) {
+    const graph_node *node = &g->nodes[n];
+    qn_value v;
+    if (node->kind == NODE_OP && node->op == OP_fit && graph_const_value(g, node->in[0], &v))
+      fit = fit && eager_check_fit(vm, v, (qn_dtype)node->attr->dtype);
+  }
+  error_clear(vm);
+  return fit;
+}
+
+static void compare(uint64_t from, uint64_t to) {
+  qn_vm *vm = vm_make();
+  if (!cpu_open(vm)) ck_abort_msg("no memory");
+  int64_t fused[TUNABLE_COUNT], unfused[TUNABLE_COUNT];
+  memcpy(fused, vm->tune, sizeof fused);
+  memcpy(unfused, vm->tune, sizeof unfused);
+  unfused[TUNE_fuse_enabled] = 0;
+  for (uint64_t seed = from; seed < to; seed++) {
+    random_options o = {.nodes = 1 + (int)(seed % 40)};
+    graph *g = random_graph(seed, &o), *s = graph_simplify(g);
+    ck_assert(s != NULL);
+    graph_free(g);
+    if (relies_on_data(s) || !constants_fit(vm, s)) {
+      graph_free(s);
+      continue;
+    }
+    rng r = {seed};
+    inputs in;
+    outcome a, b, c;
+    make_inputs(vm, s, &r, &in);
+    run_plan(vm, s, fused, &in, &a);
+    run_plan(vm, s, unfused, &in, &b);
+    check_same(vm, s, seed, "the plan without fusion", &a, &b);
+    run_eager(vm, s, &in, &c);
+    check_same(vm, s, seed, "running node by node", &a, &c);
+    outcome_free(vm, &a);
+    outcome_free(vm, &b);
+    outcome_free(vm, &c);
+    for (uint32_t i = 0; i < s->ninputs; i++)
+      if (in.arrays[i]) value_release(vm, in.values[i]);
+    graph_free(s);
+  }
+  cpu_close(vm);
+  vm_close(vm);
+}
+
+START_TEST(plans_give_the_same_bits) { compare(0, 400); }
+END_TEST
+
+int main(void) {
+  Suite *s = suite_create("plan run");
+  struct {
+    TCase *t;
+    const TTest *f;
+  } cases[] = {
+      {tcase_create("plans_give_the_same_bits"), plans_give_the_same_bits},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    tcase_set_timeout(cases[i].t, 240);
+    tcase_add_test(cases[i].t, cases[i].f);
+    suite_add_tcase(s, cases[i].t);
+  }
+  SRunner *runner = srunner_create(s);
+  srunner_run_all(runner, CK_ENV);
+  int failed = srunner_ntests_failed(runner);
+  srunner_free(runner);
+  return failed != 0;
+}
