@@ -12,7 +12,6 @@
 #include "jit/cpu/run.h"
 
 #include <omp.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "jit/cpu/cpu.h"
@@ -21,10 +20,6 @@
 /* ---- state --------------------------------------------------------------------------------------------------------------------- */
 
 enum { MAX_THREADS = 256 };
-
-typedef struct cpu_engine {
-  atomic_int token; /* 1 while a VM's thread runs a parallel region */
-} cpu_engine;
 
 typedef struct cpu_piece {
   void *data;
@@ -38,23 +33,15 @@ struct cpu_state {
   cpu_piece slab;                /* the arena of the running plan */
 };
 
-static cpu_engine *engine_of(qn_engine *engine) {
-  cpu_engine *e = __atomic_load_n((cpu_engine **)&engine->cpu, __ATOMIC_ACQUIRE);
-  if (e) return e;
-  e = calloc(1, sizeof *e);
-  if (!e) return NULL;
-  void *none = NULL;
-  if (__atomic_compare_exchange_n(&engine->cpu, &none, e, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return e;
-  free(e);
-  return none;
+/* The engine's token, kept in engine->cpu itself: NULL is free. Held while a VM's thread runs a parallel region. */
+static bool token_take(qn_engine *engine) {
+  void *free_now = NULL;
+  return engine && __atomic_compare_exchange_n(&engine->cpu, &free_now, engine, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
 }
+static void token_leave(qn_engine *engine) { __atomic_store_n(&engine->cpu, NULL, __ATOMIC_RELEASE); }
 
 bool cpu_open(qn_vm *vm) {
   if (vm->cpu) return true;
-  if (vm->engine && !engine_of(vm->engine)) {
-    raise_memory(vm);
-    return false;
-  }
   struct cpu_state *s = mem_zalloc(vm, sizeof *s);
   if (!s) return false;
   s->loops = vm_loops_pick();
@@ -79,10 +66,7 @@ void cpu_close(qn_vm *vm) {
   vm->cpu = NULL;
 }
 
-void cpu_engine_close(qn_engine *engine) {
-  free(engine->cpu);
-  engine->cpu = NULL;
-}
+void cpu_engine_close(qn_engine *engine) { engine->cpu = NULL; }
 
 const char *cpu_isa_name(void) { return vm_loops_pick()->name; }
 
@@ -190,12 +174,7 @@ static bool run_phase(launch *l, vm_failure *failure, size_t scratch_bytes) {
   l->n = vm_phase_begin(l->own, l->phase);
   if (l->n <= 0) return true;
   int64_t threads = share_out(l, par->imm > 0 ? par->imm : 1);
-  cpu_engine *engine = vm->engine ? vm->engine->cpu : NULL;
-  bool token = false;
-  if (threads > 1 && engine) {
-    int free_now = 0;
-    token = atomic_compare_exchange_strong(&engine->token, &free_now, 1);
-  }
+  bool token = threads > 1 && token_take(vm->engine);
   if (!token) threads = 1;
   size_t bytes = l->frame_bytes + (l->compiled ? scratch_bytes : vm_phase_bytes(l->own, l->phase));
   vm_failure failures[MAX_THREADS];
@@ -232,7 +211,7 @@ static bool run_phase(launch *l, vm_failure *failure, size_t scratch_bytes) {
       ok = false;
     }
   }
-  if (token) atomic_store(&engine->token, 0);
+  if (token) token_leave(vm->engine);
   return ok && failure->error == ~(uint64_t)0;
 }
 
