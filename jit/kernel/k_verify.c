@@ -144,7 +144,7 @@ static bool buffer_ok(checker *c, const k_node *n) {
 /* A plain store covers each address at most once as far as axes tell: each axis occurs in the address. */
 static bool store_ok(checker *c, const k_node *n) {
   const k_kernel *k = c->k;
-  if (n->code == K_STORE && (k->forms[n->at].axes & n->axes) != n->axes) {
+  if (n->code == K_STORE && (k->forms[n->at].axes & n->axes) != n->axes && k_points(k, n->axes) > 0) {
     for (uint32_t a = 0; a < k->naxes; a++)
       if (((n->axes & ~k->forms[n->at].axes) >> a & 1) && dim_hint(k->dims, k->axes[a].extent) > 1)
         return bad(c, "an element is stored more than once");
