@@ -602,7 +602,8 @@ k_val k_iota(k_kernel *k, qn_dtype dtype, k_form at) {
   k_linear l = k->forms[at];
   k_atom a;
   int64_t c;
-  if (l.n == 0 && dim_is_const(k->dims, l.constant, &c)) return k_const_i(k, dtype, c);
+  if (l.n == 0 && dim_is_const(k->dims, l.constant, &c) && c >= -K_LITERAL_MAX && c <= K_LITERAL_MAX)
+    return k_const_i(k, dtype, c); /* larger ones are sizes: parameters, so that programs serve all shapes */
   if (single(k, at, &a) && a.kind == ATOM_VALUE && k->nodes[a.ref].dtype == dtype) return a.ref;
   return intern(k, &(k_node){.code = K_IOTA, .dtype = (uint8_t)dtype, .at = at, .axes = l.axes});
 }

@@ -67,6 +67,7 @@ typedef enum k_code {
 } k_code;
 
 enum { K_EXCLUSIVE = 1 };
+enum { K_LITERAL_MAX = 8 }; /* larger numbers in forms are parameters of the program */
 
 typedef struct k_node {
   uint8_t code, sub, dtype;

@@ -952,12 +952,21 @@ static bool memo_grow(lowering *l) {
   return true;
 }
 
+/* Are the coordinates in range whatever a guard says? Then everything they lead to is, too, and the guard is not needed: the
+ * same value as without it, and often one that is there already. */
+static bool in_bounds(lowering *l, const graph_type *t, const k_form *at) {
+  for (int a = 0; a < t->rank; a++)
+    if (!k_within(l->k, at[a], t->shape[a])) return false;
+  return true;
+}
+
 k_val lower_value(lowering *l, uint32_t n, const k_form *at, k_guard guard) {
   const graph_node *node = node_of(l, n);
   int rank = node->type.rank;
   if (l->why) return 0;
   if (l->k->failed) return lower_refuse(l, lower_no_memory);
   if (node->type.weak) return value_scalar(l, n);
+  if (guard && in_bounds(l, &node->type, at)) guard = 0;
   if (node->kind == NODE_CONST && l->r->place[n] == PLACE_INLINE) return value_scalar(l, n);
   if (!is_inline(l, n)) return load(l, n, address(l, n, at), guard);
   if (!memo_grow(l)) return 0;

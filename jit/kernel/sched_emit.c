@@ -71,14 +71,14 @@ static l_val parameter(emitter *e, qn_dim d) {
   return l_param(e->p, i);
 }
 
-enum { LITERAL_MAX = 8 };
+
 
 /* Symbols and larger sizes are parameters, so that programs serve all shapes; arithmetic on them stands in the prelude. */
 static l_val make_dim(emitter *e, qn_dim d) {
   const dim_table *t = e->k->dims;
   int64_t c;
   if (dim_is_const(t, d, &c)) {
-    if (c >= -LITERAL_MAX && c <= LITERAL_MAX) return l_int(e->p, c);
+    if (c >= -K_LITERAL_MAX && c <= K_LITERAL_MAX) return l_int(e->p, c);
     if (c >= 0) return parameter(e, d);
     return l_index(e->p, L_ISUB, l_int(e->p, 0), parameter(e, -c));
   }

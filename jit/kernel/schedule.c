@@ -28,6 +28,8 @@
 
 #include "jit/kernel/lower.h"
 
+static const char differing[] = "effects over different axes";
+
 static bool refuse(nest *s, const char *why) {
   if (!s->why) s->why = why;
   return false;
@@ -276,7 +278,14 @@ static bool find_jobs(nest *s) {
   for (uint32_t i = 0; ok && i < s->first.n + s->second.n; i++) {
     const job *j = i < s->first.n ? &s->first.jobs[i] : &s->second.jobs[i - s->first.n];
     k_mask missing = s->par & ~k->nodes[j->v].axes;
-    if (j->kind == JOB_EFFECT && j->along_c && missing) ok = refuse(s, "effects over different axes");
+    if (j->kind != JOB_EFFECT) continue;
+    /* One that does not would not happen at all where a missing axis may be empty. */
+    if (!j->along_c && s->shape == SHAPE_PLAIN) missing |= axis_bit(s->c) | axis_bit(s->inner);
+    for (int a = 0; a < (int)k->naxes && ok; a++) {
+      int64_t c;
+      bool filled = dim_is_const(k->dims, k->axes[a].extent, &c) && c > 0;
+      if (axis_in(missing, a) && (j->along_c || !filled)) ok = refuse(s, differing);
+    }
   }
   return ok;
 }
@@ -402,6 +411,8 @@ static bool choose_shape(nest *s, bool first) {
       s->par &= ~axis_bit(s->turned);
     else
       lengthen(s);
+  } else {
+    s->shape = SHAPE_ROWS;
   }
   if (!find_stages(s) || !find_jobs(s)) return false;
   if (!reduces) return true;
@@ -539,6 +550,19 @@ static uint32_t nest_end(const k_kernel *k, const k_val *effects, uint32_t from,
   return i;
 }
 
+/* The next nest, of the effects from `from` on. Effects that cannot share loops are nests of their own. */
+static bool nest_next(nest *s, const k_kernel *k, const k_val *effects, uint32_t from, uint32_t n, uint32_t *to) {
+  *to = nest_end(k, effects, from, n);
+  if (nest_init(s, k, effects + from, *to - from, from == 0)) return true;
+  if (s->why != differing || *to - from == 1) return false;
+  uint32_t same = from + 1;
+  while (same < *to && k->nodes[effects[same]].axes == k->nodes[effects[from]].axes) same++;
+  if (same == *to) return false;
+  nest_free(s);
+  *to = same;
+  return nest_init(s, k, effects + from, same - from, from == 0);
+}
+
 static uint32_t list_effects(const k_kernel *k, k_val **effects) {
   uint32_t n = 0;
   *effects = calloc(k->n, sizeof **effects);
@@ -608,9 +632,9 @@ static bool emit_kernel(emitter *e, int64_t grain) {
   uint32_t n = list_effects(k, &effects);
   bool ok = effects ? n > 0 || emit_refuse(e, "nothing is stored") : emit_refuse(e, lower_no_memory);
   for (uint32_t from = 0; ok && from < n;) {
-    uint32_t to = nest_end(k, effects, from, n);
+    uint32_t to;
     nest s;
-    ok = nest_init(&s, k, effects + from, to - from, from == 0);
+    ok = nest_next(&s, k, effects, from, n, &to);
     if (!ok) emit_refuse(e, s.why);
     ok = ok && nest_emit(e, &s, grain);
     nest_free(&s);
@@ -714,9 +738,9 @@ bool schedule_estimate(const k_kernel *k, schedule_cost *cost, const char **why)
   uint32_t n = list_effects(k, &effects);
   *why = effects ? n ? NULL : "nothing is stored" : lower_no_memory;
   for (uint32_t from = 0; !*why && from < n;) {
-    uint32_t to = nest_end(k, effects, from, n);
+    uint32_t to;
     nest s;
-    bool ok = nest_init(&s, k, effects + from, to - from, from == 0);
+    bool ok = nest_next(&s, k, effects, from, n, &to);
     if (ok)
       cost->nanoseconds += nest_cost(&s, cost);
     else
