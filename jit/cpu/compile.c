@@ -477,9 +477,9 @@ static uint32_t use_table(code_table *t, plan *p) {
 static void use_object(code_table *t, const plan *p, const batch *b, void *handle) {
   for (uint32_t i = 0; i < b->n; i++) {
     const plan_kernel *k = &p->kernels[b->which[i]];
-    qk_phase *phases = calloc(k->nphases + 1, sizeof *phases);
+    qk_phase *phases = calloc(k->nphases + 1, sizeof *phases); /* and the one that tells its scratch (emit.h) */
     bool ok = phases != NULL;
-    for (uint32_t j = 0; j < k->nphases && ok; j++) {
+    for (uint32_t j = 0; j <= k->nphases && ok; j++) {
       char symbol[48];
       snprintf(symbol, sizeof symbol, "%s_%u", b->names[i], j);
       void *f = dlsym(handle, symbol);

@@ -75,7 +75,7 @@ static bool close_to(uint8_t dtype, double a, double b) {
 
 /* Runs one op both ways. Returns the error cell. */
 static uint64_t both_ways(op_id op, const op_attr *attr, operand *in, int nin) {
-  graph_type types[OPERANDS];
+  graph_type types[OPERANDS] = {0};
   op_types inferred;
   op_refusal why_not;
   char why[300] = "";
