@@ -1,12 +1,16 @@
 /* Builtins that make arrays, and conversion between dtypes. Constants are a broadcast number and sequences are iota, so that
- * everything can be recorded; nothing is allocated for zeros(...) until somebody writes into it. */
+ * everything can be recorded. Outside recordings they are stored at once: what does not fit memory is an error here. */
 #include <math.h>
 
 #include "stdlib/builtins.h"
 
 /* One value in every element. Borrows. */
 static qn_value filled(qn_vm *vm, qn_value v, qn_dtype dtype, int rank, const int64_t *shape) {
-  return use_broadcast(vm, to_dtype(vm, v, dtype), rank, shape);
+  qn_value wide = use_broadcast(vm, to_dtype(vm, v, dtype), rank, shape);
+  if (vm->rec || value_is_error(wide)) return wide;
+  qn_array *stored = array_contiguous(vm, value_array(wide));
+  value_release(vm, wide);
+  return stored ? value_obj(TAG_ARRAY, stored) : value_error();
 }
 
 static qn_value constant(qn_vm *vm, const char *fn, const qn_value *args, int64_t number) {

@@ -314,6 +314,13 @@ static entry *entry_make(struct recording *r, qn_value result) {
   return e;
 }
 
+/* Will running the call again in the interpreter raise the pending error again, with more to say about it? Clears it then. */
+static bool error_repeats(qn_vm *vm) {
+  if (!error_catchable(vm) || vm->error->id == E_memory) return false;
+  error_clear(vm);
+  return true;
+}
+
 /* Runs the body under the recorder and, when that worked, leaves an entry. */
 static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
   uint64_t hash = pattern_hash(site->fn, site->args, site->nargs);
@@ -338,6 +345,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
     return value_error();
   }
   bool complete = r->capturing; /* the pattern describes the whole call */
+  uint64_t draw = vm->draw;
   site->fn = stand;
   qn_value result = site->run(site->ctx);
   site->fn = fn;
@@ -354,9 +362,18 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
     return result;
   }
   if (!rec_end(r)) {
+    bool again = r->capturing && error_repeats(vm); /* nothing else has happened */
     value_release(vm, result);
+    for (uint32_t i = 0; i < r->pattern.nroots && again; i++) { /* the body may have assigned its parameters */
+      const root *x = &r->pattern.roots[i];
+      if (x->kind != ROOT_ARG) continue;
+      value_release(vm, site->args[x->arg]);
+      site->args[x->arg] = value_retain(x->stand_in);
+    }
     rec_free(r);
-    return value_error();
+    if (!again) return value_error();
+    vm->draw = draw;
+    return site->run(site->ctx);
   }
   entry *e = complete ? entry_make(r, result) : NULL;
   if (value_is_scalar(result)) result.head &= 0xff;
@@ -613,6 +630,9 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     } else {
       j->calls_compiled++;
       result = replay(vm, e, &inputs);
+      /* What compiled code could not do the interpreter does again from the start (nothing has happened yet), so that the
+       * error comes with its operands and its trace. */
+      if (value_is_error(result) && error_repeats(vm)) result = site->run(site->ctx);
     }
     inputs_free(vm, &inputs);
     return result;
