@@ -4,12 +4,12 @@
  * combine by the balanced tree (l.h, order DOT). Every element is a chain of its own, so rows, columns, blocking, packing and
  * vector width cannot change a bit.
  *
- * The depth is cut into slices (1 KiB of a row); between slices the chains rest in `out`. Of a slice, x is packed into panels of
- * TILE_M rows (x[k][row]: one pointer, broadcasts at constant offsets) and y into panels of TILE_N columns, padded with
+ * The depth is cut into slices (512 bytes of a row); between slices the chains rest in `out`. Of a slice, x is packed into panels of
+ * up to TILE_M rows (x[k][row]: one pointer, broadcasts at constant offsets) and y into panels of TILE_N columns, padded with
  * zeros; a panel of y that is contiguous and used once is read in place. The kernel keeps TILE_M x TILE_N sums in registers
  * (14 x 2 of 512 bits, 6 x 2 of 256). Columns beyond the edge are computed on the padding and not stored.
  */
-enum { TILE_SLICE_f32 = 256, TILE_SLICE_f64 = 128, TILE_ROWS = 56, TILE_COLS = 128 };
+enum { TILE_SLICE_f32 = 128, TILE_SLICE_f64 = 64, TILE_ROWS = 126, TILE_TURNED = 128 };
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -45,6 +45,44 @@ static inline tile_2f64 tile_fma_f64(tile_2f64 a, tile_2f64 b, tile_2f64 c) {
 
 /* Subtracting zero keeps every value, -0 included. */
 #define TILE_SPLAT(T, v) ((v) - (tile_v_##T){0})
+
+/* panel[k][i] = p[i * stride + k] for i < width, a multiple of 8: blocks of 8 x 8 are turned in registers. */
+#if defined(__AVX__)
+static inline void tile_turn8(const f32 *p, int64_t stride, f32 *to, int64_t width) {
+  __m256 r[8], s[8];
+  for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps(p + i * stride);
+  for (int i = 0; i < 8; i += 2) {
+    s[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    s[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 2; j++) {
+      r[i + 2 * j] = _mm256_shuffle_ps(s[i + j], s[i + j + 2], 0x44);
+      r[i + 2 * j + 1] = _mm256_shuffle_ps(s[i + j], s[i + j + 2], 0xee);
+    }
+  for (int i = 0; i < 4; i++) {
+    _mm256_storeu_ps(to + i * width, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+    _mm256_storeu_ps(to + (i + 4) * width, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+  }
+}
+static inline bool tile_turn_f32(const f32 *p, int64_t stride, f32 *panel, int64_t width, int64_t depth) {
+  int64_t k = 0;
+  for (; k + 8 <= depth; k += 8)
+    for (int64_t i = 0; i < width; i += 8) tile_turn8(p + i * stride + k, stride, panel + k * width + i, width);
+  for (; k < depth; k++)
+    for (int64_t i = 0; i < width; i++) panel[k * width + i] = p[i * stride + k];
+  return true;
+}
+#else
+static inline bool tile_turn_f32(const f32 *p, int64_t stride, f32 *panel, int64_t width, int64_t depth) {
+  (void)p, (void)stride, (void)panel, (void)width, (void)depth;
+  return false;
+}
+#endif
+static inline bool tile_turn_f64(const f64 *p, int64_t stride, f64 *panel, int64_t width, int64_t depth) {
+  (void)p, (void)stride, (void)panel, (void)width, (void)depth;
+  return false;
+}
 
 #define TILE_FLOAT(T)                                                                                                  \
   typedef TILE_VEC_##T tile_v_##T;                                                                                     \
@@ -105,6 +143,7 @@ static inline tile_2f64 tile_fma_f64(tile_2f64 a, tile_2f64 b, tile_2f64 c) {
     if (si == 1 && n == width)                                                                                         \
       for (int64_t k = 0; k < depth; k++)                                                                              \
         for (int i = 0; i < width; i++) panel[k * width + i] = tile_at_##T(p, at + k * sk + i, d);                     \
+    else if (sk == 1 && n == width && width % 8 == 0 && d == QN_##T && tile_turn_##T((const T *)p + at, si, panel, width, depth)) return; \
     else                                                                                                               \
       for (int i = 0; i < width; i++) {                                                                                \
         if (i < n)                                                                                                     \
@@ -127,22 +166,24 @@ static inline tile_2f64 tile_fma_f64(tile_2f64 a, tile_2f64 b, tile_2f64 c) {
     default: tile_pack1_##T(panel, p, at, si, sk, n, TILE_N_##T, depth, QN_##T);                                       \
     }                                                                                                                  \
   }                                                                                                                    \
-  /* One chunk of at most 4,096 deep of at most TILE_ROWS x TILE_COLS results. */                                      \
-  static void tile_chunk_##T(const qk_tile *t, int64_t m0, int64_t n0, int64_t k0, int rows, int cols, int64_t depth,  \
+  /* One chunk of at most 4,096 deep of at most TILE_ROWS rows. */                                                     \
+  static void tile_chunk_##T(const qk_tile *t, int64_t m0, int64_t n0, int64_t k0, int rows, int64_t cols, int64_t depth, \
                              T *out, int64_t ld) {                                                                     \
     T px[TILE_SLICE_##T * TILE_ROWS] __attribute__((aligned(64)));                                                     \
     T py[TILE_SLICE_##T * TILE_N_##T] __attribute__((aligned(64)));                                                    \
     T edge[TILE_M * TILE_N_##T] __attribute__((aligned(64)));                                                          \
+    /* panels of equal height, so that none is too low to keep the multipliers busy */                                 \
+    int panels = (rows + TILE_M - 1) / TILE_M, high = (rows + panels - 1) / panels;                                    \
     for (int64_t k = 0; k < depth; k += TILE_SLICE_##T) {                                                              \
       int64_t d = depth - k < TILE_SLICE_##T ? depth - k : TILE_SLICE_##T;                                             \
       const T *x = px;                                                                                                 \
       if (rows == 1 && t->x_k == 1 && t->xd == QN_##T) x = (const T *)t->x + m0 * t->x_m + k0 + k;                     \
       else                                                                                                             \
-        for (int m = 0; m < rows; m += TILE_M)                                                                         \
+        for (int m = 0; m < rows; m += high)                                                                           \
           tile_pack_x_##T(px + m * TILE_SLICE_##T, t->x, (m0 + m) * t->x_m + (k0 + k) * t->x_k, t->x_m, t->x_k,        \
-                          rows - m < TILE_M ? rows - m : TILE_M, d, t->xd);                                            \
-      for (int n = 0; n < cols; n += TILE_N_##T) {                                                                     \
-        int nc = cols - n < TILE_N_##T ? cols - n : TILE_N_##T;                                                        \
+                          rows - m < high ? rows - m : high, d, t->xd);                                                \
+      for (int64_t n = 0; n < cols; n += TILE_N_##T) {                                                                 \
+        int nc = cols - n < TILE_N_##T ? (int)(cols - n) : TILE_N_##T;                                                 \
         int64_t at = (n0 + n) * t->y_n + (k0 + k) * t->y_k, ys = TILE_N_##T;                                           \
         const T *y = py;                                                                                               \
         if (nc == TILE_N_##T && t->y_n == 1 && t->yd == QN_##T && rows <= TILE_M) {                                    \
@@ -151,8 +192,8 @@ static inline tile_2f64 tile_fma_f64(tile_2f64 a, tile_2f64 b, tile_2f64 c) {
         } else {                                                                                                       \
           tile_pack_y_##T(py, t->y, at, t->y_n, t->y_k, nc, d, t->yd);                                                 \
         }                                                                                                              \
-        for (int m = 0; m < rows; m += TILE_M) {                                                                       \
-          int mr = rows - m < TILE_M ? rows - m : TILE_M;                                                              \
+        for (int m = 0; m < rows; m += high) {                                                                         \
+          int mr = rows - m < high ? rows - m : high;                                                                  \
           const T *xm = x + m * TILE_SLICE_##T;                                                                        \
           if (nc == TILE_N_##T) {                                                                                      \
             tile_rows_##T(mr, xm, mr, y, ys, out + m * ld + n, ld, d, k == 0);                                         \
@@ -200,23 +241,24 @@ static inline tile_2f64 tile_fma_f64(tile_2f64 a, tile_2f64 b, tile_2f64 c) {
       return;                                                                                                          \
     }                                                                                                                  \
     bool deep = t->depth > ORDER_DOT_CHUNK;                                                                            \
-    int mb = deep ? (int)TILE_M : (int)TILE_ROWS, nb = deep ? (int)TILE_N_##T : (int)TILE_COLS;                        \
-    for (int64_t m = 0; m < t->rows; m += mb)                                                                          \
-      for (int64_t n = 0; n < t->cols; n += nb) {                                                                      \
-        int rows = t->rows - m < mb ? (int)(t->rows - m) : mb, cols = t->cols - n < nb ? (int)(t->cols - n) : nb;      \
-        if (deep) tile_deep_##T(t, m, n, rows, cols, out);                                                             \
-        else tile_chunk_##T(t, m, n, 0, rows, cols, t->depth, out + m * t->ld + n, t->ld);                             \
-      }                                                                                                                \
+    int mb = deep ? (int)TILE_M : (int)TILE_ROWS;                                                                      \
+    for (int64_t m = 0; m < t->rows; m += mb) {                                                                        \
+      int rows = t->rows - m < mb ? (int)(t->rows - m) : mb;                                                           \
+      if (!deep) tile_chunk_##T(t, m, 0, 0, rows, t->cols, t->depth, out + m * t->ld, t->ld);                          \
+      else                                                                                                             \
+        for (int64_t n = 0; n < t->cols; n += TILE_N_##T)                                                              \
+          tile_deep_##T(t, m, n, rows, t->cols - n < TILE_N_##T ? (int)(t->cols - n) : TILE_N_##T, out);               \
+    }                                                                                                                  \
   }                                                                                                                    \
   static void tile_turned_##T(const qk_tile *t) {                                                                      \
-    T turned[TILE_V_##T * TILE_COLS];                                                                                  \
-    for (int64_t m = 0; m < t->rows; m += TILE_COLS) {                                                                 \
-      int64_t rows = t->rows - m < TILE_COLS ? t->rows - m : TILE_COLS;                                                \
+    T turned[TILE_V_##T * TILE_TURNED];                                                                                \
+    for (int64_t m = 0; m < t->rows; m += TILE_TURNED) {                                                               \
+      int64_t rows = t->rows - m < TILE_TURNED ? t->rows - m : TILE_TURNED;                                            \
       qk_tile u = {t->y, (const char *)t->x + m * t->x_m * (int64_t)dtype_rows[t->xd].size, turned, t->y_n, t->y_k,    \
-                   t->x_k, t->x_m, t->cols, rows, t->depth, TILE_COLS, t->yd, t->xd, t->od};                           \
+                   t->x_k, t->x_m, t->cols, rows, t->depth, TILE_TURNED, t->yd, t->xd, t->od};                         \
       tile_##T(&u);                                                                                                    \
       for (int64_t r = 0; r < rows; r++)                                                                               \
-        for (int64_t c = 0; c < t->cols; c++) ((T *)t->out)[(m + r) * t->ld + c] = turned[c * TILE_COLS + r];          \
+        for (int64_t c = 0; c < t->cols; c++) ((T *)t->out)[(m + r) * t->ld + c] = turned[c * TILE_TURNED + r];        \
     }                                                                                                                  \
   }
 
