@@ -102,13 +102,15 @@ void cpu_slab_leave(qn_vm *vm) {
 typedef struct launch {
   qn_vm *vm;
   struct cpu_state *s;
-  const vmcode *code;
+  vmcode *code;
   qk_phase compiled; /* or NULL */
-  const vm_phase *phase;
+  vm_phase *phase;
   qk_args args;
-  size_t frame_bytes;
+  size_t tables_bytes, regs_bytes;
+  int64_t block;
+  bool again;           /* the sizes of the last launch: what was made from them is still there */
   int64_t n, chunk;
-  vm_frame *own;        /* the launcher's frame, in the first thread's memory */
+  vm_frame *own;        /* the launcher's frame: tables in the code, registers in the first thread's memory */
   vm_failure *failures; /* per thread */
   _Atomic int64_t next; /* first instance that nobody has taken */
   atomic_bool stop;     /* an interrupt, or a limit, was seen */
@@ -126,13 +128,12 @@ static void work(launch *l, int thread) {
   qk_args args = l->args;
   char *memory = l->s->frames[thread].data;
   if (l->compiled) {
-    args.scratch = memory + l->frame_bytes;
+    args.scratch = memory;
     args.error = &l->error;
   } else if (thread) {
-    vm_frame_init(f, l->code, &args, memory, l->vm->tune[TUNE_vm_block]);
+    vm_frame_init(f, l->code, &args, memory, memory + l->tables_bytes, l->block);
     (void)vm_phase_begin(f, l->phase);
   }
-  f->dynamic = memory + l->frame_bytes;
   for (;;) {
     int64_t lo = atomic_fetch_add_explicit(&l->next, l->chunk, memory_order_relaxed);
     if (lo >= l->n || atomic_load_explicit(&l->stop, memory_order_relaxed)) break;
@@ -149,7 +150,7 @@ static void work(launch *l, int thread) {
 /* How many threads, and chunks of how many instances: several per thread, but not so small that taking them costs, nor so
  * large that an interrupt waits. */
 static int64_t share_out(launch *l, int64_t grain) {
-  int64_t each = vm_phase_work(l->own, l->phase), total, threads = l->s->threads, least = l->vm->tune[TUNE_par_grain];
+  int64_t each = l->phase->work, total, threads = l->s->threads, least = l->vm->tune[TUNE_par_grain];
   if (__builtin_mul_overflow(each, l->n, &total)) total = INT64_MAX;
   if (threads > total / least) threads = total / least;
   if (threads > l->n / grain) threads = l->n / grain;
@@ -166,26 +167,42 @@ static int64_t share_out(launch *l, int64_t grain) {
   return threads;
 }
 
+/* Sets up the launcher's frame over the first thread's memory. */
+static void place_frame(launch *l) {
+  vmcode *code = l->code;
+  void *regs = l->s->frames[0].data;
+  if (code->regs == regs && code->regs_block == l->block) {
+    vm_frame_again(l->own, code, &l->args, code->tables, regs, l->block);
+    return;
+  }
+  vm_frame_init(l->own, code, &l->args, code->tables, regs, l->block);
+  code->regs = regs;
+  code->regs_block = l->block;
+}
+
 /* Runs one phase. False with an error raised, or *failure set. */
 static bool run_phase(launch *l, vm_failure *failure, size_t scratch_bytes) {
   qn_vm *vm = l->vm;
   struct cpu_state *s = l->s;
   const l_instr *par = l->code->ops[l->phase->par].in;
-  l->n = vm_phase_begin(l->own, l->phase);
+  if (!l->again) {
+    (void)vm_phase_begin(l->own, l->phase);
+    l->phase->work = vm_phase_work(l->own, l->phase);
+    l->phase->bytes = vm_phase_bytes(l->own, l->phase);
+  }
+  l->n = l->own->idx[par->a];
   if (l->n <= 0) return true;
   int64_t threads = share_out(l, par->imm > 0 ? par->imm : 1);
   bool token = threads > 1 && token_take(vm->engine);
   if (!token) threads = 1;
-  size_t bytes = l->frame_bytes + (l->compiled ? scratch_bytes : vm_phase_bytes(l->own, l->phase));
+  size_t bytes = l->compiled ? scratch_bytes : l->regs_bytes + l->phase->bytes;
   vm_failure failures[MAX_THREADS];
   l->failures = failures;
   bool ok = true;
   for (int t = 0; t < threads && ok; t++) {
-    bool moves = s->frames[t].bytes < bytes;
-    ok = piece_take(vm, &s->frames[t], bytes) != NULL;
-    if (!ok || t || !moves) continue;
-    vm_frame_init(l->own, l->code, &l->args, s->frames[0].data, vm->tune[TUNE_vm_block]);
-    (void)vm_phase_begin(l->own, l->phase);
+    bool moves = t == 0 && s->frames[0].bytes < bytes;
+    ok = piece_take(vm, &s->frames[t], bytes + (t ? l->tables_bytes : 0)) != NULL;
+    if (ok && moves) place_frame(l);
   }
   if (ok) {
     atomic_init(&l->next, 0);
@@ -242,7 +259,7 @@ bool kernel_launch(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase
     raise_memory(vm);
     return false;
   }
-  const vmcode *code = *vm_code;
+  vmcode *code = *vm_code;
   void *few[FEW_BUFFERS], **all = few;
   if (p->nbuffers > FEW_BUFFERS && !(all = mem_alloc(vm, p->nbuffers * sizeof *all))) return false;
   vm_frame f;
@@ -252,19 +269,23 @@ bool kernel_launch(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase
       .code = code,
       .own = &f,
       .args = {.buf = all, .ints = ints, .scalars = scalars, .interrupt = &vm->interrupt, .tile = s->loops->tile}};
-  l.frame_bytes = vm_frame_bytes(code, vm->tune[TUNE_vm_block]);
-  bool ok = piece_take(vm, &s->frames[0], l.frame_bytes) != NULL;
+  l.block = vm->tune[TUNE_vm_block];
+  l.tables_bytes = vm_tables_bytes(p, code->naccs);
+  l.regs_bytes = vm_regs_bytes(code, l.block);
+  bool ok = piece_take(vm, &s->frames[0], l.regs_bytes) != NULL;
   size_t scratch = 0;
   char *scratch_data = NULL;
   if (ok) { /* the launcher's frame also tells how large scratch buffers are */
-    vm_frame_init(&f, code, &l.args, s->frames[0].data, vm->tune[TUNE_vm_block]);
+    place_frame(&l);
+    l.again = code->launched && p->nscalars == 0 && (p->nints == 0 || memcmp(code->ints, ints, p->nints * sizeof *ints) == 0);
+    code->launched = l.again;
     bool some = false;
     for (uint32_t b = 0, given = 0; b < p->nbuffers; b++) {
       some |= p->buffers[b].mode == BUF_SCRATCH;
       all[b] = p->buffers[b].mode == BUF_SCRATCH ? NULL : buffers[given++];
     }
     if (some) {
-      (void)vm_phase_begin(&f, &code->phases[0]);
+      if (!l.again) (void)vm_phase_begin(&f, &code->phases[0]);
       for (uint32_t b = 0; b < p->nbuffers; b++)
         if (p->buffers[b].mode == BUF_SCRATCH) scratch += scratch_size(&f, p, b);
       ok = (scratch_data = mem_buffer(vm, scratch)) != NULL;
@@ -278,6 +299,10 @@ bool kernel_launch(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase
     l.phase = &code->phases[k];
     l.compiled = compiled ? compiled[k] : NULL;
     ok = run_phase(&l, failure, compiled_bytes);
+  }
+  if (ok && !l.again && p->nscalars == 0) {
+    if (p->nints) memcpy(code->ints, ints, p->nints * sizeof *ints);
+    code->launched = true;
   }
   if (scratch_data) mem_buffer_free(vm, scratch_data, scratch);
   for (int t = 0; t < s->threads; t++) piece_leave(vm, &s->frames[t]);

@@ -35,6 +35,9 @@ static void free_code(vmcode *c) {
   free(c->scalar);
   free(c->accs);
   free(c->acc_of);
+  free(c->places);
+  free(c->tables);
+  free(c->ints);
   free(c);
 }
 void vmcode_free(void *vm_code);
@@ -236,17 +239,22 @@ static bool translate(translator *t) {
     if (i->code == L_PHASE) {
       if (prelude) c->prelude_end = c->nops;
       prelude = false;
-      c->phases[c->nphases++] = (vm_phase){.before = c->nops};
+      c->phases[c->nphases++] = (vm_phase){.before = c->nops, .places = c->nplaces};
       continue;
     }
     if (i->code == L_CONST || i->code == L_INT || i->code == L_SYNC) continue; /* set when the frame is made */
     if (i->code == L_ACC && !note_acc(t, v)) return false;
+    if (i->code == L_ACC || i->code == L_LOCAL) {
+      c->places[c->nplaces++] = c->nops;
+      c->phases[c->nphases - 1].nplaces++;
+    }
     vm_op *o = &c->ops[c->nops];
     *o = (vm_op){.code = i->code, .at = v, .in = i};
     decode(t, o, vec != 0);
     if (i->code == L_PUSH || i->code == L_MERGE || i->code == L_FINISH || i->code == L_PARTIAL || i->code == L_SCAN) {
       vm_acc_plan *a = &c->accs[c->acc_of[i->a]];
       if (i->code == L_SCAN) a->scanned = true;
+      if (vec && a->many) c->ops[vec - 1].flags |= OP_MANY;
       if (i->code == L_FINISH || i->code == L_PARTIAL) a->finished = true;
     }
     uint32_t at = c->nops++;
@@ -290,13 +298,16 @@ vmcode *vmcode_make(const l_program *p, const vm_loops *loops) {
   c->scalar = calloc(n, 1);
   c->accs = calloc(naccs + 1u, sizeof *c->accs);
   c->acc_of = calloc(n, sizeof *c->acc_of);
+  c->places = calloc(n, sizeof *c->places);
+  c->ints = calloc(p->nints + 1u, sizeof *c->ints);
+  c->tables = aligned_alloc(64, (vm_tables_bytes(p, naccs) + 63) & ~(size_t)63);
   translator t = {.c = c, .p = p};
   t.kinds = calloc(n, 1);
   t.last = calloc(n, sizeof *t.last);
   t.pos = calloc(n, sizeof *t.pos);
   t.free_regs = calloc(n, sizeof *t.free_regs);
   t.reg_size = calloc(n, 1);
-  bool ok = c->ops && c->phases && c->reg && c->scalar && c->accs && c->acc_of && t.kinds && t.last && t.pos &&
+  bool ok = c->ops && c->phases && c->reg && c->scalar && c->accs && c->acc_of && c->places && c->ints && c->tables && t.kinds && t.last && t.pos &&
             t.free_regs && t.reg_size && translate(&t);
   free(t.kinds);
   free(t.last);

@@ -21,7 +21,8 @@ typedef struct vm_op {
 enum {
   OP_VECTOR = 1, /* stands inside a VEC */
   OP_ONCE = 2,   /* in a VEC, but the same for all elements: computed once a block */
-  OP_ALIAS = 4   /* a LOAD whose memory does not change while its value lives: the value may stay there */
+  OP_ALIAS = 4,  /* a LOAD whose memory does not change while its value lives: the value may stay there */
+  OP_MANY = 8    /* a VEC with pushes to accumulators of many results */
 };
 
 typedef struct vm_acc_plan {
@@ -33,6 +34,10 @@ typedef struct vm_acc_plan {
 
 typedef struct vm_phase {
   uint32_t before, par, end; /* positions of: its first own instruction, PAR, and past its END */
+  uint32_t places, nplaces;  /* its LOCALs and ACCs: positions in vmcode.places */
+  /* For the sizes of the last launch (vmcode.launched): */
+  int64_t work;
+  size_t bytes;
 } vm_phase;
 
 typedef struct vmcode {
@@ -49,6 +54,15 @@ typedef struct vmcode {
   vm_acc_plan *accs;
   uint32_t naccs;
   uint16_t *acc_of; /* per instruction: number of an L_ACC */
+  uint32_t *places; /* positions of LOCALs and ACCs */
+  uint32_t nplaces;
+  /* What the launcher's thread keeps from launch to launch: the tables of its frame, initialised for registers at `regs`, and
+   * the ints that launch-time values were computed for (only if the program has no scalars). */
+  void *tables;
+  const void *regs;
+  int64_t regs_block;
+  int64_t *ints;
+  bool launched;
 } vmcode;
 
 /* NULL when memory is short. `p` must outlive the result. */
@@ -93,9 +107,12 @@ typedef struct vm_frame {
   vm_failure failure;
 } vm_frame;
 
-/* Bytes of a frame without its dynamic part. */
-size_t vm_frame_bytes(const vmcode *code, int64_t block);
-void vm_frame_init(vm_frame *f, const vmcode *code, const qk_args *args, void *memory, int64_t block);
+/* A frame is tables (per instruction) and registers, and behind these the dynamic part. */
+size_t vm_tables_bytes(const l_program *p, uint32_t naccs);
+size_t vm_regs_bytes(const vmcode *code, int64_t block);
+void vm_frame_init(vm_frame *f, const vmcode *code, const qk_args *args, void *tables, void *regs, int64_t block);
+/* The same with tables that were initialised for these registers before. */
+void vm_frame_again(vm_frame *f, const vmcode *code, const qk_args *args, void *tables, void *regs, int64_t block);
 /* Evaluates what stands before the phase's PAR. Returns the number of instances. */
 int64_t vm_phase_begin(vm_frame *f, const vm_phase *ph);
 /* Bytes of locals and accumulators of the phase; vm_phase_begin has run. */

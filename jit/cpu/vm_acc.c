@@ -292,8 +292,7 @@ static void push_value(vm_frame *f, const vm_op *o, const vm_acc_plan *a, vm_acc
 
 void vm_acc_push(vm_frame *f, const vm_op *o) { push_value(f, o, plan_of(f, o->in->a), state_of(f, o->in->a)); }
 
-bool vm_acc_vec_begin(vm_frame *f, uint32_t pc, uint32_t end) {
-  bool any = false;
+void vm_acc_vec_begin(vm_frame *f, uint32_t pc, uint32_t end) {
   for (uint32_t k = pc + 1; k < end; k++) {
     const vm_op *o = &f->code->ops[k];
     if ((o->code != L_PUSH && o->code != L_SCAN) || !plan_of(f, o->in->a)->many) continue;
@@ -301,9 +300,7 @@ bool vm_acc_vec_begin(vm_frame *f, uint32_t pc, uint32_t end) {
     s->k0 = s->k;
     s->leaves0 = s->leaves;
     s->scanned0 = s->scanned;
-    any = true;
   }
-  return any;
 }
 
 void vm_acc_vec_block(vm_frame *f, uint32_t pc, uint32_t end) {

@@ -8,11 +8,10 @@
 
 static size_t round64(size_t n) { return (n + 63) & ~(size_t)63; }
 
-size_t vm_frame_bytes(const vmcode *code, int64_t block) {
-  size_t n = code->p->n, b = (size_t)block * 8;
-  return round64(n * sizeof(void *)) + 2 * round64(n * 8) + round64((code->naccs + 1) * sizeof(vm_acc)) +
-         (code->nregs + TEMPS) * b;
+size_t vm_tables_bytes(const l_program *p, uint32_t naccs) {
+  return round64(p->n * sizeof(void *)) + 2 * round64(p->n * 8) + round64((naccs + 1) * sizeof(vm_acc));
 }
+size_t vm_regs_bytes(const vmcode *code, int64_t block) { return (code->nregs + TEMPS) * (size_t)block * 8; }
 
 static char *bump(char **at, size_t bytes) {
   char *p = *at;
@@ -20,16 +19,29 @@ static char *bump(char **at, size_t bytes) {
   return p;
 }
 
-void vm_frame_init(vm_frame *f, const vmcode *code, const qk_args *args, void *memory, int64_t block) {
+void vm_frame_again(vm_frame *f, const vmcode *code, const qk_args *args, void *tables, void *regs, int64_t block) {
   const l_program *p = code->p;
-  char *at = memory;
-  *f = (vm_frame){.code = code, .args = args, .block = block, .n = 1, .failure = {.error = ~(uint64_t)0}};
+  char *at = tables;
+  f->code = code;
+  f->args = args;
   f->val = (void **)(void *)bump(&at, p->n * sizeof(void *));
   f->idx = (int64_t *)(void *)bump(&at, p->n * 8);
   f->uni = (uint64_t *)(void *)bump(&at, p->n * 8);
   f->accs = (vm_acc *)(void *)bump(&at, (code->naccs + 1) * sizeof(vm_acc));
-  f->regs = at;
+  f->regs = regs;
   f->temps = f->regs + (size_t)code->nregs * (size_t)block * 8;
+  f->dynamic = f->regs + vm_regs_bytes(code, block);
+  f->block = block;
+  f->n = 1;
+  f->o = f->i0 = 0;
+  f->active = NULL;
+  f->depth = 0;
+  f->failure.error = ~(uint64_t)0;
+}
+
+void vm_frame_init(vm_frame *f, const vmcode *code, const qk_args *args, void *tables, void *regs, int64_t block) {
+  const l_program *p = code->p;
+  vm_frame_again(f, code, args, tables, regs, block);
   f->val[0] = NULL;
   for (uint32_t v = 1; v < p->n; v++) {
     const l_instr *i = &p->code[v];
@@ -48,13 +60,16 @@ int64_t vm_phase_begin(vm_frame *f, const vm_phase *ph) {
 
 int64_t vm_scratch_elements(const vm_frame *f, uint32_t b) { return f->idx[f->code->p->buffers[b].size]; }
 
+static size_t local_bytes(const vm_frame *f, const l_instr *i) {
+  return (size_t)(f->idx[i->a] > 0 ? f->idx[i->a] : 0) * dtype_size((qn_dtype)i->dtype);
+}
+
 size_t vm_phase_bytes(const vm_frame *f, const vm_phase *ph) {
   size_t bytes = 0;
-  for (uint32_t k = ph->par; k < ph->end; k++) {
-    const vm_op *o = &f->code->ops[k];
-    if (o->code == L_LOCAL)
-      bytes += round64((size_t)(f->idx[o->in->a] > 0 ? f->idx[o->in->a] : 0) * dtype_size((qn_dtype)o->in->dtype));
-    if (o->code == L_ACC) bytes += vm_acc_bytes(f, &f->code->accs[f->code->acc_of[o->at]]);
+  for (uint32_t k = 0; k < ph->nplaces; k++) {
+    const vm_op *o = &f->code->ops[f->code->places[ph->places + k]];
+    if (o->code == L_LOCAL) bytes += round64(local_bytes(f, o->in));
+    else bytes += vm_acc_bytes(f, &f->code->accs[f->code->acc_of[o->at]]);
   }
   return bytes;
 }
@@ -62,12 +77,10 @@ size_t vm_phase_bytes(const vm_frame *f, const vm_phase *ph) {
 /* Gives locals and accumulators their places. */
 static void place(vm_frame *f, const vm_phase *ph) {
   char *at = f->dynamic;
-  for (uint32_t k = ph->par; k < ph->end; k++) {
-    const vm_op *o = &f->code->ops[k];
-    if (o->code == L_LOCAL)
-      f->val[o->at] =
-          bump(&at, (size_t)(f->idx[o->in->a] > 0 ? f->idx[o->in->a] : 0) * dtype_size((qn_dtype)o->in->dtype));
-    if (o->code == L_ACC) at = vm_acc_place(f, &f->code->accs[f->code->acc_of[o->at]], at);
+  for (uint32_t k = 0; k < ph->nplaces; k++) {
+    const vm_op *o = &f->code->ops[f->code->places[ph->places + k]];
+    if (o->code == L_LOCAL) f->val[o->at] = bump(&at, local_bytes(f, o->in));
+    else at = vm_acc_place(f, &f->code->accs[f->code->acc_of[o->at]], at);
   }
 }
 
@@ -485,7 +498,8 @@ static bool run_while(vm_frame *f, const vm_op *o, uint32_t pc) {
 
 static bool run_vec(vm_frame *f, const vm_op *o, uint32_t pc) {
   int64_t from = f->idx[o->in->a], to = f->idx[o->in->b], count = to - from;
-  bool ok = true, many = vm_acc_vec_begin(f, pc, o->end);
+  bool ok = true, many = (o->flags & OP_MANY) != 0;
+  if (many) vm_acc_vec_begin(f, pc, o->end);
   for (int64_t k = 0; k < count && ok; k += f->block) {
     f->o = k;
     f->i0 = from + k;
@@ -608,7 +622,7 @@ bool frame_run(vm_frame *f, uint32_t pc, uint32_t end) {
 
 bool vm_phase_run(vm_frame *f, const vm_phase *ph, int64_t lo, int64_t hi) {
   const vm_op *par = &f->code->ops[ph->par];
-  place(f, ph);
+  if (ph->nplaces) place(f, ph);
   for (int64_t i = lo; i < hi; i++) {
     f->idx[par->at] = i;
     if (!frame_run(f, ph->par + 1, ph->end)) return false;

@@ -20,8 +20,8 @@ void vm_acc_scan(vm_frame *f, const vm_op *o);
 void vm_acc_partial(vm_frame *f, const vm_op *o);
 void vm_acc_merge(vm_frame *f, const vm_op *o);
 void vm_acc_finish(vm_frame *f, const vm_op *o);
-/* A VEC begins: does it push to accumulators with many results? Each of its blocks starts with the same counts. */
-bool vm_acc_vec_begin(vm_frame *f, uint32_t pc, uint32_t end);
+/* A VEC begins that pushes to accumulators with many results: each of its blocks starts with the same counts. */
+void vm_acc_vec_begin(vm_frame *f, uint32_t pc, uint32_t end);
 void vm_acc_vec_block(vm_frame *f, uint32_t pc, uint32_t end);
 
 #endif
