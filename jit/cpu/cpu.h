@@ -8,6 +8,9 @@
 /* The VM's state, made if need be; NULL with an error raised. */
 struct cpu_state *cpu_of(qn_vm *vm);
 
+/* The loops of this processor; NULL with an error raised. */
+const vm_loops *cpu_loops(qn_vm *vm);
+
 /* The memory of a plan's arena: one piece a VM, as large as the largest plan that runs. */
 QN_MUST_CHECK void *cpu_slab(qn_vm *vm, size_t bytes);
 void cpu_slab_leave(qn_vm *vm);

@@ -1,7 +1,7 @@
 /* Eager dispatch: one op, now (eager.h).
  *
- *   fast path   a POINTWISE op on small contiguous arrays of one dtype and shape, or one array and a host number: the loop of the
- *               block VM is called directly; no rules are asked
+ *   fast path   a POINTWISE op on small arrays of one dtype, or an array and a host number (eager_fast.c): the loops of the block
+ *               VM are called directly; no rules are asked
  *   views       slices, transposes, broadcasts and most reshapes are new headers on the same storage
  *   library     sort, argsort, compress, nonzero (library.c)
  *   the rest    the rules give types and shape, operands are made strict (cast, fitted), and the one-op kernel of that structure
@@ -43,7 +43,6 @@ typedef struct op_kernel {
 } op_kernel;
 
 typedef struct eager_state {
-  const vm_loops *loops;
   op_kernel **table; /* open addressing; cap is a power of two */
   uint32_t n, cap;
 } eager_state;
@@ -52,7 +51,6 @@ static eager_state *state_of(qn_vm *vm) {
   if (vm->eager) return vm->eager;
   eager_state *s = mem_zalloc(vm, sizeof *s);
   if (!s) return NULL;
-  s->loops = vm_loops_pick();
   vm->eager = s;
   return s;
 }
@@ -385,6 +383,17 @@ static qn_value fit_scalar(qn_vm *vm, qn_value v, qn_dtype to) {
   return eager_check_fit(vm, v, to) ? as_value(array_from_scalar(vm, to, v)) : value_error();
 }
 
+/* Large operands whose memory runs along another axis than the result's rows are copied first: the copy goes in tiles, a kernel
+ * would touch a line of memory for every element. */
+static bool runs_across(const qn_array *a) {
+  if (a->contiguous || a->size < 1 << 15) return false;
+  bool dense = false;
+  for (int i = 0; i < a->rank; i++) dense |= (a->strides[i] == 1 || a->strides[i] == -1) && a->shape[i] > 8;
+  int last = a->rank - 1;
+  while (last >= 0 && a->shape[last] == 1) last--;
+  return dense && last >= 0 && (a->strides[last] > 8 || a->strides[last] < -8);
+}
+
 /* An operand as a strict array; owned. */
 static qn_array *strict(qn_vm *vm, qn_value v, op_role role, qn_dtype compute) {
   qn_dtype to = role == ROLE_CONDITION ? QN_bool : role == ROLE_INDEX ? QN_i64 : compute;
@@ -434,69 +443,6 @@ static qn_value apply_cast(qn_vm *vm, op_id op, qn_value v, const op_attr *attr)
   return out;
 }
 
-/* ---- the fast path ------------------------------------------------------------------------------------------------------------------------- */
-
-/* Does a host number take dtype d without a question? */
-static bool scalar_fits(qn_value v, qn_dtype d) {
-  if (d == QN_f64) return true;
-  if (d == QN_f32) return value_is(v, TAG_FLOAT) ? !(v.u.f > 0x1.fffffep127 || v.u.f < -0x1.fffffep127) : true;
-  return (d == QN_i64 || d == QN_i32) && !value_is(v, TAG_FLOAT) && !value_is(v, TAG_BOOL) && dtype_holds(d, v);
-}
-
-/* A POINTWISE op with one or two operands whose rule keeps the dtype: the result, or unset when the slow way must be gone. */
-static qn_value fast(qn_vm *vm, op_id op, const qn_value *in, int nin) {
-  const qn_array *x = value_is(in[0], TAG_ARRAY) ? value_array(in[0]) : nin == 2 && value_is(in[1], TAG_ARRAY) ? value_array(in[1]) : NULL;
-  if (!x || !x->contiguous || !x->storage || x->device || x->size > vm->tune[TUNE_par_grain]) return value_unset();
-  qn_dtype d = (qn_dtype)x->dtype, result = d;
-  bool real = d == QN_f32 || d == QN_f64;
-  switch ((op_dtype_rule)op_rows[op].dtype_rule) {
-  case DT_arith:
-  case DT_arith_keep:
-    if (!real && d != QN_i64 && d != QN_i32) return value_unset();
-    break;
-  case DT_num: /* // % ** of integers can fail */
-    if (!real && op_rows[op].raises != RAISES_never) return value_unset();
-    if (!real && d != QN_i64 && d != QN_i32) return value_unset();
-    break;
-  case DT_div:
-  case DT_float:
-  case DT_round:
-    if (!real) return value_unset();
-    break;
-  case DT_compare:
-    if (!real && d != QN_i64 && d != QN_i32) return value_unset();
-    result = QN_bool;
-    break;
-  default: return value_unset();
-  }
-  op_body body = op_bodies[op];
-  if (body.kind == BODY_NONE) return value_unset();
-  eager_state *s = state_of(vm);
-  if (!s) return value_error();
-  vm_fn fn = body.kind == BODY_KOP ? s->loops->kop[body.which][d] : s->loops->math[body.which][d];
-  if (!fn) return value_unset();
-  _Alignas(8) char cell[8];
-  const void *operand[2] = {NULL, NULL};
-  int mode = 0;
-  for (int i = 0; i < nin; i++) {
-    if (value_is(in[i], TAG_ARRAY)) {
-      const qn_array *a = value_array(in[i]);
-      if (a != x && (a->dtype != d || !a->contiguous || !a->storage || a->device || !shape_equal(a, x))) return value_unset();
-      operand[i] = array_data(a);
-      mode |= i ? VM_B : VM_A;
-    } else if (value_is_scalar(in[i]) && scalar_fits(in[i], d)) {
-      dtype_store(d, cell, in[i]);
-      operand[i] = cell;
-    } else {
-      return value_unset();
-    }
-  }
-  qn_array *out = array_new(vm, result, x->rank, x->shape);
-  if (!out) return value_error();
-  if (x->size) fn(array_data(out), operand[0], operand[1], NULL, mode, x->size);
-  return value_obj(TAG_ARRAY, out);
-}
-
 /* ---- the whole way ---------------------------------------------------------------------------------------------------------------------------- */
 
 static qn_value apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr, graph_type *types, qn_array **operands) {
@@ -520,8 +466,13 @@ static qn_value apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op
     return as_value(run_kernel(vm, op, operands, 3, attr, &t.result, keys));
   }
   int made = 0;
-  for (; made < nin; made++)
+  for (; made < nin; made++) {
     if (!(operands[made] = strict(vm, in[made], op_operand_role(op, made, nin), t.compute))) break;
+    if (op_rows[op].klass != CLASS_POINTWISE || !runs_across(operands[made])) continue;
+    qn_array *dense = array_contiguous(vm, operands[made]);
+    value_release(vm, value_obj(TAG_ARRAY, operands[made]));
+    if (!(operands[made] = dense)) break;
+  }
   qn_value out = value_error();
   if (made == nin) {
     if (op_rows[op].klass == CLASS_VIEW || op == OP_slice_put) out = as_value(run_view(vm, op, operands, nin, attr, &t.result));
@@ -537,7 +488,7 @@ qn_value eager_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_
   static const op_attr none;
   if (!attr) attr = &none;
   if (nin <= 2 && nin > 0 && op_rows[op].klass == CLASS_POINTWISE) {
-    qn_value out = fast(vm, op, in, nin);
+    qn_value out = eager_fast(vm, op, in, nin, attr);
     if (!value_is(out, TAG_UNSET)) return out;
   }
   graph_type few_types[8];

@@ -15,6 +15,9 @@ QN_MUST_CHECK qn_value scalar_apply(qn_vm *vm, op_id op, const qn_value *in, int
 /* The float part of it without a VM, for folding: an op on f64 operands; op must be POINTWISE and result f64. */
 double scalar_math(op_id op, const double *in);
 
+/* POINTWISE ops with one or two operands on small arrays, if there is nothing to ask; otherwise unset. */
+QN_MUST_CHECK qn_value eager_fast(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
+
 /* For the steps of plans, so that they raise what eager dispatch raises. */
 /* A failed check: its element (flat), the offending value (or unset), for indices the axis and its size; dtype: the result's. */
 qn_value eager_raise_check(qn_vm *vm, op_id op, qn_dtype dtype, int64_t element, qn_value shown, int axis, int64_t size);

@@ -74,6 +74,11 @@ struct cpu_state *cpu_of(qn_vm *vm) {
   return vm->cpu || cpu_open(vm) ? vm->cpu : NULL;
 }
 
+const vm_loops *cpu_loops(qn_vm *vm) {
+  struct cpu_state *s = cpu_of(vm);
+  return s ? s->loops : NULL;
+}
+
 /* At least `bytes` in a piece that is kept. */
 static void *piece_take(qn_vm *vm, cpu_piece *p, size_t bytes) {
   if (p->bytes >= bytes && p->data) return p->data;
