@@ -81,7 +81,8 @@ static void make_nest(const fast_op *f, int rank, const int64_t *shape, fast_nes
 enum { BLOCK = 256 };
 
 /* One row of the result: blocks of operands with odd strides are gathered first. */
-static void run_row(const fast_op *f, const vm_loops *l, const fast_nest *n, const char *const *from, char *out, size_t size, size_t out_size) {
+static void run_row(const fast_op *f, const vm_loops *l, const fast_nest *n, const char *const *from, char *out,
+                    size_t size, size_t out_size) {
   _Alignas(64) char gathered[2][BLOCK * 8];
   int64_t length = n->size[n->rank - 1];
   bool odd = false;
@@ -171,7 +172,9 @@ static bool keeps_dtype(op_id op, qn_dtype d, qn_dtype *result) {
   }
 }
 
-static bool small(const qn_vm *vm, const qn_array *a) { return a->storage && !a->device && a->size <= vm->tune[TUNE_par_grain]; }
+static bool small(const qn_vm *vm, const qn_array *a) {
+  return a->storage && !a->device && a->size <= vm->tune[TUNE_par_grain];
+}
 
 qn_value eager_fast(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr) {
   const qn_array *x = value_is(in[0], TAG_ARRAY)               ? value_array(in[0])

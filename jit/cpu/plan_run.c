@@ -248,7 +248,9 @@ static bool place_buffers(plan_frame *f) {
     switch ((plan_where)buf->where) {
     case WHERE_INPUT: f->buffers[b] = array_data(f->inputs[buf->index]); break;
     case WHERE_CONST: f->buffers[b] = (void *)(uintptr_t)buf->data; break;
-    case WHERE_OUTPUT: f->buffers[b] = f->arrays[buf->index] ? array_data(f->arrays[buf->index]) + size_of(f, buf->offset) : NULL; break;
+    case WHERE_OUTPUT:
+      f->buffers[b] = f->arrays[buf->index] ? array_data(f->arrays[buf->index]) + size_of(f, buf->offset) : NULL;
+      break;
     default: f->buffers[b] = slab + size_of(f, buf->offset); break;
     }
   }

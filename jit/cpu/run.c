@@ -36,7 +36,8 @@ struct cpu_state {
 /* The engine's token, kept in engine->cpu itself: NULL is free. Held while a VM's thread runs a parallel region. */
 static bool token_take(qn_engine *engine) {
   void *free_now = NULL;
-  return engine && __atomic_compare_exchange_n(&engine->cpu, &free_now, engine, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+  return engine &&
+         __atomic_compare_exchange_n(&engine->cpu, &free_now, engine, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
 }
 static void token_leave(qn_engine *engine) { __atomic_store_n(&engine->cpu, NULL, __ATOMIC_RELEASE); }
 
@@ -113,7 +114,7 @@ typedef struct launch {
   qk_args args;
   size_t tables_bytes, regs_bytes;
   int64_t block;
-  bool again;           /* the sizes of the last launch: what was made from them is still there */
+  bool again; /* the sizes of the last launch: what was made from them is still there */
   int64_t n, chunk;
   vm_frame *own;        /* the launcher's frame: tables in the code, registers in the first thread's memory */
   vm_failure *failures; /* per thread */
@@ -282,7 +283,8 @@ bool kernel_launch(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase
   char *scratch_data = NULL;
   if (ok) { /* the launcher's frame also tells how large scratch buffers are */
     place_frame(&l);
-    l.again = code->launched && p->nscalars == 0 && (p->nints == 0 || memcmp(code->ints, ints, p->nints * sizeof *ints) == 0);
+    l.again =
+        code->launched && p->nscalars == 0 && (p->nints == 0 || memcmp(code->ints, ints, p->nints * sizeof *ints) == 0);
     code->launched = l.again;
     bool some = false;
     for (uint32_t b = 0, given = 0; b < p->nbuffers; b++) {

@@ -251,9 +251,12 @@ static bool translate(translator *t) {
     vm_op *o = &c->ops[c->nops];
     *o = (vm_op){.code = i->code, .at = v, .in = i};
     decode(t, o, vec != 0);
+    c->nmasks += i->code == L_WHILE && vec;
+    c->nswaps += i->code == L_SET && p->code[i->b].code == L_CARRY;
     if (i->code == L_PUSH || i->code == L_MERGE || i->code == L_FINISH || i->code == L_PARTIAL || i->code == L_SCAN) {
       vm_acc_plan *a = &c->accs[c->acc_of[i->a]];
       if (i->code == L_SCAN) a->scanned = true;
+      if (i->code == L_MERGE) a->merged = true;
       if (vec && a->many) c->ops[vec - 1].flags |= OP_MANY;
       if (i->code == L_FINISH || i->code == L_PARTIAL) a->finished = true;
     }
@@ -307,8 +310,8 @@ vmcode *vmcode_make(const l_program *p, const vm_loops *loops) {
   t.pos = calloc(n, sizeof *t.pos);
   t.free_regs = calloc(n, sizeof *t.free_regs);
   t.reg_size = calloc(n, 1);
-  bool ok = c->ops && c->phases && c->reg && c->scalar && c->accs && c->acc_of && c->places && c->ints && c->tables && t.kinds && t.last && t.pos &&
-            t.free_regs && t.reg_size && translate(&t);
+  bool ok = c->ops && c->phases && c->reg && c->scalar && c->accs && c->acc_of && c->places && c->ints && c->tables &&
+            t.kinds && t.last && t.pos && t.free_regs && t.reg_size && translate(&t);
   free(t.kinds);
   free(t.last);
   free(t.pos);

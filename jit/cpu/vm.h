@@ -28,7 +28,7 @@ enum {
 typedef struct vm_acc_plan {
   l_val at;
   uint8_t op, dtype, order, size; /* size: bytes of an element */
-  bool many, arg, scanned, finished;
+  bool many, arg, scanned, finished, merged;
   vm_fn fold;
 } vm_acc_plan;
 
@@ -51,6 +51,7 @@ typedef struct vmcode {
   uint16_t *reg;   /* per instruction: register + 1 of a vector value */
   uint8_t *scalar; /* per instruction: one value although inside a VEC, or outside VECs */
   uint32_t nregs;
+  uint32_t nmasks, nswaps; /* WHILEs in VECs, SETs of carries to carries: at most so many temporaries */
   vm_acc_plan *accs;
   uint32_t naccs;
   uint16_t *acc_of; /* per instruction: number of an L_ACC */

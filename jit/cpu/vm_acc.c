@@ -79,7 +79,8 @@ static int levels_of(const vm_frame *f, const vm_acc_plan *a) {
   if (!has_tree(a)) return 0;
   if (!i->b) return 48;
   int levels = 2;
-  for (int64_t n = f->idx[i->b] / chain_length(a) + 1; n > 1; n >>= 1) levels++;
+  /* merged accumulators count leaves, others elements */
+  for (int64_t n = f->idx[i->b] / (a->merged ? 1 : chain_length(a)) + 1; n > 1; n >>= 1) levels++;
   return levels;
 }
 static int64_t width_of(const vm_frame *f, const vm_acc_plan *a) {
@@ -339,7 +340,6 @@ static void finish_one(vm_frame *f, const vm_acc_plan *a, vm_acc *s) {
     identity(a->op, a->dtype, &zero);
     fill(f, a, s->chain, &zero, width);
   }
-  if (a->arg && s->index[0] < 0) s->index[0] = 0;
 }
 
 /* Many results from..from + n: their roots into `out`. State is left as it is, but for the rows of INNER, which are folded
@@ -390,8 +390,7 @@ void vm_acc_finish(vm_frame *f, const vm_op *o) {
   vm_acc *s = state_of(f, o->in->a);
   if (a->many) {
     if (a->arg) {
-      int64_t *out = f->val[o->at];
-      for (int64_t j = 0; j < f->n; j++) out[j] = s->index[f->i0 + j] < 0 ? 0 : s->index[f->i0 + j];
+      memcpy(f->val[o->at], s->index + f->i0, (size_t)f->n * 8);
     } else {
       finish_many(f, a, s, f->val[o->at], f->i0, f->n);
     }

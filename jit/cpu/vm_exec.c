@@ -11,7 +11,9 @@ static size_t round64(size_t n) { return (n + 63) & ~(size_t)63; }
 size_t vm_tables_bytes(const l_program *p, uint32_t naccs) {
   return round64(p->n * sizeof(void *)) + 2 * round64(p->n * 8) + round64((naccs + 1) * sizeof(vm_acc));
 }
-size_t vm_regs_bytes(const vmcode *code, int64_t block) { return (code->nregs + TEMPS) * (size_t)block * 8; }
+size_t vm_regs_bytes(const vmcode *code, int64_t block) {
+  return (code->nregs + TEMP_MASKS + code->nmasks + code->nswaps) * (size_t)block * 8;
+}
 
 static char *bump(char **at, size_t bytes) {
   char *p = *at;
@@ -46,7 +48,7 @@ void vm_frame_init(vm_frame *f, const vmcode *code, const qk_args *args, void *t
   for (uint32_t v = 1; v < p->n; v++) {
     const l_instr *i = &p->code[v];
     f->val[v] = code->reg[v] ? f->regs + (code->reg[v] - 1) * (size_t)block * 8 : (char *)&f->uni[v];
-    if (i->code == L_CONST) f->uni[v] = (uint64_t)i->imm;
+    if (i->code == L_CONST || i->code == L_SET) f->uni[v] = (uint64_t)i->imm; /* SET: 1 once it has run */
     if (i->code == L_INT) f->idx[v] = i->imm;
   }
 }
@@ -68,8 +70,10 @@ size_t vm_phase_bytes(const vm_frame *f, const vm_phase *ph) {
   size_t bytes = 0;
   for (uint32_t k = 0; k < ph->nplaces; k++) {
     const vm_op *o = &f->code->ops[f->code->places[ph->places + k]];
-    if (o->code == L_LOCAL) bytes += round64(local_bytes(f, o->in));
-    else bytes += vm_acc_bytes(f, &f->code->accs[f->code->acc_of[o->at]]);
+    if (o->code == L_LOCAL)
+      bytes += round64(local_bytes(f, o->in));
+    else
+      bytes += vm_acc_bytes(f, &f->code->accs[f->code->acc_of[o->at]]);
   }
   return bytes;
 }
@@ -79,8 +83,10 @@ static void place(vm_frame *f, const vm_phase *ph) {
   char *at = f->dynamic;
   for (uint32_t k = 0; k < ph->nplaces; k++) {
     const vm_op *o = &f->code->ops[f->code->places[ph->places + k]];
-    if (o->code == L_LOCAL) f->val[o->at] = bump(&at, local_bytes(f, o->in));
-    else at = vm_acc_place(f, &f->code->accs[f->code->acc_of[o->at]], at);
+    if (o->code == L_LOCAL)
+      f->val[o->at] = bump(&at, local_bytes(f, o->in));
+    else
+      at = vm_acc_place(f, &f->code->accs[f->code->acc_of[o->at]], at);
   }
 }
 
@@ -405,29 +411,28 @@ static void carry(vm_frame *f, const vm_op *o) {
     memcpy(f->val[o->at], vm_vector(f, i->a, 3), (size_t)f->n * size);
 }
 
-/* The SETs of the loop that ends at `end`: all new values are taken before any carry changes. A new value that is itself a
- * carry of this loop is taken through a temporary. */
+/* The SETs that ran in this iteration of the loop that ends at `end`: all new values are taken before any carry changes. A
+ * new value that is itself a carry is taken through a temporary. */
 static void set_carries(vm_frame *f, uint32_t begin, uint32_t end, const uint8_t *active) {
   const vm_op *ops = f->code->ops;
   const vm_loops *l = f->code->loops;
-  enum { SWAPS = 16 };
-  char *swap = f->temps + TEMP_SWAPS * (size_t)f->block * 8;
-  int swaps = 0;
-  l_val moved[SWAPS];
-  int depth = 0;
-  for (int pass = 0; pass < 2; pass++)
+  char *swap = f->temps + (TEMP_MASKS + f->code->nmasks) * (size_t)f->block * 8;
+  for (int pass = 0; pass < 2; pass++) {
+    uint32_t swaps = 0;
     for (uint32_t k = begin + 1; k < end; k++) {
-      if (ops[k].code == L_FOR || ops[k].code == L_WHILE || ops[k].code == L_IF || ops[k].code == L_VEC) depth++;
-      if (ops[k].code == L_END) depth--;
-      if (ops[k].code != L_SET || depth) continue;
+      if (ops[k].code == L_FOR || ops[k].code == L_WHILE || ops[k].code == L_VEC) { /* those have SETs of their own */
+        k = ops[k].end;
+        continue;
+      }
+      if (ops[k].code != L_SET || !f->uni[ops[k].at]) continue;
+      if (pass) f->uni[ops[k].at] = 0;
       const l_instr *s = ops[k].in;
       size_t size = dtype_size((qn_dtype)f->code->p->code[s->a].dtype);
       int64_t n = f->code->scalar[s->a] ? 1 : f->n;
       const l_instr *from = &f->code->p->code[s->b];
       bool is_carry = from->code == L_CARRY && s->b != s->a;
       if (pass == 0) {
-        if (is_carry && swaps < SWAPS) {
-          moved[swaps] = s->b;
+        if (is_carry) {
           memcpy(swap + (size_t)swaps * (size_t)f->block * 8, vm_vector(f, s->b, 3), (size_t)n * size);
           swaps++;
         }
@@ -435,12 +440,10 @@ static void set_carries(vm_frame *f, uint32_t begin, uint32_t end, const uint8_t
       }
       const char *value = f->val[s->b];
       int mode = VM_A | VM_C | (f->code->scalar[s->b] ? 0 : VM_B);
-      if (is_carry)
-        for (int q = 0; q < swaps; q++)
-          if (moved[q] == s->b) {
-            value = swap + (size_t)q * (size_t)f->block * 8;
-            mode |= n == 1 ? 0 : VM_B;
-          }
+      if (is_carry) {
+        value = swap + (size_t)swaps++ * (size_t)f->block * 8;
+        mode |= n == 1 ? 0 : VM_B;
+      }
       if (active && !f->code->scalar[s->a])
         l->select[vm_size_class(size)](f->val[s->a], active, value, f->val[s->a], mode, n);
       else if (mode & VM_B)
@@ -448,6 +451,7 @@ static void set_carries(vm_frame *f, uint32_t begin, uint32_t end, const uint8_t
       else
         l->fill[vm_size_class(size)](f->val[s->a], value, NULL, NULL, 0, n);
     }
+  }
 }
 
 static bool interrupted(const vm_frame *f) {
@@ -480,7 +484,7 @@ static bool run_while(vm_frame *f, const vm_op *o, uint32_t pc) {
   /* the carry itself says which lanes go on; the mask must not change while the carries are set */
   const uint8_t *outer = f->active;
   uint8_t *mask = (uint8_t *)f->temps + (TEMP_MASKS + (size_t)f->depth) * (size_t)f->block * 8;
-  bool ok = f->depth + 1 < MASKS;
+  bool ok = true;
   f->depth++;
   while (ok) {
     const uint8_t *c = vm_vector(f, i->a, 0);
@@ -610,11 +614,12 @@ bool frame_run(vm_frame *f, uint32_t pc, uint32_t end) {
     }
     case L_ELSE: pc = o->end; break;
     case L_CARRY: carry(f, o); break;
+    case L_SET: f->uni[o->at] = 1; break;
     case L_CHECK: check(f, o); break;
     case L_POLL:
       if (interrupted(f)) return false;
       break;
-    default: break; /* LOCAL, SET, END: nothing to do here */
+    default: break; /* LOCAL, END: nothing to do here */
     }
   }
   return true;

@@ -4,8 +4,9 @@
 
 #include "jit/cpu/vm.h"
 
-/* Temporary blocks of a frame: 0..3 for single instructions, then masks of nested WHILEs, then carries that change places. */
-enum { TEMP_MASKS = 4, MASKS = 8, TEMP_SWAPS = TEMP_MASKS + MASKS, TEMPS = TEMP_SWAPS + 16 };
+/* Temporary blocks of a frame: these for single instructions, then masks of WHILEs in a VEC (vmcode.nmasks), then carries that
+ * change places (vmcode.nswaps). */
+enum { TEMP_MASKS = 4 };
 
 /* Runs ops[pc..end). False: interrupted. */
 QN_MUST_CHECK bool frame_run(vm_frame *f, uint32_t pc, uint32_t end);
