@@ -652,20 +652,6 @@ static inline void ref_block(ref_machine *m, l_val from, l_val to) {
   }
 }
 
-/* The number of instances of each phase, for executors that are told it: n[0..phases). */
-static inline void ref_instances(const l_program *p, const qk_args *args, int64_t *n) {
-  ref_machine m = {.p = p, .args = args, .value = ref_alloc(p->n * sizeof(ref_bits))};
-  uint32_t depth = 0;
-  for (l_val v = 1; v < p->n; v++) {
-    uint8_t code = p->code[v].code;
-    if (code == L_PAR) *n++ = ref_index(&m, p->code[v].a);
-    depth += code == L_PAR || code == L_FOR || code == L_VEC || code == L_IF || code == L_WHILE;
-    depth -= code == L_END;
-    if (!depth && code != L_PHASE && code != L_END) ref_one(&m, v);
-  }
-  free(m.value);
-}
-
 /* Runs a verified program. args: buffers (SCRATCH ones, too), ints, scalars, error. */
 static inline void ref_run(const l_program *p, const qk_args *args) {
   ref_machine m = {.p = p, .args = args};

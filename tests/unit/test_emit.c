@@ -1,4 +1,5 @@
-/* L programs printed as C, compiled, loaded and run on random data: the same bits as the reference gives (l_reference.h).
+/* L programs printed as C, compiled, loaded and run on random data; and on the block VM: the same bits as the reference gives
+ * (l_reference.h).
  * Random programs cover every construct (QN_TEST_PROGRAMS=1000 runs more of them); the golden ones stand in tests/golden.
  *
  * labels: golden */
@@ -8,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "jit/cpu/vmloops.h"
+#include "jit/cpu/cpu.h"
+#include "jit/cpu/vm.h"
 #include "jit/kernel/emit.h"
 #include "tests/unit/l_random.h"
 #include "tests/unit/l_reference.h"
@@ -107,7 +109,7 @@ static void unit_close(unit *u, bool keep) {
   remove(u->folder);
 }
 
-/* ---- comparing ------------------------------------------------------------------------------------------------------------------ */
+/* ---- comparing ------------------------------------------------------------------------------------------------------ */
 
 typedef struct setting {
   const int64_t *ints;
@@ -116,29 +118,56 @@ typedef struct setting {
   bool wild;        /* data with infinities and NaNs */
 } setting;
 
-/* Runs a program both ways. Empty, or what differs. */
+static qn_vm *vm_with(int threads, int64_t block) {
+  qn_config config;
+  qn_config_init(&config);
+  config.threads = threads;
+  qn_vm *vm = vm_open(&config);
+  ck_assert(vm && cpu_open(vm));
+  vm->tune[TUNE_par_grain] = threads > 1 ? 1 : 32768;
+  vm->tune[TUNE_vm_block] = block;
+  return vm;
+}
+
+/* Where buffers differ from the reference's, or where error cells do: in words, else empty. */
+static void differences(const l_program *p, int64_t elements, void *const *ours, void *const *right, uint64_t error,
+                        uint64_t right_error, char *why, size_t size) {
+  if (error != right_error)
+    snprintf(why, size, "error cell %llx, not %llx", (unsigned long long)error, (unsigned long long)right_error);
+  for (uint32_t b = 0; b < p->nbuffers && error == ~0ull; b++) {
+    uint8_t dtype = p->buffers[b].dtype;
+    for (int64_t i = 0; i < elements && !why[0] && p->buffers[b].mode != BUF_SCRATCH; i++) {
+      int64_t at = i * (int64_t)dtype_size((qn_dtype)dtype);
+      if (!same(dtype, (char *)ours[b] + at, (char *)right[b] + at))
+        snprintf(why, size, "b%u[%lld]: %llx, not %llx", b, (long long)i,
+                 (unsigned long long)ref_read((char *)ours[b] + at, dtype),
+                 (unsigned long long)ref_read((char *)right[b] + at, dtype));
+    }
+  }
+}
+
+/* Runs a program on the reference, on the block VM, and compiled, each with one and with three threads. Empty, or who
+ * differs where. */
 static void compare(const unit *u, const l_program *p, const char *name, const setting *s, char *why, size_t size) {
-  void *ours[BUFFERS_MAX], *theirs[BUFFERS_MAX];
+  void *data[BUFFERS_MAX], *right[BUFFERS_MAX], *ours[BUFFERS_MAX], *given[BUFFERS_MAX];
   why[0] = 0;
   ck_assert_uint_le(p->nbuffers, BUFFERS_MAX);
+  uint32_t ngiven = 0;
   for (uint32_t b = 0; b < p->nbuffers; b++) {
     size_t bytes = (size_t)s->elements * dtype_size((qn_dtype)p->buffers[b].dtype);
-    ours[b] = malloc(bytes + 64);
-    theirs[b] = malloc(bytes + 64);
-    fill(ours[b], p->buffers[b].dtype, s->elements, s->wild);
-    memcpy(theirs[b], ours[b], bytes);
+    data[b] = ref_alloc(bytes);
+    right[b] = ref_alloc(bytes);
+    ours[b] = ref_alloc(bytes);
+    fill(data[b], p->buffers[b].dtype, s->elements, s->wild);
+    memcpy(right[b], data[b], bytes);
+    if (p->buffers[b].mode != BUF_SCRATCH) given[ngiven++] = ours[b];
   }
-  _Atomic uint64_t e1 = ~0ull, e2 = ~0ull;
+  _Atomic uint64_t right_error = ~0ull;
   atomic_int interrupt = 0;
-  qk_args args = {.buf = theirs, .ints = s->ints, .scalars = s->scalars, .error = &e1, .interrupt = &interrupt};
-  args.tile = vm_loops_pick()->tile;
+  qk_args args = {.buf = right, .ints = s->ints, .scalars = s->scalars, .error = &right_error, .interrupt = &interrupt};
   ref_run(p, &args);
-  args.buf = ours;
-  args.error = &e2;
   uint32_t phases = emit_phases(p);
-  qk_phase *code = malloc((phases + 1) * sizeof *code);
-  int64_t *n = calloc(phases, sizeof *n);
-  ref_instances(p, &args, n);
+  qk_phase *code = ref_alloc((phases + 1) * sizeof *code);
   for (uint32_t j = 0; j <= phases; j++) {
     char symbol[64];
     snprintf(symbol, sizeof symbol, "%s_%u", name, j);
@@ -146,29 +175,28 @@ static void compare(const unit *u, const l_program *p, const char *name, const s
     ck_assert_ptr_nonnull(f);
     memcpy(&code[j], &f, sizeof f);
   }
-  size_t scratch = emit_scratch(code, phases, &args);
-  args.scratch = aligned_alloc(64, (scratch + 127) / 64 * 64);
-  memset(args.scratch, 0xa5, scratch);
-  for (uint32_t j = 0; j < phases; j++) { /* in two ranges, as threads would */
-    code[j](&args, n[j] / 2, n[j]);
-    code[j](&args, 0, n[j] / 2);
+  for (int how = 0; how < 4 && !why[0]; how++) {
+    qn_vm *vm = vm_with(how & 1 ? 3 : 1, how & 1 ? 192 : 512);
+    for (uint32_t b = 0; b < p->nbuffers; b++)
+      memcpy(ours[b], data[b], (size_t)s->elements * dtype_size((qn_dtype)p->buffers[b].dtype));
+    void *vm_code = NULL;
+    vm_failure f;
+    bool ok = kernel_launch(vm, p, &vm_code, how & 2 ? code : NULL, given, s->ints, s->scalars, &f);
+    ck_assert(ok == (f.error == ~(uint64_t)0));
+    char what[160] = "";
+    differences(p, s->elements, ours, right, f.error, right_error, what, sizeof what);
+    if (what[0])
+      snprintf(why, size, "%s, %s: %s", how & 2 ? "compiled" : "block VM", how & 1 ? "3 threads" : "1 thread", what);
+    vmcode_free(vm_code);
+    cpu_close(vm);
+    vm_close(vm);
   }
-  if (e1 != e2) snprintf(why, size, "error cell %llx, not %llx", (unsigned long long)e2, (unsigned long long)e1);
   for (uint32_t b = 0; b < p->nbuffers; b++) {
-    uint8_t dtype = p->buffers[b].dtype;
-    for (int64_t i = 0; i < s->elements && !why[0] && p->buffers[b].mode != BUF_SCRATCH; i++) {
-      int64_t at = i * (int64_t)dtype_size((qn_dtype)dtype);
-      if (!same(dtype, (char *)ours[b] + at, (char *)theirs[b] + at))
-        snprintf(why, size, "b%u[%lld]: %llx, not %llx", b, (long long)i,
-                 (unsigned long long)ref_read((char *)ours[b] + at, dtype),
-                 (unsigned long long)ref_read((char *)theirs[b] + at, dtype));
-    }
+    free(data[b]);
+    free(right[b]);
     free(ours[b]);
-    free(theirs[b]);
   }
-  free(args.scratch);
   free(code);
-  free(n);
 }
 
 static void print_program(const l_program *p) {
