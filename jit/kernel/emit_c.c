@@ -124,7 +124,7 @@ static void print_root(emitter *e, l_val v, const char *from, const char *width,
   const l_instr *a = at(e, v);
   char f[48], id[80], stride[24];
   const char *T = emit_type(a->dtype);
-  acc_identity(a, id);
+  acc_nothing(a, id);
   acc_width(e, v, stride);
   acc_prim(e, a, f);
   if (!acc_rows(a) && !acc_tree(a)) return;
@@ -292,8 +292,10 @@ static void print_element(emitter *e, l_val v) {
   case L_CARRY: line(e, "const %s v%u = v%u;", emit_type(i->dtype), v, i->a); break;
   case L_SCAN: print_scan_many(e, v); break;
   case L_FINISH:
-    line(e, "const %s v%u = v%u%s[j + v%u];", emit_type(i->dtype), v, i->a, acc_arg(at(e, i->a)) ? "_i" : "",
-         at(e, e->vec)->a);
+    if (acc_arg(at(e, i->a)))
+      line(e, "const i64 v%u = INDEX(v%u_i[j + v%u]);", v, i->a, at(e, e->vec)->a);
+    else
+      line(e, "const %s v%u = v%u[j + v%u];", emit_type(i->dtype), v, i->a, at(e, e->vec)->a);
     break;
   default: emit_instr(e, v); break;
   }
@@ -810,19 +812,18 @@ static void print_tile(emitter *e, const l_tile *t) {
        emit_buffer_type(e, t->x), emit_buffer_type(e, t->y), at(e, t->out)->dtype);
 }
 
-/* The next values w7 of carries that a loop sets begin as the present ones, and become these at its end. */
-static void print_nexts(emitter *e, l_val loop, bool begin) {
-  for (l_val k = loop + 1; k < e->end[loop]; k++) {
-    const l_instr *i = at(e, k);
-    if (i->code == L_FOR || i->code == L_WHILE || i->code == L_VEC) {
-      k = e->end[k];
-    } else if (i->code == L_SET && emit_first_set(e, loop, k)) {
-      if (begin)
-        line(e, "%s w%u = v%u;", emit_type(at(e, i->a)->dtype), i->a, i->a);
-      else
-        line(e, "v%u = w%u;", i->a, i->a);
+/* What the SETs of a loop's body do at its end, all at once. */
+static void print_sets(emitter *e, l_val loop) {
+  for (int pass = 0; pass < 2; pass++)
+    for (l_val k = loop + 1; k < e->end[loop]; k++) {
+      const l_instr *i = at(e, k);
+      if (emit_opens(i->code))
+        k = e->end[k];
+      else if (i->code == L_SET && pass == 0)
+        line(e, "const %s w%u = v%u;", emit_type(at(e, i->a)->dtype), k, i->b);
+      else if (i->code == L_SET)
+        line(e, "v%u = w%u;", i->a, k);
     }
-  }
 }
 
 static void print_block(emitter *e, l_val from, l_val to) {
@@ -835,7 +836,10 @@ static void print_block(emitter *e, l_val from, l_val to) {
     case L_MERGE: print_merge(e, i); break;
     case L_FINISH:
       print_whole_root(e, i->a, true);
-      line(e, "const %s v%u = v%u%s[0];", emit_type(i->dtype), v, i->a, acc_arg(at(e, i->a)) ? "_i" : "");
+      if (acc_arg(at(e, i->a)))
+        line(e, "const i64 v%u = INDEX(v%u_i[0]);", v, i->a);
+      else
+        line(e, "const %s v%u = v%u[0];", emit_type(i->dtype), v, i->a);
       break;
     case L_TILE: print_tile(e, &e->p->tiles[i->imm]); break;
     case L_STORE:
@@ -843,7 +847,7 @@ static void print_block(emitter *e, l_val from, l_val to) {
     case L_CHECK: line(e, "if (!v%u) fail(a, %d, v%u);", i->a, (int)i->imm, i->b); break;
     case L_POLL: line(e, "if (STOPPED) return;"); break;
     case L_CARRY: line(e, "%s v%u = v%u;", emit_type(i->dtype), v, i->a); break;
-    case L_SET: line(e, "w%u = v%u;", i->a, i->b); break;
+    case L_SET: break;
     case L_VEC:
       print_vec(e, v);
       v = e->end[v];
@@ -857,9 +861,8 @@ static void print_block(emitter *e, l_val from, l_val to) {
       else
         line(e, "for (i64 x%u = v%u; x%u < v%u; x%u += %s) {", v, i->a, v, i->b, v, step);
       e->depth++;
-      print_nexts(e, v, true);
       print_block(e, v + 1, e->end[v]);
-      print_nexts(e, v, false);
+      print_sets(e, v);
       close_brace(e);
       v = e->end[v];
       break;
@@ -950,6 +953,7 @@ static const char preamble[] =
     "od; } qk_tile;\n"
     "typedef struct qk_args { void *const *buf; const i64 *ints; const qk_scalar *scalars; void *scratch; u64 *error;\n"
     "  const int *interrupt; void (*tile)(const qk_tile *); } qk_args;\n"
+    "#define INDEX(i) ((i) < 0 ? 0 : (i))\n"
     "#define I64_MAX 9223372036854775807ll\n"
     "#define STOPPED __atomic_load_n(a->interrupt, __ATOMIC_RELAXED)\n"
     "static inline i64 floor_div(i64 a, i64 b) { if (b <= 0) return 0; const i64 q = a / b; return q - (a % b < 0); }\n"

@@ -168,6 +168,16 @@ void emit_arguments(const l_instr *i, char out[64]) {
     snprintf(out, 64, "v%u", i->a);
 }
 
+/* Is integer %v the integer part of a float, as compilers see through casts and selects? gcc takes (float)(int)x for trunc(x) under
+ * -fno-trapping-math, though for -0.5 one is 0 and the other -0: such casts say themselves what 0 becomes. */
+static bool truncated(const emitter *e, l_val v, int depth) {
+  const l_instr *i = emit_at(e, v);
+  if (i->code != L_KOP || dtype_is_float((qn_dtype)i->dtype) || depth > 8) return false;
+  if (i->sub == KOP_select) return truncated(e, i->b, depth + 1) || truncated(e, i->c, depth + 1);
+  if (i->sub != KOP_cast && i->sub != KOP_copy) return false;
+  return dtype_is_float((qn_dtype)i->type2) || truncated(e, i->a, depth + 1);
+}
+
 static void print_load(emitter *e, l_val v) {
   const l_instr *i = emit_at(e, v);
   char where[EMIT_TEXT], cond[EMIT_TEXT], buffer[24];
@@ -222,7 +232,11 @@ void emit_instr(emitter *e, l_val v) {
   }
   case L_KOP:
     emit_arguments(i, arguments);
-    emit_line(e, "const %s v%u = %s(%s);", T, v, emit_prim(e, f, (kop_id)i->sub, i->dtype, i->type2), arguments);
+    emit_prim(e, f, (kop_id)i->sub, i->dtype, i->type2);
+    if (i->sub == KOP_cast && dtype_is_float((qn_dtype)i->dtype) && truncated(e, i->a, 0))
+      emit_line(e, "const %s v%u = v%u == 0 ? (%s)0 : %s(%s);", T, v, i->a, T, f, arguments);
+    else
+      emit_line(e, "const %s v%u = %s(%s);", T, v, f, arguments);
     break;
   case L_MATH:
     math_name(f, sizeof f, (math_id)i->sub, (qn_dtype)i->dtype, (qn_dtype)i->type2);
@@ -260,17 +274,6 @@ bool emit_rare_names(const emitter *e, l_val v, emit_rare *names) {
 
 bool emit_again(const l_instr *i) {
   return i->code == L_CONST || i->code == L_SCALAR || i->code == L_IOTA || i->code == L_FINISH;
-}
-
-bool emit_first_set(const emitter *e, l_val from, l_val k) {
-  for (l_val v = from + 1; v < k; v++) {
-    const l_instr *i = emit_at(e, v);
-    if (i->code == L_FOR || i->code == L_WHILE)
-      v = e->end[v];
-    else if (i->code == L_SET && i->a == emit_at(e, k)->a)
-      return false;
-  }
-  return true;
 }
 
 /* ---- accumulators ------------------------------------------------------------------------------------------------ */
@@ -341,6 +344,13 @@ void acc_identity(const l_instr *a, char out[80]) {
     snprintf(out, 80, "(%s)(-0.0)", emit_type(a->dtype));
   else
     acc_zero(a, out);
+}
+
+void acc_nothing(const l_instr *a, char out[80]) {
+  if (a->imm == ORDER_DOT)
+    acc_zero(a, out);
+  else
+    acc_identity(a, out);
 }
 
 const char *acc_prim(emitter *e, const l_instr *a, char name[48]) {

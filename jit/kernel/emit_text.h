@@ -71,8 +71,6 @@ bool emit_rare_names(const emitter *e, l_val v, emit_rare *names);
 void emit_arguments(const l_instr *i, char out[64]);
 /* Does a value need no memory of its own, so that it may be computed again wherever it is used? */
 bool emit_again(const l_instr *i);
-/* The carry that SET number k sets is set by no earlier SET of the block from..k (outside nested loops). */
-bool emit_first_set(const emitter *e, l_val from, l_val k);
 
 /* ---- accumulators ---- */
 
@@ -93,6 +91,7 @@ l_order acc_scan_order(const l_instr *a);
 void acc_width(const emitter *e, l_val v, char out[24]);
 /* The value that changes nothing, and what precedes the first value of an exclusive scan. */
 void acc_identity(const l_instr *a, char out[80]);
+void acc_nothing(const l_instr *a, char out[80]); /* the result of no push at all */
 void acc_zero(const l_instr *a, char out[80]);
 /* The combining primitive, noted as used (empty for arg*). */
 const char *acc_prim(emitter *e, const l_instr *a, char name[48]);

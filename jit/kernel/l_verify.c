@@ -253,7 +253,11 @@ static bool types_ok(checker *c, const l_instr *i) {
     return (a->a != 0) == (c->vec != 0) || bad(c, "many results are finished inside a VEC, one result outside");
   }
   case L_CARRY: return true;
-  case L_SET: return p->code[i->a].dtype == p->code[i->b].dtype || bad(c, "dtype differs from the carry's");
+  case L_SET: {
+    uint8_t block = p->code[c->stack[c->depth - 1].at].code;
+    if (block != L_FOR && block != L_WHILE) return bad(c, "stands directly in its loop");
+    return p->code[i->a].dtype == p->code[i->b].dtype || bad(c, "dtype differs from the carry's");
+  }
   case L_WHILE: return p->code[i->a].dtype == QN_bool || bad(c, "the condition is a bool");
   case L_IF:
     return l_rows[p->code[i->a].code].result == 'I' || p->code[i->a].dtype == QN_bool ||

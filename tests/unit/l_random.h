@@ -474,6 +474,7 @@ static inline void rnd_columns(rnd *g) {
 /* One k at a time, outside VECs, in a loop with carries. */
 static inline void rnd_singles(rnd *g) {
   l_program *p = g->p;
+  if (p->nbuffers + 4 >= RND_BUFFERS) return;
   l_instr a = rnd_acc(g, false);
   l_val acc = l_emit(p, a), n = l_param(p, 3);
   uint8_t type = rnd_type(g);
@@ -487,17 +488,19 @@ static inline void rnd_singles(rnd *g) {
   rnd_note(g, l_emit(p, (l_instr){.code = L_LOAD, .dtype = p->buffers[input].dtype, .imm = input, .a = k}));
   rnd_pures(g, 3);
   rnd_push(g, acc, 0);
-  l_val cond = rnd_value(g, QN_bool), other = rnd_value(g, type), third = rnd_value(g, type);
+  l_val cond = rnd_value(g, QN_bool), next = rnd_value(g, type);
+  l_emit(p, (l_instr){.code = L_SET, .a = carry, .b = next});
   l_emit(p, (l_instr){.code = L_IF, .a = cond});
-  l_emit(p, (l_instr){.code = L_SET, .a = carry, .b = other});
+  rnd_pures(g, 2);
+  l_emit(p, (l_instr){.code = L_STORE, .imm = rnd_out(g, type, BUF_OUT), .h = rnd_value(g, type), .a = g->row});
+  g->npool = pool;
   l_emit(p, (l_instr){.code = L_ELSE});
-  if (rnd_below(g, 2)) l_emit(p, (l_instr){.code = L_SET, .a = carry, .b = third});
+  l_emit(p, (l_instr){.code = L_STORE, .imm = rnd_out(g, type, BUF_OUT), .h = carry, .a = g->row});
   l_end(p);
   l_end(p);
   g->npool = pool;
   rnd_note(g, carry);
   l_val v = l_emit(p, (l_instr){.code = L_FINISH, .dtype = a.sub >= KOP_argmax ? QN_i64 : a.dtype, .a = acc});
-  if (p->nbuffers + 1 >= RND_BUFFERS) return;
   int b = rnd_out(g, p->code[v].dtype, BUF_OUT);
   l_emit(p, (l_instr){.code = L_STORE, .imm = b, .h = v, .a = g->row});
   b = rnd_out(g, type, BUF_OUT);
@@ -552,7 +555,7 @@ static inline void rnd_slabs(rnd *g) {
   l_end(p);
   l_emit(p, (l_instr){.code = L_PHASE});
   l_emit(p, (l_instr){.code = L_PAR, .a = g->one, .imm = 1});
-  a.b = a.b ? slabs : 0;
+  a.b = a.b ? total : 0;
   acc = l_emit(p, a);
   l_val loop = l_emit(p, (l_instr){.code = L_FOR, .a = g->zero, .b = slabs});
   slab = l_emit(p, (l_instr){.code = L_VAR, .a = loop});

@@ -242,7 +242,7 @@ static inline ref_bits ref_zero(const l_instr *a, bool identity) {
 }
 
 static inline ref_bits ref_tree(const l_instr *a, ref_bits *x, int64_t m) {
-  if (m == 0) return ref_zero(a, true);
+  if (m == 0) return ref_zero(a, a->imm != ORDER_DOT);
   for (; m > 1; m = (m + 1) / 2)
     for (int64_t i = 0; i < m; i += 2) x[i / 2] = i + 1 < m ? ref_f(a, x[i], x[i + 1]) : x[i];
   return x[0];
@@ -340,7 +340,7 @@ static inline ref_bits ref_finish(const l_instr *a, const ref_acc *acc, int64_t 
   ref_bits lanes[64];
   int64_t index;
   int n = ref_root(a, acc, r, lanes, &index);
-  if (ref_is_arg(a)) return (ref_bits)index;
+  if (ref_is_arg(a)) return index < 0 ? 0 : (ref_bits)index;
   for (int h = n / 2; h > 0; h /= 2)
     for (int l = 0; l < h; l++) lanes[l] = ref_f(a, lanes[l], lanes[l + h]);
   return lanes[0];

@@ -175,7 +175,7 @@ static void compare(const unit *u, const l_program *p, const char *name, const s
     ck_assert_ptr_nonnull(f);
     memcpy(&code[j], &f, sizeof f);
   }
-  for (int how = 0; how < 4 && !why[0]; how++) {
+  for (int how = getenv("QN_TEST_HOW") ? atoi(getenv("QN_TEST_HOW")) : 0; how < 4 && !why[0]; how++) {
     qn_vm *vm = vm_with(how & 1 ? 3 : 1, how & 1 ? 192 : 512);
     for (uint32_t b = 0; b < p->nbuffers; b++)
       memcpy(ours[b], data[b], (size_t)s->elements * dtype_size((qn_dtype)p->buffers[b].dtype));
