@@ -336,8 +336,8 @@ static void finish_one(vm_frame *f, const vm_acc_plan *a, vm_acc *s) {
     any = tree_root(a, s, s->chain, width, 0, width);
   }
   if (!any && !a->arg) {
-    uint64_t zero;
-    identity(a->op, a->dtype, &zero);
+    uint64_t zero = 0; /* of no products */
+    if (a->order != ORDER_DOT) identity(a->op, a->dtype, &zero);
     fill(f, a, s->chain, &zero, width);
   }
 }
@@ -379,8 +379,8 @@ static void finish_many(vm_frame *f, const vm_acc_plan *a, vm_acc *s, char *out,
     memcpy(out, s->chain + (size_t)from * size, (size_t)n * size);
   }
   if (!any) {
-    uint64_t zero;
-    identity(a->op, a->dtype, &zero);
+    uint64_t zero = 0;
+    if (a->order != ORDER_DOT) identity(a->op, a->dtype, &zero);
     fill(f, a, out, &zero, n);
   }
 }

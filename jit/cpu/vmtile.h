@@ -233,7 +233,7 @@ static inline bool tile_turn_f64(const f64 *p, int64_t stride, f64 *panel, int64
     T *out = t->out;                                                                                                   \
     if (t->depth <= 0) {                                                                                               \
       for (int64_t m = 0; m < t->rows; m++)                                                                            \
-        for (int64_t n = 0; n < t->cols; n++) out[m * t->ld + n] = (T)-0.0;                                            \
+        for (int64_t n = 0; n < t->cols; n++) out[m * t->ld + n] = 0;                                                  \
       return;                                                                                                          \
     }                                                                                                                  \
     if (t->cols < TILE_V_##T && t->rows > 2 * t->cols) { /* the wide side across vectors: transposed */                \

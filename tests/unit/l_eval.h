@@ -386,6 +386,18 @@ static qn_dtype ev_memory_type(const ev *e, int64_t b) {
 
 typedef struct ev_vec { bool on; int64_t i, from; } ev_vec;
 
+/* The end of an iteration: the SETs directly in the loop at `loop`, all at once. */
+static void ev_sets(ev *e, l_val loop) {
+  uint64_t next[64];
+  for (int pass = 0; pass < 2; pass++)
+    for (l_val n = loop + 1, i = 0; n < e->match[loop] && i < 64; n++) {
+      const l_instr *c = &e->p->code[n];
+      if (e->match[n]) n = e->match[n];
+      else if (c->code == L_SET && pass == 0) next[i++] = e->val[c->b];
+      else if (c->code == L_SET) e->val[c->a] = next[i++];
+    }
+}
+
 static bool ev_run(ev *e, l_val from, l_val to, ev_vec vec);
 
 static int64_t ev_index(const ev *e, l_val v) { return (int64_t)e->val[v]; }
@@ -565,7 +577,7 @@ static bool ev_instr(ev *e, l_val n, ev_vec v) {
     return true;
   }
   case L_CARRY: *to = e->val[c->a]; return true;
-  case L_SET: e->val[c->a] = e->val[c->b]; return true;
+  case L_SET: return true; /* ev_sets */
   case L_CHECK:
     if (!(e->val[c->a] & 1)) {
       x = ev_index(e, c->b) + (c->c ? ev_index(e, c->c) * (v.i - v.from) : 0);
@@ -586,6 +598,7 @@ static bool ev_run(ev *e, l_val from, l_val to, ev_vec vec) {
       for (int64_t i = ev_index(e, c->a); i < ev_index(e, c->b); i += c->c ? ev_index(e, c->c) : 1) {
         e->val[n] = (uint64_t)i;
         if (!ev_run(e, n + 1, e->match[n], vec)) return false;
+        ev_sets(e, n);
       }
       n = e->match[n];
       break;
@@ -602,8 +615,10 @@ static bool ev_run(ev *e, l_val from, l_val to, ev_vec vec) {
       break;
     }
     case L_WHILE:
-      while (e->val[c->a] & 1)
+      while (e->val[c->a] & 1) {
         if (!ev_run(e, n + 1, e->match[n], vec)) return false;
+        ev_sets(e, n);
+      }
       n = e->match[n];
       break;
     default:
