@@ -148,7 +148,7 @@ static float sum_outer(const float *x, int64_t n, int64_t stride) {
 }
 
 static float dot_order(const float *x, int64_t sx, const float *y, int64_t sy, int64_t n) {
-  if (n == 0) return -0.0f;
+  if (n == 0) return 0; /* of no products */
   int64_t chunks = (n + 4095) / 4096;
   float *leaves = malloc((size_t)chunks * sizeof *leaves);
   for (int64_t c = 0; c < chunks; c++) {
