@@ -95,7 +95,7 @@ static bool close_to(uint8_t dtype, double a, double b) {
 
 /* Runs an op on strict operands and compares with its plain meaning. */
 static void both_ways(qn_vm *vm, op_id op, const op_attr *attr, operand *in, int nin) {
-  graph_type types[OPERANDS];
+  graph_type types[OPERANDS] = {{0}};
   qn_value values[OPERANDS];
   ref_array plain[OPERANDS];
   op_types inferred;
@@ -118,8 +118,9 @@ static void both_ways(qn_vm *vm, op_id op, const op_attr *attr, operand *in, int
   for (int64_t k = 0; k < expected.n; k++) {
     qn_value v = array_get_flat(a, k);
     if (expected.f ? close_to(t->dtype, v.u.f, expected.f[k]) : v.u.i == expected.i[k]) continue;
-    ck_abort_msg("%s of %s: element %lld is %g (%lld), not %g (%lld)", op_rows[op].name, dtype_rows[in[0].plain.dtype].name, (long long)k,
-                 expected.f ? v.u.f : 0, (long long)v.u.i, expected.f ? expected.f[k] : 0, (long long)(expected.i ? expected.i[k] : 0));
+    ck_abort_msg("%s of %s: element %lld is %g (%lld), not %g (%lld)", op_rows[op].name,
+                 dtype_rows[in[0].plain.dtype].name, (long long)k, expected.f ? v.u.f : 0, (long long)v.u.i,
+                 expected.f ? expected.f[k] : 0, (long long)(expected.i ? expected.i[k] : 0));
   }
   value_release(vm, out);
   ref_free(&expected);
@@ -157,7 +158,8 @@ START_TEST(pointwise) {
       if ((rule == DT_bits || rule == DT_compare || op == OP_minimum) && rnd(4) == 0) bools = true;
       uint8_t d = bools ? QN_bool : whole ? ints[rnd(5)] : floats[rnd(4)];
       double lo = d == QN_u8 ? 0 : -3, hi = 3;
-      if (op == OP_log || op == OP_log2 || op == OP_log10 || op == OP_sqrt || op == OP_rsqrt || op == OP_log1p) lo = 0.1;
+      if (op == OP_log || op == OP_log2 || op == OP_log10 || op == OP_sqrt || op == OP_rsqrt || op == OP_log1p)
+        lo = 0.1;
       if (op == OP_arcsin || op == OP_arccos || op == OP_tan) lo = -1, hi = 1;
       if (op == OP_mod || op == OP_floordiv) lo = 1, hi = 9;
       if (op == OP_pow) lo = 0;
@@ -289,7 +291,8 @@ START_TEST(views) {
     int64_t shape[ARRAY_MAX_RANK];
     int rank = random_shape(shape, 4, false);
     operand in[3] = {make(vm, d, rank, shape, d == QN_u8 ? 0 : -2, 2)};
-    op_attr slice = {.n = (uint8_t)(3 * rank)}, pad = slice, permute = {.n = (uint8_t)rank}, broadcast = {.n = (uint8_t)(rank + 1)};
+    op_attr slice = {.n = (uint8_t)(3 * rank)}, pad = slice, permute = {.n = (uint8_t)rank},
+            broadcast = {.n = (uint8_t)(rank + 1)};
     int64_t part[ARRAY_MAX_RANK], total = 1;
     broadcast.d[0] = 2;
     for (int a = 0; a < rank; a++) {
@@ -344,7 +347,8 @@ static qn_value apply(qn_vm *vm, op_id op, const op_attr *attr, int nin, const q
   for (int i = 0; i < nin; i++) value_release(vm, in[i]);
   return out;
 }
-#define APPLY(op, attr, ...) apply(vm, op, attr, (int)(sizeof((qn_value[]){__VA_ARGS__}) / sizeof(qn_value)), (qn_value[]){__VA_ARGS__})
+#define APPLY(op, attr, ...)                                                                                           \
+  apply(vm, op, attr, (int)(sizeof((qn_value[]){__VA_ARGS__}) / sizeof(qn_value)), (qn_value[]){__VA_ARGS__})
 
 static void expect_numbers(qn_vm *vm, qn_value v, qn_dtype d, int n, const double *want) {
   ck_assert_msg(value_is(v, TAG_ARRAY), "%s", vm->error ? vm->error->message->text : "no array");
@@ -364,7 +368,8 @@ static void expect_numbers(qn_vm *vm, qn_value v, qn_dtype d, int n, const doubl
 static void expect_error(qn_vm *vm, qn_value v, int id, const char *part) {
   ck_assert(value_is_error(v));
   ck_assert_ptr_nonnull(vm->error);
-  ck_assert_msg((int)vm->error->id == id && strstr(vm->error->message->text, part), "E%d: %s", (int)vm->error->id, vm->error->message->text);
+  ck_assert_msg((int)vm->error->id == id && strstr(vm->error->message->text, part), "E%d: %s", (int)vm->error->id,
+                vm->error->message->text);
   error_clear(vm);
 }
 
@@ -410,9 +415,10 @@ START_TEST(nan_and_zeros) {
   EXPECT(APPLY(OP_floordiv, NULL, I64(5, -5, 5, -5), I64(3, 3, -3, -3)), QN_i64, 1, -2, -2, 1);
   EXPECT(APPLY(OP_div, NULL, F32(1, -1, 0), F32(0, 0, 0)), QN_f32, INFINITY, -INFINITY, NAN);
   EXPECT(APPLY(OP_sort, &(op_attr){.axes = 1}, F32(3, NAN, 1, -INFINITY)), QN_f32, -INFINITY, 1, 3, NAN);
-  EXPECT(APPLY(OP_sort, &(op_attr){.axes = 1, .flags = ATTR_DESCENDING}, F32(3, NAN, 1, -INFINITY)), QN_f32, 3, 1, -INFINITY, NAN);
+  EXPECT(APPLY(OP_sort, (&(op_attr){.axes = 1, .flags = ATTR_DESCENDING}), F32(3, NAN, 1, -INFINITY)), QN_f32, 3, 1,
+         -INFINITY, NAN);
   EXPECT(APPLY(OP_argsort, &(op_attr){.axes = 1}, F32(2, 1, 2, 1)), QN_i64, 1, 3, 0, 2);
-  EXPECT(APPLY(OP_argsort, &(op_attr){.axes = 1, .flags = ATTR_DESCENDING}, F32(2, 1, 2, 1)), QN_i64, 0, 2, 1, 3);
+  EXPECT(APPLY(OP_argsort, (&(op_attr){.axes = 1, .flags = ATTR_DESCENDING}), F32(2, 1, 2, 1)), QN_i64, 0, 2, 1, 3);
   cpu_drop(vm);
 }
 END_TEST
@@ -423,7 +429,8 @@ START_TEST(masks) {
   int64_t three = 3, none = 0;
   EXPECT(APPLY(OP_compress, NULL, F32(1, 2, 3), array_value(vm, QN_bool, 1, &three, flags)), QN_f32, 1, 3);
   EXPECT(APPLY(OP_nonzero, NULL, array_value(vm, QN_bool, 1, &three, flags)), QN_i64, 0, 2);
-  qn_value empty = APPLY(OP_compress, NULL, array_value(vm, QN_f32, 1, &none, NULL), array_value(vm, QN_bool, 1, &none, NULL));
+  qn_value empty =
+      APPLY(OP_compress, NULL, array_value(vm, QN_f32, 1, &none, ""), array_value(vm, QN_bool, 1, &none, ""));
   ck_assert_int_eq(value_array(empty)->size, 0);
   value_release(vm, empty);
   cpu_drop(vm);
@@ -439,15 +446,18 @@ START_TEST(errors) {
   expect_error(vm, APPLY(OP_mod, NULL, I64(1), value_int(0)), E_div_zero, "0");
   expect_error(vm, APPLY(OP_pow, NULL, I64(1, 2), I64(1, -3)), E_neg_exponent, "-3");
   expect_error(vm, APPLY(OP_shl, NULL, I64(1), I64(64)), E_shift, "64");
-  expect_error(vm, APPLY(OP_cast, &(op_attr){.dtype = QN_i32}, F32(1, 3e9f)), E_to_int, "not representable as i32 (element 1)");
+  expect_error(vm, APPLY(OP_cast, &(op_attr){.dtype = QN_i32}, F32(1, 3e9f)), E_to_int,
+               "not representable as i32 (element 1)");
   expect_error(vm, APPLY(OP_cast, &(op_attr){.dtype = QN_u8}, F32(NAN)), E_to_int, "nan");
   expect_error(vm, APPLY(OP_index, (&(op_attr){.n = 1, .d = {1}}), F32(1, 2, 3, 4, 5), I64(0, 7)), E_index,
                "index 7 is out of bounds for axis 0 with size 5");
   expect_error(vm, APPLY(OP_index, (&(op_attr){.n = 1, .d = {1}}), F32(1, 2, 3, 4, 5), I64(-6)), E_index, "index -6");
   expect_error(vm, APPLY(OP_scatter, (&(op_attr){.n = 1, .d = {1}}), F32(1, 2), I64(2), F32(1)), E_index, "index 2");
-  expect_error(vm, APPLY(OP_gather, &(op_attr){.axes = 1}, F32(1, 2), I64(5)), E_index, "index 5 is out of bounds for axis 0 with size 2");
+  expect_error(vm, APPLY(OP_gather, &(op_attr){.axes = 1}, F32(1, 2), I64(5)), E_index,
+               "index 5 is out of bounds for axis 0 with size 2");
   int64_t none = 0;
-  expect_error(vm, APPLY(OP_max, &(op_attr){.axes = 1}, array_value(vm, QN_f32, 1, &none, NULL)), E_empty_reduce, "empty");
+  expect_error(vm, APPLY(OP_max, &(op_attr){.axes = 1}, array_value(vm, QN_f32, 1, &none, "")), E_empty_reduce,
+               "empty");
   expect_error(vm, APPLY(OP_dot, NULL, F32(1, 2), F32(1, 2, 3)), E_matmul_shape, "2");
   expect_error(vm, APPLY(OP_add, NULL, F32(1), value_nil()), E_type, "nil");
   ck_assert(live(vm) >= before);
@@ -492,7 +502,8 @@ START_TEST(random_numbers) {
   qn_vm *vm = cpu_make(2);
   op_attr attr = {.dtype = QN_f32, .n = 2, .d = {300, 200}};
   qn_value keys[] = {value_int(5), value_int(7), value_int(0)};
-  qn_value a = eager_apply(vm, OP_random_uniform, keys, 3, &attr), b = eager_apply(vm, OP_random_uniform, keys, 3, &attr);
+  qn_value a = eager_apply(vm, OP_random_uniform, keys, 3, &attr),
+           b = eager_apply(vm, OP_random_uniform, keys, 3, &attr);
   ck_assert_int_eq(memcmp(array_data(value_array(a)), array_data(value_array(b)), 60000 * 4), 0);
   double sum = 0;
   const float *x = (const float *)(void *)array_data(value_array(a));
@@ -531,9 +542,18 @@ static uint64_t digest(const qn_array *a) {
 
 /* Large arrays: the same bits for any number of threads and any block size. */
 START_TEST(threads_change_nothing) {
-  static const struct { op_id op; op_attr attr; } calls[] = {
-      {OP_exp, {0}}, {OP_sum, {.axes = 3}}, {OP_sum, {.axes = 1}}, {OP_sum, {.axes = 2}}, {OP_argmax, {.axes = 3}},
-      {OP_cumsum, {.axes = 2}}, {OP_cumsum, {.axes = 1}}, {OP_prod, {.axes = 2}}, {OP_dot, {0}}};
+  static const struct {
+    op_id op;
+    op_attr attr;
+  } calls[] = {{OP_exp, {0}},
+               {OP_sum, {.axes = 3}},
+               {OP_sum, {.axes = 1}},
+               {OP_sum, {.axes = 2}},
+               {OP_argmax, {.axes = 3}},
+               {OP_cumsum, {.axes = 2}},
+               {OP_cumsum, {.axes = 1}},
+               {OP_prod, {.axes = 2}},
+               {OP_dot, {0}}};
   uint64_t first[9];
   static const int settings[][2] = {{1, 512}, {2, 512}, {5, 64}, {3, 1024}};
   for (int s = 0; s < 4; s++) {
@@ -550,7 +570,8 @@ START_TEST(threads_change_nothing) {
       ck_assert(value_is(out, TAG_ARRAY));
       uint64_t h = digest(value_array(out));
       if (s == 0) first[c] = h;
-      ck_assert_msg(first[c] == h, "%s differs with %d threads, blocks of %d", op_rows[calls[c].op].name, settings[s][0], settings[s][1]);
+      ck_assert_msg(first[c] == h, "%s differs with %d threads, blocks of %d", op_rows[calls[c].op].name,
+                    settings[s][0], settings[s][1]);
       value_release(vm, out);
     }
     value_release(vm, t);
@@ -562,9 +583,18 @@ END_TEST
 
 /* Every allocation fails once: an error, nothing lost, and the next call works. */
 START_TEST(failed_allocations) {
-  static const struct { op_id op; op_attr attr; int nin; } calls[] = {
-      {OP_add, {0}, 2}, {OP_sum, {.axes = 1}, 1}, {OP_dot, {0}, 2}, {OP_concat, {.axes = 1}, 2}, {OP_sort, {.axes = 2}, 1},
-      {OP_permute, {.n = 2, .d = {1, 0}}, 1}, {OP_cumsum, {.axes = 2}, 1}, {OP_reshape, {.n = 1, .d = {2500}}, 1}};
+  static const struct {
+    op_id op;
+    op_attr attr;
+    int nin;
+  } calls[] = {{OP_add, {0}, 2},
+               {OP_sum, {.axes = 1}, 1},
+               {OP_dot, {0}, 2},
+               {OP_concat, {.axes = 1}, 2},
+               {OP_sort, {.axes = 2}, 1},
+               {OP_permute, {.n = 2, .d = {1, 0}}, 1},
+               {OP_cumsum, {.axes = 2}, 1},
+               {OP_reshape, {.n = 1, .d = {2500}}, 1}};
   for (size_t c = 0; c < sizeof calls / sizeof *calls; c++)
     for (uint64_t n = 1; n < 400; n++) {
       qn_vm *vm = cpu_make(1);
