@@ -41,157 +41,20 @@ static void close_brace(emitter *e) {
 
 /* ---- accumulators ------------------------------------------------------------------------------------------------ */
 
-/* Places of an accumulator's arrays in scratch. */
-static void print_acc_places(emitter *e, l_val v) {
-  const l_instr *a = at(e, v);
-  const char *T = emit_type(a->dtype);
-  char width[24], levels[64];
-  acc_width(e, v, width);
-  acc_levels(e, v, levels);
-  if (acc_tree(a) && (acc_many(a) || acc_lanes(e, v))) line(e, "PLACE(%s, v%u_t, (%s) * (i64)%s)", T, v, levels, width);
-  if (!acc_many(a)) return;
-  line(e, "PLACE(%s, v%u, %s * (i64)%d)", T, v, width, acc_rows(a) ? ORDER_LANES : 1);
-  if (acc_arg(a)) line(e, "PLACE(i64, v%u_i, %s)", v, width);
-  if (!(e->acc[v] & ACC_SCANNED)) return;
-  l_order order = acc_scan_order(a);
-  if (order == ORDER_INNER) line(e, "PLACE(%s, v%u_h, 384 * (i64)%s)", T, v, width);
-  if (order != ORDER_INNER) line(e, "PLACE(%s, v%u_c, %s)", T, v, width);
-  if (order != ORDER_FREE) line(e, "PLACE(%s, v%u_g, %s)", T, v, width);
-  if (order == ORDER_INNER) line(e, "PLACE(%s, v%u_b, %s)", T, v, width);
-  if (e->acc[v] & ACC_EXCLUSIVE) line(e, "PLACE(%s, v%u_p, %s)", T, v, width);
-}
-
-/* An ACC where it stands: everything empty. */
-static void print_acc(emitter *e, l_val v) {
-  const l_instr *a = at(e, v);
-  const char *T = emit_type(a->dtype);
-  char id[80], zero[80], width[24];
-  acc_identity(a, id);
-  acc_zero(a, zero);
-  acc_width(e, v, width);
-  line(e, "i64 v%u_k = 0, v%u_s = 0; u64 v%u_n = 0; int v%u_open = 0, v%u_done = 0;", v, v, v, v, v);
-  if (acc_many(a)) {
-    if (!acc_rows(a)) line(e, "FILL(v%u, %s, %s)", v, width, id);
-    if (acc_arg(a)) line(e, "FILL(v%u_i, %s, -1)", v, width);
-    if (!(e->acc[v] & ACC_SCANNED)) return;
-    if (acc_scan_order(a) != ORDER_INNER) line(e, "FILL(v%u_c, %s, %s)", v, width, id);
-    if (e->acc[v] & ACC_EXCLUSIVE) line(e, "FILL(v%u_p, %s, %s)", v, width, zero);
-    return;
-  }
-  line(e, "%s v%u[%s]; FILL(v%u, %s, %s)", T, v, width, v, width, id);
-  if (acc_arg(a)) line(e, "i64 v%u_i[%s]; FILL(v%u_i, %s, -1)", v, width, v, width);
-  if (acc_tree(a) && !acc_lanes(e, v)) line(e, "%s v%u_t[64];", T, v);
-  if (e->acc[v] & ACC_SCANNED)
-    line(e, "%s v%u_c = %s, v%u_g = %s, v%u_b = %s, v%u_p = %s;", T, v, id, v, id, v, id, v, zero);
-}
-
-/* Adds `leaf`[0 .. width), the chains of results from..from + width, to the tree. */
-static void print_leaf(emitter *e, l_val v, const char *leaf, const char *from, const char *width) {
-  const l_instr *a = at(e, v);
-  char f[48], stride[24];
-  acc_width(e, v, stride);
-  line(e, "TREE_ADD(%s, %s, v%u_t + %s, %s, v%u_n, %s, %s)", emit_type(a->dtype), acc_prim(e, a, f), v, from, stride, v,
-       leaf, width);
-  line(e, "v%u_n++;", v);
-}
-
-/* Counts one push to the chains of results from..from + width, and adds these as leaves where they are full. */
-static void print_counted(emitter *e, l_val v, const char *from, const char *width) {
-  const l_instr *a = at(e, v);
-  char leaf[64], id[80];
-  acc_identity(a, id);
-  line(e, "v%u_k++;", v);
-  if (!acc_tree(a)) return;
-  if (acc_chain(a) > 1)
-    line(e, "if (v%u_k %% %d == 0) {", v, acc_chain(a));
-  else
-    line(e, "{");
-  e->depth++;
-  snprintf(leaf, sizeof leaf, "(v%u + %s)", v, from);
-  print_leaf(e, v, leaf, from, width);
-  line(e, "FILL(%s, %s, %s)", leaf, width, id);
-  close_brace(e);
-}
-
-/* What follows the pushes of one k to results from..from + width. */
-static void print_pushed(emitter *e, const l_instr *push, const char *from, const char *width) {
-  if (push->code == L_SCAN) line(e, "v%u_s++;", push->a);
-  if (push->code == L_PUSH || (e->acc[push->a] & ACC_FINISHED)) print_counted(e, push->a, from, width);
-}
-
-/* Leaves the result of results from..from + width in v (64 lanes, or one element a result). */
-static void print_root(emitter *e, l_val v, const char *from, const char *width, bool whole) {
-  const l_instr *a = at(e, v);
-  char f[48], id[80], stride[24];
-  const char *T = emit_type(a->dtype);
-  acc_nothing(a, id);
-  acc_width(e, v, stride);
-  acc_prim(e, a, f);
-  if (!acc_rows(a) && !acc_tree(a)) return;
-  line(e, "if (!v%u_done) {", v);
-  e->depth++;
-  if (acc_rows(a)) {
-    line(e, "ROWS_END(%s, v%u + %s, %s, %s, v%u_k, %s)", f, v, from, stride, width, v, id);
-  } else {
-    if (acc_lanes(e, v))
-      line(e, "if (v%u_open) {", v);
-    else
-      line(e, "if (v%u_k %% %d != 0) {", v, acc_chain(a));
-    e->depth++;
-    char leaf[64];
-    snprintf(leaf, sizeof leaf, "(v%u + %s)", v, from);
-    print_leaf(e, v, leaf, from, width);
-    close_brace(e);
-    line(e, "TREE_END(%s, %s, v%u_t + %s, %s, v%u_n, (v%u + %s), %s, %s)", T, f, v, from, stride, v, v, from, width,
-         id);
-  }
-  if (whole) line(e, "v%u_done = 1;", v);
-  close_brace(e);
-}
-
-/* Folds the 64 lanes of v into v[0]. */
-static void print_fold(emitter *e, l_val v) {
-  const l_instr *a = at(e, v);
-  char f[48];
-  if (acc_arg(a))
-    line(e, "ARG_FOLD(%s, v%u, v%u_i)", a->sub == KOP_argmax ? ">" : "<", v, v);
-  else
-    line(e, "FOLD(%s, v%u)", acc_prim(e, a, f), v);
-}
-
 /* The root of a one-result accumulator, folded to one element if `fold`. */
 static void print_whole_root(emitter *e, l_val v, bool fold) {
-  char width[24];
-  acc_width(e, v, width);
-  print_root(e, v, "0", width, true);
+  const l_instr *a = at(e, v);
+  char f[48];
+  emit_acc_root(e, v, NULL, NULL, true);
   if (!fold || !acc_lanes(e, v)) return;
   line(e, "if (v%u_done < 2) {", v);
   e->depth++;
-  print_fold(e, v);
+  if (acc_arg(a))
+    line(e, "ARG_FOLD(%s, v%u, v%u_i)", acc_than(a), v, v);
+  else
+    line(e, "FOLD(%s, v%u)", acc_prim(e, a, f), v);
   line(e, "v%u_done = 2;", v);
   close_brace(e);
-}
-
-/* The push of value b to cell `cell` (an index into v) whose k is `k`. */
-static void print_step(emitter *e, const l_instr *push, const char *cell, const char *k) {
-  const l_instr *a = at(e, push->a);
-  char where[96], step[EMIT_TEXT];
-  if (acc_arg(a)) {
-    line(e, "{ const b8 q = ARG_BETTER(%s, v%u, v%u[%s], v%u_i[%s]);", a->sub == KOP_argmax ? ">" : "<", push->b,
-         push->a, cell, push->a, cell);
-    line(e, "  v%u[%s] = q ? v%u : v%u[%s]; v%u_i[%s] = q ? %s : v%u_i[%s]; }", push->a, cell, push->b, push->a, cell,
-         push->a, cell, k, push->a, cell);
-    return;
-  }
-  if (acc_rows(a))
-    snprintf(where, sizeof where, "v%u[v%u_k * v%u + %s]", push->a, push->a, a->a, cell);
-  else
-    snprintf(where, sizeof where, "v%u[%s]", push->a, cell);
-  acc_step(e, push, where, step);
-  if (acc_rows(a))
-    line(e, "%s = v%u;", where, push->b);
-  else
-    line(e, "%s = %s;", where, step);
 }
 
 /* ---- what happens to one element ------------------------------------------------------------------------------------ */
@@ -210,51 +73,18 @@ static void print_push(emitter *e, const l_instr *push) {
     snprintf(k, sizeof k, "v%u_k%s", push->a, acc_lanes(e, push->a) ? " + j" : "");
   if (acc_many(a)) {
     snprintf(cell, sizeof cell, "j + v%u", at(e, e->vec)->a);
-    print_step(e, push, cell, k);
+    emit_acc_step(e, push, cell, k);
   } else if (acc_lanes(e, push->a) && acc_tree(a)) {
     snprintf(cell, sizeof cell, "a%u[l]", push->a);
     acc_step(e, push, cell, step);
     line(e, "%s = %s;", cell, step);
   } else if (acc_lanes(e, push->a)) {
-    print_step(e, push, "l", k);
+    emit_acc_step(e, push, "l", k);
   } else {
-    print_step(e, push, "0", k);
-    print_counted(e, push->a, "0", "1");
+    emit_acc_step(e, push, "0", k);
+    emit_acc_counted(e, push->a, "0", "1");
   }
   if (e->active[0]) close_brace(e);
-}
-
-/* A SCAN with many results: element r of the state arrays. */
-static void print_scan_many(emitter *e, l_val v) {
-  const l_instr *i = at(e, v), *a = at(e, i->a);
-  const char *T = emit_type(i->dtype);
-  char f[48], zero[80];
-  uint32_t n = i->a;
-  acc_prim(e, a, f);
-  acc_zero(a, zero);
-  line(e, "%s v%u; { const i64 r = j + v%u; %s y = v%u;", T, v, at(e, e->vec)->a, T, i->b);
-  switch (acc_scan_order(a)) {
-  case ORDER_INNER: line(e, "  SCAN_STEP(%s, %s, v%u_h, v%u, v%u_s, y)", T, f, n, a->a, n); break;
-  case ORDER_OUTER: line(e, "  y = v%u_s %% 64 ? %s(v%u_c[r], y) : y; v%u_c[r] = y;", n, f, n, n); break;
-  default: line(e, "  y = %s(v%u_c[r], y); v%u_c[r] = y;", f, n, n); break;
-  }
-  if (acc_scan_order(a) == ORDER_INNER) {
-    line(e, "  if (v%u_s %% 4096 >= 64) y = %s(v%u_g[r], y);", n, f, n);
-    line(e, "  const %s z = y; if (v%u_s >= 4096) y = %s(v%u_b[r], y);", T, n, f, n);
-    line(e, "  if (v%u_s %% 64 == 63) v%u_g[r] = z;", n, n);
-    line(e, "  if (v%u_s %% 4096 == 4095) v%u_b[r] = y;", n, n);
-  } else if (acc_scan_order(a) == ORDER_OUTER) {
-    line(e, "  if (v%u_s >= 64) y = %s(v%u_g[r], y);", n, f, n);
-    line(e, "  if (v%u_s %% 64 == 63) v%u_g[r] = y;", n, n);
-  }
-  if (i->flags & L_EXCLUSIVE)
-    line(e, "  v%u = v%u_p[r]; v%u_p[r] = y; }", v, n, n);
-  else
-    line(e, "  v%u = y; }", v);
-  if (e->acc[n] & ACC_FINISHED) {
-    l_instr push = {.code = L_PUSH, .a = n, .b = i->b};
-    print_push(e, &push);
-  }
 }
 
 /* One instruction of a VEC for element j, with its effects. */
@@ -290,10 +120,13 @@ static void print_element(emitter *e, l_val v) {
   }
   case L_PUSH: print_push(e, i); break;
   case L_CARRY: line(e, "const %s v%u = v%u;", emit_type(i->dtype), v, i->a); break;
-  case L_SCAN: print_scan_many(e, v); break;
+  case L_SCAN:
+    emit_acc_scan(e, v);
+    if (e->acc[i->a] & ACC_FINISHED) print_push(e, &(l_instr){.code = L_PUSH, .a = i->a, .b = i->b});
+    break;
   case L_FINISH:
     if (acc_arg(at(e, i->a)))
-      line(e, "const i64 v%u = INDEX(v%u_i[j + v%u]);", v, i->a, at(e, e->vec)->a);
+      line(e, "const i64 v%u = v%u_i[j + v%u];", v, i->a, at(e, e->vec)->a);
     else
       line(e, "const %s v%u = v%u[j + v%u];", emit_type(i->dtype), v, i->a, at(e, e->vec)->a);
     break;
@@ -312,34 +145,6 @@ typedef struct vec_facts {
   bool pieces;  /* there are several segments */
 } vec_facts;
 
-static bool is_stride(const emitter *e, l_val v) { return v && !(at(e, v)->code == L_INT && at(e, v)->imm == 0); }
-
-/* Must this run element after element? */
-static bool is_ordered(const emitter *e, const l_instr *i) {
-  switch (i->code) {
-  case L_STORE: return i->c || !is_stride(e, i->b);
-  case L_RMW: return i->c || !i->b || at(e, i->b)->code != L_INT || at(e, i->b)->imm == 0;
-  case L_PUSH: return !acc_many(at(e, i->a)) && !acc_lanes(e, i->a);
-  default: return false;
-  }
-}
-
-/* Does the SCAN work on the array of a strip? */
-static bool is_strip_scan(const emitter *e, const l_instr *i) { return i->code == L_SCAN && !acc_many(at(e, i->a)); }
-
-/* The FINISH of many results that the same VEC pushes, in a loop inside it. */
-static bool is_inner_finish(const emitter *e, l_val vec, const l_instr *i) {
-  if (i->code != L_FINISH || !(e->acc[i->a] & ACC_NESTED)) return false;
-  for (l_val k = vec + 1; at(e, k) < i; k++)
-    if ((at(e, k)->code == L_PUSH || at(e, k)->code == L_SCAN) && at(e, k)->a == i->a) return true;
-  return false;
-}
-
-/* Is it a push of many results inside a loop of the VEC? */
-static bool is_nested_push(const emitter *e, const l_instr *i) {
-  return (i->code == L_PUSH || i->code == L_SCAN) && (e->acc[i->a] & ACC_NESTED);
-}
-
 static vec_facts look(const emitter *e, l_val v) {
   vec_facts f = {0};
   int work = 0;
@@ -354,9 +159,9 @@ static vec_facts look(const emitter *e, l_val v) {
       f.lanes = true;
       f.blocks |= acc_tree(at(e, i->a));
     }
-    f.ordered |= is_ordered(e, i);
-    f.pieces |= i->code == L_FOR || i->code == L_WHILE || is_strip_scan(e, i) || emit_rare_names(e, k, &names) ||
-                is_inner_finish(e, v, i);
+    f.ordered |= emit_is_ordered(e, i);
+    f.pieces |= i->code == L_FOR || i->code == L_WHILE || emit_is_strip_scan(e, i) || emit_rare_names(e, k, &names) ||
+                emit_is_inner_finish(e, v, i);
     work += i->code == L_MATH ? 8 : i->code == L_KOP;
   }
   f.split = f.ordered && (f.pieces || work > 8);
@@ -384,13 +189,13 @@ static void number_segments(emitter *e, l_val v, const vec_facts *f, uint32_t *l
       seg = ++*last;
       continue;
     }
-    bool alone = is_strip_scan(e, i) || is_inner_finish(e, v, i);
-    bool ordered = f->split && is_ordered(e, i);
+    bool alone = emit_is_strip_scan(e, i) || emit_is_inner_finish(e, v, i);
+    bool ordered = f->split && emit_is_ordered(e, i);
     if (alone || (ordered != was_ordered && k > v + 1)) seg = ++*last;
     was_ordered = ordered;
     e->seg[k] = seg;
-    if (alone || is_nested_push(e, i) || emit_rare_names(e, k, &names)) seg = ++*last;
-    if (i->code == L_CARRY || is_strip_scan(e, i) || emit_rare_names(e, k, &names)) e->spill[k] = 1;
+    if (alone || emit_is_nested_push(e, i) || emit_rare_names(e, k, &names)) seg = ++*last;
+    if (i->code == L_CARRY || emit_is_strip_scan(e, i) || emit_rare_names(e, k, &names)) e->spill[k] = 1;
   }
   for (l_val k = v + 1; k < e->end[v]; k++) {
     const l_instr *i = at(e, k);
@@ -406,7 +211,7 @@ static void number_segments(emitter *e, l_val v, const vec_facts *f, uint32_t *l
     for (const l_operand *o = l_rows[i->code].operands; o->role; o++) {
       l_val d = l_operand_of(i, o);
       if (d > v && l_rows[at(e, d)->code].result == 'V' && !emit_again(at(e, d)) &&
-          (e->seg[d] != use || is_strip_scan(e, i)))
+          (e->seg[d] != use || emit_is_strip_scan(e, i)))
         e->spill[d] = 1;
     }
   }
@@ -450,7 +255,7 @@ static void print_segment(emitter *e, l_val from, l_val to, l_val commit, const 
   emit_rare rare;
   l_val fixed = 0; /* a function whose rare elements are repaired */
   for (l_val k = from; k < to; k++) {
-    ordered |= is_ordered(e, at(e, k));
+    ordered |= emit_is_ordered(e, at(e, k));
     if (emit_rare_names(e, k, &rare)) fixed = k;
   }
   if (fixed) {
@@ -584,12 +389,12 @@ static void print_strip_body(emitter *e, l_val from, l_val to, l_val loop, const
       k = e->end[k];
       continue;
     }
-    if (is_strip_scan(e, i)) {
+    if (emit_is_strip_scan(e, i)) {
       print_strip_scan(e, k, m);
       continue;
     }
-    if (is_inner_finish(e, e->vec, i)) {
-      print_root(e, i->a, range, width, false);
+    if (emit_is_inner_finish(e, e->vec, i)) {
+      if (emit_is_first(e, e->vec, k)) emit_acc_root(e, i->a, range, width, false);
       continue;
     }
     l_val q = k + 1; /* the end of k's segment */
@@ -598,7 +403,7 @@ static void print_strip_body(emitter *e, l_val from, l_val to, l_val loop, const
     bool commits = loop && e->seg[to] == e->seg[k];
     print_segment(e, k, q, commits ? loop : 0, m);
     committed |= commits;
-    if (is_nested_push(e, at(e, q - 1))) print_pushed(e, at(e, q - 1), range, width);
+    if (emit_is_nested_push(e, at(e, q - 1))) emit_acc_pushed(e, at(e, q - 1), range, width);
     k = q - 1;
   }
   if (!committed)
@@ -614,25 +419,11 @@ static void print_strip_body(emitter *e, l_val from, l_val to, l_val loop, const
 
 /* ---- VEC ----------------------------------------------------------------------------------------------------------------- */
 
-/* Is instruction k the first of the VEC with this code and operand a? */
-static bool is_first(const emitter *e, l_val vec, l_val k) {
-  for (l_val s = vec + 1; s < k; s++)
-    if (at(e, s)->code == at(e, k)->code && at(e, s)->a == at(e, k)->a) return false;
-  return true;
-}
-
-/* A PUSH, or SCAN that pushes too, to 64 lanes, the first of its accumulator. */
-static bool is_lane_push(const emitter *e, l_val vec, l_val k) {
-  const l_instr *i = at(e, k);
-  if (i->code != L_PUSH && !(i->code == L_SCAN && (e->acc[i->a] & ACC_FINISHED))) return false;
-  return acc_lanes(e, i->a) && is_first(e, vec, k);
-}
-
 static void print_strip(emitter *e, l_val v, const char *m) {
   for (l_val k = v + 1; k < e->end[v]; k++) {
     e->seen[k] = 0;
     const l_instr *i = at(e, k);
-    if (is_nested_push(e, i) && is_first(e, v, k))
+    if (emit_is_nested_push(e, i) && emit_is_first(e, v, k))
       line(e, "v%u_k = k%u; v%u_s = s%u; v%u_n = n%u;", i->a, i->a, i->a, i->a, i->a, i->a);
   }
   print_strip_body(e, v + 1, e->end[v], 0, m);
@@ -644,7 +435,7 @@ static void print_strips(emitter *e, l_val v, const vec_facts *f) {
   for (l_val k = v + 1; k < e->end[v]; k++) {
     const l_instr *i = at(e, k);
     if (e->spill[k]) line(e, "%s g%u[64];", emit_type(i->dtype), k);
-    if (is_nested_push(e, i) && is_first(e, v, k))
+    if (emit_is_nested_push(e, i) && emit_is_first(e, v, k))
       line(e, "const i64 k%u = v%u_k, s%u = v%u_s; const u64 n%u = v%u_n;", i->a, i->a, i->a, i->a, i->a, i->a);
   }
   if (f->blocks) {
@@ -653,7 +444,7 @@ static void print_strips(emitter *e, l_val v, const vec_facts *f) {
     line(e, "const i64 e1 = n - j1 < %d ? n : j1 + %d;", ORDER_BLOCK, ORDER_BLOCK);
     for (l_val k = v + 1; k < e->end[v]; k++) {
       const l_instr *a = at(e, at(e, k)->a);
-      if (!is_lane_push(e, v, k) || !acc_tree(a)) continue;
+      if (!emit_is_lane_push(e, v, k) || !acc_tree(a)) continue;
       char id[80];
       acc_identity(a, id);
       line(e, "%s a%u[64]; FILL(a%u, 64, %s)", emit_type(a->dtype), at(e, k)->a, at(e, k)->a, id);
@@ -681,14 +472,14 @@ static void print_strips(emitter *e, l_val v, const vec_facts *f) {
     close_brace(e);
   }
   for (l_val k = v + 1; f->blocks && k < e->end[v]; k++) {
-    if (!is_lane_push(e, v, k) || !acc_tree(at(e, at(e, k)->a))) continue;
+    if (!emit_is_lane_push(e, v, k) || !acc_tree(at(e, at(e, k)->a))) continue;
     char leaf[24];
     snprintf(leaf, sizeof leaf, "a%u", at(e, k)->a);
-    print_leaf(e, at(e, k)->a, leaf, "0", "64");
+    emit_acc_leaf(e, at(e, k)->a, leaf, "0", "64");
   }
   close_brace(e);
   for (l_val k = v + 1; k < e->end[v]; k++)
-    if (is_lane_push(e, v, k)) line(e, "v%u_k += n;", at(e, k)->a);
+    if (emit_is_lane_push(e, v, k)) line(e, "v%u_k += n;", at(e, k)->a);
 }
 
 static void print_vec(emitter *e, l_val v) {
@@ -698,10 +489,8 @@ static void print_vec(emitter *e, l_val v) {
   open_brace(e);
   for (l_val k = v + 1; k < end; k++) {
     const l_instr *finish = at(e, k);
-    if (finish->code != L_FINISH || is_inner_finish(e, v, finish) || !is_first(e, v, k)) continue;
-    char width[24];
-    acc_width(e, finish->a, width);
-    print_root(e, finish->a, "0", width, true);
+    if (finish->code != L_FINISH || emit_is_inner_finish(e, v, finish) || !emit_is_first(e, v, k)) continue;
+    emit_acc_root(e, finish->a, NULL, NULL, true);
   }
   line(e, "const i64 n = v%u > v%u ? v%u - v%u : 0;", i->b, i->a, i->b, i->a);
   for (l_val k = v + 1; k < end; k++)
@@ -720,10 +509,8 @@ static void print_vec(emitter *e, l_val v) {
     const l_instr *push = at(e, k);
     if (push->code == L_CHECK) line(e, "if (e%u != I64_MAX) fail(a, %d, e%u);", k, (int)push->imm, k);
     if (push->code != L_PUSH && push->code != L_SCAN) continue;
-    if (!acc_many(at(e, push->a)) || is_nested_push(e, push)) continue;
-    char width[24];
-    acc_width(e, push->a, width);
-    print_pushed(e, push, "0", width);
+    if (!acc_many(at(e, push->a)) || emit_is_nested_push(e, push)) continue;
+    emit_acc_pushed(e, push, NULL, NULL);
   }
   e->vec = 0;
   close_brace(e);
@@ -737,7 +524,7 @@ static void print_partial(emitter *e, const l_instr *i) {
   open_brace(e);
   if (acc_many(a)) {
     acc_width(e, i->a, width);
-    print_root(e, i->a, "0", width, true);
+    emit_acc_root(e, i->a, NULL, NULL, true);
   } else {
     print_whole_root(e, i->a, a->imm != ORDER_INNER);
     snprintf(width, sizeof width, "%d", a->imm == ORDER_INNER ? ORDER_LANES : 1);
@@ -759,8 +546,8 @@ static void print_merge(emitter *e, const l_instr *i) {
   emit_buffer(i->imm2, indices);
   if (acc_arg(a)) {
     line(e, "for (i64 r = 0; r < %s; r++) {", width);
-    line(e, "  const b8 q = ARG_BEFORE(%s, %s[v%u + r], %s[v%u + r], v%u[r], v%u_i[r]);",
-         a->sub == KOP_argmax ? ">" : "<", buffer, i->b, indices, i->d, i->a, i->a);
+    line(e, "  const b8 q = ARG_BEFORE(%s, %s[v%u + r], %s[v%u + r], v%u[r], v%u_i[r]);", acc_than(a), buffer, i->b,
+         indices, i->d, i->a, i->a);
     line(e, "  v%u[r] = q ? %s[v%u + r] : v%u[r]; v%u_i[r] = q ? %s[v%u + r] : v%u_i[r];", i->a, buffer, i->b, i->a,
          i->a, indices, i->d, i->a);
     line(e, "}");
@@ -770,7 +557,7 @@ static void print_merge(emitter *e, const l_instr *i) {
   } else {
     snprintf(v, sizeof v, "v%u", i->a);
     line(e, "for (i64 r = 0; r < %s; r++) v%u[r] = %s[v%u + r];", width, i->a, buffer, i->b);
-    print_leaf(e, i->a, v, "0", width);
+    emit_acc_leaf(e, i->a, v, "0", width);
   }
 }
 
@@ -783,12 +570,12 @@ static void print_single_push(emitter *e, const l_instr *i) {
   else
     snprintf(k, sizeof k, "v%u_k", i->a);
   if (!acc_lanes(e, i->a)) {
-    print_step(e, i, "0", k);
-    print_counted(e, i->a, "0", "1");
+    emit_acc_step(e, i, "0", k);
+    emit_acc_counted(e, i->a, "0", "1");
     return;
   }
   snprintf(cell, sizeof cell, "v%u_k & 63", i->a);
-  print_step(e, i, cell, k);
+  emit_acc_step(e, i, cell, k);
   line(e, "v%u_k++;", i->a);
   if (!acc_tree(a)) return;
   line(e, "v%u_open = v%u_k %% %d != 0;", i->a, i->a, ORDER_BLOCK);
@@ -796,7 +583,7 @@ static void print_single_push(emitter *e, const l_instr *i) {
   e->depth++;
   acc_identity(a, id);
   snprintf(leaf, sizeof leaf, "v%u", i->a);
-  print_leaf(e, i->a, leaf, "0", "64");
+  emit_acc_leaf(e, i->a, leaf, "0", "64");
   line(e, "FILL(%s, 64, %s)", leaf, id);
   close_brace(e);
 }
@@ -812,32 +599,18 @@ static void print_tile(emitter *e, const l_tile *t) {
        emit_buffer_type(e, t->x), emit_buffer_type(e, t->y), at(e, t->out)->dtype);
 }
 
-/* What the SETs of a loop's body do at its end, all at once. */
-static void print_sets(emitter *e, l_val loop) {
-  for (int pass = 0; pass < 2; pass++)
-    for (l_val k = loop + 1; k < e->end[loop]; k++) {
-      const l_instr *i = at(e, k);
-      if (emit_opens(i->code))
-        k = e->end[k];
-      else if (i->code == L_SET && pass == 0)
-        line(e, "const %s w%u = v%u;", emit_type(at(e, i->a)->dtype), k, i->b);
-      else if (i->code == L_SET)
-        line(e, "v%u = w%u;", i->a, k);
-    }
-}
-
 static void print_block(emitter *e, l_val from, l_val to) {
   for (l_val v = from; v < to; v++) {
     const l_instr *i = at(e, v);
     switch ((l_code)i->code) {
-    case L_ACC: print_acc(e, v); break;
+    case L_ACC: emit_acc_begin(e, v); break;
     case L_PUSH: print_single_push(e, i); break;
     case L_PARTIAL: print_partial(e, i); break;
     case L_MERGE: print_merge(e, i); break;
     case L_FINISH:
       print_whole_root(e, i->a, true);
       if (acc_arg(at(e, i->a)))
-        line(e, "const i64 v%u = INDEX(v%u_i[0]);", v, i->a);
+        line(e, "const i64 v%u = v%u_i[0];", v, i->a);
       else
         line(e, "const %s v%u = v%u[0];", emit_type(i->dtype), v, i->a);
       break;
@@ -862,7 +635,7 @@ static void print_block(emitter *e, l_val from, l_val to) {
         line(e, "for (i64 x%u = v%u; x%u < v%u; x%u += %s) {", v, i->a, v, i->b, v, step);
       e->depth++;
       print_block(e, v + 1, e->end[v]);
-      print_sets(e, v);
+      emit_sets(e, v, "");
       close_brace(e);
       v = e->end[v];
       break;
@@ -886,27 +659,6 @@ static void print_block(emitter *e, l_val from, l_val to) {
 
 /* ---- phases and units ------------------------------------------------------------------------------------------------------ */
 
-uint32_t emit_phases(const l_program *p) {
-  uint32_t n = 0;
-  for (l_val v = 1; v < p->n; v++) n += p->code[v].code == L_PHASE;
-  return n;
-}
-
-/* What stands before all phases, what stands before the phase's PAR (returned), and the places of its arrays. */
-static l_val print_prelude(emitter *e, l_val phase) {
-  const l_program *p = e->p;
-  l_val par = phase;
-  while (p->code[par].code != L_PAR) par++;
-  for (l_val v = 1; p->code[v].code != L_PHASE; v++) emit_instr(e, v);
-  for (l_val v = phase + 1; v < par; v++) emit_instr(e, v);
-  for (l_val v = par + 1; v < e->end[par]; v++) {
-    const l_instr *i = at(e, v);
-    if (i->code == L_LOCAL) line(e, "PLACE(%s, v%u, v%u)", emit_type(i->dtype), v, i->a);
-    if (i->code == L_ACC) print_acc_places(e, v);
-  }
-  return par;
-}
-
 static void print_phase(emitter *e, const char *name, uint32_t number, l_val phase) {
   line(e, "void %s_%u(const qk_args *a, i64 lo, i64 hi) {", name, number);
   e->depth = 1;
@@ -915,7 +667,8 @@ static void print_phase(emitter *e, const char *name, uint32_t number, l_val pha
     line(e, "%s%s *const p%u = (%s%s *)a->buf[%u];", mode, T, b, mode, T, b);
   }
   line(e, "char *const base = (char *)a->scratch; u64 o = 0;");
-  l_val par = print_prelude(e, phase);
+  l_val par = emit_prelude(e, phase);
+  emit_places(e, par);
   line(e, "for (i64 x%u = lo; x%u < hi; x%u++) {", par, par, par);
   e->depth = 2;
   print_block(e, par + 1, e->end[par]);
@@ -934,7 +687,7 @@ static void print_size(emitter *e, const char *name, uint32_t number) {
     if (at(e, v)->code != L_PHASE) continue;
     open_brace(e);
     line(e, "u64 o = 0;");
-    print_prelude(e, v);
+    emit_places(e, emit_prelude(e, v));
     line(e, "most = o > most ? o : most;");
     close_brace(e);
   }
@@ -944,56 +697,20 @@ static void print_size(emitter *e, const char *name, uint32_t number) {
 }
 
 static const char preamble[] =
-    "typedef unsigned char b8; typedef unsigned char u8; typedef signed char i8; typedef unsigned short u16; typedef "
-    "short i16;\n"
-    "typedef unsigned int u32; typedef int i32; typedef unsigned long long u64; typedef long long i64;\n"
-    "typedef u16 f16; typedef u16 bf16; typedef float f32; typedef double f64;\n"
-    "typedef union qk_scalar { i64 i; f64 f; } qk_scalar;\n"
-    "typedef struct qk_tile { const void *x, *y; void *out; i64 x_m, x_k, y_k, y_n, rows, cols, depth; i32 ld, xd, yd, "
-    "od; } qk_tile;\n"
-    "typedef struct qk_args { void *const *buf; const i64 *ints; const qk_scalar *scalars; void *scratch; u64 *error;\n"
-    "  const int *interrupt; void (*tile)(const qk_tile *); } qk_args;\n"
-    "#define INDEX(i) ((i) < 0 ? 0 : (i))\n"
+    "#define HELP static inline\n"
     "#define I64_MAX 9223372036854775807ll\n"
     "#define STOPPED __atomic_load_n(a->interrupt, __ATOMIC_RELAXED)\n"
-    "static inline i64 floor_div(i64 a, i64 b) { if (b <= 0) return 0; const i64 q = a / b; return q - (a % b < 0); }\n"
-    "static inline i64 floor_mod(i64 a, i64 b) { if (b <= 0) return 0; const i64 r = a % b; return r < 0 ? r + b : r; "
-    "}\n"
-    /* subtrees that can be open at a time when n elements make chains of `chain` */
-    "static inline i64 levels(i64 n, i64 chain) { i64 k = 1; for (n = (n + chain - 1) / chain; n > 1; n >>= 1) k++; "
-    "return k; }\n"
+    "#define SIMD _Pragma(\"omp simd\")\n"
+    "#define FILLS FILL\n"
     "static __attribute__((noinline, cold)) void fail(const qk_args *a, int check, i64 element) {\n"
     "  u64 now = (u64)check << 48 | (u64)element, old = __atomic_load_n(a->error, __ATOMIC_RELAXED);\n"
     "  while (now < old && !__atomic_compare_exchange_n(a->error, &old, now, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) "
     "{}\n"
     "}\n"
-    "#define PLACE(T, name, count) T *const name = (T *)(base + o); \\\n"
-    "  o += ((u64)((count) > 0 ? (count) : 0) * sizeof(T) + 63) & ~63ull;\n"
-    "#define SIMD _Pragma(\"omp simd\")\n"
-    "#define FILL(p, n, x) for (i64 r_ = 0; r_ < (n); r_++) (p)[r_] = x;\n"
-    "#define TREE_ADD(T, F, tree, stride, count, leaf, width) { T *t_ = tree; \\\n"
-    "  for (u64 c_ = count; c_ & 1; c_ >>= 1, t_ += stride) \\\n"
-    "    SIMD for (i64 r_ = 0; r_ < width; r_++) (leaf)[r_] = F(t_[r_], (leaf)[r_]); \\\n"
-    "  SIMD for (i64 r_ = 0; r_ < width; r_++) t_[r_] = (leaf)[r_]; }\n"
-    "#define TREE_END(T, F, tree, stride, count, out, width, id) { const T *t_ = tree; u64 c_ = count; \\\n"
-    "  if (!c_) FILL(out, width, id) \\\n"
-    "  for (; c_ && !(c_ & 1); c_ >>= 1) t_ += stride; \\\n"
-    "  if (c_) SIMD for (i64 r_ = 0; r_ < width; r_++) (out)[r_] = t_[r_]; \\\n"
-    "  while (c_ >>= 1) { t_ += stride; \\\n"
-    "    if (c_ & 1) SIMD for (i64 r_ = 0; r_ < width; r_++) (out)[r_] = F(t_[r_], (out)[r_]); } }\n"
-    "#define ROWS_END(F, v, stride, width, k, id) { if (k == 0) FILL(v, width, id) \\\n"
-    "  for (i64 h_ = 32; h_ > 0; h_ >>= 1) for (i64 l_ = 0; l_ < h_ && l_ + h_ < k; l_++) \\\n"
-    "    SIMD for (i64 r_ = 0; r_ < width; r_++) \\\n"
-    "      (v)[l_ * stride + r_] = F((v)[l_ * stride + r_], (v)[(l_ + h_) * stride + r_]); }\n"
+    "#define PLACE(T, name, count) T *const name = (T *)(base + o); o += SPACE(T, count);\n"
     "#define HALF(F, v, h) SIMD for (int l_ = 0; l_ < h; l_++) (v)[l_] = F((v)[l_], (v)[l_ + h]);\n"
     "#define FOLD(F, v) HALF(F, v, 32) HALF(F, v, 16) HALF(F, v, 8) HALF(F, v, 4) (v)[0] = F((v)[0], (v)[2]); \\\n"
     "  (v)[1] = F((v)[1], (v)[3]); (v)[0] = F((v)[0], (v)[1]);\n"
-    /* x is better than the best so far, whose index is i; of later elements only strictly better ones are */
-    "#define ARG_BETTER(OP, x, best, i) (((i) < 0) | ((x) OP (best)) | (((x) != (x)) & ((best) == (best))))\n"
-    /* element i of value x comes before element i2 of value best, in any order of indices */
-    "#define ARG_BEFORE(OP, x, i, best, i2) (((i) >= 0) & (((i2) < 0) | ((x) OP (best)) | (((x) != (x)) & ((best) == "
-    "(best))) | \\\n"
-    "  ((((x) == (best)) | (((x) != (x)) & ((best) != (best)))) & ((i) < (i2)))))\n"
     "#define ARG_FOLD(OP, v, i) for (int h_ = 32; h_ > 0; h_ >>= 1) for (int l_ = 0; l_ < h_; l_++) \\\n"
     "  if (ARG_BEFORE(OP, (v)[l_ + h_], (i)[l_ + h_], (v)[l_], (i)[l_])) { (v)[l_] = (v)[l_ + h_]; (i)[l_] = (i)[l_ + "
     "h_]; }\n"
@@ -1011,10 +728,7 @@ static const char preamble[] =
     "  if (v##_s >= 4096) for (int l = 0; l < m; l++) g[l] = F(v##_b, g[l]); \\\n"
     "  v##_s += m; if (v##_s % 4096 == 0) v##_b = g[m - 1]; }\n"
     "#define SCAN_SHIFT(T, g, m, v) { const T y_ = g[m - 1]; for (int l = m - 1; l > 0; l--) g[l] = g[l - 1]; \\\n"
-    "  g[0] = v##_p; v##_p = y_; }\n"
-    /* many results: one k of result r; h keeps the values of the six steps for the last 64 k */
-    "#define SCAN_STEP(T, F, h, W, s, y) { const i64 i_ = s % 64; for (int d_ = 0; d_ < 6; d_++) { \\\n"
-    "  h[(d_ * 64 + i_) * W + r] = y; if (i_ >= 1 << d_) y = F(h[(d_ * 64 + i_ - (1 << d_)) * W + r], y); } }\n";
+    "  g[0] = v##_p; v##_p = y_; }\n";
 
 void emit_c(const l_program *const *programs, const char *const *names, uint32_t n, text_buf *out) {
   text_buf body;
@@ -1034,7 +748,9 @@ void emit_c(const l_program *const *programs, const char *const *names, uint32_t
     failed = e.failed;
     emit_facts_free(&e);
   }
+  text_adds(out, emit_types);
   text_adds(out, preamble);
+  text_adds(out, emit_macros);
   math_print(&uses, MATH_TARGET_C, out);
   text_add(out, body.text ? body.text : "", body.len);
   out->failed |= body.failed || uses.failed || failed;

@@ -276,6 +276,67 @@ bool emit_again(const l_instr *i) {
   return i->code == L_CONST || i->code == L_SCALAR || i->code == L_IOTA || i->code == L_FINISH;
 }
 
+void emit_sets(emitter *e, l_val loop, const char *cond) {
+  bool any = false;
+  for (int pass = 0; pass < 2; pass++)
+    for (l_val k = loop + 1; k < e->end[loop]; k++) {
+      const l_instr *i = emit_at(e, k);
+      if (emit_opens(i->code)) {
+        k = e->end[k];
+      } else if (i->code == L_SET && pass == 0) {
+        if (!any && cond[0]) {
+          emit_line(e, "if (%s) {", cond);
+          e->depth++;
+        }
+        any = true;
+        emit_line(e, "const %s w%u = v%u;", emit_type(emit_at(e, i->a)->dtype), k, i->b);
+      } else if (i->code == L_SET) {
+        emit_line(e, "v%u = w%u;", i->a, k);
+      }
+    }
+  if (!any || !cond[0]) return;
+  e->depth--;
+  emit_line(e, "}");
+}
+
+/* ---- kinds of instructions in a VEC ------------------------------------------------------------------------------ */
+
+static bool is_stride(const emitter *e, l_val v) { return v && !is_int(e, v, 0); }
+
+bool emit_is_ordered(const emitter *e, const l_instr *i) {
+  switch (i->code) {
+  case L_STORE: return i->c || !is_stride(e, i->b);
+  case L_RMW: return i->c || !i->b || emit_at(e, i->b)->code != L_INT || is_int(e, i->b, 0);
+  case L_PUSH: return !acc_many(emit_at(e, i->a)) && !acc_lanes(e, i->a);
+  default: return false;
+  }
+}
+
+bool emit_is_strip_scan(const emitter *e, const l_instr *i) { return i->code == L_SCAN && !acc_many(emit_at(e, i->a)); }
+
+bool emit_is_inner_finish(const emitter *e, l_val vec, const l_instr *i) {
+  if (i->code != L_FINISH || !(e->acc[i->a] & ACC_NESTED)) return false;
+  for (l_val k = vec + 1; emit_at(e, k) < i; k++)
+    if ((emit_at(e, k)->code == L_PUSH || emit_at(e, k)->code == L_SCAN) && emit_at(e, k)->a == i->a) return true;
+  return false;
+}
+
+bool emit_is_nested_push(const emitter *e, const l_instr *i) {
+  return (i->code == L_PUSH || i->code == L_SCAN) && (e->acc[i->a] & ACC_NESTED);
+}
+
+bool emit_is_first(const emitter *e, l_val vec, l_val k) {
+  for (l_val s = vec + 1; s < k; s++)
+    if (emit_at(e, s)->code == emit_at(e, k)->code && emit_at(e, s)->a == emit_at(e, k)->a) return false;
+  return true;
+}
+
+bool emit_is_lane_push(const emitter *e, l_val vec, l_val k) {
+  const l_instr *i = emit_at(e, k);
+  if (i->code != L_PUSH && !(i->code == L_SCAN && (e->acc[i->a] & ACC_FINISHED))) return false;
+  return acc_lanes(e, i->a) && emit_is_first(e, vec, k);
+}
+
 /* ---- accumulators ------------------------------------------------------------------------------------------------ */
 
 bool acc_exact(const l_instr *a) {
@@ -307,7 +368,7 @@ void acc_width(const emitter *e, l_val v, char out[24]) {
   if (a->a)
     snprintf(out, 24, "v%u", a->a);
   else
-    snprintf(out, 24, "%d", acc_lanes(e, v) ? ORDER_LANES : 1);
+    snprintf(out, 24, "%d", acc_lanes(e, v) && !e->cuda ? ORDER_LANES : 1);
 }
 
 static const char *bound(uint8_t dtype, bool high) {
@@ -378,3 +439,69 @@ void acc_levels(const emitter *e, l_val v, char out[64]) {
   else
     snprintf(out, 64, "48");
 }
+
+/* ---- phases ------------------------------------------------------------------------------------------------------ */
+
+uint32_t emit_phases(const l_program *p) {
+  uint32_t n = 0;
+  for (l_val v = 1; v < p->n; v++) n += p->code[v].code == L_PHASE;
+  return n;
+}
+
+bool emit_is_shared(const emitter *e, l_val local) {
+  const l_instr *i = emit_at(e, local), *size = emit_at(e, i->a);
+  return e->cuda && size->code == L_INT && size->imm > 0 && size->imm * (int64_t)dtype_rows[i->dtype].size <= 8192;
+}
+
+l_val emit_prelude(emitter *e, l_val phase) {
+  const l_program *p = e->p;
+  l_val par = phase;
+  while (p->code[par].code != L_PAR) par++;
+  for (l_val v = 1; p->code[v].code != L_PHASE; v++) emit_instr(e, v);
+  for (l_val v = phase + 1; v < par; v++) emit_instr(e, v);
+  return par;
+}
+
+const char emit_types[] =
+    "typedef unsigned char b8; typedef unsigned char u8; typedef signed char i8; typedef unsigned short u16; typedef "
+    "short i16;\n"
+    "typedef unsigned int u32; typedef int i32; typedef unsigned long long u64; typedef long long i64;\n"
+    "typedef u16 f16; typedef u16 bf16; typedef float f32; typedef double f64;\n"
+    "typedef union qk_scalar { i64 i; f64 f; } qk_scalar;\n"
+    "typedef struct qk_tile { const void *x, *y; void *out; i64 x_m, x_k, y_k, y_n, rows, cols, depth; i32 ld, xd, yd, "
+    "od; } "
+    "qk_tile;\n"
+    "typedef struct qk_args { void *const *buf; const i64 *ints; const qk_scalar *scalars; void *scratch; u64 *error;\n"
+    "  const int *interrupt; void (*tile)(const qk_tile *); } qk_args;\n";
+
+const char emit_macros[] =
+    "HELP i64 floor_div(i64 a, i64 b) { if (b <= 0) return 0; const i64 q = a / b; return q - (a % b < 0); }\n"
+    "HELP i64 floor_mod(i64 a, i64 b) { if (b <= 0) return 0; const i64 r = a % b; return r < 0 ? r + b : r; }\n"
+    /* subtrees that can be open at a time when n elements make chains of `chain` */
+    "HELP i64 levels(i64 n, i64 chain) { i64 k = 1; for (n = (n + chain - 1) / chain; n > 1; n >>= 1) k++; return k; "
+    "}\n"
+    "#define SPACE(T, count) (((u64)((count) > 0 ? (count) : 0) * sizeof(T) + 63) & ~63ull)\n"
+    "#define FILL(p, n, x) for (i64 r_ = 0; r_ < (n); r_++) (p)[r_] = x;\n"
+    "#define TREE_ADD(T, F, tree, stride, count, leaf, width) { T *t_ = tree; \\\n"
+    "  for (u64 c_ = count; c_ & 1; c_ >>= 1, t_ += stride) \\\n"
+    "    SIMD for (i64 r_ = 0; r_ < width; r_++) (leaf)[r_] = F(t_[r_], (leaf)[r_]); \\\n"
+    "  SIMD for (i64 r_ = 0; r_ < width; r_++) t_[r_] = (leaf)[r_]; }\n"
+    "#define TREE_END(T, F, tree, stride, count, out, width, id) { const T *t_ = tree; u64 c_ = count; \\\n"
+    "  if (!c_) FILL(out, width, id) \\\n"
+    "  for (; c_ && !(c_ & 1); c_ >>= 1) t_ += stride; \\\n"
+    "  if (c_) SIMD for (i64 r_ = 0; r_ < width; r_++) (out)[r_] = t_[r_]; \\\n"
+    "  while (c_ >>= 1) { t_ += stride; \\\n"
+    "    if (c_ & 1) SIMD for (i64 r_ = 0; r_ < width; r_++) (out)[r_] = F(t_[r_], (out)[r_]); } }\n"
+    "#define ROWS_END(F, v, stride, width, k, id) { if (k == 0) FILL(v, width, id) \\\n"
+    "  for (i64 h_ = 32; h_ > 0; h_ >>= 1) for (i64 l_ = 0; l_ < h_ && l_ + h_ < k; l_++) \\\n"
+    "    SIMD for (i64 r_ = 0; r_ < width; r_++) \\\n"
+    "      (v)[l_ * stride + r_] = F((v)[l_ * stride + r_], (v)[(l_ + h_) * stride + r_]); }\n"
+    /* x is better than the best so far, whose index is i; of later elements only strictly better ones are */
+    "#define ARG_BETTER(OP, x, best, i) (((i) < 0) | ((x) OP (best)) | (((x) != (x)) & ((best) == (best))))\n"
+    /* element i of value x comes before element i2 of value best, in any order of indices */
+    "#define ARG_BEFORE(OP, x, i, best, i2) (((i) >= 0) & (((i2) < 0) | ((x) OP (best)) | (((x) != (x)) & ((best) == "
+    "(best))) | \\\n"
+    "  ((((x) == (best)) | (((x) != (x)) & ((best) != (best)))) & ((i) < (i2)))))\n"
+    /* one k of result r; h keeps the values of the six steps for the last 64 k */
+    "#define SCAN_STEP(F, h, W, s, y) { const i64 i_ = s % 64; for (int d_ = 0; d_ < 6; d_++) { \\\n"
+    "  h[(d_ * 64 + i_) * W + r] = y; if (i_ >= 1 << d_) y = F(h[(d_ * 64 + i_ - (1 << d_)) * W + r], y); } }\n";

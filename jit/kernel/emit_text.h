@@ -22,6 +22,7 @@ enum {
 };
 
 typedef struct emitter {
+  bool cuda;
   const l_program *p;
   text_buf *out;
   math_uses *uses;
@@ -69,10 +70,27 @@ typedef struct emit_rare {
 bool emit_rare_names(const emitter *e, l_val v, emit_rare *names);
 /* "v4", "v4, v5" ...: operands a, b, c */
 void emit_arguments(const l_instr *i, char out[64]);
+/* Makes what the SETs of a loop's body do at its end, all at once; if `cond` is not empty, only where it holds. */
+void emit_sets(emitter *e, l_val loop, const char *cond);
 /* Does a value need no memory of its own, so that it may be computed again wherever it is used? */
 bool emit_again(const l_instr *i);
 
-/* ---- accumulators ---- */
+/* ---- kinds of instructions in a VEC ---- */
+
+/* Must this run element after element? */
+bool emit_is_ordered(const emitter *e, const l_instr *i);
+/* A SCAN with one result: works on a strip of 64 elements. */
+bool emit_is_strip_scan(const emitter *e, const l_instr *i);
+/* The FINISH of many results that the same VEC pushes, in a loop inside it. */
+bool emit_is_inner_finish(const emitter *e, l_val vec, const l_instr *i);
+/* A push of many results inside a loop of the VEC. */
+bool emit_is_nested_push(const emitter *e, const l_instr *i);
+/* Is instruction k the first of the VEC with this code and operand a? */
+bool emit_is_first(const emitter *e, l_val vec, l_val k);
+/* A PUSH, or SCAN that pushes too, to 64 lanes, the first of its accumulator. */
+bool emit_is_lane_push(const emitter *e, l_val vec, l_val k);
+
+/* ---- accumulators: facts ---- */
 
 static inline bool acc_many(const l_instr *a) { return a->a != 0; }
 static inline bool acc_arg(const l_instr *a) { return a->sub == KOP_argmax || a->sub == KOP_argmin; }
@@ -87,7 +105,9 @@ bool acc_tree(const l_instr *a);
 int acc_chain(const l_instr *a); /* pushes to a chain */
 /* How scans run: FREE for exact ones. */
 l_order acc_scan_order(const l_instr *a);
-/* Elements of one subtree, as text. */
+/* The comparison that makes an arg* better, as an operator. */
+static inline const char *acc_than(const l_instr *a) { return a->sub == KOP_argmax ? ">" : "<"; }
+/* Elements of one subtree, as text; in CUDA a thread has one lane. */
 void acc_width(const emitter *e, l_val v, char out[24]);
 /* The value that changes nothing, and what precedes the first value of an exclusive scan. */
 void acc_identity(const l_instr *a, char out[80]);
@@ -99,5 +119,43 @@ const char *acc_prim(emitter *e, const l_instr *a, char name[48]);
 void acc_step(emitter *e, const l_instr *push, const char *cell, char out[EMIT_TEXT]);
 /* Levels of the tree as an expression. */
 void acc_levels(const emitter *e, l_val v, char out[64]);
+
+/* ---- accumulators: text (emit_acc.c) ----
+ *
+ * Accumulator %7 is the array v7 of its chains (one element, lanes, or one element a result), the number of pushes v7_k, and a
+ * binary counter of subtrees v7_t with v7_n leaves: adding leaf n combines it with the subtrees of the set low bits of n, which
+ * is the balanced tree of l.h built from left to right. v7_i are the indices of arg*. Chains begin with the identity, which
+ * changes no bit of their first element. Scans keep v7_s (elements so far), v7_c (the chain), v7_g and v7_b (what stands before
+ * the group or chain, and before the block), v7_p (the value before), v7_h (the steps of the last 64 k).
+ *
+ * A range of results is given by its first and its number, as texts; NULL is all of them (in CUDA shared out to the threads). */
+
+/* The places of arrays in scratch: PLACE(type, name, elements), once more as PLACED(...) in CUDA. */
+void emit_acc_places(emitter *e, l_val v, const char *macro);
+/* An ACC where it stands: everything empty. */
+void emit_acc_begin(emitter *e, l_val v);
+/* Adds leaf[0 .. width), the chains of a range, to the tree, and counts it. */
+void emit_acc_leaf(emitter *e, l_val v, const char *leaf, const char *from, const char *width);
+/* Counts one push to the chains of a range, and adds these as leaves where they are full. */
+void emit_acc_counted(emitter *e, l_val v, const char *from, const char *width);
+/* What follows the pushes of one k to a range. */
+void emit_acc_pushed(emitter *e, const l_instr *push, const char *from, const char *width);
+/* Leaves the result of a range in v (lanes unfolded). `whole`: remembers that it has been done. */
+void emit_acc_root(emitter *e, l_val v, const char *from, const char *width, bool whole);
+/* The push of value b to cell `cell` (an index into v) whose k is `k`. */
+void emit_acc_step(emitter *e, const l_instr *push, const char *cell, const char *k);
+/* A SCAN with many results for element j of its VEC. */
+void emit_acc_scan(emitter *e, l_val v);
+
+/* ---- phases ---- */
+
+/* What stands before all phases and what stands before the phase's PAR, which is returned. */
+l_val emit_prelude(emitter *e, l_val phase);
+/* In CUDA: does the local lie in shared memory, having a small constant size? */
+bool emit_is_shared(const emitter *e, l_val local);
+/* The places of what a phase keeps in scratch; `o` counts the bytes. */
+void emit_places(emitter *e, l_val par);
+/* Types that both targets begin with, and macros behind the definitions of HELP (how functions begin), SIMD and FILLS. */
+extern const char emit_types[], emit_macros[];
 
 #endif

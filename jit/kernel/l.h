@@ -68,8 +68,8 @@ const char *math_misuse(uint8_t fn, uint8_t result, const uint8_t *in, int n);
  *   FREE   any order gives the same bits (integers, and, or, min, max, arg*)
  * INNER with many results in one accumulator has at most 64 pushes (short rows, a VEC over the rows).
  * The balanced tree over leaves 0..m-1: level by level, node i of a level is f(node 2i, node 2i+1) of the level below, or
- * node 2i alone. A chain starts from its first element. Nothing pushed at all: the identity (sum -0.0, of products 0, prod 1, max -inf,
- * min +inf, the type's bounds for integers; DOT, also as a TILE: 0; arg*: index 0). FINISH may be repeated.
+ * node 2i alone. A chain starts from its first element. Nothing pushed at all: the identity (sum -0.0, prod 1, max -inf,
+ * min +inf, the type's bounds for integers; DOT, also as a TILE: 0; arg*: index -1). FINISH may be repeated.
  * SCAN: running values in
  *   INNER  groups of 64 consecutive k, by steps l[i] = f(l[i - h], l[i]) for h = 1, 2, .., 32; before group g of a block of
  *          4,096 stands G = chain of the totals of groups 0..g-1 of that block, before block b stands B = chain of the blocks'

@@ -271,7 +271,7 @@ static bool ev_root(const l_instr *acc, ev_result *r, ev_leaf *out) {
 
 static uint64_t ev_finish(const l_instr *acc, ev_result *r) {
   ev_leaf x;
-  if (!ev_root(acc, r, &x)) return acc->imm == ORDER_DOT ? 0 : ev_identity(acc);
+  if (!ev_root(acc, r, &x)) return ev_is_arg(acc->sub) ? ~(uint64_t)0 : acc->imm == ORDER_DOT ? 0 : ev_identity(acc);
   if (acc->imm == ORDER_INNER)
     for (int h = 32; h; h /= 2)
       for (int l = 0; l < h; l++) ev_join(acc, &x.v[l], &x.at[l], x.v[l + h], x.at[l + h]);

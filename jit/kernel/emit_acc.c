@@ -1,0 +1,215 @@
+/* Accumulators as text (emit_text.h): places, pushes, trees, roots, and scans with many results. */
+#include "jit/kernel/emit_text.h"
+
+#include <stdio.h>
+
+#define line emit_line
+#define at emit_at
+
+/* ---- ranges of results ------------------------------------------------------------------------------------------- */
+
+typedef struct range {
+  char from[64], width[64];
+  bool opened; /* a loop around the lines that follow */
+} range;
+
+/* NULL: all results. In CUDA these are shared out: a loop whose r is one of them. */
+static range range_open(emitter *e, l_val v, const char *from, const char *width) {
+  range r = {.opened = !from && e->cuda && acc_many(at(e, v))};
+  if (r.opened) {
+    line(e, "EACH(r, v%u) {", at(e, v)->a);
+    e->depth++;
+    snprintf(r.from, sizeof r.from, "r");
+    snprintf(r.width, sizeof r.width, "1");
+  } else if (from) {
+    snprintf(r.from, sizeof r.from, "%s", from);
+    snprintf(r.width, sizeof r.width, "%s", width);
+  } else {
+    snprintf(r.from, sizeof r.from, "0");
+    acc_width(e, v, r.width);
+  }
+  return r;
+}
+
+static void range_close(emitter *e, const range *r) {
+  if (!r->opened) return;
+  e->depth--;
+  line(e, "}");
+}
+
+/* ---- places ------------------------------------------------------------------------------------------------------ */
+
+void emit_acc_places(emitter *e, l_val v, const char *macro) {
+  const l_instr *a = at(e, v);
+  const char *T = emit_type(a->dtype);
+  char width[24], levels[64];
+  acc_width(e, v, width);
+  acc_levels(e, v, levels);
+  if (acc_tree(a) && (acc_many(a) || (acc_lanes(e, v) && !e->cuda)))
+    line(e, "%s(%s, v%u_t, (%s) * (i64)%s)", macro, T, v, levels, width);
+  if (!acc_many(a)) return;
+  line(e, "%s(%s, v%u, %s * (i64)%d)", macro, T, v, width, acc_rows(a) ? ORDER_LANES : 1);
+  if (acc_arg(a)) line(e, "%s(i64, v%u_i, %s)", macro, v, width);
+  if (!(e->acc[v] & ACC_SCANNED)) return;
+  l_order order = acc_scan_order(a);
+  if (order == ORDER_INNER) line(e, "%s(%s, v%u_h, 384 * (i64)%s)", macro, T, v, width);
+  if (order != ORDER_INNER) line(e, "%s(%s, v%u_c, %s)", macro, T, v, width);
+  if (order != ORDER_FREE) line(e, "%s(%s, v%u_g, %s)", macro, T, v, width);
+  if (order == ORDER_INNER) line(e, "%s(%s, v%u_b, %s)", macro, T, v, width);
+  if (e->acc[v] & ACC_EXCLUSIVE) line(e, "%s(%s, v%u_p, %s)", macro, T, v, width);
+}
+
+void emit_places(emitter *e, l_val par) {
+  static const char *const macros[] = {"PLACE", "PLACED"};
+  for (int pass = 0; pass < (e->cuda ? 2 : 1); pass++) {
+    if (pass) line(e, "char *const base = (char *)a->scratch + blockIdx.x * o;");
+    for (l_val v = par + 1; v < e->end[par]; v++) {
+      const l_instr *i = at(e, v);
+      if (i->code == L_LOCAL && !emit_is_shared(e, v))
+        line(e, "%s(%s, v%u, v%u)", macros[pass], emit_type(i->dtype), v, i->a);
+      if (i->code == L_ACC) emit_acc_places(e, v, macros[pass]);
+    }
+  }
+}
+
+void emit_acc_begin(emitter *e, l_val v) {
+  const l_instr *a = at(e, v);
+  const char *T = emit_type(a->dtype);
+  char id[80], zero[80], width[24];
+  acc_identity(a, id);
+  acc_zero(a, zero);
+  acc_width(e, v, width);
+  line(e, "i64 v%u_k = 0, v%u_s = 0; u64 v%u_n = 0; int v%u_open = 0, v%u_done = 0;", v, v, v, v, v);
+  if (acc_many(a)) {
+    if (!acc_rows(a)) line(e, "FILLS(v%u, %s, %s)", v, width, id);
+    if (acc_arg(a)) line(e, "FILLS(v%u_i, %s, -1)", v, width);
+    if (!(e->acc[v] & ACC_SCANNED)) return;
+    if (acc_scan_order(a) != ORDER_INNER) line(e, "FILLS(v%u_c, %s, %s)", v, width, id);
+    if (e->acc[v] & ACC_EXCLUSIVE) line(e, "FILLS(v%u_p, %s, %s)", v, width, zero);
+    return;
+  }
+  line(e, "%s v%u[%s]; FILL(v%u, %s, %s)", T, v, width, v, width, id);
+  if (acc_arg(a)) line(e, "i64 v%u_i[%s]; FILL(v%u_i, %s, -1)", v, width, v, width);
+  if (acc_tree(a) && (e->cuda || !acc_lanes(e, v))) line(e, "%s v%u_t[64];", T, v);
+  if (e->acc[v] & ACC_SCANNED)
+    line(e, "%s v%u_c = %s, v%u_g = %s, v%u_b = %s, v%u_p = %s;", T, v, id, v, id, v, id, v, zero);
+}
+
+/* ---- trees ------------------------------------------------------------------------------------------------------- */
+
+static void add_leaf(emitter *e, l_val v, const char *leaf, const char *from, const char *width) {
+  const l_instr *a = at(e, v);
+  char f[48], stride[24];
+  acc_width(e, v, stride);
+  line(e, "TREE_ADD(%s, %s, v%u_t + %s, %s, v%u_n, %s, %s)", emit_type(a->dtype), acc_prim(e, a, f), v, from, stride, v,
+       leaf, width);
+}
+
+void emit_acc_leaf(emitter *e, l_val v, const char *leaf, const char *from, const char *width) {
+  add_leaf(e, v, leaf, from, width);
+  line(e, "v%u_n++;", v);
+}
+
+void emit_acc_counted(emitter *e, l_val v, const char *from, const char *width) {
+  const l_instr *a = at(e, v);
+  char leaf[80], id[80];
+  acc_identity(a, id);
+  line(e, "v%u_k++;", v);
+  if (!acc_tree(a)) return;
+  line(e, "if (v%u_k %% %d == 0) {", v, acc_chain(a));
+  e->depth++;
+  range r = range_open(e, v, from, width);
+  snprintf(leaf, sizeof leaf, "(v%u + %s)", v, r.from);
+  add_leaf(e, v, leaf, r.from, r.width);
+  line(e, "FILL(%s, %s, %s)", leaf, r.width, id);
+  range_close(e, &r);
+  line(e, "v%u_n++;", v);
+  e->depth--;
+  line(e, "}");
+}
+
+void emit_acc_pushed(emitter *e, const l_instr *push, const char *from, const char *width) {
+  if (push->code == L_SCAN) line(e, "v%u_s++;", push->a);
+  if (push->code == L_PUSH || (e->acc[push->a] & ACC_FINISHED)) emit_acc_counted(e, push->a, from, width);
+}
+
+void emit_acc_root(emitter *e, l_val v, const char *from, const char *width, bool whole) {
+  const l_instr *a = at(e, v);
+  char f[48], id[80], stride[24], leaf[80];
+  if (!acc_rows(a) && !acc_tree(a)) return;
+  acc_nothing(a, id);
+  acc_width(e, v, stride);
+  acc_prim(e, a, f);
+  line(e, "if (!v%u_done) {", v);
+  e->depth++;
+  if (acc_tree(a) && acc_lanes(e, v))
+    line(e, "const int rest = v%u_open;", v);
+  else if (acc_tree(a))
+    line(e, "const int rest = v%u_k %% %d != 0;", v, acc_chain(a));
+  range r = range_open(e, v, from, width);
+  snprintf(leaf, sizeof leaf, "(v%u + %s)", v, r.from);
+  if (acc_rows(a)) {
+    line(e, "ROWS_END(%s, %s, %s, %s, v%u_k, %s)", f, leaf, stride, r.width, v, id);
+  } else {
+    line(e, "if (rest)");
+    add_leaf(e, v, leaf, r.from, r.width);
+    line(e, "TREE_END(%s, %s, v%u_t + %s, %s, v%u_n + rest, %s, %s, %s)", emit_type(a->dtype), f, v, r.from, stride, v,
+         leaf, r.width, id);
+  }
+  range_close(e, &r);
+  if (whole) line(e, "v%u_done = 1;", v);
+  e->depth--;
+  line(e, "}");
+}
+
+/* ---- elements ---------------------------------------------------------------------------------------------------- */
+
+void emit_acc_step(emitter *e, const l_instr *push, const char *cell, const char *k) {
+  const l_instr *a = at(e, push->a);
+  char where[96], step[EMIT_TEXT];
+  uint32_t v = push->a;
+  if (acc_arg(a)) {
+    line(e, "{ const b8 q = ARG_BETTER(%s, v%u, v%u[%s], v%u_i[%s]);", acc_than(a), push->b, v, cell, v, cell);
+    line(e, "  v%u[%s] = q ? v%u : v%u[%s]; v%u_i[%s] = q ? %s : v%u_i[%s]; }", v, cell, push->b, v, cell, v, cell, k,
+         v, cell);
+    return;
+  }
+  if (acc_rows(a))
+    snprintf(where, sizeof where, "v%u[v%u_k * v%u + %s]", v, v, a->a, cell);
+  else
+    snprintf(where, sizeof where, "v%u[%s]", v, cell);
+  acc_step(e, push, where, step);
+  if (acc_rows(a))
+    line(e, "%s = v%u;", where, push->b);
+  else
+    line(e, "%s = %s;", where, step);
+}
+
+void emit_acc_scan(emitter *e, l_val v) {
+  const l_instr *i = at(e, v), *a = at(e, i->a);
+  const char *T = emit_type(i->dtype);
+  char f[48];
+  uint32_t n = i->a;
+  acc_prim(e, a, f);
+  line(e, "%s v%u = 0; %s%s%s{ const i64 r = j + v%u; %s y = v%u;", T, v, e->active[0] ? "if (" : "", e->active,
+       e->active[0] ? ") " : "", at(e, e->vec)->a, T, i->b);
+  switch (acc_scan_order(a)) {
+  case ORDER_INNER:
+    line(e, "  SCAN_STEP(%s, v%u_h, v%u, v%u_s, y)", f, n, a->a, n);
+    line(e, "  if (v%u_s %% 4096 >= 64) y = %s(v%u_g[r], y);", n, f, n);
+    line(e, "  const %s z = y; if (v%u_s >= 4096) y = %s(v%u_b[r], y);", T, n, f, n);
+    line(e, "  if (v%u_s %% 64 == 63) v%u_g[r] = z;", n, n);
+    line(e, "  if (v%u_s %% 4096 == 4095) v%u_b[r] = y;", n, n);
+    break;
+  case ORDER_OUTER:
+    line(e, "  y = v%u_s %% 64 ? %s(v%u_c[r], y) : y; v%u_c[r] = y;", n, f, n, n);
+    line(e, "  if (v%u_s >= 64) y = %s(v%u_g[r], y);", n, f, n);
+    line(e, "  if (v%u_s %% 64 == 63) v%u_g[r] = y;", n, n);
+    break;
+  default: line(e, "  y = %s(v%u_c[r], y); v%u_c[r] = y;", f, n, n); break;
+  }
+  if (i->flags & L_EXCLUSIVE)
+    line(e, "  v%u = v%u_p[r]; v%u_p[r] = y; }", v, n, n);
+  else
+    line(e, "  v%u = y; }", v);
+}

@@ -1,0 +1,638 @@
+/* The CUDA printer: L programs as CUDA C for NVRTC (emit.h). Same orders, same bits as everywhere; plain rather than fast.
+ *
+ * A block of 64 threads runs one instance at a time. Index arithmetic and uniform values are computed by all threads alike;
+ * what only one may do (a store outside VECs) thread 0 does. Thread t runs the elements t, t + 64, ... of a VEC, so it is lane t
+ * of a reduction with one result: its chain and its tree are the thread's own, and only the last fold goes through shared
+ * memory. Chains and scans that run in order are computed by all threads alike from a strip of 64 values in shared memory.
+ * Accumulators with many results and large locals lie in the block's piece of args->scratch; small locals of constant size in
+ * shared memory. Between VECs there is a barrier.
+ *
+ * VECs that need all threads at once (scans, ordered instructions, pushes in loops) run in strips of 64 elements, threads beyond
+ * the end included; `in` says whether the thread's element exists. Others are plain loops.
+ */
+#include "jit/kernel/emit_text.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define line emit_line
+#define at emit_at
+
+enum { THREADS = 64 };
+
+static void open_brace(emitter *e) {
+  line(e, "{");
+  e->depth++;
+}
+static void close_brace(emitter *e) {
+  e->depth--;
+  line(e, "}");
+}
+
+/* `if (active) {` where there is a condition, else `{`. */
+static void open_active(emitter *e) {
+  if (e->active[0])
+    line(e, "if (%s) {", e->active);
+  else
+    line(e, "{");
+  e->depth++;
+}
+
+/* ---- accumulators with one result -------------------------------------------------------------------------------- */
+
+/* The fold of 64 lanes: everyone has the result in v[0]. */
+static void print_fold(emitter *e, l_val v) {
+  const l_instr *a = at(e, v);
+  char f[48];
+  const char *T = emit_type(a->dtype);
+  if (acc_arg(a))
+    line(e, "ARG_FOLD(%s, %s, v%u, v%u_i)", acc_than(a), T, v, v);
+  else
+    line(e, "FOLD(%s, %s, v%u)", T, acc_prim(e, a, f), v);
+}
+
+static void print_whole_root(emitter *e, l_val v, bool fold) {
+  emit_acc_root(e, v, NULL, NULL, true);
+  if (!fold || !acc_lanes(e, v)) return;
+  line(e, "if (v%u_done < 2) {", v);
+  e->depth++;
+  print_fold(e, v);
+  line(e, "v%u_done = 2;", v);
+  close_brace(e);
+}
+
+/* ---- what happens to one element ----------------------------------------------------------------------------------- */
+
+/* The push of the strip's values to a chain, in order, by all threads. */
+static void print_chain_push(emitter *e, const l_instr *push) {
+  const l_instr *a = at(e, push->a);
+  const char *T = emit_type(a->dtype);
+  char k[48];
+  open_brace(e);
+  line(e, "SYNC on_[t] = %s; ((%s *)x_)[t] = v%u;", e->active, T, push->b);
+  if (push->d) line(e, "((%s *)y_)[t] = v%u;", T, push->d);
+  line(e, "SYNC for (int l = 0; l < m; l++) if (on_[l]) {");
+  e->depth++;
+  line(e, "const i64 j = j0 + l; const %s v%u = ((%s *)x_)[l];", T, push->b, T);
+  if (push->d && push->d != push->b) line(e, "const %s v%u = ((%s *)y_)[l];", T, push->d, T);
+  if (push->c)
+    snprintf(k, sizeof k, "v%u + j", push->c);
+  else
+    snprintf(k, sizeof k, "v%u_k", push->a);
+  emit_acc_step(e, push, "0", k);
+  emit_acc_counted(e, push->a, "0", "1");
+  close_brace(e);
+  close_brace(e);
+}
+
+static void print_push(emitter *e, const l_instr *push) {
+  const l_instr *a = at(e, push->a);
+  char cell[64], k[64], step[EMIT_TEXT];
+  if (!acc_many(a) && !acc_lanes(e, push->a)) {
+    print_chain_push(e, push);
+    return;
+  }
+  if (push->c)
+    snprintf(k, sizeof k, "v%u%s", push->c, acc_many(a) ? "" : " + j");
+  else
+    snprintf(k, sizeof k, "v%u_k%s", push->a, acc_many(a) ? "" : " + j");
+  open_active(e);
+  if (acc_many(a)) {
+    snprintf(cell, sizeof cell, "j + v%u", at(e, e->vec)->a);
+    emit_acc_step(e, push, cell, k);
+  } else if (acc_tree(a)) {
+    snprintf(cell, sizeof cell, "a%u[0]", push->a);
+    acc_step(e, push, cell, step);
+    line(e, "%s = %s;", cell, step);
+  } else {
+    emit_acc_step(e, push, "0", k);
+  }
+  close_brace(e);
+}
+
+/* A SCAN with one result over the strip. */
+static void print_strip_scan(emitter *e, l_val v) {
+  const l_instr *i = at(e, v), *a = at(e, i->a);
+  const char *T = emit_type(i->dtype);
+  char f[48];
+  static const char *const names[] = {"INNER", "OUTER", NULL, NULL, "FREE"};
+  line(e, "%s v%u = v%u;", T, v, i->b);
+  line(e, "SCAN_%s(%s, %s, v%u, v%u)", names[acc_scan_order(a)], T, acc_prim(e, a, f), v, i->a);
+  if (i->flags & L_EXCLUSIVE) line(e, "SCAN_SHIFT(%s, v%u, v%u)", T, v, i->a);
+  if (e->acc[i->a] & ACC_FINISHED) print_push(e, &(l_instr){.code = L_PUSH, .a = i->a, .b = i->b});
+}
+
+/* A store whose addresses may be equal: of a strip's elements the last one of an address stores; the barriers keep strips in
+ * order. */
+static void print_scatter(emitter *e, const l_instr *i, const char *where, const char *cond, const char *buffer) {
+  open_brace(e);
+  line(e, "const i64 w = %s; const b8 on = %s;", where, cond[0] ? cond : "1");
+  line(e, "SYNC on_[t] = on; ((i64 *)x_)[t] = w;");
+  line(e, "SYNC b8 last = on; for (int l = t + 1; l < 64; l++) last &= !(on_[l] & (((i64 *)x_)[l] == w));");
+  line(e, "if (last) %s[w] = v%u;", buffer, i->h);
+  line(e, "SYNC");
+  close_brace(e);
+}
+
+/* Updates in order: thread 0 makes those of the strip. */
+static void print_updates(emitter *e, const l_instr *i, const char *where, const char *cond, const char *buffer) {
+  const char *T = emit_type(emit_buffer_type(e, i->imm));
+  open_brace(e);
+  line(e, "const i64 w = %s; const b8 on = %s;", where, cond[0] ? cond : "1");
+  line(e, "SYNC on_[t] = on; ((i64 *)x_)[t] = w; ((%s *)y_)[t] = v%u;", T, i->h);
+  line(e, "SYNC if (t == 0) for (int l = 0; l < m; l++) if (on_[l]) {");
+  e->depth++;
+  line(e, "const %s v%u = ((%s *)y_)[l]; %s *const q = &%s[((i64 *)x_)[l]];", T, i->h, T, T, buffer);
+  emit_rmw(e, i);
+  close_brace(e);
+  line(e, "SYNC");
+  close_brace(e);
+}
+
+static void print_store(emitter *e, const l_instr *i) {
+  char where[EMIT_TEXT], cond[EMIT_TEXT], buffer[24];
+  emit_address(e, i, where);
+  emit_guard(e, i, cond);
+  emit_buffer(i->imm, buffer);
+  bool ordered = e->vec && emit_is_ordered(e, i);
+  if (ordered && i->code == L_STORE) {
+    print_scatter(e, i, where, cond, buffer);
+  } else if (ordered) {
+    print_updates(e, i, where, cond, buffer);
+  } else {
+    line(e, "%s%s%s{", cond[0] ? "if (" : "", cond, cond[0] ? ") " : "");
+    e->depth++;
+    line(e, "%s *const q = &%s[%s];", emit_type(emit_buffer_type(e, i->imm)), buffer, where);
+    if (i->code == L_STORE)
+      line(e, "*q = v%u;", i->h);
+    else
+      emit_rmw(e, i);
+    close_brace(e);
+  }
+}
+
+static void print_check(emitter *e, const l_instr *i) {
+  char where[EMIT_TEXT];
+  l_instr place = {.a = i->b, .b = i->c};
+  emit_address(e, &place, where);
+  line(e, "if (%s%s!v%u) fail(a, %d, %s);", e->active, e->active[0] ? " && " : "", i->a, (int)i->imm, where);
+}
+
+/* ---- VEC ----------------------------------------------------------------------------------------------------------- */
+
+/* The body [from, to) for the thread's element. */
+static void print_body(emitter *e, l_val from, l_val to, bool strips) {
+  char range[48];
+  snprintf(range, sizeof range, "(j + v%u)", at(e, e->vec)->a);
+  for (l_val k = from; k < to; k++) {
+    const l_instr *i = at(e, k);
+    switch ((l_code)i->code) {
+    case L_STORE:
+    case L_RMW: print_store(e, i); break;
+    case L_CHECK: print_check(e, i); break;
+    case L_PUSH:
+      print_push(e, i);
+      if (emit_is_nested_push(e, i)) emit_acc_pushed(e, i, range, "in");
+      break;
+    case L_SCAN:
+      if (emit_is_strip_scan(e, i)) {
+        print_strip_scan(e, k);
+        break;
+      }
+      emit_acc_scan(e, k);
+      if (e->acc[i->a] & ACC_FINISHED) print_push(e, &(l_instr){.code = L_PUSH, .a = i->a, .b = i->b});
+      if (emit_is_nested_push(e, i)) emit_acc_pushed(e, i, range, "in");
+      break;
+    case L_FINISH: {
+      const char *field = acc_arg(at(e, i->a)) ? "_i" : "", *T = emit_type(i->dtype);
+      if (emit_is_inner_finish(e, e->vec, i) && emit_is_first(e, e->vec, k)) emit_acc_root(e, i->a, range, "in", false);
+      if (e->active[0])
+        line(e, "const %s v%u = %s ? v%u%s[j + v%u] : (%s)0;", T, k, e->active, i->a, field, at(e, e->vec)->a, T);
+      else
+        line(e, "const %s v%u = v%u%s[j + v%u];", T, k, i->a, field, at(e, e->vec)->a);
+      break;
+    }
+    case L_CARRY: line(e, "%s v%u = v%u;", emit_type(i->dtype), k, i->a); break;
+    case L_SET: break;
+    case L_FOR: {
+      char step[24] = "1";
+      if (i->c) snprintf(step, sizeof step, "v%u", i->c);
+      line(e, "for (i64 x%u = v%u; x%u < v%u; x%u += %s) {", k, i->a, k, i->b, k, step);
+      e->depth++;
+      print_body(e, k + 1, e->end[k], strips);
+      emit_sets(e, k, "");
+      close_brace(e);
+      k = e->end[k];
+      break;
+    }
+    case L_WHILE: {
+      const char *outer = e->active;
+      char on[24] = "";
+      if (strips) {
+        snprintf(on, sizeof on, "on%u", k);
+        line(e, "for (;;) {");
+        e->depth++;
+        line(e, "const b8 %s = v%u & %s; if (!__syncthreads_or(%s)) break;", on, i->a, outer, on);
+        line(e, "if (__syncthreads_or(STOPPED)) return;");
+        e->active = on;
+      } else {
+        line(e, "while (v%u) {", i->a);
+        e->depth++;
+        line(e, "if (STOPPED) return;");
+      }
+      print_body(e, k + 1, e->end[k], strips);
+      emit_sets(e, k, on);
+      e->active = outer;
+      close_brace(e);
+      k = e->end[k];
+      break;
+    }
+    default: emit_instr(e, k); break;
+    }
+  }
+}
+
+/* Begins the chain of the thread's lane, or adds it to its tree, for every accumulator that the VEC pushes lanes of. */
+static void print_lanes(emitter *e, l_val v, bool begin) {
+  for (l_val k = v + 1; k < e->end[v]; k++) {
+    if (!emit_is_lane_push(e, v, k) || !acc_tree(at(e, at(e, k)->a))) continue;
+    l_val acc = at(e, k)->a;
+    char id[80], leaf[24];
+    acc_identity(at(e, acc), id);
+    snprintf(leaf, sizeof leaf, "a%u", acc);
+    if (begin)
+      line(e, "a%u[0] = %s;", acc, id);
+    else
+      emit_acc_leaf(e, acc, leaf, "0", "1");
+  }
+}
+
+static void print_vec(emitter *e, l_val v) {
+  l_val end = e->end[v];
+  const l_instr *i = at(e, v);
+  bool strips = false, blocks = false;
+  open_brace(e);
+  for (l_val k = v + 1; k < end; k++) {
+    const l_instr *b = at(e, k);
+    strips |= emit_is_ordered(e, b) || emit_is_strip_scan(e, b) || emit_is_nested_push(e, b);
+    if (b->code == L_FINISH && !emit_is_inner_finish(e, v, b) && emit_is_first(e, v, k))
+      emit_acc_root(e, b->a, NULL, NULL, true);
+  }
+  line(e, "const i64 n = v%u > v%u ? v%u - v%u : 0;", i->b, i->a, i->b, i->a);
+  for (l_val k = v + 1; k < end; k++) {
+    const l_instr *b = at(e, k);
+    if (emit_is_lane_push(e, v, k) && acc_tree(at(e, b->a))) {
+      blocks = true;
+      line(e, "%s a%u[1];", emit_type(at(e, b->a)->dtype), b->a);
+    }
+    if (emit_is_nested_push(e, b) && emit_is_first(e, v, k))
+      line(e, "const i64 k%u = v%u_k, s%u = v%u_s; const u64 n%u = v%u_n;", b->a, b->a, b->a, b->a, b->a, b->a);
+  }
+  line(e, "SYNC");
+  e->vec = v;
+  if (strips) {
+    line(e, "for (i64 j0 = 0; j0 < n; j0 += 64) {");
+    e->depth++;
+    line(e, "const int m = n - j0 < 64 ? (int)(n - j0) : 64; const b8 in = t < m; const i64 j = j0 + t;");
+    if (blocks) {
+      line(e, "if (j0 %% %d == 0) {", ORDER_BLOCK);
+      e->depth++;
+      print_lanes(e, v, true);
+      close_brace(e);
+    }
+    for (l_val k = v + 1; k < end; k++) {
+      const l_instr *b = at(e, k);
+      if (emit_is_nested_push(e, b) && emit_is_first(e, v, k))
+        line(e, "v%u_k = k%u; v%u_s = s%u; v%u_n = n%u;", b->a, b->a, b->a, b->a, b->a, b->a);
+    }
+    e->active = "in";
+    print_body(e, v + 1, end, true);
+    e->active = "";
+    if (blocks) {
+      line(e, "if (j0 %% %d == %d || j0 + 64 >= n) {", ORDER_BLOCK, ORDER_BLOCK - 64);
+      e->depth++;
+      print_lanes(e, v, false);
+      close_brace(e);
+    }
+    close_brace(e);
+  } else {
+    if (blocks) {
+      line(e, "for (i64 j1 = 0; j1 < n; j1 += %d) {", ORDER_BLOCK);
+      e->depth++;
+      print_lanes(e, v, true);
+      line(e, "for (i64 j = j1 + t; j < n && j < j1 + %d; j += 64) {", ORDER_BLOCK);
+    } else {
+      line(e, "for (i64 j = t; j < n; j += 64) {");
+    }
+    e->depth++;
+    print_body(e, v + 1, end, false);
+    close_brace(e);
+    if (blocks) {
+      print_lanes(e, v, false);
+      close_brace(e);
+    }
+  }
+  e->vec = 0;
+  line(e, "SYNC");
+  for (l_val k = v + 1; k < end; k++) {
+    const l_instr *b = at(e, k);
+    if (emit_is_lane_push(e, v, k)) line(e, "v%u_k += n;", b->a);
+    if ((b->code == L_PUSH || b->code == L_SCAN) && acc_many(at(e, b->a)) && !emit_is_nested_push(e, b))
+      emit_acc_pushed(e, b, NULL, NULL);
+  }
+  close_brace(e);
+}
+
+/* ---- blocks ---------------------------------------------------------------------------------------------------------- */
+
+static void print_partial(emitter *e, const l_instr *i) {
+  const l_instr *a = at(e, i->a);
+  char buffer[24], indices[24];
+  emit_buffer(i->imm, buffer);
+  emit_buffer(i->imm2, indices);
+  if (acc_many(a)) {
+    emit_acc_root(e, i->a, NULL, NULL, true);
+    line(e, "SYNC EACH(r, v%u) %s[v%u + r] = v%u[r];", a->a, buffer, i->b, i->a);
+    if (acc_arg(a)) line(e, "EACH(r, v%u) %s[v%u + r] = v%u_i[r];", a->a, indices, i->d, i->a);
+  } else {
+    print_whole_root(e, i->a, a->imm != ORDER_INNER);
+    if (a->imm == ORDER_INNER)
+      line(e, "%s[v%u + t] = v%u[0];", buffer, i->b, i->a);
+    else
+      line(e, "if (t == 0) %s[v%u] = v%u[0];", buffer, i->b, i->a);
+    if (acc_arg(a)) line(e, "if (t == 0) %s[v%u] = v%u_i[0];", indices, i->d, i->a);
+  }
+  line(e, "SYNC");
+}
+
+static void print_merge(emitter *e, const l_instr *i) {
+  const l_instr *a = at(e, i->a);
+  char buffer[24], indices[24], f[48], leaf[32];
+  const char *T = emit_type(a->dtype), *cell = acc_many(a) ? "r" : "0";
+  uint32_t v = i->a;
+  emit_buffer(i->imm, buffer);
+  emit_buffer(i->imm2, indices);
+  if (acc_many(a))
+    line(e, "EACH(r, v%u) {", a->a);
+  else
+    line(e, "{ const int r = %s;", a->imm == ORDER_INNER ? "t" : "0");
+  e->depth++;
+  line(e, "const %s x = %s[v%u + r];", T, buffer, i->b);
+  if (acc_arg(a)) {
+    line(e, "const i64 ix = %s[v%u + r]; const b8 q = ARG_BEFORE(%s, x, ix, v%u[%s], v%u_i[%s]);", indices, i->d,
+         acc_than(a), v, cell, v, cell);
+    line(e, "v%u[%s] = q ? x : v%u[%s]; v%u_i[%s] = q ? ix : v%u_i[%s];", v, cell, v, cell, v, cell, v, cell);
+  } else if (!acc_tree(a)) {
+    line(e, "v%u[%s] = %s(v%u[%s], x);", v, cell, acc_prim(e, a, f), v, cell);
+  } else {
+    char stride[24];
+    acc_width(e, v, stride);
+    snprintf(leaf, sizeof leaf, "(v%u + %s)", v, cell);
+    line(e, "v%u[%s] = x; TREE_ADD(%s, %s, v%u_t + %s, %s, v%u_n, %s, 1)", v, cell, T, acc_prim(e, a, f), v, cell,
+         stride, v, leaf);
+  }
+  close_brace(e);
+  if (acc_tree(a)) line(e, "v%u_n++;", v);
+}
+
+/* A PUSH outside VECs: one k of one result. */
+static void print_single_push(emitter *e, const l_instr *i) {
+  const l_instr *a = at(e, i->a);
+  char k[32], leaf[24], id[80];
+  if (i->c)
+    snprintf(k, sizeof k, "v%u", i->c);
+  else
+    snprintf(k, sizeof k, "v%u_k", i->a);
+  if (!acc_lanes(e, i->a)) {
+    emit_acc_step(e, i, "0", k);
+    emit_acc_counted(e, i->a, "0", "1");
+    return;
+  }
+  line(e, "if ((v%u_k & 63) == t) {", i->a);
+  e->depth++;
+  emit_acc_step(e, i, "0", k);
+  close_brace(e);
+  line(e, "v%u_k++;", i->a);
+  if (!acc_tree(a)) return;
+  line(e, "v%u_open = v%u_k %% %d != 0;", i->a, i->a, ORDER_BLOCK);
+  line(e, "if (!v%u_open) {", i->a);
+  e->depth++;
+  acc_identity(a, id);
+  snprintf(leaf, sizeof leaf, "v%u", i->a);
+  emit_acc_leaf(e, i->a, leaf, "0", "1");
+  line(e, "v%u[0] = %s;", i->a, id);
+  close_brace(e);
+}
+
+static void print_tile(emitter *e, const l_tile *t) {
+  char x[24], y[24], in[48] = "", f[48], add[48], id[80];
+  uint8_t from = emit_buffer_type(e, t->x), to = at(e, t->out)->dtype;
+  const char *T = emit_type(to);
+  l_instr acc = {.sub = KOP_add, .dtype = to, .imm = ORDER_DOT};
+  emit_buffer(t->x, x);
+  emit_buffer(t->y, y);
+  emit_prim(e, in, KOP_cast, to, from);
+  emit_prim(e, add, KOP_add, to, to);
+  acc_identity(&acc, id);
+  line(e, "SYNC for (i64 o_ = t; o_ < v%u * v%u; o_ += 64) {", t->rows, t->cols);
+  e->depth++;
+  line(e, "const i64 row = o_ / v%u, col = o_ %% v%u, depth = v%u; %s s[1] = {%s}, tree[24]; u64 leaves = 0;", t->cols,
+       t->cols, t->depth, T, id);
+  line(e, "for (i64 k = 0; k < depth; k++) {");
+  e->depth++;
+  line(e, "const %s x = %s(%s[v%u + row * v%u + k * v%u]), y = %s(%s[v%u + k * v%u + col * v%u]);", T, in, x, t->x_base,
+       t->x_m, t->x_k, in, y, t->y_base, t->y_k, t->y_n);
+  if (dtype_is_float((qn_dtype)to)) {
+    line(e, "s[0] = %s(x, y, s[0]);", emit_prim(e, f, KOP_fma, to, to));
+  } else {
+    line(e, "s[0] = %s(s[0], %s(x, y));", add, emit_prim(e, f, KOP_mul, to, to));
+  }
+  line(e, "if ((k + 1) %% %d == 0) { TREE_ADD(%s, %s, tree, 1, leaves, s, 1) leaves++; s[0] = %s; }", ORDER_DOT_CHUNK,
+       T, add, id);
+  close_brace(e);
+  line(e, "if (depth %% %d != 0) { TREE_ADD(%s, %s, tree, 1, leaves, s, 1) leaves++; }", ORDER_DOT_CHUNK, T, add);
+  line(e, "TREE_END(%s, %s, tree, 1, leaves, s, 1, (%s)0) v%u[row * %d + col] = s[0];", T, add, T, t->out,
+       t->tile_cols);
+  close_brace(e);
+  line(e, "SYNC");
+}
+
+static void print_block(emitter *e, l_val from, l_val to) {
+  for (l_val v = from; v < to; v++) {
+    const l_instr *i = at(e, v);
+    switch ((l_code)i->code) {
+    case L_LOCAL:
+      if (emit_is_shared(e, v))
+        line(e, "__shared__ %s v%u[%lld];", emit_type(i->dtype), v, (long long)at(e, i->a)->imm);
+      break;
+    case L_ACC: emit_acc_begin(e, v); break;
+    case L_PUSH: print_single_push(e, i); break;
+    case L_PARTIAL: print_partial(e, i); break;
+    case L_MERGE: print_merge(e, i); break;
+    case L_FINISH:
+      print_whole_root(e, i->a, true);
+      line(e, "const %s v%u = v%u%s[0];", emit_type(i->dtype), v, i->a, acc_arg(at(e, i->a)) ? "_i" : "");
+      break;
+    case L_TILE: print_tile(e, &e->p->tiles[i->imm]); break;
+    case L_STORE:
+    case L_RMW:
+      line(e, "SYNC if (t == 0) {");
+      e->depth++;
+      print_store(e, i);
+      close_brace(e);
+      line(e, "SYNC");
+      break;
+    case L_CHECK:
+      line(e, "if (t == 0) {");
+      e->depth++;
+      print_check(e, i);
+      close_brace(e);
+      break;
+    case L_SYNC: line(e, "SYNC"); break;
+    case L_POLL: line(e, "if (__syncthreads_or(STOPPED)) return;"); break;
+    case L_CARRY: line(e, "%s v%u = v%u;", emit_type(i->dtype), v, i->a); break;
+    case L_SET: break;
+    case L_VEC:
+      print_vec(e, v);
+      v = e->end[v];
+      break;
+    case L_FOR:
+    case L_WHILE: {
+      char step[24] = "1";
+      if (i->c) snprintf(step, sizeof step, "v%u", i->c);
+      if (i->code == L_WHILE)
+        line(e, "while (v%u) {", i->a);
+      else
+        line(e, "for (i64 x%u = v%u; x%u < v%u; x%u += %s) {", v, i->a, v, i->b, v, step);
+      e->depth++;
+      print_block(e, v + 1, e->end[v]);
+      emit_sets(e, v, "");
+      close_brace(e);
+      v = e->end[v];
+      break;
+    }
+    case L_IF:
+      line(e, "if (v%u) {", i->a);
+      e->depth++;
+      print_block(e, v + 1, e->end[v]);
+      close_brace(e);
+      v = e->end[v];
+      break;
+    case L_ELSE:
+      e->depth--;
+      line(e, "} else {");
+      e->depth++;
+      break;
+    default: emit_instr(e, v); break;
+    }
+  }
+}
+
+/* ---- phases and units -------------------------------------------------------------------------------------------------- */
+
+static void print_phase(emitter *e, const char *name, uint32_t number, l_val phase) {
+  line(e, "// launch %s_%u threads %d shared 0", name, number, THREADS);
+  line(e, "extern \"C\" __global__ void __launch_bounds__(%d) %s_%u(qk_args args, i64 instances) {", THREADS, name,
+       number);
+  e->depth = 1;
+  line(e, "const qk_args *const a = &args; const int t = threadIdx.x; u64 o = 0;");
+  line(e, "__shared__ u64 x_[64], y_[64]; __shared__ b8 on_[64];");
+  for (uint32_t b = 0; b < e->p->nbuffers; b++) {
+    const char *T = emit_type(e->p->buffers[b].dtype), *mode = e->p->buffers[b].mode == BUF_IN ? "const " : "";
+    line(e, "%s%s *const p%u = (%s%s *)a->buf[%u];", mode, T, b, mode, T, b);
+  }
+  l_val par = emit_prelude(e, phase);
+  emit_places(e, par);
+  line(e, "for (i64 x%u = blockIdx.x; x%u < instances; x%u += gridDim.x) {", par, par, par);
+  e->depth = 2;
+  print_block(e, par + 1, e->end[par]);
+  line(e, "SYNC");
+  e->depth = 1;
+  line(e, "}");
+  e->depth = 0;
+  line(e, "}");
+}
+
+/* The kernel behind the phases: bytes of scratch for a block. */
+static void print_size(emitter *e, const char *name, uint32_t number) {
+  line(e, "// launch %s_%u threads 1 shared 0", name, number);
+  line(e, "extern \"C\" __global__ void %s_%u(qk_args args, i64 instances) {", name, number);
+  e->depth = 1;
+  line(e, "const qk_args *const a = &args; u64 most = 0;");
+  for (l_val v = 1; v < e->p->n; v++) {
+    if (at(e, v)->code != L_PHASE) continue;
+    open_brace(e);
+    line(e, "u64 o = 0;");
+    emit_places(e, emit_prelude(e, v));
+    line(e, "most = o > most ? o : most;");
+    close_brace(e);
+  }
+  line(e, "*(i64 *)a->scratch = (i64)most;");
+  e->depth = 0;
+  line(e, "}");
+}
+
+static const char preamble[] =
+    "#define HELP static __device__ __forceinline__\n"
+    "#define SYNC __syncthreads();\n"
+    "#define STOPPED (a->interrupt && *(const volatile int *)a->interrupt)\n"
+    "#define SIMD\n"
+    "#define EACH(r, n) for (i64 r = threadIdx.x; r < (n); r += 64)\n"
+    "#define FILLS(p, n, x) EACH(r_, n) (p)[r_] = x;\n"
+    "#define PLACE(T, name, count) const u64 name##_at = o; o += SPACE(T, count);\n"
+    "#define PLACED(T, name, count) T *const name = (T *)(base + name##_at);\n"
+    "static __device__ __noinline__ void fail(const qk_args *a, int check, i64 element) {\n"
+    "  atomicMin(a->error, (u64)check << 48 | (u64)element);\n"
+    "}\n"
+    "#define FOLD(T, F, v) { T *const s_ = (T *)x_; SYNC s_[t] = v[0]; SYNC for (int h_ = 32; h_ > 0; h_ >>= 1) { \\\n"
+    "  if (t < h_) s_[t] = F(s_[t], s_[t + h_]); SYNC } v[0] = s_[0]; SYNC }\n"
+    "#define ARG_FOLD(OP, T, v, i) { T *const s_ = (T *)x_; i64 *const n_ = (i64 *)y_; SYNC s_[t] = v[0]; n_[t] = "
+    "i[0]; SYNC \\\n"
+    "  for (int h_ = 32; h_ > 0; h_ >>= 1) { \\\n"
+    "    if (t < h_ && ARG_BEFORE(OP, s_[t + h_], n_[t + h_], s_[t], n_[t])) { s_[t] = s_[t + h_]; n_[t] = n_[t + h_]; "
+    "} SYNC } \\\n"
+    "  v[0] = s_[0]; i[0] = n_[0]; SYNC }\n"
+    /* y is the thread's value and becomes its running value; all threads keep the state alike */
+    "#define SCAN_FREE(T, F, y, v) { T *const s_ = (T *)x_; SYNC s_[t] = y; SYNC \\\n"
+    "  for (int l = 0; l < m; l++) { v##_c = F(v##_c, s_[l]); if (l == t) y = v##_c; } v##_s += m; }\n"
+    "#define SCAN_OUTER(T, F, y, v) { T *const s_ = (T *)x_; SYNC s_[t] = y; SYNC for (int l = 0; l < m; l++, v##_s++) "
+    "{ \\\n"
+    "  v##_c = v##_s % 64 ? F(v##_c, s_[l]) : s_[l]; const T z_ = v##_s >= 64 ? F(v##_g, v##_c) : v##_c; \\\n"
+    "  if (v##_s % 64 == 63) v##_g = z_; if (l == t) y = z_; } }\n"
+    "#define SCAN_INNER(T, F, y, v) { T *const s_ = (T *)x_; SYNC s_[t] = y; SYNC for (int h_ = 1; h_ < 64; h_ <<= 1) "
+    "{ \\\n"
+    "  const T z_ = t >= h_ ? F(s_[t - h_], y) : y; SYNC s_[t] = y = z_; SYNC } \\\n"
+    "  if (v##_s % 4096 >= 64) y = F(v##_g, y); \\\n"
+    "  s_[t] = y; SYNC v##_g = s_[m - 1]; \\\n"
+    "  if (v##_s >= 4096) y = F(v##_b, y); \\\n"
+    "  const b8 b_ = v##_s >= 4096; v##_s += m; if (v##_s % 4096 == 0) v##_b = b_ ? F(v##_b, v##_g) : v##_g; }\n"
+    "#define SCAN_SHIFT(T, y, v) { T *const s_ = (T *)x_; SYNC s_[t] = y; SYNC y = t ? s_[t - 1] : v##_p; v##_p = s_[m "
+    "- 1]; }\n";
+
+void emit_cuda(const l_program *const *programs, const char *const *names, uint32_t n, text_buf *out) {
+  text_buf body;
+  text_init(&body, NULL);
+  math_uses uses;
+  math_uses_init(&uses);
+  bool failed = false;
+  for (uint32_t i = 0; i < n && !failed; i++) {
+    emitter e = {.cuda = true, .out = &body, .uses = &uses, .active = ""};
+    if (emit_facts(&e, programs[i])) {
+      text_addf(&body, "\n/* %s */\n", programs[i]->name);
+      uint32_t phase = 0;
+      for (l_val v = 1; v < programs[i]->n; v++)
+        if (programs[i]->code[v].code == L_PHASE) print_phase(&e, names[i], phase++, v);
+      print_size(&e, names[i], phase);
+    }
+    failed = e.failed;
+    emit_facts_free(&e);
+  }
+  text_adds(out, emit_types);
+  text_adds(out, preamble);
+  text_adds(out, emit_macros);
+  math_print(&uses, MATH_TARGET_CUDA, out);
+  text_add(out, body.text ? body.text : "", body.len);
+  out->failed |= body.failed || uses.failed || failed;
+  math_uses_free(&uses);
+  text_free(&body);
+}
