@@ -12,7 +12,8 @@
  *   2. Pairs of groups, those that save most bytes first: a value that is read where it was made (and not stored at all if
  *      nobody else reads it), a buffer that two groups read. The estimate of the merged kernel against the two apart decides; it
  *      knows of recomputation and of passes over memory. A merged group is a new candidate with all its neighbours.
- * Products take elementwise epilogues over their own points and nothing else, and their operands are buffers. A scatter is
+ * Products take elementwise epilogues over their own points and nothing else, and their operands are buffers that they
+ * step through evenly. A scatter is
  * stored before it is read.
  *
  * The number of nodes in estimated kernels is bounded by a multiple of the graph's, so planning is linear in practice.
@@ -260,6 +261,34 @@ static void require(fuser *f, uint32_t n, uint8_t *root) {
   root[b] = 1;
 }
 
+/* Does the reshape only add or drop axes of size 1? */
+static bool drops_ones(graph *g, const graph_type *from, const graph_type *to) {
+  int i = 0, k = 0;
+  for (;;) {
+    while (i < from->rank && size_is(g, from->shape[i], 1)) i++;
+    while (k < to->rank && size_is(g, to->shape[k], 1)) k++;
+    if (i == from->rank || k == to->rank) return i == from->rank && k == to->rank;
+    if (from->shape[i++] != to->shape[k++]) return false;
+  }
+}
+
+/* The view among those between product operand n and its buffer that must be stored itself, or 0: a tile of a product steps
+ * through memory evenly along each axis, and a reshape of a rearranged array does not. */
+static uint32_t uneven_view(graph *g, uint32_t n) {
+  uint32_t reshaped = 0;
+  for (; lower_role(g, n) == NODE_IS_VIRTUAL; n = g->nodes[n].in[0]) {
+    const graph_node *v = &g->nodes[n];
+    if (v->nin != 1) return 0;
+    if (v->op == OP_stop_gradient) continue;
+    if (v->op != OP_reshape) {
+      if (reshaped && (v->op == OP_permute || v->op == OP_slice || v->op == OP_broadcast)) return reshaped;
+    } else if (!reshaped && !drops_ones(g, &g->nodes[v->in[0]].type, &v->type)) {
+      reshaped = n;
+    }
+  }
+  return 0;
+}
+
 static bool choose_buffers(fuser *f, uint8_t *root) {
   graph *g = f->g;
   uint32_t *claimed = arena_alloc(&f->arena, g->n * sizeof *claimed); /* 1 + output */
@@ -287,6 +316,10 @@ static bool choose_buffers(fuser *f, uint8_t *root) {
     bool read = node->type.weak && node->op == OP_cast && !g->nodes[node->in[0]].type.weak;
     for (int i = 0; (step || read || f->awkward[n]) && i < node->nin; i++)
       if (!g->nodes[node->in[i]].type.weak) require(f, node->in[i], root);
+    for (int i = 0; node->op == OP_dot && !f->awkward[n] && i < node->nin; i++) {
+      uint32_t stored = uneven_view(g, node->in[i]);
+      if (stored) require(f, stored, root);
+    }
   }
   return true;
 }
