@@ -291,7 +291,7 @@ static int run_prompt(const options *o) {
 
 static int run_explain(options *o, char **argv, int argc) {
   if (argc < 1) return misuse("explain needs %s", "a file");
-  o->log |= LOG_breaks | LOG_recompiles | LOG_fusion | LOG_kernels;
+  o->log |= LOG_breaks | LOG_recompiles | LOG_fusion;
   return run_file(o, argv, argc);
 }
 

@@ -238,7 +238,7 @@ static void print_body(emitter *e, l_val from, l_val to, bool strips) {
       } else {
         line(e, "while (v%u) {", i->a);
         e->depth++;
-        line(e, "if (STOPPED) return;");
+        line(e, "if (STOPPED) break;"); /* other threads wait at barriers */
       }
       print_body(e, k + 1, e->end[k], strips);
       emit_sets(e, k, on);

@@ -448,9 +448,17 @@ uint32_t emit_phases(const l_program *p) {
   return n;
 }
 
+/* Bytes of a local that is small and of constant size; else 0. */
+static int64_t small_bytes(const l_program *p, const l_instr *i) {
+  const l_instr *size = &p->code[i->a];
+  int64_t bytes = size->code == L_INT ? size->imm * (int64_t)dtype_rows[i->dtype].size : 0;
+  return i->code == L_LOCAL && bytes > 0 && bytes <= 8192 ? (bytes + 63) & ~(int64_t)63 : 0;
+}
+
 bool emit_is_shared(const emitter *e, l_val local) {
-  const l_instr *i = emit_at(e, local), *size = emit_at(e, i->a);
-  return e->cuda && size->code == L_INT && size->imm > 0 && size->imm * (int64_t)dtype_rows[i->dtype].size <= 8192;
+  int64_t all = 0; /* of the program's locals up to this one */
+  for (l_val v = 1; v <= local; v++) all += small_bytes(e->p, emit_at(e, v));
+  return e->cuda && small_bytes(e->p, emit_at(e, local)) && all <= 40960;
 }
 
 l_val emit_prelude(emitter *e, l_val phase) {

@@ -151,7 +151,7 @@ void emit_acc_scan(emitter *e, l_val v);
 
 /* What stands before all phases and what stands before the phase's PAR, which is returned. */
 l_val emit_prelude(emitter *e, l_val phase);
-/* In CUDA: does the local lie in shared memory, having a small constant size? */
+/* In CUDA: does the local lie in shared memory, being of a small constant size while there is room? */
 bool emit_is_shared(const emitter *e, l_val local);
 /* The places of what a phase keeps in scratch; `o` counts the bytes. */
 void emit_places(emitter *e, l_val par);

@@ -654,14 +654,7 @@ void jit_drain(qn_vm *vm) {
     if (done->plan) {
       e->plan = done->plan;
       e->state = ENTRY_READY;
-      if (vm_logs(vm, LOG_fusion)) {
-        text_buf t;
-        text_init(&t, vm);
-        plan_print(e->plan->plan, &t);
-        text_add(&t, "", 1);
-        if (!t.failed) vm_logf(vm, LOG_fusion, "%s", t.text);
-        text_free(&t);
-      }
+      jit_log_plan(vm, e->plan->plan);
     } else {
       e->state = ENTRY_BROKEN;
       e->why = BREAK_compile;

@@ -190,3 +190,26 @@ qn_value jit_code_text(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) 
   plan_source(e->plan->plan, &t);
   return text_take(&t);
 }
+
+/* ---- logs ------------------------------------------------------------------------------------------------------------------- */
+
+void jit_log_plan(qn_vm *vm, const plan *p) {
+  static const log_channel channels[] = {LOG_graph, LOG_fusion, LOG_kernels, LOG_code};
+  for (size_t i = 0; i < sizeof channels / sizeof *channels; i++) {
+    if (!vm_logs(vm, channels[i])) continue;
+    text_buf t;
+    text_init(&t, vm);
+    switch (channels[i]) {
+    case LOG_graph: graph_print(p->graph, &t); break;
+    case LOG_fusion: plan_print(p, &t); break;
+    case LOG_kernels:
+      text_addf(&t, "%u\n", p->nkernels);
+      for (uint32_t k = 0; k < p->nkernels; k++) l_print(p->kernels[k].program, &t);
+      break;
+    default: plan_source(p, &t); break;
+    }
+    text_add(&t, "", 1);
+    if (!t.failed) vm_logf(vm, channels[i], "%s", t.text);
+    text_free(&t);
+  }
+}

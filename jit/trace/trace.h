@@ -233,6 +233,8 @@ QN_MUST_CHECK anchor_entries *anchor_entries_of(qn_vm *vm, jit_anchor *a);
 void entry_free(qn_vm *vm, entry *e);
 /* Takes finished jobs from the mailbox. Called at anchors. */
 void jit_drain(qn_vm *vm);
+/* A plan on the log channels graph, fusion, kernels (its L programs) and code (their C). */
+void jit_log_plan(qn_vm *vm, const plan *p);
 
 /* ---- worker.c --------------------------------------------------------------------------------------------------------------------------- */
 

@@ -276,6 +276,15 @@ def case_corrupted_cache(p):
         need(result.status == 0 and result.out == want.out, "a damaged cache", result)
 
 
+def case_plan_logs(p):
+    """A plan is shown as a graph, as steps, as loop programs and as C."""
+    want = {"graph": r"^graph\(%1: ", "fusion": r".", "kernels": r"^\[kernels\] \d+\nprogram \w+ .*\{\n(  .*\n)+\}$",
+            "code": r"^void k[0-9a-f]{16}_0\("}
+    for channel, text in want.items():
+        result = p.script(COMPUTE, *SYNC, "--log", channel, env={"PATH": p.path("empty")})
+        need(result.status == 0 and f"[{channel}] " in result.err and re.search(text, result.err, re.M), channel, result)
+
+
 def compiler_in_front(p, seconds):
     """A PATH whose cc waits before it compiles."""
     folder = p.path("bin")

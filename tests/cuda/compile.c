@@ -1,143 +1,322 @@
 /* Compiles printed CUDA C with NVRTC, on any machine: no GPU is needed.
  *
- *   compile LIBNVRTC [--keep FOLDER] [--random FIRST N] FILE.l...
+ *   compile LIBNVRTC [--keep FOLDER] SOURCE...
  *
- * Prints every program of the files (and random programs) as CUDA C, one unit a file, and compiles the unit to a cubin for sm_90
- * with the options that bits depend on. Status 1 and the compiler's messages if one fails. --keep writes the texts there.
- */
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+ *   files PATH...      L programs in texts: the goldens, and what QUERN_LOG=kernels writes
+ *   random FIRST N     random L programs (l_random.h), which use every construct
+ *   graphs FIRST N     the kernels of the plans of random graphs (graph_random.h)
+ *   ops CLASS          the one-op kernels of the ops of a class (POINTWISE, REDUCE ..) over dtypes, layouts and attributes
+ *
+ * Equal programs are compiled once; some go into one unit, which is compiled to a cubin for sm_90. Status 1, with the compiler's
+ * messages, if a unit fails, and if a source has no programs. --keep writes the texts there. */
+#include "tests/cuda/nvrtc.h"
 
 #include "jit/kernel/emit.h"
+#include "jit/kernel/plan.h"
+#include "tests/unit/graph_random.h"
 #include "tests/unit/l_random.h"
 
-enum { PROGRAMS_MAX = 64 };
+enum { UNIT = 16 };
 
-typedef struct nvrtc {
-  int (*create)(void **, const char *, const char *, int, const char *const *, const char *const *);
-  int (*compile)(void *, int, const char *const *);
-  int (*log_size)(void *, size_t *);
-  int (*log)(void *, char *);
-  int (*cubin_size)(void *, size_t *);
-  int (*destroy)(void **);
-} nvrtc;
+/* ---- the programs to compile ---------------------------------------------------------------------------------------- */
 
-static bool find(void *library, const char *name, void *to) {
-  void *f = dlsym(library, name);
-  if (!f) fprintf(stderr, "no %s\n", name);
-  memcpy(to, &f, sizeof f);
-  return f != NULL;
+typedef struct programs {
+  l_program **all;
+  uint64_t *hashes;
+  uint32_t n, cap;
+} programs;
+
+static void fatal(const char *what) {
+  fprintf(stderr, "%s\n", what);
+  exit(2);
 }
 
-static bool compile(const nvrtc *n, const char *name, const char *text) {
-  static const char *const options[] = {"-arch=sm_90",     "-fmad=false", "-prec-div=true",
-                                        "-prec-sqrt=true", "-ftz=false",  "-w"};
-  void *program = NULL;
-  size_t size = 0;
-  int rc = n->create(&program, text, name, 0, NULL, NULL);
-  if (rc == 0) rc = n->compile(program, sizeof options / sizeof *options, options);
-  if (rc != 0 && program && n->log_size(program, &size) == 0 && size > 1) {
-    char *log = calloc(1, size + 1);
-    if (log && n->log(program, log) == 0) fprintf(stderr, "%.4000s\n", log);
-    free(log);
+/* Takes over a program; one that is there already is dropped. */
+static void take(programs *s, l_program *p) {
+  uint64_t hash = l_hash(p);
+  for (uint32_t i = 0; i < s->n; i++)
+    if (s->hashes[i] == hash) {
+      l_free(p);
+      return;
+    }
+  if (s->n == s->cap) {
+    s->cap = s->cap ? 2 * s->cap : 64;
+    s->all = realloc(s->all, s->cap * sizeof *s->all);
+    s->hashes = realloc(s->hashes, s->cap * sizeof *s->hashes);
+    if (!s->all || !s->hashes) fatal("no memory");
   }
-  size = 0;
-  if (rc == 0) rc = n->cubin_size(program, &size);
-  if (program) n->destroy(&program);
-  printf("%s: %s, %zu bytes\n", name, rc == 0 ? "ok" : "FAILED", size);
-  fflush(stdout);
-  return rc == 0 && size > 0;
+  s->hashes[s->n] = hash;
+  s->all[s->n++] = p;
 }
 
-static bool unit(const nvrtc *n, const char *name, const char *keep, l_program **programs, uint32_t count) {
-  char texts[PROGRAMS_MAX][16];
-  const char *names[PROGRAMS_MAX];
+/* ---- texts ------------------------------------------------------------------------------------------------------------ */
+
+/* A program begins with a line `program ...` and ends with a line `}`; what stands between programs is left out. */
+static bool take_file(programs *s, const char *path) {
+  FILE *f = fopen(path, "rb");
+  char *text = NULL, why[300] = "";
+  size_t len = 0, cap = 0;
+  for (size_t k = 1; f && k > 0; len += k) {
+    if (cap - len < 1 << 16) text = realloc(text, cap = 2 * cap + (1 << 17));
+    if (!text) fatal("no memory");
+    k = fread(text + len, 1, cap - len - 1, f);
+  }
+  if (!f || !text) {
+    fprintf(stderr, "cannot read %s\n", path);
+    return false;
+  }
+  fclose(f);
+  text[len] = 0;
+  bool ok = true;
+  for (char *line = text, *start = NULL, *next; *line && ok; line = next) {
+    next = line + strcspn(line, "\n");
+    if (*next) next++;
+    if (strncmp(line, "program ", 8) == 0) start = line;
+    if (!start || strncmp(line, "}\n", 2) != 0) continue;
+    char after = *next;
+    *next = 0;
+    l_program *p = l_parse(start, why, sizeof why);
+    *next = after;
+    start = NULL;
+    ok = p != NULL;
+    if (p) take(s, p);
+  }
+  if (!ok) fprintf(stderr, "%s: %s\n", path, why);
+  free(text);
+  return ok;
+}
+
+/* ---- plans ------------------------------------------------------------------------------------------------------------ */
+
+static bool take_graph(programs *s, uint64_t seed) {
+  static const int64_t tune[] = {
+#define TUNABLE(symbol, name, def, min, max, meaning) def,
+#include "lang/tunables.def"
+#undef TUNABLE
+  };
+  char why[300] = "";
+  random_options o = {.symbolic = seed % 2 != 0, .nodes = 24};
+  graph *g = random_graph(seed, &o);
+  plan *p = g ? plan_make(g, tune, why, sizeof why) : NULL;
+  if (!p) {
+    fprintf(stderr, "graph %llu: %s\n", (unsigned long long)seed, why);
+    return false;
+  }
+  for (uint32_t k = 0; k < p->nkernels; k++) {
+    text_buf t; /* a copy through the text form: the plan owns its programs */
+    text_init(&t, NULL);
+    l_print(p->kernels[k].program, &t);
+    text_add(&t, "", 1);
+    l_program *copy = t.failed ? NULL : l_parse(t.text, why, sizeof why);
+    text_free(&t);
+    if (!copy) fatal(why);
+    take(s, copy);
+  }
+  plan_free(p);
+  return true;
+}
+
+/* ---- one-op kernels ----------------------------------------------------------------------------------------------------- */
+
+static const uint8_t dtypes[] = {QN_bool, QN_u8, QN_i8, QN_i16, QN_i32, QN_i64, QN_f16, QN_bf16, QN_f32, QN_f64};
+enum { DTYPES = sizeof dtypes / sizeof *dtypes };
+
+/* An operand in memory order, or with its axes the other way round. */
+static op_operand operand(uint8_t dtype, int rank, const int64_t *shape, bool transposed) {
+  op_operand o = {.dtype = dtype, .rank = (uint8_t)rank};
+  int64_t stride = 1;
+  for (int j = 0; j < rank; j++) {
+    int a = transposed ? j : rank - 1 - j;
+    o.shape[a] = shape[a];
+    o.strides[a] = stride;
+    stride *= shape[a];
+  }
+  return o;
+}
+
+/* The kernel of a call, if the op takes these operands as they are. */
+static void take_op(programs *s, op_id op, const op_attr *attr, const op_operand *in, int nin) {
+  graph_type types[OP_CALL_OPERANDS] = {0};
+  op_types inferred;
+  op_refusal refusal;
+  op_key key;
+  int64_t ints[OP_CALL_INTS];
+  for (int i = 0; i < nin; i++) {
+    types[i] = (graph_type){.dtype = in[i].dtype, .rank = in[i].rank};
+    memcpy(types[i].shape, in[i].shape, sizeof types[i].shape);
+  }
+  if (!op_infer(NULL, op, types, nin, attr, &inferred, &refusal)) return;
+  if (op_rows[op].klass != CLASS_RANDOM && nin && inferred.compute != (qn_dtype)in[nin - 1].dtype &&
+      inferred.compute != (qn_dtype)in[0].dtype)
+    return;
+  op_call call = {.op = op, .nin = nin, .attr = attr, .in = in};
+  call.out = (op_operand){.dtype = inferred.result.dtype, .rank = inferred.result.rank};
+  memcpy(call.out.shape, inferred.result.shape, sizeof call.out.shape);
+  if (!op_call_key(&call, &key, ints)) return;
+  l_program *p = kernel_for_op(&key);
+  if (!p) fatal(op_rows[op].name);
+  take(s, p);
+}
+
+static void take_pointwise(programs *s, op_id op) {
+  static const int64_t shape[] = {5, 300};
+  int arity = op_rows[op].arity;
+  for (int d = 0; d < DTYPES; d++)
+    for (int layout = 0; layout < 2; layout++) {
+      op_operand in[3];
+      for (int i = 0; i < arity; i++) in[i] = operand(dtypes[d], 2, shape, layout && i == 0);
+      if (layout && arity > 1) in[arity - 1] = operand(dtypes[d], 1, shape + 1, false);
+      if (op == OP_where) in[0].dtype = QN_bool;
+      op_attr attr = {0};
+      for (int to = 0; to < (op == OP_cast ? DTYPES : 1); to++) {
+        if (op == OP_cast) attr.dtype = dtypes[to];
+        take_op(s, op, &attr, in, arity);
+      }
+    }
+}
+
+static void take_reduction(programs *s, op_id op) {
+  static const int64_t shapes[][2] = {{300, 40}, {7, 5}, {20, 70000}};
+  bool scan = op_rows[op].klass == CLASS_SCAN;
+  for (int d = 0; d < DTYPES; d++)
+    for (int k = 0; k < (dtypes[d] == QN_f32 ? 3 : 1); k++)
+      for (int axes = 1; axes < (scan ? 3 : 4); axes++) {
+        op_operand in = operand(dtypes[d], 2, shapes[k], false);
+        op_attr attr = {.axes = (uint8_t)axes, .flags = (uint8_t)(scan ? (d + k) % 4 : 0)};
+        take_op(s, op, &attr, &in, 1);
+      }
+}
+
+static void take_index(programs *s, op_id op) {
+  static const int64_t shape[] = {50, 30}, index[] = {7}, along[] = {7, 30}, value[] = {7, 30};
+  for (int d = 0; d < DTYPES; d++)
+    for (int wide = 0; wide < 2; wide++) {
+      uint8_t type = wide ? QN_i64 : QN_i32;
+      bool gathers = op == OP_gather || op == OP_gather_add;
+      op_operand in[3] = {operand(dtypes[d], 2, shape, false),
+                          gathers ? operand(type, 2, along, false) : operand(type, 1, index, false),
+                          operand(dtypes[d], 2, value, false)};
+      op_attr attr = {.dtype = dtypes[d], .n = 1, .d = {1}};
+      if (gathers) attr = (op_attr){.axes = 1};
+      if (op == OP_iota) attr = (op_attr){.dtype = dtypes[d], .axes = 2, .n = 2, .d = {50, 30}};
+      int nin = op == OP_iota ? 0 : op == OP_index || op == OP_gather ? 2 : 3;
+      for (int mode = SCATTER_SET; mode <= (op == OP_scatter ? SCATTER_MAX : SCATTER_SET); mode++) {
+        attr.mode = (uint8_t)mode;
+        take_op(s, op, &attr, in, nin);
+      }
+    }
+}
+
+static void take_product(programs *s, op_id op) {
+  static const int64_t x[][3] = {{40, 70}, {3, 40, 70}, {70}, {4000}, {3, 5000}};
+  static const int64_t y[][3] = {{70, 50}, {3, 70, 50}, {70}, {4000}, {5000, 2}};
+  static const int ranks[][2] = {{2, 2}, {3, 3}, {1, 1}, {1, 1}, {2, 2}};
+  for (int d = 0; d < DTYPES; d++)
+    for (int k = 0; k < 5; k++)
+      for (int transposed = 0; transposed < 2; transposed++) {
+        op_operand in[2] = {operand(dtypes[d], ranks[k][0], x[k], transposed),
+                            operand(dtypes[d], ranks[k][1], y[k], false)};
+        take_op(s, op, NULL, in, 2);
+      }
+}
+
+static void take_random(programs *s, op_id op) {
+  for (int d = 0; d < DTYPES; d++) {
+    op_operand keys[3] = {{.dtype = QN_i64}, {.dtype = QN_i64}, {.dtype = QN_i64}};
+    op_attr attr = {.dtype = dtypes[d], .n = 2, .d = {30, 70}};
+    take_op(s, op, &attr, keys, 3);
+  }
+}
+
+static bool take_ops(programs *s, const char *klass) {
+  static const char *const names[] = {
+      [CLASS_POINTWISE] = "POINTWISE", [CLASS_REDUCE] = "REDUCE", [CLASS_SCAN] = "SCAN",
+      [CLASS_INDEX] = "INDEX",         [CLASS_DOT] = "DOT",       [CLASS_RANDOM] = "RANDOM"};
+  uint32_t before = s->n;
+  for (int op = 0; op < OP_COUNT; op++) {
+    uint8_t k = op_rows[op].klass;
+    if (k >= sizeof names / sizeof *names || !names[k] || strcmp(names[k], klass) != 0) continue;
+    switch ((op_class)k) {
+    case CLASS_POINTWISE: take_pointwise(s, (op_id)op); break;
+    case CLASS_REDUCE:
+    case CLASS_SCAN: take_reduction(s, (op_id)op); break;
+    case CLASS_DOT: take_product(s, (op_id)op); break;
+    case CLASS_RANDOM: take_random(s, (op_id)op); break;
+    default:
+      if (op != OP_compress && op != OP_nonzero && op != OP_slice_put) take_index(s, (op_id)op);
+      break;
+    }
+  }
+  return s->n > before;
+}
+
+/* ---- units -------------------------------------------------------------------------------------------------------------- */
+
+static bool unit(const nvrtc *n, const char *name, const char *keep, const programs *s, uint32_t from, uint32_t count) {
+  char texts[UNIT][16];
+  const char *names[UNIT];
   text_buf out;
   text_init(&out, NULL);
   for (uint32_t i = 0; i < count; i++) {
-    snprintf(texts[i], sizeof texts[i], "k%u", i);
+    snprintf(texts[i], sizeof texts[i], "k%u", from + i);
     names[i] = texts[i];
   }
-  emit_cuda((const l_program *const *)programs, names, count, &out);
+  emit_cuda((const l_program *const *)s->all + from, names, count, &out);
   text_add(&out, "", 1);
-  bool ok = !out.failed;
-  if (ok && keep) {
+  if (out.failed) fatal("no text");
+  if (keep) {
     char path[600];
-    snprintf(path, sizeof path, "%s/%s.cu", keep, name);
+    snprintf(path, sizeof path, "%s/%s_%u.cu", keep, name, from);
     FILE *f = fopen(path, "w");
     if (f) fputs(out.text, f);
     if (f) fclose(f);
   }
-  ok = ok && compile(n, name, out.text);
+  size_t size = 0;
+  char *cubin = nvrtc_cubin(n, name, out.text, &size);
+  printf("%s %u..%u: %s, %zu bytes\n", name, from, from + count - 1, cubin ? "ok" : "FAILED", size);
+  fflush(stdout);
+  free(cubin);
   text_free(&out);
-  for (uint32_t i = 0; i < count; i++) l_free(programs[i]);
-  return ok;
-}
-
-/* The programs of a golden text: one behind the other. */
-static bool file_unit(const nvrtc *n, const char *path, const char *keep) {
-  static char text[1 << 20];
-  l_program *programs[PROGRAMS_MAX];
-  uint32_t count = 0;
-  char why[300] = "";
-  FILE *f = fopen(path, "rb");
-  size_t len = f ? fread(text, 1, sizeof text - 1, f) : 0;
-  if (f) fclose(f);
-  text[len] = 0;
-  for (char *at = text; at && *at && count < PROGRAMS_MAX;) {
-    char *end = strstr(at, "\n}\n");
-    if (!end) break;
-    char after = end[3];
-    end[3] = 0;
-    programs[count] = l_parse(at, why, sizeof why);
-    if (!programs[count]) {
-      fprintf(stderr, "%s: %s\n", path, why);
-      return false;
-    }
-    count++;
-    end[3] = after;
-    at = end + 3;
-    while (*at == '\n') at++;
-  }
-  const char *slash = strrchr(path, '/');
-  if (!count) fprintf(stderr, "%s: no program\n", path);
-  return count && unit(n, slash ? slash + 1 : path, keep, programs, count);
+  return cubin != NULL;
 }
 
 int main(int argc, char **argv) {
-  const char *keep = NULL;
+  const char *keep = NULL, *what = "";
   nvrtc n;
-  void *library = argc > 1 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
-  if (!library) {
-    fprintf(stderr, "%s\n",
-            argc > 1 ? dlerror() : "usage: compile LIBNVRTC [--keep FOLDER] [--random FIRST N] FILE.l...");
-    return 2;
-  }
-  if (!find(library, "nvrtcCreateProgram", &n.create) || !find(library, "nvrtcCompileProgram", &n.compile) ||
-      !find(library, "nvrtcGetProgramLogSize", &n.log_size) || !find(library, "nvrtcGetProgramLog", &n.log) ||
-      !find(library, "nvrtcGetCUBINSize", &n.cubin_size) || !find(library, "nvrtcDestroyProgram", &n.destroy))
-    return 2;
+  programs s = {0};
+  if (argc < 3 || !nvrtc_open(&n, argv[1])) fatal("usage: compile LIBNVRTC [--keep FOLDER] SOURCE...");
   bool ok = true;
   for (int i = 2; i < argc; i++) {
-    if (strcmp(argv[i], "--keep") == 0 && i + 1 < argc) {
+    bool last = i + 1 == argc;
+    if (strcmp(argv[i], "--keep") == 0 && !last) {
       keep = argv[++i];
-    } else if (strcmp(argv[i], "--random") == 0 && i + 2 < argc) {
+    } else if (strcmp(argv[i], "files") == 0) {
+      what = "files";
+    } else if ((strcmp(argv[i], "random") == 0 || strcmp(argv[i], "graphs") == 0) && i + 2 < argc) {
+      what = argv[i];
       uint64_t first = strtoull(argv[i + 1], NULL, 10), count = strtoull(argv[i + 2], NULL, 10);
-      i += 2;
-      for (uint64_t s = first; s < first + count; s += 8) {
-        l_program *programs[8];
-        uint32_t m = 0;
-        rnd_info info;
-        for (; m < 8 && s + m < first + count; m++) programs[m] = rnd_program(s + m, &info);
-        char name[40];
-        snprintf(name, sizeof name, "random_%llu", (unsigned long long)s);
-        ok &= unit(&n, name, keep, programs, m);
+      rnd_info info;
+      for (uint64_t seed = first; seed < first + count; seed++) {
+        if (*what == 'r')
+          take(&s, rnd_program(seed, &info));
+        else
+          ok &= take_graph(&s, seed);
       }
+      i += 2;
+    } else if (strcmp(argv[i], "ops") == 0 && !last) {
+      what = argv[++i];
+      ok &= take_ops(&s, what);
+    } else if (strcmp(what, "files") == 0) {
+      ok &= take_file(&s, argv[i]);
     } else {
-      ok &= file_unit(&n, argv[i], keep);
+      fatal(argv[i]);
     }
   }
+  if (!s.n) fatal("no programs");
+  for (uint32_t from = 0; from < s.n; from += UNIT)
+    ok &= unit(&n, what, keep, &s, from, s.n - from < UNIT ? s.n - from : UNIT);
+  for (uint32_t i = 0; i < s.n; i++) l_free(s.all[i]);
+  free(s.all);
+  free(s.hashes);
   return ok ? 0 : 1;
 }
