@@ -18,8 +18,11 @@
  *
  * The number of nodes in estimated kernels is bounded by a multiple of the graph's, so planning is linear in practice.
  *
- * Memory. Where a stricter level is asked for (plan.c, when a plan needs more memory than running node by node), a merge that
- * would keep operands alive for longer is refused unless what it saves in the meantime is as much. */
+ * Order. A group runs at the time of its last node, or of the latest group that it reads. A merge takes the later of two times
+ * and puts back what follows the earlier one, so searches for cycles are among groups between two times only.
+ *
+ * Memory. Where a limit is given (plan.c, when a plan needs more memory than running node by node), what is live when is kept
+ * up to date, and a merge that takes the most of it beyond the limit is taken back. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,7 +33,7 @@
 enum {
   BUDGET_PER_NODE = 48, /* nodes in estimated kernels, per unit of the graph */
   BUDGET_LEAST = 4000,
-  SEARCH_LIMIT = 4096,      /* groups visited when looking for a cycle */
+  SEARCH_LIMIT = 2048,      /* edges followed when looking for a cycle */
   SIBLINGS_LIMIT = 12,      /* readers of one value that are considered as its sibling */
   KERNEL_NANOSECONDS = 1500 /* what starting a kernel costs */
 };
@@ -63,6 +66,8 @@ typedef struct unit {
   int64_t elements;       /* of the result */
   int64_t space;          /* points computed over, without what a product sums */
   int64_t bytes;
+  int64_t counted;   /* its bytes if it is stored, with a limit */
+  uint32_t from, to; /* times between which it lives */
 } unit;
 
 typedef struct group {
@@ -70,6 +75,8 @@ typedef struct group {
   uint32_t *units; /* ascending */
   double ns;       /* estimate, with the start; < 0: not known yet */
   int64_t space;
+  uint32_t
+      time; /* no earlier than its last node and than the groups it reads: groups run in the order of their times */
   uint8_t kind;
   bool alive;
   bool dot, scatter;
@@ -89,12 +96,35 @@ typedef struct candidate {
   uint32_t a, b;
 } candidate;
 
+/* A node of the profile: the sum of its leaves, and the most of the sums of its first leaves. */
+typedef struct profile {
+  int64_t sum, most;
+} profile;
+
+/* What a merge changes, to take it back. */
+typedef struct moved {
+  uint32_t group, time;
+} moved;
+
+typedef struct old_life {
+  uint32_t unit, from, to;
+  int64_t counted;
+} old_life;
+
 typedef struct fuser {
   fusion *to;
   graph *g;
   arena arena; /* freed at the end */
   const int64_t *tune;
-  fuse_level level;
+  int64_t limit;           /* FUSE_NOTHING .. FUSE_ALL */
+  profile *profile;        /* by time: f->times leaves, from index f->times on */
+  uint32_t times;          /* a power of two */
+  int64_t inputs, results; /* bytes */
+  uint32_t first, last;    /* times between which the last merge changed something */
+  moved *moved;            /* by the last merge */
+  uint32_t nmoved;
+  old_life *lives; /* what the last merge changed */
+  uint32_t nlives, lives_cap;
   const uint8_t *awkward;
   const char *why;
   uint8_t *live;
@@ -585,30 +615,40 @@ static bool cost_of(fuser *f, uint32_t a, double *ns) {
   return true;
 }
 
-/* Is there a way from group a to group b through another group? Answers yes when the search gets long. */
-static bool detour(fuser *f, uint32_t a, uint32_t b) {
-  uint32_t n = 0, visited = 0;
+/* Is there a way from group a to group b through another group? Looks from a on, or (back) from b back, at groups whose time
+ * is between theirs. 2: the search got long. */
+static int search(fuser *f, uint32_t a, uint32_t b, bool back) {
+  uint32_t n = 0, edges = 0, from = back ? b : a, to = back ? a : b, least = f->groups[a].time,
+           most = f->groups[b].time;
   f->search++;
-  f->stack[n++] = a;
-  f->groups[a].seen = f->search;
+  f->stack[n++] = from;
+  f->groups[from].seen = f->search;
   while (n) {
     uint32_t x = f->stack[--n];
-    if (++visited > SEARCH_LIMIT) return true;
     for (uint32_t i = 0; i < f->groups[x].n; i++) {
       const unit *u = &f->units[f->groups[x].units[i]];
-      for (uint32_t e = u->out; e < u->out + u->nout; e++) {
-        uint32_t y = f->units[f->out[e].unit].group;
-        if (y == b) {
-          if (x != a) return true;
+      const edge *e = back ? f->in + u->in : f->out + u->out, *end = e + (back ? u->nin : u->nout);
+      if ((edges += (uint32_t)(end - e)) > SEARCH_LIMIT) return 2;
+      for (; e < end; e++) {
+        uint32_t y = f->units[e->unit].group;
+        if (y == to) {
+          if (x != from) return 1;
           continue;
         }
-        if (f->groups[y].seen == f->search) continue;
+        if (f->groups[y].seen == f->search || f->groups[y].time < least || f->groups[y].time > most) continue;
         f->groups[y].seen = f->search;
         f->stack[n++] = y;
       }
     }
   }
-  return false;
+  return 0;
+}
+
+/* The same; answers yes when the search gets long from both ends. */
+static bool detour(fuser *f, uint32_t a, uint32_t b) {
+  if (f->groups[a].time > f->groups[b].time) return false;
+  int found = search(f, a, b, false);
+  return (found < 2 ? found : search(f, a, b, true)) != 0;
 }
 
 static bool elementwise(const fuser *f, const unit *u) {
@@ -698,60 +738,181 @@ static int64_t saved_bytes(fuser *f, uint32_t a, uint32_t b) {
 
 static uint32_t last_node(const fuser *f, uint32_t a) { return f->units[f->groups[a].units[f->groups[a].n - 1]].node; }
 
-/* Would computing the earlier group at the later one's time keep more bytes alive in between than it saves? */
-static bool lengthens(const fuser *f, uint32_t a, uint32_t b) {
-  if (last_node(f, a) > last_node(f, b)) {
-    uint32_t t = a;
-    a = b;
-    b = t;
+/* ---- what is live when ---------------------------------------------------------------------------------------------------------- */
+
+/* Bytes that come alive less bytes that die at a time: a tree of sums, in which the most that is live is at the root. */
+static void profile_add(fuser *f, uint32_t at, int64_t bytes) {
+  profile *p = f->profile;
+  uint32_t i = f->times + at;
+  p[i].sum += bytes;
+  p[i].most = p[i].sum;
+  while (i /= 2) {
+    const profile *l = &p[2 * i], *r = l + 1;
+    p[i].sum = l->sum + r->sum;
+    p[i].most = l->most > l->sum + r->most ? l->most : l->sum + r->most;
   }
-  int64_t kept = 0, saved = 0;
-  uint32_t until = last_node(f, b);
+}
+
+static void profile_unit(fuser *f, const unit *u, int sign) {
+  if (!u->counted) return;
+  profile_add(f, u->from, sign * u->counted);
+  if (!u->output) profile_add(f, u->to + 1, -sign * u->counted);
+}
+
+/* The most that is live at a time from `first` to `last`; node i of the tree covers `n` times from `at` on, before which `before`
+ * bytes are live. */
+static int64_t most_between(const fuser *f, uint32_t first, uint32_t last, uint32_t i, uint32_t at, uint32_t n,
+                            int64_t before) {
+  const profile *p = f->profile;
+  if (first <= at && at + n - 1 <= last) return before + p[i].most;
+  if (last < at || at + n - 1 < first) return 0;
+  int64_t x = most_between(f, first, last, 2 * i, at, n / 2, before);
+  int64_t y = most_between(f, first, last, 2 * i + 1, at + n / 2, n / 2, before + p[2 * i].sum);
+  return x > y ? x : y;
+}
+
+/* Live at most while what the last merge changed lives. Inputs do so all the time, a value from the group that stores it to its
+ * last reader, a result to the end; and all results have their memory from the start. */
+static int64_t live_bytes(const fuser *f) {
+  int64_t most = most_between(f, f->first, f->last, 1, 0, f->times, 0);
+  return f->inputs + (most > f->results ? most : f->results);
+}
+
+/* A unit's life after its group or a reader's moved to `time`; times only grow, but for undo. */
+static bool recount(fuser *f, uint32_t i, uint32_t time) {
+  unit *u = &f->units[i];
+  uint32_t from = f->groups[u->group].time, to = time > u->to ? time : u->to;
+  int64_t counted = u->bytes && stored_in(f, u, u->group, u->group) ? u->bytes : 0;
+  if (from == u->from && to == u->to && counted == u->counted) return true;
+  if (!room(f, (void **)&f->lives, &f->lives_cap, f->nlives + 1, sizeof *f->lives)) return false;
+  f->lives[f->nlives++] = (old_life){i, u->from, u->to, u->counted};
+  if (from < f->first) f->first = from;
+  if (u->counted && u->from < f->first) f->first = u->from;
+  if (to > f->last) f->last = to;
+  profile_unit(f, u, -1);
+  if (u->output) f->results += counted - u->counted;
+  u->from = from;
+  u->to = to;
+  u->counted = counted;
+  profile_unit(f, u, 1);
+  return true;
+}
+
+static bool recount_group(fuser *f, uint32_t a) {
   const group *x = &f->groups[a];
   for (uint32_t i = 0; i < x->n; i++) {
     const unit *u = &f->units[x->units[i]];
-    bool others = u->root;
-    for (uint32_t e = u->out; e < u->out + u->nout; e++)
-      if ((f->out[e].flags & EDGE_DATA) && f->units[f->out[e].unit].group != a &&
-          last_node(f, f->units[f->out[e].unit].group) < until)
-        others = true;
-    if (!others && u->nout && u->value) {
-      bool stored = false;
-      for (uint32_t e = u->out; e < u->out + u->nout; e++)
-        stored |= (f->out[e].flags & EDGE_DATA) && f->units[f->out[e].unit].group != a;
-      if (stored) saved += u->bytes;
-    }
-    for (uint32_t e = u->in; e < u->in + u->nin; e++) {
-      const unit *from = &f->units[f->in[e].unit];
-      if (!(f->in[e].flags & EDGE_DATA) || from->group == a || from->group == b || from->output) continue;
-      bool alive = false;
-      for (uint32_t o = from->out; o < from->out + from->nout && !alive; o++) {
-        uint32_t reader = f->units[f->out[o].unit].group;
-        alive = (f->out[o].flags & EDGE_DATA) && reader != a && last_node(f, reader) >= until;
-      }
-      if (!alive) kept += from->bytes;
-    }
+    if (!recount(f, x->units[i], x->time)) return false;
+    for (uint32_t e = u->in; e < u->in + u->nin; e++)
+      if ((f->in[e].flags & EDGE_DATA) && !recount(f, f->in[e].unit, x->time)) return false;
   }
-  return kept > saved;
+  return true;
+}
+
+static bool make_profile(fuser *f) {
+  graph *g = f->g;
+  for (f->times = 1; f->times < g->n + 1; f->times *= 2) {}
+  f->profile = arena_alloc(&f->arena, 2 * (size_t)f->times * sizeof *f->profile);
+  if (!f->profile) return out_of_memory(f);
+  for (uint32_t i = 0; i < g->ninputs; i++) f->inputs += fuse_bytes(g, g->inputs[i]);
+  for (uint32_t a = 0; a < f->ngroups; a++)
+    if (!recount_group(f, a)) return false;
+  return true;
 }
 
 /* ---- merging -------------------------------------------------------------------------------------------------------------------- */
 
-/* Group a and b become a new one. */
-static bool merge(fuser *f, uint32_t a, uint32_t b, double ns, uint32_t *to) {
+/* Puts all that follows a group at its time or later. False if that takes long. */
+static bool push_back(fuser *f, uint32_t a) {
+  uint32_t n = 0, time = f->groups[a].time, edges = 0;
+  f->nmoved = 0;
+  f->stack[n++] = a;
+  while (n) {
+    const group *x = &f->groups[f->stack[--n]];
+    for (uint32_t i = 0; i < x->n; i++) {
+      const unit *u = &f->units[x->units[i]];
+      if ((edges += u->nout) > SEARCH_LIMIT) return false;
+      for (uint32_t e = u->out; e < u->out + u->nout; e++) {
+        uint32_t b = f->units[f->out[e].unit].group;
+        if (f->groups[b].time >= time) continue;
+        f->moved[f->nmoved++] = (moved){b, f->groups[b].time};
+        f->groups[b].time = time;
+        f->stack[n++] = b;
+      }
+    }
+  }
+  return true;
+}
+
+static void unmerge(fuser *f, uint32_t a, uint32_t b) {
+  f->ngroups--;
+  for (int side = 0; side < 2; side++) {
+    group *x = &f->groups[side ? b : a];
+    x->alive = true;
+    for (uint32_t i = 0; i < x->n; i++) f->units[x->units[i]].group = side ? b : a;
+  }
+  while (f->nmoved) {
+    const moved *m = &f->moved[--f->nmoved];
+    f->groups[m->group].time = m->time;
+  }
+  while (f->nlives) {
+    const old_life *o = &f->lives[--f->nlives];
+    unit *u = &f->units[o->unit];
+    profile_unit(f, u, -1);
+    if (u->output) f->results += o->counted - u->counted;
+    u->from = o->from;
+    u->to = o->to;
+    u->counted = o->counted;
+    profile_unit(f, u, 1);
+  }
+}
+
+/* Is no more live than the limit allows, while what changed lives? Or no more than before (`before`, or -1: not known)? */
+static bool recount_merged(fuser *f, uint32_t a, int64_t before, bool *fits) {
+  if (!recount_group(f, a)) return false;
+  for (uint32_t i = 0; i < f->nmoved; i++)
+    if (!recount_group(f, f->moved[i].group)) return false;
+  int64_t live = f->nlives ? live_bytes(f) : 0;
+  *fits = live <= f->limit || live <= before;
+  return true;
+}
+
+/* Makes a new group, the last one, of all units of a and b. */
+static void merge_units(fuser *f, uint32_t a, uint32_t b, uint32_t *units) {
   group *x = &f->groups[a], *y = &f->groups[b], *m = &f->groups[f->ngroups];
-  uint32_t *units = arena_alloc(&f->arena, (x->n + y->n) * sizeof *units);
-  if (!units) return out_of_memory(f);
   uint32_t i = 0, j = 0, n = 0;
   while (i < x->n || j < y->n)
     units[n++] = j == y->n || (i < x->n && x->units[i] < y->units[j]) ? x->units[i++] : y->units[j++];
-  *m = (group){.n = n, .units = units, .ns = ns, .kind = FUSE_KERNEL, .alive = true};
+  *m = (group){.n = n, .units = units, .ns = -1, .kind = FUSE_KERNEL, .alive = true};
   m->dot = x->dot || y->dot;
   m->scatter = x->scatter || y->scatter;
   m->space = x->space > y->space ? x->space : y->space;
+  m->time = x->time > y->time ? x->time : y->time;
   x->alive = y->alive = false;
   for (i = 0; i < n; i++) f->units[units[i]].group = f->ngroups;
-  *to = f->ngroups++;
+  f->ngroups++;
+}
+
+/* Groups a and b become a new one, *to. It stays 0 if that would take too much memory. False: no memory for planning. */
+static bool merge(fuser *f, uint32_t a, uint32_t b, double ns, uint32_t *to) {
+  uint32_t *units = arena_alloc(&f->arena, (f->groups[a].n + f->groups[b].n) * sizeof *units);
+  if (!units) return out_of_memory(f);
+  int64_t before = -1;
+  for (int tries = 0; tries < 2; tries++) {
+    merge_units(f, a, b, units);
+    *to = f->ngroups - 1;
+    f->groups[*to].ns = ns;
+    f->nlives = f->last = 0;
+    f->first = UINT32_MAX;
+    bool moves = push_back(f, *to), fits = moves;
+    if (moves && f->limit != FUSE_ALL && !recount_merged(f, *to, before, &fits)) return false;
+    if (fits) return true;
+    unmerge(f, a, b);
+    *to = 0;
+    if (!moves) break;
+    before = live_bytes(f);
+    if (before <= f->limit) break;
+  }
   return true;
 }
 
@@ -760,12 +921,14 @@ static bool make_groups(fuser *f) {
   f->groups = arena_alloc(&f->arena, (4 * (size_t)f->n + 1) * sizeof *f->groups);
   f->stack = arena_alloc(&f->arena, (4 * (size_t)f->n + 1) * sizeof *f->stack);
   uint32_t *own = arena_alloc(&f->arena, (f->n + 1) * sizeof *own);
-  if (!f->groups || !f->stack || !own) return out_of_memory(f);
+  f->moved = arena_alloc(&f->arena, (f->n + 1) * sizeof *f->moved);
+  if (!f->groups || !f->stack || !f->moved || !own) return out_of_memory(f);
   for (uint32_t i = 0; i < f->n; i++) {
     unit *u = &f->units[i];
     own[i] = i;
     u->group = i;
     f->groups[i] = (group){.n = 1, .units = &own[i], .ns = -1, .kind = u->kind, .alive = true, .space = u->space};
+    f->groups[i].time = u->node;
     f->groups[i].dot = u->kind == FUSE_KERNEL && node_of(f, u->node)->op == OP_dot;
     f->groups[i].scatter = is_scatter(node_of(f, u->node));
     f->groups[i].empty = u->space == 0 || u->elements == 0;
@@ -792,14 +955,18 @@ static uint32_t only_reader(const fuser *f, uint32_t i) {
 }
 
 static bool dissolve(fuser *f, uint32_t a) {
-  const group *x = &f->groups[a];
+  group *x = &f->groups[a];
+  uint32_t first = f->ngroups;
+  x->alive = false;
   for (uint32_t i = 0; i < x->n; i++) {
-    uint32_t u = x->units[i];
-    f->groups[f->ngroups] = f->groups[u];
-    f->groups[f->ngroups].alive = true;
-    f->units[u].group = f->ngroups++;
+    group *own = &f->groups[f->ngroups];
+    *own = f->groups[x->units[i]];
+    own->alive = true;
+    own->time = x->time;
+    f->units[x->units[i]].group = f->ngroups++;
   }
-  f->groups[a].alive = false;
+  for (uint32_t b = first; b < f->ngroups && f->limit != FUSE_ALL; b++)
+    if (!recount_group(f, b)) return false;
   return true;
 }
 
@@ -807,7 +974,6 @@ static bool join_chains(fuser *f) {
   for (uint32_t i = f->n; i-- > 0;) {
     uint32_t a = f->units[i].group, b = only_reader(f, i), m;
     if (a == b || forbidden(f, a, b) || (graph_fallible(f->g, f->units[i].node) && detour(f, a, b))) continue;
-    if (f->level < FUSE_ALL && lengthens(f, a, b)) continue;
     if (!merge(f, a, b, -1, &m)) return false;
   }
   for (uint32_t a = f->n, end = f->ngroups; a < end; a++) {
@@ -871,7 +1037,6 @@ static bool offer_all(fuser *f, uint32_t a, bool later) {
         if (!offer(f, a, b)) return false;
       }
     }
-    if (f->level < FUSE_SIBLINGS) continue;
     for (uint32_t e = 0; e < u->nin + u->nleaves; e++) {
       bool leaf = e >= u->nin;
       const unit *from = leaf ? NULL : &f->units[f->in[u->in + e].unit];
@@ -901,7 +1066,6 @@ static bool join_pairs(fuser *f) {
     candidate c = take(f);
     if (!f->groups[c.a].alive || !f->groups[c.b].alive) continue;
     if (detour(f, c.a, c.b) || detour(f, c.b, c.a)) continue;
-    if (f->level < FUSE_ALL && lengthens(f, c.a, c.b)) continue;
     double x, y, both;
     uint32_t m;
     bool known = cost_of(f, c.a, &x) && cost_of(f, c.b, &y);
@@ -910,75 +1074,77 @@ static bool join_pairs(fuser *f) {
       continue;
     }
     if (both > x + y) continue;
-    if (!merge(f, c.a, c.b, both, &m) || !offer_all(f, m, false)) return false;
+    if (!merge(f, c.a, c.b, both, &m) || (m && !offer_all(f, m, false))) return false;
   }
   return true;
 }
 
 /* ---- result ---------------------------------------------------------------------------------------------------------------------- */
 
-/* Groups in an order in which they can run: of those that can, the one whose last node comes first in the program. */
+typedef struct ready {
+  fuser *f;
+  uint32_t *groups, n;
+} ready;
+
+/* The heap of groups that can run: the one whose last node comes first in the program is next. */
+static void make_ready(ready *r, uint32_t a) {
+  uint32_t p = r->n++, last = last_node(r->f, a);
+  for (; p && last_node(r->f, r->groups[(p - 1) / 2]) > last; p = (p - 1) / 2) r->groups[p] = r->groups[(p - 1) / 2];
+  r->groups[p] = a;
+}
+
+static uint32_t take_ready(ready *r) {
+  uint32_t top = r->groups[0], a = r->groups[--r->n], last = last_node(r->f, a), p = 0;
+  for (uint32_t k; (k = 2 * p + 1) < r->n; p = k) {
+    if (k + 1 < r->n && last_node(r->f, r->groups[k + 1]) < last_node(r->f, r->groups[k])) k++;
+    if (last_node(r->f, r->groups[k]) >= last) break;
+    r->groups[p] = r->groups[k];
+  }
+  r->groups[p] = a;
+  return top;
+}
+
+static bool write_group(fuser *f, uint32_t a) {
+  fusion *to = f->to;
+  const group *x = &f->groups[a];
+  uint32_t *nodes = arena_alloc(&to->arena, x->n * sizeof *nodes);
+  if (!nodes) return out_of_memory(f);
+  for (uint32_t i = 0; i < x->n; i++) {
+    const unit *u = &f->units[x->units[i]];
+    nodes[i] = u->node;
+    if (!u->value) continue;
+    to->group_of[u->node] = to->n + 1;
+    to->stored[u->node] = u->kind != FUSE_SCALAR && stored_in(f, u, a, a);
+    if (to->stored[u->node]) to->base[u->node] = u->node;
+  }
+  to->groups[to->n++] = (fuse_group){x->kind, x->n, nodes};
+  return true;
+}
+
+/* Groups in the order in which they run: of those that can, the one whose last node comes first in the program. */
 static bool write_groups(fuser *f) {
   fusion *to = f->to;
-  uint32_t *waits = arena_alloc(&f->arena, (f->ngroups + 1) * sizeof *waits);
-  uint32_t *ready = arena_alloc(&f->arena, (f->ngroups + 1) * sizeof *ready), nready = 0, alive = 0;
+  uint32_t *waits = arena_alloc(&f->arena, (f->ngroups + 1) * sizeof *waits), alive = 0;
+  ready r = {.f = f, .groups = arena_alloc(&f->arena, (f->ngroups + 1) * sizeof *r.groups)};
   for (uint32_t a = 0; a < f->ngroups; a++) alive += f->groups[a].alive;
   to->groups = arena_alloc(&to->arena, (alive + 1) * sizeof *to->groups);
-  if (!waits || !ready || !to->groups) return out_of_memory(f);
+  if (!waits || !r.groups || !to->groups) return out_of_memory(f);
   for (uint32_t i = 0; i < f->n; i++)
     for (uint32_t e = f->units[i].in; e < f->units[i].in + f->units[i].nin; e++)
       waits[f->units[i].group] += f->units[f->in[e].unit].group != f->units[i].group;
-  for (uint32_t a = 0; a <= f->ngroups; a++) {
-    if (a < f->ngroups && (!f->groups[a].alive || waits[a])) continue;
-    if (a < f->ngroups) {
-      ready[nready++] = a;
-      continue;
-    }
-    for (uint32_t i = nready / 2; i-- > 0;) { /* a heap by last node */
-      for (uint32_t p = i, k; (k = 2 * p + 1) < nready; p = k) {
-        if (k + 1 < nready && last_node(f, ready[k + 1]) < last_node(f, ready[k])) k++;
-        if (last_node(f, ready[p]) <= last_node(f, ready[k])) break;
-        uint32_t t = ready[p];
-        ready[p] = ready[k];
-        ready[k] = t;
-      }
-    }
-  }
-  while (nready) {
-    uint32_t a = ready[0];
-    ready[0] = ready[--nready];
-    for (uint32_t p = 0, k; (k = 2 * p + 1) < nready; p = k) {
-      if (k + 1 < nready && last_node(f, ready[k + 1]) < last_node(f, ready[k])) k++;
-      if (last_node(f, ready[p]) <= last_node(f, ready[k])) break;
-      uint32_t t = ready[p];
-      ready[p] = ready[k];
-      ready[k] = t;
-    }
+  for (uint32_t a = 0; a < f->ngroups; a++)
+    if (f->groups[a].alive && !waits[a]) make_ready(&r, a);
+  while (r.n) {
+    uint32_t a = take_ready(&r);
+    if (!write_group(f, a)) return false;
     const group *x = &f->groups[a];
-    uint32_t *nodes = arena_alloc(&to->arena, x->n * sizeof *nodes);
-    if (!nodes) return out_of_memory(f);
     for (uint32_t i = 0; i < x->n; i++) {
       const unit *u = &f->units[x->units[i]];
-      nodes[i] = u->node;
-      if (u->value) {
-        to->group_of[u->node] = to->n + 1;
-        to->stored[u->node] = u->kind != FUSE_SCALAR && stored_in(f, u, a, a);
-        if (to->stored[u->node]) to->base[u->node] = u->node;
-      }
       for (uint32_t e = u->out; e < u->out + u->nout; e++) {
         uint32_t b = f->units[f->out[e].unit].group;
-        if (b == a || --waits[b]) continue;
-        uint32_t p = nready++;
-        ready[p] = b;
-        while (p && last_node(f, ready[(p - 1) / 2]) > last_node(f, ready[p])) {
-          uint32_t t = ready[p];
-          ready[p] = ready[(p - 1) / 2];
-          ready[(p - 1) / 2] = t;
-          p = (p - 1) / 2;
-        }
+        if (b != a && --waits[b] == 0) make_ready(&r, b);
       }
     }
-    to->groups[to->n++] = (fuse_group){x->kind, x->n, nodes};
   }
   if (to->n == alive) return true;
   f->why = "groups of nodes wait for each other";
@@ -1008,18 +1174,20 @@ static bool run(fuser *f) {
   }
   if (!make_edges(f) || !simulate_eager(f) || !make_groups(f)) return false;
   f->budget = BUDGET_LEAST + (int64_t)BUDGET_PER_NODE * f->n;
-  if (f->tune[TUNE_fuse_enabled]) {
-    if (f->level >= FUSE_CHAINS && !join_chains(f)) return false;
-    if (f->level >= FUSE_VERTICAL && !join_pairs(f)) return false;
+  if (f->tune[TUNE_fuse_enabled] && f->limit != FUSE_NOTHING) {
+    if (f->limit != FUSE_ALL && !make_profile(f)) return false;
+    if (!join_chains(f) || !join_pairs(f)) return false;
   }
+  if (!f->profile && f->limit == FUSE_ALL && !make_profile(f)) return false;
+  to->live = f->inputs + (!f->profile ? 0 : f->profile[1].most > f->results ? f->profile[1].most : f->results);
   if (!write_groups(f)) return false;
   return !g->dims.arena->failed || out_of_memory(f);
 }
 
-bool fuse(graph *g, const int64_t *tune, fuse_level level, const uint8_t *awkward, fusion *f, const char **why) {
+bool fuse(graph *g, const int64_t *tune, int64_t limit, const uint8_t *awkward, fusion *f, const char **why) {
   *f = (fusion){.g = g};
   arena_init(&f->arena, NULL);
-  fuser s = {.to = f, .g = g, .tune = tune, .level = level, .awkward = awkward};
+  fuser s = {.to = f, .g = g, .tune = tune, .limit = limit, .awkward = awkward};
   arena_init(&s.arena, NULL);
   bool ok = run(&s);
   arena_free(&s.arena);

@@ -17,14 +17,10 @@ typedef struct fuse_group {
   const uint32_t *nodes; /* ascending */
 } fuse_group;
 
-/* How far fusion goes; each level is stricter than the next. */
-typedef enum fuse_level {
-  FUSE_NOTHING,  /* every node is a group of its own, in program order */
-  FUSE_CHAINS,   /* pointwise nodes join their only reader, where that keeps nothing alive for longer */
-  FUSE_VERTICAL, /* and producers join consumers, on the same condition */
-  FUSE_SIBLINGS, /* and readers of one value join each other, on the same condition */
-  FUSE_ALL       /* whatever makes the graph faster */
-} fuse_level;
+/* How far fusion goes: FUSE_NOTHING makes every node a group of its own, in program order; FUSE_ALL takes whatever makes the
+ * graph faster; any other number is the most bytes that may be live at a time, inputs and results included. */
+enum { FUSE_NOTHING = 0 };
+#define FUSE_ALL INT64_MAX
 
 typedef struct fusion {
   arena arena;
@@ -37,13 +33,14 @@ typedef struct fusion {
   uint8_t *stored;    /* by node: a kernel or library step writes it to a buffer */
   uint8_t *place;     /* by node: lower_place as seen from a kernel that does not compute it */
   uint32_t *scratch;  /* by node: for lower */
+  int64_t live;       /* bytes that are live at most, simulated; not with FUSE_NOTHING */
   int64_t eager_peak; /* bytes at the recorded sizes when run node by node in program order, inputs included */
 } fusion;
 
 /* Partition of a simplified graph without regions. `awkward`, by node: read their operands from buffers, never through views
  * (a kernel of such a node alone could not be scheduled). False with a reason (static text): lower_no_memory or a defect. `f` may be
  * freed in any case. */
-QN_MUST_CHECK bool fuse(graph *g, const int64_t *tune, fuse_level level, const uint8_t *awkward, fusion *f,
+QN_MUST_CHECK bool fuse(graph *g, const int64_t *tune, int64_t limit, const uint8_t *awkward, fusion *f,
                         const char **why);
 void fusion_free(fusion *f);
 /* The kernel of a FUSE_KERNEL group. NULL with a reason. */

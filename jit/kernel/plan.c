@@ -6,9 +6,9 @@
  * yet, or in the arena; else on top of the arena. Sizes that are no plain numbers are laid out behind all others, and share a
  * place only with buffers of the same size.
  *
- * The peak of a plan must not be above that of running the graph node by node. Where it is, fusion is done again more
- * strictly; if even the unfused graph needs more (a view that must be copied because it is a result), the best attempt is
- * taken. */
+ * The peak of a plan must not be above that of running the graph node by node. Where it is, fusion is done again with a limit
+ * on what is live at a time; if even the unfused graph needs more (a view that must be copied because it is a result), the best
+ * attempt is taken. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +18,8 @@
 #include "jit/kernel/schedule.h"
 #include "lang/value.h"
 #include "lang/vm.h"
+
+enum { FUSION_TRIES = 4 }; /* with less and less memory, before every node is a kernel of its own */
 
 /* A buffer while memory is planned. */
 typedef struct span_of_life {
@@ -344,9 +346,9 @@ static bool make_steps(planner *m) {
     bool ok = x->kind == FUSE_KERNEL    ? kernel_step(m, i, s)
               : x->kind == FUSE_LIBRARY ? library_step(m, x->nodes[0], s)
                                         : scalar_step(m, x->nodes[0], s);
-    if (!ok) return false;
+    if (!ok && (!m->again || m->why == lower_no_memory)) return m->again = false;
   }
-  return true;
+  return !m->again;
 }
 
 /* ---- memory ------------------------------------------------------------------------------------------------------------------------ */
@@ -408,6 +410,20 @@ static int by_size(const void *a, const void *b) {
   return x->buffer < y->buffer ? -1 : 1;
 }
 
+static int by_birth(const void *a, const void *b) {
+  const span_of_life *x = *(span_of_life *const *)a, *y = *(span_of_life *const *)b;
+  if (x->first != y->first) return x->first < y->first ? -1 : 1;
+  if (x->bytes != y->bytes) return x->bytes < y->bytes ? 1 : -1;
+  return x->buffer < y->buffer ? -1 : 1;
+}
+
+static int by_length(const void *a, const void *b) {
+  const span_of_life *x = *(span_of_life *const *)a, *y = *(span_of_life *const *)b;
+  uint32_t length_x = x->last - x->first, length_y = y->last - y->first;
+  if (length_x != length_y) return length_x < length_y ? 1 : -1;
+  return by_size(a, b);
+}
+
 /* Are the bytes free of all that is placed, but for what v may lie on? */
 static bool is_free(const planner *m, span_of_life *const *placed, uint32_t n, const span_of_life *v, uint32_t region,
                     int64_t offset) {
@@ -453,27 +469,15 @@ static uint32_t find_near(span_of_life *const *placed, uint32_t n, const span_of
   return count;
 }
 
-static bool place_buffers(planner *m, int64_t *arena_bytes) {
-  plan *p = m->p;
-  uint32_t n = 0, nout = 0, nplaced = 0;
-  span_of_life **order = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *order);
-  span_of_life **placed = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *placed);
-  span_of_life **outputs = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *outputs);
-  const span_of_life **near = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *near);
-  if (!order || !placed || !outputs || !near) return out_of_memory(m);
-  for (uint32_t b = 0; b < p->nbuffers; b++) {
-    span_of_life *v = &m->lives[b];
-    if (v->bytes < 0 || v->first == UINT32_MAX) continue;
-    if (p->buffers[b].where == WHERE_ARENA) order[n++] = v;
-    if (is_output(&p->buffers[b])) {
-      v->region = 2 + p->buffers[b].index;
-      outputs[nout++] = placed[nplaced++] = v;
-    }
-  }
-  qsort(order, n, sizeof *order, by_size);
+/* Gives every buffer in `order` a place; what is placed already is in `placed`, outputs first. The end of the arena. */
+static int64_t place_in_order(planner *m, span_of_life **order, uint32_t n, span_of_life **placed, uint32_t nout,
+                              const span_of_life **near) {
   int64_t top = 0;
+  uint32_t nplaced = nout;
   for (uint32_t i = 0; i < n; i++) {
     span_of_life *v = order[i];
+    v->region = 0;
+    v->offset = 0;
     for (uint32_t k = 0; k < nplaced && !v->region; k++) {
       const span_of_life *x = placed[k];
       if (together(x, v) && in_place(m, x, v) && is_free(m, placed, nplaced, v, x->region, x->offset)) {
@@ -483,9 +487,9 @@ static bool place_buffers(planner *m, int64_t *arena_bytes) {
     }
     int64_t smallest = INT64_MAX;
     for (uint32_t k = 0; k <= nout && (v->region == 0 || smallest < INT64_MAX); k++) {
-      uint32_t region = k < nout ? outputs[k]->region : 1;
-      int64_t size = 0, end = k < nout ? outputs[k]->exact : top;
-      if (k < nout && (outputs[k]->first <= v->last || end < v->exact)) continue;
+      uint32_t region = k < nout ? placed[k]->region : 1;
+      int64_t size = 0, end = k < nout ? placed[k]->exact : top;
+      if (k < nout && (placed[k]->first <= v->last || end < v->exact)) continue;
       uint32_t count = find_near(placed, nplaced, v, region, near);
       int64_t at = best_gap(near, count, v, end, &size);
       if (at < 0 || size >= smallest) continue;
@@ -501,12 +505,51 @@ static bool place_buffers(planner *m, int64_t *arena_bytes) {
       if (__builtin_add_overflow(v->offset, v->bytes, &top)) top = INT64_MAX / 2;
     }
     placed[nplaced++] = v;
-    plan_buffer *b = &p->buffers[v->buffer];
-    b->offset = v->offset;
-    if (v->region > 1) {
-      b->where = WHERE_OUTPUT;
-      b->index = v->region - 2;
+  }
+  return top;
+}
+
+/* Places by decreasing size; where that takes more than `enough` bytes, by decreasing length of life or in the order of the
+ * program, if one of these takes less. */
+static bool place_buffers(planner *m, int64_t enough, int64_t *arena_bytes) {
+  static int (*const orders[])(const void *, const void *) = {by_size, by_length, by_birth};
+  enum { ORDERS = sizeof orders / sizeof *orders };
+  plan *p = m->p;
+  uint32_t n = 0, nout = 0;
+  span_of_life **order = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *order);
+  span_of_life **placed = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *placed);
+  const span_of_life **near = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *near);
+  if (!order || !placed || !near) return out_of_memory(m);
+  for (uint32_t b = 0; b < p->nbuffers; b++) {
+    span_of_life *v = &m->lives[b];
+    if (v->bytes < 0 || v->first == UINT32_MAX) continue;
+    if (p->buffers[b].where == WHERE_ARENA) order[n++] = v;
+    if (is_output(&p->buffers[b])) {
+      v->region = 2 + p->buffers[b].index;
+      placed[nout++] = v;
     }
+  }
+  int64_t top = INT64_MAX;
+  int best = 0, last = 0;
+  for (int o = 0; o < ORDERS && top > enough; o++) {
+    qsort(order, n, sizeof *order, orders[o]);
+    int64_t t = place_in_order(m, order, n, placed, nout, near);
+    if (t < top) {
+      top = t;
+      best = o;
+    }
+    last = o;
+  }
+  if (best != last) {
+    qsort(order, n, sizeof *order, orders[best]);
+    top = place_in_order(m, order, n, placed, nout, near);
+  }
+  for (uint32_t i = 0; i < n; i++) {
+    plan_buffer *b = &p->buffers[order[i]->buffer];
+    b->offset = order[i]->offset;
+    if (order[i]->region == 1) continue;
+    b->where = WHERE_OUTPUT;
+    b->index = order[i]->region - 2;
   }
   *arena_bytes = top;
   return true;
@@ -546,14 +589,16 @@ static void add_bytes(int64_t *sum, int64_t bytes) {
 static bool plan_memory(planner *m) {
   plan *p = m->p;
   graph *g = m->g;
-  int64_t fixed = 0;
-  if (!find_lives(m) || !place_buffers(m, &fixed) || !place_symbolic(m, fixed)) return false;
-  p->peak_bytes = dim_hint(&g->dims, p->arena_bytes);
-  for (uint32_t i = 0; i < g->ninputs; i++) add_bytes(&p->peak_bytes, fuse_bytes(g, g->inputs[i]));
+  int64_t fixed = 0, others = 0;
+  if (!find_lives(m)) return false;
+  for (uint32_t i = 0; i < g->ninputs; i++) add_bytes(&others, fuse_bytes(g, g->inputs[i]));
   for (uint32_t b = 0; b < p->nbuffers; b++)
-    if (is_output(&p->buffers[b]) && m->lives[b].last == p->nsteps)
-      add_bytes(&p->peak_bytes, dim_hint(&g->dims, m->lives[b].size));
+    if (is_output(&p->buffers[b])) add_bytes(&others, dim_hint(&g->dims, m->lives[b].size));
   p->eager_peak_bytes = m->f.eager_peak;
+  if (!place_buffers(m, p->eager_peak_bytes - others, &fixed)) return false;
+  if (!place_symbolic(m, fixed)) return false;
+  p->peak_bytes = others;
+  add_bytes(&p->peak_bytes, dim_hint(&g->dims, p->arena_bytes));
   return true;
 }
 
@@ -581,12 +626,18 @@ static void drop(plan *p) {
   arena_init(&p->arena, NULL);
 }
 
-static bool attempt_once(plan *p, const int64_t *tune, fuse_level level, uint8_t *awkward, bool *again,
-                         const char **why) {
+/* What a limit of live bytes gives. */
+typedef struct attempted {
+  int64_t limit;
+  int64_t live; /* simulated by fusion */
+  bool ok, again;
+} attempted;
+
+static void attempt_once(plan *p, const int64_t *tune, uint8_t *awkward, attempted *a, const char **why) {
   drop(p);
   planner m = {.p = p, .g = p->graph, .tune = tune, .awkward = awkward};
   arena_init(&m.arena, NULL);
-  bool ok = fuse(m.g, tune, level, awkward, &m.f, &m.why);
+  bool ok = fuse(m.g, tune, a->limit, awkward, &m.f, &m.why);
   if (ok) {
     m.buffer_of = arena_alloc(&m.arena, m.g->n * sizeof *m.buffer_of);
     m.slot_of = arena_alloc(&m.arena, m.g->n * sizeof *m.slot_of);
@@ -594,19 +645,61 @@ static bool attempt_once(plan *p, const int64_t *tune, fuse_level level, uint8_t
   }
   ok = ok && make_slots(&m) && make_buffers(&m) && make_steps(&m) && plan_memory(&m);
   if (ok && m.g->dims.arena->failed) ok = out_of_memory(&m);
+  a->live = m.f.live;
+  a->ok = ok;
+  a->again = m.again;
   fusion_free(&m.f);
   arena_free(&m.arena);
   if (!ok) *why = m.why ? m.why : lower_no_memory;
-  *again = m.again;
-  return ok;
 }
 
-static bool attempt(plan *p, const int64_t *tune, fuse_level level, uint8_t *awkward, const char **why) {
-  bool again = true;
-  while (again) { /* each time there is one more awkward node */
-    if (attempt_once(p, tune, level, awkward, &again, why)) return true;
+static attempted attempt(plan *p, const int64_t *tune, int64_t limit, uint8_t *awkward, const char **why) {
+  attempted a = {.limit = limit, .again = true};
+  while (a.again && !a.ok) attempt_once(p, tune, awkward, &a, why); /* each time there are more awkward nodes */
+  return a;
+}
+
+/* The fewest kernels whose peak is no higher than node by node. The first limit on what is live expects that places take as much
+ * less than that (values lie over their operands) or more (there are gaps) as they did without a limit; then the difference to
+ * what is allowed is added to the limit. False: no plan. */
+static bool plan_within(plan *p, const int64_t *tune, uint8_t *awkward, const char **why) {
+  bool fuses = tune[TUNE_fuse_enabled] != 0;
+  attempted a = attempt(p, tune, fuses ? FUSE_ALL : FUSE_NOTHING, awkward, why);
+  int64_t allowed = p->eager_peak_bytes, over = p->peak_bytes - allowed;
+  int64_t least = a.ok ? over : INT64_MAX, least_limit = a.limit;
+  uint32_t fewest = p->nkernels, fewest_within = UINT32_MAX;
+  if (!fuses || (a.ok && over <= 0)) return a.ok;
+  int64_t within = FUSE_NOTHING, beyond = FUSE_ALL, limit = a.ok ? allowed + a.live - p->peak_bytes : 0;
+  for (int tries = 0; a.ok && tries < FUSION_TRIES && fewest_within > fewest; tries++) {
+    if (limit <= within || limit >= beyond) limit = within + (beyond < FUSE_ALL ? beyond - within : allowed) / 2;
+    if (limit <= within || limit >= beyond) break;
+    a = attempt(p, tune, limit, awkward, why);
+    if (!a.ok) break;
+    over = p->peak_bytes - allowed;
+    if (over > 0) {
+      beyond = limit = a.live < limit ? a.live : limit; /* a limit in between would change nothing */
+      if (over < least) {
+        least = over;
+        least_limit = a.limit;
+      }
+    } else {
+      within = limit;
+      if (p->nkernels <= fewest_within) {
+        fewest_within = p->nkernels;
+        least_limit = limit;
+      }
+      least = 0;
+      if (-over < allowed / 64 || p->nkernels - fewest <= fewest / 16) break;
+    }
+    limit -= over;
   }
-  return false;
+  if (!a.ok && *why == lower_no_memory) return false;
+  if (fewest_within == UINT32_MAX) {
+    a = attempt(p, tune, FUSE_NOTHING, awkward, why);
+    if (a.ok && p->peak_bytes - allowed < least) return true;
+    if (!a.ok && *why == lower_no_memory) return false;
+  }
+  return a.limit == least_limit ? a.ok : attempt(p, tune, least_limit, awkward, why).ok;
 }
 
 plan *plan_make(graph *g, const int64_t *tune, char *why, size_t size) {
@@ -619,22 +712,8 @@ plan *plan_make(graph *g, const int64_t *tune, char *why, size_t size) {
   *p = (plan){.graph = g};
   arena_init(&p->arena, NULL);
   const char *reason = lower_no_memory;
-  bool done = false, short_of_memory = !copy_constants(g);
-  uint8_t *awkward = calloc(g->n, 1);
-  short_of_memory |= !awkward;
-  int64_t best = INT64_MAX;
-  int chosen = FUSE_NOTHING;
-  for (int level = tune[TUNE_fuse_enabled] ? FUSE_ALL : FUSE_NOTHING; level >= 0 && !done && !short_of_memory;
-       level--) {
-    bool ok = attempt(p, tune, (fuse_level)level, awkward, &reason);
-    short_of_memory = !ok && reason == lower_no_memory;
-    done = ok && p->peak_bytes <= p->eager_peak_bytes;
-    if (ok && !done && p->peak_bytes < best) {
-      best = p->peak_bytes;
-      chosen = level;
-    }
-  }
-  if (!done && !short_of_memory && best < INT64_MAX) done = attempt(p, tune, (fuse_level)chosen, awkward, &reason);
+  uint8_t *awkward = copy_constants(g) ? calloc(g->n, 1) : NULL;
+  bool done = awkward && plan_within(p, tune, awkward, &reason);
   free(awkward);
   if (done) return p;
   if (reason != lower_no_memory) snprintf(why, size, "%s", reason);
