@@ -27,8 +27,9 @@ bool emit_init(emitter *e, const k_kernel *k, l_program *p) {
   e->kept = calloc(k->n, sizeof *e->kept);
   e->last_load = calloc(k->nbuffers + 1, sizeof *e->last_load);
   e->first_store = calloc(k->nbuffers + 1, sizeof *e->first_store);
-  bool ok =
-      e->value && e->trail && e->prepared && e->prepared_list && e->acc && e->kept && e->last_load && e->first_store;
+  e->lone_store = calloc(k->nbuffers + 1, sizeof *e->lone_store);
+  bool ok = e->value && e->trail && e->prepared && e->prepared_list && e->acc && e->kept && e->last_load &&
+            e->first_store && e->lone_store;
   return ok || emit_refuse(e, lower_no_memory);
 }
 
@@ -41,6 +42,7 @@ void emit_free(emitter *e) {
   free(e->kept);
   free(e->last_load);
   free(e->first_store);
+  free(e->lone_store);
   free(e->dims);
   free(e->ints);
 }
@@ -70,8 +72,6 @@ static l_val parameter(emitter *e, qn_dim d) {
   }
   return l_param(e->p, i);
 }
-
-
 
 /* Symbols and larger sizes are parameters, so that programs serve all shapes; arithmetic on them stands in the prelude. */
 static l_val make_dim(emitter *e, qn_dim d) {

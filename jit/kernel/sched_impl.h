@@ -54,6 +54,7 @@ typedef struct emitter {
     l_val local, base, stride;
   } * kept;                          /* by K node: where a value lies in a local; base and stride per VEC */
   uint32_t *last_load, *first_store; /* by buffer: positions in the code */
+  bool *lone_store;                  /* by buffer: stored by one of several instances, while others may still load */
 } emitter;
 
 bool emit_init(emitter *e, const k_kernel *k, l_program *p);

@@ -601,8 +601,19 @@ static void all_dims(emitter *e) {
 
 /* ---- aliases ------------------------------------------------------------------------------------------------------------------ */
 
+/* An effect that lacks an axis of its nest is done where that axis is at 0, while instances elsewhere along it may still load
+ * what lies there. */
+static void note_lone_stores(emitter *e, const nest *s) {
+  k_mask instances = s->par;
+  if (s->shape != SHAPE_ROWS) instances |= axis_bit(s->c) | axis_bit(s->turned);
+  for (uint32_t i = 0; i < s->n; i++) {
+    const k_node *n = &e->k->nodes[s->effects[i]];
+    if (n->code == K_STORE && (instances & ~n->axes)) e->lone_store[n->buffer] = true;
+  }
+}
+
 /* May output `o` lie over input `b`? Every load of b has the address of the one store of o, runs over the same axes without a
- * guard, and stands before it. */
+ * guard, and stands before it in every instance. */
 static bool may_alias(const emitter *e, uint32_t b, uint32_t o) {
   const k_kernel *k = e->k;
   k_val store = 0;
@@ -615,7 +626,7 @@ static bool may_alias(const emitter *e, uint32_t b, uint32_t o) {
       store = v;
     }
   }
-  if (!store || k->nodes[store].guard) return false;
+  if (!store || k->nodes[store].guard || e->lone_store[o]) return false;
   for (k_val v = 1; v < k->n; v++) {
     const k_node *n = &k->nodes[v];
     if (n->code != K_LOAD || n->buffer != (int32_t)b) continue;
@@ -637,6 +648,7 @@ static bool emit_kernel(emitter *e, int64_t grain) {
     ok = nest_next(&s, k, effects, from, n, &to);
     if (!ok) emit_refuse(e, s.why);
     ok = ok && nest_emit(e, &s, grain);
+    if (ok) note_lone_stores(e, &s);
     nest_free(&s);
     from = to;
   }
