@@ -318,7 +318,7 @@ static bool atom_bound(k_kernel *k, uint32_t atom, qn_dim *top) {
   case ATOM_AXIS: *top = k->axes[a.ref].extent; return true;
   case ATOM_MOD: *top = a.by; return true;
   case ATOM_DIV:
-    if (!bounds(k, a.of, &low, &high)) return false;
+    if (!bounds(k, a.of, &low, &high) || !dim_nonnegative(k->dims, low)) return false;
     *top = dim_add(k->dims, dim_make(k->dims, DIM_FLOORDIV, high, a.by), 1);
     return true;
   default: return false;
@@ -334,7 +334,13 @@ bool k_within(k_kernel *k, k_form f, qn_dim extent) {
 
 /* ---- quotients and remainders ------------------------------------------------------------------------------------------------ */
 
-/* a = d * whole + rest, by terms. */
+static bool at_least_zero(k_kernel *k, k_form f) {
+  qn_dim low, high;
+  return bounds(k, f, &low, &high) && dim_nonnegative(k->dims, low);
+}
+
+/* a = d * whole + rest, by terms. The rest of a form that is known not to be negative is not, either: its quotient would have
+ * no bounds. */
 static void split(k_kernel *k, k_form a, qn_dim d, sum *whole, sum *rest) {
   k_linear l = k->forms[a];
   int64_t c, by;
@@ -355,6 +361,10 @@ static void split(k_kernel *k, k_form a, qn_dim d, sum *whole, sum *rest) {
       sum_term(k, whole, l.terms[i].atom, q);
     else
       sum_term(k, rest, l.terms[i].atom, l.terms[i].coef);
+  }
+  if (rest->constant != l.constant && at_least_zero(k, a) && !at_least_zero(k, form_find(k, rest))) {
+    whole->constant = 0;
+    rest->constant = l.constant;
   }
 }
 
