@@ -282,6 +282,11 @@ static bool emit_turned(emitter *e, nest *s, int64_t grain) {
     e->at[s->c] = emit_index(e, L_IADD, col0, step);
     e->vec = s->turned;
     e->at[s->turned] = row0;
+    for (k_val u = 1; u < v; u++) /* a load may fall back to an earlier one, which lies as this one will */
+      if (e->kept[u].local) {
+        e->kept[u].base = step;
+        e->kept[u].stride = pitch;
+      }
     if (!emit_prepare(e, v)) return false;
     uint32_t inner = emit_mark(e);
     emit_vec(e, nrows);
@@ -291,7 +296,6 @@ static bool emit_turned(emitter *e, nest *s, int64_t grain) {
     e->vec = -1;
     emit_end(e, mark);
     e->kept[v].local = local;
-    e->kept[v].stride = e->one;
   }
   emit_code(e, (l_instr){.code = L_SYNC});
   mark = emit_mark(e);
@@ -299,7 +303,10 @@ static bool emit_turned(emitter *e, nest *s, int64_t grain) {
   e->at[s->turned] = emit_index(e, L_IADD, row0, step);
   l_val base = emit_index(e, L_IMUL, step, pitch);
   for (k_val v = 1; v < k->n; v++)
-    if (e->kept[v].local) e->kept[v].base = base;
+    if (e->kept[v].local) {
+      e->kept[v].base = base;
+      e->kept[v].stride = e->one;
+    }
   if (!scalar_jobs(e, s, &s->first, 0, 0) || !vector_jobs(e, s, &s->first, 0, col0, ncols, 0, NULL)) return false;
   emit_end(e, mark);
   for (k_val v = 1; v < k->n; v++) e->kept[v].local = 0;

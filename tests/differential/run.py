@@ -48,6 +48,8 @@ def run(quern, flags, folder, out):
         raise Failure(f"no end in time: {' '.join(command)}") from None
     if done.returncode != 0:
         raise Failure(f"status {done.returncode}: {' '.join(command)}\n{done.stderr.decode(errors='replace')}")
+    if b"C compiler failed" in done.stderr:
+        raise Failure(f"emitted C does not compile: {' '.join(command)}\n{done.stderr.decode(errors='replace')}")
     return target
 
 
