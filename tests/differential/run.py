@@ -20,11 +20,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from programs import Program
+
+warnings.simplefilter("ignore")  # NumPy's, of empty slices and such: results are compared anyway
 
 KINDS = ("plain", "plain", "wild", "grad")
 EAGER = ["--jit", "off"]
