@@ -16,6 +16,11 @@
 
 /* ---- errors ------------------------------------------------------------------------------------------------------------- */
 
+void raise_last(qn_vm *vm, node *body) {
+  while (body->eval == eval_block || body->eval == eval_block_plain) body = ((n_block *)body)->items[((n_block *)body)->n - 1];
+  raise_at(vm, body->at);
+}
+
 void trace_frame(qn_vm *vm, qn_value fn) {
   interp *ip = interp_of(vm);
   if (!vm->error) return;
@@ -132,6 +137,7 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
 static __attribute__((noinline, cold)) void leave_failed(qn_vm *vm, qn_value fn, span at) {
   const qn_error_object *e = vm->error;
   if (!e) return;
+  raise_last(vm, ((fn_code *)value_fn(fn)->code)->body);
   bool own = e->nframes == 0 && e->at.source == at.source && e->at.start == at.start && e->at.end == at.end;
   if (!own) {
     trace_frame(vm, fn);

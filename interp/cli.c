@@ -83,7 +83,8 @@ typedef struct options {
   uint32_t log;
   const char *sets[SETS];
   int nsets;
-  uint64_t fail_alloc; /* for tests: which allocation after start-up fails */
+  uint64_t fail_alloc; /* for tests: which allocation after start-up fails; 0: none, they are counted */
+  bool count_allocs;
   const char *code;    /* -e */
   int first;           /* of the remaining arguments */
 } options;
@@ -127,6 +128,7 @@ static int set_option(options *o, const char *name, const char *value) {
     if (strcmp(value, "cpu") != 0) return misuse("--device: there is no device '%s' here", value);
   } else if (strcmp(name, "--fail-alloc") == 0) {
     if (!parse_count(value, &o->fail_alloc)) return misuse("--fail-alloc takes a number, not '%s'", value);
+    o->count_allocs = o->fail_alloc == 0;
   } else if (strcmp(name, "-e") == 0) {
     o->code = value;
   } else {
@@ -226,12 +228,14 @@ static qn_vm *open_vm(const options *o, char **args, int nargs, int *status) {
     return NULL;
   }
   catch_interrupts(vm);
-  if (o->fail_alloc) mem_fail_at(vm, o->fail_alloc);
+  mem_fail_at(vm, o->fail_alloc);
+  if (o->count_allocs) mem_stats_of(vm)->allocations = 0;
   return vm;
 }
 
-static int close_vm(qn_vm *vm, int status) {
+static int close_vm(const options *o, qn_vm *vm, int status) {
   interrupt_vm = NULL;
+  if (o->count_allocs) fprintf(stderr, "allocations: %llu\n", (unsigned long long)mem_stats_of(vm)->allocations);
   qn_vm_close(vm);
   return fflush(stdout) == 0 ? status : EXIT_SCRIPT;
 }
@@ -272,7 +276,7 @@ static int run_file(const options *o, char **argv, int argc) {
   if (!text) return EXIT_SCRIPT;
   int status;
   qn_vm *vm = open_vm(o, argv + 1, argc - 1, &status);
-  if (vm) status = close_vm(vm, run(vm, argv[0], text, len));
+  if (vm) status = close_vm(o, vm, run(vm, argv[0], text, len));
   free(text);
   return status;
 }
@@ -280,13 +284,13 @@ static int run_file(const options *o, char **argv, int argc) {
 static int run_code(const options *o, char **argv, int argc) {
   int status;
   qn_vm *vm = open_vm(o, argv, argc, &status);
-  return vm ? close_vm(vm, run(vm, "-e", o->code, strlen(o->code))) : status;
+  return vm ? close_vm(o, vm, run(vm, "-e", o->code, strlen(o->code))) : status;
 }
 
 static int run_prompt(const options *o) {
   int status;
   qn_vm *vm = open_vm(o, NULL, 0, &status);
-  return vm ? close_vm(vm, repl_run(vm)) : status;
+  return vm ? close_vm(o, vm, repl_run(vm)) : status;
 }
 
 static int run_explain(options *o, char **argv, int argc) {
@@ -310,7 +314,7 @@ static int run_help(const options *o, char **argv, int argc) {
   bool found = interp_help(vm, argv[0], &t);
   if (t.text && !t.failed) fwrite(t.text, 1, t.len, found ? stdout : stderr);
   text_free(&t);
-  return close_vm(vm, found ? EXIT_FINE : EXIT_SCRIPT);
+  return close_vm(o, vm, found ? EXIT_FINE : EXIT_SCRIPT);
 }
 
 /* The file that a program's name means on PATH. */
@@ -371,7 +375,7 @@ static int run_doctor(const options *o) {
   static const char check[] = "let x = arange(1000) / 8\nassert(abs(float(sum(x * x)) - 5_200_320.3125) < 64)\n";
   status = run(vm, "doctor", check, sizeof check - 1);
   printf("self-check   %s\n", status == EXIT_FINE ? "passed" : "failed");
-  return close_vm(vm, status);
+  return close_vm(o, vm, status);
 }
 
 int interp_main(int argc, char **argv) {

@@ -12,7 +12,10 @@ static inline qn_value run_block(qn_vm *vm, n_block *n, qn_value *fp) {
   uint32_t last = n->n - 1;
   for (uint32_t i = 0; i < last; i++) {
     qn_value v = eval(vm, n->items[i], fp);
-    if (value_stops(v)) return v;
+    if (__builtin_expect(value_stops(v), 0)) {
+      if (value_is_error(v)) raise_at(vm, n->items[i]->at); /* if nothing inside had a better place */
+      return v;
+    }
     value_release(vm, v);
   }
   return eval(vm, n->items[last], fp);

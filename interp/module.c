@@ -172,7 +172,10 @@ static qn_value run_unit(qn_vm *vm, const unit *u) {
   qn_value *base = vm->sp;
   for (uint32_t i = 0; i <= u->nslots; i++) *vm->sp++ = value_nil();
   qn_value r = eval(vm, u->body, base + 1);
-  if (value_is_error(r)) trace_frame(vm, value_nil());
+  if (value_is_error(r)) {
+    raise_last(vm, u->body);
+    trace_frame(vm, value_nil());
+  }
   vm_pop_to(vm, base);
   return r;
 }

@@ -331,6 +331,8 @@ qn_value call_value(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_
 
 /* Adds the frame of the function `fn` (nil: the top level) to the pending error's trace. */
 void trace_frame(qn_vm *vm, qn_value fn);
+/* The pending error leaves a body: if it still has no place, it gets that of the last statement (the others give it theirs). */
+void raise_last(qn_vm *vm, node *body);
 
 /* Labels the operands of a failed operation with their shapes and source text. */
 void note_operand(qn_vm *vm, span at, qn_value v, const node *n);

@@ -833,7 +833,10 @@ static bool resolve_root(resolver *r, const ast_module *tree) {
 unit *resolve_unit(qn_vm *vm, scope *s, const ast_module *tree, bool prompt) {
   interp *ip = interp_of(vm);
   unit *u = mem_zalloc(vm, sizeof *u);
-  if (!u) return NULL;
+  if (!u) {
+    raise_at(vm, tree->root->at);
+    return NULL;
+  }
   arena_init(&u->nodes, vm);
   u->scope = s;
   u->number = ++ip->next_unit;
@@ -841,6 +844,7 @@ unit *resolve_unit(qn_vm *vm, scope *s, const ast_module *tree, bool prompt) {
   bool ok = resolve_root(&r, tree);
   mem_free(vm, r.pending, r.pending_cap * sizeof *r.pending);
   if (!ok) {
+    raise_at(vm, tree->root->at);
     unit_free(vm, u);
     return NULL;
   }

@@ -236,11 +236,7 @@ static node *field_expression(resolver *r, const ast_node *n) {
 
 /* ---- all ---------------------------------------------------------------------------------------------------------------------------- */
 
-node *expression(resolver *r, const ast_node *n) {
-  if (!vm_enter(r->vm, 0)) {
-    raise_at(r->vm, n->at);
-    return NULL;
-  }
+static node *expression_of_kind(resolver *r, const ast_node *n) {
   switch ((ast_kind)n->kind) {
   case AST_nil: return const_node(r, n, value_nil());
   case AST_bool: return const_node(r, n, value_bool(n->u.i != 0));
@@ -268,4 +264,10 @@ node *expression(resolver *r, const ast_node *n) {
   case AST_block: return block_node(r, n, true, false);
   default: raise(r->vm, E_misplaced, n->at, "this cannot be used as a value"); return NULL;
   }
+}
+
+node *expression(resolver *r, const ast_node *n) {
+  node *out = vm_enter(r->vm, 0) ? expression_of_kind(r, n) : NULL;
+  if (!out) raise_at(r->vm, n->at);
+  return out;
 }

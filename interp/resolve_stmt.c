@@ -383,7 +383,10 @@ static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used
     } else {
       item = statement(r, kid, last && used, last && tail);
     }
-    if (!item) return NULL;
+    if (!item) {
+      raise_at(r->vm, kid->at);
+      return NULL;
+    }
     out->items[out->n++] = item;
   }
   return out->n == 1 ? out->items[0] : &out->h;

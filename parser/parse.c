@@ -382,7 +382,10 @@ ast_module *parse_text(qn_vm *vm, uint32_t source, parse_mode mode, parse_outcom
     return NULL;
   }
   ast_module *module = mem_zalloc(vm, sizeof *module);
-  if (!module) return NULL;
+  if (!module) {
+    raise_at(vm, (span){source, 0, 0});
+    return NULL;
+  }
   arena_init(&module->nodes, vm);
   module->source = source;
   parser *p = mem_zalloc(vm, sizeof *p);
@@ -399,11 +402,14 @@ ast_module *parse_text(qn_vm *vm, uint32_t source, parse_mode mode, parse_outcom
     text_init(&p->chars, vm);
     grammar_start(engine, p);
     *outcome = drive(p);
+    uint32_t at = (uint32_t)(p->at - (const unsigned char *)text->text);
+    if (*outcome == PARSE_ERROR) raise_at(vm, (span){source, at, at}); /* memory was short there */
     text_free(&p->chars);
     mem_free(vm, p->items, p->items_cap * sizeof *p->items);
   }
   mem_free(vm, engine, grammar_size());
   mem_free(vm, p, sizeof *p);
+  if (*outcome == PARSE_ERROR) raise_at(vm, (span){source, 0, 0});
   if (*outcome == PARSE_OK) return module;
   ast_free(vm, module);
   return NULL;

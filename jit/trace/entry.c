@@ -54,11 +54,13 @@ void anchor_close(qn_vm *vm, jit_anchor *a) {
 
 enum { GUARD_INPUT = OP_COUNT, GUARD_CONST = OP_COUNT + 1, GUARDS_MAX = 256 };
 
-/* Builds the guards for the observed scalars: the weak nodes they depend on, in order. False: too many, or no memory. */
-static bool guards_make(struct recording *r, entry *e) {
+/* Builds the guards for the observed scalars: the weak nodes they depend on, in order. False: `*broken` says why. */
+static bool guards_make(struct recording *r, entry *e, break_reason *broken) {
   qn_vm *vm = r->vm;
   const graph *g = r->g;
+  *broken = BREAK_none;
   if (!r->nobserved) return true;
+  *broken = BREAK_memory;
   size_t bytes = g->n * sizeof(uint32_t);
   uint32_t *number = mem_zalloc(vm, bytes); /* guard number + 1 per node; UINT32_MAX: needed */
   if (!number) return false;
@@ -70,6 +72,7 @@ static bool guards_make(struct recording *r, entry *e) {
     if (g->nodes[i].kind == NODE_OP)
       for (int k = 0; k < g->nodes[i].nin; k++) number[g->nodes[i].in[k]] = UINT32_MAX;
   }
+  if (count > GUARDS_MAX) *broken = BREAK_too_many_guards;
   bool ok = count <= GUARDS_MAX && (e->guards = mem_zalloc(vm, count * sizeof *e->guards)) != NULL;
   e->nguards = ok ? count : 0;
   uint32_t at = 0;
@@ -88,7 +91,8 @@ static bool guards_make(struct recording *r, entry *e) {
       x->op = n->op;
       x->nin = (uint8_t)n->nin;
       for (int k = 0; k < n->nin; k++) x->in[k] = number[n->in[k]] - 1;
-    } else {
+    } else { /* the number was made from an array's element */
+      *broken = BREAK_host_read;
       ok = false;
     }
     number[i] = ++at;
@@ -99,6 +103,7 @@ static bool guards_make(struct recording *r, entry *e) {
     x->value = r->observed[i].value;
   }
   mem_free(vm, number, bytes);
+  if (ok) *broken = BREAK_none;
   return ok;
 }
 
@@ -287,7 +292,7 @@ static entry *entry_make(struct recording *r, qn_value result) {
     for (uint32_t i = 1; i < r->g->n && !any; i++) any = r->g->nodes[i].kind == NODE_OP && !r->g->nodes[i].type.weak;
     break_reason broken = any ? BREAK_none : BREAK_no_arrays;
     if (capture && broken == BREAK_none && !template_make(r, result, &e->result, &broken) && error_pending(vm)) broken = BREAK_memory;
-    if (broken == BREAK_none && !guards_make(r, e)) broken = BREAK_memory;
+    if (broken == BREAK_none && !guards_make(r, e, &broken)) e->why_at = r->at;
     if (broken != BREAK_none) {
       error_clear(vm);
       capture = false;
@@ -314,11 +319,25 @@ static entry *entry_make(struct recording *r, qn_value result) {
   return e;
 }
 
-/* Will running the call again in the interpreter raise the pending error again, with more to say about it? Clears it then. */
+/* Can the call be made again in the interpreter? That raises the pending error again, with more to say about it; and where
+ * a plan was short of memory, the interpreter may get along with what there is. Clears the error then. */
 static bool error_repeats(qn_vm *vm) {
-  if (!error_catchable(vm) || vm->error->id == E_memory) return false;
+  if (!error_catchable(vm)) return false;
   error_clear(vm);
   return true;
+}
+
+/* What explain asks for: the entry that belongs to the call that ends now, or why there is none. */
+static void answer(qn_vm *vm, entry *served, break_reason refused) {
+  jit_of(vm)->served = served;
+  jit_of(vm)->refused = refused;
+}
+
+/* Makes the call in the interpreter; there is no entry for it. */
+static qn_value run_plain(qn_vm *vm, const rec_call_site *site, break_reason why) {
+  qn_value result = site->run(site->ctx);
+  answer(vm, NULL, why);
+  return result;
 }
 
 /* Runs the body under the recorder and, when that worked, leaves an entry. */
@@ -373,7 +392,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
     rec_free(r);
     if (!again) return value_error();
     vm->draw = draw;
-    return site->run(site->ctx);
+    return run_plain(vm, site, BREAK_memory); /* any other error comes again */
   }
   entry *e = complete ? entry_make(r, result) : NULL;
   if (value_is_scalar(result)) result.head &= 0xff;
@@ -385,6 +404,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
       list->anchor->countdown = INT32_MAX;
       if (vm_logs(vm, LOG_breaks)) vm_logf(vm, LOG_breaks, "%s stays eager: %s", list->anchor->name ? list->anchor->name : "fn", break_reasons[r->why]);
     }
+    answer(vm, NULL, complete ? BREAK_memory : r->why);
     rec_free(r);
     return result;
   }
@@ -393,6 +413,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
   e->next = list->first;
   list->first = e;
   list->count++;
+  answer(vm, e, BREAK_none);
   if (e->state == ENTRY_BROKEN) {
     log_break(vm, list->anchor, e);
     return result;
@@ -588,12 +609,12 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     a->countdown = INT32_MAX;
     return site->run(site->ctx);
   }
-  if (j->nojit) return site->run(site->ctx);
+  if (j->nojit) return run_plain(vm, site, BREAK_nojit);
   if (a->state == ANCHOR_COLD) {
     if (!a->entries) { /* the first call */
       if (!anchor_entries_of(vm, a)) {
         error_clear(vm);
-        return site->run(site->ctx);
+        return run_plain(vm, site, BREAK_memory);
       }
       a->countdown = (int32_t)vm->tune[TUNE_jit_hot] - 1;
     }
@@ -606,15 +627,28 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   inputs.cap = 0;
   char why[160] = "";
   uint64_t hash = 0;
+  bool again = false;
   entry **last = &list->first;
   for (entry *e = list->first; e; last = &e->next, e = e->next) {
-    if (!inputs_room(vm, &inputs, e->pattern.ninputs)) break;
+    if (!inputs_room(vm, &inputs, e->pattern.ninputs)) {
+      error_clear(vm);
+      inputs_free(vm, &inputs);
+      return run_plain(vm, site, BREAK_memory);
+    }
     bool tell = e == list->first;
     if (!tell) {
       if (!hash) hash = pattern_hash(site->fn, site->args, site->nargs);
       if (e->hash != hash) continue;
     }
     if (!entry_fits(vm, e, site, &inputs, tell ? why : NULL, sizeof why)) continue;
+    if (e->state == ENTRY_BROKEN && e->why == BREAK_memory && !list->full) { /* perhaps there is more by now */
+      *last = e->next;
+      list->count--;
+      entry_free(vm, e);
+      snprintf(why, sizeof why, "%s", break_reasons[BREAK_memory]);
+      again = true;
+      break;
+    }
     if (e != list->first) { /* most recently used first */
       *last = e->next;
       e->next = list->first;
@@ -634,11 +668,12 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
        * error comes with its operands and its trace. */
       if (value_is_error(result) && error_repeats(vm)) result = site->run(site->ctx);
     }
+    answer(vm, e, BREAK_none);
     inputs_free(vm, &inputs);
     return result;
   }
   inputs_free(vm, &inputs);
-  if (list->full || (list->first && !note_miss(vm, site, list, why))) return site->run(site->ctx);
+  if (list->full || ((list->first || again) && !note_miss(vm, site, list, why))) return run_plain(vm, site, BREAK_too_many_shapes);
   return record(vm, site, list);
 }
 
@@ -657,9 +692,9 @@ void jit_drain(qn_vm *vm) {
       jit_log_plan(vm, e->plan->plan);
     } else {
       e->state = ENTRY_BROKEN;
-      e->why = BREAK_compile;
+      e->why = done->why[0] ? BREAK_compile : BREAK_memory;
       snprintf(e->why_text, sizeof e->why_text, "%.60s", done->why);
-      if (vm_logs(vm, LOG_breaks)) vm_logf(vm, LOG_breaks, "%s: %s", break_reasons[BREAK_compile], done->why);
+      if (vm_logs(vm, LOG_breaks)) vm_logf(vm, LOG_breaks, "%s%s%s", break_reasons[e->why], done->why[0] ? ": " : "", done->why);
     }
     job_free(done);
     done = next;

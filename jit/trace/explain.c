@@ -46,17 +46,24 @@ static int line_at(qn_vm *vm, span at) {
 
 /* ---- reading an entry ------------------------------------------------------------------------------------------------------------- */
 
-/* Makes the call so that an entry of it exists and its plan is ready. NULL with an error raised. */
-static entry *entry_for(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, jit_anchor **anchor) {
+/* What serves a call: an entry, whose plan is ready unless it is broken; or none, and why. */
+typedef struct served {
+  jit_anchor *anchor;
+  entry *entry;
+  break_reason why; /* BREAK_none: there is a plan */
+  span at;
+  char text[160]; /* the reason in words */
+} served;
+
+/* Makes the call and finds what serves it. False with an error raised: the call's, or no memory to compile it with. */
+static bool serve(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, served *s) {
   jit_anchor *a = value_is(fn, TAG_FN) ? anchor_of_value(vm, fn) : NULL;
   if (!a) {
     raise(vm, E_type, SPAN_NONE, "explain takes a function written in Quern, not %s", value_is(fn, TAG_FN) ? "a builtin" : value_kind_name(fn));
-    return NULL;
+    return false;
   }
-  *anchor = a;
-  anchor_entries *list = anchor_entries_of(vm, a);
-  if (!list) return NULL;
-  if (vm->rec && !rec_break(vm->rec, BREAK_effect, "explain")) return NULL;
+  if (!anchor_entries_of(vm, a)) return false;
+  if (vm->rec && !rec_break(vm->rec, BREAK_effect, "explain")) return false;
   jit_drain(vm);
   vm_jit *j = jit_of(vm);
   uint8_t state = a->state;
@@ -64,6 +71,8 @@ static entry *entry_for(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
   a->state = ANCHOR_ACTIVE;
   a->countdown = 0;
   j->sync_once = true;
+  j->served = NULL;
+  j->refused = BREAK_nested;
   uint64_t draw = vm->draw; /* looking must not change what the program computes */
   qn_value result = vm->hooks.call(vm, fn, args, nargs, value_nil());
   vm->draw = draw;
@@ -72,17 +81,24 @@ static entry *entry_for(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
     a->state = state;
     a->countdown = countdown;
   }
-  if (value_is_error(result)) return NULL;
+  if (value_is_error(result)) return false;
+  entry *e = j->served;
+  break_reason refused = j->refused;
   value_release(vm, result);
-  entry *e = list->first;
   while (e && e->state == ENTRY_COMPILING) {
     struct timespec pause = {0, 200000};
     nanosleep(&pause, NULL);
-    if (vm_poll(vm)) return NULL;
+    if (vm_poll(vm)) return false;
     jit_drain(vm);
   }
-  if (!e) raise(vm, E_internal, SPAN_NONE, "the call left no entry");
-  return e;
+  *s = (served){.anchor = a, .entry = e, .why = !e ? refused : e->state == ENTRY_BROKEN ? e->why : BREAK_none};
+  if (s->why == BREAK_memory) {
+    raise_memory(vm);
+    return false;
+  }
+  if (e) s->at = e->why_at;
+  snprintf(s->text, sizeof s->text, "%s%s%s", break_reasons[s->why], e && e->why_text[0] ? ": " : "", e ? e->why_text : "");
+  return true;
 }
 
 static qn_value kernel_record(qn_vm *vm, const plan *p, const plan_kernel *k) {
@@ -126,25 +142,21 @@ static qn_value reason_record(qn_vm *vm, const char *reason, int line) {
 }
 
 qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
-  jit_anchor *a;
-  entry *e = entry_for(vm, fn, args, nargs, &a);
-  if (!e) return value_error();
-  const plan *p = e->plan ? e->plan->plan : NULL;
+  served s;
+  if (!serve(vm, fn, args, nargs, &s)) return value_error();
+  const entry *e = s.entry;
+  const plan *p = e && e->plan ? e->plan->plan : NULL;
   qn_record *r = record_new(vm);
   qn_list *kernels = list_new(vm, 0), *breaks = list_new(vm, 0), *recompiles = list_new(vm, 0);
   bool ok = r && kernels && breaks && recompiles;
   for (uint32_t i = 0; p && i < p->nkernels && ok; i++) push(vm, kernels, kernel_record(vm, p, &p->kernels[i]), &ok);
-  if (ok && e->state == ENTRY_BROKEN) {
-    char reason[160];
-    snprintf(reason, sizeof reason, "%s%s%s", break_reasons[e->why], e->why_text[0] ? ": " : "", e->why_text);
-    push(vm, breaks, reason_record(vm, reason, line_at(vm, e->why_at)), &ok);
-  }
-  const anchor_entries *list = a->entries;
+  if (ok && s.why != BREAK_none) push(vm, breaks, reason_record(vm, s.text, line_at(vm, s.at)), &ok);
+  const anchor_entries *list = s.anchor->entries;
   for (uint32_t i = 0; i < list->nrecompiles && ok; i++)
     push(vm, recompiles, reason_record(vm, list->recompiles[i].text, line_at(vm, list->recompiles[i].at)), &ok);
   text_buf guards;
   text_init(&guards, vm);
-  pattern_print(&e->pattern, &guards);
+  if (e) pattern_print(&e->pattern, &guards);
   if (guards.len && guards.text && guards.text[guards.len - 1] == '\n') guards.len--;
   qn_value guard_text = text_take(&guards);
   if (ok) {
@@ -153,7 +165,7 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
     put(vm, r, "breaks", value_obj(TAG_LIST, breaks), &ok);
     put(vm, r, "recompiles", value_obj(TAG_LIST, recompiles), &ok);
     put(vm, r, "guards", guard_text, &ok);
-    put(vm, r, "compile_ms", value_float(e->compile_ms), &ok);
+    put(vm, r, "compile_ms", value_float(e ? e->compile_ms : 0), &ok);
     put(vm, r, "peak_bytes", value_int(p ? p->peak_bytes : 0), &ok);
     put(vm, r, "eager_peak_bytes", value_int(p ? p->eager_peak_bytes : 0), &ok);
     if (ok) return value_obj(TAG_RECORD, r);
@@ -168,26 +180,24 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
 }
 
 qn_value jit_graph_text(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
-  jit_anchor *a;
-  entry *e = entry_for(vm, fn, args, nargs, &a);
-  if (!e) return value_error();
-  if (!e->graph)
-    return raise(vm, E_no_graph, e->why_at, "%s has no graph for this call: %s", a->name ? a->name : "the function", break_reasons[e->why]);
+  served s;
+  if (!serve(vm, fn, args, nargs, &s)) return value_error();
+  if (!s.entry || !s.entry->graph)
+    return raise(vm, E_no_graph, s.at, "%s has no graph for this call: %s", s.anchor->name ? s.anchor->name : "the function", s.text);
   text_buf t;
   text_init(&t, vm);
-  graph_print(e->graph, &t);
+  graph_print(s.entry->graph, &t);
   return text_take(&t);
 }
 
 qn_value jit_code_text(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
-  jit_anchor *a;
-  entry *e = entry_for(vm, fn, args, nargs, &a);
-  if (!e) return value_error();
-  if (!e->plan)
-    return raise(vm, E_no_graph, e->why_at, "%s has no code for this call: %s", a->name ? a->name : "the function", break_reasons[e->why]);
+  served s;
+  if (!serve(vm, fn, args, nargs, &s)) return value_error();
+  if (!s.entry || !s.entry->plan)
+    return raise(vm, E_no_graph, s.at, "%s has no code for this call: %s", s.anchor->name ? s.anchor->name : "the function", s.text);
   text_buf t;
   text_init(&t, vm);
-  plan_source(e->plan->plan, &t);
+  plan_source(s.entry->plan->plan, &t);
   return text_take(&t);
 }
 

@@ -88,23 +88,27 @@ void rec_at(qn_vm *vm, span at) { vm->rec->at = at; }
 void rec_enter(qn_vm *vm, span call, const char *function) {
   struct recording *r = vm->rec;
   /* A failed growth loses only places: the chain is cut there. */
-  if (mem_grow(vm, (void **)&r->calls, &r->calls_cap, r->ncalls + 1, sizeof *r->calls) &&
+  if (!r->cut && mem_grow(vm, (void **)&r->calls, &r->calls_cap, r->ncalls + 1, sizeof *r->calls) &&
       mem_grow(vm, (void **)&r->functions, &r->functions_cap, r->ncalls + 1, sizeof *r->functions)) {
     r->calls[r->ncalls] = r->parent;
     r->functions[r->ncalls] = function;
     r->at = call;
     r->parent = rec_site(r);
+    r->ncalls++;
   } else {
     error_clear(vm);
+    r->cut++;
   }
-  r->ncalls++;
 }
 
 void rec_leave(qn_vm *vm) {
   struct recording *r = vm->rec;
+  if (r->cut) {
+    r->cut--;
+    return;
+  }
   if (r->ncalls == 0) return; /* the recording began inside this call */
-  r->ncalls--;
-  if (r->ncalls < r->calls_cap) r->parent = r->calls[r->ncalls];
+  r->parent = r->calls[--r->ncalls];
   r->last_site = 0;
 }
 
@@ -112,7 +116,7 @@ uint32_t rec_site(struct recording *r) {
   if (!r->at.source) return r->parent;
   if (r->last_site && r->last_at.source == r->at.source && r->last_at.start == r->at.start && r->last_at.end == r->at.end)
     return r->last_site;
-  const char *function = r->ncalls && r->ncalls <= r->functions_cap ? r->functions[r->ncalls - 1] : NULL;
+  const char *function = r->ncalls ? r->functions[r->ncalls - 1] : NULL;
   r->last_at = r->at;
   return r->last_site = graph_site_add(r->g, r->at, r->parent, function);
 }

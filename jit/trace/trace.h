@@ -79,6 +79,7 @@ struct recording {
   /* places */
   span at;            /* of what is evaluated next */
   uint32_t parent;    /* site of the innermost call */
+  uint32_t cut;       /* innermost calls without a place in `calls`, because memory was short */
   uint32_t last_site; /* cache: the site of (last_at, parent) */
   span last_at;
   uint32_t *calls; uint32_t ncalls, calls_cap; /* parents to return to; a marker where the function changes */
@@ -177,6 +178,8 @@ typedef struct vm_jit {
   anchor_entries *anchors;
   chain_anchor *chains;
   bool sync_once;            /* explain: record whatever --jit says, and plan on this thread */
+  entry *served;             /* explain: the entry that belongs to the watched call that ended last; or NULL and why not */
+  break_reason refused;
   int nojit;                 /* calls of nojit functions in progress */
   atomic_int mail;           /* finished jobs wait */
   struct job *mailbox;       /* under the engine's lock */
@@ -246,7 +249,7 @@ typedef struct job {
   int64_t tune[TUNABLE_COUNT];
   uint32_t log;
   bool spawn;         /* the VM may start a compiler */
-  shared_plan *plan;  /* result, or NULL with `why` */
+  shared_plan *plan;  /* result, or NULL with `why` (empty: memory was short) */
   char why[256];
   double ms;
 } job;

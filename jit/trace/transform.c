@@ -287,12 +287,12 @@ static bool option_is(qn_vm *vm, qn_value options, const char *name, qn_value *o
 
 /* jit(f, fullgraph: true): the entry of the call must not be broken. */
 static qn_value check_fullgraph(qn_vm *vm, const jit_anchor *a, qn_value result) {
-  const anchor_entries *list = a->entries;
-  const entry *e = list ? list->first : NULL;
-  if (!e || e->state != ENTRY_BROKEN) return result;
+  const entry *e = jit_of(vm)->served;
+  break_reason why = !e ? jit_of(vm)->refused : e->state == ENTRY_BROKEN ? e->why : BREAK_none;
+  if (why == BREAK_none || why == BREAK_memory) return result; /* memory may be there next time */
   value_release(vm, result);
-  return raise(vm, E_no_graph, e->why_at, "%s cannot be captured as one graph: %s%s%s", a->name ? a->name : "the function",
-               break_reasons[e->why], e->why_text[0] ? ": " : "", e->why_text);
+  return raise(vm, E_no_graph, e ? e->why_at : SPAN_NONE, "%s cannot be captured as one graph: %s%s%s", a->name ? a->name : "the function",
+               break_reasons[why], e && e->why_text[0] ? ": " : "", e ? e->why_text : "");
 }
 
 qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs) {
@@ -308,13 +308,13 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
   c.site.args = mark;
   c.site.nargs = nargs + 1;
   c.site.ctx = &c;
-  c.site.run = def->kind == TRANSFORM_GRAD || def->kind == TRANSFORM_VALUE_AND_GRAD ? grad_run : inner_run;
+  qn_value (*run)(void *) = def->kind == TRANSFORM_GRAD || def->kind == TRANSFORM_VALUE_AND_GRAD ? grad_run : inner_run;
+  c.site.run = run;
   if (vm->rec) c.site.at = vm->rec->at;
   qn_value result;
   jit_anchor *a = NULL;
   qn_value option;
   switch (def->kind) {
-  case TRANSFORM_CHECKPOINT: result = inner_run(&c); break;
   case TRANSFORM_NOJIT:
     if (vm->rec && !rec_break(vm->rec, BREAK_effect, "nojit")) {
       result = value_error();
@@ -323,6 +323,8 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
     j->nojit++;
     result = inner_run(&c);
     j->nojit--;
+    j->served = NULL;
+    j->refused = BREAK_nojit;
     break;
   case TRANSFORM_JIT: {
     qn_value options = f->ncaptures > 1 ? f->captures[1] : value_nil();
@@ -330,6 +332,10 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
     a = vm->rec || eager ? NULL : anchor_of_value(vm, fn);
     if (!a) {
       result = inner_run(&c);
+      if (eager) {
+        j->served = NULL;
+        j->refused = BREAK_backend;
+      }
       break;
     }
     c.site.anchor = a;
@@ -342,7 +348,7 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
   default:
     a = vm->rec ? NULL : anchor_of_value(vm, fn);
     c.site.anchor = a;
-    result = a && anchor_wants(vm, a) ? rec_call(vm, &c.site) : grad_run(&c);
+    result = a && anchor_wants(vm, a) ? rec_call(vm, &c.site) : run(&c);
     break;
   }
   vm_pop_to(vm, mark);

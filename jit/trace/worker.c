@@ -55,7 +55,6 @@ static void make_plan(job *j) {
   shared_plan *s = simple ? malloc(sizeof *s) : NULL;
   if (!s) {
     if (simple) graph_free(simple);
-    snprintf(j->why, sizeof j->why, "out of memory");
     return;
   }
   atomic_init(&s->refs, 1);
@@ -63,7 +62,6 @@ static void make_plan(job *j) {
   s->plan = plan_make(simple, j->tune, j->why, sizeof j->why);
   if (!s->plan) {
     free(s);
-    if (!j->why[0]) snprintf(j->why, sizeof j->why, "out of memory");
     return;
   }
   j->plan = s;

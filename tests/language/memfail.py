@@ -1,20 +1,25 @@
 #!/usr/bin/env python3
-"""Lets allocations of language scripts fail, one in each run, and checks that nothing worse than an error happens.
+"""Lets allocations of scripts fail, one in each run, and checks that nothing worse than an error happens.
 
-  memfail.py [--quern build/quern] [--seconds 60] [--seed 0] script.qn ...
+  memfail.py [--quern build/quern] [--seconds 50] [--seed N] script.qn ...
 
-`quern --fail-alloc N` makes the N-th allocation fail. A run must then end either as the script's expectations say (the
-failure was made up for, or N lies beyond the last allocation), or with error E601 and exit status 1 after printing a
-beginning of the right output. A crash, another error, other output or a hang is a defect; its command is printed.
+`quern --fail-alloc N` makes the N-th allocation fail (`--fail-alloc 0` counts them). What may happen then:
 
-First the start of an interpreter alone (an empty script) goes through every N, up to the last allocation it makes. Then each
-script begins where the start ended. Every N up to 2,000 beyond is tried, then ever sparser ones. If time does not allow
-that, the scripts take turns over a random order of their Ns, so that each gets its share; the seed chooses the order.
-Scripts that catch errors are left out, since they may see the failure.
+  off, sync   The script does as its expectations say, because the failure met work that is optional (a recording, a plan,
+              a compile: the interpreter goes on with the right result) or was made up for; or it ends with error E601 and
+              its place, with exit status 1, after printing a beginning of the right output.
+  prompt      The script's lines are typed at the prompt. Whatever fails, the prompt goes on to the end: exit status 0.
+
+A script that catches errors may see the failure and go on in any way of its own; a script without expectations (an example)
+is compared with its run without a failure. In no case may there be a crash, a hang, a sanitizer's report, E802 or E803.
+
+The start of an interpreter alone (an empty script) goes through every N. Each script begins where the start ended; its Ns
+are tried in random order (the seed is printed), the scripts taking turns, until the time is up.
 """
 import argparse
 import os
 import random
+import re
 import sys
 import tempfile
 import time
@@ -23,8 +28,10 @@ from concurrent.futures import ThreadPoolExecutor
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import run as scripts  # noqa: E402
 
-FLAGS = {"off": ["--jit", "off", "--threads", "1"], "sync": scripts.MODES["sync"] + ["--threads", "1"]}
-DENSE = 2000
+FLAGS = {"off": ["--jit", "off"], "sync": scripts.MODES["sync"], "prompt": ["--jit", "off"]}
+EXAMPLE_ARGS = {"digits.qn": ["1", "1"]}  # one epoch
+TEXT_STORED = 8  # allocations until the script's text is stored; before that no error can show a place in it
+DEFECTS = re.compile(r"AddressSanitizer|LeakSanitizer|runtime error:|error\[E80[23]\]")
 
 
 class Case:
@@ -33,101 +40,122 @@ class Case:
     def __init__(self, quern, path, mode):
         self.quern, self.path, self.mode = quern, path, mode
         self.want = scripts.Expectation(path)
+        self.args = self.want.args or EXAMPLE_ARGS.get(os.path.basename(path), [])
+        with open(path, encoding="utf-8") as f:
+            self.text = f.read()
+        self.free = mode == "prompt" or "catch" in self.text
+        self.queue = None
 
     def command(self, n):
-        return [*FLAGS[self.mode], *self.want.flags, *(["--fail-alloc", str(n)] if n else [])]
+        flags = [*FLAGS[self.mode], "--threads", "1", *self.want.flags, "--fail-alloc", str(n)]
+        return flags if self.mode == "prompt" else [*flags, self.path, *self.args]
 
     def run(self, n):
-        return scripts.run(self.quern, self.path, self.command(n), self.want.args, self.want.stdin, 120)
+        stdin = self.text if self.mode == "prompt" else self.want.stdin
+        command = self.command(n)
+        if self.mode == "prompt":
+            return scripts.run(self.quern, command[0], [], command[1:], stdin, 120)
+        return scripts.run(self.quern, self.path, command[: -1 - len(self.args)], self.args, stdin, 120)
+
+    def prepare(self, order, start):
+        """Runs the script as it is and makes the queue of Ns; a complaint, or None."""
+        status, out, err = self.run(0)
+        count = re.search(r"^allocations: (\d+)$", err, re.M)
+        self.queue = []
+        if self.mode != "prompt":
+            if not self.want.out and not self.want.error and status == 0:  # an example
+                self.want.out = [line.rstrip() for line in out.splitlines()]
+            bad = scripts.compare(self.want, self.path, status, out, err)
+            if bad:
+                return "as it is: " + "; ".join(bad)
+        if not count or DEFECTS.search(err):
+            return f"as it is: {scripts.status_text(status) if status is not None else 'no end'}\n{err[-2000:]}"
+        last = int(count.group(1)) + 2
+        self.queue = list(range(1, last + 1)) if start is None else list(range(min(start, last), last + 1))
+        order.shuffle(self.queue)
+        return None
 
     def judge(self, n):
-        """(met, complaint): did the failure end the script with E601, and what was wrong if anything."""
+        """What was wrong with the run whose n-th allocation failed, or None."""
         status, out, err = self.run(n)
-        if not scripts.compare(self.want, self.path, status, out, err):
-            return False, None
-        lines = [line.rstrip() for line in out.splitlines()]
-        reports = scripts.REPORT.findall(err)
         what = None
-        if status != 1:
+        if status is None or status < 0 or status > 1:
             what = "no end in time" if status is None else scripts.status_text(status)
-        elif not reports or reports[-1][0] != "E601":
-            what = f"error {reports[-1][0]}" if reports else "status 1 without an error"
-        elif lines != self.want.out[: len(lines)]:
-            what = "other output:\n" + scripts.diff(self.want.out, lines, "printed")
-        elif "Sanitizer" in err or "runtime error:" in err:
-            what = "a sanitizer reported"
+        elif DEFECTS.search(err):
+            what = "a defect is reported"
+        elif self.mode == "prompt":
+            what = None if status == 0 else scripts.status_text(status)
+        elif not self.free and scripts.compare(self.want, self.path, status, out, err):
+            lines = [line.rstrip() for line in out.splitlines()]
+            reports = list(scripts.REPORT.finditer(err))
+            if status != 1:
+                what = scripts.status_text(status)
+            elif not reports or reports[-1].group(1) != "E601":
+                what = f"error {reports[-1].group(1)}" if reports else "status 1 without an error"
+            elif n > TEXT_STORED and not scripts.PLACE.search(err[reports[-1].start():]):
+                what = "an error without a place"
+            elif lines != self.want.out[: len(lines)]:
+                what = "other output:\n" + scripts.diff(self.want.out, lines, "printed")
         if what is None:
-            return True, None
-        return True, f"{' '.join([self.quern, *self.command(n), self.path, *self.want.args])}\n  {what}\n" + "\n".join(
+            return None
+        typed = " < " + self.path if self.mode == "prompt" else ""
+        return f"{' '.join([self.quern, *self.command(n)])}{typed}\n  {what}\n" + "\n".join(
             "    " + line for line in err.splitlines()[-30:])
-
-    def last(self, start):
-        """An N beyond the last allocation whose failure shows, by doubling."""
-        n, quiet = max(start, 1), 0
-        while quiet < 3 and n < 1 << 30:
-            met, _ = self.judge(n)
-            quiet = 0 if met else quiet + 1
-            n *= 2
-        return n // 8 * 2 if quiet == 3 else n
-
-
-def steps(first, last, dense):
-    """first, first + 1, ... for `dense` numbers, then ever larger steps up to `last`."""
-    n, step = first, 1
-    while n <= last:
-        yield n
-        if n - first >= dense:
-            step = max(1, (n - first) // 200)
-        n += step
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("scripts", nargs="*")
     parser.add_argument("--quern", default="build/quern")
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--mode", action="append", choices=list(FLAGS))
+    parser.add_argument("--seconds", type=float, default=50)
+    parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
     quern = os.path.abspath(options.quern)
     end = time.monotonic() + options.seconds
-    order = random.Random(options.seed)
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
+    order = random.Random(seed)
     failed, runs = [], 0
-    print(f"seed {options.seed}")
+    print(f"seed {seed}")
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         empty = os.path.join(folder, "empty.qn")
         with open(empty, "w", encoding="utf-8") as f:
             f.write("print(1)  # => 1\n")
         start = Case(quern, empty, "off")
-        bound = start.last(1)
-        queues = [(start, list(range(1, bound + 1)))]
-        for path in options.scripts:
-            with open(path, encoding="utf-8") as f:
-                if "catch" in f.read():
-                    continue
-            for mode in FLAGS:
-                case = Case(quern, path, mode)
-                bad = scripts.compare(case.want, path, *case.run(0))
-                if bad:
-                    print(f"left out, fails as it is: {path} [{mode}]")
-                    continue
-                queues.append((case, list(steps(bound // 2, case.last(bound // 2), DENSE))))
-        for _, queue in queues:
-            order.shuffle(queue)
-        total = sum(len(queue) for _, queue in queues)
-        while any(queue for _, queue in queues) and time.monotonic() < end:
-            turn = [(case, queue.pop()) for case, queue in queues if queue for _ in range(min(4, len(queue)))]
-            for _, complaint in pool.map(lambda job: job[0].judge(job[1]), turn):
-                runs += 1
-                if complaint:
-                    failed.append(complaint)
-            if len(failed) >= 10:
-                break
-    for complaint in failed:
+        complaint = start.prepare(order, None)
+        if complaint:
+            sys.exit(f"FAILED {empty} {complaint}")
+        bound = max(start.queue) - 8
+        cases = [Case(quern, path, mode) for path in options.scripts for mode in options.mode or FLAGS]
+        order.shuffle(cases)
+        cases.insert(0, start)
+
+        def turn(case):
+            """A few runs of one case: (how many, complaints)."""
+            if case.queue is None:
+                complaint = case.prepare(order, bound)
+                return 1, [f"{case.path} [{case.mode}] {complaint}"] if complaint else []
+            bad, done = [], 0
+            while case.queue and done < 4 and time.monotonic() < end:
+                complaint = case.judge(case.queue.pop())
+                bad += [complaint] if complaint else []
+                done += 1
+            return done, bad
+
+        reached = set()
+        while any(case.queue != [] for case in cases) and time.monotonic() < end and len(failed) < 10:
+            for case, (done, bad) in zip(cases, pool.map(turn, cases)):
+                runs += done
+                failed += bad
+                if done and case.queue is not None:
+                    reached.add(case)
+        left = sum(len(case.queue or []) for case in reached)
+    for complaint in failed[:10]:
         print("FAILED " + complaint)
-    print(f"{runs} of {total} places tried over {len(queues)} scripts")
-    print(f"{runs - len(failed)} passed, {len(failed)} failed")
+    print(f"{len(reached)} of {len(cases)} scripts and modes reached, {left} places left of {left + runs}")
+    print(f"{runs - len(failed)} passed, {len(failed)} failed (seed {seed})")
     return 1 if failed else 0
 
 
