@@ -3,9 +3,9 @@
  *   kernels without code ─ table by l_hash ─ C text ─ object in the cache folder? ─ yes: read, check, load
  *                                                                            └ no: cc, store, load
  *
- * The object's name is the SHA-256 of the text, the flags and the processor's features, so nothing else has to be compared. A
- * cache file is a header (magic, the object's size and SHA-256) and the object. It is read whole, checked, written to an
- * anonymous file in memory and loaded from there: what was checked is what runs, and nobody can change it in between.
+ * The object's name tells the text, the flags, the processor and the compiler (cache.h), so nothing else has to be compared;
+ * where no compiler may run, any compiler's object will do. What was read and checked is written to an anonymous file in memory and
+ * loaded from there, so it is what runs, and nobody can change it in between. Only what could be loaded goes into the cache.
  *
  * The compiler runs in a folder of its own under the temporary directory, at SCHED_IDLE and in a process group of its own
  * (Ctrl-C at the terminal does not reach it; abandoning a plan kills the whole group). posix_spawn, never fork: a fork of a
@@ -28,12 +28,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "jit/cpu/run.h"
+#include "jit/cpu/cache.h"
 #include "jit/cpu/sha256.h"
 #include "jit/kernel/emit.h"
 
@@ -46,7 +45,14 @@ typedef struct code_entry {
   const qk_phase *phases;
 } code_entry;
 
-typedef enum trouble { TROUBLE_NO_COMPILER, TROUBLE_FOLDER, TROUBLE_DAMAGED, TROUBLE_COMPILER, TROUBLE_COUNT } trouble;
+typedef enum trouble {
+  TROUBLE_NO_COMPILER,
+  TROUBLE_FOLDER,
+  TROUBLE_DAMAGED,
+  TROUBLE_COMPILER,
+  TROUBLE_OBJECT,
+  TROUBLE_COUNT
+} trouble;
 
 typedef struct code_table {
   pthread_mutex_t lock;
@@ -54,7 +60,6 @@ typedef struct code_table {
   uint32_t n, cap; /* cap is a power of two */
   void **objects;  /* dlopen handles */
   uint32_t nobjects, objects_cap;
-  bool no_compiler;
   char troubles[TROUBLE_COUNT][240];
   uint8_t told[TROUBLE_COUNT]; /* 0 nothing, 1 to be told, 2 told */
 } code_table;
@@ -154,140 +159,6 @@ static const qk_phase *code_add(code_table *t, uint64_t hash, qk_phase *phases) 
   return result;
 }
 
-/* ---- files ------------------------------------------------------------------------------------------------------------------------- */
-
-typedef struct cache_header {
-  char magic[8]; /* "quern01\n" */
-  uint64_t size;
-  uint8_t sha[32];
-} cache_header;
-static const char cache_magic[8] = {'q', 'u', 'e', 'r', 'n', '0', '1', '\n'};
-
-static bool make_folders(char *path) {
-  for (char *p = path + 1;; p++) {
-    if (*p != '/' && *p != 0) continue;
-    char c = *p;
-    *p = 0;
-    bool ok = mkdir(path, 0700) == 0 || errno == EEXIST;
-    *p = c;
-    if (!ok) return false;
-    if (!c) return true;
-  }
-}
-
-/* The cache folder, made if need be; false if there is none to be had. */
-static bool cache_folder(code_table *t, char *path, size_t size) {
-  const char *quern = getenv("QUERN_CACHE"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-  int n;
-  if (quern && *quern) n = snprintf(path, size, "%s/objects", quern);
-  else if (xdg && *xdg) n = snprintf(path, size, "%s/quern/objects", xdg);
-  else if (home && *home) n = snprintf(path, size, "%s/.cache/quern/objects", home);
-  else return false;
-  if (n < 0 || (size_t)n >= size) return false;
-  if (make_folders(path) && access(path, R_OK | W_OK | X_OK) == 0) return true;
-  tell(t, TROUBLE_FOLDER, "quern: the kernel cache %s cannot be used; kernels are compiled anew in every process", path);
-  return false;
-}
-
-static bool write_all(int fd, const void *data, size_t n) {
-  const char *p = data;
-  while (n) {
-    ssize_t k = write(fd, p, n);
-    if (k < 0 && errno == EINTR) continue;
-    if (k <= 0) return false;
-    p += k;
-    n -= (size_t)k;
-  }
-  return true;
-}
-
-/* The whole file, malloc'ed; NULL if it cannot be read or is larger than 256 MiB. */
-static char *read_file(const char *path, size_t *size) {
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return NULL;
-  struct stat st;
-  char *data = NULL;
-  if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0 && st.st_size <= 256 << 20 && (data = malloc((size_t)st.st_size))) {
-    size_t n = 0;
-    ssize_t k;
-    while (n < (size_t)st.st_size && ((k = read(fd, data + n, (size_t)st.st_size - n)) > 0 || (k < 0 && errno == EINTR)))
-      if (k > 0) n += (size_t)k;
-    *size = n;
-  }
-  close(fd);
-  return data;
-}
-
-static void sha_of(const void *data, size_t n, uint8_t out[32]) {
-  sha256 s;
-  sha256_init(&s);
-  sha256_add(&s, data, n);
-  sha256_end(&s, out);
-}
-
-/* Reads and checks a cache file: the object's bytes (malloc'ed), or NULL. A damaged file is removed. */
-static char *cache_read(code_table *t, const char *path, size_t *size) {
-  size_t n = 0;
-  char *data = read_file(path, &n);
-  if (!data) return NULL;
-  cache_header h;
-  uint8_t sha[32];
-  if (n > sizeof h) {
-    memcpy(&h, data, sizeof h);
-    sha_of(data + sizeof h, n - sizeof h, sha);
-    if (memcmp(h.magic, cache_magic, 8) == 0 && h.size == n - sizeof h && memcmp(h.sha, sha, 32) == 0) {
-      memmove(data, data + sizeof h, (size_t)h.size);
-      *size = (size_t)h.size;
-      utimensat(AT_FDCWD, path, NULL, 0); /* recently used */
-      return data;
-    }
-  }
-  free(data);
-  unlink(path);
-  tell(t, TROUBLE_DAMAGED, "quern: a damaged file in the kernel cache was removed (%s)", path);
-  return NULL;
-}
-
-/* Removes the files used longest ago until the folder holds at most `limit` bytes. */
-static void cache_trim(const char *folder, int64_t limit) {
-  for (int round = 0; round < 64; round++) {
-    DIR *d = opendir(folder);
-    if (!d) return;
-    int64_t total = 0;
-    time_t oldest = 0;
-    char victim[256] = "";
-    for (struct dirent *e; (e = readdir(d));) {
-      struct stat st;
-      if (e->d_name[0] == '.' || fstatat(dirfd(d), e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode)) continue;
-      total += st.st_size;
-      if (!victim[0] || st.st_mtime < oldest) {
-        oldest = st.st_mtime;
-        snprintf(victim, sizeof victim, "%s", e->d_name);
-      }
-    }
-    if (total > limit && victim[0]) unlinkat(dirfd(d), victim, 0);
-    closedir(d);
-    if (total <= limit) return;
-  }
-}
-
-static void cache_write(const char *folder, const char *path, const char *object, size_t size, int64_t limit) {
-  cache_header h = {.size = size};
-  memcpy(h.magic, cache_magic, 8);
-  sha_of(object, size, h.sha);
-  char temporary[1200];
-  snprintf(temporary, sizeof temporary, "%s/.new-XXXXXX", folder);
-  int fd = mkostemp(temporary, O_CLOEXEC);
-  if (fd < 0) return;
-  bool ok = write_all(fd, &h, sizeof h) && write_all(fd, object, size);
-  ok = close(fd) == 0 && ok;
-  if (!ok || rename(temporary, path) != 0) {
-    unlink(temporary);
-    return;
-  }
-  cache_trim(folder, limit);
-}
-
 /* ---- the compiler -------------------------------------------------------------------------------------------------------------------- */
 
 static const char *const compilers[] = {"cc", "gcc", "clang"};
@@ -296,10 +167,12 @@ static const char *const flags[] = {"-std=gnu11", "-O2", "-march=native", "-fope
                                     "-fno-trapping-math", "-fno-strict-aliasing", "-fPIC", "-shared", "-nostdlib", "-w", "-x", "c"};
 enum { NFLAGS = sizeof flags / sizeof *flags };
 
-/* Starts the compiler on `source`, waits, and returns success. */
-static bool run_compiler(code_table *t, const char *source, const char *object, const char *log, const atomic_bool *abandon) {
+/* Starts the compiler `cc` on `source`, waits, and returns success. */
+static bool run_compiler(code_table *t, const char *cc, char **environment, const char *source, const char *object,
+                         const char *log, const atomic_bool *abandon) {
   char *argv[NFLAGS + 5];
-  int argc = 1;
+  int argc = 0;
+  argv[argc++] = (char *)(uintptr_t)cc;
   for (int i = 0; i < NFLAGS; i++) argv[argc++] = (char *)(uintptr_t)flags[i];
   argv[argc++] = (char *)(uintptr_t)source;
   argv[argc++] = (char *)(uintptr_t) "-o";
@@ -319,23 +192,23 @@ static bool run_compiler(code_table *t, const char *source, const char *object, 
   sigemptyset(&none);
   sigfillset(&defaults);
   struct sched_param idle = {0};
-  posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSCHEDULER);
+  short how = POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK;
   posix_spawnattr_setpgroup(&attr, 0);
   posix_spawnattr_setsigdefault(&attr, &defaults);
   posix_spawnattr_setsigmask(&attr, &none);
   posix_spawnattr_setschedpolicy(&attr, SCHED_IDLE);
   posix_spawnattr_setschedparam(&attr, &idle);
   pid_t pid = 0;
-  int rc = ENOENT;
-  for (size_t i = 0; i < sizeof compilers / sizeof *compilers && rc != 0; i++) {
-    argv[0] = (char *)(uintptr_t)compilers[i];
-    rc = posix_spawnp(&pid, compilers[i], &files, &attr, argv, environ);
+  posix_spawnattr_setflags(&attr, how | POSIX_SPAWN_SETSCHEDULER);
+  int rc = posix_spawn(&pid, cc, &files, &attr, argv, environment);
+  if (rc == EPERM) { /* a sandbox that does not let us choose the class */
+    posix_spawnattr_setflags(&attr, how);
+    rc = posix_spawn(&pid, cc, &files, &attr, argv, environment);
   }
   posix_spawn_file_actions_destroy(&files);
   posix_spawnattr_destroy(&attr);
   if (rc != 0) {
-    t->no_compiler = true;
-    tell(t, TROUBLE_NO_COMPILER, "quern: no C compiler could be started (cc, gcc, clang: %s); kernels run on the block VM", strerror(rc));
+    tell(t, TROUBLE_COMPILER, "quern: the C compiler cannot be started (%s); kernels run on the block VM", strerror(rc));
     return false;
   }
   int status = 0;
@@ -356,10 +229,32 @@ static bool run_compiler(code_table *t, const char *source, const char *object, 
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
+/* The environment with the compiler's own temporary files in `folder`, where nothing stays when it is killed. Freed by the
+ * caller; its texts belong to environ and to `tmpdir`. */
+static char **compiler_environment(const char *folder, char *tmpdir, size_t size) {
+  size_t n = 0, k = 0;
+  while (environ[n]) n++;
+  char **all = calloc(n + 2, sizeof *all);
+  if (!all) return NULL;
+  for (size_t i = 0; i < n; i++)
+    if (strncmp(environ[i], "TMPDIR=", 7) != 0) all[k++] = environ[i];
+  snprintf(tmpdir, size, "TMPDIR=%s", folder);
+  all[k] = tmpdir;
+  return all;
+}
+
+static void remove_folder(const char *folder) {
+  DIR *d = opendir(folder);
+  for (struct dirent *e; d && (e = readdir(d));) unlinkat(dirfd(d), e->d_name, 0);
+  if (d) closedir(d);
+  rmdir(folder);
+}
+
 /* Compiles a text: the object's bytes (malloc'ed), or NULL. */
-static char *compile_text(code_table *t, const char *text, size_t len, const atomic_bool *abandon, size_t *size) {
+static char *compile_text(code_table *t, const char *cc, const char *text, size_t len, const atomic_bool *abandon,
+                          size_t *size) {
   const char *base = getenv("TMPDIR");
-  char folder[512], source[560], object[560], log[560];
+  char folder[512], source[560], object[560], log[560], tmpdir[560];
   snprintf(folder, sizeof folder, "%s/quern-XXXXXX", base && *base && strlen(base) < 400 ? base : "/tmp");
   if (!mkdtemp(folder)) {
     tell(t, TROUBLE_COMPILER, "quern: no temporary folder for the compiler (%s); kernels run on the block VM", strerror(errno));
@@ -368,37 +263,56 @@ static char *compile_text(code_table *t, const char *text, size_t len, const ato
   snprintf(source, sizeof source, "%s/kernels.c", folder);
   snprintf(object, sizeof object, "%s/kernels.so", folder);
   snprintf(log, sizeof log, "%s/log", folder);
-  char *result = NULL;
+  char *result = NULL, **environment = compiler_environment(folder, tmpdir, sizeof tmpdir);
   int fd = open(source, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  bool written = fd >= 0 && write_all(fd, text, len);
+  bool written = fd >= 0 && cache_write_all(fd, text, len);
   if (fd >= 0 && close(fd) != 0) written = false;
-  if (written && run_compiler(t, source, object, log, abandon)) {
-    result = read_file(object, size);
-  } else if (written && !t->no_compiler && !atomic_load(abandon)) {
+  if (written && environment && run_compiler(t, cc, environment, source, object, log, abandon))
+    result = cache_read_file(object, size);
+  if (!result && !atomic_load(abandon)) {
     size_t n = 0;
-    char *words = read_file(log, &n), first[160] = "no message";
+    char *words = cache_read_file(log, &n), first[160] = "no message";
     if (words && n) snprintf(first, sizeof first, "%.*s", (int)(n < 150 ? n : 150), words);
     free(words);
     tell(t, TROUBLE_COMPILER, "quern: the C compiler failed; kernels run on the block VM: %s", first);
   }
-  unlink(source);
-  unlink(object);
-  unlink(log);
-  rmdir(folder);
+  free(environment);
+  remove_folder(folder);
   return result;
 }
 
 /* ---- loading ---------------------------------------------------------------------------------------------------------------------------- */
 
+/* A path to `fd` that no other object has: dlopen takes names that it knows for what it has loaded under them, and numbers of
+ * files return. The bits of the object's hash are written as "/." and "//". */
+static void object_path(int fd, const char *object, size_t size, char path[600]) {
+  sha256 s;
+  uint8_t sha[32];
+  sha256_init(&s);
+  sha256_add(&s, object, size);
+  sha256_end(&s, sha);
+  size_t n = (size_t)snprintf(path, 600, "/proc/self/fd");
+  for (int bit = 0; bit < 256; bit++) {
+    path[n++] = '/';
+    path[n++] = sha[bit / 8] >> bit % 8 & 1 ? '.' : '/';
+  }
+  snprintf(path + n, 600 - n, "/%d", fd);
+}
+
 static void *load_object(code_table *t, const char *object, size_t size) {
   int fd = memfd_create("quern", MFD_CLOEXEC);
-  if (fd < 0) return NULL;
   void *handle = NULL;
-  char path[64];
-  snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-  if (write_all(fd, object, size)) handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  close(fd);
-  if (!handle) return NULL;
+  if (fd >= 0) {
+    char path[600];
+    object_path(fd, object, size, path);
+    if (cache_write_all(fd, object, size)) handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    close(fd);
+  }
+  if (!handle) {
+    const char *why = dlerror();
+    tell(t, TROUBLE_OBJECT, "quern: compiled kernels cannot be loaded, and run on the block VM: %s", why ? why : "no memory");
+    return NULL;
+  }
   pthread_mutex_lock(&t->lock);
   if (t->nobjects == t->objects_cap) {
     uint32_t cap = t->objects_cap ? t->objects_cap * 2 : 32;
@@ -474,21 +388,62 @@ static uint32_t use_table(code_table *t, plan *p) {
   return missing;
 }
 
-static void use_object(code_table *t, const plan *p, const batch *b, void *handle) {
-  for (uint32_t i = 0; i < b->n; i++) {
+/* Takes a batch's functions out of a loaded object. False, and told, if it lacks some. */
+static bool use_object(code_table *t, const plan *p, const batch *b, void *handle) {
+  bool all = true;
+  for (uint32_t i = 0; i < b->n && all; i++) {
     const plan_kernel *k = &p->kernels[b->which[i]];
     qk_phase *phases = calloc(k->nphases + 1, sizeof *phases); /* and the one that tells its scratch (emit.h) */
+    char symbol[48];
     bool ok = phases != NULL;
     for (uint32_t j = 0; j <= k->nphases && ok; j++) {
-      char symbol[48];
       snprintf(symbol, sizeof symbol, "%s_%u", b->names[i], j);
       void *f = dlsym(handle, symbol);
       memcpy(&phases[j], &f, sizeof f);
-      ok = f != NULL;
+      ok = all = f != NULL;
     }
+    if (!all) tell(t, TROUBLE_OBJECT, "quern: compiled kernels lack %s; they run on the block VM", symbol);
     if (ok) code_add(t, k->hash, phases);
     else free(phases);
   }
+  return all;
+}
+
+/* Loads an object and takes the batch's functions out of it. */
+static bool take_object(code_table *t, const plan *p, const batch *b, const char *object, size_t size) {
+  void *handle = load_object(t, object, size);
+  return handle && use_object(t, p, b, handle);
+}
+
+/* Code for a batch, whose text this is, from the cache or the compiler. */
+static void code_batch(code_table *t, const plan *p, const batch *b, const text_buf *text, const compile_options *o) {
+  static const char no_folder[] =
+      "quern: kernels are compiled anew in every process: the kernel cache cannot be written (%s)";
+  char machine[256], key[CACHE_KEY], maker[CACHE_MAKER], cc[1024], folder[1024] = "", path[CACHE_PATH], *object = NULL;
+  size_t size = 0;
+  int64_t limit = o->tune[TUNE_cache_bytes];
+  bool can = cache_maker(compilers, sizeof compilers / sizeof *compilers, cc, sizeof cc, maker);
+  cache_machine(machine, sizeof machine);
+  cache_key(key, text->text, text->len, flags, NFLAGS, machine);
+  cache_access access = limit > 0 ? cache_folder(folder, sizeof folder) : CACHE_NONE;
+  if (access != CACHE_WRITES && *folder) tell(t, TROUBLE_FOLDER, no_folder, folder);
+  if (access != CACHE_NONE && cache_find(folder, key, o->spawn ? maker : "", path)) {
+    if (cache_read(path, &object, &size) == CACHE_DAMAGED)
+      tell(t, TROUBLE_DAMAGED, "quern: a damaged file in the kernel cache was removed (%s)", path);
+    bool done = object && take_object(t, p, b, object, size);
+    free(object);
+    if (done) return;
+  }
+  if (!o->spawn) return;
+  if (!can) {
+    tell(t, TROUBLE_NO_COMPILER, "quern: there is no C compiler (%s) on PATH; kernels run on the block VM", "cc, gcc, clang");
+    return;
+  }
+  object = compile_text(t, cc, text->text, text->len, o->abandon, &size);
+  if (object && take_object(t, p, b, object, size) && access == CACHE_WRITES &&
+      !cache_write(folder, path, object, size, limit))
+    tell(t, TROUBLE_FOLDER, no_folder, folder);
+  free(object);
 }
 
 void compile_plan(qn_engine *engine, plan *p, const compile_options *o) {
@@ -503,31 +458,8 @@ void compile_plan(qn_engine *engine, plan *p, const compile_options *o) {
   emit_c(b.programs, b.names, b.n, &text);
   if (text.failed || atomic_load(o->abandon)) goto done;
 
-  /* the object's name: text, flags, processor */
-  sha256 s;
-  uint8_t sha[32];
-  char key[65], folder[1024], path[1200];
-  sha256_init(&s);
-  sha256_add(&s, text.text, text.len);
-  for (int i = 0; i < NFLAGS; i++) sha256_add(&s, flags[i], strlen(flags[i]) + 1);
-  sha256_add(&s, cpu_isa_name(), strlen(cpu_isa_name()));
-  sha256_end(&s, sha);
-  for (int i = 0; i < 32; i++) snprintf(key + 2 * i, 3, "%02x", sha[i]);
-  bool cached = o->tune[TUNE_cache_bytes] > 0 && cache_folder(t, folder, sizeof folder);
-  if (cached) snprintf(path, sizeof path, "%s/%s", folder, key);
-
-  size_t size = 0;
-  char *object = cached ? cache_read(t, path, &size) : NULL;
-  if (!object && o->spawn && !t->no_compiler) {
-    object = compile_text(t, text.text, text.len, o->abandon, &size);
-    if (object && cached) cache_write(folder, path, object, size, o->tune[TUNE_cache_bytes]);
-  }
-  void *handle = object ? load_object(t, object, size) : NULL;
-  free(object);
-  if (handle) {
-    use_object(t, p, &b, handle);
-    use_table(t, p);
-  }
+  code_batch(t, p, &b, &text, o);
+  use_table(t, p);
 done:
   text_free(&text);
   batch_free(&b);

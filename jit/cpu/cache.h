@@ -1,0 +1,41 @@
+/* The kernel cache on disk: compiled objects by what they were made of.
+ *
+ * The folder is $QUERN_CACHE/objects, else $XDG_CACHE_HOME/quern/objects, else ~/.cache/quern/objects. A file is named KEY.MAKER:
+ * KEY is the SHA-256 of the source, the compiler's flags and the machine, MAKER names the compiler. It holds a header (magic,
+ * the object's size and SHA-256) and the object, and is read whole and checked before anybody uses it. Files appear by rename, so
+ * that processes which write the same one at once, or die, leave no torn file. No state: any thread. */
+#ifndef JIT_CPU_CACHE_H
+#define JIT_CPU_CACHE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { CACHE_KEY = 65, CACHE_MAKER = 17, CACHE_PATH = 1200 };
+
+/* What this processor can do, for kernels compiled for this machine alone. */
+void cache_machine(char *out, size_t size);
+void cache_key(char key[CACHE_KEY], const char *source, size_t len, const char *const *flags, int nflags,
+               const char *machine);
+/* The first of `names` on PATH, as a path, and what tells it from other compilers (its path, size and time of change). False
+ * if there is none; maker is then empty. */
+bool cache_maker(const char *const *names, int n, char *path, size_t size, char maker[CACHE_MAKER]);
+
+typedef enum cache_access { CACHE_NONE, CACHE_READS, CACHE_WRITES } cache_access;
+/* The folder, made if need be, and what may be done there. `folder` is empty where the environment names none. */
+cache_access cache_folder(char *folder, size_t size);
+/* The file for a key and a maker; with an empty maker that of any maker. False if it is not there (path is set, if there is a
+ * maker). */
+bool cache_find(const char *folder, const char *key, const char *maker, char path[CACHE_PATH]);
+
+typedef enum cache_state { CACHE_MISSING, CACHE_GOOD, CACHE_DAMAGED } cache_state;
+/* Reads and checks: the object in *object (malloc'ed) if it is good. A damaged file is removed. */
+cache_state cache_read(const char *path, char **object, size_t *size);
+/* False if it cannot be written. Then removes what was used longest ago until the folder holds at most `limit` bytes. */
+bool cache_write(const char *folder, const char *path, const char *object, size_t size, int64_t limit);
+
+/* The whole of a regular file, malloc'ed; NULL if it cannot be read, is empty or larger than 256 MiB. */
+char *cache_read_file(const char *path, size_t *size);
+bool cache_write_all(int fd, const void *data, size_t n);
+
+#endif
