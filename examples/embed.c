@@ -1,7 +1,7 @@
 /* embed.c: a host application with Quern inside. It gives a script an array, calls one of the script's functions, reads
  * the result back, and shows what an error looks like from C.
  *
- *   cc embed.c -I. build/libquern.a -fopenmp -lz -lm -ldl -lpthread
+ *   cc embed.c -I. build/libquern.a -lz -lm -ldl -lpthread
  */
 #include <stdio.h>
 #include <string.h>

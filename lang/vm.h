@@ -40,7 +40,7 @@ typedef enum log_channel {
 struct qn_engine {
   atomic_int vms;    /* open VMs */
   struct pool *pool; /* array buffers (mem.c) */
-  void *cpu;         /* jit/cpu's: kernel pool token, instruction set, cache of one-op kernels */
+  void *cpu;         /* jit/cpu's: the threads that run kernels */
   void *code;        /* jit/cpu/compile.c's: compiled kernels */
   void *jit;         /* jit/trace's: workers and their queue */
   void (*jit_close)(qn_engine *engine);

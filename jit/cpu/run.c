@@ -1,7 +1,7 @@
 /* Launching kernels (run.h): phases one after the other, each over the instances [0, n) of its PAR.
  *
- * Threads. All parallel work of an engine runs in one OpenMP pool; since libgomp makes a team per calling thread, only the VM
- * that holds the engine's token opens parallel regions, others run serially and get the same bits. A phase goes parallel when
+ * Threads. All parallel work of an engine is done by one team of threads (team.h); one VM at a time may open parallel regions,
+ * others run serially and get the same bits. A phase goes parallel when
  * its work passes par.grain. Threads take chunks of instances from a counter; between chunks they look at the interrupt flag.
  * Every thread has a frame of its own (locals, accumulators, registers) in memory that the VM keeps from launch to launch.
  *
@@ -11,11 +11,11 @@
  */
 #include "jit/cpu/run.h"
 
-#include <omp.h>
 #include <string.h>
 
 #include "jit/cpu/cpu.h"
 #include "jit/cpu/eager.h"
+#include "jit/cpu/team.h"
 
 /* ---- state --------------------------------------------------------------------------------------------------------------------- */
 
@@ -33,22 +33,15 @@ struct cpu_state {
   cpu_piece slab;                /* the arena of the running plan */
 };
 
-/* The engine's token, kept in engine->cpu itself: NULL is free. Held while a VM's thread runs a parallel region. */
-static bool token_take(qn_engine *engine) {
-  void *free_now = NULL;
-  return engine &&
-         __atomic_compare_exchange_n(&engine->cpu, &free_now, engine, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
-}
-static void token_leave(qn_engine *engine) { __atomic_store_n(&engine->cpu, NULL, __ATOMIC_RELEASE); }
-
 bool cpu_open(qn_vm *vm) {
   if (vm->cpu) return true;
   struct cpu_state *s = mem_zalloc(vm, sizeof *s);
   if (!s) return false;
   s->loops = vm_loops_pick();
-  s->threads = vm->config.threads > 0 ? vm->config.threads : omp_get_num_procs();
+  s->threads = vm->config.threads > 0 ? vm->config.threads : team_processors();
   if (s->threads > MAX_THREADS) s->threads = MAX_THREADS;
   vm->cpu = s;
+  if (vm->engine && !vm->engine->jit_close) vm->engine->jit_close = cpu_engine_close;
   return true;
 }
 
@@ -67,7 +60,7 @@ void cpu_close(qn_vm *vm) {
   vm->cpu = NULL;
 }
 
-void cpu_engine_close(qn_engine *engine) { engine->cpu = NULL; }
+void cpu_engine_close(qn_engine *engine) { team_close(engine); }
 
 const char *cpu_isa_name(void) { return vm_loops_pick()->name; }
 
@@ -129,7 +122,8 @@ static bool must_stop(launch *l, bool own) {
   return own && l->vm->config.time_limit > 0 && !error_pending(l->vm) && vm_poll_slow(l->vm);
 }
 
-static void work(launch *l, int thread) {
+static void work(void *ctx, int thread) {
+  launch *l = ctx;
   vm_frame other, *f = thread ? &other : l->own;
   qk_args args = l->args;
   char *memory = l->s->frames[thread].data;
@@ -199,7 +193,7 @@ static bool run_phase(launch *l, vm_failure *failure, size_t scratch_bytes) {
   l->n = l->own->idx[par->a];
   if (l->n <= 0) return true;
   int64_t threads = share_out(l, par->imm > 0 ? par->imm : 1);
-  bool token = threads > 1 && token_take(vm->engine);
+  bool token = threads > 1 && team_take(vm->engine);
   if (!token) threads = 1;
   size_t bytes = l->compiled ? scratch_bytes : l->regs_bytes + l->phase->bytes;
   vm_failure failures[MAX_THREADS];
@@ -217,13 +211,8 @@ static bool run_phase(launch *l, vm_failure *failure, size_t scratch_bytes) {
     if (threads == 1) {
       work(l, 0);
     } else {
-      for (int t = 0; t < threads; t++) failures[t].error = ~(uint64_t)0; /* the team may be smaller */
-#pragma omp parallel num_threads((int)threads)
-      {
-        uint64_t mode = fp_mode_enter();
-        work(l, omp_get_thread_num());
-        fp_mode_leave(mode);
-      }
+      for (int t = 0; t < threads; t++) failures[t].error = ~(uint64_t)0; /* not all may come */
+      team_run(vm->engine, (int)threads - 1, vm->tune[TUNE_par_spin], work, l);
     }
     for (int t = 0; t < threads; t++)
       if (failures[t].error < failure->error) *failure = failures[t];
@@ -234,7 +223,7 @@ static bool run_phase(launch *l, vm_failure *failure, size_t scratch_bytes) {
       ok = false;
     }
   }
-  if (token) token_leave(vm->engine);
+  if (token) team_leave(vm->engine);
   return ok && failure->error == ~(uint64_t)0;
 }
 

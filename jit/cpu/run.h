@@ -1,4 +1,4 @@
-/* Running L programs and plans on the CPU: one kernel pool (OpenMP) per engine, the block VM, compiled code when it is there. */
+/* Running L programs and plans on the CPU: one team of threads per engine, the block VM, compiled code when it is there. */
 #ifndef JIT_CPU_RUN_H
 #define JIT_CPU_RUN_H
 

@@ -81,7 +81,8 @@ static float *input(const char *path, int64_t *n) {
 int main(int argc, char **argv) {
   if (argc != 5) return 2;
   int64_t n;
-  float *x = input(argv[2], &n), *y = x ? aligned_alloc(1 << 21, ((size_t)n * sizeof *y + (1 << 21)) & ~(size_t)((1 << 21) - 1)) : NULL;
+  float *x = input(argv[2], &n),
+        *y = x ? aligned_alloc(1 << 21, ((size_t)n * sizeof *y + (1 << 21)) & ~(size_t)((1 << 21) - 1)) : NULL;
   if (!y) return 1;
   int threads = n < 16384 ? 1 : omp_get_max_threads();
   void (*run)(const float *, float *, int64_t, int) = strcmp(argv[1], "copy") ? chain : copy;
