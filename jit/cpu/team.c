@@ -42,6 +42,7 @@ typedef struct cpu_team {
   _Atomic uint32_t awaited; /* futex of the opener: 1 while it sleeps until all are out */
   atomic_int sleeping;      /* helpers */
   atomic_bool closing;
+  pid_t process; /* that has the helpers */
   int nhelpers;
   pthread_t helpers[MAX_HELPERS];
 } cpu_team;
@@ -116,6 +117,7 @@ static void grow(cpu_team *t, int helpers) {
 static cpu_team *team_of(qn_engine *engine) {
   cpu_team *t = __atomic_load_n((cpu_team **)&engine->cpu, __ATOMIC_ACQUIRE);
   if (t || !(t = calloc(1, sizeof *t))) return t;
+  t->process = getpid();
   void *none = NULL;
   if (__atomic_compare_exchange_n(&engine->cpu, &none, (void *)t, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return t;
   free(t);
@@ -162,7 +164,7 @@ void team_close(qn_engine *engine) {
   atomic_store(&t->closing, true);
   atomic_fetch_add(&t->calls, 1);
   futex_wake(&t->calls, INT_MAX);
-  for (int i = 0; i < t->nhelpers; i++) pthread_join(t->helpers[i], NULL);
+  for (int i = 0; i < t->nhelpers && t->process == getpid(); i++) pthread_join(t->helpers[i], NULL);
   free(t);
   engine->cpu = NULL;
 }

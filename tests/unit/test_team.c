@@ -65,6 +65,8 @@ START_TEST(a_forked_child_works_alone) {
     team_run(&engine, HELPERS, 10, work, &r);
     bool good = true;
     for (int k = 0; k < PIECES; k++) good = good && r.done[k] == 1;
+    team_leave(&engine);
+    team_close(&engine);
     _exit(good ? 0 : 1);
   }
   int status = -1;
