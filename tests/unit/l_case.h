@@ -1,5 +1,5 @@
 /* Random L programs with their data and what they must give: l_random.h makes the program, l_eval.h the right results. An
- * executor passes if case_run, on a VM of any settings, says nothing. */
+ * executor passes if case_end says nothing about what it left; case_run does it all for a VM of any settings. */
 #ifndef TESTS_L_CASE_H
 #define TESTS_L_CASE_H
 
@@ -71,6 +71,13 @@ static void case_show(const l_case *c) {
   text_free(&t);
 }
 
+/* Ends the test: there is nothing to compare. */
+static void case_need(bool ok, uint64_t seed, const char *why) {
+  if (ok) return;
+  fprintf(stderr, "program %llu: %s\n", (unsigned long long)seed, why);
+  abort();
+}
+
 static void case_open(l_case *c, uint64_t seed) {
   char why[256] = "";
   rnd_info info;
@@ -78,7 +85,7 @@ static void case_open(l_case *c, uint64_t seed) {
   *c = (l_case){.seed = seed, .p = p, .info = info, .error = ~0ull};
   if (!l_verify(c->p, why, sizeof why)) {
     case_show(c);
-    ck_abort_msg("program %llu: %s", (unsigned long long)seed, why);
+    case_need(false, seed, why);
   }
   int64_t sizes[CASE_BUFFERS];
   noise_state = seed;
@@ -93,8 +100,8 @@ static void case_open(l_case *c, uint64_t seed) {
     memcpy(c->want[c->n], c->start[c->n], bytes);
     c->n++;
   }
-  ck_assert_msg(l_eval(c->p, c->want, sizes, info.ints, info.scalars, &c->error, why, sizeof why), "%llu: %s",
-                (unsigned long long)seed, why);
+  bool known = l_eval(c->p, c->want, sizes, info.ints, info.scalars, &c->error, why, sizeof why);
+  case_need(known, seed, why);
 }
 
 static void case_close(l_case *c) {
@@ -105,33 +112,19 @@ static void case_close(l_case *c) {
   l_free(c->p);
 }
 
-/* Runs the program with code of the VM (`loops`) or compiled code, and compares. `why` is empty, or says what differs. */
-static void case_run(const l_case *c, const vm_loops *loops, const qk_phase *compiled, int64_t block, int threads,
-                     char *why, size_t size) {
-  void *ours[CASE_BUFFERS];
-  why[0] = 0;
+/* A copy of the buffers for an executor, and what it must leave in them: `why` is empty, or says what differs. Frees them. */
+static void case_begin(const l_case *c, void *ours[CASE_BUFFERS]) {
   for (uint32_t b = 0; b < c->n; b++) {
     size_t bytes = (size_t)c->info.elements * dtype_size((qn_dtype)c->dtype[b]);
     ours[b] = calloc(1, bytes + 64);
     memcpy(ours[b], c->start[b], bytes);
   }
-  qn_config config;
-  qn_config_init(&config);
-  config.threads = threads;
-  qn_vm *vm = vm_open(&config);
-  ck_assert(vm && cpu_open(vm));
-  vm->tune[TUNE_vm_block] = block;
-  if (threads > 1) vm->tune[TUNE_par_grain] = 1;
-  void *code = vmcode_make(c->p, loops);
-  ck_assert_ptr_nonnull(code);
-  vm_failure f;
-  bool ok = kernel_launch(vm, c->p, &code, compiled, ours, c->info.ints, c->info.scalars, &f);
-  ck_assert(!error_pending(vm) && ok == (f.error == ~0ull));
-  vmcode_free(code);
-  cpu_close(vm);
-  vm_close(vm);
-  if (f.error != c->error)
-    snprintf(why, size, "error cell %llx, not %llx", (unsigned long long)f.error, (unsigned long long)c->error);
+}
+
+static void case_end(const l_case *c, void *ours[CASE_BUFFERS], uint64_t error, char *why, size_t size) {
+  why[0] = 0;
+  if (error != c->error)
+    snprintf(why, size, "error cell %llx, not %llx", (unsigned long long)error, (unsigned long long)c->error);
   for (uint32_t b = 0; b < c->n; b++) { /* after a failed check what was stored is thrown away */
     for (int64_t i = 0; i < c->info.elements && !why[0] && c->error == ~0ull; i++) {
       uint64_t x = ev_read((qn_dtype)c->dtype[b], ours[b], i), y = ev_read((qn_dtype)c->dtype[b], c->want[b], i);
@@ -141,6 +134,29 @@ static void case_run(const l_case *c, const vm_loops *loops, const qk_phase *com
     }
     free(ours[b]);
   }
+}
+
+/* Runs the program with code of the VM (`loops`) or compiled code, and compares. */
+static inline void case_run(const l_case *c, const vm_loops *loops, const qk_phase *compiled, int64_t block,
+                            int threads, char *why, size_t size) {
+  void *ours[CASE_BUFFERS];
+  case_begin(c, ours);
+  qn_config config;
+  qn_config_init(&config);
+  config.threads = threads;
+  qn_vm *vm = vm_open(&config);
+  case_need(vm && cpu_open(vm), c->seed, "no VM");
+  vm->tune[TUNE_vm_block] = block;
+  if (threads > 1) vm->tune[TUNE_par_grain] = 1;
+  void *code = vmcode_make(c->p, loops);
+  case_need(code != NULL, c->seed, "no code");
+  vm_failure f;
+  bool ok = kernel_launch(vm, c->p, &code, compiled, ours, c->info.ints, c->info.scalars, &f);
+  case_need(!error_pending(vm) && ok == (f.error == ~0ull), c->seed, "no result");
+  vmcode_free(code);
+  cpu_close(vm);
+  vm_close(vm);
+  case_end(c, ours, f.error, why, size);
 }
 
 #endif

@@ -1,0 +1,186 @@
+/* Random L programs (l_case.h) as CUDA C on a GPU: the same bits as the reference gives, with one block and with many.
+ *
+ *   device LIBNVRTC [FIRST N]
+ *
+ * Status 77 where there is no GPU, 1 if a program fails. */
+#include "tests/cuda/nvrtc.h"
+#include "tests/unit/l_case.h"
+
+#include "jit/kernel/emit.h"
+
+enum { UNIT = 16, SKIPPED = 77, THREADS = 64 };
+
+/* ---- the driver ------------------------------------------------------------------------------------------------------- */
+
+typedef unsigned long long device_ptr;
+typedef struct driver {
+  int (*init)(unsigned);
+  int (*device)(int *, int);
+  int (*context)(void **, int);
+  int (*current)(void *);
+  int (*load)(void **, const void *);
+  int (*unload)(void *);
+  int (*function)(void **, void *, const char *);
+  int (*alloc)(device_ptr *, size_t);
+  int (*release)(device_ptr);
+  int (*to)(device_ptr, const void *, size_t);
+  int (*from)(void *, device_ptr, size_t);
+  int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+  int (*wait)(void);
+} driver;
+
+static bool driver_open(driver *d) {
+  void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *context;
+  int device;
+  return library && symbol_of(library, "cuInit", &d->init) && symbol_of(library, "cuDeviceGet", &d->device) &&
+         symbol_of(library, "cuDevicePrimaryCtxRetain", &d->context) &&
+         symbol_of(library, "cuCtxSetCurrent", &d->current) && symbol_of(library, "cuModuleLoadData", &d->load) &&
+         symbol_of(library, "cuModuleUnload", &d->unload) && symbol_of(library, "cuModuleGetFunction", &d->function) &&
+         symbol_of(library, "cuMemAlloc_v2", &d->alloc) && symbol_of(library, "cuMemFree_v2", &d->release) &&
+         symbol_of(library, "cuMemcpyHtoD_v2", &d->to) && symbol_of(library, "cuMemcpyDtoH_v2", &d->from) &&
+         symbol_of(library, "cuLaunchKernel", &d->launch) && symbol_of(library, "cuCtxSynchronize", &d->wait) &&
+         d->init(0) == 0 && d->device(&device, 0) == 0 && d->context(&context, device) == 0 && d->current(context) == 0;
+}
+
+static void fatal(const char *what) {
+  fprintf(stderr, "%s\n", what);
+  exit(1);
+}
+
+static void check(int rc, const char *what) {
+  if (rc == 0) return;
+  fprintf(stderr, "%s: error %d\n", what, rc);
+  exit(1);
+}
+
+static device_ptr upload(const driver *d, const void *data, size_t n) {
+  device_ptr p = 0;
+  check(d->alloc(&p, n ? n : 16), "allocation");
+  if (n && data) check(d->to(p, data, n), "copy to the device");
+  return p;
+}
+
+/* ---- programs ----------------------------------------------------------------------------------------------------------- */
+
+/* What stands outside PARs: numbers of instances and sizes. Freed by the caller. */
+static int64_t *outer_values(const l_case *c) {
+  const l_program *p = c->p;
+  ev e = {.p = p, .ints = c->info.ints, .scalars = c->info.scalars};
+  e.val = calloc(p->n, sizeof *e.val);
+  int depth = 0;
+  for (l_val v = 1; v < p->n; v++) {
+    uint8_t code = p->code[v].code;
+    if (depth == 0 && code != L_PHASE && code != L_PAR && !ev_instr(&e, v, (ev_vec){0})) fatal(e.why);
+    depth += code == L_PAR || code == L_FOR || code == L_VEC || code == L_IF || code == L_WHILE;
+    depth -= code == L_END;
+  }
+  return (int64_t *)e.val;
+}
+
+static void run_case(const driver *d, void *module, const l_case *c, const char *name, unsigned blocks, char *why,
+                     size_t size) {
+  void *ours[CASE_BUFFERS];
+  device_ptr buffers[CASE_BUFFERS] = {0};
+  const l_program *p = c->p;
+  int64_t *values = outer_values(c);
+  case_begin(c, ours);
+  for (uint32_t b = 0, k = 0; b < p->nbuffers; b++) {
+    bool scratch = p->buffers[b].mode == BUF_SCRATCH;
+    int64_t elements = scratch ? values[p->buffers[b].size] : c->info.elements;
+    buffers[b] = upload(d, scratch ? NULL : ours[k++],
+                        (size_t)(elements > 0 ? elements : 0) * dtype_size((qn_dtype)p->buffers[b].dtype));
+  }
+  uint64_t error = ~0ull;
+  int64_t scratch = 0;
+  device_ptr table = upload(d, buffers, p->nbuffers * sizeof *buffers);
+  device_ptr ints = upload(d, c->info.ints, sizeof c->info.ints);
+  device_ptr scalars = upload(d, c->info.scalars, sizeof c->info.scalars);
+  device_ptr cell = upload(d, &error, sizeof error), answer = upload(d, &scratch, sizeof scratch), memory = 0;
+  struct {
+    device_ptr buf, ints, scalars, scratch, error, interrupt, tile;
+  } args = {table, ints, scalars, answer, cell, 0, 0};
+  int64_t instances = 0;
+  void *parameters[] = {&args, &instances}, *f;
+  uint32_t phases = emit_phases(p);
+  char symbol[64];
+  snprintf(symbol, sizeof symbol, "%s_%u", name, phases);
+  check(d->function(&f, module, symbol), symbol);
+  check(d->launch(f, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL), symbol);
+  check(d->from(&scratch, answer, sizeof scratch), symbol);
+  args.scratch = memory = upload(d, NULL, (size_t)scratch * blocks);
+  for (uint32_t j = 0, v = 1; j < phases; j++, v++) {
+    while (p->code[v].code != L_PAR) v++;
+    instances = values[p->code[v].a];
+    snprintf(symbol, sizeof symbol, "%s_%u", name, j);
+    check(d->function(&f, module, symbol), symbol);
+    if (instances > 0) check(d->launch(f, blocks, 1, 1, THREADS, 1, 1, 0, NULL, parameters, NULL), symbol);
+    check(d->wait(), symbol);
+  }
+  check(d->from(&error, cell, sizeof error), "the error cell");
+  for (uint32_t b = 0, k = 0; b < p->nbuffers; b++) {
+    if (p->buffers[b].mode != BUF_SCRATCH) {
+      check(d->from(ours[k], buffers[b], (size_t)c->info.elements * dtype_size((qn_dtype)c->dtype[k])), "results");
+      k++;
+    }
+    d->release(buffers[b]);
+  }
+  const device_ptr others[] = {table, ints, scalars, cell, answer, memory};
+  for (size_t i = 0; i < sizeof others / sizeof *others; i++) d->release(others[i]);
+  free(values);
+  case_end(c, ours, error, why, size);
+}
+
+static int run_unit(const nvrtc *n, const driver *d, uint64_t first, uint32_t count) {
+  l_case cases[UNIT];
+  const l_program *programs[UNIT];
+  const char *names[UNIT];
+  char texts[UNIT][16], why[256];
+  for (uint32_t i = 0; i < count; i++) {
+    case_open(&cases[i], first + i);
+    programs[i] = cases[i].p;
+    snprintf(texts[i], sizeof texts[i], "k%u", i);
+    names[i] = texts[i];
+  }
+  text_buf out;
+  text_init(&out, NULL);
+  emit_cuda(programs, names, count, &out);
+  text_add(&out, "", 1);
+  size_t size = 0;
+  void *module = NULL;
+  char *cubin = out.failed ? NULL : nvrtc_cubin(n, "unit", out.text, &size);
+  if (!cubin) fatal("no cubin");
+  check(d->load(&module, cubin), "loading");
+  int failed = 0;
+  for (uint32_t i = 0; i < count; i++) {
+    bool bad = false;
+    for (unsigned blocks = 1; blocks < 10 && !bad; blocks += 6) {
+      run_case(d, module, &cases[i], names[i], blocks, why, sizeof why);
+      bad = why[0] != 0;
+      if (!bad) continue;
+      if (getenv("QN_TEST_SHOW")) case_show(&cases[i]);
+      printf("program %llu, %u blocks: %s\n", (unsigned long long)(first + i), blocks, why);
+    }
+    failed += bad;
+    case_close(&cases[i]);
+  }
+  d->unload(module);
+  free(cubin);
+  text_free(&out);
+  return failed;
+}
+
+int main(int argc, char **argv) {
+  nvrtc n;
+  driver d;
+  uint64_t first = argc > 2 ? strtoull(argv[2], NULL, 10) : 1, count = argc > 3 ? strtoull(argv[3], NULL, 10) : 160;
+  if (argc < 2 || !nvrtc_open(&n, argv[1])) fatal("usage: device LIBNVRTC [FIRST N]");
+  if (!driver_open(&d)) {
+    printf("no GPU\n");
+    return SKIPPED;
+  }
+  int failed = 0;
+  for (uint64_t i = 0; i < count; i += UNIT)
+    failed += run_unit(&n, &d, first + i, count - i < UNIT ? (uint32_t)(count - i) : UNIT);
+  printf("%llu programs, %d fail\n", (unsigned long long)count, failed);
+  return failed ? 1 : 0;
+}
