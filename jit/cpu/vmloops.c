@@ -262,7 +262,8 @@ static void iota_b8(void *o, const void *a, const void *b, const void *c, int mo
 #define MATHS1(X, T)                                                                                                   \
   X(exp, T) X(exp2, T) X(expm1, T) X(log, T) X(log2, T) X(log10, T) X(log1p, T) X(arcsin, T) X(arccos, T) X(arctan, T)  \
   X(sinh, T) X(cosh, T) X(tanh, T) X(sigmoid, T) X(erf, T) X(rsqrt, T) X(sign, T)
-#define MATHS2(X, T) X(arctan2, T) X(pow, T) X(smul, T) X(floordiv, T)
+#define MATHS2(X, T) X(arctan2, T) X(pow, T) X(smul, T) X(floordiv, T) /* the table's */
+#define MATHS2_PLAIN(X, T) X(arctan2, T) X(smul, T) X(floordiv, T)
 #define MATHS_RARE1(X, T) X(sin, T) X(cos, T) X(tan, T)
 #define MATHS_TEST(X, T) X(isnan, T) X(isinf, T) X(isfinite, T)
 #define MATHS_INT2(X, T) X(smul, T) X(floordiv, T) X(mod, T) X(pow, T)
@@ -271,10 +272,26 @@ static void iota_b8(void *o, const void *a, const void *b, const void *c, int mo
 #define MAKE_MATH1(F, T) LOOP1(math_##F##_##T, T, T, F##_##T)
 #define MAKE_MATH2(F, T) LOOP2_SPLAT(math_##F##_##T, T, T, F##_##T, SIMD)
 #define MAKE_MATH2P(F, T) LOOP2_SPLAT(math_##F##_##T, T, T, F##_##T, )
+/* Powers by one number of the simple ones (math.def): the compiler sees what is left of pow. */
+#define POW_BY(T, EXPONENT)                                                                                            \
+  if (!(mode & VM_B) && *(const T *)b == (EXPONENT)) {                                                                 \
+    if (mode & VM_A) {                                                                                                 \
+      SIMD for (int64_t i = 0; i < n; i++) out[i] = pow_##T(x[i], (EXPONENT));                                         \
+      return;                                                                                                          \
+    }                                                                                                                  \
+  }
+#define MAKE_POW(T)                                                                                                    \
+  LOOP2_SPLAT(math_pow_any_##T, T, T, pow_##T, SIMD)                                                                   \
+  static void math_pow_##T(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {                \
+    T *out = o;                                                                                                        \
+    const T *x = a;                                                                                                    \
+    POW_BY(T, 2) POW_BY(T, 3) POW_BY(T, -1) POW_BY(T, 1)                                                               \
+    math_pow_any_##T(o, a, b, c, mode, n);                                                                             \
+  }
 #define MAKE_RARE1(F, T) REPAIR1(F, T) LOOP1_RARE(math_##F##_##T, T, F)
 #define MAKE_TEST(F, T) LOOP1(math_##F##_##T, T, b8, F##_##T)
 #define MAKE_MATHS(T)                                                                                                  \
-  MATHS1(MAKE_MATH1, T) MATHS2(MAKE_MATH2, T) MATHS_RARE1(MAKE_RARE1, T) MATHS_TEST(MAKE_TEST, T)                      \
+  MATHS1(MAKE_MATH1, T) MATHS2_PLAIN(MAKE_MATH2, T) MAKE_POW(T) MATHS_RARE1(MAKE_RARE1, T) MATHS_TEST(MAKE_TEST, T)                      \
   REPAIR2(mod, T) LOOP2_RARE(math_mod_##T, T, mod)                                                                                     \
   LOOP1(math_philox_uniform_##T, u64, T, philox_uniform_##T)
 #define MAKE_MATHS_INT(T) MAKE_MATH1(sign, T) MATHS_INT2(MAKE_MATH2P, T) MATHS_TEST(MAKE_TEST, T)

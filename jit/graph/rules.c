@@ -132,8 +132,20 @@ static uint32_t rule_div_constant(rewriter *r, const graph_node *n) {
   return c != 0 && 1 / c - 1 / c == 0 ? times_inverse(r, n, c) : 0;
 }
 
-static uint32_t rule_pow_square(rewriter *r, const graph_node *n) {
-  return is_float(n) && is_number(r, n->in[1], 2, 2) ? shaped_if(r, n, binary(r, n, OP_mul, n->in[0], n->in[0])) : 0;
+/* By the definition of pow (math.def); a half rounds after every op, so its cube stays as it is. */
+static uint32_t rule_pow_small(rewriter *r, const graph_node *n) {
+  uint32_t x = n->in[0];
+  if (n->type.weak && !is_float(n)) return 0; /* the error of an overflow names the power */
+  if (is_number(r, n->in[1], 1, 1)) return shaped_if(r, n, x);
+  if (is_number(r, n->in[1], 2, 2)) return shaped_if(r, n, binary(r, n, OP_mul, x, x));
+  if (!is_float(n)) return 0;
+  if (is_number(r, n->in[1], -1, -1)) {
+    uint32_t one = rewrite_number(r, &at(r, x)->type, 1, 1, n->site);
+    return one ? shaped_if(r, n, binary(r, n, OP_div, one, x)) : 0;
+  }
+  if (!is_number(r, n->in[1], 3, 3) || dtype_size((qn_dtype)n->type.dtype) == 2) return 0;
+  uint32_t square = binary(r, n, OP_mul, x, x);
+  return square ? shaped_if(r, n, binary(r, n, OP_mul, square, x)) : 0;
 }
 
 static uint32_t rule_neg_neg(rewriter *r, const graph_node *n) {

@@ -149,7 +149,11 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
   qn_record *r = record_new(vm);
   qn_list *kernels = list_new(vm, 0), *breaks = list_new(vm, 0), *recompiles = list_new(vm, 0);
   bool ok = r && kernels && breaks && recompiles;
-  for (uint32_t i = 0; p && i < p->nkernels && ok; i++) push(vm, kernels, kernel_record(vm, p, &p->kernels[i]), &ok);
+  int compiled = 0;
+  for (uint32_t i = 0; p && i < p->nkernels && ok; i++) {
+    compiled += atomic_load_explicit(&p->kernels[i].code, memory_order_acquire) != NULL;
+    push(vm, kernels, kernel_record(vm, p, &p->kernels[i]), &ok);
+  }
   if (ok && s.why != BREAK_none) push(vm, breaks, reason_record(vm, s.text, line_at(vm, s.at)), &ok);
   const anchor_entries *list = s.anchor->entries;
   for (uint32_t i = 0; i < list->nrecompiles && ok; i++)
@@ -165,6 +169,7 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
     put(vm, r, "breaks", value_obj(TAG_LIST, breaks), &ok);
     put(vm, r, "recompiles", value_obj(TAG_LIST, recompiles), &ok);
     put(vm, r, "guards", guard_text, &ok);
+    put(vm, r, "compiled", value_int(compiled), &ok);
     put(vm, r, "compile_ms", value_float(e ? e->compile_ms : 0), &ok);
     put(vm, r, "peak_bytes", value_int(p ? p->peak_bytes : 0), &ok);
     put(vm, r, "eager_peak_bytes", value_int(p ? p->eager_peak_bytes : 0), &ok);

@@ -149,6 +149,11 @@ static inline double eval_extremum(double a, double b, bool smaller) {
   return (a < b) == smaller ? a : b;
 }
 
+/* Some powers are products by definition (jit/kernel/math.def). */
+static double eval_pow(double a, double b) {
+  return b == 1 ? a : b == 2 ? a * a : b == 3 ? a * a * a : b == -1 ? 1 / a : pow(a, b);
+}
+
 static inline double eval_float_op(op_id op, double a, double b) {
   switch (op) {
   case OP_add: return a + b;
@@ -157,7 +162,7 @@ static inline double eval_float_op(op_id op, double a, double b) {
   case OP_div: return a / b;
   case OP_floordiv: return floor(a / b);
   case OP_mod: return a - b * floor(a / b);
-  case OP_pow: return pow(a, b);
+  case OP_pow: return eval_pow(a, b);
   case OP_smul: return a == 0 || b == 0 ? 0 : a * b;
   case OP_neg: return -a;
   case OP_abs: return fabs(a);

@@ -93,6 +93,13 @@ START_TEST(rules_do_what_they_say) {
       "%5 = div %3, %4 : f32[3]\n return %5 }",
       "graph(%1: f32[3]) {\n  %2 = const 0.25 : f32[]\n  %3 = mul %1, %2 : f32[3]\n  %4 = const 3.0 : f32[]\n"
       "  %5 = div %3, %4 : f32[3]\n  return %5\n}\n");
+  /* powers that are products by definition; a half's cube would round twice */
+  check_simplifies("graph(%1: f32[3]) {\n %2 = const 2.0 : f32[]\n %3 = pow %1, %2 : f32[3]\n return %3 }",
+                   "graph(%1: f32[3]) {\n  %2 = mul %1, %1 : f32[3]\n  return %2\n}\n");
+  check_simplifies("graph(%1: f32[3]) {\n %2 = const -1.0 : f32[]\n %3 = pow %1, %2 : f32[3]\n return %3 }",
+                   "graph(%1: f32[3]) {\n  %2 = const 1.0 : f32[]\n  %3 = div %2, %1 : f32[3]\n  return %3\n}\n");
+  check_simplifies("graph(%1: f16[3]) {\n %2 = const 3.0 : f16[]\n %3 = pow %1, %2 : f16[3]\n return %3 }",
+                   "graph(%1: f16[3]) {\n  %2 = const 3.0 : f16[]\n  %3 = pow %1, %2 : f16[3]\n  return %3\n}\n");
   /* transposes, and common subexpressions with operands in any order */
   check_simplifies(
       "graph(%1: f32[2, 3], %2: f32[2, 3]) {\n %3 = permute %1 order=[1, 0] : f32[3, 2]\n"

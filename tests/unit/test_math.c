@@ -46,12 +46,12 @@ static long double rsqrt_ref(long double x) { return 1 / sqrtl(x); }
   static double name##_64(double x) { return name##_f64(x); }                                                          \
   static long double name##_r(long double x) { return ref(x); }
 FN1(exp, expl)
-FN1(exp2, exp2l) FN1(expm1, expm1_ref) FN1(log, logl) FN1(log2, log2l) FN1(log10, log10l) FN1(log1p, log1pl)
-    FN1(sin, sinl) FN1(cos, cosl) FN1(tan, tanl) FN1(arcsin, asinl) FN1(arccos, acosl) FN1(arctan, atanl)
-        FN1(sinh, sinhl) FN1(cosh, coshl) FN1(tanh, tanhl) FN1(sigmoid, sigmoid_ref) FN1(erf, erfl)
-            FN1(rsqrt, rsqrt_ref)
+FN1(exp2, exp2l)
+FN1(expm1, expm1_ref) FN1(log, logl) FN1(log2, log2l) FN1(log10, log10l) FN1(log1p, log1pl) FN1(sin, sinl)
+    FN1(cos, cosl) FN1(tan, tanl) FN1(arcsin, asinl) FN1(arccos, acosl) FN1(arctan, atanl) FN1(sinh, sinhl)
+        FN1(cosh, coshl) FN1(tanh, tanhl) FN1(sigmoid, sigmoid_ref) FN1(erf, erfl) FN1(rsqrt, rsqrt_ref)
 
-                typedef struct function {
+            typedef struct function {
   const char *name;
   float (*f)(float);
   double (*d)(double);
@@ -179,6 +179,18 @@ enum { PAIRS = sizeof pairs / sizeof *pairs };
 
 static bool same64(double a, double b) { return (isnan(a) && isnan(b)) || (a == b && !signbit(a) == !signbit(b)); }
 static bool same32(float a, float b) { return (isnan(a) && isnan(b)) || (a == b && !signbit(a) == !signbit(b)); }
+
+/* So that eager ops, constant exponents and products agree. */
+START_TEST(small_powers_are_products) {
+  for (int i = 0; i < 20000 + PAIRS; i++) {
+    double a = i < PAIRS ? pairs[i] : ldexp(unit() - 0.5, (int)(unit() * 2000) - 1000);
+    float x = i < PAIRS ? (float)a : ldexpf((float)unit() - 0.5f, (int)(unit() * 250) - 125);
+    ck_assert(same64(pow_f64(a, 1), a) && same64(pow_f64(a, 2), a * a) && same64(pow_f64(a, 3), a * a * a));
+    ck_assert(same64(pow_f64(a, -1), 1 / a) && same32(pow_f32(x, -1), 1 / x));
+    ck_assert(same32(pow_f32(x, 1), x) && same32(pow_f32(x, 2), x * x) && same32(pow_f32(x, 3), x * x * x));
+  }
+}
+END_TEST
 
 START_TEST(power_and_angle) {
   for (int i = 0; i < PAIRS; i++)
@@ -361,7 +373,7 @@ int main(void) {
   Suite *s = suite_create("math");
   CASE(tcase_create("within_two_ulp"), within_two_ulp);
   CASE(tcase_create("special_values"), special_values, exact_values, minimum_and_maximum);
-  CASE(tcase_create("two_operands"), power_and_angle, division_with_floor);
+  CASE(tcase_create("two_operands"), small_powers_are_products, power_and_angle, division_with_floor);
   CASE(tcase_create("integers_and_casts"), integers, casts);
   CASE(tcase_create("printed_texts"), printed_texts);
   return run_suite(s);
