@@ -107,6 +107,7 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
     return value_error();
   }
   qn_value r;
+  if (!at.source) at = interp_of(vm)->calling;
   if (vm->rec) {
     rec_enter(vm, at, code->name->text);
     r = run_body(vm, code, fp);
@@ -183,7 +184,10 @@ static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args,
       slot_set(vm, &args[i], plain);
     }
   }
+  span outer = interp_of(vm)->calling;
+  interp_of(vm)->calling = at;
   qn_value r = info->def.call(vm, args);
+  interp_of(vm)->calling = outer;
   if (value_is_error(r)) interp_of(vm)->rethrown = false;
   if (value_is_error(r) && vm->error && vm->error->nframes) {
     /* A function that the builtin called has failed, or the builtin raised an error that came with its trace. */
@@ -377,7 +381,7 @@ static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nk
     qn_value kwargs = kwargs_record(vm, kw, nkw);
     if (value_is_error(kwargs)) break;
     if (vm->rec) rec_at(vm, at);
-    r = transform_call(vm, f, pos, (int)npos, kwargs);
+    r = transform_call(vm, f, pos, (int)npos, kwargs, at.source ? at : interp_of(vm)->calling);
     value_release(vm, kwargs);
     if (value_is_error(r)) {
       interp_of(vm)->error_place = at;

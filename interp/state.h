@@ -137,6 +137,7 @@ typedef struct interp {
   char (*signatures)[96]; /* of the op functions */
   qn_str *lambda;         /* what functions without a name are called in messages: "fn" */
   qn_value returned;      /* what `return` carries while its signal travels */
+  span calling;           /* place of the innermost builtin that calls functions */
   span error_place;       /* of the call that an error passed last: where the next frame of its trace lies */
   bool rethrown;          /* the pending error came with a trace that has the current function's frame already */
 } interp;

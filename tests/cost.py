@@ -7,11 +7,15 @@ two runs of a loop, long and short, less the same difference of the loop without
   eager op        y = x + 1 on a tiny array, interpreter included
   compiled call   a call of a compiled function of eight tiny arrays, less the instructions inside its kernels
 
+And what 1,000 calls cost the calling thread while a compiler runs that does not end, as a multiple of the same calls with
+`--jit off`: recording, looking up and running plans on the block VM included.
+
 The bounds are limits that must hold, not goals.
 """
 import argparse
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -29,6 +33,27 @@ LOOPS = {
     "eager op": "for _ in 0..{n} {{ y = x + 1 }}\n",
     "compiled call": "for _ in 0..{n} {{ y = f(x, x, x, x, x, x, x, x) }}\n",
 }
+
+
+WHILE_COMPILING = 1.25
+
+
+def main_thread(quern, flags, text, folder):
+    """Instructions of the thread that runs the script, with a compiler that takes longer than the script."""
+    script, out, bin_folder = (os.path.join(folder, name) for name in ("w.qn", "threads.out", "bin"))
+    os.makedirs(bin_folder, exist_ok=True)
+    with open(os.path.join(bin_folder, "cc"), "w", encoding="utf-8") as f:
+        f.write("#!/bin/sh\nexec sleep 300\n")
+    os.chmod(f.name, 0o755)
+    with open(script, "w", encoding="utf-8") as f:
+        f.write(text)
+    command = ["valgrind", "--tool=callgrind", "--separate-threads=yes", f"--callgrind-out-file={out}", quern, *flags, "--threads", "1", script]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+                          env=dict(os.environ, QUERN_CACHE=os.path.join(folder, "nothing"), PATH=f"{bin_folder}:{os.environ['PATH']}"))
+    if done.returncode != 0:
+        sys.exit(f"FAILED {' '.join(command)}\n{done.stdout}{done.stderr}")
+    with open(out + "-01", encoding="utf-8", errors="replace") as f:
+        return int(re.search(r"^totals: (\d+)", f.read(), re.M).group(1))
 
 
 def instructions(quern, flags, text, folder):
@@ -90,6 +115,15 @@ def main():
         cost = costs[name] - costs["empty"]
         print(f"{name}: {cost:.0f}, at most {bound}")
         good = good and cost <= bound
+    programs = runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), "cli", "run.py"))["WHILE_COMPILING"]
+    with tempfile.TemporaryDirectory(prefix="quern-cost-") as folder:
+        for name, program in programs.items():
+            text = "seed(1)\n" + program
+            calls = text + "for _ in 0..1000 { f(x) }\n"
+            start = main_thread(quern, ["--jit", "off"], text, folder)
+            off, on = (main_thread(quern, ["--jit", mode], calls, folder) - start for mode in ("off", "on"))
+            print(f"{name}: 1,000 calls while a compiler runs {on / off:.3f} times those of --jit off, at most {WHILE_COMPILING}")
+            good = good and on <= WHILE_COMPILING * off
     sys.exit(0 if good else "FAILED: a bound is exceeded")
 
 

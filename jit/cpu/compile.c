@@ -416,10 +416,11 @@ static bool take_object(code_table *t, const plan *p, const batch *b, const char
 }
 
 /* Code for a batch, whose text this is, from the cache or the compiler. */
-static void code_batch(code_table *t, const plan *p, const batch *b, const text_buf *text, const compile_options *o) {
+static void code_batch(code_table *t, const plan *p, const batch *b, const text_buf *text, const compile_options *o,
+                       compile_report *report) {
   static const char no_folder[] =
       "quern: kernels are compiled anew in every process: the kernel cache cannot be written (%s)";
-  char machine[256], key[CACHE_KEY], maker[CACHE_MAKER], cc[1024], folder[1024] = "", path[CACHE_PATH], *object = NULL;
+  char machine[256], *key = report->key, maker[CACHE_MAKER], cc[1024], folder[1024] = "", path[CACHE_PATH], *object = NULL;
   size_t size = 0;
   int64_t limit = o->tune[TUNE_cache_bytes];
   bool can = cache_maker(compilers, sizeof compilers / sizeof *compilers, cc, sizeof cc, maker);
@@ -427,12 +428,17 @@ static void code_batch(code_table *t, const plan *p, const batch *b, const text_
   cache_key(key, text->text, text->len, flags, NFLAGS, machine);
   cache_access access = limit > 0 ? cache_folder(folder, sizeof folder) : CACHE_NONE;
   if (access != CACHE_WRITES && *folder) tell(t, TROUBLE_FOLDER, no_folder, folder);
+  report->looked = access != CACHE_NONE;
   if (access != CACHE_NONE && cache_find(folder, key, o->spawn ? maker : "", path)) {
     if (cache_read(path, &object, &size) == CACHE_DAMAGED)
       tell(t, TROUBLE_DAMAGED, "quern: a damaged file in the kernel cache was removed (%s)", path);
     bool done = object && take_object(t, p, b, object, size);
     free(object);
-    if (done) return;
+    report->bytes = size;
+    if (done) {
+      report->how = COMPILED_CACHED;
+      return;
+    }
   }
   if (!o->spawn) return;
   if (!can) {
@@ -440,15 +446,25 @@ static void code_batch(code_table *t, const plan *p, const batch *b, const text_
     return;
   }
   object = compile_text(t, cc, text->text, text->len, o->abandon, &size);
-  if (object && take_object(t, p, b, object, size) && access == CACHE_WRITES &&
-      !cache_write(folder, path, object, size, limit))
-    tell(t, TROUBLE_FOLDER, no_folder, folder);
+  if (object && take_object(t, p, b, object, size)) {
+    report->how = COMPILED_NOW;
+    report->bytes = size;
+    report->stored = access == CACHE_WRITES && cache_write(folder, path, object, size, limit);
+    if (access == CACHE_WRITES && !report->stored) tell(t, TROUBLE_FOLDER, no_folder, folder);
+  }
   free(object);
 }
 
-void compile_plan(qn_engine *engine, plan *p, const compile_options *o) {
+void compile_plan(qn_engine *engine, plan *p, const compile_options *o, compile_report *report) {
   code_table *t = table_of(engine);
-  if (!t || !use_table(t, p)) return;
+  compile_report ignored;
+  if (!report) report = &ignored;
+  *report = (compile_report){.how = COMPILED_NOT};
+  if (!t) return;
+  if (!use_table(t, p)) {
+    report->how = COMPILED_BEFORE;
+    return;
+  }
   batch b = {0};
   text_buf text;
   text_init(&text, NULL);
@@ -458,7 +474,7 @@ void compile_plan(qn_engine *engine, plan *p, const compile_options *o) {
   emit_c(b.programs, b.names, b.n, &text);
   if (text.failed || atomic_load(o->abandon)) goto done;
 
-  code_batch(t, p, &b, &text, o);
+  code_batch(t, p, &b, &text, o, report);
   use_table(t, p);
 done:
   text_free(&text);

@@ -8,6 +8,7 @@
 #ifndef JIT_CPU_COMPILE_H
 #define JIT_CPU_COMPILE_H
 
+#include "jit/cpu/cache.h"
 #include "jit/kernel/plan.h"
 #include "lang/vm.h"
 
@@ -17,8 +18,16 @@ typedef struct compile_options {
   const atomic_bool *abandon; /* becomes true when nobody wants the result: stop soon (the child is killed) */
 } compile_options;
 
-/* Compiles what has no code yet. Failure leaves kernels to the block VM; compile_trouble then says why. */
-void compile_plan(qn_engine *engine, plan *p, const compile_options *options);
+/* Where a plan's code came from, for the log. */
+typedef struct compile_report {
+  enum { COMPILED_NOT, COMPILED_BEFORE /* all kernels were in memory */, COMPILED_CACHED, COMPILED_NOW } how;
+  bool looked, stored; /* in the cache folder */
+  char key[CACHE_KEY]; /* what names the object there */
+  size_t bytes;        /* of the object */
+} compile_report;
+
+/* Compiles what has no code yet. Failure leaves kernels to the block VM; compile_trouble then says why. `report` may be NULL. */
+void compile_plan(qn_engine *engine, plan *p, const compile_options *options, compile_report *report);
 
 /* Something that the user should be told once (no compiler found, the cache folder cannot be written, a damaged cache file
  * was dropped): copies the next untold sentence and returns true. Any thread. */

@@ -111,7 +111,37 @@ static bool same_scalar(qn_value a, qn_value b) {
   return (a.head & 0xff) == (b.head & 0xff) && (a.u.i == b.u.i || (value_is(a, TAG_FLOAT) && a.u.f == b.u.f && a.u.f != 0));
 }
 
-static bool guards_hold(qn_vm *vm, const entry *e, const qn_value *scalars, char *why, size_t why_size) {
+/* A guard's expression: "argument 2", "add(argument 2, int 1)". */
+static void print_guard(const entry *e, uint32_t i, text_buf *out, int depth) {
+  const scalar_guard *x = &e->guards[i];
+  if (x->op == GUARD_INPUT) {
+    pattern_input_name(&e->pattern, x->in[0], out);
+  } else if (x->op == GUARD_CONST) {
+    text_kind(out, x->value);
+  } else if (depth > 8) {
+    text_adds(out, "...");
+  } else {
+    text_addf(out, "%s(", op_rows[x->op].name);
+    for (int k = 0; k < x->nin; k++) {
+      if (k) text_adds(out, ", ");
+      print_guard(e, x->in[k], out, depth + 1);
+    }
+    text_adds(out, ")");
+  }
+}
+
+void entry_guards(const entry *e, text_buf *out) {
+  pattern_print(&e->pattern, out);
+  for (uint32_t i = 0; i < e->nguards; i++) {
+    if (!e->guards[i].compare) continue;
+    print_guard(e, i, out, 0);
+    text_adds(out, " is ");
+    text_kind(out, e->guards[i].value);
+    text_adds(out, "\n");
+  }
+}
+
+static bool guards_hold(qn_vm *vm, const entry *e, const qn_value *scalars, text_buf *why) {
   qn_value vals[GUARDS_MAX];
   for (uint32_t i = 0; i < e->nguards; i++) {
     const scalar_guard *x = &e->guards[i];
@@ -126,20 +156,20 @@ static bool guards_hold(qn_vm *vm, const entry *e, const qn_value *scalars, char
       vals[i] = scalar_apply(vm, (op_id)x->op, in, x->nin);
       if (value_is_error(vals[i])) {
         error_clear(vm);
-        if (why) snprintf(why, why_size, "a number that steers the function cannot be computed");
+        if (why) {
+          print_guard(e, i, why, 0);
+          text_adds(why, " cannot be computed");
+        }
         return false;
       }
     }
     if (x->compare && !same_scalar(vals[i], x->value)) {
       if (why) {
-        text_buf a;
-        text_init(&a, NULL);
-        text_kind(&a, vals[i]);
-        text_adds(&a, " instead of ");
-        text_kind(&a, x->value);
-        text_add(&a, "", 1);
-        snprintf(why, why_size, "a number that steers the function is %s", a.failed ? "different" : a.text);
-        text_free(&a);
+        print_guard(e, i, why, 0);
+        text_adds(why, " is ");
+        text_kind(why, vals[i]);
+        text_adds(why, " instead of ");
+        text_kind(why, x->value);
       }
       return false;
     }
@@ -189,18 +219,9 @@ static void inputs_free(qn_vm *vm, call_inputs *c) {
   mem_free(vm, c->scalars, c->cap * sizeof *c->scalars);
 }
 
-static bool entry_fits(qn_vm *vm, entry *e, const rec_call_site *site, call_inputs *c, char *why, size_t why_size) {
+static bool entry_fits(qn_vm *vm, entry *e, const rec_call_site *site, call_inputs *c, text_buf *why) {
   uint64_t epoch = jit_of(vm)->epoch;
-  if (!pattern_match(vm, &e->pattern, e->epoch != epoch, site->fn, site->args, site->nargs, c->arrays, c->scalars, why, why_size))
-    return false;
-  if (e->nguards && !guards_hold(vm, e, c->scalars, why, why_size)) return false;
-  e->epoch = epoch;
-  return true;
-}
-
-static qn_value replay(qn_vm *vm, entry *e, call_inputs *c) {
-  plan *p = e->plan->plan;
-  uint32_t n = e->pattern.ninputs;
+  if (!pattern_match(&e->pattern, e->epoch != epoch, site->fn, site->args, site->nargs, c->arrays, c->scalars, why)) return false;
   if (e->draw_input) {
     c->arrays[e->draw_input - 1] = NULL;
     c->scalars[e->draw_input - 1] = value_int((int64_t)vm->draw);
@@ -210,6 +231,14 @@ static qn_value replay(qn_vm *vm, entry *e, call_inputs *c) {
       c->arrays[e->key_inputs[i] - 1] = NULL;
       c->scalars[e->key_inputs[i] - 1] = value_int((int64_t)(i ? vm->seed >> 32 : vm->seed & 0xffffffffu));
     }
+  if (e->nguards && !guards_hold(vm, e, c->scalars, why)) return false;
+  e->epoch = epoch;
+  return true;
+}
+
+static qn_value replay(qn_vm *vm, entry *e, const char *name, call_inputs *c) {
+  plan *p = e->plan->plan;
+  uint32_t n = e->pattern.ninputs;
   qk_scalar few_weak[FEW], *weak = few_weak;
   qn_value few_out[16], *out = few_out;
   uint32_t nout = p->noutputs, nweak = 0, copies = 0;
@@ -240,8 +269,10 @@ static qn_value replay(qn_vm *vm, entry *e, call_inputs *c) {
       c->arrays[i] = flat;
       owned[i / 64] |= (uint64_t)1 << (i % 64);
       copies++;
+      if (vm_logs(vm, LOG_copies) && !e->told_copies) log_copy(vm, name, e, i);
     }
   }
+  e->told_copies |= copies != 0;
   if (ok && plan_run(vm, p, c->arrays, weak, out)) {
     vm->draw += e->ndraws;
     result = template_build(vm, &e->result, out);
@@ -260,23 +291,6 @@ done:
 }
 
 /* ---- recording a call -------------------------------------------------------------------------------------------------------------- */
-
-static const char *line_of(qn_vm *vm, span at, int *line) {
-  const source_text *s = source_get(vm, at.source);
-  int column = 0;
-  *line = 0;
-  if (!s) return "?";
-  source_position(s, at.start, line, &column);
-  return s->name;
-}
-
-static void log_break(qn_vm *vm, const jit_anchor *a, const entry *e) {
-  if (!vm_logs(vm, LOG_breaks)) return;
-  int line;
-  const char *name = line_of(vm, e->why_at.source ? e->why_at : a->at, &line);
-  vm_logf(vm, LOG_breaks, "%s stays eager for this call shape: %s%s%s (%s:%d)", a->name ? a->name : "fn", break_reasons[e->why],
-          e->why_text[0] ? ": " : "", e->why_text, name, line);
-}
 
 /* Turns a finished recording into an entry. The recording gives up its pattern and graph. */
 static entry *entry_make(struct recording *r, qn_value result) {
@@ -415,25 +429,18 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
   list->count++;
   answer(vm, e, BREAK_none);
   if (e->state == ENTRY_BROKEN) {
-    log_break(vm, list->anchor, e);
+    log_entry(vm, list->anchor, e);
     return result;
   }
   bool sync = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY || jit_of(vm)->sync_once;
   graph *copy = graph_copy(e->graph);
-  if (!copy || !job_submit(vm, e, copy, sync)) {
+  if (!copy || !job_submit(vm, e, copy, list->anchor->name, sync)) {
     e->state = ENTRY_BROKEN;
     e->why = BREAK_memory;
     error_clear(vm);
   }
-  if (vm_logs(vm, LOG_guards) && e->state != ENTRY_BROKEN) {
-    text_buf t;
-    text_init(&t, vm);
-    pattern_print(&e->pattern, &t);
-    text_add(&t, "", 1);
-    if (!t.failed) vm_logf(vm, LOG_guards, "%s:\n%s", list->anchor->name ? list->anchor->name : "fn", t.text);
-    text_free(&t);
-  }
-  if (sync) jit_drain(vm);
+  if (e->state != ENTRY_BROKEN) log_entry(vm, list->anchor, e);
+  if (sync) jit_drain(vm, true);
   return result;
 }
 
@@ -483,7 +490,7 @@ static uint32_t first_difference(qn_vm *vm, const entry *e, const call_inputs *c
 
 static qn_value verified(qn_vm *vm, rec_call_site *site, entry *e, call_inputs *c) {
   uint64_t draw = vm->draw;
-  qn_value compiled = replay(vm, e, c);
+  qn_value compiled = replay(vm, e, site->anchor->name, c);
   uint64_t after = vm->draw;
   qn_error_object *error = value_is_error(compiled) ? error_take(vm) : NULL;
   vm->draw = draw;
@@ -567,7 +574,7 @@ static uint32_t first_difference(qn_vm *vm, const entry *e, const call_inputs *c
       if (!same_leaf(vm, out, vals[i])) {
         int line;
         span at = n->site < g->nsites ? g->sites[n->site].at : SPAN_NONE;
-        const char *name = line_of(vm, at, &line);
+        const char *name = place_line(vm, at, &line);
         snprintf(what, size, "node %%%u, %s (%s:%d)", i, op_rows[n->op].name, name, line);
         found = i;
       }
@@ -587,10 +594,11 @@ static uint32_t first_difference(qn_vm *vm, const entry *e, const call_inputs *c
 static bool note_miss(qn_vm *vm, const rec_call_site *site, anchor_entries *list, const char *why) {
   jit_anchor *a = site->anchor;
   int line;
-  const char *name = line_of(vm, site->at, &line);
+  span at = site->at.source ? site->at : a->at;
+  const char *name = place_line(vm, at, &line);
   if (mem_grow(vm, (void **)&list->recompiles, &list->recompiles_cap, list->nrecompiles + 1, sizeof *list->recompiles)) {
     struct miss *m = &list->recompiles[list->nrecompiles++];
-    m->at = site->at;
+    m->at = at;
     snprintf(m->text, sizeof m->text, "%s", why);
   } else {
     error_clear(vm);
@@ -621,11 +629,10 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     if (a->countdown > 0) return site->run(site->ctx);
     a->state = ANCHOR_ACTIVE;
   }
-  if (atomic_load_explicit(&j->mail, memory_order_relaxed)) jit_drain(vm);
+  if (atomic_load_explicit(&j->mail, memory_order_relaxed)) jit_drain(vm, false);
   anchor_entries *list = a->entries;
   call_inputs inputs;
   inputs.cap = 0;
-  char why[160] = "";
   uint64_t hash = 0;
   bool again = false;
   entry **last = &list->first;
@@ -635,17 +642,15 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
       inputs_free(vm, &inputs);
       return run_plain(vm, site, BREAK_memory);
     }
-    bool tell = e == list->first;
-    if (!tell) {
+    if (e != list->first) {
       if (!hash) hash = pattern_hash(site->fn, site->args, site->nargs);
       if (e->hash != hash) continue;
     }
-    if (!entry_fits(vm, e, site, &inputs, tell ? why : NULL, sizeof why)) continue;
+    if (!entry_fits(vm, e, site, &inputs, NULL)) continue;
     if (e->state == ENTRY_BROKEN && e->why == BREAK_memory && !list->full) { /* perhaps there is more by now */
       *last = e->next;
       list->count--;
       entry_free(vm, e);
-      snprintf(why, sizeof why, "%s", break_reasons[BREAK_memory]);
       again = true;
       break;
     }
@@ -663,7 +668,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
       result = verified(vm, site, e, &inputs);
     } else {
       j->calls_compiled++;
-      result = replay(vm, e, &inputs);
+      result = replay(vm, e, a->name, &inputs);
       /* What compiled code could not do the interpreter does again from the start (nothing has happened yet), so that the
        * error comes with its operands and its trace. */
       if (value_is_error(result) && error_repeats(vm)) result = site->run(site->ctx);
@@ -672,32 +677,53 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     inputs_free(vm, &inputs);
     return result;
   }
+  bool go_on = !list->full;
+  if (go_on && again) {
+    go_on = note_miss(vm, site, list, break_reasons[BREAK_memory]);
+  } else if (go_on && list->first) { /* only now, as telling the reason takes longer than looking */
+    text_buf why;
+    text_init(&why, vm);
+    if (inputs_room(vm, &inputs, list->first->pattern.ninputs)) entry_fits(vm, list->first, site, &inputs, &why);
+    text_add(&why, "", 1);
+    error_clear(vm);
+    go_on = note_miss(vm, site, list, why.failed ? "another call shape" : why.text);
+    text_free(&why);
+  }
   inputs_free(vm, &inputs);
-  if (list->full || ((list->first || again) && !note_miss(vm, site, list, why))) return run_plain(vm, site, BREAK_too_many_shapes);
+  if (!go_on) return run_plain(vm, site, BREAK_too_many_shapes);
   return record(vm, site, list);
 }
 
 /* ---- finished jobs ------------------------------------------------------------------------------------------------------------------------ */
 
-void jit_drain(qn_vm *vm) {
-  job *done = job_take_mail(vm);
+void jit_drain(qn_vm *vm, bool wait) {
+  compile_task *reports;
+  job *done = job_take_mail(vm, wait, &reports);
   while (done) {
     job *next = done->next;
     entry *e = done->entry;
     e->job = NULL;
-    e->compile_ms = done->ms;
+    e->plan_ms = done->ms;
     if (done->plan) {
       e->plan = done->plan;
       e->state = ENTRY_READY;
-      jit_log_plan(vm, e->plan->plan);
+      log_plan(vm, done->name, e);
     } else {
       e->state = ENTRY_BROKEN;
       e->why = done->why[0] ? BREAK_compile : BREAK_memory;
       snprintf(e->why_text, sizeof e->why_text, "%.60s", done->why);
-      if (vm_logs(vm, LOG_breaks)) vm_logf(vm, LOG_breaks, "%s%s%s", break_reasons[e->why], done->why[0] ? ": " : "", done->why);
+      if (vm_logs(vm, LOG_breaks))
+        vm_logf(vm, LOG_breaks, "%s stays eager for this call shape: %s%s%s", done->name ? done->name : "fn", break_reasons[e->why],
+                done->why[0] ? ": " : "", done->why);
     }
     job_free(done);
     done = next;
+  }
+  while (reports) {
+    compile_task *next = reports->next;
+    log_compiled(vm, reports);
+    compile_task_free(reports);
+    reports = next;
   }
   char text[256];
   while (compile_trouble(vm->engine, text, sizeof text)) {

@@ -37,10 +37,18 @@ static void push(qn_vm *vm, qn_list *l, qn_value v, bool *ok) {
   if (!list_push(vm, l, v)) *ok = false;
 }
 
-static int line_at(qn_vm *vm, span at) {
+const char *place_line(qn_vm *vm, span at, int *line) {
   const source_text *s = source_get(vm, at.source);
-  int line = 0, column;
-  if (s) source_position(s, at.start, &line, &column);
+  int column = 0;
+  *line = 0;
+  if (!s) return "?";
+  source_position(s, at.start, line, &column);
+  return s->name;
+}
+
+static int line_at(qn_vm *vm, span at) {
+  int line;
+  place_line(vm, at, &line);
   return line;
 }
 
@@ -64,7 +72,7 @@ static bool serve(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, serve
   }
   if (!anchor_entries_of(vm, a)) return false;
   if (vm->rec && !rec_break(vm->rec, BREAK_effect, "explain")) return false;
-  jit_drain(vm);
+  jit_drain(vm, true);
   vm_jit *j = jit_of(vm);
   uint8_t state = a->state;
   int32_t countdown = a->countdown;
@@ -89,7 +97,7 @@ static bool serve(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, serve
     struct timespec pause = {0, 200000};
     nanosleep(&pause, NULL);
     if (vm_poll(vm)) return false;
-    jit_drain(vm);
+    jit_drain(vm, true);
   }
   *s = (served){.anchor = a, .entry = e, .why = !e ? refused : e->state == ENTRY_BROKEN ? e->why : BREAK_none};
   if (s->why == BREAK_memory) {
@@ -101,24 +109,34 @@ static bool serve(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, serve
   return true;
 }
 
-static qn_value kernel_record(qn_vm *vm, const plan *p, const plan_kernel *k) {
-  qn_record *r = record_new(vm);
-  if (!r) return value_error();
-  bool ok = true;
-  put(vm, r, "name", text(vm, k->program->name ? k->program->name : "kernel"), &ok);
-  int lines[64];
+enum { MOST_LINES = 64 };
+
+/* The source lines that a kernel was made from, ascending. */
+static int kernel_lines(qn_vm *vm, const plan *p, const plan_kernel *k, int lines[MOST_LINES]) {
   int n = 0;
   for (uint32_t i = 0; i < k->nops; i++) {
     uint32_t site = p->graph->nodes[k->nodes[i]].site;
     if (!site || site >= p->graph->nsites) continue;
     int line = line_at(vm, p->graph->sites[site].at), at = n;
-    if (!line || n == 64) continue;
+    if (!line || n == MOST_LINES) continue;
     while (at > 0 && lines[at - 1] > line) at--;
     if (at > 0 && lines[at - 1] == line) continue;
     memmove(lines + at + 1, lines + at, (size_t)(n - at) * sizeof *lines);
     lines[at] = line;
     n++;
   }
+  return n;
+}
+
+static const char *kernel_name(const plan_kernel *k) { return k->program->name ? k->program->name : "kernel"; }
+
+static qn_value kernel_record(qn_vm *vm, const plan *p, const plan_kernel *k) {
+  qn_record *r = record_new(vm);
+  if (!r) return value_error();
+  bool ok = true;
+  put(vm, r, "name", text(vm, kernel_name(k)), &ok);
+  int lines[MOST_LINES];
+  int n = kernel_lines(vm, p, k, lines);
   qn_list *l = list_new(vm, 0);
   if (!l) ok = false;
   for (int i = 0; i < n && ok; i++) push(vm, l, value_int(lines[i]), &ok);
@@ -160,7 +178,7 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
     push(vm, recompiles, reason_record(vm, list->recompiles[i].text, line_at(vm, list->recompiles[i].at)), &ok);
   text_buf guards;
   text_init(&guards, vm);
-  if (e) pattern_print(&e->pattern, &guards);
+  if (e) entry_guards(e, &guards);
   if (guards.len && guards.text && guards.text[guards.len - 1] == '\n') guards.len--;
   qn_value guard_text = text_take(&guards);
   if (ok) {
@@ -170,7 +188,8 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
     put(vm, r, "recompiles", value_obj(TAG_LIST, recompiles), &ok);
     put(vm, r, "guards", guard_text, &ok);
     put(vm, r, "compiled", value_int(compiled), &ok);
-    put(vm, r, "compile_ms", value_float(e ? e->compile_ms : 0), &ok);
+    double ms = e ? e->plan_ms + (e->plan ? (double)atomic_load(&e->plan->compile_us) * 1e-3 : 0) : 0;
+    put(vm, r, "compile_ms", value_float(ms), &ok);
     put(vm, r, "peak_bytes", value_int(p ? p->peak_bytes : 0), &ok);
     put(vm, r, "eager_peak_bytes", value_int(p ? p->eager_peak_bytes : 0), &ok);
     if (ok) return value_obj(TAG_RECORD, r);
@@ -206,25 +225,101 @@ qn_value jit_code_text(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) 
   return text_take(&t);
 }
 
-/* ---- logs ------------------------------------------------------------------------------------------------------------------- */
+/* ---- the log ---------------------------------------------------------------------------------------------------------------------- */
 
-void jit_log_plan(qn_vm *vm, const plan *p) {
-  static const log_channel channels[] = {LOG_graph, LOG_fusion, LOG_kernels, LOG_code};
-  for (size_t i = 0; i < sizeof channels / sizeof *channels; i++) {
-    if (!vm_logs(vm, channels[i])) continue;
+static void log_text(qn_vm *vm, log_channel c, const char *name, text_buf *t) {
+  while (t->len && t->text && t->text[t->len - 1] == '\n') t->len--;
+  text_add(t, "", 1);
+  if (!t->failed) vm_logf(vm, c, "%s%s", name ? name : "fn", t->text);
+  text_free(t);
+}
+
+void log_entry(qn_vm *vm, const jit_anchor *a, const entry *e) {
+  text_buf t;
+  if (e->state == ENTRY_BROKEN) {
+    if (!vm_logs(vm, LOG_breaks)) return;
+    int line;
+    const char *name = place_line(vm, e->why_at.source ? e->why_at : a->at, &line);
+    vm_logf(vm, LOG_breaks, "%s stays eager for this call shape: %s%s%s (%s:%d)", a->name ? a->name : "fn", break_reasons[e->why],
+            e->why_text[0] ? ": " : "", e->why_text, name, line);
+    return;
+  }
+  if (vm_logs(vm, LOG_guards)) {
+    text_init(&t, vm);
+    text_adds(&t, ":\n");
+    entry_guards(e, &t);
+    log_text(vm, LOG_guards, a->name, &t);
+  }
+  if (vm_logs(vm, LOG_graph) && e->graph) {
+    text_init(&t, vm);
+    text_adds(&t, ", as recorded:\n");
+    graph_print(e->graph, &t);
+    log_text(vm, LOG_graph, a->name, &t);
+  }
+}
+
+void log_plan(qn_vm *vm, const char *name, const entry *e) {
+  const plan *p = e->plan->plan;
+  text_buf t;
+  if (vm_logs(vm, LOG_graph)) {
+    text_init(&t, vm);
+    text_adds(&t, ", simplified:\n");
+    graph_print(p->graph, &t);
+    log_text(vm, LOG_graph, name, &t);
+  }
+  if (vm_logs(vm, LOG_fusion)) {
+    text_init(&t, vm);
+    text_adds(&t, ":\n");
+    plan_print(p, &t);
+    log_text(vm, LOG_fusion, name, &t);
+  }
+  for (uint32_t i = 0; vm_logs(vm, LOG_kernels) && i < p->nkernels; i++) {
+    const plan_kernel *k = &p->kernels[i];
+    int lines[MOST_LINES];
+    int n = kernel_lines(vm, p, k, lines);
+    text_init(&t, vm);
+    text_addf(&t, ": %s, %u operations, %lld bytes, %s", kernel_name(k), k->nops, (long long)dim_hint(&p->graph->dims, k->bytes),
+              n == 1 ? "line" : n ? "lines" : "no line");
+    for (int l = 0; l < n; l++) text_addf(&t, l ? ", %d" : " %d", lines[l]);
+    text_adds(&t, "\n");
+    l_print(k->program, &t);
+    log_text(vm, LOG_kernels, name, &t);
+  }
+  if (vm_logs(vm, LOG_code)) {
+    text_init(&t, vm);
+    text_adds(&t, ":\n");
+    plan_source(p, &t);
+    log_text(vm, LOG_code, name, &t);
+  }
+}
+
+void log_compiled(qn_vm *vm, const compile_task *c) {
+  const compile_report *r = &c->report;
+  const char *name = c->name ? c->name : "fn";
+  double ms = (double)atomic_load(&c->plan->compile_us) * 1e-3;
+  uint32_t n = c->plan->plan->nkernels;
+  if (vm_logs(vm, LOG_kernels)) {
+    static const char *const how[] = {
+      [COMPILED_NOT] = "stay on the block VM", [COMPILED_BEFORE] = "were compiled before", [COMPILED_CACHED] = "loaded from the cache",
+      [COMPILED_NOW] = "compiled"};
     text_buf t;
     text_init(&t, vm);
-    switch (channels[i]) {
-    case LOG_graph: graph_print(p->graph, &t); break;
-    case LOG_fusion: plan_print(p, &t); break;
-    case LOG_kernels:
-      text_addf(&t, "%u\n", p->nkernels);
-      for (uint32_t k = 0; k < p->nkernels; k++) l_print(p->kernels[k].program, &t);
-      break;
-    default: plan_source(p, &t); break;
-    }
+    text_decimal(&t, ms, 'f', 1);
     text_add(&t, "", 1);
-    if (!t.failed) vm_logf(vm, channels[i], "%s", t.text);
+    if (!t.failed) vm_logf(vm, LOG_kernels, "%s: %u kernel%s %s, %s ms", name, n, n == 1 ? "" : "s", how[r->how], t.text);
     text_free(&t);
   }
+  if (vm_logs(vm, LOG_cache) && r->looked) {
+    if (r->how == COMPILED_CACHED) vm_logf(vm, LOG_cache, "%s: %s found, %zu bytes", name, r->key, r->bytes);
+    else vm_logf(vm, LOG_cache, "%s: %s not found; %s", name, r->key, r->stored ? "compiled and stored" : "nothing to store");
+  }
+}
+
+void log_copy(qn_vm *vm, const char *name, const entry *e, uint32_t input) {
+  text_buf t;
+  text_init(&t, vm);
+  pattern_input_name(&e->pattern, input, &t);
+  text_add(&t, "", 1);
+  if (!t.failed) vm_logf(vm, LOG_copies, "%s: %s does not lie contiguously and is copied before each call", name ? name : "fn", t.text);
+  text_free(&t);
 }

@@ -200,25 +200,67 @@ typedef struct matcher {
   uint32_t at;
   qn_array **inputs;
   qn_value *scalars;
-  char *why;
-  size_t why_size;
+  text_buf *why; /* NULL: nobody asks */
 } matcher;
 
-static bool miss(matcher *m, const char *format, const char *a, const char *b) {
-  if (m->why) snprintf(m->why, m->why_size, format, a, b);
+/* Where pattern `target` stands below pattern *at: ".w", "[2]". Leaves *at behind the subtree when it is not there. */
+static bool path_below(const pattern *p, uint32_t *at, uint32_t target, text_buf *out) {
+  uint32_t self = (*at)++;
+  const pat *x = &p->pats[self];
+  if (self == target) return true;
+  if (x->kind != PAT_LIST && x->kind != PAT_RECORD && x->kind != PAT_FN) return false;
+  for (uint32_t i = 0; i < x->n; i++) {
+    size_t len = out->len;
+    if (x->kind == PAT_RECORD) text_addf(out, ".%s", record_name(value_record(x->value), i)->text);
+    else if (x->kind == PAT_LIST) text_addf(out, "[%u]", i);
+    else text_addf(out, ", captured value %u", i + 1);
+    if (path_below(p, at, target, out)) return true;
+    out->len = len;
+  }
   return false;
 }
 
-static bool miss_array(matcher *m, const pat *x, const qn_array *a) {
+static void print_place(const pattern *p, uint32_t target, text_buf *out) {
+  uint32_t r = 0;
+  while (r + 1 < p->nroots && p->roots[r + 1].first <= target) r++;
+  const root *x = &p->roots[r];
+  if (x->kind == ROOT_ARG) text_addf(out, "argument %u", x->arg + 1);
+  else if (x->kind == ROOT_GLOBAL) text_addf(out, "global %s", x->name ? x->name->text : "?");
+  else text_adds(out, "the function");
+  uint32_t at = x->first;
+  path_below(p, &at, target, out);
+}
+
+void pattern_input_name(const pattern *p, uint32_t input, text_buf *out) {
+  for (uint32_t i = 0; i < p->n; i++)
+    if ((p->pats[i].kind == PAT_ARRAY || p->pats[i].kind == PAT_SCALAR) && p->pats[i].input == input) {
+      print_place(p, i, out);
+      return;
+    }
+  text_adds(out, "the random counter");
+}
+
+/* What the value should have been. */
+static void print_expected(const pattern *p, const pat *x, text_buf *out) {
+  switch ((pat_kind)x->kind) {
+  case PAT_ARRAY: text_shape(out, (qn_dtype)x->dtype, x->rank, p->dims + x->dims); break;
+  case PAT_SCALAR: text_adds(out, x->tag == TAG_INT ? "an int" : "a float"); break;
+  case PAT_LIST: text_addf(out, "a list of %u", x->n); break;
+  case PAT_FN: text_adds(out, "the function that it was"); break;
+  default: text_kind(out, x->value); break;
+  }
+}
+
+/* The value does not fit the pattern looked at last. */
+static bool miss(matcher *m, qn_value v) {
   if (!m->why) return false;
-  char was[96], is[96];
-  int n = snprintf(was, sizeof was, "%s[", dtype_rows[x->dtype].name);
-  for (int i = 0; i < x->rank && n < (int)sizeof was - 24; i++)
-    n += snprintf(was + n, sizeof was - (size_t)n, i ? ", %lld" : "%lld", (long long)m->p->dims[x->dims + i]);
-  int k = snprintf(is, sizeof is, "%s[", dtype_rows[a->dtype].name);
-  for (int i = 0; i < a->rank && k < (int)sizeof is - 24; i++)
-    k += snprintf(is + k, sizeof is - (size_t)k, i ? ", %lld" : "%lld", (long long)a->shape[i]);
-  return miss(m, "an array is %s] instead of %s]", is, was);
+  const pat *x = &m->p->pats[m->at - 1];
+  print_place(m->p, m->at - 1, m->why);
+  text_adds(m->why, " is ");
+  text_kind(m->why, v);
+  text_adds(m->why, " instead of ");
+  print_expected(m->p, x, m->why);
+  return false;
 }
 
 static bool match_exact(const pat *x, qn_value v) {
@@ -240,43 +282,39 @@ static bool match(matcher *m, qn_value v) {
   const pat *x = &m->p->pats[m->at++];
   switch ((pat_kind)x->kind) {
   case PAT_ARRAY: {
-    if (!value_is(v, TAG_ARRAY)) return miss(m, "%s instead of an array%s", value_kind_name(v), "");
+    if (!value_is(v, TAG_ARRAY)) return miss(m, v);
     qn_array *a = value_array(v);
     const int64_t *dims = m->p->dims + x->dims;
-    if (a->dtype != x->dtype || a->rank != x->rank || a->device != x->n) return miss_array(m, x, a);
+    if (a->dtype != x->dtype || a->rank != x->rank || a->device != x->n) return miss(m, v);
     for (int i = 0; i < a->rank; i++)
-      if (a->shape[i] != dims[i]) return miss_array(m, x, a);
+      if (a->shape[i] != dims[i]) return miss(m, v);
     m->inputs[x->input] = a;
     return true;
   }
   case PAT_SCALAR:
-    if ((v.head & 0xff) != x->tag) return miss(m, "%s instead of %s", value_kind_name(v), x->tag == TAG_INT ? "int" : "float");
+    if ((v.head & 0xff) != x->tag) return miss(m, v);
     m->inputs[x->input] = NULL;
     m->scalars[x->input] = (qn_value){.head = x->tag, .u = v.u};
     return true;
-  case PAT_EXACT:
-    if ((v.head & 0xff) != x->tag) return miss(m, "%s instead of %s", value_kind_name(v), value_kind_name(x->value));
-    if (!match_exact(x, v)) return miss(m, "another %s%s", value_kind_name(v), "");
-    return true;
+  case PAT_EXACT: return ((v.head & 0xff) == x->tag && match_exact(x, v)) || miss(m, v);
   case PAT_LIST: {
-    if (!value_is(v, TAG_LIST) || value_list(v)->len != x->n) return miss(m, "%s instead of a list of the same length%s", value_kind_name(v), "");
+    if (!value_is(v, TAG_LIST) || value_list(v)->len != x->n) return miss(m, v);
     const qn_list *l = value_list(v);
     for (uint32_t i = 0; i < l->len; i++)
       if (!match(m, l->items[i])) return false;
     return true;
   }
   case PAT_RECORD: {
-    if (!value_is(v, TAG_RECORD) || !record_same_layout(value_record(v), value_record(x->value)))
-      return miss(m, "%s instead of a record with the same fields%s", value_kind_name(v), "");
+    if (!value_is(v, TAG_RECORD) || !record_same_layout(value_record(v), value_record(x->value))) return miss(m, v);
     const qn_record *r = value_record(v);
     for (uint32_t i = 0; i < r->len; i++)
       if (!match(m, r->items[i])) return false;
     return true;
   }
   case PAT_FN: {
-    if (!value_is(v, TAG_FN)) return miss(m, "%s instead of a function%s", value_kind_name(v), "");
+    if (!value_is(v, TAG_FN)) return miss(m, v);
     const qn_fn *f = value_fn(v);
-    if (f->code != x->value.u.p || f->head.flags != x->tag || f->ncaptures != x->n) return miss(m, "another function%s%s", "", "");
+    if (f->code != x->value.u.p || f->head.flags != x->tag || f->ncaptures != x->n) return miss(m, v);
     for (uint32_t i = 0; i < f->ncaptures; i++)
       if (!match(m, f->captures[i])) return false;
     return true;
@@ -285,25 +323,18 @@ static bool match(matcher *m, qn_value v) {
   return false;
 }
 
-bool pattern_match(qn_vm *vm, const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs, qn_array **inputs,
-                   qn_value *scalars, char *why, size_t why_size) {
-  (void)vm;
-  matcher m = {.p = p, .inputs = inputs, .scalars = scalars, .why = why, .why_size = why_size};
-  if (nargs != (int)p->nargs) return miss(&m, "another number of arguments%s%s", "", "");
+bool pattern_match(const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs, qn_array **inputs,
+                   qn_value *scalars, text_buf *why) {
+  matcher m = {.p = p, .inputs = inputs, .scalars = scalars, .why = why};
+  if (nargs != (int)p->nargs) {
+    if (why) text_adds(why, "another number of arguments");
+    return false;
+  }
   for (uint32_t i = 0; i < p->nroots; i++) {
     const root *x = &p->roots[i];
     if (x->by_value && !check_by_value) continue;
     m.at = x->first;
-    qn_value v = x->kind == ROOT_ARG ? args[x->arg] : x->kind == ROOT_FN ? fn : *x->slot;
-    if (match(&m, v)) continue;
-    if (why) { /* name the root */
-      char text[120];
-      snprintf(text, sizeof text, "%s", why);
-      if (x->kind == ROOT_ARG) snprintf(why, why_size, "argument %u: %s", x->arg + 1, text);
-      else if (x->kind == ROOT_GLOBAL) snprintf(why, why_size, "global %s: %s", x->name ? x->name->text : "?", text);
-      else snprintf(why, why_size, "captured values: %s", text);
-    }
-    return false;
+    if (!match(&m, x->kind == ROOT_ARG ? args[x->arg] : x->kind == ROOT_FN ? fn : *x->slot)) return false;
   }
   return true;
 }

@@ -111,10 +111,11 @@ typedef struct tpl_list { tpl *tpls; uint32_t n, cap; } tpl_list;
 
 /* ---- entries ------------------------------------------------------------------------------------------------------------------ */
 
-/* A plan that a VM and a worker may share. */
+/* A plan that a VM and the compiler threads may share. */
 typedef struct shared_plan {
   atomic_int refs;
-  atomic_bool abandoned; /* nobody will run it: a worker need not go on compiling */
+  atomic_bool abandoned; /* nobody will run it: no need to go on compiling */
+  atomic_long compile_us; /* what compiling its kernels took, once that is known */
   plan *plan;
 } shared_plan;
 void shared_plan_release(shared_plan *s);
@@ -148,7 +149,8 @@ typedef struct entry {
   uint32_t draw_input, key_inputs[2]; /* graph input numbers + 1; 0: none */
   uint64_t ndraws;
   uint64_t hits;
-  double compile_ms;
+  bool told_copies;    /* QUERN_LOG=copies has named the inputs that are copied */
+  double plan_ms;
   struct job *job;     /* being compiled, or NULL */
 } entry;
 
@@ -159,7 +161,7 @@ typedef struct anchor_entries {
   entry *first;  /* most recently used first */
   uint32_t count, misses;
   bool full;     /* too many: other call shapes stay eager */
-  struct miss { span at; char text[160]; } *recompiles; /* reasons of re-recordings */
+  struct miss { span at; char text[240]; } *recompiles; /* reasons of re-recordings */
   uint32_t nrecompiles, recompiles_cap;
 } anchor_entries;
 
@@ -181,8 +183,9 @@ typedef struct vm_jit {
   entry *served;             /* explain: the entry that belongs to the watched call that ended last; or NULL and why not */
   break_reason refused;
   int nojit;                 /* calls of nojit functions in progress */
-  atomic_int mail;           /* finished jobs wait */
+  atomic_int mail;           /* finished jobs or reports wait */
   struct job *mailbox;       /* under the engine's lock */
+  struct compile_task *reports; /* the same, of compiled plans */
   uint64_t calls_compiled, calls_eager, recordings;
 } vm_jit;
 static inline vm_jit *jit_of(qn_vm *vm) { return (vm_jit *)vm->jit; }
@@ -216,13 +219,15 @@ qn_value rec_raise_refusal(struct recording *r, uint32_t node, const op_refusal 
 QN_MUST_CHECK qn_value pattern_root(struct recording *r, root_kind kind, qn_value v, qn_value *slot, rec_cell *cell, qn_str *name);
 /* Do the call's values fit? Collects the inputs (arrays borrowed, weak ones NULL with their value in scalars). On a miss,
  * `why` (may be NULL) receives the first difference. */
-bool pattern_match(qn_vm *vm, const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
-                   qn_array **inputs, qn_value *scalars, char *why, size_t why_size);
+bool pattern_match(const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs, qn_array **inputs,
+                   qn_value *scalars, text_buf *why);
 void pattern_free(qn_vm *vm, pattern *p);
 /* Hash of the static facts of a call: structure, dtypes, sizes, functions. Equal facts, equal hashes; never 0. */
 uint64_t pattern_hash(qn_value fn, const qn_value *args, int nargs);
 /* Guards as text, one a line. */
 void pattern_print(const pattern *p, text_buf *out);
+/* Where a graph input comes from: "argument 1.w", "global scale". */
+void pattern_input_name(const pattern *p, uint32_t input, text_buf *out);
 
 /* Template of a result; marks outputs in the graph. False: `*broken` says why (or an error is raised). */
 QN_MUST_CHECK bool template_make(struct recording *r, qn_value v, tpl_list *out, break_reason *broken);
@@ -234,10 +239,11 @@ void template_free(qn_vm *vm, tpl_list *t);
 
 QN_MUST_CHECK anchor_entries *anchor_entries_of(qn_vm *vm, jit_anchor *a);
 void entry_free(qn_vm *vm, entry *e);
-/* Takes finished jobs from the mailbox. Called at anchors. */
-void jit_drain(qn_vm *vm);
-/* A plan on the log channels graph, fusion, kernels (its L programs) and code (their C). */
-void jit_log_plan(qn_vm *vm, const plan *p);
+/* What a call must fulfil to be served by the entry, as text, one guard a line. */
+void entry_guards(const entry *e, text_buf *out);
+/* Takes finished jobs from the mailbox. Called at anchors, without waiting; `wait` as in job_take_mail. */
+void jit_drain(qn_vm *vm, bool wait);
+
 
 /* ---- worker.c --------------------------------------------------------------------------------------------------------------------------- */
 
@@ -247,21 +253,46 @@ typedef struct job {
   entry *entry;
   graph *graph;       /* owned until the plan takes it over */
   int64_t tune[TUNABLE_COUNT];
-  uint32_t log;
   bool spawn;         /* the VM may start a compiler */
+  const char *name;   /* of the function, for the log */
   shared_plan *plan;  /* result, or NULL with `why` (empty: memory was short) */
   char why[256];
   double ms;
 } job;
+/* The kernels of a finished plan, to be compiled; afterwards the report about it. */
+typedef struct compile_task {
+  struct compile_task *next;
+  qn_vm *vm;          /* who gets the report; NULL: nobody */
+  shared_plan *plan;  /* holds a reference */
+  int64_t tune[TUNABLE_COUNT];
+  bool spawn;
+  const char *name;   /* of the function, for the log; lives as long as the VM */
+  compile_report report;
+} compile_task;
 /* Hands a graph (taken over) to the compiler threads, or compiles it here when `sync`. False: memory was short. */
-bool job_submit(qn_vm *vm, entry *e, graph *g, bool sync);
+bool job_submit(qn_vm *vm, entry *e, graph *g, const char *name, bool sync);
 /* Forgets the entry's job. */
 void job_cancel(qn_vm *vm, entry *e);
-/* The VM's finished jobs, as a list; the caller frees them. */
-job *job_take_mail(qn_vm *vm);
+/* The VM's finished jobs and reports, as lists; the caller frees them. Without `wait` there is nothing yet when another thread,
+ * which may be of the lowest class, is at the mailbox this moment. */
+job *job_take_mail(qn_vm *vm, bool wait, compile_task **reports);
 void job_free(job *j);
+void compile_task_free(compile_task *t);
 QN_MUST_CHECK bool engine_jit_open(qn_vm *vm);
 void engine_jit_forget(qn_vm *vm); /* the VM closes */
+
+/* ---- explain.c: the log ---------------------------------------------------------------------------------------------------------------- */
+
+/* Source name and line of a place; "?" and 0 if it has none. */
+const char *place_line(qn_vm *vm, span at, int *line);
+/* Lines of QUERN_LOG, where their channels are on: about a recorded call, */
+void log_entry(qn_vm *vm, const jit_anchor *a, const entry *e);
+/* its plan, */
+void log_plan(qn_vm *vm, const char *name, const entry *e);
+/* the code of its kernels, */
+void log_compiled(qn_vm *vm, const compile_task *t);
+/* and an input that is copied before each call since it does not lie contiguously. */
+void log_copy(qn_vm *vm, const char *name, const entry *e, uint32_t input);
 
 /* ---- transform.c ------------------------------------------------------------------------------------------------------------------------ */
 

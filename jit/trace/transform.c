@@ -295,7 +295,7 @@ static qn_value check_fullgraph(qn_vm *vm, const jit_anchor *a, qn_value result)
                break_reasons[why], e && e->why_text[0] ? ": " : "", e ? e->why_text : "");
 }
 
-qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs) {
+qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs, span at) {
   const qn_fn *f = value_fn(fn);
   const transform_def *def = f->code;
   vm_jit *j = jit_of(vm);
@@ -310,7 +310,7 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
   c.site.ctx = &c;
   qn_value (*run)(void *) = def->kind == TRANSFORM_GRAD || def->kind == TRANSFORM_VALUE_AND_GRAD ? grad_run : inner_run;
   c.site.run = run;
-  if (vm->rec) c.site.at = vm->rec->at;
+  c.site.at = at;
   qn_value result;
   jit_anchor *a = NULL;
   qn_value option;
