@@ -172,7 +172,23 @@ static bool key_pointwise(key_writer *w, const op_call *c, const op_attr *attr) 
   return put_rest(w, b.bytes, b.n);
 }
 
-/* Axes that stay merge with each other; reduced ones are kept apart, since their lengths decide the order. */
+/* Which reduced axes are joined with the one behind them, by the rule of lower.c on the sizes of this call. */
+static int joined_axes(const space *s) {
+  int64_t extent = 0;
+  int joins = 0;
+  for (int a = s->rank - 1; a >= 0; a--) {
+    if (!s->kind[a]) extent = 0;
+    if (!s->kind[a] || s->size[a] == 1) continue;
+    bool join = extent && extent < MERGE_BELOW;
+    if (join) joins |= 1 << a;
+    extent = join ? extent * s->size[a] : s->size[a];
+    if (extent == 0) extent = 1;
+  }
+  return joins;
+}
+
+/* Axes that stay merge with each other. Reduced ones are kept apart, since their lengths decide the order, but for joined ones:
+ * they count as one anyway. */
 static bool key_reduce(key_writer *w, const op_call *c, const op_attr *attr) {
   const op_operand *x = &c->in[0];
   bool index = c->op == OP_argmax || c->op == OP_argmin, scan = op_rows[c->op].klass == CLASS_SCAN;
@@ -182,9 +198,12 @@ static bool key_reduce(key_writer *w, const op_call *c, const op_attr *attr) {
   memcpy(s.size, x->shape, sizeof x->shape);
   memcpy(s.stride[0], x->strides, sizeof x->strides);
   for (int a = 0; a < s.rank; a++) s.kind[a] = attr->axes >> a & 1 ? (uint8_t)(2 + a) : 0;
+  int joins = scan ? 0 : index ? attr->axes : joined_axes(&s);
+  for (int a = s.rank - 2; a >= 0; a--)
+    if ((joins >> a & 1) && s.kind[a] && s.kind[a + 1]) s.kind[a] = s.kind[a + 1];
   merge_axes(&s, 1);
   op_attr now = *attr;
-  int joins = 0, rank = 0;
+  int rank = 0;
   now.axes = 0;
   now.keepdims = 0;
   size_codes(w, &s, codes);
@@ -192,16 +211,7 @@ static bool key_reduce(key_writer *w, const op_call *c, const op_attr *attr) {
     if (s.kind[a]) now.axes |= (uint8_t)(1 << a);
     if (!s.kind[a] || scan) result[rank++] = codes[a];
   }
-  /* The rule of lower.c on the sizes of this call. */
-  int64_t extent = 0;
-  for (int a = s.rank - 1; a >= 0 && !scan; a--) {
-    if (!s.kind[a]) extent = 0;
-    if (!s.kind[a] || s.size[a] == 1) continue;
-    bool join = extent && extent < MERGE_BELOW;
-    if (join) joins |= 1 << a;
-    extent = join ? extent * s.size[a] : s.size[a];
-    if (extent == 0) extent = 1;
-  }
+  joins = scan ? 0 : joined_axes(&s);
   put_head(w, c, &now, index || scan ? 0 : joins);
   body_put(w, &b, x->dtype);
   body_put(w, &b, s.rank);

@@ -449,7 +449,7 @@ static int node_weight(const k_node *n) {
   case K_MATH: return 8;
   case K_OP:
     return n->sub == KOP_div || n->sub == KOP_sqrt                          ? 3
-           : n->sub == KOP_idiv || n->sub == KOP_imod || n->sub == KOP_ipow ? 8
+           : n->sub == KOP_idiv || n->sub == KOP_imod || n->sub == KOP_ipow ? (dtype_size((qn_dtype)n->dtype) == 8 ? 50 : 8)
                                                                             : 1;
   case K_SCAN: return 100;
   default: return 1;
