@@ -937,8 +937,32 @@ static bool make_groups(fuser *f) {
   return true;
 }
 
-/* The group of all readers of u, if each reads it elementwise over the same points; else u's own. */
-static uint32_t only_reader(const fuser *f, uint32_t i) {
+/* Does a node read arrays at other coordinates than its own? */
+static bool reads_views(fuser *f, uint32_t n) {
+  const graph_node *node = node_of(f, n);
+  for (int i = 0; i < node->nin; i++)
+    for (uint32_t x = node->in[i]; lower_role(f->g, x) == NODE_IS_VIRTUAL && node_of(f, x)->nin == 1;
+         x = node_of(f, x)->in[0]) {
+      op_id op = (op_id)node_of(f, x)->op;
+      bool spread = op == OP_broadcast && !one_element(f->g, &node_of(f, node_of(f, x)->in[0])->type);
+      if (spread || op == OP_slice || op == OP_permute) return true;
+    }
+  return false;
+}
+
+/* Does a node reduce several axes? It may count their points as one row, and coordinates are then found by dividing. */
+static bool reduces_axes(fuser *f, uint32_t n) {
+  const graph_node *node = node_of(f, n);
+  if (op_rows[node->op].klass != CLASS_REDUCE) return false;
+  const graph_type *x = &node_of(f, node->in[0])->type;
+  int axes = 0;
+  for (int a = 0; a < x->rank; a++) axes += (graph_attr(node).axes >> a & 1) && !size_is(f->g, x->shape[a], 1);
+  return axes > 1;
+}
+
+/* The group of all readers of u, if each reads it elementwise over the same points; else u's own. What is
+ * made from views and reduced over several axes is for the estimate to decide. */
+static uint32_t only_reader(fuser *f, uint32_t i) {
   const unit *u = &f->units[i];
   uint32_t g = u->group;
   if (u->root || !elementwise(f, u)) return u->group;
@@ -946,7 +970,7 @@ static uint32_t only_reader(const fuser *f, uint32_t i) {
     const unit *r = &f->units[f->out[e].unit];
     if (!(f->out[e].flags & EDGE_DATA)) continue;
     if (f->out[e].flags & ~(uint32_t)EDGE_DATA || r->space != u->elements || f->groups[r->group].kind != FUSE_KERNEL ||
-        is_scatter(node_of(f, r->node)))
+        is_scatter(node_of(f, r->node)) || (reduces_axes(f, r->node) && reads_views(f, u->node)))
       return u->group;
     if (g != u->group && g != r->group) return u->group;
     g = r->group;

@@ -442,15 +442,19 @@ typedef struct weigher {
   int weight;
 } weigher;
 
+/* Divisions of 64-bit integers have no vector instruction. */
+enum { DIVISION_WEIGHT = 50 };
+
 static int node_weight(const k_node *n) {
   switch (n->code) {
   case K_CONST:
   case K_SCALAR: return 0;
   case K_MATH: return 8;
   case K_OP:
-    return n->sub == KOP_div || n->sub == KOP_sqrt                          ? 3
-           : n->sub == KOP_idiv || n->sub == KOP_imod || n->sub == KOP_ipow ? (dtype_size((qn_dtype)n->dtype) == 8 ? 50 : 8)
-                                                                            : 1;
+    return n->sub == KOP_div || n->sub == KOP_sqrt ? 3
+           : n->sub == KOP_idiv || n->sub == KOP_imod || n->sub == KOP_ipow
+               ? (dtype_size((qn_dtype)n->dtype) == 8 ? DIVISION_WEIGHT : 8)
+               : 1;
   case K_SCAN: return 100;
   default: return 1;
   }
@@ -714,6 +718,18 @@ static double touched_bytes(const nest *s, int buffer) {
   return most;
 }
 
+/* Divisions in the coordinates that a form takes for each element of the vector axis. */
+static int divisions(const nest *s, k_form f) {
+  const k_linear *l = &s->k->forms[f];
+  int n = 0;
+  for (uint32_t i = 0; i < l->n; i++) {
+    const k_atom *a = &s->k->atoms[l->terms[i].atom];
+    if (a->kind == ATOM_AXIS || a->kind == ATOM_VALUE || !axis_in(a->axes, s->c)) continue;
+    n += 1 + divisions(s, a->of);
+  }
+  return n;
+}
+
 static double nest_cost(const nest *s, schedule_cost *cost) {
   const k_kernel *k = s->k;
   double bytes = 0, work = 0;
@@ -729,6 +745,7 @@ static double nest_cost(const nest *s, schedule_cost *cost) {
     if (k_folds(n)) runs |= axis_bit(n->axis);
     double times = (double)k_points(k, runs);
     work += times * (n->code == K_DOT ? NS_FMA : NS_OP * node_weight(n));
+    if (n->code == K_LOAD || n->code == K_STORE) work += times * NS_OP * DIVISION_WEIGHT * divisions(s, n->at);
   }
   int phases = s->shape == SHAPE_SPLIT ? 2 * s->first.stages : s->shape == SHAPE_SLABS && !s->one_slab ? 2 : 1;
   double instances = (double)k_points(k, s->par);

@@ -322,8 +322,11 @@ fn step(p, s, x, y) {
   (q, t, value)
 }
 let p = {a: nn.linear_init(32, 32), b: nn.linear_init(32, 10)}
-let s = optim.adam_init(p)
-fn f(x) = step(p, s, x[0], x[1])[2]
+let state = optim.adam_init(p)
+fn f(x) {
+  let (q, t, value) = step(p, state, x[0], x[1])
+  value + q.a.w[0, 0] + q.b.w[0, 0] + q.a.b[0] + q.b.b[0] + t.m.a.w[0, 0] + t.v.b.w[0, 0]
+}
 let x = (randn(50, 32), randint(0, 10, 50))
 """,
     "stencil": "fn f(x) = sum(x[1:-1, 1:-1] + 0.1 * (x[2:, 1:-1] + x[:-2, 1:-1] - 2 * x[1:-1, 1:-1]))\nlet x = randn(64, 64)\n",
