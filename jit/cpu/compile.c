@@ -163,8 +163,20 @@ static const qk_phase *code_add(code_table *t, uint64_t hash, qk_phase *phases) 
 
 static const char *const compilers[] = {"cc", "gcc", "clang"};
 /* The bits depend on contraction being off; -fno-trapping-math lets selects become branch-free code. */
-static const char *const flags[] = {"-std=gnu11", "-O2", "-march=native", "-fopenmp-simd", "-ffp-contract=off", "-fno-math-errno",
-                                    "-fno-trapping-math", "-fno-strict-aliasing", "-fPIC", "-shared", "-nostdlib", "-w", "-x", "c"};
+static const char *const flags[] = {"-std=gnu11",
+                                    "-O2",
+                                    "-march=native",
+                                    "-fopenmp-simd",
+                                    "-ffp-contract=off",
+                                    "-fno-math-errno",
+                                    "-fno-trapping-math",
+                                    "-fno-strict-aliasing",
+                                    "-fPIC",
+                                    "-shared",
+                                    "-nostdlib",
+                                    "-w",
+                                    "-x",
+                                    "c"};
 enum { NFLAGS = sizeof flags / sizeof *flags };
 
 /* Starts the compiler `cc` on `source`, waits, and returns success. */
@@ -208,7 +220,8 @@ static bool run_compiler(code_table *t, const char *cc, char **environment, cons
   posix_spawn_file_actions_destroy(&files);
   posix_spawnattr_destroy(&attr);
   if (rc != 0) {
-    tell(t, TROUBLE_COMPILER, "quern: the C compiler cannot be started (%s); kernels run on the block VM", strerror(rc));
+    tell(t, TROUBLE_COMPILER, "quern: the C compiler cannot be started (%s); kernels run on the block VM",
+         strerror(rc));
     return false;
   }
   int status = 0;
@@ -257,7 +270,8 @@ static char *compile_text(code_table *t, const char *cc, const char *text, size_
   char folder[512], source[560], object[560], log[560], tmpdir[560];
   snprintf(folder, sizeof folder, "%s/quern-XXXXXX", base && *base && strlen(base) < 400 ? base : "/tmp");
   if (!mkdtemp(folder)) {
-    tell(t, TROUBLE_COMPILER, "quern: no temporary folder for the compiler (%s); kernels run on the block VM", strerror(errno));
+    tell(t, TROUBLE_COMPILER, "quern: no temporary folder for the compiler (%s); kernels run on the block VM",
+         strerror(errno));
     return NULL;
   }
   snprintf(source, sizeof source, "%s/kernels.c", folder);
@@ -310,7 +324,8 @@ static void *load_object(code_table *t, const char *object, size_t size) {
   }
   if (!handle) {
     const char *why = dlerror();
-    tell(t, TROUBLE_OBJECT, "quern: compiled kernels cannot be loaded, and run on the block VM: %s", why ? why : "no memory");
+    tell(t, TROUBLE_OBJECT, "quern: compiled kernels cannot be loaded, and run on the block VM: %s",
+         why ? why : "no memory");
     return NULL;
   }
   pthread_mutex_lock(&t->lock);
@@ -382,8 +397,10 @@ static uint32_t use_table(code_table *t, plan *p) {
   for (uint32_t i = 0; i < p->nkernels; i++) {
     if (atomic_load_explicit(&p->kernels[i].code, memory_order_relaxed)) continue;
     const qk_phase *code = code_find(t, p->kernels[i].hash);
-    if (code) atomic_store_explicit(&p->kernels[i].code, code, memory_order_release);
-    else missing++;
+    if (code)
+      atomic_store_explicit(&p->kernels[i].code, code, memory_order_release);
+    else
+      missing++;
   }
   return missing;
 }
@@ -403,8 +420,10 @@ static bool use_object(code_table *t, const plan *p, const batch *b, void *handl
       ok = all = f != NULL;
     }
     if (!all) tell(t, TROUBLE_OBJECT, "quern: compiled kernels lack %s; they run on the block VM", symbol);
-    if (ok) code_add(t, k->hash, phases);
-    else free(phases);
+    if (ok)
+      code_add(t, k->hash, phases);
+    else
+      free(phases);
   }
   return all;
 }
@@ -420,7 +439,8 @@ static void code_batch(code_table *t, const plan *p, const batch *b, const text_
                        compile_report *report) {
   static const char no_folder[] =
       "quern: kernels are compiled anew in every process: the kernel cache cannot be written (%s)";
-  char machine[256], *key = report->key, maker[CACHE_MAKER], cc[1024], folder[1024] = "", path[CACHE_PATH], *object = NULL;
+  char machine[256], *key = report->key, maker[CACHE_MAKER], cc[1024], folder[1024] = "", path[CACHE_PATH],
+                     *object = NULL;
   size_t size = 0;
   int64_t limit = o->tune[TUNE_cache_bytes];
   bool can = cache_maker(compilers, sizeof compilers / sizeof *compilers, cc, sizeof cc, maker);
@@ -442,7 +462,8 @@ static void code_batch(code_table *t, const plan *p, const batch *b, const text_
   }
   if (!o->spawn) return;
   if (!can) {
-    tell(t, TROUBLE_NO_COMPILER, "quern: there is no C compiler (%s) on PATH; kernels run on the block VM", "cc, gcc, clang");
+    tell(t, TROUBLE_NO_COMPILER, "quern: there is no C compiler (%s) on PATH; kernels run on the block VM",
+         "cc, gcc, clang");
     return;
   }
   object = compile_text(t, cc, text->text, text->len, o->abandon, &size);

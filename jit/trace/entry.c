@@ -108,7 +108,8 @@ static bool guards_make(struct recording *r, entry *e, break_reason *broken) {
 }
 
 static bool same_scalar(qn_value a, qn_value b) {
-  return (a.head & 0xff) == (b.head & 0xff) && (a.u.i == b.u.i || (value_is(a, TAG_FLOAT) && a.u.f == b.u.f && a.u.f != 0));
+  return (a.head & 0xff) == (b.head & 0xff) &&
+         (a.u.i == b.u.i || (value_is(a, TAG_FLOAT) && a.u.f == b.u.f && a.u.f != 0));
 }
 
 /* A guard's expression: "argument 2", "add(argument 2, int 1)". */
@@ -221,7 +222,8 @@ static void inputs_free(qn_vm *vm, call_inputs *c) {
 
 static bool entry_fits(qn_vm *vm, entry *e, const rec_call_site *site, call_inputs *c, text_buf *why) {
   uint64_t epoch = jit_of(vm)->epoch;
-  if (!pattern_match(&e->pattern, e->epoch != epoch, site->fn, site->args, site->nargs, c->arrays, c->scalars, why)) return false;
+  if (!pattern_match(&e->pattern, e->epoch != epoch, site->fn, site->args, site->nargs, c->arrays, c->scalars, why))
+    return false;
   if (e->draw_input) {
     c->arrays[e->draw_input - 1] = NULL;
     c->scalars[e->draw_input - 1] = value_int((int64_t)vm->draw);
@@ -258,8 +260,10 @@ static qn_value replay(qn_vm *vm, entry *e, const char *name, call_inputs *c) {
   for (uint32_t i = 0; i < n && ok; i++) {
     qn_array *a = c->arrays[i];
     if (!a) {
-      if (value_is(c->scalars[i], TAG_FLOAT)) weak[nweak++].f = c->scalars[i].u.f;
-      else weak[nweak++].i = c->scalars[i].u.i;
+      if (value_is(c->scalars[i], TAG_FLOAT))
+        weak[nweak++].f = c->scalars[i].u.f;
+      else
+        weak[nweak++].i = c->scalars[i].u.i;
     } else if (!a->contiguous) {
       qn_array *flat = array_contiguous(vm, a);
       if (!flat) {
@@ -305,7 +309,8 @@ static entry *entry_make(struct recording *r, qn_value result) {
     bool any = false;
     for (uint32_t i = 1; i < r->g->n && !any; i++) any = r->g->nodes[i].kind == NODE_OP && !r->g->nodes[i].type.weak;
     break_reason broken = any ? BREAK_none : BREAK_no_arrays;
-    if (capture && broken == BREAK_none && !template_make(r, result, &e->result, &broken) && error_pending(vm)) broken = BREAK_memory;
+    if (capture && broken == BREAK_none && !template_make(r, result, &e->result, &broken) && error_pending(vm))
+      broken = BREAK_memory;
     if (broken == BREAK_none && !guards_make(r, e, &broken)) e->why_at = r->at;
     if (broken != BREAK_none) {
       error_clear(vm);
@@ -416,7 +421,9 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
     } else {
       list->anchor->state = ANCHOR_EAGER;
       list->anchor->countdown = INT32_MAX;
-      if (vm_logs(vm, LOG_breaks)) vm_logf(vm, LOG_breaks, "%s stays eager: %s", list->anchor->name ? list->anchor->name : "fn", break_reasons[r->why]);
+      if (vm_logs(vm, LOG_breaks))
+        vm_logf(vm, LOG_breaks, "%s stays eager: %s", list->anchor->name ? list->anchor->name : "fn",
+                break_reasons[r->why]);
     }
     answer(vm, NULL, complete ? BREAK_memory : r->why);
     rec_free(r);
@@ -448,7 +455,12 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
 
 static bool same_bits(qn_vm *vm, qn_value a, qn_value b, char *where, size_t size);
 
-typedef struct bits_walk { qn_vm *vm; qn_value *leaves; uint32_t n, cap; bool failed; } bits_walk;
+typedef struct bits_walk {
+  qn_vm *vm;
+  qn_value *leaves;
+  uint32_t n, cap;
+  bool failed;
+} bits_walk;
 static bool collect_leaf(void *ctx, const char *path, qn_value v) {
   (void)path;
   bits_walk *w = ctx;
@@ -502,12 +514,14 @@ static qn_value verified(qn_vm *vm, rec_call_site *site, entry *e, call_inputs *
   site->anchor->countdown = countdown;
   char where[160] = "";
   if (error) {
-    bool same = value_is_error(eager) && vm->error && vm->error->id == error->id && str_equal(vm->error->message, error->message);
+    bool same = value_is_error(eager) && vm->error && vm->error->id == error->id &&
+                str_equal(vm->error->message, error->message);
     error_free(vm, error);
     if (same || (value_is_error(eager) && !error_catchable(vm))) return eager;
     value_release(vm, eager);
     error_clear(vm);
-    return raise(vm, E_mismatch, site->at, "compiled and eager execution of %s raise different errors", site->anchor->name ? site->anchor->name : "a function");
+    return raise(vm, E_mismatch, site->at, "compiled and eager execution of %s raise different errors",
+                 site->anchor->name ? site->anchor->name : "a function");
   }
   if (value_is_error(eager)) {
     value_release(vm, compiled);
@@ -522,8 +536,9 @@ static qn_value verified(qn_vm *vm, rec_call_site *site, entry *e, call_inputs *
   if (error_pending(vm)) return value_error();
   char node[200] = "";
   first_difference(vm, e, c, node, sizeof node);
-  return raise(vm, E_mismatch, site->at, "compiled and eager results of %s differ at %s%s%s", site->anchor->name ? site->anchor->name : "a function",
-               where[0] ? where : "the random counter", node[0] ? "; first at " : "", node);
+  return raise(vm, E_mismatch, site->at, "compiled and eager results of %s differ at %s%s%s",
+               site->anchor->name ? site->anchor->name : "a function", where[0] ? where : "the random counter",
+               node[0] ? "; first at " : "", node);
 }
 
 /* The same graph with every float node as an output, compiled and run, beside the eager executor. */
@@ -568,7 +583,9 @@ static uint32_t first_difference(qn_vm *vm, const entry *e, const call_inputs *c
     qk_scalar weak[FEW];
     uint32_t nweak = 0;
     for (uint32_t k = 0; k < e->pattern.ninputs && nweak < FEW; k++)
-      if (!c->arrays[k]) weak[nweak++] = value_is(c->scalars[k], TAG_FLOAT) ? (qk_scalar){.f = c->scalars[k].u.f} : (qk_scalar){.i = c->scalars[k].u.i};
+      if (!c->arrays[k])
+        weak[nweak++] = value_is(c->scalars[k], TAG_FLOAT) ? (qk_scalar){.f = c->scalars[k].u.f}
+                                                           : (qk_scalar){.i = c->scalars[k].u.i};
     qn_value out = value_nil();
     if (plan_run(vm, p, c->arrays, weak, &out)) {
       if (!same_leaf(vm, out, vals[i])) {
@@ -596,17 +613,22 @@ static bool note_miss(qn_vm *vm, const rec_call_site *site, anchor_entries *list
   int line;
   span at = site->at.source ? site->at : a->at;
   const char *name = place_line(vm, at, &line);
-  if (mem_grow(vm, (void **)&list->recompiles, &list->recompiles_cap, list->nrecompiles + 1, sizeof *list->recompiles)) {
+  if (mem_grow(vm, (void **)&list->recompiles, &list->recompiles_cap, list->nrecompiles + 1,
+               sizeof *list->recompiles)) {
     struct miss *m = &list->recompiles[list->nrecompiles++];
     m->at = at;
     snprintf(m->text, sizeof m->text, "%s", why);
   } else {
     error_clear(vm);
   }
-  if (vm_logs(vm, LOG_recompiles)) vm_logf(vm, LOG_recompiles, "%s is recorded again: %s (%s:%d)", a->name ? a->name : "fn", why, name, line);
-  if (list->count < (uint64_t)vm->tune[TUNE_jit_entries] && ++list->misses <= (uint64_t)vm->tune[TUNE_jit_misses]) return true;
+  if (vm_logs(vm, LOG_recompiles))
+    vm_logf(vm, LOG_recompiles, "%s is recorded again: %s (%s:%d)", a->name ? a->name : "fn", why, name, line);
+  if (list->count < (uint64_t)vm->tune[TUNE_jit_entries] && ++list->misses <= (uint64_t)vm->tune[TUNE_jit_misses])
+    return true;
   list->full = true;
-  if (vm_logs(vm, LOG_recompiles)) vm_logf(vm, LOG_recompiles, "%s has too many call shapes (jit.entries, jit.misses): others stay eager", a->name ? a->name : "fn");
+  if (vm_logs(vm, LOG_recompiles))
+    vm_logf(vm, LOG_recompiles, "%s has too many call shapes (jit.entries, jit.misses): others stay eager",
+            a->name ? a->name : "fn");
   return false;
 }
 
@@ -713,8 +735,8 @@ void jit_drain(qn_vm *vm, bool wait) {
       e->why = done->why[0] ? BREAK_compile : BREAK_memory;
       snprintf(e->why_text, sizeof e->why_text, "%.60s", done->why);
       if (vm_logs(vm, LOG_breaks))
-        vm_logf(vm, LOG_breaks, "%s stays eager for this call shape: %s%s%s", done->name ? done->name : "fn", break_reasons[e->why],
-                done->why[0] ? ": " : "", done->why);
+        vm_logf(vm, LOG_breaks, "%s stays eager for this call shape: %s%s%s", done->name ? done->name : "fn",
+                break_reasons[e->why], done->why[0] ? ": " : "", done->why);
     }
     job_free(done);
     done = next;

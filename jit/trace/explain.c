@@ -67,7 +67,8 @@ typedef struct served {
 static bool serve(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, served *s) {
   jit_anchor *a = value_is(fn, TAG_FN) ? anchor_of_value(vm, fn) : NULL;
   if (!a) {
-    raise(vm, E_type, SPAN_NONE, "explain takes a function written in Quern, not %s", value_is(fn, TAG_FN) ? "a builtin" : value_kind_name(fn));
+    raise(vm, E_type, SPAN_NONE, "explain takes a function written in Quern, not %s",
+          value_is(fn, TAG_FN) ? "a builtin" : value_kind_name(fn));
     return false;
   }
   if (!anchor_entries_of(vm, a)) return false;
@@ -105,7 +106,8 @@ static bool serve(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, serve
     return false;
   }
   if (e) s->at = e->why_at;
-  snprintf(s->text, sizeof s->text, "%s%s%s", break_reasons[s->why], e && e->why_text[0] ? ": " : "", e ? e->why_text : "");
+  snprintf(s->text, sizeof s->text, "%s%s%s", break_reasons[s->why], e && e->why_text[0] ? ": " : "",
+           e ? e->why_text : "");
   return true;
 }
 
@@ -207,7 +209,8 @@ qn_value jit_graph_text(qn_vm *vm, qn_value fn, const qn_value *args, int nargs)
   served s;
   if (!serve(vm, fn, args, nargs, &s)) return value_error();
   if (!s.entry || !s.entry->graph)
-    return raise(vm, E_no_graph, s.at, "%s has no graph for this call: %s", s.anchor->name ? s.anchor->name : "the function", s.text);
+    return raise(vm, E_no_graph, s.at, "%s has no graph for this call: %s",
+                 s.anchor->name ? s.anchor->name : "the function", s.text);
   text_buf t;
   text_init(&t, vm);
   graph_print(s.entry->graph, &t);
@@ -218,7 +221,8 @@ qn_value jit_code_text(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) 
   served s;
   if (!serve(vm, fn, args, nargs, &s)) return value_error();
   if (!s.entry || !s.entry->plan)
-    return raise(vm, E_no_graph, s.at, "%s has no code for this call: %s", s.anchor->name ? s.anchor->name : "the function", s.text);
+    return raise(vm, E_no_graph, s.at, "%s has no code for this call: %s",
+                 s.anchor->name ? s.anchor->name : "the function", s.text);
   text_buf t;
   text_init(&t, vm);
   plan_source(s.entry->plan->plan, &t);
@@ -240,8 +244,8 @@ void log_entry(qn_vm *vm, const jit_anchor *a, const entry *e) {
     if (!vm_logs(vm, LOG_breaks)) return;
     int line;
     const char *name = place_line(vm, e->why_at.source ? e->why_at : a->at, &line);
-    vm_logf(vm, LOG_breaks, "%s stays eager for this call shape: %s%s%s (%s:%d)", a->name ? a->name : "fn", break_reasons[e->why],
-            e->why_text[0] ? ": " : "", e->why_text, name, line);
+    vm_logf(vm, LOG_breaks, "%s stays eager for this call shape: %s%s%s (%s:%d)", a->name ? a->name : "fn",
+            break_reasons[e->why], e->why_text[0] ? ": " : "", e->why_text, name, line);
     return;
   }
   if (vm_logs(vm, LOG_guards)) {
@@ -278,8 +282,11 @@ void log_plan(qn_vm *vm, const char *name, const entry *e) {
     int lines[MOST_LINES];
     int n = kernel_lines(vm, p, k, lines);
     text_init(&t, vm);
-    text_addf(&t, ": %s, %u operations, %lld bytes, %s", kernel_name(k), k->nops, (long long)dim_hint(&p->graph->dims, k->bytes),
-              n == 1 ? "line" : n ? "lines" : "no line");
+    text_addf(&t, ": %s, %u operations, %lld bytes, %s", kernel_name(k), k->nops,
+              (long long)dim_hint(&p->graph->dims, k->bytes),
+              n == 1 ? "line"
+              : n    ? "lines"
+                     : "no line");
     for (int l = 0; l < n; l++) text_addf(&t, l ? ", %d" : " %d", lines[l]);
     text_adds(&t, "\n");
     l_print(k->program, &t);
@@ -299,19 +306,24 @@ void log_compiled(qn_vm *vm, const compile_task *c) {
   double ms = (double)atomic_load(&c->plan->compile_us) * 1e-3;
   uint32_t n = c->plan->plan->nkernels;
   if (vm_logs(vm, LOG_kernels)) {
-    static const char *const how[] = {
-      [COMPILED_NOT] = "stay on the block VM", [COMPILED_BEFORE] = "were compiled before", [COMPILED_CACHED] = "loaded from the cache",
-      [COMPILED_NOW] = "compiled"};
+    static const char *const how[] = {[COMPILED_NOT] = "stay on the block VM",
+                                      [COMPILED_BEFORE] = "were compiled before",
+                                      [COMPILED_CACHED] = "loaded from the cache",
+                                      [COMPILED_NOW] = "compiled"};
     text_buf t;
     text_init(&t, vm);
     text_decimal(&t, ms, 'f', 1);
     text_add(&t, "", 1);
-    if (!t.failed) vm_logf(vm, LOG_kernels, "%s: %u kernel%s %s, %s ms", name, n, n == 1 ? "" : "s", how[r->how], t.text);
+    if (!t.failed)
+      vm_logf(vm, LOG_kernels, "%s: %u kernel%s %s, %s ms", name, n, n == 1 ? "" : "s", how[r->how], t.text);
     text_free(&t);
   }
   if (vm_logs(vm, LOG_cache) && r->looked) {
-    if (r->how == COMPILED_CACHED) vm_logf(vm, LOG_cache, "%s: %s found, %zu bytes", name, r->key, r->bytes);
-    else vm_logf(vm, LOG_cache, "%s: %s not found; %s", name, r->key, r->stored ? "compiled and stored" : "nothing to store");
+    if (r->how == COMPILED_CACHED)
+      vm_logf(vm, LOG_cache, "%s: %s found, %zu bytes", name, r->key, r->bytes);
+    else
+      vm_logf(vm, LOG_cache, "%s: %s not found; %s", name, r->key,
+              r->stored ? "compiled and stored" : "nothing to store");
   }
 }
 
@@ -320,6 +332,8 @@ void log_copy(qn_vm *vm, const char *name, const entry *e, uint32_t input) {
   text_init(&t, vm);
   pattern_input_name(&e->pattern, input, &t);
   text_add(&t, "", 1);
-  if (!t.failed) vm_logf(vm, LOG_copies, "%s: %s does not lie contiguously and is copied before each call", name ? name : "fn", t.text);
+  if (!t.failed)
+    vm_logf(vm, LOG_copies, "%s: %s does not lie contiguously and is copied before each call", name ? name : "fn",
+            t.text);
   text_free(&t);
 }

@@ -77,7 +77,8 @@ static qn_value stand_in_array(struct recording *r, qn_value v) {
   return value_retain(value_obj(TAG_ARRAY, copy));
 }
 
-static qn_value stand_in_items(struct recording *r, const qn_value *from, qn_value *to, uint32_t n, qn_value whole, int depth) {
+static qn_value stand_in_items(struct recording *r, const qn_value *from, qn_value *to, uint32_t n, qn_value whole,
+                               int depth) {
   for (uint32_t i = 0; i < n; i++) {
     to[i] = stand_in(r, from[i], depth + 1);
     if (value_is_error(to[i])) {
@@ -211,9 +212,12 @@ static bool path_below(const pattern *p, uint32_t *at, uint32_t target, text_buf
   if (x->kind != PAT_LIST && x->kind != PAT_RECORD && x->kind != PAT_FN) return false;
   for (uint32_t i = 0; i < x->n; i++) {
     size_t len = out->len;
-    if (x->kind == PAT_RECORD) text_addf(out, ".%s", record_name(value_record(x->value), i)->text);
-    else if (x->kind == PAT_LIST) text_addf(out, "[%u]", i);
-    else text_addf(out, ", captured value %u", i + 1);
+    if (x->kind == PAT_RECORD)
+      text_addf(out, ".%s", record_name(value_record(x->value), i)->text);
+    else if (x->kind == PAT_LIST)
+      text_addf(out, "[%u]", i);
+    else
+      text_addf(out, ", captured value %u", i + 1);
     if (path_below(p, at, target, out)) return true;
     out->len = len;
   }
@@ -224,9 +228,12 @@ static void print_place(const pattern *p, uint32_t target, text_buf *out) {
   uint32_t r = 0;
   while (r + 1 < p->nroots && p->roots[r + 1].first <= target) r++;
   const root *x = &p->roots[r];
-  if (x->kind == ROOT_ARG) text_addf(out, "argument %u", x->arg + 1);
-  else if (x->kind == ROOT_GLOBAL) text_addf(out, "global %s", x->name ? x->name->text : "?");
-  else text_adds(out, "the function");
+  if (x->kind == ROOT_ARG)
+    text_addf(out, "argument %u", x->arg + 1);
+  else if (x->kind == ROOT_GLOBAL)
+    text_addf(out, "global %s", x->name ? x->name->text : "?");
+  else
+    text_adds(out, "the function");
   uint32_t at = x->first;
   path_below(p, &at, target, out);
 }
@@ -323,8 +330,8 @@ static bool match(matcher *m, qn_value v) {
   return false;
 }
 
-bool pattern_match(const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs, qn_array **inputs,
-                   qn_value *scalars, text_buf *why) {
+bool pattern_match(const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
+                   qn_array **inputs, qn_value *scalars, text_buf *why) {
   matcher m = {.p = p, .inputs = inputs, .scalars = scalars, .why = why};
   if (nargs != (int)p->nargs) {
     if (why) text_adds(why, "another number of arguments");
@@ -408,9 +415,12 @@ void pattern_print(const pattern *p, text_buf *out) {
   for (uint32_t i = 0; i < p->nroots; i++) {
     const root *x = &p->roots[i];
     if (x->kind == ROOT_FN && p->pats[x->first].n == 0) continue;
-    if (x->kind == ROOT_ARG) text_addf(out, "argument %u: ", x->arg + 1);
-    else if (x->kind == ROOT_GLOBAL) text_addf(out, "global %s: ", x->name ? x->name->text : "?");
-    else text_adds(out, "function: ");
+    if (x->kind == ROOT_ARG)
+      text_addf(out, "argument %u: ", x->arg + 1);
+    else if (x->kind == ROOT_GLOBAL)
+      text_addf(out, "global %s: ", x->name ? x->name->text : "?");
+    else
+      text_adds(out, "function: ");
     print_pat(p, x->first, out);
     text_adds(out, "\n");
   }
@@ -493,7 +503,9 @@ static bool make(struct recording *r, qn_value v, tpl_list *out, break_reason *b
   return true;
 }
 
-bool template_make(struct recording *r, qn_value v, tpl_list *out, break_reason *broken) { return make(r, v, out, broken, 0); }
+bool template_make(struct recording *r, qn_value v, tpl_list *out, break_reason *broken) {
+  return make(r, v, out, broken, 0);
+}
 
 static qn_value build(qn_vm *vm, const tpl_list *t, uint32_t *at, const qn_value *outputs) {
   const tpl *x = &t->tpls[(*at)++];

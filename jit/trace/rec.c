@@ -114,7 +114,8 @@ void rec_leave(qn_vm *vm) {
 
 uint32_t rec_site(struct recording *r) {
   if (!r->at.source) return r->parent;
-  if (r->last_site && r->last_at.source == r->at.source && r->last_at.start == r->at.start && r->last_at.end == r->at.end)
+  if (r->last_site && r->last_at.source == r->at.source && r->last_at.start == r->at.start &&
+      r->last_at.end == r->at.end)
     return r->last_site;
   const char *function = r->ncalls ? r->functions[r->ncalls - 1] : NULL;
   r->last_at = r->at;
@@ -300,7 +301,8 @@ bool rec_run_pending(struct recording *r) {
     if (!ok) break;
     for (int k = 0; k < node->nin; k++) {
       uint32_t j = node->in[k];
-      if (--uses[j] == 0 && !r->grads && g->nodes[j].kind == NODE_OP && value_is(r->vals[j], TAG_ARRAY) && !held(r, j)) {
+      if (--uses[j] == 0 && !r->grads && g->nodes[j].kind == NODE_OP && value_is(r->vals[j], TAG_ARRAY) &&
+          !held(r, j)) {
         value_release(vm, r->vals[j]);
         r->vals[j] = value_unset();
       }
@@ -451,7 +453,8 @@ static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int
   for (int k = 0; k < nin; k++)
     if (!(value_is(in[k], TAG_ARRAY) || value_is_scalar(in[k]))) {
       op_refusal no = {.id = E_type};
-      snprintf(no.text, sizeof no.text, "%s takes arrays and numbers, not %s", op_rows[op].name, value_kind_name(in[k]));
+      snprintf(no.text, sizeof no.text, "%s takes arrays and numbers, not %s", op_rows[op].name,
+               value_kind_name(in[k]));
       out = op_refuse(vm, op, in, nin, &no);
       goto done;
     }
@@ -491,9 +494,12 @@ static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int
   out = rec_value_of(r, node);
   if (value_is_error(out)) goto done;
   bool ok = true;
-  if (r->tries) ok = rec_run_pending(r);
-  else if (r->g->n > (uint64_t)vm->tune[TUNE_jit_nodes]) ok = rec_break(r, BREAK_too_many_nodes, NULL);
-  else if (r->pending_bytes > (size_t)vm->tune[TUNE_jit_pending_bytes]) ok = rec_break(r, BREAK_too_many_bytes, NULL);
+  if (r->tries)
+    ok = rec_run_pending(r);
+  else if (r->g->n > (uint64_t)vm->tune[TUNE_jit_nodes])
+    ok = rec_break(r, BREAK_too_many_nodes, NULL);
+  else if (r->pending_bytes > (size_t)vm->tune[TUNE_jit_pending_bytes])
+    ok = rec_break(r, BREAK_too_many_bytes, NULL);
   if (!ok) {
     value_release(vm, out);
     out = value_error();
@@ -520,7 +526,8 @@ qn_value rec_observe(qn_vm *vm, qn_value v) {
   if (r->capturing) {
     for (uint32_t i = 0; i < r->nobserved; i++)
       if (r->observed[i].node == node) return plain(v);
-    if (!mem_grow(vm, (void **)&r->observed, &r->observed_cap, r->nobserved + 1, sizeof *r->observed)) return value_error();
+    if (!mem_grow(vm, (void **)&r->observed, &r->observed_cap, r->nobserved + 1, sizeof *r->observed))
+      return value_error();
     r->observed[r->nobserved++] = (struct observed){node, plain(v)};
   }
   return plain(v);
@@ -557,8 +564,8 @@ int rec_truth(qn_vm *vm, qn_value v, span at) {
   text_add(&t, "", 1);
   const char *kind = t.failed ? "this" : t.text;
   if (value_is(v, TAG_ARRAY) && value_array(v)->dtype == QN_bool)
-    raise(vm, E_condition, at, "a condition needs one bool, not %s; reduce it with any(...) or all(...), or use & | ~ elementwise",
-          kind);
+    raise(vm, E_condition, at,
+          "a condition needs one bool, not %s; reduce it with any(...) or all(...), or use & | ~ elementwise", kind);
   else if (value_is(v, TAG_ARRAY) || value_is_number(v))
     raise(vm, E_condition, at, "a condition needs a bool, not %s; write the comparison, like x != 0", kind);
   else if (value_is(v, TAG_NIL))
@@ -571,7 +578,8 @@ int rec_truth(qn_vm *vm, qn_value v, span at) {
 
 /* ---- control flow and effects --------------------------------------------------------------------------------------------------------------- */
 
-rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm otherwise, rec_slots assigned, qn_value *result) {
+rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm otherwise, rec_slots assigned,
+                  qn_value *result) {
   (void)vm, (void)at, (void)predicate, (void)then, (void)otherwise, (void)assigned, (void)result;
   return REC_NOT_YET;
 }

@@ -34,13 +34,18 @@ QN_MUST_CHECK qn_value op_apply(qn_vm *vm, op_id op, const qn_value *in, int nin
 /* Where hotness is counted and compiled entries hang: a function's code or a loop header, plus its chain of transforms.
  * Embedded in the interpreter's code objects; zero-initialised; freed with anchor_close. */
 typedef struct jit_anchor {
-  int32_t countdown;   /* calls with arrays until rec_call is asked; starts at 0 = "not set up yet" */
-  uint8_t state;       /* anchor_state */
-  const char *name;    /* of the function, for messages */
-  span at;             /* of its definition */
-  void *entries;       /* trace's */
+  int32_t countdown; /* calls with arrays until rec_call is asked; starts at 0 = "not set up yet" */
+  uint8_t state;     /* anchor_state */
+  const char *name;  /* of the function, for messages */
+  span at;           /* of its definition */
+  void *entries;     /* trace's */
 } jit_anchor;
-typedef enum anchor_state { ANCHOR_COLD, ANCHOR_ACTIVE, ANCHOR_EAGER /* gave up: too many shapes */, ANCHOR_NEVER /* nojit */ } anchor_state;
+typedef enum anchor_state {
+  ANCHOR_COLD,
+  ANCHOR_ACTIVE,
+  ANCHOR_EAGER /* gave up: too many shapes */,
+  ANCHOR_NEVER /* nojit */
+} anchor_state;
 void anchor_close(qn_vm *vm, jit_anchor *a);
 
 /* The one test on the interpreter's fast path, made when at least one argument is an array or a container. */
@@ -51,11 +56,11 @@ static inline bool anchor_wants(qn_vm *vm, jit_anchor *a) {
 /* A call the interpreter is about to make. `run` executes the body on the (possibly replaced) arguments. */
 typedef struct rec_call_site {
   jit_anchor *anchor;
-  qn_value fn;          /* the function value, borrowed; its captures are inputs. While recording rec_call puts a stand-in with
+  qn_value fn; /* the function value, borrowed; its captures are inputs. While recording rec_call puts a stand-in with
                            traced captures here: `run` must take the function from the site */
-  qn_value *args;       /* on the value stack; owned by it; rec_call may replace them by traced stand-ins while recording */
+  qn_value *args; /* on the value stack; owned by it; rec_call may replace them by traced stand-ins while recording */
   int nargs;
-  span at;              /* of the call */
+  span at;                    /* of the call */
   qn_value (*run)(void *ctx); /* owned result or error value */
   void *ctx;
 } rec_call_site;
@@ -89,16 +94,22 @@ QN_MUST_CHECK int rec_truth(qn_vm *vm, qn_value v, span at);
 /* A branch whose predicate is traced. Answers: the interpreter evaluates normally (after rec_truth), or both arms became a
  * region and the assigned slots and *result are set. */
 typedef enum rec_answer { REC_NOT_YET, REC_DONE, REC_UNROLL, REC_FAILED } rec_answer;
-typedef struct rec_arm { qn_value (*run)(void *ctx); void *ctx; } rec_arm;
-typedef struct rec_slots { qn_value **slots; int n; } rec_slots; /* outer slots that the site may rebind */
-QN_MUST_CHECK rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm otherwise, rec_slots assigned,
-                                qn_value *result);
+typedef struct rec_arm {
+  qn_value (*run)(void *ctx);
+  void *ctx;
+} rec_arm;
+typedef struct rec_slots {
+  qn_value **slots;
+  int n;
+} rec_slots; /* outer slots that the site may rebind */
+QN_MUST_CHECK rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm otherwise,
+                                rec_slots assigned, qn_value *result);
 /* A loop: REC_UNROLL means "run it as usual, its ops are appended"; REC_DONE: it became a region. */
 typedef struct rec_loop_site {
   jit_anchor *anchor; /* of the header */
   span at;
-  qn_value range;     /* what `for` goes over, or unset for while */
-  rec_arm header;     /* evaluates the condition of a while */
+  qn_value range; /* what `for` goes over, or unset for while */
+  rec_arm header; /* evaluates the condition of a while */
   rec_arm body;
   rec_slots carried;
 } rec_loop_site;
@@ -127,7 +138,13 @@ QN_MUST_CHECK bool jit_open(qn_vm *vm);
 
 /* grad, value_and_grad ...: function values FN_TRANSFORM; captures[0] is the inner function, then the options below. Calling one
  * goes through transform_call (interp's call of an FN_TRANSFORM). */
-typedef enum transform_kind { TRANSFORM_GRAD, TRANSFORM_VALUE_AND_GRAD, TRANSFORM_JIT, TRANSFORM_NOJIT, TRANSFORM_CHECKPOINT } transform_kind;
+typedef enum transform_kind {
+  TRANSFORM_GRAD,
+  TRANSFORM_VALUE_AND_GRAD,
+  TRANSFORM_JIT,
+  TRANSFORM_NOJIT,
+  TRANSFORM_CHECKPOINT
+} transform_kind;
 typedef struct transform_def {
   transform_kind kind;
   const char *name;
@@ -135,7 +152,8 @@ typedef struct transform_def {
 extern const transform_def transform_defs[];
 /* captures: GRAD, VALUE_AND_GRAD: fn, wrt (int or list of ints), aux (bool). JIT: fn, options record. NOJIT, CHECKPOINT: fn. */
 QN_MUST_CHECK qn_value transform_new(qn_vm *vm, transform_kind kind, const qn_value *captures, int n);
-QN_MUST_CHECK qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs, span at);
+QN_MUST_CHECK qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs,
+                                      span at);
 
 /* The record of language.md: graphs, kernels, breaks, recompiles, guards, compile_ms, peak_bytes. Compiles if need be. */
 QN_MUST_CHECK qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs);

@@ -46,21 +46,24 @@ typedef struct pat {
 
 typedef enum root_kind { ROOT_ARG, ROOT_FN, ROOT_GLOBAL } root_kind;
 typedef struct root {
-  uint8_t kind;     /* root_kind */
-  bool by_value;    /* a global without arrays and numbers: looked at only when the epoch has moved */
+  uint8_t kind;  /* root_kind */
+  bool by_value; /* a global without arrays and numbers: looked at only when the epoch has moved */
   uint32_t arg;
-  uint32_t first;   /* of its pattern */
-  qn_value *slot;   /* of a global */
+  uint32_t first; /* of its pattern */
+  qn_value *slot; /* of a global */
   rec_cell *cell;
-  qn_str *name;     /* of a global; borrowed (names live as long as the VM) */
+  qn_str *name;      /* of a global; borrowed (names live as long as the VM) */
   qn_value stand_in; /* while recording: what rec_global returns again; owned */
 } root;
 
 /* Everything a call's values must fulfil, built while recording. */
 typedef struct pattern {
-  pat *pats; uint32_t n, cap;
-  int64_t *dims; uint32_t ndims, dims_cap;
-  root *roots; uint32_t nroots, roots_cap;
+  pat *pats;
+  uint32_t n, cap;
+  int64_t *dims;
+  uint32_t ndims, dims_cap;
+  root *roots;
+  uint32_t nroots, roots_cap;
   uint32_t nargs;
   uint32_t ninputs; /* graph inputs so far, weak ones included */
   uint32_t leaves;
@@ -69,12 +72,12 @@ typedef struct pattern {
 struct recording {
   qn_vm *vm;
   graph *g;
-  uint32_t base;      /* the node id of graph node i is base + i */
-  qn_value *vals;     /* per node: an array (owned reference, perhaps pending), a host scalar, or unset */
+  uint32_t base;  /* the node id of graph node i is base + i */
+  qn_value *vals; /* per node: an array (owned reference, perhaps pending), a host scalar, or unset */
   uint32_t vals_cap;
-  uint32_t done;      /* nodes below this one are executed */
-  int grads;          /* gradients in progress: then values of executed nodes are kept */
-  int tries;          /* try bodies in progress */
+  uint32_t done; /* nodes below this one are executed */
+  int grads;     /* gradients in progress: then values of executed nodes are kept */
+  int tries;     /* try bodies in progress */
   size_t pending_bytes;
   /* places */
   span at;            /* of what is evaluated next */
@@ -82,16 +85,21 @@ struct recording {
   uint32_t cut;       /* innermost calls without a place in `calls`, because memory was short */
   uint32_t last_site; /* cache: the site of (last_at, parent) */
   span last_at;
-  uint32_t *calls; uint32_t ncalls, calls_cap; /* parents to return to; a marker where the function changes */
-  const char **functions; uint32_t functions_cap;
+  uint32_t *calls;
+  uint32_t ncalls, calls_cap; /* parents to return to; a marker where the function changes */
+  const char **functions;
+  uint32_t functions_cap;
   /* capture: the part that becomes an entry */
   bool capturing;
-  bool ended;         /* vm->rec no longer points here */
+  bool ended; /* vm->rec no longer points here */
   break_reason why;
   span why_at;
-  char why_text[64];  /* what exactly: a function's name */
+  char why_text[64]; /* what exactly: a function's name */
   pattern pattern;
-  struct observed { uint32_t node; qn_value value; } *observed; /* guards on host scalars */
+  struct observed {
+    uint32_t node;
+    qn_value value;
+  } * observed; /* guards on host scalars */
   uint32_t nobserved, observed_cap;
   /* random numbers: inputs made on demand */
   uint32_t draw_input, key_inputs[2]; /* nodes; 0: none yet */
@@ -107,14 +115,17 @@ typedef struct tpl {
   uint32_t output; /* number among the graph's outputs */
   qn_value value;  /* owned: the value, a record of nils, the function whose captures are replaced */
 } tpl;
-typedef struct tpl_list { tpl *tpls; uint32_t n, cap; } tpl_list;
+typedef struct tpl_list {
+  tpl *tpls;
+  uint32_t n, cap;
+} tpl_list;
 
 /* ---- entries ------------------------------------------------------------------------------------------------------------------ */
 
 /* A plan that a VM and the compiler threads may share. */
 typedef struct shared_plan {
   atomic_int refs;
-  atomic_bool abandoned; /* nobody will run it: no need to go on compiling */
+  atomic_bool abandoned;  /* nobody will run it: no need to go on compiling */
   atomic_long compile_us; /* what compiling its kernels took, once that is known */
   plan *plan;
 } shared_plan;
@@ -123,16 +134,16 @@ void shared_plan_release(shared_plan *s);
 typedef enum entry_state {
   ENTRY_COMPILING, /* calls run eagerly meanwhile */
   ENTRY_READY,
-  ENTRY_BROKEN     /* the recording broke off: calls like this run eagerly */
+  ENTRY_BROKEN /* the recording broke off: calls like this run eagerly */
 } entry_state;
 
 /* A scalar guard: host scalar expressions over the weak inputs, evaluated in order, some compared. */
 typedef struct scalar_guard {
-  uint8_t op;       /* op_id, or OP_COUNT for an input, OP_COUNT + 1 for a constant */
+  uint8_t op; /* op_id, or OP_COUNT for an input, OP_COUNT + 1 for a constant */
   uint8_t nin;
-  bool compare;     /* the value must equal `value` */
-  uint32_t in[3];   /* guard numbers; of an input: the graph input number */
-  qn_value value;   /* to compare with, or the constant; scalars only */
+  bool compare;   /* the value must equal `value` */
+  uint32_t in[3]; /* guard numbers; of an input: the graph input number */
+  qn_value value; /* to compare with, or the constant; scalars only */
 } scalar_guard;
 
 typedef struct entry {
@@ -141,27 +152,33 @@ typedef struct entry {
   uint64_t hash; /* pattern_hash of the recorded call */
   pattern pattern;
   uint64_t epoch; /* at which the by-value globals were last found unchanged */
-  scalar_guard *guards; uint32_t nguards;
+  scalar_guard *guards;
+  uint32_t nguards;
   tpl_list result;
-  shared_plan *plan;   /* NULL until ready */
-  graph *graph;        /* as recorded, for explain and --jit verify; owned */
-  break_reason why; span why_at; char why_text[64];
+  shared_plan *plan; /* NULL until ready */
+  graph *graph;      /* as recorded, for explain and --jit verify; owned */
+  break_reason why;
+  span why_at;
+  char why_text[64];
   uint32_t draw_input, key_inputs[2]; /* graph input numbers + 1; 0: none */
   uint64_t ndraws;
   uint64_t hits;
-  bool told_copies;    /* QUERN_LOG=copies has named the inputs that are copied */
+  bool told_copies; /* QUERN_LOG=copies has named the inputs that are copied */
   double plan_ms;
-  struct job *job;     /* being compiled, or NULL */
+  struct job *job; /* being compiled, or NULL */
 } entry;
 
 /* What hangs on an anchor. */
 typedef struct anchor_entries {
   jit_anchor *anchor;
   struct anchor_entries *next; /* of the VM, to free them all */
-  entry *first;  /* most recently used first */
+  entry *first;                /* most recently used first */
   uint32_t count, misses;
-  bool full;     /* too many: other call shapes stay eager */
-  struct miss { span at; char text[240]; } *recompiles; /* reasons of re-recordings */
+  bool full; /* too many: other call shapes stay eager */
+  struct miss {
+    span at;
+    char text[240];
+  } * recompiles; /* reasons of re-recordings */
   uint32_t nrecompiles, recompiles_cap;
 } anchor_entries;
 
@@ -170,21 +187,21 @@ typedef struct chain_anchor {
   struct chain_anchor *next;
   uint64_t hash;
   uint32_t depth;
-  void *code;      /* of the innermost function */
+  void *code;           /* of the innermost function */
   const void *chain[8]; /* transform_defs, outermost first */
   jit_anchor anchor;
 } chain_anchor;
 
 typedef struct vm_jit {
-  uint64_t epoch;            /* bumped when a watched global is rebound */
+  uint64_t epoch; /* bumped when a watched global is rebound */
   anchor_entries *anchors;
   chain_anchor *chains;
-  bool sync_once;            /* explain: record whatever --jit says, and plan on this thread */
-  entry *served;             /* explain: the entry that belongs to the watched call that ended last; or NULL and why not */
+  bool sync_once; /* explain: record whatever --jit says, and plan on this thread */
+  entry *served;  /* explain: the entry that belongs to the watched call that ended last; or NULL and why not */
   break_reason refused;
-  int nojit;                 /* calls of nojit functions in progress */
-  atomic_int mail;           /* finished jobs or reports wait */
-  struct job *mailbox;       /* under the engine's lock */
+  int nojit;                    /* calls of nojit functions in progress */
+  atomic_int mail;              /* finished jobs or reports wait */
+  struct job *mailbox;          /* under the engine's lock */
   struct compile_task *reports; /* the same, of compiled plans */
   uint64_t calls_compiled, calls_eager, recordings;
 } vm_jit;
@@ -216,11 +233,12 @@ qn_value rec_raise_refusal(struct recording *r, uint32_t node, const op_refusal 
 
 /* Appends the pattern of `v` as a root and returns its stand-in: the same value whose arrays and numbers are graph inputs of
  * the recording. Owned; error value when memory is short. A value that cannot be guarded breaks the capture. */
-QN_MUST_CHECK qn_value pattern_root(struct recording *r, root_kind kind, qn_value v, qn_value *slot, rec_cell *cell, qn_str *name);
+QN_MUST_CHECK qn_value pattern_root(struct recording *r, root_kind kind, qn_value v, qn_value *slot, rec_cell *cell,
+                                    qn_str *name);
 /* Do the call's values fit? Collects the inputs (arrays borrowed, weak ones NULL with their value in scalars). On a miss,
  * `why` (may be NULL) receives the first difference. */
-bool pattern_match(const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs, qn_array **inputs,
-                   qn_value *scalars, text_buf *why);
+bool pattern_match(const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
+                   qn_array **inputs, qn_value *scalars, text_buf *why);
 void pattern_free(qn_vm *vm, pattern *p);
 /* Hash of the static facts of a call: structure, dtypes, sizes, functions. Equal facts, equal hashes; never 0. */
 uint64_t pattern_hash(qn_value fn, const qn_value *args, int nargs);
@@ -244,29 +262,28 @@ void entry_guards(const entry *e, text_buf *out);
 /* Takes finished jobs from the mailbox. Called at anchors, without waiting; `wait` as in job_take_mail. */
 void jit_drain(qn_vm *vm, bool wait);
 
-
 /* ---- worker.c --------------------------------------------------------------------------------------------------------------------------- */
 
 typedef struct job {
   struct job *next;
-  qn_vm *vm;          /* to whom the plan goes; NULL: cancelled */
+  qn_vm *vm; /* to whom the plan goes; NULL: cancelled */
   entry *entry;
-  graph *graph;       /* owned until the plan takes it over */
+  graph *graph; /* owned until the plan takes it over */
   int64_t tune[TUNABLE_COUNT];
-  bool spawn;         /* the VM may start a compiler */
-  const char *name;   /* of the function, for the log */
-  shared_plan *plan;  /* result, or NULL with `why` (empty: memory was short) */
+  bool spawn;        /* the VM may start a compiler */
+  const char *name;  /* of the function, for the log */
+  shared_plan *plan; /* result, or NULL with `why` (empty: memory was short) */
   char why[256];
   double ms;
 } job;
 /* The kernels of a finished plan, to be compiled; afterwards the report about it. */
 typedef struct compile_task {
   struct compile_task *next;
-  qn_vm *vm;          /* who gets the report; NULL: nobody */
-  shared_plan *plan;  /* holds a reference */
+  qn_vm *vm;         /* who gets the report; NULL: nobody */
+  shared_plan *plan; /* holds a reference */
   int64_t tune[TUNABLE_COUNT];
   bool spawn;
-  const char *name;   /* of the function, for the log; lives as long as the VM */
+  const char *name; /* of the function, for the log; lives as long as the VM */
   compile_report report;
 } compile_task;
 /* Hands a graph (taken over) to the compiler threads, or compiles it here when `sync`. False: memory was short. */

@@ -14,16 +14,17 @@
 #include "jit/trace/trace.h"
 
 const transform_def transform_defs[] = {
-  [TRANSFORM_GRAD] = {TRANSFORM_GRAD, "grad"},
-  [TRANSFORM_VALUE_AND_GRAD] = {TRANSFORM_VALUE_AND_GRAD, "value_and_grad"},
-  [TRANSFORM_JIT] = {TRANSFORM_JIT, "jit"},
-  [TRANSFORM_NOJIT] = {TRANSFORM_NOJIT, "nojit"},
-  [TRANSFORM_CHECKPOINT] = {TRANSFORM_CHECKPOINT, "checkpoint"},
+    [TRANSFORM_GRAD] = {TRANSFORM_GRAD, "grad"},
+    [TRANSFORM_VALUE_AND_GRAD] = {TRANSFORM_VALUE_AND_GRAD, "value_and_grad"},
+    [TRANSFORM_JIT] = {TRANSFORM_JIT, "jit"},
+    [TRANSFORM_NOJIT] = {TRANSFORM_NOJIT, "nojit"},
+    [TRANSFORM_CHECKPOINT] = {TRANSFORM_CHECKPOINT, "checkpoint"},
 };
 
 qn_value transform_new(qn_vm *vm, transform_kind kind, const qn_value *captures, int n) {
   if (!value_is(captures[0], TAG_FN))
-    return raise(vm, E_type, SPAN_NONE, "%s takes a function, not %s", transform_defs[kind].name, value_kind_name(captures[0]));
+    return raise(vm, E_type, SPAN_NONE, "%s takes a function, not %s", transform_defs[kind].name,
+                 value_kind_name(captures[0]));
   qn_fn *f = fn_new(vm, FN_TRANSFORM, (void *)(uintptr_t)&transform_defs[kind], (uint32_t)n);
   if (!f) return value_error();
   for (int i = 0; i < n; i++) f->captures[i] = value_retain(captures[i]);
@@ -46,7 +47,8 @@ jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn) {
   hash ^= (uint64_t)(uintptr_t)code;
   vm_jit *j = jit_of(vm);
   for (chain_anchor *c = j->chains; c; c = c->next)
-    if (c->hash == hash && c->code == code && c->depth == depth && memcmp(c->chain, chain, depth * sizeof *chain) == 0) return &c->anchor;
+    if (c->hash == hash && c->code == code && c->depth == depth && memcmp(c->chain, chain, depth * sizeof *chain) == 0)
+      return &c->anchor;
   chain_anchor *c = mem_zalloc(vm, sizeof *c);
   if (!c) {
     error_clear(vm); /* then it is simply not compiled */
@@ -133,13 +135,14 @@ static qn_value list_of(qn_vm *vm, qn_value *items, size_t n) {
 /* The node of a scalar float result: 0 for a constant, UINT32_MAX with an error raised if it is none. */
 static uint32_t root_node(struct recording *r, qn_value v, const char *name) {
   if (value_is(v, TAG_FLOAT)) return rec_traced(r, v);
-  if (value_is(v, TAG_ARRAY) && value_array(v)->rank == 0 && dtype_is_float((qn_dtype)value_array(v)->dtype)) return rec_traced(r, v);
+  if (value_is(v, TAG_ARRAY) && value_array(v)->rank == 0 && dtype_is_float((qn_dtype)value_array(v)->dtype))
+    return rec_traced(r, v);
   text_buf t;
   text_init(&t, r->vm);
   text_kind(&t, v);
   text_add(&t, "", 1);
-  raise(r->vm, E_not_diff, SPAN_NONE, "%s needs a function with a scalar float result, not %s%s", name, t.failed ? "this" : t.text,
-        value_is(v, TAG_ARRAY) ? "; reduce it with sum or mean" : "");
+  raise(r->vm, E_not_diff, SPAN_NONE, "%s needs a function with a scalar float result, not %s%s", name,
+        t.failed ? "this" : t.text, value_is(v, TAG_ARRAY) ? "; reduce it with sum or mean" : "");
   text_free(&t);
   return UINT32_MAX;
 }
@@ -168,7 +171,8 @@ static qn_value grad_inline(struct recording *r, const rec_call_site *site) {
   for (uint32_t i = 0; i < nwrt; i++) {
     qn_value w = one ? wrt : value_list(wrt)->items[i];
     if (!value_is(w, TAG_INT) || w.u.i < -nargs || w.u.i >= nargs) {
-      raise(vm, E_argument, SPAN_NONE, "%s: wrt names an argument that the call does not have (%d given)", def->name, nargs);
+      raise(vm, E_argument, SPAN_NONE, "%s: wrt names an argument that the call does not have (%d given)", def->name,
+            nargs);
       goto done;
     }
     which[i] = (int)(w.u.i < 0 ? w.u.i + nargs : w.u.i);
@@ -178,8 +182,9 @@ static qn_value grad_inline(struct recording *r, const rec_call_site *site) {
       text_init(&t, vm);
       text_kind(&t, x);
       text_add(&t, "", 1);
-      raise(vm, E_not_diff, SPAN_NONE, "%s differentiates by floats, and argument %d is %s; pass a float or convert it with f32(...)",
-            def->name, which[i] + 1, t.failed ? "none" : t.text);
+      raise(vm, E_not_diff, SPAN_NONE,
+            "%s differentiates by floats, and argument %d is %s; pass a float or convert it with f32(...)", def->name,
+            which[i] + 1, t.failed ? "none" : t.text);
       text_free(&t);
       goto done;
     }
@@ -207,8 +212,10 @@ static qn_value grad_inline(struct recording *r, const rec_call_site *site) {
     uint32_t culprit = 0;
     op_refusal why = {0};
     if (!graph_grad(r->g, from, root, 0, l.nodes, (int)l.n, l.grads, &culprit, &why)) {
-      if (r->g->failed) raise_memory(vm);
-      else rec_raise_refusal(r, culprit, &why);
+      if (r->g->failed)
+        raise_memory(vm);
+      else
+        rec_raise_refusal(r, culprit, &why);
       goto done;
     }
     if (!rec_room(r)) goto done;
@@ -254,8 +261,10 @@ static qn_value grad_run(void *ctx) {
   qn_value result = grad_inline(own, &c->site);
   if (value_is_error(result)) {
     qn_error_object *later = error_take(vm);
-    if (rec_end(own)) error_put_back(vm, later);
-    else error_free(vm, later);
+    if (rec_end(own))
+      error_put_back(vm, later);
+    else
+      error_free(vm, later);
   } else if (!rec_end(own)) {
     value_release(vm, result);
     result = value_error();
@@ -291,8 +300,9 @@ static qn_value check_fullgraph(qn_vm *vm, const jit_anchor *a, qn_value result)
   break_reason why = !e ? jit_of(vm)->refused : e->state == ENTRY_BROKEN ? e->why : BREAK_none;
   if (why == BREAK_none || why == BREAK_memory) return result; /* memory may be there next time */
   value_release(vm, result);
-  return raise(vm, E_no_graph, e ? e->why_at : SPAN_NONE, "%s cannot be captured as one graph: %s%s%s", a->name ? a->name : "the function",
-               break_reasons[why], e && e->why_text[0] ? ": " : "", e ? e->why_text : "");
+  return raise(vm, E_no_graph, e ? e->why_at : SPAN_NONE, "%s cannot be captured as one graph: %s%s%s",
+               a->name ? a->name : "the function", break_reasons[why], e && e->why_text[0] ? ": " : "",
+               e ? e->why_text : "");
 }
 
 qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs, span at) {
@@ -328,7 +338,8 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
     break;
   case TRANSFORM_JIT: {
     qn_value options = f->ncaptures > 1 ? f->captures[1] : value_nil();
-    bool eager = option_is(vm, options, "backend", &option) && value_is(option, TAG_STR) && strcmp(value_str(option)->text, "eager") == 0;
+    bool eager = option_is(vm, options, "backend", &option) && value_is(option, TAG_STR) &&
+                 strcmp(value_str(option)->text, "eager") == 0;
     a = vm->rec || eager ? NULL : anchor_of_value(vm, fn);
     if (!a) {
       result = inner_run(&c);
@@ -339,9 +350,11 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
       break;
     }
     c.site.anchor = a;
-    if (a->state == ANCHOR_COLD && anchor_entries_of(vm, a)) a->state = ANCHOR_ACTIVE; /* asked for: no need to get hot */
+    if (a->state == ANCHOR_COLD && anchor_entries_of(vm, a))
+      a->state = ANCHOR_ACTIVE; /* asked for: no need to get hot */
     result = rec_call(vm, &c.site);
-    if (!value_is_error(result) && option_is(vm, options, "fullgraph", &option) && value_is(option, TAG_BOOL) && option.u.i)
+    if (!value_is_error(result) && option_is(vm, options, "fullgraph", &option) && value_is(option, TAG_BOOL) &&
+        option.u.i)
       result = check_fullgraph(vm, a, result);
     break;
   }

@@ -132,8 +132,10 @@ static void *compiler(void *arg) {
     if (!atomic_load(&t->plan->abandoned)) compile(engine, t);
     pthread_mutex_lock(&ej->lock);
     ej->compiling[me] = NULL;
-    if (t->vm) report(t);
-    else compile_task_free(t);
+    if (t->vm)
+      report(t);
+    else
+      compile_task_free(t);
   }
   pthread_mutex_unlock(&ej->lock);
   return NULL;
@@ -320,8 +322,10 @@ job *job_take_mail(qn_vm *vm, bool wait, compile_task **reports) {
   engine_jit *ej = vm->engine->jit;
   vm_jit *box = jit_of(vm);
   *reports = NULL;
-  if (wait) pthread_mutex_lock(&ej->lock);
-  else if (pthread_mutex_trylock(&ej->lock) != 0) return NULL;
+  if (wait)
+    pthread_mutex_lock(&ej->lock);
+  else if (pthread_mutex_trylock(&ej->lock) != 0)
+    return NULL;
   job *list = box->mailbox;
   *reports = box->reports;
   box->mailbox = NULL;
