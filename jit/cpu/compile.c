@@ -476,10 +476,10 @@ static void code_batch(code_table *t, const plan *p, const batch *b, const text_
   free(object);
 }
 
-void compile_plan(qn_engine *engine, plan *p, const compile_options *o, compile_report *report) {
+void compile_plan(qn_engine *engine, plan *p, const compile_options *o) {
   code_table *t = table_of(engine);
   compile_report ignored;
-  if (!report) report = &ignored;
+  compile_report *report = o->report ? o->report : &ignored;
   *report = (compile_report){.how = COMPILED_NOT};
   if (!t) return;
   if (!use_table(t, p)) {

@@ -12,12 +12,6 @@
 #include "jit/kernel/plan.h"
 #include "lang/vm.h"
 
-typedef struct compile_options {
-  const int64_t *tune;        /* tunables of the VM that asked */
-  bool spawn;                 /* may a compiler be started? else only the caches are looked at */
-  const atomic_bool *abandon; /* becomes true when nobody wants the result: stop soon (the child is killed) */
-} compile_options;
-
 /* Where a plan's code came from, for the log. */
 typedef struct compile_report {
   enum { COMPILED_NOT, COMPILED_BEFORE /* all kernels were in memory */, COMPILED_CACHED, COMPILED_NOW } how;
@@ -26,8 +20,15 @@ typedef struct compile_report {
   size_t bytes;        /* of the object */
 } compile_report;
 
-/* Compiles what has no code yet. Failure leaves kernels to the block VM; compile_trouble then says why. `report` may be NULL. */
-void compile_plan(qn_engine *engine, plan *p, const compile_options *options, compile_report *report);
+typedef struct compile_options {
+  const int64_t *tune;        /* tunables of the VM that asked */
+  bool spawn;                 /* may a compiler be started? else only the caches are looked at */
+  const atomic_bool *abandon; /* becomes true when nobody wants the result: stop soon (the child is killed) */
+  compile_report *report;     /* filled in; may be NULL */
+} compile_options;
+
+/* Compiles what has no code yet. Failure leaves kernels to the block VM; compile_trouble then says why. */
+void compile_plan(qn_engine *engine, plan *p, const compile_options *options);
 
 /* Something that the user should be told once (no compiler found, the cache folder cannot be written, a damaged cache file
  * was dropped): copies the next untold sentence and returns true. Any thread. */

@@ -92,8 +92,8 @@ static compile_task *task_of(const job *j) {
 
 static void compile(qn_engine *engine, compile_task *t) {
   double start = now_ms();
-  compile_options o = {.tune = t->tune, .spawn = t->spawn, .abandon = &t->plan->abandoned};
-  compile_plan(engine, t->plan->plan, &o, &t->report);
+  compile_options o = {.tune = t->tune, .spawn = t->spawn, .abandon = &t->plan->abandoned, .report = &t->report};
+  compile_plan(engine, t->plan->plan, &o);
   atomic_store(&t->plan->compile_us, (long)((now_ms() - start) * 1e3));
 }
 
