@@ -1,0 +1,285 @@
+#!/usr/bin/env python3
+"""Random damage of the files that Quern reads: .npy and .npz files, and the kernel cache.
+
+  damage.py [--quern build/quern] [--seconds 10] [--seed N] npy | npz | cache
+
+npy, npz   Good files are changed at random: bits and bytes, cuts, repeats, splices, header numbers that lie, and for .npz also
+           members that are damaged inside a sound archive. A script loads them one after the other and catches what happens:
+           each must load or give one of the errors that say what is wrong; the process must live.
+cache      Files of a filled kernel cache are changed, cut, exchanged, or replaced by folders, links and pipes. The program
+           must print what it prints without a cache.
+
+The seed is printed, and what failed is described so that it can be made again.
+"""
+import argparse
+import io
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+
+import numpy as np
+
+LOAD = """
+fn told(path) = try {
+  let v = load(path)
+  let text = "{v}"
+  if len(text) > 0 { "fine" } else { "empty" }
+} catch e { e.id }
+for path in args { print(told(path)) }
+"""
+ALLOWED = {"fine", "E203", "E205", "E206", "E502", "E601", "E605"}
+NUMBERS = [0, 1, 2, 7, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**48, 2**48 + 1, 2**62, 2**63 - 1, 2**63,
+           2**64 - 1, 2**64, 10**30, -1, -2**63]
+BATCH = 100
+
+
+# ---- changing bytes --------------------------------------------------------------------------------------------------
+def change(r, data, others):
+    """One random change of some bytes."""
+    data = bytearray(data)
+    n = len(data)
+    at = r.randrange(n) if n else 0
+    kind = r.randrange(9)
+    if kind == 0 and n:
+        data[at] ^= 1 << r.randrange(8)
+    elif kind == 1 and n:
+        data[at] = r.choice([0, 1, 0x7F, 0x80, 0xFF, r.randrange(256)])
+    elif kind == 2:
+        del data[at:]
+    elif kind == 3:
+        del data[at:at + r.randrange(1, 40)]
+    elif kind == 4:
+        data[at:at] = bytes(r.randrange(256) for _ in range(r.randrange(1, 20)))
+    elif kind == 5:
+        data[at:at] = data[at:at + r.randrange(1, 200)] * r.randrange(1, 50)
+    elif kind == 6:
+        other = r.choice(others)
+        data[at:] = other[r.randrange(len(other) + 1):]
+    elif kind == 7 and n >= 8:  # a field of 2, 4 or 8 bytes
+        size = r.choice([2, 4, 8])
+        at = r.randrange(n - size + 1)
+        data[at:at + size] = (r.choice(NUMBERS) % 2**(8 * size)).to_bytes(size, "little")
+    else:
+        data += bytes(r.randrange(256) for _ in range(r.randrange(1, 100)))
+    return bytes(data)
+
+
+def change_header(r, data):
+    """A .npy file whose header's text is changed; its length may still be right."""
+    size = int.from_bytes(data[8:10], "little")
+    text = data[10:10 + size].decode("latin-1")
+    for _ in range(r.randrange(1, 4)):
+        kind = r.randrange(6)
+        if kind == 0:
+            shape = ", ".join(str(r.choice(NUMBERS)) for _ in range(r.randrange(0, 12)))
+            text = text[:text.find("(")] + "(" + shape + ("," if r.random() < 0.5 else "") + text[text.find(")"):]
+        elif kind == 1:
+            text = text.replace("<f4", r.choice(["<f8", ">f4", "<i8", "|b1", "<u8", "<c16", "|S5", "O", "", "<f", "<f44", "[('a', '<f4')]"]))
+        elif kind == 2:
+            text = text.replace("False", r.choice(["True", "0", "None", "Fals"]))
+        elif kind == 3:
+            at = r.randrange(len(text) + 1)
+            text = text[:at] + r.choice(["(", ")", "{", "}", "'", '"', ",", ":", "\\", "\0", "[", "{" * 2000, "(" * 2000]) + text[at:]
+        elif kind == 4:
+            at = r.randrange(len(text) + 1)
+            text = text[:at] + text[at + r.randrange(1, 8):]
+        else:
+            text = text.replace("descr", r.choice(["shape", "descr' : '<f4', 'descr", "x" * 500]))
+    body = text.encode("latin-1", "replace")
+    return data[:8] + (len(body) % 65536).to_bytes(2, "little") + body + data[10 + size:]
+
+
+# ---- good files ------------------------------------------------------------------------------------------------------
+def npy(array, version=None):
+    out = io.BytesIO()
+    np.lib.format.write_array(out, array, version=version)
+    return out.getvalue()
+
+
+def good_npy():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((3, 4, 5))
+    files = [npy(x.astype("<f4")), npy(x.astype(">f8")), npy(np.asfortranarray(x.astype("<f4"))), npy(np.arange(7)), npy(x > 0),
+             npy(np.float32(3)), npy(np.zeros((0, 5), "<f4")), npy((x * 9).astype("<u2")), npy((x * 9).astype("<i1")),
+             npy(np.arange(9, dtype="<u8")), npy(x.astype("<f2")), npy(x.astype("<f4"), (2, 0)), npy(np.ones((1,) * 8, "<f4"))]
+    return files
+
+
+def archive(members, method=zipfile.ZIP_STORED):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as z:
+        for name, data in members:
+            z.writestr(name, data)
+    return out.getvalue()
+
+
+def damaged_npy(r, good):
+    data = r.choice(good)
+    if r.random() < 0.5:
+        data = change_header(r, data)
+    for _ in range(r.choice([0, 1, 1, 2, 5])):
+        data = change(r, data, good)
+    return data
+
+
+def damaged_npz(r, good):
+    method = r.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+    if r.random() < 0.4:  # damage inside a sound archive
+        names = ["a.npy", "b.npy", "a.b.npy", "c", ".npy", "x" * 300 + ".npy", "\u00e9.npy", "../a.npy"]
+        return archive([(name, damaged_npy(r, good)) for name in r.sample(names, r.randrange(0, 4))], method)
+    data = archive([("a.npy", r.choice(good)), ("b.npy", r.choice(good)), ("zeros.npy", npy(np.zeros(50000)))][:r.randrange(1, 4)], method)
+    others = [data, good[0]]
+    for _ in range(r.choice([1, 1, 2, 5])):
+        if r.random() < 0.5:  # near the directory, where all the numbers are
+            at = max(data.find(b"PK\x01\x02"), 0)
+            data = data[:at] + change(r, data[at:], others)
+        else:
+            data = change(r, data, others)
+    return data
+
+
+def limit_memory():
+    resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+
+
+def sanitized(quern):
+    with open(quern, "rb") as f:
+        return b"__asan_init" in f.read()
+
+
+def run(quern, args, folder, timeout=120, **how):
+    env = dict(os.environ, QUERN_CACHE=os.path.join(folder, "cache"), HOME=folder)
+    try:
+        done = subprocess.run([quern, *args], stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, env=env, **how)
+        return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        return None, "", "it does not end"
+
+
+def fuzz_files(kind, quern, seed, end, folder):
+    make, good = {"npy": damaged_npy, "npz": damaged_npz}[kind], good_npy()
+    script = os.path.join(folder, "load.qn")
+    with open(script, "w", encoding="utf-8") as f:
+        f.write(LOAD)
+    limits = {} if sanitized(quern) else {"preexec_fn": limit_memory}
+    number, counts = 0, {}
+    while time.monotonic() < end:
+        paths = []
+        for i in range(BATCH):
+            paths.append(os.path.join(folder, f"{i}.{kind}"))
+            with open(paths[-1], "wb") as f:
+                f.write(make(random.Random(f"{seed} {number + i}"), good))
+        status, out, err = run(quern, ["--jit", "off", script, *paths], folder, **limits)
+        lines = out.splitlines()
+        bad = next((i for i, line in enumerate(lines) if line not in ALLOWED), None)
+        if bad is None and (status != 0 or len(lines) != BATCH):
+            bad = len(lines)
+        if bad is not None:
+            with open(paths[min(bad, BATCH - 1)], "rb") as f:
+                data = f.read()
+            print(f"FAILED file {number + bad} of seed {seed}: status {status}, said {lines[bad:bad + 1]}\n{err[-3000:]}\n{data[:2000].hex()}")
+            return False
+        for line in lines:
+            counts[line] = counts.get(line, 0) + 1
+        number += BATCH
+    print(f"{number} damaged .{kind} files: {counts}")
+    return number > 0
+
+
+# ---- the cache ---------------------------------------------------------------------------------------------------------
+PROGRAM = """
+fn f(x) = tanh(x * 2 + 1) * x
+fn g(x) = softmax(x.reshape(10, -1), axis: -1)
+fn h(x, y) = sum(exp(x) - y ** 2)
+fn p(x) = x.reshape(25, 40) @ x.reshape(40, 25)
+let x = arange(1000) / 100
+let s = 0.0
+for _ in 0..3 { s += float(sum(f(x))) + float(max(g(x))) + float(h(x, x + 1)) + float(sum(p(x))) }
+print(s)
+"""
+
+
+def damage_cache(r, names):
+    """Damages some files; says what it did."""
+    did = []
+    for name in r.sample(names, r.randrange(1, len(names) + 1)):
+        with open(name, "rb") as f:
+            data = f.read()
+        kind = r.randrange(9)
+        did.append(f"{os.path.basename(name)[:8]}: {kind}")
+        if kind == 0:
+            other = r.choice(names)
+            if os.path.isfile(other):
+                with open(other, "rb") as f:
+                    data = f.read()
+        elif kind == 1:
+            data = b""
+        elif kind == 2:
+            os.remove(name)
+            os.mkdir(name)
+            continue
+        elif kind == 3:
+            os.remove(name)
+            os.symlink(r.choice([name, "/dev/zero", "/nowhere"]), name)
+            continue
+        elif kind == 4:
+            os.remove(name)
+            os.mkfifo(name)
+            continue
+        else:
+            for _ in range(r.choice([1, 1, 3])):
+                data = change(r, data, [data, b"\x7fELF"])
+        with open(name, "wb") as f:
+            f.write(data)
+    return ", ".join(did)
+
+
+def fuzz_cache(quern, seed, end, folder):
+    script, cache, pristine = (os.path.join(folder, name) for name in ("program.qn", "cache", "pristine"))
+    with open(script, "w", encoding="utf-8") as f:
+        f.write(PROGRAM)
+    flags = ["--jit", "sync", "--set", "jit.hot=1", "--threads", "1"]
+    want = run(quern, ["--jit", "off", script], folder)[1]
+    status, out, err = run(quern, [*flags, script], folder)
+    if status != 0 or out != want or not want:
+        print(f"FAILED before any damage: status {status}\n{out}{err}")
+        return False
+    shutil.copytree(cache, pristine)
+    number = 0
+    while time.monotonic() < end:
+        shutil.rmtree(cache)
+        shutil.copytree(pristine, cache)
+        files = sorted(os.path.join(d, f) for d, _, names in os.walk(cache) for f in names)
+        did = damage_cache(random.Random(f"{seed} {number}"), files)
+        status, out, err = run(quern, [*flags, script], folder)
+        if status != 0 or out != want:
+            print(f"FAILED damage {number} of seed {seed} ({did}): status {status}\n{out}{err[-3000:]}")
+            return False
+        number += 1
+    print(f"{number} damaged caches of {len(files)} files")
+    return number > 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kind", choices=["npy", "npz", "cache"])
+    parser.add_argument("--quern", default="build/quern")
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--seed", type=int, default=None)
+    options = parser.parse_args()
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    quern, end = os.path.abspath(options.quern), time.monotonic() + options.seconds
+    with tempfile.TemporaryDirectory(prefix="quern-damage-") as folder:
+        good = fuzz_cache(quern, seed, end, folder) if options.kind == "cache" else fuzz_files(options.kind, quern, seed, end, folder)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
