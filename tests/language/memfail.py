@@ -29,7 +29,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import run as scripts  # noqa: E402
 
 FLAGS = {"off": ["--jit", "off"], "sync": scripts.MODES["sync"], "prompt": ["--jit", "off"]}
-EXAMPLE_ARGS = {"digits.qn": ["1", "1"]}  # one epoch
+EXAMPLE_ARGS = {"digits.qn": ["1", "1"], "heat.qn": ["12"], "mandelbrot.qn": ["20", "8"], "tinyops.qn": ["32"]}  # small ones
 TEXT_STORED = 8  # allocations until the script's text is stored; before that no error can show a place in it
 DEFECTS = re.compile(r"AddressSanitizer|LeakSanitizer|runtime error:|error\[E80[23]\]")
 
@@ -54,8 +54,8 @@ class Case:
         stdin = self.text if self.mode == "prompt" else self.want.stdin
         command = self.command(n)
         if self.mode == "prompt":
-            return scripts.run(self.quern, command[0], [], command[1:], stdin, 120)
-        return scripts.run(self.quern, self.path, command[: -1 - len(self.args)], self.args, stdin, 120)
+            return scripts.run(self.quern, command[0], [], command[1:], stdin, 60)
+        return scripts.run(self.quern, self.path, command[: -1 - len(self.args)], self.args, stdin, 60)
 
     def prepare(self, order, start):
         """Runs the script as it is and makes the queue of Ns; a complaint, or None."""
