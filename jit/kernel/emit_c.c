@@ -30,15 +30,6 @@
 #define line emit_line
 #define at emit_at
 
-static void open_brace(emitter *e) {
-  line(e, "{");
-  e->depth++;
-}
-static void close_brace(emitter *e) {
-  e->depth--;
-  line(e, "}");
-}
-
 /* ---- accumulators ------------------------------------------------------------------------------------------------ */
 
 /* The root of a one-result accumulator, folded to one element if `fold`. */
@@ -54,7 +45,7 @@ static void print_whole_root(emitter *e, l_val v, bool fold) {
   else
     line(e, "FOLD(%s, v%u)", acc_prim(e, a, f), v);
   line(e, "v%u_done = 2;", v);
-  close_brace(e);
+  emit_close(e);
 }
 
 /* ---- what happens to one element ------------------------------------------------------------------------------------ */
@@ -84,7 +75,7 @@ static void print_push(emitter *e, const l_instr *push) {
     emit_acc_step(e, push, "0", k);
     emit_acc_counted(e, push->a, "0", "1");
   }
-  if (e->active[0]) close_brace(e);
+  if (e->active[0]) emit_close(e);
 }
 
 /* One instruction of a VEC for element j, with its effects. */
@@ -109,7 +100,7 @@ static void print_element(emitter *e, l_val v) {
     e->depth++;
     line(e, "%s *const q = &%s[%s];", emit_type(emit_buffer_type(e, i->imm)), buffer, where);
     emit_rmw(e, i);
-    close_brace(e);
+    emit_close(e);
     break;
   case L_CHECK: {
     l_instr place = {.a = i->b, .b = i->c};
@@ -263,7 +254,7 @@ static void print_segment(emitter *e, l_val from, l_val to, l_val commit, const 
     math_use(e->uses, rare.slow);
     math_use(e->uses, rare.fast);
     const l_instr *i = at(e, fixed);
-    open_brace(e);
+    emit_open(e);
     line(e, "int rare = 0; %s h0[64], h1[64];", emit_type(i->type2));
     if (!ordered) print_simd(e, from, to, true);
   } else if (!ordered) {
@@ -315,12 +306,12 @@ static void print_segment(emitter *e, l_val from, l_val to, l_val commit, const 
       line(e, "g%u[l] = v%u;", i->a, i->b);
   }
   e->active = outer;
-  close_brace(e);
+  emit_close(e);
   if (!fixed) return;
   const char *both = at(e, fixed)->b ? "h0[l], h1[l]" : "h0[l]";
   line(e, "if (rare)");
   line(e, "  for (int l = 0; l < %s; l++) if (%s(%s)) g%u[l] = %s(%s);", m, rare.rare, both, fixed, rare.slow, both);
-  close_brace(e);
+  emit_close(e);
 }
 
 static void print_strip_scan(emitter *e, l_val v, const char *m) {
@@ -336,7 +327,7 @@ static void print_strip_scan(emitter *e, l_val v, const char *m) {
     l_instr push = {.code = L_PUSH, .a = i->a, .b = i->b};
     print_push(e, &push);
   }
-  close_brace(e);
+  emit_close(e);
   static const char *const names[] = {"INNER", "OUTER", NULL, NULL, "FREE"};
   line(e, "SCAN_%s(%s, %s, g%u, %s, v%u)", names[acc_scan_order(a)], T, acc_prim(e, a, f), v, m, i->a);
   if (i->flags & L_EXCLUSIVE) line(e, "SCAN_SHIFT(%s, g%u, %s, v%u)", T, v, m, i->a);
@@ -360,12 +351,9 @@ static void print_strip_body(emitter *e, l_val from, l_val to, l_val loop, const
     const l_instr *i = at(e, k);
     if (l_rows[i->code].result == 'I') continue;
     if (i->code == L_FOR) {
-      char step[24] = "1";
-      if (i->c) snprintf(step, sizeof step, "v%u", i->c);
-      line(e, "for (i64 x%u = v%u; x%u < v%u; x%u += %s) {", k, i->a, k, i->b, k, step);
-      e->depth++;
+      emit_loop(e, k);
       print_strip_body(e, k + 1, e->end[k], k, m);
-      close_brace(e);
+      emit_close(e);
       k = e->end[k];
       continue;
     }
@@ -385,7 +373,7 @@ static void print_strip_body(emitter *e, l_val from, l_val to, l_val loop, const
       e->active = mask;
       print_strip_body(e, k + 1, e->end[k], k, m);
       e->active = outer;
-      close_brace(e);
+      emit_close(e);
       k = e->end[k];
       continue;
     }
@@ -450,7 +438,7 @@ static void print_strips(emitter *e, l_val v, const vec_facts *f) {
       line(e, "%s a%u[64]; FILL(a%u, 64, %s)", emit_type(a->dtype), at(e, k)->a, at(e, k)->a, id);
     }
   } else {
-    open_brace(e);
+    emit_open(e);
     line(e, "const i64 j1 = 0, e1 = n;");
   }
   line(e, "i64 j0 = j1;");
@@ -459,17 +447,17 @@ static void print_strips(emitter *e, l_val v, const vec_facts *f) {
     e->depth++;
     line(e, "const int m = e1 - j0 < 64 ? (int)(e1 - j0) : 64;");
     print_strip(e, v, "m");
-    close_brace(e);
+    emit_close(e);
   } else {
     line(e, "for (; j0 + 64 <= e1; j0 += 64) {");
     e->depth++;
     print_strip(e, v, "64");
-    close_brace(e);
+    emit_close(e);
     line(e, "if (j0 < e1) {");
     e->depth++;
     line(e, "const int m = (int)(e1 - j0);");
     print_strip(e, v, "m");
-    close_brace(e);
+    emit_close(e);
   }
   for (l_val k = v + 1; f->blocks && k < e->end[v]; k++) {
     if (!emit_is_lane_push(e, v, k) || !acc_tree(at(e, at(e, k)->a))) continue;
@@ -477,7 +465,7 @@ static void print_strips(emitter *e, l_val v, const vec_facts *f) {
     snprintf(leaf, sizeof leaf, "a%u", at(e, k)->a);
     emit_acc_leaf(e, at(e, k)->a, leaf, "0", "64");
   }
-  close_brace(e);
+  emit_close(e);
   for (l_val k = v + 1; k < e->end[v]; k++)
     if (emit_is_lane_push(e, v, k)) line(e, "v%u_k += n;", at(e, k)->a);
 }
@@ -486,7 +474,7 @@ static void print_vec(emitter *e, l_val v) {
   l_val end = e->end[v];
   const l_instr *i = at(e, v);
   vec_facts f = look(e, v);
-  open_brace(e);
+  emit_open(e);
   for (l_val k = v + 1; k < end; k++) {
     const l_instr *finish = at(e, k);
     if (finish->code != L_FINISH || emit_is_inner_finish(e, v, finish) || !emit_is_first(e, v, k)) continue;
@@ -503,7 +491,7 @@ static void print_vec(emitter *e, l_val v) {
     line(e, "for (i64 j = 0; j < n; j++) {");
     e->depth++;
     for (l_val k = v + 1; k < end; k++) print_element(e, k);
-    close_brace(e);
+    emit_close(e);
   }
   for (l_val k = v + 1; k < end; k++) {
     const l_instr *push = at(e, k);
@@ -513,7 +501,7 @@ static void print_vec(emitter *e, l_val v) {
     emit_acc_pushed(e, push, NULL, NULL);
   }
   e->vec = 0;
-  close_brace(e);
+  emit_close(e);
 }
 
 /* ---- blocks ---------------------------------------------------------------------------------------------------------------- */
@@ -521,7 +509,7 @@ static void print_vec(emitter *e, l_val v) {
 static void print_partial(emitter *e, const l_instr *i) {
   const l_instr *a = at(e, i->a);
   char width[24], buffer[24];
-  open_brace(e);
+  emit_open(e);
   if (acc_many(a)) {
     acc_width(e, i->a, width);
     emit_acc_root(e, i->a, NULL, NULL, true);
@@ -535,7 +523,7 @@ static void print_partial(emitter *e, const l_instr *i) {
     emit_buffer(i->imm2, buffer);
     line(e, "for (i64 r = 0; r < %s; r++) %s[v%u + r] = v%u_i[r];", width, buffer, i->d, i->a);
   }
-  close_brace(e);
+  emit_close(e);
 }
 
 static void print_merge(emitter *e, const l_instr *i) {
@@ -585,7 +573,7 @@ static void print_single_push(emitter *e, const l_instr *i) {
   snprintf(leaf, sizeof leaf, "v%u", i->a);
   emit_acc_leaf(e, i->a, leaf, "0", "64");
   line(e, "FILL(%s, 64, %s)", leaf, id);
-  close_brace(e);
+  emit_close(e);
 }
 
 static void print_tile(emitter *e, const l_tile *t) {
@@ -619,81 +607,31 @@ static void print_block(emitter *e, l_val from, l_val to) {
     case L_RMW: print_element(e, v); break;
     case L_CHECK: line(e, "if (!v%u) fail(a, %d, v%u);", i->a, (int)i->imm, i->b); break;
     case L_POLL: line(e, "if (STOPPED) return;"); break;
-    case L_CARRY: line(e, "%s v%u = v%u;", emit_type(i->dtype), v, i->a); break;
-    case L_SET: break;
     case L_VEC:
       print_vec(e, v);
       v = e->end[v];
       break;
-    case L_FOR:
-    case L_WHILE: {
-      char step[24] = "1";
-      if (i->c) snprintf(step, sizeof step, "v%u", i->c);
-      if (i->code == L_WHILE)
-        line(e, "while (v%u) {", i->a);
-      else
-        line(e, "for (i64 x%u = v%u; x%u < v%u; x%u += %s) {", v, i->a, v, i->b, v, step);
-      e->depth++;
-      print_block(e, v + 1, e->end[v]);
-      emit_sets(e, v, "");
-      close_brace(e);
-      v = e->end[v];
-      break;
-    }
-    case L_IF:
-      line(e, "if (v%u) {", i->a);
-      e->depth++;
-      print_block(e, v + 1, e->end[v]);
-      close_brace(e);
-      v = e->end[v];
-      break;
-    case L_ELSE:
-      e->depth--;
-      line(e, "} else {");
-      e->depth++;
-      break;
-    default: emit_instr(e, v); break;
+    default: v = emit_structure(e, v, print_block); break;
     }
   }
 }
 
 /* ---- phases and units ------------------------------------------------------------------------------------------------------ */
 
-static void print_phase(emitter *e, const char *name, uint32_t number, l_val phase) {
+static void print_head(emitter *e, const char *name, uint32_t number, bool phase) {
   line(e, "void %s_%u(const qk_args *a, i64 lo, i64 hi) {", name, number);
-  e->depth = 1;
-  for (uint32_t b = 0; b < e->p->nbuffers; b++) {
-    const char *T = emit_type(e->p->buffers[b].dtype), *mode = e->p->buffers[b].mode == BUF_IN ? "const " : "";
-    line(e, "%s%s *const p%u = (%s%s *)a->buf[%u];", mode, T, b, mode, T, b);
-  }
+  if (!phase) line(e, "  char *const base = 0;");
+}
+
+static void print_phase(emitter *e, l_val phase) {
+  emit_buffers(e);
   line(e, "char *const base = (char *)a->scratch; u64 o = 0;");
   l_val par = emit_prelude(e, phase);
   emit_places(e, par);
   line(e, "for (i64 x%u = lo; x%u < hi; x%u++) {", par, par, par);
   e->depth = 2;
   print_block(e, par + 1, e->end[par]);
-  e->depth = 1;
-  line(e, "}");
-  e->depth = 0;
-  line(e, "}");
-}
-
-/* The function behind the phases: bytes of scratch. */
-static void print_size(emitter *e, const char *name, uint32_t number) {
-  line(e, "void %s_%u(const qk_args *a, i64 lo, i64 hi) {", name, number);
-  e->depth = 1;
-  line(e, "char *const base = 0; u64 most = 0;");
-  for (l_val v = 1; v < e->p->n; v++) {
-    if (at(e, v)->code != L_PHASE) continue;
-    open_brace(e);
-    line(e, "u64 o = 0;");
-    emit_places(e, emit_prelude(e, v));
-    line(e, "most = o > most ? o : most;");
-    close_brace(e);
-  }
-  line(e, "*(i64 *)a->scratch = (i64)most;");
-  e->depth = 0;
-  line(e, "}");
+  emit_close(e);
 }
 
 static const char preamble[] =
@@ -731,29 +669,6 @@ static const char preamble[] =
     "  g[0] = v##_p; v##_p = y_; }\n";
 
 void emit_c(const l_program *const *programs, const char *const *names, uint32_t n, text_buf *out) {
-  text_buf body;
-  text_init(&body, NULL);
-  math_uses uses;
-  math_uses_init(&uses);
-  bool failed = false;
-  for (uint32_t i = 0; i < n && !failed; i++) {
-    emitter e = {.out = &body, .uses = &uses, .active = ""};
-    if (emit_facts(&e, programs[i])) {
-      text_addf(&body, "\n/* %s */\n", programs[i]->name);
-      uint32_t phase = 0;
-      for (l_val v = 1; v < programs[i]->n; v++)
-        if (programs[i]->code[v].code == L_PHASE) print_phase(&e, names[i], phase++, v);
-      print_size(&e, names[i], phase);
-    }
-    failed = e.failed;
-    emit_facts_free(&e);
-  }
-  text_adds(out, emit_types);
-  text_adds(out, preamble);
-  text_adds(out, emit_macros);
-  math_print(&uses, MATH_TARGET_C, out);
-  text_add(out, body.text ? body.text : "", body.len);
-  out->failed |= body.failed || uses.failed || failed;
-  math_uses_free(&uses);
-  text_free(&body);
+  static const emit_target target = {MATH_TARGET_C, preamble, print_head, print_phase};
+  emit_unit(&target, programs, names, n, out);
 }

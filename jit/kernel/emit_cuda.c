@@ -20,15 +20,6 @@
 
 enum { THREADS = 64 };
 
-static void open_brace(emitter *e) {
-  line(e, "{");
-  e->depth++;
-}
-static void close_brace(emitter *e) {
-  e->depth--;
-  line(e, "}");
-}
-
 /* `if (active) {` where there is a condition, else `{`. */
 static void open_active(emitter *e) {
   if (e->active[0])
@@ -58,7 +49,7 @@ static void print_whole_root(emitter *e, l_val v, bool fold) {
   e->depth++;
   print_fold(e, v);
   line(e, "v%u_done = 2;", v);
-  close_brace(e);
+  emit_close(e);
 }
 
 /* ---- what happens to one element ----------------------------------------------------------------------------------- */
@@ -68,7 +59,7 @@ static void print_chain_push(emitter *e, const l_instr *push) {
   const l_instr *a = at(e, push->a);
   const char *T = emit_type(a->dtype);
   char k[48];
-  open_brace(e);
+  emit_open(e);
   line(e, "SYNC on_[t] = %s; ((%s *)x_)[t] = v%u;", e->active, T, push->b);
   if (push->d) line(e, "((%s *)y_)[t] = v%u;", T, push->d);
   line(e, "SYNC for (int l = 0; l < m; l++) if (on_[l]) {");
@@ -81,8 +72,8 @@ static void print_chain_push(emitter *e, const l_instr *push) {
     snprintf(k, sizeof k, "v%u_k", push->a);
   emit_acc_step(e, push, "0", k);
   emit_acc_counted(e, push->a, "0", "1");
-  close_brace(e);
-  close_brace(e);
+  emit_close(e);
+  emit_close(e);
 }
 
 static void print_push(emitter *e, const l_instr *push) {
@@ -107,7 +98,7 @@ static void print_push(emitter *e, const l_instr *push) {
   } else {
     emit_acc_step(e, push, "0", k);
   }
-  close_brace(e);
+  emit_close(e);
 }
 
 /* A SCAN with one result over the strip. */
@@ -125,28 +116,28 @@ static void print_strip_scan(emitter *e, l_val v) {
 /* A store whose addresses may be equal: of a strip's elements the last one of an address stores; the barriers keep strips in
  * order. */
 static void print_scatter(emitter *e, const l_instr *i, const char *where, const char *cond, const char *buffer) {
-  open_brace(e);
+  emit_open(e);
   line(e, "const i64 w = %s; const b8 on = %s;", where, cond[0] ? cond : "1");
   line(e, "SYNC on_[t] = on; ((i64 *)x_)[t] = w;");
   line(e, "SYNC b8 last = on; for (int l = t + 1; l < 64; l++) last &= !(on_[l] & (((i64 *)x_)[l] == w));");
   line(e, "if (last) %s[w] = v%u;", buffer, i->h);
   line(e, "SYNC");
-  close_brace(e);
+  emit_close(e);
 }
 
 /* Updates in order: thread 0 makes those of the strip. */
 static void print_updates(emitter *e, const l_instr *i, const char *where, const char *cond, const char *buffer) {
   const char *T = emit_type(emit_buffer_type(e, i->imm));
-  open_brace(e);
+  emit_open(e);
   line(e, "const i64 w = %s; const b8 on = %s;", where, cond[0] ? cond : "1");
   line(e, "SYNC on_[t] = on; ((i64 *)x_)[t] = w; ((%s *)y_)[t] = v%u;", T, i->h);
   line(e, "SYNC if (t == 0) for (int l = 0; l < m; l++) if (on_[l]) {");
   e->depth++;
   line(e, "const %s v%u = ((%s *)y_)[l]; %s *const q = &%s[((i64 *)x_)[l]];", T, i->h, T, T, buffer);
   emit_rmw(e, i);
-  close_brace(e);
+  emit_close(e);
   line(e, "SYNC");
-  close_brace(e);
+  emit_close(e);
 }
 
 static void print_store(emitter *e, const l_instr *i) {
@@ -167,7 +158,7 @@ static void print_store(emitter *e, const l_instr *i) {
       line(e, "*q = v%u;", i->h);
     else
       emit_rmw(e, i);
-    close_brace(e);
+    emit_close(e);
   }
 }
 
@@ -214,17 +205,13 @@ static void print_body(emitter *e, l_val from, l_val to, bool strips) {
     }
     case L_CARRY: line(e, "%s v%u = v%u;", emit_type(i->dtype), k, i->a); break;
     case L_SET: break;
-    case L_FOR: {
-      char step[24] = "1";
-      if (i->c) snprintf(step, sizeof step, "v%u", i->c);
-      line(e, "for (i64 x%u = v%u; x%u < v%u; x%u += %s) {", k, i->a, k, i->b, k, step);
-      e->depth++;
+    case L_FOR:
+      emit_loop(e, k);
       print_body(e, k + 1, e->end[k], strips);
       emit_sets(e, k, "");
-      close_brace(e);
+      emit_close(e);
       k = e->end[k];
       break;
-    }
     case L_WHILE: {
       const char *outer = e->active;
       char on[24] = "";
@@ -243,7 +230,7 @@ static void print_body(emitter *e, l_val from, l_val to, bool strips) {
       print_body(e, k + 1, e->end[k], strips);
       emit_sets(e, k, on);
       e->active = outer;
-      close_brace(e);
+      emit_close(e);
       k = e->end[k];
       break;
     }
@@ -271,7 +258,7 @@ static void print_vec(emitter *e, l_val v) {
   l_val end = e->end[v];
   const l_instr *i = at(e, v);
   bool strips = false, blocks = false;
-  open_brace(e);
+  emit_open(e);
   for (l_val k = v + 1; k < end; k++) {
     const l_instr *b = at(e, k);
     strips |= emit_is_ordered(e, b) || emit_is_strip_scan(e, b) || emit_is_nested_push(e, b);
@@ -298,7 +285,7 @@ static void print_vec(emitter *e, l_val v) {
       line(e, "if (j0 %% %d == 0) {", ORDER_BLOCK);
       e->depth++;
       print_lanes(e, v, true);
-      close_brace(e);
+      emit_close(e);
     }
     for (l_val k = v + 1; k < end; k++) {
       const l_instr *b = at(e, k);
@@ -312,9 +299,9 @@ static void print_vec(emitter *e, l_val v) {
       line(e, "if (j0 %% %d == %d || j0 + 64 >= n) {", ORDER_BLOCK, ORDER_BLOCK - 64);
       e->depth++;
       print_lanes(e, v, false);
-      close_brace(e);
+      emit_close(e);
     }
-    close_brace(e);
+    emit_close(e);
   } else {
     if (blocks) {
       line(e, "for (i64 j1 = 0; j1 < n; j1 += %d) {", ORDER_BLOCK);
@@ -326,10 +313,10 @@ static void print_vec(emitter *e, l_val v) {
     }
     e->depth++;
     print_body(e, v + 1, end, false);
-    close_brace(e);
+    emit_close(e);
     if (blocks) {
       print_lanes(e, v, false);
-      close_brace(e);
+      emit_close(e);
     }
   }
   e->vec = 0;
@@ -340,7 +327,7 @@ static void print_vec(emitter *e, l_val v) {
     if ((b->code == L_PUSH || b->code == L_SCAN) && acc_many(at(e, b->a)) && !emit_is_nested_push(e, b))
       emit_acc_pushed(e, b, NULL, NULL);
   }
-  close_brace(e);
+  emit_close(e);
 }
 
 /* ---- blocks ---------------------------------------------------------------------------------------------------------- */
@@ -391,7 +378,7 @@ static void print_merge(emitter *e, const l_instr *i) {
     line(e, "v%u[%s] = x; TREE_ADD(%s, %s, v%u_t + %s, %s, v%u_n, %s, 1)", v, cell, T, acc_prim(e, a, f), v, cell,
          stride, v, leaf);
   }
-  close_brace(e);
+  emit_close(e);
   if (acc_tree(a)) line(e, "v%u_n++;", v);
 }
 
@@ -411,7 +398,7 @@ static void print_single_push(emitter *e, const l_instr *i) {
   line(e, "if ((v%u_k & 63) == t) {", i->a);
   e->depth++;
   emit_acc_step(e, i, "0", k);
-  close_brace(e);
+  emit_close(e);
   line(e, "v%u_k++;", i->a);
   if (!acc_tree(a)) return;
   line(e, "v%u_open = v%u_k %% %d != 0;", i->a, i->a, ORDER_BLOCK);
@@ -421,7 +408,7 @@ static void print_single_push(emitter *e, const l_instr *i) {
   snprintf(leaf, sizeof leaf, "v%u", i->a);
   emit_acc_leaf(e, i->a, leaf, "0", "1");
   line(e, "v%u[0] = %s;", i->a, id);
-  close_brace(e);
+  emit_close(e);
 }
 
 static void print_tile(emitter *e, const l_tile *t) {
@@ -449,11 +436,11 @@ static void print_tile(emitter *e, const l_tile *t) {
   }
   line(e, "if ((k + 1) %% %d == 0) { TREE_ADD(%s, %s, tree, 1, leaves, s, 1) leaves++; s[0] = %s; }", ORDER_DOT_CHUNK,
        T, add, id);
-  close_brace(e);
+  emit_close(e);
   line(e, "if (depth %% %d != 0) { TREE_ADD(%s, %s, tree, 1, leaves, s, 1) leaves++; }", ORDER_DOT_CHUNK, T, add);
   line(e, "TREE_END(%s, %s, tree, 1, leaves, s, 1, (%s)0) v%u[row * %d + col] = s[0];", T, add, T, t->out,
        t->tile_cols);
-  close_brace(e);
+  emit_close(e);
   line(e, "SYNC");
 }
 
@@ -479,97 +466,47 @@ static void print_block(emitter *e, l_val from, l_val to) {
       line(e, "SYNC if (t == 0) {");
       e->depth++;
       print_store(e, i);
-      close_brace(e);
+      emit_close(e);
       line(e, "SYNC");
       break;
     case L_CHECK:
       line(e, "if (t == 0) {");
       e->depth++;
       print_check(e, i);
-      close_brace(e);
+      emit_close(e);
       break;
     case L_SYNC: line(e, "SYNC"); break;
     case L_POLL: line(e, "if (__syncthreads_or(STOPPED)) return;"); break;
-    case L_CARRY: line(e, "%s v%u = v%u;", emit_type(i->dtype), v, i->a); break;
-    case L_SET: break;
     case L_VEC:
       print_vec(e, v);
       v = e->end[v];
       break;
-    case L_FOR:
-    case L_WHILE: {
-      char step[24] = "1";
-      if (i->c) snprintf(step, sizeof step, "v%u", i->c);
-      if (i->code == L_WHILE)
-        line(e, "while (v%u) {", i->a);
-      else
-        line(e, "for (i64 x%u = v%u; x%u < v%u; x%u += %s) {", v, i->a, v, i->b, v, step);
-      e->depth++;
-      print_block(e, v + 1, e->end[v]);
-      emit_sets(e, v, "");
-      close_brace(e);
-      v = e->end[v];
-      break;
-    }
-    case L_IF:
-      line(e, "if (v%u) {", i->a);
-      e->depth++;
-      print_block(e, v + 1, e->end[v]);
-      close_brace(e);
-      v = e->end[v];
-      break;
-    case L_ELSE:
-      e->depth--;
-      line(e, "} else {");
-      e->depth++;
-      break;
-    default: emit_instr(e, v); break;
+    default: v = emit_structure(e, v, print_block); break;
     }
   }
 }
 
 /* ---- phases and units -------------------------------------------------------------------------------------------------- */
 
-static void print_phase(emitter *e, const char *name, uint32_t number, l_val phase) {
-  line(e, "// launch %s_%u threads %d shared 0", name, number, THREADS);
-  line(e, "extern \"C\" __global__ void __launch_bounds__(%d) %s_%u(qk_args args, i64 instances) {", THREADS, name,
+static void print_head(emitter *e, const char *name, uint32_t number, bool phase) {
+  int threads = phase ? THREADS : 1;
+  line(e, "// launch %s_%u threads %d shared 0", name, number, threads);
+  line(e, "extern \"C\" __global__ void __launch_bounds__(%d) %s_%u(qk_args args, i64 instances) {", threads, name,
        number);
-  e->depth = 1;
-  line(e, "const qk_args *const a = &args; const int t = threadIdx.x; u64 o = 0;");
+  line(e, "  const qk_args *const a = &args;");
+}
+
+static void print_phase(emitter *e, l_val phase) {
+  line(e, "const int t = threadIdx.x; u64 o = 0;");
   line(e, "__shared__ u64 x_[64], y_[64]; __shared__ b8 on_[64];");
-  for (uint32_t b = 0; b < e->p->nbuffers; b++) {
-    const char *T = emit_type(e->p->buffers[b].dtype), *mode = e->p->buffers[b].mode == BUF_IN ? "const " : "";
-    line(e, "%s%s *const p%u = (%s%s *)a->buf[%u];", mode, T, b, mode, T, b);
-  }
+  emit_buffers(e);
   l_val par = emit_prelude(e, phase);
   emit_places(e, par);
   line(e, "for (i64 x%u = blockIdx.x; x%u < instances; x%u += gridDim.x) {", par, par, par);
   e->depth = 2;
   print_block(e, par + 1, e->end[par]);
   line(e, "SYNC");
-  e->depth = 1;
-  line(e, "}");
-  e->depth = 0;
-  line(e, "}");
-}
-
-/* The kernel behind the phases: bytes of scratch for a block. */
-static void print_size(emitter *e, const char *name, uint32_t number) {
-  line(e, "// launch %s_%u threads 1 shared 0", name, number);
-  line(e, "extern \"C\" __global__ void %s_%u(qk_args args, i64 instances) {", name, number);
-  e->depth = 1;
-  line(e, "const qk_args *const a = &args; u64 most = 0;");
-  for (l_val v = 1; v < e->p->n; v++) {
-    if (at(e, v)->code != L_PHASE) continue;
-    open_brace(e);
-    line(e, "u64 o = 0;");
-    emit_places(e, emit_prelude(e, v));
-    line(e, "most = o > most ? o : most;");
-    close_brace(e);
-  }
-  line(e, "*(i64 *)a->scratch = (i64)most;");
-  e->depth = 0;
-  line(e, "}");
+  emit_close(e);
 }
 
 static const char preamble[] =
@@ -610,29 +547,6 @@ static const char preamble[] =
     "- 1]; }\n";
 
 void emit_cuda(const l_program *const *programs, const char *const *names, uint32_t n, text_buf *out) {
-  text_buf body;
-  text_init(&body, NULL);
-  math_uses uses;
-  math_uses_init(&uses);
-  bool failed = false;
-  for (uint32_t i = 0; i < n && !failed; i++) {
-    emitter e = {.cuda = true, .out = &body, .uses = &uses, .active = ""};
-    if (emit_facts(&e, programs[i])) {
-      text_addf(&body, "\n/* %s */\n", programs[i]->name);
-      uint32_t phase = 0;
-      for (l_val v = 1; v < programs[i]->n; v++)
-        if (programs[i]->code[v].code == L_PHASE) print_phase(&e, names[i], phase++, v);
-      print_size(&e, names[i], phase);
-    }
-    failed = e.failed;
-    emit_facts_free(&e);
-  }
-  text_adds(out, emit_types);
-  text_adds(out, preamble);
-  text_adds(out, emit_macros);
-  math_print(&uses, MATH_TARGET_CUDA, out);
-  text_add(out, body.text ? body.text : "", body.len);
-  out->failed |= body.failed || uses.failed || failed;
-  math_uses_free(&uses);
-  text_free(&body);
+  static const emit_target target = {MATH_TARGET_CUDA, preamble, print_head, print_phase};
+  emit_unit(&target, programs, names, n, out);
 }

@@ -64,6 +64,16 @@ void emit_line(emitter *e, const char *format, ...) {
   text_adds(e->out, "\n");
 }
 
+void emit_open(emitter *e) {
+  emit_line(e, "{");
+  e->depth++;
+}
+
+void emit_close(emitter *e) {
+  e->depth--;
+  emit_line(e, "}");
+}
+
 const char *emit_prim(emitter *e, char name[48], kop_id op, uint8_t dtype, uint8_t from) {
   if ((op == KOP_cast || op == KOP_bitcast) && dtype == from) op = KOP_copy;
   if (op == KOP_cast || op == KOP_bitcast)
@@ -299,6 +309,37 @@ void emit_sets(emitter *e, l_val loop, const char *cond) {
   emit_line(e, "}");
 }
 
+void emit_loop(emitter *e, l_val v) {
+  const l_instr *i = emit_at(e, v);
+  char step[24] = "1";
+  if (i->c) snprintf(step, sizeof step, "v%u", i->c);
+  emit_line(e, "for (i64 x%u = v%u; x%u < v%u; x%u += %s) {", v, i->a, v, i->b, v, step);
+  e->depth++;
+}
+
+l_val emit_structure(emitter *e, l_val v, void (*block)(emitter *e, l_val from, l_val to)) {
+  const l_instr *i = emit_at(e, v);
+  switch ((l_code)i->code) {
+  case L_CARRY: emit_line(e, "%s v%u = v%u;", emit_type(i->dtype), v, i->a); return v;
+  case L_ELSE:
+    e->depth--;
+    emit_line(e, "} else {");
+    e->depth++;
+    return v;
+  case L_FOR: emit_loop(e, v); break;
+  case L_WHILE:
+  case L_IF:
+    emit_line(e, "%s (v%u) {", i->code == L_IF ? "if" : "while", i->a);
+    e->depth++;
+    break;
+  default: emit_instr(e, v); return v;
+  }
+  block(e, v + 1, e->end[v]);
+  if (i->code != L_IF) emit_sets(e, v, "");
+  emit_close(e);
+  return e->end[v];
+}
+
 /* ---- kinds of instructions in a VEC ------------------------------------------------------------------------------ */
 
 static bool is_stride(const emitter *e, l_val v) { return v && !is_int(e, v, 0); }
@@ -470,7 +511,7 @@ l_val emit_prelude(emitter *e, l_val phase) {
   return par;
 }
 
-const char emit_types[] =
+static const char emit_types[] =
     "typedef unsigned char b8; typedef unsigned char u8; typedef signed char i8; typedef unsigned short u16; typedef "
     "short i16;\n"
     "typedef unsigned int u32; typedef int i32; typedef unsigned long long u64; typedef long long i64;\n"
@@ -482,7 +523,8 @@ const char emit_types[] =
     "typedef struct qk_args { void *const *buf; const i64 *ints; const qk_scalar *scalars; void *scratch; u64 *error;\n"
     "  const int *interrupt; void (*tile)(const qk_tile *); } qk_args;\n";
 
-const char emit_macros[] =
+/* Behind the definitions of HELP (how functions begin), SIMD and FILLS. */
+static const char emit_macros[] =
     "HELP i64 floor_div(i64 a, i64 b) { if (b <= 0) return 0; const i64 q = a / b; return q - (a % b < 0); }\n"
     "HELP i64 floor_mod(i64 a, i64 b) { if (b <= 0) return 0; const i64 r = a % b; return r < 0 ? r + b : r; }\n"
     /* subtrees that can be open at a time when n elements make chains of `chain` */
@@ -513,3 +555,63 @@ const char emit_macros[] =
     /* one k of result r; h keeps the values of the six steps for the last 64 k */
     "#define SCAN_STEP(F, h, W, s, y) { const i64 i_ = s % 64; for (int d_ = 0; d_ < 6; d_++) { \\\n"
     "  h[(d_ * 64 + i_) * W + r] = y; if (i_ >= 1 << d_) y = F(h[(d_ * 64 + i_ - (1 << d_)) * W + r], y); } }\n";
+
+/* ---- units ------------------------------------------------------------------------------------------------------- */
+
+void emit_buffers(emitter *e) {
+  for (uint32_t b = 0; b < e->p->nbuffers; b++) {
+    const char *T = emit_type(e->p->buffers[b].dtype), *mode = e->p->buffers[b].mode == BUF_IN ? "const " : "";
+    emit_line(e, "%s%s *const p%u = (%s%s *)a->buf[%u];", mode, T, b, mode, T, b);
+  }
+}
+
+/* The function behind the phases: bytes of scratch. */
+static void print_size(emitter *e) {
+  emit_line(e, "u64 most = 0;");
+  for (l_val v = 1; v < e->p->n; v++) {
+    if (emit_at(e, v)->code != L_PHASE) continue;
+    emit_open(e);
+    emit_line(e, "u64 o = 0;");
+    emit_places(e, emit_prelude(e, v));
+    emit_line(e, "most = o > most ? o : most;");
+    emit_close(e);
+  }
+  emit_line(e, "*(i64 *)a->scratch = (i64)most;");
+}
+
+void emit_unit(const emit_target *t, const l_program *const *programs, const char *const *names, uint32_t n,
+               text_buf *out) {
+  text_buf body;
+  text_init(&body, NULL);
+  math_uses uses;
+  math_uses_init(&uses);
+  bool failed = false;
+  for (uint32_t i = 0; i < n && !failed; i++) {
+    emitter e = {.cuda = t->words == MATH_TARGET_CUDA, .out = &body, .uses = &uses, .active = ""};
+    if (emit_facts(&e, programs[i])) {
+      text_addf(&body, "\n/* %s */\n", programs[i]->name);
+      uint32_t number = 0;
+      for (l_val v = 1; v <= programs[i]->n; v++) {
+        bool last = v == programs[i]->n;
+        if (!last && programs[i]->code[v].code != L_PHASE) continue;
+        t->head(&e, names[i], number++, !last);
+        e.depth = 1;
+        if (last)
+          print_size(&e);
+        else
+          t->phase(&e, v);
+        emit_close(&e);
+      }
+    }
+    failed = e.failed;
+    emit_facts_free(&e);
+  }
+  text_adds(out, emit_types);
+  text_adds(out, t->preamble);
+  text_adds(out, emit_macros);
+  math_print(&uses, t->words, out);
+  text_add(out, body.text ? body.text : "", body.len);
+  out->failed |= body.failed || uses.failed || failed;
+  math_uses_free(&uses);
+  text_free(&body);
+}

@@ -47,6 +47,8 @@ static inline const char *emit_type(uint8_t dtype) { return math_type((qn_dtype)
 bool emit_opens(uint8_t code);
 
 void emit_line(emitter *e, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void emit_open(emitter *e); /* { */
+void emit_close(emitter *e);
 
 /* The name of a primitive, noted as used: of a compare, cast or bitcast by the operand's type `from`. */
 const char *emit_prim(emitter *e, char name[48], kop_id op, uint8_t dtype, uint8_t from);
@@ -72,6 +74,11 @@ bool emit_rare_names(const emitter *e, l_val v, emit_rare *names);
 void emit_arguments(const l_instr *i, char out[64]);
 /* Makes what the SETs of a loop's body do at its end, all at once; if `cond` is not empty, only where it holds. */
 void emit_sets(emitter *e, l_val loop, const char *cond);
+/* `for (...) {` of a FOR. */
+void emit_loop(emitter *e, l_val v);
+/* An instruction outside VECs that reads the same in both targets: values, FOR, WHILE, IF, ELSE and CARRY, with `block` for what
+ * stands in them. Returns the last instruction that was printed. */
+l_val emit_structure(emitter *e, l_val v, void (*block)(emitter *e, l_val from, l_val to));
 /* Does a value need no memory of its own, so that it may be computed again wherever it is used? */
 bool emit_again(const l_instr *i);
 
@@ -155,7 +162,19 @@ l_val emit_prelude(emitter *e, l_val phase);
 bool emit_is_shared(const emitter *e, l_val local);
 /* The places of what a phase keeps in scratch; `o` counts the bytes. */
 void emit_places(emitter *e, l_val par);
-/* Types that both targets begin with, and macros behind the definitions of HELP (how functions begin), SIMD and FILLS. */
-extern const char emit_types[], emit_macros[];
+/* The pointers to the program's buffers. */
+void emit_buffers(emitter *e);
+
+/* ---- units ---- */
+
+typedef struct emit_target {
+  math_target words;
+  const char *preamble; /* behind the types: HELP (how functions begin), SIMD, FILLS, PLACE and the target's macros */
+  /* What a function begins with, up to its first lines: of a phase, or of the last one, which tells the bytes of scratch. */
+  void (*head)(emitter *e, const char *name, uint32_t number, bool phase);
+  void (*phase)(emitter *e, l_val phase); /* the body of a phase */
+} emit_target;
+void emit_unit(const emit_target *t, const l_program *const *programs, const char *const *names, uint32_t n,
+               text_buf *out);
 
 #endif
