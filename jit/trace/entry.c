@@ -497,13 +497,120 @@ static bool same_bits(qn_vm *vm, qn_value a, qn_value b, char *where, size_t siz
   return ok;
 }
 
-/* --jit verify: the first node of the entry's graph whose fused value differs from the eager one; 0 if none does alone. */
-static uint32_t first_difference(qn_vm *vm, const entry *e, const call_inputs *c, char *what, size_t size);
+/* ---- --jit verify -------------------------------------------------------------------------------------------------------- */
 
-static qn_value verified(qn_vm *vm, rec_call_site *site, entry *e, call_inputs *c) {
+/* Simplifies, plans, compiles and runs a graph (taken over). False: that did not work out; an error may be pending. */
+static bool run_graph(qn_vm *vm, graph *g, const call_inputs *c, const qk_scalar *weak, qn_value *out) {
+  graph *simple = graph_simplify(g);
+  graph_free(g);
+  char why[256];
+  plan *p = simple ? plan_make(simple, vm->tune, why, sizeof why) : NULL;
+  if (!p) return false;
+  atomic_bool go_on = false;
+  compile_options o = {
+      .tune = vm->tune, .spawn = (vm->config.capabilities & QN_CAP_SPAWN) != 0, .abandon = &go_on};
+  if (vm->tune[TUNE_jit_cc]) compile_plan(vm->engine, p, &o);
+  bool ok = plan_run(vm, p, c->arrays, weak, out);
+  for (uint32_t k = 0; k < p->nkernels; k++)
+    if (p->kernels[k].vm_code) vmcode_free(p->kernels[k].vm_code);
+  plan_free(p);
+  return ok;
+}
+
+/* The graph's values node by node, as far as they can be computed: vals[i] of inputs, constants and ops. Their number. */
+static uint32_t run_nodes(qn_vm *vm, const graph *g, const call_inputs *c, qn_value *vals) {
+  for (uint32_t i = 1; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (n->kind == NODE_INPUT) {
+      qn_array *a = c->arrays[n->payload.input];
+      vals[i] = a ? value_retain(value_obj(TAG_ARRAY, a)) : c->scalars[n->payload.input];
+    } else if (n->kind == NODE_CONST && n->type.weak) {
+      vals[i] = dtype_load((qn_dtype)n->type.dtype, n->payload.data);
+    } else if (n->kind == NODE_CONST) {
+      qn_array *a = array_new(vm, (qn_dtype)n->type.dtype, n->type.rank, n->type.shape);
+      if (!a) return i;
+      memcpy(array_data(a), n->payload.data, (size_t)a->size * dtype_size((qn_dtype)n->type.dtype));
+      vals[i] = value_obj(TAG_ARRAY, a);
+    } else if (n->type.weak && value_is(vals[n->in[0]], TAG_ARRAY)) {
+      vals[i] = array_get_flat(value_array(vals[n->in[0]]), 0);
+      if (n->type.dtype == QN_f64 && value_is(vals[i], TAG_INT)) vals[i] = value_float((double)vals[i].u.i);
+    } else {
+      qn_value *in = mem_alloc(vm, n->nin * sizeof *in + 1);
+      if (!in) return i;
+      for (int k = 0; k < n->nin; k++) in[k] = vals[n->in[k]];
+      op_attr attr = graph_attr(n);
+      vals[i] = eager_apply(vm, (op_id)n->op, in, n->nin, &attr);
+      mem_free(vm, in, n->nin * sizeof *in + 1);
+      if (value_is_error(vals[i])) return i;
+    }
+  }
+  return g->n;
+}
+
+/* The first node of the entry's graph whose compiled value differs from the eager one; 0 if none does alone. First all nodes
+ * are results of one plan, which is quick; where that hides the difference, as it fuses otherwise, each is one's only result. */
+static uint32_t first_difference(qn_vm *vm, const entry *e, const call_inputs *c, char *what, size_t size) {
+  enum { MOST_PLANS = 256 };
+  const graph *g = e->graph;
+  uint32_t found = 0, inputs = e->pattern.ninputs, nweak = 0;
+  size_t bytes = g->n * sizeof(qn_value);
+  qn_value *vals = mem_zalloc(vm, bytes), *outs = mem_zalloc(vm, bytes);
+  qk_scalar *weak = mem_zalloc(vm, (inputs + 1) * sizeof *weak);
+  graph *all = graph_copy(g);
+  if (!vals || !outs || !weak || !all) {
+    if (all) graph_free(all);
+    goto done;
+  }
+  for (uint32_t i = 0; i < g->n; i++) vals[i] = outs[i] = value_unset();
+  for (uint32_t k = 0; k < inputs; k++)
+    if (!c->arrays[k])
+      weak[nweak++] = value_is(c->scalars[k], TAG_FLOAT) ? (qk_scalar){.f = c->scalars[k].u.f}
+                                                         : (qk_scalar){.i = c->scalars[k].u.i};
+  uint32_t n = run_nodes(vm, g, c, vals), nout = 0;
+  all->noutputs = 0;
+  for (uint32_t i = 1; i < n; i++)
+    if (g->nodes[i].kind == NODE_OP && !g->nodes[i].type.weak && graph_output(all, i)) nout++;
+  if (run_graph(vm, all, c, weak, outs)) {
+    for (uint32_t i = 1, k = 0; i < n && k < nout && !found; i++)
+      if (g->nodes[i].kind == NODE_OP && !g->nodes[i].type.weak && !same_leaf(vm, outs[k++], vals[i])) found = i;
+    for (uint32_t k = 0; k < nout; k++) value_release(vm, outs[k]);
+  }
+  for (uint32_t i = 1, plans = 0; i < n && !found && plans < MOST_PLANS; i++) {
+    if (g->nodes[i].kind != NODE_OP || g->nodes[i].type.weak) continue;
+    graph *part = graph_copy(g);
+    if (!part) break;
+    part->noutputs = 0;
+    plans++;
+    error_clear(vm);
+    if (!graph_output(part, i)) {
+      graph_free(part);
+    } else if (run_graph(vm, part, c, weak, outs)) {
+      if (!same_leaf(vm, outs[0], vals[i])) found = i;
+      value_release(vm, outs[0]);
+    }
+  }
+  if (found) {
+    int line;
+    uint32_t site = g->nodes[found].site;
+    const char *name = place_line(vm, site < g->nsites ? g->sites[site].at : SPAN_NONE, &line);
+    snprintf(what, size, "%%%u, %s (%s:%d)", found, op_rows[g->nodes[found].op].name, name, line);
+  }
+  for (uint32_t i = 0; i < g->n; i++) value_release(vm, vals[i]);
+done:
+  if (vals) mem_free(vm, vals, bytes);
+  if (outs) mem_free(vm, outs, bytes);
+  if (weak) mem_free(vm, weak, (inputs + 1) * sizeof *weak);
+  error_clear(vm);
+  return found;
+}
+
+/* Both ways, with the same inputs: they are held, since the interpreter may release or overwrite the call's arguments. */
+static qn_value both_ways(qn_vm *vm, rec_call_site *site, entry *e, call_inputs *c) {
+  const char *name = site->anchor->name ? site->anchor->name : "fn";
   uint64_t draw = vm->draw;
   qn_value compiled = replay(vm, e, site->anchor->name, c);
   uint64_t after = vm->draw;
+  if (value_is_error(compiled) && (!error_catchable(vm) || vm->error->id == E_memory)) return compiled;
   qn_error_object *error = value_is_error(compiled) ? error_take(vm) : NULL;
   vm->draw = draw;
   int32_t countdown = site->anchor->countdown;
@@ -512,7 +619,7 @@ static qn_value verified(qn_vm *vm, rec_call_site *site, entry *e, call_inputs *
   qn_value eager = site->run(site->ctx);
   site->anchor->state = state;
   site->anchor->countdown = countdown;
-  char where[160] = "";
+  char where[160] = "", node[200] = "";
   if (error) {
     bool same = value_is_error(eager) && vm->error && vm->error->id == error->id &&
                 str_equal(vm->error->message, error->message);
@@ -520,8 +627,7 @@ static qn_value verified(qn_vm *vm, rec_call_site *site, entry *e, call_inputs *
     if (same || (value_is_error(eager) && !error_catchable(vm))) return eager;
     value_release(vm, eager);
     error_clear(vm);
-    return raise(vm, E_mismatch, site->at, "compiled and eager execution of %s raise different errors",
-                 site->anchor->name ? site->anchor->name : "a function");
+    return raise(vm, E_mismatch, site->at, "compiled and eager execution of %s raise different errors", name);
   }
   if (value_is_error(eager)) {
     value_release(vm, compiled);
@@ -534,77 +640,24 @@ static qn_value verified(qn_vm *vm, rec_call_site *site, entry *e, call_inputs *
   value_release(vm, compiled);
   value_release(vm, eager);
   if (error_pending(vm)) return value_error();
-  char node[200] = "";
   first_difference(vm, e, c, node, sizeof node);
-  return raise(vm, E_mismatch, site->at, "compiled and eager results of %s differ at %s%s%s",
-               site->anchor->name ? site->anchor->name : "a function", where[0] ? where : "the random counter",
-               node[0] ? "; first at " : "", node);
+  return raise(vm, E_mismatch, site->at, "compiled and eager results of %s differ at %s%s%s", name,
+               where[0] ? where : "the random counter", node[0] ? "; the first node that differs is " : "", node);
 }
 
-/* The same graph with every float node as an output, compiled and run, beside the eager executor. */
-static uint32_t first_difference(qn_vm *vm, const entry *e, const call_inputs *c, char *what, size_t size) {
-  const graph *g = e->graph;
-  uint32_t found = 0;
-  qn_value *vals = mem_zalloc(vm, g->n * sizeof *vals);
-  if (!vals) return 0;
-  for (uint32_t i = 1; i < g->n && !found; i++) {
-    const graph_node *n = &g->nodes[i];
-    vals[i] = value_unset();
-    if (n->kind == NODE_INPUT) {
-      qn_array *a = c->arrays[n->payload.input];
-      vals[i] = a ? value_retain(value_obj(TAG_ARRAY, a)) : c->scalars[n->payload.input];
-      continue;
-    }
-    if (n->kind == NODE_CONST && n->type.weak) {
-      vals[i] = dtype_load((qn_dtype)n->type.dtype, n->payload.data);
-      continue;
-    }
-    if (n->kind == NODE_CONST) {
-      qn_array *a = array_new(vm, (qn_dtype)n->type.dtype, n->type.rank, n->type.shape);
-      if (!a) break;
-      memcpy(array_data(a), n->payload.data, (size_t)a->size * dtype_size((qn_dtype)n->type.dtype));
-      vals[i] = value_obj(TAG_ARRAY, a);
-      continue;
-    }
-    if (n->kind != NODE_OP || n->nin > 8) break;
-    qn_value in[8];
-    for (int k = 0; k < n->nin; k++) in[k] = vals[n->in[k]];
-    op_attr attr = graph_attr(n);
-    vals[i] = eager_apply(vm, (op_id)n->op, in, n->nin, &attr);
-    if (value_is_error(vals[i])) break;
-    if (n->type.weak) continue;
-    /* the plan of everything up to this node */
-    graph *part = graph_copy(g);
-    if (!part) break;
-    part->noutputs = 0;
-    char why[128];
-    plan *p = graph_output(part, i) ? plan_make(part, vm->tune, why, sizeof why) : NULL;
-    if (!p) break;
-    qk_scalar weak[FEW];
-    uint32_t nweak = 0;
-    for (uint32_t k = 0; k < e->pattern.ninputs && nweak < FEW; k++)
-      if (!c->arrays[k])
-        weak[nweak++] = value_is(c->scalars[k], TAG_FLOAT) ? (qk_scalar){.f = c->scalars[k].u.f}
-                                                           : (qk_scalar){.i = c->scalars[k].u.i};
-    qn_value out = value_nil();
-    if (plan_run(vm, p, c->arrays, weak, &out)) {
-      if (!same_leaf(vm, out, vals[i])) {
-        int line;
-        span at = n->site < g->nsites ? g->sites[n->site].at : SPAN_NONE;
-        const char *name = place_line(vm, at, &line);
-        snprintf(what, size, "node %%%u, %s (%s:%d)", i, op_rows[n->op].name, name, line);
-        found = i;
-      }
-      value_release(vm, out);
-    }
-    for (uint32_t k = 0; k < p->nkernels; k++)
-      if (p->kernels[k].vm_code) vmcode_free(p->kernels[k].vm_code);
-    plan_free(p);
+static qn_value verified(qn_vm *vm, rec_call_site *site, entry *e, call_inputs *c) {
+  uint32_t n = e->pattern.ninputs, held = 0;
+  qn_value result = value_error();
+  for (; held < n; held++) {
+    if (!c->arrays[held]) continue;
+    qn_array *flat = array_contiguous(vm, c->arrays[held]);
+    if (!flat) break;
+    c->arrays[held] = flat;
   }
-  error_clear(vm);
-  for (uint32_t i = 0; i < g->n; i++) value_release(vm, vals[i]);
-  mem_free(vm, vals, g->n * sizeof *vals);
-  return found;
+  if (held == n) result = both_ways(vm, site, e, c);
+  for (uint32_t i = 0; i < held; i++)
+    if (c->arrays[i]) value_release(vm, value_obj(TAG_ARRAY, c->arrays[i]));
+  return result;
 }
 
 /* Counts a re-recording and its reason. False: the function has had too many and stays eager. */

@@ -377,6 +377,38 @@ def case_slow_compiler(p):
     need(not bad, f"at most 1.25 expected: {bad}")
 
 
+WRONG = """
+fn f(x) {
+  let y = x * 2 + 1
+  let z = tanh(y) * 0.3125
+  sum(z + x, axis: 0)
+}
+let x = arange(12).reshape(3, 4) / 8
+for _ in 0..4 { print(f(x)) }
+print(f(x.T))
+"""
+
+
+def case_verify_names_node(p):
+    """--jit verify stops at the first node that differs and names it with its line; here a compiler puts in a wrong number."""
+    bin_folder = p.path("bin")
+    os.makedirs(bin_folder)
+    real = shutil.which("cc")
+    with open(os.path.join(bin_folder, "cc"), "w", encoding="utf-8") as f:
+        f.write(f'#!/bin/sh\nfor a in "$@"; do case "$a" in *.c) sed -i "s/0\\.3125/0.3126/g" "$a";; esac; done\nexec {real} "$@"\n')
+    os.chmod(f.name, 0o755)
+    verify = ["--jit", "verify", "--set", "jit.hot=1"]
+    good = p.script(WRONG, *verify)
+    need(good.status == 0 and good.out == p.script(WRONG, "--jit", "off").out, "nothing to find", good)
+    shutil.rmtree(p.path("cache"))
+    bad = p.script(WRONG, *verify, env={"PATH": f"{bin_folder}:{os.environ['PATH']}"})
+    need_error(bad, "E803")
+    need(re.search(r"of f differ at leaf 1 of the result; the first node that differs is %\d+, mul \(.*script\.qn:4\)", bad.err), "the node", bad)
+    shutil.rmtree(p.path("cache"))
+    whole = p.script(WRONG.replace("0.3125", "0.25"), *verify, env={"PATH": f"{bin_folder}:{os.environ['PATH']}"})
+    need(whole.status == 0, "nothing to find with this compiler either", whole)
+
+
 TRAINING = """
 import nn
 import optim
