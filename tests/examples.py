@@ -1,18 +1,23 @@
 #!/usr/bin/env python3
 """The examples as tests: examples.py [--quern build/quern] [--seeds N] examples/NAME.qn
 
-The script runs in every JIT mode, with one and with two threads, and must print the same each time. With `--seeds N` it
+The script runs in every JIT mode, with one and with two threads, and must print the same each time, and end with the same
+arrays, bit for bit: all trees of arrays and numbers in its top-level variables are saved and compared. With `--seeds N` it
 gets the seeds 1 to N as its argument instead, and its line `test accuracy A %` must reach 96 for each.
 """
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 
 MODES = (["--jit", "off", "--threads", "1"], ["--jit", "off", "--threads", "2"],
          ["--jit", "sync", "--set", "jit.hot=1", "--threads", "1"], ["--jit", "sync", "--set", "jit.hot=2", "--threads", "2"],
-         ["--jit", "on", "--threads", "1"], ["--jit", "on", "--threads", "2"])
+         ["--jit", "on", "--threads", "1"], ["--jit", "on", "--threads", "2"],
+         ["--jit", "verify", "--set", "jit.hot=2", "--threads", "1"], ["--jit", "verify", "--threads", "2"])
+CLOCK = re.compile(r"time\(\)")  # variables that hold times differ, of course
 LEAST_ACCURACY = 96.0
 
 
@@ -39,12 +44,47 @@ def main():
             if accuracy < LEAST_ACCURACY:
                 sys.exit(f"FAILED: at least {LEAST_ACCURACY} % expected")
         return
-    first = run(quern, MODES[0], options.script)
+    with open(options.script, encoding="utf-8") as f:
+        text = f.read()
+    names = set()
+    for found in re.finditer(r"^let (?:\(([^)]*)\)|(\w+)) = (.*)$", text, re.M):
+        if not CLOCK.search(found.group(3)) and "seconds" not in found.group(3):
+            names.update(n.strip() for n in (found.group(1) or found.group(2)).split(","))
+    folder = tempfile.mkdtemp(prefix="quern-examples-")
+    try:
+        copy = os.path.join(folder, os.path.basename(options.script))
+        with open(copy, "w", encoding="utf-8") as f:
+            f.write(text)
+            for n in sorted(names):
+                f.write(f'\ntry {{ save("{folder}/{n}.npz", {{value: {n}}}) }} catch _ {{ }}')
+            f.write("\n")
+        compare(quern, copy, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def saved(folder):
+    """The saved files by name, which are taken away."""
+    files = {}
+    for name in sorted(os.listdir(folder)):
+        if name.endswith(".npz"):
+            with open(os.path.join(folder, name), "rb") as f:
+                files[name] = f.read()
+            os.remove(os.path.join(folder, name))
+    return files
+
+
+def compare(quern, script, folder):
+    first = run(quern, MODES[0], script)
+    arrays = saved(folder)
     for flags in MODES[1:]:
-        out = run(quern, flags, options.script)
+        out, now = run(quern, flags, script), saved(folder)
         if out != first:
             sys.exit(f"FAILED: {' '.join(flags)} prints\n{out}\nand {' '.join(MODES[0])} prints\n{first}")
-    print(f"the same output in {len(MODES)} runs:\n{first}")
+        if now != arrays:
+            differ = [n for n in sorted({*now, *arrays}) if now.get(n) != arrays.get(n)]
+            sys.exit(f"FAILED: {' '.join(flags)} ends with other values than {' '.join(MODES[0])} in {', '.join(differ)}")
+    print(f"the same output in {len(MODES)} runs, and the same values of {', '.join(arrays)}:\n{first}")
 
 
 if __name__ == "__main__":

@@ -435,9 +435,8 @@ save(args[0], p)
 def case_training_bits(p):
     """After 200 training steps the parameters of every mode and number of threads are the same bytes."""
     results = []
-    for number, flags in enumerate((["--jit", "off", "--threads", "1"], ["--jit", "off", "--threads", "2"],
-                                    [*SYNC, "--threads", "1"], [*SYNC, "--threads", "2"], ["--jit", "on", "--threads", "2"],
-                                    ["--jit", "verify", "--set", "jit.hot=2"])):
+    modes = (["--jit", "off"], SYNC, ["--jit", "on"], ["--jit", "verify", "--set", "jit.hot=2"])
+    for number, flags in enumerate([*mode, "--threads", threads] for mode in modes for threads in "12"):
         target = p.path(f"p{number}.npz")
         result = p.run(*flags, p.write("train.qn", TRAINING), target)
         need(result.status == 0, " ".join(flags), result)

@@ -15,9 +15,9 @@ Expectations, anywhere in a script:
   # flags: --threads 2                      more flags of the command line; `--jit` here runs the script once only
   # stdin: text\\n                           what the script may read
 
-A `# =>` with more lines than one statement prints is written as comment lines below it. Each script runs in three
+A `# =>` with more lines than one statement prints is written as comment lines below it. Each script runs in four
 modes, in which it must do the same: `--jit off`, `--jit sync --set jit.hot=1` (compiled at the first call) and
-`--jit on` (compiled beside execution). What differs is shown as a diff. A script may write below the folder named by
+`--jit on` (compiled beside execution) and `--jit verify` (each call both ways). What differs is shown as a diff. A script may write below the folder named by
 the environment variable QUERN_TEST_TMP, which is fresh for each run.
 """
 import argparse
@@ -35,6 +35,7 @@ MODES = {
     "off": ["--jit", "off"],
     "sync": ["--jit", "sync", "--set", "jit.hot=1"],
     "on": ["--jit", "on"],
+    "verify": ["--jit", "verify", "--set", "jit.hot=2"],
 }
 DIRECTIVE = re.compile(r"(?:^|\s)#\s*(=>|error:|stderr:|args:|exit:|flags:|stdin:)(.*)$")
 REPORT = re.compile(r"^error\[(E\d+)\](.*)$", re.M)
