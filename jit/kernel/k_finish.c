@@ -3,7 +3,8 @@
  * Two axes x and y merge when they are one index in disguise: every value and effect has both or neither, no reduction, scan
  * or product runs over one of them, and wherever they occur in a form the coefficient of x is extent(y) times that of y. Then y
  * stands for x * extent(y) + y: the terms of x are dropped and y's extent becomes the product. Contiguous pointwise kernels
- * end with one axis this way, whatever the rank of the arrays. */
+ * end with one axis this way, whatever the rank of the arrays. An update in place runs over its axes in order, the first the
+ * outermost: there x must be the axis just before y. */
 #include <string.h>
 
 #include "jit/kernel/k.h"
@@ -56,7 +57,14 @@ static bool find_uses(use *u) {
 
 /* ---- merging axes ------------------------------------------------------------------------------------------------------ */
 
+static k_mask axis_bit(uint32_t a) { return (k_mask)1 << a; }
+
 static bool both_or_neither(k_mask m, uint32_t x, uint32_t y) { return (m >> x & 1) == (m >> y & 1); }
+
+/* Is x the axis before y, of those in the mask? */
+static bool just_before(k_mask m, uint32_t x, uint32_t y) {
+  return x < y && !(m & (axis_bit(y) - 1) & ~(axis_bit(x + 1) - 1));
+}
 
 static bool mergeable(const use *u, uint32_t x, uint32_t y) {
   k_kernel *k = u->k;
@@ -66,6 +74,7 @@ static bool mergeable(const use *u, uint32_t x, uint32_t y) {
     if (!both_or_neither(n->axes, x, y)) return false;
     bool over = n->code == K_REDUCE || n->code == K_SCAN || n->code == K_DOT || n->code == K_FOLD;
     if (over && (n->axis == x || n->axis == y)) return false;
+    if (n->code == K_STOREF && (n->axes >> x & 1) && !just_before(n->axes, x, y)) return false;
   }
   for (k_form f = 1; f < k->nforms; f++) {
     if (!u->form[f] || !((k->forms[f].axes >> x | k->forms[f].axes >> y) & 1)) continue;
@@ -79,8 +88,6 @@ static bool mergeable(const use *u, uint32_t x, uint32_t y) {
   }
   return true;
 }
-
-static k_mask axis_bit(uint32_t a) { return (k_mask)1 << a; }
 
 /* Drops x from everything; y takes its place. */
 static void merge(k_kernel *k, uint32_t x, uint32_t y) {

@@ -142,12 +142,13 @@ static void size_codes(key_writer *w, const space *s, uint8_t *codes) {
   for (int a = 0; a < s->rank; a++) codes[a] = size_code(w, s->size[a]);
 }
 
-/* An operand whose axes are those of the space: broadcast ones have stride 0 and are written as size 1. */
-static void put_column(key_writer *w, body *b, const space *s, int c, const uint8_t *codes, uint8_t dtype) {
+/* An operand whose axes are those of the space. Broadcast ones have stride 0 and are written as size 1, unless the operand is
+ * `whole`: one whose own shape says over what the op runs. */
+static void put_column(key_writer *w, body *b, const space *s, int c, const uint8_t *codes, uint8_t dtype, bool whole) {
   body_put(w, b, dtype);
   body_put(w, b, s->rank);
   for (int a = 0; a < s->rank; a++) {
-    bool broadcast = s->stride[c][a] == 0;
+    bool broadcast = s->stride[c][a] == 0 && !whole;
     body_put(w, b, broadcast ? SIZE_ONE : codes[a]);
     body_put(w, b, stride_code(w, s->stride[c][a]));
   }
@@ -167,7 +168,7 @@ static bool key_pointwise(key_writer *w, const op_call *c, const op_attr *attr) 
   merge_axes(&s, c->nin);
   size_codes(w, &s, codes);
   put_head(w, c, attr, 0);
-  for (int i = 0; i < c->nin; i++) put_column(w, &b, &s, i, codes, c->in[i].dtype);
+  for (int i = 0; i < c->nin; i++) put_column(w, &b, &s, i, codes, c->in[i].dtype, false);
   put_result(w, &b, codes, s.rank);
   return put_rest(w, b.bytes, b.n);
 }
@@ -312,8 +313,8 @@ static bool key_index(key_writer *w, const op_call *c, const op_attr *attr) {
   }
   space front = s;
   front.rank = split;
-  for (int i = 1; i <= count; i++) put_column(w, &b, &front, i, codes, c->in[i].dtype);
-  if (scatter) put_column(w, &b, &s, count + 1, codes, c->in[count + 1].dtype);
+  for (int i = 1; i <= count; i++) put_column(w, &b, &front, i, codes, c->in[i].dtype, scatter);
+  if (scatter) put_column(w, &b, &s, count + 1, codes, c->in[count + 1].dtype, false);
   if (scatter) {
     body_put(w, &b, count + s.rank - split);
     for (int i = 0; i < count; i++) body_put(w, &b, lead[i]);
