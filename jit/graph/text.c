@@ -612,7 +612,7 @@ static bool constant(parser *p, graph_type *t, void **data) {
   if (t->dtype >= DTYPE_PUBLIC) return bad(p, "arrays cannot have this dtype");
   const char *behind = p->at;
   p->at = values;
-  size_t count = 1, room = strlen(values) + 1; /* every element takes a character */
+  size_t count = 1, room = (size_t)(behind - values); /* every element takes a character */
   for (int i = 0; i < t->rank; i++) {
     if (t->shape[i] < 0) return bad(p, "a constant has plain sizes");
     if (__builtin_mul_overflow(count, (size_t)t->shape[i], &count) || count > room)

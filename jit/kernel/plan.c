@@ -29,12 +29,16 @@ typedef struct span_of_life {
   int64_t exact;        /* not rounded: an output's array is no larger */
   qn_dim size;          /* bytes, rounded */
   int64_t offset;
-  uint32_t region; /* 0: not placed, 1: the arena, 2 + k: output k */
+  uint32_t region;  /* 0: not placed, 1: the arena, 2 + k: output k */
+  uint32_t number;  /* in the order of placing */
+  uint32_t next;    /* 1 + the next buffer of the timeline's list */
+  uint32_t overlap; /* 1 + the first of those with which it may be stored over something */
 } span_of_life;
 
 /* A step's output may be written over its operand. */
 typedef struct overlap {
   uint32_t over, by; /* buffers */
+  uint32_t next;     /* 1 + the next one of the same `by` */
 } overlap;
 
 typedef struct planner {
@@ -181,7 +185,7 @@ static bool note_overlap(planner *m, uint32_t over, uint32_t by) {
     m->overlaps = more;
     m->overlaps_cap = cap;
   }
-  m->overlaps[m->noverlaps++] = (overlap){over, by};
+  m->overlaps[m->noverlaps++] = (overlap){over, by, 0};
   return true;
 }
 
@@ -371,6 +375,11 @@ static bool find_lives(planner *m) {
     qn_dim bytes = dim_mul(&m->g->dims, p->buffers[b].elements, (qn_dim)dtype_size((qn_dtype)p->buffers[b].dtype));
     if (!dim_is_const(&m->g->dims, v->size, &v->bytes) || !dim_is_const(&m->g->dims, bytes, &v->exact)) v->bytes = -1;
   }
+  for (uint32_t i = m->noverlaps; i-- > 0;) {
+    overlap *o = &m->overlaps[i];
+    o->next = m->lives[o->by].overlap;
+    m->lives[o->by].overlap = i + 1;
+  }
   for (uint32_t i = 0; i < p->nsteps; i++) {
     const plan_step *s = &p->steps[i];
     for (uint32_t k = 0; k < s->nbuffers; k++) {
@@ -385,8 +394,8 @@ static bool find_lives(planner *m) {
 }
 
 static bool may_overlap(const planner *m, uint32_t over, uint32_t by) {
-  for (uint32_t i = 0; i < m->noverlaps; i++)
-    if (m->overlaps[i].over == over && m->overlaps[i].by == by) return true;
+  for (uint32_t i = m->lives[by].overlap; i; i = m->overlaps[i - 1].next)
+    if (m->overlaps[i - 1].over == over) return true;
   return false;
 }
 
@@ -424,21 +433,62 @@ static int by_length(const void *a, const void *b) {
   return by_size(a, b);
 }
 
-/* Are the bytes free of all that is placed, but for what v may lie on? */
-static bool is_free(const planner *m, span_of_life *const *placed, uint32_t n, const span_of_life *v, uint32_t region,
-                    int64_t offset) {
-  for (uint32_t i = 0; i < n; i++) {
-    const span_of_life *x = placed[i];
-    if (x->region != region || !together(x, v) || x->offset + x->bytes <= offset || offset + v->bytes <= x->offset)
-      continue;
-    if (x->offset != offset || !in_place(m, x, v)) return false;
+/* What is placed, by the time it lives: a life of several steps is in the list of that step it goes through whose number has the
+ * most trailing zeros (there is one), any other in that of its step. */
+typedef struct timeline {
+  planner *m;
+  uint32_t *head; /* by step: 1 + buffer */
+  uint32_t nsteps;
+  const span_of_life **near; /* what was found */
+  uint32_t n;
+} timeline;
+
+static void timeline_add(timeline *t, span_of_life *v) {
+  uint32_t at = v->last;
+  if (v->first != v->last)
+    at = at >> (31 - __builtin_clz(v->first ^ v->last)) << (31 - __builtin_clz(v->first ^ v->last));
+  v->next = t->head[at];
+  t->head[at] = v->buffer + 1;
+}
+
+static void timeline_collect(timeline *t, uint32_t at, const span_of_life *v) {
+  for (uint32_t b = t->head[at]; b; b = t->m->lives[b - 1].next) {
+    const span_of_life *x = &t->m->lives[b - 1];
+    if (together(x, v) && x->bytes) t->near[t->n++] = x;
+  }
+}
+
+static int by_place(const void *a, const void *b) {
+  const span_of_life *x = *(const span_of_life *const *)a, *y = *(const span_of_life *const *)b;
+  if (x->region != y->region) return x->region < y->region ? -1 : 1;
+  if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;
+  return x->number < y->number ? -1 : 1;
+}
+
+/* Collects what is placed and lives together with v, by region and offset. */
+static void timeline_find(timeline *t, const span_of_life *v) {
+  t->n = 0;
+  for (uint32_t at = v->first; at <= v->last; at++) timeline_collect(t, at, v);
+  for (int h = 0; h < 31 && (t->nsteps >> h); h++) { /* steps outside whose lives reach far enough */
+    uint64_t below = (uint64_t)(v->first >> h) << h, above = ((uint64_t)(v->last >> h) + 1) << h;
+    if (below && below < v->first && __builtin_ctzll(below) == h) timeline_collect(t, (uint32_t)below, v);
+    if (above <= t->nsteps && __builtin_ctzll(above) == h) timeline_collect(t, (uint32_t)above, v);
+  }
+  qsort(t->near, t->n, sizeof *t->near, by_place);
+}
+
+/* Are the bytes free of all that lives then, but for what v may lie on? */
+static bool is_free(const timeline *t, const span_of_life *v, uint32_t region, int64_t offset) {
+  for (uint32_t i = 0; i < t->n; i++) {
+    const span_of_life *x = t->near[i];
+    if (x->region != region || x->offset + x->bytes <= offset || offset + v->bytes <= x->offset) continue;
+    if (x->offset != offset || !in_place(t->m, x, v)) return false;
   }
   return true;
 }
 
 /* The smallest gap of a region that holds v: its offset, and its size in *size; -1 if there is none below `end`, beyond
- * which nothing may be written. What is
- * placed in the region while v lives is in `near`, by offset. */
+ * which nothing may be written. What is placed in the region while v lives is in `near`, by offset. */
 static int64_t best_gap(const span_of_life *const *near, uint32_t n, const span_of_life *v, int64_t end,
                         int64_t *size) {
   int64_t at = 0, best = -1;
@@ -453,58 +503,58 @@ static int64_t best_gap(const span_of_life *const *near, uint32_t n, const span_
   return best;
 }
 
-static uint32_t find_near(span_of_life *const *placed, uint32_t n, const span_of_life *v, uint32_t region,
-                          const span_of_life **near) {
-  uint32_t count = 0;
-  for (uint32_t i = 0; i < n; i++) {
-    const span_of_life *x = placed[i];
-    if (x->region != region || !together(x, v) || x->bytes == 0) continue;
-    uint32_t at = count++;
-    while (at && near[at - 1]->offset > x->offset) {
-      near[at] = near[at - 1];
-      at--;
-    }
-    near[at] = x;
-  }
-  return count;
-}
-
-/* Gives every buffer in `order` a place; what is placed already is in `placed`, outputs first. The end of the arena. */
-static int64_t place_in_order(planner *m, span_of_life **order, uint32_t n, span_of_life **placed, uint32_t nout,
-                              const span_of_life **near) {
+/* Gives every buffer in `order` a place; what lives with it is in t. The end of the arena. */
+static int64_t place_in_order(timeline *t, span_of_life **order, uint32_t n, span_of_life **outputs, uint32_t nout) {
   int64_t top = 0;
-  uint32_t nplaced = nout;
+  memset(t->head, 0, (t->nsteps + 1) * sizeof *t->head);
+  for (uint32_t k = 0; k < nout; k++) {
+    outputs[k]->number = k;
+    timeline_add(t, outputs[k]);
+  }
   for (uint32_t i = 0; i < n; i++) {
     span_of_life *v = order[i];
+    const span_of_life *under = NULL;
     v->region = 0;
     v->offset = 0;
-    for (uint32_t k = 0; k < nplaced && !v->region; k++) {
-      const span_of_life *x = placed[k];
-      if (together(x, v) && in_place(m, x, v) && is_free(m, placed, nplaced, v, x->region, x->offset)) {
-        v->region = x->region;
-        v->offset = x->offset;
-      }
+    timeline_find(t, v);
+    for (uint32_t k = 0; k < t->n; k++) {
+      const span_of_life *x = t->near[k];
+      if ((!under || x->number < under->number) && in_place(t->m, x, v) && is_free(t, v, x->region, x->offset))
+        under = x;
+    }
+    if (under) {
+      v->region = under->region;
+      v->offset = under->offset;
     }
     int64_t smallest = INT64_MAX;
-    for (uint32_t k = 0; k <= nout && (v->region == 0 || smallest < INT64_MAX); k++) {
-      uint32_t region = k < nout ? placed[k]->region : 1;
-      int64_t size = 0, end = k < nout ? placed[k]->exact : top;
-      if (k < nout && (placed[k]->first <= v->last || end < v->exact)) continue;
-      uint32_t count = find_near(placed, nplaced, v, region, near);
-      int64_t at = best_gap(near, count, v, end, &size);
+    uint32_t from = 0, to = 0;
+    while (to < t->n && t->near[to]->region == 1) to++;
+    uint32_t in_arena = to;
+    for (uint32_t k = 0; k <= nout && !under; k++) { /* the outputs by number, then the arena */
+      uint32_t region = k < nout ? outputs[k]->region : 1;
+      int64_t size = 0, end = k < nout ? outputs[k]->exact : top;
+      if (k < nout) {
+        for (from = to; from < t->n && t->near[from]->region < region;) from++;
+        for (to = from; to < t->n && t->near[to]->region == region;) to++;
+        if (outputs[k]->first <= v->last || end < v->exact) continue;
+      } else {
+        from = 0;
+        to = in_arena;
+      }
+      int64_t at = best_gap(t->near + from, to - from, v, end, &size);
       if (at < 0 || size >= smallest) continue;
       smallest = size;
       v->region = region;
       v->offset = at;
     }
     if (!v->region) { /* above everything that is in use then */
-      uint32_t count = find_near(placed, nplaced, v, 1, near);
       v->region = 1;
-      for (uint32_t k = 0; k < count; k++)
-        if (near[k]->offset + near[k]->bytes > v->offset) v->offset = near[k]->offset + near[k]->bytes;
+      for (uint32_t k = 0; k < in_arena; k++)
+        if (t->near[k]->offset + t->near[k]->bytes > v->offset) v->offset = t->near[k]->offset + t->near[k]->bytes;
       if (__builtin_add_overflow(v->offset, v->bytes, &top)) top = INT64_MAX / 2;
     }
-    placed[nplaced++] = v;
+    v->number = nout + i;
+    timeline_add(t, v);
   }
   return top;
 }
@@ -517,32 +567,34 @@ static bool place_buffers(planner *m, int64_t enough, int64_t *arena_bytes) {
   plan *p = m->p;
   uint32_t n = 0, nout = 0;
   span_of_life **order = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *order);
-  span_of_life **placed = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *placed);
-  const span_of_life **near = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *near);
-  if (!order || !placed || !near) return out_of_memory(m);
+  span_of_life **outputs = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *outputs);
+  timeline t = {.m = m, .nsteps = p->nsteps};
+  t.head = arena_alloc(&m->arena, (p->nsteps + 1) * sizeof *t.head);
+  t.near = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *t.near);
+  if (!order || !outputs || !t.head || !t.near) return out_of_memory(m);
   for (uint32_t b = 0; b < p->nbuffers; b++) {
     span_of_life *v = &m->lives[b];
     if (v->bytes < 0 || v->first == UINT32_MAX) continue;
     if (p->buffers[b].where == WHERE_ARENA) order[n++] = v;
     if (is_output(&p->buffers[b])) {
       v->region = 2 + p->buffers[b].index;
-      placed[nout++] = v;
+      outputs[nout++] = v;
     }
   }
   int64_t top = INT64_MAX;
   int best = 0, last = 0;
   for (int o = 0; o < ORDERS && top > enough; o++) {
     qsort(order, n, sizeof *order, orders[o]);
-    int64_t t = place_in_order(m, order, n, placed, nout, near);
-    if (t < top) {
-      top = t;
+    int64_t end = place_in_order(&t, order, n, outputs, nout);
+    if (end < top) {
+      top = end;
       best = o;
     }
     last = o;
   }
   if (best != last) {
     qsort(order, n, sizeof *order, orders[best]);
-    top = place_in_order(m, order, n, placed, nout, near);
+    top = place_in_order(&t, order, n, outputs, nout);
   }
   for (uint32_t i = 0; i < n; i++) {
     plan_buffer *b = &p->buffers[order[i]->buffer];
@@ -633,11 +685,12 @@ typedef struct attempted {
   bool ok, again;
 } attempted;
 
-static void attempt_once(plan *p, const int64_t *tune, uint8_t *awkward, attempted *a, const char **why) {
+static void attempt_once(plan *p, const int64_t *tune, uint8_t *awkward, fuse_memo *memo, attempted *a,
+                         const char **why) {
   drop(p);
   planner m = {.p = p, .g = p->graph, .tune = tune, .awkward = awkward};
   arena_init(&m.arena, NULL);
-  bool ok = fuse(m.g, tune, a->limit, awkward, &m.f, &m.why);
+  bool ok = fuse(m.g, tune, a->limit, awkward, memo, &m.f, &m.why);
   if (ok) {
     m.buffer_of = arena_alloc(&m.arena, m.g->n * sizeof *m.buffer_of);
     m.slot_of = arena_alloc(&m.arena, m.g->n * sizeof *m.slot_of);
@@ -653,18 +706,22 @@ static void attempt_once(plan *p, const int64_t *tune, uint8_t *awkward, attempt
   if (!ok) *why = m.why ? m.why : lower_no_memory;
 }
 
-static attempted attempt(plan *p, const int64_t *tune, int64_t limit, uint8_t *awkward, const char **why) {
+static attempted attempt(plan *p, const int64_t *tune, int64_t limit, uint8_t *awkward, fuse_memo *memo,
+                         const char **why) {
   attempted a = {.limit = limit, .again = true};
-  while (a.again && !a.ok) attempt_once(p, tune, awkward, &a, why); /* each time there are more awkward nodes */
+  while (a.again && !a.ok) { /* each time there are more awkward nodes */
+    attempt_once(p, tune, awkward, memo, &a, why);
+    if (a.again) fuse_memo_free(memo);
+  }
   return a;
 }
 
 /* The fewest kernels whose peak is no higher than node by node. The first limit on what is live expects that places take as much
  * less than that (values lie over their operands) or more (there are gaps) as they did without a limit; then the difference to
  * what is allowed is added to the limit. False: no plan. */
-static bool plan_within(plan *p, const int64_t *tune, uint8_t *awkward, const char **why) {
+static bool plan_within(plan *p, const int64_t *tune, uint8_t *awkward, fuse_memo *memo, const char **why) {
   bool fuses = tune[TUNE_fuse_enabled] != 0;
-  attempted a = attempt(p, tune, fuses ? FUSE_ALL : FUSE_NOTHING, awkward, why);
+  attempted a = attempt(p, tune, fuses ? FUSE_ALL : FUSE_NOTHING, awkward, memo, why);
   int64_t allowed = p->eager_peak_bytes, over = p->peak_bytes - allowed;
   int64_t least = a.ok ? over : INT64_MAX, least_limit = a.limit;
   uint32_t fewest = p->nkernels, fewest_within = UINT32_MAX;
@@ -673,7 +730,7 @@ static bool plan_within(plan *p, const int64_t *tune, uint8_t *awkward, const ch
   for (int tries = 0; a.ok && tries < FUSION_TRIES && fewest_within > fewest; tries++) {
     if (limit <= within || limit >= beyond) limit = within + (beyond < FUSE_ALL ? beyond - within : allowed) / 2;
     if (limit <= within || limit >= beyond) break;
-    a = attempt(p, tune, limit, awkward, why);
+    a = attempt(p, tune, limit, awkward, memo, why);
     if (!a.ok) break;
     over = p->peak_bytes - allowed;
     if (over > 0) {
@@ -695,11 +752,11 @@ static bool plan_within(plan *p, const int64_t *tune, uint8_t *awkward, const ch
   }
   if (!a.ok && *why == lower_no_memory) return false;
   if (fewest_within == UINT32_MAX) {
-    a = attempt(p, tune, FUSE_NOTHING, awkward, why);
+    a = attempt(p, tune, FUSE_NOTHING, awkward, memo, why);
     if (a.ok && p->peak_bytes - allowed < least) return true;
     if (!a.ok && *why == lower_no_memory) return false;
   }
-  return a.limit == least_limit ? a.ok : attempt(p, tune, least_limit, awkward, why).ok;
+  return a.limit == least_limit ? a.ok : attempt(p, tune, least_limit, awkward, memo, why).ok;
 }
 
 plan *plan_make(graph *g, const int64_t *tune, char *why, size_t size) {
@@ -712,9 +769,11 @@ plan *plan_make(graph *g, const int64_t *tune, char *why, size_t size) {
   *p = (plan){.graph = g};
   arena_init(&p->arena, NULL);
   const char *reason = lower_no_memory;
+  fuse_memo memo = {0};
   uint8_t *awkward = copy_constants(g) ? calloc(g->n, 1) : NULL;
-  bool done = awkward && plan_within(p, tune, awkward, &reason);
+  bool done = awkward && plan_within(p, tune, awkward, &memo, &reason);
   free(awkward);
+  fuse_memo_free(&memo);
   if (done) return p;
   if (reason != lower_no_memory) snprintf(why, size, "%s", reason);
   plan_free(p);

@@ -113,13 +113,15 @@ static bool push(emitter *e, k_val v, l_val k) {
 typedef struct scans {
   emitter *e;
   const nest *s;
+  bool *seen; /* by node */
 } scans;
 
 /* Accumulators of the scans over c that a pass computes. */
 static void open_scan(void *ctx, k_val v) {
   scans *x = ctx;
   const k_node *n = &x->e->k->nodes[v];
-  if (!axis_in(n->axes, x->s->c) || x->e->kept[v].local || x->e->value[v]) return;
+  if (x->seen[v] || !axis_in(n->axes, x->s->c) || x->e->kept[v].local || x->e->value[v]) return;
+  x->seen[v] = true;
   if (n->code == K_SCAN && n->axis == x->s->c && !x->e->acc[v]) make_acc(x->e, v, 0, x->s->c);
   k_each_operand(x->e->k, v, open_scan, x);
 }
@@ -155,7 +157,8 @@ static bool vector_jobs(emitter *e, nest *s, const job_list *l, int stage, l_val
   if (!any) return true;
   e->vec = s->c;
   e->at[s->c] = start;
-  scans x = {e, s};
+  scans x = {e, s, arena_alloc(e->arena, e->k->n)};
+  if (!x.seen) return emit_refuse(e, lower_no_memory);
   for (uint32_t i = 0; i < l->n && !e->why; i++) {
     const job *j = &l->jobs[i];
     if (!j->along_c || j->stage != stage) continue;

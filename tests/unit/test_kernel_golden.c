@@ -103,7 +103,9 @@ static void check_graph(const char *name) {
   ck_assert_msg(graph_verify(g, why_text, sizeof why_text), "%s: %s", name, why_text);
   fusion f;
   uint8_t *awkward = calloc(g->n, 1);
-  ck_assert_msg(fuse(g, tune, FUSE_ALL, awkward, &f, &why), "%s: %s", name, why);
+  fuse_memo memo = {0};
+  ck_assert_msg(fuse(g, tune, FUSE_ALL, awkward, &memo, &f, &why), "%s: %s", name, why);
+  fuse_memo_free(&memo);
   text_buf k_text, l_text;
   text_init(&k_text, NULL);
   text_init(&l_text, NULL);

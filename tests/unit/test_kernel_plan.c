@@ -356,6 +356,61 @@ START_TEST(large_graphs_plan_in_time) {
 }
 END_TEST
 
+/* Many ways lead from the last value to the first: planning must not follow each. */
+START_TEST(values_used_often_plan_in_time) {
+  tune_reset();
+  static char text[1 << 16];
+  int at = snprintf(text, sizeof text, "graph(%%1: f32[28, 76], %%2: f32[28, 76]) {\n%%3 = const 4.0 : f32[]\n");
+  int x = 1, y = 2;
+  for (int n = 4; n < 4 + 8 * 60; n += 8) {
+    at += snprintf(text + at, sizeof text - (size_t)at,
+                   "%%%d = mul %%%d, %%%d : f32[28, 76]\n%%%d = mul %%%d, %%%d : f32[28, 76]\n"
+                   "%%%d = add %%%d, %%%d : f32[28, 76]\n%%%d = le %%%d, %%3 : bool[28, 76]\n"
+                   "%%%d = sub %%%d, %%%d : f32[28, 76]\n%%%d = where %%%d, %%%d, %%%d : f32[28, 76]\n"
+                   "%%%d = mul %%%d, %%%d : f32[28, 76]\n%%%d = where %%%d, %%%d, %%%d : f32[28, 76]\n",
+                   n, x, x, n + 1, y, y, n + 2, n, n + 1, n + 3, n + 2, n + 4, n, n + 1, n + 5, n + 3, n + 4, x, n + 6,
+                   x, y, n + 7, n + 3, n + 6, y);
+    x = n + 5;
+    y = n + 7;
+  }
+  snprintf(text + at, sizeof text - (size_t)at, "return %%%d, %%%d }", x, y);
+  plan *p = plan_of(text);
+  ck_assert_uint_le(p->nkernels, 8);
+  ck_assert_int_le(p->peak_bytes, p->eager_peak_bytes);
+  plan_free(p);
+}
+END_TEST
+
+static uint32_t op_of(graph *g, op_id op, uint32_t a, uint32_t b, const op_attr *attr) {
+  return graph_op(g, op, (uint32_t[]){a, b}, b ? 2 : 1, attr, 0);
+}
+
+/* In the gradient of a recurrent net all states are live at first; products that wait to be added would be, too. */
+START_TEST(fusion_stays_within_memory) {
+  tune_reset();
+  enum { STEPS = 100 };
+  graph *g = graph_new(NULL);
+  graph_type weights = {.dtype = QN_f32, .rank = 2, .shape = {32, 32}};
+  graph_type states = {.dtype = QN_f32, .rank = 2, .shape = {8, 32}};
+  uint32_t w = graph_input(g, weights, 0), x = graph_input(g, states, 0), h = x, grads[1], culprit;
+  for (int i = 0; i < STEPS; i++)
+    h = op_of(g, OP_tanh, op_of(g, OP_add, op_of(g, OP_dot, h, w, NULL), x, NULL), 0, NULL);
+  uint32_t loss = op_of(g, OP_sum, h, 0, &(op_attr){.axes = 3});
+  op_refusal why;
+  ck_assert(graph_grad(g, 1, loss, 0, &w, 1, grads, &culprit, &why));
+  ck_assert(graph_output(g, grads[0]));
+  graph *s = graph_simplify(g);
+  graph_free(g);
+  char text[256] = "";
+  plan *p = plan_make(s, tune, text, sizeof text);
+  ck_assert_msg(p != NULL, "%s", text);
+  check_plan(p, "recurrent");
+  ck_assert_int_le(p->peak_bytes, p->eager_peak_bytes);
+  ck_assert_uint_le(p->nkernels, 4 * STEPS);
+  plan_free(p);
+}
+END_TEST
+
 int main(void) {
   Suite *s = suite_create("kernel plan");
   struct {
@@ -372,6 +427,8 @@ int main(void) {
       {tcase_create("results_without_kernels"), results_without_kernels},
       {tcase_create("checks_keep_their_order"), checks_keep_their_order},
       {tcase_create("large_graphs_plan_in_time"), large_graphs_plan_in_time},
+      {tcase_create("values_used_often_plan_in_time"), values_used_often_plan_in_time},
+      {tcase_create("fusion_stays_within_memory"), fusion_stays_within_memory},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     tcase_set_timeout(cases[i].t, 120);
