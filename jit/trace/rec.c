@@ -271,7 +271,7 @@ bool rec_run_pending(struct recording *r) {
   qn_vm *vm = r->vm;
   const graph *g = r->g;
   if (!rec_room(r)) return false;
-  uint32_t n = g->n, from = r->done;
+  uint32_t n = g->n, from = r->reopened ? 1 : r->done;
   if (from >= n) return true;
   /* uses[i]: how many needed pending nodes read node i; UINT32_MAX/2 bias marks "needed" */
   size_t bytes = n * sizeof(uint32_t);
@@ -286,7 +286,7 @@ bool rec_run_pending(struct recording *r) {
   for (uint32_t i = n - 1; i >= from; i--) {
     const graph_node *node = &g->nodes[i];
     if (node->kind != NODE_OP || node_has_value(r, i)) continue;
-    if (!needed[i] && !held(r, i) && !graph_fallible(g, i)) continue;
+    if (!needed[i] && !held(r, i) && (i < r->done || !graph_fallible(g, i))) continue;
     needed[i] = 1;
     for (int k = 0; k < node->nin; k++) {
       uses[node->in[k]]++;
@@ -312,6 +312,7 @@ bool rec_run_pending(struct recording *r) {
   mem_free(vm, uses, bytes);
   mem_free(vm, needed, n);
   r->done = n;
+  r->reopened = false;
   r->pending_bytes = 0;
   return ok;
 }
@@ -397,6 +398,7 @@ qn_value rec_value_of(struct recording *r, uint32_t node) {
   a->head.refs++;
   r->vals[node] = value_obj(TAG_ARRAY, a);
   r->pending_bytes += (size_t)a->size * dtype_size((qn_dtype)a->dtype);
+  r->reopened |= node < r->done;
   return value_obj(TAG_ARRAY, a);
 }
 

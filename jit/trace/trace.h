@@ -75,7 +75,8 @@ struct recording {
   uint32_t base;  /* the node id of graph node i is base + i */
   qn_value *vals; /* per node: an array (owned reference, perhaps pending), a host scalar, or unset */
   uint32_t vals_cap;
-  uint32_t done; /* nodes below this one are executed */
+  uint32_t done;     /* nodes below this one are executed, if anybody needed them */
+  bool reopened;     /* somebody needs one of those that was not */
   int grads;     /* gradients in progress: then values of executed nodes are kept */
   int tries;     /* try bodies in progress */
   size_t pending_bytes;
