@@ -179,6 +179,16 @@ qn_value eval_template(qn_vm *vm, node *h, qn_value *fp) {
       text_free(&t);
       return v;
     }
+    if (vm->rec) { /* the text depends on it */
+      rec_at(vm, p->value->at);
+      qn_value seen = rec_observe_tree(vm, v);
+      value_release(vm, v);
+      v = seen;
+      if (value_is_error(v)) {
+        text_free(&t);
+        return v;
+      }
+    }
     bool ok = p->text ? format_spec(vm, v, p->text->text, p->text->len, &t) : format_print(vm, v, NULL, &t);
     value_release(vm, v);
     if (ok) continue;

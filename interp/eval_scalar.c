@@ -275,6 +275,16 @@ static qn_value apply_op(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   return op_apply(vm, (op_id)n->row, in, 2, NULL);
 }
 
+/* Equality by structure while a call is recorded: the answer depends on the numbers inside, and on the data of arrays. */
+static qn_value equal_recorded(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
+  rec_at(vm, n->mark);
+  qn_value x = rec_observe_tree(vm, a), y = value_is_error(x) ? x : rec_observe_tree(vm, b);
+  int equal = value_is_error(y) ? -1 : value_equal(vm, x, y);
+  value_release(vm, x);
+  value_release(vm, y);
+  return equal < 0 ? value_error() : value_bool((equal == 1) == (n->op == AST_OP_eq));
+}
+
 /* Borrows both. */
 static qn_value binary_borrowed(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   ast_op op = (ast_op)n->op;
@@ -294,6 +304,7 @@ static qn_value binary_borrowed(qn_vm *vm, const n_binary *n, qn_value a, qn_val
   bool numeric = (array_a || value_is_scalar(a)) && (array_b || value_is_scalar(b));
   if (op == AST_OP_eq || op == AST_OP_ne) {
     if (numeric && (array_a || array_b || (traced && vm->rec))) return apply_op(vm, n, a, b);
+    if (vm->rec) return equal_recorded(vm, n, a, b);
     int equal = value_equal(vm, a, b);
     return equal < 0 ? value_error() : value_bool((equal == 1) == (op == AST_OP_eq));
   }
@@ -472,7 +483,8 @@ eval_fn binary_eval(ast_op op, node_kind left, node_kind right, qn_value k) {
     CASE(mul)
     CASE(div)
     CASE(floordiv)
-    CASE(mod) CASE(eq) CASE(ne) CASE(lt) CASE(le) CASE(gt) CASE(ge)
+    CASE(mod)
+    CASE(eq) CASE(ne) CASE(lt) CASE(le) CASE(gt) CASE(ge)
 #undef CASE
         default : break;
   }

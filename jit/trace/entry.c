@@ -430,6 +430,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
     return result;
   }
   rec_free(r);
+  if (!e->why_at.source) e->why_at = list->anchor->at; /* the reason lies in no one place */
   e->hash = hash;
   e->next = list->first;
   list->first = e;
@@ -507,8 +508,7 @@ static bool run_graph(qn_vm *vm, graph *g, const call_inputs *c, const qk_scalar
   plan *p = simple ? plan_make(simple, vm->tune, why, sizeof why) : NULL;
   if (!p) return false;
   atomic_bool go_on = false;
-  compile_options o = {
-      .tune = vm->tune, .spawn = (vm->config.capabilities & QN_CAP_SPAWN) != 0, .abandon = &go_on};
+  compile_options o = {.tune = vm->tune, .spawn = (vm->config.capabilities & QN_CAP_SPAWN) != 0, .abandon = &go_on};
   if (vm->tune[TUNE_jit_cc]) compile_plan(vm->engine, p, &o);
   bool ok = plan_run(vm, p, c->arrays, weak, out);
   for (uint32_t k = 0; k < p->nkernels; k++)

@@ -105,7 +105,7 @@ static bool serve(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, serve
     raise_memory(vm);
     return false;
   }
-  if (e) s->at = e->why_at;
+  s->at = e ? e->why_at : a->at;
   snprintf(s->text, sizeof s->text, "%s%s%s", break_reasons[s->why], e && e->why_text[0] ? ": " : "",
            e ? e->why_text : "");
   return true;

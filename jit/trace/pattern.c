@@ -28,24 +28,17 @@ static pat *pat_add(qn_vm *vm, pattern *p) {
 }
 
 /* Breaks the capture without ending the recording: the stand-in is then simply the value itself. */
-static void give_up(struct recording *r, break_reason why) {
-  if (!r->capturing) return;
-  r->capturing = false;
-  r->why = why;
-  r->why_at = r->at;
-}
+static void give_up(struct recording *r, break_reason why) { rec_stop_capture(r, why, NULL); }
 
 static qn_value stand_in(struct recording *r, qn_value v, int depth);
 
-static bool register_input(struct recording *r, pat *x, graph_type type, qn_value owned, uint32_t *node) {
+static bool register_input(struct recording *r, pat *x, graph_type type, uint32_t *node) {
   x->input = r->g->ninputs;
   *node = graph_input(r->g, type, 0);
   if (!*node || !rec_room(r)) {
-    value_release(r->vm, owned);
     if (!error_pending(r->vm)) raise_memory(r->vm);
     return false;
   }
-  r->vals[*node] = owned;
   r->pattern.ninputs = r->g->ninputs;
   if (++r->pattern.leaves > (uint64_t)r->vm->tune[TUNE_jit_leaves]) give_up(r, BREAK_too_many_leaves);
   return true;
@@ -72,9 +65,12 @@ static qn_value stand_in_array(struct recording *r, qn_value v) {
   graph_type t = {.dtype = a->dtype, .rank = a->rank};
   for (int i = 0; i < a->rank; i++) t.shape[i] = p->dims[p->ndims++] = a->shape[i];
   uint32_t node;
-  if (!register_input(r, x, t, value_obj(TAG_ARRAY, copy), &node)) return value_error();
-  copy->node = r->base + node;
-  return value_retain(value_obj(TAG_ARRAY, copy));
+  if (!register_input(r, x, t, &node)) {
+    value_release(vm, value_obj(TAG_ARRAY, copy));
+    return value_error();
+  }
+  qn_array *stand = rec_input(r, node, copy);
+  return stand ? value_obj(TAG_ARRAY, stand) : value_error();
 }
 
 static qn_value stand_in_items(struct recording *r, const qn_value *from, qn_value *to, uint32_t n, qn_value whole,
@@ -105,7 +101,9 @@ static qn_value stand_in(struct recording *r, qn_value v, int depth) {
     graph_type t = {.dtype = value_is(v, TAG_INT) ? QN_i64 : QN_f64, .weak = true};
     v.head &= 0xff;
     uint32_t node;
-    return register_input(r, x, t, v, &node) ? value_traced(v, r->base + node) : value_error();
+    if (!register_input(r, x, t, &node)) return value_error();
+    r->vals[node] = v;
+    return value_traced(v, r->base + node);
   }
   case TAG_LIST: {
     qn_list *l = value_list(v);

@@ -43,8 +43,55 @@ struct recording *rec_begin(qn_vm *vm, bool capture) {
   return r;
 }
 
+/* Gives a pending array the storage of a result with the same shape. */
+static void adopt(qn_vm *vm, qn_array *a, qn_array *result) {
+  if (a == result || a->storage) return;
+  a->storage = storage_retain(result->storage);
+  a->offset = result->offset;
+  a->contiguous = result->contiguous;
+  a->device = result->device;
+  memcpy(a->strides, result->strides, sizeof a->strides);
+  (void)vm;
+}
+
+/* Inputs of a capture have no data as long as it goes on, so that nothing can look at it unseen. Gives them theirs. */
+static void show_inputs(struct recording *r) {
+  for (uint32_t i = 0; i < r->nstand_ins; i++) {
+    qn_array *a = r->stand_ins[i];
+    adopt(r->vm, a, value_array(r->vals[a->node - r->base]));
+  }
+}
+
+void rec_stop_capture(struct recording *r, break_reason why, const char *text) {
+  if (!r->capturing) return;
+  r->capturing = false;
+  r->why = why;
+  r->why_at = r->at;
+  snprintf(r->why_text, sizeof r->why_text, "%s", text ? text : "");
+  show_inputs(r);
+}
+
+qn_array *rec_input(struct recording *r, uint32_t node, qn_array *data) {
+  qn_vm *vm = r->vm;
+  r->vals[node] = value_obj(TAG_ARRAY, data);
+  data->node = r->base + node;
+  qn_array *a = array_new_header(vm, (qn_dtype)data->dtype, data->rank, data->shape);
+  if (!a) return NULL;
+  a->node = data->node;
+  a->device = data->device;
+  if (!r->capturing) adopt(vm, a, data);
+  if (!mem_grow(vm, (void **)&r->stand_ins, &r->stand_ins_cap, r->nstand_ins + 1, sizeof *r->stand_ins)) {
+    value_release(vm, value_obj(TAG_ARRAY, a));
+    return NULL;
+  }
+  r->stand_ins[r->nstand_ins++] = a;
+  a->head.refs++;
+  return a;
+}
+
 bool rec_end(struct recording *r) {
   if (r->ended) return true;
+  show_inputs(r);
   bool ok = rec_run_pending(r);
   r->ended = true;
   r->vm->next_node = r->base + r->g->n;
@@ -59,6 +106,8 @@ void rec_free(struct recording *r) {
     vm->next_node = r->base + r->g->n;
     if (vm->rec == r) vm->rec = NULL;
   }
+  for (uint32_t i = 0; i < r->nstand_ins; i++) value_release(vm, value_obj(TAG_ARRAY, r->stand_ins[i]));
+  mem_free(vm, r->stand_ins, r->stand_ins_cap * sizeof *r->stand_ins);
   for (uint32_t i = 0; i < r->vals_cap; i++) value_release(vm, r->vals[i]);
   mem_free(vm, r->vals, r->vals_cap * sizeof *r->vals);
   mem_free(vm, r->calls, r->calls_cap * sizeof *r->calls);
@@ -158,11 +207,7 @@ uint32_t rec_node(struct recording *r, qn_value v) {
   if (value_is(v, TAG_ARRAY)) {
     qn_array *a = value_array(v);
     /* Nobody said where it comes from: fine for deferred execution, but no entry could find it again. */
-    if (r->capturing) {
-      r->capturing = false;
-      r->why = BREAK_untracked;
-      r->why_at = r->at;
-    }
+    rec_stop_capture(r, BREAK_untracked, NULL);
     node = graph_input(r->g, type_of_array(a), rec_site(r));
     if (node) a->node = r->base + node;
     return keep(r, node, value_retain(v));
@@ -189,17 +234,6 @@ bool rec_const(qn_vm *vm, qn_array *a) {
 }
 
 /* ---- running what is pending --------------------------------------------------------------------------------------------------------- */
-
-/* Gives a pending array the storage of a result with the same shape. */
-static void adopt(qn_vm *vm, qn_array *a, qn_array *result) {
-  if (a == result || a->storage) return;
-  a->storage = storage_retain(result->storage);
-  a->offset = result->offset;
-  a->contiguous = result->contiguous;
-  a->device = result->device;
-  memcpy(a->strides, result->strides, sizeof a->strides);
-  (void)vm;
-}
 
 static qn_value plain(qn_value v) { return (qn_value){.head = v.head & 0xff, .u = v.u}; }
 
@@ -318,12 +352,7 @@ bool rec_run_pending(struct recording *r) {
 }
 
 bool rec_break(struct recording *r, break_reason why, const char *text) {
-  if (r->capturing) {
-    r->capturing = false;
-    r->why = why;
-    r->why_at = r->at;
-    snprintf(r->why_text, sizeof r->why_text, "%s", text ? text : "");
-  }
+  rec_stop_capture(r, why, text);
   if (r->grads) return rec_run_pending(r);
   return rec_end(r);
 }
@@ -388,6 +417,8 @@ qn_value rec_value_of(struct recording *r, uint32_t node) {
     if (value_is(r->vals[node], TAG_UNSET) && !eval_weak(r, node)) return value_error();
     return value_traced(plain(r->vals[node]), r->base + node);
   }
+  for (uint32_t i = 0; n->kind == NODE_INPUT && i < r->nstand_ins; i++)
+    if (r->stand_ins[i]->node == r->base + node) return value_retain(value_obj(TAG_ARRAY, r->stand_ins[i]));
   if (!value_is(r->vals[node], TAG_UNSET)) return value_retain(r->vals[node]);
   if (n->kind == NODE_CONST) return load_const(r, node) ? value_retain(r->vals[node]) : value_error();
   int64_t shape[ARRAY_MAX_RANK];

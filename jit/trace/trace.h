@@ -75,8 +75,10 @@ struct recording {
   uint32_t base;  /* the node id of graph node i is base + i */
   qn_value *vals; /* per node: an array (owned reference, perhaps pending), a host scalar, or unset */
   uint32_t vals_cap;
-  uint32_t done;     /* nodes below this one are executed, if anybody needed them */
-  bool reopened;     /* somebody needs one of those that was not */
+  qn_array **stand_ins; /* of the inputs of a capture; vals has their data */
+  uint32_t nstand_ins, stand_ins_cap;
+  uint32_t done; /* nodes below this one are executed, if anybody needed them */
+  bool reopened; /* somebody needs one of those that was not */
   int grads;     /* gradients in progress: then values of executed nodes are kept */
   int tries;     /* try bodies in progress */
   size_t pending_bytes;
@@ -223,6 +225,11 @@ QN_MUST_CHECK bool rec_break(struct recording *r, break_reason why, const char *
 uint32_t rec_node(struct recording *r, qn_value v);
 /* Is the value traced in this recording? Then its node, else 0. */
 uint32_t rec_traced(const struct recording *r, qn_value v);
+/* The same without running anything: for where a pattern is still being made. */
+void rec_stop_capture(struct recording *r, break_reason why, const char *text);
+/* The stand-in (owned) of an array that becomes input `node`: it has no data until the capture ends or breaks, so that every
+ * look at it is noticed. Takes over `data`. NULL with an error raised. */
+QN_MUST_CHECK qn_array *rec_input(struct recording *r, uint32_t node, qn_array *data);
 uint32_t rec_site(struct recording *r);
 /* Room in `vals` for all nodes of the graph. */
 QN_MUST_CHECK bool rec_room(struct recording *r);
