@@ -17,6 +17,7 @@
 #include "jit/cpu/cpu.h"
 #include "jit/cpu/library.h"
 #include "jit/cpu/opbody.h"
+#include "jit/kernel/lower.h"
 
 #define GRAD(fn) 0
 #define NO_GRAD(why) 0
@@ -107,10 +108,14 @@ static op_kernel *find_kernel(qn_vm *vm, eager_state *s, const op_key *key) {
   if (!k) return NULL;
   k->hash = hash;
   k->key = *key;
-  k->program = kernel_for_op(key);
+  const char *why;
+  k->program = kernel_for_op(key, &why);
   if (!k->program) {
     mem_free(vm, k, sizeof *k);
-    raise_memory(vm);
+    if (why == lower_no_memory)
+      raise_memory(vm);
+    else
+      raise(vm, E_internal, SPAN_NONE, "no kernel for %s of this layout: %s", op_rows[key->bytes[0]].name, why);
     return NULL;
   }
   s->table[at] = k;

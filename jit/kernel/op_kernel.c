@@ -446,11 +446,11 @@ static void use_slots(l_program *p, const graph *g, const qn_dim *ints, uint32_t
 }
 
 static l_program *make_program(graph *g, uint32_t node, const uint32_t *operands, int nin,
-                               const qn_dim (*strides)[ARRAY_MAX_RANK], uint8_t joins, uint32_t nslots) {
+                               const qn_dim (*strides)[ARRAY_MAX_RANK], uint8_t joins, uint32_t nslots,
+                               const char **why) {
   uint8_t *place = calloc(g->n, 1), *stored = calloc(g->n, 1);
   uint32_t *scratch = calloc(g->n, sizeof *scratch);
   l_program *p = NULL;
-  const char *why = NULL;
   if (place && stored && scratch) {
     place[node] = PLACE_INLINE;
     stored[node] = 1;
@@ -465,9 +465,9 @@ static l_program *make_program(graph *g, uint32_t node, const uint32_t *operands
                        .strides = strides,
                        .joins = &joins,
                        .scratch = scratch};
-    k_kernel *k = lower(&r, &why);
+    k_kernel *k = lower(&r, why);
     schedule_result s;
-    if (k && schedule(k, GRAIN, &s, &why)) {
+    if (k && schedule(k, GRAIN, &s, why)) {
       p = s.program;
       use_slots(p, g, s.ints, nslots);
     }
@@ -479,7 +479,8 @@ static l_program *make_program(graph *g, uint32_t node, const uint32_t *operands
   return p;
 }
 
-l_program *kernel_for_op(const op_key *key) {
+l_program *kernel_for_op(const op_key *key, const char **why) {
+  *why = lower_no_memory;
   key_reader r = {.key = key, .g = graph_new(NULL)};
   if (!r.g) return NULL;
   op_id op = (op_id)take(&r);
@@ -516,7 +517,7 @@ l_program *kernel_for_op(const op_key *key) {
   l_program *p = NULL;
   if (node && !r.g->failed)
     p = make_program(r.g, node, operands, random ? 0 : nin, (const qn_dim(*)[ARRAY_MAX_RANK])strides, joins,
-                     (uint32_t)(r.nsizes + r.nstrides));
+                     (uint32_t)(r.nsizes + r.nstrides), why);
   graph_free(r.g);
   return p;
 }

@@ -96,7 +96,7 @@ void plan_print(const plan *p, text_buf *out);
  * where the order of loops depends on them. Eager dispatch does per call
  *
  *     op_call_key(&call, &key, ints);             fast; no allocation
- *     program = cached by key, else kernel_for_op(&key)
+ *     program = cached by key, else kernel_for_op(&key, &why)
  *     kernel_run(vm, program, ..., buffers, ints, scalars, &error)
  *
  * with buffers = the strict operands' elements 0 in order, then the result's; of RANDOM ops only the result's, and
@@ -129,7 +129,7 @@ typedef struct op_key {
 
 /* False if the call has no one-op kernel (too many operands or axes). */
 bool op_call_key(const op_call *call, op_key *key, int64_t ints[OP_CALL_INTS]);
-/* Owned. NULL when memory is short. */
-QN_MUST_CHECK l_program *kernel_for_op(const op_key *key);
+/* Owned. NULL with a reason: lower_no_memory, or a defect. */
+QN_MUST_CHECK l_program *kernel_for_op(const op_key *key, const char **why);
 
 #endif

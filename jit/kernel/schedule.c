@@ -116,6 +116,7 @@ static bool roles_fit(const nest *s, int r, int c) {
     if (n->axis == r && n->code != K_DOT && n->order == ORDER_INNER && axis_in(body, c) && emit_order(n) != ORDER_FREE)
       return false;
     if (n->axis == c && n->code == K_DOT) return false;
+    if (n->axis == r && n->code == K_SCAN && !axis_in(body, c)) return false; /* it runs beside nothing */
   }
   return true;
 }
@@ -152,9 +153,9 @@ static bool choose_roles(nest *s) {
     s->par = s->axes & ~axis_bit(c) & ~axis_bit(r);
     return true;
   }
-  if (!candidates) { /* only reduced axes: a sum of outer order to one element, or a product of vectors */
-    int a = best_axis(s, outer);
-    if (outer & ~axis_bit(a)) return refuse(s, "reductions over several axes");
+  /* No axis to run beside: one sum of outer order, a product of vectors, or running values that do not vary along others. */
+  int a = best_axis(s, outer);
+  if (!inner && !(outer & ~axis_bit(a)) && (!candidates || roles_fit(s, -1, a))) {
     bool product = !roles_fit(s, -1, a);
     s->c = product ? -1 : a;
     s->r = product ? a : -1;

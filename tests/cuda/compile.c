@@ -153,7 +153,8 @@ static void take_op(programs *s, op_id op, const op_attr *attr, const op_operand
   call.out = (op_operand){.dtype = inferred.result.dtype, .rank = inferred.result.rank};
   memcpy(call.out.shape, inferred.result.shape, sizeof call.out.shape);
   if (!op_call_key(&call, &key, ints)) return;
-  l_program *p = kernel_for_op(&key);
+  const char *why;
+  l_program *p = kernel_for_op(&key, &why);
   if (!p) fatal(op_rows[op].name);
   take(s, p);
 }

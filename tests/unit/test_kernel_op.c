@@ -24,6 +24,8 @@ typedef struct operand {
   int64_t bytes;
 } operand;
 
+static bool wild; /* operands may be broadcast, and have sizes of 0 */
+
 /* An operand with random values, laid out with gaps, reversed or transposed. */
 static operand make(uint8_t dtype, int rank, const int64_t *shape, double lo, double hi) {
   operand o = {.plain = ref_new(dtype, rank, shape)};
@@ -42,9 +44,10 @@ static operand make(uint8_t dtype, int rank, const int64_t *shape, double lo, do
   for (int j = rank - 1; j >= 0; j--) {
     int a = order[j];
     int64_t gap = rnd(4) == 0 ? 2 : 1;
+    if (wild && rnd(3) == 0) continue;
     o.view.strides[a] = stride * gap;
     stride *= gap * (shape[a] > 0 ? shape[a] : 1);
-    if (rnd(5) == 0) {
+    if (rnd(5) == 0 && shape[a] > 0) {
       low += o.view.strides[a] * (shape[a] - 1);
       o.view.strides[a] = -o.view.strides[a];
     }
@@ -57,7 +60,15 @@ static operand make(uint8_t dtype, int rank, const int64_t *shape, double lo, do
     ref_set(&o.plain, k, x, dtype == QN_bool ? (int64_t)rnd(2) : (int64_t)floor(x));
     int64_t ix[ARRAY_MAX_RANK], at = 0;
     ref_unflat(&o.plain, k, ix);
-    for (int a = 0; a < rank; a++) at += ix[a] * o.view.strides[a];
+    int64_t same = 0; /* the element that lies at the same place */
+    for (int a = 0; a < rank; a++) {
+      at += ix[a] * o.view.strides[a];
+      same = same * shape[a] + (o.view.strides[a] ? ix[a] : 0);
+    }
+    if (o.plain.f)
+      o.plain.f[k] = o.plain.f[same];
+    else
+      o.plain.i[k] = o.plain.i[same];
     qn_value v = o.plain.f          ? value_float(o.plain.f[k])
                  : dtype == QN_bool ? value_bool(o.plain.i[k] != 0)
                                     : value_int(o.plain.i[k]);
@@ -102,8 +113,9 @@ static uint64_t both_ways(op_id op, const op_attr *attr, operand *in, int nin) {
   op_key key;
   int64_t ints[OP_CALL_INTS];
   ck_assert_msg(op_call_key(&call, &key, ints), "%s has no key", op_rows[op].name);
-  l_program *p = kernel_for_op(&key);
-  ck_assert_msg(p != NULL, "%s has no kernel", op_rows[op].name);
+  const char *refused = "";
+  l_program *p = kernel_for_op(&key, &refused);
+  ck_assert_msg(p != NULL, "%s has no kernel: %s", op_rows[op].name, refused);
   ck_assert_msg(l_verify(p, why, sizeof why), "%s", why);
   uint64_t error;
   bool ran = l_eval(p, buffers, NULL, ints, NULL, &error, why, sizeof why);
@@ -141,6 +153,11 @@ static void drop(operand *in, int nin) {
 
 static const uint8_t floats[] = {QN_f32, QN_f64, QN_f16, QN_bf16}, ints[] = {QN_i64, QN_i32, QN_u8, QN_i8, QN_i16};
 static int random_shape(int64_t *shape, int most) {
+  if (wild) {
+    int axes = (int)rnd(7);
+    for (int a = 0; a < axes; a++) shape[a] = rnd(14) == 0 ? 0 : rnd(3) == 0 ? 1 : 1 + rnd(a == axes - 1 ? 20 : 4);
+    return axes;
+  }
   int rank = (int)rnd((uint32_t)most + 1);
   for (int a = 0; a < rank; a++) shape[a] = rnd(6) == 0 ? 1 : 1 + rnd(a == rank - 1 ? 20 : 5);
   return rank;
@@ -160,10 +177,10 @@ static bool takes_ints(op_id op) {
   }
 }
 
-START_TEST(pointwise) {
+static void try_pointwise(void) {
   for (int op = 0; op < OP_COUNT; op++) {
     if (op_rows[op].klass != CLASS_POINTWISE || op == OP_fit) continue;
-    for (int round = 0; round < 12; round++) {
+    for (int round = 0; round < (wild ? 40 : 12); round++) {
       state = (uint64_t)op * 1000 + (uint64_t)round;
       bool whole = takes_ints((op_id)op) && rnd(2), bools = false;
       if (op_rows[op].dtype_rule == DT_bits || op_rows[op].dtype_rule == DT_ints) whole = true;
@@ -205,21 +222,31 @@ START_TEST(pointwise) {
     }
   }
 }
+START_TEST(pointwise) { try_pointwise(); }
+END_TEST
+START_TEST(wild_pointwise) {
+  wild = true;
+  try_pointwise();
+  wild = false;
+}
 END_TEST
 
-START_TEST(reductions) {
+static void try_reductions(void) {
   for (int op = 0; op < OP_COUNT; op++) {
     if (op_rows[op].klass != CLASS_REDUCE && op_rows[op].klass != CLASS_SCAN) continue;
     bool scan = op_rows[op].klass == CLASS_SCAN, logic = op == OP_any || op == OP_all;
-    for (int round = 0; round < 40; round++) {
+    for (int round = 0; round < (wild ? 160 : 40); round++) {
       state = (uint64_t)op * 1000 + (uint64_t)round;
       uint8_t d = logic ? QN_bool : rnd(3) ? floats[rnd(4)] : ints[rnd(5)];
       int64_t shape[ARRAY_MAX_RANK];
       int rank;
       do rank = random_shape(shape, 4);
       while (rank == 0);
-      if (rnd(4) == 0) shape[rnd((uint32_t)rank)] = 70 + rnd(100);
-      if (rnd(12) == 0 && rank < 3) shape[rank - 1] = 1100 + rnd(3000);
+      if (rnd(wild ? 16 : 4) == 0) shape[rnd((uint32_t)rank)] = 70 + rnd(100);
+      if (!wild && rnd(12) == 0 && rank < 3) shape[rank - 1] = 1100 + rnd(3000);
+      bool empty = false;
+      for (int a = 0; a < rank; a++) empty |= shape[a] == 0;
+      if (empty && op_rows[op].raises == RAISES_empty) continue;
       bool product = op == OP_prod || op == OP_cumprod;
       operand in = make(d, rank, shape, product ? 0.9 : d == QN_u8 ? 0 : -2, product ? 1.1 : 2);
       op_attr attr = {.axes = (uint8_t)(1 << rnd((uint32_t)rank))};
@@ -231,6 +258,13 @@ START_TEST(reductions) {
       drop(&in, 1);
     }
   }
+}
+START_TEST(reductions) { try_reductions(); }
+END_TEST
+START_TEST(wild_reductions) {
+  wild = true;
+  try_reductions();
+  wild = false;
 }
 END_TEST
 
@@ -258,11 +292,12 @@ START_TEST(nothing_is_reduced) {
 }
 END_TEST
 
-START_TEST(products) {
-  for (int round = 0; round < 60; round++) {
+static void try_products(void) {
+  for (int round = 0; round < (wild ? 600 : 60); round++) {
     state = 9000 + (uint64_t)round;
     int64_t m = 1 + rnd(40), k = rnd(9) == 0 ? 1 : 1 + rnd(70), n = 1 + rnd(40), x[6], y[6];
-    if (round % 20 == 0) k = 5000, m = n = 3;
+    if (!wild && round % 20 == 0) k = 5000, m = n = 3;
+    if (wild && rnd(3) == 0) *(rnd(3) == 0 ? &m : rnd(2) ? &k : &n) = rnd(2);
     int bx = (int)rnd(3), by = (int)rnd(3), rx = 0, ry = 0;
     int64_t batch[2] = {1 + rnd(3), 1 + rnd(3)};
     if (rnd(6) == 0) bx = -1;
@@ -279,16 +314,23 @@ START_TEST(products) {
     drop(in, 2);
   }
 }
+START_TEST(products) { try_products(); }
+END_TEST
+START_TEST(wild_products) {
+  wild = true;
+  try_products();
+  wild = false;
+}
 END_TEST
 
-START_TEST(indexing) {
-  for (int round = 0; round < 80; round++) {
+static void try_indexing(void) {
+  for (int round = 0; round < (wild ? 600 : 80); round++) {
     state = 20000 + (uint64_t)round;
     uint8_t d = rnd(3) ? floats[rnd(4)] : ints[rnd(5)];
     int64_t shape[4], index[3], v[8];
     int rank = 1 + (int)rnd(3), count = 1 + (int)rnd((uint32_t)rank), irank = (int)rnd(3);
     for (int a = 0; a < rank; a++) shape[a] = 2 + rnd(a == rank - 1 ? 30 : 6);
-    for (int a = 0; a < irank; a++) index[a] = 1 + rnd(9);
+    for (int a = 0; a < irank; a++) index[a] = wild && rnd(5) == 0 ? 0 : 1 + rnd(9);
     operand in[6];
     in[0] = make(d, rank, shape, -2, 2);
     for (int j = 0; j < count; j++)
@@ -306,7 +348,7 @@ START_TEST(indexing) {
     int axis = (int)rnd((uint32_t)rank);
     operand along[3];
     memcpy(v, shape, sizeof shape);
-    v[axis] = 1 + rnd(9);
+    v[axis] = wild && rnd(5) == 0 ? 0 : 1 + rnd(9);
     along[0] = make(d, rank, shape, -2, 2);
     along[1] = make(QN_i64, rank, v, -(double)shape[axis], (double)shape[axis] - 1);
     along[2] = make(d, rank, v, -2, 2);
@@ -315,6 +357,13 @@ START_TEST(indexing) {
     ck_assert(both_ways(OP_gather_add, &with, along, 3) == ~(uint64_t)0);
     drop(along, 3);
   }
+}
+START_TEST(indexing) { try_indexing(); }
+END_TEST
+START_TEST(wild_indexing) {
+  wild = true;
+  try_indexing();
+  wild = false;
 }
 END_TEST
 
@@ -348,7 +397,8 @@ START_TEST(random_words) {
   op_key key;
   int64_t slots[OP_CALL_INTS];
   ck_assert(op_call_key(&call, &key, slots));
-  l_program *p = kernel_for_op(&key);
+  const char *refused;
+  l_program *p = kernel_for_op(&key, &refused);
   ck_assert_ptr_nonnull(p);
   uint64_t out[3], error;
   void *buffers[] = {out};
@@ -391,11 +441,15 @@ static void add(Suite *s, TCase *t, const TTest *test) {
 int main(void) {
   Suite *s = suite_create("kernel_op");
   add(s, tcase_create("pointwise"), pointwise);
+  add(s, tcase_create("wild_pointwise"), wild_pointwise);
   add(s, tcase_create("reductions"), reductions);
+  add(s, tcase_create("wild_reductions"), wild_reductions);
   add(s, tcase_create("long_reductions"), long_reductions);
   add(s, tcase_create("nothing_is_reduced"), nothing_is_reduced);
   add(s, tcase_create("products"), products);
+  add(s, tcase_create("wild_products"), wild_products);
   add(s, tcase_create("indexing"), indexing);
+  add(s, tcase_create("wild_indexing"), wild_indexing);
   add(s, tcase_create("checks_fail_at_the_first_element"), checks_fail_at_the_first_element);
   add(s, tcase_create("random_words"), random_words);
   add(s, tcase_create("keys_are_shared"), keys_are_shared);
