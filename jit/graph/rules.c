@@ -153,10 +153,11 @@ static uint32_t rule_neg_neg(rewriter *r, const graph_node *n) {
   return x && !can_overflow(n) ? x->in[0] : 0;
 }
 
+/* Without a sign, -x is another number with another absolute value: itself. */
 static uint32_t rule_abs_sign(rewriter *r, const graph_node *n) {
   if (is_op(r, n->in[0], OP_abs)) return n->in[0];
   const graph_node *x = is_op(r, n->in[0], OP_neg);
-  uint32_t inner = x && !can_overflow(n) ? x->in[0] : 0;
+  uint32_t inner = x && !can_overflow(n) && n->type.dtype != QN_u8 ? x->in[0] : 0;
   return inner ? rewrite_op(r, OP_abs, &inner, 1, NULL, n->site) : 0;
 }
 

@@ -100,6 +100,12 @@ START_TEST(rules_do_what_they_say) {
                    "graph(%1: f32[3]) {\n  %2 = const 1.0 : f32[]\n  %3 = div %2, %1 : f32[3]\n  return %3\n}\n");
   check_simplifies("graph(%1: f16[3]) {\n %2 = const 3.0 : f16[]\n %3 = pow %1, %2 : f16[3]\n return %3 }",
                    "graph(%1: f16[3]) {\n  %2 = const 3.0 : f16[]\n  %3 = pow %1, %2 : f16[3]\n  return %3\n}\n");
+  /* the sign of a number whose absolute value is taken; numbers without a sign wrap */
+  check_simplifies(
+      "graph(%1: i8[3], %2: u8[3]) {\n %3 = neg %1 : i8[3]\n %4 = abs %3 : i8[3]\n %5 = neg %2 : u8[3]\n"
+      "%6 = abs %5 : u8[3]\n return %4, %6 }",
+      "graph(%1: i8[3], %2: u8[3]) {\n  %3 = abs %1 : i8[3]\n  %4 = neg %2 : u8[3]\n  %5 = abs %4 : u8[3]\n"
+      "  return %3, %5\n}\n");
   /* transposes, and common subexpressions with operands in any order */
   check_simplifies(
       "graph(%1: f32[2, 3], %2: f32[2, 3]) {\n %3 = permute %1 order=[1, 0] : f32[3, 2]\n"
