@@ -67,6 +67,14 @@ def top(x):
         return float(np.max(np.abs(wide(x).astype(np.float64))))
 
 
+# The elements of v, over and over, with the shape of the places of an update of x at index i.
+SPREAD = """fn spread(v, i, x) {
+  let shape = if x.rank == 1 { i.shape } else { i.shape + (x.shape[1],) }
+  if v.size == 0 { return zeros(shape, dtype: v.dtype) }
+  take(v.reshape(-1), arange(fold(shape, fn(n, m) n * m, 1)) % v.size).reshape(shape)
+}
+"""
+
 ERF = np.vectorize(math.erf, otypes=[np.float64])
 SQRT2 = math.sqrt(2)
 
@@ -204,8 +212,11 @@ class Program:
     def grow(self):
         templates = [self.unary] * 5 + [self.binary] * 6 + [self.reduction] * 4 + [self.view] * 4 + [self.matmul] * 2
         templates += [self.select, self.loop, self.update, self.gather, self.join, self.helper]
+        templates += [self.moved] * 4 + [self.joined_views] * 2 + [self.scatter] * 3 + [self.indexed] * 2
+        templates += [self.ordered, self.mask, self.contraction, self.running]
         if self.kind != "grad":
             templates += [self.integer] * 2 + [self.compare] * 2 + [self.convert] * 2 + [self.scan, self.branch]
+            templates += [self.mixed] * 2 + [self.bits] * 2
         else:
             templates += [self.scan]
         for _ in range(40):
@@ -438,6 +449,234 @@ class Program:
             places.append(":".join("" if p is None else str(p) for p in ((start, stop) if step is None else (start, stop, step))))
         return self.add(f"{x.name}[{', '.join(places)}]", [x], x.dtype, lambda a: a[tuple(keys)], exact=True)
 
+    def slices(self, rank):
+        """Slices of some axes, negative steps and empty results among them: (text, keys)."""
+        r = self.random
+        keys, places = [], []
+        for _ in range(r.randint(1, rank)):
+            start, stop = r.choice([None, None, 0, 1, -2, 4]), r.choice([None, None, -1, 3, 1000])
+            step = r.choice([None, 2, 3, -1, -2])
+            if step is not None and step < 0:
+                start, stop = r.choice([None, -1, 3, 1000]), r.choice([None, None, 0])
+            keys.append(slice(start, stop, step))
+            places.append(":".join("" if p is None else str(p) for p in (start, stop, step)))
+        return f"[{', '.join(places)}]", tuple(keys)
+
+    def move(self, x, rank, dtype):
+        """One view of x: (text, NumPy)."""
+        r = self.random
+        axis = r.randrange(rank)
+        choice = r.randrange(8)
+        if choice <= 2:  # slices more often than the others
+            text, keys = self.slices(rank)
+            return x + text, lambda a: a[keys]
+        if choice == 3:
+            shift = r.choice([1, -1, 2, 5])
+            return f"roll({x}, {shift}, {axis})", lambda a: np.roll(a, shift, axis)
+        if choice == 4:
+            widths = [(r.randint(0, 2), r.randint(0, 2)) for _ in range(rank)]
+            value = self.constant() if dtype in FLOATS else r.choice([0, 1]) if dtype != "bool" else False
+            text = f"({', '.join(f'({a}, {b})' for a, b in widths)},)"
+            shown = str(value).lower() if isinstance(value, bool) else repr(value)
+            return f"pad({x}, {text}, {shown})", lambda a: np.pad(a, widths, constant_values=value)
+        if choice == 5:
+            n = r.choice([2, 3])
+            return f"repeat({x}, {n}, {axis})", lambda a: np.repeat(a, n, axis)
+        if choice == 6:
+            return f"flip({x}, {axis})", lambda a: np.flip(a, axis)
+        other = r.randrange(rank)
+        return f"transpose({x}, {axis}, {other})", lambda a: np.swapaxes(a, axis, other)
+
+    def moved(self):
+        """Views of views of x."""
+        x = self.pick(lambda v: v.rank > 0)
+        text, steps = x.name, []
+        for _ in range(self.random.randint(1, 3)):
+            text, step = self.move(text, x.rank, x.dtype)
+            steps.append(step)
+
+        def compute(a):
+            for step in steps:
+                a = step(a)
+            return a
+        return self.add(text, [x], x.dtype, compute, exact=True)
+
+    def joined_views(self):
+        """One after the other: views of two arrays, moved once more."""
+        r = self.random
+        x = self.pick(lambda v: v.rank > 0)
+        y = self.pick(lambda v: v.rank == x.rank and v.dtype == x.dtype)
+        axis = r.randrange(x.rank)
+        (one, f), (two, g) = self.move(x.name, x.rank, x.dtype), self.move(y.name, y.rank, y.dtype)
+        text, h = f"concat(({one}, {two}), axis: {axis})", lambda a: a
+        if r.random() < 0.5:
+            text, h = self.move(text, x.rank, x.dtype)
+        return self.add(text, [x, y], x.dtype, lambda a, b: h(np.concatenate((f(a), g(b)), axis)), exact=True)
+
+    def positions(self, count):
+        """An index array for an axis: (text over `$n`, the axis's length; operands; NumPy)."""
+        r = self.random
+        if r.random() < 0.5:
+            values = [r.randint(-1, 1) for _ in range(count)]
+            if r.random() < 0.3:
+                text = f"broadcast_to({values}, 2, {count})"
+                return text, [], lambda n: np.broadcast_to(np.array(values), (2, count))
+            return f"{values}", [], lambda n: np.array(values)
+        kinds = ("i64", "i32", "i16")
+        i = self.pick(lambda v: v.exact and v.dtype in kinds and v.rank in (1, 2) and v.arrays[0].size < 600)
+        return f"({i.name} % $n)", [i], lambda n, a: a.astype(np.int64) % n if n else self.reject()
+
+    def scatter(self):
+        """Updates at index arrays: repeated places, stored or added."""
+        r = self.random
+        x = self.pick(lambda v: v.rank in (1, 2) and v.dtype != "bool" and 0 < v.arrays[0].size < 5000)
+        text, more, place = self.positions(r.randint(1, 4))
+        adds = r.random() < 0.5
+        v = self.pick(lambda v: v.dtype == x.dtype and v.rank <= x.rank)
+        free = r.random() < 0.3  # one number for all places
+        if more and v is more[0]:
+            raise Reject
+
+        def compute(a, *others):
+            a, index = np.array(a), place(len(a), *others[:len(more)])
+            shape = index.shape + a.shape[1:]
+            value = np.full(shape, 2) if free else np.resize(others[len(more)], shape)  # as `spread` does
+            if adds:
+                np.add.at(a, index, value.astype(a.dtype) if a.dtype.kind != "f" else value)
+            else:
+                a[index] = value
+            return a
+
+        def gain(i, e):
+            sums = EPS.get(x.dtype, 0) * (i[0].size + 600) * 4 * (top(i[0]) + top(i[-1]) + 2)
+            return e[0] + (0 if free else e[-1] * (i[-1].size + 8)) + sums
+        text = text.replace("$n", f"len({x.name})")
+        value = "2" if free else f"$v"
+        lines = [f"let $ = {x.name}", f"let $i = {text}"]
+        if not free:
+            lines.append(f"let $v = spread({v.name}, $i, {x.name})")
+        lines.append(f"$[$i] {'+=' if adds else '='} {value}")
+        return self.add(lines, [x] + more + [v], x.dtype, compute, gain, exact=not adds or x.dtype in INTS)
+
+    def indexed(self):
+        r = self.random
+        x = self.pick(lambda v: v.rank > 0 and v.arrays[0].size < 5000)
+        choice = r.randrange(4)
+        if choice == 0:
+            text, more, place = self.positions(r.randint(1, 4))
+            axis = r.randrange(x.rank)
+            text = text.replace("$n", f"{x.name}.shape[{axis}]")
+            return self.add(f"take({x.name}, {text}, axis: {axis})", [x] + more, x.dtype,
+                            lambda a, *o: np.take(a, place(a.shape[axis], *o), axis), lambda n, e: e[0], exact=True)
+        if choice == 1:
+            axis = r.randrange(x.rank)
+            y = self.pick(lambda v: v.exact and v.dtype != "bool" and v.rank == x.rank)
+
+            def compute(a, b):
+                index = np.argsort(b, axis, kind="stable")
+                if any(m > n for m, n in zip(b.shape, a.shape)):
+                    raise Reject
+                cut = tuple(slice(None) if i == axis else slice(m) for i, m in enumerate(b.shape))
+                return np.take_along_axis(a[cut], index, axis)
+            if any(p.shape[i] != q.shape[i] for p, q in zip(x.arrays, y.arrays) for i in range(x.rank) if i != axis):
+                raise Reject
+            if self.kind == "wild":
+                raise Reject
+            return self.add(f"gather({x.name}, argsort({y.name}, axis: {axis}), {axis})", [x, y], x.dtype, compute,
+                            lambda n, e: e[0], exact=True)
+        if choice == 2 and x.rank >= 2:
+            i, j = [r.randint(-1, 0) for _ in range(3)], [r.randint(-1, 0) for _ in range(3)]
+            return self.add(f"{x.name}[{i}, {j}]", [x], x.dtype, lambda a: a[np.array(i), np.array(j)], exact=True)
+        text, keys = self.slices(x.rank)
+        n = r.choice([-1, 0])
+        return self.add(f"{x.name}{text}[[{n}, 0]]", [x], x.dtype, lambda a: a[keys][np.array([n, 0])], exact=True)
+
+    def ordered(self):
+        x = self.pick(lambda v: v.rank > 0 and v.dtype != "bool" and v.arrays[0].size < 5000)
+        axis = self.random.randrange(-1, x.rank)
+        choice = self.random.randrange(4)
+        if choice == 0 and x.exact and self.kind == "plain":
+            return self.add(f"argsort({x.name}, axis: {axis})", [x], "i64",
+                            lambda a: np.argsort(a, axis, kind="stable"), exact=True)
+        if choice == 1:
+            name = self.random.choice(["cummax", "cummin"])
+            f = np.maximum if name == "cummax" else np.minimum
+            return self.add(f"{name}({x.name}, axis: {axis})", [x], x.dtype, lambda a: f.accumulate(a, axis),
+                            lambda i, e: e[0], exact=True)
+        return self.add(f"sort({x.name}, axis: {axis})", [x], x.dtype, lambda a: np.sort(a, axis, kind="stable"),
+                        lambda i, e: e[0], exact=True)
+
+    def running(self):
+        x = self.pick(lambda v: v.rank > 0 and v.is_float and v.arrays[0].size < 5000)
+        axis = self.random.randrange(-1, x.rank)
+        return self.add(f"cumprod(tanh({x.name}) * 0.125 + 0.75, axis: {axis})", [x], x.dtype,
+                        lambda a: np.cumprod(np.tanh(a) * 0.125 + 0.75, axis),
+                        lambda i, e: (e[0] + 8 * EPS[x.dtype]) * 8)
+
+    def mask(self):
+        x = self.pick(lambda v: v.rank >= 2 and v.is_float)
+        k = self.random.choice([-1, 0, 1])
+        name = self.random.choice(["tril", "triu"])
+        f = np.tril if name == "tril" else np.triu
+        return self.add(f"{name}({x.name}, {k})", [x], x.dtype, lambda a: f(a, k), exact=True)
+
+    def contraction(self):
+        x = self.pick(lambda v: v.rank == 2 and v.is_float)
+        y = self.pick(lambda v: v.rank == 2 and v.dtype == x.dtype)
+        spec = self.random.choice(["ij,jk->ik", "ij,kj->ki", "ij,ij->i", "ij,ij->j", "ij,jk->k", "ij,kj->i",
+                                   "ij,jk->ijk", "ij,ij->"])
+
+        def compute(a, b):
+            return np.einsum(spec, a, b) / 16
+
+        def gain(i, e):
+            terms, most = i[0].size + i[1].size, top(i[0]) * top(i[1])
+            rounding = 4 * EPS["f64" if x.dtype == "f64" else "f32"] + 2 * EPS[x.dtype]
+            return terms * (e[0] * top(i[1]) + e[1] * top(i[0]) + rounding * most)
+        return self.add(f'einsum("{spec}", {x.name}, {y.name}) / 16', [x, y], x.dtype, compute, gain)
+
+    def mixed(self):
+        """Arithmetic between kinds: integers and bools with floats and with each other."""
+        x = self.pick(lambda v: v.dtype in INTS or v.dtype == "bool")
+        y = self.pick(lambda v: v.dtype != x.dtype)
+        name = self.random.choice(["+", "-", "*", "maximum", "minimum"])
+        if name in ("maximum", "minimum") and "bool" in (x.dtype, y.dtype):
+            raise Reject
+        dtype = promote(x.dtype, y.dtype)
+        f = {"+": np.add, "-": np.subtract, "*": np.multiply, "maximum": np.maximum, "minimum": np.minimum}[name]
+
+        def compute(a, b):
+            kind = np.float64 if dtype in FLOATS else STORE[dtype]
+            return f(store(a, dtype).astype(kind), store(b, dtype).astype(kind))
+        text = f"{name}({x.name}, {y.name})" if name[0] == "m" else f"{x.name} {name} {y.name}"
+
+        def gain(i, e):
+            converted = 2 * EPS.get(dtype, 0) * (top(i[0]) + top(i[1]))
+            return (e[1] + converted) * (top(i[0]) + 1) if name == "*" else e[1] + converted
+        return self.add(text, [x, y], dtype, compute, gain, exact=dtype in INTS)
+
+    def bits(self):
+        r = self.random
+        x = self.pick(lambda v: v.exact and (v.dtype in INTS or v.dtype == "bool"))
+        if x.dtype == "bool":
+            y = self.pick(lambda v: v.dtype == "bool")
+            text, f = r.choice([("{x} & {y}", np.logical_and), ("{x} | {y}", np.logical_or),
+                                ("xor({x}, {y})", np.logical_xor), ("{x} & ~{y}", lambda a, b: a & ~b)])
+            return self.add(text.format(x=x.name, y=y.name), [x, y], "bool", f, exact=True)
+        y = self.pick(lambda v: v.dtype == x.dtype)
+        of = STORE[x.dtype]
+        most = 8 * of(0).itemsize - 1
+        text, f = r.choice([
+            ("{x} & {y}", np.bitwise_and), ("{x} | ~{y}", lambda a, b: a | ~b), ("xor({x}, {y})", np.bitwise_xor),
+            ("shl({x}, {y} & 3)", lambda a, b: a << (b & of(3))),
+            ("shr({x}, {y} & {most})", lambda a, b: a >> (b & of(most))),
+            ("{x} // ({y} | 1)", lambda a, b: a // (b | of(1))), ("{x} % ({y} | 1)", lambda a, b: a % (b | of(1))),
+            ("floor({x}) + {y}", np.add), ("sign({x}) - round({y})", lambda a, b: np.sign(a) - b),
+            ("abs(-{x}) - {y}", lambda a, b: np.abs(-a) - b), ("maximum({x}, -{y})", lambda a, b: np.maximum(a, -b)),
+            ("{x} ** 2 - {y}", lambda a, b: a * a - b),
+            ("where({x} > {y}, {x}, 1)", lambda a, b: np.where(a > b, a, of(1)))])
+        return self.add(text.format(x=x.name, y=y.name, most=most), [x, y], x.dtype, f, exact=True)
+
     def gather(self):
         x = self.pick(lambda v: v.rank > 0)
         if self.random.random() < 0.5:
@@ -543,7 +782,7 @@ class Program:
             # bf16 has no file format here: it is saved as the f32 of the same value.
             items = (f"o{n}: {'f32(' + v.name + ')' if v.dtype == 'bf16' else v.name}" for n, v in enumerate(self.outputs))
             last = "  {" + ", ".join(items) + "}"
-        return f"fn half(f, x) = 0.5 * f(x)\n\nfn f({names}) {{\n{body}\n{last}\n}}\n"
+        return f"fn half(f, x) = 0.5 * f(x)\n{SPREAD}\nfn f({names}) {{\n{body}\n{last}\n}}\n"
 
     def calls(self):
         """The input set of each phase of the program: the first until f is hot, then the others, and back again."""
