@@ -5,8 +5,8 @@
 static qn_status finish(qn_vm *vm, vm_run *run, qn_value r, qn_value *result) {
   qn_status status = value_is_error(r) ? vm_status(vm) : QN_OK;
   if (value_node(r)) r.head &= 0xff; /* numbers leave without what the recorder knew of them */
-  if (result && !value_is_error(r))
-    *result = r;
+  if (result)
+    *result = value_is_error(r) ? value_nil() : r;
   else
     value_release(vm, r);
   vm_run_end(vm, run);

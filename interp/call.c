@@ -17,7 +17,8 @@
 /* ---- errors ------------------------------------------------------------------------------------------------------------- */
 
 void raise_last(qn_vm *vm, node *body) {
-  while (body->eval == eval_block || body->eval == eval_block_plain) body = ((n_block *)body)->items[((n_block *)body)->n - 1];
+  while (body->eval == eval_block || body->eval == eval_block_plain)
+    body = ((n_block *)body)->items[((n_block *)body)->n - 1];
   raise_at(vm, body->at);
 }
 
@@ -397,6 +398,11 @@ out:
   return r;
 }
 
+static bool positional_first(qn_vm *vm, span at) {
+  raise(vm, E_keyword, at, "positional arguments stand before keywords");
+  return false;
+}
+
 /* Pushes `..v` as positional arguments (lists, ranges, arrays) or keywords (records). */
 static bool push_argument_spread(qn_vm *vm, qn_value v, span at, uint32_t *npos, uint32_t *nkw) {
   bool ok = true;
@@ -423,8 +429,7 @@ static bool push_argument_spread(qn_vm *vm, qn_value v, span at, uint32_t *npos,
     raise_text(vm, E_not_iterable, at, &t);
     ok = false;
   } else if (n > 0 && *nkw > 0) {
-    raise(vm, E_keyword, at, "positional arguments stand before keywords");
-    ok = false;
+    ok = positional_first(vm, at);
   }
   ok = ok && vm_enter(vm, n > INT32_MAX ? SIZE_MAX / 64 : (size_t)n + 2);
   for (int64_t i = 0; ok && i < n; i++) {
@@ -459,10 +464,12 @@ static __attribute__((noinline)) qn_value call_mixed(qn_vm *vm, n_call *n, qn_va
       continue;
     }
     *vm->sp++ = v;
-    if (a->keyword)
+    if (a->keyword) {
       nkw++;
-    else
-      npos++;
+      continue;
+    }
+    if (nkw && !positional_first(vm, a->value->at)) goto error; /* behind a spread record: the parser sees the rest */
+    npos++;
   }
   return call_bound(vm, base, npos, nkw, n->h.at, n, fp);
 error:

@@ -156,7 +156,8 @@ typedef struct index_plan {
 } index_plan;
 
 static bool too_many(qn_vm *vm, const qn_array *x, int given) {
-  raise(vm, E_index_kind, SPAN_NONE, "an array of rank %d takes at most %d indices, not %d", x->rank, x->rank, given);
+  raise(vm, E_index_kind, SPAN_NONE, "an array of rank %d takes at most %d ind%s, not %d", x->rank, x->rank,
+        x->rank == 1 ? "ex" : "ices", given);
   return false;
 }
 
@@ -404,6 +405,32 @@ static int joint_rank(const operands *o, int first) {
   return rank;
 }
 
+/* Do the joint axes and `others` behind them make an array? */
+static bool check_rank(qn_vm *vm, int joint, int others) {
+  if (joint + others <= ARRAY_MAX_RANK) return true;
+  raise(vm, E_rank, SPAN_NONE, "the result would have more than %d axes", ARRAY_MAX_RANK);
+  return false;
+}
+
+/* The shape that the index arrays from operand `first` on broadcast to, of `joint` axes. */
+static bool joint_shape(qn_vm *vm, const operands *o, int first, int joint, int64_t *shape) {
+  for (int i = 0; i < joint; i++) shape[i] = 1;
+  for (int k = first; k < o->n; k++) {
+    if (!value_is(o->v[k], TAG_ARRAY)) continue;
+    const qn_array *a = value_array(o->v[k]);
+    for (int i = 0; i < a->rank; i++) {
+      int64_t *at = &shape[joint - a->rank + i];
+      if (*at == 1) {
+        *at = a->shape[i];
+      } else if (a->shape[i] != 1 && a->shape[i] != *at) {
+        raise(vm, E_broadcast, SPAN_NONE, "the index arrays do not broadcast together");
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
 static qn_value advanced_get(qn_vm *vm, qn_value x, const index_plan *p) {
   int order[ARRAY_MAX_RANK], back[ARRAY_MAX_RANK];
   int governed = advanced_order(p, order);
@@ -418,10 +445,7 @@ static qn_value advanced_get(qn_vm *vm, qn_value x, const index_plan *p) {
   } else if (add_index_arrays(vm, p, &o)) {
     joint = joint_rank(&o, 1);
     op_attr attr = {.n = 1, .d = {o.n - 1}};
-    if (joint + p->rank - governed > ARRAY_MAX_RANK)
-      raise(vm, E_rank, SPAN_NONE, "the result would have more than %d axes", ARRAY_MAX_RANK);
-    else
-      r = op_apply(vm, OP_index, o.v, o.n, &attr);
+    if (check_rank(vm, joint, p->rank - governed)) r = op_apply(vm, OP_index, o.v, o.n, &attr);
   }
   operands_release(vm, &o);
   if (value_is_error(r)) return r;
@@ -701,25 +725,10 @@ static bool advanced_put(qn_vm *vm, qn_value *x, const index_plan *p, qn_value v
     value_retain(base);
     if (add_index_arrays(vm, p, &o)) {
       int joint = joint_rank(&o, 1), rank = joint + p->rank - governed;
-      int64_t shape[2 * ARRAY_MAX_RANK], placed[2 * ARRAY_MAX_RANK];
+      int64_t shape[ARRAY_MAX_RANK], placed[ARRAY_MAX_RANK];
       /* The shape of what OP_index would give: the broadcast shape of the index arrays, then the other axes. */
-      for (int i = 0; i < joint; i++) shape[i] = 1;
-      bool fits = rank <= ARRAY_MAX_RANK;
-      for (int k = 1; k < o.n; k++) {
-        if (!value_is(o.v[k], TAG_ARRAY)) continue;
-        const qn_array *a = value_array(o.v[k]);
-        for (int i = 0; i < a->rank; i++) {
-          int64_t *at = &shape[joint - a->rank + i];
-          if (*at == 1)
-            *at = a->shape[i];
-          else if (a->shape[i] != 1 && a->shape[i] != *at)
-            fits = false;
-        }
-      }
-      for (int i = governed; i < p->rank; i++) shape[joint + i - governed] = b->shape[i];
-      if (!fits) {
-        raise(vm, E_broadcast, SPAN_NONE, "the index arrays do not broadcast together");
-      } else {
+      if (check_rank(vm, joint, p->rank - governed) && joint_shape(vm, &o, 1, joint, shape)) {
+        for (int i = governed; i < p->rank; i++) shape[joint + i - governed] = b->shape[i];
         result_order(p, joint, rank, back);
         for (int i = 0; i < rank; i++) placed[i] = shape[back[i]];
         invert_order(back, rank, inverse);
@@ -784,17 +793,13 @@ bool index_put(qn_vm *vm, qn_value *x, const index_item *items, int n, qn_value 
  * are the rows of the flattened index arrays. */
 static bool combine_one_by_one(qn_vm *vm, qn_value *x, const index_plan *p, op_id op, qn_value v) {
   operands o = {.n = 0};
+  int governed = 0;
+  for (int i = 0; i < p->nadvanced; i++) governed += p->advanced[i].axes;
   bool ok = add_index_arrays(vm, p, &o);
   int joint = ok ? joint_rank(&o, 0) : 0;
   int64_t shape[ARRAY_MAX_RANK], total = 1;
-  for (int i = 0; i < joint; i++) shape[i] = 1;
-  for (int k = 0; ok && k < o.n; k++) {
-    if (!value_is(o.v[k], TAG_ARRAY)) continue;
-    const qn_array *a = value_array(o.v[k]);
-    for (int i = 0; i < a->rank; i++)
-      if (a->shape[i] != 1) shape[joint - a->rank + i] = a->shape[i];
-  }
-  for (int i = 0; i < joint; i++) total *= shape[i];
+  ok = ok && check_rank(vm, joint, p->rank - governed) && joint_shape(vm, &o, 0, joint, shape);
+  for (int i = 0; ok && i < joint; i++) total *= shape[i];
   for (int k = 0; ok && k < o.n; k++) {
     if (!value_is(o.v[k], TAG_ARRAY)) {
       o.v[k].head &= 0xff;
@@ -803,8 +808,6 @@ static bool combine_one_by_one(qn_vm *vm, qn_value *x, const index_plan *p, op_i
     o.v[k] = fit_shape_take(vm, o.v[k], joint, shape);
     ok = !value_is_error(o.v[k]) && array_force(vm, value_array(o.v[k]));
   }
-  int governed = 0;
-  for (int i = 0; i < p->nadvanced; i++) governed += p->advanced[i].axes;
   qn_value base = ok ? value_retain(*x) : value_error(), rows = value_error();
   int order[ARRAY_MAX_RANK], inverse[ARRAY_MAX_RANK];
   advanced_order(p, order);
@@ -816,7 +819,7 @@ static bool combine_one_by_one(qn_vm *vm, qn_value *x, const index_plan *p, op_i
   /* v, broadcast to [joint..., rest...] in the same order of axes. */
   int rank = joint + p->rank - governed;
   if (ok) {
-    int64_t wide[2 * ARRAY_MAX_RANK], placed[2 * ARRAY_MAX_RANK];
+    int64_t wide[ARRAY_MAX_RANK], placed[ARRAY_MAX_RANK];
     int back[ARRAY_MAX_RANK];
     memcpy(wide, shape, sizeof(int64_t) * (size_t)joint);
     for (int i = governed; i < p->rank; i++) wide[joint + i - governed] = value_array(base)->shape[i];
@@ -861,7 +864,8 @@ bool index_combine(qn_vm *vm, qn_value *x, const index_item *items, int n, op_id
   index_plan p;
   const qn_array *a = value_array(*x);
   if (!plan_items(vm, a, items, n, &p)) return false;
-  if (op == OP_add || op == OP_mul || op == OP_sub) {
+  /* Sums of bools are integers, which one by one are refused. */
+  if ((op == OP_add || op == OP_mul || op == OP_sub) && a->dtype != QN_bool) {
     if (!storable(vm, a, v)) return false;
     if (op != OP_sub) return advanced_put(vm, x, &p, v, op == OP_add ? SCATTER_ADD : SCATTER_MUL);
     qn_value w = as_dtype(vm, a, v);

@@ -437,7 +437,12 @@ qn_value interp_eval(qn_vm *vm, const char *name, const char *text, size_t len, 
 }
 
 static global_cell *main_cell(qn_vm *vm, const char *name) {
-  qn_str *s = str_intern(vm, name, strlen(name));
+  size_t len = strlen(name);
+  if (!utf8_valid(name, len)) {
+    raise(vm, E_text, SPAN_NONE, "the name of a global is not UTF-8 at byte %zu", utf8_valid_prefix(name, len));
+    return NULL;
+  }
+  qn_str *s = str_intern(vm, name, len);
   if (!s) return NULL;
   global_cell *c = scope_cell(vm, interp_of(vm)->main, s);
   value_release(vm, value_obj(TAG_STR, s));

@@ -90,6 +90,8 @@ qn_value raise_text(qn_vm *vm, error_id id, span at, text_buf *message) {
     text_free(message);
     return value_error();
   }
+  /* Names of files need not be UTF-8, and a message may have been cut. */
+  if (!message->failed) utf8_clean(message->text, message->len);
   qn_value text = text_take(message);
   if (value_is_error(text)) return text;
   qn_error_object *e = mem_alloc(vm, sizeof *e);

@@ -12,7 +12,8 @@
  * owner. Releasing a value that is no heap object is allowed and does nothing.
  *
  * A function that can fail returns QN_OK or the kind of failure, and the VM then holds an error object
- * (see "Errors") until the next call that can fail. Nothing here exits, prints, or jumps out of your frames.
+ * (see "Errors") until the next call that can fail; the result is then nil. Nothing here exits, prints, or jumps
+ * out of your frames.
  */
 #ifndef QUERN_H
 #define QUERN_H

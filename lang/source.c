@@ -68,6 +68,7 @@ uint32_t source_add(qn_vm *vm, const char *name, const char *text, size_t len) {
   uint32_t nlines = 1;
   for (size_t i = 0; i < len; i++) nlines += text[i] == '\n';
   s->name = copy_text(vm, name, strlen(name));
+  if (s->name) utf8_clean(s->name, strlen(s->name));
   s->text = s->name ? copy_text(vm, text, len) : NULL;
   s->len = s->text ? len : 0;
   s->lines = s->text ? mem_alloc(vm, nlines * sizeof *s->lines) : NULL;

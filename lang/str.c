@@ -73,6 +73,10 @@ size_t utf8_valid_prefix(const char *text, size_t len) {
   return len;
 }
 
+void utf8_clean(char *text, size_t len) {
+  for (size_t i = utf8_valid_prefix(text, len); i < len; i += utf8_valid_prefix(text + i, len - i)) text[i] = '?';
+}
+
 bool utf8_valid(const char *text, size_t len) { return utf8_valid_prefix(text, len) == len; }
 
 int utf8_decode(const char *text, uint32_t *code) {

@@ -128,6 +128,8 @@ int str_compare(const qn_str *a, const qn_str *b); /* by code point */
 int64_t str_length(const qn_str *s);               /* code points */
 bool utf8_valid(const char *text, size_t len);
 size_t utf8_valid_prefix(const char *text, size_t len); /* bytes of the longest valid beginning */
+/* Puts '?' in place of each byte that is not part of UTF-8: for names of files in messages. */
+void utf8_clean(char *text, size_t len);
 /* Decodes one code point at `s` (valid UTF-8) and returns its length in bytes. */
 int utf8_decode(const char *s, uint32_t *code);
 int utf8_encode(uint32_t code, char out[4]);

@@ -137,6 +137,11 @@ START_TEST(calls_and_globals) {
   ck_assert_str_eq(qn_error_id(vm), "E401");
   ck_assert_int_eq(qn_get_global(vm, "print", &r), QN_OK);
   qn_release(vm, r);
+  ck_assert_int_eq(qn_set_global(vm, "\xff", qn_int(1)), QN_ERROR);
+  ck_assert_str_eq(qn_error_id(vm), "E101");
+  r = qn_int(1);
+  ck_assert_int_eq(qn_get_global(vm, "k\xc3", &r), QN_ERROR);
+  ck_assert_int_eq(qn_kind_of(r), QN_NIL);
   qn_vm_close(vm);
 }
 END_TEST

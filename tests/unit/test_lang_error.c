@@ -458,6 +458,11 @@ START_TEST(texts_know_lines_and_columns) {
   uint32_t later = add(vm, "a.qn", "");
   ck_assert_uint_eq(source_find(vm, "a.qn"), later);
   ck_assert_uint_eq(source_find(vm, "b.qn"), 0);
+  uint32_t odd = add(vm, "\xff\xc3\xa9\xc3.qn", "");
+  ck_assert_str_eq(source_get(vm, odd)->name, "?\xc3\xa9?.qn");
+  raise(vm, E_file, SPAN_NONE, "\xe2\x82: no file\xc3");
+  ck_assert_str_eq(qn_error_message(vm), "??: no file?");
+  error_clear(vm);
   vm_close(vm);
 }
 END_TEST
