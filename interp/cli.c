@@ -57,6 +57,8 @@ static int misuse(const char *format, const char *what) {
   return EXIT_MISUSE;
 }
 
+#define X(name) " " #name
+#define LOG_NAMES "some of" LOG_CHANNELS(X)
 static const char usage[] =
     "usage: quern [OPTIONS] FILE [ARGS]     run a script\n"
     "       quern [OPTIONS] -e CODE [ARGS]  run a line of code\n"
@@ -68,7 +70,7 @@ static const char usage[] =
     "  --jit on|off|sync|verify   compile beside execution (default), never, at once, or compare both ways\n"
     "  --device cpu               where arrays live\n"
     "  --threads N                threads of a kernel (default: all processors)\n"
-    "  --log CHANNELS             breaks, recompiles, guards, fusion, kernels, code, copies, graph, cache\n"
+    "  --log CHANNELS             " LOG_NAMES ", or all\n"
     "  --set NAME=VALUE           a tunable; `quern help tunables` lists them\n"
     "  --version, --help\n"
     "\n"
@@ -119,7 +121,7 @@ static int set_option(options *o, const char *name, const char *value) {
     if (!parse_count(value, &n) || n > 4096) return misuse("--threads takes a number, not '%s'", value);
     o->config.threads = (int)n;
   } else if (strcmp(name, "--log") == 0) {
-    if (!log_parse(value, &log)) return misuse("--log: unknown channel in '%s'", value);
+    if (!log_parse(value, &log)) return misuse("--log: there is no such channel in '%s'; it takes " LOG_NAMES ", separated by commas, or all", value);
     o->log |= log;
   } else if (strcmp(name, "--set") == 0) {
     if (o->nsets == SETS) return misuse("--set: too many, at '%s'", value);
@@ -206,7 +208,7 @@ static qn_vm *open_vm(const options *o, char **args, int nargs, int *status) {
   uint32_t bits = 0;
   *status = EXIT_MISUSE;
   if (log && *log && !log_parse(log, &bits)) {
-    misuse("QUERN_LOG: unknown channel in '%s'", log);
+    misuse("QUERN_LOG: there is no such channel in '%s'; it takes " LOG_NAMES ", separated by commas, or all", log);
     return NULL;
   }
   qn_vm *vm = qn_vm_open(&o->config);

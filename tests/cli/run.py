@@ -285,6 +285,59 @@ def case_plan_logs(p):
         need(result.status == 0 and f"[{channel}] " in result.err and re.search(text, result.err, re.M), channel, result)
 
 
+LOGGED = """
+fn f(x, n) = tanh(x * n + 1)
+fn g(x) {
+  print("seen")
+  x * 2
+}
+for n in 1..7 { let _a = f(ones(n, 3).T, 2) }
+let _b = g(ones(3))
+"""
+
+
+def case_log_channels(p):
+    """Every channel says what it is there for; what is no channel is misuse that names the channels."""
+    want = {
+        "breaks": r"^\[breaks\] g stays eager for this call shape: effect that must happen in order: print \(.*script\.qn:4\)$",
+        "recompiles": r"^\[recompiles\] f is recorded again: argument 1 is f32\[3, 2\] instead of f32\[3, 1\] \(.*script\.qn:7\)$",
+        "guards": r"^\[guards\] f:\nargument 1: f32\[3, 1\]\nargument 2: int$",
+        "fusion": r"^\[fusion\] f:\nplan: 1 kernels",
+        "kernels": r"^\[kernels\] f: 1 kernel (compiled|loaded from the cache), \d",
+        "code": r"^\[code\] f:\n",
+        "copies": r"^\[copies\] f: argument 1 does not lie contiguously and is copied before each call$",
+        "graph": r"^\[graph\] f, as recorded:\n(.*\n)*\[graph\] f, simplified:\n",
+        "cache": r"^\[cache\] f: [0-9a-f]{64} (found, \d+ bytes|not found; compiled and stored)$",
+    }
+    for name, text in want.items():
+        for how in ("--log", "QUERN_LOG"):
+            flags, env = ([how, name], {}) if how == "--log" else ([], {how: name})
+            # A kernel is compiled for every shape at first; a second call of each shape shows what replaying does.
+            result = p.script(LOGGED.replace("1..7", "range(1, 5)") + "for n in 1..4 { let _a = f(ones(n, 3).T, 2) }\n", *SYNC, *flags, env=env)
+            need(result.status == 0 and re.search(text, result.err, re.M), f"{how} {name}: {text}", result)
+            others = {w[1:-1] for w in re.findall(r"^\[\w+\]", result.err, re.M)} - {name}
+            need(not others, f"{how} {name} also prints {others}", result)
+    everything = p.script(LOGGED, *SYNC, "--log", "all")
+    need(all(f"[{name}] " in everything.err for name in set(want) - {"copies"}), "all channels", everything)
+    listed = p.run("--help").out + p.run("--help").err
+    need(all(name in listed for name in want), "the channels are listed", listed)
+    for flags, env in ((["--log", "breaks,brakes"], {}), ([], {"QUERN_LOG": "brakes"})):
+        result = p.script("print(1)\n", *flags, env=env)
+        need(result.status == 2 and "brakes" in result.err and all(name in result.err for name in want), "misuse", result)
+
+
+def case_too_many_shapes(p):
+    """A function that meets too many call shapes stays eager for others, says so once, and goes on giving right results."""
+    text = "fn f(x) = x * 2 + 1\nlet s = 0.0\nfor n in 1..30 { s += float(sum(f(ones(n)))) }\nfor n in 1..30 { s += float(sum(f(ones(n)))) }\nprint(s)\n"
+    want = p.script(text, "--jit", "off").out
+    for limit in ("jit.entries=4", "jit.misses=4"):
+        result = p.script(text, *SYNC, "--set", limit, "--log", "recompiles")
+        need(result.status == 0 and result.out == want, limit, result)
+        again = re.findall(r"is recorded again", result.err)
+        full = re.findall(r"f has too many call shapes \(jit\.entries, jit\.misses\): others stay eager", result.err)
+        need(len(full) == 1 and 3 <= len(again) <= 6, f"{limit}: said once, after {len(again)} recordings", result)
+
+
 def compiler_in_front(p, seconds):
     """A PATH whose cc leaves a file `started`, waits before it compiles, and leaves a file `ended`."""
     folder = p.path("bin")
