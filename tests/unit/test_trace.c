@@ -1,0 +1,267 @@
+/* The compiler beside execution, as a host sees it: VMs that share an engine, closing while a compiler runs, functions that
+ * are replaced meanwhile, interrupts of compiled calls, arrays that go in and out. Scripts of tests/language/jit state what
+ * programs see. */
+#include <check.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "lang/quern.h"
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void nap(double seconds) {
+  struct timespec t = {(time_t)seconds, (long)((seconds - floor(seconds)) * 1e9)};
+  nanosleep(&t, NULL);
+}
+
+static void quiet(void *user, int stream, const char *text, size_t len) {
+  (void)user, (void)stream, (void)text, (void)len;
+}
+
+static qn_vm *open_vm(qn_engine *engine, qn_jit_mode jit) {
+  qn_config config;
+  qn_config_init(&config);
+  config.engine = engine;
+  config.jit = jit;
+  config.threads = 2;
+  config.write = quiet;
+  qn_vm *vm = qn_vm_open(&config);
+  ck_assert_ptr_nonnull(vm);
+  ck_assert_int_eq(qn_set_tunable(vm, "jit.hot", "2"), QN_OK);
+  return vm;
+}
+
+static void run(qn_vm *vm, const char *text) {
+  ck_assert_msg(qn_eval(vm, "test.qn", text, strlen(text), NULL) == QN_OK, "%s", qn_error_report(vm));
+}
+
+static double run_float(qn_vm *vm, const char *text) {
+  qn_value r = qn_nil();
+  ck_assert_msg(qn_eval(vm, "test.qn", text, strlen(text), &r) == QN_OK, "%s", qn_error_report(vm));
+  return qn_as_float(r);
+}
+
+static const char work[] = "seed(1)\n"
+                           "let w = randn(16, 16)\n"
+                           "fn f(x) = sum(tanh(x @ w) * 2 + x)\n"
+                           "fn total(n) {\n"
+                           "  let s = 0.0\n"
+                           "  for i in 0..n { s += float(f(ones(4 + i % 3, 16) * i)) }\n"
+                           "  s\n"
+                           "}\n";
+
+/* A folder whose cc writes a file `started` and then takes its time; PATH and the cache lie there. */
+static char folder[64];
+static void slow_compiler(void) {
+  snprintf(folder, sizeof folder, "/tmp/quern-trace-XXXXXX");
+  ck_assert_ptr_nonnull(mkdtemp(folder));
+  char path[128], text[256];
+  snprintf(path, sizeof path, "%s/cc", folder);
+  FILE *f = fopen(path, "w");
+  ck_assert_ptr_nonnull(f);
+  fprintf(f, "#!/bin/sh\n: >%s/started\nexec sleep 100\n", folder);
+  fclose(f);
+  ck_assert_int_eq(chmod(path, 0755), 0);
+  const char *old = getenv("PATH");
+  snprintf(text, sizeof text, "%s:%s", folder, old ? old : "/usr/bin:/bin");
+  setenv("PATH", text, 1);
+  snprintf(path, sizeof path, "%s/cache", folder);
+  setenv("QUERN_CACHE", path, 1);
+}
+
+static bool started(void) {
+  char path[128];
+  snprintf(path, sizeof path, "%s/started", folder);
+  for (double end = now() + 60; now() < end; nap(0.01))
+    if (access(path, F_OK) == 0) return true;
+  return false;
+}
+
+static void clean(void) {
+  char command[128];
+  snprintf(command, sizeof command, "rm -rf %s", folder);
+  ck_assert_int_eq(system(command), 0);
+}
+
+START_TEST(closing_stops_compiler) {
+  slow_compiler();
+  qn_engine *engine = qn_engine_open();
+  qn_vm *vm = open_vm(engine, QN_JIT_ON);
+  run(vm, work);
+  double s = run_float(vm, "total(30)");
+  ck_assert(started());
+  ck_assert_double_eq(run_float(vm, "total(30)"), s); /* calls go on meanwhile */
+  double begin = now();
+  qn_vm_close(vm);
+  qn_engine_close(engine);
+  ck_assert_msg(now() - begin < 20, "closing took %g s", now() - begin);
+  clean();
+}
+END_TEST
+
+/* Functions whose plans are being made or compiled are replaced again and again. */
+START_TEST(functions_are_replaced) {
+  slow_compiler();
+  qn_engine *engine = qn_engine_open();
+  qn_vm *vm = open_vm(engine, QN_JIT_ON);
+  for (int i = 0; i < 40; i++) {
+    char text[160];
+    int n = snprintf(text, sizeof text, "fn f(x) = sum(x * %d + 1)\nlet x = ones(%d)\n", i, 1 + i % 5);
+    ck_assert_int_eq(qn_eval_prompt(vm, text, (size_t)n, NULL), QN_OK);
+    const char call[] = "for _ in 0..6 { f(x) }\nfloat(f(x))";
+    qn_value r = qn_nil();
+    ck_assert_msg(qn_eval_prompt(vm, call, strlen(call), &r) == QN_OK, "%s", qn_error_report(vm));
+    ck_assert_double_eq(qn_as_float(r), (i + 1) * (1 + i % 5));
+  }
+  qn_vm_close(vm);
+  qn_engine_close(engine);
+  clean();
+}
+END_TEST
+
+typedef struct sharer {
+  qn_engine *engine;
+  double result;
+} sharer;
+
+static void *share(void *arg) {
+  sharer *s = arg;
+  qn_vm *vm = open_vm(s->engine, QN_JIT_ON);
+  run(vm, work);
+  for (int i = 0; i < 5; i++) s->result = run_float(vm, "total(200)");
+  qn_vm_close(vm);
+  return NULL;
+}
+
+START_TEST(vms_share_an_engine) {
+  qn_vm *off = open_vm(NULL, QN_JIT_OFF);
+  run(off, work);
+  double want = run_float(off, "total(200)");
+  qn_vm_close(off);
+  qn_engine *engine = qn_engine_open();
+  sharer s[4];
+  pthread_t threads[4];
+  for (int i = 0; i < 4; i++) {
+    s[i] = (sharer){engine, 0};
+    ck_assert_int_eq(pthread_create(&threads[i], NULL, share, &s[i]), 0);
+  }
+  for (int i = 0; i < 4; i++) {
+    pthread_join(threads[i], NULL);
+    ck_assert_double_eq(s[i].result, want);
+  }
+  qn_engine_close(engine);
+}
+END_TEST
+
+static void *interrupt_soon(void *arg) {
+  nap(0.3);
+  qn_interrupt(arg);
+  return NULL;
+}
+
+START_TEST(interrupt_ends_compiled_calls) {
+  static const qn_jit_mode modes[] = {QN_JIT_SYNC, QN_JIT_VERIFY, QN_JIT_ON};
+  for (size_t m = 0; m < sizeof modes / sizeof *modes; m++) {
+    qn_vm *vm = open_vm(NULL, modes[m]);
+    run(vm, work);
+    run(vm, "for _ in 0..6 { f(ones(4, 16)) }");
+    const char endless[] = "let x = ones(4, 16)\nwhile true { try { x = x + f(x) * 0 } catch _ { x = ones(4, 16) } }";
+    pthread_t thread;
+    ck_assert_int_eq(pthread_create(&thread, NULL, interrupt_soon, vm), 0);
+    double begin = now();
+    ck_assert_int_eq(qn_eval(vm, "test.qn", endless, strlen(endless), NULL), QN_INTERRUPTED);
+    ck_assert_str_eq(qn_error_id(vm), "E603");
+    ck_assert_msg(now() - begin < 20, "it took %g s", now() - begin);
+    pthread_join(thread, NULL);
+    ck_assert_double_eq(run_float(vm, "float(f(zeros(4, 16)))"), 0); /* the VM goes on */
+    qn_vm_close(vm);
+  }
+}
+END_TEST
+
+START_TEST(arrays_in_and_out) {
+  static const qn_jit_mode modes[] = {QN_JIT_OFF, QN_JIT_SYNC, QN_JIT_VERIFY};
+  for (size_t m = 0; m < sizeof modes / sizeof *modes; m++) {
+    qn_vm *vm = open_vm(NULL, modes[m]);
+    run(vm, "fn change(x) {\n  x[0] = x[1] * 10\n  (x, x + 1)\n}\nfn same(x) = x");
+    qn_value change, same, kept = qn_nil();
+    ck_assert_int_eq(qn_get_global(vm, "change", &change), QN_OK);
+    ck_assert_int_eq(qn_get_global(vm, "same", &same), QN_OK);
+    for (int i = 0; i < 6; i++) {
+      float in[3] = {1, (float)i, 3}, back[3];
+      qn_value x, r, a, b;
+      ck_assert_int_eq(qn_array_from(vm, QN_f32, 1, (int64_t[]){3}, in, &x), QN_OK);
+      ck_assert_int_eq(qn_call(vm, change, &x, 1, &r), QN_OK);
+      ck_assert_int_eq(qn_array_read(vm, x, back, sizeof back), QN_OK); /* the argument is as it was */
+      ck_assert(memcmp(in, back, sizeof in) == 0);
+      ck_assert_int_eq(qn_item(vm, r, 0, &a), QN_OK);
+      ck_assert_int_eq(qn_item(vm, r, 1, &b), QN_OK);
+      ck_assert_int_eq(qn_array_read(vm, a, back, sizeof back), QN_OK);
+      ck_assert_double_eq(back[0], 10 * i);
+      ck_assert_int_eq(qn_array_read(vm, b, back, sizeof back), QN_OK);
+      ck_assert_double_eq(back[0], 10 * i + 1);
+      ck_assert_double_eq(back[2], 4);
+      if (i == 0) ck_assert_int_eq(qn_call(vm, same, &x, 1, &kept), QN_OK);
+      qn_release(vm, a);
+      qn_release(vm, b);
+      qn_release(vm, r);
+      qn_release(vm, x);
+    }
+    float first[3];
+    ck_assert_int_eq(qn_array_read(vm, kept, first, sizeof first), QN_OK); /* results outlive their arguments */
+    ck_assert_double_eq(first[1], 0);
+    qn_release(vm, kept);
+    qn_release(vm, change);
+    qn_release(vm, same);
+    qn_vm_close(vm);
+  }
+}
+END_TEST
+
+/* A host's globals are data like any other: rebinding them needs no new recording, another shape does. */
+START_TEST(globals_of_the_host) {
+  qn_vm *vm = open_vm(NULL, QN_JIT_SYNC);
+  ck_assert_int_eq(qn_set_global(vm, "rate", qn_float(0.5)), QN_OK);
+  run(vm, "fn f(x) = sum(x * rate)\nlet x = ones(4)");
+  for (int i = 0; i < 8; i++) {
+    ck_assert_int_eq(qn_set_global(vm, "rate", qn_float(i)), QN_OK);
+    ck_assert_double_eq(run_float(vm, "float(f(x))"), 4.0 * i);
+  }
+  ck_assert_double_eq(run_float(vm, "float(len(explain(f, x).recompiles))"), 0);
+  ck_assert_int_eq(qn_set_global(vm, "rate", qn_int(3)), QN_OK);
+  ck_assert_double_eq(run_float(vm, "float(f(x))"), 12);
+  ck_assert_double_eq(run_float(vm, "float(len(explain(f, x).recompiles))"), 1);
+  qn_vm_close(vm);
+}
+END_TEST
+
+static void add(Suite *s, TCase *t, const TTest *test) {
+  tcase_set_timeout(t, 120);
+  tcase_add_test(t, test);
+  suite_add_tcase(s, t);
+}
+
+int main(void) {
+  Suite *s = suite_create("trace");
+  add(s, tcase_create("closing_stops_compiler"), closing_stops_compiler);
+  add(s, tcase_create("functions_are_replaced"), functions_are_replaced);
+  add(s, tcase_create("vms_share_an_engine"), vms_share_an_engine);
+  add(s, tcase_create("interrupt_ends_compiled_calls"), interrupt_ends_compiled_calls);
+  add(s, tcase_create("arrays_in_and_out"), arrays_in_and_out);
+  add(s, tcase_create("globals_of_the_host"), globals_of_the_host);
+  SRunner *r = srunner_create(s);
+  srunner_run_all(r, CK_ENV);
+  int failed = srunner_ntests_failed(r);
+  srunner_free(r);
+  return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
