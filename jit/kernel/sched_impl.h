@@ -157,6 +157,8 @@ bool nest_emit(emitter *e, nest *s, int64_t grain);
 /* Which values of these passes are kept: fills in s->keep. */
 bool nest_plan_passes(nest *s, const job_list *l);
 bool nest_load_is_turned(const nest *s, k_val v);
+/* The shortest slab of r: whole chains of everything that is reduced over it. */
+int64_t nest_slab(const nest *s);
 void k_each_operand(const k_kernel *k, k_val v, void (*visit)(void *ctx, k_val operand), void *ctx);
 
 static inline k_mask axis_bit(int axis) { return axis < 0 ? 0 : (k_mask)1 << axis; }

@@ -524,7 +524,7 @@ static bool emit_one_slab(emitter *e, nest *s, int64_t grain) {
 
 static bool emit_slabs(emitter *e, nest *s, int64_t grain) {
   const k_kernel *k = e->k;
-  int64_t slab = ORDER_OUTER_CHAIN;
+  int64_t slab = nest_slab(s);
   while (axis_hint(k, s->r) / slab * k_points(k, s->par) > SLABS) slab *= 2;
   l_val length = emit_number(e, slab), slabs = ceil_div(e, extent(e, s->r), slab);
   l_val rows = points(e, s->par), all = emit_index(e, L_IMUL, rows, slabs);

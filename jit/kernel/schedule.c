@@ -399,6 +399,14 @@ static void lengthen(nest *s) {
   s->par &= ~axis_bit(longest);
 }
 
+int64_t nest_slab(const nest *s) {
+  for (uint32_t v = 1; v < s->k->n; v++) {
+    const k_node *n = &s->k->nodes[v];
+    if (s->needed[v] && n->code == K_DOT && n->axis == s->r) return ORDER_DOT_CHUNK;
+  }
+  return ORDER_OUTER_CHAIN;
+}
+
 static bool choose_shape(nest *s, bool first) {
   const k_kernel *k = s->k;
   if (find_product(s)) return true;
@@ -421,8 +429,7 @@ static bool choose_shape(nest *s, bool first) {
   if (s->r >= 0) {
     s->shape = SHAPE_SLABS;
     int64_t work = k_points(k, s->axes);
-    s->one_slab =
-        !first || s->outer_scan || work < SLAB_WORK || axis_hint(k, s->r) <= ORDER_OUTER_CHAIN || rows >= SLABS;
+    s->one_slab = !first || s->outer_scan || work < SLAB_WORK || axis_hint(k, s->r) <= nest_slab(s) || rows >= SLABS;
   } else {
     s->shape = first && rows < SPLIT_ROWS && axis_hint(k, s->c) >= SPLIT_ROW && !any_scan(s) ? SHAPE_SPLIT : SHAPE_ROWS;
   }
