@@ -244,7 +244,7 @@ static bool translate(translator *t) {
     }
     if (i->code == L_CONST || i->code == L_INT || i->code == L_SYNC) continue; /* set when the frame is made */
     if (i->code == L_ACC && !note_acc(t, v)) return false;
-    if (i->code == L_ACC || i->code == L_LOCAL) {
+    if (i->code == L_ACC || i->code == L_LOCAL || i->code == L_TILE) {
       c->places[c->nplaces++] = c->nops;
       c->phases[c->nphases - 1].nplaces++;
     }

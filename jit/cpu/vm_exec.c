@@ -70,7 +70,9 @@ size_t vm_phase_bytes(const vm_frame *f, const vm_phase *ph) {
   size_t bytes = 0;
   for (uint32_t k = 0; k < ph->nplaces; k++) {
     const vm_op *o = &f->code->ops[f->code->places[ph->places + k]];
-    if (o->code == L_LOCAL)
+    if (o->code == L_TILE)
+      bytes += QK_TILE_WORK;
+    else if (o->code == L_LOCAL)
       bytes += round64(local_bytes(f, o->in));
     else
       bytes += vm_acc_bytes(f, &f->code->accs[f->code->acc_of[o->at]]);
@@ -83,7 +85,9 @@ static void place(vm_frame *f, const vm_phase *ph) {
   char *at = f->dynamic;
   for (uint32_t k = 0; k < ph->nplaces; k++) {
     const vm_op *o = &f->code->ops[f->code->places[ph->places + k]];
-    if (o->code == L_LOCAL)
+    if (o->code == L_TILE)
+      f->val[o->at] = bump(&at, QK_TILE_WORK);
+    else if (o->code == L_LOCAL)
       f->val[o->at] = bump(&at, local_bytes(f, o->in));
     else
       at = vm_acc_place(f, &f->code->accs[f->code->acc_of[o->at]], at);
@@ -579,6 +583,7 @@ bool frame_run(vm_frame *f, uint32_t pc, uint32_t end) {
       qk_tile q = {buffer_base(f, t->x) + idx[t->x_base] * (int64_t)dtype_size((qn_dtype)xd),
                    buffer_base(f, t->y) + idx[t->y_base] * (int64_t)dtype_size((qn_dtype)yd),
                    f->val[t->out],
+                   f->val[o->at],
                    idx[t->x_m],
                    idx[t->x_k],
                    idx[t->y_k],

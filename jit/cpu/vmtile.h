@@ -5,11 +5,16 @@
  * vector width cannot change a bit.
  *
  * The depth is cut into slices (512 bytes of a row); between slices the chains rest in `out`. Of a slice, x is packed into panels of
- * up to TILE_M rows (x[k][row]: one pointer, broadcasts at constant offsets) and y into panels of TILE_N columns, padded with
- * zeros; a panel of y that is contiguous and used once is read in place. The kernel keeps TILE_M x TILE_N sums in registers
- * (14 x 2 of 512 bits, 6 x 2 of 256). Columns beyond the edge are computed on the padding and not stored.
+ * up to TILE_M rows (x[k][row]: one pointer, broadcasts at constant offsets) and y, TILE_COLS columns at a time, into panels of TILE_N
+ * columns, padded with zeros; a panel of y that is contiguous and used once is read in place. The kernel keeps TILE_M x TILE_N
+ * sums in registers (14 x 2 of 512 bits, 6 x 2 of 256). Columns beyond the edge are computed on the padding and not stored.
+ *
+ * So a panel of y stays in the first cache while all panels of x pass by from the second, and of large tiles (whose y is far away)
+ * y is read in long pieces; small ones pack a panel when it is needed.
+ * Tried: packing one panel of y at a time always (a line of memory here and a line there: a third slower at 2048), never (a fifth
+ * slower at 256); packed operands on the stack (hosts have small ones).
  */
-enum { TILE_SLICE_f32 = 128, TILE_SLICE_f64 = 64, TILE_ROWS = 126, TILE_TURNED = 128 };
+enum { TILE_SLICE_f32 = 128, TILE_SLICE_f64 = 64, TILE_ROWS = 256, TILE_COLS = 256, TILE_TURNED = 128, TILE_LEVELS = 24 };
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -166,11 +171,25 @@ static inline bool tile_turn_f64(const f64 *p, int64_t stride, f64 *panel, int64
     default: tile_pack1_##T(panel, p, at, si, sk, n, TILE_N_##T, depth, QN_##T);                                       \
     }                                                                                                                  \
   }                                                                                                                    \
+  /* Columns 0..cols of y from element at: whole panels row by row, others each for itself. */                          \
+  static void tile_pack_cols_##T(T *py, const qk_tile *t, int64_t at, int64_t cols, int64_t depth) {                   \
+    int64_t whole = t->y_n == 1 && t->yd == QN_##T ? cols / TILE_N_##T * TILE_N_##T : 0;                               \
+    for (int64_t k = 0; k < depth && whole; k++) {                                                                     \
+      const tile_u_##T *from = (const tile_u_##T *)((const T *)t->y + at + k * t->y_k);                                \
+      T *to = py + k * TILE_N_##T;                                                                                     \
+      for (int64_t n = 0; n < whole; n += TILE_N_##T, from += 2, to += TILE_SLICE_##T * TILE_N_##T) {                  \
+        *(tile_u_##T *)to = from[0];                                                                                   \
+        *(tile_u_##T *)(to + TILE_V_##T) = from[1];                                                                    \
+      }                                                                                                                \
+    }                                                                                                                  \
+    for (int64_t n = whole; n < cols; n += TILE_N_##T)                                                                 \
+      tile_pack_y_##T(py + n * TILE_SLICE_##T, t->y, at + n * t->y_n, t->y_n, t->y_k,                                  \
+                      cols - n < TILE_N_##T ? (int)(cols - n) : TILE_N_##T, depth, t->yd);                             \
+  }                                                                                                                    \
   /* One chunk of at most 4,096 deep of at most TILE_ROWS rows. */                                                     \
   static void tile_chunk_##T(const qk_tile *t, int64_t m0, int64_t n0, int64_t k0, int rows, int64_t cols, int64_t depth, \
                              T *out, int64_t ld) {                                                                     \
-    T px[TILE_SLICE_##T * TILE_ROWS] __attribute__((aligned(64)));                                                     \
-    T py[TILE_SLICE_##T * TILE_N_##T] __attribute__((aligned(64)));                                                    \
+    T *px = t->work, *py = px + TILE_SLICE_##T * TILE_ROWS;                                                            \
     T edge[TILE_M * TILE_N_##T] __attribute__((aligned(64)));                                                          \
     /* panels of equal height, so that none is too low to keep the multipliers busy */                                 \
     int panels = (rows + TILE_M - 1) / TILE_M, high = (rows + panels - 1) / panels;                                    \
@@ -182,15 +201,17 @@ static inline bool tile_turn_f64(const f64 *p, int64_t stride, f64 *panel, int64
         for (int m = 0; m < rows; m += high)                                                                           \
           tile_pack_x_##T(px + m * TILE_SLICE_##T, t->x, (m0 + m) * t->x_m + (k0 + k) * t->x_k, t->x_m, t->x_k,        \
                           rows - m < high ? rows - m : high, d, t->xd);                                                \
+      const int64_t wide = cols > 128 ? TILE_COLS : TILE_N_##T;                                                        \
+      bool once = t->y_n == 1 && t->yd == QN_##T && rows <= TILE_M;                                                    \
       for (int64_t n = 0; n < cols; n += TILE_N_##T) {                                                                 \
         int nc = cols - n < TILE_N_##T ? (int)(cols - n) : TILE_N_##T;                                                 \
         int64_t at = (n0 + n) * t->y_n + (k0 + k) * t->y_k, ys = TILE_N_##T;                                           \
-        const T *y = py;                                                                                               \
-        if (nc == TILE_N_##T && t->y_n == 1 && t->yd == QN_##T && rows <= TILE_M) {                                    \
+        const T *y = py + n % wide * TILE_SLICE_##T;                                                                   \
+        if (once && nc == TILE_N_##T) {                                                                                \
           y = (const T *)t->y + at;                                                                                    \
           ys = t->y_k;                                                                                                 \
-        } else {                                                                                                       \
-          tile_pack_y_##T(py, t->y, at, t->y_n, t->y_k, nc, d, t->yd);                                                 \
+        } else if (once || n % wide == 0) {                                                                            \
+          tile_pack_cols_##T(py + n % wide * TILE_SLICE_##T, t, at, once || cols - n < wide ? (once ? nc : cols - n) : wide, d); \
         }                                                                                                              \
         for (int m = 0; m < rows; m += high) {                                                                         \
           int mr = rows - m < high ? rows - m : high;                                                                  \
@@ -210,7 +231,10 @@ static inline bool tile_turn_f64(const f64 *p, int64_t stride, f64 *panel, int64
   }                                                                                                                    \
   /* Deeper products: chunks as leaves of the balanced tree, kept as a binary counter of subtrees. */                  \
   static void tile_deep_##T(const qk_tile *t, int64_t m0, int64_t n0, int rows, int cols, T *out) {                    \
-    T tree[24][TILE_M * TILE_N_##T], leaf[TILE_M * TILE_N_##T];                                                        \
+    T(*tree)[TILE_M * TILE_N_##T] = (void *)((T *)t->work + TILE_SLICE_##T * (TILE_ROWS + TILE_COLS));                 \
+    T *leaf = tree[TILE_LEVELS];                                                                                       \
+    _Static_assert(sizeof(T) * (TILE_SLICE_##T * (TILE_ROWS + TILE_COLS) + (TILE_LEVELS + 1) * TILE_M * TILE_N_##T) <= \
+                       QK_TILE_WORK, "packed operands and a tree");                                                    \
     uint64_t n = 0;                                                                                                    \
     for (int64_t k = 0; k < t->depth; k += ORDER_DOT_CHUNK, n++) {                                                     \
       int64_t d = t->depth - k < ORDER_DOT_CHUNK ? t->depth - k : ORDER_DOT_CHUNK;                                     \
@@ -218,7 +242,7 @@ static inline bool tile_turn_f64(const f64 *p, int64_t stride, f64 *panel, int64
       int l = 0;                                                                                                       \
       for (; n >> l & 1; l++)                                                                                          \
         for (int i = 0; i < TILE_M * TILE_N_##T; i++) leaf[i] = tree[l][i] + leaf[i];                                  \
-      memcpy(tree[l], leaf, sizeof leaf);                                                                              \
+      memcpy(tree[l], leaf, sizeof tree[l]);                                                                           \
     }                                                                                                                  \
     bool any = false;                                                                                                  \
     for (int l = 0; n >> l; l++) {                                                                                     \
@@ -254,7 +278,7 @@ static inline bool tile_turn_f64(const f64 *p, int64_t stride, f64 *panel, int64
     T turned[TILE_V_##T * TILE_TURNED];                                                                                \
     for (int64_t m = 0; m < t->rows; m += TILE_TURNED) {                                                               \
       int64_t rows = t->rows - m < TILE_TURNED ? t->rows - m : TILE_TURNED;                                            \
-      qk_tile u = {t->y, (const char *)t->x + m * t->x_m * (int64_t)dtype_rows[t->xd].size, turned, t->y_n, t->y_k,    \
+      qk_tile u = {t->y, (const char *)t->x + m * t->x_m * (int64_t)dtype_rows[t->xd].size, turned, t->work, t->y_n, t->y_k,    \
                    t->x_k, t->x_m, t->cols, rows, t->depth, TILE_TURNED, t->yd, t->xd, t->od};                         \
       tile_##T(&u);                                                                                                    \
       for (int64_t r = 0; r < rows; r++)                                                                               \

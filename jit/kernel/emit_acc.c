@@ -63,8 +63,13 @@ void emit_places(emitter *e, l_val par) {
   static const char *const macros[] = {"PLACE", "PLACED"};
   for (int pass = 0; pass < (e->cuda ? 2 : 1); pass++) {
     if (pass) line(e, "char *const base = (char *)a->scratch + blockIdx.x * o;");
+    bool tiles = false; /* what they pack shares one place */
     for (l_val v = par + 1; v < e->end[par]; v++) {
       const l_instr *i = at(e, v);
+      if (i->code == L_TILE && !e->cuda && !tiles) {
+        line(e, "PLACE(char, work, %d)", QK_TILE_WORK);
+        tiles = true;
+      }
       if (i->code == L_LOCAL && !emit_is_shared(e, v))
         line(e, "%s(%s, v%u, v%u)", macros[pass], emit_type(i->dtype), v, i->a);
       if (i->code == L_ACC) emit_acc_places(e, v, macros[pass]);

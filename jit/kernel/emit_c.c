@@ -581,7 +581,7 @@ static void print_tile(emitter *e, const l_tile *t) {
   emit_buffer(t->x, x);
   emit_buffer(t->y, y);
   line(e,
-       "{ const qk_tile t = {%s + v%u, %s + v%u, v%u, v%u, v%u, v%u, v%u, v%u, v%u, v%u, %d, %d, %d, %d}; a->tile(&t); "
+       "{ const qk_tile t = {%s + v%u, %s + v%u, v%u, work, v%u, v%u, v%u, v%u, v%u, v%u, v%u, %d, %d, %d, %d}; a->tile(&t); "
        "}",
        x, t->x_base, y, t->y_base, t->out, t->x_m, t->x_k, t->y_k, t->y_n, t->rows, t->cols, t->depth, t->tile_cols,
        emit_buffer_type(e, t->x), emit_buffer_type(e, t->y), at(e, t->out)->dtype);

@@ -160,10 +160,11 @@ typedef struct l_program {
 typedef union qk_scalar { int64_t i; double f; } qk_scalar;
 
 /* A TILE as compiled code calls it: x, y and out point to the first elements, strides in elements, `ld` is out's row stride;
- * xd, yd, od are the qn_dtypes. */
+ * xd, yd, od are the qn_dtypes. `work` is QK_TILE_WORK bytes of the calling thread, for packed operands. */
+enum { QK_TILE_WORK = 304 << 10 };
 typedef struct qk_tile {
   const void *x, *y;
-  void *out;
+  void *out, *work;
   int64_t x_m, x_k, y_k, y_n, rows, cols, depth;
   int32_t ld, xd, yd, od;
 } qk_tile;

@@ -103,11 +103,11 @@ enum {
   MERGE_TILE = 1024, /* elements of c in an instance of a merging phase */
   KEEP_ROW = 65536,  /* longer rows are computed again rather than kept */
   KEEP_WEIGHT = 6,
-  DOT_ROWS = 64,
+  DOT_ROWS = 64, /* a tile; with its columns doubled, then its rows, where that leaves DOT_TILES of them */
   DOT_COLS = 128,
-  DOT_BIG = 512 * 512, /* elements of a result from which on tiles are larger */
-  DOT_BIG_ROWS = 128,
-  DOT_BIG_COLS = 256
+  DOT_MOST_ROWS = 256,
+  DOT_MOST_COLS = 512,
+  DOT_TILES = 24
 };
 
 typedef enum shape {

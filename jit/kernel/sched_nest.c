@@ -605,8 +605,12 @@ static l_val stride_of(emitter *e, k_form f, int axis) {
 static bool emit_product(emitter *e, nest *s, int64_t grain) {
   const k_kernel *k = e->k;
   const k_node *d = &k->nodes[s->dot], *x = factor_of(k, d->a), *y = factor_of(k, d->b);
-  bool big = axis_hint(k, s->m) * axis_hint(k, s->n_axis) >= DOT_BIG;
-  int64_t tm = s->m < 0 ? 1 : big ? DOT_BIG_ROWS : DOT_ROWS, tn = s->n_axis < 0 ? 1 : big ? DOT_BIG_COLS : DOT_COLS;
+  int64_t tm = s->m < 0 ? 1 : DOT_ROWS, tn = s->n_axis < 0 ? 1 : DOT_COLS;
+  int64_t results = axis_hint(k, s->m) * axis_hint(k, s->n_axis) * k_points(k, s->par);
+  while (tm > 1 && tn > 1 && tm < DOT_MOST_ROWS && results / (tm * tn * 4) >= DOT_TILES) {
+    tm *= 2;
+    tn *= 2;
+  }
   /* A tile is no larger than it needs to be: its columns are the pitch of the local array. */
   while (tm > 1 && const_at_most(e, s->m, tm / 2)) tm /= 2;
   while (tn > 1 && const_at_most(e, s->n_axis, tn / 2)) tn /= 2;

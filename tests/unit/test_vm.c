@@ -601,20 +601,23 @@ END_TEST
 
 /* ---- products ---- */
 
+static _Alignas(64) char work[QK_TILE_WORK];
+
 START_TEST(tiles) {
   fill_data();
   const vm_loops *all[3];
   int n = tables(all);
   static const int64_t shapes[][3] = {{1, 1, 1},     {1, 1, 5000},  {3, 5, 7},    {6, 16, 64},
                                       {14, 32, 300}, {15, 33, 257}, {57, 130, 9}, {1, 100, 90},
-                                      {100, 1, 90},  {7, 3, 9000},  {20, 40, 0},  {64, 64, 64}};
+                                      {100, 1, 90},  {7, 3, 9000},  {20, 40, 0},  {64, 64, 64},
+                                      {257, 300, 130}, {130, 513, 70}, {300, 290, 20}};
   for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
     for (int layout = 0; layout < 4; layout++) {
       int64_t M = shapes[s][0], N = shapes[s][1], K = shapes[s][2];
       int64_t x_m = layout & 1 ? 1 : K, x_k = layout & 1 ? M : 1, y_k = layout & 2 ? 1 : N, y_n = layout & 2 ? K : 1;
       float *out = malloc((size_t)(M * N) * 4 + 4);
       for (int t = 0; t < n; t++) {
-        qk_tile tile = {data, other, out, x_m, x_k, y_k, y_n, M, N, K, (int32_t)N, QN_f32, QN_f32, QN_f32};
+        qk_tile tile = {data, other, out, work, x_m, x_k, y_k, y_n, M, N, K, (int32_t)N, QN_f32, QN_f32, QN_f32};
         memset(out, 0xff, (size_t)(M * N) * 4);
         all[t]->tile(&tile);
         for (int64_t i = 0; i < M * N; i++) {
@@ -642,9 +645,9 @@ START_TEST(tiles_of_other_types) {
   for (int i = 0; i < K * N; i++)
     y[i] = random_float(), yi[i] = (int32_t)random_bits(), yh[i] = f32_to_f16(random_float());
   for (int t = 0; t < n; t++) {
-    all[t]->tile(&(qk_tile){x, y, out, K, 1, N, 1, M, N, K, N, QN_f64, QN_f64, QN_f64});
-    all[t]->tile(&(qk_tile){xi, yi, outi, K, 1, N, 1, M, N, K, N, QN_i32, QN_i32, QN_i32});
-    all[t]->tile(&(qk_tile){xh, yh, outh, K, 1, N, 1, M, N, K, N, QN_f16, QN_f16, QN_f32});
+    all[t]->tile(&(qk_tile){x, y, out, work, K, 1, N, 1, M, N, K, N, QN_f64, QN_f64, QN_f64});
+    all[t]->tile(&(qk_tile){xi, yi, outi, work, K, 1, N, 1, M, N, K, N, QN_i32, QN_i32, QN_i32});
+    all[t]->tile(&(qk_tile){xh, yh, outh, work, K, 1, N, 1, M, N, K, N, QN_f16, QN_f16, QN_f32});
     for (int i = 0; i < M; i++)
       for (int j = 0; j < N; j++) {
         double s = x[i * K] * y[j];
