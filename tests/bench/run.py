@@ -321,7 +321,7 @@ def run_row(key, options, folder, everybody, copier):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quern", default="build/quern")
-    parser.add_argument("--row", action="append", choices=list(ROWS), help="only this row (repeatable); matmul rows run on demand only")
+    parser.add_argument("--row", action="append", choices=list(ROWS), help="only this row (repeatable); products run only when named")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=0.15, help="of samples, each participant, row and round")
     parser.add_argument("--warm", type=float, default=0.7, help="seconds of calls before the samples")
