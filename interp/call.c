@@ -434,7 +434,7 @@ static bool push_argument_spread(qn_vm *vm, qn_value v, span at, uint32_t *npos,
   ok = ok && vm_enter(vm, n > INT32_MAX ? SIZE_MAX / 64 : (size_t)n + 2);
   for (int64_t i = 0; ok && i < n; i++) {
     qn_value item = value_is(v, TAG_LIST)    ? value_retain(value_list(v)->items[i])
-                    : value_is(v, TAG_RANGE) ? value_int(value_range(v)->start + i * value_range(v)->step)
+                    : value_is(v, TAG_RANGE) ? value_int(range_item(value_range(v), i))
                                              : index_row(vm, v, i);
     ok = !value_is_error(item);
     if (ok) *vm->sp++ = item;

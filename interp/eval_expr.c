@@ -20,7 +20,7 @@ static bool push_spread(qn_vm *vm, qn_value v, span at) {
     const qn_range *r = value_range(v);
     int64_t n = range_length(r);
     ok = vm_enter(vm, n < 0 || n > INT32_MAX ? SIZE_MAX / 64 : (size_t)n + 1);
-    for (int64_t i = 0; ok && i < n; i++) *vm->sp++ = value_int(r->start + i * r->step);
+    for (int64_t i = 0; ok && i < n; i++) *vm->sp++ = value_int(range_item(r, i));
   } else if (value_is(v, TAG_ARRAY) && value_array(v)->rank > 0) {
     int64_t n = value_array(v)->shape[0];
     ok = vm_enter(vm, n > INT32_MAX ? SIZE_MAX / 64 : (size_t)n + 1);

@@ -275,6 +275,14 @@ static qn_value apply_op(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   return op_apply(vm, (op_id)n->row, in, 2, NULL);
 }
 
+/* Does OP_eq answer for these as the language does? It compares an int and a float as two floats, which is exact where the int
+ * is known to have 53 bits; a bool is no number. */
+static bool op_compares_exactly(qn_value a, qn_value b) {
+  if (value_is(a, TAG_ARRAY) || value_is(b, TAG_ARRAY) || value_tag_of(a) == value_tag_of(b)) return true;
+  qn_value i = value_is(a, TAG_INT) ? a : b;
+  return value_is_number(a) && value_is_number(b) && !value_node(i) && i.u.i >= -(1LL << 53) && i.u.i <= 1LL << 53;
+}
+
 /* Equality by structure while a call is recorded: the answer depends on the numbers inside, and on the data of arrays. */
 static qn_value equal_recorded(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   rec_at(vm, n->mark);
@@ -303,7 +311,8 @@ static qn_value binary_borrowed(qn_vm *vm, const n_binary *n, qn_value a, qn_val
   bool array_a = value_is(a, TAG_ARRAY), array_b = value_is(b, TAG_ARRAY);
   bool numeric = (array_a || value_is_scalar(a)) && (array_b || value_is_scalar(b));
   if (op == AST_OP_eq || op == AST_OP_ne) {
-    if (numeric && (array_a || array_b || (traced && vm->rec))) return apply_op(vm, n, a, b);
+    if (numeric && (array_a || array_b || (traced && vm->rec)) && op_compares_exactly(a, b))
+      return apply_op(vm, n, a, b);
     if (vm->rec) return equal_recorded(vm, n, a, b);
     int equal = value_equal(vm, a, b);
     return equal < 0 ? value_error() : value_bool((equal == 1) == (op == AST_OP_eq));
@@ -484,7 +493,9 @@ eval_fn binary_eval(ast_op op, node_kind left, node_kind right, qn_value k) {
     CASE(div)
     CASE(floordiv)
     CASE(mod)
-    CASE(eq) CASE(ne) CASE(lt) CASE(le) CASE(gt) CASE(ge)
+    CASE(eq)
+    CASE(ne)
+    CASE(lt) CASE(le) CASE(gt) CASE(ge)
 #undef CASE
         default : break;
   }
@@ -543,7 +554,10 @@ static __attribute__((cold)) qn_value fail_condition(qn_vm *vm, qn_value v, cons
   else if (value_is(v, TAG_LIST) || value_is(v, TAG_RECORD) || value_is(v, TAG_RANGE))
     text_addf(&t, "len(%s) > 0", x);
   else if (value_is(v, TAG_ARRAY))
-    text_addf(&t, "any(%s) or all(%s); elementwise logic is & | ~", x, x);
+    text_addf(&t,
+              value_array(v)->dtype == QN_bool ? "any(%s) or all(%s); elementwise logic is & | ~"
+                                               : "any(%s != 0) or all(%s != 0)",
+              x, x);
   else
     text_addf(&t, "%s != nil", x);
   text_free(&source);

@@ -258,7 +258,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
     int64_t step = 1;
     switch (value_tag_of(it)) {
     case TAG_LIST: item = value_retain(value_list(it)->items[i]); break;
-    case TAG_RANGE: item = value_int(value_range(it)->start + i * value_range(it)->step); break;
+    case TAG_RANGE: item = value_int(range_item(value_range(it), i)); break;
     case TAG_ARRAY:
       if (vm->rec) rec_at(vm, n->iterable->at);
       item = index_row(vm, it, i);

@@ -518,11 +518,10 @@ static qn_value range_get(qn_vm *vm, const qn_range *r, const index_item *item) 
   int64_t n = range_length(r), at, count;
   if (item->kind == INDEX_INT) {
     if (!index_position(vm, item->start, n, "range", &at)) return value_error();
-    return value_int(r->start + at * r->step);
+    return value_int(range_item(r, at));
   }
   slice_clip(item, n, &at, &count);
-  int64_t start = r->start + at * r->step, step = r->step * (count > 1 ? item->step : 1);
-  qn_range *out = range_new(vm, start, start + count * step, step);
+  qn_range *out = range_slice(vm, r, at, count, item->step);
   return out ? value_obj(TAG_RANGE, out) : value_error();
 }
 

@@ -276,7 +276,7 @@ static form collect(qn_vm *vm, const n_items *n, qn_value *fp, int dtype, litera
       }
       for (int64_t k = 0; ok && k < len; k++) {
         qn_value x = value_is(v, TAG_LIST)    ? value_retain(value_list(v)->items[k])
-                     : value_is(v, TAG_RANGE) ? value_int(value_range(v)->start + k * value_range(v)->step)
+                     : value_is(v, TAG_RANGE) ? value_int(range_item(value_range(v), k))
                                               : index_row(vm, v, k);
         ok = !value_is_error(x) && add_value(vm, mark, &state, &count, &l, x, dtype);
       }

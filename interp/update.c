@@ -259,7 +259,7 @@ static bool list_put(qn_vm *vm, const place *p, qn_value *fp, const qn_value *va
   }
   for (uint32_t i = 0; ok && i < p->n; i++) {
     qn_value item = value_is(v, TAG_LIST)    ? value_retain(value_list(v)->items[i])
-                    : value_is(v, TAG_RANGE) ? value_int(value_range(v)->start + i * value_range(v)->step)
+                    : value_is(v, TAG_RANGE) ? value_int(range_item(value_range(v), i))
                                              : index_row(vm, v, i);
     ok = !value_is_error(item) && place_put(vm, p->items[i], fp, values, item);
     values += p->items[i]->nvalues;

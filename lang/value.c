@@ -245,6 +245,20 @@ qn_range *range_new(qn_vm *vm, int64_t start, int64_t stop, int64_t step) {
   return r;
 }
 
+qn_range *range_slice(qn_vm *vm, const qn_range *r, int64_t first, int64_t n, int64_t step) {
+  if (n == 0) return range_new(vm, r->start, r->start, r->step);
+  int64_t by = r->step, stop, last = range_item(r, first + (n - 1) * step);
+  bool fits = n == 1 || !__builtin_mul_overflow(r->step, step, &by);
+  /* The end may be anything between the last item and the one that would follow. */
+  if (fits && __builtin_add_overflow(last, by, &stop)) {
+    stop = by > 0 ? INT64_MAX : INT64_MIN;
+    fits = stop != last;
+  }
+  if (fits) return range_new(vm, range_item(r, first), stop, by);
+  raise(vm, E_overflow, SPAN_NONE, "the end or step of this part of a range does not fit 64 bits");
+  return NULL;
+}
+
 /* Clamped to INT64_MAX: the whole range of integers in steps of 1 has one item more. */
 int64_t range_length(const qn_range *r) {
   if (r->step > 0 ? r->start >= r->stop : r->start <= r->stop) return 0;

@@ -245,6 +245,12 @@ struct qn_range {
 };
 QN_MUST_CHECK qn_range *range_new(qn_vm *vm, int64_t start, int64_t stop, int64_t step);
 int64_t range_length(const qn_range *r);
+/* Item i of a range that has it. */
+static inline int64_t range_item(const qn_range *r, int64_t i) {
+  return (int64_t)((uint64_t)r->start + (uint64_t)i * (uint64_t)r->step);
+}
+/* The `n` items of `r` from `first` on, every `step`-th of them (backwards if negative). */
+QN_MUST_CHECK qn_range *range_slice(qn_vm *vm, const qn_range *r, int64_t first, int64_t n, int64_t step);
 
 /* A function value: code plus captured values. What `code` points to depends on `kind`; lang only frees captures.
  *   FN_USER       interp's function code; captures are its captured locals, by value

@@ -420,7 +420,7 @@ bool sequence_of(qn_vm *vm, const char *fn, qn_value v, sequence *s) {
 qn_value sequence_item(qn_vm *vm, sequence *s, int64_t i) {
   switch ((int)value_tag_of(s->v)) {
   case TAG_LIST: return value_retain(value_list(s->v)->items[i]);
-  case TAG_RANGE: return value_int(value_range(s->v)->start + i * value_range(s->v)->step);
+  case TAG_RANGE: return value_int(range_item(value_range(s->v), i));
   case TAG_ARRAY: return index_row(vm, s->v, i);
   default: {
     uint32_t code;

@@ -118,9 +118,8 @@ qn_value builtin_reverse(qn_vm *vm, const qn_value *args) {
   }
   if (value_is(x, TAG_RANGE)) {
     const qn_range *r = value_range(x);
-    int64_t n = range_length(r), last = r->start + (n - 1) * r->step;
-    if (r->step == INT64_MIN) return raise(vm, E_overflow, SPAN_NONE, "reverse: the step has no opposite");
-    qn_range *out = n ? range_new(vm, last, last - n * r->step, -r->step) : range_new(vm, 0, 0, 1);
+    int64_t n = range_length(r);
+    qn_range *out = n ? range_slice(vm, r, n - 1, n, -1) : range_new(vm, 0, 0, 1);
     return out ? value_obj(TAG_RANGE, out) : value_error();
   }
   if (is_array(x)) return raise(vm, E_type, SPAN_NONE, "reverse: arrays are reversed by flip(x, axis)");

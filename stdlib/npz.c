@@ -160,7 +160,6 @@ static bool read_members(archive *z, qn_record *r) {
     if (!next_member(z, &at, &m)) return false;
     if (m.name_len < 4 || memcmp(m.name + m.name_len - 4, ".npy", 4) != 0)
       return file_refuse(vm, z->path, "member %.*s is no .npy file", (int)m.name_len, m.name);
-    if (!utf8_valid(m.name, m.name_len)) return file_refuse(vm, z->path, "the name of member %u is not UTF-8", i);
     qn_str *name = str_intern(vm, m.name, m.name_len - 4);
     if (!name) return false;
     bool good = record_find(r, name) < 0 || file_refuse(vm, z->path, "two members are called %s", name->text);

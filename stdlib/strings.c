@@ -217,7 +217,7 @@ static qn_value padded(qn_vm *vm, const char *fn, const qn_value *args, bool lef
       !arg_str(vm, fn, "a character as fill", args[2], &fill))
     return value_error();
   if (str_length(fill) != 1) return raise(vm, E_argument, SPAN_NONE, "%s: fill is one character", fn);
-  int64_t missing = width - str_length(s);
+  int64_t missing = width < 0 ? 0 : width - str_length(s);
   if (missing > TEXT_MAX) return raise(vm, E_too_large, SPAN_NONE, "%s: a text has at most 2**31 bytes", fn);
   text_buf t;
   text_init(&t, vm);
