@@ -8,7 +8,7 @@
  * Named axes. Before anything is asked, the axes of the nodes that the kernel computes are sorted into classes: axis i of an
  * operand and the axis of the result that it becomes are one class, and each class gets one axis of K. So max over columns,
  * the columns that exp runs over and the columns of the stored result are the same axis. A reshape that splits or joins
- * axes makes the joined class a mixed-radix number of the others. Classes are a preference, not a promise: where a
+ * axes makes the joined class a mixed-radix number of the others (but where a scan runs over it). Classes are a preference, not a promise: where a
  * coordinate is asked that is no plain axis, or an axis that is in use already, the demand is answered with what was asked.
  *
  * Reductions. Order and nesting depend on the logical axes and their lengths alone: innermost axis first; inner order if no
@@ -31,6 +31,7 @@ typedef struct axis_class {
   qn_dim extent;
   k_form form; /* its coordinate once `made` */
   bool made, reversed;
+  bool whole;     /* a scan runs over it: no number made of parts */
   uint8_t nparts; /* of a joined class: outer to inner */
   uint32_t parts[ARRAY_MAX_RANK];
 } axis_class;
@@ -163,6 +164,7 @@ static void link_slots(lowering *l, uint32_t a, uint32_t b, int depth) {
   c[b].next = next;
   c[b].parent = a;
   c[a].reversed |= c[b].reversed;
+  c[a].whole |= c[b].whole;
   if (!c[b].nparts) return;
   if (!c[a].nparts) {
     c[a].nparts = c[b].nparts;
@@ -310,8 +312,11 @@ static void link_node(lowering *l, uint32_t n) {
     return;
   case CLASS_SCAN:
     for (int a = 0; a < rank; a++) link_axes(l, x, a, n, a);
-    if ((attr.flags & ATTR_REVERSE) && has_slots(l, n))
-      l->classes[root(l, slot_of(l, n, single_axis(attr.axes)))].reversed = true;
+    if (has_slots(l, n)) {
+      axis_class *c = &l->classes[root(l, slot_of(l, n, single_axis(attr.axes)))];
+      c->whole = true;
+      c->reversed |= (attr.flags & ATTR_REVERSE) != 0;
+    }
     return;
   case CLASS_DOT: {
     uint32_t y = node->in[1];
@@ -365,7 +370,7 @@ static k_form class_form(lowering *l, uint32_t slot, int depth) {
   k_kernel *k = l->k;
   if (size_one(l->g, c->extent)) {
     c->form = 0;
-  } else if (c->nparts && depth < ARRAY_MAX_RANK) {
+  } else if (c->nparts && !c->whole && depth < ARRAY_MAX_RANK) {
     k_form f = 0;
     for (int i = 0; i < c->nparts; i++) {
       axis_class *part = &l->classes[root(l, c->parts[i])];
@@ -688,6 +693,18 @@ typedef struct fold_axis {
   qn_dim extent;
 } fold_axis;
 
+/* Is an extent short enough to be joined? That holds in every run: it decides the order, and so the bits. */
+static bool is_short_extent(dim_table *t, qn_dim extent) {
+  bool is = dim_hint(t, extent) < MERGE_BELOW;
+  int64_t c;
+  if (dim_is_const(t, extent, &c)) return is;
+  if (is)
+    dim_assume(t, extent, DIM_LT, MERGE_BELOW);
+  else
+    dim_assume(t, MERGE_BELOW, DIM_LE, extent);
+  return is;
+}
+
 /* Innermost first. Axes of one element are left out: reducing one element gives it. */
 static int plan_folds(lowering *l, const graph_type *t, uint8_t axes, bool index, fold_axis *folds) {
   dim_table *d = &l->g->dims;
@@ -700,10 +717,8 @@ static int plan_folds(lowering *l, const graph_type *t, uint8_t axes, bool index
       continue;
     }
     if (size_one(l->g, t->shape[a])) continue;
-    bool is_short = n && neighbour && dim_hint(d, folds[n - 1].extent) < MERGE_BELOW;
-    if (l->r->joins) is_short = n && neighbour && (*l->r->joins >> a & 1);
-    bool join = n && (index || is_short);
-
+    bool join = n && index;
+    if (n && neighbour && !index) join = l->r->joins ? *l->r->joins >> a & 1 : is_short_extent(d, folds[n - 1].extent);
     if (!join) folds[n++] = (fold_axis){.order = behind ? ORDER_OUTER : ORDER_INNER, .extent = 1};
     fold_axis *f = &folds[n - 1];
     memmove(f->axes + 1, f->axes, (size_t)f->n * sizeof *f->axes);

@@ -670,6 +670,85 @@ static bool copy_constants(graph *g) {
   return true;
 }
 
+/* ---- sizes that are known to be equal ---------------------------------------------------------------------------------------------- */
+
+static bool from_data(const dim_table *t, qn_dim d, int depth) {
+  if (d >= 0 || depth > DIM_MAX_SIZE) return d < 0;
+  const dim_expr *e = &t->exprs[~d];
+  return e->op == DIM_SYMBOL ? e->source == DIM_FROM_NODE
+                             : from_data(t, e->a, depth + 1) || from_data(t, e->b, depth + 1);
+}
+
+typedef struct sizes {
+  dim_table *t;
+  uint32_t n; /* expressions, before new ones are made */
+  qn_dim *to; /* by expression: what it has become */
+  struct {
+    qn_dim d;
+    bool is;
+  } * known; /* by expression: what facts say it is */
+} sizes;
+
+static qn_dim settled(const sizes *s, qn_dim d) { return d >= 0 || (uint32_t)~d >= s->n ? d : s->to[~d]; }
+
+/* Learns from a fact; true if that was new. */
+static bool learn(sizes *s, const dim_fact *f) {
+  qn_dim x = settled(s, f->a), y = settled(s, f->b);
+  if (f->relation != DIM_EQ || x == y || from_data(s->t, f->a, 0) || from_data(s->t, f->b, 0)) return false;
+  if (x >= 0 || (y < 0 && ~y > ~x)) { /* the later one becomes the earlier one, or a number */
+    qn_dim z = x;
+    x = y;
+    y = z;
+  }
+  if (x >= 0 || (uint32_t)~x >= s->n || s->known[~x].is) return false;
+  s->known[~x].d = y;
+  s->known[~x].is = true;
+  return true;
+}
+
+/* The recording relied on facts, which are checked before the plan runs: sizes that are equal to a number, or to each other,
+ * become one. So an axis whose size is 1 in every run is one that broadcasts, whatever it is called. */
+static bool settle_sizes(graph *g) {
+  sizes s = {.t = &g->dims, .n = g->dims.n};
+  if (g->dims.nfacts == 0) return true;
+  s.to = calloc(s.n + 1, sizeof *s.to);
+  s.known = calloc(s.n + 1, sizeof *s.known);
+  bool ok = s.to && s.known, again = ok;
+  for (int rounds = 0; again && rounds < 8; rounds++) {
+    for (uint32_t i = 0; i < s.n; i++) {
+      const dim_expr e = g->dims.exprs[i];
+      if (s.known[i].is)
+        s.to[i] = settled(&s, s.known[i].d);
+      else
+        s.to[i] =
+            e.op == DIM_SYMBOL ? ~(qn_dim)i : dim_make(&g->dims, (dim_op)e.op, settled(&s, e.a), settled(&s, e.b));
+    }
+    again = false;
+    for (uint32_t i = 0; i < g->dims.nfacts; i++) again |= learn(&s, &g->dims.facts[i]);
+  }
+  for (uint32_t n = 1; n < g->n && ok; n++) {
+    graph_node *node = &g->nodes[n];
+    for (int a = 0; a < node->type.rank; a++) node->type.shape[a] = settled(&s, node->type.shape[a]);
+    if (!node->attr || node->kind != NODE_OP) continue;
+    op_attr attr = graph_attr(node);
+    bool changed = false;
+    for (int k = 0; k < attr.n; k++) {
+      if (!op_attr_is_dim((op_id)node->op, k)) continue;
+      qn_dim d = settled(&s, attr.d[k]);
+      changed |= d != attr.d[k];
+      attr.d[k] = d;
+    }
+    if (!changed) continue;
+    op_attr *copy = arena_alloc(&g->arena, sizeof *copy);
+    ok = copy != NULL;
+    if (ok) *copy = attr;
+    node->attr = copy;
+  }
+  free(s.to);
+  free(s.known);
+  return ok && !g->arena.failed;
+}
+
 static void drop(plan *p) {
   for (uint32_t i = 0; i < p->nkernels; i++) l_free(p->kernels[i].program);
   arena_free(&p->arena);
@@ -770,7 +849,7 @@ plan *plan_make(graph *g, const int64_t *tune, char *why, size_t size) {
   arena_init(&p->arena, NULL);
   const char *reason = lower_no_memory;
   fuse_memo memo = {0};
-  uint8_t *awkward = copy_constants(g) ? calloc(g->n, 1) : NULL;
+  uint8_t *awkward = settle_sizes(g) && copy_constants(g) ? calloc(g->n, 1) : NULL;
   bool done = awkward && plan_within(p, tune, awkward, &memo, &reason);
   free(awkward);
   fuse_memo_free(&memo);

@@ -6,7 +6,10 @@
  * Buffers are inputs, constants, outputs (allocated for each call, or an alias of an input), or places in one arena whose
  * size is an expression over the input sizes. All buffers are row-major and contiguous; views inside the graph have become
  * address arithmetic. Steps run in order; a fallible step comes after the fallible ones before it in the program. Sizes that a
- * data-dependent step finds (dim symbols from nodes) are known once it has run; its buffer has room for the upper bound. Peak (live inputs + arena + outputs) is at most the simulated peak of running the graph node by node.
+ * data-dependent step finds (dim symbols from nodes) are known once it has run; its buffer has room for the upper bound. Peak
+ * (live inputs + arena + outputs) is at most the simulated peak of running the graph node by node.
+ *
+ * A plan is right for all sizes for which the facts of its graph's dims hold; it adds some (which axes a reduction joins).
  */
 #ifndef JIT_KERNEL_PLAN_H
 #define JIT_KERNEL_PLAN_H

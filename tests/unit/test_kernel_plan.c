@@ -301,6 +301,15 @@ START_TEST(products_take_epilogues) {
 }
 END_TEST
 
+START_TEST(scans_run_over_joined_axes) {
+  tune_reset();
+  expect("a scan of joined axes",
+         "graph(%1: f64[3, 2]) {\n %2 = sub %1, %1 : f64[3, 2]\n %3 = reshape %2 shape=[6] : f64[6]\n"
+         "%4 = cumsum %3 axes=[0] reverse : f64[6]\n return %4 }",
+         1);
+}
+END_TEST
+
 START_TEST(fusion_can_be_off) {
   tune_reset();
   tune[TUNE_fuse_enabled] = 0;
@@ -423,6 +432,7 @@ int main(void) {
       {tcase_create("rows_are_one_kernel"), rows_are_one_kernel},
       {tcase_create("elementwise_work_is_one_kernel"), elementwise_work_is_one_kernel},
       {tcase_create("products_take_epilogues"), products_take_epilogues},
+      {tcase_create("scans_run_over_joined_axes"), scans_run_over_joined_axes},
       {tcase_create("fusion_can_be_off"), fusion_can_be_off},
       {tcase_create("results_without_kernels"), results_without_kernels},
       {tcase_create("checks_keep_their_order"), checks_keep_their_order},

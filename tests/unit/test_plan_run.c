@@ -40,7 +40,7 @@ static qn_value weak_value(const graph_type *t, const qk_scalar *s) {
   return t->dtype == QN_f64 ? value_float(s->f) : t->dtype == QN_bool ? value_bool(s->i != 0) : value_int(s->i);
 }
 
-static void make_inputs(qn_vm *vm, const graph *g, rng *r, inputs *in) {
+static void make_inputs(qn_vm *vm, const graph *g, const int64_t *symbols, rng *r, inputs *in) {
   uint32_t nweak = 0;
   ck_assert_uint_le(g->ninputs, INPUTS);
   for (uint32_t i = 0; i < g->ninputs; i++) {
@@ -58,9 +58,9 @@ static void make_inputs(qn_vm *vm, const graph *g, rng *r, inputs *in) {
       continue;
     }
     int64_t shape[ARRAY_MAX_RANK];
-    for (int a = 0; a < t->rank; a++) shape[a] = dim_hint(&g->dims, t->shape[a]);
+    for (int a = 0; a < t->rank; a++) shape[a] = dim_eval(&g->dims, t->shape[a], symbols);
     qn_array *x = array_new(vm, d, t->rank, shape);
-    ck_assert(x != NULL);
+    ck_assert_msg(x != NULL, "no array: %s", vm->error ? vm->error->message->text : "");
     for (int64_t k = 0; k < x->size; k++) {
       double v = random_datum(r, d, true);
       dtype_store(d, array_data(x) + (size_t)k * dtype_size(d),
@@ -73,18 +73,27 @@ static void make_inputs(qn_vm *vm, const graph *g, rng *r, inputs *in) {
   }
 }
 
-static void run_plan(qn_vm *vm, const graph *from, const int64_t *tune, const inputs *in, outcome *o) {
+/* False if the plan is not made for these sizes. */
+static bool run_plan(qn_vm *vm, const graph *from, const int64_t *tune, const int64_t *symbols, const inputs *in,
+                     outcome *o) {
   char why[256] = "";
   graph *g = graph_copy(from);
   ck_assert(g != NULL);
   plan *p = plan_make(g, tune, why, sizeof why);
-  ck_assert_msg(p != NULL, "%s", why);
+  if (!p) {
+    text_buf t;
+    text_init(&t, NULL);
+    graph_print(from, &t);
+    ck_abort_msg("no plan: %s\n%.*s", why, (int)t.len, t.text);
+  }
   *o = (outcome){.n = p->noutputs};
   ck_assert_uint_le(p->noutputs, OUTPUTS);
-  if (!plan_run(vm, p, in->arrays, in->weak, o->values)) note_error(vm, o, true);
+  bool fits = dim_facts_hold(&p->graph->dims, symbols, NULL);
+  if (fits && !plan_run(vm, p, in->arrays, in->weak, o->values)) note_error(vm, o, true);
   for (uint32_t k = 0; k < p->nkernels; k++)
     if (p->kernels[k].vm_code) vmcode_free(p->kernels[k].vm_code);
   plan_free(p);
+  return fits;
 }
 
 /* Attributes with numbers for sizes. */
@@ -95,11 +104,11 @@ static op_attr known_attr(const graph *g, const graph_node *n, const int64_t *sy
   return a;
 }
 
-static void run_eager(qn_vm *vm, const graph *g, const inputs *in, outcome *o) {
+static void run_eager(qn_vm *vm, const graph *g, const int64_t *sizes, const inputs *in, outcome *o) {
   qn_value *v = calloc(g->n, sizeof *v);
   int64_t *symbols = calloc(g->dims.n + 1, sizeof *symbols);
   uint32_t done = 1;
-  for (uint32_t i = 0; i < g->dims.n; i++) symbols[i] = g->dims.exprs[i].hint;
+  memcpy(symbols, sizes, g->dims.n * sizeof *symbols);
   *o = (outcome){.n = g->noutputs};
   for (; done < g->n && !o->failed; done++) {
     const graph_node *n = &g->nodes[done];
@@ -212,6 +221,81 @@ static bool constants_fit(qn_vm *vm, const graph *g) {
   return fit;
 }
 
+static int64_t *hints(const graph *g) {
+  int64_t *symbols = calloc(g->dims.n + 1, sizeof *symbols);
+  for (uint32_t i = 0; i < g->dims.n; i++) symbols[i] = g->dims.exprs[i].hint;
+  return symbols;
+}
+
+static bool is_symbol(const dim_table *t, qn_dim d) { return d < 0 && t->exprs[~d].op == DIM_SYMBOL; }
+
+/* Other sizes for which the recording is valid; false if none was found. */
+static bool other_sizes(const graph *g, rng *r, int64_t *symbols) {
+  static const int64_t sizes[] = {1, 2, 3, 4, 5, 8, 17, 40, 66};
+  const dim_table *t = &g->dims;
+  for (int tries = 0; tries < 60; tries++) {
+    for (uint32_t i = 0; i < t->n; i++) symbols[i] = rng_below(r, 4) == 0 ? t->exprs[i].hint : sizes[rng_below(r, 9)];
+    for (int round = 0; round < 6; round++)
+      for (uint32_t i = 0; i < t->nfacts; i++) {
+        const dim_fact *f = &t->facts[i];
+        if (f->relation != DIM_EQ) continue;
+        if (is_symbol(t, f->a)) symbols[~f->a] = dim_eval(t, f->b, symbols);
+        if (is_symbol(t, f->b)) symbols[~f->b] = dim_eval(t, f->a, symbols);
+      }
+    bool small = true;
+    for (uint32_t i = 0; i < t->n; i++)
+      small = small && (t->exprs[i].op != DIM_SYMBOL || (symbols[i] >= 0 && symbols[i] <= 100));
+    for (uint32_t n = 1; n < g->n; n++) {
+      int64_t elements = 1;
+      for (int a = 0; a < g->nodes[n].type.rank; a++) elements *= dim_eval(t, g->nodes[n].type.shape[a], symbols);
+      small = small && elements <= 60000;
+    }
+    if (small && dim_facts_hold(t, symbols, NULL)) return true;
+  }
+  return false;
+}
+
+static bool has_sizes_from_data(const graph *g) {
+  for (uint32_t i = 0; i < g->dims.n; i++)
+    if (g->dims.exprs[i].op == DIM_SYMBOL && g->dims.exprs[i].source == DIM_FROM_NODE) return true;
+  return false;
+}
+
+/* Plans made for the recorded sizes run at others, and give what node by node gives there. */
+static void compare_sizes(uint64_t from, uint64_t to) {
+  qn_vm *vm = vm_make();
+  if (!cpu_open(vm)) ck_abort_msg("no memory");
+  int runs = 0;
+  for (uint64_t seed = from; seed < to; seed++) {
+    random_options o = {.symbolic = true, .nodes = 1 + (int)(seed % 40)};
+    graph *g = random_graph(seed, &o), *s = graph_simplify(g);
+    ck_assert(s != NULL);
+    graph_free(g);
+    rng r = {seed};
+    int64_t *symbols = hints(s);
+    for (int round = 0; round < 3 && !has_sizes_from_data(s) && constants_fit(vm, s); round++) {
+      if (!other_sizes(s, &r, symbols)) break;
+      inputs in;
+      outcome a, c;
+      make_inputs(vm, s, symbols, &r, &in);
+      if (run_plan(vm, s, vm->tune, symbols, &in, &a)) {
+        runs++;
+        run_eager(vm, s, symbols, &in, &c);
+        check_same(vm, s, seed, "running node by node at other sizes", &a, &c);
+        outcome_free(vm, &a);
+        outcome_free(vm, &c);
+      }
+      for (uint32_t i = 0; i < s->ninputs; i++)
+        if (in.arrays[i]) value_release(vm, in.values[i]);
+    }
+    free(symbols);
+    graph_free(s);
+  }
+  ck_assert_int_gt(runs, (int)(to - from) / 2);
+  cpu_close(vm);
+  vm_close(vm);
+}
+
 static void compare(uint64_t from, uint64_t to) {
   qn_vm *vm = vm_make();
   if (!cpu_open(vm)) ck_abort_msg("no memory");
@@ -231,11 +315,13 @@ static void compare(uint64_t from, uint64_t to) {
     rng r = {seed};
     inputs in;
     outcome a, b, c;
-    make_inputs(vm, s, &r, &in);
-    run_plan(vm, s, fused, &in, &a);
-    run_plan(vm, s, unfused, &in, &b);
+    int64_t *symbols = hints(s);
+    make_inputs(vm, s, symbols, &r, &in);
+    ck_assert(run_plan(vm, s, fused, symbols, &in, &a));
+    ck_assert(run_plan(vm, s, unfused, symbols, &in, &b));
     check_same(vm, s, seed, "the plan without fusion", &a, &b);
-    run_eager(vm, s, &in, &c);
+    run_eager(vm, s, symbols, &in, &c);
+    free(symbols);
     check_same(vm, s, seed, "running node by node", &a, &c);
     outcome_free(vm, &a);
     outcome_free(vm, &b);
@@ -251,6 +337,9 @@ static void compare(uint64_t from, uint64_t to) {
 START_TEST(plans_give_the_same_bits) { compare(0, 400); }
 END_TEST
 
+START_TEST(symbolic_plans_run_at_other_sizes) { compare_sizes(0, 1500); }
+END_TEST
+
 int main(void) {
   Suite *s = suite_create("plan run");
   struct {
@@ -258,6 +347,7 @@ int main(void) {
     const TTest *f;
   } cases[] = {
       {tcase_create("plans_give_the_same_bits"), plans_give_the_same_bits},
+      {tcase_create("symbolic_plans_run_at_other_sizes"), symbolic_plans_run_at_other_sizes},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     tcase_set_timeout(cases[i].t, 240);
