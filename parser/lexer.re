@@ -199,8 +199,13 @@ static int string_body(parser *p, token *t, const unsigned char *s, uint32_t quo
   p->chars.len = 0;
   for (;;) {
     const unsigned char *run = s;
-    while (s < p->end && *s != '\\' && *s != '{' && *s != '"' && (*s != '\n' || triple)) s++;
+    while (s < p->end && *s != '\\' && *s != '{' && *s != '"' && *s != '\r' && (*s != '\n' || triple)) s++;
     text_add(&p->chars, (const char *)run, (size_t)(s - run));
+    if (s < p->end && *s == '\r') { /* lines of a text end with \n, however those of its file do */
+      if (s[1] != '\n') text_add(&p->chars, "\r", 1);
+      s++;
+      continue;
+    }
     if (s >= p->end || *s == '\n') return string_open(p, quote, triple);
     if (*s == '\\') {
       s = escape(p, s);

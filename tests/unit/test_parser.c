@@ -227,6 +227,7 @@ START_TEST(strings) {
       {"\"{if c {1} else {2}}\"", "(template (part (if (name c) (block (int 1)) (block (int 2)))))"},
       {"\"\"\"a\n \"b\" {x}\n\"\"\"", "(template (str \"a\\n \\\"b\\\" \") (part (name x)) (str \"\\n\"))"},
       {"\"\"\"{\n x\n}\"\"\"", "(template (part (name x)))"},
+      {"\"\"\"a\r\n\r\nb\r{x}\r\n\"\"\"", "(template (str \"a\\n\\nb\\u{d}\") (part (name x)) (str \"\\n\"))"},
       {"\"a\" + \"b\"", "(binary + (str \"a\") (str \"b\"))"},
       {"r[\"k\"]", "(index (name r) (str \"k\"))"},
   };
