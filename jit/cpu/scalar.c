@@ -17,6 +17,12 @@ static int64_t floor_div(int64_t a, int64_t b) {
   return a % b != 0 && (a < 0) != (b < 0) ? q - 1 : q;
 }
 
+/* a - b * floor_div(a, b), where that product may not fit. */
+static int64_t floor_mod(int64_t a, int64_t b) {
+  int64_t r = a % b;
+  return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+}
+
 static qn_value int_pow(qn_vm *vm, int64_t base, int64_t n) {
   if (n < 0)
     return raise(vm, E_neg_exponent, SPAN_NONE, "%lld ** %lld has no integer value; write %lld.0 ** %lld", (long long)base, (long long)n,
@@ -42,8 +48,7 @@ static qn_value int_op(qn_vm *vm, op_id op, int64_t a, int64_t b, int64_t c) {
   case OP_mod:
     if (b == 0) return raise(vm, E_div_zero, SPAN_NONE, "%lld %s 0", (long long)a, op == OP_mod ? "%" : "//");
     if (b == -1) return op == OP_mod ? value_int(0) : int_op(vm, OP_neg, a, 0, 0);
-    r = floor_div(a, b);
-    return value_int(op == OP_mod ? a - r * b : r);
+    return value_int(op == OP_mod ? floor_mod(a, b) : floor_div(a, b));
   case OP_pow: return int_pow(vm, a, b);
   case OP_sign: return value_int((a > 0) - (a < 0));
   case OP_minimum: return value_int(a < b ? a : b);
