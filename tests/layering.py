@@ -59,7 +59,7 @@ def includes(root):
                 path = os.path.join(folder, name)
                 with open(path, encoding="utf-8") as f:
                     for number, line in enumerate(f, 1):
-                        found = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
+                        found = re.match(r'\s*#\s*include\s*["<]([^">]+)[">]', line)
                         if found:
                             yield os.path.relpath(path, root), number, found.group(1)
 
@@ -70,6 +70,8 @@ def check_includes(root):
         # A header beside the file may be named without its folder.
         full = target if os.path.exists(os.path.join(root, target)) else os.path.join(os.path.dirname(path), target)
         there = floor_of(os.path.normpath(full))
+        if here and full.startswith(("tests/", "examples/")):
+            yield f"{path}:{number}: {here[1]} includes {target}, which is no part of the library"
         if not here or not there:
             continue
         if there[0] > here[0]:
@@ -125,6 +127,7 @@ def members(lines):
 
 def check_archive(archive):
     """Exported names and mutable data, read from the members' section and symbol tables."""
+    seen = 0
     section_row = re.compile(r"\s*\[\s*(\d+)\]\s+(\S+)")
     for name, body in members(readelf(archive, "-S", "-s")):
         sections = {}
@@ -135,6 +138,7 @@ def check_archive(archive):
             parts = line.split()
             if len(parts) < 8 or not parts[0].rstrip(":").isdigit() or not parts[0].endswith(":"):
                 continue
+            seen += 1
             size, kind, bind, visible, where, symbol = parts[2], parts[3], parts[4], parts[5], parts[6], parts[7]
             if where in ("UND", "ABS"):
                 continue
@@ -145,6 +149,8 @@ def check_archive(archive):
             if kind in ("OBJECT", "TLS", "COMMON") and writable and size != "0":
                 if re.sub(r"\.\d+$", "", symbol) not in MUTABLE:
                     yield f"{os.path.basename(name)}: mutable global {symbol} in {section}"
+    if not seen:
+        yield f"{archive}: readelf finds no symbols"
 
 
 def main():
