@@ -261,7 +261,7 @@ static void *vm_in_thread(void *arg) {
     if (a[k]) value_release(vm, value_obj(TAG_ARRAY, a[k]));
   good &= live(vm) == start;
   vm_close(vm);
-  return good ? arg ? arg : &vm_in_thread : NULL;
+  return !good ? NULL : arg ? arg : (void *)&vm_in_thread;
 }
 
 static void run_two(void *engine) {
