@@ -140,6 +140,20 @@ def case_prompt_incomplete(p):
     need(result.status == 0 and "(1, 2)" in result.out and "3" in result.out and "2" in result.out, "expected (1, 2), 3, 2", result)
 
 
+def case_prompt_goes_on(p):
+    """After every kind of error the prompt takes the next line."""
+    bad = (("let x = (1,\n2)))", "E102"), ("x.foo", "E401"), ("zeros(3) + zeros(4)", "E201"), ("u8([1]) + 300", "E207"),
+           ("zeros(1000000, 1000000)", "E601"), ("load(\"none.npz\")", "E501"), ("load(\"cut.npz\")", "E502"),
+           ("fn f(x) = f(x) + 1\nf(1)", "E602"), ("import nowhere", "E503"), ("(" * 10000 + "1" + ")" * 10000, "E106"),
+           ("fn g(x, i) = sum(x[i])\nfor _ in 0..20 { g(arange(5), [1]) }\ng(arange(5), [7])", "E303"), ("error(\"mine\")", "E701"))
+    p.write("cut.npz", b"PK\x03\x04")
+    for flags in (["--jit", "off"], SYNC):
+        result = p.run(*flags, stdin="".join(f"{text}\nprint(\"go {i}\")\n" for i, (text, _) in enumerate(bad)))
+        need(result.status == 0 and re.findall(r"go (\d+)", result.out) == [str(i) for i in range(len(bad))], "every line", result)
+        need(ERROR.findall(result.err) == [error for _, error in bad], f"expected {[error for _, error in bad]}", result)
+        need(len(re.findall(r"^  --> <prompt \d+>:\d+", result.err, re.M)) == len(bad), "each with its place", result)
+
+
 # ---- bad texts -----------------------------------------------------------------------------------------------------------
 def case_syntax_error(p):
     need_error(p.script("print(1)\nlet x = (1, 2\n"), "E102")
@@ -165,6 +179,16 @@ def case_deep_list(p):
     printed = p.script("let x = ()\nfor _ in 0..1_000_000 { x = (x,) }\nprint(x)\n")
     need(printed.status in (0, 1) and (printed.status == 0 or printed.error), "printing must end well or with an error", printed)
     need("1" in p.script("let x = ()\nfor _ in 0..1_000_000 { x = {a: x} }\nx = 1\nprint(x)\n").out, "dropping a deep record")
+    walks = ("d == e", "str(d)", "\"{d} {r}\"", "tree_map(fn(x) x, d)", "tree_map(fn(x, y) x, d, e)", "tree_leaves(d)", "save(\"x.npz\", {d: d})",
+             "save(\"x.npz\", r)", "array(d)", "stack(d)", "sum(d)", "d + 1", "ones(3)[d]", "error(r)", "assert(d == 1, \"{d}\")",
+             "grad(fn(t) 1.0)(d)", "grad(fn(t) sum(t.b))({a: r, b: ones(3)})", "jit(fn(t, x) x + 1)(d, ones(2))",
+             "explain(fn(t, x) (t, x + 1), r, ones(2))", "explain(fn(x) (d, x + 1), ones(2))", "(fn(x: f32[3]) x)(d)")
+    text = ("let (d, e, r) = ((), (), nil)\nfor _ in 0..1_000_000 { (d, e) = ((d,), (e,)) }\nfor _ in 0..300_000 { r = {a: r} }\n" +
+            "".join(f"print(try {{ let _v = {walk}\n\"fine\" }} catch x {{ x.id }})\n" for walk in walks))
+    for flags in (["--jit", "off"], SYNC):
+        result = p.script(text, *flags)
+        need(result.status == 0 and len(result.out.split()) == len(walks), "an answer or an error for each", result)
+        need("E802" not in result.out and not re.search(r"[^fineE0-9\s]", result.out), "no defects", result)
 
 
 def case_endless_recursion(p):
@@ -175,6 +199,37 @@ def case_out_of_memory(p):
     need(p.script("let x = zeros(1_000_000, 1_000_000)\nprint(sum(x))\n").error in ("E601", "E605"), "expected E601")
     caught = p.script("let s = try { sum(zeros(1_000_000, 1_000_000)) } catch e { e.id }\nprint(s)\n")
     need(caught.status == 0 and caught.out.split()[0] in ("E601", "E605"), "a script may catch it", caught)
+
+
+# What fails in compiled code: a body, a call that gets compiled, a call that fails, the error and the line of the body.
+COMPILED_ERRORS = (
+    ("let a = x * 2\n let b = a + y\n sum(b)", "(ones(4, 3), ones(3))", "(ones(4, 3), ones(5))", "E201", 2),
+    ("let a = x + 1\n a * y", "(u8([1, 2]), 3)", "(u8([1, 2]), 300)", "E207", 2),
+    ("let a = x + 1\n a & y", "(i32([1, 2]), i32([1, 2]))", "(i32([1, 2]), f32([1, 2]))", "E206", 2),
+    ("let a = x + 1\n a // y", "(i32([1, 2]), i32([1, 2]))", "(i32([1, 2]), i32([1, 0]))", "E306", 2),
+    ("let a = x + 1\n a % y", "(i32([1, 2]), 2)", "(i32([1, 2]), 0)", "E306", 2),
+    ("let a = x + 1\n a ** y", "(i32([1, 2]), i32([1, 2]))", "(i32([1, 2]), i32([1, -2]))", "E308", 2),
+    ("let a = x * y\n i32(a)", "(ones(3), 2.0)", "(ones(3), 1e30)", "E309", 2),
+    ("let a = x[y]\n let b = x[y + 3]\n sum(a + b)", "(arange(9), [1, 2])", "(arange(9), [1, 9])", "E303", 1),
+    ("let a = x * 2\n print(\"in order\")\n let b = a[y]\n print(\"never\")\n sum(b)", "(arange(9), [1, 2])", "(arange(9), [1, 9])",
+     "E303", 3),
+    ("let a = x * 2\n cross_entropy(a, y)", "(zeros(2, 4), [0, 1])", "(zeros(2, 4), [0, 4])", "E303", 2),
+    ("let l = fn(x) sum(x[y] ** 2)\n grad(l)(x)", "(arange(9) + 0.5, [1, 2])", "(arange(9) + 0.5, [1, 9])", "E303", 1),
+)
+
+
+def case_errors_in_compiled_functions(p):
+    """The same report, the same line and the same output in every mode; nothing after the error is visible."""
+    for body, good, bad, error, line in COMPILED_ERRORS:
+        text = f"fn f(x, y) {{\n {body}\n}}\nfor _ in 0..12 {{ f{good} }}\nprint(\"compiled\")\nprint(f{bad})\nprint(\"after\")\n"
+        first = None
+        for flags in (["--jit", "off"], [*SYNC], ["--jit", "sync", "--set", "jit.hot=3"], ["--jit", "on"]):
+            result = p.script(text, *flags)
+            need_error(result, error, line + 1)
+            need("compiled" in result.out and "after" not in result.out, "nothing after the error", result)
+            need(result.out.count("never") == (12 if "never" in body else 0), "effects up to the error", result)
+            first = first or result
+            need((result.out, result.err) == (first.out, first.err), f"{flags}: another report", f"{first}\n{result}")
 
 
 def case_error_in_compiled_function(p):
