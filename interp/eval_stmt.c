@@ -4,6 +4,8 @@
  * interrupts and limits on their back edges. While a call is recorded, branches on traced values and loops are offered to
  * the recorder first, together with the outer variables that they may rebind.
  */
+#include <string.h>
+
 #include "interp/node.h"
 
 /* ---- blocks -------------------------------------------------------------------------------------------------------- */
@@ -330,6 +332,8 @@ qn_value eval_return(qn_vm *vm, node *h, qn_value *fp) {
 qn_value eval_import(qn_vm *vm, node *h, qn_value *fp) {
   (void)fp;
   n_import *n = (n_import *)h;
+  if (memchr(n->name->text, 0, n->name->len))
+    return raise(vm, E_import, n->mark, "the name of a module holds no NUL");
   qn_value m = import_module(vm, n->from, n->name->text, n->path, n->mark);
   if (value_is_error(m)) {
     raise_at(vm, n->mark);

@@ -479,7 +479,7 @@ qn_value builtin_env(qn_vm *vm, const qn_value *args) {
   qn_str *name;
   if (!arg_str(vm, "env", "a variable's name", args[0], &name)) return value_error();
   if (!vm_may(vm, QN_CAP_ENV, "reading environment variables")) return value_error();
-  const char *text = getenv(name->text);
+  const char *text = memchr(name->text, 0, name->len) ? NULL : getenv(name->text);
   if (!text) return value_retain(args[1]);
   if (!utf8_valid(text, strlen(text)))
     return raise(vm, E_text, SPAN_NONE, "env: the value of %s is not UTF-8", name->text);
