@@ -286,6 +286,10 @@ static bool op_compares_exactly(qn_value a, qn_value b) {
 /* Equality by structure while a call is recorded: the answer depends on the numbers inside, and on the data of arrays. */
 static qn_value equal_recorded(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   rec_at(vm, n->mark);
+  if (value_is(a, TAG_FN) && value_is(b, TAG_FN)) {
+    int same = rec_same_fn(vm, a, b);
+    return same < 0 ? value_error() : value_bool((same == 1) == (n->op == AST_OP_eq));
+  }
   qn_value x = rec_observe_tree(vm, a), y = value_is_error(x) ? x : rec_observe_tree(vm, b);
   int equal = value_is_error(y) ? -1 : value_equal(vm, x, y);
   value_release(vm, x);

@@ -143,6 +143,11 @@ static qn_value stand_in(struct recording *r, qn_value v, int depth) {
     if (f->ncaptures == 0) return value_retain(v);
     qn_fn *copy = fn_new(vm, (fn_kind)f->head.flags, f->code, f->ncaptures);
     if (!copy) return value_error();
+    if (!mem_grow(vm, (void **)&r->fns, &r->fns_cap, r->nfns + 1, sizeof *r->fns)) {
+      value_release(vm, value_obj(TAG_FN, copy));
+      return value_error();
+    }
+    r->fns[r->nfns++] = (struct fn_pair){value_retain(value_obj(TAG_FN, copy)), value_retain(v)};
     return stand_in_items(r, f->captures, copy->captures, f->ncaptures, value_obj(TAG_FN, copy), depth);
   }
   case TAG_NIL:

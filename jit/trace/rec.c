@@ -106,6 +106,11 @@ void rec_free(struct recording *r) {
     vm->next_node = r->base + r->g->n;
     if (vm->rec == r) vm->rec = NULL;
   }
+  for (uint32_t i = 0; i < r->nfns; i++) {
+    value_release(vm, r->fns[i].original);
+    value_release(vm, r->fns[i].stand_in);
+  }
+  mem_free(vm, r->fns, r->fns_cap * sizeof *r->fns);
   for (uint32_t i = 0; i < r->nstand_ins; i++) value_release(vm, value_obj(TAG_ARRAY, r->stand_ins[i]));
   mem_free(vm, r->stand_ins, r->stand_ins_cap * sizeof *r->stand_ins);
   for (uint32_t i = 0; i < r->vals_cap; i++) value_release(vm, r->vals[i]);
@@ -564,6 +569,17 @@ qn_value rec_observe(qn_vm *vm, qn_value v) {
     r->observed[r->nobserved++] = (struct observed){node, plain(v)};
   }
   return plain(v);
+}
+
+static const void *original_of(const struct recording *r, qn_value fn) {
+  for (uint32_t i = r->nfns; i-- > 0;)
+    if (r->fns[i].stand_in.u.p == fn.u.p) return r->fns[i].original.u.p;
+  return fn.u.p;
+}
+
+int rec_same_fn(qn_vm *vm, qn_value a, qn_value b) {
+  bool same = original_of(vm->rec, a) == original_of(vm->rec, b);
+  return rec_break(vm->rec, BREAK_kind, NULL) ? same : -1;
 }
 
 static qn_value observe_leaf(void *ctx, const char *path, qn_value v) {

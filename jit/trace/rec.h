@@ -87,6 +87,8 @@ void rec_global_changed(qn_vm *vm, rec_cell *cell, qn_value old, qn_value now);
 QN_MUST_CHECK qn_value rec_observe(qn_vm *vm, qn_value v);
 /* The same for every number in a list or record; owned result. */
 QN_MUST_CHECK qn_value rec_observe_tree(qn_vm *vm, qn_value v);
+/* Are two functions one? 1, 0, or -1 with an error raised. No guard can tell, so the call is not captured. */
+QN_MUST_CHECK int rec_same_fn(qn_vm *vm, qn_value a, qn_value b);
 /* The test of a condition: 1, 0, or -1 with an error raised. Accepts bools and one-element bool arrays, raises E302 otherwise.
  * Also for use outside recordings. */
 QN_MUST_CHECK int rec_truth(qn_vm *vm, qn_value v, span at);

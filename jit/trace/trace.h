@@ -77,6 +77,10 @@ struct recording {
   uint32_t vals_cap;
   qn_array **stand_ins; /* of the inputs of a capture; vals has their data */
   uint32_t nstand_ins, stand_ins_cap;
+  struct fn_pair {
+    qn_value stand_in, original;
+  } * fns; /* functions with captures; both are owned */
+  uint32_t nfns, fns_cap;
   uint32_t done; /* nodes below this one are executed, if anybody needed them */
   bool reopened; /* somebody needs one of those that was not */
   int grads;     /* gradients in progress: then values of executed nodes are kept */
