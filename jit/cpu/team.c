@@ -1,17 +1,17 @@
 /* The threads of an engine that help to run kernels (team.h).
  *
- * A region is a word with a number of free seats and of helpers inside. Who opens the region works too; when it finds no more work
- * it takes the seats that are left away and waits for those inside only. A helper that is late, because its processor is
- * busy with something else, finds no seat and is never waited for. That is the point of having threads of our own: an
- * OpenMP region ends when every thread of its team has come by, and on a machine with other work each region then costs a time
- * slice of the scheduler.
+ * A region is a word with a number of free seats and of helpers inside. Who opens the region works too; when it finds
+ * no more work it takes the seats that are left away and waits for those inside only. A helper that is late, because
+ * its processor is busy with something else, finds no seat and is never waited for. That is the point of having
+ * threads of our own: an OpenMP region ends when every thread of its team has come by, and on a machine with other
+ * work each region then costs a time slice of the scheduler.
  *
- * Helpers look for seats for a while before they sleep on a futex, so that regions that follow each other closely cost about
- * a microsecond, and an idle engine nothing. They block all signals, have the floating-point mode of promise, and end with the
- * engine. In a forked child there are no helpers: nobody takes a seat, and everything still works.
+ * Helpers look for seats for a while before they sleep on a futex, so that regions that follow each other closely cost
+ * about a microsecond, and an idle engine nothing. They block all signals, have the floating-point mode of promise,
+ * and end with the engine. In a forked child there are no helpers: nobody takes a seat, and everything still works.
  *
- * Tried: libgomp. On two processors shared with seven busy processes an MLP of two products took 17 ms where one thread took 1.9
- * and a peer with threads of its own 1.6; on an idle machine the two are alike.
+ * Tried: libgomp. On two processors shared with seven busy processes an MLP of two products took 17 ms where one
+ * thread took 1.9 and a peer with threads of its own 1.6.
  */
 #define _GNU_SOURCE
 #include "jit/cpu/team.h"

@@ -1,20 +1,22 @@
 /* Matrix products on register tiles, one variant per instruction set; included by vmloops.c alone.
  *
- * out[m][n] = sum over k of x[m][k] * y[k][n]: the first product, then one chain of fma upward in k, in chunks of 4,096 that
- * combine by the balanced tree (l.h, order DOT). Every element is a chain of its own, so rows, columns, blocking, packing and
- * vector width cannot change a bit.
+ * out[m][n] = sum over k of x[m][k] * y[k][n]: the first product, then one chain of fma upward in k, in chunks of
+ * 4,096 that combine by the balanced tree (l.h, order DOT). Every element is a chain of its own, so rows, columns,
+ * blocking, packing and vector width cannot change a bit.
  *
- * The depth is cut into slices (512 bytes of a row); between slices the chains rest in `out`. Of a slice, x is packed into panels of
- * up to TILE_M rows (x[k][row]: one pointer, broadcasts at constant offsets) and y, TILE_COLS columns at a time, into panels of TILE_N
- * columns, padded with zeros; a panel of y that is contiguous and used once is read in place. The kernel keeps TILE_M x TILE_N
- * sums in registers (14 x 2 of 512 bits, 6 x 2 of 256). Columns beyond the edge are computed on the padding and not stored.
+ * The depth is cut into slices (512 bytes of a row); between slices the chains rest in `out`. Of a slice, x is packed
+ * into panels of up to TILE_M rows (x[k][row]: one pointer, broadcasts at constant offsets) and y, TILE_COLS columns
+ * at a time, into panels of TILE_N columns, padded with zeros; a panel of y that is contiguous and used once is read
+ * in place. The kernel keeps TILE_M x TILE_N sums in registers (14 x 2 of 512 bits, 6 x 2 of 256). Columns beyond the
+ * edge are computed on the padding and not stored.
  *
- * So a panel of y stays in the first cache while all panels of x pass by from the second, and of large tiles (whose y is far away)
- * y is read in long pieces; small ones pack a panel when it is needed.
- * Tried: packing one panel of y at a time always (a line of memory here and a line there: a third slower at 2048), never (a fifth
- * slower at 256); packed operands on the stack (hosts have small ones).
+ * So a panel of y stays in the first cache while all panels of x pass by from the second, and of large tiles (whose y
+ * is far away) y is read in long pieces; small ones pack a panel when it is needed.
+ * Tried: packing one panel of y at a time always (a line of memory here and a line there, slower by about a third at
+ * 2048), and never (slower by about a fifth at 256); packed operands on the stack (hosts have small ones).
  */
-enum { TILE_SLICE_f32 = 128, TILE_SLICE_f64 = 64, TILE_ROWS = 256, TILE_COLS = 256, TILE_TURNED = 128, TILE_LEVELS = 24 };
+enum { TILE_SLICE_f32 = 128, TILE_SLICE_f64 = 64, TILE_ROWS = 256, TILE_COLS = 256 };
+enum { TILE_TURNED = 128, TILE_LEVELS = 24 };
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -211,7 +213,8 @@ static inline bool tile_turn_f64(const f64 *p, int64_t stride, f64 *panel, int64
           y = (const T *)t->y + at;                                                                                    \
           ys = t->y_k;                                                                                                 \
         } else if (once || n % wide == 0) {                                                                            \
-          tile_pack_cols_##T(py + n % wide * TILE_SLICE_##T, t, at, once || cols - n < wide ? (once ? nc : cols - n) : wide, d); \
+          int64_t most = once ? nc : cols - n < wide ? cols - n : wide;                                                \
+          tile_pack_cols_##T(py + n % wide * TILE_SLICE_##T, t, at, most, d);                                          \
         }                                                                                                              \
         for (int m = 0; m < rows; m += high) {                                                                         \
           int mr = rows - m < high ? rows - m : high;                                                                  \

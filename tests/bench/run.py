@@ -248,7 +248,7 @@ def participants(options, folder):
         for peer in listed.stdout.split():
             if peer not in seen:
                 seen.add(peer)
-                env = dict(pools, TORCHINDUCTOR_CACHE_DIR=os.path.join(folder, "torch"))
+                env = dict(pools, TORCHINDUCTOR_CACHE_DIR=os.path.join(folder, "torch"), JAX_PLATFORMS="cpu")
                 found.append(Participant(peer, lambda *a, python=python, peer=peer: [python, peers, peer, *a], env))
     copier = Participant("copy", lambda *a: [loops, "copy", "-", a[2], "-"], pools) if loops else None
     return found, copier
