@@ -107,7 +107,7 @@ typedef struct qn_config {
 
 QN_API void qn_config_init(qn_config *config);
 
-/* An engine, or NULL when memory is short. Close it after its last VM. */
+/* An engine, or NULL when memory is short. One that is closed before its VMs lives until the last of them is closed. */
 QN_API qn_engine *qn_engine_open(void);
 QN_API void qn_engine_close(qn_engine *engine);
 

@@ -57,33 +57,43 @@ static void engine_close(qn_engine *e) {
   free(e);
 }
 
-qn_engine *qn_engine_open(void) { return engine_open(); }
-void qn_engine_close(qn_engine *engine) { engine_close(engine); }
+qn_engine *qn_engine_open(void) {
+  qn_engine *e = engine_open();
+  if (e) atomic_store(&e->refs, 1);
+  return e;
+}
+
+/* Gives back one reference. */
+static void engine_release(qn_engine *e) {
+  if (e && atomic_fetch_sub(&e->refs, 1) == 1) engine_close(e);
+}
+
+void qn_engine_close(qn_engine *engine) { engine_release(engine); }
 
 static pthread_mutex_t default_engine_lock = PTHREAD_MUTEX_INITIALIZER;
-static qn_engine *default_engine; /* guarded by the lock; its `vms` is the count of references */
+static qn_engine *default_engine; /* guarded by the lock; it has no host's reference */
 
 /* An engine for a VM: the host's, or the default one. */
 static qn_engine *engine_join(qn_engine *engine) {
   if (engine) {
-    atomic_fetch_add(&engine->vms, 1);
+    atomic_fetch_add(&engine->refs, 1);
     return engine;
   }
   pthread_mutex_lock(&default_engine_lock);
   if (!default_engine) default_engine = engine_open();
   engine = default_engine;
-  if (engine) atomic_fetch_add(&engine->vms, 1);
+  if (engine) atomic_fetch_add(&engine->refs, 1);
   pthread_mutex_unlock(&default_engine_lock);
   return engine;
 }
 
 static void engine_leave(qn_engine *engine, bool is_default) {
   if (!is_default) {
-    atomic_fetch_sub(&engine->vms, 1);
+    engine_release(engine);
     return;
   }
   pthread_mutex_lock(&default_engine_lock);
-  bool last = atomic_fetch_sub(&engine->vms, 1) == 1;
+  bool last = atomic_fetch_sub(&engine->refs, 1) == 1;
   if (last) default_engine = NULL;
   pthread_mutex_unlock(&default_engine_lock);
   if (last) engine_close(engine);

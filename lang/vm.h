@@ -38,7 +38,7 @@ typedef enum log_channel {
 } log_channel;
 
 struct qn_engine {
-  atomic_int vms;    /* open VMs */
+  atomic_int refs;   /* open VMs, and the host that made it */
   struct pool *pool; /* array buffers (mem.c) */
   void *cpu;         /* jit/cpu's: the threads that run kernels */
   void *code;        /* jit/cpu/compile.c's: compiled kernels */

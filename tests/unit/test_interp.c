@@ -262,8 +262,9 @@ START_TEST(vms_are_apart) {
   ck_assert_int_eq(run_int(a, "x"), 1);
   qn_vm_close(a);
   ck_assert_int_eq(run_int(b, "x"), 2);
+  qn_engine_close(engine); /* lives until its last VM is closed */
+  ck_assert_int_eq(run_int(b, "int(sum(ones(300, 300) @ ones(300, 300))) // 300"), 90000);
   qn_vm_close(b);
-  qn_engine_close(engine);
 }
 END_TEST
 
