@@ -93,8 +93,9 @@ l_order emit_order(const k_node *n);
 /* ---- nests (the shapes are described in schedule.c) ---------------------------------------------------------------------- */
 
 enum {
-  PLAIN_TILE = 8192, /* elements of c in an instance of a plain nest */
-  SHORT_AXIS = 16,   /* an axis shorter than this makes no good VEC */
+  PLAIN_TILE = 8192,  /* elements of c in an instance of a plain nest */
+  SHORT_AXIS = 16,    /* an axis shorter than this makes no good VEC */
+  ROWS_FOR_VEC = 256, /* so many rows that are short make a VEC */
   TURN_TILE = 64,
   SPLIT_ROW = 65536, /* elements of a row from which on few rows are split */
   SPLIT_ROWS = 8,

@@ -17,7 +17,7 @@
  *   rows     reductions over c: PAR P { pass; pass; .. }
  *   split    rows that are few and long: per pass a phase over blocks of the row with partial results, then a phase that merges
  *   slabs    r exists: PAR (P, slabs of r) { FOR r { row } partials }, then PAR (P, tiles of c) { merge; what follows }. With one
- *            slab both are one phase
+ *            slab both are one phase. Many rows too short for a VEC are reduced this way, too: then c runs over the rows
  *   product  PAR (P, tiles of m x n) { TILE; FOR m { VEC n { what follows; store } } }
  *   update   stores in place at computed addresses: PAR (independent axes) { FOR .. in order }
  * Which one is taken depends on the recorded sizes; each is right for all sizes. */
@@ -121,6 +121,32 @@ static bool roles_fit(const nest *s, int r, int c) {
   return true;
 }
 
+/* One reduction of short rows, of which there are many: the VEC runs over the rows. Chosen where the length is a number, since
+ * an accumulator of inner order with many results takes 64 pushes at most. */
+static bool short_rows(nest *s, k_mask inner) {
+  const k_kernel *k = s->k;
+  int folds = 0, r = -1, c = -1;
+  int64_t length;
+  for (uint32_t v = 1; v < k->n; v++) {
+    const k_node *n = &k->nodes[v];
+    if (!s->needed[v] || !k_folds(n)) continue;
+    if (folds++ || n->code != K_REDUCE) return false;
+    r = n->axis;
+  }
+  if (r < 0 || inner != axis_bit(r)) return false;
+  if (!dim_is_const(k->dims, k->axes[r].extent, &length) || length > SHORT_AXIS) return false;
+  for (uint32_t i = 0; i < s->n; i++)
+    if (axis_in(k->nodes[s->effects[i]].axes, r)) return false;
+  c = best_axis(s, s->axes & ~axis_bit(r));
+  if (c < 0 || axis_hint(k, c) < ROWS_FOR_VEC) return false;
+  for (uint32_t i = 0; i < s->n; i++)
+    if (!axis_in(k->nodes[s->effects[i]].axes, c)) return false;
+  s->c = c;
+  s->r = r;
+  s->par = s->axes & ~axis_bit(c) & ~axis_bit(r);
+  return true;
+}
+
 static bool choose_roles(nest *s) {
   const k_kernel *k = s->k;
   k_mask inner = 0, outer = 0;
@@ -133,6 +159,7 @@ static bool choose_roles(nest *s) {
       outer |= axis_bit(n->axis);
   }
   s->r = s->c = -1;
+  if (!outer && short_rows(s, inner)) return true;
   if (!(inner | outer)) {
     s->c = best_axis(s, s->axes);
     s->par = s->axes & ~axis_bit(s->c);
