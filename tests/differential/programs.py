@@ -682,7 +682,7 @@ class Program:
         if self.random.random() < 0.5:
             return self.add(f"{x.name}[[1, 0, -1, 1]]", [x], x.dtype, lambda a: a[np.array([1, 0, -1, 1])], exact=True)
         i = self.pick(lambda v: v.exact and v.dtype in INTS and v.rank > 0)
-        return self.add(f"{x.name}[{i.name} % len({x.name})]", [x, i], x.dtype, lambda a, b: a[b.astype(np.int64) % len(a)] if len(a) < 128 else self.reject(),
+        return self.add(f"{x.name}[{i.name} % len({x.name})]", [x, i], x.dtype, lambda a, b: a[b.astype(np.int64) % len(a)] if len(a) < 128 and a.size * b.size < 1 << 22 else self.reject(),
                         lambda n, e: e[0], exact=True)
 
     def join(self):
