@@ -80,6 +80,13 @@ def case_expression(p):
     need_output(p.run("-e", "print(1 + 1)"), ["2"])
 
 
+def case_readme_program(p):
+    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
+        _, program, _, output, *_ = f.read().split("```\n")
+    for mode in ("off", "on", "sync"):
+        need_output(p.script(program, "--jit", mode), output.splitlines())
+
+
 def case_arguments(p):
     need_output(p.run(p.write("a.qn", 'for a in args { print(a) }\n'), "x", "y z", "--jit"), ["x", "y z", "--jit"])
 
