@@ -594,6 +594,11 @@ static qn_value find_method(qn_vm *vm, const n_call *n, qn_value *fp) {
     if (c->kind == N_GLOBAL) {
       global_cell *cell = ((n_global *)c)->cell;
       if (callable(cell->value)) return eval(vm, c, fp);
+      if (vm->rec) { /* that it is no function decided */
+        qn_value seen = rec_global(vm, &cell->rec, &cell->value, cell->name);
+        if (value_is_error(seen)) return seen;
+        value_release(vm, seen);
+      }
       if (cell->shadow && callable(cell->shadow->value)) return value_retain(cell->shadow->value);
       continue;
     }

@@ -83,8 +83,9 @@ qn_value eval_global(qn_vm *vm, node *n, qn_value *fp) {
   (void)fp;
   global_cell *c = ((n_global *)n)->cell;
   if (c->value.head == TAG_UNSET) {
-    if (c->shadow && c->shadow->value.head != TAG_UNSET) return value_retain(c->shadow->value);
-    return global_unset(vm, n, c);
+    if (!c->shadow || c->shadow->value.head == TAG_UNSET) return global_unset(vm, n, c);
+    if (vm->rec && value_is_error(rec_global(vm, &c->rec, &c->value, c->name))) return value_error();
+    return value_retain(c->shadow->value);
   }
   if (vm->rec) return rec_global(vm, &c->rec, &c->value, c->name);
   return value_retain(c->value);
@@ -499,7 +500,8 @@ eval_fn binary_eval(ast_op op, node_kind left, node_kind right, qn_value k) {
     CASE(mod)
     CASE(eq)
     CASE(ne)
-    CASE(lt) CASE(le) CASE(gt) CASE(ge)
+    CASE(lt)
+    CASE(le) CASE(gt) CASE(ge)
 #undef CASE
         default : break;
   }

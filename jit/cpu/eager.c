@@ -193,7 +193,7 @@ qn_value eager_raise_check(qn_vm *vm, op_id op, qn_dtype dtype, int64_t element,
   case RAISES_to_int:
     return raise(vm, E_to_int, SPAN_NONE, "%s is not representable as %s (element %lld)", number, dtype_rows[dtype].name, (long long)element);
   case RAISES_bounds:
-    return raise(vm, E_index, SPAN_NONE, "index %s is out of bounds for axis %d with size %lld", number, axis, (long long)size);
+    return raise(vm, E_index, SPAN_NONE, "index %s is out of bounds for axis %d of size %lld", number, axis, (long long)size);
   default: return raise(vm, E_internal, SPAN_NONE, "%s failed at element %lld", op_rows[op].name, (long long)element);
   }
 }

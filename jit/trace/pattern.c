@@ -150,6 +150,7 @@ static qn_value stand_in(struct recording *r, qn_value v, int depth) {
     r->fns[r->nfns++] = (struct fn_pair){value_retain(value_obj(TAG_FN, copy)), value_retain(v)};
     return stand_in_items(r, f->captures, copy->captures, f->ncaptures, value_obj(TAG_FN, copy), depth);
   }
+  case TAG_UNSET:
   case TAG_NIL:
   case TAG_BOOL:
   case TAG_DTYPE:
@@ -257,6 +258,11 @@ static void print_expected(const pattern *p, const pat *x, text_buf *out) {
   case PAT_SCALAR: text_adds(out, x->tag == TAG_INT ? "an int" : "a float"); break;
   case PAT_LIST: text_addf(out, "a list of %u", x->n); break;
   case PAT_FN: text_adds(out, "the function that it was"); break;
+  case PAT_EXACT:
+    if (x->tag == TAG_UNSET) {
+      text_adds(out, "the builtin");
+      break;
+    } /* fall through */
   default: text_kind(out, x->value); break;
   }
 }
@@ -275,6 +281,7 @@ static bool miss(matcher *m, qn_value v) {
 
 static bool match_exact(const pat *x, qn_value v) {
   switch ((value_tag)x->tag) {
+  case TAG_UNSET:
   case TAG_NIL: return true;
   case TAG_BOOL:
   case TAG_DTYPE:
@@ -418,6 +425,7 @@ void pattern_print(const pattern *p, text_buf *out) {
   for (uint32_t i = 0; i < p->nroots; i++) {
     const root *x = &p->roots[i];
     if (x->kind == ROOT_FN && p->pats[x->first].n == 0) continue;
+    if (p->pats[x->first].tag == TAG_UNSET) continue; /* that no builtin is hidden goes without saying */
     if (x->kind == ROOT_ARG)
       text_addf(out, "argument %u: ", x->arg + 1);
     else if (x->kind == ROOT_GLOBAL)

@@ -75,7 +75,8 @@ void rec_enter(qn_vm *vm, span call, const char *function);
 void rec_leave(qn_vm *vm);
 
 /* A global or captured value was read: returns what to use in its place (owned), so that arrays and numbers reached through it
- * are inputs of the graph. `cell` identifies the global; its later rebinding bumps the epoch if it was guarded by value. */
+ * are inputs of the graph. A global without a value, which lets a builtin be seen, is guarded too: unset comes back then. `cell`
+ * identifies the global; its later rebinding bumps the epoch if it was guarded by value. */
 typedef struct rec_cell {
   uint32_t watched; /* nonzero: some entry guards this cell by value */
 } rec_cell;

@@ -450,11 +450,11 @@ START_TEST(errors) {
                "not representable as i32 (element 1)");
   expect_error(vm, APPLY(OP_cast, &(op_attr){.dtype = QN_u8}, F32(NAN)), E_to_int, "nan");
   expect_error(vm, APPLY(OP_index, (&(op_attr){.n = 1, .d = {1}}), F32(1, 2, 3, 4, 5), I64(0, 7)), E_index,
-               "index 7 is out of bounds for axis 0 with size 5");
+               "index 7 is out of bounds for axis 0 of size 5");
   expect_error(vm, APPLY(OP_index, (&(op_attr){.n = 1, .d = {1}}), F32(1, 2, 3, 4, 5), I64(-6)), E_index, "index -6");
   expect_error(vm, APPLY(OP_scatter, (&(op_attr){.n = 1, .d = {1}}), F32(1, 2), I64(2), F32(1)), E_index, "index 2");
   expect_error(vm, APPLY(OP_gather, &(op_attr){.axes = 1}, F32(1, 2), I64(5)), E_index,
-               "index 5 is out of bounds for axis 0 with size 2");
+               "index 5 is out of bounds for axis 0 of size 2");
   int64_t none = 0;
   expect_error(vm, APPLY(OP_max, &(op_attr){.axes = 1}, array_value(vm, QN_f32, 1, &none, "")), E_empty_reduce,
                "empty");
