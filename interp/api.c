@@ -1,8 +1,9 @@
 /* The part of the public API that runs code: evaluating texts, calling functions, globals. */
 #include "interp/state.h"
 
-/* Hands a result out, or drops it; the call's status. */
+/* Hands a result out, or drops it; the call's status. A failure that nobody described is one all the same. */
 static qn_status finish(qn_vm *vm, vm_run *run, qn_value r, qn_value *result) {
+  if (value_is_error(r) && !error_pending(vm)) raise(vm, E_internal, SPAN_NONE, "something failed without saying what");
   qn_status status = value_is_error(r) ? vm_status(vm) : QN_OK;
   if (value_node(r)) r.head &= 0xff; /* numbers leave without what the recorder knew of them */
   if (result)
@@ -24,6 +25,7 @@ qn_status qn_eval_prompt(qn_vm *vm, const char *text, size_t len, qn_value *resu
   vm_run_begin(vm, &run);
   bool incomplete = false;
   qn_status status = finish(vm, &run, interp_eval(vm, "<prompt>", text, len, true, &incomplete), result);
+  if (incomplete) error_clear(vm);
   return incomplete ? QN_INCOMPLETE : status;
 }
 

@@ -9,6 +9,8 @@ enum { EXIT_FINE = 0, EXIT_SCRIPT = 1, EXIT_MISUSE = 2 };
 
 /* Writes the pending error's report to stderr, coloured on a terminal. */
 void cli_report(qn_vm *vm);
+/* Was Ctrl-C pressed since the last question, or the last report? */
+bool cli_interrupted(void);
 /* Reads statements from stdin until its end; with editing and a greeting on a terminal. */
 int repl_run(qn_vm *vm);
 

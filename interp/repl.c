@@ -1,6 +1,6 @@
 /* The prompt. Lines are gathered until they are a whole (qn_eval_prompt says when), what is pasted at once is one text, and
  * prompts that were copied along are stripped. Values other than nil are shown unless the text ends in `;`. Errors are shown
- * and the session goes on. Text from a pipe or file runs in the same way, without greeting and prompts.
+ * and the session goes on; Ctrl-C gives up what was typed so far. Text from a pipe or file runs in the same way, without greeting and prompts.
  */
 #include "interp/cli.h"
 
@@ -69,8 +69,9 @@ static bool gather(repl *r, const char *line, size_t len) {
   return true;
 }
 
-/* A line without its break; NULL at the end of input. From malloc. */
+/* A line without its break; NULL at the end of input, and where Ctrl-C ended the line. From malloc. */
 static char *read_line(repl *r, const char *prompt) {
+  cli_interrupted();
 #ifdef QN_LIBEDIT
   if (r->terminal) {
     char *line = readline(prompt);
@@ -158,6 +159,12 @@ int repl_run(qn_vm *vm) {
   bool more = false;
   for (;;) {
     char *line = read_line(&r, more ? MORE : PROMPT);
+    if (r.terminal && cli_interrupted()) { /* what was gathered is given up; a line read whole was begun after that */
+      r.len = 0;
+      more = false;
+      if (!line) printf("\n");
+      if (!line) continue;
+    }
     if (!line) break;
     const char *text = strip_prompt(line);
     bool ok = gather(&r, text, strlen(text));

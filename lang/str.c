@@ -189,7 +189,7 @@ bool str_equal(const qn_str *a, const qn_str *b) {
 /* The order of UTF-8's bytes is that of the code points. */
 int str_compare(const qn_str *a, const qn_str *b) {
   int c = memcmp(a->text, b->text, a->len < b->len ? a->len : b->len);
-  return c ? c : (a->len > b->len) - (a->len < b->len);
+  return c ? (c > 0) - (c < 0) : (a->len > b->len) - (a->len < b->len);
 }
 
 int64_t str_length(const qn_str *s) {

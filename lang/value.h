@@ -124,7 +124,7 @@ QN_MUST_CHECK qn_str *str_new(qn_vm *vm, const char *text, size_t len);
 /* The VM's unique string of these bytes; owned result. */
 QN_MUST_CHECK qn_str *str_intern(qn_vm *vm, const char *text, size_t len);
 bool str_equal(const qn_str *a, const qn_str *b);
-int str_compare(const qn_str *a, const qn_str *b); /* by code point */
+int str_compare(const qn_str *a, const qn_str *b); /* -1, 0 or 1, by code point */
 int64_t str_length(const qn_str *s);               /* code points */
 bool utf8_valid(const char *text, size_t len);
 size_t utf8_valid_prefix(const char *text, size_t len); /* bytes of the longest valid beginning */

@@ -7,7 +7,9 @@ Each case gets a fresh folder to work in, with an empty kernel cache. CTest list
 """
 import argparse
 import os
+import pty
 import re
+import select
 import shutil
 import signal
 import stat
@@ -60,6 +62,42 @@ class Place:
         return self.run(*args, self.write("script.qn", text), **how)
 
 
+class Terminal:
+    """The binary on a pseudo-terminal of its own: its prompt as a person sees it."""
+
+    def __init__(self, place, *args):
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.chdir(place.folder)
+            os.execve(place.quern, [place.quern, *args], dict(place.env, TERM="xterm", NO_COLOR="1"))
+        self.seen = ""
+
+    def type(self, text):
+        self.seen = ""
+        os.write(self.fd, text.encode())
+
+    def read(self, seconds):
+        """More output, or nothing for so long, or the end."""
+        try:
+            return os.read(self.fd, 65536) if select.select([self.fd], [], [], seconds)[0] else b""
+        except OSError:
+            return b""
+
+    def expect(self, text, seconds=20):
+        """Waits until `text` stands in what came since the last typing, its echo included."""
+        end = time.monotonic() + seconds
+        while text not in self.seen and time.monotonic() < end:
+            self.seen += self.read(0.1).decode(errors="replace")
+        need(text in self.seen, f"expected {text!r}, seen {self.seen!r}")
+
+    def status(self):
+        """The exit status; negative for a signal."""
+        while self.read(5):
+            pass
+        os.close(self.fd)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
 def need(condition, what, result=None):
     if not condition:
         raise AssertionError(f"{what}\n{result if result is not None else ''}")
@@ -109,6 +147,11 @@ def case_help(p):
     need(p.run("help", "no_such_thing").status != 0, "help for nothing should fail")
 
 
+def case_doctor(p):
+    result = p.run("doctor")
+    need(result.status == 0 and "self-check   passed" in result.out and "kernel cache" in result.out, "a good report", result)
+
+
 def case_error_report(p):
     result = p.script("let a = zeros(4, 3)\n\nlet b = a + zeros(5)\nprint(\"after\")\n")
     need_error(result, "E201", 3)
@@ -145,6 +188,22 @@ def case_prompt(p):
 def case_prompt_incomplete(p):
     result = p.run(stdin="print((1,\n2))\nlet t = \"\"\"a\nb\"\"\"\nprint(len(t))\n1 +\n1\n")
     need(result.status == 0 and "(1, 2)" in result.out and "3" in result.out and "2" in result.out, "expected (1, 2), 3, 2", result)
+
+
+def case_prompt_interrupt(p):
+    """On a terminal Ctrl-C gives up the line and what was gathered, stops what runs, and leaves the session as it was."""
+    terminal = Terminal(p)
+    terminal.expect("qn> ")
+    for typed, answer in (("let a = 35\n", "qn> "), ("\x03", "qn> "), ("\x03", "qn> "), ("\x03", "qn> "), ("a + 1\n", "36"),
+                          ("let b = (1,\n", "... "), ("\x03", "qn> "), ("a + 2\n", "37"), ("while true { }\n", None),
+                          ("\x03", "E603"), ("a + 3\n", "38"), ("a + 100", None), ("\x03", "qn> "), ("a + 4\n", "39")):
+        terminal.type(typed)
+        if answer:
+            terminal.expect(answer)
+        else:
+            time.sleep(0.5)
+    terminal.type("\x04")
+    need(terminal.status() == 0, "the session should end well")
 
 
 def case_prompt_goes_on(p):
