@@ -1130,7 +1130,8 @@ static bool store_scatter(lowering *l, uint32_t n) {
                                    [SCATTER_MAX] = KOP_max};
   kop_id op = s.along ? KOP_add : combine[node->attr->mode];
   update = k_cast(k, update, (qn_dtype)t->dtype);
-  if (t->dtype == QN_bool && op != KOP_copy) op = op == KOP_add || op == KOP_max ? KOP_or : KOP_and;
+  if (t->dtype == QN_bool && op == KOP_add) op = KOP_max;
+  if (t->dtype == QN_bool && op == KOP_mul) op = KOP_min;
   return k_storef(k, op, b, flat(l, t, place), g, update, over(l, s.at, whole)) || lower_refuse(l, lower_no_memory);
 }
 

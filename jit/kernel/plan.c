@@ -189,6 +189,15 @@ static bool note_overlap(planner *m, uint32_t over, uint32_t by) {
   return true;
 }
 
+#ifdef QN_CHECKED
+static void note_defect(planner *m, const char *what, const char *found) {
+  size_t size = strlen(what) + strlen(found) + 3;
+  char *why = arena_alloc(&m->p->arena, size);
+  if (why) snprintf(why, size, "%s: %s", what, found);
+  m->why = why ? why : lower_no_memory;
+}
+#endif
+
 static bool bind_buffers(planner *m, plan_step *s, const k_kernel *k, const l_program *program, const uint8_t *alias) {
   uint32_t *buffers = take(m, k->nbuffers, sizeof *buffers);
   if (!buffers) return false;
@@ -253,7 +262,7 @@ static bool kernel_step(planner *m, uint32_t group, plan_step *s) {
   char text[256];
   if (!k_verify(k, text, sizeof text)) {
     k_free(k);
-    m->why = "lowering made a kernel that does not verify";
+    note_defect(m, "lowering made a kernel that does not verify", text);
     return false;
   }
 #endif
@@ -287,7 +296,7 @@ static bool kernel_step(planner *m, uint32_t group, plan_step *s) {
     ok = ok && bind_buffers(m, s, k, r.program, r.alias) && bind_scalars(m, s, k->scalars, k->nscalars);
 #ifdef QN_CHECKED
     if (ok && !l_verify(r.program, text, sizeof text)) {
-      m->why = "scheduling made a program that does not verify";
+      note_defect(m, "scheduling made a program that does not verify", text);
       ok = false;
     }
 #endif

@@ -208,13 +208,17 @@ typedef struct matcher {
   text_buf *why; /* NULL: nobody asks */
 } matcher;
 
+/* A recording that is given up while it takes in its arguments leaves the pattern unfinished: what would stand at `at` and
+ * behind it may be anything. */
+static bool is_cut(const pattern *p, uint32_t at) { return at >= p->n; }
+
 /* Where pattern `target` stands below pattern *at: ".w", "[2]". Leaves *at behind the subtree when it is not there. */
 static bool path_below(const pattern *p, uint32_t *at, uint32_t target, text_buf *out) {
   uint32_t self = (*at)++;
   const pat *x = &p->pats[self];
   if (self == target) return true;
   if (x->kind != PAT_LIST && x->kind != PAT_RECORD && x->kind != PAT_FN) return false;
-  for (uint32_t i = 0; i < x->n; i++) {
+  for (uint32_t i = 0; i < x->n && !is_cut(p, *at); i++) {
     size_t len = out->len;
     if (x->kind == PAT_RECORD)
       text_addf(out, ".%s", record_name(value_record(x->value), i)->text);
@@ -296,6 +300,7 @@ static bool match_exact(const pat *x, qn_value v) {
 }
 
 static bool match(matcher *m, qn_value v) {
+  if (is_cut(m->p, m->at)) return true;
   const pat *x = &m->p->pats[m->at++];
   switch ((pat_kind)x->kind) {
   case PAT_ARRAY: {
@@ -400,6 +405,10 @@ uint64_t pattern_hash(qn_value fn, const qn_value *args, int nargs) {
 }
 
 static uint32_t print_pat(const pattern *p, uint32_t at, text_buf *out) {
+  if (is_cut(p, at)) {
+    text_adds(out, "...");
+    return at;
+  }
   const pat *x = &p->pats[at++];
   switch ((pat_kind)x->kind) {
   case PAT_ARRAY: text_shape(out, (qn_dtype)x->dtype, x->rank, p->dims + x->dims); break;
@@ -411,7 +420,7 @@ static uint32_t print_pat(const pattern *p, uint32_t at, text_buf *out) {
   }
   if (x->kind == PAT_LIST || x->kind == PAT_RECORD || (x->kind == PAT_FN && x->n)) {
     if (x->kind == PAT_FN) text_adds(out, " over (");
-    for (uint32_t i = 0; i < x->n; i++) {
+    for (uint32_t i = 0; i < x->n && (i == 0 || !is_cut(p, at)); i++) {
       if (i) text_adds(out, ", ");
       if (x->kind == PAT_RECORD) text_addf(out, "%s: ", record_name(value_record(x->value), i)->text);
       at = print_pat(p, at, out);
