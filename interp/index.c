@@ -598,27 +598,17 @@ static bool storable(qn_vm *vm, const qn_array *x, qn_value v) {
 
 /* `v` as an array of x's dtype (checked to be storable); owned. */
 static qn_value as_dtype(qn_vm *vm, const qn_array *x, qn_value v) {
-  if (!value_is(v, TAG_ARRAY)) {
-    if (vm->rec && value_node(v)) {
-      v = shape_op(vm, OP_reshape, v, 0, NULL);
-      if (value_is_error(v)) return v;
-    } else {
-      qn_array *a = array_from_scalar(vm, (qn_dtype)x->dtype, (qn_value){.head = v.head & 0xff, .u = v.u});
-      if (!a) return value_error();
-      if (vm->rec && !rec_const(vm, a)) {
-        value_release(vm, value_obj(TAG_ARRAY, a));
-        return value_error();
-      }
-      v = value_obj(TAG_ARRAY, a);
-    }
-  } else {
-    value_retain(v);
-  }
-  if (value_array(v)->dtype == x->dtype) return v;
   op_attr attr = {.dtype = x->dtype};
-  qn_value r = op_apply(vm, OP_cast, &v, 1, &attr);
-  value_release(vm, v);
-  return r;
+  if (value_is(v, TAG_ARRAY))
+    return value_array(v)->dtype == x->dtype ? value_retain(v) : op_apply(vm, OP_cast, &v, 1, &attr);
+  if (vm->rec && value_node(v)) return op_apply(vm, OP_fit, &v, 1, &attr);
+  qn_array *a = array_from_scalar(vm, (qn_dtype)x->dtype, (qn_value){.head = v.head & 0xff, .u = v.u});
+  if (!a) return value_error();
+  if (vm->rec && !rec_const(vm, a)) {
+    value_release(vm, value_obj(TAG_ARRAY, a));
+    return value_error();
+  }
+  return value_obj(TAG_ARRAY, a);
 }
 
 static bool check_broadcast(qn_vm *vm, const qn_array *v, int rank, const int64_t *shape) {

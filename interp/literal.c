@@ -89,13 +89,11 @@ qn_value convert_dtype(qn_vm *vm, qn_dtype dtype, qn_value v) {
     text_kind(&t, v);
     return raise_text(vm, E_type, SPAN_NONE, &t);
   }
-  if (vm->rec && value_node(v)) {
-    op_attr none = {0};
-    qn_value a = op_apply(vm, OP_reshape, &v, 1, &none);
-    if (value_is_error(a) || value_array(a)->dtype == dtype) return a;
-    qn_value r = op_apply(vm, OP_cast, &a, 1, &attr);
-    value_release(vm, a);
-    return r;
+  if (vm->rec &&
+      value_node(v)) { /* straight into the dtype: the number's own has no array that would hold it unrounded */
+    if (value_is_error(scalar_as(vm, dtype, v))) return value_error();
+    bool cut = dtype == QN_bool || (dtype_is_int(dtype) && value_is(v, TAG_FLOAT));
+    return op_apply(vm, cut ? OP_cast : OP_fit, &v, 1, &attr);
   }
   return array_of_numbers(vm, &v, (int)dtype, 0, NULL);
 }

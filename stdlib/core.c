@@ -111,20 +111,19 @@ static void trimmed(const qn_str *s, const char **text, size_t *len) {
 
 qn_value builtin_int(qn_vm *vm, const qn_value *args) {
   qn_value x = args[0];
+  if (value_is(x, TAG_FLOAT) && !(x.u.f >= -0x1p63 && x.u.f < 0x1p63)) {
+    text_buf t;
+    text_init(&t, vm);
+    text_adds(&t, "int: ");
+    text_float(&t, x.u.f, false);
+    text_adds(&t, " has no value as a 64-bit integer");
+    return raise_text(vm, E_to_int, SPAN_NONE, &t);
+  }
   if (is_array(x) || (vm->rec && value_is_scalar(x) && value_node(x))) return weak_scalar(vm, "int", x, QN_i64);
   switch ((int)value_tag_of(x)) {
   case TAG_BOOL:
   case TAG_INT: return value_int(x.u.i);
-  case TAG_FLOAT:
-    if (!(x.u.f >= -0x1p63 && x.u.f < 0x1p63)) {
-      text_buf t;
-      text_init(&t, vm);
-      text_adds(&t, "int: ");
-      text_float(&t, x.u.f, false);
-      text_adds(&t, " has no value as a 64-bit integer");
-      return raise_text(vm, E_to_int, SPAN_NONE, &t);
-    }
-    return value_int((int64_t)x.u.f);
+  case TAG_FLOAT: return value_int((int64_t)x.u.f);
   case TAG_STR: {
     const char *text;
     size_t len;
