@@ -703,7 +703,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   vm_jit *j = jit_of(vm);
   if (!j->sync_once && (vm->config.jit == QN_JIT_OFF || a->state == ANCHOR_NEVER)) {
     a->countdown = INT32_MAX;
-    return site->run(site->ctx);
+    return run_plain(vm, site, BREAK_none); /* nobody wanted a graph */
   }
   if (j->nojit) return run_plain(vm, site, BREAK_nojit);
   if (a->state == ANCHOR_COLD) {
