@@ -25,6 +25,9 @@ const char *const break_reasons[BREAK_COUNT] = {
 
 /* ---- life ------------------------------------------------------------------------------------------------------------------ */
 
+/* A recording that begins below it has room for its ids: no graph has so many nodes. */
+static const uint32_t NODES_END = UINT32_MAX - ((uint32_t)1 << 28);
+
 struct recording *rec_begin(qn_vm *vm, bool capture) {
   struct recording *r = mem_zalloc(vm, sizeof *r);
   if (!r) return NULL;
@@ -35,6 +38,7 @@ struct recording *rec_begin(qn_vm *vm, bool capture) {
     return NULL;
   }
   r->vm = vm;
+  if (vm->next_node > NODES_END) vm->next_node = 1;
   r->base = vm->next_node;
   r->done = 1;
   r->capturing = capture;
@@ -186,9 +190,18 @@ static void raise_at_site(struct recording *r, uint32_t site) {
 
 /* ---- nodes of values ------------------------------------------------------------------------------------------------------------ */
 
+/* Ids start again after four thousand millions, and values of long ago keep theirs: the value must be the node's own. */
 uint32_t rec_traced(const struct recording *r, qn_value v) {
-  uint32_t id = value_is(v, TAG_ARRAY) ? value_array(v)->node : value_node(v);
-  return id > r->base && id - r->base < r->g->n ? id - r->base : 0;
+  bool array = value_is(v, TAG_ARRAY);
+  uint32_t id = array ? value_array(v)->node : value_node(v);
+  if (id <= r->base || id - r->base >= r->g->n) return 0;
+  uint32_t node = id - r->base;
+  if (node >= r->vals_cap) return 0;
+  qn_value own = r->vals[node];
+  if ((own.head & 0xff) == (v.head & 0xff) && own.u.i == v.u.i) return node;
+  for (uint32_t i = 0; array && r->g->nodes[node].kind == NODE_INPUT && i < r->nstand_ins; i++)
+    if (r->stand_ins[i] == v.u.p) return node;
+  return 0;
 }
 
 static uint32_t keep(struct recording *r, uint32_t node, qn_value owned) {

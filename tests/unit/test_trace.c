@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "lang/quern.h"
+#include "lang/vm.h"
 
 static double now(void) {
   struct timespec t;
@@ -163,6 +164,39 @@ START_TEST(vms_share_an_engine) {
 }
 END_TEST
 
+/* Node ids are 32-bit numbers of the VM: after 2^32 of them they start again, while values with old ids live on. */
+START_TEST(node_ids_start_again) {
+  static const char script[] =
+      "fn made(v, k) = (v * v, {w: ones(3) * v * k, k: v * k, rows: (ones(3) + v * k, v * k + 1)})\n"
+      "let old = ()\n"
+      "let maker = nojit(value_and_grad(made, aux: true))\n"
+      "for i in 0..30 { old = old + (maker(0.5, float(i))[0][1],) }\n"
+      "fn loss(w, o) = sum((w * o.w + o.rows[0]) ** 2) * o.k + o.rows[1]\n"
+      "fn step(w, o) = w - grad(loss)(w, o) * 0.001\n"
+      "fn once(w, o) { let g = grad(fn(v) { if o.k < 0 { v[0] } else { loss(v, o) } })(w); (g * 2)[0] }\n";
+  static const char steps[] = "let s = 0.0\n"
+                              "for o in old { s += float(sum(step(ones(3), o))) + float(once(ones(3), o)) }\n"
+                              "s";
+  double want = 0;
+  for (int m = 0; m < 2; m++) {
+    for (uint32_t back = 0; back < 40; back += m ? 1 : 40) {
+      qn_vm *vm = open_vm(NULL, m ? QN_JIT_ON : QN_JIT_OFF);
+      ck_assert_int_eq(qn_set_tunable(vm, "jit.cc", "0"), QN_OK);
+      run(vm, script);
+      if (m) vm->next_node = UINT32_MAX - 17 * back;
+      for (int i = 0; i < 2; i++) {
+        double sum = run_float(vm, steps);
+        if (m)
+          ck_assert_double_eq(sum, want);
+        else
+          want = sum;
+      }
+      qn_vm_close(vm);
+    }
+  }
+}
+END_TEST
+
 static void *interrupt_soon(void *arg) {
   nap(0.3);
   qn_interrupt(arg);
@@ -256,6 +290,7 @@ int main(void) {
   add(s, tcase_create("closing_stops_compiler"), closing_stops_compiler);
   add(s, tcase_create("functions_are_replaced"), functions_are_replaced);
   add(s, tcase_create("vms_share_an_engine"), vms_share_an_engine);
+  add(s, tcase_create("node_ids_start_again"), node_ids_start_again);
   add(s, tcase_create("interrupt_ends_compiled_calls"), interrupt_ends_compiled_calls);
   add(s, tcase_create("arrays_in_and_out"), arrays_in_and_out);
   add(s, tcase_create("globals_of_the_host"), globals_of_the_host);
