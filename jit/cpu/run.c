@@ -41,7 +41,10 @@ bool cpu_open(qn_vm *vm) {
   s->threads = vm->config.threads > 0 ? vm->config.threads : team_processors();
   if (s->threads > MAX_THREADS) s->threads = MAX_THREADS;
   vm->cpu = s;
-  if (vm->engine && !vm->engine->jit_close) vm->engine->jit_close = cpu_engine_close;
+  void (*none)(qn_engine *) = NULL; /* trace's, which does more, stays */
+  if (vm->engine)
+    __atomic_compare_exchange_n(&vm->engine->jit_close, &none, cpu_engine_close, false, __ATOMIC_ACQ_REL,
+                                __ATOMIC_ACQUIRE);
   return true;
 }
 

@@ -238,7 +238,7 @@ bool engine_jit_open(qn_vm *vm) {
     free(ej);
     return true;
   }
-  engine->jit_close = engine_jit_close;
+  __atomic_store_n(&engine->jit_close, engine_jit_close, __ATOMIC_RELEASE);
   return true;
 }
 
