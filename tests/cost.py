@@ -99,7 +99,7 @@ def main():
     parser.add_argument("--quern", default="build/quern")
     quern = os.path.abspath(parser.parse_args().quern)
     modes = {"empty": ["--jit", "off"], "eager op": ["--jit", "off"],
-             "compiled call": ["--jit", "sync", "--set", "jit.hot=2", "--set", "jit.hot_loop=1000000"]}
+             "compiled call": ["--jit", "sync", "--set", "jit.hot=2"]}
     costs = {}
     with tempfile.TemporaryDirectory(prefix="quern-cost-") as folder:
         for name, loop in LOOPS.items():

@@ -103,7 +103,13 @@ static bool guards_make(struct recording *r, entry *e, break_reason *broken) {
     x->value = r->observed[i].value;
   }
   mem_free(vm, number, bytes);
-  if (ok) *broken = BREAK_none;
+  if (ok) {
+    *broken = BREAK_none;
+  } else if (e->guards) { /* what stays eager does so whatever its numbers are */
+    mem_free(vm, e->guards, count * sizeof *e->guards);
+    e->guards = NULL;
+    e->nguards = 0;
+  }
   return ok;
 }
 

@@ -394,7 +394,8 @@ qn_value rec_raise_refusal(struct recording *r, uint32_t node, const op_refusal 
   return value_error();
 }
 
-/* Computes a weak node and the weak nodes it depends on, in order. A rank-0 array among their operands is a host read. */
+/* Computes a weak node and the weak nodes it depends on, in order. A rank-0 array among their operands is a host read, unless
+ * the number is the gradient by a host number: that is computed now, the graph goes on, and only who observes it reads. */
 static bool eval_weak(struct recording *r, uint32_t node) {
   qn_vm *vm = r->vm;
   size_t bytes = node + 1;
@@ -416,7 +417,7 @@ static bool eval_weak(struct recording *r, uint32_t node) {
       ok = run_node(r, i);
     } else {
       qn_value v = rec_value_of(r, i);
-      ok = !value_is_error(v) && array_force(vm, value_array(v));
+      ok = !value_is_error(v) && (r->handing_grads ? rec_run_pending(r) : array_force(vm, value_array(v)));
       value_release(vm, v);
     }
   }

@@ -81,10 +81,11 @@ struct recording {
     qn_value stand_in, original;
   } * fns; /* functions with captures; both are owned */
   uint32_t nfns, fns_cap;
-  uint32_t done; /* nodes below this one are executed, if anybody needed them */
-  bool reopened; /* somebody needs one of those that was not */
-  int grads;     /* gradients in progress: then values of executed nodes are kept */
-  int tries;     /* try bodies in progress */
+  uint32_t done;      /* nodes below this one are executed, if anybody needed them */
+  bool reopened;      /* somebody needs one of those that was not */
+  int grads;          /* gradients in progress: then values of executed nodes are kept */
+  bool handing_grads; /* a gradient's results are being made: host floats among them break nothing */
+  int tries;          /* try bodies in progress */
   size_t pending_bytes;
   /* places */
   span at;            /* of what is evaluated next */

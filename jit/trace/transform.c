@@ -222,11 +222,13 @@ static qn_value grad_inline(struct recording *r, const rec_call_site *site) {
   }
   qn_value grads[64];
   uint32_t made = 0;
+  r->handing_grads = true;
   for (; made < nwrt; made++) {
     l.at = first[made];
     grads[made] = tree_rebuild(vm, mark[which[made]], grad_leaf, &l);
     if (value_is_error(grads[made])) break;
   }
+  r->handing_grads = false;
   if (made < nwrt) {
     while (made-- > 0) value_release(vm, grads[made]);
     goto done;
