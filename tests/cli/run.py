@@ -83,12 +83,24 @@ class Terminal:
         except OSError:
             return b""
 
-    def expect(self, text, seconds=20):
-        """Waits until `text` stands in what came since the last typing, its echo included."""
+    def interrupt(self, answer):
+        """Presses Ctrl-C until the answer comes: one that meets the prompt before it listens has nothing to stop."""
+        self.seen = ""
+        for _ in range(10):
+            os.write(self.fd, b"\x03")
+            if self.sees(answer, 2):
+                return
+        need(False, f"expected {answer!r} after Ctrl-C, seen {self.seen!r}")
+
+    def sees(self, text, seconds):
+        """Does `text` come within the time, after the last typing (its echo included)?"""
         end = time.monotonic() + seconds
         while text not in self.seen and time.monotonic() < end:
             self.seen += self.read(0.1).decode(errors="replace")
-        need(text in self.seen, f"expected {text!r}, seen {self.seen!r}")
+        return text in self.seen
+
+    def expect(self, text, seconds=20):
+        need(self.sees(text, seconds), f"expected {text!r}, seen {self.seen!r}")
 
     def status(self):
         """The exit status; negative for a signal."""
@@ -197,6 +209,9 @@ def case_prompt_interrupt(p):
     for typed, answer in (("let a = 35\n", "qn> "), ("\x03", "qn> "), ("\x03", "qn> "), ("\x03", "qn> "), ("a + 1\n", "36"),
                           ("let b = (1,\n", "... "), ("\x03", "qn> "), ("a + 2\n", "37"), ("while true { }\n", None),
                           ("\x03", "E603"), ("a + 3\n", "38"), ("a + 100", None), ("\x03", "qn> "), ("a + 4\n", "39")):
+        if typed == "\x03":
+            terminal.interrupt(answer)
+            continue
         terminal.type(typed)
         if answer:
             terminal.expect(answer)
