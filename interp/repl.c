@@ -5,6 +5,7 @@
 #include "interp/cli.h"
 
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,6 +55,17 @@ static char **complete(const char *prefix, int start, int end) {
 }
 #endif
 
+#ifdef QN_LIBEDIT
+/* Ctrl-C ends a read from the terminal, or lets it go on. libedit has a handler of its own for that, which leaves ours in its
+ * place when a signal comes before its read begins. */
+static void interrupts_end_reads(bool end) {
+  struct sigaction action;
+  if (sigaction(SIGINT, NULL, &action) != 0) return;
+  action.sa_flags = end ? action.sa_flags & ~SA_RESTART : action.sa_flags | SA_RESTART;
+  sigaction(SIGINT, &action, NULL);
+}
+#endif
+
 static bool gather(repl *r, const char *line, size_t len) {
   if (r->len + len + 2 > r->cap) {
     size_t cap = (r->len + len + 2) * 2;
@@ -74,7 +86,9 @@ static char *read_line(repl *r, const char *prompt) {
   cli_interrupted();
 #ifdef QN_LIBEDIT
   if (r->terminal) {
+    interrupts_end_reads(true);
     char *line = readline(prompt);
+    interrupts_end_reads(false);
     if (line && *line) add_history(line);
     return line;
   }
