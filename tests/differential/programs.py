@@ -175,6 +175,12 @@ class Program:
     def constant(self):
         return self.random.choice([-16, -12, -7, -4, -2, -1, 1, 2, 3, 4, 6, 8, 10, 16]) / 8
 
+    def sixteenth(self, product, dtype):
+        """Of a product, which itself is rounded to the dtype first and has to fit."""
+        if dtype == "f16" and self.kind != "wild" and not top(product) < 60000:
+            raise Reject
+        return product / 16
+
     def add(self, text, operands, dtype, compute, gain=None, exact=False):
         """A statement `let v = text`: compute(arrays) in f64 or integers; gain(arrays, tols) is the operands' error as it
         comes out. An exact statement on exact operands stays exact; others round once more."""
@@ -627,7 +633,7 @@ class Program:
                                    "ij,jk->ijk", "ij,ij->"])
 
         def compute(a, b):
-            return np.einsum(spec, a, b) / 16
+            return self.sixteenth(np.einsum(spec, a, b), x.dtype)
 
         def gain(i, e):
             terms, most = i[0].size + i[1].size, top(i[0]) * top(i[1])
@@ -722,7 +728,7 @@ class Program:
         inner = x.arrays[0].shape[-1]
 
         def compute(a, b):
-            return np.matmul(a, b.T if flip else b) / 16
+            return self.sixteenth(np.matmul(a, b.T if flip else b), x.dtype)
 
         def gain(i, e):
             k = i[0].shape[-1]
