@@ -279,7 +279,8 @@ class Program:
 
         def gain(ins, errors):
             s = steep if steep is not None else 3 * top(ins[0]) + 3
-            return s * errors[0]
+            inner = 2 * EPS[dtype] * top(ins[0]) if name == "gelu" else 0.0  # 1 + erf cancels where x is negative
+            return s * errors[0] + inner
         self.add(text.format(x=x.name), [x], dtype, lambda a: f(a.astype(np.float64)), gain,
                  exact=name in ("abs", "negative", "relu"))
 

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from programs import EPS, Program
+from programs import Program
 
 warnings.simplefilter("ignore")  # NumPy's, of empty slices and such: results are compared anyway
 
@@ -101,8 +101,6 @@ def compare_plain(program, folder):
                 continue
             off = np.abs(a.astype(np.float64) - want.astype(np.float64))
             worst = float(np.max(np.where(np.isnan(off), np.inf, off)))
-            if tol:  # that of a sum of roundings; functions that cancel inside have an error of the size of their operands'
-                tol = 4 * tol + 16 * EPS.get(value.dtype, 0)
             if worst > tol:
                 at = np.unravel_index(int(np.argmax(off)), off.shape)
                 raise Failure(f"{name} o{n} ({value.name}, {value.dtype}): off by {worst:.3g} at {[int(i) for i in at]}, "
