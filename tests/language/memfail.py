@@ -10,9 +10,10 @@
               its place, with exit status 1, after printing a beginning of the right output.
   prompt      The script's lines are typed at the prompt. Whatever fails, the prompt goes on to the end: exit status 0.
 
-A script that catches errors may see the failure and go on in any way of its own. One that prints what was recorded anew
-may say so in one line that differs, since memory ended one recording; its other lines are as expected. A script without expectations (an example)
-is compared with its run without a failure. In no case may there be a crash, a hang, a sanitizer's report, E802 or E803.
+A script that catches errors may see the failure and go on in any way of its own. One that prints what was recorded anew may
+differ in one line, since memory ended one recording; its other lines are as expected. A script without expectations (an
+example) is compared with its run without a failure. In no case may there be a crash, a hang, a sanitizer's report, E802 or
+E803.
 
 The start of an interpreter alone (an empty script) goes through every N. Each script begins where the start ended; its Ns
 are tried in random order (the seed is printed), the scripts taking turns, until the time is up.
