@@ -67,7 +67,8 @@ typedef struct served {
 static bool serve(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, served *s) {
   jit_anchor *a = value_is(fn, TAG_FN) ? anchor_of_value(vm, fn) : NULL;
   if (!a) {
-    raise(vm, E_type, SPAN_NONE, "explain takes a function written in Quern, not %s",
+    if (error_pending(vm)) return false;
+    raise(vm, E_type, SPAN_NONE, "explain takes a function written in Quern, within at most eight transforms, not %s",
           value_is(fn, TAG_FN) ? "a builtin" : value_kind_name(fn));
     return false;
   }

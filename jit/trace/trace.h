@@ -326,7 +326,8 @@ void log_copy(qn_vm *vm, const char *name, const entry *e, uint32_t input);
 
 /* ---- transform.c ------------------------------------------------------------------------------------------------------------------------ */
 
-/* The anchor where entries of this function value hang, or NULL (builtins). */
+/* The anchor where entries of this function value hang; NULL for builtins and for chains of too many transforms, and with an
+ * error raised when there is no memory for it. */
 jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn);
 
 #endif

@@ -50,10 +50,7 @@ jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn) {
     if (c->hash == hash && c->code == code && c->depth == depth && memcmp(c->chain, chain, depth * sizeof *chain) == 0)
       return &c->anchor;
   chain_anchor *c = mem_zalloc(vm, sizeof *c);
-  if (!c) {
-    error_clear(vm); /* then it is simply not compiled */
-    return NULL;
-  }
+  if (!c) return NULL;
   c->hash = hash;
   c->code = code;
   c->depth = depth;
@@ -63,6 +60,13 @@ jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn) {
   c->next = j->chains;
   j->chains = c;
   return &c->anchor;
+}
+
+/* The same for a call that can go without: what has no memory for its anchor is simply not compiled. */
+static jit_anchor *anchor_if_any(qn_vm *vm, qn_value fn) {
+  jit_anchor *a = anchor_of_value(vm, fn);
+  if (!a) error_clear(vm);
+  return a;
 }
 
 /* ---- gradients --------------------------------------------------------------------------------------------------------------- */
@@ -342,7 +346,7 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
     qn_value options = f->ncaptures > 1 ? f->captures[1] : value_nil();
     bool eager = option_is(vm, options, "backend", &option) && value_is(option, TAG_STR) &&
                  strcmp(value_str(option)->text, "eager") == 0;
-    a = vm->rec || eager ? NULL : anchor_of_value(vm, fn);
+    a = vm->rec || eager ? NULL : anchor_if_any(vm, fn);
     if (!a) {
       result = inner_run(&c);
       if (eager) {
@@ -352,8 +356,12 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
       break;
     }
     c.site.anchor = a;
-    if (a->state == ANCHOR_COLD && anchor_entries_of(vm, a))
-      a->state = ANCHOR_ACTIVE; /* asked for: no need to get hot */
+    if (a->state == ANCHOR_COLD) { /* asked for: no need to get hot */
+      if (anchor_entries_of(vm, a))
+        a->state = ANCHOR_ACTIVE;
+      else
+        error_clear(vm);
+    }
     result = rec_call(vm, &c.site);
     if (!value_is_error(result) && option_is(vm, options, "fullgraph", &option) && value_is(option, TAG_BOOL) &&
         option.u.i)
@@ -361,7 +369,7 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
     break;
   }
   default:
-    a = vm->rec ? NULL : anchor_of_value(vm, fn);
+    a = vm->rec ? NULL : anchor_if_any(vm, fn);
     c.site.anchor = a;
     result = a && anchor_wants(vm, a) ? rec_call(vm, &c.site) : run(&c);
     break;
