@@ -4,8 +4,8 @@
  * reads QUERN_LOG and QUERN_SET, and ends with an exit status: 0, 1 for an error in the script, 2 for misuse.
  */
 #include "interp/cli.h"
+#include "jit/gpu/gpu.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -74,7 +74,7 @@ static const char usage[] =
     "       quern doctor                    what this machine offers\n"
     "\n"
     "  --jit on|off|sync|verify   compile beside execution (default), never, at once, or compare both ways\n"
-    "  --device cpu               where arrays live\n"
+    "  --device cpu|gpu|gpu:N     where new arrays are made\n"
     "  --threads N                threads of a kernel (default: all processors)\n"
     "  --log CHANNELS             " LOG_NAMES ", or all\n"
     "  --set NAME=VALUE           a tunable; `quern help tunables` lists them\n"
@@ -89,6 +89,7 @@ enum { SETS = 64 };
 typedef struct options {
   qn_config config;
   uint32_t log;
+  int device; /* code */
   const char *sets[SETS];
   int nsets;
   uint64_t fail_alloc; /* for tests: which allocation after start-up fails; 0: none, they are counted */
@@ -117,6 +118,15 @@ static bool parse_jit(const char *text, qn_jit_mode *mode) {
   return false;
 }
 
+/* The code of a device. */
+static bool parse_device(const char *text, int *code) {
+  uint64_t n = 0;
+  if (strncmp(text, "gpu:", 4) == 0 && (!parse_count(text + 4, &n) || n > 15)) return false;
+  bool gpu = strcmp(text, "gpu") == 0 || strncmp(text, "gpu:", 4) == 0;
+  *code = gpu ? 1 + (int)n : 0;
+  return gpu || strcmp(text, "cpu") == 0;
+}
+
 /* An option with its value; 0 or an exit status. */
 static int set_option(options *o, const char *name, const char *value) {
   uint64_t n;
@@ -135,7 +145,7 @@ static int set_option(options *o, const char *name, const char *value) {
     if (o->nsets == SETS) return misuse("--set: too many, at '%s'", value);
     o->sets[o->nsets++] = value;
   } else if (strcmp(name, "--device") == 0) {
-    if (strcmp(value, "cpu") != 0) return misuse("--device: there is no device '%s' here", value);
+    if (!parse_device(value, &o->device)) return misuse("--device takes cpu, gpu or gpu:N, not '%s'", value);
   } else if (strcmp(name, "--fail-alloc") == 0) {
     if (!parse_count(value, &o->fail_alloc)) return misuse("--fail-alloc takes a number, not '%s'", value);
     o->count_allocs = o->fail_alloc == 0;
@@ -230,7 +240,7 @@ static qn_vm *open_vm(const options *o, char **args, int nargs, int *status) {
   for (int i = 0; i < o->nsets && ok; i++) ok = tunable_set_list(vm, o->sets[i]);
   if (ok) {
     *status = EXIT_SCRIPT;
-    ok = set_args(vm, args, nargs);
+    ok = vm_use_device(vm, o->device) && set_args(vm, args, nargs);
   }
   if (!ok) {
     cli_report(vm);
@@ -365,9 +375,11 @@ static int run_doctor(const options *o) {
   printf("memory       %.1f GiB\n", (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / (1 << 30));
   printf("C compiler   %s\n",
          find_program("cc", program, sizeof program) ? program : "none: kernels run on the block VM");
-  void *cuda = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
-  printf("GPU driver   %s\n", cuda ? "found" : "none");
-  if (cuda) dlclose(cuda);
+  text_buf gpu;
+  text_init(&gpu, NULL);
+  gpu_report(&gpu);
+  if (gpu.text && !gpu.failed) fwrite(gpu.text, 1, gpu.len, stdout);
+  text_free(&gpu);
   const char *cache = getenv("QUERN_CACHE"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
   if (cache && *cache)
     snprintf(program, sizeof program, "%s", cache);

@@ -31,8 +31,9 @@ bool index_int(qn_vm *vm, qn_value v, const char *what, int64_t *out) {
     return true;
   }
   if (is_int_array(v) && value_array(v)->rank == 0) {
-    if (!array_force(vm, value_array(v))) return false;
-    *out = array_get_flat(value_array(v), 0).u.i;
+    qn_value number;
+    if (!array_item(vm, value_array(v), 0, &number)) return false;
+    *out = number.u.i;
     return true;
   }
   text_buf t;
@@ -651,11 +652,10 @@ static bool basic_put(qn_vm *vm, qn_value *x, const index_plan *p, qn_value v) {
       return false;
     }
     qn_value to = basic_view(vm, value_array(*x), p);
-    if (!value_is_error(to)) array_copy_elements(value_array(to), value_array(v));
+    bool ok = !value_is_error(to) && array_copy_on(vm, value_array(to), value_array(v));
     value_release(vm, v);
-    if (value_is_error(to)) return false;
-    value_release(vm, to);
-    return true;
+    if (!value_is_error(to)) value_release(vm, to);
+    return ok;
   }
   qn_value r;
   if (p->whole && p->same) {
@@ -762,8 +762,7 @@ static bool element_put(qn_vm *vm, qn_value *x, const index_item *items, int n, 
   a = value_array(*x);
   int64_t offset = 0;
   for (int i = 0; i < n; i++) offset += at[i] * a->strides[i];
-  dtype_store((qn_dtype)a->dtype, array_data(a) + offset * (int64_t)dtype_size((qn_dtype)a->dtype), v);
-  *ok = true;
+  *ok = array_store(vm, a, a->offset + offset, v);
   return true;
 }
 
@@ -828,8 +827,11 @@ static bool combine_one_by_one(qn_vm *vm, qn_value *x, const index_plan *p, op_i
     index_item at[ARRAY_MAX_RANK];
     for (int k = 0; k < o.n; k++) {
       at[k] = (index_item){.kind = INDEX_INT, .step = 1, .array = value_nil()};
-      at[k].start = value_is(o.v[k], TAG_ARRAY) ? array_get_flat(value_array(o.v[k]), i).u.i : o.v[k].u.i;
+      qn_value number = o.v[k];
+      ok = ok && (!value_is(number, TAG_ARRAY) || array_item(vm, value_array(number), i, &number));
+      at[k].start = number.u.i;
     }
+    if (!ok) break;
     qn_value in[2] = {index_get(vm, base, at, o.n), value_is(rows, TAG_ARRAY) ? index_row(vm, rows, i) : rows};
     qn_value r = value_is_error(in[0]) || value_is_error(in[1]) ? value_error() : op_apply(vm, op, in, 2, NULL);
     value_release(vm, in[0]);

@@ -67,6 +67,7 @@ static qn_value array_of_numbers(qn_vm *vm, const qn_value *v, int dtype, int ra
     }
     dtype_store(d, to, x);
   }
+  if (!(a = array_settle(vm, a))) return value_error();
   if (vm->rec && !rec_const(vm, a)) {
     value_release(vm, value_obj(TAG_ARRAY, a));
     return value_error();

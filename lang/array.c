@@ -235,6 +235,16 @@ qn_array *array_from_scalar(qn_vm *vm, qn_dtype dtype, qn_value scalar) {
   return a;
 }
 
+qn_array *array_new_on(qn_vm *vm, int device, qn_dtype dtype, int rank, const int64_t *shape) {
+  if (!device) return array_new(vm, dtype, rank, shape);
+  qn_array *a = new_header(vm, dtype, rank, shape);
+  if (!a) return NULL;
+  a->device = (uint8_t)device;
+  if (array_allocate(vm, a)) return a;
+  array_drop(vm, a);
+  return NULL;
+}
+
 bool array_force(qn_vm *vm, qn_array *a) {
   if (a->storage) return true;
   if (vm->hooks.force) return vm->hooks.force(vm, a);
@@ -361,8 +371,7 @@ void array_copy_elements(qn_array *to, const qn_array *from) {
   }
 }
 
-/* Fills a new contiguous array with another one's elements; both on one device. */
-static bool array_fill(qn_vm *vm, qn_array *to, const qn_array *from) {
+bool array_copy_on(qn_vm *vm, qn_array *to, const qn_array *from) {
   if (!to->device) {
     array_copy_elements(to, from);
     return true;
@@ -375,7 +384,7 @@ static qn_array *array_duplicate(qn_vm *vm, qn_array *a) {
   qn_array *copy = array_new_header(vm, (qn_dtype)a->dtype, a->rank, a->shape);
   if (!copy) return NULL;
   copy->device = a->device;
-  if (array_allocate(vm, copy) && array_fill(vm, copy, a)) return copy;
+  if (array_allocate(vm, copy) && array_copy_on(vm, copy, a)) return copy;
   array_drop(vm, copy);
   return NULL;
 }
@@ -403,6 +412,74 @@ qn_array *array_to_cpu(qn_vm *vm, qn_array *a) {
   }
   array_drop(vm, c);
   return out;
+}
+
+qn_array *array_to_device(qn_vm *vm, qn_array *a, int device) {
+  if (!array_force(vm, a)) return NULL;
+  if (a->device == device) {
+    a->head.refs++;
+    return a;
+  }
+  qn_array *c = array_to_cpu(vm, a);
+  if (!c || !device) return c;
+  qn_array *out = array_new_on(vm, device, (qn_dtype)c->dtype, c->rank, c->shape);
+  if (out && !vm->hooks.device->write(vm, out, array_data(c))) {
+    array_drop(vm, out);
+    out = NULL;
+  }
+  array_drop(vm, c);
+  return out;
+}
+
+qn_array *array_settle(qn_vm *vm, qn_array *a) {
+  if (!a || a->device == vm->device) return a;
+  qn_array *out = array_to_device(vm, a, vm->device);
+  array_drop(vm, a);
+  return out;
+}
+
+/* A header for one element of an array with storage, on the caller's stack: never freed. */
+static qn_array element_at(const qn_array *a, int64_t at) {
+  qn_array one = *a;
+  one.rank = 0;
+  one.size = 1;
+  one.offset = at;
+  one.contiguous = true;
+  return one;
+}
+
+static int64_t flat_offset(const qn_array *a, int64_t index) {
+  int64_t at = a->offset;
+  for (int i = a->rank - 1; i >= 0; i--) {
+    at += index % a->shape[i] * a->strides[i];
+    index /= a->shape[i];
+  }
+  return at;
+}
+
+bool array_item(qn_vm *vm, qn_array *a, int64_t index, qn_value *out) {
+  if (!array_force(vm, a)) return false;
+  if (!a->device) {
+    *out = array_get_flat(a, index);
+    return true;
+  }
+  _Alignas(16) char bytes[16];
+  qn_array one = element_at(a, flat_offset(a, index));
+  if (!vm->hooks.device->read(vm, &one, bytes)) return false;
+  *out = dtype_load((qn_dtype)a->dtype, bytes);
+  return true;
+}
+
+bool array_store(qn_vm *vm, qn_array *a, int64_t at, qn_value v) {
+  size_t size = dtype_size((qn_dtype)a->dtype);
+  if (!a->device) {
+    dtype_store((qn_dtype)a->dtype, a->storage->data + (size_t)at * size, v);
+    return true;
+  }
+  _Alignas(16) char bytes[16];
+  qn_array one = element_at(a, at);
+  dtype_store((qn_dtype)a->dtype, bytes, v);
+  return vm->hooks.device->write(vm, &one, bytes);
 }
 
 /* Can elements be written one by one without touching another array's, or one element twice? */

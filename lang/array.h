@@ -48,6 +48,8 @@ static inline char *array_data(const qn_array *a) {
 
 /* A new contiguous array with storage; data uninitialised. Raises E203, E205 or E605 on an impossible shape. */
 QN_MUST_CHECK qn_array *array_new(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape);
+/* The same on a device. */
+QN_MUST_CHECK qn_array *array_new_on(qn_vm *vm, int device, qn_dtype dtype, int rank, const int64_t *shape);
 /* An array header without storage (pending, or to be given storage by the caller). */
 QN_MUST_CHECK qn_array *array_new_header(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape);
 /* A view on `base`'s storage (base must have storage). Sets `contiguous` itself. */
@@ -68,6 +70,17 @@ QN_MUST_CHECK qn_array *array_contiguous(qn_vm *vm, qn_array *a);
 QN_MUST_CHECK qn_array *array_copy(qn_vm *vm, qn_array *a);
 /* A contiguous array of the same elements in the CPU's memory (itself, retained, if it is so already). Forces. */
 QN_MUST_CHECK qn_array *array_to_cpu(qn_vm *vm, qn_array *a);
+/* An array of the same elements on a device (itself, retained, if it is there, whatever its layout; else contiguous). Forces.
+ * Device 0 is the CPU. */
+QN_MUST_CHECK qn_array *array_to_device(qn_vm *vm, qn_array *a, int device);
+/* Moves a new array (taken over) to where the VM makes new arrays. */
+QN_MUST_CHECK qn_array *array_settle(qn_vm *vm, qn_array *a);
+/* The element of an array on any device at a flat row-major index, as a host scalar. Forces. */
+QN_MUST_CHECK bool array_item(qn_vm *vm, qn_array *a, int64_t index, qn_value *out);
+/* Writes one element, `at` elements behind storage->data, of an array that has storage on any device. */
+QN_MUST_CHECK bool array_store(qn_vm *vm, qn_array *a, int64_t at, qn_value v);
+/* array_copy_elements on any one device. */
+QN_MUST_CHECK bool array_copy_on(qn_vm *vm, qn_array *to, const qn_array *from);
 /* Makes `*v` (an owned TAG_ARRAY value) safe to write in place: forced, one owner, contiguous or own storage. */
 QN_MUST_CHECK bool array_own(qn_vm *vm, qn_value *v);
 

@@ -37,6 +37,7 @@ typedef struct format {
   int width;
   int64_t max_items;
   int depth, max_depth;
+  int device;   /* of the array that is being written */
   bool repr;    /* arrays as literals, everything in full */
   size_t line;  /* where the current line begins in `out` */
   size_t limit; /* an attempt to write on one line gives up beyond this length of `out` ... */
@@ -482,46 +483,61 @@ static void device_text(text_buf *t, int code) {
 static void write_header(format *f, const qn_array *a) {
   text_shape(f->out, (qn_dtype)a->dtype, a->rank, a->shape);
   text_adds(f->out, " ");
-  device_text(f->out, a->device);
+  device_text(f->out, f->device);
+}
+
+/* The elements of an array where they can be read: owned. What follows is about that array's device. */
+static qn_array *readable(format *f, qn_array *a) {
+  qn_array *c = array_to_device(f->vm, a, 0);
+  f->device = a->device;
+  return c;
+}
+
+static bool finished(format *f, qn_array *c, bool good) {
+  value_release(f->vm, value_obj(TAG_ARRAY, c));
+  return good;
 }
 
 /* An array of its own: header, body, summary. */
-static bool print_array(format *f, qn_array *a) {
-  if (!array_force(f->vm, a)) return false;
+static bool print_array(format *f, qn_array *from) {
+  qn_array *a = readable(f, from);
+  if (!a) return false;
   if (a->rank == 0) {
     scalar_text(f->out, (qn_dtype)a->dtype, array_get_flat(a, 0));
-    return true;
+    return finished(f, a, true);
   }
   write_header(f, a);
   new_line(f, 0);
   write_body(f, a, 0, false);
+  bool good = true;
   if (a->size > f->max_items) {
     new_line(f, 0);
-    return write_summary(f, a);
+    good = write_summary(f, a);
   }
-  return true;
+  return finished(f, a, good);
 }
 
 /* An array as an entry of a tree whose text begins at the current position; lines below it get `indent`. */
-static bool entry_array(format *f, qn_array *a, int64_t indent) {
-  if (!array_force(f->vm, a)) return false;
+static bool entry_array(format *f, qn_array *from, int64_t indent) {
+  qn_array *a = readable(f, from);
+  if (!a) return false;
   if (a->rank == 0) {
     scalar_text(f->out, (qn_dtype)a->dtype, array_get_flat(a, 0));
-    return true;
+    return finished(f, a, true);
   }
   write_header(f, a);
-  if (a->size == 0) return true;
+  if (a->size == 0) return finished(f, a, true);
   if (a->size > SMALL_ARRAY || a->size > f->max_items) {
     text_adds(f->out, "  ");
-    return write_summary(f, a);
+    return finished(f, a, write_summary(f, a));
   }
   attempt before = attempt_begin(f);
   text_adds(f->out, " ");
   write_body(f, a, 0, true);
-  if (attempt_end(f, &before)) return true;
+  if (attempt_end(f, &before)) return finished(f, a, true);
   new_line(f, indent);
   write_body(f, a, indent, false);
-  return true;
+  return finished(f, a, true);
 }
 
 /* ---- values inside containers, and repr ----------------------------------------------------------------------------------- */
@@ -637,8 +653,9 @@ static void array_literal(format *f, const qn_array *a, int axis, int64_t *index
   text_adds(t, "]");
 }
 
-static bool repr_array(format *f, qn_array *a) {
-  if (!array_force(f->vm, a)) return false;
+static bool repr_array(format *f, qn_array *from) {
+  qn_array *a = readable(f, from);
+  if (!a) return false;
   text_buf *t = f->out;
   const char *dtype = dtype_rows[a->dtype].name;
   if (a->size == 0) {
@@ -650,14 +667,14 @@ static bool repr_array(format *f, qn_array *a) {
     text_adds(t, "dtype: ");
     text_adds(t, dtype);
     text_adds(t, ")");
-    return true;
+    return finished(f, a, true);
   }
   text_adds(t, dtype);
   text_adds(t, "(");
   int64_t index[ARRAY_MAX_RANK] = {0};
   array_literal(f, a, 0, index);
   text_adds(t, ")");
-  return true;
+  return finished(f, a, true);
 }
 
 static bool repr_value(format *f, qn_value v);
@@ -679,20 +696,21 @@ static bool repr_value(format *f, qn_value v) {
   case TAG_INT: f->repr ? int_literal(t, v.u.i) : text_int(t, v.u.i); return true;
   case TAG_STR: text_quoted(t, value_str(v)->text, value_str(v)->len); return true;
   case TAG_ARRAY: {
-    qn_array *a = value_array(v);
-    if (f->repr) return repr_array(f, a);
-    if (!array_force(f->vm, a)) return false;
+    if (f->repr) return repr_array(f, value_array(v));
+    qn_array *a = readable(f, value_array(v));
+    if (!a) return false;
     if (a->rank == 0) {
       scalar_text(t, (qn_dtype)a->dtype, array_get_flat(a, 0));
     } else if (a->size > SMALL_ARRAY || a->size > f->max_items) {
       f->no_fit = true;
     } else {
       write_header(f, a);
-      if (a->size == 0) return true;
-      text_adds(t, " ");
-      write_body(f, a, 0, true);
+      if (a->size > 0) {
+        text_adds(t, " ");
+        write_body(f, a, 0, true);
+      }
     }
-    return true;
+    return finished(f, a, true);
   }
   case TAG_LIST:
   case TAG_RECORD: {
@@ -1046,13 +1064,13 @@ bool format_spec(qn_vm *vm, qn_value v, const char *text, size_t len, text_buf *
   if (!spec_parse(vm, text, len, &s)) return false;
   if (value_is_scalar(v)) return spec_scalar(vm, v, QN_f64, &s, out);
   if (value_is(v, TAG_ARRAY)) {
-    qn_array *a = value_array(v);
-    if (!array_force(vm, a)) return false;
     format f = {.vm = vm, .out = out, .width = WIDTH, .max_items = vm->tune[TUNE_print_items], .limit = SIZE_MAX};
+    qn_array *a = readable(&f, value_array(v));
+    if (!a) return false;
     body b = {.f = &f, .a = a};
     body_windows(&b);
     int64_t index[ARRAY_MAX_RANK] = {0};
-    return spec_elements(vm, &b, 0, index, &s, out);
+    return finished(&f, a, spec_elements(vm, &b, 0, index, &s, out));
   }
   if ((s.type && s.type != 's') || s.commas || s.sign != '-' || s.align == '=') return spec_refuse(vm, &s, v);
   text_buf shown;

@@ -280,6 +280,18 @@ bool vm_poll_slow(qn_vm *vm) {
   return false;
 }
 
+/* ---- devices --------------------------------------------------------------------------------------------------- */
+
+bool vm_use_device(qn_vm *vm, int device) {
+  if (device && !vm->hooks.device) {
+    raise(vm, E_device, SPAN_NONE, "gpu(%d) is not there", device - 1);
+    return false;
+  }
+  if (device && !vm->hooks.device->open(vm, device)) return false;
+  vm->device = (uint8_t)device;
+  return true;
+}
+
 /* ---- output and logs ----------------------------------------------------------------------------------------- */
 
 void vm_write(qn_vm *vm, int stream, const char *text, size_t len) {

@@ -42,19 +42,25 @@ struct qn_engine {
   struct pool *pool; /* array buffers (mem.c) */
   void *cpu;         /* jit/cpu's: the threads that run kernels */
   void *code;        /* jit/cpu/compile.c's: compiled kernels */
+  void *gpu;         /* jit/gpu's: the driver, devices and compiled kernels */
   void *jit;         /* jit/trace's: workers and their queue */
   void (*jit_close)(qn_engine *engine);
 };
 
-/* Memory of devices other than the CPU (jit/gpu). Failures are raised. */
+/* Memory of devices other than the CPU (jit/gpu). Failures are raised. Work of a VM on a device runs in the order in which it
+ * was asked for; only what reads memory of the device to the host waits. */
 typedef struct device_memory {
+  /* Makes the device usable for this VM; arrays can be there from then on. */
+  bool (*open)(qn_vm *vm, int device);
   void *(*alloc)(qn_vm *vm, int device, size_t bytes);
   void (*free)(qn_vm *vm, int device, void *data, size_t bytes);
   /* Between two layouts of one shape and dtype, both on the same device. */
   bool (*copy_elements)(qn_vm *vm, qn_array *to, const qn_array *from);
-  /* Contiguous arrays, to and from memory of the host; waits until it is done. */
+  /* Contiguous arrays, to and from memory of the host: `to` has the data, `from` may be overwritten on return. */
   bool (*read)(qn_vm *vm, const qn_array *from, void *to);
   bool (*write)(qn_vm *vm, qn_array *to, const void *from);
+  /* Waits until everything asked for is done. */
+  bool (*wait)(qn_vm *vm);
 } device_memory;
 
 /* Calls from below into floors above, filled in when the VM opens. */
@@ -68,6 +74,7 @@ typedef struct vm_hooks {
   /* The anchor in the code of an FN_USER value (jit/trace/rec.h's jit_anchor), NULL for others (interp). */
   void *(*anchor)(qn_value fn);
   const device_memory *device; /* NULL: there is only the CPU */
+  const struct device_kernels *kernels; /* and what runs kernels there (jit/kernel/device.h) */
   /* Shows how far a `for` over a list or range marked OBJ_PROGRESS is: before each item, and at the end (done == total) (stdlib). */
   void (*progress)(qn_vm *vm, int64_t done, int64_t total);
   /* Frees the object of a TAG_GRAPH value (jit/trace). */
@@ -94,6 +101,7 @@ struct qn_vm {
   struct layout_table *layouts;
   int64_t tune[TUNABLE_COUNT];
   uint32_t log;           /* log_channel bits */
+  uint8_t device;         /* code of the device where new arrays are made (vm_use_device) */
   bool owns_engine;       /* holds a reference to the default engine */
   qn_config config;
   const builtin_table *builtins;
@@ -109,6 +117,7 @@ struct qn_vm {
   uint64_t seed, draw;
   void *cpu;              /* jit/cpu's state of this VM (cpu_open) */
   void *eager;            /* jit/cpu/eager.c's one-op kernels (eager_close) */
+  void *gpu;              /* jit/gpu's state of this VM */
   void *jit;              /* jit/trace's state of this VM (jit_open) */
   void *interp;           /* interp's state of this VM */
   /* The thread and limits of the running evaluation (vm_run_begin). */
@@ -164,6 +173,9 @@ static inline void vm_pop_to(qn_vm *vm, qn_value *mark) {
     value_release(vm, v);
   }
 }
+
+/* New arrays (of literals, files, creating ops) are made on this device from now on. False with E210 if it is not there. */
+QN_MUST_CHECK bool vm_use_device(qn_vm *vm, int device);
 
 /* stream 1 is stdout, 2 stderr; goes to the host's sink if it has one. */
 void vm_write(qn_vm *vm, int stream, const char *text, size_t len);

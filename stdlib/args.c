@@ -343,6 +343,7 @@ static qn_value array_of_numbers(qn_vm *vm, const qn_value *items, uint32_t n, q
   if (!a) return value_error();
   char *p = array_data(a);
   for (uint32_t i = 0; i < n; i++) dtype_store(dtype, p + i * dtype_size(dtype), items[i]);
+  if (!(a = array_settle(vm, a))) return value_error();
   qn_value out = value_obj(TAG_ARRAY, a);
   if (!vm->rec || rec_const(vm, a)) return out;
   value_release(vm, out);

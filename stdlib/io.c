@@ -216,9 +216,10 @@ static qn_value visit_like(void *ctx, const trees_walk *w, const qn_value *value
     out = value_retain(c->flat->items[at]);
     /* A number of the tree was saved as rank 0, and becomes a number again. */
     if (value_is_scalar(values[0]) && is_array(out) && value_array(out)->rank == 0) {
-      qn_value number = array_get_flat(value_array(out), 0);
+      qn_value number;
+      bool ok = array_item(vm, value_array(out), 0, &number);
       value_release(vm, out);
-      out = number;
+      out = ok ? number : value_error();
     }
   }
   value_release(vm, name);

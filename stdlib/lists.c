@@ -263,7 +263,8 @@ static bool merge_sort(qn_vm *vm, const qn_value *keys, uint32_t *order, uint32_
 static qn_value sort_key(qn_vm *vm, qn_value item, qn_value by) {
   qn_value key = value_is(by, TAG_NIL) ? value_retain(item) : call1(vm, by, item);
   if (is_array(key) && value_array(key)->size == 1) {
-    qn_value plain = array_force(vm, value_array(key)) ? array_get_flat(value_array(key), 0) : value_error();
+    qn_value plain;
+    if (!array_item(vm, value_array(key), 0, &plain)) plain = value_error();
     value_release(vm, key);
     return plain;
   }

@@ -226,6 +226,8 @@ qn_value npy_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) 
     value_release(vm, out);
     return value_error();
   }
+  if (!(a = array_settle(vm, a))) return value_error();
+  out = value_obj(TAG_ARRAY, a);
   if (!h.fortran || h.rank < 2) return out;
   for (int i = 0; i < h.rank; i++) strides[i] = a->strides[h.rank - 1 - i];
   qn_array *view = array_view(vm, a, dtype, h.rank, h.shape, strides, a->offset);

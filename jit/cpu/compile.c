@@ -32,8 +32,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "jit/cpu/cache.h"
-#include "jit/cpu/sha256.h"
+#include "jit/kernel/cache.h"
+#include "jit/kernel/sha256.h"
 #include "jit/kernel/emit.h"
 
 extern char **environ;

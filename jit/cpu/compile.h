@@ -8,7 +8,7 @@
 #ifndef JIT_CPU_COMPILE_H
 #define JIT_CPU_COMPILE_H
 
-#include "jit/cpu/cache.h"
+#include "jit/kernel/cache.h"
 #include "jit/kernel/plan.h"
 #include "lang/vm.h"
 

@@ -4,6 +4,8 @@
  *               VM are called directly; no rules are asked
  *   views       slices, transposes, broadcasts and most reshapes are new headers on the same storage
  *   library     sort, argsort, compress, nonzero (library.c)
+ *   devices     arrays that live elsewhere than on the CPU take the slow way: their one-op kernels run there once there is code
+ *               for them; until then, and for what a device cannot do, operands are taken to the CPU and the result back
  *   the rest    the rules give types and shape, operands are made strict (cast, fitted), and the one-op kernel of that structure
  *               runs: made once by the same lowering and scheduling as fused kernels (kernel_for_op), kept in a table by key
  *
@@ -17,6 +19,7 @@
 #include "jit/cpu/cpu.h"
 #include "jit/cpu/library.h"
 #include "jit/cpu/opbody.h"
+#include "jit/kernel/device.h"
 #include "jit/kernel/lower.h"
 
 #define GRAD(fn) 0
@@ -41,6 +44,7 @@ typedef struct op_kernel {
   op_key key;
   l_program *program;
   void *vm_code;
+  device_program there; /* the same program on a device */
 } op_kernel;
 
 typedef struct eager_state {
@@ -118,6 +122,7 @@ static op_kernel *find_kernel(qn_vm *vm, eager_state *s, const op_key *key) {
       raise(vm, E_internal, SPAN_NONE, "no kernel for %s of this layout: %s", op_rows[key->bytes[0]].name, why);
     return NULL;
   }
+  k->there = (device_program){.program = k->program, .hash = l_hash(k->program)};
   s->table[at] = k;
   s->n++;
   return k;
@@ -155,6 +160,16 @@ qn_value op_refuse(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_re
     raise(vm, E_type, SPAN_NONE, "%s takes arrays and numbers, not %s", op_rows[op].name, kind);
   }
   return value_error();
+}
+
+qn_value op_raise_devices(qn_vm *vm, op_id op, int one, int other) {
+  char names[2][16];
+  for (int i = 0; i < 2; i++) {
+    int code = i ? other : one;
+    if (code) snprintf(names[i], sizeof names[i], "gpu(%d)", code - 1);
+    else snprintf(names[i], sizeof names[i], "cpu");
+  }
+  return raise(vm, E_device, SPAN_NONE, "%s of arrays on %s and on %s", op_rows[op].name, names[0], names[1]);
 }
 
 /* The element of an operand that meets flat element `flat` of a result of this shape, as a host scalar. */
@@ -256,14 +271,14 @@ static qn_array *view_reshape(qn_vm *vm, qn_array *a, int rank, const int64_t *s
 static bool store_slice(qn_vm *vm, qn_array *to, const op_attr *attr, const qn_array *from) {
   qn_array *part = view_slice(vm, to, attr);
   qn_array *wide = part ? view_broadcast(vm, from, part->rank, part->shape) : NULL;
-  if (wide) array_copy_elements(part, wide);
+  bool ok = wide && array_copy_on(vm, part, wide);
   if (part) value_release(vm, value_obj(TAG_ARRAY, part));
   if (wide) value_release(vm, value_obj(TAG_ARRAY, wide));
-  return wide != NULL;
+  return ok;
 }
 
 static qn_array *run_concat(qn_vm *vm, qn_array *const *in, int nin, const op_attr *attr, const graph_type *t) {
-  qn_array *out = array_new(vm, (qn_dtype)t->dtype, t->rank, t->shape);
+  qn_array *out = array_new_on(vm, in[0]->device, (qn_dtype)t->dtype, t->rank, t->shape);
   int axis = __builtin_ctz(attr->axes);
   op_attr slice = {.n = (uint8_t)(3 * t->rank)};
   for (int k = 0; k < t->rank; k++) {
@@ -283,16 +298,16 @@ static qn_array *run_concat(qn_vm *vm, qn_array *const *in, int nin, const op_at
 
 static qn_array *run_pad(qn_vm *vm, qn_array *const *in, const op_attr *attr, const graph_type *t) {
   qn_array *fill = view_broadcast(vm, in[1], t->rank, t->shape);
-  qn_array *out = fill ? array_new(vm, (qn_dtype)t->dtype, t->rank, t->shape) : NULL;
+  qn_array *out = fill ? array_new_on(vm, in[0]->device, (qn_dtype)t->dtype, t->rank, t->shape) : NULL;
   if (out) {
-    array_copy_elements(out, fill);
+    bool filled = array_copy_on(vm, out, fill);
     op_attr slice = {.n = (uint8_t)(3 * t->rank)};
     for (int k = 0; k < t->rank; k++) {
       slice.d[3 * k] = attr->d[3 * k];
       slice.d[3 * k + 1] = in[0]->shape[k];
       slice.d[3 * k + 2] = attr->d[3 * k + 2] + 1;
     }
-    if (!store_slice(vm, out, &slice, in[0])) {
+    if (!filled || !store_slice(vm, out, &slice, in[0])) {
       value_release(vm, value_obj(TAG_ARRAY, out));
       out = NULL;
     }
@@ -302,10 +317,9 @@ static qn_array *run_pad(qn_vm *vm, qn_array *const *in, const op_attr *attr, co
 }
 
 static qn_array *run_slice_put(qn_vm *vm, qn_array *const *in, const op_attr *attr) {
-  qn_array *out = array_new(vm, (qn_dtype)in[0]->dtype, in[0]->rank, in[0]->shape);
+  qn_array *out = array_new_on(vm, in[0]->device, (qn_dtype)in[0]->dtype, in[0]->rank, in[0]->shape);
   if (!out) return NULL;
-  array_copy_elements(out, in[0]);
-  if (store_slice(vm, out, attr, in[1])) return out;
+  if (array_copy_on(vm, out, in[0]) && store_slice(vm, out, attr, in[1])) return out;
   value_release(vm, value_obj(TAG_ARRAY, out));
   return NULL;
 }
@@ -332,9 +346,34 @@ static void operand_of(const qn_array *a, op_operand *o) {
   memcpy(o->strides, a->strides, a->rank * sizeof *a->strides);
 }
 
-static qn_array *run_kernel(qn_vm *vm, op_id op, qn_array *const *in, int nin, const op_attr *attr, const graph_type *t, const qk_scalar *keys) {
+/* The operation on the CPU, whose operands and result live on a device. */
+typedef qn_array *(*run_fn)(qn_vm *vm, op_id op, qn_array *const *in, int nin, const op_attr *attr, const graph_type *t,
+                            const qk_scalar *keys, int device);
+static qn_array *through_host(qn_vm *vm, run_fn run, op_id op, qn_array *const *in, int nin, const op_attr *attr,
+                              const graph_type *t, const qk_scalar *keys, int device) {
+  qn_array *here[OP_CALL_OPERANDS] = {NULL}, *out = NULL;
+  int n = keys ? 0 : nin, made = 0;
+  if (n > OP_CALL_OPERANDS) {
+    raise(vm, E_too_large, SPAN_NONE, "%s of %d operands", op_rows[op].name, n);
+    return NULL;
+  }
+  while (made < n && (here[made] = array_to_device(vm, in[made], 0))) made++;
+  if (made == n) out = run(vm, op, here, nin, attr, t, keys, 0);
+  if (out) {
+    qn_array *there = array_to_device(vm, out, device);
+    value_release(vm, value_obj(TAG_ARRAY, out));
+    out = there;
+  }
+  while (made-- > 0) value_release(vm, value_obj(TAG_ARRAY, here[made]));
+  return out;
+}
+
+static bool waits(const qn_vm *vm) { return vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY; }
+
+static qn_array *run_kernel(qn_vm *vm, op_id op, qn_array *const *in, int nin, const op_attr *attr, const graph_type *t,
+                            const qk_scalar *keys, int device) {
   eager_state *s = state_of(vm);
-  qn_array *out = s ? array_new(vm, (qn_dtype)t->dtype, t->rank, t->shape) : NULL;
+  qn_array *out = s ? array_new_on(vm, device, (qn_dtype)t->dtype, t->rank, t->shape) : NULL;
   if (!out) return NULL;
   op_operand operands[OP_CALL_OPERANDS];
   op_call call = {.op = op, .nin = keys ? 0 : nin, .attr = attr, .in = operands};
@@ -358,6 +397,16 @@ static qn_array *run_kernel(qn_vm *vm, op_id op, qn_array *const *in, int nin, c
   int n = 0;
   for (int i = 0; i < nin && !keys; i++) buffers[n++] = array_data(in[i]);
   buffers[n] = array_data(out);
+  if (device) {
+    device_program *there = &k->there;
+    bool able = out->size > 0 && vm->hooks.kernels->ready(vm, device, &there, 1, waits(vm));
+    device_answer answer = out->size == 0 ? DEVICE_DONE
+                           : able         ? vm->hooks.kernels->launch(vm, device, there, buffers, ints, keys)
+                                          : DEVICE_REFUSES;
+    if (answer == DEVICE_DONE) return out;
+    value_release(vm, value_obj(TAG_ARRAY, out));
+    return answer == DEVICE_FAILS ? NULL : through_host(vm, run_kernel, op, in, nin, attr, t, keys, device);
+  }
   vm_failure failure;
   if (kernel_launch(vm, k->program, &k->vm_code, NULL, buffers, ints, keys, &failure)) return out;
   if (failure.error != ~(uint64_t)0) check_failed(vm, op, in, out, k->program, &failure);
@@ -373,7 +422,7 @@ static qn_value cast_array(qn_vm *vm, qn_array *a, qn_dtype to, op_id op) {
   graph_type t = {.dtype = (uint8_t)to, .rank = a->rank};
   memcpy(t.shape, a->shape, a->rank * sizeof *a->shape);
   op_attr attr = {.dtype = (uint8_t)to};
-  return as_value(run_kernel(vm, op, &a, 1, &attr, &t, NULL));
+  return as_value(run_kernel(vm, op, &a, 1, &attr, &t, NULL, a->device));
 }
 
 bool eager_check_fit(qn_vm *vm, qn_value v, qn_dtype to) {
@@ -384,14 +433,23 @@ bool eager_check_fit(qn_vm *vm, qn_value v, qn_dtype to) {
   return false;
 }
 
-static qn_value fit_scalar(qn_vm *vm, qn_value v, qn_dtype to) {
-  return eager_check_fit(vm, v, to) ? as_value(array_from_scalar(vm, to, v)) : value_error();
+/* A host number as an array of rank 0 on a device; NULL with an error raised. */
+static qn_array *array_of_scalar(qn_vm *vm, qn_value v, qn_dtype to, int device) {
+  qn_array *a = array_from_scalar(vm, to, v);
+  if (!a || !device) return a;
+  qn_array *there = array_to_device(vm, a, device);
+  value_release(vm, value_obj(TAG_ARRAY, a));
+  return there;
+}
+
+static qn_value fit_scalar(qn_vm *vm, qn_value v, qn_dtype to, int device) {
+  return eager_check_fit(vm, v, to) ? as_value(array_of_scalar(vm, v, to, device)) : value_error();
 }
 
 /* Large operands whose memory runs along another axis than the result's rows are copied first: the copy goes in tiles, a kernel
  * would touch a line of memory for every element. */
 static bool runs_across(const qn_array *a) {
-  if (a->contiguous || a->size < 1 << 15) return false;
+  if (a->device || a->contiguous || a->size < 1 << 15) return false;
   bool dense = false;
   for (int i = 0; i < a->rank; i++) dense |= (a->strides[i] == 1 || a->strides[i] == -1) && a->shape[i] > 8;
   int last = a->rank - 1;
@@ -400,10 +458,10 @@ static bool runs_across(const qn_array *a) {
 }
 
 /* An operand as a strict array; owned. */
-static qn_array *strict(qn_vm *vm, qn_value v, op_role role, qn_dtype compute) {
+static qn_array *strict(qn_vm *vm, qn_value v, op_role role, qn_dtype compute, int device) {
   qn_dtype to = role == ROLE_CONDITION ? QN_bool : role == ROLE_INDEX ? QN_i64 : compute;
   qn_value s;
-  if (!value_is(v, TAG_ARRAY)) s = fit_scalar(vm, v, to);
+  if (!value_is(v, TAG_ARRAY)) s = fit_scalar(vm, v, to, device);
   else if (!array_force(vm, value_array(v))) return NULL;
   else if (role == ROLE_INDEX || role == ROLE_AS_IS) s = value_retain(v);
   else s = cast_array(vm, value_array(v), to, OP_cast);
@@ -425,23 +483,20 @@ qn_value eager_weak_cast(qn_vm *vm, qn_value v, qn_dtype to) {
   }
 }
 
-static qn_value apply_cast(qn_vm *vm, op_id op, qn_value v, const op_attr *attr) {
+static qn_value apply_cast(qn_vm *vm, op_id op, qn_value v, const op_attr *attr, int device) {
   qn_dtype to = (qn_dtype)attr->dtype;
   if (attr->flags & ATTR_WEAK) {
-    if (value_is(v, TAG_ARRAY)) {
-      if (!array_force(vm, value_array(v))) return value_error();
-      v = array_get_flat(value_array(v), 0);
-    }
+    if (value_is(v, TAG_ARRAY) && !array_item(vm, value_array(v), 0, &v)) return value_error();
     return eager_weak_cast(vm, v, to);
   }
   if (value_is(v, TAG_ARRAY)) {
     if (!array_force(vm, value_array(v))) return value_error();
     return cast_array(vm, value_array(v), to, OP_cast);
   }
-  if (op == OP_fit) return fit_scalar(vm, v, to);
+  if (op == OP_fit) return fit_scalar(vm, v, to, device);
   /* an explicit conversion of a number: through an array of its own type, with the checks of cast */
   qn_dtype own = value_is(v, TAG_BOOL) ? QN_bool : value_is(v, TAG_INT) ? QN_i64 : QN_f64;
-  qn_array *a = array_from_scalar(vm, own, v);
+  qn_array *a = array_of_scalar(vm, v, own, device);
   if (!a) return value_error();
   qn_value out = cast_array(vm, a, to, OP_cast);
   value_release(vm, value_obj(TAG_ARRAY, a));
@@ -450,29 +505,49 @@ static qn_value apply_cast(qn_vm *vm, op_id op, qn_value v, const op_attr *attr)
 
 /* ---- the whole way ---------------------------------------------------------------------------------------------------------------------------- */
 
+/* Where an op runs: where its arrays are, which must be one place, or where the VM makes new ones. -1 with E210 raised. */
+static int device_of(qn_vm *vm, op_id op, const qn_value *in, int nin) {
+  int device = -1;
+  for (int i = 0; i < nin; i++) {
+    if (!value_is(in[i], TAG_ARRAY)) continue;
+    int own = value_array(in[i])->device;
+    if (device >= 0 && own != device) {
+      op_raise_devices(vm, op, device, own);
+      return -1;
+    }
+    device = own;
+  }
+  return device < 0 ? vm->device : device;
+}
+
+static qn_array *run_library(qn_vm *vm, op_id op, qn_array *const *in, int nin, const op_attr *attr, const graph_type *t,
+                             const qk_scalar *keys, int device) {
+  if (device) return through_host(vm, run_library, op, in, nin, attr, t, keys, device);
+  return library_apply(vm, op, in, attr);
+}
+
 static qn_value apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr, graph_type *types, qn_array **operands) {
   for (int i = 0; i < nin; i++)
     if (!value_graph_type(in[i], &types[i])) return op_refuse(vm, op, in, nin, NULL);
   op_types t;
   op_refusal why;
   if (!op_infer(NULL, op, types, nin, attr, &t, &why)) return op_refuse(vm, op, in, nin, &why);
-  if (op == OP_cast || op == OP_fit) return apply_cast(vm, op, in[0], attr);
+  int device = device_of(vm, op, in, nin);
+  if (device < 0) return value_error();
+  if (op == OP_cast || op == OP_fit) return apply_cast(vm, op, in[0], attr, device);
   if (t.weak) return scalar_apply(vm, op, in, nin);
   if (op_rows[op].klass == CLASS_RANDOM) {
     qk_scalar keys[3];
     for (int i = 0; i < 3; i++) {
       qn_value v = in[i];
-      if (value_is(v, TAG_ARRAY)) {
-        if (!array_force(vm, value_array(v))) return value_error();
-        v = array_get_flat(value_array(v), 0);
-      }
+      if (value_is(v, TAG_ARRAY) && !array_item(vm, value_array(v), 0, &v)) return value_error();
       keys[i].i = v.u.i;
     }
-    return as_value(run_kernel(vm, op, operands, 3, attr, &t.result, keys));
+    return as_value(run_kernel(vm, op, operands, 3, attr, &t.result, keys, device));
   }
   int made = 0;
   for (; made < nin; made++) {
-    if (!(operands[made] = strict(vm, in[made], op_operand_role(op, made, nin), t.compute))) break;
+    if (!(operands[made] = strict(vm, in[made], op_operand_role(op, made, nin), t.compute, device))) break;
     if (op_rows[op].klass != CLASS_POINTWISE || !runs_across(operands[made])) continue;
     qn_array *dense = array_contiguous(vm, operands[made]);
     value_release(vm, value_obj(TAG_ARRAY, operands[made]));
@@ -481,9 +556,9 @@ static qn_value apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op
   qn_value out = value_error();
   if (made == nin) {
     if (op_rows[op].klass == CLASS_VIEW || op == OP_slice_put) out = as_value(run_view(vm, op, operands, nin, attr, &t.result));
-    else if (library_has(op)) out = as_value(library_apply(vm, op, operands, attr));
+    else if (library_has(op)) out = as_value(run_library(vm, op, operands, nin, attr, &t.result, NULL, device));
     else if (op == OP_stop_gradient) out = value_retain(value_obj(TAG_ARRAY, operands[0]));
-    else out = as_value(run_kernel(vm, op, operands, nin, attr, &t.result, NULL));
+    else out = as_value(run_kernel(vm, op, operands, nin, attr, &t.result, NULL, device));
   }
   while (made-- > 0) value_release(vm, value_obj(TAG_ARRAY, operands[made]));
   return out;

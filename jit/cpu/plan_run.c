@@ -4,6 +4,9 @@
  *   buffers    inputs as they are, constants in the plan, new arrays for the outputs, the rest in one arena (the VM's slab)
  *   steps      kernels (compiled code when it is there), library ops on array headers over the buffers, host scalars
  *
+ * On a device the arena is a block of the device's memory, constants are sent there, kernels are launched there, and library ops and
+ * host scalars take their operands to the CPU. Where the device refuses, the whole plan runs on the CPU with copies.
+ *
  * A failed check raises what eager execution raises, at the place of the node that is checked: its site, then the calls it was
  * reached through. Its message needs the offending value, which the block VM keeps; compiled code does not, so then the kernel
  * runs once more on the block VM.
@@ -26,6 +29,11 @@ typedef struct plan_frame {
   int64_t *ints;
   void **step_buffers;
   qk_scalar *step_scalars;
+  int device;
+  bool refused; /* by the device: nothing is raised */
+  char *slab;   /* of a device */
+  size_t slab_bytes;
+  void **consts; /* copies on a device, by plan buffer; else NULL */
 } plan_frame;
 
 static int64_t size_of(const plan_frame *f, qn_dim d) {
@@ -69,11 +77,22 @@ static void raise_check(plan_frame *f, const l_program *p, const vm_failure *fai
 
 /* ---- steps ----------------------------------------------------------------------------------------------------------------------- */
 
+static size_t buffer_bytes(const plan_frame *f, uint32_t buffer) {
+  int64_t n = size_of(f, f->p->buffers[buffer].elements);
+  return (size_t)(n > 0 ? n : 0) * dtype_size((qn_dtype)f->p->buffers[buffer].dtype);
+}
+
 static bool run_kernel_step(plan_frame *f, const plan_step *s) {
   plan_kernel *k = &f->p->kernels[s->what];
   for (uint32_t i = 0; i < s->nints; i++) f->ints[i] = size_of(f, s->ints[i]);
   for (uint32_t i = 0; i < s->nbuffers; i++) f->step_buffers[i] = f->buffers[s->buffers[i]];
   for (uint32_t i = 0; i < s->nscalars; i++) f->step_scalars[i] = f->slots[s->scalars[i]];
+  if (f->device) {
+    device_answer answer =
+        f->vm->hooks.kernels->launch(f->vm, f->device, &k->there, f->step_buffers, f->ints, f->step_scalars);
+    f->refused = answer == DEVICE_REFUSES;
+    return answer == DEVICE_DONE;
+  }
   const qk_phase *code = atomic_load_explicit(&k->code, memory_order_acquire);
   vm_failure failure;
   if (kernel_launch(f->vm, k->program, &k->vm_code, code, f->step_buffers, f->ints, f->step_scalars, &failure))
@@ -100,12 +119,21 @@ static void array_over(plan_frame *f, buffer_array *b, uint32_t buffer, const gr
   *b = (buffer_array){.a = {.head = {.refs = 1, .tag = TAG_ARRAY},
                             .dtype = t->dtype,
                             .rank = t->rank,
+                            .device = (uint8_t)f->device,
                             .contiguous = 1,
                             .storage = &b->s},
-                      .s = {.refs = 2, .foreign = 1, .data = f->buffers[buffer]}};
+                      .s = {.refs = 2, .foreign = 1, .device = (uint8_t)f->device, .data = f->buffers[buffer]}};
   for (int i = 0; i < t->rank; i++) b->a.shape[i] = size_of(f, t->shape[i]);
   b->a.size = shape_strides(t->rank, b->a.shape, b->a.strides);
   b->s.bytes = (size_t)(b->a.size > 0 ? b->a.size : 0) * dtype_size((qn_dtype)t->dtype);
+}
+
+/* Bytes of the host to memory of the device. */
+static bool send(plan_frame *f, void *to, const void *from, size_t bytes) {
+  qn_storage s = {.refs = 2, .foreign = 1, .device = (uint8_t)f->device, .bytes = bytes, .data = to};
+  qn_array a = {.head = {.refs = 1, .tag = TAG_ARRAY}, .dtype = QN_u8, .rank = 1, .device = (uint8_t)f->device,
+                .contiguous = 1, .size = (int64_t)bytes, .storage = &s, .shape = {(int64_t)bytes}, .strides = {1}};
+  return f->vm->hooks.device->write(f->vm, &a, from);
 }
 
 enum { LIBRARY_OPERANDS = 4 };
@@ -124,13 +152,24 @@ static bool run_library_step(plan_frame *f, const plan_step *s) {
     operands[i] = &in[i].a;
   }
   static const op_attr none;
-  qn_array *out = library_apply(f->vm, (op_id)n->op, operands, n->attr ? n->attr : &none);
+  int taken = 0;
+  for (; f->device && taken < n->nin; taken++)
+    if (!(operands[taken] = array_to_cpu(f->vm, operands[taken]))) break;
+  qn_array *out = NULL;
+  if (!f->device || taken == n->nin)
+    out = library_apply(f->vm, (op_id)n->op, operands, n->attr ? n->attr : &none);
+  while (taken-- > 0) value_release(f->vm, value_obj(TAG_ARRAY, operands[taken]));
   if (!out) {
     raise_node_site(f, s->node);
     return false;
   }
-  if (out->size)
+  if (out->size && !f->device) {
     memcpy(f->buffers[s->buffers[n->nin]], array_data(out), (size_t)out->size * dtype_size((qn_dtype)out->dtype));
+  } else if (out->size && !send(f, f->buffers[s->buffers[n->nin]], array_data(out),
+                                (size_t)out->size * dtype_size((qn_dtype)out->dtype))) {
+    value_release(f->vm, value_obj(TAG_ARRAY, out));
+    return false;
+  }
   for (uint32_t i = 0; i < g->dims.n; i++) {
     const dim_expr *e = &g->dims.exprs[i];
     if (e->op == DIM_SYMBOL && e->source == DIM_FROM_NODE && e->ref == s->node && e->axis < out->rank)
@@ -162,7 +201,9 @@ static bool run_scalar_step(plan_frame *f, const plan_step *s) {
   for (uint32_t i = 0; i < n; i++) in[i] = slot_value(f, s->scalars[i]);
   if (s->op == OP_cast && s->nbuffers == 1) {
     const graph_node *x = &g->nodes[g->nodes[s->node].in[0]];
-    in[0] = dtype_load((qn_dtype)x->type.dtype, f->buffers[s->buffers[0]]);
+    buffer_array b;
+    array_over(f, &b, s->buffers[0], &x->type);
+    if (!array_item(f->vm, &b.a, 0, &in[0])) return false;
     n = 1;
   }
   if (s->op == OP_fit)
@@ -196,7 +237,7 @@ static bool from_node(const dim_table *t, qn_dim d) {
   return e->op == DIM_SYMBOL ? e->source == DIM_FROM_NODE : from_node(t, e->a) || from_node(t, e->b);
 }
 
-static void read_symbols(plan_frame *f, const qk_scalar *scalars) {
+static bool read_symbols(plan_frame *f, const qk_scalar *scalars) {
   const graph *g = f->p->graph;
   for (uint32_t i = 0; i < g->dims.n; i++) {
     const dim_expr *e = &g->dims.exprs[i];
@@ -206,13 +247,16 @@ static void read_symbols(plan_frame *f, const qk_scalar *scalars) {
     if (e->source == DIM_FROM_INPUT) {
       if (a && e->axis < a->rank) f->symbols[i] = a->shape[e->axis];
     } else if (a) {
-      f->symbols[i] = array_get_flat(a, 0).u.i;
+      qn_value v;
+      if (!array_item(f->vm, f->inputs[e->ref], 0, &v)) return false;
+      f->symbols[i] = v.u.i;
     } else {
       uint32_t slot = 0;
       for (uint32_t k = 0; k < e->ref; k++) slot += f->inputs[k] == NULL;
       f->symbols[i] = scalars[slot].i;
     }
   }
+  return true;
 }
 
 /* New arrays for the outputs; those whose size is found later are as large as the upper bound. */
@@ -233,21 +277,45 @@ static bool make_outputs(plan_frame *f) {
       rank = 1;
       shape[0] = elements;
     }
-    if (!(f->arrays[o] = array_new(f->vm, (qn_dtype)out->type.dtype, rank, shape))) return false;
+    if (!(f->arrays[o] = array_new_on(f->vm, f->device, (qn_dtype)out->type.dtype, rank, shape))) return false;
   }
   return true;
+}
+
+/* A constant's copy on the device. */
+static bool place_const(plan_frame *f, uint32_t b) {
+  size_t bytes = buffer_bytes(f, b);
+  f->consts[b] = f->vm->hooks.device->alloc(f->vm, f->device, bytes);
+  f->buffers[b] = f->consts[b];
+  return f->consts[b] && (!bytes || send(f, f->consts[b], f->p->buffers[b].data, bytes));
+}
+
+static void leave_device(plan_frame *f) {
+  const device_memory *d = f->vm->hooks.device;
+  if (f->slab) d->free(f->vm, f->device, f->slab, f->slab_bytes);
+  for (uint32_t b = 0; b < f->p->nbuffers; b++)
+    if (f->consts[b]) d->free(f->vm, f->device, f->consts[b], buffer_bytes(f, b));
 }
 
 static bool place_buffers(plan_frame *f) {
   const plan *p = f->p;
   size_t arena = (size_t)size_of(f, p->arena_bytes);
-  char *slab = arena ? cpu_slab(f->vm, arena) : NULL;
+  char *slab = NULL;
+  if (arena && f->device) {
+    slab = f->slab = f->vm->hooks.device->alloc(f->vm, f->device, arena);
+    f->slab_bytes = arena;
+  } else if (arena) {
+    slab = cpu_slab(f->vm, arena);
+  }
   if (arena && !slab) return false;
   for (uint32_t b = 0; b < p->nbuffers; b++) {
     const plan_buffer *buf = &p->buffers[b];
     switch ((plan_where)buf->where) {
     case WHERE_INPUT: f->buffers[b] = array_data(f->inputs[buf->index]); break;
-    case WHERE_CONST: f->buffers[b] = (void *)(uintptr_t)buf->data; break;
+    case WHERE_CONST:
+      f->buffers[b] = (void *)(uintptr_t)buf->data;
+      if (f->device && !place_const(f, b)) return false;
+      break;
     case WHERE_OUTPUT:
       f->buffers[b] = f->arrays[buf->index] ? array_data(f->arrays[buf->index]) + size_of(f, buf->offset) : NULL;
       break;
@@ -292,8 +360,73 @@ static size_t part(size_t *at, size_t n, size_t size) {
   return from;
 }
 
+/* ---- the door -------------------------------------------------------------------------------------------------------------------- */
+
+bool plan_ready(qn_vm *vm, plan *p, int device, bool wait) {
+  device_program *few[32], **all = few;
+  if (p->nkernels > 32 && !(all = mem_alloc(vm, p->nkernels * sizeof *all))) {
+    error_clear(vm);
+    return false;
+  }
+  for (uint32_t i = 0; i < p->nkernels; i++) {
+    p->kernels[i].there.program = p->kernels[i].program;
+    p->kernels[i].there.hash = p->kernels[i].hash;
+    all[i] = &p->kernels[i].there;
+  }
+  bool ok = vm->hooks.kernels->ready(vm, device, all, p->nkernels, wait);
+  if (all != few) mem_free(vm, all, p->nkernels * sizeof *all);
+  return ok;
+}
+
+static bool run_on(qn_vm *vm, plan *p, int device, qn_array *const *inputs, const qk_scalar *scalars, qn_value *outputs,
+                   bool *refused);
+
+/* On the CPU, from and to a device. */
+static bool run_through_host(qn_vm *vm, plan *p, int device, qn_array *const *inputs, const qk_scalar *scalars, qn_value *outputs) {
+  uint32_t n = p->graph->ninputs, taken = 0;
+  bool refused;
+  qn_array **here = mem_alloc(vm, (n + 1) * sizeof *here);
+  if (!here) return false;
+  for (; taken < n; taken++) {
+    here[taken] = NULL;
+    if (inputs[taken] && !(here[taken] = array_to_cpu(vm, inputs[taken]))) break;
+  }
+  bool made = taken == n && run_on(vm, p, 0, here, scalars, outputs, &refused), ok = made;
+  for (uint32_t o = 0; o < p->noutputs && ok; o++) {
+    if (!value_is(outputs[o], TAG_ARRAY)) continue;
+    qn_array *there = p->outputs[o].kind == OUT_INPUT ? inputs[p->outputs[o].index] : NULL;
+    if (there)
+      there->head.refs++;
+    else
+      there = array_to_device(vm, value_array(outputs[o]), device);
+    ok = there != NULL;
+    if (!ok) break;
+    value_release(vm, outputs[o]);
+    outputs[o] = value_obj(TAG_ARRAY, there);
+  }
+  for (uint32_t o = 0; o < p->noutputs && made && !ok; o++) value_release(vm, outputs[o]);
+  for (uint32_t i = 0; i < taken; i++)
+    if (here[i]) value_release(vm, value_obj(TAG_ARRAY, here[i]));
+  mem_free(vm, here, (n + 1) * sizeof *here);
+  return ok;
+}
+
 bool plan_run(qn_vm *vm, plan *p, qn_array *const *inputs, const qk_scalar *scalars, qn_value *outputs) {
-  plan_frame f = {.vm = vm, .p = p, .inputs = inputs, .outputs = outputs};
+  bool wait = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY, refused = false, arrays = false;
+  int device = vm->device;
+  for (uint32_t i = 0; i < p->graph->ninputs && !arrays; i++)
+    if (inputs[i]) device = inputs[i]->device, arrays = true;
+  if (!device) return run_on(vm, p, 0, inputs, scalars, outputs, &refused);
+  if (plan_ready(vm, p, device, wait)) {
+    if (run_on(vm, p, device, inputs, scalars, outputs, &refused)) return true;
+    if (!refused) return false;
+  }
+  return run_through_host(vm, p, device, inputs, scalars, outputs);
+}
+
+static bool run_on(qn_vm *vm, plan *p, int device, qn_array *const *inputs, const qk_scalar *scalars, qn_value *outputs,
+                   bool *refused) {
+  plan_frame f = {.vm = vm, .p = p, .inputs = inputs, .outputs = outputs, .device = device};
   uint32_t ints = 0, buffers = 0, step_scalars = 0, weak = 0;
   for (uint32_t i = 0; i < p->nsteps; i++) {
     if (p->steps[i].nints > ints) ints = p->steps[i].nints;
@@ -301,7 +434,7 @@ bool plan_run(qn_vm *vm, plan *p, qn_array *const *inputs, const qk_scalar *scal
     if (p->steps[i].nscalars > step_scalars) step_scalars = p->steps[i].nscalars;
   }
   /* one piece of memory for all tables */
-  size_t bytes = 0, at[7];
+  size_t bytes = 0, at[8];
   at[0] = part(&bytes, p->graph->dims.n, sizeof *f.symbols);
   at[1] = part(&bytes, p->nscalars, sizeof *f.slots);
   at[2] = part(&bytes, p->nbuffers, sizeof *f.buffers);
@@ -309,6 +442,7 @@ bool plan_run(qn_vm *vm, plan *p, qn_array *const *inputs, const qk_scalar *scal
   at[4] = part(&bytes, ints, sizeof *f.ints);
   at[5] = part(&bytes, buffers, sizeof *f.step_buffers);
   at[6] = part(&bytes, step_scalars, sizeof *f.step_scalars);
+  at[7] = part(&bytes, device ? p->nbuffers : 0, sizeof *f.consts);
   char few[2048] __attribute__((aligned(16))), *memory = few;
   if (bytes > sizeof few && !(memory = mem_alloc(vm, bytes))) return false;
   f.symbols = (int64_t *)(void *)(memory + at[0]);
@@ -318,17 +452,20 @@ bool plan_run(qn_vm *vm, plan *p, qn_array *const *inputs, const qk_scalar *scal
   f.ints = (int64_t *)(void *)(memory + at[4]);
   f.step_buffers = (void **)(void *)(memory + at[5]);
   f.step_scalars = (qk_scalar *)(void *)(memory + at[6]);
+  f.consts = device ? (void **)(void *)(memory + at[7]) : NULL;
+  for (uint32_t b = 0; device && b < p->nbuffers; b++) f.consts[b] = NULL;
   for (uint32_t o = 0; o < p->noutputs; o++) f.arrays[o] = NULL;
   for (uint32_t i = 0; i < p->graph->ninputs; i++) weak += inputs[i] == NULL;
   for (uint32_t i = 0; i < p->nscalars; i++)
     f.slots[i] = i < weak ? scalars[i] : p->scalar_init ? p->scalar_init[i] : (qk_scalar){0};
-  read_symbols(&f, scalars);
-  bool ok = make_outputs(&f) && place_buffers(&f);
+  bool ok = read_symbols(&f, scalars) && make_outputs(&f) && place_buffers(&f);
   for (uint32_t i = 0; i < p->nsteps && ok; i++) ok = run_step(&f, &p->steps[i]);
   ok = ok && give_outputs(&f);
   for (uint32_t o = 0; o < p->noutputs; o++)
     if (f.arrays[o]) value_release(vm, value_obj(TAG_ARRAY, f.arrays[o]));
-  cpu_slab_leave(vm);
+  if (device) leave_device(&f);
+  else cpu_slab_leave(vm);
+  *refused = f.refused;
   if (memory != few) mem_free(vm, memory, bytes);
   return ok;
 }

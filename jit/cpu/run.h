@@ -12,9 +12,13 @@ QN_MUST_CHECK bool kernel_run(qn_vm *vm, const l_program *p, void **vm_code, con
                               const int64_t *ints, const qk_scalar *scalars, uint64_t *error);
 void vmcode_free(void *vm_code);
 
-/* Runs a plan: inputs[i] is a contiguous array with storage of the type of graph input i, or NULL where that input is weak:
+/* Runs a plan where its inputs are, or, if it has no arrays as inputs, where the VM makes new arrays. On a device that has no code
+ * for it, or where a check fails, it runs on the CPU with copies. inputs[i] is a contiguous array with storage of the type of graph input i, or NULL where that input is weak:
  * the weak inputs' values are in `scalars`, in input order. outputs[0..noutputs) receive owned values (arrays, host scalars). False with the error raised (the same error, at the same place, as eager execution would raise). */
 QN_MUST_CHECK bool plan_run(qn_vm *vm, plan *p, qn_array *const *inputs, const qk_scalar *scalars, qn_value *outputs);
+
+/* Do all kernels of a plan have code for a device? Asks its compiler for what is missing; `wait`: until that is done. */
+bool plan_ready(qn_vm *vm, plan *p, int device, bool wait);
 
 /* State that jit/cpu keeps: vm->cpu, and engine->cpu at the engine's first VM. jit_open and close_jit call these. */
 QN_MUST_CHECK bool cpu_open(qn_vm *vm);

@@ -83,6 +83,7 @@ enum { ORDER_LANES = 64, ORDER_CHAIN = 16, ORDER_BLOCK = 1024, ORDER_OUTER_CHAIN
 
 typedef uint32_t l_val; /* index of an instruction; 0: none (instruction 0 is unused) */
 
+#undef L_SET /* unistd.h has one, for programs of long ago */
 /* The instructions, with their operands and meaning, are the rows of lcodes.def: L_<name>. */
 typedef enum l_code {
   L_NONE,

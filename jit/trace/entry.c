@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "jit/gpu/gpu.h"
 #include "jit/trace/trace.h"
 
 anchor_entries *anchor_entries_of(qn_vm *vm, jit_anchor *a) {
@@ -336,6 +337,7 @@ static entry *entry_make(struct recording *r, qn_value result) {
   for (int i = 0; i < 2; i++)
     if (r->key_inputs[i]) e->key_inputs[i] = g->nodes[r->key_inputs[i]].payload.input + 1;
   e->ndraws = r->ndraws;
+  e->device = r->device;
   e->state = capture ? ENTRY_COMPILING : ENTRY_BROKEN;
   if (capture) {
     e->graph = r->g;
@@ -481,12 +483,15 @@ static bool same_leaf(qn_vm *vm, qn_value a, qn_value b) {
   if (value_is(a, TAG_FLOAT)) return a.u.i == b.u.i || (a.u.f != a.u.f && b.u.f != b.u.f);
   if (value_is(a, TAG_ARRAY)) {
     qn_array *x = value_array(a), *y = value_array(b);
-    if (x->dtype != y->dtype || !shape_equal(x, y) || !array_force(vm, x) || !array_force(vm, y)) return false;
-    for (int64_t i = 0; i < x->size; i++) {
+    if (x->dtype != y->dtype || !shape_equal(x, y) || !(x = array_to_device(vm, x, 0))) return false;
+    bool same = (y = array_to_device(vm, y, 0)) != NULL;
+    for (int64_t i = 0; i < x->size && same; i++) {
       qn_value p = array_get_flat(x, i), q = array_get_flat(y, i);
-      if (p.u.i != q.u.i && !(value_is(p, TAG_FLOAT) && p.u.f != p.u.f && q.u.f != q.u.f)) return false;
+      same = p.u.i == q.u.i || (value_is(p, TAG_FLOAT) && p.u.f != p.u.f && q.u.f != q.u.f);
     }
-    return true;
+    value_release(vm, value_obj(TAG_ARRAY, x));
+    if (y) value_release(vm, value_obj(TAG_ARRAY, y));
+    return same;
   }
   return value_is_heap(a) || a.u.i == b.u.i;
 }
@@ -524,7 +529,7 @@ static bool run_graph(qn_vm *vm, graph *g, const call_inputs *c, const qk_scalar
 }
 
 /* The graph's values node by node, as far as they can be computed: vals[i] of inputs, constants and ops. Their number. */
-static uint32_t run_nodes(qn_vm *vm, const graph *g, const call_inputs *c, qn_value *vals) {
+static uint32_t run_nodes(qn_vm *vm, const graph *g, int device, const call_inputs *c, qn_value *vals) {
   for (uint32_t i = 1; i < g->n; i++) {
     const graph_node *n = &g->nodes[i];
     if (n->kind == NODE_INPUT) {
@@ -536,9 +541,12 @@ static uint32_t run_nodes(qn_vm *vm, const graph *g, const call_inputs *c, qn_va
       qn_array *a = array_new(vm, (qn_dtype)n->type.dtype, n->type.rank, n->type.shape);
       if (!a) return i;
       memcpy(array_data(a), n->payload.data, (size_t)a->size * dtype_size((qn_dtype)n->type.dtype));
-      vals[i] = value_obj(TAG_ARRAY, a);
+      qn_array *there = array_to_device(vm, a, device);
+      value_release(vm, value_obj(TAG_ARRAY, a));
+      if (!there) return i;
+      vals[i] = value_obj(TAG_ARRAY, there);
     } else if (n->type.weak && value_is(vals[n->in[0]], TAG_ARRAY)) {
-      vals[i] = array_get_flat(value_array(vals[n->in[0]]), 0);
+      if (!array_item(vm, value_array(vals[n->in[0]]), 0, &vals[i])) return i;
       if (n->type.dtype == QN_f64 && value_is(vals[i], TAG_INT)) vals[i] = value_float((double)vals[i].u.i);
     } else {
       qn_value *in = mem_alloc(vm, n->nin * sizeof *in + 1);
@@ -572,7 +580,7 @@ static uint32_t first_difference(qn_vm *vm, const entry *e, const call_inputs *c
     if (!c->arrays[k])
       weak[nweak++] = value_is(c->scalars[k], TAG_FLOAT) ? (qk_scalar){.f = c->scalars[k].u.f}
                                                          : (qk_scalar){.i = c->scalars[k].u.i};
-  uint32_t n = run_nodes(vm, g, c, vals), nout = 0;
+  uint32_t n = run_nodes(vm, g, e->device, c, vals), nout = 0;
   all->noutputs = 0;
   for (uint32_t i = 1; i < n; i++)
     if (g->nodes[i].kind == NODE_OP && !g->nodes[i].type.weak && graph_output(all, i)) nout++;
@@ -704,6 +712,12 @@ static bool note_miss(qn_vm *vm, const rec_call_site *site, anchor_entries *list
   return false;
 }
 
+/* On the CPU a plan runs from the first moment; on a device eager execution is better until its kernels are compiled. */
+static bool runs_now(qn_vm *vm, const entry *e) {
+  bool wait = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY;
+  return !e->device || plan_ready(vm, e->plan->plan, e->device, wait);
+}
+
 qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   jit_anchor *a = site->anchor;
   vm_jit *j = jit_of(vm);
@@ -755,7 +769,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     }
     e->hits++;
     qn_value result;
-    if (e->state != ENTRY_READY || vm->config.jit == QN_JIT_OFF) {
+    if (e->state != ENTRY_READY || vm->config.jit == QN_JIT_OFF || !runs_now(vm, e)) {
       j->calls_eager++;
       result = site->run(site->ctx);
     } else if (vm->config.jit == QN_JIT_VERIFY) {
@@ -820,7 +834,7 @@ void jit_drain(qn_vm *vm, bool wait) {
     reports = next;
   }
   char text[256];
-  while (compile_trouble(vm->engine, text, sizeof text)) {
+  while (compile_trouble(vm->engine, text, sizeof text) || gpu_trouble(vm->engine, text, sizeof text)) {
     vm_write(vm, 2, text, strlen(text));
     vm_write(vm, 2, "\n", 1);
   }

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "jit/gpu/gpu.h"
 #include "jit/trace/trace.h"
 
 const char *const break_reasons[BREAK_COUNT] = {
@@ -40,6 +41,7 @@ struct recording *rec_begin(qn_vm *vm, bool capture) {
   r->vm = vm;
   if (vm->next_node > NODES_END) vm->next_node = 1;
   r->base = vm->next_node;
+  r->device = vm->device;
   r->done = 1;
   r->capturing = capture;
   vm->rec = r;
@@ -238,7 +240,7 @@ uint32_t rec_node(struct recording *r, qn_value v) {
 bool rec_const(qn_vm *vm, qn_array *a) {
   struct recording *r = vm->rec;
   if (array_pending(a)) return true;
-  qn_array *c = array_contiguous(vm, a);
+  qn_array *c = array_to_cpu(vm, a);
   if (!c) return false;
   uint32_t node = graph_const(r->g, type_of_array(c), array_data(c), rec_site(r));
   value_release(vm, value_obj(TAG_ARRAY, c));
@@ -267,6 +269,11 @@ static bool load_const(struct recording *r, uint32_t i) {
   qn_array *a = array_new(r->vm, (qn_dtype)n->type.dtype, n->type.rank, shape);
   if (!a) return false;
   memcpy(array_data(a), n->payload.data, (size_t)a->size * dtype_size((qn_dtype)n->type.dtype));
+  if (r->device) {
+    qn_array *there = array_to_device(r->vm, a, r->device);
+    value_release(r->vm, value_obj(TAG_ARRAY, a));
+    if (!(a = there)) return false;
+  }
   a->node = r->base + i;
   r->vals[i] = value_obj(TAG_ARRAY, a);
   return true;
@@ -287,7 +294,7 @@ static bool run_node(struct recording *r, uint32_t i) {
   qn_value out = value_error();
   if (ok) {
     if (n->type.weak && value_is(in[0], TAG_ARRAY)) { /* a rank-0 array as a host scalar */
-      out = array_force(vm, value_array(in[0])) ? array_get_flat(value_array(in[0]), 0) : value_error();
+      if (!array_item(vm, value_array(in[0]), 0, &out)) out = value_error();
       if (n->type.dtype == QN_f64 && value_is(out, TAG_INT)) out = value_float((double)out.u.i);
     } else {
       op_attr attr = graph_attr(n);
@@ -445,6 +452,7 @@ qn_value rec_value_of(struct recording *r, uint32_t node) {
   qn_array *a = array_new_header(vm, (qn_dtype)n->type.dtype, n->type.rank, shape);
   if (!a) return value_error();
   a->node = r->base + node;
+  a->device = r->device;
   a->head.refs++;
   r->vals[node] = value_obj(TAG_ARRAY, a);
   r->pending_bytes += (size_t)a->size * dtype_size((qn_dtype)a->dtype);
@@ -494,6 +502,22 @@ static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int
     }
     return value_traced(out, r->base + node);
   }
+  int device = -1;
+  for (int k = 0; k < nin; k++) {
+    if (!value_is(in[k], TAG_ARRAY)) continue;
+    int own = value_array(in[k])->device;
+    if (device >= 0 && own != device) return op_raise_devices(vm, op, device, own);
+    device = own;
+  }
+  if (device >= 0 && device != r->device) {
+    /* A graph lives in one place, which its first array tells. */
+    if (r->placed) {
+      if (!rec_break(r, BREAK_devices, NULL)) return value_error();
+      if (vm->rec != r) return eager_apply(vm, op, in, nin, attr);
+    }
+    r->device = (uint8_t)device;
+  }
+  r->placed |= device >= 0;
   graph_type few_types[8], *types = few_types;
   uint32_t few_nodes[8], *nodes = few_nodes;
   size_t bytes = (size_t)nin * (sizeof *types + sizeof *nodes);
@@ -618,8 +642,8 @@ int rec_truth(qn_vm *vm, qn_value v, span at) {
       vm->rec->at = at;
       if (!rec_break(vm->rec, BREAK_branch, NULL)) return -1;
     }
-    if (!array_force(vm, a)) return -1;
-    return array_get_flat(a, 0).u.i != 0;
+    if (!array_item(vm, a, 0, &v)) return -1;
+    return v.u.i != 0;
   }
   text_buf t;
   text_init(&t, vm);
@@ -743,6 +767,7 @@ static void jit_close(qn_vm *vm) {
   }
   mem_free(vm, j, sizeof *j);
   vm->jit = NULL;
+  gpu_close(vm);
   cpu_close(vm);
 }
 
@@ -751,6 +776,7 @@ bool jit_open(qn_vm *vm) {
   vm->hooks.force = rec_force;
   vm->hooks.close_jit = jit_close;
   if (!cpu_open(vm)) return false;
+  gpu_attach(vm);
   vm->jit = mem_zalloc(vm, sizeof(vm_jit));
   if (!vm->jit) return false;
   return engine_jit_open(vm);

@@ -87,6 +87,8 @@ struct recording {
   bool handing_grads; /* a gradient's results are being made: host floats among them break nothing */
   int tries;          /* try bodies in progress */
   size_t pending_bytes;
+  uint8_t device; /* code of the device where its arrays are */
+  bool placed;    /* an array has told so; else it is where the VM makes new ones */
   /* places */
   span at;            /* of what is evaluated next */
   uint32_t parent;    /* site of the innermost call */
@@ -157,6 +159,7 @@ typedef struct scalar_guard {
 typedef struct entry {
   struct entry *next;
   uint8_t state; /* entry_state */
+  uint8_t device; /* code of the device where its plan runs */
   uint64_t hash; /* pattern_hash of the recorded call */
   pattern pattern;
   uint64_t epoch; /* at which the by-value globals were last found unchanged */
@@ -284,6 +287,7 @@ typedef struct job {
   graph *graph; /* owned until the plan takes it over */
   int64_t tune[TUNABLE_COUNT];
   bool spawn;        /* the VM may start a compiler */
+  uint8_t device;    /* code; kernels are compiled here for the CPU only */
   const char *name;  /* of the function, for the log */
   shared_plan *plan; /* result, or NULL with `why` (empty: memory was short) */
   char why[256];

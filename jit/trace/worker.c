@@ -13,6 +13,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "jit/gpu/gpu.h"
 #include "jit/trace/trace.h"
 
 enum { MAX_WORKERS = 64 };
@@ -78,7 +79,7 @@ static void make_plan(job *j) {
 
 /* What is to be compiled of a job whose plan is made; NULL: nothing, or memory is short (the block VM runs the kernels). */
 static compile_task *task_of(const job *j) {
-  if (!j->plan || !j->tune[TUNE_jit_cc]) return NULL;
+  if (!j->plan || !j->tune[TUNE_jit_cc] || j->device) return NULL;
   compile_task *t = calloc(1, sizeof *t);
   if (!t) return NULL;
   t->vm = j->vm;
@@ -209,6 +210,7 @@ static void engine_jit_close(qn_engine *engine) {
     compile_task_free(t);
   }
   compile_engine_close(engine);
+  gpu_engine_close(engine);
   cpu_engine_close(engine);
   pthread_cond_destroy(&ej->plans);
   pthread_cond_destroy(&ej->kernels);
@@ -252,6 +254,7 @@ bool job_submit(qn_vm *vm, entry *e, graph *g, const char *name, bool sync) {
   j->entry = e;
   j->graph = g;
   j->name = name;
+  j->device = e->device;
   j->spawn = (vm->config.capabilities & QN_CAP_SPAWN) != 0;
   memcpy(j->tune, vm->tune, sizeof j->tune);
   e->job = j;

@@ -14,7 +14,7 @@
 #include <unistd.h>
 #undef L_SET /* an old name of SEEK_SET */
 
-#include "jit/cpu/cache.h"
+#include "jit/kernel/cache.h"
 #include "jit/cpu/compile.h"
 #include "jit/cpu/run.h"
 #include "tests/unit/lang.h"

@@ -4,8 +4,8 @@
  * KEY is the SHA-256 of the source, the compiler's flags and the machine, MAKER names the compiler. It holds a header (magic,
  * the object's size and SHA-256) and the object, and is read whole and checked before anybody uses it. Files appear by rename, so
  * that processes which write the same one at once, or die, leave no torn file. No state: any thread. */
-#ifndef JIT_CPU_CACHE_H
-#define JIT_CPU_CACHE_H
+#ifndef JIT_KERNEL_CACHE_H
+#define JIT_KERNEL_CACHE_H
 
 #include <stdbool.h>
 #include <stddef.h>

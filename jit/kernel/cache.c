@@ -1,6 +1,6 @@
 /* The kernel cache on disk (cache.h). */
 #define _GNU_SOURCE
-#include "jit/cpu/cache.h"
+#include "jit/kernel/cache.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -17,7 +17,7 @@
 #include <sys/auxv.h>
 #endif
 
-#include "jit/cpu/sha256.h"
+#include "jit/kernel/sha256.h"
 
 typedef struct cache_header {
   char magic[8];

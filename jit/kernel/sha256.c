@@ -1,6 +1,6 @@
 /* SHA-256 (FIPS 180-4). The round constants are the first 32 bits of the fractional parts of the cube roots of the first 64
  * primes; they are computed at the first use of a context rather than listed: exact integer cube roots, no table to mistype. */
-#include "jit/cpu/sha256.h"
+#include "jit/kernel/sha256.h"
 
 #include <stdbool.h>
 #include <string.h>

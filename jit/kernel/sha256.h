@@ -1,6 +1,6 @@
 /* SHA-256 (FIPS 180-4), for names and checks of cached objects. */
-#ifndef JIT_CPU_SHA256_H
-#define JIT_CPU_SHA256_H
+#ifndef JIT_KERNEL_SHA256_H
+#define JIT_KERNEL_SHA256_H
 
 #include <stddef.h>
 #include <stdint.h>

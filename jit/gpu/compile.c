@@ -1,0 +1,291 @@
+/* CUDA C to code on a device, beside execution.
+ *
+ *   unit: a text and the codes in it ─ queue ─ thread: cubin in the cache folder? ─ yes: load
+ *                                                                             └ no: NVRTC, load, store
+ *
+ * Codes are known by the hash of their program (l_hash) and the device, and stay until the engine closes: VMs share them. A cubin's
+ * name in the cache tells the text, the options and the architecture, its maker the version of NVRTC (cache.h); without NVRTC
+ * anybody's will do. Only what the driver could load is stored. The threads run at SCHED_IDLE.
+ */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "jit/gpu/state.h"
+#include "jit/kernel/cache.h"
+
+struct gpu_job {
+  gpu_job *next;
+  int device;
+  char *text;
+  size_t len;
+  int64_t cache_bytes;
+  uint32_t n;
+  gpu_code *codes[];
+};
+
+/* ---- the table (under the lock) -------------------------------------------------------------------------------------- */
+
+static gpu_code **slot_of(gpu_code **table, uint32_t cap, int device, uint64_t hash) {
+  uint32_t i = (uint32_t)(hash ^ hash >> 32 ^ (uint64_t)device) & (cap - 1);
+  while (table[i] && (table[i]->hash != hash || table[i]->device != device)) i = (i + 1) & (cap - 1);
+  return &table[i];
+}
+
+gpu_code *gpu_code_find(gpu_engine *e, int device, uint64_t hash) {
+  pthread_mutex_lock(&e->lock);
+  gpu_code *found = e->cap ? *slot_of(e->table, e->cap, device, hash) : NULL;
+  pthread_mutex_unlock(&e->lock);
+  return found;
+}
+
+static gpu_code *code_add(gpu_engine *e, int device, uint64_t hash, uint32_t nfunctions) {
+  if (2 * e->ncode >= e->cap) {
+    uint32_t cap = e->cap ? 2 * e->cap : 64;
+    gpu_code **table = calloc(cap, sizeof *table);
+    if (!table) return NULL;
+    for (uint32_t i = 0; i < e->cap; i++)
+      if (e->table[i]) *slot_of(table, cap, e->table[i]->device, e->table[i]->hash) = e->table[i];
+    free(e->table);
+    e->table = table;
+    e->cap = cap;
+  }
+  gpu_code *c = calloc(1, sizeof *c);
+  if (!c) return NULL;
+  c->functions = calloc(nfunctions, sizeof *c->functions);
+  if (!c->functions) {
+    free(c);
+    return NULL;
+  }
+  c->hash = hash;
+  c->device = device;
+  c->nfunctions = nfunctions;
+  atomic_init(&c->state, CODE_QUEUED);
+  *slot_of(e->table, e->cap, device, hash) = c;
+  e->ncode++;
+  return c;
+}
+
+/* ---- NVRTC ------------------------------------------------------------------------------------------------------------- */
+
+/* The bits depend on all but the first and the last. */
+static void options_of(const gpu_device *d, char arch[32], const char *options[6]) {
+  static const char *const fixed[] = {"-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false", "-w"};
+  snprintf(arch, 32, "-arch=sm_%d", d->arch);
+  options[0] = arch;
+  memcpy(options + 1, fixed, sizeof fixed);
+}
+enum { NOPTIONS = 6 };
+
+/* The cubin (malloc'ed), or NULL, told. */
+static char *compile_text(gpu_engine *e, const gpu_job *j, const char *const *options, size_t *size) {
+  const cuda_nvrtc *n = &e->libraries.nvrtc;
+  nvrtcProgram program = NULL;
+  char *cubin = NULL;
+  *size = 0;
+  nvrtcResult rc = n->nvrtcCreateProgram(&program, j->text, "kernels.cu", 0, NULL, NULL);
+  if (rc == 0) rc = n->nvrtcCompileProgram(program, NOPTIONS, options);
+  if (rc == 0) rc = n->nvrtcGetCUBINSize(program, size);
+  if (rc == 0 && *size > 0 && (cubin = malloc(*size)) && n->nvrtcGetCUBIN(program, cubin) != 0) {
+    free(cubin);
+    cubin = NULL;
+  }
+  if (!cubin) {
+    size_t bytes = 0;
+    char *log = NULL;
+    if (program && n->nvrtcGetProgramLogSize(program, &bytes) == 0 && bytes > 1) log = calloc(1, bytes + 1);
+    if (log && n->nvrtcGetProgramLog(program, log) != 0) log[0] = 0;
+    gpu_tell(e, GPU_TROUBLE_COMPILER, "quern: NVRTC failed (%d); kernels run on the CPU, with copies: %.150s", (int)rc,
+             log && log[0] ? log : "no message");
+    free(log);
+  }
+  if (program) n->nvrtcDestroyProgram(&program);
+  return cubin;
+}
+
+/* ---- loading ------------------------------------------------------------------------------------------------------------- */
+
+static bool keep_module(gpu_engine *e, CUmodule module, int device) {
+  pthread_mutex_lock(&e->lock);
+  bool ok = e->nmodules < e->modules_cap;
+  if (!ok) {
+    uint32_t cap = e->modules_cap ? 2 * e->modules_cap : 32;
+    CUmodule *modules = realloc(e->modules, cap * sizeof *modules);
+    if (modules) e->modules = modules;
+    int *devices = modules ? realloc(e->module_device, cap * sizeof *devices) : NULL;
+    if (devices) e->module_device = devices;
+    ok = devices != NULL;
+    if (ok) e->modules_cap = cap;
+  }
+  if (ok) {
+    e->module_device[e->nmodules] = device;
+    e->modules[e->nmodules++] = module;
+  }
+  pthread_mutex_unlock(&e->lock);
+  return ok;
+}
+
+/* Loads a cubin and takes the codes' functions out of it. */
+static bool load(gpu_engine *e, const gpu_job *j, const char *cubin) {
+  const cuda_driver *d = &e->libraries.driver;
+  CUmodule module = NULL;
+  CUcontext old;
+  CUresult rc = d->cuCtxPushCurrent_v2(e->devices[j->device].context);
+  if (rc != GPU_OK) return false;
+  rc = d->cuModuleLoadData(&module, cubin);
+  for (uint32_t i = 0; i < j->n && rc == GPU_OK; i++)
+    for (uint32_t k = 0; k < j->codes[i]->nfunctions && rc == GPU_OK; k++) {
+      char name[48];
+      snprintf(name, sizeof name, "k%016llx_%u", (unsigned long long)j->codes[i]->hash, k);
+      rc = d->cuModuleGetFunction(&j->codes[i]->functions[k], module, name);
+    }
+  if (module && (rc != GPU_OK || !keep_module(e, module, j->device))) {
+    d->cuModuleUnload(module);
+    if (rc == GPU_OK) rc = GPU_OUT_OF_MEMORY;
+  }
+  d->cuCtxPopCurrent_v2(&old);
+  const char *text = NULL;
+  if (rc != GPU_OK && (d->cuGetErrorString(rc, &text) != GPU_OK || !text)) text = "unknown error";
+  if (rc != GPU_OK)
+    gpu_tell(e, GPU_TROUBLE_LOAD, "quern: compiled kernels cannot be loaded on gpu(%d), and run on the CPU: %s", j->device, text);
+  return rc == GPU_OK;
+}
+
+/* ---- a job ---------------------------------------------------------------------------------------------------------------- */
+
+static bool make(gpu_engine *e, const gpu_job *j) {
+  const char *options[NOPTIONS];
+  char arch[32], machine[32], key[CACHE_KEY], maker[CACHE_MAKER] = "", folder[1024] = "", path[CACHE_PATH], *cubin = NULL;
+  size_t size = 0;
+  options_of(&e->devices[j->device], arch, options);
+  snprintf(machine, sizeof machine, "sm_%d", e->devices[j->device].arch);
+  cache_key(key, j->text, j->len, options, NOPTIONS, machine);
+  cache_access access = j->cache_bytes > 0 ? cache_folder(folder, sizeof folder) : CACHE_NONE;
+  pthread_mutex_lock(&e->lock);
+  bool compiler = libraries_open(&e->libraries, LIBRARY_NVRTC);
+  pthread_mutex_unlock(&e->lock);
+  if (compiler) snprintf(maker, sizeof maker, "%016x", (unsigned)e->libraries.of[LIBRARY_NVRTC].version);
+  if (access != CACHE_NONE && cache_find(folder, key, maker, path)) {
+    if (cache_read(path, &cubin, &size) == CACHE_DAMAGED)
+      gpu_tell(e, GPU_TROUBLE_CACHE, "quern: a damaged file in the kernel cache was removed (%.200s)", path);
+    bool done = cubin && load(e, j, cubin);
+    free(cubin);
+    if (done) return true;
+  }
+  if (!compiler) {
+    gpu_tell(e, GPU_TROUBLE_NVRTC, "quern: no NVRTC (%.150s): kernels for the GPU run on the CPU, with copies",
+             e->libraries.of[LIBRARY_NVRTC].why);
+    return false;
+  }
+  cubin = compile_text(e, j, options, &size);
+  bool done = cubin && load(e, j, cubin);
+  if (done && access == CACHE_WRITES && !cache_write(folder, path, cubin, size, j->cache_bytes))
+    gpu_tell(e, GPU_TROUBLE_CACHE, "quern: the kernel cache cannot be written (%.200s)", folder);
+  free(cubin);
+  return done;
+}
+
+static void *worker(void *arg) {
+  gpu_engine *e = arg;
+  struct sched_param idle = {0};
+  pthread_setschedparam(pthread_self(), SCHED_IDLE, &idle);
+  pthread_mutex_lock(&e->lock);
+  for (;;) {
+    e->idle++;
+    while (!e->queue && !e->closing) pthread_cond_wait(&e->work, &e->lock);
+    e->idle--;
+    if (e->closing) break;
+    gpu_job *j = e->queue;
+    e->queue = j->next;
+    if (!e->queue) e->tail = &e->queue;
+    pthread_mutex_unlock(&e->lock);
+    bool ok = make(e, j);
+    pthread_mutex_lock(&e->lock);
+    for (uint32_t i = 0; i < j->n; i++)
+      atomic_store_explicit(&j->codes[i]->state, ok ? CODE_READY : CODE_FAILED, memory_order_release);
+    pthread_cond_broadcast(&e->done);
+    free(j->text);
+    free(j);
+  }
+  pthread_mutex_unlock(&e->lock);
+  return NULL;
+}
+
+/* Another thread, if all are busy and there may be more. Under the lock. */
+static bool have_worker(gpu_engine *e) {
+  long processors = sysconf(_SC_NPROCESSORS_ONLN);
+  int most = processors < 2 ? 1 : processors - 1 < GPU_WORKERS ? (int)processors - 1 : GPU_WORKERS;
+  if (!e->idle && e->nworkers < most && pthread_create(&e->workers[e->nworkers], NULL, worker, e) == 0) e->nworkers++;
+  return e->nworkers > 0;
+}
+
+bool gpu_compile(gpu_engine *e, int device, gpu_unit *u) {
+  gpu_job *j = calloc(1, sizeof *j + u->n * sizeof *j->codes);
+  if (!j) {
+    free(u->text);
+    return false;
+  }
+  j->device = device;
+  j->text = u->text;
+  j->len = u->len;
+  j->cache_bytes = u->cache_bytes;
+  pthread_mutex_lock(&e->lock);
+  bool ok = true;
+  for (uint32_t i = 0; i < u->n && ok; i++) {
+    if (e->cap && *slot_of(e->table, e->cap, device, u->hashes[i])) continue; /* another VM was first */
+    gpu_code *c = code_add(e, device, u->hashes[i], u->nfunctions[i]);
+    ok = c != NULL;
+    if (c) j->codes[j->n++] = c;
+  }
+  bool queued = j->n > 0 && have_worker(e);
+  if (queued) {
+    *e->tail = j;
+    e->tail = &j->next;
+    pthread_cond_signal(&e->work);
+  } else {
+    for (uint32_t i = 0; i < j->n; i++) atomic_store(&j->codes[i]->state, CODE_FAILED);
+  }
+  pthread_mutex_unlock(&e->lock);
+  if (!queued) {
+    free(j->text);
+    free(j);
+  }
+  return ok;
+}
+
+void gpu_code_wait(gpu_engine *e, gpu_code *code) {
+  pthread_mutex_lock(&e->lock);
+  while (atomic_load(&code->state) == CODE_QUEUED) pthread_cond_wait(&e->done, &e->lock);
+  pthread_mutex_unlock(&e->lock);
+}
+
+void gpu_compile_close(gpu_engine *e) {
+  pthread_mutex_lock(&e->lock);
+  e->closing = true;
+  pthread_cond_broadcast(&e->work);
+  pthread_mutex_unlock(&e->lock);
+  for (int i = 0; i < e->nworkers; i++) pthread_join(e->workers[i], NULL);
+  for (gpu_job *j = e->queue, *next; j; j = next) {
+    next = j->next;
+    free(j->text);
+    free(j);
+  }
+  const cuda_driver *d = &e->libraries.driver;
+  for (uint32_t i = 0; i < e->nmodules; i++) {
+    CUcontext old;
+    if (d->cuCtxPushCurrent_v2(e->devices[e->module_device[i]].context) != GPU_OK) continue;
+    d->cuModuleUnload(e->modules[i]);
+    d->cuCtxPopCurrent_v2(&old);
+  }
+  for (uint32_t i = 0; i < e->cap; i++)
+    if (e->table[i]) {
+      free(e->table[i]->functions);
+      free(e->table[i]);
+    }
+  free(e->table);
+  free(e->modules);
+  free(e->module_device);
+}

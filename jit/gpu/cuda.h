@@ -1,0 +1,109 @@
+/* The few types, constants and functions of CUDA that are used, declared here so that no header of CUDA is needed to build:
+ * every library is opened at run time (libraries.c). tests/cuda/headers.c compares this file with the real headers where these
+ * are installed; it defines CUDA_TYPES_GIVEN and brings the types.
+ *
+ * DRIVER, NVRTC, LT rows: (result, name, parameters). Names of the driver are those of the versions that are called. */
+#ifndef JIT_GPU_CUDA_H
+#define JIT_GPU_CUDA_H
+
+#include <stddef.h>
+
+#ifndef CUDA_TYPES_GIVEN
+typedef int CUresult;
+typedef int CUdevice;
+typedef unsigned long long CUdeviceptr;
+typedef struct CUctx_st *CUcontext;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUfunc_st *CUfunction;
+typedef struct CUstream_st *CUstream;
+typedef struct CUevent_st *CUevent;
+typedef int CUdevice_attribute;
+typedef int nvrtcResult;
+typedef struct _nvrtcProgram *nvrtcProgram;
+typedef int cublasStatus_t;
+typedef struct cublasLtContext *cublasLtHandle_t;
+#endif
+
+/* CUDA_CONSTANT(ours, real, value) */
+#define CUDA_CONSTANTS(X)                                                                                              \
+  X(GPU_OK, CUDA_SUCCESS, 0)                                                                                           \
+  X(GPU_OUT_OF_MEMORY, CUDA_ERROR_OUT_OF_MEMORY, 2)                                                                    \
+  X(GPU_STUB_LIBRARY, CUDA_ERROR_STUB_LIBRARY, 34)                                                                     \
+  X(GPU_NO_DEVICE, CUDA_ERROR_NO_DEVICE, 100)                                                                          \
+  X(GPU_MULTIPROCESSORS, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 16)                                                 \
+  X(GPU_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75)                                            \
+  X(GPU_CAPABILITY_MINOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76)                                            \
+  X(GPU_STREAM_APART, CU_STREAM_NON_BLOCKING, 1)                                                                       \
+  X(GPU_EVENT_NO_TIMES, CU_EVENT_DISABLE_TIMING, 2)
+
+enum {
+#define CUDA_CONSTANT(ours, real, value) ours = value,
+  CUDA_CONSTANTS(CUDA_CONSTANT)
+#undef CUDA_CONSTANT
+};
+
+#define CUDA_DRIVER(X)                                                                                                 \
+  X(CUresult, cuInit, (unsigned flags))                                                                                \
+  X(CUresult, cuDriverGetVersion, (int *version))                                                                      \
+  X(CUresult, cuGetErrorString, (CUresult error, const char **text))                                                   \
+  X(CUresult, cuDeviceGetCount, (int *count))                                                                          \
+  X(CUresult, cuDeviceGet, (CUdevice * device, int ordinal))                                                           \
+  X(CUresult, cuDeviceGetName, (char *name, int len, CUdevice device))                                                 \
+  X(CUresult, cuDeviceGetAttribute, (int *value, CUdevice_attribute attribute, CUdevice device))                       \
+  X(CUresult, cuDeviceTotalMem_v2, (size_t *bytes, CUdevice device))                                                   \
+  X(CUresult, cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))                                        \
+  X(CUresult, cuDevicePrimaryCtxRelease_v2, (CUdevice device))                                                         \
+  X(CUresult, cuCtxPushCurrent_v2, (CUcontext context))                                                                \
+  X(CUresult, cuCtxPopCurrent_v2, (CUcontext * context))                                                               \
+  X(CUresult, cuMemAlloc_v2, (CUdeviceptr * data, size_t bytes))                                                       \
+  X(CUresult, cuMemFree_v2, (CUdeviceptr data))                                                                        \
+  X(CUresult, cuMemHostAlloc, (void **data, size_t bytes, unsigned flags))                                             \
+  X(CUresult, cuMemFreeHost, (void *data))                                                                             \
+  X(CUresult, cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream))                 \
+  X(CUresult, cuMemcpyDtoHAsync_v2, (void *to, CUdeviceptr from, size_t bytes, CUstream stream))                       \
+  X(CUresult, cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))                 \
+  X(CUresult, cuMemsetD8Async, (CUdeviceptr to, unsigned char value, size_t n, CUstream stream))                       \
+  X(CUresult, cuStreamCreate, (CUstream * stream, unsigned flags))                                                     \
+  X(CUresult, cuStreamDestroy_v2, (CUstream stream))                                                                   \
+  X(CUresult, cuStreamSynchronize, (CUstream stream))                                                                  \
+  X(CUresult, cuEventCreate, (CUevent * event, unsigned flags))                                                        \
+  X(CUresult, cuEventDestroy_v2, (CUevent event))                                                                      \
+  X(CUresult, cuEventRecord, (CUevent event, CUstream stream))                                                         \
+  X(CUresult, cuEventSynchronize, (CUevent event))                                                                     \
+  X(CUresult, cuModuleLoadData, (CUmodule * module, const void *image))                                                \
+  X(CUresult, cuModuleUnload, (CUmodule module))                                                                       \
+  X(CUresult, cuModuleGetFunction, (CUfunction * function, CUmodule module, const char *name))                         \
+  X(CUresult, cuLaunchKernel,                                                                                          \
+    (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,       \
+     unsigned block_z, unsigned shared, CUstream stream, void **arguments, void **extra))
+
+#define CUDA_NVRTC(X)                                                                                                  \
+  X(nvrtcResult, nvrtcVersion, (int *major, int *minor))                                                               \
+  X(nvrtcResult, nvrtcCreateProgram,                                                                                   \
+    (nvrtcProgram * program, const char *text, const char *name, int nheaders, const char *const *headers,             \
+     const char *const *names))                                                                                        \
+  X(nvrtcResult, nvrtcDestroyProgram, (nvrtcProgram * program))                                                        \
+  X(nvrtcResult, nvrtcCompileProgram, (nvrtcProgram program, int noptions, const char *const *options))                \
+  X(nvrtcResult, nvrtcGetProgramLogSize, (nvrtcProgram program, size_t *bytes))                                        \
+  X(nvrtcResult, nvrtcGetProgramLog, (nvrtcProgram program, char *text))                                               \
+  X(nvrtcResult, nvrtcGetCUBINSize, (nvrtcProgram program, size_t *bytes))                                             \
+  X(nvrtcResult, nvrtcGetCUBIN, (nvrtcProgram program, char *cubin))
+
+#define CUDA_LT(X)                                                                                                     \
+  X(size_t, cublasLtGetVersion, (void))                                                                                \
+  X(cublasStatus_t, cublasLtCreate, (cublasLtHandle_t * handle))                                                       \
+  X(cublasStatus_t, cublasLtDestroy, (cublasLtHandle_t handle))
+
+#define CUDA_POINTER(result, name, parameters) result(*name) parameters;
+typedef struct cuda_driver {
+  CUDA_DRIVER(CUDA_POINTER)
+} cuda_driver;
+typedef struct cuda_nvrtc {
+  CUDA_NVRTC(CUDA_POINTER)
+} cuda_nvrtc;
+typedef struct cuda_lt {
+  CUDA_LT(CUDA_POINTER)
+} cuda_lt;
+#undef CUDA_POINTER
+
+#endif

@@ -1,0 +1,169 @@
+/* The engine's part and a VM's streams (gpu.h, state.h). */
+#include "jit/gpu/gpu.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "jit/gpu/state.h"
+
+/* ---- the engine ---------------------------------------------------------------------------------------------------- */
+
+gpu_engine *gpu_engine_of(qn_engine *engine) {
+  gpu_engine *e = __atomic_load_n((gpu_engine **)&engine->gpu, __ATOMIC_ACQUIRE);
+  if (e) return e;
+  if (!(e = calloc(1, sizeof *e))) return NULL;
+  pthread_mutex_init(&e->lock, NULL);
+  pthread_cond_init(&e->work, NULL);
+  pthread_cond_init(&e->done, NULL);
+  e->tail = &e->queue;
+  void *none = NULL; /* two VMs may come at once */
+  if (__atomic_compare_exchange_n(&engine->gpu, &none, e, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return e;
+  pthread_cond_destroy(&e->work);
+  pthread_cond_destroy(&e->done);
+  pthread_mutex_destroy(&e->lock);
+  free(e);
+  return none;
+}
+
+void gpu_engine_close(qn_engine *engine) {
+  gpu_engine *e = engine->gpu;
+  if (!e) return;
+  gpu_compile_close(e);
+  for (int i = 0; i < GPU_DEVICES; i++)
+    if (e->devices[i].context) e->libraries.driver.cuDevicePrimaryCtxRelease_v2(e->devices[i].handle);
+  libraries_close(&e->libraries);
+  pthread_cond_destroy(&e->work);
+  pthread_cond_destroy(&e->done);
+  pthread_mutex_destroy(&e->lock);
+  free(e);
+  engine->gpu = NULL;
+}
+
+static CUresult open_device(const cuda_driver *d, gpu_device *g, int number) {
+  int major = 0, minor = 0;
+  CUresult rc = d->cuDeviceGet(&g->handle, number);
+  if (rc == GPU_OK) rc = d->cuDeviceGetAttribute(&major, GPU_CAPABILITY_MAJOR, g->handle);
+  if (rc == GPU_OK) rc = d->cuDeviceGetAttribute(&minor, GPU_CAPABILITY_MINOR, g->handle);
+  if (rc == GPU_OK) rc = d->cuDeviceGetAttribute(&g->units, GPU_MULTIPROCESSORS, g->handle);
+  if (rc == GPU_OK) rc = d->cuDevicePrimaryCtxRetain(&g->context, g->handle);
+  if (rc != GPU_OK) g->context = NULL;
+  g->arch = 10 * major + minor;
+  return rc;
+}
+
+gpu_device *gpu_device_of(gpu_engine *e, int number, const char **why) {
+  static const char no_number[] = "there are not so many";
+  gpu_device *g = NULL;
+  pthread_mutex_lock(&e->lock);
+  libraries *l = &e->libraries;
+  if (!e->opened) {
+    libraries_open_driver(l);
+    e->opened = true;
+  }
+  *why = l->devices ? no_number : l->of[LIBRARY_DRIVER].why;
+  if (number < l->devices && number < GPU_DEVICES) {
+    g = &e->devices[number];
+    if (!g->tried) {
+      const char *text = NULL;
+      CUresult rc = open_device(&l->driver, g, number);
+      if (rc != GPU_OK && (l->driver.cuGetErrorString(rc, &text) != GPU_OK || !text)) text = "unknown error";
+      if (rc != GPU_OK) snprintf(g->why, sizeof g->why, "the driver says: %s (%d)", text, (int)rc);
+      g->tried = true;
+    }
+    *why = g->why;
+    if (g->why[0]) g = NULL;
+  }
+  pthread_mutex_unlock(&e->lock);
+  return g;
+}
+
+/* ---- troubles -------------------------------------------------------------------------------------------------------- */
+
+void gpu_tell(gpu_engine *e, gpu_trouble_id what, const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  pthread_mutex_lock(&e->lock);
+  if (!e->told[what]) {
+    vsnprintf(e->troubles[what], sizeof e->troubles[what], format, args);
+    e->told[what] = 1;
+  }
+  pthread_mutex_unlock(&e->lock);
+  va_end(args);
+}
+
+bool gpu_trouble(qn_engine *engine, char *text, size_t size) {
+  gpu_engine *e = __atomic_load_n((gpu_engine **)&engine->gpu, __ATOMIC_ACQUIRE);
+  bool found = false;
+  if (!e) return false;
+  pthread_mutex_lock(&e->lock);
+  for (int i = 0; i < GPU_TROUBLES && !found; i++)
+    if (e->told[i] == 1) {
+      snprintf(text, size, "%s", e->troubles[i]);
+      e->told[i] = 2;
+      found = true;
+    }
+  pthread_mutex_unlock(&e->lock);
+  return found;
+}
+
+bool gpu_raise(qn_vm *vm, const gpu_stream *s, CUresult rc, const char *what) {
+  const char *text = NULL;
+  if (s->engine->libraries.driver.cuGetErrorString(rc, &text) != GPU_OK || !text) text = "unknown error";
+  if (rc == GPU_OUT_OF_MEMORY)
+    raise(vm, E_memory, SPAN_NONE, "gpu(%d) has no memory left for %s", s->number, what);
+  else
+    raise(vm, E_internal, SPAN_NONE, "gpu(%d): %s failed: %s (%d)", s->number, what, text, (int)rc);
+  return false;
+}
+
+/* ---- a VM's part ------------------------------------------------------------------------------------------------------ */
+
+gpu_stream *gpu_stream_of(qn_vm *vm, int device) {
+  gpu_vm *g = vm->gpu;
+  int number = device - 1;
+  if (g && number < GPU_DEVICES && g->of[number]) return g->of[number];
+  gpu_engine *e = gpu_engine_of(vm->engine);
+  if (!e || (!g && !(g = mem_zalloc(vm, sizeof *g)))) {
+    if (!error_pending(vm)) raise_memory(vm);
+    return NULL;
+  }
+  vm->gpu = g;
+  const char *why;
+  gpu_device *d = gpu_device_of(e, number, &why);
+  if (!d) {
+    raise(vm, E_device, SPAN_NONE, "gpu(%d) is not there: %s", number, why);
+    return NULL;
+  }
+  gpu_stream *s = mem_zalloc(vm, sizeof *s);
+  if (!s) return NULL;
+  s->engine = e;
+  s->device = d;
+  s->number = number;
+  CUresult rc = e->libraries.driver.cuCtxPushCurrent_v2(d->context);
+  if (rc == GPU_OK) {
+    rc = e->libraries.driver.cuStreamCreate(&s->stream, GPU_STREAM_APART);
+    gpu_leave(s);
+  }
+  if (rc != GPU_OK) {
+    gpu_raise(vm, s, rc, "making a stream");
+    mem_free(vm, s, sizeof *s);
+    return NULL;
+  }
+  return g->of[number] = s;
+}
+
+void gpu_attach(qn_vm *vm) {
+  vm->hooks.device = &gpu_memory;
+  vm->hooks.kernels = &gpu_kernels;
+}
+
+void gpu_close(qn_vm *vm) {
+  if (!vm->gpu) return;
+  gpu_memory_close(vm);
+  mem_free(vm, vm->gpu, sizeof(gpu_vm));
+  vm->gpu = NULL;
+}
+
+void gpu_report(text_buf *out) { libraries_report(out); }

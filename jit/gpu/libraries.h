@@ -1,0 +1,36 @@
+/* The libraries of CUDA, opened at run time: where they are, which versions, what is missing and what that costs. */
+#ifndef JIT_GPU_LIBRARIES_H
+#define JIT_GPU_LIBRARIES_H
+
+#include <stdbool.h>
+
+#include "jit/gpu/cuda.h"
+#include "lang/error.h"
+
+typedef enum library_id { LIBRARY_DRIVER, LIBRARY_NVRTC, LIBRARY_LT, LIBRARY_COUNT } library_id;
+
+typedef struct library {
+  void *handle; /* NULL: not there, or of no use: `why` */
+  int version;  /* 1000 * major + 10 * minor */
+  char path[512];
+  char why[240];
+} library;
+
+typedef struct libraries {
+  library of[LIBRARY_COUNT];
+  cuda_driver driver;
+  cuda_nvrtc nvrtc;
+  cuda_lt lt;
+  int devices; /* 0: there is no GPU to use, for which the driver's `why` has the reason */
+} libraries;
+
+/* Opens the driver and counts the devices. */
+void libraries_open_driver(libraries *l);
+/* Opens one of the others, with the driver's version in mind; true if it can be used. */
+bool libraries_open(libraries *l, library_id id);
+void libraries_close(libraries *l);
+
+/* Opens everything for a moment and writes a line about each (quern doctor). */
+void libraries_report(text_buf *out);
+
+#endif

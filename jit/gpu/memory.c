@@ -1,0 +1,284 @@
+/* Memory of a GPU and copies between it and the host.
+ *
+ * Allocation. Blocks have the sizes 512 * (8 + k) / 8 * 2**n (eight classes an octave). Small ones are cut from segments of 2 MiB,
+ * others are allocations of their own. What is given back waits in the list of its class: everything a VM does on a device goes
+ * through one stream, so its next user cannot come before the last one is done. When the driver has no more, idle blocks with an
+ * allocation of their own are given back and it is asked again; then it is the error E601.
+ *
+ * Copies go through pinned memory of the host, in chunks: data for the device is taken at once and travels while the program goes
+ * on; data from the device is waited for, the next chunk on its way while one is read.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "jit/gpu/state.h"
+
+enum { SMALLEST = 512, SEGMENT = 2 << 20, SMALL = 128 << 10 };
+
+/* ---- classes ----------------------------------------------------------------------------------------------------------- */
+
+/* The class of a size, and its bytes. */
+static int class_of(size_t bytes, size_t *size) {
+  if (bytes <= SMALLEST) {
+    *size = SMALLEST;
+    return 0;
+  }
+  int octave = 63 - __builtin_clzll(bytes - 1); /* 2**octave < bytes <= 2**(octave + 1) */
+  size_t step = ((size_t)1 << octave) / 8 < SMALLEST ? SMALLEST : ((size_t)1 << octave) / 8;
+  *size = (bytes + step - 1) / step * step;
+  return (octave - 8) * 8 + (int)((*size - ((size_t)1 << octave)) / (((size_t)1 << octave) / 8)) - 1;
+}
+
+static bool keep_pointer(gpu_list *l, CUdeviceptr p) {
+  if (l->n == l->cap) {
+    uint32_t cap = l->cap ? 2 * l->cap : 16;
+    CUdeviceptr *more = realloc(l->items, cap * sizeof *more);
+    if (!more) return false;
+    l->items = more;
+    l->cap = cap;
+  }
+  l->items[l->n++] = p;
+  return true;
+}
+
+/* ---- allocation ---------------------------------------------------------------------------------------------------------- */
+
+static const cuda_driver *driver(const gpu_stream *s) { return &s->engine->libraries.driver; }
+
+/* Gives idle blocks that are allocations of their own back to the driver. */
+static void trim(gpu_stream *s) {
+  if (driver(s)->cuStreamSynchronize(s->stream) != GPU_OK) return;
+  size_t size;
+  for (int k = class_of(SMALL, &size) + 1; k < GPU_CLASSES; k++) {
+    for (uint32_t i = 0; i < s->idle[k].n; i++) {
+      CUdeviceptr p = s->idle[k].items[i];
+      driver(s)->cuMemFree_v2(p);
+      for (uint32_t j = 0; j < s->segments.n; j++)
+        if (s->segments.items[j] == p) {
+          s->segments.items[j] = s->segments.items[--s->segments.n];
+          break;
+        }
+    }
+    s->idle[k].n = 0;
+  }
+}
+
+static CUdeviceptr segment(qn_vm *vm, gpu_stream *s, size_t bytes) {
+  CUdeviceptr p = 0;
+  CUresult rc = driver(s)->cuMemAlloc_v2(&p, bytes);
+  if (rc == GPU_OUT_OF_MEMORY) {
+    trim(s);
+    rc = driver(s)->cuMemAlloc_v2(&p, bytes);
+  }
+  if (rc != GPU_OK) {
+    char what[48];
+    snprintf(what, sizeof what, "%zu bytes", bytes);
+    gpu_raise(vm, s, rc, what);
+    return 0;
+  }
+  if (!keep_pointer(&s->segments, p)) {
+    driver(s)->cuMemFree_v2(p);
+    raise_memory(vm);
+    return 0;
+  }
+  s->allocations++;
+  return p;
+}
+
+CUdeviceptr gpu_alloc(qn_vm *vm, gpu_stream *s, size_t bytes) {
+  size_t size;
+  if (bytes > (size_t)1 << 47) {
+    gpu_raise(vm, s, GPU_OUT_OF_MEMORY, "so large an array");
+    return 0;
+  }
+  int k = class_of(bytes, &size);
+  CUdeviceptr p = 0;
+  if (s->idle[k].n) {
+    p = s->idle[k].items[--s->idle[k].n];
+  } else if (size > SMALL) {
+    p = segment(vm, s, size);
+  } else {
+    if (s->slab_end - s->slab < size) {
+      CUdeviceptr fresh = segment(vm, s, SEGMENT);
+      if (!fresh) return 0;
+      s->slab = fresh;
+      s->slab_end = fresh + SEGMENT;
+    }
+    p = s->slab;
+    s->slab += size;
+  }
+  if (p) s->live += size;
+  return p;
+}
+
+void gpu_free(gpu_stream *s, CUdeviceptr data, size_t bytes) {
+  size_t size;
+  int k = class_of(bytes, &size);
+  s->live -= size;
+  (void)keep_pointer(&s->idle[k], data); /* where memory is short the block waits for the VM's end */
+}
+
+/* ---- staging ---------------------------------------------------------------------------------------------------------------- */
+
+/* The next chunk, when the copies that used it are done. NULL: there is no pinned memory. */
+static gpu_chunk *next_chunk(gpu_stream *s) {
+  gpu_chunk *c = &s->chunks[s->chunk = (s->chunk + 1) % GPU_CHUNKS];
+  const cuda_driver *d = driver(s);
+  c->used = 0;
+  if (c->data) return d->cuEventSynchronize(c->last) == GPU_OK ? c : NULL;
+  void *data = NULL;
+  if (d->cuMemHostAlloc(&data, GPU_CHUNK, 0) != GPU_OK) return NULL;
+  if (d->cuEventCreate(&c->last, GPU_EVENT_NO_TIMES) != GPU_OK) {
+    d->cuMemFreeHost(data);
+    return NULL;
+  }
+  c->data = data;
+  return c;
+}
+
+bool gpu_write(qn_vm *vm, gpu_stream *s, CUdeviceptr to, const void *from, size_t bytes) {
+  const cuda_driver *d = driver(s);
+  const char *data = from;
+  CUresult rc = GPU_OK;
+  while (bytes && rc == GPU_OK) {
+    gpu_chunk *c = &s->chunks[s->chunk];
+    size_t most = bytes < GPU_CHUNK ? bytes : GPU_CHUNK;
+    if (!c->data || GPU_CHUNK - c->used < most) c = next_chunk(s);
+    if (!c) { /* from ordinary memory: the driver makes a copy of its own, and so do we wait */
+      rc = d->cuMemcpyHtoDAsync_v2(to, data, bytes, s->stream);
+      if (rc == GPU_OK) rc = d->cuStreamSynchronize(s->stream);
+      break;
+    }
+    memcpy(c->data + c->used, data, most);
+    rc = d->cuMemcpyHtoDAsync_v2(to, c->data + c->used, most, s->stream);
+    if (rc == GPU_OK) rc = d->cuEventRecord(c->last, s->stream);
+    c->used += (most + 63) & ~(size_t)63;
+    if (c->used > GPU_CHUNK) c->used = GPU_CHUNK;
+    data += most;
+    to += most;
+    bytes -= most;
+  }
+  return rc == GPU_OK || gpu_raise(vm, s, rc, "a copy to the device");
+}
+
+bool gpu_read(qn_vm *vm, gpu_stream *s, void *to, CUdeviceptr from, size_t bytes) {
+  const cuda_driver *d = driver(s);
+  CUresult rc = GPU_OK;
+  size_t asked = 0, got = 0;
+  gpu_chunk *on_way[2] = {NULL, NULL};
+  while (got < bytes && rc == GPU_OK) {
+    while (asked < bytes && asked - got < 2 * (size_t)GPU_CHUNK && rc == GPU_OK) {
+      size_t most = bytes - asked < GPU_CHUNK ? bytes - asked : GPU_CHUNK;
+      gpu_chunk *c = next_chunk(s);
+      if (!c) break;
+      c->used = GPU_CHUNK;
+      rc = d->cuMemcpyDtoHAsync_v2(c->data, from + asked, most, s->stream);
+      if (rc == GPU_OK) rc = d->cuEventRecord(c->last, s->stream);
+      on_way[asked / GPU_CHUNK % 2] = c;
+      asked += most;
+    }
+    if (rc == GPU_OK && asked == got) {
+      rc = d->cuMemcpyDtoHAsync_v2((char *)to + got, from + got, bytes - got, s->stream);
+      if (rc == GPU_OK) rc = d->cuStreamSynchronize(s->stream);
+      got = bytes;
+    } else if (rc == GPU_OK) {
+      gpu_chunk *c = on_way[got / GPU_CHUNK % 2];
+      size_t most = bytes - got < GPU_CHUNK ? bytes - got : GPU_CHUNK;
+      rc = d->cuEventSynchronize(c->last);
+      if (rc == GPU_OK) memcpy((char *)to + got, c->data, most);
+      got += most;
+    }
+  }
+  return rc == GPU_OK || gpu_raise(vm, s, rc, "a copy from the device, or work before it,");
+}
+
+/* ---- arrays (device_memory) -------------------------------------------------------------------------------------------------- */
+
+static bool open_for(qn_vm *vm, int device) { return gpu_stream_of(vm, device) != NULL; }
+
+static gpu_stream *entered(qn_vm *vm, int device) {
+  gpu_stream *s = gpu_stream_of(vm, device);
+  if (s && !gpu_enter(s)) {
+    raise(vm, E_internal, SPAN_NONE, "gpu(%d) cannot be entered", device - 1);
+    return NULL;
+  }
+  return s;
+}
+
+static void *array_alloc(qn_vm *vm, int device, size_t bytes) {
+  gpu_stream *s = entered(vm, device);
+  if (!s) return NULL;
+  CUdeviceptr p = gpu_alloc(vm, s, bytes);
+  gpu_leave(s);
+  return (void *)(uintptr_t)p;
+}
+
+static void array_give_back(qn_vm *vm, int device, void *data, size_t bytes) {
+  gpu_vm *g = vm->gpu; /* none: the VM closes and all its memory is gone already */
+  if (g && g->of[device - 1]) gpu_free(g->of[device - 1], (CUdeviceptr)(uintptr_t)data, bytes);
+}
+
+static size_t bytes_of(const qn_array *a) { return (size_t)a->size * dtype_size((qn_dtype)a->dtype); }
+static CUdeviceptr data_of(const qn_array *a) { return (CUdeviceptr)(uintptr_t)array_data(a); }
+
+static bool array_read_all(qn_vm *vm, const qn_array *from, void *to) {
+  if (from->size == 0) return true;
+  gpu_stream *s = entered(vm, from->device);
+  if (!s) return false;
+  bool ok = gpu_read(vm, s, to, data_of(from), bytes_of(from));
+  gpu_leave(s);
+  return ok;
+}
+
+static bool array_write_all(qn_vm *vm, qn_array *to, const void *from) {
+  if (to->size == 0) return true;
+  gpu_stream *s = entered(vm, to->device);
+  if (!s) return false;
+  bool ok = gpu_write(vm, s, data_of(to), from, bytes_of(to));
+  gpu_leave(s);
+  return ok;
+}
+
+static bool wait_all(qn_vm *vm) {
+  gpu_vm *g = vm->gpu;
+  for (int i = 0; g && i < GPU_DEVICES; i++) {
+    gpu_stream *s = g->of[i];
+    if (!s) continue;
+    CUresult rc = driver(s)->cuStreamSynchronize(s->stream);
+    if (rc != GPU_OK) return gpu_raise(vm, s, rc, "waiting for work on the device");
+  }
+  return true;
+}
+
+const device_memory gpu_memory = {.open = open_for,
+                                  .alloc = array_alloc,
+                                  .free = array_give_back,
+                                  .copy_elements = gpu_copy_elements,
+                                  .read = array_read_all,
+                                  .write = array_write_all,
+                                  .wait = wait_all};
+
+void gpu_memory_close(qn_vm *vm) {
+  gpu_vm *g = vm->gpu;
+  for (int i = 0; i < GPU_DEVICES; i++) {
+    gpu_stream *s = g->of[i];
+    if (!s) continue;
+    const cuda_driver *d = driver(s);
+    if (gpu_enter(s)) {
+      d->cuStreamSynchronize(s->stream);
+      for (uint32_t k = 0; k < s->segments.n; k++) d->cuMemFree_v2(s->segments.items[k]);
+      for (int k = 0; k < GPU_CHUNKS; k++) {
+        if (!s->chunks[k].data) continue;
+        d->cuEventDestroy_v2(s->chunks[k].last);
+        d->cuMemFreeHost(s->chunks[k].data);
+      }
+      d->cuStreamDestroy_v2(s->stream);
+      gpu_leave(s);
+    }
+    for (int k = 0; k < GPU_CLASSES; k++) free(s->idle[k].items);
+    free(s->segments.items);
+    mem_free(vm, s, sizeof *s);
+    g->of[i] = NULL;
+  }
+}

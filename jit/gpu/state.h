@@ -1,0 +1,148 @@
+/* What the files of jit/gpu share: the engine's part (libraries, devices, compiled code) and a VM's part of one device (stream,
+ * memory, staging).
+ *
+ * Contexts. A device's primary context is used, as CUDA's own libraries do. It is pushed for the time of a call and popped again, so
+ * that a host's own use of CUDA is not disturbed. */
+#ifndef JIT_GPU_STATE_H
+#define JIT_GPU_STATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "jit/gpu/gpu.h"
+#include "jit/gpu/libraries.h"
+#include "jit/kernel/device.h"
+
+enum { GPU_DEVICES = 16, GPU_TROUBLES = 4 };
+
+typedef struct gpu_device {
+  bool tried;
+  char why[240]; /* empty: it can be used */
+  CUdevice handle;
+  CUcontext context;
+  int arch; /* 90 for sm_90 */
+  int units; /* multiprocessors */
+} gpu_device;
+
+/* Compiled code of one program for one device. In the engine's table until the engine closes. */
+typedef enum gpu_code_state { CODE_QUEUED, CODE_READY, CODE_FAILED } gpu_code_state;
+typedef struct gpu_code {
+  uint64_t hash;
+  int device; /* number, from 0 */
+  atomic_int state; /* gpu_code_state */
+  uint32_t nfunctions;
+  CUfunction *functions; /* k<hash>_<i> */
+} gpu_code;
+
+typedef struct gpu_job gpu_job;
+enum { GPU_WORKERS = 4 };
+
+typedef struct gpu_engine {
+  pthread_mutex_t lock; /* over all that follows but the code that is ready */
+  bool opened;
+  libraries libraries;
+  gpu_device devices[GPU_DEVICES];
+  gpu_code **table; /* open addressing by hash and device; cap is a power of two */
+  uint32_t ncode, cap;
+  CUmodule *modules; /* and their devices */
+  int *module_device;
+  uint32_t nmodules, modules_cap;
+  gpu_job *queue, **tail;
+  pthread_cond_t work, done;
+  pthread_t workers[GPU_WORKERS];
+  int nworkers, idle;
+  bool closing;
+  char troubles[GPU_TROUBLES][320];
+  uint8_t told[GPU_TROUBLES]; /* 0 nothing, 1 to be told, 2 told */
+} gpu_engine;
+
+typedef enum gpu_trouble_id { GPU_TROUBLE_NVRTC, GPU_TROUBLE_COMPILER, GPU_TROUBLE_CACHE, GPU_TROUBLE_LOAD } gpu_trouble_id;
+void gpu_tell(gpu_engine *e, gpu_trouble_id what, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+/* ---- a VM's part (memory.c) ---- */
+
+enum { GPU_CHUNKS = 4, GPU_CHUNK = 4 << 20 };
+typedef struct gpu_chunk { /* of pinned host memory */
+  char *data;
+  CUevent last; /* recorded after the last copy from or to it */
+  size_t used;
+} gpu_chunk;
+
+enum { GPU_CLASSES = 8 * 40 };
+typedef struct gpu_list {
+  CUdeviceptr *items;
+  uint32_t n, cap;
+} gpu_list;
+
+typedef struct gpu_stream {
+  gpu_engine *engine;
+  gpu_device *device;
+  int number; /* of the device, from 0 */
+  CUstream stream;
+  gpu_list idle[GPU_CLASSES]; /* blocks that nothing uses, by size class */
+  gpu_list segments;          /* everything that was allocated from the driver */
+  CUdeviceptr slab, slab_end; /* what is left of the segment that small blocks are cut from */
+  gpu_chunk chunks[GPU_CHUNKS];
+  int chunk; /* being filled */
+  uint64_t allocations; /* from the driver, for tests */
+  size_t live;          /* bytes of blocks in use */
+} gpu_stream;
+
+typedef struct gpu_vm {
+  gpu_stream *of[GPU_DEVICES];
+} gpu_vm;
+
+/* The engine's part, made if need be; NULL when memory is short. */
+gpu_engine *gpu_engine_of(qn_engine *engine);
+/* A device by its number, opened if need be; NULL with the reason in *why (which lives as long as the engine). */
+gpu_device *gpu_device_of(gpu_engine *e, int number, const char **why);
+/* The VM's stream on the device with this code; NULL with an error raised. */
+gpu_stream *gpu_stream_of(qn_vm *vm, int device);
+
+static inline bool gpu_enter(const gpu_stream *s) {
+  return s->engine->libraries.driver.cuCtxPushCurrent_v2(s->device->context) == GPU_OK;
+}
+static inline void gpu_leave(const gpu_stream *s) {
+  CUcontext old;
+  s->engine->libraries.driver.cuCtxPopCurrent_v2(&old);
+}
+/* Raises what a call of the driver answered; always false. */
+bool gpu_raise(qn_vm *vm, const gpu_stream *s, CUresult rc, const char *what);
+
+/* Inside gpu_enter. Blocks of at least `bytes`, 512-byte aligned, in the stream's order: a block may be used again as soon as it
+ * was given back. 0 with the error raised. */
+CUdeviceptr gpu_alloc(qn_vm *vm, gpu_stream *s, size_t bytes);
+void gpu_free(gpu_stream *s, CUdeviceptr data, size_t bytes);
+/* Between host and device; to the host: waits. */
+QN_MUST_CHECK bool gpu_write(qn_vm *vm, gpu_stream *s, CUdeviceptr to, const void *from, size_t bytes);
+QN_MUST_CHECK bool gpu_read(qn_vm *vm, gpu_stream *s, void *to, CUdeviceptr from, size_t bytes);
+
+extern const device_memory gpu_memory;
+void gpu_memory_close(qn_vm *vm);
+
+/* ---- code (compile.c) ---- */
+
+/* The code with this hash for the device, in whatever state; NULL: nobody has asked for it. */
+gpu_code *gpu_code_find(gpu_engine *e, int device, uint64_t hash);
+/* What to compile: a text (malloc'ed, taken over) with functions k<hash>_0 .. k<hash>_<n - 1> for each of the codes. */
+typedef struct gpu_unit {
+  char *text;
+  size_t len;
+  uint32_t n;
+  const uint64_t *hashes;
+  const uint32_t *nfunctions;
+  int64_t cache_bytes; /* of the folder; 0: no cache */
+} gpu_unit;
+/* Hands it to the compiler's threads. False when memory is short. */
+bool gpu_compile(gpu_engine *e, int device, gpu_unit *unit);
+/* Waits until the code is ready or has failed. */
+void gpu_code_wait(gpu_engine *e, gpu_code *code);
+void gpu_compile_close(gpu_engine *e);
+
+/* ---- launching (launch.c) ---- */
+
+extern const device_kernels gpu_kernels;
+/* Copies elements between two layouts on the device. */
+QN_MUST_CHECK bool gpu_copy_elements(qn_vm *vm, qn_array *to, const qn_array *from);
+
+#endif
