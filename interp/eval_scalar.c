@@ -644,7 +644,7 @@ qn_value eval_logic(qn_vm *vm, node *h, qn_value *fp) {
   }
   if (value_is(b, TAG_ARRAY)) return as_rank0(vm, b);
   if (!array) return b;
-  qn_array *r = array_from_scalar(vm, QN_bool, (qn_value){.head = TAG_BOOL, .u = b.u});
+  qn_array *r = array_settle(vm, array_from_scalar(vm, QN_bool, (qn_value){.head = TAG_BOOL, .u = b.u}));
   if (!r) return value_error();
   if (vm->rec && !rec_const(vm, r)) {
     value_release(vm, value_obj(TAG_ARRAY, r));

@@ -15,6 +15,7 @@
 
 #include <string.h>
 
+#include "jit/cpu/eager.h"
 #include "jit/trace/rec.h"
 
 /* ---- items ---------------------------------------------------------------------------------------------------------- */
@@ -573,6 +574,10 @@ static bool storable(qn_vm *vm, const qn_array *x, qn_value v) {
     raise_text(vm, E_type, SPAN_NONE, &t);
     return false;
   }
+  if (array && value_array(v)->device != x->device) {
+    op_raise_devices(vm, OP_slice_put, x->device, value_array(v)->device);
+    return false;
+  }
   qn_dtype from = array                   ? (qn_dtype)value_array(v)->dtype
                   : value_is(v, TAG_BOOL) ? QN_bool
                   : value_is(v, TAG_INT)  ? QN_i64
@@ -604,6 +609,11 @@ static qn_value as_dtype(qn_vm *vm, const qn_array *x, qn_value v) {
     return value_array(v)->dtype == x->dtype ? value_retain(v) : op_apply(vm, OP_cast, &v, 1, &attr);
   if (vm->rec && value_node(v)) return op_apply(vm, OP_fit, &v, 1, &attr);
   qn_array *a = array_from_scalar(vm, (qn_dtype)x->dtype, (qn_value){.head = v.head & 0xff, .u = v.u});
+  if (a && x->device) {
+    qn_array *there = array_to_device(vm, a, x->device);
+    value_release(vm, value_obj(TAG_ARRAY, a));
+    a = there;
+  }
   if (!a) return value_error();
   if (vm->rec && !rec_const(vm, a)) {
     value_release(vm, value_obj(TAG_ARRAY, a));

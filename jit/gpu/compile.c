@@ -150,7 +150,8 @@ static bool load(gpu_engine *e, const gpu_job *j, const char *cubin) {
   const char *text = NULL;
   if (rc != GPU_OK && (d->cuGetErrorString(rc, &text) != GPU_OK || !text)) text = "unknown error";
   if (rc != GPU_OK)
-    gpu_tell(e, GPU_TROUBLE_LOAD, "quern: compiled kernels cannot be loaded on gpu(%d), and run on the CPU: %s", j->device, text);
+    gpu_tell(e, GPU_TROUBLE_LOAD, "quern: compiled kernels cannot be loaded on gpu(%d), and run on the CPU: %s",
+             j->device, text);
   return rc == GPU_OK;
 }
 
@@ -158,7 +159,8 @@ static bool load(gpu_engine *e, const gpu_job *j, const char *cubin) {
 
 static bool make(gpu_engine *e, const gpu_job *j) {
   const char *options[NOPTIONS];
-  char arch[32], machine[32], key[CACHE_KEY], maker[CACHE_MAKER] = "", folder[1024] = "", path[CACHE_PATH], *cubin = NULL;
+  char arch[32], machine[32], key[CACHE_KEY], maker[CACHE_MAKER] = "", folder[1024] = "", path[CACHE_PATH],
+                                              *cubin = NULL;
   size_t size = 0;
   options_of(&e->devices[j->device], arch, options);
   snprintf(machine, sizeof machine, "sm_%d", e->devices[j->device].arch);

@@ -50,7 +50,7 @@ enum {
   X(CUresult, cuDeviceGet, (CUdevice * device, int ordinal))                                                           \
   X(CUresult, cuDeviceGetName, (char *name, int len, CUdevice device))                                                 \
   X(CUresult, cuDeviceGetAttribute, (int *value, CUdevice_attribute attribute, CUdevice device))                       \
-  X(CUresult, cuDeviceTotalMem_v2, (size_t *bytes, CUdevice device))                                                   \
+  X(CUresult, cuDeviceTotalMem_v2, (size_t * bytes, CUdevice device))                                                  \
   X(CUresult, cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))                                        \
   X(CUresult, cuDevicePrimaryCtxRelease_v2, (CUdevice device))                                                         \
   X(CUresult, cuCtxPushCurrent_v2, (CUcontext context))                                                                \
@@ -84,9 +84,9 @@ enum {
      const char *const *names))                                                                                        \
   X(nvrtcResult, nvrtcDestroyProgram, (nvrtcProgram * program))                                                        \
   X(nvrtcResult, nvrtcCompileProgram, (nvrtcProgram program, int noptions, const char *const *options))                \
-  X(nvrtcResult, nvrtcGetProgramLogSize, (nvrtcProgram program, size_t *bytes))                                        \
+  X(nvrtcResult, nvrtcGetProgramLogSize, (nvrtcProgram program, size_t * bytes))                                       \
   X(nvrtcResult, nvrtcGetProgramLog, (nvrtcProgram program, char *text))                                               \
-  X(nvrtcResult, nvrtcGetCUBINSize, (nvrtcProgram program, size_t *bytes))                                             \
+  X(nvrtcResult, nvrtcGetCUBINSize, (nvrtcProgram program, size_t * bytes))                                            \
   X(nvrtcResult, nvrtcGetCUBIN, (nvrtcProgram program, char *cubin))
 
 #define CUDA_LT(X)                                                                                                     \

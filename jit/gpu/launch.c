@@ -46,7 +46,11 @@ static bool ask(qn_vm *vm, gpu_stream *s, device_program *const *programs, uint3
     text_add(&text, "", 1);
     char *copy = text.failed ? NULL : malloc(text.len);
     if (copy) memcpy(copy, text.text, text.len);
-    gpu_unit u = {.text = copy, .len = text.len - 1, .n = count, .hashes = hashes, .nfunctions = functions,
+    gpu_unit u = {.text = copy,
+                  .len = text.len - 1,
+                  .n = count,
+                  .hashes = hashes,
+                  .nfunctions = functions,
                   .cache_bytes = vm->tune[TUNE_cache_bytes]};
     ok = copy && gpu_compile(s->engine, s->number, &u);
   }
@@ -62,7 +66,8 @@ static bool ask(qn_vm *vm, gpu_stream *s, device_program *const *programs, uint3
 static bool ready(qn_vm *vm, int device, device_program *const *programs, uint32_t n, bool wait) {
   bool all = true;
   for (uint32_t i = 0; i < n && all; i++)
-    all = programs[i]->code && atomic_load_explicit(&((gpu_code *)programs[i]->code)->state, memory_order_acquire) == CODE_READY;
+    all = programs[i]->code &&
+          atomic_load_explicit(&((gpu_code *)programs[i]->code)->state, memory_order_acquire) == CODE_READY;
   if (all) return true;
   gpu_stream *s = gpu_stream_of(vm, device);
   if (!s) {
@@ -117,7 +122,8 @@ static unsigned blocks_for(const run *r, int64_t instances) {
 
 static CUresult launch_function(run *r, uint32_t number, unsigned blocks, unsigned threads, int64_t instances) {
   void *arguments[] = {&r->args, &instances};
-  return driver(r->s)->cuLaunchKernel(r->code->functions[number], blocks, 1, 1, threads, 1, 1, 0, r->s->stream, arguments, NULL);
+  return driver(r->s)->cuLaunchKernel(r->code->functions[number], blocks, 1, 1, threads, 1, 1, 0, r->s->stream,
+                                      arguments, NULL);
 }
 
 /* Scratch buffers and the block of parameters. */
@@ -178,14 +184,15 @@ static bool phases(run *r, uint64_t *error) {
   return !p->nchecks || gpu_read(r->vm, r->s, error, r->block, sizeof *error);
 }
 
-static device_answer launch(qn_vm *vm, int device, const device_program *program, void *const *buffers, const int64_t *ints,
-                            const qk_scalar *scalars) {
+static device_answer launch(qn_vm *vm, int device, const device_program *program, void *const *buffers,
+                            const int64_t *ints, const qk_scalar *scalars) {
   const l_program *p = program->program;
   gpu_stream *s = gpu_stream_of(vm, device);
   size_t bytes = ((size_t)p->n + p->nbuffers + 1) * 8;
   int64_t few[512], *memory = bytes <= sizeof few ? few : s ? mem_alloc(vm, bytes) : NULL;
   if (!s || !memory) return DEVICE_FAILS;
-  run r = {.vm = vm, .s = s, .p = p, .code = program->code, .values = memory, .buffers = (CUdeviceptr *)(memory + p->n)};
+  run r = {
+      .vm = vm, .s = s, .p = p, .code = program->code, .values = memory, .buffers = (CUdeviceptr *)(memory + p->n)};
   device_answer answer = DEVICE_REFUSES;
   memset(memory, 0, bytes);
   if (l_launch_values(p, ints, scalars, r.values) && gpu_enter(s)) {
@@ -217,8 +224,8 @@ static const char copy_text[] =
     "    for (int k = p.rank - 1; k >= 0; k--) { const i64 q = r / p.shape[k], m = r - q * p.shape[k]; \\\n"
     "      a += m * p.to[k]; b += m * p.from[k]; r = q; } \\\n"
     "    to[a] = from[b]; } }\n"
-    "COPY(" COPY_NAME "_0, unsigned char) COPY(" COPY_NAME "_1, unsigned short) COPY(" COPY_NAME "_2, unsigned) COPY(" COPY_NAME
-    "_3, unsigned long long)\n";
+    "COPY(" COPY_NAME "_0, unsigned char) COPY(" COPY_NAME "_1, unsigned short) COPY(" COPY_NAME
+    "_2, unsigned) COPY(" COPY_NAME "_3, unsigned long long)\n";
 typedef struct copy_plan {
   int64_t n, shape[8], to[8], from[8];
   int rank;
@@ -230,8 +237,12 @@ static gpu_code *copy_code(qn_vm *vm, gpu_stream *s) {
   if (!c) {
     static const uint64_t hash = COPY_HASH;
     static const uint32_t functions = 4;
-    gpu_unit u = {.text = malloc(sizeof copy_text), .len = sizeof copy_text - 1, .n = 1, .hashes = &hash,
-                  .nfunctions = &functions, .cache_bytes = vm->tune[TUNE_cache_bytes]};
+    gpu_unit u = {.text = malloc(sizeof copy_text),
+                  .len = sizeof copy_text - 1,
+                  .n = 1,
+                  .hashes = &hash,
+                  .nfunctions = &functions,
+                  .cache_bytes = vm->tune[TUNE_cache_bytes]};
     if (u.text) memcpy(u.text, copy_text, sizeof copy_text);
     if (!u.text || !gpu_compile(s->engine, s->number, &u)) return NULL;
     c = gpu_code_find(s->engine, s->number, COPY_HASH);
@@ -307,8 +318,9 @@ static bool copy(qn_vm *vm, gpu_stream *s, qn_array *to, const qn_array *from) {
   }
   void *arguments[] = {&t, &f, &p};
   int64_t blocks = (p.n + 255) / 256, most = (int64_t)s->device->units * 16;
-  rc = driver(s)->cuLaunchKernel(code->functions[__builtin_ctz((unsigned)size)], (unsigned)(blocks < most ? blocks : most), 1, 1, 256,
-                                 1, 1, 0, s->stream, arguments, NULL);
+  rc = driver(s)->cuLaunchKernel(code->functions[__builtin_ctz((unsigned)size)],
+                                 (unsigned)(blocks < most ? blocks : most), 1, 1, 256, 1, 1, 0, s->stream, arguments,
+                                 NULL);
   return rc == GPU_OK || gpu_raise(vm, s, rc, "a copy");
 }
 

@@ -31,7 +31,10 @@ static const library_row rows[LIBRARY_COUNT] = {
                        "kernels for the GPU cannot be compiled: those not in the cache run on the CPU, with copies",
                        {"libnvrtc.so.13", "libnvrtc.so.12"},
                        "libnvrtc-builtins.so.*"},
-    [LIBRARY_LT] = {"cuBLASLt", "matrix products on the GPU use kernels of our own", {"libcublasLt.so.13", "libcublasLt.so.12"}, NULL},
+    [LIBRARY_LT] = {"cuBLASLt",
+                    "matrix products on the GPU use kernels of our own",
+                    {"libcublasLt.so.13", "libcublasLt.so.12"},
+                    NULL},
 };
 
 /* ---- functions --------------------------------------------------------------------------------------------------- */
@@ -106,8 +109,8 @@ static bool try_file(libraries *all, library_id id, const char *folder, const ch
     l.version = version_of(all, id);
     int driver = all->of[LIBRARY_DRIVER].version;
     if (l.version < OLDEST)
-      snprintf(l.why, sizeof l.why, "version %d.%d is too old, CUDA %d is needed", l.version / 1000, l.version % 1000 / 10,
-               OLDEST / 1000);
+      snprintf(l.why, sizeof l.why, "version %d.%d is too old, CUDA %d is needed", l.version / 1000,
+               l.version % 1000 / 10, OLDEST / 1000);
     else if (id != LIBRARY_DRIVER && driver && l.version / 1000 > driver / 1000)
       snprintf(l.why, sizeof l.why, "version %d.%d is newer than the driver, which is of CUDA %d.%d", l.version / 1000,
                l.version % 1000 / 10, driver / 1000, driver % 1000 / 10);
@@ -153,7 +156,8 @@ static bool find(libraries *all, library_id id) {
   static const char wheels[] = "/lib/python3*/site-packages/nvidia/*/lib";
   memset(&all->of[id], 0, sizeof all->of[id]);
   bool found = try_below(all, id, "QUERN_CUDA", "") || try_names(all, id, NULL);
-  if (!found && id == LIBRARY_DRIVER) found = try_pattern(all, id, "/usr/lib/wsl/lib") || try_pattern(all, id, "/usr/local/nvidia/lib64");
+  if (!found && id == LIBRARY_DRIVER)
+    found = try_pattern(all, id, "/usr/lib/wsl/lib") || try_pattern(all, id, "/usr/local/nvidia/lib64");
   if (!found && id != LIBRARY_DRIVER)
     found = try_below(all, id, "CUDA_HOME", "/lib64") || try_below(all, id, "CUDA_HOME", "/targets/*/lib") ||
             try_below(all, id, "CUDA_PATH", "/lib64") || try_pattern(all, id, "/usr/local/cuda/lib64") ||
@@ -162,7 +166,8 @@ static bool find(libraries *all, library_id id) {
             try_below(all, id, "HOME", "/.local/lib/python3*/site-packages/nvidia/*/lib") ||
             try_pattern(all, id, "/usr/lib/python3/dist-packages/nvidia/*/lib") ||
             try_pattern(all, id, "/usr/local/lib/python3*/*-packages/nvidia/*/lib");
-  if (!found && !all->of[id].why[0]) snprintf(all->of[id].why, sizeof all->of[id].why, "%s is not here", rows[id].names[0]);
+  if (!found && !all->of[id].why[0])
+    snprintf(all->of[id].why, sizeof all->of[id].why, "%s is not here", rows[id].names[0]);
   return found;
 }
 

@@ -20,7 +20,7 @@ typedef struct gpu_device {
   char why[240]; /* empty: it can be used */
   CUdevice handle;
   CUcontext context;
-  int arch; /* 90 for sm_90 */
+  int arch;  /* 90 for sm_90 */
   int units; /* multiprocessors */
 } gpu_device;
 
@@ -28,7 +28,7 @@ typedef struct gpu_device {
 typedef enum gpu_code_state { CODE_QUEUED, CODE_READY, CODE_FAILED } gpu_code_state;
 typedef struct gpu_code {
   uint64_t hash;
-  int device; /* number, from 0 */
+  int device;       /* number, from 0 */
   atomic_int state; /* gpu_code_state */
   uint32_t nfunctions;
   CUfunction *functions; /* k<hash>_<i> */
@@ -56,7 +56,12 @@ typedef struct gpu_engine {
   uint8_t told[GPU_TROUBLES]; /* 0 nothing, 1 to be told, 2 told */
 } gpu_engine;
 
-typedef enum gpu_trouble_id { GPU_TROUBLE_NVRTC, GPU_TROUBLE_COMPILER, GPU_TROUBLE_CACHE, GPU_TROUBLE_LOAD } gpu_trouble_id;
+typedef enum gpu_trouble_id {
+  GPU_TROUBLE_NVRTC,
+  GPU_TROUBLE_COMPILER,
+  GPU_TROUBLE_CACHE,
+  GPU_TROUBLE_LOAD
+} gpu_trouble_id;
 void gpu_tell(gpu_engine *e, gpu_trouble_id what, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* ---- a VM's part (memory.c) ---- */
@@ -83,7 +88,7 @@ typedef struct gpu_stream {
   gpu_list segments;          /* everything that was allocated from the driver */
   CUdeviceptr slab, slab_end; /* what is left of the segment that small blocks are cut from */
   gpu_chunk chunks[GPU_CHUNKS];
-  int chunk; /* being filled */
+  int chunk;            /* being filled */
   uint64_t allocations; /* from the driver, for tests */
   size_t live;          /* bytes of blocks in use */
 } gpu_stream;

@@ -18,9 +18,9 @@ typedef struct device_program {
 } device_program;
 
 typedef enum device_answer {
-  DEVICE_DONE,   /* the work is in the VM's order of work; for programs with checks: done, and none failed */
+  DEVICE_DONE,    /* the work is in the VM's order of work; for programs with checks: done, and none failed */
   DEVICE_REFUSES, /* a check failed, or the device cannot run this: nothing raised */
-  DEVICE_FAILS   /* with the error raised */
+  DEVICE_FAILS    /* with the error raised */
 } device_answer;
 
 typedef struct device_kernels {

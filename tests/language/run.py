@@ -38,6 +38,7 @@ MODES = {
     "verify": ["--jit", "verify", "--set", "jit.hot=2"],
 }
 DIRECTIVE = re.compile(r"(?:^|\s)#\s*(=>|error:|stderr:|args:|exit:|flags:|stdin:)(.*)$")
+NAMED_CPU = re.compile(r"\bcpu\b")  # with --device gpu arrays say where they are
 REPORT = re.compile(r"^error\[(E\d+)\](.*)$", re.M)
 PLACE = re.compile(r"^\s*--> (.*?):(\d+)(?::(\d+))?", re.M)
 
@@ -149,12 +150,17 @@ def modes_of(want, chosen):
     return {name: MODES[name] for name in chosen}
 
 
-def test(quern, path, chosen, timeout):
+def test(quern, path, chosen, timeout, device):
     """Runs one script in all modes; True if all is well."""
     want = Expectation(path)
+    if device:
+        want.flags += ["--device", device]
+        want.out = [NAMED_CPU.sub("gpu(0)", line) for line in want.out]
     good = True
     for name, flags in modes_of(want, chosen).items():
         status, out, err = run(quern, path, flags + want.flags, want.args, want.stdin, timeout)
+        if device:
+            out = NAMED_CPU.sub("gpu(0)", out)
         bad = compare(want, path, status, out, err)
         if bad:
             good = False
@@ -171,10 +177,11 @@ def main():
     parser.add_argument("scripts", nargs="+")
     parser.add_argument("--quern", default="build/quern", help="the binary")
     parser.add_argument("--mode", action="append", choices=list(MODES), help="only this mode (repeatable)")
+    parser.add_argument("--device", help="run on this device: cpu and gpu(0) in what is printed count as one")
     parser.add_argument("--timeout", type=float, default=180, help="seconds for one run")
     options = parser.parse_args()
     quern = os.path.abspath(options.quern)
-    good = [test(quern, path, options.mode or list(MODES), options.timeout) for path in options.scripts]
+    good = [test(quern, path, options.mode or list(MODES), options.timeout, options.device) for path in options.scripts]
     print(f"{sum(good)} passed, {len(good) - sum(good)} failed")
     return 0 if all(good) else 1
 
