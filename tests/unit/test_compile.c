@@ -12,7 +12,6 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-#undef L_SET /* an old name of SEEK_SET */
 
 #include "jit/kernel/cache.h"
 #include "jit/cpu/compile.h"

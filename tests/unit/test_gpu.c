@@ -1,0 +1,268 @@
+/* GPUs without a GPU (jit/gpu): which libraries are found and what is said about those that are not, arrays on a device, copies,
+ * memory that is reused and that runs out. The driver is tests/cuda/stub_driver.c, whose device memory faults when the host
+ * touches it and which stops the process when a copy leaves a block or memory is not given back. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "interp/interp.h"
+#include "jit/gpu/libraries.h"
+#include "jit/gpu/state.h"
+#include "tests/unit/lang.h"
+
+/* ---- a place without CUDA but for the stub ----------------------------------------------------------------------------- */
+
+static void only(const char *which) {
+  char path[600];
+  snprintf(path, sizeof path, "%s/%s", getenv("QUERN_TEST_STUB") ? getenv("QUERN_TEST_STUB") : "build/tests/stub", which);
+  setenv("QUERN_CUDA", path, 1);
+  static const char *const others[] = {"CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX"};
+  for (size_t i = 0; i < sizeof others / sizeof *others; i++) unsetenv(others[i]);
+}
+
+static void with_stub(void) { only("good"); }
+
+static char *report(void) {
+  text_buf t;
+  text_init(&t, NULL);
+  libraries_report(&t);
+  text_add(&t, "", 1);
+  ck_assert(!t.failed);
+  return t.text;
+}
+
+static void reports(const char *what) {
+  char *text = report();
+  ck_assert_msg(strstr(text, what) != NULL, "\"%s\" is not in:\n%s", what, text);
+  free(text);
+}
+
+/* ---- libraries ---------------------------------------------------------------------------------------------------------- */
+
+START_TEST(no_library_at_all) {
+  only("nothing");
+  libraries l = {.devices = 0};
+  libraries_open_driver(&l);
+  if (!l.of[LIBRARY_DRIVER].handle) { /* the machine may have a driver of its own */
+    ck_assert_int_eq(l.devices, 0);
+    reports("libcuda.so.1 is not here; arrays live on the CPU");
+  }
+  libraries_close(&l);
+}
+END_TEST
+
+START_TEST(a_driver_with_one_device) {
+  with_stub();
+  reports("GPU driver   CUDA 13.0, ");
+  reports("stub 0, sm_90, 4 multiprocessors, 1.0 GiB");
+  setenv("STUB_DEVICES", "2", 1);
+  reports("gpu(1)       stub 1");
+}
+END_TEST
+
+START_TEST(a_driver_that_finds_nothing) {
+  with_stub();
+  setenv("STUB_DEVICES", "0", 1);
+  reports("none: the driver finds no GPU");
+  setenv("STUB_INIT", "100", 1);
+  reports("none: the driver finds no GPU");
+  setenv("STUB_INIT", "34", 1);
+  reports("is only a stub of the driver");
+  setenv("STUB_INIT", "999", 1);
+  reports("the driver says: an error of the stub (999)");
+}
+END_TEST
+
+START_TEST(a_driver_that_is_too_old) {
+  with_stub();
+  setenv("STUB_VERSION", "11080", 1);
+  libraries l = {.devices = 0};
+  libraries_open_driver(&l);
+  ck_assert_str_eq(l.of[LIBRARY_DRIVER].why, "version 11.8 is too old, CUDA 12 is needed");
+  ck_assert_ptr_null(l.of[LIBRARY_DRIVER].handle);
+  libraries_close(&l);
+}
+END_TEST
+
+START_TEST(a_driver_that_lacks_a_function) {
+  only("lacking");
+  libraries l = {.devices = 0};
+  libraries_open_driver(&l);
+  ck_assert_str_eq(l.of[LIBRARY_DRIVER].why, "it has no function cuMemHostAlloc");
+  ck_assert_ptr_null(l.of[LIBRARY_DRIVER].handle);
+  libraries_close(&l);
+}
+END_TEST
+
+/* ---- programs ------------------------------------------------------------------------------------------------------------- */
+
+static qn_value eval(qn_vm *vm, const char *text) {
+  qn_value v = qn_nil();
+  if (qn_eval(vm, "test", text, strlen(text), &v) != QN_OK) ck_abort_msg("%s", qn_error_report(vm));
+  return v;
+}
+
+static void prints(qn_vm *vm, const char *text, const char *want) {
+  qn_value v = eval(vm, text), shown;
+  ck_assert_int_eq(qn_to_text(vm, v, &shown), QN_OK);
+  ck_assert_str_eq(qn_as_string(shown, NULL), want);
+  qn_release(vm, shown);
+  qn_release(vm, v);
+}
+
+static void fails(qn_vm *vm, const char *text, const char *id, const char *message) {
+  ck_assert_int_eq(qn_eval(vm, "test", text, strlen(text), NULL), QN_ERROR);
+  ck_assert_str_eq(qn_error_id(vm), id);
+  ck_assert_msg(strstr(qn_error_message(vm), message) != NULL, "%s", qn_error_message(vm));
+}
+
+static qn_vm *vm_on(int device) {
+  qn_vm *vm = qn_vm_open(NULL);
+  if (!vm || !vm_use_device(vm, device)) ck_abort_msg("no VM");
+  return vm;
+}
+
+static gpu_stream *stream_of(qn_vm *vm) { return ((gpu_vm *)vm->gpu)->of[0]; }
+
+START_TEST(no_gpu_is_an_error_of_the_program) {
+  with_stub();
+  setenv("STUB_DEVICES", "0", 1);
+  qn_vm *vm = qn_vm_open(NULL);
+  fails(vm, "[1].to(gpu)", "E210", "gpu(0) is not there: the driver finds no GPU");
+  ck_assert(!vm_use_device(vm, 1));
+  prints(vm, "[1, 2] + 1", "i64[2] cpu\n[2, 3]");
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(a_device_that_is_not_there) {
+  with_stub();
+  qn_vm *vm = qn_vm_open(NULL);
+  fails(vm, "[1].to(gpu(1))", "E210", "gpu(1) is not there: there are not so many");
+  prints(vm, "[1].to(gpu(0))", "i64[1] gpu(0)\n[1]");
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(a_program_without_devices_opens_nothing) {
+  with_stub();
+  qn_vm *vm = vm_on(0);
+  prints(vm, "sum([1, 2, 3])", "6");
+  ck_assert_ptr_null(vm->gpu);
+  ck_assert_ptr_null(vm->engine->gpu);
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(arrays_move) {
+  with_stub();
+  qn_vm *vm = vm_on(0);
+  prints(vm, "let x = [1.5, 2.5]; x.to(gpu)", "f32[2] gpu(0)\n[1.5, 2.5]");
+  prints(vm, "x.to(gpu).to(cpu)", "f32[2] cpu\n[1.5, 2.5]");
+  prints(vm, "x.to(gpu).device", "gpu(0)");
+  prints(vm, "3.to(gpu)", "3");
+  prints(vm, "3.to(gpu).device", "gpu(0)");
+  prints(vm, "let y = arange(6).reshape(2, 3).to(gpu); y.T", "i64[3, 2] gpu(0)\n[[0, 3],\n [1, 4],\n [2, 5]]");
+  prints(vm, "y[::-1, ::2]", "i64[2, 2] gpu(0)\n[[3, 5],\n [0, 2]]");
+  prints(vm, "int(y[1, 2])", "5");
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(operands_are_on_one_device) {
+  with_stub();
+  qn_vm *vm = vm_on(0);
+  qn_release(vm, eval(vm, "let x = [1, 2].to(gpu); let y = [3, 4]\nfn f(a, b) = a * 2 + b"));
+  fails(vm, "x + y", "E210", "add of arrays on gpu(0) and on cpu");
+  fails(vm, "concat((y, x))", "E210", "concat of arrays on cpu and on gpu(0)");
+  fails(vm, "x[0] = y[0]", "E210", "gpu(0) and on cpu");
+  for (int i = 0; i < 20; i++) fails(vm, "f(x, y)", "E210", "add of arrays on gpu(0) and on cpu");
+  prints(vm, "f(x, y.to(gpu))", "i64[2] gpu(0)\n[5, 8]");
+  prints(vm, "x + 1", "i64[2] gpu(0)\n[2, 3]");
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(updates_on_a_device) {
+  with_stub();
+  qn_vm *vm = vm_on(0);
+  qn_release(vm, eval(vm, "let x = zeros(2, 3).to(gpu); let before = x; x[1, 2] = 5; x[:, 0] = 7; x[0, ::-1] = [1, 2, 3].to(gpu)"));
+  prints(vm, "x", "f32[2, 3] gpu(0)\n[[3.0, 2.0, 1.0],\n [7.0, 0.0, 5.0]]");
+  prints(vm, "float(sum(before))", "0.0");
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(new_arrays_are_made_on_the_vms_device) {
+  with_stub();
+  qn_vm *vm = vm_on(1);
+  prints(vm, "[1, 2]", "i64[2] gpu(0)\n[1, 2]");
+  prints(vm, "(zeros(2).device, randn(2).device, arange(2).device)", "(gpu(0), gpu(0), gpu(0))");
+  qn_vm_close(vm);
+}
+END_TEST
+
+/* ---- memory --------------------------------------------------------------------------------------------------------------- */
+
+START_TEST(copies_of_any_size) {
+  with_stub();
+  qn_vm *vm = vm_on(0);
+  static const int64_t sizes[] = {0, 1, 63, 1 << 20, (GPU_CHUNK >> 3) - 1, GPU_CHUNK >> 3, (GPU_CHUNK >> 3) + 1, 3 * (GPU_CHUNK >> 3) + 5};
+  for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
+    qn_array *a = array_new(vm, QN_i64, 1, &sizes[k]);
+    ck_assert_ptr_nonnull(a);
+    int64_t *data = (int64_t *)(void *)array_data(a);
+    for (int64_t i = 0; i < sizes[k]; i++) data[i] = i * 0x9e3779b97f4a7c15;
+    qn_array *there = array_to_device(vm, a, 1);
+    ck_assert_ptr_nonnull(there);
+    ck_assert_int_eq(there->device, 1);
+    qn_array *back = array_to_cpu(vm, there);
+    ck_assert_ptr_nonnull(back);
+    ck_assert_int_eq(memcmp(array_data(back), data, (size_t)sizes[k] * 8), 0);
+    value_release(vm, value_obj(TAG_ARRAY, a));
+    value_release(vm, value_obj(TAG_ARRAY, there));
+    value_release(vm, value_obj(TAG_ARRAY, back));
+  }
+  ck_assert_uint_eq(stream_of(vm)->live, 0);
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(freed_memory_is_used_again) {
+  with_stub();
+  qn_vm *vm = vm_on(1);
+  qn_release(vm, eval(vm, "let f = fn() { let t = zeros(500_000); for i in 0..50 { t = t + 1 }; float(t[0]) }; f()"));
+  uint64_t before = stream_of(vm)->allocations;
+  prints(vm, "f()", "50.0");
+  ck_assert_uint_eq(stream_of(vm)->allocations, before);
+  ck_assert_uint_lt(before, 12);
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(memory_that_runs_out_is_an_error_value) {
+  with_stub();
+  setenv("STUB_MEMORY", "20000000", 1);
+  qn_vm *vm = vm_on(0);
+  qn_release(vm, eval(vm, "let x = zeros(1000, 1000)\nlet keep = x.to(gpu)"));
+  fails(vm, "let many = (); for i in 0..10 { many = append(many, x.to(gpu)) }", "E601", "gpu(0) has no memory left for");
+  prints(vm, "try { many = append(many, zeros(4000, 1000).to(gpu)) ; 1 } catch e { e.id }", "E601");
+  prints(vm, "float(sum(keep[0]))", "0.0");
+  qn_release(vm, eval(vm, "many = ()"));
+  /* idle blocks of another size make room */
+  prints(vm, "zeros(1700, 2000).to(gpu).shape", "(1700, 2000)");
+  qn_vm_close(vm);
+}
+END_TEST
+
+int main(void) {
+  Suite *s = suite_create("gpu");
+  CASE(tcase_create("libraries"), no_library_at_all, a_driver_with_one_device, a_driver_that_finds_nothing,
+       a_driver_that_is_too_old, a_driver_that_lacks_a_function);
+  CASE(tcase_create("devices"), no_gpu_is_an_error_of_the_program, a_device_that_is_not_there,
+       a_program_without_devices_opens_nothing);
+  CASE(tcase_create("arrays"), arrays_move, operands_are_on_one_device, updates_on_a_device,
+       new_arrays_are_made_on_the_vms_device);
+  CASE(tcase_create("memory"), copies_of_any_size, freed_memory_is_used_again, memory_that_runs_out_is_an_error_value);
+  return run_suite(s);
+}
