@@ -79,6 +79,14 @@ typedef struct gpu_list {
   uint32_t n, cap;
 } gpu_list;
 
+/* What a program answered about its scratch, so that it need not be asked, and waited for, at every launch. */
+enum { GPU_MEMOS = 64, GPU_MEMO_INTS = 24 };
+typedef struct gpu_memo {
+  const gpu_code *code;
+  int64_t ints[GPU_MEMO_INTS];
+  size_t scratch;
+} gpu_memo;
+
 typedef struct gpu_stream {
   gpu_engine *engine;
   gpu_device *device;
@@ -88,7 +96,8 @@ typedef struct gpu_stream {
   gpu_list segments;          /* everything that was allocated from the driver */
   CUdeviceptr slab, slab_end; /* what is left of the segment that small blocks are cut from */
   gpu_chunk chunks[GPU_CHUNKS];
-  int chunk;            /* being filled */
+  int chunk; /* being filled */
+  gpu_memo memos[GPU_MEMOS];
   uint64_t allocations; /* from the driver, for tests */
   size_t live;          /* bytes of blocks in use */
 } gpu_stream;

@@ -10,6 +10,8 @@ Program i has the seed N + i, so `--seed N+i --count 1 --kind KIND` makes it aga
   plain against NumPy    within the program's own bounds (programs.py)
   grad against NumPy     the derivative along random directions against a central difference, in f64
 
+With --device all of it runs on that device, and eager execution there is compared with the CPU's, too.
+
 A program that fails is kept, with its inputs, where the message says. Needs NumPy.
 """
 import argparse
@@ -132,7 +134,7 @@ def compare_grad(program, folder):
                 raise Failure(f"{name}: slope by gradient {slope!r}, by differences {estimates[1]!r}")
 
 
-def check(quern, seed, kind, keep):
+def check(quern, seed, kind, keep, device):
     """Makes and runs one program; the text of its failure, or None."""
     program = Program(seed, kind)
     folder = tempfile.mkdtemp(prefix=f"quern-{kind}-{seed}-", dir=keep)
@@ -143,7 +145,10 @@ def check(quern, seed, kind, keep):
         compiler = seed % 3 == 0
         extra = ["--threads", "2"] if compiler else ["--set", "jit.cc=0", "--threads", "1"]
         eager = run(quern, EAGER, folder, "eager")
-        compiled = run(quern, COMPILED + extra, folder, "compiled")
+        there = ["--device", device] if device else []
+        if device:
+            compare_runs(program, eager, run(quern, EAGER + there, folder, "eager-there"))
+        compiled = run(quern, COMPILED + extra + there, folder, "compiled")
         if kind == "plain":
             compare_plain(program, eager)
         elif kind == "grad":
@@ -163,6 +168,7 @@ def main():
     parser.add_argument("--count", type=int, default=1000000, help="programs at most")
     parser.add_argument("--seconds", type=float, default=60, help="time at most")
     parser.add_argument("--kind", choices=sorted(set(KINDS)), help="only programs of this kind")
+    parser.add_argument("--device", help="gpu: compare with the CPU's bits")
     parser.add_argument("--keep", help="keep all programs below this folder")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
@@ -176,7 +182,7 @@ def main():
     with ThreadPoolExecutor(options.jobs) as pool:
         while done < options.count and time.monotonic() < end and len(failures) < 10:
             turn = [(seed + i, options.kind or KINDS[(seed + i) % len(KINDS)]) for i in range(done, min(done + 16, options.count))]
-            for failure in pool.map(lambda job: check(quern, *job, options.keep), turn):
+            for failure in pool.map(lambda job: check(quern, *job, options.keep, options.device), turn):
                 done += 1
                 if failure:
                     failures.append(failure)
