@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "jit/gpu/state.h"
 
@@ -30,6 +31,8 @@ gpu_engine *gpu_engine_of(qn_engine *engine) {
 void gpu_engine_close(qn_engine *engine) {
   gpu_engine *e = engine->gpu;
   if (!e) return;
+  engine->gpu = NULL;
+  if (!gpu_ours(e)) return;
   gpu_compile_close(e);
   for (int i = 0; i < GPU_DEVICES; i++)
     if (e->devices[i].context) e->libraries.driver.cuDevicePrimaryCtxRelease_v2(e->devices[i].handle);
@@ -38,8 +41,9 @@ void gpu_engine_close(qn_engine *engine) {
   pthread_cond_destroy(&e->done);
   pthread_mutex_destroy(&e->lock);
   free(e);
-  engine->gpu = NULL;
 }
+
+bool gpu_ours(const gpu_engine *e) { return !e->process || e->process == getpid(); }
 
 static CUresult open_device(const cuda_driver *d, gpu_device *g, int number) {
   int major = 0, minor = 0;
@@ -60,6 +64,7 @@ gpu_device *gpu_device_of(gpu_engine *e, int number, const char **why) {
   libraries *l = &e->libraries;
   if (!e->opened) {
     libraries_open_driver(l);
+    e->process = getpid();
     e->opened = true;
   }
   *why = l->devices ? no_number : l->of[LIBRARY_DRIVER].why;

@@ -265,7 +265,7 @@ void gpu_memory_close(qn_vm *vm) {
     gpu_stream *s = g->of[i];
     if (!s) continue;
     const cuda_driver *d = driver(s);
-    if (gpu_enter(s)) {
+    if (gpu_ours(s->engine) && gpu_enter(s)) {
       d->cuStreamSynchronize(s->stream);
       for (uint32_t k = 0; k < s->segments.n; k++) d->cuMemFree_v2(s->segments.items[k]);
       for (int k = 0; k < GPU_CHUNKS; k++) {

@@ -7,6 +7,7 @@
 #define JIT_GPU_STATE_H
 
 #include <pthread.h>
+#include <sys/types.h>
 #include <stdatomic.h>
 
 #include "jit/gpu/gpu.h"
@@ -51,6 +52,7 @@ typedef struct gpu_engine {
   pthread_cond_t work, done;
   pthread_t workers[GPU_WORKERS];
   int nworkers, idle;
+  pid_t process; /* that opened the driver */
   bool closing;
   char troubles[GPU_TROUBLES][320];
   uint8_t told[GPU_TROUBLES]; /* 0 nothing, 1 to be told, 2 told */
@@ -106,6 +108,8 @@ typedef struct gpu_vm {
   gpu_stream *of[GPU_DEVICES];
 } gpu_vm;
 
+/* A forked child has neither the threads nor the devices of its parent: it gives nothing back. */
+bool gpu_ours(const gpu_engine *e);
 /* The engine's part, made if need be; NULL when memory is short. */
 gpu_engine *gpu_engine_of(qn_engine *engine);
 /* A device by its number, opened if need be; NULL with the reason in *why (which lives as long as the engine). */

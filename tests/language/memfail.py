@@ -39,9 +39,12 @@ DEFECTS = re.compile(r"AddressSanitizer|LeakSanitizer|runtime error:|error\[E80[
 class Case:
     """One script in one mode."""
 
-    def __init__(self, quern, path, mode):
+    def __init__(self, quern, path, mode, device=None):
         self.quern, self.path, self.mode = quern, path, mode
         self.want = scripts.Expectation(path)
+        if device:
+            self.want.out = [scripts.NAMED_CPU.sub("gpu(0)", line) for line in self.want.out]
+            self.want.flags += ["--device", device]
         self.args = self.want.args or EXAMPLE_ARGS.get(os.path.basename(path), [])
         with open(path, encoding="utf-8") as f:
             self.text = f.read()
@@ -117,6 +120,7 @@ def main():
     parser.add_argument("scripts", nargs="*")
     parser.add_argument("--quern", default="build/quern")
     parser.add_argument("--mode", action="append", choices=list(FLAGS))
+    parser.add_argument("--device", help="run on this device")
     parser.add_argument("--seconds", type=float, default=50)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
@@ -132,12 +136,12 @@ def main():
         empty = os.path.join(folder, "empty.qn")
         with open(empty, "w", encoding="utf-8") as f:
             f.write("print(1)  # => 1\n")
-        start = Case(quern, empty, "off")
+        start = Case(quern, empty, "off", options.device)
         complaint = start.prepare(order, None)
         if complaint:
             sys.exit(f"FAILED {empty} {complaint}")
         bound = max(start.queue) - 8
-        cases = [Case(quern, path, mode) for path in options.scripts for mode in options.mode or FLAGS]
+        cases = [Case(quern, path, mode, options.device) for path in options.scripts for mode in options.mode or FLAGS]
         order.shuffle(cases)
         cases.insert(0, start)
 

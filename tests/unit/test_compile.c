@@ -1,4 +1,4 @@
-/* Kernels through the system's compiler (jit/cpu/compile.c) and their cache on disk (jit/cpu/cache.c): hits without a compiler,
+/* Kernels through the system's compiler (jit/cpu/compile.c) and their cache on disk (jit/kernel/cache.c): hits without a compiler,
  * damaged files, folders that cannot be used, compilers that are missing, fail, hang or change, and engines that compile
  * the same source at once.
  *
