@@ -178,6 +178,21 @@ void emit_arguments(const l_instr *i, char out[64]) {
     snprintf(out, 64, "v%u", i->a);
 }
 
+/* The same where NVRTC could compute the result: it takes 0.0f / 0.0f for a number, which is equal to itself. So it must not know
+ * that all operands are constants. */
+static void print_arguments(const emitter *e, const l_instr *i, char out[64]) {
+  const l_val in[] = {i->a, i->b, i->c};
+  bool constant = e->cuda && dtype_is_float((qn_dtype)emit_at(e, i->a)->dtype);
+  for (int k = 0; k < 3 && constant; k++) constant = !in[k] || emit_at(e, in[k])->code == L_CONST;
+  size_t n = constant ? (size_t)snprintf(out, 64, "OPAQUE(v%u)", i->a) : 0;
+  if (!constant)
+    emit_arguments(i, out);
+  else if (i->c)
+    snprintf(out + n, 64 - n, ", v%u, v%u", i->b, i->c);
+  else if (i->b)
+    snprintf(out + n, 64 - n, ", v%u", i->b);
+}
+
 /* Is integer %v the integer part of a float, as compilers see through casts and selects? gcc takes (float)(int)x for trunc(x) under
  * -fno-trapping-math, though for -0.5 one is 0 and the other -0: such casts say themselves what 0 becomes. */
 static bool truncated(const emitter *e, l_val v, int depth) {
@@ -241,7 +256,7 @@ void emit_instr(emitter *e, l_val v) {
     break;
   }
   case L_KOP:
-    emit_arguments(i, arguments);
+    print_arguments(e, i, arguments);
     emit_prim(e, f, (kop_id)i->sub, i->dtype, i->type2);
     if (i->sub == KOP_cast && dtype_is_float((qn_dtype)i->dtype) && truncated(e, i->a, 0))
       emit_line(e, "const %s v%u = v%u == 0 ? (%s)0 : %s(%s);", T, v, i->a, T, f, arguments);
@@ -251,7 +266,7 @@ void emit_instr(emitter *e, l_val v) {
   case L_MATH:
     math_name(f, sizeof f, (math_id)i->sub, (qn_dtype)i->dtype, (qn_dtype)i->type2);
     math_use(e->uses, f);
-    emit_arguments(i, arguments);
+    print_arguments(e, i, arguments);
     emit_line(e, "const %s v%u = %s(%s);", T, v, f, arguments);
     break;
   case L_LOAD: print_load(e, v); break;
