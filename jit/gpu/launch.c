@@ -244,7 +244,7 @@ const device_kernels gpu_kernels = {.ready = ready, .launch = launch};
 #define COPY_HASH 0x636f707920616c6cull
 #define COPY_NAME "k636f707920616c6c"
 static const char copy_text[] =
-    "typedef long long i64; struct plan { i64 n, shape[8], to[8], from[8]; int rank; };\n"
+    "typedef long long i64; typedef struct plan { i64 n, shape[8], to[8], from[8]; int rank; } plan;\n"
     "#define COPY(name, T) extern \"C\" __global__ void name(T *to, const T *from, plan p) { \\\n"
     "  for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < p.n; i += (i64)gridDim.x * blockDim.x) { \\\n"
     "    i64 r = i, a = 0, b = 0; \\\n"

@@ -511,8 +511,8 @@ static void print_phase(emitter *e, l_val phase) {
 
 static const char preamble[] =
     "#define HELP static __device__ __forceinline__\n"
-    "HELP float OPAQUE(float x) { asm(\"\" : \"+f\"(x)); return x; }\n"
-    "HELP double OPAQUE(double x) { asm(\"\" : \"+d\"(x)); return x; }\n"
+    "HELP float OPAQUE_f32(float x) { asm(\"\" : \"+f\"(x)); return x; }\n"
+    "HELP double OPAQUE_f64(double x) { asm(\"\" : \"+d\"(x)); return x; }\n"
     "#define SYNC __syncthreads();\n"
     "#define STOPPED (a->interrupt && *(const volatile int *)a->interrupt)\n"
     "#define SIMD\n"

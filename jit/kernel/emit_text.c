@@ -184,7 +184,7 @@ static void print_arguments(const emitter *e, const l_instr *i, char out[64]) {
   const l_val in[] = {i->a, i->b, i->c};
   bool constant = e->cuda && dtype_is_float((qn_dtype)emit_at(e, i->a)->dtype);
   for (int k = 0; k < 3 && constant; k++) constant = !in[k] || emit_at(e, in[k])->code == L_CONST;
-  size_t n = constant ? (size_t)snprintf(out, 64, "OPAQUE(v%u)", i->a) : 0;
+  size_t n = constant ? (size_t)snprintf(out, 64, "OPAQUE_%s(v%u)", emit_type(emit_at(e, i->a)->dtype), i->a) : 0;
   if (!constant)
     emit_arguments(i, out);
   else if (i->c)

@@ -1,5 +1,6 @@
-/* A driver library without a GPU, for tests: memory of the "device" is the host's, at addresses that fault when the host touches
- * them, and every copy is checked against the blocks that were allocated. There is no code: modules cannot be loaded.
+/* A driver library without a GPU, for tests. Memory of the "device" is a piece of the address space that the host cannot touch but
+ * while the driver works on it, and every copy is checked against the blocks that were allocated. Kernels run if stub_nvrtc.c has
+ * compiled them: the threads of a block take turns, from barrier to barrier.
  *
  * The environment tells how it behaves:
  *   STUB_INIT      what cuInit answers (0)
@@ -7,27 +8,31 @@
  *   STUB_DEVICES   how many (1)
  *   STUB_MEMORY    bytes that a device has (1 GiB)
  * With STUB_LACKS defined one function is missing. */
-
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
 
-#include "jit/gpu/cuda.h"
+#include "tests/cuda/stub.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define FOREIGN ((CUdeviceptr)1 << 62) /* no address of the host has this bit */
 
 typedef struct block {
   CUdeviceptr at;
   size_t bytes;
-  struct block *next;
+  struct block *next; /* at a higher address */
 } block;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static block *blocks;
-static size_t used;
+static char *arena;
+static size_t used, high;       /* `high`: bytes of the arena that were ever in use */
 static _Thread_local int depth; /* of contexts */
 
 static long setting(const char *name, long standard) {
@@ -40,14 +45,25 @@ static void broken(const char *what) {
   abort();
 }
 
-static void *host_of(CUdeviceptr p, size_t bytes) {
+static size_t memory(void) { return (size_t)setting("STUB_MEMORY", 1l << 30); }
+
+/* The driver may touch the arena from here on, under the lock, until close_arena. */
+static void open_arena(void) {
   pthread_mutex_lock(&lock);
+  if (high && mprotect(arena, high, PROT_READ | PROT_WRITE) != 0) broken("the arena cannot be opened");
+}
+static void close_arena(void) {
+  if (high && mprotect(arena, high, PROT_NONE) != 0) broken("the arena cannot be closed");
+  pthread_mutex_unlock(&lock);
+}
+
+/* Under the lock. */
+static void *host_of(CUdeviceptr p, size_t bytes) {
   const block *b = blocks;
   while (b && !(p >= b->at && p + bytes <= b->at + b->bytes)) b = b->next;
-  pthread_mutex_unlock(&lock);
   if (!b) broken("an access outside the device's memory");
   if (!depth) broken("no context is current");
-  return (void *)(uintptr_t)(p & ~FOREIGN);
+  return (void *)(uintptr_t)p;
 }
 
 EXPORT CUresult cuInit(unsigned flags) { return flags ? 1 : (CUresult)setting("STUB_INIT", 0); }
@@ -102,22 +118,31 @@ EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *context) {
 }
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *data, size_t bytes) {
+  enum { PAGE = 4096 };
   if (!depth) broken("no context is current");
   if (!bytes) return 1;
+  size_t size = (bytes + PAGE - 1) / PAGE * PAGE, room = 4 * memory(), at = 0;
   pthread_mutex_lock(&lock);
-  block *b = used + bytes <= (size_t)setting("STUB_MEMORY", 1l << 30) ? malloc(sizeof *b) : NULL;
-  void *p = b ? malloc(bytes) : NULL;
-  if (p) {
-    memset(p, 0xa5, bytes);
-    *b = (block){(CUdeviceptr)(uintptr_t)p | FOREIGN, bytes, blocks};
-    blocks = b;
+  if (!arena) {
+    arena = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (arena == MAP_FAILED) broken("no address space");
+  }
+  block **p = &blocks, *b = NULL; /* the first gap that is large enough */
+  for (; *p && (CUdeviceptr)(uintptr_t)arena + at + size > (*p)->at; p = &(*p)->next)
+    at = (size_t)((*p)->at + ((*p)->bytes + PAGE - 1) / PAGE * PAGE - (CUdeviceptr)(uintptr_t)arena);
+  if (used + bytes <= memory() && at + size <= room && (b = malloc(sizeof *b))) {
+    *b = (block){(CUdeviceptr)(uintptr_t)arena + at, bytes, *p};
+    *p = b;
     used += bytes;
+    if (at + size > high) high = at + size;
     *data = b->at;
-  } else {
-    free(b);
   }
   pthread_mutex_unlock(&lock);
-  return p ? 0 : 2;
+  if (!b) return 2;
+  open_arena();
+  memset((void *)(uintptr_t)b->at, 0xa5, bytes);
+  close_arena();
+  return 0;
 }
 EXPORT CUresult cuMemFree_v2(CUdeviceptr data) {
   pthread_mutex_lock(&lock);
@@ -127,7 +152,6 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr data) {
   if (!b) broken("memory that is not allocated was given back");
   *p = b->next;
   used -= b->bytes;
-  free((void *)(uintptr_t)(b->at & ~FOREIGN));
   free(b);
   pthread_mutex_unlock(&lock);
   return 0;
@@ -145,22 +169,30 @@ EXPORT CUresult cuMemFreeHost(void *data) {
 }
 EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
   (void)stream;
+  open_arena();
   memcpy(host_of(to, bytes), from, bytes);
+  close_arena();
   return 0;
 }
 EXPORT CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
   (void)stream;
+  open_arena();
   memcpy(to, host_of(from, bytes), bytes);
+  close_arena();
   return 0;
 }
 EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
   (void)stream;
+  open_arena();
   memmove(host_of(to, bytes), host_of(from, bytes), bytes);
+  close_arena();
   return 0;
 }
 EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t n, CUstream stream) {
   (void)stream;
+  open_arena();
   memset(host_of(to, n), value, n);
+  close_arena();
   return 0;
 }
 EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
@@ -184,22 +216,105 @@ EXPORT CUresult cuEventDestroy_v2(CUevent event) {
 }
 EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) { return event && stream ? 0 : 1; }
 EXPORT CUresult cuEventSynchronize(CUevent event) { return event ? 0 : 1; }
+
+/* ---- kernels: objects that stub_nvrtc.c made ---------------------------------------------------------------------- */
+
 EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image) {
-  (void)module, (void)image;
-  return 209;
+  stub_image head;
+  memcpy(&head, image, sizeof head);
+  if (memcmp(head.magic, stub_magic, sizeof head.magic) != 0) return 209;
+  char path[64];
+  int fd = memfd_create("stub", MFD_CLOEXEC);
+  if (fd < 0 || write(fd, (const char *)image + sizeof head, head.bytes) != (ssize_t)head.bytes) broken("no file");
+  /* dlopen knows files by their numbers, too: every module keeps its own */
+  snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+  *module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!*module) broken(dlerror());
+  return 0;
 }
-EXPORT CUresult cuModuleUnload(CUmodule module) {
-  (void)module;
-  return 1;
-}
+EXPORT CUresult cuModuleUnload(CUmodule module) { return dlclose(module) == 0 ? 0 : 1; }
 EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
-  (void)function, (void)module, (void)name;
-  return 500;
+  char run[96];
+  snprintf(run, sizeof run, "run_%s", name);
+  void *f = dlsym(module, run);
+  memcpy(function, &f, sizeof f);
+  return f ? 0 : 500;
 }
+
+enum { MOST_THREADS = 256, STACK = 256 << 10 };
+typedef struct fiber {
+  ucontext_t context;
+  char *stack;
+  int done, arrived; /* at a barrier */
+} fiber;
+static fiber fibers[MOST_THREADS];
+static ucontext_t scheduler;
+static stub_place place;
+static int running, votes[2], phase_of[MOST_THREADS];
+static void (*kernel)(stub_place *, void **);
+static void **kernel_arguments;
+
+static void barrier(void) {
+  fibers[running].arrived = 1;
+  int me = running;
+  swapcontext(&fibers[me].context, &scheduler);
+}
+/* Votes are counted in two cells by turns, the other one being cleared once all have read it. */
+static int barrier_or(int vote) {
+  int me = running, cell = phase_of[me]++ & 1;
+  votes[cell] |= vote != 0;
+  barrier();
+  int result = votes[cell];
+  barrier();
+  votes[cell] = 0;
+  return result;
+}
+static void thread_main(void) {
+  kernel(&place, kernel_arguments);
+  fibers[running].done = 1;
+}
+
+static void run_block(unsigned threads) {
+  votes[0] = votes[1] = 0;
+  for (unsigned t = 0; t < threads; t++) {
+    fiber *f = &fibers[t];
+    if (!f->stack && !(f->stack = malloc(STACK))) broken("no memory for a stack");
+    f->done = f->arrived = 0;
+    phase_of[t] = 0;
+    getcontext(&f->context);
+    f->context.uc_stack.ss_sp = f->stack;
+    f->context.uc_stack.ss_size = STACK;
+    f->context.uc_link = &scheduler;
+    makecontext(&f->context, thread_main, 0);
+  }
+  for (unsigned left = threads; left;) {
+    left = 0;
+    for (unsigned t = 0; t < threads; t++) {
+      if (fibers[t].done) continue;
+      running = (int)t;
+      place.thread.x = t;
+      fibers[t].arrived = 0;
+      swapcontext(&scheduler, &fibers[t].context);
+      left += !fibers[t].done;
+    }
+  }
+}
+
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                                unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **arguments,
                                void **extra) {
-  (void)function, (void)grid_x, (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z;
-  (void)shared, (void)stream, (void)arguments, (void)extra;
-  return 400;
+  (void)shared, (void)extra;
+  if (!depth || !stream || !grid_x || grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1 ||
+      block_x > MOST_THREADS)
+    return 1;
+  open_arena();
+  memcpy(&kernel, &function, sizeof kernel);
+  kernel_arguments = arguments;
+  place = (stub_place){.grid = {grid_x}, .width = {block_x}, .barrier = barrier, .any = barrier_or};
+  for (unsigned b = 0; b < grid_x; b++) {
+    place.block.x = b;
+    run_block(block_x);
+  }
+  close_arena();
+  return 0;
 }

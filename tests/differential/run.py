@@ -10,7 +10,7 @@ Program i has the seed N + i, so `--seed N+i --count 1 --kind KIND` makes it aga
   plain against NumPy    within the program's own bounds (programs.py)
   grad against NumPy     the derivative along random directions against a central difference, in f64
 
-With --device all of it runs on that device, and eager execution there is compared with the CPU's, too.
+With --device what is compiled runs on that device, and the first calls of it eagerly there; eager execution is the CPU's.
 
 A program that fails is kept, with its inputs, where the message says. Needs NumPy.
 """
@@ -146,8 +146,6 @@ def check(quern, seed, kind, keep, device):
         extra = ["--threads", "2"] if compiler else ["--set", "jit.cc=0", "--threads", "1"]
         eager = run(quern, EAGER, folder, "eager")
         there = ["--device", device] if device else []
-        if device:
-            compare_runs(program, eager, run(quern, EAGER + there, folder, "eager-there"))
         compiled = run(quern, COMPILED + extra + there, folder, "compiled")
         if kind == "plain":
             compare_plain(program, eager)

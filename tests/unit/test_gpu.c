@@ -14,7 +14,8 @@
 
 static void only(const char *which) {
   char path[600];
-  snprintf(path, sizeof path, "%s/%s", getenv("QUERN_TEST_STUB") ? getenv("QUERN_TEST_STUB") : "build/tests/stub", which);
+  snprintf(path, sizeof path, "%s/%s", getenv("QUERN_TEST_STUB") ? getenv("QUERN_TEST_STUB") : "build/tests/stub",
+           which);
   setenv("QUERN_CUDA", path, 1);
   static const char *const others[] = {"CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX"};
   for (size_t i = 0; i < sizeof others / sizeof *others; i++) unsetenv(others[i]);
@@ -169,6 +170,17 @@ START_TEST(arrays_move) {
 }
 END_TEST
 
+START_TEST(arrays_move_between_devices) {
+  with_stub();
+  setenv("STUB_DEVICES", "2", 1);
+  qn_vm *vm = vm_on(0);
+  prints(vm, "let x = [1.5, 2.5].to(gpu(1)); x.to(gpu(0))", "f32[2] gpu(0)\n[1.5, 2.5]");
+  prints(vm, "x + x", "f32[2] gpu(1)\n[3.0, 5.0]");
+  fails(vm, "x + x.to(gpu(0))", "E210", "add of arrays on gpu(1) and on gpu(0)");
+  qn_vm_close(vm);
+}
+END_TEST
+
 START_TEST(operands_are_on_one_device) {
   with_stub();
   qn_vm *vm = vm_on(0);
@@ -186,7 +198,10 @@ END_TEST
 START_TEST(updates_on_a_device) {
   with_stub();
   qn_vm *vm = vm_on(0);
-  qn_release(vm, eval(vm, "let x = zeros(2, 3).to(gpu); let before = x; x[1, 2] = 5; x[:, 0] = 7; x[0, ::-1] = [1, 2, 3].to(gpu)"));
+  qn_release(
+      vm,
+      eval(vm,
+           "let x = zeros(2, 3).to(gpu); let before = x; x[1, 2] = 5; x[:, 0] = 7; x[0, ::-1] = [1, 2, 3].to(gpu)"));
   prints(vm, "x", "f32[2, 3] gpu(0)\n[[3.0, 2.0, 1.0],\n [7.0, 0.0, 5.0]]");
   prints(vm, "float(sum(before))", "0.0");
   qn_vm_close(vm);
@@ -202,12 +217,78 @@ START_TEST(new_arrays_are_made_on_the_vms_device) {
 }
 END_TEST
 
+/* ---- kernels -------------------------------------------------------------------------------------------------------------- */
+
+static qn_vm *vm_compiling(void) {
+  only("compiling");
+  char cache[] = "/tmp/test_gpu-XXXXXX";
+  if (!mkdtemp(cache)) ck_abort_msg("no folder");
+  setenv("QUERN_CACHE", cache, 1);
+  qn_config config;
+  qn_config_init(&config);
+  config.jit = QN_JIT_SYNC;
+  qn_vm *vm = qn_vm_open(&config);
+  if (!vm || !vm_use_device(vm, 1)) ck_abort_msg("no VM");
+  return vm;
+}
+
+static gpu_code *first_code(qn_vm *vm) {
+  gpu_engine *e = vm->engine->gpu;
+  for (uint32_t i = 0; i < e->cap; i++)
+    if (e->table[i]) return e->table[i];
+  return NULL;
+}
+
+START_TEST(kernels_run_on_the_device) {
+  qn_vm *vm = vm_compiling();
+  prints(vm, "let x = arange(1000) % 7; sum(x * x)", "12977");
+  gpu_code *code = first_code(vm);
+  ck_assert_ptr_nonnull(code);
+  ck_assert_int_eq(atomic_load(&code->state), CODE_READY);
+  prints(vm, "let m = arange(12).reshape(3, 4); m[::-1, ::2].T + 1",
+         "i64[2, 3] gpu(0)\n[[ 9,  5,  1],\n [11,  7,  3]]");
+  prints(vm, "sum(f32(m), axis: 0)", "f32[4] gpu(0)\n[12.0, 15.0, 18.0, 21.0]");
+  prints(vm, "f32(m) @ f32(m.T)",
+         "f32[3, 3] gpu(0)\n[[ 14.0,  38.0,  62.0],\n [ 38.0, 126.0, 214.0],\n [ 62.0, 214.0, 366.0]]");
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(compiled_code_is_kept_on_disk) {
+  qn_vm *vm = vm_compiling();
+  prints(vm, "[1, 2] * 3", "i64[2] gpu(0)\n[3, 6]");
+  qn_vm_close(vm);
+  only("good"); /* the same driver, no compiler */
+  vm = qn_vm_open(NULL);
+  ck_assert(vm_use_device(vm, 1));
+  prints(vm, "[1, 2] * 3", "i64[2] gpu(0)\n[3, 6]");
+  gpu_code *code = first_code(vm);
+  gpu_code_wait(vm->engine->gpu, code);
+  ck_assert_int_eq(atomic_load(&code->state), CODE_READY);
+  prints(vm, "[1, 2] * 4", "i64[2] gpu(0)\n[4, 8]");
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(errors_in_kernels_are_those_of_the_cpu) {
+  qn_vm *vm = vm_compiling();
+  fails(vm, "[7, 8, 9] // [1, 0, 0]", "E306", "element 1: integer division by 0");
+  fails(vm, "[1, 2][[0, 5]]", "E303", "index 5 is out of bounds for axis 0 with size 2");
+  qn_release(vm,
+             eval(vm, "fn f(x, i) {\n  let y = x * 2\n  y[i] + 1\n}\nfor _ in 0..20 { let _a = f([1, 2], [0, 1]) }"));
+  fails(vm, "f([1, 2], [0, 2])", "E303", "index 2 is out of bounds for axis 0 with size 2");
+  prints(vm, "f([1, 2], [0, 1])", "i64[2] gpu(0)\n[3, 5]");
+  qn_vm_close(vm);
+}
+END_TEST
+
 /* ---- memory --------------------------------------------------------------------------------------------------------------- */
 
 START_TEST(copies_of_any_size) {
   with_stub();
   qn_vm *vm = vm_on(0);
-  static const int64_t sizes[] = {0, 1, 63, 1 << 20, (GPU_CHUNK >> 3) - 1, GPU_CHUNK >> 3, (GPU_CHUNK >> 3) + 1, 3 * (GPU_CHUNK >> 3) + 5};
+  static const int64_t sizes[] = {
+      0, 1, 63, 1 << 20, (GPU_CHUNK >> 3) - 1, GPU_CHUNK >> 3, (GPU_CHUNK >> 3) + 1, 3 * (GPU_CHUNK >> 3) + 5};
   for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
     qn_array *a = array_new(vm, QN_i64, 1, &sizes[k]);
     ck_assert_ptr_nonnull(a);
@@ -245,7 +326,8 @@ START_TEST(memory_that_runs_out_is_an_error_value) {
   setenv("STUB_MEMORY", "20000000", 1);
   qn_vm *vm = vm_on(0);
   qn_release(vm, eval(vm, "let x = zeros(1000, 1000)\nlet keep = x.to(gpu)"));
-  fails(vm, "let many = (); for i in 0..10 { many = append(many, x.to(gpu)) }", "E601", "gpu(0) has no memory left for");
+  fails(vm, "let many = (); for i in 0..10 { many = append(many, x.to(gpu)) }", "E601",
+        "gpu(0) has no memory left for");
   prints(vm, "try { many = append(many, zeros(4000, 1000).to(gpu)) ; 1 } catch e { e.id }", "E601");
   prints(vm, "float(sum(keep[0]))", "0.0");
   qn_release(vm, eval(vm, "many = ()"));
@@ -261,8 +343,10 @@ int main(void) {
        a_driver_that_is_too_old, a_driver_that_lacks_a_function);
   CASE(tcase_create("devices"), no_gpu_is_an_error_of_the_program, a_device_that_is_not_there,
        a_program_without_devices_opens_nothing);
-  CASE(tcase_create("arrays"), arrays_move, operands_are_on_one_device, updates_on_a_device,
-       new_arrays_are_made_on_the_vms_device);
+  CASE(tcase_create("arrays"), arrays_move, arrays_move_between_devices, operands_are_on_one_device,
+       updates_on_a_device, new_arrays_are_made_on_the_vms_device);
+  CASE(tcase_create("kernels"), kernels_run_on_the_device, compiled_code_is_kept_on_disk,
+       errors_in_kernels_are_those_of_the_cpu);
   CASE(tcase_create("memory"), copies_of_any_size, freed_memory_is_used_again, memory_that_runs_out_is_an_error_value);
   return run_suite(s);
 }

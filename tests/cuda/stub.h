@@ -1,0 +1,26 @@
+/* What the stub driver and the stub compiler know of each other. */
+#ifndef TESTS_CUDA_STUB_H
+#define TESTS_CUDA_STUB_H
+
+#include "jit/gpu/cuda.h"
+
+/* Where a thread is, and how it waits for the others of its block. The compiled text has the same declaration. */
+#define STUB_PLACE                                                                                                     \
+  typedef struct stub_index {                                                                                          \
+    unsigned x;                                                                                                        \
+  } stub_index;                                                                                                        \
+  typedef struct stub_place {                                                                                          \
+    stub_index thread, block, grid, width;                                                                             \
+    void (*barrier)(void);                                                                                             \
+    int (*any)(int);                                                                                                   \
+  } stub_place;
+STUB_PLACE
+
+/* A "cubin": this, then a shared object with run_NAME(stub_place *, void **arguments) for every kernel NAME. */
+typedef struct stub_image {
+  char magic[8];
+  size_t bytes;
+} stub_image;
+static const char stub_magic[8] = {'s', 't', 'u', 'b', ' ', 'g', 'p', 'u'};
+
+#endif

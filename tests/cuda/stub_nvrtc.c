@@ -1,0 +1,129 @@
+/* NVRTC without CUDA, for tests: the texts of kernels become objects for stub_driver.c, by the system's C compiler. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/cuda/stub.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define TEXT_(...) #__VA_ARGS__
+#define TEXT(...) TEXT_(__VA_ARGS__)
+
+struct _nvrtcProgram {
+  char *text, *image;
+  size_t bytes;
+};
+
+static const char words[] = TEXT(
+    STUB_PLACE) "\nstatic __thread stub_place *stub_;\n"
+                "#define threadIdx stub_->thread\n#define blockIdx stub_->block\n#define gridDim stub_->grid\n#define "
+                "blockDim stub_->width\n"
+                "#define __syncthreads() stub_->barrier()\n#define __syncthreads_or(x) stub_->any(x)\n"
+                "#define __global__\n#define __device__\n#define __forceinline__ inline "
+                "__attribute__((always_inline))\n"
+                "#define __noinline__ __attribute__((noinline))\n#define __launch_bounds__(n)\n#define __shared__ "
+                "static\n#define asm(...)\n"
+                "#define atomicMin(p, x) (*(p) = *(p) < (x) ? *(p) : (x))\n"
+                "#define __fmaf_rn __builtin_fmaf\n#define __fma_rn __builtin_fma\n#define __fsqrt_rn __builtin_sqrtf\n"
+                "#define __dsqrt_rn __builtin_sqrt\n#define floorf __builtin_floorf\n#define floor __builtin_floor\n"
+                "#define ceilf __builtin_ceilf\n#define ceil __builtin_ceil\n#define rintf __builtin_rintf\n#define "
+                "rint __builtin_rint\n"
+                "#define truncf __builtin_truncf\n#define trunc __builtin_trunc\n"
+                "#define __umul64hi(a, b) ((unsigned long long)((unsigned __int128)(a) * (b) >> 64))\n"
+                "#define __int_as_float(x) (((union { int i; float f; }){x}).f)\n"
+                "#define __longlong_as_double(x) (((union { long long i; double f; }){x}).f)\n";
+
+/* Writes run_NAME for every kernel: those of printed programs, and those of the copies. */
+static void write_runs(FILE *f, const char *text) {
+  static const char printed[] = "(qk_args args, i64 instances)";
+  for (const char *at = text; (at = strstr(at, printed)); at++) {
+    const char *from = at;
+    while (from > text && from[-1] != ' ') from--;
+    fprintf(f, "void run_%.*s(stub_place *s, void **a) { stub_ = s; %.*s(*(qk_args *)a[0], *(i64 *)a[1]); }\n",
+            (int)(at - from), from, (int)(at - from), from);
+  }
+  for (const char *at = text; (at = strstr(at, "COPY(k")); at++) {
+    int n = (int)strcspn(at + 5, ",");
+    fprintf(
+        f,
+        "void run_%.*s(stub_place *s, void **a) { stub_ = s; %.*s(*(void **)a[0], *(void **)a[1], *(plan *)a[2]); }\n",
+        n, at + 5, n, at + 5);
+  }
+}
+
+EXPORT nvrtcResult nvrtcVersion(int *major, int *minor) {
+  *major = 13;
+  *minor = 0;
+  return 0;
+}
+
+EXPORT nvrtcResult nvrtcCreateProgram(nvrtcProgram *program, const char *text, const char *name, int nheaders,
+                                      const char *const *headers, const char *const *names) {
+  (void)name, (void)nheaders, (void)headers, (void)names;
+  *program = calloc(1, sizeof **program);
+  if (*program) (*program)->text = strdup(text);
+  return *program && (*program)->text ? 0 : 1;
+}
+
+EXPORT nvrtcResult nvrtcCompileProgram(nvrtcProgram p, int noptions, const char *const *options) {
+  char folder[] = "/tmp/stub-XXXXXX", path[64], object[64], command[400];
+  (void)noptions, (void)options;
+  for (char *at = p->text; (at = strstr(at, "extern \"C\"")); at++) memset(at, ' ', strlen("extern \"C\""));
+  if (!mkdtemp(folder)) return 1;
+  snprintf(path, sizeof path, "%s/a.c", folder);
+  snprintf(object, sizeof object, "%s/a.so", folder);
+  FILE *f = fopen(path, "w");
+  if (!f) return 1;
+  fprintf(f, "%s%s\n", words, p->text);
+  write_runs(f, p->text);
+  fclose(f);
+  snprintf(command, sizeof command,
+           "cc -std=gnu11 -O1 -march=native -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-strict-aliasing "
+           "-w -fPIC -shared -o %s %s -lm >&2",
+           object, path);
+  int rc = system(command);
+  if (rc == 0 && (f = fopen(object, "rb"))) {
+    stub_image head;
+    fseek(f, 0, SEEK_END);
+    head.bytes = (size_t)ftell(f);
+    rewind(f);
+    memcpy(head.magic, stub_magic, sizeof head.magic);
+    p->bytes = sizeof head + head.bytes;
+    p->image = malloc(p->bytes);
+    if (p->image) memcpy(p->image, &head, sizeof head);
+    if (!p->image || fread(p->image + sizeof head, 1, head.bytes, f) != head.bytes) rc = 1;
+    fclose(f);
+  }
+  unlink(object);
+  unlink(path);
+  rmdir(folder);
+  return rc == 0 && p->image ? 0 : 6;
+}
+
+EXPORT nvrtcResult nvrtcGetProgramLogSize(nvrtcProgram p, size_t *bytes) {
+  (void)p;
+  *bytes = 1;
+  return 0;
+}
+EXPORT nvrtcResult nvrtcGetProgramLog(nvrtcProgram p, char *text) {
+  (void)p;
+  *text = 0;
+  return 0;
+}
+EXPORT nvrtcResult nvrtcGetCUBINSize(nvrtcProgram p, size_t *bytes) {
+  *bytes = p->bytes;
+  return 0;
+}
+EXPORT nvrtcResult nvrtcGetCUBIN(nvrtcProgram p, char *cubin) {
+  memcpy(cubin, p->image, p->bytes);
+  return 0;
+}
+EXPORT nvrtcResult nvrtcDestroyProgram(nvrtcProgram *p) {
+  free((*p)->text);
+  free((*p)->image);
+  free(*p);
+  *p = NULL;
+  return 0;
+}
