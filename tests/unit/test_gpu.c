@@ -221,7 +221,8 @@ END_TEST
 
 static qn_vm *vm_compiling(void) {
   only("compiling");
-  char cache[] = "/tmp/test_gpu-XXXXXX";
+  char cache[600]; /* empty: below that of all tests */
+  snprintf(cache, sizeof cache, "%s-gpu-XXXXXX", getenv("QUERN_CACHE") ? getenv("QUERN_CACHE") : "/tmp/quern-test");
   if (!mkdtemp(cache)) ck_abort_msg("no folder");
   setenv("QUERN_CACHE", cache, 1);
   qn_config config;
