@@ -182,9 +182,10 @@ void emit_arguments(const l_instr *i, char out[64]) {
  * that all operands are constants. */
 static void print_arguments(const emitter *e, const l_instr *i, char out[64]) {
   const l_val in[] = {i->a, i->b, i->c};
-  bool constant = e->cuda && dtype_is_float((qn_dtype)emit_at(e, i->a)->dtype);
+  uint8_t dtype = emit_at(e, i->a)->dtype; /* f16 and bf16 are words: they are only converted */
+  bool constant = e->cuda && (dtype == QN_f32 || dtype == QN_f64);
   for (int k = 0; k < 3 && constant; k++) constant = !in[k] || emit_at(e, in[k])->code == L_CONST;
-  size_t n = constant ? (size_t)snprintf(out, 64, "OPAQUE_%s(v%u)", emit_type(emit_at(e, i->a)->dtype), i->a) : 0;
+  size_t n = constant ? (size_t)snprintf(out, 64, "OPAQUE_%s(v%u)", emit_type(dtype), i->a) : 0;
   if (!constant)
     emit_arguments(i, out);
   else if (i->c)
@@ -532,7 +533,8 @@ static const char emit_types[] =
     "typedef unsigned int u32; typedef int i32; typedef unsigned long long u64; typedef long long i64;\n"
     "typedef u16 f16; typedef u16 bf16; typedef float f32; typedef double f64;\n"
     "typedef union qk_scalar { i64 i; f64 f; } qk_scalar;\n"
-    "typedef struct qk_tile { const void *x, *y; void *out, *work; i64 x_m, x_k, y_k, y_n, rows, cols, depth; i32 ld, xd, yd, "
+    "typedef struct qk_tile { const void *x, *y; void *out, *work; i64 x_m, x_k, y_k, y_n, rows, cols, depth; i32 ld, "
+    "xd, yd, "
     "od; } "
     "qk_tile;\n"
     "typedef struct qk_args { void *const *buf; const i64 *ints; const qk_scalar *scalars; void *scratch; u64 *error;\n"

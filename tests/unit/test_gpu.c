@@ -274,10 +274,10 @@ END_TEST
 START_TEST(errors_in_kernels_are_those_of_the_cpu) {
   qn_vm *vm = vm_compiling();
   fails(vm, "[7, 8, 9] // [1, 0, 0]", "E306", "element 1: integer division by 0");
-  fails(vm, "[1, 2][[0, 5]]", "E303", "index 5 is out of bounds for axis 0 with size 2");
+  fails(vm, "[1, 2][[0, 5]]", "E303", "index 5 is out of bounds for axis 0");
   qn_release(vm,
              eval(vm, "fn f(x, i) {\n  let y = x * 2\n  y[i] + 1\n}\nfor _ in 0..20 { let _a = f([1, 2], [0, 1]) }"));
-  fails(vm, "f([1, 2], [0, 2])", "E303", "index 2 is out of bounds for axis 0 with size 2");
+  fails(vm, "f([1, 2], [0, 2])", "E303", "index 2 is out of bounds for axis 0");
   prints(vm, "f([1, 2], [0, 1])", "i64[2] gpu(0)\n[3, 5]");
   qn_vm_close(vm);
 }
