@@ -274,18 +274,21 @@ static void thread_main(void) {
   fibers[running].done = 1;
 }
 
+static void make_fiber(fiber *f) {
+  if (!f->stack && !(f->stack = malloc(STACK))) broken("no memory for a stack");
+  f->done = f->arrived = 0;
+  getcontext(&f->context);
+  f->context.uc_stack.ss_sp = f->stack;
+  f->context.uc_stack.ss_size = STACK;
+  f->context.uc_link = &scheduler;
+  makecontext(&f->context, thread_main, 0);
+}
+
 static void run_block(unsigned threads) {
   votes[0] = votes[1] = 0;
   for (unsigned t = 0; t < threads; t++) {
-    fiber *f = &fibers[t];
-    if (!f->stack && !(f->stack = malloc(STACK))) broken("no memory for a stack");
-    f->done = f->arrived = 0;
     phase_of[t] = 0;
-    getcontext(&f->context);
-    f->context.uc_stack.ss_sp = f->stack;
-    f->context.uc_stack.ss_size = STACK;
-    f->context.uc_link = &scheduler;
-    makecontext(&f->context, thread_main, 0);
+    make_fiber(&fibers[t]);
   }
   for (unsigned left = threads; left;) {
     left = 0;
