@@ -7,6 +7,7 @@
 #define JIT_GPU_CUDA_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #ifndef CUDA_TYPES_GIVEN
 typedef int CUresult;
@@ -22,9 +23,50 @@ typedef int nvrtcResult;
 typedef struct _nvrtcProgram *nvrtcProgram;
 typedef int cublasStatus_t;
 typedef struct cublasLtContext *cublasLtHandle_t;
+typedef int cublasComputeType_t;
+typedef int cudaDataType;
+typedef int cublasLtMatmulDescAttributes_t;
+typedef int cublasLtMatrixLayoutAttribute_t;
+typedef int cublasLtMatmulPreferenceAttributes_t;
+typedef struct cublasLtMatmulDescOpaque_t *cublasLtMatmulDesc_t;
+typedef struct cublasLtMatrixLayoutOpaque_t *cublasLtMatrixLayout_t;
+typedef struct cublasLtMatmulPreferenceOpaque_t *cublasLtMatmulPreference_t;
+typedef struct cublasLtMatmulAlgo_t {
+  uint64_t data[8];
+} cublasLtMatmulAlgo_t;
+typedef struct cublasLtMatmulHeuristicResult_t {
+  cublasLtMatmulAlgo_t algo;
+  size_t workspaceSize;
+  cublasStatus_t state;
+  float wavesCount;
+  int reserved[4];
+} cublasLtMatmulHeuristicResult_t;
+typedef struct CUstream_st *cudaStream_t;
 #endif
 
 /* CUDA_CONSTANT(ours, real, value) */
+#define CUDA_LT_CONSTANTS(X)                                                                                           \
+  X(LT_OK, CUBLAS_STATUS_SUCCESS, 0)                                                                                   \
+  X(LT_OP_N, CUBLAS_OP_N, 0)                                                                                           \
+  X(LT_OP_T, CUBLAS_OP_T, 1)                                                                                           \
+  X(LT_F32, CUDA_R_32F, 0)                                                                                             \
+  X(LT_F64, CUDA_R_64F, 1)                                                                                             \
+  X(LT_F16, CUDA_R_16F, 2)                                                                                             \
+  X(LT_BF16, CUDA_R_16BF, 14)                                                                                          \
+  X(LT_COMPUTE_F32, CUBLAS_COMPUTE_32F, 68)                                                                            \
+  X(LT_COMPUTE_F64, CUBLAS_COMPUTE_64F, 70)                                                                            \
+  X(LT_DESC_TRANSA, CUBLASLT_MATMUL_DESC_TRANSA, 3)                                                                    \
+  X(LT_DESC_TRANSB, CUBLASLT_MATMUL_DESC_TRANSB, 4)                                                                    \
+  X(LT_LAYOUT_BATCH, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 5)                                                            \
+  X(LT_LAYOUT_STEP, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, 6)                                                    \
+  X(LT_PREF_WORKSPACE, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, 1)                                                    \
+  X(LT_PREF_REDUCTIONS, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, 3)                                                 \
+  X(LT_PREF_ALIGN_A, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, 5)                                                    \
+  X(LT_PREF_ALIGN_B, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, 6)                                                    \
+  X(LT_PREF_ALIGN_C, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, 7)                                                    \
+  X(LT_PREF_ALIGN_D, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, 8)                                                    \
+  X(LT_REDUCTION_APART, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 2)
+
 #define CUDA_CONSTANTS(X)                                                                                              \
   X(GPU_OK, CUDA_SUCCESS, 0)                                                                                           \
   X(GPU_OUT_OF_MEMORY, CUDA_ERROR_OUT_OF_MEMORY, 2)                                                                    \
@@ -38,7 +80,7 @@ typedef struct cublasLtContext *cublasLtHandle_t;
 
 enum {
 #define CUDA_CONSTANT(ours, real, value) ours = value,
-  CUDA_CONSTANTS(CUDA_CONSTANT)
+  CUDA_CONSTANTS(CUDA_CONSTANT) CUDA_LT_CONSTANTS(CUDA_CONSTANT)
 #undef CUDA_CONSTANT
 };
 
@@ -92,7 +134,31 @@ enum {
 #define CUDA_LT(X)                                                                                                     \
   X(size_t, cublasLtGetVersion, (void))                                                                                \
   X(cublasStatus_t, cublasLtCreate, (cublasLtHandle_t * handle))                                                       \
-  X(cublasStatus_t, cublasLtDestroy, (cublasLtHandle_t handle))
+  X(cublasStatus_t, cublasLtDestroy, (cublasLtHandle_t handle))                                                        \
+  X(cublasStatus_t, cublasLtMatmulDescCreate,                                                                          \
+    (cublasLtMatmulDesc_t * desc, cublasComputeType_t compute, cudaDataType scale))                                    \
+  X(cublasStatus_t, cublasLtMatmulDescDestroy, (cublasLtMatmulDesc_t desc))                                            \
+  X(cublasStatus_t, cublasLtMatmulDescSetAttribute,                                                                    \
+    (cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attr, const void *value, size_t bytes))                 \
+  X(cublasStatus_t, cublasLtMatrixLayoutCreate,                                                                        \
+    (cublasLtMatrixLayout_t * layout, cudaDataType type, uint64_t rows, uint64_t cols, int64_t ld))                    \
+  X(cublasStatus_t, cublasLtMatrixLayoutDestroy, (cublasLtMatrixLayout_t layout))                                      \
+  X(cublasStatus_t, cublasLtMatrixLayoutSetAttribute,                                                                  \
+    (cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attr, const void *value, size_t bytes))            \
+  X(cublasStatus_t, cublasLtMatmulPreferenceCreate, (cublasLtMatmulPreference_t * preference))                         \
+  X(cublasStatus_t, cublasLtMatmulPreferenceDestroy, (cublasLtMatmulPreference_t preference))                          \
+  X(cublasStatus_t, cublasLtMatmulPreferenceSetAttribute,                                                              \
+    (cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attr, const void *value,              \
+     size_t bytes))                                                                                                    \
+  X(cublasStatus_t, cublasLtMatmulAlgoGetHeuristic,                                                                    \
+    (cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,           \
+     cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference, int wanted,            \
+     cublasLtMatmulHeuristicResult_t *results, int *found))                                                            \
+  X(cublasStatus_t, cublasLtMatmul,                                                                                    \
+    (cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha, const void *a,                             \
+     cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout, const void *beta, const void *c, \
+     cublasLtMatrixLayout_t c_layout, void *d, cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algo,      \
+     void *workspace, size_t bytes, cudaStream_t stream))
 
 #define CUDA_POINTER(result, name, parameters) result(*name) parameters;
 typedef struct cuda_driver {

@@ -34,6 +34,7 @@ void gpu_engine_close(qn_engine *engine) {
   engine->gpu = NULL;
   if (!gpu_ours(e)) return;
   gpu_compile_close(e);
+  for (int i = 0; i < GPU_DEVICES; i++) gpu_products_close(e, &e->devices[i]);
   for (int i = 0; i < GPU_DEVICES; i++)
     if (e->devices[i].context) e->libraries.driver.cuDevicePrimaryCtxRelease_v2(e->devices[i].handle);
   libraries_close(&e->libraries);

@@ -236,7 +236,8 @@ static device_answer launch(qn_vm *vm, int device, const device_program *program
   return answer;
 }
 
-const device_kernels gpu_kernels = {.ready = ready, .launch = launch};
+const device_kernels gpu_kernels = {
+    .ready = ready, .launch = launch, .has_product = gpu_has_product, .product = gpu_product};
 
 /* ---- copies between layouts -------------------------------------------------------------------------------------------------- */
 

@@ -31,10 +31,11 @@ static const library_row rows[LIBRARY_COUNT] = {
                        "kernels for the GPU cannot be compiled: those not in the cache run on the CPU, with copies",
                        {"libnvrtc.so.13", "libnvrtc.so.12"},
                        "libnvrtc-builtins.so.*"},
-    [LIBRARY_LT] = {"cuBLASLt",
-                    "matrix products on the GPU use kernels of our own",
-                    {"libcublasLt.so.13", "libcublasLt.so.12"},
-                    NULL},
+    [LIBRARY_LT] =
+        {"cuBLASLt",
+         "matrix products on the GPU are kernels of our own: the CPU's bits, but slower, most of all in f16 and bf16",
+         {"libcublasLt.so.13", "libcublasLt.so.12"},
+         NULL},
 };
 
 /* ---- functions --------------------------------------------------------------------------------------------------- */
@@ -75,7 +76,7 @@ static int version_of(const libraries *all, library_id id) {
 /* ---- one library --------------------------------------------------------------------------------------------------- */
 
 static void drop(library *l) {
-  if (l->handle) dlclose(l->handle);
+  if (l->handle && !l->stays) dlclose(l->handle);
   l->handle = NULL;
 }
 

@@ -11,6 +11,7 @@ typedef enum library_id { LIBRARY_DRIVER, LIBRARY_NVRTC, LIBRARY_LT, LIBRARY_COU
 
 typedef struct library {
   void *handle; /* NULL: not there, or of no use: `why` */
+  bool stays;   /* in the process: it has set up what runs when that ends */
   int version;  /* 1000 * major + 10 * minor */
   char path[512];
   char why[240];

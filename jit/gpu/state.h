@@ -14,7 +14,9 @@
 #include "jit/gpu/libraries.h"
 #include "jit/kernel/device.h"
 
-enum { GPU_DEVICES = 16, GPU_TROUBLES = 4 };
+enum { GPU_DEVICES = 16, GPU_TROUBLES = 5 };
+
+typedef struct gpu_products gpu_products; /* product.c */
 
 typedef struct gpu_device {
   bool tried;
@@ -23,6 +25,7 @@ typedef struct gpu_device {
   CUcontext context;
   int arch;  /* 90 for sm_90 */
   int units; /* multiprocessors */
+  gpu_products *products;
 } gpu_device;
 
 /* Compiled code of one program for one device. In the engine's table until the engine closes. */
@@ -62,7 +65,8 @@ typedef enum gpu_trouble_id {
   GPU_TROUBLE_NVRTC,
   GPU_TROUBLE_COMPILER,
   GPU_TROUBLE_CACHE,
-  GPU_TROUBLE_LOAD
+  GPU_TROUBLE_LOAD,
+  GPU_TROUBLE_LT
 } gpu_trouble_id;
 void gpu_tell(gpu_engine *e, gpu_trouble_id what, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
@@ -160,6 +164,12 @@ void gpu_compile_close(gpu_engine *e);
 /* ---- launching (launch.c) ---- */
 
 extern const device_kernels gpu_kernels;
+/* ---- matrix products by the library (product.c) ---- */
+
+bool gpu_has_product(qn_vm *vm, int device, const device_product *p);
+device_answer gpu_product(qn_vm *vm, int device, const device_product *p, void *const buffers[3]);
+void gpu_products_close(gpu_engine *e, gpu_device *d);
+
 /* Copies elements between two layouts on the device. */
 QN_MUST_CHECK bool gpu_copy_elements(qn_vm *vm, qn_array *to, const qn_array *from);
 

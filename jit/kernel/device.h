@@ -23,6 +23,17 @@ typedef enum device_answer {
   DEVICE_FAILS    /* with the error raised */
 } device_answer;
 
+/* A matrix product as a device's library makes it: `batch` products of an m by k and a k by n matrix, m by n results one after
+ * the other. All matrices are row-major without gaps. The library's bits are those of its signature: of all that stands here, and
+ * of nothing else. */
+typedef struct device_product {
+  uint8_t dtype; /* of all three: f16, bf16, f32, f64 */
+  bool x_across; /* x is stored as k by m */
+  bool y_across; /* y is stored as n by k */
+  int64_t batch, m, n, k;
+  int64_t x_step, y_step; /* elements from one matrix to the next; 0: one for all */
+} device_product;
+
 typedef struct device_kernels {
   /* Is there code for all of these? What nobody has asked for yet is handed to the compiler, as one unit. `wait`: until the
    * compiler is done with them. */
@@ -30,6 +41,11 @@ typedef struct device_kernels {
   /* Runs one program whose code is ready: `buffers` are addresses on the device, in order, without scratch. */
   device_answer (*launch)(qn_vm *vm, int device, const device_program *p, void *const *buffers, const int64_t *ints,
                           const qk_scalar *scalars);
+  /* Does the device's library make such a product? The answer for a signature stays the same as long as gpu.portable does; the
+   * first one may take a while. Where it is no, products are kernels of our own. */
+  bool (*has_product)(qn_vm *vm, int device, const device_product *p);
+  /* Makes it: x, y, result, at multiples of 16 bytes. Refuses what has_product does not have. */
+  device_answer (*product)(qn_vm *vm, int device, const device_product *p, void *const buffers[3]);
 } device_kernels;
 
 /* ---- launch-time values (launch.c) ---- */

@@ -14,6 +14,7 @@ CUDA_LT(SAME)
 
 #define VALUE(ours, real, value) _Static_assert((int)(real) == (value), #real);
 CUDA_CONSTANTS(VALUE)
+CUDA_LT_CONSTANTS(VALUE)
 
 /* What the types are declared as without the headers. */
 #define LIKE(type, ours) _Static_assert(sizeof(type) == sizeof(ours), #type);
@@ -26,3 +27,17 @@ LIKE(nvrtcResult, int)
 LIKE(nvrtcProgram, void *)
 LIKE(cublasStatus_t, int)
 LIKE(cublasLtHandle_t, void *)
+LIKE(cublasComputeType_t, int)
+LIKE(cudaDataType, int)
+LIKE(cublasLtMatmulDescAttributes_t, int)
+LIKE(cublasLtMatrixLayoutAttribute_t, int)
+LIKE(cublasLtMatmulPreferenceAttributes_t, int)
+LIKE(cublasLtMatmulDesc_t, void *)
+LIKE(cublasLtMatrixLayout_t, void *)
+LIKE(cublasLtMatmulPreference_t, void *)
+LIKE(cublasLtMatmulAlgo_t, uint64_t[8])
+LIKE(cudaStream_t, CUstream)
+_Static_assert(sizeof(cublasLtMatmulHeuristicResult_t) == 96 &&
+                   __builtin_offsetof(cublasLtMatmulHeuristicResult_t, workspaceSize) == 64 &&
+                   __builtin_offsetof(cublasLtMatmulHeuristicResult_t, state) == 72,
+               "cublasLtMatmulHeuristicResult_t");

@@ -1,0 +1,264 @@
+/* Matrix products by cuBLASLt (state.h).
+ *
+ * A signature (device_product) is asked for once: the library's first choice for it, with descriptors and layouts, stays in the
+ * device's table until the engine closes. So all calls of one signature, by whichever VM, eager or from a plan, run the same
+ * algorithm. What that rests on: on one device and version of the library its answer depends on what it is asked alone, and what is
+ * asked is in the signature (pointers are promised to be multiples of 16, whatever they are); an algorithm gives the same bits
+ * every time it runs. Sums that are split over blocks are only taken where their parts are stored and added in a step of
+ * their own (CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE), never added up in the result as blocks come.
+ *
+ * f32 is f32 (no TF32), f16 and bf16 are summed in f32 and rounded once, f64 is f64.
+ *
+ * The library is column-major, where a row-major matrix is its own transpose: asked is y' x' = (x y)', its first operand is our y.
+ *
+ * Workspace comes from the stream's memory and goes back at once: whoever gets it next comes later in the stream.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "jit/gpu/state.h"
+
+enum { ALIGNMENT = 16, CHOICES = 8 };
+#define WORKSPACE_MOST ((uint64_t)32 << 20)
+
+typedef struct product {
+  device_product is;
+  bool has;
+  cublasLtMatmulDesc_t desc;
+  cublasLtMatrixLayout_t a, b, d;
+  cublasLtMatmulAlgo_t algo;
+  size_t workspace;
+} product;
+
+struct gpu_products {
+  bool tried;
+  cublasLtHandle_t handle; /* NULL: there is no library */
+  product **table;         /* open addressing; cap is a power of two */
+  uint32_t n, cap;
+};
+
+/* ---- signatures ------------------------------------------------------------------------------------------------------ */
+
+static uint64_t mix(uint64_t h, uint64_t x) {
+  h = (h ^ x) * 0x9e3779b97f4a7c15u;
+  return h ^ h >> 29;
+}
+
+static uint64_t hash_of(const device_product *p) {
+  uint64_t h = mix(p->dtype, (uint64_t)p->x_across << 1 | p->y_across);
+  h = mix(mix(mix(h, (uint64_t)p->batch), (uint64_t)p->m), (uint64_t)p->n);
+  return mix(mix(mix(h, (uint64_t)p->k), (uint64_t)p->x_step), (uint64_t)p->y_step);
+}
+
+static bool same(const device_product *p, const device_product *q) {
+  return p->dtype == q->dtype && p->x_across == q->x_across && p->y_across == q->y_across && p->batch == q->batch &&
+         p->m == q->m && p->n == q->n && p->k == q->k && p->x_step == q->x_step && p->y_step == q->y_step;
+}
+
+static product **slot_of(product **table, uint32_t cap, const device_product *p) {
+  uint32_t i = (uint32_t)(hash_of(p) >> 32) & (cap - 1);
+  while (table[i] && !same(&table[i]->is, p)) i = (i + 1) & (cap - 1);
+  return &table[i];
+}
+
+/* ---- asking the library ------------------------------------------------------------------------------------------------ */
+
+typedef struct lt_types {
+  cudaDataType data, scale;
+  cublasComputeType_t compute;
+} lt_types;
+
+static bool types_of(uint8_t dtype, lt_types *t) {
+  *t = (lt_types){.scale = LT_F32, .compute = LT_COMPUTE_F32};
+  switch (dtype) {
+  case QN_f16: t->data = LT_F16; return true;
+  case QN_bf16: t->data = LT_BF16; return true;
+  case QN_f32: t->data = LT_F32; return true;
+  case QN_f64: *t = (lt_types){LT_F64, LT_F64, LT_COMPUTE_F64}; return true;
+  default: return false;
+  }
+}
+
+/* A column-major matrix, or `batch` of them. */
+static bool make_layout(const cuda_lt *lt, cublasLtMatrixLayout_t *to, cudaDataType type, int64_t rows, int64_t columns,
+                        int64_t batch, int64_t step) {
+  int32_t count = (int32_t)batch;
+  if (lt->cublasLtMatrixLayoutCreate(to, type, (uint64_t)rows, (uint64_t)columns, rows) != LT_OK) {
+    *to = NULL;
+    return false;
+  }
+  return batch == 1 || (lt->cublasLtMatrixLayoutSetAttribute(*to, LT_LAYOUT_BATCH, &count, sizeof count) == LT_OK &&
+                        lt->cublasLtMatrixLayoutSetAttribute(*to, LT_LAYOUT_STEP, &step, sizeof step) == LT_OK);
+}
+
+static bool make_operation(const cuda_lt *lt, product *x) {
+  const device_product *p = &x->is;
+  lt_types t;
+  int32_t a = p->y_across ? LT_OP_T : LT_OP_N, b = p->x_across ? LT_OP_T : LT_OP_N;
+  if (!types_of(p->dtype, &t)) return false;
+  if (lt->cublasLtMatmulDescCreate(&x->desc, t.compute, t.scale) != LT_OK) {
+    x->desc = NULL;
+    return false;
+  }
+  return lt->cublasLtMatmulDescSetAttribute(x->desc, LT_DESC_TRANSA, &a, sizeof a) == LT_OK &&
+         lt->cublasLtMatmulDescSetAttribute(x->desc, LT_DESC_TRANSB, &b, sizeof b) == LT_OK &&
+         make_layout(lt, &x->a, t.data, p->y_across ? p->k : p->n, p->y_across ? p->n : p->k, p->batch, p->y_step) &&
+         make_layout(lt, &x->b, t.data, p->x_across ? p->m : p->k, p->x_across ? p->k : p->m, p->batch, p->x_step) &&
+         make_layout(lt, &x->d, t.data, p->n, p->m, p->batch, p->m * p->n);
+}
+
+/* The library's first choice. */
+static bool choose(const cuda_lt *lt, cublasLtHandle_t handle, product *x) {
+  static const int alignments[] = {LT_PREF_ALIGN_A, LT_PREF_ALIGN_B, LT_PREF_ALIGN_C, LT_PREF_ALIGN_D};
+  cublasLtMatmulHeuristicResult_t found[CHOICES] = {0};
+  cublasLtMatmulPreference_t want = NULL;
+  uint64_t workspace = WORKSPACE_MOST;
+  uint32_t reductions = LT_REDUCTION_APART, alignment = ALIGNMENT;
+  int n = 0;
+  if (lt->cublasLtMatmulPreferenceCreate(&want) != LT_OK) return false;
+  bool ok = lt->cublasLtMatmulPreferenceSetAttribute(want, LT_PREF_WORKSPACE, &workspace, sizeof workspace) == LT_OK &&
+            lt->cublasLtMatmulPreferenceSetAttribute(want, LT_PREF_REDUCTIONS, &reductions, sizeof reductions) == LT_OK;
+  for (int i = 0; i < 4 && ok; i++)
+    ok = lt->cublasLtMatmulPreferenceSetAttribute(want, alignments[i], &alignment, sizeof alignment) == LT_OK;
+  ok = ok &&
+       lt->cublasLtMatmulAlgoGetHeuristic(handle, x->desc, x->a, x->b, x->d, x->d, want, CHOICES, found, &n) == LT_OK;
+  lt->cublasLtMatmulPreferenceDestroy(want);
+  for (int i = 0; i < n && ok; i++) {
+    if (found[i].state != LT_OK || found[i].workspaceSize > WORKSPACE_MOST) continue;
+    x->algo = found[i].algo;
+    x->workspace = found[i].workspaceSize;
+    return true;
+  }
+  return false;
+}
+
+static void drop(const cuda_lt *lt, product *x) {
+  if (x->desc) lt->cublasLtMatmulDescDestroy(x->desc);
+  if (x->a) lt->cublasLtMatrixLayoutDestroy(x->a);
+  if (x->b) lt->cublasLtMatrixLayoutDestroy(x->b);
+  if (x->d) lt->cublasLtMatrixLayoutDestroy(x->d);
+  x->desc = NULL;
+  x->a = x->b = x->d = NULL;
+}
+
+/* ---- the table (under the engine's lock, inside gpu_enter) ------------------------------------------------------------------ */
+
+/* The device's table, with the library opened; NULL when memory is short. */
+static gpu_products *products_of(gpu_stream *s) {
+  gpu_products *t = s->device->products;
+  if (!t && !(t = s->device->products = calloc(1, sizeof *t))) return NULL;
+  if (!t->tried) {
+    libraries *l = &s->engine->libraries;
+    t->tried = true;
+    if (libraries_open(l, LIBRARY_LT) && l->lt.cublasLtCreate(&t->handle) != LT_OK) {
+      t->handle = NULL;
+      snprintf(l->of[LIBRARY_LT].why, sizeof l->of[LIBRARY_LT].why, "it cannot be started");
+    }
+    l->of[LIBRARY_LT].stays |= t->handle != NULL;
+  }
+  return t;
+}
+
+static const product *find(gpu_stream *s, const device_product *p) {
+  gpu_products *t = products_of(s);
+  if (!t || !t->handle) return NULL;
+  if (2 * t->n >= t->cap) {
+    uint32_t cap = t->cap ? 2 * t->cap : 64;
+    product **table = calloc(cap, sizeof *table);
+    if (!table) return NULL;
+    for (uint32_t i = 0; i < t->cap; i++)
+      if (t->table[i]) *slot_of(table, cap, &t->table[i]->is) = t->table[i];
+    free(t->table);
+    t->table = table;
+    t->cap = cap;
+  }
+  product **slot = slot_of(t->table, t->cap, p), *x = *slot;
+  if (x || !(x = calloc(1, sizeof *x))) return x;
+  const cuda_lt *lt = &s->engine->libraries.lt;
+  x->is = *p;
+  x->has = make_operation(lt, x) && choose(lt, t->handle, x);
+  if (!x->has) drop(lt, x);
+  t->n++;
+  return *slot = x;
+}
+
+void gpu_products_close(gpu_engine *e, gpu_device *d) {
+  gpu_products *t = d->products;
+  const cuda_lt *lt = &e->libraries.lt;
+  if (!t) return;
+  d->products = NULL;
+  for (uint32_t i = 0; i < t->cap; i++) {
+    if (!t->table[i]) continue;
+    drop(lt, t->table[i]);
+    free(t->table[i]);
+  }
+  CUcontext old;
+  if (t->handle && e->libraries.driver.cuCtxPushCurrent_v2(d->context) == GPU_OK) {
+    lt->cublasLtDestroy(t->handle);
+    e->libraries.driver.cuCtxPopCurrent_v2(&old);
+  }
+  free(t->table);
+  free(t);
+}
+
+/* ---- device_kernels ----------------------------------------------------------------------------------------------------------- */
+
+/* What is known of a signature, asked for if need be; NULL: nothing. Inside gpu_enter. */
+static const product *known(qn_vm *vm, gpu_stream *s, const device_product *p) {
+  lt_types t;
+  if (vm->tune[TUNE_gpu_portable] || p->batch < 1 || p->batch > INT32_MAX || p->m < 1 || p->n < 1 || p->k < 1 ||
+      !types_of(p->dtype, &t))
+    return NULL;
+  pthread_mutex_lock(&s->engine->lock);
+  const product *x = find(s, p);
+  bool none = s->device->products && !s->device->products->handle;
+  pthread_mutex_unlock(&s->engine->lock);
+  if (none)
+    gpu_tell(s->engine, GPU_TROUBLE_LT,
+             "quern: no cuBLASLt (%.150s): matrix products on the GPU are slower kernels of our own",
+             s->engine->libraries.of[LIBRARY_LT].why);
+  return x && x->has ? x : NULL;
+}
+
+bool gpu_has_product(qn_vm *vm, int device, const device_product *p) {
+  gpu_stream *s = gpu_stream_of(vm, device);
+  if (!s) {
+    error_clear(vm);
+    return false;
+  }
+  if (!gpu_enter(s)) return false;
+  bool has = known(vm, s, p) != NULL;
+  gpu_leave(s);
+  return has;
+}
+
+static device_answer run(qn_vm *vm, gpu_stream *s, const product *x, void *const buffers[3]) {
+  static const float one_f32 = 1, zero_f32 = 0;
+  static const double one_f64 = 1, zero_f64 = 0;
+  const cuda_lt *lt = &s->engine->libraries.lt;
+  bool wide = x->is.dtype == QN_f64;
+  CUdeviceptr workspace = 0;
+  if (x->workspace && !(workspace = gpu_alloc(vm, s, x->workspace))) return DEVICE_FAILS;
+  cublasStatus_t rc =
+      lt->cublasLtMatmul(s->device->products->handle, x->desc, wide ? (const void *)&one_f64 : &one_f32, buffers[1],
+                         x->a, buffers[0], x->b, wide ? (const void *)&zero_f64 : &zero_f32, buffers[2], x->d,
+                         buffers[2], x->d, &x->algo, (void *)(uintptr_t)workspace, x->workspace, s->stream);
+  if (workspace) gpu_free(s, workspace, x->workspace);
+  if (rc == LT_OK) return DEVICE_DONE;
+  raise(vm, E_internal, SPAN_NONE, "gpu(%d): a matrix product failed in cuBLASLt (status %d)", s->number, (int)rc);
+  return DEVICE_FAILS;
+}
+
+device_answer gpu_product(qn_vm *vm, int device, const device_product *p, void *const buffers[3]) {
+  gpu_stream *s = gpu_stream_of(vm, device);
+  if (!s) return DEVICE_FAILS;
+  if (!gpu_enter(s)) {
+    gpu_raise(vm, s, GPU_NO_DEVICE, "a matrix product");
+    return DEVICE_FAILS;
+  }
+  const product *x = known(vm, s, p);
+  device_answer answer = x ? run(vm, s, x, buffers) : DEVICE_REFUSES;
+  gpu_leave(s);
+  return answer;
+}
