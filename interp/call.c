@@ -187,6 +187,7 @@ static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args,
   }
   span outer = interp_of(vm)->calling;
   interp_of(vm)->calling = at;
+  if (at.source) vm->updating = at;
   qn_value r = info->def.call(vm, args);
   interp_of(vm)->calling = outer;
   if (value_is_error(r)) interp_of(vm)->rethrown = false;

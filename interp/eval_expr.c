@@ -140,12 +140,13 @@ qn_value eval_record(qn_vm *vm, node *h, qn_value *fp) {
       text_kind(&t, v);
       raise_text(vm, E_type, n->fields[i].value->at, &t);
     } else if (r->len == 0) { /* the common {..r, a: 1} starts as a copy */
-      value_release(vm, out);
-      out = value_retain(v);
-      value_release(vm, v);
-      v = value_nil();
-      ok = record_own(vm, &out);
-      r = value_record(out);
+      qn_record *copy = value_unique(v) ? value_record(value_retain(v)) : record_copy(vm, value_record(v));
+      ok = copy != NULL;
+      if (ok) {
+        value_release(vm, out);
+        r = copy;
+        out = value_obj(TAG_RECORD, r);
+      }
     } else {
       const qn_record *from = value_record(v);
       for (uint32_t k = 0; ok && k < from->len; k++)

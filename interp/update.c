@@ -194,6 +194,7 @@ static bool unset_variable(qn_vm *vm, const place *p) {
 
 /* Updates the variable at the root of a path. `s->v` is released by the caller. */
 static bool path_put(qn_vm *vm, const place *p, qn_value *fp, const qn_value *values, store *s) {
+  vm->updating = p->at;
   if (!p->cell) return put(vm, &fp[p->slot], p->steps, p->n, values, s);
   global_cell *c = p->cell;
   if (c->value.head == TAG_UNSET) {
@@ -382,7 +383,7 @@ qn_value eval_update_one(qn_vm *vm, node *h, qn_value *fp) {
     }
   }
   store s = {.v = v};
-  bool ok = put(vm, x, p->steps, 1, &i, &s);
+  bool ok = path_put(vm, p, fp, &i, &s);
   if (!ok) {
     raise_at(vm, n->mark);
     note_operand(vm, n->value->at, s.v, n->value);
@@ -407,7 +408,7 @@ qn_value eval_update_field(qn_vm *vm, node *h, qn_value *fp) {
     }
   }
   store s = {.v = v};
-  bool ok = put(vm, x, p->steps, 1, NULL, &s);
+  bool ok = path_put(vm, p, fp, NULL, &s);
   if (!ok) raise_at(vm, n->assign.mark);
   value_release(vm, s.v);
   if (!ok) return value_error();

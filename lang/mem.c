@@ -555,9 +555,17 @@ mem_stats *mem_stats_of(qn_vm *vm) {
 }
 
 void mem_count_copy(qn_vm *vm, size_t bytes) {
-  vm->mem->lists.stats.copies++;
-  vm->mem->lists.stats.copied += bytes;
-  if (vm_logs(vm, LOG_copies)) vm_logf(vm, LOG_copies, "copy on write of %zu bytes", bytes);
+  vm->copies.count++;
+  vm->copies.bytes += bytes;
+  vm->copies.at = vm->updating;
+  if (!vm_logs(vm, LOG_copies)) return;
+  const source_text *s = source_get(vm, vm->updating.source);
+  int line, column;
+  if (s) source_position(s, vm->updating.start, &line, &column);
+  if (s)
+    vm_logf(vm, LOG_copies, "%s:%d: %zu bytes copied, the value has another owner", s->name, line, bytes);
+  else
+    vm_logf(vm, LOG_copies, "%zu bytes copied, the value has another owner", bytes);
 }
 
 void mem_fail_at(qn_vm *vm, uint64_t n) { vm->mem->lists.fail_at = n ? vm->mem->lists.stats.allocations + n : 0; }

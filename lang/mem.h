@@ -45,11 +45,11 @@ typedef struct mem_stats {
   size_t live, peak;       /* bytes in use, values and arrays */
   size_t buffers, pooled;  /* bytes of live and of idle array buffers */
   uint64_t allocations;    /* count, for tests */
-  uint64_t copies, copied; /* copy-on-write copies and their bytes (--log copies) */
 } mem_stats;
 mem_stats *mem_stats_of(qn_vm *vm);
 
-void mem_count_copy(qn_vm *vm, size_t bytes); /* a copy-on-write copy was made */
+/* An update has copied `bytes` since its value had another owner: counts it in vm->copies and logs it. */
+void mem_count_copy(qn_vm *vm, size_t bytes);
 
 /* Fails the n-th allocation from now (1 is the next), once; 0 switches this off. Tests use it for every n. */
 void mem_fail_at(qn_vm *vm, uint64_t n);

@@ -276,11 +276,18 @@ bool record_set(qn_vm *vm, qn_record *r, qn_str *name, qn_value item) {
   return true;
 }
 
+qn_record *record_copy(qn_vm *vm, const qn_record *r) {
+  qn_record *copy = record_like(vm, r);
+  if (!copy) return NULL;
+  for (uint32_t i = 0; i < r->len; i++) copy->items[i] = value_retain(r->items[i]);
+  return copy;
+}
+
 bool record_own(qn_vm *vm, qn_value *v) {
   if (value_unique(*v)) return true;
-  qn_record *r = value_record(*v), *copy = record_like(vm, r);
+  const qn_record *r = value_record(*v);
+  qn_record *copy = record_copy(vm, r);
   if (!copy) return false;
-  for (uint32_t i = 0; i < r->len; i++) copy->items[i] = value_retain(r->items[i]);
   mem_count_copy(vm, r->len * sizeof(qn_value));
   value_release(vm, *v);
   *v = value_obj(TAG_RECORD, copy);

@@ -229,6 +229,9 @@ int record_find_text(const qn_record *r, const char *name, size_t len);
 qn_str *record_name(const qn_record *r, uint32_t index); /* borrowed */
 /* Sets or adds a field of a record with one owner. Takes over `item`, also on failure; borrows `name`. */
 QN_MUST_CHECK bool record_set(qn_vm *vm, qn_record *r, qn_str *name, qn_value item);
+/* A new record of the same fields and values. */
+QN_MUST_CHECK qn_record *record_copy(qn_vm *vm, const qn_record *r);
+/* As list_own. */
 QN_MUST_CHECK bool record_own(qn_vm *vm, qn_value *v);
 /* A copy without the field (which must exist). */
 QN_MUST_CHECK qn_record *record_without(qn_vm *vm, const qn_record *r, int index);

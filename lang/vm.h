@@ -84,6 +84,12 @@ typedef struct vm_hooks {
   void (*close_jit)(qn_vm *vm);
 } vm_hooks;
 
+/* Copies that updates had to make since their value had another owner: `--log copies` tells each. */
+typedef struct copy_count {
+  uint64_t count, bytes;
+  span at; /* of the last one */
+} copy_count;
+
 struct qn_vm {
   /* The value stack: frames of user functions and every temporary. Unwinding is "release down to a mark". Memory above
    * `sp` is uninitialised. It never moves. */
@@ -101,6 +107,8 @@ struct qn_vm {
   struct layout_table *layouts;
   int64_t tune[TUNABLE_COUNT];
   uint32_t log;           /* log_channel bits */
+  span updating;          /* place of the assignment or call that may have to copy: what copies.at becomes if it does */
+  copy_count copies;
   uint8_t device;         /* code of the device where new arrays are made (vm_use_device) */
   bool owns_engine;       /* holds a reference to the default engine */
   qn_config config;

@@ -323,7 +323,9 @@ static qn_value no_field(qn_vm *vm, const char *fn, const qn_record *r, const qn
 static qn_value own_list(qn_vm *vm, qn_value v) {
   qn_list *l = value_list(v);
   if (l->head.refs == 1) return value_retain(v);
-  return list_value(list_from(vm, l->items, l->len));
+  qn_value copy = list_value(list_from(vm, l->items, l->len));
+  if (!value_is_error(copy)) mem_count_copy(vm, l->len * sizeof *l->items);
+  return copy;
 }
 
 qn_value builtin_remove(qn_vm *vm, const qn_value *args) {

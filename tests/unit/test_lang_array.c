@@ -114,8 +114,8 @@ START_TEST(writing_needs_one_owner) {
   qn_value other = value_retain(v);
   ck_assert(array_own(vm, &v));
   ck_assert_ptr_ne(value_array(v), a);
-  ck_assert_uint_eq(mem_stats_of(vm)->copies, 1);
-  ck_assert_uint_eq(mem_stats_of(vm)->copied, 16);
+  ck_assert_uint_eq(vm->copies.count, 1);
+  ck_assert_uint_eq(vm->copies.bytes, 16);
   ((float *)array_data(value_array(v)))[0] = 9;
   ck_assert(array_get_flat(a, 0).u.f == 0.0);
   value_release(vm, other);

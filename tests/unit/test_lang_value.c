@@ -176,7 +176,7 @@ START_TEST(lists_grow_and_copy_on_write) {
   ck_assert_ptr_ne(value_list(v), value_list(other));
   value_list(v)->items[5] = value_int(-1);
   ck_assert_int_eq(value_list(other)->items[5].u.i, 5);
-  ck_assert_uint_eq(mem_stats_of(vm)->copies, 1);
+  ck_assert_uint_eq(vm->copies.count, 1);
   value_release(vm, v);
   value_release(vm, other);
   ck_assert_uint_eq(live(vm), start);
