@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""The examples as tests: examples.py [--quern build/quern] [--seeds N] examples/NAME.qn
+"""The examples as tests: examples.py [--quern build/quern] [--seeds N] [--device gpu [--set X=Y]] examples/NAME.qn [ARGS]
 
 The script runs in every JIT mode, with one and with two threads, and must print the same each time, and end with the same
 arrays, bit for bit: all trees of arrays and numbers in its top-level variables are saved and compared. With `--seeds N` it
-gets the seeds 1 to N as its argument instead, and its line `test accuracy A %` must reach 96 for each.
+gets the seeds 1 to N as its argument instead, and its line `test accuracy A %` must reach 96 for each. With `--device` the
+first run is the CPU's, and the others are that device's, in every JIT mode.
 """
 import argparse
 import os
@@ -17,6 +18,8 @@ MODES = (["--jit", "off", "--threads", "1"], ["--jit", "off", "--threads", "2"],
          ["--jit", "sync", "--set", "jit.hot=1", "--threads", "1"], ["--jit", "sync", "--set", "jit.hot=2", "--threads", "2"],
          ["--jit", "on", "--threads", "1"], ["--jit", "on", "--threads", "2"],
          ["--jit", "verify", "--set", "jit.hot=2", "--threads", "1"], ["--jit", "verify", "--threads", "2"])
+DEVICE_MODES = (["--jit", "off"], ["--jit", "sync", "--set", "jit.hot=1"], ["--jit", "on"], ["--jit", "verify", "--set", "jit.hot=2"])
+HERE = re.compile(r"\b(?:cpu|gpu\(0\))")  # where a printed array is
 CLOCK = re.compile(r"time\(\)")  # variables that hold times differ, of course
 LEAST_ACCURACY = 96.0
 
@@ -32,6 +35,9 @@ def run(quern, flags, script, *args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("script")
+    parser.add_argument("args", nargs="*")
+    parser.add_argument("--device")
+    parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--quern", default="build/quern")
     parser.add_argument("--seeds", type=int, default=0)
     options = parser.parse_args()
@@ -58,7 +64,11 @@ def main():
             for n in sorted(names):
                 f.write(f'\ntry {{ save("{folder}/{n}.npz", {{value: {n}}}) }} catch _ {{ }}')
             f.write("\n")
-        compare(quern, copy, folder)
+        modes = MODES
+        if options.device:
+            more = ["--device", options.device] + [text for setting in options.set for text in ("--set", setting)]
+            modes = MODES[:1] + tuple(flags + more for flags in DEVICE_MODES)
+        compare(quern, modes, [copy, *options.args], folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -74,17 +84,17 @@ def saved(folder):
     return files
 
 
-def compare(quern, script, folder):
-    first = run(quern, MODES[0], script)
+def compare(quern, modes, command, folder):
+    first = run(quern, modes[0], *command)
     arrays = saved(folder)
-    for flags in MODES[1:]:
-        out, now = run(quern, flags, script), saved(folder)
-        if out != first:
-            sys.exit(f"FAILED: {' '.join(flags)} prints\n{out}\nand {' '.join(MODES[0])} prints\n{first}")
+    for flags in modes[1:]:
+        out, now = run(quern, flags, *command), saved(folder)
+        if HERE.sub("#", out) != HERE.sub("#", first):
+            sys.exit(f"FAILED: {' '.join(flags)} prints\n{out}\nand {' '.join(modes[0])} prints\n{first}")
         if now != arrays:
             differ = [n for n in sorted({*now, *arrays}) if now.get(n) != arrays.get(n)]
-            sys.exit(f"FAILED: {' '.join(flags)} ends with other values than {' '.join(MODES[0])} in {', '.join(differ)}")
-    print(f"the same output in {len(MODES)} runs, and the same values of {', '.join(arrays)}:\n{first}")
+            sys.exit(f"FAILED: {' '.join(flags)} ends with other values than {' '.join(modes[0])} in {', '.join(differ)}")
+    print(f"the same output in {len(modes)} runs, and the same values of {', '.join(arrays)}:\n{first}")
 
 
 if __name__ == "__main__":

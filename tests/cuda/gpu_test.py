@@ -1,142 +1,443 @@
 #!/usr/bin/env python3
-"""Everything that is to be seen on a machine with a GPU, in one go; `./dev gpu-test` builds and calls it.
+"""What only a GPU can tell: `./dev gpu-test` builds Quern and runs this.
 
-  gpu_test.py [--quern build/quern] [--device-test build/tests/cuda_device] [--seconds S] [PART...]
+  gpu_test.py [PART...] [--quern build/quern] [--out FOLDER] [--limit SECONDS] [--scale X] [--list]
 
-Parts, in this order (all, if none is named):
-  doctor        what is there
-  language      the language scripts, in every mode
-  examples      the examples print what they print on the CPU, times aside
-  differential  random programs for S seconds (100): the CPU's bits, eager and compiled
-  kernels       random L programs against their definition
-  sanitizer     compute-sanitizer over a few scripts, where it is installed
+The parts stand below, in order, each a function with its limit in seconds and its word for the table. A part makes checks;
+what it could not begin within its limit is counted as left out, not as failed. All of it goes to FOLDER while it runs (log.txt:
+everything; summary.txt: the table; failing random programs in failures.tar.gz), so a run that is ended loses nothing. --limit
+bounds the whole: later parts get less time. --scale stretches the parts' limits, for a slow machine.
 
-Kernels are cached in a folder of the run's own. Ends with status 1 if a part fails, 77 if there is no GPU.
+A new part: a function with @part(LIMIT). It calls p.check(good, name, text) for each thing it looks at, p.each(jobs, function) to
+look at many beside each other, p.output(command) to run a program within the part's time, and p.skip(why) for what cannot be done here.
+
+Kernels are cached in a folder of the run's own. Status 1 if a part fails, 77 if there is no GPU.
 """
 import argparse
+import concurrent.futures
 import glob
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TESTS = os.path.dirname(HERE)
 ROOT = os.path.dirname(TESTS)
 MODES = ("off", "sync", "on", "verify")
-PARTS = ("doctor", "language", "examples", "differential", "kernels", "sanitizer")
 SKIPPED = 77
-# What a script prints of times, and where its arrays are.
+GPU = ["--device", "gpu"]
+# What an example prints of times, and where its arrays are.
 VARYING = re.compile(r"[0-9.]+ (?:ns|us|ms|s|seconds)\b|\b(?:cpu|gpu\(0\))")
+NUMBER = re.compile(r"-?\d+\.?\d*(?:e[-+]?\d+)?")
+PARTS = {}
 
 
-def output(command, **more):
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)
-    return done.returncode, done.stdout
+def part(limit):
+    """Adds a function to the parts; its first line of documentation is what --list shows."""
+    def add(function):
+        PARTS[function.__name__] = (function, limit)
+        return function
+    return add
 
+
+class Late(Exception):
+    """The part's time is up."""
+
+
+class Part:
+    """One part's run: its time, checks and counts."""
+
+    def __init__(self, o, name, seconds):
+        self.o, self.name, self.begin, self.end = o, name, time.monotonic(), time.monotonic() + seconds
+        self.passed, self.failed, self.left_out, self.notes = 0, 0, 0, []
+        self.stop = False
+
+    def left(self):
+        return 0.0 if self.stop else self.end - time.monotonic()
+
+    def say(self, text):
+        """To the log alone."""
+        self.o.log.write(text.rstrip("\n") + "\n")
+        self.o.log.flush()
+
+    def note(self, text):
+        """A word for the table."""
+        self.notes.append(text)
+        self.say(text)
+
+    def check(self, good, name, text=""):
+        self.passed += bool(good)
+        self.failed += not good
+        self.say(f"{'ok     ' if good else 'FAILED '} {self.name}: {name}" + (f"\n{text}" if text and not good else ""))
+        if not good:
+            print(f"FAILED {self.name}: {name}\n{text[-3000:]}", flush=True)
+
+    def skip(self, why):
+        self.left_out += 1
+        self.note(f"left out: {why}")
+
+    def output(self, command, timeout=120, partly=False, **more):
+        """(status, stdout and stderr) of a program; status None if it did not end in time. Late if that is the part's time, unless
+        what it said until then is wanted."""
+        timeout = min(timeout, self.left())
+        if timeout <= 0:
+            raise Late
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
+                                   errors="replace", start_new_session=True, **more)
+        try:
+            text = process.communicate(timeout=timeout)[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            text = process.communicate()[0]
+            if self.left() <= 0 and not partly:
+                raise Late from None
+            return None, text + "\nit did not end in time"
+        return process.returncode, text
+
+    def quern(self, *arguments, **more):
+        return self.output([self.o.quern, *arguments], **more)
+
+    def each(self, jobs, function, workers=None):
+        """function(job) for every job, some at a time; those that time does not reach are left out."""
+        with concurrent.futures.ThreadPoolExecutor(workers or self.o.jobs) as pool:
+            def one(job):
+                if self.left() <= 0:
+                    return False
+                try:
+                    function(job)
+                    return True
+                except Late:
+                    return False
+            done = sum(pool.map(one, jobs))
+        if done < len(jobs):
+            self.left_out += len(jobs) - done
+            self.say(f"{len(jobs) - done} of {len(jobs)} were not reached")
+
+
+# ---- what the parts share ----------------------------------------------------------------------------------------------------
 
 def scripts():
     found = glob.glob(os.path.join(TESTS, "language", "**", "*.qn"), recursive=True)
     return sorted(p for p in found if not os.path.basename(p).startswith("_") and "/lib/" not in p)
 
 
-def doctor(o):
-    status, text = output([o.quern, "doctor"])
+def script_named(*names):
+    return [p for p in scripts() if os.path.splitext(os.path.basename(p))[0] in names]
+
+
+def portable(p):
+    """The flags under which products have the CPU's bits, or none where the binary does not know them."""
+    return ["--set", "gpu.portable=1"] if "gpu.portable" in p.quern("help", "tunables")[1] else []
+
+
+def temporary(p, text, suffix=".qn"):
+    handle, path = tempfile.mkstemp(suffix=suffix, dir=p.o.folder)
+    with os.fdopen(handle, "w", encoding="utf-8") as f:
+        f.write(text)
+    return path
+
+
+# ---- the parts -----------------------------------------------------------------------------------------------------------------
+
+@part(20)
+def doctor(p):
+    """what is there, as `quern doctor` says it"""
+    status, text = p.quern("doctor")
     print(text)
-    return status == 0
+    p.check(status == 0, "quern doctor", text)
 
 
-def language(o):
-    run = [sys.executable, os.path.join(TESTS, "language", "run.py"), "--quern", o.quern, "--device", "gpu"]
-    jobs = [(mode, path) for mode in MODES for path in scripts()]
-    with ThreadPoolExecutor(o.jobs) as pool:
-        results = list(pool.map(lambda job: output(run + ["--mode", job[0], job[1]]), jobs))
-    bad = [text for status, text in results if status]
-    print("".join(bad) + f"{len(jobs) - len(bad)} of {len(jobs)} passed")
-    return not bad
-
-
-def examples(o):
-    good = True
-    for path in sorted(glob.glob(os.path.join(ROOT, "examples", "*.qn"))):
-        name = os.path.basename(path)
-        arguments = ["1", "2"] if name == "digits.qn" else []
-        texts = []
-        for flags in ([], ["--device", "gpu"], ["--device", "gpu", "--jit", "sync"]):
-            start = time.monotonic()
-            status, text = output([o.quern, *flags, path, *arguments])
-            texts.append(VARYING.sub("#", text))
-            print(f"{name:16} {' '.join(flags) or 'cpu':28} {time.monotonic() - start:6.2f} s")
-            good = good and status == 0
-        if texts[0] != texts[1] or texts[0] != texts[2]:
-            print(f"{name}: what it prints differs:\n{texts[0]}\n{texts[1]}\n{texts[2]}")
-            good = False
-    return good
-
-
-def differential(o):
-    command = [sys.executable, os.path.join(TESTS, "differential", "run.py"), "--quern", o.quern, "--seed", "random",
-               "--device", "gpu", "--seconds", str(o.seconds), "--jobs", str(o.jobs)]
-    status, text = output(command)
-    print(text)
-    return status == 0
-
-
-def kernels(o):
-    found = [p for place in ("/usr/local/cuda/lib64", os.path.join(os.environ.get("CUDA_HOME", "/none"), "lib64"))
-             for p in glob.glob(os.path.join(place, "libnvrtc.so.1[23]"))]
-    if not found or not os.path.exists(o.device_test):
-        print("NVRTC or the test's program is not there")
-        return True
+@part(40)
+def kernels(p):
+    """random L programs against their definition, with one block and with many"""
+    found = [path for place in ("/usr/local/cuda/lib64", os.path.join(os.environ.get("CUDA_HOME", "/none"), "lib64"))
+             for path in sorted(glob.glob(os.path.join(place, "libnvrtc.so.1[23]")))]
+    if not found or not os.path.exists(p.o.device_test):
+        return p.skip("NVRTC or build/tests/cuda_device is not there")
     environment = dict(os.environ)
     environment["LD_LIBRARY_PATH"] = os.path.dirname(found[0]) + ":" + environment.get("LD_LIBRARY_PATH", "")
-    status, text = output([o.device_test, found[0], "1", "160"], env=environment)
-    print(text)
-    return status in (0, SKIPPED)
+
+    def unit(first):
+        status, text = p.output([p.o.device_test, found[0], str(first), "32"], env=environment)
+        p.check(status == 0, f"programs from {first}", text)
+    p.each(range(1, 321, 32), unit, 8)
 
 
-def sanitizer(o):
+@part(120)
+def language(p):
+    """the language scripts in four modes, arrays on the device"""
+    run = [sys.executable, os.path.join(TESTS, "language", "run.py"), "--quern", p.o.quern, *GPU]
+
+    def one(job):
+        status, text = p.output(run + ["--mode", job[0], job[1]])
+        p.check(status == 0, f"{os.path.relpath(job[1], TESTS)} [{job[0]}]", text)
+    p.each([(mode, path) for path in scripts() for mode in MODES], one)
+
+
+def agree(one, two):
+    """Do two texts say the same, numbers within a fiftieth? (Products by a library round otherwise.)"""
+    if NUMBER.sub("#", one) != NUMBER.sub("#", two):
+        return False
+    pairs = zip(map(float, NUMBER.findall(one)), map(float, NUMBER.findall(two)))
+    return all(abs(a - b) <= 0.02 * max(1.0, abs(a)) for a, b in pairs)
+
+
+@part(80)
+def examples(p):
+    """the examples end with the CPU's arrays and print what they print there"""
+    compare = [sys.executable, os.path.join(TESTS, "examples.py"), "--quern", p.o.quern, *GPU]
+    bits = portable(p)
+
+    def one(path):
+        name = os.path.basename(path)
+        arguments = ["1", "2"] if name == "digits.qn" else []
+        status, text = p.output([*compare, *bits, path, *arguments], timeout=p.o.scale * 75)
+        p.check(status == 0, f"{name}: the same output and arrays as on the CPU" + " with gpu.portable=1" * bool(bits), text)
+        want = VARYING.sub("#", p.quern(path, *arguments)[1])
+        for mode in ("off", "on", "sync") if bits else ():
+            begin = time.monotonic()
+            status, text = p.quern(*GPU, "--jit", mode, path, *arguments)
+            p.check(status == 0 and agree(VARYING.sub("#", text), want), f"{name} [{mode}, {time.monotonic() - begin:.1f} s]", text)
+    p.each(sorted(glob.glob(os.path.join(ROOT, "examples", "*.qn"))), one)
+
+
+def differential_run(p, what, *flags):
+    """Runs random programs until their number or the time is up."""
+    kept = os.path.join(p.o.folder, p.name)
+    command = [sys.executable, os.path.join(TESTS, "differential", "run.py"), "--quern", p.o.quern, "--seed", "random", "--device", "gpu",
+               "--seconds", str(max(1.0, p.left() - 25)), "--jobs", str(p.o.jobs), "--failures", kept, *flags]
+    status, text = p.output(command, timeout=p.left(), partly=True)
+    found = re.findall(r"^(\d+) passed, (\d+) failed", text, re.M)
+    failures = "".join(re.findall(r"^FAILED .*(?:\n(?!\d+ passed).*)*\n", text, re.M))
+    p.say(failures)
+    if not found or status not in (0, 1, None):
+        return p.check(False, f"{what}: status {status}", text)
+    passed, failed = map(int, found[-1])
+    p.passed += passed
+    p.failed += failed
+    p.note(f"{passed} programs {what}")
+    if failed:
+        print(failures[-6000:], flush=True)
+
+
+@part(150)
+def differential(p):
+    """at least 1,000 random programs without products: the CPU's bits, eager and compiled"""
+    differential_run(p, "with the CPU's bits", "--count", "1200", "--products", "none")
+
+
+@part(50)
+def products(p):
+    """random programs with products: the CPU's bits if gpu.portable is set; without, eager and compiled are the same"""
+    bits = portable(p)
+    if bits:
+        end, p.end = p.end, p.begin + (p.end - p.begin) * 0.6
+        differential_run(p, "with gpu.portable=1, the CPU's bits", "--count", "200", "--products", "many", *bits)
+        p.end = end
+        differential_run(p, "with the library's products, eager and compiled", "--count", "200", "--products", "many", "--eager-there")
+    else:
+        differential_run(p, "with products, the CPU's bits", "--count", "200", "--products", "many")
+
+
+ERRORS = {  # id, text, line: one of the last calls fails, in compiled code
+    "index": ("E303", "fn f(x, i) {\n  let y = x * 2\n  y[i] + 1\n}\nlet x = arange(10)\nfor k in [0, 3, 9, 2, 12] { f(x, [k, 1]) }", 3),
+    "division": ("E306", "fn f(x, y) {\n  let z = x + 1\n  z // y\n}\nlet x = arange(6)\nfor k in 0..6 { f(x, arange(6) + 5 - k) }", 3),
+    "conversion": ("E309", "fn f(x) {\n  let z = x * 2\n  i32(z)\n}\nfor k in 0..6 { f(f32([1, 2, 3]) * 10.0 ** (4 * k)) }", 3),
+}
+
+
+@part(30)
+def errors(p):
+    """an error in a kernel is the CPU's, with its line, in every mode"""
+    jobs = [(name, mode) for name in ERRORS for mode in MODES]
+
+    def one(job):
+        name, mode = job
+        identity, text, line = ERRORS[name]
+        path = temporary(p, text + "\n")
+        flags = ["--jit", mode, "--set", "jit.hot=2"]
+        want, got = p.quern("--jit", "off", path), p.quern(*GPU, *flags, path)
+        good = got[0] == 1 and f"error[{identity}" in got[1] and f":{line}:" in got[1] and VARYING.sub("#", got[1]) == VARYING.sub("#", want[1])
+        p.check(good, f"{name} [{mode}]", f"on the CPU:\n{want[1]}\non the GPU:\n{got[1]}")
+    p.each(jobs, one)
+
+
+MEMORY = """
+fn attempt(f) { try { f(); "none" } catch e { e.id } }
+print(attempt(fn() zeros(1_000_000_000_000)))
+print(attempt(fn() {
+  let kept = ()
+  for i in 0..1000 { kept = append(kept, full(1_000_000_000, 1.0)) }
+  len(kept)
+}))
+fn g(x) = sum(exp(x) * x)
+let x = arange(1000) / 1000
+let last = 0
+for i in 0..20 { last = g(x) }
+print("{last:.1f}")
+let big = ones(2_000_000_000)
+print(sum(big[:16]))
+"""
+
+
+@part(40)
+def memory(p):
+    """out of device memory: an error value, and all goes on after it"""
+    path = temporary(p, MEMORY)
+    for mode in ("off", "sync", "on"):
+        begin = time.monotonic()
+        status, text = p.quern(*GPU, "--jit", mode, path)
+        p.check(status == 0 and text.splitlines() == ["E601", "E601", "998.6", "16.0"],
+                f"a terabyte, then block after block until nothing is left [{mode}, {time.monotonic() - begin:.1f} s]", text)
+
+
+LOOPS = {
+    "kernels": "let x = ones(4096, 4096)\nprint(1)\nwhile true { x = tanh(x) * 0.5 + 1 }",
+    "compiled": "fn f(x) {\n  let y = tanh(x) * 0.5 + 1\n  y * y - x\n}\nlet x = ones(4096, 4096)\nprint(1)\nwhile true { x = f(x) }",
+    "one call": "fn f(x) {\n  while min(x) > -1.0 { x = tanh(x) * 0.5 + 1 }\n  x\n}\nlet x = ones(4096, 4096)\nprint(1)\nf(x)",
+}
+
+
+@part(40)
+def interrupt(p):
+    """Ctrl-C ends a loop of kernels soon"""
+    def one(name):
+        path = temporary(p, LOOPS[name])
+        process = subprocess.Popen([p.o.quern, *GPU, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        late = threading.Timer(min(15, p.left()), process.kill)
+        late.start()
+        begun = process.stdout.readline()
+        late.cancel()
+        if not begun:
+            return p.check(False, f"{name}: it does not begin", process.communicate()[1])
+        time.sleep(2)
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        try:
+            text = process.communicate(timeout=10)[1]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return p.check(False, f"{name}: it goes on", process.communicate()[1])
+        seconds = time.monotonic() - begin
+        p.check(seconds < 2 and process.returncode not in (0, None) and process.returncode > 0 and "interrupt" in text.lower(),
+                f"{name}: ended after {seconds:.2f} s with status {process.returncode}", text)
+    p.each(list(LOOPS), one, 1)
+
+
+@part(60)
+def digits(p):
+    """the digits demo trains to its accuracy"""
+    def one(seed):
+        begin = time.monotonic()
+        status, text = p.quern(*GPU, os.path.join(ROOT, "examples", "digits.qn"), str(seed))
+        found = re.search(r"test accuracy ([0-9.]+) %", text)
+        p.check(status == 0 and found and float(found.group(1)) >= 96, f"seed {seed}", text)
+        if found:
+            p.note(f"seed {seed}: {found.group(1)} %, {time.monotonic() - begin:.1f} s")
+    p.each([1, 2, 3], one, 1)
+
+
+SANITIZED = ("reductions", "indexing_combined", "stdlib_random", "broadcast_scans", "same_bits", "scatter", "slices", "matmul", "grad")
+
+
+@part(110)
+def sanitizer(p):
+    """compute-sanitizer finds nothing in the kernels of some scripts: memory, races, barriers"""
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not os.path.exists(tool):
-        print("compute-sanitizer is not there")
-        return True
-    chosen = [p for p in scripts() if re.search(r"/(reductions|indexing_combined|stdlib_random|broadcast_scans|same_bits)\.qn$", p)][:4]
-    good = True
-    for path in chosen:
-        command = [tool, "--error-exitcode", "9", o.quern, "--device", "gpu", "--jit", "sync", "--set", "jit.hot=1", path]
-        status, text = output(command)
-        print(f"{os.path.basename(path)}: status {status}, {text.strip().splitlines()[-1] if text.strip() else ''}")
-        good = good and status != 9
-    return good
+        return p.skip("compute-sanitizer is not there")
+    chosen = [path for path in scripts() if os.path.splitext(os.path.basename(path))[0] in SANITIZED]
+
+    def one(job):
+        check, path = job
+        status, text = p.output([tool, "--tool", check, "--error-exitcode", "9", p.o.quern, *GPU, "--jit", "sync", "--set", "jit.hot=1", path])
+        last = text.strip().splitlines()[-1] if text.strip() else ""
+        p.check(status is not None and status != 9, f"{check} {os.path.basename(path)}: {last}", text)
+    p.each([(check, path) for path in chosen for check in ("memcheck", "racecheck", "synccheck")], one, max(1, p.o.jobs // 2))
+
+
+# ---- the run ---------------------------------------------------------------------------------------------------------------------
+
+def table(o, rows):
+    """The summary, to stdout's end and to its file."""
+    lines = [f"{'part':14}{'passed':>8}{'failed':>8}{'left out':>10}{'seconds':>9}  "]
+    for p, seconds in rows:
+        notes = "; ".join(p.notes)
+        lines.append(f"{p.name:14}{p.passed:8}{p.failed:8}{p.left_out:10}{seconds:9.1f}  {notes}")
+    text = "\n".join(lines)
+    with open(os.path.join(o.out, "summary.txt"), "w", encoding="utf-8") as f:
+        f.write(text + "\n")
+    return text
+
+
+def run_part(o, name, rows):
+    function, limit = PARTS[name]
+    p = Part(o, name, min(limit * o.scale, o.end - time.monotonic()))
+    print(f"==== {name}", flush=True)
+    p.say(f"==== {name}")
+    if p.left() < 1:
+        p.skip("no time was left for it")
+    else:
+        try:
+            function(p)
+        except Late:
+            p.skip("the rest: its time was up")
+        except Exception as e:  # a part that cannot be run is a failure, and the next ones are
+            p.check(False, "the part itself", f"{type(e).__name__}: {e}")
+    rows.append((p, time.monotonic() - p.begin))
+    print(f"---- {name}: {p.passed} passed, {p.failed} failed, {p.left_out} left out, {time.monotonic() - p.begin:.1f} s", flush=True)
+    table(o, rows)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", metavar="PART")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--quern", default=os.path.join(ROOT, "build", "quern"))
     parser.add_argument("--device-test", default=os.path.join(ROOT, "build", "tests", "cuda_device"))
-    parser.add_argument("--seconds", type=float, default=100)
+    parser.add_argument("--out", default=os.environ.get("OUT") or os.path.join(ROOT, "build", "gpu-test"))
+    parser.add_argument("--limit", type=float, default=540, help="seconds for everything")
+    parser.add_argument("--scale", type=float, default=1, help="factor for the parts' limits")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--list", action="store_true", help="the parts")
     o = parser.parse_args()
-    o.quern = os.path.abspath(o.quern)
-    if output([o.quern, "--device", "gpu", "-e", "[1]"])[0] != 0:
-        print("there is no GPU")
+    if o.list:
+        for name, (function, limit) in PARTS.items():
+            print(f"{name:14}{limit:5} s  {function.__doc__}")
+        return 0
+    unknown = [name for name in o.parts if name not in PARTS]
+    if unknown:
+        parser.error(f"no such part: {', '.join(unknown)}")
+    o.quern, o.end = os.path.abspath(o.quern), time.monotonic() + o.limit
+    os.makedirs(o.out, exist_ok=True)
+    there = subprocess.run([o.quern, *GPU, "-e", "[1]"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if there.returncode != 0:
+        print(f"there is no GPU:\n{there.stdout}")
         return SKIPPED
-    failed = []
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["QUERN_CACHE"] = cache
-        for part in o.parts or PARTS:
-            start = time.monotonic()
-            print(f"==== {part}", flush=True)
-            if not globals()[part](o):
-                failed.append(part)
-            print(f"---- {part}: {time.monotonic() - start:.1f} s", flush=True)
-    print("failed: " + ", ".join(failed) if failed else "all parts passed")
-    return 1 if failed else 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, open(os.path.join(o.out, "log.txt"), "w", encoding="utf-8") as o.log:
+        o.folder = folder
+        os.environ["QUERN_CACHE"] = os.path.join(folder, "cache")
+        try:
+            for name in o.parts or PARTS:
+                run_part(o, name, rows)
+                kept = [k for k in ("differential", "products") if glob.glob(os.path.join(folder, k, "*"))]
+                if kept:
+                    with tarfile.open(os.path.join(o.out, "failures.tar.gz"), "w:gz") as archive:
+                        for k in kept:
+                            archive.add(os.path.join(folder, k), k)
+        finally:
+            print("\n" + table(o, rows), flush=True)
+    bad = [p.name for p, _ in rows if p.failed]
+    print("failed: " + ", ".join(bad) if bad else "nothing failed")
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ Every value carries `tol`, a bound on how far two correct implementations may di
 copies, comparisons of exact values), else the bound of its operands times the operation's steepness plus a few
 units of rounding. Operations that jump (comparisons, floor, argmax, integer conversion) are used on exact values only.
 
-Kinds of programs:
+Kinds of programs (and of each such with products of matrices, with many of them, or with none):
   plain   all dtypes; compared with NumPy within `tol`
   wild    inputs hold nan, inf, -0.0 and denormals, and nothing keeps operations in range; only eager and compiled are
           compared, bit for bit
@@ -116,9 +116,9 @@ class Reject(Exception):
 
 
 class Program:
-    def __init__(self, seed, kind, sets=2):
+    def __init__(self, seed, kind, products="some", sets=2):
         self.random = random.Random(seed * 3 + {"plain": 0, "wild": 1, "grad": 2}[kind])
-        self.kind, self.sets = kind, sets
+        self.kind, self.products, self.sets = kind, products, sets
         self.lines, self.values, self.replay = [], [], []
         self.counter = 0
         self.inputs = []
@@ -216,10 +216,12 @@ class Program:
         return value
 
     def grow(self):
-        templates = [self.unary] * 5 + [self.binary] * 6 + [self.reduction] * 4 + [self.view] * 4 + [self.matmul] * 2
+        templates = [self.unary] * 5 + [self.binary] * 6 + [self.reduction] * 4 + [self.view] * 4
+        templates += {"none": [], "some": [self.matmul] * 2, "many": [self.matmul] * 12}[self.products]
         templates += [self.select, self.loop, self.update, self.gather, self.join, self.helper]
         templates += [self.moved] * 4 + [self.joined_views] * 2 + [self.scatter] * 3 + [self.indexed] * 2
-        templates += [self.ordered, self.mask, self.contraction, self.running]
+        templates += [self.ordered, self.mask, self.running]
+        templates += {"none": [], "some": [self.contraction], "many": [self.contraction] * 3}[self.products]
         if self.kind != "grad":
             templates += [self.integer] * 2 + [self.compare] * 2 + [self.convert] * 2 + [self.scan, self.branch]
             templates += [self.mixed] * 2 + [self.bits] * 2
@@ -795,10 +797,11 @@ class Program:
         """The input set of each phase of the program: the first until f is hot, then the others, and back again."""
         return list(range(self.sets)) + [0]
 
-    def text(self):
-        """The program. Each phase calls f five times and saves the results of the first and the last call."""
+    def text(self, path="args[0]"):
+        """The program, its files in the folder that `path` gives. Each phase calls f five times and saves the results of
+        the first and the last call."""
         names = [v.name for v in self.inputs]
-        lines = [self.function(), "let path = args[0]"]
+        lines = [self.function(), f"let path = {path}"]
         lines.append(f"let g = grad(f, wrt: ({', '.join(map(str, range(len(names))))}))" if self.kind == "grad" else "let g = f")
         lines += [f'let in{s} = load("{{path}}/in{s}.npz")' for s in range(self.sets)]
         for phase, s in enumerate(self.calls()):

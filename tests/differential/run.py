@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 """Runs random programs (programs.py) eagerly and compiled, and compares the saved arrays.
 
-  run.py [--quern build/quern] [--seed N | --seed random] [--count N] [--seconds S] [--kind plain] [--keep FOLDER]
+  run.py [--quern build/quern] [--seed N | --seed random] [--count N] [--seconds S] [--kind plain] [--products none] [--keep FOLDER]
 
-Program i has the seed N + i, so `--seed N+i --count 1 --kind KIND` makes it again. Each runs with `--jit off` and with
+Program i has the seed N + i, so `--seed N+i --count 1 --kind KIND --products ...` makes it again. Each runs with `--jit off` and with
 `--jit sync --set jit.hot=2`, every third one with a C compiler and two threads, the others on the block VM. Required:
 
   eager and compiled     the same files, bit for bit, all NaNs counting as one; the first and the last call, too
   plain against NumPy    within the program's own bounds (programs.py)
   grad against NumPy     the derivative along random directions against a central difference, in f64
 
-With --device what is compiled runs on that device, and the first calls of it eagerly there; eager execution is the CPU's.
+With --device what is compiled runs on that device, and the first calls of it eagerly there; eager execution is the CPU's, unless
+--eager-there. Programs share processes then (--batch), since starting a device takes long; what fails there runs once more alone.
 
 A program that fails is kept, with its inputs, where the message says. Needs NumPy.
 """
@@ -23,7 +24,7 @@ import sys
 import tempfile
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 
 import numpy as np
 
@@ -134,29 +135,93 @@ def compare_grad(program, folder):
                 raise Failure(f"{name}: slope by gradient {slope!r}, by differences {estimates[1]!r}")
 
 
-def check(quern, seed, kind, keep, device):
-    """Makes and runs one program; the text of its failure, or None."""
-    program = Program(seed, kind)
-    folder = tempfile.mkdtemp(prefix=f"quern-{kind}-{seed}-", dir=keep)
+def make(o, seed, kind, folder):
+    """A program and its inputs in a folder of their own; `path` in it is the folder's place below the first argument."""
+    program = Program(seed, kind, o.products)
+    os.makedirs(folder)
+    with open(os.path.join(folder, "program.qn"), "w", encoding="utf-8") as f:
+        f.write(f"# {kind} program, seed {seed}, products {o.products}\n" + program.text())
+    program.write_inputs(folder)
+    return program
+
+
+def compare(program, kind, eager, compiled):
+    if kind == "plain":
+        compare_plain(program, eager)
+    elif kind == "grad":
+        compare_grad(program, eager)
+    compare_runs(program, eager, compiled)
+
+
+def flags_of(o, seed):
+    """Flags of the eager and of the compiled run."""
+    compiler = seed % 3 == 0 and not o.device
+    extra = ["--threads", "2"] if compiler else ["--set", "jit.cc=0", "--threads", "1"]
+    there = ["--device", o.device] if o.device else []
+    more = [text for setting in o.set for text in ("--set", setting)]
+    return EAGER + (there + more if o.eager_there else []), COMPILED + extra + there + more
+
+
+def run_single(o, program, kind, seed, folder):
+    """Runs and compares one program; the text of its failure, or None."""
+    eager, compiled = flags_of(o, seed)
     try:
-        with open(os.path.join(folder, "program.qn"), "w", encoding="utf-8") as f:
-            f.write(f"# {kind} program, seed {seed}\n" + program.text())
-        program.write_inputs(folder)
-        compiler = seed % 3 == 0
-        extra = ["--threads", "2"] if compiler else ["--set", "jit.cc=0", "--threads", "1"]
-        eager = run(quern, EAGER, folder, "eager")
-        there = ["--device", device] if device else []
-        compiled = run(quern, COMPILED + extra + there, folder, "compiled")
-        if kind == "plain":
-            compare_plain(program, eager)
-        elif kind == "grad":
-            compare_grad(program, eager)
-        compare_runs(program, eager, compiled)
+        compare(program, kind, run(o.quern, eager, folder, "eager"), run(o.quern, compiled, folder, "compiled"))
     except Failure as e:
+        if o.failures and len(os.listdir(o.failures)) < 40:
+            folder = shutil.copytree(folder, os.path.join(o.failures, os.path.basename(folder)), dirs_exist_ok=True)
         return f"{kind} seed {seed} ({folder}): {e}"
-    if not keep:
+    if not o.keep:
         shutil.rmtree(folder, ignore_errors=True)
     return None
+
+
+def run_together(o, programs, folder):
+    """Runs programs in two processes, eagerly and compiled. The names of those to run once more alone: all that follow the first failure,
+    and those whose results are not as they should be."""
+    texts = {name: program.text(f'"{{args[0]}}/{name}"') for name, (program, _, _) in programs.items()}
+    for out, flags in zip(("eager", "compiled"), flags_of(o, 1)):
+        target = os.path.join(folder, out)
+        for name in programs:
+            place = os.path.join(target, name)
+            os.makedirs(place)
+            for file in os.listdir(os.path.join(folder, name)):
+                if file.startswith("in"):
+                    shutil.copy(os.path.join(folder, name, file), place)
+            with open(os.path.join(place, "program.qn"), "w", encoding="utf-8") as f:
+                f.write(texts[name])
+        with open(os.path.join(target, "all.qn"), "w", encoding="utf-8") as f:
+            f.writelines(f'import "{name}/program.qn" as {name}\n' for name in programs)
+        try:
+            subprocess.run([o.quern, *flags, os.path.join(target, "all.qn"), target], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                           stderr=subprocess.DEVNULL, timeout=60 + 15 * len(programs), check=False)
+        except subprocess.TimeoutExpired:
+            pass
+    again = []
+    for name, (program, kind, _) in programs.items():
+        try:
+            compare(program, kind, os.path.join(folder, "eager", name), os.path.join(folder, "compiled", name))
+        except (Failure, OSError):
+            again.append(name)
+    return again
+
+
+def check(o, jobs):
+    """Makes and runs the programs of (seed, kind) pairs; the texts of their failures."""
+    folder = tempfile.mkdtemp(prefix="quern-differential-", dir=o.keep)
+    programs, failures = {}, []
+    for seed, kind in jobs:
+        name = f"{kind}_{seed}"
+        programs[name] = (make(o, seed, kind, os.path.join(folder, name)), kind, seed)
+    again = run_together(o, programs, folder) if len(jobs) > 1 else list(programs)
+    for name in again:
+        failures.append(run_single(o, *programs[name], os.path.join(folder, name)))
+    if len(jobs) > 1 and len(again) == 1 and failures == [None]:
+        failures.append(f"{again[0]} fails only after others: {' '.join(programs)}")
+    failures = [text for text in failures if text]
+    if not failures and not o.keep:
+        shutil.rmtree(folder, ignore_errors=True)
+    return failures
 
 
 def main():
@@ -169,24 +234,41 @@ def main():
     parser.add_argument("--device", help="gpu: compare with the CPU's bits")
     parser.add_argument("--keep", help="keep all programs below this folder")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    options = parser.parse_args()
-    seed = random.SystemRandom().randrange(1 << 30) if options.seed == "random" else int(options.seed)
-    quern = os.path.abspath(options.quern)
-    if options.keep:
-        os.makedirs(options.keep, exist_ok=True)
+    parser.add_argument("--products", choices=("none", "some", "many"), default="some", help="of matrices (a seed's program depends on it)")
+    parser.add_argument("--eager-there", action="store_true", help="eager execution on the device, too")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a tunable of what runs on the device")
+    parser.add_argument("--batch", type=int, help="programs in one process (1; with --device 12)")
+    parser.add_argument("--failures", metavar="FOLDER", help="keep programs that fail there")
+    o = parser.parse_args()
+    seed = random.SystemRandom().randrange(1 << 30) if o.seed == "random" else int(o.seed)
+    o.quern = os.path.abspath(o.quern)
+    batch = o.batch or (12 if o.device else 1)
+    for folder in (o.keep, o.failures):
+        if folder:
+            os.makedirs(folder, exist_ok=True)
     print(f"seed {seed}", flush=True)
-    end = time.monotonic() + options.seconds
-    done, failures = 0, []
-    with ThreadPoolExecutor(options.jobs) as pool:
-        while done < options.count and time.monotonic() < end and len(failures) < 10:
-            turn = [(seed + i, options.kind or KINDS[(seed + i) % len(KINDS)]) for i in range(done, min(done + 16, options.count))]
-            for failure in pool.map(lambda job: check(quern, *job, options.keep, options.device), turn):
-                done += 1
-                if failure:
-                    failures.append(failure)
+    end = time.monotonic() + o.seconds
+    started, done, failed, running = 0, 0, 0, {}
+    with ProcessPoolExecutor(o.jobs) as pool:  # NumPy's part of the work is Python's
+        while True:
+            while len(running) < 2 * o.jobs and started < o.count and time.monotonic() < end and failed < 10:
+                jobs = [(seed + i, o.kind or KINDS[(seed + i) % len(KINDS)]) for i in range(started, min(started + batch, o.count))]
+                running[pool.submit(check, o, jobs)] = len(jobs)
+                started += len(jobs)
+            if not running:
+                break
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                done += running.pop(future)
+                for failure in future.result():
+                    failed += 1
                     print("FAILED " + failure, flush=True)
-    print(f"{done - len(failures)} passed, {len(failures)} failed")
-    return 1 if failures else 0
+                if batch > 1:
+                    print(f"{done - failed} passed, {failed} failed so far", flush=True)
+            if time.monotonic() > end:
+                for future in [f for f in running if f.cancel()]:
+                    del running[future]
+    print(f"{done - failed} passed, {failed} failed")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
