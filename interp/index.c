@@ -575,7 +575,7 @@ static bool storable(qn_vm *vm, const qn_array *x, qn_value v) {
     return false;
   }
   if (array && value_array(v)->device != x->device) {
-    op_raise_devices(vm, OP_slice_put, x->device, value_array(v)->device);
+    op_raise_devices(vm, op_rows[OP_slice_put].name, x->device, value_array(v)->device);
     return false;
   }
   qn_dtype from = array                   ? (qn_dtype)value_array(v)->dtype

@@ -44,7 +44,7 @@ typedef struct op_kernel {
   op_key key;
   l_program *program;
   void *vm_code;
-  device_program there; /* the same program on a device */
+  device_program there; /* the same on a device; its program is made when it is first wanted */
 } op_kernel;
 
 typedef struct eager_state {
@@ -67,6 +67,7 @@ void eager_close(qn_vm *vm) {
     if (s->table[i]) {
       if (s->table[i]->vm_code) vmcode_free(s->table[i]->vm_code);
       l_free(s->table[i]->program);
+      l_free((l_program *)(uintptr_t)s->table[i]->there.program);
       mem_free(vm, s->table[i], sizeof *s->table[i]);
     }
   mem_free(vm, s->table, s->cap * sizeof *s->table);
@@ -113,7 +114,7 @@ static op_kernel *find_kernel(qn_vm *vm, eager_state *s, const op_key *key) {
   k->hash = hash;
   k->key = *key;
   const char *why;
-  k->program = kernel_for_op(key, &why);
+  k->program = kernel_for_op(key, TARGET_CPU, &why);
   if (!k->program) {
     mem_free(vm, k, sizeof *k);
     if (why == lower_no_memory)
@@ -122,10 +123,19 @@ static op_kernel *find_kernel(qn_vm *vm, eager_state *s, const op_key *key) {
       raise(vm, E_internal, SPAN_NONE, "no kernel for %s of this layout: %s", op_rows[key->bytes[0]].name, why);
     return NULL;
   }
-  k->there = (device_program){.program = k->program, .hash = l_hash(k->program)};
   s->table[at] = k;
   s->n++;
   return k;
+}
+
+/* The same as a device has it, scheduled for one; NULL where there is no memory for it. */
+static device_program *program_there(op_kernel *k) {
+  const char *why;
+  if (!k->there.program) {
+    const l_program *p = kernel_for_op(&k->key, TARGET_GPU, &why);
+    if (p) k->there = (device_program){.program = p, .hash = l_hash(p)};
+  }
+  return k->there.program ? &k->there : NULL;
 }
 
 /* ---- types and errors -------------------------------------------------------------------------------------------------------- */
@@ -162,14 +172,14 @@ qn_value op_refuse(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_re
   return value_error();
 }
 
-qn_value op_raise_devices(qn_vm *vm, op_id op, int one, int other) {
+qn_value op_raise_devices(qn_vm *vm, const char *what, int one, int other) {
   char names[2][16];
   for (int i = 0; i < 2; i++) {
     int code = i ? other : one;
     if (code) snprintf(names[i], sizeof names[i], "gpu(%d)", code - 1);
     else snprintf(names[i], sizeof names[i], "cpu");
   }
-  return raise(vm, E_device, SPAN_NONE, "%s of arrays on %s and on %s", op_rows[op].name, names[0], names[1]);
+  return raise(vm, E_device, SPAN_NONE, "%s of arrays on %s and on %s", what, names[0], names[1]);
 }
 
 /* The element of an operand that meets flat element `flat` of a result of this shape, as a host scalar. */
@@ -398,8 +408,8 @@ static qn_array *run_kernel(qn_vm *vm, op_id op, qn_array *const *in, int nin, c
   for (int i = 0; i < nin && !keys; i++) buffers[n++] = array_data(in[i]);
   buffers[n] = array_data(out);
   if (device) {
-    device_program *there = &k->there;
-    bool able = out->size > 0 && vm->hooks.kernels->ready(vm, device, &there, 1, waits(vm));
+    device_program *there = out->size > 0 ? program_there(k) : NULL;
+    bool able = there && vm->hooks.kernels->ready(vm, device, &there, 1, waits(vm));
     device_answer answer = out->size == 0 ? DEVICE_DONE
                            : able         ? vm->hooks.kernels->launch(vm, device, there, buffers, ints, keys)
                                           : DEVICE_REFUSES;
@@ -512,7 +522,7 @@ static int device_of(qn_vm *vm, op_id op, const qn_value *in, int nin) {
     if (!value_is(in[i], TAG_ARRAY)) continue;
     int own = value_array(in[i])->device;
     if (device >= 0 && own != device) {
-      op_raise_devices(vm, op, device, own);
+      op_raise_devices(vm, op_rows[op].name, device, own);
       return -1;
     }
     device = own;

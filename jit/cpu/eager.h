@@ -30,7 +30,7 @@ QN_MUST_CHECK qn_value eager_weak_cast(qn_vm *vm, qn_value v, qn_dtype to);
 qn_value op_refuse(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_refusal *why);
 
 /* Raises E210: operands on two devices (codes). */
-qn_value op_raise_devices(qn_vm *vm, op_id op, int one, int other);
+qn_value op_raise_devices(qn_vm *vm, const char *what, int one, int other);
 
 /* graph_type of a value: concrete sizes. False if it is neither array nor host scalar. */
 bool value_graph_type(qn_value v, graph_type *out);

@@ -15,7 +15,7 @@ typedef struct range {
 
 /* NULL: all results. In CUDA these are shared out: a loop whose r is one of them. */
 static range range_open(emitter *e, l_val v, const char *from, const char *width) {
-  range r = {.opened = !from && e->cuda && acc_many(at(e, v))};
+  range r = {.opened = !from && e->cuda && acc_many(at(e, v)) && !acc_own(e, v)};
   if (r.opened) {
     line(e, "EACH(r, v%u) {", at(e, v)->a);
     e->depth++;
@@ -45,6 +45,7 @@ void emit_acc_places(emitter *e, l_val v, const char *macro) {
   char width[24], levels[64];
   acc_width(e, v, width);
   acc_levels(e, v, levels);
+  if (acc_own(e, v)) return;
   if (acc_tree(a) && (acc_many(a) || (acc_lanes(e, v) && !e->cuda)))
     line(e, "%s(%s, v%u_t, (%s) * (i64)%s)", macro, T, v, levels, width);
   if (!acc_many(a)) return;
@@ -85,7 +86,7 @@ void emit_acc_begin(emitter *e, l_val v) {
   acc_zero(a, zero);
   acc_width(e, v, width);
   line(e, "i64 v%u_k = 0, v%u_s = 0; u64 v%u_n = 0; int v%u_open = 0, v%u_done = 0;", v, v, v, v, v);
-  if (acc_many(a)) {
+  if (acc_many(a) && !acc_own(e, v)) {
     if (!acc_rows(a)) line(e, "FILLS(v%u, %s, %s)", v, width, id);
     if (acc_arg(a)) line(e, "FILLS(v%u_i, %s, -1)", v, width);
     if (!(e->acc[v] & ACC_SCANNED)) return;

@@ -5,7 +5,11 @@
  * of a reduction with one result: its chain and its tree are the thread's own, and only the last fold goes through shared
  * memory. Chains and scans that run in order are computed by all threads alike from a strip of 64 values in shared memory.
  * Accumulators with many results and large locals lie in the block's piece of args->scratch; small locals of constant size in
- * shared memory. Between VECs there is a barrier.
+ * shared memory. Between VECs there is a barrier where it is needed.
+ *
+ * A VEC that reads only what each thread wrote itself stands between no barriers (emit_ahead.c). A VEC's loads are made for several
+ * elements, those of a loop over rows for several rows, before anything is computed from them: a thread that waits for one load at
+ * a time leaves the memory idle. Of at most 64 results (tiles of columns) a thread keeps its own in registers.
  *
  * VECs that need all threads at once (scans, ordered instructions, pushes in loops) run in strips of 64 elements, threads beyond
  * the end included; `in` says whether the thread's element exists. Others are plain loops.
@@ -83,12 +87,15 @@ static void print_push(emitter *e, const l_instr *push) {
     print_chain_push(e, push);
     return;
   }
+  const bool own = acc_own(e, push->a);
   if (push->c)
     snprintf(k, sizeof k, "v%u%s", push->c, acc_many(a) ? "" : " + j");
   else
     snprintf(k, sizeof k, "v%u_k%s", push->a, acc_many(a) ? "" : " + j");
   open_active(e);
-  if (acc_many(a)) {
+  if (own) {
+    emit_acc_step(e, push, "0", k);
+  } else if (acc_many(a)) {
     snprintf(cell, sizeof cell, "j + v%u", at(e, e->vec)->a);
     emit_acc_step(e, push, cell, k);
   } else if (acc_tree(a)) {
@@ -197,14 +204,23 @@ static void print_body(emitter *e, l_val from, l_val to, bool strips) {
     case L_FINISH: {
       const char *field = acc_arg(at(e, i->a)) ? "_i" : "", *T = emit_type(i->dtype);
       if (emit_is_inner_finish(e, e->vec, i) && emit_is_first(e, e->vec, k)) emit_acc_root(e, i->a, range, "in", false);
-      if (e->active[0])
+      if (acc_own(e, i->a))
+        line(e, "const %s v%u = v%u%s[0];", T, k, i->a, field);
+      else if (e->active[0])
         line(e, "const %s v%u = %s ? v%u%s[j + v%u] : (%s)0;", T, k, e->active, i->a, field, at(e, e->vec)->a, T);
       else
         line(e, "const %s v%u = v%u%s[j + v%u];", T, k, i->a, field, at(e, e->vec)->a);
       break;
     }
     case L_CARRY: line(e, "%s v%u = v%u;", emit_type(i->dtype), k, i->a); break;
-    case L_SET: break;
+    case L_SET:
+    case L_POLL: break;
+    case L_LOAD:
+      if (e->ahead[k] & AHEAD_LOAD)
+        line(e, "const %s v%u = ahead%u[u];", emit_type(i->dtype), k, k);
+      else
+        emit_instr(e, k);
+      break;
     case L_FOR:
       emit_loop(e, k);
       print_body(e, k + 1, e->end[k], strips);
@@ -215,17 +231,18 @@ static void print_body(emitter *e, l_val from, l_val to, bool strips) {
     case L_WHILE: {
       const char *outer = e->active;
       char on[24] = "";
+      line(e, "unsigned polls%u = 0;", k);
       if (strips) {
         snprintf(on, sizeof on, "on%u", k);
         line(e, "for (;;) {");
         e->depth++;
         line(e, "const b8 %s = v%u & %s; if (!__syncthreads_or(%s)) break;", on, i->a, outer, on);
-        line(e, "if (__syncthreads_or(STOPPED)) return;");
+        line(e, "if (POLLED(polls%u) && __syncthreads_or(STOPPED)) return;", k);
         e->active = on;
       } else {
         line(e, "while (v%u) {", i->a);
         e->depth++;
-        line(e, "if (STOPPED) break;"); /* other threads wait at barriers */
+        line(e, "if (POLLED(polls%u) && STOPPED) break;", k); /* other threads wait at barriers */
       }
       print_body(e, k + 1, e->end[k], strips);
       emit_sets(e, k, on);
@@ -254,10 +271,101 @@ static void print_lanes(emitter *e, l_val v, bool begin) {
   }
 }
 
+/* The loads that are made ahead, of `many` elements: what they need is computed here and once more where everything else is. */
+static void print_loads(emitter *e, l_val from, l_val to) {
+  for (l_val k = from; k < to; k++) {
+    if (!(e->ahead[k] & AHEAD_WANTED)) continue;
+    emit_instr(e, k);
+    if (e->ahead[k] & AHEAD_LOAD) line(e, "ahead%u[u] = v%u;", k, k);
+  }
+}
+
+static void print_ahead_arrays(emitter *e, l_val from, l_val to, int many) {
+  for (l_val k = from; k < to; k++)
+    if (e->ahead[k] & AHEAD_LOAD) line(e, "%s ahead%u[%d];", emit_type(at(e, k)->dtype), k, many);
+}
+
+/* The body for elements j, j + 64, ... below `end`: a loop over `many` of them whose loads come first. */
+static void print_elements(emitter *e, l_val v, const char *from, const char *end, bool block) {
+  int many = emit_ahead(e, v, v, e->ahead);
+  if (!many) {
+    memset(e->ahead, 0, e->p->n);
+    line(e, "for (i64 j = %s; j < %s; j += 64) {", from, end);
+    e->depth++;
+    print_body(e, v + 1, e->end[v], false);
+    emit_close(e);
+    return;
+  }
+  if (block) line(e, "_Pragma(\"unroll 1\")");
+  line(e, "for (i64 j0 = %s; j0 < %s; j0 += %d) {", from, end, 64 * many);
+  e->depth++;
+  print_ahead_arrays(e, v + 1, e->end[v], many);
+  line(e, "const int left = %s - j0 < %d ? (int)(%s - j0) : %d;", end, 64 * many, end, 64 * many);
+  line(e, "_Pragma(\"unroll\") for (int u = 0; u < %d; u++) { const i64 j = j0 + 64 * u; if (64 * u < left) {", many);
+  e->depth++;
+  print_loads(e, v + 1, e->end[v]);
+  e->depth--;
+  line(e, "} }");
+  line(e, "_Pragma(\"unroll\") for (int u = 0; u < %d; u++) { const i64 j = j0 + 64 * u; if (64 * u < left) {", many);
+  e->depth++;
+  print_body(e, v + 1, e->end[v], false);
+  e->depth--;
+  line(e, "} }");
+  emit_close(e);
+  memset(e->ahead, 0, e->p->n);
+}
+
+/* A VEC of at most 64 elements: each thread has one of them. */
+static void print_short(emitter *e, l_val v) {
+  line(e, "if (t < n) {");
+  e->depth++;
+  line(e, "const i64 j = t;");
+  print_body(e, v + 1, e->end[v], false);
+  emit_close(e);
+}
+
+static void print_strips(emitter *e, l_val v, bool blocks) {
+  l_val end = e->end[v];
+  line(e, "for (i64 j0 = 0; j0 < n; j0 += 64) {");
+  e->depth++;
+  line(e, "const int m = n - j0 < 64 ? (int)(n - j0) : 64; const b8 in = t < m; const i64 j = j0 + t;");
+  if (blocks) {
+    line(e, "if (j0 %% %d == 0) {", ORDER_BLOCK);
+    e->depth++;
+    print_lanes(e, v, true);
+    emit_close(e);
+  }
+  for (l_val k = v + 1; k < end; k++) {
+    const l_instr *b = at(e, k);
+    if (emit_is_nested_push(e, b) && emit_is_first(e, v, k))
+      line(e, "v%u_k = k%u; v%u_s = s%u; v%u_n = n%u;", b->a, b->a, b->a, b->a, b->a, b->a);
+  }
+  e->active = "in";
+  print_body(e, v + 1, end, true);
+  e->active = "";
+  if (blocks) {
+    line(e, "if (j0 %% %d == %d || j0 + 64 >= n) {", ORDER_BLOCK, ORDER_BLOCK - 64);
+    e->depth++;
+    print_lanes(e, v, false);
+    emit_close(e);
+  }
+  emit_close(e);
+}
+
+/* What is counted once a VEC has been through. */
+static void print_counts(emitter *e, l_val v) {
+  for (l_val k = v + 1; k < e->end[v]; k++) {
+    const l_instr *b = at(e, k);
+    if (emit_is_lane_push(e, v, k)) line(e, "v%u_k += n;", b->a);
+    if ((b->code == L_PUSH || b->code == L_SCAN) && acc_many(at(e, b->a)) && !emit_is_nested_push(e, b))
+      emit_acc_pushed(e, b, NULL, NULL);
+  }
+}
+
 static void print_vec(emitter *e, l_val v) {
   l_val end = e->end[v];
   const l_instr *i = at(e, v);
-  bool strips = false, blocks = false;
+  bool strips = false, blocks = false, private = emit_is_private(e, v);
   emit_open(e);
   for (l_val k = v + 1; k < end; k++) {
     const l_instr *b = at(e, k);
@@ -275,57 +383,86 @@ static void print_vec(emitter *e, l_val v) {
     if (emit_is_nested_push(e, b) && emit_is_first(e, v, k))
       line(e, "const i64 k%u = v%u_k, s%u = v%u_s; const u64 n%u = v%u_n;", b->a, b->a, b->a, b->a, b->a, b->a);
   }
-  line(e, "SYNC");
+  if (!private) line(e, "SYNC");
   e->vec = v;
   if (strips) {
-    line(e, "for (i64 j0 = 0; j0 < n; j0 += 64) {");
+    print_strips(e, v, blocks);
+  } else if (emit_is_short(e, v) && !blocks) {
+    print_short(e, v);
+  } else if (blocks) {
+    line(e, "for (i64 j1 = 0; j1 < n; j1 += %d) {", ORDER_BLOCK);
     e->depth++;
-    line(e, "const int m = n - j0 < 64 ? (int)(n - j0) : 64; const b8 in = t < m; const i64 j = j0 + t;");
-    if (blocks) {
-      line(e, "if (j0 %% %d == 0) {", ORDER_BLOCK);
-      e->depth++;
-      print_lanes(e, v, true);
-      emit_close(e);
-    }
-    for (l_val k = v + 1; k < end; k++) {
-      const l_instr *b = at(e, k);
-      if (emit_is_nested_push(e, b) && emit_is_first(e, v, k))
-        line(e, "v%u_k = k%u; v%u_s = s%u; v%u_n = n%u;", b->a, b->a, b->a, b->a, b->a, b->a);
-    }
-    e->active = "in";
-    print_body(e, v + 1, end, true);
-    e->active = "";
-    if (blocks) {
-      line(e, "if (j0 %% %d == %d || j0 + 64 >= n) {", ORDER_BLOCK, ORDER_BLOCK - 64);
-      e->depth++;
-      print_lanes(e, v, false);
-      emit_close(e);
-    }
+    line(e, "const i64 j2 = n < j1 + %d ? n : j1 + %d;", ORDER_BLOCK, ORDER_BLOCK);
+    print_lanes(e, v, true);
+    print_elements(e, v, "j1 + t", "j2", true);
+    print_lanes(e, v, false);
     emit_close(e);
   } else {
-    if (blocks) {
-      line(e, "for (i64 j1 = 0; j1 < n; j1 += %d) {", ORDER_BLOCK);
-      e->depth++;
-      print_lanes(e, v, true);
-      line(e, "for (i64 j = j1 + t; j < n && j < j1 + %d; j += 64) {", ORDER_BLOCK);
-    } else {
-      line(e, "for (i64 j = t; j < n; j += 64) {");
-    }
-    e->depth++;
-    print_body(e, v + 1, end, false);
-    emit_close(e);
-    if (blocks) {
-      print_lanes(e, v, false);
-      emit_close(e);
-    }
+    print_elements(e, v, "t", "n", false);
   }
   e->vec = 0;
-  line(e, "SYNC");
-  for (l_val k = v + 1; k < end; k++) {
-    const l_instr *b = at(e, k);
-    if (emit_is_lane_push(e, v, k)) line(e, "v%u_k += n;", b->a);
-    if ((b->code == L_PUSH || b->code == L_SCAN) && acc_many(at(e, b->a)) && !emit_is_nested_push(e, b))
-      emit_acc_pushed(e, b, NULL, NULL);
+  if (!private) line(e, "SYNC");
+  print_counts(e, v);
+  emit_close(e);
+}
+
+/* ---- rows ------------------------------------------------------------------------------------------------------------ */
+
+/* The VEC of a FOR that holds nothing else but indices, values for it and polls, where each thread has one element: 0 if the loop
+ * is not so. */
+static l_val row_loop(emitter *e, l_val loop) {
+  l_val vec = 0;
+  for (l_val k = loop + 1; k < e->end[loop]; k++) {
+    const l_instr *i = at(e, k);
+    if (i->code == L_VEC && !vec) {
+      vec = k;
+      k = e->end[k];
+    } else if (i->code == L_VEC || i->code == L_PUSH || i->code == L_STORE || i->code == L_RMW || i->code == L_CHECK ||
+               i->code == L_ACC || i->code == L_FINISH || i->code == L_SYNC || i->code == L_CARRY ||
+               i->code == L_PARTIAL || i->code == L_MERGE || i->code == L_TILE || i->code == L_LOCAL ||
+               emit_opens(i->code)) {
+      return 0;
+    }
+  }
+  if (!vec || !emit_is_private(e, vec) || !emit_is_short(e, vec)) return 0;
+  for (l_val k = vec + 1; k < e->end[vec]; k++) /* lanes of one result want a loop over blocks */
+    if (emit_is_lane_push(e, vec, k)) return 0;
+  return vec;
+}
+
+/* Several rows at a time, so that their loads are on the way together. */
+static void print_row_loop(emitter *e, l_val loop, l_val vec, int many) {
+  const l_instr *i = at(e, loop);
+  char step[24] = "1";
+  if (i->c) snprintf(step, sizeof step, "v%u", i->c);
+  line(e, "for (i64 row%u = v%u; row%u < v%u; row%u += %d * %s) {", loop, i->a, loop, i->b, loop, many, step);
+  e->depth++;
+  line(e, "if (POLLED(polls) && __syncthreads_or(STOPPED)) return;");
+  print_ahead_arrays(e, loop + 1, e->end[loop], many);
+  for (int pass = 0; pass < 2; pass++) {
+    line(e, "_Pragma(\"unroll\") for (int u = 0; u < %d; u++) {", many);
+    e->depth++;
+    line(e, "const i64 x%u = row%u + u * %s;", loop, loop, step);
+    line(e, "if (x%u < v%u) {", loop, i->b);
+    e->depth++;
+    if (pass == 0)
+      print_loads(e, loop + 1, vec);
+    else
+      print_body(e, loop + 1, vec, false);
+    line(e, "const i64 n = v%u > v%u ? v%u - v%u : 0;", at(e, vec)->b, at(e, vec)->a, at(e, vec)->b, at(e, vec)->a);
+    e->vec = vec;
+    line(e, "if (t < n) {");
+    e->depth++;
+    line(e, "const i64 j = t;");
+    if (pass == 0)
+      print_loads(e, vec + 1, e->end[vec]);
+    else
+      print_body(e, vec + 1, e->end[vec], false);
+    emit_close(e);
+    e->vec = 0;
+    if (pass) print_counts(e, vec);
+    emit_close(e);
+    emit_close(e);
   }
   emit_close(e);
 }
@@ -337,6 +474,12 @@ static void print_partial(emitter *e, const l_instr *i) {
   char buffer[24], indices[24];
   emit_buffer(i->imm, buffer);
   emit_buffer(i->imm2, indices);
+  if (acc_own(e, i->a)) {
+    emit_acc_root(e, i->a, NULL, NULL, true);
+    line(e, "if (t < v%u) %s[v%u + t] = v%u[0];", a->a, buffer, i->b, i->a);
+    if (acc_arg(a)) line(e, "if (t < v%u) %s[v%u + t] = v%u_i[0];", a->a, indices, i->d, i->a);
+    return;
+  }
   if (acc_many(a)) {
     emit_acc_root(e, i->a, NULL, NULL, true);
     line(e, "SYNC EACH(r, v%u) %s[v%u + r] = v%u[r];", a->a, buffer, i->b, i->a);
@@ -352,14 +495,22 @@ static void print_partial(emitter *e, const l_instr *i) {
   line(e, "SYNC");
 }
 
+/* The cell of its accumulator that a thread merges into, where it is one alone. */
+static bool is_own_merge(emitter *e, const l_instr *i) {
+  const l_instr *a = at(e, i->a);
+  return i->code == L_MERGE && !acc_arg(a) && acc_tree(a) && (acc_own(e, i->a) || acc_lanes(e, i->a));
+}
+
 static void print_merge(emitter *e, const l_instr *i) {
   const l_instr *a = at(e, i->a);
   char buffer[24], indices[24], f[48], leaf[32];
-  const char *T = emit_type(a->dtype), *cell = acc_many(a) ? "r" : "0";
+  const char *T = emit_type(a->dtype), *cell = acc_many(a) && !acc_own(e, i->a) ? "r" : "0";
   uint32_t v = i->a;
   emit_buffer(i->imm, buffer);
   emit_buffer(i->imm2, indices);
-  if (acc_many(a))
+  if (acc_own(e, v))
+    line(e, "if (t < v%u) { const int r = t;", a->a);
+  else if (acc_many(a))
     line(e, "EACH(r, v%u) {", a->a);
   else
     line(e, "{ const int r = %s;", a->imm == ORDER_INNER ? "t" : "0");
@@ -444,6 +595,77 @@ static void print_tile(emitter *e, const l_tile *t) {
   line(e, "SYNC");
 }
 
+/* A FOR of nothing but indices and merges of which a thread has one element each: many are read at a time. It is the only one of its
+ * accumulators, so that it begins with their leaf 0. */
+static bool is_merge_loop(emitter *e, l_val loop) {
+  bool any = false;
+  for (l_val k = loop + 1; k < e->end[loop]; k++) {
+    const l_instr *i = at(e, k);
+    if (i->code == L_MERGE && !is_own_merge(e, i)) return false;
+    for (l_val m = 1; m < e->p->n && i->code == L_MERGE; m++)
+      if (m != k && at(e, m)->code == L_MERGE && at(e, m)->a == i->a) return false;
+    any |= i->code == L_MERGE;
+    if (i->code != L_MERGE && i->code != L_POLL && (i->code < L_INT || i->code > L_IVALUE)) return false;
+  }
+  return any;
+}
+
+static void print_merge_loop(emitter *e, l_val loop) {
+  enum { MANY = 16 };
+  const l_instr *i = at(e, loop);
+  char f[48], step[24] = "1";
+  if (i->c) snprintf(step, sizeof step, "v%u", i->c);
+  line(e, "for (i64 row%u = v%u; row%u < v%u; row%u += %d * %s) {", loop, i->a, loop, i->b, loop, MANY, step);
+  e->depth++;
+  for (l_val k = loop + 1; k < e->end[loop]; k++)
+    if (at(e, k)->code == L_MERGE) line(e, "%s leaf%u[%d];", emit_type(at(e, at(e, k)->a)->dtype), k, MANY);
+  for (int pass = 0; pass < 2; pass++) {
+    if (pass) { /* a whole subtree of the tree: no leaf by leaf */
+      line(e, "if (row%u + %d * %s < v%u) {", loop, MANY - 1, step, i->b);
+      e->depth++;
+      for (l_val k = loop + 1; k < e->end[loop]; k++) {
+        const l_instr *m = at(e, k), *a = at(e, m->a);
+        const char *T = emit_type(a->dtype);
+        if (m->code != L_MERGE) continue;
+        line(e,
+             "_Pragma(\"unroll\") for (int h = 1; h < %d; h *= 2) _Pragma(\"unroll\") for (int u = 0; u < %d; u += 2 * "
+             "h) "
+             "leaf%u[u] = %s(leaf%u[u], leaf%u[u + h]);",
+             MANY, MANY, k, acc_prim(e, a, f), k, k);
+        line(e, "v%u[0] = leaf%u[0]; TREE_ADD(%s, %s, v%u_t + 4, 1, v%u_n >> 4, v%u, 1) v%u_n += %d;", m->a, k, T,
+             acc_prim(e, a, f), m->a, m->a, m->a, m->a, MANY);
+      }
+      e->depth--;
+      line(e, "} else");
+    }
+    line(e, "_Pragma(\"unroll\") for (int u = 0; u < %d; u++) {", MANY);
+    e->depth++;
+    line(e, "const i64 x%u = row%u + u * %s;", loop, loop, step);
+    line(e, "if (x%u < v%u) {", loop, i->b);
+    e->depth++;
+    for (l_val k = loop + 1; k < e->end[loop]; k++) {
+      const l_instr *m = at(e, k), *a = at(e, m->a);
+      const char *T = emit_type(a->dtype);
+      char buffer[24];
+      if (m->code != L_MERGE) {
+        if (pass == 0) emit_instr(e, k);
+        continue;
+      }
+      emit_buffer(m->imm, buffer);
+      if (pass == 0 && acc_own(e, m->a))
+        line(e, "leaf%u[u] = t < v%u ? %s[v%u + t] : (%s)0;", k, a->a, buffer, m->b, T);
+      else if (pass == 0)
+        line(e, "leaf%u[u] = %s[v%u + %s];", k, buffer, m->b, a->imm == ORDER_INNER ? "t" : "0");
+      else
+        line(e, "v%u[0] = leaf%u[u]; TREE_ADD(%s, %s, v%u_t, 1, v%u_n, v%u, 1) v%u_n++;", m->a, k, T, acc_prim(e, a, f),
+             m->a, m->a, m->a, m->a);
+    }
+    emit_close(e);
+    emit_close(e);
+  }
+  emit_close(e);
+}
+
 static void print_block(emitter *e, l_val from, l_val to) {
   for (l_val v = from; v < to; v++) {
     const l_instr *i = at(e, v);
@@ -476,11 +698,27 @@ static void print_block(emitter *e, l_val from, l_val to) {
       emit_close(e);
       break;
     case L_SYNC: line(e, "SYNC"); break;
-    case L_POLL: line(e, "if (__syncthreads_or(STOPPED)) return;"); break;
+    case L_POLL: line(e, "if (POLLED(polls) && __syncthreads_or(STOPPED)) return;"); break;
     case L_VEC:
       print_vec(e, v);
       v = e->end[v];
       break;
+    case L_FOR: {
+      if (is_merge_loop(e, v)) {
+        print_merge_loop(e, v);
+        v = e->end[v];
+        break;
+      }
+      l_val vec = row_loop(e, v);
+      int many = vec ? emit_ahead(e, v, vec, e->ahead) : 0;
+      if (many)
+        print_row_loop(e, v, vec, many);
+      else
+        v = emit_structure(e, v, print_block);
+      if (many) v = e->end[v];
+      memset(e->ahead, 0, e->p->n);
+      break;
+    }
     default: v = emit_structure(e, v, print_block); break;
     }
   }
@@ -497,7 +735,7 @@ static void print_head(emitter *e, const char *name, uint32_t number, bool phase
 }
 
 static void print_phase(emitter *e, l_val phase) {
-  line(e, "const int t = threadIdx.x; u64 o = 0;");
+  line(e, "const int t = threadIdx.x; u64 o = 0; unsigned polls = 0;");
   line(e, "__shared__ u64 x_[64], y_[64]; __shared__ b8 on_[64];");
   emit_buffers(e);
   l_val par = emit_prelude(e, phase);
@@ -514,7 +752,8 @@ static const char preamble[] =
     "HELP float OPAQUE_f32(float x) { asm(\"\" : \"+f\"(x)); return x; }\n"
     "HELP double OPAQUE_f64(double x) { asm(\"\" : \"+d\"(x)); return x; }\n"
     "#define SYNC __syncthreads();\n"
-    "#define STOPPED (a->interrupt && *(const volatile int *)a->interrupt)\n"
+    "#define STOPPED (*(const volatile int *)a->interrupt)\n"
+    "#define POLLED(n) (a->interrupt && ++n % 256 == 0)\n"
     "#define SIMD\n"
     "#define EACH(r, n) for (i64 r = threadIdx.x; r < (n); r += 64)\n"
     "#define FILLS(p, n, x) EACH(r_, n) (p)[r_] = x;\n"

@@ -19,8 +19,9 @@ bool emit_facts(emitter *e, const l_program *p) {
   e->seg = calloc(p->n + 1, sizeof *e->seg);
   e->seen = calloc(p->n + 1, sizeof *e->seen);
   e->spill = calloc(p->n + 1, sizeof *e->spill);
+  e->ahead = calloc(p->n + 1, sizeof *e->ahead);
   uint32_t *open = calloc(p->n + 1, sizeof *open);
-  e->failed = !e->end || !e->acc || !e->seg || !e->seen || !e->spill || !open;
+  e->failed = !e->end || !e->acc || !e->seg || !e->seen || !e->spill || !e->ahead || !open;
   uint32_t depth = 0, vec = 0; /* open blocks; 1 + the number of those outside the open VEC */
   for (l_val v = 1; v < p->n && !e->failed; v++) {
     const l_instr *i = &p->code[v];
@@ -48,6 +49,7 @@ void emit_facts_free(emitter *e) {
   free(e->seg);
   free(e->seen);
   free(e->spill);
+  free(e->ahead);
 }
 
 /* ---- text -------------------------------------------------------------------------------------------------------- */
@@ -420,9 +422,21 @@ int acc_chain(const l_instr *a) {
 
 l_order acc_scan_order(const l_instr *a) { return acc_exact(a) ? ORDER_FREE : (l_order)a->imm; }
 
+bool acc_own(const emitter *e, l_val v) {
+  const l_instr *a = emit_at(e, v), *n = emit_at(e, a->a);
+  if (!e->cuda || !acc_many(a) || acc_rows(a) || (e->acc[v] & (ACC_NESTED | ACC_SCANNED))) return false;
+  if (n->code == L_IMIN) n = emit_at(e, emit_at(e, n->a)->code == L_INT ? n->a : n->b);
+  if (n->code != L_INT || n->imm > ORDER_LANES) return false;
+  for (l_val k = v + 1; k < e->p->n; k++) /* results are numbered by the VECs' elements */
+    if (emit_at(e, k)->code == L_VEC && !is_int(e, emit_at(e, k)->a, 0))
+      for (l_val i = k + 1; i < e->end[k]; i++)
+        if ((emit_at(e, i)->code == L_PUSH || emit_at(e, i)->code == L_FINISH) && emit_at(e, i)->a == v) return false;
+  return true;
+}
+
 void acc_width(const emitter *e, l_val v, char out[24]) {
   const l_instr *a = emit_at(e, v);
-  if (a->a)
+  if (a->a && !acc_own(e, v))
     snprintf(out, 24, "v%u", a->a);
   else
     snprintf(out, 24, "%d", acc_lanes(e, v) && !e->cuda ? ORDER_LANES : 1);
@@ -509,7 +523,7 @@ uint32_t emit_phases(const l_program *p) {
 static int64_t small_bytes(const l_program *p, const l_instr *i) {
   const l_instr *size = &p->code[i->a];
   int64_t bytes = size->code == L_INT ? size->imm * (int64_t)dtype_rows[i->dtype].size : 0;
-  return i->code == L_LOCAL && bytes > 0 && bytes <= 8192 ? (bytes + 63) & ~(int64_t)63 : 0;
+  return i->code == L_LOCAL && bytes > 0 && bytes <= 36864 ? (bytes + 63) & ~(int64_t)63 : 0;
 }
 
 bool emit_is_shared(const emitter *e, l_val local) {

@@ -33,6 +33,7 @@ typedef struct emitter {
   /* facts, by instruction */
   uint32_t *end;  /* of a block's opener: its END */
   uint8_t *acc;   /* of an ACC: ACC_ bits */
+  uint8_t *ahead; /* for CUDA: of the block being printed, see emit_ahead */
   uint32_t *seg;  /* for emit_c: the segment of a VEC's instruction */
   uint32_t *seen; /* for emit_c: the last segment that has read the value */
   uint8_t *spill; /* for emit_c: the value crosses segments */
@@ -97,6 +98,21 @@ bool emit_is_first(const emitter *e, l_val vec, l_val k);
 /* A PUSH, or SCAN that pushes too, to 64 lanes, the first of its accumulator. */
 bool emit_is_lane_push(const emitter *e, l_val vec, l_val k);
 
+/* ---- facts about VECs for CUDA (emit_ahead.c) ---- */
+
+/* Does every thread read only what it wrote itself, so that no barrier is needed around the VEC? */
+bool emit_is_private(const emitter *e, l_val vec);
+/* Does the VEC work on accumulators of which each thread has its own result? Then it has at most 64 elements. */
+bool emit_is_short(const emitter *e, l_val vec);
+enum {
+  AHEAD_MAY = 1,    /* light, and made of what is so, too */
+  AHEAD_LOAD = 2,   /* a load that is made ahead */
+  AHEAD_WANTED = 4, /* it, or one of its addresses or guards, needs the value */
+};
+/* How many elements (or rows) ahead the loads in block `from` are made: `from` is the VEC, or a FOR around nothing but the VEC;
+ * 0: none. ahead[v] says what becomes of instruction v. */
+int emit_ahead(const emitter *e, l_val from, l_val vec, uint8_t *ahead);
+
 /* ---- accumulators: facts ---- */
 
 static inline bool acc_many(const l_instr *a) { return a->a != 0; }
@@ -105,6 +121,8 @@ static inline bool acc_arg(const l_instr *a) { return a->sub == KOP_argmax || a-
 bool acc_exact(const l_instr *a);
 /* One result, kept in 64 lanes. */
 bool acc_lanes(const emitter *e, l_val v);
+/* In CUDA: at most 64 results, of which thread t has number t in its registers. */
+bool acc_own(const emitter *e, l_val v);
 /* Many results of order INNER: a row for each push. */
 bool acc_rows(const l_instr *a);
 /* Are full chains collected in a tree? */
@@ -134,6 +152,8 @@ void acc_levels(const emitter *e, l_val v, char out[64]);
  * is the balanced tree of l.h built from left to right. v7_i are the indices of arg*. Chains begin with the identity, which
  * changes no bit of their first element. Scans keep v7_s (elements so far), v7_c (the chain), v7_g and v7_b (what stands before
  * the group or chain, and before the block), v7_p (the value before), v7_h (the steps of the last 64 k).
+ *
+ * In CUDA a thread's own result of many (acc_own) is written as the only one, v7[0].
  *
  * A range of results is given by its first and its number, as texts; NULL is all of them (in CUDA shared out to the threads). */
 

@@ -447,7 +447,7 @@ static void use_slots(l_program *p, const graph *g, const qn_dim *ints, uint32_t
 
 static l_program *make_program(graph *g, uint32_t node, const uint32_t *operands, int nin,
                                const qn_dim (*strides)[ARRAY_MAX_RANK], uint8_t joins, uint32_t nslots,
-                               const char **why) {
+                               schedule_target target, const char **why) {
   uint8_t *place = calloc(g->n, 1), *stored = calloc(g->n, 1);
   uint32_t *scratch = calloc(g->n, sizeof *scratch);
   l_program *p = NULL;
@@ -467,7 +467,7 @@ static l_program *make_program(graph *g, uint32_t node, const uint32_t *operands
                        .scratch = scratch};
     k_kernel *k = lower(&r, why);
     schedule_result s;
-    if (k && schedule(k, GRAIN, &s, why)) {
+    if (k && schedule(k, target, GRAIN, &s, why)) {
       p = s.program;
       use_slots(p, g, s.ints, nslots);
     }
@@ -479,7 +479,7 @@ static l_program *make_program(graph *g, uint32_t node, const uint32_t *operands
   return p;
 }
 
-l_program *kernel_for_op(const op_key *key, const char **why) {
+l_program *kernel_for_op(const op_key *key, schedule_target target, const char **why) {
   *why = lower_no_memory;
   key_reader r = {.key = key, .g = graph_new(NULL)};
   if (!r.g) return NULL;
@@ -517,7 +517,7 @@ l_program *kernel_for_op(const op_key *key, const char **why) {
   l_program *p = NULL;
   if (node && !r.g->failed)
     p = make_program(r.g, node, operands, random ? 0 : nin, (const qn_dim(*)[ARRAY_MAX_RANK])strides, joins,
-                     (uint32_t)(r.nsizes + r.nstrides), why);
+                     (uint32_t)(r.nsizes + r.nstrides), target, why);
   graph_free(r.g);
   return p;
 }

@@ -267,7 +267,7 @@ static bool kernel_step(planner *m, uint32_t group, plan_step *s) {
   }
 #endif
   schedule_result r = {0};
-  bool ok = schedule(k, m->tune[TUNE_par_grain], &r, &m->why);
+  bool ok = schedule(k, m->p->target, m->tune[TUNE_par_grain], &r, &m->why);
   if (ok) {
     plan_kernel *to = &p->kernels[p->nkernels];
     s->what = p->nkernels++;
@@ -761,8 +761,7 @@ static bool settle_sizes(graph *g) {
 static void drop(plan *p) {
   for (uint32_t i = 0; i < p->nkernels; i++) l_free(p->kernels[i].program);
   arena_free(&p->arena);
-  graph *g = p->graph;
-  *p = (plan){.graph = g};
+  *p = (plan){.graph = p->graph, .target = p->target};
   arena_init(&p->arena, NULL);
 }
 
@@ -847,14 +846,14 @@ static bool plan_within(plan *p, const int64_t *tune, uint8_t *awkward, fuse_mem
   return a.limit == least_limit ? a.ok : attempt(p, tune, least_limit, awkward, memo, why).ok;
 }
 
-plan *plan_make(graph *g, const int64_t *tune, char *why, size_t size) {
+plan *plan_make(graph *g, schedule_target target, const int64_t *tune, char *why, size_t size) {
   if (size) why[0] = 0;
   plan *p = malloc(sizeof *p);
   if (!p) {
     graph_free(g);
     return NULL;
   }
-  *p = (plan){.graph = g};
+  *p = (plan){.graph = g, .target = target};
   arena_init(&p->arena, NULL);
   const char *reason = lower_no_memory;
   fuse_memo memo = {0};

@@ -16,6 +16,7 @@
 
 #include "jit/graph/graph.h"
 #include "jit/kernel/device.h"
+#include "jit/kernel/schedule.h"
 
 typedef struct plan_kernel {
   l_program *program;
@@ -72,6 +73,7 @@ typedef struct plan_output {
 } plan_output;
 
 typedef struct plan {
+  schedule_target target; /* what its kernels are scheduled for; they run anywhere */
   graph *graph; /* owned: types, places, dims; its input order is the plan's */
   arena arena;
   plan_kernel *kernels; uint32_t nkernels;
@@ -87,7 +89,7 @@ typedef struct plan {
 
 /* Fuses, schedules and plans a verified, simplified graph (taken over, also on failure). `tune` is a copy of the VM's
  * tunables (vm.h). NULL when memory is short, or with `why` filled in for a defect. */
-QN_MUST_CHECK plan *plan_make(graph *g, const int64_t *tune, char *why, size_t size);
+QN_MUST_CHECK plan *plan_make(graph *g, schedule_target target, const int64_t *tune, char *why, size_t size);
 void plan_free(plan *p);
 /* Fusion decisions as text, for QUERN_LOG=fusion and explain. */
 void plan_print(const plan *p, text_buf *out);
@@ -134,6 +136,6 @@ typedef struct op_key {
 /* False if the call has no one-op kernel (too many operands or axes). */
 bool op_call_key(const op_call *call, op_key *key, int64_t ints[OP_CALL_INTS]);
 /* Owned. NULL with a reason: lower_no_memory, or a defect. */
-QN_MUST_CHECK l_program *kernel_for_op(const op_key *key, const char **why);
+QN_MUST_CHECK l_program *kernel_for_op(const op_key *key, schedule_target target, const char **why);
 
 #endif

@@ -93,23 +93,32 @@ l_order emit_order(const k_node *n);
 /* ---- nests (the shapes are described in schedule.c) ---------------------------------------------------------------------- */
 
 enum {
-  PLAIN_TILE = 8192,  /* elements of c in an instance of a plain nest */
   SHORT_AXIS = 16,    /* an axis shorter than this makes no good VEC */
   ROWS_FOR_VEC = 256, /* so many rows that are short make a VEC */
-  TURN_TILE = 64,
-  SPLIT_ROW = 65536, /* elements of a row from which on few rows are split */
-  SPLIT_ROWS = 8,
-  SLAB_WORK = 65536, /* elements below which r is one slab */
-  SLABS = 64,        /* about so many */
-  MERGE_TILE = 1024, /* elements of c in an instance of a merging phase */
-  KEEP_ROW = 65536,  /* longer rows are computed again rather than kept */
-  KEEP_WEIGHT = 6,
-  DOT_ROWS = 64, /* a tile; with its columns doubled, then its rows, where that leaves DOT_TILES of them */
-  DOT_COLS = 128,
-  DOT_MOST_ROWS = 256,
-  DOT_MOST_COLS = 512,
-  DOT_TILES = 24
+  TURN_TILE = 64
 };
+
+/* What differs between machines: a CPU wants few long instances whose data stays in its caches, a GPU thousands of short ones. */
+typedef struct schedule_numbers {
+  int64_t plain_least, plain_most; /* elements of c in an instance of a plain nest: as many as leave `instances` */
+  int64_t instances;
+  int64_t split_row; /* elements of a row from which on few rows are split */
+  int64_t split_rows;
+  int64_t split_block; /* elements of a row's piece at least: whole blocks of ORDER_BLOCK */
+  int64_t pieces;      /* of a row, about so many */
+  int64_t merges;      /* partials that an instance merges where there are more of them; 0: one instance merges all */
+  int64_t slab_work;   /* elements below which r is one slab */
+  int64_t slabs;       /* about so many */
+  int64_t merge_tile;  /* elements of c in an instance that reduces across rows */
+  bool slab_tiles;     /* do slabs have tiles of c, too? */
+  int64_t keep_row;    /* longer rows are computed again rather than kept */
+  int keep_weight;     /* what weighs more is kept */
+  int64_t dot_rows; /* a tile; with its columns doubled, then its rows, where that leaves dot_tiles of them */
+  int64_t dot_cols;
+  int64_t dot_most_rows;
+  int64_t dot_tiles;
+} schedule_numbers;
+extern const schedule_numbers schedule_numbers_of[]; /* by schedule_target */
 
 typedef enum shape {
   SHAPE_PLAIN,
@@ -136,6 +145,7 @@ typedef struct job_list {
 
 typedef struct nest {
   const k_kernel *k;
+  const schedule_numbers *by;
   const k_val *effects;
   uint32_t n;
   shape shape;

@@ -70,6 +70,13 @@ static int64_t work_of(const nest *s, int64_t instances) {
   return instances > 0 ? all / instances : all;
 }
 
+/* Elements of an axis in an instance of a plain nest. */
+static int64_t plain_tile(const nest *s) {
+  int64_t size = s->by->plain_most, all = k_points(s->k, s->axes);
+  while (size > s->by->plain_least && all / size < s->by->instances) size /= 2;
+  return size;
+}
+
 static bool const_at_most(const emitter *e, int axis, int64_t most) {
   int64_t c;
   return axis < 0 || (dim_is_const(e->k->dims, e->k->axes[axis].extent, &c) && c <= most);
@@ -235,7 +242,7 @@ static bool make_locals(emitter *e, nest *s, const job_list *l, l_val **locals) 
 /* ---- shapes without a reduction across rows ------------------------------------------------------------------------------------ */
 
 static bool emit_plain(emitter *e, nest *s, int64_t grain) {
-  int64_t size = s->inner >= 0 ? MERGE_TILE : PLAIN_TILE;
+  int64_t size = s->inner >= 0 ? s->by->merge_tile : plain_tile(s);
   bool tiled = s->c >= 0 && !const_at_most(e, s->c, size);
   l_val tiles = tiled ? ceil_div(e, extent(e, s->c), size) : 0, start, len;
   k_mask par = s->par & ~axis_bit(s->inner);
@@ -364,16 +371,41 @@ static bool scalars_from(emitter *e, const nest *s, const int *finished, l_val r
   return !e->why;
 }
 
+/* A phase between: each instance merges a group of partials into one, a subtree of the whole tree. */
+static bool merge_groups(emitter *e, const nest *s, int stage, l_val blocks, l_val ngroups, const partials *parts,
+                         const partials *groups, int64_t grain) {
+  instance i = begin(e, s->par, ngroups, grain, s->by->merges * ORDER_LANES);
+  l_val size = emit_number(e, s->by->merges), from = emit_index(e, L_IMUL, i.extra, size);
+  l_val to = emit_index(e, L_IMIN, blocks, emit_index(e, L_IADD, from, size));
+  for (uint32_t n = 0; n < s->first.n && !e->why; n++) {
+    const job *j = &s->first.jobs[n];
+    if (j->kind != JOB_REDUCE_C || j->stage != stage) continue;
+    make_acc(e, j->v, 0, s->c);
+    l_val b;
+    uint32_t mark = emit_mark(e);
+    emit_for(e, from, to, &b);
+    partial(e, L_MERGE, j->v, &parts[j->v], emit_index(e, L_IADD, emit_index(e, L_IMUL, i.row, blocks), b), 0);
+    emit_end(e, mark);
+    partial(e, L_PARTIAL, j->v, &groups[j->v], emit_index(e, L_IADD, emit_index(e, L_IMUL, i.row, ngroups), i.extra),
+            0);
+    e->acc[j->v] = 0;
+  }
+  end(e);
+  return !e->why;
+}
+
 static bool emit_split(emitter *e, nest *s, int64_t grain) {
   const k_kernel *k = e->k;
   const job_list *l = &s->first;
-  int64_t block = 16 * ORDER_BLOCK;
-  while (axis_hint(k, s->c) / block > SLABS) block *= 2;
+  int64_t block = s->by->split_block;
+  while (axis_hint(k, s->c) / block > s->by->pieces) block *= 2;
   l_val blocks = ceil_div(e, extent(e, s->c), block), rows = points(e, s->par), lanes = emit_number(e, ORDER_LANES);
   l_val all = emit_index(e, L_IMUL, rows, blocks);
   int *finished = arena_alloc(e->arena, k->n * sizeof *finished);
-  partials *parts = arena_alloc(e->arena, k->n * sizeof *parts);
-  if (!finished || !parts) return emit_refuse(e, lower_no_memory);
+  partials *parts = arena_alloc(e->arena, k->n * sizeof *parts), *groups = arena_alloc(e->arena, k->n * sizeof *parts);
+  if (!finished || !parts || !groups) return emit_refuse(e, lower_no_memory);
+  bool grouped = s->by->merges && axis_hint(k, s->c) / block > s->by->merges;
+  l_val ngroups = grouped ? ceil_div(e, blocks, s->by->merges) : 0;
   memset(s->keep, 0, k->n);
   for (k_val v = 0; v < k->n; v++) finished[v] = -1;
   /* All scratch is made before the first phase. */
@@ -382,7 +414,9 @@ static bool emit_split(emitter *e, nest *s, int64_t grain) {
   for (uint32_t i = 0; i < l->n; i++) {
     const job *j = &l->jobs[i];
     if (j->kind != JOB_REDUCE_C) continue;
-    parts[j->v] = make_partials(e, j->v, all, emit_order(&k->nodes[j->v]) == ORDER_INNER ? lanes : e->one, 0);
+    l_val each = emit_order(&k->nodes[j->v]) == ORDER_INNER ? lanes : e->one;
+    parts[j->v] = make_partials(e, j->v, all, each, 0);
+    if (grouped) groups[j->v] = make_partials(e, j->v, emit_index(e, L_IMUL, rows, ngroups), each, 0);
     results[j->v] = scratch(e, k->nodes[j->v].dtype, rows);
   }
   int next_scalar = 0;
@@ -406,6 +440,7 @@ static bool emit_split(emitter *e, nest *s, int64_t grain) {
       end(e);
     }
     if (!reduces && !more) continue;
+    if (reduces && grouped && !merge_groups(e, s, stage, blocks, ngroups, parts, groups, grain)) return false;
     instance i = begin(e, s->par, 0, grain, 1);
     if (!scalars_from(e, s, finished, i.row)) return false;
     for (uint32_t n = 0; n < l->n && !e->why; n++) {
@@ -414,8 +449,10 @@ static bool emit_split(emitter *e, nest *s, int64_t grain) {
       make_acc(e, j->v, 0, s->c);
       l_val b;
       uint32_t mark = emit_mark(e);
-      emit_for(e, e->zero, blocks, &b);
-      partial(e, L_MERGE, j->v, &parts[j->v], emit_index(e, L_IADD, emit_index(e, L_IMUL, i.row, blocks), b), 0);
+      l_val count = grouped ? ngroups : blocks;
+      emit_for(e, e->zero, count, &b);
+      partial(e, L_MERGE, j->v, grouped ? &groups[j->v] : &parts[j->v],
+              emit_index(e, L_IADD, emit_index(e, L_IMUL, i.row, count), b), 0);
       emit_end(e, mark);
       l_val value = emit_code(e, (l_instr){.code = L_FINISH, .dtype = k->nodes[j->v].dtype, .a = e->acc[j->v]});
       emit_set_value(e, j->v, value);
@@ -497,12 +534,13 @@ static bool loop_rows(emitter *e, nest *s, l_val from, l_val to, l_val start, l_
 }
 
 static bool emit_one_slab(emitter *e, nest *s, int64_t grain) {
-  bool tiled = separable(e, s, &s->first) && separable(e, s, &s->second) && !const_at_most(e, s->c, MERGE_TILE);
-  l_val tile = emit_number(e, MERGE_TILE), tiles = tiled ? ceil_div(e, extent(e, s->c), MERGE_TILE) : 0, start, len;
+  bool tiled = separable(e, s, &s->first) && separable(e, s, &s->second) && !const_at_most(e, s->c, s->by->merge_tile);
+  l_val tile = emit_number(e, s->by->merge_tile), tiles = tiled ? ceil_div(e, extent(e, s->c), s->by->merge_tile) : 0,
+        start, len;
   l_val results = tiled ? emit_index(e, L_IMIN, tile, extent(e, s->c)) : extent(e, s->c);
-  int64_t parts = tiled ? (axis_hint(e->k, s->c) + MERGE_TILE - 1) / MERGE_TILE : 1;
+  int64_t parts = tiled ? (axis_hint(e->k, s->c) + s->by->merge_tile - 1) / s->by->merge_tile : 1;
   instance i = begin(e, s->par, tiles, grain, work_of(s, k_points(e->k, s->par) * parts));
-  tile_of(e, s->c, i.extra, MERGE_TILE, &start, &len);
+  tile_of(e, s->c, i.extra, s->by->merge_tile, &start, &len);
   l_val *before, *behind;
   if (!make_locals(e, s, &s->first, &before)) return false;
   uint8_t *keep = arena_alloc(e->arena, e->k->n);
@@ -525,9 +563,16 @@ static bool emit_one_slab(emitter *e, nest *s, int64_t grain) {
 static bool emit_slabs(emitter *e, nest *s, int64_t grain) {
   const k_kernel *k = e->k;
   int64_t slab = nest_slab(s);
-  while (axis_hint(k, s->r) / slab * k_points(k, s->par) > SLABS) slab *= 2;
+  const int64_t width = s->by->merge_tile;
+  bool tiled_rows = s->by->slab_tiles && separable(e, s, &s->first) && !const_at_most(e, s->c, width);
+  int64_t tiles_hint = tiled_rows ? (axis_hint(k, s->c) + width - 1) / width : 1, most = s->by->slabs;
+  while (most < 4 * s->by->slabs && tiled_rows && most * tiles_hint < s->by->instances) most *= 2;
+  while (axis_hint(k, s->r) / slab * k_points(k, s->par) > most) slab *= 2;
   l_val length = emit_number(e, slab), slabs = ceil_div(e, extent(e, s->r), slab);
   l_val rows = points(e, s->par), all = emit_index(e, L_IMUL, rows, slabs);
+  /* With tiles the partials of a slab are padded to whole ones. */
+  l_val row_tiles = tiled_rows ? ceil_div(e, extent(e, s->c), width) : 0;
+  l_val each = tiled_rows ? emit_index(e, L_IMUL, row_tiles, emit_number(e, width)) : extent(e, s->c);
   partials *parts = arena_alloc(e->arena, k->n * sizeof *parts);
   int *rows_kept = arena_alloc(e->arena, k->n * sizeof *rows_kept);
   if (!parts || !rows_kept) return emit_refuse(e, lower_no_memory);
@@ -539,27 +584,32 @@ static bool emit_slabs(emitter *e, nest *s, int64_t grain) {
     if (!j->along_c && emit_order(n) == ORDER_INNER)
       rows_kept[j->v] = scratch(e, k->nodes[n->a].dtype, emit_index(e, L_IMUL, rows, extent(e, s->r)));
     else
-      parts[j->v] = make_partials(e, j->v, all, j->along_c ? extent(e, s->c) : e->one, j->along_c ? MERGE_TILE : 0);
+      parts[j->v] = make_partials(e, j->v, all, j->along_c ? each : e->one, j->along_c ? width : 0);
   }
-  bool tiled = separable(e, s, &s->second) && !const_at_most(e, s->c, MERGE_TILE);
-  l_val tile = emit_number(e, MERGE_TILE), tiles = tiled ? ceil_div(e, extent(e, s->c), MERGE_TILE) : 0;
+  bool tiled = separable(e, s, &s->second) && !const_at_most(e, s->c, s->by->merge_tile);
+  l_val tile = emit_number(e, s->by->merge_tile), tiles = tiled ? ceil_div(e, extent(e, s->c), s->by->merge_tile) : 0;
   l_val results = tiled ? emit_index(e, L_IMIN, tile, extent(e, s->c)) : extent(e, s->c), start, len;
 
-  instance i = begin(e, s->par, slabs, grain, work_of(s, k_points(k, s->par)) * slab / (axis_hint(k, s->r) + 1));
-  l_val *locals, from = emit_index(e, L_IMUL, i.extra, length);
+  instance i = begin(e, s->par, tiled_rows ? emit_index(e, L_IMUL, slabs, row_tiles) : slabs, grain,
+                     work_of(s, k_points(k, s->par)) * slab / (axis_hint(k, s->r) + 1) / tiles_hint);
+  l_val row_tile = tiled_rows ? emit_index(e, L_IMOD, i.extra, row_tiles) : 0;
+  l_val number_of_slab = tiled_rows ? emit_index(e, L_IDIV, i.extra, row_tiles) : i.extra;
+  tile_of(e, s->c, row_tile, width, &start, &len);
+  l_val *locals, from = emit_index(e, L_IMUL, number_of_slab, length);
   if (!make_locals(e, s, &s->first, &locals)) return false;
-  open_row_accs(e, s, extent(e, s->c), rows_kept);
+  open_row_accs(e, s, tiled_rows ? tile : extent(e, s->c), rows_kept);
   l_val to = emit_index(e, L_IMIN, extent(e, s->r), emit_index(e, L_IADD, from, length));
-  if (!loop_rows(e, s, from, to, e->zero, extent(e, s->c), locals, rows_kept, i.row)) return false;
-  l_val number = emit_index(e, L_IADD, emit_index(e, L_IMUL, i.row, slabs), i.extra);
+  if (!loop_rows(e, s, from, to, start, len, locals, rows_kept, i.row)) return false;
+  l_val number = emit_index(e, L_IADD, emit_index(e, L_IMUL, i.row, slabs), number_of_slab);
   for (uint32_t n = 0; n < s->first.n; n++)
     if (s->first.jobs[n].kind == JOB_REDUCE_R && rows_kept[s->first.jobs[n].v] < 0)
-      partial(e, L_PARTIAL, s->first.jobs[n].v, &parts[s->first.jobs[n].v], number, 0);
+      partial(e, L_PARTIAL, s->first.jobs[n].v, &parts[s->first.jobs[n].v], number,
+              row_tile && s->first.jobs[n].along_c ? start : 0);
   close_accs(e);
   end(e);
 
-  i = begin(e, s->par, tiles, grain, MERGE_TILE * SLABS);
-  tile_of(e, s->c, i.extra, MERGE_TILE, &start, &len);
+  i = begin(e, s->par, tiles, grain, s->by->merge_tile * s->by->slabs);
+  tile_of(e, s->c, i.extra, s->by->merge_tile, &start, &len);
   if (!make_locals(e, s, &s->second, &locals)) return false;
   for (uint32_t n = 0; n < s->first.n && !e->why; n++) {
     const job *j = &s->first.jobs[n];
@@ -605,9 +655,9 @@ static l_val stride_of(emitter *e, k_form f, int axis) {
 static bool emit_product(emitter *e, nest *s, int64_t grain) {
   const k_kernel *k = e->k;
   const k_node *d = &k->nodes[s->dot], *x = factor_of(k, d->a), *y = factor_of(k, d->b);
-  int64_t tm = s->m < 0 ? 1 : DOT_ROWS, tn = s->n_axis < 0 ? 1 : DOT_COLS;
+  int64_t tm = s->m < 0 ? 1 : s->by->dot_rows, tn = s->n_axis < 0 ? 1 : s->by->dot_cols;
   int64_t results = axis_hint(k, s->m) * axis_hint(k, s->n_axis) * k_points(k, s->par);
-  while (tm > 1 && tn > 1 && tm < DOT_MOST_ROWS && results / (tm * tn * 4) >= DOT_TILES) {
+  while (tm > 1 && tn > 1 && tm < s->by->dot_most_rows && results / (tm * tn * 4) >= s->by->dot_tiles) {
     tm *= 2;
     tn *= 2;
   }
@@ -697,10 +747,10 @@ static bool emit_update(emitter *e, nest *s, int64_t grain) {
   for (int a = 0; a < (int)k->naxes && in_order; a++)
     if (axis_in(ordered, a)) along = a; /* the last one: a VEC keeps the order */
   k_mask par = apart & ~axis_bit(along);
-  bool tiled = !in_order && along >= 0 && !const_at_most(e, along, PLAIN_TILE);
-  l_val tiles = tiled ? ceil_div(e, extent(e, along), PLAIN_TILE) : 0, start, len;
+  bool tiled = !in_order && along >= 0 && !const_at_most(e, along, plain_tile(s));
+  l_val tiles = tiled ? ceil_div(e, extent(e, along), plain_tile(s)) : 0, start, len;
   instance i = begin(e, par, tiles, grain, work_of(s, k_points(k, par)));
-  tile_of(e, along, i.extra, PLAIN_TILE, &start, &len);
+  tile_of(e, along, i.extra, plain_tile(s), &start, &len);
   uint32_t marks[K_AXES_MAX];
   int loops = 0;
   for (int a = 0; a < (int)k->naxes; a++) {

@@ -28,6 +28,43 @@
 
 #include "jit/kernel/lower.h"
 
+const schedule_numbers schedule_numbers_of[] = {
+    [TARGET_CPU] = {.plain_least = 8192,
+                    .plain_most = 8192,
+                    .instances = 1,
+                    .split_row = 65536,
+                    .split_rows = 8,
+                    .split_block = 16 * ORDER_BLOCK,
+                    .pieces = 64,
+                    .slab_work = 65536,
+                    .slabs = 64,
+                    .merge_tile = 1024,
+                    .keep_row = 65536,
+                    .keep_weight = 6,
+                    .dot_rows = 64,
+                    .dot_cols = 128,
+                    .dot_most_rows = 256,
+                    .dot_tiles = 24},
+    [TARGET_GPU] = {.plain_least = 256,
+                    .plain_most = 2048,
+                    .instances = 8192,
+                    .split_row = 16384,
+                    .split_rows = 128,
+                    .split_block = 4 * ORDER_BLOCK,
+                    .pieces = 4096,
+                    .merges = 64,
+                    .slab_work = 16384,
+                    .slabs = 128,
+                    .merge_tile = 64,
+                    .slab_tiles = true,
+                    .keep_row = 8192,
+                    .keep_weight = 30,
+                    .dot_rows = 64,
+                    .dot_cols = 128,
+                    .dot_most_rows = 64,
+                    .dot_tiles = 24},
+};
+
 static const char differing[] = "effects over different axes";
 
 static bool refuse(nest *s, const char *why) {
@@ -456,9 +493,11 @@ static bool choose_shape(nest *s, bool first) {
   if (s->r >= 0) {
     s->shape = SHAPE_SLABS;
     int64_t work = k_points(k, s->axes);
-    s->one_slab = !first || s->outer_scan || work < SLAB_WORK || axis_hint(k, s->r) <= nest_slab(s) || rows >= SLABS;
+    s->one_slab = !first || s->outer_scan || work < s->by->slab_work || axis_hint(k, s->r) <= nest_slab(s) ||
+                  rows >= s->by->slabs;
   } else {
-    s->shape = first && rows < SPLIT_ROWS && axis_hint(k, s->c) >= SPLIT_ROW && !any_scan(s) ? SHAPE_SPLIT : SHAPE_ROWS;
+    s->shape = first && rows < s->by->split_rows && axis_hint(k, s->c) >= s->by->split_row && !any_scan(s) ? SHAPE_SPLIT
+                                                                                                           : SHAPE_ROWS;
   }
   return true;
 }
@@ -497,7 +536,7 @@ static int node_weight(const k_node *n) {
 
 static void weigh_operand(void *ctx, k_val v) {
   weigher *w = ctx;
-  if (w->weight > 2 * KEEP_WEIGHT || !axis_in(w->s->k->nodes[v].axes, w->s->c)) return;
+  if (w->weight > 2 * w->s->by->keep_weight || !axis_in(w->s->k->nodes[v].axes, w->s->c)) return;
   w->weight += node_weight(&w->s->k->nodes[v]);
   k_each_operand(w->s->k, v, weigh_operand, w);
 }
@@ -516,7 +555,7 @@ static void keep_operand(void *ctx, k_val v) {
   if (p->first[v]) {
     weigher w = {s, 0};
     weigh_operand(&w, v);
-    if (n->code == K_SCAN || w.weight > KEEP_WEIGHT) {
+    if (n->code == K_SCAN || w.weight > s->by->keep_weight) {
       s->keep[v] = p->first[v];
       return;
     }
@@ -536,7 +575,7 @@ bool nest_plan_passes(nest *s, const job_list *l) {
       if (l->jobs[i].along_c && l->jobs[i].stage == pass) k_each_operand(s->k, l->jobs[i].v, keep_operand, &p);
   }
   free(p.first);
-  for (uint32_t v = 1; v < s->k->n && axis_hint(s->k, s->c) > KEEP_ROW; v++)
+  for (uint32_t v = 1; v < s->k->n && axis_hint(s->k, s->c) > s->by->keep_row; v++)
     if (!k_folds(&s->k->nodes[v])) s->keep[v] = 0;
   return true;
 }
@@ -544,8 +583,18 @@ bool nest_plan_passes(nest *s, const job_list *l) {
 /* ---- building nests ---------------------------------------------------------------------------------------------------------- */
 
 /* `first`: of the kernel. Only that one may have several phases, since sizes of scratch stand in the prelude. */
-static bool nest_init(nest *s, const k_kernel *k, const k_val *effects, uint32_t n, bool first) {
-  *s = (nest){.k = k, .effects = effects, .n = n, .r = -1, .c = -1, .turned = -1, .inner = -1, .m = -1, .n_axis = -1};
+static bool nest_init(nest *s, const k_kernel *k, schedule_target target, const k_val *effects, uint32_t n,
+                      bool first) {
+  *s = (nest){.k = k,
+              .by = &schedule_numbers_of[target],
+              .effects = effects,
+              .n = n,
+              .r = -1,
+              .c = -1,
+              .turned = -1,
+              .inner = -1,
+              .m = -1,
+              .n_axis = -1};
   s->needed = calloc(k->n, sizeof *s->needed);
   s->after = calloc(k->n, sizeof *s->after);
   s->stage = calloc(k->n, sizeof *s->stage);
@@ -590,16 +639,17 @@ static uint32_t nest_end(const k_kernel *k, const k_val *effects, uint32_t from,
 }
 
 /* The next nest, of the effects from `from` on. Effects that cannot share loops are nests of their own. */
-static bool nest_next(nest *s, const k_kernel *k, const k_val *effects, uint32_t from, uint32_t n, uint32_t *to) {
+static bool nest_next(nest *s, const k_kernel *k, schedule_target target, const k_val *effects, uint32_t from,
+                      uint32_t n, uint32_t *to) {
   *to = nest_end(k, effects, from, n);
-  if (nest_init(s, k, effects + from, *to - from, from == 0)) return true;
+  if (nest_init(s, k, target, effects + from, *to - from, from == 0)) return true;
   if (s->why != differing || *to - from == 1) return false;
   uint32_t same = from + 1;
   while (same < *to && k->nodes[effects[same]].axes == k->nodes[effects[from]].axes) same++;
   if (same == *to) return false;
   nest_free(s);
   *to = same;
-  return nest_init(s, k, effects + from, same - from, from == 0);
+  return nest_init(s, k, target, effects + from, same - from, from == 0);
 }
 
 static uint32_t list_effects(const k_kernel *k, k_val **effects) {
@@ -676,7 +726,7 @@ static bool may_alias(const emitter *e, uint32_t b, uint32_t o) {
 
 /* ---- driver -------------------------------------------------------------------------------------------------------------------- */
 
-static bool emit_kernel(emitter *e, int64_t grain) {
+static bool emit_kernel(emitter *e, schedule_target target, int64_t grain) {
   const k_kernel *k = e->k;
   k_val *effects;
   uint32_t n = list_effects(k, &effects);
@@ -684,7 +734,7 @@ static bool emit_kernel(emitter *e, int64_t grain) {
   for (uint32_t from = 0; ok && from < n;) {
     uint32_t to;
     nest s;
-    ok = nest_next(&s, k, effects, from, n, &to);
+    ok = nest_next(&s, k, target, effects, from, n, &to);
     if (!ok) emit_refuse(e, s.why);
     ok = ok && nest_emit(e, &s, grain);
     if (ok) note_lone_stores(e, &s);
@@ -695,7 +745,7 @@ static bool emit_kernel(emitter *e, int64_t grain) {
   return ok && !e->why;
 }
 
-bool schedule(const k_kernel *k, int64_t grain, schedule_result *out, const char **why) {
+bool schedule(const k_kernel *k, schedule_target target, int64_t grain, schedule_result *out, const char **why) {
   *out = (schedule_result){0};
   *why = lower_no_memory;
   l_program *p = l_new(k->name);
@@ -712,7 +762,7 @@ bool schedule(const k_kernel *k, int64_t grain, schedule_result *out, const char
     all_dims(&e);
     for (uint32_t b = 0; b < k->nbuffers; b++)
       if (k->buffers[b].mode == BUF_SCRATCH) p->buffers[b].size = emit_dim(&e, k->buffers[b].elements);
-    ok = emit_kernel(&e, grain);
+    ok = emit_kernel(&e, target, grain);
   }
   if (ok && !p->failed) {
     out->ints = arena_alloc(&p->arena, (e.nints + 1) * sizeof *out->ints);
@@ -784,10 +834,12 @@ static double nest_cost(const nest *s, schedule_cost *cost) {
   }
   int phases = s->shape == SHAPE_SPLIT ? 2 * s->first.stages : s->shape == SHAPE_SLABS && !s->one_slab ? 2 : 1;
   double instances = (double)k_points(k, s->par);
-  if (s->shape == SHAPE_PLAIN || s->shape == SHAPE_TURNED) instances *= 1 + (double)axis_hint(k, s->c) / PLAIN_TILE;
-  if (s->shape == SHAPE_SPLIT || (s->shape == SHAPE_SLABS && !s->one_slab)) instances *= SLABS;
+  if (s->shape == SHAPE_PLAIN || s->shape == SHAPE_TURNED)
+    instances *= 1 + (double)axis_hint(k, s->c) / (double)s->by->plain_most;
+  if (s->shape == SHAPE_SPLIT || (s->shape == SHAPE_SLABS && !s->one_slab)) instances *= (double)s->by->slabs;
   if (s->shape == SHAPE_PRODUCT)
-    instances *= 1 + (double)axis_hint(k, s->m) * (double)axis_hint(k, s->n_axis) / (DOT_ROWS * DOT_COLS);
+    instances *=
+        1 + (double)axis_hint(k, s->m) * (double)axis_hint(k, s->n_axis) / (double)(s->by->dot_rows * s->by->dot_cols);
   double threads = instances < 4 ? (instances < 1 ? 1 : instances) : 4;
   double passes = s->first.stages + s->second.stages;
   cost->bytes += (int64_t)bytes;
@@ -804,7 +856,7 @@ bool schedule_estimate(const k_kernel *k, schedule_cost *cost, const char **why)
   for (uint32_t from = 0; !*why && from < n;) {
     uint32_t to;
     nest s;
-    bool ok = nest_next(&s, k, effects, from, n, &to);
+    bool ok = nest_next(&s, k, TARGET_CPU, effects, from, n, &to);
     if (ok)
       cost->nanoseconds += nest_cost(&s, cost);
     else

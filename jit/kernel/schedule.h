@@ -4,6 +4,9 @@
 
 #include "jit/kernel/k.h"
 
+/* The kind of machine that a program is scheduled for; any runs it, to the same bits. */
+typedef enum schedule_target { TARGET_CPU, TARGET_GPU } schedule_target;
+
 typedef struct schedule_result {
   l_program *program; /* owned by the caller */
   qn_dim *ints;       /* args->ints: sizes and symbols, in program->arena */
@@ -23,8 +26,9 @@ typedef struct schedule_cost {
 
 /* Program of a finished kernel. False with a reason (static text): memory (lower_no_memory), or the effects do not fit one
  * nest of loops. `grain`: the tunable par.grain. */
-QN_MUST_CHECK bool schedule(const k_kernel *k, int64_t grain, schedule_result *out, const char **why);
-/* Whether schedule would succeed, and what the program costs. */
+QN_MUST_CHECK bool schedule(const k_kernel *k, schedule_target target, int64_t grain, schedule_result *out,
+                            const char **why);
+/* Whether schedule would succeed, and what the program costs (on a CPU: fusion decides alike everywhere). */
 QN_MUST_CHECK bool schedule_estimate(const k_kernel *k, schedule_cost *cost, const char **why);
 
 #endif

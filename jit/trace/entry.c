@@ -516,7 +516,10 @@ static bool run_graph(qn_vm *vm, graph *g, const call_inputs *c, const qk_scalar
   graph *simple = graph_simplify(g);
   graph_free(g);
   char why[256];
-  plan *p = simple ? plan_make(simple, vm->tune, why, sizeof why) : NULL;
+  int device = vm->device;
+  for (uint32_t i = 0; simple && i < simple->ninputs; i++)
+    if (c->arrays[i]) device = c->arrays[i]->device;
+  plan *p = simple ? plan_make(simple, device ? TARGET_GPU : TARGET_CPU, vm->tune, why, sizeof why) : NULL;
   if (!p) return false;
   atomic_bool go_on = false;
   compile_options o = {.tune = vm->tune, .spawn = (vm->config.capabilities & QN_CAP_SPAWN) != 0, .abandon = &go_on};

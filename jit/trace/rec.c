@@ -481,6 +481,12 @@ static qn_value apply_data_shaped(struct recording *r, op_id op, const qn_value 
   return out;
 }
 
+bool rec_place(struct recording *r, int device) {
+  if (!r->placed) r->device = (uint8_t)device;
+  r->placed = true;
+  return r->device == device;
+}
+
 static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr) {
   qn_vm *vm = r->vm;
   /* A conversion names its result's type, so it is no arithmetic among host numbers even when all operands are. */
@@ -506,18 +512,14 @@ static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int
   for (int k = 0; k < nin; k++) {
     if (!value_is(in[k], TAG_ARRAY)) continue;
     int own = value_array(in[k])->device;
-    if (device >= 0 && own != device) return op_raise_devices(vm, op, device, own);
+    if (device >= 0 && own != device) return op_raise_devices(vm, op_rows[op].name, device, own);
     device = own;
   }
-  if (device >= 0 && device != r->device) {
-    /* A graph lives in one place, which its first array tells. */
-    if (r->placed) {
-      if (!rec_break(r, BREAK_devices, NULL)) return value_error();
-      if (vm->rec != r) return eager_apply(vm, op, in, nin, attr);
-    }
+  if (device >= 0 && !rec_place(r, device)) {
+    if (!rec_break(r, BREAK_devices, NULL)) return value_error();
+    if (vm->rec != r) return eager_apply(vm, op, in, nin, attr);
     r->device = (uint8_t)device;
   }
-  r->placed |= device >= 0;
   graph_type few_types[8], *types = few_types;
   uint32_t few_nodes[8], *nodes = few_nodes;
   size_t bytes = (size_t)nin * (sizeof *types + sizeof *nodes);

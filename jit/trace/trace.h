@@ -229,6 +229,8 @@ void rec_free(struct recording *r);
 QN_MUST_CHECK bool rec_run_pending(struct recording *r);
 /* The capture fails for a reason; outside gradients this also ends the recording. False if pending work raised. */
 QN_MUST_CHECK bool rec_break(struct recording *r, break_reason why, const char *text);
+/* A graph lives in one place, which its first array tells. False: it lives on another device than this one. */
+QN_MUST_CHECK bool rec_place(struct recording *r, int device);
 /* Node of a value in this recording; 0 when memory is short. Scalars without a node become constants. */
 uint32_t rec_node(struct recording *r, qn_value v);
 /* Is the value traced in this recording? Then its node, else 0. */

@@ -95,11 +95,23 @@ static uint32_t alias(struct recording *r, qn_value v) {
   return graph_node_raw(r->g, OP_reshape, &node, 1, &a, t, rec_site(r));
 }
 
+/* The device of the first array in a value; -1: there is none. */
+static int device_of(qn_value v) {
+  int device = value_is(v, TAG_ARRAY) ? value_array(v)->device : -1;
+  if (value_is(v, TAG_LIST))
+    for (uint32_t i = 0; i < value_list(v)->len && device < 0; i++) device = device_of(value_list(v)->items[i]);
+  if (value_is(v, TAG_RECORD))
+    for (uint32_t i = 0; i < value_record(v)->len && device < 0; i++) device = device_of(value_record(v)->items[i]);
+  return device;
+}
+
 static qn_value alias_leaf(void *ctx, const char *path, qn_value v) {
   (void)path;
   grad_leaves *l = ctx;
   qn_vm *vm = l->r->vm;
   if (!is_float_leaf(v)) return value_retain(v);
+  if (value_is(v, TAG_ARRAY) && !rec_place(l->r, value_array(v)->device))
+    return op_raise_devices(vm, "gradients", l->r->device, value_array(v)->device);
   if (!mem_grow(vm, (void **)&l->nodes, &l->cap, l->n + 1, sizeof *l->nodes)) return value_error();
   uint32_t node = alias(l->r, v);
   if (!node) return error_pending(vm) ? value_error() : raise_memory(vm);
@@ -260,6 +272,10 @@ done:
 static qn_value grad_run(void *ctx) {
   grad_call *c = ctx;
   qn_vm *vm = c->vm;
+  int device = -1;
+  for (int i = 0; i < c->site.nargs && device < 0; i++) device = device_of(c->site.args[i]);
+  if (vm->rec && device >= 0 && !rec_place(vm->rec, device) && !rec_break(vm->rec, BREAK_devices, NULL))
+    return value_error();
   if (vm->rec) return grad_inline(vm->rec, &c->site);
   struct recording *own = rec_begin(vm, false);
   if (!own) return value_error();

@@ -68,7 +68,7 @@ static void make_plan(job *j) {
   atomic_init(&s->refs, 1);
   atomic_init(&s->abandoned, false);
   atomic_init(&s->compile_us, 0);
-  s->plan = plan_make(simple, j->tune, j->why, sizeof j->why);
+  s->plan = plan_make(simple, j->device ? TARGET_GPU : TARGET_CPU, j->tune, j->why, sizeof j->why);
   if (!s->plan) {
     free(s);
     return;

@@ -97,7 +97,7 @@ static bool take_graph(programs *s, uint64_t seed) {
   char why[300] = "";
   random_options o = {.symbolic = seed % 2 != 0, .nodes = 24};
   graph *g = random_graph(seed, &o);
-  plan *p = g ? plan_make(g, tune, why, sizeof why) : NULL;
+  plan *p = g ? plan_make(g, TARGET_GPU, tune, why, sizeof why) : NULL;
   if (!p) {
     fprintf(stderr, "graph %llu: %s\n", (unsigned long long)seed, why);
     return false;
@@ -154,7 +154,7 @@ static void take_op(programs *s, op_id op, const op_attr *attr, const op_operand
   memcpy(call.out.shape, inferred.result.shape, sizeof call.out.shape);
   if (!op_call_key(&call, &key, ints)) return;
   const char *why;
-  l_program *p = kernel_for_op(&key, &why);
+  l_program *p = kernel_for_op(&key, TARGET_GPU, &why);
   if (!p) fatal(op_rows[op].name);
   take(s, p);
 }

@@ -195,6 +195,20 @@ START_TEST(operands_are_on_one_device) {
 }
 END_TEST
 
+START_TEST(gradients_live_where_their_arguments_do) {
+  with_stub();
+  qn_vm *vm = vm_on(0);
+  qn_release(vm, eval(vm, "fn f(x, g) = sum(x * g * g)\nlet x = [1.0, 2.0].to(gpu)\nlet g = [3.0, 4.0].to(gpu)"));
+  for (int i = 0; i < 20; i++)
+    prints(vm, "grad(f, wrt: (0, 1))(x, g)", "(f32[2] gpu(0) [9.0, 16.0], f32[2] gpu(0) [6.0, 16.0])");
+  prints(vm, "grad(fn(p) f(p.x, p.g))({x: x, g: g}).g", "f32[2] gpu(0)\n[ 6.0, 16.0]");
+  fails(vm, "grad(f, wrt: (0, 1))(x, [3.0, 4.0])", "E210", "gradients of arrays on gpu(0) and on cpu");
+  qn_release(vm, eval(vm, "fn both(a, x) {\n  let b = a * 2\n  (b, grad(fn(x) sum(x * x))(x))\n}"));
+  for (int i = 0; i < 20; i++) prints(vm, "both([1.0], x)", "(f32[1] cpu [2.0], f32[2] gpu(0) [2.0, 4.0])");
+  qn_vm_close(vm);
+}
+END_TEST
+
 START_TEST(updates_on_a_device) {
   with_stub();
   qn_vm *vm = vm_on(0);
@@ -345,7 +359,7 @@ int main(void) {
   CASE(tcase_create("devices"), no_gpu_is_an_error_of_the_program, a_device_that_is_not_there,
        a_program_without_devices_opens_nothing);
   CASE(tcase_create("arrays"), arrays_move, arrays_move_between_devices, operands_are_on_one_device,
-       updates_on_a_device, new_arrays_are_made_on_the_vms_device);
+       gradients_live_where_their_arguments_do, updates_on_a_device, new_arrays_are_made_on_the_vms_device);
   CASE(tcase_create("kernels"), kernels_run_on_the_device, compiled_code_is_kept_on_disk,
        errors_in_kernels_are_those_of_the_cpu);
   CASE(tcase_create("memory"), copies_of_any_size, freed_memory_is_used_again, memory_that_runs_out_is_an_error_value);

@@ -115,7 +115,7 @@ static void check_graph(const char *name) {
     ck_assert_msg(k != NULL, "%s: %s", name, why);
     ck_assert_msg(k_verify(k, why_text, sizeof why_text), "%s: %s", name, why_text);
     schedule_result s;
-    ck_assert_msg(schedule(k, tune[TUNE_par_grain], &s, &why), "%s: %s", name, why);
+    ck_assert_msg(schedule(k, TARGET_CPU, tune[TUNE_par_grain], &s, &why), "%s: %s", name, why);
     ck_assert_msg(l_verify(s.program, why_text, sizeof why_text), "%s: %s", name, why_text);
     k_print(k, &k_text);
     l_print(s.program, &l_text);

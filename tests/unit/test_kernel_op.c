@@ -114,7 +114,7 @@ static uint64_t both_ways(op_id op, const op_attr *attr, operand *in, int nin) {
   int64_t ints[OP_CALL_INTS];
   ck_assert_msg(op_call_key(&call, &key, ints), "%s has no key", op_rows[op].name);
   const char *refused = "";
-  l_program *p = kernel_for_op(&key, &refused);
+  l_program *p = kernel_for_op(&key, TARGET_CPU, &refused);
   ck_assert_msg(p != NULL, "%s has no kernel: %s", op_rows[op].name, refused);
   ck_assert_msg(l_verify(p, why, sizeof why), "%s", why);
   uint64_t error;
@@ -398,7 +398,7 @@ START_TEST(random_words) {
   int64_t slots[OP_CALL_INTS];
   ck_assert(op_call_key(&call, &key, slots));
   const char *refused;
-  l_program *p = kernel_for_op(&key, &refused);
+  l_program *p = kernel_for_op(&key, TARGET_CPU, &refused);
   ck_assert_ptr_nonnull(p);
   uint64_t out[3], error;
   void *buffers[] = {out};

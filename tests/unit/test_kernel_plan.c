@@ -157,7 +157,7 @@ static bool peak_is_low(const plan *p) {
   int64_t fused = tune[TUNE_fuse_enabled];
   graph *g = graph_copy(p->graph);
   tune[TUNE_fuse_enabled] = 0;
-  plan *q = g ? plan_make(g, tune, why, sizeof why) : NULL;
+  plan *q = g ? plan_make(g, TARGET_CPU, tune, why, sizeof why) : NULL;
   tune[TUNE_fuse_enabled] = fused;
   bool low = q && p->peak_bytes <= q->peak_bytes;
   plan_free(q);
@@ -171,7 +171,7 @@ static void random_plans(bool symbolic, uint64_t from, uint64_t to) {
     ck_assert(s != NULL);
     graph_free(g);
     char why[256] = "", what[32];
-    plan *p = plan_make(s, tune, why, sizeof why);
+    plan *p = plan_make(s, TARGET_CPU, tune, why, sizeof why);
     snprintf(what, sizeof what, "seed %llu", (unsigned long long)seed);
     ck_assert_msg(p != NULL, "%s: %s", what, why);
     check_plan(p, what);
@@ -208,7 +208,7 @@ static plan *plan_of(const char *text) {
   graph *g = graph_parse(text, why, sizeof why);
   ck_assert_msg(g != NULL, "%s\n%s", why, text);
   ck_assert_msg(graph_verify(g, why, sizeof why), "%s", why);
-  plan *p = plan_make(g, tune, why, sizeof why);
+  plan *p = plan_make(g, TARGET_CPU, tune, why, sizeof why);
   ck_assert_msg(p != NULL, "%s", why);
   check_plan(p, "text");
   return p;
@@ -411,7 +411,7 @@ START_TEST(fusion_stays_within_memory) {
   graph *s = graph_simplify(g);
   graph_free(g);
   char text[256] = "";
-  plan *p = plan_make(s, tune, text, sizeof text);
+  plan *p = plan_make(s, TARGET_CPU, tune, text, sizeof text);
   ck_assert_msg(p != NULL, "%s", text);
   check_plan(p, "recurrent");
   ck_assert_int_le(p->peak_bytes, p->eager_peak_bytes);

@@ -79,7 +79,7 @@ static bool run_plan(qn_vm *vm, const graph *from, const int64_t *tune, const in
   char why[256] = "";
   graph *g = graph_copy(from);
   ck_assert(g != NULL);
-  plan *p = plan_make(g, tune, why, sizeof why);
+  plan *p = plan_make(g, TARGET_CPU, tune, why, sizeof why);
   if (!p) {
     text_buf t;
     text_init(&t, NULL);

@@ -1,0 +1,134 @@
+/* Facts about VECs for the CUDA printer (emit_text.h): which need no barrier, and which loads can be made ahead.
+ *
+ * A thread has elements t, t + 64, ... of every VEC. A VEC is private if what it reads was written by the same thread, so that
+ * it needs no barrier around it. A load can be made ahead, for several elements at once and before anything is computed from
+ * them, if its address and guard come from indices, constants and other such loads through light arithmetic alone.
+ */
+#include "jit/kernel/emit_text.h"
+
+#include <string.h>
+
+static bool is_int(const emitter *e, l_val v, int64_t value) {
+  const l_instr *i = emit_at(e, v);
+  return v && i->code == L_INT && i->imm == value;
+}
+
+/* Does something in the phase of instruction v store to buffer b? */
+static bool is_stored(const emitter *e, l_val v, int64_t b) {
+  l_val from = v, to = v;
+  while (from > 1 && emit_at(e, from)->code != L_PHASE) from--;
+  while (to < e->p->n && emit_at(e, to)->code != L_PHASE) to++;
+  for (l_val k = from; k < to; k++) {
+    const l_instr *i = emit_at(e, k);
+    if ((i->code == L_STORE || i->code == L_RMW || i->code == L_PARTIAL) && i->imm == b) return true;
+    if (i->code == L_PARTIAL && acc_arg(emit_at(e, i->a)) && i->imm2 == b) return true;
+    if (i->code == L_TILE && -(int64_t)e->p->tiles[i->imm].out == b) return true;
+  }
+  return false;
+}
+
+bool emit_is_private(const emitter *e, l_val vec) {
+  if (!is_int(e, emit_at(e, vec)->a, 0)) return false;
+  for (l_val k = vec + 1; k < e->end[vec]; k++) {
+    const l_instr *i = emit_at(e, k);
+    if (emit_is_ordered(e, i) || emit_is_strip_scan(e, i) || emit_is_nested_push(e, i)) return false;
+    if (i->code == L_RMW || i->code == L_SCAN || (i->code == L_FINISH && emit_is_inner_finish(e, vec, i))) return false;
+    if (i->code == L_LOAD && i->imm >= 0 && is_stored(e, vec, i->imm)) return false;
+    /* An element of a local belongs to the thread of its number. */
+    if ((i->code == L_LOAD || i->code == L_STORE) && i->imm < 0 &&
+        (i->c || !is_int(e, i->a, 0) || !is_int(e, i->b, 1) || emit_at(e, (l_val)-i->imm)->flags & L_SHARED))
+      return false;
+    if (i->code == L_LOAD && i->imm < 0)
+      for (l_val v = 1; v < e->p->n; v++)
+        if (emit_at(e, v)->code == L_TILE && e->p->tiles[emit_at(e, v)->imm].out == (l_val)-i->imm) return false;
+  }
+  return true;
+}
+
+bool emit_is_short(const emitter *e, l_val vec) {
+  for (l_val k = vec + 1; k < e->end[vec]; k++) {
+    const l_instr *i = emit_at(e, k);
+    if ((i->code == L_PUSH || i->code == L_FINISH) && acc_own(e, i->a)) return true;
+  }
+  return false;
+}
+
+/* ---- loads made ahead --------------------------------------------------------------------------------------------------------- */
+
+/* Calls visit for the operands of an instruction that are values or indices. */
+static bool operands_hold(const emitter *e, l_val v, l_val from, const uint8_t *early) {
+  const l_instr *i = emit_at(e, v);
+  for (const l_operand *o = l_rows[i->code].operands; o->role; o++) {
+    l_val x;
+    memcpy(&x, (const char *)i + o->at, sizeof x);
+    if (x > from && !early[x]) return false;
+  }
+  return true;
+}
+
+static void want_operands(const emitter *e, l_val v, l_val from, uint8_t *ahead) {
+  const l_instr *i = emit_at(e, v);
+  for (const l_operand *o = l_rows[i->code].operands; o->role; o++) {
+    l_val x;
+    memcpy(&x, (const char *)i + o->at, sizeof x);
+    if (x > from) ahead[x] |= AHEAD_WANTED;
+  }
+}
+
+static int weight_of(const l_instr *i) {
+  switch ((l_code)i->code) {
+  case L_MATH: return 12;
+  case L_KOP: return i->sub == KOP_div || i->sub == KOP_sqrt ? 6 : 1;
+  default: return 1;
+  }
+}
+
+/* Is this one of the instructions that may be made before the others? */
+static bool may_lead(const emitter *e, const l_instr *i, l_val vec) {
+  switch ((l_code)i->code) {
+  case L_INT:
+  case L_PARAM:
+  case L_VAR:
+  case L_IADD:
+  case L_ISUB:
+  case L_IMUL:
+  case L_IDIV:
+  case L_IMOD:
+  case L_IMIN:
+  case L_IMAX:
+  case L_IVALUE:
+  case L_CONST:
+  case L_SCALAR:
+  case L_IOTA: return true;
+  case L_KOP:
+    return i->sub != KOP_div && i->sub != KOP_sqrt && i->sub != KOP_idiv && i->sub != KOP_imod && i->sub != KOP_ipow;
+  case L_LOAD:
+    if (i->imm >= 0) return !is_stored(e, vec, i->imm);
+    for (l_val k = vec + 1; k < e->end[vec]; k++)
+      if (emit_at(e, k)->code == L_STORE && emit_at(e, k)->imm == i->imm) return false;
+    return true;
+  default: return false;
+  }
+}
+
+int emit_ahead(const emitter *e, l_val from, l_val vec, uint8_t *ahead) {
+  int loads = 0, weight = 0;
+  l_val to = e->end[from];
+  memset(ahead, 0, e->p->n);
+  for (l_val k = from + 1; k < to; k++) {
+    const l_instr *i = emit_at(e, k);
+    if (emit_opens(i->code) && k != vec) return 0;
+    weight += weight_of(i);
+    if (!may_lead(e, i, vec) || !operands_hold(e, k, from, ahead)) continue;
+    ahead[k] = AHEAD_MAY;
+    if (i->code == L_LOAD) {
+      ahead[k] |= AHEAD_LOAD | AHEAD_WANTED;
+      loads++;
+    }
+  }
+  for (l_val k = to; k-- > from + 1;)
+    if (ahead[k] & AHEAD_WANTED) want_operands(e, k, from, ahead);
+  if (!loads || weight > 160) return 0;
+  if (weight <= 8 && loads == 1) return 16;
+  return weight <= 32 && loads <= 4 ? 8 : weight <= 80 && loads <= 8 ? 4 : 2;
+}
