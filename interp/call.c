@@ -234,7 +234,11 @@ static bool fail_keyword(qn_vm *vm, const params *p, const qn_str *name, bool re
   for (uint32_t i = 0; i < p->n && n < MOST; i++)
     if (!param_rest(p, i)) names[n++] = param_name(p, i)->text;
   text_addf(&t, repeated ? "argument '%s' is given twice" : "there is no parameter '%s'", name->text);
-  if (!repeated && text_nearest(&near, name->text, names, n) && !near.failed) text_addf(&t, "; nearest: %s", near.text);
+  const char *cure = repeated ? NULL : foreign_cure(FOREIGN_KEYWORD, name->text, name->len);
+  if (cure)
+    text_addf(&t, ": %s", cure);
+  else if (!repeated && text_nearest(&near, name->text, names, n) && !near.failed)
+    text_addf(&t, "; nearest: %s", near.text);
   arity_text(vm, p->f, &t);
   text_free(&near);
   raise_text(vm, E_keyword, SPAN_NONE, &t);
@@ -638,7 +642,11 @@ static __attribute__((noinline, cold)) qn_value fail_method(qn_vm *vm, n_call *n
   text_adds(&t, "neither a field of ");
   text_kind(&t, receiver);
   text_addf(&t, " nor a function is named '%s'", n->method->text);
-  if (text_nearest(&near, n->method->text, l.names, l.n) && !near.failed) text_addf(&t, "; nearest: %s", near.text);
+  const char *cure = foreign_cure(FOREIGN_MEMBER, n->method->text, n->method->len);
+  if (cure)
+    text_addf(&t, ": %s", cure);
+  else if (text_nearest(&near, n->method->text, l.names, l.n) && !near.failed)
+    text_addf(&t, "; nearest: %s", near.text);
   text_free(&near);
   span at = {n->h.at.source, n->args_at.start, n->args_at.end};
   return raise_text(vm, E_undefined, at, &t);

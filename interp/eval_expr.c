@@ -9,27 +9,25 @@
 
 /* ---- lists and records ------------------------------------------------------------------------------------------------ */
 
-/* Pushes what `..value` spreads: items of a list or range, rows of an array. Takes over `v`. */
-static bool push_spread(qn_vm *vm, qn_value v, span at) {
+/* Appends what `..value` spreads: items of a list or range, rows of an array. Takes over `v`. */
+static bool append_spread(qn_vm *vm, qn_list *out, qn_value v, span at) {
   bool ok = true;
   if (value_is(v, TAG_LIST)) {
     const qn_list *l = value_list(v);
-    ok = vm_enter(vm, (size_t)l->len + 1);
-    for (uint32_t i = 0; ok && i < l->len; i++) *vm->sp++ = value_retain(l->items[i]);
+    for (uint32_t i = 0; ok && i < l->len; i++) ok = list_push(vm, out, value_retain(l->items[i]));
   } else if (value_is(v, TAG_RANGE)) {
     const qn_range *r = value_range(v);
     int64_t n = range_length(r);
-    ok = vm_enter(vm, n < 0 || n > INT32_MAX ? SIZE_MAX / 64 : (size_t)n + 1);
-    for (int64_t i = 0; ok && i < n; i++) *vm->sp++ = value_int(range_item(r, i));
+    if (n > INT32_MAX) {
+      raise(vm, E_too_large, SPAN_NONE, "%lld items are too many for a list", (long long)n);
+      ok = false;
+    }
+    for (int64_t i = 0; ok && i < n; i++) ok = !vm_poll(vm) && list_push(vm, out, value_int(range_item(r, i)));
   } else if (value_is(v, TAG_ARRAY) && value_array(v)->rank > 0) {
     int64_t n = value_array(v)->shape[0];
-    ok = vm_enter(vm, n > INT32_MAX ? SIZE_MAX / 64 : (size_t)n + 1);
     for (int64_t i = 0; ok && i < n; i++) {
       qn_value row = index_row(vm, v, i);
-      if (value_is_error(row))
-        ok = false;
-      else
-        *vm->sp++ = row;
+      ok = !value_is_error(row) && list_push(vm, out, row);
     }
   } else {
     text_buf t;
@@ -44,41 +42,46 @@ static bool push_spread(qn_vm *vm, qn_value v, span at) {
   return ok;
 }
 
-/* Evaluates items, spreads included, onto the stack. Unset if all went well, else what stopped it; then the stack is popped. */
-static qn_value push_items(qn_vm *vm, node *const *items, uint32_t n, qn_value *fp) {
-  qn_value *mark = vm->sp;
-  if (!vm_enter(vm, n)) return value_error();
-  for (uint32_t i = 0; i < n; i++) {
-    bool spread = items[i]->kind == N_SPREAD;
-    qn_value v = eval(vm, spread ? ((n_one *)items[i])->a : items[i], fp);
+qn_value eval_list_spread(qn_vm *vm, node *h, qn_value *fp) {
+  n_items *n = (n_items *)h;
+  qn_value *mark = vm->sp, stopped = value_error();
+  qn_list *l = vm_enter(vm, 1) ? list_new(vm, 0) : NULL;
+  if (!l) return value_error();
+  *vm->sp++ = value_obj(TAG_LIST, l);
+  for (uint32_t i = 0; i < n->n; i++) {
+    bool spread = n->items[i]->kind == N_SPREAD;
+    qn_value v = eval(vm, spread ? ((n_one *)n->items[i])->a : n->items[i], fp);
     if (value_stops(v)) {
-      vm_pop_to(vm, mark);
-      return v;
+      stopped = v;
+      goto out;
     }
-    if (!spread) {
-      *vm->sp++ = v;
-      continue;
-    }
-    if (!push_spread(vm, v, items[i]->at) || !vm_enter(vm, n)) {
-      vm_pop_to(vm, mark);
-      return value_error();
-    }
+    if (!(spread ? append_spread(vm, l, v, n->items[i]->at) : list_push(vm, l, v))) goto out;
   }
-  return value_unset();
+  vm->sp = mark;
+  return value_obj(TAG_LIST, l);
+out:
+  vm_pop_to(vm, mark);
+  return stopped;
 }
 
 qn_value eval_list(qn_vm *vm, node *h, qn_value *fp) {
   n_items *n = (n_items *)h;
   qn_value *mark = vm->sp;
-  qn_value stopped = push_items(vm, n->items, n->n, fp);
-  if (stopped.head != TAG_UNSET) return stopped;
-  size_t count = (size_t)(vm->sp - mark);
-  qn_list *l = list_new(vm, count);
+  if (!vm_enter(vm, n->n)) return value_error();
+  for (uint32_t i = 0; i < n->n; i++) {
+    qn_value v = eval(vm, n->items[i], fp);
+    if (value_stops(v)) {
+      vm_pop_to(vm, mark);
+      return v;
+    }
+    *vm->sp++ = v;
+  }
+  qn_list *l = list_new(vm, n->n);
   if (!l) {
     vm_pop_to(vm, mark);
     return value_error();
   }
-  if (count) memcpy(l->items, mark, count * sizeof *mark);
+  if (n->n) memcpy(l->items, mark, n->n * sizeof *mark);
   vm->sp = mark;
   return value_obj(TAG_LIST, l);
 }
@@ -262,7 +265,11 @@ static __attribute__((cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_s
     text_kind(&t, v);
     text_addf(&t, " has no fields; '%s' needs a record, module or array", name->text);
   }
-  add_names(&t, vm, name->text, names, n, "it has");
+  const char *cure = value_is(v, TAG_MODULE) ? NULL : foreign_cure(FOREIGN_MEMBER, name->text, name->len);
+  if (cure && !value_is(v, TAG_RECORD))
+    text_addf(&t, ": %s", cure);
+  else
+    add_names(&t, vm, name->text, names, n, "it has");
   return raise_text(vm, value_is(v, TAG_RECORD) || value_is(v, TAG_MODULE) || value_is(v, TAG_ARRAY) ? E_key : E_type,
                     mark, &t);
 }

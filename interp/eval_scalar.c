@@ -259,9 +259,14 @@ static __attribute__((cold)) qn_value fail_kinds(qn_vm *vm, const n_binary *n, q
   text_kind(&t, a);
   text_adds(&t, " and ");
   text_kind(&t, b);
-  if (n->op == AST_OP_add && (value_is(a, TAG_STR) || value_is(b, TAG_STR)))
+  bool text = value_is(a, TAG_STR) || value_is(b, TAG_STR), list = value_is(a, TAG_LIST) || value_is(b, TAG_LIST);
+  if ((n->op == AST_OP_add || n->op == AST_OP_mod) && text)
     text_adds(&t, "; interpolation makes text of any value: \"{x}\"");
-  else if (value_is(a, TAG_LIST) || value_is(b, TAG_LIST))
+  else if (n->op == AST_OP_mul && (text || list) && (value_is(a, TAG_INT) || value_is(b, TAG_INT)))
+    text_adds(&t, "; write repeat(x, n)");
+  else if (n->op == AST_OP_add && value_is(a, TAG_LIST) && value_tag_of(b) != TAG_ARRAY)
+    text_adds(&t, "; one more item is append(xs, v)");
+  else if (list)
     text_adds(&t, "; lists are written ( ), arrays [ ]");
   return raise_text(vm, E_type, n->mark, &t);
 }

@@ -20,13 +20,16 @@ QN_MUST_CHECK bool interp_set_global(qn_vm *vm, const char *name, qn_value v);
 /* Binds a name for all modules, as the standard library's are (`args`). Borrows `v`. */
 QN_MUST_CHECK bool interp_set_builtin(qn_vm *vm, const char *name, qn_value v);
 
+/* A module's names and their present values as a record (owned), or the error value. */
+QN_MUST_CHECK qn_value interp_module_record(qn_vm *vm, qn_value module);
+
 /* Text of a function's signature for help and messages: "f(x, scale = 1.0)". False if v is no function. */
 bool interp_signature(qn_vm *vm, qn_value fn, text_buf *out);
 
 /* The names visible at the prompt that begin with `prefix`, for completion and "nearest name": calls `each` for every one. */
 void interp_names(qn_vm *vm, const char *prefix, void (*each)(void *ctx, const char *name), void *ctx);
 
-/* What `quern help topic` says: a function, module, dtype, error id, or "tunables". False: there is no such topic, and the text says
+/* What `quern help topic` says: a function, module or name in one (optim.adam), dtype, keyword, error id, or "tunables". False: there is no such topic, and the text says
  * what comes nearest. */
 bool interp_help(qn_vm *vm, const char *topic, text_buf *out);
 

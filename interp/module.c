@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "interp/node.h"
-#include "parser/parser.h"
 
 /* ---- scopes ------------------------------------------------------------------------------------------------------------- */
 
@@ -139,18 +138,62 @@ static void add_scope(names *l, const scope *s) {
   }
 }
 
-qn_value raise_undefined(qn_vm *vm, const scope *s, const qn_str *name, span at) {
+/* Is a place behind what begins a comment in other languages? */
+static bool behind_comment(qn_vm *vm, span at) {
+  const source_text *s = source_get(vm, at.source);
+  if (!s || at.start > s->len) return false;
+  const char *line = s->text + s->lines[source_line_of(s, at.start)], *word = s->text + at.start;
+  const char *first = line + strspn(line, " \t");
+  if (first[0] == '-' && first[1] == '-') return true;
+  for (; line + 1 < word; line++)
+    if (line[0] == '/' && line[1] == '/') return true;
+  return false;
+}
+
+/* What a name that is not defined may have been meant to be, behind `before`; nothing if there is no guess. */
+static void suggest(qn_vm *vm, const scope *s, const qn_str *name, span at, const char *before, text_buf *t) {
+  const char *cure = foreign_cure(FOREIGN_NAME, name->text, name->len);
+  if (!cure && behind_comment(vm, at)) cure = "a comment begins with #";
+  if (cure) {
+    text_addf(t, "%s%s", before, cure);
+    return;
+  }
   names l = {.vm = vm};
   add_scope(&l, s);
   add_scope(&l, s->outer);
-  text_buf t, near;
-  text_init(&t, vm);
+  text_buf near;
   text_init(&near, vm);
-  text_addf(&t, "'%s' is not defined", name->text);
-  if (text_nearest(&near, name->text, l.list, (int)l.n) && !near.failed) text_addf(&t, "; nearest: %s", near.text);
+  if (text_nearest(&near, name->text, l.list, (int)l.n) && !near.failed) text_addf(t, "%snearest: %s", before, near.text);
   text_free(&near);
   mem_free(vm, l.list, l.cap * sizeof *l.list);
+}
+
+qn_value raise_undefined(qn_vm *vm, const scope *s, const qn_str *name, span at) {
+  text_buf t;
+  text_init(&t, vm);
+  text_addf(&t, "'%s' is not defined", name->text);
+  suggest(vm, s, name, at, "; ", &t);
   return raise_text(vm, E_undefined, at, &t);
+}
+
+void raise_undefined_all(qn_vm *vm, const scope *s, qn_str *const *list, const span *places, uint32_t n) {
+  if (n == 1) {
+    raise_undefined(vm, s, list[0], places[0]);
+    return;
+  }
+  enum { SHOWN = 20 };
+  text_buf t;
+  text_init(&t, vm);
+  text_addf(&t, "%u names are not defined:", n);
+  for (uint32_t i = 0; i < n && i < SHOWN; i++) text_addf(&t, "%s %s", i ? "," : "", list[i]->text);
+  if (n > SHOWN) text_adds(&t, ", ...");
+  raise_text(vm, E_undefined, places[0], &t);
+  for (uint32_t i = 0; i < n && i < ERROR_NOTES; i++) {
+    text_init(&t, vm);
+    suggest(vm, s, list[i], places[i], "", &t);
+    raise_note(vm, places[i], "%s", t.text && !t.failed ? t.text : "not defined");
+    text_free(&t);
+  }
 }
 
 void interp_names(qn_vm *vm, const char *prefix, void (*each)(void *ctx, const char *name), void *ctx) {
@@ -163,6 +206,19 @@ void interp_names(qn_vm *vm, const char *prefix, void (*each)(void *ctx, const c
       const global_cell *over = s == ip->main ? NULL : scope_find(ip->main, c->name);
       if (!over || over->value.head == TAG_UNSET) each(ctx, c->name->text);
     }
+}
+
+qn_value interp_module_record(qn_vm *vm, qn_value module) {
+  const scope *s = ((const qn_module *)module.u.p)->scope;
+  qn_record *r = record_new(vm);
+  if (!r) return value_error();
+  for (uint32_t i = 0; i < s->n; i++) {
+    const global_cell *c = s->cells[i];
+    if (!c->declared || c->value.head == TAG_UNSET || record_set(vm, r, c->name, value_retain(c->value))) continue;
+    value_release(vm, value_obj(TAG_RECORD, r));
+    return value_error();
+  }
+  return value_obj(TAG_RECORD, r);
 }
 
 /* ---- running ------------------------------------------------------------------------------------------------------------------ */

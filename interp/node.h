@@ -11,7 +11,7 @@
 #include "interp/index.h"
 #include "interp/state.h"
 #include "lang/op.h"
-#include "parser/ast.h"
+#include "parser/parser.h"
 
 typedef enum node_kind {
   N_OTHER,
@@ -278,6 +278,7 @@ op_id op_of_ast(ast_op op);
 
 /* eval_expr.c: lists, records, strings, fields, functions */
 qn_value eval_list(qn_vm *vm, node *n, qn_value *fp);
+qn_value eval_list_spread(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_record(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_template(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_range(qn_vm *vm, node *n, qn_value *fp);

@@ -806,14 +806,26 @@ static bool declare_globals(resolver *r, const ast_node *root) {
   return true;
 }
 
+/* Names that nothing defines, each once, where it stands first. */
 static bool check_pending(resolver *r) {
+  uint32_t n = 0;
   for (uint32_t i = 0; i < r->npending; i++) {
     const global_cell *c = r->pending[i].cell;
     if (module_defines(r, c) || (c->shadow && c->shadow->value.head != TAG_UNSET)) continue;
-    raise_undefined(r->vm, r->scope, c->name, r->pending[i].at);
-    return false;
+    bool known = false;
+    for (uint32_t k = 0; k < n && !known; k++) known = r->pending[k].cell == c;
+    if (!known) r->pending[n++] = r->pending[i];
   }
-  return true;
+  if (n == 0) return true;
+  qn_str **names = unit_alloc(r, n * sizeof *names);
+  span *places = unit_alloc(r, n * sizeof *places);
+  if (!names || !places) return false;
+  for (uint32_t i = 0; i < n; i++) {
+    names[i] = r->pending[i].cell->name;
+    places[i] = r->pending[i].at;
+  }
+  raise_undefined_all(r->vm, r->scope, names, places, n);
+  return false;
 }
 
 static bool resolve_root(resolver *r, const ast_module *tree) {

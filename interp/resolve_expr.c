@@ -82,6 +82,7 @@ static node *items_expression(resolver *r, const ast_node *n) {
     node *item = kid->kind == AST_spread ? spread_node(r, kid) : expression(r, kid);
     if (!item) return NULL;
     out->items[out->n++] = item;
+    if (kid->kind == AST_spread && n->kind == AST_list) out->h.eval = eval_list_spread;
   }
   return &out->h;
 }

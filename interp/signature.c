@@ -2,13 +2,21 @@
  *
  * A bare name in a shape is bound by the first size it meets, parameters from left to right, and compared from then on; it is
  * a local of the frame. A name that is an int parameter is compared with the argument. Expressions are checked when all
- * names are bound. A mismatch is E208 and shows the dimensions bound so far.
+ * names are bound. A mismatch is E208 and shows where in the argument it is, and the dimensions bound so far with the axis
+ * that each came from.
  */
 #include "interp/signature.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+
+/* The way from an argument to a part of it: the part's field, or its number in a list. Lies on the C stack. */
+typedef struct step {
+  const struct step *outer; /* NULL: the argument itself */
+  const qn_str *field;
+  uint32_t number;
+} step;
 
 typedef struct matcher {
   qn_vm *vm;
@@ -17,7 +25,38 @@ typedef struct matcher {
   const char *what; /* "argument" or "the result" */
   qn_str *name;     /* of the parameter; NULL for the result */
   bool exprs;       /* second pass: only expressions */
+  const step *at;   /* the part being matched */
 } matcher;
+
+static void describe_steps(const step *s, text_buf *t) {
+  if (!s) return;
+  describe_steps(s->outer, t);
+  if (s->field)
+    text_addf(t, ".%s", s->field->text);
+  else
+    text_addf(t, "[%u]", s->number);
+}
+
+/* The place in the parameters that binds the name of a size: the first one, from left to right. False if it is not in `sig`. */
+static bool describe_origin(const type_sig *sig, uint32_t slot, const step *at, const char *name, text_buf *t) {
+  if (sig->kind == SIG_ARRAY) {
+    int rest = 0;
+    for (uint32_t i = 0; i < sig->n; i++) {
+      if (sig->dims[i].kind == DIM_REST) rest = (int)sig->n;
+      if (sig->dims[i].kind != DIM_NAME || sig->dims[i].slot != slot) continue;
+      text_addf(t, " from %s", name);
+      describe_steps(at, t);
+      text_addf(t, ".shape[%d]", (int)i - rest);
+      return true;
+    }
+  }
+  if (sig->kind != SIG_LIST && sig->kind != SIG_RECORD) return false;
+  for (uint32_t i = 0; i < sig->n; i++) {
+    step s = {at, sig->kind == SIG_RECORD ? sig->fields[i] : NULL, i};
+    if (describe_origin(sig->items[i], slot, &s, name, t)) return true;
+  }
+  return false;
+}
 
 static void describe_bound(const matcher *m, text_buf *t) {
   bool first = true;
@@ -26,15 +65,28 @@ static void describe_bound(const matcher *m, text_buf *t) {
     if (!value_is(v, TAG_INT)) continue;
     text_addf(t, "%s%s = %lld", first ? " (bound: " : ", ", m->code->dims[i].name->text, (long long)v.u.i);
     first = false;
+    for (uint32_t k = 0; k < m->code->nparams; k++)
+      if (m->code->params[k].type && describe_origin(m->code->params[k].type, m->code->dims[i].slot, NULL,
+                                                     m->code->params[k].name->text, t))
+        break;
   }
   if (!first) text_adds(t, ")");
 }
 
 static void describe(const matcher *m, text_buf *t) {
-  if (m->name)
-    text_addf(t, "argument '%s' of %s", m->name->text, m->code->name->text);
-  else
+  if (m->name) {
+    text_addf(t, "argument '%s", m->name->text);
+    describe_steps(m->at, t);
+    text_addf(t, "' of %s", m->code->name->text);
+    return;
+  }
+  if (m->at) {
+    text_adds(t, "result");
+    describe_steps(m->at, t);
+    text_addf(t, " of %s", m->code->name->text);
+  } else {
     text_addf(t, "the result of %s", m->code->name->text);
+  }
 }
 
 /* "argument 'x' of f is f32[3], its signature f32[b, 4]: rank is 1, not 2 (bound: b = 3)" */
@@ -129,6 +181,15 @@ static bool match_array(const matcher *m, const type_sig *sig, qn_value v) {
   return true;
 }
 
+static bool match(const matcher *m, const type_sig *sig, qn_value v);
+
+static bool match_part(const matcher *m, const qn_str *field, uint32_t number, const type_sig *sig, qn_value v) {
+  step s = {m->at, field, number};
+  matcher inner = *m;
+  inner.at = &s;
+  return match(&inner, sig, v);
+}
+
 static bool match(const matcher *m, const type_sig *sig, qn_value v) {
   switch ((sig_kind)sig->kind) {
   case SIG_DTYPE:
@@ -143,14 +204,14 @@ static bool match(const matcher *m, const type_sig *sig, qn_value v) {
     if (!value_is(v, TAG_LIST)) return refuse(m, sig, v, "a list is expected");
     if (value_list(v)->len != sig->n) return refuse(m, sig, v, "%u items, not %u", value_list(v)->len, sig->n);
     for (uint32_t i = 0; i < sig->n; i++)
-      if (!match(m, sig->items[i], value_list(v)->items[i])) return false;
+      if (!match_part(m, NULL, i, sig->items[i], value_list(v)->items[i])) return false;
     return true;
   case SIG_RECORD:
     if (!value_is(v, TAG_RECORD)) return refuse(m, sig, v, "a record is expected");
     for (uint32_t i = 0; i < sig->n; i++) {
       int k = record_find(value_record(v), sig->fields[i]);
       if (k < 0) return refuse(m, sig, v, "there is no field '%s'", sig->fields[i]->text);
-      if (!match(m, sig->items[i], value_record(v)->items[k])) return false;
+      if (!match_part(m, sig->fields[i], i, sig->items[i], value_record(v)->items[k])) return false;
     }
     return true;
   }

@@ -56,6 +56,8 @@ QN_MUST_CHECK scope *scope_new(qn_vm *vm, scope *outer, const char *name);
 void scope_free(qn_vm *vm, scope *s);
 /* Raises E401 with the nearest names. */
 qn_value raise_undefined(qn_vm *vm, const scope *s, const qn_str *name, span at);
+/* E401 for n (at least one) different names of a text, in one report. */
+void raise_undefined_all(qn_vm *vm, const scope *s, qn_str *const *list, const span *places, uint32_t n);
 /* Value of a cell or of what it shadows; unset if there is neither. Borrowed. */
 static inline qn_value cell_get(const global_cell *c) {
   return c->value.head == TAG_UNSET && c->shadow ? c->shadow->value : c->value;

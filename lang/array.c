@@ -140,6 +140,18 @@ static inline qn_storage *small_storage(qn_vm *vm, size_t bytes) {
   return s;
 }
 
+/* Names what found no memory, where there is enough left to say so. */
+static void explain_memory(qn_vm *vm, const qn_array *a, size_t bytes) {
+  if (vm->error != vm->memory_error) return;
+  error_clear(vm);
+  text_buf t;
+  text_init(&t, vm);
+  text_adds(&t, "out of memory: ");
+  text_shape(&t, (qn_dtype)a->dtype, a->rank, a->shape);
+  text_addf(&t, " needs %llu bytes", (unsigned long long)bytes);
+  raise_text(vm, E_memory, SPAN_NONE, &t);
+}
+
 bool array_allocate(qn_vm *vm, qn_array *a) {
   size_t bytes = (size_t)a->size * dtype_size((qn_dtype)a->dtype);
   qn_storage *s;
@@ -163,6 +175,7 @@ bool array_allocate(qn_vm *vm, qn_array *a) {
     void *data = mem_buffer(vm, bytes);
     if (!data) {
       mem_free(vm, s, sizeof *s);
+      explain_memory(vm, a, bytes);
       return false;
     }
     *s = (qn_storage){.refs = 1, .bytes = bytes, .data = data};

@@ -382,6 +382,8 @@ static int strange(parser *p, token *t, const unsigned char *s) {
 /* ++ and --: behind a name this is meant as a statement. */
 static int increment(parser *p, token *t, char sign) {
   int len = (int)(p->last_token.end - p->last_token.start);
+  if (sign == '+' && (p->last == T_STRING || p->last == T_SEND || p->last == T_RP))
+    return parser_fail(p, E_slip, t->start, t->end, "strings and lists are joined by +");
   if (p->last == T_NAME && len <= LONGEST_QUOTE)
     return parser_fail(p, E_slip, t->start, t->end, "there is no %c%c; write %.*s %c= 1", sign, sign, len,
                        p->text->text + p->last_token.start, sign);

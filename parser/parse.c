@@ -114,51 +114,51 @@ static void describe_found(const parser *p, int kind, token t, text_buf *out) {
 /* ---- slips: what other languages write ---- */
 
 static const struct {
-  const char *word, *cure;
+  const char *word;
+  int where;
+  const char *cure;
 } foreign_words[] = {
-    {"def", "a function is written fn f(x) { ... }"},
-    {"function", "a function is written fn f(x) { ... }, or fn(x) x + 1 as a value"},
-    {"func", "a function is written fn f(x) { ... }"},
-    {"fun", "a function is written fn f(x) { ... }"},
-    {"lambda", "a function as a value is written fn(x) x + 1"},
-    {"var", "a new variable is written let x = 1"},
-    {"const", "a new variable is written let x = 1"},
-    {"local", "a new variable is written let x = 1"},
-    {"auto", "a new variable is written let x = 1"},
-    {"elif", "write else if c { ... }"},
-    {"elseif", "write else if c { ... }"},
-    {"elsif", "write else if c { ... }"},
-    {"then", "a body stands in braces: if c { ... }"},
-    {"do", "a body stands in braces: while c { ... }"},
-    {"begin", "a body stands in braces: { ... }"},
-    {"end", "a body stands in braces: { ... }"},
-    {"foreach", "a loop is written for x in xs { ... }"},
-    {"unless", "write if not c { ... }"},
-    {"until", "write while not c { ... }"},
-    {"repeat", "a loop is written while c { ... } or for i in 0..n { ... }"},
-    {"switch", "write if a { ... } else if b { ... } else { ... }"},
-    {"match", "write if a { ... } else if b { ... } else { ... }"},
-    {"case", "write if a { ... } else if b { ... } else { ... }"},
-    {"class", "there are no classes; records are written {a: 1}, functions fn f(x) { ... }"},
-    {"struct", "there are no struct types; records are written {a: 1}"},
-    {"from", "write import nn, then let {relu} = nn"},
-    {"throw", "an error is raised by error(\"...\")"},
-    {"raise", "an error is raised by error(\"...\")"},
-    {"except", "write try { ... } catch e { ... }"},
-    {"finally", "there is no finally; write what follows behind the try"},
-    {"is", "comparisons are written == and !="},
-    {"del", "a record without a field is remove(r, \"name\")"},
-    {"print", "a call has parentheses: print(x)"},
-    {"echo", "write print(x)"},
+#define SYNTAX FOREIGN_SYNTAX
+#define NAME FOREIGN_NAME
+#define MEMBER FOREIGN_MEMBER
+#define KEYWORD FOREIGN_KEYWORD
+#define FOREIGN(word, where, cure) {word, where, cure},
+#include "parser/foreign.def"
+#undef SYNTAX
+#undef NAME
+#undef MEMBER
+#undef KEYWORD
 };
 
-static const char *foreign_word(const parser *p, int kind, token t) {
-  if (kind != T_NAME) return NULL;
+const char *foreign_cure(foreign_place where, const char *word, size_t len) {
   for (size_t i = 0; i < sizeof foreign_words / sizeof *foreign_words; i++)
-    if (strlen(foreign_words[i].word) == t.end - t.start &&
-        !memcmp(foreign_words[i].word, p->text->text + t.start, t.end - t.start))
+    if ((foreign_words[i].where & where) && strlen(foreign_words[i].word) == len &&
+        !memcmp(foreign_words[i].word, word, len))
       return foreign_words[i].cure;
   return NULL;
+}
+
+static const char *foreign_word(const parser *p, int kind, token t) {
+  return kind == T_NAME ? foreign_cure(FOREIGN_SYNTAX, p->text->text + t.start, t.end - t.start) : NULL;
+}
+
+/* Does a token begin a value, as the argument of a call without parentheses would? */
+static bool begins_value(int kind) {
+  switch (kind) {
+  case T_NAME:
+  case T_INT:
+  case T_FLOAT:
+  case T_STRING:
+  case T_SBEG:
+  case T_TRUE:
+  case T_FALSE:
+  case T_NIL:
+  case T_FN:
+  case T_NOT:
+    return true;
+  default:
+    return false;
+  }
 }
 
 static bool is_keyword(const parser *p, int kind, token t) {
@@ -169,6 +169,21 @@ static bool is_keyword(const parser *p, int kind, token t) {
 static bool in_follows(const unsigned char *s) {
   while (*s == ' ' || *s == '\t') s++;
   return s[0] == 'i' && s[1] == 'n' && (s[2] == ' ' || s[2] == '\t');
+}
+
+/* Slips that show in two tokens side by side: the last one that was good, and the one that is not. */
+static const char *slip_of_words(const parser *p, int kind, token t) {
+  bool string = kind == T_STRING || kind == T_SBEG;
+  if (string && p->last == T_NAME && p->last_token.end == t.start && t.start - p->last_token.start <= 2)
+    return "a string has no letter in front: \"{x}\" interpolates, and \\\\ is a backslash";
+  if (string && p->last == T_DOT) return "strings are joined by +";
+  if (kind == T_NAME && accepts(p, T_LP) && (p->last == T_FN || p->before == T_FN))
+    return "parameters stand in parentheses: fn f(x) { ... }, or fn(x) x + 1";
+  if ((kind == T_NL || kind == LEX_END) && p->last == T_STRING && accepts(p, T_AS))
+    return "a file is bound to a name: import \"lib/util.qn\" as util";
+  if (p->before == T_ARROW && accepts(p, T_LC) && accepts(p, T_ASSIGN))
+    return "-> gives the type of the result; a short body is written fn f(x) = x + 1";
+  return NULL;
 }
 
 /* The message for what stands at `t`, if it is a known slip; the error's id goes to *id. */
@@ -189,11 +204,22 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
     if (p->last == T_NAME && (p->before == T_LP || p->before == T_COMMA) && in == BRACKET_ROUND && after)
       return "a keyword argument is written name: value; a comparison ==";
     if (after) return "an assignment is a statement, not a value; a comparison is written ==";
+    if (p->last == T_NAME && (p->before == T_FOR || p->before == T_LP) && !accepts(p, T_ASSIGN))
+      return "a loop over numbers is written for i in 0..n { ... }";
     break;
   case T_COLON:
     if (accepts(p, T_ARROW)) return "a body stands in braces: fn f(x) { ... }; a result type is written -> f32[n]";
     if (p->last == T_NAME && accepts(p, T_ASSIGN) && !after) return "a variable has no declared type: let x = 1";
     if (body && !statement) return "a body stands in braces { }, without ':'";
+    break;
+  case T_BOR:
+    if (before && p->last != T_NL) return "a function as a value is written fn(x) x + 1";
+    break;
+  case T_TILDE:
+    if (after && (p->last == T_STRING || p->last == T_SEND)) return "strings are joined by +";
+    break;
+  case T_AT:
+    if (statement) return "there are no decorators; a function is wrapped by a call: let g = jit(f)";
     break;
   case T_ARROW:
     if (after || statement) return "a function as a value is written fn(x) x + 1";
@@ -205,8 +231,13 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
     if (after && (in == BRACKET_SQUARE || in == BRACKET_ROUND))
       return "a loop is no expression: append to a list in a for loop, or use vmap";
     break;
+  case T_LET:
+    if (p->last == T_LP && accepts(p, T_NAME) && !before) return "a loop over numbers is written for i in 0..n { ... }";
+    break;
   case T_IN:
   case T_NOT:
+    if (kind == T_IN && !after && p->last == T_NAME && (p->before == T_LP || p->before == T_COMMA))
+      return "a loop has no parentheses: for x in xs { ... }; for (a, b) in pairs { ... } takes items apart";
     if (after && (kind == T_IN || in_follows(rest)))
       return "there is no operator in: a record has a field if has(r, \"name\")";
     break;
@@ -217,6 +248,7 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
     break;
   case T_ELLIPSIS:
     if (accepts(p, T_DOTDOT) && !after) return "what is spread begins with two points: ..xs";
+    if (after) return "a range is written a..b, without b";
     break;
   case T_STAR:
   case T_POW:
@@ -277,8 +309,11 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
     return "a statement cannot begin with an operator: to continue the line above, end that line with the operator or "
            "use "
            "parentheses";
-  const char *cure = foreign_word(p, kind, t);
-  if (!cure) cure = foreign_word(p, p->last, p->last_token);
+  const char *cure = slip_of_words(p, kind, t);
+  if (!cure) cure = foreign_word(p, kind, t);
+  if (!cure && (begins_value(kind) || kind == T_LC || kind == T_LREC || kind == T_LEMPTY || kind == T_COLON ||
+                kind == T_LET || kind == T_IF))
+    cure = foreign_word(p, p->last, p->last_token);
   if (cure) return cure;
   *id = E_syntax;
   if ((kind == T_NL || kind == LEX_END) && body && *lexer_skip(p, rest) == '{')
@@ -322,6 +357,10 @@ static void syntax_error(parser *p, int kind, token t) {
     describe_expected(p, &message);
     text_adds(&message, ", found ");
     describe_found(p, kind, t, &message);
+    uint32_t len = p->last_token.end - p->last_token.start, more = t.end - t.start;
+    if (p->last == T_NAME && begins_value(kind) && after_operand(p) && len <= LONGEST_QUOTE && more <= LONGEST_QUOTE)
+      text_addf(&message, "; a call is written %.*s(%.*s%s)", (int)len, p->text->text + p->last_token.start, (int)more,
+                p->text->text + t.start, kind == T_FN || kind == T_NOT || kind == T_SBEG ? "..." : "");
   }
   text_add(&message, "", 1);
   if (message.failed)

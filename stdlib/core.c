@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "interp/interp.h"
 #include "lang/format.h"
 #include "stdlib/builtins.h"
 
@@ -238,20 +239,18 @@ qn_value builtin_enumerate(qn_vm *vm, const qn_value *args) {
   return out;
 }
 
-static bool arg_record(qn_vm *vm, const char *fn, qn_value v, qn_record **out) {
-  if (!value_is(v, TAG_RECORD)) {
-    arg_refuse(vm, fn, "a record", v);
-    return false;
-  }
-  *out = value_record(v);
-  return true;
+/* A record, or a module's names as one; owned. */
+static qn_value arg_record(qn_vm *vm, const char *fn, qn_value v) {
+  if (value_is(v, TAG_MODULE)) return interp_module_record(vm, v);
+  return value_is(v, TAG_RECORD) ? value_retain(v) : arg_refuse(vm, fn, "a record or module", v);
 }
 
 typedef enum part { PART_ITEMS, PART_KEYS, PART_VALUES } part;
 
 static qn_value parts_of(qn_vm *vm, const char *fn, qn_value v, part what) {
-  qn_record *r;
-  if (!arg_record(vm, fn, v, &r)) return value_error();
+  qn_value from = arg_record(vm, fn, v);
+  if (value_is_error(from)) return from;
+  qn_record *r = value_record(from);
   qn_value out = list_value(list_new(vm, r->len));
   for (uint32_t i = 0; i < r->len && !value_is_error(out); i++) {
     qn_str *name = record_name(r, i);
@@ -260,10 +259,12 @@ static qn_value parts_of(qn_vm *vm, const char *fn, qn_value v, part what) {
     if (what == PART_ITEMS) item = use_pair(vm, item, value_retain(r->items[i]));
     if (value_is_error(item)) {
       value_release(vm, out);
-      return item;
+      out = item;
+      break;
     }
     value_list(out)->items[i] = item;
   }
+  value_release(vm, from);
   return out;
 }
 
@@ -272,11 +273,13 @@ qn_value builtin_keys(qn_vm *vm, const qn_value *args) { return parts_of(vm, "ke
 qn_value builtin_values(qn_vm *vm, const qn_value *args) { return parts_of(vm, "values", args[0], PART_VALUES); }
 
 qn_value builtin_has(qn_vm *vm, const qn_value *args) {
-  qn_record *r;
   qn_str *name;
-  if (!arg_record(vm, "has", args[0], &r) || !arg_str(vm, "has", "a field's name", args[1], &name))
-    return value_error();
-  return value_bool(record_find(r, name) >= 0);
+  if (!arg_str(vm, "has", "a field's name", args[1], &name)) return value_error();
+  qn_value r = arg_record(vm, "has", args[0]);
+  if (value_is_error(r)) return r;
+  bool found = record_find(value_record(r), name) >= 0;
+  value_release(vm, r);
+  return value_bool(found);
 }
 
 /* A position in a list of n items, negative ones from the end; -1 if it is outside. */
@@ -287,13 +290,17 @@ static int64_t position_in(int64_t i, int64_t n) {
 
 qn_value builtin_get(qn_vm *vm, const qn_value *args) {
   qn_value x = args[0];
-  if (value_is(x, TAG_RECORD)) {
+  if (value_is(x, TAG_RECORD) || value_is(x, TAG_MODULE)) {
     qn_str *name;
     if (!arg_str(vm, "get", "a field's name", args[1], &name)) return value_error();
-    int i = record_find(value_record(x), name);
-    return value_retain(i >= 0 ? value_record(x)->items[i] : args[2]);
+    qn_value r = arg_record(vm, "get", x);
+    if (value_is_error(r)) return r;
+    int i = record_find(value_record(r), name);
+    qn_value out = value_retain(i >= 0 ? value_record(r)->items[i] : args[2]);
+    value_release(vm, r);
+    return out;
   }
-  if (!value_is(x, TAG_LIST)) return arg_refuse(vm, "get", "a record or a list", x);
+  if (!value_is(x, TAG_LIST)) return arg_refuse(vm, "get", "a record, module or list", x);
   int64_t i;
   if (!arg_int(vm, "get", "an int as index", args[1], &i)) return value_error();
   i = position_in(i, value_list(x)->len);
