@@ -506,7 +506,8 @@ eval_fn binary_eval(ast_op op, node_kind left, node_kind right, qn_value k) {
     CASE(eq)
     CASE(ne)
     CASE(lt)
-    CASE(le) CASE(gt) CASE(ge)
+    CASE(le)
+    CASE(gt) CASE(ge)
 #undef CASE
         default : break;
   }

@@ -1,10 +1,72 @@
-/* `quern help`: functions, modules, dtypes, error ids and tunables, from the tables and texts that define them. */
+/* `quern help`: functions, modules, dtypes, parts of the language, error ids and tunables, from the tables and texts that
+ * define them. */
 #include <string.h>
 
 #include "interp/node.h"
 
+/* A script, indented. */
+static void help_script(const char *title, const char *script, text_buf *out) {
+  text_addf(out, "\n%s\n\n", title);
+  for (const char *line = script; *line;) {
+    size_t len = strcspn(line, "\n");
+    if (len) text_adds(out, "    ");
+    text_add(out, line, len);
+    text_adds(out, "\n");
+    line += len + (line[len] == '\n');
+  }
+}
+
 static void help_error(const error_row *e, text_buf *out) {
   text_addf(out, "E%d: %s\n\n%s\n", e->id, e->title, e->help);
+  if (e->when) {
+    text_addf(out, "\nIt happens so: %s\n", e->when);
+    return;
+  }
+  help_script("Example, which ends with this error:", e->example, out);
+  help_script("Cure:", e->cure, out);
+}
+
+/* `quern help errors`. */
+static void help_errors(text_buf *out) {
+  for (int i = 0; i < error_row_count; i++) text_addf(out, "E%d  %s\n", error_rows[i].id, error_rows[i].title);
+  text_adds(out, "\n`quern help E201` explains one of them.\n");
+}
+
+/* Parts of the language: topics.def. */
+static const struct {
+  const char *name, *text, *example; /* another name of a topic has the topic in place of the text, and no example */
+} topics[] = {
+#define TOPIC(name, text, example) {name, text, example},
+#define ALSO(name, topic) {name, topic, NULL},
+#include "interp/topics.def"
+};
+enum { TOPICS = sizeof topics / sizeof *topics };
+
+static bool help_topic(const char *name, text_buf *out) {
+  for (int i = 0; i < TOPICS; i++) {
+    if (strcmp(topics[i].name, name) != 0) continue;
+    if (!topics[i].example) return help_topic(topics[i].text, out);
+    text_addf(out, "%s\n", topics[i].text);
+    help_script("Example:", topics[i].example, out);
+    return true;
+  }
+  return false;
+}
+
+static void help_topics(text_buf *out) {
+  text_adds(out, "quern help NAME explains\n\n  ");
+  int column = 2;
+  for (int i = 0; i < TOPICS; i++) {
+    int len = (int)strlen(topics[i].name);
+    if (column + len > 90) {
+      text_adds(out, "\n  ");
+      column = 2;
+    }
+    text_addf(out, "%s  ", topics[i].name);
+    column += len + 2;
+  }
+  text_adds(out, "\n  every function (softmax), dtype (f32) and module (nn, optim.adam)\n"
+                 "  errors, and each by its id (E201)\n  tunables\n");
 }
 
 static void help_tunables(text_buf *out) {
@@ -77,6 +139,7 @@ static bool help_unknown(qn_vm *vm, const char *topic, text_buf *out) {
   if (!l) return false;
   interp_names(vm, "", add_name, l);
   for (int i = 0; i < vm->builtins->nmodules; i++) add_name(l, vm->builtins->modules[i].name);
+  for (int i = 0; i < TOPICS; i++) add_name(l, topics[i].name);
   text_buf t;
   text_init(&t, vm);
   text_addf(out, "there is no help on '%s'", topic);
@@ -85,6 +148,40 @@ static bool help_unknown(qn_vm *vm, const char *topic, text_buf *out) {
   text_free(&t);
   mem_free(vm, l, sizeof *l);
   return false;
+}
+
+/* A builtin, a module, or a name in one. */
+static bool help_name(qn_vm *vm, const char *topic, text_buf *out) {
+  const interp *ip = interp_of(vm);
+  const char *dot = strchr(topic, '.');
+  size_t len = dot ? (size_t)(dot - topic) : strlen(topic);
+  bool module = false;
+  for (int i = 0; i < vm->builtins->nmodules; i++) {
+    const char *name = vm->builtins->modules[i].name;
+    module |= strlen(name) == len && memcmp(name, topic, len) == 0 && strcmp(name, "prelude") != 0;
+  }
+  const char *inner = dot ? dot + 1 : topic;
+  qn_str *outer = str_intern(vm, topic, len), *name = outer ? str_intern(vm, inner, strlen(inner)) : NULL;
+  const global_cell *c = name && !dot ? scope_find(ip->builtin, name) : NULL;
+  qn_value m = value_nil();
+  bool found = false;
+  if (c && (value_is(c->value, TAG_FN) || value_is(c->value, TAG_DTYPE))) {
+    help_function(vm, c->value, out);
+    found = true;
+  } else if (name && module) {
+    m = import_module(vm, ip->main, outer->text, false, SPAN_NONE);
+    const scope *s = value_is(m, TAG_MODULE) ? ((const qn_module *)m.u.p)->scope : NULL;
+    c = s && dot ? scope_find(s, name) : NULL;
+    found = s && (!dot || (c && c->declared && value_is(c->value, TAG_FN)));
+    if (found && dot)
+      help_function(vm, c->value, out);
+    else if (found)
+      help_module(vm, s, out);
+  }
+  value_release(vm, m);
+  if (name) value_release(vm, value_obj(TAG_STR, name));
+  if (outer) value_release(vm, value_obj(TAG_STR, outer));
+  return found;
 }
 
 bool interp_help(qn_vm *vm, const char *topic, text_buf *out) {
@@ -100,26 +197,18 @@ bool interp_help(qn_vm *vm, const char *topic, text_buf *out) {
     help_tunables(out);
     return true;
   }
+  if (strcmp(topic, "topics") == 0) {
+    help_topics(out);
+    return true;
+  }
+  if (strcmp(topic, "errors") == 0) {
+    help_errors(out);
+    return true;
+  }
+  if (help_topic(topic, out)) return true;
   vm_run run;
   vm_run_begin(vm, &run);
-  bool found = true;
-  const interp *ip = interp_of(vm);
-  qn_str *name = str_intern(vm, topic, strlen(topic));
-  const global_cell *c = name ? scope_find(ip->builtin, name) : NULL;
-  if (name) value_release(vm, value_obj(TAG_STR, name));
-  if (c && (value_is(c->value, TAG_FN) || value_is(c->value, TAG_DTYPE))) {
-    help_function(vm, c->value, out);
-  } else {
-    bool module = false;
-    for (int i = 0; i < vm->builtins->nmodules; i++) module |= strcmp(vm->builtins->modules[i].name, topic) == 0;
-    qn_value m =
-        module && strcmp(topic, "prelude") != 0 ? import_module(vm, ip->main, topic, false, SPAN_NONE) : value_nil();
-    if (value_is(m, TAG_MODULE))
-      help_module(vm, ((const qn_module *)m.u.p)->scope, out);
-    else
-      found = help_unknown(vm, topic, out);
-    value_release(vm, m);
-  }
+  bool found = help_name(vm, topic, out) || help_unknown(vm, topic, out);
   vm_run_end(vm, &run);
   return found;
 }

@@ -163,7 +163,8 @@ static void suggest(qn_vm *vm, const scope *s, const qn_str *name, span at, cons
   add_scope(&l, s->outer);
   text_buf near;
   text_init(&near, vm);
-  if (text_nearest(&near, name->text, l.list, (int)l.n) && !near.failed) text_addf(t, "%snearest: %s", before, near.text);
+  if (text_nearest(&near, name->text, l.list, (int)l.n) && !near.failed)
+    text_addf(t, "%snearest: %s", before, near.text);
   text_free(&near);
   mem_free(vm, l.list, l.cap * sizeof *l.list);
 }

@@ -66,8 +66,8 @@ static void describe_bound(const matcher *m, text_buf *t) {
     text_addf(t, "%s%s = %lld", first ? " (bound: " : ", ", m->code->dims[i].name->text, (long long)v.u.i);
     first = false;
     for (uint32_t k = 0; k < m->code->nparams; k++)
-      if (m->code->params[k].type && describe_origin(m->code->params[k].type, m->code->dims[i].slot, NULL,
-                                                     m->code->params[k].name->text, t))
+      if (m->code->params[k].type &&
+          describe_origin(m->code->params[k].type, m->code->dims[i].slot, NULL, m->code->params[k].name->text, t))
         break;
   }
   if (!first) text_adds(t, ")");

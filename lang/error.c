@@ -12,9 +12,13 @@
 #include "lang/internal.h"
 
 const error_row error_rows[] = {
-#define ERR(id, symbol, title, help) {id, #symbol, title, help},
+#define PAGE(example, cure) example, cure, NULL
+#define WHEN(sentence) NULL, NULL, sentence
+#define ERR(id, symbol, title, help, page) {id, #symbol, title, help, page},
 #include "lang/errors.def"
 #undef ERR
+#undef PAGE
+#undef WHEN
 };
 const int error_row_count = sizeof error_rows / sizeof *error_rows;
 

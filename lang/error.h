@@ -10,7 +10,7 @@
 #include "lang/value.h"
 
 typedef enum error_id {
-#define ERR(id, symbol, title, help) E_##symbol = id,
+#define ERR(id, symbol, title, help, page) E_##symbol = id,
 #include "lang/errors.def"
 #undef ERR
 } error_id;
@@ -18,6 +18,8 @@ typedef enum error_id {
 typedef struct error_row {
   int id;
   const char *symbol, *title, *help;
+  const char *example, *cure; /* scripts: one that ends with this error, and one that does not; or NULL, and then */
+  const char *when;           /* what makes it happen */
 } error_row;
 extern const error_row error_rows[];
 extern const int error_row_count;

@@ -138,6 +138,12 @@ const char *foreign_cure(foreign_place where, const char *word, size_t len) {
   return NULL;
 }
 
+/* Does a token stand on another line than the one before it, inside brackets? Then one of these is not closed. */
+static bool line_inside(const parser *p, token t) {
+  return p->depth && p->brackets[p->depth - 1].kind != BRACKET_BLOCK &&
+         memchr(p->text->text + p->last_token.end, '\n', t.start - p->last_token.end);
+}
+
 static const char *foreign_word(const parser *p, int kind, token t) {
   return kind == T_NAME ? foreign_cure(FOREIGN_SYNTAX, p->text->text + t.start, t.end - t.start) : NULL;
 }
@@ -154,10 +160,8 @@ static bool begins_value(int kind) {
   case T_FALSE:
   case T_NIL:
   case T_FN:
-  case T_NOT:
-    return true;
-  default:
-    return false;
+  case T_NOT: return true;
+  default: return false;
   }
 }
 
@@ -174,6 +178,7 @@ static bool in_follows(const unsigned char *s) {
 /* Slips that show in two tokens side by side: the last one that was good, and the one that is not. */
 static const char *slip_of_words(const parser *p, int kind, token t) {
   bool string = kind == T_STRING || kind == T_SBEG;
+  if (p->last == T_NAME && begins_value(kind) && p->before == T_DSLASH) return "a comment begins with #";
   if (string && p->last == T_NAME && p->last_token.end == t.start && t.start - p->last_token.start <= 2)
     return "a string has no letter in front: \"{x}\" interpolates, and \\\\ is a backslash";
   if (string && p->last == T_DOT) return "strings are joined by +";
@@ -219,7 +224,7 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
     if (after && (p->last == T_STRING || p->last == T_SEND)) return "strings are joined by +";
     break;
   case T_AT:
-    if (statement) return "there are no decorators; a function is wrapped by a call: let g = jit(f)";
+    if (statement && *rest != ' ') return "there are no decorators; a function is wrapped by a call: let g = jit(f)";
     break;
   case T_ARROW:
     if (after || statement) return "a function as a value is written fn(x) x + 1";
@@ -309,6 +314,7 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
     return "a statement cannot begin with an operator: to continue the line above, end that line with the operator or "
            "use "
            "parentheses";
+  if (kind != LEX_END && line_inside(p, t)) return *id = E_syntax, NULL;
   const char *cure = slip_of_words(p, kind, t);
   if (!cure) cure = foreign_word(p, kind, t);
   if (!cure && (begins_value(kind) || kind == T_LC || kind == T_LREC || kind == T_LEMPTY || kind == T_COLON ||
@@ -358,7 +364,8 @@ static void syntax_error(parser *p, int kind, token t) {
     text_adds(&message, ", found ");
     describe_found(p, kind, t, &message);
     uint32_t len = p->last_token.end - p->last_token.start, more = t.end - t.start;
-    if (p->last == T_NAME && begins_value(kind) && after_operand(p) && len <= LONGEST_QUOTE && more <= LONGEST_QUOTE)
+    if (p->last == T_NAME && begins_value(kind) && !line_inside(p, t) && after_operand(p) && len <= LONGEST_QUOTE &&
+        more <= LONGEST_QUOTE)
       text_addf(&message, "; a call is written %.*s(%.*s%s)", (int)len, p->text->text + p->last_token.start, (int)more,
                 p->text->text + t.start, kind == T_FN || kind == T_NOT || kind == T_SBEG ? "..." : "");
   }

@@ -22,7 +22,12 @@ typedef enum parse_outcome {
 QN_MUST_CHECK ast_module *parse_text(qn_vm *vm, uint32_t source, parse_mode mode, parse_outcome *outcome);
 
 /* Where a word of another language may turn up (foreign.def). */
-typedef enum foreign_place { FOREIGN_SYNTAX = 1, FOREIGN_NAME = 2, FOREIGN_MEMBER = 4, FOREIGN_KEYWORD = 8 } foreign_place;
+typedef enum foreign_place {
+  FOREIGN_SYNTAX = 1,
+  FOREIGN_NAME = 2,
+  FOREIGN_MEMBER = 4,
+  FOREIGN_KEYWORD = 8
+} foreign_place;
 /* What to write instead of a word from another language, or NULL if it is none that turns up there. */
 const char *foreign_cure(foreign_place where, const char *word, size_t len);
 

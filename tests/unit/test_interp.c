@@ -278,6 +278,25 @@ START_TEST(warnings_go_to_the_sink) {
 }
 END_TEST
 
+/* foreign.def offers cures for names that nobody defined: a builtin of such a name would hide its row. */
+START_TEST(words_of_others_are_no_builtins) {
+  qn_vm *vm = open_vm();
+  enum { SYNTAX = 0, NAME = 1, MEMBER = 2, KEYWORD = 0 };
+  static const struct {
+    const char *word;
+    int looked_up;
+  } words[] = {
+#define FOREIGN(word, where, cure) {word, where},
+#include "parser/foreign.def"
+  };
+  for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+    qn_value v;
+    if (words[i].looked_up & NAME) ck_assert_msg(qn_get_global(vm, words[i].word, &v) != QN_OK, "%s", words[i].word);
+  }
+  qn_vm_close(vm);
+}
+END_TEST
+
 int main(void) {
   Suite *s = suite_create("interp");
   TCase *c;
@@ -305,6 +324,8 @@ int main(void) {
   ADD(vms_are_apart)
   c = tcase_create("warnings");
   ADD(warnings_go_to_the_sink)
+  c = tcase_create("words_of_others");
+  ADD(words_of_others_are_no_builtins)
   SRunner *r = srunner_create(s);
   srunner_run_all(r, CK_ENV);
   int failed = srunner_ntests_failed(r);

@@ -69,7 +69,7 @@ START_TEST(the_value_stack_ends_and_pops) {
   size_t start = live(vm);
   qn_value *mark = vm->sp;
   while (vm_enter(vm, 1)) *vm->sp++ = value_int(1);
-  ck_assert_int_eq(taken_error(vm), E_recursion);
+  ck_assert_int_eq(taken_error(vm), E_too_large);
   ck_assert_int_eq(vm->sp - mark, 1 << 20);
   vm_pop_to(vm, mark);
   for (int i = 0; i < 10; i++) *vm->sp++ = str_value(vm, "temporary");
