@@ -9,8 +9,10 @@
  *   STUB_MEMORY    bytes that a device has (1 GiB)
  * With STUB_LACKS defined one function is missing. */
 #define _GNU_SOURCE
+#undef _FORTIFY_SOURCE /* its longjmp knows one stack only */
 #include <dlfcn.h>
 #include <pthread.h>
+#include <setjmp.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -242,23 +244,40 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const
 }
 
 enum { MOST_THREADS = 256, STACK = 256 << 10 };
+/* A fiber runs kernel after kernel. Its first switch goes through a context, all others through jumps, which ask nothing of the
+ * system. ASan is told of each. */
 typedef struct fiber {
-  ucontext_t context;
+  ucontext_t beginning;
+  jmp_buf at;
   char *stack;
-  int done, arrived; /* at a barrier */
+  void *asan; /* its own note of a fiber that waits */
+  int done;
 } fiber;
 static fiber fibers[MOST_THREADS];
-static ucontext_t scheduler;
+static char *stacks;
+static jmp_buf scheduler;
+static const void *scheduler_stack;
+static size_t scheduler_bytes;
 static stub_place place;
 static int running, votes[2], phase_of[MOST_THREADS];
 static void (*kernel)(stub_place *, void **);
 static void **kernel_arguments;
 
-static void barrier(void) {
-  fibers[running].arrived = 1;
-  int me = running;
-  swapcontext(&fibers[me].context, &scheduler);
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/common_interface_defs.h>
+#define LEAVES(note, stack, bytes) __sanitizer_start_switch_fiber(note, stack, bytes)
+#define ARRIVES(note, stack, bytes) __sanitizer_finish_switch_fiber(note, stack, bytes)
+#else
+#define LEAVES(note, stack, bytes) ((void)(note), (void)(stack), (void)(bytes))
+#define ARRIVES(note, stack, bytes) ((void)(note), (void)(stack), (void)(bytes))
+#endif
+
+static void wait_for_turn(fiber *f) {
+  LEAVES(&f->asan, scheduler_stack, scheduler_bytes);
+  if (_setjmp(f->at) == 0) _longjmp(scheduler, 1);
+  ARRIVES(f->asan, &scheduler_stack, &scheduler_bytes);
 }
+static void barrier(void) { wait_for_turn(&fibers[running]); }
 /* Votes are counted in two cells by turns, the other one being cleared once all have read it. */
 static int barrier_or(int vote) {
   int me = running, cell = phase_of[me]++ & 1;
@@ -270,34 +289,54 @@ static int barrier_or(int vote) {
   return result;
 }
 static void thread_main(void) {
-  kernel(&place, kernel_arguments);
-  fibers[running].done = 1;
+  ARRIVES(NULL, &scheduler_stack, &scheduler_bytes);
+  for (fiber *f = &fibers[running];;) {
+    kernel(&place, kernel_arguments);
+    f->done = 1;
+    wait_for_turn(f);
+  }
 }
 
+/* A function of its own: no value lives across. */
 static void make_fiber(fiber *f) {
-  if (!f->stack && !(f->stack = malloc(STACK))) broken("no memory for a stack");
-  f->done = f->arrived = 0;
-  getcontext(&f->context);
-  f->context.uc_stack.ss_sp = f->stack;
-  f->context.uc_stack.ss_size = STACK;
-  f->context.uc_link = &scheduler;
-  makecontext(&f->context, thread_main, 0);
+  if (!stacks) {
+    stacks = mmap(NULL, (size_t)MOST_THREADS * STACK, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stacks == MAP_FAILED) broken("no memory for stacks");
+  }
+  f->stack = stacks + (size_t)(f - fibers) * STACK;
+  getcontext(&f->beginning);
+  f->beginning.uc_stack.ss_sp = f->stack;
+  f->beginning.uc_stack.ss_size = STACK;
+  makecontext(&f->beginning, thread_main, 0);
+}
+__attribute__((destructor)) static void free_stacks(void) {
+  if (stacks) munmap(stacks, (size_t)MOST_THREADS * STACK);
+}
+
+/* Lets a fiber run up to its next barrier or its end. */
+static void resume(fiber *f) {
+  int begins = !f->stack;
+  if (begins) make_fiber(f);
+  void *asan = NULL;
+  LEAVES(&asan, f->stack, STACK);
+  if (_setjmp(scheduler) == 0) {
+    if (!begins) _longjmp(f->at, 1);
+    setcontext(&f->beginning);
+  }
+  ARRIVES(asan, NULL, NULL);
 }
 
 static void run_block(unsigned threads) {
   votes[0] = votes[1] = 0;
-  for (unsigned t = 0; t < threads; t++) {
-    phase_of[t] = 0;
-    make_fiber(&fibers[t]);
-  }
+  for (unsigned t = 0; t < threads; t++) phase_of[t] = fibers[t].done = 0;
   for (unsigned left = threads; left;) {
     left = 0;
     for (unsigned t = 0; t < threads; t++) {
       if (fibers[t].done) continue;
       running = (int)t;
       place.thread.x = t;
-      fibers[t].arrived = 0;
-      swapcontext(&scheduler, &fibers[t].context);
+      resume(&fibers[t]);
       left += !fibers[t].done;
     }
   }
