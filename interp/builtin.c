@@ -186,7 +186,7 @@ static bool parse(qn_vm *vm, builtin_info *info) {
   return true;
 }
 
-builtin_info *builtin_of(qn_vm *vm, const qn_fn *fn) {
+builtin_info *builtin_row(qn_vm *vm, const qn_fn *fn) {
   interp *ip = interp_of(vm);
   builtin_info *info = fn->code;
   if (info < ip->builtins || info >= ip->builtins + ip->nbuiltins) {

@@ -288,27 +288,15 @@ static bool bind(qn_vm *vm, const params *p, qn_value *pos, uint32_t npos, qn_va
 
 /* ---- any call --------------------------------------------------------------------------------------------------------------------- */
 
-/* Takes the variable's own reference away for the time of a call, so that the argument is the only owner. */
-typedef struct lending {
-  qn_vm *vm;
-  qn_value *var;
-  global_cell *cell;
-} lending;
-
-static bool lend(qn_vm *vm, const n_call *n, qn_value *fp, qn_value arg, lending *l) {
-  *l = (lending){.vm = vm};
-  if (!n || !n->moved || !value_is_heap(arg)) return false;
-  qn_value *var = n->moved->kind == N_LOCAL ? &fp[n->moved->slot] : &((n_global *)n->moved)->cell->value;
-  if (var->head != arg.head || var->u.p != arg.u.p) return false;
+/* Takes the own reference of what the result will replace away for the time of a call, so that the argument is the only owner. NULL:
+ * that cannot be done. */
+static qn_value *lend(const qn_vm *vm, const n_call *n, qn_value *fp, qn_value arg) {
+  if (!value_is_heap(arg)) return NULL;
+  qn_value *var = n->moved->kind == N_GLOBAL ? &((n_global *)n->moved)->cell->value : peek(vm, n->moved, fp, true);
+  if (!var || var->head != arg.head || var->u.p != arg.u.p) return NULL;
   *var = value_nil();
-  value_release(vm, arg); /* the argument's reference remains */
-  l->var = var;
-  return true;
-}
-
-/* The call has failed: the variable keeps its value. */
-static void lend_back(const lending *l, qn_value arg) {
-  if (l->var) *l->var = value_retain(arg);
+  ((obj_head *)arg.u.p)->refs--; /* the argument's reference remains */
+  return var;
 }
 
 static uint64_t heads_of(const qn_value *v, uint32_t n) {
@@ -333,7 +321,6 @@ static qn_value kwargs_record(qn_vm *vm, qn_value *kw, uint32_t nkw) {
 static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nkw, span at, const n_call *n,
                            qn_value *fp) {
   qn_value f = base[0], *pos = base + 1, *kw = pos + npos, r = value_error();
-  lending l = {.vm = vm};
   if (value_is(f, TAG_DTYPE)) {
     if (npos == 1 && nkw == 0) {
       if (vm->rec) rec_at(vm, at);
@@ -356,7 +343,7 @@ static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nk
     qn_value *frame = vm->sp;
     *vm->sp++ = value_retain(f);
     if (!bind(vm, &p, pos, npos, kw, nkw)) break;
-    if (n && (n->h.flag & CALL_MOVES) && n->moved_arg < code->nparams) lend(vm, n, fp, frame[1 + n->moved_arg], &l);
+    if (n && (n->h.flag & CALL_MOVES) && n->moved_arg < code->nparams) lend(vm, n, fp, frame[1 + n->moved_arg]);
     r = run_frame(vm, code, frame + 1, heads_of(frame + 1, code->nparams), at);
     break;
   }
@@ -367,11 +354,11 @@ static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nk
     if (!vm_enter(vm, (size_t)p.n + 1)) break;
     qn_value *args = vm->sp;
     if (!bind(vm, &p, pos, npos, kw, nkw)) break;
-    bool lent = n && n->moved && n->moved_arg < p.n && info->sig.params[n->moved_arg].move &&
-                lend(vm, n, fp, args[n->moved_arg], &l);
+    bool moves = n && n->moved && n->moved_arg < p.n && info->sig.params[n->moved_arg].move;
+    qn_value *lent = moves ? lend(vm, n, fp, args[n->moved_arg]) : NULL;
     r = run_builtin(vm, info, args, at);
     if (value_is_error(r)) {
-      if (lent) lend_back(&l, args[n->moved_arg]);
+      if (lent) *lent = value_retain(args[n->moved_arg]);
       raise_at(vm, at);
       if (n && !(n->h.flag & CALL_MIXED) && vm->error && vm->error->id < 300) {
         uint32_t skip = n->method && npos > n->n;
@@ -482,6 +469,61 @@ error:
   return value_error();
 }
 
+/* Evaluates positional arguments onto the stack, where there is room; `heads`: the union of their header words. False: `*stopped` says
+ * what ended it, and the stack is popped to `base`. */
+static inline __attribute__((always_inline)) bool push_arguments(qn_vm *vm, const n_call *n, qn_value *fp,
+                                                                 qn_value *base, uint64_t *heads, qn_value *stopped) {
+  uint64_t all = 0;
+  for (uint32_t i = 0, count = n->n; i < count; i++) {
+    node *a = n->args[i].value;
+    qn_value v = a->kind == N_LOCAL ? value_retain(fp[a->slot]) : eval(vm, a, fp);
+    if (value_stops(v)) {
+      vm_pop_to(vm, base);
+      *stopped = v;
+      return false;
+    }
+    all |= v.head;
+    *vm->sp++ = v;
+  }
+  *heads = all;
+  return true;
+}
+
+/* The positional call of a builtin whose `given` arguments are on the stack; pops down to `base`. */
+static qn_value finish_builtin(qn_vm *vm, const n_call *n, qn_value *fp, const builtin_info *info, uint32_t given,
+                               qn_value *base) {
+  qn_value *args = vm->sp - given, r = value_error(), *lent = NULL;
+  for (uint32_t i = given; i < (uint32_t)info->sig.nparams; i++) {
+    qn_value v = info->sig.params[i].def;
+    if (v.head == TAG_UNSET) {
+      qn_fn f = {.head = {.refs = 1, .tag = TAG_FN, .flags = FN_BUILTIN}, .code = (void *)info};
+      fail_arity(vm, value_obj(TAG_FN, &f), given, info->sig.params[i].name);
+      goto out;
+    }
+    *vm->sp++ = value_retain(v);
+  }
+  if (n->moved && info->sig.params[n->moved_arg].move) lent = lend(vm, n, fp, args[n->moved_arg]);
+  r = run_builtin(vm, info, args, n->h.at);
+  if (__builtin_expect(value_is_error(r), 0)) {
+    if (lent) *lent = value_retain(args[n->moved_arg]);
+  out:
+    raise_at(vm, n->h.at);
+    if (vm->error && vm->error->id < 300) {
+      uint32_t extra = given - n->n;
+      if (extra) note_operand(vm, n->callee->at, args[0], n->callee);
+      for (uint32_t i = 0; i < n->n; i++)
+        if (value_is(args[extra + i], TAG_ARRAY))
+          note_operand(vm, n->args[i].value->at, args[extra + i], n->args[i].value);
+    }
+  }
+  vm_pop_to(vm, base);
+  return r;
+}
+
+static bool takes(const builtin_info *info, uint32_t given) {
+  return info && info->plain && given <= (uint32_t)info->sig.nparams;
+}
+
 /* Calls `f` (taken over) with the node's arguments, `receiver` (taken over; unset: none) before them. */
 static __attribute__((noinline)) qn_value call_node(qn_vm *vm, n_call *n, qn_value f, qn_value receiver, qn_value *fp) {
   uint32_t extra = receiver.head != TAG_UNSET;
@@ -499,7 +541,7 @@ static __attribute__((noinline)) qn_value call_node(qn_vm *vm, n_call *n, qn_val
         room = code->nslots;
     } else if (fn->head.flags == FN_BUILTIN) {
       info = builtin_of(vm, fn);
-      if (info && (!info->plain || (uint32_t)info->sig.nparams < total || n->moved)) info = NULL;
+      if (!takes(info, total)) info = NULL;
       if (info) room = (size_t)info->sig.nparams;
     }
   }
@@ -509,83 +551,48 @@ static __attribute__((noinline)) qn_value call_node(qn_vm *vm, n_call *n, qn_val
     value_release(vm, receiver);
     return value_error();
   }
-  qn_value *base = vm->sp;
+  qn_value *base = vm->sp, stopped;
   *vm->sp++ = f;
   if (extra) *vm->sp++ = receiver;
   if (!code && !info) return call_mixed(vm, n, base, extra, fp);
-  uint64_t heads = receiver.head;
-  for (uint32_t i = 0; i < n->n; i++) {
-    qn_value v = eval(vm, n->args[i].value, fp);
-    if (value_stops(v)) {
-      vm_pop_to(vm, base);
-      return v;
-    }
-    heads |= v.head;
-    *vm->sp++ = v;
-  }
-  if (code) {
-    if (n->moved && (n->h.flag & CALL_MOVES) && n->moved_arg < total) {
-      lending l;
-      lend(vm, n, fp, base[1 + n->moved_arg], &l);
-    }
-    return run_frame(vm, code, base + 1, heads, n->h.at);
-  }
-  qn_value r = value_error();
-  for (uint32_t i = total; i < (uint32_t)info->sig.nparams; i++) {
-    qn_value v = info->sig.params[i].def;
-    if (v.head == TAG_UNSET) {
-      fail_arity(vm, f, total, info->sig.params[i].name);
-      goto out;
-    }
-    *vm->sp++ = value_retain(v);
-  }
-  r = run_builtin(vm, info, base + 1, n->h.at);
-out:
-  if (value_is_error(r)) {
-    raise_at(vm, n->h.at);
-    if (vm->error && vm->error->id < 300) {
-      if (extra) note_operand(vm, n->callee->at, base[1], n->callee);
-      for (uint32_t i = 0; i < n->n; i++)
-        if (value_is(base[1 + extra + i], TAG_ARRAY))
-          note_operand(vm, n->args[i].value->at, base[1 + extra + i], n->args[i].value);
-    }
-  }
-  vm_pop_to(vm, base);
-  return r;
+  uint64_t heads;
+  if (!push_arguments(vm, n, fp, base, &heads, &stopped)) return stopped;
+  if (info) return finish_builtin(vm, n, fp, info, total, base);
+  if (n->h.flag & CALL_MOVES) lend(vm, n, fp, base[1 + n->moved_arg]);
+  return run_frame(vm, code, base + 1, heads | receiver.head, n->h.at);
 }
 
-/* The common call, a global function with the right number of positional arguments, is done here in one piece. */
+/* The common call, a global function or builtin with the right number of positional arguments, is done here in one piece. */
 qn_value eval_call(qn_vm *vm, node *h, qn_value *fp) {
   n_call *n = (n_call *)h;
   if (n->direct && !vm->rec) {
-    qn_value f = n->direct->value;
-    if (f.head == TAG_FN && value_fn(f)->head.flags == FN_USER) {
-      fn_code *code = value_fn(f)->code;
-      if (code->nparams == n->n && !code->rest && vm_enter(vm, (size_t)code->nslots + 4)) {
-        qn_value *base = vm->sp;
-        uint64_t heads = 0;
-        ((obj_head *)f.u.p)->refs++;
-        base[0] = f;
-        vm->sp = base + 1;
-        for (uint32_t i = 0; i < n->n; i++) {
-          qn_value v = eval(vm, n->args[i].value, fp);
-          if (value_stops(v)) {
-            vm_pop_to(vm, base);
-            return v;
-          }
-          heads |= v.head;
-          *vm->sp++ = v;
-        }
-        return run_frame(vm, code, base + 1, heads, h->at);
-      }
-      if (error_pending(vm)) {
-        raise_at(vm, h->at);
-        return value_error();
-      }
+    qn_value f = cell_get(n->direct), *base = vm->sp, stopped;
+    const fn_code *code;
+    const builtin_info *info;
+    uint64_t heads;
+    if (f.head != TAG_FN) goto any;
+    if (value_fn(f)->head.flags == FN_USER) {
+      code = value_fn(f)->code;
+      if (code->nparams != n->n || code->rest) goto any;
+      if (!vm_enter(vm, (size_t)code->nslots + 4)) goto overflow;
+      *vm->sp++ = value_retain(f);
+      if (!push_arguments(vm, n, fp, base, &heads, &stopped)) return stopped;
+      if (n->h.flag & CALL_MOVES) lend(vm, n, fp, base[1 + n->moved_arg]);
+      return run_frame(vm, value_fn(f)->code, base + 1, heads, h->at);
     }
+    if (value_fn(f)->head.flags != FN_BUILTIN) goto any;
+    info = builtin_of(vm, value_fn(f));
+    if (!takes(info, n->n)) goto any;
+    if (!vm_enter(vm, (size_t)info->sig.nparams + 4)) goto overflow;
+    if (!push_arguments(vm, n, fp, base, &heads, &stopped)) return stopped;
+    return finish_builtin(vm, n, fp, info, n->n, base);
   }
+any:;
   qn_value f = eval(vm, n->callee, fp);
   return value_stops(f) ? f : call_node(vm, n, f, value_unset(), fp);
+overflow:
+  raise_at(vm, h->at);
+  return value_error();
 }
 
 /* ---- methods ------------------------------------------------------------------------------------------------------------------------ */

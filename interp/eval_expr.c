@@ -298,17 +298,19 @@ static qn_value array_field(qn_vm *vm, qn_value v, const qn_str *name, span mark
   return no_field(vm, v, name, mark);
 }
 
-qn_value field_of(qn_vm *vm, qn_value v, qn_str *name, span mark, n_field *cache) {
+void field_cache_set(qn_vm *vm, field_cache *c, const qn_record *r, uint32_t i) {
+  if (!r->layout->shared || r->layout == c->layout) return;
+  record_layout *old = c->layout;
+  *c = (field_cache){layout_retain(r->layout), i};
+  if (old) layout_release(vm, old);
+}
+
+qn_value field_of(qn_vm *vm, qn_value v, qn_str *name, span mark, field_cache *cache) {
   if (value_is(v, TAG_RECORD)) {
     qn_record *r = value_record(v);
     int i = record_find(r, name);
     if (i < 0) return no_field(vm, v, name, mark);
-    if (cache && r->layout->shared && r->layout != cache->layout) {
-      record_layout *old = cache->layout;
-      cache->layout = layout_retain(r->layout);
-      cache->index = (uint32_t)i;
-      if (old) layout_release(vm, old);
-    }
+    if (cache) field_cache_set(vm, cache, r, (uint32_t)i);
     return value_retain(r->items[i]);
   }
   if (value_is(v, TAG_MODULE)) {
@@ -324,18 +326,46 @@ qn_value field_of(qn_vm *vm, qn_value v, qn_str *name, span mark, n_field *cache
   return no_field(vm, v, name, mark);
 }
 
+qn_value *peek_path(const qn_vm *vm, const node *n, qn_value *fp, bool own) {
+  switch ((node_kind)n->kind) {
+  case N_GLOBAL: {
+    global_cell *c = ((const n_global *)n)->cell;
+    return vm->rec || c->value.head == TAG_UNSET ? NULL : &c->value;
+  }
+  case N_FIELD: {
+    const n_field *f = (const n_field *)n;
+    const qn_value *x = peek(vm, f->object, fp, own);
+    if (!x || x->head != TAG_RECORD) return NULL;
+    const qn_record *r = value_record(*x);
+    return r->layout != f->cache.layout || (own && r->head.refs != 1) ? NULL : &r->items[f->cache.index];
+  }
+  case N_INDEX: {
+    const n_index *f = (const n_index *)n;
+    const node *item = f->items[0];
+    const qn_value *i = item->kind == N_LOCAL   ? &fp[item->slot]
+                        : item->kind == N_CONST ? &((const n_const *)item)->v
+                                                : NULL;
+    if (!i || i->head != TAG_INT) return NULL;
+    const qn_value *x = peek(vm, f->object, fp, own);
+    if (!x || x->head != TAG_LIST) return NULL;
+    const qn_list *l = value_list(*x);
+    uint64_t at = (uint64_t)(i->u.i < 0 ? i->u.i + (int64_t)l->len : i->u.i);
+    return at >= l->len || (own && l->head.refs != 1) ? NULL : &l->items[at];
+  }
+  default: return NULL;
+  }
+}
+
 qn_value eval_field(qn_vm *vm, node *h, qn_value *fp) {
   n_field *n = (n_field *)h;
-  if (n->object->kind == N_LOCAL) {
-    qn_value v = fp[n->object->slot];
-    if (v.head == TAG_RECORD && value_record(v)->layout == n->layout)
-      return value_retain(value_record(v)->items[n->index]);
-  }
+  const qn_value *seen = peek(vm, n->object, fp, false);
+  if (seen && seen->head == TAG_RECORD && value_record(*seen)->layout == n->cache.layout)
+    return value_retain(value_record(*seen)->items[n->cache.index]);
   qn_value v = eval(vm, n->object, fp);
   if (value_stops(v)) return v;
-  qn_value r = v.head == TAG_RECORD && value_record(v)->layout == n->layout
-                   ? value_retain(value_record(v)->items[n->index])
-                   : field_of(vm, v, n->name, n->mark, n);
+  qn_value r = v.head == TAG_RECORD && value_record(v)->layout == n->cache.layout
+                   ? value_retain(value_record(v)->items[n->cache.index])
+                   : field_of(vm, v, n->name, n->mark, &n->cache);
   value_release(vm, v);
   return r;
 }

@@ -193,23 +193,17 @@ static bool float_binary(ast_op op, double x, double y, qn_value *r) {
   }
 }
 
-static qn_value join_strings(qn_vm *vm, qn_value a, qn_value b) {
-  const qn_str *x = value_str(a), *y = value_str(b);
-  text_buf t;
-  text_init(&t, vm);
-  text_add(&t, x->text, x->len);
-  text_add(&t, y->text, y->len);
-  return text_take(&t);
+/* Do two values join under `+`? */
+static inline bool joins(const n_binary *n, qn_value a, qn_value b) {
+  return a.head == b.head && (a.head == TAG_STR || a.head == TAG_LIST) && n->op == AST_OP_add;
 }
 
-static qn_value join_lists(qn_vm *vm, qn_value a, qn_value b) {
-  const qn_list *x = value_list(a), *y = value_list(b);
-  if ((size_t)x->len + y->len > UINT32_MAX) return raise(vm, E_too_large, SPAN_NONE, "the joined list is too long");
-  qn_list *l = list_new(vm, (size_t)x->len + y->len);
-  if (!l) return value_error();
-  for (uint32_t i = 0; i < x->len; i++) l->items[i] = value_retain(x->items[i]);
-  for (uint32_t i = 0; i < y->len; i++) l->items[x->len + i] = value_retain(y->items[i]);
-  return value_obj(TAG_LIST, l);
+/* `*a + b` for two texts or lists, in a's own memory if it has one owner. Takes over `b`. */
+static bool join(qn_vm *vm, const n_binary *n, qn_value *a, qn_value b) {
+  bool ok = b.head == TAG_STR ? str_append(vm, a, value_str(b)) : list_extend(vm, a, value_list(b));
+  value_release(vm, b);
+  if (!ok) raise_at(vm, n->mark);
+  return ok;
 }
 
 /* Appends an array's operands to the right shapes for OP_dot: rank 1 gets an axis, which the result then loses. */
@@ -329,18 +323,19 @@ static qn_value binary_borrowed(qn_vm *vm, const n_binary *n, qn_value a, qn_val
   }
   if (op == AST_OP_matmul && !(array_a && array_b)) return fail_kinds(vm, n, a, b);
   if (numeric) return apply_op(vm, n, a, b);
-  if (value_is(a, TAG_STR) && value_is(b, TAG_STR)) {
-    if (op == AST_OP_add) return join_strings(vm, a, b);
-    if (ast_op_compares(op)) {
-      int c = str_compare(value_str(a), value_str(b));
-      return value_bool(op == AST_OP_lt ? c < 0 : op == AST_OP_le ? c <= 0 : op == AST_OP_gt ? c > 0 : c >= 0);
-    }
+  if (value_is(a, TAG_STR) && value_is(b, TAG_STR) && ast_op_compares(op)) {
+    int c = str_compare(value_str(a), value_str(b));
+    return value_bool(op == AST_OP_lt ? c < 0 : op == AST_OP_le ? c <= 0 : op == AST_OP_gt ? c > 0 : c >= 0);
   }
-  if (value_is(a, TAG_LIST) && value_is(b, TAG_LIST) && op == AST_OP_add) return join_lists(vm, a, b);
   return fail_kinds(vm, n, a, b);
 }
 
 qn_value binary_values(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
+  if (joins(n, a, b)) {
+    if (join(vm, n, &a, b)) return a;
+    value_release(vm, a);
+    return value_error();
+  }
   qn_value r = binary_borrowed(vm, n, a, b);
   if (value_is_error(r)) {
     raise_at(vm, n->mark);
@@ -352,6 +347,14 @@ qn_value binary_values(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   value_release(vm, a);
   value_release(vm, b);
   return r;
+}
+
+bool binary_into(qn_vm *vm, const n_binary *n, qn_value *x, qn_value b) {
+  if (joins(n, *x, b)) return join(vm, n, x, b);
+  qn_value r = binary_values(vm, n, value_retain(*x), b);
+  if (value_is_error(r)) return false;
+  slot_set(vm, x, r);
+  return true;
 }
 
 /* ---- specialised evaluators ------------------------------------------------------------------------------------------------ */
@@ -516,6 +519,64 @@ eval_fn binary_eval(ast_op op, node_kind left, node_kind right, qn_value k) {
               : right == N_CONST && k.head == TAG_FLOAT ? LF
                                                         : LG;
   return table[row][left == N_LOCAL ? shape : shape + GL];
+}
+
+/* ---- x = x op e ---------------------------------------------------------------------------------------------------------------- */
+
+static __attribute__((noinline)) qn_value accumulate(qn_vm *vm, const n_binary *n, qn_value *x, qn_value b, int own) {
+  if (value_stops(b)) return b;
+  if (!(own & OWN_B)) value_retain(b);
+  return binary_into(vm, n, x, b) ? value_nil() : value_error();
+}
+
+#define GET_B_ANY qn_value b = eval(vm, n->b, fp);
+#define ACCUMULATOR(name, suffix, get, known, own)                                                                     \
+  static qn_value into_##name##_##suffix(qn_vm *vm, node *h, qn_value *fp) {                                           \
+    const n_binary *n = (const n_binary *)((n_assign *)h)->value;                                                      \
+    get;                                                                                                               \
+    qn_value *x = &fp[h->slot], r;                                                                                     \
+    if (!fast_##name(*x, b, known, &r)) return accumulate(vm, n, x, b, own);                                           \
+    *x = r; /* a number in place of a number */                                                                        \
+    return value_nil();                                                                                                \
+  }
+#define ACCUMULATORS(name)                                                                                             \
+  ACCUMULATOR(name, l, GET_B_LOCAL, ANY, 0)                                                                            \
+  ACCUMULATOR(name, i, GET_B_CONST, KNOWN_INT, 0)                                                                      \
+  ACCUMULATOR(name, f, GET_B_CONST, KNOWN_FLOAT, 0)                                                                    \
+  ACCUMULATOR(name, g, GET_B_ANY, ANY, OWN_B)
+ACCUMULATORS(add)
+ACCUMULATORS(sub)
+ACCUMULATORS(mul)
+
+eval_fn accumulate_eval(const n_binary *n) {
+  enum { L, I, F, G, SHAPES };
+#define ROW(name)                                                                                                      \
+  { into_##name##_l, into_##name##_i, into_##name##_f, into_##name##_g }
+  static const eval_fn table[][SHAPES] = {ROW(add), ROW(sub), ROW(mul)};
+#undef ROW
+  int row = n->op == AST_OP_add ? 0 : n->op == AST_OP_sub ? 1 : n->op == AST_OP_mul ? 2 : -1;
+  if (row < 0) return NULL;
+  return table[row][n->b->kind == N_LOCAL ? L : n->k.head == TAG_INT ? I : n->k.head == TAG_FLOAT ? F : G];
+}
+
+qn_value eval_add_global(qn_vm *vm, node *h, qn_value *fp) {
+  const n_assign *a = (const n_assign *)h;
+  const n_binary *n = (const n_binary *)a->value;
+  global_cell *c = a->place->cell;
+  if (vm->rec || c->value.head == TAG_UNSET) return eval_set_global(vm, h, fp);
+  qn_value b = eval(vm, n->b, fp), r;
+  if (value_stops(b)) return b;
+  if (__builtin_expect(c->rec.watched != 0, 0)) {
+    r = binary_values(vm, n, value_retain(c->value), b);
+    if (value_is_error(r)) return r;
+    cell_set(vm, c, r);
+  } else if (fast_add(c->value, b, ANY, &r)) {
+    c->value = r;
+  } else if (!binary_into(vm, n, &c->value, b)) {
+    return value_error();
+  }
+  c->decl = a->place->at;
+  return value_nil();
 }
 
 /* ---- unary operators, logic --------------------------------------------------------------------------------------------------- */

@@ -18,6 +18,9 @@ typedef enum node_kind {
   N_LOCAL,  /* n_local: slot */
   N_CONST,  /* n_const */
   N_GLOBAL, /* n_global */
+  N_FIELD,  /* n_field */
+  N_INDEX,  /* n_index: one item that is a value */
+  N_BINARY, /* n_binary */
   N_SPREAD, /* n_one: ..value, evaluated by whoever owns the items */
   N_SLICE,  /* n_slice, in an index only */
   N_ELLIPSIS,
@@ -35,6 +38,14 @@ struct node {
 };
 
 static inline qn_value eval(qn_vm *vm, node *n, qn_value *fp) { return n->eval(vm, n, fp); }
+
+/* Where a site last found a field: items[index] of any record with the layout. The unit owns the reference (unit.layouts). */
+typedef struct field_cache {
+  record_layout *layout; /* NULL: nowhere yet */
+  uint32_t index;
+} field_cache;
+/* Remembers where `r`, which has it, keeps field `i`. */
+void field_cache_set(qn_vm *vm, field_cache *c, const qn_record *r, uint32_t i);
 
 /* What a branch, loop or try may change outside itself: the recorder's business. */
 typedef struct site {
@@ -129,12 +140,11 @@ typedef struct n_call {
   qn_str *method;       /* x.f(...), else NULL */
   uint32_t ncandidates; /* of a method: what f may be, nearest first */
   node **candidates;
-  /* `xs = append(xs, v)`: the variable that the result replaces, and which argument it is (a method's receiver is 0); NULL if
-   * there is none. flag CALL_MOVES: also a user function may have the variable's last reference. */
+  /* `xs = append(xs, v)`, `r.a = append(r.a, v)`: what the result replaces, and which argument it is (a method's receiver is 0);
+   * NULL if there is none. flag CALL_MOVES: also a user function may have the place's last reference. */
   node *moved;
   uint32_t moved_arg;
-  global_cell
-      *direct; /* the callee, if it is a global and the arguments are positional and nothing is moved; else NULL */
+  global_cell *direct; /* the callee, if it is a global and the arguments are positional; else NULL */
   uint32_t n;
   call_arg args[];
 } n_call;
@@ -157,8 +167,7 @@ typedef struct n_field {
   span mark;
   node *object;
   qn_str *name;
-  record_layout *layout; /* cache, owned through unit.layouts */
-  uint32_t index;
+  field_cache cache;
 } n_field;
 
 typedef enum capture_from { FROM_LOCAL, FROM_CAPTURE, FROM_SELF } capture_from;
@@ -198,6 +207,7 @@ typedef enum place_kind { PLACE_NONE, PLACE_LOCAL, PLACE_GLOBAL, PLACE_PATH, PLA
 typedef struct path_step {
   qn_str *name; /* a field, or NULL: an index */
   span mark;
+  field_cache cache;   /* of the field */
   uint32_t n, nvalues; /* index items, and the values they leave on the stack */
   node **items;
 } path_step;
@@ -224,12 +234,6 @@ typedef struct n_assign {
   uint8_t op;  /* ast_op of op=, or AST_OP_none */
   uint8_t row; /* op_id */
 } n_assign;
-
-typedef struct n_update_field {
-  n_assign assign;
-  record_layout *layout; /* cache, owned through unit.layouts */
-  uint32_t index;
-} n_update_field;
 
 typedef struct n_for {
   node h;
@@ -274,6 +278,11 @@ qn_value eval_logic(qn_vm *vm, node *n, qn_value *fp);
 eval_fn binary_eval(ast_op op, node_kind left, node_kind right, qn_value k);
 /* `a op b` on any values; takes over both. `n` says the operator and the places. */
 qn_value binary_values(qn_vm *vm, const n_binary *n, qn_value a, qn_value b);
+/* `*x = *x op b` for a value that its owner may change: texts and lists grow in place. Takes over `b`; on an error *x is as before. */
+QN_MUST_CHECK bool binary_into(qn_vm *vm, const n_binary *n, qn_value *x, qn_value b);
+/* The evaluator of `x = x op e` for a local x, or NULL: the general one will do. */
+eval_fn accumulate_eval(const n_binary *n);
+qn_value eval_add_global(qn_vm *vm, node *n, qn_value *fp); /* x = x + e for a global x */
 op_id op_of_ast(ast_op op);
 
 /* eval_expr.c: lists, records, strings, fields, functions */
@@ -293,7 +302,14 @@ QN_MUST_CHECK bool push_index_values(qn_vm *vm, node *const *items, uint32_t n, 
 QN_MUST_CHECK bool index_items_of(qn_vm *vm, node *const *items, uint32_t n, const qn_value *values, bool host,
                                   index_item *out);
 /* x.name for any value that has fields; borrowed value, owned result. `cache` may be NULL. */
-qn_value field_of(qn_vm *vm, qn_value v, qn_str *name, span mark, n_field *cache);
+qn_value field_of(qn_vm *vm, qn_value v, qn_str *name, span mark, field_cache *cache);
+/* The value that a variable holds, or a field or item reached from it, without taking a reference; NULL: only evaluating the node
+ * tells. Good until something is evaluated. `own`: NULL, too, if a container on the way has another owner, so that what is returned
+ * may be changed. */
+qn_value *peek_path(const qn_vm *vm, const node *n, qn_value *fp, bool own);
+static inline qn_value *peek(const qn_vm *vm, const node *n, qn_value *fp, bool own) {
+  return n->kind == N_LOCAL ? &fp[n->slot] : peek_path(vm, n, fp, own);
+}
 
 /* literal.c: array literals; dtype -1: found from the items */
 qn_value eval_array(qn_vm *vm, node *n, qn_value *fp);
@@ -318,9 +334,11 @@ int condition(qn_vm *vm, qn_value v, node *n);
 /* update.c: assignments */
 qn_value eval_set_local(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_set_global(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_update(qn_vm *vm, node *n, qn_value *fp);       /* a path, plain or op= */
-qn_value eval_update_one(qn_vm *vm, node *n, qn_value *fp);   /* x[i] = v for a local x */
-qn_value eval_update_field(qn_vm *vm, node *n, qn_value *fp); /* x.name = v for a local x */
+qn_value eval_update(qn_vm *vm, node *n, qn_value *fp);        /* a path, plain or op= */
+qn_value eval_update_one(qn_vm *vm, node *n, qn_value *fp);    /* x[i] = v for a local x */
+/* The evaluator for x.a.b = v, a path of fields. */
+eval_fn fields_eval(const place *p);
+qn_value eval_add_fields(qn_vm *vm, node *n, qn_value *fp); /* x.a.b = x.a.b + e */
 qn_value eval_destructure(qn_vm *vm, node *n, qn_value *fp);
 /* Binds a value to a place without indices to evaluate (patterns). Takes over `v`. */
 QN_MUST_CHECK bool place_bind(qn_vm *vm, const place *p, qn_value *fp, qn_value v);

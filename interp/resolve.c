@@ -406,6 +406,7 @@ static place *path_place(resolver *r, const ast_node *n) {
     s->mark = ast_mark(level);
     if (level->kind == AST_field) {
       s->name = level->u.s;
+      if (!unit_layout(r, &s->cache.layout)) return NULL;
       continue;
     }
     s->n = level->n - 1;

@@ -16,6 +16,7 @@ static node *const_node(resolver *r, const ast_node *n, qn_value v) {
 node *binary_node(resolver *r, const ast_node *at, ast_op op, node *a, node *b, bool left_rebound) {
   n_binary *out = node_new(r, sizeof *out, NULL, at);
   if (!out) return NULL;
+  out->h.kind = N_BINARY;
   out->mark = ast_mark(at);
   out->a = a;
   out->b = b;
@@ -221,14 +222,18 @@ static node *index_expression(resolver *r, const ast_node *n) {
     out->items[out->n++] = item;
   }
   uint8_t kind = count == 1 ? out->items[0]->kind : N_SLICE;
-  if (kind != N_SLICE && kind != N_ELLIPSIS && kind != N_NEW) out->h.eval = eval_index_one;
+  if (kind != N_SLICE && kind != N_ELLIPSIS && kind != N_NEW) {
+    out->h.eval = eval_index_one;
+    out->h.kind = N_INDEX;
+  }
   out->h.flag = out->object->kind == N_LOCAL && rebound_since(r, out->object->slot, mark);
   return &out->h;
 }
 
 static node *field_expression(resolver *r, const ast_node *n) {
   n_field *out = node_new(r, sizeof *out, eval_field, n);
-  if (!out || !unit_layout(r, &out->layout)) return NULL;
+  if (!out || !unit_layout(r, &out->cache.layout)) return NULL;
+  out->h.kind = N_FIELD;
   out->mark = ast_mark(n);
   out->name = n->u.s;
   out->object = expression(r, n->kids[AST_field_object]);

@@ -88,36 +88,73 @@ static bool check_lost(resolver *r, const ast_node *n) {
 
 /* ---- assignments ----------------------------------------------------------------------------------------------------------- */
 
-static bool same_variable(const node *a, const place *p) {
-  if (p->kind == PLACE_LOCAL) return a->kind == N_LOCAL && a->slot == p->slot;
-  return p->kind == PLACE_GLOBAL && a->kind == N_GLOBAL && ((const n_global *)a)->cell == p->cell;
+/* A path without indices? */
+static bool only_names(const place *p) {
+  for (uint32_t i = 0; i < p->n; i++)
+    if (!p->steps[i].name) return false;
+  return p->kind == PLACE_PATH;
 }
 
-/* `x = f(x, ...)`, `x = x.f(...)`: lets the call take x's own reference. */
-static void mark_moved(resolver *r, node *value, const place *p) {
+/* Does the node read what a place holds? Indices count as the same where they are one constant, or one local that `settled` says to
+ * keep its value from the target's evaluation to the end. */
+static bool reads_place(const node *a, const place *p, bool settled) {
+  if (p->kind != PLACE_LOCAL && p->kind != PLACE_GLOBAL && p->kind != PLACE_PATH) return false;
+  for (uint32_t i = p->kind == PLACE_PATH ? p->n : 0; i > 0; i--) {
+    const path_step *step = &p->steps[i - 1];
+    if (step->name) {
+      if (a->kind != N_FIELD || ((const n_field *)a)->name != step->name) return false;
+      a = ((const n_field *)a)->object;
+    } else {
+      if (a->kind != N_INDEX || step->n != 1) return false;
+      const node *x = ((const n_index *)a)->items[0], *y = step->items[0];
+      bool same = x->kind == N_LOCAL
+                      ? settled && y->kind == N_LOCAL && x->slot == y->slot
+                      : x->kind == N_CONST && y->kind == N_CONST && ((const n_const *)x)->v.head == TAG_INT &&
+                            ((const n_const *)y)->v.head == TAG_INT &&
+                            ((const n_const *)x)->v.u.i == ((const n_const *)y)->v.u.i;
+      if (!same) return false;
+      a = ((const n_index *)a)->object;
+    }
+  }
+  return p->cell ? a->kind == N_GLOBAL && ((const n_global *)a)->cell == p->cell
+                 : a->kind == N_LOCAL && a->slot == p->slot;
+}
+
+/* `x = f(x, ...)`, `x = x.f(...)`: lets the call take the place's own reference. `settled`: evaluating the value assigns nothing. */
+static void mark_moved(resolver *r, node *value, const place *p, bool settled) {
   if (value->eval != eval_call && value->eval != eval_method) return;
   n_call *c = (n_call *)value;
   bool method = value->eval == eval_method;
   node *found = NULL;
   uint32_t at = 0;
-  if (method && same_variable(c->callee, p)) found = c->callee;
+  if (method && reads_place(c->callee, p, settled)) found = c->callee;
   for (uint32_t i = 0; i < c->n && !found; i++) {
     if (c->args[i].keyword || c->args[i].spread) return;
-    if (!same_variable(c->args[i].value, p)) continue;
+    if (!reads_place(c->args[i].value, p, settled)) continue;
     found = c->args[i].value;
     at = i + method;
   }
   if (!found) return;
   c->moved = found;
   c->moved_arg = at;
-  c->direct = NULL;
   /* A user function may fail after it has changed the value: only where nobody could look at the variable then. */
-  if (!at_top(r) && r->fn->tries == 0 && p->kind == PLACE_LOCAL) c->h.flag |= CALL_MOVES;
+  if (!at_top(r) && r->fn->tries == 0 && !p->cell) c->h.flag |= CALL_MOVES;
+}
+
+/* `x = x + e`: what is added goes into x's own memory. */
+static void mark_accumulation(n_assign *n, bool settled) {
+  const place *p = n->place;
+  const n_binary *b = (const n_binary *)n->value;
+  if (!settled || n->value->kind != N_BINARY || !reads_place(b->a, p, settled)) return;
+  eval_fn into = NULL;
+  if (p->kind == PLACE_LOCAL) into = accumulate_eval(b);
+  if (p->kind == PLACE_GLOBAL && b->op == AST_OP_add) into = eval_add_global;
+  if (only_names(p) && b->op == AST_OP_add) into = eval_add_fields;
+  if (into) n->h.eval = into;
 }
 
 static node *store_node(resolver *r, const ast_node *n, place *p, node *value) {
-  bool field = p->kind == PLACE_PATH && !p->cell && p->n == 1 && p->steps->name;
-  n_assign *out = node_new(r, field ? sizeof(n_update_field) : sizeof *out, eval_destructure, n);
+  n_assign *out = node_new(r, sizeof *out, eval_destructure, n);
   if (!out) return NULL;
   out->mark = ast_mark(n);
   out->place = p;
@@ -131,10 +168,7 @@ static node *store_node(resolver *r, const ast_node *n, place *p, node *value) {
   } else if (p->kind == PLACE_PATH) {
     bool one = !p->cell && p->n == 1 && !p->steps->name && p->steps->n == 1 && p->steps->nvalues == 1;
     out->h.eval = one ? eval_update_one : eval_update;
-    if (field) {
-      out->h.eval = eval_update_field;
-      if (!unit_layout(r, &((n_update_field *)out)->layout)) return NULL;
-    }
+    if (only_names(p)) out->h.eval = fields_eval(p);
   }
   return &out->h;
 }
@@ -174,22 +208,28 @@ static node *assign_node(resolver *r, const ast_node *n) {
     uint32_t mark = r->fn->nevents;
     node *v = old ? expression(r, value) : NULL;
     if (!v) return NULL;
+    bool settled = r->fn->nevents == mark;
     bool rebound = old->kind == N_LOCAL && rebound_since(r, old->slot, mark);
     node *sum = binary_node(r, n, op, old, v, rebound);
     place *p = sum ? place_of(r, target, false, false) : NULL;
-    return p ? store_node(r, n, p, sum) : NULL;
+    node *out = p ? store_node(r, n, p, sum) : NULL;
+    if (out) mark_accumulation((n_assign *)out, settled);
+    return out;
   }
   place *p = place_of(r, target, false, false);
+  uint32_t mark = r->fn->nevents;
   node *v = p ? expression(r, value) : NULL;
   node *out = v ? store_node(r, n, p, v) : NULL;
   if (!out) return NULL;
+  bool settled = r->fn->nevents == mark;
   if (op != AST_OP_none) {
     n_assign *a = (n_assign *)out;
     a->op = (uint8_t)op;
     a->row = (uint8_t)op_of_ast(op);
     a->h.eval = eval_update;
   } else {
-    mark_moved(r, v, p);
+    mark_moved(r, v, p, settled);
+    mark_accumulation((n_assign *)out, settled);
   }
   return out;
 }

@@ -180,6 +180,11 @@ void unit_free(qn_vm *vm, unit *u);
 QN_MUST_CHECK bool builtins_bind(qn_vm *vm);
 void builtins_free(qn_vm *vm);
 /* The row behind a FN_BUILTIN value with its signature parsed; NULL with an error raised. */
-QN_MUST_CHECK builtin_info *builtin_of(qn_vm *vm, const qn_fn *fn);
+QN_MUST_CHECK builtin_info *builtin_row(qn_vm *vm, const qn_fn *fn);
+static inline builtin_info *builtin_of(qn_vm *vm, const qn_fn *fn) {
+  const interp *ip = interp_of(vm);
+  builtin_info *info = fn->code;
+  return info >= ip->builtins && info < ip->builtins + ip->nbuiltins && info->parsed ? info : builtin_row(vm, fn);
+}
 
 #endif

@@ -72,6 +72,11 @@ static qn_value take(store *s) {
   return v;
 }
 
+/* The operation of `x[i] op= v`. */
+static n_binary binary_of(const n_assign *a) {
+  return (n_binary){.h.at = a->h.at, .mark = a->mark, .b = a->value, .op = a->op, .row = a->row};
+}
+
 /* The new value for a place that holds `old` (taken over). */
 static qn_value combined(qn_vm *vm, store *s, qn_value old) {
   const n_assign *a = s->assign;
@@ -79,7 +84,7 @@ static qn_value combined(qn_vm *vm, store *s, qn_value old) {
     value_release(vm, old);
     return take(s);
   }
-  n_binary n = {.h.at = a->h.at, .mark = a->mark, .b = a->value, .op = a->op, .row = a->row};
+  n_binary n = binary_of(a);
   return binary_values(vm, &n, old, take(s));
 }
 
@@ -92,23 +97,24 @@ static bool fail_kind(qn_vm *vm, qn_value x, const char *what) {
   return false;
 }
 
-static bool put(qn_vm *vm, qn_value *x, const path_step *steps, uint32_t n, const qn_value *values, store *s);
+static bool put(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, const qn_value *values, store *s);
 
-/* Stores into a container's item, or goes on from there. */
-static bool put_item(qn_vm *vm, qn_value *item, const path_step *steps, uint32_t n, const qn_value *values, store *s) {
-  if (n > 1) return put(vm, item, steps + 1, n - 1, values + steps->nvalues, s);
-  if (!s->assign) {
-    slot_set(vm, item, take(s));
-    return true;
+/* Stores at a path's end. */
+static bool put_here(qn_vm *vm, qn_value *item, store *s) {
+  if (s->assign) {
+    n_binary n = binary_of(s->assign);
+    return binary_into(vm, &n, item, take(s));
   }
-  /* The old value stays in place until the operation has succeeded. */
-  qn_value now = combined(vm, s, value_retain(*item));
-  if (value_is_error(now)) return false;
-  slot_set(vm, item, now);
+  slot_set(vm, item, take(s));
   return true;
 }
 
-static bool put_field(qn_vm *vm, qn_value *x, qn_str *name, bool adds, const path_step *steps, uint32_t n,
+/* Stores into a container's item, or goes on from there. */
+static bool put_item(qn_vm *vm, qn_value *item, path_step *steps, uint32_t n, const qn_value *values, store *s) {
+  return n > 1 ? put(vm, item, steps + 1, n - 1, values + steps->nvalues, s) : put_here(vm, item, s);
+}
+
+static bool put_field(qn_vm *vm, qn_value *x, qn_str *name, bool adds, path_step *steps, uint32_t n,
                       const qn_value *values, store *s) {
   if (value_is(*x, TAG_MODULE)) {
     raise(vm, E_module_assign, SPAN_NONE, "a module's names are set by its own code only");
@@ -124,10 +130,12 @@ static bool put_field(qn_vm *vm, qn_value *x, qn_str *name, bool adds, const pat
       raise_note(vm, SPAN_NONE, "r[\"%s\"] = v adds a field", name->text);
     return false;
   }
-  return record_own(vm, x) && put_item(vm, &value_record(*x)->items[i], steps, n, values, s);
+  if (!record_own(vm, x)) return false;
+  if (!adds) field_cache_set(vm, &steps->cache, value_record(*x), (uint32_t)i);
+  return put_item(vm, &value_record(*x)->items[i], steps, n, values, s);
 }
 
-static bool put_array(qn_vm *vm, qn_value *x, const path_step *steps, uint32_t n, const qn_value *values, store *s) {
+static bool put_array(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, const qn_value *values, store *s) {
   index_item items[INDEX_MAX];
   if (!index_items_of(vm, steps->items, steps->n, values, false, items)) return false;
   if (n == 1 && !s->assign) return index_put(vm, x, items, (int)steps->n, s->v);
@@ -147,7 +155,7 @@ static bool put_array(qn_vm *vm, qn_value *x, const path_step *steps, uint32_t n
   return ok;
 }
 
-static bool put(qn_vm *vm, qn_value *x, const path_step *steps, uint32_t n, const qn_value *values, store *s) {
+static bool put(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, const qn_value *values, store *s) {
   bool ok;
   if (steps->name) {
     ok = put_field(vm, x, steps->name, false, steps, n, values, s);
@@ -190,6 +198,33 @@ static bool unset_variable(qn_vm *vm, const place *p) {
   raise(vm, c->declared ? E_unset : E_undefined, p->at,
         c->declared ? "'%s' is used before it has a value" : "'%s' is not defined", c->name->text);
   return false;
+}
+
+/* The item that a path leads to, where every container on the way has one owner and records are as they were the last time: nothing
+ * needs to be copied, looked up or told. NULL: path_put does it. */
+static qn_value *path_item(qn_vm *vm, const place *p, qn_value *fp, const qn_value *values) {
+  qn_value *x = &fp[p->slot];
+  if (p->cell) {
+    x = &p->cell->value;
+    if (vm->rec || p->cell->rec.watched) return NULL;
+  }
+  for (uint32_t i = 0; i < p->n; i++) {
+    const path_step *step = &p->steps[i];
+    if (step->name) {
+      if (x->head != TAG_RECORD) return NULL;
+      qn_record *r = value_record(*x);
+      if (r->layout != step->cache.layout || r->head.refs != 1) return NULL;
+      x = &r->items[step->cache.index];
+    } else {
+      if (x->head != TAG_LIST || step->nvalues != 1 || step->n != 1 || values->head != TAG_INT) return NULL;
+      qn_list *l = value_list(*x);
+      uint64_t at = (uint64_t)(values->u.i < 0 ? values->u.i + (int64_t)l->len : values->u.i);
+      if (at >= l->len || l->head.refs != 1) return NULL;
+      x = &l->items[at];
+      values++;
+    }
+  }
+  return x;
 }
 
 /* Updates the variable at the root of a path. `s->v` is released by the caller. */
@@ -343,23 +378,86 @@ qn_value eval_destructure(qn_vm *vm, node *h, qn_value *fp) {
   return v;
 }
 
+/* Stores `v` (taken over) at the path of an assignment, whose index values are given. */
+static qn_value update(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *values, qn_value v) {
+  store s = {.v = v, .assign = n->op == AST_OP_none ? NULL : n};
+  qn_value *item = path_item(vm, n->place, fp, values);
+  bool ok = item ? put_here(vm, item, &s) : path_put(vm, n->place, fp, values, &s);
+  if (ok) {
+    value_release(vm, s.v);
+    return value_nil();
+  }
+  raise_at(vm, n->mark);
+  note_operand(vm, n->value->at, s.v, n->value);
+  value_release(vm, s.v);
+  return value_error();
+}
+
 qn_value eval_update(qn_vm *vm, node *h, qn_value *fp) {
   n_assign *n = (n_assign *)h;
   qn_value *mark = vm->sp, stopped;
   if (!place_push(vm, n->place, fp, &stopped)) return stopped;
   qn_value v = eval(vm, n->value, fp);
-  if (!value_stops(v)) {
-    store s = {.v = v, .assign = n->op == AST_OP_none ? NULL : n};
-    bool ok = path_put(vm, n->place, fp, mark, &s);
-    if (!ok) {
-      raise_at(vm, n->mark);
-      note_operand(vm, n->value->at, s.v, n->value);
-    }
-    value_release(vm, s.v);
-    v = ok ? value_nil() : value_error();
-  }
+  if (!value_stops(v)) v = update(vm, n, fp, mark, v);
   vm_pop_to(vm, mark);
   return v;
+}
+
+/* x.name = v with a local x. */
+static qn_value eval_update_field(qn_vm *vm, node *h, qn_value *fp) {
+  n_assign *n = (n_assign *)h;
+  const path_step *step = n->place->steps;
+  qn_value v = eval(vm, n->value, fp), *x = &fp[n->place->slot];
+  if (value_stops(v)) return v;
+  if (x->head == TAG_RECORD && value_unique(*x) && value_record(*x)->layout == step->cache.layout) {
+    slot_set(vm, &value_record(*x)->items[step->cache.index], v);
+    return value_nil();
+  }
+  return update(vm, n, fp, NULL, v);
+}
+
+static inline qn_value update_fields(qn_vm *vm, n_assign *n, qn_value *fp, qn_value v) {
+  if (value_stops(v)) return v;
+  qn_value *item = path_item(vm, n->place, fp, NULL);
+  if (!item) return update(vm, n, fp, NULL, v);
+  slot_set(vm, item, v);
+  return value_nil();
+}
+
+static qn_value eval_update_fields(qn_vm *vm, node *h, qn_value *fp) {
+  n_assign *n = (n_assign *)h;
+  return update_fields(vm, n, fp, eval(vm, n->value, fp));
+}
+
+eval_fn fields_eval(const place *p) { return p->n == 1 && !p->cell ? eval_update_field : eval_update_fields; }
+
+/* x.a.b = x.a.b + e where a text or list was seen there: it grows in place. */
+static qn_value eval_join_fields(qn_vm *vm, node *h, qn_value *fp) {
+  n_assign *n = (n_assign *)h;
+  const n_binary *sum = (const n_binary *)n->value;
+  const qn_value *old = path_item(vm, n->place, fp, NULL);
+  if (!old || (old->head != TAG_STR && old->head != TAG_LIST)) return eval_update_fields(vm, h, fp);
+  qn_value v = eval(vm, sum->b, fp);
+  if (value_stops(v)) return v;
+  qn_value *item = path_item(vm, n->place, fp, NULL);
+  if (item) return binary_into(vm, sum, item, v) ? value_nil() : value_error();
+  /* A function that captured the variable has made it shared. */
+  qn_value now = eval(vm, sum->a, fp);
+  if (value_stops(now)) {
+    value_release(vm, v);
+    return now;
+  }
+  v = binary_values(vm, sum, now, v);
+  return value_is_error(v) ? v : update(vm, n, fp, NULL, v);
+}
+
+/* The first time: is it a text or list, or does the plain update do? */
+qn_value eval_add_fields(qn_vm *vm, node *h, qn_value *fp) {
+  n_assign *n = (n_assign *)h;
+  qn_value v = eval(vm, n->value, fp);
+  bool joins = v.head == TAG_STR || v.head == TAG_LIST;
+  h->eval = joins ? eval_join_fields : fields_eval(n->place);
+  return update_fields(vm, n, fp, v);
 }
 
 /* x[i] = v with a local x and one index: list items without the detour over the stack. */
@@ -382,42 +480,7 @@ qn_value eval_update_one(qn_vm *vm, node *h, qn_value *fp) {
       return value_nil();
     }
   }
-  store s = {.v = v};
-  bool ok = path_put(vm, p, fp, &i, &s);
-  if (!ok) {
-    raise_at(vm, n->mark);
-    note_operand(vm, n->value->at, s.v, n->value);
-  }
-  value_release(vm, s.v);
+  qn_value r = update(vm, n, fp, &i, v);
   value_release(vm, i);
-  return ok ? value_nil() : value_error();
-}
-
-/* x.name = v with a local x: a field whose place in the record is known from the last time. */
-qn_value eval_update_field(qn_vm *vm, node *h, qn_value *fp) {
-  n_update_field *n = (n_update_field *)h;
-  const place *p = n->assign.place;
-  qn_value v = eval(vm, n->assign.value, fp);
-  if (value_stops(v)) return v;
-  qn_value *x = &fp[p->slot];
-  if (x->head == TAG_RECORD && value_unique(*x)) {
-    qn_record *r = value_record(*x);
-    if (r->layout == n->layout) {
-      slot_set(vm, &r->items[n->index], v);
-      return value_nil();
-    }
-  }
-  store s = {.v = v};
-  bool ok = path_put(vm, p, fp, NULL, &s);
-  if (!ok) raise_at(vm, n->assign.mark);
-  value_release(vm, s.v);
-  if (!ok) return value_error();
-  record_layout *l = value_record(*x)->layout;
-  if (l->shared && l != n->layout) {
-    record_layout *old = n->layout;
-    n->layout = layout_retain(l);
-    n->index = (uint32_t)record_find(value_record(*x), p->steps->name);
-    if (old) layout_release(vm, old);
-  }
-  return value_nil();
+  return r;
 }

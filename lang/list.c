@@ -48,3 +48,25 @@ bool list_push(qn_vm *vm, qn_list *l, qn_value item) {
   l->items[l->len++] = item;
   return true;
 }
+
+bool list_extend(qn_vm *vm, qn_value *v, const qn_list *tail) {
+  qn_list *l = value_list(*v);
+  size_t len = (size_t)l->len + tail->len;
+  if (len > UINT32_MAX) {
+    raise(vm, E_too_large, SPAN_NONE, "the joined list is too long");
+    return false;
+  }
+  if (l->head.refs != 1 || l == tail) {
+    qn_list *both = list_new(vm, len);
+    if (!both) return false;
+    for (uint32_t i = 0; i < l->len; i++) both->items[i] = value_retain(l->items[i]);
+    both->len = l->len;
+    for (uint32_t i = 0; i < tail->len; i++) both->items[both->len++] = value_retain(tail->items[i]);
+    value_release(vm, *v);
+    *v = value_obj(TAG_LIST, both);
+    return true;
+  }
+  if (!mem_grow(vm, (void **)&l->items, &l->cap, len, sizeof(qn_value))) return false;
+  for (uint32_t i = 0; i < tail->len; i++) l->items[l->len++] = value_retain(tail->items[i]);
+  return true;
+}

@@ -200,7 +200,7 @@ static int find_text(const record_layout *l, const char *name, size_t len, uint3
 }
 
 int layout_find(const record_layout *l, const qn_str *name) {
-  if (!(name->head.flags & STR_INTERNED)) return find_text(l, name->text, name->len, name->hash);
+  if (!(name->head.flags & STR_INTERNED)) return find_text(l, name->text, name->len, str_hash_of(name));
   if (!l->nslots) {
     for (uint32_t i = 0; i < l->len; i++)
       if (l->names[i] == name) return (int)i;

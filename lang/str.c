@@ -159,30 +159,74 @@ int utf8_width(uint32_t code) {
 
 /* ---- strings ------------------------------------------------------------------------------------------------- */
 
-static size_t str_bytes(size_t len) { return sizeof(qn_str) + len + 1; }
+static size_t bytes_for(size_t len) { return sizeof(qn_str) + len + 1; }
 
-static qn_str *str_make(qn_vm *vm, const char *text, size_t len, uint32_t hash) {
-  if (len > STR_MAX) {
-    raise(vm, E_too_large, SPAN_NONE, "a string of %zu bytes is too large; strings have at most 2**31 - 1", len);
-    return NULL;
-  }
-  qn_str *s = mem_alloc(vm, str_bytes(len));
+/* Blocks of strings that have grown: 8 steps per doubling. Class 0 is none. */
+enum { ROOM_STEPS = 8, ROOM_FIRST = 3 * ROOM_STEPS };
+static size_t room_bytes(unsigned class) { return (size_t)(ROOM_STEPS + class % ROOM_STEPS) << class / ROOM_STEPS; }
+
+static unsigned room_class(size_t bytes) {
+  unsigned class = ROOM_FIRST;
+  while (room_bytes(class + ROOM_STEPS) <= bytes) class += ROOM_STEPS;
+  while (room_bytes(class) < bytes) class ++;
+  return class;
+}
+
+static size_t str_bytes(const qn_str *s) { return s->head.aux ? room_bytes(s->head.aux) : bytes_for(s->len); }
+
+static qn_str *fail_long(qn_vm *vm, size_t len) {
+  raise(vm, E_too_large, SPAN_NONE, "a string of %zu bytes is too large; strings have at most 2**31 - 1", len);
+  return NULL;
+}
+
+static qn_str *str_make(qn_vm *vm, const char *text, size_t len) {
+  if (len > STR_MAX) return fail_long(vm, len);
+  qn_str *s = mem_alloc(vm, bytes_for(len));
   if (!s) return NULL;
   s->head = (obj_head){.refs = 1, .tag = TAG_STR, .flags = ascii_only(text, len) ? STR_ASCII : 0};
-  s->hash = hash;
+  s->hash = 0;
   s->len = (uint32_t)len;
   if (len) memcpy(s->text, text, len);
   s->text[len] = 0;
   return s;
 }
 
-qn_str *str_new(qn_vm *vm, const char *text, size_t len) {
-  return str_make(vm, text, len, len <= STR_MAX ? str_hash(text, len) : 0);
+qn_str *str_new(qn_vm *vm, const char *text, size_t len) { return str_make(vm, text, len); }
+
+/* Both texts in a new string, or in the first one's block if that may be used. */
+bool str_append(qn_vm *vm, qn_value *v, const qn_str *tail) {
+  qn_str *s = value_str(*v);
+  size_t len = (size_t)s->len + tail->len, need = bytes_for(len);
+  if (len > STR_MAX) return fail_long(vm, len) != NULL;
+  if (s->head.refs != 1 || (s->head.flags & STR_INTERNED) || s == tail) {
+    qn_str *both = mem_alloc(vm, need);
+    if (!both) return false;
+    *both = (qn_str){.head = {.refs = 1, .tag = TAG_STR, .flags = s->head.flags & STR_ASCII}};
+    memcpy(both->text, s->text, s->len);
+    both->len = s->len;
+    value_release(vm, *v);
+    *v = value_obj(TAG_STR, both);
+    s = both;
+  } else if (need > str_bytes(s)) {
+    unsigned class = room_class(need + need / 2);
+    qn_str *moved = mem_realloc(vm, s, str_bytes(s), room_bytes(class));
+    if (!moved) return false;
+    s = moved;
+    s->head.aux = (uint16_t) class;
+    v->u.p = s;
+  }
+  memcpy(s->text + s->len, tail->text, tail->len);
+  s->len = (uint32_t)len;
+  s->text[len] = 0;
+  if (!(tail->head.flags & STR_ASCII)) s->head.flags &= (uint8_t)~STR_ASCII;
+  return true;
 }
+
+uint32_t str_hash_of(const qn_str *s) { return s->head.flags & STR_INTERNED ? s->hash : str_hash(s->text, s->len); }
 
 bool str_equal(const qn_str *a, const qn_str *b) {
   if (a == b) return true;
-  if (a->hash != b->hash || a->len != b->len || (a->head.flags & b->head.flags & STR_INTERNED)) return false;
+  if (a->len != b->len || (a->head.flags & b->head.flags & STR_INTERNED)) return false;
   return memcmp(a->text, b->text, a->len) == 0;
 }
 
@@ -261,8 +305,9 @@ qn_str *str_intern(qn_vm *vm, const char *text, size_t len) {
       }
     }
   if ((t->count + 1) * 2 > t->size && !intern_grow(vm, t)) return NULL;
-  qn_str *s = str_make(vm, text, len, hash);
+  qn_str *s = str_make(vm, text, len);
   if (!s) return NULL;
+  s->hash = hash;
   s->head.flags |= STR_INTERNED;
   intern_put(t, s);
   t->count++;
@@ -284,5 +329,5 @@ static void str_forget(struct intern_table *t, const qn_str *s) {
 
 void str_free(qn_vm *vm, qn_str *s) {
   if (s->head.flags & STR_INTERNED) str_forget(vm->interned, s);
-  mem_free(vm, s, str_bytes(s->len));
+  mem_free(vm, s, str_bytes(s));
 }

@@ -110,10 +110,11 @@ QN_MUST_CHECK int value_equal(qn_vm *vm, qn_value a, qn_value b);
 
 /* ---- strings ----------------------------------------------------------------------------------------- */
 
-/* Immutable UTF-8, NUL-terminated for C's sake. Interned strings (all names) are equal exactly if their pointers are. */
+/* UTF-8, NUL-terminated for C's sake. Immutable, but for str_append to a string with one owner. Interned strings (all names) are
+ * equal exactly if their pointers are. */
 struct qn_str {
-  obj_head head; /* flags: STR_INTERNED, STR_ASCII */
-  uint32_t hash; /* of the bytes */
+  obj_head head; /* flags: STR_INTERNED, STR_ASCII; aux: class of its block's size if it has room to grow, else 0 */
+  uint32_t hash; /* of the bytes, if interned */
   uint32_t len;  /* bytes */
   char text[];
 };
@@ -123,6 +124,10 @@ enum { STR_INTERNED = 1, STR_ASCII = 2 };
 QN_MUST_CHECK qn_str *str_new(qn_vm *vm, const char *text, size_t len);
 /* The VM's unique string of these bytes; owned result. */
 QN_MUST_CHECK qn_str *str_intern(qn_vm *vm, const char *text, size_t len);
+/* Makes `*v` (an owned TAG_STR value) its text and `tail` behind it: in place, amortised O(length of tail), if it has one owner. On
+ * failure it is as before. */
+QN_MUST_CHECK bool str_append(qn_vm *vm, qn_value *v, const qn_str *tail);
+uint32_t str_hash_of(const qn_str *s);
 bool str_equal(const qn_str *a, const qn_str *b);
 int str_compare(const qn_str *a, const qn_str *b); /* -1, 0 or 1, by code point */
 int64_t str_length(const qn_str *s);               /* code points */
@@ -188,6 +193,9 @@ QN_MUST_CHECK qn_list *list_from(qn_vm *vm, const qn_value *items, size_t n);
 QN_MUST_CHECK bool list_own(qn_vm *vm, qn_value *v);
 /* Appends to a list with one owner: amortised O(1). Takes over `item`, also on failure. */
 QN_MUST_CHECK bool list_push(qn_vm *vm, qn_list *l, qn_value item);
+/* Makes `*v` (an owned TAG_LIST value) its items and those of `tail` behind them: in place if it has one owner. On failure it is as
+ * before. */
+QN_MUST_CHECK bool list_extend(qn_vm *vm, qn_value *v, const qn_list *tail);
 
 /* ---- records ----------------------------------------------------------------------------------------- */
 

@@ -176,10 +176,9 @@ static inline bool vm_enter(qn_vm *vm, size_t slots) {
 }
 /* Releases temporaries down to `mark` (a former vm->sp). */
 static inline void vm_pop_to(qn_vm *vm, qn_value *mark) {
-  while (vm->sp > mark) {
-    qn_value v = *--vm->sp;
-    value_release(vm, v);
-  }
+  qn_value *p = vm->sp;
+  vm->sp = mark; /* freeing values pushes none */
+  while (p > mark) value_release(vm, *--p);
 }
 
 /* New arrays (of literals, files, creating ops) are made on this device from now on. False with E210 if it is not there. */

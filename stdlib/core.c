@@ -84,9 +84,16 @@ qn_value builtin_format(qn_vm *vm, const qn_value *args) {
 
 /* ---- numbers ----------------------------------------------------------------------------------------------------- */
 
-/* A one-element array or traced number as a weak scalar, by an op so that it may be recorded and differentiated. */
+/* A one-element array or traced number as a weak scalar: read at once, or by an op that is recorded and may be differentiated. */
 static qn_value weak_scalar(qn_vm *vm, const char *fn, qn_value x, qn_dtype dtype) {
   if (is_array(x) && value_array(x)->size != 1) return arg_refuse(vm, fn, "a number or an array of one element", x);
+  if (!vm->rec) {
+    qn_value item;
+    if (!array_item(vm, value_array(x), 0, &item)) return value_error();
+    if (dtype == QN_f64) return value_is(item, TAG_FLOAT) ? item : value_float((double)item.u.i);
+    if (!value_is(item, TAG_FLOAT)) return value_int(item.u.i);
+    if (item.u.f >= -0x1p63 && item.u.f < 0x1p63) return value_int((int64_t)item.u.f);
+  }
   op_attr attr = {.dtype = (uint8_t)dtype, .flags = ATTR_WEAK};
   if (!is_array(x)) return op1(vm, OP_cast, x, &attr);
   return use1(vm, OP_cast, to_shape(vm, x, 0, NULL), &attr);

@@ -378,7 +378,7 @@ static uint64_t hash_value(uint64_t h, qn_value v, int depth) {
   case TAG_BOOL:
   case TAG_DTYPE:
   case TAG_DEVICE: return mix(h, (uint64_t)v.u.i);
-  case TAG_STR: return mix(h, value_str(v)->hash);
+  case TAG_STR: return mix(h, str_hash_of(value_str(v)));
   case TAG_FN: {
     const qn_fn *f = value_fn(v);
     h = mix(h, (uint64_t)(uintptr_t)f->code);
