@@ -499,6 +499,17 @@ void *mem_buffer(qn_vm *vm, size_t bytes) {
   return p;
 }
 
+bool mem_hold(qn_vm *vm, size_t bytes) {
+  if (count_fails(vm->mem) || !hold(vm, bytes)) return false;
+  count_live(&vm->mem->lists, bytes);
+  return true;
+}
+
+void mem_let_go(qn_vm *vm, size_t bytes) {
+  vm->mem->held -= bytes;
+  vm->mem->lists.stats.live -= bytes;
+}
+
 void mem_buffer_free(qn_vm *vm, void *p, size_t bytes) {
   if (!p) return;
   struct mem_state *m = vm->mem;

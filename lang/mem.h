@@ -29,6 +29,10 @@ QN_MUST_CHECK void *mem_buffer(qn_vm *vm, size_t bytes);
 void mem_buffer_free(qn_vm *vm, void *p, size_t bytes);
 void mem_trim(qn_vm *vm); /* gives unused buffers and chunks back to the system */
 
+/* Memory that the VM holds elsewhere (on a device) counts in its limit, too. False, with nothing raised, if it would be beyond. */
+QN_MUST_CHECK bool mem_hold(qn_vm *vm, size_t bytes);
+void mem_let_go(qn_vm *vm, size_t bytes);
+
 /* Cells: small blocks (at most MEM_CELL_MAX bytes) of this VM alone, aligned and padded like buffers, without a lock.
  * Arrays of few elements keep storage header and data in one cell. */
 enum { MEM_CELL_MAX = 576 };

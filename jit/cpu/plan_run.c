@@ -4,8 +4,9 @@
  *   buffers    inputs as they are, constants in the plan, new arrays for the outputs, the rest in one arena (the VM's slab)
  *   steps      kernels (compiled code when it is there), library ops on array headers over the buffers, host scalars
  *
- * On a device the arena is a block of the device's memory, constants are sent there, kernels are launched there, and library ops and
- * host scalars take their operands to the CPU. Where the device refuses, the whole plan runs on the CPU with copies.
+ * On a device the arena is a block of the device's memory, constants are kept there, kernels that follow each other run there as one
+ * (jit/kernel/device.h), and library ops and host scalars take their operands to the CPU. Checks of kernels are waited for at the
+ * end, and before another step's error may be told. Where the device refuses, the whole plan runs on the CPU with copies.
  *
  * A failed check raises what eager execution raises, at the place of the node that is checked: its site, then the calls it was
  * reached through. Its message needs the offending value, which the block VM keeps; compiled code does not, so then the kernel
@@ -33,7 +34,7 @@ typedef struct plan_frame {
   bool refused; /* by the device: nothing is raised */
   char *slab;   /* of a device */
   size_t slab_bytes;
-  void **consts; /* copies on a device, by plan buffer; else NULL */
+  device_plan *there;
 } plan_frame;
 
 static int64_t size_of(const plan_frame *f, qn_dim d) {
@@ -77,22 +78,11 @@ static void raise_check(plan_frame *f, const l_program *p, const vm_failure *fai
 
 /* ---- steps ----------------------------------------------------------------------------------------------------------------------- */
 
-static size_t buffer_bytes(const plan_frame *f, uint32_t buffer) {
-  int64_t n = size_of(f, f->p->buffers[buffer].elements);
-  return (size_t)(n > 0 ? n : 0) * dtype_size((qn_dtype)f->p->buffers[buffer].dtype);
-}
-
 static bool run_kernel_step(plan_frame *f, const plan_step *s) {
   plan_kernel *k = &f->p->kernels[s->what];
   for (uint32_t i = 0; i < s->nints; i++) f->ints[i] = size_of(f, s->ints[i]);
   for (uint32_t i = 0; i < s->nbuffers; i++) f->step_buffers[i] = f->buffers[s->buffers[i]];
   for (uint32_t i = 0; i < s->nscalars; i++) f->step_scalars[i] = f->slots[s->scalars[i]];
-  if (f->device) {
-    device_answer answer =
-        f->vm->hooks.kernels->launch(f->vm, f->device, &k->there, f->step_buffers, f->ints, f->step_scalars);
-    f->refused = answer == DEVICE_REFUSES;
-    return answer == DEVICE_DONE;
-  }
   const qk_phase *code = atomic_load_explicit(&k->code, memory_order_acquire);
   vm_failure failure;
   if (kernel_launch(f->vm, k->program, &k->vm_code, code, f->step_buffers, f->ints, f->step_scalars, &failure))
@@ -220,6 +210,30 @@ static bool run_scalar_step(plan_frame *f, const plan_step *s) {
   return true;
 }
 
+/* Runs the kernels from step `first` on that follow each other on a device; their number. 0: it refuses or fails. */
+static uint32_t run_kernels_there(plan_frame *f, uint32_t first) {
+  const plan *p = f->p;
+  uint32_t n = 1;
+  while (first + n < p->nsteps && p->steps[first + n].kind == STEP_KERNEL) n++;
+  device_call call = {.symbols = f->symbols, .buffers = f->buffers, .slots = f->slots};
+  device_answer answer = f->vm->hooks.kernels->plan_kernels(f->vm, f->there, &call, first, n);
+  f->refused = answer == DEVICE_REFUSES;
+  return answer == DEVICE_DONE ? n : 0;
+}
+
+/* Waits for the checks so far. When another step has failed (`ok` is false), one that failed before it is the error. */
+static bool checks_there(plan_frame *f, bool ok) {
+  bool done = ok || f->refused;
+  qn_error_object *error = !done && error_catchable(f->vm) ? error_take(f->vm) : NULL;
+  device_answer answer = f->vm->hooks.kernels->plan_checks(f->vm, f->there);
+  if (done || error) f->refused |= answer == DEVICE_REFUSES;
+  if (error && answer == DEVICE_DONE)
+    error_put_back(f->vm, error);
+  else if (error)
+    error_free(f->vm, error);
+  return ok && answer == DEVICE_DONE;
+}
+
 static bool run_step(plan_frame *f, const plan_step *s) {
   switch ((plan_step_kind)s->kind) {
   case STEP_KERNEL: return run_kernel_step(f, s);
@@ -282,21 +296,6 @@ static bool make_outputs(plan_frame *f) {
   return true;
 }
 
-/* A constant's copy on the device. */
-static bool place_const(plan_frame *f, uint32_t b) {
-  size_t bytes = buffer_bytes(f, b);
-  f->consts[b] = f->vm->hooks.device->alloc(f->vm, f->device, bytes);
-  f->buffers[b] = f->consts[b];
-  return f->consts[b] && (!bytes || send(f, f->consts[b], f->p->buffers[b].data, bytes));
-}
-
-static void leave_device(plan_frame *f) {
-  const device_memory *d = f->vm->hooks.device;
-  if (f->slab) d->free(f->vm, f->device, f->slab, f->slab_bytes);
-  for (uint32_t b = 0; b < f->p->nbuffers; b++)
-    if (f->consts[b]) d->free(f->vm, f->device, f->consts[b], buffer_bytes(f, b));
-}
-
 static bool place_buffers(plan_frame *f) {
   const plan *p = f->p;
   size_t arena = (size_t)size_of(f, p->arena_bytes);
@@ -313,8 +312,7 @@ static bool place_buffers(plan_frame *f) {
     switch ((plan_where)buf->where) {
     case WHERE_INPUT: f->buffers[b] = array_data(f->inputs[buf->index]); break;
     case WHERE_CONST:
-      f->buffers[b] = (void *)(uintptr_t)buf->data;
-      if (f->device && !place_const(f, b)) return false;
+      f->buffers[b] = f->device ? f->there->constants[b] : (void *)(uintptr_t)buf->data;
       break;
     case WHERE_OUTPUT:
       f->buffers[b] = f->arrays[buf->index] ? array_data(f->arrays[buf->index]) + size_of(f, buf->offset) : NULL;
@@ -362,24 +360,17 @@ static size_t part(size_t *at, size_t n, size_t size) {
 
 /* ---- the door -------------------------------------------------------------------------------------------------------------------- */
 
-bool plan_ready(qn_vm *vm, plan *p, int device, bool wait) {
-  device_program *few[32], **all = few;
-  if (p->nkernels > 32 && !(all = mem_alloc(vm, p->nkernels * sizeof *all))) {
-    error_clear(vm);
-    return false;
-  }
-  for (uint32_t i = 0; i < p->nkernels; i++) {
-    p->kernels[i].there.program = p->kernels[i].program;
-    p->kernels[i].there.hash = p->kernels[i].hash;
-    all[i] = &p->kernels[i].there;
-  }
-  bool ok = vm->hooks.kernels->ready(vm, device, all, p->nkernels, wait);
-  if (all != few) mem_free(vm, all, p->nkernels * sizeof *all);
-  return ok;
+bool plan_ready(qn_vm *vm, plan *p, device_plan **there, int device, bool wait) {
+  return vm->hooks.kernels->plan_ready(vm, device, p, there, wait);
 }
 
-static bool run_on(qn_vm *vm, plan *p, int device, qn_array *const *inputs, const qk_scalar *scalars, qn_value *outputs,
-                   bool *refused);
+void plan_forget(qn_vm *vm, device_plan **there) {
+  if (*there) vm->hooks.kernels->plan_close(vm, *there);
+  *there = NULL;
+}
+
+static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inputs, const qk_scalar *scalars,
+                   qn_value *outputs, bool *refused);
 
 /* On the CPU, from and to a device. */
 static bool run_through_host(qn_vm *vm, plan *p, int device, qn_array *const *inputs, const qk_scalar *scalars, qn_value *outputs) {
@@ -391,7 +382,7 @@ static bool run_through_host(qn_vm *vm, plan *p, int device, qn_array *const *in
     here[taken] = NULL;
     if (inputs[taken] && !(here[taken] = array_to_cpu(vm, inputs[taken]))) break;
   }
-  bool made = taken == n && run_on(vm, p, 0, here, scalars, outputs, &refused), ok = made;
+  bool made = taken == n && run_on(vm, p, NULL, here, scalars, outputs, &refused), ok = made;
   for (uint32_t o = 0; o < p->noutputs && ok; o++) {
     if (!value_is(outputs[o], TAG_ARRAY)) continue;
     qn_array *there = p->outputs[o].kind == OUT_INPUT ? inputs[p->outputs[o].index] : NULL;
@@ -411,22 +402,24 @@ static bool run_through_host(qn_vm *vm, plan *p, int device, qn_array *const *in
   return ok;
 }
 
-bool plan_run(qn_vm *vm, plan *p, qn_array *const *inputs, const qk_scalar *scalars, qn_value *outputs) {
+bool plan_run(qn_vm *vm, plan *p, device_plan **there, qn_array *const *inputs, const qk_scalar *scalars,
+              qn_value *outputs) {
   bool wait = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY, refused = false, arrays = false;
   int device = vm->device;
   for (uint32_t i = 0; i < p->graph->ninputs && !arrays; i++)
     if (inputs[i]) device = inputs[i]->device, arrays = true;
-  if (!device) return run_on(vm, p, 0, inputs, scalars, outputs, &refused);
-  if (plan_ready(vm, p, device, wait)) {
-    if (run_on(vm, p, device, inputs, scalars, outputs, &refused)) return true;
+  if (!device) return run_on(vm, p, NULL, inputs, scalars, outputs, &refused);
+  if (plan_ready(vm, p, there, device, wait)) {
+    if (run_on(vm, p, *there, inputs, scalars, outputs, &refused)) return true;
     if (!refused) return false;
   }
   return run_through_host(vm, p, device, inputs, scalars, outputs);
 }
 
-static bool run_on(qn_vm *vm, plan *p, int device, qn_array *const *inputs, const qk_scalar *scalars, qn_value *outputs,
-                   bool *refused) {
-  plan_frame f = {.vm = vm, .p = p, .inputs = inputs, .outputs = outputs, .device = device};
+static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inputs, const qk_scalar *scalars,
+                   qn_value *outputs, bool *refused) {
+  int device = there ? there->device : 0;
+  plan_frame f = {.vm = vm, .p = p, .inputs = inputs, .outputs = outputs, .device = device, .there = there};
   uint32_t ints = 0, buffers = 0, step_scalars = 0, weak = 0;
   for (uint32_t i = 0; i < p->nsteps; i++) {
     if (p->steps[i].nints > ints) ints = p->steps[i].nints;
@@ -434,7 +427,7 @@ static bool run_on(qn_vm *vm, plan *p, int device, qn_array *const *inputs, cons
     if (p->steps[i].nscalars > step_scalars) step_scalars = p->steps[i].nscalars;
   }
   /* one piece of memory for all tables */
-  size_t bytes = 0, at[8];
+  size_t bytes = 0, at[7];
   at[0] = part(&bytes, p->graph->dims.n, sizeof *f.symbols);
   at[1] = part(&bytes, p->nscalars, sizeof *f.slots);
   at[2] = part(&bytes, p->nbuffers, sizeof *f.buffers);
@@ -442,7 +435,6 @@ static bool run_on(qn_vm *vm, plan *p, int device, qn_array *const *inputs, cons
   at[4] = part(&bytes, ints, sizeof *f.ints);
   at[5] = part(&bytes, buffers, sizeof *f.step_buffers);
   at[6] = part(&bytes, step_scalars, sizeof *f.step_scalars);
-  at[7] = part(&bytes, device ? p->nbuffers : 0, sizeof *f.consts);
   char few[2048] __attribute__((aligned(16))), *memory = few;
   if (bytes > sizeof few && !(memory = mem_alloc(vm, bytes))) return false;
   f.symbols = (int64_t *)(void *)(memory + at[0]);
@@ -452,19 +444,28 @@ static bool run_on(qn_vm *vm, plan *p, int device, qn_array *const *inputs, cons
   f.ints = (int64_t *)(void *)(memory + at[4]);
   f.step_buffers = (void **)(void *)(memory + at[5]);
   f.step_scalars = (qk_scalar *)(void *)(memory + at[6]);
-  f.consts = device ? (void **)(void *)(memory + at[7]) : NULL;
-  for (uint32_t b = 0; device && b < p->nbuffers; b++) f.consts[b] = NULL;
   for (uint32_t o = 0; o < p->noutputs; o++) f.arrays[o] = NULL;
   for (uint32_t i = 0; i < p->graph->ninputs; i++) weak += inputs[i] == NULL;
   for (uint32_t i = 0; i < p->nscalars; i++)
     f.slots[i] = i < weak ? scalars[i] : p->scalar_init ? p->scalar_init[i] : (qk_scalar){0};
-  bool ok = read_symbols(&f, scalars) && make_outputs(&f) && place_buffers(&f);
-  for (uint32_t i = 0; i < p->nsteps && ok; i++) ok = run_step(&f, &p->steps[i]);
+  bool ok = (!device || vm->hooks.kernels->plan_begin(vm, there)) && read_symbols(&f, scalars) && make_outputs(&f) &&
+            place_buffers(&f);
+  for (uint32_t i = 0; i < p->nsteps && ok;) {
+    uint32_t n = 1;
+    if (device && p->steps[i].kind == STEP_KERNEL)
+      ok = (n = run_kernels_there(&f, i)) != 0;
+    else
+      ok = run_step(&f, &p->steps[i]);
+    i += n;
+  }
+  if (device) ok = checks_there(&f, ok);
   ok = ok && give_outputs(&f);
   for (uint32_t o = 0; o < p->noutputs; o++)
     if (f.arrays[o]) value_release(vm, value_obj(TAG_ARRAY, f.arrays[o]));
-  if (device) leave_device(&f);
-  else cpu_slab_leave(vm);
+  if (!device)
+    cpu_slab_leave(vm);
+  else if (f.slab)
+    vm->hooks.device->free(vm, device, f.slab, f.slab_bytes);
   *refused = f.refused;
   if (memory != few) mem_free(vm, memory, bytes);
   return ok;

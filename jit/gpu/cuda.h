@@ -18,6 +18,17 @@ typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
+typedef struct CUgraph_st *CUgraph;
+typedef struct CUgraphNode_st *CUgraphNode;
+typedef struct CUgraphExec_st *CUgraphExec;
+typedef struct CUkern_st *CUkernel;
+typedef struct CUDA_KERNEL_NODE_PARAMS_v2_st {
+  CUfunction func;
+  unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+  void **kernelParams, **extra;
+  CUkernel kern;
+  CUcontext ctx;
+} CUDA_KERNEL_NODE_PARAMS_v2;
 typedef int CUdevice_attribute;
 typedef int nvrtcResult;
 typedef struct _nvrtcProgram *nvrtcProgram;
@@ -72,6 +83,8 @@ typedef struct CUstream_st *cudaStream_t;
   X(GPU_OUT_OF_MEMORY, CUDA_ERROR_OUT_OF_MEMORY, 2)                                                                    \
   X(GPU_STUB_LIBRARY, CUDA_ERROR_STUB_LIBRARY, 34)                                                                     \
   X(GPU_NO_DEVICE, CUDA_ERROR_NO_DEVICE, 100)                                                                          \
+  X(GPU_NOT_READY, CUDA_ERROR_NOT_READY, 600)                                                                          \
+  X(GPU_HOST_MAPPED, CU_MEMHOSTALLOC_DEVICEMAP, 2)                                                                     \
   X(GPU_MULTIPROCESSORS, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 16)                                                 \
   X(GPU_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75)                                            \
   X(GPU_CAPABILITY_MINOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76)                                            \
@@ -101,6 +114,7 @@ enum {
   X(CUresult, cuMemFree_v2, (CUdeviceptr data))                                                                        \
   X(CUresult, cuMemHostAlloc, (void **data, size_t bytes, unsigned flags))                                             \
   X(CUresult, cuMemFreeHost, (void *data))                                                                             \
+  X(CUresult, cuMemHostGetDevicePointer_v2, (CUdeviceptr * there, void *data, unsigned flags))                         \
   X(CUresult, cuMemcpyHtoDAsync_v2, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream))                 \
   X(CUresult, cuMemcpyDtoHAsync_v2, (void *to, CUdeviceptr from, size_t bytes, CUstream stream))                       \
   X(CUresult, cuMemcpyDtoDAsync_v2, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))                 \
@@ -108,16 +122,25 @@ enum {
   X(CUresult, cuStreamCreate, (CUstream * stream, unsigned flags))                                                     \
   X(CUresult, cuStreamDestroy_v2, (CUstream stream))                                                                   \
   X(CUresult, cuStreamSynchronize, (CUstream stream))                                                                  \
+  X(CUresult, cuStreamQuery, (CUstream stream))                                                                        \
   X(CUresult, cuEventCreate, (CUevent * event, unsigned flags))                                                        \
   X(CUresult, cuEventDestroy_v2, (CUevent event))                                                                      \
   X(CUresult, cuEventRecord, (CUevent event, CUstream stream))                                                         \
-  X(CUresult, cuEventSynchronize, (CUevent event))                                                                     \
+  X(CUresult, cuEventQuery, (CUevent event))                                                                           \
   X(CUresult, cuModuleLoadData, (CUmodule * module, const void *image))                                                \
   X(CUresult, cuModuleUnload, (CUmodule module))                                                                       \
   X(CUresult, cuModuleGetFunction, (CUfunction * function, CUmodule module, const char *name))                         \
   X(CUresult, cuLaunchKernel,                                                                                          \
     (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,       \
-     unsigned block_z, unsigned shared, CUstream stream, void **arguments, void **extra))
+     unsigned block_z, unsigned shared, CUstream stream, void **arguments, void **extra))                              \
+  X(CUresult, cuGraphCreate, (CUgraph * graph, unsigned flags))                                                        \
+  X(CUresult, cuGraphDestroy, (CUgraph graph))                                                                         \
+  X(CUresult, cuGraphAddKernelNode_v2,                                                                                 \
+    (CUgraphNode * node, CUgraph graph, const CUgraphNode *after, size_t nafter,                                       \
+     const CUDA_KERNEL_NODE_PARAMS_v2 *what))                                                                          \
+  X(CUresult, cuGraphInstantiateWithFlags, (CUgraphExec * exec, CUgraph graph, unsigned long long flags))              \
+  X(CUresult, cuGraphLaunch, (CUgraphExec exec, CUstream stream))                                                      \
+  X(CUresult, cuGraphExecDestroy, (CUgraphExec exec))
 
 #define CUDA_NVRTC(X)                                                                                                  \
   X(nvrtcResult, nvrtcVersion, (int *major, int *minor))                                                               \

@@ -1,9 +1,9 @@
-/* Launching kernels, and copies between layouts, which are a kernel too (state.h).
+/* Launching one program, and copies between layouts, which are a kernel too (state.h).
  *
- * What a launch hands over lies in one block of the device, written by one copy: the error cell, the cell that scratch sizes are
- * answered in, the table of buffers, ints and scalars. Phases run in order on the VM's stream; blocks share out the instances. All
- * of it is asked for, not waited for, but for programs with checks, whose error cell is read at the end, and those that keep
- * something in scratch, whose size the last function of the program tells.
+ * What a launch hands over are the words of emit.h, in the kernels' own parameters where there are few enough, else in a block of
+ * the device. Phases run in order on the VM's stream; blocks of threads share out the instances. All of it is asked for, not waited
+ * for, but for programs with checks, whose error cell is read at the end, and those that keep something in scratch: the last
+ * function of the program tells how much, once for sizes that come again.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 #include "jit/gpu/state.h"
 #include "jit/kernel/emit.h"
 
-enum { THREADS = 64, BLOCKS_PER_UNIT = 32 };
+enum { BLOCKS_PER_UNIT = 32 };
 #define SCRATCH_MOST ((size_t)256 << 20)
 
 static const cuda_driver *driver(const gpu_stream *s) { return &s->engine->libraries.driver; }
@@ -31,7 +31,7 @@ static bool ask(qn_vm *vm, gpu_stream *s, device_program *const *programs, uint3
   bool ok = list && hashes && functions && texts && names;
   for (uint32_t i = 0; i < n && ok; i++) {
     const device_program *p = programs[i];
-    bool known = p->code != NULL || gpu_code_find(s->engine, s->number, p->hash) != NULL;
+    bool known = gpu_code_find(s->engine, s->number, p->hash) != NULL;
     for (uint32_t k = 0; k < count && !known; k++) known = hashes[k] == p->hash;
     if (known) continue;
     list[count] = p->program;
@@ -63,22 +63,30 @@ static bool ask(qn_vm *vm, gpu_stream *s, device_program *const *programs, uint3
   return ok;
 }
 
+/* The program's code on this device, as far as it is known. */
+static gpu_code *code_of(const device_program *p, int number) {
+  gpu_code *c = p->code;
+  return c && c->device == number ? c : NULL;
+}
+
 static bool ready(qn_vm *vm, int device, device_program *const *programs, uint32_t n, bool wait) {
   bool all = true;
-  for (uint32_t i = 0; i < n && all; i++)
-    all = programs[i]->code &&
-          atomic_load_explicit(&((gpu_code *)programs[i]->code)->state, memory_order_acquire) == CODE_READY;
+  for (uint32_t i = 0; i < n && all; i++) {
+    const gpu_code *c = code_of(programs[i], device - 1);
+    all = c && atomic_load_explicit(&c->state, memory_order_acquire) == CODE_READY;
+  }
   if (all) return true;
   gpu_stream *s = gpu_stream_of(vm, device);
   if (!s) {
     error_clear(vm);
     return false;
   }
-  for (uint32_t i = 0; i < n; i++)
-    if (!programs[i]->code && !(programs[i]->code = gpu_code_find(s->engine, s->number, programs[i]->hash))) {
-      if (!ask(vm, s, programs + i, n - i)) return false;
-      programs[i]->code = gpu_code_find(s->engine, s->number, programs[i]->hash);
-    }
+  for (uint32_t i = 0; i < n; i++) {
+    device_program *p = programs[i];
+    if (code_of(p, s->number) || (p->code = gpu_code_find(s->engine, s->number, p->hash))) continue;
+    if (!ask(vm, s, programs + i, n - i)) return false;
+    p->code = gpu_code_find(s->engine, s->number, p->hash);
+  }
   all = true;
   for (uint32_t i = 0; i < n; i++) {
     gpu_code *c = programs[i]->code;
@@ -90,161 +98,166 @@ static bool ready(qn_vm *vm, int device, device_program *const *programs, uint32
 
 /* ---- launching -------------------------------------------------------------------------------------------------------------- */
 
-/* qk_args as the device has it: addresses. */
-typedef struct device_args {
-  CUdeviceptr buf, ints, scalars, scratch, error, interrupt, tile;
-} device_args;
-
-typedef struct run {
-  qn_vm *vm;
-  gpu_stream *s;
-  const l_program *p;
-  const gpu_code *code;
-  const int64_t *ints;
-  int64_t *values; /* at launch time, by instruction */
-  CUdeviceptr block;
-  size_t block_bytes;
-  CUdeviceptr *buffers; /* by number; scratch ones are ours */
-  device_args args;
-  size_t scratch; /* bytes of args.scratch for one block */
-} run;
-
-static size_t scratch_bytes(const run *r, uint32_t b) {
-  int64_t n = r->values[r->p->buffers[b].size];
-  return (size_t)(n > 0 ? n : 0) * dtype_size((qn_dtype)r->p->buffers[b].dtype);
-}
-
-static unsigned blocks_for(const run *r, int64_t instances) {
-  int64_t most = (int64_t)r->s->device->units * BLOCKS_PER_UNIT;
-  if (r->scratch && (int64_t)(SCRATCH_MOST / r->scratch) < most) most = (int64_t)(SCRATCH_MOST / r->scratch);
+unsigned gpu_blocks(const gpu_stream *s, const gpu_setup *u, int64_t instances) {
+  int64_t most = (int64_t)s->device->units * BLOCKS_PER_UNIT;
+  if (u->piece && (int64_t)(SCRATCH_MOST / u->piece) < most) most = (int64_t)(SCRATCH_MOST / u->piece);
   if (most < 1) most = 1;
   return (unsigned)(instances < most ? instances : most);
 }
 
-static CUresult launch_function(run *r, uint32_t number, unsigned blocks, unsigned threads, int64_t instances) {
-  void *arguments[] = {&r->args, &instances};
-  return driver(r->s)->cuLaunchKernel(r->code->functions[number], blocks, 1, 1, threads, 1, 1, 0, r->s->stream,
-                                      arguments, NULL);
-}
-
-/* Scratch buffers and the block of parameters. */
-static bool place(run *r, void *const *buffers, const int64_t *ints, const qk_scalar *scalars) {
-  const l_program *p = r->p;
-  for (uint32_t b = 0, given = 0; b < p->nbuffers; b++) {
-    if (p->buffers[b].mode != BUF_SCRATCH)
-      r->buffers[b] = (CUdeviceptr)(uintptr_t)buffers[given++];
-    else if (!(r->buffers[b] = gpu_alloc(r->vm, r->s, scratch_bytes(r, b))))
-      return false;
-  }
-  size_t at_buffers = 16, at_ints = at_buffers + 8 * (size_t)p->nbuffers, at_scalars = at_ints + 8 * (size_t)p->nints,
-         bytes = at_scalars + 8 * (size_t)p->nscalars;
-  char few[1024], *host = bytes <= sizeof few ? few : mem_alloc(r->vm, bytes);
-  if (!host) return false;
-  memset(host, 0xff, 16); /* the error cell: none */
-  memcpy(host + at_buffers, r->buffers, 8 * (size_t)p->nbuffers);
-  if (p->nints) memcpy(host + at_ints, ints, 8 * (size_t)p->nints);
-  if (p->nscalars) memcpy(host + at_scalars, scalars, 8 * (size_t)p->nscalars);
-  r->block_bytes = bytes;
-  bool ok = (r->block = gpu_alloc(r->vm, r->s, bytes)) && gpu_write(r->vm, r->s, r->block, host, bytes);
-  if (host != few) mem_free(r->vm, host, bytes);
-  r->args = (device_args){.error = r->block,
-                          .scratch = r->block + 8,
-                          .buf = r->block + at_buffers,
-                          .ints = r->block + at_ints,
-                          .scalars = r->block + at_scalars};
-  return ok;
-}
-
-/* Bytes of scratch that a block needs: the last function of the program tells, for its ints and scalars. */
-static bool ask_scratch(run *r) {
-  const l_program *p = r->p;
-  uint64_t hash = (uint64_t)(uintptr_t)r->code >> 4;
-  for (uint32_t i = 0; i < p->nints; i++) hash = (hash ^ (uint64_t)r->ints[i]) * 0x9e3779b97f4a7c15u;
+/* Bytes of scratch that a block of threads needs: the last function of the program tells, for its ints and scalars. */
+static bool ask_scratch(qn_vm *vm, gpu_stream *s, gpu_setup *u, const int64_t *ints, const qk_scalar *scalars) {
+  const l_program *p = u->p;
+  uint64_t hash = (uint64_t)(uintptr_t)u->code >> 4;
+  for (uint32_t i = 0; i < p->nints; i++) hash = (hash ^ (uint64_t)ints[i]) * 0x9e3779b97f4a7c15u;
   bool keeps = p->nints <= GPU_MEMO_INTS && p->nscalars == 0;
-  size_t bytes = (size_t)p->nints * sizeof *r->ints;
-  gpu_memo *m = &r->s->memos[hash >> 32 & (GPU_MEMOS - 1)];
-  if (keeps && m->code == r->code && (!bytes || memcmp(m->ints, r->ints, bytes) == 0)) {
-    r->scratch = m->scratch;
+  size_t bytes = (size_t)p->nints * sizeof *ints;
+  gpu_memo *m = &s->memos[hash >> 32 & (GPU_MEMOS - 1)];
+  if (keeps && m->code == u->code && (!bytes || memcmp(m->ints, ints, bytes) == 0)) {
+    u->piece = m->scratch;
     return true;
   }
-  int64_t answer = 0;
-  CUresult rc = launch_function(r, r->code->nfunctions - 1, 1, 1, 0);
-  if (rc != GPU_OK) return gpu_raise(r->vm, r->s, rc, "a launch");
-  if (!gpu_read(r->vm, r->s, &answer, r->block + 8, sizeof answer)) return false;
-  r->scratch = (size_t)answer;
+  if (!gpu_cells(vm, s)) return false;
+  uint64_t few[EMIT_WORDS_BY_VALUE], *words = few;
+  if (u->words > EMIT_WORDS_BY_VALUE && !(words = mem_alloc(vm, u->words * sizeof *words))) return false;
+  memset(words, 0, u->words * sizeof *words);
+  words[0] = s->mapped_there + offsetof(gpu_mapped, scratch);
+  if (bytes) memcpy(words + EMIT_WORDS_HEAD + p->nbuffers, ints, bytes);
+  if (p->nscalars) memcpy(words + EMIT_WORDS_HEAD + p->nbuffers + p->nints, scalars, p->nscalars * sizeof *scalars);
+  CUdeviceptr block = 0;
+  int64_t instances = 0;
+  void *arguments[] = {&block, &instances, words};
+  bool ok = u->by_value || ((block = gpu_alloc(vm, s, u->words * sizeof *words)) != 0 &&
+                            gpu_write(vm, s, block, words, u->words * sizeof *words));
+  if (ok) {
+    CUresult rc = driver(s)->cuLaunchKernel(u->code->functions[u->code->nfunctions - 1], 1, 1, 1, 1, 1, 1, 0, s->stream,
+                                            arguments, NULL);
+    if (rc != GPU_OK) ok = gpu_raise(vm, s, rc, "a launch");
+    if (ok && !(ok = gpu_wait(vm, s, "a kernel"))) s->abandoned = true;
+  }
+  if (block) gpu_free(vm, s, block, u->words * sizeof *words);
+  if (words != few) mem_free(vm, words, u->words * sizeof *words);
+  if (!ok) return false;
+  u->piece = (size_t)s->mapped->scratch;
   if (keeps) {
-    m->code = r->code;
-    m->scratch = r->scratch;
-    if (bytes) memcpy(m->ints, r->ints, bytes);
+    m->code = u->code;
+    m->scratch = u->piece;
+    if (bytes) memcpy(m->ints, ints, bytes);
   }
   return true;
 }
 
-static bool phases(run *r, uint64_t *error) {
-  const l_program *p = r->p;
-  uint32_t n = r->code->nfunctions - 1;
-  CUdeviceptr scratch = 0;
-  size_t bytes = 0;
+static size_t buffer_bytes(const l_program *p, uint32_t b, const int64_t *values) {
+  int64_t n = values[p->buffers[b].size];
+  return ((size_t)(n > 0 ? n : 0) * dtype_size((qn_dtype)p->buffers[b].dtype) + 255) & ~(size_t)255;
+}
+
+bool gpu_set_up(qn_vm *vm, gpu_stream *s, gpu_setup *u, const l_program *p, const gpu_code *code, const int64_t *ints,
+                const qk_scalar *scalars, const int64_t *values) {
+  *u = (gpu_setup){.p = p, .code = code, .words = emit_cuda_words(p)};
+  u->by_value = u->words <= EMIT_WORDS_BY_VALUE;
+  for (uint32_t b = 0; b < p->nbuffers; b++)
+    if (p->buffers[b].mode == BUF_SCRATCH) u->pieces_at += buffer_bytes(p, b, values);
+  u->scratch = u->pieces_at;
+  if (!l_needs_scratch(p)) return true;
+  if (!ask_scratch(vm, s, u, ints, scalars)) return false;
+  int64_t most = 1;
+  for (l_val v = 1; v < p->n; v++)
+    if (p->code[v].code == L_PAR && values[p->code[v].a] > most) most = values[p->code[v].a];
+  u->scratch += u->piece * gpu_blocks(s, u, most);
+  return true;
+}
+
+void gpu_place_scratch(const gpu_setup *u, const int64_t *values, CUdeviceptr base, uint64_t *words) {
+  const l_program *p = u->p;
+  words[0] = base + u->pieces_at;
+  for (uint32_t b = 0; b < p->nbuffers; b++) {
+    if (p->buffers[b].mode != BUF_SCRATCH) continue;
+    words[EMIT_WORDS_HEAD + b] = base;
+    base += buffer_bytes(p, b, values);
+  }
+}
+
+/* The phases, with their words. */
+static bool phases(qn_vm *vm, gpu_stream *s, const gpu_setup *u, const int64_t *values, uint64_t *words) {
+  const l_program *p = u->p;
+  CUdeviceptr block = 0;
   CUresult rc = GPU_OK;
-  if (l_needs_scratch(p)) {
-    if (!ask_scratch(r)) return false;
-    int64_t most = 1;
-    for (l_val v = 1; v < p->n; v++)
-      if (p->code[v].code == L_PAR && r->values[p->code[v].a] > most) most = r->values[p->code[v].a];
-    bytes = r->scratch * blocks_for(r, most);
-    if (bytes && !(scratch = gpu_alloc(r->vm, r->s, bytes))) return false;
-    r->args.scratch = scratch;
-  }
-  for (uint32_t j = 0, v = 1; j < n && rc == GPU_OK; j++, v++) {
+  size_t bytes = u->words * sizeof *words;
+  bool ok = u->by_value || ((block = gpu_alloc(vm, s, bytes)) != 0 && gpu_write(vm, s, block, words, bytes));
+  for (uint32_t j = 0, v = 1; j + 1 < u->code->nfunctions && ok && rc == GPU_OK; j++, v++) {
     while (p->code[v].code != L_PAR) v++;
-    int64_t instances = r->values[p->code[v].a];
-    if (instances > 0) rc = launch_function(r, j, blocks_for(r, instances), THREADS, instances);
+    int64_t instances = values[p->code[v].a];
+    void *arguments[] = {&block, &instances, words};
+    if (instances > 0)
+      rc = driver(s)->cuLaunchKernel(u->code->functions[j], gpu_blocks(s, u, instances), 1, 1, GPU_THREADS, 1, 1, 0,
+                                     s->stream, arguments, NULL);
   }
-  if (scratch) gpu_free(r->s, scratch, bytes);
-  if (rc != GPU_OK) return gpu_raise(r->vm, r->s, rc, "a launch");
-  *error = ~(uint64_t)0;
-  return !p->nchecks || gpu_read(r->vm, r->s, error, r->block, sizeof *error);
+  if (block) gpu_free(vm, s, block, bytes);
+  return ok && (rc == GPU_OK || gpu_raise(vm, s, rc, "a launch"));
+}
+
+static device_answer run(qn_vm *vm, gpu_stream *s, const gpu_setup *u, void *const *buffers, const int64_t *ints,
+                         const qk_scalar *scalars, const int64_t *values) {
+  const l_program *p = u->p;
+  bool waits = p->nchecks || l_unbounded(p);
+  uint64_t few[EMIT_WORDS_BY_VALUE], *words = few, error = ~(uint64_t)0;
+  if (waits && !gpu_cells(vm, s)) return DEVICE_FAILS;
+  if (u->scratch && !gpu_scratch(vm, s, u->scratch)) return DEVICE_FAILS;
+  if (!u->by_value && !(words = mem_alloc(vm, u->words * sizeof *words))) return DEVICE_FAILS;
+  uint64_t *at = words + EMIT_WORDS_HEAD;
+  words[1] = waits ? s->cell : 0;
+  words[2] = waits ? s->mapped_there + offsetof(gpu_mapped, stop) : 0;
+  words[3] = 1;
+  for (uint32_t b = 0; b < p->nbuffers; b++)
+    *at++ = p->buffers[b].mode == BUF_SCRATCH ? 0 : (uint64_t)(uintptr_t)*buffers++;
+  for (uint32_t i = 0; i < p->nints; i++) *at++ = (uint64_t)ints[i];
+  for (uint32_t i = 0; i < p->nscalars; i++) *at++ = (uint64_t)scalars[i].i;
+  gpu_place_scratch(u, values, s->scratch, words);
+  bool ok = phases(vm, s, u, values, words);
+  if (!ok) s->abandoned |= waits;
+  ok = ok && (!waits || gpu_checked(vm, s, &error));
+  if (words != few) mem_free(vm, words, u->words * sizeof *words);
+  return !ok ? DEVICE_FAILS : error == ~(uint64_t)0 ? DEVICE_DONE : DEVICE_REFUSES;
 }
 
 static device_answer launch(qn_vm *vm, int device, const device_program *program, void *const *buffers,
                             const int64_t *ints, const qk_scalar *scalars) {
   const l_program *p = program->program;
   gpu_stream *s = gpu_stream_of(vm, device);
-  size_t bytes = ((size_t)p->n + p->nbuffers + 1) * 8;
-  int64_t few[512], *memory = bytes <= sizeof few ? few : s ? mem_alloc(vm, bytes) : NULL;
-  if (!s || !memory) return DEVICE_FAILS;
-  run r = {.vm = vm,
-           .s = s,
-           .p = p,
-           .code = program->code,
-           .ints = ints,
-           .values = memory,
-           .buffers = (CUdeviceptr *)(memory + p->n)};
+  size_t bytes = (size_t)p->n * sizeof(int64_t);
+  int64_t few[512], *values = bytes <= sizeof few ? few : s ? mem_alloc(vm, bytes) : NULL;
+  if (!s || !values) return DEVICE_FAILS;
   device_answer answer = DEVICE_REFUSES;
-  memset(memory, 0, bytes);
-  if (l_launch_values(p, ints, scalars, r.values) && gpu_enter(s)) {
-    uint64_t error = 0;
+  gpu_setup u;
+  values[0] = 0;
+  if (l_launch_values(p, ints, scalars, values) && gpu_enter(s)) {
     answer = DEVICE_FAILS;
-    if (place(&r, buffers, ints, scalars) && phases(&r, &error))
-      answer = error == ~(uint64_t)0 ? DEVICE_DONE : DEVICE_REFUSES;
-    for (uint32_t b = 0; b < p->nbuffers; b++)
-      if (p->buffers[b].mode == BUF_SCRATCH && r.buffers[b]) gpu_free(s, r.buffers[b], scratch_bytes(&r, b));
-    if (r.block) gpu_free(s, r.block, r.block_bytes);
+    if (gpu_set_up(vm, s, &u, p, program->code, ints, scalars, values))
+      answer = run(vm, s, &u, buffers, ints, scalars, values);
     gpu_leave(s);
   }
-  if (memory != few) mem_free(vm, memory, bytes);
+  if (values != few) mem_free(vm, values, bytes);
   return answer;
 }
 
-const device_kernels gpu_kernels = {
-    .ready = ready, .launch = launch, .has_product = gpu_has_product, .product = gpu_product};
+const device_kernels gpu_kernels = {.ready = ready,
+                                    .launch = launch,
+                                    .plan_ready = gpu_plan_ready,
+                                    .plan_begin = gpu_plan_begin,
+                                    .plan_kernels = gpu_plan_kernels,
+                                    .plan_checks = gpu_plan_checks,
+                                    .plan_close = gpu_plan_close,
+                                    .has_product = gpu_has_product,
+                                    .product = gpu_product};
 
 /* ---- copies between layouts -------------------------------------------------------------------------------------------------- */
 
-/* k<COPY_HASH>_0 .. _3 move elements of 1, 2, 4 and 8 bytes; strides in elements, as many axes as there can be. */
-#define COPY_HASH 0x636f707920616c6cull
-#define COPY_NAME "k636f707920616c6c"
-static const char copy_text[] =
+/* k<OWN_HASH>_0 .. _3 move elements of 1, 2, 4 and 8 bytes; strides in elements, as many axes as there can be. _4 tells what the
+ * error cell holds, and empties it. */
+#define OWN_HASH 0x6f776e206b65726eull
+#define OWN_NAME "k6f776e206b65726e"
+static const char own_text[] =
     "typedef long long i64; typedef struct plan { i64 n, shape[8], to[8], from[8]; int rank; } plan;\n"
     "#define COPY(name, T) extern \"C\" __global__ void name(T *to, const T *from, plan p) { \\\n"
     "  for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < p.n; i += (i64)gridDim.x * blockDim.x) { \\\n"
@@ -252,31 +265,39 @@ static const char copy_text[] =
     "    for (int k = p.rank - 1; k >= 0; k--) { const i64 q = r / p.shape[k], m = r - q * p.shape[k]; \\\n"
     "      a += m * p.to[k]; b += m * p.from[k]; r = q; } \\\n"
     "    to[a] = from[b]; } }\n"
-    "COPY(" COPY_NAME "_0, unsigned char) COPY(" COPY_NAME "_1, unsigned short) COPY(" COPY_NAME
-    "_2, unsigned) COPY(" COPY_NAME "_3, unsigned long long)\n";
+    "COPY(" OWN_NAME "_0, unsigned char) COPY(" OWN_NAME "_1, unsigned short) COPY(" OWN_NAME
+    "_2, unsigned) COPY(" OWN_NAME "_3, unsigned long long)\n"
+    "#define REPORT(name) extern \"C\" __global__ void name(unsigned long long *cell, volatile unsigned long long *to) "
+    "{ "
+    "\\\n"
+    "  to[1] = *cell; *cell = ~0ull; __threadfence_system(); to[0] = 1; }\n"
+    "REPORT(" OWN_NAME "_4)\n";
+_Static_assert(offsetof(gpu_mapped, reported) == 0 && offsetof(gpu_mapped, error) == 8, "the kernel's words");
 typedef struct copy_plan {
   int64_t n, shape[8], to[8], from[8];
   int rank;
 } copy_plan;
 _Static_assert(ARRAY_MAX_RANK == 8, "the kernels' plan has 8 axes");
 
-static gpu_code *copy_code(qn_vm *vm, gpu_stream *s) {
-  gpu_code *c = gpu_code_find(s->engine, s->number, COPY_HASH);
+const gpu_code *gpu_own_code(qn_vm *vm, gpu_stream *s) {
+  if (s->own) return s->own;
+  gpu_code *c = gpu_code_find(s->engine, s->number, OWN_HASH);
   if (!c) {
-    static const uint64_t hash = COPY_HASH;
-    static const uint32_t functions = 4;
-    gpu_unit u = {.text = malloc(sizeof copy_text),
-                  .len = sizeof copy_text - 1,
+    static const uint64_t hash = OWN_HASH;
+    static const uint32_t functions = OWN_COUNT;
+    gpu_unit u = {.text = malloc(sizeof own_text),
+                  .len = sizeof own_text - 1,
                   .n = 1,
                   .hashes = &hash,
                   .nfunctions = &functions,
                   .cache_bytes = vm->tune[TUNE_cache_bytes]};
-    if (u.text) memcpy(u.text, copy_text, sizeof copy_text);
+    if (u.text) memcpy(u.text, own_text, sizeof own_text);
     if (!u.text || !gpu_compile(s->engine, s->number, &u)) return NULL;
-    c = gpu_code_find(s->engine, s->number, COPY_HASH);
+    c = gpu_code_find(s->engine, s->number, OWN_HASH);
   }
   if (c && (vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY)) gpu_code_wait(s->engine, c);
-  return c && atomic_load_explicit(&c->state, memory_order_acquire) == CODE_READY ? c : NULL;
+  if (c && atomic_load_explicit(&c->state, memory_order_acquire) == CODE_READY) s->own = c;
+  return s->own;
 }
 
 /* The elements that a layout reaches, from the first to behind the last. */
@@ -330,7 +351,7 @@ static bool copy(qn_vm *vm, gpu_stream *s, qn_array *to, const qn_array *from) {
     rc = driver(s)->cuMemcpyDtoDAsync_v2(t, f, (size_t)to->size * (size_t)size, s->stream);
     return rc == GPU_OK || gpu_raise(vm, s, rc, "a copy");
   }
-  const gpu_code *code = copy_code(vm, s);
+  const gpu_code *code = gpu_own_code(vm, s);
   if (!code || size > 8) return copy_on_host(vm, s, to, from);
   copy_plan p = {.n = to->size};
   for (int i = 0; i < to->rank; i++) { /* neighbours that follow each other without gaps are one axis */
@@ -346,7 +367,7 @@ static bool copy(qn_vm *vm, gpu_stream *s, qn_array *to, const qn_array *from) {
   }
   void *arguments[] = {&t, &f, &p};
   int64_t blocks = (p.n + 255) / 256, most = (int64_t)s->device->units * 16;
-  rc = driver(s)->cuLaunchKernel(code->functions[__builtin_ctz((unsigned)size)],
+  rc = driver(s)->cuLaunchKernel(code->functions[OWN_COPY + __builtin_ctz((unsigned)size)],
                                  (unsigned)(blocks < most ? blocks : most), 1, 1, 256, 1, 1, 0, s->stream, arguments,
                                  NULL);
   return rc == GPU_OK || gpu_raise(vm, s, rc, "a copy");

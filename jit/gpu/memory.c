@@ -2,8 +2,9 @@
  *
  * Allocation. Blocks have the sizes 512 * (8 + k) / 8 * 2**n (eight classes an octave). Small ones are cut from segments of 2 MiB,
  * others are allocations of their own. What is given back waits in the list of its class: everything a VM does on a device goes
- * through one stream, so its next user cannot come before the last one is done. When the driver has no more, idle blocks with an
- * allocation of their own are given back and it is asked again; then it is the error E601.
+ * through one stream, so its next user cannot come before the last one is done. When the driver has no more, or the VM's memory
+ * limit is met, idle blocks with an allocation of their own are given back to the driver, which is asked again; then it is the
+ * error E601. Blocks in use count in the limit.
  *
  * Copies go through pinned memory of the host, in chunks: data for the device is taken at once and travels while the program goes
  * on; data from the device is waited for, the next chunk on its way while one is read.
@@ -46,10 +47,19 @@ static bool keep_pointer(gpu_list *l, CUdeviceptr p) {
 
 static const cuda_driver *driver(const gpu_stream *s) { return &s->engine->libraries.driver; }
 
-/* Gives idle blocks that are allocations of their own back to the driver. */
-static void trim(gpu_stream *s) {
-  if (driver(s)->cuStreamSynchronize(s->stream) != GPU_OK) return;
+/* Nobody needs it between launches. */
+static void drop_scratch(qn_vm *vm, gpu_stream *s) {
+  if (s->scratch) gpu_free(vm, s, s->scratch, s->scratch_bytes);
+  s->scratch = 0;
+  s->scratch_bytes = 0;
+}
+
+/* Gives idle blocks that are allocations of their own back to the driver. False with an error raised when that had to wait, and
+ * must not. */
+static bool trim(qn_vm *vm, gpu_stream *s) {
   size_t size;
+  if (!gpu_wait(vm, s, "work on the device")) return false;
+  drop_scratch(vm, s);
   for (int k = class_of(SMALL, &size) + 1; k < GPU_CLASSES; k++) {
     for (uint32_t i = 0; i < s->idle[k].n; i++) {
       CUdeviceptr p = s->idle[k].items[i];
@@ -62,28 +72,45 @@ static void trim(gpu_stream *s) {
     }
     s->idle[k].n = 0;
   }
+  return true;
 }
 
+/* From the driver; the caller need not have entered. */
 static CUdeviceptr segment(qn_vm *vm, gpu_stream *s, size_t bytes) {
   CUdeviceptr p = 0;
-  CUresult rc = driver(s)->cuMemAlloc_v2(&p, bytes);
-  if (rc == GPU_OUT_OF_MEMORY) {
-    trim(s);
-    rc = driver(s)->cuMemAlloc_v2(&p, bytes);
-  }
-  if (rc != GPU_OK) {
-    char what[48];
-    snprintf(what, sizeof what, "%zu bytes", bytes);
-    gpu_raise(vm, s, rc, what);
+  if (!gpu_enter(s)) {
+    gpu_raise(vm, s, GPU_NO_DEVICE, "an allocation");
     return 0;
   }
-  if (!keep_pointer(&s->segments, p)) {
+  CUresult rc = driver(s)->cuMemAlloc_v2(&p, bytes);
+  if (rc == GPU_OUT_OF_MEMORY && trim(vm, s)) rc = driver(s)->cuMemAlloc_v2(&p, bytes);
+  if (rc != GPU_OK && error_pending(vm)) {
+    p = 0;
+  } else if (rc != GPU_OK) {
+    char what[96];
+    snprintf(what, sizeof what, "%zu bytes; the program's arrays there take %zu", bytes, s->live);
+    gpu_raise(vm, s, rc, what);
+    p = 0;
+  } else if (!keep_pointer(&s->segments, p)) {
     driver(s)->cuMemFree_v2(p);
     raise_memory(vm);
-    return 0;
+    p = 0;
   }
-  s->allocations++;
+  gpu_leave(s);
+  if (p) s->allocations++;
   return p;
+}
+
+/* Counts a block in the VM's limit. */
+static bool hold(qn_vm *vm, gpu_stream *s, size_t size) {
+  if (mem_hold(vm, size)) return true;
+  if (s->scratch) { /* nobody needs it between launches */
+    drop_scratch(vm, s);
+    if (mem_hold(vm, size)) return true;
+  }
+  raise(vm, E_memory, SPAN_NONE, "gpu(%d): %zu bytes are beyond the memory limit; the program's arrays there take %zu",
+        s->number, size, s->live);
+  return false;
 }
 
 CUdeviceptr gpu_alloc(qn_vm *vm, gpu_stream *s, size_t bytes) {
@@ -93,6 +120,7 @@ CUdeviceptr gpu_alloc(qn_vm *vm, gpu_stream *s, size_t bytes) {
     return 0;
   }
   int k = class_of(bytes, &size);
+  if (!hold(vm, s, size)) return 0;
   CUdeviceptr p = 0;
   if (s->idle[k].n) {
     p = s->idle[k].items[--s->idle[k].n];
@@ -101,32 +129,51 @@ CUdeviceptr gpu_alloc(qn_vm *vm, gpu_stream *s, size_t bytes) {
   } else {
     if (s->slab_end - s->slab < size) {
       CUdeviceptr fresh = segment(vm, s, SEGMENT);
-      if (!fresh) return 0;
-      s->slab = fresh;
-      s->slab_end = fresh + SEGMENT;
+      if (fresh) {
+        s->slab = fresh;
+        s->slab_end = fresh + SEGMENT;
+      }
     }
-    p = s->slab;
-    s->slab += size;
+    if (s->slab_end - s->slab >= size) {
+      p = s->slab;
+      s->slab += size;
+    }
   }
-  if (p) s->live += size;
+  if (p)
+    s->live += size;
+  else
+    mem_let_go(vm, size);
   return p;
 }
 
-void gpu_free(gpu_stream *s, CUdeviceptr data, size_t bytes) {
+void gpu_free(qn_vm *vm, gpu_stream *s, CUdeviceptr data, size_t bytes) {
   size_t size;
   int k = class_of(bytes, &size);
   s->live -= size;
+  mem_let_go(vm, size);
   (void)keep_pointer(&s->idle[k], data); /* where memory is short the block waits for the VM's end */
+}
+
+bool gpu_scratch(qn_vm *vm, gpu_stream *s, size_t bytes) {
+  if (bytes <= s->scratch_bytes) return true;
+  CUdeviceptr more = gpu_alloc(vm, s, bytes);
+  if (!more) return false;
+  drop_scratch(vm, s);
+  s->scratch = more;
+  s->scratch_bytes = bytes;
+  return true;
 }
 
 /* ---- staging ---------------------------------------------------------------------------------------------------------------- */
 
-/* The next chunk, when the copies that used it are done. NULL: there is no pinned memory. */
-static gpu_chunk *next_chunk(gpu_stream *s) {
-  gpu_chunk *c = &s->chunks[s->chunk = (s->chunk + 1) % GPU_CHUNKS];
+/* The next chunk, when the copies that used it are done. NULL: there is no pinned memory, or an error was raised. */
+static gpu_chunk *next_chunk(qn_vm *vm, gpu_stream *s) {
   const cuda_driver *d = driver(s);
+  gpu_chunk *c = &s->chunks[s->chunk];
+  if (c->data && c->used && d->cuEventRecord(c->last, s->stream) != GPU_OK) return NULL;
+  c = &s->chunks[s->chunk = (s->chunk + 1) % GPU_CHUNKS];
   c->used = 0;
-  if (c->data) return d->cuEventSynchronize(c->last) == GPU_OK ? c : NULL;
+  if (c->data) return gpu_wait_event(vm, s, c->last, "a copy") ? c : NULL;
   void *data = NULL;
   if (d->cuMemHostAlloc(&data, GPU_CHUNK, 0) != GPU_OK) return NULL;
   if (d->cuEventCreate(&c->last, GPU_EVENT_NO_TIMES) != GPU_OK) {
@@ -144,15 +191,14 @@ bool gpu_write(qn_vm *vm, gpu_stream *s, CUdeviceptr to, const void *from, size_
   while (bytes && rc == GPU_OK) {
     gpu_chunk *c = &s->chunks[s->chunk];
     size_t most = bytes < GPU_CHUNK ? bytes : GPU_CHUNK;
-    if (!c->data || GPU_CHUNK - c->used < most) c = next_chunk(s);
-    if (!c) { /* from ordinary memory: the driver makes a copy of its own, and so do we wait */
+    if (!c->data || GPU_CHUNK - c->used < most) c = next_chunk(vm, s);
+    if (!c) { /* from ordinary memory: the driver has made a copy of its own when it returns */
+      if (error_pending(vm)) return false;
       rc = d->cuMemcpyHtoDAsync_v2(to, data, bytes, s->stream);
-      if (rc == GPU_OK) rc = d->cuStreamSynchronize(s->stream);
       break;
     }
     memcpy(c->data + c->used, data, most);
     rc = d->cuMemcpyHtoDAsync_v2(to, c->data + c->used, most, s->stream);
-    if (rc == GPU_OK) rc = d->cuEventRecord(c->last, s->stream);
     c->used += (most + 63) & ~(size_t)63;
     if (c->used > GPU_CHUNK) c->used = GPU_CHUNK;
     data += most;
@@ -162,15 +208,35 @@ bool gpu_write(qn_vm *vm, gpu_stream *s, CUdeviceptr to, const void *from, size_
   return rc == GPU_OK || gpu_raise(vm, s, rc, "a copy to the device");
 }
 
+static const char reading[] = "a copy from the device, or work before it,";
+
+/* Few bytes have a place of their own: whatever comes late to it comes before the copy that is waited for. */
+static bool read_few(qn_vm *vm, gpu_stream *s, void *to, CUdeviceptr from, size_t bytes) {
+  const cuda_driver *d = driver(s);
+  void *data = s->answers;
+  if (!data) {
+    CUresult rc = d->cuMemHostAlloc(&data, GPU_ANSWERS, 0);
+    if (rc != GPU_OK) return gpu_raise(vm, s, rc, "pinned memory of the host");
+    s->answers = data;
+  }
+  CUresult rc = d->cuMemcpyDtoHAsync_v2(data, from, bytes, s->stream);
+  if (rc != GPU_OK) return gpu_raise(vm, s, rc, reading);
+  if (!gpu_wait(vm, s, reading)) return false;
+  memcpy(to, data, bytes);
+  return true;
+}
+
 bool gpu_read(qn_vm *vm, gpu_stream *s, void *to, CUdeviceptr from, size_t bytes) {
   const cuda_driver *d = driver(s);
   CUresult rc = GPU_OK;
   size_t asked = 0, got = 0;
   gpu_chunk *on_way[2] = {NULL, NULL};
+  if (bytes <= GPU_ANSWERS) return read_few(vm, s, to, from, bytes);
   while (got < bytes && rc == GPU_OK) {
     while (asked < bytes && asked - got < 2 * (size_t)GPU_CHUNK && rc == GPU_OK) {
       size_t most = bytes - asked < GPU_CHUNK ? bytes - asked : GPU_CHUNK;
-      gpu_chunk *c = next_chunk(s);
+      gpu_chunk *c = next_chunk(vm, s);
+      if (!c && error_pending(vm)) return false;
       if (!c) break;
       c->used = GPU_CHUNK;
       rc = d->cuMemcpyDtoHAsync_v2(c->data, from + asked, most, s->stream);
@@ -178,19 +244,19 @@ bool gpu_read(qn_vm *vm, gpu_stream *s, void *to, CUdeviceptr from, size_t bytes
       on_way[asked / GPU_CHUNK % 2] = c;
       asked += most;
     }
-    if (rc == GPU_OK && asked == got) {
+    if (rc == GPU_OK && asked == got) { /* into ordinary memory: the driver waits */
       rc = d->cuMemcpyDtoHAsync_v2((char *)to + got, from + got, bytes - got, s->stream);
       if (rc == GPU_OK) rc = d->cuStreamSynchronize(s->stream);
       got = bytes;
     } else if (rc == GPU_OK) {
       gpu_chunk *c = on_way[got / GPU_CHUNK % 2];
       size_t most = bytes - got < GPU_CHUNK ? bytes - got : GPU_CHUNK;
-      rc = d->cuEventSynchronize(c->last);
-      if (rc == GPU_OK) memcpy((char *)to + got, c->data, most);
+      if (!gpu_wait_event(vm, s, c->last, reading)) return false;
+      memcpy((char *)to + got, c->data, most);
       got += most;
     }
   }
-  return rc == GPU_OK || gpu_raise(vm, s, rc, "a copy from the device, or work before it,");
+  return rc == GPU_OK || gpu_raise(vm, s, rc, reading);
 }
 
 /* ---- arrays (device_memory) -------------------------------------------------------------------------------------------------- */
@@ -207,16 +273,13 @@ static gpu_stream *entered(qn_vm *vm, int device) {
 }
 
 static void *array_alloc(qn_vm *vm, int device, size_t bytes) {
-  gpu_stream *s = entered(vm, device);
-  if (!s) return NULL;
-  CUdeviceptr p = gpu_alloc(vm, s, bytes);
-  gpu_leave(s);
-  return (void *)(uintptr_t)p;
+  gpu_stream *s = gpu_stream_of(vm, device);
+  return s ? (void *)(uintptr_t)gpu_alloc(vm, s, bytes) : NULL;
 }
 
 static void array_give_back(qn_vm *vm, int device, void *data, size_t bytes) {
   gpu_vm *g = vm->gpu; /* none: the VM closes and all its memory is gone already */
-  if (g && g->of[device - 1]) gpu_free(g->of[device - 1], (CUdeviceptr)(uintptr_t)data, bytes);
+  if (g && g->of[device - 1]) gpu_free(vm, g->of[device - 1], (CUdeviceptr)(uintptr_t)data, bytes);
 }
 
 static size_t bytes_of(const qn_array *a) { return (size_t)a->size * dtype_size((qn_dtype)a->dtype); }
@@ -245,8 +308,10 @@ static bool wait_all(qn_vm *vm) {
   for (int i = 0; g && i < GPU_DEVICES; i++) {
     gpu_stream *s = g->of[i];
     if (!s) continue;
-    CUresult rc = driver(s)->cuStreamSynchronize(s->stream);
-    if (rc != GPU_OK) return gpu_raise(vm, s, rc, "waiting for work on the device");
+    if (!gpu_enter(s)) return gpu_raise(vm, s, GPU_NO_DEVICE, "waiting for work on the device");
+    bool ok = gpu_wait(vm, s, "waiting for work on the device");
+    gpu_leave(s);
+    if (!ok) return false;
   }
   return true;
 }
@@ -265,8 +330,12 @@ void gpu_memory_close(qn_vm *vm) {
     gpu_stream *s = g->of[i];
     if (!s) continue;
     const cuda_driver *d = driver(s);
+    mem_let_go(vm, s->live);
     if (gpu_ours(s->engine) && gpu_enter(s)) {
+      if (s->mapped) __atomic_store_n(&s->mapped->stop, 1, __ATOMIC_RELEASE); /* nobody needs the results */
       d->cuStreamSynchronize(s->stream);
+      if (s->mapped) d->cuMemFreeHost(s->mapped);
+      if (s->answers) d->cuMemFreeHost(s->answers);
       for (uint32_t k = 0; k < s->segments.n; k++) d->cuMemFree_v2(s->segments.items[k]);
       for (int k = 0; k < GPU_CHUNKS; k++) {
         if (!s->chunks[k].data) continue;

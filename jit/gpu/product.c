@@ -244,7 +244,7 @@ static device_answer run(qn_vm *vm, gpu_stream *s, const product *x, void *const
       lt->cublasLtMatmul(s->device->products->handle, x->desc, wide ? (const void *)&one_f64 : &one_f32, buffers[1],
                          x->a, buffers[0], x->b, wide ? (const void *)&zero_f64 : &zero_f32, buffers[2], x->d,
                          buffers[2], x->d, &x->algo, (void *)(uintptr_t)workspace, x->workspace, s->stream);
-  if (workspace) gpu_free(s, workspace, x->workspace);
+  if (workspace) gpu_free(vm, s, workspace, x->workspace);
   if (rc == LT_OK) return DEVICE_DONE;
   raise(vm, E_internal, SPAN_NONE, "gpu(%d): a matrix product failed in cuBLASLt (status %d)", s->number, (int)rc);
   return DEVICE_FAILS;

@@ -72,10 +72,10 @@ void gpu_tell(gpu_engine *e, gpu_trouble_id what, const char *format, ...) __att
 
 /* ---- a VM's part (memory.c) ---- */
 
-enum { GPU_CHUNKS = 4, GPU_CHUNK = 4 << 20 };
+enum { GPU_CHUNKS = 4, GPU_CHUNK = 4 << 20, GPU_ANSWERS = 64 << 10 };
 typedef struct gpu_chunk { /* of pinned host memory */
   char *data;
-  CUevent last; /* recorded after the last copy from or to it */
+  CUevent last; /* recorded when the next one is taken, or after a copy to it */
   size_t used;
 } gpu_chunk;
 
@@ -93,6 +93,14 @@ typedef struct gpu_memo {
   size_t scratch;
 } gpu_memo;
 
+/* Pinned memory of the host that kernels write to and read from. */
+typedef struct gpu_mapped {
+  uint64_t reported; /* 1 once `error` has been written */
+  uint64_t error;    /* what the error cell held */
+  int64_t scratch;   /* a program's answer */
+  int32_t stop;      /* 1: kernels that look at it end, leaving their results unfinished */
+} gpu_mapped;
+
 typedef struct gpu_stream {
   gpu_engine *engine;
   gpu_device *device;
@@ -106,6 +114,14 @@ typedef struct gpu_stream {
   gpu_memo memos[GPU_MEMOS];
   uint64_t allocations; /* from the driver, for tests */
   size_t live;          /* bytes of blocks in use */
+  CUdeviceptr scratch;  /* of whatever kernels run: they come one after the other */
+  size_t scratch_bytes;
+  CUdeviceptr cell; /* of errors: ~0 but while kernels with checks run */
+  gpu_mapped *mapped;
+  CUdeviceptr mapped_there;
+  bool abandoned;      /* something that writes to `mapped` was not waited for */
+  char *answers;       /* pinned memory for small reads */
+  const gpu_code *own; /* kernels of our own, once they are compiled */
 } gpu_stream;
 
 typedef struct gpu_vm {
@@ -131,16 +147,28 @@ static inline void gpu_leave(const gpu_stream *s) {
 /* Raises what a call of the driver answered; always false. */
 bool gpu_raise(qn_vm *vm, const gpu_stream *s, CUresult rc, const char *what);
 
-/* Inside gpu_enter. Blocks of at least `bytes`, 512-byte aligned, in the stream's order: a block may be used again as soon as it
+/* Blocks of at least `bytes`, 512-byte aligned, in the stream's order: a block may be used again as soon as it
  * was given back. 0 with the error raised. */
 CUdeviceptr gpu_alloc(qn_vm *vm, gpu_stream *s, size_t bytes);
-void gpu_free(gpu_stream *s, CUdeviceptr data, size_t bytes);
-/* Between host and device; to the host: waits. */
+void gpu_free(qn_vm *vm, gpu_stream *s, CUdeviceptr data, size_t bytes);
+/* Between host and device, inside gpu_enter; to the host: waits. */
 QN_MUST_CHECK bool gpu_write(qn_vm *vm, gpu_stream *s, CUdeviceptr to, const void *from, size_t bytes);
 QN_MUST_CHECK bool gpu_read(qn_vm *vm, gpu_stream *s, void *to, CUdeviceptr from, size_t bytes);
 
 extern const device_memory gpu_memory;
 void gpu_memory_close(qn_vm *vm);
+
+/* ---- waiting (wait.c), inside gpu_enter ---- */
+
+/* Until everything asked for is done. False with an error raised, E603 or E604 too: then it goes on by itself. */
+QN_MUST_CHECK bool gpu_wait(qn_vm *vm, gpu_stream *s, const char *what);
+/* Until the event is done. */
+QN_MUST_CHECK bool gpu_wait_event(qn_vm *vm, gpu_stream *s, CUevent event, const char *what);
+/* Makes `mapped` and `cell`, and waits for what was abandoned. */
+QN_MUST_CHECK bool gpu_cells(qn_vm *vm, gpu_stream *s);
+/* Waits for the kernels so far and empties the error cell: *error is what it held. When this is interrupted, `stop` ends those
+ * of them that look at it: their results are dropped. */
+QN_MUST_CHECK bool gpu_checked(qn_vm *vm, gpu_stream *s, uint64_t *error);
 
 /* ---- code (compile.c) ---- */
 
@@ -172,5 +200,38 @@ void gpu_products_close(gpu_engine *e, gpu_device *d);
 
 /* Copies elements between two layouts on the device. */
 QN_MUST_CHECK bool gpu_copy_elements(qn_vm *vm, qn_array *to, const qn_array *from);
+/* Kernels of our own: the first four copy elements of 1 to 8 bytes, REPORT tells what the error cell holds. NULL while they are
+ * compiled. */
+enum { OWN_COPY, OWN_REPORT = 4, OWN_COUNT };
+const gpu_code *gpu_own_code(qn_vm *vm, gpu_stream *s);
+
+/* What sizes decide about a launch of a program. */
+typedef struct gpu_setup {
+  const l_program *p;
+  const gpu_code *code;
+  uint32_t words; /* emit_cuda_words */
+  bool by_value;  /* they may be parameters */
+  size_t scratch; /* bytes of stream->scratch: scratch buffers, then pieces for every block of threads */
+  size_t piece;   /* bytes of one */
+  size_t pieces_at;
+} gpu_setup;
+/* Fills it in for launch-time values. False with an error raised. */
+QN_MUST_CHECK bool gpu_set_up(qn_vm *vm, gpu_stream *s, gpu_setup *u, const l_program *p, const gpu_code *code,
+                              const int64_t *ints, const qk_scalar *scalars, const int64_t *values);
+/* Writes the words that scratch memory at `base` decides. */
+void gpu_place_scratch(const gpu_setup *u, const int64_t *values, CUdeviceptr base, uint64_t *words);
+/* Threads of a phase, and blocks for so many instances. */
+enum { GPU_THREADS = 64 };
+unsigned gpu_blocks(const gpu_stream *s, const gpu_setup *u, int64_t instances);
+/* stream->scratch of at least so many bytes. */
+QN_MUST_CHECK bool gpu_scratch(qn_vm *vm, gpu_stream *s, size_t bytes);
+
+/* ---- plans (sequence.c) ---- */
+
+bool gpu_plan_ready(qn_vm *vm, int device, const struct plan *p, device_plan **there, bool wait);
+bool gpu_plan_begin(qn_vm *vm, device_plan *there);
+device_answer gpu_plan_kernels(qn_vm *vm, device_plan *there, const device_call *call, uint32_t first, uint32_t n);
+device_answer gpu_plan_checks(qn_vm *vm, device_plan *there);
+void gpu_plan_close(qn_vm *vm, device_plan *there);
 
 #endif

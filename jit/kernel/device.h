@@ -10,15 +10,15 @@
 #include "jit/kernel/l.h"
 #include "lang/vm.h"
 
-/* A program as a device knows it: zeroed but for program and hash at first. */
+/* A program as one VM knows it on devices: zeroed but for program and hash at first. */
 typedef struct device_program {
   const l_program *program;
   uint64_t hash; /* l_hash */
-  void *code;    /* the device's; lives as long as the engine */
+  void *code;    /* the device's, of one device at a time; lives as long as the engine */
 } device_program;
 
 typedef enum device_answer {
-  DEVICE_DONE,    /* the work is in the VM's order of work; for programs with checks: done, and none failed */
+  DEVICE_DONE,    /* the work is in the VM's order of work */
   DEVICE_REFUSES, /* a check failed, or the device cannot run this: nothing raised */
   DEVICE_FAILS    /* with the error raised */
 } device_answer;
@@ -34,11 +34,30 @@ typedef struct device_product {
   int64_t x_step, y_step; /* elements from one matrix to the next; 0: one for all */
 } device_product;
 
+struct plan;
+
+/* What a device keeps of a plan for one VM: code, constants, and what is known about sizes that have come before. */
+typedef struct device_plan {
+  const struct plan *plan;
+  int device;
+  void **constants; /* by plan buffer: the copy on the device; NULL of others */
+} device_plan;
+
+/* A call of a plan: what its steps refer to, by number. Symbols and slots may change from step to step. */
+typedef struct device_call {
+  const int64_t *symbols;   /* values of dim expressions */
+  void *const *buffers;     /* addresses on the device */
+  const qk_scalar *slots;   /* host scalars */
+} device_call;
+
 typedef struct device_kernels {
+  /* ---- one program at a time ---- */
+
   /* Is there code for all of these? What nobody has asked for yet is handed to the compiler, as one unit. `wait`: until the
    * compiler is done with them. */
   bool (*ready)(qn_vm *vm, int device, device_program *const *programs, uint32_t n, bool wait);
-  /* Runs one program whose code is ready: `buffers` are addresses on the device, in order, without scratch. */
+  /* Runs one program whose code is ready: `buffers` are addresses on the device, in order, without scratch. A program with checks
+   * is waited for: DONE says that none failed. */
   device_answer (*launch)(qn_vm *vm, int device, const device_program *p, void *const *buffers, const int64_t *ints,
                           const qk_scalar *scalars);
   /* Does the device's library make such a product? The answer for a signature stays the same as long as gpu.portable does; the
@@ -46,6 +65,22 @@ typedef struct device_kernels {
   bool (*has_product)(qn_vm *vm, int device, const device_product *p);
   /* Makes it: x, y, result, at multiples of 16 bytes. Refuses what has_product does not have. */
   device_answer (*product)(qn_vm *vm, int device, const device_product *p, void *const buffers[3]);
+
+  /* ---- plans ---- */
+
+  /* Is there code for all kernels of the plan? As `ready`. *there is NULL at first, and the same for one plan, VM and device from
+   * then on; of another device it is made anew. */
+  bool (*plan_ready)(qn_vm *vm, int device, const struct plan *p, device_plan **there, bool wait);
+  /* Begins a call: constants are there and no check has failed. */
+  QN_MUST_CHECK bool (*plan_begin)(qn_vm *vm, device_plan *there);
+  /* Runs the steps first .. first + n - 1, which are kernels, without waiting for their checks. Once a check has failed,
+   * kernels behind it do nothing. */
+  device_answer (*plan_kernels)(qn_vm *vm, device_plan *there, const device_call *call, uint32_t first, uint32_t n);
+  /* Waits for the checks of all kernels of this call so far, if they have any: REFUSES if one failed. With an error pending it does
+   * not wait. Every call that has begun ends so. */
+  device_answer (*plan_checks)(qn_vm *vm, device_plan *there);
+  /* Frees it; NULL is ignored. */
+  void (*plan_close)(qn_vm *vm, device_plan *there);
 } device_kernels;
 
 /* ---- launch-time values (launch.c) ---- */
@@ -53,7 +88,11 @@ typedef struct device_kernels {
 /* The index values that stand before PARs, by instruction: values[0..p->n). False if one of them needs more than parameters, host
  * scalars and index arithmetic. */
 QN_MUST_CHECK bool l_launch_values(const l_program *p, const int64_t *ints, const qk_scalar *scalars, int64_t *values);
+/* Does one of them depend on host scalars? */
+bool l_launch_scalars(const l_program *p);
 /* Does a phase keep something in args->scratch? */
 bool l_needs_scratch(const l_program *p);
+/* Do data decide how long it runs? */
+bool l_unbounded(const l_program *p);
 
 #endif

@@ -12,9 +12,17 @@
  * phase comes one more function of this type, which stores the bytes of scratch that its phases need for these ints and
  * scalars to *(int64_t *)a->scratch: see emit_scratch. */
 void emit_c(const l_program *const *programs, const char *const *names, uint32_t n, text_buf *out);
-/* CUDA C for NVRTC (sm_90): extern "C" __global__ void NAME_J(qk_args, long n): a block runs instances blockIdx.x,
- * blockIdx.x + gridDim.x, ... below n; the text says in a comment per phase how many threads a block has and how much
- * shared memory it takes, in the form `// launch NAME_J threads T shared BYTES`. */
+/* CUDA C for NVRTC (sm_90): extern "C" __global__ void NAME_J(const u64 *block, i64 instances, NAME_words words): a block of
+ * threads runs instances blockIdx.x, blockIdx.x + gridDim.x, ... below n; the text says in a comment per phase how many threads a
+ * block has and how much shared memory it takes, in the form `// launch NAME_J threads T shared BYTES`.
+ *
+ * What qk_args has on the CPU are words of 64 bits here: addresses of scratch, of the error cell and of the interrupt flag (each may
+ * be 0 where the program needs none), the number that its checks count from, then the buffers' addresses, the ints and the scalars.
+ * They lie in memory of the device at `block`, or, where that is NULL, in the kernel's own parameters: only if there are at most
+ * EMIT_WORDS_BY_VALUE, else NAME_words has one word. A phase does nothing when the error cell tells of a check with a lower
+ * number than it counts from: programs that run in a row share the cell. */
+enum { EMIT_WORDS_HEAD = 4, EMIT_WORDS_BY_VALUE = 480 };
+uint32_t emit_cuda_words(const l_program *p);
 void emit_cuda(const l_program *const *programs, const char *const *names, uint32_t n, text_buf *out);
 /* Number of phases of a program. */
 uint32_t emit_phases(const l_program *p);

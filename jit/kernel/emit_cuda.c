@@ -24,6 +24,8 @@
 
 enum { THREADS = 64 };
 
+uint32_t emit_cuda_words(const l_program *p) { return EMIT_WORDS_HEAD + p->nbuffers + p->nints + p->nscalars; }
+
 /* `if (active) {` where there is a condition, else `{`. */
 static void open_active(emitter *e) {
   if (e->active[0])
@@ -728,14 +730,26 @@ static void print_block(emitter *e, l_val from, l_val to) {
 
 static void print_head(emitter *e, const char *name, uint32_t number, bool phase) {
   int threads = phase ? THREADS : 1;
+  const l_program *p = e->p;
+  uint32_t words = emit_cuda_words(p), ints = EMIT_WORDS_HEAD + p->nbuffers;
+  if (number == 0)
+    line(e, "typedef struct %s_words { u64 w[%u]; } %s_words;", name, words <= EMIT_WORDS_BY_VALUE ? words : 1, name);
   line(e, "// launch %s_%u threads %d shared 0", name, number, threads);
-  line(e, "extern \"C\" __global__ void __launch_bounds__(%d) %s_%u(qk_args args, i64 instances) {", threads, name,
-       number);
-  line(e, "  const qk_args *const a = &args;");
+  line(e,
+       "extern \"C\" __global__ void __launch_bounds__(%d) %s_%u(const u64 *block, i64 instances, "
+       "const __grid_constant__ %s_words words) {",
+       threads, name, number, name);
+  line(e, "  const u64 *const w_ = block ? block : words.w;");
+  line(e,
+       "  const qk_args args = {(void *const *)(w_ + %d), (const i64 *)(w_ + %u), (const qk_scalar *)(w_ + %u), "
+       "(void *)w_[0], (u64 *)w_[1], (const int *)w_[2]};",
+       EMIT_WORDS_HEAD, ints, ints + p->nints);
+  line(e, "  const qk_args *const a = &args; const u64 first_ = w_[3];");
 }
 
 static void print_phase(emitter *e, l_val phase) {
   line(e, "const int t = threadIdx.x; u64 o = 0; unsigned polls = 0;");
+  line(e, "BEGIN");
   line(e, "__shared__ u64 x_[64], y_[64]; __shared__ b8 on_[64];");
   emit_buffers(e);
   l_val par = emit_prelude(e, phase);
@@ -752,16 +766,21 @@ static const char preamble[] =
     "HELP float OPAQUE_f32(float x) { asm(\"\" : \"+f\"(x)); return x; }\n"
     "HELP double OPAQUE_f64(double x) { asm(\"\" : \"+d\"(x)); return x; }\n"
     "#define SYNC __syncthreads();\n"
-    "#define STOPPED (*(const volatile int *)a->interrupt)\n"
+    /* a phase that stops leaves its results unfinished, so that those behind it must not read them */
+    "HELP int stopped_(u64 *cell) { if (cell) atomicMin(cell, (u64)0); return 1; }\n"
+    "#define STOPPED (*(const volatile int *)a->interrupt && stopped_(a->error))\n"
     "#define POLLED(n) (a->interrupt && ++n % 256 == 0)\n"
+    /* nor must those behind a failed check */
+    "#define BEGIN if (a->error && __syncthreads_or(*(const volatile u64 *)a->error < first_ << 48)) return;\n"
     "#define SIMD\n"
     "#define EACH(r, n) for (i64 r = threadIdx.x; r < (n); r += 64)\n"
     "#define FILLS(p, n, x) EACH(r_, n) (p)[r_] = x;\n"
     "#define PLACE(T, name, count) const u64 name##_at = o; o += SPACE(T, count);\n"
     "#define PLACED(T, name, count) T *const name = (T *)(base + name##_at);\n"
-    "static __device__ __noinline__ void fail(const qk_args *a, int check, i64 element) {\n"
-    "  atomicMin(a->error, (u64)check << 48 | (u64)element);\n"
+    "static __device__ __noinline__ void failed_(u64 *cell, u64 check, i64 element) {\n"
+    "  atomicMin(cell, check << 48 | (u64)element);\n"
     "}\n"
+    "#define fail(a, check, element) failed_((a)->error, first_ + (check), element)\n"
     "#define FOLD(T, F, v) { T *const s_ = (T *)x_; SYNC s_[t] = v[0]; SYNC for (int h_ = 32; h_ > 0; h_ >>= 1) { \\\n"
     "  if (t < h_) s_[t] = F(s_[t], s_[t + h_]); SYNC } v[0] = s_[0]; SYNC }\n"
     "#define ARG_FOLD(OP, T, v, i) { T *const s_ = (T *)x_; i64 *const n_ = (i64 *)y_; SYNC s_[t] = v[0]; n_[t] = "

@@ -54,3 +54,20 @@ bool l_needs_scratch(const l_program *p) {
     if (p->code[v].code == L_LOCAL || (p->code[v].code == L_ACC && p->code[v].a)) return true;
   return false;
 }
+
+bool l_launch_scalars(const l_program *p) {
+  int depth = 0;
+  for (l_val v = 1; v < p->n; v++) {
+    uint8_t code = p->code[v].code;
+    if (code == L_END) depth--;
+    if (code == L_PAR || code == L_FOR || code == L_VEC || code == L_IF || code == L_WHILE) depth++;
+    if (!depth && code == L_IVALUE && p->code[p->code[v].a].code == L_SCALAR) return true;
+  }
+  return false;
+}
+
+bool l_unbounded(const l_program *p) {
+  for (l_val v = 1; v < p->n; v++)
+    if (p->code[v].code == L_WHILE) return true;
+  return false;
+}

@@ -23,7 +23,6 @@ typedef struct plan_kernel {
   uint64_t hash;               /* l_hash */
   uint32_t nphases;
   _Atomic(const qk_phase *) code; /* compiled phases, or NULL: the block VM runs `program` */
-  device_program there;        /* the program on a device, once it runs there */
   void *vm_code;               /* what the block VM made of `program` (jit/cpu), released by it */
   uint32_t node_first, node_last; /* for people: which graph nodes it computes */
   uint32_t nops;

@@ -28,6 +28,7 @@ void entry_free(qn_vm *vm, entry *e) {
   pattern_free(vm, &e->pattern);
   template_free(vm, &e->result);
   mem_free(vm, e->guards, e->nguards * sizeof *e->guards);
+  plan_forget(vm, &e->there);
   if (e->plan) shared_plan_release(e->plan);
   if (e->graph) graph_free(e->graph);
   mem_free(vm, e, sizeof *e);
@@ -284,7 +285,7 @@ static qn_value replay(qn_vm *vm, entry *e, const char *name, call_inputs *c) {
     }
   }
   e->told_copies |= copies != 0;
-  if (ok && plan_run(vm, p, c->arrays, weak, out)) {
+  if (ok && plan_run(vm, p, &e->there, c->arrays, weak, out)) {
     vm->draw += e->ndraws;
     result = template_build(vm, &e->result, out);
     for (uint32_t i = 0; i < nout; i++) value_release(vm, out[i]);
@@ -524,7 +525,9 @@ static bool run_graph(qn_vm *vm, graph *g, const call_inputs *c, const qk_scalar
   atomic_bool go_on = false;
   compile_options o = {.tune = vm->tune, .spawn = (vm->config.capabilities & QN_CAP_SPAWN) != 0, .abandon = &go_on};
   if (vm->tune[TUNE_jit_cc]) compile_plan(vm->engine, p, &o);
-  bool ok = plan_run(vm, p, c->arrays, weak, out);
+  device_plan *there = NULL;
+  bool ok = plan_run(vm, p, &there, c->arrays, weak, out);
+  plan_forget(vm, &there);
   for (uint32_t k = 0; k < p->nkernels; k++)
     if (p->kernels[k].vm_code) vmcode_free(p->kernels[k].vm_code);
   plan_free(p);
@@ -716,9 +719,9 @@ static bool note_miss(qn_vm *vm, const rec_call_site *site, anchor_entries *list
 }
 
 /* On the CPU a plan runs from the first moment; on a device eager execution is better until its kernels are compiled. */
-static bool runs_now(qn_vm *vm, const entry *e) {
+static bool runs_now(qn_vm *vm, entry *e) {
   bool wait = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY;
-  return !e->device || plan_ready(vm, e->plan->plan, e->device, wait);
+  return !e->device || plan_ready(vm, e->plan->plan, &e->there, e->device, wait);
 }
 
 qn_value rec_call(qn_vm *vm, rec_call_site *site) {

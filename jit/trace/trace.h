@@ -167,6 +167,7 @@ typedef struct entry {
   uint32_t nguards;
   tpl_list result;
   shared_plan *plan; /* NULL until ready */
+  device_plan *there; /* what the device keeps of the plan */
   graph *graph;      /* as recorded, for explain and --jit verify; owned */
   break_reason why;
   span why_at;

@@ -92,22 +92,22 @@ static void run_case(const driver *d, void *module, const l_case *c, const char 
   }
   uint64_t error = ~0ull;
   int64_t scratch = 0;
-  device_ptr table = upload(d, buffers, p->nbuffers * sizeof *buffers);
-  device_ptr ints = upload(d, c->info.ints, sizeof c->info.ints);
-  device_ptr scalars = upload(d, c->info.scalars, sizeof c->info.scalars);
   device_ptr cell = upload(d, &error, sizeof error), answer = upload(d, &scratch, sizeof scratch), memory = 0;
-  struct {
-    device_ptr buf, ints, scalars, scratch, error, interrupt, tile;
-  } args = {table, ints, scalars, answer, cell, 0, 0};
+  uint64_t words[EMIT_WORDS_BY_VALUE] = {answer, cell, 0, 0}, *at = words + EMIT_WORDS_HEAD;
+  for (uint32_t b = 0; b < p->nbuffers; b++) *at++ = buffers[b];
+  for (uint32_t i = 0; i < p->nints; i++) *at++ = (uint64_t)c->info.ints[i];
+  for (uint32_t i = 0; i < p->nscalars; i++) *at++ = (uint64_t)c->info.scalars[i].i;
+  device_ptr block = 0;
   int64_t instances = 0;
-  void *parameters[] = {&args, &instances}, *f;
+  void *parameters[] = {&block, &instances, words}, *f;
   uint32_t phases = emit_phases(p);
   char symbol[64];
   snprintf(symbol, sizeof symbol, "%s_%u", name, phases);
   check(d->function(&f, module, symbol), symbol);
   check(d->launch(f, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL), symbol);
   check(d->from(&scratch, answer, sizeof scratch), symbol);
-  args.scratch = memory = upload(d, NULL, (size_t)scratch * blocks);
+  words[0] = memory = upload(d, NULL, (size_t)scratch * blocks);
+  if (blocks > 1) block = upload(d, words, sizeof words); /* the other way to hand them over */
   for (uint32_t j = 0, v = 1; j < phases; j++, v++) {
     while (p->code[v].code != L_PAR) v++;
     instances = values[p->code[v].a];
@@ -124,7 +124,7 @@ static void run_case(const driver *d, void *module, const l_case *c, const char 
     }
     d->release(buffers[b]);
   }
-  const device_ptr others[] = {table, ints, scalars, cell, answer, memory};
+  const device_ptr others[] = {cell, answer, memory, block};
   for (size_t i = 0; i < sizeof others / sizeof *others; i++) d->release(others[i]);
   free(values);
   case_end(c, ours, error, why, size);

@@ -41,3 +41,9 @@ _Static_assert(sizeof(cublasLtMatmulHeuristicResult_t) == 96 &&
                    __builtin_offsetof(cublasLtMatmulHeuristicResult_t, workspaceSize) == 64 &&
                    __builtin_offsetof(cublasLtMatmulHeuristicResult_t, state) == 72,
                "cublasLtMatmulHeuristicResult_t");
+LIKE(
+    CUDA_KERNEL_NODE_PARAMS_v2, struct {
+      void *func;
+      unsigned numbers[7];
+      void *pointers[4];
+    })

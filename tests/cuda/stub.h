@@ -16,11 +16,17 @@
   } stub_place;
 STUB_PLACE
 
-/* A "cubin": this, then a shared object with run_NAME(stub_place *, void **arguments) for every kernel NAME. */
+/* A "cubin": this, then a shared object with run_NAME(stub_place *, void **arguments) and sizes_NAME, the bytes of its arguments, 0
+ * behind the last, for every kernel NAME. */
 typedef struct stub_image {
   char magic[8];
   size_t bytes;
 } stub_image;
 static const char stub_magic[8] = {'s', 't', 'u', 'b', ' ', 'g', 'p', 'u'};
+
+/* What the driver has been asked for: `stub_counts` is one of these. */
+typedef struct stub_count {
+  unsigned long to_device, to_host, launches, graphs, nodes, instantiations, allocations, questions;
+} stub_count;
 
 #endif

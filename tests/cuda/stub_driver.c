@@ -7,6 +7,8 @@
  *   STUB_VERSION   of the driver (13000)
  *   STUB_DEVICES   how many (1)
  *   STUB_MEMORY    bytes that a device has (1 GiB)
+ *   STUB_LATE      1: work is done when somebody asks for it, not before
+ *   STUB_STUCK     1: nor then, until this is taken back
  * With STUB_LACKS defined one function is missing. */
 #define _GNU_SOURCE
 #undef _FORTIFY_SOURCE /* its longjmp knows one stack only */
@@ -64,7 +66,6 @@ static void *host_of(CUdeviceptr p, size_t bytes) {
   const block *b = blocks;
   while (b && !(p >= b->at && p + bytes <= b->at + b->bytes)) b = b->next;
   if (!b) broken("an access outside the device's memory");
-  if (!depth) broken("no context is current");
   return (void *)(uintptr_t)p;
 }
 
@@ -119,6 +120,9 @@ EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *context) {
   return 0;
 }
 
+EXPORT stub_count stub_counts;
+static int finish(void);
+
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *data, size_t bytes) {
   enum { PAGE = 4096 };
   if (!depth) broken("no context is current");
@@ -141,12 +145,14 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *data, size_t bytes) {
   }
   pthread_mutex_unlock(&lock);
   if (!b) return 2;
+  stub_counts.allocations++;
   open_arena();
   memset((void *)(uintptr_t)b->at, 0xa5, bytes);
   close_arena();
   return 0;
 }
 EXPORT CUresult cuMemFree_v2(CUdeviceptr data) {
+  if (!finish()) broken("memory that is in use was given back");
   pthread_mutex_lock(&lock);
   block **p = &blocks;
   while (*p && (*p)->at != data) p = &(*p)->next;
@@ -158,68 +164,69 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr data) {
   pthread_mutex_unlock(&lock);
   return 0;
 }
+
+/* ---- memory of the host that the driver knows ------------------------------------------------------------------------ */
+
+typedef struct pinned {
+  char *at;
+  size_t bytes;
+  struct pinned *next;
+} pinned;
+static pinned *pinned_blocks;
+
+static int is_pinned(const void *p, size_t bytes) {
+  pthread_mutex_lock(&lock);
+  const pinned *b = pinned_blocks;
+  while (b && !((const char *)p >= b->at && (const char *)p + bytes <= b->at + b->bytes)) b = b->next;
+  pthread_mutex_unlock(&lock);
+  return b != NULL;
+}
+
 #ifndef STUB_LACKS
 EXPORT CUresult cuMemHostAlloc(void **data, size_t bytes, unsigned flags) {
   (void)flags;
-  *data = malloc(bytes);
-  return *data ? 0 : 2;
+  pinned *b = malloc(sizeof *b);
+  *data = b ? malloc(bytes) : NULL;
+  if (!*data) {
+    free(b);
+    return 2;
+  }
+  pthread_mutex_lock(&lock);
+  *b = (pinned){*data, bytes, pinned_blocks};
+  pinned_blocks = b;
+  pthread_mutex_unlock(&lock);
+  return 0;
 }
 #endif
 EXPORT CUresult cuMemFreeHost(void *data) {
+  if (!finish()) broken("memory of the host that is in use was given back");
+  pthread_mutex_lock(&lock);
+  pinned **p = &pinned_blocks;
+  while (*p && (*p)->at != data) p = &(*p)->next;
+  pinned *b = *p;
+  if (!b) broken("memory of the host that is not allocated was given back");
+  *p = b->next;
+  pthread_mutex_unlock(&lock);
+  free(b);
   free(data);
   return 0;
 }
-EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
-  (void)stream;
-  open_arena();
-  memcpy(host_of(to, bytes), from, bytes);
-  close_arena();
-  return 0;
+EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *there, void *data, unsigned flags) {
+  *there = (CUdeviceptr)(uintptr_t)data;
+  return flags || !is_pinned(data, 1) ? 1 : 0;
 }
-EXPORT CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
-  (void)stream;
-  open_arena();
-  memcpy(to, host_of(from, bytes), bytes);
-  close_arena();
-  return 0;
-}
-EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
-  (void)stream;
-  open_arena();
-  memmove(host_of(to, bytes), host_of(from, bytes), bytes);
-  close_arena();
-  return 0;
-}
-EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t n, CUstream stream) {
-  (void)stream;
-  open_arena();
-  memset(host_of(to, n), value, n);
-  close_arena();
-  return 0;
-}
-EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
-  (void)flags;
-  *stream = malloc(1);
-  return *stream ? 0 : 2;
-}
-EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
-  free(stream);
-  return 0;
-}
-EXPORT CUresult cuStreamSynchronize(CUstream stream) { return stream ? 0 : 1; }
-EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags) {
-  (void)flags;
-  *event = malloc(1);
-  return *event ? 0 : 2;
-}
-EXPORT CUresult cuEventDestroy_v2(CUevent event) {
-  free(event);
-  return 0;
-}
-EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) { return event && stream ? 0 : 1; }
-EXPORT CUresult cuEventSynchronize(CUevent event) { return event ? 0 : 1; }
 
 /* ---- kernels: objects that stub_nvrtc.c made ---------------------------------------------------------------------- */
+
+struct CUfunc_st {
+  void (*run)(stub_place *, void **);
+  const unsigned *sizes;
+  CUfunction next;
+};
+struct CUmod_st {
+  void *library;
+  CUfunction functions;
+};
 
 EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image) {
   stub_image head;
@@ -230,17 +237,32 @@ EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image) {
   if (fd < 0 || write(fd, (const char *)image + sizeof head, head.bytes) != (ssize_t)head.bytes) broken("no file");
   /* dlopen knows files by their numbers, too: every module keeps its own */
   snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-  *module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (!*module) broken(dlerror());
+  void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (!library) broken(dlerror());
+  if (!(*module = calloc(1, sizeof **module))) return 2;
+  (*module)->library = library;
   return 0;
 }
-EXPORT CUresult cuModuleUnload(CUmodule module) { return dlclose(module) == 0 ? 0 : 1; }
+EXPORT CUresult cuModuleUnload(CUmodule module) {
+  for (CUfunction f = module->functions, next; f; f = next) {
+    next = f->next;
+    free(f);
+  }
+  int rc = dlclose(module->library);
+  free(module);
+  return rc == 0 ? 0 : 1;
+}
 EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
-  char run[96];
+  char run[96], sizes[96];
   snprintf(run, sizeof run, "run_%s", name);
-  void *f = dlsym(module, run);
-  memcpy(function, &f, sizeof f);
-  return f ? 0 : 500;
+  snprintf(sizes, sizeof sizes, "sizes_%s", name);
+  void *f = dlsym(module->library, run), *s = dlsym(module->library, sizes);
+  if (!f || !s || !(*function = calloc(1, sizeof **function))) return 500;
+  memcpy(&(*function)->run, &f, sizeof f);
+  (*function)->sizes = s;
+  (*function)->next = module->functions;
+  module->functions = *function;
+  return 0;
 }
 
 enum { MOST_THREADS = 256, STACK = 256 << 10 };
@@ -261,7 +283,8 @@ static size_t scheduler_bytes;
 static stub_place place;
 static int running, votes[2], phase_of[MOST_THREADS];
 static void (*kernel)(stub_place *, void **);
-static void **kernel_arguments;
+enum { MOST_ARGUMENTS = 3 };
+static void *kernel_arguments[MOST_ARGUMENTS];
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/common_interface_defs.h>
@@ -342,21 +365,247 @@ static void run_block(unsigned threads) {
   }
 }
 
+/* ---- work: done when it is asked for, or late -------------------------------------------------------------------------- */
+
+struct CUevent_st {
+  int recorded, done; /* counts */
+};
+typedef struct launch {
+  struct CUfunc_st *function;
+  unsigned grid, width;
+  void *arguments[MOST_ARGUMENTS];
+} launch;
+struct CUgraph_st {
+  launch *nodes;
+  size_t n;
+};
+struct CUgraphExec_st {
+  launch *nodes;
+  size_t n, waiting; /* launches that are not done */
+  int destroyed;
+};
+typedef enum work_kind { TO_DEVICE, TO_HOST, ON_DEVICE, SET, KERNEL, GRAPH, EVENT } work_kind;
+typedef struct work {
+  work_kind kind;
+  void *to, *own; /* `own`: a copy of ordinary memory */
+  const void *from;
+  size_t bytes;
+  int value;
+  launch launch;
+  CUgraphExec graph;
+  CUevent event;
+  struct work *next;
+} work;
+static work *queue, **queue_end = &queue;
+
+static launch copy_launch(const launch *l) {
+  launch copy = *l;
+  for (int i = 0; i < MOST_ARGUMENTS; i++) {
+    copy.arguments[i] = NULL;
+    if (!l->arguments[i]) continue;
+    if (!(copy.arguments[i] = malloc(l->function->sizes[i]))) broken("no memory");
+    memcpy(copy.arguments[i], l->arguments[i], l->function->sizes[i]);
+  }
+  return copy;
+}
+static void free_launch(launch *l) {
+  for (int i = 0; i < MOST_ARGUMENTS; i++) free(l->arguments[i]);
+}
+static void free_launches(launch *l, size_t n) {
+  for (size_t i = 0; i < n; i++) free_launch(&l[i]);
+  free(l);
+}
+
+static void run_launch(const launch *l) {
+  memcpy(kernel_arguments, l->arguments, sizeof kernel_arguments);
+  kernel = l->function->run;
+  place = (stub_place){.grid = {l->grid}, .width = {l->width}, .barrier = barrier, .any = barrier_or};
+  for (unsigned b = 0; b < l->grid; b++) {
+    place.block.x = b;
+    run_block(l->width);
+  }
+}
+
+static void exec_free(CUgraphExec g) {
+  free_launches(g->nodes, g->n);
+  free(g);
+}
+
+/* Under the lock, with the arena open. */
+static void do_work(work *w) {
+  switch (w->kind) {
+  case TO_DEVICE: memcpy(host_of((CUdeviceptr)(uintptr_t)w->to, w->bytes), w->from, w->bytes); break;
+  case TO_HOST: memcpy(w->to, host_of((CUdeviceptr)(uintptr_t)w->from, w->bytes), w->bytes); break;
+  case ON_DEVICE:
+    memmove(host_of((CUdeviceptr)(uintptr_t)w->to, w->bytes), host_of((CUdeviceptr)(uintptr_t)w->from, w->bytes),
+            w->bytes);
+    break;
+  case SET: memset(host_of((CUdeviceptr)(uintptr_t)w->to, w->bytes), w->value, w->bytes); break;
+  case KERNEL:
+    run_launch(&w->launch);
+    free_launch(&w->launch);
+    break;
+  case GRAPH:
+    for (size_t i = 0; i < w->graph->n; i++) run_launch(&w->graph->nodes[i]);
+    if (--w->graph->waiting == 0 && w->graph->destroyed) exec_free(w->graph);
+    break;
+  default: w->event->done++; break;
+  }
+  free(w->own);
+}
+
+/* Does what waits; false if it is stuck. */
+static int finish(void) {
+  if (setting("STUB_STUCK", 0)) return 0;
+  if (!queue) return 1;
+  open_arena();
+  while (queue) {
+    work *w = queue;
+    queue = w->next;
+    do_work(w);
+    free(w);
+  }
+  queue_end = &queue;
+  close_arena();
+  return 1;
+}
+
+static CUresult ask_for(work w, CUstream stream) {
+  if (!depth) broken("no context is current");
+  if (!stream) return 1;
+  work *copy = malloc(sizeof *copy);
+  if (!copy) return 2;
+  *copy = w;
+  copy->next = NULL;
+  pthread_mutex_lock(&lock);
+  *queue_end = copy;
+  queue_end = &copy->next;
+  pthread_mutex_unlock(&lock);
+  if (!setting("STUB_LATE", 0)) finish();
+  return 0;
+}
+
+EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
+  void *own = NULL;
+  stub_counts.to_device++;
+  if (!is_pinned(from, bytes)) {
+    if (!(own = malloc(bytes))) return 2;
+    from = memcpy(own, from, bytes);
+  }
+  return ask_for((work){.kind = TO_DEVICE, .to = (void *)(uintptr_t)to, .own = own, .from = from, .bytes = bytes},
+                 stream);
+}
+EXPORT CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  stub_counts.to_host++;
+  CUresult rc =
+      ask_for((work){.kind = TO_HOST, .to = to, .from = (const void *)(uintptr_t)from, .bytes = bytes}, stream);
+  if (rc == 0 && !is_pinned(to, bytes) && !finish()) broken("a copy to ordinary memory would wait for ever");
+  return rc;
+}
+EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return ask_for(
+      (work){.kind = ON_DEVICE, .to = (void *)(uintptr_t)to, .from = (const void *)(uintptr_t)from, .bytes = bytes},
+      stream);
+}
+EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t n, CUstream stream) {
+  return ask_for((work){.kind = SET, .to = (void *)(uintptr_t)to, .value = value, .bytes = n}, stream);
+}
+EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
+  (void)flags;
+  *stream = malloc(1);
+  return *stream ? 0 : 2;
+}
+EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
+  free(stream);
+  return 0;
+}
+EXPORT CUresult cuStreamSynchronize(CUstream stream) {
+  if (!finish()) broken("a stream would be waited for for ever");
+  return stream ? 0 : 1;
+}
+EXPORT CUresult cuStreamQuery(CUstream stream) {
+  stub_counts.questions++;
+  return !stream ? 1 : finish() ? 0 : 600;
+}
+EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags) {
+  (void)flags;
+  *event = calloc(1, sizeof **event);
+  return *event ? 0 : 2;
+}
+EXPORT CUresult cuEventDestroy_v2(CUevent event) {
+  if (event->done != event->recorded) broken("an event was destroyed that is waited for");
+  free(event);
+  return 0;
+}
+EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) {
+  event->recorded++;
+  return ask_for((work){.kind = EVENT, .event = event}, stream);
+}
+EXPORT CUresult cuEventQuery(CUevent event) {
+  stub_counts.questions++;
+  if (event->done != event->recorded) finish();
+  return event->done == event->recorded ? 0 : 600;
+}
+
+static int launchable(unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
+                      unsigned block_z) {
+  return depth && grid_x && grid_y == 1 && grid_z == 1 && block_y == 1 && block_z == 1 && block_x <= MOST_THREADS;
+}
+
+static launch launch_of(CUfunction function, unsigned grid, unsigned width, void **arguments) {
+  launch l = {.function = function, .grid = grid, .width = width};
+  for (int i = 0; i < MOST_ARGUMENTS && function->sizes[i]; i++) l.arguments[i] = arguments[i];
+  return copy_launch(&l);
+}
+
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                                unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **arguments,
                                void **extra) {
   (void)shared, (void)extra;
-  if (!depth || !stream || !grid_x || grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1 ||
-      block_x > MOST_THREADS)
+  if (!launchable(grid_x, grid_y, grid_z, block_x, block_y, block_z)) return 1;
+  stub_counts.launches++;
+  return ask_for((work){.kind = KERNEL, .launch = launch_of(function, grid_x, block_x, arguments)}, stream);
+}
+
+/* ---- graphs of kernels in a line ------------------------------------------------------------------------------------------ */
+
+EXPORT CUresult cuGraphCreate(CUgraph *graph, unsigned flags) {
+  *graph = flags ? NULL : calloc(1, sizeof **graph);
+  return *graph ? 0 : 2;
+}
+EXPORT CUresult cuGraphDestroy(CUgraph graph) {
+  free_launches(graph->nodes, graph->n);
+  free(graph);
+  return 0;
+}
+EXPORT CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t nafter,
+                                        const CUDA_KERNEL_NODE_PARAMS_v2 *what) {
+  if (nafter != (graph->n > 0) || (nafter && (uintptr_t)*after != graph->n)) broken("nodes that are not in a line");
+  if (!launchable(what->gridDimX, what->gridDimY, what->gridDimZ, what->blockDimX, what->blockDimY, what->blockDimZ))
     return 1;
-  open_arena();
-  memcpy(&kernel, &function, sizeof kernel);
-  kernel_arguments = arguments;
-  place = (stub_place){.grid = {grid_x}, .width = {block_x}, .barrier = barrier, .any = barrier_or};
-  for (unsigned b = 0; b < grid_x; b++) {
-    place.block.x = b;
-    run_block(block_x);
-  }
-  close_arena();
+  launch *more = realloc(graph->nodes, (graph->n + 1) * sizeof *more);
+  if (!more) return 2;
+  graph->nodes = more;
+  more[graph->n++] = launch_of(what->func, what->gridDimX, what->blockDimX, what->kernelParams);
+  *node = (CUgraphNode)(uintptr_t)graph->n;
+  return 0;
+}
+EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
+  CUgraphExec g = flags ? NULL : calloc(1, sizeof *g);
+  if (!g || !(g->nodes = calloc(graph->n, sizeof *g->nodes))) return 2;
+  for (; g->n < graph->n; g->n++) g->nodes[g->n] = copy_launch(&graph->nodes[g->n]);
+  stub_counts.instantiations++;
+  *exec = g;
+  return 0;
+}
+EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
+  stub_counts.graphs++;
+  stub_counts.nodes += exec->n;
+  exec->waiting++;
+  return ask_for((work){.kind = GRAPH, .graph = exec}, stream);
+}
+EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec) {
+  exec->destroyed = 1;
+  if (!exec->waiting) exec_free(exec);
   return 0;
 }

@@ -23,7 +23,8 @@ static const char words[] = TEXT(
                 "#define __syncthreads() stub_->barrier()\n#define __syncthreads_or(x) stub_->any(x)\n"
                 "#define __global__\n#define __device__\n#define __forceinline__ inline "
                 "__attribute__((always_inline))\n"
-                "#define __noinline__ __attribute__((noinline))\n#define __launch_bounds__(n)\n#define __shared__ "
+                "#define __noinline__ __attribute__((noinline))\n#define __grid_constant__\n#define "
+                "__threadfence_system()\n#define __launch_bounds__(n)\n#define __shared__ "
                 "static\n#define asm(...)\n"
                 "#define atomicMin(p, x) (*(p) = *(p) < (x) ? *(p) : (x))\n"
                 "#define __fmaf_rn __builtin_fmaf\n#define __fma_rn __builtin_fma\n#define __fsqrt_rn __builtin_sqrtf\n"
@@ -35,21 +36,32 @@ static const char words[] = TEXT(
                 "#define __int_as_float(x) (((union { int i; float f; }){x}).f)\n"
                 "#define __longlong_as_double(x) (((union { long long i; double f; }){x}).f)\n";
 
-/* Writes run_NAME for every kernel: those of printed programs, and those of the copies. */
+/* Writes run_NAME and sizes_NAME for every kernel: those of printed programs, and our own. */
 static void write_runs(FILE *f, const char *text) {
-  static const char printed[] = "(qk_args args, i64 instances)";
+  static const char printed[] = "(const u64 *block, i64 instances, const __grid_constant__ ";
   for (const char *at = text; (at = strstr(at, printed)); at++) {
-    const char *from = at;
+    const char *from = at, *words = at + sizeof printed - 1;
     while (from > text && from[-1] != ' ') from--;
-    fprintf(f, "void run_%.*s(stub_place *s, void **a) { stub_ = s; %.*s(*(qk_args *)a[0], *(i64 *)a[1]); }\n",
-            (int)(at - from), from, (int)(at - from), from);
+    fprintf(f,
+            "void run_%.*s(stub_place *s, void **a) { stub_ = s; %.*s(*(const u64 **)a[0], *(i64 *)a[1], *(%.*s "
+            "*)a[2]); }\n"
+            "const unsigned sizes_%.*s[] = {8, 8, sizeof(%.*s), 0};\n",
+            (int)(at - from), from, (int)(at - from), from, (int)strcspn(words, " "), words, (int)(at - from), from,
+            (int)strcspn(words, " "), words);
   }
   for (const char *at = text; (at = strstr(at, "COPY(k")); at++) {
     int n = (int)strcspn(at + 5, ",");
-    fprintf(
-        f,
-        "void run_%.*s(stub_place *s, void **a) { stub_ = s; %.*s(*(void **)a[0], *(void **)a[1], *(plan *)a[2]); }\n",
-        n, at + 5, n, at + 5);
+    fprintf(f,
+            "void run_%.*s(stub_place *s, void **a) { stub_ = s; %.*s(*(void **)a[0], *(void **)a[1], *(plan *)a[2]); "
+            "}\nconst unsigned sizes_%.*s[] = {8, 8, sizeof(plan), 0};\n",
+            n, at + 5, n, at + 5, n, at + 5);
+  }
+  for (const char *at = text; (at = strstr(at, "REPORT(k")); at++) {
+    int n = (int)strcspn(at + 7, ")");
+    fprintf(f,
+            "void run_%.*s(stub_place *s, void **a) { stub_ = s; %.*s(*(void **)a[0], *(void **)a[1]); }\n"
+            "const unsigned sizes_%.*s[] = {8, 8, 0};\n",
+            n, at + 7, n, at + 7, n, at + 7);
   }
 }
 

@@ -89,7 +89,9 @@ static bool run_plan(qn_vm *vm, const graph *from, const int64_t *tune, const in
   *o = (outcome){.n = p->noutputs};
   ck_assert_uint_le(p->noutputs, OUTPUTS);
   bool fits = dim_facts_hold(&p->graph->dims, symbols, NULL);
-  if (fits && !plan_run(vm, p, in->arrays, in->weak, o->values)) note_error(vm, o, true);
+  device_plan *there = NULL;
+  if (fits && !plan_run(vm, p, &there, in->arrays, in->weak, o->values)) note_error(vm, o, true);
+  plan_forget(vm, &there);
   for (uint32_t k = 0; k < p->nkernels; k++)
     if (p->kernels[k].vm_code) vmcode_free(p->kernels[k].vm_code);
   plan_free(p);

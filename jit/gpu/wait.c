@@ -1,0 +1,108 @@
+/* Waiting for a device (state.h): never longer than the VM may be kept. The driver is asked whether it is done, and the VM whether
+ * it was interrupted or is out of time, by turns: without a pause at first, then with pauses that do not matter beside what has
+ * passed. Work that is not waited for any more goes on by itself; nothing that it writes to is given to others before it is done.
+ *
+ * Checks. Kernels with checks share an error cell of the device, which a kernel of our own copies to memory of the host and
+ * empties, in the stream's order: looking at that memory is quicker than asking the driver.
+ */
+#define _GNU_SOURCE
+#include <time.h>
+
+#include "jit/gpu/state.h"
+
+enum { SPINS = 400, LOOKS = 64 };
+
+static const cuda_driver *driver(const gpu_stream *s) { return &s->engine->libraries.driver; }
+
+/* Between two questions. False with an error raised when the VM must not wait any longer. */
+static bool pause_for(qn_vm *vm, uint32_t turn) {
+  bool asked = atomic_load_explicit(&vm->interrupt, memory_order_relaxed) != 0;
+  if ((asked || (vm->config.time_limit > 0 && turn % 8 == 7)) && vm_poll_slow(vm)) return false;
+  if (turn >= SPINS) nanosleep(&(struct timespec){.tv_nsec = turn < 4 * SPINS ? 20000 : 200000}, NULL);
+  return true;
+}
+
+bool gpu_wait(qn_vm *vm, gpu_stream *s, const char *what) {
+  CUresult rc;
+  for (uint32_t turn = 0; (rc = driver(s)->cuStreamQuery(s->stream)) == GPU_NOT_READY; turn++)
+    if (!pause_for(vm, turn)) return false;
+  return rc == GPU_OK || gpu_raise(vm, s, rc, what);
+}
+
+bool gpu_wait_event(qn_vm *vm, gpu_stream *s, CUevent event, const char *what) {
+  CUresult rc;
+  for (uint32_t turn = 0; (rc = driver(s)->cuEventQuery(event)) == GPU_NOT_READY; turn++)
+    if (!pause_for(vm, turn)) return false;
+  return rc == GPU_OK || gpu_raise(vm, s, rc, what);
+}
+
+bool gpu_cells(qn_vm *vm, gpu_stream *s) {
+  const cuda_driver *d = driver(s);
+  if (!s->mapped) {
+    void *data = NULL;
+    CUresult rc = d->cuMemHostAlloc(&data, sizeof *s->mapped, GPU_HOST_MAPPED);
+    if (rc == GPU_OK) {
+      s->mapped = data;
+      *s->mapped = (gpu_mapped){0};
+      rc = d->cuMemHostGetDevicePointer_v2(&s->mapped_there, data, 0);
+    }
+    if (rc != GPU_OK) {
+      if (data) d->cuMemFreeHost(data);
+      s->mapped = NULL;
+      return gpu_raise(vm, s, rc, "memory that the device shares");
+    }
+  }
+  if (!s->cell) {
+    CUdeviceptr cell = gpu_alloc(vm, s, sizeof(uint64_t));
+    if (!cell) return false;
+    CUresult rc = d->cuMemsetD8Async(cell, 0xff, sizeof(uint64_t), s->stream);
+    if (rc != GPU_OK) {
+      gpu_free(vm, s, cell, sizeof(uint64_t));
+      return gpu_raise(vm, s, rc, "the error cell");
+    }
+    s->cell = cell;
+  }
+  if (s->abandoned) {
+    if (!gpu_wait(vm, s, "work that was interrupted")) return false;
+    s->mapped->stop = 0;
+    CUresult rc = d->cuMemsetD8Async(s->cell, 0xff, sizeof(uint64_t), s->stream);
+    if (rc != GPU_OK) return gpu_raise(vm, s, rc, "the error cell");
+    s->abandoned = false;
+  }
+  return true;
+}
+
+/* Until the report is there. It is no mistake of ours alone when it does not come: the driver is asked now and then. */
+static bool wait_for_report(qn_vm *vm, gpu_stream *s) {
+  for (uint32_t turn = 0;; turn++) {
+    for (int i = 0; i < LOOKS; i++)
+      if (__atomic_load_n(&s->mapped->reported, __ATOMIC_ACQUIRE)) return true;
+    CUresult rc = turn % 16 == 15 ? driver(s)->cuStreamQuery(s->stream) : GPU_NOT_READY;
+    if (rc == GPU_OK && __atomic_load_n(&s->mapped->reported, __ATOMIC_ACQUIRE)) return true;
+    if (rc != GPU_NOT_READY) return gpu_raise(vm, s, rc, "a kernel");
+    if (!pause_for(vm, turn)) return false;
+  }
+}
+
+bool gpu_checked(qn_vm *vm, gpu_stream *s, uint64_t *error) {
+  const cuda_driver *d = driver(s);
+  const gpu_code *own = gpu_own_code(vm, s);
+  gpu_mapped *m = s->mapped;
+  CUresult rc;
+  __atomic_store_n(&m->reported, 0, __ATOMIC_RELEASE);
+  if (own) {
+    void *arguments[] = {&s->cell, &s->mapped_there};
+    rc = d->cuLaunchKernel(own->functions[OWN_REPORT], 1, 1, 1, 1, 1, 1, 0, s->stream, arguments, NULL);
+  } else {
+    rc = d->cuMemcpyDtoHAsync_v2(&m->error, s->cell, sizeof m->error, s->stream);
+    if (rc == GPU_OK) rc = d->cuMemsetD8Async(s->cell, 0xff, sizeof m->error, s->stream);
+  }
+  if (rc != GPU_OK) return gpu_raise(vm, s, rc, "a launch");
+  if (!(own ? wait_for_report(vm, s) : gpu_wait(vm, s, "a kernel"))) {
+    s->abandoned = true;
+    __atomic_store_n(&m->stop, 1, __ATOMIC_RELEASE);
+    return false;
+  }
+  *error = m->error;
+  return true;
+}
