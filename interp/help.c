@@ -65,7 +65,7 @@ static void help_topics(text_buf *out) {
     text_addf(out, "%s  ", topics[i].name);
     column += len + 2;
   }
-  text_adds(out, "\n  every function (softmax), dtype (f32) and module (nn, optim.adam)\n"
+  text_adds(out, "\n  functions, and each by its name (softmax); dtypes (f32) and modules (nn, optim.adam)\n"
                  "  errors, and each by its id (E201)\n  tunables\n");
 }
 
@@ -107,6 +107,20 @@ static void help_function(qn_vm *vm, qn_value f, text_buf *out) {
     text_addf(out, "%s\n", ((const builtin_def *)fn->code)->doc);
   else if (fn->head.flags == FN_USER)
     comment_above(vm, ((fn_code *)fn->code)->at, out);
+}
+
+static void help_example(qn_vm *vm, const char *name, text_buf *out) {
+  const builtin_table *t = vm->builtins;
+  for (int i = 0; i < t->nexamples; i++)
+    if (strcmp(t->examples[i].name, name) == 0) help_script("Example:", t->examples[i].script, out);
+}
+
+/* `quern help functions`: those of the builtin scope. */
+static void help_functions(qn_vm *vm, text_buf *out) {
+  const scope *s = interp_of(vm)->builtin;
+  for (uint32_t i = 0; i < s->n; i++)
+    if (value_is(s->cells[i]->value, TAG_FN) && s->cells[i]->name->text[0] != '_')
+      text_addf(out, "%s\n", s->cells[i]->name->text);
 }
 
 static void help_module(qn_vm *vm, const scope *s, text_buf *out) {
@@ -167,6 +181,7 @@ static bool help_name(qn_vm *vm, const char *topic, text_buf *out) {
   bool found = false;
   if (c && (value_is(c->value, TAG_FN) || value_is(c->value, TAG_DTYPE))) {
     help_function(vm, c->value, out);
+    help_example(vm, topic, out);
     found = true;
   } else if (name && module) {
     m = import_module(vm, ip->main, outer->text, false, SPAN_NONE);
@@ -199,6 +214,10 @@ bool interp_help(qn_vm *vm, const char *topic, text_buf *out) {
   }
   if (strcmp(topic, "topics") == 0) {
     help_topics(out);
+    return true;
+  }
+  if (strcmp(topic, "functions") == 0) {
+    help_functions(vm, out);
     return true;
   }
   if (strcmp(topic, "errors") == 0) {

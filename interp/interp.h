@@ -30,7 +30,7 @@ bool interp_signature(qn_vm *vm, qn_value fn, text_buf *out);
 void interp_names(qn_vm *vm, const char *prefix, void (*each)(void *ctx, const char *name), void *ctx);
 
 /* What `quern help topic` says: a function, module or name in one (optim.adam), dtype, keyword or subject (topics.def), error
- * id, "errors", "tunables", or "topics", which lists them. False: there is none, and the text says what comes nearest. */
+ * id, "functions", "errors", "tunables", or "topics", which lists them. False: there is none, and the text says what comes nearest. */
 bool interp_help(qn_vm *vm, const char *topic, text_buf *out);
 
 /* The command line and the prompt (cli.c, repl.c: part of the binary, not of the library). */

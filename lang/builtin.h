@@ -19,11 +19,11 @@
 #include "lang/value.h"
 
 typedef enum builtin_effect {
-  BUILTIN_PURE,   /* only its arguments: may be recorded (ops inside append nodes), repeated, dropped if unused */
-  BUILTIN_READ,   /* reads the outside or data of arrays: ends a segment when recorded */
-  BUILTIN_TAP,    /* returns nil and only writes out (print, progress, save): kept in order */
-  BUILTIN_STATE,  /* changes the VM (seed) or the outside */
-  BUILTIN_HIGHER  /* calls functions it is given (tree_map, grad): pure if they are */
+  BUILTIN_PURE,  /* only its arguments: may be recorded (ops inside append nodes), repeated, dropped if unused */
+  BUILTIN_READ,  /* reads the outside or data of arrays: ends a segment when recorded */
+  BUILTIN_TAP,   /* returns nil and only writes out (print, progress, save): kept in order */
+  BUILTIN_STATE, /* changes the VM (seed) or the outside */
+  BUILTIN_HIGHER /* calls functions it is given (tree_map, grad): pure if they are */
 } builtin_effect;
 
 typedef qn_value (*builtin_fn)(qn_vm *vm, const qn_value *args);
@@ -43,9 +43,16 @@ typedef struct embedded_module {
   size_t len;
 } embedded_module;
 
+/* A script that shows what a function does, for help. */
+typedef struct builtin_example {
+  const char *name, *script;
+} builtin_example;
+
 typedef struct builtin_table {
   const builtin_def *builtins;
   int nbuiltins;
+  const builtin_example *examples; /* for builtins, ops and what the prelude defines */
+  int nexamples;
   const embedded_module *modules;
   int nmodules;
 } builtin_table;

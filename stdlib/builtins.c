@@ -9,9 +9,17 @@ static const builtin_def rows[] = {
 #undef BUILTIN
 };
 
+static const builtin_example examples[] = {
+#define EXAMPLE(name, script) {#name, script},
+#include "stdlib/examples.def"
+#undef EXAMPLE
+};
+
 const builtin_table stdlib_table = {
     .builtins = rows,
     .nbuiltins = sizeof rows / sizeof *rows,
+    .examples = examples,
+    .nexamples = sizeof examples / sizeof *examples,
     .modules = stdlib_modules,
     .nmodules = STDLIB_MODULE_COUNT,
 };

@@ -4,7 +4,7 @@
 errors   The example on the page of every error id ends with that error, and the script under "Cure" runs without a word on
          stderr; each runs in an empty folder. Where no script can make it happen, a function below does, or a unit test
          that is named.
-topics   The example of every topic runs, and every name that help lists has a page.
+topics   The example of every topic and of every function runs, and every name that help lists has a page.
 """
 import argparse
 import os
@@ -104,12 +104,18 @@ def errors(p):
 
 def topics(p):
     lines = p.help("topics").splitlines()
-    for name in " ".join(line for line in lines[2:] if line.startswith("  ")).split("every function")[0].split():
+    for name in " ".join(line for line in lines[2:] if line.startswith("  ")).split("functions, and each")[0].split():
         example = script_below(p.help(name), "Example")
         if not example:
             p.bad.append(f"{name}: no example")
             continue
         p.expect(name, example, None)
+    for name in p.help("functions").split():
+        example = script_below(p.help(name), "Example")
+        if example:
+            p.expect(name, example, None)
+        else:
+            p.bad.append(f"{name}: no example in stdlib/examples.def")
     for name in ("softmax", "sum", "exp", "f32", "nn", "optim", "optim.adam", "tunables"):
         if len(p.help(name).split()) < 5:
             p.bad.append(f"{name}: a short page")
