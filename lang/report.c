@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "lang/internal.h"
+#include "lang/look.h"
 
 enum {
   TAB = 4,
@@ -17,11 +18,21 @@ enum {
   LABEL_STEP = 10,  /* second parts of labels start at a multiple of this */
   CROP_WIDTH = 160, /* longer lines are cut around what is underlined */
   CROP_BEFORE = 40,
-  EXCERPT_LINES = 12
+  EXCERPT_LINES = 12,
+  LOOKS_MOST = 1 << 22 /* longer texts are not coloured */
 };
 
 static const char *const STYLE_ERROR = "\033[1;31m", *const STYLE_BOLD = "\033[1m", *const STYLE_DIM = "\033[34m",
                          *const STYLE_OFF = "\033[0m";
+
+const char *look_style(look l) {
+  static const char *const styles[LOOK_COUNT] = {
+#define X(name, style) [LOOK_##name] = style,
+      LOOKS(X)
+#undef X
+  };
+  return styles[l];
+}
 
 /* What is being marked: a note, or the error's place (text NULL). */
 typedef struct mark {
@@ -34,6 +45,7 @@ typedef struct report {
   text_buf *out;
   const source_text *source;
   bool color;
+  const uint8_t *looks; /* of every byte of the source, where colours are wanted and known */
   int number_width;
 } report;
 
@@ -118,10 +130,17 @@ static void line_text(report *r, uint32_t line, int from, int to) {
   const source_text *s = r->source;
   uint32_t end = line_end(s, line);
   int column = 0;
+  look now = LOOK_plain;
   for (uint32_t i = line_start(s, line); i < end && column < to;) {
     uint32_t code;
     int n = utf8_decode(s->text + i, &code), width = width_at(code, column);
     if (column >= from) {
+      look next = r->looks ? (look)r->looks[i] : LOOK_plain;
+      if (next != now) {
+        if (*look_style(now)) text_adds(r->out, LOOK_OFF);
+        text_adds(r->out, look_style(next));
+        now = next;
+      }
       if (code == '\t')
         text_repeat(r->out, " ", width);
       else if (code < 0x20 || (code >= 0x7f && code < 0xa0))
@@ -132,6 +151,7 @@ static void line_text(report *r, uint32_t line, int from, int to) {
     i += (uint32_t)n;
     column += width;
   }
+  if (*look_style(now)) text_adds(r->out, LOOK_OFF);
 }
 
 /* A label to be written below an underline. */
@@ -329,7 +349,11 @@ void error_render(qn_vm *vm, const qn_error_object *e, text_buf *out, bool color
         done[k] = true;
       }
     r.source = source_get(vm, all[i].at.source);
+    uint8_t *looks = color && vm->hooks.looks && r.source->len <= LOOKS_MOST ? mem_try_alloc(vm, r.source->len) : NULL;
+    if (looks) vm->hooks.looks(vm, r.source->text, r.source->len, looks);
+    r.looks = looks;
     excerpt(&r, here, count);
+    mem_free(vm, looks, r.source->len);
   }
   for (int i = 0; i < e->nnotes; i++)
     if (!source_get(vm, e->notes[i].at.source)) text_addf(out, "      = %s\n", e->notes[i].text->text);

@@ -73,6 +73,8 @@ typedef struct vm_hooks {
   const char *(*fn_name)(qn_value fn);
   /* The anchor in the code of an FN_USER value (jit/trace/rec.h's jit_anchor), NULL for others (interp). */
   void *(*anchor)(qn_value fn);
+  /* The look (lang/look.h) of every byte of a source text (parser); keeps a pending error. */
+  void (*looks)(qn_vm *vm, const char *text, size_t len, uint8_t *looks);
   const device_memory *device; /* NULL: there is only the CPU */
   const struct device_kernels *kernels; /* and what runs kernels there (jit/kernel/device.h) */
   /* Shows how far a `for` over a list or range marked OBJ_PROGRESS is: before each item, and at the end (done == total) (stdlib). */

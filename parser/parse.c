@@ -416,13 +416,9 @@ static parse_outcome drive(parser *p) {
   }
 }
 
-ast_module *parse_text(qn_vm *vm, uint32_t source, parse_mode mode, parse_outcome *outcome) {
+static ast_module *parse_source(qn_vm *vm, const source_text *text, uint32_t source, parse_mode mode,
+                                parse_outcome *outcome) {
   *outcome = PARSE_ERROR;
-  const source_text *text = source_get(vm, source);
-  if (!text) {
-    (void)raise(vm, E_text, SPAN_NONE, "there is no source text %u", source);
-    return NULL;
-  }
   if (text->len > INT32_MAX) {
     (void)raise(vm, E_too_large, (span){source, 0, 0}, "a source text has at most 2 GiB");
     return NULL;
@@ -459,4 +455,22 @@ ast_module *parse_text(qn_vm *vm, uint32_t source, parse_mode mode, parse_outcom
   if (*outcome == PARSE_OK) return module;
   ast_free(vm, module);
   return NULL;
+}
+
+ast_module *parse_text(qn_vm *vm, uint32_t source, parse_mode mode, parse_outcome *outcome) {
+  const source_text *text = source_get(vm, source);
+  if (text) return parse_source(vm, text, source, mode, outcome);
+  *outcome = PARSE_ERROR;
+  (void)raise(vm, E_text, SPAN_NONE, "there is no source text %u", source);
+  return NULL;
+}
+
+bool parse_incomplete(qn_vm *vm, const char *text, size_t len) {
+  if (!utf8_valid(text, len) || memchr(text, 0, len)) return false;
+  source_text source = {.text = (char *)text, .len = len};
+  parse_outcome outcome;
+  ast_module *tree = parse_source(vm, &source, 0, PARSE_PROMPT, &outcome);
+  ast_free(vm, tree);
+  error_clear(vm);
+  return outcome == PARSE_INCOMPLETE;
 }

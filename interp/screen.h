@@ -1,0 +1,52 @@
+/* What the editor shows: rows of text that are drawn over those before them. Internal to the editor. */
+#ifndef INTERP_SCREEN_H
+#define INTERP_SCREEN_H
+
+#include "interp/terminal.h"
+
+typedef struct screen_row {
+  size_t start, end; /* in frame.text */
+  int width;
+  bool wrapped; /* goes on with the line of the row above */
+} screen_row;
+
+/* A picture: rows with the place of the cursor. */
+typedef struct frame {
+  text_buf text;
+  screen_row *rows;
+  int n, cap;
+  int cursor_row, cursor_column;
+  bool failed; /* memory was short */
+  /* Of the pen: */
+  int columns;
+  const char *style;
+  bool cursor_waits; /* the cursor stands on what comes next, on this row or the one below */
+} frame;
+
+typedef struct screen {
+  frame shown, next;
+  int at;  /* row of `shown` that the terminal's cursor is on */
+  int top; /* row of the whole picture that is the first one shown */
+} screen;
+
+void screen_init(screen *s);
+void screen_free(screen *s);
+/* Begins the next picture. */
+frame *screen_pen(screen *s, const terminal *t);
+/* Writes bytes that take `width` columns, together in a row; style NULL is plain. */
+void frame_put(frame *f, const char *style, const char *text, size_t len, int width);
+/* A text of one line. */
+void frame_text(frame *f, const char *style, const char *text, size_t len);
+void frame_line(frame *f); /* begins a new line */
+void frame_cursor(frame *f);
+/* Columns that are left of this row, and the terminal columns of a text of one line. */
+int frame_left(const frame *f);
+int text_columns(const char *text, size_t len);
+/* Draws the next picture, as far as the terminal has rows; `whole` draws all and leaves the cursor below it. */
+void screen_draw(screen *s, terminal *t, bool whole);
+/* What was drawn is no longer there (the terminal was cleared); the cursor stands where the picture is to begin. */
+void screen_forget(screen *s);
+/* The terminal has other columns than when it was drawn: back to the first row, which everything is cleared from. */
+void screen_resized(screen *s, terminal *t);
+
+#endif

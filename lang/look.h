@@ -1,0 +1,32 @@
+/* How source text is coloured: every byte has a look, which the parser gives (hooks.looks) and whoever shows text on a
+ * terminal turns into colours: the excerpts of error reports, and the prompt. */
+#ifndef LANG_LOOK_H
+#define LANG_LOOK_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Name, and the terminal's code that begins it. */
+#define LOOKS(X)                                                                                                       \
+  X(plain, "") /* blanks, brackets, commas */                                                                          \
+  X(name, "")  /* of a variable or field */                                                                            \
+  X(keyword, "\033[1;35m")                                                                                             \
+  X(constant, "\033[36m") /* true, false, nil */                                                                       \
+  X(number, "\033[36m")                                                                                                \
+  X(string, "\033[32m")                                                                                                \
+  X(comment, "\033[2m")                                                                                                \
+  X(call, "\033[34m") /* a name that is called */                                                                      \
+  X(operator, "\033[33m")                                                                                              \
+  X(wrong, "\033[4;31m") /* no token of the language */
+typedef enum look {
+#define X(name, style) LOOK_##name,
+  LOOKS(X)
+#undef X
+      LOOK_COUNT
+} look;
+
+/* The code that begins a look on a terminal ("" for none); LOOK_OFF ends it. */
+const char *look_style(look l);
+#define LOOK_OFF "\033[0m"
+
+#endif

@@ -1,0 +1,179 @@
+/* What tokens look like, and whether a text is complete: for the prompt and for excerpts in colour.
+ *
+ * The lexer itself finds the tokens, so what is shown is what will be read. It stops at the first thing that is no token; here it
+ * goes on behind it: an unfinished or faulty string is a string up to its quote or the end of its line (of the text for
+ * three quotes), and leaves the interpolations that it lies in.
+ */
+#include <string.h>
+
+#include "lang/look.h"
+#include "parser/state.h"
+
+static look look_of(int kind) {
+  switch (kind) {
+  case T_AND:
+  case T_AS:
+  case T_BREAK:
+  case T_CATCH:
+  case T_CONTINUE:
+  case T_ELSE:
+  case T_FN:
+  case T_FOR:
+  case T_IF:
+  case T_IMPORT:
+  case T_IN:
+  case T_LET:
+  case T_NOT:
+  case T_OR:
+  case T_RETURN:
+  case T_TRY:
+  case T_WHILE: return LOOK_keyword;
+  case T_TRUE:
+  case T_FALSE:
+  case T_NIL: return LOOK_constant;
+  case T_INT:
+  case T_FLOAT: return LOOK_number;
+  case T_STRING:
+  case T_SBEG:
+  case T_SMID:
+  case T_SEND:
+  case T_FMT: return LOOK_string;
+  case T_NAME: return LOOK_name;
+  case T_LP:
+  case T_RP:
+  case T_LB:
+  case T_RB:
+  case T_LC:
+  case T_LREC:
+  case T_LEMPTY:
+  case T_RC:
+  case T_COMMA:
+  case T_COLON:
+  case T_SEMI:
+  case T_DOT:
+  case T_NL: return LOOK_plain;
+  default: return LOOK_operator;
+  }
+}
+
+static void paint(uint8_t *looks, size_t from, size_t to, look l) {
+  if (to > from) memset(looks + from, (int)l, to - from);
+}
+
+/* Between tokens there are blanks and comments. */
+static void paint_gap(const char *text, uint8_t *looks, size_t from, size_t to) {
+  for (size_t i = from; i < to; i++) {
+    if (text[i] != '#') continue;
+    size_t end = i;
+    while (end < to && text[end] != '\n') end++;
+    paint(looks, i, end, LOOK_comment);
+    i = end;
+  }
+}
+
+/* The end of a string that the lexer refused, from `s` behind its opening quotes. */
+static size_t skip_string(const char *text, size_t len, size_t s, bool triple) {
+  for (; s < len && (triple || text[s] != '\n'); s++) {
+    if (text[s] == '\\' && s + 1 < len && text[s + 1] != '\n')
+      s++;
+    else if (text[s] == '"' && (!triple || (s + 2 < len && text[s + 1] == '"' && text[s + 2] == '"')))
+      return s + (triple ? 3 : 1);
+  }
+  return s;
+}
+
+/* Goes on behind what the lexer refused; it began at `from`. */
+static size_t resume(parser *p, uint8_t *looks, size_t from) {
+  const char *text = p->text->text;
+  size_t len = p->text->len, to = (size_t)((const char *)p->at - text);
+  if (to <= from) to = from + 1;
+  const bracket *in = p->depth ? &p->brackets[p->depth - 1] : NULL;
+  bool inside = in && (in->kind == BRACKET_STRING || in->kind == BRACKET_TEXT);
+  bool ends_part = inside && (text[from] == '}' || text[from] == ':' || text[from] == '\n');
+  if (text[from] == '"' || ends_part) {
+    bool triple = ends_part ? in->kind == BRACKET_TEXT : strncmp(text + from, "\"\"\"", 3) == 0;
+    to = skip_string(text, len, from + (text[from] == '"' && triple ? 3 : text[from] == '\n' ? 0 : 1), triple);
+    if (ends_part) {
+      if (in->kind == BRACKET_STRING) p->lines_open--;
+      p->depth--;
+    }
+    paint(looks, from, to, LOOK_string);
+    p->before = p->last;
+    p->last = T_STRING;
+    if (text[from] == '\n' && to == from) to = from + 1;
+  } else {
+    while (to < len && ((unsigned char)text[to] & 0xc0) == 0x80) to++;
+    paint(looks, from, to, LOOK_wrong);
+    p->before = p->last;
+    p->last = T_NAME;
+  }
+  p->last_token = (token){.start = (uint32_t)from, .end = (uint32_t)to};
+  p->at = (const unsigned char *)text + (to < len ? to : len);
+  return (size_t)((const char *)p->at - text);
+}
+
+/* A parser over a text that is no source of the VM; NULL when memory is short. `module` holds what tokens own. */
+static parser *open_lexer(qn_vm *vm, const source_text *text, ast_module *module) {
+  parser *p = mem_try_alloc(vm, sizeof *p);
+  if (!p) return NULL;
+  memset(p, 0, sizeof *p);
+  *module = (ast_module){0};
+  p->vm = vm;
+  p->text = text;
+  p->mode = PARSE_PROMPT;
+  p->module = module;
+  p->at = (const unsigned char *)text->text;
+  p->end = p->at + text->len;
+  text_init(&p->chars, vm);
+  return p;
+}
+
+static void close_lexer(parser *p) {
+  qn_vm *vm = p->vm;
+  ast_module *m = p->module;
+  for (uint32_t i = 0; i < m->nstrings; i++) value_release(vm, value_obj(TAG_STR, m->strings[i]));
+  mem_free(vm, m->strings, m->strings_cap * sizeof *m->strings);
+  text_free(&p->chars);
+  mem_free(vm, p, sizeof *p);
+}
+
+void parse_looks(qn_vm *vm, const char *text, size_t len, uint8_t *looks) {
+  memset(looks, LOOK_plain, len);
+  if (len > INT32_MAX || !utf8_valid(text, len)) return;
+  qn_error_object *pending = error_take(vm);
+  source_text source = {.text = (char *)text, .len = len};
+  ast_module module;
+  parser *p = open_lexer(vm, &source, &module);
+  size_t at = 0;
+  while (p) {
+    token t;
+    int kind = lexer_next(p, &t);
+    if (kind == LEX_END) {
+      paint_gap(text, looks, at, len);
+      break;
+    }
+    if (t.start < at) t.start = (uint32_t)at;
+    paint_gap(text, looks, at, t.start);
+    if (kind == LEX_INCOMPLETE) { /* three quotes that are still open, possibly behind an interpolation */
+      paint(looks, t.start, len, LOOK_string);
+      break;
+    }
+    if (kind == LEX_FAILED) {
+      error_clear(vm);
+      p->failed = false;
+      if (p->chars.failed || t.start >= len) break;
+      at = resume(p, looks, t.start);
+      continue;
+    }
+    paint(looks, t.start, t.end, look_of(kind));
+    if (kind == T_LP && p->last == T_NAME && p->last_token.end == t.start)
+      paint(looks, p->last_token.start, t.start, LOOK_call);
+    at = t.end;
+    p->before = p->last;
+    p->last = kind;
+    p->last_token = t;
+  }
+  if (p) close_lexer(p);
+  error_clear(vm);
+  if (pending) error_put_back(vm, pending);
+}
