@@ -4,6 +4,7 @@
  * reads QUERN_LOG and QUERN_SET, and ends with an exit status: 0, 1 for an error in the script, 2 for misuse.
  */
 #include "interp/cli.h"
+#include "interp/terminal.h"
 #include "jit/gpu/gpu.h"
 
 #include <errno.h>
@@ -24,6 +25,7 @@ static void on_interrupt(int signal) {
   if (++interrupts >= 3) _exit(130);
   qn_vm *vm = interrupt_vm;
   if (vm) qn_interrupt(vm);
+  terminal_wake();
 }
 
 static void catch_interrupts(qn_vm *vm) {
@@ -45,13 +47,18 @@ bool cli_interrupted(void) {
 
 /* ---- reports ---------------------------------------------------------------------------------------------------------- */
 
+bool cli_colors(int fd) {
+  const char *off = getenv("NO_COLOR"), *term = getenv("TERM");
+  return isatty(fd) && !(off && *off) && term && *term && strcmp(term, "dumb") != 0;
+}
+
 void cli_report(qn_vm *vm) {
   interrupts = 0;
   if (!vm->error) return;
   fflush(stdout);
   text_buf t;
   text_init(&t, NULL);
-  error_render(vm, vm->error, &t, isatty(2) && !getenv("NO_COLOR"));
+  error_render(vm, vm->error, &t, cli_colors(2));
   if (t.text && !t.failed) fwrite(t.text, 1, t.len, stderr);
   text_free(&t);
 }
@@ -268,8 +275,7 @@ static int run(qn_vm *vm, const char *name, const char *text, size_t len) {
   return status == QN_OK ? EXIT_FINE : EXIT_SCRIPT;
 }
 
-/* A whole file, "-" for stdin; NULL with a message. */
-static char *read_script(const char *path, size_t *len) {
+char *cli_read(const char *path, size_t *len) {
   FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
   size_t cap = 1 << 16, n;
   char *text = f ? malloc(cap) : NULL;
@@ -292,7 +298,7 @@ static char *read_script(const char *path, size_t *len) {
 
 static int run_file(const options *o, char **argv, int argc) {
   size_t len;
-  char *text = read_script(argv[0], &len);
+  char *text = cli_read(argv[0], &len);
   if (!text) return EXIT_SCRIPT;
   int status;
   qn_vm *vm = open_vm(o, argv + 1, argc - 1, &status);

@@ -340,10 +340,11 @@ static void erase(editor *e, size_t from, size_t to) {
   splice(e, from, to, "", 0);
 }
 
-static void yank(editor *e, int number) {
+/* Inserts a kill, or puts it in the place of the one that was yanked just now. */
+static void yank(editor *e, int number, bool replace) {
   if (!e->kills[number]) return;
   remember(e, RUN_YANK);
-  size_t from = e->ran == RUN_YANK && number ? e->yanked : e->cursor;
+  size_t from = replace ? e->yanked : e->cursor;
   e->yanked = from;
   e->yank = number;
   splice(e, from, e->cursor, e->kills[number], strlen(e->kills[number]));
@@ -635,7 +636,7 @@ static void complete(editor *e) {
   size_t begin = line_begin(e, e->cursor);
   bool blank = true;
   for (size_t i = begin; i < e->cursor; i++) blank &= e->text[i] == ' ' || e->text[i] == '\t';
-  if (blank && begin > 0) {
+  if (blank) {
     char blanks[INDENT];
     memset(blanks, ' ', INDENT);
     type_bytes(e, blanks, INDENT - (e->cursor - begin) % INDENT);
@@ -738,7 +739,7 @@ static void draw_text(editor *e, frame *f, bool last) {
   frame_text(f, styled(e, STYLE_PROMPT), e->host.prompt, strlen(e->host.prompt));
   int column = 0;
   for (size_t i = 0; i < e->len;) {
-    if (i == e->cursor) frame_cursor(f);
+    if (i == e->cursor && !last) frame_cursor(f);
     uint32_t code;
     size_t n = (size_t)utf8_decode(e->text + i, &code);
     const char *style = looks ? styled(e, look_style((look)looks[i])) : NULL;
@@ -756,7 +757,7 @@ static void draw_text(editor *e, frame *f, bool last) {
     }
     i += n;
   }
-  if (e->cursor == e->len) frame_cursor(f);
+  if (e->cursor == e->len && !last) frame_cursor(f);
 }
 
 /* A line of the panel, cut where the row ends. */
@@ -950,9 +951,9 @@ static void other_key(editor *e, int key) {
     /* At a line's end the next line is joined. */
     cut(e, at, at < e->len && e->text[at] == '\n' ? at + 1 : line_end(e, at));
     break;
-  case KEY_CTRL('Y'): yank(e, 0); break;
+  case KEY_CTRL('Y'): yank(e, 0, false); break;
   case 'y' | KEY_ALT:
-    if (e->ran == RUN_YANK) yank(e, e->yank + 1 < KILLS && e->kills[e->yank + 1] ? e->yank + 1 : 0);
+    if (e->ran == RUN_YANK) yank(e, e->yank + 1 < KILLS && e->kills[e->yank + 1] ? e->yank + 1 : 0, true);
     break;
   case KEY_CTRL('T'): transpose(e); break;
   case KEY_CTRL('_'): undo(e); break;

@@ -258,8 +258,7 @@ static __attribute__((cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_s
       if (s->cells[i]->declared && s->cells[i]->value.head != TAG_UNSET) names[n++] = s->cells[i]->name->text;
     text_addf(&t, "module %s has no name '%s'", m->name->text, name->text);
   } else if (value_is(v, TAG_ARRAY)) {
-    static const char *const fields[] = {"shape", "dtype", "rank", "size", "device", "T"};
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) names[n++] = fields[i];
+    for (int i = 0; i < ARRAY_FIELDS; i++) names[n++] = array_fields[i];
     text_addf(&t, "arrays have no field '%s'", name->text);
   } else {
     text_kind(&t, v);

@@ -231,3 +231,20 @@ bool interp_help(qn_vm *vm, const char *topic, text_buf *out) {
   vm_run_end(vm, &run);
   return found;
 }
+
+void interp_describe(qn_vm *vm, const char *name, qn_value v, text_buf *out) {
+  if (value_is(v, TAG_FN) || value_is(v, TAG_DTYPE)) {
+    size_t before = out->len;
+    help_function(vm, v, out);
+    if (out->len > before + 2) return;
+    out->len = before; /* a transform, or a host's function */
+  }
+  if (value_is(v, TAG_MODULE)) {
+    help_module(vm, ((const qn_module *)v.u.p)->scope, out);
+    return;
+  }
+  text_addf(out, "%s: ", name);
+  text_kind(out, v);
+  if (value_is(v, TAG_ARRAY) && value_array(v)->device) text_addf(out, " on gpu(%d)", value_array(v)->device - 1);
+  text_adds(out, "\n");
+}

@@ -29,9 +29,29 @@ bool interp_signature(qn_vm *vm, qn_value fn, text_buf *out);
 /* The names visible at the prompt that begin with `prefix`, for completion and "nearest name": calls `each` for every one. */
 void interp_names(qn_vm *vm, const char *prefix, void (*each)(void *ctx, const char *name), void *ctx);
 
+/* ---- what the prompt asks (inspect.c); values are borrowed, no code of the program runs ---- */
+
+/* The value of a name that is visible at the prompt. */
+bool interp_lookup(qn_vm *vm, const char *name, size_t len, qn_value *out);
+/* The session's own names, in the order in which they were first used. */
+void interp_globals(qn_vm *vm, void (*each)(void *ctx, const char *name, qn_value v), void *ctx);
+/* Forgets the session's names. False with an error raised. */
+QN_MUST_CHECK bool interp_reset(qn_vm *vm);
+/* A field of a record or a name of a module. */
+bool interp_field(qn_value v, const char *name, size_t len, qn_value *out);
+/* The names behind the point of a record, module or array. */
+void interp_fields(qn_value v, void (*each)(void *ctx, const char *name), void *ctx);
+/* The parameters that can be given by name; `position` is where they can be given without it (INT32_MAX: nowhere). */
+void interp_parameters(qn_vm *vm, qn_value f, void (*each)(void *ctx, const char *name, int position), void *ctx);
+/* Bytes that a value and what it consists of take, each shared part once. */
+size_t interp_bytes(qn_value v);
+
 /* What `quern help topic` says: a function, module or name in one (optim.adam), dtype, keyword or subject (topics.def), error
  * id, "functions", "errors", "tunables", or "topics", which lists them. False: there is none, and the text says what comes nearest. */
 bool interp_help(qn_vm *vm, const char *topic, text_buf *out);
+
+/* The same about a value of the session: a function, module, or what kind of value it is. */
+void interp_describe(qn_vm *vm, const char *name, qn_value v, text_buf *out);
 
 /* The command line and the prompt (cli.c, repl.c: part of the binary, not of the library). */
 int interp_main(int argc, char **argv);

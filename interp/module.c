@@ -475,7 +475,7 @@ qn_value interp_eval(qn_vm *vm, const char *name, const char *text, size_t len, 
   uint32_t source = label.failed ? 0 : source_add(vm, label.text ? label.text : "", text, len);
   qn_value r = value_error();
   if (label.failed) raise_memory(vm);
-  if (source && (prompt || set_dir(vm, ip->main, name))) r = run_text(vm, ip->main, source, prompt, &more);
+  if (source && set_dir(vm, ip->main, prompt ? "" : name)) r = run_text(vm, ip->main, source, prompt, &more);
   text_free(&label);
   if (incomplete) *incomplete = more;
   if (!prompt || more) return r;

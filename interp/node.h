@@ -13,6 +13,10 @@
 #include "lang/op.h"
 #include "parser/parser.h"
 
+/* The fields that every array has. */
+enum { ARRAY_FIELDS = 6 };
+extern const char *const array_fields[ARRAY_FIELDS];
+
 typedef enum node_kind {
   N_OTHER,
   N_LOCAL,  /* n_local: slot */

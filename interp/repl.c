@@ -1,106 +1,258 @@
-/* The prompt. Lines are gathered until they are a whole (qn_eval_prompt says when), what is pasted at once is one text, and
- * prompts that were copied along are stripped. Values other than nil are shown unless the text ends in `;`. Errors are shown
- * and the session goes on; Ctrl-C gives up what was typed so far. Text from a pipe or file runs in the same way, without greeting and prompts.
+/* The prompt. On a terminal texts come from the line editor; elsewhere, and on a terminal that can do nothing, lines are gathered
+ * until they are a whole (qn_eval_prompt says when). Values other than nil are shown unless the text ends in `;`. Errors are
+ * shown and the session goes on.
+ *
+ * A transcript that is pasted (lines with the prompt's marks, what was printed between them) becomes the text that was typed:
+ * a paste is a transcript if a line begins with the prompt, or if its first one begins with > or >>.
  */
-#include "interp/cli.h"
-
+#include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "interp/prompt.h"
 #include "lang/format.h"
-
-#ifdef QN_LIBEDIT
-#include <editline/readline.h>
-#endif
+#include "parser/parser.h"
 
 static const char PROMPT[] = "qn> ", MORE[] = "... ";
+enum { ECHO_LINES = 400, ECHO_BYTES = 64 << 10 /* of a value that is shown */ };
 
-typedef struct repl {
-  qn_vm *vm;
-  bool terminal;
-  char *text; /* gathered so far */
-  size_t len, cap;
-} repl;
+/* ---- transcripts ---------------------------------------------------------------------------------------------------------- */
 
-#ifdef QN_LIBEDIT
-/* Names that begin as the word before the cursor does. readline's interface has no context argument, hence the statics, which
- * only the binary has. */
-static qn_vm *completing;
-enum { NAMES = 256 };
-static char *found[NAMES];
-static int nfound, given;
-
-static void add_found(void *ctx, const char *name) {
-  (void)ctx;
-  if (nfound < NAMES && (found[nfound] = strdup(name))) nfound++;
+/* Does a line begin with a mark? Its length, blank included; a line that is the mark alone may lack the blank. */
+static size_t mark_length(const char *line, size_t len, const char *mark) {
+  size_t n = strlen(mark);
+  if (len >= n && memcmp(line, mark, n) == 0) return n;
+  return len == n - 1 && memcmp(line, mark, n - 1) == 0 ? n - 1 : 0;
 }
 
-static char *next_name(const char *prefix, int state) {
-  if (state == 0) {
-    while (given < nfound) free(found[given++]); /* what an earlier completion left */
-    nfound = given = 0;
-    interp_names(completing, prefix, add_found, NULL);
+static size_t prompt_mark(const char *line, size_t len) {
+  static const char *const marks[] = {PROMPT, ">> ", "> "};
+  for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
+    size_t n = mark_length(line, len, marks[i]);
+    if (n) return n;
   }
-  return given < nfound ? found[given++] : NULL;
+  return 0;
 }
 
-static char **complete(const char *prefix, int start, int end) {
-  (void)start, (void)end;
-  return rl_completion_matches(prefix, next_name);
+static size_t line_length(const char *text, size_t len) {
+  const char *end = memchr(text, '\n', len);
+  return end ? (size_t)(end - text) : len;
 }
-#endif
 
-#ifdef QN_LIBEDIT
-/* Ctrl-C ends a read from the terminal, or lets it go on. libedit has a handler of its own for that, which leaves ours in its
- * place when a signal comes before its read begins. */
+static bool is_transcript(const char *text, size_t len) {
+  bool first = true;
+  for (size_t at = 0; at < len;) {
+    size_t n = line_length(text + at, len - at);
+    if (mark_length(text + at, n, PROMPT)) return true;
+    if (first && n && prompt_mark(text + at, n)) return true;
+    first &= n == strspn(text + at, " \t");
+    at += n + 1;
+  }
+  return false;
+}
+
+/* edit_host's pasted: keeps what was typed. A first line without a mark is one whose mark was not copied. */
+static void strip_transcript(void *ctx, char *text, size_t *len) {
+  if (!is_transcript(text, *len)) return;
+  ((session *)ctx)->transcript = true;
+  bool code = true; /* the line before was typed */
+  size_t to = 0;
+  for (size_t at = 0; at < *len;) {
+    size_t n = line_length(text + at, *len - at), mark = prompt_mark(text + at, n), next = at + n + 1;
+    if (!mark && code && at) mark = mark_length(text + at, n, MORE);
+    code = mark || at == 0;
+    if (code) {
+      memmove(text + to, text + at + mark, n - mark);
+      to += n - mark;
+      text[to++] = '\n';
+    }
+    at = next;
+  }
+  if (to) to--;
+  *len = to;
+  text[to] = 0;
+}
+
+/* ---- showing -------------------------------------------------------------------------------------------------------------- */
+
+static int columns(const session *s) {
+  if (s->editor) return edit_columns(s->editor);
+  struct winsize size;
+  return s->terminal && ioctl(1, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
+/* The beginning and the end of a text that is too long. */
+static void show_text(const char *text, size_t len) {
+  size_t lines = 0, cut = len, at = 0;
+  while (at < len && cut == len) {
+    size_t n = line_length(text + at, len - at);
+    if (++lines > ECHO_LINES || at > ECHO_BYTES) cut = at;
+    if (n > ECHO_BYTES) {
+      cut = at + ECHO_BYTES;
+      while (cut > at && ((unsigned char)text[cut] & 0xc0) == 0x80) cut--;
+    }
+    at += n + 1;
+  }
+  fwrite(text, 1, cut, stdout);
+  if (cut < len) {
+    if (cut && text[cut - 1] != '\n') fputs("\n", stdout);
+    printf("... %zu bytes more; print(_) shows all", len - cut);
+  }
+  fputs("\n", stdout);
+}
+
+static void show(session *s, qn_value v) {
+  text_buf t;
+  text_init(&t, s->vm);
+  format_options options = {.width = columns(s)};
+  vm_run run;
+  vm_run_begin(s->vm, &run);
+  if (format_print(s->vm, v, &options, &t) && !t.failed)
+    show_text(t.text ? t.text : "", t.len);
+  else if (error_pending(s->vm))
+    cli_report(s->vm);
+  else
+    fprintf(stderr, "quern: no memory is left to show this value\n");
+  text_free(&t);
+  vm_run_end(s->vm, &run);
+}
+
+static bool is_silent(const char *text, size_t n) {
+  while (n > 0 && strchr(" \t\r\n", text[n - 1])) n--;
+  return n > 0 && text[n - 1] == ';';
+}
+
+/* Seconds; what was asked of devices is done by then. */
+static double seconds(session *s) {
+  vm_run run;
+  vm_run_begin(s->vm, &run);
+  if (s->vm->gpu && !s->vm->hooks.device->wait(s->vm)) error_clear(s->vm);
+  vm_run_end(s->vm, &run);
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+bool session_run(session *s, const char *text, size_t len, bool last, bool *more) {
+  qn_value v = value_nil();
+  copy_count before = s->vm->copies;
+  s->began = s->ran = seconds(s);
+  qn_status status = qn_eval_prompt(s->vm, text, len, &v);
+  *more = status == QN_INCOMPLETE && !last;
+  if (*more) return false;
+  if (status == QN_INCOMPLETE) status = qn_eval(s->vm, "<prompt>", text, len, NULL); /* says what is missing */
+  if (status == QN_OK) s->ran = seconds(s);
+  s->copied = (copy_count){s->vm->copies.count - before.count, s->vm->copies.bytes - before.bytes, s->vm->copies.at};
+  s->interrupted = s->vm->error && s->vm->error->id == E_interrupted;
+  if (s->interrupted && s->terminal) fputs("\n", stderr); /* behind the ^C of the terminal */
+  if (status != QN_OK)
+    cli_report(s->vm);
+  else if (!value_is(v, TAG_NIL) && !is_silent(text, len))
+    show(s, v);
+  if (status == QN_OK) value_release(s->vm, v);
+  fflush(stdout);
+  return status == QN_OK;
+}
+
+/* A text or a command. False if it needs more lines. */
+static bool run_input(session *s, const char *text, size_t len, bool last) {
+  bool more = false;
+  if (command_is(s, text, len))
+    command_run(s, text, len);
+  else
+    session_run(s, text, len, last, &more);
+  return !more;
+}
+
+static bool incomplete(void *ctx, const char *text, size_t len) {
+  session *s = ctx;
+  return !command_is(s, text, len) && parse_incomplete(s->vm, text, len);
+}
+
+/* Does the line that begins here go on with the statement before it? */
+static bool continues(const char *line) {
+  line += strspn(line, " \t\n");
+  return strncmp(line, "else", 4) == 0 || strncmp(line, "catch", 5) == 0 || *line == '.';
+}
+
+/* Runs the inputs of a transcript one by one: each is as many lines as make a whole. An interrupt ends all of them. */
+static void run_transcript(session *s, const char *text, size_t len) {
+  text_buf input;
+  text_init(&input, NULL);
+  for (size_t at = 0; at < len && !s->ended;) {
+    size_t n = line_length(text + at, len - at);
+    text_add(&input, text + at, n);
+    at += n + 1;
+    bool last = at >= len;
+    if (input.failed) break;
+    if (!last && (continues(text + at) || incomplete(s, input.text, input.len))) {
+      text_adds(&input, "\n");
+      continue;
+    }
+    if (input.len > strspn(input.text, " \t\n")) run_input(s, input.text, input.len, true);
+    input.len = 0;
+    if (s->interrupted) break;
+  }
+  text_free(&input);
+}
+
+/* ---- with the editor ------------------------------------------------------------------------------------------------------ */
+
+static void looks(void *ctx, const char *text, size_t len, uint8_t *out) {
+  parse_looks(((session *)ctx)->vm, text, len, out);
+}
+
+static void edit_loop(session *s, history *h) {
+  const char *text;
+  size_t len;
+  while (!s->ended) {
+    cli_interrupted();
+    s->transcript = false;
+    edit_end end = edit_read(s->editor, &text, &len);
+    if (end == EDIT_CLOSED) break;
+    if (end == EDIT_FAILED) {
+      fprintf(stderr, "quern: the terminal cannot be read any longer, or memory is short\n");
+      break;
+    }
+    if (end == EDIT_INTERRUPT || len == strspn(text, " \t\n")) continue;
+    history_add(h, text, len);
+    if (s->transcript)
+      run_transcript(s, text, len);
+    else
+      run_input(s, text, len, true);
+  }
+}
+
+/* ---- without it ----------------------------------------------------------------------------------------------------------- */
+
+/* Ctrl-C ends a read from the terminal, or lets it go on. */
 static void interrupts_end_reads(bool end) {
   struct sigaction action;
   if (sigaction(SIGINT, NULL, &action) != 0) return;
   action.sa_flags = end ? action.sa_flags & ~SA_RESTART : action.sa_flags | SA_RESTART;
   sigaction(SIGINT, &action, NULL);
 }
-#endif
-
-static bool gather(repl *r, const char *line, size_t len) {
-  if (r->len + len + 2 > r->cap) {
-    size_t cap = (r->len + len + 2) * 2;
-    char *more = realloc(r->text, cap);
-    if (!more) return false;
-    r->text = more;
-    r->cap = cap;
-  }
-  memcpy(r->text + r->len, line, len);
-  r->len += len;
-  r->text[r->len++] = '\n';
-  r->text[r->len] = 0;
-  return true;
-}
 
 /* A line without its break; NULL at the end of input, and where Ctrl-C ended the line. From malloc. */
-static char *read_line(repl *r, const char *prompt) {
+static char *read_line(const session *s, const char *prompt) {
   cli_interrupted();
-#ifdef QN_LIBEDIT
-  if (r->terminal) {
-    interrupts_end_reads(true);
-    char *line = readline(prompt);
-    interrupts_end_reads(false);
-    if (line && *line) add_history(line);
-    return line;
-  }
-#endif
-  if (r->terminal) {
+  if (s->terminal) {
     fputs(prompt, stdout);
     fflush(stdout);
+    interrupts_end_reads(true);
   }
   char *line = NULL;
   size_t cap = 0;
   ssize_t n = getline(&line, &cap, stdin);
+  if (s->terminal) interrupts_end_reads(false);
   if (n < 0) {
+    clearerr(stdin);
     free(line);
     return NULL;
   }
@@ -115,84 +267,64 @@ static const char *strip_prompt(const char *line) {
 }
 
 /* More was typed, or pasted, than the line just read. */
-static bool more_waits(const repl *r) {
+static bool more_waits(const session *s) {
   struct pollfd in = {.fd = 0, .events = POLLIN};
-  return r->terminal && poll(&in, 1, 0) > 0 && (in.revents & POLLIN);
+  return s->terminal && poll(&in, 1, 0) > 0 && (in.revents & POLLIN);
 }
 
-static bool is_silent(const repl *r) {
-  size_t n = r->len;
-  while (n > 0 && strchr(" \t\r\n", r->text[n - 1])) n--;
-  return n > 0 && r->text[n - 1] == ';';
-}
-
-static int columns(const repl *r) {
-  struct winsize size;
-  return r->terminal && ioctl(1, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
-}
-
-static void show(repl *r, qn_value v) {
-  text_buf t;
-  text_init(&t, r->vm);
-  format_options options = {.width = columns(r)};
-  vm_run run;
-  vm_run_begin(r->vm, &run);
-  if (format_print(r->vm, v, &options, &t) && !t.failed && t.text)
-    printf("%s\n", t.text);
-  else if (error_pending(r->vm))
-    cli_report(r->vm);
-  else
-    printf("\n");
-  text_free(&t);
-  vm_run_end(r->vm, &run);
-}
-
-/* Runs what was gathered; true if it is not complete yet. */
-static bool run_gathered(repl *r, bool last) {
-  qn_value v = value_nil();
-  qn_status status = qn_eval_prompt(r->vm, r->text, r->len, &v);
-  if (status == QN_INCOMPLETE && !last) return true;
-  if (status == QN_INCOMPLETE) status = qn_eval(r->vm, "<prompt>", r->text, r->len, NULL); /* says what is missing */
-  if (status != QN_OK)
-    cli_report(r->vm);
-  else if (!value_is(v, TAG_NIL) && !is_silent(r))
-    show(r, v);
-  if (status == QN_OK) value_release(r->vm, v);
-  r->len = 0;
-  fflush(stdout);
-  return false;
-}
-
-int repl_run(qn_vm *vm) {
-  repl r = {.vm = vm, .terminal = isatty(0) && isatty(1)};
-  if (r.terminal) printf("Quern %s. Ctrl-D ends; `quern help NAME` explains a function or an error.\n", QN_VERSION);
-#ifdef QN_LIBEDIT
-  completing = vm;
-  rl_attempted_completion_function = complete;
-#endif
-  bool more = false;
-  for (;;) {
-    char *line = read_line(&r, more ? MORE : PROMPT);
-    if (r.terminal && cli_interrupted()) { /* what was gathered is given up; a line read whole was begun after that */
-      r.len = 0;
-      more = false;
+/* False where memory is short. */
+static bool line_loop(session *s) {
+  text_buf gathered;
+  text_init(&gathered, NULL);
+  while (!s->ended) {
+    char *line = read_line(s, gathered.len ? MORE : PROMPT);
+    if (s->terminal && cli_interrupted()) { /* what was gathered is given up; a line read whole was begun after that */
+      gathered.len = 0;
       if (!line) printf("\n");
       if (!line) continue;
     }
     if (!line) break;
-    const char *text = strip_prompt(line);
-    bool ok = gather(&r, text, strlen(text));
+    text_adds(&gathered, strip_prompt(line));
+    text_adds(&gathered, "\n");
     free(line);
-    if (!ok) {
-      fprintf(stderr, "quern: out of memory\n");
-      free(r.text);
-      return EXIT_SCRIPT;
-    }
-    if (more_waits(&r)) continue;
-    more = run_gathered(&r, false);
+    if (gathered.failed) break;
+    if (!more_waits(s) && run_input(s, gathered.text, gathered.len, false)) gathered.len = 0;
   }
-  if (r.len) run_gathered(&r, true);
-  if (r.terminal) printf("\n");
-  free(r.text);
-  return EXIT_FINE;
+  if (gathered.len && !gathered.failed && !s->ended) run_input(s, gathered.text, gathered.len, true);
+  bool good = !gathered.failed;
+  text_free(&gathered);
+  if (!good) fprintf(stderr, "quern: out of memory\n");
+  return good;
+}
+
+/* ---- the session ---------------------------------------------------------------------------------------------------------- */
+
+int repl_run(qn_vm *vm) {
+  session s = {.vm = vm, .terminal = isatty(0) && isatty(1)};
+  const char *term = getenv("TERM");
+  history h = {0};
+  if (s.terminal) printf("Quern %s. :help shows keys and commands, ?NAME explains a name, Ctrl-D ends.\n", QN_VERSION);
+  if (s.terminal && term && *term && strcmp(term, "dumb") != 0) {
+    history_open(&h);
+    edit_host host = {.ctx = &s,
+                      .color = cli_colors(1),
+                      .prompt = PROMPT,
+                      .more = MORE,
+                      .looks = looks,
+                      .incomplete = incomplete,
+                      .complete = prompt_complete,
+                      .hint = prompt_hint,
+                      .pasted = strip_transcript};
+    s.editor = edit_open(&host, &h, 0, 1);
+  }
+  bool good = true;
+  fflush(stdout);
+  if (s.editor)
+    edit_loop(&s, &h);
+  else
+    good = line_loop(&s);
+  if (s.terminal && !s.editor) printf("\n");
+  edit_close(s.editor);
+  history_close(&h);
+  return good ? EXIT_FINE : EXIT_SCRIPT;
 }

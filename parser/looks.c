@@ -9,28 +9,40 @@
 #include "lang/look.h"
 #include "parser/state.h"
 
+#define KEYWORDS(X)                                                                                                    \
+  X(AND, "and", keyword)                                                                                               \
+  X(AS, "as", keyword)                                                                                                 \
+  X(BREAK, "break", keyword)                                                                                           \
+  X(CATCH, "catch", keyword)                                                                                           \
+  X(CONTINUE, "continue", keyword)                                                                                     \
+  X(ELSE, "else", keyword)                                                                                             \
+  X(FALSE, "false", constant)                                                                                          \
+  X(FN, "fn", keyword)                                                                                                 \
+  X(FOR, "for", keyword)                                                                                               \
+  X(IF, "if", keyword)                                                                                                 \
+  X(IMPORT, "import", keyword)                                                                                         \
+  X(IN, "in", keyword)                                                                                                 \
+  X(LET, "let", keyword)                                                                                               \
+  X(NIL, "nil", constant)                                                                                              \
+  X(NOT, "not", keyword)                                                                                               \
+  X(OR, "or", keyword)                                                                                                 \
+  X(RETURN, "return", keyword)                                                                                         \
+  X(TRUE, "true", constant)                                                                                            \
+  X(TRY, "try", keyword)                                                                                               \
+  X(WHILE, "while", keyword)
+
+const char *const parse_keywords[] = {
+#define X(terminal, word, look) word,
+    KEYWORDS(X)
+#undef X
+        NULL};
+
 static look look_of(int kind) {
   switch (kind) {
-  case T_AND:
-  case T_AS:
-  case T_BREAK:
-  case T_CATCH:
-  case T_CONTINUE:
-  case T_ELSE:
-  case T_FN:
-  case T_FOR:
-  case T_IF:
-  case T_IMPORT:
-  case T_IN:
-  case T_LET:
-  case T_NOT:
-  case T_OR:
-  case T_RETURN:
-  case T_TRY:
-  case T_WHILE: return LOOK_keyword;
-  case T_TRUE:
-  case T_FALSE:
-  case T_NIL: return LOOK_constant;
+#define X(terminal, word, look)                                                                                        \
+  case T_##terminal: return LOOK_##look;
+    KEYWORDS(X)
+#undef X
   case T_INT:
   case T_FLOAT: return LOOK_number;
   case T_STRING:

@@ -1,0 +1,369 @@
+/* The commands of the prompt: commands.def lists them, here they are carried out. Each prints what it has to say and returns; an
+ * error is reported and the session goes on.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "interp/prompt.h"
+#include "lang/look.h"
+#include "parser/parser.h"
+
+#define COMMAND(verb, shown, kind, meaning) static void command_##verb(session *s, const char *argument);
+#include "interp/commands.def"
+
+const command commands[] = {
+#define COMMAND(verb, shown, kind, meaning) {#verb, shown, ARGUMENT_##kind, meaning, command_##verb},
+#include "interp/commands.def"
+};
+const int command_count = sizeof commands / sizeof *commands;
+
+static void put(text_buf *t) {
+  if (t->text && !t->failed) fwrite(t->text, 1, t->len, stdout);
+  text_free(t);
+}
+
+static bool no_argument(const char *argument, const char *usage) {
+  if (*argument) return false;
+  fprintf(stderr, "it is used so: %s\n", usage);
+  return true;
+}
+
+/* "1.5 MB" */
+static void text_size(text_buf *t, double bytes) {
+  static const char *const units[] = {"bytes", "kB", "MB", "GB", "TB"};
+  int unit = 0;
+  while (bytes >= 1000 && unit < 4) {
+    bytes /= 1000;
+    unit++;
+  }
+  text_decimal(t, bytes, 'f', unit && bytes < 100 ? 1 : 0);
+  text_addf(t, " %s", units[unit]);
+}
+
+/* ---- help ---------------------------------------------------------------------------------------------------------------- */
+
+static void command_doc(session *s, const char *argument) {
+  if (no_argument(argument, ":doc NAME, or ?NAME")) return;
+  text_buf t;
+  text_init(&t, s->vm);
+  size_t len = strlen(argument);
+  uint8_t *looks = malloc(len + 1);
+  qn_value v;
+  bool found = false;
+  if (looks) {
+    parse_looks(s->vm, argument, len, looks);
+    if (chain_begin(argument, looks, len) == 0 && chain_value(s->vm, argument, looks, 0, len, &v)) {
+      interp_describe(s->vm, argument, v, &t);
+      found = true;
+    }
+  }
+  free(looks);
+  if (!found) found = interp_help(s->vm, argument, &t);
+  fflush(stdout);
+  if (t.text && !t.failed) fwrite(t.text, 1, t.len, found ? stdout : stderr);
+  text_free(&t);
+}
+
+static void command_help(session *s, const char *argument) {
+  if (*argument) {
+    command_doc(s, argument);
+    return;
+  }
+  printf("A line that is complete is run and its value shown, unless it ends in `;`. `_` is the last value shown or "
+         "kept.\n"
+         "What needs more lines gets them: brackets that are open, `\"\"\"`, an operator at the end.\n\n");
+  for (int i = 0; i < command_count; i++)
+    printf("  :%-8s %-9s %s\n", commands[i].name, commands[i].argument, commands[i].doc);
+  printf("\n"
+         "  Tab               completes names, fields, modules, files and parameters; again: the next choice\n"
+         "  Up, Down          lines before, and inputs before that begin as this one does\n"
+         "  Ctrl-R, Ctrl-S    searches the inputs before, older and newer\n"
+         "  Ctrl-C            gives up what is typed, or stops what runs\n"
+         "  Ctrl-D            ends the session, or deletes the character\n"
+         "  Alt-Enter         a new line, also where the input is complete\n"
+         "  Ctrl-W, -U, -K    cut the word before, the line before, the line behind; Ctrl-Y puts it back, Alt-Y an "
+         "older one\n"
+         "  Ctrl-A, -E, Alt-B, -F, Alt-<, ->   to the line's begin and end, by words, to the text's begin and end\n"
+         "  Ctrl-_            takes the last change back; Ctrl-L clears the screen, Ctrl-Z stops the process\n");
+}
+
+static void command_quit(session *s, const char *argument) {
+  (void)argument;
+  s->ended = true;
+}
+
+/* ---- the session --------------------------------------------------------------------------------------------------------- */
+
+typedef struct listing {
+  session *s;
+  text_buf *out;
+  const char *prefix;
+  size_t name_width, kind_width, total;
+  int n;
+  bool measure;
+} listing;
+
+static void list_variable(void *ctx, const char *name, qn_value v) {
+  listing *l = ctx;
+  if (strncmp(name, l->prefix, strlen(l->prefix)) != 0 || strcmp(name, "_") == 0) return;
+  text_buf kind;
+  text_init(&kind, NULL);
+  if (value_is(v, TAG_FN))
+    interp_signature(l->s->vm, v, &kind);
+  else
+    text_kind(&kind, v);
+  if (kind.len > 48) {
+    kind.len = 45;
+    while (kind.len && ((unsigned char)kind.text[kind.len] & 0xc0) == 0x80) kind.len--;
+    text_adds(&kind, "...");
+  }
+  if (l->measure) {
+    if (strlen(name) > l->name_width) l->name_width = strlen(name);
+    if (kind.len > l->kind_width) l->kind_width = kind.len;
+  } else {
+    size_t bytes = interp_bytes(v);
+    text_addf(l->out, "%-*s  %-*s  ", (int)l->name_width, name, (int)l->kind_width, kind.text ? kind.text : "");
+    if (bytes) text_size(l->out, (double)bytes);
+    while (l->out->len && l->out->text[l->out->len - 1] == ' ') l->out->len--;
+    text_adds(l->out, "\n");
+    l->total += bytes;
+    l->n++;
+  }
+  text_free(&kind);
+}
+
+static void command_vars(session *s, const char *argument) {
+  text_buf t;
+  text_init(&t, NULL);
+  listing l = {.s = s, .out = &t, .prefix = argument, .measure = true};
+  interp_globals(s->vm, list_variable, &l);
+  l.measure = false;
+  interp_globals(s->vm, list_variable, &l);
+  const mem_stats *m = mem_stats_of(s->vm);
+  text_addf(&t, "%d variable%s, the session uses ", l.n, l.n == 1 ? "" : "s");
+  text_size(&t, (double)m->live);
+  text_adds(&t, ", at most it was ");
+  text_size(&t, (double)m->peak);
+  text_adds(&t, "\n");
+  put(&t);
+}
+
+static void command_reset(session *s, const char *argument) {
+  (void)argument;
+  vm_run run;
+  vm_run_begin(s->vm, &run);
+  if (!interp_reset(s->vm)) cli_report(s->vm);
+  vm_run_end(s->vm, &run);
+  s->copied = (copy_count){0};
+}
+
+static void command_load(session *s, const char *argument) {
+  if (no_argument(argument, ":load FILE")) return;
+  size_t len = strlen(argument);
+  char *path = malloc(len + 1), *text;
+  if (!path) return;
+  bool quoted = len > 1 && argument[0] == '"' && argument[len - 1] == '"';
+  memcpy(path, argument + quoted, len - 2 * (size_t)quoted);
+  path[len - 2 * (size_t)quoted] = 0;
+  text = cli_read(path, &len);
+  if (text) {
+    uint64_t copies = s->vm->copies.count, bytes = s->vm->copies.bytes;
+    if (qn_eval(s->vm, path, text, len, NULL) != QN_OK) cli_report(s->vm);
+    s->copied = (copy_count){s->vm->copies.count - copies, s->vm->copies.bytes - bytes, s->vm->copies.at};
+  }
+  free(text);
+  free(path);
+}
+
+/* ---- time and copies ----------------------------------------------------------------------------------------------------- */
+
+static void command_time(session *s, const char *argument) {
+  if (no_argument(argument, ":time CODE")) return;
+  bool more;
+  size_t live = mem_stats_of(s->vm)->live;
+  bool good = session_run(s, argument, strlen(argument), true, &more);
+  double took = s->ran - s->began, grown = (double)mem_stats_of(s->vm)->live - (double)live;
+  if (!good) return;
+  text_buf t;
+  text_init(&t, NULL);
+  double scale = took >= 1 ? 1 : took >= 1e-3 ? 1e3 : 1e6;
+  text_decimal(&t, took * scale, 'f', took * scale >= 100 ? 0 : took * scale >= 10 ? 1 : 2);
+  text_addf(&t, " %s", scale == 1 ? "s" : scale == 1e3 ? "ms" : "\302\265s");
+  if (grown > 0) {
+    text_adds(&t, ", ");
+    text_size(&t, grown);
+    text_adds(&t, " more in use");
+  }
+  text_adds(&t, "\n");
+  put(&t);
+}
+
+static void command_copies(session *s, const char *argument) {
+  bool more;
+  if (*argument && !session_run(s, argument, strlen(argument), true, &more)) return;
+  const copy_count *c = &s->copied;
+  text_buf t;
+  text_init(&t, NULL);
+  text_addf(&t, "%llu %s", (unsigned long long)c->count, c->count == 1 ? "copy" : "copies");
+  if (c->count) {
+    text_adds(&t, ", ");
+    text_size(&t, (double)c->bytes);
+    const source_text *source = source_get(s->vm, c->at.source);
+    if (source) {
+      int line, column;
+      source_position(source, c->at.start, &line, &column);
+      text_addf(&t, "; %s at %s:%d:%d: ", c->count == 1 ? "it was made" : "the last one", source->name, line, column);
+      text_add(&t, source->text + c->at.start, c->at.end - c->at.start);
+    }
+  }
+  text_adds(&t, "\n");
+  put(&t);
+}
+
+/* ---- what the compiler does ---------------------------------------------------------------------------------------------- */
+
+/* Does some argument have a name or a spread? Then a call of the whole is asked about. */
+static bool has_keywords(const char *text, const uint8_t *looks, size_t from, size_t to) {
+  int depth = 0;
+  for (size_t i = from; i < to; i++) {
+    if (looks[i] == LOOK_operator && i + 1 < to && text[i] == '.' && text[i + 1] == '.') return true;
+    if (looks[i] != LOOK_plain) continue;
+    if (strchr("([{", text[i])) depth++;
+    if (strchr(")]}", text[i])) depth--;
+    if (depth == 0 && text[i] == ':') return true;
+  }
+  return false;
+}
+
+/* The text `verb(f, arguments)` for a call f(arguments); any other code becomes the body of a function. */
+static void ask(session *s, const char *verb, const char *argument) {
+  size_t len = strlen(argument), open = 0;
+  uint8_t *looks = malloc(len + 1);
+  if (!looks) return;
+  parse_looks(s->vm, argument, len, looks);
+  int depth = 0;
+  for (size_t i = 0; i < len && !open; i++) {
+    if (looks[i] != LOOK_plain) continue;
+    if (argument[i] == '(' && depth == 0 && i) open = i;
+    if (strchr("([{", argument[i])) depth++;
+    if (strchr(")]}", argument[i])) depth--;
+  }
+  bool call = open && argument[len - 1] == ')' && chain_begin(argument, looks, open) == 0;
+  depth = 0;
+  for (size_t i = open; call && i + 1 < len; i++) {
+    if (looks[i] != LOOK_plain) continue;
+    if (strchr("([{", argument[i])) depth++;
+    if (strchr(")]}", argument[i]) && --depth == 0) call = false; /* the call ends before the text does */
+  }
+  qn_value f;
+  call = call && !has_keywords(argument, looks, open + 1, len - 1) &&
+         chain_value(s->vm, argument, looks, 0, open, &f) && value_is(f, TAG_FN) &&
+         value_fn(f)->head.flags != FN_BUILTIN;
+  text_buf t;
+  text_init(&t, NULL);
+  if (call) {
+    bool any = strspn(argument + open + 1, " \t") < len - open - 2;
+    text_addf(&t, "%s(%.*s%s%.*s)", verb, (int)open, argument, any ? ", " : "", (int)(len - open - 2),
+              argument + open + 1);
+  } else {
+    text_addf(&t, "%s(fn() { %s })", verb, argument);
+  }
+  free(looks);
+  bool more;
+  if (!t.failed) session_run(s, t.text, t.len, true, &more);
+  text_free(&t);
+}
+
+static void command_explain(session *s, const char *argument) {
+  if (!no_argument(argument, ":explain f(x)")) ask(s, "explain", argument);
+}
+
+static void command_graph(session *s, const char *argument) {
+  if (!no_argument(argument, ":graph f(x)")) ask(s, "graph", argument);
+}
+
+static void command_code(session *s, const char *argument) {
+  if (!no_argument(argument, ":code f(x)")) ask(s, "code", argument);
+}
+
+/* ---- which text is a command --------------------------------------------------------------------------------------------- */
+
+/* Splits a text into its first word and the rest, both without blanks around them. */
+static void split(const char *text, size_t len, const char **word, size_t *word_len, const char **rest,
+                  size_t *rest_len) {
+  static const char blank[] = " \t\r\n";
+  while (len && strchr(blank, *text)) text++, len--;
+  while (len && strchr(blank, text[len - 1])) len--;
+  size_t n = 0;
+  if (len && *text == '?')
+    n = 1;
+  else
+    while (n < len && !strchr(blank, text[n])) n++;
+  *word = text;
+  *word_len = n;
+  while (n < len && strchr(blank, text[n])) n++;
+  *rest = text + n;
+  *rest_len = len - n;
+}
+
+static bool is_word(const char *word, size_t len, const char *name) {
+  return strlen(name) == len && memcmp(word, name, len) == 0;
+}
+
+/* May the rest of `help ...` be a topic? */
+static bool is_topic(const char *rest, size_t len) {
+  for (size_t i = 0; i < len; i++)
+    if (!strchr("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.", rest[i])) return false;
+  return true;
+}
+
+bool command_is(session *s, const char *text, size_t len) {
+  const char *word, *rest;
+  size_t n, m;
+  split(text, len, &word, &n, &rest, &m);
+  if (!n) return false;
+  if (*word == '?' || *word == ':') return !memchr(word, '\n', n) && !memchr(rest, '\n', m);
+  bool ends = is_word(word, n, "exit") || is_word(word, n, "quit"), help = is_word(word, n, "help");
+  if (is_word(word, n, "exit()") || is_word(word, n, "quit()")) {
+    ends = true;
+    n -= 2;
+  }
+  qn_value v;
+  if (!(ends && !m) && !(help && is_topic(rest, m))) return false;
+  return !interp_lookup(s->vm, word, n, &v);
+}
+
+void command_run(session *s, const char *text, size_t len) {
+  const char *word, *rest;
+  size_t n, m;
+  split(text, len, &word, &n, &rest, &m);
+  char *argument = malloc(m + 1);
+  if (!argument) return;
+  memcpy(argument, rest, m);
+  argument[m] = 0;
+  const char *name = *word == '?' ? (m ? "doc" : "help") : *word == ':' ? word + 1 : *word == 'h' ? "help" : "quit";
+  size_t name_len = *word == ':' ? n - 1 : strlen(name);
+  const char *names[64];
+  int found = -1, listed = 0;
+  for (int i = 0; i < command_count; i++) {
+    if (is_word(name, name_len, commands[i].name)) found = i;
+    if (listed < 64) names[listed++] = commands[i].name;
+  }
+  if (found >= 0) {
+    commands[found].run(s, argument);
+  } else {
+    text_buf t, wrong;
+    text_init(&t, NULL);
+    text_init(&wrong, NULL);
+    text_add(&wrong, name, name_len);
+    fprintf(stderr, "there is no command :%.*s", (int)name_len, name);
+    if (!wrong.failed && text_nearest(&t, wrong.text, names, listed) && !t.failed)
+      fprintf(stderr, "; nearest: :%s", t.text);
+    fprintf(stderr, "; :help lists them\n");
+    text_free(&t);
+    text_free(&wrong);
+  }
+  free(argument);
+  fflush(stdout);
+}

@@ -1,0 +1,395 @@
+/* Completion at the prompt: what could stand where the cursor is.
+ *
+ * The looks of the text say whether the cursor is in a string (file names), a comment (nothing) or code. In code the characters
+ * before the word tell the rest: a point (fields, modules' names, functions as methods), `import`, an open bracket of a call
+ * (its keyword parameters, too). Values are looked up without running anything, so `f(x).` offers what any value has.
+ */
+#include <dirent.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "interp/prompt.h"
+#include "lang/look.h"
+#include "parser/parser.h"
+
+typedef struct request {
+  qn_vm *vm;
+  const char *text;
+  const uint8_t *looks;
+  size_t cursor, word; /* the word to be completed is [word, cursor) */
+  choices *out;
+} request;
+
+static bool in_word(char c) {
+  return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || (c & 0x80);
+}
+
+static size_t word_begin(const char *text, size_t at) {
+  while (at > 0 && in_word(text[at - 1])) at--;
+  return at;
+}
+
+static size_t skip_blanks_back(const char *text, size_t at) {
+  while (at > 0 && (text[at - 1] == ' ' || text[at - 1] == '\t')) at--;
+  return at;
+}
+
+static void offer(request *r, const char *name) {
+  size_t typed = r->cursor - r->word;
+  if (strncmp(name, r->text + r->word, typed) != 0) return;
+  if (*name == '_' && !typed) return;
+  choices_add(r->out, name, strlen(name));
+}
+
+static void offer_name(void *ctx, const char *name) { offer(ctx, name); }
+
+/* ---- chains -------------------------------------------------------------------------------------------------------------- */
+
+/* The opening bracket of the closing one at `at`; SIZE_MAX if there is none. */
+static size_t opening(const char *text, const uint8_t *looks, size_t at) {
+  int depth = 0;
+  for (size_t i = at + 1; i-- > 0;) {
+    if (looks[i] != LOOK_plain) continue;
+    if (strchr(")]}", text[i])) depth++;
+    if (strchr("([{", text[i]) && --depth == 0) return i;
+  }
+  return SIZE_MAX;
+}
+
+size_t chain_begin(const char *text, const uint8_t *looks, size_t end) {
+  size_t at = end;
+  for (;;) {
+    if (at > 0 && text[at - 1] == ']') {
+      size_t open = opening(text, looks, at - 1);
+      if (open == SIZE_MAX || open == 0) return end;
+      at = open;
+      continue;
+    }
+    size_t begin = word_begin(text, at);
+    if (begin == at) return end;
+    at = begin;
+    if (at < 2 || text[at - 1] != '.' || text[at - 2] == '.') return at;
+    at--;
+  }
+}
+
+/* An index that is written out. */
+static bool constant_index(qn_vm *vm, const char *text, size_t len, qn_value in, qn_value *out) {
+  (void)vm;
+  int64_t i;
+  if (value_is(in, TAG_RECORD) && len > 2 && text[0] == '"' && text[len - 1] == '"')
+    return interp_field(in, text + 1, len - 2, out);
+  if (!value_is(in, TAG_LIST) || !int_parse(text, len, &i)) return false;
+  const qn_list *l = value_list(in);
+  if (i < 0) i += l->len;
+  if (i < 0 || i >= l->len) return false;
+  *out = l->items[i];
+  return true;
+}
+
+bool chain_value(qn_vm *vm, const char *text, const uint8_t *looks, size_t begin, size_t end, qn_value *out) {
+  size_t at = begin;
+  while (at < end && in_word(text[at])) at++;
+  if (at == begin || !interp_lookup(vm, text + begin, at - begin, out)) return false;
+  while (at < end) {
+    size_t from = at + 1;
+    if (text[at] == '.') {
+      for (at = from; at < end && in_word(text[at]);) at++;
+      if (!interp_field(*out, text + from, at - from, out)) return false;
+    } else {
+      int depth = 0;
+      for (; at < end; at++) {
+        if (looks[at] != LOOK_plain) continue;
+        if (text[at] == '[') depth++;
+        if (text[at] == ']' && --depth == 0) break;
+      }
+      if (at >= end || !constant_index(vm, text + from, at - from, *out, out)) return false;
+      at++;
+    }
+  }
+  return true;
+}
+
+/* ---- calls --------------------------------------------------------------------------------------------------------------- */
+
+typedef struct call_place {
+  qn_value fn;
+  int given; /* arguments before the one at the cursor, a method's receiver included */
+} call_place;
+
+/* The call whose bracket is the innermost open one before `at`; with `outer` those around other brackets count, too. */
+static bool find_call(qn_vm *vm, const char *text, const uint8_t *looks, size_t at, bool outer, call_place *out) {
+  int depth = 0, commas = 0;
+  for (size_t i = at; i-- > 0;) {
+    char c = text[i];
+    if (looks[i] != LOOK_plain) continue;
+    if (strchr(")]}", c)) depth++;
+    if (c == ',' && depth == 0) commas++;
+    if (!strchr("([{", c)) continue;
+    if (depth > 0) {
+      depth--;
+      continue;
+    }
+    size_t begin = c == '(' ? chain_begin(text, looks, i) : i;
+    if (begin < i) {
+      out->given = commas;
+      if (chain_value(vm, text, looks, begin, i, &out->fn))
+        return value_is(out->fn, TAG_FN) || value_is(out->fn, TAG_DTYPE);
+    }
+    size_t name = c == '(' ? word_begin(text, i) : i;
+    if (name < i && name > 0 && text[name - 1] == '.') { /* x.f(...) */
+      out->given = commas + 1;
+      return interp_lookup(vm, text + name, i - name, &out->fn) && value_is(out->fn, TAG_FN);
+    }
+    if (!outer || name < i) return false;
+    commas = 0;
+  }
+  return false;
+}
+
+typedef struct parameters {
+  request *request;
+  int given;
+} parameters;
+
+static void offer_parameter(void *ctx, const char *name, int position) {
+  parameters *p = ctx;
+  if (position < p->given) return;
+  size_t typed = p->request->cursor - p->request->word, n = strlen(name);
+  char item[128];
+  if (strncmp(name, p->request->text + p->request->word, typed) != 0 || n + 3 > sizeof item) return;
+  memcpy(item, name, n);
+  memcpy(item + n, ": ", 3);
+  choices_add(p->request->out, item, n + 2);
+}
+
+bool prompt_hint(void *ctx, const char *text, size_t len, size_t cursor, text_buf *out) {
+  session *s = ctx;
+  uint8_t *looks = malloc(len + 1);
+  if (!looks) return false;
+  parse_looks(s->vm, text, len, looks);
+  vm_run run;
+  vm_run_begin(s->vm, &run);
+  call_place call;
+  bool found = find_call(s->vm, text, looks, cursor, true, &call);
+  if (found) found = interp_signature(s->vm, call.fn, out);
+  if (found && value_is(call.fn, TAG_FN) && value_fn(call.fn)->head.flags == FN_BUILTIN)
+    text_addf(out, "  %s", ((const builtin_def *)value_fn(call.fn)->code)->doc);
+  vm_run_end(s->vm, &run);
+  free(looks);
+  return found;
+}
+
+/* ---- files and modules --------------------------------------------------------------------------------------------------- */
+
+static bool is_folder(const char *folder, const char *name) {
+  text_buf path;
+  text_init(&path, NULL);
+  text_addf(&path, "%s/%s", folder, name);
+  struct stat s;
+  bool is = !path.failed && stat(path.text, &s) == 0 && S_ISDIR(s.st_mode);
+  text_free(&path);
+  return is;
+}
+
+/* Names that need no escapes in a string. */
+static bool plain_name(const char *name) {
+  for (const char *c = name; *c; c++)
+    if ((unsigned char)*c < 32 || strchr("\"\\{}", *c)) return false;
+  return utf8_valid(name, strlen(name));
+}
+
+/* Files of the folder that the path in [from, cursor) names; `ending` bounds them to folders and names that end so. */
+static void offer_files(request *r, size_t from, const char *ending) {
+  size_t slash = r->cursor;
+  while (slash > from && r->text[slash - 1] != '/') slash--;
+  r->out->start = r->word = slash;
+  text_buf folder;
+  text_init(&folder, NULL);
+  if (slash == from)
+    text_adds(&folder, ".");
+  else
+    text_add(&folder, r->text + from, slash - from);
+  DIR *d = folder.failed ? NULL : opendir(folder.text);
+  for (struct dirent *entry; d && (entry = readdir(d));) {
+    const char *name = entry->d_name;
+    size_t n = strlen(name), e = ending ? strlen(ending) : 0;
+    if ((*name == '.' && (r->cursor == slash || r->text[slash] != '.')) || !plain_name(name)) continue;
+    if (strncmp(name, r->text + slash, r->cursor - slash) != 0) continue;
+    bool inner = is_folder(folder.text, name);
+    if (!inner && e && (n < e || strcmp(name + n - e, ending) != 0)) continue;
+    char item[300];
+    if (n + 2 > sizeof item) continue;
+    memcpy(item, name, n);
+    item[n] = '/';
+    choices_add(r->out, item, n + inner);
+  }
+  if (d) closedir(d);
+  text_free(&folder);
+}
+
+static void offer_modules(request *r) {
+  for (int i = 0; i < r->vm->builtins->nmodules; i++)
+    if (strcmp(r->vm->builtins->modules[i].name, "prelude") != 0) offer(r, r->vm->builtins->modules[i].name);
+  DIR *d = opendir(".");
+  for (struct dirent *entry; d && (entry = readdir(d));) {
+    size_t n = strlen(entry->d_name);
+    if (n <= 3 || strcmp(entry->d_name + n - 3, ".qn") != 0 || *entry->d_name == '.') continue;
+    size_t typed = r->cursor - r->word;
+    bool name = true;
+    for (size_t i = 0; i < n - 3; i++) name &= in_word(entry->d_name[i]);
+    if (name && n - 3 >= typed && strncmp(entry->d_name, r->text + r->word, typed) == 0)
+      choices_add(r->out, entry->d_name, n - 3);
+  }
+  if (d) closedir(d);
+}
+
+/* ---- names --------------------------------------------------------------------------------------------------------------- */
+
+/* Words of the text itself: parameters and locals of a function that is being typed. */
+static void offer_words(request *r, size_t len) {
+  for (size_t i = 0; i < len;) {
+    if (r->looks[i] != LOOK_name && r->looks[i] != LOOK_call) {
+      i++;
+      continue;
+    }
+    size_t end = i;
+    while (end < len && in_word(r->text[end])) end++;
+    if (end == i) end++;
+    size_t typed = r->cursor - r->word;
+    if (i != r->word && end - i > typed && memcmp(r->text + i, r->text + r->word, typed) == 0)
+      choices_add(r->out, r->text + i, end - i);
+    i = end;
+  }
+}
+
+static void offer_names(request *r, size_t len) {
+  char word[256];
+  size_t typed = r->cursor - r->word;
+  if (typed >= sizeof word) return;
+  memcpy(word, r->text + r->word, typed);
+  word[typed] = 0;
+  interp_names(r->vm, word, offer_name, r);
+  for (const char *const *k = parse_keywords; *k; k++) offer(r, *k);
+  offer_words(r, len);
+}
+
+static void offer_function(void *ctx, const char *name) {
+  request *r = ctx;
+  qn_value v;
+  if (interp_lookup(r->vm, name, strlen(name), &v) && value_is(v, TAG_FN)) offer(r, name);
+}
+
+/* Behind a point. */
+static void offer_fields(request *r) {
+  size_t end = r->word - 1, begin = chain_begin(r->text, r->looks, end);
+  qn_value v;
+  bool known = begin < end && chain_value(r->vm, r->text, r->looks, begin, end, &v);
+  if (known) interp_fields(v, offer_name, r);
+  if (!(known && value_is(v, TAG_MODULE)) && !(known && r->out->n && value_is(v, TAG_RECORD)))
+    interp_names(r->vm, "", offer_function, r);
+}
+
+/* The beginning of the string that the cursor stands in; SIZE_MAX if it stands in none. */
+static size_t string_begin(const request *r) {
+  if (!r->cursor || r->looks[r->cursor - 1] != LOOK_string) return SIZE_MAX;
+  size_t s = r->cursor - 1;
+  while (s > 0 && r->looks[s - 1] == LOOK_string) s--;
+  if (r->text[s] != '"') return SIZE_MAX - 1;
+  for (size_t i = s + 1; i < r->cursor; i++) {
+    if (r->text[i] == '\\')
+      i++;
+    else if (r->text[i] == '"')
+      return SIZE_MAX - 1;
+  }
+  return s + 1;
+}
+
+static void complete_code(request *r, size_t len) {
+  size_t string = string_begin(r);
+  if (string == SIZE_MAX - 1) return;
+  if (string != SIZE_MAX) {
+    offer_files(r, string, NULL);
+    return;
+  }
+  if (r->cursor && r->looks[r->cursor - 1] == LOOK_comment) return;
+  r->out->start = r->word = word_begin(r->text, r->cursor);
+  size_t before = r->word;
+  if (before && r->text[before - 1] == '.' && !(before > 1 && r->text[before - 2] == '.')) {
+    offer_fields(r);
+    return;
+  }
+  size_t blank = skip_blanks_back(r->text, before);
+  if (blank < before && blank >= 6 && strncmp(r->text + blank - 6, "import", 6) == 0 &&
+      r->looks[blank - 1] == LOOK_keyword) {
+    offer_modules(r);
+    return;
+  }
+  call_place call;
+  parameters p = {.request = r};
+  while (blank > 0 && (r->text[blank - 1] == '\n' || r->text[blank - 1] == ' ')) blank--;
+  bool argument = blank && (r->text[blank - 1] == '(' || r->text[blank - 1] == ',');
+  if (argument && find_call(r->vm, r->text, r->looks, before, false, &call)) {
+    p.given = call.given;
+    interp_parameters(r->vm, call.fn, offer_parameter, &p);
+    /* Right behind the bracket and its commas parameters are all that is offered: names are too many to see them. */
+    if (r->cursor == r->word && r->out->n) return;
+  }
+  offer_names(r, len);
+}
+
+/* ---- commands ------------------------------------------------------------------------------------------------------------ */
+
+/* Where the argument of a command begins, with its kind; 0 if the text is none, or the cursor is in its name. */
+static size_t argument_begin(const char *text, size_t cursor, command_argument *kind) {
+  size_t at = strspn(text, " \t"), end;
+  *kind = ARGUMENT_NAME;
+  if (text[at] == '?') return at + 1;
+  if (strncmp(text + at, "help ", 5) == 0) return at + 5;
+  if (text[at] != ':') return 0;
+  for (end = ++at; in_word(text[end]);) end++;
+  if (cursor <= end) return 0;
+  for (int i = 0; i < command_count; i++)
+    if (strlen(commands[i].name) == end - at && strncmp(commands[i].name, text + at, end - at) == 0)
+      *kind = commands[i].kind;
+  return end;
+}
+
+void prompt_complete(void *ctx, const char *text, size_t len, size_t cursor, choices *out) {
+  session *s = ctx;
+  command_argument kind = ARGUMENT_EXPRESSION;
+  size_t blank = strspn(text, " \t"), from = argument_begin(text, cursor, &kind);
+  uint8_t *looks = malloc(len + 1);
+  if (!looks) return;
+  vm_run run;
+  vm_run_begin(s->vm, &run);
+  if (text[blank] == ':' && !from) {
+    request r = {.text = text, .cursor = cursor, .word = blank + 1, .out = out};
+    out->start = r.word;
+    for (int i = 0; i < command_count && cursor >= r.word; i++) {
+      size_t n = strlen(commands[i].name), typed = cursor - r.word;
+      char item[32] = {0};
+      if (n < typed || strncmp(commands[i].name, text + r.word, typed) != 0 || n + 2 > sizeof item) continue;
+      memcpy(item, commands[i].name, n);
+      item[n] = ' ';
+      choices_add(out, item, n + (commands[i].kind != ARGUMENT_NOTHING));
+    }
+  } else {
+    if (from > cursor) from = 0;
+    from += strspn(text + from, " \t");
+    if (from > cursor) from = cursor;
+    request r = {.vm = s->vm, .text = text + from, .looks = looks, .cursor = cursor - from, .out = out};
+    parse_looks(s->vm, r.text, len - from, looks);
+    if (kind == ARGUMENT_FILE)
+      offer_files(&r, 0, NULL);
+    else if (kind != ARGUMENT_NOTHING)
+      complete_code(&r, len - from);
+    if (kind == ARGUMENT_NAME && r.word == 0) offer_modules(&r);
+    out->start += from;
+  }
+  error_clear(s->vm);
+  vm_run_end(s->vm, &run);
+  free(looks);
+  choices_sort(out);
+}

@@ -1,0 +1,176 @@
+/* What the prompt asks about the session: names and their values, fields, parameters of functions, memory. Nothing here runs
+ * code of the program.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "interp/node.h"
+
+const char *const array_fields[ARRAY_FIELDS] = {"shape", "dtype", "rank", "size", "device", "T"};
+
+bool interp_lookup(qn_vm *vm, const char *name, size_t len, qn_value *out) {
+  interp *ip = interp_of(vm);
+  for (const scope *s = ip->main; s; s = s->outer)
+    for (uint32_t i = 0; i < s->n; i++) {
+      const global_cell *c = s->cells[i];
+      if (c->value.head == TAG_UNSET || c->name->len != len || memcmp(c->name->text, name, len) != 0) continue;
+      *out = c->value;
+      return true;
+    }
+  return false;
+}
+
+void interp_globals(qn_vm *vm, void (*each)(void *ctx, const char *name, qn_value v), void *ctx) {
+  const scope *s = interp_of(vm)->main;
+  for (uint32_t i = 0; i < s->n; i++)
+    if (s->cells[i]->value.head != TAG_UNSET) each(ctx, s->cells[i]->name->text, s->cells[i]->value);
+}
+
+bool interp_reset(qn_vm *vm) {
+  const scope *s = interp_of(vm)->main;
+  for (uint32_t i = 0; i < s->n; i++) {
+    if (s->cells[i]->value.head == TAG_UNSET) continue;
+    cell_set(vm, s->cells[i], value_unset());
+    s->cells[i]->declared = false;
+  }
+  mem_trim(vm);
+  return !error_pending(vm);
+}
+
+bool interp_field(qn_value v, const char *name, size_t len, qn_value *out) {
+  if (value_is(v, TAG_RECORD)) {
+    int i = record_find_text(value_record(v), name, len);
+    if (i >= 0) *out = value_record(v)->items[i];
+    return i >= 0;
+  }
+  if (!value_is(v, TAG_MODULE)) return false;
+  const scope *s = ((const qn_module *)v.u.p)->scope;
+  for (uint32_t i = 0; s && i < s->n; i++) {
+    const global_cell *c = s->cells[i];
+    if (!c->declared || c->value.head == TAG_UNSET || c->name->len != len || memcmp(c->name->text, name, len) != 0)
+      continue;
+    *out = c->value;
+    return true;
+  }
+  return false;
+}
+
+void interp_fields(qn_value v, void (*each)(void *ctx, const char *name), void *ctx) {
+  if (value_is(v, TAG_RECORD)) {
+    for (uint32_t i = 0; i < value_record(v)->len; i++) each(ctx, record_name(value_record(v), i)->text);
+  } else if (value_is(v, TAG_MODULE)) {
+    const scope *s = ((const qn_module *)v.u.p)->scope;
+    for (uint32_t i = 0; s && i < s->n; i++)
+      if (s->cells[i]->declared && s->cells[i]->value.head != TAG_UNSET) each(ctx, s->cells[i]->name->text);
+  } else if (value_is(v, TAG_ARRAY)) {
+    for (int i = 0; i < ARRAY_FIELDS; i++) each(ctx, array_fields[i]);
+  }
+}
+
+void interp_parameters(qn_vm *vm, qn_value f, void (*each)(void *ctx, const char *name, int position), void *ctx) {
+  if (!value_is(f, TAG_FN)) return;
+  const qn_fn *fn = value_fn(f);
+  if (fn->head.flags == FN_USER) {
+    const fn_code *code = fn->code;
+    for (uint32_t i = 0; i < code->nparams; i++)
+      if (!(code->rest && i + 1 == code->nparams)) each(ctx, code->params[i].name->text, (int)i);
+  } else if (fn->head.flags == FN_BUILTIN) {
+    const builtin_info *info = builtin_of(vm, fn);
+    if (!info) error_clear(vm);
+    /* Behind a rest parameter, and a bare `*`, there are no positions. */
+    bool positions = true;
+    for (int i = 0; info && i < info->sig.nparams; i++) {
+      const param_def *p = &info->sig.params[i];
+      positions &= !p->rest && !p->keyword_only;
+      if (!p->rest) each(ctx, p->name->text, positions ? i : INT32_MAX);
+    }
+  }
+}
+
+/* ---- memory ---------------------------------------------------------------------------------------------------------------- */
+
+/* Objects that were counted; values share them. */
+typedef struct seen {
+  const void **slots;
+  size_t n, cap;
+} seen;
+
+/* False if it was there, or memory is short. */
+static bool see(seen *s, const void *p) {
+  if ((s->n + 1) * 2 > s->cap) {
+    size_t cap = s->cap ? s->cap * 2 : 256;
+    const void **slots = calloc(cap, sizeof *slots);
+    if (!slots) return false;
+    for (size_t i = 0; i < s->cap; i++) {
+      if (!s->slots[i]) continue;
+      size_t k = ((uintptr_t)s->slots[i] >> 4) * 0x9e3779b97f4a7c15u & (cap - 1);
+      while (slots[k]) k = (k + 1) & (cap - 1);
+      slots[k] = s->slots[i];
+    }
+    free(s->slots);
+    s->slots = slots;
+    s->cap = cap;
+  }
+  size_t k = ((uintptr_t)p >> 4) * 0x9e3779b97f4a7c15u & (s->cap - 1);
+  for (; s->slots[k]; k = (k + 1) & (s->cap - 1))
+    if (s->slots[k] == p) return false;
+  s->slots[k] = p;
+  s->n++;
+  return true;
+}
+
+typedef struct todo {
+  const qn_value *items;
+  uint32_t n;
+} todo;
+
+size_t interp_bytes(qn_value v) {
+  seen s = {0};
+  todo *stack = NULL;
+  size_t depth = 0, cap = 0, bytes = 0;
+  todo now = {&v, 1};
+  for (;;) {
+    for (uint32_t i = 0; i < now.n; i++) {
+      qn_value x = now.items[i];
+      if (!value_is_heap(x) || !see(&s, x.u.p)) continue;
+      todo inner = {NULL, 0};
+      switch (value_tag_of(x)) {
+      case TAG_STR: bytes += sizeof(qn_str) + value_str(x)->len + 1; break;
+      case TAG_LIST:
+        bytes += sizeof(qn_list) + value_list(x)->cap * sizeof(qn_value);
+        inner = (todo){value_list(x)->items, value_list(x)->len};
+        break;
+      case TAG_RECORD:
+        bytes += sizeof(qn_record) + value_record(x)->cap * sizeof(qn_value);
+        inner = (todo){value_record(x)->items, value_record(x)->len};
+        break;
+      case TAG_FN:
+        bytes += sizeof(qn_fn) + value_fn(x)->ncaptures * sizeof(qn_value);
+        inner = (todo){value_fn(x)->captures, value_fn(x)->ncaptures};
+        break;
+      case TAG_ARRAY:
+        bytes += sizeof(qn_array);
+        if (array_pending(value_array(x)))
+          bytes += (size_t)value_array(x)->size * (size_t)dtype_rows[value_array(x)->dtype].size;
+        else if (see(&s, value_array(x)->storage))
+          bytes += value_array(x)->storage->bytes;
+        break;
+      default: bytes += 32; break;
+      }
+      if (!inner.n) continue;
+      if (depth == cap) {
+        size_t more = cap ? cap * 2 : 64;
+        todo *larger = realloc(stack, more * sizeof *stack);
+        if (!larger) continue;
+        stack = larger;
+        cap = more;
+      }
+      stack[depth++] = inner;
+    }
+    if (!depth) break;
+    now = stack[--depth];
+  }
+  free(stack);
+  free(s.slots);
+  return bytes;
+}

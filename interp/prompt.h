@@ -1,0 +1,47 @@
+/* What the files of the prompt share: the session (repl.c), its commands (commands.c), completion (complete.c). */
+#ifndef INTERP_PROMPT_H
+#define INTERP_PROMPT_H
+
+#include "interp/cli.h"
+#include "interp/edit.h"
+
+typedef struct session {
+  qn_vm *vm;
+  editor *editor; /* NULL: lines are read as they come */
+  bool terminal;  /* input and output are one */
+  bool ended;
+  bool interrupted;  /* the last input */
+  bool transcript;   /* what is being typed holds inputs that were pasted with their prompts */
+  copy_count copied; /* by the last input */
+  double began, ran; /* when the last text that was run began and was done (seconds) */
+} session;
+
+typedef enum command_argument { ARGUMENT_NOTHING, ARGUMENT_NAME, ARGUMENT_EXPRESSION, ARGUMENT_FILE } command_argument;
+typedef struct command {
+  const char *name, *argument;
+  command_argument kind;
+  const char *doc;
+  void (*run)(session *s, const char *argument);
+} command;
+extern const command commands[];
+extern const int command_count;
+
+/* Is the text a command, or one of the words help, exit and quit that no variable has? Commands are one line and always
+ * complete. */
+bool command_is(session *s, const char *text, size_t len);
+void command_run(session *s, const char *text, size_t len);
+
+/* Runs a text and shows its value unless it is nil or the text ends in `;`. False if there was an error, or if the text needs
+ * more lines: that is an error if these are the `last` ones, else *more is set and nothing has happened. */
+bool session_run(session *s, const char *text, size_t len, bool last, bool *more);
+
+/* edit_host's. `ctx` is the session. */
+void prompt_complete(void *ctx, const char *text, size_t len, size_t cursor, choices *out);
+bool prompt_hint(void *ctx, const char *text, size_t len, size_t cursor, text_buf *out);
+
+/* Where the chain of names, fields and indices begins that ends at `end`: `nn.linear`, `layers[0].w`. `looks` are the text's. */
+size_t chain_begin(const char *text, const uint8_t *looks, size_t end);
+/* The value of such a chain, borrowed, if it can be had without running anything. */
+bool chain_value(qn_vm *vm, const char *text, const uint8_t *looks, size_t begin, size_t end, qn_value *out);
+
+#endif
