@@ -52,7 +52,7 @@ typedef enum op_dtype_rule {
 
 typedef enum op_shape_rule {
   SH_broadcast, SH_reduce, SH_same, SH_attr, SH_broadcast_to, SH_permute, SH_slice, SH_pad, SH_concat, SH_index, SH_gather,
-  SH_data, SH_dot
+  SH_data, SH_dot, SH_product
 } op_shape_rule;
 
 typedef enum op_batch_rule {
@@ -90,11 +90,15 @@ typedef enum op_raises {
  *   compress   mask covers the leading axes (its rank)
  *   cast, fit, iota, random_*  dtype
  *              cast: flags & ATTR_WEAK makes a weak host scalar (bool, i64 or f64) from a weak one or an array of rank 0
+ *   dot        flags & ATTR_LIBRARY: on the device where it was recorded its library made it; & ATTR_X_ACROSS, & ATTR_Y_ACROSS: of an
+ *              operand that then lay as the transposes of its matrices, without gaps
+ *   product    flags & ATTR_X_ACROSS, & ATTR_Y_ACROSS: the operand is given so
  *   any fallible op: flags & ATTR_PROVEN says that an earlier node has made the same check, so this one cannot fail
  * Steps of slices, interior counts and permutations are plain integers; the other members of d are dims.
  */
 enum { OP_ATTR_DIMS = 3 * ARRAY_MAX_RANK };
-enum { ATTR_REVERSE = 1, ATTR_EXCLUSIVE = 2, ATTR_DESCENDING = 4, ATTR_WEAK = 8, ATTR_PROVEN = 16 };
+enum { ATTR_REVERSE = 1, ATTR_EXCLUSIVE = 2, ATTR_DESCENDING = 4, ATTR_WEAK = 8, ATTR_PROVEN = 16, ATTR_LIBRARY = 32, ATTR_X_ACROSS = 64,
+       ATTR_Y_ACROSS = 128 };
 typedef enum scatter_mode { SCATTER_SET, SCATTER_ADD, SCATTER_MUL, SCATTER_MIN, SCATTER_MAX } scatter_mode;
 typedef struct op_attr {
   uint8_t dtype;    /* qn_dtype */

@@ -19,6 +19,7 @@
 #include "jit/cpu/cpu.h"
 #include "jit/cpu/library.h"
 #include "jit/cpu/opbody.h"
+#include "jit/cpu/product.h"
 #include "jit/kernel/device.h"
 #include "jit/kernel/lower.h"
 
@@ -536,6 +537,44 @@ static qn_array *run_library(qn_vm *vm, op_id op, qn_array *const *in, int nin, 
   return library_apply(vm, op, in, attr);
 }
 
+/* OP_dot: by the device's library where that makes such a product (the attribute's flags say so already of a recorded one). */
+static qn_array *run_dot(qn_vm *vm, qn_array *const *in, const op_attr *attr, const graph_type *t, int device) {
+  uint8_t flags = attr->flags & ATTR_LIBRARY ? attr->flags : product_flags(vm, in[0], in[1]);
+  bool refused = true;
+  qn_array *out = device && flags ? product_apply(vm, in[0], in[1], flags, &refused) : NULL;
+  static const op_attr none;
+  return out || !refused ? out : run_kernel(vm, OP_dot, in, 2, &none, t, NULL, device);
+}
+
+qn_array *eager_product(qn_vm *vm, qn_array *const in[2], const op_attr *attr) {
+  graph_type types[2];
+  op_types t;
+  op_refusal why;
+  for (int i = 0; i < 2; i++)
+    if (!value_graph_type(value_obj(TAG_ARRAY, in[i]), &types[i])) return NULL;
+  if (!op_infer(NULL, OP_product, types, 2, attr, &t, &why)) {
+    raise(vm, (error_id)why.id, SPAN_NONE, "%s", why.text);
+    return NULL;
+  }
+  int device = in[0]->device;
+  bool refused = true;
+  qn_array *out = NULL, *as_dot[2] = {NULL, NULL};
+  if (device) {
+    out = array_new_on(vm, device, (qn_dtype)t.result.dtype, t.result.rank, t.result.shape);
+    if (!out || product_stored(vm, in[0], in[1], attr->flags, out, &refused)) return out;
+    value_release(vm, value_obj(TAG_ARRAY, out));
+    if (!refused) return NULL;
+  }
+  static const op_attr none;
+  bool ok = true;
+  for (int i = 0; i < 2 && ok; i++)
+    ok = (as_dot[i] = product_operand(vm, in[i], (attr->flags & (i ? ATTR_Y_ACROSS : ATTR_X_ACROSS)) != 0)) != NULL;
+  out = ok ? run_kernel(vm, OP_dot, as_dot, 2, &none, &t.result, NULL, device) : NULL;
+  for (int i = 0; i < 2; i++)
+    if (as_dot[i]) value_release(vm, value_obj(TAG_ARRAY, as_dot[i]));
+  return out;
+}
+
 static qn_value apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr, graph_type *types, qn_array **operands) {
   for (int i = 0; i < nin; i++)
     if (!value_graph_type(in[i], &types[i])) return op_refuse(vm, op, in, nin, NULL);
@@ -566,6 +605,8 @@ static qn_value apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op
   qn_value out = value_error();
   if (made == nin) {
     if (op_rows[op].klass == CLASS_VIEW || op == OP_slice_put) out = as_value(run_view(vm, op, operands, nin, attr, &t.result));
+    else if (op == OP_product) out = as_value(eager_product(vm, operands, attr));
+    else if (op == OP_dot) out = as_value(run_dot(vm, operands, attr, &t.result, device));
     else if (library_has(op)) out = as_value(run_library(vm, op, operands, nin, attr, &t.result, NULL, device));
     else if (op == OP_stop_gradient) out = value_retain(value_obj(TAG_ARRAY, operands[0]));
     else out = as_value(run_kernel(vm, op, operands, nin, attr, &t.result, NULL, device));

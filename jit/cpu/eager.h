@@ -26,6 +26,9 @@ QN_MUST_CHECK bool eager_check_fit(qn_vm *vm, qn_value v, qn_dtype to);
 /* A number as a weak scalar of a type (bool, i64, f64). */
 QN_MUST_CHECK qn_value eager_weak_cast(qn_vm *vm, qn_value v, qn_dtype to);
 
+/* OP_product of arrays that are stored as the flags say (product.h). Owned; NULL with an error raised. */
+QN_MUST_CHECK qn_array *eager_product(qn_vm *vm, qn_array *const in[2], const op_attr *attr);
+
 /* Raises the error of a refused op with operand texts as notes. */
 qn_value op_refuse(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_refusal *why);
 

@@ -5,8 +5,10 @@
  *   steps      kernels (compiled code when it is there), library ops on array headers over the buffers, host scalars
  *
  * On a device the arena is a block of the device's memory, constants are kept there, kernels that follow each other run there as one
- * (jit/kernel/device.h), and library ops and host scalars take their operands to the CPU. Checks of kernels are waited for at the
- * end, and before another step's error may be told. Where the device refuses, the whole plan runs on the CPU with copies.
+ * (jit/kernel/device.h), products are the device's library's, and other library ops and host scalars take their operands to the CPU.
+ * Checks of kernels are waited for at the end, and before another step's error may be told. Where the device refuses, the whole
+ * plan runs on the CPU with copies. That gives other bits where there are products: then it is only asked for its error, and the
+ * call is left to the interpreter.
  *
  * A failed check raises what eager execution raises, at the place of the node that is checked: its site, then the calls it was
  * reached through. Its message needs the offending value, which the block VM keeps; compiled code does not, so then the kernel
@@ -17,6 +19,7 @@
 #include "jit/cpu/cpu.h"
 #include "jit/cpu/eager.h"
 #include "jit/cpu/library.h"
+#include "jit/cpu/product.h"
 
 typedef struct plan_frame {
   qn_vm *vm;
@@ -121,16 +124,40 @@ static void array_over(plan_frame *f, buffer_array *b, uint32_t buffer, const gr
 /* Bytes of the host to memory of the device. */
 static bool send(plan_frame *f, void *to, const void *from, size_t bytes) {
   qn_storage s = {.refs = 2, .foreign = 1, .device = (uint8_t)f->device, .bytes = bytes, .data = to};
-  qn_array a = {.head = {.refs = 1, .tag = TAG_ARRAY}, .dtype = QN_u8, .rank = 1, .device = (uint8_t)f->device,
-                .contiguous = 1, .size = (int64_t)bytes, .storage = &s, .shape = {(int64_t)bytes}, .strides = {1}};
+  qn_array a = {.head = {.refs = 1, .tag = TAG_ARRAY},
+                .dtype = QN_u8,
+                .rank = 1,
+                .device = (uint8_t)f->device,
+                .contiguous = 1,
+                .size = (int64_t)bytes,
+                .storage = &s,
+                .shape = {(int64_t)bytes},
+                .strides = {1}};
   return f->vm->hooks.device->write(f->vm, &a, from);
 }
 
 enum { LIBRARY_OPERANDS = 4 };
 
+/* A product on the device that the plan is for, where its operands are. */
+static bool run_product_step(plan_frame *f, const plan_step *s) {
+  const graph *g = f->p->graph;
+  const graph_node *n = &g->nodes[s->node];
+  buffer_array a[3];
+  bool refused;
+  for (int i = 0; i < 3; i++) array_over(f, &a[i], s->buffers[i], i < 2 ? &g->nodes[n->in[i]].type : &n->type);
+  if (product_stored(f->vm, &a[0].a, &a[1].a, n->attr->flags, &a[2].a, &refused)) return true;
+  if (!refused) return false;
+  qn_array *const in[2] = {&a[0].a, &a[1].a};
+  qn_array *out = eager_product(f->vm, in, n->attr);
+  bool ok = out && (!out->size || array_copy_on(f->vm, &a[2].a, out));
+  if (out) value_release(f->vm, value_obj(TAG_ARRAY, out));
+  return ok;
+}
+
 static bool run_library_step(plan_frame *f, const plan_step *s) {
   graph *g = f->p->graph;
   const graph_node *n = &g->nodes[s->node];
+  if (n->op == OP_product && f->device) return run_product_step(f, s);
   buffer_array in[LIBRARY_OPERANDS];
   qn_array *operands[LIBRARY_OPERANDS];
   if (n->nin > LIBRARY_OPERANDS || s->nbuffers != n->nin + 1u) {
@@ -146,7 +173,9 @@ static bool run_library_step(plan_frame *f, const plan_step *s) {
   for (; f->device && taken < n->nin; taken++)
     if (!(operands[taken] = array_to_cpu(f->vm, operands[taken]))) break;
   qn_array *out = NULL;
-  if (!f->device || taken == n->nin)
+  if (n->op == OP_product)
+    out = eager_product(f->vm, operands, n->attr);
+  else if (!f->device || taken == n->nin)
     out = library_apply(f->vm, (op_id)n->op, operands, n->attr ? n->attr : &none);
   while (taken-- > 0) value_release(f->vm, value_obj(TAG_ARRAY, operands[taken]));
   if (!out) {
@@ -311,9 +340,7 @@ static bool place_buffers(plan_frame *f) {
     const plan_buffer *buf = &p->buffers[b];
     switch ((plan_where)buf->where) {
     case WHERE_INPUT: f->buffers[b] = array_data(f->inputs[buf->index]); break;
-    case WHERE_CONST:
-      f->buffers[b] = f->device ? f->there->constants[b] : (void *)(uintptr_t)buf->data;
-      break;
+    case WHERE_CONST: f->buffers[b] = f->device ? f->there->constants[b] : (void *)(uintptr_t)buf->data; break;
     case WHERE_OUTPUT:
       f->buffers[b] = f->arrays[buf->index] ? array_data(f->arrays[buf->index]) + size_of(f, buf->offset) : NULL;
       break;
@@ -361,6 +388,7 @@ static size_t part(size_t *at, size_t n, size_t size) {
 /* ---- the door -------------------------------------------------------------------------------------------------------------------- */
 
 bool plan_ready(qn_vm *vm, plan *p, device_plan **there, int device, bool wait) {
+  if (p->nproducts && p->here_only) return false;
   return vm->hooks.kernels->plan_ready(vm, device, p, there, wait);
 }
 
@@ -373,7 +401,8 @@ static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inpu
                    qn_value *outputs, bool *refused);
 
 /* On the CPU, from and to a device. */
-static bool run_through_host(qn_vm *vm, plan *p, int device, qn_array *const *inputs, const qk_scalar *scalars, qn_value *outputs) {
+static bool run_through_host(qn_vm *vm, plan *p, int device, qn_array *const *inputs, const qk_scalar *scalars,
+                             qn_value *outputs) {
   uint32_t n = p->graph->ninputs, taken = 0;
   bool refused;
   qn_array **here = mem_alloc(vm, (n + 1) * sizeof *here);
@@ -402,6 +431,15 @@ static bool run_through_host(qn_vm *vm, plan *p, int device, qn_array *const *in
   return ok;
 }
 
+/* A plan with products was refused: raises the error of a check that fails on the CPU, too, or one that says no more than that. */
+static bool refuse(qn_vm *vm, plan *p, int device, qn_array *const *inputs, const qk_scalar *scalars,
+                   qn_value *outputs) {
+  if (!run_through_host(vm, p, device, inputs, scalars, outputs)) return false;
+  for (uint32_t o = 0; o < p->noutputs; o++) value_release(vm, outputs[o]);
+  raise(vm, E_internal, SPAN_NONE, "a compiled check failed on the device");
+  return false;
+}
+
 bool plan_run(qn_vm *vm, plan *p, device_plan **there, qn_array *const *inputs, const qk_scalar *scalars,
               qn_value *outputs) {
   bool wait = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY, refused = false, arrays = false;
@@ -412,6 +450,10 @@ bool plan_run(qn_vm *vm, plan *p, device_plan **there, qn_array *const *inputs, 
   if (plan_ready(vm, p, there, device, wait)) {
     if (run_on(vm, p, *there, inputs, scalars, outputs, &refused)) return true;
     if (!refused) return false;
+    if (p->nproducts) return refuse(vm, p, device, inputs, scalars, outputs);
+  } else if (p->nproducts) {
+    raise(vm, E_internal, SPAN_NONE, "a plan with products of the device's library is not ready");
+    return false;
   }
   return run_through_host(vm, p, device, inputs, scalars, outputs);
 }

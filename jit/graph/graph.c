@@ -158,6 +158,12 @@ uint32_t graph_node_raw(graph *g, op_id op, const uint32_t *in, int nin, const o
   return append(g, &n);
 }
 
+bool graph_fix_product(graph *g, uint32_t node, uint8_t flags) {
+  const op_attr *attr = take_attr(g, &(op_attr){.flags = flags});
+  if (attr) g->nodes[node].attr = attr;
+  return attr != NULL;
+}
+
 bool graph_output(graph *g, uint32_t node) {
   if (!node || !grow(g, (void **)&g->outputs, &g->outputs_cap, g->noutputs, g->noutputs + 1, sizeof *g->outputs)) {
     g->failed = true;

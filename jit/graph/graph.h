@@ -107,7 +107,7 @@ static inline op_attr graph_attr(const graph_node *n) {
   for (int i = 0; i < a.n; i++) a.d[i] = n->attr->d[i];
   return a;
 }
-/* Do nodes of this op always have attributes? Others have them only for ATTR_PROVEN. */
+/* Do nodes of this op always have attributes? Others have them only for ATTR_PROVEN, and dot for ATTR_LIBRARY. */
 static inline bool op_has_attr(op_id op) {
   if (op_rows[op].klass == CLASS_POINTWISE) return op_rows[op].dtype_rule == DT_attr;
   return op != OP_dot && op != OP_compress && op != OP_nonzero;
@@ -145,6 +145,8 @@ uint32_t graph_node_raw(graph *g, op_id op, const uint32_t *in, int nin, const o
  * recorder. Operands' errors must have been excluded by the caller or by op_infer. A constant scalar that is cast or fitted
  * becomes a constant of that type where this is exact or in range. */
 uint32_t graph_op(graph *g, op_id op, const uint32_t *in, int nin, const op_attr *attr, uint32_t site);
+/* Says of a dot how a device's library made it (op.h). False when memory is short. */
+QN_MUST_CHECK bool graph_fix_product(graph *g, uint32_t node, uint8_t flags);
 uint32_t graph_cast(graph *g, uint32_t node, qn_dtype dtype, uint32_t site); /* the node itself if it has the dtype, not weak */
 bool graph_output(graph *g, uint32_t node);
 /* Appends a copy of a node whose operands are map[..] of the old ones. Dims keep their numbers: `to` has a copy of from's

@@ -656,6 +656,21 @@ static bool shape_dot(const infer *f) {
   return set_shape(f, rank, shape);
 }
 
+/* The operands' matrices may be given as their transposes. */
+static bool shape_product(const infer *f) {
+  graph_type in[2] = {f->in[0], f->in[1]};
+  for (int i = 0; i < 2; i++) {
+    int r = in[i].rank;
+    if (!(f->attr->flags & (i ? ATTR_Y_ACROSS : ATTR_X_ACROSS))) continue;
+    if (r < 2) return refuse(f, E_rank, "a vector has no transpose");
+    in[i].shape[r - 1] = f->in[i].shape[r - 2];
+    in[i].shape[r - 2] = f->in[i].shape[r - 1];
+  }
+  infer dot = *f;
+  dot.in = in;
+  return shape_dot(&dot);
+}
+
 static bool (*const shape_rules[])(const infer *) = {
     [SH_broadcast] = shape_broadcast,
     [SH_reduce] = shape_reduce,
@@ -670,6 +685,7 @@ static bool (*const shape_rules[])(const infer *) = {
     [SH_gather] = shape_gather,
     [SH_data] = shape_data,
     [SH_dot] = shape_dot,
+    [SH_product] = shape_product,
 };
 
 bool op_infer(dim_table *dims, op_id op, const graph_type *in, int nin, const op_attr *attr, op_types *out,

@@ -217,6 +217,45 @@ uint32_t rewrite_number(rewriter *r, const graph_type *like, double f, int64_t i
   return share(r, &c);
 }
 
+/* ---- products of a device's library ------------------------------------------------------------------------------------ */
+
+/* The operand of a dot as the library takes it: its batch is that of the result, or it is one matrix for all, and it is given
+ * as the flags say. As jit/cpu/product.c does. 0: it cannot be had. */
+static uint32_t stored_operand(rewriter *r, const graph_node *n, int which) {
+  dim_table *t = &r->g->dims;
+  uint32_t x = n->in[which];
+  graph_type own = r->g->nodes[x].type;
+  int rank = n->type.rank - (r->g->nodes[n->in[0]].type.rank > 1) - (r->g->nodes[n->in[1]].type.rank > 1);
+  bool one = true, all = true;
+  for (int i = 0; i < rank; i++) {
+    int k = i - (rank - (own.rank - 2));
+    one = one && (k < 0 || dim_is(t, own.shape[k], 1));
+    all = all && (k < 0 ? dim_is(t, n->type.shape[i], 1) : dim_equal(t, own.shape[k], n->type.shape[i]));
+  }
+  if (!one && !all) {
+    op_attr to = {.n = (uint8_t)(rank + 2)};
+    memcpy(to.d, n->type.shape, (size_t)rank * sizeof *to.d);
+    to.d[rank] = own.shape[own.rank - 2];
+    to.d[rank + 1] = own.shape[own.rank - 1];
+    if (!(x = rewrite_op(r, OP_broadcast, &x, 1, &to, n->site))) return 0;
+    own = r->g->nodes[x].type;
+  }
+  if (!(n->attr->flags & (which ? ATTR_Y_ACROSS : ATTR_X_ACROSS))) return x;
+  op_attr order = {.n = own.rank};
+  for (int i = 0; i < own.rank; i++) order.d[i] = i;
+  order.d[own.rank - 1] = own.rank - 2;
+  order.d[own.rank - 2] = own.rank - 1;
+  return rewrite_op(r, OP_permute, &x, 1, &order, n->site);
+}
+
+/* A dot that a device's library made becomes a product: its operands' views end up at what is stored. */
+static uint32_t library_product(rewriter *r, const graph_node *n) {
+  uint32_t in[2] = {stored_operand(r, n, 0), stored_operand(r, n, 1)};
+  op_attr attr = {.flags = n->attr->flags & (ATTR_X_ACROSS | ATTR_Y_ACROSS)};
+  uint32_t p = in[0] && in[1] ? rewrite_op(r, OP_product, in, 2, &attr, n->site) : 0;
+  return p && graph_type_same(&r->g->nodes[p].type, &n->type) ? p : share(r, n);
+}
+
 /* ---- all nodes ---------------------------------------------------------------------------------------------------------------- */
 
 /* Node i of the old graph in the new one. */
@@ -232,6 +271,7 @@ static uint32_t renew(rewriter *r, const graph *from, uint32_t i, const uint32_t
   }
   for (int k = 0; k < n.nin; k++) in[k] = map[n.in[k]];
   n.in = in;
+  if (n.kind == NODE_OP && n.op == OP_dot && n.attr && (n.attr->flags & ATTR_LIBRARY)) return library_product(r, &n);
   return n.kind == NODE_CONST ? share(r, &n) : rewrite(r, &n);
 }
 

@@ -28,11 +28,9 @@ static const char *const mode_names[] = {"set", "add", "mul", "min", "max"};
 static const struct {
   uint8_t bit;
   const char *name;
-} flag_names[] = {{ATTR_REVERSE, "reverse"},
-                  {ATTR_EXCLUSIVE, "exclusive"},
-                  {ATTR_DESCENDING, "descending"},
-                  {ATTR_WEAK, "weak"},
-                  {ATTR_PROVEN, "proven"}};
+} flag_names[] = {{ATTR_REVERSE, "reverse"},   {ATTR_EXCLUSIVE, "exclusive"}, {ATTR_DESCENDING, "descending"},
+                  {ATTR_WEAK, "weak"},         {ATTR_PROVEN, "proven"},       {ATTR_LIBRARY, "library"},
+                  {ATTR_X_ACROSS, "x_across"}, {ATTR_Y_ACROSS, "y_across"}};
 enum { FLAGS = sizeof flag_names / sizeof *flag_names };
 static const char *const relation_names[] = {[DIM_EQ] = "==", [DIM_NE] = "!=", [DIM_LT] = "<", [DIM_LE] = "<="};
 

@@ -49,6 +49,20 @@ bool l_launch_values(const l_program *p, const int64_t *ints, const qk_scalar *s
   return true;
 }
 
+bool l_launches(const l_program *p) {
+  int depth = 0;
+  for (l_val v = 1; v < p->n; v++) {
+    const l_instr *i = &p->code[v];
+    if (i->code == L_END) depth--;
+    if (i->code == L_PAR || i->code == L_FOR || i->code == L_VEC || i->code == L_IF || i->code == L_WHILE) depth++;
+    if (depth || i->code != L_IVALUE) continue;
+    const l_instr *x = &p->code[i->a];
+    if (x->code == L_SCALAR ? x->dtype == QN_f64 : x->code != L_CONST || dtype_is_float((qn_dtype)x->dtype))
+      return false;
+  }
+  return true;
+}
+
 bool l_needs_scratch(const l_program *p) {
   for (l_val v = 1; v < p->n; v++)
     if (p->code[v].code == L_LOCAL || (p->code[v].code == L_ACC && p->code[v].a)) return true;

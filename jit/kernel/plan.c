@@ -289,6 +289,7 @@ static bool kernel_step(planner *m, uint32_t group, plan_step *s) {
       r.program->name = memcpy(copy, name, len + 1);
       to->nodes = memcpy(nodes, x->nodes, x->n * sizeof *nodes);
     }
+    p->here_only |= !l_launches(r.program);
     s->kind = STEP_KERNEL;
     s->node = to->node_last;
     s->ints = r.ints;
@@ -321,6 +322,7 @@ static bool library_step(planner *m, uint32_t n, plan_step *s) {
   }
   *s = (plan_step){.kind = STEP_LIBRARY, .op = node->op, .node = n, .attr = node->attr, .buffers = buffers};
   s->nbuffers = (uint32_t)node->nin + 1;
+  m->p->nproducts += node->op == OP_product;
   return true;
 }
 

@@ -82,6 +82,8 @@ typedef struct plan {
   uint32_t nscalars;        /* slots; the weak inputs come first, in input order */
   const qk_scalar *scalar_init; /* their values before the first step: constants; those of inputs are 0 */
   graph_type *scalar_types; /* weak types of the slots */
+  uint32_t nproducts;       /* steps that are products of a device's library: then the plan is for a device only */
+  bool here_only;           /* a kernel cannot be launched on a device (l_launches) */
   qn_dim arena_bytes;
   int64_t peak_bytes, eager_peak_bytes; /* at the recorded sizes */
 } plan;

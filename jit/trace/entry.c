@@ -320,6 +320,7 @@ static entry *entry_make(struct recording *r, qn_value result) {
     if (capture && broken == BREAK_none && !template_make(r, result, &e->result, &broken) && error_pending(vm))
       broken = BREAK_memory;
     if (broken == BREAK_none && !guards_make(r, e, &broken)) e->why_at = r->at;
+    if (broken == BREAK_none && !pattern_fix_layouts(r)) broken = BREAK_memory;
     if (broken != BREAK_none) {
       error_clear(vm);
       capture = false;

@@ -188,6 +188,57 @@ qn_value pattern_root(struct recording *r, root_kind kind, qn_value v, qn_value 
   return s;
 }
 
+static uint64_t mix(uint64_t h, uint64_t x) {
+  h = (h ^ x) * 0x9e3779b97f4a7c15u;
+  return h ^ h >> 29;
+}
+
+/* The same for arrays of one shape whose elements lie alike; never 0. */
+static uint64_t strides_code(const qn_array *a) {
+  uint64_t h = 1;
+  if (a->contiguous) return h;
+  for (int i = 0; i < a->rank; i++)
+    if (a->shape[i] != 1) h = mix(h, (uint64_t)a->strides[i]);
+  return h | 2;
+}
+
+/* Does eager execution pass on how the first operand lies? */
+static bool passes_layout(const graph_node *n) {
+  switch (n->op) {
+  case OP_reshape:
+  case OP_broadcast:
+  case OP_permute:
+  case OP_slice:
+  case OP_stop_gradient:
+  case OP_cast: return true;
+  default: return false;
+  }
+}
+
+bool pattern_fix_layouts(struct recording *r) {
+  qn_vm *vm = r->vm;
+  const graph *g = r->g;
+  bool any = false;
+  for (uint32_t i = 1; i < g->n && !any; i++)
+    any = g->nodes[i].kind == NODE_OP && g->nodes[i].op == OP_dot && g->nodes[i].attr != NULL;
+  if (!any) return true;
+  uint8_t *seen = mem_zalloc(vm, g->n);
+  if (!seen) return false;
+  for (uint32_t i = g->n - 1; i > 0; i--) {
+    const graph_node *n = &g->nodes[i];
+    bool dot = n->kind == NODE_OP && n->op == OP_dot && n->attr != NULL;
+    if (dot || (seen[i] && n->kind == NODE_OP && passes_layout(n)))
+      for (int k = 0; k < (dot ? 2 : 1); k++) seen[n->in[k]] = 1;
+    if (!seen[i] || n->kind != NODE_INPUT || !value_is(r->vals[i], TAG_ARRAY)) continue;
+    for (uint32_t k = 0; k < r->pattern.n; k++) {
+      pat *x = &r->pattern.pats[k];
+      if (x->kind == PAT_ARRAY && x->input == n->payload.input) x->layout = strides_code(value_array(r->vals[i]));
+    }
+  }
+  mem_free(vm, seen, g->n);
+  return true;
+}
+
 void pattern_free(qn_vm *vm, pattern *p) {
   for (uint32_t i = 0; i < p->n; i++)
     if (p->pats[i].kind != PAT_FN) value_release(vm, p->pats[i].value);
@@ -310,6 +361,11 @@ static bool match(matcher *m, qn_value v) {
     if (a->dtype != x->dtype || a->rank != x->rank || a->device != x->n) return miss(m, v);
     for (int i = 0; i < a->rank; i++)
       if (a->shape[i] != dims[i]) return miss(m, v);
+    if (x->layout && x->layout != strides_code(a)) {
+      if (m->why) print_place(m->p, m->at - 1, m->why);
+      if (m->why) text_adds(m->why, " lies in memory otherwise");
+      return false;
+    }
     m->inputs[x->input] = a;
     return true;
   }
@@ -359,11 +415,6 @@ bool pattern_match(const pattern *p, bool check_by_value, qn_value fn, const qn_
     if (!match(&m, x->kind == ROOT_ARG ? args[x->arg] : x->kind == ROOT_FN ? fn : *x->slot)) return false;
   }
   return true;
-}
-
-static uint64_t mix(uint64_t h, uint64_t x) {
-  h = (h ^ x) * 0x9e3779b97f4a7c15u;
-  return h ^ h >> 29;
 }
 
 static uint64_t hash_value(uint64_t h, qn_value v, int depth) {

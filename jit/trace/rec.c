@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "jit/cpu/product.h"
 #include "jit/gpu/gpu.h"
 #include "jit/trace/trace.h"
 
@@ -298,7 +299,11 @@ static bool run_node(struct recording *r, uint32_t i) {
       if (n->type.dtype == QN_f64 && value_is(out, TAG_INT)) out = value_float((double)out.u.i);
     } else {
       op_attr attr = graph_attr(n);
-      out = eager_apply(vm, (op_id)n->op, in, n->nin, &attr);
+      if (n->op == OP_dot && !attr.flags) { /* the plan makes the product as this call does */
+        attr.flags = product_flags(vm, value_array(in[0]), value_array(in[1]));
+        if (attr.flags) ok = graph_fix_product(r->g, i, attr.flags) || (raise_memory(vm), false);
+      }
+      if (ok) out = eager_apply(vm, (op_id)n->op, in, n->nin, &attr);
     }
   }
   if (in != few) mem_free(vm, in, n->nin * sizeof *in);

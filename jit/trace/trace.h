@@ -41,6 +41,7 @@ typedef struct pat {
   uint32_t n;
   uint32_t input; /* graph input number */
   uint32_t dims;  /* first of `rank` sizes in pattern.dims */
+  uint64_t layout; /* of an array: how it must lie in memory; 0: in any way */
   qn_value value; /* owned; of PAT_FN: the code pointer in u.p, not owned */
 } pat;
 
@@ -258,6 +259,9 @@ QN_MUST_CHECK qn_value pattern_root(struct recording *r, root_kind kind, qn_valu
  * `why` (may be NULL) receives the first difference. */
 bool pattern_match(const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
                    qn_array **inputs, qn_value *scalars, text_buf *why);
+/* Products by a device's library depend on how the inputs lie that they see through views: says so of these. False when memory is
+ * short. */
+QN_MUST_CHECK bool pattern_fix_layouts(struct recording *r);
 void pattern_free(qn_vm *vm, pattern *p);
 /* Hash of the static facts of a call: structure, dtypes, sizes, functions. Equal facts, equal hashes; never 0. */
 uint64_t pattern_hash(qn_value fn, const qn_value *args, int nargs);

@@ -28,5 +28,11 @@ static const char stub_magic[8] = {'s', 't', 'u', 'b', ' ', 'g', 'p', 'u'};
 typedef struct stub_count {
   unsigned long to_device, to_host, launches, graphs, nodes, instantiations, allocations, questions;
 } stub_count;
+/* The device's memory, for what works on it besides the driver: stub_memory_of() of the driver. */
+typedef struct stub_memory {
+  void (*open)(void); /* the host may touch it, until close */
+  void (*close)(void);
+  void *(*host)(CUdeviceptr p, size_t bytes); /* checked */
+} stub_memory;
 
 #endif

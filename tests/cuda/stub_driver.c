@@ -69,6 +69,11 @@ static void *host_of(CUdeviceptr p, size_t bytes) {
   return (void *)(uintptr_t)p;
 }
 
+EXPORT const stub_memory *stub_memory_of(void) {
+  static const stub_memory m = {open_arena, close_arena, host_of};
+  return &m;
+}
+
 EXPORT CUresult cuInit(unsigned flags) { return flags ? 1 : (CUresult)setting("STUB_INIT", 0); }
 EXPORT CUresult cuDriverGetVersion(int *version) {
   *version = (int)setting("STUB_VERSION", 13000);

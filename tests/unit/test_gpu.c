@@ -2,6 +2,7 @@
  * memory that is reused and that runs out. The driver is tests/cuda/stub_driver.c, whose device memory faults when the host
  * touches it and which stops the process when a copy leaves a block or memory is not given back. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -297,6 +298,92 @@ START_TEST(errors_in_kernels_are_those_of_the_cpu) {
 }
 END_TEST
 
+/* ---- products ------------------------------------------------------------------------------------------------------------- */
+
+/* How often the stub of cuBLASLt was asked for an algorithm. */
+static int queries(qn_vm *vm) {
+  const gpu_engine *e = vm->engine->gpu;
+  void *f = dlsym(e->libraries.of[LIBRARY_LT].handle, "stub_lt_queries");
+  int (*count)(void);
+  ck_assert_ptr_nonnull(f);
+  memcpy(&count, &f, sizeof count);
+  return count();
+}
+
+static bool shows(qn_vm *vm, const char *text, const char *what) {
+  qn_value v = eval(vm, text);
+  bool found = strstr(qn_as_string(v, NULL), what) != NULL;
+  qn_release(vm, v);
+  return found;
+}
+
+START_TEST(products_are_the_librarys) {
+  qn_vm *vm = vm_compiling();
+  qn_release(vm, eval(vm, "let x = randn(6, 5); let y = randn(5, 7); let a = randn(3, 6, 5)\nfn f(p, q) = p @ q"));
+  qn_release(vm, eval(vm, "let first = x @ y"));
+  ck_assert_int_eq(queries(vm), 1);
+  qn_release(vm, eval(vm, "for _ in 0..20 { let _z = f(x, y) }"));
+  prints(vm, "all(f(x, y) == first)", "true");
+  ck_assert_int_eq(queries(vm), 1); /* eager, recorded and compiled are of one signature */
+  ck_assert(shows(vm, "graph(f, x, y)", "dot %1, %2 library : f32[6, 7]"));
+  ck_assert(shows(vm, "graph(f, y.T, x.T)", "dot %1, %2 library x_across y_across : f32[7, 6]"));
+  ck_assert(shows(vm, "graph(fn(p, q) p.T @ q, x, x)", "library x_across"));
+  ck_assert(shows(vm, "graph(f, a, y)", "dot %1, %2 library : f32[3, 6, 7]"));
+  ck_assert(shows(vm, "graph(f, arange(6).reshape(2, 3), arange(6).reshape(3, 2))", "dot %1, %2 : i64[2, 2]"));
+  ck_assert(shows(vm, "graph(f, zeros(2, 0), zeros(0, 3))", "dot %1, %2 : f32[2, 3]"));
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(products_of_other_layouts_are_other_products) {
+  qn_vm *vm = vm_compiling();
+  qn_release(vm, eval(vm, "let x = randn(6, 5); let t = randn(5, 6); let y = randn(5, 7)\nfn f(p, q) = p @ q\n"
+                          "let a = f(x, y); let b = f(t.T, y); let c = f(t.T.T.T, y)"));
+  qn_release(vm,
+             eval(vm, "let same = true; for _ in 0..20 { same = same and all(f(x, y) == a) and all(f(t.T, y) == b) }"));
+  prints(vm, "same and all(f(t.T, y) == c)", "true");
+  prints(vm, "all(b == f(t.T * 1, y))", "false"); /* as it happens: the stub sums in another order */
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(portable_products_are_those_of_the_cpu) {
+  static const char program[] = "seed(3); let x = randn(6, 500).to(cpu); let y = randn(500, 7).to(cpu); let p = x @ y";
+  qn_vm *vm = vm_compiling();
+  qn_release(vm, eval(vm, program));
+  prints(vm, "all((x.to(gpu) @ y.to(gpu)).to(cpu) == p)", "false");
+  ck_assert_int_eq(qn_set_tunable(vm, "gpu.portable", "1"), QN_OK);
+  prints(vm, "all((x.to(gpu) @ y.to(gpu)).to(cpu) == p)", "true");
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(products_without_the_library) {
+  static const char *const lacks[] = {"none", "refuses"};
+  for (int i = 0; i < 2; i++) {
+    setenv("STUB_LT", lacks[i], 1);
+    qn_vm *vm = vm_compiling();
+    qn_release(vm, eval(vm, "let x = randn(6, 500); let p = x.to(cpu) @ x.T.to(cpu)\nfn f(p, q) = p @ q"));
+    prints(vm, "all(f(x, x.T).to(cpu) == p)", "true");
+    ck_assert(shows(vm, "graph(f, x, x.T)", "dot %1, %2 : f32[6, 6]"));
+    const gpu_engine *e = vm->engine->gpu;
+    ck_assert_int_eq(e->told[GPU_TROUBLE_LT] != 0, i == 0);
+    ck_assert(i == 1 || strstr(e->troubles[GPU_TROUBLE_LT], "no cuBLASLt (it cannot be started): matrix products"));
+    qn_vm_close(vm);
+  }
+}
+END_TEST
+
+START_TEST(checks_beside_products_fail_as_on_the_cpu) {
+  qn_vm *vm = vm_compiling();
+  qn_release(vm, eval(vm, "fn f(x, i) {\n  let y = x @ x\n  y[i] + 1\n}\nlet x = eye(3)\n"
+                          "for _ in 0..20 { let _a = f(x, [0, 1]) }"));
+  fails(vm, "f(x, [0, 3])", "E303", "index 3 is out of bounds for axis 0");
+  prints(vm, "f(x, [2, 1])", "f32[2, 3] gpu(0)\n[[1.0, 1.0, 2.0],\n [1.0, 2.0, 1.0]]");
+  qn_vm_close(vm);
+}
+END_TEST
+
 /* ---- memory --------------------------------------------------------------------------------------------------------------- */
 
 START_TEST(copies_of_any_size) {
@@ -362,6 +449,8 @@ int main(void) {
        gradients_live_where_their_arguments_do, updates_on_a_device, new_arrays_are_made_on_the_vms_device);
   CASE(tcase_create("kernels"), kernels_run_on_the_device, compiled_code_is_kept_on_disk,
        errors_in_kernels_are_those_of_the_cpu);
+  CASE(tcase_create("products"), products_are_the_librarys, products_of_other_layouts_are_other_products,
+       portable_products_are_those_of_the_cpu, products_without_the_library, checks_beside_products_fail_as_on_the_cpu);
   CASE(tcase_create("memory"), copies_of_any_size, freed_memory_is_used_again, memory_that_runs_out_is_an_error_value);
   return run_suite(s);
 }

@@ -153,6 +153,56 @@ START_TEST(rules_do_what_they_say) {
 }
 END_TEST
 
+START_TEST(products_of_a_library_take_what_is_stored) {
+  static const char *const texts[][2] = {{"graph(%1: f32[5, 4], %2: f32[5, 7]) {\n"
+                                          "  %3 = permute %1 order=[1, 0] : f32[4, 5]\n"
+                                          "  %4 = dot %3, %2 library x_across : f32[4, 7]\n"
+                                          "  return %4\n}\n",
+                                          "graph(%1: f32[5, 4], %2: f32[5, 7]) {\n"
+                                          "  %3 = product %1, %2 x_across : f32[4, 7]\n"
+                                          "  return %3\n}\n"},
+                                         {"graph(%1: f32[2, 1, 4, 5], %2: f32[3, 7, 5], %3: f32[5]) {\n"
+                                          "  %4 = permute %2 order=[0, 2, 1] : f32[3, 5, 7]\n"
+                                          "  %5 = dot %1, %4 library y_across : f32[2, 3, 4, 7]\n"
+                                          "  %6 = dot %1, %3 library : f32[2, 1, 4]\n"
+                                          "  return %5, %6\n}\n",
+                                          "graph(%1: f32[2, 1, 4, 5], %2: f32[3, 7, 5], %3: f32[5]) {\n"
+                                          "  %4 = permute %2 order=[0, 2, 1] : f32[3, 5, 7]\n"
+                                          "  %5 = broadcast %1 shape=[2, 3, 4, 5] : f32[2, 3, 4, 5]\n"
+                                          "  %6 = broadcast %4 shape=[2, 3, 5, 7] : f32[2, 3, 5, 7]\n"
+                                          "  %7 = permute %6 order=[0, 1, 3, 2] : f32[2, 3, 7, 5]\n"
+                                          "  %8 = product %5, %7 y_across : f32[2, 3, 4, 7]\n"
+                                          "  %9 = product %1, %3 : f32[2, 1, 4]\n"
+                                          "  return %8, %9\n}\n"}};
+  for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+    char why[256] = "";
+    graph *g = graph_parse(texts[i][0], why, sizeof why);
+    ck_assert_msg(g && graph_verify(g, why, sizeof why), "%s", why);
+    char *same = printed(g);
+    ck_assert_str_eq(same, texts[i][0]);
+    graph *s = graph_simplify(g);
+    ck_assert_msg(s && graph_verify(s, why, sizeof why), "%s", why);
+    char *text = printed(s);
+    ck_assert_str_eq(text, texts[i][1]);
+    free(text);
+    free(same);
+    graph_free(s);
+    graph_free(g);
+  }
+  static const char *const wrong[] = {
+      "graph(%1: f32[5, 4]) {\n  %2 = exp %1 library : f32[5, 4]\n  return %2\n}\n",
+      "graph(%1: f32[5, 4], %2: f32[4]) {\n  %3 = dot %1, %2 x_across : f32[5]\n  return %3\n}\n",
+      "graph(%1: f32[5, 4], %2: f32[4]) {\n  %3 = dot %1, %2 library y_across : f32[5]\n  return %3\n}\n",
+      "graph(%1: f32[5, 4], %2: f32[4]) {\n  %3 = product %1, %2 x_across : f32[5]\n  return %3\n}\n"};
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    char why[256] = "";
+    graph *g = graph_parse(wrong[i], why, sizeof why);
+    ck_assert_msg(!g || !graph_verify(g, why, sizeof why), "%s", wrong[i]);
+    if (g) graph_free(g);
+  }
+}
+END_TEST
+
 START_TEST(dims_of_removed_nodes_stay_consistent) {
   char why[256] = "";
   graph *g =
@@ -181,6 +231,7 @@ int main(void) {
   } cases[] = {
       {tcase_create("random_graphs_keep_their_bits"), random_graphs_keep_their_bits},
       {tcase_create("rules_do_what_they_say"), rules_do_what_they_say},
+      {tcase_create("products_of_a_library_take_what_is_stored"), products_of_a_library_take_what_is_stored},
       {tcase_create("dims_of_removed_nodes_stay_consistent"), dims_of_removed_nodes_stay_consistent},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -1,0 +1,195 @@
+/* Matrix products on a device by its library (product.h).
+ *
+ * An operand is one matrix or a batch of them. It is stored without gaps in row-major order, or each matrix is (`across`: the rows
+ * of its transpose follow each other); whatever else it is, it is copied. Across is chosen where the elements of columns are
+ * neighbours in memory, as in x.T, and the operand is no vector. Its batch is that of the result, or one matrix for all; where it
+ * broadcasts otherwise it is written out. Many matrices times one are one product of all their rows.
+ *
+ * The signature (device_product) follows from shapes and flags alone. Addresses do not belong to it: operands at odd ones are
+ * copied.
+ */
+#include "jit/cpu/product.h"
+
+#include <string.h>
+
+#include "jit/kernel/device.h"
+
+enum { ALIGNMENT = 16 };
+
+/* Sizes of a product, by its operands' shapes as those of OP_dot. */
+typedef struct product_sizes {
+  int rank; /* of the batch */
+  int64_t batch[ARRAY_MAX_RANK], total, m, n, k;
+  bool spread[2]; /* the operand's batch has several matrices, but not all */
+  bool one[2];    /* it is one matrix for all */
+} product_sizes;
+
+static int64_t leading(int rank, const int64_t *shape) {
+  int64_t n = 1;
+  for (int i = 0; i < rank - 2; i++) n *= shape[i];
+  return n;
+}
+
+static void sizes_of(const qn_array *const in[2], bool stored, uint8_t flags, product_sizes *s) {
+  int most = in[0]->rank > in[1]->rank ? in[0]->rank : in[1]->rank;
+  int64_t rows[2], columns[2];
+  *s = (product_sizes){.rank = most > 2 ? most - 2 : 0, .total = 1};
+  for (int k = 0; k < s->rank; k++) s->batch[k] = 1;
+  for (int i = 0; i < 2; i++) {
+    const qn_array *a = in[i];
+    bool across = stored && (flags & (i ? ATTR_Y_ACROSS : ATTR_X_ACROSS));
+    int64_t last = a->rank ? a->shape[a->rank - 1] : 1, other = a->rank > 1 ? a->shape[a->rank - 2] : 1;
+    bool column = a->rank == 1 && i == 1; /* a vector on the right */
+    rows[i] = across || column ? last : other;
+    columns[i] = across || column ? other : last;
+    for (int k = 0; k < a->rank - 2; k++)
+      if (a->shape[k] != 1) s->batch[s->rank - (a->rank - 2) + k] = a->shape[k];
+  }
+  s->m = rows[0];
+  s->k = columns[0];
+  s->n = columns[1];
+  for (int k = 0; k < s->rank; k++) s->total *= s->batch[k];
+  for (int i = 0; i < 2; i++) {
+    int64_t own = leading(in[i]->rank, in[i]->shape);
+    s->one[i] = own == 1;
+    s->spread[i] = own != 1 && own != s->total;
+  }
+}
+
+static device_product signature_of(const product_sizes *s, uint8_t dtype, uint8_t flags) {
+  device_product p = {.dtype = dtype,
+                      .x_across = (flags & ATTR_X_ACROSS) != 0,
+                      .y_across = (flags & ATTR_Y_ACROSS) != 0,
+                      .batch = s->total,
+                      .m = s->m,
+                      .n = s->n,
+                      .k = s->k};
+  if (p.batch > 1 && s->one[1] && !s->one[0] && !p.x_across) {
+    p.m *= p.batch;
+    p.batch = 1;
+  }
+  if (p.batch > 1) {
+    p.x_step = s->one[0] ? 0 : p.m * p.k;
+    p.y_step = s->one[1] ? 0 : p.k * p.n;
+  }
+  return p;
+}
+
+static bool runs_across(const qn_array *a) {
+  int r = a->rank;
+  return r > 1 && a->shape[r - 2] > 1 && a->shape[r - 1] > 1 && a->strides[r - 2] == 1 && a->strides[r - 1] != 1;
+}
+
+uint8_t product_flags(qn_vm *vm, const qn_array *x, const qn_array *y) {
+  const device_kernels *d = vm->hooks.kernels;
+  const qn_array *const in[2] = {x, y};
+  product_sizes s;
+  if (!x->device || !d || !dtype_is_float((qn_dtype)x->dtype)) return 0;
+  uint8_t flags = ATTR_LIBRARY;
+  if (runs_across(x)) flags |= ATTR_X_ACROSS;
+  if (runs_across(y)) flags |= ATTR_Y_ACROSS;
+  sizes_of(in, false, flags, &s);
+  if (s.total < 1 || s.m < 1 || s.n < 1 || s.k < 1) return 0;
+  device_product p = signature_of(&s, x->dtype, flags);
+  return d->has_product(vm, x->device, &p) ? flags : 0;
+}
+
+/* ---- operands -------------------------------------------------------------------------------------------------------- */
+
+qn_array *product_operand(qn_vm *vm, qn_array *a, bool across) {
+  int64_t shape[ARRAY_MAX_RANK], strides[ARRAY_MAX_RANK];
+  int r = a->rank;
+  if (!across || r < 2) {
+    a->head.refs++;
+    return a;
+  }
+  memcpy(shape, a->shape, sizeof shape);
+  memcpy(strides, a->strides, sizeof strides);
+  shape[r - 1] = a->shape[r - 2];
+  shape[r - 2] = a->shape[r - 1];
+  strides[r - 1] = a->strides[r - 2];
+  strides[r - 2] = a->strides[r - 1];
+  return array_view(vm, a, (qn_dtype)a->dtype, r, shape, strides, a->offset);
+}
+
+/* The operand with the product's batch axes written out. Owned. */
+static qn_array *spread(qn_vm *vm, const product_sizes *s, const qn_array *a) {
+  int64_t shape[ARRAY_MAX_RANK], strides[ARRAY_MAX_RANK];
+  int rank = s->rank + 2;
+  for (int i = 0; i < rank; i++) {
+    int own = i - (rank - a->rank);
+    shape[i] = i < s->rank ? s->batch[i] : a->shape[own];
+    strides[i] = own >= 0 && a->shape[own] != 1 ? a->strides[own] : 0;
+  }
+  return array_view(vm, a, (qn_dtype)a->dtype, rank, shape, strides, a->offset);
+}
+
+/* Without gaps, and at an address that the library takes. Takes `a` over (which may be NULL). */
+static qn_array *settled(qn_vm *vm, qn_array *a) {
+  if (!a || (a->contiguous && (uintptr_t)array_data(a) % ALIGNMENT == 0)) return a;
+  qn_array *copy = array_new_on(vm, a->device, (qn_dtype)a->dtype, a->rank, a->shape);
+  if (copy && !array_copy_on(vm, copy, a)) {
+    value_release(vm, value_obj(TAG_ARRAY, copy));
+    copy = NULL;
+  }
+  value_release(vm, value_obj(TAG_ARRAY, a));
+  return copy;
+}
+
+/* ---- the door ---------------------------------------------------------------------------------------------------------- */
+
+/* Operands that are stored as the flags say; *refused tells of the device. */
+static bool run(qn_vm *vm, qn_array *x, qn_array *y, const product_sizes *s, uint8_t flags, qn_array *out,
+                bool *refused) {
+  device_product p = signature_of(s, x->dtype, flags);
+  void *buffers[3] = {array_data(x), array_data(y), array_data(out)};
+  device_answer answer = vm->hooks.kernels->product(vm, x->device, &p, buffers);
+  *refused = answer == DEVICE_REFUSES;
+  return answer == DEVICE_DONE;
+}
+
+bool product_stored(qn_vm *vm, qn_array *x, qn_array *y, uint8_t flags, qn_array *out, bool *refused) {
+  const qn_array *const in[2] = {x, y};
+  product_sizes s;
+  *refused = false;
+  sizes_of(in, true, flags, &s);
+  if (out->size == 0) return true;
+  *refused = s.k < 1 || s.spread[0] || s.spread[1];
+  if (*refused) return false;
+  x->head.refs++;
+  y->head.refs++;
+  x = settled(vm, x);
+  y = settled(vm, y);
+  bool ok = x && y && run(vm, x, y, &s, flags, out, refused);
+  if (x) value_release(vm, value_obj(TAG_ARRAY, x));
+  if (y) value_release(vm, value_obj(TAG_ARRAY, y));
+  return ok;
+}
+
+qn_array *product_apply(qn_vm *vm, qn_array *x, qn_array *y, uint8_t flags, bool *refused) {
+  const qn_array *const in[2] = {x, y};
+  qn_array *stored[2] = {NULL, NULL}, *out = NULL;
+  int64_t shape[ARRAY_MAX_RANK];
+  product_sizes s;
+  *refused = false;
+  sizes_of(in, false, flags, &s);
+  int rank = s.rank;
+  memcpy(shape, s.batch, sizeof shape);
+  if (x->rank > 1) shape[rank++] = s.m;
+  if (y->rank > 1) shape[rank++] = s.n;
+  bool ok = true;
+  for (int i = 0; i < 2 && ok; i++) {
+    qn_array *a = (qn_array *)in[i], *wide = s.spread[i] ? spread(vm, &s, a) : a;
+    if (wide) stored[i] = settled(vm, product_operand(vm, wide, (flags & (i ? ATTR_Y_ACROSS : ATTR_X_ACROSS)) != 0));
+    if (wide && wide != a) value_release(vm, value_obj(TAG_ARRAY, wide));
+    ok = stored[i] != NULL;
+  }
+  if (ok && (out = array_new_on(vm, x->device, (qn_dtype)x->dtype, rank, shape)) &&
+      !run(vm, stored[0], stored[1], &s, flags, out, refused)) {
+    value_release(vm, value_obj(TAG_ARRAY, out));
+    out = NULL;
+  }
+  for (int i = 0; i < 2; i++)
+    if (stored[i]) value_release(vm, value_obj(TAG_ARRAY, stored[i]));
+  return out;
+}

@@ -1,0 +1,24 @@
+/* Matrix products on a device by its library (device_product). What a product looks like to the library is fixed once, by whoever
+ * makes it eagerly: from the shapes, and from how the operands lie in memory, which ATTR_X_ACROSS and ATTR_Y_ACROSS keep. A recording
+ * writes these flags on its node (graph_fix_product), and so a plan asks for the same product. */
+#ifndef JIT_CPU_PRODUCT_H
+#define JIT_CPU_PRODUCT_H
+
+#include "jit/graph/graph.h"
+#include "lang/vm.h"
+
+/* The flags with which the library makes x @ y, for strict operands on a device: ATTR_LIBRARY and how they lie; 0: our own kernel
+ * makes it. */
+uint8_t product_flags(qn_vm *vm, const qn_array *x, const qn_array *y);
+
+/* x @ y by the library, with such flags; operands that do not lie as these say are copied. A new array, or NULL: with an error
+ * raised, or *refused: by the device. */
+QN_MUST_CHECK qn_array *product_apply(qn_vm *vm, qn_array *x, qn_array *y, uint8_t flags, bool *refused);
+
+/* OP_product, whose operands are stored as the flags say, into `out`, an array of the result's type. Refused: as above. */
+QN_MUST_CHECK bool product_stored(qn_vm *vm, qn_array *x, qn_array *y, uint8_t flags, qn_array *out, bool *refused);
+
+/* Its operands as those of OP_dot: a view, where it is stored across. Owned. */
+QN_MUST_CHECK qn_array *product_operand(qn_vm *vm, qn_array *a, bool across);
+
+#endif
