@@ -9,18 +9,9 @@
 #include "interp/interp.h"
 #include "jit/gpu/libraries.h"
 #include "jit/gpu/state.h"
-#include "tests/unit/lang.h"
+#include "tests/unit/gpu.h"
 
 /* ---- a place without CUDA but for the stub ----------------------------------------------------------------------------- */
-
-static void only(const char *which) {
-  char path[600];
-  snprintf(path, sizeof path, "%s/%s", getenv("QUERN_TEST_STUB") ? getenv("QUERN_TEST_STUB") : "build/tests/stub",
-           which);
-  setenv("QUERN_CUDA", path, 1);
-  static const char *const others[] = {"CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX"};
-  for (size_t i = 0; i < sizeof others / sizeof *others; i++) unsetenv(others[i]);
-}
 
 static void with_stub(void) { only("good"); }
 
@@ -97,26 +88,6 @@ START_TEST(a_driver_that_lacks_a_function) {
 END_TEST
 
 /* ---- programs ------------------------------------------------------------------------------------------------------------- */
-
-static qn_value eval(qn_vm *vm, const char *text) {
-  qn_value v = qn_nil();
-  if (qn_eval(vm, "test", text, strlen(text), &v) != QN_OK) ck_abort_msg("%s", qn_error_report(vm));
-  return v;
-}
-
-static void prints(qn_vm *vm, const char *text, const char *want) {
-  qn_value v = eval(vm, text), shown;
-  ck_assert_int_eq(qn_to_text(vm, v, &shown), QN_OK);
-  ck_assert_str_eq(qn_as_string(shown, NULL), want);
-  qn_release(vm, shown);
-  qn_release(vm, v);
-}
-
-static void fails(qn_vm *vm, const char *text, const char *id, const char *message) {
-  ck_assert_int_eq(qn_eval(vm, "test", text, strlen(text), NULL), QN_ERROR);
-  ck_assert_str_eq(qn_error_id(vm), id);
-  ck_assert_msg(strstr(qn_error_message(vm), message) != NULL, "%s", qn_error_message(vm));
-}
 
 static qn_vm *vm_on(int device) {
   qn_vm *vm = qn_vm_open(NULL);
@@ -233,20 +204,6 @@ START_TEST(new_arrays_are_made_on_the_vms_device) {
 END_TEST
 
 /* ---- kernels -------------------------------------------------------------------------------------------------------------- */
-
-static qn_vm *vm_compiling(void) {
-  only("compiling");
-  char cache[600]; /* empty: below that of all tests */
-  snprintf(cache, sizeof cache, "%s-gpu-XXXXXX", getenv("QUERN_CACHE") ? getenv("QUERN_CACHE") : "/tmp/quern-test");
-  if (!mkdtemp(cache)) ck_abort_msg("no folder");
-  setenv("QUERN_CACHE", cache, 1);
-  qn_config config;
-  qn_config_init(&config);
-  config.jit = QN_JIT_SYNC;
-  qn_vm *vm = qn_vm_open(&config);
-  if (!vm || !vm_use_device(vm, 1)) ck_abort_msg("no VM");
-  return vm;
-}
 
 static gpu_code *first_code(qn_vm *vm) {
   gpu_engine *e = vm->engine->gpu;

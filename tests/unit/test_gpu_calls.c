@@ -1,0 +1,318 @@
+/* What calls on a GPU ask of the driver (jit/gpu): one graph and at most one copy for a plan whose sizes are known, one launch for
+ * an op; constants once; errors in the middle of a plan; waiting that ends with an interrupt or a limit; the memory limit. The driver is
+ * tests/cuda/stub_driver.c, whose work is done late or not at all where a test says so. labels: slow */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include "tests/cuda/stub.h"
+#include "tests/unit/gpu.h"
+
+/* ---- counting ---------------------------------------------------------------------------------------------------------- */
+
+static stub_count *counts(void) {
+  char path[700];
+  snprintf(path, sizeof path, "%s/libcuda.so.1", getenv("QUERN_CUDA"));
+  void *driver = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+  stub_count *c = driver ? dlsym(driver, "stub_counts") : NULL;
+  if (!c) ck_abort_msg("the stub driver is not loaded");
+  dlclose(driver);
+  return c;
+}
+
+/* A VM whose functions are compiled at their second call, every op as a kernel of its own. */
+static qn_vm *vm_hot(const qn_config *config) {
+  qn_vm *vm = vm_compiling_with(config);
+  ck_assert_int_eq(qn_set_tunable(vm, "jit.hot", "1"), QN_OK);
+  ck_assert_int_eq(qn_set_tunable(vm, "fuse.enabled", "0"), QN_OK);
+  return vm;
+}
+
+static void run(qn_vm *vm, const char *text) { qn_release(vm, eval(vm, text)); }
+
+static stub_count during(qn_vm *vm, const char *text) {
+  stub_count before = *counts();
+  run(vm, text);
+  const stub_count *c = counts();
+  return (stub_count){
+      c->to_device - before.to_device,     c->to_host - before.to_host,    c->launches - before.launches,
+      c->graphs - before.graphs,           c->nodes - before.nodes,        c->instantiations - before.instantiations,
+      c->allocations - before.allocations, c->questions - before.questions};
+}
+
+/* Many kernels: each needs all of the one before. */
+static const char many[] = "fn many(x, w) {\n"
+                           "  let a = cumsum(x * w)\n"
+                           "  let b = cumsum(a - max(a))\n"
+                           "  let c = cumsum(b * [1.0, 2.0, 3.0, 4.0])\n"
+                           "  cumsum(c / (1.0 + max(c * c)))\n"
+                           "}\n";
+
+START_TEST(a_plan_is_one_copy_and_one_graph) {
+  qn_vm *vm = vm_hot(NULL);
+  run(vm, many);
+  run(vm, "let w = [0.5, 1.5, -1.0, 2.0]; let x = [1.0, 2.0, 3.0, 4.0]; let y = x");
+  for (int i = 0; i < 6; i++) run(vm, "y = many(x, w)");
+  stub_count c = during(vm, "y = many(x, w)");
+  ck_assert_uint_eq(c.graphs, 1);
+  ck_assert_uint_gt(c.nodes, 3);
+  ck_assert_uint_eq(c.launches, 0);
+  ck_assert_uint_le(c.to_device, 1);
+  ck_assert_uint_eq(c.to_host, 0);
+  ck_assert_uint_eq(c.allocations, 0);
+  ck_assert_uint_eq(c.instantiations, 0);
+  ck_assert_uint_eq(c.questions, 0);
+  c = during(vm, "for i in 0..100 { x = many(x, w) }");
+  ck_assert_uint_eq(c.graphs, 100);
+  ck_assert_uint_le(c.to_device, 100);
+  ck_assert_uint_eq(c.to_host + c.launches + c.allocations + c.instantiations, 0);
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(a_plan_of_one_kernel_is_one_launch) {
+  qn_vm *vm = vm_hot(NULL);
+  run(vm, "fn f(x) = x * 2.0\nlet x = [1.0, 2.0]; let y = x");
+  for (int i = 0; i < 6; i++) run(vm, "y = f(x)");
+  stub_count c = during(vm, "y = f(x)");
+  ck_assert_uint_eq(c.launches, 1);
+  ck_assert_uint_eq(c.graphs + c.to_device + c.to_host + c.allocations + c.questions, 0);
+  prints(vm, "y", "f32[2] gpu(0)\n[2.0, 4.0]");
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(an_op_is_one_launch) {
+  qn_vm *vm = vm_hot(NULL);
+  run(vm, "let x = [1.0, 2.0]; let z = x * x");
+  stub_count c = during(vm, "z = x * x");
+  ck_assert_uint_eq(c.launches, 1);
+  ck_assert_uint_eq(c.to_device + c.to_host + c.allocations + c.questions, 0);
+  qn_vm_close(vm);
+}
+END_TEST
+
+/* ---- addresses and sizes -------------------------------------------------------------------------------------------------- */
+
+/* The program with and without compiled code, and on the CPU. */
+static void same_everywhere(const char *text) {
+  char *shown[3];
+  for (int i = 0; i < 3; i++) {
+    qn_vm *vm = vm_hot(NULL);
+    if (i == 2) ck_assert(vm_use_device(vm, 0));
+    if (i == 1) vm->config.jit = QN_JIT_OFF;
+    qn_value v = eval(vm, text), t;
+    ck_assert_int_eq(qn_to_text(vm, v, &t), QN_OK);
+    shown[i] = strdup(qn_as_string(t, NULL));
+    qn_release(vm, t);
+    qn_release(vm, v);
+    qn_vm_close(vm);
+  }
+  ck_assert_str_eq(shown[0], shown[1]);
+  ck_assert_str_eq(shown[0], shown[2]);
+  for (int i = 0; i < 3; i++) free(shown[i]);
+}
+
+static const char walk[] = "fn step(x, w) {\n"
+                           "  let a = cumsum(x * w)\n"
+                           "  cumsum(a / (1.0 + max(a * a))) + x\n"
+                           "}\n"
+                           "let kept = ()\n"
+                           "let sums = ()\n"
+                           "for i in 0..40 {\n"
+                           "  let n = 3 + i % 11\n"
+                           "  let x = arange(n) * 0.25\n"
+                           "  for k in 0..3 { x = step(x, 1.5 - x) }\n"
+                           "  if i % 3 == 0 { kept = append(kept, x) }\n"
+                           "  sums = append(sums, float(sum(x)))\n"
+                           "}\n"
+                           "for k in kept { sums = append(sums, float(sum(k))) }\n"
+                           "sums\n";
+
+START_TEST(sizes_and_addresses_change) { same_everywhere(walk); }
+END_TEST
+
+START_TEST(work_may_be_done_late) {
+  setenv("STUB_LATE", "1", 1);
+  same_everywhere(walk);
+}
+END_TEST
+
+START_TEST(graphs_are_kept_for_some_sizes) {
+  qn_vm *vm = vm_hot(NULL);
+  run(vm, "fn f(x) { let a = cumsum(x); a - cumsum(a * a) }\n"
+          "fn all(k) { for i in 0..k { let _y = f(arange(5 + i) * 0.5) } }");
+  for (int i = 0; i < 4; i++) run(vm, "all(5)");
+  stub_count c = during(vm, "all(5)");
+  ck_assert_uint_eq(c.instantiations, 0);
+  ck_assert_uint_eq(c.graphs, 5);
+  c = during(vm, "for i in 100..130 { let _y = f(arange(i) * 0.5) }"); /* ever new ones are not worth a graph */
+  ck_assert_uint_eq(c.instantiations, 0);
+  ck_assert_uint_eq(c.graphs, 0);
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(constants_are_sent_once) {
+  qn_vm *vm = vm_hot(NULL);
+  run(vm, "fn f(x) = cumsum(x * [1.0, 2.0, 3.0]) / [4.0, 5.0, 6.0]\nlet x = [1.0, 1.0, 1.0]; let y = x; let z = x");
+  for (int i = 0; i < 5; i++) run(vm, "z = y; y = f(x)");
+  size_t live = ((gpu_vm *)vm->gpu)->of[0]->live;
+  stub_count c = during(vm, "y = f(x)");
+  ck_assert_uint_le(c.to_device, 1);
+  for (int i = 0; i < 5; i++) run(vm, "y = f(x)");
+  ck_assert_uint_eq(((gpu_vm *)vm->gpu)->of[0]->live, live);
+  prints(vm, "y", "f32[3] gpu(0)\n[0.25, 0.60, 1.00]");
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(two_vms_run_one_program) {
+  qn_engine *engine = qn_engine_open();
+  qn_config config;
+  qn_config_init(&config);
+  config.engine = engine;
+  qn_vm *a = vm_hot(&config), *b = vm_hot(&config);
+  qn_vm *vms[] = {a, b};
+  for (int i = 0; i < 2; i++) run(vms[i], many);
+  for (int k = 0; k < 4; k++)
+    for (int i = 0; i < 2; i++) prints(vms[i], "many([1.0, 2.0, 3.0, 4.0], [1.0, 1.0, 1.0, 1.0])[3]", "-0.010133691");
+  qn_vm_close(a);
+  qn_vm_close(b);
+  qn_engine_close(engine);
+}
+END_TEST
+
+/* ---- errors ------------------------------------------------------------------------------------------------------------------ */
+
+static void fails_at(qn_vm *vm, const char *text, const char *id, const char *message, const char *place) {
+  fails(vm, text, id, message);
+  ck_assert_msg(strstr(qn_error_report(vm), place) != NULL, "%s", qn_error_report(vm));
+}
+
+START_TEST(the_first_failed_check_is_the_error) {
+  for (int late = 0; late < 2; late++) {
+    setenv("STUB_LATE", late ? "1" : "0", 1);
+    qn_vm *vm = vm_hot(NULL);
+    run(vm, "fn g(x, i, d) {\n"
+            "  let a = cumsum(x)\n"
+            "  let b = cumsum(a[i])\n"
+            "  let c = cumsum(b // d)\n"
+            "  let e = x[c % 3]\n"
+            "  cumsum(e)\n"
+            "}\n"
+            "let y = 0");
+    for (int k = 0; k < 5; k++) run(vm, "y = g([1, 2, 3], [0, 1, 2], [1, 1, 1])");
+    stub_count c = during(vm, "y = g([1, 2, 3], [0, 1, 2], [1, 1, 1])");
+    ck_assert_uint_eq(c.graphs, 1);
+    ck_assert_uint_eq(c.launches, 1); /* what tells about the checks */
+    fails_at(vm, "g([1, 2, 3], [0, 1, 7], [1, 1, 1])", "E303", "index 7", ":3");
+    fails_at(vm, "g([1, 2, 3], [0, 1, 2], [1, 0, 1])", "E306", "element 1", ":4");
+    fails_at(vm, "g([1, 2, 3], [0, 9, 2], [0, 0, 1])", "E303", "index 9", ":3");
+    prints(vm, "g([1, 2, 3], [0, 1, 2], [1, 1, 1])", "i64[3] gpu(0)\n[2, 5, 6]");
+    qn_vm_close(vm);
+  }
+}
+END_TEST
+
+/* ---- waiting ---------------------------------------------------------------------------------------------------------------- */
+
+static void *interrupt_soon(void *vm) {
+  usleep(60000);
+  qn_interrupt(vm);
+  return NULL;
+}
+
+/* `text` is interrupted while the device does nothing. */
+static void interrupted(qn_vm *vm, const char *text) {
+  pthread_t thread;
+  setenv("STUB_STUCK", "1", 1);
+  ck_assert_int_eq(pthread_create(&thread, NULL, interrupt_soon, vm), 0);
+  ck_assert_int_eq(qn_eval(vm, "test", text, strlen(text), NULL), QN_INTERRUPTED);
+  ck_assert_str_eq(qn_error_id(vm), "E603");
+  pthread_join(thread, NULL);
+  unsetenv("STUB_STUCK");
+}
+
+START_TEST(an_interrupt_ends_waiting) {
+  setenv("STUB_LATE", "1", 1);
+  qn_vm *vm = vm_hot(NULL);
+  run(vm, many);
+  run(vm, "fn f(x, i) { let a = cumsum(x)[i]; cumsum(a * 2) }\n"
+          "let w = [0.5, 1.5, -1.0, 2.0]; let x = [1.0, 2.0, 3.0, 4.0]; let y = x; let z = [1, 2]; let big = "
+          "zeros(300, 1000)");
+  for (int i = 0; i < 4; i++) run(vm, "y = many(x, w); z = f([1, 2, 3], [0, 2])");
+  prints(vm, "int(z[1])", "14");
+  run(vm, "y = many(x * 2.0, w); y = x");
+  interrupted(vm, "y = many(x * 2.0, w); print(y)"); /* y is there, and what is asked for goes on */
+  prints(vm, "all(y == many(x * 2.0, w))", "true");
+  interrupted(vm, "float(sum(x))");
+  interrupted(vm, "z = f([3, 2, 1], [1, 1])"); /* the checks of a plan */
+  prints(vm, "z", "i64[2] gpu(0)\n[ 2, 14]");
+  interrupted(vm, "z = z // [1, 2]"); /* of an op */
+  prints(vm, "z", "i64[2] gpu(0)\n[ 2, 14]");
+  interrupted(vm, "time()");
+  interrupted(vm, "big.to(cpu)");
+  prints(vm, "f([3, 2, 1], [1, 1])", "i64[2] gpu(0)\n[10, 20]");
+  prints(vm, "float(sum(big))", "0.0");
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(a_time_limit_ends_waiting) {
+  qn_config config;
+  qn_config_init(&config);
+  config.time_limit = 0.2;
+  qn_vm *vm = vm_on_stub(&config);
+  run(vm, "let x = [1.0, 2.0]");
+  setenv("STUB_STUCK", "1", 1);
+  ck_assert_int_eq(qn_eval(vm, "test", "print(x)", 8, NULL), QN_INTERRUPTED);
+  ck_assert_str_eq(qn_error_id(vm), "E604");
+  unsetenv("STUB_STUCK");
+  prints(vm, "x", "f32[2] gpu(0)\n[1.0, 2.0]");
+  qn_vm_close(vm);
+}
+END_TEST
+
+/* ---- the memory limit -------------------------------------------------------------------------------------------------------- */
+
+START_TEST(arrays_on_a_device_count_in_the_limit) {
+  qn_config config;
+  qn_config_init(&config);
+  config.memory_limit = 16 << 20;
+  qn_vm *vm = vm_on_stub(&config);
+  size_t before = mem_stats_of(vm)->live;
+  run(vm, "let a = zeros(250_000)");
+  ck_assert_uint_ge(mem_stats_of(vm)->live, before + 1000000);
+  fails(vm, "let many = (); for i in 0..100 { many = append(many, zeros(250_000)) }", "E601", "memory");
+  prints(vm, "float(sum(a))", "0.0");
+  run(vm, "many = (); a = 0");
+  ck_assert_uint_lt(mem_stats_of(vm)->live, before + 100000);
+  fails(vm, "zeros(8_000_000)", "E601", "memory");
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(idle_memory_makes_room) {
+  setenv("STUB_MEMORY", "24000000", 1);
+  setenv("STUB_LATE", "1", 1);
+  qn_vm *vm = vm_on_stub(NULL);
+  run(vm, "let x = zeros(1_000_000)\nfor i in 0..5 { x = zeros(1_000_000 + 100_000 * i) }");
+  prints(vm, "x.shape", "(1400000,)");
+  fails(vm, "zeros(6_500_000)", "E601", "no memory left for 27262976 bytes");
+  fails(vm, "let y = (x, zeros(5_000_000))", "E601", "the program's arrays there take");
+  qn_vm_close(vm);
+}
+END_TEST
+
+int main(void) {
+  Suite *s = suite_create("gpu_calls");
+  CASE(tcase_create("counts"), a_plan_is_one_copy_and_one_graph, a_plan_of_one_kernel_is_one_launch,
+       an_op_is_one_launch);
+  CASE(tcase_create("sizes"), sizes_and_addresses_change, work_may_be_done_late, graphs_are_kept_for_some_sizes,
+       constants_are_sent_once, two_vms_run_one_program);
+  CASE(tcase_create("errors"), the_first_failed_check_is_the_error);
+  CASE(tcase_create("waiting"), an_interrupt_ends_waiting, a_time_limit_ends_waiting);
+  CASE(tcase_create("memory"), arrays_on_a_device_count_in_the_limit, idle_memory_makes_room);
+  return run_suite(s);
+}
