@@ -45,7 +45,29 @@ bool emit_is_private(const emitter *e, l_val vec) {
   return true;
 }
 
+/* Is an index at most the number of threads, whatever the sizes are? */
+static bool at_most_lanes(const emitter *e, l_val v) {
+  const l_instr *i = emit_at(e, v);
+  if (i->code == L_IMIN) return at_most_lanes(e, i->a) || at_most_lanes(e, i->b);
+  return i->code == L_INT && i->imm <= ORDER_LANES;
+}
+
+bool emit_is_parted(const emitter *e, l_val vec) {
+  for (l_val k = vec + 1; k < e->end[vec]; k++) {
+    const l_instr *i = emit_at(e, k);
+    if (emit_is_ordered(e, i) || emit_is_strip_scan(e, i) || emit_is_nested_push(e, i)) return false;
+    if (i->code == L_RMW || i->code == L_SCAN || (i->code == L_FINISH && emit_is_inner_finish(e, vec, i))) return false;
+    if (i->code == L_PUSH && !acc_own(e, i->a)) return false;
+    if (i->code == L_LOAD && i->imm >= 0 && is_stored(e, vec, i->imm)) return false;
+    if (i->code != L_LOAD || i->imm >= 0) continue;
+    for (l_val s = vec + 1; s < e->end[vec]; s++)
+      if (emit_at(e, s)->code == L_STORE && emit_at(e, s)->imm == i->imm) return false;
+  }
+  return is_int(e, emit_at(e, vec)->a, 0);
+}
+
 bool emit_is_short(const emitter *e, l_val vec) {
+  if (is_int(e, emit_at(e, vec)->a, 0) && at_most_lanes(e, emit_at(e, vec)->b)) return true;
   for (l_val k = vec + 1; k < e->end[vec]; k++) {
     const l_instr *i = emit_at(e, k);
     if ((i->code == L_PUSH || i->code == L_FINISH) && acc_own(e, i->a)) return true;

@@ -426,7 +426,7 @@ static l_val row_loop(emitter *e, l_val loop) {
       return 0;
     }
   }
-  if (!vec || !emit_is_private(e, vec) || !emit_is_short(e, vec)) return 0;
+  if (!vec || !emit_is_short(e, vec) || !(emit_is_private(e, vec) || emit_is_parted(e, vec))) return 0;
   for (l_val k = vec + 1; k < e->end[vec]; k++) /* lanes of one result want a loop over blocks */
     if (emit_is_lane_push(e, vec, k)) return 0;
   return vec;
@@ -436,7 +436,9 @@ static l_val row_loop(emitter *e, l_val loop) {
 static void print_row_loop(emitter *e, l_val loop, l_val vec, int many) {
   const l_instr *i = at(e, loop);
   char step[24] = "1";
+  bool private = emit_is_private(e, vec);
   if (i->c) snprintf(step, sizeof step, "v%u", i->c);
+  if (!private) line(e, "SYNC");
   line(e, "for (i64 row%u = v%u; row%u < v%u; row%u += %d * %s) {", loop, i->a, loop, i->b, loop, many, step);
   e->depth++;
   line(e, "if (POLLED(polls) && __syncthreads_or(STOPPED)) return;");
@@ -467,6 +469,7 @@ static void print_row_loop(emitter *e, l_val loop, l_val vec, int many) {
     emit_close(e);
   }
   emit_close(e);
+  if (!private) line(e, "SYNC");
 }
 
 /* ---- blocks ---------------------------------------------------------------------------------------------------------- */

@@ -102,7 +102,9 @@ bool emit_is_lane_push(const emitter *e, l_val vec, l_val k);
 
 /* Does every thread read only what it wrote itself, so that no barrier is needed around the VEC? */
 bool emit_is_private(const emitter *e, l_val vec);
-/* Does the VEC work on accumulators of which each thread has its own result? Then it has at most 64 elements. */
+/* Does no thread read what others write in the VEC? Then a loop around it needs barriers only before and behind. */
+bool emit_is_parted(const emitter *e, l_val vec);
+/* Has the VEC at most 64 elements, one a thread? (With accumulators of which each thread has its own result it has.) */
 bool emit_is_short(const emitter *e, l_val vec);
 enum {
   AHEAD_MAY = 1,    /* light, and made of what is so, too */
