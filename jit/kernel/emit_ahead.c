@@ -13,8 +13,7 @@ static bool is_int(const emitter *e, l_val v, int64_t value) {
   return v && i->code == L_INT && i->imm == value;
 }
 
-/* Does something in the phase of instruction v store to buffer b? */
-static bool is_stored(const emitter *e, l_val v, int64_t b) {
+bool emit_is_stored(const emitter *e, l_val v, int64_t b) {
   l_val from = v, to = v;
   while (from > 1 && emit_at(e, from)->code != L_PHASE) from--;
   while (to < e->p->n && emit_at(e, to)->code != L_PHASE) to++;
@@ -33,7 +32,7 @@ bool emit_is_private(const emitter *e, l_val vec) {
     const l_instr *i = emit_at(e, k);
     if (emit_is_ordered(e, i) || emit_is_strip_scan(e, i) || emit_is_nested_push(e, i)) return false;
     if (i->code == L_RMW || i->code == L_SCAN || (i->code == L_FINISH && emit_is_inner_finish(e, vec, i))) return false;
-    if (i->code == L_LOAD && i->imm >= 0 && is_stored(e, vec, i->imm)) return false;
+    if (i->code == L_LOAD && i->imm >= 0 && emit_is_stored(e, vec, i->imm)) return false;
     /* An element of a local belongs to the thread of its number. */
     if ((i->code == L_LOAD || i->code == L_STORE) && i->imm < 0 &&
         (i->c || !is_int(e, i->a, 0) || !is_int(e, i->b, 1) || emit_at(e, (l_val)-i->imm)->flags & L_SHARED))
@@ -58,7 +57,7 @@ bool emit_is_parted(const emitter *e, l_val vec) {
     if (emit_is_ordered(e, i) || emit_is_strip_scan(e, i) || emit_is_nested_push(e, i)) return false;
     if (i->code == L_RMW || i->code == L_SCAN || (i->code == L_FINISH && emit_is_inner_finish(e, vec, i))) return false;
     if (i->code == L_PUSH && !acc_own(e, i->a)) return false;
-    if (i->code == L_LOAD && i->imm >= 0 && is_stored(e, vec, i->imm)) return false;
+    if (i->code == L_LOAD && i->imm >= 0 && emit_is_stored(e, vec, i->imm)) return false;
     if (i->code != L_LOAD || i->imm >= 0) continue;
     for (l_val s = vec + 1; s < e->end[vec]; s++)
       if (emit_at(e, s)->code == L_STORE && emit_at(e, s)->imm == i->imm) return false;
@@ -125,7 +124,7 @@ static bool may_lead(const emitter *e, const l_instr *i, l_val vec) {
   case L_KOP:
     return i->sub != KOP_div && i->sub != KOP_sqrt && i->sub != KOP_idiv && i->sub != KOP_imod && i->sub != KOP_ipow;
   case L_LOAD:
-    if (i->imm >= 0) return !is_stored(e, vec, i->imm);
+    if (i->imm >= 0) return !emit_is_stored(e, vec, i->imm);
     for (l_val k = vec + 1; k < e->end[vec]; k++)
       if (emit_at(e, k)->code == L_STORE && emit_at(e, k)->imm == i->imm) return false;
     return true;

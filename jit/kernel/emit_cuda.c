@@ -724,6 +724,10 @@ static void print_block(emitter *e, l_val from, l_val to) {
       memset(e->ahead, 0, e->p->n);
       break;
     }
+    case L_LOAD:
+      if (i->imm < 0 || emit_is_stored(e, v, i->imm)) line(e, "SYNC");
+      emit_instr(e, v);
+      break;
     default: v = emit_structure(e, v, print_block); break;
     }
   }

@@ -100,6 +100,8 @@ bool emit_is_lane_push(const emitter *e, l_val vec, l_val k);
 
 /* ---- facts about VECs for CUDA (emit_ahead.c) ---- */
 
+/* Does something in the phase of instruction v store to buffer b? */
+bool emit_is_stored(const emitter *e, l_val v, int64_t b);
 /* Does every thread read only what it wrote itself, so that no barrier is needed around the VEC? */
 bool emit_is_private(const emitter *e, l_val vec);
 /* Does no thread read what others write in the VEC? Then a loop around it needs barriers only before and behind. */
