@@ -141,6 +141,9 @@ static bool load(gpu_engine *e, const gpu_job *j, const char *cubin) {
       char name[48];
       snprintf(name, sizeof name, "k%016llx_%u", (unsigned long long)j->codes[i]->hash, k);
       rc = d->cuModuleGetFunction(&j->codes[i]->functions[k], module, name);
+      if (rc == GPU_OK)
+        j->codes[i]->shares = (k == 0 || j->codes[i]->shares) &&
+                              d->cuFuncSetAttribute(j->codes[i]->functions[k], GPU_MOST_SHARED, GPU_SHARED) == GPU_OK;
     }
   if (module && (rc != GPU_OK || !keep_module(e, module, j->device))) {
     d->cuModuleUnload(module);

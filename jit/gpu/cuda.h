@@ -30,6 +30,7 @@ typedef struct CUDA_KERNEL_NODE_PARAMS_v2_st {
   CUcontext ctx;
 } CUDA_KERNEL_NODE_PARAMS_v2;
 typedef int CUdevice_attribute;
+typedef int CUfunction_attribute;
 typedef int nvrtcResult;
 typedef struct _nvrtcProgram *nvrtcProgram;
 typedef int cublasStatus_t;
@@ -89,6 +90,7 @@ typedef struct CUstream_st *cudaStream_t;
   X(GPU_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75)                                            \
   X(GPU_CAPABILITY_MINOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76)                                            \
   X(GPU_STREAM_APART, CU_STREAM_NON_BLOCKING, 1)                                                                       \
+  X(GPU_MOST_SHARED, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 8)                                               \
   X(GPU_EVENT_NO_TIMES, CU_EVENT_DISABLE_TIMING, 2)
 
 enum {
@@ -130,6 +132,7 @@ enum {
   X(CUresult, cuModuleLoadData, (CUmodule * module, const void *image))                                                \
   X(CUresult, cuModuleUnload, (CUmodule module))                                                                       \
   X(CUresult, cuModuleGetFunction, (CUfunction * function, CUmodule module, const char *name))                         \
+  X(CUresult, cuFuncSetAttribute, (CUfunction function, CUfunction_attribute attribute, int value))                    \
   X(CUresult, cuLaunchKernel,                                                                                          \
     (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,       \
      unsigned block_z, unsigned shared, CUstream stream, void **arguments, void **extra))                              \

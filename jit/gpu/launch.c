@@ -161,6 +161,11 @@ bool gpu_set_up(qn_vm *vm, gpu_stream *s, gpu_setup *u, const l_program *p, cons
   u->scratch = u->pieces_at;
   if (!l_needs_scratch(p)) return true;
   if (!ask_scratch(vm, s, u, ints, scalars)) return false;
+  if (u->piece <= GPU_SHARED && code->shares) {
+    u->shared = (unsigned)u->piece;
+    u->piece = 0;
+    return true;
+  }
   int64_t most = 1;
   for (l_val v = 1; v < p->n; v++)
     if (p->code[v].code == L_PAR && values[p->code[v].a] > most) most = values[p->code[v].a];
@@ -170,7 +175,7 @@ bool gpu_set_up(qn_vm *vm, gpu_stream *s, gpu_setup *u, const l_program *p, cons
 
 void gpu_place_scratch(const gpu_setup *u, const int64_t *values, CUdeviceptr base, uint64_t *words) {
   const l_program *p = u->p;
-  words[0] = base + u->pieces_at;
+  words[0] = u->piece ? base + u->pieces_at : 0;
   for (uint32_t b = 0; b < p->nbuffers; b++) {
     if (p->buffers[b].mode != BUF_SCRATCH) continue;
     words[EMIT_WORDS_HEAD + b] = base;
@@ -190,8 +195,8 @@ static bool phases(qn_vm *vm, gpu_stream *s, const gpu_setup *u, const int64_t *
     int64_t instances = values[p->code[v].a];
     void *arguments[] = {&block, &instances, words};
     if (instances > 0)
-      rc = driver(s)->cuLaunchKernel(u->code->functions[j], gpu_blocks(s, u, instances), 1, 1, GPU_THREADS, 1, 1, 0,
-                                     s->stream, arguments, NULL);
+      rc = driver(s)->cuLaunchKernel(u->code->functions[j], gpu_blocks(s, u, instances), 1, 1, GPU_THREADS, 1, 1,
+                                     u->shared, s->stream, arguments, NULL);
   }
   if (block) gpu_free(vm, s, block, bytes);
   return ok && (rc == GPU_OK || gpu_raise(vm, s, rc, "a launch"));

@@ -27,7 +27,7 @@ enum { INSTANCES = 8, MOST_CHECKS = 65000 };
 
 typedef struct function {
   CUfunction f;
-  unsigned blocks;
+  unsigned blocks, shared;
   uint32_t at; /* the first of its program's words */
   int64_t instances;
 } function;
@@ -283,7 +283,7 @@ static device_answer add_step(qn_vm *vm, const gpu_plan *g, instance *i, uint32_
   i->by_value &= u.by_value;
   if (u.scratch > i->scratch) i->scratch = u.scratch;
   gpu_place_scratch(&u, t->values, 0, words);
-  if (u.scratch) i->places[i->nplaces++] = (place){at, u.pieces_at};
+  if (u.piece) i->places[i->nplaces++] = (place){at, u.pieces_at};
   for (uint32_t b = 0; b < l->nbuffers; b++, w++) {
     if (l->buffers[b].mode == BUF_SCRATCH)
       i->places[i->nplaces++] = (place){w, words[EMIT_WORDS_HEAD + b]};
@@ -297,7 +297,8 @@ static device_answer add_step(qn_vm *vm, const gpu_plan *g, instance *i, uint32_
     while (l->code[v].code != L_PAR) v++;
     int64_t instances = t->values[l->code[v].a];
     if (instances > 0)
-      i->functions[i->nfunctions++] = (function){code->functions[j], gpu_blocks(s, &u, instances), at, instances};
+      i->functions[i->nfunctions++] =
+          (function){code->functions[j], gpu_blocks(s, &u, instances), u.shared, at, instances};
   }
   return DEVICE_DONE;
 }
@@ -371,6 +372,7 @@ static bool add_nodes(const gpu_stream *s, const instance *i, CUgraph graph) {
                                        .blockDimX = GPU_THREADS,
                                        .blockDimY = 1,
                                        .blockDimZ = 1,
+                                       .sharedMemBytes = f->shared,
                                        .kernelParams = arguments};
     if (driver(s)->cuGraphAddKernelNode_v2(&last, graph, k ? &last : NULL, k > 0, &node) != GPU_OK) return false;
   }
@@ -428,7 +430,7 @@ static bool launch(qn_vm *vm, gpu_stream *s, instance *i) {
     CUdeviceptr block = i->by_value ? 0 : i->block + f->at * sizeof *i->words;
     int64_t instances = f->instances;
     void *arguments[] = {&block, &instances, i->words + f->at};
-    rc = driver(s)->cuLaunchKernel(f->f, f->blocks, 1, 1, GPU_THREADS, 1, 1, 0, s->stream, arguments, NULL);
+    rc = driver(s)->cuLaunchKernel(f->f, f->blocks, 1, 1, GPU_THREADS, 1, 1, f->shared, s->stream, arguments, NULL);
   }
   return rc == GPU_OK || gpu_raise(vm, s, rc, "a launch");
 }

@@ -36,7 +36,9 @@ typedef struct gpu_code {
   atomic_int state; /* gpu_code_state */
   uint32_t nfunctions;
   CUfunction *functions; /* k<hash>_<i> */
+  bool shares;           /* a launch may ask for GPU_SHARED bytes of shared memory beyond what the code has itself */
 } gpu_code;
+enum { GPU_SHARED = 48 << 10 };
 
 typedef struct gpu_job gpu_job;
 enum { GPU_WORKERS = 4 };
@@ -209,10 +211,11 @@ const gpu_code *gpu_own_code(qn_vm *vm, gpu_stream *s);
 typedef struct gpu_setup {
   const l_program *p;
   const gpu_code *code;
-  uint32_t words; /* emit_cuda_words */
-  bool by_value;  /* they may be parameters */
-  size_t scratch; /* bytes of stream->scratch: scratch buffers, then pieces for every block of threads */
-  size_t piece;   /* bytes of one */
+  uint32_t words;  /* emit_cuda_words */
+  bool by_value;   /* they may be parameters */
+  size_t scratch;  /* bytes of stream->scratch: scratch buffers, then pieces for every block of threads */
+  size_t piece;    /* bytes of one */
+  unsigned shared; /* or bytes of shared memory for one, where these are few */
   size_t pieces_at;
 } gpu_setup;
 /* Fills it in for launch-time values. False with an error raised. */

@@ -63,7 +63,7 @@ void emit_acc_places(emitter *e, l_val v, const char *macro) {
 void emit_places(emitter *e, l_val par) {
   static const char *const macros[] = {"PLACE", "PLACED"};
   for (int pass = 0; pass < (e->cuda ? 2 : 1); pass++) {
-    if (pass) line(e, "char *const base = (char *)a->scratch + blockIdx.x * o;");
+    if (pass) line(e, "DYNAMIC_SHARED char *const base = a->scratch ? (char *)a->scratch + blockIdx.x * o : dynamic_;");
     bool tiles = false; /* what they pack shares one place */
     for (l_val v = par + 1; v < e->end[par]; v++) {
       const l_instr *i = at(e, v);

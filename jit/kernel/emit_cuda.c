@@ -4,7 +4,7 @@
  * what only one may do (a store outside VECs) thread 0 does. Thread t runs the elements t, t + 64, ... of a VEC, so it is lane t
  * of a reduction with one result: its chain and its tree are the thread's own, and only the last fold goes through shared
  * memory. Chains and scans that run in order are computed by all threads alike from a strip of 64 values in shared memory.
- * Accumulators with many results and large locals lie in the block's piece of args->scratch; small locals of constant size in
+ * Accumulators with many results and large locals lie in the block's piece of args->scratch, or, where that is NULL, in shared memory that the launch gives; small locals of constant size in
  * shared memory. Between VECs there is a barrier where it is needed.
  *
  * A VEC that reads only what each thread wrote itself stands between no barriers (emit_ahead.c). A VEC's loads are made for several
@@ -782,6 +782,7 @@ static const char preamble[] =
     "#define SIMD\n"
     "#define EACH(r, n) for (i64 r = threadIdx.x; r < (n); r += 64)\n"
     "#define FILLS(p, n, x) EACH(r_, n) (p)[r_] = x;\n"
+    "#ifndef DYNAMIC_SHARED\n#define DYNAMIC_SHARED extern __shared__ __align__(64) char dynamic_[];\n#endif\n"
     "#define PLACE(T, name, count) const u64 name##_at = o; o += SPACE(T, count);\n"
     "#define PLACED(T, name, count) T *const name = (T *)(base + name##_at);\n"
     "static __device__ __noinline__ void failed_(u64 *cell, u64 check, i64 element) {\n"

@@ -257,6 +257,11 @@ EXPORT CUresult cuModuleUnload(CUmodule module) {
   free(module);
   return rc == 0 ? 0 : 1;
 }
+EXPORT CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
+  (void)function;
+  return attribute == GPU_MOST_SHARED && value <= 65536 ? 0 : 1;
+}
+
 EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
   char run[96], sizes[96];
   snprintf(run, sizeof run, "run_%s", name);
