@@ -144,9 +144,16 @@ int find_capture(resolver *r, function *f, qn_str *name) {
 }
 
 void forget(resolver *r, uint32_t first) {
+  enum { ENDED_MAX = 10000 }; /* beyond, messages are less helpful */
   function *f = r->fn;
   for (uint32_t i = first; i < f->nvars; i++) {
     const variable *v = &f->vars[i];
+    if (r->nended < ENDED_MAX && (first > 0 || !f->outer)) { /* a parameter has no block to leave */
+      if (mem_grow(r->vm, (void **)&r->ended, &r->ended_cap, (size_t)r->nended + 1, sizeof *r->ended))
+        r->ended[r->nended++] = (ended_name){v->name, v->decl};
+      else
+        error_clear(r->vm);
+    }
     if (v->expects_use && v->reads == 0 && v->name->text[0] != '_')
       warn(r, v->decl, "'%s' is never used; the name _%s says that this is meant", v->name->text, v->name->text);
   }
@@ -807,6 +814,17 @@ static bool declare_globals(resolver *r, const ast_node *root) {
   return true;
 }
 
+/* Says where a variable of that name was, if it was one of a block that has ended before. */
+static void note_ended(resolver *r, const qn_str *name, span use) {
+  for (uint32_t i = r->nended; i > 0; i--) {
+    const ended_name *e = &r->ended[i - 1];
+    if (e->name != name || e->decl.start > use.start) continue;
+    raise_note(r->vm, e->decl, "this %s ends with its block; let %s = nil before the block makes one that stays",
+               name->text, name->text);
+    return;
+  }
+}
+
 /* Names that nothing defines, each once, where it stands first. */
 static bool check_pending(resolver *r) {
   uint32_t n = 0;
@@ -826,6 +844,7 @@ static bool check_pending(resolver *r) {
     places[i] = r->pending[i].at;
   }
   raise_undefined_all(r->vm, r->scope, names, places, n);
+  for (uint32_t i = 0; i < n && i < ERROR_NOTES; i++) note_ended(r, names[i], places[i]);
   return false;
 }
 
@@ -856,6 +875,7 @@ unit *resolve_unit(qn_vm *vm, scope *s, const ast_module *tree, bool prompt) {
   resolver r = {.vm = vm, .ip = ip, .scope = s, .unit = u, .prompt = prompt};
   bool ok = resolve_root(&r, tree);
   mem_free(vm, r.pending, r.pending_cap * sizeof *r.pending);
+  mem_free(vm, r.ended, r.ended_cap * sizeof *r.ended);
   if (!ok) {
     raise_at(vm, tree->root->at);
     unit_free(vm, u);

@@ -56,6 +56,12 @@ typedef struct pending_name {
   span at;
 } pending_name;
 
+/* A variable whose block has ended. */
+typedef struct ended_name {
+  qn_str *name;
+  span decl;
+} ended_name;
+
 typedef struct resolver {
   qn_vm *vm;
   interp *ip;
@@ -65,6 +71,8 @@ typedef struct resolver {
   function *fn;
   pending_name *pending;
   uint32_t npending, pending_cap;
+  ended_name *ended; /* for messages: the names of blocks that have ended */
+  uint32_t nended, ended_cap;
 } resolver;
 
 static inline bool at_top(const resolver *r) { return !r->fn->outer; }

@@ -140,8 +140,8 @@ const char *foreign_cure(foreign_place where, const char *word, size_t len) {
 
 /* Does a token stand on another line than the one before it, inside brackets? Then one of these is not closed. */
 static bool line_inside(const parser *p, token t) {
-  return p->depth && p->brackets[p->depth - 1].kind != BRACKET_BLOCK &&
-         memchr(p->text->text + p->last_token.end, '\n', t.start - p->last_token.end);
+  if (!p->depth || p->brackets[p->depth - 1].kind == BRACKET_BLOCK) return false;
+  return p->last == T_NL || memchr(p->text->text + p->last_token.end, '\n', t.start - p->last_token.end);
 }
 
 static const char *foreign_word(const parser *p, int kind, token t) {
@@ -277,7 +277,13 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
     if (before && in == BRACKET_SQUARE && accepts(p, T_COLON)) return "a slice is written x[:5]";
     if (accepts(p, T_NAME) && !before) return "a pattern names every item; the rest of a list is xs[1:]";
     break;
+  case T_RP:
+  case T_RC:
+    if (!p->depth && (after || statement))
+      return *id = E_syntax, kind == T_RP ? "this ')' closes nothing" : "this '}' closes nothing";
+    break;
   case T_RB:
+    if (!p->depth && (after || statement)) return *id = E_syntax, "this ']' closes nothing";
     if (before && p->last == T_DOTDOT) return "a slice is written x[2:]";
     break;
   case T_DOT:

@@ -138,10 +138,22 @@ typedef struct call_ctx {
   uint32_t k;
 } call_ctx;
 
+/* Says which leaves an error of f is about, where it is about their shapes or kinds. (What depends on data may be found later,
+ * when the recorded call runs, and would not have the note then.) */
+static void note_path(qn_vm *vm, const walk *w) {
+  if (!vm->error || w->depth == 0 || vm->error->id > E_type) return;
+  text_buf t;
+  text_init(&t, vm);
+  text_path(w, false, &t);
+  if (t.text && !t.failed) raise_note(vm, SPAN_NONE, "tree_map calls the function for %s", t.text);
+  text_free(&t);
+}
+
 static qn_value visit_call(void *ctx, const walk *w, const qn_value *values) {
-  (void)w;
   call_ctx *c = ctx;
-  return c->vm->hooks.call(c->vm, c->f, values, (int)c->k, value_nil());
+  qn_value out = c->vm->hooks.call(c->vm, c->f, values, (int)c->k, value_nil());
+  if (value_is_error(out)) note_path(c->vm, w);
+  return out;
 }
 
 qn_value builtin_tree_map(qn_vm *vm, const qn_value *args) {
