@@ -412,7 +412,11 @@ static qn_value fail_import(qn_vm *vm, const char *name, const char *tried, span
   text_init(&near, vm);
   text_addf(&t, "there is no module '%s'", name);
   if (tried) text_addf(&t, ": neither the file %s nor one in the standard library", tried);
-  if (text_nearest(&near, name, list, n) && !near.failed) text_addf(&t, "; nearest: %s", near.text);
+  const char *cure = foreign_cure(FOREIGN_NAME, name, strlen(name));
+  if (cure)
+    text_addf(&t, "; %s", cure);
+  else if (text_nearest(&near, name, list, n) && !near.failed)
+    text_addf(&t, "; nearest: %s", near.text);
   text_free(&near);
   return raise_text(vm, E_import, at, &t);
 }
