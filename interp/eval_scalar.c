@@ -510,7 +510,8 @@ eval_fn binary_eval(ast_op op, node_kind left, node_kind right, qn_value k) {
     CASE(ne)
     CASE(lt)
     CASE(le)
-    CASE(gt) CASE(ge)
+    CASE(gt)
+    CASE(ge)
 #undef CASE
         default : break;
   }

@@ -312,20 +312,23 @@ static void slice_attr(const index_plan *p, int rank, op_attr *attr) {
   }
 }
 
-/* The basic part as a view of x's storage. */
-static qn_value basic_view(qn_vm *vm, const qn_array *x, const index_plan *p) {
-  int64_t strides[ARRAY_MAX_RANK], offset = x->offset;
+/* Where the basic part begins, and its strides. */
+static int64_t basic_layout(const qn_array *x, const index_plan *p, int64_t *strides) {
+  int64_t offset = x->offset;
   for (int i = 0; i < x->rank; i++) offset += p->start[i] * x->strides[i];
   for (int i = 0; i < p->rank; i++) strides[i] = p->from[i] < 0 ? 0 : x->strides[p->from[i]] * p->step[p->from[i]];
-  qn_array *v = array_view(vm, x, (qn_dtype)x->dtype, p->rank, p->shape, strides, offset);
-  return v ? value_obj(TAG_ARRAY, v) : value_error();
+  return offset;
 }
 
 /* The basic part of x; owned. */
 static qn_value basic_get(qn_vm *vm, qn_value x, const index_plan *p) {
   const qn_array *a = value_array(x);
   if (p->whole && p->same) return value_retain(x);
-  if (!vm->rec && !array_pending(a)) return basic_view(vm, a, p);
+  if (!vm->rec && !array_pending(a)) {
+    int64_t strides[ARRAY_MAX_RANK], offset = basic_layout(a, p, strides);
+    qn_array *part = array_part(vm, a, p->rank, p->shape, strides, offset);
+    return part ? value_obj(TAG_ARRAY, part) : value_error();
+  }
   qn_value r = value_retain(x);
   if (!p->whole) {
     op_attr attr;
@@ -551,8 +554,7 @@ qn_value index_get(qn_vm *vm, qn_value x, const index_item *items, int n) {
 qn_value index_row(qn_vm *vm, qn_value x, int64_t i) {
   const qn_array *a = value_array(x);
   if (!vm->rec && !array_pending(a)) {
-    qn_array *v =
-        array_view(vm, a, (qn_dtype)a->dtype, a->rank - 1, a->shape + 1, a->strides + 1, a->offset + i * a->strides[0]);
+    qn_array *v = array_part(vm, a, a->rank - 1, a->shape + 1, a->strides + 1, a->offset + i * a->strides[0]);
     return v ? value_obj(TAG_ARRAY, v) : value_error();
   }
   index_item item = {.kind = INDEX_INT, .start = i, .step = 1, .array = value_nil()};
@@ -661,10 +663,12 @@ static bool basic_put(qn_vm *vm, qn_value *x, const index_plan *p, qn_value v) {
       value_release(vm, v);
       return false;
     }
-    qn_value to = basic_view(vm, value_array(*x), p);
-    bool ok = !value_is_error(to) && array_copy_on(vm, value_array(to), value_array(v));
+    a = value_array(*x);
+    int64_t strides[ARRAY_MAX_RANK], offset = basic_layout(a, p, strides);
+    qn_array *to = array_view(vm, a, (qn_dtype)a->dtype, p->rank, p->shape, strides, offset);
+    bool ok = to && array_copy_on(vm, to, value_array(v));
     value_release(vm, v);
-    if (!value_is_error(to)) value_release(vm, to);
+    if (to) value_release(vm, value_obj(TAG_ARRAY, to));
     return ok;
   }
   qn_value r;

@@ -1,6 +1,7 @@
 /* Indexing of arrays, lists and strings: a normal form of index items, and what is done with it. Also for builtins.
  *
- *   eager    basic items (integers, slices, new, ...) are views made at once; index arrays and masks run as ops
+ *   eager    basic items (integers, slices, new, ...) are views made at once, or copies where they are small; index arrays and
+ *            masks run as ops
  *   recorded everything is lowered to ops: slice, reshape, permute, index, compress; slice_put and scatter for updates
  */
 #ifndef INTERP_INDEX_H

@@ -135,10 +135,23 @@ static bool put_field(qn_vm *vm, qn_value *x, qn_str *name, bool adds, path_step
   return put_item(vm, &value_record(*x)->items[i], steps, n, values, s);
 }
 
+/* `*v`, which is about to be stored into `x`, is a view of it that nobody else has: x would be shared and copied for its sake. The
+ * part alone is copied instead. */
+static bool detach(qn_vm *vm, const qn_array *x, qn_value *v) {
+  if (!value_is(*v, TAG_ARRAY) || vm->rec) return true;
+  qn_array *a = value_array(*v);
+  if (a->head.refs != 1 || array_pending(a) || a->storage != x->storage) return true;
+  qn_array *copy = array_duplicate(vm, a);
+  if (!copy) return false;
+  value_release(vm, *v);
+  *v = value_obj(TAG_ARRAY, copy);
+  return true;
+}
+
 static bool put_array(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, const qn_value *values, store *s) {
   index_item items[INDEX_MAX];
   if (!index_items_of(vm, steps->items, steps->n, values, false, items)) return false;
-  if (n == 1 && !s->assign) return index_put(vm, x, items, (int)steps->n, s->v);
+  if (n == 1 && !s->assign) return detach(vm, value_array(*x), &s->v) && index_put(vm, x, items, (int)steps->n, s->v);
   if (n == 1 && index_repeats(items, (int)steps->n))
     return index_combine(vm, x, items, (int)steps->n, (op_id)s->assign->row, s->v);
   qn_value part = index_get(vm, *x, items, (int)steps->n);
@@ -200,15 +213,15 @@ static bool unset_variable(qn_vm *vm, const place *p) {
   return false;
 }
 
-/* The item that a path leads to, where every container on the way has one owner and records are as they were the last time: nothing
- * needs to be copied, looked up or told. NULL: path_put does it. */
-static qn_value *path_item(qn_vm *vm, const place *p, qn_value *fp, const qn_value *values) {
+/* Where the first `steps` steps of a path lead, if every container on the way has one owner and records are as they were the last time:
+ * nothing needs to be copied, looked up or told. NULL: path_put does it. */
+static qn_value *path_to(qn_vm *vm, const place *p, uint32_t steps, qn_value *fp, const qn_value *values) {
   qn_value *x = &fp[p->slot];
   if (p->cell) {
     x = &p->cell->value;
     if (vm->rec || p->cell->rec.watched) return NULL;
   }
-  for (uint32_t i = 0; i < p->n; i++) {
+  for (uint32_t i = 0; i < steps; i++) {
     const path_step *step = &p->steps[i];
     if (step->name) {
       if (x->head != TAG_RECORD) return NULL;
@@ -225,6 +238,10 @@ static qn_value *path_item(qn_vm *vm, const place *p, qn_value *fp, const qn_val
     }
   }
   return x;
+}
+
+static inline qn_value *path_item(qn_vm *vm, const place *p, qn_value *fp, const qn_value *values) {
+  return path_to(vm, p, p->n, fp, values);
 }
 
 /* Updates the variable at the root of a path. `s->v` is released by the caller. */
@@ -280,6 +297,18 @@ static bool place_push(qn_vm *vm, const place *p, qn_value *fp, qn_value *stoppe
 
 static bool place_put(qn_vm *vm, const place *p, qn_value *fp, const qn_value *values, qn_value v);
 
+/* (x[i], x[j]) = (x[j], x[i]): the views on the right are detached from x before any of them is stored. */
+static bool detach_items(qn_vm *vm, const place *p, qn_value *fp, const qn_value *values, qn_value v) {
+  if (!value_is(v, TAG_LIST) || !value_unique(v)) return true;
+  for (uint32_t i = 0; i < p->n; i++) {
+    const place *to = p->items[i];
+    const qn_value *x = to->kind == PLACE_PATH ? path_to(vm, to, to->n - 1, fp, values) : NULL;
+    if (x && value_is(*x, TAG_ARRAY) && !detach(vm, value_array(*x), &value_list(v)->items[i])) return false;
+    values += to->nvalues;
+  }
+  return true;
+}
+
 static bool list_put(qn_vm *vm, const place *p, qn_value *fp, const qn_value *values, qn_value v) {
   int64_t n = value_is(v, TAG_LIST)                                ? value_list(v)->len
               : value_is(v, TAG_RANGE)                             ? range_length(value_range(v))
@@ -293,6 +322,7 @@ static bool list_put(qn_vm *vm, const place *p, qn_value *fp, const qn_value *va
     text_kind(&t, v);
     raise_text(vm, E_destructure, p->at, &t);
   }
+  ok = ok && detach_items(vm, p, fp, values, v);
   for (uint32_t i = 0; ok && i < p->n; i++) {
     qn_value item = value_is(v, TAG_LIST)    ? value_retain(value_list(v)->items[i])
                     : value_is(v, TAG_RANGE) ? value_int(range_item(value_range(v), i))

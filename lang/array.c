@@ -242,6 +242,29 @@ qn_array *array_view(qn_vm *vm, const qn_array *base, qn_dtype dtype, int rank, 
   return a;
 }
 
+qn_array *array_part(qn_vm *vm, const qn_array *base, int rank, const int64_t *shape, const int64_t *strides,
+                     int64_t offset) {
+  size_t each = dtype_size((qn_dtype)base->dtype);
+  int64_t size = 1;
+  bool run = !base->device;
+  for (int i = rank - 1; i >= 0 && run; i--) {
+    run = (strides[i] == size || shape[i] == 1) && shape[i] <= INLINE_MAX;
+    size *= shape[i];
+  }
+  size_t bytes = (size_t)size * each;
+  if (!run || size <= 0 || bytes > INLINE_MAX)
+    return array_view(vm, base, (qn_dtype)base->dtype, rank, shape, strides, offset);
+  qn_array *a = array_new(vm, (qn_dtype)base->dtype, rank, shape);
+  if (!a) return NULL;
+  const char *from = base->storage->data + (size_t)offset * each;
+  switch (bytes) {
+  case 4: memcpy(array_data(a), from, 4); break;
+  case 8: memcpy(array_data(a), from, 8); break;
+  default: memcpy(array_data(a), from, bytes);
+  }
+  return a;
+}
+
 qn_array *array_from_scalar(qn_vm *vm, qn_dtype dtype, qn_value scalar) {
   qn_array *a = array_new(vm, dtype, 0, NULL);
   if (a) dtype_store(dtype, array_data(a), scalar);
@@ -392,7 +415,7 @@ bool array_copy_on(qn_vm *vm, qn_array *to, const qn_array *from) {
   return vm->hooks.device->copy_elements(vm, to, from);
 }
 
-static qn_array *array_duplicate(qn_vm *vm, qn_array *a) {
+qn_array *array_duplicate(qn_vm *vm, qn_array *a) {
   if (!array_force(vm, a)) return NULL;
   qn_array *copy = array_new_header(vm, (qn_dtype)a->dtype, a->rank, a->shape);
   if (!copy) return NULL;

@@ -55,6 +55,10 @@ QN_MUST_CHECK qn_array *array_new_header(qn_vm *vm, qn_dtype dtype, int rank, co
 /* A view on `base`'s storage (base must have storage). Sets `contiguous` itself. */
 QN_MUST_CHECK qn_array *array_view(qn_vm *vm, const qn_array *base, qn_dtype dtype, int rank, const int64_t *shape,
                                    const int64_t *strides, int64_t offset);
+/* The same part with data of its own where that costs no more than a view: few elements that lie in one piece in the CPU's memory.
+ * So what is read from an array element by element or row by row does not make it shared. */
+QN_MUST_CHECK qn_array *array_part(qn_vm *vm, const qn_array *base, int rank, const int64_t *shape, const int64_t *strides,
+                                   int64_t offset);
 QN_MUST_CHECK qn_array *array_from_scalar(qn_vm *vm, qn_dtype dtype, qn_value scalar); /* rank 0 */
 
 /* Allocates storage for a header, on its device. */
@@ -66,7 +70,9 @@ void storage_release(qn_vm *vm, qn_storage *s);
 QN_MUST_CHECK bool array_force(qn_vm *vm, qn_array *a);
 /* A contiguous array of the same elements (itself, retained, if it is so already). Forces. */
 QN_MUST_CHECK qn_array *array_contiguous(qn_vm *vm, qn_array *a);
-/* A new contiguous copy; counted as a copy-on-write copy. Forces. */
+/* A new contiguous array of the same elements. Forces. */
+QN_MUST_CHECK qn_array *array_duplicate(qn_vm *vm, qn_array *a);
+/* The same, counted as a copy-on-write copy. */
 QN_MUST_CHECK qn_array *array_copy(qn_vm *vm, qn_array *a);
 /* A contiguous array of the same elements in the CPU's memory (itself, retained, if it is so already). Forces. */
 QN_MUST_CHECK qn_array *array_to_cpu(qn_vm *vm, qn_array *a);
