@@ -23,6 +23,7 @@ struct gpu_job {
   char *text;
   size_t len;
   int64_t cache_bytes;
+  bool quick;
   uint32_t n;
   gpu_code *codes[];
 };
@@ -71,23 +72,25 @@ static gpu_code *code_add(gpu_engine *e, int device, uint64_t hash, uint32_t nfu
 
 /* ---- NVRTC ------------------------------------------------------------------------------------------------------------- */
 
-/* The bits depend on all but the first and the last. */
-static void options_of(const gpu_device *d, char arch[32], const char *options[6]) {
+/* The bits depend on all but the first, and those from -w on. Returns how many. */
+static int options_of(const gpu_device *d, bool quick, char arch[32], const char *options[7]) {
   static const char *const fixed[] = {"-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false", "-w"};
   snprintf(arch, 32, "-arch=sm_%d", d->arch);
   options[0] = arch;
   memcpy(options + 1, fixed, sizeof fixed);
+  options[6] = "--Ofast-compile=mid";
+  return quick ? 7 : 6;
 }
-enum { NOPTIONS = 6 };
+enum { NOPTIONS = 7 };
 
 /* The cubin (malloc'ed), or NULL, told. */
-static char *compile_text(gpu_engine *e, const gpu_job *j, const char *const *options, size_t *size) {
+static char *compile_text(gpu_engine *e, const gpu_job *j, const char *const *options, int noptions, size_t *size) {
   const cuda_nvrtc *n = &e->libraries.nvrtc;
   nvrtcProgram program = NULL;
   char *cubin = NULL;
   *size = 0;
   nvrtcResult rc = n->nvrtcCreateProgram(&program, j->text, "kernels.cu", 0, NULL, NULL);
-  if (rc == 0) rc = n->nvrtcCompileProgram(program, NOPTIONS, options);
+  if (rc == 0) rc = n->nvrtcCompileProgram(program, noptions, options);
   if (rc == 0) rc = n->nvrtcGetCUBINSize(program, size);
   if (rc == 0 && *size > 0 && (cubin = malloc(*size)) && n->nvrtcGetCUBIN(program, cubin) != 0) {
     free(cubin);
@@ -165,9 +168,9 @@ static bool make(gpu_engine *e, const gpu_job *j) {
   char arch[32], machine[32], key[CACHE_KEY], maker[CACHE_MAKER] = "", folder[1024] = "", path[CACHE_PATH],
                                               *cubin = NULL;
   size_t size = 0;
-  options_of(&e->devices[j->device], arch, options);
+  int noptions = options_of(&e->devices[j->device], j->quick, arch, options);
   snprintf(machine, sizeof machine, "sm_%d", e->devices[j->device].arch);
-  cache_key(key, j->text, j->len, options, NOPTIONS, machine);
+  cache_key(key, j->text, j->len, options, (size_t)noptions, machine);
   cache_access access = j->cache_bytes > 0 ? cache_folder(folder, sizeof folder) : CACHE_NONE;
   pthread_mutex_lock(&e->lock);
   bool compiler = libraries_open(&e->libraries, LIBRARY_NVRTC);
@@ -185,7 +188,7 @@ static bool make(gpu_engine *e, const gpu_job *j) {
              e->libraries.of[LIBRARY_NVRTC].why);
     return false;
   }
-  cubin = compile_text(e, j, options, &size);
+  cubin = compile_text(e, j, options, noptions, &size);
   bool done = cubin && load(e, j, cubin);
   if (done && access == CACHE_WRITES && !cache_write(folder, path, cubin, size, j->cache_bytes))
     gpu_tell(e, GPU_TROUBLE_CACHE, "quern: the kernel cache cannot be written (%.200s)", folder);
@@ -222,7 +225,8 @@ static void *worker(void *arg) {
 /* Another thread, if all are busy and there may be more. Under the lock. */
 static bool have_worker(gpu_engine *e) {
   long processors = sysconf(_SC_NPROCESSORS_ONLN);
-  int most = processors < 2 ? 1 : processors - 1 < GPU_WORKERS ? (int)processors - 1 : GPU_WORKERS;
+  /* two at least: an interpreter (block_vm.h) takes seconds, for which kernels do not wait */
+  int most = processors < 3 ? 2 : processors - 1 < GPU_WORKERS ? (int)processors - 1 : GPU_WORKERS;
   if (!e->idle && e->nworkers < most && pthread_create(&e->workers[e->nworkers], NULL, worker, e) == 0) e->nworkers++;
   return e->nworkers > 0;
 }
@@ -237,6 +241,7 @@ bool gpu_compile(gpu_engine *e, int device, gpu_unit *u) {
   j->text = u->text;
   j->len = u->len;
   j->cache_bytes = u->cache_bytes;
+  j->quick = u->quick;
   pthread_mutex_lock(&e->lock);
   bool ok = true;
   for (uint32_t i = 0; i < u->n && ok; i++) {

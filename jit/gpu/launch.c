@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "jit/gpu/state.h"
+#include "jit/gpu/block_vm.h"
 #include "jit/kernel/emit.h"
 
 enum { BLOCKS_PER_UNIT = 32 };
@@ -69,31 +69,49 @@ static gpu_code *code_of(const device_program *p, int number) {
   return c && c->device == number ? c : NULL;
 }
 
-static bool ready(qn_vm *vm, int device, device_program *const *programs, uint32_t n, bool wait) {
-  bool all = true;
-  for (uint32_t i = 0; i < n && all; i++) {
-    const gpu_code *c = code_of(programs[i], device - 1);
-    all = c && atomic_load_explicit(&c->state, memory_order_acquire) == CODE_READY;
-  }
-  if (all) return true;
+static bool has_code(const device_program *p, int number) {
+  const gpu_code *c = code_of(p, number);
+  return c && atomic_load_explicit(&c->state, memory_order_acquire) == CODE_READY;
+}
+
+/* How the block VM is used: the tunable gpu.vm. */
+enum { BLOCK_VM_NEVER, BLOCK_VM_UNTIL_CODE, BLOCK_VM_ALONE };
+
+/* May the block VM run the program now? `wait`: for the interpreter. */
+static bool interprets(qn_vm *vm, gpu_stream *s, const device_program *p, bool wait) {
+  return vm->tune[TUNE_gpu_vm] != BLOCK_VM_NEVER && block_vm_ready(vm, s, p, wait);
+}
+
+gpu_runs gpu_ready(qn_vm *vm, int device, device_program *const *programs, uint32_t n, bool wait) {
+  bool all = true, alone = vm->tune[TUNE_gpu_vm] == BLOCK_VM_ALONE;
+  for (uint32_t i = 0; i < n && all; i++) all = has_code(programs[i], device - 1);
+  if (all && !alone) return RUNS_COMPILED;
   gpu_stream *s = gpu_stream_of(vm, device);
   if (!s) {
     error_clear(vm);
-    return false;
+    return RUNS_NOT;
   }
+  all = alone;
+  for (uint32_t i = 0; i < n && all; i++) all = interprets(vm, s, programs[i], true);
+  if (all) return RUNS_INTERPRETED;
   for (uint32_t i = 0; i < n; i++) {
     device_program *p = programs[i];
     if (code_of(p, s->number) || (p->code = gpu_code_find(s->engine, s->number, p->hash))) continue;
-    if (!ask(vm, s, programs + i, n - i)) return false;
+    if (!ask(vm, s, programs + i, n - i)) return RUNS_NOT;
     p->code = gpu_code_find(s->engine, s->number, p->hash);
   }
-  all = true;
-  for (uint32_t i = 0; i < n; i++) {
-    gpu_code *c = programs[i]->code;
-    if (c && wait) gpu_code_wait(s->engine, c);
-    all = all && c && atomic_load_explicit(&c->state, memory_order_acquire) == CODE_READY;
+  gpu_runs how = RUNS_COMPILED;
+  for (uint32_t i = 0; i < n && how != RUNS_NOT; i++) {
+    if (programs[i]->code && wait) gpu_code_wait(s->engine, programs[i]->code);
+    if (!has_code(programs[i], s->number)) how = interprets(vm, s, programs[i], false) ? RUNS_INTERPRETED : RUNS_NOT;
   }
-  return all;
+  if (how == RUNS_INTERPRETED) /* one way for all */
+    for (uint32_t i = 0; i < n && how; i++) how = interprets(vm, s, programs[i], false) ? how : RUNS_NOT;
+  return how;
+}
+
+static bool ready(qn_vm *vm, int device, device_program *const *programs, uint32_t n, bool wait) {
+  return gpu_ready(vm, device, programs, n, wait) != RUNS_NOT;
 }
 
 /* ---- launching -------------------------------------------------------------------------------------------------------------- */
@@ -230,9 +248,12 @@ static device_answer launch(qn_vm *vm, int device, const device_program *program
                             const int64_t *ints, const qk_scalar *scalars) {
   const l_program *p = program->program;
   gpu_stream *s = gpu_stream_of(vm, device);
+  if (!s) return DEVICE_FAILS;
+  if (!has_code(program, s->number) || (vm->tune[TUNE_gpu_vm] == BLOCK_VM_ALONE && interprets(vm, s, program, true)))
+    return block_vm_launch(vm, s, program, buffers, ints, scalars);
   size_t bytes = (size_t)p->n * sizeof(int64_t);
-  int64_t few[512], *values = bytes <= sizeof few ? few : s ? mem_alloc(vm, bytes) : NULL;
-  if (!s || !values) return DEVICE_FAILS;
+  int64_t few[512], *values = bytes <= sizeof few ? few : mem_alloc(vm, bytes);
+  if (!values) return DEVICE_FAILS;
   device_answer answer = DEVICE_REFUSES;
   gpu_setup u;
   values[0] = 0;

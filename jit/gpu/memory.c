@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "jit/gpu/state.h"
+#include "jit/gpu/block_vm.h"
 
 enum { SMALLEST = 512, SEGMENT = 2 << 20, SMALL = 128 << 10 };
 
@@ -345,6 +345,7 @@ void gpu_memory_close(qn_vm *vm) {
       d->cuStreamDestroy_v2(s->stream);
       gpu_leave(s);
     }
+    block_vm_close(s);
     for (int k = 0; k < GPU_CLASSES; k++) free(s->idle[k].items);
     free(s->segments.items);
     mem_free(vm, s, sizeof *s);

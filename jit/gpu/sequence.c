@@ -19,7 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "jit/gpu/state.h"
+#include "jit/gpu/block_vm.h"
 #include "jit/kernel/emit.h"
 #include "jit/kernel/plan.h"
 
@@ -165,7 +165,9 @@ bool gpu_plan_ready(qn_vm *vm, int device, const plan *p, device_plan **there, b
     }
     *there = &g->shown;
   }
-  return g->ready = gpu_kernels.ready(vm, device, g->list, p->nkernels, wait);
+  gpu_runs how = gpu_ready(vm, device, g->list, p->nkernels, wait);
+  g->ready = how == RUNS_COMPILED;
+  return how != RUNS_NOT;
 }
 
 bool gpu_plan_begin(qn_vm *vm, device_plan *there) {
@@ -435,17 +437,40 @@ static bool launch(qn_vm *vm, gpu_stream *s, instance *i) {
   return rc == GPU_OK || gpu_raise(vm, s, rc, "a launch");
 }
 
+/* The block VM takes the kernels one by one, while they are compiled. */
+static device_answer interpret(qn_vm *vm, gpu_plan *g, const device_call *call, uint32_t number) {
+  const plan *p = g->shown.plan;
+  const plan_step *step = &p->steps[number];
+  const l_program *l = p->kernels[step->what].program;
+  if (l->nints != step->nints || l->nscalars != step->nscalars || l->nbuffers < step->nbuffers) return DEVICE_REFUSES;
+  bool checks = l->nchecks > 0 || l_unbounded(l);
+  size_t bytes = ((size_t)step->nints + step->nscalars + step->nbuffers + 1) * sizeof(int64_t);
+  int64_t *ints = mem_alloc(vm, bytes);
+  if (!ints) return DEVICE_FAILS;
+  qk_scalar *scalars = (qk_scalar *)(ints + step->nints);
+  void **buffers = (void **)(void *)(scalars + step->nscalars);
+  for (uint32_t k = 0; k < step->nints; k++) ints[k] = dim_eval(&p->graph->dims, step->ints[k], call->symbols);
+  for (uint32_t k = 0; k < step->nscalars; k++) scalars[k] = call->slots[step->scalars[k]];
+  for (uint32_t k = 0; k < step->nbuffers; k++) buffers[k] = call->buffers[step->buffers[k]];
+  g->pending |= checks;
+  device_answer answer =
+      block_vm_run(vm, g->stream, g->list[step->what], buffers, ints, scalars, g->fallible, g->first_check[number]);
+  mem_free(vm, ints, bytes);
+  return answer;
+}
+
 device_answer gpu_plan_kernels(qn_vm *vm, device_plan *there, const device_call *call, uint32_t first, uint32_t n) {
   gpu_plan *g = (gpu_plan *)there;
   gpu_stream *s = g->stream;
-  sequence *q = sequence_of(vm, g, first, n);
-  if (!q) return DEVICE_FAILS;
+  sequence *q = g->ready ? sequence_of(vm, g, first, n) : NULL;
+  if (g->ready && !q) return DEVICE_FAILS;
   if (g->fallible && g->first_check[there->plan->nsteps - 1] > MOST_CHECKS) return DEVICE_REFUSES;
   if (!gpu_enter(s)) return DEVICE_REFUSES;
   device_answer answer = DEVICE_DONE;
   if (g->fallible && !g->pending && !gpu_cells(vm, s)) answer = DEVICE_FAILS;
-  instance *i = answer == DEVICE_DONE ? find(g, q, call) : NULL;
-  if (answer == DEVICE_DONE && !i && (answer = make(vm, g, q, call)) == DEVICE_DONE) i = q->instances;
+  for (uint32_t k = first; k < first + n && !g->ready && answer == DEVICE_DONE; k++) answer = interpret(vm, g, call, k);
+  instance *i = g->ready && answer == DEVICE_DONE ? find(g, q, call) : NULL;
+  if (g->ready && answer == DEVICE_DONE && !i && (answer = make(vm, g, q, call)) == DEVICE_DONE) i = q->instances;
   if (i && i->scratch && !gpu_scratch(vm, s, i->scratch)) answer = DEVICE_FAILS;
   if (i && answer == DEVICE_DONE) {
     g->pending |= q->fallible;

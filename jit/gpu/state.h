@@ -114,9 +114,10 @@ typedef struct gpu_stream {
   gpu_chunk chunks[GPU_CHUNKS];
   int chunk; /* being filled */
   gpu_memo memos[GPU_MEMOS];
-  uint64_t allocations; /* from the driver, for tests */
-  size_t live;          /* bytes of blocks in use */
-  CUdeviceptr scratch;  /* of whatever kernels run: they come one after the other */
+  struct block_programs *programs; /* the block VM's */
+  uint64_t allocations;            /* from the driver, for tests */
+  size_t live;                     /* bytes of blocks in use */
+  CUdeviceptr scratch;             /* of whatever kernels run: they come one after the other */
   size_t scratch_bytes;
   CUdeviceptr cell; /* of errors: ~0 but while kernels with checks run */
   gpu_mapped *mapped;
@@ -184,6 +185,7 @@ typedef struct gpu_unit {
   const uint64_t *hashes;
   const uint32_t *nfunctions;
   int64_t cache_bytes; /* of the folder; 0: no cache */
+  bool quick;          /* straight lines of many functions: compiled without the slow optimisations */
 } gpu_unit;
 /* Hands it to the compiler's threads. False when memory is short. */
 bool gpu_compile(gpu_engine *e, int device, gpu_unit *unit);
@@ -194,6 +196,9 @@ void gpu_compile_close(gpu_engine *e);
 /* ---- launching (launch.c) ---- */
 
 extern const device_kernels gpu_kernels;
+/* How these programs can run now: as device_kernels.ready, which says no only to RUNS_NOT. */
+typedef enum gpu_runs { RUNS_NOT, RUNS_INTERPRETED, RUNS_COMPILED } gpu_runs;
+gpu_runs gpu_ready(qn_vm *vm, int device, device_program *const *programs, uint32_t n, bool wait);
 /* ---- matrix products by the library (product.c) ---- */
 
 bool gpu_has_product(qn_vm *vm, int device, const device_product *p);

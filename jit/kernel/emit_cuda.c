@@ -814,7 +814,10 @@ static const char preamble[] =
     "#define SCAN_SHIFT(T, y, v) { T *const s_ = (T *)x_; SYNC s_[t] = y; SYNC y = t ? s_[t - 1] : v##_p; v##_p = s_[m "
     "- 1]; }\n";
 
+static const emit_target target = {MATH_TARGET_CUDA, preamble, print_head, print_phase};
+
 void emit_cuda(const l_program *const *programs, const char *const *names, uint32_t n, text_buf *out) {
-  static const emit_target target = {MATH_TARGET_CUDA, preamble, print_head, print_phase};
   emit_unit(&target, programs, names, n, out);
 }
+
+void emit_cuda_begin(const math_uses *uses, text_buf *out) { emit_words(&target, uses, out); }

@@ -610,6 +610,13 @@ static void print_size(emitter *e) {
   emit_line(e, "*(i64 *)a->scratch = (i64)most;");
 }
 
+void emit_words(const emit_target *t, const math_uses *uses, text_buf *out) {
+  text_adds(out, emit_types);
+  text_adds(out, t->preamble);
+  text_adds(out, emit_macros);
+  math_print(uses, t->words, out);
+}
+
 void emit_unit(const emit_target *t, const l_program *const *programs, const char *const *names, uint32_t n,
                text_buf *out) {
   text_buf body;
@@ -637,10 +644,7 @@ void emit_unit(const emit_target *t, const l_program *const *programs, const cha
     failed = e.failed;
     emit_facts_free(&e);
   }
-  text_adds(out, emit_types);
-  text_adds(out, t->preamble);
-  text_adds(out, emit_macros);
-  math_print(&uses, t->words, out);
+  emit_words(t, &uses, out);
   text_add(out, body.text ? body.text : "", body.len);
   out->failed |= body.failed || uses.failed || failed;
   math_uses_free(&uses);

@@ -1,5 +1,5 @@
 /* What the printers of C and CUDA C share: names, constants, primitives, index arithmetic, addresses, guards, and the facts about
- * a program that decide how its accumulators are realised. Private to emit_*.c.
+ * a program that decide how its accumulators are realised. For emit_*.c and, of the facts, a device's block VM.
  *
  * In both targets value %7 is the variable v7 and loop %3 runs x3; inside a VEC j is i - from. The texts use the types and
  * words of math.h: b8 i32 f32 ..., INF32, add_f32 ...
@@ -198,6 +198,9 @@ typedef struct emit_target {
   void (*head)(emitter *e, const char *name, uint32_t number, bool phase);
   void (*phase)(emitter *e, l_val phase); /* the body of a phase */
 } emit_target;
+/* What a unit begins with: types, macros, and the primitives and functions that are used. */
+void emit_words(const emit_target *t, const math_uses *uses, text_buf *out);
+void emit_cuda_begin(const math_uses *uses, text_buf *out);
 void emit_unit(const emit_target *t, const l_program *const *programs, const char *const *names, uint32_t n,
                text_buf *out);
 

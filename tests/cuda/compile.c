@@ -5,12 +5,16 @@
  *   files PATH...      L programs in texts: the goldens, and what QUERN_LOG=kernels writes
  *   random FIRST N     random L programs (l_random.h), which use every construct
  *   graphs FIRST N     the kernels of the plans of random graphs (graph_random.h)
+ *   vm CLASS           the block VM's interpreter for a class of dtypes, by number
  *   ops CLASS          the one-op kernels of the ops of a class (POINTWISE, REDUCE ..) over dtypes, layouts and attributes
  *
  * Equal programs are compiled once; some go into one unit, which is compiled to a cubin for sm_90. Status 1, with the compiler's
  * messages, if a unit fails, and if a source has no programs. --keep writes the texts there. */
 #include "tests/cuda/nvrtc.h"
 
+#include <time.h>
+
+#include "jit/gpu/block_vm.h"
 #include "jit/kernel/emit.h"
 #include "jit/kernel/plan.h"
 #include "tests/unit/graph_random.h"
@@ -253,6 +257,44 @@ static bool take_ops(programs *s, const char *klass) {
 
 /* ---- units -------------------------------------------------------------------------------------------------------------- */
 
+static bool compiles(const nvrtc *n, const char *name, const char *keep, uint32_t from, text_buf *out) {
+  text_add(out, "", 1);
+  if (out->failed) fatal("no text");
+  if (keep) {
+    char path[600];
+    snprintf(path, sizeof path, "%s/%s_%u.cu", keep, name, from);
+    FILE *f = fopen(path, "w");
+    if (f) fputs(out->text, f);
+    if (f) fclose(f);
+  }
+  size_t size = 0;
+  char *cubin = nvrtc_cubin(n, name, out->text, &size);
+  printf("%s %u: %s, %zu bytes\n", name, from, cubin ? "ok" : "FAILED", size);
+  fflush(stdout);
+  if (cubin && keep) {
+    char path[600];
+    snprintf(path, sizeof path, "%s/%s_%u.cubin", keep, name, from);
+    FILE *f = fopen(path, "wb");
+    if (f) fwrite(cubin, 1, size, f);
+    if (f) fclose(f);
+  }
+  free(cubin);
+  return cubin != NULL;
+}
+
+/* The time is that of this thread's processor. */
+static bool interpreter(const nvrtc *n, const char *keep, uint32_t number) {
+  if (number >= BLOCK_VM_CLASSES) fatal("no such class");
+  text_buf out;
+  text_init(&out, NULL);
+  block_vm_text((block_vm_class)number, &out);
+  clock_t start = clock();
+  bool ok = compiles(n, "vm", keep, number, &out);
+  printf("  %zu bytes of text, %.2f s\n", out.len, (double)(clock() - start) / CLOCKS_PER_SEC);
+  text_free(&out);
+  return ok;
+}
+
 static bool unit(const nvrtc *n, const char *name, const char *keep, const programs *s, uint32_t from, uint32_t count) {
   char texts[UNIT][16];
   const char *names[UNIT];
@@ -263,22 +305,9 @@ static bool unit(const nvrtc *n, const char *name, const char *keep, const progr
     names[i] = texts[i];
   }
   emit_cuda((const l_program *const *)s->all + from, names, count, &out);
-  text_add(&out, "", 1);
-  if (out.failed) fatal("no text");
-  if (keep) {
-    char path[600];
-    snprintf(path, sizeof path, "%s/%s_%u.cu", keep, name, from);
-    FILE *f = fopen(path, "w");
-    if (f) fputs(out.text, f);
-    if (f) fclose(f);
-  }
-  size_t size = 0;
-  char *cubin = nvrtc_cubin(n, name, out.text, &size);
-  printf("%s %u..%u: %s, %zu bytes\n", name, from, from + count - 1, cubin ? "ok" : "FAILED", size);
-  fflush(stdout);
-  free(cubin);
+  bool ok = compiles(n, name, keep, from, &out);
   text_free(&out);
-  return cubin != NULL;
+  return ok;
 }
 
 int main(int argc, char **argv) {
@@ -304,6 +333,9 @@ int main(int argc, char **argv) {
           ok &= take_graph(&s, seed);
       }
       i += 2;
+    } else if (strcmp(argv[i], "vm") == 0 && !last) {
+      what = "vm";
+      ok &= interpreter(&n, keep, (uint32_t)strtoul(argv[++i], NULL, 10));
     } else if (strcmp(argv[i], "ops") == 0 && !last) {
       what = argv[++i];
       ok &= take_ops(&s, what);
@@ -313,7 +345,7 @@ int main(int argc, char **argv) {
       fatal(argv[i]);
     }
   }
-  if (!s.n) fatal("no programs");
+  if (!s.n && strcmp(what, "vm") != 0) fatal("no programs");
   for (uint32_t from = 0; from < s.n; from += UNIT)
     ok &= unit(&n, what, keep, &s, from, s.n - from < UNIT ? s.n - from : UNIT);
   for (uint32_t i = 0; i < s.n; i++) l_free(s.all[i]);

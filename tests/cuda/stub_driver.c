@@ -571,7 +571,8 @@ static launch launch_of(CUfunction function, unsigned grid, unsigned width, void
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                                unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **arguments,
                                void **extra) {
-  (void)shared, (void)extra;
+  (void)extra;
+  if (shared > 48 << 10) broken("a launch asks for more shared memory than there is");
   if (!launchable(grid_x, grid_y, grid_z, block_x, block_y, block_z)) return 1;
   stub_counts.launches++;
   return ask_for((work){.kind = KERNEL, .launch = launch_of(function, grid_x, block_x, arguments)}, stream);

@@ -1,0 +1,828 @@
+/* The block VM on the device: one kernel that interprets phases of L programs, as block_vm.c has translated them. The text is embedded in
+ * the library and compiled by NVRTC, behind definitions that block_vm_text.c prints: the words of printed kernels, the numbers and
+ * tables of vmops.def, and for the dtypes of a class the lists VM_FOLDS .. VM_TILES with every primitive and function.
+ *
+ * A block of 64 threads runs one instance at a time, and all of its threads run the same instructions. Index values and uniform values are
+ * cells in shared memory, which all threads write alike. A cell changes only where a loop goes back, between barriers. Vector values are
+ * registers of some strips of 64 elements in shared memory; element t of each strip is thread t's, so that elementwise instructions
+ * need no barrier. Thread t is lane t of a reduction with one result. Accumulators and locals are places in shared memory while they
+ * are small, else in the block's piece of scratch. Orders and details are those of the CUDA printer (jit/kernel/emit_cuda.c). */
+
+#define AT(T, o) ((T *)((char *)shared_ + ((o) & VM_VECTOR ? regs + (((o) & 0x7fff) << 6) + t * (int)sizeof(T) : (o) * 8)))
+#define STEP(o) (((int)(o) >> 15) * 64)
+#define WIDTH(o) ((o) & VM_VECTOR ? nu : 1)
+#define CELL(o) ((i64)shared_[o])
+#define OP_D ((u32)(w0 >> 16) & 0xffff)
+#define OP_A ((u32)(w0 >> 32) & 0xffff)
+#define OP_B ((u32)(w0 >> 48))
+#define OP_C ((u32)w1 & 0xffff)
+#define OP_E ((u32)(w1 >> 16) & 0xffff)
+#define OP_F ((u32)(w1 >> 32) & 0xffff)
+#define OP_G ((u32)(w1 >> 48))
+
+#define ROLLED _Pragma("unroll 1")
+
+/* ---- elements as words ---- */
+
+FN_SLOW u64 vm_get(u64 p, i64 i, int size) {
+  switch (size) {
+  case 1: return ((const u8 *)p)[i];
+  case 2: return ((const u16 *)p)[i];
+  case 4: return ((const u32 *)p)[i];
+  default: return ((const u64 *)p)[i];
+  }
+}
+FN_SLOW void vm_put(u64 p, i64 i, int size, u64 x) {
+  switch (size) {
+  case 1: ((u8 *)p)[i] = (u8)x; break;
+  case 2: ((u16 *)p)[i] = (u16)x; break;
+  case 4: ((u32 *)p)[i] = (u32)x; break;
+  default: ((u64 *)p)[i] = x; break;
+  }
+}
+
+/* f(a, b) for any function and type that reductions and updates have. */
+FN_SLOW u64 vm_fold(int f, u64 a, u64 b) {
+  switch (f) {
+#define X(N, T, F) case N: return BITS_##T(F(FROM_##T(a), FROM_##T(b)));
+    VM_FOLDS(X)
+#undef X
+#define X(N, IN, OUT, F) case N: return OUT(F(IN((u16)a), IN((u16)b)));
+    VM_HALVES(X)
+#undef X
+  default: return 0;
+  }
+}
+/* s + a b, as DOT adds it */
+FN_SLOW u64 vm_dot(int dtype, u64 a, u64 b, u64 s) {
+  switch (dtype) {
+#define X(N, T) case N: return BITS_##T(DOT_##T(FROM_##T(a), FROM_##T(b), FROM_##T(s)));
+    VM_DOTS(X)
+#undef X
+  default: return 0;
+  }
+}
+/* of arg*: 1 if a is better than b, 0 if they are as good, else -1 */
+FN_SLOW int vm_order(int f, u64 a, u64 b) {
+  switch (f) {
+#define X(N, T, OP) \
+  case N: { \
+    const T x = FROM_##T(a), y = FROM_##T(b); \
+    if ((x OP y) | ((x != x) & (y == y))) return 1; \
+    return (x == y) | ((x != x) & (y != y)) ? 0 : -1; \
+  }
+    VM_ORDERS(X)
+#undef X
+  default: return -1;
+  }
+}
+FN_SLOW b8 vm_better(int f, u64 x, u64 best, i64 i) { return i < 0 || vm_order(f, x, best) == 1; }
+FN_SLOW b8 vm_before(int f, u64 x, i64 i, u64 best, i64 i2) {
+  if (i < 0) return 0;
+  if (i2 < 0) return 1;
+  const int order = vm_order(f, x, best);
+  return order == 1 || (order == 0 && i < i2);
+}
+/* what changes nothing; `zero`: what precedes an exclusive scan */
+FN_SLOW u64 vm_identity(int f, b8 zero) {
+  switch (f) {
+#define X(N, T, ID, ZERO) case N: return zero ? BITS_##T(ZERO) : BITS_##T(ID);
+    VM_IDENTITIES(X)
+#undef X
+  default: return 0;
+  }
+}
+
+/* ---- accumulators ---- */
+
+#define ACC_CELLS shared_[a->cells]
+#define HAS(flag) (a->flags & (flag))
+
+/* Chain r becomes leaf number `leaves` of its tree. */
+FN_SLOW void vm_leaf(const u64 *shared_, const vm_acc *a, i64 r, u64 leaves) {
+  const u64 tree = shared_[a->tree];
+  const i64 width = HAS(VMF_LANES) ? 64 : (i64)shared_[a->results];
+  u64 x = vm_get(ACC_CELLS, r, a->size);
+  i64 at = r;
+  ROLLED for (; leaves & 1; leaves >>= 1, at += width) x = vm_fold(a->fold, vm_get(tree, at, a->size), x);
+  vm_put(tree, at, a->size, x);
+  vm_put(ACC_CELLS, r, a->size, vm_identity(a->fold, 0));
+}
+
+/* Leaves the result in chain r. */
+FN_SLOW void vm_root(const u64 *shared_, const vm_acc *a, i64 r) {
+  const i64 width = HAS(VMF_LANES) ? 64 : (i64)shared_[a->results];
+  const u64 cells = ACC_CELLS, tree = shared_[a->tree], k = shared_[a->k];
+  const u64 nothing = vm_identity(a->fold, HAS(VMF_DOT) != 0);
+  if (HAS(VMF_OWN)) {
+    if (!k) vm_put(cells, r, a->size, nothing);
+    ROLLED for (i64 h = 32; h > 0; h >>= 1)
+      ROLLED for (i64 l = 0; l < h && l + h < (i64)k; l++)
+        vm_put(cells, l * width + r, a->size,
+               vm_fold(a->fold, vm_get(cells, l * width + r, a->size), vm_get(cells, (l + h) * width + r, a->size)));
+  } else if (HAS(VMF_TREE)) {
+    u64 x = nothing, count = k / a->chain;
+    if (k % a->chain) vm_leaf(shared_, a, r, count++);
+    if (count) {
+      i64 at = r;
+      ROLLED for (; !(count & 1); count >>= 1) at += width;
+      x = vm_get(tree, at, a->size);
+      ROLLED while (count >>= 1) {
+        at += width;
+        if (count & 1) x = vm_fold(a->fold, vm_get(tree, at, a->size), x);
+      }
+    }
+    vm_put(cells, r, a->size, x);
+  }
+}
+
+static __device__ __noinline__ void vm_whole_root(u64 *shared_, const vm_acc *a) {
+  const int t = threadIdx.x;
+  if (shared_[a->done]) return;
+  SYNC
+  if (HAS(VMF_TREE | VMF_OWN)) {
+    if (HAS(VMF_MANY))
+      ROLLED for (i64 r = t; r < (i64)shared_[a->results]; r += 64) vm_root(shared_, a, r);
+    else if (HAS(VMF_LANES) || t == 0)
+      vm_root(shared_, a, t);
+  }
+  SYNC
+  if (t == 0) shared_[a->done] = 1;
+  SYNC
+}
+
+/* One result, rooted: 64 lanes become one, at cell 0. */
+static __device__ __noinline__ void vm_lanes(u64 *shared_, const vm_acc *a) {
+  const int t = threadIdx.x;
+  const u64 cells = ACC_CELLS, index = shared_[a->index];
+  if (!HAS(VMF_LANES) || shared_[a->done] == 2) return;
+  SYNC
+  ROLLED for (int h = 32; h > 0; h >>= 1) {
+    if (t < h && HAS(VMF_ARG)) {
+      const u64 x = vm_get(cells, t + h, a->size), best = vm_get(cells, t, a->size);
+      if (vm_before(a->fold, x, (i64)vm_get(index, t + h, 8), best, (i64)vm_get(index, t, 8))) {
+        vm_put(cells, t, a->size, x);
+        vm_put(index, t, 8, vm_get(index, t + h, 8));
+      }
+    } else if (t < h) {
+      vm_put(cells, t, a->size, vm_fold(a->fold, vm_get(cells, t, a->size), vm_get(cells, t + h, a->size)));
+    }
+    SYNC
+  }
+  if (t == 0) shared_[a->done] = 2;
+  SYNC
+}
+
+static __device__ __noinline__ void vm_empty(u64 *shared_, const vm_acc *a) {
+  const int t = threadIdx.x;
+  const u64 id = vm_identity(a->fold, 0), zero = vm_identity(a->fold, 1);
+  const i64 results = HAS(VMF_LANES) ? 64 : (i64)shared_[a->results], states = (i64)shared_[a->results];
+  SYNC
+  ROLLED for (i64 r = t; r < results && !HAS(VMF_OWN); r += 64) {
+    vm_put(ACC_CELLS, r, a->size, id);
+    if (HAS(VMF_ARG)) vm_put(shared_[a->index], r, 8, ~0ull);
+  }
+  ROLLED for (i64 r = t; r < states && HAS(VMF_SCANNED); r += 64) {
+    vm_put(shared_[a->c], r, a->size, id);
+    vm_put(shared_[a->g], r, a->size, id);
+    vm_put(shared_[a->b], r, a->size, id);
+    vm_put(shared_[a->p], r, a->size, zero);
+  }
+  if (t == 0) shared_[a->k] = shared_[a->done] = 0;
+  SYNC
+}
+
+/* Value x for k to cell r. */
+FN_SLOW void vm_arg(const u64 *shared_, const vm_acc *a, i64 r, u64 x, i64 k) {
+  if (!vm_better(a->fold, x, vm_get(ACC_CELLS, r, a->size), (i64)vm_get(shared_[a->index], r, 8))) return;
+  vm_put(ACC_CELLS, r, a->size, x);
+  vm_put(shared_[a->index], r, 8, (u64)k);
+}
+
+/* A PUSH outside VECs, by all threads; the count follows. */
+static __device__ __noinline__ void vm_push(const u64 *shared_, const vm_acc *a, u64 x, u64 times, i64 k) {
+  const int t = threadIdx.x;
+  const u64 n = shared_[a->k];
+  const b8 lanes = HAS(VMF_LANES) != 0;
+  const int r = lanes ? t : 0;
+  if (lanes ? (int)(n & 63) == t : t == 0) {
+    if (HAS(VMF_ARG))
+      vm_arg(shared_, a, r, x, k);
+    else if (HAS(VMF_DOT))
+      vm_put(ACC_CELLS, r, a->size, vm_dot(a->fold & 15, x, times, vm_get(ACC_CELLS, r, a->size)));
+    else
+      vm_put(ACC_CELLS, r, a->size, vm_fold(a->fold, vm_get(ACC_CELLS, r, a->size), x));
+  }
+  if (HAS(VMF_TREE) && (n + 1) % a->chain == 0 && (lanes || t == 0)) vm_leaf(shared_, a, r, n / a->chain);
+}
+
+static __device__ __noinline__ void vm_partial(u64 *shared_, const vm_acc *a, u64 to, i64 at, u64 index, i64 iat) {
+  const int t = threadIdx.x;
+  vm_whole_root(shared_, a);
+  if (!HAS(VMF_INNER)) vm_lanes(shared_, a);
+  const i64 results = HAS(VMF_MANY) ? (i64)shared_[a->results] : HAS(VMF_INNER) ? 64 : 1;
+  SYNC
+  ROLLED for (i64 r = t; r < results; r += 64) {
+    vm_put(to, at + r, a->size, vm_get(ACC_CELLS, r, a->size));
+    if (HAS(VMF_ARG)) vm_put(index, iat + r, 8, vm_get(shared_[a->index], r, 8));
+  }
+  SYNC
+}
+
+static __device__ __noinline__ void vm_merge(u64 *shared_, const vm_acc *a, u64 from, i64 at, u64 index, i64 iat) {
+  const int t = threadIdx.x;
+  const i64 results = HAS(VMF_MANY) ? (i64)shared_[a->results] : HAS(VMF_INNER) ? 64 : 1;
+  const u64 cells = ACC_CELLS;
+  SYNC
+  ROLLED for (i64 r = t; r < results; r += 64) {
+    const u64 x = vm_get(from, at + r, a->size);
+    if (HAS(VMF_ARG)) {
+      const i64 i = (i64)vm_get(index, iat + r, 8);
+      if (vm_before(a->fold, x, i, vm_get(cells, r, a->size), (i64)vm_get(shared_[a->index], r, 8))) {
+        vm_put(cells, r, a->size, x);
+        vm_put(shared_[a->index], r, 8, (u64)i);
+      }
+    } else if (HAS(VMF_TREE)) {
+      vm_put(cells, r, a->size, x);
+      vm_leaf(shared_, a, r, shared_[a->k]);
+    } else {
+      vm_put(cells, r, a->size, vm_fold(a->fold, vm_get(cells, r, a->size), x));
+    }
+  }
+  SYNC
+  if (t == 0) shared_[a->k]++;
+  SYNC
+}
+
+/* The running value of a strip of m elements, whose first one is number s; y is the thread's. */
+static __device__ __noinline__ u64 vm_scan(const u64 *shared_, const vm_acc *a, u64 *x_, u64 y, i64 s, int m, b8 exclusive) {
+  const int t = threadIdx.x, f = a->fold, size = a->size;
+  const u64 c = vm_get(shared_[a->c], 0, size), g = vm_get(shared_[a->g], 0, size), b = vm_get(shared_[a->b], 0, size),
+            p = vm_get(shared_[a->p], 0, size);
+  SYNC
+  x_[t] = y;
+  SYNC
+  if (a->order == 1) {
+    u64 chain = c, before = g;
+    ROLLED for (int l = 0; l < m; l++, s++) {
+      chain = s % 64 ? vm_fold(f, chain, x_[l]) : x_[l];
+      const u64 z = s >= 64 ? vm_fold(f, before, chain) : chain;
+      if (s % 64 == 63) before = z;
+      if (l == t) y = z;
+    }
+    if (t == 0) {
+      vm_put(shared_[a->c], 0, size, chain);
+      vm_put(shared_[a->g], 0, size, before);
+    }
+  } else {
+    ROLLED for (int h = 1; h < 64; h <<= 1) {
+      const u64 z = t >= h ? vm_fold(f, x_[t - h], y) : y;
+      SYNC
+      x_[t] = y = z;
+      SYNC
+    }
+    if (a->order == 4 ? s > 0 : s % 4096 >= 64) y = vm_fold(f, g, y);
+    SYNC
+    x_[t] = y;
+    SYNC
+    const u64 last = x_[m - 1];
+    if (a->order == 0 && s >= 4096) y = vm_fold(f, b, y);
+    if (t == 0) {
+      vm_put(shared_[a->g], 0, size, last);
+      if (a->order == 0 && (s + m) % 4096 == 0) vm_put(shared_[a->b], 0, size, s >= 4096 ? vm_fold(f, b, last) : last);
+    }
+  }
+  SYNC
+  x_[t] = y;
+  SYNC
+  if (!exclusive) return y;
+  y = t ? x_[t - 1] : p;
+  if (t == 0) vm_put(shared_[a->p], 0, size, x_[m - 1]);
+  return y;
+}
+
+/* The running value of result r at number s. */
+static __device__ __noinline__ u64 vm_scans(const u64 *shared_, const vm_acc *a, i64 r, u64 y, i64 s, b8 exclusive) {
+  const int f = a->fold, size = a->size;
+  const i64 width = (i64)shared_[a->results];
+  const u64 c = shared_[a->c], g = shared_[a->g], b = shared_[a->b], h = shared_[a->h];
+  if (a->order == 0) {
+    const i64 i = s % 64;
+    ROLLED for (int d = 0; d < 6; d++) {
+      vm_put(h, (d * 64 + i) * width + r, size, y);
+      if (i >= 1 << d) y = vm_fold(f, vm_get(h, (d * 64 + i - (1 << d)) * width + r, size), y);
+    }
+    if (s % 4096 >= 64) y = vm_fold(f, vm_get(g, r, size), y);
+    const u64 z = y;
+    if (s >= 4096) y = vm_fold(f, vm_get(b, r, size), y);
+    if (s % 64 == 63) vm_put(g, r, size, z);
+    if (s % 4096 == 4095) vm_put(b, r, size, y);
+  } else if (a->order == 1) {
+    if (s % 64) y = vm_fold(f, vm_get(c, r, size), y);
+    vm_put(c, r, size, y);
+    if (s >= 64) y = vm_fold(f, vm_get(g, r, size), y);
+    if (s % 64 == 63) vm_put(g, r, size, y);
+  } else {
+    y = vm_fold(f, vm_get(c, r, size), y);
+    vm_put(c, r, size, y);
+  }
+  if (!exclusive) return y;
+  const u64 before = vm_get(shared_[a->p], r, size);
+  vm_put(shared_[a->p], r, size, y);
+  return before;
+}
+
+/* ---- the interpreter ---- */
+
+/* Elementwise functions are functions of their own: compiled so, hundreds of them take seconds and not minutes. Strips come in fours, so
+ * that loads overlap; what lies behind the last strip may be computed, too. */
+#define EACH4 _Pragma("unroll") for (int q = 0; q < 4; q++)
+#define STRIPS4 ROLLED for (int u = 0; u < m; u += 4)
+#define FUNCTION(N, BODY) \
+  static __device__ __noinline__ void vm_##N(u64 w0, u64 w1, int regs, int t, int nu) { \
+    extern __shared__ u64 shared_[]; \
+    BODY \
+  }
+#define CALL(N) case N: vm_##N(w0, w1, regs, t, nu); break;
+#define BODY1(T, R, F) \
+  const T *const x = AT(T, OP_A); R *const z = AT(R, OP_D); \
+  const int sx = STEP(OP_A), sz = STEP(OP_D), m = WIDTH(OP_D); \
+  STRIPS4 { \
+    T xs[4]; \
+    EACH4 xs[q] = x[(u + q) * sx]; \
+    EACH4 z[(u + q) * sz] = F(xs[q]); \
+  }
+#define BODY2(T, R, F) \
+  const T *const x = AT(T, OP_A), *const y = AT(T, OP_B); R *const z = AT(R, OP_D); \
+  const int sx = STEP(OP_A), sy = STEP(OP_B), sz = STEP(OP_D), m = WIDTH(OP_D); \
+  STRIPS4 { \
+    T xs[4], ys[4]; \
+    EACH4 xs[q] = x[(u + q) * sx], ys[q] = y[(u + q) * sy]; \
+    EACH4 z[(u + q) * sz] = F(xs[q], ys[q]); \
+  }
+#define BODY3(C, T, F) \
+  const C *const w = AT(C, OP_A); const T *const x = AT(T, OP_B), *const y = AT(T, OP_C); T *const z = AT(T, OP_D); \
+  const int sw = STEP(OP_A), sx = STEP(OP_B), sy = STEP(OP_C), sz = STEP(OP_D), m = WIDTH(OP_D); \
+  STRIPS4 { \
+    C ws[4]; T xs[4], ys[4]; \
+    EACH4 ws[q] = w[(u + q) * sw], xs[q] = x[(u + q) * sx], ys[q] = y[(u + q) * sy]; \
+    EACH4 z[(u + q) * sz] = F(ws[q], xs[q], ys[q]); \
+  }
+#define SLOW1(T, R, F) \
+  const T *const x = AT(T, OP_A); R *const z = AT(R, OP_D); \
+  const int sx = STEP(OP_A), sz = STEP(OP_D), m = WIDTH(OP_D); \
+  ROLLED for (int u = 0; u < m; u++) z[u * sz] = F(x[u * sx]);
+#define SLOW2(T, R, F) \
+  const T *const x = AT(T, OP_A), *const y = AT(T, OP_B); R *const z = AT(R, OP_D); \
+  const int sx = STEP(OP_A), sy = STEP(OP_B), sz = STEP(OP_D), m = WIDTH(OP_D); \
+  ROLLED for (int u = 0; u < m; u++) z[u * sz] = F(x[u * sx], y[u * sy]);
+#define X(N, T, R, F) FUNCTION(N, BODY1(T, R, F))
+VM_OPS1(X)
+#undef X
+#define X(N, T, R, F) FUNCTION(N, BODY2(T, R, F))
+VM_OPS2(X)
+#undef X
+#define X(N, C, T, F) FUNCTION(N, BODY3(C, T, F))
+VM_OPS3(X)
+#undef X
+#define X(N, T, R, F) FUNCTION(N, SLOW1(T, R, F))
+VM_SLOW1(X)
+#undef X
+#define X(N, T, R, F) FUNCTION(N, SLOW2(T, R, F))
+VM_SLOW2(X)
+#undef X
+#define CASE1(N, T) case N: { BODY1(T, T, VM_SAME) break; }
+#define CASE3(N, T) case N: { BODY3(u8, T, VM_CHOICE) break; }
+#define CASE_KEEP(N, U) \
+  case N: { \
+    const U *const x = AT(U, OP_A); U *const z = AT(U, OP_D); \
+    const int sx = STEP(OP_A); \
+    for (int u = 0; u < nu; u++) if (active >> u & 1) z[u * 64] = x[u * sx]; \
+    break; \
+  }
+#define CASE_IOTA(N, U, TEST) \
+  case N: { \
+    U *const z = AT(U, OP_D); \
+    const int sz = STEP(OP_D), m = WIDTH(OP_D); \
+    const i64 from = CELL(OP_A) + CELL(OP_B) * j, step = CELL(OP_B) * 64; \
+    for (int u = 0; u < m; u++) z[u * sz] = (U)((from + u * step)TEST); \
+    break; \
+  }
+/* An access of many elements is asked for before the first one is used. A value that is one for the whole VEC is loaded whatever is
+ * active; outside VECs a guard may forbid it. */
+#define CASE_LOAD(N, U, WHERE) \
+  case N: { \
+    const U *const p = (const U *)shared_[OP_A] + CELL(OP_B) + CELL(OP_C) * j; const U *const other = AT(U, OP_E); \
+    U *const z = AT(U, OP_D); \
+    const i64 step = CELL(OP_C) * 64; \
+    const int se = STEP(OP_E), sz = STEP(OP_D), m = WIDTH(OP_D); \
+    const u32 on = OP_D & VM_VECTOR || !n ? guard : 1; \
+    U x[8]; \
+    _Pragma("unroll") for (int u = 0; u < 8; u++) { \
+      if (on >> u & 1) x[u] = p[u * step WHERE]; \
+      else if (u < m) x[u] = other[u * se]; \
+    } \
+    _Pragma("unroll") for (int u = 0; u < 8; u++) if (u < m) z[u * sz] = x[u]; \
+    guard = active; \
+    break; \
+  }
+#define GATHERED + AT(i64, OP_F)[u * STEP(OP_F)] * CELL(OP_G)
+#define NOWHERE
+#define CASE_STORE(N, U) \
+  case N: { \
+    U *const p = (U *)shared_[OP_A] + CELL(OP_B) + CELL(OP_C) * j; const U *const x = AT(U, OP_D); \
+    const i64 step = CELL(OP_C) * 64; \
+    const int sx = STEP(OP_D); \
+    _Pragma("unroll") for (int u = 0; u < 8; u++) if (guard >> u & 1) p[u * step] = x[u * sx]; \
+    guard = active; \
+    break; \
+  }
+/* Of a strip's elements the last one of an address stores; barriers keep strips in order. Outside VECs thread 0 stores. */
+#define CASE_SCATTER(N, U) \
+  case N: { \
+    U *const p = (U *)shared_[OP_A] + CELL(OP_B) + CELL(OP_C) * j; const U *const x = AT(U, OP_D); \
+    const i64 *const index = AT(i64, OP_F); \
+    const i64 step = CELL(OP_C) * 64, by = CELL(OP_G); \
+    ROLLED for (int u = 0; u < nu; u++) { \
+      const i64 w = u * step + index[u * STEP(OP_F)] * by; \
+      b8 last = n ? guard >> u & 1 : guard && t == 0; \
+      const U value = x[u * STEP(OP_D)]; \
+      SYNC on_[t] = last; x_[t] = (u64)(w + CELL(OP_C) * t); \
+      SYNC if (n) ROLLED for (int l = t + 1; l < 64; l++) last &= !(on_[l] & (x_[l] == x_[t])); \
+      if (last) p[w] = value; \
+    } \
+    SYNC guard = active; \
+    break; \
+  }
+/* Pushes and tiles, by all threads; `on`: the active elements of a pass of n at most `pass`, the first of which is j0 of its VEC. */
+#define PUSHES(N, BODY) \
+  static __device__ __noinline__ void vm_##N(u64 w0, u64 w1, int regs, int t, int pass, i64 j0, i64 n, u32 on, u8 *on_) { \
+    extern __shared__ u64 shared_[]; \
+    BODY \
+  }
+#define CALL_PUSH(N) case N: vm_##N(w0, (u64)(descriptions + OP_D), regs, t, pass, j0, n, active, on_); break;
+#define LANES(T, F) \
+  const vm_acc *const a = (const vm_acc *)w1; \
+  T *const to = (T *)ACC_CELLS + t; const T *const x = AT(T, OP_A); T s = *to; \
+  const int sx = STEP(OP_A), m = n - j0 < pass ? (int)(n - j0 + 63) >> 6 : pass >> 6; \
+  STRIPS4 { \
+    T xs[4]; \
+    EACH4 xs[q] = x[(u + q) * sx]; \
+    EACH4 if (on >> (u + q) & 1) s = F(s, xs[q]); \
+  } \
+  *to = s; \
+  if (HAS(VMF_TREE) && (j0 + pass) % 1024 == 0 && n - j0 >= pass) vm_leaf(shared_, a, t, shared_[a->k] / 1024 + j0 / 1024);
+/* One chain over the elements in order, by thread 0. */
+#define CHAIN(T, STEP_) \
+  const vm_acc *const a = (const vm_acc *)w1; \
+  SYNC on_[t] = (u8)on; \
+  SYNC if (t == 0) { \
+    const T *const x = AT(T, OP_A), *const y = AT(T, OP_B); \
+    T *const to = (T *)ACC_CELLS, s = *to; \
+    const int sx = OP_A >> 15, sy = OP_B >> 15, m = n - j0 < pass ? (int)(n - j0) : pass; \
+    u64 k = shared_[a->k] + j0; \
+    ROLLED for (int i = 0; i < m; i++) { \
+      if (!(on_[i & 63] >> (i >> 6) & 1)) continue; \
+      s = STEP_; \
+      if (++k % a->chain == 0 && HAS(VMF_TREE)) { \
+        *to = s; \
+        vm_leaf(shared_, a, 0, k / a->chain - 1); \
+        s = *to; \
+      } \
+    } \
+    *to = s; \
+  } \
+  SYNC
+#define TILE(TX, T, CAST, ADD) \
+  const vm_tile *const q = (const vm_tile *)w1; \
+  const i64 rows = CELL(q->rows), cols = CELL(q->cols), depth = CELL(q->depth), xk = CELL(q->x_k), yk = CELL(q->y_k); \
+  SYNC ROLLED for (i64 e = t; e < rows * cols; e += 64) { \
+    const TX *x = (const TX *)shared_[q->x] + CELL(q->x_base) + e / cols * CELL(q->x_m); \
+    const TX *y = (const TX *)shared_[q->y] + CELL(q->y_base) + e % cols * CELL(q->y_n); \
+    T s[1] = {(T)-0.0}, tree[24]; u64 leaves = 0; \
+    ROLLED for (i64 k = 0; k < depth; k++, x += xk, y += yk) { \
+      s[0] = DOT_##T(CAST(*x), CAST(*y), s[0]); \
+      if ((k + 1) % 4096 == 0) { TREE_ADD(T, ADD, tree, 1, leaves, s, 1) leaves++; s[0] = (T)-0.0; } \
+    } \
+    if (depth % 4096 != 0) { TREE_ADD(T, ADD, tree, 1, leaves, s, 1) leaves++; } \
+    TREE_END(T, ADD, tree, 1, leaves, s, 1, (T)0) \
+    ((T *)shared_[q->out])[e / cols * CELL(q->width) + e % cols] = s[0]; \
+  } \
+  SYNC
+#define X(N, T, F) PUSHES(N, LANES(T, F))
+VM_LANE_PUSHES(X)
+#undef X
+#define X(N, T, F) PUSHES(N, CHAIN(T, F(s, x[i * sx])))
+VM_CHAINS(X)
+#undef X
+#define X(N, T) PUSHES(N, CHAIN(T, DOT_##T(x[i * sx], y[i * sy], s)))
+VM_CHAINDOTS(X)
+#undef X
+#define X(N, TX, T, CAST, ADD) PUSHES(N, TILE(TX, T, CAST, ADD))
+VM_TILES(X)
+#undef X
+/* The elements of the pass that begins at j0. */
+#define BEGIN_PASS \
+  { \
+    const i64 left = n - j0; \
+    nu = left < pass ? (int)((left + 63) >> 6) : strips; \
+    j = j0 + t; \
+    inside = left >= pass ? (1u << strips) - 1 : t < left ? (1u << ((left - t + 63) >> 6)) - 1 : 0; \
+    active = guard = inside; \
+  }
+
+/* Words as for printed kernels: scratch, error cell, interrupt flag, the number that checks count from; then those of vm_head, the cells
+ * as they are at first, the instructions and the descriptions. */
+typedef struct vm_words { u64 w[VM_WORDS]; } vm_words;
+extern "C" __global__ void __launch_bounds__(64, 16)
+    KERNEL(const u64 *block, i64 instances, const __grid_constant__ vm_words words) {
+  extern __shared__ u64 shared_[];
+  __shared__ u64 x_[64], y_[64];
+  __shared__ u8 on_[64];
+  const u64 *const w_ = block ? block : words.w;
+  const vm_head *const head = (const vm_head *)(w_ + 4);
+  const u64 *const cells = (const u64 *)(head + 1), *const code = cells + head->cells;
+  const u16 *const descriptions = (const u16 *)code + head->descriptions;
+  const qk_args args = {0, 0, 0, (void *)w_[0], (u64 *)w_[1], (const int *)w_[2]};
+  const qk_args *const a = &args, *const a0 = a;
+  const u64 first_ = w_[3];
+  const int t = threadIdx.x, strips = (int)head->strips, pass = 64 * strips, regs = (int)head->regs;
+  unsigned polls = 0;
+  BEGIN
+  ROLLED for (int i = t; i < (int)head->cells; i += 64) {
+    u64 x = cells[i];
+    if (i >= head->first && i < head->shared) x += w_[0] + blockIdx.x * (u64)head->scratch;
+    if (i >= head->shared && i < head->last) x += (u64)shared_;
+    shared_[i] = x;
+  }
+  for (i64 instance = blockIdx.x; instance < instances; instance += gridDim.x) {
+    i64 n = 0, j0 = 0, j = 0, from = 0, elements = 0; /* of the VEC; n is 0 outside */
+    int nu = 1;
+    u32 active = 1, guard = 1, inside = 1;
+    u64 kept = 0;
+    SYNC
+    shared_[0] = (u64)instance;
+    for (u32 pc = 0, running = 1; running; pc++) {
+      const u64 w0 = code[2 * pc], w1 = code[2 * pc + 1];
+      switch ((u32)w0 & 0xffff) {
+      case VM_HALT: running = 0; break;
+      case VM_JUMP: pc = OP_A - 1; break;
+      case VM_IF1: if (!(u8)shared_[OP_A]) pc = OP_B - 1; break;
+      case VM_IF8: if (!shared_[OP_A]) pc = OP_B - 1; break;
+      case VM_IADD: shared_[OP_D] = shared_[OP_A] + shared_[OP_B]; break;
+      case VM_ISUB: shared_[OP_D] = shared_[OP_A] - shared_[OP_B]; break;
+      case VM_IMUL: shared_[OP_D] = shared_[OP_A] * shared_[OP_B]; break;
+      case VM_IDIV: shared_[OP_D] = (u64)floor_div(CELL(OP_A), CELL(OP_B)); break;
+      case VM_IMOD: shared_[OP_D] = (u64)floor_mod(CELL(OP_A), CELL(OP_B)); break;
+      case VM_IMIN: shared_[OP_D] = (u64)(CELL(OP_A) < CELL(OP_B) ? CELL(OP_A) : CELL(OP_B)); break;
+      case VM_IMAX: shared_[OP_D] = (u64)(CELL(OP_A) > CELL(OP_B) ? CELL(OP_A) : CELL(OP_B)); break;
+      case VM_FOR: {
+        const i64 first = CELL(OP_A);
+        SYNC
+        shared_[OP_D] = (u64)first;
+        if (first >= CELL(OP_B)) pc = OP_C - 1;
+        break;
+      }
+      case VM_NEXT:
+        SYNC
+        if (t == 0) shared_[OP_D] += shared_[OP_A];
+        SYNC
+        if (CELL(OP_D) < CELL(OP_B)) pc = OP_C - 1;
+        break;
+      case VM_COPY: {
+        const u64 x = shared_[OP_A];
+        SYNC
+        if (t == 0) shared_[OP_D] = x;
+        SYNC
+        break;
+      }
+      case VM_COUNT:
+      case VM_COUNTN: {
+        const u64 x = ((u32)w0 & 0xffff) == VM_COUNT ? shared_[OP_A] : (u64)elements;
+        SYNC
+        if (t == 0) shared_[OP_D] += x;
+        SYNC
+        break;
+      }
+      case VM_SYNC: SYNC break;
+      case VM_POLL:
+        if (POLLED(polls) && __syncthreads_or(STOPPED)) return;
+        break;
+      case VM_VEC:
+        from = CELL(OP_A);
+        n = CELL(OP_B) - from;
+        j0 = 0;
+        SYNC
+        if (n > 0) BEGIN_PASS
+        else pc = OP_C - 1, n = 0;
+        break;
+      case VM_PASS:
+        j0 += pass;
+        if (j0 < n) {
+          BEGIN_PASS
+          pc = OP_A - 1;
+        } else {
+          elements = n;
+          n = j0 = j = 0;
+          nu = active = guard = 1;
+          SYNC
+        }
+        break;
+      case VM_ENTER: kept = kept << 8 | active; break;
+      case VM_TEST: {
+        const u8 *const x = AT(u8, OP_A);
+        u32 on = 0;
+        for (int u = 0; u < nu; u++) on |= (u32)(active >> u & 1 && x[u * 64]) << u;
+        active = on;
+        if (!__syncthreads_or(on)) {
+          active = (u32)kept & 0xff;
+          kept >>= 8;
+          pc = OP_B - 1;
+        }
+        guard = active;
+        break;
+      }
+      CASE1(VM_MOVE1, u8)
+      CASE1(VM_MOVE2, u16)
+      CASE1(VM_MOVE4, u32)
+      CASE1(VM_MOVE8, u64)
+      CASE_KEEP(VM_KEEP1, u8)
+      CASE_KEEP(VM_KEEP2, u16)
+      CASE_KEEP(VM_KEEP4, u32)
+      CASE_KEEP(VM_KEEP8, u64)
+      CASE3(VM_SELECT1, u8)
+      CASE3(VM_SELECT2, u16)
+      CASE3(VM_SELECT4, u32)
+      CASE3(VM_SELECT8, u64)
+      CASE_IOTA(VM_IOTA1, u8, )
+      CASE_IOTA(VM_IOTA2, u16, )
+      CASE_IOTA(VM_IOTA4, u32, )
+      CASE_IOTA(VM_IOTA8, u64, )
+      CASE_IOTA(VM_IOTAB, u8, != 0)
+      case VM_GUARD: {
+        const u8 *const x = AT(u8, OP_C);
+        const i64 lo = CELL(OP_A), hi = CELL(OP_B);
+        guard = 0;
+        ROLLED for (int u = 0; u < nu; u++) {
+          const i64 i = from + j + 64 * u;
+          guard |= (u32)(active >> u & 1 && i >= lo && i < hi && x[u * STEP(OP_C)]) << u;
+        }
+        break;
+      }
+      CASE_LOAD(VM_LOAD1, u8, NOWHERE)
+      CASE_LOAD(VM_LOAD2, u16, NOWHERE)
+      CASE_LOAD(VM_LOAD4, u32, NOWHERE)
+      CASE_LOAD(VM_LOAD8, u64, NOWHERE)
+      CASE_LOAD(VM_GATHER1, u8, GATHERED)
+      CASE_LOAD(VM_GATHER2, u16, GATHERED)
+      CASE_LOAD(VM_GATHER4, u32, GATHERED)
+      CASE_LOAD(VM_GATHER8, u64, GATHERED)
+      CASE_STORE(VM_STORE1, u8)
+      CASE_STORE(VM_STORE2, u16)
+      CASE_STORE(VM_STORE4, u32)
+      CASE_STORE(VM_STORE8, u64)
+      CASE_SCATTER(VM_SCATTER1, u8)
+      CASE_SCATTER(VM_SCATTER2, u16)
+      CASE_SCATTER(VM_SCATTER4, u32)
+      CASE_SCATTER(VM_SCATTER8, u64)
+      case VM_UPDATE: {
+        const int f = (int)OP_E, size = VM_SIZE(f & 15);
+        const u64 p = shared_[OP_A];
+        ROLLED for (int u = 0; u < nu; u++) {
+          const u64 x = (u64)AT(char, OP_D), index = (u64)AT(i64, OP_F);
+          const i64 w = CELL(OP_B) + CELL(OP_C) * (j + 64 * u) + (i64)vm_get(index, u * STEP(OP_F), 8) * CELL(OP_G);
+          const u64 value = vm_get(OP_D & VM_VECTOR ? x + (u64)(t * (size - 1)) : x, u * STEP(OP_D), size);
+          SYNC
+          on_[t] = n ? guard >> u & 1 : guard && t == 0;
+          x_[t] = (u64)w;
+          y_[t] = value;
+          SYNC
+          ROLLED for (int l = 0; l < 64 && t == 0; l++)
+            if (on_[l]) vm_put(p, (i64)x_[l], size, vm_fold(f, vm_get(p, (i64)x_[l], size), y_[l]));
+        }
+        SYNC
+        guard = active;
+        break;
+      }
+      case VM_UPDATES: {
+        const int f = (int)OP_E, size = VM_SIZE(f & 15);
+        const u64 p = shared_[OP_A], x = (u64)AT(char, OP_D);
+        ROLLED for (int u = 0; u < nu; u++) {
+          if (!(guard >> u & 1)) continue;
+          const i64 w = CELL(OP_B) + CELL(OP_C) * (j + 64 * u);
+          const u64 value = vm_get(OP_D & VM_VECTOR ? x + (u64)(t * (size - 1)) : x, u * STEP(OP_D), size);
+          vm_put(p, w, size, vm_fold(f, vm_get(p, w, size), value));
+        }
+        guard = active;
+        break;
+      }
+      case VM_CHECK: {
+        const u8 *const x = AT(u8, OP_A);
+        ROLLED for (int u = 0; u < nu; u++)
+          if ((n ? active >> u & 1 : t == 0) && !x[u * STEP(OP_A)])
+            fail(a0, (int)OP_D, CELL(OP_B) + CELL(OP_C) * (j + 64 * u));
+        break;
+      }
+#define ACC_(o) const vm_acc *const a = (const vm_acc *)(descriptions + (o))
+#define VALUE_(o) vm_get((u64)AT(char, o) + ((o) & VM_VECTOR ? (u64)(t * (a->size - 1)) : 0), u * STEP(o), a->size)
+      case VM_ACC: {
+        ACC_(OP_D);
+        vm_empty(shared_, a);
+        break;
+      }
+      case VM_ROWS: {
+        ACC_(OP_D);
+        ROLLED for (int u = 0; u < nu; u++)
+          if (active >> u & 1)
+            vm_put(ACC_CELLS, CELL(a->k) * CELL(a->results) + from + j + 64 * u, a->size, VALUE_(OP_A));
+        break;
+      }
+      case VM_ARGS: {
+        ACC_(OP_D);
+        ROLLED for (int u = 0; u < nu; u++)
+          if (active >> u & 1) vm_arg(shared_, a, from + j + 64 * u, VALUE_(OP_A), CELL(OP_B));
+        break;
+      }
+      case VM_ARG: {
+        ACC_(OP_D);
+        ROLLED for (int u = 0; u < nu; u++)
+          if (active >> u & 1) vm_arg(shared_, a, t, VALUE_(OP_A), CELL(OP_B) + j + 64 * u);
+        break;
+      }
+      case VM_LEAF: {
+        ACC_(OP_D);
+        const u64 k = shared_[a->k];
+        if ((k + 1) % a->chain == 0)
+          ROLLED for (int u = 0; u < nu; u++)
+            if (inside >> u & 1) vm_leaf(shared_, a, from + j + 64 * u, k / a->chain);
+        break;
+      }
+      case VM_PUSH: {
+        ACC_(OP_D);
+        const int u = 0;
+        vm_push(shared_, a, VALUE_(OP_A), VALUE_(OP_C), CELL(OP_B));
+        break;
+      }
+      case VM_SCAN: {
+        ACC_(OP_A);
+        ROLLED for (int u = 0; u < nu; u++) {
+          const i64 left = n - j0 - 64 * u;
+          const u64 y = vm_scan(shared_, a, x_, VALUE_(OP_B), CELL(a->k) + j0 + 64 * u, left < 64 ? (int)left : 64, OP_C != 0);
+          vm_put((u64)AT(char, OP_D) + (u64)(t * (a->size - 1)), u * 64, a->size, y);
+        }
+        break;
+      }
+      case VM_SCANS: {
+        ACC_(OP_A);
+        ROLLED for (int u = 0; u < nu; u++)
+          if (active >> u & 1)
+            vm_put((u64)AT(char, OP_D) + (u64)(t * (a->size - 1)), u * 64, a->size,
+                   vm_scans(shared_, a, from + j + 64 * u, VALUE_(OP_B), CELL(a->k), OP_C != 0));
+        break;
+      }
+      case VM_ROOT: {
+        ACC_(OP_D);
+        vm_whole_root(shared_, a);
+        break;
+      }
+      case VM_ROOTS: {
+        ACC_(OP_D);
+        ROLLED for (int u = 0; u < nu; u++)
+          if (inside >> u & 1) vm_root(shared_, a, from + j + 64 * u);
+        break;
+      }
+      case VM_FINISH: {
+        ACC_(OP_A);
+        vm_whole_root(shared_, a);
+        vm_lanes(shared_, a);
+        shared_[OP_D] = HAS(VMF_ARG) ? vm_get(shared_[a->index], 0, 8) : vm_get(ACC_CELLS, 0, a->size);
+        break;
+      }
+      case VM_PARTIAL: {
+        ACC_(OP_D);
+        vm_partial(shared_, a, shared_[OP_A], CELL(OP_B), shared_[OP_C], CELL(OP_E));
+        break;
+      }
+      case VM_MERGE: {
+        ACC_(OP_D);
+        vm_merge(shared_, a, shared_[OP_A], CELL(OP_B), shared_[OP_C], CELL(OP_E));
+        break;
+      }
+#define X(N, ...) CALL(N)
+      VM_OPS1(X)
+      VM_OPS2(X)
+      VM_OPS3(X)
+      VM_SLOW1(X)
+      VM_SLOW2(X)
+#undef X
+#define X(N, ...) CALL_PUSH(N)
+      VM_LANE_PUSHES(X)
+      VM_CHAINS(X)
+      VM_CHAINDOTS(X)
+      VM_TILES(X)
+#undef X
+      default: running = 0; break;
+      }
+    }
+  }
+}

@@ -1,0 +1,87 @@
+/* The GPU block VM (jit/gpu/block_vm.h), its interpreter compiled for the CPU by the stub of NVRTC: random programs of L give what
+ * l_eval.h says, and a language program gives the same results and errors with nothing else compiled. */
+#include "interp/interp.h"
+#include "jit/gpu/block_vm.h"
+#include "tests/unit/gpu.h"
+#include "tests/unit/l_case.h"
+
+/* Runs a random program there; false if it cannot be run. */
+static bool interpret(qn_vm *vm, gpu_stream *s, l_case *c) {
+  void *ours[CASE_BUFFERS];
+  void *there[CASE_BUFFERS];
+  size_t bytes[CASE_BUFFERS];
+  char why[256] = "";
+  device_program p = {.program = c->p, .hash = l_hash(c->p)};
+  if (!block_vm_ready(vm, s, &p, true)) return false;
+  case_begin(c, ours);
+  ck_assert(gpu_enter(s));
+  for (uint32_t b = 0; b < c->n; b++) {
+    bytes[b] = (size_t)c->info.elements * dtype_size((qn_dtype)c->dtype[b]);
+    CUdeviceptr at = gpu_alloc(vm, s, bytes[b] + 1);
+    ck_assert(at && gpu_write(vm, s, at, ours[b], bytes[b]));
+    there[b] = (void *)(uintptr_t)at;
+  }
+  gpu_leave(s);
+  device_answer answer = block_vm_launch(vm, s, &p, there, c->info.ints, c->info.scalars);
+  ck_assert(gpu_enter(s));
+  for (uint32_t b = 0; b < c->n; b++) {
+    ck_assert(gpu_read(vm, s, ours[b], (CUdeviceptr)(uintptr_t)there[b], bytes[b]));
+    gpu_free(vm, s, (CUdeviceptr)(uintptr_t)there[b], bytes[b] + 1);
+  }
+  gpu_leave(s);
+  ck_assert_int_ne(answer, DEVICE_FAILS);
+  bool failed = c->error != ~(uint64_t)0;
+  case_end(c, ours,
+           answer == DEVICE_REFUSES && failed ? c->error
+           : answer == DEVICE_REFUSES         ? 0
+                                              : ~(uint64_t)0,
+           why, sizeof why);
+  if (why[0]) {
+    if (getenv("QN_TEST_SHOW")) case_show(c);
+    fprintf(stderr, "program %llu: %s\n", (unsigned long long)c->seed, why);
+  }
+  ck_assert_str_eq(why, "");
+  return true;
+}
+
+START_TEST(random_programs_are_interpreted) {
+  qn_vm *vm = vm_compiling();
+  gpu_stream *s = gpu_stream_of(vm, 1);
+  const char *first = getenv("QN_TEST_FIRST"), *count = getenv("QN_TEST_COUNT");
+  uint64_t from = first ? strtoull(first, NULL, 10) : 1, n = count ? strtoull(count, NULL, 10) : 150, ran = 0;
+  for (uint64_t seed = from; seed < from + n; seed++) {
+    l_case c;
+    case_open(&c, seed);
+    ran += interpret(vm, s, &c);
+    case_close(&c);
+  }
+  fprintf(stderr, "%llu of %llu programs\n", (unsigned long long)ran, (unsigned long long)n);
+  ck_assert_uint_gt(ran, n / 2);
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(what_is_not_compiled_yet_is_interpreted) {
+  qn_vm *vm = vm_compiling();
+  vm->tune[TUNE_gpu_vm] = 2;
+  prints(vm, "let x = arange(1000) % 7; sum(x * x)", "12977");
+  prints(vm, "f32(arange(12).reshape(3, 4)) @ ones(4, 2)",
+         "f32[3, 2] gpu(0)\n[[ 6.0,  6.0],\n [22.0, 22.0],\n [38.0, 38.0]]");
+  fails(vm, "[7, 8, 9] // [1, 0, 0]", "E306", "element 1: integer division by 0");
+  qn_release(vm,
+             eval(vm, "fn f(x, i) {\n  let y = x * 2\n  y[i] + 1\n}\nfor _ in 0..20 { let _a = f([1, 2], [0, 1]) }"));
+  fails(vm, "f([1, 2], [0, 2])", "E303", "index 2 is out of bounds for axis 0");
+  prints(vm, "f([1, 2], [0, 1])", "i64[2] gpu(0)\n[3, 5]");
+  const gpu_engine *e = vm->engine->gpu; /* nothing else was compiled */
+  for (uint32_t i = 0; i < e->cap; i++)
+    ck_assert(!e->table[i] || e->table[i]->nfunctions == 1 || e->table[i]->nfunctions == OWN_COUNT);
+  qn_vm_close(vm);
+}
+END_TEST
+
+int main(void) {
+  Suite *s = suite_create("gpu_vm");
+  CASE(tcase_create("random"), random_programs_are_interpreted);
+  CASE(tcase_create("language"), what_is_not_compiled_yet_is_interpreted);
+  return run_suite(s);
+}
