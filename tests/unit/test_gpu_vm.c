@@ -1,5 +1,5 @@
 /* The GPU block VM (jit/gpu/block_vm.h), its interpreter compiled for the CPU by the stub of NVRTC: random programs of L give what
- * l_eval.h says, and a language program gives the same results and errors with nothing else compiled. */
+ * l_eval.h says, and a language program gives the same results and errors with nothing else compiled. labels: slow */
 #include "interp/interp.h"
 #include "jit/gpu/block_vm.h"
 #include "tests/unit/gpu.h"
@@ -48,7 +48,7 @@ START_TEST(random_programs_are_interpreted) {
   qn_vm *vm = vm_compiling();
   gpu_stream *s = gpu_stream_of(vm, 1);
   const char *first = getenv("QN_TEST_FIRST"), *count = getenv("QN_TEST_COUNT");
-  uint64_t from = first ? strtoull(first, NULL, 10) : 1, n = count ? strtoull(count, NULL, 10) : 150, ran = 0;
+  uint64_t from = first ? strtoull(first, NULL, 10) : 1, n = count ? strtoull(count, NULL, 10) : 60, ran = 0;
   for (uint64_t seed = from; seed < from + n; seed++) {
     l_case c;
     case_open(&c, seed);
@@ -81,7 +81,10 @@ END_TEST
 
 int main(void) {
   Suite *s = suite_create("gpu_vm");
-  CASE(tcase_create("random"), random_programs_are_interpreted);
-  CASE(tcase_create("language"), what_is_not_compiled_yet_is_interpreted);
+  TCase *random = tcase_create("random"), *language = tcase_create("language");
+  tcase_set_timeout(random, 30); /* an interpreter takes seconds to compile */
+  tcase_set_timeout(language, 30);
+  CASE(random, random_programs_are_interpreted);
+  CASE(language, what_is_not_compiled_yet_is_interpreted);
   return run_suite(s);
 }
