@@ -137,7 +137,12 @@ qn_value builtin_int(qn_vm *vm, const qn_value *args) {
     size_t len;
     int64_t n;
     trimmed(value_str(x), &text, &len);
-    return int_parse(text, len, &n) ? value_int(n) : not_number(vm, "int", value_str(x));
+    if (int_parse(text, len, &n)) return value_int(n);
+    if (len > (size_t)(*text == '-') && strspn(text + (*text == '-'), "0123456789_") == len - (size_t)(*text == '-') &&
+        len < 1000)
+      return raise(vm, E_parse_number, SPAN_NONE, "int: %.*s does not fit 64 bits; float(...) takes it", (int)len,
+                   text);
+    return not_number(vm, "int", value_str(x));
   }
   default: return arg_refuse(vm, "int", "a number, an array of one element or a text", x);
   }

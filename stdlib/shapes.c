@@ -28,7 +28,7 @@ qn_value builtin_reshape(qn_vm *vm, const qn_value *args) {
   bool fits = true;
   for (int i = 0; i < rank && fits; i++) {
     if (shape[i] == -1) {
-      fits = open < 0;
+      if (open >= 0) return raise(vm, E_shape, SPAN_NONE, "reshape: only one size may be -1");
       open = i;
     } else {
       fits = shape[i] >= 0 && !__builtin_mul_overflow(known, shape[i], &known);
