@@ -239,17 +239,6 @@ static bool run_scalar_step(plan_frame *f, const plan_step *s) {
   return true;
 }
 
-/* Runs the kernels from step `first` on that follow each other on a device; their number. 0: it refuses or fails. */
-static uint32_t run_kernels_there(plan_frame *f, uint32_t first) {
-  const plan *p = f->p;
-  uint32_t n = 1;
-  while (first + n < p->nsteps && p->steps[first + n].kind == STEP_KERNEL) n++;
-  device_call call = {.symbols = f->symbols, .buffers = f->buffers, .slots = f->slots};
-  device_answer answer = f->vm->hooks.kernels->plan_kernels(f->vm, f->there, &call, first, n);
-  f->refused = answer == DEVICE_REFUSES;
-  return answer == DEVICE_DONE ? n : 0;
-}
-
 /* Waits for the checks so far. When another step has failed (`ok` is false), one that failed before it is the error. */
 static bool checks_there(plan_frame *f, bool ok) {
   bool done = ok || f->refused;
@@ -269,6 +258,36 @@ static bool run_step(plan_frame *f, const plan_step *s) {
   case STEP_LIBRARY: return run_library_step(f, s);
   default: return run_scalar_step(f, s);
   }
+}
+
+/* Can a step run before kernels that precede it? */
+static bool goes_ahead(const plan_step *s) { return s->kind == STEP_SCALAR && !s->nbuffers; }
+
+/* Runs steps from `first` on, up to the next that is neither a kernel nor a host scalar's: kernels as one, behind the scalars. Their
+ * number; 0: one refuses or fails, and those before it have run. */
+static uint32_t run_there(plan_frame *f, uint32_t first) {
+  const plan *p = f->p;
+  uint32_t n = 0, kernels = 0;
+  qn_error_object *error = NULL;
+  for (; first + n < p->nsteps && !error; n++) {
+    const plan_step *s = &p->steps[first + n];
+    if (s->kind == STEP_KERNEL)
+      kernels++;
+    else if (!goes_ahead(s))
+      break;
+    else if (!run_scalar_step(f, s))
+      error = error_take(f->vm);
+  }
+  if (!n) return run_step(f, &p->steps[first]);
+  device_call call = {.symbols = f->symbols, .buffers = f->buffers, .slots = f->slots};
+  device_answer answer = DEVICE_DONE;
+  if (kernels) answer = f->vm->hooks.kernels->plan_kernels(f->vm, f->there, &call, first, n);
+  f->refused = answer == DEVICE_REFUSES;
+  if (error && answer == DEVICE_DONE)
+    error_put_back(f->vm, error);
+  else if (error)
+    error_free(f->vm, error);
+  return answer == DEVICE_DONE && !error ? n : 0;
 }
 
 /* ---- inputs, outputs, memory -------------------------------------------------------------------------------------------------------- */
@@ -493,11 +512,8 @@ static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inpu
   bool ok = (!device || vm->hooks.kernels->plan_begin(vm, there)) && read_symbols(&f, scalars) && make_outputs(&f) &&
             place_buffers(&f);
   for (uint32_t i = 0; i < p->nsteps && ok;) {
-    uint32_t n = 1;
-    if (device && p->steps[i].kind == STEP_KERNEL)
-      ok = (n = run_kernels_there(&f, i)) != 0;
-    else
-      ok = run_step(&f, &p->steps[i]);
+    uint32_t n = device ? run_there(&f, i) : run_step(&f, &p->steps[i]);
+    ok = n != 0;
     i += n;
   }
   if (device) ok = checks_there(&f, ok);

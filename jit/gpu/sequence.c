@@ -8,9 +8,9 @@
  * call with these sizes writes addresses and host scalars into the instance's words (emit.h) and
  *   - launches the functions one by one, with the words as their parameters: sizes that are seen for the first time, and single
  *     functions; or
- *   - sends the words to their block on the device, all with one copy, if any have changed since the last call, and launches a
- *     graph, whose kernels find their words in the block. So nothing of the graph itself ever changes; it is made when sizes come
- *     for the second time.
+ *   - sends the words to their block on the device, all with one copy, and launches a graph, whose kernels find their words in the
+ *     block. So nothing of the graph itself ever changes; it is made when sizes come for the second time. In a loop addresses
+ *     take turns: a few blocks are kept, each with its graph, and one that holds these words already needs no copy.
  * Kernels come one after the other, so all of them share the stream's scratch.
  *
  * Checks. Kernels of a plan share an error cell and count their checks on, so that the lowest number is the first failure in the
@@ -23,7 +23,7 @@
 #include "jit/kernel/emit.h"
 #include "jit/kernel/plan.h"
 
-enum { INSTANCES = 8, MOST_CHECKS = 65000 };
+enum { INSTANCES = 8, BLOCKS = 4, BLOCK_NODES = 256, MOST_CHECKS = 65000 };
 
 typedef struct function {
   CUfunction f;
@@ -42,6 +42,14 @@ typedef struct place { /* in scratch */
   size_t offset;
 } place;
 
+typedef struct block {
+  CUdeviceptr at;    /* 0: none */
+  CUgraphExec graph; /* that reads it */
+  uint64_t *words;   /* what it holds, if `sent` */
+  bool sent;
+  uint64_t used; /* when: a number of instance.calls */
+} block;
+
 typedef struct instance {
   struct instance *next; /* used before this one */
   size_t bytes;          /* of the piece of memory that all tables lie in */
@@ -49,17 +57,17 @@ typedef struct instance {
   uint64_t *words;
   function *functions;
   pointer *pointers;
-  number *numbers;
+  number *scalars;
   place *places;
   uint32_t nwords, nfunctions, npointers, nnumbers, nplaces;
   size_t scratch;
   CUdeviceptr base; /* of the scratch that the words tell */
   bool by_value;    /* every program's words can be parameters */
-  bool sent;        /* the block holds the words */
-  bool again;       /* these sizes have come before */
   bool no_graph;    /* it could not be made */
-  CUdeviceptr block;
-  CUgraphExec graph;
+  bool numbers;     /* host scalars have changed since the last call: no words will come again */
+  uint64_t calls;
+  uint32_t nblocks;
+  block blocks[BLOCKS];
 } instance;
 
 typedef struct sequence {
@@ -86,8 +94,12 @@ static const cuda_driver *driver(const gpu_stream *s) { return &s->engine->libra
 /* ---- making and freeing ------------------------------------------------------------------------------------------------- */
 
 static void instance_free(qn_vm *vm, gpu_stream *s, instance *i) {
-  if (i->graph && gpu_ours(s->engine)) driver(s)->cuGraphExecDestroy(i->graph);
-  if (i->block) gpu_free(vm, s, i->block, i->nwords * sizeof *i->words);
+  size_t bytes = i->nwords * sizeof *i->words;
+  for (uint32_t k = 0; k < i->nblocks; k++) {
+    if (i->blocks[k].graph && gpu_ours(s->engine)) driver(s)->cuGraphExecDestroy(i->blocks[k].graph);
+    gpu_free(vm, s, i->blocks[k].at, bytes);
+    mem_free(vm, i->blocks[k].words, bytes);
+  }
   mem_free(vm, i, i->bytes);
 }
 
@@ -192,6 +204,11 @@ bool gpu_plan_begin(qn_vm *vm, device_plan *there) {
   return g->placed = ok;
 }
 
+/* The program of a step; NULL: it is no kernel. */
+static const l_program *program_of(const plan *p, uint32_t step) {
+  return p->steps[step].kind == STEP_KERNEL ? p->kernels[p->steps[step].what].program : NULL;
+}
+
 static sequence *sequence_of(qn_vm *vm, gpu_plan *g, uint32_t first, uint32_t n) {
   sequence *q = g->of_step[first];
   if (q && q->n == n) return q;
@@ -201,7 +218,8 @@ static sequence *sequence_of(qn_vm *vm, gpu_plan *g, uint32_t first, uint32_t n)
   q->first = first;
   q->n = n;
   for (uint32_t k = first; k < first + n; k++) {
-    const l_program *l = p->kernels[p->steps[k].what].program;
+    const l_program *l = program_of(p, k);
+    if (!l) continue;
     q->fallible |= l->nchecks > 0 || l_unbounded(l);
     q->varies |= l_launch_scalars(l) || (l->nscalars && l_needs_scratch(l));
   }
@@ -236,8 +254,9 @@ static instance *empty_instance(qn_vm *vm, const gpu_plan *g, const sequence *q)
   size_t words = 0, functions = 0, pointers = 0, numbers = 0, places = 0;
   for (uint32_t k = q->first; k < q->first + q->n; k++) {
     const plan_step *step = &p->steps[k];
+    const l_program *l = program_of(p, k);
+    if (!l) continue;
     const gpu_code *code = g->programs[step->what].code;
-    const l_program *l = p->kernels[step->what].program;
     words += emit_cuda_words(l);
     functions += code->nfunctions - 1;
     pointers += l->nbuffers;
@@ -255,7 +274,7 @@ static instance *empty_instance(qn_vm *vm, const gpu_plan *g, const sequence *q)
   i->functions = (function *)(void *)(i->words + words);
   i->places = (place *)(void *)(i->functions + functions);
   i->pointers = (pointer *)(void *)(i->places + places);
-  i->numbers = (number *)(void *)(i->pointers + pointers);
+  i->scalars = (number *)(void *)(i->pointers + pointers);
   i->nwords = (uint32_t)words;
   i->by_value = true;
   return i;
@@ -293,7 +312,7 @@ static device_answer add_step(qn_vm *vm, const gpu_plan *g, instance *i, uint32_
       i->pointers[i->npointers++] = (pointer){w, step->buffers[given++]};
   }
   for (uint32_t k = 0; k < step->nints; k++) i->words[w++] = (uint64_t)t->ints[k];
-  for (uint32_t k = 0; k < step->nscalars; k++) i->numbers[i->nnumbers++] = (number){w++, step->scalars[k]};
+  for (uint32_t k = 0; k < step->nscalars; k++) i->scalars[i->nnumbers++] = (number){w++, step->scalars[k]};
   words[3] = g->first_check[step_number];
   for (uint32_t j = 0, v = 1; j + 1 < code->nfunctions; j++, v++) {
     while (l->code[v].code != L_PAR) v++;
@@ -312,7 +331,8 @@ static device_answer make(qn_vm *vm, gpu_plan *g, sequence *q, const device_call
   uint32_t ints = 0, scalars = 0, values = 0;
   for (uint32_t k = q->first; k < q->first + q->n; k++) {
     const plan_step *step = &p->steps[k];
-    const l_program *l = p->kernels[step->what].program;
+    const l_program *l = program_of(p, k);
+    if (!l) continue;
     if (l->nints != step->nints || l->nscalars != step->nscalars || l->nbuffers < step->nbuffers) return DEVICE_REFUSES;
     if (step->nints > ints) ints = step->nints;
     if (step->nscalars > scalars) scalars = step->nscalars;
@@ -326,8 +346,9 @@ static device_answer make(qn_vm *vm, gpu_plan *g, sequence *q, const device_call
     tables t = {memory, memory + ints, (qk_scalar *)(memory + ints + values)};
     uint32_t at = 0;
     for (uint32_t k = q->first; k < q->first + q->n && answer == DEVICE_DONE; k++) {
+      if (!program_of(p, k)) continue;
       answer = add_step(vm, g, i, k, at, call, &t);
-      at += emit_cuda_words(p->kernels[p->steps[k].what].program);
+      at += emit_cuda_words(program_of(p, k));
     }
     mem_free(vm, memory, bytes);
   }
@@ -336,7 +357,8 @@ static device_answer make(qn_vm *vm, gpu_plan *g, sequence *q, const device_call
     return answer;
   }
   for (uint32_t k = q->first, at = 0; k < q->first + q->n; k++) {
-    const l_program *l = p->kernels[p->steps[k].what].program;
+    const l_program *l = program_of(p, k);
+    if (!l) continue;
     if (g->fallible) i->words[at + 1] = s->cell;
     if (g->fallible) i->words[at + 2] = s->mapped_there + offsetof(gpu_mapped, stop);
     at += emit_cuda_words(l);
@@ -360,13 +382,13 @@ static device_answer make(qn_vm *vm, gpu_plan *g, sequence *q, const device_call
 
 /* ---- graphs ----------------------------------------------------------------------------------------------------------------- */
 
-static bool add_nodes(const gpu_stream *s, const instance *i, CUgraph graph) {
+static bool add_nodes(const gpu_stream *s, const instance *i, CUdeviceptr at, CUgraph graph) {
   CUgraphNode last = NULL;
   for (uint32_t k = 0; k < i->nfunctions; k++) {
     const function *f = &i->functions[k];
-    CUdeviceptr block = i->block + f->at * sizeof *i->words;
+    CUdeviceptr words = at + f->at * sizeof *i->words;
     int64_t instances = f->instances;
-    void *arguments[] = {&block, &instances, i->words + f->at};
+    void *arguments[] = {&words, &instances, i->words + f->at};
     CUDA_KERNEL_NODE_PARAMS_v2 node = {.func = f->f,
                                        .gridDimX = f->blocks,
                                        .gridDimY = 1,
@@ -381,57 +403,82 @@ static bool add_nodes(const gpu_stream *s, const instance *i, CUgraph graph) {
   return true;
 }
 
-/* A graph of the instance's functions, if that can be had. False with an error raised when memory is short. */
-static bool make_graph(qn_vm *vm, gpu_stream *s, instance *i) {
+/* A graph of the instance's functions that reads the block, if that can be had. */
+static void make_graph(const gpu_stream *s, instance *i, block *b) {
   const cuda_driver *d = driver(s);
   CUgraph graph = NULL;
-  if (!i->block && !(i->block = gpu_alloc(vm, s, i->nwords * sizeof *i->words))) return false;
-  if (d->cuGraphCreate(&graph, 0) != GPU_OK || !add_nodes(s, i, graph) ||
-      d->cuGraphInstantiateWithFlags(&i->graph, graph, 0) != GPU_OK) {
-    i->graph = NULL;
+  if (d->cuGraphCreate(&graph, 0) != GPU_OK || !add_nodes(s, i, b->at, graph) ||
+      d->cuGraphInstantiateWithFlags(&b->graph, graph, 0) != GPU_OK) {
+    b->graph = NULL;
     i->no_graph = true;
   }
   if (graph) d->cuGraphDestroy(graph);
-  return true;
+}
+
+/* Another block; NULL with an error raised. */
+static block *new_block(qn_vm *vm, gpu_stream *s, instance *i) {
+  size_t bytes = i->nwords * sizeof *i->words;
+  block *b = &i->blocks[i->nblocks];
+  if (!(b->words = mem_alloc(vm, bytes))) return NULL;
+  if (!(b->at = gpu_alloc(vm, s, bytes))) {
+    mem_free(vm, b->words, bytes);
+    return NULL;
+  }
+  i->nblocks++;
+  return b;
+}
+
+/* A block that holds the words; NULL with an error raised. */
+static block *block_of(qn_vm *vm, gpu_stream *s, instance *i) {
+  size_t bytes = i->nwords * sizeof *i->words;
+  block *b = NULL;
+  for (uint32_t k = 0; k < i->nblocks && !i->numbers; k++) {
+    b = &i->blocks[k];
+    if (!b->sent || memcmp(b->words, i->words, bytes) != 0) continue;
+    b->used = i->calls;
+    return b;
+  }
+  bool more = !i->nblocks || (i->nblocks < BLOCKS && !i->numbers && i->nfunctions <= BLOCK_NODES);
+  if (more && !(b = new_block(vm, s, i))) return NULL;
+  for (uint32_t k = 0; k < i->nblocks && !more; k++)
+    if (k == 0 || i->blocks[k].used < b->used) b = &i->blocks[k];
+  memcpy(b->words, i->words, bytes);
+  b->used = i->calls;
+  b->sent = gpu_write(vm, s, b->at, b->words, bytes);
+  return b->sent ? b : NULL;
 }
 
 /* ---- running --------------------------------------------------------------------------------------------------------------- */
 
 static void write_words(instance *i, const device_call *call, CUdeviceptr scratch) {
-  bool same = true;
-  for (uint32_t k = 0; k < i->npointers; k++) {
-    uint64_t *w = &i->words[i->pointers[k].word], x = (uint64_t)(uintptr_t)call->buffers[i->pointers[k].buffer];
-    same &= *w == x;
-    *w = x;
-  }
+  for (uint32_t k = 0; k < i->npointers; k++)
+    i->words[i->pointers[k].word] = (uint64_t)(uintptr_t)call->buffers[i->pointers[k].buffer];
+  i->numbers = false;
   for (uint32_t k = 0; k < i->nnumbers; k++) {
-    uint64_t *w = &i->words[i->numbers[k].word], x = (uint64_t)call->slots[i->numbers[k].slot].i;
-    same &= *w == x;
+    uint64_t *w = &i->words[i->scalars[k].word], x = (uint64_t)call->slots[i->scalars[k].slot].i;
+    i->numbers |= *w != x;
     *w = x;
   }
-  if (i->base != scratch) {
+  if (i->base != scratch)
     for (uint32_t k = 0; k < i->nplaces; k++) i->words[i->places[k].word] = scratch + i->places[k].offset;
-    same = i->nplaces == 0;
-    i->base = scratch;
-  }
-  i->sent &= same;
+  i->base = scratch;
 }
 
 static bool launch(qn_vm *vm, gpu_stream *s, instance *i) {
   CUresult rc = GPU_OK;
-  if (i->again && i->nfunctions > 1 && !i->graph && !i->no_graph && !make_graph(vm, s, i)) return false;
-  i->again = true;
-  size_t bytes = i->nwords * sizeof *i->words;
-  if (i->graph || !i->by_value) {
-    if (!i->block && !(i->block = gpu_alloc(vm, s, bytes))) return false;
-    if (!i->sent && !(i->sent = gpu_write(vm, s, i->block, i->words, bytes))) return false;
+  bool graph = i->calls++ && i->nfunctions > 1 && !i->no_graph;
+  block *b = graph || !i->by_value ? block_of(vm, s, i) : NULL;
+  if (!b && (graph || !i->by_value)) return false;
+  if (graph && !b->graph) make_graph(s, i, b);
+  if (graph && b->graph) {
+    rc = driver(s)->cuGraphLaunch(b->graph, s->stream);
+    return rc == GPU_OK || gpu_raise(vm, s, rc, "a launch");
   }
-  if (i->graph) rc = driver(s)->cuGraphLaunch(i->graph, s->stream);
-  for (uint32_t k = 0; k < i->nfunctions && !i->graph && rc == GPU_OK; k++) {
+  for (uint32_t k = 0; k < i->nfunctions && rc == GPU_OK; k++) {
     const function *f = &i->functions[k];
-    CUdeviceptr block = i->by_value ? 0 : i->block + f->at * sizeof *i->words;
+    CUdeviceptr words = b ? b->at + f->at * sizeof *i->words : 0;
     int64_t instances = f->instances;
-    void *arguments[] = {&block, &instances, i->words + f->at};
+    void *arguments[] = {&words, &instances, i->words + f->at};
     rc = driver(s)->cuLaunchKernel(f->f, f->blocks, 1, 1, GPU_THREADS, 1, 1, f->shared, s->stream, arguments, NULL);
   }
   return rc == GPU_OK || gpu_raise(vm, s, rc, "a launch");

@@ -73,8 +73,8 @@ typedef struct device_kernels {
   bool (*plan_ready)(qn_vm *vm, int device, const struct plan *p, device_plan **there, bool wait);
   /* Begins a call: constants are there and no check has failed. */
   QN_MUST_CHECK bool (*plan_begin)(qn_vm *vm, device_plan *there);
-  /* Runs the steps first .. first + n - 1, which are kernels, without waiting for their checks. Once a check has failed,
-   * kernels behind it do nothing. */
+  /* Runs the kernels among the steps first .. first + n - 1, without waiting for their checks. Once a check has failed, kernels
+   * behind it do nothing. */
   device_answer (*plan_kernels)(qn_vm *vm, device_plan *there, const device_call *call, uint32_t first, uint32_t n);
   /* Waits for the checks of all kernels of this call so far, if they have any: REFUSES if one failed. With an error pending it does
    * not wait. Every call that has begun ends so. */
