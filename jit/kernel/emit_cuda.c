@@ -568,6 +568,7 @@ static void print_single_push(emitter *e, const l_instr *i) {
 }
 
 static void print_tile(emitter *e, const l_tile *t) {
+  if (emit_cuda_tile(e, t)) return;
   char x[24], y[24], in[48] = "", f[48], add[48], id[80];
   uint8_t from = emit_buffer_type(e, t->x), to = at(e, t->out)->dtype;
   const char *T = emit_type(to);

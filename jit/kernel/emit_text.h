@@ -117,6 +117,11 @@ enum {
  * 0: none. ahead[v] says what becomes of instruction v. */
 int emit_ahead(const emitter *e, l_val from, l_val vec, uint8_t *ahead);
 
+/* ---- products for CUDA (emit_cuda_tile.c) ---- */
+
+/* Prints a TILE whose results 64 threads have in registers. False: it is none such, and nothing is printed. */
+bool emit_cuda_tile(emitter *e, const l_tile *t);
+
 /* ---- accumulators: facts ---- */
 
 static inline bool acc_many(const l_instr *a) { return a->a != 0; }

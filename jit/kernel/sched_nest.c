@@ -652,6 +652,17 @@ static l_val stride_of(emitter *e, k_form f, int axis) {
   return emit_dim(e, coef);
 }
 
+/* The tile and behind it room for the sums of as many chunks as wait for others at a time, which is no more than twice those beyond the
+ * first. */
+static l_val room_behind(emitter *e, l_val depth, int64_t tile) {
+  enum { MOST = 24 };
+  l_val last = emit_index(e, L_IADD, depth, emit_number(e, ORDER_DOT_CHUNK - 1));
+  l_val beyond = emit_index(e, L_ISUB, emit_index(e, L_IDIV, last, emit_number(e, ORDER_DOT_CHUNK)), e->one);
+  l_val most = emit_index(e, L_IMIN, emit_index(e, L_IADD, beyond, beyond), emit_number(e, MOST));
+  l_val tiles = emit_index(e, L_IADD, emit_index(e, L_IMAX, most, e->zero), e->one);
+  return emit_index(e, L_IMUL, tiles, emit_number(e, tile));
+}
+
 static bool emit_product(emitter *e, nest *s, int64_t grain) {
   const k_kernel *k = e->k;
   const k_node *d = &k->nodes[s->dot], *x = factor_of(k, d->a), *y = factor_of(k, d->b);
@@ -666,7 +677,8 @@ static bool emit_product(emitter *e, nest *s, int64_t grain) {
   while (tn > 1 && const_at_most(e, s->n_axis, tn / 2)) tn /= 2;
   l_tile t = {.x = x->buffer, .y = y->buffer, .tile_rows = (int32_t)tm, .tile_cols = (int32_t)tn};
   l_val rows = ceil_div(e, extent(e, s->m), tm), columns = ceil_div(e, extent(e, s->n_axis), tn);
-  l_val size = emit_number(e, tm * tn), pitch = emit_number(e, tn);
+  l_val size = s->by->dot_room ? room_behind(e, extent(e, d->axis), tm * tn) : emit_number(e, tm * tn),
+        pitch = emit_number(e, tn);
   t.x_m = stride_of(e, x->at, s->m);
   t.x_k = stride_of(e, x->at, d->axis);
   t.y_k = stride_of(e, y->at, d->axis);

@@ -59,10 +59,11 @@ const schedule_numbers schedule_numbers_of[] = {
                     .slab_tiles = true,
                     .keep_row = 8192,
                     .keep_weight = 6,
-                    .dot_rows = 64,
-                    .dot_cols = 128,
+                    .dot_rows = 16,
+                    .dot_cols = 16,
                     .dot_most_rows = 64,
-                    .dot_tiles = 24},
+                    .dot_tiles = 264,
+                    .dot_room = true},
 };
 
 static const char differing[] = "effects over different axes";

@@ -213,11 +213,11 @@ static void take_index(programs *s, op_id op) {
 }
 
 static void take_product(programs *s, op_id op) {
-  static const int64_t x[][3] = {{40, 70}, {3, 40, 70}, {70}, {4000}, {3, 5000}};
-  static const int64_t y[][3] = {{70, 50}, {3, 70, 50}, {70}, {4000}, {5000, 2}};
-  static const int ranks[][2] = {{2, 2}, {3, 3}, {1, 1}, {1, 1}, {2, 2}};
+  static const int64_t x[][3] = {{40, 70}, {3, 40, 70}, {70}, {4000}, {3, 5000}, {2000, 70}};
+  static const int64_t y[][3] = {{70, 50}, {3, 70, 50}, {70}, {4000}, {5000, 2}, {70, 2000}};
+  static const int ranks[][2] = {{2, 2}, {3, 3}, {1, 1}, {1, 1}, {2, 2}, {2, 2}};
   for (int d = 0; d < DTYPES; d++)
-    for (int k = 0; k < 5; k++)
+    for (int k = 0; k < 6; k++)
       for (int transposed = 0; transposed < 2; transposed++) {
         op_operand in[2] = {operand(dtypes[d], ranks[k][0], x[k], transposed),
                             operand(dtypes[d], ranks[k][1], y[k], false)};

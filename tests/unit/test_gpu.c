@@ -318,6 +318,31 @@ START_TEST(portable_products_are_those_of_the_cpu) {
 }
 END_TEST
 
+/* Tiles of all sizes, edges, more than one chunk of k, layouts. */
+START_TEST(portable_products_in_tiles) {
+  qn_vm *vm = vm_compiling();
+  ck_assert_int_eq(qn_set_tunable(vm, "gpu.portable", "1"), QN_OK);
+  qn_release(
+      vm, eval(vm, "fn here(d, ..shape) = d(randn(..shape) * 3.0).to(cpu)\n"
+                   "fn same(a, b) = all(a == b.to(cpu))\n"
+                   "fn check(d, m, n, k) {\n"
+                   "  let x = here(d, m, k); let y = here(d, k, n); let t = here(d, n, k); let c = here(d, 2, k, n)\n"
+                   "  let p = x.to(gpu)\n"
+                   "  same(x @ y, p @ y.to(gpu)) and same(x @ t.T, p @ t.to(gpu).T) and\n"
+                   "    same(t.T @ x[:n], t.to(gpu).T @ p[:n]) and same(x[::-1] @ c, p[::-1] @ c.to(gpu))\n"
+                   "}"));
+  static const char *const calls[] = {"f32, 40, 30, 37",    "f32, 33, 17, 4097", "f32, 20, 9, 12300",
+                                      "f64, 40, 30, 37",    "bf16, 40, 30, 37",  "i32, 40, 30, 37",
+                                      "f32, 1100, 1000, 3", "f64, 1100, 1000, 3"};
+  for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+    char text[80];
+    snprintf(text, sizeof text, "check(%s)", calls[i]);
+    prints(vm, text, "true");
+  }
+  qn_vm_close(vm);
+}
+END_TEST
+
 START_TEST(products_without_the_library) {
   static const char *const lacks[] = {"none", "refuses"};
   for (int i = 0; i < 2; i++) {
@@ -410,7 +435,8 @@ int main(void) {
   CASE(tcase_create("kernels"), kernels_run_on_the_device, compiled_code_is_kept_on_disk,
        errors_in_kernels_are_those_of_the_cpu);
   CASE(tcase_create("products"), products_are_the_librarys, products_of_other_layouts_are_other_products,
-       portable_products_are_those_of_the_cpu, products_without_the_library, checks_beside_products_fail_as_on_the_cpu);
+       portable_products_are_those_of_the_cpu, portable_products_in_tiles, products_without_the_library,
+       checks_beside_products_fail_as_on_the_cpu);
   CASE(tcase_create("memory"), copies_of_any_size, freed_memory_is_used_again, memory_that_runs_out_is_an_error_value);
   return run_suite(s);
 }

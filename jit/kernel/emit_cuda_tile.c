@@ -1,0 +1,216 @@
+/* The CUDA printer's matrix products (emit_text.h): a TILE by 64 threads, in registers.
+ *
+ * The threads stand in a grid of GM by GN and each has RM by RN results of the tile, in groups of as many neighbours as make 16
+ * bytes. Panels of DEEP steps of k of both operands go through shared memory, k by k, so that a step of k takes RM + RN values from
+ * there for RM * RN fma. While one panel is used the next one is on its way into registers; which threads load what depends on the
+ * direction in which an operand's elements are neighbours.
+ *
+ * The order of every sum is that of the plain loop: one chain upward over k, in chunks whose sums meet in a balanced tree. That is a
+ * binary counter of subtrees as everywhere; where there is more than one chunk they lie behind the tile, in `out`, which the schedule
+ * for GPUs makes large enough (room_behind in sched_nest.c). k beyond the depth takes no part, not even as zeros; rows and
+ * columns beyond the edge are computed from zeros and left alone. */
+#include "jit/kernel/emit_text.h"
+
+#include <stdio.h>
+
+#define line emit_line
+#define at emit_at
+
+enum { THREADS = 64, SIDE = 8, STATIC_SHARED = 48 << 10, OTHERS = 1280 /* shared memory of all phases */ };
+
+typedef struct shape {
+  int rows, columns, deep; /* of the tile and a panel */
+  int gm, gn, rm, rn;      /* threads, results of one */
+  int vx, vy;              /* neighbours that are read at once */
+  int pitch_x, pitch_y;    /* of a panel's rows in shared memory */
+  int nx, ny;              /* elements that a thread loads */
+  int buffers;             /* panels in shared memory at a time */
+} shape;
+
+static int least(int a, int b) { return a < b ? a : b; }
+
+static int64_t panel_bytes(const shape *s, int64_t size) {
+  return (int64_t)s->buffers * s->deep * (s->pitch_x + s->pitch_y) * size;
+}
+
+/* Bytes of shared memory that the program's locals take. */
+static int64_t shared_bytes(const emitter *e) {
+  int64_t bytes = 0;
+  for (l_val v = 1; v < e->p->n; v++)
+    if (at(e, v)->code == L_LOCAL && emit_is_shared(e, v))
+      bytes += (at(e, at(e, v)->a)->imm * (int64_t)dtype_size((qn_dtype)at(e, v)->dtype) + 63) & ~(int64_t)63;
+  return bytes;
+}
+
+static bool shape_of(const emitter *e, const l_tile *t, shape *s) {
+  int size = (int)dtype_size((qn_dtype)at(e, t->out)->dtype), wide = 16 / size;
+  *s = (shape){.rows = t->tile_rows, .columns = t->tile_cols, .deep = size == 8 ? 8 : 16, .gm = SIDE, .gn = SIDE};
+  if (t->x < 0 || t->y < 0 || size < 4) return false;
+  if (s->rows < SIDE || s->rows > THREADS || (s->rows & (s->rows - 1))) return false;
+  if (s->columns < SIDE || s->columns > THREADS || (s->columns & (s->columns - 1))) return false;
+  s->rm = s->rows / s->gm;
+  s->rn = s->columns / s->gn;
+  s->vx = least(wide, s->rm);
+  s->vy = least(wide, s->rn);
+  s->pitch_x = s->rows + wide;
+  s->pitch_y = s->columns + wide;
+  s->nx = s->rows * s->deep / THREADS;
+  s->ny = s->columns * s->deep / THREADS;
+  for (s->buffers = 2; s->buffers; s->buffers--)
+    if (panel_bytes(s, size) + shared_bytes(e) + OTHERS <= STATIC_SHARED) return true;
+  return false;
+}
+
+/* Is there room for the sums of chunks behind the tile, or no need of any? */
+static bool has_room(const emitter *e, const l_tile *t) {
+  const l_instr *depth = at(e, t->depth), *size = at(e, at(e, t->out)->a);
+  return (depth->code == L_INT && depth->imm <= ORDER_DOT_CHUNK) || size->code != L_INT;
+}
+
+/* Where thread t finds the elements that it loads: `r` counts along the tile, `k` along the depth. */
+static void print_way(emitter *e, char c, const char *buffer, uint8_t from, l_val base, l_val along, l_val k,
+                      int extent, int pitch, int deep, bool prefer_k) {
+  line(e, "const b8 %c_deep = v%u == 1%s;", c, k, prefer_k ? "" : " && !along_n");
+  line(e, "const int %c_r = %c_deep ? t / %d : t %% %d, %c_rs = %c_deep ? %d : 0;", c, c, deep, extent, c, c,
+       THREADS / deep);
+  line(e, "const int %c_k = %c_deep ? t %% %d : t / %d, %c_ks = %c_deep ? 0 : %d;", c, c, deep, extent, c, c,
+       THREADS / extent);
+  line(e, "const %s *%c_p = %s + v%u + %c_r * v%u + %c_k * v%u;", emit_type(from), c, buffer, base, c, along, c, k);
+  line(e, "const i64 %c_step = %c_rs * v%u + %c_ks * v%u, %c_next = %d * v%u;", c, c, along, c, k, c, deep, k);
+  line(e, "const int %c_to = %c_k * %d + %c_r, %c_tos = %c_ks * %d + %c_rs;", c, c, pitch, c, c, c, pitch, c);
+}
+
+static void print_load(emitter *e, char c, int n, const char *cast, const char *T, const char *most) {
+  line(e, "#pragma unroll");
+  line(e, "for (int i = 0; i < %d; i++)", n);
+  line(e, "  %c_in[i] = %c_r + i * %c_rs < %s && %c_k + i * %c_ks < left ? (%s)%s(%c_p[i * %c_step]) : (%s)0;", c, c, c,
+       most, c, c, T, cast, c, c, T);
+  line(e, "%c_p += %c_next;", c, c);
+}
+
+static void print_loads(emitter *e, const shape *s, const char *cast, const char *T) {
+  print_load(e, 'x', s->nx, cast, T, "rows");
+  print_load(e, 'y', s->ny, cast, T, "cols");
+}
+
+/* One step of k: all fma of the thread. */
+static void print_step(emitter *e, const shape *s, const l_tile *t) {
+  char f[48], add[48];
+  uint8_t to = at(e, t->out)->dtype;
+  const char *T = emit_type(to);
+  line(e, "%s a_[%d], b_[%d];", T, s->rm, s->rn);
+  line(e, "#pragma unroll");
+  line(e, "for (int i = 0; i < %d; i++) { const x_many q = ((const x_many *)(px + k * %d))[i * %d + tm];",
+       s->rm / s->vx, s->pitch_x, s->gm);
+  line(e, "  for (int l = 0; l < %d; l++) a_[i * %d + l] = q.v[l]; }", s->vx, s->vx);
+  line(e, "#pragma unroll");
+  line(e, "for (int i = 0; i < %d; i++) { const y_many q = ((const y_many *)(py + k * %d))[i * %d + tn];",
+       s->rn / s->vy, s->pitch_y, s->gn);
+  line(e, "  for (int l = 0; l < %d; l++) b_[i * %d + l] = q.v[l]; }", s->vy, s->vy);
+  line(e, "#pragma unroll");
+  line(e, "for (int i = 0; i < %d; i++)", s->rm);
+  line(e, "#pragma unroll");
+  if (dtype_is_float((qn_dtype)to))
+    line(e, "  for (int j = 0; j < %d; j++) s[i * %d + j] = %s(a_[i], b_[j], s[i * %d + j]);", s->rn, s->rn,
+         emit_prim(e, f, KOP_fma, to, to), s->rn);
+  else
+    line(e, "  for (int j = 0; j < %d; j++) s[i * %d + j] = %s(s[i * %d + j], %s(a_[i], b_[j]));", s->rn, s->rn,
+         emit_prim(e, add, KOP_add, to, to), s->rn, emit_prim(e, f, KOP_mul, to, to));
+}
+
+/* For all results of the thread; OWN(o) is where result o lies in the tile. */
+static void print_each(emitter *e, const shape *s, const char *what) {
+  line(e, "#pragma unroll");
+  line(e, "for (int o = 0; o < %d; o++) { const int own = OWN(o); %s }", s->rm * s->rn, what);
+}
+
+bool emit_cuda_tile(emitter *e, const l_tile *t) {
+  shape s;
+  if (!shape_of(e, t, &s) || !has_room(e, t)) return false;
+  char x[24], y[24], cast[48] = "", add[48], id[80], text[EMIT_TEXT];
+  uint8_t from = emit_buffer_type(e, t->x), to = at(e, t->out)->dtype;
+  const char *T = emit_type(to);
+  int tile = s.rows * s.columns, size = (int)dtype_size((qn_dtype)to);
+  l_instr acc = {.sub = KOP_add, .dtype = to, .imm = ORDER_DOT};
+  emit_buffer(t->x, x);
+  emit_buffer(t->y, y);
+  emit_prim(e, cast, KOP_cast, to, from);
+  emit_prim(e, add, KOP_add, to, to);
+  acc_identity(&acc, id);
+  emit_open(e);
+  line(e, "typedef struct x_many { %s v[%d]; } __attribute__((aligned(%d))) x_many;", T, s.vx, s.vx * size);
+  line(e, "typedef struct y_many { %s v[%d]; } __attribute__((aligned(%d))) y_many;", T, s.vy, s.vy * size);
+  line(e, "__shared__ x_many x_panel[%d]; __shared__ y_many y_panel[%d];", s.buffers * s.deep * s.pitch_x / s.vx,
+       s.buffers * s.deep * s.pitch_y / s.vy);
+  line(e, "const i64 depth = v%u; const int rows = (int)v%u, cols = (int)v%u, tm = t / %d, tn = t %% %d;", t->depth,
+       t->rows, t->cols, s.gn, s.gn);
+  line(e, "const b8 along_n = v%u == 1;", t->y_n);
+  print_way(e, 'x', x, from, t->x_base, t->x_m, t->x_k, s.rows, s.pitch_x, s.deep, true);
+  print_way(e, 'y', y, from, t->y_base, t->y_n, t->y_k, s.columns, s.pitch_y, s.deep, false);
+  line(e,
+       "#define OWN(o) ((((o) / %d / %d * %d + tm) * %d + (o) / %d %% %d) * %d + ((o) %% %d / %d * %d + tn) * %d + (o) "
+       "%% %d %% %d)",
+       s.rn, s.vx, s.gm, s.vx, s.rn, s.vx, s.columns, s.rn, s.vy, s.gn, s.vy, s.rn, s.vy);
+  line(e, "%s s[%d], x_in[%d], y_in[%d]; u64 leaves = 0; int left = depth < %d ? (int)depth : %d;", T, s.rm * s.rn,
+       s.nx, s.ny, s.deep, s.deep);
+  snprintf(text, sizeof text, "(void)own; s[o] = %s;", id);
+  print_each(e, &s, text);
+  print_loads(e, &s, cast, T);
+  line(e, "SYNC for (i64 k0 = 0; k0 < depth; k0 += %d) {", s.deep);
+  e->depth++;
+  line(e,
+       "const int turn = %d * (int)(k0 / %d & 1); %s *const px = (%s *)x_panel + turn * %d, *const py = (%s *)y_panel "
+       "+ turn * %d;",
+       s.buffers - 1, s.deep, T, T, s.deep * s.pitch_x, T, s.deep * s.pitch_y);
+  line(e, "#pragma unroll");
+  line(e, "for (int i = 0; i < %d; i++) px[x_to + i * x_tos] = x_in[i];", s.nx);
+  line(e, "#pragma unroll");
+  line(e, "for (int i = 0; i < %d; i++) py[y_to + i * y_tos] = y_in[i];", s.ny);
+  line(e, "const int now = left; left = depth - k0 - %d < %d ? (int)(depth - k0 - %d) : %d;", s.deep, s.deep, s.deep,
+       s.deep);
+  line(e, "SYNC if (left > 0) {");
+  e->depth++;
+  print_loads(e, &s, cast, T);
+  emit_close(e);
+  line(e, "if (now == %d) {", s.deep);
+  e->depth++;
+  line(e, "#pragma unroll");
+  line(e, "for (int k = 0; k < %d; k++) {", s.deep);
+  e->depth++;
+  print_step(e, &s, t);
+  emit_close(e);
+  emit_close(e);
+  line(e, "else for (int k = 0; k < now; k++) {");
+  e->depth++;
+  print_step(e, &s, t);
+  emit_close(e);
+  if (s.buffers == 1) line(e, "SYNC");
+  line(e, "if (depth > %d && (left <= 0 || (k0 + %d) %% %d == 0)) {", ORDER_DOT_CHUNK, s.deep, ORDER_DOT_CHUNK);
+  e->depth++;
+  line(e, "%s *q = v%u + %d;", T, t->out, tile);
+  line(e, "for (u64 c = leaves; c & 1; c >>= 1, q += %d) {", tile);
+  snprintf(text, sizeof text, "s[o] = %s(q[own], s[o]);", add);
+  print_each(e, &s, text);
+  line(e, "}");
+  snprintf(text, sizeof text, "q[own] = s[o]; s[o] = %s;", id);
+  print_each(e, &s, text);
+  line(e, "leaves++;");
+  emit_close(e);
+  emit_close(e);
+  line(e, "if (leaves) {");
+  e->depth++;
+  line(e, "const %s *q = v%u + %d; u64 c = leaves;", T, t->out, tile);
+  line(e, "for (; !(c & 1); c >>= 1) q += %d;", tile);
+  print_each(e, &s, "s[o] = q[own];");
+  line(e, "while (c >>= 1) { q += %d; if (c & 1) {", tile);
+  snprintf(text, sizeof text, "s[o] = %s(q[own], s[o]);", add);
+  print_each(e, &s, text);
+  line(e, "} }");
+  emit_close(e);
+  snprintf(text, sizeof text, "v%u[own] = depth > 0 ? s[o] : (%s)0;", t->out, T);
+  print_each(e, &s, text);
+  line(e, "#undef OWN");
+  line(e, "SYNC");
+  emit_close(e);
+  return true;
+}
