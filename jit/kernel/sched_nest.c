@@ -566,7 +566,7 @@ static bool emit_slabs(emitter *e, nest *s, int64_t grain) {
   const int64_t width = s->by->merge_tile;
   bool tiled_rows = s->by->slab_tiles && separable(e, s, &s->first) && !const_at_most(e, s->c, width);
   int64_t tiles_hint = tiled_rows ? (axis_hint(k, s->c) + width - 1) / width : 1, most = s->by->slabs;
-  while (most < 4 * s->by->slabs && tiled_rows && most * tiles_hint < s->by->instances) most *= 2;
+  while (most < 4 * s->by->slabs && s->by->slab_tiles && most * tiles_hint < s->by->instances) most *= 2;
   while (axis_hint(k, s->r) / slab * k_points(k, s->par) > most) slab *= 2;
   l_val length = emit_number(e, slab), slabs = ceil_div(e, extent(e, s->r), slab);
   l_val rows = points(e, s->par), all = emit_index(e, L_IMUL, rows, slabs);
