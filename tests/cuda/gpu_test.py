@@ -246,6 +246,24 @@ def products(p):
         differential_run(p, "with products, the CPU's bits", "--count", "200", "--products", "many")
 
 
+@part(150)
+def layouts(p):
+    """products of many layouts, dtypes and batches, and their gradients: eager and compiled, and with gpu.portable the CPU"""
+    def one(size):
+        status, text = p.output([sys.executable, os.path.join(HERE, "products.py"), "--quern", p.o.quern, "--sizes", "large", "--size", str(size)])
+        p.check(status == 0, f"sizes {size}", text)
+        p.say(text)
+    p.each(range(3), one)
+
+
+@part(60)
+def matmul(p):
+    """how fast products are: the library's, our own, PyTorch's"""
+    status, text = p.output([sys.executable, os.path.join(HERE, "products.py"), "--quern", p.o.quern, "--times"])
+    p.check(status == 0, "square products", text)
+    p.note(text)
+
+
 ERRORS = {  # id, text, line: one of the last calls fails, in compiled code
     "index": ("E303", "fn f(x, i) {\n  let y = x * 2\n  y[i] + 1\n}\nlet x = arange(10)\nfor k in [0, 3, 9, 2, 12] { f(x, [k, 1]) }", 3),
     "division": ("E306", "fn f(x, y) {\n  let z = x + 1\n  z // y\n}\nlet x = arange(6)\nfor k in 0..6 { f(x, arange(6) + 5 - k) }", 3),

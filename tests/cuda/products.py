@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Matrix products on a device: eager and compiled give the same bits, and with gpu.portable=1 those of the CPU.
 
-    products.py [--quern build/quern] [--sizes small|large]
+    products.py [--quern build/quern] [--sizes small|large] [--size I]
+    products.py [--quern build/quern] --times          TFLOP/s of square products, beside PyTorch where it is installed
 
 One program makes products of many layouts, dtypes and batches, and their gradients, and saves what it gets; it runs with every
 --jit. What calls with other layouts give (arguments that are views, the same function with both) is saved, too, and so is a later
@@ -87,7 +88,7 @@ def program(size, large):
             arguments = ", ".join(names[form])
             for turn in range(4):
                 yield f'  keep(folder, "{form}_{dtype}_{turn}", f_{form}({arguments}))'
-            if dtype != "f32" and (dtype == "i32" or not large):
+            if dtype != "f32" and (dtype != "bf16" or not large):
                 continue
             for turn in range(3):
                 wrt = tuple(range(min(2, len(names[form]))))
@@ -141,15 +142,75 @@ def turns(results, what):
     return not bad
 
 
+TIMED = """
+fn timed(d, n) {
+  let x = d(randn(n, n)); let y = d(randn(n, n))
+  let z = x @ y
+  let reps = 3 + int(3e13 / (2.0 * n ** 3 + 1e10)) // 8
+  let start = time()
+  for _ in 0..reps { z = x @ y }
+  let seconds = time() - start
+  print("{n} {2e-12 * n ** 3 * reps / seconds:.1f} {float(z[0, 0]):.0f}")
+}
+"""
+TORCH = """
+import time, torch
+torch.backends.cuda.matmul.allow_tf32 = False
+for name, n in JOBS:
+    x, y = (torch.randn(n, n, device="cuda", dtype=getattr(torch, name)) for _ in range(2))
+    x @ y
+    torch.cuda.synchronize()
+    reps = 3 + int(3e13 / (2.0 * n ** 3 + 1e10)) // 8
+    start = time.perf_counter()
+    for _ in range(reps):
+        x @ y
+    torch.cuda.synchronize()
+    print(name, n, "%.1f" % (2e-12 * n ** 3 * reps / (time.perf_counter() - start)))
+"""
+
+
+def times(quern, folder):
+    """Prints a line for each dtype and size: TFLOP/s of the library, of our own kernels and of PyTorch."""
+    sizes, table = (1024, 2048, 4096, 8192), {}
+    dtypes = {"f32": "float32", "bf16": "bfloat16", "f16": "float16", "f64": "float64"}
+    path = os.path.join(folder, "times.qn")
+    for column, flags in (("library", []), ("own", ["--set", "gpu.portable=1"])):
+        for dtype in dtypes:
+            few = sizes if column == "library" else sizes[:3]
+            with open(path, "w") as f:
+                f.write(TIMED + "".join(f"timed({dtype}, {n})\n" for n in few))
+            done = subprocess.run([quern, "--device", "gpu", "--jit", "sync", *flags, path], capture_output=True, text=True)
+            if done.returncode:
+                print(done.stderr[-500:])
+                return False
+            for line in done.stdout.splitlines():
+                table[column, dtype, int(line.split()[0])] = line.split()[1]
+    jobs = [(name, n) for name in dtypes.values() for n in sizes]
+    done = subprocess.run([sys.executable, "-c", TORCH.replace("JOBS", repr(jobs))], capture_output=True, text=True)
+    back = {name: dtype for dtype, name in dtypes.items()}
+    for line in done.stdout.splitlines():
+        name, n, speed = line.split()
+        table["torch", back[name], int(n)] = speed
+    print(f"{'TFLOP/s':14}{'library':>9}{'own':>9}{'torch':>9}")
+    for dtype in dtypes:
+        for n in sizes:
+            print(f"{dtype:5} {n:7} " + "".join(f"{table.get((column, dtype, n), '-'):>9}" for column in ("library", "own", "torch")))
+    return True
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quern", default=os.path.join(ROOT, "build", "quern"))
     parser.add_argument("--sizes", choices=sorted(SIZES), default="small")
     parser.add_argument("--size", type=int, help="only this one of them, by its number")
+    parser.add_argument("--times", action="store_true", help="how fast products are")
     o = parser.parse_args()
     if subprocess.run([o.quern, "--device", "gpu", "-e", "[1]"], capture_output=True).returncode != 0:
         print("there is no GPU")
         return SKIPPED
+    if o.times:
+        with tempfile.TemporaryDirectory() as folder:
+            return 0 if times(o.quern, folder) else 1
     hot = ["--set", "jit.hot=2"]
     good = True
     for size in SIZES[o.sizes] if o.size is None else SIZES[o.sizes][o.size : o.size + 1]:
