@@ -362,6 +362,73 @@ def digits(p):
     p.each([1, 2, 3], one, 1)
 
 
+CALLS = """
+import optim
+import nn
+
+{functions}
+fn tiny(x) = sin(x) * 2.0 + x
+fn checked(x, i) = x[i] * 2.0
+fn loss(p, x, y) = cross_entropy(linear(relu(linear(x, p.hidden)), p.out), y)
+fn step(p, state, x, y) {
+  let (value, gradient) = value_and_grad(loss)(p, x, y)
+  let (next, moments) = optim.adam(p, gradient, state, lr: 0.002)
+  (next, moments, value)
+}
+
+# Microseconds a call when only the last one is waited for, and when each is.
+fn times(name, f, x, calls) {
+  let _y = f(x)
+  for _ in 0..30 { _y = f(x) }
+  let best = inf
+  let alone = inf
+  for _ in 0..5 {
+    let start = time()
+    for _ in 0..calls { _y = f(x) }
+    best = minimum(best, (time() - start) / calls)
+    start = time()
+    for _ in 0..calls { _y = f(x); let _now = time() }
+    alone = minimum(alone, (time() - start) / calls)
+  }
+  print("{name}: {best * 1e6} {alone * 1e6}")
+}
+
+let x = arange(8) * 0.125
+let chosen = [0, 1]
+times("tiny call, 8 floats", tiny, x, 2000)
+times("the same with a check", fn(x) checked(x, chosen), x, 500)
+times("10 kernels", chain10, x, 1000)
+times("100 kernels", chain100, x, 200)
+seed(1)
+let params = {hidden: nn.linear_init(64, 256), out: nn.linear_init(256, 10)}
+let state = optim.adam_init(params)
+let pictures = randn(64, 64)
+let labels = arange(64) % 10
+times("digits, training step", fn(x) step(params, state, x, labels)[2], pictures, 200)
+"""
+
+
+@part(60)
+def calls(p):
+    """microseconds a call: tiny calls, plans of 10 and 100 small kernels, a training step of the digits; compiled and eager"""
+    functions = ""
+    for n in (10, 100):
+        lines = "".join(f"  x = cumsum(x) * 0.5\n" for _ in range(n))
+        functions += f"fn chain{n}(x) {{\n{lines}  x\n}}\n"
+    path = temporary(p, CALLS.replace("{functions}", functions))
+    rows = {}
+    for mode in ("sync", "off"):
+        status, text = p.quern(*GPU, "--jit", mode, path)
+        found = re.findall(r"^(.+): (\S+) (\S+)$", text, re.M)
+        p.check(status == 0 and len(found) == 5, f"--jit {mode}", text)
+        for name, best, alone in found:
+            rows.setdefault(name, []).append((float(best), float(alone)))
+    p.say(f"{'us a call':26}{'compiled':>10}{'waited for':>12}{'eager':>10}{'waited for':>12}")
+    for name, times in rows.items():
+        p.say(f"{name:26}" + "".join(f"{best:10.1f}{alone:12.1f}" for best, alone in times))
+        p.note(f"{name}: {times[0][0]:.1f} us, eager {times[-1][0]:.1f}")
+
+
 SANITIZED = ("reductions", "indexing_combined", "stdlib_random", "broadcast_scans", "same_bits", "scatter", "slices", "matmul", "grad")
 
 
