@@ -183,17 +183,21 @@ void raise_undefined_all(qn_vm *vm, const scope *s, qn_str *const *list, const s
     return;
   }
   enum { SHOWN = 20 };
-  text_buf t;
+  /* Looked up before anything is raised: a look-up that finds no memory drops its own error. */
+  text_buf hints[ERROR_NOTES], t;
+  uint32_t noted = n < ERROR_NOTES ? n : ERROR_NOTES;
+  for (uint32_t i = 0; i < noted; i++) {
+    text_init(&hints[i], vm);
+    suggest(vm, s, list[i], places[i], "", &hints[i]);
+  }
   text_init(&t, vm);
   text_addf(&t, "%u names are not defined:", n);
   for (uint32_t i = 0; i < n && i < SHOWN; i++) text_addf(&t, "%s %s", i ? "," : "", list[i]->text);
   if (n > SHOWN) text_adds(&t, ", ...");
   raise_text(vm, E_undefined, places[0], &t);
-  for (uint32_t i = 0; i < n && i < ERROR_NOTES; i++) {
-    text_init(&t, vm);
-    suggest(vm, s, list[i], places[i], "", &t);
-    raise_note(vm, places[i], "%s", t.text && !t.failed ? t.text : "not defined");
-    text_free(&t);
+  for (uint32_t i = 0; i < noted; i++) {
+    raise_note(vm, places[i], "%s", hints[i].text && !hints[i].failed ? hints[i].text : "not defined");
+    text_free(&hints[i]);
   }
 }
 
