@@ -169,6 +169,8 @@ static inline bool vm_poll(qn_vm *vm) {
     return vm_poll_slow(vm);
   return false;
 }
+/* The same for loops of C code over many items that cost little each: looks at every 4,096th. `i` counts them. */
+static inline bool vm_poll_item(qn_vm *vm, int64_t i) { return (i & 4095) == 4095 && vm_poll(vm); }
 /* False, with E602 raised, when the C stack or the value stack is used up; `slots` values are about to be pushed. */
 bool vm_stack_overflow(qn_vm *vm);
 static inline bool vm_enter(qn_vm *vm, size_t slots) {

@@ -419,6 +419,7 @@ bool sequence_of(qn_vm *vm, const char *fn, qn_value v, sequence *s) {
 }
 
 qn_value sequence_item(qn_vm *vm, sequence *s, int64_t i) {
+  if (vm_poll_item(vm, i)) return value_error();
   switch ((int)value_tag_of(s->v)) {
   case TAG_LIST: return value_retain(value_list(s->v)->items[i]);
   case TAG_RANGE: return value_int(range_item(value_range(s->v), i));

@@ -5,6 +5,7 @@
 #include "stdlib/builtins.h"
 
 static bool push_text(qn_vm *vm, qn_value list, const char *text, size_t len) {
+  if (vm_poll_item(vm, value_list(list)->len)) return false;
   qn_value s = new_str(vm, text, len);
   return !value_is_error(s) && list_push(vm, value_list(list), s);
 }
@@ -147,7 +148,12 @@ qn_value builtin_replace(qn_vm *vm, const qn_value *args) {
   text_buf t;
   text_init(&t, vm);
   const char *p = s->text, *end = p + s->len;
+  int64_t found = 0;
   for (const char *q; (q = text_search(p, (size_t)(end - p), old->text, old->len)); p = q + old->len) {
+    if (vm_poll_item(vm, found++)) {
+      text_free(&t);
+      return value_error();
+    }
     text_add(&t, p, (size_t)(q - p));
     text_add(&t, new->text, new->len);
   }

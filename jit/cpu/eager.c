@@ -618,6 +618,8 @@ static qn_value apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op
 qn_value eager_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr) {
   static const op_attr none;
   if (!attr) attr = &none;
+  /* Kernels look for themselves; what only copies does not. */
+  if (atomic_load_explicit(&vm->interrupt, memory_order_relaxed) && vm_poll_slow(vm)) return value_error();
   if (nin <= 2 && nin > 0 && op_rows[op].klass == CLASS_POINTWISE) {
     qn_value out = eager_fast(vm, op, in, nin, attr);
     if (!value_is(out, TAG_UNSET)) return out;

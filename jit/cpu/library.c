@@ -35,11 +35,12 @@ static uint64_t key_of(qn_dtype d, const char *p, bool descending) {
   return descending ? ~key : key;
 }
 
-enum { RUN = 16 };
+enum { RUN = 16, PIECE = 1 << 20 };
 
-/* Sorts n pairs by key, stable; `spare` has room for n. Returns where the result is. */
-static pair *sort_pairs(pair *a, pair *spare, int64_t n) {
+/* Sorts n pairs by key, stable; `spare` has room for n. Returns where the result is, or NULL if it was interrupted. */
+static pair *sort_pairs(qn_vm *vm, pair *a, pair *spare, int64_t n) {
   for (int64_t from = 0; from < n; from += RUN) {
+    if (vm_poll_item(vm, from / RUN)) return NULL;
     int64_t to = from + RUN < n ? from + RUN : n;
     for (int64_t i = from + 1; i < to; i++) {
       pair x = a[i];
@@ -52,7 +53,11 @@ static pair *sort_pairs(pair *a, pair *spare, int64_t n) {
     for (int64_t from = 0; from < n; from += 2 * width) {
       int64_t mid = from + width < n ? from + width : n, to = from + 2 * width < n ? from + 2 * width : n;
       int64_t i = from, j = mid;
-      for (int64_t k = from; k < to; k++) spare[k] = i < mid && (j >= to || a[i].key <= a[j].key) ? a[i++] : a[j++];
+      for (int64_t k = from; k < to;) { /* in pieces: one merge may be of many millions */
+        int64_t stop = to - k < PIECE ? to : k + PIECE;
+        for (; k < stop; k++) spare[k] = i < mid && (j >= to || a[i].key <= a[j].key) ? a[i++] : a[j++];
+        if (stop - from >= PIECE && vm_poll(vm)) return NULL;
+      }
     }
     pair *t = a;
     a = spare;
@@ -66,7 +71,8 @@ static qn_array *sort_axis(qn_vm *vm, qn_array *x, const op_attr *attr, bool ind
   bool descending = (attr->flags & ATTR_DESCENDING) != 0;
   qn_array *out = array_new(vm, indices ? QN_i64 : (qn_dtype)x->dtype, x->rank, x->shape);
   if (!out || x->size == 0) return out;
-  int64_t n = x->rank ? x->shape[axis] : 1, stride = x->rank ? x->strides[axis] : 0, out_stride = x->rank ? out->strides[axis] : 0;
+  int64_t n = x->rank ? x->shape[axis] : 1, stride = x->rank ? x->strides[axis] : 0,
+          out_stride = x->rank ? out->strides[axis] : 0;
   size_t bytes = (size_t)n * 2 * sizeof(pair);
   pair *pairs = mem_alloc(vm, bytes);
   if (!pairs) {
@@ -84,17 +90,20 @@ static qn_array *sort_axis(qn_vm *vm, qn_array *x, const op_attr *attr, bool ind
     const char *in = array_data(x) + from * (int64_t)size;
     for (int64_t i = 0; i < n; i++)
       pairs[i] = (pair){key_of((qn_dtype)x->dtype, in + i * stride * (int64_t)size, descending), i};
-    const pair *sorted = sort_pairs(pairs, pairs + n, n);
-    for (int64_t i = 0; i < n; i++) {
-      if (indices) ((int64_t *)(void *)array_data(out))[to + i * out_stride] = sorted[i].index;
-      else memcpy(array_data(out) + (to + i * out_stride) * (int64_t)size, in + sorted[i].index * stride * (int64_t)size, size);
+    const pair *sorted = sort_pairs(vm, pairs, pairs + n, n);
+    for (int64_t i = 0; sorted && i < n; i++) {
+      if (indices)
+        ((int64_t *)(void *)array_data(out))[to + i * out_stride] = sorted[i].index;
+      else
+        memcpy(array_data(out) + (to + i * out_stride) * (int64_t)size, in + sorted[i].index * stride * (int64_t)size,
+               size);
     }
     for (int k = x->rank - 1; k >= 0; k--) { /* the next line: all axes but the sorted one */
       if (k == axis) continue;
       if (++at[k] < x->shape[k]) break;
       at[k] = 0;
     }
-    if (vm_poll(vm)) {
+    if (!sorted || vm_poll(vm)) {
       mem_free(vm, pairs, bytes);
       value_release(vm, value_obj(TAG_ARRAY, out));
       return NULL;
@@ -121,6 +130,10 @@ static qn_array *compress(qn_vm *vm, qn_array *x, qn_array *mask) {
   const uint8_t *m = (const uint8_t *)array_data(mask);
   char *to = array_data(out);
   for (int64_t i = 0; i < mask->size && bytes; i++) {
+    if ((i & (PIECE - 1)) == PIECE - 1 && vm_poll(vm)) {
+      value_release(vm, value_obj(TAG_ARRAY, out));
+      return NULL;
+    }
     if (!m[i]) continue;
     memcpy(to, array_data(x) + (size_t)i * bytes, bytes);
     to += bytes;
@@ -135,6 +148,10 @@ static qn_array *nonzero(qn_vm *vm, const qn_array *x) {
   const uint8_t *m = (const uint8_t *)array_data(x);
   int64_t *to = (int64_t *)(void *)array_data(out), at[ARRAY_MAX_RANK] = {0};
   for (int64_t i = 0; i < x->size; i++) {
+    if ((i & (PIECE - 1)) == PIECE - 1 && vm_poll(vm)) {
+      value_release(vm, value_obj(TAG_ARRAY, out));
+      return NULL;
+    }
     if (m[i])
       for (int k = 0; k < x->rank; k++) *to++ = at[k];
     for (int k = x->rank - 1; k >= 0; k--) {

@@ -724,16 +724,18 @@ def case_interrupt(place):
 def case_interrupt_kernels(place):
     """Ctrl-C within a long operation: it ends soon."""
     p = Prompt(place, "--jit", os.environ.get("QUERN_TEST_JIT", "on"))
-    p.answer("let n = 3000; let m = rand(n, n); let v = rand(20_000_000);", seconds=60)
-    for text in ("m @ m @ m @ m @ m", "for _ in 0..1000 { sort(v) }", "sum(exp(sin(v.reshape(-1, 1) + rand(1, 64))))",
-                 "fn g(x) = exp(sin(x)) * 2 + tanh(x)\nfor _ in 0..100000 { g(v) }"):
+    p.answer("let n = 2000; let m = rand(n, n); let v = rand(4_000_000); let s = join(list(map(range(0, 300_000), fn(i) \"ab\")), \" \");", seconds=60)
+    for text in ("m @ m @ m @ m @ m @ m @ m @ m @ m @ m @ m @ m", "sort(concat((v, v, v, v, v)))", "let r = rand(2, 20_000_000)\nargsort(r)",
+                 "sum(exp(sin(v.reshape(-1, 1) + rand(1, 64))))", "list(concat((v, v, v)))", "while true { v[v > 0.5] }",
+                 "fn g(x) = exp(sin(x)) * 2 + tanh(x)\nfor _ in 0..100000 { g(v) }", "permutation(20_000_000)",
+                 "while true { let _r = split(replace(s, \"a\", \"c\"), \"b\") }"):
         p.type(paste(text) + "\r", settle=1.0)
         start = time.monotonic()
         p.type("\x03", settle=0.01)
-        p.wait(lambda: "E603" in "\n".join(p.screen.lines()[-12:]) and p.line() == "qn>", f"the end of: {text}", 20)
+        p.wait(lambda: "E603" in "\n".join(p.screen.lines()[-12:]) and p.line() == "qn>", f"the end of: {text}", 30)
         need(time.monotonic() - start < 5 * SLOW, f"{time.monotonic() - start:.1f} s until it ended: {text}")
         p.type(ctrl("l"))
-        p.answer("n", "3000")
+        p.answer("n", "2000")
     ends_well(p)
 
 
