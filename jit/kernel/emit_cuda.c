@@ -784,6 +784,8 @@ static void print_block(emitter *e, l_val from, l_val to) {
 
 static void print_head(emitter *e, const char *name, uint32_t number, bool phase) {
   int threads = phase ? THREADS : 1;
+  char blocks[16] = "";
+  if (phase) snprintf(blocks, sizeof blocks, ", %d", emit_cuda_blocks(e, 12));
   const l_program *p = e->p;
   uint32_t words = emit_cuda_words(p), ints = EMIT_WORDS_HEAD + p->nbuffers;
   if (number == 0)
@@ -792,7 +794,7 @@ static void print_head(emitter *e, const char *name, uint32_t number, bool phase
   line(e,
        "extern \"C\" __global__ void __launch_bounds__(%d%s) %s_%u(const u64 *block, i64 instances, "
        "const __grid_constant__ %s_words words) {",
-       threads, phase ? ", 12" : "", name, number, name);
+       threads, blocks, name, number, name);
   line(e, "  const u64 *const w_ = block ? block : words.w;");
   line(e,
        "  const qk_args args = {(void *const *)(w_ + %d), (const i64 *)(w_ + %u), (const qk_scalar *)(w_ + %u), "

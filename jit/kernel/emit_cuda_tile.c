@@ -67,6 +67,20 @@ static bool has_room(const emitter *e, const l_tile *t) {
   return (depth->code == L_INT && depth->imm <= ORDER_DOT_CHUNK) || size->code != L_INT;
 }
 
+int emit_cuda_blocks(const emitter *e, int most) {
+  enum { REGISTERS = 1024, LEAST = 4 }; /* by 64 threads; with LEAST blocks a thread has as many as there are names */
+  for (uint32_t i = 0; i < e->p->ntiles; i++) {
+    const l_tile *t = &e->p->tiles[i];
+    shape s;
+    if (!shape_of(e, t, &s) || !has_room(e, t)) continue;
+    int words = s.rm * s.rn * (int)dtype_size((qn_dtype)at(e, t->out)->dtype) / 4;
+    /* what is loaded ahead, factors and addresses take about 100; the blocks come in pairs, as registers have four parts */
+    int blocks = REGISTERS / (words + 100) & ~1;
+    most = least(most, blocks < LEAST ? LEAST : blocks);
+  }
+  return most;
+}
+
 /* Where thread t finds the elements that it loads: `r` counts along the tile, `k` along the depth. */
 static void print_way(emitter *e, char c, const char *buffer, uint8_t from, l_val base, l_val along, l_val k,
                       int extent, int pitch, int deep, bool prefer_k) {

@@ -121,6 +121,8 @@ int emit_ahead(const emitter *e, l_val from, l_val vec, uint8_t *ahead);
 
 /* Prints a TILE whose results 64 threads have in registers. False: it is none such, and nothing is printed. */
 bool emit_cuda_tile(emitter *e, const l_tile *t);
+/* How many blocks share a multiprocessor's registers, at most `most`: fewer where threads keep results of a TILE. */
+int emit_cuda_blocks(const emitter *e, int most);
 
 /* ---- accumulators: facts ---- */
 
