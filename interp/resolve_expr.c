@@ -88,7 +88,25 @@ static node *items_expression(resolver *r, const ast_node *n) {
   return &out->h;
 }
 
+/* A name that stands twice in a record is a slip; in large ones, which programs write, nobody looks. */
+static bool check_fields(resolver *r, const ast_node *n) {
+  enum { LOOKED_AT = 200 };
+  for (uint32_t i = 1; i < n->n && i < LOOKED_AT; i++) {
+    const ast_node *field = n->kids[i];
+    for (uint32_t k = 0; k < i && field->kind != AST_spread; k++) {
+      const ast_node *other = n->kids[k];
+      if (other->kind == AST_spread || other->u.s->len != field->u.s->len ||
+          memcmp(other->u.s->text, field->u.s->text, field->u.s->len) != 0)
+        continue;
+      raise(r->vm, E_syntax, ast_mark(field), "the field '%s' stands twice in this record", field->u.s->text);
+      return false;
+    }
+  }
+  return true;
+}
+
 static node *record_expression(resolver *r, const ast_node *n) {
+  if (!check_fields(r, n)) return NULL;
   n_record *out = node_new(r, sizeof *out + n->n * sizeof *out->fields, eval_record, n);
   if (!out || !unit_layout(r, &out->layout)) return NULL;
   for (uint32_t i = 0; i < n->n; i++) {

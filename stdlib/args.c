@@ -47,8 +47,12 @@ bool arg_dtype(qn_vm *vm, const char *fn, qn_value v, qn_dtype otherwise, qn_dty
     *out = otherwise;
     return true;
   }
+  if (value_is(v, TAG_STR) && (int)dtype_find(value_str(v)->text, value_str(v)->len) < DTYPE_PUBLIC) {
+    raise(vm, E_type, SPAN_NONE, "%s: a dtype has no quotes: write %s", fn, value_str(v)->text);
+    return false;
+  }
   if (!value_is(v, TAG_DTYPE)) {
-    arg_refuse(vm, fn, "a dtype like f32", v);
+    arg_refuse(vm, fn, "a dtype like f32 or i64", v);
     return false;
   }
   *out = (qn_dtype)v.u.i;

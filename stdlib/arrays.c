@@ -128,9 +128,10 @@ qn_value builtin_to(qn_vm *vm, const qn_value *args) {
   if (value_is(target, TAG_FN) && value_fn(target)->head.flags == FN_BUILTIN &&
       ((const builtin_def *)value_fn(target)->code)->call == builtin_gpu)
     target = value_device(1); /* x.to(gpu) means the first one */
-  if (!value_is(target, TAG_DEVICE)) return arg_refuse(vm, "to", "a dtype or a device", target);
+  if (!value_is(target, TAG_DEVICE)) return arg_refuse(vm, "to", "a dtype like f32 or i64, or cpu or gpu", target);
   if (target.u.i != 0 && (!vm->hooks.device || !vm->hooks.device->open(vm, (int)target.u.i)))
-    return error_pending(vm) ? value_error() : raise(vm, E_device, SPAN_NONE, "gpu(%d) is not there", (int)target.u.i - 1);
+    return error_pending(vm) ? value_error()
+                             : raise(vm, E_device, SPAN_NONE, "gpu(%d) is not there", (int)target.u.i - 1);
   if (is_array(x) && value_array(x)->device == target.u.i) return value_retain(x);
   qn_value here = arg_array(vm, "to", x, QN_DTYPE_COUNT);
   if (value_is_error(here)) return here;

@@ -52,6 +52,8 @@ qn_value builtin_filter(qn_vm *vm, const qn_value *args) {
 qn_value builtin_fold(qn_vm *vm, const qn_value *args) {
   sequence s;
   if (!sequence_arg(vm, "fold", args[0], &s)) return value_error();
+  if (!value_is(args[1], TAG_FN) && value_is(args[2], TAG_FN))
+    return raise(vm, E_type, SPAN_NONE, "fold: the function stands before the start: fold(list, f, start)");
   qn_value state = value_retain(args[2]);
   for (int64_t i = 0; i < s.n && !value_is_error(state); i++) {
     qn_value in[2] = {state, sequence_item(vm, &s, i)};
@@ -302,6 +304,8 @@ qn_value builtin_sort(qn_vm *vm, const qn_value *args) {
   qn_value x = args[0];
   bool descending;
   if (!arg_bool(vm, "sort", "true or false as descending", args[2], &descending)) return value_error();
+  if (value_is(args[1], TAG_FN))
+    return raise(vm, E_type, SPAN_NONE, "sort: the second argument is the axis of an array; write by: fn(item) ...");
   if (value_is(x, TAG_LIST)) return sort_list(vm, x, descending, args[3]);
   if (!is_array(x)) return arg_refuse(vm, "sort", "a list or an array", x);
   if (!value_is(args[3], TAG_NIL))
