@@ -488,7 +488,7 @@ place *place_of(resolver *r, const ast_node *target, bool lets, bool expects_use
 /* ---- shape signatures ----------------------------------------------------------------------------------------------------------------- */
 
 static bool fail_type(resolver *r, span at, const qn_str *name) {
-  const char *cure = foreign_cure(FOREIGN_NAME, name->text, name->len);
+  const char *cure = foreign_cure(FOREIGN_TYPE, name->text, name->len);
   if (cure) {
     raise(r->vm, E_signature, at, "'%s' is no type; %s", name->text, cure);
     return false;

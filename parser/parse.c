@@ -122,12 +122,14 @@ static const struct {
 #define NAME FOREIGN_NAME
 #define MEMBER FOREIGN_MEMBER
 #define KEYWORD FOREIGN_KEYWORD
+#define TYPE FOREIGN_TYPE
 #define FOREIGN(word, where, cure) {word, where, cure},
 #include "parser/foreign.def"
 #undef SYNTAX
 #undef NAME
 #undef MEMBER
 #undef KEYWORD
+#undef TYPE
 };
 
 const char *foreign_cure(foreign_place where, const char *word, size_t len) {
