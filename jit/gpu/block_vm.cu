@@ -336,37 +336,41 @@ static __device__ __noinline__ u64 vm_scans(const u64 *shared_, const vm_acc *a,
 
 /* Elementwise functions are functions of their own: compiled so, hundreds of them take seconds and not minutes. Strips come in fours, so
  * that loads overlap; what lies behind the last strip may be computed, too. */
-#define EACH4 _Pragma("unroll") for (int q = 0; q < 4; q++)
 #define STRIPS4 ROLLED for (int u = 0; u < m; u += 4)
+/* `on`: the active elements of a pass of n elements at most, the first of which is j0 of its VEC; pushes and tiles are given the address
+ * of their description as w1. */
+typedef void (*vm_function)(u64 w0, u64 w1, int regs, int t, int nu, int pass, i64 j0, i64 n, u32 on, u8 *on_);
 #define FUNCTION(N, BODY) \
-  static __device__ __noinline__ void vm_##N(u64 w0, u64 w1, int regs, int t, int nu) { \
+  static __device__ __noinline__ void vm_##N(u64 w0, u64 w1, int regs, int t, int nu, int pass, i64 j0, i64 n, u32 on, u8 *on_) { \
     extern __shared__ u64 shared_[]; \
     BODY \
   }
-#define CALL(N) case N: vm_##N(w0, w1, regs, t, nu); break;
+/* Four elements in variables of their own: arrays would become memory. */
+#define GET4(T, x, from, step) const T x##0 = from[0], x##1 = from[step], x##2 = from[2 * step], x##3 = from[3 * step];
+#define PUT4(to, step, a, b, c, d) to[0] = a; to[step] = b; to[2 * step] = c; to[3 * step] = d;
 #define BODY1(T, R, F) \
-  const T *const x = AT(T, OP_A); R *const z = AT(R, OP_D); \
+  const T *x = AT(T, OP_A); R *z = AT(R, OP_D); \
   const int sx = STEP(OP_A), sz = STEP(OP_D), m = WIDTH(OP_D); \
   STRIPS4 { \
-    T xs[4]; \
-    EACH4 xs[q] = x[(u + q) * sx]; \
-    EACH4 z[(u + q) * sz] = F(xs[q]); \
+    GET4(T, x, x, sx) \
+    PUT4(z, sz, F(x0), F(x1), F(x2), F(x3)) \
+    x += 4 * sx; z += 4 * sz; \
   }
 #define BODY2(T, R, F) \
-  const T *const x = AT(T, OP_A), *const y = AT(T, OP_B); R *const z = AT(R, OP_D); \
+  const T *x = AT(T, OP_A), *y = AT(T, OP_B); R *z = AT(R, OP_D); \
   const int sx = STEP(OP_A), sy = STEP(OP_B), sz = STEP(OP_D), m = WIDTH(OP_D); \
   STRIPS4 { \
-    T xs[4], ys[4]; \
-    EACH4 xs[q] = x[(u + q) * sx], ys[q] = y[(u + q) * sy]; \
-    EACH4 z[(u + q) * sz] = F(xs[q], ys[q]); \
+    GET4(T, x, x, sx) GET4(T, y, y, sy) \
+    PUT4(z, sz, F(x0, y0), F(x1, y1), F(x2, y2), F(x3, y3)) \
+    x += 4 * sx; y += 4 * sy; z += 4 * sz; \
   }
 #define BODY3(C, T, F) \
-  const C *const w = AT(C, OP_A); const T *const x = AT(T, OP_B), *const y = AT(T, OP_C); T *const z = AT(T, OP_D); \
+  const C *w = AT(C, OP_A); const T *x = AT(T, OP_B), *y = AT(T, OP_C); T *z = AT(T, OP_D); \
   const int sw = STEP(OP_A), sx = STEP(OP_B), sy = STEP(OP_C), sz = STEP(OP_D), m = WIDTH(OP_D); \
   STRIPS4 { \
-    C ws[4]; T xs[4], ys[4]; \
-    EACH4 ws[q] = w[(u + q) * sw], xs[q] = x[(u + q) * sx], ys[q] = y[(u + q) * sy]; \
-    EACH4 z[(u + q) * sz] = F(ws[q], xs[q], ys[q]); \
+    GET4(C, v, w, sw) GET4(T, x, x, sx) GET4(T, y, y, sy) \
+    PUT4(z, sz, F(v0, x0, y0), F(v1, x1, y1), F(v2, x2, y2), F(v3, x3, y3)) \
+    w += 4 * sw; x += 4 * sx; y += 4 * sy; z += 4 * sz; \
   }
 #define SLOW1(T, R, F) \
   const T *const x = AT(T, OP_A); R *const z = AT(R, OP_D); \
@@ -410,6 +414,7 @@ VM_SLOW2(X)
   }
 /* An access of many elements is asked for before the first one is used. A value that is one for the whole VEC is loaded whatever is
  * active; outside VECs a guard may forbid it. */
+#define LOAD_(U, x, k, WHERE) U x = 0; if (on >> (k) & 1) x = p[(k) * step WHERE(k)]; else if ((k) < m) x = other[(k) * se];
 #define CASE_LOAD(N, U, WHERE) \
   case N: { \
     const U *const p = (const U *)shared_[OP_A] + CELL(OP_B) + CELL(OP_C) * j; const U *const other = AT(U, OP_E); \
@@ -417,23 +422,30 @@ VM_SLOW2(X)
     const i64 step = CELL(OP_C) * 64; \
     const int se = STEP(OP_E), sz = STEP(OP_D), m = WIDTH(OP_D); \
     const u32 on = OP_D & VM_VECTOR || !n ? guard : 1; \
-    U x[8]; \
-    _Pragma("unroll") for (int u = 0; u < 8; u++) { \
-      if (on >> u & 1) x[u] = p[u * step WHERE]; \
-      else if (u < m) x[u] = other[u * se]; \
-    } \
-    _Pragma("unroll") for (int u = 0; u < 8; u++) if (u < m) z[u * sz] = x[u]; \
+    LOAD_(U, x0, 0, WHERE) LOAD_(U, x1, 1, WHERE) LOAD_(U, x2, 2, WHERE) LOAD_(U, x3, 3, WHERE) \
+    LOAD_(U, x4, 4, WHERE) LOAD_(U, x5, 5, WHERE) LOAD_(U, x6, 6, WHERE) LOAD_(U, x7, 7, WHERE) \
+    z[0] = x0; \
+    if (m > 1) { PUT4(z, sz, x0, x1, x2, x3) } \
+    if (m > 4) { PUT4((z + 4 * sz), sz, x4, x5, x6, x7) } \
     guard = active; \
     break; \
   }
-#define GATHERED + AT(i64, OP_F)[u * STEP(OP_F)] * CELL(OP_G)
-#define NOWHERE
+#define GATHERED(k) + AT(i64, OP_F)[(k) * STEP(OP_F)] * CELL(OP_G)
+#define NOWHERE(k)
+#define STORE_(k) if (guard >> (k) & 1) p[(k) * step] = x##k;
 #define CASE_STORE(N, U) \
   case N: { \
-    U *const p = (U *)shared_[OP_A] + CELL(OP_B) + CELL(OP_C) * j; const U *const x = AT(U, OP_D); \
+    U *const p = (U *)shared_[OP_A] + CELL(OP_B) + CELL(OP_C) * j; const U *x = AT(U, OP_D); \
     const i64 step = CELL(OP_C) * 64; \
     const int sx = STEP(OP_D); \
-    _Pragma("unroll") for (int u = 0; u < 8; u++) if (guard >> u & 1) p[u * step] = x[u * sx]; \
+    { \
+      GET4(U, x, x, sx) \
+      STORE_(0) STORE_(1) STORE_(2) STORE_(3) \
+    } \
+    if (nu > 4) { \
+      const U x4 = x[4 * sx], x5 = x[5 * sx], x6 = x[6 * sx], x7 = x[7 * sx]; \
+      STORE_(4) STORE_(5) STORE_(6) STORE_(7) \
+    } \
     guard = active; \
     break; \
   }
@@ -454,21 +466,17 @@ VM_SLOW2(X)
     SYNC guard = active; \
     break; \
   }
-/* Pushes and tiles, by all threads; `on`: the active elements of a pass of n at most `pass`, the first of which is j0 of its VEC. */
-#define PUSHES(N, BODY) \
-  static __device__ __noinline__ void vm_##N(u64 w0, u64 w1, int regs, int t, int pass, i64 j0, i64 n, u32 on, u8 *on_) { \
-    extern __shared__ u64 shared_[]; \
-    BODY \
-  }
-#define CALL_PUSH(N) case N: vm_##N(w0, (u64)(descriptions + OP_D), regs, t, pass, j0, n, active, on_); break;
+/* Pushes and tiles, by all threads. */
 #define LANES(T, F) \
   const vm_acc *const a = (const vm_acc *)w1; \
   T *const to = (T *)ACC_CELLS + t; const T *const x = AT(T, OP_A); T s = *to; \
-  const int sx = STEP(OP_A), m = n - j0 < pass ? (int)(n - j0 + 63) >> 6 : pass >> 6; \
+  const int sx = STEP(OP_A), m = nu; \
   STRIPS4 { \
-    T xs[4]; \
-    EACH4 xs[q] = x[(u + q) * sx]; \
-    EACH4 if (on >> (u + q) & 1) s = F(s, xs[q]); \
+    const T x0 = x[u * sx], x1 = x[(u + 1) * sx], x2 = x[(u + 2) * sx], x3 = x[(u + 3) * sx]; \
+    if (on >> u & 1) s = F(s, x0); \
+    if (on >> u & 2) s = F(s, x1); \
+    if (on >> u & 4) s = F(s, x2); \
+    if (on >> u & 8) s = F(s, x3); \
   } \
   *to = s; \
   if (HAS(VMF_TREE) && (j0 + pass) % 1024 == 0 && n - j0 >= pass) vm_leaf(shared_, a, t, shared_[a->k] / 1024 + j0 / 1024);
@@ -509,18 +517,20 @@ VM_SLOW2(X)
     ((T *)shared_[q->out])[e / cols * CELL(q->width) + e % cols] = s[0]; \
   } \
   SYNC
-#define X(N, T, F) PUSHES(N, LANES(T, F))
+#define X(N, T, F) FUNCTION(N, LANES(T, F))
 VM_LANE_PUSHES(X)
 #undef X
-#define X(N, T, F) PUSHES(N, CHAIN(T, F(s, x[i * sx])))
+#define X(N, T, F) FUNCTION(N, CHAIN(T, F(s, x[i * sx])))
 VM_CHAINS(X)
 #undef X
-#define X(N, T) PUSHES(N, CHAIN(T, DOT_##T(x[i * sx], y[i * sy], s)))
+#define X(N, T) FUNCTION(N, CHAIN(T, DOT_##T(x[i * sx], y[i * sy], s)))
 VM_CHAINDOTS(X)
 #undef X
-#define X(N, TX, T, CAST, ADD) PUSHES(N, TILE(TX, T, CAST, ADD))
+#define X(N, TX, T, CAST, ADD) FUNCTION(N, TILE(TX, T, CAST, ADD))
 VM_TILES(X)
 #undef X
+static __device__ const vm_function vm_functions[] = {VM_TABLE};
+
 /* The elements of the pass that begins at j0. */
 #define BEGIN_PASS \
   { \
@@ -564,7 +574,12 @@ extern "C" __global__ void __launch_bounds__(64, 16)
     shared_[0] = (u64)instance;
     for (u32 pc = 0, running = 1; running; pc++) {
       const u64 w0 = code[2 * pc], w1 = code[2 * pc + 1];
-      switch ((u32)w0 & 0xffff) {
+      const u32 op = (u32)w0 & 0xffff;
+      if (op >= VM_FUNCTIONS) { /* by a table: a switch would be searched */
+        vm_functions[op - VM_FUNCTIONS](w0, op < VM_DESCRIBED ? w1 : (u64)(descriptions + OP_D), regs, t, nu, pass, j0, n, active, on_);
+        continue;
+      }
+      switch (op) {
       case VM_HALT: running = 0; break;
       case VM_JUMP: pc = OP_A - 1; break;
       case VM_IF1: if (!(u8)shared_[OP_A]) pc = OP_B - 1; break;
@@ -598,7 +613,7 @@ extern "C" __global__ void __launch_bounds__(64, 16)
       }
       case VM_COUNT:
       case VM_COUNTN: {
-        const u64 x = ((u32)w0 & 0xffff) == VM_COUNT ? shared_[OP_A] : (u64)elements;
+        const u64 x = op == VM_COUNT ? shared_[OP_A] : (u64)elements;
         SYNC
         if (t == 0) shared_[OP_D] += x;
         SYNC
@@ -808,19 +823,6 @@ extern "C" __global__ void __launch_bounds__(64, 16)
         vm_merge(shared_, a, shared_[OP_A], CELL(OP_B), shared_[OP_C], CELL(OP_E));
         break;
       }
-#define X(N, ...) CALL(N)
-      VM_OPS1(X)
-      VM_OPS2(X)
-      VM_OPS3(X)
-      VM_SLOW1(X)
-      VM_SLOW2(X)
-#undef X
-#define X(N, ...) CALL_PUSH(N)
-      VM_LANE_PUSHES(X)
-      VM_CHAINS(X)
-      VM_CHAINDOTS(X)
-      VM_TILES(X)
-#undef X
       default: running = 0; break;
       }
     }

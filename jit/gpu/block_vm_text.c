@@ -28,6 +28,7 @@ typedef struct writer {
   uint32_t dtypes;
   math_uses uses;
   text_buf *out;
+  bool function[VM_NUMBERS]; /* there is a function vm_<number> */
 } writer;
 
 static bool has(const writer *w, int dtype) { return (w->dtypes >> dtype & 1) != 0; }
@@ -63,6 +64,12 @@ static bool computes(const writer *w, int dtype) { return has(w, dtype) && dtype
 
 /* ---- lists: #define NAME(X) X(...) X(...) ---------------------------------------------------------------------------------- */
 
+/* The number, for which there is a function of its own. */
+static int listed(writer *w, int number) {
+  w->function[number] = true;
+  return number;
+}
+
 static void begin(writer *w, const char *name) { text_addf(w->out, "#define %s(X)", name); }
 static void end(writer *w) { text_adds(w->out, "\n"); }
 
@@ -76,7 +83,7 @@ static void list_ops(writer *w, const char *list, int arity, bool slow) {
       continue;
     for (int d = 0; d < QN_DTYPE_COUNT; d++)
       if (computes(w, d) && prim(w, name, op, d))
-        text_addf(w->out, " X(%d, %s, %s, %s)", vm_number(VM_PRIMS, op, d), type_of(d),
+        text_addf(w->out, " X(%d, %s, %s, %s)", listed(w, vm_number(VM_PRIMS, op, d)), type_of(d),
                   op >= KOP_eq && op <= KOP_ge ? "b8" : type_of(d), name);
   }
   for (int from = 0; from < QN_DTYPE_COUNT && arity == 1 && !slow; from++)
@@ -85,7 +92,8 @@ static void list_ops(writer *w, const char *list, int arity, bool slow) {
       if (from == to || !has(w, from) || !has(w, to) || kop_misuse(KOP_cast, (uint8_t)to, &in, 1)) continue;
       snprintf(name, sizeof name, "cast_%s_%s", type_of(from), type_of(to));
       if (use(w, name))
-        text_addf(w->out, " X(%d, %s, %s, %s)", vm_number(VM_CASTS, to, from), type_of(from), type_of(to), name);
+        text_addf(w->out, " X(%d, %s, %s, %s)", listed(w, vm_number(VM_CASTS, to, from)), type_of(from), type_of(to),
+                  name);
     }
   for (int fn = 0; fn < MATH_COUNT && slow; fn++)
     for (int d = 0; d < QN_DTYPE_COUNT && math_rows[fn].arity == arity; d++) {
@@ -95,7 +103,8 @@ static void list_ops(writer *w, const char *list, int arity, bool slow) {
       if (!has(w, in[0]) || !has(w, d) || math_misuse((uint8_t)fn, to, in, arity)) continue;
       math_name(name, sizeof name, (math_id)fn, (qn_dtype)to, (qn_dtype)in[0]);
       if (use(w, name))
-        text_addf(w->out, " X(%d, %s, %s, %s)", vm_number(VM_MATHS, fn, d), type_of(in[0]), type_of(to), name);
+        text_addf(w->out, " X(%d, %s, %s, %s)", listed(w, vm_number(VM_MATHS, fn, d)), type_of(in[0]), type_of(to),
+                  name);
     }
   end(w);
 }
@@ -105,7 +114,7 @@ static void list_fma(writer *w) {
   begin(w, "VM_OPS3");
   for (int d = 0; d < QN_DTYPE_COUNT; d++)
     if (computes(w, d) && prim(w, name, KOP_fma, d))
-      text_addf(w->out, " X(%d, %s, %s, %s)", vm_number(VM_PRIMS, KOP_fma, d), type_of(d), type_of(d), name);
+      text_addf(w->out, " X(%d, %s, %s, %s)", listed(w, vm_number(VM_PRIMS, KOP_fma, d)), type_of(d), type_of(d), name);
   end(w);
 }
 
@@ -117,7 +126,8 @@ static void list_reductions(writer *w, const char *list, int base, bool ordered)
     for (int d = 0; d < QN_DTYPE_COUNT; d++) {
       l_instr a = {.sub = (uint8_t)op, .dtype = (uint8_t)d};
       if (computes(w, d) && reduces(op, d) && !(ordered && acc_exact(&a)) && prim(w, name, op, d))
-        text_addf(w->out, " X(%d, %s, %s)", vm_number(base, op, d), type_of(d), name);
+        text_addf(w->out, " X(%d, %s, %s)",
+                  base == VM_PRIMS ? vm_number(base, op, d) : listed(w, vm_number(base, op, d)), type_of(d), name);
     }
   end(w);
 }
@@ -191,7 +201,8 @@ static void list_dots(writer *w) {
   for (int k = 0; k < 2; k++) {
     begin(w, lists[k].list);
     for (int d = 0; d < QN_DTYPE_COUNT; d++)
-      if (computes(w, d) && d != QN_bool) text_addf(w->out, " X(%d, %s)", lists[k].base + d, type_of(d));
+      if (computes(w, d) && d != QN_bool)
+        text_addf(w->out, " X(%d, %s)", k ? listed(w, lists[k].base + d) : d, type_of(d));
     end(w);
   }
   begin(w, "VM_TILES");
@@ -202,7 +213,8 @@ static void list_dots(writer *w) {
     if (!has(w, d) || d == QN_bool || !prim(w, add, KOP_add, to)) continue;
     snprintf(name, sizeof name, "cast_%s_f32", type_of(d));
     if (half && !use(w, name)) continue;
-    text_addf(w->out, " X(%d, %s, %s, %s, %s)", VM_TILED + d, type_of(d), type_of(to), half ? name : "VM_SAME", add);
+    text_addf(w->out, " X(%d, %s, %s, %s, %s)", listed(w, VM_TILED + d), type_of(d), type_of(to),
+              half ? name : "VM_SAME", add);
   }
   end(w);
 }
@@ -253,6 +265,13 @@ void block_vm_text(block_vm_class c, text_buf *out) {
   list_orders(&w);
   list_identities(&w);
   list_dots(&w);
+  text_addf(&lists, "#define VM_FUNCTIONS %d\n#define VM_DESCRIBED %d\n#define VM_TABLE ", VM_PRIMS, VM_LANED);
+  for (int k = VM_PRIMS; k < VM_NUMBERS; k++)
+    if (w.function[k])
+      text_addf(&lists, "vm_%d,", k);
+    else
+      text_adds(&lists, "0,");
+  text_adds(&lists, "\n");
   emit_cuda_begin(&w.uses, out);
   text_add(out, lists.text ? lists.text : "", lists.len);
   const char *name = strstr(block_vm_source, "KERNEL("); /* its name must stand in the text */

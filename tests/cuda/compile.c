@@ -257,7 +257,7 @@ static bool take_ops(programs *s, const char *klass) {
 
 /* ---- units -------------------------------------------------------------------------------------------------------------- */
 
-static bool compiles(const nvrtc *n, const char *name, const char *keep, uint32_t from, text_buf *out) {
+static bool compiles(const nvrtc *n, const char *name, const char *keep, uint32_t from, bool quick, text_buf *out) {
   text_add(out, "", 1);
   if (out->failed) fatal("no text");
   if (keep) {
@@ -268,7 +268,7 @@ static bool compiles(const nvrtc *n, const char *name, const char *keep, uint32_
     if (f) fclose(f);
   }
   size_t size = 0;
-  char *cubin = nvrtc_cubin(n, name, out->text, &size);
+  char *cubin = nvrtc_cubin(n, name, out->text, quick, &size);
   printf("%s %u: %s, %zu bytes\n", name, from, cubin ? "ok" : "FAILED", size);
   fflush(stdout);
   if (cubin && keep) {
@@ -289,7 +289,7 @@ static bool interpreter(const nvrtc *n, const char *keep, uint32_t number) {
   text_init(&out, NULL);
   block_vm_text((block_vm_class)number, &out);
   clock_t start = clock();
-  bool ok = compiles(n, "vm", keep, number, &out);
+  bool ok = compiles(n, "vm", keep, number, true, &out);
   printf("  %zu bytes of text, %.2f s\n", out.len, (double)(clock() - start) / CLOCKS_PER_SEC);
   text_free(&out);
   return ok;
@@ -305,7 +305,7 @@ static bool unit(const nvrtc *n, const char *name, const char *keep, const progr
     names[i] = texts[i];
   }
   emit_cuda((const l_program *const *)s->all + from, names, count, &out);
-  bool ok = compiles(n, name, keep, from, &out);
+  bool ok = compiles(n, name, keep, from, false, &out);
   text_free(&out);
   return ok;
 }

@@ -147,7 +147,7 @@ static int run_unit(const nvrtc *n, const driver *d, uint64_t first, uint32_t co
   text_add(&out, "", 1);
   size_t size = 0;
   void *module = NULL;
-  char *cubin = out.failed ? NULL : nvrtc_cubin(n, "unit", out.text, &size);
+  char *cubin = out.failed ? NULL : nvrtc_cubin(n, "unit", out.text, false, &size);
   if (!cubin) fatal("no cubin");
   check(d->load(&module, cubin), "loading");
   int failed = 0;
