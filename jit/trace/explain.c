@@ -165,14 +165,15 @@ static qn_value reason_record(qn_vm *vm, const char *reason, int line) {
 qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
   served s;
   if (!serve(vm, fn, args, nargs, &s)) return value_error();
-  const entry *e = s.entry;
-  const plan *p = e && e->plan ? e->plan->plan : NULL;
+  entry *e = s.entry;
+  plan *p = e && e->plan ? e->plan->plan : NULL;
   qn_record *r = record_new(vm);
   qn_list *kernels = list_new(vm, 0), *breaks = list_new(vm, 0), *recompiles = list_new(vm, 0);
   bool ok = r && kernels && breaks && recompiles;
-  int compiled = 0;
+  bool there = p && e->device && plan_ready(vm, p, &e->there, e->device, false);
+  int compiled = there ? (int)p->nkernels : 0;
   for (uint32_t i = 0; p && i < p->nkernels && ok; i++) {
-    compiled += atomic_load_explicit(&p->kernels[i].code, memory_order_acquire) != NULL;
+    if (!e->device) compiled += atomic_load_explicit(&p->kernels[i].code, memory_order_acquire) != NULL;
     push(vm, kernels, kernel_record(vm, p, &p->kernels[i]), &ok);
   }
   if (ok && s.why != BREAK_none) push(vm, breaks, reason_record(vm, s.text, line_at(vm, s.at)), &ok);

@@ -144,9 +144,12 @@ class PeerEntry:
 
     def first(self, row, limit):
         found = self.peer.ask(limit, do="first", row=row, variant=self.variant)
+        self.process = self.peer.lines.process
         return found["first"], None, found["check"]
 
     def sample(self, seconds):
+        if self.process.poll() is not None:
+            raise Trouble("its process had to be ended")
         return self.peer.ask(20 + 4 * seconds, do="sample", variant=self.variant, seconds=seconds)["samples"]
 
     def end(self):
@@ -259,23 +262,21 @@ class Table:
 def run_row(key, o, table, field, rates):
     row, end = ROWS[key], time.monotonic() + o.row_limit
     table.say(f"\n{row.title:54}{'first':>9}{'ready':>9}{'steady':>10}{'middle half':>14}{'ratio':>7}{'rate':>14}")
-    state = {}  # by name: [entry, first, ready, samples, trouble]
-    reference = None
+    state = {}  # by name: entry, first, ready, samples, trouble
+    marks = {}
     for entry in field:
-        if row.missing and isinstance(entry, QuernEntry):
-            state[entry.name] = [entry, None, None, [], f"left out: {row.missing}"]
-            continue
         here = state[entry.name] = [entry, None, None, [], None]
         try:
+            if row.missing and isinstance(entry, QuernEntry):
+                raise Trouble(f"left out: {row.missing}")
             if time.monotonic() > end:
                 raise Trouble("left out: the row's time was up")
-            here[1], here[2], marks = entry.first(key, max(5.0, end - time.monotonic()))
-            if reference:
-                here[4] = differ(row, marks, reference)
-            else:
-                reference = marks
+            here[1], here[2], marks[entry.name] = entry.first(key, max(5.0, end - time.monotonic()))
         except Trouble as e:
             here[4] = str(e)
+    reference = next((marks[name] for name in ("PyTorch eager", "JAX jit", "Quern eager") if name in marks), None)
+    for name, found in marks.items():
+        state[name][4] = differ(row, found, reference)
     turns = [here for here in state.values() if here[4] is None]
     for _ in range(o.rounds):
         for here in turns:
@@ -357,9 +358,10 @@ def main():
                           f"{rates['bf16'] / 1e12:.3g} in bf16")
             except Trouble as e:
                 table.say(f"PyTorch: {e}")
-        field = [PeerEntry(peers["torch"], v, TORCH[v]) for v in TORCH if "torch" in peers]
+        field = [QuernEntry(o, False), QuernEntry(o, True)]  # those that take long to begin come last, where time may lack
+        field += [PeerEntry(peers["torch"], "eager", TORCH["eager"])] if "torch" in peers else []
         field += [PeerEntry(peers["jax"], "jit", "JAX jit")] if "jax" in peers else []
-        field += [QuernEntry(o, False), QuernEntry(o, True)]
+        field += [PeerEntry(peers["torch"], v, TORCH[v]) for v in ("compile", "graphs") if "torch" in peers]
         for key in o.row or ROWS:
             if time.monotonic() > end - 10:
                 table.say(f"{ROWS[key].title.strip()}: left out, time was up")
