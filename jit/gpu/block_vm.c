@@ -822,7 +822,7 @@ void block_vm_close(gpu_stream *s) {
 }
 
 /* The interpreter's code, in whatever state; asked for if nobody has. */
-static gpu_code *interpreter(qn_vm *vm, gpu_stream *s, block_vm_class class) {
+static gpu_code *interpreter(qn_vm *vm, gpu_stream *s, block_vm_class class, bool wait) {
   gpu_code *c = gpu_code_find(s->engine, s->number, block_vm_hash(class));
   if (c) return c;
   const uint64_t hash = block_vm_hash(class);
@@ -837,7 +837,8 @@ static gpu_code *interpreter(qn_vm *vm, gpu_stream *s, block_vm_class class) {
                 .hashes = &hash,
                 .nfunctions = &functions,
                 .cache_bytes = vm->tune[TUNE_cache_bytes],
-                .quick = true};
+                .quick = true,
+                .here = wait};
   if (u.text) memcpy(u.text, text.text, text.len);
   text_free(&text);
   if (!u.text || !gpu_compile(s->engine, s->number, &u)) return NULL;
@@ -846,7 +847,7 @@ static gpu_code *interpreter(qn_vm *vm, gpu_stream *s, block_vm_class class) {
 
 bool block_vm_ready(qn_vm *vm, gpu_stream *s, const device_program *p, bool wait) {
   const block_program *v = program_of(s, p);
-  gpu_code *c = v && v->able ? interpreter(vm, s, v->class) : NULL;
+  gpu_code *c = v && v->able ? interpreter(vm, s, v->class, wait) : NULL;
   if (c && wait) gpu_code_wait(s->engine, c);
   return c && atomic_load_explicit(&c->state, memory_order_acquire) == CODE_READY;
 }

@@ -196,6 +196,18 @@ static bool make(gpu_engine *e, const gpu_job *j) {
   return done;
 }
 
+/* Under the lock, which it gives up meanwhile. */
+static void run_job(gpu_engine *e, gpu_job *j) {
+  pthread_mutex_unlock(&e->lock);
+  bool ok = make(e, j);
+  pthread_mutex_lock(&e->lock);
+  for (uint32_t i = 0; i < j->n; i++)
+    atomic_store_explicit(&j->codes[i]->state, ok ? CODE_READY : CODE_FAILED, memory_order_release);
+  pthread_cond_broadcast(&e->done);
+  free(j->text);
+  free(j);
+}
+
 static void *worker(void *arg) {
   gpu_engine *e = arg;
   struct sched_param idle = {0};
@@ -209,14 +221,7 @@ static void *worker(void *arg) {
     gpu_job *j = e->queue;
     e->queue = j->next;
     if (!e->queue) e->tail = &e->queue;
-    pthread_mutex_unlock(&e->lock);
-    bool ok = make(e, j);
-    pthread_mutex_lock(&e->lock);
-    for (uint32_t i = 0; i < j->n; i++)
-      atomic_store_explicit(&j->codes[i]->state, ok ? CODE_READY : CODE_FAILED, memory_order_release);
-    pthread_cond_broadcast(&e->done);
-    free(j->text);
-    free(j);
+    run_job(e, j);
   }
   pthread_mutex_unlock(&e->lock);
   return NULL;
@@ -250,8 +255,10 @@ bool gpu_compile(gpu_engine *e, int device, gpu_unit *u) {
     ok = c != NULL;
     if (c) j->codes[j->n++] = c;
   }
-  bool queued = j->n > 0 && have_worker(e);
-  if (queued) {
+  bool here = j->n > 0 && u->here, queued = j->n > 0 && !here && have_worker(e);
+  if (here) {
+    run_job(e, j);
+  } else if (queued) {
     *e->tail = j;
     e->tail = &j->next;
     pthread_cond_signal(&e->work);
@@ -259,7 +266,7 @@ bool gpu_compile(gpu_engine *e, int device, gpu_unit *u) {
     for (uint32_t i = 0; i < j->n; i++) atomic_store(&j->codes[i]->state, CODE_FAILED);
   }
   pthread_mutex_unlock(&e->lock);
-  if (!queued) {
+  if (!queued && !here) {
     free(j->text);
     free(j);
   }

@@ -19,8 +19,9 @@ static const cuda_driver *driver(const gpu_stream *s) { return &s->engine->libra
 
 /* ---- code ---------------------------------------------------------------------------------------------------------------- */
 
-/* Hands the programs that nobody has asked for to the compiler, as one unit. False when memory is short. */
-static bool ask(qn_vm *vm, gpu_stream *s, device_program *const *programs, uint32_t n) {
+/* Hands the programs that nobody has asked for to the compiler, as one unit. False when memory is short. `wait`: they are wanted
+ * now. */
+static bool ask(qn_vm *vm, gpu_stream *s, device_program *const *programs, uint32_t n, bool wait) {
   const l_program **list = calloc(n, sizeof *list);
   uint64_t *hashes = calloc(n, sizeof *hashes);
   uint32_t *functions = calloc(n, sizeof *functions), count = 0;
@@ -51,7 +52,8 @@ static bool ask(qn_vm *vm, gpu_stream *s, device_program *const *programs, uint3
                   .n = count,
                   .hashes = hashes,
                   .nfunctions = functions,
-                  .cache_bytes = vm->tune[TUNE_cache_bytes]};
+                  .cache_bytes = vm->tune[TUNE_cache_bytes],
+                  .here = wait};
     ok = copy && gpu_compile(s->engine, s->number, &u);
   }
   text_free(&text);
@@ -97,7 +99,7 @@ gpu_runs gpu_ready(qn_vm *vm, int device, device_program *const *programs, uint3
   for (uint32_t i = 0; i < n; i++) {
     device_program *p = programs[i];
     if (code_of(p, s->number) || (p->code = gpu_code_find(s->engine, s->number, p->hash))) continue;
-    if (!ask(vm, s, programs + i, n - i)) return RUNS_NOT;
+    if (!ask(vm, s, programs + i, n - i, wait)) return RUNS_NOT;
     p->code = gpu_code_find(s->engine, s->number, p->hash);
   }
   gpu_runs how = RUNS_COMPILED;
@@ -307,6 +309,7 @@ _Static_assert(ARRAY_MAX_RANK == 8, "the kernels' plan has 8 axes");
 
 const gpu_code *gpu_own_code(qn_vm *vm, gpu_stream *s) {
   if (s->own) return s->own;
+  bool wait = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY;
   gpu_code *c = gpu_code_find(s->engine, s->number, OWN_HASH);
   if (!c) {
     static const uint64_t hash = OWN_HASH;
@@ -316,12 +319,13 @@ const gpu_code *gpu_own_code(qn_vm *vm, gpu_stream *s) {
                   .n = 1,
                   .hashes = &hash,
                   .nfunctions = &functions,
-                  .cache_bytes = vm->tune[TUNE_cache_bytes]};
+                  .cache_bytes = vm->tune[TUNE_cache_bytes],
+                  .here = wait};
     if (u.text) memcpy(u.text, own_text, sizeof own_text);
     if (!u.text || !gpu_compile(s->engine, s->number, &u)) return NULL;
     c = gpu_code_find(s->engine, s->number, OWN_HASH);
   }
-  if (c && (vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY)) gpu_code_wait(s->engine, c);
+  if (c && wait) gpu_code_wait(s->engine, c);
   if (c && atomic_load_explicit(&c->state, memory_order_acquire) == CODE_READY) s->own = c;
   return s->own;
 }

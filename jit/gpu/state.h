@@ -186,8 +186,9 @@ typedef struct gpu_unit {
   const uint32_t *nfunctions;
   int64_t cache_bytes; /* of the folder; 0: no cache */
   bool quick;          /* straight lines of many functions: compiled without the slow optimisations */
+  bool here;           /* somebody waits: compile on the calling thread, since others are of the lowest class */
 } gpu_unit;
-/* Hands it to the compiler's threads. False when memory is short. */
+/* Hands it to the compiler's threads, or compiles it. False when memory is short. */
 bool gpu_compile(gpu_engine *e, int device, gpu_unit *unit);
 /* Waits until the code is ready or has failed. */
 void gpu_code_wait(gpu_engine *e, gpu_code *code);
