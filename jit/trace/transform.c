@@ -95,14 +95,19 @@ static uint32_t alias(struct recording *r, qn_value v) {
   return graph_node_raw(r->g, OP_reshape, &node, 1, &a, t, rec_site(r));
 }
 
-/* The device of the first array in a value; -1: there is none. */
-static int device_of(qn_value v) {
-  int device = value_is(v, TAG_ARRAY) ? value_array(v)->device : -1;
-  if (value_is(v, TAG_LIST))
-    for (uint32_t i = 0; i < value_list(v)->len && device < 0; i++) device = device_of(value_list(v)->items[i]);
-  if (value_is(v, TAG_RECORD))
-    for (uint32_t i = 0; i < value_record(v)->len && device < 0; i++) device = device_of(value_record(v)->items[i]);
-  return device;
+/* Finds the first array: its device goes to *ctx, and the walk stops. */
+static bool device_of_leaf(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  if (!value_is(v, TAG_ARRAY)) return true;
+  *(int *)ctx = value_array(v)->device;
+  return false;
+}
+
+/* The device of the first array in a value; -1: there is none, or an error is pending. */
+static int device_of(qn_vm *vm, qn_value v) {
+  int device = -1;
+  bool all = tree_each(vm, v, device_of_leaf, &device);
+  return all ? -1 : device;
 }
 
 static qn_value alias_leaf(void *ctx, const char *path, qn_value v) {
@@ -273,7 +278,8 @@ static qn_value grad_run(void *ctx) {
   grad_call *c = ctx;
   qn_vm *vm = c->vm;
   int device = -1;
-  for (int i = 0; i < c->site.nargs && device < 0; i++) device = device_of(c->site.args[i]);
+  for (int i = 0; i < c->site.nargs && device < 0; i++) device = device_of(vm, c->site.args[i]);
+  if (error_pending(vm)) return value_error();
   if (vm->rec && device >= 0 && !rec_place(vm->rec, device) && !rec_break(vm->rec, BREAK_devices, NULL))
     return value_error();
   if (vm->rec) return grad_inline(vm->rec, &c->site);

@@ -147,7 +147,7 @@ def case_expression(p):
 
 def case_readme_program(p):
     with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
-        _, program, _, output, *_ = f.read().split("```\n")
+        program, output = re.findall(r"^```(?:quern|output)\n(.*?)^```$", f.read(), re.M | re.S)[:2]
     for mode in ("off", "on", "sync"):
         need_output(p.script(program, "--jit", mode), output.splitlines())
 
