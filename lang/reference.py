@@ -167,7 +167,7 @@ def main():
             f.write(new)
     elif new != old:
         sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), new.splitlines(True), "REFERENCE.md", "generated"))
-        sys.exit("lang/REFERENCE.md is not what lang/reference.py writes; run it")
+        sys.exit("lang/REFERENCE.md is not what lang/reference.py writes: run ./dev reference")
 
 
 if __name__ == "__main__":
