@@ -10,8 +10,7 @@
 
 /* ---- ops as functions -------------------------------------------------------------------------------------------------- */
 
-static bool operand_kind(qn_vm *vm, op_id op, qn_value v) {
-  if (value_is(v, TAG_ARRAY) || value_is_scalar(v)) return true;
+static __attribute__((noinline, cold)) bool fail_operand(qn_vm *vm, op_id op, qn_value v) {
   text_buf t;
   text_init(&t, vm);
   text_addf(&t, "%s takes numbers and arrays, not ", op_rows[op].name);
@@ -58,13 +57,9 @@ static bool axes_of(qn_vm *vm, op_id op, qn_value v, int rank, uint8_t *mask) {
   return true;
 }
 
-static qn_value call_op(qn_vm *vm, op_id op, const qn_value *args) {
+static qn_value call_along(qn_vm *vm, op_id op, const qn_value *args) {
   op_attr attr = {0};
-  int arity = op_rows[op].arity;
-  for (int i = 0; i < arity; i++)
-    if (!operand_kind(vm, op, args[i])) return value_error();
   int rank = rank_of(args[0]);
-  if (op_rows[op].klass == CLASS_POINTWISE) return op_apply(vm, op, args, arity, NULL);
   if (op_rows[op].klass == CLASS_REDUCE) {
     if (!axes_of(vm, op, args[1], rank, &attr.axes)) return value_error();
     if (!value_is(args[2], TAG_BOOL)) return raise(vm, E_type, SPAN_NONE, "%s: keepdims is a bool", op_rows[op].name);
@@ -82,6 +77,14 @@ static qn_value call_op(qn_vm *vm, op_id op, const qn_value *args) {
   if (rank == 0) return raise(vm, E_rank, SPAN_NONE, "%s needs an array of rank 1 or more", op_rows[op].name);
   attr.axes = (uint8_t)(1u << axis);
   return op_apply(vm, op, args, 1, &attr);
+}
+
+static qn_value call_op(qn_vm *vm, op_id op, const qn_value *args) {
+  int arity = op_rows[op].arity;
+  for (int i = 0; i < arity; i++)
+    if (!value_is(args[i], TAG_ARRAY) && !value_is_scalar(args[i]) && !fail_operand(vm, op, args[i]))
+      return value_error();
+  return op_rows[op].klass == CLASS_POINTWISE ? op_apply(vm, op, args, arity, NULL) : call_along(vm, op, args);
 }
 
 #define OP(klass, name, ...)                                                                                           \
@@ -181,8 +184,10 @@ void builtins_free(qn_vm *vm) {
 static bool parse(qn_vm *vm, builtin_info *info) {
   if (!signature_parse(vm, info->def.signature, &info->sig)) return false;
   info->parsed = info->plain = true;
-  for (int i = 0; i < info->sig.nparams; i++)
+  for (int i = 0; i < info->sig.nparams; i++) {
     if (info->sig.params[i].rest || info->sig.params[i].keyword_only) info->plain = false;
+    info->moves |= info->sig.params[i].move;
+  }
   return true;
 }
 

@@ -187,7 +187,7 @@ static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args,
   }
   span outer = interp_of(vm)->calling;
   interp_of(vm)->calling = at;
-  if (at.source) vm->updating = at;
+  if (info->moves && at.source) vm->updating = at;
   qn_value r = info->def.call(vm, args);
   interp_of(vm)->calling = outer;
   if (value_is_error(r)) interp_of(vm)->rethrown = false;
@@ -502,7 +502,7 @@ static qn_value finish_builtin(qn_vm *vm, const n_call *n, qn_value *fp, const b
     }
     *vm->sp++ = value_retain(v);
   }
-  if (n->moved && info->sig.params[n->moved_arg].move) lent = lend(vm, n, fp, args[n->moved_arg]);
+  if (n->moved && info->moves && info->sig.params[n->moved_arg].move) lent = lend(vm, n, fp, args[n->moved_arg]);
   r = run_builtin(vm, info, args, n->h.at);
   if (__builtin_expect(value_is_error(r), 0)) {
     if (lent) *lent = value_retain(args[n->moved_arg]);

@@ -330,6 +330,14 @@ static qn_value binary_borrowed(qn_vm *vm, const n_binary *n, qn_value a, qn_val
   return fail_kinds(vm, n, a, b);
 }
 
+/* The operation has failed: its place, and the shapes of arrays. */
+static __attribute__((noinline, cold)) void note_operands(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
+  raise_at(vm, n->mark);
+  if (!value_is(a, TAG_ARRAY) && !value_is(b, TAG_ARRAY)) return;
+  if (n->a) note_operand(vm, n->a->at, a, n->a);
+  if (n->b) note_operand(vm, n->b->at, b, n->b);
+}
+
 qn_value binary_values(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   if (joins(n, a, b)) {
     if (join(vm, n, &a, b)) return a;
@@ -337,13 +345,7 @@ qn_value binary_values(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
     return value_error();
   }
   qn_value r = binary_borrowed(vm, n, a, b);
-  if (value_is_error(r)) {
-    raise_at(vm, n->mark);
-    if (value_is(a, TAG_ARRAY) || value_is(b, TAG_ARRAY)) {
-      if (n->a) note_operand(vm, n->a->at, a, n->a);
-      if (n->b) note_operand(vm, n->b->at, b, n->b);
-    }
-  }
+  if (value_is_error(r)) note_operands(vm, n, a, b);
   value_release(vm, a);
   value_release(vm, b);
   return r;
@@ -361,9 +363,19 @@ bool binary_into(qn_vm *vm, const n_binary *n, qn_value *x, qn_value b) {
 
 enum { OWN_A = 1, OWN_B = 2 };
 
+static bool is_numeric(qn_value v) { return value_is(v, TAG_ARRAY) || value_is_scalar(v); }
+
 static __attribute__((noinline)) qn_value slow(qn_vm *vm, const n_binary *n, qn_value a, qn_value b, int own) {
   if (value_stops(a)) return a;
   if (value_stops(b)) return b;
+  if ((a.head == TAG_ARRAY || b.head == TAG_ARRAY) && is_numeric(a) && is_numeric(b) && n->op != AST_OP_matmul) {
+    if (vm->rec) rec_at(vm, n->mark);
+    qn_value in[2] = {a, b}, r = op_apply(vm, (op_id)n->row, in, 2, NULL);
+    if (value_is_error(r)) note_operands(vm, n, a, b);
+    if (own & OWN_A) value_release(vm, a);
+    if (own & OWN_B) value_release(vm, b);
+    return r;
+  }
   if (!(own & OWN_A)) value_retain(a);
   if (!(own & OWN_B)) value_retain(b);
   return binary_values(vm, n, a, b);
@@ -513,7 +525,7 @@ eval_fn binary_eval(ast_op op, node_kind left, node_kind right, qn_value k) {
     CASE(gt)
     CASE(ge)
 #undef CASE
-        default : break;
+  default: break;
   }
   int shape = right == N_LOCAL                          ? LL
               : right == N_CONST && k.head == TAG_INT   ? LI

@@ -177,7 +177,7 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
   qn_value r = value_nil();
   if (!range_bound(vm, n->start, fp, "a range's start", &start, &r)) return r;
   if (!range_bound(vm, n->stop, fp, "a range's end", &stop, &r)) return r;
-  bool local = n->place->kind == PLACE_LOCAL;
+  bool local = n->place->kind == PLACE_LOCAL, unused = n->place->kind == PLACE_NONE;
   qn_value *variable = local ? &fp[n->place->slot] : NULL;
   if (vm->rec) {
     qn_range *range = range_new(vm, start, stop, 1);
@@ -197,7 +197,7 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
     if (local) {
       if (value_is_heap(*variable)) value_release(vm, *variable);
       *variable = value_int(i);
-    } else if (!place_bind(vm, n->place, fp, value_int(i))) {
+    } else if (!unused && !place_bind(vm, n->place, fp, value_int(i))) {
       r = value_error();
       break;
     }

@@ -780,6 +780,35 @@ static bool element_put(qn_vm *vm, qn_value *x, const index_item *items, int n, 
   return true;
 }
 
+bool index_put_number(const qn_vm *vm, qn_value x, int64_t i, qn_value v) {
+  const qn_array *a = value_array(x);
+  const qn_storage *s = a->storage;
+  if (vm->rec || !s || a->rank != 1 || a->device || a->head.refs != 1 || s->refs != 1 || s->foreign) return false;
+  if (i < 0) i += a->shape[0];
+  if (i < 0 || i >= a->shape[0] || (a->strides[0] == 0 && a->size > 1)) return false;
+  char *to = s->data + (a->offset + i * a->strides[0]) * (int64_t)dtype_size((qn_dtype)a->dtype);
+  bool f = v.head == TAG_FLOAT;
+  if (!f && v.head != TAG_INT) return false;
+  switch (a->dtype) {
+  case QN_f64: {
+    double x64 = f ? v.u.f : (double)v.u.i;
+    memcpy(to, &x64, sizeof x64);
+    return true;
+  }
+  case QN_f32: {
+    if (!f || v.u.f > 0x1.fffffep127 || v.u.f < -0x1.fffffep127) return false;
+    float x32 = (float)v.u.f;
+    memcpy(to, &x32, sizeof x32);
+    return true;
+  }
+  case QN_i64:
+    if (f) return false;
+    memcpy(to, &v.u.i, sizeof v.u.i);
+    return true;
+  default: return false;
+  }
+}
+
 bool index_put(qn_vm *vm, qn_value *x, const index_item *items, int n, qn_value v) {
   bool ok;
   if (element_put(vm, x, items, n, v, &ok)) return ok;

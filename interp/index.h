@@ -45,6 +45,9 @@ QN_MUST_CHECK qn_value index_get(qn_vm *vm, qn_value x, const index_item *items,
 QN_MUST_CHECK qn_value index_row(qn_vm *vm, qn_value x, int64_t i);
 /* The array in `*x` (owned by its variable) updated at items with `v` (borrowed); x keeps its value on an error. */
 QN_MUST_CHECK bool index_put(qn_vm *vm, qn_value *x, const index_item *items, int n, qn_value v);
+/* x[i] = v for a plain number and an array of rank 1 that may be written in place and takes it as it is. False: index_put sees to it, and
+ * finds what is wrong. */
+bool index_put_number(const qn_vm *vm, qn_value x, int64_t i, qn_value v);
 /* x[items] op= v on every occurrence of repeated indices, in row-major order. */
 QN_MUST_CHECK bool index_combine(qn_vm *vm, qn_value *x, const index_item *items, int n, op_id op, qn_value v);
 /* The array in another shape of the same size, as an op. Borrowed; owned result. */

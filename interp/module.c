@@ -111,13 +111,6 @@ global_cell *scope_cell(qn_vm *vm, scope *s, qn_str *name) {
   return c;
 }
 
-void cell_set(qn_vm *vm, global_cell *c, qn_value v) {
-  qn_value old = c->value;
-  c->value = v;
-  if (c->rec.watched) rec_global_changed(vm, &c->rec, old, v);
-  value_release(vm, old);
-}
-
 /* ---- names for messages ---------------------------------------------------------------------------------------------------- */
 
 typedef struct names {

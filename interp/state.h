@@ -63,7 +63,12 @@ static inline qn_value cell_get(const global_cell *c) {
   return c->value.head == TAG_UNSET && c->shadow ? c->shadow->value : c->value;
 }
 /* Rebinds a cell; takes over the value. */
-void cell_set(qn_vm *vm, global_cell *c, qn_value v);
+static inline void cell_set(qn_vm *vm, global_cell *c, qn_value v) {
+  qn_value old = c->value;
+  c->value = v;
+  if (__builtin_expect(c->rec.watched != 0, 0)) rec_global_changed(vm, &c->rec, old, v);
+  value_release(vm, old);
+}
 
 /* ---- code --------------------------------------------------------------------------------------------------------------- */
 
@@ -127,6 +132,7 @@ typedef struct builtin_info {
   signature sig;
   bool parsed;
   bool plain; /* no rest and no keyword-only parameter: positional arguments fill the row */
+  bool moves; /* a parameter takes a value over to change it */
 } builtin_info;
 
 typedef struct interp {

@@ -11,8 +11,6 @@
 
 /* ---- indices on the stack ------------------------------------------------------------------------------------------- */
 
-static qn_value eval_or_nil(qn_vm *vm, node *n, qn_value *fp) { return n ? eval(vm, n, fp) : value_nil(); }
-
 bool push_index_values(qn_vm *vm, node *const *items, uint32_t n, qn_value *fp, qn_value *stopped) {
   qn_value *mark = vm->sp;
   if (!vm_enter(vm, 3 * (size_t)n)) {
@@ -22,15 +20,10 @@ bool push_index_values(qn_vm *vm, node *const *items, uint32_t n, qn_value *fp, 
   for (uint32_t i = 0; i < n; i++) {
     node *item = items[i];
     if (item->kind == N_ELLIPSIS || item->kind == N_NEW) continue;
-    node *parts[3] = {item, NULL, NULL};
-    int count = 1;
-    if (item->kind == N_SLICE) {
-      const n_slice *s = (const n_slice *)item;
-      parts[0] = s->start, parts[1] = s->stop, parts[2] = s->step;
-      count = 3;
-    }
-    for (int k = 0; k < count; k++) {
-      qn_value v = eval_or_nil(vm, parts[k], fp);
+    const n_slice *s = item->kind == N_SLICE ? (const n_slice *)item : NULL;
+    node *parts[3] = {s ? s->start : item, s ? s->stop : NULL, s ? s->step : NULL};
+    for (int k = 0; k < (s ? 3 : 1); k++) {
+      qn_value v = parts[k] ? eval(vm, parts[k], fp) : value_nil();
       if (value_stops(v)) {
         vm_pop_to(vm, mark);
         *stopped = v;
@@ -395,7 +388,16 @@ qn_value eval_set_global(qn_vm *vm, node *h, qn_value *fp) {
   n_assign *n = (n_assign *)h;
   qn_value v = eval(vm, n->value, fp);
   if (value_stops(v)) return v;
-  return place_put(vm, n->place, fp, NULL, v) ? value_nil() : value_error();
+  const place *p = n->place;
+  global_cell *c = p->cell;
+  if (!p->defines && c->value.head == TAG_UNSET) {
+    value_release(vm, v);
+    unset_variable(vm, p);
+    return value_error();
+  }
+  cell_set(vm, c, v);
+  c->decl = p->at;
+  return value_nil();
 }
 
 qn_value eval_destructure(qn_vm *vm, node *h, qn_value *fp) {
@@ -510,6 +512,7 @@ qn_value eval_update_one(qn_vm *vm, node *h, qn_value *fp) {
       return value_nil();
     }
   }
+  if (x->head == TAG_ARRAY && i.head == TAG_INT && index_put_number(vm, *x, i.u.i, v)) return value_nil();
   qn_value r = update(vm, n, fp, &i, v);
   value_release(vm, i);
   return r;

@@ -2,10 +2,12 @@
 """What a call costs, in instructions: cost.py [--quern build/quern]
 
 Counts with callgrind, which gives the same number on every machine and at any load. Each cost is the difference between
-two runs of a loop, long and short, less the same difference of the loop without the operation:
+two runs of a loop, long and short, divided by the difference in turns: what one turn costs, the loop itself included.
 
-  eager op        y = x + 1 on a tiny array, interpreter included
-  compiled call   a call of a compiled function of eight tiny arrays, less the instructions inside its kernels
+  compiled call   y = f(...), a compiled function of eight tiny arrays, less the instructions inside its kernels
+  eager op        y = x + 1 on a tiny array, at the top level and in a function
+  named op        y = maximum(x, 1) on a tiny array
+  the others      programs of the interpreter alone: per call (fib), per turn of a loop, per update of a value with one owner
 
 And what 1,000 calls cost the calling thread while a compiler runs that does not end, as a multiple of the same calls with
 `--jit off`: recording, looking up and running plans on the block VM included.
@@ -20,19 +22,38 @@ import subprocess
 import sys
 import tempfile
 
-BOUNDS = {"eager op": 1200, "compiled call": 6000}
 SHORT, LONG = 300, 1300
-HEAD = """
+TINY = "let x = [1.0, 2.0, 3.0, 4.0]\nlet y = x\n"
+HEAD = TINY + """
 fn f(a, b, c, d, e, g, h, i) = (a + b) * (c + d) + (e + g) * (h + i)
-let x = [1.0, 2.0, 3.0, 4.0]
-let y = x
 for _ in 0..100 { y = f(x, x, x, x, x, x, x, x) }
 """
-LOOPS = {
-    "empty": "for _ in 0..{n} {{ y = x }}\n",
-    "eager op": "for _ in 0..{n} {{ y = x + 1 }}\n",
-    "compiled call": "for _ in 0..{n} {{ y = f(x, x, x, x, x, x, x, x) }}\n",
+
+
+def local(setup, turn):
+    """A loop in a function."""
+    return f"fn run(n) {{\n{setup}\nfor i in 0..n {{ {turn} }}\n}}\nrun(COUNT)\n"
+
+
+# What runs (COUNT is how many turns), and at most how many instructions a turn may take.
+COMPILED = "compiled call"
+COSTS = {
+    COMPILED: (HEAD + "for _ in 0..COUNT { y = f(x, x, x, x, x, x, x, x) }\n", 6000),
+    "eager op": (TINY + "for _ in 0..COUNT { y = x + 1 }\n", 700),
+    "eager op in a function": (local(TINY, "y = x + 1"), 700),
+    "named op": (TINY + "for _ in 0..COUNT { y = maximum(x, 1) }\n", 900),
+    "float loop": (local("let s = 0.0\nlet x = 0.5", "s = (s + x) * 0.25 - i * 0.125"), 200),
+    "int loop with a branch": (local("let k = 0", "if i % 3 == 0 { k += i } else { k = k - 1 }"), 180),
+    "top-level loop": ("let s = 0.0\nlet x = 0.5\nfor i in 0..COUNT { s = (s + x) * 0.25 - i * 0.125 }\n", 300),
+    "list append": (local("let l = ()", "l = append(l, i)"), 480),
+    "list item": (local("let l = list(0..2000)", "l[i] = l[i] + 1"), 220),
+    "text append": (local('let s = ""', 's = s + "ab"'), 240),
+    "record field": (local("let r = {a: 0, b: 1}", "r.a = r.a + i"), 180),
+    "record field four deep": (local("let r = {b: {c: {d: {e: 0}}}}", "r.b.c.d.e = i"), 240),
+    "array element": (local("let x = zeros(2000)", "x[i] = i * 0.5"), 220),
 }
+FIB = "fn fib(n) = if n < 2 { n } else { fib(n - 1) + fib(n - 2) }\nfib(COUNT)\n"
+FIB_BOUND = 280  # a call
 
 
 WHILE_COMPILING = 1.25
@@ -98,23 +119,25 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quern", default="build/quern")
     quern = os.path.abspath(parser.parse_args().quern)
-    modes = {"empty": ["--jit", "off"], "eager op": ["--jit", "off"],
-             "compiled call": ["--jit", "sync", "--set", "jit.hot=2"]}
-    costs = {}
-    with tempfile.TemporaryDirectory(prefix="quern-cost-") as folder:
-        for name, loop in LOOPS.items():
-            flags = [*modes[name], "--threads", "1"]
-            if name == "compiled call":  # fills the kernel cache, so that no compiler runs below
-                instructions(quern, flags, HEAD, folder)
-            short, long = (instructions(quern, flags, HEAD + loop.format(n=n), folder) for n in (SHORT, LONG))
-            total, kernels = ((b - a) / (LONG - SHORT) for a, b in zip(short, long))
-            costs[name] = total - kernels
-            print(f"{name}: {total:.0f} instructions, {kernels:.0f} of them in kernels")
     good = True
-    for name, bound in BOUNDS.items():
-        cost = costs[name] - costs["empty"]
+
+    def check(name, cost, bound):
         print(f"{name}: {cost:.0f}, at most {bound}")
-        good = good and cost <= bound
+        return cost <= bound
+
+    with tempfile.TemporaryDirectory(prefix="quern-cost-") as folder:
+        def counts(text, sizes, flags):
+            return [instructions(quern, [*flags, "--threads", "1"], text.replace("COUNT", str(n)), folder) for n in sizes]
+
+        for name, (text, bound) in COSTS.items():
+            flags = ["--jit", "sync", "--set", "jit.hot=2"] if name == COMPILED else ["--jit", "off"]
+            if name == COMPILED:  # fills the kernel cache, so that no compiler runs below
+                counts(HEAD, [0], flags)
+            short, long = counts(text, (SHORT, LONG), flags)
+            total, kernels = ((b - a) / (LONG - SHORT) for a, b in zip(short, long))
+            good = check(name, total - kernels, bound) and good
+        few, many = counts(FIB, (10, 16), ["--jit", "off"])
+        good = check("call of fib", (many[0] - few[0]) / (3193 - 177), FIB_BOUND) and good
     programs = runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), "cli", "run.py"))["WHILE_COMPILING"]
     with tempfile.TemporaryDirectory(prefix="quern-cost-") as folder:
         for name, program in programs.items():

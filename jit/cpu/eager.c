@@ -615,15 +615,7 @@ static qn_value apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op
   return out;
 }
 
-qn_value eager_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr) {
-  static const op_attr none;
-  if (!attr) attr = &none;
-  /* Kernels look for themselves; what only copies does not. */
-  if (atomic_load_explicit(&vm->interrupt, memory_order_relaxed) && vm_poll_slow(vm)) return value_error();
-  if (nin <= 2 && nin > 0 && op_rows[op].klass == CLASS_POINTWISE) {
-    qn_value out = eager_fast(vm, op, in, nin, attr);
-    if (!value_is(out, TAG_UNSET)) return out;
-  }
+static __attribute__((noinline)) qn_value apply_any(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr) {
   graph_type few_types[8];
   qn_array *few[8];
   if (nin <= 8) return apply(vm, op, in, nin, attr, few_types, few);
@@ -633,4 +625,16 @@ qn_value eager_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_
   qn_value out = apply(vm, op, in, nin, attr, types, (qn_array **)(void *)(types + nin));
   mem_free(vm, types, bytes);
   return out;
+}
+
+qn_value eager_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr) {
+  static const op_attr none;
+  if (!attr) attr = &none;
+  /* Kernels look for themselves; what only copies does not. */
+  if (__builtin_expect(atomic_load_explicit(&vm->interrupt, memory_order_relaxed), 0) && vm_poll_slow(vm)) return value_error();
+  if (nin <= 3 && nin > 0 && op_rows[op].klass == CLASS_POINTWISE) {
+    qn_value out = eager_fast(vm, op, in, nin, attr);
+    if (!value_is(out, TAG_UNSET)) return out;
+  }
+  return apply_any(vm, op, in, nin, attr);
 }

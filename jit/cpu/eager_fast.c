@@ -176,7 +176,42 @@ static bool small(const qn_vm *vm, const qn_array *a) {
   return a->storage && !a->device && a->size <= vm->tune[TUNE_par_grain];
 }
 
+/* where(c, a, b): a mask and arrays of its shape, or one of them and a number. */
+static qn_value fast_where(qn_vm *vm, const qn_value *in) {
+  const qn_array *c = value_is(in[0], TAG_ARRAY) ? value_array(in[0]) : NULL;
+  const qn_array *x = value_is(in[1], TAG_ARRAY)   ? value_array(in[1])
+                      : value_is(in[2], TAG_ARRAY) ? value_array(in[2])
+                                                   : NULL;
+  if (!c || !x || c->dtype != QN_bool || !small(vm, c) || !c->contiguous) return value_unset();
+  const vm_loops *l = cpu_loops(vm);
+  if (!l) return value_error();
+  qn_dtype d = (qn_dtype)x->dtype;
+  if (d != QN_f32 && d != QN_f64 && d != QN_i64 && d != QN_i32) return value_unset();
+  _Alignas(8) char cell[8];
+  const void *operand[3] = {array_data(c), NULL, NULL};
+  int mode = VM_A;
+  for (int i = 1; i < 3; i++) {
+    if (value_is(in[i], TAG_ARRAY)) {
+      const qn_array *a = value_array(in[i]);
+      if (a->dtype != d || !small(vm, a) || !a->contiguous || !shape_equal(a, c)) return value_unset();
+      operand[i] = array_data(a);
+      mode |= i == 1 ? VM_B : VM_C;
+    } else if (value_is_scalar(in[i]) && scalar_fits(in[i], d)) {
+      dtype_store(d, cell, in[i]);
+      operand[i] = cell;
+    } else {
+      return value_unset();
+    }
+  }
+  qn_array *out = array_new(vm, d, c->rank, c->shape);
+  if (!out) return value_error();
+  if (out->size)
+    l->select[vm_size_class(dtype_size(d))](array_data(out), operand[0], operand[1], operand[2], mode, out->size);
+  return value_obj(TAG_ARRAY, out);
+}
+
 qn_value eager_fast(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr) {
+  if (op == OP_where) return fast_where(vm, in);
   const qn_array *x = value_is(in[0], TAG_ARRAY)               ? value_array(in[0])
                       : nin == 2 && value_is(in[1], TAG_ARRAY) ? value_array(in[1])
                                                                : NULL;
