@@ -19,10 +19,16 @@
 static qn_vm *volatile interrupt_vm;
 static volatile sig_atomic_t interrupts;
 
-/* The first asks the computation to stop; the third, if it has not, ends the process. */
+enum { INTERRUPTS_SCRIPT = 3, INTERRUPTS_PROMPT = 8 };
+static volatile sig_atomic_t interrupts_most = INTERRUPTS_SCRIPT;
+
+/* The first asks the computation to stop; the last, if it has not, ends the process. A session has more to lose than a script, so
+ * it takes more of them there and the third says so. */
 static void on_interrupt(int signal) {
+  static const char warning[] = "\nit is to stop; the session itself ends when Ctrl-C is pressed 5 times more\n";
   (void)signal;
-  if (++interrupts >= 3) _exit(130);
+  if (++interrupts >= interrupts_most) _exit(130);
+  if (interrupts == 3 && write(2, warning, sizeof warning - 1) < 0) {}
   qn_vm *vm = interrupt_vm;
   if (vm) qn_interrupt(vm);
   terminal_wake();
@@ -316,7 +322,9 @@ static int run_code(const options *o, char **argv, int argc) {
 static int run_prompt(const options *o) {
   int status;
   qn_vm *vm = open_vm(o, NULL, 0, &status);
-  return vm ? close_vm(o, vm, repl_run(vm)) : status;
+  if (!vm) return status;
+  interrupts_most = INTERRUPTS_PROMPT;
+  return close_vm(o, vm, repl_run(vm));
 }
 
 static int run_explain(options *o, char **argv, int argc) {

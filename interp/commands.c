@@ -65,16 +65,22 @@ static void command_doc(session *s, const char *argument) {
   text_free(&t);
 }
 
+static void print_command(const command *c) { printf("  :%-8s %-9s %s\n", c->name, c->argument, c->doc); }
+
 static void command_help(session *s, const char *argument) {
   if (*argument) {
+    for (int i = 0; i < command_count; i++) {
+      if (*argument != ':' || strcmp(argument + 1, commands[i].name) != 0) continue;
+      print_command(&commands[i]);
+      return;
+    }
     command_doc(s, argument);
     return;
   }
   printf("A line that is complete is run and its value shown, unless it ends in `;`. `_` is the last value shown or "
          "kept.\n"
          "What needs more lines gets them: brackets that are open, `\"\"\"`, an operator at the end.\n\n");
-  for (int i = 0; i < command_count; i++)
-    printf("  :%-8s %-9s %s\n", commands[i].name, commands[i].argument, commands[i].doc);
+  for (int i = 0; i < command_count; i++) print_command(&commands[i]);
   printf("\n"
          "  Tab               completes names, fields, modules, files and parameters; again: the next choice\n"
          "  Up, Down          lines before, and inputs before that begin as this one does\n"
@@ -296,6 +302,14 @@ static void split(const char *text, size_t len, const char **word, size_t *word_
   while (len && strchr(blank, *text)) text++, len--;
   while (len && strchr(blank, text[len - 1])) len--;
   size_t n = 0;
+  /* help(name), as in other languages */
+  if (len > 6 && strncmp(text, "help(", 5) == 0 && text[len - 1] == ')') {
+    *word = text;
+    *word_len = 4;
+    *rest = text + 5;
+    *rest_len = len - 6;
+    return;
+  }
   if (len && *text == '?')
     n = 1;
   else

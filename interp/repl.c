@@ -17,6 +17,7 @@
 
 #include "interp/prompt.h"
 #include "lang/format.h"
+#include "lang/look.h"
 #include "parser/parser.h"
 
 static const char PROMPT[] = "qn> ", MORE[] = "... ";
@@ -206,6 +207,8 @@ static void run_transcript(session *s, const char *text, size_t len) {
 
 static void looks(void *ctx, const char *text, size_t len, uint8_t *out) {
   parse_looks(((session *)ctx)->vm, text, len, out);
+  /* What is wrong at the end may be the beginning of something: `2.` of 2.5. */
+  for (size_t i = len; i > 0 && out[i - 1] == LOOK_wrong; i--) out[i - 1] = LOOK_plain;
 }
 
 static void edit_loop(session *s, history *h) {

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "lang/look.h"
+#include "lang/vm.h"
 #include "parser/state.h"
 
 #define KEYWORDS(X)                                                                                                    \
@@ -94,8 +95,8 @@ static size_t skip_string(const char *text, size_t len, size_t s, bool triple) {
   return s;
 }
 
-/* Goes on behind what the lexer refused; it began at `from`. */
-static size_t resume(parser *p, uint8_t *looks, size_t from) {
+/* Goes on behind what the lexer refused, by an error up to `end`; it began at `from`. */
+static size_t resume(parser *p, uint8_t *looks, size_t from, size_t end) {
   const char *text = p->text->text;
   size_t len = p->text->len, to = (size_t)((const char *)p->at - text);
   if (to <= from) to = from + 1;
@@ -114,6 +115,7 @@ static size_t resume(parser *p, uint8_t *looks, size_t from) {
     p->last = T_STRING;
     if (text[from] == '\n' && to == from) to = from + 1;
   } else {
+    if (to < end && end <= len) to = end;
     while (to < len && ((unsigned char)text[to] & 0xc0) == 0x80) to++;
     paint(looks, from, to, LOOK_wrong);
     p->before = p->last;
@@ -171,10 +173,11 @@ void parse_looks(qn_vm *vm, const char *text, size_t len, uint8_t *looks) {
       break;
     }
     if (kind == LEX_FAILED) {
+      size_t end = vm->error ? vm->error->at.end : 0;
       error_clear(vm);
       p->failed = false;
       if (p->chars.failed || t.start >= len) break;
-      at = resume(p, looks, t.start);
+      at = resume(p, looks, t.start, end);
       continue;
     }
     paint(looks, t.start, t.end, look_of(kind));

@@ -647,6 +647,10 @@ def case_colors(place):
     need(style("(") == "1;4" and style(")") == "1;4", "brackets that belong together")
     p.type(ctrl("u") + '"abc')
     need(style("abc") == "32", "a string that is still open")
+    p.type(ctrl("u") + "2.")
+    need(style("2.") == "", "the beginning of a number")
+    p.type(ctrl("u") + "$ + 1")
+    need(style("$") == "4;31", "what is no token")
     p.type(ctrl("u") + "ones(2) + ones(3)\r")
     p.wait(lambda: "E201" in "\n".join(p.screen.lines()), "the error")
     row = [r for r in p.screen.rows if r.text().endswith("| ones(2) + ones(3)")][-1]
@@ -711,6 +715,11 @@ def case_interrupt(place):
             p.wait(lambda: "E603" in "\n".join(p.screen.lines()) and p.line() == "qn>", f"the end of: {text}")
             p.answer("a", "35")
             p.type(ctrl("l"))
+    # Pressed more often than needed it does no harm.
+    p.type("while true {}\r", settle=0.8)
+    for _ in range(4):
+        p.type("\x03", settle=0.02)
+    p.type(ctrl("l"))
     os.kill(p.pid, signal.SIGINT)
     p.type("")
     p.answer("a + 1", "36")
@@ -846,7 +855,7 @@ def case_commands(place):
     p.answer(":load nowhere.qn", "quern: cannot read nowhere.qn: No such file or directory")
     p.answer("# scales", )
     p.type(paste("# twice the value\nfn twice(x, by = 2) = x * by") + "\r")
-    for text in ("?twice", ":doc twice", "help twice", ":help twice"):
+    for text in ("?twice", ":doc twice", "help twice", ":help twice", "help(twice)"):
         p.answer(text, "twice(x, by = 2)", "twice the value")
     for text in ("?softmax", "help softmax", ":doc softmax"):
         p.type(text + "\r")
@@ -967,26 +976,31 @@ def case_fuzz(place):
     print(f"QUERN_TEST_SEED={seed}")
     rng = random.Random(seed)
     end = time.monotonic() + float(os.environ.get("QUERN_TEST_SECONDS", "15"))
-    rounds = 0
+    rounds = compared = 0
     while time.monotonic() < end:
         p = Prompt(place, columns=rng.choice([20, 33, 80]), rows=rng.choice([6, 24]))
         for _ in range(6):
-            keys = [rng.choice(PIECES) for _ in range(rng.randrange(1, 40))]
+            keys, done = [rng.choice(PIECES) for _ in range(rng.randrange(1, 60))], []
             try:
-                for key in keys:
-                    p.type(key, settle=0.004 if rng.random() < 0.7 else 0.06)
-                p.type(ctrl("g"), settle=0.1)  # ends a search or menu
+                while keys:
+                    n = rng.randrange(1, 12)
+                    some, keys = keys[:n], keys[n:]
+                    done += some
+                    p.type("".join(some), settle=0.01)
+                if rng.random() < 0.2:
+                    p.type(bytes(rng.choice([rng.randrange(256), 27, 91, 0x41 + rng.randrange(20)]) for _ in range(30))
+                           .translate(None, b"\x03\x04\x0a\x0d\x1a"), settle=0.1)
+                p.type(ctrl("g"), settle=0.06)  # ends a search or menu
                 p.type(ctrl("g"), settle=0.1)
                 need(p.status is None, f"it ended with status {p.status}")
-                check_shown(p, rng)
+                compared += int(check_shown(p, rng) or 0)
             except AssertionError as e:
-                raise AssertionError(f"QUERN_TEST_SEED={seed}, keys {keys!r}: {e}\n{p.show()}") from None
-        p.type(ctrl("c"))
-        os.kill(p.pid, signal.SIGKILL)
-        p.reap()
+                raise AssertionError(f"QUERN_TEST_SEED={seed}, keys {done!r}: {e}\n{p.show()}") from None
+        ends_well(p)
         os.close(p.fd)
         rounds += 1
-    print(f"{rounds} sessions")
+    print(f"{rounds} sessions, {compared} pictures and texts compared")
+    need(compared >= 2 * rounds, "most should be comparable")
 
 
 def content(rows, cursor_row):
@@ -1007,7 +1021,8 @@ def check_shown(p, rng):
     p.type(ctrl("l"), settle=0.15)
     now = p.screen.cursor()
     fresh = content(p.screen.lines(), now[0])
-    if len(fresh[0]) < p.screen.height and before[0] and before[0][0].startswith("qn>"):
+    compared = len(fresh[0]) < p.screen.height and before[0] and before[0][0].startswith("qn>")
+    if compared:
         need(before == fresh and at[1] == now[1], f"drawn afresh it differs: {before} {at}, {fresh} {now}")
     # A comment has one line, so all lines but the first are joined to it: Ctrl-K at their ends.
     p.type("\x1b<")
@@ -1027,8 +1042,10 @@ def check_shown(p, rng):
     p.wait(lambda: p.line() == "qn>" or p.status is not None, "the next prompt", 10)
     if len(shown) == 1 and "\t" not in p.place.history()[-1]:
         need("qn> " + p.place.history()[-1] == shown[0], f"{p.place.history()[-1]!r} was submitted, {shown[0]!r} shown")
+        compared += 1
     if rng.random() < 0.3:
         p.type(ctrl("l"))
+    return compared
 
 
 def main():

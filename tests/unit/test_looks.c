@@ -55,8 +55,8 @@ START_TEST(unfinished) {
   check_looks("\"a{b", "sssn");
   check_looks("\"a{b\nlet x", "sssn kkk n");
   check_looks("\"a{b:x\" + 1", "sssnsss o 1");
-  check_looks("a ? b 'c' $ d", "n ! n !n! ! n");
-  check_looks("1x + 0xzz", "!n o !!nn");
+  check_looks("a ? b 'c' $ d", "n ! n !!! ! n");
+  check_looks("1x + 0xzz", "!! o !!nn");
 }
 END_TEST
 
