@@ -1025,13 +1025,7 @@ def check_shown(p, rng):
     if compared:
         need(before == fresh and at[1] == now[1], f"drawn afresh it differs: {before} {at}, {fresh} {now}")
     # A comment has one line, so all lines but the first are joined to it: Ctrl-K at their ends.
-    p.type("\x1b<")
-    for _ in range(200):
-        rows = p.screen.logical()
-        first = max(i for i, r in enumerate(rows) if r.startswith("qn>"))
-        if not any(r.startswith("...") for r in rows[first + 1:]):
-            break
-        p.type(ctrl("e") + ctrl("k"), settle=0.05)
+    p.type("\x1b<" + (ctrl("e") + ctrl("k")) * 200)
     p.type("\x1b<# " + ctrl("e"), settle=0.15)
     rows = p.screen.logical()
     first = max(i for i, r in enumerate(rows) if r.startswith("qn>"))
