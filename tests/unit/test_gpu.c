@@ -435,8 +435,8 @@ int main(void) {
   CASE(tcase_create("kernels"), kernels_run_on_the_device, compiled_code_is_kept_on_disk,
        errors_in_kernels_are_those_of_the_cpu);
   CASE(tcase_create("products"), products_are_the_librarys, products_of_other_layouts_are_other_products,
-       portable_products_are_those_of_the_cpu, portable_products_in_tiles, products_without_the_library,
-       checks_beside_products_fail_as_on_the_cpu);
+       portable_products_are_those_of_the_cpu, products_without_the_library, checks_beside_products_fail_as_on_the_cpu);
+  CASE(tcase_create("tiles"), portable_products_in_tiles);
   CASE(tcase_create("memory"), copies_of_any_size, freed_memory_is_used_again, memory_that_runs_out_is_an_error_value);
   return run_suite(s);
 }
