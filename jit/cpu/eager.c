@@ -48,9 +48,18 @@ typedef struct op_kernel {
   device_program there; /* the same on a device; its program is made when it is first wanted */
 } op_kernel;
 
+/* A host number that was an operand on a device: it is there already when it comes again. */
+enum { SENT_BITS = 6 };
+typedef struct sent_scalar {
+  qn_value v;
+  uint8_t dtype, device;
+  qn_array *a; /* owned; NULL: free */
+} sent_scalar;
+
 typedef struct eager_state {
   op_kernel **table; /* open addressing; cap is a power of two */
   uint32_t n, cap;
+  sent_scalar sent[1 << SENT_BITS];
 } eager_state;
 
 static eager_state *state_of(qn_vm *vm) {
@@ -72,6 +81,8 @@ void eager_close(qn_vm *vm) {
       mem_free(vm, s->table[i], sizeof *s->table[i]);
     }
   mem_free(vm, s->table, s->cap * sizeof *s->table);
+  for (uint32_t i = 0; i < 1 << SENT_BITS; i++)
+    if (s->sent[i].a) value_release(vm, value_obj(TAG_ARRAY, s->sent[i].a));
   mem_free(vm, s, sizeof *s);
   vm->eager = NULL;
 }
@@ -453,6 +464,23 @@ static qn_array *array_of_scalar(qn_vm *vm, qn_value v, qn_dtype to, int device)
   return there;
 }
 
+/* The same on a device as an operand, which nobody writes to: kept for the next time. */
+static qn_array *scalar_there(qn_vm *vm, qn_value v, qn_dtype to, int device) {
+  eager_state *s = state_of(vm);
+  if (!s) return NULL;
+  uint64_t hash = ((uint64_t)v.u.i ^ (uint64_t)to) * 0x9e3779b97f4a7c15u;
+  sent_scalar *k = &s->sent[hash >> (64 - SENT_BITS)];
+  if (!k->a || k->dtype != to || k->device != device || k->v.u.i != v.u.i ||
+      value_tag_of(k->v) != value_tag_of(v)) {
+    qn_array *a = array_of_scalar(vm, v, to, device);
+    if (!a) return NULL;
+    if (k->a) value_release(vm, value_obj(TAG_ARRAY, k->a));
+    *k = (sent_scalar){.v = v, .dtype = (uint8_t)to, .device = (uint8_t)device, .a = a};
+  }
+  k->a->head.refs++;
+  return k->a;
+}
+
 static qn_value fit_scalar(qn_vm *vm, qn_value v, qn_dtype to, int device) {
   return eager_check_fit(vm, v, to) ? as_value(array_of_scalar(vm, v, to, device)) : value_error();
 }
@@ -472,7 +500,9 @@ static bool runs_across(const qn_array *a) {
 static qn_array *strict(qn_vm *vm, qn_value v, op_role role, qn_dtype compute, int device) {
   qn_dtype to = role == ROLE_CONDITION ? QN_bool : role == ROLE_INDEX ? QN_i64 : compute;
   qn_value s;
-  if (!value_is(v, TAG_ARRAY)) s = fit_scalar(vm, v, to, device);
+  if (!value_is(v, TAG_ARRAY) && device)
+    s = eager_check_fit(vm, v, to) ? as_value(scalar_there(vm, v, to, device)) : value_error();
+  else if (!value_is(v, TAG_ARRAY)) s = fit_scalar(vm, v, to, device);
   else if (!array_force(vm, value_array(v))) return NULL;
   else if (role == ROLE_INDEX || role == ROLE_AS_IS) s = value_retain(v);
   else s = cast_array(vm, value_array(v), to, OP_cast);

@@ -103,6 +103,11 @@ START_TEST(an_op_is_one_launch) {
   stub_count c = during(vm, "z = x * x");
   ck_assert_uint_eq(c.launches, 1);
   ck_assert_uint_eq(c.to_device + c.to_host + c.allocations + c.questions, 0);
+  run(vm, "z = x * 2.5"); /* numbers are sent once */
+  c = during(vm, "z = x * 2.5");
+  ck_assert_uint_eq(c.launches, 1);
+  ck_assert_uint_eq(c.to_device + c.to_host + c.allocations + c.questions, 0);
+  prints(vm, "z + 1", "f32[2] gpu(0)\n[3.5, 6.0]");
   qn_vm_close(vm);
 }
 END_TEST
