@@ -117,6 +117,7 @@ typedef struct schedule_numbers {
   int64_t dot_cols;
   int64_t dot_most_rows;
   int64_t dot_tiles;
+  int64_t dot_least; /* results of a tile, where there are so many */
   bool dot_room; /* do sums of chunks lie behind the tile? */
 } schedule_numbers;
 extern const schedule_numbers schedule_numbers_of[]; /* by schedule_target */

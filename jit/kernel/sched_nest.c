@@ -675,6 +675,8 @@ static bool emit_product(emitter *e, nest *s, int64_t grain) {
   /* A tile is no larger than it needs to be: its columns are the pitch of the local array. */
   while (tm > 1 && const_at_most(e, s->m, tm / 2)) tm /= 2;
   while (tn > 1 && const_at_most(e, s->n_axis, tn / 2)) tn /= 2;
+  while (tm * tn < s->by->dot_least && s->n_axis >= 0 && !const_at_most(e, s->n_axis, tn)) tn *= 2;
+  while (tm * tn < s->by->dot_least && s->m >= 0 && !const_at_most(e, s->m, tm)) tm *= 2;
   l_tile t = {.x = x->buffer, .y = y->buffer, .tile_rows = (int32_t)tm, .tile_cols = (int32_t)tn};
   l_val rows = ceil_div(e, extent(e, s->m), tm), columns = ceil_div(e, extent(e, s->n_axis), tn);
   l_val size = s->by->dot_room ? room_behind(e, extent(e, d->axis), tm * tn) : emit_number(e, tm * tn),

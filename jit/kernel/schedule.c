@@ -63,6 +63,7 @@ const schedule_numbers schedule_numbers_of[] = {
                     .dot_cols = 16,
                     .dot_most_rows = 64,
                     .dot_tiles = 264,
+                    .dot_least = 64,
                     .dot_room = true},
 };
 
