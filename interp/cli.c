@@ -82,7 +82,7 @@ static const char usage[] =
     "usage: quern [OPTIONS] FILE [ARGS]     run a script\n"
     "       quern [OPTIONS] -e CODE [ARGS]  run a line of code\n"
     "       quern [OPTIONS]                 the prompt\n"
-    "       quern help NAME                 a function, module, error id (E203) or `tunables`\n"
+    "       quern help NAME                 a function, module, keyword or error id; `topics` lists all\n"
     "       quern explain FILE [ARGS]       run a script and say what the compiler does with it\n"
     "       quern doctor                    what this machine offers\n"
     "\n"
