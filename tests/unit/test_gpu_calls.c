@@ -313,6 +313,31 @@ START_TEST(arrays_on_a_device_count_in_the_limit) {
 }
 END_TEST
 
+/* Allocations fail, one at a time, while sizes are seen for the first and for the second time. */
+START_TEST(allocations_that_fail_are_errors) {
+  qn_vm *vm = vm_hot(NULL);
+  run(vm, "fn f(x, i) { let a = cumsum(x)[i]; cumsum(cumsum(a * 2) * 3) }\nlet y = 0; let n = 2");
+  for (int i = 0; i < 4; i++) run(vm, "y = f(arange(7), [0, 2])");
+  static const char call[] = "y = f(arange(n), [0, 2])";
+  bool done = false;
+  for (uint64_t n = 1; n < 400 && !done; n++) {
+    run(vm, "n = n + 1");
+    done = true;
+    for (int again = 0; again < 3; again++) {
+      mem_fail_at(vm, n);
+      qn_status status = qn_eval(vm, "test", call, sizeof call - 1, NULL);
+      mem_fail_at(vm, 0);
+      if (status == QN_OK) continue;
+      ck_assert_str_eq(qn_error_id(vm), "E601");
+      done = false;
+    }
+    prints(vm, "f(arange(n + 2), [0, 2])[1]", "18");
+  }
+  ck_assert(done);
+  qn_vm_close(vm);
+}
+END_TEST
+
 START_TEST(idle_memory_makes_room) {
   setenv("STUB_MEMORY", "24000000", 1);
   setenv("STUB_LATE", "1", 1);
@@ -333,6 +358,7 @@ int main(void) {
        constants_are_sent_once, two_vms_run_one_program);
   CASE(tcase_create("errors"), the_first_failed_check_is_the_error);
   CASE(tcase_create("waiting"), an_interrupt_ends_waiting, a_time_limit_ends_waiting);
-  CASE(tcase_create("memory"), arrays_on_a_device_count_in_the_limit, idle_memory_makes_room);
+  CASE(tcase_create("memory"), arrays_on_a_device_count_in_the_limit, idle_memory_makes_room,
+       allocations_that_fail_are_errors);
   return run_suite(s);
 }
