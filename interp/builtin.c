@@ -184,6 +184,9 @@ void builtins_free(qn_vm *vm) {
 static bool parse(qn_vm *vm, builtin_info *info) {
   if (!signature_parse(vm, info->def.signature, &info->sig)) return false;
   info->parsed = info->plain = true;
+  info->op = OP_COUNT;
+  for (int op = 0; op < OP_COUNT; op++)
+    if (info->def.call == op_functions[op] && op_rows[op].klass == CLASS_POINTWISE) info->op = (uint8_t)op;
   for (int i = 0; i < info->sig.nparams; i++) {
     if (info->sig.params[i].rest || info->sig.params[i].keyword_only) info->plain = false;
     info->moves |= info->sig.params[i].move;

@@ -489,6 +489,12 @@ static inline __attribute__((always_inline)) bool push_arguments(qn_vm *vm, cons
   return true;
 }
 
+static bool operands(const qn_value *args, uint32_t n) {
+  for (uint32_t i = 0; i < n; i++)
+    if (!value_is(args[i], TAG_ARRAY) && !value_is_scalar(args[i])) return false;
+  return true;
+}
+
 /* The positional call of a builtin whose `given` arguments are on the stack; pops down to `base`. */
 static qn_value finish_builtin(qn_vm *vm, const n_call *n, qn_value *fp, const builtin_info *info, uint32_t given,
                                qn_value *base) {
@@ -503,7 +509,9 @@ static qn_value finish_builtin(qn_vm *vm, const n_call *n, qn_value *fp, const b
     *vm->sp++ = value_retain(v);
   }
   if (n->moved && info->moves && info->sig.params[n->moved_arg].move) lent = lend(vm, n, fp, args[n->moved_arg]);
-  r = run_builtin(vm, info, args, n->h.at);
+  /* A pointwise op calls nothing and observes nothing, so it needs none of a builtin's surroundings. */
+  bool op = info->op != OP_COUNT && !vm->rec && operands(args, given);
+  r = op ? op_apply(vm, (op_id)info->op, args, (int)given, NULL) : run_builtin(vm, info, args, n->h.at);
   if (__builtin_expect(value_is_error(r), 0)) {
     if (lent) *lent = value_retain(args[n->moved_arg]);
   out:
@@ -698,6 +706,16 @@ qn_value eval_method(qn_vm *vm, node *h, qn_value *fp) {
 
 qn_value call_value(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs) {
   uint32_t nkw = value_is(kwargs, TAG_RECORD) ? value_record(kwargs)->len : 0;
+  if (nkw == 0 && fn.head == TAG_FN && value_fn(fn)->head.flags == FN_USER) {
+    fn_code *code = value_fn(fn)->code;
+    if (code->nparams == (uint32_t)nargs && !code->rest) {
+      if (!vm_enter(vm, (size_t)code->nslots + 4)) return value_error();
+      qn_value *frame = vm->sp + 1;
+      *vm->sp++ = value_retain(fn);
+      for (int i = 0; i < nargs; i++) *vm->sp++ = value_retain(args[i]);
+      return run_frame(vm, code, frame, heads_of(frame, code->nparams), SPAN_NONE);
+    }
+  }
   if (!vm_enter(vm, (size_t)nargs + 2 * (size_t)nkw + 2)) return value_error();
   qn_value *base = vm->sp;
   *vm->sp++ = value_retain(fn);

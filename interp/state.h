@@ -133,6 +133,7 @@ typedef struct builtin_info {
   bool parsed;
   bool plain; /* no rest and no keyword-only parameter: positional arguments fill the row */
   bool moves; /* a parameter takes a value over to change it */
+  uint8_t op; /* op_id, where the builtin is a pointwise op on its arguments; else OP_COUNT */
 } builtin_info;
 
 typedef struct interp {

@@ -9,7 +9,12 @@
 
 #include "lang/internal.h"
 
-enum { INLINE_HEAD = 64, INLINE_MAX = MEM_CELL_MAX - INLINE_HEAD };
+enum {
+  INLINE_HEAD = 64,
+  INLINE_MAX = MEM_CELL_MAX - INLINE_HEAD,
+  HEADER_CLASS = (sizeof(qn_array) + SMALL_STEP - 1) / SMALL_STEP
+};
+_Static_assert(sizeof(qn_array) <= SMALL_MAX, "headers come from the free lists");
 _Static_assert(sizeof(qn_storage) <= INLINE_HEAD, "the data behind a storage header is aligned to 64");
 
 /* ---- shapes -------------------------------------------------------------------------------------------------- */
@@ -87,12 +92,11 @@ static bool raise_shape(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shap
 /* ---- making -------------------------------------------------------------------------------------------------- */
 
 static inline qn_array *new_header(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
-  enum { CLASS = (sizeof(qn_array) + SMALL_STEP - 1) / SMALL_STEP };
   if (__builtin_expect((unsigned)rank > ARRAY_MAX_RANK, 0)) {
     raise_shape(vm, dtype, rank, shape);
     return NULL;
   }
-  qn_array *a = list_take(lists_of(vm), &lists_of(vm)->small[CLASS], CLASS * SMALL_STEP);
+  qn_array *a = list_take(lists_of(vm), &lists_of(vm)->small[HEADER_CLASS], HEADER_CLASS * SMALL_STEP);
   if (__builtin_expect(!a, 0) && !(a = mem_alloc(vm, sizeof *a))) return NULL;
   a->head = (obj_head){.refs = 1, .tag = TAG_ARRAY};
   a->dtype = (uint8_t)dtype;
@@ -201,17 +205,25 @@ static void storage_free(qn_vm *vm, qn_storage *s) {
 
 static inline void release_storage(qn_vm *vm, qn_storage *s) {
   if (!s || --s->refs) return;
-  if (s->data == (char *)s + INLINE_HEAD)
-    mem_cell_free(vm, s, INLINE_HEAD + s->bytes);
-  else
+  if (s->data == (char *)s + INLINE_HEAD) {
+    size_t k = cell_class(INLINE_HEAD + s->bytes);
+    if (MEM_DIRECT)
+      mem_cell_free(vm, s, INLINE_HEAD + s->bytes);
+    else
+      list_give(lists_of(vm), &lists_of(vm)->cells[k], s, k * CELL_STEP);
+  } else {
     storage_free(vm, s);
+  }
 }
 
 void storage_release(qn_vm *vm, qn_storage *s) { release_storage(vm, s); }
 
 void array_free(qn_vm *vm, qn_array *a) {
   release_storage(vm, a->storage);
-  mem_free(vm, a, sizeof *a);
+  if (MEM_DIRECT)
+    mem_free(vm, a, sizeof *a);
+  else
+    list_give(lists_of(vm), &lists_of(vm)->small[HEADER_CLASS], a, HEADER_CLASS * SMALL_STEP);
 }
 
 static void array_drop(qn_vm *vm, qn_array *a) { value_release(vm, value_obj(TAG_ARRAY, a)); }

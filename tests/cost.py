@@ -41,7 +41,7 @@ COSTS = {
     COMPILED: (HEAD + "for _ in 0..COUNT { y = f(x, x, x, x, x, x, x, x) }\n", 6000),
     "eager op": (TINY + "for _ in 0..COUNT { y = x + 1 }\n", 700),
     "eager op in a function": (local(TINY, "y = x + 1"), 700),
-    "named op": (TINY + "for _ in 0..COUNT { y = maximum(x, 1) }\n", 900),
+    "named op": (TINY + "for _ in 0..COUNT { y = maximum(x, 1) }\n", 850),
     "float loop": (local("let s = 0.0\nlet x = 0.5", "s = (s + x) * 0.25 - i * 0.125"), 200),
     "int loop with a branch": (local("let k = 0", "if i % 3 == 0 { k += i } else { k = k - 1 }"), 180),
     "top-level loop": ("let s = 0.0\nlet x = 0.5\nfor i in 0..COUNT { s = (s + x) * 0.25 - i * 0.125 }\n", 300),
@@ -53,7 +53,7 @@ COSTS = {
     "array element": (local("let x = zeros(2000)", "x[i] = i * 0.5"), 220),
 }
 FIB = "fn fib(n) = if n < 2 { n } else { fib(n - 1) + fib(n - 2) }\nfib(COUNT)\n"
-FIB_BOUND = 280  # a call
+FIB_BOUND = 270  # a call
 
 
 WHILE_COMPILING = 1.25

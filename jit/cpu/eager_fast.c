@@ -211,48 +211,53 @@ static qn_value fast_where(qn_vm *vm, const qn_value *in) {
 }
 
 qn_value eager_fast(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr) {
-  if (op == OP_where) return fast_where(vm, in);
+  if (nin == 3) return op == OP_where ? fast_where(vm, in) : value_unset();
   const qn_array *x = value_is(in[0], TAG_ARRAY)               ? value_array(in[0])
                       : nin == 2 && value_is(in[1], TAG_ARRAY) ? value_array(in[1])
                                                                : NULL;
   if (!x || !small(vm, x)) return value_unset();
   const vm_loops *l = cpu_loops(vm);
   if (!l) return value_error();
-  fast_op f = {.compute = (qn_dtype)x->dtype, .nin = nin};
+  qn_dtype compute = (qn_dtype)x->dtype, result;
+  vm_fn fn;
   if (op == OP_cast) {
     if (attr->flags & ATTR_WEAK || attr->dtype >= DTYPE_PUBLIC) return value_unset();
-    f.result = (qn_dtype)attr->dtype;
-    if (f.compute == f.result) return value_retain(in[0]);
-    f.fn = cast_loop(l, f.compute, f.result);
+    result = (qn_dtype)attr->dtype;
+    if (compute == result) return value_retain(in[0]);
+    fn = cast_loop(l, compute, result);
   } else {
     op_body body = op_bodies[op];
-    if (body.kind == BODY_NONE || !keeps_dtype(op, f.compute, &f.result)) return value_unset();
-    f.fn = body.kind == BODY_KOP ? l->kop[body.which][f.compute] : l->math[body.which][f.compute];
+    if (body.kind == BODY_NONE || !keeps_dtype(op, compute, &result)) return value_unset();
+    fn = body.kind == BODY_KOP ? l->kop[body.which][compute] : l->math[body.which][compute];
   }
-  if (!f.fn) return value_unset();
+  if (!fn) return value_unset();
   _Alignas(8) char cell[8];
-  const void *operand[2] = {NULL, NULL};
+  const void *operand[2];
   int mode = 0;
   bool whole = x->contiguous; /* one loop over everything */
   for (int i = 0; i < nin; i++) {
     if (value_is(in[i], TAG_ARRAY)) {
-      const qn_array *a = f.a[i] = value_array(in[i]);
+      const qn_array *a = value_array(in[i]);
       if (a != x) {
         if (a->dtype != x->dtype || !small(vm, a)) return value_unset();
         whole = whole && a->contiguous && shape_equal(a, x);
       }
       operand[i] = array_data(a);
       mode |= i ? VM_B : VM_A;
-    } else if (value_is_scalar(in[i]) && scalar_fits(in[i], f.compute)) {
-      dtype_store(f.compute, cell, in[i]);
-      operand[i] = f.cell = cell;
+    } else if (value_is_scalar(in[i]) && scalar_fits(in[i], compute)) {
+      dtype_store(compute, cell, in[i]);
+      operand[i] = cell;
     } else {
       return value_unset();
     }
   }
-  if (!whole) return run_spread(vm, &f, l);
-  qn_array *out = array_new(vm, f.result, x->rank, x->shape);
+  if (!whole) {
+    fast_op f = {.fn = fn, .compute = compute, .result = result, .nin = nin, .cell = cell};
+    for (int i = 0; i < nin; i++) f.a[i] = value_is(in[i], TAG_ARRAY) ? value_array(in[i]) : NULL;
+    return run_spread(vm, &f, l);
+  }
+  qn_array *out = array_new(vm, result, x->rank, x->shape);
   if (!out) return value_error();
-  if (x->size) f.fn(array_data(out), operand[0], operand[1], NULL, mode, x->size);
+  if (x->size) fn(array_data(out), operand[0], nin == 2 ? operand[1] : NULL, NULL, mode, x->size);
   return value_obj(TAG_ARRAY, out);
 }
