@@ -1,4 +1,4 @@
-/* Builtins that read and write files. The ending of a path says which format. */
+/* Bytes and texts of files, in and out, and elements as files hold them. */
 #include "stdlib/io.h"
 
 #include <errno.h>
@@ -153,140 +153,58 @@ bool file_write(qn_vm *vm, const char *path, const uint8_t *data, size_t len) {
   return code ? file_failed(vm, path, "written", code) : true;
 }
 
-/* ---- formats ------------------------------------------------------------------------------------------------------ */
+/* ---- elements ---------------------------------------------------------------------------------------------------------- */
 
-typedef enum file_format { FORMAT_npy, FORMAT_npz, FORMAT_txt, FORMAT_unknown } file_format;
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "elements are read and written as they lie in memory");
 
-static file_format format_of(const qn_str *path) {
-  static const char *const endings[] = {".npy", ".npz", ".txt"};
-  for (int i = 0; i < FORMAT_unknown; i++)
-    if (path->len > 4 && memcmp(path->text + path->len - 4, endings[i], 4) == 0) return (file_format)i;
-  return FORMAT_unknown;
+qn_dtype elements_dtype(qn_dtype stored) {
+  return stored == QN_u16 ? QN_i32 : stored == QN_u32 || stored == QN_u64 ? QN_i64 : stored;
 }
 
-static qn_value unknown_format(qn_vm *vm, const char *fn, const qn_str *path) {
-  return raise(vm, E_format, SPAN_NONE, "%s: %s: the ending names no known format; these are .npy, .npz and .txt", fn,
-               path->text);
+static uint64_t get_element(const uint8_t *p, size_t size, bool swapped) {
+  uint64_t x = 0;
+  for (size_t i = 0; i < size; i++) x |= (uint64_t)p[swapped ? size - 1 - i : i] << 8 * i;
+  return x;
+}
+
+bool elements_read(qn_dtype stored, bool swapped, char *to, const uint8_t *from, int64_t n) {
+  if (stored == QN_bool) {
+    for (int64_t i = 0; i < n; i++) to[i] = from[i] != 0;
+    return true;
+  }
+  size_t size = dtype_size(stored), step = dtype_size(elements_dtype(stored));
+  if (elements_dtype(stored) == stored && !(swapped && size > 1)) {
+    if (n) memcpy(to, from, (size_t)n * size);
+    return true;
+  }
+  for (int64_t i = 0; i < n; i++) {
+    uint64_t x = get_element(from + (size_t)i * size, size, swapped);
+    if (stored == QN_u64 && x > INT64_MAX) return false;
+    memcpy(to + (size_t)i * step, &x, step);
+  }
+  return true;
+}
+
+/* ---- texts ------------------------------------------------------------------------------------------------------------ */
+
+qn_value text_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) {
+  if (len > TEXT_MAX) {
+    raise(vm, E_too_large, SPAN_NONE, "%s: a text has at most 2**31 bytes", path);
+    return value_error();
+  }
+  if (!utf8_valid((const char *)data, len)) {
+    file_refuse(vm, path, "the text is not UTF-8 (byte %zu)", utf8_valid_prefix((const char *)data, len));
+    return value_error();
+  }
+  return new_str(vm, (const char *)data, len);
 }
 
 /* A path argument: C's functions end at a NUL. */
-static bool arg_path(qn_vm *vm, const char *fn, qn_value v, qn_str **out) {
+bool arg_path(qn_vm *vm, const char *fn, qn_value v, qn_str **out) {
   if (!arg_str(vm, fn, "a path", v, out)) return false;
   if (memchr((*out)->text, 0, (*out)->len)) {
     raise(vm, E_file, SPAN_NONE, "%s: a path holds no NUL", fn);
     return false;
   }
   return true;
-}
-
-static qn_value text_from(qn_vm *vm, const char *path, const bytes *b) {
-  if (b->len > TEXT_MAX) {
-    raise(vm, E_too_large, SPAN_NONE, "%s: a text has at most 2**31 bytes", path);
-    return value_error();
-  }
-  if (!utf8_valid((const char *)b->data, b->len)) {
-    file_refuse(vm, path, "the text is not UTF-8 (byte %zu)", utf8_valid_prefix((const char *)b->data, b->len));
-    return value_error();
-  }
-  return new_str(vm, (const char *)b->data, b->len);
-}
-
-/* ---- a tree from a record of dotted names ---------------------------------------------------------------------------- */
-
-typedef struct like_ctx {
-  qn_vm *vm;
-  const char *path;
-  const qn_record *flat;
-} like_ctx;
-
-static qn_value visit_like(void *ctx, const trees_walk *w, const qn_value *values) {
-  like_ctx *c = ctx;
-  qn_vm *vm = c->vm;
-  if (!is_array(values[0]) && !value_is_scalar(values[0])) return value_retain(values[0]);
-  text_buf t;
-  text_init(&t, vm);
-  text_path(w, true, &t);
-  qn_value name = text_take(&t);
-  if (value_is_error(name)) return name;
-  int at = record_find(c->flat, value_str(name));
-  qn_value out = value_error();
-  if (at < 0) {
-    raise(vm, E_key, SPAN_NONE, "load: %s has no array called %s", c->path, value_str(name)->text);
-  } else {
-    out = value_retain(c->flat->items[at]);
-    /* A number of the tree was saved as rank 0, and becomes a number again. */
-    if (value_is_scalar(values[0]) && is_array(out) && value_array(out)->rank == 0) {
-      qn_value number;
-      bool ok = array_item(vm, value_array(out), 0, &number);
-      value_release(vm, out);
-      out = ok ? number : value_error();
-    }
-  }
-  value_release(vm, name);
-  return out;
-}
-
-/* ---- the builtins ------------------------------------------------------------------------------------------------------ */
-
-qn_value builtin_load(qn_vm *vm, const qn_value *args) {
-  qn_str *path;
-  bytes b;
-  if (!arg_path(vm, "load", args[0], &path)) return value_error();
-  file_format format = format_of(path);
-  if (format == FORMAT_unknown) return unknown_format(vm, "load", path);
-  bool like = !value_is(args[1], TAG_NIL);
-  if (like && format != FORMAT_npz) return raise(vm, E_argument, SPAN_NONE, "load: like is for .npz files");
-  if (!file_read(vm, path->text, &b)) return value_error();
-  qn_value out = format == FORMAT_npy   ? npy_read(vm, path->text, b.data, b.len)
-                 : format == FORMAT_npz ? npz_read(vm, path->text, b.data, b.len)
-                                        : text_from(vm, path->text, &b);
-  bytes_free(vm, &b);
-  if (!like || value_is_error(out)) return out;
-  like_ctx c = {vm, path->text, value_record(out)};
-  qn_value tree = trees_map(vm, "load", &args[1], 1, true, visit_like, &c);
-  value_release(vm, out);
-  return tree;
-}
-
-qn_value builtin_save(qn_vm *vm, const qn_value *args) {
-  qn_str *path, *text;
-  if (!arg_path(vm, "save", args[0], &path)) return value_error();
-  qn_value v = args[1];
-  bytes b = {0};
-  bool good = false;
-  switch (format_of(path)) {
-  case FORMAT_npy:
-    if (!is_array(v) && !value_is_scalar(v))
-      return arg_refuse(vm, "save", "one array for .npy (.npz holds trees of arrays)", v);
-    good = npy_write(vm, v, &b);
-    break;
-  case FORMAT_npz:
-    if (!value_is(v, TAG_RECORD) && !value_is(v, TAG_LIST))
-      return arg_refuse(vm, "save", "a record or list of arrays for .npz (.npy holds one array)", v);
-    good = npz_write(vm, v, &b);
-    break;
-  case FORMAT_txt:
-    good = arg_str(vm, "save", "a text for .txt", v, &text) && bytes_add(vm, &b, text->text, text->len);
-    break;
-  case FORMAT_unknown: return unknown_format(vm, "save", path);
-  }
-  good = good && file_write(vm, path->text, b.data, b.len);
-  bytes_free(vm, &b);
-  return good ? value_nil() : value_error();
-}
-
-qn_value builtin_read_text(qn_vm *vm, const qn_value *args) {
-  qn_str *path;
-  bytes b;
-  if (!arg_path(vm, "read_text", args[0], &path) || !file_read(vm, path->text, &b)) return value_error();
-  qn_value out = text_from(vm, path->text, &b);
-  bytes_free(vm, &b);
-  return out;
-}
-
-qn_value builtin_write_text(qn_vm *vm, const qn_value *args) {
-  qn_str *path, *text;
-  if (!arg_path(vm, "write_text", args[0], &path) || !arg_str(vm, "write_text", "a text", args[1], &text))
-    return value_error();
-  return file_write(vm, path->text, (const uint8_t *)text->text, text->len) ? value_nil() : value_error();
 }

@@ -11,24 +11,19 @@
 #include <string.h>
 
 #include "lang/error.h"
+#include "stdlib/builtins.h"
 #include "stdlib/io.h"
-
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "elements are written as they lie in memory");
 
 static const uint8_t magic[6] = {0x93, 'N', 'U', 'M', 'P', 'Y'};
 
 typedef struct npy_type {
   char name[3];
-  uint8_t size;       /* bytes in the file */
-  uint8_t dtype;      /* of the array */
-  bool widen, narrow; /* the array's elements are wider; values may not fit */
+  uint8_t dtype; /* of the elements in the file */
 } npy_type;
 
 static const npy_type npy_types[] = {
-    {"b1", 1, QN_bool, false, false}, {"u1", 1, QN_u8, false, false},  {"i1", 1, QN_i8, false, false},
-    {"i2", 2, QN_i16, false, false},  {"i4", 4, QN_i32, false, false}, {"i8", 8, QN_i64, false, false},
-    {"f2", 2, QN_f16, false, false},  {"f4", 4, QN_f32, false, false}, {"f8", 8, QN_f64, false, false},
-    {"u2", 2, QN_i32, true, false},   {"u4", 4, QN_i64, true, false},  {"u8", 8, QN_i64, false, true},
+    {"b1", QN_bool}, {"u1", QN_u8},  {"i1", QN_i8},  {"i2", QN_i16}, {"i4", QN_i32}, {"i8", QN_i64},
+    {"f2", QN_f16},  {"f4", QN_f32}, {"f8", QN_f64}, {"u2", QN_u16}, {"u4", QN_u32}, {"u8", QN_u64},
 };
 enum { NPY_TYPES = sizeof npy_types / sizeof *npy_types };
 
@@ -89,7 +84,7 @@ static bool read_type(reader *r, header *h) {
     shown[k] = 0;
     return file_refuse(r->vm, r->path, "the element type \"%s\" has no counterpart", shown);
   }
-  h->swapped = order == '>' && h->type->size > 1;
+  h->swapped = order == '>';
   return true;
 }
 
@@ -151,33 +146,7 @@ static bool read_header(reader *r, header *h) {
   return file_refuse(r->vm, r->path, "the header lacks descr, fortran_order or shape");
 }
 
-/* ---- elements -------------------------------------------------------------------------------------------------------------- */
-
-static uint64_t get_element(const uint8_t *p, int size, bool swapped) {
-  uint64_t x = 0;
-  for (int i = 0; i < size; i++) x |= (uint64_t)p[swapped ? size - 1 - i : i] << 8 * i;
-  return x;
-}
-
-/* Copies n elements from the file into an array's data; false where one does not fit. */
-static bool copy_elements(const header *h, char *to, const uint8_t *from, int64_t n) {
-  const npy_type *t = h->type;
-  if (t->dtype == QN_bool) {
-    for (int64_t i = 0; i < n; i++) to[i] = from[i] != 0;
-    return true;
-  }
-  if (!t->widen && !t->narrow && !h->swapped) {
-    if (n) memcpy(to, from, (size_t)n * t->size);
-    return true;
-  }
-  size_t step = dtype_size((qn_dtype)t->dtype);
-  for (int64_t i = 0; i < n; i++) {
-    uint64_t x = get_element(from + i * t->size, t->size, h->swapped);
-    if (t->narrow && x > INT64_MAX) return false;
-    memcpy(to + (size_t)i * step, &x, step);
-  }
-  return true;
-}
+/* ---- reading ---------------------------------------------------------------------------------------------------------- */
 
 qn_value npy_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) {
   if (len < sizeof magic || memcmp(data, magic, sizeof magic) != 0) {
@@ -206,22 +175,23 @@ qn_value npy_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) 
 
   int64_t strides[ARRAY_MAX_RANK];
   int64_t n = shape_strides(h.rank, h.shape, strides);
-  if (n < 0 || (uint64_t)n > len / h.type->size) {
+  qn_dtype stored = (qn_dtype)h.type->dtype;
+  if (n < 0 || (uint64_t)n > len / dtype_size(stored)) {
     if (n < 0)
       file_refuse(vm, path, "the shape in the header has too many elements");
     else
       file_refuse(vm, path, "the file is truncated: %zu bytes of data where the header asks for %zu", len,
-                  (size_t)n * h.type->size);
+                  (size_t)n * dtype_size(stored));
     return value_error();
   }
   /* Fortran order: the elements are those of the transposed array in C order. */
   int64_t shape[ARRAY_MAX_RANK];
   for (int i = 0; i < h.rank; i++) shape[i] = h.shape[h.fortran ? h.rank - 1 - i : i];
-  qn_dtype dtype = (qn_dtype)h.type->dtype;
+  qn_dtype dtype = elements_dtype(stored);
   qn_array *a = array_new(vm, dtype, h.rank, shape);
   if (!a) return value_error();
   qn_value out = value_obj(TAG_ARRAY, a);
-  if (!copy_elements(&h, array_data(a), data, n)) {
+  if (!elements_read(stored, h.swapped, array_data(a), data, n)) {
     file_refuse(vm, path, "an element is beyond the range of i64");
     value_release(vm, out);
     return value_error();
@@ -238,6 +208,10 @@ qn_value npy_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) 
 /* ---- writing ------------------------------------------------------------------------------------------------------------------ */
 
 bool npy_write(qn_vm *vm, qn_value v, bytes *out) {
+  if (!value_is(v, TAG_ARRAY) && !value_is_scalar(v)) {
+    arg_refuse(vm, "save", "one array for .npy (.npz and .safetensors hold trees of arrays)", v);
+    return false;
+  }
   int64_t shape[ARRAY_MAX_RANK];
   qn_dtype dtype;
   qn_array *a = NULL;
@@ -253,15 +227,17 @@ bool npy_write(qn_vm *vm, qn_value v, bytes *out) {
   }
   const npy_type *type = NULL;
   for (int i = 0; i < NPY_TYPES; i++)
-    if (npy_types[i].dtype == dtype && !npy_types[i].widen && !npy_types[i].narrow) type = &npy_types[i];
+    if (npy_types[i].dtype == dtype) type = &npy_types[i];
   text_buf t;
   text_init(&t, vm);
   bool good = type != NULL;
   if (!good) {
-    raise(vm, E_dtype, SPAN_NONE, "save: .npy has no %s; convert with x.to(f32), which holds every such number",
+    raise(vm, E_dtype, SPAN_NONE,
+          "save: .npy has no %s, which .safetensors has; or convert with x.to(f32), which holds every such number",
           dtype_rows[dtype].name);
   } else {
-    text_addf(&t, "{'descr': '%c%s', 'fortran_order': False, 'shape': (", type->size == 1 ? '|' : '<', type->name);
+    text_addf(&t, "{'descr': '%c%s', 'fortran_order': False, 'shape': (", dtype_size(dtype) == 1 ? '|' : '<',
+              type->name);
     for (int i = 0; i < rank; i++) {
       text_int(&t, shape[i]);
       text_adds(&t, rank == 1 ? "," : i < rank - 1 ? ", " : "");
@@ -280,7 +256,7 @@ bool npy_write(qn_vm *vm, qn_value v, bytes *out) {
     char number[8];
     if (!a) dtype_store(dtype, number, v);
     good = bytes_add(vm, out, lead, sizeof lead) && bytes_add(vm, out, t.text, t.len) &&
-           bytes_add(vm, out, a ? array_data(a) : number, a ? (size_t)a->size * type->size : type->size);
+           bytes_add(vm, out, a ? array_data(a) : number, a ? (size_t)a->size * dtype_size(dtype) : dtype_size(dtype));
   }
   text_free(&t);
   if (a) value_release(vm, value_obj(TAG_ARRAY, a));

@@ -191,15 +191,6 @@ typedef struct writer {
   qn_record *names; /* those used so far */
 } writer;
 
-static void put_u16(uint8_t *p, uint32_t x) {
-  p[0] = (uint8_t)x;
-  p[1] = (uint8_t)(x >> 8);
-}
-static void put_u32(uint8_t *p, uint32_t x) {
-  put_u16(p, x);
-  put_u16(p + 2, x >> 16);
-}
-
 static bool too_large(qn_vm *vm) {
   raise(vm, E_too_large, SPAN_NONE, "save: .npz holds at most 4 GiB; .npy has no such limit");
   return false;
@@ -269,6 +260,10 @@ static qn_value visit_member(void *ctx, const trees_walk *walk, const qn_value *
 }
 
 bool npz_write(qn_vm *vm, qn_value tree, bytes *out) {
+  if (!value_is(tree, TAG_RECORD) && !value_is(tree, TAG_LIST)) {
+    arg_refuse(vm, "save", "a record or list of arrays for .npz (.npy holds one array)", tree);
+    return false;
+  }
   writer w = {.vm = vm, .out = out, .names = record_new(vm)};
   if (!w.names) return false;
   qn_value walked = trees_map(vm, "save", &tree, 1, true, visit_member, &w);

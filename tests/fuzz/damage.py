@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Random damage of the files that Quern reads: .npy and .npz files, and the kernel cache.
+"""Random damage of the files that Quern reads: data files, and the kernel cache.
 
-  damage.py [--quern build/quern] [--seconds 10] [--seed N] npy | npz | cache
+  damage.py [--quern build/quern] [--seconds 10] [--seed N] npy | npz | safetensors | csv | png | cache
 
-npy, npz   Good files are changed at random: bits and bytes, cuts, repeats, splices, header numbers that lie, and for .npz also
-           members that are damaged inside a sound archive. A script loads them one after the other and catches what happens:
-           each must load or give one of the errors that say what is wrong; the process must live.
+npy ...    Good files are changed at random: bits and bytes, cuts, repeats, splices, header numbers that lie; for .npz also
+           members that are damaged inside a sound archive, for .png also chunks whose checksums are right again, for .safetensors
+           the header's text. A script loads them one after the other and catches what happens: each must load or give one of
+           the errors that say what is wrong; the process must live.
 cache      Files of a filled kernel cache are changed, cut, exchanged, or replaced by folders, links and pipes. The program
            must print what it prints without a cache.
 
@@ -13,8 +14,10 @@ The seed is printed, and what failed is described so that it can be made again.
 """
 import argparse
 import io
+import json
 import os
 import random
+import re
 import resource
 import shutil
 import subprocess
@@ -22,6 +25,7 @@ import sys
 import tempfile
 import time
 import zipfile
+import zlib
 
 import numpy as np
 
@@ -144,6 +148,115 @@ def damaged_npz(r, good):
     return data
 
 
+def safetensors(header, data):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def good_safetensors():
+    entry = lambda dtype, shape, a, b: {"dtype": dtype, "shape": shape, "data_offsets": [a, b]}
+    return [safetensors({"__metadata__": {"a": "b\u00e9\n"}, "w": entry("F32", [2, 3], 0, 24), "b": entry("BF16", [3], 24, 30)}, bytes(range(30))),
+            safetensors({"x": entry("U64", [2], 0, 16), "y": entry("BOOL", [], 16, 17), "z": entry("I8", [0, 5], 17, 17)}, bytes(17)),
+            safetensors({f"layer.{i}": entry("F64", [1, 1], 8 * i, 8 * i + 8) for i in range(9)}, bytes(72)), safetensors({}, b"")]
+
+
+def damaged_safetensors(r, good):
+    data = r.choice(good)
+    if r.random() < 0.7:
+        size = int.from_bytes(data[:8], "little")
+        text, rest = data[8:8 + size], data[8 + size:]
+        for _ in range(r.randrange(1, 4)):
+            at = r.randrange(len(text) + 1)
+            kind = r.randrange(5)
+            if kind == 0:
+                text = text[:at] + r.choice([b"{", b"[" * 3000, b'{"a":' * 3000, b'"', b"\\u", b"\\ud800", b",", b"1e5", b"null", b"\xff", b"\0"]) + text[at:]
+            elif kind == 1:
+                numbers = list(re.finditer(rb"\d+", text))
+                if numbers:
+                    found = r.choice(numbers)
+                    text = text[:found.start()] + str(r.choice(NUMBERS)).encode() + text[found.end():]
+            elif kind == 2:
+                text = text.replace(r.choice([b"F32", b"BF16", b"U64", b"shape"]), r.choice([b"F64", b"F8_E4M3", b"I8", b"dtype", b""]))
+            elif kind == 3:
+                text = text[:at] + text[at + r.randrange(1, 20):]
+            else:
+                text = text[:at] + text[at - r.randrange(at + 1):]
+        data = safetensors(text, rest)
+    for _ in range(r.choice([0, 0, 1, 3])):
+        data = change(r, data, good)
+    return data
+
+
+def good_csv():
+    return [b"1,2\n3,4\n", b"a,b,c\n1,x,\n2.5,\"y \"\"z\"\"\n\",true\n", "\ufeffn;\u00e9\r\n1;2\r\n;nan\r\n".encode(),
+            b"\n".join(b"%d,%f,inf" % (i, i / 7) for i in range(200)), b'"a\n', b"\t\t\n"]
+
+
+def damaged_csv(r, good):
+    data = r.choice(good)
+    for _ in range(r.randrange(1, 5)):
+        if r.random() < 0.5:
+            at = r.randrange(len(data) + 1)
+            data = data[:at] + r.choice([b",", b'"', b"\n", b"\r", b";", b"1e999", b"-", b"9" * 40, b"\xc3", b"\0", b" ", b"nan", b"," * 5000]) + data[at:]
+        else:
+            data = change(r, data, good)
+    return data
+
+
+def chunk(name, data):
+    return len(data).to_bytes(4, "big") + name + data + zlib.crc32(name + data).to_bytes(4, "big")
+
+
+def png(width, height, bits, color, raw, interlaced=0, more=()):
+    head = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([bits, color, 0, 0, interlaced])
+    return [(b"IHDR", head), *more, (b"IDAT", zlib.compress(raw)), (b"IEND", b"")]
+
+
+def good_png():
+    """Lists of chunks."""
+    rows = lambda n, height: b"".join(bytes([y % 5]) + bytes(range(n)) for y in range(height))
+    return [png(8, 4, 8, 0, rows(8, 4)), png(5, 7, 8, 2, rows(15, 7)), png(3, 3, 16, 6, rows(24, 3)), png(9, 3, 1, 0, rows(2, 3)),
+            png(4, 4, 4, 3, rows(2, 4), more=[(b"PLTE", bytes(range(48))), (b"tRNS", b"\1\2\3")]), png(8, 8, 8, 0, rows(1, 200)[:79], 1),
+            png(300, 300, 8, 0, bytes(301 * 300)), png(6, 2, 16, 2, rows(36, 2), more=[(b"tRNS", bytes(6))])]
+
+
+def damaged_png(r, good):
+    chunks = [*r.choice(good)]
+    for _ in range(r.randrange(0, 3)):
+        at = r.randrange(len(chunks))
+        name, data = chunks[at]
+        kind = r.randrange(7)
+        if kind == 0:
+            chunks[at] = (name, change(r, data, [b"", data]))
+        elif kind == 1 and name == b"IHDR" and len(data) > 12:
+            data = bytearray(data)
+            data[r.choice([8, 9, 12])] = r.choice([0, 1, 2, 3, 4, 6, 8, 16, 32])
+            chunks[at] = (name, bytes(data))
+        elif kind == 2 and name == b"IHDR":
+            at4 = r.choice([0, 4])
+            chunks[at] = (name, data[:at4] + (r.choice(NUMBERS) % 2**32).to_bytes(4, "big") + data[at4 + 4:])
+        elif kind == 3 and name == b"IDAT":
+            try:
+                chunks[at] = (name, zlib.compress(change(r, zlib.decompress(data), [b"", data])))
+            except zlib.error:
+                pass
+        elif kind == 4:
+            chunks[at:at] = [r.choice(chunks)]
+        elif kind == 5:
+            del chunks[at]
+            chunks = chunks or [(b"IEND", b"")]
+        else:
+            chunks[at] = (r.choice([b"PLTE", b"tRNS", b"IDAT", b"IEND", b"IHDR", b"ABCD", b"aBCD"]), data)
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*c) for c in chunks)
+    for _ in range(r.choice([0, 0, 0, 1, 2])):
+        data = change(r, data, [data])
+    return data
+
+
+KINDS = {"npy": (damaged_npy, good_npy), "npz": (damaged_npz, good_npy), "safetensors": (damaged_safetensors, good_safetensors),
+         "csv": (damaged_csv, good_csv), "png": (damaged_png, good_png)}
+
+
 def limit_memory():
     resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 
@@ -163,7 +276,7 @@ def run(quern, args, folder, timeout=120, **how):
 
 
 def fuzz_files(kind, quern, seed, end, folder):
-    make, good = {"npy": damaged_npy, "npz": damaged_npz}[kind], good_npy()
+    make, good = KINDS[kind][0], KINDS[kind][1]()
     script = os.path.join(folder, "load.qn")
     with open(script, "w", encoding="utf-8") as f:
         f.write(LOAD)
@@ -268,7 +381,7 @@ def fuzz_cache(quern, seed, end, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kind", choices=["npy", "npz", "cache"])
+    parser.add_argument("kind", choices=[*KINDS, "cache"])
     parser.add_argument("--quern", default="build/quern")
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--seed", type=int, default=None)

@@ -1,0 +1,466 @@
+/* .safetensors: eight bytes with the length of a header, the header (a JSON object of name -> {dtype, shape, data_offsets}), and
+ * the elements. "__metadata__" names an object of texts, which is a field of that name in the record that is read and written.
+ *
+ *   file                  quern              file              quern
+ *   BOOL U8 I8 I16 I32    bool u8 i8 ...     U16               i32, widened
+ *   I64 F16 BF16 F32 F64  i64 f16 bf16 ...   U32               i64, widened
+ *   others                E502               U64               i64, if all elements fit
+ *
+ * Reading checks that the elements of all arrays together are the whole of what follows the header, without gap and overlap, as
+ * the format demands. So no file can ask for more memory than some times its own size. Writing puts wide elements first, so
+ * that each lies at a multiple of its size; the header keeps the order of the fields.
+ *
+ * The JSON reader knows what such headers are made of: objects, texts, lists of sizes.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "lang/error.h"
+#include "stdlib/builtins.h"
+#include "stdlib/io.h"
+
+static const char *const type_names[QN_DTYPE_COUNT] = {
+    [QN_bool] = "BOOL", [QN_u8] = "U8",   [QN_i8] = "I8",     [QN_i16] = "I16", [QN_i32] = "I32",
+    [QN_i64] = "I64",   [QN_f16] = "F16", [QN_bf16] = "BF16", [QN_f32] = "F32", [QN_f64] = "F64",
+    [QN_u16] = "U16",   [QN_u32] = "U32", [QN_u64] = "U64",
+};
+
+enum { WIDEST = 8 }; /* bytes of the widest elements */
+
+static const char metadata_name[] = "__metadata__";
+
+/* ---- JSON -------------------------------------------------------------------------------------------------------------- */
+
+typedef struct json {
+  qn_vm *vm;
+  const char *path;
+  const char *start, *p, *end;
+} json;
+
+static bool json_refuse(json *j, const char *what) {
+  return file_refuse(j->vm, j->path, "the header is damaged: %s at byte %zu of it", what, (size_t)(j->p - j->start));
+}
+
+static void json_blanks(json *j) {
+  while (j->p < j->end && (*j->p == ' ' || *j->p == '\t' || *j->p == '\n' || *j->p == '\r')) j->p++;
+}
+
+static bool json_accept(json *j, char c) {
+  json_blanks(j);
+  if (j->p == j->end || *j->p != c) return false;
+  j->p++;
+  return true;
+}
+
+static bool json_expect(json *j, char c) {
+  char what[] = "there is no '?'";
+  what[13] = c;
+  return json_accept(j, c) || json_refuse(j, what);
+}
+
+/* Four hexadecimal digits, or -1. */
+static int32_t json_hex(json *j) {
+  int32_t code = 0;
+  if (j->end - j->p < 4) return -1;
+  for (int i = 0; i < 4; i++) {
+    char c = *j->p++;
+    int digit = c >= '0' && c <= '9' ? c - '0' : (c | 32) >= 'a' && (c | 32) <= 'f' ? (c | 32) - 'a' + 10 : -1;
+    if (digit < 0) return -1;
+    code = code << 4 | digit;
+  }
+  return code;
+}
+
+static bool json_escape(json *j, text_buf *t) {
+  static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+  char c = j->p < j->end ? *j->p++ : 0;
+  const char *known = c ? strchr(from, c) : NULL;
+  if (known) {
+    text_add(t, to + (known - from), 1);
+    return true;
+  }
+  if (c != 'u') return json_refuse(j, "a text has an unknown escape");
+  int32_t code = json_hex(j);
+  if (code >= 0xd800 && code < 0xdc00 && j->end - j->p > 1 && j->p[0] == '\\' && j->p[1] == 'u') {
+    j->p += 2;
+    int32_t low = json_hex(j);
+    code = low >= 0xdc00 && low < 0xe000 ? 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00) : -1;
+  }
+  if (code < 0 || (code >= 0xd800 && code < 0xe000)) return json_refuse(j, "a text has a broken escape");
+  char utf8[4];
+  text_add(t, utf8, (size_t)utf8_encode((uint32_t)code, utf8));
+  return true;
+}
+
+/* A text, owned; the error value if there is none. */
+static qn_value json_text(json *j) {
+  if (!json_expect(j, '"')) return value_error();
+  text_buf t;
+  text_init(&t, j->vm);
+  bool good = true;
+  for (; good;) {
+    const char *from = j->p;
+    while (j->p < j->end && *j->p != '"' && *j->p != '\\' && (unsigned char)*j->p >= ' ') j->p++;
+    text_add(&t, from, (size_t)(j->p - from));
+    if (j->p == j->end || (unsigned char)*j->p < ' ')
+      good = json_refuse(j, "a text does not end");
+    else if (*j->p++ == '"')
+      break;
+    else
+      good = json_escape(j, &t);
+  }
+  if (good) return text_take(&t);
+  text_free(&t);
+  return value_error();
+}
+
+/* An interned name. */
+static qn_str *json_name(json *j) {
+  qn_value text = json_text(j);
+  if (value_is_error(text)) return NULL;
+  qn_str *name = str_intern(j->vm, value_str(text)->text, value_str(text)->len);
+  value_release(j->vm, text);
+  return name;
+}
+
+/* A list of at most `most` numbers that are not negative; their count, or -1. */
+static int json_sizes(json *j, int64_t *out, int most) {
+  if (!json_expect(j, '[')) return -1;
+  if (json_accept(j, ']')) return 0;
+  for (int n = 0;;) {
+    int64_t x = 0;
+    int digits = 0;
+    json_blanks(j);
+    for (; j->p < j->end && *j->p >= '0' && *j->p <= '9'; j->p++, digits++)
+      if (__builtin_mul_overflow(x, 10, &x) || __builtin_add_overflow(x, *j->p - '0', &x)) {
+        json_refuse(j, "a number is too large");
+        return -1;
+      }
+    if (!digits) {
+      json_refuse(j, "there is no size");
+      return -1;
+    }
+    if (n == most) {
+      json_refuse(j, most == ARRAY_MAX_RANK ? "an array has more than 8 axes" : "a list is too long");
+      return -1;
+    }
+    out[n++] = x;
+    if (json_accept(j, ']')) return n;
+    if (!json_expect(j, ',')) return -1;
+  }
+}
+
+/* Calls `field` for each name of an object, to read what belongs to it. */
+static bool json_object(json *j, bool (*field)(void *ctx, json *j, qn_str *name), void *ctx) {
+  if (!json_expect(j, '{')) return false;
+  if (json_accept(j, '}')) return true;
+  for (;;) {
+    qn_str *name = json_name(j);
+    if (!name) return false;
+    bool good = json_expect(j, ':') && field(ctx, j, name);
+    value_release(j->vm, value_obj(TAG_STR, name));
+    if (!good) return false;
+    if (json_accept(j, '}')) return true;
+    if (!json_expect(j, ',')) return false;
+  }
+}
+
+/* ---- reading ----------------------------------------------------------------------------------------------------------------- */
+
+typedef struct tensor {
+  qn_dtype dtype; /* QN_DTYPE_COUNT: not read yet */
+  int rank;       /* -1: not read yet */
+  int64_t shape[ARRAY_MAX_RANK];
+  int64_t from, to; /* to < 0: not read yet */
+} tensor;
+
+typedef struct file {
+  qn_vm *vm;
+  const char *path;
+  const uint8_t *data; /* behind the header */
+  int64_t len;
+  qn_record *out;
+  int64_t (*spans)[2]; /* of the arrays' data */
+  uint32_t nspans, cap;
+  int64_t claimed; /* bytes of the arrays so far */
+} file;
+
+static bool read_type(json *j, tensor *t) {
+  qn_value name = json_text(j);
+  if (value_is_error(name)) return false;
+  for (int d = 0; d < QN_DTYPE_COUNT; d++)
+    if (type_names[d] && strcmp(type_names[d], value_str(name)->text) == 0) t->dtype = (qn_dtype)d;
+  bool good = t->dtype != QN_DTYPE_COUNT ||
+              file_refuse(j->vm, j->path, "the element type \"%.20s\" has no counterpart", value_str(name)->text);
+  value_release(j->vm, name);
+  return good;
+}
+
+static bool read_tensor_field(void *ctx, json *j, qn_str *name) {
+  tensor *t = ctx;
+  int64_t offsets[2];
+  if (strcmp(name->text, "dtype") == 0 && t->dtype == QN_DTYPE_COUNT) return read_type(j, t);
+  if (strcmp(name->text, "shape") == 0 && t->rank < 0) return (t->rank = json_sizes(j, t->shape, ARRAY_MAX_RANK)) >= 0;
+  if (strcmp(name->text, "data_offsets") == 0 && t->to < 0) {
+    int n = json_sizes(j, offsets, 2);
+    if (n < 0) return false;
+    if (n != 2) return json_refuse(j, "data_offsets are not two numbers");
+    t->from = offsets[0];
+    t->to = offsets[1];
+    return true;
+  }
+  return json_refuse(j, "an array has an unknown or repeated property");
+}
+
+static bool read_metadata(void *ctx, json *j, qn_str *name) {
+  qn_record *r = ctx;
+  if (record_find(r, name) >= 0) return json_refuse(j, "two entries of the metadata have one name");
+  qn_value text = json_text(j);
+  return !value_is_error(text) && record_set(j->vm, r, name, text);
+}
+
+static qn_value make_tensor(file *f, const tensor *t, const char *name) {
+  qn_vm *vm = f->vm;
+  int64_t strides[ARRAY_MAX_RANK], n = shape_strides(t->rank, t->shape, strides);
+  int64_t size = (int64_t)dtype_size(t->dtype);
+#define REFUSE(what) return file_refuse(vm, f->path, "array %s %s", name, what), value_error()
+  if (t->from > t->to || t->to > f->len) REFUSE("lies outside the file: the file is truncated or damaged");
+  if (n < 0) REFUSE("has too many elements");
+  if (n > f->len || n * size != t->to - t->from) REFUSE("has another number of bytes than its shape asks for");
+  f->claimed += t->to - t->from;
+  if (f->claimed > f->len) REFUSE("overlaps another one");
+  qn_array *a = array_new(vm, elements_dtype(t->dtype), t->rank, t->shape);
+  if (!a) return value_error();
+  if (!elements_read(t->dtype, false, array_data(a), f->data + t->from, n)) {
+    value_release(vm, value_obj(TAG_ARRAY, a));
+    REFUSE("has an element beyond the range of i64");
+  }
+#undef REFUSE
+  a = array_settle(vm, a);
+  return a ? value_obj(TAG_ARRAY, a) : value_error();
+}
+
+static bool read_entry(void *ctx, json *j, qn_str *name) {
+  file *f = ctx;
+  if (vm_poll(f->vm)) return false;
+  if (record_find(f->out, name) >= 0) return json_refuse(j, "two arrays have one name");
+  qn_value v;
+  if (strcmp(name->text, metadata_name) == 0) {
+    qn_record *r = record_new(f->vm);
+    if (!r) return false;
+    v = value_obj(TAG_RECORD, r);
+    if (!json_object(j, read_metadata, r)) {
+      value_release(f->vm, v);
+      return false;
+    }
+  } else {
+    tensor t = {.dtype = QN_DTYPE_COUNT, .rank = -1, .to = -1};
+    if (!json_object(j, read_tensor_field, &t)) return false;
+    if (t.dtype == QN_DTYPE_COUNT || t.rank < 0 || t.to < 0)
+      return json_refuse(j, "an array lacks dtype, shape or data_offsets");
+    if (!mem_grow(f->vm, (void **)&f->spans, &f->cap, (size_t)f->nspans + 1, sizeof *f->spans)) return false;
+    f->spans[f->nspans][0] = t.from;
+    f->spans[f->nspans++][1] = t.to;
+    v = make_tensor(f, &t, name->text);
+  }
+  return !value_is_error(v) && record_set(f->vm, f->out, name, v);
+}
+
+static int by_place(const void *a, const void *b) {
+  const int64_t *x = a, *y = b;
+  return x[0] != y[0] ? (x[0] < y[0] ? -1 : 1) : (x[1] > y[1]) - (x[1] < y[1]);
+}
+
+static bool check_spans(file *f) {
+  int64_t at = 0;
+  if (f->nspans) qsort(f->spans, f->nspans, sizeof *f->spans, by_place);
+  for (uint32_t i = 0; i < f->nspans; i++) {
+    if (f->spans[i][0] != at)
+      return file_refuse(f->vm, f->path,
+                         f->spans[i][0] < at ? "two arrays overlap" : "bytes between two arrays belong to none");
+    at = f->spans[i][1];
+  }
+  return at == f->len || file_refuse(f->vm, f->path, "bytes behind the last array belong to none");
+}
+
+qn_value safetensors_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) {
+  uint64_t header = len < 8 ? 0 : get_u64(data);
+  if (len < 8 || header > len - 8) {
+    file_refuse(vm, path,
+                len < 8 ? "the file is truncated"
+                        : "the header is longer than the file: it is truncated, or no .safetensors file");
+    return value_error();
+  }
+  const char *text = (const char *)data + 8;
+  json j = {vm, path, text, text, text + header};
+  if (!utf8_valid(text, header)) {
+    file_refuse(vm, path, "the header is not UTF-8");
+    return value_error();
+  }
+  file f = {
+      .vm = vm, .path = path, .data = data + 8 + header, .len = (int64_t)(len - 8 - header), .out = record_new(vm)};
+  if (!f.out) return value_error();
+  bool good = json_object(&j, read_entry, &f);
+  json_blanks(&j);
+  good = good && (j.p == j.end || json_refuse(&j, "text follows the object"));
+  good = good && check_spans(&f);
+  mem_free(vm, f.spans, f.cap * sizeof *f.spans);
+  if (good) return value_obj(TAG_RECORD, f.out);
+  value_release(vm, value_obj(TAG_RECORD, f.out));
+  return value_error();
+}
+
+/* ---- writing -------------------------------------------------------------------------------------------------------------------- */
+
+static void text_json(text_buf *t, const qn_str *s) {
+  text_adds(t, "\"");
+  for (uint32_t i = 0; i < s->len; i++) {
+    unsigned char c = (unsigned char)s->text[i];
+    if (c == '"' || c == '\\') text_adds(t, "\\");
+    if (c < ' ')
+      text_addf(t, "\\u%04x", c);
+    else
+      text_add(t, s->text + i, 1);
+  }
+  text_adds(t, "\"");
+}
+
+/* Collects leaves under their dotted names. */
+typedef struct leaves {
+  qn_vm *vm;
+  qn_record *flat;
+} leaves;
+
+static qn_value visit_leaf(void *ctx, const trees_walk *walk, const qn_value *values) {
+  leaves *l = ctx;
+  qn_vm *vm = l->vm;
+  text_buf t;
+  text_init(&t, vm);
+  text_path(walk, true, &t);
+  if (t.failed) {
+    text_free(&t);
+    return raise_memory(vm);
+  }
+  qn_str *name = str_intern(vm, t.text ? t.text : "", t.len);
+  text_free(&t);
+  if (!name) return value_error();
+  bool good = false;
+  if (!is_array(values[0]) && !value_is_scalar(values[0]))
+    raise(vm, E_type, SPAN_NONE, "save: .safetensors holds arrays and numbers; %s is of kind %s", name->text,
+          value_kind_name(values[0]));
+  else if (record_find(l->flat, name) >= 0)
+    raise(vm, E_argument, SPAN_NONE, "save: two leaves have the dotted name %s", name->text);
+  else
+    good = record_set(vm, l->flat, name, value_retain(values[0]));
+  value_release(vm, value_obj(TAG_STR, name));
+  return good ? value_nil() : value_error();
+}
+
+static qn_dtype dtype_in_file(qn_value v) {
+  return is_array(v) ? (qn_dtype)value_array(v)->dtype : value_operand_type(v).dtype;
+}
+static int64_t bytes_in_file(qn_value v) {
+  return (is_array(v) ? value_array(v)->size : 1) * (int64_t)dtype_size(dtype_in_file(v));
+}
+
+static bool text_metadata(qn_vm *vm, text_buf *t, qn_value metadata) {
+  if (!value_is(metadata, TAG_RECORD)) {
+    arg_refuse(vm, "save", "a record of texts as __metadata__", metadata);
+    return false;
+  }
+  const qn_record *r = value_record(metadata);
+  text_addf(t, "\"%s\":{", metadata_name);
+  for (uint32_t i = 0; i < r->len; i++) {
+    if (!value_is(r->items[i], TAG_STR)) {
+      arg_refuse(vm, "save", "texts in __metadata__", r->items[i]);
+      return false;
+    }
+    if (i) text_adds(t, ",");
+    text_json(t, record_name(r, i));
+    text_adds(t, ":");
+    text_json(t, value_str(r->items[i]));
+  }
+  text_adds(t, "}");
+  return true;
+}
+
+static bool add_elements(qn_vm *vm, qn_value v, bytes *out) {
+  if (!is_array(v)) {
+    char number[8];
+    dtype_store(dtype_in_file(v), number, v);
+    return bytes_add(vm, out, number, dtype_size(dtype_in_file(v)));
+  }
+  qn_array *a = array_to_cpu(vm, value_array(v));
+  if (!a) return false;
+  bool good = bytes_add(vm, out, array_data(a), (size_t)bytes_in_file(v));
+  value_release(vm, value_obj(TAG_ARRAY, a));
+  return good;
+}
+
+static bool write_flat(qn_vm *vm, const qn_record *flat, qn_value metadata, text_buf *t, bytes *out) {
+  text_adds(t, "{");
+  if (!value_is(metadata, TAG_NIL) && !text_metadata(vm, t, metadata)) return false;
+  /* Where the next array with elements of so many bytes goes. */
+  int64_t next[WIDEST + 1] = {0};
+  for (uint32_t i = 0; i < flat->len; i++)
+    for (size_t size = 1; size < dtype_size(dtype_in_file(flat->items[i])); size *= 2)
+      next[size] += bytes_in_file(flat->items[i]);
+  for (uint32_t i = 0; i < flat->len; i++) {
+    qn_value v = flat->items[i];
+    qn_dtype dtype = dtype_in_file(v);
+    int64_t from = next[dtype_size(dtype)];
+    next[dtype_size(dtype)] += bytes_in_file(v);
+    if (vm_poll(vm)) return false;
+    text_adds(t, t->len > 1 ? "," : "");
+    text_json(t, record_name(flat, i));
+    text_addf(t, ":{\"dtype\":\"%s\",\"shape\":[", type_names[dtype]);
+    for (int k = 0; is_array(v) && k < value_array(v)->rank; k++)
+      text_addf(t, "%s%lld", k ? "," : "", (long long)value_array(v)->shape[k]);
+    text_addf(t, "],\"data_offsets\":[%lld,%lld]}", (long long)from, (long long)(from + bytes_in_file(v)));
+  }
+  text_adds(t, "}");
+  while (t->len % 8 && !t->failed) text_adds(t, " ");
+  if (t->failed) {
+    raise_memory(vm);
+    return false;
+  }
+  uint8_t lead[8] = {0};
+  put_u32(lead, (uint32_t)t->len);
+  bool good = bytes_add(vm, out, lead, sizeof lead) && bytes_add(vm, out, t->text, t->len);
+  for (size_t size = WIDEST; size && good; size /= 2)
+    for (uint32_t i = 0; i < flat->len && good; i++)
+      if (dtype_size(dtype_in_file(flat->items[i])) == size) good = add_elements(vm, flat->items[i], out);
+  return good;
+}
+
+bool safetensors_write(qn_vm *vm, qn_value tree, bytes *out) {
+  if (!value_is(tree, TAG_RECORD) && !value_is(tree, TAG_LIST)) {
+    arg_refuse(vm, "save", "a record or list of arrays for .safetensors (.npy holds one array)", tree);
+    return false;
+  }
+  qn_value metadata = value_nil();
+  int at =
+      value_is(tree, TAG_RECORD) ? record_find_text(value_record(tree), metadata_name, sizeof metadata_name - 1) : -1;
+  if (at >= 0) {
+    metadata = value_record(tree)->items[at];
+    qn_record *rest = record_without(vm, value_record(tree), at);
+    if (!rest) return false;
+    tree = value_obj(TAG_RECORD, rest);
+  } else {
+    value_retain(tree);
+  }
+  leaves l = {vm, record_new(vm)};
+  bool good = l.flat != NULL;
+  if (good) {
+    qn_value walked = trees_map(vm, "save", &tree, 1, true, visit_leaf, &l);
+    good = !value_is_error(walked);
+    value_release(vm, walked);
+  }
+  text_buf t;
+  text_init(&t, vm);
+  good = good && write_flat(vm, l.flat, metadata, &t, out);
+  text_free(&t);
+  if (l.flat) value_release(vm, value_obj(TAG_RECORD, l.flat));
+  value_release(vm, tree);
+  return good;
+}
