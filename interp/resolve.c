@@ -148,9 +148,9 @@ void forget(resolver *r, uint32_t first) {
   function *f = r->fn;
   for (uint32_t i = first; i < f->nvars; i++) {
     const variable *v = &f->vars[i];
-    if (r->nended < ENDED_MAX && (first > 0 || !f->outer)) { /* a parameter has no block to leave */
+    if (r->nended < ENDED_MAX && (v->expects_use || first > 0 || !f->outer)) { /* no parameter */
       if (mem_grow(r->vm, (void **)&r->ended, &r->ended_cap, (size_t)r->nended + 1, sizeof *r->ended))
-        r->ended[r->nended++] = (ended_name){v->name, v->decl};
+        r->ended[r->nended++] = (ended_name){v->name, v->decl, f->at};
       else
         error_clear(r->vm);
     }
@@ -775,6 +775,7 @@ node *function_node(resolver *r, const ast_node *n, qn_str *name, bool local) {
   function f;
   function_begin(r, &f);
   f.self = local ? name : NULL;
+  f.at = n->at;
   bool ok = resolve_body(r, code, n);
   if (ok) {
     forget(r, 0);
@@ -819,15 +820,25 @@ static bool declare_globals(resolver *r, const ast_node *root) {
   return true;
 }
 
-/* Says where a variable of that name was, if it was one of a block that has ended before. */
+/* Says where a variable of that name was or will be: one of a block that has ended before, or one that the function defines
+ * further down. */
 static void note_ended(resolver *r, const qn_str *name, span use) {
+  const ended_name *later = NULL;
   for (uint32_t i = r->nended; i > 0; i--) {
     const ended_name *e = &r->ended[i - 1];
-    if (e->name != name || e->decl.start > use.start) continue;
-    raise_note(r->vm, e->decl, "this %s ends with its block; let %s = nil before the block makes one that stays",
-               name->text, name->text);
-    return;
+    if (e->name != name) continue;
+    if (e->decl.start < use.start) {
+      raise_note(r->vm, e->decl, "this %s ends with its block; let %s = nil before the block makes one that stays",
+                 name->text, name->text);
+      return;
+    }
+    if (!e->function.source || (e->function.start <= use.start && use.end <= e->function.end)) later = e;
   }
+  if (later)
+    raise_note(r->vm, later->decl,
+               "this %s is made later: in a block names are seen from there on; only those of the "
+               "top level are seen before",
+               name->text);
 }
 
 /* Names that nothing defines, each once, where it stands first. */

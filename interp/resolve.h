@@ -36,6 +36,7 @@ typedef struct event {
 typedef struct function {
   struct function *outer;
   qn_str *self; /* a local fn's own name, or NULL */
+  span at;      /* of its text; none: the top level */
   variable *vars;
   uint32_t nvars, vars_cap;
   captured *captures;
@@ -59,7 +60,7 @@ typedef struct pending_name {
 /* A variable whose block has ended. */
 typedef struct ended_name {
   qn_str *name;
-  span decl;
+  span decl, function; /* where it was made; the text of the function that it belonged to */
 } ended_name;
 
 typedef struct resolver {
