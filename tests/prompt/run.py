@@ -963,6 +963,51 @@ def case_type_ahead(place):
     ends_well(p)
 
 
+# ---- the tour ------------------------------------------------------------------------------------------------------------
+def tour():
+    """The inputs of each block of lang/TOUR.md with their answers: lists of lines."""
+    with open(os.path.join(ROOT, "lang", "TOUR.md"), encoding="utf-8") as f:
+        blocks = re.findall(r"^```prompt\n(.*?)^```", f.read(), re.M | re.S)
+    for block in blocks:
+        inputs = []
+        for line in block.splitlines():
+            if line.startswith("qn> "):
+                inputs.append(([line], []))
+            elif line.startswith("... ") and not inputs[-1][1]:
+                inputs[-1][0].append(line)
+            else:
+                inputs[-1][1].append(line.rstrip())
+        yield block, inputs
+
+
+def anonymous(lines):
+    """Without the numbers of prompts: the tour leaves some out."""
+    return [re.sub(r"<prompt \d+>", "<prompt>", line) for line in lines]
+
+
+def case_tour(place):
+    """The tour, typed as it stands; lines are indented by the editor."""
+    p = Prompt(place, columns=120, rows=60)
+    for _, inputs in tour():
+        for lines, answer in inputs:
+            for line in lines:
+                p.type(line[4:].lstrip() + "\r", settle=0.05)
+            want = [*lines, *answer, "qn>"]
+            p.wait(lambda: anonymous(p.screen.logical()[-len(want):]) == anonymous(want), "\n".join(want), 60)
+    ends_well(p)
+
+
+def case_tour_pasted(place):
+    """The tour, copied with prompts and answers."""
+    p = Prompt(place, columns=120, rows=100)
+    for block, inputs in tour():
+        p.type(paste(block))
+        p.type("\r")
+        want = [line for _, answer in inputs for line in answer] + ["qn>"]
+        p.wait(lambda: anonymous(p.screen.logical()[-len(want):]) == anonymous(want), "\n".join(want), 60)
+    ends_well(p)
+
+
 # ---- fuzzing -------------------------------------------------------------------------------------------------------------
 PIECES = ["a", "b1", " ", "(", ")", "[", "]", "{", "}", '"', "\\", "+", "# ", ".", ":", "let x = ", "fn f(y) ", "日", "e\u0301", "👍", "\t", "\t\t", UP, DOWN,
           LEFT, RIGHT, HOME, END, DELETE, "\x7f", ctrl("a"), ctrl("e"), ctrl("b"), ctrl("f"), ctrl("k"), ctrl("u"), ctrl("w"), ctrl("y"), "\x1by",
