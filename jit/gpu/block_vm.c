@@ -717,8 +717,11 @@ static void free_phases(block_program *v) {
   v->phases = NULL;
 }
 
+/* Shared memory: cells and code, places, registers. */
+static size_t code_bytes(const block_phase *ph) { return (((size_t)ph->ncells + ph->words) * 8 + 63) & ~(size_t)63; }
+
 static size_t shared_bytes(const block_phase *ph) {
-  size_t bytes = ((size_t)ph->ncells * 8 + 63) & ~(size_t)63;
+  size_t bytes = code_bytes(ph);
   for (uint32_t k = 0; k < ph->nplaces; k++)
     if (ph->places[k].cell >= ph->shared) bytes += small_place(&ph->places[k]);
   return bytes + ph->regs;
@@ -897,7 +900,7 @@ static void first_cells(const block_call *c, const block_phase *ph, uint64_t *ce
     default: cells[i] = 0; break;
     }
   }
-  size_t scratch = 0, shared = ((size_t)ph->ncells * 8 + 63) & ~(size_t)63;
+  size_t scratch = 0, shared = code_bytes(ph);
   for (uint32_t k = 0; k < ph->nplaces; k++) {
     const block_place *pl = &ph->places[k];
     size_t *at = pl->cell >= ph->shared ? &shared : &scratch;
@@ -919,6 +922,7 @@ static bool run_phase(qn_vm *vm, gpu_stream *s, const block_program *v, const bl
   block_vm_head *h = (block_vm_head *)(void *)(words + EMIT_WORDS_HEAD);
   memcpy(words, head, EMIT_WORDS_HEAD * sizeof *words);
   *h = (block_vm_head){.cells = ph->ncells,
+                       .words = ph->ncells + ph->words,
                        .strips = v->strips,
                        .regs = (int64_t)(shared_bytes(ph) - ph->regs),
                        .descriptions = ph->descriptions,

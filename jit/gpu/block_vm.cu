@@ -3,7 +3,7 @@
  * tables of vmops.def, and for the dtypes of a class the lists VM_FOLDS .. VM_TILES with every primitive and function.
  *
  * A block of 64 threads runs one instance at a time, and all of its threads run the same instructions. Index values and uniform values are
- * cells in shared memory, which all threads write alike. A cell changes only where a loop goes back, between barriers. Vector values are
+ * cells in shared memory, which all threads write alike; the instructions lie behind them. A cell changes only where a loop goes back, between barriers. Vector values are
  * registers of some strips of 64 elements in shared memory; element t of each strip is thread t's, so that elementwise instructions
  * need no barrier. Thread t is lane t of a reduction with one result. Accumulators and locals are places in shared memory while they
  * are small, else in the block's piece of scratch. Orders and details are those of the CUDA printer (jit/kernel/emit_cuda.c). */
@@ -551,7 +551,7 @@ extern "C" __global__ void __launch_bounds__(64, 16)
   __shared__ u8 on_[64];
   const u64 *const w_ = block ? block : words.w;
   const vm_head *const head = (const vm_head *)(w_ + 4);
-  const u64 *const cells = (const u64 *)(head + 1), *const code = cells + head->cells;
+  const u64 *const given = (const u64 *)(head + 1), *const code = shared_ + head->cells;
   const u16 *const descriptions = (const u16 *)code + head->descriptions;
   const qk_args args = {0, 0, 0, (void *)w_[0], (u64 *)w_[1], (const int *)w_[2]};
   const qk_args *const a = &args, *const a0 = a;
@@ -559,8 +559,8 @@ extern "C" __global__ void __launch_bounds__(64, 16)
   const int t = threadIdx.x, strips = (int)head->strips, pass = 64 * strips, regs = (int)head->regs;
   unsigned polls = 0;
   BEGIN
-  ROLLED for (int i = t; i < (int)head->cells; i += 64) {
-    u64 x = cells[i];
+  ROLLED for (int i = t; i < (int)head->words; i += 64) { /* the code follows the cells */
+    u64 x = given[i];
     if (i >= head->first && i < head->shared) x += w_[0] + blockIdx.x * (u64)head->scratch;
     if (i >= head->shared && i < head->last) x += (u64)shared_;
     shared_[i] = x;

@@ -515,7 +515,8 @@ device_answer gpu_plan_kernels(qn_vm *vm, device_plan *there, const device_call 
   if (!gpu_enter(s)) return DEVICE_REFUSES;
   device_answer answer = DEVICE_DONE;
   if (g->fallible && !g->pending && !gpu_cells(vm, s)) answer = DEVICE_FAILS;
-  for (uint32_t k = first; k < first + n && !g->ready && answer == DEVICE_DONE; k++) answer = interpret(vm, g, call, k);
+  for (uint32_t k = first; k < first + n && !g->ready && answer == DEVICE_DONE; k++)
+    if (there->plan->steps[k].kind == STEP_KERNEL) answer = interpret(vm, g, call, k);
   instance *i = g->ready && answer == DEVICE_DONE ? find(g, q, call) : NULL;
   if (g->ready && answer == DEVICE_DONE && !i && (answer = make(vm, g, q, call)) == DEVICE_DONE) i = q->instances;
   if (i && i->scratch && !gpu_scratch(vm, s, i->scratch)) answer = DEVICE_FAILS;

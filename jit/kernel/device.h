@@ -53,7 +53,7 @@ typedef struct device_call {
 typedef struct device_kernels {
   /* ---- one program at a time ---- */
 
-  /* Is there code for all of these? What nobody has asked for yet is handed to the compiler, as one unit. `wait`: until the
+  /* Can all of these run there now: is there code for them, or an interpreter? What nobody has asked for yet is handed to the compiler, as one unit. `wait`: until the
    * compiler is done with them. */
   bool (*ready)(qn_vm *vm, int device, device_program *const *programs, uint32_t n, bool wait);
   /* Runs one program whose code is ready: `buffers` are addresses on the device, in order, without scratch. A program with checks

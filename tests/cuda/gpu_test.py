@@ -252,6 +252,59 @@ def products(p):
         differential_run(p, "with products, the CPU's bits", "--count", "200", "--products", "many")
 
 
+BLOCK_VM_TIMES = """
+# Seconds of a call over 16 Mi f32, on the block VM and compiled; a copy beside them.
+let x = randn(16_777_216); let y = randn(16_777_216)
+fn add(x, y) = x + y
+fn relu_like(x, y) = maximum(x, 0.0)
+fn chain(x, y) = abs((x * 2.0 + y) * x - 1.0) * 0.5 + maximum(x, y)
+fn tanhs(x, y) = tanh(x)
+fn rows(x, y) = softmax(x.reshape(16384, 1024), axis: -1)
+fn sums(x, y) = sum(x.reshape(16384, 1024), axis: 0)
+fn total(x, y) = sum(x)
+fn copied(x, y) = x.reshape(4096, 4096)[:, :] + 0.0
+fn seconds(f) {
+  for _ in 0..20 { let _r = f(x, y) }
+  let best = inf
+  for _ in 0..5 {
+    let start = time()
+    for _ in 0..20 { let _r = f(x, y) }
+    best = minimum(best, (time() - start) / 20)
+  }
+  best
+}
+for (name, f, bytes) in (("add", add, 12), ("maximum", relu_like, 8), ("8 ops", chain, 12), ("tanh", tanhs, 8), ("softmax", rows, 8),
+                         ("columns", sums, 4), ("sum", total, 4), ("x + 0", copied, 8)) {
+  let s = float(seconds(f))
+  print("{name} {s * 1e6:.1f} us {bytes * 0.016777216 / s:.0f} GB/s")
+}
+"""
+
+
+@part(170)
+def block_vm(p):
+    """the block VM alone: language scripts, random programs with the CPU's bits, and how fast it is beside compiled kernels"""
+    path = temporary(p, BLOCK_VM_TIMES)
+    for flags in (["--set", "gpu.vm=2"], ["--set", "gpu.vm=0"]):
+        begin = time.monotonic()
+        status, text = p.quern(*GPU, "--jit", "off", *flags, "-e", "float(sum(randn(1000) * 2.0))")
+        p.check(status == 0, "starts", text)
+        p.say(f"first call {flags[1]}: {time.monotonic() - begin:.2f} s")
+    for mode, flags in (("off", "gpu.vm=2"), ("sync", "gpu.vm=2"), ("sync", "gpu.vm=0")):
+        status, text = p.quern(*GPU, "--jit", mode, "--set", "jit.hot=1", "--set", flags, path)
+        p.check(status == 0, f"times, {mode}, {flags}", text)
+        p.say(f"--jit {mode} --set {flags}\n{text}")
+        print(f"--jit {mode} --set {flags}\n{text}", flush=True)
+    environment = dict(os.environ, QUERN_SET="gpu.vm=2")
+    run = [sys.executable, os.path.join(TESTS, "language", "run.py"), "--quern", p.o.quern, *GPU]
+
+    def one(job):
+        status, text = p.output(run + ["--mode", job[0], job[1]], env=environment)
+        p.check(status == 0, f"{os.path.relpath(job[1], TESTS)} [{job[0]}]", text)
+    p.each([(mode, path) for path in scripts() for mode in ("off", "sync")], one)
+    differential_run(p, "with the CPU's bits", "--count", "200", "--products", "none", "--set", "gpu.vm=2")
+
+
 @part(150)
 def layouts(p):
     """products of many layouts, dtypes and batches, and their gradients: eager and compiled, and with gpu.portable the CPU"""

@@ -74,6 +74,9 @@ START_TEST(what_is_not_compiled_yet_is_interpreted) {
              eval(vm, "fn f(x, i) {\n  let y = x * 2\n  y[i] + 1\n}\nfor _ in 0..20 { let _a = f([1, 2], [0, 1]) }"));
   fails(vm, "f([1, 2], [0, 2])", "E303", "index 2 is out of bounds for axis 0");
   prints(vm, "f([1, 2], [0, 1])", "i64[2] gpu(0)\n[3, 5]");
+  /* host scalars stand between kernels */
+  qn_release(vm, eval(vm, "fn g(x, n) = x * (n * 2 + 1)\nfor n in 0..20 { let _a = g([1, 2], n) }"));
+  prints(vm, "g([1, 2], 3)", "i64[2] gpu(0)\n[ 7, 14]");
   const gpu_engine *e = vm->engine->gpu; /* nothing else was compiled */
   for (uint32_t i = 0; i < e->cap; i++)
     ck_assert(!e->table[i] || e->table[i]->nfunctions == 1 || e->table[i]->nfunctions == OWN_COUNT);
