@@ -1,10 +1,11 @@
-/* Random L programs (l_case.h) as CUDA C on a GPU: the same bits as the reference gives, with one block and with many.
+/* Random L programs (l_case.h) on a GPU: the same bits as the reference gives, as CUDA C with one block and with many, and on the
+ * block VM.
  *
  *   device LIBNVRTC [FIRST N]
  *
  * Status 77 where there is no GPU, 1 if a program fails. */
 #include "tests/cuda/nvrtc.h"
-#include "tests/unit/l_case.h"
+#include "tests/unit/vm_case.h"
 
 #include "jit/kernel/emit.h"
 
@@ -169,6 +170,27 @@ static int run_unit(const nvrtc *n, const driver *d, uint64_t first, uint32_t co
   return failed;
 }
 
+/* How many fail on the block VM. */
+static int interpret(uint64_t first, uint64_t count) {
+  qn_vm *vm = qn_vm_open(NULL);
+  gpu_stream *s = vm ? gpu_stream_of(vm, 1) : NULL;
+  int failed = 0, ran = 0;
+  if (!s) fatal("no VM on the device");
+  for (uint64_t seed = first; seed < first + count; seed++) {
+    l_case c;
+    char why[256];
+    case_open(&c, seed);
+    ran += vm_case_run(vm, s, &c, why, sizeof why);
+    failed += why[0] != 0;
+    if (why[0] && getenv("QN_TEST_SHOW")) case_show(&c);
+    if (why[0]) printf("program %llu on the block VM: %s\n", (unsigned long long)seed, why);
+    case_close(&c);
+  }
+  printf("%d programs on the block VM, %d fail\n", ran, failed);
+  qn_vm_close(vm);
+  return failed;
+}
+
 int main(int argc, char **argv) {
   nvrtc n;
   driver d;
@@ -182,5 +204,6 @@ int main(int argc, char **argv) {
   for (uint64_t i = 0; i < count; i += UNIT)
     failed += run_unit(&n, &d, first + i, count - i < UNIT ? (uint32_t)(count - i) : UNIT);
   printf("%llu programs, %d fail\n", (unsigned long long)count, failed);
+  failed += interpret(first, count);
   return failed ? 1 : 0;
 }

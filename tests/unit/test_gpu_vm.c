@@ -3,48 +3,8 @@
 #include <unistd.h> /* first: it has an L_SET, too */
 
 #include "interp/interp.h"
-#include "jit/gpu/block_vm.h"
 #include "tests/unit/gpu.h"
-#include "tests/unit/l_case.h"
-
-/* Runs a random program there; false if it cannot be run. */
-static bool interpret(qn_vm *vm, gpu_stream *s, l_case *c) {
-  void *ours[CASE_BUFFERS];
-  void *there[CASE_BUFFERS];
-  size_t bytes[CASE_BUFFERS];
-  char why[256] = "";
-  device_program p = {.program = c->p, .hash = l_hash(c->p)};
-  if (!block_vm_ready(vm, s, &p, true)) return false;
-  case_begin(c, ours);
-  ck_assert(gpu_enter(s));
-  for (uint32_t b = 0; b < c->n; b++) {
-    bytes[b] = (size_t)c->info.elements * dtype_size((qn_dtype)c->dtype[b]);
-    CUdeviceptr at = gpu_alloc(vm, s, bytes[b] + 1);
-    ck_assert(at && gpu_write(vm, s, at, ours[b], bytes[b]));
-    there[b] = (void *)(uintptr_t)at;
-  }
-  gpu_leave(s);
-  device_answer answer = block_vm_launch(vm, s, &p, there, c->info.ints, c->info.scalars);
-  ck_assert(gpu_enter(s));
-  for (uint32_t b = 0; b < c->n; b++) {
-    ck_assert(gpu_read(vm, s, ours[b], (CUdeviceptr)(uintptr_t)there[b], bytes[b]));
-    gpu_free(vm, s, (CUdeviceptr)(uintptr_t)there[b], bytes[b] + 1);
-  }
-  gpu_leave(s);
-  ck_assert_int_ne(answer, DEVICE_FAILS);
-  bool failed = c->error != ~(uint64_t)0;
-  case_end(c, ours,
-           answer == DEVICE_REFUSES && failed ? c->error
-           : answer == DEVICE_REFUSES         ? 0
-                                              : ~(uint64_t)0,
-           why, sizeof why);
-  if (why[0]) {
-    if (getenv("QN_TEST_SHOW")) case_show(c);
-    fprintf(stderr, "program %llu: %s\n", (unsigned long long)c->seed, why);
-  }
-  ck_assert_str_eq(why, "");
-  return true;
-}
+#include "tests/unit/vm_case.h"
 
 START_TEST(random_programs_are_interpreted) {
   qn_vm *vm = vm_compiling();
@@ -54,7 +14,10 @@ START_TEST(random_programs_are_interpreted) {
   for (uint64_t seed = from; seed < from + n; seed++) {
     l_case c;
     case_open(&c, seed);
-    ran += interpret(vm, s, &c);
+    char why[256];
+    ran += vm_case_run(vm, s, &c, why, sizeof why);
+    if (why[0] && getenv("QN_TEST_SHOW")) case_show(&c);
+    ck_assert_msg(!why[0], "program %llu: %s", (unsigned long long)seed, why);
     case_close(&c);
   }
   fprintf(stderr, "%llu of %llu programs\n", (unsigned long long)ran, (unsigned long long)n);
