@@ -281,6 +281,8 @@ static int run(qn_vm *vm, const char *name, const char *text, size_t len) {
   return status == QN_OK ? EXIT_FINE : EXIT_SCRIPT;
 }
 
+enum { SCRIPT_MOST = 256 << 20 }; /* bytes; a device that never ends is no script */
+
 char *cli_read(const char *path, size_t *len) {
   FILE *f = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
   size_t cap = 1 << 16, n;
@@ -289,7 +291,8 @@ char *cli_read(const char *path, size_t *len) {
   while (text && (n = fread(text + *len, 1, cap - *len, f)) > 0) {
     *len += n;
     if (*len < cap) continue;
-    char *more = realloc(text, cap *= 2);
+    char *more = cap < SCRIPT_MOST ? realloc(text, cap *= 2) : NULL;
+    if (!more && cap >= SCRIPT_MOST) errno = EFBIG;
     if (!more) free(text);
     text = more;
   }

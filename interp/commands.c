@@ -172,6 +172,11 @@ static void command_load(session *s, const char *argument) {
   bool quoted = len > 1 && argument[0] == '"' && argument[len - 1] == '"';
   memcpy(path, argument + quoted, len - 2 * (size_t)quoted);
   path[len - 2 * (size_t)quoted] = 0;
+  if (strcmp(path, "-") == 0) { /* the terminal itself */
+    fprintf(stderr, ":load takes a file\n");
+    free(path);
+    return;
+  }
   text = cli_read(path, &len);
   if (text) {
     uint64_t copies = s->vm->copies.count, bytes = s->vm->copies.bytes;

@@ -385,7 +385,10 @@ void prompt_complete(void *ctx, const char *text, size_t len, size_t cursor, cho
       offer_files(&r, 0, NULL);
     else if (kind != ARGUMENT_NOTHING)
       complete_code(&r, len - from);
-    if (kind == ARGUMENT_NAME && r.word == 0) offer_modules(&r);
+    if (kind == ARGUMENT_NAME && r.word == 0) {
+      offer_modules(&r);
+      interp_topics(offer_name, &r);
+    }
     out->start += from;
   }
   error_clear(s->vm);

@@ -248,3 +248,9 @@ void interp_describe(qn_vm *vm, const char *name, qn_value v, text_buf *out) {
   if (value_is(v, TAG_ARRAY) && value_array(v)->device) text_addf(out, " on gpu(%d)", value_array(v)->device - 1);
   text_adds(out, "\n");
 }
+
+void interp_topics(void (*each)(void *ctx, const char *name), void *ctx) {
+  for (int i = 0; i < TOPICS; i++) each(ctx, topics[i].name);
+  static const char *const lists[] = {"errors", "functions", "topics", "tunables"};
+  for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) each(ctx, lists[i]);
+}

@@ -50,6 +50,8 @@ size_t interp_bytes(qn_value v);
  * id, "functions", "errors", "tunables", or "topics", which lists them. False: there is none, and the text says what comes nearest. */
 bool interp_help(qn_vm *vm, const char *topic, text_buf *out);
 
+/* The parts of the language, and lists, that it explains beside names. */
+void interp_topics(void (*each)(void *ctx, const char *name), void *ctx);
 /* The same about a value of the session: a function, module, or what kind of value it is. */
 void interp_describe(qn_vm *vm, const char *name, qn_value v, text_buf *out);
 

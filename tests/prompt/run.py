@@ -852,6 +852,8 @@ def case_commands(place):
     p.answer("loaded", "11")
     p.type(":load bad.qn\r")
     p.wait(lambda: "E401" in "\n".join(p.screen.lines()), "the error of the file")
+    p.answer(":load /dev/zero", "quern: cannot read /dev/zero: File too large")
+    p.answer(":load -", ":load takes a file")
     p.answer(":load nowhere.qn", "quern: cannot read nowhere.qn: No such file or directory")
     p.answer("# scales", )
     p.type(paste("# twice the value\nfn twice(x, by = 2) = x * by") + "\r")
@@ -906,7 +908,7 @@ def case_command_completion(place):
     p = Prompt(place)
     p.answer("let velocity = 1")
     for typed, shown in ((":exp\t", ":explain"), (":doc velo\t", ":doc velocity"), ("?velo\t", "?velocity"), ("help velo\t", "help velocity"),
-                         (":time velo\t", ":time velocity"), (":res\t", ":reset"), ("?opt\t", "?optim")):
+                         (":time velo\t", ":time velocity"), (":res\t", ":reset"), ("?opt\t", "?optim"), ("?tunab\t", "?tunables")):
         p.type(typed)
         p.expect("qn> " + shown)
         p.type(ctrl("u"))
