@@ -598,6 +598,7 @@ static bool search_key(editor *e, int key) {
       set_text(e, e->searched);
     return true;
   case KEY_NONE:
+  case KEY_RESUMED:
   case KEY_RESIZE: return false;
   default: break;
   }
@@ -708,6 +709,7 @@ static bool menu_key(editor *e, int key) {
   case KEY_ENTER:
   case '\n': close_menu(e); return choosing;
   case KEY_NONE:
+  case KEY_RESUMED:
   case KEY_RESIZE: return false;
   default: break;
   }
@@ -901,6 +903,12 @@ static void other_key(editor *e, int key) {
   case KEY_RESIZE:
     terminal_measure(&e->term);
     screen_resized(&e->screen, &e->term);
+    e->run = e->ran;
+    break;
+  case KEY_RESUMED: /* where the cursor is now, the picture begins */
+    terminal_measure(&e->term);
+    text_adds(&e->term.text, "\r");
+    screen_forget(&e->screen);
     e->run = e->ran;
     break;
   case KEY_TAB: complete(e); break;

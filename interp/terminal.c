@@ -27,7 +27,7 @@ static const char PASTE_ON[] = "\033[?2004h", PASTE_OFF[] = "\033[?2004l";
 
 /* Signal handlers have no argument: there is one terminal that a process edits on. */
 static int wake_pipe[2] = {-1, -1};
-static volatile sig_atomic_t resized;
+static volatile sig_atomic_t resized, resumed;
 static terminal *volatile raw;
 
 static const int endings[] = {SIGTERM, SIGHUP, SIGQUIT};
@@ -45,6 +45,12 @@ void terminal_wake(void) {
 static void on_resize(int signal) {
   (void)signal;
   resized = 1;
+  terminal_wake();
+}
+
+static void on_resume(int signal) {
+  (void)signal;
+  resumed = 1;
   terminal_wake();
 }
 
@@ -111,10 +117,10 @@ bool terminal_begin(terminal *t) {
   if (!open_pipe() || tcgetattr(t->in, &t->cooked) != 0 || !set_raw(t)) return false;
   raw = t;
   handle(SIGWINCH, on_resize, &before_resize);
-  handle(SIGCONT, on_resize, &before_resume);
+  handle(SIGCONT, on_resume, &before_resume);
   for (int i = 0; i < ENDINGS; i++) handle(endings[i], on_ending, &before_endings[i]);
   terminal_measure(t);
-  resized = 0;
+  resized = resumed = 0;
   text_adds(&t->text, PASTE_ON);
   return true;
 }
@@ -306,9 +312,13 @@ int terminal_key(terminal *t) {
   int c = next_byte(t, -1);
   if (c == BYTE_SIGNAL) {
     if (cli_interrupted()) return KEY_INTERRUPT;
+    if (resumed) {
+      resumed = 0;
+      text_adds(&t->text, PASTE_ON);
+      return set_raw(t) ? KEY_RESUMED : KEY_CLOSED; /* it may find another mode than it left */
+    }
     if (!resized) return KEY_NONE;
     resized = 0;
-    if (!set_raw(t)) return KEY_CLOSED; /* a stopped process may find another mode when it goes on */
     return KEY_RESIZE;
   }
   if (c < 0) return KEY_CLOSED;

@@ -23,7 +23,8 @@ enum {
   KEY_PAGE_DOWN,
   KEY_BACKTAB,
   KEY_PASTE,     /* the pasted text is in terminal.paste */
-  KEY_RESIZE,    /* the terminal has another size, or the process went on after it was stopped */
+  KEY_RESIZE,    /* the terminal has another size */
+  KEY_RESUMED,   /* the process went on after it was stopped: whoever stopped it has written meanwhile */
   KEY_INTERRUPT, /* SIGINT came */
   KEY_CLOSED,    /* there is no more input */
   KEY_ALT = 1 << 24,

@@ -843,6 +843,44 @@ def case_stop_and_go_on(place):
     ends_well(p)
 
 
+def case_job_control(place):
+    """Ctrl-Z and fg in a shell, while typing and while something runs."""
+    shell = "/bin/bash"
+    if not os.path.exists(shell):
+        return
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.chdir(place.folder)
+        os.execve(shell, [shell, "--norc", "--noprofile", "--noediting", "-i"],
+                  dict(place.env, TERM="xterm", PS1="shell$ ", NO_COLOR="1"))
+
+    def answer(keys, *wanted):
+        os.write(fd, keys.encode())
+        seen, end = "", time.monotonic() + 20 * SLOW
+        while not all(w in seen for w in wanted):
+            need(time.monotonic() < end, f"expected {wanted} after {keys!r}, seen {seen!r}")
+            if select.select([fd], [], [], 0.1)[0]:
+                seen += os.read(fd, 65536).decode(errors="replace")
+        time.sleep(0.2 * SLOW)
+    answer("", "shell$ ")
+    answer(place.quern + "\n", "qn> ")
+    answer("(1,\r", "... ")
+    answer("2", "2")
+    answer("\x1a", "Stopped", "shell$ ")
+    answer("echo from the sh''ell\n", "from the shell")
+    answer("fg\n", "qn> (1,", "2")
+    answer(")\r", "(1, 2)", "qn> ")
+    answer("while true {}\r", "\r\n")
+    answer("\x1a", "Stopped", "shell$ ")
+    answer("fg\n", "quern")
+    answer("\x03", "E603", "qn> ")
+    answer("6 * 7\r", "42")
+    answer("\x04", "shell$ ")
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(fd)
+
+
 # ---- commands ------------------------------------------------------------------------------------------------------------
 def case_commands(place):
     place.write("lib/script.qn", "let loaded = 11\nprint(\"ran\")\n")
