@@ -285,11 +285,12 @@ for (name, f, bytes) in (("add", add, 12), ("maximum", relu_like, 8), ("8 ops", 
 def block_vm(p):
     """the block VM alone: language scripts, random programs with the CPU's bits, and how fast it is beside compiled kernels"""
     path = temporary(p, BLOCK_VM_TIMES)
-    for flags in (["--set", "gpu.vm=2"], ["--set", "gpu.vm=0"]):
-        begin = time.monotonic()
-        status, text = p.quern(*GPU, "--jit", "off", *flags, "-e", "float(sum(randn(1000) * 2.0))")
-        p.check(status == 0, "starts", text)
-        p.say(f"first call {flags[1]}: {time.monotonic() - begin:.2f} s")
+    for what, text in (("f32", "ones(1000) * 2.0"), ("all dtypes", "randn(1000)")):
+        for time_of in ("compiling", "loading"):
+            begin = time.monotonic()
+            status, said = p.quern(*GPU, "--jit", "off", "--set", "gpu.vm=2", "-e", f"float(sum({text}))")
+            p.check(status == 0, "starts", said)
+            print(f"a program that begins with {time_of} the interpreter of {what}: {time.monotonic() - begin:.2f} s", flush=True)
     for mode, flags in (("off", "gpu.vm=2"), ("sync", "gpu.vm=2"), ("sync", "gpu.vm=0")):
         status, text = p.quern(*GPU, "--jit", mode, "--set", "jit.hot=1", "--set", flags, path)
         p.check(status == 0, f"times, {mode}, {flags}", text)
