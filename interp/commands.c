@@ -162,6 +162,7 @@ static void command_reset(session *s, const char *argument) {
   if (!interp_reset(s->vm)) cli_report(s->vm);
   vm_run_end(s->vm, &run);
   s->copied = (copy_count){0};
+  s->ncopy_places = 0;
 }
 
 static void command_load(session *s, const char *argument) {
@@ -179,9 +180,9 @@ static void command_load(session *s, const char *argument) {
   }
   text = cli_read(path, &len);
   if (text) {
-    uint64_t copies = s->vm->copies.count, bytes = s->vm->copies.bytes;
+    copy_count before = copies_begin(s);
     if (qn_eval(s->vm, path, text, len, NULL) != QN_OK) cli_report(s->vm);
-    s->copied = (copy_count){s->vm->copies.count - copies, s->vm->copies.bytes - bytes, s->vm->copies.at};
+    copies_end(s, before);
   }
   free(text);
   free(path);
@@ -213,22 +214,31 @@ static void command_time(session *s, const char *argument) {
 static void command_copies(session *s, const char *argument) {
   bool more;
   if (*argument && !session_run(s, argument, strlen(argument), true, &more)) return;
-  const copy_count *c = &s->copied;
   text_buf t;
   text_init(&t, NULL);
-  text_addf(&t, "%llu %s", (unsigned long long)c->count, c->count == 1 ? "copy" : "copies");
-  if (c->count) {
+  text_addf(&t, "%llu %s", (unsigned long long)s->copied.count, s->copied.count == 1 ? "copy" : "copies");
+  if (s->copied.count) {
     text_adds(&t, ", ");
-    text_size(&t, (double)c->bytes);
+    text_size(&t, (double)s->copied.bytes);
+  }
+  text_adds(&t, "\n");
+  uint64_t listed = 0;
+  for (uint32_t i = 0; i < s->ncopy_places; i++) {
+    const copy_count *c = &s->copy_places[i];
     const source_text *source = source_get(s->vm, c->at.source);
+    listed += c->count;
+    text_addf(&t, "  %6llu  ", (unsigned long long)c->count);
+    text_size(&t, (double)c->bytes);
     if (source) {
       int line, column;
       source_position(source, c->at.start, &line, &column);
-      text_addf(&t, "; %s at %s:%d:%d: ", c->count == 1 ? "it was made" : "the last one", source->name, line, column);
-      text_add(&t, source->text + c->at.start, c->at.end - c->at.start);
+      const char *code = source->text + c->at.start;
+      text_addf(&t, "  %s:%d:%d  ", source->name, line, column);
+      text_add(&t, code, strcspn(code, "\n") < c->at.end - c->at.start ? strcspn(code, "\n") : c->at.end - c->at.start);
     }
+    text_adds(&t, "\n");
   }
-  text_adds(&t, "\n");
+  if (listed < s->copied.count) text_addf(&t, "  %6llu  elsewhere\n", (unsigned long long)(s->copied.count - listed));
   put(&t);
 }
 

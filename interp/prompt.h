@@ -13,6 +13,8 @@ typedef struct session {
   bool interrupted;  /* the last input */
   bool transcript;   /* what is being typed holds inputs that were pasted with their prompts */
   copy_count copied; /* by the last input */
+  copy_count copy_places[COPY_PLACES];
+  uint32_t ncopy_places;
   double began, ran; /* when the last text that was run began and was done (seconds) */
 } session;
 
@@ -31,6 +33,9 @@ extern const int command_count;
 bool command_is(session *s, const char *text, size_t len);
 void command_run(session *s, const char *text, size_t len);
 
+/* Around what runs: counts the copies of updates into s->copied and s->copy_places. */
+copy_count copies_begin(session *s);
+void copies_end(session *s, copy_count before);
 /* Runs a text and shows its value unless it is nil or the text ends in `;`. False if there was an error, or if the text needs
  * more lines: that is an error if these are the `last` ones, else *more is set and nothing has happened. */
 bool session_run(session *s, const char *text, size_t len, bool last, bool *more);

@@ -140,16 +140,27 @@ static double seconds(session *s) {
   return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
+copy_count copies_begin(session *s) {
+  s->vm->ncopy_places = 0;
+  return s->vm->copies;
+}
+
+void copies_end(session *s, copy_count before) {
+  s->copied = (copy_count){s->vm->copies.count - before.count, s->vm->copies.bytes - before.bytes, s->vm->copies.at};
+  s->ncopy_places = s->vm->ncopy_places;
+  memcpy(s->copy_places, s->vm->copy_places, sizeof s->copy_places);
+}
+
 bool session_run(session *s, const char *text, size_t len, bool last, bool *more) {
   qn_value v = value_nil();
-  copy_count before = s->vm->copies;
+  copy_count before = copies_begin(s);
   s->began = s->ran = seconds(s);
   qn_status status = qn_eval_prompt(s->vm, text, len, &v);
   *more = status == QN_INCOMPLETE && !last;
   if (*more) return false;
   if (status == QN_INCOMPLETE) status = qn_eval(s->vm, "<prompt>", text, len, NULL); /* says what is missing */
   if (status == QN_OK) s->ran = seconds(s);
-  s->copied = (copy_count){s->vm->copies.count - before.count, s->vm->copies.bytes - before.bytes, s->vm->copies.at};
+  copies_end(s, before);
   s->interrupted = s->vm->error && s->vm->error->id == E_interrupted;
   if (s->interrupted && s->terminal) fputs("\n", stderr); /* behind the ^C of the terminal */
   if (status != QN_OK)

@@ -569,6 +569,13 @@ void mem_count_copy(qn_vm *vm, size_t bytes) {
   vm->copies.count++;
   vm->copies.bytes += bytes;
   vm->copies.at = vm->updating;
+  uint32_t place = 0;
+  while (place < vm->ncopy_places && memcmp(&vm->copy_places[place].at, &vm->updating, sizeof vm->updating) != 0) place++;
+  if (place < COPY_PLACES) {
+    if (place == vm->ncopy_places) vm->copy_places[vm->ncopy_places++] = (copy_count){.at = vm->updating};
+    vm->copy_places[place].count++;
+    vm->copy_places[place].bytes += bytes;
+  }
   if (!vm_logs(vm, LOG_copies)) return;
   const source_text *s = source_get(vm, vm->updating.source);
   int line, column;

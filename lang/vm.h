@@ -91,6 +91,7 @@ typedef struct copy_count {
   uint64_t count, bytes;
   span at; /* of the last one */
 } copy_count;
+enum { COPY_PLACES = 8 };
 
 struct qn_vm {
   /* The value stack: frames of user functions and every temporary. Unwinding is "release down to a mark". Memory above
@@ -111,6 +112,8 @@ struct qn_vm {
   uint32_t log;           /* log_channel bits */
   span updating;          /* place of the assignment or call that may have to copy: what copies.at becomes if it does */
   copy_count copies;
+  copy_count copy_places[COPY_PLACES]; /* the same by place, first met first; whoever reads them sets ncopy_places to 0 */
+  uint32_t ncopy_places;
   uint8_t device;         /* code of the device where new arrays are made (vm_use_device) */
   bool owns_engine;       /* holds a reference to the default engine */
   qn_config config;

@@ -932,7 +932,12 @@ def case_commands(place):
     p.answer("let y = x")
     p.answer("y[0] = 2")
     p.type(":copies\r")
-    p.wait(lambda: any(re.match(r"1 copy, 40\.0 kB; it was made at <prompt \d+>:1:1: y\[0\]", r) for r in p.screen.lines()), "the copy")
+    p.wait(lambda: "1 copy, 40.0 kB" in p.screen.lines() and
+           any(re.match(r" +1  40\.0 kB  <prompt \d+>:1:1  y\[0\]", r) for r in p.screen.lines()), "the copy and its place")
+    p.type(ctrl("l"))
+    p.type(":copies for i in 0..3 { let z = x; z[i] = 1; let w = x; w[0] = 2 }\r")
+    p.wait(lambda: "6 copies, 240 kB" in p.screen.lines() and
+           len([r for r in p.screen.lines() if re.match(r" +3  120 kB  <prompt \d+>:1:\d+  [zw]\[", r)]) == 2, "copies and their places")
     p.answer(":copies y[1] = 3", "0 copies")
     p.answer(":reset")
     p.type("x\r")
