@@ -14,7 +14,7 @@ each other and a wait for the last, divided by their number. Nobody may use TF32
   rate     bytes that must move, or operations of the products, by steady; behind it as a part of what a copy or a product of f32 or
            bf16 reached in this run through PyTorch
 
-Peers come from PYTHON, else this interpreter. --small takes sizes that a CPU can do, to try the program. Results are in FOLDER while the
+Peers come from PYTHON, else from the first of this interpreter and python3 that has PyTorch. --small takes sizes that a CPU can do, to try the program. Results are in FOLDER while the
 run goes on: bench-gpu.txt and bench-gpu.json. Quern's side of the rows is gpu.qn, the peers' gpu_peers.py, which a new row needs, too.
 """
 import argparse
@@ -223,6 +223,15 @@ class QuernEntry:
 
 # ---- the run ------------------------------------------------------------------------------------------------------------------
 
+def interpreter():
+    """The Python that has the peers."""
+    for python in (sys.executable, shutil.which("python3") or sys.executable):
+        seen = subprocess.run([python, "-c", "import importlib.util as u, sys; sys.exit(not u.find_spec('torch'))"], check=False)
+        if seen.returncode == 0:
+            return python
+    return sys.executable
+
+
 def shown(seconds):
     if seconds is None:
         return ""
@@ -334,7 +343,7 @@ def main():
     parser.add_argument("--quern", default="build/quern")
     parser.add_argument("--flag", dest="flags", action="append", default=[], help="a flag of Quern's (repeatable)")
     parser.add_argument("--row", action="append", choices=list(ROWS), help="only this row (repeatable)")
-    parser.add_argument("--python", default=os.environ.get("QUERN_BENCH_PYTHON") or sys.executable)
+    parser.add_argument("--python", default=os.environ.get("QUERN_BENCH_PYTHON"))
     parser.add_argument("--limit", type=float, default=460, help="seconds for everything; rows that it does not reach are named")
     parser.add_argument("--row-limit", type=float, default=60, help="seconds for all first calls of a row")
     parser.add_argument("--rounds", type=int, default=3)
@@ -343,13 +352,14 @@ def main():
     parser.add_argument("--without", action="append", default=[], choices=("torch", "jax"))
     parser.add_argument("--out", default=os.environ.get("OUT") or "build/bench-gpu")
     o = parser.parse_args()
+    o.python = o.python or interpreter()
     o.quern, end = os.path.abspath(o.quern), time.monotonic() + o.limit
     o.folder = tempfile.mkdtemp(prefix="quern-bench-")
     table, peers = Table(o), {}
     try:
-        for kind in ("torch", "jax"):
+        for name, kind in (("torch", "torch"), ("compile", "torch"), ("jax", "jax")):
             if kind not in o.without:
-                peers[kind] = Peer(o, kind)
+                peers[name] = Peer(o, kind)
         rates = {}
         if "torch" in peers:
             try:
@@ -361,7 +371,7 @@ def main():
         field = [QuernEntry(o, False), QuernEntry(o, True)]  # those that take long to begin come last, where time may lack
         field += [PeerEntry(peers["torch"], "eager", TORCH["eager"])] if "torch" in peers else []
         field += [PeerEntry(peers["jax"], "jit", "JAX jit")] if "jax" in peers else []
-        field += [PeerEntry(peers["torch"], v, TORCH[v]) for v in ("compile", "graphs") if "torch" in peers]
+        field += [PeerEntry(peers["compile"], v, TORCH[v]) for v in ("compile", "graphs") if "compile" in peers]
         for key in o.row or ROWS:
             if time.monotonic() > end - 10:
                 table.say(f"{ROWS[key].title.strip()}: left out, time was up")

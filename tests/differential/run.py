@@ -34,7 +34,6 @@ warnings.simplefilter("ignore")  # NumPy's, of empty slices and such: results ar
 
 KINDS = ("plain", "plain", "wild", "grad")
 EAGER = ["--jit", "off"]
-COMPILED = ["--jit", "sync", "--set", "jit.hot=2"]
 
 
 class Failure(Exception):
@@ -153,18 +152,18 @@ def compare(program, kind, eager, compiled):
     compare_runs(program, eager, compiled)
 
 
-def flags_of(o, seed):
-    """Flags of the eager and of the compiled run."""
+def flags_of(o, seed, hot=2):
+    """Flags of the eager and of the compiled run, which is eager until a function is hot."""
     compiler = seed % 3 == 0 and not o.device
     extra = ["--threads", "2"] if compiler else ["--set", "jit.cc=0", "--threads", "1"]
     there = ["--device", o.device] if o.device else []
     more = [text for setting in o.set for text in ("--set", setting)]
-    return EAGER + (there + more if o.eager_there else []), COMPILED + extra + there + more
+    return EAGER + (there + more if o.eager_there else []), ["--jit", "sync", "--set", f"jit.hot={hot}"] + extra + there + more
 
 
-def run_single(o, program, kind, seed, folder):
+def run_single(o, hot, program, kind, seed, folder):
     """Runs and compares one program; the text of its failure, or None."""
-    eager, compiled = flags_of(o, seed)
+    eager, compiled = flags_of(o, seed, hot)
     try:
         compare(program, kind, run(o.quern, eager, folder, "eager"), run(o.quern, compiled, folder, "compiled"))
     except Failure as e:
@@ -176,11 +175,11 @@ def run_single(o, program, kind, seed, folder):
     return None
 
 
-def run_together(o, programs, folder):
+def run_together(o, hot, programs, folder):
     """Runs programs in two processes, eagerly and compiled. The names of those to run once more alone: all that follow the first failure,
     and those whose results are not as they should be."""
     texts = {name: program.text(f'"{{args[0]}}/{name}"') for name, (program, _, _) in programs.items()}
-    for out, flags in zip(("eager", "compiled"), flags_of(o, 1)):
+    for out, flags in zip(("eager", "compiled"), flags_of(o, 1, hot)):
         target = os.path.join(folder, out)
         for name in programs:
             place = os.path.join(target, name)
@@ -213,9 +212,11 @@ def check(o, jobs):
     for seed, kind in jobs:
         name = f"{kind}_{seed}"
         programs[name] = (make(o, seed, kind, os.path.join(folder, name)), kind, seed)
-    again = run_together(o, programs, folder) if len(jobs) > 1 else list(programs)
+    # On a device each eager op is compiled, too, which takes long: most batches do without.
+    hot = 1 if len(jobs) > 1 and jobs[0][0] % 3 else 2
+    again = run_together(o, hot, programs, folder) if len(jobs) > 1 else list(programs)
     for name in again:
-        failures.append(run_single(o, *programs[name], os.path.join(folder, name)))
+        failures.append(run_single(o, hot, *programs[name], os.path.join(folder, name)))
     if len(jobs) > 1 and len(again) == 1 and failures == [None]:
         failures.append(f"{again[0]} fails only after others: {' '.join(programs)}")
     failures = [text for text in failures if text]
@@ -237,12 +238,12 @@ def main():
     parser.add_argument("--products", choices=("none", "some", "many"), default="some", help="of matrices (a seed's program depends on it)")
     parser.add_argument("--eager-there", action="store_true", help="eager execution on the device, too")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a tunable of what runs on the device")
-    parser.add_argument("--batch", type=int, help="programs in one process (1; with --device 12)")
+    parser.add_argument("--batch", type=int, help="programs in one process (1; with --device 8)")
     parser.add_argument("--failures", metavar="FOLDER", help="keep programs that fail there")
     o = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 30) if o.seed == "random" else int(o.seed)
     o.quern = os.path.abspath(o.quern)
-    batch = o.batch or (12 if o.device else 1)
+    batch = o.batch or (8 if o.device else 1)
     for folder in (o.keep, o.failures):
         if folder:
             os.makedirs(folder, exist_ok=True)
