@@ -47,8 +47,60 @@ START_TEST(what_is_not_compiled_yet_is_interpreted) {
 }
 END_TEST
 
+/* Is the function in the list of this name? */
+static bool lists(const char *text, const char *list, int number) {
+  char head[48], item[24];
+  snprintf(head, sizeof head, "#define %s(X)", list);
+  snprintf(item, sizeof item, " X(%d, ", number);
+  const char *at = strstr(text, head);
+  const char *found = at ? strstr(at, item) : NULL;
+  return found && found < strchr(at, '\n');
+}
+
+/* What L may ask for in dtypes of a class is there: nothing is looked up on the device. */
+START_TEST(every_legal_function_is_listed) {
+  static const uint8_t few[] = {QN_bool, QN_i64, QN_f16, QN_bf16, QN_f32},
+                       all[] = {QN_bool, QN_u8,   QN_i8,  QN_i16, QN_i32, QN_i64,
+                                QN_f16,  QN_bf16, QN_f32, QN_f64, QN_u32, QN_u64};
+  for (int class = 0; class < BLOCK_VM_CLASSES; class ++) {
+    const uint8_t *dtypes = class == BLOCK_VM_F32 ? few : all;
+    size_t n = class == BLOCK_VM_F32 ? sizeof few : sizeof all;
+    static const char *const ops[] = {"", "VM_OPS1", "VM_OPS2", "VM_OPS3"}, *const slow[] = {"", "VM_SLOW1",
+                                                                                             "VM_SLOW2"};
+    text_buf t;
+    text_init(&t, NULL);
+    block_vm_text((block_vm_class) class, &t);
+    text_add(&t, "", 1);
+    ck_assert(!t.failed);
+    for (size_t d = 0; d < n; d++) {
+      uint8_t type = dtypes[d], in[3] = {type, type, type};
+      for (int op = 0; op < KOP_COUNT; op++) {
+        int arity = kop_rows[op].arity, number = vm_number(VM_PRIMS, op, type);
+        bool compares = op >= KOP_eq && op <= KOP_ge;
+        if (op == KOP_select || op == KOP_copy || op == KOP_bitcast) continue; /* by size */
+        for (size_t k = 0; k < n && op == KOP_cast; k++)
+          if (dtypes[k] != type && !kop_misuse(KOP_cast, dtypes[k], in, 1))
+            ck_assert_msg(lists(t.text, "VM_OPS1", vm_number(VM_CASTS, dtypes[k], type)), "cast of %s to %s",
+                          dtype_rows[type].name, dtype_rows[dtypes[k]].name);
+        if (op == KOP_cast || kop_misuse((uint8_t)op, compares ? QN_bool : type, in, arity)) continue;
+        ck_assert_msg(lists(t.text, ops[arity], number) || (arity < 3 && lists(t.text, slow[arity], number)),
+                      "%s of %s", kop_rows[op].name, dtype_rows[type].name);
+      }
+      for (int fn = 0; fn < MATH_COUNT; fn++) {
+        bool tests = fn == MATH_isnan || fn == MATH_isinf || fn == MATH_isfinite;
+        if (!math_misuse((uint8_t)fn, tests ? QN_bool : type, in, math_rows[fn].arity))
+          ck_assert_msg(lists(t.text, slow[math_rows[fn].arity], vm_number(VM_MATHS, fn, type)), "%s of %s",
+                        math_rows[fn].name, dtype_rows[type].name);
+      }
+    }
+    text_free(&t);
+  }
+}
+END_TEST
+
 int main(void) {
   Suite *s = suite_create("gpu_vm");
+  CASE(tcase_create("functions"), every_legal_function_is_listed);
   CASE(tcase_create("random"), random_programs_are_interpreted);
   CASE(tcase_create("language"), what_is_not_compiled_yet_is_interpreted);
   return run_suite(s);
