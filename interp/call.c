@@ -7,8 +7,8 @@
  * as pairs of name and value behind the positional ones.
  *
  * A user call with arrays asks its anchor whether the compiler wants it (rec_call); inside a recording it is announced by
- * rec_enter and rec_leave. An assignment `xs = f(xs, ...)` may lend the variable's own reference to the call, so that the
- * callee finds a value with one owner and updates it in place.
+ * rec_enter and rec_leave. An assignment `xs = f(xs, ...)` or `r.a = f(r.a, ...)` may lend the place's own reference to the
+ * call, so that the callee finds a value with one owner and updates it in place.
  */
 #include <string.h>
 
@@ -495,6 +495,17 @@ static bool operands(const qn_value *args, uint32_t n) {
   return true;
 }
 
+/* A builtin has failed on these positional arguments (a method's receiver first): the place, and the shapes of arrays. */
+static __attribute__((noinline, cold)) void note_arguments(qn_vm *vm, const n_call *n, const qn_value *args,
+                                                           uint32_t given) {
+  raise_at(vm, n->h.at);
+  if (!vm->error || vm->error->id >= 300) return;
+  uint32_t extra = given - n->n;
+  if (extra) note_operand(vm, n->callee->at, args[0], n->callee);
+  for (uint32_t i = 0; i < n->n; i++)
+    if (value_is(args[extra + i], TAG_ARRAY)) note_operand(vm, n->args[i].value->at, args[extra + i], n->args[i].value);
+}
+
 /* The positional call of a builtin whose `given` arguments are on the stack; pops down to `base`. */
 static qn_value finish_builtin(qn_vm *vm, const n_call *n, qn_value *fp, const builtin_info *info, uint32_t given,
                                qn_value *base) {
@@ -509,20 +520,11 @@ static qn_value finish_builtin(qn_vm *vm, const n_call *n, qn_value *fp, const b
     *vm->sp++ = value_retain(v);
   }
   if (n->moved && info->moves && info->sig.params[n->moved_arg].move) lent = lend(vm, n, fp, args[n->moved_arg]);
-  /* A pointwise op calls nothing and observes nothing, so it needs none of a builtin's surroundings. */
-  bool op = info->op != OP_COUNT && !vm->rec && operands(args, given);
-  r = op ? op_apply(vm, (op_id)info->op, args, (int)given, NULL) : run_builtin(vm, info, args, n->h.at);
+  r = run_builtin(vm, info, args, n->h.at);
   if (__builtin_expect(value_is_error(r), 0)) {
     if (lent) *lent = value_retain(args[n->moved_arg]);
   out:
-    raise_at(vm, n->h.at);
-    if (vm->error && vm->error->id < 300) {
-      uint32_t extra = given - n->n;
-      if (extra) note_operand(vm, n->callee->at, args[0], n->callee);
-      for (uint32_t i = 0; i < n->n; i++)
-        if (value_is(args[extra + i], TAG_ARRAY))
-          note_operand(vm, n->args[i].value->at, args[extra + i], n->args[i].value);
-    }
+    note_arguments(vm, n, args, given);
   }
   vm_pop_to(vm, base);
   return r;
@@ -570,37 +572,51 @@ static __attribute__((noinline)) qn_value call_node(qn_vm *vm, n_call *n, qn_val
   return run_frame(vm, code, base + 1, heads | receiver.head, n->h.at);
 }
 
-/* The common call, a global function or builtin with the right number of positional arguments, is done here in one piece. */
-qn_value eval_call(qn_vm *vm, node *h, qn_value *fp) {
-  n_call *n = (n_call *)h;
-  if (n->direct && !vm->rec) {
-    qn_value f = cell_get(n->direct), *base = vm->sp, stopped;
-    const fn_code *code;
-    const builtin_info *info;
-    uint64_t heads;
-    if (f.head != TAG_FN) goto any;
-    if (value_fn(f)->head.flags == FN_USER) {
-      code = value_fn(f)->code;
-      if (code->nparams != n->n || code->rest) goto any;
-      if (!vm_enter(vm, (size_t)code->nslots + 4)) goto overflow;
-      *vm->sp++ = value_retain(f);
-      if (!push_arguments(vm, n, fp, base, &heads, &stopped)) return stopped;
-      if (n->h.flag & CALL_MOVES) lend(vm, n, fp, base[1 + n->moved_arg]);
-      return run_frame(vm, value_fn(f)->code, base + 1, heads, h->at);
-    }
-    if (value_fn(f)->head.flags != FN_BUILTIN) goto any;
-    info = builtin_of(vm, value_fn(f));
-    if (!takes(info, n->n)) goto any;
-    if (!vm_enter(vm, (size_t)info->sig.nparams + 4)) goto overflow;
-    if (!push_arguments(vm, n, fp, base, &heads, &stopped)) return stopped;
-    return finish_builtin(vm, n, fp, info, n->n, base);
-  }
-any:;
+static __attribute__((noinline)) qn_value call_any(qn_vm *vm, n_call *n, qn_value *fp) {
   qn_value f = eval(vm, n->callee, fp);
   return value_stops(f) ? f : call_node(vm, n, f, value_unset(), fp);
-overflow:
-  raise_at(vm, h->at);
+}
+
+static __attribute__((noinline, cold)) qn_value fail_overflow(qn_vm *vm, const n_call *n) {
+  raise_at(vm, n->h.at);
   return value_error();
+}
+
+/* A builtin that a name of the top level or of the builtin scope means. */
+static __attribute__((noinline)) qn_value call_named_builtin(qn_vm *vm, n_call *n, qn_fn *fn, qn_value *fp) {
+  const builtin_info *info = fn->head.flags == FN_BUILTIN ? builtin_of(vm, fn) : NULL;
+  if (!takes(info, n->n)) return call_any(vm, n, fp);
+  if (!vm_enter(vm, (size_t)info->sig.nparams + 4)) return fail_overflow(vm, n);
+  qn_value *base = vm->sp, stopped;
+  uint64_t heads;
+  if (!push_arguments(vm, n, fp, base, &heads, &stopped)) return stopped;
+  if (info->op == OP_COUNT || !operands(base, n->n) || (int)n->n != op_rows[info->op].arity || vm->rec)
+    return finish_builtin(vm, n, fp, info, n->n, base);
+  /* A pointwise op calls nothing and observes nothing, so it needs none of a builtin's surroundings. */
+  qn_value r = op_apply(vm, (op_id)info->op, base, (int)n->n, NULL);
+  if (__builtin_expect(value_is_error(r), 0)) note_arguments(vm, n, base, n->n);
+  vm_pop_to(vm, base);
+  return r;
+}
+
+/* The common call, a global function with the right number of positional arguments, is done here in one piece. */
+qn_value eval_call(qn_vm *vm, node *h, qn_value *fp) {
+  n_call *n = (n_call *)h;
+  if (!n->direct || vm->rec) return call_any(vm, n, fp);
+  qn_value f = cell_get(n->direct);
+  if (f.head != TAG_FN) return call_any(vm, n, fp);
+  if (value_fn(f)->head.flags != FN_USER) return call_named_builtin(vm, n, value_fn(f), fp);
+  fn_code *code = value_fn(f)->code;
+  if (code->nparams != n->n || code->rest) return call_any(vm, n, fp);
+  if (!vm_enter(vm, (size_t)code->nslots + 4)) return fail_overflow(vm, n);
+  qn_value *base = vm->sp, stopped;
+  uint64_t heads;
+  ((obj_head *)f.u.p)->refs++;
+  *base = f;
+  vm->sp = base + 1;
+  if (!push_arguments(vm, n, fp, base, &heads, &stopped)) return stopped;
+  if (n->h.flag & CALL_MOVES) lend(vm, n, fp, base[1 + n->moved_arg]);
+  return run_frame(vm, code, base + 1, heads, h->at);
 }
 
 /* ---- methods ------------------------------------------------------------------------------------------------------------------------ */

@@ -2,7 +2,8 @@
  *
  * A binary operator has one evaluator for each way its operands are found (local slot, constant, any node), made by the
  * macros below from one inline function per operator. The inline function handles plain ints and floats (the whole header
- * word is compared, so traced numbers never match); everything else goes to binary_values, out of line.
+ * word is compared, so traced numbers never match); everything else goes out of line: arrays to op_apply, the rest to
+ * binary_values. `x = x op e` has evaluators of its own that change a number in x's slot and grow a text or list in place.
  *
  * Host arithmetic is exact for ints (overflow is an error) and IEEE for floats; what is not a single machine operation
  * (pow, // and % of floats) is computed by the op table's scalar code, so that compiled code gives the same bits.

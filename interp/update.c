@@ -3,7 +3,9 @@
  * Indices of the target are evaluated first and wait on the value stack, then the right side, then the store. A path is
  * stored into in place: each container on the way is made the only owner of itself (copied if it is shared), which no
  * program can see, and the innermost store checks everything before it changes anything. So an update of a value with one
- * owner costs what it stores, and a variable keeps its old value when there is an error.
+ * owner costs what it stores, and a variable keeps its old value when there is an error. Each step of a path remembers where
+ * it found its field; while every container has one owner and looks as it did, path_to walks there without a question, and only
+ * what it refuses goes the long way (put). A view that is stored into its own array is copied before that (detach), not the array.
  */
 #include <string.h>
 
