@@ -103,7 +103,7 @@ EXPORT nvrtcResult nvrtcCompileProgram(nvrtcProgram p, int noptions, const char 
   fclose(f);
   snprintf(command, sizeof command,
            "cc -std=gnu11 -O1 -march=native -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-strict-aliasing "
-           "-w -fPIC -shared -o %s %s -lm >&2",
+           "-w -fPIC -shared -nostdlib -o %s %s >&2",
            object, path);
   int rc = system(command);
   if (rc == 0 && (f = fopen(object, "rb"))) {
