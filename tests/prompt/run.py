@@ -100,6 +100,8 @@ class Prompt:
             data = data[os.write(self.fd, data[:512]):]
             while self.read(0):
                 pass
+        if settle >= 0.1:  # a busy machine may take its time to begin
+            self.read(0.7 * SLOW)
         while self.read(settle * SLOW):
             pass
 
