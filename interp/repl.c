@@ -154,6 +154,7 @@ void copies_end(session *s, copy_count before) {
 bool session_run(session *s, const char *text, size_t len, bool last, bool *more) {
   qn_value v = value_nil();
   copy_count before = copies_begin(s);
+  s->vm->drawn = NULL;
   s->began = s->ran = seconds(s);
   qn_status status = qn_eval_prompt(s->vm, text, len, &v);
   *more = status == QN_INCOMPLETE && !last;
@@ -165,7 +166,7 @@ bool session_run(session *s, const char *text, size_t len, bool last, bool *more
   if (s->interrupted && s->terminal) fputs("\n", stderr); /* behind the ^C of the terminal */
   if (status != QN_OK)
     cli_report(s->vm);
-  else if (!value_is(v, TAG_NIL) && !is_silent(text, len))
+  else if (!value_is(v, TAG_NIL) && !is_silent(text, len) && !(value_is_heap(v) && v.u.p == s->vm->drawn))
     show(s, v);
   if (status == QN_OK) value_release(s->vm, v);
   fflush(stdout);

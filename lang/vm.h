@@ -126,6 +126,7 @@ struct qn_vm {
   char progress_label[64];
   double progress_drawn;
   bool progress_shown;
+  const void *drawn;      /* the figure that was drawn last: the prompt does not show the record of what was just drawn; not owned */
   /* Randomness: the seed and the next draw number. */
   uint64_t seed, draw;
   void *cpu;              /* jit/cpu's state of this VM (cpu_open) */

@@ -110,6 +110,16 @@ QN_MUST_CHECK qn_value trees_map(qn_vm *vm, const char *fn, const qn_value *tree
 /* Where the walk stands: "layers[0].w", or "layers.0.w" when dotted. */
 void text_path(const trees_walk *w, bool dotted, text_buf *t);
 
+/* What can be shown on a stream (1 or 2), and in how much room: on a terminal its size; elsewhere 24 rows, and 80 columns unless
+ * the environment has COLUMNS. Colours are for terminals whose TERM has them, without NO_COLOR (core.c). */
+typedef struct output_looks {
+  int columns, rows;
+  bool colors, true_color;
+} output_looks;
+output_looks output_look(const qn_vm *vm, int stream);
+/* Writes a text, after a progress bar is taken away. */
+void output_write(qn_vm *vm, int stream, const text_buf *t);
+
 /* ---- values ---------------------------------------------------------------------------------------------------------- */
 
 /* A list of two; takes over both, also on failure; errors among them are the result. */

@@ -23,10 +23,33 @@ static int terminal_width(const qn_vm *vm, int stream) {
 }
 
 /* Takes the bar off the terminal, before other output or at the end of its loop. */
+output_looks output_look(const qn_vm *vm, int stream) {
+  output_looks looks = {.columns = 80, .rows = 24};
+  struct winsize size = {0};
+  const char *off = getenv("NO_COLOR"), *term = getenv("TERM"), *depth = getenv("COLORTERM"),
+             *columns = getenv("COLUMNS");
+  int64_t asked;
+  bool terminal = on_terminal(vm, stream);
+  if (terminal && ioctl(stream, TIOCGWINSZ, &size) == 0 && size.ws_col && size.ws_row) {
+    looks.columns = size.ws_col;
+    looks.rows = size.ws_row;
+  } else if (columns && int_parse(columns, strlen(columns), &asked) && asked > 0 && asked <= 10000) {
+    looks.columns = (int)asked;
+  }
+  looks.colors = terminal && !(off && *off) && term && *term && strcmp(term, "dumb") != 0;
+  looks.true_color = looks.colors && depth && (strcmp(depth, "truecolor") == 0 || strcmp(depth, "24bit") == 0);
+  return looks;
+}
+
 static void progress_clear(qn_vm *vm) {
   if (!vm->progress_shown) return;
   vm->progress_shown = false;
   vm_write(vm, 2, "\r\x1b[K", 4);
+}
+
+void output_write(qn_vm *vm, int stream, const text_buf *t) {
+  progress_clear(vm);
+  vm_write(vm, stream, t->text, t->len);
 }
 
 qn_value builtin_print(qn_vm *vm, const qn_value *args) {
@@ -50,10 +73,7 @@ qn_value builtin_print(qn_vm *vm, const qn_value *args) {
     raise_memory(vm);
     good = false;
   }
-  if (good) {
-    progress_clear(vm);
-    vm_write(vm, stream, t.text, t.len);
-  }
+  if (good) output_write(vm, stream, &t);
   text_free(&t);
   return good ? value_nil() : value_error();
 }

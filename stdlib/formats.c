@@ -7,11 +7,17 @@
 
 #include "lang/error.h"
 #include "stdlib/builtins.h"
+#include "stdlib/figure.h"
 #include "stdlib/io.h"
 
 static bool txt_write(qn_vm *vm, qn_value v, bytes *out) {
   qn_str *text;
   return arg_str(vm, "save", "a text for .txt", v, &text) && bytes_add(vm, out, text->text, text->len);
+}
+
+/* An image, or a figure that plot, hist or show made. */
+static bool image_write(qn_vm *vm, qn_value v, bytes *out) {
+  return figure_is(v) ? figure_png(vm, v, out) : png_write(vm, v, out);
 }
 
 typedef struct file_format {
@@ -27,7 +33,8 @@ static const file_format formats[] = {
     {".safetensors", safetensors_read, safetensors_write, true},
     {".csv", csv_read, csv_write, false},
     {".txt", text_read, txt_write, false},
-    {".png", png_read, png_write, false},
+    {".png", png_read, image_write, false},
+    {".svg", NULL, figure_svg, false},
 };
 enum { FORMATS = sizeof formats / sizeof *formats };
 

@@ -97,7 +97,7 @@ def status_text(code):
 def run(quern, path, flags, args, stdin="", timeout=300, env=None):
     """Runs one script; gives (status, stdout, stderr). A process that hangs is ended: status None."""
     scratch = tempfile.mkdtemp(prefix="quern-test-")
-    full = dict(os.environ, QUERN_TEST_TMP=scratch, **(env or {}))
+    full = dict(os.environ, **{"QUERN_TEST_TMP": scratch, "COLUMNS": "80", **(env or {})})
     try:
         done = subprocess.run([quern, *flags, path, *args], input=stdin.encode(), capture_output=True, timeout=timeout,
                               env=full)
