@@ -54,6 +54,7 @@ COSTS = {
 }
 FIB = "fn fib(n) = if n < 2 { n } else { fib(n - 1) + fib(n - 2) }\nfib(COUNT)\n"
 FIB_BOUND = 270  # a call
+START_BOUND = 5_000_000  # a process that runs an empty program, the system's loader included
 
 
 WHILE_COMPILING = 1.25
@@ -137,6 +138,7 @@ def main():
             total, kernels = ((b - a) / (LONG - SHORT) for a, b in zip(short, long))
             good = check(name, total - kernels, bound) and good
         few, many = counts(FIB, (10, 16), ["--jit", "off"])
+        good = check("start of the process", counts("1\n", [0], [])[0][0], START_BOUND) and good
         good = check("call of fib", (many[0] - few[0]) / (3193 - 177), FIB_BOUND) and good
     programs = runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), "cli", "run.py"))["WHILE_COMPILING"]
     with tempfile.TemporaryDirectory(prefix="quern-cost-") as folder:
