@@ -244,7 +244,10 @@ static bool checks_there(plan_frame *f, bool ok) {
   bool done = ok || f->refused;
   qn_error_object *error = !done && error_catchable(f->vm) ? error_take(f->vm) : NULL;
   device_answer answer = f->vm->hooks.kernels->plan_checks(f->vm, f->there);
-  if (done || error) f->refused |= answer == DEVICE_REFUSES;
+  if (answer == DEVICE_FAILS)
+    f->refused = false; /* interrupted while waiting: that is the error */
+  else if (done || error)
+    f->refused |= answer == DEVICE_REFUSES;
   if (error && answer == DEVICE_DONE)
     error_put_back(f->vm, error);
   else if (error)

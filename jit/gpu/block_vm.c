@@ -944,18 +944,13 @@ static bool run_phase(qn_vm *vm, gpu_stream *s, const block_program *v, const bl
   return ok;
 }
 
-static size_t buffer_bytes(const l_program *p, uint32_t b, const int64_t *values) {
-  int64_t n = values[p->buffers[b].size];
-  return ((size_t)(n > 0 ? n : 0) * dtype_size((qn_dtype)p->buffers[b].dtype) + 255) & ~(size_t)255;
-}
-
 /* All phases. Scratch buffers and the blocks' pieces lie in the stream's scratch, one after the other. */
 static bool run_phases(qn_vm *vm, gpu_stream *s, const block_program *v, block_call *c, uint64_t *buffers,
                        uint64_t head[EMIT_WORDS_HEAD], gpu_code *code) {
   const l_program *p = c->p;
   size_t pieces = 0, all = 0;
   for (uint32_t b = 0; b < p->nbuffers; b++)
-    if (p->buffers[b].mode == BUF_SCRATCH) pieces += buffer_bytes(p, b, c->values);
+    if (p->buffers[b].mode == BUF_SCRATCH) pieces += gpu_buffer_bytes(p, b, c->values);
   for (int pass = 0; pass < 2; pass++) {
     for (uint32_t k = 0; k < v->nphases; k++) {
       const block_phase *ph = &v->phases[k];
@@ -973,7 +968,7 @@ static bool run_phases(qn_vm *vm, gpu_stream *s, const block_program *v, block_c
     for (uint32_t b = 0; b < p->nbuffers; b++) {
       if (p->buffers[b].mode != BUF_SCRATCH) continue;
       buffers[b] = at;
-      at += buffer_bytes(p, b, c->values);
+      at += gpu_buffer_bytes(p, b, c->values);
     }
   }
   return true;
@@ -1002,6 +997,7 @@ device_answer block_vm_run(qn_vm *vm, gpu_stream *s, const device_program *progr
     for (uint32_t b = 0; b < p->nbuffers; b++)
       if (p->buffers[b].mode != BUF_SCRATCH) addresses[b] = (uint64_t)(uintptr_t)*buffers++;
     answer = run_phases(vm, s, v, &c, addresses, head, code) ? DEVICE_DONE : DEVICE_FAILS;
+    gpu_scratch_leave(s);
   }
   if (values != few) mem_free(vm, values, bytes);
   return answer;

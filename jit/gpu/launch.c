@@ -167,7 +167,7 @@ static bool ask_scratch(qn_vm *vm, gpu_stream *s, gpu_setup *u, const int64_t *i
   return true;
 }
 
-static size_t buffer_bytes(const l_program *p, uint32_t b, const int64_t *values) {
+size_t gpu_buffer_bytes(const l_program *p, uint32_t b, const int64_t *values) {
   int64_t n = values[p->buffers[b].size];
   return ((size_t)(n > 0 ? n : 0) * dtype_size((qn_dtype)p->buffers[b].dtype) + 255) & ~(size_t)255;
 }
@@ -177,7 +177,7 @@ bool gpu_set_up(qn_vm *vm, gpu_stream *s, gpu_setup *u, const l_program *p, cons
   *u = (gpu_setup){.p = p, .code = code, .words = emit_cuda_words(p)};
   u->by_value = u->words <= EMIT_WORDS_BY_VALUE;
   for (uint32_t b = 0; b < p->nbuffers; b++)
-    if (p->buffers[b].mode == BUF_SCRATCH) u->pieces_at += buffer_bytes(p, b, values);
+    if (p->buffers[b].mode == BUF_SCRATCH) u->pieces_at += gpu_buffer_bytes(p, b, values);
   u->scratch = u->pieces_at;
   if (!l_needs_scratch(p)) return true;
   if (!ask_scratch(vm, s, u, ints, scalars)) return false;
@@ -199,7 +199,7 @@ void gpu_place_scratch(const gpu_setup *u, const int64_t *values, CUdeviceptr ba
   for (uint32_t b = 0; b < p->nbuffers; b++) {
     if (p->buffers[b].mode != BUF_SCRATCH) continue;
     words[EMIT_WORDS_HEAD + b] = base;
-    base += buffer_bytes(p, b, values);
+    base += gpu_buffer_bytes(p, b, values);
   }
 }
 
@@ -263,6 +263,7 @@ static device_answer launch(qn_vm *vm, int device, const device_program *program
     answer = DEVICE_FAILS;
     if (gpu_set_up(vm, s, &u, p, program->code, ints, scalars, values))
       answer = run(vm, s, &u, buffers, ints, scalars, values);
+    gpu_scratch_leave(s);
     gpu_leave(s);
   }
   if (values != few) mem_free(vm, values, bytes);

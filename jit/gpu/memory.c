@@ -49,6 +49,7 @@ static const cuda_driver *driver(const gpu_stream *s) { return &s->engine->libra
 
 /* Nobody needs it between launches. */
 static void drop_scratch(qn_vm *vm, gpu_stream *s) {
+  if (s->scratch_stays) return;
   if (s->scratch) gpu_free(vm, s, s->scratch, s->scratch_bytes);
   s->scratch = 0;
   s->scratch_bytes = 0;
@@ -104,7 +105,7 @@ static CUdeviceptr segment(qn_vm *vm, gpu_stream *s, size_t bytes) {
 /* Counts a block in the VM's limit. */
 static bool hold(qn_vm *vm, gpu_stream *s, size_t size) {
   if (mem_hold(vm, size)) return true;
-  if (s->scratch) { /* nobody needs it between launches */
+  if (s->scratch && !s->scratch_stays) {
     drop_scratch(vm, s);
     if (mem_hold(vm, size)) return true;
   }
@@ -155,14 +156,17 @@ void gpu_free(qn_vm *vm, gpu_stream *s, CUdeviceptr data, size_t bytes) {
 }
 
 bool gpu_scratch(qn_vm *vm, gpu_stream *s, size_t bytes) {
-  if (bytes <= s->scratch_bytes) return true;
-  CUdeviceptr more = gpu_alloc(vm, s, bytes);
-  if (!more) return false;
-  drop_scratch(vm, s);
-  s->scratch = more;
-  s->scratch_bytes = bytes;
-  return true;
+  if (bytes > s->scratch_bytes) {
+    CUdeviceptr more = gpu_alloc(vm, s, bytes);
+    if (!more) return false;
+    drop_scratch(vm, s);
+    s->scratch = more;
+    s->scratch_bytes = bytes;
+  }
+  return s->scratch_stays = true;
 }
+
+void gpu_scratch_leave(gpu_stream *s) { s->scratch_stays = false; }
 
 /* ---- staging ---------------------------------------------------------------------------------------------------------------- */
 
@@ -173,7 +177,11 @@ static gpu_chunk *next_chunk(qn_vm *vm, gpu_stream *s) {
   if (c->data && c->used && d->cuEventRecord(c->last, s->stream) != GPU_OK) return NULL;
   c = &s->chunks[s->chunk = (s->chunk + 1) % GPU_CHUNKS];
   c->used = 0;
-  if (c->data) return gpu_wait_event(vm, s, c->last, "a copy") ? c : NULL;
+  if (c->data && gpu_wait_event(vm, s, c->last, "a copy")) return c;
+  if (c->data) {
+    c->used = GPU_CHUNK; /* copies still come from it */
+    return NULL;
+  }
   void *data = NULL;
   if (d->cuMemHostAlloc(&data, GPU_CHUNK, 0) != GPU_OK) return NULL;
   if (d->cuEventCreate(&c->last, GPU_EVENT_NO_TIMES) != GPU_OK) {

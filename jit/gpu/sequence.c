@@ -23,7 +23,7 @@
 #include "jit/kernel/emit.h"
 #include "jit/kernel/plan.h"
 
-enum { INSTANCES = 8, BLOCKS = 4, BLOCK_NODES = 256, MOST_CHECKS = 65000 };
+enum { INSTANCES = 8, BLOCKS = 4, BLOCK_NODES = 256, MOST_CHECKS = 65535 /* a number has 16 bits */ };
 
 typedef struct function {
   CUfunction f;
@@ -87,6 +87,7 @@ typedef struct gpu_plan {
   device_program *programs, **list;
   sequence **of_step;    /* that begins with the step */
   uint32_t *first_check; /* by step: the number that its checks count from */
+  uint32_t checks;       /* behind the last one */
 } gpu_plan;
 
 static const cuda_driver *driver(const gpu_stream *s) { return &s->engine->libraries.driver; }
@@ -152,12 +153,13 @@ static gpu_plan *open_plan(qn_vm *vm, int device, const plan *p) {
     g->programs[k] = (device_program){.program = p->kernels[k].program, .hash = p->kernels[k].hash};
     g->list[k] = &g->programs[k];
   }
-  for (uint32_t k = 0, checks = 1; k < p->nsteps; k++) { /* 0 is that of kernels that were stopped */
-    g->first_check[k] = checks;
+  g->checks = 1; /* 0 is that of kernels that were stopped */
+  for (uint32_t k = 0; k < p->nsteps; k++) {
+    g->first_check[k] = g->checks;
     if (p->steps[k].kind != STEP_KERNEL) continue;
     const l_program *l = p->kernels[p->steps[k].what].program;
-    checks += l->nchecks + l_unbounded(l);
-    g->fallible = checks > 1;
+    g->checks += l->nchecks + l_unbounded(l);
+    g->fallible = g->checks > 1;
   }
   return g;
 }
@@ -177,6 +179,7 @@ bool gpu_plan_ready(qn_vm *vm, int device, const plan *p, device_plan **there, b
     }
     *there = &g->shown;
   }
+  if (g->checks > MOST_CHECKS) return false;
   gpu_runs how = gpu_ready(vm, device, g->list, p->nkernels, wait);
   g->ready = how == RUNS_COMPILED;
   return how != RUNS_NOT;
@@ -511,7 +514,6 @@ device_answer gpu_plan_kernels(qn_vm *vm, device_plan *there, const device_call 
   gpu_stream *s = g->stream;
   sequence *q = g->ready ? sequence_of(vm, g, first, n) : NULL;
   if (g->ready && !q) return DEVICE_FAILS;
-  if (g->fallible && g->first_check[there->plan->nsteps - 1] > MOST_CHECKS) return DEVICE_REFUSES;
   if (!gpu_enter(s)) return DEVICE_REFUSES;
   device_answer answer = DEVICE_DONE;
   if (g->fallible && !g->pending && !gpu_cells(vm, s)) answer = DEVICE_FAILS;
@@ -525,6 +527,7 @@ device_answer gpu_plan_kernels(qn_vm *vm, device_plan *there, const device_call 
     write_words(i, call, i->scratch ? s->scratch : 0);
     if (!launch(vm, s, i)) answer = DEVICE_FAILS;
   }
+  gpu_scratch_leave(s);
   gpu_leave(s);
   return answer;
 }

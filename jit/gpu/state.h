@@ -119,7 +119,8 @@ typedef struct gpu_stream {
   size_t live;                     /* bytes of blocks in use */
   CUdeviceptr scratch;             /* of whatever kernels run: they come one after the other */
   size_t scratch_bytes;
-  CUdeviceptr cell; /* of errors: ~0 but while kernels with checks run */
+  bool scratch_stays; /* a launch that tells where it lies is being made */
+  CUdeviceptr cell;   /* of errors: ~0 but while kernels with checks run */
   gpu_mapped *mapped;
   CUdeviceptr mapped_there;
   bool abandoned;      /* something that writes to `mapped` was not waited for */
@@ -224,6 +225,8 @@ typedef struct gpu_setup {
   unsigned shared; /* or bytes of shared memory for one, where these are few */
   size_t pieces_at;
 } gpu_setup;
+/* Bytes of a scratch buffer, as such buffers lie one after the other. */
+size_t gpu_buffer_bytes(const l_program *p, uint32_t b, const int64_t *values);
 /* Fills it in for launch-time values. False with an error raised. */
 QN_MUST_CHECK bool gpu_set_up(qn_vm *vm, gpu_stream *s, gpu_setup *u, const l_program *p, const gpu_code *code,
                               const int64_t *ints, const qk_scalar *scalars, const int64_t *values);
@@ -232,8 +235,10 @@ void gpu_place_scratch(const gpu_setup *u, const int64_t *values, CUdeviceptr ba
 /* Threads of a phase, and blocks for so many instances. */
 enum { GPU_THREADS = 64 };
 unsigned gpu_blocks(const gpu_stream *s, const gpu_setup *u, int64_t instances);
-/* stream->scratch of at least so many bytes. */
+/* stream->scratch of at least so many bytes. It stays where it is, whatever is allocated, until gpu_scratch_leave, which comes when all
+ * launches that use it have been asked for. */
 QN_MUST_CHECK bool gpu_scratch(qn_vm *vm, gpu_stream *s, size_t bytes);
+void gpu_scratch_leave(gpu_stream *s);
 
 /* ---- plans (sequence.c) ---- */
 

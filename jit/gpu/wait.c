@@ -97,7 +97,10 @@ bool gpu_checked(qn_vm *vm, gpu_stream *s, uint64_t *error) {
     rc = d->cuMemcpyDtoHAsync_v2(&m->error, s->cell, sizeof m->error, s->stream);
     if (rc == GPU_OK) rc = d->cuMemsetD8Async(s->cell, 0xff, sizeof m->error, s->stream);
   }
-  if (rc != GPU_OK) return gpu_raise(vm, s, rc, "a launch");
+  if (rc != GPU_OK) {
+    s->abandoned = true;
+    return gpu_raise(vm, s, rc, "a launch");
+  }
   if (!(own ? wait_for_report(vm, s) : gpu_wait(vm, s, "a kernel"))) {
     s->abandoned = true;
     __atomic_store_n(&m->stop, 1, __ATOMIC_RELEASE);

@@ -431,6 +431,12 @@ static void print_vec(emitter *e, l_val v) {
 
 /* ---- rows ------------------------------------------------------------------------------------------------------------ */
 
+/* Does a LOAD outside VECs read what threads write in the phase? */
+static bool is_written(const emitter *e, l_val load) {
+  const l_instr *i = at(e, load);
+  return i->imm < 0 || emit_is_stored(e, load, i->imm);
+}
+
 /* The VEC of a FOR that holds nothing else but indices, values for it and polls, where each thread has one element: 0 if the loop
  * is not so. */
 static l_val row_loop(emitter *e, l_val loop) {
@@ -443,13 +449,14 @@ static l_val row_loop(emitter *e, l_val loop) {
     } else if (i->code == L_VEC || i->code == L_PUSH || i->code == L_STORE || i->code == L_RMW || i->code == L_CHECK ||
                i->code == L_ACC || i->code == L_FINISH || i->code == L_SYNC || i->code == L_CARRY ||
                i->code == L_PARTIAL || i->code == L_MERGE || i->code == L_TILE || i->code == L_LOCAL ||
-               emit_opens(i->code)) {
+               emit_opens(i->code) || (i->code == L_LOAD && is_written(e, k))) {
       return 0;
     }
   }
   if (!vec || !emit_is_short(e, vec) || !(emit_is_private(e, vec) || emit_is_parted(e, vec))) return 0;
-  for (l_val k = vec + 1; k < e->end[vec]; k++) /* lanes of one result want a loop over blocks */
-    if (emit_is_lane_push(e, vec, k)) return 0;
+  for (l_val k = vec + 1; k < e->end[vec];
+       k++) /* lanes of one result want a loop over blocks, results their roots before it */
+    if (emit_is_lane_push(e, vec, k) || at(e, k)->code == L_FINISH) return 0;
   return vec;
 }
 
@@ -772,8 +779,9 @@ static void print_block(emitter *e, l_val from, l_val to) {
       break;
     }
     case L_LOAD:
-      if (i->imm < 0 || emit_is_stored(e, v, i->imm)) line(e, "SYNC");
+      if (is_written(e, v)) line(e, "SYNC");
       emit_instr(e, v);
+      if (is_written(e, v)) line(e, "SYNC"); /* nobody writes there before all have read */
       break;
     default: v = emit_structure(e, v, print_block); break;
     }

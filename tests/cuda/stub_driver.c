@@ -9,6 +9,8 @@
  *   STUB_MEMORY    bytes that a device has (1 GiB)
  *   STUB_LATE      1: work is done when somebody asks for it, not before
  *   STUB_STUCK     1: nor then, until this is taken back
+ *   STUB_REVERSED  1: between barriers the last thread of a block is the first. What depends on a barrier that is not there
+ *                  differs from what it is in the other order
  * With STUB_LACKS defined one function is missing. */
 #define _GNU_SOURCE
 #undef _FORTIFY_SOURCE /* its longjmp knows one stack only */
@@ -360,18 +362,20 @@ static void resume(fiber *f) {
   ARRIVES(asan, NULL, NULL);
 }
 
-static void run_block(unsigned threads) {
+static void run_block(unsigned threads, int reversed) {
   votes[0] = votes[1] = 0;
   for (unsigned t = 0; t < threads; t++) phase_of[t] = fibers[t].done = 0;
   for (unsigned left = threads; left;) {
     left = 0;
-    for (unsigned t = 0; t < threads; t++) {
+    for (unsigned k = 0; k < threads; k++) {
+      unsigned t = reversed ? threads - 1 - k : k;
       if (fibers[t].done) continue;
       running = (int)t;
       place.thread.x = t;
       resume(&fibers[t]);
       left += !fibers[t].done;
     }
+    if (left && left < threads) broken("threads wait at a barrier for others that have ended");
   }
 }
 
@@ -430,9 +434,10 @@ static void run_launch(const launch *l) {
   memcpy(kernel_arguments, l->arguments, sizeof kernel_arguments);
   kernel = l->function->run;
   place = (stub_place){.grid = {l->grid}, .width = {l->width}, .barrier = barrier, .any = barrier_or};
+  int reversed = setting("STUB_REVERSED", 0) != 0;
   for (unsigned b = 0; b < l->grid; b++) {
     place.block.x = b;
-    run_block(l->width);
+    run_block(l->width, reversed);
   }
 }
 

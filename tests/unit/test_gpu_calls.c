@@ -278,6 +278,20 @@ START_TEST(an_interrupt_ends_waiting) {
 }
 END_TEST
 
+/* Memory that copies to the device still come from is not written to again. */
+START_TEST(an_interrupted_copy_leaves_those_before_it_alone) {
+  setenv("STUB_LATE", "1", 1);
+  qn_vm *vm = vm_on_stub(NULL);
+  run(vm, "let x = arange(250_000).to(cpu); let y = 0 - x; let kept = (); let z = 0\n"
+          "for i in 0..7 { kept = append(kept, x.to(gpu(0))) }");
+  interrupted(vm,
+              "for i in 0..20 { kept = append(kept, x.to(gpu(0))) }"); /* some are on their way, from all there is */
+  run(vm, "for i in 0..4 { z = y.to(gpu(0)) }");
+  prints(vm, "let sum = 0; for k in kept { sum = sum + int(k[1]) }; sum == len(kept)", "true");
+  qn_vm_close(vm);
+}
+END_TEST
+
 START_TEST(a_time_limit_ends_waiting) {
   qn_config config;
   qn_config_init(&config);
@@ -357,7 +371,8 @@ int main(void) {
   CASE(tcase_create("sizes"), sizes_and_addresses_change, work_may_be_done_late, graphs_are_kept_for_some_sizes,
        constants_are_sent_once, two_vms_run_one_program);
   CASE(tcase_create("errors"), the_first_failed_check_is_the_error);
-  CASE(tcase_create("waiting"), an_interrupt_ends_waiting, a_time_limit_ends_waiting);
+  CASE(tcase_create("waiting"), an_interrupt_ends_waiting, an_interrupted_copy_leaves_those_before_it_alone,
+       a_time_limit_ends_waiting);
   CASE(tcase_create("memory"), arrays_on_a_device_count_in_the_limit, idle_memory_makes_room,
        allocations_that_fail_are_errors);
   return run_suite(s);
