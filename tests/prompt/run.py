@@ -667,6 +667,34 @@ def case_colors(place):
     need(all(c.style == "" for r in q.screen.rows for c in r.cells), "NO_COLOR: no colours in errors")
 
 
+def case_plots(place):
+    p = Prompt(place, columns=60, rows=20, color=True, start=False, COLORTERM="truecolor")
+    p.wait(lambda: p.line() == "qn>", "the prompt")
+    p.type("plot({sin: sin(arange(100) / 10)})\r")
+    p.wait(lambda: any("━━ sin" in r for r in p.screen.lines()) and p.line() == "qn>", "the plot")
+    lines = p.screen.lines()
+    need(any(0x2800 < ord(c) < 0x2900 for r in lines for c in r), f"dots of Braille\n{p.show()}")
+    need(not any("figure" in r for r in lines), f"what was drawn is not shown as a record\n{p.show()}")
+    need(not any(r.wrapped for r in p.screen.rows[2:]) and max(map(len, lines)) == 60, f"as wide as the terminal\n{p.show()}")
+    need(sum(1 for r in lines if r) <= 20, f"not higher than the terminal\n{p.show()}")
+    row = next(r for r in p.screen.rows if r.text().endswith("━━ sin"))
+    need(row.cells[row.text().index("━")].style == "38;2;47;126;216", f"a colour: {row.cells[row.text().index('━')].style}")
+    p.type("show([[0, 1], [2, 3]])\r")
+    p.wait(lambda: any("▀▀" in r for r in p.screen.lines()) and p.line() == "qn>", "the image")
+    p.type("hist([1, 2, 2, 3]);\r")
+    p.wait(lambda: any("█" in r and "│" in r for r in p.screen.lines()) and p.line() == "qn>", "the bars")
+    p.type("let f = plot((1, 2))\r")
+    p.wait(lambda: p.line() == "qn>", "the plot")
+    p.type("f\r")
+    p.wait(lambda: any('figure: "plot"' in r for r in p.screen.lines()), "the figure as a record")
+    ends_well(p)
+    q = Prompt(place, columns=60, rows=20)
+    q.type("show(arange(6).reshape(2, 3))\r")
+    q.wait(lambda: any("5" in r and "[ .:-=+*#%@]" in r for r in q.screen.lines()) and q.line() == "qn>", "the image, plain")
+    need(all(ord(c) < 128 for r in q.screen.lines() for c in r), f"plain characters\n{q.show()}")
+    ends_well(q)
+
+
 def case_dumb_terminal(place):
     place.env["TERM"] = "dumb"
     pid, fd = pty.fork()
