@@ -136,6 +136,7 @@ static bool draw_curve(chart *c, int i) {
     if (j == s->n || !number_drawn(series_x(s, j)) || !number_drawn(s->y[j])) { /* a gap */
       good = add_bundle(p, &k, &b);
       if (good && k.n) p->curve(p, k.xy, k.n / 2, series_color(i));
+      good = good && !error_pending(p->vm);
       k.n = 0;
       continue;
     }

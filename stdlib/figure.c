@@ -240,8 +240,12 @@ static bool open_hist(qn_vm *vm, const char *fn, qn_value v, figure *f) {
   f->x_high = s->x[s->n];
   for (int64_t i = 0; i < s->n; i++) range_add(&f->y_low, &f->y_high, s->y[i]);
   if (f->y_high == 0) f->y_high = 1;
+  qn_value left_out = field(v, "left_out");
+  if (value_is(left_out, TAG_INT) && left_out.u.i > 0) f->left_out = left_out.u.i;
   return true;
 }
+
+static double number_value(qn_value v) { return value_is(v, TAG_INT) ? (double)v.u.i : v.u.f; }
 
 static bool open_show(qn_vm *vm, const char *fn, qn_value v, figure *f) {
   qn_value image = field(v, "image"), low = field(v, "low"), high = field(v, "high");
@@ -265,8 +269,8 @@ static bool open_show(qn_vm *vm, const char *fn, qn_value v, figure *f) {
     f->left_out += f->image[i] != f->image[i];
   }
   range_end(&f->low, &f->high);
-  if (value_is_number(low)) f->low = value_is(low, TAG_INT) ? (double)low.u.i : low.u.f;
-  if (value_is_number(high)) f->high = value_is(high, TAG_INT) ? (double)high.u.i : high.u.f;
+  if (value_is_number(low)) f->low = number_value(low);
+  if (value_is_number(high)) f->high = number_value(high);
   f->x_high = (double)f->width;
   f->y_high = (double)f->height;
   return true;
@@ -475,8 +479,8 @@ static qn_value equal_edges(qn_vm *vm, const qn_array *x, int64_t bins) {
     if (number_drawn(p[i])) range_add(&low, &high, p[i]);
   }
   range_end(&low, &high);
-  double least = (high < 0 ? -high : high) * 1e-9;
-  if (high - low <= least) {
+  double size = low < 0 && -low > high ? -low : high < 0 ? -high : high, least = size * 1e-9;
+  if (high - low <= least || high - low < 1e-280) {
     low -= 0.5 + least;
     high += 0.5 + least;
   }
@@ -537,9 +541,13 @@ static bool fill_hist(qn_vm *vm, qn_record *r, const qn_array *x, qn_value bins)
     good = put(vm, r, "edges", edges);
   else
     value_release(vm, edges);
-  if (good) return put(vm, r, "counts", value_obj(TAG_ARRAY, a));
-  if (a) value_release(vm, value_obj(TAG_ARRAY, a));
-  return false;
+  if (!good) {
+    if (a) value_release(vm, value_obj(TAG_ARRAY, a));
+    return false;
+  }
+  int64_t left_out = 0;
+  for (int64_t i = 0; i < x->size; i++) left_out += !number_drawn(((const double *)(const void *)array_data(x))[i]);
+  return put(vm, r, "counts", value_obj(TAG_ARRAY, a)) && put(vm, r, "left_out", value_int(left_out));
 }
 
 qn_value builtin_hist(qn_vm *vm, const qn_value *args) {
@@ -566,6 +574,8 @@ static bool arg_end(qn_vm *vm, qn_value v) {
 qn_value builtin_show(qn_vm *vm, const qn_value *args) {
   if (figure_is(args[0])) return drawn(vm, "show", value_retain(args[0]));
   if (!arg_end(vm, args[1]) || !arg_end(vm, args[2])) return value_error();
+  if (value_is_number(args[1]) && value_is_number(args[2]) && !(number_value(args[1]) < number_value(args[2])))
+    return raise(vm, E_argument, SPAN_NONE, "show: low must be below high");
   qn_value image = is_array(args[0]) ? value_retain(args[0]) : arg_array(vm, "show", args[0], QN_DTYPE_COUNT);
   if (value_is_error(image)) return image;
   const qn_array *a = value_array(image);

@@ -1,7 +1,7 @@
 /* Figures: what plot, hist and show draw, and return as a record, which save writes and show draws again.
  *
  *   {figure: "plot", title, x_label, y_label, series: ({name, x, y}, ...)}    x may be nil: 0, 1, 2 ...
- *   {figure: "hist", title, x_label, y_label, edges, counts}                  one edge more than counts
+ *   {figure: "hist", title, x_label, y_label, edges, counts, left_out}        one edge more than counts
  *   {figure: "show", title, x_label, y_label, image, low, high}               low, high: nil or the ends of the colour scale
  *
  * figure_open reads such a record, which a program may have changed, into a struct that three kinds of drawing share: texts for
@@ -79,7 +79,8 @@ typedef enum text_place { TEXT_from, TEXT_center, TEXT_to, TEXT_upwards } text_p
 typedef struct pen {
   qn_vm *vm;
   void (*line)(struct pen *p, double x0, double y0, double x1, double y1, double width, uint32_t color);
-  void (*curve)(struct pen *p, const double *xy, int64_t n, uint32_t color); /* through n points; one is a dot */
+  /* Through n points; one is a dot. Stops, with the error raised, when the VM is interrupted. */
+  void (*curve)(struct pen *p, const double *xy, int64_t n, uint32_t color);
   void (*box)(struct pen *p, double x, double y, double width, double height, uint32_t color);
   void (*text)(struct pen *p, double x, double y, text_place place, const char *text,
                size_t len); /* (x, y): of its base line */

@@ -64,9 +64,11 @@ static void raster_line(pen *p, double x0, double y0, double x1, double y1, doub
 
 static void raster_curve(pen *p, const double *xy, int64_t n, uint32_t color) {
   if (n == 1) draw_line(p, xy[0] * SCALE, xy[1] * SCALE, xy[0] * SCALE, xy[1] * SCALE, 4 * SCALE, color);
-  for (int64_t i = 0; i + 1 < n; i++)
+  for (int64_t i = 0; i + 1 < n; i++) {
+    if (i % 64 == 63 && vm_poll(p->vm)) return;
     draw_line(p, xy[2 * i] * SCALE, xy[2 * i + 1] * SCALE, xy[2 * i + 2] * SCALE, xy[2 * i + 3] * SCALE, 1.6 * SCALE,
               color);
+  }
 }
 
 /* How much of [i, i + 1) lies between two ends. */
