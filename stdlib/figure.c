@@ -223,6 +223,7 @@ static bool open_plot(qn_vm *vm, const char *fn, qn_value v, figure *f) {
   return true;
 }
 
+/* Edges may lie somewhat beyond the numbers. */
 static bool open_hist(qn_vm *vm, const char *fn, qn_value v, figure *f) {
   int64_t edges;
   f->series = mem_zalloc(vm, FIGURE_SERIES_MAX * sizeof *f->series);
@@ -233,7 +234,7 @@ static bool open_hist(qn_vm *vm, const char *fn, qn_value v, figure *f) {
   if (!hold_numbers(vm, fn, f, field(v, "edges"), 1, &s->x, &edges) ||
       !hold_numbers(vm, fn, f, field(v, "counts"), 1, &s->y, &s->n))
     return false;
-  bool good = s->n > 0 && edges == s->n + 1 && number_drawn(s->x[0]) && number_drawn(s->x[edges - 1]);
+  bool good = s->n > 0 && edges == s->n + 1 && number_drawn(s->x[0] / 2) && number_drawn(s->x[edges - 1] / 2);
   for (int64_t i = 0; i < s->n && good; i++) good = s->x[i] < s->x[i + 1] && s->y[i] >= 0 && number_drawn(s->y[i]);
   if (!good) return refuse_field(vm, fn, "counts or edges");
   f->x_low = s->x[0];
