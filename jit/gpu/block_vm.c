@@ -833,19 +833,17 @@ static gpu_code *interpreter(qn_vm *vm, gpu_stream *s, block_vm_class class, boo
   text_buf text;
   text_init(&text, NULL);
   block_vm_text(class, &text);
-  text_add(&text, "", 1);
-  gpu_unit u = {.text = text.failed ? NULL : malloc(text.len),
-                .len = text.len - 1,
+  gpu_unit u = {.text = text.text,
+                .len = text.len,
                 .n = 1,
                 .hashes = &hash,
                 .nfunctions = &functions,
                 .cache_bytes = vm->tune[TUNE_cache_bytes],
                 .quick = true,
                 .here = wait};
-  if (u.text) memcpy(u.text, text.text, text.len);
+  bool ok = !text.failed && gpu_compile(s->engine, s->number, &u);
   text_free(&text);
-  if (!u.text || !gpu_compile(s->engine, s->number, &u)) return NULL;
-  return gpu_code_find(s->engine, s->number, hash);
+  return ok ? gpu_code_find(s->engine, s->number, hash) : NULL;
 }
 
 bool block_vm_ready(qn_vm *vm, gpu_stream *s, const device_program *p, bool wait) {

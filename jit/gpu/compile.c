@@ -236,14 +236,18 @@ static bool have_worker(gpu_engine *e) {
   return e->nworkers > 0;
 }
 
-bool gpu_compile(gpu_engine *e, int device, gpu_unit *u) {
+bool gpu_compile(gpu_engine *e, int device, const gpu_unit *u) {
   gpu_job *j = calloc(1, sizeof *j + u->n * sizeof *j->codes);
-  if (!j) {
-    free(u->text);
+  char *text = malloc(u->len + 1);
+  if (!j || !text) {
+    free(j);
+    free(text);
     return false;
   }
+  memcpy(text, u->text, u->len);
+  text[u->len] = 0;
   j->device = device;
-  j->text = u->text;
+  j->text = text;
   j->len = u->len;
   j->cache_bytes = u->cache_bytes;
   j->quick = u->quick;

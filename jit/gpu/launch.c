@@ -44,17 +44,14 @@ static bool ask(qn_vm *vm, gpu_stream *s, device_program *const *programs, uint3
   }
   if (ok && count) {
     emit_cuda(list, names, count, &text);
-    text_add(&text, "", 1);
-    char *copy = text.failed ? NULL : malloc(text.len);
-    if (copy) memcpy(copy, text.text, text.len);
-    gpu_unit u = {.text = copy,
-                  .len = text.len - 1,
+    gpu_unit u = {.text = text.text,
+                  .len = text.len,
                   .n = count,
                   .hashes = hashes,
                   .nfunctions = functions,
                   .cache_bytes = vm->tune[TUNE_cache_bytes],
                   .here = wait};
-    ok = copy && gpu_compile(s->engine, s->number, &u);
+    ok = !text.failed && gpu_compile(s->engine, s->number, &u);
   }
   text_free(&text);
   free(list);
@@ -315,15 +312,14 @@ const gpu_code *gpu_own_code(qn_vm *vm, gpu_stream *s) {
   if (!c) {
     static const uint64_t hash = OWN_HASH;
     static const uint32_t functions = OWN_COUNT;
-    gpu_unit u = {.text = malloc(sizeof own_text),
+    gpu_unit u = {.text = own_text,
                   .len = sizeof own_text - 1,
                   .n = 1,
                   .hashes = &hash,
                   .nfunctions = &functions,
                   .cache_bytes = vm->tune[TUNE_cache_bytes],
                   .here = wait};
-    if (u.text) memcpy(u.text, own_text, sizeof own_text);
-    if (!u.text || !gpu_compile(s->engine, s->number, &u)) return NULL;
+    if (!gpu_compile(s->engine, s->number, &u)) return NULL;
     c = gpu_code_find(s->engine, s->number, OWN_HASH);
   }
   if (c && wait) gpu_code_wait(s->engine, c);

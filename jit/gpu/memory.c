@@ -2,9 +2,9 @@
  *
  * Allocation. Blocks have the sizes 512 * (8 + k) / 8 * 2**n (eight classes an octave). Small ones are cut from segments of 2 MiB,
  * others are allocations of their own. What is given back waits in the list of its class: everything a VM does on a device goes
- * through one stream, so its next user cannot come before the last one is done. When the driver has no more, or the VM's memory
- * limit is met, idle blocks with an allocation of their own are given back to the driver, which is asked again; then it is the
- * error E601. Blocks in use count in the limit.
+ * through one stream, so its next user cannot come before the last one is done. When the driver has no more, idle blocks with an
+ * allocation of their own are given back to it, and it is asked again; then it is the error E601. Blocks in use count in the VM's
+ * memory limit. In both cases scratch that no launch is about to use is given up first.
  *
  * Copies go through pinned memory of the host, in chunks: data for the device is taken at once and travels while the program goes
  * on; data from the device is waited for, the next chunk on its way while one is read.

@@ -178,9 +178,9 @@ QN_MUST_CHECK bool gpu_checked(qn_vm *vm, gpu_stream *s, uint64_t *error);
 
 /* The code with this hash for the device, in whatever state; NULL: nobody has asked for it. */
 gpu_code *gpu_code_find(gpu_engine *e, int device, uint64_t hash);
-/* What to compile: a text (malloc'ed, taken over) with functions k<hash>_0 .. k<hash>_<n - 1> for each of the codes. */
+/* What to compile: a text (of which a copy is made) with functions k<hash>_0 .. k<hash>_<n - 1> for each of the codes. */
 typedef struct gpu_unit {
-  char *text;
+  const char *text;
   size_t len;
   uint32_t n;
   const uint64_t *hashes;
@@ -190,7 +190,7 @@ typedef struct gpu_unit {
   bool here;           /* somebody waits: compile on the calling thread, since others are of the lowest class */
 } gpu_unit;
 /* Hands it to the compiler's threads, or compiles it. False when memory is short. */
-bool gpu_compile(gpu_engine *e, int device, gpu_unit *unit);
+bool gpu_compile(gpu_engine *e, int device, const gpu_unit *unit);
 /* Waits until the code is ready or has failed. */
 void gpu_code_wait(gpu_engine *e, gpu_code *code);
 void gpu_compile_close(gpu_engine *e);

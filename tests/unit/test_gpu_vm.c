@@ -1,29 +1,41 @@
-/* The GPU block VM (jit/gpu/block_vm.h), its interpreter compiled for the CPU by the stub of NVRTC: random programs of L give what
- * l_eval.h says, and a language program gives the same results and errors with nothing else compiled. labels: slow */
+/* The GPU block VM (jit/gpu/block_vm.h) and printed kernels, compiled for the CPU by the stub of NVRTC: random programs of L give what
+ * l_eval.h says, in whatever order the threads of a block run between barriers. On the block VM a language program gives the same
+ * results and errors with nothing else compiled. labels: slow */
 #include <unistd.h> /* first: it has an L_SET, too */
 
 #include "interp/interp.h"
 #include "tests/unit/gpu.h"
 #include "tests/unit/vm_case.h"
 
-START_TEST(random_programs_are_interpreted) {
+/* QN_TEST_FIRST and QN_TEST_COUNT say which programs. */
+static void random_programs(int gpu_vm, uint64_t n) {
   qn_vm *vm = vm_compiling();
+  vm->tune[TUNE_gpu_vm] = gpu_vm;
   gpu_stream *s = gpu_stream_of(vm, 1);
   const char *first = getenv("QN_TEST_FIRST"), *count = getenv("QN_TEST_COUNT");
-  uint64_t from = first ? strtoull(first, NULL, 10) : 1, n = count ? strtoull(count, NULL, 10) : 60, ran = 0;
+  uint64_t from = first ? strtoull(first, NULL, 10) : 1, ran = 0;
+  if (count) n = strtoull(count, NULL, 10);
   for (uint64_t seed = from; seed < from + n; seed++) {
-    l_case c;
-    case_open(&c, seed);
-    char why[256];
-    ran += vm_case_run(vm, s, &c, why, sizeof why);
-    if (why[0] && getenv("QN_TEST_SHOW")) case_show(&c);
-    ck_assert_msg(!why[0], "program %llu: %s", (unsigned long long)seed, why);
-    case_close(&c);
+    for (int reversed = 0; reversed < 2; reversed++) {
+      setenv("STUB_REVERSED", reversed ? "1" : "0", 1);
+      l_case c;
+      case_open(&c, seed);
+      char why[256];
+      ran += vm_case_run(vm, s, &c, why, sizeof why);
+      if (why[0] && getenv("QN_TEST_SHOW")) case_show(&c);
+      ck_assert_msg(!why[0], "program %llu%s: %s", (unsigned long long)seed, reversed ? ", reversed" : "", why);
+      case_close(&c);
+    }
   }
-  fprintf(stderr, "%llu of %llu programs\n", (unsigned long long)ran, (unsigned long long)n);
-  ck_assert_uint_gt(ran, n / 2);
+  fprintf(stderr, "%llu runs of %llu programs\n", (unsigned long long)ran, (unsigned long long)n);
+  ck_assert_uint_gt(ran, n);
   qn_vm_close(vm);
 }
+
+START_TEST(random_programs_are_interpreted) { random_programs(2, 60); }
+END_TEST
+
+START_TEST(random_programs_are_compiled) { random_programs(0, 16); }
 END_TEST
 
 START_TEST(what_is_not_compiled_yet_is_interpreted) {
@@ -102,6 +114,7 @@ int main(void) {
   Suite *s = suite_create("gpu_vm");
   CASE(tcase_create("functions"), every_legal_function_is_listed);
   CASE(tcase_create("random"), random_programs_are_interpreted);
+  CASE(tcase_create("compiled"), random_programs_are_compiled);
   CASE(tcase_create("language"), what_is_not_compiled_yet_is_interpreted);
   return run_suite(s);
 }

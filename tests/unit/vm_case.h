@@ -1,17 +1,20 @@
-/* A random L program (l_case.h) on a device's block VM. */
+/* A random L program (l_case.h) on a device, whose block VM or compiler the VM's tunable gpu.vm names. */
 #ifndef TESTS_VM_CASE_H
 #define TESTS_VM_CASE_H
 
 #include "jit/gpu/block_vm.h"
 #include "tests/unit/l_case.h"
 
-/* `why` is empty, or says what is wrong. False: the block VM does not run it. */
+/* `why` is empty, or says what is wrong. False: the device does not run it. */
 static bool vm_case_run(qn_vm *vm, gpu_stream *s, const l_case *c, char *why, size_t size) {
   void *ours[CASE_BUFFERS], *there[CASE_BUFFERS];
   size_t bytes[CASE_BUFFERS];
-  device_program p = {.program = c->p, .hash = l_hash(c->p)};
+  device_program p = {.program = c->p, .hash = l_hash(c->p)}, *list = &p;
+  bool compiled = vm->tune[TUNE_gpu_vm] == 0;
   why[0] = 0;
-  if (!block_vm_ready(vm, s, &p, true)) return false;
+  if (compiled ? !l_launches(c->p) || !gpu_kernels.ready(vm, s->number + 1, &list, 1, true)
+               : !block_vm_ready(vm, s, &p, true))
+    return false;
   case_begin(c, ours);
   case_need(gpu_enter(s), c->seed, "no context");
   for (uint32_t b = 0; b < c->n; b++) {
@@ -21,7 +24,8 @@ static bool vm_case_run(qn_vm *vm, gpu_stream *s, const l_case *c, char *why, si
     there[b] = (void *)(uintptr_t)at;
   }
   gpu_leave(s);
-  device_answer answer = block_vm_launch(vm, s, &p, there, c->info.ints, c->info.scalars);
+  device_answer answer = compiled ? gpu_kernels.launch(vm, s->number + 1, &p, there, c->info.ints, c->info.scalars)
+                                  : block_vm_launch(vm, s, &p, there, c->info.ints, c->info.scalars);
   case_need(answer != DEVICE_FAILS && gpu_enter(s), c->seed, "the launch fails");
   for (uint32_t b = 0; b < c->n; b++) {
     case_need(gpu_read(vm, s, ours[b], (CUdeviceptr)(uintptr_t)there[b], bytes[b]), c->seed, "nothing can be read");
