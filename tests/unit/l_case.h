@@ -78,10 +78,9 @@ static void case_need(bool ok, uint64_t seed, const char *why) {
   abort();
 }
 
-static void case_open(l_case *c, uint64_t seed) {
+/* A program, which the case takes over, with random data. */
+static void case_of(l_case *c, l_program *p, rnd_info info, uint64_t seed) {
   char why[256] = "";
-  rnd_info info;
-  l_program *p = rnd_program(seed, &info);
   *c = (l_case){.seed = seed, .p = p, .info = info, .error = ~0ull};
   if (!l_verify(c->p, why, sizeof why)) {
     case_show(c);
@@ -102,6 +101,12 @@ static void case_open(l_case *c, uint64_t seed) {
   }
   bool known = l_eval(c->p, c->want, sizes, info.ints, info.scalars, &c->error, why, sizeof why);
   case_need(known, seed, why);
+}
+
+static void case_open(l_case *c, uint64_t seed) {
+  rnd_info info;
+  l_program *p = rnd_program(seed, &info);
+  case_of(c, p, info, seed);
 }
 
 static void case_close(l_case *c) {

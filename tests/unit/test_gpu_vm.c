@@ -32,6 +32,64 @@ static void random_programs(int gpu_vm, uint64_t n) {
   qn_vm_close(vm);
 }
 
+/* All threads load an element that one of them has stored, and that it stores again: apart, and in a loop over short rows. */
+static const char shares[] = "program shares ints=1 scalars=0 {\n"
+                             "  buffer b0 f32 in\n"
+                             "  buffer b1 f32 out\n"
+                             "  %1 = int 0\n"
+                             "  %2 = int 1\n"
+                             "  %3 = param 0\n"
+                             "  %4 = int 40\n"
+                             "  %5 = int 64\n"
+                             "  %6 = int 3\n"
+                             "  phase\n"
+                             "  %8 = par %2 grain=1 {\n"
+                             "    %9 = f32 local size=%3\n"
+                             "    %10 = vec %1 %3 {\n"
+                             "      %11 = f32 load b0 base=%1 stride=%2\n"
+                             "      store %9 %11 base=%1 stride=%2\n"
+                             "    }\n"
+                             "    %14 = f32 load %9 base=%4\n"
+                             "    %15 = vec %1 %3 {\n"
+                             "      %16 = f32 load %9 base=%1 stride=%2\n"
+                             "      %17 = f32 add %16 %14\n"
+                             "      store %9 %17 base=%1 stride=%2\n"
+                             "    }\n"
+                             "    %20 = for %1 %6 step=%2 {\n"
+                             "      %21 = f32 load %9 base=%4\n"
+                             "      %22 = vec %1 %5 {\n"
+                             "        %23 = f32 load b0 base=%1 stride=%2\n"
+                             "        %24 = f32 load %9 base=%1 stride=%2\n"
+                             "        %25 = f32 add %23 %24\n"
+                             "        %26 = f32 add %25 %21\n"
+                             "        store %9 %26 base=%1 stride=%2\n"
+                             "      }\n"
+                             "    }\n"
+                             "    %30 = vec %1 %3 {\n"
+                             "      %31 = f32 load %9 base=%1 stride=%2\n"
+                             "      store b1 %31 base=%1 stride=%2\n"
+                             "    }\n"
+                             "  }\n"
+                             "}\n";
+
+START_TEST(what_all_threads_load_nobody_stores_meanwhile) {
+  char why[256] = "";
+  l_case c;
+  l_program *p = l_parse(shares, why, sizeof why);
+  ck_assert_msg(p != NULL, "%s", why);
+  case_of(&c, p, (rnd_info){.ints = {150}, .elements = 150}, 2);
+  qn_vm *vm = vm_compiling();
+  for (int k = 0; k < 4; k++) {
+    setenv("STUB_REVERSED", k & 1 ? "1" : "0", 1);
+    vm->tune[TUNE_gpu_vm] = k & 2;
+    ck_assert(vm_case_run(vm, gpu_stream_of(vm, 1), &c, why, sizeof why));
+    ck_assert_msg(!why[0], "%s", why);
+  }
+  case_close(&c);
+  qn_vm_close(vm);
+}
+END_TEST
+
 START_TEST(random_programs_are_interpreted) { random_programs(2, 60); }
 END_TEST
 
@@ -114,7 +172,7 @@ int main(void) {
   Suite *s = suite_create("gpu_vm");
   CASE(tcase_create("functions"), every_legal_function_is_listed);
   CASE(tcase_create("random"), random_programs_are_interpreted);
-  CASE(tcase_create("compiled"), random_programs_are_compiled);
+  CASE(tcase_create("compiled"), what_all_threads_load_nobody_stores_meanwhile, random_programs_are_compiled);
   CASE(tcase_create("language"), what_is_not_compiled_yet_is_interpreted);
   return run_suite(s);
 }
