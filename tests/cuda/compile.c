@@ -166,8 +166,8 @@ static void take_op(programs *s, op_id op, const op_attr *attr, const op_operand
 static void take_pointwise(programs *s, op_id op) {
   static const int64_t shape[] = {5, 300};
   int arity = op_rows[op].arity;
-  for (int d = 0; d < DTYPES; d++)
-    for (int layout = 0; layout < 2; layout++) {
+  for (int d = 0; d < DTYPES; d++) /* the other layout is the same code for all dtypes: f32 shows it */
+    for (int layout = 0; layout < (dtypes[d] == QN_f32 ? 2 : 1); layout++) {
       op_operand in[3];
       for (int i = 0; i < arity; i++) in[i] = operand(dtypes[d], 2, shape, layout && i == 0);
       if (layout && arity > 1) in[arity - 1] = operand(dtypes[d], 1, shape + 1, false);
