@@ -266,11 +266,22 @@ static qn_vm *open_vm(const options *o, char **args, int nargs, int *status) {
   return vm;
 }
 
+/* What was printed and could not be written is an error, unless nobody reads on (a closed pipe). */
+static bool output_written(void) {
+  bool failed = ferror(stdout) != 0;
+  errno = 0;
+  if (fflush(stdout) == 0 && !failed) return true;
+  if (errno != EPIPE)
+    fprintf(stderr, "quern: what was printed could not be written%s%s\n", errno ? ": " : "",
+            errno ? strerror(errno) : "");
+  return false;
+}
+
 static int close_vm(const options *o, qn_vm *vm, int status) {
   interrupt_vm = NULL;
   if (o->count_allocs) fprintf(stderr, "allocations: %llu\n", (unsigned long long)mem_stats_of(vm)->allocations);
   qn_vm_close(vm);
-  return fflush(stdout) == 0 ? status : EXIT_SCRIPT;
+  return output_written() ? status : EXIT_SCRIPT;
 }
 
 /* ---- running --------------------------------------------------------------------------------------------------------------- */

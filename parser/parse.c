@@ -305,6 +305,13 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
     if (statement) return *id = E_syntax, "a block stands only behind if, else, for, while, try, catch and fn";
     if (before) {
       const char *s = (const char *)lexer_skip(p, rest), *e = s;
+      if (*s >= '0' && *s <= '9') {
+        e += strspn(e, "0123456789");
+        e += strspn(e, " \t");
+        if (*e == ':') return "fields of records have names or texts: {\"1\": 2}, r[\"1\"]";
+        if (*e == ',' || *e == '}') return "there are no sets: lists are written (1, 2), records {a: 1}";
+        break;
+      }
       while ((*e >= 'a' && *e <= 'z') || (*e >= 'A' && *e <= 'Z') || *e == '_' || (*e >= '0' && *e <= '9')) e++;
       if (e > s) {
         e += strspn(e, " \t");
@@ -329,6 +336,12 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
                 kind == T_LET || kind == T_IF))
     cure = foreign_word(p, p->last, p->last_token);
   if (cure) return cure;
+  /* `lett x = 1`: two names at the beginning of a statement. */
+  if (kind == T_NAME && p->last == T_NAME &&
+      (p->before == 0 || p->before == T_NL || p->before == T_SEMI || p->before == T_LC)) {
+    const unsigned char *next = lexer_skip(p, rest);
+    if (next[0] == '=' && next[1] != '=') return "a new variable is written let x = 1";
+  }
   *id = E_syntax;
   if ((kind == T_NL || kind == LEX_END) && body && *lexer_skip(p, rest) == '{')
     return "'{' stands on the line of what it belongs to";

@@ -162,6 +162,10 @@ qn_value builtin_int(qn_vm *vm, const qn_value *args) {
         len < 1000)
       return raise(vm, E_parse_number, SPAN_NONE, "int: %.*s does not fit 64 bits; float(...) takes it", (int)len,
                    text);
+    double f;
+    if (len <= 40 && float_parse(text, len, &f))
+      return raise(vm, E_parse_number, SPAN_NONE, "int: \"%.*s\" is no integer; int(float(...)) cuts the fraction off",
+                   (int)len, text);
     return not_number(vm, "int", value_str(x));
   }
   default: return arg_refuse(vm, "int", "a number, an array of one element or a text", x);

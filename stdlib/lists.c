@@ -322,19 +322,20 @@ qn_value builtin_sort(qn_vm *vm, const qn_value *args) {
  * error). */
 static qn_value reduce(qn_vm *vm, const char *fn, op_id op, op_id combine, qn_value empty, const qn_value *args) {
   qn_value x = args[0];
-  bool keepdims;
+  bool keepdims, several = value_is_scalar(x) && !value_is(args[1], TAG_NIL);
+  if (several && (combine == OP_maximum || combine == OP_minimum))
+    return raise(vm, E_type, SPAN_NONE, "%s reduces one array or list, %s((a, b)); %s(a, b) is for two values", fn, fn,
+                 op_rows[combine].name);
+  if (several && value_is_scalar(args[1]) && value_is_scalar(args[2]) && !value_is(args[2], TAG_BOOL))
+    return raise(vm, E_type, SPAN_NONE, "%s reduces one array or list: %s((a, b, c))", fn, fn);
   if (!arg_bool(vm, fn, "true or false as keepdims", args[2], &keepdims)) return value_error();
   if (is_array(x)) {
     op_attr attr = {.keepdims = keepdims};
     if (!arg_axes(vm, fn, args[1], value_array(x)->rank, &attr.axes)) return value_error();
     return op1(vm, op, x, &attr);
   }
-  if (!value_is(args[1], TAG_NIL)) {
-    if (value_is_scalar(x) && (combine == OP_maximum || combine == OP_minimum))
-      return raise(vm, E_type, SPAN_NONE, "%s reduces one array; %s(a, b) is for two values", fn,
-                   op_rows[combine].name);
+  if (!value_is(args[1], TAG_NIL))
     return raise(vm, E_axis, SPAN_NONE, "%s: axis is for arrays, not for %s", fn, value_kind_name(x));
-  }
   if (value_is_scalar(x)) {
     if (value_is(x, TAG_BOOL) && combine != OP_maximum && combine != OP_minimum)
       return op2(vm, combine, empty, x, NULL);

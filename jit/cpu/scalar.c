@@ -12,6 +12,11 @@ static qn_value overflow(qn_vm *vm, const char *what) {
   return raise(vm, E_overflow, SPAN_NONE, "the %s does not fit 64 bits; use floats for larger numbers", what);
 }
 
+/* In the words of the interpreter: recording or not, an error reads the same. */
+static qn_value overflow2(qn_vm *vm, int64_t a, const char *op, int64_t b) {
+  return raise(vm, E_overflow, SPAN_NONE, "%lld %s %lld does not fit 64 bits", (long long)a, op, (long long)b);
+}
+
 static int64_t floor_div(int64_t a, int64_t b) {
   int64_t q = a / b;
   return a % b != 0 && (a < 0) != (b < 0) ? q - 1 : q;
@@ -25,29 +30,34 @@ static int64_t floor_mod(int64_t a, int64_t b) {
 
 static qn_value int_pow(qn_vm *vm, int64_t base, int64_t n) {
   if (n < 0)
-    return raise(vm, E_neg_exponent, SPAN_NONE, "%lld ** %lld has no integer value; write %lld.0 ** %lld", (long long)base, (long long)n,
-                 (long long)base, (long long)n);
-  int64_t r = 1;
-  for (;; n >>= 1) {
-    if (n & 1 && __builtin_mul_overflow(r, base, &r)) return overflow(vm, "power");
-    if (n <= 1) return value_int(r);
-    if (__builtin_mul_overflow(base, base, &base)) return overflow(vm, "power");
+    return raise(vm, E_neg_exponent, SPAN_NONE, "%lld ** %lld: a negative exponent needs a float, %lld.0 ** %lld",
+                 (long long)base, (long long)n, (long long)base, (long long)n);
+  int64_t r = 1, square = base;
+  for (int64_t bits = n;; bits >>= 1) {
+    if (bits & 1 && __builtin_mul_overflow(r, square, &r)) return overflow2(vm, base, "**", n);
+    if (bits <= 1) return value_int(r);
+    if (__builtin_mul_overflow(square, square, &square)) return overflow2(vm, base, "**", n);
   }
 }
 
 static qn_value int_op(qn_vm *vm, op_id op, int64_t a, int64_t b, int64_t c) {
   int64_t r = 0;
   switch (op) {
-  case OP_add: return __builtin_add_overflow(a, b, &r) ? overflow(vm, "sum") : value_int(r);
-  case OP_sub: return __builtin_sub_overflow(a, b, &r) ? overflow(vm, "difference") : value_int(r);
-  case OP_mul: return __builtin_mul_overflow(a, b, &r) ? overflow(vm, "product") : value_int(r);
-  case OP_smul: return a == 0 || b == 0 ? value_int(0) : __builtin_mul_overflow(a, b, &r) ? overflow(vm, "product") : value_int(r);
-  case OP_neg: return __builtin_sub_overflow(0, a, &r) ? overflow(vm, "negation") : value_int(r);
-  case OP_abs: return a < 0 && __builtin_sub_overflow(0, a, &a) ? overflow(vm, "absolute value") : value_int(a);
+  case OP_add: return __builtin_add_overflow(a, b, &r) ? overflow2(vm, a, "+", b) : value_int(r);
+  case OP_sub: return __builtin_sub_overflow(a, b, &r) ? overflow2(vm, a, "-", b) : value_int(r);
+  case OP_mul: return __builtin_mul_overflow(a, b, &r) ? overflow2(vm, a, "*", b) : value_int(r);
+  case OP_smul:
+    return a == 0 || b == 0 ? value_int(0) : __builtin_mul_overflow(a, b, &r) ? overflow2(vm, a, "*", b) : value_int(r);
+  case OP_neg:
+    if (!__builtin_sub_overflow((int64_t)0, a, &r)) return value_int(r);
+    return raise(vm, E_overflow, SPAN_NONE, "-(%lld) does not fit 64 bits", (long long)a);
+  case OP_abs:
+    return a < 0 && __builtin_sub_overflow((int64_t)0, a, &a) ? overflow(vm, "absolute value") : value_int(a);
   case OP_floordiv:
   case OP_mod:
     if (b == 0) return raise(vm, E_div_zero, SPAN_NONE, "%lld %s 0", (long long)a, op == OP_mod ? "%" : "//");
-    if (b == -1) return op == OP_mod ? value_int(0) : int_op(vm, OP_neg, a, 0, 0);
+    if (b == -1 && op == OP_mod) return value_int(0);
+    if (b == -1) return __builtin_sub_overflow((int64_t)0, a, &r) ? overflow2(vm, a, "//", b) : value_int(r);
     return value_int(op == OP_mod ? floor_mod(a, b) : floor_div(a, b));
   case OP_pow: return int_pow(vm, a, b);
   case OP_sign: return value_int((a > 0) - (a < 0));
@@ -59,10 +69,14 @@ static qn_value int_op(qn_vm *vm, op_id op, int64_t a, int64_t b, int64_t c) {
   case OP_invert: return value_int(~a);
   case OP_shl:
   case OP_shr:
-    if (b < 0 || b > 63) return raise(vm, E_shift, SPAN_NONE, "a shift by %lld; 64-bit integers shift by 0 to 63", (long long)b);
+    if (b < 0 || b > 63)
+      return raise(vm, E_shift, SPAN_NONE, "a shift by %lld; 64-bit integers shift by 0 to 63", (long long)b);
     if (op == OP_shr) return value_int(a >> b);
     r = (int64_t)((uint64_t)a << b);
-    return r >> b != a ? overflow(vm, "shifted number") : value_int(r);
+    if (r >> b == a) return value_int(r);
+    return raise(vm, E_overflow, SPAN_NONE,
+                 "shl(%lld, %lld) does not fit 64 bits; elements of arrays lose the bits above: shl([x], n)",
+                 (long long)a, (long long)b);
   case OP_eq: return value_bool(a == b);
   case OP_ne: return value_bool(a != b);
   case OP_lt: return value_bool(a < b);
@@ -81,7 +95,8 @@ static qn_value int_op(qn_vm *vm, op_id op, int64_t a, int64_t b, int64_t c) {
 static bool through_loops(op_id op, qn_dtype d, const void *a, const void *b, const void *c, void *out) {
   const vm_loops *loops = vm_loops_pick();
   op_body body = op_bodies[op];
-  vm_fn fn = body.kind == BODY_KOP    ? (body.which == KOP_select ? loops->select[vm_size_class(dtype_size(d))] : loops->kop[body.which][d])
+  vm_fn fn = body.kind == BODY_KOP
+                 ? (body.which == KOP_select ? loops->select[vm_size_class(dtype_size(d))] : loops->kop[body.which][d])
              : body.kind == BODY_MATH ? loops->math[body.which][d]
                                       : NULL;
   if (fn) fn(out, a, b, c, 0, 1);

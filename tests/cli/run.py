@@ -162,6 +162,17 @@ def case_misuse_status(p):
         need(result.status == 2 and result.err, f"{args}: expected status 2 and a message", result)
 
 
+def case_full_disk(p):
+    """What cannot be printed is an error that says why; a reader that goes away is none."""
+    for code in ("print(1)", "for i in 0..100000 { print(i) }"):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run([p.quern, "-e", code], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        need(done.returncode == 1 and "could not be written: No space left" in done.stderr, f"status 1 and a reason, not {done}")
+    done = subprocess.run(["sh", "-c", f"'{p.quern}' -e 'for i in 0..100000 {{ print(i) }}' | head -1"], capture_output=True,
+                          text=True, timeout=60)
+    need(done.stdout == "0\n" and not done.stderr, f"one line and no complaint, not {done}")
+
+
 def case_missing_script(p):
     result = p.run(p.path("nowhere.qn"))
     need(result.status in (1, 2) and "nowhere.qn" in result.err, "expected an error that names the file", result)
