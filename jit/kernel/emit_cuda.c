@@ -655,7 +655,7 @@ static void print_tile(emitter *e, const l_tile *t) {
 }
 
 /* A FOR of nothing but indices and merges of which a thread has one element each: many are read at a time. It is the only one of its
- * accumulators, so that it begins with their leaf 0. */
+ * accumulators, so that it begins with their leaf 0 (but where a loop around it comes back to it). */
 static bool is_merge_loop(emitter *e, l_val loop) {
   bool any = false;
   for (l_val k = loop + 1; k < e->end[loop]; k++) {
@@ -680,7 +680,10 @@ static void print_merge_loop(emitter *e, l_val loop) {
     if (at(e, k)->code == L_MERGE) line(e, "%s leaf%u[%d];", emit_type(at(e, at(e, k)->a)->dtype), k, MANY);
   for (int pass = 0; pass < 2; pass++) {
     if (pass) { /* a whole subtree of the tree: no leaf by leaf */
-      line(e, "if (row%u + %d * %s < v%u) {", loop, MANY - 1, step, i->b);
+      line(e, "b8 whole = row%u + %d * %s < v%u;", loop, MANY - 1, step, i->b);
+      for (l_val k = loop + 1; k < e->end[loop]; k++)
+        if (at(e, k)->code == L_MERGE) line(e, "whole &= v%u_n %% %d == 0;", at(e, k)->a, MANY);
+      line(e, "if (whole) {");
       e->depth++;
       for (l_val k = loop + 1; k < e->end[loop]; k++) {
         const l_instr *m = at(e, k), *a = at(e, m->a);
