@@ -82,7 +82,8 @@ static bool serve(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, serve
   a->countdown = 0;
   j->sync_once = true;
   j->served = NULL;
-  j->refused = BREAK_nested;
+  /* Calls that the interpreter does not hand over at all. */
+  j->refused = vm->rec ? BREAK_nested : BREAK_no_arguments;
   uint64_t draw = vm->draw; /* looking must not change what the program computes */
   qn_value result = vm->hooks.call(vm, fn, args, nargs, value_nil());
   vm->draw = draw;
