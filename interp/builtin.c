@@ -184,9 +184,14 @@ void builtins_free(qn_vm *vm) {
 static bool parse(qn_vm *vm, builtin_info *info) {
   if (!signature_parse(vm, info->def.signature, &info->sig)) return false;
   info->parsed = info->plain = true;
-  info->op = OP_COUNT;
-  for (int op = 0; op < OP_COUNT; op++)
-    if (info->def.call == op_functions[op] && op_rows[op].klass == CLASS_POINTWISE) info->op = (uint8_t)op;
+  for (int op = 0; op < OP_COUNT; op++) {
+    bool reduces = op_rows[op].klass == CLASS_REDUCE && strcmp(info->def.name, op_rows[op].name) == 0;
+    if (!reduces && (op_rows[op].klass != CLASS_POINTWISE || info->def.call != op_functions[op])) continue;
+    info->op = (uint8_t)op;
+    info->operands = (uint8_t)op_rows[op].arity;
+    info->reduces = reduces;
+    info->operand_tags = 1u << TAG_ARRAY | (reduces ? 0 : 1u << TAG_BOOL | 1u << TAG_INT | 1u << TAG_FLOAT);
+  }
   for (int i = 0; i < info->sig.nparams; i++) {
     if (info->sig.params[i].rest || info->sig.params[i].keyword_only) info->plain = false;
     info->moves |= info->sig.params[i].move;

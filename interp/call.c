@@ -489,12 +489,6 @@ static inline __attribute__((always_inline)) bool push_arguments(qn_vm *vm, cons
   return true;
 }
 
-static bool operands(const qn_value *args, uint32_t n) {
-  for (uint32_t i = 0; i < n; i++)
-    if (!value_is(args[i], TAG_ARRAY) && !value_is_scalar(args[i])) return false;
-  return true;
-}
-
 /* A builtin has failed on these positional arguments (a method's receiver first): the place, and the shapes of arrays. */
 static __attribute__((noinline, cold)) void note_arguments(qn_vm *vm, const n_call *n, const qn_value *args,
                                                            uint32_t given) {
@@ -582,30 +576,53 @@ static __attribute__((noinline, cold)) qn_value fail_overflow(qn_vm *vm, const n
   return value_error();
 }
 
-/* A builtin that a name of the top level or of the builtin scope means. */
-static __attribute__((noinline)) qn_value call_named_builtin(qn_vm *vm, n_call *n, qn_fn *fn, qn_value *fp) {
+/* The call of a builtin that is an op on as many operands as there are arguments. The op calls nothing and observes nothing, so it
+ * needs none of a builtin's surroundings, and its operands need not lie on the stack. */
+static __attribute__((noinline)) qn_value call_operation(qn_vm *vm, n_call *n, const builtin_info *info, qn_value *fp) {
+  static const op_attr all_axes[ARRAY_MAX_RANK + 1] = {{.axes = 0},  {.axes = 1},   {.axes = 3},
+                                                       {.axes = 7},  {.axes = 15},  {.axes = 31},
+                                                       {.axes = 63}, {.axes = 127}, {.axes = 255}};
+  if (!vm_enter(vm, (size_t)info->sig.nparams + 4)) return fail_overflow(vm, n);
+  qn_value in[3], r;
+  uint32_t count = n->n, made = 0;
+  bool fits = true;
+  for (; made < count; made++) {
+    node *a = n->args[made].value;
+    in[made] = r = a->kind == N_LOCAL ? value_retain(fp[a->slot]) : eval(vm, a, fp);
+    if (value_stops(r)) goto out;
+    if (!(info->operand_tags >> (r.head & 31) & 1)) fits = false;
+  }
+  if (__builtin_expect(!fits || vm->rec, 0)) {
+    qn_value *base = vm->sp;
+    for (uint32_t i = 0; i < count; i++) *vm->sp++ = in[i];
+    return finish_builtin(vm, n, fp, info, count, base);
+  }
+  r = op_apply(vm, (op_id)info->op, in, (int)count, info->reduces ? &all_axes[value_array(in[0])->rank] : NULL);
+  if (__builtin_expect(value_is_error(r), 0)) note_arguments(vm, n, in, count);
+out:
+  while (made-- > 0) value_release(vm, in[made]);
+  return r;
+}
+
+static __attribute__((noinline)) qn_value call_positional(qn_vm *vm, n_call *n, qn_fn *fn, qn_value *fp) {
   const builtin_info *info = fn->head.flags == FN_BUILTIN ? builtin_of(vm, fn) : NULL;
   if (!takes(info, n->n)) return call_any(vm, n, fp);
   if (!vm_enter(vm, (size_t)info->sig.nparams + 4)) return fail_overflow(vm, n);
   qn_value *base = vm->sp, stopped;
   uint64_t heads;
   if (!push_arguments(vm, n, fp, base, &heads, &stopped)) return stopped;
-  if (info->op == OP_COUNT || !operands(base, n->n) || (int)n->n != op_rows[info->op].arity || vm->rec)
-    return finish_builtin(vm, n, fp, info, n->n, base);
-  /* A pointwise op calls nothing and observes nothing, so it needs none of a builtin's surroundings. */
-  qn_value r = op_apply(vm, (op_id)info->op, base, (int)n->n, NULL);
-  if (__builtin_expect(value_is_error(r), 0)) note_arguments(vm, n, base, n->n);
-  vm_pop_to(vm, base);
-  return r;
+  return finish_builtin(vm, n, fp, info, n->n, base);
 }
 
-/* The common call, a global function with the right number of positional arguments, is done here in one piece. */
-qn_value eval_call(qn_vm *vm, node *h, qn_value *fp) {
-  n_call *n = (n_call *)h;
-  if (!n->direct || vm->rec) return call_any(vm, n, fp);
-  qn_value f = cell_get(n->direct);
-  if (f.head != TAG_FN) return call_any(vm, n, fp);
-  if (value_fn(f)->head.flags != FN_USER) return call_named_builtin(vm, n, value_fn(f), fp);
+/* A builtin that a name of the top level or of the builtin scope means. */
+static __attribute__((noinline)) qn_value call_named_builtin(qn_vm *vm, n_call *n, qn_fn *fn, qn_value *fp) {
+  const interp *ip = interp_of(vm);
+  const builtin_info *info = fn->code;
+  bool row = fn->head.flags == FN_BUILTIN && (uintptr_t)info - (uintptr_t)ip->builtins < ip->nbuiltins * sizeof *info;
+  return row && info->operands == n->n && n->n ? call_operation(vm, n, info, fp) : call_positional(vm, n, fn, fp);
+}
+
+static __attribute__((noinline)) qn_value call_global(qn_vm *vm, n_call *n, qn_value f, qn_value *fp) {
   fn_code *code = value_fn(f)->code;
   if (code->nparams != n->n || code->rest) return call_any(vm, n, fp);
   if (!vm_enter(vm, (size_t)code->nslots + 4)) return fail_overflow(vm, n);
@@ -616,7 +633,16 @@ qn_value eval_call(qn_vm *vm, node *h, qn_value *fp) {
   vm->sp = base + 1;
   if (!push_arguments(vm, n, fp, base, &heads, &stopped)) return stopped;
   if (n->h.flag & CALL_MOVES) lend(vm, n, fp, base[1 + n->moved_arg]);
-  return run_frame(vm, code, base + 1, heads, h->at);
+  return run_frame(vm, code, base + 1, heads, n->h.at);
+}
+
+/* The common call, a global function with the right number of positional arguments, is done in one piece. */
+qn_value eval_call(qn_vm *vm, node *h, qn_value *fp) {
+  n_call *n = (n_call *)h;
+  if (!n->direct || vm->rec) return call_any(vm, n, fp);
+  qn_value f = cell_get(n->direct);
+  if (f.head != TAG_FN) return call_any(vm, n, fp);
+  return value_fn(f)->head.flags == FN_USER ? call_global(vm, n, f, fp) : call_named_builtin(vm, n, value_fn(f), fp);
 }
 
 /* ---- methods ------------------------------------------------------------------------------------------------------------------------ */

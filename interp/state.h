@@ -133,7 +133,11 @@ typedef struct builtin_info {
   bool parsed;
   bool plain; /* no rest and no keyword-only parameter: positional arguments fill the row */
   bool moves; /* a parameter takes a value over to change it */
-  uint8_t op; /* op_id, where the builtin is a pointwise op on its arguments; else OP_COUNT */
+  /* Where the builtin is an op on its first arguments, the others left out: how many these are (else 0), and the op. A pointwise op
+   * takes numbers, too; a reduction over all axes is meant for an array only, whatever else the builtin of its name takes. */
+  uint8_t operands, op;
+  bool reduces;
+  uint32_t operand_tags; /* the kinds of values that this holds for: bits 1 << tag */
 } builtin_info;
 
 typedef struct interp {

@@ -8,8 +8,15 @@
 /* The VM's state, made if need be; NULL with an error raised. */
 struct cpu_state *cpu_of(qn_vm *vm);
 
-/* The loops of this processor; NULL with an error raised. */
-const vm_loops *cpu_loops(qn_vm *vm);
+/* The loops of this processor; NULL with an error raised. The VM's state begins with a pointer to them. */
+const vm_loops *cpu_loops_first(qn_vm *vm);
+static inline const vm_loops *cpu_loops(qn_vm *vm) {
+  return __builtin_expect(vm->cpu != NULL, 1) ? *(const vm_loops *const *)(const void *)vm->cpu : cpu_loops_first(vm);
+}
+
+/* The end of order INNER (l.h): 64 lanes, of which the first n (1..64) are x[0..n) and the others the identity, folded by halving
+ * to one value, `out`. `lanes` is room for 64 elements; it may be `x`, and `out` may be the start of it. */
+void vm_fold_lanes(vm_fn fold, size_t size, void *out, char *lanes, const char *x, int64_t n);
 
 /* The memory of a plan's arena: one piece a VM, as large as the largest plan that runs. */
 QN_MUST_CHECK void *cpu_slab(qn_vm *vm, size_t bytes);

@@ -2,6 +2,7 @@
  *
  *   fast path   a POINTWISE op on small arrays of one dtype, or an array and a host number (eager_fast.c): the loops of the block
  *               VM are called directly; no rules are asked
+ *   tiny        a REDUCE op of at most 64 elements a result (eager_reduce.c): those loops again
  *   views       slices, transposes, broadcasts and most reshapes are new headers on the same storage
  *   library     sort, argsort, compress, nonzero (library.c)
  *   devices     arrays that live elsewhere than on the CPU take the slow way: their one-op kernels run there once there is code
@@ -645,7 +646,7 @@ static qn_value apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op
   return out;
 }
 
-static __attribute__((noinline)) qn_value apply_any(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr) {
+__attribute__((noinline)) qn_value eager_slow(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr) {
   graph_type few_types[8];
   qn_array *few[8];
   if (nin <= 8) return apply(vm, op, in, nin, attr, few_types, few);
@@ -661,10 +662,11 @@ qn_value eager_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_
   static const op_attr none;
   if (!attr) attr = &none;
   /* Kernels look for themselves; what only copies does not. */
-  if (__builtin_expect(atomic_load_explicit(&vm->interrupt, memory_order_relaxed), 0) && vm_poll_slow(vm)) return value_error();
-  if (nin <= 3 && nin > 0 && op_rows[op].klass == CLASS_POINTWISE) {
-    qn_value out = eager_fast(vm, op, in, nin, attr);
-    if (!value_is(out, TAG_UNSET)) return out;
+  if (__builtin_expect(atomic_load_explicit(&vm->interrupt, memory_order_relaxed), 0))
+    return vm_poll_slow(vm) ? value_error() : eager_slow(vm, op, in, nin, attr);
+  if ((unsigned)nin - 1 < 3) {
+    if (op_rows[op].klass == CLASS_POINTWISE) return eager_fast(vm, op, in, nin, attr);
+    if (op_rows[op].klass == CLASS_REDUCE) return eager_fast_reduce(vm, op, in, attr);
   }
-  return apply_any(vm, op, in, nin, attr);
+  return eager_slow(vm, op, in, nin, attr);
 }

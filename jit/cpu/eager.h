@@ -15,12 +15,16 @@ QN_MUST_CHECK qn_value scalar_apply(qn_vm *vm, op_id op, const qn_value *in, int
 /* The float part of it without a VM, for folding: an op on f64 operands; op must be POINTWISE and result f64. */
 double scalar_math(op_id op, const double *in);
 
-/* POINTWISE ops with one or two operands on small arrays, if there is nothing to ask; otherwise unset. */
+/* What eager_apply goes through: POINTWISE ops with one to three operands, REDUCE ops (one operand), which do small arrays
+ * themselves if there is nothing to ask, and else go on to the way that takes everything. */
 QN_MUST_CHECK qn_value eager_fast(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
+QN_MUST_CHECK qn_value eager_fast_reduce(qn_vm *vm, op_id op, const qn_value *in, const op_attr *attr);
+QN_MUST_CHECK qn_value eager_slow(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
 
 /* For the steps of plans, so that they raise what eager dispatch raises. */
 /* A failed check: its element (flat), the offending value (or unset), for indices the axis and its size; dtype: the result's. */
-qn_value eager_raise_check(qn_vm *vm, op_id op, qn_dtype dtype, int64_t element, qn_value shown, int axis, int64_t size);
+qn_value eager_raise_check(qn_vm *vm, op_id op, qn_dtype dtype, int64_t element, qn_value shown, int axis,
+                           int64_t size);
 /* Does a host number fit a dtype? False with E207 raised. */
 QN_MUST_CHECK bool eager_check_fit(qn_vm *vm, qn_value v, qn_dtype to);
 /* A number as a weak scalar of a type (bool, i64, f64). */

@@ -2,9 +2,11 @@
  *
  * It takes what programs do most: operands of one dtype in which the op computes, or a host number beside them; shapes that
  * are equal or broadcast; any strides; and conversions that cannot fail. The loops of the block VM are called directly, on the
- * whole arrays where all are contiguous, else row by row. Whatever is different is left to the slow way (the result is unset),
- * which also finds what is wrong.
+ * whole arrays where all are contiguous, else row by row. Whatever is different is left to the slow way, which also finds
+ * what is wrong.
  */
+#include <string.h>
+
 #include "jit/cpu/cpu.h"
 #include "jit/cpu/eager.h"
 #include "jit/cpu/opbody.h"
@@ -17,11 +19,28 @@ typedef struct fast_op {
   const void *cell;
 } fast_op;
 
-/* Does a host number take dtype d without a question? */
-static bool scalar_fits(qn_value v, qn_dtype d) {
-  if (d == QN_f64) return true;
-  if (d == QN_f32) return value_is(v, TAG_FLOAT) ? !(v.u.f > 0x1.fffffep127 || v.u.f < -0x1.fffffep127) : true;
-  return (d == QN_i64 || d == QN_i32) && value_is(v, TAG_INT) && dtype_holds(d, v);
+/* Stores a host number as dtype d, if d takes it without a question. */
+static inline bool scalar_fits(qn_value v, qn_dtype d, char cell[8]) {
+  float f;
+  int32_t i;
+  switch (d) {
+  case QN_f64: {
+    double x = value_is(v, TAG_FLOAT) ? v.u.f : (double)v.u.i;
+    memcpy(cell, &x, 8);
+    return true;
+  }
+  case QN_f32:
+    if (value_is(v, TAG_FLOAT) && (v.u.f > 0x1.fffffep127 || v.u.f < -0x1.fffffep127)) return false;
+    f = value_is(v, TAG_FLOAT) ? (float)v.u.f : (float)v.u.i;
+    memcpy(cell, &f, 4);
+    return true;
+  case QN_i64: memcpy(cell, &v.u.i, 8); return value_is(v, TAG_INT);
+  case QN_i32:
+    i = (int32_t)v.u.i;
+    memcpy(cell, &i, 4);
+    return value_is(v, TAG_INT) && i == v.u.i;
+  default: return false;
+  }
 }
 
 /* ---- broadcast and strided operands --------------------------------------------------------------------------------- */
@@ -196,8 +215,7 @@ static qn_value fast_where(qn_vm *vm, const qn_value *in) {
       if (a->dtype != d || !small(vm, a) || !a->contiguous || !shape_equal(a, c)) return value_unset();
       operand[i] = array_data(a);
       mode |= i == 1 ? VM_B : VM_C;
-    } else if (value_is_scalar(in[i]) && scalar_fits(in[i], d)) {
-      dtype_store(d, cell, in[i]);
+    } else if (value_is_scalar(in[i]) && scalar_fits(in[i], d, cell)) {
       operand[i] = cell;
     } else {
       return value_unset();
@@ -210,7 +228,8 @@ static qn_value fast_where(qn_vm *vm, const qn_value *in) {
   return value_obj(TAG_ARRAY, out);
 }
 
-qn_value eager_fast(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr) {
+static inline __attribute__((always_inline)) qn_value fast(qn_vm *vm, op_id op, const qn_value *in, int nin,
+                                                           const op_attr *attr) {
   if (nin == 3) return op == OP_where ? fast_where(vm, in) : value_unset();
   const qn_array *x = value_is(in[0], TAG_ARRAY)               ? value_array(in[0])
                       : nin == 2 && value_is(in[1], TAG_ARRAY) ? value_array(in[1])
@@ -244,8 +263,7 @@ qn_value eager_fast(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_a
       }
       operand[i] = array_data(a);
       mode |= i ? VM_B : VM_A;
-    } else if (value_is_scalar(in[i]) && scalar_fits(in[i], compute)) {
-      dtype_store(compute, cell, in[i]);
+    } else if (value_is_scalar(in[i]) && scalar_fits(in[i], compute, cell)) {
       operand[i] = cell;
     } else {
       return value_unset();
@@ -260,4 +278,9 @@ qn_value eager_fast(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_a
   if (!out) return value_error();
   if (x->size) fn(array_data(out), operand[0], nin == 2 ? operand[1] : NULL, NULL, mode, x->size);
   return value_obj(TAG_ARRAY, out);
+}
+
+qn_value eager_fast(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr) {
+  qn_value out = fast(vm, op, in, nin, attr);
+  return __builtin_expect(value_is(out, TAG_UNSET), 0) ? eager_slow(vm, op, in, nin, attr) : out;
 }

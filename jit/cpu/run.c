@@ -11,6 +11,7 @@
  */
 #include "jit/cpu/run.h"
 
+#include <stddef.h>
 #include <string.h>
 
 #include "jit/cpu/cpu.h"
@@ -71,7 +72,8 @@ struct cpu_state *cpu_of(qn_vm *vm) {
   return vm->cpu || cpu_open(vm) ? vm->cpu : NULL;
 }
 
-const vm_loops *cpu_loops(qn_vm *vm) {
+const vm_loops *cpu_loops_first(qn_vm *vm) {
+  _Static_assert(offsetof(struct cpu_state, loops) == 0, "cpu_loops finds them there");
   struct cpu_state *s = cpu_of(vm);
   return s ? s->loops : NULL;
 }

@@ -10,6 +10,7 @@
  */
 #include <string.h>
 
+#include "jit/cpu/cpu.h"
 #include "jit/cpu/vm_exec.h"
 
 static size_t round64(size_t n) { return (n + 63) & ~(size_t)63; }
@@ -192,8 +193,21 @@ static void push_lanes(vm_frame *f, const vm_acc_plan *a, vm_acc *s, const char 
   }
 }
 
+void vm_fold_lanes(vm_fn fold, size_t size, void *out, char *lanes, const char *x, int64_t n) {
+  if (n == 1) {
+    memmove(out, x, size);
+    return;
+  }
+  int64_t h =
+      (int64_t)1 << (63 - __builtin_clzll((uint64_t)n - 1)); /* h < n <= 2 h: above, all lanes are the identity */
+  if (h + h != n && lanes != x)
+    memcpy(lanes + (size_t)(n - h) * size, x + (size_t)(n - h) * size, (size_t)(h + h - n) * size);
+  for (; h > 1; n = h, h /= 2, x = lanes) fold(lanes, x, x + (size_t)h * size, NULL, VM_A | VM_B, n - h);
+  fold(out, x, x + size, NULL, VM_A | VM_B, 1);
+}
+
 static void fold_lanes(const vm_acc_plan *a, char *lanes) {
-  for (int64_t h = ORDER_LANES / 2; h; h /= 2) a->fold(lanes, lanes, lanes + (size_t)h * a->size, NULL, VM_A | VM_B, h);
+  vm_fold_lanes(a->fold, a->size, lanes, lanes, lanes, ORDER_LANES);
 }
 
 /* Any order: 64 lanes at a time where that pays. */

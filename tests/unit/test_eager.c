@@ -626,10 +626,76 @@ START_TEST(failed_allocations) {
 }
 END_TEST
 
+/* ---- tiny reductions ----------------------------------------------------------------------------------------------------- */
+
+/* Any values of a dtype, among them NaNs, zeros of both signs and infinities. */
+static qn_array *any_values(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
+  qn_array *x = array_new(vm, dtype, rank, shape);
+  if (!x) ck_abort_msg("no memory");
+  size_t size = dtype_size(dtype);
+  double rare[] = {0.0, -0.0, NAN, INFINITY, -INFINITY, 1e30, -1e-30};
+  uint32_t odd = rnd(3) ? 0 : rnd(4) ? 40 : 2;
+  for (int64_t k = 0; k < x->size; k++) {
+    double f = odd && rnd(odd) == 0 ? rare[rnd(sizeof rare / sizeof *rare)] : ((double)rnd(2000001) - 1e6) / 7;
+    qn_value v = dtype == QN_bool        ? value_bool(rnd(odd ? odd : 2) != 0)
+                 : dtype_is_float(dtype) ? value_float(f)
+                                         : value_int((int64_t)rnd(100) - (dtype == QN_u8 ? 0 : 50));
+    dtype_store(dtype, array_data(x) + (size_t)k * size, v);
+  }
+  return x;
+}
+
+static bool same_number(qn_dtype d, const char *a, const char *b) {
+  qn_value v = dtype_load(d, a), w = dtype_load(d, b);
+  if (dtype_is_float(d) && isnan(v.u.f)) return isnan(w.u.f);
+  return memcmp(a, b, dtype_size(d)) == 0;
+}
+
+/* The way without a kernel gives what kernels give, of the same dtype and shape, and refuses the same. */
+START_TEST(tiny_reductions) {
+  static const op_id ops[] = {OP_sum, OP_prod, OP_max, OP_min, OP_any, OP_all, OP_argmax, OP_argmin};
+  qn_vm *vm = cpu_make(1);
+  int compared = 0;
+  for (int64_t n = 0; n <= 70; n++)
+    for (int d = 0; d < DTYPE_PUBLIC; d++)
+      for (int turn = 0; turn < 4; turn++) {
+        /* [n], [n] of [2 or 3, n], all of the shape, and two axes that join */
+        int64_t shape[3] = {1 + rnd(3), turn == 3 ? 1 + rnd(5) : n, n};
+        int rank = turn == 0 ? 1 : turn == 3 ? 3 : 2;
+        if (turn < 3) shape[0] = rank == 1 ? n : shape[0];
+        qn_value x = value_obj(TAG_ARRAY, any_values(vm, (qn_dtype)d, rank, shape));
+        for (size_t k = 0; k < sizeof ops / sizeof *ops; k++) {
+          op_attr attr = {.keepdims = rnd(2) == 0};
+          uint8_t all = (uint8_t)((1 << rank) - 1);
+          attr.axes = turn == 0 || turn == 2 ? all : turn == 1 ? 2 : rnd(4) ? 6 : (uint8_t)rnd(8);
+          qn_value fast = eager_apply(vm, ops[k], &x, 1, &attr);
+          int error = value_is_error(fast) ? taken_error(vm) : 0;
+          qn_value slow = eager_slow(vm, ops[k], &x, 1, &attr);
+          ck_assert_int_eq(error, value_is_error(slow) ? taken_error(vm) : 0);
+          if (error) continue;
+          const qn_array *a = value_array(fast), *b = value_array(slow);
+          ck_assert_int_eq(a->dtype, b->dtype);
+          ck_assert(shape_equal(a, b) && a->contiguous);
+          for (int64_t i = 0; i < a->size; i++, compared++) {
+            size_t at = (size_t)i * dtype_size((qn_dtype)a->dtype);
+            ck_assert_msg(same_number((qn_dtype)a->dtype, array_data(a) + at, array_data(b) + at),
+                          "%s of %s, n = %lld, axes %d of %d, result %lld", op_rows[ops[k]].name, dtype_rows[d].name,
+                          (long long)n, attr.axes, rank, (long long)i);
+          }
+          value_release(vm, fast);
+          value_release(vm, slow);
+        }
+        value_release(vm, x);
+      }
+  ck_assert_int_gt(compared, 20000);
+  cpu_drop(vm);
+}
+END_TEST
+
 int main(void) {
   Suite *s = suite_create("eager");
   CASE(tcase_create("pointwise"), pointwise);
-  CASE(tcase_create("reductions"), reductions_and_scans);
+  CASE(tcase_create("reductions"), reductions_and_scans, tiny_reductions);
   CASE(tcase_create("products"), products);
   CASE(tcase_create("indexing"), indexing, masks);
   CASE(tcase_create("views"), views);
