@@ -1,4 +1,5 @@
 /* Builtins made of reductions, sorting and products. */
+#include "jit/cpu/eager.h"
 #include "stdlib/builtins.h"
 
 /* Elements in the masked axes. */
@@ -30,6 +31,13 @@ qn_value builtin_mean(qn_vm *vm, const qn_value *args) {
   if (!arg_axes(vm, "mean", args[1], value_array(x)->rank, &attr.axes)) {
     value_release(vm, x);
     return value_error();
+  }
+  if (!vm->rec) {
+    qn_value tiny = eager_fast_mean(vm, x, &attr);
+    if (!value_is(tiny, TAG_UNSET)) {
+      value_release(vm, x);
+      return tiny;
+    }
   }
   int64_t n = axes_size(value_array(x), attr.axes);
   bool narrow = dtype == QN_f16 || dtype == QN_bf16;

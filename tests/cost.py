@@ -6,7 +6,7 @@ two runs of a loop, long and short, divided by the difference in turns: what one
 
   compiled call   y = f(...), a compiled function of eight tiny arrays, less the instructions inside its kernels
   eager op        y = x + 1 on a tiny array, at the top level and in a function
-  named op        y = maximum(x, 1) on a tiny array; also tanh(x), sum(x), max(x)
+  named op        y = maximum(x, 1) on a tiny array; also tanh(x), sum(x), max(x), mean(x)
   the others      programs of the interpreter alone: per call (fib), per turn of a loop, per update of a value with one owner
 
 And what 1,000 calls cost the calling thread while a compiler runs that does not end, as a multiple of the same calls with
@@ -45,6 +45,7 @@ COSTS = {
     "named op of one operand": (TINY + "for _ in 0..COUNT { y = tanh(x) }\n", 700),
     "sum": (TINY + "for _ in 0..COUNT { y = sum(x) }\n", 730),
     "max": (TINY + "for _ in 0..COUNT { y = max(x) }\n", 700),
+    "mean": (TINY + "for _ in 0..COUNT { y = mean(x) }\n", 1060),
     "float loop": (local("let s = 0.0\nlet x = 0.5", "s = (s + x) * 0.25 - i * 0.125"), 200),
     "int loop with a branch": (local("let k = 0", "if i % 3 == 0 { k += i } else { k = k - 1 }"), 180),
     "top-level loop": ("let s = 0.0\nlet x = 0.5\nfor i in 0..COUNT { s = (s + x) * 0.25 - i * 0.125 }\n", 300),

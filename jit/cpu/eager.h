@@ -19,6 +19,8 @@ double scalar_math(op_id op, const double *in);
  * themselves if there is nothing to ask, and else go on to the way that takes everything. */
 QN_MUST_CHECK qn_value eager_fast(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
 QN_MUST_CHECK qn_value eager_fast_reduce(qn_vm *vm, op_id op, const qn_value *in, const op_attr *attr);
+/* Sum and division by the number of elements, where both have nothing to ask; otherwise unset. */
+QN_MUST_CHECK qn_value eager_fast_mean(qn_vm *vm, qn_value in, const op_attr *attr);
 QN_MUST_CHECK qn_value eager_slow(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
 
 /* For the steps of plans, so that they raise what eager dispatch raises. */

@@ -27,7 +27,8 @@ static qn_dtype fold_dtype(op_id op, qn_dtype d) {
 }
 
 /* Unset: not here. */
-static inline __attribute__((always_inline)) qn_value reduce(qn_vm *vm, op_id op, qn_value in, const op_attr *attr) {
+static inline __attribute__((always_inline)) qn_value reduce(qn_vm *vm, op_id op, qn_value in, const op_attr *attr,
+                                                             bool mean) {
   if (!value_is(in, TAG_ARRAY)) return value_unset();
   const qn_array *x = value_array(in);
   int rank = x->rank;
@@ -38,7 +39,7 @@ static inline __attribute__((always_inline)) qn_value reduce(qn_vm *vm, op_id op
   for (int i = first; i < rank; i++) n *= x->shape[i];
   if (n == 0 || n > ORDER_LANES) return value_unset();
   qn_dtype from = (qn_dtype)x->dtype, to = fold_dtype(op, from);
-  if (to == QN_DTYPE_COUNT) return value_unset();
+  if (to == QN_DTYPE_COUNT || (mean && from != QN_f32 && from != QN_f64)) return value_unset();
   const vm_loops *l = cpu_loops(vm);
   if (!l) return value_error();
   uint8_t kop = op_bodies[op].which;
@@ -65,10 +66,17 @@ static inline __attribute__((always_inline)) qn_value reduce(qn_vm *vm, op_id op
     else
       chain(result, elements, n, true);
   }
+  if (mean) {
+    _Alignas(8) char count[8];
+    dtype_store(to, count, value_int(n));
+    l->kop[KOP_div][to](array_data(out), array_data(out), count, NULL, VM_A, out->size);
+  }
   return value_obj(TAG_ARRAY, out);
 }
 
 qn_value eager_fast_reduce(qn_vm *vm, op_id op, const qn_value *in, const op_attr *attr) {
-  qn_value out = reduce(vm, op, *in, attr);
+  qn_value out = reduce(vm, op, *in, attr, false);
   return __builtin_expect(value_is(out, TAG_UNSET), 0) ? eager_slow(vm, op, in, 1, attr) : out;
 }
+
+qn_value eager_fast_mean(qn_vm *vm, qn_value in, const op_attr *attr) { return reduce(vm, OP_sum, in, attr, true); }

@@ -655,7 +655,7 @@ static bool same_number(qn_dtype d, const char *a, const char *b) {
 START_TEST(tiny_reductions) {
   static const op_id ops[] = {OP_sum, OP_prod, OP_max, OP_min, OP_any, OP_all, OP_argmax, OP_argmin};
   qn_vm *vm = cpu_make(1);
-  int compared = 0;
+  int compared = 0, means = 0;
   for (int64_t n = 0; n <= 70; n++)
     for (int d = 0; d < DTYPE_PUBLIC; d++)
       for (int turn = 0; turn < 4; turn++) {
@@ -682,12 +682,26 @@ START_TEST(tiny_reductions) {
                           "%s of %s, n = %lld, axes %d of %d, result %lld", op_rows[ops[k]].name, dtype_rows[d].name,
                           (long long)n, attr.axes, rank, (long long)i);
           }
+          qn_value mean = ops[k] == OP_sum ? eager_fast_mean(vm, x, &attr) : value_unset();
+          if (!value_is(mean, TAG_UNSET)) {
+            qn_value parts[2] = {slow, value_int(value_array(x)->size / b->size)},
+                     whole = eager_slow(vm, OP_div, parts, 2, &(op_attr){0});
+            const qn_array *c = value_array(mean), *e = value_array(whole);
+            ck_assert(c->dtype == e->dtype && shape_equal(c, e));
+            for (int64_t i = 0; i < c->size; i++, means++) {
+              size_t at = (size_t)i * dtype_size((qn_dtype)c->dtype);
+              ck_assert(same_number((qn_dtype)c->dtype, array_data(c) + at, array_data(e) + at));
+            }
+            value_release(vm, mean);
+            value_release(vm, whole);
+          }
           value_release(vm, fast);
           value_release(vm, slow);
         }
         value_release(vm, x);
       }
   ck_assert_int_gt(compared, 20000);
+  ck_assert_int_gt(means, 500);
   cpu_drop(vm);
 }
 END_TEST
