@@ -582,12 +582,18 @@ static __attribute__((noinline)) qn_value call_operation(qn_vm *vm, n_call *n, c
   static const op_attr all_axes[ARRAY_MAX_RANK + 1] = {{.axes = 0},  {.axes = 1},   {.axes = 3},
                                                        {.axes = 7},  {.axes = 15},  {.axes = 31},
                                                        {.axes = 63}, {.axes = 127}, {.axes = 255}};
-  if (!vm_enter(vm, (size_t)info->sig.nparams + 4)) return fail_overflow(vm, n);
+  if (!vm_enter(vm, 8)) return fail_overflow(vm, n); /* more than such builtins have parameters */
   qn_value in[3], r;
   uint32_t count = n->n, made = 0;
   bool fits = true;
   for (; made < count; made++) {
     node *a = n->args[made].value;
+    const global_cell *cell = a->kind == N_GLOBAL ? ((n_global *)a)->cell : NULL;
+    if (cell && value_is(cell->value, TAG_ARRAY) && !vm->rec) {
+      ((obj_head *)cell->value.u.p)->refs++;
+      in[made] = cell->value;
+      continue;
+    }
     in[made] = r = a->kind == N_LOCAL ? value_retain(fp[a->slot]) : eval(vm, a, fp);
     if (value_stops(r)) goto out;
     if (!(info->operand_tags >> (r.head & 31) & 1)) fits = false;
