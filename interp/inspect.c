@@ -119,34 +119,34 @@ static bool see(seen *s, const void *p) {
   return true;
 }
 
-typedef struct todo {
+typedef struct visit {
   const qn_value *items;
   uint32_t n;
-} todo;
+} visit;
 
 size_t interp_bytes(qn_value v) {
   seen s = {0};
-  todo *stack = NULL;
+  visit *stack = NULL;
   size_t depth = 0, cap = 0, bytes = 0;
-  todo now = {&v, 1};
+  visit now = {&v, 1};
   for (;;) {
     for (uint32_t i = 0; i < now.n; i++) {
       qn_value x = now.items[i];
       if (!value_is_heap(x) || !see(&s, x.u.p)) continue;
-      todo inner = {NULL, 0};
+      visit inner = {NULL, 0};
       switch (value_tag_of(x)) {
       case TAG_STR: bytes += sizeof(qn_str) + value_str(x)->len + 1; break;
       case TAG_LIST:
         bytes += sizeof(qn_list) + value_list(x)->cap * sizeof(qn_value);
-        inner = (todo){value_list(x)->items, value_list(x)->len};
+        inner = (visit){value_list(x)->items, value_list(x)->len};
         break;
       case TAG_RECORD:
         bytes += sizeof(qn_record) + value_record(x)->cap * sizeof(qn_value);
-        inner = (todo){value_record(x)->items, value_record(x)->len};
+        inner = (visit){value_record(x)->items, value_record(x)->len};
         break;
       case TAG_FN:
         bytes += sizeof(qn_fn) + value_fn(x)->ncaptures * sizeof(qn_value);
-        inner = (todo){value_fn(x)->captures, value_fn(x)->ncaptures};
+        inner = (visit){value_fn(x)->captures, value_fn(x)->ncaptures};
         break;
       case TAG_ARRAY:
         bytes += sizeof(qn_array);
@@ -160,7 +160,7 @@ size_t interp_bytes(qn_value v) {
       if (!inner.n) continue;
       if (depth == cap) {
         size_t more = cap ? cap * 2 : 64;
-        todo *larger = realloc(stack, more * sizeof *stack);
+        visit *larger = realloc(stack, more * sizeof *stack);
         if (!larger) continue;
         stack = larger;
         cap = more;

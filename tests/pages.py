@@ -76,9 +76,9 @@ def nested(p):
 
 
 def devices(p):
-    stub = os.environ.get("QUERN_TEST_STUB")
-    if stub:
-        p.expect("E210", "print(ones(2) + ones(2).to(gpu))\n", "E210", env=dict(os.environ, QUERN_CUDA=stub + "/good"))
+    fake = os.environ.get("QUERN_TEST_FAKE")
+    if fake:
+        p.expect("E210", "print(ones(2) + ones(2).to(gpu))\n", "E210", env=dict(os.environ, QUERN_CUDA=fake + "/good"))
 
 
 BY_HOST = {"E106": nested, "E210": devices, "E603": interrupted}

@@ -82,7 +82,7 @@ typedef struct CUstream_st *cudaStream_t;
 #define CUDA_CONSTANTS(X)                                                                                              \
   X(GPU_OK, CUDA_SUCCESS, 0)                                                                                           \
   X(GPU_OUT_OF_MEMORY, CUDA_ERROR_OUT_OF_MEMORY, 2)                                                                    \
-  X(GPU_STUB_LIBRARY, CUDA_ERROR_STUB_LIBRARY, 34)                                                                     \
+  X(GPU_LINK_LIBRARY, CUDA_ERROR_STUB_LIBRARY, 34)                                                                     \
   X(GPU_NO_DEVICE, CUDA_ERROR_NO_DEVICE, 100)                                                                          \
   X(GPU_NOT_READY, CUDA_ERROR_NOT_READY, 600)                                                                          \
   X(GPU_HOST_MAPPED, CU_MEMHOSTALLOC_DEVICEMAP, 2)                                                                     \

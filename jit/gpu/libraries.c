@@ -187,8 +187,8 @@ void libraries_open_driver(libraries *l) {
   l->devices = 0;
   if (rc == GPU_OK || rc == GPU_NO_DEVICE)
     snprintf(d->why, sizeof d->why, "the driver finds no GPU");
-  else if (rc == GPU_STUB_LIBRARY)
-    snprintf(d->why, sizeof d->why, "%.150s is only a stub of the driver", d->path);
+  else if (rc == GPU_LINK_LIBRARY)
+    snprintf(d->why, sizeof d->why, "%.150s is only for linking: it is no driver", d->path);
   else if (l->driver.cuGetErrorString(rc, &text) == GPU_OK && text)
     snprintf(d->why, sizeof d->why, "the driver says: %s (%d)", text, (int)rc);
   else

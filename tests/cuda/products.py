@@ -6,7 +6,7 @@
 
 One program makes products of many layouts, dtypes and batches, and their gradients, and saves what it gets; it runs with every
 --jit. What calls with other layouts give (arguments that are views, the same function with both) is saved, too, and so is a later
-call of the same function. Status 77 where there is no device. CUDA's libraries may be the stubs of this folder (QUERN_CUDA).
+call of the same function. Status 77 where there is no device. CUDA's libraries may be the fakes of this folder (QUERN_CUDA).
 """
 import argparse
 import os

@@ -1,4 +1,4 @@
-/* What the tests of GPUs without a GPU share: places where only the stub driver is found, VMs that compile for it, and programs. */
+/* What the tests of GPUs without a GPU share: places where only the fake driver is found, VMs that compile for it, and programs. */
 #ifndef TESTS_UNIT_GPU_H
 #define TESTS_UNIT_GPU_H
 
@@ -8,10 +8,10 @@
 #include "jit/gpu/state.h"
 #include "tests/unit/lang.h"
 
-/* No CUDA but that of this kind of stub. */
+/* No CUDA but that of this kind of fake. */
 static inline void only(const char *which) {
   char path[600];
-  snprintf(path, sizeof path, "%s/%s", getenv("QUERN_TEST_STUB") ? getenv("QUERN_TEST_STUB") : "build/tests/stub",
+  snprintf(path, sizeof path, "%s/%s", getenv("QUERN_TEST_FAKE") ? getenv("QUERN_TEST_FAKE") : "build/tests/fake",
            which);
   setenv("QUERN_CUDA", path, 1);
   static const char *const others[] = {"CUDA_HOME", "CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX"};
@@ -38,7 +38,7 @@ static inline void fails(qn_vm *vm, const char *text, const char *id, const char
   ck_assert_msg(strstr(qn_error_message(vm), message) != NULL, "%s", qn_error_message(vm));
 }
 
-/* A VM on the device of the stub, with a compiler that is waited for. `config` may be NULL. */
+/* A VM on the device of the fake, with a compiler that is waited for. `config` may be NULL. */
 static inline qn_vm *vm_compiling_with(const qn_config *given) {
   only("compiling");
   char cache[600]; /* empty: below that of all tests */
@@ -55,7 +55,7 @@ static inline qn_vm *vm_compiling_with(const qn_config *given) {
 }
 
 /* The same without a compiler: ops run on the CPU, with copies. */
-static inline qn_vm *vm_on_stub(const qn_config *config) {
+static inline qn_vm *vm_on_fake(const qn_config *config) {
   only("good");
   qn_vm *vm = qn_vm_open(config);
   if (!vm || !vm_use_device(vm, 1)) ck_abort_msg("no VM");

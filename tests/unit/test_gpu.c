@@ -1,5 +1,5 @@
 /* GPUs without a GPU (jit/gpu): which libraries are found and what is said about those that are not, arrays on a device, copies,
- * memory that is reused and that runs out. The driver is tests/cuda/stub_driver.c, whose device memory faults when the host
+ * memory that is reused and that runs out. The driver is tests/cuda/fake_driver.c, whose device memory faults when the host
  * touches it and which stops the process when a copy leaves a block or memory is not given back. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -11,9 +11,9 @@
 #include "jit/gpu/block_vm.h"
 #include "tests/unit/gpu.h"
 
-/* ---- a place without CUDA but for the stub ----------------------------------------------------------------------------- */
+/* ---- a place without CUDA but for the fake ----------------------------------------------------------------------------- */
 
-static void with_stub(void) { only("good"); }
+static void with_fake(void) { only("good"); }
 
 static char *report(void) {
   text_buf t;
@@ -45,30 +45,30 @@ START_TEST(no_library_at_all) {
 END_TEST
 
 START_TEST(a_driver_with_one_device) {
-  with_stub();
+  with_fake();
   reports("GPU driver   CUDA 13.0, ");
-  reports("stub 0, sm_90, 4 multiprocessors, 1.0 GiB");
-  setenv("STUB_DEVICES", "2", 1);
-  reports("gpu(1)       stub 1");
+  reports("fake 0, sm_90, 4 multiprocessors, 1.0 GiB");
+  setenv("FAKE_DEVICES", "2", 1);
+  reports("gpu(1)       fake 1");
 }
 END_TEST
 
 START_TEST(a_driver_that_finds_nothing) {
-  with_stub();
-  setenv("STUB_DEVICES", "0", 1);
+  with_fake();
+  setenv("FAKE_DEVICES", "0", 1);
   reports("none: the driver finds no GPU");
-  setenv("STUB_INIT", "100", 1);
+  setenv("FAKE_INIT", "100", 1);
   reports("none: the driver finds no GPU");
-  setenv("STUB_INIT", "34", 1);
-  reports("is only a stub of the driver");
-  setenv("STUB_INIT", "999", 1);
-  reports("the driver says: an error of the stub (999)");
+  setenv("FAKE_INIT", "34", 1);
+  reports("is only for linking: it is no driver");
+  setenv("FAKE_INIT", "999", 1);
+  reports("the driver says: an error of the fake (999)");
 }
 END_TEST
 
 START_TEST(a_driver_that_is_too_old) {
-  with_stub();
-  setenv("STUB_VERSION", "11080", 1);
+  with_fake();
+  setenv("FAKE_VERSION", "11080", 1);
   libraries l = {.devices = 0};
   libraries_open_driver(&l);
   ck_assert_str_eq(l.of[LIBRARY_DRIVER].why, "version 11.8 is too old, CUDA 12 is needed");
@@ -98,8 +98,8 @@ static qn_vm *vm_on(int device) {
 static gpu_stream *stream_of(qn_vm *vm) { return ((gpu_vm *)vm->gpu)->of[0]; }
 
 START_TEST(no_gpu_is_an_error_of_the_program) {
-  with_stub();
-  setenv("STUB_DEVICES", "0", 1);
+  with_fake();
+  setenv("FAKE_DEVICES", "0", 1);
   qn_vm *vm = qn_vm_open(NULL);
   fails(vm, "[1].to(gpu)", "E210", "gpu(0) is not there: the driver finds no GPU");
   ck_assert(!vm_use_device(vm, 1));
@@ -109,7 +109,7 @@ START_TEST(no_gpu_is_an_error_of_the_program) {
 END_TEST
 
 START_TEST(a_device_that_is_not_there) {
-  with_stub();
+  with_fake();
   qn_vm *vm = qn_vm_open(NULL);
   fails(vm, "[1].to(gpu(1))", "E210", "gpu(1) is not there: there are not so many");
   prints(vm, "[1].to(gpu(0))", "i64[1] gpu(0)\n[1]");
@@ -118,7 +118,7 @@ START_TEST(a_device_that_is_not_there) {
 END_TEST
 
 START_TEST(a_program_without_devices_opens_nothing) {
-  with_stub();
+  with_fake();
   qn_vm *vm = vm_on(0);
   prints(vm, "sum([1, 2, 3])", "6");
   ck_assert_ptr_null(vm->gpu);
@@ -128,7 +128,7 @@ START_TEST(a_program_without_devices_opens_nothing) {
 END_TEST
 
 START_TEST(arrays_move) {
-  with_stub();
+  with_fake();
   qn_vm *vm = vm_on(0);
   prints(vm, "let x = [1.5, 2.5]; x.to(gpu)", "f32[2] gpu(0)\n[1.5, 2.5]");
   prints(vm, "x.to(gpu).to(cpu)", "f32[2] cpu\n[1.5, 2.5]");
@@ -143,8 +143,8 @@ START_TEST(arrays_move) {
 END_TEST
 
 START_TEST(arrays_move_between_devices) {
-  with_stub();
-  setenv("STUB_DEVICES", "2", 1);
+  with_fake();
+  setenv("FAKE_DEVICES", "2", 1);
   qn_vm *vm = vm_on(0);
   prints(vm, "let x = [1.5, 2.5].to(gpu(1)); x.to(gpu(0))", "f32[2] gpu(0)\n[1.5, 2.5]");
   prints(vm, "x + x", "f32[2] gpu(1)\n[3.0, 5.0]");
@@ -154,7 +154,7 @@ START_TEST(arrays_move_between_devices) {
 END_TEST
 
 START_TEST(operands_are_on_one_device) {
-  with_stub();
+  with_fake();
   qn_vm *vm = vm_on(0);
   qn_release(vm, eval(vm, "let x = [1, 2].to(gpu); let y = [3, 4]\nfn f(a, b) = a * 2 + b"));
   fails(vm, "x + y", "E210", "add of arrays on gpu(0) and on cpu");
@@ -168,7 +168,7 @@ START_TEST(operands_are_on_one_device) {
 END_TEST
 
 START_TEST(gradients_live_where_their_arguments_do) {
-  with_stub();
+  with_fake();
   qn_vm *vm = vm_on(0);
   qn_release(vm, eval(vm, "fn f(x, g) = sum(x * g * g)\nlet x = [1.0, 2.0].to(gpu)\nlet g = [3.0, 4.0].to(gpu)"));
   for (int i = 0; i < 20; i++)
@@ -182,7 +182,7 @@ START_TEST(gradients_live_where_their_arguments_do) {
 END_TEST
 
 START_TEST(updates_on_a_device) {
-  with_stub();
+  with_fake();
   qn_vm *vm = vm_on(0);
   qn_release(
       vm,
@@ -195,7 +195,7 @@ START_TEST(updates_on_a_device) {
 END_TEST
 
 START_TEST(new_arrays_are_made_on_the_vms_device) {
-  with_stub();
+  with_fake();
   qn_vm *vm = vm_on(1);
   prints(vm, "[1, 2]", "i64[2] gpu(0)\n[1, 2]");
   prints(vm, "(zeros(2).device, randn(2).device, arange(2).device)", "(gpu(0), gpu(0), gpu(0))");
@@ -260,10 +260,10 @@ END_TEST
 
 /* ---- products ------------------------------------------------------------------------------------------------------------- */
 
-/* How often the stub of cuBLASLt was asked for an algorithm. */
+/* How often the fake of cuBLASLt was asked for an algorithm. */
 static int queries(qn_vm *vm) {
   const gpu_engine *e = vm->engine->gpu;
-  void *f = dlsym(e->libraries.of[LIBRARY_LT].handle, "stub_lt_queries");
+  void *f = dlsym(e->libraries.of[LIBRARY_LT].handle, "fake_lt_queries");
   int (*count)(void);
   ck_assert_ptr_nonnull(f);
   memcpy(&count, &f, sizeof count);
@@ -302,7 +302,7 @@ START_TEST(products_of_other_layouts_are_other_products) {
   qn_release(vm,
              eval(vm, "let same = true; for _ in 0..20 { same = same and all(f(x, y) == a) and all(f(t.T, y) == b) }"));
   prints(vm, "same and all(f(t.T, y) == c)", "true");
-  prints(vm, "all(b == f(t.T * 1, y))", "false"); /* as it happens: the stub sums in another order */
+  prints(vm, "all(b == f(t.T * 1, y))", "false"); /* as it happens: the fake sums in another order */
   qn_vm_close(vm);
 }
 END_TEST
@@ -346,7 +346,7 @@ END_TEST
 START_TEST(products_without_the_library) {
   static const char *const lacks[] = {"none", "refuses"};
   for (int i = 0; i < 2; i++) {
-    setenv("STUB_LT", lacks[i], 1);
+    setenv("FAKE_LT", lacks[i], 1);
     qn_vm *vm = vm_compiling();
     qn_release(vm, eval(vm, "let x = randn(6, 500); let p = x.to(cpu) @ x.T.to(cpu)\nfn f(p, q) = p @ q"));
     prints(vm, "all(f(x, x.T).to(cpu) == p)", "true");
@@ -372,7 +372,7 @@ END_TEST
 /* ---- memory --------------------------------------------------------------------------------------------------------------- */
 
 START_TEST(copies_of_any_size) {
-  with_stub();
+  with_fake();
   qn_vm *vm = vm_on(0);
   static const int64_t sizes[] = {
       0, 1, 63, 1 << 20, (GPU_CHUNK >> 3) - 1, GPU_CHUNK >> 3, (GPU_CHUNK >> 3) + 1, 3 * (GPU_CHUNK >> 3) + 5};
@@ -397,7 +397,7 @@ START_TEST(copies_of_any_size) {
 END_TEST
 
 START_TEST(freed_memory_is_used_again) {
-  with_stub();
+  with_fake();
   qn_vm *vm = vm_on(1);
   qn_release(vm, eval(vm, "let f = fn() { let t = zeros(500_000); for i in 0..50 { t = t + 1 }; float(t[0]) }; f()"));
   uint64_t before = stream_of(vm)->allocations;
@@ -409,8 +409,8 @@ START_TEST(freed_memory_is_used_again) {
 END_TEST
 
 START_TEST(memory_that_runs_out_is_an_error_value) {
-  with_stub();
-  setenv("STUB_MEMORY", "20000000", 1);
+  with_fake();
+  setenv("FAKE_MEMORY", "20000000", 1);
   qn_vm *vm = vm_on(0);
   qn_release(vm, eval(vm, "let x = zeros(1000, 1000)\nlet keep = x.to(gpu)"));
   fails(vm, "let many = (); for i in 0..10 { many = append(many, x.to(gpu)) }", "E601",

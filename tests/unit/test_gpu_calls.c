@@ -1,21 +1,21 @@
 /* What calls on a GPU ask of the driver (jit/gpu): one graph and at most one copy for a plan whose sizes are known, one launch for
  * an op; constants once; errors in the middle of a plan; waiting that ends with an interrupt or a limit; the memory limit. The driver is
- * tests/cuda/stub_driver.c, whose work is done late or not at all where a test says so. labels: slow */
+ * tests/cuda/fake_driver.c, whose work is done late or not at all where a test says so. labels: slow */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
 
-#include "tests/cuda/stub.h"
+#include "tests/cuda/fake.h"
 #include "tests/unit/gpu.h"
 
 /* ---- counting ---------------------------------------------------------------------------------------------------------- */
 
-static stub_count *counts(void) {
+static fake_count *counts(void) {
   char path[700];
   snprintf(path, sizeof path, "%s/libcuda.so.1", getenv("QUERN_CUDA"));
   void *driver = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
-  stub_count *c = driver ? dlsym(driver, "stub_counts") : NULL;
-  if (!c) ck_abort_msg("the stub driver is not loaded");
+  fake_count *c = driver ? dlsym(driver, "fake_counts") : NULL;
+  if (!c) ck_abort_msg("the fake driver is not loaded");
   dlclose(driver);
   return c;
 }
@@ -30,11 +30,11 @@ static qn_vm *vm_hot(const qn_config *config) {
 
 static void run(qn_vm *vm, const char *text) { qn_release(vm, eval(vm, text)); }
 
-static stub_count during(qn_vm *vm, const char *text) {
-  stub_count before = *counts();
+static fake_count during(qn_vm *vm, const char *text) {
+  fake_count before = *counts();
   run(vm, text);
-  const stub_count *c = counts();
-  return (stub_count){
+  const fake_count *c = counts();
+  return (fake_count){
       c->to_device - before.to_device,     c->to_host - before.to_host,    c->launches - before.launches,
       c->graphs - before.graphs,           c->nodes - before.nodes,        c->instantiations - before.instantiations,
       c->allocations - before.allocations, c->questions - before.questions};
@@ -53,7 +53,7 @@ START_TEST(a_plan_is_one_copy_and_one_graph) {
   run(vm, many);
   run(vm, "let w = [0.5, 1.5, -1.0, 2.0]; let x = [1.0, 2.0, 3.0, 4.0]; let y = x");
   for (int i = 0; i < 6; i++) run(vm, "y = many(x, w)");
-  stub_count c = during(vm, "y = many(x, w)");
+  fake_count c = during(vm, "y = many(x, w)");
   ck_assert_uint_eq(c.graphs, 1);
   ck_assert_uint_gt(c.nodes, 3);
   ck_assert_uint_eq(c.launches, 0);
@@ -76,7 +76,7 @@ START_TEST(numbers_that_change_are_one_copy) {
   run(vm, "fn f(x, rate) = cumsum(cumsum(x) * rate)\nlet x = [1.0, 2.0]; let y = x");
   for (int i = 0; i < 6; i++) run(vm, "y = f(x, 0.5 + 1.0)");
   run(vm, "for i in 0..10 { y = f(x, 0.25 * float(i)) }");
-  stub_count c = during(vm, "for i in 0..10 { y = f(x, 0.25 * float(i)) }");
+  fake_count c = during(vm, "for i in 0..10 { y = f(x, 0.25 * float(i)) }");
   ck_assert_uint_eq(c.graphs, 10);
   ck_assert_uint_eq(c.to_device, 10);
   ck_assert_uint_eq(c.to_host + c.launches + c.allocations + c.instantiations, 0);
@@ -89,7 +89,7 @@ START_TEST(a_plan_of_one_kernel_is_one_launch) {
   qn_vm *vm = vm_hot(NULL);
   run(vm, "fn f(x) = x * 2.0\nlet x = [1.0, 2.0]; let y = x");
   for (int i = 0; i < 6; i++) run(vm, "y = f(x)");
-  stub_count c = during(vm, "y = f(x)");
+  fake_count c = during(vm, "y = f(x)");
   ck_assert_uint_eq(c.launches, 1);
   ck_assert_uint_eq(c.graphs + c.to_device + c.to_host + c.allocations + c.questions, 0);
   prints(vm, "y", "f32[2] gpu(0)\n[2.0, 4.0]");
@@ -100,7 +100,7 @@ END_TEST
 START_TEST(an_op_is_one_launch) {
   qn_vm *vm = vm_hot(NULL);
   run(vm, "let x = [1.0, 2.0]; let z = x * x");
-  stub_count c = during(vm, "z = x * x");
+  fake_count c = during(vm, "z = x * x");
   ck_assert_uint_eq(c.launches, 1);
   ck_assert_uint_eq(c.to_device + c.to_host + c.allocations + c.questions, 0);
   run(vm, "z = x * 2.5"); /* numbers are sent once */
@@ -153,7 +153,7 @@ START_TEST(sizes_and_addresses_change) { same_everywhere(walk); }
 END_TEST
 
 START_TEST(work_may_be_done_late) {
-  setenv("STUB_LATE", "1", 1);
+  setenv("FAKE_LATE", "1", 1);
   same_everywhere(walk);
 }
 END_TEST
@@ -163,7 +163,7 @@ START_TEST(graphs_are_kept_for_some_sizes) {
   run(vm, "fn f(x) { let a = cumsum(x); a - cumsum(a * a) }\n"
           "fn all(k) { for i in 0..k { let _y = f(arange(5 + i) * 0.5) } }");
   for (int i = 0; i < 6; i++) run(vm, "all(5)");
-  stub_count c = during(vm, "all(5)");
+  fake_count c = during(vm, "all(5)");
   ck_assert_uint_eq(c.instantiations, 0);
   ck_assert_uint_eq(c.graphs, 5);
   c = during(vm, "for i in 100..130 { let _y = f(arange(i) * 0.5) }"); /* ever new ones are not worth a graph */
@@ -178,7 +178,7 @@ START_TEST(constants_are_sent_once) {
   run(vm, "fn f(x) = cumsum(x * [1.0, 2.0, 3.0]) / [4.0, 5.0, 6.0]\nlet x = [1.0, 1.0, 1.0]; let y = x; let z = x");
   for (int i = 0; i < 12; i++) run(vm, "z = y; y = f(x)");
   size_t live = ((gpu_vm *)vm->gpu)->of[0]->live;
-  stub_count c = during(vm, "for i in 0..5 { z = y; y = f(x) }");
+  fake_count c = during(vm, "for i in 0..5 { z = y; y = f(x) }");
   ck_assert_uint_eq(c.to_device, 0);
   ck_assert_uint_eq(((gpu_vm *)vm->gpu)->of[0]->live, live);
   prints(vm, "y", "f32[3] gpu(0)\n[0.25, 0.60, 1.00]");
@@ -211,7 +211,7 @@ static void fails_at(qn_vm *vm, const char *text, const char *id, const char *me
 
 START_TEST(the_first_failed_check_is_the_error) {
   for (int late = 0; late < 2; late++) {
-    setenv("STUB_LATE", late ? "1" : "0", 1);
+    setenv("FAKE_LATE", late ? "1" : "0", 1);
     qn_vm *vm = vm_hot(NULL);
     run(vm, "fn g(x, i, d) {\n"
             "  let a = cumsum(x)\n"
@@ -222,7 +222,7 @@ START_TEST(the_first_failed_check_is_the_error) {
             "}\n"
             "let y = 0");
     for (int k = 0; k < 5; k++) run(vm, "y = g([1, 2, 3], [0, 1, 2], [1, 1, 1])");
-    stub_count c = during(vm, "y = g([1, 2, 3], [0, 1, 2], [1, 1, 1])");
+    fake_count c = during(vm, "y = g([1, 2, 3], [0, 1, 2], [1, 1, 1])");
     ck_assert_uint_eq(c.graphs, 1);
     ck_assert_uint_eq(c.launches, 1); /* what tells about the checks */
     fails_at(vm, "g([1, 2, 3], [0, 1, 7], [1, 1, 1])", "E303", "index 7", ":3");
@@ -245,16 +245,16 @@ static void *interrupt_soon(void *vm) {
 /* `text` is interrupted while the device does nothing. */
 static void interrupted(qn_vm *vm, const char *text) {
   pthread_t thread;
-  setenv("STUB_STUCK", "1", 1);
+  setenv("FAKE_STUCK", "1", 1);
   ck_assert_int_eq(pthread_create(&thread, NULL, interrupt_soon, vm), 0);
   ck_assert_int_eq(qn_eval(vm, "test", text, strlen(text), NULL), QN_INTERRUPTED);
   ck_assert_str_eq(qn_error_id(vm), "E603");
   pthread_join(thread, NULL);
-  unsetenv("STUB_STUCK");
+  unsetenv("FAKE_STUCK");
 }
 
 START_TEST(an_interrupt_ends_waiting) {
-  setenv("STUB_LATE", "1", 1);
+  setenv("FAKE_LATE", "1", 1);
   qn_vm *vm = vm_hot(NULL);
   run(vm, many);
   run(vm, "fn f(x, i) { let a = cumsum(x)[i]; cumsum(a * 2) }\n"
@@ -280,8 +280,8 @@ END_TEST
 
 /* Memory that copies to the device still come from is not written to again. */
 START_TEST(an_interrupted_copy_leaves_those_before_it_alone) {
-  setenv("STUB_LATE", "1", 1);
-  qn_vm *vm = vm_on_stub(NULL);
+  setenv("FAKE_LATE", "1", 1);
+  qn_vm *vm = vm_on_fake(NULL);
   run(vm, "let x = arange(250_000).to(cpu); let y = 0 - x; let kept = (); let z = 0\n"
           "for i in 0..7 { kept = append(kept, x.to(gpu(0))) }");
   interrupted(vm,
@@ -296,12 +296,12 @@ START_TEST(a_time_limit_ends_waiting) {
   qn_config config;
   qn_config_init(&config);
   config.time_limit = 0.2;
-  qn_vm *vm = vm_on_stub(&config);
+  qn_vm *vm = vm_on_fake(&config);
   run(vm, "let x = [1.0, 2.0]");
-  setenv("STUB_STUCK", "1", 1);
+  setenv("FAKE_STUCK", "1", 1);
   ck_assert_int_eq(qn_eval(vm, "test", "print(x)", 8, NULL), QN_INTERRUPTED);
   ck_assert_str_eq(qn_error_id(vm), "E604");
-  unsetenv("STUB_STUCK");
+  unsetenv("FAKE_STUCK");
   prints(vm, "x", "f32[2] gpu(0)\n[1.0, 2.0]");
   qn_vm_close(vm);
 }
@@ -313,7 +313,7 @@ START_TEST(arrays_on_a_device_count_in_the_limit) {
   qn_config config;
   qn_config_init(&config);
   config.memory_limit = 16 << 20;
-  qn_vm *vm = vm_on_stub(&config);
+  qn_vm *vm = vm_on_fake(&config);
   size_t before = mem_stats_of(vm)->live;
   run(vm, "let a = zeros(250_000)");
   ck_assert_uint_ge(mem_stats_of(vm)->live, before + 1000000);
@@ -353,9 +353,9 @@ START_TEST(allocations_that_fail_are_errors) {
 END_TEST
 
 START_TEST(idle_memory_makes_room) {
-  setenv("STUB_MEMORY", "24000000", 1);
-  setenv("STUB_LATE", "1", 1);
-  qn_vm *vm = vm_on_stub(NULL);
+  setenv("FAKE_MEMORY", "24000000", 1);
+  setenv("FAKE_LATE", "1", 1);
+  qn_vm *vm = vm_on_fake(NULL);
   run(vm, "let x = zeros(1_000_000)\nfor i in 0..5 { x = zeros(1_000_000 + 100_000 * i) }");
   prints(vm, "x.shape", "(1400000,)");
   fails(vm, "zeros(6_500_000)", "E601", "no memory left for 27262976 bytes");

@@ -1,4 +1,4 @@
-/* The GPU block VM (jit/gpu/block_vm.h) and printed kernels, compiled for the CPU by the stub of NVRTC: random programs of L give what
+/* The GPU block VM (jit/gpu/block_vm.h) and printed kernels, compiled for the CPU by the fake of NVRTC: random programs of L give what
  * l_eval.h says, in whatever order the threads of a block run between barriers. On the block VM a language program gives the same
  * results and errors with nothing else compiled. labels: slow */
 #include <unistd.h> /* first: it has an L_SET, too */
@@ -17,7 +17,7 @@ static void random_programs(int gpu_vm, uint64_t n) {
   if (count) n = strtoull(count, NULL, 10);
   for (uint64_t seed = from; seed < from + n; seed++) {
     for (int reversed = 0; reversed < 2; reversed++) {
-      setenv("STUB_REVERSED", reversed ? "1" : "0", 1);
+      setenv("FAKE_REVERSED", reversed ? "1" : "0", 1);
       l_case c;
       case_open(&c, seed);
       char why[256];
@@ -80,7 +80,7 @@ START_TEST(what_all_threads_load_nobody_stores_meanwhile) {
   case_of(&c, p, (rnd_info){.ints = {150}, .elements = 150}, 2);
   qn_vm *vm = vm_compiling();
   for (int k = 0; k < 4; k++) {
-    setenv("STUB_REVERSED", k & 1 ? "1" : "0", 1);
+    setenv("FAKE_REVERSED", k & 1 ? "1" : "0", 1);
     vm->tune[TUNE_gpu_vm] = k & 2;
     ck_assert(vm_case_run(vm, gpu_stream_of(vm, 1), &c, why, sizeof why));
     ck_assert_msg(!why[0], "%s", why);

@@ -1,4 +1,4 @@
-/* NVRTC without CUDA, for tests: the texts of kernels become objects for stub_driver.c, by the system's C compiler. */
+/* NVRTC without CUDA, for tests: the texts of kernels become objects for fake_driver.c, by the system's C compiler. */
 #define _GNU_SOURCE
 #include <stdbool.h>
 #include <sched.h>
@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "tests/cuda/stub.h"
+#include "tests/cuda/fake.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define TEXT_(...) #__VA_ARGS__
@@ -20,10 +20,10 @@ struct _nvrtcProgram {
 
 /* One kernel runs at a time, so its place may be a plain variable: leak checks do not survive thread-local ones of closed modules. */
 static const char words[] = TEXT(
-    STUB_PLACE) "\nstatic stub_place *stub_;\n"
-                "#define threadIdx stub_->thread\n#define blockIdx stub_->block\n#define gridDim stub_->grid\n#define "
-                "blockDim stub_->width\n"
-                "#define __syncthreads() stub_->barrier()\n#define __syncthreads_or(x) stub_->any(x)\n"
+    FAKE_PLACE) "\nstatic fake_place *fake_;\n"
+                "#define threadIdx fake_->thread\n#define blockIdx fake_->block\n#define gridDim fake_->grid\n#define "
+                "blockDim fake_->width\n"
+                "#define __syncthreads() fake_->barrier()\n#define __syncthreads_or(x) fake_->any(x)\n"
                 "#define __global__\n#define __device__\n#define __forceinline__ inline "
                 "__attribute__((always_inline))\n"
                 "#define __noinline__ __attribute__((noinline))\n#define __grid_constant__\n#define "
@@ -47,7 +47,7 @@ static void write_runs(FILE *f, const char *text) {
     const char *from = at, *words = at + sizeof printed - 1;
     while (from > text && from[-1] != ' ') from--;
     fprintf(f,
-            "void run_%.*s(stub_place *s, void **a) { stub_ = s; %.*s(*(const u64 **)a[0], *(i64 *)a[1], *(%.*s "
+            "void run_%.*s(fake_place *s, void **a) { fake_ = s; %.*s(*(const u64 **)a[0], *(i64 *)a[1], *(%.*s "
             "*)a[2]); }\n"
             "const unsigned sizes_%.*s[] = {8, 8, sizeof(%.*s), 0};\n",
             (int)(at - from), from, (int)(at - from), from, (int)strcspn(words, " "), words, (int)(at - from), from,
@@ -56,14 +56,14 @@ static void write_runs(FILE *f, const char *text) {
   for (const char *at = text; (at = strstr(at, "COPY(k")); at++) {
     int n = (int)strcspn(at + 5, ",");
     fprintf(f,
-            "void run_%.*s(stub_place *s, void **a) { stub_ = s; %.*s(*(void **)a[0], *(void **)a[1], *(plan *)a[2]); "
+            "void run_%.*s(fake_place *s, void **a) { fake_ = s; %.*s(*(void **)a[0], *(void **)a[1], *(plan *)a[2]); "
             "}\nconst unsigned sizes_%.*s[] = {8, 8, sizeof(plan), 0};\n",
             n, at + 5, n, at + 5, n, at + 5);
   }
   for (const char *at = text; (at = strstr(at, "REPORT(k")); at++) {
     int n = (int)strcspn(at + 7, ")");
     fprintf(f,
-            "void run_%.*s(stub_place *s, void **a) { stub_ = s; %.*s(*(void **)a[0], *(void **)a[1]); }\n"
+            "void run_%.*s(fake_place *s, void **a) { fake_ = s; %.*s(*(void **)a[0], *(void **)a[1]); }\n"
             "const unsigned sizes_%.*s[] = {8, 8, 0};\n",
             n, at + 7, n, at + 7, n, at + 7);
   }
@@ -84,7 +84,7 @@ EXPORT nvrtcResult nvrtcCreateProgram(nvrtcProgram *program, const char *text, c
 }
 
 EXPORT nvrtcResult nvrtcCompileProgram(nvrtcProgram p, int noptions, const char *const *options) {
-  char folder[] = "/tmp/stub-XXXXXX", path[64], object[64], command[400];
+  char folder[] = "/tmp/fake-XXXXXX", path[64], object[64], command[400];
   (void)noptions, (void)options;
   for (char *at = p->text; (at = strstr(at, "extern \"C\"")); at++) memset(at, ' ', strlen("extern \"C\""));
   /* what a launch asks for of shared memory is as much as there can be */
@@ -107,11 +107,11 @@ EXPORT nvrtcResult nvrtcCompileProgram(nvrtcProgram p, int noptions, const char 
            object, path);
   int rc = system(command);
   if (rc == 0 && (f = fopen(object, "rb"))) {
-    stub_image head;
+    fake_image head;
     fseek(f, 0, SEEK_END);
     head.bytes = (size_t)ftell(f);
     rewind(f);
-    memcpy(head.magic, stub_magic, sizeof head.magic);
+    memcpy(head.magic, fake_magic, sizeof head.magic);
     p->bytes = sizeof head + head.bytes;
     p->image = malloc(p->bytes);
     if (p->image) memcpy(p->image, &head, sizeof head);

@@ -1,8 +1,8 @@
-/* cuBLASLt without CUDA, for tests: products on the stub driver's memory, on the CPU. The order in which it sums depends on the whole
+/* cuBLASLt without CUDA, for tests: products on the fake driver's memory, on the CPU. The order in which it sums depends on the whole
  * signature, layouts included, and is never that of our own kernels: two calls that should be of one signature and are not give
  * different bits.
  *
- * STUB_LT in the environment: "none", it cannot be started; "refuses", it has no algorithm for anything. */
+ * FAKE_LT in the environment: "none", it cannot be started; "refuses", it has no algorithm for anything. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/cuda/stub.h"
+#include "tests/cuda/fake.h"
 
 #define EXPORT __attribute__((visibility("default")))
 enum { OK = 0, REFUSED = 15, INVALID = 7, WORKSPACE = 1000 };
@@ -29,20 +29,20 @@ struct cublasLtMatmulPreferenceOpaque_t {
   uint32_t reductions, alignment[4];
 };
 
-static stub_memory memory;
+static fake_memory memory;
 static int queries;
 
 static void broken(const char *what) {
-  fprintf(stderr, "stub cuBLASLt: %s\n", what);
+  fprintf(stderr, "fake cuBLASLt: %s\n", what);
   abort();
 }
 
 static int wish(const char *what) {
-  const char *text = getenv("STUB_LT");
+  const char *text = getenv("FAKE_LT");
   return text && strcmp(text, what) == 0;
 }
 
-EXPORT int stub_lt_queries(void) { return queries; }
+EXPORT int fake_lt_queries(void) { return queries; }
 
 EXPORT size_t cublasLtGetVersion(void) { return 130100; }
 EXPORT cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
@@ -52,8 +52,8 @@ EXPORT cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
   if (!dladdr((void *)(uintptr_t)broken, &me) || !me.dli_fname) broken("no place");
   snprintf(path, sizeof path, "%.*slibcuda.so.1", (int)(strrchr(me.dli_fname, '/') + 1 - me.dli_fname), me.dli_fname);
   void *driver = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
-  const stub_memory *(*of)(void);
-  void *f = driver ? dlsym(driver, "stub_memory_of") : NULL;
+  const fake_memory *(*of)(void);
+  void *f = driver ? dlsym(driver, "fake_memory_of") : NULL;
   if (!f) broken("no driver");
   memcpy(&of, &f, sizeof of);
   memory = *of();

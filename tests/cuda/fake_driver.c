@@ -1,17 +1,17 @@
 /* A driver library without a GPU, for tests. Memory of the "device" is a piece of the address space that the host cannot touch but
- * while the driver works on it, and every copy is checked against the blocks that were allocated. Kernels run if stub_nvrtc.c has
+ * while the driver works on it, and every copy is checked against the blocks that were allocated. Kernels run if fake_nvrtc.c has
  * compiled them: the threads of a block take turns, from barrier to barrier.
  *
  * The environment tells how it behaves:
- *   STUB_INIT      what cuInit answers (0)
- *   STUB_VERSION   of the driver (13000)
- *   STUB_DEVICES   how many (1)
- *   STUB_MEMORY    bytes that a device has (1 GiB)
- *   STUB_LATE      1: work is done when somebody asks for it, not before
- *   STUB_STUCK     1: nor then, until this is taken back
- *   STUB_REVERSED  1: between barriers the last thread of a block is the first. What depends on a barrier that is not there
+ *   FAKE_INIT      what cuInit answers (0)
+ *   FAKE_VERSION   of the driver (13000)
+ *   FAKE_DEVICES   how many (1)
+ *   FAKE_MEMORY    bytes that a device has (1 GiB)
+ *   FAKE_LATE      1: work is done when somebody asks for it, not before
+ *   FAKE_STUCK     1: nor then, until this is taken back
+ *   FAKE_REVERSED  1: between barriers the last thread of a block is the first. What depends on a barrier that is not there
  *                  differs from what it is in the other order
- * With STUB_LACKS defined one function is missing. */
+ * With FAKE_LACKS defined one function is missing. */
 #define _GNU_SOURCE
 #undef _FORTIFY_SOURCE /* its longjmp knows one stack only */
 #include <dlfcn.h>
@@ -25,7 +25,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-#include "tests/cuda/stub.h"
+#include "tests/cuda/fake.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -47,11 +47,11 @@ static long setting(const char *name, long standard) {
 }
 
 static void broken(const char *what) {
-  fprintf(stderr, "stub driver: %s\n", what);
+  fprintf(stderr, "fake driver: %s\n", what);
   abort();
 }
 
-static size_t memory(void) { return (size_t)setting("STUB_MEMORY", 1l << 30); }
+static size_t memory(void) { return (size_t)setting("FAKE_MEMORY", 1l << 30); }
 
 /* The driver may touch the arena from here on, under the lock, until close_arena. */
 static void open_arena(void) {
@@ -71,22 +71,22 @@ static void *host_of(CUdeviceptr p, size_t bytes) {
   return (void *)(uintptr_t)p;
 }
 
-EXPORT const stub_memory *stub_memory_of(void) {
-  static const stub_memory m = {open_arena, close_arena, host_of};
+EXPORT const fake_memory *fake_memory_of(void) {
+  static const fake_memory m = {open_arena, close_arena, host_of};
   return &m;
 }
 
-EXPORT CUresult cuInit(unsigned flags) { return flags ? 1 : (CUresult)setting("STUB_INIT", 0); }
+EXPORT CUresult cuInit(unsigned flags) { return flags ? 1 : (CUresult)setting("FAKE_INIT", 0); }
 EXPORT CUresult cuDriverGetVersion(int *version) {
-  *version = (int)setting("STUB_VERSION", 13000);
+  *version = (int)setting("FAKE_VERSION", 13000);
   return 0;
 }
 EXPORT CUresult cuGetErrorString(CUresult error, const char **text) {
-  *text = error == 2 ? "out of memory" : "an error of the stub";
+  *text = error == 2 ? "out of memory" : "an error of the fake";
   return 0;
 }
 EXPORT CUresult cuDeviceGetCount(int *count) {
-  *count = (int)setting("STUB_DEVICES", 1);
+  *count = (int)setting("FAKE_DEVICES", 1);
   return 0;
 }
 EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal) {
@@ -94,7 +94,7 @@ EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal) {
   return 0;
 }
 EXPORT CUresult cuDeviceGetName(char *name, int len, CUdevice device) {
-  snprintf(name, (size_t)len, "stub %d", device);
+  snprintf(name, (size_t)len, "fake %d", device);
   return 0;
 }
 EXPORT CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
@@ -104,7 +104,7 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, C
 }
 EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
   (void)device;
-  *bytes = (size_t)setting("STUB_MEMORY", 1l << 30);
+  *bytes = (size_t)setting("FAKE_MEMORY", 1l << 30);
   return 0;
 }
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
@@ -127,7 +127,7 @@ EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *context) {
   return 0;
 }
 
-EXPORT stub_count stub_counts;
+EXPORT fake_count fake_counts;
 static int finish(void);
 
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *data, size_t bytes) {
@@ -152,7 +152,7 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *data, size_t bytes) {
   }
   pthread_mutex_unlock(&lock);
   if (!b) return 2;
-  stub_counts.allocations++;
+  fake_counts.allocations++;
   open_arena();
   memset((void *)(uintptr_t)b->at, 0xa5, bytes);
   close_arena();
@@ -189,7 +189,7 @@ static int is_pinned(const void *p, size_t bytes) {
   return b != NULL;
 }
 
-#ifndef STUB_LACKS
+#ifndef FAKE_LACKS
 EXPORT CUresult cuMemHostAlloc(void **data, size_t bytes, unsigned flags) {
   (void)flags;
   pinned *b = malloc(sizeof *b);
@@ -223,10 +223,10 @@ EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *there, void *data, uns
   return flags || !is_pinned(data, 1) ? 1 : 0;
 }
 
-/* ---- kernels: objects that stub_nvrtc.c made ---------------------------------------------------------------------- */
+/* ---- kernels: objects that fake_nvrtc.c made ---------------------------------------------------------------------- */
 
 struct CUfunc_st {
-  void (*run)(stub_place *, void **);
+  void (*run)(fake_place *, void **);
   const unsigned *sizes;
   CUfunction next;
 };
@@ -236,11 +236,11 @@ struct CUmod_st {
 };
 
 EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image) {
-  stub_image head;
+  fake_image head;
   memcpy(&head, image, sizeof head);
-  if (memcmp(head.magic, stub_magic, sizeof head.magic) != 0) return 209;
+  if (memcmp(head.magic, fake_magic, sizeof head.magic) != 0) return 209;
   char path[64];
-  int fd = memfd_create("stub", MFD_CLOEXEC);
+  int fd = memfd_create("fake", MFD_CLOEXEC);
   if (fd < 0 || write(fd, (const char *)image + sizeof head, head.bytes) != (ssize_t)head.bytes) broken("no file");
   /* dlopen knows files by their numbers, too: every module keeps its own */
   snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
@@ -292,9 +292,9 @@ static char *stacks;
 static jmp_buf scheduler;
 static const void *scheduler_stack;
 static size_t scheduler_bytes;
-static stub_place place;
+static fake_place place;
 static int running, votes[2], phase_of[MOST_THREADS];
-static void (*kernel)(stub_place *, void **);
+static void (*kernel)(fake_place *, void **);
 enum { MOST_ARGUMENTS = 3 };
 static void *kernel_arguments[MOST_ARGUMENTS];
 
@@ -433,8 +433,8 @@ static void free_launches(launch *l, size_t n) {
 static void run_launch(const launch *l) {
   memcpy(kernel_arguments, l->arguments, sizeof kernel_arguments);
   kernel = l->function->run;
-  place = (stub_place){.grid = {l->grid}, .width = {l->width}, .barrier = barrier, .any = barrier_or};
-  int reversed = setting("STUB_REVERSED", 0) != 0;
+  place = (fake_place){.grid = {l->grid}, .width = {l->width}, .barrier = barrier, .any = barrier_or};
+  int reversed = setting("FAKE_REVERSED", 0) != 0;
   for (unsigned b = 0; b < l->grid; b++) {
     place.block.x = b;
     run_block(l->width, reversed);
@@ -471,7 +471,7 @@ static void do_work(work *w) {
 
 /* Does what waits; false if it is stuck. */
 static int finish(void) {
-  if (setting("STUB_STUCK", 0)) return 0;
+  if (setting("FAKE_STUCK", 0)) return 0;
   if (!queue) return 1;
   open_arena();
   while (queue) {
@@ -496,13 +496,13 @@ static CUresult ask_for(work w, CUstream stream) {
   *queue_end = copy;
   queue_end = &copy->next;
   pthread_mutex_unlock(&lock);
-  if (!setting("STUB_LATE", 0)) finish();
+  if (!setting("FAKE_LATE", 0)) finish();
   return 0;
 }
 
 EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
   void *own = NULL;
-  stub_counts.to_device++;
+  fake_counts.to_device++;
   if (!is_pinned(from, bytes)) {
     if (!(own = malloc(bytes))) return 2;
     from = memcpy(own, from, bytes);
@@ -511,7 +511,7 @@ EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t by
                  stream);
 }
 EXPORT CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
-  stub_counts.to_host++;
+  fake_counts.to_host++;
   CUresult rc =
       ask_for((work){.kind = TO_HOST, .to = to, .from = (const void *)(uintptr_t)from, .bytes = bytes}, stream);
   if (rc == 0 && !is_pinned(to, bytes) && !finish()) broken("a copy to ordinary memory would wait for ever");
@@ -539,7 +539,7 @@ EXPORT CUresult cuStreamSynchronize(CUstream stream) {
   return stream ? 0 : 1;
 }
 EXPORT CUresult cuStreamQuery(CUstream stream) {
-  stub_counts.questions++;
+  fake_counts.questions++;
   return !stream ? 1 : finish() ? 0 : 600;
 }
 EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags) {
@@ -557,7 +557,7 @@ EXPORT CUresult cuEventRecord(CUevent event, CUstream stream) {
   return ask_for((work){.kind = EVENT, .event = event}, stream);
 }
 EXPORT CUresult cuEventQuery(CUevent event) {
-  stub_counts.questions++;
+  fake_counts.questions++;
   if (event->done != event->recorded) finish();
   return event->done == event->recorded ? 0 : 600;
 }
@@ -579,7 +579,7 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned gr
   (void)extra;
   if (shared > 48 << 10) broken("a launch asks for more shared memory than there is");
   if (!launchable(grid_x, grid_y, grid_z, block_x, block_y, block_z)) return 1;
-  stub_counts.launches++;
+  fake_counts.launches++;
   return ask_for((work){.kind = KERNEL, .launch = launch_of(function, grid_x, block_x, arguments)}, stream);
 }
 
@@ -610,13 +610,13 @@ EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, un
   CUgraphExec g = flags ? NULL : calloc(1, sizeof *g);
   if (!g || !(g->nodes = calloc(graph->n, sizeof *g->nodes))) return 2;
   for (; g->n < graph->n; g->n++) g->nodes[g->n] = copy_launch(&graph->nodes[g->n]);
-  stub_counts.instantiations++;
+  fake_counts.instantiations++;
   *exec = g;
   return 0;
 }
 EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream) {
-  stub_counts.graphs++;
-  stub_counts.nodes += exec->n;
+  fake_counts.graphs++;
+  fake_counts.nodes += exec->n;
   exec->waiting++;
   return ask_for((work){.kind = GRAPH, .graph = exec}, stream);
 }
