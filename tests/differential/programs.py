@@ -59,6 +59,13 @@ def wide(x):
     return x.astype(np.float64) if x.dtype.kind == "f" else x.astype(np.int64) if x.dtype.kind == "b" else x
 
 
+def within(index, size):
+    """An index array for an axis of that size. NumPy lets any index pass where the result is empty; Quern does not."""
+    if np.any(index < -size) or np.any(index >= size):
+        raise Reject
+    return index
+
+
 def top(x):
     """The largest magnitude of an array."""
     if x.size == 0:
@@ -547,7 +554,7 @@ class Program:
             raise Reject
 
         def compute(a, *others):
-            a, index = np.array(a), place(len(a), *others[:len(more)])
+            a, index = np.array(a), within(place(len(a), *others[:len(more)]), len(a))
             shape = index.shape + a.shape[1:]
             value = np.full(shape, 2) if free else np.resize(others[len(more)], shape)  # as `spread` does
             if adds:
@@ -576,7 +583,7 @@ class Program:
             axis = r.randrange(x.rank)
             text = text.replace("$n", f"{x.name}.shape[{axis}]")
             return self.add(f"take({x.name}, {text}, axis: {axis})", [x] + more, x.dtype,
-                            lambda a, *o: np.take(a, place(a.shape[axis], *o), axis), lambda n, e: e[0], exact=True)
+                            lambda a, *o: np.take(a, within(place(a.shape[axis], *o), a.shape[axis]), axis), lambda n, e: e[0], exact=True)
         if choice == 1:
             axis = r.randrange(x.rank)
             y = self.pick(lambda v: v.exact and v.dtype != "bool" and v.rank == x.rank)
@@ -586,7 +593,7 @@ class Program:
                 if any(m > n for m, n in zip(b.shape, a.shape)):
                     raise Reject
                 cut = tuple(slice(None) if i == axis else slice(m) for i, m in enumerate(b.shape))
-                return np.take_along_axis(a[cut], index, axis)
+                return np.take_along_axis(a[cut], within(index, a.shape[axis]), axis)
             if any(p.shape[i] != q.shape[i] for p, q in zip(x.arrays, y.arrays) for i in range(x.rank) if i != axis):
                 raise Reject
             if self.kind == "wild":
@@ -595,10 +602,12 @@ class Program:
                             lambda n, e: e[0], exact=True)
         if choice == 2 and x.rank >= 2:
             i, j = [r.randint(-1, 0) for _ in range(3)], [r.randint(-1, 0) for _ in range(3)]
-            return self.add(f"{x.name}[{i}, {j}]", [x], x.dtype, lambda a: a[np.array(i), np.array(j)], exact=True)
+            return self.add(f"{x.name}[{i}, {j}]", [x], x.dtype,
+                            lambda a: a[within(np.array(i), len(a)), within(np.array(j), a.shape[1])], exact=True)
         text, keys = self.slices(x.rank)
         n = r.choice([-1, 0])
-        return self.add(f"{x.name}{text}[[{n}, 0]]", [x], x.dtype, lambda a: a[keys][np.array([n, 0])], exact=True)
+        return self.add(f"{x.name}{text}[[{n}, 0]]", [x], x.dtype,
+                        lambda a: a[keys][within(np.array([n, 0]), len(a[keys]))], exact=True)
 
     def ordered(self):
         x = self.pick(lambda v: v.rank > 0 and v.dtype != "bool" and v.arrays[0].size < 5000)
@@ -689,9 +698,9 @@ class Program:
     def gather(self):
         x = self.pick(lambda v: v.rank > 0)
         if self.random.random() < 0.5:
-            return self.add(f"{x.name}[[1, 0, -1, 1]]", [x], x.dtype, lambda a: a[np.array([1, 0, -1, 1])], exact=True)
+            return self.add(f"{x.name}[[1, 0, -1, 1]]", [x], x.dtype, lambda a: a[within(np.array([1, 0, -1, 1]), len(a))], exact=True)
         i = self.pick(lambda v: v.exact and v.dtype in INTS and v.rank > 0)
-        return self.add(f"{x.name}[{i.name} % len({x.name})]", [x, i], x.dtype, lambda a, b: a[b.astype(np.int64) % len(a)] if len(a) < 128 and a.size * b.size < 1 << 22 else self.reject(),
+        return self.add(f"{x.name}[{i.name} % len({x.name})]", [x, i], x.dtype, lambda a, b: a[b.astype(np.int64) % len(a)] if 0 < len(a) < 128 and a.size * b.size < 1 << 22 else self.reject(),
                         lambda n, e: e[0], exact=True)
 
     def join(self):
