@@ -5,7 +5,7 @@
  *   steps      kernels (compiled code when it is there), library ops on array headers over the buffers, host scalars
  *
  * On a device the arena is a block of the device's memory, constants are kept there, kernels that follow each other run there as one
- * (jit/kernel/device.h), products are the device's library's, and other library ops and host scalars take their operands to the CPU.
+ * (jit/kernel/device.h), with the products between them where the device can; products are its library's, and other library ops and host scalars take their operands to the CPU.
  * Checks of kernels are waited for at the end, and before another step's error may be told. Where the device refuses, the whole
  * plan runs on the CPU with copies. That gives other bits where there are products: then it is only asked for its error, and the
  * call is left to the interpreter.
@@ -266,31 +266,55 @@ static bool run_step(plan_frame *f, const plan_step *s) {
 /* Can a step run before kernels that precede it? */
 static bool goes_ahead(const plan_step *s) { return s->kind == STEP_SCALAR && !s->nbuffers; }
 
-/* Runs steps from `first` on, up to the next that is neither a kernel nor a host scalar's: kernels as one, behind the scalars. Their
- * number; 0: one refuses or fails, and those before it have run. */
-static uint32_t run_there(plan_frame *f, uint32_t first) {
+static bool is_product(const plan_step *s) { return s->kind == STEP_LIBRARY && s->op == OP_product; }
+
+/* device_call.product */
+static bool call_product(const device_call *call, uint32_t step, device_product *p) {
+  plan_frame *f = (plan_frame *)(uintptr_t)call->caller;
+  const plan_step *s = &f->p->steps[step];
+  const graph *g = f->p->graph;
+  const graph_node *n = &g->nodes[s->node];
+  buffer_array in[2];
+  for (int i = 0; i < 2; i++) array_over(f, &in[i], s->buffers[i], &g->nodes[n->in[i]].type);
+  return product_signature(&in[0].a, &in[1].a, n->attr->flags, p);
+}
+
+/* Runs steps from `first` on, up to the next that is no kernel, no host scalar's and (where these `join`) no product: all as one,
+ * behind the scalars. Their number; 0: one refuses or fails, and those before it have run, or *apart: the device does not take
+ * products along, and nothing but scalars has run. */
+static uint32_t run_stretch(plan_frame *f, uint32_t first, bool join, bool *apart) {
   const plan *p = f->p;
-  uint32_t n = 0, kernels = 0;
+  uint32_t n = 0, kernels = 0, products = 0;
   qn_error_object *error = NULL;
   for (; first + n < p->nsteps && !error; n++) {
     const plan_step *s = &p->steps[first + n];
     if (s->kind == STEP_KERNEL)
       kernels++;
+    else if (join && is_product(s))
+      products++;
     else if (!goes_ahead(s))
       break;
     else if (!run_scalar_step(f, s))
       error = error_take(f->vm);
   }
   if (!n) return run_step(f, &p->steps[first]);
-  device_call call = {.symbols = f->symbols, .buffers = f->buffers, .slots = f->slots};
+  device_call call = {
+      .symbols = f->symbols, .buffers = f->buffers, .slots = f->slots, .product = call_product, .caller = f};
   device_answer answer = DEVICE_DONE;
-  if (kernels) answer = f->vm->hooks.kernels->plan_kernels(f->vm, f->there, &call, first, n);
-  f->refused = answer == DEVICE_REFUSES;
+  if (kernels || products) answer = f->vm->hooks.kernels->plan_kernels(f->vm, f->there, &call, first, n);
+  *apart = answer == DEVICE_REFUSES && products;
+  f->refused = answer == DEVICE_REFUSES && !products;
   if (error && answer == DEVICE_DONE)
     error_put_back(f->vm, error);
   else if (error)
     error_free(f->vm, error);
   return answer == DEVICE_DONE && !error ? n : 0;
+}
+
+static uint32_t run_there(plan_frame *f, uint32_t first) {
+  bool apart = false, join = f->p->nproducts && f->vm->hooks.kernels->plan_joins(f->vm, f->there);
+  uint32_t n = run_stretch(f, first, join, &apart);
+  return apart ? run_stretch(f, first, false, &apart) : n;
 }
 
 /* ---- inputs, outputs, memory -------------------------------------------------------------------------------------------------------- */

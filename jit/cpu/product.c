@@ -94,6 +94,14 @@ uint8_t product_flags(qn_vm *vm, const qn_array *x, const qn_array *y) {
   return d->has_product(vm, x->device, &p) ? flags : 0;
 }
 
+bool product_signature(const qn_array *x, const qn_array *y, uint8_t flags, device_product *p) {
+  const qn_array *const in[2] = {x, y};
+  product_sizes s;
+  sizes_of(in, true, flags, &s);
+  *p = signature_of(&s, x->dtype, flags);
+  return s.total < 1 || s.m < 1 || s.n < 1 || (s.k > 0 && !s.spread[0] && !s.spread[1]);
+}
+
 /* ---- operands -------------------------------------------------------------------------------------------------------- */
 
 qn_array *product_operand(qn_vm *vm, qn_array *a, bool across) {

@@ -7,6 +7,8 @@
 #include "jit/graph/graph.h"
 #include "lang/vm.h"
 
+struct device_product; /* jit/kernel/device.h */
+
 /* The flags with which the library makes x @ y, for strict operands on a device: ATTR_LIBRARY and how they lie; 0: our own kernel
  * makes it. */
 uint8_t product_flags(qn_vm *vm, const qn_array *x, const qn_array *y);
@@ -17,6 +19,9 @@ QN_MUST_CHECK qn_array *product_apply(qn_vm *vm, qn_array *x, qn_array *y, uint8
 
 /* OP_product, whose operands are stored as the flags say, into `out`, an array of the result's type. Refused: as above. */
 QN_MUST_CHECK bool product_stored(qn_vm *vm, qn_array *x, qn_array *y, uint8_t flags, qn_array *out, bool *refused);
+
+/* What product_stored asks the device for. An empty result has no matrices, rows or columns. False: it would be refused. */
+QN_MUST_CHECK bool product_signature(const qn_array *x, const qn_array *y, uint8_t flags, struct device_product *p);
 
 /* Its operands as those of OP_dot: a view, where it is stored across. Owned. */
 QN_MUST_CHECK qn_array *product_operand(qn_vm *vm, qn_array *a, bool across);

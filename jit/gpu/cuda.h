@@ -31,6 +31,7 @@ typedef struct CUDA_KERNEL_NODE_PARAMS_v2_st {
 } CUDA_KERNEL_NODE_PARAMS_v2;
 typedef int CUdevice_attribute;
 typedef int CUfunction_attribute;
+typedef int CUstreamCaptureMode;
 typedef int nvrtcResult;
 typedef struct _nvrtcProgram *nvrtcProgram;
 typedef int cublasStatus_t;
@@ -82,13 +83,14 @@ typedef struct CUstream_st *cudaStream_t;
 #define CUDA_CONSTANTS(X)                                                                                              \
   X(GPU_OK, CUDA_SUCCESS, 0)                                                                                           \
   X(GPU_OUT_OF_MEMORY, CUDA_ERROR_OUT_OF_MEMORY, 2)                                                                    \
-  X(GPU_LINK_LIBRARY, CUDA_ERROR_STUB_LIBRARY, 34)                                                                     \
+  X(GPU_LINK_LIBRARY, CUDA_ERROR_FAKE_LIBRARY, 34)                                                                     \
   X(GPU_NO_DEVICE, CUDA_ERROR_NO_DEVICE, 100)                                                                          \
   X(GPU_NOT_READY, CUDA_ERROR_NOT_READY, 600)                                                                          \
   X(GPU_HOST_MAPPED, CU_MEMHOSTALLOC_DEVICEMAP, 2)                                                                     \
   X(GPU_MULTIPROCESSORS, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 16)                                                 \
   X(GPU_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 75)                                            \
   X(GPU_CAPABILITY_MINOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 76)                                            \
+  X(GPU_CAPTURE_RELAXED, CU_STREAM_CAPTURE_MODE_RELAXED, 2)                                                            \
   X(GPU_STREAM_APART, CU_STREAM_NON_BLOCKING, 1)                                                                       \
   X(GPU_MOST_SHARED, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 8)                                               \
   X(GPU_EVENT_NO_TIMES, CU_EVENT_DISABLE_TIMING, 2)
@@ -125,6 +127,8 @@ enum {
   X(CUresult, cuStreamDestroy_v2, (CUstream stream))                                                                   \
   X(CUresult, cuStreamSynchronize, (CUstream stream))                                                                  \
   X(CUresult, cuStreamQuery, (CUstream stream))                                                                        \
+  X(CUresult, cuStreamBeginCapture_v2, (CUstream stream, CUstreamCaptureMode mode))                                    \
+  X(CUresult, cuStreamEndCapture, (CUstream stream, CUgraph * graph))                                                  \
   X(CUresult, cuEventCreate, (CUevent * event, unsigned flags))                                                        \
   X(CUresult, cuEventDestroy_v2, (CUevent event))                                                                      \
   X(CUresult, cuEventRecord, (CUevent event, CUstream stream))                                                         \
@@ -141,6 +145,8 @@ enum {
   X(CUresult, cuGraphAddKernelNode_v2,                                                                                 \
     (CUgraphNode * node, CUgraph graph, const CUgraphNode *after, size_t nafter,                                       \
      const CUDA_KERNEL_NODE_PARAMS_v2 *what))                                                                          \
+  X(CUresult, cuGraphAddChildGraphNode,                                                                                \
+    (CUgraphNode * node, CUgraph graph, const CUgraphNode *after, size_t nafter, CUgraph child))                       \
   X(CUresult, cuGraphInstantiateWithFlags, (CUgraphExec * exec, CUgraph graph, unsigned long long flags))              \
   X(CUresult, cuGraphLaunch, (CUgraphExec exec, CUstream stream))                                                      \
   X(CUresult, cuGraphExecDestroy, (CUgraphExec exec))

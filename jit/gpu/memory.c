@@ -351,6 +351,7 @@ void gpu_memory_close(qn_vm *vm) {
         d->cuMemFreeHost(s->chunks[k].data);
       }
       d->cuStreamDestroy_v2(s->stream);
+      if (s->capture) d->cuStreamDestroy_v2(s->capture);
       gpu_leave(s);
     }
     block_vm_close(s);

@@ -11,7 +11,10 @@
  *
  * The library is column-major, where a row-major matrix is its own transpose: asked is y' x' = (x y)', its first operand is our y.
  *
- * Workspace comes from the stream's memory and goes back at once: whoever gets it next comes later in the stream.
+ * Workspace comes from the stream's memory and goes back at once: whoever gets it next comes later in the stream. Products of plans
+ * (sequence.c) use the stream's scratch, so that it stays where it is and a graph may know its address: a product is captured from
+ * a stream of its own, in which nothing ever runs. In the relaxed mode, since no other stream is affected and the library may do
+ * what it likes on this thread.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,14 +25,15 @@
 enum { ALIGNMENT = 16, CHOICES = 8 };
 #define WORKSPACE_MOST ((uint64_t)32 << 20)
 
-typedef struct product {
+struct gpu_made {
   device_product is;
   bool has;
   cublasLtMatmulDesc_t desc;
   cublasLtMatrixLayout_t a, b, d;
   cublasLtMatmulAlgo_t algo;
   size_t workspace;
-} product;
+};
+typedef gpu_made product;
 
 struct gpu_products {
   bool tried;
@@ -233,22 +237,95 @@ bool gpu_has_product(qn_vm *vm, int device, const device_product *p) {
   return has;
 }
 
-static device_answer run(qn_vm *vm, gpu_stream *s, const product *x, void *const buffers[3]) {
+/* Asks the library for it, in the order of `stream`. */
+static cublasStatus_t ask(gpu_stream *s, const product *x, const CUdeviceptr at[3], CUdeviceptr workspace,
+                          CUstream stream) {
   static const float one_f32 = 1, zero_f32 = 0;
   static const double one_f64 = 1, zero_f64 = 0;
-  const cuda_lt *lt = &s->engine->libraries.lt;
   bool wide = x->is.dtype == QN_f64;
-  CUdeviceptr workspace = 0;
-  if (x->workspace && !(workspace = gpu_alloc(vm, s, x->workspace))) return DEVICE_FAILS;
-  cublasStatus_t rc =
-      lt->cublasLtMatmul(s->device->products->handle, x->desc, wide ? (const void *)&one_f64 : &one_f32, buffers[1],
-                         x->a, buffers[0], x->b, wide ? (const void *)&zero_f64 : &zero_f32, buffers[2], x->d,
-                         buffers[2], x->d, &x->algo, (void *)(uintptr_t)workspace, x->workspace, s->stream);
-  if (workspace) gpu_free(vm, s, workspace, x->workspace);
-  if (rc == LT_OK) return DEVICE_DONE;
-  raise(vm, E_internal, SPAN_NONE, "gpu(%d): a matrix product failed in cuBLASLt (status %d)", s->number, (int)rc);
-  return DEVICE_FAILS;
+  void *a = (void *)(uintptr_t)at[1], *b = (void *)(uintptr_t)at[0], *d = (void *)(uintptr_t)at[2];
+  return s->engine->libraries.lt.cublasLtMatmul(s->device->products->handle, x->desc,
+                                                wide ? (const void *)&one_f64 : &one_f32, a, x->a, b, x->b,
+                                                wide ? (const void *)&zero_f64 : &zero_f32, d, x->d, d, x->d, &x->algo,
+                                                (void *)(uintptr_t)workspace, x->workspace, stream);
 }
+
+static bool failed(qn_vm *vm, const gpu_stream *s, cublasStatus_t rc) {
+  raise(vm, E_internal, SPAN_NONE, "gpu(%d): a matrix product failed in cuBLASLt (status %d)", s->number, (int)rc);
+  return false;
+}
+
+static device_answer run(qn_vm *vm, gpu_stream *s, const product *x, void *const buffers[3]) {
+  CUdeviceptr workspace = 0, at[3];
+  for (int i = 0; i < 3; i++) at[i] = (CUdeviceptr)(uintptr_t)buffers[i];
+  if (x->workspace && !(workspace = gpu_alloc(vm, s, x->workspace))) return DEVICE_FAILS;
+  cublasStatus_t rc = ask(s, x, at, workspace, s->stream);
+  if (workspace) gpu_free(vm, s, workspace, x->workspace);
+  return rc == LT_OK || failed(vm, s, rc) ? DEVICE_DONE : DEVICE_FAILS;
+}
+
+/* ---- products of plans (sequence.c) --------------------------------------------------------------------------------------------- */
+
+const gpu_made *gpu_product_made(qn_vm *vm, gpu_stream *s, const device_product *p) { return known(vm, s, p); }
+
+static size_t operand_bytes(const product *x, int i) {
+  const device_product *p = &x->is;
+  int64_t one = i ? p->k * p->n : p->m * p->k, n = (i ? p->y_step : p->x_step) ? p->batch : 1;
+  return (size_t)(one * n) * dtype_size((qn_dtype)p->dtype);
+}
+
+static size_t rounded(size_t bytes) { return (bytes + 511) & ~(size_t)511; }
+
+size_t gpu_product_scratch(const gpu_made *x, const uint64_t addresses[3]) {
+  size_t bytes = rounded(x->workspace);
+  for (int i = 0; i < 2; i++)
+    if (addresses[i] % ALIGNMENT) bytes += rounded(operand_bytes(x, i));
+  return bytes;
+}
+
+/* The scratch is the workspace, then copies. */
+static bool ask_with_copies(gpu_stream *s, const product *x, const uint64_t addresses[3], CUdeviceptr scratch,
+                            CUstream stream, CUresult *rc, cublasStatus_t *lt) {
+  CUdeviceptr at[3] = {addresses[0], addresses[1], addresses[2]}, copy = scratch + rounded(x->workspace);
+  *rc = GPU_OK;
+  *lt = LT_OK;
+  for (int i = 0; i < 2 && *rc == GPU_OK; i++) {
+    if (at[i] % ALIGNMENT == 0) continue;
+    size_t bytes = operand_bytes(x, i);
+    *rc = s->engine->libraries.driver.cuMemcpyDtoDAsync_v2(copy, at[i], bytes, stream);
+    at[i] = copy;
+    copy += rounded(bytes);
+  }
+  if (*rc == GPU_OK) *lt = ask(s, x, at, x->workspace ? scratch : 0, stream);
+  return *rc == GPU_OK && *lt == LT_OK;
+}
+
+bool gpu_product_run(qn_vm *vm, gpu_stream *s, const gpu_made *x, const uint64_t addresses[3], CUdeviceptr scratch) {
+  CUresult rc;
+  cublasStatus_t lt;
+  if (ask_with_copies(s, x, addresses, scratch, s->stream, &rc, &lt)) return true;
+  return rc != GPU_OK ? gpu_raise(vm, s, rc, "a copy") : failed(vm, s, lt);
+}
+
+CUgraph gpu_product_capture(gpu_stream *s, const gpu_made *x, const uint64_t addresses[3], CUdeviceptr scratch) {
+  const cuda_driver *d = &s->engine->libraries.driver;
+  CUgraph graph = NULL;
+  CUresult rc;
+  cublasStatus_t lt;
+  if (!s->capture && d->cuStreamCreate(&s->capture, GPU_STREAM_APART) != GPU_OK) {
+    s->capture = NULL;
+    return NULL;
+  }
+  if (d->cuStreamBeginCapture_v2(s->capture, GPU_CAPTURE_RELAXED) != GPU_OK) return NULL;
+  bool ok = ask_with_copies(s, x, addresses, scratch, s->capture, &rc, &lt);
+  ok =
+      d->cuStreamEndCapture(s->capture, &graph) == GPU_OK && ok; /* whatever happened: the stream is to be used again */
+  if (ok || !graph) return ok ? graph : NULL;
+  d->cuGraphDestroy(graph);
+  return NULL;
+}
+
+/* ---- eager products -------------------------------------------------------------------------------------------------------------- */
 
 device_answer gpu_product(qn_vm *vm, int device, const device_product *p, void *const buffers[3]) {
   gpu_stream *s = gpu_stream_of(vm, device);

@@ -1,7 +1,7 @@
-/* Plans on a device: consecutive kernels run as one.
+/* Plans on a device: consecutive kernels, and products between them, run as one.
  *
  *   device plan ── programs, constants
- *        └─ sequences: kernels from a step on
+ *        └─ sequences: kernels (joined: and products) from a step on
  *                └─ instances, for the last size vectors: words, grids, scratch, a graph
  *
  * All that sizes decide is found out once and kept in an instance: the ints, the numbers of blocks, where scratch lies. A later
@@ -12,6 +12,12 @@
  *     block. So nothing of the graph itself ever changes; it is made when sizes come for the second time. In a loop addresses
  *     take turns: a few blocks are kept, each with its graph, and one that holds these words already needs no copy.
  * Kernels come one after the other, so all of them share the stream's scratch.
+ *
+ * Products (by the device's library, product.c) are captured and become children of the graph. Their addresses cannot be patched: those
+ * of operands, results and of the scratch. So these stand behind the words that are sent, and a graph runs only where they are
+ * what it was made with; otherwise it is made anew. That is worth it for addresses that come again, as they do in a loop, since memory
+ * that is given back is used again. `debt` tells whether they do: making a graph counts in it, running one takes off. A plan with too much of it, or one whose products
+ * cannot be captured, is given up: from then on it is called with kernels alone, and products are asked for one by one.
  *
  * Checks. Kernels of a plan share an error cell and count their checks on, so that the lowest number is the first failure in the
  * program's order; kernels behind it do nothing. It is asked for once, at the end of a call.
@@ -24,12 +30,14 @@
 #include "jit/kernel/plan.h"
 
 enum { INSTANCES = 8, BLOCKS = 4, BLOCK_NODES = 256, MOST_CHECKS = 65535 /* a number has 16 bits */ };
+enum { CAPTURE_DEBT = 16, MOST_DEBT = 16 * CAPTURE_DEBT };
 
 typedef struct function {
-  CUfunction f;
+  CUfunction f; /* NULL: a product */
   unsigned blocks, shared;
-  uint32_t at; /* the first of its program's words */
+  uint32_t at; /* the first of its program's words, or of the product's addresses */
   int64_t instances;
+  const gpu_made *product;
 } function;
 typedef struct pointer {
   uint32_t word, buffer;
@@ -44,7 +52,7 @@ typedef struct place { /* in scratch */
 
 typedef struct block {
   CUdeviceptr at;    /* 0: none */
-  CUgraphExec graph; /* that reads it */
+  CUgraphExec graph; /* that reads it; made for the words behind those that are sent */
   uint64_t *words;   /* what it holds, if `sent` */
   bool sent;
   uint64_t used; /* when: a number of instance.calls */
@@ -59,7 +67,8 @@ typedef struct instance {
   pointer *pointers;
   number *scalars;
   place *places;
-  uint32_t nwords, nfunctions, npointers, nnumbers, nplaces;
+  uint32_t nwords, nsent; /* behind the words that are sent: three addresses a product, and the scratch's */
+  uint32_t nfunctions, npointers, nnumbers, nplaces, nproducts;
   size_t scratch;
   CUdeviceptr base; /* of the scratch that the words tell */
   bool by_value;    /* every program's words can be parameters */
@@ -86,6 +95,9 @@ typedef struct gpu_plan {
   bool pending;  /* fallible kernels of this call have run */
   device_program *programs, **list;
   sequence **of_step;    /* that begins with the step */
+  sequence **joined;     /* the same with products */
+  uint32_t debt;         /* for graphs with products */
+  bool apart;            /* no more of them */
   uint32_t *first_check; /* by step: the number that its checks count from */
   uint32_t checks;       /* behind the last one */
 } gpu_plan;
@@ -94,12 +106,19 @@ static const cuda_driver *driver(const gpu_stream *s) { return &s->engine->libra
 
 /* ---- making and freeing ------------------------------------------------------------------------------------------------- */
 
+static size_t sent_bytes(const instance *i) { return i->nsent * sizeof *i->words; }
+
+/* What is running goes on. */
+static void drop_graph(const gpu_stream *s, block *b) {
+  if (b->graph && gpu_ours(s->engine)) driver(s)->cuGraphExecDestroy(b->graph);
+  b->graph = NULL;
+}
+
 static void instance_free(qn_vm *vm, gpu_stream *s, instance *i) {
-  size_t bytes = i->nwords * sizeof *i->words;
   for (uint32_t k = 0; k < i->nblocks; k++) {
-    if (i->blocks[k].graph && gpu_ours(s->engine)) driver(s)->cuGraphExecDestroy(i->blocks[k].graph);
-    gpu_free(vm, s, i->blocks[k].at, bytes);
-    mem_free(vm, i->blocks[k].words, bytes);
+    drop_graph(s, &i->blocks[k]);
+    if (i->blocks[k].at) gpu_free(vm, s, i->blocks[k].at, sent_bytes(i));
+    mem_free(vm, i->blocks[k].words, i->nwords * sizeof *i->words);
   }
   mem_free(vm, i, i->bytes);
 }
@@ -112,6 +131,13 @@ static void sequence_free(qn_vm *vm, gpu_stream *s, sequence *q) {
   mem_free(vm, q, sizeof *q);
 }
 
+static void sequences_free(qn_vm *vm, gpu_plan *g, sequence **list) {
+  for (uint32_t k = 0; k < g->shown.plan->nsteps && list; k++) {
+    if (list[k]) sequence_free(vm, g->stream, list[k]);
+    list[k] = NULL;
+  }
+}
+
 static size_t constant_bytes(const plan *p, uint32_t b) {
   qn_dim n = p->buffers[b].elements; /* a number: constants have no symbolic sizes */
   return (size_t)(n > 0 ? n : 0) * dtype_size((qn_dtype)p->buffers[b].dtype);
@@ -122,13 +148,14 @@ void gpu_plan_close(qn_vm *vm, device_plan *there) {
   gpu_plan *g = (gpu_plan *)there;
   const plan *p = there->plan;
   bool entered = gpu_ours(g->stream->engine) && gpu_enter(g->stream);
-  for (uint32_t k = 0; k < p->nsteps && g->of_step; k++)
-    if (g->of_step[k]) sequence_free(vm, g->stream, g->of_step[k]);
+  sequences_free(vm, g, g->of_step);
+  sequences_free(vm, g, g->joined);
   for (uint32_t b = 0; b < p->nbuffers && there->constants; b++)
     if (there->constants[b]) gpu_free(vm, g->stream, (CUdeviceptr)(uintptr_t)there->constants[b], constant_bytes(p, b));
   if (entered) gpu_leave(g->stream);
   mem_free(vm, there->constants, (p->nbuffers + 1) * sizeof *there->constants);
   mem_free(vm, g->of_step, (p->nsteps + 1) * sizeof *g->of_step);
+  mem_free(vm, g->joined, (p->nsteps + 1) * sizeof *g->joined);
   mem_free(vm, g->first_check, (p->nsteps + 1) * sizeof *g->first_check);
   mem_free(vm, g->programs, (p->nkernels + 1) * sizeof *g->programs);
   mem_free(vm, g->list, (p->nkernels + 1) * sizeof *g->list);
@@ -143,6 +170,7 @@ static gpu_plan *open_plan(qn_vm *vm, int device, const plan *p) {
   g->stream = s;
   if (!(g->shown.constants = mem_zalloc(vm, (p->nbuffers + 1) * sizeof *g->shown.constants)) ||
       !(g->of_step = mem_zalloc(vm, (p->nsteps + 1) * sizeof *g->of_step)) ||
+      !(g->joined = mem_zalloc(vm, (p->nsteps + 1) * sizeof *g->joined)) ||
       !(g->first_check = mem_zalloc(vm, (p->nsteps + 1) * sizeof *g->first_check)) ||
       !(g->programs = mem_zalloc(vm, (p->nkernels + 1) * sizeof *g->programs)) ||
       !(g->list = mem_zalloc(vm, (p->nkernels + 1) * sizeof *g->list))) {
@@ -212,11 +240,15 @@ static const l_program *program_of(const plan *p, uint32_t step) {
   return p->steps[step].kind == STEP_KERNEL ? p->kernels[p->steps[step].what].program : NULL;
 }
 
-static sequence *sequence_of(qn_vm *vm, gpu_plan *g, uint32_t first, uint32_t n) {
-  sequence *q = g->of_step[first];
+static bool is_product(const plan *p, uint32_t step) {
+  return p->steps[step].kind == STEP_LIBRARY && p->steps[step].op == OP_product;
+}
+
+static sequence *sequence_of(qn_vm *vm, gpu_plan *g, uint32_t first, uint32_t n, bool joined) {
+  sequence **list = joined ? g->joined : g->of_step, *q = list[first];
   if (q && q->n == n) return q;
   if (q) sequence_free(vm, g->stream, q);
-  if (!(g->of_step[first] = q = mem_zalloc(vm, sizeof *q))) return NULL;
+  if (!(list[first] = q = mem_zalloc(vm, sizeof *q))) return NULL;
   const plan *p = g->shown.plan;
   q->first = first;
   q->n = n;
@@ -254,10 +286,11 @@ static instance *find(const gpu_plan *g, sequence *q, const device_call *call) {
 /* Memory for the largest instance that the sequence can have. */
 static instance *empty_instance(qn_vm *vm, const gpu_plan *g, const sequence *q) {
   const plan *p = g->shown.plan;
-  size_t words = 0, functions = 0, pointers = 0, numbers = 0, places = 0;
+  size_t words = 0, functions = 0, pointers = 0, numbers = 0, places = 0, products = 0;
   for (uint32_t k = q->first; k < q->first + q->n; k++) {
     const plan_step *step = &p->steps[k];
     const l_program *l = program_of(p, k);
+    products += is_product(p, k);
     if (!l) continue;
     const gpu_code *code = g->programs[step->what].code;
     words += emit_cuda_words(l);
@@ -266,6 +299,10 @@ static instance *empty_instance(qn_vm *vm, const gpu_plan *g, const sequence *q)
     numbers += l->nscalars;
     places += 1 + l->nbuffers - step->nbuffers;
   }
+  uint32_t sent = (uint32_t)words;
+  functions += products;
+  pointers += 3 * products;
+  if (products) words += 3 * products + 1;
   size_t bytes = sizeof(instance) + q->nkey * sizeof(int64_t) + words * sizeof(uint64_t) +
                  functions * sizeof(function) + places * sizeof(place) + pointers * sizeof(pointer) +
                  numbers * sizeof(number);
@@ -279,6 +316,7 @@ static instance *empty_instance(qn_vm *vm, const gpu_plan *g, const sequence *q)
   i->pointers = (pointer *)(void *)(i->places + places);
   i->scalars = (number *)(void *)(i->pointers + pointers);
   i->nwords = (uint32_t)words;
+  i->nsent = sent;
   i->by_value = true;
   return i;
 }
@@ -322,8 +360,26 @@ static device_answer add_step(qn_vm *vm, const gpu_plan *g, instance *i, uint32_
     int64_t instances = t->values[l->code[v].a];
     if (instances > 0)
       i->functions[i->nfunctions++] =
-          (function){code->functions[j], gpu_blocks(s, &u, instances), u.shared, at, instances};
+          (function){code->functions[j], gpu_blocks(s, &u, instances), u.shared, at, instances, NULL};
   }
+  return DEVICE_DONE;
+}
+
+/* Adds a step that is a product. */
+static device_answer add_product(qn_vm *vm, const gpu_plan *g, instance *i, uint32_t step_number,
+                                 const device_call *call) {
+  static const uint64_t nowhere[3];
+  device_product p;
+  if (!call->product(call, step_number, &p)) return DEVICE_REFUSES;
+  if (p.batch < 1 || p.m < 1 || p.n < 1) return DEVICE_DONE;
+  const gpu_made *made = gpu_product_made(vm, g->stream, &p);
+  if (!made) return DEVICE_REFUSES;
+  uint32_t at = i->nsent + 3 * i->nproducts++;
+  for (uint32_t k = 0; k < 3; k++)
+    i->pointers[i->npointers++] = (pointer){at + k, g->shown.plan->steps[step_number].buffers[k]};
+  size_t scratch = gpu_product_scratch(made, nowhere);
+  if (scratch > i->scratch) i->scratch = scratch;
+  i->functions[i->nfunctions++] = (function){.at = at, .product = made};
   return DEVICE_DONE;
 }
 
@@ -349,6 +405,7 @@ static device_answer make(qn_vm *vm, gpu_plan *g, sequence *q, const device_call
     tables t = {memory, memory + ints, (qk_scalar *)(memory + ints + values)};
     uint32_t at = 0;
     for (uint32_t k = q->first; k < q->first + q->n && answer == DEVICE_DONE; k++) {
+      if (is_product(p, k)) answer = add_product(vm, g, i, k, call);
       if (!program_of(p, k)) continue;
       answer = add_step(vm, g, i, k, at, call, &t);
       at += emit_cuda_words(program_of(p, k));
@@ -385,33 +442,42 @@ static device_answer make(qn_vm *vm, gpu_plan *g, sequence *q, const device_call
 
 /* ---- graphs ----------------------------------------------------------------------------------------------------------------- */
 
-static bool add_nodes(const gpu_stream *s, const instance *i, CUdeviceptr at, CUgraph graph) {
-  CUgraphNode last = NULL;
-  for (uint32_t k = 0; k < i->nfunctions; k++) {
-    const function *f = &i->functions[k];
-    CUdeviceptr words = at + f->at * sizeof *i->words;
-    int64_t instances = f->instances;
-    void *arguments[] = {&words, &instances, i->words + f->at};
-    CUDA_KERNEL_NODE_PARAMS_v2 node = {.func = f->f,
-                                       .gridDimX = f->blocks,
-                                       .gridDimY = 1,
-                                       .gridDimZ = 1,
-                                       .blockDimX = GPU_THREADS,
-                                       .blockDimY = 1,
-                                       .blockDimZ = 1,
-                                       .sharedMemBytes = f->shared,
-                                       .kernelParams = arguments};
-    if (driver(s)->cuGraphAddKernelNode_v2(&last, graph, k ? &last : NULL, k > 0, &node) != GPU_OK) return false;
-  }
-  return true;
+static bool add_kernel(const gpu_stream *s, instance *i, CUdeviceptr block, const function *f, CUgraph graph,
+                       CUgraphNode *last) {
+  CUdeviceptr words = block + f->at * sizeof *i->words;
+  int64_t instances = f->instances;
+  void *arguments[] = {&words, &instances, i->words + f->at};
+  CUDA_KERNEL_NODE_PARAMS_v2 node = {.func = f->f,
+                                     .gridDimX = f->blocks,
+                                     .gridDimY = 1,
+                                     .gridDimZ = 1,
+                                     .blockDimX = GPU_THREADS,
+                                     .blockDimY = 1,
+                                     .blockDimZ = 1,
+                                     .sharedMemBytes = f->shared,
+                                     .kernelParams = arguments};
+  return driver(s)->cuGraphAddKernelNode_v2(last, graph, *last ? last : NULL, *last != NULL, &node) == GPU_OK;
+}
+
+static bool add_captured(gpu_stream *s, const instance *i, const function *f, CUgraph graph, CUgraphNode *last) {
+  CUgraph child = gpu_product_capture(s, f->product, i->words + f->at, i->base);
+  if (!child) return false;
+  CUresult rc = driver(s)->cuGraphAddChildGraphNode(last, graph, *last ? last : NULL, *last != NULL, child);
+  driver(s)->cuGraphDestroy(child); /* the node has a copy */
+  return rc == GPU_OK;
 }
 
 /* A graph of the instance's functions that reads the block, if that can be had. */
-static void make_graph(const gpu_stream *s, instance *i, block *b) {
+static void make_graph(gpu_stream *s, instance *i, block *b) {
   const cuda_driver *d = driver(s);
   CUgraph graph = NULL;
-  if (d->cuGraphCreate(&graph, 0) != GPU_OK || !add_nodes(s, i, b->at, graph) ||
-      d->cuGraphInstantiateWithFlags(&b->graph, graph, 0) != GPU_OK) {
+  CUgraphNode last = NULL;
+  bool ok = d->cuGraphCreate(&graph, 0) == GPU_OK;
+  for (uint32_t k = 0; k < i->nfunctions && ok; k++) {
+    const function *f = &i->functions[k];
+    ok = f->product ? add_captured(s, i, f, graph, &last) : add_kernel(s, i, b->at, f, graph, &last);
+  }
+  if (!ok || d->cuGraphInstantiateWithFlags(&b->graph, graph, 0) != GPU_OK) {
     b->graph = NULL;
     i->no_graph = true;
   }
@@ -422,8 +488,8 @@ static void make_graph(const gpu_stream *s, instance *i, block *b) {
 static block *new_block(qn_vm *vm, gpu_stream *s, instance *i) {
   size_t bytes = i->nwords * sizeof *i->words;
   block *b = &i->blocks[i->nblocks];
-  if (!(b->words = mem_alloc(vm, bytes))) return NULL;
-  if (!(b->at = gpu_alloc(vm, s, bytes))) {
+  if (!(b->words = mem_zalloc(vm, bytes))) return NULL;
+  if (i->nsent && !(b->at = gpu_alloc(vm, s, sent_bytes(i)))) {
     mem_free(vm, b->words, bytes);
     return NULL;
   }
@@ -431,29 +497,42 @@ static block *new_block(qn_vm *vm, gpu_stream *s, instance *i) {
   return b;
 }
 
-/* A block that holds the words; NULL with an error raised. */
+/* Is a graph for the block's words one for the instance's, but for what is sent? */
+static bool like(const instance *i, const block *b) {
+  return memcmp(b->words + i->nsent, i->words + i->nsent, (i->nwords - i->nsent) * sizeof *i->words) == 0;
+}
+
+/* A block that holds the words; NULL with an error raised. Another one is taken for words that may come again; else the one that was
+ * used longest ago, of those whose graph can stay if there are any. */
 static block *block_of(qn_vm *vm, gpu_stream *s, instance *i) {
   size_t bytes = i->nwords * sizeof *i->words;
-  block *b = NULL;
-  for (uint32_t k = 0; k < i->nblocks && !i->numbers; k++) {
-    b = &i->blocks[k];
-    if (!b->sent || memcmp(b->words, i->words, bytes) != 0) continue;
-    b->used = i->calls;
-    return b;
+  block *b = NULL, *fit = NULL;
+  for (uint32_t k = 0; k < i->nblocks; k++) {
+    block *x = &i->blocks[k];
+    if (!i->numbers && x->sent && memcmp(x->words, i->words, bytes) == 0) {
+      x->used = i->calls;
+      return x;
+    }
+    if (!b || x->used < b->used) b = x;
+    if (like(i, x) && (!fit || x->used < fit->used)) fit = x;
   }
-  bool more = !i->nblocks || (i->nblocks < BLOCKS && !i->numbers && i->nfunctions <= BLOCK_NODES);
-  if (more && !(b = new_block(vm, s, i))) return NULL;
-  for (uint32_t k = 0; k < i->nblocks && !more; k++)
-    if (k == 0 || i->blocks[k].used < b->used) b = &i->blocks[k];
+  bool room = i->nblocks < BLOCKS && i->nfunctions <= BLOCK_NODES;
+  if (!i->nblocks || (room && (!fit || !i->numbers)))
+    b = new_block(vm, s, i);
+  else if (fit)
+    b = fit;
+  if (!b) return NULL;
+  if (!like(i, b)) drop_graph(s, b);
   memcpy(b->words, i->words, bytes);
   b->used = i->calls;
-  b->sent = gpu_write(vm, s, b->at, b->words, bytes);
+  b->sent = gpu_write(vm, s, b->at, b->words, sent_bytes(i));
   return b->sent ? b : NULL;
 }
 
 /* ---- running --------------------------------------------------------------------------------------------------------------- */
 
-static void write_words(instance *i, const device_call *call, CUdeviceptr scratch) {
+/* What the call decides, but for scratch. */
+static void write_words(instance *i, const device_call *call) {
   for (uint32_t k = 0; k < i->npointers; k++)
     i->words[i->pointers[k].word] = (uint64_t)(uintptr_t)call->buffers[i->pointers[k].buffer];
   i->numbers = false;
@@ -462,29 +541,64 @@ static void write_words(instance *i, const device_call *call, CUdeviceptr scratc
     i->numbers |= *w != x;
     *w = x;
   }
-  if (i->base != scratch)
-    for (uint32_t k = 0; k < i->nplaces; k++) i->words[i->places[k].word] = scratch + i->places[k].offset;
-  i->base = scratch;
 }
 
-static bool launch(qn_vm *vm, gpu_stream *s, instance *i) {
-  CUresult rc = GPU_OK;
-  bool graph = i->calls++ && i->nfunctions > 1 && !i->no_graph;
+/* Scratch for the words as they are, and its address in them. */
+static bool place_scratch(qn_vm *vm, gpu_stream *s, instance *i) {
+  size_t most = i->scratch;
+  for (uint32_t k = 0; k < i->nfunctions && i->nproducts; k++) {
+    const function *f = &i->functions[k];
+    size_t bytes = f->product ? gpu_product_scratch(f->product, i->words + f->at) : 0;
+    if (bytes > most) most = bytes;
+  }
+  if (most && !gpu_scratch(vm, s, most)) return false;
+  CUdeviceptr base = most ? s->scratch : 0;
+  if (i->base != base)
+    for (uint32_t k = 0; k < i->nplaces; k++) i->words[i->places[k].word] = base + i->places[k].offset;
+  if (i->nwords > i->nsent) i->words[i->nwords - 1] = base;
+  i->base = base;
+  return true;
+}
+
+static bool run_function(qn_vm *vm, gpu_stream *s, const instance *i, const function *f, CUdeviceptr block) {
+  if (f->product) return gpu_product_run(vm, s, f->product, i->words + f->at, i->base);
+  CUdeviceptr words = block ? block + f->at * sizeof *i->words : 0;
+  int64_t instances = f->instances;
+  void *arguments[] = {&words, &instances, i->words + f->at};
+  CUresult rc =
+      driver(s)->cuLaunchKernel(f->f, f->blocks, 1, 1, GPU_THREADS, 1, 1, f->shared, s->stream, arguments, NULL);
+  return rc == GPU_OK || gpu_raise(vm, s, rc, "a launch");
+}
+
+/* No graphs with products any more; the log says why. */
+static void give_up(qn_vm *vm, gpu_plan *g, const char *why) {
+  if (!g->apart && vm_logs(vm, LOG_kernels))
+    vm_logf(vm, LOG_kernels, "gpu(%d): the plan of %u kernels and %u products is several graphs: %s", g->stream->number,
+            g->shown.plan->nkernels, g->shown.plan->nproducts, why);
+  g->apart = true;
+}
+
+static bool launch(qn_vm *vm, gpu_plan *g, instance *i) {
+  gpu_stream *s = g->stream;
+  bool graph = i->calls++ && i->nfunctions > 1 && !i->no_graph && !(i->nproducts && g->apart);
   block *b = graph || !i->by_value ? block_of(vm, s, i) : NULL;
   if (!b && (graph || !i->by_value)) return false;
-  if (graph && !b->graph) make_graph(s, i, b);
+  if (graph && !b->graph) {
+    make_graph(s, i, b);
+    if (i->nproducts && i->no_graph)
+      give_up(vm, g, "the products cannot be captured");
+    else if (i->nproducts && (g->debt += CAPTURE_DEBT) > MOST_DEBT)
+      give_up(vm, g, "its products' addresses keep changing");
+  } else if (graph && g->debt) {
+    g->debt--;
+  }
   if (graph && b->graph) {
-    rc = driver(s)->cuGraphLaunch(b->graph, s->stream);
+    CUresult rc = driver(s)->cuGraphLaunch(b->graph, s->stream);
     return rc == GPU_OK || gpu_raise(vm, s, rc, "a launch");
   }
-  for (uint32_t k = 0; k < i->nfunctions && rc == GPU_OK; k++) {
-    const function *f = &i->functions[k];
-    CUdeviceptr words = b ? b->at + f->at * sizeof *i->words : 0;
-    int64_t instances = f->instances;
-    void *arguments[] = {&words, &instances, i->words + f->at};
-    rc = driver(s)->cuLaunchKernel(f->f, f->blocks, 1, 1, GPU_THREADS, 1, 1, f->shared, s->stream, arguments, NULL);
-  }
-  return rc == GPU_OK || gpu_raise(vm, s, rc, "a launch");
+  bool ok = true;
+  for (uint32_t k = 0; k < i->nfunctions && ok; k++) ok = run_function(vm, s, i, &i->functions[k], b ? b->at : 0);
+  return ok;
 }
 
 /* The block VM takes the kernels one by one, while they are compiled. */
@@ -509,27 +623,48 @@ static device_answer interpret(qn_vm *vm, gpu_plan *g, const device_call *call, 
   return answer;
 }
 
+/* The steps by an instance for the call's sizes. */
+static device_answer run_sequence(qn_vm *vm, gpu_plan *g, const device_call *call, sequence *q) {
+  instance *i = find(g, q, call);
+  device_answer answer = i ? DEVICE_DONE : make(vm, g, q, call);
+  if (answer != DEVICE_DONE) return answer;
+  i = q->instances;
+  write_words(i, call);
+  if (!place_scratch(vm, g->stream, i)) return DEVICE_FAILS;
+  g->pending |= q->fallible;
+  return launch(vm, g, i) ? DEVICE_DONE : DEVICE_FAILS;
+}
+
 device_answer gpu_plan_kernels(qn_vm *vm, device_plan *there, const device_call *call, uint32_t first, uint32_t n) {
   gpu_plan *g = (gpu_plan *)there;
   gpu_stream *s = g->stream;
-  sequence *q = g->ready ? sequence_of(vm, g, first, n) : NULL;
+  bool joined = false;
+  for (uint32_t k = first; k < first + n && !joined; k++) joined = is_product(there->plan, k);
+  if (joined && !g->ready) return DEVICE_REFUSES;
+  sequence *q = g->ready ? sequence_of(vm, g, first, n, joined) : NULL;
   if (g->ready && !q) return DEVICE_FAILS;
   if (!gpu_enter(s)) return DEVICE_REFUSES;
   device_answer answer = DEVICE_DONE;
   if (g->fallible && !g->pending && !gpu_cells(vm, s)) answer = DEVICE_FAILS;
   for (uint32_t k = first; k < first + n && !g->ready && answer == DEVICE_DONE; k++)
     if (there->plan->steps[k].kind == STEP_KERNEL) answer = interpret(vm, g, call, k);
-  instance *i = g->ready && answer == DEVICE_DONE ? find(g, q, call) : NULL;
-  if (g->ready && answer == DEVICE_DONE && !i && (answer = make(vm, g, q, call)) == DEVICE_DONE) i = q->instances;
-  if (i && i->scratch && !gpu_scratch(vm, s, i->scratch)) answer = DEVICE_FAILS;
-  if (i && answer == DEVICE_DONE) {
-    g->pending |= q->fallible;
-    write_words(i, call, i->scratch ? s->scratch : 0);
-    if (!launch(vm, s, i)) answer = DEVICE_FAILS;
-  }
+  if (g->ready && answer == DEVICE_DONE) answer = run_sequence(vm, g, call, q);
+  if (joined && answer == DEVICE_REFUSES) give_up(vm, g, "the device refuses them together");
   gpu_scratch_leave(s);
   gpu_leave(s);
   return answer;
+}
+
+bool gpu_plan_joins(qn_vm *vm, device_plan *there) {
+  gpu_plan *g = (gpu_plan *)there;
+  if (!g->ready || !g->apart) return g->ready;
+  if (g->joined && gpu_enter(g->stream)) {
+    sequences_free(vm, g, g->joined);
+    mem_free(vm, g->joined, (there->plan->nsteps + 1) * sizeof *g->joined);
+    g->joined = NULL;
+    gpu_leave(g->stream);
+  }
+  return false;
 }
 
 device_answer gpu_plan_checks(qn_vm *vm, device_plan *there) {

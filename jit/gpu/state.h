@@ -108,6 +108,7 @@ typedef struct gpu_stream {
   gpu_device *device;
   int number; /* of the device, from 0 */
   CUstream stream;
+  CUstream capture;           /* where products are captured; NULL until then */
   gpu_list idle[GPU_CLASSES]; /* blocks that nothing uses, by size class */
   gpu_list segments;          /* everything that was allocated from the driver */
   CUdeviceptr slab, slab_end; /* what is left of the segment that small blocks are cut from */
@@ -207,6 +208,19 @@ bool gpu_has_product(qn_vm *vm, int device, const device_product *p);
 device_answer gpu_product(qn_vm *vm, int device, const device_product *p, void *const buffers[3]);
 void gpu_products_close(gpu_engine *e, gpu_device *d);
 
+/* The parts of gpu_product, for plans that keep products; inside gpu_enter. Addresses are those of x, y and the result as words;
+ * operands at odd ones are copied. */
+typedef struct gpu_made gpu_made; /* how the library makes a signature; lives as long as the engine */
+/* NULL: it is not the library's. */
+const gpu_made *gpu_product_made(qn_vm *vm, gpu_stream *s, const device_product *p);
+/* Bytes that it works in, besides. */
+size_t gpu_product_scratch(const gpu_made *x, const uint64_t addresses[3]);
+/* In the stream's order, with that memory at `scratch`. False with an error raised. */
+QN_MUST_CHECK bool gpu_product_run(qn_vm *vm, gpu_stream *s, const gpu_made *x, const uint64_t addresses[3],
+                                   CUdeviceptr scratch);
+/* What that would do as a graph, owned; NULL: it cannot be captured. Nothing is raised. */
+CUgraph gpu_product_capture(gpu_stream *s, const gpu_made *x, const uint64_t addresses[3], CUdeviceptr scratch);
+
 /* Copies elements between two layouts on the device. */
 QN_MUST_CHECK bool gpu_copy_elements(qn_vm *vm, qn_array *to, const qn_array *from);
 /* Kernels of our own: the first four copy elements of 1 to 8 bytes, REPORT tells what the error cell holds. NULL while they are
@@ -245,6 +259,7 @@ void gpu_scratch_leave(gpu_stream *s);
 bool gpu_plan_ready(qn_vm *vm, int device, const struct plan *p, device_plan **there, bool wait);
 bool gpu_plan_begin(qn_vm *vm, device_plan *there);
 device_answer gpu_plan_kernels(qn_vm *vm, device_plan *there, const device_call *call, uint32_t first, uint32_t n);
+bool gpu_plan_joins(qn_vm *vm, device_plan *there);
 device_answer gpu_plan_checks(qn_vm *vm, device_plan *there);
 void gpu_plan_close(qn_vm *vm, device_plan *there);
 

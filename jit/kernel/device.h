@@ -44,11 +44,16 @@ typedef struct device_plan {
 } device_plan;
 
 /* A call of a plan: what its steps refer to, by number. Symbols and slots may change from step to step. */
-typedef struct device_call {
+typedef struct device_call device_call;
+struct device_call {
   const int64_t *symbols;   /* values of dim expressions */
   void *const *buffers;     /* addresses on the device */
   const qk_scalar *slots;   /* host scalars */
-} device_call;
+  /* What a step that is a product asks for; its operands lie as the signature says, but maybe not at multiples of 16 bytes. An
+   * empty result has batch, m or n 0. False: the device cannot make it so. */
+  bool (*product)(const device_call *call, uint32_t step, device_product *p);
+  const void *caller; /* what that needs */
+};
 
 typedef struct device_kernels {
   /* ---- one program at a time ---- */
@@ -76,6 +81,9 @@ typedef struct device_kernels {
   /* Runs the kernels among the steps first .. first + n - 1, without waiting for their checks. Once a check has failed, kernels
    * behind it do nothing. */
   device_answer (*plan_kernels)(qn_vm *vm, device_plan *there, const device_call *call, uint32_t first, uint32_t n);
+  /* May products go along with kernels? Then plan_kernels is given stretches that have both, and what it refuses has not run: the
+   * caller gives it the kernels between products instead, and makes these one by one. */
+  bool (*plan_joins)(qn_vm *vm, device_plan *there);
   /* Waits for the checks of all kernels of this call so far, if they have any: REFUSES if one failed. With an error pending it does
    * not wait. Every call that has begun ends so. */
   device_answer (*plan_checks)(qn_vm *vm, device_plan *there);

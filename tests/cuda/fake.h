@@ -26,13 +26,15 @@ static const char fake_magic[8] = {'s', 't', 'u', 'b', ' ', 'g', 'p', 'u'};
 
 /* What the driver has been asked for: `fake_counts` is one of these. */
 typedef struct fake_count {
-  unsigned long to_device, to_host, launches, graphs, nodes, instantiations, allocations, questions;
+  unsigned long to_device, to_host, launches, graphs, nodes, instantiations, allocations, questions, products, captures;
 } fake_count;
 /* The device's memory, for what works on it besides the driver: fake_memory_of() of the driver. */
 typedef struct fake_memory {
   void (*open)(void); /* the host may touch it, until close */
   void (*close)(void);
   void *(*host)(CUdeviceptr p, size_t bytes); /* checked */
+  /* Work in a stream's order, or for the graph that it captures: run(task), a copy of these bytes, with the memory open. */
+  CUresult (*enqueue)(void (*run)(const void *task), const void *task, size_t bytes, CUstream stream);
 } fake_memory;
 
 #endif

@@ -11,6 +11,7 @@
  *   FAKE_STUCK     1: nor then, until this is taken back
  *   FAKE_REVERSED  1: between barriers the last thread of a block is the first. What depends on a barrier that is not there
  *                  differs from what it is in the other order
+ *   FAKE_CAPTURE   "begin", "library", "end": fails there
  * With FAKE_LACKS defined one function is missing. */
 #define _GNU_SOURCE
 #undef _FORTIFY_SOURCE /* its longjmp knows one stack only */
@@ -71,8 +72,9 @@ static void *host_of(CUdeviceptr p, size_t bytes) {
   return (void *)(uintptr_t)p;
 }
 
+static CUresult enqueue(void (*run)(const void *task), const void *task, size_t bytes, CUstream stream);
 EXPORT const fake_memory *fake_memory_of(void) {
-  static const fake_memory m = {open_arena, close_arena, host_of};
+  static const fake_memory m = {open_arena, close_arena, host_of, enqueue};
   return &m;
 }
 
@@ -389,27 +391,32 @@ typedef struct launch {
   unsigned grid, width;
   void *arguments[MOST_ARGUMENTS];
 } launch;
-struct CUgraph_st {
-  launch *nodes;
-  size_t n;
-};
-struct CUgraphExec_st {
-  launch *nodes;
-  size_t n, waiting; /* launches that are not done */
-  int destroyed;
-};
-typedef enum work_kind { TO_DEVICE, TO_HOST, ON_DEVICE, SET, KERNEL, GRAPH, EVENT } work_kind;
+typedef enum work_kind { TO_DEVICE, TO_HOST, ON_DEVICE, SET, KERNEL, TASK, GRAPH, EVENT } work_kind;
 typedef struct work {
   work_kind kind;
-  void *to, *own; /* `own`: a copy of ordinary memory */
+  void *to, *own; /* `own`: a copy of ordinary memory, or of a task */
   const void *from;
   size_t bytes;
   int value;
   launch launch;
+  void (*run)(const void *task);
   CUgraphExec graph;
   CUevent event;
   struct work *next;
 } work;
+/* Nodes are kernels, tasks, copies on the device; those of children are the graph's own. */
+struct CUgraph_st {
+  work *nodes;
+  size_t n;
+};
+struct CUgraphExec_st {
+  work *nodes;
+  size_t n, waiting; /* launches that are not done */
+  int destroyed;
+};
+struct CUstream_st {
+  CUgraph captures; /* NULL: nothing, what is asked for is done */
+};
 static work *queue, **queue_end = &queue;
 
 static launch copy_launch(const launch *l) {
@@ -425,9 +432,26 @@ static launch copy_launch(const launch *l) {
 static void free_launch(launch *l) {
   for (int i = 0; i < MOST_ARGUMENTS; i++) free(l->arguments[i]);
 }
-static void free_launches(launch *l, size_t n) {
-  for (size_t i = 0; i < n; i++) free_launch(&l[i]);
-  free(l);
+static work copy_node(const work *w) {
+  work copy = *w;
+  if (w->kind == KERNEL) copy.launch = copy_launch(&w->launch);
+  if (w->own && !(copy.own = malloc(w->bytes))) broken("no memory");
+  if (w->own) memcpy(copy.own, w->own, w->bytes);
+  return copy;
+}
+static void free_nodes(work *w, size_t n) {
+  for (size_t i = 0; i < n; i++) {
+    if (w[i].kind == KERNEL) free_launch(&w[i].launch);
+    free(w[i].own);
+  }
+  free(w);
+}
+/* Takes the node over. */
+static void add_node(CUgraph graph, work w) {
+  work *more = realloc(graph->nodes, (graph->n + 1) * sizeof *more);
+  if (!more) broken("no memory");
+  graph->nodes = more;
+  more[graph->n++] = w;
 }
 
 static void run_launch(const launch *l) {
@@ -442,12 +466,12 @@ static void run_launch(const launch *l) {
 }
 
 static void exec_free(CUgraphExec g) {
-  free_launches(g->nodes, g->n);
+  free_nodes(g->nodes, g->n);
   free(g);
 }
 
 /* Under the lock, with the arena open. */
-static void do_work(work *w) {
+static void do_work(const work *w) {
   switch (w->kind) {
   case TO_DEVICE: memcpy(host_of((CUdeviceptr)(uintptr_t)w->to, w->bytes), w->from, w->bytes); break;
   case TO_HOST: memcpy(w->to, host_of((CUdeviceptr)(uintptr_t)w->from, w->bytes), w->bytes); break;
@@ -456,17 +480,14 @@ static void do_work(work *w) {
             w->bytes);
     break;
   case SET: memset(host_of((CUdeviceptr)(uintptr_t)w->to, w->bytes), w->value, w->bytes); break;
-  case KERNEL:
-    run_launch(&w->launch);
-    free_launch(&w->launch);
-    break;
+  case KERNEL: run_launch(&w->launch); break;
+  case TASK: w->run(w->own); break;
   case GRAPH:
-    for (size_t i = 0; i < w->graph->n; i++) run_launch(&w->graph->nodes[i]);
+    for (size_t i = 0; i < w->graph->n; i++) do_work(&w->graph->nodes[i]);
     if (--w->graph->waiting == 0 && w->graph->destroyed) exec_free(w->graph);
     break;
   default: w->event->done++; break;
   }
-  free(w->own);
 }
 
 /* Does what waits; false if it is stuck. */
@@ -478,7 +499,7 @@ static int finish(void) {
     work *w = queue;
     queue = w->next;
     do_work(w);
-    free(w);
+    free_nodes(w, 1);
   }
   queue_end = &queue;
   close_arena();
@@ -488,6 +509,11 @@ static int finish(void) {
 static CUresult ask_for(work w, CUstream stream) {
   if (!depth) broken("no context is current");
   if (!stream) return 1;
+  if (stream->captures) {
+    if (w.kind != ON_DEVICE && w.kind != KERNEL && w.kind != TASK) broken("what no graph has is captured");
+    add_node(stream->captures, w);
+    return 0;
+  }
   work *copy = malloc(sizeof *copy);
   if (!copy) return 2;
   *copy = w;
@@ -527,12 +553,40 @@ EXPORT CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t n, C
 }
 EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
   (void)flags;
-  *stream = malloc(1);
+  *stream = calloc(1, sizeof **stream);
   return *stream ? 0 : 2;
 }
 EXPORT CUresult cuStreamDestroy_v2(CUstream stream) {
+  if (stream->captures) broken("a stream was destroyed that is captured");
   free(stream);
   return 0;
+}
+static int capture_fails(const char *where) {
+  const char *text = getenv("FAKE_CAPTURE");
+  return text && strcmp(text, where) == 0;
+}
+static CUresult enqueue(void (*run)(const void *task), const void *task, size_t bytes, CUstream stream) {
+  if (stream && stream->captures && capture_fails("library")) return 900;
+  void *own = malloc(bytes);
+  if (!own) return 2;
+  fake_counts.products++;
+  return ask_for((work){.kind = TASK, .own = memcpy(own, task, bytes), .bytes = bytes, .run = run}, stream);
+}
+EXPORT CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
+  if (!depth || stream->captures || mode != GPU_CAPTURE_RELAXED) broken("a capture that cannot begin");
+  if (capture_fails("begin")) return 900;
+  fake_counts.captures++;
+  return (stream->captures = calloc(1, sizeof *stream->captures)) ? 0 : 2;
+}
+EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
+  if (!depth || !stream->captures) broken("a capture ends that has not begun");
+  *graph = stream->captures;
+  stream->captures = NULL;
+  if (!capture_fails("end")) return 0;
+  free_nodes((*graph)->nodes, (*graph)->n);
+  free(*graph);
+  *graph = NULL;
+  return 901;
 }
 EXPORT CUresult cuStreamSynchronize(CUstream stream) {
   if (!finish()) broken("a stream would be waited for for ever");
@@ -583,33 +637,42 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned gr
   return ask_for((work){.kind = KERNEL, .launch = launch_of(function, grid_x, block_x, arguments)}, stream);
 }
 
-/* ---- graphs of kernels in a line ------------------------------------------------------------------------------------------ */
+/* ---- graphs whose nodes are in a line -------------------------------------------------------------------------------------- */
 
 EXPORT CUresult cuGraphCreate(CUgraph *graph, unsigned flags) {
   *graph = flags ? NULL : calloc(1, sizeof **graph);
   return *graph ? 0 : 2;
 }
 EXPORT CUresult cuGraphDestroy(CUgraph graph) {
-  free_launches(graph->nodes, graph->n);
+  free_nodes(graph->nodes, graph->n);
   free(graph);
   return 0;
 }
+static void check_line(CUgraph graph, const CUgraphNode *after, size_t nafter) {
+  if (nafter != (graph->n > 0) || (nafter && (uintptr_t)*after != graph->n)) broken("nodes that are not in a line");
+}
 EXPORT CUresult cuGraphAddKernelNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t nafter,
                                         const CUDA_KERNEL_NODE_PARAMS_v2 *what) {
-  if (nafter != (graph->n > 0) || (nafter && (uintptr_t)*after != graph->n)) broken("nodes that are not in a line");
+  check_line(graph, after, nafter);
   if (!launchable(what->gridDimX, what->gridDimY, what->gridDimZ, what->blockDimX, what->blockDimY, what->blockDimZ))
     return 1;
-  launch *more = realloc(graph->nodes, (graph->n + 1) * sizeof *more);
-  if (!more) return 2;
-  graph->nodes = more;
-  more[graph->n++] = launch_of(what->func, what->gridDimX, what->blockDimX, what->kernelParams);
+  launch l = launch_of(what->func, what->gridDimX, what->blockDimX, what->kernelParams);
+  add_node(graph, (work){.kind = KERNEL, .launch = l});
+  *node = (CUgraphNode)(uintptr_t)graph->n;
+  return 0;
+}
+EXPORT CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t nafter,
+                                         CUgraph child) {
+  check_line(graph, after, nafter);
+  if (!child->n) broken("nothing was captured");
+  for (size_t i = 0; i < child->n; i++) add_node(graph, copy_node(&child->nodes[i]));
   *node = (CUgraphNode)(uintptr_t)graph->n;
   return 0;
 }
 EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags) {
   CUgraphExec g = flags ? NULL : calloc(1, sizeof *g);
   if (!g || !(g->nodes = calloc(graph->n, sizeof *g->nodes))) return 2;
-  for (; g->n < graph->n; g->n++) g->nodes[g->n] = copy_launch(&graph->nodes[g->n]);
+  for (; g->n < graph->n; g->n++) g->nodes[g->n] = copy_node(&graph->nodes[g->n]);
   fake_counts.instantiations++;
   *exec = g;
   return 0;

@@ -13,7 +13,7 @@
 #include "tests/cuda/fake.h"
 
 #define EXPORT __attribute__((visibility("default")))
-enum { OK = 0, REFUSED = 15, INVALID = 7, WORKSPACE = 1000 };
+enum { OK = 0, REFUSED = 15, INVALID = 7, FAILED = 13, WORKSPACE = 1000 };
 
 struct cublasLtMatmulDescOpaque_t {
   int compute, scale, a, b;
@@ -226,10 +226,38 @@ static double element(int type, const shape *s, uint64_t how, const void *a, int
   return type == LT_F64 ? wide[0] : narrow[0];
 }
 
-static void *place(const void *p, cublasLtMatrixLayout_t x, int64_t size) {
+static void *place(const void *p, const struct cublasLtMatrixLayoutOpaque_t *x, int64_t size) {
   int64_t elements = (x->batch - 1) * x->step + ((int64_t)x->columns - 1) * x->ld + (int64_t)x->rows;
   if ((uintptr_t)p % 16) broken("an address that is no multiple of 16");
   return memory.host((CUdeviceptr)(uintptr_t)p, (size_t)(elements * size));
+}
+
+/* What a product needs when its turn comes. */
+typedef struct task {
+  shape s;
+  struct cublasLtMatmulDescOpaque_t desc;
+  struct cublasLtMatrixLayoutOpaque_t a_layout, b_layout, d_layout;
+  const void *a, *b;
+  void *d, *workspace;
+  size_t bytes;
+  uint64_t how;
+} task;
+
+static void make(const void *what) {
+  const task *t = what;
+  const struct cublasLtMatrixLayoutOpaque_t *a = &t->a_layout, *b = &t->b_layout, *d = &t->d_layout;
+  int type = d->type;
+  int64_t size = type == LT_F64 ? 8 : type == LT_F32 ? 4 : 2;
+  if (t->bytes) memset(memory.host((CUdeviceptr)(uintptr_t)t->workspace, t->bytes), 0x5a, t->bytes);
+  const void *x = place(t->a, &t->a_layout, size), *y = place(t->b, &t->b_layout, size);
+  void *to = place(t->d, &t->d_layout, size);
+  int64_t a_row = t->desc.a ? a->ld : 1, a_column = t->desc.a ? 1 : a->ld;
+  int64_t b_row = t->desc.b ? b->ld : 1, b_column = t->desc.b ? 1 : b->ld;
+  for (int64_t i = 0; i < t->s.batch; i++)
+    for (int64_t n = 0; n < t->s.n; n++)
+      for (int64_t m = 0; m < t->s.m; m++)
+        store(type, to, i * d->step + n * d->ld + m,
+              element(type, &t->s, t->how, x, i * a->step + m * a_row, a_column, y, i * b->step + n * b_column, b_row));
 }
 
 EXPORT cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
@@ -240,7 +268,6 @@ EXPORT cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
                                      cudaStream_t stream) {
   shape s;
   int type = d_layout->type;
-  int64_t size = type == LT_F64 ? 8 : type == LT_F32 ? 4 : 2;
   double one = type == LT_F64 ? *(const double *)alpha : *(const float *)alpha;
   double zero = type == LT_F64 ? *(const double *)beta : *(const float *)beta;
   if (!handle || !stream || c != d || c_layout != d_layout || !shape_of(desc, a_layout, b_layout, d_layout, &s))
@@ -248,18 +275,6 @@ EXPORT cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc
   if (one != 1 || zero != 0) broken("the result is to be scaled");
   if (algo->data[0] != signature(desc, a_layout, b_layout, &s, type)) broken("another signature's algorithm");
   if (bytes != (s.k > 4 ? WORKSPACE : 0)) broken("another workspace than asked for");
-  memory.open();
-  if (bytes) memset(memory.host((CUdeviceptr)(uintptr_t)workspace, bytes), 0x5a, bytes);
-  const void *x = place(a, a_layout, size), *y = place(b, b_layout, size);
-  void *to = place(d, d_layout, size);
-  int64_t a_row = desc->a ? a_layout->ld : 1, a_column = desc->a ? 1 : a_layout->ld;
-  int64_t b_row = desc->b ? b_layout->ld : 1, b_column = desc->b ? 1 : b_layout->ld;
-  for (int64_t i = 0; i < s.batch; i++)
-    for (int64_t n = 0; n < s.n; n++)
-      for (int64_t m = 0; m < s.m; m++)
-        store(type, to, i * d_layout->step + n * d_layout->ld + m,
-              element(type, &s, algo->data[0], x, i * a_layout->step + m * a_row, a_column, y,
-                      i * b_layout->step + n * b_column, b_row));
-  memory.close();
-  return OK;
+  task t = {s, *desc, *a_layout, *b_layout, *d_layout, a, b, d, workspace, bytes, algo->data[0]};
+  return memory.enqueue(make, &t, sizeof t, stream) == 0 ? OK : FAILED;
 }

@@ -35,9 +35,10 @@ static fake_count during(qn_vm *vm, const char *text) {
   run(vm, text);
   const fake_count *c = counts();
   return (fake_count){
-      c->to_device - before.to_device,     c->to_host - before.to_host,    c->launches - before.launches,
-      c->graphs - before.graphs,           c->nodes - before.nodes,        c->instantiations - before.instantiations,
-      c->allocations - before.allocations, c->questions - before.questions};
+      c->to_device - before.to_device,     c->to_host - before.to_host,     c->launches - before.launches,
+      c->graphs - before.graphs,           c->nodes - before.nodes,         c->instantiations - before.instantiations,
+      c->allocations - before.allocations, c->questions - before.questions, c->products - before.products,
+      c->captures - before.captures};
 }
 
 /* Many kernels: each needs all of the one before. */
@@ -234,6 +235,202 @@ START_TEST(the_first_failed_check_is_the_error) {
 }
 END_TEST
 
+/* ---- products --------------------------------------------------------------------------------------------------------------- */
+
+/* An MLP's training step: five products between kernels. */
+static const char mlp[] = "fn loss(p, x, y) { let h = tanh(x @ p.a + p.b); let o = h @ p.c - y; mean(o * o) }\n"
+                          "fn step(p, x, y, rate) {\n"
+                          "  let (value, g) = value_and_grad(loss)(p, x, y)\n"
+                          "  ({a: p.a - g.a * rate, b: p.b - g.b * rate, c: p.c - g.c * rate}, value)\n"
+                          "}\n"
+                          "seed(7)\n"
+                          "let p = {a: randn(6, 5), b: zeros(5), c: randn(5, 3)}\n"
+                          "let x = randn(8, 6); let y = randn(8, 3); let value = 0\n";
+
+START_TEST(a_plan_with_products_is_one_graph) {
+  for (int late = 0; late < 2; late++) {
+    setenv("FAKE_LATE", late ? "1" : "0", 1);
+    qn_vm *vm = vm_hot(NULL);
+    run(vm, mlp);
+    run(vm, "for i in 0..20 { (p, value) = step(p, x, y, 0.1) }");
+    fake_count c = during(vm, "for i in 0..50 { (p, value) = step(p, x, y, 0.1) }");
+    ck_assert_uint_eq(c.graphs, 50); /* buffers take turns */
+    ck_assert_uint_gt(c.nodes, 50 * 6);
+    ck_assert_uint_eq(c.products + c.captures + c.instantiations, 0);
+    ck_assert_uint_eq(c.to_device + c.to_host + c.launches + c.allocations, 0);
+    run(vm, "for i in 0..8 { (p, value) = step(p, x, y, 0.01 * float(i)) }");
+    c = during(vm, "for i in 0..50 { (p, value) = step(p, x, y, 0.01 * float(i)) }"); /* numbers change */
+    ck_assert_uint_eq(c.graphs, 50);
+    ck_assert_uint_le(c.to_device, 50);
+    ck_assert_uint_eq(c.products + c.captures + c.instantiations, 0);
+    ck_assert_uint_eq(c.to_host + c.launches + c.allocations, 0);
+    qn_vm_close(vm);
+  }
+}
+END_TEST
+
+/* A program gives the same, bit for bit, with and without compiled code. */
+static void as_eager(const char *before, const char *text) {
+  char *shown[2];
+  for (int i = 0; i < 2; i++) {
+    qn_vm *vm = vm_hot(NULL);
+    if (i) vm->config.jit = QN_JIT_OFF;
+    run(vm, before);
+    qn_value v = eval(vm, text), t;
+    ck_assert_int_eq(qn_to_text(vm, v, &t), QN_OK);
+    shown[i] = strdup(qn_as_string(t, NULL));
+    qn_release(vm, t);
+    qn_release(vm, v);
+    qn_vm_close(vm);
+  }
+  ck_assert_str_eq(shown[0], shown[1]);
+  for (int i = 0; i < 2; i++) free(shown[i]);
+}
+
+static const char training[] = "let seen = ()\n"
+                               "for i in 0..60 {\n"
+                               "  (p, value) = step(p, x, y, 0.02 * float(i % 3))\n"
+                               "  if i % 7 == 0 { seen = append(seen, p) }\n"
+                               "  if i % 20 == 19 { x = randn(8 + i, 6); y = randn(8 + i, 3) }\n"
+                               "}\n"
+                               "(value, p.a, p.c, seen[2].a, seen[5].b, seen[8].c)\n";
+
+START_TEST(products_in_graphs_give_the_same) {
+  as_eager(mlp, training);
+  setenv("FAKE_LATE", "1", 1);
+  as_eager(mlp, training);
+}
+END_TEST
+
+/* Operands at ever other addresses, odd ones among them, which are copied. */
+static const char two[] = "fn two(v, w) { let h = cumsum(v.reshape(4, 3) @ w, axis: 0); cumsum(h @ h, axis: 0) * 0.5 }\n"
+                          "seed(3); let all = randn(400); let w = randn(3, 4); let z = 0\n"
+                          "fn at(k) = two(all[k:k + 12], w)\n";
+
+START_TEST(operands_at_odd_addresses_are_copied) {
+  as_eager(two, "let r = (); for i in 0..24 { r = append(r, float(sum(at(1 + i // 6)))) }; r");
+  qn_vm *vm = vm_hot(NULL);
+  run(vm, two);
+  for (int i = 0; i < 8; i++) run(vm, "z = two(all[5:17], w)");
+  fake_count c = during(vm, "for _ in 0..5 { z = two(all[5:17], w) }");
+  ck_assert_uint_eq(c.graphs, 5);
+  ck_assert_uint_eq(c.products + c.launches + c.to_device + c.allocations, 0);
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(some_sets_of_addresses_are_kept) {
+  qn_vm *vm = vm_hot(NULL);
+  run(vm, two);
+  for (int i = 0; i < 6; i++) run(vm, "z = two(all[4:16], w)");
+  fake_count c = during(vm, "z = two(all[20:32], w)"); /* another set: captured, once */
+  ck_assert_uint_eq(c.graphs, 1);
+  ck_assert_uint_eq(c.captures, 2);
+  ck_assert_uint_eq(c.instantiations, 1);
+  run(vm, "for i in 0..6 { z = two(all[20:32], w); z = two(all[4:16], w) }");
+  c = during(vm, "for i in 0..20 { z = two(all[20:32], w); z = two(all[4:16], w) }");
+  ck_assert_uint_eq(c.graphs, 40);
+  ck_assert_uint_eq(c.products + c.captures + c.instantiations + c.launches, 0);
+  qn_vm_close(vm);
+}
+END_TEST
+
+static bool logged(qn_vm *vm, const char *text, const char *what) {
+  FILE *log = tmpfile();
+  int old = dup(2);
+  char line[400];
+  bool found = false;
+  ck_assert_ptr_nonnull(log);
+  fflush(stderr);
+  dup2(fileno(log), 2);
+  vm->log |= LOG_kernels;
+  run(vm, text);
+  vm->log = 0;
+  fflush(stderr);
+  dup2(old, 2);
+  close(old);
+  rewind(log);
+  while (!found && fgets(line, sizeof line, log)) found = strstr(line, what) != NULL;
+  fclose(log);
+  return found;
+}
+
+START_TEST(addresses_that_keep_changing_are_given_up) {
+  qn_vm *vm = vm_hot(NULL);
+  run(vm, two);
+  for (int i = 0; i < 6; i++) run(vm, "z = two(all[4:16], w)");
+  ck_assert(logged(vm, "for i in 0..60 { z = two(all[4 * i:4 * i + 12], w) }", "addresses keep changing"));
+  size_t live = ((gpu_vm *)vm->gpu)->of[0]->live;
+  fake_count c = during(vm, "for i in 0..60 { z = two(all[4 * i:4 * i + 12], w) }");
+  ck_assert_uint_eq(c.captures + c.instantiations, 0);
+  ck_assert_uint_eq(c.products, 120);
+  ck_assert_uint_eq(((gpu_vm *)vm->gpu)->of[0]->live, live);
+  qn_vm_close(vm);
+  as_eager(two, "let r = (); for i in 0..60 { r = append(r, float(sum(two(all[4 * i:4 * i + 12], w)))) }; r");
+}
+END_TEST
+
+START_TEST(captures_that_fail_change_nothing) {
+  static const char *const where[] = {"begin", "library", "end"};
+  for (int i = 0; i < 3; i++) {
+    setenv("FAKE_CAPTURE", where[i], 1);
+    as_eager(mlp, training);
+    qn_vm *vm = vm_hot(NULL);
+    run(vm, mlp);
+    run(vm, "for i in 0..20 { (p, value) = step(p, x, y, 0.1) }");
+    fake_count c = during(vm, "for i in 0..10 { (p, value) = step(p, x, y, 0.1) }");
+    ck_assert_uint_eq(c.captures, 0);
+    ck_assert_uint_eq(c.products % 10, 0);
+    ck_assert_uint_gt(c.products, 30);
+    qn_vm_close(vm);
+  }
+  unsetenv("FAKE_CAPTURE");
+}
+END_TEST
+
+/* Allocations fail, one at a time, while graphs with products are made. */
+START_TEST(products_without_memory_are_errors) {
+  qn_vm *vm = vm_hot(NULL);
+  run(vm, "fn f(x) { let a = cumsum(x @ x, axis: 0); cumsum(a @ x, axis: 0) }\nlet y = 0; let n = 2");
+  for (int i = 0; i < 4; i++) run(vm, "y = f(ones(12, 12))");
+  static const char call[] = "y = f(ones(n, n))";
+  bool done = false;
+  for (uint64_t n = 1; n < 400 && !done; n++) {
+    run(vm, "n = 2 + n % 9");
+    done = true;
+    for (int again = 0; again < 3; again++) {
+      mem_fail_at(vm, n);
+      qn_status status = qn_eval(vm, "test", call, sizeof call - 1, NULL);
+      mem_fail_at(vm, 0);
+      if (status == QN_OK) continue;
+      ck_assert_str_eq(qn_error_id(vm), "E601");
+      done = false;
+    }
+    prints(vm, "float(f(ones(n, n))[0, 0]) == n", "true");
+  }
+  ck_assert(done);
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(checks_beside_captured_products) {
+  qn_vm *vm = vm_hot(NULL);
+  run(vm, "fn g(x, i) {\n"
+          "  let a = (x @ x)[i]\n"
+          "  cumsum(a @ x, axis: 0)[i]\n"
+          "}\n"
+          "let e = ones(3, 3); let y = 0");
+  for (int k = 0; k < 6; k++) run(vm, "y = g(e, [0, 2, 1])");
+  fake_count c = during(vm, "y = g(e, [0, 2, 1])");
+  ck_assert_uint_eq(c.graphs, 1);
+  ck_assert_uint_eq(c.launches, 1); /* what tells about the checks */
+  ck_assert_uint_eq(c.products, 0);
+  fails_at(vm, "g(e, [0, 3, 1])", "E303", "index 3", ":2");
+  prints(vm, "g(e, [0, 2, 1])[2]", "f32[3] gpu(0)\n[ 9.0, 18.0, 27.0]");
+  qn_vm_close(vm);
+}
+END_TEST
+
 /* ---- waiting ---------------------------------------------------------------------------------------------------------------- */
 
 static void *interrupt_soon(void *vm) {
@@ -371,6 +568,9 @@ int main(void) {
   CASE(tcase_create("sizes"), sizes_and_addresses_change, work_may_be_done_late, graphs_are_kept_for_some_sizes,
        constants_are_sent_once, two_vms_run_one_program);
   CASE(tcase_create("errors"), the_first_failed_check_is_the_error);
+  CASE(tcase_create("products"), a_plan_with_products_is_one_graph, products_in_graphs_give_the_same,
+       operands_at_odd_addresses_are_copied, some_sets_of_addresses_are_kept, addresses_that_keep_changing_are_given_up,
+       captures_that_fail_change_nothing, products_without_memory_are_errors, checks_beside_captured_products);
   CASE(tcase_create("waiting"), an_interrupt_ends_waiting, an_interrupted_copy_leaves_those_before_it_alone,
        a_time_limit_ends_waiting);
   CASE(tcase_create("memory"), arrays_on_a_device_count_in_the_limit, idle_memory_makes_room,
