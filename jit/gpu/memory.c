@@ -2,9 +2,11 @@
  *
  * Allocation. Blocks have the sizes 512 * (8 + k) / 8 * 2**n (eight classes an octave). Small ones are cut from segments of 2 MiB,
  * others are allocations of their own. What is given back waits in the list of its class: everything a VM does on a device goes
- * through one stream, so its next user cannot come before the last one is done. When the driver has no more, idle blocks with an
- * allocation of their own are given back to it, and it is asked again; then it is the error E601. Blocks in use count in the VM's
- * memory limit. In both cases scratch that no launch is about to use is given up first.
+ * through one stream, so its next user cannot come before the last one is done. The lowest address is taken first: so which blocks
+ * a loop gets depends on which are free, not on the order in which they became so, and comes again after a turn or two, which is what
+ * graphs of plans are kept for (sequence.c). When the driver has no more, idle blocks with an allocation of their own are given back
+ * to it, and it is asked again; then it is the error E601. Blocks in use count in the VM's memory limit. In both cases scratch that no
+ * launch is about to use is given up first.
  *
  * Copies go through pinned memory of the host, in chunks: data for the device is taken at once and travels while the program goes
  * on; data from the device is waited for, the next chunk on its way while one is read.
@@ -41,6 +43,27 @@ static bool keep_pointer(gpu_list *l, CUdeviceptr p) {
   }
   l->items[l->n++] = p;
   return true;
+}
+
+/* Idle blocks of a class are a heap, the lowest address first. */
+static bool keep_idle(gpu_list *l, CUdeviceptr p) {
+  if (!keep_pointer(l, p)) return false;
+  uint32_t i = l->n - 1;
+  for (; i && l->items[(i - 1) / 2] > p; i = (i - 1) / 2) l->items[i] = l->items[(i - 1) / 2];
+  l->items[i] = p;
+  return true;
+}
+
+static CUdeviceptr take_idle(gpu_list *l) {
+  CUdeviceptr first = l->items[0], last = l->items[--l->n];
+  uint32_t i = 0;
+  for (uint32_t k; (k = 2 * i + 1) < l->n; i = k) {
+    if (k + 1 < l->n && l->items[k + 1] < l->items[k]) k++;
+    if (l->items[k] >= last) break;
+    l->items[i] = l->items[k];
+  }
+  l->items[i] = last;
+  return first;
 }
 
 /* ---- allocation ---------------------------------------------------------------------------------------------------------- */
@@ -124,7 +147,7 @@ CUdeviceptr gpu_alloc(qn_vm *vm, gpu_stream *s, size_t bytes) {
   if (!hold(vm, s, size)) return 0;
   CUdeviceptr p = 0;
   if (s->idle[k].n) {
-    p = s->idle[k].items[--s->idle[k].n];
+    p = take_idle(&s->idle[k]);
   } else if (size > SMALL) {
     p = segment(vm, s, size);
   } else {
@@ -152,7 +175,7 @@ void gpu_free(qn_vm *vm, gpu_stream *s, CUdeviceptr data, size_t bytes) {
   int k = class_of(bytes, &size);
   s->live -= size;
   mem_let_go(vm, size);
-  (void)keep_pointer(&s->idle[k], data); /* where memory is short the block waits for the VM's end */
+  (void)keep_idle(&s->idle[k], data); /* where memory is short the block waits for the VM's end */
 }
 
 bool gpu_scratch(qn_vm *vm, gpu_stream *s, size_t bytes) {

