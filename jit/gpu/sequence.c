@@ -13,11 +13,12 @@
  *     take turns: a few blocks are kept, each with its graph, and one that holds these words already needs no copy.
  * Kernels come one after the other, so all of them share the stream's scratch.
  *
- * Products (by the device's library, product.c) are captured and become children of the graph. Their addresses cannot be patched: those
- * of operands, results and of the scratch. So these stand behind the words that are sent, and a graph runs only where they are
- * what it was made with; otherwise it is made anew. That is worth it for addresses that come again, as they do in a loop, since memory
- * that is given back is used again. `debt` tells whether they do: making a graph counts in it, running one takes off. A plan with too much of it, or one whose products
- * cannot be captured, is given up: from then on it is called with kernels alone, and products are asked for one by one.
+ * Products (by the device's library, product.c) are captured and become children of the graph. Their addresses cannot be patched:
+ * those of operands, results and of the scratch. So these stand behind the words that are sent, and a graph runs only where they
+ * are what it was made with; otherwise it is made anew. That is worth it for addresses that come again, as they do in a loop, since
+ * memory that is given back is used again. `debt` tells whether they do: making a graph counts in it, running one takes off. A plan
+ * with too much of it, or one whose products cannot be captured, is given up: from then on it is called with kernels alone, and
+ * products are asked for one by one.
  *
  * Checks. Kernels of a plan share an error cell and count their checks on, so that the lowest number is the first failure in the
  * program's order; kernels behind it do nothing. It is asked for once, at the end of a call.
