@@ -29,7 +29,7 @@ static void help_error(const error_row *e, text_buf *out) {
 /* `quern help errors`. */
 static void help_errors(text_buf *out) {
   for (int i = 0; i < error_row_count; i++) text_addf(out, "E%d  %s\n", error_rows[i].id, error_rows[i].title);
-  text_adds(out, "\n`quern help E201` explains one of them.\n");
+  text_adds(out, "\n`quern help E203` explains one of them.\n");
 }
 
 /* Parts of the language: topics.def. */
@@ -66,7 +66,7 @@ static void help_topics(text_buf *out) {
     column += len + 2;
   }
   text_adds(out, "\n  functions, and each by its name (softmax); dtypes (f32) and modules (nn, optim.adam)\n"
-                 "  errors, and each by its id (E201)\n  tunables\n");
+                 "  errors, and each by its id (E203)\n  tunables\n");
 }
 
 static void help_tunables(text_buf *out) {

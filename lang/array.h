@@ -46,7 +46,7 @@ static inline char *array_data(const qn_array *a) {
   return a->storage->data + a->offset * (int64_t)dtype_rows[a->dtype].size;
 }
 
-/* A new contiguous array with storage; data uninitialised. Raises E203, E205 or E605 on an impossible shape. */
+/* A new contiguous array with storage; data uninitialised. Raises E201, E205 or E605 on an impossible shape. */
 QN_MUST_CHECK qn_array *array_new(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape);
 /* The same on a device. */
 QN_MUST_CHECK qn_array *array_new_on(qn_vm *vm, int device, qn_dtype dtype, int rank, const int64_t *shape);

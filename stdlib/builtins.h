@@ -32,7 +32,7 @@ QN_MUST_CHECK bool arg_axis(qn_vm *vm, const char *fn, qn_value v, int rank, int
 QN_MUST_CHECK bool arg_axes(qn_vm *vm, const char *fn, qn_value v, int rank, uint8_t *mask);
 /* A rest parameter that holds ints, or one list of ints. At most ARRAY_MAX_RANK (E205). */
 QN_MUST_CHECK bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_t *out, int *n);
-/* The same, as sizes: none negative (E203). */
+/* The same, as sizes: none negative (E201). */
 QN_MUST_CHECK bool arg_shape(qn_vm *vm, const char *fn, qn_value rest, int64_t *shape, int *rank);
 
 /* An array for an argument (owned): arrays are themselves, host numbers become rank 0, lists are stacked. In the given dtype,

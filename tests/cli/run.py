@@ -180,7 +180,7 @@ def case_missing_script(p):
 
 
 def case_help(p):
-    for topic, text in (("softmax", "softmax"), ("E201", "broadcast"), ("tunables", "jit.hot")):
+    for topic, text in (("softmax", "softmax"), ("E203", "broadcast"), ("tunables", "jit.hot")):
         result = p.run("help", topic)
         need(result.status == 0 and text in result.out, f"help {topic} should mention {text}", result)
     need(p.run("help", "no_such_thing").status != 0, "help for nothing should fail")
@@ -193,7 +193,7 @@ def case_doctor(p):
 
 def case_error_report(p):
     result = p.script("let a = zeros(4, 3)\n\nlet b = a + zeros(5)\nprint(\"after\")\n")
-    need_error(result, "E201", 3)
+    need_error(result, "E203", 3)
     need("after" not in result.out and "f32[4, 3]" in result.err and "f32[5]" in result.err, "expected both shapes", result)
 
 
@@ -249,7 +249,7 @@ def case_prompt_interrupt(p):
 
 def case_prompt_goes_on(p):
     """After every kind of error the prompt takes the next line."""
-    bad = (("let x = (1,\n2)))", "E102"), ("x.foo", "E401"), ("zeros(3) + zeros(4)", "E201"), ("u8([1]) + 300", "E207"),
+    bad = (("let x = (1,\n2)))", "E102"), ("x.foo", "E401"), ("zeros(3) + zeros(4)", "E203"), ("u8([1]) + 300", "E207"),
            ("zeros(1000000, 1000000)", "E601"), ("load(\"none.npz\")", "E501"), ("load(\"cut.npz\")", "E502"),
            ("fn f(x) = f(x) + 1\nf(1)", "E602"), ("import nowhere", "E503"), ("(" * 10000 + "1" + ")" * 10000, "E106"),
            ("fn g(x, i) = sum(x[i])\nfor _ in 0..20 { g(arange(5), [1]) }\ng(arange(5), [7])", "E303"), ("error(\"mine\")", "E701"))
@@ -310,7 +310,7 @@ def case_out_of_memory(p):
 
 # What fails in compiled code: a body, a call that gets compiled, a call that fails, the error and the line of the body.
 COMPILED_ERRORS = (
-    ("let a = x * 2\n let b = a + y\n sum(b)", "(ones(4, 3), ones(3))", "(ones(4, 3), ones(5))", "E201", 2),
+    ("let a = x * 2\n let b = a + y\n sum(b)", "(ones(4, 3), ones(3))", "(ones(4, 3), ones(5))", "E203", 2),
     ("let a = x + 1\n a * y", "(u8([1, 2]), 3)", "(u8([1, 2]), 300)", "E207", 2),
     ("let a = x + 1\n a & y", "(i32([1, 2]), i32([1, 2]))", "(i32([1, 2]), f32([1, 2]))", "E206", 2),
     ("let a = x + 1\n a // y", "(i32([1, 2]), i32([1, 2]))", "(i32([1, 2]), i32([1, 0]))", "E306", 2),

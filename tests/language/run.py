@@ -6,7 +6,7 @@
 Expectations, anywhere in a script:
 
   print(1 + 1)            # => 2            the next line of stdout is exactly `2` (blanks at the end do not count)
-  x + zeros(3)            # error: E201     the script ends with this error on this line, and with exit status 1
+  x + zeros(3)            # error: E203     the script ends with this error on this line, and with exit status 1
   f(2)                    # error: E208 b is 3 and 5      ... and its report contains this text
   # error: E503                             an error without a line (the comment stands alone: the line is not checked)
   # stderr: compiled in                     stderr contains this text

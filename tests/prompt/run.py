@@ -654,7 +654,7 @@ def case_colors(place):
     p.type(ctrl("u") + "$ + 1")
     need(style("$") == "4;31", "what is no token")
     p.type(ctrl("u") + "ones(2) + ones(3)\r")
-    p.wait(lambda: "E201" in "\n".join(p.screen.lines()), "the error")
+    p.wait(lambda: "E203" in "\n".join(p.screen.lines()), "the error")
     row = [r for r in p.screen.rows if r.text().endswith("| ones(2) + ones(3)")][-1]
     at = row.text().index("ones")
     need(row.cells[at].style == "34" and row.cells[at + 5].style == "36", "colours in the excerpt")
@@ -663,7 +663,7 @@ def case_colors(place):
     need(all(c.style == "" for r in q.screen.rows for c in r.cells), "NO_COLOR: no colours")
     q.type("\r")
     q.type("ones(2) + ones(3)\r")
-    q.wait(lambda: "E201" in "\n".join(q.screen.lines()), "the error")
+    q.wait(lambda: "E203" in "\n".join(q.screen.lines()), "the error")
     need(all(c.style == "" for r in q.screen.rows for c in r.cells), "NO_COLOR: no colours in errors")
 
 
@@ -724,7 +724,7 @@ def case_dumb_terminal(place):
             break
     until(b"qn> ")
     os.write(fd, b"ones(2) + ones(3)\n")
-    until(b"E201")
+    until(b"E203")
     until(b"qn> ")
     need(b"\x1b" not in seen, f"no escapes: {seen}")
     os.write(fd, b"\x04")
@@ -937,8 +937,8 @@ def case_commands(place):
         p.wait(lambda: "softmax(x, axis = -1)" in p.screen.lines(), text)
         p.type(ctrl("l"))
     p.answer("?loaded", "loaded: int 11")
-    p.type("?E201\r")
-    p.wait(lambda: any(r.startswith("E201: ") for r in p.screen.lines()), "the page of an error")
+    p.type("?E203\r")
+    p.wait(lambda: any(r.startswith("E203: ") for r in p.screen.lines()), "the page of an error")
     p.type("?sofmax\r")
     p.wait(lambda: any("nearest: softmax" in r for r in p.screen.lines()), "the nearest name")
     p.type("?\r")

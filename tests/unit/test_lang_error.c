@@ -32,7 +32,7 @@ START_TEST(operands_are_labelled) {
   raise_note(vm, find(vm, s, "x @ w"), "f32[4, 3]  x @ w");
   raise_note(vm, find(vm, s, "b\n"), "f32[5]  b, from train.qn:8");
   vm->error->notes[1].at.end--;
-  expect_report(vm, "error[E201]: shapes do not broadcast: axis -1 is 3 and 5\n"
+  expect_report(vm, "error[E203]: shapes do not broadcast: axis -1 is 3 and 5\n"
                     "  --> train.qn:12:17\n"
                     "   12 |   let h = x @ w + b\n"
                     "      |           ~~~~~   ~\n"
@@ -114,7 +114,7 @@ START_TEST(notes_in_other_places) {
   raise(vm, E_broadcast, find(vm, s, "x + w"), "no");
   raise_note(vm, find(vm, s, "zeros(3)"), "made here");
   raise_note(vm, find(vm, o, "= x"), "and there");
-  expect_report(vm, "error[E201]: no\n"
+  expect_report(vm, "error[E203]: no\n"
                     "  --> a.qn:3:9\n"
                     "    1 | let w = zeros(3)\n"
                     "      |         ~~~~~~~~\n"
