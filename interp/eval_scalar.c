@@ -276,12 +276,10 @@ static qn_value apply_op(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   return op_apply(vm, (op_id)n->row, in, 2, NULL);
 }
 
-/* Does OP_eq answer for these as the language does? It compares an int and a float as two floats, which is exact where the int
- * is known to have 53 bits; a bool is no number. */
-static bool op_compares_exactly(qn_value a, qn_value b) {
-  if (value_is(a, TAG_ARRAY) || value_is(b, TAG_ARRAY) || value_tag_of(a) == value_tag_of(b)) return true;
-  qn_value i = value_is(a, TAG_INT) ? a : b;
-  return value_is_number(a) && value_is_number(b) && !value_node(i) && i.u.i >= -(1LL << 53) && i.u.i <= 1LL << 53;
+/* Does OP_eq answer for these as the language does? A host bool is no number; beside an array it counts as one. */
+static bool op_equals(qn_value a, qn_value b) {
+  return value_is(a, TAG_ARRAY) || value_is(b, TAG_ARRAY) || value_tag_of(a) == value_tag_of(b) ||
+         (value_is_number(a) && value_is_number(b));
 }
 
 /* Equality by structure while a call is recorded: the answer depends on the numbers inside, and on the data of arrays. */
@@ -305,7 +303,7 @@ static qn_value binary_borrowed(qn_vm *vm, const n_binary *n, qn_value a, qn_val
   if (!traced) {
     if (a.head == TAG_INT && b.head == TAG_INT) return int_binary(vm, n, a, b);
     qn_value r;
-    if (value_is_number(a) && value_is_number(b) &&
+    if (value_is_number(a) && value_is_number(b) && (a.head == b.head || !ast_op_compares(op)) &&
         float_binary(op, a.head == TAG_INT ? (double)a.u.i : a.u.f, b.head == TAG_INT ? (double)b.u.i : b.u.f, &r))
       return r;
     if (a.head == TAG_BOOL && b.head == TAG_BOOL) {
@@ -316,8 +314,7 @@ static qn_value binary_borrowed(qn_vm *vm, const n_binary *n, qn_value a, qn_val
   bool array_a = value_is(a, TAG_ARRAY), array_b = value_is(b, TAG_ARRAY);
   bool numeric = (array_a || value_is_scalar(a)) && (array_b || value_is_scalar(b));
   if (op == AST_OP_eq || op == AST_OP_ne) {
-    if (numeric && (array_a || array_b || (traced && vm->rec)) && op_compares_exactly(a, b))
-      return apply_op(vm, n, a, b);
+    if (numeric && (array_a || array_b || (traced && vm->rec)) && op_equals(a, b)) return apply_op(vm, n, a, b);
     if (vm->rec) return equal_recorded(vm, n, a, b);
     int equal = value_equal(vm, a, b);
     return equal < 0 ? value_error() : value_bool((equal == 1) == (op == AST_OP_eq));
@@ -386,7 +383,8 @@ static __attribute__((noinline)) qn_value slow(qn_vm *vm, const n_binary *n, qn_
 enum { ANY, KNOWN_INT, KNOWN_FLOAT };
 #define INLINE static inline __attribute__((always_inline))
 
-/* Two floats, or an int and a float, which count as two floats. */
+/* Two floats, or an int and a float: in arithmetic they count as two floats, comparisons are exact. Where rounding the int leaves
+ * it unequal to the float it has kept their order; where it does not, the int must have lost nothing (up to 2^53). */
 #define FLOATS(make, operator)                                                                                         \
   if (known != KNOWN_INT && a.head == TAG_FLOAT && (known == KNOWN_FLOAT || b.head == TAG_FLOAT)) {                    \
     *r = make(a.u.f operator b.u.f);                                                                                   \
@@ -398,6 +396,18 @@ enum { ANY, KNOWN_INT, KNOWN_FLOAT };
     return true;                                                                                                       \
   }                                                                                                                    \
   if (known != KNOWN_FLOAT && a.head == TAG_FLOAT && (known == KNOWN_INT || b.head == TAG_INT)) {                      \
+    *r = make(a.u.f operator(double) b.u.i);                                                                           \
+    return true;                                                                                                       \
+  }
+#define EXACT(i, f) ((double)(i) != (f) || (uint64_t)(i) + (1ULL << 53) <= 1ULL << 54)
+#define ORDERED(make, operator)                                                                                        \
+  if (known != KNOWN_INT && a.head == TAG_INT && (known == KNOWN_FLOAT || b.head == TAG_FLOAT) &&                      \
+      EXACT(a.u.i, b.u.f)) {                                                                                           \
+    *r = make((double)a.u.i operator b.u.f);                                                                           \
+    return true;                                                                                                       \
+  }                                                                                                                    \
+  if (known != KNOWN_FLOAT && a.head == TAG_FLOAT && (known == KNOWN_INT || b.head == TAG_INT) &&                      \
+      EXACT(b.u.i, a.u.f)) {                                                                                           \
     *r = make(a.u.f operator(double) b.u.i);                                                                           \
     return true;                                                                                                       \
   }
@@ -419,22 +429,21 @@ ARITHMETIC(add, __builtin_add_overflow, +)
 ARITHMETIC(sub, __builtin_sub_overflow, -)
 ARITHMETIC(mul, __builtin_mul_overflow, *)
 
-#define COMPARISON(name, operator, mixed)                                                                              \
+#define COMPARISON(name, operator)                                                                                     \
   INLINE bool fast_##name(qn_value a, qn_value b, int known, qn_value *r) {                                            \
     if (BOTH_INT) {                                                                                                    \
       *r = value_bool(a.u.i operator b.u.i);                                                                           \
       return true;                                                                                                     \
     }                                                                                                                  \
     FLOATS(value_bool, operator)                                                                                       \
-    mixed(value_bool, operator) return false;                                                                          \
+    ORDERED(value_bool, operator) return false;                                                                        \
   }
-#define EXACTLY(make, operator) /* an int and a float compare exactly: value_equal */
-COMPARISON(eq, ==, EXACTLY)
-COMPARISON(ne, !=, EXACTLY)
-COMPARISON(lt, <, MIXED)
-COMPARISON(le, <=, MIXED)
-COMPARISON(gt, >, MIXED)
-COMPARISON(ge, >=, MIXED)
+COMPARISON(eq, ==)
+COMPARISON(ne, !=)
+COMPARISON(lt, <)
+COMPARISON(le, <=)
+COMPARISON(gt, >)
+COMPARISON(ge, >=)
 
 INLINE bool fast_div(qn_value a, qn_value b, int known, qn_value *r) {
   FLOATS(value_float, /)

@@ -115,9 +115,13 @@ void value_free(qn_vm *vm, qn_value v) {
 
 /* ---- equality ------------------------------------------------------------------------------------------------ */
 
-/* int == float by their exact values: the float must be a whole number in range, and then the integers must agree. */
-static bool int_equals_float(int64_t i, double f) {
-  return f >= -0x1p63 && f < 0x1p63 && (double)(int64_t)f == f && (int64_t)f == i;
+int number_order(int64_t i, double f) {
+  if (f != f) return ORDER_NONE;
+  if (f >= 0x1p63) return -1;
+  if (f < -0x1p63) return 1;
+  int64_t whole = (int64_t)f; /* towards zero; what it loses decides where the integers agree */
+  if (i != whole) return i < whole ? -1 : 1;
+  return ((double)whole > f) - ((double)whole < f);
 }
 
 static bool range_equal(const qn_range *a, const qn_range *b) {
@@ -184,8 +188,8 @@ static bool equal_push(qn_vm *vm, equal_walk *w, qn_value a, qn_value b, uint32_
 static int equal_step(qn_vm *vm, equal_walk *w, qn_value a, qn_value b) {
   value_tag s = value_tag_of(a), t = value_tag_of(b);
   if (s != t) {
-    if (s == TAG_INT && t == TAG_FLOAT) return int_equals_float(a.u.i, b.u.f);
-    if (s == TAG_FLOAT && t == TAG_INT) return int_equals_float(b.u.i, a.u.f);
+    if (s == TAG_INT && t == TAG_FLOAT) return number_order(a.u.i, b.u.f) == 0;
+    if (s == TAG_FLOAT && t == TAG_INT) return number_order(b.u.i, a.u.f) == 0;
     return 0;
   }
   switch (s) {

@@ -108,6 +108,10 @@ const char *value_kind_name(qn_value v);
  * functions by identity. Iterative. Returns 1, 0, or -1 with an error (out of memory, or forcing an array failed). */
 QN_MUST_CHECK int value_equal(qn_vm *vm, qn_value a, qn_value b);
 
+/* An int and a float in order, by their exact values (no rounding of the int): -1, 0 or 1; ORDER_NONE where the float is nan. */
+enum { ORDER_NONE = 2 };
+int number_order(int64_t i, double f);
+
 /* ---- strings ----------------------------------------------------------------------------------------- */
 
 /* UTF-8, NUL-terminated for C's sake. Immutable, but for str_append to a string with one owner. Interned strings (all names) are

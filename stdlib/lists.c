@@ -211,19 +211,7 @@ static int compare(qn_vm *vm, qn_value a, qn_value b, int depth) {
     bool nan_a = value_is(a, TAG_FLOAT) && a.u.f != a.u.f, nan_b = value_is(b, TAG_FLOAT) && b.u.f != b.u.f;
     if (nan_a || nan_b) return nan_a - nan_b;
     if (value_is(a, TAG_FLOAT) && value_is(b, TAG_FLOAT)) return (a.u.f > b.u.f) - (a.u.f < b.u.f);
-    /* An int and a float, exactly: compare with the float's integer part, then its fraction. */
-    double f = value_is(a, TAG_FLOAT) ? a.u.f : b.u.f;
-    int64_t i = value_is(a, TAG_FLOAT) ? b.u.i : a.u.i;
-    int order; /* of i to f */
-    if (f >= 0x1p63)
-      order = -1;
-    else if (f < -0x1p63)
-      order = 1;
-    else if (i != (int64_t)f)
-      order = i < (int64_t)f ? -1 : 1;
-    else
-      order = ((double)(int64_t)f > f) - ((double)(int64_t)f < f);
-    return value_is(a, TAG_FLOAT) ? -order : order;
+    return value_is(a, TAG_FLOAT) ? -number_order(b.u.i, a.u.f) : number_order(a.u.i, b.u.f);
   }
   if (value_is(a, TAG_STR) && value_is(b, TAG_STR)) return str_compare(value_str(a), value_str(b));
   if (value_is(a, TAG_LIST) && value_is(b, TAG_LIST) && depth < COMPARE_DEPTH) {

@@ -5,6 +5,7 @@
   integers     host integers: results and errors at the edges of 64 bits; integer arrays, which wrap
   conversion   every dtype into every other, with values at the edges; host numbers into arrays
   equality     == and != between all kinds of values
+  ordering     comparisons of host ints with host floats, which are exact: constants, variables, recorded numbers, sort
   conditions   what if, while, and, or, not take, and what and/or give; & and |
 
 The rules are written down here a second time, in Python's own numbers and from the language's description; nothing is read
@@ -13,6 +14,7 @@ runs interpreted and, recorded at the first call, in the block VM.
 """
 import argparse
 import math
+import operator
 import os
 import struct
 import subprocess
@@ -80,14 +82,14 @@ def sample(d):
 class Cases:
     """Expressions and what each prints: a value, or the id of an error."""
 
-    def __init__(self):
-        self.list = []
+    def __init__(self, head=""):
+        self.list, self.head = [], head
 
     def add(self, expression, want):
         self.list.append((expression, str(want)))
 
     def script(self):
-        lines = ["fn t(f) { print(try { f() } catch e { e.id }) }"]
+        lines = [self.head, "fn t(f) { print(try { f() } catch e { e.id }) }"]
         lines += [f"t(fn() {expression})" for expression, _ in self.list]
         return "\n".join(lines) + "\n"
 
@@ -361,6 +363,45 @@ def equality():
     return c
 
 
+# ---- ordering -----------------------------------------------------------------------------------------------------------
+
+COMPARISONS = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+
+
+def ordering():
+    """Each comparison of constants and of variables; the recorded functions r... have numbers that their graph computes with, and a
+    branch on one of them: the graph's answer and the guard's must agree with Python's, which is exact."""
+    head = []
+    for n, op in enumerate(COMPARISONS):
+        head += [f"fn v{n}(a, b) = a {op} b", f"fn r{n}(x, a, b) = (x + 1, a {op} b)",
+                 f"fn b{n}(x, a, b) = if a {op} b {{ x + 1 }} else {{ x }}",
+                 f"fn w{n}(x, a, b) = where(a {op} b, x + 1, x)"]
+    c = Cases("\n".join(head))
+    ints = [0, 1, -1, 3, 2**53 - 1, 2**53, 2**53 + 1, 2**53 + 2, -2**53 - 1, 2**54 + 1, 2**54 + 3, 2**62 + 1, 2**63 - 1, 2**63 - 512, 2**63 - 513,
+            -2**63, -2**63 + 1, -2**62 - 1]
+    floats = [0.0, -0.0, 0.5, 1.0, -1.0, 3.5, 2.0**53 - 1, 2.0**53, 2.0**53 + 2, -2.0**53, 2.0**54, 2.0**54 + 4, 2.0**62, -2.0**62, 2.0**63,
+              2.0**63 - 1024, -2.0**63, -2.0**63 - 2048, 1e300, math.inf, -math.inf, math.nan]
+    for i in ints:
+        for f in floats:
+            near = abs(i - f) <= 4096 or not math.isfinite(f)
+            for a, b in ((i, f), (f, i)):
+                ta, tb = (written(v) if isinstance(v, int) else f"({shown(v)})" for v in (a, b))
+                for n, (op, function) in enumerate(COMPARISONS.items()):
+                    want = str(function(a, b)).lower()
+                    c.add(f"{ta} {op} {tb}", want)
+                    c.add(f"v{n}({ta}, {tb})", want)
+                    c.add(f"r{n}([0], {ta}, {tb})[1]", want)
+                    if near:
+                        c.add(f"int(b{n}([0], {ta}, {tb}))", int(function(a, b)))
+                        c.add(f"int(w{n}([0], {ta}, {tb}))", int(function(a, b)))
+                        c.add(f"(fn(x, a) (x + 1, a {op} {tb}))([0], {ta})[1]", want)
+                        c.add(f"(fn(x, b) (x + 1, {ta} {op} b))([0], {tb})[1]", want)
+            if f == f:
+                c.add(f"sort(({shown(f)}, {i})) == ({', '.join(shown(v) if isinstance(v, float) else str(v) for v in sorted((f, i)))})",
+                      "true")
+    return c
+
+
 # ---- conditions -------------------------------------------------------------------------------------------------------------
 
 def conditions():
@@ -403,7 +444,7 @@ def conditions():
     return c
 
 
-PARTS = {f.__name__: f for f in (promotion, integers, conversion, equality, conditions)}
+PARTS = {f.__name__: f for f in (promotion, integers, conversion, equality, ordering, conditions)}
 MODES = (["--jit", "off"], ["--jit", "sync", "--set", "jit.hot=1", "--set", "jit.cc=0"])
 
 

@@ -110,6 +110,22 @@ double scalar_math(op_id op, const double *in) {
   return out;
 }
 
+/* An int beside a float: by their exact values, where the compute type would round the int. */
+static qn_value compare_mixed(op_id op, qn_value a, qn_value b) {
+  bool turned = value_is(a, TAG_FLOAT);
+  int order = turned ? number_order(b.u.i, a.u.f) : number_order(a.u.i, b.u.f);
+  if (order == ORDER_NONE) return value_bool(op == OP_ne);
+  if (turned) order = -order;
+  switch (op) {
+  case OP_eq: return value_bool(order == 0);
+  case OP_ne: return value_bool(order != 0);
+  case OP_lt: return value_bool(order < 0);
+  case OP_le: return value_bool(order <= 0);
+  case OP_gt: return value_bool(order > 0);
+  default: return value_bool(order >= 0);
+  }
+}
+
 static double as_double(qn_value v) { return value_is(v, TAG_FLOAT) ? v.u.f : (double)v.u.i; }
 
 qn_value scalar_apply(qn_vm *vm, op_id op, const qn_value *in, int nin) {
@@ -139,6 +155,9 @@ qn_value scalar_apply(qn_vm *vm, op_id op, const qn_value *in, int nin) {
     if (!through_loops(op, QN_bool, &x[0], &x[1], &x[2], &out)) out = x[0];
     return value_bool(out);
   }
+  if (op_rows[op].dtype_rule == DT_compare && value_tag_of(in[0]) != value_tag_of(in[1]) &&
+      (value_is(in[0], TAG_INT) || value_is(in[1], TAG_INT)))
+    return compare_mixed(op, in[0], in[1]);
   double x[3] = {0, 0, 0};
   uint8_t condition = first ? in[0].u.i != 0 : 0;
   for (int i = first; i < nin; i++) x[i] = as_double(in[i]);

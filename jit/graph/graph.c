@@ -223,6 +223,37 @@ uint32_t graph_cast(graph *g, uint32_t node, qn_dtype dtype, uint32_t site) {
   return graph_node_raw(g, OP_cast, &node, 1, &attr, t, site);
 }
 
+/* Is weak node n a constant of magnitude below 2^53, or 2^53 itself? */
+static bool below_2_53(const graph *g, uint32_t n) {
+  qn_value v;
+  if (!graph_const_value(g, n, &v)) return false;
+  return value_is(v, TAG_FLOAT) ? v.u.f > -0x1p53 && v.u.f < 0x1p53 : v.u.i >= -(1LL << 53) && v.u.i <= 1LL << 53;
+}
+
+/* A comparison of the host int i and the host float f by their exact values. With r the int rounded to a float, r and f are in the
+ * order of i and f, or equal; then the sign of i - r decides. That difference is exact: the upper 53 bits of i are a float, the
+ * lower 11 too, and so is what r differs from the upper ones. Not needed where a constant is so small that an equal int is one
+ * that is not rounded (0 is returned then). */
+static uint32_t compare_mixed(graph *g, op_id op, const uint32_t *in, uint32_t site) {
+  bool turned = g->nodes[in[0]].type.dtype == QN_f64;
+  uint32_t i = in[turned], f = in[!turned];
+  if (below_2_53(g, i) || below_2_53(g, f)) return 0;
+  if (turned) op = op == OP_lt ? OP_gt : op == OP_gt ? OP_lt : op == OP_le ? OP_ge : op == OP_ge ? OP_le : op;
+  op_id strictly = op == OP_le ? OP_lt : op == OP_ge ? OP_gt : op;
+#define OP2(op, a, b) graph_op(g, op, (uint32_t[2]){a, b}, 2, NULL, site)
+  uint32_t r = convert(g, i, QN_f64, true, site);
+  uint32_t low = OP2(OP_bitand, i, graph_const_scalar(g, QN_i64, true, 0, 2047, site));
+  uint32_t high = OP2(OP_bitand, i, graph_const_scalar(g, QN_i64, true, 0, ~(int64_t)2047, site));
+  if (!r || !low || !high) return fail(g);
+  uint32_t lost =
+      OP2(OP_sub, convert(g, low, QN_f64, true, site), OP2(OP_sub, r, convert(g, high, QN_f64, true, site)));
+  uint32_t lost_test = OP2(op, lost, graph_const_scalar(g, QN_f64, true, 0.0, 0, site));
+  if (op == OP_ne) return OP2(OP_bitor, OP2(OP_ne, r, f), lost_test);
+  uint32_t tie = OP2(OP_bitand, OP2(OP_eq, r, f), lost_test);
+  return op == OP_eq ? tie : OP2(OP_bitor, OP2(strictly, r, f), tie);
+#undef OP2
+}
+
 uint32_t graph_op(graph *g, op_id op, const uint32_t *in, int nin, const op_attr *attr, uint32_t site) {
   graph_type few_types[8] = {0}, *types = few_types;
   uint32_t few_nodes[8], *nodes = few_nodes;
@@ -237,6 +268,11 @@ uint32_t graph_op(graph *g, op_id op, const uint32_t *in, int nin, const op_attr
   op_types o;
   op_refusal why;
   if (!op_infer(&g->dims, op, types, nin, attr, &o, &why)) return fail(g);
+  if (o.weak && op_rows[op].dtype_rule == DT_compare && types[0].dtype != types[1].dtype && o.compute == QN_f64 &&
+      (types[0].dtype == QN_i64 || types[1].dtype == QN_i64)) {
+    uint32_t exact = compare_mixed(g, op, in, site);
+    if (exact || g->failed) return exact;
+  }
   for (int i = 0; i < nin; i++) {
     nodes[i] = in[i];
     switch (op_operand_role(op, i, nin)) {

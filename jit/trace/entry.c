@@ -92,6 +92,7 @@ static bool guards_make(struct recording *r, entry *e, break_reason *broken) {
     } else if (n->kind == NODE_OP && n->nin <= 3 && n->type.weak) {
       x->op = n->op;
       x->nin = (uint8_t)n->nin;
+      x->dtype = n->type.dtype;
       for (int k = 0; k < n->nin; k++) x->in[k] = number[n->in[k]] - 1;
     } else { /* the number was made from an array's element */
       *broken = BREAK_host_read;
@@ -162,7 +163,8 @@ static bool guards_hold(qn_vm *vm, const entry *e, const qn_value *scalars, text
     } else {
       qn_value in[3];
       for (int k = 0; k < x->nin; k++) in[k] = vals[x->in[k]];
-      vals[i] = scalar_apply(vm, (op_id)x->op, in, x->nin);
+      vals[i] = x->op == OP_cast ? eager_weak_cast(vm, in[0], (qn_dtype)x->dtype)
+                                 : scalar_apply(vm, (op_id)x->op, in, x->nin);
       if (value_is_error(vals[i])) {
         error_clear(vm);
         if (why) {

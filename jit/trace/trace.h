@@ -152,6 +152,7 @@ typedef enum entry_state {
 typedef struct scalar_guard {
   uint8_t op; /* op_id, or OP_COUNT for an input, OP_COUNT + 1 for a constant */
   uint8_t nin;
+  uint8_t dtype;  /* of its value */
   bool compare;   /* the value must equal `value` */
   uint32_t in[3]; /* guard numbers; of an input: the graph input number */
   qn_value value; /* to compare with, or the constant; scalars only */
