@@ -379,9 +379,9 @@ def memory(p):
 
 
 LOOPS = {
-    "kernels": "let x = ones(4096, 4096)\nprint(1)\nwhile true { x = tanh(x) * 0.5 + 1 }",
-    "compiled": "fn f(x) {\n  let y = tanh(x) * 0.5 + 1\n  y * y - x\n}\nlet x = ones(4096, 4096)\nprint(1)\nwhile true { x = f(x) }",
-    "one call": "fn f(x) {\n  while min(x) > -1.0 { x = tanh(x) * 0.5 + 1 }\n  x\n}\nlet x = ones(4096, 4096)\nprint(1)\nf(x)",
+    "kernels": "let x = ones(4096, 4096)\nprint(\"begun\", to: \"stderr\")\nwhile true { x = tanh(x) * 0.5 + 1 }",
+    "compiled": "fn f(x) {\n  let y = tanh(x) * 0.5 + 1\n  y * y - x\n}\nlet x = ones(4096, 4096)\nprint(\"begun\", to: \"stderr\")\nwhile true { x = f(x) }",
+    "one call": "fn f(x) {\n  while min(x) > -1.0 { x = tanh(x) * 0.5 + 1 }\n  x\n}\nlet x = ones(4096, 4096)\nprint(\"begun\", to: \"stderr\")\nf(x)",
 }
 
 
@@ -393,7 +393,7 @@ def interrupt(p):
         process = subprocess.Popen([p.o.quern, *GPU, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         late = threading.Timer(min(15, p.left()), process.kill)
         late.start()
-        begun = process.stdout.readline()
+        begun = process.stderr.readline()
         late.cancel()
         if not begun:
             return p.check(False, f"{name}: it does not begin", process.communicate()[1])
