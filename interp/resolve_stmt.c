@@ -19,21 +19,36 @@ node *nil_node(resolver *r, const ast_node *n) {
 
 /* ---- lost values ------------------------------------------------------------------------------------------------------- */
 
-/* The builtin that a name means here, or NULL. */
-static const builtin_def *builtin_named(resolver *r, qn_str *name) {
+/* The cell of the builtins' scope that a name means here, or NULL. */
+static const global_cell *builtin_cell(resolver *r, qn_str *name) {
   for (function *f = r->fn; f; f = f->outer)
     if (find_variable(f, name) || is_self(f, name)) return NULL;
-  global_cell *c = scope_find(r->scope, name);
-  if (c && module_defines(r, c)) return NULL;
-  if (!c || !c->shadow)
-    c = r->scope->outer ? scope_find(r->scope->outer, name) : c;
-  else
-    c = c->shadow;
-  if (!c || !value_is(c->value, TAG_FN) || value_fn(c->value)->head.flags != FN_BUILTIN) return NULL;
-  return value_fn(c->value)->code;
+  const scope *builtins = r->scope->outer;
+  const global_cell *own = scope_find(r->scope, name);
+  if (!builtins || (own && module_defines(r, own))) return NULL;
+  return own && own->shadow ? own->shadow : scope_find(builtins, name);
 }
 
-static bool fail_lost(resolver *r, const ast_node *n, const builtin_def *def) {
+/* Does a name mean something by now? Where it does not, that is what is to be said. */
+static bool is_known(resolver *r, qn_str *name) {
+  for (function *f = r->fn; f; f = f->outer)
+    if (find_variable(f, name) || is_self(f, name)) return true;
+  const global_cell *own = scope_find(r->scope, name), *builtin = builtin_cell(r, name);
+  return (own && module_defines(r, own)) || (builtin && builtin->value.head != TAG_UNSET);
+}
+
+/* A function without effect? *def: its row in the table; NULL for those of the prelude, which are compositions of such. */
+static bool is_pure(resolver *r, qn_str *name, const builtin_def **def) {
+  *def = NULL;
+  const global_cell *c = builtin_cell(r, name);
+  if (!c || !value_is(c->value, TAG_FN)) return false;
+  if (value_fn(c->value)->head.flags != FN_BUILTIN) return value_fn(c->value)->head.flags == FN_USER;
+  *def = value_fn(c->value)->code;
+  return (*def)->effect == BUILTIN_PURE;
+}
+
+/* `name` is the function that is called, or NULL; `def` its row, if it has one. */
+static bool fail_lost(resolver *r, const ast_node *n, const char *name, const builtin_def *def) {
   const ast_node *first = !def ? NULL : n->kind == AST_method ? n->kids[0] : n->n > 1 ? n->kids[1] : NULL;
   if (first && first->kind == AST_name && strchr(def->signature, '@')) {
     text_buf t, args;
@@ -49,9 +64,8 @@ static bool fail_lost(resolver *r, const ast_node *n, const builtin_def *def) {
     raise_text(r->vm, E_lost_value, n->at, &t);
     return false;
   }
-  if (def)
-    raise(r->vm, E_lost_value, n->at, "the result of %s is lost: it has no other effect; assign it or remove it",
-          def->name);
+  if (name)
+    raise(r->vm, E_lost_value, n->at, "the result of %s is lost: it has no other effect; assign it or remove it", name);
   else
     raise(r->vm, E_lost_value, n->at, "the value of this expression is lost; assign it or remove it");
   return false;
@@ -64,12 +78,19 @@ static bool check_lost(resolver *r, const ast_node *n) {
       raise(r->vm, E_lost_value, n->at, "the result of == is lost; = assigns");
       return false;
     }
-    return fail_lost(r, n, NULL);
+    return fail_lost(r, n, NULL, NULL);
   case AST_unary:
   case AST_not:
   case AST_and:
   case AST_or:
-  case AST_range: return fail_lost(r, n, NULL);
+  case AST_index:
+  case AST_range: return fail_lost(r, n, NULL, NULL);
+  case AST_name:
+  case AST_field:
+    if (n->kind == AST_name && !is_known(r, n->u.s)) return true;
+    raise(r->vm, E_lost_value, n->at,
+          "the value of this expression is lost; assign it or remove it; a call is written %s()", n->u.s->text);
+    return false;
   case AST_call:
   case AST_method: {
     const ast_node *callee = n->kids[0];
@@ -79,8 +100,9 @@ static bool check_lost(resolver *r, const ast_node *n) {
       global_cell *c = scope_find(r->scope, callee->u.s);
       if (c && value_is(c->value, TAG_MODULE)) return true;
     }
-    const builtin_def *def = builtin_named(r, n->kind == AST_call ? callee->u.s : n->u.s);
-    return !def || def->effect != BUILTIN_PURE || fail_lost(r, n, def);
+    qn_str *name = n->kind == AST_call ? callee->u.s : n->u.s;
+    const builtin_def *def;
+    return !is_pure(r, name, &def) || fail_lost(r, n, name->text, def);
   }
   default: return true;
   }
