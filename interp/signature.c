@@ -58,8 +58,31 @@ static bool describe_origin(const type_sig *sig, uint32_t slot, const step *at, 
   return false;
 }
 
+/* An int parameter that sizes are compared with, too, is a binding: it comes from the call. */
+static bool names_size(const type_sig *sig, uint32_t slot) {
+  if (!sig) return false;
+  for (uint32_t i = 0; sig->kind == SIG_ARRAY && i < sig->n; i++)
+    if (sig->dims[i].kind == DIM_PARAM && sig->dims[i].slot == slot) return true;
+  for (uint32_t i = 0; (sig->kind == SIG_LIST || sig->kind == SIG_RECORD) && i < sig->n; i++)
+    if (names_size(sig->items[i], slot)) return true;
+  return false;
+}
+
+static void describe_parameters(const matcher *m, text_buf *t, bool *first) {
+  const fn_code *code = m->code;
+  for (uint32_t i = 0; i < code->nparams; i++) {
+    bool used = names_size(code->result, i);
+    for (uint32_t k = 0; k < code->nparams && !used; k++) used = names_size(code->params[k].type, i);
+    if (!used || !value_is(m->fp[i], TAG_INT)) continue;
+    text_addf(t, "%s%s = %lld, a parameter", *first ? " (bound: " : ", ", code->params[i].name->text,
+              (long long)m->fp[i].u.i);
+    *first = false;
+  }
+}
+
 static void describe_bound(const matcher *m, text_buf *t) {
   bool first = true;
+  describe_parameters(m, t, &first);
   for (uint32_t i = 0; i < m->code->ndims; i++) {
     qn_value v = m->fp[m->code->dims[i].slot];
     if (!value_is(v, TAG_INT)) continue;

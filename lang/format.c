@@ -49,13 +49,15 @@ static bool full(const format *f) { return f->out->failed || f->no_fit || f->out
 
 /* ---- numbers ------------------------------------------------------------------------------------------------- */
 
-/* An element of a dtype, or a host scalar (dtype QN_f64 and so on), as the shortest text that reads back. f16 and bf16
- * are written as floats: what reads back to the float rounds back to them. */
+/* The dtype whose shortest text shows a float: a host scalar's is f64, whatever array's format it takes. */
+static qn_dtype text_dtype(qn_dtype dtype) { return dtype_is_float(dtype) ? dtype : QN_f64; }
+
+/* An element of a dtype, or a host scalar (dtype QN_f64 and so on), as the shortest text that reads back. */
 static void scalar_text(text_buf *t, qn_dtype dtype, qn_value v) {
   switch ((int)value_tag_of(v)) {
   case TAG_BOOL: text_adds(t, v.u.i ? "true" : "false"); break;
   case TAG_INT: text_int(t, v.u.i); break;
-  default: text_float(t, v.u.f, dtype_is_float(dtype) && dtype != QN_f64); break;
+  default: text_float_of(t, v.u.f, text_dtype(dtype)); break;
   }
 }
 
@@ -109,7 +111,7 @@ static void survey_add(survey *s, qn_dtype dtype, double x, text_buf *scratch) {
   if (a > s->largest) s->largest = a;
   if (s->smallest == 0 || a < s->smallest) s->smallest = a;
   scratch->len = 0;
-  text_float(scratch, a, dtype != QN_f64);
+  text_float_of(scratch, a, text_dtype(dtype));
   if (scratch->failed) return;
   /* "12.5", "1e-7" or "1.25e-7": the first and last digits that are not 0, and what power of ten the last one stands for. */
   int digits = 0, after = 0, exponent = 0, first = -1, last = 0, last_after = 0;
@@ -1020,7 +1022,7 @@ static bool spec_scalar(qn_vm *vm, qn_value v, qn_dtype dtype, const spec *s, te
     x = fabs(x);
     if (type == '%') x *= 100;
     if (type == 0 && s->precision < 0)
-      text_float(&body, x, dtype_is_float(dtype) && dtype != QN_f64);
+      text_float_of(&body, x, text_dtype(dtype));
     else
       text_decimal(&body, x, type == '%' ? 'f' : type ? type : 'g', s->precision < 0 ? 6 : s->precision);
     if (type == '%') text_adds(&body, "%");

@@ -3,8 +3,8 @@
  * Shortest text (text_float). A double x = c * 2^q owns the interval of reals that round to it. With k chosen so that a
  * unit of 10^k fits once or a few times into that interval, at most two multiples of 10^(k+1) and of 10^k need testing.
  * The bounds, scaled by 4 * 10^-k, are computed as integers from a 128-bit power of ten, with the lost part folded into
- * the lowest bit, which suffices to compare them (R. Giulietti, "The Schubfach way to render doubles"). A float uses the
- * same code with its own c and q.
+ * the lowest bit, which suffices to compare them (R. Giulietti, "The Schubfach way to render doubles"). The narrower
+ * dtypes use the same code with their own c and q.
  *
  * Reading (float_parse). The first 19 digits times a 128-bit power of ten give a lower and an upper bound of the value; if
  * both round to one double, that is it (nearly always). Otherwise the decimal is compared exactly, in big integers,
@@ -136,31 +136,38 @@ static bool text_special(text_buf *t, double *x) {
   return false;
 }
 
-void text_float(text_buf *t, double x, bool f32) {
+/* Bits of the significand, and the exponent of the least one: a number of the dtype is c * 2^q with c < 2^bits, q >= least. */
+static const struct precision {
+  int bits, least;
+} precisions[] = {[QN_f16] = {11, -24}, [QN_bf16] = {8, -133}, [QN_f32] = {24, -149}, [QN_f64] = {53, -1074}};
+
+static double rounded_to(double x, qn_dtype dtype) {
+  switch ((int)dtype) {
+  case QN_f16: return f16_to_f32(f64_to_f16(x));
+  case QN_bf16: return bf16_to_f32(f64_to_bf16(x));
+  case QN_f32: return (float)x;
+  default: return x;
+  }
+}
+
+void text_float_of(text_buf *t, double x, qn_dtype dtype) {
+  x = rounded_to(x, dtype);
   if (text_special(t, &x)) return;
   if (x == 0) {
     text_adds(t, "0.0");
     return;
   }
-  uint64_t c;
-  int q, exponent;
-  bool least;
-  if (f32) {
-    float f = (float)x;
-    uint32_t bits;
-    memcpy(&bits, &f, 4);
-    int e = (int)(bits >> 23);
-    c = bits & 0x7fffff;
-    least = c == 0 && e > 1;
-    if (e) c |= 1 << 23;
-    q = (e ? e : 1) - 150;
-  } else {
-    c = double_parts(x, &q);
-    least = c == (uint64_t)1 << 52 && q > -1074;
-  }
+  const struct precision *p = &precisions[dtype];
+  int wide, exponent;
+  uint64_t c = double_parts(x, &wide);
+  int q = wide + 53 - p->bits > p->least ? wide + 53 - p->bits : p->least;
+  c >>= q - wide;
+  bool least = c == (uint64_t)1 << (p->bits - 1) && q > p->least;
   uint64_t digits = shortest(c, q, least, &exponent);
   text_digits(t, digits, exponent);
 }
+
+void text_float(text_buf *t, double x, bool f32) { text_float_of(t, x, f32 ? QN_f32 : QN_f64); }
 
 /* ---- big integers -------------------------------------------------------------------------------------------- */
 

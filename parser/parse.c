@@ -190,6 +190,8 @@ static const char *slip_of_words(const parser *p, int kind, token t) {
     return "a file is bound to a name: import \"lib/util.qn\" as util";
   if (p->before == T_ARROW && accepts(p, T_LC) && accepts(p, T_ASSIGN))
     return "-> gives the type of the result; a short body is written fn f(x) = x + 1";
+  if (p->before == T_ARROW && p->last == T_NAME && accepts(p, T_LC) && begins_value(kind))
+    return "behind the type of its result a function's body stands in braces: fn(x) -> int { ... }";
   return NULL;
 }
 

@@ -133,6 +133,30 @@ START_TEST(floats_read_back_and_are_shortest) {
 }
 END_TEST
 
+/* Every f16 and bf16 there is. */
+START_TEST(halves_read_back_and_are_shortest) {
+  text_buf t;
+  text_init(&t, NULL);
+  for (int wide = 0; wide < 2; wide++) {
+    for (uint32_t bits = 1; bits < 0x8000; bits++) {
+      double x = wide ? bf16_to_f32((uint16_t)bits) : f16_to_f32((uint16_t)bits), y;
+      if (!isfinite(x)) continue;
+      text_free(&t);
+      text_float_of(&t, x, wide ? QN_bf16 : QN_f16);
+      if (!float_parse(t.text, strlen(t.text), &y) || (wide ? f64_to_bf16(y) : f64_to_f16(y)) != bits)
+        ck_abort_msg("%a prints as %s", x, t.text);
+      int n = significant(t.text);
+      if (n == 1) continue;
+      char shorter[64];
+      snprintf(shorter, sizeof shorter, "%.*e", n - 2, x);
+      y = strtod(shorter, NULL);
+      if ((wide ? f64_to_bf16(y) : f64_to_f16(y)) == bits) ck_abort_msg("%s is longer than %s", t.text, shorter);
+    }
+  }
+  text_free(&t);
+}
+END_TEST
+
 START_TEST(decimals_are_read_correctly_rounded) {
   char s[1600];
   double y;
@@ -323,7 +347,7 @@ END_TEST
 int main(void) {
   Suite *s = suite_create("lang_number");
   CASE(tcase_create("shortest"), floats_print_in_the_languages_form, doubles_read_back_and_are_shortest,
-       floats_read_back_and_are_shortest);
+       floats_read_back_and_are_shortest, halves_read_back_and_are_shortest);
   CASE(tcase_create("reading"), decimals_are_read_correctly_rounded);
   CASE(tcase_create("precision"), precision_is_kept_as_asked);
   CASE(tcase_create("locale"), the_locale_does_not_matter);
