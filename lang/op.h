@@ -55,14 +55,25 @@ typedef enum op_shape_rule {
   SH_data, SH_dot, SH_product
 } op_shape_rule;
 
+/* What becomes of an op when it is done in all lanes at once (jit/graph/batch.c): the lanes are axis 0 of the operands that differ
+ * from lane to lane. */
+#define BATCH_RULES(RULE)                                                                                              \
+  RULE(elementwise) /* operands of fewer axes get axes of 1 behind the lanes', and broadcast */                        \
+  RULE(axes)        /* the attribute's axes + 1 */                                                                     \
+  RULE(axes_of_all) /* the same; operands that all lanes share are repeated along the lanes */                         \
+  RULE(per_axis)    /* attributes by axis get an entry for the lanes' */                                               \
+  RULE(pad)         /* the same; by where, if the lanes are padded with different numbers */                           \
+  RULE(index)       /* the lane is one more index */                                                                   \
+  RULE(scatter)     /* the same */                                                                                     \
+  RULE(dot)         /* the lanes are one more batch axis, or rows of one product */                                    \
+  RULE(draw)        /* numbers of their own for the lanes: of one draw for all, or by the keys of the lanes */         \
+  RULE(shared)      /* no operand: the same in every lane */                                                           \
+  RULE(mask)        /* by a mask that all lanes share; another gives results that differ in size */                    \
+  RULE(made_later)  /* none: simplification makes it, after batching */
 typedef enum op_batch_rule {
-  BATCH_elementwise, /* align the batch axis and broadcast */
-  BATCH_shift_axes,  /* batch axis first, attribute axes + 1 */
-  BATCH_prepend,     /* batch axis first, per-axis attributes get an entry for it */
-  BATCH_index,       /* batch axis becomes one more indexed axis (iota) */
-  BATCH_dot,         /* batch axis joins the product's batch axes */
-  BATCH_per_lane,    /* lane number enters the counter */
-  BATCH_none         /* no batched operand, or one lane at a time */
+#define RULE(name) BATCH_##name,
+  BATCH_RULES(RULE)
+#undef RULE
 } op_batch_rule;
 
 typedef enum op_raises {
@@ -88,6 +99,8 @@ typedef enum op_raises {
  *   index      d[0] = number of index operands k; they broadcast together and replace the k leading axes
  *   scatter    the same; mode = how v is combined (scatter_mode)
  *   compress   mask covers the leading axes (its rank)
+ *   random_*   mode = where the key is from: DRAW_COUNTED the VM's seed and counter, DRAW_KEYED the program. Lanes of a vmap get
+ *              numbers of their own from the first, and from the second the same where they have the same key
  *   cast, fit, iota, random_*  dtype
  *              cast: flags & ATTR_WEAK makes a weak host scalar (bool, i64 or f64) from a weak one or an array of rank 0
  *   dot        flags & ATTR_LIBRARY: on the device where it was recorded its library made it; & ATTR_X_ACROSS, & ATTR_Y_ACROSS: of an
@@ -100,11 +113,12 @@ enum { OP_ATTR_DIMS = 3 * ARRAY_MAX_RANK };
 enum { ATTR_REVERSE = 1, ATTR_EXCLUSIVE = 2, ATTR_DESCENDING = 4, ATTR_WEAK = 8, ATTR_PROVEN = 16, ATTR_LIBRARY = 32, ATTR_X_ACROSS = 64,
        ATTR_Y_ACROSS = 128 };
 typedef enum scatter_mode { SCATTER_SET, SCATTER_ADD, SCATTER_MUL, SCATTER_MIN, SCATTER_MAX } scatter_mode;
+typedef enum draw_mode { DRAW_COUNTED, DRAW_KEYED } draw_mode;
 typedef struct op_attr {
   uint8_t dtype;    /* qn_dtype */
   uint8_t axes;     /* bit i: axis i */
   uint8_t keepdims;
-  uint8_t mode;     /* scatter_mode */
+  uint8_t mode;     /* scatter_mode, draw_mode */
   uint8_t flags;    /* ATTR_ bits */
   uint8_t n;        /* entries of d in use */
   qn_dim d[OP_ATTR_DIMS];

@@ -36,7 +36,7 @@ static bool operands(qn_vm *vm, const char *fn, qn_value key, int64_t draw, qn_v
 
 static qn_value draw(qn_vm *vm, const char *fn, op_id op, qn_dtype dtype, int rank, const int64_t *shape, qn_value key,
                      int64_t number) {
-  op_attr attr = {.dtype = (uint8_t)dtype, .n = (uint8_t)rank};
+  op_attr attr = {.dtype = (uint8_t)dtype, .mode = value_is(key, TAG_NIL) ? DRAW_COUNTED : DRAW_KEYED, .n = (uint8_t)rank};
   for (int i = 0; i < rank; i++) attr.d[i] = shape[i];
   qn_value in[3];
   if (!operands(vm, fn, key, number, in)) return value_error();

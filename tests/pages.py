@@ -16,7 +16,7 @@ import tempfile
 
 # What a host, not a script, makes happen: states the test that does it. The last two are defects; how they are reported is
 # tested where they are raised on purpose.
-ELSEWHERE = {"E505": "unit.interp", "E604": "unit.interp", "E802": "unit.lang_array", "E803": "cli.verify_names_node"}
+ELSEWHERE = {"E406": "unit.graph_batch", "E505": "unit.interp", "E604": "unit.interp", "E802": "unit.lang_array", "E803": "cli.verify_names_node"}
 
 
 class Pages:

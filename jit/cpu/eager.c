@@ -618,12 +618,15 @@ static qn_value apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op
   if (t.weak) return scalar_apply(vm, op, in, nin);
   if (op_rows[op].klass == CLASS_RANDOM) {
     qk_scalar keys[3];
-    for (int i = 0; i < 3; i++) {
+    bool arrays = false;
+    for (int i = 0; i < 3; i++) arrays |= types[i].rank > 0;
+    for (int i = 0; i < 3 && !arrays; i++) {
       qn_value v = in[i];
       if (value_is(v, TAG_ARRAY) && !array_item(vm, value_array(v), 0, &v)) return value_error();
       keys[i].i = v.u.i;
     }
-    return as_value(run_kernel(vm, op, operands, 3, attr, &t.result, keys, device));
+    if (!arrays) return as_value(run_kernel(vm, op, operands, 3, attr, &t.result, keys, device));
+    t.compute = QN_i64; /* of the keys */
   }
   int made = 0;
   for (; made < nin; made++) {

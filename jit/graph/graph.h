@@ -197,7 +197,7 @@ typedef enum op_role {
   ROLE_AS_IS,     /* of cast and fit */
   ROLE_CONDITION, /* bool; a weak one is fitted unless the result is weak */
   ROLE_INDEX,     /* any integer dtype; a weak one is fitted to i64 */
-  ROLE_KEY        /* a weak i64, or an i64 array of rank 0 */
+  ROLE_KEY        /* a weak i64, or an i64 array over the result's first axes */
 } op_role;
 op_role op_operand_role(op_id op, int i, int nin);
 

@@ -270,7 +270,7 @@ static bool dtype_attr(const infer *f) {
     return refuse(f, E_dtype, "random numbers need a float dtype, not %s", dtype_rows[d].name);
   if (f->row->klass == CLASS_RANDOM)
     for (int i = 0; i < f->nin; i++)
-      if (f->in[i].dtype != QN_i64 || f->in[i].rank)
+      if (f->in[i].dtype != QN_i64)
         return refuse(f, E_dtype, "the words of a key are i64 numbers, not %s", type_words(f, &f->in[i], a));
   return true;
 }
@@ -532,6 +532,17 @@ static qn_dim elements_of(dim_table *dims, int rank, const qn_dim *shape) {
   return n;
 }
 
+/* The axes of a draw's keys are its first ones. */
+static bool check_keys(const infer *f) {
+  int rank = 0;
+  for (int i = 0; i < f->nin; i++)
+    if (f->in[i].rank > rank) rank = f->in[i].rank;
+  if (rank > f->attr->n) return refuse(f, E_rank, "%s of %d axes by keys of %d", f->row->name, f->attr->n, rank);
+  for (int i = 0; i < f->nin; i++)
+    if (!check_broadcast_to(f, i, rank, f->attr->d)) return false;
+  return true;
+}
+
 static bool shape_attr(const infer *f) {
   const op_attr *attr = f->attr;
   char a[WORDS], b[WORDS];
@@ -540,6 +551,7 @@ static bool shape_attr(const infer *f) {
                   ARRAY_MAX_RANK);
   if (f->op == OP_iota && one_axis(f, attr->n) < 0) return false;
   if (!set_shape(f, attr->n, attr->d)) return false;
+  if (f->row->klass == CLASS_RANDOM) return check_keys(f);
   if (f->op != OP_reshape) return true;
   const graph_type *x = &f->in[0];
   qn_dim old = elements_of(f->dims, x->rank, x->shape), new = elements_of(f->dims, attr->n, attr->d);

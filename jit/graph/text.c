@@ -121,7 +121,10 @@ static void print_attr(const graph *g, op_id op, const op_attr *a, text_buf *out
     text_adds(out, "]");
   }
   if (a->keepdims) text_adds(out, " keepdims");
-  if (a->mode) text_addf(out, " mode=%s", mode_names[a->mode]);
+  if (a->mode && op_rows[op].klass == CLASS_RANDOM)
+    text_adds(out, " keyed");
+  else if (a->mode)
+    text_addf(out, " mode=%s", mode_names[a->mode]);
   for (int i = 0; i < FLAGS; i++)
     if (a->flags & flag_names[i].bit) text_addf(out, " %s", flag_names[i].name);
   bool shaped = op_attr_is_dim(op, 0) && op_attr_is_dim(op, 2), triples = op_attr_is_dim(op, 0) && !shaped;
@@ -556,6 +559,8 @@ static bool attributes(parser *p, op_id op, op_attr *a) {
       if (!attr_axes(p, a)) return false;
     } else if (word(p, "keepdims")) {
       a->keepdims = 1;
+    } else if (op_rows[op].klass == CLASS_RANDOM && word(p, "keyed")) {
+      a->mode = DRAW_KEYED;
     } else if (word(p, "mode")) {
       if (!attr_mode(p, a)) return false;
     } else if (word(p, "dtype")) {

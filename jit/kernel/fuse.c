@@ -428,8 +428,10 @@ static uint32_t reading(graph *g, uint32_t n, int i) {
   case OP_concat:
   case OP_slice_put: return EDGE_VIEW;
   case OP_broadcast: return EDGE_GROW;
-  default: return lower_role(g, n) == NODE_IS_STEP || node->type.weak ? EDGE_FORCED : 0;
+  default: break;
   }
+  if (op_rows[node->op].klass == CLASS_RANDOM) return EDGE_GROW; /* each key draws many elements */
+  return lower_role(g, n) == NODE_IS_STEP || node->type.weak ? EDGE_FORCED : 0;
 }
 
 typedef struct walk {

@@ -291,6 +291,14 @@ static dot_axes dot_axes_of(const lowering *l, const graph_node *node) {
   return d;
 }
 
+/* How many axes of a draw are those of its keys. */
+static int keys_rank(const lowering *l, const graph_node *node) {
+  int rank = 0;
+  for (int i = 0; i < node->nin; i++)
+    if (node_of(l, node->in[i])->type.rank > rank) rank = node_of(l, node->in[i])->type.rank;
+  return rank;
+}
+
 static void link_node(lowering *l, uint32_t n) {
   const graph_node *node = node_of(l, n);
   op_attr attr = graph_attr(node);
@@ -328,6 +336,9 @@ static void link_node(lowering *l, uint32_t n) {
     link_axes(l, x, x_rank - 1, y, d.y_k);
     return;
   }
+  case CLASS_RANDOM:
+    for (int i = 0; i < node->nin; i++) link_broadcast(l, node->in[i], n, keys_rank(l, node));
+    return;
   default: break;
   }
   qn_dim shape[ARRAY_MAX_RANK];
@@ -893,11 +904,14 @@ static k_val value_scalar(lowering *l, uint32_t n) {
 static k_val value_random(lowering *l, uint32_t n, const k_form *at, k_guard guard) {
   const graph_node *node = node_of(l, n);
   k_val keys[3];
+  int rank = keys_rank(l, node);
   for (int i = 0; i < 3; i++)
-    if (!(keys[i] = lower_value(l, node->in[i], NULL, guard))) return 0;
+    if (!(keys[i] = broadcast_value(l, node->in[i], rank, at, guard))) return 0;
+  graph_type each = {.rank = (uint8_t)(node->type.rank - rank)}; /* what one key draws */
+  memcpy(each.shape, node->type.shape + rank, each.rank * sizeof *each.shape);
   int64_t size;
-  bool small = dim_is_const(&l->g->dims, graph_elements(l->g, &node->type), &size) && size <= (int64_t)1 << 32;
-  return lower_random(l, (op_id)node->op, (qn_dtype)node->type.dtype, flat(l, &node->type, at), small, keys);
+  bool small = dim_is_const(&l->g->dims, graph_elements(l->g, &each), &size) && size <= (int64_t)1 << 32;
+  return lower_random(l, (op_id)node->op, (qn_dtype)node->type.dtype, flat(l, &each, at + rank), small, keys);
 }
 
 static k_val compute(lowering *l, uint32_t n, const k_form *at, k_guard guard) {

@@ -352,18 +352,36 @@ static bool key_along(key_writer *w, const op_call *c, const op_attr *attr) {
   return put_rest(w, b.bytes, b.n);
 }
 
+/* Elements are numbered row-major, whatever the shape: one axis. With keys that are arrays their axes stand before it; `joins` says
+ * that there are some, and operands are written without the axis that a key draws. */
+static bool key_draw(key_writer *w, const op_call *c, const op_attr *attr) {
+  uint8_t codes[2 * ARRAY_MAX_RANK];
+  body b = {.n = 0};
+  space s = {.rank = 0};
+  int64_t each = 1;
+  for (int i = 0; i < c->nin; i++)
+    if (c->in[i].rank > s.rank) s.rank = c->in[i].rank;
+  bool arrays = s.rank > 0;
+  for (int a = s.rank; a < c->out.rank; a++) each *= c->out.shape[a];
+  memcpy(s.size, c->out.shape, (size_t)s.rank * sizeof *s.size);
+  for (int i = 0; i < c->nin; i++) add_column(&s, i, &c->in[i], 0, c->in[i].rank, s.rank);
+  merge_axes(&s, c->nin);
+  size_codes(w, &s, codes);
+  op_attr head = *attr;
+  head.mode = 0; /* whose key it is makes no difference here */
+  put_head(w, c, &head, arrays);
+  for (int i = 0; i < c->nin && arrays; i++) put_column(w, &b, &s, i, codes, QN_i64, false);
+  int rank = s.rank;
+  if (!arrays || each != 1) codes[rank++] = size_code(w, each);
+  put_result(w, &b, codes, rank);
+  return put_rest(w, b.bytes, b.n);
+}
+
 static bool key_made(key_writer *w, const op_call *c, const op_attr *attr) {
   uint8_t codes[ARRAY_MAX_RANK];
   body b = {.n = 0};
   int rank = c->out.rank;
-  if (op_rows[c->op].klass == CLASS_RANDOM) { /* elements are numbered row-major, whatever the shape */
-    int64_t n = 1;
-    for (int a = 0; a < rank; a++) n *= c->out.shape[a];
-    codes[0] = size_code(w, n);
-    rank = 1;
-  } else {
-    for (int a = 0; a < rank; a++) codes[a] = size_code(w, c->out.shape[a]);
-  }
+  for (int a = 0; a < rank; a++) codes[a] = size_code(w, c->out.shape[a]);
   put_head(w, c, attr, 0);
   put_result(w, &b, codes, rank);
   return put_rest(w, b.bytes, b.n);
@@ -375,14 +393,13 @@ bool op_call_key(const op_call *c, op_key *key, int64_t ints[OP_CALL_INTS]) {
   const op_row *row = &op_rows[c->op];
   key->n = 0;
   key_writer w = {.key = key, .ints = ints, .fine = row->klass != CLASS_POINTWISE};
-  bool keys = row->klass == CLASS_RANDOM;
-  if (!keys && c->nin > OP_CALL_OPERANDS) return false;
+  if (c->nin > OP_CALL_OPERANDS) return false;
   switch ((op_class)row->klass) {
   case CLASS_POINTWISE: return key_pointwise(&w, c, attr);
   case CLASS_REDUCE:
   case CLASS_SCAN: return key_reduce(&w, c, attr);
   case CLASS_DOT: return key_dot(&w, c, attr);
-  case CLASS_RANDOM: return key_made(&w, c, attr);
+  case CLASS_RANDOM: return key_draw(&w, c, attr);
   default: break;
   }
   switch (c->op) {
@@ -499,10 +516,10 @@ l_program *kernel_for_op(const op_key *key, schedule_target target, const char *
   r.at = (uint16_t)(r.at + r.nsizes);
   uint32_t operands[OP_CALL_OPERANDS];
   qn_dim strides[OP_CALL_OPERANDS + 2][ARRAY_MAX_RANK] = {{0}}; /* by node: inputs are nodes 1.. */
-  bool random = op_rows[op].klass == CLASS_RANDOM;
+  bool random = op_rows[op].klass == CLASS_RANDOM, numbers = random && !joins; /* draws by host numbers */
   for (int i = 0; i < nin; i++) {
-    graph_type t = {.dtype = QN_i64, .weak = random};
-    if (!random) {
+    graph_type t = {.dtype = QN_i64, .weak = numbers};
+    if (!numbers) {
       t.dtype = take(&r);
       take_shape(&r, &t, strides[i + 1]);
     }
@@ -516,7 +533,7 @@ l_program *kernel_for_op(const op_key *key, schedule_target target, const char *
   uint32_t node = graph_node_raw(r.g, op, operands, nin, &attr, out, 0);
   l_program *p = NULL;
   if (node && !r.g->failed)
-    p = make_program(r.g, node, operands, random ? 0 : nin, (const qn_dim(*)[ARRAY_MAX_RANK])strides, joins,
+    p = make_program(r.g, node, operands, numbers ? 0 : nin, (const qn_dim(*)[ARRAY_MAX_RANK])strides, joins,
                      (uint32_t)(r.nsizes + r.nstrides), target, why);
   graph_free(r.g);
   return p;

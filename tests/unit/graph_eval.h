@@ -647,6 +647,29 @@ static inline void eval_sort(eval *e, const graph_node *n, eval_value *out) {
   free(order);
 }
 
+/* ---- random numbers: not Philox, some function of keys and element ---- */
+
+static inline void eval_random(eval *e, const graph_node *n, eval_value *out) {
+  int rank = 0;
+  int64_t each = 1; /* elements that a key draws */
+  for (int m = 0; m < n->nin; m++)
+    if (e->v[n->in[m]].rank > rank) rank = e->v[n->in[m]].rank;
+  for (int a = rank; a < out->rank; a++) each *= out->shape[a];
+  for (int64_t k = 0; k < out->n; k++) {
+    uint64_t h = (uint64_t)(k % each) * 0x9e3779b97f4a7c15u + 1;
+    int64_t c[16];
+    eval_coords(out->shape, out->rank, k, c);
+    for (int m = 0; m < n->nin; m++) {
+      const eval_value *key = &e->v[n->in[m]];
+      h = (h ^ (uint64_t)key->i[eval_broadcast(key, rank, c)]) * 0xff51afd7ed558ccdu;
+    }
+    if (out->isfloat)
+      out->f[k] = eval_round((qn_dtype)n->type.dtype, (double)(h >> 40) * 0x1p-24);
+    else
+      out->i[k] = (int64_t)h;
+  }
+}
+
 /* ---- graphs ---- */
 
 static inline bool eval_node(eval *e, uint32_t at) {
@@ -679,16 +702,7 @@ static inline bool eval_node(eval *e, uint32_t at) {
   case CLASS_VIEW: eval_view(e, n, out); return true;
   case CLASS_DOT: eval_dot(e, n, out); return true;
   case CLASS_LIBRARY: eval_sort(e, n, out); return true;
-  case CLASS_RANDOM: /* not Philox: some function of keys and element */
-    for (int64_t k = 0; k < out->n; k++) {
-      uint64_t h = (uint64_t)k * 0x9e3779b97f4a7c15u + 1;
-      for (int m = 0; m < 3; m++) h = (h ^ (uint64_t)e->v[n->in[m]].i[0]) * 0xff51afd7ed558ccdu;
-      if (out->isfloat)
-        out->f[k] = eval_round((qn_dtype)n->type.dtype, (double)(h >> 40) * 0x1p-24);
-      else
-        out->i[k] = (int64_t)h;
-    }
-    return true;
+  case CLASS_RANDOM: eval_random(e, n, out); return true;
   case CLASS_INDEX: break;
   }
   switch ((op_id)n->op) {

@@ -1,0 +1,516 @@
+/* Batching of graphs (batch.h): the walk over a lane's nodes, and the rule of each op.
+ *
+ * A rule receives a node of the lane, of whose operands at least one differs from lane to lane (or a draw, which always does), and
+ * returns the node for all lanes: of the type [lanes, the lane's shape]. Operands that differ are arrays [lanes, their shape];
+ * the others are as the lane has them. The table of rules is made from the list in lang/op.h, so a rule that is missing does not
+ * compile.
+ *
+ * Alignment. Operands of a lane broadcast from the last axis. With the lanes in front, an operand that differs and has fewer axes
+ * than the result gets axes of 1 between the lanes and its own; one that all lanes share broadcasts as it is.
+ *
+ * Bits. Orders of reductions depend on the axis and its length alone, so rules are free to move the lanes' axis anywhere but
+ * onto a reduced one. Stores of scatter go in row-major order: the lanes come first, and lanes do not meet.
+ *
+ * Batches inside this one. What depends on a stand-in of an inner batch has no meaning here: the inner batch says so of its
+ * nodes (BATCH_INNER) whenever this one advances, and when it ends. In turn an inner batch that goes on must not take what this
+ * one has appended for nodes of its lane: draws have no operand that would tell.
+ */
+#include "jit/graph/batch.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "lang/error.h"
+
+typedef struct batching {
+  graph_batch *b;
+  graph *g;
+  uint32_t site;
+  op_id op;
+  int nin;
+  const uint32_t *in; /* as in the lane */
+  graph_type type;    /* of the lane's result */
+  op_attr attr;
+  op_refusal *why;
+} batching;
+
+typedef uint32_t batch_rule(batching *c);
+#define RULE(name) static batch_rule batch_##name;
+BATCH_RULES(RULE)
+#undef RULE
+static batch_rule *const rules[] = {
+#define RULE(name) [BATCH_##name] = batch_##name,
+    BATCH_RULES(RULE)
+#undef RULE
+};
+
+#ifdef QN_CHECKED
+enum { CHECKED_NODES = 4000 }; /* the whole graph is verified after each step, which in a loop costs quadratic time */
+#endif
+
+/* ---- refusals -------------------------------------------------------------------------------------------------------- */
+
+__attribute__((format(printf, 3, 4))) static uint32_t refuse(batching *c, int id, const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  c->why->id = id;
+  vsnprintf(c->why->text, sizeof c->why->text, format, args);
+  va_end(args);
+  return 0;
+}
+
+static uint32_t refuse_rank(batching *c, int rank) {
+  return refuse(c, E_rank,
+                "vmap: with the axis of the lanes %s would need an array of %d axes; at most %d are possible",
+                op_rows[c->op].name, rank, ARRAY_MAX_RANK);
+}
+
+/* ---- building ---------------------------------------------------------------------------------------------------------- */
+
+/* Appends an op. 0: an operand is 0, memory is short, or the rules of types refuse. */
+static uint32_t make(batching *c, op_id op, const uint32_t *in, int nin, const op_attr *attr) {
+  graph_type few[8], *types = few;
+  for (int i = 0; i < nin; i++)
+    if (!in[i]) return 0;
+  if (nin > 8 && !(types = arena_alloc(&c->b->memory, (size_t)nin * sizeof *types))) {
+    c->g->failed = true;
+    return 0;
+  }
+  for (int i = 0; i < nin; i++) types[i] = c->g->nodes[in[i]].type;
+  op_types t;
+  return op_infer(&c->g->dims, op, types, nin, attr, &t, c->why) ? graph_op(c->g, op, in, nin, attr, c->site) : 0;
+}
+
+static uint32_t make1(batching *c, op_id op, uint32_t x, const op_attr *attr) { return make(c, op, &x, 1, attr); }
+
+static uint32_t make2(batching *c, op_id op, uint32_t x, uint32_t y, const op_attr *attr) {
+  const uint32_t in[] = {x, y};
+  return make(c, op, in, 2, attr);
+}
+
+/* A view of `node` with another shape of the same elements, or broadcast to it. */
+static uint32_t shaped(batching *c, op_id op, uint32_t node, int rank, const qn_dim *shape) {
+  if (!node) return 0;
+  if (rank > ARRAY_MAX_RANK) return refuse_rank(c, rank);
+  graph_type t = c->g->nodes[node].type;
+  if (!t.weak && t.rank == rank && memcmp(t.shape, shape, (size_t)rank * sizeof *shape) == 0) return node;
+  op_attr attr = {.n = (uint8_t)rank};
+  memcpy(attr.d, shape, (size_t)rank * sizeof *shape);
+  return make1(c, op, node, &attr);
+}
+
+/* Axis `from` of an array goes to place `to`. */
+static uint32_t moved(batching *c, uint32_t node, int from, int to) {
+  if (!node || from == to) return node;
+  op_attr attr = {.n = c->g->nodes[node].type.rank};
+  for (int i = 0, k = 0; i < attr.n; i++) {
+    if (k == from) k++;
+    attr.d[i] = i == to ? from : k++;
+  }
+  return make1(c, OP_permute, node, &attr);
+}
+
+/* The type of operand k in the lane. */
+static const graph_type *lane_type(const batching *c, int k) { return &c->g->nodes[c->in[k]].type; }
+
+/* All lanes of operand k, or 0. */
+static uint32_t whole(const batching *c, int k) { return c->in[k] < c->b->cap ? c->b->whole[c->in[k]] : 0; }
+
+static uint32_t operand(const batching *c, int k) {
+  uint32_t w = whole(c, k);
+  return w ? w : c->in[k];
+}
+
+/* Operand k where lanes' operands broadcast to `rank` axes. */
+static uint32_t aligned(batching *c, int k, int rank) {
+  uint32_t w = whole(c, k);
+  graph_type t = *lane_type(c, k);
+  if (!w || t.rank >= rank) return operand(c, k);
+  if (rank + 1 > ARRAY_MAX_RANK) return refuse_rank(c, rank + 1);
+  qn_dim shape[ARRAY_MAX_RANK + 1] = {c->b->lanes};
+  for (int i = 0; i < rank; i++) shape[1 + i] = i < rank - t.rank ? 1 : t.shape[i - (rank - t.rank)];
+  return shaped(c, OP_reshape, w, rank + 1, shape);
+}
+
+/* `node`, which all lanes share, once for each lane. */
+static uint32_t repeated(batching *c, uint32_t node) {
+  if (!node) return 0;
+  graph_type t = c->g->nodes[node].type;
+  qn_dim shape[ARRAY_MAX_RANK + 1] = {c->b->lanes};
+  memcpy(shape + 1, t.shape, t.rank * sizeof *shape);
+  return shaped(c, OP_broadcast, node, t.rank + 1, shape);
+}
+
+/* Operand k with the axis of the lanes in any case. */
+static uint32_t expanded(batching *c, int k) {
+  uint32_t w = whole(c, k);
+  return w ? w : repeated(c, c->in[k]);
+}
+
+/* The number of the lane, [lanes, 1 ..] to go with index operands of `rank` axes in a lane. */
+static uint32_t lane_number(batching *c, int rank) {
+  if (rank + 1 > ARRAY_MAX_RANK) return refuse_rank(c, rank + 1);
+  op_attr attr = {.dtype = QN_i64, .axes = 1, .n = (uint8_t)(rank + 1), .d = {c->b->lanes}};
+  for (int i = 0; i < rank; i++) attr.d[1 + i] = 1;
+  return make(c, OP_iota, NULL, 0, &attr);
+}
+
+/* ---- rules: elements, axes, views ---------------------------------------------------------------------------------------------- */
+
+/* Host floats of lanes are f64 arrays (and their comparisons bool arrays), so conversions among weak numbers are casts. */
+static uint32_t batch_elementwise(batching *c) {
+  uint32_t in[3] = {0};
+  bool read = c->op == OP_cast && (c->attr.flags & ATTR_WEAK) && !lane_type(c, 0)->weak;
+  if ((c->type.weak && c->type.dtype == QN_i64) || (read && c->type.dtype != QN_f64))
+    return refuse(c, E_not_batched, "vmap: a host %s cannot differ from lane to lane; keep it in an array",
+                  c->type.dtype == QN_i64 ? "integer" : "bool");
+  for (int k = 0; k < c->nin; k++) in[k] = aligned(c, k, c->type.rank);
+  if (c->op != OP_cast && c->op != OP_fit) return make(c, c->op, in, c->nin, &c->attr);
+  if (!in[0]) return 0;
+  if (c->g->nodes[in[0]].type.dtype == c->attr.dtype) return in[0];
+  c->attr.flags &= (uint8_t)~ATTR_WEAK;
+  return make(c, OP_cast, in, 1, &c->attr);
+}
+
+static uint32_t batch_axes(batching *c) {
+  if (c->type.rank + 1 > ARRAY_MAX_RANK || lane_type(c, 0)->rank + 1 > ARRAY_MAX_RANK)
+    return refuse_rank(c, ARRAY_MAX_RANK + 1);
+  c->attr.axes = (uint8_t)(c->attr.axes << 1);
+  return make1(c, c->op, whole(c, 0), &c->attr);
+}
+
+/* concat (x ..), gather (x, i), gather_add (x, i, v): sizes of operands agree, but v broadcasts. */
+static uint32_t batch_axes_of_all(batching *c) {
+  uint32_t few[4], *in = few;
+  if (c->nin > 4 && !(in = arena_alloc(&c->b->memory, (size_t)c->nin * sizeof *in))) {
+    c->g->failed = true;
+    return 0;
+  }
+  int rank = lane_type(c, 0)->rank;
+  if (rank + 1 > ARRAY_MAX_RANK) return refuse_rank(c, rank + 1);
+  for (int k = 0; k < c->nin; k++) {
+    in[k] = c->op == OP_gather_add && k == 2 ? aligned(c, k, rank) : expanded(c, k);
+    if (!in[k]) return 0;
+  }
+  c->attr.axes = (uint8_t)(c->attr.axes << 1);
+  return make(c, c->op, in, c->nin, &c->attr);
+}
+
+/* The attribute with an entry for the lanes: `width` numbers an axis. */
+static void give_entry(batching *c, int width, const qn_dim *entry) {
+  memmove(c->attr.d + width, c->attr.d, c->attr.n * sizeof *c->attr.d);
+  memcpy(c->attr.d, entry, (size_t)width * sizeof *entry);
+  c->attr.n = (uint8_t)(c->attr.n + width);
+}
+
+static uint32_t batch_per_axis(batching *c) {
+  const qn_dim all[3] = {0, c->b->lanes, 1};
+  int rank = lane_type(c, 0)->rank;
+  if (c->type.rank + 1 > ARRAY_MAX_RANK || rank + 1 > ARRAY_MAX_RANK) return refuse_rank(c, ARRAY_MAX_RANK + 1);
+  switch (c->op) {
+  case OP_slice: give_entry(c, 3, all); break;
+  case OP_slice_put: give_entry(c, 3, all); return make2(c, c->op, expanded(c, 0), aligned(c, 1, rank), &c->attr);
+  case OP_permute:
+    for (int i = 0; i < c->attr.n; i++) c->attr.d[i]++;
+    give_entry(c, 1, (const qn_dim[]){0});
+    break;
+  case OP_broadcast: give_entry(c, 1, &c->b->lanes); return make1(c, c->op, aligned(c, 0, c->type.rank), &c->attr);
+  default: give_entry(c, 1, &c->b->lanes); /* reshape */
+  }
+  return make1(c, c->op, whole(c, 0), &c->attr);
+}
+
+static uint32_t batch_pad(batching *c) {
+  graph_type x = *lane_type(c, 0);
+  op_attr lane = c->attr;
+  const qn_dim none[3] = {0};
+  if (x.rank + 1 > ARRAY_MAX_RANK) return refuse_rank(c, x.rank + 1);
+  uint32_t number = c->in[1];
+  if (whole(c, 1)) number = graph_const_scalar(c->g, (qn_dtype)x.dtype, false, 0, 0, c->site);
+  if (whole(c, 0)) give_entry(c, 3, none);
+  uint32_t padded = make2(c, OP_pad, operand(c, 0), number, &c->attr);
+  if (!whole(c, 1)) return padded;
+  uint32_t off = graph_const_scalar(c->g, QN_bool, false, 0, 0, c->site),
+           on = graph_const_scalar(c->g, QN_bool, false, 1, 1, c->site);
+  uint32_t added = make2(c, OP_pad, shaped(c, OP_broadcast, off, x.rank, x.shape), on, &lane);
+  const uint32_t in[] = {added, aligned(c, 1, c->type.rank), padded};
+  return make(c, OP_where, in, 3, NULL);
+}
+
+/* ---- rules: indexing ----------------------------------------------------------------------------------------------------------------- */
+
+/* Axes that the k index operands of a lane have together. */
+static int index_rank(const batching *c, int k) {
+  int rank = 0;
+  for (int i = 1; i <= k; i++)
+    if (lane_type(c, i)->rank > rank) rank = lane_type(c, i)->rank;
+  return rank;
+}
+
+static bool any_whole(const batching *c, int from, int to) {
+  for (int i = from; i < to; i++)
+    if (whole(c, i)) return true;
+  return false;
+}
+
+/* The index operands of a lane, aligned, into in[0..k). */
+static bool indices(batching *c, int k, uint32_t *in) {
+  int rank = index_rank(c, k);
+  for (int i = 0; i < k; i++)
+    if (!(in[i] = aligned(c, 1 + i, rank))) return false;
+  return true;
+}
+
+/* Where only x differs, the lanes' axis goes behind the indexed ones, and afterwards back to the front. */
+static uint32_t batch_index(batching *c) {
+  int k = c->nin - 1, rank = index_rank(c, k);
+  uint32_t in[ARRAY_MAX_RANK + 2] = {whole(c, 0)};
+  if (c->type.rank + 1 > ARRAY_MAX_RANK || lane_type(c, 0)->rank + 1 > ARRAY_MAX_RANK)
+    return refuse_rank(c, ARRAY_MAX_RANK + 1);
+  if (!any_whole(c, 1, c->nin)) {
+    in[0] = moved(c, in[0], 0, k);
+    memcpy(in + 1, c->in + 1, (size_t)k * sizeof *in);
+    return moved(c, make(c, OP_index, in, 1 + k, &c->attr), rank, 0);
+  }
+  if (!in[0]) {
+    in[0] = c->in[0];
+    return indices(c, k, in + 1) ? make(c, OP_index, in, 1 + k, &c->attr) : 0;
+  }
+  c->attr.d[0] = k + 1;
+  in[1] = lane_number(c, rank);
+  return indices(c, k, in + 2) ? make(c, OP_index, in, 2 + k, &c->attr) : 0;
+}
+
+static uint32_t batch_scatter(batching *c) {
+  int k = c->nin - 2, rank = index_rank(c, k), of_x = lane_type(c, 0)->rank;
+  uint32_t in[ARRAY_MAX_RANK + 3];
+  if (of_x + 1 > ARRAY_MAX_RANK || rank + of_x - k + 1 > ARRAY_MAX_RANK) return refuse_rank(c, ARRAY_MAX_RANK + 1);
+  c->attr.d[0] = k + 1;
+  in[0] = expanded(c, 0);
+  in[1] = lane_number(c, rank);
+  if (!indices(c, k, in + 2)) return 0;
+  in[2 + k] = aligned(c, 1 + k, rank + of_x - k);
+  return make(c, OP_scatter, in, 3 + k, &c->attr);
+}
+
+/* ---- rules: products, draws, refusals -------------------------------------------------------------------------------------------------- */
+
+static uint32_t transposed(batching *c, uint32_t matrix) { return moved(c, matrix, 1, 0); }
+
+/* Operand k of a product, [lanes, 1 .. , its batch axes, rows, columns] with `batch` axes between: a vector is a row as operand 0, a
+ * column as operand 1. */
+static uint32_t as_batch(batching *c, int k, int batch) {
+  graph_type t = *lane_type(c, k);
+  if (!whole(c, k)) return c->in[k];
+  qn_dim shape[ARRAY_MAX_RANK + 3] = {c->b->lanes};
+  int own = t.rank > 1 ? t.rank - 2 : 0, at = 1;
+  if (batch + 3 > ARRAY_MAX_RANK) return refuse_rank(c, batch + 3);
+  for (int i = own; i < batch; i++) shape[at++] = 1;
+  if (t.rank == 1 && k == 0) shape[at++] = 1;
+  for (int i = 0; i < t.rank; i++) shape[at++] = t.shape[i];
+  if (t.rank == 1 && k == 1) shape[at++] = 1;
+  return shaped(c, OP_reshape, whole(c, k), at, shape);
+}
+
+/* With one operand that all lanes share and no batch axes there, the product stays one of matrices where the lanes can be rows:
+ * products commute in each step of the sum, so w @ x of vectors x is the rows x times the transpose of w. */
+static uint32_t batch_dot(batching *c) {
+  const graph_type x = *lane_type(c, 0), y = *lane_type(c, 1);
+  bool of_x = whole(c, 0) != 0, of_y = whole(c, 1) != 0;
+  if (c->type.rank + 1 > ARRAY_MAX_RANK) return refuse_rank(c, c->type.rank + 1);
+  if (!of_y && y.rank <= 2) return make2(c, OP_dot, whole(c, 0), c->in[1], NULL);
+  if (!of_x && y.rank == 1 && x.rank <= 2)
+    return make2(c, OP_dot, whole(c, 1), x.rank == 1 ? c->in[0] : transposed(c, c->in[0]), NULL);
+  int bx = x.rank > 1 ? x.rank - 2 : 0, by = y.rank > 1 ? y.rank - 2 : 0, batch = bx > by ? bx : by;
+  uint32_t out = make2(c, OP_dot, as_batch(c, 0, batch), as_batch(c, 1, batch), NULL);
+  qn_dim shape[ARRAY_MAX_RANK + 1] = {c->b->lanes};
+  memcpy(shape + 1, c->type.shape, c->type.rank * sizeof *shape);
+  return shaped(c, OP_reshape, out, c->type.rank + 1, shape);
+}
+
+/* Without a key all lanes are one draw. With keys the axes of the keys come first, and each key draws the rest. */
+static uint32_t batch_draw(batching *c) {
+  uint32_t in[3];
+  int rank = 0;
+  if (c->type.rank + 1 > ARRAY_MAX_RANK) return refuse_rank(c, c->type.rank + 1);
+  for (int k = 0; k < 3; k++)
+    if (lane_type(c, k)->rank > rank) rank = lane_type(c, k)->rank;
+  for (int k = 0; k < 3; k++) in[k] = aligned(c, k, rank);
+  give_entry(c, 1, &c->b->lanes);
+  return make(c, c->op, in, 3, &c->attr);
+}
+
+static uint32_t batch_shared(batching *c) {
+  return refuse(c, E_internal, "%s differs from lane to lane", op_rows[c->op].name);
+}
+
+/* compress (x, mask) where only x differs: the lanes' axis goes behind those of the mask. The size is the lane's. */
+static uint32_t batch_mask(batching *c) {
+  if (c->op == OP_nonzero)
+    return refuse(c, E_not_batched, "vmap: %s would give another number of elements in each lane", op_rows[c->op].name);
+  if (whole(c, 1))
+    return refuse(c, E_not_batched,
+                  "vmap: x[mask] would have another size in each lane; use where(mask, x, 0), which keeps the size");
+  if (lane_type(c, 0)->rank + 1 > ARRAY_MAX_RANK) return refuse_rank(c, lane_type(c, 0)->rank + 1);
+  uint32_t in[] = {moved(c, whole(c, 0), 0, lane_type(c, 1)->rank), c->in[1]};
+  if (!in[0]) return 0;
+  graph_type t = c->type;
+  memmove(t.shape + 2, t.shape + 1, (size_t)(t.rank - 1) * sizeof *t.shape);
+  t.shape[1] = c->b->lanes;
+  t.rank++;
+  return moved(c, graph_node_raw(c->g, OP_compress, in, 2, &c->attr, t, c->site), 1, 0);
+}
+
+static uint32_t batch_made_later(batching *c) {
+  return refuse(c, E_internal, "%s comes after batching", op_rows[c->op].name);
+}
+
+/* ---- the walk -------------------------------------------------------------------------------------------------------------------------- */
+
+void batch_begin(graph_batch *b, graph *g, graph_batch *outer, qn_dim lanes, uint32_t from) {
+  *b = (graph_batch){.g = g, .outer = outer, .lanes = lanes, .from = from, .done = from};
+  arena_init(&b->memory, g->arena.vm);
+  if (outer) outer->inner = b;
+}
+
+/* Room for all nodes of the graph. */
+static bool room(graph_batch *b) {
+  uint32_t need = b->g->n;
+  if (need <= b->cap) return true;
+  uint32_t cap = b->cap ? b->cap : 64;
+  while (cap < need) cap *= 2;
+  uint32_t *more = arena_alloc(&b->memory, cap * sizeof *more);
+  if (!more) {
+    b->g->failed = true;
+    return false;
+  }
+  if (b->cap) memcpy(more, b->whole, b->cap * sizeof *more);
+  b->whole = more;
+  b->cap = cap;
+  return true;
+}
+
+/* Tells the batch around which nodes are of this one's lanes. */
+static bool tell_outer(const graph_batch *b) {
+  graph_batch *outer = b->outer;
+  if (!room(outer)) return false;
+  for (uint32_t i = b->from; i < b->done && i < b->cap; i++)
+    if (b->whole[i] && !outer->whole[i]) outer->whole[i] = BATCH_INNER;
+  return true;
+}
+
+void batch_end(graph_batch *b) {
+  if (b->outer) {
+    if (!tell_outer(b)) b->g->failed = true;
+    b->outer->inner = NULL;
+  }
+  arena_free(&b->memory);
+  *b = (graph_batch){.g = NULL};
+}
+
+bool batch_bind(graph_batch *b, uint32_t lane, uint32_t node) {
+  if (!lane || !node || !room(b)) return false;
+  b->whole[lane] = node;
+  return true;
+}
+
+/* The stand-in is zeros, though nothing looks at them. */
+uint32_t batch_lane(graph_batch *b, uint32_t node, uint32_t site) {
+  if (!node) return 0;
+  graph_type t = b->g->nodes[node].type;
+  op_attr attr = {.n = (uint8_t)(t.rank - 1)};
+  memcpy(attr.d, t.shape + 1, attr.n * sizeof *attr.d);
+  uint32_t zero = graph_const_scalar(b->g, (qn_dtype)t.dtype, false, 0, 0, site);
+  uint32_t lane = graph_op(b->g, OP_broadcast, &zero, 1, &attr, site);
+  return lane && batch_bind(b, lane, node) ? lane : 0;
+}
+
+static bool out_of_memory(op_refusal *why, uint32_t *culprit) {
+  why->id = E_memory;
+  snprintf(why->text, sizeof why->text, "out of memory");
+  *culprit = 0;
+  return false;
+}
+
+/* The check of a lane's node is made by its counterpart. */
+static bool mark_proven(graph *g, uint32_t node) {
+  if (!graph_fallible(g, node)) return true;
+  graph_node *n = &g->nodes[node];
+  op_attr attr = graph_attr(n);
+  attr.flags |= ATTR_PROVEN;
+  size_t bytes = offsetof(op_attr, d) + attr.n * sizeof *attr.d;
+  op_attr *copy = arena_alloc(&g->arena, bytes);
+  if (!copy) return false;
+  n->attr = memcpy(copy, &attr, bytes);
+  return true;
+}
+
+/* Does a node differ from lane to lane though no operand does? */
+static bool is_lanes_draw(const graph_node *n) {
+  return n->kind == NODE_OP && op_rows[n->op].klass == CLASS_RANDOM && n->attr->mode == DRAW_COUNTED;
+}
+
+/* Appends the counterpart of node i, if it has one. */
+static bool step(graph_batch *b, uint32_t i, uint32_t *culprit, op_refusal *why) {
+  graph *g = b->g;
+  graph_node n = g->nodes[i]; /* the list moves while nodes are appended */
+  bool any = is_lanes_draw(&n);
+  if (b->whole[i]) return true;
+  for (int k = 0; k < n.nin; k++) {
+    uint32_t w = b->whole[n.in[k]];
+    if (w == BATCH_INNER) {
+      b->whole[i] = w;
+      return true;
+    }
+    any |= w != 0;
+  }
+  if (!any) return true;
+  *culprit = i;
+  batching c = {b, g, n.site, (op_id)n.op, n.nin, n.in, n.type, graph_attr(&n), why};
+  *why = (op_refusal){0};
+  uint32_t made = n.kind == NODE_OP ? rules[op_rows[n.op].batch_rule](&c)
+                                    : refuse(&c, E_not_batched,
+                                             "vmap: a branch or loop that was captured as a region cannot be batched");
+  if (g->failed || b->memory.failed) return out_of_memory(why, culprit);
+  if (!made) return false;
+  if (!room(b) || !mark_proven(g, i)) return out_of_memory(why, culprit);
+  b->whole[i] = made;
+  return true;
+}
+
+bool batch_advance(graph_batch *b, uint32_t *culprit, op_refusal *why) {
+  if (b->inner && !(batch_advance(b->inner, culprit, why) && tell_outer(b->inner))) {
+    if (b->g->failed) out_of_memory(why, culprit);
+    return false;
+  }
+  uint32_t n = b->g->n;
+  if (!room(b)) return out_of_memory(why, culprit);
+  for (; b->done < n; b->done++)
+    if (!step(b, b->done, culprit, why)) return false;
+  for (graph_batch *x = b; x; x = x->inner) x->done = b->g->n; /* what was appended is no lane's */
+#ifdef QN_CHECKED
+  char wrong[160];
+  if (b->g->n > n && b->g->n < CHECKED_NODES && !graph_verify(b->g, wrong, sizeof wrong)) {
+    why->id = E_internal;
+    snprintf(why->text, sizeof why->text, "batching made a graph that is none: %s", wrong);
+    return false;
+  }
+#endif
+  return true;
+}
+
+uint32_t batch_whole_always(graph_batch *b, uint32_t node) {
+  uint32_t w = batch_whole(b, node);
+  if (w || !node) return w;
+  graph *g = b->g;
+  graph_type t = g->nodes[node].type;
+  if (t.rank + 1 > ARRAY_MAX_RANK) return 0;
+  op_refusal why;
+  batching c = {.b = b, .g = g, .site = g->nodes[node].site, .op = OP_broadcast, .why = &why};
+  if (t.weak) {
+    op_attr attr = {.dtype = t.dtype};
+    node = make1(&c, OP_fit, node, &attr);
+  }
+  return repeated(&c, node);
+}
