@@ -6,6 +6,7 @@
 #include "interp/cli.h"
 #include "interp/terminal.h"
 #include "jit/gpu/gpu.h"
+#include "lang/timeline.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -90,6 +91,8 @@ static const char usage[] =
     "  --device cpu|gpu|gpu:N     where new arrays are made\n"
     "  --threads N                threads of a kernel (default: all processors)\n"
     "  --log CHANNELS             " LOG_NAMES ", or all\n"
+    "  --trace FILE               what ran when, for chrome://tracing or ui.perfetto.dev: recordings, compilations, "
+    "kernels\n"
     "  --set NAME=VALUE           a tunable; `quern help tunables` lists them\n"
     "  --version, --help\n"
     "\n"
@@ -107,8 +110,9 @@ typedef struct options {
   int nsets;
   uint64_t fail_alloc; /* for tests: which allocation after start-up fails; 0: none, they are counted */
   bool count_allocs;
-  const char *code; /* -e */
-  int first;        /* of the remaining arguments */
+  const char *code;  /* -e */
+  const char *trace; /* the file for --trace, or NULL */
+  int first;         /* of the remaining arguments */
 } options;
 
 static bool parse_count(const char *text, uint64_t *out) {
@@ -162,6 +166,8 @@ static int set_option(options *o, const char *name, const char *value) {
   } else if (strcmp(name, "--fail-alloc") == 0) {
     if (!parse_count(value, &o->fail_alloc)) return misuse("--fail-alloc takes a number, not '%s'", value);
     o->count_allocs = o->fail_alloc == 0;
+  } else if (strcmp(name, "--trace") == 0) {
+    o->trace = value;
   } else if (strcmp(name, "-e") == 0) {
     o->code = value;
   } else {
@@ -249,6 +255,13 @@ static qn_vm *open_vm(const options *o, char **args, int nargs, int *status) {
     return NULL;
   }
   vm->log |= bits | o->log;
+  FILE *trace =
+      o->trace ? fopen(o->trace, "ab") : NULL; /* that it cannot be written is to be said before the script runs */
+  if (o->trace && (!trace || fclose(trace) != 0 || !timeline_start(vm->engine))) {
+    fprintf(stderr, "quern: --trace: cannot write %s: %s\n", o->trace, strerror(errno));
+    qn_vm_close(vm);
+    return NULL;
+  }
   bool ok = !set || !*set || tunable_set_list(vm, set);
   for (int i = 0; i < o->nsets && ok; i++) ok = tunable_set_list(vm, o->sets[i]);
   if (ok) {
@@ -277,8 +290,23 @@ static bool output_written(void) {
   return false;
 }
 
+/* The timeline into the file that --trace names. */
+static bool write_trace(const options *o, qn_vm *vm) {
+  text_buf t;
+  text_init(&t, NULL);
+  timeline_text(vm->engine, &t);
+  errno = 0;
+  FILE *f = t.failed ? NULL : fopen(o->trace, "wb");
+  bool ok = f && fwrite(t.text, 1, t.len, f) == t.len;
+  ok = f && fclose(f) == 0 && ok;
+  if (!ok) fprintf(stderr, "quern: cannot write %s: %s\n", o->trace, t.failed ? "out of memory" : strerror(errno));
+  text_free(&t);
+  return ok;
+}
+
 static int close_vm(const options *o, qn_vm *vm, int status) {
   interrupt_vm = NULL;
+  if (o->trace && !write_trace(o, vm)) status = EXIT_SCRIPT;
   if (o->count_allocs) fprintf(stderr, "allocations: %llu\n", (unsigned long long)mem_stats_of(vm)->allocations);
   qn_vm_close(vm);
   return output_written() ? status : EXIT_SCRIPT;
@@ -287,7 +315,9 @@ static int close_vm(const options *o, qn_vm *vm, int status) {
 /* ---- running --------------------------------------------------------------------------------------------------------------- */
 
 static int run(qn_vm *vm, const char *name, const char *text, size_t len) {
+  int64_t begin = timeline_begin(vm->engine);
   qn_status status = qn_eval(vm, name, text, len, NULL);
+  timeline_end(vm->engine, TIMELINE_script, name, begin, NULL, 0);
   if (status != QN_OK) cli_report(vm);
   return status == QN_OK ? EXIT_FINE : EXIT_SCRIPT;
 }
@@ -319,7 +349,7 @@ char *cli_read(const char *path, size_t *len) {
 static int run_file(const options *o, char **argv, int argc) {
   size_t len;
   char *text = cli_read(argv[0], &len);
-  if (!text) return EXIT_SCRIPT;
+  if (!text) return EXIT_MISUSE;
   int status;
   qn_vm *vm = open_vm(o, argv + 1, argc - 1, &status);
   if (vm) status = close_vm(o, vm, run(vm, argv[0], text, len));
@@ -362,7 +392,7 @@ static int run_help(const options *o, char **argv, int argc) {
   bool found = interp_help(vm, argv[0], &t);
   if (t.text && !t.failed) fwrite(t.text, 1, t.len, found ? stdout : stderr);
   text_free(&t);
-  return close_vm(o, vm, found ? EXIT_FINE : EXIT_SCRIPT);
+  return close_vm(o, vm, found ? EXIT_FINE : EXIT_MISUSE);
 }
 
 /* The file that a program's name means on PATH. */
@@ -440,5 +470,10 @@ int interp_main(int argc, char **argv) {
   if (strcmp(rest[0], "help") == 0) return run_help(&o, rest + 1, n - 1);
   if (strcmp(rest[0], "explain") == 0) return run_explain(&o, rest + 1, n - 1);
   if (strcmp(rest[0], "doctor") == 0) return run_doctor(&o);
+  if (strcmp(rest[0], "export") == 0 && access(rest[0], F_OK) != 0)
+    return misuse(
+        "%s: this version does not export functions; a script runs with `quern FILE`, and a host runs it through the "
+        "library (quern.h)",
+        rest[0]);
   return run_file(&o, rest, n);
 }

@@ -19,6 +19,7 @@
 #endif
 
 #include "lang/internal.h"
+#include "lang/timeline.h"
 
 enum {
   VALUE_STACK = 1 << 20,    /* slots; address space, touched as it is used */
@@ -53,6 +54,7 @@ static qn_engine *engine_open(void) {
 static void engine_close(qn_engine *e) {
   if (!e) return;
   if (e->jit_close) e->jit_close(e);
+  timeline_close(e);
   pool_close(e->pool);
   free(e);
 }

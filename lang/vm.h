@@ -44,6 +44,7 @@ struct qn_engine {
   void *code;        /* jit/cpu/compile.c's: compiled kernels */
   void *gpu;         /* jit/gpu's: the driver, devices and compiled kernels */
   void *jit;         /* jit/trace's: workers and their queue */
+  struct timeline *timeline; /* what happened when, for --trace (timeline.h); NULL: nobody wants to know */
   void (*jit_close)(qn_engine *engine);
 };
 

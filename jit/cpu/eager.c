@@ -23,6 +23,7 @@
 #include "jit/cpu/product.h"
 #include "jit/kernel/device.h"
 #include "jit/kernel/lower.h"
+#include "lang/timeline.h"
 
 #define GRAD(fn) 0
 #define NO_GRAD(why) 0
@@ -423,9 +424,11 @@ static qn_array *run_kernel(qn_vm *vm, op_id op, qn_array *const *in, int nin, c
   if (device) {
     device_program *there = out->size > 0 ? program_there(k) : NULL;
     bool able = there && vm->hooks.kernels->ready(vm, device, &there, 1, waits(vm));
+    int64_t begin = timeline_begin(vm->engine);
     device_answer answer = out->size == 0 ? DEVICE_DONE
                            : able         ? vm->hooks.kernels->launch(vm, device, there, buffers, ints, keys)
                                           : DEVICE_REFUSES;
+    timeline_end(vm->engine, TIMELINE_kernel, op_rows[op].name, begin, "gpu", device - 1);
     if (answer == DEVICE_DONE) return out;
     value_release(vm, value_obj(TAG_ARRAY, out));
     return answer == DEVICE_FAILS ? NULL : through_host(vm, run_kernel, op, in, nin, attr, t, keys, device);

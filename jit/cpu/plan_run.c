@@ -20,6 +20,7 @@
 #include "jit/cpu/eager.h"
 #include "jit/cpu/library.h"
 #include "jit/cpu/product.h"
+#include "lang/timeline.h"
 
 typedef struct plan_frame {
   qn_vm *vm;
@@ -154,10 +155,9 @@ static bool run_product_step(plan_frame *f, const plan_step *s) {
   return ok;
 }
 
-static bool run_library_step(plan_frame *f, const plan_step *s) {
+static bool run_library_call(plan_frame *f, const plan_step *s) {
   graph *g = f->p->graph;
   const graph_node *n = &g->nodes[s->node];
-  if (n->op == OP_product && f->device) return run_product_step(f, s);
   buffer_array in[LIBRARY_OPERANDS];
   qn_array *operands[LIBRARY_OPERANDS];
   if (n->nin > LIBRARY_OPERANDS || s->nbuffers != n->nin + 1u) {
@@ -196,6 +196,14 @@ static bool run_library_step(plan_frame *f, const plan_step *s) {
   }
   value_release(f->vm, value_obj(TAG_ARRAY, out));
   return true;
+}
+
+static bool run_library_step(plan_frame *f, const plan_step *s) {
+  op_id op = (op_id)f->p->graph->nodes[s->node].op;
+  int64_t begin = timeline_begin(f->vm->engine);
+  bool ok = op == OP_product && f->device ? run_product_step(f, s) : run_library_call(f, s);
+  timeline_end(f->vm->engine, TIMELINE_kernel, op_rows[op].name, begin, "library", 1);
+  return ok;
 }
 
 static qn_value slot_value(const plan_frame *f, uint32_t slot) {
@@ -301,7 +309,9 @@ static uint32_t run_stretch(plan_frame *f, uint32_t first, bool join, bool *apar
   device_call call = {
       .symbols = f->symbols, .buffers = f->buffers, .slots = f->slots, .product = call_product, .caller = f};
   device_answer answer = DEVICE_DONE;
+  int64_t begin = timeline_begin(f->vm->engine);
   if (kernels || products) answer = f->vm->hooks.kernels->plan_kernels(f->vm, f->there, &call, first, n);
+  timeline_end(f->vm->engine, TIMELINE_kernel, "steps on the device", begin, "steps", n);
   *apart = answer == DEVICE_REFUSES && products;
   f->refused = answer == DEVICE_REFUSES && !products;
   if (error && answer == DEVICE_DONE)

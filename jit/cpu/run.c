@@ -17,6 +17,7 @@
 #include "jit/cpu/cpu.h"
 #include "jit/cpu/eager.h"
 #include "jit/cpu/team.h"
+#include "lang/timeline.h"
 
 /* ---- state --------------------------------------------------------------------------------------------------------------------- */
 
@@ -255,6 +256,7 @@ bool kernel_launch(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase
   struct cpu_state *s = cpu_of(vm);
   *failure = (vm_failure){.error = ~(uint64_t)0};
   if (!s) return false;
+  int64_t begin = timeline_begin(vm->engine);
   if (!*vm_code && !(*vm_code = vmcode_make(p, s->loops))) {
     raise_memory(vm);
     return false;
@@ -308,6 +310,7 @@ bool kernel_launch(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase
   if (scratch_data) mem_buffer_free(vm, scratch_data, scratch);
   for (int t = 0; t < s->threads; t++) piece_leave(vm, &s->frames[t]);
   if (all != few) mem_free(vm, all, p->nbuffers * sizeof *all);
+  timeline_end(vm->engine, TIMELINE_kernel, p->name ? p->name : "kernel", begin, "compiled", compiled != NULL);
   return ok;
 }
 

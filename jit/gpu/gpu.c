@@ -15,6 +15,7 @@ gpu_engine *gpu_engine_of(qn_engine *engine) {
   gpu_engine *e = __atomic_load_n((gpu_engine **)&engine->gpu, __ATOMIC_ACQUIRE);
   if (e) return e;
   if (!(e = calloc(1, sizeof *e))) return NULL;
+  e->engine = engine;
   pthread_mutex_init(&e->lock, NULL);
   pthread_cond_init(&e->work, NULL);
   pthread_cond_init(&e->done, NULL);

@@ -44,6 +44,7 @@ typedef struct gpu_job gpu_job;
 enum { GPU_WORKERS = 4 };
 
 typedef struct gpu_engine {
+  qn_engine *engine;    /* whose it is */
   pthread_mutex_t lock; /* over all that follows but the code that is ready */
   bool opened;
   libraries libraries;

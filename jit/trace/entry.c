@@ -11,6 +11,7 @@
 
 #include "jit/gpu/gpu.h"
 #include "jit/trace/trace.h"
+#include "lang/timeline.h"
 
 anchor_entries *anchor_entries_of(qn_vm *vm, jit_anchor *a) {
   if (a->entries) return a->entries;
@@ -785,7 +786,9 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
       result = verified(vm, site, e, &inputs);
     } else {
       j->calls_compiled++;
+      int64_t begin = timeline_begin(vm->engine);
       result = replay(vm, e, a->name, &inputs);
+      timeline_end(vm->engine, TIMELINE_run, a->name, begin, "kernels", e->plan->plan->nkernels);
       /* What compiled code could not do the interpreter does again from the start (nothing has happened yet), so that the
        * error comes with its operands and its trace. */
       if (value_is_error(result) && error_repeats(vm)) result = site->run(site->ctx);
@@ -808,7 +811,10 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   }
   inputs_free(vm, &inputs);
   if (!go_on) return run_plain(vm, site, BREAK_too_many_shapes);
-  return record(vm, site, list);
+  int64_t begin = timeline_begin(vm->engine);
+  qn_value result = record(vm, site, list);
+  timeline_end(vm->engine, TIMELINE_recording, a->name, begin, NULL, 0);
+  return result;
 }
 
 /* ---- finished jobs ------------------------------------------------------------------------------------------------------------------------ */

@@ -296,7 +296,8 @@ typedef struct job {
   int64_t tune[TUNABLE_COUNT];
   bool spawn;        /* the VM may start a compiler */
   uint8_t device;    /* code; kernels are compiled here for the CPU only */
-  const char *name;  /* of the function, for the log */
+  const char *name;  /* of the function, for the log; lives as long as the VM */
+  char shown[48];    /* the same, cut, for the timeline: the VM may close meanwhile */
   shared_plan *plan; /* result, or NULL with `why` (empty: memory was short) */
   char why[256];
   double ms;
@@ -309,6 +310,7 @@ typedef struct compile_task {
   int64_t tune[TUNABLE_COUNT];
   bool spawn;
   const char *name; /* of the function, for the log; lives as long as the VM */
+  char shown[48];   /* the same, cut */
   compile_report report;
 } compile_task;
 /* Hands a graph (taken over) to the compiler threads, or compiles it here when `sync`. False: memory was short. */

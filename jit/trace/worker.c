@@ -15,6 +15,7 @@
 
 #include "jit/gpu/gpu.h"
 #include "jit/trace/trace.h"
+#include "lang/timeline.h"
 
 enum { MAX_WORKERS = 64 };
 
@@ -55,8 +56,9 @@ static double now_ms(void) {
 }
 
 /* Graph to plan; the job gives up its graph. */
-static void make_plan(job *j) {
+static void make_plan(qn_engine *engine, job *j) {
   double start = now_ms();
+  int64_t begin = timeline_begin(engine);
   graph *simple = graph_simplify(j->graph);
   graph_free(j->graph);
   j->graph = NULL;
@@ -75,6 +77,7 @@ static void make_plan(job *j) {
   }
   j->plan = s;
   j->ms = now_ms() - start;
+  timeline_end(engine, TIMELINE_plan, j->shown, begin, "kernels", s->plan->nkernels);
 }
 
 /* What is to be compiled of a job whose plan is made; NULL: nothing, or memory is short (the block VM runs the kernels). */
@@ -88,14 +91,17 @@ static compile_task *task_of(const job *j) {
   memcpy(t->tune, j->tune, sizeof t->tune);
   t->spawn = j->spawn;
   t->name = j->name;
+  memcpy(t->shown, j->shown, sizeof t->shown);
   return t;
 }
 
 static void compile(qn_engine *engine, compile_task *t) {
   double start = now_ms();
+  int64_t begin = timeline_begin(engine);
   compile_options o = {.tune = t->tune, .spawn = t->spawn, .abandon = &t->plan->abandoned, .report = &t->report};
   compile_plan(engine, t->plan->plan, &o);
   atomic_store(&t->plan->compile_us, (long)((now_ms() - start) * 1e3));
+  timeline_end(engine, TIMELINE_compile, t->shown, begin, "kernels", t->plan->plan->nkernels);
 }
 
 /* Into the VM's mailbox, under the lock. */
@@ -174,7 +180,7 @@ static void *planner(void *arg) {
     if (!ej->queue) ej->tail = &ej->queue;
     j->next = NULL;
     pthread_mutex_unlock(&ej->lock);
-    make_plan(j);
+    make_plan(engine, j);
     pthread_mutex_lock(&ej->lock);
     if (j->vm) {
       compile_task *t = task_of(j);
@@ -254,13 +260,14 @@ bool job_submit(qn_vm *vm, entry *e, graph *g, const char *name, bool sync) {
   j->entry = e;
   j->graph = g;
   j->name = name;
+  snprintf(j->shown, sizeof j->shown, "%s", name ? name : "");
   j->device = e->device;
   j->spawn = (vm->config.capabilities & QN_CAP_SPAWN) != 0;
   memcpy(j->tune, vm->tune, sizeof j->tune);
   e->job = j;
   engine_jit *ej = vm->engine->jit;
   if (sync) {
-    make_plan(j);
+    make_plan(vm->engine, j);
     compile_task *t = vm->config.jit == QN_JIT_OFF ? NULL : task_of(j);
     if (t) compile(vm->engine, t);
     pthread_mutex_lock(&ej->lock);

@@ -6,6 +6,7 @@
 Each case gets a fresh folder to work in, with an empty kernel cache. CTest lists the cases by name.
 """
 import argparse
+import json
 import math
 import os
 import pty
@@ -176,7 +177,35 @@ def case_full_disk(p):
 
 def case_missing_script(p):
     result = p.run(p.path("nowhere.qn"))
-    need(result.status in (1, 2) and "nowhere.qn" in result.err, "expected an error that names the file", result)
+    need(result.status == 2 and "nowhere.qn" in result.err, "expected misuse, and the file's name", result)
+    result = p.run("export", "nowhere.qn:f", "-o", "f.qnx")
+    need(result.status == 2 and "export" in result.err, "expected misuse, and what is not there", result)
+
+
+def case_trace(p):
+    """--trace writes Chrome's trace format: spans that lie within the script's, one inside the other."""
+    script = p.write("traced.qn", "fn été(x, w) = sum(tanh(x @ w) * 2)\nlet x = ones(8, 8)\nfor i in 0..40 { été(x, x) }\n"
+                     "print(sum(x))\n")
+    for mode in ("sync", "on"):
+        path = p.path(f"trace_{mode}.json")
+        result = p.run("--jit", mode, "--set", "jit.hot=2", "--trace", path, script)
+        need_output(result, ["64.0"])
+        with open(path, encoding="utf-8") as f:
+            spans = [e for e in json.load(f)["traceEvents"] if e["ph"] == "X"]
+        by = {}
+        for e in spans:
+            by.setdefault(e["cat"], []).append(e)
+        whole = by["script"][0]
+        need(whole["name"] == script[-55:] or whole["name"] == script[:55] or script.startswith(whole["name"]), "the script's span")
+        need(all(e["ts"] >= whole["ts"] and e["ts"] + e["dur"] <= whole["ts"] + whole["dur"] + 1
+                 for kind in ("recording", "run", "kernel") for e in by.get(kind, [])), "spans within the script's")
+        need([e["name"] for e in by["recording"]] == ["été"], f"one recording, not {by['recording']}")
+        if mode == "sync":
+            need(len(by["plan"]) == len(by["compile"]) == 1 and len(by["run"]) == 38, f"a plan and its runs: {by.keys()}")
+            inside = [e for e in by["kernel"] if by["run"][0]["ts"] <= e["ts"] <= by["run"][0]["ts"] + by["run"][0]["dur"]]
+            need(len(inside) == by["run"][0]["args"]["kernels"], "the kernels of a run")
+    result = p.run("--trace", p.path("no/such/folder.json"), script)
+    need(result.status == 2 and "cannot write" in result.err and not result.out, "misuse before anything runs", result)
 
 
 def case_help(p):
