@@ -530,12 +530,32 @@ bool array_store(qn_vm *vm, qn_array *a, int64_t at, qn_value v) {
   return vm->hooks.device->write(vm, &one, bytes);
 }
 
+/* Has every element a place of its own? Broadcasts and windows that overlap have elements in common. Axes that step further
+ * than all axes with shorter steps reach together cannot meet; views that rearrange, cut or reverse are such. */
+static bool elements_apart(const qn_array *a) {
+  uint8_t seen = 0;
+  int64_t reach = 0; /* of the axes seen, which are those with the shortest steps */
+  for (int n = 0; n < a->rank; n++) {
+    int64_t least = INT64_MAX;
+    int at = 0;
+    for (int i = 0; i < a->rank; i++) {
+      int64_t step = a->shape[i] < 2 ? 0 : a->strides[i] < 0 ? -a->strides[i] : a->strides[i];
+      if (seen >> i & 1 || step >= least) continue;
+      least = step;
+      at = i;
+    }
+    seen |= (uint8_t)(1u << at);
+    if (a->shape[at] < 2) continue;
+    if (least <= reach) return false;
+    reach += (a->shape[at] - 1) * least;
+  }
+  return true;
+}
+
 /* Can elements be written one by one without touching another array's, or one element twice? */
 static bool array_writable(const qn_array *a) {
   if (a->head.refs != 1 || a->storage->refs != 1 || a->storage->foreign) return false;
-  for (int i = 0; i < a->rank; i++)
-    if (a->strides[i] == 0 && a->shape[i] > 1) return false;
-  return true;
+  return a->contiguous || elements_apart(a);
 }
 
 bool array_own(qn_vm *vm, qn_value *v) {

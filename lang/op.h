@@ -51,8 +51,8 @@ typedef enum op_dtype_rule {
 } op_dtype_rule;
 
 typedef enum op_shape_rule {
-  SH_broadcast, SH_reduce, SH_same, SH_attr, SH_broadcast_to, SH_permute, SH_slice, SH_pad, SH_concat, SH_index, SH_gather,
-  SH_data, SH_dot, SH_product
+  SH_broadcast, SH_reduce, SH_same, SH_attr, SH_broadcast_to, SH_permute, SH_slice, SH_window, SH_pad, SH_concat, SH_index,
+  SH_gather, SH_data, SH_dot, SH_product
 } op_shape_rule;
 
 /* What becomes of an op when it is done in all lanes at once (jit/graph/batch.c): the lanes are axis 0 of the operands that differ
@@ -95,6 +95,8 @@ typedef enum op_raises {
  *   reshape, broadcast, random_*  d[0..n) = shape
  *   permute    d[i] = which input axis becomes axis i
  *   slice, slice_put   d[3i..3i+2] = start, size, step of axis i (start in elements; size already clipped; step != 0)
+ *   window     axes = mask with the one axis; d[0..2] = size, step, dilation, all >= 1: element k of window i is element
+ *              i * step + k * dilation of the axis
  *   pad        d[3i..3i+2] = low, high, interior: all >= 0 (cropping is a slice)
  *   index      d[0] = number of index operands k; they broadcast together and replace the k leading axes
  *   scatter    the same; mode = how v is combined (scatter_mode)
@@ -107,7 +109,7 @@ typedef enum op_raises {
  *              operand that then lay as the transposes of its matrices, without gaps
  *   product    flags & ATTR_X_ACROSS, & ATTR_Y_ACROSS: the operand is given so
  *   any fallible op: flags & ATTR_PROVEN says that an earlier node has made the same check, so this one cannot fail
- * Steps of slices, interior counts and permutations are plain integers; the other members of d are dims.
+ * Steps of slices, interior counts, permutations and what a window has are plain integers; the other members of d are dims.
  */
 enum { OP_ATTR_DIMS = 3 * ARRAY_MAX_RANK };
 enum { ATTR_REVERSE = 1, ATTR_EXCLUSIVE = 2, ATTR_DESCENDING = 4, ATTR_WEAK = 8, ATTR_PROVEN = 16, ATTR_LIBRARY = 32, ATTR_X_ACROSS = 64,

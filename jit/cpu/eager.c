@@ -280,6 +280,15 @@ static qn_array *view_permute(qn_vm *vm, const qn_array *a, const op_attr *attr)
   return array_view(vm, a, (qn_dtype)a->dtype, a->rank, shape, strides, a->offset);
 }
 
+static qn_array *view_window(qn_vm *vm, const qn_array *a, const op_attr *attr, const graph_type *t) {
+  int64_t strides[ARRAY_MAX_RANK];
+  int axis = __builtin_ctz(attr->axes);
+  memcpy(strides, a->strides, a->rank * sizeof *strides);
+  strides[a->rank] = attr->d[2] * strides[axis];
+  strides[axis] *= attr->d[1];
+  return array_view(vm, a, (qn_dtype)a->dtype, t->rank, t->shape, strides, a->offset);
+}
+
 static qn_array *view_reshape(qn_vm *vm, qn_array *a, int rank, const int64_t *shape) {
   int64_t strides[ARRAY_MAX_RANK];
   if (shape_reshape_strides(a, rank, shape, strides)) return array_view(vm, a, (qn_dtype)a->dtype, rank, shape, strides, a->offset);
@@ -355,6 +364,7 @@ static qn_array *run_view(qn_vm *vm, op_id op, qn_array *const *in, int nin, con
   case OP_broadcast: return view_broadcast(vm, in[0], t->rank, t->shape);
   case OP_permute: return view_permute(vm, in[0], attr);
   case OP_slice: return view_slice(vm, in[0], attr);
+  case OP_window: return view_window(vm, in[0], attr, t);
   case OP_pad: return run_pad(vm, in, attr, t);
   case OP_slice_put: return run_slice_put(vm, in, attr);
   default: return run_concat(vm, in, nin, attr, t);
@@ -500,6 +510,13 @@ static bool runs_across(const qn_array *a) {
   return dense && last >= 0 && (a->strides[last] > 8 || a->strides[last] < -8);
 }
 
+/* A matrix one of whose axes repeats what it has is written out for a product, which steps through both. */
+static bool repeats(const qn_array *a) {
+  for (int i = a->rank < 2 ? 0 : a->rank - 2; i < a->rank; i++)
+    if (a->strides[i] == 0 && a->shape[i] > 1) return true;
+  return false;
+}
+
 /* An operand as a strict array; owned. */
 static qn_array *strict(qn_vm *vm, qn_value v, op_role role, qn_dtype compute, int device) {
   qn_dtype to = role == ROLE_CONDITION ? QN_bool : role == ROLE_INDEX ? QN_i64 : compute;
@@ -634,7 +651,8 @@ static qn_value apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op
   int made = 0;
   for (; made < nin; made++) {
     if (!(operands[made] = strict(vm, in[made], op_operand_role(op, made, nin), t.compute, device))) break;
-    if (op_rows[op].klass != CLASS_POINTWISE || !runs_across(operands[made])) continue;
+    bool copied = op == OP_dot ? repeats(operands[made]) : op_rows[op].klass == CLASS_POINTWISE && runs_across(operands[made]);
+    if (!copied) continue;
     qn_array *dense = array_contiguous(vm, operands[made]);
     value_release(vm, value_obj(TAG_ARRAY, operands[made]));
     if (!(operands[made] = dense)) break;

@@ -199,6 +199,74 @@ void grad_slice(grad_ctx *c) {
   c->out[0] = graph_op(c->g, OP_pad, in, 2, &pad, c->site);
 }
 
+/* Adds element k of each window to where it came from: for short windows a sum of padded slices, one for each k, else one
+ * addition at computed places. f16 and bf16 are added in f32. */
+enum { WINDOW_UNROLLED = 32 };
+
+static uint32_t window_slices(grad_ctx *c, const graph_type *x, uint32_t ct, int axis) {
+  dim_table *t = dims_of(c);
+  int64_t size = c->attr.d[0], step = c->attr.d[1], apart = c->attr.d[2];
+  graph_type part = grad_type_of(c, ct);
+  qn_dim extent = dim_add(t, dim_mul(t, dim_sub(t, part.shape[axis], 1), step), 1);
+  uint32_t sum = 0;
+  part.rank--;
+  for (int64_t k = 0; k < size; k++) {
+    op_attr one = {.n = (uint8_t)(3 * (part.rank + 1))}, pad = {.n = (uint8_t)(3 * part.rank)};
+    for (int i = 0; i < part.rank; i++) {
+      one.d[3 * i + 1] = part.shape[i];
+      one.d[3 * i + 2] = 1;
+    }
+    one.d[3 * part.rank] = k;
+    one.d[3 * part.rank + 1] = one.d[3 * part.rank + 2] = 1;
+    pad.d[3 * axis] = k * apart;
+    pad.d[3 * axis + 1] = dim_sub(t, dim_sub(t, x->shape[axis], k * apart), extent);
+    pad.d[3 * axis + 2] = step - 1;
+    const uint32_t in[] = {grad_reshape_to(c, make1_attr(c, OP_slice, ct, &one), &part),
+                           graph_const_scalar(c->g, (qn_dtype)part.dtype, false, 0, 0, c->site)};
+    uint32_t padded = graph_op(c->g, OP_pad, in, 2, &pad, c->site);
+    sum = k ? make2(c, OP_add, sum, padded) : padded;
+  }
+  return sum;
+}
+
+/* The windows' elements one after the other, in the axis's place, with the places that they came from. */
+static uint32_t window_places(grad_ctx *c, const graph_type *x, uint32_t ct, int axis) {
+  graph_type rows = grad_type_of(c, ct), places = {.dtype = QN_i64, .rank = 2}, column;
+  qn_dim windows = rows.shape[axis], all = dim_mul(dims_of(c), windows, c->attr.d[0]);
+  int order[ARRAY_MAX_RANK], last = rows.rank - 1;
+  for (int i = 0, from = 0; i < rows.rank; i++) order[i] = i == axis + 1 ? last : from++;
+  ct = permute(c, ct, order, rows.rank);
+  rows = *x;
+  rows.dtype = grad_type_of(c, ct).dtype;
+  rows.shape[axis] = all;
+  places.shape[0] = windows;
+  places.shape[1] = c->attr.d[0];
+  uint32_t at[2];
+  for (int i = 0; i < 2; i++) {
+    op_attr number = {.dtype = QN_i64, .axes = (uint8_t)(1 << i), .n = 2, .d = {places.shape[0], places.shape[1]}};
+    uint32_t step = graph_const_scalar(c->g, QN_i64, false, 0, c->attr.d[1 + i], c->site);
+    at[i] = make2(c, OP_mul, graph_op(c->g, OP_iota, NULL, 0, &number, c->site), step);
+  }
+  column = (graph_type){.dtype = QN_i64, .rank = x->rank};
+  for (int i = 0; i < x->rank; i++) column.shape[i] = i == axis ? all : 1;
+  uint32_t place = broadcast_to(c, grad_reshape_to(c, make2(c, OP_add, at[0], at[1]), &column), &rows);
+  graph_type wide = *x;
+  wide.dtype = rows.dtype;
+  uint32_t in[] = {grad_full(c, &wide, 0), place, grad_reshape_to(c, ct, &rows)};
+  op_attr add = {.axes = c->attr.axes, .flags = ATTR_PROVEN};
+  return graph_op(c->g, OP_gather_add, in, 3, &add, c->site);
+}
+
+void grad_window(grad_ctx *c) {
+  graph_type x = grad_type_of(c, c->in[0]);
+  qn_dtype d = (qn_dtype)x.dtype;
+  int axis = __builtin_ctz(c->attr.axes);
+  uint32_t ct = grad_cast_to(c, c->ct, dtype_size(d) == 2 ? QN_f32 : d);
+  if (!ct) return;
+  uint32_t sum = c->attr.d[0] <= WINDOW_UNROLLED ? window_slices(c, &x, ct, axis) : window_places(c, &x, ct, axis);
+  c->out[0] = grad_cast_to(c, sum, d);
+}
+
 void grad_pad(grad_ctx *c) {
   graph_type x = grad_type_of(c, c->in[0]), inside = x;
   op_attr slice = {.n = (uint8_t)(3 * x.rank)};

@@ -581,6 +581,29 @@ static bool shape_permute(const infer *f) {
   return set_shape(f, x->rank, shape);
 }
 
+static bool shape_window(const infer *f) {
+  const graph_type *x = &f->in[0];
+  qn_dim shape[ARRAY_MAX_RANK];
+  int axis = one_axis(f, x->rank);
+  int64_t span, size = f->attr->d[0], step = f->attr->d[1], apart = f->attr->d[2];
+  if (axis < 0 || !check_attr_count(f, 3)) return false;
+  if (x->rank == ARRAY_MAX_RANK)
+    return refuse(f, E_rank, "windows of an array of rank %d would have %d axes; at most %d are possible", x->rank,
+                  x->rank + 1, ARRAY_MAX_RANK);
+  if (size < 1 || step < 1 || apart < 1)
+    return refuse(f, E_argument, "a window has a size, a step and a dilation of 1 or more, not %lld, %lld and %lld",
+                  (long long)size, (long long)step, (long long)apart);
+  if (__builtin_mul_overflow(size - 1, apart, &span) || span >= dim_hint(f->dims, x->shape[axis]))
+    return refuse(f, E_shape, "a window of %lld elements, each %lld from the next, leaves axis %d, which has %lld",
+                  (long long)size, (long long)apart, axis, hint(f, x->shape[axis]));
+  memcpy(shape, x->shape, x->rank * sizeof *shape);
+  qn_dim last = dim_sub(f->dims, shape[axis], span + 1); /* where the last window could begin */
+  if (step != 1) last = f->dims ? dim_make(f->dims, DIM_FLOORDIV, last, step) : last / step;
+  shape[axis] = dim_add(f->dims, last, 1);
+  shape[x->rank] = size;
+  return set_shape(f, x->rank + 1, shape);
+}
+
 static bool shape_pad(const infer *f) {
   const graph_type *x = &f->in[0];
   dim_table *t = f->dims;
@@ -691,6 +714,7 @@ static bool (*const shape_rules[])(const infer *) = {
     [SH_broadcast_to] = shape_broadcast_to,
     [SH_permute] = shape_permute,
     [SH_slice] = shape_slice,
+    [SH_window] = shape_window,
     [SH_pad] = shape_pad,
     [SH_concat] = shape_concat,
     [SH_index] = shape_index,

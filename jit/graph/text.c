@@ -40,6 +40,7 @@ static const char *list_name(op_id op) {
   case OP_permute: return "order";
   case OP_slice:
   case OP_slice_put: return "slice";
+  case OP_window: return "window";
   case OP_pad: return "pad";
   case OP_index:
   case OP_scatter: return "leading";

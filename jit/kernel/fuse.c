@@ -318,7 +318,8 @@ static uint32_t uneven_view(graph *g, uint32_t n) {
     if (v->nin != 1) return 0;
     if (v->op == OP_stop_gradient) continue;
     if (v->op != OP_reshape) {
-      if (reshaped && (v->op == OP_permute || v->op == OP_slice || v->op == OP_broadcast)) return reshaped;
+      if (reshaped && (v->op == OP_permute || v->op == OP_slice || v->op == OP_window || v->op == OP_broadcast))
+        return reshaped;
     } else if (!reshaped && !drops_ones(g, &g->nodes[v->in[0]].type, &v->type)) {
       reshaped = n;
     }
@@ -424,6 +425,7 @@ static uint32_t reading(graph *g, uint32_t n, int i) {
   case OP_reshape:
   case OP_permute:
   case OP_slice:
+  case OP_window:
   case OP_pad:
   case OP_concat:
   case OP_slice_put: return EDGE_VIEW;
@@ -992,7 +994,7 @@ static bool reads_views(fuser *f, uint32_t n) {
          x = node_of(f, x)->in[0]) {
       op_id op = (op_id)node_of(f, x)->op;
       bool spread = op == OP_broadcast && !one_element(f->g, &node_of(f, node_of(f, x)->in[0])->type);
-      if (spread || op == OP_slice || op == OP_permute) return true;
+      if (spread || op == OP_slice || op == OP_window || op == OP_permute) return true;
     }
   return false;
 }

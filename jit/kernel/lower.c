@@ -56,6 +56,7 @@ node_role lower_role(const graph *g, uint32_t node) {
   case OP_broadcast:
   case OP_permute:
   case OP_slice:
+  case OP_window:
   case OP_stop_gradient:
   case OP_iota:
   case OP_fit: return NODE_IS_VIRTUAL;
@@ -353,6 +354,10 @@ static void link_node(lowering *l, uint32_t n) {
       if (attr.d[3 * a] == 0 && attr.d[3 * a + 2] == 1 && attr.d[3 * a + 1] == node_of(l, x)->type.shape[a])
         link_axes(l, x, a, n, a);
     return;
+  case OP_window:
+    for (int a = 0; a < x_rank; a++)
+      if (a != single_axis(attr.axes)) link_axes(l, x, a, n, a);
+    return;
   case OP_pad:
     for (int a = 0; a < rank; a++)
       if (attr.d[3 * a] == 0 && attr.d[3 * a + 1] == 0 && attr.d[3 * a + 2] == 0) link_axes(l, x, a, n, a);
@@ -552,6 +557,17 @@ static k_val value_slice(lowering *l, uint32_t n, const k_form *at, k_guard guar
   op_attr attr = graph_attr(node);
   k_form own[ARRAY_MAX_RANK] = {0};
   for (int a = 0; a < node->type.rank; a++) own[a] = stepped(l, at[a], attr.d[3 * a], attr.d[3 * a + 2]);
+  return lower_value(l, node->in[0], own, guard);
+}
+
+static k_val value_window(lowering *l, uint32_t n, const k_form *at, k_guard guard) {
+  const graph_node *node = node_of(l, n);
+  dim_table *t = &l->g->dims;
+  k_form own[ARRAY_MAX_RANK] = {0};
+  int x_rank = node->type.rank - 1, axis = single_axis(node->attr->axes);
+  for (int a = 0; a < x_rank; a++) own[a] = at[a];
+  k_form within = k_times(l->k, at[x_rank], dim_const(t, node->attr->d[2]));
+  own[axis] = k_plus(l->k, k_times(l->k, at[axis], dim_const(t, node->attr->d[1])), within);
   return lower_value(l, node->in[0], own, guard);
 }
 
@@ -934,6 +950,7 @@ static k_val compute(lowering *l, uint32_t n, const k_form *at, k_guard guard) {
   case OP_broadcast: return broadcast_value(l, node->in[0], node->type.rank, at, guard);
   case OP_permute: return value_permute(l, n, at, guard);
   case OP_slice: return value_slice(l, n, at, guard);
+  case OP_window: return value_window(l, n, at, guard);
   case OP_pad: return value_pad(l, n, at, guard);
   case OP_concat: return value_concat(l, n, at, guard);
   case OP_slice_put: return value_slice_put(l, n, at, guard);

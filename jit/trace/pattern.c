@@ -209,6 +209,7 @@ static bool passes_layout(const graph_node *n) {
   case OP_broadcast:
   case OP_permute:
   case OP_slice:
+  case OP_window:
   case OP_stop_gradient:
   case OP_cast: return true;
   default: return false;

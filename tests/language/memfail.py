@@ -31,7 +31,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import run as scripts  # noqa: E402
 
 FLAGS = {"off": ["--jit", "off"], "sync": scripts.MODES["sync"], "prompt": ["--jit", "off"]}
-EXAMPLE_ARGS = {"digits.qn": ["1", "1"], "heat.qn": ["12"], "mandelbrot.qn": ["20", "8"], "tinyops.qn": ["32"]}  # small ones
+EXAMPLE_ARGS = {"digits.qn": ["1", "1"], "convnet.qn": ["1", "1"], "heat.qn": ["12"], "mandelbrot.qn": ["20", "8"], "tinyops.qn": ["32"]}  # small ones
 TEXT_STORED = 8  # allocations until the script's text is stored; before that no error can show a place in it
 DEFECTS = re.compile(r"AddressSanitizer|LeakSanitizer|runtime error:|error\[E80[23]\]")
 

@@ -425,6 +425,14 @@ static inline void eval_view(eval *e, const graph_node *n, eval_value *out) {
       eval_copy(out, k, x, eval_flat(x, o));
     }
     break;
+  case OP_window:
+    for (int64_t k = 0; k < out->n; k++) {
+      int axis = __builtin_ctz(n->attr->axes);
+      eval_coords(out->shape, out->rank, k, c);
+      c[axis] = c[axis] * d[1] + c[x->rank] * d[2];
+      eval_copy(out, k, x, eval_flat(x, c));
+    }
+    break;
   case OP_pad:
     for (int64_t k = 0; k < out->n; k++) eval_copy(out, k, &e->v[n->in[1]], 0);
     for (int64_t k = 0; k < x->n; k++) {

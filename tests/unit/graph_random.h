@@ -138,6 +138,11 @@ static inline void random_attr(rng *r, graph *g, op_id op, const graph_type *in,
       if (form == 3) d[1] = 1;
     }
     break;
+  case OP_window:
+    a->n = 3;
+    a->axes = (uint8_t)(1 << (x->rank ? rng_below(r, x->rank) : 0));
+    for (int k = 0; k < 3; k++) a->d[k] = 1 + rng_below(r, k ? 2 : 3);
+    break;
   case OP_pad:
     a->n = (uint8_t)(3 * x->rank);
     for (int k = 0; k < a->n; k++) a->d[k] = rng_below(r, 2);

@@ -357,6 +357,14 @@ static void ref_op(int op, const op_attr *attr, const ref_array *in, int nin, re
       COPY(k, x, ref_flat(x, own));
     }
     return;
+  case OP_window:
+    for (int64_t k = 0; k < out->n; k++) {
+      ref_unflat(out, k, own);
+      int axis = ref_axis(attr->axes);
+      own[axis] = own[axis] * attr->d[1] + own[x->rank] * attr->d[2];
+      COPY(k, x, ref_flat(x, own));
+    }
+    return;
   case OP_slice_put:
   case OP_pad: {
     ref_array cells = {.rank = out->rank, .n = 1};

@@ -311,6 +311,10 @@ START_TEST(views) {
     }
     op_attr flat = {.n = 1, .d = {total}};
     both_ways(vm, OP_slice, &slice, in, 1);
+    for (int a = 0; a < rank; a++) {
+      op_attr window = {.n = 3, .axes = (uint8_t)(1 << a), .d = {1 + rnd(3), 1 + rnd(3), 1 + rnd(2)}};
+      if ((window.d[0] - 1) * window.d[2] < shape[a]) both_ways(vm, OP_window, &window, in, 1);
+    }
     both_ways(vm, OP_permute, &permute, in, 1);
     both_ways(vm, OP_broadcast, &broadcast, in, 1);
     both_ways(vm, OP_reshape, &flat, in, 1);

@@ -234,6 +234,17 @@ static const struct {
     {"graph(%1: f64[5, 4]) { %2 = slice %1 slice=[1:2:2, 3:2:-2] : f64[2, 2] %3 = mul %2, %2 : f64[2, 2] return %3 }",
      -2, 2, true},
     {"graph(%1: f64[5]) { %2 = slice %1 slice=[4:5:-1] : f64[5] return %2 }", -2, 2, false},
+    {"graph(%1: f64[2, 7]) { %2 = window %1 axes=[1] window=[3, 2, 1] : f64[2, 3, 3] %3 = exp %2 : f64[2, 3, 3] return "
+     "%3 "
+     "}",
+     -1, 1, true},
+    {"graph(%1: f64[8, 2]) { %2 = window %1 axes=[0] window=[2, 1, 3] : f64[5, 2, 2] return %2 }", -2, 2, false},
+    {"graph(%1: f64[36]) { %2 = window %1 axes=[0] window=[33, 2, 1] : f64[2, 33] %3 = mul %2, %2 : f64[2, 33] return "
+     "%3 "
+     "}",
+     -2, 2, true},
+    {"graph(%1: f64[2, 40, 1]) { %2 = window %1 axes=[1] window=[34, 3, 1] : f64[2, 3, 1, 34] return %2 }", -2, 2,
+     false},
     {"graph(%1: f64[3], %2: f64[]) { %3 = pad %1, %2 pad=[1:2:1] : f64[8] return %3 }", -2, 2, false},
     {"graph(%1: f64[2, 2], %2: f64[2, 3], %3: f64[2, 1]) { %4 = concat %1, %2, %3, %1 axes=[1] : f64[2, 8] return %4 }",
      -2, 2, false},
@@ -482,6 +493,10 @@ START_TEST(gradients_hold_for_other_sizes) {
       "graph(%1: f64[b, d], %2: f64[d]) { %3 = slice %1 slice=[0:(b + 1) // 2:2, 0:d:1] : f64[(b + 1) // 2, d]\n"
       " %4 = dot %3, %2 : f64[(b + 1) // 2] %5 = reshape %1 shape=[b*d] : f64[b*d] %6 = dot %5, %5 : f64[]\n"
       " %7 = mul %4, %6 : f64[(b + 1) // 2] return %7 }",
+      "dim b = input 0 axis 0 hint 2\ndim d = input 0 axis 1 hint 3\n"
+      "graph(%1: f64[b, d], %2: f64[d]) { %3 = mul %1, %2 : f64[b, d] %4 = window %3 axes=[1] window=[2, 2, 1] : "
+      "f64[b, (d "
+      "- 2) // 2 + 1, 2]\n %5 = exp %4 : f64[b, (d - 2) // 2 + 1, 2] return %5 }",
   };
   for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
     problem p = {.g = parsed(texts[i])};

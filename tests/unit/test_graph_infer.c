@@ -200,6 +200,8 @@ START_TEST(shapes_of_results) {
   gives(OP_broadcast, IN(ARRAY(f32, 3, 1)), ATTR(.n = 3, .d = {2, 3, 4}), ARRAY(f32, 2, 3, 4));
   gives(OP_permute, IN(ARRAY(f32, 2, 3, 4)), ATTR(.n = 3, .d = {2, 0, 1}), ARRAY(f32, 4, 2, 3));
   gives(OP_slice, IN(ARRAY(f32, 5)), ATTR(.n = 3, .d = {4, 3, -2}), ARRAY(f32, 3));
+  gives(OP_window, IN(ARRAY(f32, 5, 3)), ATTR(.n = 3, .axes = 1, .d = {2, 1, 1}), ARRAY(f32, 4, 3, 2));
+  gives(OP_window, IN(ARRAY(f32, 5, 9)), ATTR(.n = 3, .axes = 2, .d = {3, 2, 2}), ARRAY(f32, 5, 3, 3));
   gives(OP_pad, IN(ARRAY(f32, 3), ARRAY(f32)), ATTR(.n = 3, .d = {1, 2, 1}), ARRAY(f32, 8));
   gives(OP_pad, IN(ARRAY(f32, 0), ARRAY(f32)), ATTR(.n = 3, .d = {1, 2, 5}), ARRAY(f32, 3));
   gives(OP_concat, IN(ARRAY(f32, 2, 3), ARRAY(f64, 1, 3)), ATTR(.axes = 1), ARRAY(f64, 3, 3));

@@ -1,0 +1,355 @@
+/* Windows along axes, and what is made of them: convolution and pooling.
+ *
+ * OP_window is a view: windows of x[n, c, h, w] along its last two axes are [n, c, oh, ow, kh, kw], without a copy. Everything here
+ * is that view with ops around it, so it is recorded, differentiated and compiled like them:
+ *
+ *   pooling      the windows' axes brought before [oh, ow] and reduced
+ *   convolution  the same axes taken together as one, [n, groups, channels / groups * kh * kw, oh * ow], and the product of the weights
+ *                [groups, out / groups, channels / groups * kh * kw] with that. Each element is one chain of fma over channels, rows and
+ *                columns of its window, in this order, whatever the device, the batch or the layout
+ *   depthwise    (one channel in each group) a product of matrices would have one row; windows are multiplied and summed instead
+ *
+ * A window of one element is no window: a convolution of 1 x 1 is a product of matrices alone.
+ *
+ * Where images have more places than there are output channels, the weights of an ungrouped convolution get a batch axis of size 1:
+ * their gradient is then a sum over the batch of products that read the windows as they lie. Otherwise it is one product over batch
+ * and places, which moves the windows, but makes no matrix for each image. */
+#include <stdio.h>
+#include <string.h>
+
+#include "stdlib/builtins.h"
+
+enum { SPATIAL = 2, LEAD = 2 }; /* axes that windows go along, at most; those before them: batch and channels */
+
+/* How windows go along one axis. */
+typedef struct sweep {
+  int64_t size, step, apart; /* of a window: elements; to the next one; from one of its elements to the next */
+  int64_t low, high;         /* padding */
+  int64_t count;             /* windows */
+} sweep;
+
+typedef struct sweeps {
+  const char *fn;
+  int n; /* axes, the last ones of x */
+  sweep s[SPATIAL];
+} sweeps;
+
+static const char *axis_name(const sweeps *w, int i) { return w->n == 1 ? "length" : i ? "width" : "height"; }
+
+/* ---- arguments ------------------------------------------------------------------------------------------------ */
+
+/* An int for all axes, or a list with one for each; none below `least`. */
+static bool each_axis(qn_vm *vm, const sweeps *w, const char *what, qn_value v, int64_t least, int64_t out[SPATIAL]) {
+  bool list = value_is(v, TAG_LIST);
+  if (list && value_list(v)->len != (uint32_t)w->n) {
+    raise(vm, E_argument, SPAN_NONE, "%s: %s is an int or a list of %d, not of %u", w->fn, what, w->n,
+          value_list(v)->len);
+    return false;
+  }
+  for (int i = 0; i < w->n; i++) {
+    char words[64];
+    snprintf(words, sizeof words, "an int or a list of ints as %s", what);
+    if (!arg_int(vm, w->fn, words, list ? value_list(v)->items[i] : v, &out[i])) return false;
+    if (out[i] < least || out[i] > ARRAY_MAX_ELEMENTS) {
+      raise(vm, out[i] < least ? E_argument : E_too_large, SPAN_NONE, "%s: %s %lld along the %s; %s", w->fn, what,
+            (long long)out[i], axis_name(w, i),
+            out[i] < least ? least ? "it is at least 1" : "it is not negative" : "at most 2**48");
+      return false;
+    }
+  }
+  return true;
+}
+
+static bool text_is(qn_value v, const char *text) {
+  return value_is(v, TAG_STR) && strcmp(value_str(v)->text, text) == 0;
+}
+
+/* "valid" is 0; "same" gives as many windows as there are steps in the axis; else an int, or for each axis one, or (before, after). */
+static bool read_padding(qn_vm *vm, sweeps *w, qn_value v, const int64_t *lengths) {
+  bool same = text_is(v, "same"), list = value_is(v, TAG_LIST);
+  if (value_is(v, TAG_STR) && !same && !text_is(v, "valid")) {
+    raise(vm, E_argument, SPAN_NONE, "%s: padding \"%s\"; a text is \"same\" or \"valid\"", w->fn, value_str(v)->text);
+    return false;
+  }
+  if (list && value_list(v)->len != (uint32_t)w->n) {
+    raise(vm, E_argument, SPAN_NONE, "%s: padding of %u axes; there are %d", w->fn, value_list(v)->len, w->n);
+    return false;
+  }
+  for (int i = 0; i < w->n; i++) {
+    sweep *s = &w->s[i];
+    qn_value own = list ? value_list(v)->items[i] : v;
+    int64_t sides[2] = {0, 0};
+    if (same) {
+      int64_t count = (lengths[i] + s->step - 1) / s->step;
+      int64_t need = count ? (count - 1) * s->step + (s->size - 1) * s->apart + 1 - lengths[i] : 0;
+      sides[0] = need > 0 ? need / 2 : 0;
+      sides[1] = need > 0 ? need - need / 2 : 0;
+    } else if (!value_is(v, TAG_STR)) {
+      bool pair = value_is(own, TAG_LIST) && value_list(own)->len == 2;
+      for (int k = 0; k < 2; k++)
+        if (!arg_int(vm, w->fn, "an int, (before, after), \"same\" or \"valid\" as padding",
+                     pair ? value_list(own)->items[k] : own, &sides[k]))
+          return false;
+    }
+    for (int k = 0; k < 2; k++)
+      if (sides[k] < 0 || sides[k] > ARRAY_MAX_ELEMENTS) {
+        raise(vm, sides[k] < 0 ? E_shape : E_too_large, SPAN_NONE, "%s: padding %lld along the %s%s", w->fn,
+              (long long)sides[k], axis_name(w, i), sides[k] < 0 ? "; a slice cuts elements off" : "; at most 2**48");
+        return false;
+      }
+    s->low = sides[0];
+    s->high = sides[1];
+  }
+  return true;
+}
+
+/* The windows' geometry over the last axes of an array, all sizes known. */
+static bool read_sweeps(qn_vm *vm, sweeps *w, const qn_array *x, const int64_t *sizes, qn_value stride,
+                        qn_value padding, qn_value dilation) {
+  int64_t steps[SPATIAL], apart[SPATIAL];
+  const int64_t *lengths = x->shape + x->rank - w->n;
+  if (value_is(stride, TAG_NIL))
+    memcpy(steps, sizes, sizeof steps);
+  else if (!each_axis(vm, w, "stride", stride, 1, steps))
+    return false;
+  if (!each_axis(vm, w, "dilation", dilation, 1, apart)) return false;
+  for (int i = 0; i < w->n; i++) {
+    w->s[i] = (sweep){.size = sizes[i], .step = steps[i], .apart = apart[i]};
+    int64_t reach;
+    if (__builtin_mul_overflow(sizes[i], apart[i], &reach) || reach > ARRAY_MAX_ELEMENTS) {
+      raise(vm, E_too_large, SPAN_NONE, "%s: a window of more than 2**48 elements", w->fn);
+      return false;
+    }
+  }
+  if (!read_padding(vm, w, padding, lengths)) return false;
+  for (int i = 0; i < w->n; i++) {
+    sweep *s = &w->s[i];
+    int64_t reach = (s->size - 1) * s->apart + 1, length = lengths[i] + s->low + s->high;
+    if (length < reach || s->size < 1) {
+      text_buf t;
+      text_init(&t, vm);
+      text_addf(&t, "%s: the window's %s is %lld", w->fn, axis_name(w, i), (long long)s->size);
+      if (s->apart > 1) text_addf(&t, " (%lld with dilation %lld)", (long long)reach, (long long)s->apart);
+      text_addf(&t, ", axis %d of ", x->rank - w->n + i);
+      text_shape(&t, (qn_dtype)x->dtype, x->rank, x->shape);
+      text_addf(&t, " is %lld", (long long)lengths[i]);
+      if (length != lengths[i]) text_addf(&t, " (%lld with padding)", (long long)length);
+      raise_text(vm, E_shape, SPAN_NONE, &t);
+      return false;
+    }
+    s->count = (length - reach) / s->step + 1;
+  }
+  return true;
+}
+
+/* ---- windows ---------------------------------------------------------------------------------------------------- */
+
+static qn_value use_window(qn_vm *vm, qn_value x, int axis, int64_t size, int64_t step, int64_t apart) {
+  if (value_is_error(x)) return x;
+  op_attr attr = {.axes = (uint8_t)(1u << axis), .n = 3, .d = {size, step, apart}};
+  return use1(vm, OP_window, x, &attr);
+}
+
+static qn_value use_padding(qn_vm *vm, qn_value x, const sweeps *w, qn_value fill) {
+  bool any = false;
+  if (value_is_error(x)) return x;
+  op_attr attr = {.n = (uint8_t)(3 * value_array(x)->rank)};
+  for (int i = 0; i < w->n; i++) {
+    int axis = value_array(x)->rank - w->n + i;
+    attr.d[3 * axis] = w->s[i].low;
+    attr.d[3 * axis + 1] = w->s[i].high;
+    any |= w->s[i].low || w->s[i].high;
+  }
+  return any ? use2(vm, OP_pad, x, fill, &attr) : x;
+}
+
+/* x[.., h, w] as [.., kh, kw, oh, ow], without kh or kw where a window has one element along that axis; *more: axes it has more than
+ * x. Takes x over. */
+static qn_value use_windows(qn_vm *vm, qn_value x, const sweeps *w, qn_value fill, int *more) {
+  x = use_padding(vm, x, w, fill);
+  *more = 0;
+  if (value_is_error(x)) return x;
+  int rank = value_array(x)->rank, lead = rank - w->n;
+  for (int i = 0; i < w->n && !value_is_error(x); i++) {
+    const sweep *s = &w->s[i];
+    int axis = lead + *more + i;
+    if (s->size > 1) { /* at once before the axes of x, so that what gradients make of it has long rows */
+      x = use_move_axis(vm, use_window(vm, x, axis, s->size, s->step, s->apart), rank + *more, lead + *more);
+      ++*more;
+    } else if (s->step > 1) {
+      qn_value part = to_slice(vm, x, axis, 0, s->count, s->step);
+      value_release(vm, x);
+      x = part;
+    }
+  }
+  return x;
+}
+
+qn_value builtin_windows(qn_vm *vm, const qn_value *args) {
+  static const char fn[] = "windows";
+  qn_value x = args[0];
+  int64_t numbers[3];
+  int axis;
+  if (!is_array(x)) return arg_refuse(vm, fn, "an array", x);
+  for (int i = 0; i < 3; i++) {
+    static const char *const what[] = {"an int as size", "an int as step", "an int as dilation"};
+    if (!arg_int(vm, fn, what[i], args[i ? i + 2 : 1], &numbers[i])) return value_error();
+  }
+  if (!arg_axis(vm, fn, args[2], value_array(x)->rank, &axis)) return value_error();
+  return use_window(vm, value_retain(x), axis, numbers[0], numbers[1], numbers[2]);
+}
+
+/* ---- pooling ---------------------------------------------------------------------------------------------------- */
+
+/* What pads a maximum: smaller than, or as small as, anything. */
+static qn_value lowest(qn_dtype d) {
+  if (dtype_is_float(d)) return value_float(-__builtin_inf());
+  if (d == QN_bool) return value_bool(false);
+  return value_int(d == QN_u8 ? 0 : -(INT64_C(1) << (8 * dtype_size(d) - 1)));
+}
+
+static qn_value pool(qn_vm *vm, const char *fn, op_id op, const qn_value *args) {
+  sweeps w = {.fn = fn, .n = 2};
+  int64_t sizes[SPATIAL];
+  int more;
+  if (!is_array(args[0])) return arg_refuse(vm, fn, "an array", args[0]);
+  qn_array *x = value_array(args[0]);
+  if (x->rank < 2 || x->rank + SPATIAL > ARRAY_MAX_RANK)
+    return raise(vm, E_rank, SPAN_NONE, "%s: an array of rank 2 to %d whose last axes are height and width, not %d", fn,
+                 ARRAY_MAX_RANK - SPATIAL, x->rank);
+  if (!each_axis(vm, &w, "size", args[1], 1, sizes) || !read_sweeps(vm, &w, x, sizes, args[2], args[3], value_int(1)))
+    return value_error();
+  for (int i = 0; i < w.n; i++)
+    if (w.s[i].low >= w.s[i].size || w.s[i].high >= w.s[i].size)
+      return raise(vm, E_argument, SPAN_NONE, "%s: padding %lld along the %s would make windows of padding alone", fn,
+                   (long long)(w.s[i].low > w.s[i].high ? w.s[i].low : w.s[i].high), axis_name(&w, i));
+  qn_dtype d = (qn_dtype)x->dtype;
+  bool sums = op == OP_sum;
+  int lead = x->rank - w.n;
+  qn_value v = value_retain(args[0]);
+  if (sums && !dtype_is_float(d)) v = use_dtype(vm, v, QN_f32);
+  v = use_windows(vm, v, &w, sums ? value_int(0) : lowest(d), &more);
+  if (!more || value_is_error(v)) return v;
+  op_attr over = {.axes = (uint8_t)(((1u << more) - 1) << lead)};
+  v = use1(vm, op, v, &over);
+  return sums ? use2(vm, OP_div, v, value_int(sizes[0] * sizes[1]), NULL) : v;
+}
+
+qn_value builtin_max_pool2d(qn_vm *vm, const qn_value *args) { return pool(vm, "max_pool2d", OP_max, args); }
+qn_value builtin_avg_pool2d(qn_vm *vm, const qn_value *args) { return pool(vm, "avg_pool2d", OP_sum, args); }
+
+/* ---- convolution ------------------------------------------------------------------------------------------------- */
+
+typedef struct convolution {
+  sweeps w;
+  int64_t batch, channels, out, groups;
+  bool single; /* x came without a batch axis */
+} convolution;
+
+static qn_value refuse_shapes(qn_vm *vm, const convolution *c, const qn_array *x, const qn_array *w, const char *why) {
+  text_buf t;
+  text_init(&t, vm);
+  text_addf(&t, "%s: %s; x is ", c->w.fn, why);
+  text_shape(&t, (qn_dtype)x->dtype, x->rank, x->shape);
+  text_adds(&t, c->w.n == 1 ? ", [batch, channels, length]; w is " : ", [batch, channels, height, width]; w is ");
+  text_shape(&t, (qn_dtype)w->dtype, w->rank, w->shape);
+  text_adds(&t, c->w.n == 1 ? ", [out, channels / groups, length]" : ", [out, channels / groups, height, width]");
+  return raise_text(vm, E_shape, SPAN_NONE, &t);
+}
+
+/* x may lack the batch axis. */
+static bool read_convolution(qn_vm *vm, convolution *c, const qn_value *args) {
+  const qn_array *x = value_array(args[0]), *w = value_array(args[1]);
+  int full = LEAD + c->w.n;
+  char why[160];
+  c->single = x->rank == full - 1;
+  if ((x->rank != full && !c->single) || w->rank != full) {
+    snprintf(why, sizeof why, "%s has rank %d, not %d", w->rank == full ? "x" : "w",
+             w->rank == full ? x->rank : w->rank, full);
+    refuse_shapes(vm, c, x, w, why);
+    return false;
+  }
+  c->batch = c->single ? 1 : x->shape[0];
+  c->channels = x->shape[!c->single];
+  c->out = w->shape[0];
+  if (!arg_int(vm, c->w.fn, "an int as groups", args[5], &c->groups)) return false;
+  if (c->groups < 1) {
+    raise(vm, E_argument, SPAN_NONE, "%s: %lld groups; there is at least 1", c->w.fn, (long long)c->groups);
+    return false;
+  }
+  why[0] = 0;
+  if (c->channels % c->groups || c->out % c->groups)
+    snprintf(why, sizeof why, "%lld groups do not divide %s", (long long)c->groups,
+             c->channels % c->groups ? "the channels of x" : "the outputs of w");
+  else if (c->channels / c->groups != w->shape[1] && c->groups == 1)
+    snprintf(why, sizeof why, "axis %d of x, its channels, is %lld, and axis 1 of w is %lld", !c->single,
+             (long long)c->channels, (long long)w->shape[1]);
+  else if (c->channels / c->groups != w->shape[1])
+    snprintf(why, sizeof why,
+             "axis %d of x, its channels, is %lld: %lld in each of %lld groups, and axis 1 of w is %lld", !c->single,
+             (long long)c->channels, (long long)(c->channels / c->groups), (long long)c->groups,
+             (long long)w->shape[1]);
+  if (*why) {
+    refuse_shapes(vm, c, x, w, why);
+    return false;
+  }
+  return read_sweeps(vm, &c->w, x, w->shape + LEAD, args[2], args[3], args[4]);
+}
+
+/* [batch, channels, k.., o..] times [channels * m, k..], summed over k: [batch, channels, m, o..]. Of f16 and bf16 in f32. */
+static qn_value depthwise(qn_vm *vm, const convolution *c, qn_value x, qn_value w, qn_dtype d, int more) {
+  int64_t xs[ARRAY_MAX_RANK], ws[ARRAY_MAX_RANK];
+  int rank = LEAD + 1 + more + c->w.n;
+  const int64_t *from = value_array(x)->shape;
+  for (int i = 0; i < rank; i++) {
+    xs[i] = i < LEAD ? from[i] : i == LEAD ? 1 : from[i - 1];
+    ws[i] = i == 1 ? c->channels : i == LEAD ? c->out / c->groups : i > LEAD && i <= LEAD + more ? xs[i] : 1;
+  }
+  qn_dtype wide = dtype_size(d) == 2 ? QN_f32 : d;
+  op_attr over = {.axes = (uint8_t)(((1u << more) - 1) << (LEAD + 1))};
+  x = use_shape(vm, use_dtype(vm, x, wide), rank, xs);
+  qn_value y = use2(vm, OP_mul, x, use_shape(vm, use_dtype(vm, w, wide), rank, ws), NULL);
+  return use_dtype(vm, use1(vm, OP_sum, y, &over), d);
+}
+
+/* The windows as the columns of matrices, and the product of the weights with them. */
+static qn_value by_product(qn_vm *vm, const convolution *c, qn_value x, qn_value w) {
+  int64_t depth = c->channels / c->groups, places = 1;
+  for (int i = 0; i < c->w.n; i++) {
+    depth *= c->w.s[i].size;
+    places *= c->w.s[i].count;
+  }
+  bool grouped = c->groups > 1, batched = grouped || c->out <= places;
+  int64_t columns[4] = {c->batch, c->groups, depth, places}, plain[3] = {c->batch, depth, places};
+  int64_t weights[3] = {c->groups, c->out / c->groups, depth};
+  x = use_shape(vm, x, grouped ? 4 : 3, grouped ? columns : plain);
+  w = use_shape(vm, w, batched ? 3 : 2, batched ? weights : weights + 1);
+  return use2(vm, OP_dot, w, x, NULL);
+}
+
+static qn_value convolve(qn_vm *vm, const char *fn, int spatial, const qn_value *args) {
+  convolution c = {.w = {.fn = fn, .n = spatial}};
+  for (int i = 0; i < 2; i++)
+    if (!is_array(args[i])) return arg_refuse(vm, fn, i ? "an array as w" : "an array as x", args[i]);
+  if (!read_convolution(vm, &c, args)) return value_error();
+  const qn_array *a = value_array(args[0]), *b = value_array(args[1]);
+  operand_type t = dtype_promote((operand_type){(qn_dtype)a->dtype, false}, (operand_type){(qn_dtype)b->dtype, false});
+  int64_t shape[ARRAY_MAX_RANK] = {c.batch, c.channels};
+  for (int i = 0; i < spatial; i++) shape[LEAD + i] = a->shape[a->rank - spatial + i];
+  int more;
+  qn_value w = to_dtype(vm, args[1], t.dtype);
+  qn_value x = value_is_error(w) ? w : use_shape(vm, to_dtype(vm, args[0], t.dtype), LEAD + spatial, shape);
+  if (!value_is_error(w)) x = use_windows(vm, x, &c.w, value_int(0), &more);
+  if (value_is_error(x)) {
+    if (!value_is_error(w)) value_release(vm, w);
+    return x;
+  }
+  bool each = c.groups == c.channels && c.groups > 1 && more && dtype_is_float(t.dtype);
+  x = each ? depthwise(vm, &c, x, w, t.dtype, more) : by_product(vm, &c, x, w);
+  shape[1] = c.out;
+  for (int i = 0; i < spatial; i++) shape[LEAD + i] = c.w.s[i].count;
+  return use_shape(vm, x, LEAD + spatial - c.single, shape + c.single);
+}
+
+qn_value builtin_conv1d(qn_vm *vm, const qn_value *args) { return convolve(vm, "conv1d", 1, args); }
+qn_value builtin_conv2d(qn_vm *vm, const qn_value *args) { return convolve(vm, "conv2d", 2, args); }
