@@ -6,6 +6,7 @@
 #include "interp/cli.h"
 #include "interp/terminal.h"
 #include "jit/gpu/gpu.h"
+#include "jit/trace/rec.h"
 #include "lang/timeline.h"
 
 #include <errno.h>
@@ -110,6 +111,7 @@ typedef struct options {
   int nsets;
   uint64_t fail_alloc; /* for tests: which allocation after start-up fails; 0: none, they are counted */
   bool count_allocs;
+  bool explain;      /* say at the end what the compiler did */
   const char *code;  /* -e */
   const char *trace; /* the file for --trace, or NULL */
   int first;         /* of the remaining arguments */
@@ -322,6 +324,20 @@ static int run(qn_vm *vm, const char *name, const char *text, size_t len) {
   return status == QN_OK ? EXIT_FINE : EXIT_SCRIPT;
 }
 
+static void explain(qn_vm *vm) {
+  text_buf t;
+  text_init(&t, NULL);
+  vm_run run;
+  vm_run_begin(vm, &run);
+  bool done = jit_report(vm, &t);
+  vm_run_end(vm, &run);
+  if (!done)
+    cli_report(vm);
+  else if (t.text && !t.failed)
+    fwrite(t.text, 1, t.len, stdout);
+  text_free(&t);
+}
+
 enum { SCRIPT_MOST = 256 << 20 }; /* bytes; a device that never ends is no script */
 
 char *cli_read(const char *path, size_t *len) {
@@ -352,7 +368,11 @@ static int run_file(const options *o, char **argv, int argc) {
   if (!text) return EXIT_MISUSE;
   int status;
   qn_vm *vm = open_vm(o, argv + 1, argc - 1, &status);
-  if (vm) status = close_vm(o, vm, run(vm, argv[0], text, len));
+  if (vm) {
+    status = run(vm, argv[0], text, len);
+    if (o->explain) explain(vm);
+    status = close_vm(o, vm, status);
+  }
   free(text);
   return status;
 }
@@ -373,7 +393,7 @@ static int run_prompt(const options *o) {
 
 static int run_explain(options *o, char **argv, int argc) {
   if (argc < 1) return misuse("explain needs %s", "a file");
-  o->log |= LOG_breaks | LOG_recompiles | LOG_fusion;
+  o->explain = true;
   return run_file(o, argv, argc);
 }
 

@@ -113,16 +113,13 @@ static bool serve(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, serve
   return true;
 }
 
-enum { MOST_LINES = 64 };
-
-/* The source lines that a kernel was made from, ascending. */
-static int kernel_lines(qn_vm *vm, const plan *p, const plan_kernel *k, int lines[MOST_LINES]) {
+int kernel_lines(qn_vm *vm, const plan *p, const plan_kernel *k, int lines[KERNEL_LINES_MOST]) {
   int n = 0;
   for (uint32_t i = 0; i < k->nops; i++) {
     uint32_t site = p->graph->nodes[k->nodes[i]].site;
     if (!site || site >= p->graph->nsites) continue;
     int line = line_at(vm, p->graph->sites[site].at), at = n;
-    if (!line || n == MOST_LINES) continue;
+    if (!line || n == KERNEL_LINES_MOST) continue;
     while (at > 0 && lines[at - 1] > line) at--;
     if (at > 0 && lines[at - 1] == line) continue;
     memmove(lines + at + 1, lines + at, (size_t)(n - at) * sizeof *lines);
@@ -139,7 +136,7 @@ static qn_value kernel_record(qn_vm *vm, const plan *p, const plan_kernel *k) {
   if (!r) return value_error();
   bool ok = true;
   put(vm, r, "name", text(vm, kernel_name(k)), &ok);
-  int lines[MOST_LINES];
+  int lines[KERNEL_LINES_MOST];
   int n = kernel_lines(vm, p, k, lines);
   qn_list *l = list_new(vm, 0);
   if (!l) ok = false;
@@ -282,7 +279,7 @@ void log_plan(qn_vm *vm, const char *name, const entry *e) {
   }
   for (uint32_t i = 0; vm_logs(vm, LOG_kernels) && i < p->nkernels; i++) {
     const plan_kernel *k = &p->kernels[i];
-    int lines[MOST_LINES];
+    int lines[KERNEL_LINES_MOST];
     int n = kernel_lines(vm, p, k, lines);
     text_init(&t, vm);
     text_addf(&t, ": %s, %u operations, %lld bytes, %s", kernel_name(k), k->nops,

@@ -126,6 +126,10 @@ void rec_try_end(qn_vm *vm);
 /* Before an effect (a builtin that is no PURE or HIGHER one): pending fallible work finishes first. */
 QN_MUST_CHECK bool rec_effect(qn_vm *vm, const builtin_def *def, const qn_value *args, int nargs);
 
+/* What became of all functions that were called with arrays, as text: compiled shapes with their kernels, what stays eager and why.
+ * Waits for plans that are being made; false when that was interrupted (raised). */
+QN_MUST_CHECK bool jit_report(qn_vm *vm, text_buf *out);
+
 /* ---- randomness (also outside recordings) ------------------------------------------------------------------------------------------ */
 
 /* Takes the VM's next draw number; the key words made from the VM's seed. As operands for RANDOM ops: while recording they are

@@ -6,6 +6,7 @@
  *   worker.c    compiler threads and the mailbox
  *   transform.c grad, value_and_grad, jit, nojit, checkpoint
  *   explain.c   explain, graph, code
+ *   report.c    what became of a program's functions, as text
  */
 #ifndef JIT_TRACE_TRACE_H
 #define JIT_TRACE_TRACE_H
@@ -327,6 +328,9 @@ void engine_jit_forget(qn_vm *vm); /* the VM closes */
 
 /* ---- explain.c: the log ---------------------------------------------------------------------------------------------------------------- */
 
+/* The source lines that a kernel was made from, ascending. */
+enum { KERNEL_LINES_MOST = 64 };
+int kernel_lines(qn_vm *vm, const plan *p, const plan_kernel *k, int lines[KERNEL_LINES_MOST]);
 /* Source name and line of a place; "?" and 0 if it has none. */
 const char *place_line(qn_vm *vm, span at, int *line);
 /* Lines of QUERN_LOG, where their channels are on: about a recorded call, */

@@ -517,6 +517,22 @@ def case_log_channels(p):
         need(result.status == 2 and "brakes" in result.err and all(name in result.err for name in want), "misuse", result)
 
 
+def case_explain(p):
+    """What became of a script's functions, whatever the timing."""
+    script = p.write("told.qn", "fn f(x) = sum(tanh(x) * 2)\nfn g(x) {\n  if sum(x) > 3 { x + 1 } else { x - 1 }\n}\n"
+                     "fn seldom(x) = x + 1\nfor i in 0..20 { f(ones(4)); g(ones(4)) }\nprint(sum(seldom(ones(4))))\n")
+    for mode in ("on", "sync", "verify"):
+        result = p.run("--jit", mode, "explain", script)
+        need(result.status == 0 and result.out.startswith("8.0\n") and not result.err, "the script's output first", result)
+        for text in ("f (", "one graph, 1 kernel", "where argument 1: f32[4]", "tanh_mul_sum_f32: 3 operations", "line 1",
+                     "stays eager: a condition is an array's element", "told.qn:3", "not recorded: seldom"):
+            need(text in result.out, f"the report should say {text}", result)
+    result = p.run("explain", p.write("idle.qn", "print(1)\n"))
+    need(result.status == 0 and "Nothing was compiled" in result.out and "jit.hot=1" in result.out, "how to see more", result)
+    result = p.run("explain", p.write("bad.qn", "print(1 // 0)\n"))
+    need(result.status == 1 and result.error == "E306", "the script's error", result)
+
+
 def case_too_many_shapes(p):
     """A function that meets too many call shapes stays eager for others, says so once, and goes on giving right results."""
     text = "fn f(x) = x * 2 + 1\nlet s = 0.0\nfor n in 1..30 { s += float(sum(f(ones(n)))) }\nfor n in 1..30 { s += float(sum(f(ones(n)))) }\nprint(s)\n"

@@ -1,0 +1,113 @@
+/* What the compiler did with a program, as text: `quern explain FILE` prints it when the script has ended.
+ *
+ * One paragraph a function that was recorded: its compiled call shapes with their kernels, why other shapes stay eager, and
+ * what made it be recorded again. Functions that were never recorded are named at the end.
+ */
+#include <time.h>
+
+#include "jit/trace/trace.h"
+
+/* Plans that are being made are waited for; their kernels' compilers are not. False: interrupted. */
+static bool plans_made(qn_vm *vm) {
+  for (anchor_entries *a = jit_of(vm)->anchors; a; a = a->next)
+    for (entry *e = a->first; e; e = e->next)
+      while (e->state == ENTRY_COMPILING && e->job) {
+        struct timespec pause = {0, 200000};
+        nanosleep(&pause, NULL);
+        if (vm_poll(vm)) return false;
+        jit_drain(vm, true);
+      }
+  return true;
+}
+
+static void add_place(qn_vm *vm, text_buf *t, span at) {
+  int line;
+  const char *file = place_line(vm, at, &line);
+  if (line) text_addf(t, " (%s:%d)", file, line);
+}
+
+static const char *anchor_name(const jit_anchor *a) { return a->name ? a->name : "fn"; }
+
+static const char *plural(uint64_t n) { return n == 1 ? "" : "s"; }
+
+/* Lines of a text, each with an indentation. */
+static void add_indented(text_buf *t, const text_buf *lines, const char *indent) {
+  for (size_t i = 0, end; i < lines->len; i = end + 1) {
+    for (end = i; end < lines->len && lines->text[end] != '\n'; end++) {}
+    text_adds(t, indent);
+    text_add(t, lines->text + i, end - i);
+    text_adds(t, "\n");
+  }
+}
+
+static void add_entry(qn_vm *vm, text_buf *t, const entry *e) {
+  const plan *p = e->plan && e->plan->plan ? e->plan->plan : NULL;
+  if (!p) {
+    text_addf(t, "  stays eager: %s%s%s", break_reasons[e->why], e->why_text[0] ? ": " : "", e->why_text);
+    add_place(vm, t, e->why_at);
+    text_adds(t, "\n");
+  } else {
+    text_addf(t, "  one graph, %u kernel%s, %llu call%s:\n", p->nkernels, plural(p->nkernels),
+              (unsigned long long)e->hits, plural(e->hits));
+  }
+  text_buf guards;
+  text_init(&guards, vm);
+  entry_guards(e, &guards);
+  if (!guards.failed) add_indented(t, &guards, p ? "    where " : "    for ");
+  text_free(&guards);
+  for (uint32_t i = 0; p && i < p->nkernels; i++) {
+    const plan_kernel *k = &p->kernels[i];
+    int lines[KERNEL_LINES_MOST];
+    int n = kernel_lines(vm, p, k, lines);
+    text_addf(t, "    %s: %u operation%s, %lld bytes", k->program->name ? k->program->name : "kernel", k->nops,
+              plural(k->nops), (long long)dim_hint(&p->graph->dims, k->bytes));
+    for (int l = 0; l < n; l++) text_addf(t, "%s%d", l ? ", " : n == 1 ? ", line " : ", lines ", lines[l]);
+    text_adds(t, "\n");
+  }
+}
+
+static void add_function(qn_vm *vm, text_buf *t, const anchor_entries *a) {
+  text_adds(t, anchor_name(a->anchor));
+  add_place(vm, t, a->anchor->at);
+  text_adds(t, "\n");
+  for (const entry *e = a->first; e; e = e->next) add_entry(vm, t, e);
+  for (uint32_t i = 0; i < a->nrecompiles; i++) {
+    text_addf(t, "  recorded again: %s", a->recompiles[i].text);
+    add_place(vm, t, a->recompiles[i].at);
+    text_adds(t, "\n");
+  }
+  if (a->full) text_adds(t, "  too many call shapes: others stay eager (jit.entries, jit.misses)\n");
+}
+
+/* In the order of their first calls: the list has the latest first. */
+static const anchor_entries *function_at(qn_vm *vm, uint32_t n, uint32_t number) {
+  const anchor_entries *a = jit_of(vm)->anchors;
+  for (uint32_t i = n - 1; i > number; i--) a = a->next;
+  return a;
+}
+
+bool jit_report(qn_vm *vm, text_buf *out) {
+  if (!plans_made(vm)) return false;
+  uint32_t n = 0, recorded = 0, named = 0;
+  for (const anchor_entries *a = jit_of(vm)->anchors; a; a = a->next) n++;
+  for (uint32_t i = 0; i < n; i++) {
+    const anchor_entries *a = function_at(vm, n, i);
+    if (!a->first) continue;
+    if (recorded++) text_adds(out, "\n");
+    add_function(vm, out, a);
+  }
+  for (uint32_t i = 0; i < n; i++) {
+    const anchor_entries *a = function_at(vm, n, i);
+    if (a->first) continue;
+    text_addf(out, "%s%s", named++ ? ", " : recorded ? "\nnot recorded: " : "not recorded: ", anchor_name(a->anchor));
+    add_place(vm, out, a->anchor->at);
+  }
+  if (named) text_adds(out, "\n");
+  if (!recorded)
+    text_addf(out,
+              "Nothing was compiled. A function is recorded when it is called with arrays for the %lldth time; --set "
+              "jit.hot=1 "
+              "records the first call.\n",
+              (long long)vm->tune[TUNE_jit_hot]);
+  return true;
+}
