@@ -30,10 +30,8 @@ typedef struct fake_count {
 } fake_count;
 /* The device's memory, for what works on it besides the driver: fake_memory_of() of the driver. */
 typedef struct fake_memory {
-  void (*open)(void); /* the host may touch it, until close */
-  void (*close)(void);
-  void *(*host)(CUdeviceptr p, size_t bytes); /* checked */
-  /* Work in a stream's order, or for the graph that it captures: run(task), a copy of these bytes, with the memory open. */
+  void *(*host)(CUdeviceptr p, size_t bytes); /* for a task: where the driver sees it; checked */
+  /* Work in a stream's order, or for the graph that it captures: run(task), a copy of these bytes. */
   CUresult (*enqueue)(void (*run)(const void *task), const void *task, size_t bytes, CUstream stream);
 } fake_memory;
 

@@ -1,6 +1,7 @@
 /* A driver library without a GPU, for tests. Memory of the "device" is a piece of the address space that the host cannot touch but
- * while the driver works on it, and every copy is checked against the blocks that were allocated. Kernels run if fake_nvrtc.c has
- * compiled them: the threads of a block take turns, from barrier to barrier.
+ * while a kernel runs; the driver itself reaches it through a second view, so that copies change no page's protection. Every copy is
+ * checked against the blocks that were allocated. Kernels run if fake_nvrtc.c has compiled them: the threads of a block take turns,
+ * from barrier to barrier.
  *
  * The environment tells how it behaves:
  *   FAKE_INIT      what cuInit answers (0)
@@ -38,7 +39,7 @@ typedef struct block {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static block *blocks;
-static char *arena;
+static char *arena, *inside;    /* the same memory: at the device's addresses, and as the driver sees it */
 static size_t used, high;       /* `high`: bytes of the arena that were ever in use */
 static _Thread_local int depth; /* of contexts */
 
@@ -54,27 +55,40 @@ static void broken(const char *what) {
 
 static size_t memory(void) { return (size_t)setting("FAKE_MEMORY", 1l << 30); }
 
-/* The driver may touch the arena from here on, under the lock, until close_arena. */
+/* Kernels may touch the arena from here on, under the lock, until close_arena. It is closed after each of a process's first kernels, and
+ * later after some: to change the protection of many pages takes longer than most kernels. */
+static size_t opened, closings; /* bytes that are open now */
 static void open_arena(void) {
-  pthread_mutex_lock(&lock);
-  if (high && mprotect(arena, high, PROT_READ | PROT_WRITE) != 0) broken("the arena cannot be opened");
+  if (opened < high && mprotect(arena, high, PROT_READ | PROT_WRITE) != 0) broken("the arena cannot be opened");
+  opened = high;
 }
 static void close_arena(void) {
-  if (high && mprotect(arena, high, PROT_NONE) != 0) broken("the arena cannot be closed");
-  pthread_mutex_unlock(&lock);
+  enum { ALL = 1000, ONE_OF = 64 };
+  if (closings++ > ALL && closings % ONE_OF) return;
+  if (opened && mprotect(arena, opened, PROT_NONE) != 0) broken("the arena cannot be closed");
+  opened = 0;
 }
 
-/* Under the lock. */
+static void make_arena(size_t room) {
+  int fd = memfd_create("fake", MFD_CLOEXEC);
+  if (fd < 0 || ftruncate(fd, (off_t)room) != 0) broken("no memory for the device");
+  arena = mmap(NULL, room, PROT_NONE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  inside = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (arena == MAP_FAILED || inside == MAP_FAILED) broken("no address space");
+  close(fd);
+}
+
+/* Where the driver sees it. Under the lock. */
 static void *host_of(CUdeviceptr p, size_t bytes) {
   const block *b = blocks;
   while (b && !(p >= b->at && p + bytes <= b->at + b->bytes)) b = b->next;
   if (!b) broken("an access outside the device's memory");
-  return (void *)(uintptr_t)p;
+  return inside + (p - (CUdeviceptr)(uintptr_t)arena);
 }
 
 static CUresult enqueue(void (*run)(const void *task), const void *task, size_t bytes, CUstream stream);
 EXPORT const fake_memory *fake_memory_of(void) {
-  static const fake_memory m = {open_arena, close_arena, host_of, enqueue};
+  static const fake_memory m = {host_of, enqueue};
   return &m;
 }
 
@@ -138,10 +152,7 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *data, size_t bytes) {
   if (!bytes) return 1;
   size_t size = (bytes + PAGE - 1) / PAGE * PAGE, room = 4 * memory(), at = 0;
   pthread_mutex_lock(&lock);
-  if (!arena) {
-    arena = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (arena == MAP_FAILED) broken("no address space");
-  }
+  if (!arena) make_arena(room);
   block **p = &blocks, *b = NULL; /* the first gap that is large enough */
   for (; *p && (CUdeviceptr)(uintptr_t)arena + at + size > (*p)->at; p = &(*p)->next)
     at = (size_t)((*p)->at + ((*p)->bytes + PAGE - 1) / PAGE * PAGE - (CUdeviceptr)(uintptr_t)arena);
@@ -151,13 +162,11 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *data, size_t bytes) {
     used += bytes;
     if (at + size > high) high = at + size;
     *data = b->at;
+    memset(host_of(b->at, bytes), 0xa5, bytes);
   }
   pthread_mutex_unlock(&lock);
   if (!b) return 2;
   fake_counts.allocations++;
-  open_arena();
-  memset((void *)(uintptr_t)b->at, 0xa5, bytes);
-  close_arena();
   return 0;
 }
 EXPORT CUresult cuMemFree_v2(CUdeviceptr data) {
@@ -470,7 +479,7 @@ static void exec_free(CUgraphExec g) {
   free(g);
 }
 
-/* Under the lock, with the arena open. */
+/* Under the lock. */
 static void do_work(const work *w) {
   switch (w->kind) {
   case TO_DEVICE: memcpy(host_of((CUdeviceptr)(uintptr_t)w->to, w->bytes), w->from, w->bytes); break;
@@ -480,7 +489,11 @@ static void do_work(const work *w) {
             w->bytes);
     break;
   case SET: memset(host_of((CUdeviceptr)(uintptr_t)w->to, w->bytes), w->value, w->bytes); break;
-  case KERNEL: run_launch(&w->launch); break;
+  case KERNEL:
+    open_arena();
+    run_launch(&w->launch);
+    close_arena();
+    break;
   case TASK: w->run(w->own); break;
   case GRAPH:
     for (size_t i = 0; i < w->graph->n; i++) do_work(&w->graph->nodes[i]);
@@ -494,7 +507,7 @@ static void do_work(const work *w) {
 static int finish(void) {
   if (setting("FAKE_STUCK", 0)) return 0;
   if (!queue) return 1;
-  open_arena();
+  pthread_mutex_lock(&lock);
   while (queue) {
     work *w = queue;
     queue = w->next;
@@ -502,7 +515,7 @@ static int finish(void) {
     free_nodes(w, 1);
   }
   queue_end = &queue;
-  close_arena();
+  pthread_mutex_unlock(&lock);
   return 1;
 }
 
