@@ -94,6 +94,7 @@ static inline void random_attr(rng *r, graph *g, op_id op, const graph_type *in,
   case OP_random_uniform:
   case OP_random_normal:
     a->dtype = op == OP_random_bits ? QN_i64 : QN_f32;
+    a->mode = (uint8_t)rng_below(r, 2);
     a->n = 2;
     a->d[0] = 2;
     a->d[1] = 3;

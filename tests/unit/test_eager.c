@@ -502,6 +502,67 @@ START_TEST(host_scalars) {
 }
 END_TEST
 
+/* A draw by keys that are arrays is the draws by each key, whatever the layout of the keys. */
+START_TEST(draws_by_arrays_of_keys) {
+  qn_vm *vm = cpu_make(2);
+  static const op_id ops[] = {OP_random_bits, OP_random_uniform, OP_random_normal};
+  for (int trial = 0; trial < 40; trial++) {
+    op_id op = ops[trial % 3];
+    qn_dtype dtype = op == OP_random_bits ? QN_i64 : (qn_dtype[]){QN_f32, QN_f64, QN_f16}[trial / 3 % 3];
+    int rank = 1 + trial % 3, inner = trial / 4 % 3;
+    int64_t shape[ARRAY_MAX_RANK] = {trial % 5 == 4 ? 1 : 3, trial % 7 == 6 ? 0 : 4, 2};
+    op_attr attr = {.dtype = (uint8_t)dtype, .mode = DRAW_KEYED, .n = (uint8_t)(rank + inner)};
+    int64_t keys = 1, each = 1;
+    for (int i = 0; i < rank; i++) keys *= attr.d[i] = shape[i];
+    for (int i = 0; i < inner; i++) each *= attr.d[rank + i] = i ? 700 : 3;
+    qn_value in[3];
+    for (int k = 0; k < 3; k++) {
+      if ((trial >> k & 3) == 3 && k) { /* a number for all */
+        in[k] = value_int(trial);
+        continue;
+      }
+      int64_t own[ARRAY_MAX_RANK];
+      for (int i = 0; i < rank; i++) own[i] = k == 1 && i == 0 && trial % 2 ? 1 : shape[i];
+      qn_array *a = array_new(vm, QN_i64, rank, own);
+      for (int64_t i = 0; i < a->size; i++) ((int64_t *)(void *)array_data(a))[i] = 1000 * k + (i * 77) % 901 - (k == 2);
+      in[k] = value_obj(TAG_ARRAY, a);
+      op_attr order = {.n = (uint8_t)rank};
+      if (rank > 1 && own[0] == own[1]) { /* transposed twice: the same shape, and then the strides of another */
+        for (int i = 0; i < rank; i++) order.d[i] = i < 2 ? 1 - i : i;
+        qn_value t = eager_apply(vm, OP_permute, &in[k], 1, &order);
+        value_release(vm, in[k]);
+        in[k] = t;
+      }
+    }
+    qn_value all = eager_apply(vm, op, in, 3, &attr);
+    ck_assert_msg(!value_is_error(all), "%s", vm->error ? vm->error->message->text : "");
+    op_attr part = attr;
+    part.n = (uint8_t)inner;
+    for (int i = 0; i < inner; i++) part.d[i] = attr.d[rank + i];
+    for (int64_t k = 0; k < keys; k++) {
+      qn_value word[3];
+      for (int i = 0; i < 3; i++) {
+        word[i] = in[i];
+        if (!value_is(in[i], TAG_ARRAY)) continue;
+        op_attr to = {.n = (uint8_t)rank};
+        for (int a = 0; a < rank; a++) to.d[a] = shape[a];
+        qn_value wide = eager_apply(vm, OP_broadcast, &in[i], 1, &to);
+        word[i] = array_get_flat(value_array(wide), k);
+        value_release(vm, wide);
+      }
+      qn_value one = eager_apply(vm, op, word, 3, &part);
+      size_t bytes = (size_t)each * dtype_size(dtype);
+      ck_assert_msg(memcmp(array_data(value_array(one)), array_data(value_array(all)) + (size_t)k * bytes, bytes) == 0,
+                    "trial %d, key %d", trial, (int)k);
+      value_release(vm, one);
+    }
+    value_release(vm, all);
+    for (int k = 0; k < 3; k++) value_release(vm, in[k]);
+  }
+  cpu_drop(vm);
+}
+END_TEST
+
 START_TEST(random_numbers) {
   qn_vm *vm = cpu_make(2);
   op_attr attr = {.dtype = QN_f32, .n = 2, .d = {300, 200}};
@@ -717,7 +778,7 @@ int main(void) {
   CASE(tcase_create("products"), products);
   CASE(tcase_create("indexing"), indexing, masks);
   CASE(tcase_create("views"), views);
-  CASE(tcase_create("numbers"), weak_numbers, nan_and_zeros, host_scalars, random_numbers);
+  CASE(tcase_create("numbers"), weak_numbers, nan_and_zeros, host_scalars, random_numbers, draws_by_arrays_of_keys);
   CASE(tcase_create("errors"), errors);
   CASE(tcase_create("threads"), threads_change_nothing);
   CASE(tcase_create("memory"), failed_allocations);
