@@ -370,7 +370,8 @@ static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nk
     }
     break;
   }
-  case FN_TRANSFORM: {
+  case FN_TRANSFORM:
+  case FN_GRAPH: {
     qn_value kwargs = kwargs_record(vm, kw, nkw);
     if (value_is_error(kwargs)) break;
     if (vm->rec) rec_at(vm, at);

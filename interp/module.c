@@ -606,6 +606,7 @@ static bool run_prelude(qn_vm *vm) {
 /* hooks.fn_name */
 static const char *fn_name(qn_value fn) {
   const qn_fn *f = value_fn(fn);
+  if (f->head.flags == FN_GRAPH) return NULL;
   if (f->head.flags == FN_TRANSFORM) return ((const transform_def *)f->code)->name;
   return f->head.flags == FN_USER ? ((const fn_code *)f->code)->name->text : NULL;
 }

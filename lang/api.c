@@ -38,8 +38,7 @@ qn_kind qn_kind_of(qn_value v) {
   case TAG_LIST: return QN_LIST;
   case TAG_RECORD: return QN_RECORD;
   case TAG_ARRAY: return QN_ARRAY;
-  case TAG_FN:
-  case TAG_GRAPH: return QN_FN; /* a graph can be called */
+  case TAG_FN: return QN_FN;
   case TAG_RANGE: return QN_RANGE;
   case TAG_MODULE: return QN_MODULE;
   default: return QN_NIL;

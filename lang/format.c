@@ -616,7 +616,7 @@ static void atom_text(const qn_vm *vm, text_buf *t, qn_value v) {
     const char *name = builtin             ? ((const builtin_def *)fn->code)->name
                        : vm->hooks.fn_name ? vm->hooks.fn_name(v)
                                            : NULL;
-    opaque_text(t, "fn", name && strcmp(name, "fn") == 0 ? NULL : name); /* a lambda is called "fn" */
+    opaque_text(t, value_kind_name(v), name && strcmp(name, "fn") == 0 ? NULL : name); /* a lambda is called "fn" */
     break;
   }
   case TAG_MODULE: {

@@ -93,6 +93,7 @@ typedef enum op_raises {
  *              scan: flags & ATTR_REVERSE runs from the end, & ATTR_EXCLUSIVE leaves the own element out;
  *              sort: & ATTR_DESCENDING
  *   reshape, broadcast, random_*  d[0..n) = shape
+ *              reshape: flags & ATTR_ANEW: what is made from it is made once more (checkpoint), so it is not simplified away
  *   permute    d[i] = which input axis becomes axis i
  *   slice, slice_put   d[3i..3i+2] = start, size, step of axis i (start in elements; size already clipped; step != 0)
  *   window     axes = mask with the one axis; d[0..2] = size, step, dilation, all >= 1: element k of window i is element
@@ -113,7 +114,7 @@ typedef enum op_raises {
  */
 enum { OP_ATTR_DIMS = 3 * ARRAY_MAX_RANK };
 enum { ATTR_REVERSE = 1, ATTR_EXCLUSIVE = 2, ATTR_DESCENDING = 4, ATTR_WEAK = 8, ATTR_PROVEN = 16, ATTR_LIBRARY = 32, ATTR_X_ACROSS = 64,
-       ATTR_Y_ACROSS = 128 };
+       ATTR_Y_ACROSS = 128, ATTR_ANEW = ATTR_REVERSE /* of a reshape */ };
 typedef enum scatter_mode { SCATTER_SET, SCATTER_ADD, SCATTER_MUL, SCATTER_MIN, SCATTER_MAX } scatter_mode;
 typedef enum draw_mode { DRAW_COUNTED, DRAW_KEYED } draw_mode;
 typedef struct op_attr {

@@ -419,7 +419,7 @@ void text_kind(text_buf *t, qn_value v) {
     break;
   }
   case TAG_FN:
-    text_adds(t, "fn");
+    text_adds(t, value_kind_name(v));
     if (value_fn(v)->head.flags == FN_BUILTIN) text_addf(t, " %s", ((const builtin_def *)value_fn(v)->code)->name);
     break;
   case TAG_RANGE:

@@ -20,10 +20,9 @@ const char *value_kind_name(qn_value v) {
   case TAG_LIST: return "list";
   case TAG_RECORD: return "record";
   case TAG_ARRAY: return "array";
-  case TAG_FN: return "fn";
+  case TAG_FN: return value_fn(v)->head.flags == FN_GRAPH ? "graph" : "fn";
   case TAG_RANGE: return "range";
   case TAG_MODULE: return "module";
-  case TAG_GRAPH: return "graph";
   case TAG_ERROR: return "error";
   case TAG_UNSET: return "unset";
   case TAG_SIGNAL: return "signal";
@@ -63,6 +62,7 @@ static void object_free(qn_vm *vm, obj_head *o) {
   }
   case TAG_FN: {
     qn_fn *f = (qn_fn *)o;
+    if (f->head.flags == FN_GRAPH && --((fn_shared *)f->code)->refs == 0) vm->hooks.free_graph(vm, f->code);
     mem_free(vm, f, sizeof *f + f->ncaptures * sizeof(qn_value));
     break;
   }
@@ -73,9 +73,6 @@ static void object_free(qn_vm *vm, obj_head *o) {
     mem_free(vm, m, sizeof *m);
     break;
   }
-  case TAG_GRAPH:
-    if (vm->hooks.free_graph) vm->hooks.free_graph(vm, o);
-    break;
   }
 }
 
@@ -278,6 +275,7 @@ qn_fn *fn_new(qn_vm *vm, fn_kind kind, void *code, uint32_t ncaptures) {
   f->head = (obj_head){.refs = 1, .tag = TAG_FN, .flags = (uint8_t)kind};
   f->ncaptures = ncaptures;
   f->code = code;
+  if (kind == FN_GRAPH) ((fn_shared *)code)->refs++;
   for (uint32_t i = 0; i < ncaptures; i++) f->captures[i] = value_nil();
   return f;
 }

@@ -26,8 +26,8 @@ typedef enum value_tag {
   TAG_DTYPE = 4,  /* u.i is a qn_dtype */
   TAG_DEVICE = 5, /* u.i is a device code: 0 cpu, 1 + n gpu(n) */
   /* Signals: never visible to programs. */
-  TAG_ERROR = 8,  /* the VM holds an error object (or an interrupt) */
-  TAG_UNSET = 9,  /* a slot or argument without a value */
+  TAG_ERROR = 8,   /* the VM holds an error object (or an interrupt) */
+  TAG_UNSET = 9,   /* a slot or argument without a value */
   TAG_SIGNAL = 10, /* break, continue, return on its way (interp) */
   /* Heap objects: u.p points to an obj_head. */
   TAG_HEAP = 16,
@@ -37,8 +37,7 @@ typedef enum value_tag {
   TAG_ARRAY = 19,
   TAG_FN = 20,
   TAG_RANGE = 21,
-  TAG_MODULE = 22,
-  TAG_GRAPH = 23 /* what graph(f, ...) returns */
+  TAG_MODULE = 22
 } value_tag;
 
 /* What every heap object begins with. */
@@ -215,10 +214,10 @@ typedef struct record_layout {
   uint32_t refs;
   uint32_t len, cap;
   bool shared;
-  uint32_t hash;      /* of the sequence of names, if shared */
-  uint32_t nslots;    /* hash index: a power of two, 0 while the names are few enough to look through */
-  qn_str **names;     /* interned, in field order */
-  uint32_t *slots;    /* index + 1 of a name, 0: empty */
+  uint32_t hash;   /* of the sequence of names, if shared */
+  uint32_t nslots; /* hash index: a power of two, 0 while the names are few enough to look through */
+  qn_str **names;  /* interned, in field order */
+  uint32_t *slots; /* index + 1 of a name, 0: empty */
 } record_layout;
 enum { LAYOUT_SHARED_MAX = 64 };
 record_layout *layout_retain(record_layout *l);
@@ -274,15 +273,20 @@ QN_MUST_CHECK qn_range *range_slice(qn_vm *vm, const qn_range *r, int64_t first,
  *   FN_BUILTIN    a builtin_def (builtin.h)
  *   FN_TRANSFORM  a transform_def (jit/trace): captures[0] is the inner function, the rest its options
  *   FN_BOUND      a host function: a host_fn
+ *   FN_GRAPH      a graph_body (jit/trace), which begins with an fn_shared; captures are the values that it is bound to
  */
-typedef enum fn_kind { FN_USER, FN_BUILTIN, FN_TRANSFORM, FN_HOST } fn_kind;
+typedef enum fn_kind { FN_USER, FN_BUILTIN, FN_TRANSFORM, FN_HOST, FN_GRAPH } fn_kind;
 struct qn_fn {
   obj_head head; /* flags: fn_kind */
   uint32_t ncaptures;
-  void *code; /* borrowed: code lives as long as the VM */
+  void *code; /* borrowed: code lives as long as the VM; of an FN_GRAPH shared by the functions that have it */
   qn_value captures[];
 };
-/* Captures are nil, to be filled in by the caller. */
+/* How the code of an FN_GRAPH begins. The function that loses the last reference hands it to vm_hooks.free_graph. */
+typedef struct fn_shared {
+  uint32_t refs;
+} fn_shared;
+/* Captures are nil, to be filled in by the caller. Shares the code of an FN_GRAPH. */
 QN_MUST_CHECK qn_fn *fn_new(qn_vm *vm, fn_kind kind, void *code, uint32_t ncaptures);
 
 /* A module: its top-level scope belongs to the interpreter; the VM owns modules, values only point to them. The object is
@@ -300,7 +304,8 @@ struct qn_module {
 typedef struct tree_walk tree_walk;
 /* Calls `leaf(ctx, path, value)` for every value that is neither list nor record; stops when it returns false.
  * Returns false with an error raised when memory ran out, or what `leaf` left. */
-QN_MUST_CHECK bool tree_each(qn_vm *vm, qn_value tree, bool (*leaf)(void *ctx, const char *path, qn_value v), void *ctx);
+QN_MUST_CHECK bool tree_each(qn_vm *vm, qn_value tree, bool (*leaf)(void *ctx, const char *path, qn_value v),
+                             void *ctx);
 /* A tree of the same structure with every non-container value replaced by what `leaf` returns (owned; an error value
  * stops the walk). */
 QN_MUST_CHECK qn_value tree_rebuild(qn_vm *vm, qn_value tree, qn_value (*leaf)(void *ctx, const char *path, qn_value v),

@@ -83,6 +83,36 @@ qn_value builtin_checkpoint(qn_vm *vm, const qn_value *args) {
   return arg_fn(vm, "checkpoint", args[0]) ? transform_new(vm, TRANSFORM_CHECKPOINT, args, 1) : value_error();
 }
 
+/* f(..args) as a transform makes it. */
+static qn_value transformed(qn_vm *vm, transform_kind kind, const char *fn, const qn_value *args) {
+  if (!arg_fn(vm, fn, args[0])) return value_error();
+  qn_value f = transform_new(vm, kind, args, 1);
+  if (value_is_error(f)) return f;
+  const qn_list *rest = value_list(args[1]);
+  qn_value result = vm->hooks.call(vm, f, rest->items, (int)rest->len, value_nil());
+  value_release(vm, f);
+  return result;
+}
+
+qn_value builtin_vjp(qn_vm *vm, const qn_value *args) { return transformed(vm, TRANSFORM_VJP, "vjp", args); }
+qn_value builtin_jvp(qn_vm *vm, const qn_value *args) { return transformed(vm, TRANSFORM_JVP, "jvp", args); }
+
+qn_value builtin_custom_grad(qn_vm *vm, const qn_value *args) {
+  if (!arg_fn(vm, "custom_grad", args[0]) || !arg_fn(vm, "custom_grad", args[1])) return value_error();
+  return transform_new(vm, TRANSFORM_CUSTOM_GRAD, args, 2);
+}
+
+static qn_value stop_leaf(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  bool number = value_is(v, TAG_ARRAY) || value_is_number(v);
+  return number ? op_apply(ctx, OP_stop_gradient, &v, 1, NULL) : value_retain(v);
+}
+
+qn_value builtin_stop_gradient(qn_vm *vm, const qn_value *args) {
+  bool tree = value_is(args[0], TAG_LIST) || value_is(args[0], TAG_RECORD);
+  return tree ? tree_rebuild(vm, args[0], stop_leaf, vm) : op_apply(vm, OP_stop_gradient, args, 1, NULL);
+}
+
 static qn_value inspect(qn_vm *vm, const char *fn, const qn_value *args,
                         qn_value (*what)(qn_vm *, qn_value, const qn_value *, int)) {
   if (!arg_fn(vm, fn, args[0])) return value_error();

@@ -7,6 +7,9 @@
  * The order of summation is fixed: contributions are added in the order they arise, that is users by descending index and,
  * within a user, operands from the first to the last: ((u_last + u_before) + ...) + u_first. Equal graphs give equal bits.
  *
+ * Regions (graph.h) are met as a whole: from the root down, all users of a region's results come before its last node, so its turn
+ * comes there. A region that is made once more is differentiated by a differentiation of its own.
+ *
  * A cotangent has exactly the type of its node. A node of integer or bool dtype has none; a row with NO_GRAD("zero: ...")
  * ends the flow silently, another NO_GRAD refuses. Nodes below `from` are constants, so a cotangent that arrives at one of wrt
  * there goes no further. Sites of new nodes are those of the nodes they differentiate.
@@ -103,21 +106,110 @@ static bool ends_silently(const graph_node *n) {
   return n->kind == NODE_OP && reason && strncmp(reason, "zero", 4) == 0;
 }
 
-/* Which nodes up to root depend on wrt. */
-static void mark_active(const graph *g, uint32_t from, uint32_t root, const uint32_t *wrt, int nwrt, bool *active) {
+/* One differentiation. */
+typedef struct backward {
+  graph *g;
+  uint32_t from, last; /* nodes [from, last] are looked at */
+  bool *active;
+  uint32_t *cotangents;
+  const graph_rules *rules;
+  graph_region *regions; /* outermost ones that begin at `from` or later, by descending end */
+  uint32_t nregions;
+  arena scratch;
+  uint32_t *culprit;
+  op_refusal *why;
+} backward;
+
+/* The region that node i belongs to, or NULL. */
+static const graph_region *region_of(const backward *b, uint32_t i) {
+  for (uint32_t k = 0; k < b->nregions; k++)
+    if (i >= b->regions[k].first && i < b->regions[k].end) return &b->regions[k];
+  return NULL;
+}
+
+/* Picks the regions that count. One that lies in another is that one's. */
+static bool take_regions(backward *b) {
+  const graph_rules *r = b->rules;
+  if (!r || !r->n) return true;
+  b->regions = arena_alloc(&b->scratch, r->n * sizeof *b->regions);
+  if (!b->regions) return out_of_memory(b->why, b->culprit);
+  for (uint32_t i = r->n; i-- > 0;) {
+    const graph_region *x = &r->regions[i];
+    if (x->first < b->from || x->first > b->last || x->first == x->end) continue;
+    uint32_t at = b->nregions;
+    const graph_region *outer = region_of(b, x->first);
+    if (outer) continue;
+    while (at > 0 && b->regions[at - 1].end < x->end) {
+      b->regions[at] = b->regions[at - 1];
+      at--;
+    }
+    b->regions[at] = *x;
+    b->nregions++;
+  }
+  return true;
+}
+
+static bool is_among(const uint32_t *list, uint32_t n, uint32_t x) {
+  for (uint32_t i = 0; i < n; i++)
+    if (list[i] == x) return true;
+  return false;
+}
+
+/* Of a region with a rule of its own only the results are active. */
+static bool mark_region(backward *b, const graph_region *x) {
+  const graph *g = b->g;
+  bool any = false;
+  for (uint32_t k = 0; k < x->nargs; k++) any |= x->args[k] && b->active[x->args[k]];
+  for (uint32_t i = x->first; i < x->end && i <= b->last; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (!is_float(g, i) || n->kind == NODE_TAP || ends_silently(n)) continue;
+    for (int k = 0; k < n->nin; k++)
+      if (n->in[k] < x->first && b->active[n->in[k]] && !is_among(x->args, x->nargs, n->in[k]))
+        return refuse(
+            b->why, b->culprit, i, "%s",
+            "the function in custom_grad uses a value that is differentiated and is not one of its arguments, "
+            "so backward cannot give its gradient; pass it as an argument");
+  }
+  for (uint32_t k = 0; k < x->nouts && any; k++)
+    if (x->outs[k] && is_float(g, x->outs[k])) b->active[x->outs[k]] = true;
+  return true;
+}
+
+/* Which nodes up to the last root depend on wrt. */
+static bool mark_active(backward *b, const uint32_t *wrt, int nwrt) {
+  const graph *g = b->g;
+  bool *active = b->active;
   for (int i = 0; i < nwrt; i++)
-    if (wrt[i] <= root) active[wrt[i]] = true;
-  for (uint32_t i = from; i <= root; i++) {
+    if (wrt[i] <= b->last) active[wrt[i]] = true;
+  uint32_t next = b->nregions; /* regions lie in descending order */
+  for (uint32_t i = b->from; i <= b->last; i++) {
+    while (next && b->regions[next - 1].first < i) next--;
+    if (next && b->regions[next - 1].first == i && !b->regions[next - 1].again) {
+      if (!mark_region(b, &b->regions[next - 1])) return false;
+      i = b->regions[next - 1].end - 1;
+      continue;
+    }
     const graph_node *n = &g->nodes[i];
     bool regions = n->kind == NODE_IF || n->kind == NODE_LOOP; /* they have no type of their own */
     if (!(is_float(g, i) || regions) || n->kind == NODE_TAP || ends_silently(n)) continue;
     for (int k = 0; k < n->nin && !active[i]; k++) active[i] = active[n->in[k]];
   }
+  return true;
+}
+
+/* Adds to the cotangent of node j, at `site`. */
+static void contribute(backward *b, uint32_t j, uint32_t ct, uint32_t site) {
+  const uint32_t in[] = {b->cotangents[j], ct};
+  b->cotangents[j] = in[0] ? graph_op(b->g, OP_add, in, 2, NULL, site) : ct;
 }
 
 /* Hands out the cotangent of node i. */
-static bool step(graph *g, uint32_t i, const bool *active, uint32_t *cotangents, arena *scratch, uint32_t *culprit,
-                 op_refusal *why) {
+static bool step(backward *b, uint32_t i) {
+  graph *g = b->g;
+  const bool *active = b->active;
+  uint32_t *cotangents = b->cotangents, *culprit = b->culprit;
+  op_refusal *why = b->why;
+  arena *scratch = &b->scratch;
   graph_node n = g->nodes[i]; /* the list moves while nodes are appended */
   if (n.kind == NODE_PROJ)
     return refuse(why, culprit, i, "%s", "a branch or loop that was captured as a region has no gradient rule");
@@ -137,41 +229,219 @@ static bool step(graph *g, uint32_t i, const bool *active, uint32_t *cotangents,
     if (!wanted[k] || !out[k]) continue;
     uint32_t j = n.in[k];
     graph_type type = g->nodes[j].type;
-    uint32_t ct = grad_unbroadcast(&c, out[k], &type);
-    cotangents[j] = cotangents[j] ? make2(&c, OP_add, cotangents[j], ct) : ct;
+    contribute(b, j, grad_unbroadcast(&c, out[k], &type), c.site);
   }
   return !g->failed || out_of_memory(why, culprit);
 }
 
-bool graph_grad(graph *g, uint32_t from, uint32_t root, uint32_t seed, const uint32_t *wrt, int nwrt, uint32_t *grads,
-                uint32_t *culprit, op_refusal *why) {
-  *culprit = root;
-  if (!is_float(g, root) || g->nodes[root].type.rank)
-    return refuse(why, culprit, root, "grad needs a float scalar as the result, not %s",
-                  g->nodes[root].type.rank ? "an array" : dtype_rows[g->nodes[root].type.dtype].name);
-  for (int i = 0; i < nwrt; i++)
+/* ---- regions ------------------------------------------------------------------------------------------------------- */
+
+/* Node j outside a region as what is made once more reads it: behind a mark, so that it stays apart from the first time. */
+static uint32_t mark_anew(graph *g, uint32_t j, uint32_t site) {
+  graph_type t = g->nodes[j].type;
+  if (t.weak || g->nodes[j].kind == NODE_CONST) return j;
+  op_attr attr = shape_attr(&t);
+  attr.flags = ATTR_ANEW;
+  return graph_node_raw(g, OP_reshape, &j, 1, &attr, t, site);
+}
+
+/* Makes a region once more. map[i - first]: node i's copy; *marks gives outer nodes theirs (pairs of node and mark). */
+static bool make_again(backward *b, const graph_region *x, uint32_t *map, uint32_t **marks, uint32_t *nmarks) {
+  graph *g = b->g;
+  uint32_t n = x->end - x->first, most = 0;
+  bool *needed = arena_alloc(&b->scratch, n * sizeof *needed);
+  if (!needed) return false;
+  for (uint32_t k = 0; k < x->nouts; k++)
+    if (x->outs[k] && b->cotangents[x->outs[k]]) needed[x->outs[k] - x->first] = true;
+  for (uint32_t i = n; i-- > 0;) {
+    if (!needed[i]) continue;
+    const graph_node *node = &g->nodes[x->first + i];
+    for (int k = 0; k < node->nin; k++)
+      if (node->in[k] >= x->first)
+        needed[node->in[k] - x->first] = true;
+      else
+        most++;
+  }
+  *marks = arena_alloc(&b->scratch, (2 * (size_t)most + 1) * sizeof **marks);
+  if (!*marks) return false;
+  for (uint32_t i = 0; i < n; i++) {
+    if (!needed[i]) continue;
+    graph_node node = g->nodes[x->first + i];
+    if (node.kind == NODE_CONST) { /* nothing is gained by another one */
+      map[i] = x->first + i;
+      continue;
+    }
+    uint32_t *in = arena_alloc(&b->scratch, (node.nin + 1u) * sizeof *in);
+    if (!in) return false;
+    for (int k = 0; k < node.nin; k++) {
+      uint32_t j = node.in[k];
+      if (j >= x->first) {
+        in[k] = map[j - x->first];
+        continue;
+      }
+      uint32_t m = 0;
+      while (m < *nmarks && (*marks)[2 * m] != j) m++;
+      if (m == *nmarks) {
+        (*marks)[2 * m] = j;
+        if (!((*marks)[2 * m + 1] = mark_anew(g, j, node.site))) return false;
+        (*nmarks)++;
+      }
+      in[k] = (*marks)[2 * m + 1];
+    }
+    if (node.kind != NODE_OP) { /* an input that came up inside, or a region of control flow: as it is */
+      map[i] = x->first + i;
+      continue;
+    }
+    bool fallible = graph_fallible(g, x->first + i);
+    op_attr attr = graph_attr(&node);
+    if (fallible) attr.flags |= ATTR_PROVEN; /* the first time has checked */
+    map[i] =
+        graph_node_raw(g, (op_id)node.op, in, node.nin, node.attr || fallible ? &attr : NULL, node.type, node.site);
+    if (!map[i]) return false;
+  }
+  return true;
+}
+
+/* Nodes of a list within [first, end) as their copies; others as they are. */
+static const uint32_t *copied_list(arena *a, const uint32_t *list, uint32_t n, const graph_region *x,
+                                   const uint32_t *map) {
+  uint32_t *to = arena_alloc(a, (n + 1) * sizeof *to);
+  for (uint32_t i = 0; i < n && to; i++)
+    to[i] = list[i] >= x->first && list[i] < x->end ? map[list[i] - x->first] : list[i];
+  return to;
+}
+
+/* The regions that lie in region x, as those of its copy; the owner is told of them. */
+static bool copy_regions(backward *b, const graph_region *x, const uint32_t *map, graph_rules *inner) {
+  const graph_rules *r = b->rules;
+  graph_region *list = arena_alloc(&b->scratch, (r->n + 1) * sizeof *list);
+  if (!list) return false;
+  inner->regions = list;
+  inner->n = 0;
+  for (uint32_t i = 0; i < r->n; i++) {
+    const graph_region *y = &r->regions[i];
+    if (y->first < x->first || y->end > x->end || (y->first == x->first && y->end == x->end)) continue;
+    graph_region copy = *y;
+    copy.first = 0;
+    for (uint32_t k = y->first; k < y->end; k++) {
+      uint32_t node = map[k - x->first];
+      if (!node || (node >= x->first && node < x->end)) continue;
+      if (!copy.first) copy.first = node;
+      copy.end = node + 1;
+    }
+    if (!copy.first) continue;
+    copy.args = copied_list(&b->scratch, y->args, y->nargs, x, map);
+    copy.outs = copied_list(&b->scratch, y->outs, y->nouts, x, map);
+    if (!copy.args || !copy.outs) return false;
+    list[inner->n++] = copy;
+    if (!r->add(r->ctx, &copy)) return false;
+  }
+  return true;
+}
+
+/* Differentiates a region after making it once more. */
+static bool region_again(backward *b, const graph_region *x) {
+  graph *g = b->g;
+  uint32_t n = x->end - x->first, nmarks = 0, *marks = NULL, from = g->n;
+  uint32_t *map = arena_alloc(&b->scratch, n * sizeof *map);
+  uint32_t *roots = arena_alloc(&b->scratch, (2 * (size_t)x->nouts + 1) * sizeof *roots), *seeds = roots + x->nouts;
+  graph_rules inner = *b->rules;
+  if (!map || !roots || !make_again(b, x, map, &marks, &nmarks) || !copy_regions(b, x, map, &inner))
+    return out_of_memory(b->why, b->culprit);
+  int nroots = 0;
+  for (uint32_t k = 0; k < x->nouts; k++) {
+    uint32_t o = x->outs[k];
+    if (!o || !b->cotangents[o] || !b->active[o]) continue;
+    roots[nroots] = map[o - x->first];
+    seeds[nroots++] = b->cotangents[o];
+    b->cotangents[o] = 0; /* of a result that is given twice */
+  }
+  uint32_t *wrt = arena_alloc(&b->scratch, (2 * (size_t)nmarks + 1) * sizeof *wrt), *grads = wrt + nmarks, nwrt = 0;
+  if (!wrt) return out_of_memory(b->why, b->culprit);
+  for (uint32_t m = 0; m < nmarks; m++)
+    if (b->active[marks[2 * m]]) {
+      wrt[nwrt] = marks[2 * m + 1];
+      marks[2 * nwrt] = marks[2 * m];
+      nwrt++;
+    }
+  if (!nwrt || !nroots) return true;
+  if (!graph_vjp(g, from, roots, seeds, nroots, wrt, (int)nwrt, &inner, grads, b->culprit, b->why)) return false;
+  for (uint32_t k = 0; k < nwrt; k++)
+    if (grads[k]) contribute(b, marks[2 * k], grads[k], g->nodes[grads[k]].site);
+  return !g->failed || out_of_memory(b->why, b->culprit);
+}
+
+/* Asks the owner of a region for the cotangents of its args. */
+static bool region_rule(backward *b, const graph_region *x) {
+  graph *g = b->g;
+  uint32_t *given = arena_alloc(&b->scratch, (x->nouts + (size_t)x->nargs + 1) * sizeof *given),
+           *grads = given + x->nouts;
+  if (!given) return out_of_memory(b->why, b->culprit);
+  for (uint32_t k = 0; k < x->nouts; k++) given[k] = x->outs[k] ? b->cotangents[x->outs[k]] : 0;
+  *b->culprit = x->end - 1;
+  if (!b->rules->apply(b->rules->ctx, x, given, grads, b->why)) return false;
+  for (uint32_t k = 0; k < x->nargs; k++)
+    if (grads[k] && x->args[k] <= b->last && b->active[x->args[k]])
+      contribute(b, x->args[k], grads[k], g->nodes[x->end - 1].site);
+  return !g->failed || out_of_memory(b->why, b->culprit);
+}
+
+static bool step_region(backward *b, const graph_region *x) {
+  bool any = false;
+  for (uint32_t k = 0; k < x->nouts; k++) {
+    uint32_t o = x->outs[k];
+    any |= o && o <= b->last && b->active[o] && b->cotangents[o];
+  }
+  return !any || (x->again ? region_again(b, x) : region_rule(b, x));
+}
+
+/* ---- all nodes ------------------------------------------------------------------------------------------------------- */
+
+static bool walk(backward *b) {
+  uint32_t next = 0; /* region */
+  for (uint32_t i = b->last; i >= b->from && i > 0; i--) {
+    while (next < b->nregions && b->regions[next].first > i) next++;
+    if (next < b->nregions && i < b->regions[next].end) {
+      if (!step_region(b, &b->regions[next])) return false;
+      i = b->regions[next].first;
+    } else if (b->cotangents[i] && b->active[i] && !step(b, i)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool graph_vjp(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots, const uint32_t *wrt,
+               int nwrt, const graph_rules *rules, uint32_t *grads, uint32_t *culprit, op_refusal *why) {
+  backward b = {.g = g, .from = from ? from : 1, .rules = rules, .culprit = culprit, .why = why};
+  why->id = 0;
+  *culprit = 0;
+  for (int i = 0; i < nwrt; i++) {
+    grads[i] = 0;
     if (!is_float(g, wrt[i]))
       return refuse(why, culprit, wrt[i], "a gradient needs a float input, not %s",
                     dtype_rows[g->nodes[wrt[i]].type.dtype].name);
-  arena scratch;
-  arena_init(&scratch, g->arena.vm);
-  bool *active = arena_alloc(&scratch, (root + 1) * sizeof *active);
-  uint32_t *cotangents = arena_alloc(&scratch, (root + 1) * sizeof *cotangents);
-  bool ok = active && cotangents;
-  if (!ok) out_of_memory(why, culprit);
-  if (ok) {
-    mark_active(g, from ? from : 1, root, wrt, nwrt, active);
-    if (active[root]) {
-      graph_node r = g->nodes[root];
-      if (!seed) seed = graph_const_scalar(g, (qn_dtype)r.type.dtype, r.type.weak, 1, 1, r.site);
-      cotangents[root] = seed;
-      ok = seed || out_of_memory(why, culprit);
-    }
-    for (uint32_t i = root; i >= from && i > 0 && ok; i--)
-      if (cotangents[i] && active[i]) ok = step(g, i, active, cotangents, &scratch, culprit, why);
-    for (int i = 0; i < nwrt && ok; i++) grads[i] = wrt[i] <= root ? cotangents[wrt[i]] : 0;
   }
-  arena_free(&scratch);
+  for (int i = 0; i < nroots; i++)
+    if (roots[i] > b.last) b.last = roots[i];
+  arena_init(&b.scratch, g->arena.vm);
+  b.active = arena_alloc(&b.scratch, (b.last + 1) * sizeof *b.active);
+  b.cotangents = arena_alloc(&b.scratch, (b.last + 1) * sizeof *b.cotangents);
+  bool ok = b.active && b.cotangents;
+  if (!ok) out_of_memory(why, culprit);
+  ok = ok && take_regions(&b) && mark_active(&b, wrt, nwrt);
+  for (int i = 0; i < nroots && ok; i++) {
+    uint32_t root = roots[i];
+    if (!b.active[root]) continue;
+    uint32_t seed = seeds[i] ? seeds[i]
+                             : graph_const_scalar(g, (qn_dtype)g->nodes[root].type.dtype, g->nodes[root].type.weak, 1,
+                                                  1, g->nodes[root].site);
+    contribute(&b, root, seed, g->nodes[root].site);
+    ok = b.cotangents[root] || out_of_memory(why, culprit);
+  }
+  ok = ok && walk(&b);
+  for (int i = 0; i < nwrt && ok; i++) grads[i] = wrt[i] <= b.last ? b.cotangents[wrt[i]] : 0;
+  arena_free(&b.scratch);
 #ifdef QN_CHECKED
   char wrong[160];
   if (ok && g->n < CHECKED_NODES && !graph_verify(g, wrong, sizeof wrong)) {
@@ -181,4 +451,12 @@ bool graph_grad(graph *g, uint32_t from, uint32_t root, uint32_t seed, const uin
   }
 #endif
   return ok;
+}
+
+bool graph_grad(graph *g, uint32_t from, uint32_t root, uint32_t seed, const uint32_t *wrt, int nwrt, uint32_t *grads,
+                uint32_t *culprit, op_refusal *why) {
+  if (!is_float(g, root) || g->nodes[root].type.rank)
+    return refuse(why, culprit, root, "grad needs a float scalar as the result, not %s",
+                  g->nodes[root].type.rank ? "an array" : dtype_rows[g->nodes[root].type.dtype].name);
+  return graph_vjp(g, from, &root, &seed, 1, wrt, nwrt, NULL, grads, culprit, why);
 }

@@ -158,6 +158,14 @@ uint32_t graph_node_raw(graph *g, op_id op, const uint32_t *in, int nin, const o
   return append(g, &n);
 }
 
+bool graph_fix_flags(graph *g, uint32_t node, uint8_t flags) {
+  op_attr full = graph_attr(&g->nodes[node]);
+  full.flags = flags;
+  const op_attr *attr = take_attr(g, &full);
+  if (attr) g->nodes[node].attr = attr;
+  return attr != NULL;
+}
+
 bool graph_fix_product(graph *g, uint32_t node, uint8_t flags) {
   const op_attr *attr = take_attr(g, &(op_attr){.flags = flags});
   if (attr) g->nodes[node].attr = attr;

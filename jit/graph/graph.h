@@ -112,6 +112,10 @@ static inline bool op_has_attr(op_id op) {
   if (op_rows[op].klass == CLASS_POINTWISE) return op_rows[op].dtype_rule == DT_attr;
   return op != OP_dot && op != OP_compress && op != OP_nonzero;
 }
+/* Is it the mark before what is made once more? */
+static inline bool graph_node_anew(const graph_node *n) {
+  return n->kind == NODE_OP && n->op == OP_reshape && (n->attr->flags & ATTR_ANEW);
+}
 /* Is entry k of an op's d a dim (else a plain integer)? */
 static inline bool op_attr_is_dim(op_id op, int k) {
   switch (op) {
@@ -145,6 +149,8 @@ uint32_t graph_node_raw(graph *g, op_id op, const uint32_t *in, int nin, const o
  * recorder. Operands' errors must have been excluded by the caller or by op_infer. A constant scalar that is cast or fitted
  * becomes a constant of that type where this is exact or in range. */
 uint32_t graph_op(graph *g, op_id op, const uint32_t *in, int nin, const op_attr *attr, uint32_t site);
+/* Gives a node's attributes these flags. False when memory is short. */
+bool graph_fix_flags(graph *g, uint32_t node, uint8_t flags);
 /* Says of a dot how a device's library made it (op.h). False when memory is short. */
 QN_MUST_CHECK bool graph_fix_product(graph *g, uint32_t node, uint8_t flags);
 uint32_t graph_cast(graph *g, uint32_t node, qn_dtype dtype, uint32_t site); /* the node itself if it has the dtype, not weak */
@@ -216,9 +222,38 @@ QN_MUST_CHECK graph *graph_simplify(const graph *g);
 /* Removes nodes that no output, tap, input or fallible node needs (in place; the others are renumbered in order). */
 void graph_dce(graph *g);
 
-/* Reverse-mode differentiation inside one graph: appends the nodes that compute d root / d wrt[i] for a rank-0 float root
- * whose cotangent is node `seed` (0: one), and writes their indices to grads[i] (0: does not depend on it). Nodes with
- * index < `from` are constants unless listed in wrt. False: not differentiable; `why` and `*culprit` say at which node. */
+/* A part of a graph whose derivative is not that of its nodes one by one. Its nodes are [first, end); nothing outside reads them
+ * but the results `outs`, which are nodes of its own (0: nobody needs it).
+ *   again  differentiated after its nodes have been made once more, so that nothing of the first time is kept (checkpoint)
+ *   else   `rules` says what the cotangents of `args` are, nodes below `first` and all that the part may depend on (custom_grad) */
+typedef struct graph_region {
+  uint32_t first, end;
+  uint32_t nargs, nouts;
+  const uint32_t *args, *outs;
+  bool again;
+  void *rule; /* the owner's */
+} graph_region;
+
+/* The regions that differentiation meets, in the order of their nodes: of nested ones the inner one first. */
+typedef struct graph_rules {
+  const graph_region *regions;
+  uint32_t n;
+  void *ctx;
+  /* Appends what computes the cotangents of a region's args (grads; 0: none) from those of its outs (0: none). False: refused in
+   * `why`, or with why->id 0 and the error raised. */
+  bool (*apply)(void *ctx, const graph_region *region, const uint32_t *cotangents, uint32_t *grads, op_refusal *why);
+  /* A region was made once more as part of another one. False: memory is short. */
+  bool (*add)(void *ctx, const graph_region *copy);
+} graph_rules;
+
+/* Reverse-mode differentiation inside one graph: appends the nodes that compute, for each wrt[i], the sum over k of the cotangents
+ * that it gets when root k, a float node, has the cotangent seeds[k] of its very type; writes their indices to grads[i] (0: no
+ * root depends on it). Nodes with index < `from` are constants unless listed in wrt. `rules` may be NULL: no regions; those that
+ * begin below `from` do not count. False: not differentiable; `why` and `*culprit` say at which node. */
+QN_MUST_CHECK bool graph_vjp(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots,
+                             const uint32_t *wrt, int nwrt, const graph_rules *rules, uint32_t *grads,
+                             uint32_t *culprit, op_refusal *why);
+/* The same for one rank-0 root whose cotangent is node `seed` (0: one). */
 QN_MUST_CHECK bool graph_grad(graph *g, uint32_t from, uint32_t root, uint32_t seed, const uint32_t *wrt, int nwrt,
                               uint32_t *grads, uint32_t *culprit, op_refusal *why);
 

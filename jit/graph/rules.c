@@ -11,7 +11,7 @@ static const graph_node *at(const rewriter *r, uint32_t node) { return &r->g->no
 /* The node, if it is this op. */
 static const graph_node *is_op(const rewriter *r, uint32_t node, op_id op) {
   const graph_node *n = at(r, node);
-  return n->kind == NODE_OP && n->op == op ? n : NULL;
+  return n->kind == NODE_OP && n->op == op && !graph_node_anew(n) ? n : NULL;
 }
 
 /* A constant of one element with this value. For floats the sign of 0 counts. */

@@ -179,7 +179,7 @@ static uint32_t apply_rules(rewriter *r, const graph_node *n) {
 }
 
 static uint32_t rewrite(rewriter *r, const graph_node *n) {
-  if (r->depth >= REWRITE_DEPTH || r->g->failed) return share(r, n);
+  if (r->depth >= REWRITE_DEPTH || r->g->failed || graph_node_anew(n)) return share(r, n);
   r->depth++;
   uint32_t other = drop_broadcasts(r, n);
   if (!other || !graph_type_same(&r->g->nodes[other].type, &n->type)) other = fold(r, n);

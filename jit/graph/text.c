@@ -32,6 +32,9 @@ static const struct {
                   {ATTR_WEAK, "weak"},         {ATTR_PROVEN, "proven"},       {ATTR_LIBRARY, "library"},
                   {ATTR_X_ACROSS, "x_across"}, {ATTR_Y_ACROSS, "y_across"}};
 enum { FLAGS = sizeof flag_names / sizeof *flag_names };
+static const char *flag_name(op_id op, int i) {
+  return op == OP_reshape && flag_names[i].bit == ATTR_ANEW ? "anew" : flag_names[i].name;
+}
 static const char *const relation_names[] = {[DIM_EQ] = "==", [DIM_NE] = "!=", [DIM_LT] = "<", [DIM_LE] = "<="};
 
 /* What the list d is called in an op's text; triples are written a:b:c. */
@@ -127,7 +130,7 @@ static void print_attr(const graph *g, op_id op, const op_attr *a, text_buf *out
   else if (a->mode)
     text_addf(out, " mode=%s", mode_names[a->mode]);
   for (int i = 0; i < FLAGS; i++)
-    if (a->flags & flag_names[i].bit) text_addf(out, " %s", flag_names[i].name);
+    if (a->flags & flag_names[i].bit) text_addf(out, " %s", flag_name(op, i));
   bool shaped = op_attr_is_dim(op, 0) && op_attr_is_dim(op, 2), triples = op_attr_is_dim(op, 0) && !shaped;
   if (a->n || shaped || op == OP_permute) {
     text_addf(out, " %s=[", list_name(op));
@@ -551,7 +554,7 @@ static bool attributes(parser *p, op_id op, op_attr *a) {
     if (*p->at == ':') return true;
     bool flag = false;
     for (int i = 0; i < FLAGS && !flag; i++)
-      if (word(p, flag_names[i].name)) {
+      if (word(p, flag_name(op, i))) {
         a->flags |= flag_names[i].bit;
         flag = true;
       }

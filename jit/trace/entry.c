@@ -152,7 +152,7 @@ void entry_guards(const entry *e, text_buf *out) {
   }
 }
 
-static bool guards_hold(qn_vm *vm, const entry *e, const qn_value *scalars, text_buf *why) {
+bool entry_guards_hold(qn_vm *vm, const entry *e, const qn_value *scalars, text_buf *why) {
   qn_value vals[GUARDS_MAX];
   for (uint32_t i = 0; i < e->nguards; i++) {
     const scalar_guard *x = &e->guards[i];
@@ -244,7 +244,7 @@ static bool entry_fits(qn_vm *vm, entry *e, const rec_call_site *site, call_inpu
       c->arrays[e->key_inputs[i] - 1] = NULL;
       c->scalars[e->key_inputs[i] - 1] = value_int((int64_t)(i ? vm->seed >> 32 : vm->seed & 0xffffffffu));
     }
-  if (e->nguards && !guards_hold(vm, e, c->scalars, why)) return false;
+  if (e->nguards && !entry_guards_hold(vm, e, c->scalars, why)) return false;
   e->epoch = epoch;
   return true;
 }

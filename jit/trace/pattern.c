@@ -140,6 +140,7 @@ static qn_value stand_in(struct recording *r, qn_value v, int depth) {
     x->tag = f->head.flags;
     x->n = f->ncaptures;
     x->value.u.p = f->code;
+    if (f->head.flags == FN_GRAPH) x->layout = ((const graph_body *)f->code)->hash;
     if (f->ncaptures == 0) return value_retain(v);
     qn_fn *copy = fn_new(vm, (fn_kind)f->head.flags, f->code, f->ncaptures);
     if (!copy) return value_error();
@@ -351,6 +352,11 @@ static bool match_exact(const pat *x, qn_value v) {
   }
 }
 
+/* Graphs are the same by what they are, since one may be freed and another be where it was. */
+static bool same_code(const pat *x, const qn_fn *f) {
+  return x->tag == FN_GRAPH ? x->layout == ((const graph_body *)f->code)->hash : x->value.u.p == f->code;
+}
+
 static bool match(matcher *m, qn_value v) {
   if (is_cut(m->p, m->at)) return true;
   const pat *x = &m->p->pats[m->at++];
@@ -393,7 +399,7 @@ static bool match(matcher *m, qn_value v) {
   case PAT_FN: {
     if (!value_is(v, TAG_FN)) return miss(m, v);
     const qn_fn *f = value_fn(v);
-    if (f->code != x->value.u.p || f->head.flags != x->tag || f->ncaptures != x->n) return miss(m, v);
+    if (f->head.flags != x->tag || f->ncaptures != x->n || !same_code(x, f)) return miss(m, v);
     for (uint32_t i = 0; i < f->ncaptures; i++)
       if (!match(m, f->captures[i])) return false;
     return true;
@@ -433,7 +439,7 @@ static uint64_t hash_value(uint64_t h, qn_value v, int depth) {
   case TAG_STR: return mix(h, str_hash_of(value_str(v)));
   case TAG_FN: {
     const qn_fn *f = value_fn(v);
-    h = mix(h, (uint64_t)(uintptr_t)f->code);
+    h = mix(h, f->head.flags == FN_GRAPH ? ((const graph_body *)f->code)->hash : (uint64_t)(uintptr_t)f->code);
     for (uint32_t i = 0; i < f->ncaptures && depth < PATTERN_DEPTH; i++) h = hash_value(h, f->captures[i], depth + 1);
     return h;
   }
@@ -443,10 +449,59 @@ static uint64_t hash_value(uint64_t h, qn_value v, int depth) {
     uint32_t n = list ? value_list(v)->len : value_record(v)->len;
     const qn_value *items = list ? value_list(v)->items : value_record(v)->items;
     h = mix(h, n);
-    for (uint32_t i = 0; i < n && depth < PATTERN_DEPTH; i++) h = hash_value(h, items[i], depth + 1);
+    for (uint32_t i = 0; i < n && depth < PATTERN_DEPTH; i++) {
+      if (!list) h = mix(h, (uint64_t)(uintptr_t)record_name(value_record(v), i)); /* names are unique texts */
+      h = hash_value(h, items[i], depth + 1);
+    }
     return h;
   }
   default: return h;
+  }
+}
+
+uint64_t hash_mix(uint64_t h, uint64_t x) { return mix(h, x); }
+
+uint64_t value_structure_hash(qn_value v, uint64_t h) {
+  h = hash_value(h, v, 0);
+  if (value_is(v, TAG_RANGE)) h = mix(mix(h, (uint64_t)value_range(v)->start), (uint64_t)value_range(v)->stop);
+  if (value_is_number(v)) h = mix(h, (uint64_t)v.u.i);
+  return h;
+}
+
+uint64_t pattern_own_hash(const pattern *p, uint64_t h) {
+  for (uint32_t i = 0; i < p->n; i++) {
+    const pat *x = &p->pats[i];
+    h = mix(h, (uint64_t)x->kind << 40 | (uint64_t)x->tag << 32 | (uint64_t)x->dtype << 16 | x->rank);
+    h = mix(mix(h, x->n), x->input);
+    for (int k = 0; x->kind == PAT_ARRAY && k < x->rank; k++) h = mix(h, (uint64_t)p->dims[x->dims + k]);
+    if (x->kind == PAT_FN)
+      h = mix(h, x->tag == FN_GRAPH ? x->layout : (uint64_t)(uintptr_t)x->value.u.p);
+    else
+      h = value_structure_hash(x->value, h);
+  }
+  return mix(h, p->nargs);
+}
+
+static void values_below(const pattern *p, uint32_t *at, qn_value v, qn_value *inputs) {
+  if (is_cut(p, *at)) return;
+  const pat *x = &p->pats[(*at)++];
+  const qn_value *items = NULL;
+  switch ((pat_kind)x->kind) {
+  case PAT_ARRAY:
+  case PAT_SCALAR: inputs[x->input] = v; return;
+  case PAT_EXACT: return;
+  case PAT_LIST: items = value_list(v)->items; break;
+  case PAT_RECORD: items = value_record(v)->items; break;
+  case PAT_FN: items = value_fn(v)->captures; break;
+  }
+  for (uint32_t i = 0; i < x->n; i++) values_below(p, at, items[i], inputs);
+}
+
+void pattern_values(const pattern *p, const qn_value *args, int nargs, qn_value *inputs) {
+  (void)nargs;
+  for (uint32_t i = 0; i < p->nroots; i++) {
+    uint32_t at = p->roots[i].first;
+    if (p->roots[i].kind == ROOT_ARG) values_below(p, &at, args[p->roots[i].arg], inputs);
   }
 }
 
@@ -507,7 +562,13 @@ static tpl *tpl_add(qn_vm *vm, tpl_list *t, tpl_kind kind) {
   return x;
 }
 
-static bool output_of(struct recording *r, tpl *x, uint32_t node) {
+static bool output_of(struct recording *r, node_list *nodes, tpl *x, uint32_t node) {
+  if (nodes) {
+    x->output = nodes->n;
+    if (!mem_grow(r->vm, (void **)&nodes->nodes, &nodes->cap, nodes->n + 1, sizeof *nodes->nodes)) return false;
+    nodes->nodes[nodes->n++] = node;
+    return true;
+  }
   for (uint32_t i = 0; i < r->g->noutputs; i++)
     if (r->g->outputs[i] == node) {
       x->output = i;
@@ -519,16 +580,17 @@ static bool output_of(struct recording *r, tpl *x, uint32_t node) {
   return false;
 }
 
-static bool make(struct recording *r, qn_value v, tpl_list *out, break_reason *broken, int depth) {
+static bool make(struct recording *r, qn_value v, tpl_list *out, node_list *nodes, break_reason *broken, int depth) {
   qn_vm *vm = r->vm;
   if (depth > PATTERN_DEPTH) {
     *broken = BREAK_too_deep;
     return false;
   }
   uint32_t node = rec_traced(r, v);
+  if (!node && nodes && value_is(v, TAG_ARRAY) && !(node = rec_node(r, v))) return false;
   if (node && (value_is(v, TAG_ARRAY) || value_is_scalar(v))) {
     tpl *x = tpl_add(vm, out, TPL_OUTPUT);
-    return x && output_of(r, x, node);
+    return x && output_of(r, nodes, x, node);
   }
   const qn_value *items = NULL;
   uint32_t n = 0;
@@ -571,12 +633,41 @@ static bool make(struct recording *r, qn_value v, tpl_list *out, break_reason *b
     x->value = value_retain(v);
   }
   for (uint32_t i = 0; i < n; i++)
-    if (!make(r, items[i], out, broken, depth + 1)) return false;
+    if (!make(r, items[i], out, nodes, broken, depth + 1)) return false;
   return true;
 }
 
 bool template_make(struct recording *r, qn_value v, tpl_list *out, break_reason *broken) {
-  return make(r, v, out, broken, 0);
+  return make(r, v, out, NULL, broken, 0);
+}
+
+bool template_of_nodes(struct recording *r, qn_value v, tpl_list *out, node_list *nodes) {
+  break_reason broken = BREAK_none;
+  if (make(r, v, out, nodes, &broken, 0)) return true;
+  if (broken == BREAK_too_deep)
+    raise(r->vm, E_recursion, SPAN_NONE, "a value nests too deep");
+  else if (!error_pending(r->vm))
+    raise_memory(r->vm);
+  return false;
+}
+
+bool template_copy(qn_vm *vm, const tpl_list *from, tpl_list *to) {
+  if (!mem_grow(vm, (void **)&to->tpls, &to->cap, from->n, sizeof *to->tpls)) return false;
+  for (uint32_t i = 0; i < from->n; i++) {
+    to->tpls[i] = from->tpls[i];
+    value_retain(to->tpls[i].value);
+  }
+  to->n = from->n;
+  return true;
+}
+
+uint64_t template_hash(const tpl_list *t, uint64_t h) {
+  for (uint32_t i = 0; i < t->n; i++) {
+    const tpl *x = &t->tpls[i];
+    h = mix(h, (uint64_t)x->kind << 48 | (uint64_t)x->n << 16 | (x->kind == TPL_OUTPUT ? x->output : 0));
+    h = value_structure_hash(x->value, h);
+  }
+  return h;
 }
 
 static qn_value build(qn_vm *vm, const tpl_list *t, uint32_t *at, const qn_value *outputs) {

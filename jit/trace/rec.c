@@ -125,6 +125,8 @@ void rec_free(struct recording *r) {
   mem_free(vm, r->calls, r->calls_cap * sizeof *r->calls);
   mem_free(vm, r->functions, r->functions_cap * sizeof *r->functions);
   mem_free(vm, r->observed, r->observed_cap * sizeof *r->observed);
+  regions_cut(vm, &r->regions, 0);
+  mem_free(vm, r->regions.list, r->regions.cap * sizeof *r->regions.list);
   pattern_free(vm, &r->pattern);
   if (r->g) graph_free(r->g);
   mem_free(vm, r, sizeof *r);
@@ -486,6 +488,35 @@ static qn_value apply_data_shaped(struct recording *r, op_id op, const qn_value 
   return out;
 }
 
+bool rec_appended(struct recording *r) {
+  qn_vm *vm = r->vm;
+  if (r->tries) return rec_run_pending(r);
+  if (r->g->n > (uint64_t)vm->tune[TUNE_jit_nodes]) return rec_break(r, BREAK_too_many_nodes, NULL);
+  if (r->pending_bytes > (size_t)vm->tune[TUNE_jit_pending_bytes]) return rec_break(r, BREAK_too_many_bytes, NULL);
+  return true;
+}
+
+rec_marked rec_mark(const struct recording *r) {
+  return (rec_marked){r->g->n, r->g->ninputs, r->nobserved, r->regions.n};
+}
+
+void rec_forget(struct recording *r, rec_marked before) {
+  graph *g = r->g;
+  bool known = g->ninputs != before.ninputs || r->nobserved != before.nobserved || r->regions.n != before.nregions;
+  for (uint32_t i = before.n; i < g->n && i < r->vals_cap && !known; i++) known = !value_is(r->vals[i], TAG_UNSET);
+  if (!known) {
+    g->n = before.n;
+    if (r->done > g->n) r->done = g->n;
+    return;
+  }
+  for (uint32_t i = before.n; i < g->n; i++) {
+    graph_node *n = &g->nodes[i];
+    if (!graph_fallible(g, i)) continue;
+    op_attr attr = graph_attr(n);
+    graph_fix_flags(g, i, attr.flags | ATTR_PROVEN);
+  }
+}
+
 bool rec_place(struct recording *r, int device) {
   if (!r->placed) r->device = (uint8_t)device;
   r->placed = true;
@@ -576,14 +607,7 @@ static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int
   }
   out = rec_value_of(r, node);
   if (value_is_error(out)) goto done;
-  bool ok = true;
-  if (r->tries)
-    ok = rec_run_pending(r);
-  else if (r->g->n > (uint64_t)vm->tune[TUNE_jit_nodes])
-    ok = rec_break(r, BREAK_too_many_nodes, NULL);
-  else if (r->pending_bytes > (size_t)vm->tune[TUNE_jit_pending_bytes])
-    ok = rec_break(r, BREAK_too_many_bytes, NULL);
-  if (!ok) {
+  if (!rec_appended(r)) {
     value_release(vm, out);
     out = value_error();
   }
@@ -739,6 +763,14 @@ qn_value rec_draw(qn_vm *vm) {
   return rec_apply(r, OP_add, in, 2, &(op_attr){0});
 }
 
+qn_value rec_draws(qn_vm *vm, uint64_t n) {
+  qn_value first = rec_draw(vm);
+  struct recording *r = vm->rec;
+  vm->draw += n - 1;
+  if (r && r->capturing && r->draw_input) r->ndraws = vm->draw - r->draw_start;
+  return first;
+}
+
 void rec_key(qn_vm *vm, qn_value *k0, qn_value *k1) {
   struct recording *r = vm->rec;
   *k0 = value_int((int64_t)(vm->seed & 0xffffffffu));
@@ -782,6 +814,7 @@ bool jit_open(qn_vm *vm) {
   if (vm->next_node == 0) vm->next_node = 1;
   vm->hooks.force = rec_force;
   vm->hooks.close_jit = jit_close;
+  body_open(vm);
   if (!cpu_open(vm)) return false;
   gpu_attach(vm);
   vm->jit = mem_zalloc(vm, sizeof(vm_jit));

@@ -135,6 +135,8 @@ QN_MUST_CHECK bool jit_report(qn_vm *vm, text_buf *out);
 /* Takes the VM's next draw number; the key words made from the VM's seed. As operands for RANDOM ops: while recording they are
  * inputs of the graph, so that a replayed call takes new draw numbers. */
 qn_value rec_draw(qn_vm *vm);
+/* Takes `n` (at least 1) and gives the first. */
+qn_value rec_draws(qn_vm *vm, uint64_t n);
 void rec_key(qn_vm *vm, qn_value *k0, qn_value *k1);
 
 /* ---- life of a VM's compiler state ------------------------------------------------------------------------------------------------ */
@@ -150,14 +152,18 @@ typedef enum transform_kind {
   TRANSFORM_VALUE_AND_GRAD,
   TRANSFORM_JIT,
   TRANSFORM_NOJIT,
-  TRANSFORM_CHECKPOINT
+  TRANSFORM_CHECKPOINT,
+  TRANSFORM_VJP,
+  TRANSFORM_JVP,
+  TRANSFORM_CUSTOM_GRAD
 } transform_kind;
 typedef struct transform_def {
   transform_kind kind;
   const char *name;
 } transform_def;
 extern const transform_def transform_defs[];
-/* captures: GRAD, VALUE_AND_GRAD: fn, wrt (int or list of ints), aux (bool). JIT: fn, options record. NOJIT, CHECKPOINT: fn. */
+/* captures: GRAD, VALUE_AND_GRAD: fn, wrt (int or list of ints), aux (bool). JIT: fn, options record. NOJIT, CHECKPOINT: fn.
+ * VJP: fn; its call gives (y, pullback). JVP: fn; called on the arguments and as many tangents. CUSTOM_GRAD: fn, backward. */
 QN_MUST_CHECK qn_value transform_new(qn_vm *vm, transform_kind kind, const qn_value *captures, int n);
 QN_MUST_CHECK qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs,
                                       span at);

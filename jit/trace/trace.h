@@ -4,7 +4,10 @@
  *   pattern.c   patterns (what a call's values must look like), stand-ins, result templates, reasons of misses
  *   entry.c     anchors and entries: record, look up, replay
  *   worker.c    compiler threads and the mailbox
- *   transform.c grad, value_and_grad, jit, nojit, checkpoint
+ *   transform.c calls of transforms; jit, nojit
+ *   differentiate.c  grad, value_and_grad, vjp, jvp, checkpoint, custom_grad
+ *   companion.c trees that must look like another one: cotangents, tangents, gradients
+ *   body.c      graphs as function values: cut out of a recording, called
  *   explain.c   explain, graph, code
  *   report.c    what became of a program's functions, as text
  */
@@ -40,10 +43,10 @@ typedef enum pat_kind {
 typedef struct pat {
   uint8_t kind, tag, dtype, rank;
   uint32_t n;
-  uint32_t input; /* graph input number */
-  uint32_t dims;  /* first of `rank` sizes in pattern.dims */
-  uint64_t layout; /* of an array: how it must lie in memory; 0: in any way */
-  qn_value value; /* owned; of PAT_FN: the code pointer in u.p, not owned */
+  uint32_t input;  /* graph input number */
+  uint32_t dims;   /* first of `rank` sizes in pattern.dims */
+  uint64_t layout; /* of an array: how it must lie in memory; 0: in any way. Of a graph: its hash */
+  qn_value value;  /* owned; of PAT_FN: the code pointer in u.p, not owned */
 } pat;
 
 typedef enum root_kind { ROOT_ARG, ROOT_FN, ROOT_GLOBAL } root_kind;
@@ -70,6 +73,12 @@ typedef struct pattern {
   uint32_t ninputs; /* graph inputs so far, weak ones included */
   uint32_t leaves;
 } pattern;
+
+/* Regions in the order of their ends. Their lists of nodes are one block each, args before outs. */
+typedef struct region_list {
+  graph_region *list;
+  uint32_t n, cap;
+} region_list;
 
 struct recording {
   qn_vm *vm;
@@ -116,6 +125,7 @@ struct recording {
   /* random numbers: inputs made on demand */
   uint32_t draw_input, key_inputs[2]; /* nodes; 0: none yet */
   uint64_t draw_start, ndraws;
+  region_list regions; /* parts with derivatives of their own */
 };
 
 /* ---- result templates -------------------------------------------------------------------------------------------------------- */
@@ -161,17 +171,17 @@ typedef struct scalar_guard {
 
 typedef struct entry {
   struct entry *next;
-  uint8_t state; /* entry_state */
+  uint8_t state;  /* entry_state */
   uint8_t device; /* code of the device where its plan runs */
-  uint64_t hash; /* pattern_hash of the recorded call */
+  uint64_t hash;  /* pattern_hash of the recorded call */
   pattern pattern;
   uint64_t epoch; /* at which the by-value globals were last found unchanged */
   scalar_guard *guards;
   uint32_t nguards;
   tpl_list result;
-  shared_plan *plan; /* NULL until ready */
+  shared_plan *plan;  /* NULL until ready */
   device_plan *there; /* what the device keeps of the plan */
-  graph *graph;      /* as recorded, for explain and --jit verify; owned */
+  graph *graph;       /* as recorded, for explain and --jit verify; owned */
   break_reason why;
   span why_at;
   char why_text[64];
@@ -196,6 +206,19 @@ typedef struct anchor_entries {
   } * recompiles; /* reasons of re-recordings */
   uint32_t nrecompiles, recompiles_cap;
 } anchor_entries;
+
+/* What a graph as a value is made of: FN_GRAPH's code. */
+typedef struct graph_body {
+  fn_shared shared;
+  uint32_t nbound; /* inputs 0..nbound-1 of the graph are the function's captures */
+  entry call;      /* graph; pattern of the arguments (whose inputs follow), guards, result, random inputs; no plan */
+  qn_value like;   /* of a pullback: a tree of prototypes for its one argument, in place of the pattern; else unset */
+  region_list regions;
+  uint64_t hash; /* of everything above */
+  jit_anchor anchor;
+} graph_body;
+static inline graph_body *body_of(qn_value fn) { return (graph_body *)value_fn(fn)->code; }
+static inline bool value_is_graph(qn_value v) { return value_is(v, TAG_FN) && value_fn(v)->head.flags == FN_GRAPH; }
 
 /* A transform's anchor: entries of transformed functions hang on the code plus the chain of transforms. */
 typedef struct chain_anchor {
@@ -245,6 +268,15 @@ void rec_stop_capture(struct recording *r, break_reason why, const char *text);
  * look at it is noticed. Takes over `data`. NULL with an error raised. */
 QN_MUST_CHECK qn_array *rec_input(struct recording *r, uint32_t node, qn_array *data);
 uint32_t rec_site(struct recording *r);
+/* After nodes were appended: runs them, or gives the capture up, where a limit or a try asks for it. */
+QN_MUST_CHECK bool rec_appended(struct recording *r);
+/* Nodes from `mark` on are not needed any more: they go if nothing knows them, else they stay and do nothing. `before` is what
+ * rec_mark gave. */
+typedef struct rec_marked {
+  uint32_t n, ninputs, nobserved, nregions;
+} rec_marked;
+rec_marked rec_mark(const struct recording *r);
+void rec_forget(struct recording *r, rec_marked before);
 /* Room in `vals` for all nodes of the graph. */
 QN_MUST_CHECK bool rec_room(struct recording *r);
 /* The value for a node that was appended directly: a pending array, or a host scalar computed now. Owned. */
@@ -277,6 +309,71 @@ QN_MUST_CHECK bool template_make(struct recording *r, qn_value v, tpl_list *out,
 /* A value from a template; takes nothing, `outputs` stay the caller's. Owned or error value. */
 QN_MUST_CHECK qn_value template_build(qn_vm *vm, const tpl_list *t, const qn_value *outputs);
 void template_free(qn_vm *vm, tpl_list *t);
+/* As template_make, but outputs are numbers in a list of nodes, which grows: nothing is marked in the graph. */
+typedef struct node_list {
+  uint32_t *nodes, n, cap;
+} node_list;
+QN_MUST_CHECK bool template_of_nodes(struct recording *r, qn_value v, tpl_list *out, node_list *nodes);
+/* A copy of a template. */
+QN_MUST_CHECK bool template_copy(qn_vm *vm, const tpl_list *from, tpl_list *to);
+uint64_t template_hash(const tpl_list *t, uint64_t seed);
+
+/* The values at the inputs of a call that fits the pattern, borrowed, by input number. */
+void pattern_values(const pattern *p, const qn_value *args, int nargs, qn_value *inputs);
+uint64_t pattern_own_hash(const pattern *p, uint64_t seed);
+uint64_t hash_mix(uint64_t h, uint64_t x);
+/* Kinds, names, dtypes and sizes of a tree. */
+uint64_t value_structure_hash(qn_value v, uint64_t seed);
+
+/* ---- companion.c ----------------------------------------------------------------------------------------------------------------------- */
+
+/* Is `given` a tree like `like`, with the same dtype and shape at every float leaf? nil stands for zeros, of a subtree too; a number
+ * may stand for an array of rank 0; what is at other leaves does not matter. Calls `leaf` for the float leaves of `like` in order with
+ * what is there: an array, a float, or nil. False with an error raised that says at which path: `what` names the tree ("vjp: the
+ * cotangent"), `of` what it belongs to ("the result"). */
+QN_MUST_CHECK bool companion_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given,
+                                  bool (*leaf)(void *ctx, qn_value like, qn_value given), void *ctx);
+bool is_float_leaf(qn_value v);
+/* The same tree with arrays without data for float arrays, 0.0 for floats, and nil for all other leaves. Owned. */
+QN_MUST_CHECK qn_value companion_prototype(qn_vm *vm, qn_value v);
+/* Zeros of a prototype's or leaf's dtype and shape. */
+QN_MUST_CHECK qn_value companion_zeros(qn_vm *vm, qn_value like);
+
+/* ---- body.c ---------------------------------------------------------------------------------------------------------------------------- */
+
+/* An empty body with one reference. */
+QN_MUST_CHECK graph_body *body_new(qn_vm *vm);
+void body_release(qn_vm *vm, graph_body *b);
+/* Fills in the hash, when all else is there. */
+void body_finish(graph_body *b);
+/* Cuts the nodes from `mark` on that make `outs` out of the recording, as the body's graph. Its inputs are first the nodes below
+ * `mark` that they need (bound, listed in *bound), then `params`. False with an error raised. */
+QN_MUST_CHECK bool body_cut(struct recording *r, graph_body *b, uint32_t mark, const uint32_t *params, uint32_t nparams,
+                            const uint32_t *outs, uint32_t nouts, node_list *bound);
+/* A body's graph once more at the end of the recording, on nodes for its inputs; out[i] is output i. */
+QN_MUST_CHECK bool body_append(struct recording *r, const graph_body *b, const uint32_t *inputs, uint32_t *out);
+/* The call of a graph. */
+QN_MUST_CHECK qn_value body_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs, span at);
+/* Runs `work` inside the recording that is on, or in one of its own. */
+QN_MUST_CHECK qn_value rec_within(qn_vm *vm, const rec_call_site *site,
+                                  qn_value (*work)(struct recording *r, const rec_call_site *site));
+/* Adds a region; its lists are copied. False with an error raised. */
+QN_MUST_CHECK bool regions_add(qn_vm *vm, region_list *l, const graph_region *region);
+void regions_cut(qn_vm *vm, region_list *l, uint32_t n);
+void body_open(qn_vm *vm);
+
+/* ---- differentiate.c --------------------------------------------------------------------------------------------------------------------- */
+
+/* How a region with a rule is differentiated: shared by the copies of the region. */
+typedef struct region_rule {
+  uint32_t refs;
+  qn_value backward;  /* the function */
+  tpl_list cts, args; /* its arguments: outputs are numbers in the region's outs and args */
+  tpl_list like;      /* the float leaves of the arguments: numbers in args */
+} region_rule;
+void region_rule_release(qn_vm *vm, region_rule *rule);
+qn_value differentiate_call(struct recording *r, const rec_call_site *site);
+qn_value region_call(struct recording *r, const rec_call_site *site);
 
 /* ---- entry.c -------------------------------------------------------------------------------------------------------------------------- */
 
@@ -284,6 +381,8 @@ QN_MUST_CHECK anchor_entries *anchor_entries_of(qn_vm *vm, jit_anchor *a);
 void entry_free(qn_vm *vm, entry *e);
 /* What a call must fulfil to be served by the entry, as text, one guard a line. */
 void entry_guards(const entry *e, text_buf *out);
+/* Do the numbers that steered the recording lead the same way? `why` (may be NULL) receives the first that does not. */
+bool entry_guards_hold(qn_vm *vm, const entry *e, const qn_value *scalars, text_buf *why);
 /* Takes finished jobs from the mailbox. Called at anchors, without waiting; `wait` as in job_take_mail. */
 void jit_drain(qn_vm *vm, bool wait);
 

@@ -1,0 +1,457 @@
+/* Graphs as values: functions whose code is a graph (FN_GRAPH).
+ *
+ * A body is a graph with its own memory, the values that its first inputs are bound to (the function's captures), a pattern for its
+ * arguments and a template for its result. It never changes. Being a function with captures, such a value goes wherever functions go:
+ * it is an input of recordings (its code is guarded by the body's hash, its captures are inputs), a part of results, and the inner
+ * function of transforms.
+ *
+ * A call appends the body's nodes to the recording that is on, or to one of its own, so it is differentiated, captured and run like
+ * the code that the graph was made from, with the same bits. Calls made often are compiled at the body's own anchor.
+ *
+ * A pullback is a body cut out of a recording: the nodes of a backward pass, bound to the values of the forward pass that they read.
+ */
+#include <string.h>
+
+#include "jit/trace/trace.h"
+
+/* ---- regions ----------------------------------------------------------------------------------------------------------------- */
+
+void region_rule_release(qn_vm *vm, region_rule *rule) {
+  if (!rule || --rule->refs) return;
+  value_release(vm, rule->backward);
+  template_free(vm, &rule->cts);
+  template_free(vm, &rule->args);
+  template_free(vm, &rule->like);
+  mem_free(vm, rule, sizeof *rule);
+}
+
+bool regions_add(qn_vm *vm, region_list *l, const graph_region *region) {
+  if (!mem_grow(vm, (void **)&l->list, &l->cap, l->n + 1, sizeof *l->list)) return false;
+  uint32_t n = region->nargs + region->nouts;
+  uint32_t *nodes = mem_alloc(vm, (n + 1) * sizeof *nodes);
+  if (!nodes) return false;
+  if (region->nargs) memcpy(nodes, region->args, region->nargs * sizeof *nodes);
+  if (region->nouts) memcpy(nodes + region->nargs, region->outs, region->nouts * sizeof *nodes);
+  graph_region *x = &l->list[l->n++];
+  *x = *region;
+  x->args = nodes;
+  x->outs = nodes + region->nargs;
+  if (x->rule) ((region_rule *)x->rule)->refs++;
+  return true;
+}
+
+void regions_cut(qn_vm *vm, region_list *l, uint32_t n) {
+  while (l->n > n) {
+    graph_region *x = &l->list[--l->n];
+    mem_free(vm, (void *)x->args, (x->nargs + x->nouts + 1) * sizeof *x->args);
+    region_rule_release(vm, x->rule);
+  }
+}
+
+/* Regions of `from` whose nodes have copies, as regions of the copies. map[i]: the copy of node i, or 0. */
+static bool regions_copy(qn_vm *vm, const region_list *from, uint32_t since, region_list *to, const uint32_t *map) {
+  for (uint32_t i = since; i < from->n; i++) {
+    graph_region x = from->list[i];
+    uint32_t first = 0, end = 0;
+    for (uint32_t k = x.first; k < x.end; k++) {
+      if (!map[k]) continue;
+      if (!first) first = map[k];
+      end = map[k] + 1;
+    }
+    if (!first) continue;
+    size_t bytes = (x.nargs + x.nouts + 1) * sizeof(uint32_t);
+    uint32_t *nodes = mem_alloc(vm, bytes);
+    if (!nodes) return false;
+    bool whole = true; /* else nothing asks for its derivative */
+    for (uint32_t k = 0; k < x.nargs; k++) whole &= (nodes[k] = map[x.args[k]]) != 0;
+    for (uint32_t k = 0; k < x.nouts; k++) nodes[x.nargs + k] = map[x.outs[k]];
+    x.first = first;
+    x.end = end;
+    x.args = nodes;
+    x.outs = nodes + x.nargs;
+    bool ok = !whole || regions_add(vm, to, &x);
+    mem_free(vm, nodes, bytes);
+    if (!ok) return false;
+  }
+  return true;
+}
+
+/* ---- bodies -------------------------------------------------------------------------------------------------------------------- */
+
+graph_body *body_new(qn_vm *vm) {
+  graph_body *b = mem_zalloc(vm, sizeof *b);
+  if (!b) return NULL;
+  b->shared.refs = 1;
+  b->like = value_unset();
+  return b;
+}
+
+static void body_free(qn_vm *vm, void *code) {
+  graph_body *b = code;
+  anchor_close(vm, &b->anchor);
+  if (b->call.graph) graph_free(b->call.graph);
+  pattern_free(vm, &b->call.pattern);
+  template_free(vm, &b->call.result);
+  mem_free(vm, b->call.guards, b->call.nguards * sizeof *b->call.guards);
+  regions_cut(vm, &b->regions, 0);
+  mem_free(vm, b->regions.list, b->regions.cap * sizeof *b->regions.list);
+  value_release(vm, b->like);
+  mem_free(vm, b, sizeof *b);
+}
+
+void body_release(qn_vm *vm, graph_body *b) {
+  if (--b->shared.refs == 0) body_free(vm, b);
+}
+
+void body_open(qn_vm *vm) { vm->hooks.free_graph = body_free; }
+
+void body_finish(graph_body *b) {
+  const entry *e = &b->call;
+  uint64_t h = hash_mix(graph_hash(e->graph), b->nbound);
+  h = pattern_own_hash(&e->pattern, h);
+  h = template_hash(&e->result, h);
+  h = value_structure_hash(b->like, h);
+  for (uint32_t i = 0; i < e->nguards; i++) {
+    const scalar_guard *x = &e->guards[i];
+    h = hash_mix(hash_mix(h, (uint64_t)x->op << 8 | x->compare), x->value.head ^ (uint64_t)x->value.u.i);
+    for (int k = 0; k < 3; k++) h = hash_mix(h, x->in[k]);
+  }
+  h = hash_mix(hash_mix(h, e->draw_input), e->ndraws);
+  h = hash_mix(hash_mix(h, e->key_inputs[0]), e->key_inputs[1]);
+  for (uint32_t i = 0; i < b->regions.n; i++) {
+    const graph_region *x = &b->regions.list[i];
+    h = hash_mix(hash_mix(h, x->first), x->end);
+    h = hash_mix(h, (uint64_t)(uintptr_t)x->rule);
+    for (uint32_t k = 0; k < x->nargs + x->nouts; k++) h = hash_mix(h, x->args[k]);
+  }
+  b->hash = h;
+}
+
+/* ---- from one graph to another ---------------------------------------------------------------------------------------------------- */
+
+typedef struct node_copy {
+  qn_vm *vm;
+  graph *to;
+  const graph *from;
+  uint32_t *map, *sites; /* of `from`'s nodes and sites; 0: none yet */
+  uint32_t parent;       /* the site under which the copies' sites lie */
+  uint32_t *in;          /* room for operands */
+  uint32_t in_cap;
+} node_copy;
+
+static bool copy_begin(node_copy *c, qn_vm *vm, graph *to, const graph *from, uint32_t parent) {
+  *c = (node_copy){.vm = vm, .to = to, .from = from, .parent = parent};
+  c->map = mem_zalloc(vm, from->n * sizeof *c->map);
+  c->sites = c->map ? mem_zalloc(vm, from->nsites * sizeof *c->sites) : NULL;
+  return c->sites != NULL;
+}
+
+static void copy_end(node_copy *c) {
+  if (c->map) mem_free(c->vm, c->map, c->from->n * sizeof *c->map);
+  if (c->sites) mem_free(c->vm, c->sites, c->from->nsites * sizeof *c->sites);
+  mem_free(c->vm, c->in, c->in_cap * sizeof *c->in);
+}
+
+static uint32_t copy_site(node_copy *c, uint32_t site) {
+  if (!site || site >= c->from->nsites) return c->parent;
+  while (!c->sites[site]) {
+    uint32_t s = site;
+    for (uint32_t up; (up = c->from->sites[s].parent) != 0 && !c->sites[up];) s = up;
+    const graph_site *x = &c->from->sites[s];
+    c->sites[s] = graph_site_add(c->to, x->at, x->parent ? c->sites[x->parent] : c->parent, x->function);
+    if (!c->sites[s]) return 0; /* memory: the graph has failed */
+  }
+  return c->sites[site];
+}
+
+/* A constant or op whose operands are mapped. */
+static uint32_t copy_node(node_copy *c, uint32_t i) {
+  graph_node n = c->from->nodes[i];
+  uint32_t site = copy_site(c, n.site);
+  if (n.kind == NODE_CONST) return graph_const(c->to, n.type, n.payload.data, site);
+  if (!mem_grow(c->vm, (void **)&c->in, &c->in_cap, n.nin + 1u, sizeof *c->in)) return 0;
+  for (int k = 0; k < n.nin; k++) c->in[k] = c->map[n.in[k]];
+  op_attr attr = graph_attr(&n);
+  return graph_node_raw(c->to, (op_id)n.op, c->in, n.nin, n.attr ? &attr : NULL, n.type, site);
+}
+
+static bool copy_failed(node_copy *c) {
+  if (!error_pending(c->vm)) raise_memory(c->vm);
+  return false;
+}
+
+/* ---- cutting ------------------------------------------------------------------------------------------------------------------------ */
+
+enum { SMALL_CONST = 64 };
+
+/* Constants that stay with the graph; larger ones are bound, so that a body is small. */
+static bool is_small_const(const graph_node *n) {
+  if (n->kind != NODE_CONST) return false;
+  size_t bytes = dtype_size((qn_dtype)n->type.dtype);
+  for (int i = 0; i < n->type.rank; i++) bytes *= (size_t)n->type.shape[i];
+  return bytes <= SMALL_CONST;
+}
+
+static bool push_node(qn_vm *vm, node_list *l, uint32_t node) {
+  if (!mem_grow(vm, (void **)&l->nodes, &l->cap, l->n + 1, sizeof *l->nodes)) return false;
+  l->nodes[l->n++] = node;
+  return true;
+}
+
+/* Marks what `outs` need: everything from `mark` on that they depend on, and what that reads below. Regions are needed as a whole. */
+static void mark_needed(struct recording *r, uint32_t mark, const uint32_t *outs, uint32_t nouts, uint8_t *needed) {
+  const graph *g = r->g;
+  uint32_t region = r->regions.n;
+  for (uint32_t i = 0; i < nouts; i++) needed[outs[i]] = 1;
+  for (uint32_t i = g->n - 1; i >= mark; i--) {
+    while (region && r->regions.list[region - 1].end > i + 1) region--;
+    if (region && r->regions.list[region - 1].end == i + 1 && r->regions.list[region - 1].first >= mark) {
+      const graph_region *x = &r->regions.list[region - 1];
+      bool any = false;
+      for (uint32_t k = 0; k < x->nouts; k++) any |= needed[x->outs[k]] != 0;
+      for (uint32_t k = 0; k < x->nargs + x->nouts && any; k++) needed[x->args[k]] = 1;
+    }
+    if (!needed[i]) continue;
+    const graph_node *n = &g->nodes[i];
+    for (int k = 0; k < n->nin; k++) needed[n->in[k]] = 1;
+  }
+}
+
+bool body_cut(struct recording *r, graph_body *b, uint32_t mark, const uint32_t *params, uint32_t nparams,
+              const uint32_t *outs, uint32_t nouts, node_list *bound) {
+  qn_vm *vm = r->vm;
+  const graph *g = r->g;
+  node_copy c = {.vm = vm};
+  uint8_t *needed = mem_zalloc(vm, g->n);
+  graph *to = needed ? graph_new(vm) : NULL;
+  bool ok = to && copy_begin(&c, vm, to, g, 0);
+  b->call.graph = to;
+  if (ok) mark_needed(r, mark, outs, nouts, needed);
+  for (uint32_t k = 0; k < nparams && ok; k++) needed[params[k]] = 0;
+  for (uint32_t i = 1; i < g->n && ok; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (!needed[i] || is_small_const(n) || (i >= mark && n->kind == NODE_OP)) continue;
+    ok = push_node(vm, bound, i) && (c.map[i] = graph_input(to, n->type, 0)) != 0;
+  }
+  b->nbound = bound->n;
+  for (uint32_t k = 0; k < nparams && ok; k++)
+    ok = (c.map[params[k]] = graph_input(to, g->nodes[params[k]].type, 0)) != 0;
+  for (uint32_t i = 1; i < g->n && ok; i++)
+    if (needed[i] && !c.map[i]) ok = (c.map[i] = copy_node(&c, i)) != 0;
+  for (uint32_t i = 0; i < nouts && ok; i++) ok = graph_output(to, c.map[outs[i]]);
+  ok = ok && regions_copy(vm, &r->regions, 0, &b->regions, c.map);
+  ok = (ok && !to->failed && !to->arena.failed) || copy_failed(&c);
+  if (c.from) copy_end(&c);
+  if (needed) mem_free(vm, needed, g->n);
+  return ok;
+}
+
+/* ---- calls ---------------------------------------------------------------------------------------------------------------------------- */
+
+bool body_append(struct recording *r, const graph_body *b, const uint32_t *inputs, uint32_t *out) {
+  qn_vm *vm = r->vm;
+  const graph *g = b->call.graph;
+  node_copy c;
+  bool ok = copy_begin(&c, vm, r->g, g, rec_site(r));
+  for (uint32_t i = 1; i < g->n && ok; i++)
+    ok = (c.map[i] = g->nodes[i].kind == NODE_INPUT ? inputs[g->nodes[i].payload.input] : copy_node(&c, i)) != 0;
+  for (uint32_t i = 0; i < g->noutputs && ok; i++) out[i] = c.map[g->outputs[i]];
+  ok = ok && regions_copy(vm, &b->regions, 0, &r->regions, c.map) && rec_room(r);
+  if (!ok) copy_failed(&c);
+  copy_end(&c);
+  return ok;
+}
+
+typedef struct input_list {
+  qn_value *at;
+} input_list;
+
+static bool take_cotangent(void *ctx, qn_value like, qn_value given) {
+  input_list *l = ctx;
+  *l->at++ = value_is(given, TAG_NIL) ? value_retain(like) : value_retain(given);
+  return true;
+}
+
+/* nil as a cotangent has left the prototype there, which has no data. */
+static bool fill_zeros(qn_vm *vm, qn_value *from, const qn_value *end) {
+  for (qn_value *v = from; v < end; v++) {
+    if (!value_is(*v, TAG_ARRAY) || value_array(*v)->storage || value_array(*v)->node) continue;
+    qn_value zeros = companion_zeros(vm, *v);
+    value_release(vm, *v);
+    *v = zeros;
+    if (value_is_error(zeros)) {
+      *v = value_nil();
+      return false;
+    }
+  }
+  return true;
+}
+
+/* The values of the graph's inputs, owned, in in[0..ninputs). */
+static bool collect_inputs(struct recording *r, const graph_body *b, const rec_call_site *site, qn_value *in) {
+  qn_vm *vm = r->vm;
+  const entry *e = &b->call;
+  int nargs = site->nargs - 1;
+  uint32_t ninputs = e->graph->ninputs;
+  bool pullback = b->like.head != TAG_UNSET;
+  if (value_is(site->args[nargs], TAG_RECORD)) {
+    raise(vm, E_keyword, SPAN_NONE, "%s takes no keyword arguments", pullback ? "a pullback" : "a graph");
+    return false;
+  }
+  int wanted = pullback ? 1 : (int)e->pattern.nargs;
+  if (nargs != wanted) {
+    raise(vm, E_arity, SPAN_NONE, "%s takes %d argument%s, and %d %s given", pullback ? "the pullback" : "this graph",
+          wanted, wanted == 1 ? "" : "s", nargs, nargs == 1 ? "is" : "are");
+    return false;
+  }
+  for (uint32_t i = 0; i < b->nbound; i++) in[i] = value_retain(value_fn(site->fn)->captures[i]);
+  if (pullback) {
+    input_list l = {in + b->nbound};
+    return companion_walk(vm, "the cotangent", "the result", b->like, site->args[0], take_cotangent, &l) &&
+           fill_zeros(vm, in + b->nbound, l.at);
+  }
+  qn_array **arrays = mem_zalloc(vm, (ninputs + 1) * sizeof *arrays);
+  qn_value *scalars = arrays ? mem_zalloc(vm, (ninputs + 1) * sizeof *scalars) : NULL;
+  bool ok = scalars != NULL;
+  text_buf why;
+  text_init(&why, vm);
+  if (ok && !pattern_match(&e->pattern, true, value_nil(), site->args, nargs, arrays, scalars, &why)) {
+    text_add(&why, "", 1);
+    raise(vm, E_argument, SPAN_NONE, "the graph was recorded for another call: %s",
+          why.failed ? "the arguments differ" : why.text);
+    ok = false;
+  }
+  if (ok) pattern_values(&e->pattern, site->args, nargs, in);
+  for (uint32_t i = b->nbound; i < ninputs && ok; i++) value_retain(in[i]);
+  for (uint32_t i = 0; i < ninputs && ok && e->nguards; i++)
+    if (value_is_scalar(in[i])) {
+      scalars[i] = rec_observe(vm, in[i]);
+      ok = !value_is_error(scalars[i]);
+    }
+  if (ok && e->nguards && !entry_guards_hold(vm, e, scalars, &why)) {
+    text_add(&why, "", 1);
+    raise(vm, E_argument, SPAN_NONE, "the graph was recorded with other numbers, which steered the program: %s",
+          why.failed ? "they differ" : why.text);
+    ok = false;
+  }
+  text_free(&why);
+  if (arrays) mem_free(vm, arrays, (ninputs + 1) * sizeof *arrays);
+  if (scalars) mem_free(vm, scalars, (ninputs + 1) * sizeof *scalars);
+  if (!ok) return false;
+  if (e->draw_input) in[e->draw_input - 1] = rec_draws(vm, e->ndraws);
+  if (e->key_inputs[0] || e->key_inputs[1]) {
+    qn_value k0, k1;
+    rec_key(vm, &k0, &k1);
+    if (e->key_inputs[0]) in[e->key_inputs[0] - 1] = k0;
+    if (e->key_inputs[1]) in[e->key_inputs[1] - 1] = k1;
+  }
+  return true;
+}
+
+static qn_value body_run(struct recording *r, const rec_call_site *site) {
+  qn_vm *vm = r->vm;
+  const graph_body *b = body_of(site->fn);
+  const graph *g = b->call.graph;
+  uint32_t ninputs = g->ninputs, nouts = g->noutputs, made = 0;
+  qn_value *in = mem_alloc(vm, (ninputs + 1) * sizeof *in), *values = NULL, result = value_error();
+  if (!in) return result;
+  for (uint32_t i = 0; i < ninputs; i++) in[i] = value_nil();
+  uint32_t *nodes = mem_alloc(vm, (ninputs + nouts + 1) * sizeof *nodes), *outs = nodes ? nodes + ninputs : NULL;
+  bool ok = nodes && (values = mem_alloc(vm, (nouts + 1) * sizeof *values)) && collect_inputs(r, b, site, in);
+  for (uint32_t i = 0; i < ninputs && ok; i++) {
+    if (value_is(in[i], TAG_ARRAY) && !rec_place(r, value_array(in[i])->device)) {
+      op_raise_devices(vm, "a graph", r->device, value_array(in[i])->device);
+      ok = false;
+    } else if (!(nodes[i] = rec_node(r, in[i]))) {
+      if (!error_pending(vm)) raise_memory(vm);
+      ok = false;
+    }
+  }
+  ok = ok && body_append(r, b, nodes, outs);
+  r->handing_grads = true;
+  for (; made < nouts && ok; made += ok) ok = !value_is_error(values[made] = rec_value_of(r, outs[made]));
+  r->handing_grads = false;
+  ok = ok && rec_appended(r);
+  if (ok) result = template_build(vm, &b->call.result, values);
+  while (made-- > 0) value_release(vm, values[made]);
+  for (uint32_t i = 0; i < ninputs; i++) value_release(vm, in[i]);
+  mem_free(vm, in, (ninputs + 1) * sizeof *in);
+  if (nodes) mem_free(vm, nodes, (ninputs + nouts + 1) * sizeof *nodes);
+  if (values) mem_free(vm, values, (nouts + 1) * sizeof *values);
+  return result;
+}
+
+typedef struct body_site {
+  qn_vm *vm;
+  rec_call_site site;
+} body_site;
+
+static qn_value body_run_within(void *ctx) {
+  body_site *c = ctx;
+  return rec_within(c->vm, &c->site, body_run);
+}
+
+qn_value body_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs, span at) {
+  graph_body *b = body_of(fn);
+  if (!vm_enter(vm, (size_t)nargs + 2)) return value_error();
+  body_site c = {.vm = vm};
+  qn_value *mark = vm->sp;
+  *vm->sp++ = value_retain(fn); /* its anchor is in the body */
+  for (int i = 0; i < nargs; i++) *vm->sp++ = value_retain(args[i]);
+  *vm->sp++ = value_retain(kwargs);
+  c.site = (rec_call_site){.anchor = &b->anchor,
+                           .fn = fn,
+                           .args = mark + 1,
+                           .nargs = nargs + 1,
+                           .at = at,
+                           .run = body_run_within,
+                           .ctx = &c};
+  bool hot = !vm->rec && anchor_wants(vm, &b->anchor);
+  qn_value result = hot ? rec_call(vm, &c.site) : body_run_within(&c);
+  vm_pop_to(vm, mark);
+  return result;
+}
+
+/* ---- a recording for one call --------------------------------------------------------------------------------------------------------- */
+
+/* Finds the first array: its device goes to *ctx, and the walk stops. */
+static bool device_of_leaf(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  if (!value_is(v, TAG_ARRAY)) return true;
+  *(int *)ctx = value_array(v)->device;
+  return false;
+}
+
+/* The device of the first array in a value; -1: there is none, or an error is pending. */
+static int device_of(qn_vm *vm, qn_value v) {
+  int device = -1;
+  bool all = tree_each(vm, v, device_of_leaf, &device);
+  return all ? -1 : device;
+}
+
+qn_value rec_within(qn_vm *vm, const rec_call_site *site,
+                    qn_value (*work)(struct recording *r, const rec_call_site *site)) {
+  int device = -1;
+  for (int i = 0; i < site->nargs && device < 0; i++) device = device_of(vm, site->args[i]);
+  if (error_pending(vm)) return value_error();
+  if (vm->rec && device >= 0 && !rec_place(vm->rec, device) && !rec_break(vm->rec, BREAK_devices, NULL))
+    return value_error();
+  if (vm->rec) return work(vm->rec, site);
+  struct recording *own = rec_begin(vm, false);
+  if (!own) return value_error();
+  own->at = site->at;
+  qn_value result = work(own, site);
+  if (value_is_error(result)) {
+    qn_error_object *later = error_take(vm);
+    if (rec_end(own))
+      error_put_back(vm, later);
+    else
+      error_free(vm, later);
+  } else if (!rec_end(own)) {
+    value_release(vm, result);
+    result = value_error();
+  }
+  rec_free(own);
+  if (value_is_scalar(result)) result.head &= 0xff;
+  return result;
+}

@@ -1,0 +1,125 @@
+/* Companions: trees that must look like another one. The cotangent of a result, the tangent of an argument, and the gradients that
+ * a custom_grad's backward returns all have, at every float leaf, the dtype and shape of what they belong to.
+ *
+ * nil is zero, wherever it stands. A number may stand for an array of rank 0, and an int for a float. What stands beside leaves
+ * that are not float does not matter: nothing is differentiated there.
+ */
+#include <string.h>
+
+#include "jit/trace/trace.h"
+
+bool is_float_leaf(qn_value v) {
+  return value_is(v, TAG_FLOAT) || (value_is(v, TAG_ARRAY) && dtype_is_float((qn_dtype)value_array(v)->dtype));
+}
+
+typedef struct companion {
+  qn_vm *vm;
+  const char *what, *of;
+  bool (*leaf)(void *ctx, qn_value like, qn_value given);
+  void *ctx;
+  text_buf path; /* ".w[1]" */
+} companion;
+
+/* "jvp: the tangent is f32[3] at .w where the argument has f32[4]" */
+static bool differs(companion *c, qn_value like, qn_value given, const char *detail) {
+  text_buf t;
+  text_init(&t, c->vm);
+  text_addf(&t, "%s is ", c->what);
+  text_kind(&t, given);
+  if (c->path.len) {
+    text_adds(&t, " at ");
+    text_add(&t, c->path.text, c->path.len);
+  }
+  text_addf(&t, " where %s is ", c->of);
+  text_kind(&t, like);
+  text_adds(&t, detail);
+  raise_text(c->vm, E_argument, SPAN_NONE, &t);
+  return false;
+}
+
+static bool walk_leaf(companion *c, qn_value like, qn_value given) {
+  qn_vm *vm = c->vm;
+  if (value_is(given, TAG_NIL)) return c->leaf(c->ctx, like, given);
+  if (value_is(like, TAG_FLOAT)) {
+    if (value_is(given, TAG_FLOAT)) return c->leaf(c->ctx, like, given);
+    if (!value_is(given, TAG_INT))
+      return differs(c, like, given, value_is(given, TAG_ARRAY) ? "; float(x) converts" : "");
+    qn_value as_float = op_apply(vm, OP_mul, (qn_value[]){given, value_float(1)}, 2, NULL);
+    return !value_is_error(as_float) && c->leaf(c->ctx, like, as_float);
+  }
+  const qn_array *a = value_array(like);
+  if (value_is_number(given) && a->rank == 0) {
+    qn_value x = op_apply(vm, OP_fit, &given, 1, &(op_attr){.dtype = a->dtype});
+    bool ok = !value_is_error(x) && c->leaf(c->ctx, like, x);
+    value_release(vm, x);
+    return ok;
+  }
+  if (!value_is(given, TAG_ARRAY)) return differs(c, like, given, "");
+  const qn_array *b = value_array(given);
+  if (b->dtype != a->dtype || !shape_equal(a, b)) return differs(c, like, given, "");
+  return c->leaf(c->ctx, like, given);
+}
+
+static bool walk(companion *c, qn_value like, qn_value given) {
+  qn_vm *vm = c->vm;
+  if (!vm_enter(vm, 0)) return false;
+  bool none = value_is(given, TAG_NIL);
+  size_t len = c->path.len;
+  if (value_is(like, TAG_LIST)) {
+    const qn_list *l = value_list(like);
+    if (!none && (!value_is(given, TAG_LIST) || value_list(given)->len != l->len)) return differs(c, like, given, "");
+    for (uint32_t i = 0; i < l->len; i++) {
+      text_addf(&c->path, "[%u]", i);
+      if (!walk(c, l->items[i], none ? given : value_list(given)->items[i])) return false;
+      c->path.len = len;
+    }
+    return true;
+  }
+  if (value_is(like, TAG_RECORD)) {
+    const qn_record *r = value_record(like);
+    if (!none && (!value_is(given, TAG_RECORD) || value_record(given)->len != r->len))
+      return differs(c, like, given, "");
+    for (uint32_t i = 0; i < r->len; i++) {
+      int at = none ? 0 : record_find(value_record(given), record_name(r, i));
+      if (at < 0) return differs(c, like, given, "");
+      text_addf(&c->path, ".%s", record_name(r, i)->text);
+      if (!walk(c, r->items[i], none ? given : value_record(given)->items[at])) return false;
+      c->path.len = len;
+    }
+    return true;
+  }
+  return !is_float_leaf(like) || walk_leaf(c, like, given);
+}
+
+bool companion_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given,
+                    bool (*leaf)(void *ctx, qn_value like, qn_value given), void *ctx) {
+  companion c = {.vm = vm, .what = what, .of = of, .leaf = leaf, .ctx = ctx};
+  text_init(&c.path, vm);
+  bool ok = walk(&c, like, given);
+  text_free(&c.path);
+  return ok;
+}
+
+static qn_value prototype_leaf(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  if (value_is(v, TAG_FLOAT)) return value_float(0);
+  if (!is_float_leaf(v)) return value_nil();
+  qn_array *a = value_array(v), *p = array_new_header(ctx, (qn_dtype)a->dtype, a->rank, a->shape);
+  if (!p) return value_error();
+  p->device = a->device;
+  return value_obj(TAG_ARRAY, p);
+}
+
+qn_value companion_prototype(qn_vm *vm, qn_value v) { return tree_rebuild(vm, v, prototype_leaf, vm); }
+
+qn_value companion_zeros(qn_vm *vm, qn_value like) {
+  if (value_is(like, TAG_FLOAT)) return value_float(0);
+  const qn_array *a = value_array(like);
+  qn_value zero = value_float(0), fitted = op_apply(vm, OP_fit, &zero, 1, &(op_attr){.dtype = a->dtype});
+  if (value_is_error(fitted)) return fitted;
+  op_attr shape = {.n = a->rank};
+  for (int k = 0; k < a->rank; k++) shape.d[k] = a->shape[k];
+  qn_value zeros = op_apply(vm, OP_broadcast, &fitted, 1, &shape);
+  value_release(vm, fitted);
+  return zeros;
+}

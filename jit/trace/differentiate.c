@@ -1,0 +1,677 @@
+/* Derivatives of functions: grad, value_and_grad, vjp, jvp; and functions that tell how they are differentiated: checkpoint,
+ * custom_grad.
+ *
+ * The inner function runs while a recording is on (one is begun if there is none), with every float leaf of the differentiated
+ * arguments replaced by an alias node, so that only uses through the argument count. Then graph_vjp appends the backward pass to the
+ * same graph, and the derivatives are pending arrays like any other. Nothing is executed for the sake of differentiation, and
+ * derivatives of derivatives need no further code.
+ *
+ * vjp     The backward pass from stand-ins for the result's cotangents is cut out of the recording as a graph of its own (body.c),
+ *         bound to the values of the forward pass that it reads: the pullback. What was appended goes again.
+ * jvp     The pullback is linear in the cotangents, and so its own backward pass, with the tangents of the arguments as what comes
+ *         in, gives the tangents of the result by the cotangents that nobody needs to know: forward mode without rules of its own.
+ *         What only led to the pullback is dead.
+ * regions A function wrapped in checkpoint or custom_grad marks the nodes of its call as a region (graph.h). Its results are alias
+ *         nodes at the region's end, so that all use of them is seen as use of the region.
+ */
+#include <string.h>
+
+#include "jit/trace/trace.h"
+
+/* The differentiated leaves of a call, in tree order. */
+typedef struct leaves {
+  struct recording *r;
+  const char *name;        /* of the transform */
+  uint32_t *nodes, *grads; /* alias nodes; what came of them (0: nothing) */
+  uint32_t n, cap, grads_cap, at;
+} leaves;
+
+static bool leaves_add(leaves *l, uint32_t node) {
+  if (!mem_grow(l->r->vm, (void **)&l->nodes, &l->cap, l->n + 1, sizeof *l->nodes)) return false;
+  l->nodes[l->n++] = node;
+  return true;
+}
+
+/* Room for what comes of them, all 0. */
+static bool leaves_room(leaves *l) {
+  if (!mem_grow(l->r->vm, (void **)&l->grads, &l->grads_cap, l->n + 1, sizeof *l->grads)) return false;
+  memset(l->grads, 0, l->grads_cap * sizeof *l->grads);
+  return true;
+}
+
+static void leaves_free(leaves *l) {
+  mem_free(l->r->vm, l->nodes, l->cap * sizeof *l->nodes);
+  mem_free(l->r->vm, l->grads, l->grads_cap * sizeof *l->grads);
+}
+
+/* A node of its own with the same value; 0 with an error raised. */
+static uint32_t alias_of_node(struct recording *r, uint32_t node) {
+  graph_type t = node ? r->g->nodes[node].type : (graph_type){0};
+  uint32_t made = 0;
+  if (node && t.weak) {
+    uint32_t in[2] = {node, graph_const_scalar(r->g, QN_f64, true, 1.0, 0, 0)};
+    made = in[1] ? graph_op(r->g, OP_mul, in, 2, NULL, rec_site(r)) : 0;
+  } else if (node) {
+    op_attr a = {.n = t.rank};
+    memcpy(a.d, t.shape, t.rank * sizeof *a.d);
+    made = graph_node_raw(r->g, OP_reshape, &node, 1, &a, t, rec_site(r));
+  }
+  if (!made && !error_pending(r->vm)) raise_memory(r->vm);
+  return made;
+}
+
+static qn_value alias_leaf(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  leaves *l = ctx;
+  qn_vm *vm = l->r->vm;
+  if (!is_float_leaf(v)) return value_retain(v);
+  if (value_is(v, TAG_ARRAY) && !rec_place(l->r, value_array(v)->device))
+    return op_raise_devices(vm, "gradients", l->r->device, value_array(v)->device);
+  uint32_t node = alias_of_node(l->r, rec_node(l->r, v));
+  if (!node || !leaves_add(l, node)) return value_error();
+  return rec_value_of(l->r, node);
+}
+
+/* What came of a leaf, as a value. */
+static qn_value leaf_value(struct recording *r, qn_value like, uint32_t node) {
+  return node ? rec_value_of(r, node) : companion_zeros(r->vm, like);
+}
+
+static qn_value grad_leaf(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  leaves *l = ctx;
+  return is_float_leaf(v) ? leaf_value(l->r, v, l->grads[l->at++]) : value_nil();
+}
+
+static qn_value list_of(qn_vm *vm, qn_value *items, size_t n) {
+  qn_list *l = list_from(vm, items, n);
+  for (size_t i = 0; i < n; i++) value_release(vm, items[i]);
+  return l ? value_obj(TAG_LIST, l) : value_error();
+}
+
+static void raise_not_float(qn_vm *vm, const char *name, int position, qn_value x) {
+  text_buf t;
+  text_init(&t, vm);
+  text_kind(&t, x);
+  text_add(&t, "", 1);
+  raise(vm, E_not_diff, SPAN_NONE,
+        "%s differentiates by floats, and argument %d is %s; pass a float or convert it with f32(...)", name,
+        position + 1, t.failed ? "none" : t.text);
+  text_free(&t);
+}
+
+/* ---- the rules of regions --------------------------------------------------------------------------------------------------------- */
+
+/* The cotangents of a custom_grad's results as an argument of its backward. */
+static qn_value cotangents_value(struct recording *r, const region_rule *rule, const graph_region *x,
+                                 const uint32_t *cotangents) {
+  qn_vm *vm = r->vm;
+  qn_value *values = mem_alloc(vm, (x->nouts + 1) * sizeof *values), result = value_error();
+  if (!values) return result;
+  uint32_t made = 0;
+  for (; made < x->nouts; made++) {
+    qn_value out = cotangents[made] ? value_nil() : rec_value_of(r, x->outs[made]);
+    values[made] = cotangents[made]      ? rec_value_of(r, cotangents[made])
+                   : value_is_error(out) ? out
+                                         : companion_zeros(vm, out);
+    if (!value_is_error(out)) value_release(vm, out);
+    if (value_is_error(values[made])) break;
+  }
+  if (made == x->nouts) result = template_build(vm, &rule->cts, values);
+  while (made-- > 0) value_release(vm, values[made]);
+  mem_free(vm, values, (x->nouts + 1) * sizeof *values);
+  return result;
+}
+
+typedef struct region_grads {
+  struct recording *r;
+  const graph_region *region;
+  const region_rule *rule;
+  uint32_t at; /* in rule->like */
+  uint32_t *grads;
+} region_grads;
+
+static bool take_gradient(void *ctx, qn_value like, qn_value given) {
+  region_grads *c = ctx;
+  (void)like;
+  while (c->rule->like.tpls[c->at].kind != TPL_OUTPUT) c->at++;
+  uint32_t k = c->rule->like.tpls[c->at++].output;
+  if (value_is(given, TAG_NIL)) return true;
+  c->grads[k] = rec_node(c->r, given);
+  return c->grads[k] || error_pending(c->r->vm) || (raise_memory(c->r->vm), false);
+}
+
+/* graph_rules.apply: calls backward(cotangent, args...). */
+static bool apply_rule(void *ctx, const graph_region *x, const uint32_t *cotangents, uint32_t *grads, op_refusal *why) {
+  struct recording *r = ctx;
+  qn_vm *vm = r->vm;
+  const region_rule *rule = x->rule;
+  size_t bytes = (x->nargs + 1) * sizeof(qn_value);
+  qn_value *values = mem_alloc(vm, bytes), args = value_error(), like = value_error(), gs = value_error(),
+           *mark = vm->sp;
+  uint32_t made = 0;
+  bool ok = values && rec_room(r);
+  for (; made < x->nargs && ok; made += ok) ok = !value_is_error(values[made] = rec_value_of(r, x->args[made]));
+  ok = ok && !value_is_error(args = template_build(vm, &rule->args, values)) &&
+       !value_is_error(like = template_build(vm, &rule->like, values));
+  uint32_t nargs = ok ? value_list(args)->len : 0;
+  if (ok && (ok = vm_enter(vm, nargs + 1))) {
+    qn_value ct = cotangents_value(r, rule, x, cotangents);
+    if ((ok = !value_is_error(ct))) {
+      *vm->sp++ = ct;
+      for (uint32_t i = 0; i < nargs; i++) *vm->sp++ = value_retain(value_list(args)->items[i]);
+      gs = vm->hooks.call(vm, rule->backward, mark, (int)nargs + 1, value_nil());
+      ok = !value_is_error(gs);
+    }
+  }
+  region_grads c = {.r = r, .region = x, .rule = rule, .grads = grads};
+  ok = ok &&
+       companion_walk(vm, "custom_grad: what backward returns", nargs == 1 ? "the argument" : "the list of arguments",
+                      nargs == 1 ? value_list(like)->items[0] : like, gs, take_gradient, &c);
+  ok = ok && rec_room(r);
+  vm_pop_to(vm, mark);
+  if (!value_is_error(args)) value_release(vm, args);
+  if (!value_is_error(like)) value_release(vm, like);
+  if (!value_is_error(gs)) value_release(vm, gs);
+  while (made-- > 0) value_release(vm, values[made]);
+  if (values) mem_free(vm, values, bytes);
+  why->id = 0;
+  return ok;
+}
+
+static bool add_region(void *ctx, const graph_region *copy) {
+  struct recording *r = ctx;
+  if (regions_add(r->vm, &r->regions, copy)) return true;
+  error_clear(r->vm);
+  r->g->failed = true;
+  return false;
+}
+
+/* graph_vjp with the recording's regions, which may become more meanwhile. False with an error raised. */
+static bool backward(struct recording *r, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots,
+                     leaves *wrt) {
+  qn_vm *vm = r->vm;
+  uint32_t n = r->regions.n, culprit = 0;
+  graph_region *regions = mem_alloc(vm, (n + 1) * sizeof *regions);
+  if (!regions || !leaves_room(wrt)) {
+    if (regions) mem_free(vm, regions, (n + 1) * sizeof *regions);
+    return false;
+  }
+  if (n) memcpy(regions, r->regions.list, n * sizeof *regions);
+  graph_rules rules = {.regions = regions, .n = n, .ctx = r, .apply = apply_rule, .add = add_region};
+  op_refusal why = {0};
+  bool ok = graph_vjp(r->g, from, roots, seeds, nroots, wrt->nodes, (int)wrt->n, &rules, wrt->grads, &culprit, &why);
+  mem_free(vm, regions, (n + 1) * sizeof *regions);
+  if (ok) return rec_room(r);
+  if (r->g->failed && !error_pending(vm))
+    raise_memory(vm);
+  else if (why.id)
+    rec_raise_refusal(r, culprit, &why);
+  return false;
+}
+
+/* ---- grad, value_and_grad ------------------------------------------------------------------------------------------------------------ */
+
+/* The node of a scalar float result: 0 for a constant, UINT32_MAX with an error raised if it is none. */
+static uint32_t root_node(struct recording *r, qn_value v, const char *name) {
+  if (value_is(v, TAG_FLOAT)) return rec_traced(r, v);
+  if (value_is(v, TAG_ARRAY) && value_array(v)->rank == 0 && dtype_is_float((qn_dtype)value_array(v)->dtype))
+    return rec_traced(r, v);
+  text_buf t;
+  text_init(&t, r->vm);
+  text_kind(&t, v);
+  text_add(&t, "", 1);
+  raise(r->vm, E_not_diff, SPAN_NONE, "%s needs a function with a scalar float result, not %s%s", name,
+        t.failed ? "this" : t.text, value_is(v, TAG_ARRAY) ? "; reduce it with sum or mean" : "");
+  text_free(&t);
+  return UINT32_MAX;
+}
+
+static qn_value call_grad(struct recording *r, const rec_call_site *site) {
+  qn_vm *vm = r->vm;
+  const qn_fn *f = value_fn(site->fn);
+  const transform_def *def = f->code;
+  int nargs = site->nargs - 1;
+  qn_value wrt = rec_observe_tree(vm, f->captures[1]);
+  bool aux = f->ncaptures > 2 && value_is(f->captures[2], TAG_BOOL) && f->captures[2].u.i;
+  leaves l = {.r = r, .name = def->name};
+  qn_value *mark = vm->sp, result = value_error(), value = value_unset();
+  bool one = value_is(wrt, TAG_INT);
+  uint32_t nwrt = one ? 1 : value_is(wrt, TAG_LIST) ? value_list(wrt)->len : 0;
+  if (!nwrt || nwrt > 64) {
+    raise(vm, E_argument, SPAN_NONE, "%s: wrt is the position of an argument or a list of positions", def->name);
+    goto done;
+  }
+  if (!vm_enter(vm, (size_t)nargs + 1)) goto done;
+  for (int i = 0; i < nargs; i++) *vm->sp++ = value_retain(site->args[i]);
+  uint32_t from = r->g->n;
+  int which[64];
+  uint32_t first[64]; /* where each argument's leaves begin */
+  for (uint32_t i = 0; i < nwrt; i++) {
+    qn_value w = one ? wrt : value_list(wrt)->items[i];
+    if (!value_is(w, TAG_INT) || w.u.i < -nargs || w.u.i >= nargs) {
+      raise(vm, E_argument, SPAN_NONE, "%s: wrt names an argument that the call does not have (%d given)", def->name,
+            nargs);
+      goto done;
+    }
+    which[i] = (int)(w.u.i < 0 ? w.u.i + nargs : w.u.i);
+    qn_value x = mark[which[i]];
+    if (!is_float_leaf(x) && !value_is(x, TAG_LIST) && !value_is(x, TAG_RECORD)) {
+      raise_not_float(vm, def->name, which[i], x);
+      goto done;
+    }
+    first[i] = l.n;
+    qn_value aliased = tree_rebuild(vm, x, alias_leaf, &l);
+    if (value_is_error(aliased)) goto done;
+    value_release(vm, x);
+    mark[which[i]] = aliased;
+  }
+  value = vm->hooks.call(vm, f->captures[0], mark, nargs, site->args[nargs]);
+  if (value_is_error(value)) goto done;
+  qn_value root_value = value;
+  if (aux) {
+    if (!value_is(value, TAG_LIST) || value_list(value)->len != 2) {
+      raise(vm, E_not_diff, SPAN_NONE, "with aux: true the function returns (value, aux)");
+      goto done;
+    }
+    root_value = value_list(value)->items[0];
+  }
+  uint32_t root = root_node(r, root_value, def->name), seed = 0;
+  if (root == UINT32_MAX || !backward(r, from, &root, &seed, root != 0, &l)) goto done;
+  qn_value grads[64];
+  uint32_t made = 0;
+  r->handing_grads = true;
+  for (; made < nwrt; made++) {
+    l.at = first[made];
+    grads[made] = tree_rebuild(vm, mark[which[made]], grad_leaf, &l);
+    if (value_is_error(grads[made])) break;
+  }
+  r->handing_grads = false;
+  if (made < nwrt) {
+    while (made-- > 0) value_release(vm, grads[made]);
+    goto done;
+  }
+  qn_value g = one ? grads[0] : list_of(vm, grads, nwrt);
+  if (value_is_error(g)) goto done;
+  if (def->kind == TRANSFORM_GRAD) {
+    result = g;
+  } else {
+    qn_value pair[2] = {value, g};
+    value = value_unset();
+    result = list_of(vm, pair, 2);
+  }
+done:
+  vm_pop_to(vm, mark);
+  value_release(vm, wrt);
+  value_release(vm, value);
+  leaves_free(&l);
+  return result;
+}
+
+/* ---- vjp and jvp ------------------------------------------------------------------------------------------------------------------------- */
+
+/* A function's call on aliased arguments, all of which are differentiated. */
+typedef struct forward {
+  leaves in; /* of the arguments */
+  leaves
+      out; /* float leaves of the result: nodes, 0 where it does not depend on the recording; grads: their stand-ins */
+  qn_value *args; /* on the value stack */
+  int nargs;
+  qn_value y; /* owned; unset before the call */
+  uint32_t from;
+  rec_marked before; /* what follows the forward pass */
+} forward;
+
+static bool out_leaf(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  leaves *l = ctx;
+  return !is_float_leaf(v) || leaves_add(l, rec_traced(l->r, v));
+}
+
+/* A node of the type of a leaf that depends on nothing: it stands for a cotangent that is not known. 0 with an error raised. */
+static uint32_t stand_in_node(struct recording *r, qn_value like) {
+  bool weak = value_is(like, TAG_FLOAT);
+  const qn_array *a = weak ? NULL : value_array(like);
+  uint32_t node = graph_const_scalar(r->g, weak ? QN_f64 : (qn_dtype)a->dtype, weak, 0, 0, rec_site(r));
+  if (node && !weak && a->rank) {
+    op_attr shape = {.n = a->rank};
+    for (int k = 0; k < a->rank; k++) shape.d[k] = a->shape[k];
+    node = graph_op(r->g, OP_broadcast, &node, 1, &shape, rec_site(r));
+  }
+  return alias_of_node(r, node);
+}
+
+static bool stand_in_leaf(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  leaves *l = ctx;
+  return !is_float_leaf(v) || (l->grads[l->at++] = stand_in_node(l->r, v)) != 0;
+}
+
+/* Calls f on the first `nargs` of the arguments. False with an error raised. */
+static bool forward_call(struct recording *r, const rec_call_site *site, int nargs, forward *w) {
+  qn_vm *vm = r->vm;
+  const qn_fn *f = value_fn(site->fn);
+  const char *name = ((const transform_def *)f->code)->name;
+  w->in = w->out = (leaves){.r = r, .name = name};
+  w->y = value_unset();
+  w->nargs = nargs;
+  if (!vm_enter(vm, (size_t)nargs + 1)) return false;
+  w->args = vm->sp;
+  w->from = r->g->n;
+  for (int i = 0; i < nargs; i++) {
+    qn_value aliased = tree_rebuild(vm, site->args[i], alias_leaf, &w->in);
+    if (value_is_error(aliased)) return false;
+    *vm->sp++ = aliased;
+  }
+  if (!w->in.n) {
+    if (nargs)
+      raise_not_float(vm, name, 0, w->args[0]);
+    else
+      raise(vm, E_arity, SPAN_NONE, "%s needs the arguments of the function to differentiate by", name);
+    return false;
+  }
+  qn_value y = vm->hooks.call(vm, f->captures[0], w->args, nargs, value_nil());
+  if (value_is_error(y)) return false;
+  w->y = y;
+  if (!tree_each(vm, y, out_leaf, &w->out)) return false;
+  if (!w->out.n) {
+    text_buf t;
+    text_init(&t, vm);
+    text_kind(&t, y);
+    text_add(&t, "", 1);
+    raise(vm, E_not_diff, SPAN_NONE, "%s needs a function whose result is or holds a float or a float array, not %s",
+          name, t.failed ? "this" : t.text);
+    text_free(&t);
+    return false;
+  }
+  return true;
+}
+
+/* The backward pass from stand-ins for the cotangents of the results. */
+static bool forward_transpose(struct recording *r, forward *w) {
+  qn_vm *vm = r->vm;
+  w->before = rec_mark(r);
+  if (!leaves_room(&w->out) || !tree_each(vm, w->y, stand_in_leaf, &w->out)) return false;
+  uint32_t *roots = mem_alloc(vm, 2 * (w->out.n + (size_t)1) * sizeof *roots), *seeds = roots + w->out.n + 1;
+  if (!roots) return false;
+  int n = 0;
+  for (uint32_t i = 0; i < w->out.n; i++)
+    if (w->out.nodes[i]) {
+      roots[n] = w->out.nodes[i];
+      seeds[n++] = w->out.grads[i];
+    }
+  bool ok = backward(r, w->from, roots, seeds, n, &w->in);
+  mem_free(vm, roots, 2 * (w->out.n + (size_t)1) * sizeof *roots);
+  return ok;
+}
+
+static void forward_free(qn_vm *vm, forward *w, qn_value *mark) {
+  vm_pop_to(vm, mark);
+  value_release(vm, w->y);
+  leaves_free(&w->in);
+  leaves_free(&w->out);
+}
+
+static qn_value keep_floats(void *ctx, const char *path, qn_value v) {
+  (void)ctx, (void)path;
+  return is_float_leaf(v) ? value_retain(v) : value_nil();
+}
+
+/* The template of the arguments' cotangents: trees like the arguments whose float leaves are the outputs in order. */
+static bool result_template(struct recording *r, const forward *w, tpl_list *out) {
+  qn_vm *vm = r->vm;
+  node_list in_order = {0};
+  qn_list *l = list_from(vm, w->args, (size_t)w->nargs);
+  if (!l) return false;
+  qn_value all = value_obj(TAG_LIST, l), floats = tree_rebuild(vm, all, keep_floats, NULL);
+  bool ok = !value_is_error(floats) &&
+            template_of_nodes(r, w->nargs == 1 ? value_list(floats)->items[0] : floats, out, &in_order);
+  value_release(vm, all);
+  if (!value_is_error(floats)) value_release(vm, floats);
+  mem_free(vm, in_order.nodes, in_order.cap * sizeof *in_order.nodes);
+  return ok;
+}
+
+/* A function value with the body, bound to the values of nodes. Takes over the body. */
+static qn_value bind_body(struct recording *r, graph_body *b, const node_list *bound) {
+  qn_vm *vm = r->vm;
+  body_finish(b);
+  qn_fn *f = fn_new(vm, FN_GRAPH, b, bound->n);
+  body_release(vm, b);
+  if (!f) return value_error();
+  qn_value fn = value_obj(TAG_FN, f);
+  r->handing_grads = true;
+  for (uint32_t i = 0; i < bound->n; i++) {
+    f->captures[i] = rec_value_of(r, bound->nodes[i]);
+    if (!value_is_error(f->captures[i])) continue;
+    f->captures[i] = value_nil();
+    value_release(vm, fn);
+    fn = value_error();
+    break;
+  }
+  r->handing_grads = false;
+  return fn;
+}
+
+static bool fill_leaf(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  leaves *l = ctx;
+  if (!is_float_leaf(v)) return true;
+  uint32_t i = l->at++;
+  if (!l->grads[i]) l->grads[i] = stand_in_node(l->r, v);
+  return l->grads[i] != 0;
+}
+
+/* Zeros, as nodes, for the leaves that nothing came of. */
+static bool fill_leaves(leaves *l, const qn_value *args, int nargs) {
+  l->at = 0;
+  for (int i = 0; i < nargs; i++)
+    if (!tree_each(l->r->vm, args[i], fill_leaf, l)) return false;
+  return true;
+}
+
+static qn_value call_vjp(struct recording *r, const rec_call_site *site) {
+  qn_vm *vm = r->vm;
+  qn_value *mark = vm->sp, pair[2] = {value_error(), value_error()}, result = value_error();
+  forward w;
+  node_list bound = {0};
+  graph_body *b = NULL;
+  bool ok = forward_call(r, site, site->nargs - 1, &w) && forward_transpose(r, &w) &&
+            fill_leaves(&w.in, w.args, w.nargs) && (b = body_new(vm)) != NULL;
+  if (ok) {
+    b->anchor.name = "pullback";
+    b->anchor.at = site->at;
+    qn_value like = companion_prototype(vm, w.y);
+    if (!value_is_error(like)) b->like = like;
+    ok = !value_is_error(like) && result_template(r, &w, &b->call.result) &&
+         body_cut(r, b, w.before.n, w.out.grads, w.out.n, w.in.grads, w.in.n, &bound);
+    rec_forget(r, w.before);
+    if (ok)
+      pair[1] = bind_body(r, b, &bound);
+    else
+      body_release(vm, b);
+    ok = !value_is_error(pair[1]);
+  }
+  if (ok) {
+    pair[0] = w.y;
+    w.y = value_unset();
+    result = list_of(vm, pair, 2);
+  }
+  mem_free(vm, bound.nodes, bound.cap * sizeof *bound.nodes);
+  forward_free(vm, &w, mark);
+  return result;
+}
+
+typedef struct tangents {
+  struct recording *r;
+  leaves *in;
+  uint32_t *roots, *seeds;
+  int n;
+} tangents;
+
+static bool take_tangent(void *ctx, qn_value like, qn_value given) {
+  tangents *t = ctx;
+  (void)like;
+  uint32_t i = t->in->at++, root = t->in->grads[i];
+  if (!root || value_is(given, TAG_NIL)) return true;
+  if (value_is(given, TAG_ARRAY) && !rec_place(t->r, value_array(given)->device)) {
+    op_raise_devices(t->r->vm, "jvp", t->r->device, value_array(given)->device);
+    return false;
+  }
+  t->roots[t->n] = root;
+  t->seeds[t->n] = rec_node(t->r, given);
+  if (!t->seeds[t->n] && !error_pending(t->r->vm)) raise_memory(t->r->vm);
+  return t->seeds[t->n++] != 0;
+}
+
+/* What led to the pullback alone is computed from stand-ins, if at all: its checks say nothing. */
+static bool trust_dead(struct recording *r, uint32_t from, const leaves *l) {
+  graph *g = r->g;
+  uint8_t *needed = mem_zalloc(r->vm, g->n);
+  if (!needed) return false;
+  for (uint32_t i = 0; i < l->n; i++) needed[l->grads[i]] = 1;
+  bool ok = true;
+  for (uint32_t i = g->n - 1; i >= from && ok; i--) {
+    const graph_node *n = &g->nodes[i];
+    for (int k = 0; k < n->nin && needed[i]; k++) needed[n->in[k]] = 1;
+    if (!needed[i] && graph_fallible(g, i)) ok = graph_fix_flags(g, i, graph_attr(n).flags | ATTR_PROVEN);
+  }
+  mem_free(r->vm, needed, g->n);
+  return ok || (raise_memory(r->vm), false);
+}
+
+static qn_value call_jvp(struct recording *r, const rec_call_site *site) {
+  qn_vm *vm = r->vm;
+  int given = site->nargs - 1, n = given / 2;
+  if (!given || given % 2)
+    return raise(vm, E_arity, SPAN_NONE,
+                 "jvp takes the function's arguments and as many tangents: jvp(f, x, dx), jvp(f, x, y, dx, dy)");
+  qn_value *mark = vm->sp, pair[2] = {value_error(), value_error()}, result = value_error();
+  forward w;
+  bool ok = forward_call(r, site, n, &w) && forward_transpose(r, &w);
+  tangents t = {.r = r, .in = &w.in};
+  size_t bytes = 2 * (w.in.n + (size_t)1) * sizeof *t.roots;
+  ok = ok && (t.roots = mem_alloc(vm, bytes)) != NULL;
+  t.seeds = t.roots + (ok ? w.in.n + 1 : 0);
+  w.in.at = 0;
+  for (int i = 0; i < n && ok; i++)
+    ok = companion_walk(vm, "jvp: the tangent", "the argument", site->args[i], site->args[n + i], take_tangent, &t);
+  leaves dy = {.r = r};
+  for (uint32_t i = 0; i < w.out.n && ok; i++) ok = leaves_add(&dy, w.out.grads[i]);
+  ok = ok && backward(r, w.before.n, t.roots, t.seeds, t.n, &dy) && trust_dead(r, w.before.n, &dy);
+  if (ok) {
+    r->handing_grads = true;
+    pair[1] = tree_rebuild(vm, w.y, grad_leaf, &dy);
+    r->handing_grads = false;
+    ok = !value_is_error(pair[1]);
+  }
+  if (ok) {
+    pair[0] = w.y;
+    w.y = value_unset();
+    result = list_of(vm, pair, 2);
+  }
+  if (t.roots) mem_free(vm, t.roots, bytes);
+  leaves_free(&dy);
+  forward_free(vm, &w, mark);
+  return result;
+}
+
+qn_value differentiate_call(struct recording *r, const rec_call_site *site) {
+  transform_kind kind = ((const transform_def *)value_fn(site->fn)->code)->kind;
+  if (site->nargs && (kind == TRANSFORM_VJP || kind == TRANSFORM_JVP) &&
+      value_is(site->args[site->nargs - 1], TAG_RECORD))
+    return raise(r->vm, E_keyword, SPAN_NONE, "%s takes no keyword arguments", transform_defs[kind].name);
+  r->grads++;
+  qn_value v = kind == TRANSFORM_VJP   ? call_vjp(r, site)
+               : kind == TRANSFORM_JVP ? call_jvp(r, site)
+                                       : call_grad(r, site);
+  r->grads--;
+  return v;
+}
+
+/* ---- checkpoint and custom_grad ------------------------------------------------------------------------------------------------------------ */
+
+/* The rule of a custom_grad's call, and the nodes of its arguments. */
+static region_rule *rule_make(struct recording *r, qn_value backward, qn_value args, qn_value y, node_list *nodes,
+                              node_list *outs) {
+  qn_vm *vm = r->vm;
+  region_rule *rule = mem_zalloc(vm, sizeof *rule);
+  if (!rule) return NULL;
+  rule->refs = 1;
+  rule->backward = value_retain(backward);
+  qn_value cts = tree_rebuild(vm, y, keep_floats, NULL), like = tree_rebuild(vm, args, keep_floats, NULL);
+  node_list floats = {0};
+  bool ok = !value_is_error(cts) && !value_is_error(like) && template_of_nodes(r, cts, &rule->cts, outs) &&
+            template_of_nodes(r, args, &rule->args, nodes) && template_of_nodes(r, like, &rule->like, &floats);
+  for (uint32_t i = 0; i < rule->like.n && ok; i++) { /* numbers among all arguments' nodes */
+    tpl *x = &rule->like.tpls[i];
+    if (x->kind != TPL_OUTPUT) continue;
+    uint32_t k = 0;
+    while (k < nodes->n && nodes->nodes[k] != floats.nodes[x->output]) k++;
+    x->output = k;
+  }
+  mem_free(vm, floats.nodes, floats.cap * sizeof *floats.nodes);
+  if (!value_is_error(cts)) value_release(vm, cts);
+  if (!value_is_error(like)) value_release(vm, like);
+  if (ok) return rule;
+  region_rule_release(vm, rule);
+  return NULL;
+}
+
+qn_value region_call(struct recording *r, const rec_call_site *site) {
+  qn_vm *vm = r->vm;
+  const qn_fn *f = value_fn(site->fn);
+  const transform_def *def = f->code;
+  bool custom = def->kind == TRANSFORM_CUSTOM_GRAD;
+  int nargs = site->nargs - 1;
+  if (custom && value_is(site->args[nargs], TAG_RECORD))
+    return raise(vm, E_keyword, SPAN_NONE, "a function with custom_grad takes no keyword arguments");
+  leaves in = {.r = r}, out = {.r = r};
+  qn_value args = value_unset(), y = value_error(), result = value_error();
+  node_list arg_nodes = {0}, outs = {0};
+  region_rule *rule = NULL;
+  r->grads++;
+  if (custom) {
+    qn_list *l = list_from(vm, site->args, (size_t)nargs);
+    if (!l) goto done;
+    args = tree_rebuild(vm, value_obj(TAG_LIST, l), alias_leaf, &in);
+    value_release(vm, value_obj(TAG_LIST, l));
+    if (value_is_error(args)) goto done;
+  }
+  graph_region x = {.first = r->g->n, .again = !custom};
+  y = vm->hooks.call(vm, f->captures[0], custom ? value_list(args)->items : site->args, nargs, site->args[nargs]);
+  if (value_is_error(y)) goto done;
+  if (r->g->n == x.first) { /* it computed nothing: what it gives is what it was given */
+    if (!custom) {
+      result = y;
+      goto done;
+    }
+  }
+  result = tree_rebuild(vm, y, alias_leaf, &out);
+  value_release(vm, y);
+  if (value_is_error(result)) goto done;
+  x.end = r->g->n;
+  bool ok = true;
+  if (custom) {
+    ok = (rule = rule_make(r, f->captures[1], args, result, &arg_nodes, &outs)) != NULL;
+    x.rule = rule;
+    x.args = arg_nodes.nodes;
+    x.nargs = arg_nodes.n;
+  }
+  x.outs = custom ? outs.nodes : out.nodes;
+  x.nouts = custom ? outs.n : out.n;
+  if (ok && x.nouts && (!custom || in.n)) ok = regions_add(vm, &r->regions, &x);
+  if (!ok) {
+    value_release(vm, result);
+    result = value_error();
+  }
+done:
+  r->grads--;
+  if (rule) region_rule_release(vm, rule);
+  if (!value_is_error(args)) value_release(vm, args);
+  mem_free(vm, arg_nodes.nodes, arg_nodes.cap * sizeof *arg_nodes.nodes);
+  mem_free(vm, outs.nodes, outs.cap * sizeof *outs.nodes);
+  leaves_free(&in);
+  leaves_free(&out);
+  return result;
+}
