@@ -49,6 +49,11 @@ def sizes(row, small):
     if row == "norm_linear":
         d = n(512, 16)
         return [fill(1, 4, n(16384, 24), d), fill(2, 1, d) + 1, fill(3, 1, d), fill(4, 3.5 / math.sqrt(d), d, d), fill(5, 1, d)], True
+    if row.endswith("resnet"):
+        c = n(64, 8)
+        s = 3.5 / math.sqrt(9 * c)
+        x, w1, w2 = fill(1, 2, n(32, 2), c, n(56, 8), n(56, 8)), fill(2, s, c, c, 3, 3), fill(3, s, c, c, 3, 3)
+        return [x, w1, w2] if row == "resnet" else [{"w1": w1, "w2": w2}, x], False
     if row.startswith(("layer", "train")):
         half = row.endswith("bf16")
         b, t, d = (n(8, 2), n(1024, 8), n(1024, 64)) if half else (n(16, 2), n(64, 8), n(512, 64))
@@ -62,10 +67,6 @@ def sizes(row, small):
         return [fill(1, 2, t, 32, d), fill(2, 1, 32, d), fill(3, 2 / math.sqrt(d), d, d), fill(4, 2 / math.sqrt(d), d, d), fill(5, 1, d)], False
     if row == "tiny":
         return [fill(1, 2, 8)], False
-    if row == "resnet":
-        c = n(64, 8)
-        s = 3.5 / math.sqrt(9 * c)
-        return [fill(1, 2, n(32, 2), c, n(56, 8), n(56, 8)), fill(2, s, c, c, 3, 3), fill(3, s, c, c, 3, 3)], False
     raise KeyError(row)
 
 
@@ -145,15 +146,18 @@ class Torch:
         def resnet(x, w1, w2):
             return F.relu(F.conv2d(F.relu(F.conv2d(x, w1, padding=1)), w2, padding=1) + x)
 
+        def resnet_loss(p, x):
+            return resnet(x, p["w1"], p["w2"]).square().mean()
+
         simple = {"softmax": lambda x: torch.softmax(x, dim=-1), "norm": norm, "columns": lambda x: (x.sum(0), (x * x).sum(0)), "mlp": mlp,
-                  "norm_linear": norm_linear, "rnn": rnn, "tiny": lambda x: x * 2 + 1, "resnet": resnet}
+                  "norm_linear": norm_linear, "rnn": rnn, "tiny": lambda x: x * 2 + 1, "resnet": resnet, "train_resnet": resnet_loss}
         if row.startswith("chain"):
             return chain
         if row.startswith("attention"):
             return attention
         if row.startswith("layer"):
             return layer
-        return layer_loss if row.startswith("train") else simple[row]
+        return simple[row] if row in simple else layer_loss
 
     def first(self, row, variant):
         torch = self.torch
@@ -266,9 +270,11 @@ class Jax:
             x = x + a.swapaxes(1, 2).reshape(x.shape) @ p["wo"]
             return x + gelu(layer_norm(x, p["g2"], p["b2"]) @ p["w1"] + p["c1"]) @ p["w2"] + p["c2"]
 
-        def train(p, x):
-            value, gradient = jax.value_and_grad(lambda p: jnp.mean(layer(p, x).astype(jnp.float32) ** 2))(p)
-            return value, jax.tree.map(lambda w, d: w - 0.1 * d, p, gradient)
+        def stepped(loss):
+            def step(p, x):
+                value, gradient = jax.value_and_grad(loss)(p, x)
+                return value, jax.tree.map(lambda w, d: w - 0.1 * d, p, gradient)
+            return step
 
         def rnn(x, h, wx, wh, b):
             return jax.lax.scan(lambda h, v: (jnp.tanh(v @ wx + h @ wh + b), None), h, x)[0]
@@ -276,17 +282,21 @@ class Jax:
         def conv(x, w):
             return jax.lax.conv_general_dilated(x, w, (1, 1), "SAME")
 
+        def resnet(x, w1, w2):
+            return nn.relu(conv(nn.relu(conv(x, w1)), w2) + x)
+
         simple = {"softmax": lambda x: nn.softmax(x, axis=-1), "norm": lambda x, g, b: gelu(layer_norm(x, g, b)) + x,
                   "columns": lambda x: (x.sum(0), (x * x).sum(0)), "mlp": lambda x, w1, b1, w2, b2: gelu(x @ w1 + b1) @ w2 + b2,
                   "norm_linear": lambda x, g, b, w, c: gelu(layer_norm(x, g, b) @ w + c) + x, "rnn": rnn, "tiny": lambda x: x * 2 + 1,
-                  "resnet": lambda x, w1, w2: nn.relu(conv(nn.relu(conv(x, w1)), w2) + x)}
+                  "resnet": resnet, "train_resnet": stepped(lambda p, x: jnp.mean(resnet(x, p["w1"], p["w2"]) ** 2)),
+                  "train": stepped(lambda p, x: jnp.mean(layer(p, x).astype(jnp.float32) ** 2))}
         if row.startswith("chain"):
             return chain
         if row.startswith("attention"):
             return attention
         if row.startswith("layer"):
             return layer
-        return train if row.startswith("train") else simple[row]
+        return simple[row] if row in simple else simple["train"]
 
     def wait(self):
         self.jax.block_until_ready(self.last)
