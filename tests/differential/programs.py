@@ -82,6 +82,10 @@ SPREAD = """fn spread(v, i, x) {
 }
 """
 
+# The elements of v, over and over, in a shape.
+REPEATED = """fn repeated(v, shape) = take(v.reshape(-1), arange(fold(shape, fn(n, m) n * m, 1)) % v.size).reshape(shape)
+"""
+
 ERF = np.vectorize(math.erf, otypes=[np.float64])
 SQRT2 = math.sqrt(2)
 
@@ -229,6 +233,7 @@ class Program:
         templates += [self.moved] * 4 + [self.joined_views] * 2 + [self.scatter] * 3 + [self.indexed] * 2
         templates += [self.ordered, self.mask, self.running]
         templates += {"none": [], "some": [self.contraction], "many": [self.contraction] * 3}[self.products]
+        templates += [self.windows, self.pooling] + {"none": [], "some": [self.convolution], "many": [self.convolution] * 3}[self.products]
         if self.kind != "grad":
             templates += [self.integer] * 2 + [self.compare] * 2 + [self.convert] * 2 + [self.scan, self.branch]
             templates += [self.mixed] * 2 + [self.bits] * 2
@@ -653,6 +658,74 @@ class Program:
             return terms * (e[0] * top(i[1]) + e[1] * top(i[0]) + rounding * most)
         return self.add(f'einsum("{spec}", {x.name}, {y.name}) / 16', [x, y], x.dtype, compute, gain)
 
+    def sweep(self, least_rank):
+        """A value, and how windows go along its last two axes: sizes, strides, dilations, padding."""
+        r = self.random
+        x = self.pick(lambda v: v.rank in (least_rank, least_rank + 1) and v.dtype != "bool" and (v.is_float or self.kind != "grad"))
+        sizes, strides, dilations, padding = ([r.choice(few) for _ in range(2)] for few in ([1, 2, 3], [1, 1, 2, 3], [1, 1, 2], [0, 0, 1]))
+        return x, sizes, strides, dilations, padding
+
+    def swept(self, a, sizes, strides, dilations, padding, fill=0):
+        """The windows: [.., oh, ow, kh, kw]."""
+        a = np.pad(a, [(0, 0)] * (a.ndim - 2) + [(p, p) for p in padding], constant_values=fill)
+        reach = [(k - 1) * d + 1 for k, d in zip(sizes, dilations)]
+        windows = np.lib.stride_tricks.sliding_window_view(a, reach, axis=(-2, -1))
+        return windows[..., :: strides[0], :: strides[1], :: dilations[0], :: dilations[1]]
+
+    def windows(self):
+        x, sizes, strides, dilations, _ = self.sweep(1)
+        axis = self.random.randrange(x.rank)
+
+        def compute(a):
+            v = np.lib.stride_tricks.sliding_window_view(a, (sizes[0] - 1) * dilations[0] + 1, axis=axis)
+            return v[(slice(None),) * axis + (slice(None, None, strides[0]), Ellipsis, slice(None, None, dilations[0]))]
+        self.add(f"windows({x.name}, {sizes[0]}, axis: {axis}, step: {strides[0]}, dilation: {dilations[0]})", [x], x.dtype, compute, exact=True)
+
+    def pooling(self):
+        x, sizes, strides, _, padding = self.sweep(2)
+        padding = [min(p, k - 1) for p, k in zip(padding, sizes)]
+        way = f"({sizes[0]}, {sizes[1]}), stride: ({strides[0]}, {strides[1]}), padding: ({padding[0]}, {padding[1]})"
+        if self.random.random() < 0.6:
+            least = -np.inf if x.is_float else np.iinfo(STORE[x.dtype]).min
+            return self.add(f"max_pool2d({x.name}, {way})", [x], x.dtype,
+                            lambda a: self.swept(a, sizes, strides, (1, 1), padding, least).max(axis=(-2, -1)), exact=True)
+        dtype = x.dtype if x.is_float else "f32"
+        if self.kind != "wild" and dtype == "f16" and top(x.arrays[0]) * 9 > 60000:
+            raise Reject
+        self.add(f"avg_pool2d({x.name}, {way})", [x], dtype,
+                 lambda a: self.swept(a.astype(np.float64), sizes, strides, (1, 1), padding).mean(axis=(-2, -1)),
+                 lambda i, e: e[0] + 16 * EPS[dtype] * top(i[0]))
+
+    def convolution(self):
+        """Over x[c, h, w], or over x[n, h, w] as images of one channel; weights are another value's elements."""
+        x, sizes, strides, dilations, padding = self.sweep(2)
+        y = self.pick(lambda v: v.dtype == x.dtype and all(a.size for a in v.arrays))
+        if not x.is_float:
+            raise Reject
+        out, batched = self.random.randint(1, 3), x.rank == 2 or self.random.random() < 0.3
+        each = not batched and self.random.random() < 0.4
+        image = f"{x.name}[{'new' if x.rank == 2 else ':'}, new]" if batched else x.name
+        channels = "1" if batched else f"{x.name}.shape[0]"
+        shape = f"({f'{channels} * {out}' if each else out}, {'1' if each else channels}, {sizes[0]}, {sizes[1]})"
+        way = f"stride: ({strides[0]}, {strides[1]}), padding: ({padding[0]}, {padding[1]}), dilation: ({dilations[0]}, {dilations[1]})"
+
+        def compute(a, b):
+            a = a.reshape((-1, 1) + a.shape[-2:]) if batched else a[None]
+            v = self.swept(a, sizes, strides, dilations, padding)
+            c = a.shape[1]
+            if each:
+                w = np.resize(b, (c, out, *sizes))
+                y = np.einsum("nchwpq,cmpq->ncmhw", v, w).reshape(v.shape[0], c * out, *v.shape[2:4])
+            else:
+                y = np.einsum("nchwpq,ocpq->nohw", v, np.resize(b, (out, c, *sizes)))
+            return self.sixteenth(y if batched else y[0], x.dtype)
+
+        def gain(i, e):
+            k = sizes[0] * sizes[1] * (1 if batched or each else i[0].shape[0])
+            rounding = 4 * EPS["f64" if x.dtype == "f64" else "f32"] + 2 * EPS[x.dtype]
+            return k * (e[0] * top(i[1]) + e[1] * top(i[0]) + rounding * top(i[0]) * top(i[1])) / 16
+        self.add(f"conv2d({image}, repeated({y.name}, {shape}), {way}{f', groups: {channels}' if each else ''}) / 16", [x, y], x.dtype, compute, gain)
+
     def mixed(self):
         """Arithmetic between kinds: integers and bools with floats and with each other."""
         x = self.pick(lambda v: v.dtype in INTS or v.dtype == "bool")
@@ -800,7 +873,7 @@ class Program:
             # bf16 has no file format here: it is saved as the f32 of the same value.
             items = (f"o{n}: {'f32(' + v.name + ')' if v.dtype == 'bf16' else v.name}" for n, v in enumerate(self.outputs))
             last = "  {" + ", ".join(items) + "}"
-        return f"fn half(f, x) = 0.5 * f(x)\n{SPREAD}\nfn f({names}) {{\n{body}\n{last}\n}}\n"
+        return f"fn half(f, x) = 0.5 * f(x)\n{SPREAD}{REPEATED}\nfn f({names}) {{\n{body}\n{last}\n}}\n"
 
     def calls(self):
         """The input set of each phase of the program: the first until f is hot, then the others, and back again."""
