@@ -557,7 +557,8 @@ static uint32_t run_nodes(qn_vm *vm, const graph *g, int device, const call_inpu
       vals[i] = value_obj(TAG_ARRAY, there);
     } else if (n->type.weak && value_is(vals[n->in[0]], TAG_ARRAY)) {
       if (!array_item(vm, value_array(vals[n->in[0]]), 0, &vals[i])) return i;
-      if (n->type.dtype == QN_f64 && value_is(vals[i], TAG_INT)) vals[i] = value_float((double)vals[i].u.i);
+      vals[i] = eager_weak_cast(vm, vals[i], (qn_dtype)n->type.dtype);
+      if (value_is_error(vals[i])) return i;
     } else {
       qn_value *in = mem_alloc(vm, n->nin * sizeof *in + 1);
       if (!in) return i;

@@ -298,7 +298,7 @@ static bool run_node(struct recording *r, uint32_t i) {
   if (ok) {
     if (n->type.weak && value_is(in[0], TAG_ARRAY)) { /* a rank-0 array as a host scalar */
       if (!array_item(vm, value_array(in[0]), 0, &out)) out = value_error();
-      if (n->type.dtype == QN_f64 && value_is(out, TAG_INT)) out = value_float((double)out.u.i);
+      if (!value_is_error(out)) out = eager_weak_cast(vm, out, (qn_dtype)n->type.dtype);
     } else {
       op_attr attr = graph_attr(n);
       if (n->op == OP_dot && !attr.flags) { /* the plan makes the product as this call does */
