@@ -9,6 +9,7 @@
  *   companion.c trees that must look like another one: cotangents, tangents, gradients
  *   body.c      graphs as function values: cut out of a recording, called
  *   explain.c   explain, graph, code
+ *   backend.c   where jit(f, backend: "gpu") runs
  *   report.c    what became of a program's functions, as text
  */
 #ifndef JIT_TRACE_TRACE_H
@@ -361,6 +362,14 @@ QN_MUST_CHECK qn_value rec_within(qn_vm *vm, const rec_call_site *site,
 QN_MUST_CHECK bool regions_add(qn_vm *vm, region_list *l, const graph_region *region);
 void regions_cut(qn_vm *vm, region_list *l, uint32_t n);
 void body_open(qn_vm *vm);
+
+/* ---- backend.c ------------------------------------------------------------------------------------------------------------------------- */
+
+/* The code of the device that jit's option names; -1: it names none. */
+int backend_device(qn_value backend);
+/* Moves the arguments' arrays there and makes it the place of new ones. False with an error raised and nothing to leave. */
+QN_MUST_CHECK bool backend_enter(qn_vm *vm, int device, qn_value *args, int nargs, int *before);
+void backend_leave(qn_vm *vm, int before);
 
 /* ---- differentiate.c --------------------------------------------------------------------------------------------------------------------- */
 

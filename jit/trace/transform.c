@@ -150,9 +150,14 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
     j->refused = BREAK_nojit;
     break;
   case TRANSFORM_JIT: {
-    qn_value options = f->ncaptures > 1 ? f->captures[1] : value_nil();
-    bool eager = option_is(vm, options, "backend", &option) && value_is(option, TAG_STR) &&
-                 strcmp(value_str(option)->text, "eager") == 0;
+    qn_value options = f->ncaptures > 1 ? f->captures[1] : value_nil(), backend = value_nil();
+    option_is(vm, options, "backend", &backend);
+    bool eager = value_is(backend, TAG_STR) && strcmp(value_str(backend)->text, "eager") == 0;
+    int device = vm->rec ? -1 : backend_device(backend), before = 0;
+    if (device >= 0 && !backend_enter(vm, device, mark, nargs + 1, &before)) {
+      result = value_error();
+      break;
+    }
     a = vm->rec || eager ? NULL : anchor_if_any(vm, fn);
     if (!a) {
       result = inner_run(&c);
@@ -160,6 +165,7 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
         j->served = NULL;
         j->refused = BREAK_backend;
       }
+      if (device >= 0) backend_leave(vm, before);
       break;
     }
     c.site.anchor = a;
@@ -173,6 +179,7 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
     if (!value_is_error(result) && option_is(vm, options, "fullgraph", &option) && value_is(option, TAG_BOOL) &&
         option.u.i)
       result = check_fullgraph(vm, a, result);
+    if (device >= 0) backend_leave(vm, before);
     break;
   }
   default:

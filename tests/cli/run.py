@@ -517,6 +517,22 @@ def case_log_channels(p):
         need(result.status == 2 and "brakes" in result.err and all(name in result.err for name in want), "misuse", result)
 
 
+def case_backend(p):
+    """jit(f, backend: ...) moves the call's arrays to the device, whatever is made on the way is there, too, and the result stays."""
+    code = ("fn f(p, k) = sum(p.w * k + arange(3))\nlet w = {w: [1.0, 2.0, 3.0]}\n"
+            "for b in (\"cpu\", \"gpu\") {\n  let g = jit(f, backend: b)\n  for i in 0..3 { print(b, g(w, 2), g(w, 2).device, zeros(1).device) }\n"
+            "  print(grad(g)(w, 2.0).w.device, g(w, k: 3), w.w.device)\n}\n")
+    fake = os.path.join(os.path.dirname(p.quern), "tests", "fake", "compiling")
+    modes = (["--jit", "off"], SYNC, ["--jit", "verify", "--set", "jit.hot=1"])
+    for options in modes if os.path.isdir(fake) else ():
+        result = p.script(code, *options, env={"QUERN_CUDA": fake})
+        need(result.status == 0, "a device that is there", result)
+        need(result.out == "".join(["cpu 15.0 cpu cpu\n"] * 3 + ["cpu 21.0 cpu\n"] + ["gpu 15.0 gpu(0) cpu\n"] * 3 +
+                                   ["cpu 21.0 cpu\n"]), "results where they were asked for", result)
+    result = p.script(code, env={"QUERN_CUDA": p.path("nothing")})
+    need(result.error == "E210" and "cpu 21.0 cpu" in result.out, "the device is not there", result)
+
+
 def case_explain(p):
     """What became of a script's functions, whatever the timing."""
     script = p.write("told.qn", "fn f(x) = sum(tanh(x) * 2)\nfn g(x) {\n  if sum(x) > 3 { x + 1 } else { x - 1 }\n}\n"
