@@ -762,7 +762,7 @@ static bool scalar_like(qn_value v) {
 
 static bool print_entry(format *f, qn_value v, int64_t indent);
 
-/* A list of scalars too long for a line: flows over lines, the middle of very long ones left out. */
+/* A list of scalars (at least one) too long for a line: flows over lines, the middle of very long ones left out. */
 static bool flow_list(format *f, const qn_list *l, int64_t indent) {
   text_buf *t = f->out;
   window w = {l->len, l->len > f->max_items ? EDGE : 0};
@@ -795,7 +795,7 @@ static bool flow_list(format *f, const qn_list *l, int64_t indent) {
     }
     before = i;
   } while (window_next(&w, &i));
-  text_adds(t, ")");
+  text_adds(t, l->len == 1 ? ",)" : ")");
   return true;
 }
 
@@ -805,6 +805,10 @@ static bool print_tree(format *f, qn_value v, int64_t indent) {
   bool list = value_is(v, TAG_LIST);
   uint32_t n = list ? value_list(v)->len : value_record(v)->len;
   const qn_value *items = list ? value_list(v)->items : value_record(v)->items;
+  if (n == 0) {
+    text_adds(t, list ? "()" : "{}");
+    return true;
+  }
   if (list) {
     bool flat = true;
     for (uint32_t i = 0; i < n && flat; i++) flat = scalar_like(items[i]);
@@ -815,21 +819,19 @@ static bool print_tree(format *f, qn_value v, int64_t indent) {
   f->depth++;
   int64_t i = 0, before = 0;
   bool good = true;
-  if (n > 0) {
-    do {
-      if (t->failed) break;
-      if (i > before + 1) {
-        new_line(f, indent + 2);
-        text_adds(t, "‹");
-        text_int(t, i - before - 1);
-        text_adds(t, " more›");
-      }
+  do {
+    if (t->failed) break;
+    if (i > before + 1) {
       new_line(f, indent + 2);
-      if (!list) field_name(t, record_name(value_record(v), (uint32_t)i));
-      good = print_entry(f, items[i], indent + 2);
-      before = i;
-    } while (good && window_next(&w, &i));
-  }
+      text_adds(t, "‹");
+      text_int(t, i - before - 1);
+      text_adds(t, " more›");
+    }
+    new_line(f, indent + 2);
+    if (!list) field_name(t, record_name(value_record(v), (uint32_t)i));
+    good = print_entry(f, items[i], indent + 2);
+    before = i;
+  } while (good && window_next(&w, &i));
   f->depth--;
   new_line(f, indent);
   text_adds(t, list ? ")" : "}");

@@ -198,30 +198,32 @@ static void note_defect(planner *m, const char *what, const char *found) {
 }
 #endif
 
+/* The plan's buffers of a kernel. Scratch is the business of who runs the program. */
 static bool bind_buffers(planner *m, plan_step *s, const k_kernel *k, const l_program *program, const uint8_t *alias) {
-  uint32_t *buffers = take(m, k->nbuffers, sizeof *buffers);
-  if (!buffers) return false;
-  uint32_t most = 0;
-  for (uint32_t i = 0; i < program->nbuffers; i++) most += program->buffers[i].mode != BUF_SCRATCH;
-  if (most != k->nbuffers) {
-    m->why = "a program's buffers are not its kernel's";
-    return false;
-  }
+  uint32_t *buffers = take(m, k->nbuffers, sizeof *buffers), *bound = take(m, k->nbuffers, sizeof *bound), n = 0,
+           most = 0;
+  if (!buffers || !bound) return false;
   for (uint32_t i = 0; i < k->nbuffers; i++) {
+    if (k->buffers[i].mode == BUF_SCRATCH) continue;
     int64_t b = buffer_for(m, k->buffers[i].ref);
     if (b < 0) {
       m->why = "a kernel reads what nothing stores";
       return false;
     }
-    buffers[i] = (uint32_t)b;
+    bound[i] = buffers[n++] = (uint32_t)b;
+  }
+  for (uint32_t i = 0; i < program->nbuffers; i++) most += program->buffers[i].mode != BUF_SCRATCH;
+  if (most != n) {
+    m->why = "a program's buffers are not its kernel's";
+    return false;
   }
   for (uint32_t i = 0; alias && i < k->nbuffers; i++)
     for (uint32_t o = 0; o < k->nbuffers; o++)
-      if (i != o && alias[i * k->nbuffers + o] && k->buffers[i].mode == BUF_IN && k->buffers[o].mode != BUF_IN &&
-          !note_overlap(m, buffers[i], buffers[o]))
+      if (i != o && alias[i * k->nbuffers + o] && k->buffers[i].mode == BUF_IN &&
+          (k->buffers[o].mode == BUF_OUT || k->buffers[o].mode == BUF_INOUT) && !note_overlap(m, bound[i], bound[o]))
         return false;
   s->buffers = buffers;
-  s->nbuffers = k->nbuffers;
+  s->nbuffers = n;
   return true;
 }
 

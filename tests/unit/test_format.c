@@ -154,6 +154,11 @@ START_TEST(lists_and_records) {
   IS(printed(vm, list_value(vm, 30, many), 40, 0), "(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11,\n 12, 13, 14, 15, 16, 17, "
                                                    "18, 19, 20, 21,\n 22, 23, 24, 25, 26, 27, 28, 29)");
   IS(printed(vm, list_value(vm, 30, many), 40, 10), "(0, 1, 2, ‹24 more›, 27, 28, 29)");
+  qn_value narrow = record_value(vm); /* where not even these have room on the line */
+  set(vm, narrow, "none", list_value(vm, 0, NULL));
+  set(vm, narrow, "nothing", record_value(vm));
+  set(vm, narrow, "one", LIST(vm, value_int(1)));
+  IS(printed(vm, narrow, 6, 0), "{\n  none: ()\n  nothing: {}\n  one: (1,)\n}");
   vm_close(vm);
 }
 END_TEST
