@@ -2,7 +2,11 @@
 #include <math.h>
 #include <string.h>
 
+#include "jit/graph/folds.h"
 #include "jit/graph/rewrite.h"
+
+/* Below this many rows side by side, a reduction of so many elements is done in turn. */
+enum { REDUCE_FEW_ROWS = 4096, REDUCE_MANY = 1 << 18 };
 
 /* ---- looking ------------------------------------------------------------------------------------------------------ */
 
@@ -279,6 +283,47 @@ static uint32_t rule_reduce_single(rewriter *r, const graph_node *n) {
   for (int i = 0; i < x->rank; i++)
     if ((n->attr->axes >> i & 1) && x->shape[i] != 1) return 0;
   return reshaped(r, n, n->in[0]);
+}
+
+/* Elements of the recorded call. */
+static double elements_hint(const rewriter *r, const graph_type *t) {
+  double n = 1;
+  for (int i = 0; i < t->rank; i++) n *= (double)dim_hint(&r->g->dims, t->shape[i]);
+  return n;
+}
+
+/* One reduction after the other, where a kernel takes only the first folds, or where too few of its rows are left to work on
+ * beside each other. Partial results keep the dtype in which they are added up. */
+static uint32_t rule_reduce_in_turn(rewriter *r, const graph_node *n) {
+  uint32_t x = n->in[0];
+  graph_type t = at(r, x)->type, first = t;
+  op_attr attr = graph_attr(n), now = {.axes = 0}, then = {.axes = 0};
+  reduce_fold folds[ARRAY_MAX_RANK];
+  int count = reduce_folds(&r->g->dims, &t, attr.axes, false, NULL, folds);
+  int nest = reduce_nest(folds, count);
+  if (nest == 2) {
+    double rows = elements_hint(r, &t) / (double)dim_hint(&r->g->dims, folds[0].extent);
+    double left = rows / (double)dim_hint(&r->g->dims, folds[1].extent);
+    if (left < REDUCE_FEW_ROWS && elements_hint(r, &t) >= REDUCE_MANY) nest = 1;
+  }
+  if (nest == count) return 0;
+  for (int f = 0; f < nest; f++)
+    for (int i = 0; i < folds[f].n; i++) now.axes |= (uint8_t)(1 << folds[f].axes[i]);
+  first.rank = 0;
+  for (int a = 0; a < t.rank; a++) {
+    if (now.axes >> a & 1) continue;
+    if (attr.axes >> a & 1) then.axes |= (uint8_t)(1 << first.rank);
+    first.shape[first.rank++] = t.shape[a];
+  }
+  qn_dtype d = (qn_dtype)n->type.dtype, partial = d;
+  if ((n->op == OP_sum || n->op == OP_prod) && dtype_is_float(d) && dtype_size(d) < 4) partial = QN_f32;
+  op_attr to = {.dtype = partial};
+  if (t.dtype != partial) x = rewrite_op(r, OP_cast, &x, 1, &to, n->site);
+  if (x) x = rewrite_op(r, (op_id)n->op, &x, 1, &now, n->site);
+  if (x) x = rewrite_op(r, (op_id)n->op, &x, 1, &then, n->site);
+  to.dtype = (uint8_t)d;
+  if (x && partial != d) x = rewrite_op(r, OP_cast, &x, 1, &to, n->site);
+  return x ? reshaped(r, n, x) : 0;
 }
 
 /* ---- views ------------------------------------------------------------------------------------------------------------------------------ */

@@ -18,10 +18,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "jit/graph/folds.h"
 #include "jit/kernel/lower_impl.h"
 #include "lang/error.h"
 
-enum { DEPTH_MAX = 400, MERGE_BELOW = 64 };
+enum { DEPTH_MAX = 400 };
 
 const char lower_no_memory[] = "out of memory";
 
@@ -712,51 +713,6 @@ static k_mask coordinates_mask(const lowering *l, const k_form *at, int rank, k_
   return m;
 }
 
-/* One reduction of a nest: over axes of the operand as one index, row-major. */
-typedef struct fold_axis {
-  int n, axes[ARRAY_MAX_RANK]; /* ascending */
-  l_order order;
-  uint32_t axis;
-  qn_dim extent;
-} fold_axis;
-
-/* Is an extent short enough to be joined? That holds in every run: it decides the order, and so the bits. */
-static bool is_short_extent(dim_table *t, qn_dim extent) {
-  bool is = dim_hint(t, extent) < MERGE_BELOW;
-  int64_t c;
-  if (dim_is_const(t, extent, &c)) return is;
-  if (is)
-    dim_assume(t, extent, DIM_LT, MERGE_BELOW);
-  else
-    dim_assume(t, MERGE_BELOW, DIM_LE, extent);
-  return is;
-}
-
-/* Innermost first. Axes of one element are left out: reducing one element gives it. */
-static int plan_folds(lowering *l, const graph_type *t, uint8_t axes, bool index, fold_axis *folds) {
-  dim_table *d = &l->g->dims;
-  int n = 0;
-  bool behind = false, neighbour = false; /* an axis that stays lies behind; the axis before belongs to the last fold */
-  for (int a = t->rank - 1; a >= 0; a--) {
-    if (!(axes >> a & 1)) {
-      behind = true;
-      neighbour = false;
-      continue;
-    }
-    if (size_one(l->g, t->shape[a])) continue;
-    bool join = n && index;
-    if (n && neighbour && !index) join = l->r->joins ? *l->r->joins >> a & 1 : is_short_extent(d, folds[n - 1].extent);
-    if (!join) folds[n++] = (fold_axis){.order = behind ? ORDER_OUTER : ORDER_INNER, .extent = 1};
-    fold_axis *f = &folds[n - 1];
-    memmove(f->axes + 1, f->axes, (size_t)f->n * sizeof *f->axes);
-    f->axes[0] = a;
-    f->n++;
-    f->extent = dim_mul(d, f->extent, t->shape[a]);
-    neighbour = true;
-  }
-  return n;
-}
-
 /* The sum of nothing is 0, where a reduction gives its identity -0.0. */
 static k_val sum_of_some(lowering *l, k_val v, qn_dim extent) {
   k_kernel *k = l->k;
@@ -800,13 +756,14 @@ static k_val value_reduce(lowering *l, uint32_t n, const k_form *at, k_guard gua
       own[a] = at[from++];
   }
   k_mask in_use = coordinates_mask(l, at, node->type.rank, guard);
-  fold_axis folds[ARRAY_MAX_RANK];
-  int count = plan_folds(l, t, attr.axes, index, folds);
+  reduce_fold folds[ARRAY_MAX_RANK];
+  uint32_t over[ARRAY_MAX_RANK]; /* by fold: its axis */
+  int count = reduce_folds(&l->g->dims, t, attr.axes, index, l->r->joins, folds);
   for (int i = count; i-- > 0;) { /* outermost first, so that axes are numbered from the outside */
-    fold_axis *f = &folds[i];
-    k_form c = f->n == 1 ? bound_axis(l, x, f->axes[0], in_use, &f->axis) : fresh_axis(l, f->extent, &f->axis);
+    const reduce_fold *f = &folds[i];
+    k_form c = f->n == 1 ? bound_axis(l, x, f->axes[0], in_use, &over[i]) : fresh_axis(l, f->extent, &over[i]);
     if (l->why) return 0;
-    in_use |= (k_mask)1 << f->axis;
+    in_use |= (k_mask)1 << over[i];
     for (int j = f->n - 1; j > 0; j--) {
       own[f->axes[j]] = k_mod(k, c, t->shape[f->axes[j]]);
       c = k_div(k, c, t->shape[f->axes[j]]);
@@ -821,14 +778,12 @@ static k_val value_reduce(lowering *l, uint32_t n, const k_form *at, k_guard gua
   if (!v) return 0;
   if ((node->op == OP_sum || node->op == OP_prod) && !dtype_is_float(type)) v = k_cast(k, v, type);
   v = lower_widen(l, v);
-  bool inner = false; /* the fold before was the first of its nest, and of inner order */
-  for (int i = 0; i < count && v; i++) {
-    v = k_reduce(k, lower_combiner((op_id)node->op), folds[i].order, folds[i].axis, v);
+  for (int i = 0, nest = reduce_nest(folds, count); i < count && v; i++) {
+    v = k_reduce(k, lower_combiner((op_id)node->op), folds[i].outer ? ORDER_OUTER : ORDER_INNER, over[i], v);
     if (node->op == OP_sum && folds[i].extent < 0) v = sum_of_some(l, v, folds[i].extent);
-    /* A nest reduces rows and then across rows; what goes further takes a detour. */
-    bool last = i + 1 == count, alone = folds[i].order == ORDER_OUTER || inner;
-    if (!last && alone) v = by_way_of_scratch(l, v);
-    inner = !alone;
+    if (i + 1 < nest || i + 1 == count) continue;
+    v = by_way_of_scratch(l, v);
+    nest += reduce_nest(folds + i + 1, count - i - 1);
   }
   return k_cast(k, v, type);
 }

@@ -14,13 +14,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "jit/graph/folds.h"
 #include "jit/kernel/lower.h"
 #include "jit/kernel/plan.h"
 #include "jit/kernel/schedule.h"
 
 enum { SIZE_ONE, SIZE_ZERO, SIZE_SLOT };
 enum { STRIDE_ZERO, STRIDE_ONE, STRIDE_SLOT };
-enum { MERGE_BELOW = 64, GRAIN = 32768 };
+enum { GRAIN = 32768 };
 
 /* ---- from a call to a key ------------------------------------------------------------------------------------------------ */
 
@@ -173,14 +174,14 @@ static bool key_pointwise(key_writer *w, const op_call *c, const op_attr *attr) 
   return put_rest(w, b.bytes, b.n);
 }
 
-/* Which reduced axes are joined with the one behind them, by the rule of lower.c on the sizes of this call. */
+/* Which reduced axes are joined with the one behind them, by the rule of folds.h on the sizes of this call. */
 static int joined_axes(const space *s) {
   int64_t extent = 0;
   int joins = 0;
   for (int a = s->rank - 1; a >= 0; a--) {
     if (!s->kind[a]) extent = 0;
     if (!s->kind[a] || s->size[a] == 1) continue;
-    bool join = extent && extent < MERGE_BELOW;
+    bool join = extent && extent < FOLD_JOIN_BELOW;
     if (join) joins |= 1 << a;
     extent = join ? extent * s->size[a] : s->size[a];
     if (extent == 0) extent = 1;

@@ -160,6 +160,8 @@ class Program:
         sizes = [{axis: r.choice(big[1:] if axis == "k" else big[1:7]) for axis in "nmk"} for _ in range(self.sets)]
         if r.random() < 0.2:
             sizes[0]["k"], sizes[-1]["k"] = 1030, 2049
+        elif r.random() < 0.15:  # long axes beside each other, which reductions take one after the other
+            sizes[-1]["m"], sizes[-1]["k"] = r.choice([64, 70]), r.choice([65, 130])
         if self.kind == "grad":
             sizes = [{axis: r.choice([2, 3, 5, 7]) for axis in "nmk"} for _ in range(self.sets)]
         shapes = ["nk", "nk", "mk", "km", "k", "n1", "1k", "nmk", "", "kn", "nk", "kk"]

@@ -40,6 +40,10 @@ class Failure(Exception):
     pass
 
 
+SURROUNDINGS = dict(os.environ, QUERN_LOG="breaks")
+GAVE_UP = b"the compiler gave up"
+
+
 def run(quern, flags, folder, out):
     target = os.path.join(folder, out)
     os.makedirs(target, exist_ok=True)
@@ -48,13 +52,15 @@ def run(quern, flags, folder, out):
             shutil.copy(os.path.join(folder, name), target)
     command = [quern, *flags, os.path.join(folder, "program.qn"), target]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=120, stdin=subprocess.DEVNULL)
+        done = subprocess.run(command, capture_output=True, timeout=120, stdin=subprocess.DEVNULL, env=SURROUNDINGS)
     except subprocess.TimeoutExpired:
         raise Failure(f"no end in time: {' '.join(command)}") from None
     if done.returncode != 0:
         raise Failure(f"status {done.returncode}: {' '.join(command)}\n{done.stderr.decode(errors='replace')}")
     if b"C compiler failed" in done.stderr:
         raise Failure(f"emitted C does not compile: {' '.join(command)}\n{done.stderr.decode(errors='replace')}")
+    if GAVE_UP in done.stderr:
+        raise Failure(f"a graph that is not taken: {' '.join(command)}\n{done.stderr.decode(errors='replace')}")
     return target
 
 
@@ -192,8 +198,10 @@ def run_together(o, hot, programs, folder):
         with open(os.path.join(target, "all.qn"), "w", encoding="utf-8") as f:
             f.writelines(f'import "{name}/program.qn" as {name}\n' for name in programs)
         try:
-            subprocess.run([o.quern, *flags, os.path.join(target, "all.qn"), target], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                           stderr=subprocess.DEVNULL, timeout=60 + 15 * len(programs), check=False)
+            done = subprocess.run([o.quern, *flags, os.path.join(target, "all.qn"), target], stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=SURROUNDINGS, timeout=60 + 15 * len(programs), check=False)
+            if GAVE_UP in done.stderr:
+                return list(programs)
         except subprocess.TimeoutExpired:
             pass
     again = []

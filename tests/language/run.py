@@ -17,8 +17,9 @@ Expectations, anywhere in a script:
 
 A `# =>` with more lines than one statement prints is written as comment lines below it. Each script runs in four
 modes, in which it must do the same: `--jit off`, `--jit sync --set jit.hot=1` (compiled at the first call) and
-`--jit on` (compiled beside execution) and `--jit verify` (each call both ways). What differs is shown as a diff. A script may write below the folder named by
-the environment variable QUERN_TEST_TMP, which is fresh for each run.
+`--jit on` (compiled beside execution) and `--jit verify` (each call both ways). What differs is shown as a diff, and a
+graph that the compiler gave up is a failure. A script may write below the folder named by the environment variable
+QUERN_TEST_TMP, which is fresh for each run.
 """
 import argparse
 import difflib
@@ -97,7 +98,7 @@ def status_text(code):
 def run(quern, path, flags, args, stdin="", timeout=300, env=None):
     """Runs one script; gives (status, stdout, stderr). A process that hangs is ended: status None."""
     scratch = tempfile.mkdtemp(prefix="quern-test-")
-    full = dict(os.environ, **{"QUERN_TEST_TMP": scratch, "COLUMNS": "80", **(env or {})})
+    full = dict(os.environ, **{"QUERN_TEST_TMP": scratch, "QUERN_LOG": "breaks", "COLUMNS": "80", **(env or {})})
     try:
         done = subprocess.run([quern, *flags, path, *args], input=stdin.encode(), capture_output=True, timeout=timeout,
                               env=full)
@@ -139,6 +140,8 @@ def compare(want, path, status, out, err):
     for text in want.err:
         if text not in err:
             bad.append(f"stderr lacks: {text}")
+    if "the compiler gave up" in err:
+        bad.append("the compiler gave up")
     if re.search(r"AddressSanitizer|LeakSanitizer|runtime error:", err):
         bad.append("a sanitizer reported")
     return bad
