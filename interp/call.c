@@ -111,7 +111,13 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
   if (!at.source) at = interp_of(vm)->calling;
   if (vm->rec) {
     rec_enter(vm, at, code->name->text);
-    r = run_body(vm, code, fp);
+    if (rec_lanes(vm)) {
+      rec_frame frame;
+      rec_frame_enter(vm, &frame, false, (rec_slots){NULL, 0});
+      r = rec_call_leave(vm, &frame, run_body(vm, code, fp));
+    } else {
+      r = run_body(vm, code, fp);
+    }
     if (vm->rec) rec_leave(vm);
   } else if (call_has_data(code, fp) && anchor_wants(vm, &code->anchor)) {
     recorded_run run = {vm, code, fp, NULL};

@@ -705,6 +705,37 @@ qn_value eval_not(qn_vm *vm, node *h, qn_value *fp) {
   return r;
 }
 
+/* The operands of `and`, `or` as arms. */
+typedef struct logic_arm {
+  qn_vm *vm;
+  node *n; /* NULL: the value */
+  qn_value *fp, v;
+} logic_arm;
+
+static qn_value run_logic_arm(void *ctx, rec_exit *how) {
+  logic_arm *a = ctx;
+  qn_value v = a->n ? eval(a->vm, a->n, a->fp) : value_retain(a->v);
+  if (value_stops(v)) {
+    *how = REC_ERROR;
+    return v;
+  }
+  if (truth_kind(v)) return as_rank0(a->vm, v);
+  fail_condition(a->vm, v, a->n);
+  value_release(a->vm, v);
+  *how = REC_ERROR;
+  return value_error();
+}
+
+/* The same where `a` (taken over) differs between the lanes of a vmap: `b` is evaluated for those that it decides. */
+static qn_value logic_lanes(qn_vm *vm, n_binary *n, qn_value *fp, qn_value a, bool is_or) {
+  logic_arm keep = {vm, NULL, fp, a}, other = {vm, n->b, fp, value_nil()};
+  rec_arm arms[2] = {{run_logic_arm, is_or ? &keep : &other}, {run_logic_arm, is_or ? &other : &keep}};
+  qn_value result = value_nil();
+  rec_answer answer = rec_if(vm, n->h.at, a, arms[0], arms[1], (rec_slots){NULL, 0}, true, &result);
+  value_release(vm, a);
+  return answer == REC_DONE ? result : answer == REC_LEFT ? value_signal(SIGNAL_RETURN) : value_error();
+}
+
 /* `a and b`, `a or b` (flag: or). The result is a bool, or bool[] where an operand evaluated was an array. */
 qn_value eval_logic(qn_vm *vm, node *h, qn_value *fp) {
   n_binary *n = (n_binary *)h;
@@ -713,6 +744,7 @@ qn_value eval_logic(qn_vm *vm, node *h, qn_value *fp) {
   if (value_stops(a)) return a;
   bool array = value_is(a, TAG_ARRAY);
   int truth;
+  if (vm->rec && rec_is_lane(vm, a) && truth_kind(a)) return logic_lanes(vm, n, fp, a, is_or);
   if (array) {
     truth = condition(vm, value_retain(a), n->a);
     if (truth < 0) {

@@ -56,24 +56,74 @@ typedef struct arm {
   qn_value *fp;
 } arm;
 
-static qn_value run_arm(void *ctx) {
+/* How a value from an evaluation ends it; *v becomes what the recorder is to see. */
+static rec_exit exit_of(qn_vm *vm, qn_value *v) {
+  if (!value_stops(*v)) return REC_VALUE;
+  if (value_is_error(*v)) return REC_ERROR;
+  signal_kind kind = (signal_kind)v->u.i;
+  *v = value_nil();
+  if (kind != SIGNAL_RETURN) return kind == SIGNAL_BREAK ? REC_BREAK : REC_CONTINUE;
+  *v = interp_of(vm)->returned;
+  interp_of(vm)->returned = value_nil();
+  return REC_RETURN;
+}
+
+static qn_value run_arm(void *ctx, rec_exit *how) {
   arm *a = ctx;
-  return a->n ? eval(a->vm, a->n, a->fp) : value_nil();
+  qn_value v = a->n ? eval(a->vm, a->n, a->fp) : value_nil();
+  *how = exit_of(a->vm, &v);
+  return v;
 }
 
 static bool is_traced(qn_value v) {
   return (value_is(v, TAG_ARRAY) && value_array(v)->node) || (value_is(v, TAG_BOOL) && value_node(v));
 }
 
+/* A loop while the lanes of a vmap are open (rec.h). */
+typedef struct lanes_loop {
+  bool on;
+  rec_frame frame;
+  qn_value *slots[SITE_MAX];
+} lanes_loop;
+
+static bool lanes_loop_begin(qn_vm *vm, lanes_loop *l, const node *h, const site *s, qn_value *fp) {
+  l->on = vm->rec && rec_lanes(vm);
+  if (!l->on) return true;
+  int count = site_slots(s, fp, l->slots);
+  if (count < 0) {
+    raise(vm, E_not_batched, h->at, "vmap: a loop here rebinds at most %d variables", SITE_MAX - 1);
+    return false;
+  }
+  rec_frame_enter(vm, &l->frame, true, (rec_slots){l->slots, count});
+  return true;
+}
+
+/* After a body. False: the loop is over, and *r nil or the error value. */
+static bool lanes_loop_next(qn_vm *vm, lanes_loop *l, qn_value *r) {
+  rec_exit how = exit_of(vm, r);
+  int next = rec_loop_next(vm, &l->frame, how, *r);
+  *r = next < 0 ? value_error() : value_nil();
+  return next > 0;
+}
+
+static qn_value lanes_loop_end(qn_vm *vm, lanes_loop *l, qn_value r) {
+  if (!l->on) return r;
+  switch (rec_loop_leave(vm, &l->frame, !value_is_error(r))) {
+  case REC_LEFT: return value_signal(SIGNAL_RETURN);
+  case REC_FAILED: return value_error();
+  default: return r;
+  }
+}
+
 /* ---- if ------------------------------------------------------------------------------------------------------------------- */
 
 static rec_answer offer_if(qn_vm *vm, n_if *n, qn_value predicate, qn_value *fp, qn_value *result) {
   qn_value *slots[SITE_MAX];
-  int count = n->site->escapes ? -1 : site_slots(n->site, fp, slots);
+  int count = n->site->escapes && !rec_lanes(vm) ? -1 : site_slots(n->site, fp, slots);
   if (count < 0) return REC_NOT_YET;
   arm then = {vm, n->then, fp}, otherwise = {vm, n->otherwise, fp};
   return rec_if(vm, n->h.at, predicate, (rec_arm){run_arm, &then}, (rec_arm){run_arm, &otherwise},
-                (rec_slots){slots, count}, result);
+                (rec_slots){slots, count}, n->h.flag != 0, result);
 }
 
 qn_value eval_if(qn_vm *vm, node *h, qn_value *fp) {
@@ -87,9 +137,9 @@ qn_value eval_if(qn_vm *vm, node *h, qn_value *fp) {
     if (vm->rec && is_traced(c)) {
       qn_value result = value_nil();
       rec_answer answer = offer_if(vm, n, c, fp, &result);
-      if (answer == REC_DONE || answer == REC_FAILED) {
+      if (answer == REC_DONE || answer == REC_LEFT || answer == REC_FAILED) {
         value_release(vm, c);
-        return answer == REC_DONE ? result : value_error();
+        return answer == REC_DONE ? result : answer == REC_LEFT ? value_signal(SIGNAL_RETURN) : value_error();
       }
     }
     truth = condition(vm, c, n->cond);
@@ -107,7 +157,7 @@ qn_value eval_try(qn_vm *vm, node *h, qn_value *fp) {
   if (vm->rec && !rec_try_begin(vm)) return value_error();
   qn_value r = eval(vm, n->body, fp);
   if (vm->rec) rec_try_end(vm);
-  if (!value_is_error(r) || !error_catchable(vm)) return r;
+  if (!value_is_error(r) || !error_catchable(vm) || (vm->rec && !rec_try_catches(vm))) return r;
   vm_pop_to(vm, mark);
   trace_frame(vm, fp[-1]);
   qn_error_object *e = error_take(vm);
@@ -188,6 +238,8 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
     if (answer == REC_DONE || answer == REC_FAILED) return answer == REC_DONE ? value_nil() : value_error();
   }
   node *body = n->body;
+  lanes_loop lanes;
+  if (!lanes_loop_begin(vm, &lanes, h, n->site, fp)) return value_error();
   for (int64_t i = start; i < stop; i++) {
     if (__builtin_expect(vm_poll(vm), 0)) {
       raise_at(vm, h->at);
@@ -202,9 +254,10 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
       break;
     }
     r = eval(vm, body, fp);
-    if (!next_iteration(vm, &r)) break;
+    if (!(lanes.on ? lanes_loop_next(vm, &lanes, &r) : next_iteration(vm, &r))) break;
     r = value_nil();
   }
+  r = lanes_loop_end(vm, &lanes, r);
   if (local) slot_set(vm, variable, value_nil());
   return r;
 }
@@ -248,6 +301,11 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
       return answer == REC_DONE ? value_nil() : value_error();
     }
   }
+  lanes_loop lanes;
+  if (!lanes_loop_begin(vm, &lanes, h, n->site, fp)) {
+    value_release(vm, it);
+    return value_error();
+  }
   bool shown = (value_is(it, TAG_LIST) || value_is(it, TAG_RANGE)) && ((obj_head *)it.u.p)->aux == OBJ_PROGRESS;
   for (int64_t i = 0; i < len;) {
     if (__builtin_expect(vm_poll(vm), 0)) {
@@ -279,13 +337,53 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
     }
     i += step;
     r = eval(vm, n->body, fp);
-    if (!next_iteration(vm, &r)) break;
+    if (!(lanes.on ? lanes_loop_next(vm, &lanes, &r) : next_iteration(vm, &r))) break;
     r = value_nil();
   }
+  r = lanes_loop_end(vm, &lanes, r);
   if (shown) vm->hooks.progress(vm, len, len);
   value_release(vm, it);
   for (uint32_t i = n->first; i < n->last; i++) slot_set(vm, &fp[i], value_nil());
   return r;
+}
+
+/* A while loop in the lanes of a vmap, whose condition may be true in some of them. */
+static qn_value while_lanes(qn_vm *vm, n_while *n, qn_value *fp) {
+  lanes_loop lanes;
+  if (!lanes_loop_begin(vm, &lanes, &n->h, n->site, fp)) return value_error();
+  qn_value r = value_nil();
+  for (;;) {
+    qn_value c = eval(vm, n->cond, fp);
+    int truth = -1;
+    if (value_stops(c)) {
+      if (!lanes_loop_next(vm, &lanes, &c)) {
+        r = c;
+        break;
+      }
+      continue;
+    }
+    if (rec_is_lane(vm, c)) {
+      rec_at(vm, n->cond->at);
+      truth = rec_loop_test(vm, &lanes.frame, c, 0);
+      if (truth == -1) raise_at(vm, n->cond->at);
+      if (truth == -2)
+        truth = condition(vm, c, n->cond);
+      else
+        value_release(vm, c);
+    } else {
+      truth = condition(vm, c, n->cond);
+      if (truth >= 0) truth = rec_loop_test(vm, &lanes.frame, value_bool(truth), truth);
+    }
+    if (truth >= 0 && vm_poll(vm)) {
+      raise_at(vm, n->h.at);
+      truth = -1;
+    }
+    r = truth < 0 ? value_error() : value_nil();
+    if (truth <= 0) break;
+    r = eval(vm, n->body, fp);
+    if (!lanes_loop_next(vm, &lanes, &r)) break;
+  }
+  return lanes_loop_end(vm, &lanes, r);
 }
 
 qn_value eval_while(qn_vm *vm, node *h, qn_value *fp) {
@@ -293,6 +391,7 @@ qn_value eval_while(qn_vm *vm, node *h, qn_value *fp) {
   if (vm->rec) {
     rec_answer answer = offer_loop(vm, &n->anchor, h, n->site, value_unset(), n->cond, n->body, NULL, fp);
     if (answer == REC_DONE || answer == REC_FAILED) return answer == REC_DONE ? value_nil() : value_error();
+    if (rec_lanes(vm)) return while_lanes(vm, n, fp);
   }
   for (;;) {
     qn_value c = eval(vm, n->cond, fp);

@@ -187,7 +187,7 @@ typedef struct n_fn {
 } n_fn;
 
 typedef struct n_if {
-  node h;
+  node h; /* flag: somebody looks at the value */
   node *cond, *then, *otherwise; /* otherwise may be NULL */
   site *site;
 } n_if;

@@ -262,6 +262,7 @@ node *if_node(resolver *r, const ast_node *n, bool used, bool tail) {
   n_if *out = node_new(r, sizeof *out, eval_if, n);
   if (!out) return NULL;
   event mark[3];
+  out->h.flag = used;
   out->cond = expression(r, n->kids[AST_if_cond]);
   if (!out->cond || !(out->site = site_begin(r, mark))) return NULL;
   out->then = block_node(r, n->kids[AST_if_then], used, tail);
@@ -417,6 +418,7 @@ static node *early_return(resolver *r, const ast_node *block, uint32_t at) {
   n_if *out = node_new(r, sizeof *out, eval_if, n);
   if (!out) return NULL;
   event mark[3];
+  out->h.flag = true;
   out->cond = expression(r, n->kids[AST_if_cond]);
   if (!out->cond || !(out->site = site_begin(r, mark))) return NULL;
   out->then = block_node(r, n->kids[AST_if_then], true, true);

@@ -448,9 +448,12 @@ qn_value builtin_error(qn_vm *vm, const qn_value *args) {
 qn_value builtin_assert(qn_vm *vm, const qn_value *args) {
   qn_str *message;
   if (!arg_str(vm, "assert", "a message", args[1], &message)) return value_error();
-  int good = rec_truth(vm, args[0], SPAN_NONE);
+  int good = rec_is_lane(vm, args[0]) ? rec_all_lanes(vm, args[0]) : rec_truth(vm, args[0], SPAN_NONE);
   if (good < 0) return value_error();
-  return good ? value_nil() : raise_exactly(vm, E_assertion, message);
+  if (good) return value_nil();
+  raise_exactly(vm, E_assertion, message);
+  rec_blame_lanes(vm);
+  return value_error();
 }
 
 /* ---- progress ------------------------------------------------------------------------------------------------------------ */

@@ -75,6 +75,31 @@ qn_value builtin_jit(qn_vm *vm, const qn_value *args) {
   return out;
 }
 
+/* in_axes, out_axes: trees of ints and nil. */
+static bool axes_leaf(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  *(bool *)ctx &= value_is(v, TAG_INT) || value_is(v, TAG_NIL);
+  return true;
+}
+
+static bool arg_axes(qn_vm *vm, const char *name, qn_value v) {
+  bool good = true;
+  if (!tree_each(vm, v, axes_leaf, &good)) return false;
+  if (good) return true;
+  text_buf t;
+  text_init(&t, vm);
+  text_addf(&t, "vmap: %s is an int, nil, or a list or record of these, not ", name);
+  text_kind(&t, v);
+  raise_text(vm, E_argument, SPAN_NONE, &t);
+  return false;
+}
+
+qn_value builtin_vmap(qn_vm *vm, const qn_value *args) {
+  if (!arg_fn(vm, "vmap", args[0]) || !arg_axes(vm, "in_axes", args[1]) || !arg_axes(vm, "out_axes", args[2]))
+    return value_error();
+  return transform_new(vm, TRANSFORM_VMAP, args, 3);
+}
+
 qn_value builtin_nojit(qn_vm *vm, const qn_value *args) {
   return arg_fn(vm, "nojit", args[0]) ? transform_new(vm, TRANSFORM_NOJIT, args, 1) : value_error();
 }

@@ -12,6 +12,7 @@
  * Capture. A recording begun by rec_call also captures: it becomes a compiled entry unless rec_break gives a reason. After a
  * break the call goes on in plain eager execution, unless a gradient is in progress: that needs its graph to the end.
  */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -45,6 +46,7 @@ struct recording *rec_begin(qn_vm *vm, bool capture) {
   r->device = vm->device;
   r->done = 1;
   r->capturing = capture;
+  r->active = value_nil();
   vm->rec = r;
   jit_of(vm)->recordings++;
   return r;
@@ -127,6 +129,8 @@ void rec_free(struct recording *r) {
   mem_free(vm, r->observed, r->observed_cap * sizeof *r->observed);
   regions_cut(vm, &r->regions, 0);
   mem_free(vm, r->regions.list, r->regions.cap * sizeof *r->regions.list);
+  mem_free(vm, r->checks, r->checks_cap * sizeof *r->checks);
+  value_release(vm, r->active);
   pattern_free(vm, &r->pattern);
   if (r->g) graph_free(r->g);
   mem_free(vm, r, sizeof *r);
@@ -333,10 +337,16 @@ static bool node_has_value(const struct recording *r, uint32_t i) {
   return value_is(v, TAG_ARRAY) ? !array_pending(value_array(v)) : !value_is(v, TAG_UNSET);
 }
 
+/* Something needs node j: if it has been passed over or has gone since, the walk must reach down to it. */
+static void need(const struct recording *r, uint32_t j, uint8_t *needed, uint32_t *from) {
+  needed[j] = 1;
+  if (j < *from && r->g->nodes[j].kind == NODE_OP && !node_has_value(r, j)) *from = j;
+}
+
 bool rec_run_pending(struct recording *r) {
   qn_vm *vm = r->vm;
   const graph *g = r->g;
-  if (!rec_room(r)) return false;
+  if (!lanes_advance(r) || !rec_room(r)) return false;
   uint32_t n = g->n, from = r->reopened ? 1 : r->done;
   if (from >= n) return true;
   /* uses[i]: how many needed pending nodes read node i; UINT32_MAX/2 bias marks "needed" */
@@ -347,16 +357,24 @@ bool rec_run_pending(struct recording *r) {
     if (uses) mem_free(vm, uses, bytes);
     return false;
   }
+  uint32_t from_held = from;
   struct recording *active = vm->rec;
   vm->rec = NULL; /* the executor runs eagerly */
+  /* Lanes are not executed: those that are held are their counterparts, which stay. */
+  for (uint32_t i = 1; i < n && r->lanes; i++) {
+    if (!held(r, i) || !lanes_whole(r, i)) continue;
+    uint32_t whole = lanes_outermost(r, i);
+    uses[whole]++;
+    need(r, whole, needed, &from);
+  }
   for (uint32_t i = n - 1; i >= from; i--) {
     const graph_node *node = &g->nodes[i];
-    if (node->kind != NODE_OP || node_has_value(r, i)) continue;
-    if (!needed[i] && !held(r, i) && (i < r->done || !graph_fallible(g, i))) continue;
+    if (node->kind != NODE_OP || node_has_value(r, i) || (r->lanes && lanes_whole(r, i))) continue;
+    if (!needed[i] && (i < from_held || !held(r, i)) && (i < r->done || !graph_fallible(g, i))) continue;
     needed[i] = 1;
     for (int k = 0; k < node->nin; k++) {
       uses[node->in[k]]++;
-      needed[node->in[k]] = 1;
+      need(r, node->in[k], needed, &from);
     }
   }
   bool ok = true;
@@ -364,7 +382,10 @@ bool rec_run_pending(struct recording *r) {
     const graph_node *node = &g->nodes[i];
     if (node->kind != NODE_OP || !needed[i] || node_has_value(r, i)) continue;
     ok = run_node(r, i);
-    if (!ok) break;
+    if (!ok) {
+      lanes_blame(r, i);
+      break;
+    }
     for (int k = 0; k < node->nin; k++) {
       uint32_t j = node->in[k];
       if (--uses[j] == 0 && !r->grads && g->nodes[j].kind == NODE_OP && value_is(r->vals[j], TAG_ARRAY) &&
@@ -385,14 +406,38 @@ bool rec_run_pending(struct recording *r) {
 
 bool rec_break(struct recording *r, break_reason why, const char *text) {
   rec_stop_capture(r, why, text);
-  if (r->grads) return rec_run_pending(r);
+  if (r->grads || r->lanes) return rec_run_pending(r);
   return rec_end(r);
+}
+
+qn_value rec_computed(struct recording *r, uint32_t node) {
+  qn_vm *vm = r->vm;
+  size_t bytes = node + 1;
+  uint8_t *needed = mem_zalloc(vm, bytes);
+  if (!needed) return value_error();
+  bool ok = true;
+  needed[node] = 1;
+  for (uint32_t i = node; i > 0; i--) {
+    const graph_node *n = &r->g->nodes[i];
+    for (int k = 0; needed[i] && n->kind == NODE_OP && !node_has_value(r, i) && k < n->nin; k++) needed[n->in[k]] = 1;
+  }
+  for (uint32_t i = 1; i <= node && ok; i++) {
+    if (!needed[i] || node_has_value(r, i)) continue;
+    const graph_node *n = &r->g->nodes[i];
+    ok = n->kind == NODE_CONST ? load_const(r, i) : n->kind == NODE_OP && run_node(r, i);
+  }
+  mem_free(vm, needed, bytes);
+  return ok ? plain(value_retain(r->vals[node])) : value_error();
 }
 
 /* hooks.force: somebody needs the data of a pending array. */
 static bool rec_force(qn_vm *vm, qn_array *a) {
   struct recording *r = vm->rec;
   if (r && rec_traced(r, value_obj(TAG_ARRAY, a))) {
+    if (rec_is_lane(vm, value_obj(TAG_ARRAY, a))) {
+      lanes_raise_read(r, value_obj(TAG_ARRAY, a));
+      return false;
+    }
     if (!rec_break(r, BREAK_host_read, NULL)) return false;
     if (!array_pending(a)) return true;
   }
@@ -412,6 +457,21 @@ qn_value rec_raise_refusal(struct recording *r, uint32_t node, const op_refusal 
  * the number is the gradient by a host number: that is computed now, the graph goes on, and only who observes it reads. */
 static bool eval_weak(struct recording *r, uint32_t node) {
   qn_vm *vm = r->vm;
+  if (r->lanes) {
+    if (!lanes_advance(r) || !rec_room(r)) return false;
+    const graph_node *n = &r->g->nodes[node];
+    if (lanes_whole(r, node)) {
+      bool read = n->kind == NODE_OP && n->op == OP_cast && !r->g->nodes[n->in[0]].type.weak && !r->handing_grads;
+      if (!read) { /* only the node counts */
+        r->vals[node] = n->type.dtype == QN_bool ? value_bool(false) : value_float(NAN);
+        return true;
+      }
+      qn_value lane = rec_value_of(r, n->in[0]);
+      if (!value_is_error(lane)) lanes_raise_read(r, lane);
+      value_release(vm, lane);
+      return false;
+    }
+  }
   size_t bytes = node + 1;
   uint8_t *need = mem_zalloc(vm, bytes);
   if (!need) return false;
@@ -472,6 +532,13 @@ static qn_value apply_data_shaped(struct recording *r, op_id op, const qn_value 
                                   const uint32_t *nodes) {
   qn_vm *vm = r->vm;
   uint32_t site = rec_site(r);
+  for (int k = 0; k < nin; k++)
+    if (lanes_whole(r, nodes[k]))
+      return raise(vm, E_not_batched, SPAN_NONE,
+                   op == OP_compress
+                       ? "vmap: x[mask] would have another size in each lane; use where(mask, x, 0), which keeps the size"
+                       : "vmap: %s would give another number of elements in each lane",
+                   op_rows[op].name);
   if (!rec_break(r, BREAK_shape_of_data, op_rows[op].name)) return value_error();
   struct recording *active = vm->rec;
   vm->rec = NULL;
@@ -542,6 +609,7 @@ static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int
       if (!error_pending(vm)) raise_memory(vm);
       return value_error();
     }
+    if (!lanes_advance(r)) return value_error();
     return value_traced(out, r->base + node);
   }
   int device = -1;
@@ -605,6 +673,7 @@ static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int
     raise_memory(vm);
     goto done;
   }
+  if (!lanes_advance(r)) goto done;
   out = rec_value_of(r, node);
   if (value_is_error(out)) goto done;
   if (!rec_appended(r)) {
@@ -620,7 +689,13 @@ qn_value op_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_att
   static const op_attr none;
   if (!attr) attr = &none;
   if (__builtin_expect(vm->rec == NULL, 1)) return eager_apply(vm, op, in, nin, attr);
-  return rec_apply(vm->rec, op, in, nin, attr);
+  qn_value safe[LANES_GUARDED];
+  int guarded = lanes_guard(vm->rec, op, in, nin, attr, safe);
+  if (guarded == 0) return rec_apply(vm->rec, op, in, nin, attr);
+  if (guarded < 0) return value_error();
+  qn_value out = rec_apply(vm->rec, op, safe, nin, attr);
+  for (int k = 0; k < nin; k++) value_release(vm, safe[k]);
+  return out;
 }
 
 /* ---- observations ------------------------------------------------------------------------------------------------------------------------ */
@@ -630,6 +705,7 @@ qn_value rec_observe(qn_vm *vm, qn_value v) {
   if (!value_is_scalar(v)) return v;
   uint32_t node = r ? rec_traced(r, v) : 0;
   if (!node) return plain(v);
+  if (lanes_whole(r, node)) return lanes_raise_read(r, v);
   if (r->capturing) {
     for (uint32_t i = 0; i < r->nobserved; i++)
       if (r->observed[i].node == node) return plain(v);
@@ -669,6 +745,11 @@ int rec_truth(qn_vm *vm, qn_value v, span at) {
   }
   if (value_is(v, TAG_ARRAY) && value_array(v)->dtype == QN_bool && value_array(v)->size == 1) {
     qn_array *a = value_array(v);
+    if (vm->rec && rec_is_lane(vm, v)) {
+      lanes_raise_read(vm->rec, v);
+      raise_at(vm, at);
+      return -1;
+    }
     if (vm->rec && rec_traced(vm->rec, v)) {
       vm->rec->at = at;
       if (!rec_break(vm->rec, BREAK_branch, NULL)) return -1;
@@ -696,12 +777,6 @@ int rec_truth(qn_vm *vm, qn_value v, span at) {
 
 /* ---- control flow and effects --------------------------------------------------------------------------------------------------------------- */
 
-rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm otherwise, rec_slots assigned,
-                  qn_value *result) {
-  (void)vm, (void)at, (void)predicate, (void)then, (void)otherwise, (void)assigned, (void)result;
-  return REC_NOT_YET;
-}
-
 rec_answer rec_loop(qn_vm *vm, const rec_loop_site *site) {
   (void)vm, (void)site;
   return REC_UNROLL;
@@ -718,8 +793,8 @@ void rec_try_end(qn_vm *vm) {
   if (vm->rec && vm->rec->tries) vm->rec->tries--;
 }
 
-bool rec_effect(qn_vm *vm, const builtin_def *def, const qn_value *args, int nargs) {
-  (void)args, (void)nargs;
+bool rec_effect(qn_vm *vm, const builtin_def *def, qn_value *args, int nargs) {
+  if (!lanes_effect(vm->rec, def, args, nargs)) return false;
   return rec_break(vm->rec, BREAK_effect, def->name);
 }
 

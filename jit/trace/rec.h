@@ -3,8 +3,10 @@
  *
  * What the interpreter does
  *   calls        rec_call around every call of a user function whose anchor asks for it (anchor_wants)
- *   branches     rec_truth for the test of if, while, and, or, not
+ *   branches     rec_if for a traced condition, else rec_truth for the test of if, while, and, or, not
  *   loops        rec_loop at loop headers; `for` over a range observes its bounds (rec_int)
+ *   lanes        while rec_lanes(vm): rec_frame_enter .. rec_call_leave around the body of every user function, rec_frame_enter,
+ *                rec_loop_test, rec_loop_next .. rec_loop_leave around loops; rec_try_catches before a handler runs
  *   try          rec_try_begin / rec_try_end around a body
  *   globals      rec_global when it reads a global while recording; captured values likewise (rec_capture)
  *   places       rec_at before it evaluates an operation while recording, so that nodes know where they come from
@@ -96,17 +98,26 @@ QN_MUST_CHECK int rec_truth(qn_vm *vm, qn_value v, span at);
 
 /* A branch whose predicate is traced. Answers: the interpreter evaluates normally (after rec_truth), or both arms became a
  * region and the assigned slots and *result are set. */
-typedef enum rec_answer { REC_NOT_YET, REC_DONE, REC_UNROLL, REC_FAILED } rec_answer;
+typedef enum rec_answer {
+  REC_NOT_YET,
+  REC_DONE,
+  REC_LEFT, /* the same, and nobody goes on behind the branch: the interpreter leaves as by a return of nil */
+  REC_UNROLL,
+  REC_FAILED
+} rec_answer;
+/* How an arm or a body ends. */
+typedef enum rec_exit { REC_VALUE, REC_BREAK, REC_CONTINUE, REC_RETURN, REC_ERROR } rec_exit;
 typedef struct rec_arm {
-  qn_value (*run)(void *ctx);
+  qn_value (*run)(void *ctx, rec_exit *how); /* owned: its value, or what it returns; nil for the others */
   void *ctx;
 } rec_arm;
 typedef struct rec_slots {
   qn_value **slots;
   int n;
 } rec_slots; /* outer slots that the site may rebind */
+/* `used`: somebody looks at the value. */
 QN_MUST_CHECK rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm otherwise,
-                                rec_slots assigned, qn_value *result);
+                                rec_slots assigned, bool used, qn_value *result);
 /* A loop: REC_UNROLL means "run it as usual, its ops are appended"; REC_DONE: it became a region. */
 typedef struct rec_loop_site {
   jit_anchor *anchor; /* of the header */
@@ -124,7 +135,41 @@ QN_MUST_CHECK bool rec_const(qn_vm *vm, qn_array *a);
 QN_MUST_CHECK bool rec_try_begin(qn_vm *vm);
 void rec_try_end(qn_vm *vm);
 /* Before an effect (a builtin that is no PURE or HIGHER one): pending fallible work finishes first. */
-QN_MUST_CHECK bool rec_effect(qn_vm *vm, const builtin_def *def, const qn_value *args, int nargs);
+/* The arguments (owned by the caller) are then what the effect sees: all lanes of a vmap. */
+QN_MUST_CHECK bool rec_effect(qn_vm *vm, const builtin_def *def, qn_value *args, int nargs);
+
+/* ---- lanes of a vmap in progress (flow.c) ------------------------------------------------------------------------------------- */
+
+bool rec_lanes(const qn_vm *vm);
+/* Does this array or number differ from lane to lane? */
+bool rec_is_lane(const qn_vm *vm, qn_value v);
+/* A user function's body or a loop in progress, on the C stack of whoever runs it; lanes that leave early wait here. */
+typedef struct rec_frame {
+  struct rec_frame *outer;
+  rec_slots slots; /* of a loop: what it may rebind */
+  bool loop;
+  bool parted;          /* lanes have left it for further out */
+  qn_value entry;       /* the lanes at work when it began */
+  qn_value gone, *left; /* the lanes that have left it; the values they left with */
+  qn_value again, *kept; /* of a loop: those that wait for the next turn */
+} rec_frame;
+void rec_frame_enter(qn_vm *vm, rec_frame *f, bool loop, rec_slots slots);
+/* The function's result for all lanes, from that of those that came to its end. Takes over `v`, which may be the error value. */
+QN_MUST_CHECK qn_value rec_call_leave(qn_vm *vm, rec_frame *f, qn_value v);
+/* Does a loop with this condition go on? `truth`: of a condition that is the same in all lanes. 1; 0; -1 with an error raised; -2: it is
+ * no condition. */
+QN_MUST_CHECK int rec_loop_test(qn_vm *vm, rec_frame *f, qn_value condition, int truth);
+/* After a body, which ended so; takes over what it returned. Does the loop go on? 1; 0: no lane does; -1: an error. */
+QN_MUST_CHECK int rec_loop_next(qn_vm *vm, rec_frame *f, rec_exit how, qn_value v);
+/* The loop is over; `ok`: without an error. As rec_if: REC_DONE, REC_LEFT or REC_FAILED. */
+QN_MUST_CHECK rec_answer rec_loop_leave(qn_vm *vm, rec_frame *f, bool ok);
+/* May a handler see the pending error? Not if it is one of single lanes. */
+bool rec_try_catches(const qn_vm *vm);
+/* Is a condition that differs from lane to lane true in all that are at work? 1; 0, and from then on those where it is not are at
+ * work: the caller raises; -1 with an error raised. */
+QN_MUST_CHECK int rec_all_lanes(qn_vm *vm, qn_value condition);
+/* The pending error is one of the lanes at work: names the first. */
+void rec_blame_lanes(qn_vm *vm);
 
 /* What became of all functions that were called with arrays, as text: compiled shapes with their kernels, what stays eager and why.
  * Waits for plans that are being made; false when that was interrupted (raised). */
@@ -155,7 +200,8 @@ typedef enum transform_kind {
   TRANSFORM_CHECKPOINT,
   TRANSFORM_VJP,
   TRANSFORM_JVP,
-  TRANSFORM_CUSTOM_GRAD
+  TRANSFORM_CUSTOM_GRAD,
+  TRANSFORM_VMAP
 } transform_kind;
 typedef struct transform_def {
   transform_kind kind;
@@ -163,7 +209,8 @@ typedef struct transform_def {
 } transform_def;
 extern const transform_def transform_defs[];
 /* captures: GRAD, VALUE_AND_GRAD: fn, wrt (int or list of ints), aux (bool). JIT: fn, options record. NOJIT, CHECKPOINT: fn.
- * VJP: fn; its call gives (y, pullback). JVP: fn; called on the arguments and as many tangents. CUSTOM_GRAD: fn, backward. */
+ * VJP: fn; its call gives (y, pullback). JVP: fn; called on the arguments and as many tangents. CUSTOM_GRAD: fn, backward.
+ * VMAP: fn, in_axes, out_axes. */
 QN_MUST_CHECK qn_value transform_new(qn_vm *vm, transform_kind kind, const qn_value *captures, int n);
 QN_MUST_CHECK qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs,
                                       span at);

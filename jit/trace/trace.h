@@ -8,6 +8,8 @@
  *   differentiate.c  grad, value_and_grad, vjp, jvp, checkpoint, custom_grad
  *   companion.c trees that must look like another one: cotangents, tangents, gradients
  *   body.c      graphs as function values: cut out of a recording, called
+ *   lanes.c     vmap
+ *   flow.c      control flow that differs between the lanes of a vmap
  *   explain.c   explain, graph, code
  *   backend.c   where jit(f, backend: "gpu") runs
  *   report.c    what became of a program's functions, as text
@@ -20,6 +22,7 @@
 #include "jit/cpu/compile.h"
 #include "jit/cpu/eager.h"
 #include "jit/cpu/run.h"
+#include "jit/graph/batch.h"
 #include "jit/trace/rec.h"
 
 typedef enum break_reason {
@@ -80,6 +83,11 @@ typedef struct region_list {
   graph_region *list;
   uint32_t n, cap;
 } region_list;
+/* A vmap in progress. */
+struct lanes {
+  struct lanes *outer;
+  graph_batch batch;
+};
 
 struct recording {
   qn_vm *vm;
@@ -123,6 +131,15 @@ struct recording {
     qn_value value;
   } * observed; /* guards on host scalars */
   uint32_t nobserved, observed_cap;
+  /* vmap */
+  struct lanes *lanes;      /* the innermost one in progress */
+  uint32_t lanes_seen;      /* nodes below have their counterparts, where they differ from lane to lane */
+  bool lanes_failed;        /* the pending error is one of single lanes */
+  qn_value active;          /* the lanes at work: nil all, unset none, or a bool that differs from lane to lane */
+  struct rec_frame *frames; /* functions and loops in progress, the innermost first */
+  int arms;                 /* arms of branches in progress */
+  struct lane_check *checks; /* fallible ops of lanes, for their errors */
+  uint32_t nchecks, checks_cap;
   /* random numbers: inputs made on demand */
   uint32_t draw_input, key_inputs[2]; /* nodes; 0: none yet */
   uint64_t draw_start, ndraws;
@@ -283,6 +300,8 @@ QN_MUST_CHECK bool rec_room(struct recording *r);
 /* The value for a node that was appended directly: a pending array, or a host scalar computed now. Owned. */
 QN_MUST_CHECK qn_value rec_value_of(struct recording *r, uint32_t node);
 qn_value rec_raise_refusal(struct recording *r, uint32_t node, const op_refusal *why);
+/* The value of a node (owned), computed from the inputs if it has gone. Called where nothing is being recorded. */
+QN_MUST_CHECK qn_value rec_computed(struct recording *r, uint32_t node);
 
 /* ---- pattern.c --------------------------------------------------------------------------------------------------------------------- */
 
@@ -451,6 +470,32 @@ void log_compiled(qn_vm *vm, const compile_task *t);
 void log_copy(qn_vm *vm, const char *name, const entry *e, uint32_t input);
 
 /* ---- transform.c ------------------------------------------------------------------------------------------------------------------------ */
+
+/* ---- lanes.c --------------------------------------------------------------------------------------------------------------------------- */
+
+/* The call of a vmap; site->args: the positional arguments, then the keywords (a record or nil). */
+QN_MUST_CHECK qn_value lanes_call(qn_vm *vm, const rec_call_site *site);
+/* Appends the counterparts of what was recorded since. False with an error raised: memory is short, or something cannot be done in
+ * all lanes at once. */
+QN_MUST_CHECK bool lanes_advance(struct recording *r);
+/* The counterpart of a node at the innermost level where it has one, after lanes_advance; 0: it is the same in all lanes. */
+uint32_t lanes_whole(const struct recording *r, uint32_t node);
+/* Its counterpart for all lanes of all levels; itself if it has none. */
+uint32_t lanes_outermost(const struct recording *r, uint32_t node);
+qn_value lanes_raise_read(struct recording *r, qn_value v);
+/* Node i has failed: if it is the counterpart of an op of lanes, the pending error names the first lane that fails. */
+void lanes_blame(struct recording *r, uint32_t node);
+/* Names the first lane of a mask in the pending error. 1; 0: there is none, and the error is gone; -1: another error came first. */
+int lanes_name_first(struct recording *r, qn_value mask);
+
+/* ---- flow.c ------------------------------------------------------------------------------------------------------------------------------ */
+
+enum { LANES_GUARDED = ARRAY_MAX_RANK + 3 }; /* operands that a fallible op has at most */
+/* Gives an op that may fail operands that cannot fail in lanes that are not at work. Their number; then safe[0..nin) are all
+ * operands, owned. -1 with an error raised. */
+QN_MUST_CHECK int lanes_guard(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr, qn_value *safe);
+/* Before an effect: its arguments become those of all lanes. False with an error raised, which nobody sees if no lane is at work. */
+QN_MUST_CHECK bool lanes_effect(struct recording *r, const builtin_def *def, qn_value *args, int nargs);
 
 /* The anchor where entries of this function value hang; NULL for builtins and for chains of too many transforms, and with an
  * error raised when there is no memory for it. */

@@ -17,6 +17,7 @@ const transform_def transform_defs[] = {
     [TRANSFORM_VJP] = {TRANSFORM_VJP, "vjp"},
     [TRANSFORM_JVP] = {TRANSFORM_JVP, "jvp"},
     [TRANSFORM_CUSTOM_GRAD] = {TRANSFORM_CUSTOM_GRAD, "custom_grad"},
+    [TRANSFORM_VMAP] = {TRANSFORM_VMAP, "vmap"},
 };
 
 qn_value transform_new(qn_vm *vm, transform_kind kind, const qn_value *captures, int n) {
@@ -92,6 +93,11 @@ static qn_value region_run(void *ctx) {
   return c->vm->rec ? region_call(c->vm->rec, &c->site) : inner_run(ctx);
 }
 
+static qn_value vmap_run(void *ctx) {
+  transform_site *c = ctx;
+  return lanes_call(c->vm, &c->site);
+}
+
 static bool option_is(qn_vm *vm, qn_value options, const char *name, qn_value *out) {
   (void)vm;
   if (!value_is(options, TAG_RECORD)) return false;
@@ -132,6 +138,7 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
   qn_value (*run)(void *) = differentiate_run;
   if (def->kind == TRANSFORM_JIT || def->kind == TRANSFORM_NOJIT) run = inner_run;
   if (def->kind == TRANSFORM_CHECKPOINT || def->kind == TRANSFORM_CUSTOM_GRAD) run = region_run;
+  if (def->kind == TRANSFORM_VMAP) run = vmap_run;
   c.site.run = run;
   c.site.at = at;
   qn_value result;

@@ -1,0 +1,576 @@
+/* Control flow that differs from lane to lane.
+ *
+ * Inside a vmap a condition may be true in some lanes and false in others. Both arms of an `if` run then, each for its lanes, and
+ * what they assign and give is selected; a `while` goes on until no lane's condition holds. recording.active says which lanes are at
+ * work: nil all of them, unset none, else a bool of each lane.
+ *
+ * Leaving early. Lanes that return, break or continue in an arm wait in the frame (rec_frame) of the call or loop that they leave,
+ * with the values that they left with, while the others go on; at its end the values are selected. Where no lane goes on, the
+ * rest of the statements is skipped by the interpreter's own signal.
+ *
+ * Errors count for lanes that are at work. What may fail on data is given operands that cannot fail in the other lanes
+ * (lanes_guard). An error of the interpreter itself in an arm makes the recorder look whether any lane is there: if not, the error
+ * has not happened. So does an effect. Looking reads data, which ends the capture, but not the call. Where arms nest deep
+ * (recursion), it is looked before an arm is run at all.
+ *
+ * Selected numbers. Host floats that differ between lanes stay host floats: the number has a node, which stands for the lanes' f64
+ * numbers, and its concrete value means nothing. Ints and bools become arrays, as where(...) makes them.
+ */
+#include <string.h>
+
+#include "jit/trace/trace.h"
+
+enum { ARMS_BLIND = 6 }; /* arms within arms that are run without looking whether any lane takes them */
+
+/* ---- masks --------------------------------------------------------------------------------------------------------------- */
+
+static bool is_none(qn_value mask) { return value_is(mask, TAG_UNSET); }
+static bool is_all(qn_value mask) { return value_is(mask, TAG_NIL); }
+static bool same_mask(qn_value a, qn_value b) { return a.head == b.head && a.u.p == b.u.p; }
+
+/* Replaces a mask; takes over. */
+static void set_mask(qn_vm *vm, qn_value *to, qn_value mask) {
+  qn_value old = *to;
+  *to = mask;
+  value_release(vm, old);
+}
+
+/* These borrow and give owned masks, or the error value. */
+static qn_value mask_and(qn_vm *vm, qn_value a, qn_value b) {
+  if (is_none(a) || is_all(b)) return value_retain(a);
+  if (is_none(b) || is_all(a)) return value_retain(b);
+  qn_value in[2] = {a, b};
+  return op_apply(vm, OP_bitand, in, 2, NULL);
+}
+
+static qn_value mask_or(qn_vm *vm, qn_value a, qn_value b) {
+  if (is_none(b) || is_all(a) || same_mask(a, b)) return value_retain(a);
+  if (is_none(a) || is_all(b)) return value_retain(b);
+  qn_value in[2] = {a, b};
+  return op_apply(vm, OP_bitor, in, 2, NULL);
+}
+
+/* A condition as a bool of rank 0 (owned); unset if it is none. */
+static qn_value predicate_of(qn_vm *vm, qn_value v) {
+  if (value_is(v, TAG_BOOL)) return op_apply(vm, OP_fit, &v, 1, &(op_attr){.dtype = QN_bool});
+  if (!value_is(v, TAG_ARRAY) || value_array(v)->dtype != QN_bool || value_array(v)->size != 1) return value_unset();
+  return value_array(v)->rank ? op_apply(vm, OP_reshape, &v, 1, &(op_attr){.n = 0}) : value_retain(v);
+}
+
+/* The mask as the levels outside of the innermost one have it: lanes any of whose inner lanes are at work. Takes over. */
+static qn_value any_inner(qn_vm *vm, const struct lanes *l, qn_value mask) {
+  struct recording *r = vm->rec;
+  uint32_t node = value_is(mask, TAG_ARRAY) ? rec_traced(r, mask) : 0;
+  uint32_t whole = node ? batch_whole(&l->batch, node) : 0;
+  if (!whole) return mask;
+  value_release(vm, mask);
+  qn_value all = rec_value_of(r, whole);
+  if (value_is_error(all)) return all;
+  qn_value out = op_apply(vm, OP_any, &all, 1, &(op_attr){.axes = 1});
+  value_release(vm, all);
+  return out;
+}
+
+/* Is any lane of the mask at work? Reads data. 1, 0, or -1 with an error raised. */
+static int any_lane(qn_vm *vm, qn_value mask) {
+  struct recording *r = vm->rec;
+  if (!value_is(mask, TAG_ARRAY)) return is_all(mask);
+  qn_value any = value_retain(mask), number;
+  for (const struct lanes *l = r->lanes; l && !value_is_error(any); l = l->outer) any = any_inner(vm, l, any);
+  if (value_is_error(any)) return -1;
+  bool ok = rec_break(r, BREAK_branch, NULL) && array_item(vm, value_array(any), 0, &number);
+  value_release(vm, any);
+  return ok ? number.u.i != 0 : -1;
+}
+
+/* ---- selecting ------------------------------------------------------------------------------------------------------------- */
+
+/* What differs in the values that lanes come with. */
+static qn_value raise_select(qn_vm *vm, qn_value a, qn_value b) {
+  text_buf t;
+  text_init(&t, vm);
+  text_adds(&t, "vmap: lanes take different ways here and come out with ");
+  text_kind(&t, a);
+  text_adds(&t, " and ");
+  text_kind(&t, b);
+  text_adds(&t, "; a value must have one shape and dtype in all lanes");
+  return raise_text(vm, E_not_batched, SPAN_NONE, &t);
+}
+
+static bool same_value(qn_value a, qn_value b) {
+  if ((a.head & 0xff) != (b.head & 0xff)) return false;
+  if (value_is_scalar(a)) return a.head == b.head && a.u.i == b.u.i;
+  if (value_is(a, TAG_STR)) return str_equal(value_str(a), value_str(b));
+  return value_is(a, TAG_NIL) || value_is(a, TAG_UNSET) || a.u.i == b.u.i;
+}
+
+/* where(mask, a, b) of two host floats as a host float. */
+static qn_value select_floats(qn_vm *vm, qn_value mask, qn_value a, qn_value b) {
+  struct recording *r = vm->rec;
+  op_attr f64 = {.dtype = QN_f64}, weak = {.dtype = QN_f64, .flags = ATTR_WEAK};
+  qn_value in[3] = {mask, op_apply(vm, OP_cast, &a, 1, &f64), value_error()}, out = value_error();
+  if (!value_is_error(in[1])) in[2] = op_apply(vm, OP_cast, &b, 1, &f64);
+  if (!value_is_error(in[2])) out = op_apply(vm, OP_where, in, 3, NULL);
+  value_release(vm, in[1]);
+  value_release(vm, in[2]);
+  if (value_is_error(out)) return out;
+  qn_value array = out;
+  bool handing = r->handing_grads;
+  r->handing_grads = true; /* the number is made, not read */
+  out = op_apply(vm, OP_cast, &array, 1, &weak);
+  r->handing_grads = handing;
+  value_release(vm, array);
+  return out;
+}
+
+static qn_value select_leaf(qn_vm *vm, qn_value mask, qn_value a, qn_value b) {
+  bool array_a = value_is(a, TAG_ARRAY), array_b = value_is(b, TAG_ARRAY);
+  if (!(array_a || value_is_scalar(a)) || !(array_b || value_is_scalar(b))) return raise_select(vm, a, b);
+  if (value_is(a, TAG_FLOAT) && value_is(b, TAG_FLOAT)) return select_floats(vm, mask, a, b);
+  if (array_a && array_b) {
+    const qn_array *x = value_array(a), *y = value_array(b);
+    if (x->dtype != y->dtype || !shape_equal(x, y)) return raise_select(vm, a, b);
+  } else if ((array_a && value_array(a)->rank) || (array_b && value_array(b)->rank) ||
+             (!array_a && !array_b && value_tag_of(a) != value_tag_of(b))) {
+    return raise_select(vm, a, b);
+  }
+  qn_value in[3] = {mask, a, b}, out = op_apply(vm, OP_where, in, 3, NULL);
+  if (value_is_error(out) || array_a == array_b) return out;
+  if (value_array(out)->dtype == value_array(array_a ? a : b)->dtype) return out;
+  value_release(vm, out);
+  return raise_select(vm, a, b);
+}
+
+/* `a` in the lanes of the mask, `b` in the others; borrows, owned result. */
+static qn_value select_value(qn_vm *vm, qn_value mask, qn_value a, qn_value b) {
+  if (!vm_enter(vm, 0)) return value_error();
+  if (is_all(mask) || same_value(a, b)) return value_retain(a);
+  if (is_none(mask)) return value_retain(b);
+  bool list = value_is(a, TAG_LIST) && value_is(b, TAG_LIST), record = value_is(a, TAG_RECORD) && value_is(b, TAG_RECORD);
+  if (!list && !record) return select_leaf(vm, mask, a, b);
+  uint32_t n = list ? value_list(a)->len : value_record(a)->len;
+  if (n != (list ? value_list(b)->len : value_record(b)->len)) return raise_select(vm, a, b);
+  const qn_value *x = list ? value_list(a)->items : value_record(a)->items;
+  const qn_value *y = list ? value_list(b)->items : value_record(b)->items;
+  void *copy = list ? (void *)list_new(vm, n) : (void *)record_like(vm, value_record(a));
+  if (!copy) return value_error();
+  qn_value out = value_obj(list ? TAG_LIST : TAG_RECORD, copy);
+  qn_value *to = list ? value_list(out)->items : value_record(out)->items;
+  for (uint32_t i = 0; i < n; i++) {
+    int at = list ? (int)i : record_find(value_record(b), record_name(value_record(a), i));
+    qn_value v = at < 0 ? raise_select(vm, a, b) : select_value(vm, mask, x[i], y[at]);
+    if (value_is_error(v)) {
+      value_release(vm, out);
+      return v;
+    }
+    to[i] = v;
+  }
+  return out;
+}
+
+static void set_slot(qn_vm *vm, qn_value *slot, qn_value v) {
+  qn_value old = *slot;
+  *slot = v;
+  value_release(vm, old);
+}
+
+/* ---- operands that cannot fail ------------------------------------------------------------------------------------------------ */
+
+/* Which operands of an op make it fail on data, and the number that never does. */
+static bool may_fail(op_id op, const qn_value *in, int nin, int k, int64_t *harmless) {
+  bool ints = true;
+  for (int i = 0; i < nin; i++)
+    ints &= !value_is(in[i], TAG_FLOAT) && !(value_is(in[i], TAG_ARRAY) && dtype_is_float((qn_dtype)value_array(in[i])->dtype));
+  *harmless = 0;
+  switch ((op_raises)op_rows[op].raises) {
+  case RAISES_int_div: *harmless = 1; return ints && k == 1 && !(value_is(in[1], TAG_INT) && in[1].u.i);
+  case RAISES_int_pow: return ints && k == 1 && !(value_is(in[1], TAG_INT) && in[1].u.i >= 0);
+  case RAISES_shift: return k == 1;
+  case RAISES_bounds: return op_operand_role(op, k, nin) == ROLE_INDEX;
+  case RAISES_to_int: return op == OP_cast && !ints;
+  default: return false;
+  }
+}
+
+int lanes_guard(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr, qn_value *safe) {
+  qn_vm *vm = r->vm;
+  int guarded = 0;
+  int64_t harmless;
+  if (!r->lanes || !value_is(r->active, TAG_ARRAY) || op_rows[op].raises == RAISES_never || nin > LANES_GUARDED) return 0;
+  if (op == OP_cast && !dtype_is_int((qn_dtype)attr->dtype)) return 0;
+  bool any = false;
+  for (int k = 0; k < nin && !any; k++) any = may_fail(op, in, nin, k, &harmless);
+  if (!any) return 0;
+  /* What all lanes share stays so: it is safe if no lane is at work. */
+  qn_value mask = value_retain(r->active);
+  for (const struct lanes *l = r->lanes; l && !value_is_error(mask); l = l->outer) {
+    bool lane = false;
+    for (int k = 0; k < nin && !lane; k++) {
+      uint32_t node = value_is(in[k], TAG_ARRAY) || value_is_scalar(in[k]) ? rec_traced(r, in[k]) : 0;
+      lane = node && batch_whole(&l->batch, node);
+    }
+    if (lane) break;
+    mask = any_inner(vm, l, mask);
+  }
+  for (int k = 0; k < nin; k++) safe[k] = value_nil();
+  bool ok = !value_is_error(mask);
+  for (int k = 0; k < nin && ok; k++) {
+    safe[k] = value_retain(in[k]);
+    if (!may_fail(op, in, nin, k, &harmless)) continue;
+    qn_value three[3] = {mask, in[k], value_int(harmless)}, v = op_apply(vm, OP_where, three, 3, NULL);
+    /* A number beside an array has the array's dtype. */
+    const qn_array *first = value_is(in[0], TAG_ARRAY) ? value_array(in[0]) : NULL;
+    if (!value_is_error(v) && value_is_scalar(in[k]) && first && k == 1 && op_rows[op].klass == CLASS_POINTWISE &&
+        dtype_is_int((qn_dtype)first->dtype)) {
+      qn_value cast = op_apply(vm, OP_cast, &v, 1, &(op_attr){.dtype = first->dtype});
+      value_release(vm, v);
+      v = cast;
+    }
+    ok = !value_is_error(v);
+    value_release(vm, safe[k]);
+    safe[k] = v;
+    guarded++;
+  }
+  value_release(vm, mask);
+  if (ok) return guarded;
+  for (int k = 0; k < nin; k++) value_release(vm, safe[k]);
+  return -1;
+}
+
+/* ---- errors and effects in arms ---------------------------------------------------------------------------------------------------- */
+
+/* An error has come out of code that only the lanes at work run. 1: it stands, 0: no lane was there, it has gone. */
+static int error_counts(qn_vm *vm) {
+  struct recording *r = vm->rec;
+  if (r->lanes_failed || !error_catchable(vm) || is_all(r->active)) return 1;
+  if (is_none(r->active)) {
+    error_clear(vm);
+    return 0;
+  }
+  /* lanes_name_first does not look at levels outside; any lane there is enough. */
+  qn_error_object *e = error_take(vm);
+  int any = any_lane(vm, r->active);
+  if (any <= 0) {
+    error_free(vm, e);
+    return any < 0;
+  }
+  error_put_back(vm, e);
+  r->lanes_failed = true;
+  lanes_name_first(r, r->active);
+  return 1;
+}
+
+/* A lane's value as all lanes'; owned. */
+static qn_value all_lanes(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  qn_vm *vm = ctx;
+  if (!rec_is_lane(vm, v)) return value_retain(v);
+  return rec_value_of(vm->rec, lanes_outermost(vm->rec, rec_traced(vm->rec, v)));
+}
+
+bool lanes_effect(struct recording *r, const builtin_def *def, qn_value *args, int nargs) {
+  qn_vm *vm = r->vm;
+  if (!r->lanes) return true;
+  if (value_is(r->active, TAG_ARRAY)) {
+    int any = any_lane(vm, r->active);
+    if (any == 0) raise(vm, E_not_batched, SPAN_NONE, "no lane comes here"); /* seen by error_counts only */
+    if (any <= 0) return false;
+  }
+  if (def->effect != BUILTIN_TAP && def->effect != BUILTIN_STATE) return true;
+  for (int i = 0; i < nargs; i++) {
+    qn_value all = tree_rebuild(vm, args[i], all_lanes, vm);
+    if (value_is_error(all)) return false;
+    set_slot(vm, &args[i], all);
+  }
+  return true;
+}
+
+int rec_all_lanes(qn_vm *vm, qn_value condition) {
+  struct recording *r = vm->rec;
+  qn_value p = predicate_of(vm, condition), bad = value_error();
+  if (value_is(p, TAG_UNSET)) return rec_truth(vm, condition, SPAN_NONE);
+  if (!value_is_error(p)) bad = op_apply(vm, OP_invert, &p, 1, NULL);
+  value_release(vm, p);
+  if (!value_is_error(bad)) {
+    qn_value here = mask_and(vm, r->active, bad);
+    value_release(vm, bad);
+    bad = here;
+  }
+  int any = value_is_error(bad) ? -1 : any_lane(vm, bad);
+  if (any > 0) {
+    set_mask(vm, &r->active, bad);
+    return 0;
+  }
+  value_release(vm, bad);
+  return any < 0 ? -1 : 1;
+}
+
+void rec_blame_lanes(qn_vm *vm) {
+  struct recording *r = vm->rec;
+  if (!rec_lanes(vm) || !value_is(r->active, TAG_ARRAY)) return;
+  r->lanes_failed = true;
+  if (lanes_name_first(r, r->active) < 0) return;
+}
+
+bool rec_try_catches(const qn_vm *vm) { return !rec_lanes(vm) || !vm->rec->lanes_failed; }
+
+/* ---- frames ---------------------------------------------------------------------------------------------------------------------------- */
+
+void rec_frame_enter(qn_vm *vm, rec_frame *f, bool loop, rec_slots slots) {
+  struct recording *r = vm->rec;
+  *f = (rec_frame){.outer = r->frames, .loop = loop, .slots = slots, .entry = value_retain(r->active), .gone = value_unset(),
+                   .again = value_unset()};
+  r->frames = f;
+}
+
+static uint32_t frame_values(const rec_frame *f) { return f->loop ? (uint32_t)f->slots.n : 1; }
+
+static void free_values(qn_vm *vm, qn_value **values, uint32_t n) {
+  for (uint32_t i = 0; *values && i < n; i++) value_release(vm, (*values)[i]);
+  if (*values) mem_free(vm, *values, n * sizeof **values + 1);
+  *values = NULL;
+}
+
+static void frame_free(qn_vm *vm, rec_frame *f) {
+  vm->rec->frames = f->outer;
+  free_values(vm, &f->left, frame_values(f));
+  free_values(vm, &f->kept, frame_values(f));
+  value_release(vm, f->entry);
+  value_release(vm, f->gone);
+  value_release(vm, f->again);
+}
+
+/* Lanes of `mask` leave with values; `result` is a call's, a loop's are in its slots. */
+static bool leave_with(qn_vm *vm, rec_frame *f, qn_value *who, qn_value **values, qn_value mask, qn_value result) {
+  uint32_t n = frame_values(f);
+  if (!*values) {
+    if (!(*values = mem_alloc(vm, n * sizeof **values + 1))) return false;
+    for (uint32_t i = 0; i < n; i++) (*values)[i] = value_retain(f->loop ? *f->slots.slots[i] : result);
+    set_mask(vm, who, value_retain(mask));
+    return true;
+  }
+  for (uint32_t i = 0; i < n; i++) {
+    qn_value v = select_value(vm, mask, f->loop ? *f->slots.slots[i] : result, (*values)[i]);
+    if (value_is_error(v)) return false;
+    set_slot(vm, &(*values)[i], v);
+  }
+  qn_value both = mask_or(vm, *who, mask);
+  if (value_is_error(both)) return false;
+  set_mask(vm, who, both);
+  return true;
+}
+
+/* The lanes at work leave in the way that a body or arm ended with; `v` (taken over) is what they return. */
+static bool depart(qn_vm *vm, rec_exit how, qn_value v) {
+  struct recording *r = vm->rec;
+  rec_frame *f = r->frames;
+  bool ok = true;
+  if (!is_none(r->active)) {
+    for (; f && how == REC_RETURN && f->loop; f = f->outer) f->parted = true;
+    if (f && how == REC_CONTINUE)
+      ok = leave_with(vm, f, &f->again, &f->kept, r->active, value_nil());
+    else if (f)
+      ok = leave_with(vm, f, &f->gone, &f->left, r->active, v);
+    set_mask(vm, &r->active, value_unset());
+  }
+  value_release(vm, v);
+  return ok;
+}
+
+qn_value rec_call_leave(qn_vm *vm, rec_frame *f, qn_value v) {
+  struct recording *r = vm->rec;
+  if (value_is_error(v) && f->left && !error_counts(vm)) {
+    set_mask(vm, &r->active, value_unset());
+    v = value_nil();
+  }
+  if (!value_is_error(v) && f->left) {
+    qn_value all = is_none(r->active) ? value_retain(f->left[0]) : select_value(vm, f->gone, f->left[0], v);
+    value_release(vm, v);
+    v = all;
+  }
+  if (!value_is_error(v)) set_mask(vm, &r->active, value_retain(f->entry));
+  frame_free(vm, f);
+  return v;
+}
+
+int rec_loop_test(qn_vm *vm, rec_frame *f, qn_value condition, int truth) {
+  struct recording *r = vm->rec;
+  if (rec_is_lane(vm, condition)) {
+    qn_value p = predicate_of(vm, condition), not_p = value_error(), stop = value_error();
+    if (value_is(p, TAG_UNSET)) return -2;
+    if (!value_is_error(p)) not_p = op_apply(vm, OP_invert, &p, 1, NULL);
+    if (!value_is_error(not_p)) stop = mask_and(vm, r->active, not_p);
+    bool ok = !value_is_error(stop) && leave_with(vm, f, &f->gone, &f->left, stop, value_nil());
+    qn_value go = ok ? mask_and(vm, r->active, p) : value_error();
+    value_release(vm, p);
+    value_release(vm, not_p);
+    value_release(vm, stop);
+    if (value_is_error(go)) return -1;
+    set_mask(vm, &r->active, go);
+  } else if (!truth || (!f->left && !f->parted)) {
+    return truth;
+  }
+  int any = any_lane(vm, r->active);
+  if (any == 0) set_mask(vm, &r->active, value_unset());
+  return any;
+}
+
+int rec_loop_next(qn_vm *vm, rec_frame *f, rec_exit how, qn_value v) {
+  struct recording *r = vm->rec;
+  if (how == REC_ERROR) {
+    if (is_all(r->active) || same_mask(r->active, f->entry) || error_counts(vm)) return -1;
+    set_mask(vm, &r->active, value_unset());
+  } else if (how == REC_VALUE) {
+    value_release(vm, v);
+  } else if (!depart(vm, how, v)) {
+    return -1;
+  }
+  if (f->kept) {
+    for (int i = 0; i < f->slots.n; i++) {
+      qn_value all = is_none(r->active) ? value_retain(f->kept[i])
+                                        : select_value(vm, f->again, f->kept[i], *f->slots.slots[i]);
+      if (value_is_error(all)) return -1;
+      set_slot(vm, f->slots.slots[i], all);
+    }
+    qn_value both = mask_or(vm, r->active, f->again);
+    if (value_is_error(both)) return -1;
+    /* Where no lane has left for good these are the lanes that the loop began with. */
+    if (!f->left && !f->parted) {
+      value_release(vm, both);
+      both = value_retain(f->entry);
+    }
+    set_mask(vm, &r->active, both);
+    free_values(vm, &f->kept, frame_values(f));
+    set_mask(vm, &f->again, value_unset());
+  }
+  return !is_none(r->active);
+}
+
+rec_answer rec_loop_leave(qn_vm *vm, rec_frame *f, bool ok) {
+  struct recording *r = vm->rec;
+  for (int i = 0; ok && f->left && i < f->slots.n; i++) {
+    qn_value all =
+        is_none(r->active) ? value_retain(f->left[i]) : select_value(vm, f->gone, f->left[i], *f->slots.slots[i]);
+    ok = !value_is_error(all);
+    if (ok) set_slot(vm, f->slots.slots[i], all);
+  }
+  if (ok && !f->parted) {
+    set_mask(vm, &r->active, value_retain(f->entry));
+  } else if (ok) {
+    qn_value rest = mask_or(vm, r->active, f->gone);
+    ok = !value_is_error(rest);
+    if (ok) set_mask(vm, &r->active, rest);
+  }
+  frame_free(vm, f);
+  return !ok ? REC_FAILED : is_none(r->active) ? REC_LEFT : REC_DONE;
+}
+
+/* ---- if ---------------------------------------------------------------------------------------------------------------------------------- */
+
+typedef struct arm_end {
+  qn_value value, active; /* owned */
+  qn_value *slots;        /* what the arm has assigned; owned */
+  bool run;               /* some lane has come to its end or left */
+} arm_end;
+
+static bool save_slots(qn_vm *vm, rec_slots s, qn_value **out) {
+  if (!(*out = mem_alloc(vm, (size_t)s.n * sizeof **out + 1))) return false;
+  for (int i = 0; i < s.n; i++) (*out)[i] = value_retain(*s.slots[i]);
+  return true;
+}
+
+/* Runs one arm for the lanes of `mask` (taken over), then puts the variables back. */
+static bool run_arm(qn_vm *vm, rec_arm arm, qn_value mask, rec_slots s, const qn_value *before, arm_end *end) {
+  struct recording *r = vm->rec;
+  *end = (arm_end){.value = value_nil(), .active = value_unset()};
+  if (value_is_error(mask)) return false;
+  set_mask(vm, &r->active, mask);
+  int taken = r->arms >= ARMS_BLIND ? any_lane(vm, mask) : 1;
+  if (taken <= 0) {
+    set_mask(vm, &r->active, value_unset());
+    return taken == 0;
+  }
+  rec_exit how = REC_VALUE;
+  r->arms++;
+  qn_value v = arm.run(arm.ctx, &how);
+  r->arms--;
+  if (how == REC_ERROR) {
+    if (error_counts(vm)) return false;
+    v = value_nil();
+    set_mask(vm, &r->active, value_unset());
+  } else {
+    end->run = true;
+    if (how != REC_VALUE) {
+      if (!depart(vm, how, v)) return false;
+      v = value_nil();
+    }
+  }
+  end->value = v;
+  end->active = value_retain(r->active);
+  if (!save_slots(vm, s, &end->slots)) return false;
+  for (int i = 0; i < s.n; i++) set_slot(vm, s.slots[i], value_retain(before[i]));
+  return true;
+}
+
+static void arm_free(qn_vm *vm, arm_end *end, uint32_t n) {
+  value_release(vm, end->value);
+  value_release(vm, end->active);
+  free_values(vm, &end->slots, n);
+}
+
+rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm otherwise, rec_slots assigned, bool used,
+                  qn_value *result) {
+  struct recording *r = vm->rec;
+  if (!rec_is_lane(vm, predicate)) return REC_NOT_YET;
+  rec_at(vm, at);
+  qn_value p = predicate_of(vm, predicate);
+  if (value_is(p, TAG_UNSET)) return REC_NOT_YET;
+  if (value_is_error(p)) return REC_FAILED;
+  qn_value before_active = value_retain(r->active), *before = NULL, masks[2] = {value_error(), value_error()};
+  arm_end ends[2] = {{.value = value_nil(), .active = value_unset()}, {.value = value_nil(), .active = value_unset()}};
+  qn_value not_p = op_apply(vm, OP_invert, &p, 1, NULL);
+  bool ok = !value_is_error(not_p) && save_slots(vm, assigned, &before);
+  if (ok) masks[0] = mask_and(vm, r->active, p);
+  if (ok && !value_is_error(masks[0])) masks[1] = mask_and(vm, r->active, not_p);
+  ok = ok && !value_is_error(masks[1]);
+  ok = ok && run_arm(vm, then, value_retain(masks[0]), assigned, before, &ends[0]);
+  ok = ok && run_arm(vm, otherwise, value_retain(masks[1]), assigned, before, &ends[1]);
+  if (ok) {
+    rec_at(vm, at);
+    const arm_end *a = &ends[0], *b = &ends[1];
+    bool only_a = is_none(b->active), only_b = is_none(a->active);
+    for (int i = 0; ok && i < assigned.n; i++) {
+      qn_value v = only_a && a->slots  ? value_retain(a->slots[i])
+                   : only_b && b->slots ? value_retain(b->slots[i])
+                   : only_a || only_b   ? value_retain(before[i])
+                                        : select_value(vm, p, a->slots[i], b->slots[i]);
+      ok = !value_is_error(v);
+      if (ok) set_slot(vm, assigned.slots[i], v);
+    }
+    if (ok && used) *result = only_a   ? value_retain(a->value)
+                              : only_b ? value_retain(b->value)
+                                       : select_value(vm, p, a->value, b->value);
+    ok = ok && !(used && value_is_error(*result));
+    if (ok && same_mask(a->active, masks[0]) && same_mask(b->active, masks[1])) {
+      set_mask(vm, &r->active, value_retain(before_active));
+    } else if (ok) {
+      /* An arm that no lane was in leaves all others at work. */
+      qn_value rest = !a->run && same_mask(b->active, masks[1])   ? value_retain(before_active)
+                      : !b->run && same_mask(a->active, masks[0]) ? value_retain(before_active)
+                                                                  : mask_or(vm, a->active, b->active);
+      ok = !value_is_error(rest);
+      if (ok) set_mask(vm, &r->active, rest);
+    }
+  }
+  bool left = ok && is_none(r->active);
+  arm_free(vm, &ends[0], (uint32_t)assigned.n);
+  arm_free(vm, &ends[1], (uint32_t)assigned.n);
+  free_values(vm, &before, (uint32_t)assigned.n);
+  value_release(vm, p);
+  value_release(vm, not_p);
+  value_release(vm, masks[0]);
+  value_release(vm, masks[1]);
+  value_release(vm, before_active);
+  if (!ok) raise_at(vm, at);
+  return !ok ? REC_FAILED : left ? REC_LEFT : REC_DONE;
+}

@@ -1,0 +1,659 @@
+/* vmap: a function called once for all lanes.
+ *
+ * The inner function runs while a recording is on (one is begun if there is none), with every array that is mapped replaced by a
+ * stand-in of one lane's shape. What depends on a stand-in is a lane's value; it only carries types. graph_batch (batch.h)
+ * appends the counterpart that holds all lanes: after every op, so that at any time it is known which values differ from lane to
+ * lane, and what cannot be done in all lanes at once is refused at its line. Lanes nest, and gradients and lanes nest in each other.
+ *
+ * Lanes are never executed. Where pending work runs (rec_run_pending), counterparts do: those of the lanes' arrays that the program
+ * still holds, and all fallible ones. A look at a lane's data is an error; conditions select (flow.c).
+ *
+ * An error of a counterpart names its first lane: the op is repeated lane by lane on the operands (lanes_blame), which also gives
+ * the message that the lane alone would have got.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "jit/trace/trace.h"
+
+/* ---- what differs from lane to lane -------------------------------------------------------------------------------------- */
+
+uint32_t lanes_whole(const struct recording *r, uint32_t node) {
+  for (const struct lanes *l = r->lanes; l; l = l->outer) {
+    uint32_t w = batch_whole(&l->batch, node);
+    if (w) return w;
+  }
+  return 0;
+}
+
+uint32_t lanes_outermost(const struct recording *r, uint32_t node) {
+  for (const struct lanes *l = r->lanes; l; l = l->outer) {
+    uint32_t w = batch_whole(&l->batch, node);
+    if (w) node = w;
+  }
+  return node;
+}
+
+bool rec_lanes(const qn_vm *vm) { return vm->rec && vm->rec->lanes; }
+
+bool rec_is_lane(const qn_vm *vm, qn_value v) {
+  const struct recording *r = vm->rec;
+  if (!r || !r->lanes || !(value_is(v, TAG_ARRAY) || value_is_scalar(v))) return false;
+  uint32_t node = rec_traced(r, v);
+  return node && lanes_whole(r, node);
+}
+
+qn_value lanes_raise_read(struct recording *r, qn_value v) {
+  text_buf t;
+  text_init(&t, r->vm);
+  text_adds(&t, "vmap computes all lanes at once, and this needs the number of one lane: ");
+  if (value_is(v, TAG_ARRAY))
+    text_kind(&t, v);
+  else
+    text_addf(&t, "a host %s", value_kind_name(v));
+  text_adds(&t, " differs from lane to lane");
+  return raise_text(r->vm, E_not_batched, SPAN_NONE, &t);
+}
+
+/* ---- counterparts ---------------------------------------------------------------------------------------------------------- */
+
+/* A fallible op of lanes, for the message of its error. */
+struct lane_check {
+  uint32_t first, last; /* its counterpart's nodes are among these */
+  uint32_t node;        /* of the lane */
+  uint8_t nlevels;
+  uint32_t *wholes; /* of each operand: its outermost counterpart or itself, then which levels it has an axis of (bits, innermost: 1);
+                       in the graph's arena */
+  int64_t sizes[ARRAY_MAX_RANK]; /* of the levels, innermost first */
+};
+
+/* Notes the fallible nodes from..end that differ from lane to lane, which have just got their counterparts. */
+static bool note_checks(struct recording *r, const uint8_t *fallible, uint32_t from, uint32_t end) {
+  const graph *g = r->g;
+  for (uint32_t i = from; i < end; i++) {
+    if (!fallible[i - from] || !lanes_whole(r, i)) continue;
+    const graph_node *n = &g->nodes[i];
+    if (!mem_grow(r->vm, (void **)&r->checks, &r->checks_cap, r->nchecks + 1, sizeof *r->checks)) return false;
+    struct lane_check *c = &r->checks[r->nchecks];
+    *c = (struct lane_check){.first = end, .last = lanes_outermost(r, i), .node = i};
+    if (!(c->wholes = arena_alloc(&r->g->arena, 2 * n->nin * sizeof *c->wholes + 1))) {
+      r->g->failed = true;
+      return false;
+    }
+    for (const struct lanes *l = r->lanes; l && c->nlevels < ARRAY_MAX_RANK; l = l->outer) c->sizes[c->nlevels++] = l->batch.lanes;
+    for (int k = 0; k < n->nin; k++) {
+      uint32_t node = n->in[k], bits = 0, bit = 1;
+      for (const struct lanes *l = r->lanes; l; l = l->outer, bit <<= 1) {
+        uint32_t w = batch_whole(&l->batch, node);
+        if (!w) continue;
+        node = w;
+        bits |= bit;
+      }
+      c->wholes[2 * k] = node;
+      c->wholes[2 * k + 1] = bits;
+    }
+    r->nchecks++;
+  }
+  return true;
+}
+
+bool lanes_advance(struct recording *r) {
+  uint32_t from = r->lanes_seen, n = r->g->n;
+  if (!r->lanes || from >= n) return true;
+  qn_vm *vm = r->vm;
+  struct lanes *outermost = r->lanes;
+  while (outermost->outer) outermost = outermost->outer;
+  uint8_t few[64], *fallible = few;
+  bool any = false, ok = true;
+  if (n - from > sizeof few && !(fallible = mem_alloc(vm, n - from))) return false;
+  for (uint32_t i = from; i < n; i++) any |= fallible[i - from] = graph_fallible(r->g, i);
+  uint32_t culprit = 0;
+  op_refusal why = {0};
+  if (!batch_advance(&outermost->batch, &culprit, &why)) {
+    if (r->g->failed)
+      raise_memory(vm);
+    else
+      rec_raise_refusal(r, culprit, &why);
+    ok = false;
+  }
+  r->lanes_seen = r->g->n;
+  ok = ok && (!any || note_checks(r, fallible, from, n)) && rec_room(r);
+  if (fallible != few) mem_free(vm, fallible, n - from);
+  if (!ok && !error_pending(vm)) raise_memory(vm);
+  return ok;
+}
+
+/* ---- the first lane that fails -------------------------------------------------------------------------------------------------- */
+
+static qn_value plain(qn_value v) { return (qn_value){.head = v.head & 0xff, .u = v.u}; }
+
+/* One lane of an operand in the CPU's memory; owned. `at`: the lane by level, innermost first. */
+static qn_value lane_of(qn_vm *vm, qn_value v, uint32_t bits, int nlevels, const int64_t *at) {
+  if (!value_is(v, TAG_ARRAY) || !bits) return value_retain(v);
+  const qn_array *a = value_array(v);
+  int64_t offset = a->offset;
+  int axis = 0;
+  for (int level = nlevels - 1; level >= 0; level--)
+    if (bits >> level & 1) offset += at[level] * a->strides[axis++];
+  qn_array *part = array_view(vm, a, (qn_dtype)a->dtype, a->rank - axis, a->shape + axis, a->strides + axis, offset);
+  return part ? value_obj(TAG_ARRAY, part) : value_error();
+}
+
+/* Adds " in lane 3" to the pending error, whose message becomes `message` (borrowed; NULL: stays). An error that the program raised
+ * itself keeps its text and gets a note. */
+static void name_lane(qn_vm *vm, const qn_str *message, int nlevels, const int64_t *at) {
+  qn_error_object *e = vm->error;
+  if (!e || e->refs > 1 || !error_catchable(vm)) return;
+  text_buf t;
+  text_init(&t, vm);
+  for (int i = nlevels - 1; i >= 0; i--) text_addf(&t, "%s%lld", i == nlevels - 1 ? "" : ", ", (long long)at[i]);
+  text_add(&t, "", 1);
+  if (!t.failed && (e->id == E_user || e->id == E_assertion)) {
+    raise_note(vm, SPAN_NONE, nlevels == 1 ? "in lane %s" : "in lane (%s)", t.text);
+  } else if (!t.failed) {
+    if (!message) message = e->message;
+    text_buf whole;
+    text_init(&whole, vm);
+    text_add(&whole, message->text, message->len);
+    text_addf(&whole, nlevels == 1 ? ", in lane %s" : ", in lane (%s)", t.text);
+    qn_str *s = whole.failed ? NULL : str_new(vm, whole.text, whole.len);
+    text_free(&whole);
+    if (s) {
+      value_release(vm, value_obj(TAG_STR, e->message));
+      e->message = s;
+    }
+  }
+  text_free(&t);
+}
+
+/* The next lane in the order of a loop within a loop; false after the last. */
+static bool next_lane(int nlevels, const int64_t *sizes, int64_t *at) {
+  for (int i = 0; i < nlevels; i++) {
+    if (++at[i] < sizes[i]) return true;
+    at[i] = 0;
+  }
+  return false;
+}
+
+void lanes_blame(struct recording *r, uint32_t node) {
+  qn_vm *vm = r->vm;
+  const struct lane_check *c = NULL;
+  for (uint32_t i = 0; i < r->nchecks; i++)
+    if (node >= r->checks[i].first && node <= r->checks[i].last && (!c || r->checks[i].last < c->last)) c = &r->checks[i];
+  if (!c || !error_catchable(vm)) return;
+  r->lanes_failed = true;
+  qn_error_object *e = error_take(vm);
+  const graph_node *n = &r->g->nodes[c->node];
+  qn_value in[ARRAY_MAX_RANK + 3], one[ARRAY_MAX_RANK + 3];
+  int made = 0;
+  uint32_t levels = 0;
+  for (; made < n->nin && made < (int)(sizeof in / sizeof *in); made++) {
+    qn_value v = rec_computed(r, c->wholes[2 * made]);
+    if (value_is_error(v)) break;
+    if (value_is(v, TAG_ARRAY)) {
+      qn_array *there = array_to_cpu(vm, value_array(v));
+      value_release(vm, v);
+      if (!there) break;
+      v = value_obj(TAG_ARRAY, there);
+    }
+    in[made] = v;
+    levels |= c->wholes[2 * made + 1];
+  }
+  /* Levels that no operand has an axis of are not counted through. */
+  int64_t at[ARRAY_MAX_RANK] = {0}, sizes[ARRAY_MAX_RANK];
+  for (int i = 0; i < c->nlevels; i++) sizes[i] = levels >> i & 1 ? c->sizes[i] : 1;
+  op_attr attr = graph_attr(n);
+  attr.flags &= (uint8_t)~ATTR_PROVEN;
+  qn_str *found = NULL;
+  bool go_on = made == n->nin;
+  while (go_on && !found) {
+    int k = 0;
+    for (; k < made; k++)
+      if (value_is_error(one[k] = lane_of(vm, in[k], c->wholes[2 * k + 1], c->nlevels, at))) break;
+    qn_value out = k == made ? eager_apply(vm, (op_id)n->op, one, made, &attr) : value_error();
+    go_on = k == made && !vm_poll(vm);
+    while (k > 0) value_release(vm, one[--k]);
+    if (!value_is_error(out))
+      value_release(vm, out);
+    else if (go_on && error_catchable(vm))
+      found = (qn_str *)value_retain(value_obj(TAG_STR, vm->error->message)).u.p;
+    else
+      go_on = false;
+    error_clear(vm);
+    if (!found) go_on = go_on && next_lane(c->nlevels, sizes, at);
+  }
+  while (made > 0) value_release(vm, in[--made]);
+  error_clear(vm);
+  error_put_back(vm, e);
+  if (!found) return;
+  name_lane(vm, found, c->nlevels, at);
+  value_release(vm, value_obj(TAG_STR, found));
+}
+
+int lanes_name_first(struct recording *r, qn_value mask) {
+  qn_vm *vm = r->vm;
+  if (!value_is(mask, TAG_ARRAY)) return value_is(mask, TAG_NIL);
+  uint32_t node = rec_traced(r, mask), bit = 1, bits = 0;
+  int64_t sizes[ARRAY_MAX_RANK], at[ARRAY_MAX_RANK] = {0};
+  int nlevels = 0;
+  for (const struct lanes *l = r->lanes; l && nlevels < ARRAY_MAX_RANK; l = l->outer, bit <<= 1) {
+    uint32_t w = node ? batch_whole(&l->batch, node) : 0;
+    if (w) {
+      node = w;
+      bits |= bit;
+    }
+    sizes[nlevels++] = w ? l->batch.lanes : 1;
+  }
+  qn_error_object *e = error_take(vm);
+  qn_value v = node ? rec_value_of(r, node) : value_error();
+  bool ok = !value_is_error(v) && rec_run_pending(r);
+  qn_array *a = ok ? array_to_cpu(vm, value_array(v)) : NULL;
+  value_release(vm, v);
+  if (!a) { /* earlier work has failed, which comes first */
+    if (error_pending(vm))
+      error_free(vm, e);
+    else
+      error_put_back(vm, e);
+    return -1;
+  }
+  bool found = false;
+  for (bool more = a->size > 0; more && !found; more = !found && next_lane(nlevels, sizes, at)) {
+    qn_value one = lane_of(vm, value_obj(TAG_ARRAY, a), bits, nlevels, at);
+    if (value_is_error(one)) break;
+    found = array_get_flat(value_array(one), 0).u.i != 0;
+    value_release(vm, one);
+    if (found) break;
+  }
+  value_release(vm, value_obj(TAG_ARRAY, a));
+  error_clear(vm);
+  if (!found) {
+    error_free(vm, e);
+    return 0;
+  }
+  error_put_back(vm, e);
+  name_lane(vm, NULL, nlevels, at);
+  return 1;
+}
+
+/* ---- what goes in --------------------------------------------------------------------------------------------------------------- */
+
+typedef struct lane_args {
+  struct recording *r;
+  struct lanes *level; /* NULL: lanes are counted */
+  int64_t lanes;       /* -1: none found yet */
+  char path[128];      /* of the value that is looked at: "argument 2.w" */
+  size_t len;
+  char first[128]; /* of the first array with lanes, and its shape */
+} lane_args;
+
+static size_t path_push(lane_args *m, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static size_t path_push(lane_args *m, const char *format, ...) {
+  size_t before = m->len, room = sizeof m->path - m->len;
+  va_list args;
+  va_start(args, format);
+  int n = vsnprintf(m->path + m->len, room, format, args);
+  va_end(args);
+  m->len += n < 0 ? 0 : (size_t)n < room ? (size_t)n : room - 1;
+  return before;
+}
+
+static void path_pop(lane_args *m, size_t to) {
+  m->len = to;
+  m->path[to] = 0;
+}
+
+static qn_value raise_axes(lane_args *m, const char *what, qn_value axes, qn_value v) {
+  text_buf t;
+  text_init(&t, m->r->vm);
+  text_addf(&t, "vmap: %s for %s is ", what, m->path);
+  text_kind(&t, axes);
+  text_adds(&t, ", which does not fit ");
+  text_kind(&t, v);
+  return raise_text(m->r->vm, E_argument, SPAN_NONE, &t);
+}
+
+/* The axis of an array that an int means; -1 with an error raised. */
+static int axis_in(lane_args *m, const char *what, qn_value axes, qn_value v, int rank) {
+  int64_t axis = axes.u.i < 0 ? axes.u.i + rank : axes.u.i;
+  if (axis >= 0 && axis < rank) return (int)axis;
+  text_buf t;
+  text_init(&t, m->r->vm);
+  text_addf(&t, "vmap: %s is ", m->path);
+  text_kind(&t, v);
+  text_addf(&t, " and has no axis %lld for the lanes", (long long)axes.u.i);
+  if (what[0] == 'i') text_adds(&t, "; in_axes: nil passes it to every lane as it is");
+  raise_text(m->r->vm, E_axis, SPAN_NONE, &t);
+  return -1;
+}
+
+static bool same_lanes(lane_args *m, qn_value v, int axis) {
+  const qn_array *a = value_array(v);
+  int64_t n = a->shape[axis];
+  if (m->lanes == n) return true;
+  text_buf t;
+  text_init(&t, m->r->vm);
+  text_addf(&t, "%s is ", m->path);
+  text_shape(&t, (qn_dtype)a->dtype, a->rank, a->shape);
+  text_addf(&t, " with %lld lane%s along axis %d", (long long)n, n == 1 ? "" : "s", axis);
+  text_add(&t, "", 1);
+  bool ok = m->lanes < 0;
+  if (ok && !t.failed) {
+    snprintf(m->first, sizeof m->first, "%s", t.text);
+    m->lanes = n;
+  } else if (!t.failed) {
+    raise(m->r->vm, E_lanes, SPAN_NONE, "vmap: %s, and %s", m->first, t.text);
+  } else {
+    raise_memory(m->r->vm);
+  }
+  text_free(&t);
+  return ok && m->lanes == n;
+}
+
+/* An array with axis `axis` moved to the front, or the other way round; takes over. */
+static qn_value move_axis(qn_vm *vm, qn_value v, int from, int to) {
+  if (value_is_error(v) || from == to) return v;
+  op_attr attr = {.n = value_array(v)->rank};
+  for (int i = 0, k = 0; i < attr.n; i++) {
+    if (k == from) k++;
+    attr.d[i] = i == to ? from : k++;
+  }
+  qn_value out = op_apply(vm, OP_permute, &v, 1, &attr);
+  value_release(vm, v);
+  return out;
+}
+
+/* The stand-in of one array's lane. */
+static qn_value stand_in(lane_args *m, qn_value v, int axis) {
+  struct recording *r = m->r;
+  qn_vm *vm = r->vm;
+  if (!rec_place(r, value_array(v)->device)) return op_raise_devices(vm, "vmap", r->device, value_array(v)->device);
+  qn_value all = move_axis(vm, value_retain(v), axis, 0);
+  if (value_is_error(all)) return all;
+  uint32_t whole = rec_node(r, all);
+  value_release(vm, all);
+  uint32_t lane = whole ? batch_lane(&m->level->batch, whole, rec_site(r)) : 0;
+  if (lane) return lanes_advance(r) ? rec_value_of(r, lane) : value_error();
+  return error_pending(vm) ? value_error() : raise_memory(vm);
+}
+
+/* The value of one lane of an argument (owned); while lanes are counted, nil. */
+static qn_value lane_in(lane_args *m, qn_value v, qn_value axes) {
+  qn_vm *vm = m->r->vm;
+  if (!vm_enter(vm, 0)) return value_error();
+  if (value_is(axes, TAG_NIL)) return m->level ? value_retain(v) : value_nil();
+  bool one = value_is(axes, TAG_INT), list = value_is(v, TAG_LIST), record = value_is(v, TAG_RECORD);
+  if (one && value_is(v, TAG_ARRAY)) {
+    int axis = axis_in(m, "in_axes", axes, v, value_array(v)->rank);
+    if (axis < 0) return value_error();
+    if (m->level) return stand_in(m, v, axis);
+    return same_lanes(m, v, axis) ? value_nil() : value_error();
+  }
+  if (one && !list && !record) return m->level ? value_retain(v) : value_nil();
+  bool fits = one || (list && value_is(axes, TAG_LIST) && value_list(axes)->len == value_list(v)->len) ||
+              (record && value_is(axes, TAG_RECORD) && value_record(axes)->len == value_record(v)->len);
+  if (!fits) return raise_axes(m, "in_axes", axes, v);
+  uint32_t n = list ? value_list(v)->len : value_record(v)->len;
+  const qn_value *from = list ? value_list(v)->items : value_record(v)->items;
+  qn_value out = value_nil(), *to = NULL;
+  if (m->level) {
+    void *copy = list ? (void *)list_new(vm, n) : (void *)record_like(vm, value_record(v));
+    if (!copy) return value_error();
+    out = value_obj(list ? TAG_LIST : TAG_RECORD, copy);
+    to = list ? value_list(out)->items : value_record(out)->items;
+  }
+  for (uint32_t i = 0; i < n; i++) {
+    qn_value axis = one ? axes : list ? value_list(axes)->items[i] : value_nil();
+    qn_str *name = record ? record_name(value_record(v), i) : NULL;
+    size_t before = name ? path_push(m, ".%s", name->text) : path_push(m, "[%u]", i);
+    qn_value made = value_error();
+    int at = record && !one ? record_find(value_record(axes), name) : 0;
+    if (record && !one && at >= 0) axis = value_record(axes)->items[at];
+    if (at < 0)
+      raise(vm, E_argument, SPAN_NONE, "vmap: in_axes has no field for %s", m->path);
+    else
+      made = lane_in(m, from[i], axis);
+    path_pop(m, before);
+    if (value_is_error(made)) {
+      value_release(vm, out);
+      return made;
+    }
+    if (to) to[i] = made;
+  }
+  return out;
+}
+
+/* All arguments of a call: positional ones, then the keywords, a record or nil. Stand-ins replace them when there is a level. */
+static bool lanes_in(lane_args *m, qn_value in_axes, qn_value *args, int nargs) {
+  qn_vm *vm = m->r->vm;
+  bool each = value_is(in_axes, TAG_LIST);
+  if (each && value_list(in_axes)->len != (uint32_t)nargs) {
+    raise(vm, E_argument, SPAN_NONE, "vmap: in_axes has %u entries for %d positional argument%s",
+          value_list(in_axes)->len, nargs, nargs == 1 ? "" : "s");
+    return false;
+  }
+  for (int i = 0; i <= nargs; i++) {
+    if (i == nargs && !value_is(args[i], TAG_RECORD)) break;
+    qn_value axes = !each ? in_axes : i < nargs ? value_list(in_axes)->items[i] : value_int(0);
+    path_pop(m, 0);
+    if (i < nargs)
+      path_push(m, "argument %d", i + 1);
+    else
+      path_push(m, "keywords");
+    qn_value v = lane_in(m, args[i], axes);
+    if (value_is_error(v)) return false;
+    if (!m->level) continue;
+    value_release(vm, args[i]);
+    args[i] = v;
+  }
+  if (!m->level && m->lanes < 0)
+    raise(vm, E_lanes, SPAN_NONE, "vmap: no argument is an array with lanes%s",
+          value_is(in_axes, TAG_INT) ? "" : "; in_axes names no array");
+  return m->level || m->lanes >= 0;
+}
+
+/* ---- what comes out ----------------------------------------------------------------------------------------------------------------- */
+
+typedef struct lane_results {
+  struct recording *r;
+  struct lanes *level;
+  lane_args path;
+} lane_results;
+
+/* The lanes of a host number as `stack` gives them. */
+static qn_value stacked_number(lane_results *m, qn_value v, uint32_t node) {
+  struct recording *r = m->r;
+  qn_vm *vm = r->vm;
+  op_attr to = {.dtype = value_is(v, TAG_BOOL) ? QN_bool : value_is(v, TAG_INT) ? QN_i64 : QN_f32};
+  uint32_t whole = node ? batch_whole(&m->level->batch, node) : 0;
+  qn_value x = whole ? rec_value_of(r, whole) : value_nil();
+  if (value_is_error(x)) return x;
+  if (whole) {
+    if (value_array(x)->dtype == to.dtype) return x;
+    qn_value out = op_apply(vm, OP_cast, &x, 1, &to);
+    value_release(vm, x);
+    return out;
+  }
+  x = op_apply(vm, OP_fit, &v, 1, &to);
+  if (value_is_error(x)) return x;
+  op_attr shape = {.n = 1, .d = {m->level->batch.lanes}};
+  qn_value out = op_apply(vm, OP_broadcast, &x, 1, &shape);
+  value_release(vm, x);
+  return out;
+}
+
+static bool fn_has_lanes(lane_results *m, qn_value fn) {
+  qn_vm *vm = m->r->vm;
+  if (!vm_enter(vm, 0)) return true;
+  const qn_fn *f = value_fn(fn);
+  for (uint32_t i = 0; i < f->ncaptures; i++) {
+    qn_value v = f->captures[i];
+    uint32_t node = value_is(v, TAG_ARRAY) || value_is_scalar(v) ? rec_traced(m->r, v) : 0;
+    if (node && batch_whole(&m->level->batch, node)) return true;
+    if (value_is(v, TAG_FN) && v.u.p != fn.u.p && fn_has_lanes(m, v)) return true;
+    if (value_is(v, TAG_LIST) || value_is(v, TAG_RECORD)) return true;
+  }
+  return false;
+}
+
+static qn_value raise_stack(lane_results *m, qn_value v) {
+  text_buf t;
+  text_init(&t, m->r->vm);
+  text_addf(&t, "vmap: the results of the lanes are stacked, and %s is ", m->path.path);
+  text_kind(&t, v);
+  text_adds(&t, "; return arrays, numbers, or lists and records of these");
+  return raise_text(m->r->vm, E_type, SPAN_NONE, &t);
+}
+
+/* A result with its lanes (owned). */
+static qn_value lane_out(lane_results *m, qn_value v, qn_value axes, bool inside) {
+  struct recording *r = m->r;
+  qn_vm *vm = r->vm;
+  if (!vm_enter(vm, 0)) return value_error();
+  bool list = value_is(v, TAG_LIST), record = value_is(v, TAG_RECORD), array = value_is(v, TAG_ARRAY);
+  if (array || value_is_scalar(v)) {
+    uint32_t node = array ? rec_node(r, v) : rec_traced(r, v);
+    if (array && !node) return error_pending(vm) ? value_error() : raise_memory(vm);
+    if (value_is(axes, TAG_NIL)) {
+      if (!node || !batch_whole(&m->level->batch, node)) return value_retain(v);
+      return raise(vm, E_argument, SPAN_NONE, "vmap: out_axes is nil for %s, which differs from lane to lane",
+                   m->path.path);
+    }
+    if (!value_is(axes, TAG_INT)) return raise_axes(&m->path, "out_axes", axes, v);
+    int rank = array ? value_array(v)->rank + 1 : 1, axis = axis_in(&m->path, "out_axes", axes, v, rank);
+    if (axis < 0) return value_error();
+    if (!array) return stacked_number(m, v, node);
+    if (rank > ARRAY_MAX_RANK)
+      return raise(vm, E_rank, SPAN_NONE, "vmap: with its lanes %s would have more than %d axes", m->path.path,
+                   ARRAY_MAX_RANK);
+    uint32_t whole = batch_whole_always(&m->level->batch, node);
+    if (!whole) return raise_memory(vm);
+    return move_axis(vm, rec_value_of(r, whole), 0, axis);
+  }
+  if (!list && !record) {
+    if (value_is(v, TAG_NIL) || (inside && !(value_is(v, TAG_FN) && fn_has_lanes(m, v)))) return value_retain(v);
+    return raise_stack(m, v);
+  }
+  bool one = !value_is(axes, TAG_LIST) && !value_is(axes, TAG_RECORD);
+  bool fits = one || (list && value_is(axes, TAG_LIST) && value_list(axes)->len == value_list(v)->len) ||
+              (record && value_is(axes, TAG_RECORD) && value_record(axes)->len == value_record(v)->len);
+  if (!fits) return raise_axes(&m->path, "out_axes", axes, v);
+  uint32_t n = list ? value_list(v)->len : value_record(v)->len;
+  const qn_value *from = list ? value_list(v)->items : value_record(v)->items;
+  void *copy = list ? (void *)list_new(vm, n) : (void *)record_like(vm, value_record(v));
+  if (!copy) return value_error();
+  qn_value out = value_obj(list ? TAG_LIST : TAG_RECORD, copy);
+  qn_value *to = list ? value_list(out)->items : value_record(out)->items;
+  for (uint32_t i = 0; i < n; i++) {
+    qn_value axis = one ? axes : list ? value_list(axes)->items[i] : value_nil();
+    qn_str *name = record ? record_name(value_record(v), i) : NULL;
+    size_t before = name ? path_push(&m->path, ".%s", name->text) : path_push(&m->path, "[%u]", i);
+    int at = record && !one ? record_find(value_record(axes), name) : 0;
+    qn_value made = value_error();
+    if (record && !one && at >= 0) axis = value_record(axes)->items[at];
+    if (at < 0)
+      raise(vm, E_argument, SPAN_NONE, "vmap: out_axes has no field for %s", m->path.path);
+    else
+      made = lane_out(m, from[i], axis, true);
+    path_pop(&m->path, before);
+    if (value_is_error(made)) {
+      value_release(vm, out);
+      return made;
+    }
+    to[i] = made;
+  }
+  return out;
+}
+
+/* ---- the call ------------------------------------------------------------------------------------------------------------------------- */
+
+static bool open_lanes(struct recording *r, struct lanes *l, int64_t n) {
+  if (!lanes_advance(r)) return false;
+  l->outer = r->lanes;
+  batch_begin(&l->batch, r->g, l->outer ? &l->outer->batch : NULL, n, r->g->n);
+  r->lanes = l;
+  r->lanes_seen = r->g->n;
+  return true;
+}
+
+/* The lanes' values go; nobody can use them any more. */
+static void close_lanes(struct recording *r, struct lanes *l) {
+  for (uint32_t i = l->batch.from; i < r->g->n && i < r->vals_cap; i++) {
+    if (!batch_whole(&l->batch, i)) continue;
+    value_release(r->vm, r->vals[i]);
+    r->vals[i] = value_unset();
+  }
+  r->lanes = l->outer;
+  batch_end(&l->batch);
+  r->lanes_seen = r->g->n;
+  if (!r->lanes) r->lanes_failed = false;
+}
+
+static qn_value lanes_inline(struct recording *r, const rec_call_site *site) {
+  qn_vm *vm = r->vm;
+  const qn_fn *f = value_fn(site->fn);
+  int nargs = site->nargs - 1;
+  qn_value result = value_error(), *mark = vm->sp;
+  qn_value active = value_retain(r->active), in_axes = rec_observe_tree(vm, f->captures[1]);
+  qn_value out_axes = value_is_error(in_axes) ? in_axes : rec_observe_tree(vm, f->captures[2]);
+  struct lanes l = {.outer = NULL};
+  lane_args m = {.r = r, .lanes = -1};
+  bool open = false;
+  if (value_is_error(out_axes) || !vm_enter(vm, (size_t)nargs + 1)) goto done;
+  for (int i = 0; i <= nargs; i++) *vm->sp++ = value_retain(site->args[i]);
+  if (!lanes_in(&m, in_axes, mark, nargs)) goto done;
+  if (!(open = open_lanes(r, &l, m.lanes))) goto done;
+  m.level = &l;
+  if (!lanes_in(&m, in_axes, mark, nargs)) goto done;
+  qn_value value = vm->hooks.call(vm, f->captures[0], mark, nargs, mark[nargs]);
+  if (value_is_error(value)) goto done;
+  lane_results results = {.r = r, .level = &l, .path = {.r = r}};
+  path_push(&results.path, "the result");
+  if (lanes_advance(r)) result = lane_out(&results, value, out_axes, false);
+  value_release(vm, value);
+done:
+  value_release(vm, r->active); /* an error in an arm leaves those of the arm */
+  r->active = active;
+  if (open) close_lanes(r, &l);
+  vm_pop_to(vm, mark);
+  value_release(vm, in_axes);
+  value_release(vm, out_axes);
+  if (!value_is_error(result) && !rec_room(r)) {
+    value_release(vm, result);
+    result = value_error();
+  }
+  return result;
+}
+
+/* Finds the first array: its device goes to *ctx, and the walk stops. */
+static bool device_of_leaf(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  if (!value_is(v, TAG_ARRAY)) return true;
+  *(int *)ctx = value_array(v)->device;
+  return false;
+}
+
+/* The call of a vmap: inside the recording that is on, or in one of its own. */
+qn_value lanes_call(qn_vm *vm, const rec_call_site *site) {
+  int device = -1;
+  for (int i = 0; i < site->nargs && device < 0; i++)
+    if (!tree_each(vm, site->args[i], device_of_leaf, &device) && error_pending(vm)) return value_error();
+  if (vm->rec && device >= 0 && !rec_place(vm->rec, device) && !rec_break(vm->rec, BREAK_devices, NULL))
+    return value_error();
+  if (vm->rec) return lanes_inline(vm->rec, site);
+  struct recording *own = rec_begin(vm, false);
+  if (!own) return value_error();
+  own->at = site->at;
+  qn_value result = lanes_inline(own, site);
+  if (value_is_error(result)) {
+    qn_error_object *later = error_take(vm);
+    if (rec_end(own))
+      error_put_back(vm, later);
+    else
+      error_free(vm, later);
+  } else if (!rec_end(own)) {
+    value_release(vm, result);
+    result = value_error();
+  }
+  rec_free(own);
+  return result;
+}
