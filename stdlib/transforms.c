@@ -82,7 +82,7 @@ static bool axes_leaf(void *ctx, const char *path, qn_value v) {
   return true;
 }
 
-static bool arg_axes(qn_vm *vm, const char *name, qn_value v) {
+static bool arg_lane_axes(qn_vm *vm, const char *name, qn_value v) {
   bool good = true;
   if (!tree_each(vm, v, axes_leaf, &good)) return false;
   if (good) return true;
@@ -95,7 +95,7 @@ static bool arg_axes(qn_vm *vm, const char *name, qn_value v) {
 }
 
 qn_value builtin_vmap(qn_vm *vm, const qn_value *args) {
-  if (!arg_fn(vm, "vmap", args[0]) || !arg_axes(vm, "in_axes", args[1]) || !arg_axes(vm, "out_axes", args[2]))
+  if (!arg_fn(vm, "vmap", args[0]) || !arg_lane_axes(vm, "in_axes", args[1]) || !arg_lane_axes(vm, "out_axes", args[2]))
     return value_error();
   return transform_new(vm, TRANSFORM_VMAP, args, 3);
 }

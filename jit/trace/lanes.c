@@ -11,6 +11,7 @@
  * An error of a counterpart names its first lane: the op is repeated lane by lane on the operands (lanes_blame), which also gives
  * the message that the lane alone would have got.
  */
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -66,6 +67,11 @@ struct lane_check {
                        in the graph's arena */
   int64_t sizes[ARRAY_MAX_RANK]; /* of the levels, innermost first */
 };
+
+void lanes_free(struct recording *r) {
+  mem_free(r->vm, r->checks, r->checks_cap * sizeof *r->checks);
+  value_release(r->vm, r->active);
+}
 
 /* Notes the fallible nodes from..end that differ from lane to lane, which have just got their counterparts. */
 static bool note_checks(struct recording *r, const uint8_t *fallible, uint32_t from, uint32_t end) {
@@ -124,8 +130,6 @@ bool lanes_advance(struct recording *r) {
 }
 
 /* ---- the first lane that fails -------------------------------------------------------------------------------------------------- */
-
-static qn_value plain(qn_value v) { return (qn_value){.head = v.head & 0xff, .u = v.u}; }
 
 /* One lane of an operand in the CPU's memory; owned. `at`: the lane by level, innermost first. */
 static qn_value lane_of(qn_vm *vm, qn_value v, uint32_t bits, int nlevels, const int64_t *at) {

@@ -129,8 +129,7 @@ void rec_free(struct recording *r) {
   mem_free(vm, r->observed, r->observed_cap * sizeof *r->observed);
   regions_cut(vm, &r->regions, 0);
   mem_free(vm, r->regions.list, r->regions.cap * sizeof *r->regions.list);
-  mem_free(vm, r->checks, r->checks_cap * sizeof *r->checks);
-  value_release(vm, r->active);
+  lanes_free(r);
   pattern_free(vm, &r->pattern);
   if (r->g) graph_free(r->g);
   mem_free(vm, r, sizeof *r);
@@ -625,6 +624,7 @@ static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int
     r->device = (uint8_t)device;
   }
   graph_type few_types[8], *types = few_types;
+  few_types[0] = (graph_type){0}; /* an op may have no operand */
   uint32_t few_nodes[8], *nodes = few_nodes;
   size_t bytes = (size_t)nin * (sizeof *types + sizeof *nodes);
   if (nin > 8) {

@@ -483,6 +483,7 @@ uint32_t lanes_whole(const struct recording *r, uint32_t node);
 /* Its counterpart for all lanes of all levels; itself if it has none. */
 uint32_t lanes_outermost(const struct recording *r, uint32_t node);
 qn_value lanes_raise_read(struct recording *r, qn_value v);
+void lanes_free(struct recording *r); /* what a recording keeps for them */
 /* Node i has failed: if it is the counterpart of an op of lanes, the pending error names the first lane that fails. */
 void lanes_blame(struct recording *r, uint32_t node);
 /* Names the first lane of a mask in the pending error. 1; 0: there is none, and the error is gone; -1: another error came first. */
