@@ -146,7 +146,8 @@ static qn_value select_value(qn_vm *vm, qn_value mask, qn_value a, qn_value b) {
   if (!vm_enter(vm, 0)) return value_error();
   if (is_all(mask) || same_value(a, b)) return value_retain(a);
   if (is_none(mask)) return value_retain(b);
-  bool list = value_is(a, TAG_LIST) && value_is(b, TAG_LIST), record = value_is(a, TAG_RECORD) && value_is(b, TAG_RECORD);
+  bool list = value_is(a, TAG_LIST) && value_is(b, TAG_LIST),
+       record = value_is(a, TAG_RECORD) && value_is(b, TAG_RECORD);
   if (!list && !record) return select_leaf(vm, mask, a, b);
   uint32_t n = list ? value_list(a)->len : value_record(a)->len;
   if (n != (list ? value_list(b)->len : value_record(b)->len)) return raise_select(vm, a, b);
@@ -180,7 +181,8 @@ static void set_slot(qn_vm *vm, qn_value *slot, qn_value v) {
 static bool may_fail(op_id op, const qn_value *in, int nin, int k, int64_t *harmless) {
   bool ints = true;
   for (int i = 0; i < nin; i++)
-    ints &= !value_is(in[i], TAG_FLOAT) && !(value_is(in[i], TAG_ARRAY) && dtype_is_float((qn_dtype)value_array(in[i])->dtype));
+    ints &= !value_is(in[i], TAG_FLOAT) &&
+            !(value_is(in[i], TAG_ARRAY) && dtype_is_float((qn_dtype)value_array(in[i])->dtype));
   *harmless = 0;
   switch ((op_raises)op_rows[op].raises) {
   case RAISES_int_div: *harmless = 1; return ints && k == 1 && !(value_is(in[1], TAG_INT) && in[1].u.i);
@@ -196,7 +198,8 @@ int lanes_guard(struct recording *r, op_id op, const qn_value *in, int nin, cons
   qn_vm *vm = r->vm;
   int guarded = 0;
   int64_t harmless;
-  if (!r->lanes || !value_is(r->active, TAG_ARRAY) || op_rows[op].raises == RAISES_never || nin > LANES_GUARDED) return 0;
+  if (!r->lanes || !value_is(r->active, TAG_ARRAY) || op_rows[op].raises == RAISES_never || nin > LANES_GUARDED)
+    return 0;
   if (op == OP_cast && !dtype_is_int((qn_dtype)attr->dtype)) return 0;
   bool any = false;
   for (int k = 0; k < nin && !any; k++) any = may_fail(op, in, nin, k, &harmless);
@@ -318,7 +321,11 @@ bool rec_try_catches(const qn_vm *vm) { return !rec_lanes(vm) || !vm->rec->lanes
 
 void rec_frame_enter(qn_vm *vm, rec_frame *f, bool loop, rec_slots slots) {
   struct recording *r = vm->rec;
-  *f = (rec_frame){.outer = r->frames, .loop = loop, .slots = slots, .entry = value_retain(r->active), .gone = value_unset(),
+  *f = (rec_frame){.outer = r->frames,
+                   .loop = loop,
+                   .slots = slots,
+                   .entry = value_retain(r->active),
+                   .gone = value_unset(),
                    .again = value_unset()};
   r->frames = f;
 }
@@ -427,8 +434,8 @@ int rec_loop_next(qn_vm *vm, rec_frame *f, rec_exit how, qn_value v) {
   }
   if (f->kept) {
     for (int i = 0; i < f->slots.n; i++) {
-      qn_value all = is_none(r->active) ? value_retain(f->kept[i])
-                                        : select_value(vm, f->again, f->kept[i], *f->slots.slots[i]);
+      qn_value all =
+          is_none(r->active) ? value_retain(f->kept[i]) : select_value(vm, f->again, f->kept[i], *f->slots.slots[i]);
       if (value_is_error(all)) return -1;
       set_slot(vm, f->slots.slots[i], all);
     }
@@ -518,8 +525,8 @@ static void arm_free(qn_vm *vm, arm_end *end, uint32_t n) {
   free_values(vm, &end->slots, n);
 }
 
-rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm otherwise, rec_slots assigned, bool used,
-                  qn_value *result) {
+rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm otherwise, rec_slots assigned,
+                  bool used, qn_value *result) {
   struct recording *r = vm->rec;
   if (!rec_is_lane(vm, predicate)) return REC_NOT_YET;
   rec_at(vm, at);
@@ -540,16 +547,17 @@ rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm 
     const arm_end *a = &ends[0], *b = &ends[1];
     bool only_a = is_none(b->active), only_b = is_none(a->active);
     for (int i = 0; ok && i < assigned.n; i++) {
-      qn_value v = only_a && a->slots  ? value_retain(a->slots[i])
+      qn_value v = only_a && a->slots   ? value_retain(a->slots[i])
                    : only_b && b->slots ? value_retain(b->slots[i])
                    : only_a || only_b   ? value_retain(before[i])
                                         : select_value(vm, p, a->slots[i], b->slots[i]);
       ok = !value_is_error(v);
       if (ok) set_slot(vm, assigned.slots[i], v);
     }
-    if (ok && used) *result = only_a   ? value_retain(a->value)
-                              : only_b ? value_retain(b->value)
-                                       : select_value(vm, p, a->value, b->value);
+    if (ok && used)
+      *result = only_a   ? value_retain(a->value)
+                : only_b ? value_retain(b->value)
+                         : select_value(vm, p, a->value, b->value);
     ok = ok && !(used && value_is_error(*result));
     if (ok && same_mask(a->active, masks[0]) && same_mask(b->active, masks[1])) {
       set_mask(vm, &r->active, value_retain(before_active));

@@ -63,7 +63,8 @@ struct lane_check {
   uint32_t first, last; /* its counterpart's nodes are among these */
   uint32_t node;        /* of the lane */
   uint8_t nlevels;
-  uint32_t *wholes; /* of each operand: its outermost counterpart or itself, then which levels it has an axis of (bits, innermost: 1);
+  uint32_t *
+      wholes; /* of each operand: its outermost counterpart or itself, then which levels it has an axis of (bits, innermost: 1);
                        in the graph's arena */
   int64_t sizes[ARRAY_MAX_RANK]; /* of the levels, innermost first */
 };
@@ -86,7 +87,8 @@ static bool note_checks(struct recording *r, const uint8_t *fallible, uint32_t f
       r->g->failed = true;
       return false;
     }
-    for (const struct lanes *l = r->lanes; l && c->nlevels < ARRAY_MAX_RANK; l = l->outer) c->sizes[c->nlevels++] = l->batch.lanes;
+    for (const struct lanes *l = r->lanes; l && c->nlevels < ARRAY_MAX_RANK; l = l->outer)
+      c->sizes[c->nlevels++] = l->batch.lanes;
     for (int k = 0; k < n->nin; k++) {
       uint32_t node = n->in[k], bits = 0, bit = 1;
       for (const struct lanes *l = r->lanes; l; l = l->outer, bit <<= 1) {
@@ -183,7 +185,8 @@ void lanes_blame(struct recording *r, uint32_t node) {
   qn_vm *vm = r->vm;
   const struct lane_check *c = NULL;
   for (uint32_t i = 0; i < r->nchecks; i++)
-    if (node >= r->checks[i].first && node <= r->checks[i].last && (!c || r->checks[i].last < c->last)) c = &r->checks[i];
+    if (node >= r->checks[i].first && node <= r->checks[i].last && (!c || r->checks[i].last < c->last))
+      c = &r->checks[i];
   if (!c || !error_catchable(vm)) return;
   r->lanes_failed = true;
   qn_error_object *e = error_take(vm);

@@ -533,11 +533,12 @@ static qn_value apply_data_shaped(struct recording *r, op_id op, const qn_value 
   uint32_t site = rec_site(r);
   for (int k = 0; k < nin; k++)
     if (lanes_whole(r, nodes[k]))
-      return raise(vm, E_not_batched, SPAN_NONE,
-                   op == OP_compress
-                       ? "vmap: x[mask] would have another size in each lane; use where(mask, x, 0), which keeps the size"
-                       : "vmap: %s would give another number of elements in each lane",
-                   op_rows[op].name);
+      return raise(
+          vm, E_not_batched, SPAN_NONE,
+          op == OP_compress
+              ? "vmap: x[mask] would have another size in each lane; use where(mask, x, 0), which keeps the size"
+              : "vmap: %s would give another number of elements in each lane",
+          op_rows[op].name);
   if (!rec_break(r, BREAK_shape_of_data, op_rows[op].name)) return value_error();
   struct recording *active = vm->rec;
   vm->rec = NULL;
