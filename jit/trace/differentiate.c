@@ -320,6 +320,7 @@ typedef struct forward {
   qn_value y; /* owned; unset before the call */
   uint32_t from;
   rec_marked before; /* what follows the forward pass */
+  bool held;         /* lanes_hold */
 } forward;
 
 static bool out_leaf(void *ctx, const char *path, qn_value v) {
@@ -353,6 +354,7 @@ static bool forward_call(struct recording *r, const rec_call_site *site, int nar
   const qn_fn *f = value_fn(site->fn);
   const char *name = ((const transform_def *)f->code)->name;
   w->in = w->out = (leaves){.r = r, .name = name};
+  w->held = false;
   w->y = value_unset();
   w->nargs = nargs;
   if (!vm_enter(vm, (size_t)nargs + 1)) return false;
@@ -390,6 +392,7 @@ static bool forward_call(struct recording *r, const rec_call_site *site, int nar
 /* The backward pass from stand-ins for the cotangents of the results. */
 static bool forward_transpose(struct recording *r, forward *w) {
   qn_vm *vm = r->vm;
+  if (!(w->held = lanes_hold(r))) return false;
   w->before = rec_mark(r);
   if (!leaves_room(&w->out) || !tree_each(vm, w->y, stand_in_leaf, &w->out)) return false;
   uint32_t *roots = mem_alloc(vm, 2 * (w->out.n + (size_t)1) * sizeof *roots), *seeds = roots + w->out.n + 1;
@@ -405,7 +408,14 @@ static bool forward_transpose(struct recording *r, forward *w) {
   return ok;
 }
 
+/* The counterparts of a vmap's lanes are made again; those of nodes that have gone were not. */
+static void forward_go_on(struct recording *r, forward *w) {
+  if (w->held) lanes_go_on(r);
+  w->held = false;
+}
+
 static void forward_free(qn_vm *vm, forward *w, qn_value *mark) {
+  forward_go_on(w->in.r, w);
   vm_pop_to(vm, mark);
   value_release(vm, w->y);
   leaves_free(&w->in);
@@ -486,6 +496,7 @@ static qn_value call_vjp(struct recording *r, const rec_call_site *site) {
     ok = !value_is_error(like) && result_template(r, &w, &b->call.result) &&
          body_cut(r, b, w.before.n, w.out.grads, w.out.n, w.in.grads, w.in.n, &bound);
     rec_forget(r, w.before);
+    forward_go_on(r, &w);
     if (ok)
       pair[1] = bind_body(r, b, &bound);
     else
@@ -559,6 +570,7 @@ static qn_value call_jvp(struct recording *r, const rec_call_site *site) {
   leaves dy = {.r = r};
   for (uint32_t i = 0; i < w.out.n && ok; i++) ok = leaves_add(&dy, w.out.grads[i]);
   ok = ok && backward(r, w.before.n, t.roots, t.seeds, t.n, &dy) && trust_dead(r, w.before.n, &dy);
+  forward_go_on(r, &w);
   if (ok) {
     r->handing_grads = true;
     pair[1] = tree_rebuild(vm, w.y, grad_leaf, &dy);
@@ -638,6 +650,7 @@ qn_value region_call(struct recording *r, const rec_call_site *site) {
     value_release(vm, value_obj(TAG_LIST, l));
     if (value_is_error(args)) goto done;
   }
+  if (!lanes_advance(r)) goto done; /* a region has its own counterparts */
   graph_region x = {.first = r->g->n, .again = !custom};
   y = vm->hooks.call(vm, f->captures[0], custom ? value_list(args)->items : site->args, nargs, site->args[nargs]);
   if (value_is_error(y)) goto done;
@@ -650,9 +663,9 @@ qn_value region_call(struct recording *r, const rec_call_site *site) {
   result = tree_rebuild(vm, y, alias_leaf, &out);
   value_release(vm, y);
   if (value_is_error(result)) goto done;
+  bool ok = lanes_advance(r);
   x.end = r->g->n;
-  bool ok = true;
-  if (custom) {
+  if (ok && custom) {
     ok = (rule = rule_make(r, f->captures[1], args, result, &arg_nodes, &outs)) != NULL;
     x.rule = rule;
     x.args = arg_nodes.nodes;

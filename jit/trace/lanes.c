@@ -107,7 +107,7 @@ static bool note_checks(struct recording *r, const uint8_t *fallible, uint32_t f
 
 bool lanes_advance(struct recording *r) {
   uint32_t from = r->lanes_seen, n = r->g->n;
-  if (!r->lanes || from >= n) return true;
+  if (!r->lanes || r->lanes_held || from >= n) return true;
   qn_vm *vm = r->vm;
   struct lanes *outermost = r->lanes;
   while (outermost->outer) outermost = outermost->outer;
@@ -130,6 +130,14 @@ bool lanes_advance(struct recording *r) {
   if (!ok && !error_pending(vm)) raise_memory(vm);
   return ok;
 }
+
+bool lanes_hold(struct recording *r) {
+  if (!lanes_advance(r)) return false;
+  r->lanes_held++;
+  return true;
+}
+
+void lanes_go_on(struct recording *r) { r->lanes_held--; }
 
 /* ---- the first lane that fails -------------------------------------------------------------------------------------------------- */
 
@@ -574,16 +582,48 @@ static qn_value lane_out(lane_results *m, qn_value v, qn_value axes, bool inside
 /* ---- the call ------------------------------------------------------------------------------------------------------------------------- */
 
 static bool open_lanes(struct recording *r, struct lanes *l, int64_t n) {
+  if (r->lanes_held) {
+    raise(r->vm, E_not_batched, SPAN_NONE, "vmap: a derivative of lanes is being made, which calls vmap again");
+    return false;
+  }
   if (!lanes_advance(r)) return false;
   l->outer = r->lanes;
+  l->depth = l->outer ? l->outer->depth + 1 : 1;
+  l->nregions = r->regions.n;
   batch_begin(&l->batch, r->g, l->outer ? &l->outer->batch : NULL, n, r->g->n);
   r->lanes = l;
   r->lanes_seen = r->g->n;
   return true;
 }
 
+/* What lies outside of the lanes differentiates their counterparts: the regions become those of the counterparts, and the rule of a
+ * custom_grad is done in all lanes, where all its arguments are lanes. */
+static bool lift_region(struct recording *r, const struct lanes *l, graph_region *x) {
+  uint32_t *args = (uint32_t *)x->args, *outs = (uint32_t *)x->outs; /* one list of the recording's */
+  bool any = false, all = true;
+  for (uint32_t i = 0; i < x->nouts; i++) any |= outs[i] && batch_whole(&l->batch, outs[i]);
+  for (uint32_t i = 0; i < x->nargs; i++) all &= batch_whole(&l->batch, args[i]) != 0;
+  if (!any || (x->rule && !all)) return true;
+  for (uint32_t i = 0; i < x->nouts; i++) {
+    uint32_t whole = outs[i] ? batch_whole(&l->batch, outs[i]) : 0;
+    if (whole) outs[i] = whole;
+  }
+  for (uint32_t i = 0; i < x->nargs; i++) args[i] = batch_whole(&l->batch, args[i]);
+  region_rule *rule = x->rule;
+  if (!rule || rule->lanes == l->depth) return true;
+  qn_value captures[3] = {rule->backward, value_int(0), value_int(0)};
+  qn_value all_lanes = transform_new(r->vm, TRANSFORM_VMAP, captures, 3);
+  if (value_is_error(all_lanes)) return false;
+  value_release(r->vm, rule->backward);
+  rule->backward = all_lanes;
+  rule->lanes = l->depth;
+  return true;
+}
+
 /* The lanes' values go; nobody can use them any more. */
-static void close_lanes(struct recording *r, struct lanes *l) {
+static bool close_lanes(struct recording *r, struct lanes *l) {
+  bool ok = true;
+  for (uint32_t i = l->nregions; i < r->regions.n && ok; i++) ok = lift_region(r, l, &r->regions.list[i]);
   for (uint32_t i = l->batch.from; i < r->g->n && i < r->vals_cap; i++) {
     if (!batch_whole(&l->batch, i)) continue;
     value_release(r->vm, r->vals[i]);
@@ -593,6 +633,7 @@ static void close_lanes(struct recording *r, struct lanes *l) {
   batch_end(&l->batch);
   r->lanes_seen = r->g->n;
   if (!r->lanes) r->lanes_failed = false;
+  return ok;
 }
 
 static qn_value lanes_inline(struct recording *r, const rec_call_site *site) {
@@ -620,7 +661,10 @@ static qn_value lanes_inline(struct recording *r, const rec_call_site *site) {
 done:
   value_release(vm, r->active); /* an error in an arm leaves those of the arm */
   r->active = active;
-  if (open) close_lanes(r, &l);
+  if (open && !close_lanes(r, &l) && !value_is_error(result)) {
+    value_release(vm, result);
+    result = value_error();
+  }
   vm_pop_to(vm, mark);
   value_release(vm, in_axes);
   value_release(vm, out_axes);

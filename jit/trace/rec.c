@@ -345,6 +345,10 @@ static void need(const struct recording *r, uint32_t j, uint8_t *needed, uint32_
 bool rec_run_pending(struct recording *r) {
   qn_vm *vm = r->vm;
   const graph *g = r->g;
+  if (r->lanes_held) {
+    raise(vm, E_not_batched, SPAN_NONE, "vmap: data cannot be read while a derivative of its lanes is being made");
+    return false;
+  }
   if (!lanes_advance(r) || !rec_room(r)) return false;
   uint32_t n = g->n, from = r->reopened ? 1 : r->done;
   if (from >= n) return true;

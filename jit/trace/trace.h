@@ -86,6 +86,8 @@ typedef struct region_list {
 /* A vmap in progress. */
 struct lanes {
   struct lanes *outer;
+  uint32_t depth; /* 1: the outermost */
+  uint32_t nregions; /* regions before it */
   graph_batch batch;
 };
 
@@ -134,6 +136,7 @@ struct recording {
   /* vmap */
   struct lanes *lanes;      /* the innermost one in progress */
   uint32_t lanes_seen;      /* nodes below have their counterparts, where they differ from lane to lane */
+  int lanes_held;           /* lanes_hold */
   bool lanes_failed;        /* the pending error is one of single lanes */
   qn_value active;          /* the lanes at work: nil all, unset none, or a bool that differs from lane to lane */
   struct rec_frame *frames; /* functions and loops in progress, the innermost first */
@@ -398,6 +401,7 @@ typedef struct region_rule {
   qn_value backward;  /* the function */
   tpl_list cts, args; /* its arguments: outputs are numbers in the region's outs and args */
   tpl_list like;      /* the float leaves of the arguments: numbers in args */
+  uint32_t lanes;     /* depth of the vmap that backward has been made for last; 0: none */
 } region_rule;
 void region_rule_release(qn_vm *vm, region_rule *rule);
 qn_value differentiate_call(struct recording *r, const rec_call_site *site);
@@ -478,6 +482,9 @@ QN_MUST_CHECK qn_value lanes_call(qn_vm *vm, const rec_call_site *site);
 /* Appends the counterparts of what was recorded since. False with an error raised: memory is short, or something cannot be done in
  * all lanes at once. */
 QN_MUST_CHECK bool lanes_advance(struct recording *r);
+/* From here on no counterparts are made until lanes_go_on: what is appended may be taken out again. Meanwhile nothing can run. */
+QN_MUST_CHECK bool lanes_hold(struct recording *r);
+void lanes_go_on(struct recording *r);
 /* The counterpart of a node at the innermost level where it has one, after lanes_advance; 0: it is the same in all lanes. */
 uint32_t lanes_whole(const struct recording *r, uint32_t node);
 /* Its counterpart for all lanes of all levels; itself if it has none. */
