@@ -630,8 +630,7 @@ static bool close_lanes(struct recording *r, struct lanes *l) {
     r->vals[i] = value_unset();
   }
   r->lanes = l->outer;
-  batch_end(&l->batch);
-  r->lanes_seen = r->g->n;
+  batch_end(&l->batch); /* what the results have appended is still to be seen by the lanes around */
   if (!r->lanes) r->lanes_failed = false;
   return ok;
 }

@@ -524,7 +524,8 @@ START_TEST(draws_by_arrays_of_keys) {
       int64_t own[ARRAY_MAX_RANK];
       for (int i = 0; i < rank; i++) own[i] = k == 1 && i == 0 && trial % 2 ? 1 : shape[i];
       qn_array *a = array_new(vm, QN_i64, rank, own);
-      for (int64_t i = 0; i < a->size; i++) ((int64_t *)(void *)array_data(a))[i] = 1000 * k + (i * 77) % 901 - (k == 2);
+      int64_t *word = (int64_t *)(void *)array_data(a);
+      for (int64_t i = 0; i < a->size; i++) word[i] = 1000 * k + (i * 77) % 901 - (k == 2);
       in[k] = value_obj(TAG_ARRAY, a);
       op_attr order = {.n = (uint8_t)rank};
       if (rank > 1 && own[0] == own[1]) { /* transposed twice: the same shape, and then the strides of another */
@@ -540,17 +541,17 @@ START_TEST(draws_by_arrays_of_keys) {
     part.n = (uint8_t)inner;
     for (int i = 0; i < inner; i++) part.d[i] = attr.d[rank + i];
     for (int64_t k = 0; k < keys; k++) {
-      qn_value word[3];
+      qn_value own[3];
       for (int i = 0; i < 3; i++) {
-        word[i] = in[i];
+        own[i] = in[i];
         if (!value_is(in[i], TAG_ARRAY)) continue;
         op_attr to = {.n = (uint8_t)rank};
         for (int a = 0; a < rank; a++) to.d[a] = shape[a];
         qn_value wide = eager_apply(vm, OP_broadcast, &in[i], 1, &to);
-        word[i] = array_get_flat(value_array(wide), k);
+        own[i] = array_get_flat(value_array(wide), k);
         value_release(vm, wide);
       }
-      qn_value one = eager_apply(vm, op, word, 3, &part);
+      qn_value one = eager_apply(vm, op, own, 3, &part);
       size_t bytes = (size_t)each * dtype_size(dtype);
       ck_assert_msg(memcmp(array_data(value_array(one)), array_data(value_array(all)) + (size_t)k * bytes, bytes) == 0,
                     "trial %d, key %d", trial, (int)k);
