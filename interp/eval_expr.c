@@ -260,6 +260,9 @@ static __attribute__((cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_s
   } else if (value_is(v, TAG_ARRAY)) {
     for (int i = 0; i < ARRAY_FIELDS; i++) names[n++] = array_fields[i];
     text_addf(&t, "arrays have no field '%s'", name->text);
+  } else if (value_is_graph(v)) {
+    for (int i = 0; i < GRAPH_FIELDS; i++) names[n++] = jit_graph_fields[i];
+    text_addf(&t, "graphs have no field '%s'", name->text);
   } else {
     text_kind(&t, v);
     text_addf(&t, " has no fields; '%s' needs a record, module or array", name->text);
@@ -269,7 +272,10 @@ static __attribute__((cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_s
     text_addf(&t, ": %s", cure);
   else
     add_names(&t, vm, name->text, names, n, "it has");
-  return raise_text(vm, value_is(v, TAG_RECORD) || value_is(v, TAG_MODULE) || value_is(v, TAG_ARRAY) ? E_key : E_type,
+  return raise_text(vm,
+                    value_is(v, TAG_RECORD) || value_is(v, TAG_MODULE) || value_is(v, TAG_ARRAY) || value_is_graph(v)
+                        ? E_key
+                        : E_type,
                     mark, &t);
 }
 
@@ -322,6 +328,10 @@ qn_value field_of(qn_vm *vm, qn_value v, qn_str *name, span mark, field_cache *c
     return value_retain(c->value);
   }
   if (value_is(v, TAG_ARRAY)) return array_field(vm, v, name, mark);
+  if (value_is_graph(v)) {
+    qn_value field = jit_graph_field(vm, v, name->text);
+    if (field.head != TAG_UNSET) return field;
+  }
   return no_field(vm, v, name, mark);
 }
 

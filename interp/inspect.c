@@ -64,6 +64,8 @@ void interp_fields(qn_value v, void (*each)(void *ctx, const char *name), void *
       if (s->cells[i]->declared && s->cells[i]->value.head != TAG_UNSET) each(ctx, s->cells[i]->name->text);
   } else if (value_is(v, TAG_ARRAY)) {
     for (int i = 0; i < ARRAY_FIELDS; i++) each(ctx, array_fields[i]);
+  } else if (value_is_graph(v)) {
+    for (int i = 0; i < GRAPH_FIELDS; i++) each(ctx, jit_graph_fields[i]);
   }
 }
 

@@ -872,6 +872,10 @@ bool format_print(qn_vm *vm, qn_value v, const format_options *options, text_buf
     return true;
   }
   if (value_is(v, TAG_ARRAY)) return print_array(&f, value_array(v));
+  if (value_is(v, TAG_FN) && value_fn(v)->head.flags == FN_GRAPH) {
+    vm->hooks.graph_text(v, out);
+    return true;
+  }
   return print_entry(&f, v, 0);
 }
 

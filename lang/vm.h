@@ -80,6 +80,8 @@ typedef struct vm_hooks {
   const struct device_kernels *kernels; /* and what runs kernels there (jit/kernel/device.h) */
   /* Shows how far a `for` over a list or range marked OBJ_PROGRESS is: before each item, and at the end (done == total) (stdlib). */
   void (*progress)(qn_vm *vm, int64_t done, int64_t total);
+  /* The text of an FN_GRAPH value (jit/trace). */
+  void (*graph_text)(qn_value graph, text_buf *out);
   /* Frees the code of FN_GRAPH values (jit/trace). */
   void (*free_graph)(qn_vm *vm, void *code);
   /* Releases what interp keeps behind fn->code or a module's scope; may be NULL. Runs before close_jit. */

@@ -260,6 +260,10 @@ QN_MUST_CHECK bool graph_grad(graph *g, uint32_t from, uint32_t root, uint32_t s
 /* ---- text ---------------------------------------------------------------------------------------------------------------- */
 
 void graph_print(const graph *g, text_buf *out);
+/* The attributes of an op by name, for those who walk a graph: `each` gets a list of n numbers, or (n -1) a text, or (no text) a
+ * flag that is set. */
+void graph_attr_each(op_id op, const op_attr *a, void (*each)(void *ctx, const char *name, const char *text, const int64_t *d, int n),
+                     void *ctx);
 /* Parses what graph_print writes; NULL with a message in `why`. */
 QN_MUST_CHECK graph *graph_parse(const char *text, char *why, size_t size);
 /* 64-bit content hash of structure, types and attributes; places and names do not count. */

@@ -146,6 +146,22 @@ static void print_attr(const graph *g, op_id op, const op_attr *a, text_buf *out
   if (op_rows[op].dtype_rule == DT_attr || a->dtype) text_addf(out, " dtype=%s", dtype_rows[a->dtype].name);
 }
 
+void graph_attr_each(op_id op, const op_attr *a,
+                     void (*each)(void *ctx, const char *name, const char *text, const int64_t *d, int n), void *ctx) {
+  int64_t axes[8];
+  int n = 0;
+  for (int i = 0; i < 8; i++)
+    if (a->axes >> i & 1) axes[n++] = i;
+  if (n) each(ctx, "axes", NULL, axes, n);
+  if (a->keepdims) each(ctx, "keepdims", NULL, NULL, -1);
+  if (a->mode) each(ctx, "mode", mode_names[a->mode], NULL, -1);
+  for (int i = 0; i < FLAGS; i++)
+    if (a->flags & flag_names[i].bit) each(ctx, flag_name(op, i), NULL, NULL, -1);
+  bool shaped = op_attr_is_dim(op, 0) && op_attr_is_dim(op, 2);
+  if (a->n || shaped || op == OP_permute) each(ctx, list_name(op), NULL, a->d, a->n);
+  if (op_rows[op].dtype_rule == DT_attr || a->dtype) each(ctx, "dtype", dtype_rows[a->dtype].name, NULL, -1);
+}
+
 static void print_nodes(const uint32_t *in, uint32_t n, text_buf *out) {
   for (uint32_t i = 0; i < n; i++) text_addf(out, i ? ", %%%u" : " %%%u", (unsigned)in[i]);
 }

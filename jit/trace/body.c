@@ -93,6 +93,7 @@ static void body_free(qn_vm *vm, void *code) {
   pattern_free(vm, &b->call.pattern);
   template_free(vm, &b->call.result);
   mem_free(vm, b->call.guards, b->call.nguards * sizeof *b->call.guards);
+  if (b->bound) mem_free(vm, b->bound, (b->nbound + 1) * sizeof *b->bound);
   regions_cut(vm, &b->regions, 0);
   mem_free(vm, b->regions.list, b->regions.cap * sizeof *b->regions.list);
   value_release(vm, b->like);
@@ -107,7 +108,8 @@ void body_open(qn_vm *vm) { vm->hooks.free_graph = body_free; }
 
 void body_finish(graph_body *b) {
   const entry *e = &b->call;
-  uint64_t h = hash_mix(graph_hash(e->graph), b->nbound);
+  uint64_t h = hash_mix(hash_mix(graph_hash(e->graph), b->nbound), b->rest);
+  for (uint32_t i = 0; i < b->nbound && b->bound; i++) h = hash_mix(h, b->bound[i]);
   h = pattern_own_hash(&e->pattern, h);
   h = template_hash(&e->result, h);
   h = value_structure_hash(b->like, h);
@@ -299,13 +301,13 @@ static bool collect_inputs(struct recording *r, const graph_body *b, const rec_c
     return false;
   }
   int wanted = pullback ? 1 : (int)e->pattern.nargs;
-  if (nargs != wanted) {
+  if (b->rest ? nargs < wanted - 1 : nargs != wanted) {
     raise(vm, E_arity, SPAN_NONE, "%s takes %d argument%s, and %d %s given", pullback ? "the pullback" : "this graph",
           wanted, wanted == 1 ? "" : "s", nargs, nargs == 1 ? "is" : "are");
     return false;
   }
-  for (uint32_t i = 0; i < b->nbound; i++) in[i] = value_retain(value_fn(site->fn)->captures[i]);
   if (pullback) {
+    for (uint32_t i = 0; i < b->nbound; i++) in[i] = value_retain(value_fn(site->fn)->captures[i]);
     input_list l = {in + b->nbound};
     return companion_walk(vm, "the cotangent", "the result", b->like, site->args[0], take_cotangent, &l) &&
            fill_zeros(vm, in + b->nbound, l.at);
@@ -315,14 +317,25 @@ static bool collect_inputs(struct recording *r, const graph_body *b, const rec_c
   bool ok = scalars != NULL;
   text_buf why;
   text_init(&why, vm);
-  if (ok && !pattern_match(&e->pattern, true, value_nil(), site->args, nargs, arrays, scalars, &why)) {
+  qn_value *args = site->args, *mark = vm->sp;
+  if (ok && b->rest && (ok = vm_enter(vm, (size_t)wanted))) {
+    for (int i = 0; i < wanted - 1; i++) *vm->sp++ = value_retain(args[i]);
+    qn_list *l = list_from(vm, args + wanted - 1, (size_t)(nargs - wanted + 1));
+    if ((ok = l != NULL)) *vm->sp++ = value_obj(TAG_LIST, l);
+    args = mark;
+    nargs = wanted;
+  }
+  if (ok && !pattern_match(&e->pattern, true, value_nil(), args, nargs, arrays, scalars, &why)) {
     text_add(&why, "", 1);
     raise(vm, E_argument, SPAN_NONE, "the graph was recorded for another call: %s",
           why.failed ? "the arguments differ" : why.text);
     ok = false;
   }
-  if (ok) pattern_values(&e->pattern, site->args, nargs, in);
-  for (uint32_t i = b->nbound; i < ninputs && ok; i++) value_retain(in[i]);
+  if (ok) pattern_values(&e->pattern, value_nil(), args, nargs, in);
+  for (uint32_t i = 0; i < ninputs && ok; i++) value_retain(in[i]);
+  vm_pop_to(vm, mark);
+  for (uint32_t i = 0; i < b->nbound && ok; i++)
+    in[b->bound ? b->bound[i] : i] = value_retain(value_fn(site->fn)->captures[i]);
   for (uint32_t i = 0; i < ninputs && ok && e->nguards; i++)
     if (value_is_scalar(in[i])) {
       scalars[i] = rec_observe(vm, in[i]);

@@ -32,6 +32,8 @@ void entry_free(qn_vm *vm, entry *e) {
   plan_forget(vm, &e->there);
   if (e->plan) shared_plan_release(e->plan);
   if (e->graph) graph_free(e->graph);
+  regions_cut(vm, &e->regions, 0);
+  mem_free(vm, e->regions.list, e->regions.cap * sizeof *e->regions.list);
   mem_free(vm, e, sizeof *e);
 }
 
@@ -346,7 +348,9 @@ static entry *entry_make(struct recording *r, qn_value result) {
   e->state = capture ? ENTRY_COMPILING : ENTRY_BROKEN;
   if (capture) {
     e->graph = r->g;
+    e->regions = r->regions;
     r->g = NULL;
+    r->regions = (region_list){0};
   }
   return e;
 }
@@ -729,9 +733,19 @@ static bool runs_now(qn_vm *vm, entry *e) {
   return !e->device || plan_ready(vm, e->plan->plan, &e->there, e->device, wait);
 }
 
+static bool keep_call(qn_vm *vm, vm_jit *j, const rec_call_site *site) {
+  qn_list *l = list_from(vm, site->args, (size_t)site->nargs);
+  if (!l) return false;
+  j->watched = NULL; /* the outermost call is the one */
+  j->watched_fn = value_retain(site->fn);
+  j->watched_args = value_obj(TAG_LIST, l);
+  return true;
+}
+
 qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   jit_anchor *a = site->anchor;
   vm_jit *j = jit_of(vm);
+  if (j->watched == a && !keep_call(vm, j, site)) return value_error();
   if (!j->sync_once && (vm->config.jit == QN_JIT_OFF || a->state == ANCHOR_NEVER)) {
     a->countdown = INT32_MAX;
     return run_plain(vm, site, BREAK_none); /* nobody wanted a graph */

@@ -1,4 +1,4 @@
-/* explain, graph and code: what the compiler made of a call.
+/* explain and code (and graph, graphs.c): what the compiler made of a call.
  *
  * All three make the call (on this thread, waiting for the plan: the one place where somebody who asks waits), whatever --jit
  * says, so that their answers do not depend on timing, and read the entry that served it.
@@ -12,7 +12,7 @@
 /* ---- building records ---------------------------------------------------------------------------------------------------------- */
 
 /* Sets a field; takes over `v`. A failure sticks in *ok. */
-static void put(qn_vm *vm, qn_record *r, const char *name, qn_value v, bool *ok) {
+void put_field(qn_vm *vm, qn_record *r, const char *name, qn_value v, bool *ok) {
   qn_str *s = *ok && !value_is_error(v) ? str_intern(vm, name, strlen(name)) : NULL;
   if (!s) {
     if (!value_is_error(v)) value_release(vm, v);
@@ -23,12 +23,12 @@ static void put(qn_vm *vm, qn_record *r, const char *name, qn_value v, bool *ok)
   value_release(vm, value_obj(TAG_STR, s));
 }
 
-static qn_value text(qn_vm *vm, const char *s) {
+qn_value text_value(qn_vm *vm, const char *s) {
   qn_str *t = str_new(vm, s, strlen(s));
   return t ? value_obj(TAG_STR, t) : value_error();
 }
 
-static void push(qn_vm *vm, qn_list *l, qn_value v, bool *ok) {
+void push_item(qn_vm *vm, qn_list *l, qn_value v, bool *ok) {
   if (value_is_error(v) || !*ok) {
     if (!value_is_error(v)) value_release(vm, v);
     *ok = false;
@@ -54,26 +54,38 @@ static int line_at(qn_vm *vm, span at) {
 
 /* ---- reading an entry ------------------------------------------------------------------------------------------------------------- */
 
-/* What serves a call: an entry, whose plan is ready unless it is broken; or none, and why. */
-typedef struct served {
-  jit_anchor *anchor;
-  entry *entry;
-  break_reason why; /* BREAK_none: there is a plan */
-  span at;
-  char text[160]; /* the reason in words */
-} served;
+/* A builtin has no call of its own that asks its anchor. */
+typedef struct builtin_site {
+  qn_vm *vm;
+  rec_call_site site;
+} builtin_site;
 
-/* Makes the call and finds what serves it. False with an error raised: the call's, or no memory to compile it with. */
-static bool serve(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, served *s) {
+static qn_value run_builtin(void *ctx) {
+  builtin_site *c = ctx;
+  return c->vm->hooks.call(c->vm, c->site.fn, c->site.args, c->site.nargs, value_nil());
+}
+
+static qn_value call_builtin(qn_vm *vm, jit_anchor *a, qn_value fn, const qn_value *args, int nargs) {
+  if (!vm_enter(vm, (size_t)nargs + 1)) return value_error();
+  builtin_site c = {.vm = vm};
+  qn_value *mark = vm->sp;
+  for (int i = 0; i < nargs; i++) *vm->sp++ = value_retain(args[i]);
+  c.site = (rec_call_site){.anchor = a, .fn = fn, .args = mark, .nargs = nargs, .run = run_builtin, .ctx = &c};
+  qn_value result = rec_call(vm, &c.site);
+  vm_pop_to(vm, mark);
+  return result;
+}
+
+bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int nargs, served *s) {
   jit_anchor *a = value_is(fn, TAG_FN) ? anchor_of_value(vm, fn) : NULL;
   if (!a) {
     if (error_pending(vm)) return false;
-    raise(vm, E_type, SPAN_NONE, "explain takes a function written in Quern, within at most eight transforms, not %s",
-          value_is(fn, TAG_FN) ? "a builtin" : value_kind_name(fn));
+    raise(vm, E_type, SPAN_NONE, "%s takes a function within at most eight transforms, not %s", what,
+          value_is(fn, TAG_FN) ? "one within more" : value_kind_name(fn));
     return false;
   }
   if (!anchor_entries_of(vm, a)) return false;
-  if (vm->rec && !rec_break(vm->rec, BREAK_effect, "explain")) return false;
+  if (vm->rec && !rec_break(vm->rec, BREAK_effect, what)) return false;
   jit_drain(vm, true);
   vm_jit *j = jit_of(vm);
   uint8_t state = a->state;
@@ -85,7 +97,8 @@ static bool serve(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, serve
   /* Calls that the interpreter does not hand over at all. */
   j->refused = vm->rec ? BREAK_nested : BREAK_no_arguments;
   uint64_t draw = vm->draw; /* looking must not change what the program computes */
-  qn_value result = vm->hooks.call(vm, fn, args, nargs, value_nil());
+  bool direct = value_fn(fn)->head.flags == FN_BUILTIN && !vm->rec;
+  qn_value result = direct ? call_builtin(vm, a, fn, args, nargs) : vm->hooks.call(vm, fn, args, nargs, value_nil());
   vm->draw = draw;
   j->sync_once = false;
   if (state != ANCHOR_ACTIVE) {
@@ -135,15 +148,15 @@ static qn_value kernel_record(qn_vm *vm, const plan *p, const plan_kernel *k) {
   qn_record *r = record_new(vm);
   if (!r) return value_error();
   bool ok = true;
-  put(vm, r, "name", text(vm, kernel_name(k)), &ok);
+  put_field(vm, r, "name", text_value(vm, kernel_name(k)), &ok);
   int lines[KERNEL_LINES_MOST];
   int n = kernel_lines(vm, p, k, lines);
   qn_list *l = list_new(vm, 0);
   if (!l) ok = false;
-  for (int i = 0; i < n && ok; i++) push(vm, l, value_int(lines[i]), &ok);
-  if (l) put(vm, r, "lines", value_obj(TAG_LIST, l), &ok);
-  put(vm, r, "ops", value_int(k->nops), &ok);
-  put(vm, r, "bytes", value_int(dim_hint(&p->graph->dims, k->bytes)), &ok);
+  for (int i = 0; i < n && ok; i++) push_item(vm, l, value_int(lines[i]), &ok);
+  if (l) put_field(vm, r, "lines", value_obj(TAG_LIST, l), &ok);
+  put_field(vm, r, "ops", value_int(k->nops), &ok);
+  put_field(vm, r, "bytes", value_int(dim_hint(&p->graph->dims, k->bytes)), &ok);
   if (ok) return value_obj(TAG_RECORD, r);
   value_release(vm, value_obj(TAG_RECORD, r));
   return value_error();
@@ -153,8 +166,8 @@ static qn_value reason_record(qn_vm *vm, const char *reason, int line) {
   qn_record *r = record_new(vm);
   if (!r) return value_error();
   bool ok = true;
-  put(vm, r, "reason", text(vm, reason), &ok);
-  put(vm, r, "line", value_int(line), &ok);
+  put_field(vm, r, "reason", text_value(vm, reason), &ok);
+  put_field(vm, r, "line", value_int(line), &ok);
   if (ok) return value_obj(TAG_RECORD, r);
   value_release(vm, value_obj(TAG_RECORD, r));
   return value_error();
@@ -162,7 +175,7 @@ static qn_value reason_record(qn_vm *vm, const char *reason, int line) {
 
 qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
   served s;
-  if (!serve(vm, fn, args, nargs, &s)) return value_error();
+  if (!serve(vm, "explain", fn, args, nargs, &s)) return value_error();
   entry *e = s.entry;
   plan *p = e && e->plan ? e->plan->plan : NULL;
   qn_record *r = record_new(vm);
@@ -172,28 +185,28 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
   int compiled = there ? (int)p->nkernels : 0;
   for (uint32_t i = 0; p && i < p->nkernels && ok; i++) {
     if (!e->device) compiled += atomic_load_explicit(&p->kernels[i].code, memory_order_acquire) != NULL;
-    push(vm, kernels, kernel_record(vm, p, &p->kernels[i]), &ok);
+    push_item(vm, kernels, kernel_record(vm, p, &p->kernels[i]), &ok);
   }
-  if (ok && s.why != BREAK_none) push(vm, breaks, reason_record(vm, s.text, line_at(vm, s.at)), &ok);
+  if (ok && s.why != BREAK_none) push_item(vm, breaks, reason_record(vm, s.text, line_at(vm, s.at)), &ok);
   const anchor_entries *list = s.anchor->entries;
   for (uint32_t i = 0; i < list->nrecompiles && ok; i++)
-    push(vm, recompiles, reason_record(vm, list->recompiles[i].text, line_at(vm, list->recompiles[i].at)), &ok);
+    push_item(vm, recompiles, reason_record(vm, list->recompiles[i].text, line_at(vm, list->recompiles[i].at)), &ok);
   text_buf guards;
   text_init(&guards, vm);
   if (e) entry_guards(e, &guards);
   if (guards.len && guards.text && guards.text[guards.len - 1] == '\n') guards.len--;
   qn_value guard_text = text_take(&guards);
   if (ok) {
-    put(vm, r, "graphs", value_int(p ? 1 : 0), &ok);
-    put(vm, r, "kernels", value_obj(TAG_LIST, kernels), &ok);
-    put(vm, r, "breaks", value_obj(TAG_LIST, breaks), &ok);
-    put(vm, r, "recompiles", value_obj(TAG_LIST, recompiles), &ok);
-    put(vm, r, "guards", guard_text, &ok);
-    put(vm, r, "compiled", value_int(compiled), &ok);
+    put_field(vm, r, "graphs", value_int(p ? 1 : 0), &ok);
+    put_field(vm, r, "kernels", value_obj(TAG_LIST, kernels), &ok);
+    put_field(vm, r, "breaks", value_obj(TAG_LIST, breaks), &ok);
+    put_field(vm, r, "recompiles", value_obj(TAG_LIST, recompiles), &ok);
+    put_field(vm, r, "guards", guard_text, &ok);
+    put_field(vm, r, "compiled", value_int(compiled), &ok);
     double ms = e ? e->plan_ms + (e->plan ? (double)atomic_load(&e->plan->compile_us) * 1e-3 : 0) : 0;
-    put(vm, r, "compile_ms", value_float(ms), &ok);
-    put(vm, r, "peak_bytes", value_int(p ? p->peak_bytes : 0), &ok);
-    put(vm, r, "eager_peak_bytes", value_int(p ? p->eager_peak_bytes : 0), &ok);
+    put_field(vm, r, "compile_ms", value_float(ms), &ok);
+    put_field(vm, r, "peak_bytes", value_int(p ? p->peak_bytes : 0), &ok);
+    put_field(vm, r, "eager_peak_bytes", value_int(p ? p->eager_peak_bytes : 0), &ok);
     if (ok) return value_obj(TAG_RECORD, r);
   } else {
     if (kernels) value_release(vm, value_obj(TAG_LIST, kernels));
@@ -205,24 +218,15 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
   return value_error();
 }
 
-qn_value jit_graph_text(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
-  served s;
-  if (!serve(vm, fn, args, nargs, &s)) return value_error();
-  if (!s.entry || !s.entry->graph)
-    return raise(vm, E_no_graph, s.at, "%s has no graph for this call: %s",
-                 s.anchor->name ? s.anchor->name : "the function", s.text);
-  text_buf t;
-  text_init(&t, vm);
-  graph_print(s.entry->graph, &t);
-  return text_take(&t);
+qn_value raise_no_graph(qn_vm *vm, const served *s, const char *what) {
+  return raise(vm, E_no_graph, s->at, "%s has no %s for this call: %s",
+               s->anchor->name ? s->anchor->name : "the function", what, s->text);
 }
 
 qn_value jit_code_text(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
   served s;
-  if (!serve(vm, fn, args, nargs, &s)) return value_error();
-  if (!s.entry || !s.entry->plan)
-    return raise(vm, E_no_graph, s.at, "%s has no code for this call: %s",
-                 s.anchor->name ? s.anchor->name : "the function", s.text);
+  if (!serve(vm, "code", fn, args, nargs, &s)) return value_error();
+  if (!s.entry || !s.entry->plan) return raise_no_graph(vm, &s, "code");
   text_buf t;
   text_init(&t, vm);
   plan_source(s.entry->plan->plan, &t);

@@ -497,12 +497,52 @@ static void values_below(const pattern *p, uint32_t *at, qn_value v, qn_value *i
   for (uint32_t i = 0; i < x->n; i++) values_below(p, at, items[i], inputs);
 }
 
-void pattern_values(const pattern *p, const qn_value *args, int nargs, qn_value *inputs) {
-  (void)nargs;
+void pattern_values(const pattern *p, qn_value fn, const qn_value *args, int nargs, qn_value *inputs) {
   for (uint32_t i = 0; i < p->nroots; i++) {
-    uint32_t at = p->roots[i].first;
-    if (p->roots[i].kind == ROOT_ARG) values_below(p, &at, args[p->roots[i].arg], inputs);
+    const root *x = &p->roots[i];
+    uint32_t at = x->first;
+    if (x->kind == ROOT_ARG && (int)x->arg >= nargs) continue;
+    values_below(p, &at, x->kind == ROOT_ARG ? args[x->arg] : x->kind == ROOT_FN ? fn : *x->slot, inputs);
   }
+}
+
+bool pattern_copy_args(qn_vm *vm, const pattern *from, uint32_t nargs, pattern *to) {
+  if (!mem_grow(vm, (void **)&to->pats, &to->cap, from->n + 1, sizeof *to->pats)) return false;
+  if (!mem_grow(vm, (void **)&to->dims, &to->dims_cap, from->ndims + 1, sizeof *to->dims)) return false;
+  if (!mem_grow(vm, (void **)&to->roots, &to->roots_cap, from->nroots + 1, sizeof *to->roots)) return false;
+  for (uint32_t i = 0; i < from->n; i++) {
+    to->pats[i] = from->pats[i];
+    to->pats[i].layout = from->pats[i].kind == PAT_ARRAY ? 0 : from->pats[i].layout;
+    if (from->pats[i].kind != PAT_FN) value_retain(to->pats[i].value);
+  }
+  if (from->ndims) memcpy(to->dims, from->dims, from->ndims * sizeof *to->dims);
+  to->n = from->n;
+  to->ndims = from->ndims;
+  for (uint32_t i = 0; i < from->nroots; i++) {
+    const root *x = &from->roots[i];
+    if (x->kind != ROOT_ARG || x->arg >= nargs) continue;
+    to->roots[to->nroots] = *x;
+    to->roots[to->nroots++].stand_in = value_nil();
+  }
+  to->nargs = nargs < from->nargs ? nargs : from->nargs;
+  to->ninputs = from->ninputs;
+  to->leaves = from->leaves;
+  return true;
+}
+
+bool pattern_add_input(qn_vm *vm, pattern *p, const graph_type *t, uint32_t input) {
+  if (!mem_grow(vm, (void **)&p->roots, &p->roots_cap, p->nroots + 1, sizeof *p->roots)) return false;
+  if (!mem_grow(vm, (void **)&p->dims, &p->dims_cap, p->ndims + ARRAY_MAX_RANK, sizeof *p->dims)) return false;
+  pat *x = pat_add(vm, p);
+  if (!x) return false;
+  *x = (pat){
+      .kind = t->weak ? PAT_SCALAR : PAT_ARRAY, .dtype = t->dtype, .rank = t->rank, .input = input, .dims = p->ndims};
+  x->tag = (uint8_t)(!t->weak ? TAG_ARRAY : t->dtype == QN_f64 ? TAG_FLOAT : t->dtype == QN_i64 ? TAG_INT : TAG_BOOL);
+  x->value = value_nil();
+  for (int i = 0; i < t->rank; i++) p->dims[p->ndims++] = t->shape[i];
+  p->roots[p->nroots++] = (root){.kind = ROOT_ARG, .arg = p->nargs++, .first = p->n - 1, .stand_in = value_nil()};
+  p->ninputs = input + 1;
+  return true;
 }
 
 uint64_t pattern_hash(qn_value fn, const qn_value *args, int nargs) {

@@ -344,6 +344,7 @@ static void need(const struct recording *r, uint32_t j, uint8_t *needed, uint32_
 
 bool rec_run_pending(struct recording *r) {
   qn_vm *vm = r->vm;
+  if (r->hollow) return true;
   const graph *g = r->g;
   if (r->lanes_held) {
     raise(vm, E_not_batched, SPAN_NONE, "vmap: data cannot be read while a derivative of its lanes is being made");
@@ -436,6 +437,10 @@ qn_value rec_computed(struct recording *r, uint32_t node) {
 /* hooks.force: somebody needs the data of a pending array. */
 static bool rec_force(qn_vm *vm, qn_array *a) {
   struct recording *r = vm->rec;
+  if (r && r->hollow && rec_traced(r, value_obj(TAG_ARRAY, a))) {
+    raise(vm, E_no_graph, SPAN_NONE, "a graph is being rewritten: its arrays have no elements to look at");
+    return false;
+  }
   if (r && rec_traced(r, value_obj(TAG_ARRAY, a))) {
     if (rec_is_lane(vm, value_obj(TAG_ARRAY, a))) {
       lanes_raise_read(r, value_obj(TAG_ARRAY, a));
@@ -510,6 +515,10 @@ qn_value rec_value_of(struct recording *r, uint32_t node) {
   }
   const graph_node *n = &r->g->nodes[node];
   if (n->type.weak) {
+    if (r->hollow && value_is(r->vals[node], TAG_UNSET)) /* any number does: nobody may look at it */
+      r->vals[node] = n->type.dtype == QN_f64   ? value_float(1)
+                      : n->type.dtype == QN_i64 ? value_int(1)
+                                                : value_bool(true);
     if (value_is(r->vals[node], TAG_UNSET) && !eval_weak(r, node)) return value_error();
     return value_traced(plain(r->vals[node]), r->base + node);
   }
@@ -711,6 +720,8 @@ qn_value rec_observe(qn_vm *vm, qn_value v) {
   uint32_t node = r ? rec_traced(r, v) : 0;
   if (!node) return plain(v);
   if (lanes_whole(r, node)) return lanes_raise_read(r, v);
+  if (r->hollow)
+    return raise(vm, E_no_graph, SPAN_NONE, "a graph is being rewritten: its numbers have no values to look at");
   if (r->capturing) {
     for (uint32_t i = 0; i < r->nobserved; i++)
       if (r->observed[i].node == node) return plain(v);
@@ -895,6 +906,7 @@ bool jit_open(qn_vm *vm) {
   vm->hooks.force = rec_force;
   vm->hooks.close_jit = jit_close;
   body_open(vm);
+  graphs_open(vm);
   if (!cpu_open(vm)) return false;
   gpu_attach(vm);
   vm->jit = mem_zalloc(vm, sizeof(vm_jit));

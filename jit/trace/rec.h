@@ -217,7 +217,16 @@ QN_MUST_CHECK qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *ar
 
 /* The record of language.md: graphs, kernels, breaks, recompiles, guards, compile_ms, peak_bytes. Compiles if need be. */
 QN_MUST_CHECK qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs);
-QN_MUST_CHECK qn_value jit_graph_text(qn_vm *vm, qn_value fn, const qn_value *args, int nargs); /* a string */
-QN_MUST_CHECK qn_value jit_code_text(qn_vm *vm, qn_value fn, const qn_value *args, int nargs);  /* a string */
+/* The graph of a call as a function value (FN_GRAPH); one from its text; one with nodes replaced: rule(node, operands) gives nil or
+ * what takes the node's place. */
+QN_MUST_CHECK qn_value jit_graph(qn_vm *vm, qn_value fn, const qn_value *args, int nargs);
+QN_MUST_CHECK qn_value jit_graph_parse(qn_vm *vm, const qn_str *text);
+QN_MUST_CHECK qn_value jit_graph_rewrite(qn_vm *vm, qn_value g, qn_value rule);
+/* Fields of graphs; unset: there is none of that name. */
+enum { GRAPH_FIELDS = 3 };
+extern const char *const jit_graph_fields[GRAPH_FIELDS];
+QN_MUST_CHECK qn_value jit_graph_field(qn_vm *vm, qn_value g, const char *name);
+static inline bool value_is_graph(qn_value v) { return value_is(v, TAG_FN) && value_fn(v)->head.flags == FN_GRAPH; }
+QN_MUST_CHECK qn_value jit_code_text(qn_vm *vm, qn_value fn, const qn_value *args, int nargs); /* a string */
 
 #endif

@@ -10,8 +10,9 @@
  *   body.c      graphs as function values: cut out of a recording, called
  *   lanes.c     vmap
  *   flow.c      control flow that differs between the lanes of a vmap
- *   explain.c   explain, graph, code
  *   backend.c   where jit(f, backend: "gpu") runs
+ *   graphs.c    graph(...): made from a recorded call or from text, walked, rewritten
+ *   explain.c   explain, code
  *   report.c    what became of a program's functions, as text
  */
 #ifndef JIT_TRACE_TRACE_H
@@ -111,6 +112,7 @@ struct recording {
   size_t pending_bytes;
   uint8_t device; /* code of the device where its arrays are */
   bool placed;    /* an array has told so; else it is where the VM makes new ones */
+  bool hollow;    /* its inputs have no data: nothing is run, and who looks at data gets an error */
   /* places */
   span at;            /* of what is evaluated next */
   uint32_t parent;    /* site of the innermost call */
@@ -211,7 +213,8 @@ typedef struct entry {
   uint64_t hits;
   bool told_copies; /* QUERN_LOG=copies has named the inputs that are copied */
   double plan_ms;
-  struct job *job; /* being compiled, or NULL */
+  struct job *job;     /* being compiled, or NULL */
+  region_list regions; /* of the graph as recorded */
 } entry;
 
 /* What hangs on an anchor. */
@@ -231,7 +234,9 @@ typedef struct anchor_entries {
 /* What a graph as a value is made of: FN_GRAPH's code. */
 typedef struct graph_body {
   fn_shared shared;
-  uint32_t nbound; /* inputs 0..nbound-1 of the graph are the function's captures */
+  uint32_t nbound; /* captures of the function */
+  uint32_t *bound; /* the inputs of the graph that they are; NULL: the first ones, in order */
+  bool rest;       /* the last argument of the pattern is the list of all that are left */
   entry call;      /* graph; pattern of the arguments (whose inputs follow), guards, result, random inputs; no plan */
   qn_value like;   /* of a pullback: a tree of prototypes for its one argument, in place of the pattern; else unset */
   region_list regions;
@@ -239,7 +244,6 @@ typedef struct graph_body {
   jit_anchor anchor;
 } graph_body;
 static inline graph_body *body_of(qn_value fn) { return (graph_body *)value_fn(fn)->code; }
-static inline bool value_is_graph(qn_value v) { return value_is(v, TAG_FN) && value_fn(v)->head.flags == FN_GRAPH; }
 
 /* A transform's anchor: entries of transformed functions hang on the code plus the chain of transforms. */
 typedef struct chain_anchor {
@@ -258,6 +262,9 @@ typedef struct vm_jit {
   bool sync_once; /* explain: record whatever --jit says, and plan on this thread */
   entry *served;  /* explain: the entry that belongs to the watched call that ended last; or NULL and why not */
   break_reason refused;
+  jit_anchor
+      *watched; /* graph: whose call's function and arguments (with defaults) are kept here, owned; unset: none yet */
+  qn_value watched_fn, watched_args;
   int nojit;                    /* calls of nojit functions in progress */
   atomic_int mail;              /* finished jobs or reports wait */
   struct job *mailbox;          /* under the engine's lock */
@@ -342,7 +349,11 @@ QN_MUST_CHECK bool template_copy(qn_vm *vm, const tpl_list *from, tpl_list *to);
 uint64_t template_hash(const tpl_list *t, uint64_t seed);
 
 /* The values at the inputs of a call that fits the pattern, borrowed, by input number. */
-void pattern_values(const pattern *p, const qn_value *args, int nargs, qn_value *inputs);
+void pattern_values(const pattern *p, qn_value fn, const qn_value *args, int nargs, qn_value *inputs);
+/* A pattern of the first arguments alone, wherever arrays lie in memory. */
+QN_MUST_CHECK bool pattern_copy_args(qn_vm *vm, const pattern *from, uint32_t nargs, pattern *to);
+/* One more argument: the graph's input of this type. */
+QN_MUST_CHECK bool pattern_add_input(qn_vm *vm, pattern *p, const graph_type *t, uint32_t input);
 uint64_t pattern_own_hash(const pattern *p, uint64_t seed);
 uint64_t hash_mix(uint64_t h, uint64_t x);
 /* Kinds, names, dtypes and sizes of a tree. */
@@ -392,6 +403,27 @@ int backend_device(qn_value backend);
 /* Moves the arguments' arrays there and makes it the place of new ones. False with an error raised and nothing to leave. */
 QN_MUST_CHECK bool backend_enter(qn_vm *vm, int device, qn_value *args, int nargs, int *before);
 void backend_leave(qn_vm *vm, int before);
+/* ---- graphs.c -------------------------------------------------------------------------------------------------------------------------- */
+
+void graphs_open(qn_vm *vm);
+
+/* ---- explain.c ------------------------------------------------------------------------------------------------------------------------- */
+
+/* What serves a call: an entry, whose plan is ready unless it is broken; or none, and why. */
+typedef struct served {
+  jit_anchor *anchor;
+  entry *entry;
+  break_reason why; /* BREAK_none: there is a plan */
+  span at;
+  char text[160]; /* the reason in words */
+} served;
+/* Makes the call and finds what serves it. False with an error raised: the call's, or no memory to compile it with. `what` asks. */
+QN_MUST_CHECK bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int nargs, served *s);
+QN_MUST_CHECK qn_value raise_no_graph(qn_vm *vm, const served *s, const char *what);
+/* Fields of a record that is being made; takes over `v`. A failure sticks in *ok. */
+void put_field(qn_vm *vm, qn_record *r, const char *name, qn_value v, bool *ok);
+void push_item(qn_vm *vm, qn_list *l, qn_value v, bool *ok);
+qn_value text_value(qn_vm *vm, const char *s);
 
 /* ---- differentiate.c --------------------------------------------------------------------------------------------------------------------- */
 

@@ -34,7 +34,8 @@ jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn) {
   const void *chain[8];
   uint32_t depth = 0;
   uint64_t hash = 14695981039346656037u;
-  while (value_fn(fn)->head.flags == FN_TRANSFORM && depth < 8) {
+  while (value_fn(fn)->head.flags == FN_TRANSFORM) {
+    if (depth == 8) return NULL;
     chain[depth++] = value_fn(fn)->code;
     hash = (hash ^ (uint64_t)(uintptr_t)value_fn(fn)->code) * 1099511628211u;
     fn = value_fn(fn)->captures[0];
@@ -42,7 +43,8 @@ jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn) {
   const qn_fn *f = value_fn(fn);
   bool graph = f->head.flags == FN_GRAPH;
   jit_anchor *inner = graph ? &((graph_body *)f->code)->anchor : f->head.flags == FN_USER ? vm->hooks.anchor(fn) : NULL;
-  if (!depth || !inner) return inner;
+  bool builtin = f->head.flags == FN_BUILTIN; /* it keeps no anchor */
+  if (!builtin && (!depth || !inner)) return inner;
   void *code = graph ? (void *)(uintptr_t)((graph_body *)f->code)->hash : f->code; /* graphs come and go */
   hash ^= (uint64_t)(uintptr_t)code;
   vm_jit *j = jit_of(vm);
@@ -55,8 +57,8 @@ jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn) {
   c->code = code;
   c->depth = depth;
   memcpy(c->chain, chain, depth * sizeof *chain);
-  c->anchor.name = inner->name;
-  c->anchor.at = inner->at;
+  c->anchor.name = builtin ? ((const builtin_def *)code)->name : inner->name;
+  if (inner) c->anchor.at = inner->at;
   c->next = j->chains;
   j->chains = c;
   return &c->anchor;
