@@ -347,6 +347,7 @@ static entry *entry_make(struct recording *r, qn_value result) {
   e->device = r->device;
   e->state = capture ? ENTRY_COMPILING : ENTRY_BROKEN;
   if (capture) {
+    if (r->had_lanes) graph_dce(r->g); /* the lanes themselves say nothing any more */
     e->graph = r->g;
     e->regions = r->regions;
     r->g = NULL;

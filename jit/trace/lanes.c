@@ -592,6 +592,7 @@ static bool open_lanes(struct recording *r, struct lanes *l, int64_t n) {
   l->nregions = r->regions.n;
   batch_begin(&l->batch, r->g, l->outer ? &l->outer->batch : NULL, n, r->g->n);
   r->lanes = l;
+  r->had_lanes = true;
   r->lanes_seen = r->g->n;
   return true;
 }

@@ -139,6 +139,7 @@ struct recording {
   struct lanes *lanes;      /* the innermost one in progress */
   uint32_t lanes_seen;      /* nodes below have their counterparts, where they differ from lane to lane */
   int lanes_held;           /* lanes_hold */
+  bool had_lanes;           /* a vmap has been recorded */
   bool lanes_failed;        /* the pending error is one of single lanes */
   qn_value active;          /* the lanes at work: nil all, unset none, or a bool that differs from lane to lane */
   struct rec_frame *frames; /* functions and loops in progress, the innermost first */
