@@ -148,9 +148,9 @@ typedef struct rec_frame {
   struct rec_frame *outer;
   rec_slots slots; /* of a loop: what it may rebind */
   bool loop;
-  bool parted;          /* lanes have left it for further out */
-  qn_value entry;       /* the lanes at work when it began */
-  qn_value gone, *left; /* the lanes that have left it; the values they left with */
+  bool parted;           /* lanes have left it for further out */
+  qn_value entry;        /* the lanes at work when it began */
+  qn_value gone, *left;  /* the lanes that have left it; the values they left with */
   qn_value again, *kept; /* of a loop: those that wait for the next turn */
 } rec_frame;
 void rec_frame_enter(qn_vm *vm, rec_frame *f, bool loop, rec_slots slots);
