@@ -185,11 +185,14 @@ static bool parse(qn_vm *vm, builtin_info *info) {
   if (!signature_parse(vm, info->def.signature, &info->sig)) return false;
   info->parsed = info->plain = true;
   for (int op = 0; op < OP_COUNT; op++) {
-    bool reduces = op_rows[op].klass == CLASS_REDUCE && strcmp(info->def.name, op_rows[op].name) == 0;
+    bool averages = op == OP_sum && strcmp(info->def.name, "mean") == 0;
+    bool reduces = averages || (op_rows[op].klass == CLASS_REDUCE && strcmp(info->def.name, op_rows[op].name) == 0);
+    reduces = reduces && info->sig.nparams == 3; /* x, axis, keepdims */
     if (!reduces && (op_rows[op].klass != CLASS_POINTWISE || info->def.call != op_functions[op])) continue;
     info->op = (uint8_t)op;
     info->operands = (uint8_t)op_rows[op].arity;
     info->reduces = reduces;
+    info->averages = averages;
     info->operand_tags = 1u << TAG_ARRAY | (reduces ? 0 : 1u << TAG_BOOL | 1u << TAG_INT | 1u << TAG_FLOAT);
   }
   for (int i = 0; i < info->sig.nparams; i++) {

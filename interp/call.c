@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "interp/signature.h"
+#include "jit/cpu/eager.h"
 
 /* ---- errors ------------------------------------------------------------------------------------------------------------- */
 
@@ -507,6 +508,18 @@ static __attribute__((noinline, cold)) void note_arguments(qn_vm *vm, const n_ca
     if (value_is(args[extra + i], TAG_ARRAY)) note_operand(vm, n->args[i].value->at, args[extra + i], n->args[i].value);
 }
 
+/* The same of a call that is laid out. */
+static __attribute__((noinline, cold)) void note_laid(qn_vm *vm, const n_call *n, const qn_value *args,
+                                                      uint32_t extra) {
+  raise_at(vm, n->h.at);
+  if (!vm->error || vm->error->id >= 300) return;
+  if (extra) note_operand(vm, n->callee->at, args[0], n->callee);
+  for (uint32_t i = 0; i < n->n; i++) {
+    qn_value v = args[n->args[i].slot];
+    if (value_is(v, TAG_ARRAY)) note_operand(vm, n->args[i].value->at, v, n->args[i].value);
+  }
+}
+
 /* The positional call of a builtin whose `given` arguments are on the stack; pops down to `base`. */
 static qn_value finish_builtin(qn_vm *vm, const n_call *n, qn_value *fp, const builtin_info *info, uint32_t given,
                                qn_value *base) {
@@ -534,6 +547,148 @@ static qn_value finish_builtin(qn_vm *vm, const n_call *n, qn_value *fp, const b
 static bool takes(const builtin_info *info, uint32_t given) {
   return info && info->plain && given <= (uint32_t)info->sig.nparams;
 }
+
+static __attribute__((noinline, cold)) qn_value fail_overflow(qn_vm *vm, const n_call *n) {
+  raise_at(vm, n->h.at);
+  return value_error();
+}
+
+/* ---- builtins whose arguments are laid out -------------------------------------------------------------------------------------- */
+
+/* Gives the node's arguments the numbers of the parameters that they are, `extra` receivers before them. False: there are spreads, or
+ * the call is wrong, which binding says better. */
+static __attribute__((noinline)) bool lay_out(n_call *n, const builtin_info *info, uint32_t extra) {
+  enum { MOST = 64 };
+  uint32_t nparams = (uint32_t)info->sig.nparams, next = extra;
+  if (!info->plain || nparams > MOST || extra > nparams) return false;
+  uint64_t given = extra;
+  for (uint32_t i = 0; i < n->n; i++) {
+    call_arg *a = &n->args[i];
+    uint32_t slot = next;
+    if (a->spread) return false;
+    if (a->keyword)
+      for (slot = 0; slot < nparams && !str_equal(info->sig.params[slot].name, a->keyword);) slot++;
+    else
+      next++;
+    if (slot >= nparams || given >> slot & 1) return false;
+    given |= (uint64_t)1 << slot;
+    a->slot = (uint8_t)slot;
+  }
+  for (uint32_t i = 0; i < nparams; i++)
+    if (!(given >> i & 1) && info->sig.params[i].def.head == TAG_UNSET) return false;
+  n->laid = info;
+  n->operation = info->operands ? info : NULL;
+  return true;
+}
+
+/* A call has a receiver or none for good, but for `r.f(...)` with a field f, which binds. */
+static inline bool laid_out(n_call *n, const builtin_info *info, uint32_t extra) {
+  return n->laid == info || lay_out(n, info, extra);
+}
+
+/* The builtin as the op that it is on these arguments, one per parameter, outside of recordings; unset: it is more than that here. */
+static inline __attribute__((always_inline)) qn_value operate(qn_vm *vm, const builtin_info *info,
+                                                              const qn_value *args) {
+  op_attr attr; /* without its sizes, which these ops have not */
+  attr.dtype = attr.axes = attr.keepdims = attr.mode = attr.flags = attr.n = 0;
+  if (!info->reduces) {
+    uint32_t tags = 0;
+    if (info->operands != info->sig.nparams) return value_unset();
+    for (int i = 0; i < info->operands; i++) tags |= 1u << (args[i].head & 31);
+    return tags & ~info->operand_tags ? value_unset() : eager_fast(vm, (op_id)info->op, args, info->operands, &attr);
+  }
+  if (args[0].head != TAG_ARRAY || args[2].head != TAG_BOOL) return value_unset();
+  int64_t rank = value_array(args[0])->rank, axis = args[1].u.i;
+  attr.keepdims = args[2].u.i != 0;
+  if (args[1].head == TAG_NIL)
+    attr.axes = (uint8_t)((1u << rank) - 1);
+  else if (args[1].head == TAG_INT && (uint64_t)(axis + rank) < 2 * (uint64_t)rank)
+    attr.axes = (uint8_t)(1u << (axis < 0 ? axis + rank : axis));
+  else
+    return value_unset();
+  return info->averages ? eager_fast_mean(vm, args[0], &attr) : eager_fast_reduce(vm, (op_id)info->op, args, &attr);
+}
+
+/* The value of an argument. */
+static inline __attribute__((always_inline)) qn_value argument(qn_vm *vm, node *a, qn_value *fp) {
+  if (a->kind == N_LOCAL) return value_retain(fp[a->slot]);
+  if (a->kind == N_CONST) return value_retain(((n_const *)a)->v);
+  if (a->kind == N_GLOBAL && !vm->rec) {
+    qn_value v = ((n_global *)a)->cell->value;
+    if (v.head == TAG_ARRAY) return value_retain(v);
+  }
+  return eval(vm, a, fp);
+}
+
+/* An operand list that no op takes, or that a recording looks at: the builtin on the stack. Takes over the operands. */
+static __attribute__((noinline)) qn_value run_operation(qn_vm *vm, const n_call *n, const builtin_info *info,
+                                                        const qn_value *in, uint32_t extra) {
+  qn_value *base = vm->sp;
+  for (int i = 0; i < info->sig.nparams; i++) *vm->sp++ = in[i];
+  qn_value r = run_builtin(vm, info, base, n->h.at);
+  if (value_is_error(r)) note_laid(vm, n, base, extra);
+  vm_pop_to(vm, base);
+  return r;
+}
+
+/* The call of a builtin that is an op by a node that is laid out for it; takes over the receiver (unset: none). The op calls nothing and
+ * observes nothing, so it needs none of a builtin's surroundings, and its operands need not lie on the stack. */
+static __attribute__((noinline)) qn_value call_operation(qn_vm *vm, n_call *n, const builtin_info *info,
+                                                         qn_value receiver, qn_value *fp) {
+  qn_value in[3] = {receiver, value_nil(), value_bool(false)}, r; /* what a reduction has where nothing is given */
+  if (!vm_enter(vm, 8)) {                                         /* more than such builtins have parameters */
+    value_release(vm, receiver);
+    return fail_overflow(vm, n);
+  }
+  const call_arg *arg = n->args, *end = arg + n->n;
+  for (; arg < end; arg++) {
+    r = argument(vm, arg->value, fp);
+    if (__builtin_expect(value_stops(r), 0)) goto out;
+    in[arg->slot] = r;
+  }
+  r = vm->rec ? value_unset() : operate(vm, info, in);
+  if (__builtin_expect(r.head == TAG_UNSET, 0)) return run_operation(vm, n, info, in, receiver.head != TAG_UNSET);
+  if (__builtin_expect(value_is_error(r), 0)) note_laid(vm, n, in, receiver.head != TAG_UNSET);
+out:
+  value_release(vm, in[0]);
+  if (value_is_heap(in[1]) | value_is_heap(in[2])) {
+    value_release(vm, in[1]);
+    value_release(vm, in[2]);
+  }
+  return r;
+}
+
+/* The call of another builtin by a node that is laid out for it; takes over the receiver (unset: none). */
+static __attribute__((noinline)) qn_value call_laid(qn_vm *vm, n_call *n, const builtin_info *info, qn_value receiver,
+                                                    qn_value *fp) {
+  uint32_t nparams = (uint32_t)info->sig.nparams, extra = receiver.head != TAG_UNSET;
+  if (!vm_enter(vm, (size_t)nparams + 4)) {
+    value_release(vm, receiver);
+    return fail_overflow(vm, n);
+  }
+  qn_value *args = vm->sp, *lent = NULL;
+  for (uint32_t i = 0; i < nparams; i++) args[i] = value_retain(info->sig.params[i].def);
+  if (extra) args[0] = receiver;
+  vm->sp = args + nparams;
+  for (uint32_t i = 0; i < n->n; i++) {
+    qn_value v = argument(vm, n->args[i].value, fp);
+    if (value_stops(v)) {
+      vm_pop_to(vm, args);
+      return v;
+    }
+    slot_set(vm, &args[n->args[i].slot], v);
+  }
+  if (n->moved && info->moves && info->sig.params[n->moved_arg].move) lent = lend(vm, n, fp, args[n->moved_arg]);
+  qn_value r = run_builtin(vm, info, args, n->h.at);
+  if (__builtin_expect(value_is_error(r), 0)) {
+    if (lent) *lent = value_retain(args[n->moved_arg]);
+    note_laid(vm, n, args, extra);
+  }
+  vm_pop_to(vm, args);
+  return r;
+}
+
+/* ---- any callee ------------------------------------------------------------------------------------------------------------------ */
 
 /* Calls `f` (taken over) with the node's arguments, `receiver` (taken over; unset: none) before them. */
 static __attribute__((noinline)) qn_value call_node(qn_vm *vm, n_call *n, qn_value f, qn_value receiver, qn_value *fp) {
@@ -578,45 +733,6 @@ static __attribute__((noinline)) qn_value call_any(qn_vm *vm, n_call *n, qn_valu
   return value_stops(f) ? f : call_node(vm, n, f, value_unset(), fp);
 }
 
-static __attribute__((noinline, cold)) qn_value fail_overflow(qn_vm *vm, const n_call *n) {
-  raise_at(vm, n->h.at);
-  return value_error();
-}
-
-/* The call of a builtin that is an op on as many operands as there are arguments. The op calls nothing and observes nothing, so it
- * needs none of a builtin's surroundings, and its operands need not lie on the stack. */
-static __attribute__((noinline)) qn_value call_operation(qn_vm *vm, n_call *n, const builtin_info *info, qn_value *fp) {
-  static const op_attr all_axes[ARRAY_MAX_RANK + 1] = {{.axes = 0},  {.axes = 1},   {.axes = 3},
-                                                       {.axes = 7},  {.axes = 15},  {.axes = 31},
-                                                       {.axes = 63}, {.axes = 127}, {.axes = 255}};
-  if (!vm_enter(vm, 8)) return fail_overflow(vm, n); /* more than such builtins have parameters */
-  qn_value in[3], r;
-  uint32_t count = n->n, made = 0;
-  bool fits = true;
-  for (; made < count; made++) {
-    node *a = n->args[made].value;
-    const global_cell *cell = a->kind == N_GLOBAL ? ((n_global *)a)->cell : NULL;
-    if (cell && value_is(cell->value, TAG_ARRAY) && !vm->rec) {
-      ((obj_head *)cell->value.u.p)->refs++;
-      in[made] = cell->value;
-      continue;
-    }
-    in[made] = r = a->kind == N_LOCAL ? value_retain(fp[a->slot]) : eval(vm, a, fp);
-    if (value_stops(r)) goto out;
-    if (!(info->operand_tags >> (r.head & 31) & 1)) fits = false;
-  }
-  if (__builtin_expect(!fits || vm->rec, 0)) {
-    qn_value *base = vm->sp;
-    for (uint32_t i = 0; i < count; i++) *vm->sp++ = in[i];
-    return finish_builtin(vm, n, fp, info, count, base);
-  }
-  r = op_apply(vm, (op_id)info->op, in, (int)count, info->reduces ? &all_axes[value_array(in[0])->rank] : NULL);
-  if (__builtin_expect(value_is_error(r), 0)) note_arguments(vm, n, in, count);
-out:
-  while (made-- > 0) value_release(vm, in[made]);
-  return r;
-}
-
 static __attribute__((noinline)) qn_value call_positional(qn_vm *vm, n_call *n, qn_fn *fn, qn_value *fp) {
   const builtin_info *info = fn->head.flags == FN_BUILTIN ? builtin_of(vm, fn) : NULL;
   if (!takes(info, n->n)) return call_any(vm, n, fp);
@@ -627,17 +743,26 @@ static __attribute__((noinline)) qn_value call_positional(qn_vm *vm, n_call *n, 
   return finish_builtin(vm, n, fp, info, n->n, base);
 }
 
+/* A builtin, named with keywords or an op, by a node that may be laid out for it. */
+static __attribute__((noinline)) qn_value call_to_lay_out(qn_vm *vm, n_call *n, qn_fn *fn, qn_value *fp) {
+  const builtin_info *info = fn->head.flags == FN_BUILTIN ? builtin_of(vm, fn) : NULL;
+  if (info && laid_out(n, info, 0))
+    return (info->operands ? call_operation : call_laid)(vm, n, info, value_unset(), fp);
+  return n->h.flag & CALL_MIXED ? call_any(vm, n, fp) : call_positional(vm, n, fn, fp);
+}
+
 /* A builtin that a name of the top level or of the builtin scope means. */
 static __attribute__((noinline)) qn_value call_named_builtin(qn_vm *vm, n_call *n, qn_fn *fn, qn_value *fp) {
   const interp *ip = interp_of(vm);
   const builtin_info *info = fn->code;
   bool row = fn->head.flags == FN_BUILTIN && (uintptr_t)info - (uintptr_t)ip->builtins < ip->nbuiltins * sizeof *info;
-  return row && info->operands == n->n && n->n ? call_operation(vm, n, info, fp) : call_positional(vm, n, fn, fp);
+  return (n->h.flag & CALL_MIXED) || (row && info->operands) ? call_to_lay_out(vm, n, fn, fp)
+                                                             : call_positional(vm, n, fn, fp);
 }
 
 static __attribute__((noinline)) qn_value call_global(qn_vm *vm, n_call *n, qn_value f, qn_value *fp) {
   fn_code *code = value_fn(f)->code;
-  if (code->nparams != n->n || code->rest) return call_any(vm, n, fp);
+  if (code->nparams != n->n || code->rest || (n->h.flag & CALL_MIXED)) return call_any(vm, n, fp);
   if (!vm_enter(vm, (size_t)code->nslots + 4)) return fail_overflow(vm, n);
   qn_value *base = vm->sp, stopped;
   uint64_t heads;
@@ -655,7 +780,9 @@ qn_value eval_call(qn_vm *vm, node *h, qn_value *fp) {
   if (!n->direct || vm->rec) return call_any(vm, n, fp);
   qn_value f = cell_get(n->direct);
   if (f.head != TAG_FN) return call_any(vm, n, fp);
-  return value_fn(f)->head.flags == FN_USER ? call_global(vm, n, f, fp) : call_named_builtin(vm, n, value_fn(f), fp);
+  if (value_fn(f)->head.flags == FN_USER) return call_global(vm, n, f, fp);
+  if (n->operation && n->operation == value_fn(f)->code) return call_operation(vm, n, n->operation, value_unset(), fp);
+  return call_named_builtin(vm, n, value_fn(f), fp);
 }
 
 /* ---- methods ------------------------------------------------------------------------------------------------------------------------ */
@@ -727,6 +854,11 @@ qn_value eval_method(qn_vm *vm, node *h, qn_value *fp) {
   qn_value receiver = eval(vm, n->callee, fp);
   if (value_stops(receiver)) return receiver;
   qn_value f = value_unset();
+  if (n->operation && receiver.head == TAG_ARRAY && !vm->rec && n->candidates[0]->kind == N_GLOBAL) {
+    f = cell_get(((n_global *)n->candidates[0])->cell); /* the same as the last time? */
+    if (f.head == TAG_FN && value_fn(f)->code == n->operation) return call_operation(vm, n, n->operation, receiver, fp);
+    f = value_unset();
+  }
   if (value_is(receiver, TAG_RECORD)) {
     int i = record_find(value_record(receiver), n->method);
     if (i >= 0) f = value_retain(value_record(receiver)->items[i]);
@@ -753,6 +885,13 @@ qn_value eval_method(qn_vm *vm, node *h, qn_value *fp) {
   if (value_is_error(f)) {
     value_release(vm, receiver);
     return f;
+  }
+  if (f.head == TAG_FN && value_fn(f)->head.flags == FN_BUILTIN) {
+    const builtin_info *info = builtin_of(vm, value_fn(f));
+    if (info && laid_out(n, info, 1)) {
+      value_release(vm, f); /* the table's own reference remains */
+      return (info->operands ? call_operation : call_laid)(vm, n, info, receiver, fp);
+    }
   }
   return call_node(vm, n, f, receiver, fp);
 }

@@ -135,6 +135,7 @@ typedef struct call_arg {
   node *value;
   qn_str *keyword; /* or NULL */
   bool spread;
+  uint8_t slot; /* which parameter it is, where the call is laid out */
 } call_arg;
 enum { CALL_MOVES = 1, CALL_MIXED = 2 /* keywords or spreads among the arguments */ };
 typedef struct n_call {
@@ -148,7 +149,9 @@ typedef struct n_call {
    * NULL if there is none. flag CALL_MOVES: also a user function may have the place's last reference. */
   node *moved;
   uint32_t moved_arg;
-  global_cell *direct; /* the callee, if it is a global and the arguments are positional; else NULL */
+  global_cell *direct;                  /* the callee, if it is a global and no argument is spread; else NULL */
+  const struct builtin_info *laid;      /* the builtin for whose parameters the arguments' slots hold; NULL: none yet */
+  const struct builtin_info *operation; /* the same, if it is an op; else NULL */
   uint32_t n;
   call_arg args[];
 } n_call;
@@ -338,8 +341,8 @@ int condition(qn_vm *vm, qn_value v, node *n);
 /* update.c: assignments */
 qn_value eval_set_local(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_set_global(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_update(qn_vm *vm, node *n, qn_value *fp);        /* a path, plain or op= */
-qn_value eval_update_one(qn_vm *vm, node *n, qn_value *fp);    /* x[i] = v for a local x */
+qn_value eval_update(qn_vm *vm, node *n, qn_value *fp);     /* a path, plain or op= */
+qn_value eval_update_one(qn_vm *vm, node *n, qn_value *fp); /* x[i] = v for a local x */
 /* The evaluator for x.a.b = v, a path of fields. */
 eval_fn fields_eval(const place *p);
 qn_value eval_add_fields(qn_vm *vm, node *n, qn_value *fp); /* x.a.b = x.a.b + e */

@@ -192,8 +192,9 @@ static node *call_expression(resolver *r, const ast_node *n) {
     if (!method_candidates(r, n, out)) return NULL;
   }
   if (!call_arguments(r, n, out)) return NULL;
-  if (!method && out->callee->kind == N_GLOBAL && !(out->h.flag & CALL_MIXED))
-    out->direct = ((n_global *)out->callee)->cell;
+  bool spread = false;
+  for (uint32_t i = 0; i < out->n; i++) spread |= out->args[i].spread;
+  if (!method && out->callee->kind == N_GLOBAL && !spread) out->direct = ((n_global *)out->callee)->cell;
   return &out->h;
 }
 

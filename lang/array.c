@@ -91,7 +91,7 @@ static bool raise_shape(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shap
 
 /* ---- making -------------------------------------------------------------------------------------------------- */
 
-static inline qn_array *new_header(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
+static inline __attribute__((always_inline)) qn_array *new_header(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
   if (__builtin_expect((unsigned)rank > ARRAY_MAX_RANK, 0)) {
     raise_shape(vm, dtype, rank, shape);
     return NULL;

@@ -6,7 +6,7 @@ two runs of a loop, long and short, divided by the difference in turns: what one
 
   compiled call   y = f(...), a compiled function of eight tiny arrays, less the instructions inside its kernels
   eager op        y = x + 1 on a tiny array, at the top level and in a function
-  named op        y = maximum(x, 1) on a tiny array; also tanh(x), sum(x), max(x), mean(x)
+  named op        y = maximum(x, 1) on a tiny array; also tanh(x), where, reductions of all axes and of one, and these as methods
   the others      programs of the interpreter alone: per call (fib), per turn of a loop, per update of a value with one owner
 
 And what 1,000 calls cost the calling thread while a compiler runs that does not end, as a multiple of the same calls with
@@ -24,6 +24,7 @@ import tempfile
 
 SHORT, LONG = 300, 1300
 TINY = "let x = [1.0, 2.0, 3.0, 4.0]\nlet y = x\n"
+SQUARE = "let m = [[1.0, 2.0], [3.0, 4.0]]\nlet y = m\n"
 HEAD = TINY + """
 fn f(a, b, c, d, e, g, h, i) = (a + b) * (c + d) + (e + g) * (h + i)
 for _ in 0..100 { y = f(x, x, x, x, x, x, x, x) }
@@ -45,7 +46,18 @@ COSTS = {
     "named op of one operand": (TINY + "for _ in 0..COUNT { y = tanh(x) }\n", 700),
     "sum": (TINY + "for _ in 0..COUNT { y = sum(x) }\n", 700),
     "max": (TINY + "for _ in 0..COUNT { y = max(x) }\n", 700),
-    "mean": (TINY + "for _ in 0..COUNT { y = mean(x) }\n", 1060),
+    "mean": (TINY + "for _ in 0..COUNT { y = mean(x) }\n", 700),
+    "method": (TINY + "for _ in 0..COUNT { y = x.sum() }\n", 700),
+    "method with an operand": (TINY + "for _ in 0..COUNT { y = x.maximum(1) }\n", 700),
+    "where": (TINY + "let c = x > 2\nfor _ in 0..COUNT { y = where(c, x, y) }\n", 700),
+    "where with a number": (TINY + "let c = x > 2\nfor _ in 0..COUNT { y = where(c, x, 0) }\n", 700),
+    "sum of columns": (SQUARE + "for _ in 0..COUNT { y = sum(m, axis: 0) }\n", 700),
+    "sum of rows": (SQUARE + "for _ in 0..COUNT { y = sum(m, axis: -1) }\n", 700),
+    "mean of columns": (SQUARE + "for _ in 0..COUNT { y = mean(m, axis: 0) }\n", 700),
+    "max of columns": (SQUARE + "for _ in 0..COUNT { y = max(m, axis: 0) }\n", 700),
+    "max of rows": (SQUARE + "for _ in 0..COUNT { y = max(m, 1) }\n", 700),
+    "method along an axis": (SQUARE + "for _ in 0..COUNT { y = m.sum(axis: 1) }\n", 700),
+    "method along an axis that stays": (SQUARE + "for _ in 0..COUNT { y = m.sum(axis: 1, keepdims: true) }\n", 700),
     "float loop": (local("let s = 0.0\nlet x = 0.5", "s = (s + x) * 0.25 - i * 0.125"), 200),
     "int loop with a branch": (local("let k = 0", "if i % 3 == 0 { k += i } else { k = k - 1 }"), 180),
     "top-level loop": ("let s = 0.0\nlet x = 0.5\nfor i in 0..COUNT { s = (s + x) * 0.25 - i * 0.125 }\n", 300),

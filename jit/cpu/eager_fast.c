@@ -195,6 +195,10 @@ static bool small(const qn_vm *vm, const qn_array *a) {
   return a->storage && !a->device && a->size <= vm->tune[TUNE_par_grain];
 }
 
+static inline bool same_shape(const qn_array *a, const qn_array *b) {
+  return a->rank == b->rank && a->size == b->size && (a->rank <= 1 || shape_equal(a, b));
+}
+
 /* where(c, a, b): a mask and arrays of its shape, or one of them and a number. */
 static qn_value fast_where(qn_vm *vm, const qn_value *in) {
   const qn_array *c = value_is(in[0], TAG_ARRAY) ? value_array(in[0]) : NULL;
@@ -207,13 +211,14 @@ static qn_value fast_where(qn_vm *vm, const qn_value *in) {
   qn_dtype d = (qn_dtype)x->dtype;
   if (d != QN_f32 && d != QN_f64 && d != QN_i64 && d != QN_i32) return value_unset();
   _Alignas(8) char cell[8];
-  const void *operand[3] = {array_data(c), NULL, NULL};
+  size_t size = dtype_size(d);
+  const void *operand[3] = {c->storage->data + c->offset, NULL, NULL};
   int mode = VM_A;
   for (int i = 1; i < 3; i++) {
     if (value_is(in[i], TAG_ARRAY)) {
       const qn_array *a = value_array(in[i]);
-      if (a->dtype != d || !small(vm, a) || !a->contiguous || !shape_equal(a, c)) return value_unset();
-      operand[i] = array_data(a);
+      if (a->dtype != d || !a->storage || a->device || !a->contiguous || !same_shape(a, c)) return value_unset();
+      operand[i] = a->storage->data + (size_t)a->offset * size;
       mode |= i == 1 ? VM_B : VM_C;
     } else if (value_is_scalar(in[i]) && scalar_fits(in[i], d, cell)) {
       operand[i] = cell;
@@ -224,7 +229,7 @@ static qn_value fast_where(qn_vm *vm, const qn_value *in) {
   qn_array *out = array_new(vm, d, c->rank, c->shape);
   if (!out) return value_error();
   if (out->size)
-    l->select[vm_size_class(dtype_size(d))](array_data(out), operand[0], operand[1], operand[2], mode, out->size);
+    l->select[vm_size_class(size)](out->storage->data, operand[0], operand[1], operand[2], mode, out->size);
   return value_obj(TAG_ARRAY, out);
 }
 
@@ -259,7 +264,7 @@ static inline __attribute__((always_inline)) qn_value fast(qn_vm *vm, op_id op, 
       const qn_array *a = value_array(in[i]);
       if (a != x) {
         if (a->dtype != x->dtype || !small(vm, a)) return value_unset();
-        whole = whole && a->contiguous && shape_equal(a, x);
+        whole = whole && a->contiguous && same_shape(a, x);
       }
       operand[i] = array_data(a);
       mode |= i ? VM_B : VM_A;

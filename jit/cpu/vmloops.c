@@ -15,6 +15,8 @@
 #endif
 
 #define SIMD _Pragma("omp simd")
+/* In a loop of few turns: what prepares vectors would cost more than the turns. */
+#define SCALAR __asm__ volatile("");
 
 /* ---- one operand ---- */
 #define LOOP1(NAME, T, R, F)                                                                                           \
@@ -73,6 +75,13 @@ enum { SPLAT = 256 };
 #define LOOP3_SPLAT(NAME, S, T, R, F)                                                                                  \
   static void NAME(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {                        \
     R *out = o;                                                                                                        \
+    if (n <= 8) {                                                                                                      \
+      const S *p = a;                                                                                                  \
+      const T *q = b, *s = c;                                                                                          \
+      int sp = mode & VM_A ? 1 : 0, sq = mode & VM_B ? 1 : 0, ss = mode & VM_C ? 1 : 0;                                \
+      for (int64_t i = 0; i < n; i++, p += sp, q += sq, s += ss) { SCALAR out[i] = F(*p, *q, *s); }                    \
+      return;                                                                                                          \
+    }                                                                                                                  \
     SPLAT_OF(S, x, a, VM_A)                                                                                            \
     SPLAT_OF(T, y, b, VM_B)                                                                                            \
     SPLAT_OF(T, z, c, VM_C)                                                                                            \
@@ -332,7 +341,40 @@ MATHS_TEST(MAKE_TEST, b8)
       for (int64_t i = h; i < n; i++) x[i] = F##_##T(t[i - h], t[i]);                                                  \
     }                                                                                                                  \
   }
-#define FOLDS(F, T) ROWS(F, T) CHAIN(F, T) SCAN64(F, T)
+#define TREE(F, T)                                                                                                     \
+  static void tree_##F##_##T(void *o, const void *a, int64_t rows, int64_t n) {                                        \
+    T *out = o, l[ORDER_LANES];                                                                                        \
+    const T *x = a;                                                                                                    \
+    if (n <= 4) { /* the same, written out */                                                                          \
+      for (int64_t r = 0; r < rows; r++, x += n) {                                                                     \
+        SCALAR T v = x[0];                                                                                             \
+        if (n > 2) v = F##_##T(v, x[2]);                                                                               \
+        if (n > 1) v = F##_##T(v, n == 4 ? F##_##T(x[1], x[3]) : x[1]);                                                \
+        out[r] = v;                                                                                                    \
+      }                                                                                                                \
+      return;                                                                                                          \
+    }                                                                                                                  \
+    int64_t top = (int64_t)1 << (63 - __builtin_clzll((uint64_t)n - 1)); /* top < n <= 2 top */                        \
+    for (int64_t r = 0; r < rows; r++, x += n) {                                                                       \
+      for (int64_t i = n - top; i < top; i++) { SCALAR l[i] = x[i]; }                                                  \
+      for (int64_t i = n - top; i-- > 0;) { SCALAR l[i] = F##_##T(x[i], x[i + top]); }                     \
+      for (int64_t h = top / 2; h; h /= 2)                                                                             \
+        for (int64_t i = 0; i < h; i++) { SCALAR l[i] = F##_##T(l[i], l[i + h]); }                                     \
+      out[r] = l[0];                                                                                                   \
+    }                                                                                                                  \
+  }
+#define CHAINS(F, T)                                                                                                   \
+  static void chains_##F##_##T(void *o, const void *a, int64_t outer, int64_t n, int64_t inner) {                      \
+    T *out = o;                                                                                                        \
+    const T *x = a;                                                                                                    \
+    for (int64_t r = 0; r < outer; r++, x += (n - 1) * inner)                                                          \
+      for (int64_t j = 0; j < inner; j++, x++) {                                                                       \
+        T v = *x;                                                                                                      \
+        for (int64_t i = 1; i < n; i++) { SCALAR v = F##_##T(v, x[i * inner]); }                                       \
+        *out++ = v;                                                                                                    \
+      }                                                                                                                \
+  }
+#define FOLDS(F, T) ROWS(F, T) CHAIN(F, T) SCAN64(F, T) TREE(F, T) CHAINS(F, T)
 #define FOLDS_NUM(X, T) X(add, T) X(mul, T)
 #define FOLDS_ALL(X, T) X(min, T) X(max, T)
 #define FOLDS_BIT(X, T) X(and, T) X(or, T) X(xor, T)
@@ -446,6 +488,8 @@ COMPUTED(MAKE_ARGS)
 #define ROW_DOTS(T) [AT_##T] = dots_##T,
 #define ROW_ROWS(F, T) [KOP_##F][AT_##T] = rows_##F##_##T,
 #define ROW_CHAIN(F, T) [KOP_##F][AT_##T] = chain_##F##_##T,
+#define ROW_TREE(F, T) [KOP_##F][AT_##T] = tree_##F##_##T,
+#define ROW_CHAINS(F, T) [KOP_##F][AT_##T] = chains_##F##_##T,
 #define ROW_SCAN(F, T) [KOP_##F][AT_##T] = scan64_##F##_##T,
 #define FOLD_TABLE(ROW)                                                                                                \
   FOLDS_ALL(ROW, b8) FOLDS_BIT(ROW, b8) FOLD_NUMBERS(ROW, f32) FOLD_NUMBERS(ROW, f64) FOLD_WORDS(ROW, u8)               \
@@ -479,6 +523,8 @@ const vm_loops TABLE(VM_ISA) = {
     .gather = {bits_gather_u8, bits_gather_u16, bits_gather_u32, bits_gather_u64},
     .rows = {FOLD_TABLE(ROW_ROWS)},
     .chain = {FOLD_TABLE(ROW_CHAIN)},
+    .tree = {FOLD_TABLE(ROW_TREE)},
+    .chains = {FOLD_TABLE(ROW_CHAINS)},
     .dot = {NUMBERS(ROW_DOT)},
     .dots = {NUMBERS(ROW_DOTS)},
     .arg = {{COMPUTED(ROW_ARGMAX)}, {COMPUTED(ROW_ARGMIN)}},

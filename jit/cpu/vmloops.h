@@ -32,6 +32,12 @@ typedef struct vm_loops {
   void (*rows[KOP_COUNT][QN_DTYPE_COUNT])(void *lanes, const void *x, int64_t nrows, bool first);
   /* Folds elements into one value, in order. */
   void (*chain[KOP_COUNT][QN_DTYPE_COUNT])(void *value, const void *x, int64_t n, bool first);
+  /* Folds rows of n elements (1..64), one after the other, to one each, as order INNER ends: lanes halved from 64 to 1, those from
+   * n on being the identity. `out` may be `x`. */
+  void (*tree[KOP_COUNT][QN_DTYPE_COUNT])(void *out, const void *x, int64_t rows, int64_t n);
+  /* Folds n elements, `inner` elements apart, to one in order, for `inner` results behind one another, all that `outer` times: of few
+   * elements. `out` may be `x`. */
+  void (*chains[KOP_COUNT][QN_DTYPE_COUNT])(void *out, const void *x, int64_t outer, int64_t n, int64_t inner);
   /* One chain of fma (integers: multiply and add) upward; x and y by mode. */
   void (*dot[QN_DTYPE_COUNT])(void *value, const void *x, const void *y, int mode, int64_t n, bool first);
   /* acc[i] = fma(x[i], y[i], acc[i]), or x[i] * y[i] when first. */
