@@ -651,7 +651,7 @@ static __attribute__((noinline)) qn_value call_operation(qn_vm *vm, n_call *n, c
   if (__builtin_expect(value_is_error(r), 0)) note_laid(vm, n, in, receiver.head != TAG_UNSET);
 out:
   value_release(vm, in[0]);
-  if (value_is_heap(in[1]) | value_is_heap(in[2])) {
+  if ((in[1].head | in[2].head) & TAG_HEAP) {
     value_release(vm, in[1]);
     value_release(vm, in[2]);
   }
