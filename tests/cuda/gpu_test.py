@@ -254,6 +254,21 @@ def products(p):
         differential_run(p, "with products, the CPU's bits", "--count", "200", "--batch", "4", "--products", "many")
 
 
+@part(60)
+def lanes(p):
+    """random programs in all lanes of vmap at once: the bits of the CPU's loop over the lanes"""
+    bits = portable(p)
+    command = [sys.executable, os.path.join(TESTS, "differential", "lanes.py"), "--quern", p.o.quern, "--seed", "random", *GPU, "--seconds",
+               str(max(1.0, p.left() * 0.7 - 5)), "--jobs", str(p.o.jobs), "--products", "some" if bits else "none", *bits]
+    status, text = p.output(command, timeout=p.left(), partly=True)
+    found = re.search(r"^(\d+) passed, (\d+) raised, (\d+) refused, (\d+) FAILED", text, re.M)
+    if status not in (0, 1, None) or not found:
+        return p.check(False, f"vmap and the loop: status {status}", text)
+    p.passed += int(found.group(1)) + int(found.group(2))
+    p.failed += int(found.group(4))
+    p.say(text)
+
+
 BLOCK_VM_TIMES = """
 # Seconds of a call over 16 Mi f32, on the block VM and compiled; a copy beside them.
 let x = randn(16_777_216); let y = randn(16_777_216)

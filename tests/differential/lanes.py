@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Random programs in all lanes of vmap at once, and lane by lane in a loop.
 
-  lanes.py [--quern build/quern] [--seed N | --seed random] [--count N] [--seconds S] [--kind plain] [--products none] [--keep FOLDER]
+  lanes.py [--quern build/quern] [--seed N | --seed random] [--count N] [--seconds S] [--kind plain] [--products none] [--device gpu]
+           [--set NAME=VALUE] [--keep FOLDER]
 
 A program is a function of arrays (programs.py). Some of its inputs get lanes: the first lane has the program's data, the others the
 same elements in another order. The function runs lane by lane, eagerly; and under vmap, with the lanes along random axes, eagerly and
@@ -13,6 +14,7 @@ compiled. Every third program has lanes within lanes. Required:
   errors         every fourth program has a check on a number of each lane, which holds in the first calls and perhaps not in the
                  last: an error of the loop is vmap's, with its message, at its line, and the lane
 
+With --device what runs under vmap runs there; the loop stays on the CPU, so matrix products need --set gpu.portable=1.
 What vmap refuses (E406) must depend on a mask or a number of one lane: the programs that do so are counted apart. Needs NumPy.
 """
 import argparse
@@ -211,7 +213,8 @@ def check_in(o, lanes, seed, folder):
     loop, together = os.path.join(folder, "loop.qn"), os.path.join(folder, "vmap.qn")
     error = run([o.quern, "--jit", "off", loop, folder, os.path.join(folder, "loop.npz")], folder)
     sync = ["--jit", "sync", "--set", "jit.hot=2"] + (["--threads", "2"] if seed % 3 == 0 else ["--set", "jit.cc=0", "--threads", "1"])
-    for what, flags in (("eager", ["--jit", "off"]), ("compiled", sync)):
+    there = (["--device", o.device] if o.device else []) + [text for setting in o.set for text in ("--set", setting)]
+    for what, flags in (("eager", ["--jit", "off", *there]), ("compiled", sync + there)):
         target = os.path.join(folder, what + ".npz")
         own = run([o.quern, *flags, together, folder, target], folder)
         if own and own[0] == "E406":
@@ -253,6 +256,8 @@ def main():
     parser.add_argument("--seconds", type=float, default=60, help="time at most")
     parser.add_argument("--kind", choices=sorted(set(KINDS)), help="only programs of this kind")
     parser.add_argument("--products", choices=("none", "some", "many"), default="some", help="of matrices (a seed's program depends on it)")
+    parser.add_argument("--device", help="gpu: compare with the CPU's bits")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a tunable of what runs under vmap")
     parser.add_argument("--keep", help="keep all programs below this folder")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     o = parser.parse_args()
