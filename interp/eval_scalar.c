@@ -155,7 +155,11 @@ static qn_value int_binary(qn_vm *vm, const n_binary *n, qn_value a, qn_value b)
   case AST_OP_add: return __builtin_add_overflow(x, y, &r) ? fail_overflow(vm, n, a, b) : value_int(r);
   case AST_OP_sub: return __builtin_sub_overflow(x, y, &r) ? fail_overflow(vm, n, a, b) : value_int(r);
   case AST_OP_mul: return __builtin_mul_overflow(x, y, &r) ? fail_overflow(vm, n, a, b) : value_int(r);
-  case AST_OP_div: return value_float((double)x / (double)y);
+  case AST_OP_div:
+    if (y == 0)
+      return raise(vm, E_div_zero, n->mark, "%lld / 0; of floats, as in %lld.0 / 0, it is no error", (long long)x,
+                   (long long)x);
+    return value_float((double)x / (double)y);
   case AST_OP_floordiv:
     if (y == 0) return raise(vm, E_div_zero, n->mark, "%lld // 0", (long long)x);
     if (y == -1) return __builtin_sub_overflow((int64_t)0, x, &r) ? fail_overflow(vm, n, a, b) : value_int(r);
@@ -448,7 +452,7 @@ COMPARISON(ge, >=)
 INLINE bool fast_div(qn_value a, qn_value b, int known, qn_value *r) {
   FLOATS(value_float, /)
   MIXED(value_float, /)
-  if (!BOTH_INT) return false;
+  if (!BOTH_INT || b.u.i == 0) return false;
   *r = value_float((double)a.u.i / (double)b.u.i);
   return true;
 }

@@ -158,6 +158,9 @@ qn_value scalar_apply(qn_vm *vm, op_id op, const qn_value *in, int nin) {
   if (op_rows[op].dtype_rule == DT_compare && value_tag_of(in[0]) != value_tag_of(in[1]) &&
       (value_is(in[0], TAG_INT) || value_is(in[1], TAG_INT)))
     return compare_mixed(op, in[0], in[1]);
+  if (op == OP_div && !value_is(in[0], TAG_FLOAT) && !value_is(in[1], TAG_FLOAT) && in[1].u.i == 0)
+    return raise(vm, E_div_zero, SPAN_NONE, "%lld / 0; of floats, as in %lld.0 / 0, it is no error",
+                 (long long)in[0].u.i, (long long)in[0].u.i);
   double x[3] = {0, 0, 0};
   uint8_t condition = first ? in[0].u.i != 0 : 0;
   for (int i = first; i < nin; i++) x[i] = as_double(in[i]);

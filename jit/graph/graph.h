@@ -163,13 +163,27 @@ QN_MUST_CHECK bool graph_copy_frame(graph *to, const graph *from);
 /* The value of a constant of one element as a host scalar. */
 bool graph_const_value(const graph *g, uint32_t node, qn_value *value);
 
+/* Ops of host ints that are errors where the result does not fit 64 bits. (Arrays of ints wrap.) */
+static inline bool host_ints_fail(const graph_node *n) {
+  if (!n->type.weak || n->type.dtype != QN_i64) return false;
+  switch ((op_id)n->op) {
+  case OP_add:
+  case OP_sub:
+  case OP_mul:
+  case OP_smul:
+  case OP_neg:
+  case OP_abs: return true;
+  default: return false;
+  }
+}
+
 /* Can this node fail on data (the `raises` column, given its types)? Such nodes stay even when nothing reads them. A `fit` of a
  * constant cannot: whoever makes the constant has checked it. */
 static inline bool graph_node_fallible(const graph *g, const graph_node *n) {
   if (n->kind != NODE_OP || n->nin == 0 || (n->attr && (n->attr->flags & ATTR_PROVEN))) return false;
   const graph_node *x = &g->nodes[n->in[0]];
   switch ((op_raises)op_rows[n->op].raises) {
-  case RAISES_never:
+  case RAISES_never: return host_ints_fail(n);
   case RAISES_empty: return false;
   case RAISES_int_div:
   case RAISES_int_pow: return !dtype_is_float((qn_dtype)x->type.dtype);

@@ -603,6 +603,16 @@ bool rec_place(struct recording *r, int device) {
   return r->device == device;
 }
 
+static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr);
+
+/* The quotient of two host ints is that of two floats, except that there is none by 0: a guard says so. */
+static bool divisor_stays(struct recording *r, qn_value a, qn_value b) {
+  uint32_t node = rec_traced(r, b);
+  if (value_is(a, TAG_FLOAT) || value_is(b, TAG_FLOAT) || !node || lanes_whole(r, node)) return true;
+  qn_value test = rec_apply(r, OP_ne, (qn_value[]){b, value_int(0)}, 2, NULL);
+  return !value_is_error(test) && !value_is_error(rec_observe(r->vm, test));
+}
+
 static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr) {
   qn_vm *vm = r->vm;
   /* A conversion names its result's type, so it is no arithmetic among host numbers even when all operands are. */
@@ -614,6 +624,7 @@ static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int
   if (!arrays) {
     qn_value out = scalar_apply(vm, op, in, nin);
     if (!traced || value_is_error(out)) return out;
+    if (op == OP_div && !divisor_stays(r, in[0], in[1])) return value_error();
     uint32_t nodes[3];
     for (int k = 0; k < nin; k++)
       if (!(nodes[k] = rec_node(r, in[k]))) return value_error();
