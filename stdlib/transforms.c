@@ -16,7 +16,9 @@ static bool arg_fn(qn_vm *vm, const char *fn, qn_value v) {
 /* wrt: an int or a list of ints. */
 static qn_value gradient(qn_vm *vm, transform_kind kind, const char *fn, const qn_value *args) {
   bool aux;
-  if (!arg_fn(vm, fn, args[0]) || !arg_bool(vm, fn, "true or false as aux", args[2], &aux)) return value_error();
+  bool plain = kind == TRANSFORM_JACOBIAN || kind == TRANSFORM_HESSIAN;
+  if (!arg_fn(vm, fn, args[0]) || (!plain && !arg_bool(vm, fn, "true or false as aux", args[2], &aux)))
+    return value_error();
   const qn_value *wrt = &args[1];
   uint32_t n = 1;
   if (value_is(args[1], TAG_LIST)) {
@@ -29,9 +31,20 @@ static qn_value gradient(qn_vm *vm, transform_kind kind, const char *fn, const q
     if (!arg_int(vm, fn, "an int or a list of ints as wrt", wrt[i], &at)) return value_error();
     if (at < 0) return raise(vm, E_argument, SPAN_NONE, "%s: wrt counts arguments from 0", fn);
   }
-  return transform_new(vm, kind, args, 3);
+  if (kind != TRANSFORM_HESSIAN) return transform_new(vm, kind, args, plain ? 2 : 3);
+  qn_value captures[3] = {args[0], args[1], value_bool(false)};
+  qn_value slope = transform_new(vm, TRANSFORM_GRAD, captures, 3);
+  if (value_is_error(slope)) return slope;
+  captures[0] = slope;
+  qn_value hessian = transform_new(vm, kind, captures, 2);
+  value_release(vm, slope);
+  return hessian;
 }
 
+qn_value builtin_jacobian(qn_vm *vm, const qn_value *args) {
+  return gradient(vm, TRANSFORM_JACOBIAN, "jacobian", args);
+}
+qn_value builtin_hessian(qn_vm *vm, const qn_value *args) { return gradient(vm, TRANSFORM_HESSIAN, "hessian", args); }
 qn_value builtin_grad(qn_vm *vm, const qn_value *args) { return gradient(vm, TRANSFORM_GRAD, "grad", args); }
 qn_value builtin_value_and_grad(qn_vm *vm, const qn_value *args) {
   return gradient(vm, TRANSFORM_VALUE_AND_GRAD, "value_and_grad", args);

@@ -48,10 +48,12 @@ void regions_cut(qn_vm *vm, region_list *l, uint32_t n) {
   }
 }
 
-/* Regions of `from` whose nodes have copies, as regions of the copies. map[i]: the copy of node i, or 0. */
-static bool regions_copy(qn_vm *vm, const region_list *from, uint32_t since, region_list *to, const uint32_t *map) {
-  for (uint32_t i = since; i < from->n; i++) {
+/* Regions of `from` that begin at node `mark` or later and whose nodes have copies, as regions of the copies. map[i]: the copy of
+ * node i, or 0. */
+static bool regions_copy(qn_vm *vm, const region_list *from, uint32_t mark, region_list *to, const uint32_t *map) {
+  for (uint32_t i = 0; i < from->n; i++) {
     graph_region x = from->list[i];
+    if (x.first < mark) continue;
     uint32_t first = 0, end = 0;
     for (uint32_t k = x.first; k < x.end; k++) {
       if (!map[k]) continue;
@@ -241,7 +243,7 @@ bool body_cut(struct recording *r, graph_body *b, uint32_t mark, const uint32_t 
   for (uint32_t i = 1; i < g->n && ok; i++)
     if (needed[i] && !c.map[i]) ok = (c.map[i] = copy_node(&c, i)) != 0;
   for (uint32_t i = 0; i < nouts && ok; i++) ok = graph_output(to, c.map[outs[i]]);
-  ok = ok && regions_copy(vm, &r->regions, 0, &b->regions, c.map);
+  ok = ok && regions_copy(vm, &r->regions, mark, &b->regions, c.map);
   ok = (ok && !to->failed && !to->arena.failed) || copy_failed(&c);
   if (c.from) copy_end(&c);
   if (needed) mem_free(vm, needed, g->n);

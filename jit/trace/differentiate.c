@@ -1,4 +1,4 @@
-/* Derivatives of functions: grad, value_and_grad, vjp, jvp; and functions that tell how they are differentiated: checkpoint,
+/* Derivatives of functions: grad, value_and_grad, vjp, jvp, jacobian, hessian; and functions that tell how they are differentiated: checkpoint,
  * custom_grad.
  *
  * The inner function runs while a recording is on (one is begun if there is none), with every float leaf of the differentiated
@@ -11,6 +11,8 @@
  * jvp     The pullback is linear in the cotangents, and so its own backward pass, with the tangents of the arguments as what comes
  *         in, gives the tangents of the result by the cotangents that nobody needs to know: forward mode without rules of its own.
  *         What only led to the pullback is dead.
+ * jacobian  The unit vectors go through the pullback in lanes (vmap), or, where the argument is smaller than the result, through the
+ *         pushforward: the graph that jvp appends. A hessian is the jacobian of a gradient.
  * regions A function wrapped in checkpoint or custom_grad marks the nodes of its call as a region (graph.h). Its results are alias
  *         nodes at the region's end, so that all use of them is seen as use of the region.
  */
@@ -227,6 +229,27 @@ static uint32_t root_node(struct recording *r, qn_value v, const char *name) {
   return UINT32_MAX;
 }
 
+enum { MOST_WRT = 64 };
+
+/* The positions that `wrt` names among nargs arguments. False with an error raised. */
+static bool positions(qn_vm *vm, const char *name, qn_value wrt, int nargs, int which[MOST_WRT], uint32_t *n) {
+  bool one = value_is(wrt, TAG_INT);
+  *n = one ? 1 : value_is(wrt, TAG_LIST) ? value_list(wrt)->len : 0;
+  if (!*n || *n > MOST_WRT) {
+    raise(vm, E_argument, SPAN_NONE, "%s: wrt is the position of an argument or a list of positions", name);
+    return false;
+  }
+  for (uint32_t i = 0; i < *n; i++) {
+    qn_value w = one ? wrt : value_list(wrt)->items[i];
+    if (!value_is(w, TAG_INT) || w.u.i < -nargs || w.u.i >= nargs) {
+      raise(vm, E_argument, SPAN_NONE, "%s: wrt names an argument that the call does not have (%d given)", name, nargs);
+      return false;
+    }
+    which[i] = (int)(w.u.i < 0 ? w.u.i + nargs : w.u.i);
+  }
+  return true;
+}
+
 static qn_value call_grad(struct recording *r, const rec_call_site *site) {
   qn_vm *vm = r->vm;
   const qn_fn *f = value_fn(site->fn);
@@ -237,24 +260,14 @@ static qn_value call_grad(struct recording *r, const rec_call_site *site) {
   leaves l = {.r = r, .name = def->name};
   qn_value *mark = vm->sp, result = value_error(), value = value_unset();
   bool one = value_is(wrt, TAG_INT);
-  uint32_t nwrt = one ? 1 : value_is(wrt, TAG_LIST) ? value_list(wrt)->len : 0;
-  if (!nwrt || nwrt > 64) {
-    raise(vm, E_argument, SPAN_NONE, "%s: wrt is the position of an argument or a list of positions", def->name);
-    goto done;
-  }
+  uint32_t nwrt;
+  int which[MOST_WRT];
+  if (!positions(vm, def->name, wrt, nargs, which, &nwrt)) goto done;
   if (!vm_enter(vm, (size_t)nargs + 1)) goto done;
   for (int i = 0; i < nargs; i++) *vm->sp++ = value_retain(site->args[i]);
   uint32_t from = r->g->n;
-  int which[64];
-  uint32_t first[64]; /* where each argument's leaves begin */
+  uint32_t first[MOST_WRT]; /* where each argument's leaves begin */
   for (uint32_t i = 0; i < nwrt; i++) {
-    qn_value w = one ? wrt : value_list(wrt)->items[i];
-    if (!value_is(w, TAG_INT) || w.u.i < -nargs || w.u.i >= nargs) {
-      raise(vm, E_argument, SPAN_NONE, "%s: wrt names an argument that the call does not have (%d given)", def->name,
-            nargs);
-      goto done;
-    }
-    which[i] = (int)(w.u.i < 0 ? w.u.i + nargs : w.u.i);
     qn_value x = mark[which[i]];
     if (!is_float_leaf(x) && !value_is(x, TAG_LIST) && !value_is(x, TAG_RECORD)) {
       raise_not_float(vm, def->name, which[i], x);
@@ -278,7 +291,7 @@ static qn_value call_grad(struct recording *r, const rec_call_site *site) {
   }
   uint32_t root = root_node(r, root_value, def->name), seed = 0;
   if (root == UINT32_MAX || !backward(r, from, &root, &seed, root != 0, &l)) goto done;
-  qn_value grads[64];
+  qn_value grads[MOST_WRT];
   uint32_t made = 0;
   r->handing_grads = true;
   for (; made < nwrt; made++) {
@@ -315,7 +328,7 @@ typedef struct forward {
   leaves in; /* of the arguments */
   leaves
       out; /* float leaves of the result: nodes, 0 where it does not depend on the recording; grads: their stand-ins */
-  qn_value *args; /* on the value stack */
+  qn_value *args; /* the differentiated ones, on the value stack */
   int nargs;
   qn_value y; /* owned; unset before the call */
   uint32_t from;
@@ -348,31 +361,37 @@ static bool stand_in_leaf(void *ctx, const char *path, qn_value v) {
   return !is_float_leaf(v) || (l->grads[l->at++] = stand_in_node(l->r, v)) != 0;
 }
 
-/* Calls f on the first `nargs` of the arguments. False with an error raised. */
-static bool forward_call(struct recording *r, const rec_call_site *site, int nargs, forward *w) {
+/* Calls f on the first `nargs` of the arguments, differentiated by those in `which` (NULL: all of them). False with an error raised. */
+static bool forward_call(struct recording *r, const rec_call_site *site, int nargs, const int *which, int nwhich,
+                         forward *w) {
   qn_vm *vm = r->vm;
   const qn_fn *f = value_fn(site->fn);
   const char *name = ((const transform_def *)f->code)->name;
   w->in = w->out = (leaves){.r = r, .name = name};
   w->held = false;
   w->y = value_unset();
-  w->nargs = nargs;
-  if (!vm_enter(vm, (size_t)nargs + 1)) return false;
-  w->args = vm->sp;
+  w->nargs = which ? nwhich : nargs;
+  if (!vm_enter(vm, 2 * (size_t)nargs + (size_t)w->nargs + 1)) return false;
+  qn_value *all = vm->sp;
   w->from = r->g->n;
-  for (int i = 0; i < nargs; i++) {
-    qn_value aliased = tree_rebuild(vm, site->args[i], alias_leaf, &w->in);
+  for (int i = 0; i < nargs; i++) *vm->sp++ = value_retain(site->args[i]);
+  w->args = vm->sp;
+  for (int k = 0; k < w->nargs; k++) {
+    int i = which ? which[k] : k;
+    qn_value aliased = tree_rebuild(vm, all[i], alias_leaf, &w->in);
     if (value_is_error(aliased)) return false;
-    *vm->sp++ = aliased;
+    value_release(vm, all[i]);
+    all[i] = aliased;
+    *vm->sp++ = value_retain(aliased);
   }
   if (!w->in.n) {
     if (nargs)
-      raise_not_float(vm, name, 0, w->args[0]);
+      raise_not_float(vm, name, which ? which[0] : 0, w->args[0]);
     else
       raise(vm, E_arity, SPAN_NONE, "%s needs the arguments of the function to differentiate by", name);
     return false;
   }
-  qn_value y = vm->hooks.call(vm, f->captures[0], w->args, nargs, value_nil());
+  qn_value y = vm->hooks.call(vm, f->captures[0], all, nargs, site->args[site->nargs - 1]);
   if (value_is_error(y)) return false;
   w->y = y;
   if (!tree_each(vm, y, out_leaf, &w->out)) return false;
@@ -428,14 +447,14 @@ static qn_value keep_floats(void *ctx, const char *path, qn_value v) {
 }
 
 /* The template of the arguments' cotangents: trees like the arguments whose float leaves are the outputs in order. */
-static bool result_template(struct recording *r, const forward *w, tpl_list *out) {
+static bool result_template(struct recording *r, const qn_value *args, int nargs, tpl_list *out) {
   qn_vm *vm = r->vm;
   node_list in_order = {0};
-  qn_list *l = list_from(vm, w->args, (size_t)w->nargs);
+  qn_list *l = list_from(vm, args, (size_t)nargs);
   if (!l) return false;
   qn_value all = value_obj(TAG_LIST, l), floats = tree_rebuild(vm, all, keep_floats, NULL);
   bool ok = !value_is_error(floats) &&
-            template_of_nodes(r, w->nargs == 1 ? value_list(floats)->items[0] : floats, out, &in_order);
+            template_of_nodes(r, nargs == 1 ? value_list(floats)->items[0] : floats, out, &in_order);
   value_release(vm, all);
   if (!value_is_error(floats)) value_release(vm, floats);
   mem_free(vm, in_order.nodes, in_order.cap * sizeof *in_order.nodes);
@@ -480,35 +499,38 @@ static bool fill_leaves(leaves *l, const qn_value *args, int nargs) {
   return true;
 }
 
+/* The pullback of a call whose backward pass has been appended, which goes again. */
+static qn_value pullback_of(struct recording *r, const rec_call_site *site, forward *w) {
+  qn_vm *vm = r->vm;
+  node_list bound = {0};
+  graph_body *b = fill_leaves(&w->in, w->args, w->nargs) ? body_new(vm) : NULL;
+  if (!b) return value_error();
+  b->anchor.name = "pullback";
+  b->anchor.at = site->at;
+  qn_value like = companion_prototype(vm, w->y), result = value_error();
+  if (!value_is_error(like)) b->like = like;
+  bool ok = !value_is_error(like) && result_template(r, w->args, w->nargs, &b->call.result) &&
+            body_cut(r, b, w->before.n, w->out.grads, w->out.n, w->in.grads, w->in.n, &bound);
+  rec_forget(r, w->before);
+  forward_go_on(r, w);
+  if (ok)
+    result = bind_body(r, b, &bound);
+  else
+    body_release(vm, b);
+  mem_free(vm, bound.nodes, bound.cap * sizeof *bound.nodes);
+  return result;
+}
+
 static qn_value call_vjp(struct recording *r, const rec_call_site *site) {
   qn_vm *vm = r->vm;
   qn_value *mark = vm->sp, pair[2] = {value_error(), value_error()}, result = value_error();
   forward w;
-  node_list bound = {0};
-  graph_body *b = NULL;
-  bool ok = forward_call(r, site, site->nargs - 1, &w) && forward_transpose(r, &w) &&
-            fill_leaves(&w.in, w.args, w.nargs) && (b = body_new(vm)) != NULL;
-  if (ok) {
-    b->anchor.name = "pullback";
-    b->anchor.at = site->at;
-    qn_value like = companion_prototype(vm, w.y);
-    if (!value_is_error(like)) b->like = like;
-    ok = !value_is_error(like) && result_template(r, &w, &b->call.result) &&
-         body_cut(r, b, w.before.n, w.out.grads, w.out.n, w.in.grads, w.in.n, &bound);
-    rec_forget(r, w.before);
-    forward_go_on(r, &w);
-    if (ok)
-      pair[1] = bind_body(r, b, &bound);
-    else
-      body_release(vm, b);
-    ok = !value_is_error(pair[1]);
-  }
-  if (ok) {
+  if (forward_call(r, site, site->nargs - 1, NULL, 0, &w) && forward_transpose(r, &w) &&
+      !value_is_error(pair[1] = pullback_of(r, site, &w))) {
     pair[0] = w.y;
     w.y = value_unset();
     result = list_of(vm, pair, 2);
   }
-  mem_free(vm, bound.nodes, bound.cap * sizeof *bound.nodes);
   forward_free(vm, &w, mark);
   return result;
 }
@@ -559,7 +581,7 @@ static qn_value call_jvp(struct recording *r, const rec_call_site *site) {
                  "jvp takes the function's arguments and as many tangents: jvp(f, x, dx), jvp(f, x, y, dx, dy)");
   qn_value *mark = vm->sp, pair[2] = {value_error(), value_error()}, result = value_error();
   forward w;
-  bool ok = forward_call(r, site, n, &w) && forward_transpose(r, &w);
+  bool ok = forward_call(r, site, n, NULL, 0, &w) && forward_transpose(r, &w);
   tangents t = {.r = r, .in = &w.in};
   size_t bytes = 2 * (w.in.n + (size_t)1) * sizeof *t.roots;
   ok = ok && (t.roots = mem_alloc(vm, bytes)) != NULL;
@@ -588,15 +610,231 @@ static qn_value call_jvp(struct recording *r, const rec_call_site *site) {
   return result;
 }
 
+/* ---- jacobian ----------------------------------------------------------------------------------------------------------------------------- */
+
+/* The pushforward: the linear map from tangents of the arguments to those of the result, as a graph. The backward pass goes. */
+static qn_value pushforward_of(struct recording *r, const rec_call_site *site, forward *w) {
+  qn_vm *vm = r->vm;
+  node_list bound = {0};
+  leaves dx = {.r = r}, dy = {.r = r};
+  uint32_t n = w->in.n;
+  size_t bytes = 2 * (n + (size_t)1) * sizeof(uint32_t);
+  uint32_t *roots = mem_alloc(vm, bytes), *seeds = roots + n + 1;
+  graph_body *b = NULL;
+  int nroots = 0;
+  bool ok = roots != NULL;
+  for (uint32_t i = 0; i < n && ok; i++) ok = leaves_add(&dx, w->in.nodes[i]);
+  ok = ok && leaves_room(&dx) && fill_leaves(&dx, w->args, w->nargs);
+  for (uint32_t i = 0; i < n && ok; i++) {
+    if (!w->in.grads[i]) continue;
+    roots[nroots] = w->in.grads[i];
+    seeds[nroots++] = dx.grads[i];
+  }
+  for (uint32_t i = 0; i < w->out.n && ok; i++) ok = leaves_add(&dy, w->out.grads[i]);
+  ok = ok && backward(r, w->before.n, roots, seeds, nroots, &dy) && fill_leaves(&dy, &w->y, 1) &&
+       (b = body_new(vm)) != NULL;
+  if (ok) {
+    b->anchor.name = "pushforward";
+    b->anchor.at = site->at;
+    qn_list *l = w->nargs == 1 ? NULL : list_from(vm, w->args, (size_t)w->nargs);
+    qn_value x = l ? value_obj(TAG_LIST, l) : value_retain(w->args[0]);
+    qn_value like = w->nargs == 1 || l ? companion_prototype(vm, x) : value_error();
+    value_release(vm, x);
+    if (!value_is_error(like)) b->like = like;
+    ok = !value_is_error(like) && result_template(r, &w->y, 1, &b->call.result) &&
+         body_cut(r, b, w->before.n, dx.grads, n, dy.grads, dy.n, &bound);
+  }
+  rec_forget(r, w->before);
+  forward_go_on(r, w);
+  qn_value result = value_error();
+  if (ok)
+    result = bind_body(r, b, &bound);
+  else if (b)
+    body_release(vm, b);
+  if (roots) mem_free(vm, roots, bytes);
+  mem_free(vm, bound.nodes, bound.cap * sizeof *bound.nodes);
+  leaves_free(&dx);
+  leaves_free(&dy);
+  return result;
+}
+
+/* Leaves of a tree as values, borrowed, and the number of their elements. */
+typedef struct leaf_list {
+  qn_vm *vm;
+  qn_value *items;
+  uint32_t n, cap;
+  int64_t elements;
+} leaf_list;
+
+static bool list_leaf(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  leaf_list *l = ctx;
+  if (!is_float_leaf(v)) return true;
+  if (!mem_grow(l->vm, (void **)&l->items, &l->cap, l->n + 1, sizeof *l->items)) return false;
+  l->elements += value_is(v, TAG_ARRAY) ? value_array(v)->size : 1;
+  l->items[l->n++] = v;
+  return true;
+}
+
+/* The unit vectors of a leaf's space, one a row: [size, shape...]. Of a number 1. */
+static qn_value unit_vectors(qn_vm *vm, qn_value like) {
+  if (!value_is(like, TAG_ARRAY) || value_array(like)->rank == 0) return value_float(1);
+  const qn_array *a = value_array(like);
+  op_attr line = {.axes = 1, .dtype = QN_i64, .n = 1, .d = {a->size}}, column = {.n = 2, .d = {a->size, 1}};
+  op_attr dtype = {.dtype = a->dtype}, shape = {.n = (uint8_t)(a->rank + 1), .d = {a->size}};
+  for (int k = 0; k < a->rank; k++) shape.d[k + 1] = a->shape[k];
+  qn_value i = op_apply(vm, OP_iota, NULL, 0, &line), out = value_error();
+  qn_value j = value_is_error(i) ? i : op_apply(vm, OP_reshape, &i, 1, &column);
+  qn_value same = value_is_error(j) ? j : op_apply(vm, OP_eq, (qn_value[]){i, j}, 2, NULL);
+  qn_value ones = value_is_error(same) ? same : op_apply(vm, OP_cast, &same, 1, &dtype);
+  if (!value_is_error(ones)) out = op_apply(vm, OP_reshape, &ones, 1, &shape);
+  qn_value parts[4] = {i, j, same, ones};
+  for (int k = 0; k < 4; k++)
+    if (!value_is_error(parts[k])) value_release(vm, parts[k]);
+  return out;
+}
+
+typedef struct one_leaf {
+  uint32_t at, which;
+  qn_value v;
+} one_leaf;
+
+static qn_value place_leaf(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  one_leaf *o = ctx;
+  return is_float_leaf(v) && o->at++ == o->which ? value_retain(o->v) : value_nil();
+}
+
+/* A cell as it stands in the result: [ys..., xs...]. `v` is [rows..., columns...], where `rows` has become one axis unless it is a
+ * number's; `turn`: the rows are to come last. Takes over `v`. */
+static qn_value shape_cell(qn_vm *vm, qn_value v, qn_value rows, qn_value columns, bool turn) {
+  const qn_array *a = value_is(rows, TAG_ARRAY) ? value_array(rows) : NULL;
+  const qn_array *b = value_is(columns, TAG_ARRAY) ? value_array(columns) : NULL;
+  int ra = a ? a->rank : 0, rb = b ? b->rank : 0;
+  if (!ra || !value_is(v, TAG_ARRAY)) return v;
+  if (ra + rb > ARRAY_MAX_RANK) {
+    value_release(vm, v);
+    return raise(vm, E_rank, SPAN_NONE,
+                 "a derivative of an array of rank %d by one of rank %d has %d axes; arrays have at most %d",
+                 turn ? rb : ra, turn ? ra : rb, ra + rb, ARRAY_MAX_RANK);
+  }
+  if (turn && rb) {
+    op_attr order = {.n = (uint8_t)(rb + 1)};
+    for (int k = 0; k < rb; k++) order.d[k] = k + 1;
+    qn_value turned = op_apply(vm, OP_permute, &v, 1, &order);
+    value_release(vm, v);
+    if (value_is_error(turned)) return turned;
+    v = turned;
+  }
+  op_attr shape = {.n = (uint8_t)(ra + rb)};
+  for (int k = 0; k < ra; k++) shape.d[(turn ? rb : 0) + k] = a->shape[k];
+  for (int k = 0; k < rb; k++) shape.d[(turn ? 0 : ra) + k] = b->shape[k];
+  qn_value out = op_apply(vm, OP_reshape, &v, 1, &shape);
+  value_release(vm, v);
+  return out;
+}
+
+/* Fills in cells[k * nx + j], the derivative of y's leaf k by x's leaf j, from the linear map `map`: of each leaf of its argument the
+ * unit vectors go through it in lanes. */
+static bool fill_cells(qn_vm *vm, qn_value map, qn_value argument, const leaf_list *from, const leaf_list *to,
+                       bool turn, qn_value *cells) {
+  qn_value captures[3] = {map, value_int(0), value_int(0)}, lanes = transform_new(vm, TRANSFORM_VMAP, captures, 3);
+  bool ok = !value_is_error(lanes);
+  for (uint32_t i = 0; i < from->n && ok; i++) {
+    one_leaf o = {.which = i, .v = unit_vectors(vm, from->items[i])};
+    qn_value in = value_is_error(o.v) ? o.v : tree_rebuild(vm, argument, place_leaf, &o);
+    bool many = value_is(o.v, TAG_ARRAY);
+    qn_value out = value_is_error(in) ? in : vm->hooks.call(vm, many ? lanes : map, &in, 1, value_nil());
+    if (!value_is_error(o.v)) value_release(vm, o.v);
+    if (!value_is_error(in)) value_release(vm, in);
+    leaf_list got = {.vm = vm};
+    ok = !value_is_error(out) && tree_each(vm, out, list_leaf, &got);
+    for (uint32_t k = 0; k < to->n && k < got.n && ok; k++) {
+      qn_value cell = shape_cell(vm, value_retain(got.items[k]), from->items[i], to->items[k], turn);
+      if ((ok = !value_is_error(cell))) cells[turn ? k * from->n + i : i * to->n + k] = cell;
+    }
+    mem_free(vm, got.items, got.cap * sizeof *got.items);
+    if (!value_is_error(out)) value_release(vm, out);
+  }
+  if (!value_is_error(lanes)) value_release(vm, lanes);
+  return ok;
+}
+
+typedef struct cell_walk {
+  qn_vm *vm;
+  qn_value x; /* the tree of arguments */
+  const qn_value *cells;
+  uint32_t at;
+} cell_walk;
+
+static qn_value cell_leaf(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  cell_walk *c = ctx;
+  return is_float_leaf(v) ? value_retain(c->cells[c->at++]) : value_nil();
+}
+
+static qn_value row_leaf(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  cell_walk *c = ctx;
+  return is_float_leaf(v) ? tree_rebuild(c->vm, c->x, cell_leaf, c) : value_nil();
+}
+
+static qn_value call_jacobian(struct recording *r, const rec_call_site *site) {
+  qn_vm *vm = r->vm;
+  const qn_fn *f = value_fn(site->fn);
+  int nargs = site->nargs - 1, which[MOST_WRT];
+  uint32_t nwrt;
+  qn_value *mark = vm->sp, result = value_error(), map = value_error();
+  qn_value wrt = rec_observe_tree(vm, f->captures[1]);
+  if (value_is_error(wrt)) return wrt;
+  bool one = value_is(wrt, TAG_INT),
+       good = positions(vm, ((const transform_def *)f->code)->name, wrt, nargs, which, &nwrt);
+  value_release(vm, wrt);
+  if (!good) return result;
+  forward w;
+  leaf_list xs = {.vm = vm}, ys = {.vm = vm};
+  qn_value *cells = NULL, x = value_error(), y = value_error();
+  size_t ncells = 0;
+  if (forward_call(r, site, nargs, which, (int)nwrt, &w)) {
+    qn_list *l = one ? NULL : list_from(vm, w.args, nwrt);
+    x = l ? value_obj(TAG_LIST, l) : one ? value_retain(w.args[0]) : value_error();
+    y = value_retain(w.y);
+  }
+  if (!value_is_error(x) && tree_each(vm, x, list_leaf, &xs) && tree_each(vm, y, list_leaf, &ys) &&
+      forward_transpose(r, &w)) {
+    ncells = (size_t)xs.n * ys.n + 1;
+    cells = mem_alloc(vm, ncells * sizeof *cells);
+    for (size_t i = 0; i < ncells && cells; i++) cells[i] = value_nil();
+    bool turn = xs.elements < ys.elements; /* fewer columns than rows */
+    if (cells) map = turn ? pushforward_of(r, site, &w) : pullback_of(r, site, &w);
+    /* The map takes one argument as it is, several as a list. */
+    qn_value argument = turn && nwrt == 1 && !one ? value_list(x)->items[0] : turn ? x : y;
+    if (!value_is_error(map) && fill_cells(vm, map, argument, turn ? &xs : &ys, turn ? &ys : &xs, turn, cells)) {
+      cell_walk c = {.vm = vm, .x = x, .cells = cells};
+      result = tree_rebuild(vm, y, row_leaf, &c);
+    }
+  }
+  for (size_t i = 0; i < ncells && cells; i++) value_release(vm, cells[i]);
+  if (cells) mem_free(vm, cells, ncells * sizeof *cells);
+  mem_free(vm, xs.items, xs.cap * sizeof *xs.items);
+  mem_free(vm, ys.items, ys.cap * sizeof *ys.items);
+  if (!value_is_error(map)) value_release(vm, map);
+  if (!value_is_error(x)) value_release(vm, x);
+  if (!value_is_error(y)) value_release(vm, y);
+  forward_free(vm, &w, mark);
+  return result;
+}
+
 qn_value differentiate_call(struct recording *r, const rec_call_site *site) {
   transform_kind kind = ((const transform_def *)value_fn(site->fn)->code)->kind;
   if (site->nargs && (kind == TRANSFORM_VJP || kind == TRANSFORM_JVP) &&
       value_is(site->args[site->nargs - 1], TAG_RECORD))
     return raise(r->vm, E_keyword, SPAN_NONE, "%s takes no keyword arguments", transform_defs[kind].name);
   r->grads++;
-  qn_value v = kind == TRANSFORM_VJP   ? call_vjp(r, site)
-               : kind == TRANSFORM_JVP ? call_jvp(r, site)
-                                       : call_grad(r, site);
+  qn_value v = kind == TRANSFORM_VJP                                     ? call_vjp(r, site)
+               : kind == TRANSFORM_JVP                                   ? call_jvp(r, site)
+               : kind == TRANSFORM_JACOBIAN || kind == TRANSFORM_HESSIAN ? call_jacobian(r, site)
+                                                                         : call_grad(r, site);
   r->grads--;
   return v;
 }

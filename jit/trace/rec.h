@@ -201,7 +201,9 @@ typedef enum transform_kind {
   TRANSFORM_VJP,
   TRANSFORM_JVP,
   TRANSFORM_CUSTOM_GRAD,
-  TRANSFORM_VMAP
+  TRANSFORM_VMAP,
+  TRANSFORM_JACOBIAN,
+  TRANSFORM_HESSIAN
 } transform_kind;
 typedef struct transform_def {
   transform_kind kind;
@@ -210,7 +212,7 @@ typedef struct transform_def {
 extern const transform_def transform_defs[];
 /* captures: GRAD, VALUE_AND_GRAD: fn, wrt (int or list of ints), aux (bool). JIT: fn, options record. NOJIT, CHECKPOINT: fn.
  * VJP: fn; its call gives (y, pullback). JVP: fn; called on the arguments and as many tangents. CUSTOM_GRAD: fn, backward.
- * VMAP: fn, in_axes, out_axes. */
+ * VMAP: fn, in_axes, out_axes. JACOBIAN: fn, wrt. HESSIAN: the function's gradient by wrt, wrt. */
 QN_MUST_CHECK qn_value transform_new(qn_vm *vm, transform_kind kind, const qn_value *captures, int n);
 QN_MUST_CHECK qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs,
                                       span at);

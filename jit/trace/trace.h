@@ -5,7 +5,7 @@
  *   entry.c     anchors and entries: record, look up, replay
  *   worker.c    compiler threads and the mailbox
  *   transform.c calls of transforms; jit, nojit
- *   differentiate.c  grad, value_and_grad, vjp, jvp, checkpoint, custom_grad
+ *   differentiate.c  grad, value_and_grad, vjp, jvp, jacobian, hessian, checkpoint, custom_grad
  *   companion.c trees that must look like another one: cotangents, tangents, gradients
  *   body.c      graphs as function values: cut out of a recording, called
  *   lanes.c     vmap

@@ -18,6 +18,8 @@ const transform_def transform_defs[] = {
     [TRANSFORM_JVP] = {TRANSFORM_JVP, "jvp"},
     [TRANSFORM_CUSTOM_GRAD] = {TRANSFORM_CUSTOM_GRAD, "custom_grad"},
     [TRANSFORM_VMAP] = {TRANSFORM_VMAP, "vmap"},
+    [TRANSFORM_JACOBIAN] = {TRANSFORM_JACOBIAN, "jacobian"},
+    [TRANSFORM_HESSIAN] = {TRANSFORM_HESSIAN, "hessian"},
 };
 
 qn_value transform_new(qn_vm *vm, transform_kind kind, const qn_value *captures, int n) {
