@@ -108,10 +108,7 @@ static bool read_sweeps(qn_vm *vm, sweeps *w, const qn_array *x, const int64_t *
                         qn_value padding, qn_value dilation) {
   int64_t steps[SPATIAL], apart[SPATIAL];
   const int64_t *lengths = x->shape + x->rank - w->n;
-  if (value_is(stride, TAG_NIL))
-    memcpy(steps, sizes, sizeof steps);
-  else if (!each_axis(vm, w, "stride", stride, 1, steps))
-    return false;
+  if (!each_axis(vm, w, "stride", stride, 1, steps)) return false;
   if (!each_axis(vm, w, "dilation", dilation, 1, apart)) return false;
   for (int i = 0; i < w->n; i++) {
     w->s[i] = (sweep){.size = sizes[i], .step = steps[i], .apart = apart[i]};
@@ -205,7 +202,7 @@ qn_value builtin_windows(qn_vm *vm, const qn_value *args) {
 static qn_value lowest(qn_dtype d) {
   if (dtype_is_float(d)) return value_float(-__builtin_inf());
   if (d == QN_bool) return value_bool(false);
-  return value_int(d == QN_u8 ? 0 : -(INT64_C(1) << (8 * dtype_size(d) - 1)));
+  return value_int(d == QN_u8 ? 0 : INT64_MIN / (INT64_C(1) << (64 - 8 * dtype_size(d))));
 }
 
 static qn_value pool(qn_vm *vm, const char *fn, op_id op, const qn_value *args) {
@@ -217,7 +214,8 @@ static qn_value pool(qn_vm *vm, const char *fn, op_id op, const qn_value *args) 
   if (x->rank < 2 || x->rank + SPATIAL > ARRAY_MAX_RANK)
     return raise(vm, E_rank, SPAN_NONE, "%s: an array of rank 2 to %d whose last axes are height and width, not %d", fn,
                  ARRAY_MAX_RANK - SPATIAL, x->rank);
-  if (!each_axis(vm, &w, "size", args[1], 1, sizes) || !read_sweeps(vm, &w, x, sizes, args[2], args[3], value_int(1)))
+  qn_value stride = value_is(args[2], TAG_NIL) ? args[1] : args[2];
+  if (!each_axis(vm, &w, "size", args[1], 1, sizes) || !read_sweeps(vm, &w, x, sizes, stride, args[3], value_int(1)))
     return value_error();
   for (int i = 0; i < w.n; i++)
     if (w.s[i].low >= w.s[i].size || w.s[i].high >= w.s[i].size)
@@ -334,6 +332,7 @@ static qn_value convolve(qn_vm *vm, const char *fn, int spatial, const qn_value 
   if (!read_convolution(vm, &c, args)) return value_error();
   const qn_array *a = value_array(args[0]), *b = value_array(args[1]);
   operand_type t = dtype_promote((operand_type){(qn_dtype)a->dtype, false}, (operand_type){(qn_dtype)b->dtype, false});
+  if (t.dtype == QN_bool) t.dtype = QN_i64; /* as under @ */
   int64_t shape[ARRAY_MAX_RANK] = {c.batch, c.channels};
   for (int i = 0; i < spatial; i++) shape[LEAD + i] = a->shape[a->rank - spatial + i];
   int more;
