@@ -203,7 +203,7 @@ def examples(p):
 
     def one(path):
         name = os.path.basename(path)
-        arguments = ["1", "2"] if name == "digits.qn" else []
+        arguments = ["1", "2"] if name in ("digits.qn", "convnet.qn") else []
         status, text = p.output([*compare, *bits, path, *arguments], timeout=p.o.scale * 75)
         p.check(status == 0, f"{name}: the same output and arrays as on the CPU" + " with gpu.portable=1" * bool(bits), text)
         want = said(p.quern(path, *arguments)[1])
