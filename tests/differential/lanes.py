@@ -11,6 +11,7 @@ compiled. Every third program has lanes within lanes. Required:
   plain, wild    the results of the loop, stacked, bit for bit, all NaNs counting as one; in the first call and in the last
   grad           the same of gradients, vmap(grad(f)); and the gradient of sum(vmap(f)): by what has lanes each lane's own, by what the
                  lanes share the sum of theirs, to a few units of rounding
+  draws          two of five programs draw by a key, which may have lanes, too
   errors         every fourth program has a check on a number of each lane, which holds in the first calls and perhaps not in the
                  last: an error of the loop is vmap's, with its message, at its line, and the lane
 
@@ -65,7 +66,7 @@ class Lanes:
         for level in self.mapped:
             if not any(level):
                 level[r.randrange(len(inputs))] = True
-        # Where the axis of the lanes is when vmap gets the array; -1 sometimes for the last.
+        # Where the axis of the lanes is when vmap gets the array.
         self.axes = [[0] * len(inputs) for _ in range(self.levels)]
         rng = np.random.default_rng(seed)
         self.arrays = []
@@ -80,25 +81,36 @@ class Lanes:
                     self.axes[k][i] = r.choice([0, 0, rank - 1, r.randrange(rank)])
         self.names = [v.name for v in inputs]
         self.wrt = list(range(len(inputs)))
-        self.checked = seed % 4 == 1
+        self.checked, self.first = seed % 4 == 1, np.zeros(1)
         if self.checked:  # the number of the lane, and another one for the first calls
             check, first = r.choice([("arange(6)[p]", 0), ("7 // p", 1), ("shl(p, p)", 2), ("arange(12).reshape(3, 4)[p]", 0),
                                      ("gather(arange(5), [p, 1, p], 0)", 1), ("arange(3) % [p, 1, 3]", 4)])
             self.program.lines.insert(r.randrange(len(self.program.lines) + 1), f"let _e = {check}")
-            self.names.append("p")
-            lanes = self.sizes
-            self.arrays.append(rng.choice([0, 1, 2, 2, 3, 4, -1, 6] if r.random() < 0.5 else [1, 2], lanes).astype(np.int64))
-            self.arrays.append(np.full(lanes, first, dtype=np.int64))
-            for level, axes in zip(self.mapped, self.axes):
-                level.append(True)
-                axes.append(0)
-        count = 1 if kind == "grad" else len(self.program.outputs)
-        self.outputs = len(inputs) if kind == "grad" else count
+            some = [0, 1, 2, 2, 3, 4, -1, 6] if r.random() < 0.5 else [1, 2]
+            self.add("p", None, lambda lanes: rng.choice(some, lanes).astype(np.int64))
+            self.first = np.full(self.sizes, first, dtype=np.int64)
+        self.fields = [f"o{i}" for i in range(len(inputs if kind == "grad" else self.program.outputs))]
+        if kind != "grad" and seed % 5 < 2:  # a draw by keys of the lanes, or by one for them all
+            draw = r.choice(["randn(3, 2, key: kk)", "rand(5, dtype: f64, key: kk)", "permutation(7, key: kk)", "bernoulli(0.5, 4, key: kk)",
+                             "rand(key: kk)", "randint(0, 9, 2, 2, key: split(kk, 3)[1])", "randn(70, key: kk)[::-2]"])
+            self.program.lines.append(f"let drawn = {draw}")
+            self.fields.append("drawn")
+            self.add("kk", r, lambda lanes: rng.integers(0, 2**32, (*lanes, 2)))
+
+    def add(self, name, r, make):
+        """One more input, with lanes on each level, or if there is a generator on those that it takes."""
+        taken = [r is None or r.random() < 0.6 for _ in self.sizes]
+        self.names.append(name)
+        self.arrays.append(make([n for n, has in zip(self.sizes, taken) if has]))
+        for level, axes, has in zip(self.mapped, self.axes, taken):
+            level.append(has)
+            axes.append(0)
 
     def function(self):
         text = self.program.function()
-        if self.checked:
-            text = text.replace(f"fn f({', '.join(self.names[:-1])})", f"fn f({', '.join(self.names)})")
+        text = text.replace(f"fn f({', '.join(v.name for v in self.program.inputs)})", f"fn f({', '.join(self.names)})")
+        if "drawn" in self.fields:
+            text = text.replace("  {o0: ", "  {drawn: drawn, o0: ")
         if self.kind == "grad":
             text += f"let g = grad(f, wrt: {list_of(map(str, self.wrt))})\n"
             text += f"fn h({', '.join(self.names)}) {{\n  let r = g({', '.join(self.names)})\n"
@@ -111,12 +123,12 @@ class Lanes:
         out = []
         for i, name in enumerate(self.names):
             at = [indices[k] for k in range(self.levels) if self.mapped[k][i]]
-            out.append(f"all.{name}[{', '.join(at)}]" if at else f"all.{name}")
+            out.append(f"given.{name}[{', '.join(at)}]" if at else f"given.{name}")
         return ", ".join(out)
 
     def loop(self):
-        fields = ", ".join(f"o{i}: stack(map($, fn(r) r.o{i}))" for i in range(self.outputs))
-        lines = [self.function(), 'let all = load("{args[0]}/lanes.npz")', "let rows = ()"]
+        fields = ", ".join(f"{name}: stack(map($, fn(r) r.{name}))" for name in self.fields)
+        lines = [self.function(), 'let given = load("{args[0]}/lanes.npz")', "let rows = ()"]
         if self.levels == 1:
             lines += [f"for l in 0..{self.sizes[0]} {{ rows = append(rows, h({self.call(['l'])})) }}"]
         else:
@@ -130,7 +142,7 @@ class Lanes:
         """The inputs as vmap gets them: the axes of the lanes from the front to their places, of the inner level first."""
         out = []
         for i, name in enumerate(self.names):
-            text, rank = f"all.{name}", self.arrays[i].ndim
+            text, rank = f"given.{name}", self.arrays[i].ndim
             order = list(range(rank))
             levels = [k for k in range(self.levels) if self.mapped[k][i]]
             for place, k in reversed(list(enumerate(levels))):
@@ -150,9 +162,9 @@ class Lanes:
 
     def together(self):
         arguments = ", ".join(self.names)
-        lines = [self.function(), 'let all = load("{args[0]}/lanes.npz")']
+        lines = [self.function(), 'let given = load("{args[0]}/lanes.npz")']
         lines += [f"let {name} = {text}" for name, text in zip(self.names, self.moved())]
-        first = ", ".join(self.names[:-1] + ["all.first"]) if self.checked else arguments
+        first = ", ".join("given.first" if name == "p" else name for name in self.names)
         lines += [f"let v = {self.vmap('h')}", f'save("{{args[1]}}", v({first}))', f"for _ in 0..3 {{ v({first}) }}"]
         if self.kind == "grad":
             lines += [f"let t = {self.vmap('f')}", f"fn total({arguments}) = sum(t({arguments}))",
@@ -209,7 +221,7 @@ def check_in(o, lanes, seed, folder):
     for name, text in (("loop.qn", lanes.loop()), ("vmap.qn", lanes.together())):
         with open(os.path.join(folder, name), "w", encoding="utf-8") as f:
             f.write(text)
-    np.savez(os.path.join(folder, "lanes.npz"), **dict(zip(lanes.names + ["first"], lanes.arrays)))
+    np.savez(os.path.join(folder, "lanes.npz"), first=lanes.first, **dict(zip(lanes.names, lanes.arrays)))
     loop, together = os.path.join(folder, "loop.qn"), os.path.join(folder, "vmap.qn")
     error = run([o.quern, "--jit", "off", loop, folder, os.path.join(folder, "loop.npz")], folder)
     sync = ["--jit", "sync", "--set", "jit.hot=2"] + (["--threads", "2"] if seed % 3 == 0 else ["--set", "jit.cc=0", "--threads", "1"])
