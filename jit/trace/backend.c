@@ -1,5 +1,13 @@
-/* jit(f, backend: "cpu" or "gpu"): the call's arrays are moved to the device, and new ones are made there while it runs. The
- * result stays where it was computed. Arrays that f reaches otherwise, as globals and captures, are the program's to move. */
+/* jit(f, backend: ...): who runs the calls.
+ *
+ * "cpu" or "gpu": the call's arrays are moved to the device, and new ones are made there while it runs. The result stays where it
+ * was computed. Arrays that f reaches otherwise, as globals and captures, are the program's to move.
+ *
+ * A function: it gets the graph of a call (graph(f, args...)) and gives the function that is called in its place, now and for
+ * further calls that the graph fits. Graphs that say more about their calls than their arguments do (they read global arrays, or
+ * numbers steered them) serve one call only. The VM keeps what a backend made, and the functions it was made for, so that these
+ * are known again by their identity; of too many the oldest go.
+ */
 #include <string.h>
 
 #include "jit/trace/trace.h"
@@ -46,3 +54,112 @@ bool backend_enter(qn_vm *vm, int device, qn_value *args, int nargs, int *before
 }
 
 void backend_leave(qn_vm *vm, int before) { vm->device = (uint8_t)before; }
+
+/* ---- a function as the backend --------------------------------------------------------------------------------------------- */
+
+enum { MADE_MOST = 64 };
+
+/* What a backend made of a graph of `fn`. All are owned. */
+typedef struct made {
+  struct made *next;
+  qn_value fn, graph, run;
+  uint64_t
+      epoch; /* of the VM then: functions that the graph went through have not been rebound as long as it is the same */
+} made;
+
+static void made_free(qn_vm *vm, made *m) {
+  value_release(vm, m->fn);
+  value_release(vm, m->graph);
+  value_release(vm, m->run);
+  mem_free(vm, m, sizeof *m);
+}
+
+void backends_close(qn_vm *vm) {
+  for (made *m = jit_of(vm)->made, *next; m; m = next) {
+    next = m->next;
+    made_free(vm, m);
+  }
+  jit_of(vm)->made = NULL;
+}
+
+/* Do the arguments fit the graph? -1: an error is raised. */
+static int fits(qn_vm *vm, qn_value graph, const qn_value *args, int nargs) {
+  const entry *e = &body_of(graph)->call;
+  size_t n = e->graph->ninputs + (size_t)1;
+  qn_array **arrays = mem_zalloc(vm, n * sizeof *arrays);
+  qn_value *scalars = arrays ? mem_zalloc(vm, n * sizeof *scalars) : NULL;
+  int fit = !scalars ? -1 : pattern_match(&e->pattern, true, value_nil(), args, nargs, arrays, scalars, NULL);
+  if (scalars) mem_free(vm, scalars, n * sizeof *scalars);
+  if (arrays) mem_free(vm, arrays, n * sizeof *arrays);
+  return fit;
+}
+
+/* Is a graph that was just made of a call of `fn` the graph of all calls that it fits? */
+static bool lasts(qn_vm *vm, qn_value graph) {
+  const graph_body *b = body_of(graph);
+  const entry *e = jit_of(vm)->served;
+  if (b->rest || b->call.nguards || !e) return false;
+  for (uint32_t i = 0; i < e->pattern.nroots; i++)
+    if (e->pattern.roots[i].kind == ROOT_GLOBAL && !e->pattern.roots[i].by_value) return false;
+  return true;
+}
+
+/* Remembers it; takes over nothing. What finds no memory is made anew next time. */
+static void keep(qn_vm *vm, qn_value fn, qn_value graph, qn_value run) {
+  made *m = mem_alloc(vm, sizeof *m);
+  if (!m) {
+    error_clear(vm);
+    return;
+  }
+  *m = (made){jit_of(vm)->made, value_retain(fn), value_retain(graph), value_retain(run), jit_of(vm)->epoch};
+  jit_of(vm)->made = m;
+  int n = 1;
+  while (m->next && n < MADE_MOST) m = m->next, n++;
+  if (!m->next) return;
+  made_free(vm, m->next); /* nothing follows it */
+  m->next = NULL;
+}
+
+/* The function for a call: one that was made before, or what the backend makes now. Owned; unset where the call has no graph. */
+static qn_value function_for(qn_vm *vm, qn_value fn, qn_value backend, const qn_value *args, int nargs) {
+  for (const made *m = jit_of(vm)->made; m; m = m->next) {
+    if (m->fn.u.p != fn.u.p || m->epoch != jit_of(vm)->epoch) continue;
+    int fit = fits(vm, m->graph, args, nargs);
+    if (fit < 0) return value_error();
+    if (fit) return value_retain(m->run);
+  }
+  qn_value graph = jit_graph(vm, value_fn(fn)->captures[0], args, nargs);
+  if (value_is_error(graph)) {
+    if (!vm->error || vm->error->id != E_no_graph) return graph;
+    return value_unset();
+  }
+  bool last = lasts(vm, graph);
+  qn_value run = vm->hooks.call(vm, backend, &graph, 1, value_nil());
+  if (!value_is_error(run) && !value_is(run, TAG_FN)) {
+    raise(vm, E_type, SPAN_NONE, "jit: the backend gives the function to call in the graph's place, not %s",
+          value_kind_name(run));
+    value_release(vm, run);
+    run = value_error();
+  }
+  if (!value_is_error(run) && last) keep(vm, fn, graph, run);
+  value_release(vm, graph);
+  return run;
+}
+
+qn_value backend_call(qn_vm *vm, qn_value fn, qn_value backend, bool fullgraph, const qn_value *args, int nargs,
+                      qn_value kwargs) {
+  qn_value inner = value_fn(fn)->captures[0];
+  if (!value_is(kwargs, TAG_NIL))
+    return raise(vm, E_argument, SPAN_NONE,
+                 "jit: a graph has no keywords; give all arguments by position where a function is the backend");
+  qn_value run = function_for(vm, fn, backend, args, nargs);
+  if (value_is_error(run)) return run;
+  if (run.head == TAG_UNSET) {
+    if (fullgraph) return value_error();
+    error_clear(vm);
+    return vm->hooks.call(vm, inner, args, nargs, kwargs);
+  }
+  qn_value result = vm->hooks.call(vm, run, args, nargs, value_nil());
+  value_release(vm, run);
+  return result;
+}

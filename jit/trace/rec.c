@@ -906,6 +906,7 @@ static void jit_close(qn_vm *vm) {
     next = c->next;
     mem_free(vm, c, sizeof *c);
   }
+  backends_close(vm);
   mem_free(vm, j, sizeof *j);
   vm->jit = NULL;
   gpu_close(vm);

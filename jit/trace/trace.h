@@ -10,7 +10,7 @@
  *   body.c      graphs as function values: cut out of a recording, called
  *   lanes.c     vmap
  *   flow.c      control flow that differs between the lanes of a vmap
- *   backend.c   where jit(f, backend: "gpu") runs
+ *   backend.c   jit(f, backend: ...): another device, or a function that takes graphs
  *   graphs.c    graph(...): made from a recorded call or from text, walked, rewritten
  *   explain.c   explain, code
  *   report.c    what became of a program's functions, as text
@@ -260,6 +260,7 @@ typedef struct vm_jit {
   uint64_t epoch; /* bumped when a watched global is rebound */
   anchor_entries *anchors;
   chain_anchor *chains;
+  struct made *made; /* by functions that are backends (backend.c), the latest first */
   bool sync_once; /* explain: record whatever --jit says, and plan on this thread */
   entry *served;  /* explain: the entry that belongs to the watched call that ended last; or NULL and why not */
   break_reason refused;
@@ -404,6 +405,10 @@ int backend_device(qn_value backend);
 /* Moves the arguments' arrays there and makes it the place of new ones. False with an error raised and nothing to leave. */
 QN_MUST_CHECK bool backend_enter(qn_vm *vm, int device, qn_value *args, int nargs, int *before);
 void backend_leave(qn_vm *vm, int before);
+/* A call of jit(f, backend: a function). */
+QN_MUST_CHECK qn_value backend_call(qn_vm *vm, qn_value fn, qn_value backend, bool fullgraph, const qn_value *args, int nargs,
+                                    qn_value kwargs);
+void backends_close(qn_vm *vm);
 /* ---- graphs.c -------------------------------------------------------------------------------------------------------------------------- */
 
 void graphs_open(qn_vm *vm);

@@ -164,6 +164,13 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
     qn_value options = f->ncaptures > 1 ? f->captures[1] : value_nil(), backend = value_nil();
     option_is(vm, options, "backend", &backend);
     bool eager = value_is(backend, TAG_STR) && strcmp(value_str(backend)->text, "eager") == 0;
+    bool full = option_is(vm, options, "fullgraph", &option) && value_is(option, TAG_BOOL) && option.u.i;
+    if (value_is(backend, TAG_FN) && !vm->rec && !j->nojit) {
+      result = backend_call(vm, fn, backend, full, mark, nargs, kwargs);
+      j->served = NULL;
+      j->refused = BREAK_backend_function;
+      break;
+    }
     int device = vm->rec ? -1 : backend_device(backend), before = 0;
     if (device >= 0 && !backend_enter(vm, device, mark, nargs + 1, &before)) {
       result = value_error();
@@ -187,8 +194,7 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
         error_clear(vm);
     }
     result = rec_call(vm, &c.site);
-    if (!value_is_error(result) && option_is(vm, options, "fullgraph", &option) && value_is(option, TAG_BOOL) &&
-        option.u.i)
+    if (!value_is_error(result) && full)
       result = check_fullgraph(vm, a, result);
     if (device >= 0) backend_leave(vm, before);
     break;
