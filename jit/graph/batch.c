@@ -369,7 +369,7 @@ static uint32_t batch_made_later(batching *c) {
 /* ---- the walk -------------------------------------------------------------------------------------------------------------------------- */
 
 void batch_begin(graph_batch *b, graph *g, graph_batch *outer, qn_dim lanes, uint32_t from) {
-  *b = (graph_batch){.g = g, .outer = outer, .lanes = lanes, .from = from, .done = from};
+  *b = (graph_batch){.g = g, .outer = outer, .lanes = lanes, .from = from, .done = from, .told = from};
   arena_init(&b->memory, g->arena.vm);
   if (outer) outer->inner = b;
 }
@@ -392,11 +392,11 @@ static bool room(graph_batch *b) {
 }
 
 /* Tells the batch around which nodes are of this one's lanes. */
-static bool tell_outer(const graph_batch *b) {
+static bool tell_outer(graph_batch *b) {
   graph_batch *outer = b->outer;
   if (!room(outer)) return false;
-  for (uint32_t i = b->from; i < b->done && i < b->cap; i++)
-    if (b->whole[i] && !outer->whole[i]) outer->whole[i] = BATCH_INNER;
+  for (; b->told < b->done; b->told++)
+    if (b->told < b->cap && b->whole[b->told] && !outer->whole[b->told]) outer->whole[b->told] = BATCH_INNER;
   return true;
 }
 
@@ -412,6 +412,7 @@ void batch_end(graph_batch *b) {
 bool batch_bind(graph_batch *b, uint32_t lane, uint32_t node) {
   if (!lane || !node || !room(b)) return false;
   b->whole[lane] = node;
+  if (lane < b->told) b->told = lane;
   return true;
 }
 

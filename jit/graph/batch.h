@@ -30,6 +30,7 @@ typedef struct graph_batch {
   uint32_t *whole;                   /* by node: [lanes, ...]; 0: the same in every lane; BATCH_INNER */
   uint32_t cap;
   uint32_t from, done; /* nodes below `from` are the same in every lane, nodes below `done` have been looked at */
+  uint32_t told;       /* `outer` knows of the nodes below */
 } graph_batch;
 
 /* The node depends on a stand-in of a batch inside this one: only its counterpart there counts. */
