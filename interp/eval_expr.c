@@ -240,6 +240,12 @@ static void add_names(text_buf *t, qn_vm *vm, const char *wanted, const char **n
   text_free(&near);
 }
 
+/* A function that anything can be the first argument of: `x.mean` lacks its parentheses. */
+static bool names_function(qn_vm *vm, const qn_str *name) {
+  const global_cell *c = scope_find(interp_of(vm)->builtin, name);
+  return c && value_is(c->value, TAG_FN);
+}
+
 static __attribute__((cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_str *name, span mark) {
   enum { MOST = 256 };
   const char *names[MOST];
@@ -270,6 +276,8 @@ static __attribute__((cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_s
   const char *cure = value_is(v, TAG_MODULE) ? NULL : foreign_cure(FOREIGN_MEMBER, name->text, name->len);
   if (cure && !value_is(v, TAG_RECORD))
     text_addf(&t, ": %s", cure);
+  else if (!value_is(v, TAG_RECORD) && !value_is(v, TAG_MODULE) && names_function(vm, name))
+    text_addf(&t, "; a function is called with parentheses: x.%s()", name->text);
   else
     add_names(&t, vm, name->text, names, n, "it has");
   return raise_text(vm,
