@@ -581,7 +581,8 @@ static void print_tile(emitter *e, const l_tile *t) {
   emit_buffer(t->x, x);
   emit_buffer(t->y, y);
   line(e,
-       "{ const qk_tile t = {%s + v%u, %s + v%u, v%u, work, v%u, v%u, v%u, v%u, v%u, v%u, v%u, %d, %d, %d, %d}; a->tile(&t); "
+       "{ const qk_tile t = {%s + v%u, %s + v%u, v%u, work, v%u, v%u, v%u, v%u, v%u, v%u, v%u, %d, %d, %d, %d}; "
+       "a->tile(&t); "
        "}",
        x, t->x_base, y, t->y_base, t->out, t->x_m, t->x_k, t->y_k, t->y_n, t->rows, t->cols, t->depth, t->tile_cols,
        emit_buffer_type(e, t->x), emit_buffer_type(e, t->y), at(e, t->out)->dtype);
@@ -636,6 +637,7 @@ static void print_phase(emitter *e, l_val phase) {
 
 static const char preamble[] =
     "#define HELP static inline\n"
+    "#define CLZ32 __builtin_clz\n"
     "#define I64_MAX 9223372036854775807ll\n"
     "#define STOPPED __atomic_load_n(a->interrupt, __ATOMIC_RELAXED)\n"
     "#define SIMD _Pragma(\"omp simd\")\n"

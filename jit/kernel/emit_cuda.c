@@ -28,7 +28,7 @@
 #define line emit_line
 #define at emit_at
 
-enum { THREADS = 64 };
+enum { THREADS = 64, MANY = 16 /* leaves that are read at a time */ };
 
 uint32_t emit_cuda_words(const l_program *p) { return EMIT_WORDS_HEAD + p->nbuffers + p->nints + p->nscalars; }
 
@@ -297,14 +297,14 @@ static void print_ahead_arrays(emitter *e, l_val from, l_val to, int many) {
 static void print_batch(emitter *e, l_val v, int many, bool full) {
   for (int pass = 0; pass < 2; pass++) {
     line(e, "_Pragma(\"unroll\") for (int u = 0; u < %d; u++) { const i64 j = j0 + 64 * u;%s", many,
-         full ? "" : " if (64 * u < left) {");
+         full ? "" : " if (64 * u >= left) break;");
     e->depth++;
     if (pass == 0)
       print_loads(e, v + 1, e->end[v]);
     else
       print_body(e, v + 1, e->end[v], false);
     e->depth--;
-    line(e, full ? "}" : "} }");
+    line(e, "}");
   }
 }
 
@@ -669,8 +669,37 @@ static bool is_merge_loop(emitter *e, l_val loop) {
   return any;
 }
 
+/* What a merge loop of elements row, row + step .. does with MANY of them: pass 0 reads their leaves, pass 1 adds them to the trees one
+ * by one. `full`: all of them exist. */
+static void print_merges(emitter *e, l_val loop, const char *step, int pass, bool full) {
+  const l_instr *i = at(e, loop);
+  char f[48];
+  line(e, "_Pragma(\"unroll\") for (int u = 0; u < %d; u++) {", MANY);
+  e->depth++;
+  line(e, "const i64 x%u = row%u + u * %s;", loop, loop, step);
+  if (!full) line(e, "if (x%u >= v%u) break;", loop, i->b);
+  for (l_val k = loop + 1; k < e->end[loop]; k++) {
+    const l_instr *m = at(e, k), *a = at(e, m->a);
+    const char *T = emit_type(a->dtype);
+    char buffer[24];
+    if (m->code != L_MERGE) {
+      if (pass == 0) emit_instr(e, k);
+      continue;
+    }
+    emit_buffer(m->imm, buffer);
+    if (pass == 0 &&
+        acc_own(e, m->a)) /* threads beyond the results read one of them, too: no load waits for a condition */
+      line(e, "leaf%u[u] = %s[v%u + (t < v%u ? t : 0)];", k, buffer, m->b, a->a);
+    else if (pass == 0)
+      line(e, "leaf%u[u] = %s[v%u + %s];", k, buffer, m->b, a->imm == ORDER_INNER ? "t" : "0");
+    else
+      line(e, "v%u[0] = leaf%u[u]; TREE_ADD(%s, %s, v%u_t, 1, v%u_n, v%u, 1) v%u_n++;", m->a, k, T, acc_prim(e, a, f),
+           m->a, m->a, m->a, m->a);
+  }
+  emit_close(e);
+}
+
 static void print_merge_loop(emitter *e, l_val loop) {
-  enum { MANY = 16 };
   const l_instr *i = at(e, loop);
   char f[48], step[24] = "1";
   if (i->c) snprintf(step, sizeof step, "v%u", i->c);
@@ -678,53 +707,28 @@ static void print_merge_loop(emitter *e, l_val loop) {
   e->depth++;
   for (l_val k = loop + 1; k < e->end[loop]; k++)
     if (at(e, k)->code == L_MERGE) line(e, "%s leaf%u[%d];", emit_type(at(e, at(e, k)->a)->dtype), k, MANY);
-  for (int pass = 0; pass < 2; pass++) {
-    if (pass) { /* a whole subtree of the tree: no leaf by leaf */
-      line(e, "b8 whole = row%u + %d * %s < v%u;", loop, MANY - 1, step, i->b);
-      for (l_val k = loop + 1; k < e->end[loop]; k++)
-        if (at(e, k)->code == L_MERGE) line(e, "whole &= v%u_n %% %d == 0;", at(e, k)->a, MANY);
-      line(e, "if (whole) {");
-      e->depth++;
-      for (l_val k = loop + 1; k < e->end[loop]; k++) {
-        const l_instr *m = at(e, k), *a = at(e, m->a);
-        const char *T = emit_type(a->dtype);
-        if (m->code != L_MERGE) continue;
-        line(e,
-             "_Pragma(\"unroll\") for (int h = 1; h < %d; h *= 2) _Pragma(\"unroll\") for (int u = 0; u < %d; u += 2 * "
-             "h) "
-             "leaf%u[u] = %s(leaf%u[u], leaf%u[u + h]);",
-             MANY, MANY, k, acc_prim(e, a, f), k, k);
-        line(e, "v%u[0] = leaf%u[0]; TREE_ADD(%s, %s, v%u_t + 4, 1, v%u_n >> 4, v%u, 1) v%u_n += %d;", m->a, k, T,
-             acc_prim(e, a, f), m->a, m->a, m->a, m->a, MANY);
-      }
-      e->depth--;
-      line(e, "} else");
-    }
-    line(e, "_Pragma(\"unroll\") for (int u = 0; u < %d; u++) {", MANY);
-    e->depth++;
-    line(e, "const i64 x%u = row%u + u * %s;", loop, loop, step);
-    line(e, "if (x%u < v%u) {", loop, i->b);
-    e->depth++;
-    for (l_val k = loop + 1; k < e->end[loop]; k++) {
-      const l_instr *m = at(e, k), *a = at(e, m->a);
-      const char *T = emit_type(a->dtype);
-      char buffer[24];
-      if (m->code != L_MERGE) {
-        if (pass == 0) emit_instr(e, k);
-        continue;
-      }
-      emit_buffer(m->imm, buffer);
-      if (pass == 0 && acc_own(e, m->a))
-        line(e, "leaf%u[u] = t < v%u ? %s[v%u + t] : (%s)0;", k, a->a, buffer, m->b, T);
-      else if (pass == 0)
-        line(e, "leaf%u[u] = %s[v%u + %s];", k, buffer, m->b, a->imm == ORDER_INNER ? "t" : "0");
-      else
-        line(e, "v%u[0] = leaf%u[u]; TREE_ADD(%s, %s, v%u_t, 1, v%u_n, v%u, 1) v%u_n++;", m->a, k, T, acc_prim(e, a, f),
-             m->a, m->a, m->a, m->a);
-    }
-    emit_close(e);
-    emit_close(e);
+  line(e, "b8 whole = row%u + %d * %s < v%u;", loop, MANY - 1, step, i->b);
+  for (l_val k = loop + 1; k < e->end[loop]; k++)
+    if (at(e, k)->code == L_MERGE) line(e, "whole &= v%u_n %% %d == 0;", at(e, k)->a, MANY);
+  line(e, "if (whole) { /* a whole subtree of the tree: no leaf by leaf */");
+  e->depth++;
+  print_merges(e, loop, step, 0, true);
+  for (l_val k = loop + 1; k < e->end[loop]; k++) {
+    const l_instr *m = at(e, k), *a = at(e, m->a);
+    if (m->code != L_MERGE) continue;
+    line(e,
+         "_Pragma(\"unroll\") for (int h = 1; h < %d; h *= 2) _Pragma(\"unroll\") for (int u = 0; u < %d; u += 2 * h) "
+         "leaf%u[u] = %s(leaf%u[u], leaf%u[u + h]);",
+         MANY, MANY, k, acc_prim(e, a, f), k, k);
+    line(e, "v%u[0] = leaf%u[0]; TREE_ADD(%s, %s, v%u_t + 4, 1, v%u_n >> 4, v%u, 1) v%u_n += %d;", m->a, k,
+         emit_type(a->dtype), acc_prim(e, a, f), m->a, m->a, m->a, m->a, MANY);
   }
+  e->depth--;
+  line(e, "} else {");
+  e->depth++;
+  print_merges(e, loop, step, 0, false);
+  print_merges(e, loop, step, 1, false);
+  emit_close(e);
   emit_close(e);
 }
 
@@ -830,6 +834,7 @@ static void print_phase(emitter *e, l_val phase) {
 
 static const char preamble[] =
     "#define HELP static __device__ __forceinline__\n"
+    "#define CLZ32 __clz\n"
     "HELP float OPAQUE_f32(float x) { asm(\"\" : \"+f\"(x)); return x; }\n"
     "HELP double OPAQUE_f64(double x) { asm(\"\" : \"+d\"(x)); return x; }\n"
     "#define SYNC __syncthreads();\n"
@@ -849,8 +854,17 @@ static const char preamble[] =
     "  atomicMin(cell, check << 48 | (u64)element);\n"
     "}\n"
     "#define fail(a, check, element) failed_((a)->error, first_ + (check), element)\n"
-    "#define FOLD(T, F, v) { T *const s_ = (T *)x_; SYNC s_[t] = v[0]; SYNC for (int h_ = 32; h_ > 0; h_ >>= 1) { \\\n"
-    "  if (t < h_) s_[t] = F(s_[t], s_[t + h_]); SYNC } v[0] = s_[0]; SYNC }\n"
+    /* lanes 0 .. 31 and 32 .. 63 through shared memory, the rest of the tree by both warps alike */
+    "#define SHUFFLE(T) HELP T down_##T(T x, int h) { return __shfl_down_sync(~0u, x, h); } \\\n"
+    "  HELP T first_##T(T x) { return __shfl_sync(~0u, x, 0); }\n"
+    "SHUFFLE(f32) SHUFFLE(f64) SHUFFLE(i64) SHUFFLE(i32)\n"
+    "#define SHUFFLE_AS_i32(T) HELP T down_##T(T x, int h) { return (T)down_i32(x, h); } \\\n"
+    "  HELP T first_##T(T x) { return (T)first_i32(x); }\n"
+    "SHUFFLE_AS_i32(i16) SHUFFLE_AS_i32(i8) SHUFFLE_AS_i32(u8) SHUFFLE_AS_i32(b8)\n"
+    "#define FOLD(T, F, v) { T *const s_ = (T *)x_; SYNC s_[t] = v[0]; SYNC T f_ = F(s_[t & 31], s_[(t & 31) + 32]); "
+    "\\\n"
+    "  _Pragma(\"unroll\") for (int h_ = 16; h_ > 0; h_ >>= 1) { const T g_ = down_##T(f_, h_); f_ = F(f_, g_); } \\\n"
+    "  v[0] = first_##T(f_); }\n"
     "#define ARG_FOLD(OP, T, v, i) { T *const s_ = (T *)x_; i64 *const n_ = (i64 *)y_; SYNC s_[t] = v[0]; n_[t] = "
     "i[0]; SYNC \\\n"
     "  for (int h_ = 32; h_ > 0; h_ >>= 1) { \\\n"

@@ -221,6 +221,12 @@ static void print_load(emitter *e, l_val v) {
     emit_line(e, "const %s v%u = %s ? %s[%s] : (%s)0;", T, v, cond, buffer, where, T);
 }
 
+/* Is this a division in a PAR by what is known before it, and not to the compiler? */
+static bool has_divider(const emitter *e, l_val v) {
+  const l_instr *i = emit_at(e, v);
+  return (i->code == L_IDIV || i->code == L_IMOD) && v > e->par && i->b < e->par && emit_at(e, i->b)->code != L_INT;
+}
+
 void emit_instr(emitter *e, l_val v) {
   const l_instr *i = emit_at(e, v);
   const char *T = emit_type(i->dtype);
@@ -232,8 +238,15 @@ void emit_instr(emitter *e, l_val v) {
   case L_IADD: emit_line(e, "const i64 v%u = v%u + v%u;", v, i->a, i->b); break;
   case L_ISUB: emit_line(e, "const i64 v%u = v%u - v%u;", v, i->a, i->b); break;
   case L_IMUL: emit_line(e, "const i64 v%u = v%u * v%u;", v, i->a, i->b); break;
-  case L_IDIV: emit_line(e, "const i64 v%u = floor_div(v%u, v%u);", v, i->a, i->b); break;
-  case L_IMOD: emit_line(e, "const i64 v%u = floor_mod(v%u, v%u);", v, i->a, i->b); break;
+  case L_IDIV:
+  case L_IMOD: {
+    const char *f = i->code == L_IDIV ? "div" : "mod";
+    if (has_divider(e, v))
+      emit_line(e, "const i64 v%u = %s_by(v%u, v%u, d%u);", v, f, i->a, i->b, i->b);
+    else
+      emit_line(e, "const i64 v%u = floor_%s(v%u, v%u);", v, f, i->a, i->b);
+    break;
+  }
   case L_IMIN: emit_line(e, "const i64 v%u = v%u < v%u ? v%u : v%u;", v, i->a, i->b, i->a, i->b); break;
   case L_IMAX: emit_line(e, "const i64 v%u = v%u > v%u ? v%u : v%u;", v, i->a, i->b, i->a, i->b); break;
   case L_IVALUE: emit_line(e, "const i64 v%u = (i64)v%u;", v, i->a); break;
@@ -538,6 +551,12 @@ l_val emit_prelude(emitter *e, l_val phase) {
   while (p->code[par].code != L_PAR) par++;
   for (l_val v = 1; p->code[v].code != L_PHASE; v++) emit_instr(e, v);
   for (l_val v = phase + 1; v < par; v++) emit_instr(e, v);
+  e->par = par;
+  for (l_val v = par + 1; v < e->end[par]; v++) {
+    bool is = has_divider(e, v);
+    for (l_val w = par + 1; w < v && is; w++) is = !has_divider(e, w) || emit_at(e, w)->b != emit_at(e, v)->b;
+    if (is) emit_line(e, "const divider d%u = divider_of(v%u);", emit_at(e, v)->b, emit_at(e, v)->b);
+  }
   return par;
 }
 
@@ -558,6 +577,15 @@ static const char emit_types[] =
 static const char emit_macros[] =
     "HELP i64 floor_div(i64 a, i64 b) { if (b <= 0) return 0; const i64 q = a / b; return q - (a % b < 0); }\n"
     "HELP i64 floor_mod(i64 a, i64 b) { if (b <= 0) return 0; const i64 r = a % b; return r < 0 ? r + b : r; }\n"
+    /* Division of numbers below 2^31 by the same b again and again: (n * m) >> s with s = 31 + ceil(log2 b) and m = 2^s / b + 1, by
+     * Granlund and Montgomery, "Division by Invariant Integers using Multiplication". m is 0 for other b. */
+    "typedef struct divider { u32 m; int s; } divider;\n"
+    "HELP divider divider_of(i64 b) { divider d = {0, 31}; if (b <= 0 || b > 0x7fffffff) return d;\n"
+    "  if (b > 1) d.s = 63 - CLZ32((u32)(b - 1)); d.m = (u32)(((u64)1 << d.s) / (u64)b + 1); return d; }\n"
+    "HELP i64 div_by(i64 a, i64 b, divider d) {\n"
+    "  return (u64)a >> 31 || !d.m ? floor_div(a, b) : (i64)((u64)a * d.m >> d.s); }\n"
+    "HELP i64 mod_by(i64 a, i64 b, divider d) {\n"
+    "  return (u64)a >> 31 || !d.m ? floor_mod(a, b) : a - (i64)((u64)a * d.m >> d.s) * b; }\n"
     /* subtrees that can be open at a time when n elements make chains of `chain` */
     "HELP i64 levels(i64 n, i64 chain) { i64 k = 1; for (n = (n + chain - 1) / chain; n > 1; n >>= 1) k++; return k; "
     "}\n"

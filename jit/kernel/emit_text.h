@@ -28,6 +28,7 @@ typedef struct emitter {
   math_uses *uses;
   int depth;          /* indentation */
   l_val vec;          /* VEC being printed, or 0 */
+  l_val par;          /* PAR being printed: divisors before it have a divider */
   const char *active; /* name of the bool that must hold for memory access and checks, or "" */
   bool failed;        /* out of memory */
   /* facts, by instruction */

@@ -30,11 +30,15 @@ _Static_assert((int)TEXTS <= (int)MATH_TEXTS_MAX, "math_uses has a bit for every
 
 static const char words_c[] =
     "#define FN static inline __attribute__((always_inline))\n#define FN_SLOW static __attribute__((noinline))\n"
-    "#define FMA32 __builtin_fmaf\n#define FMA64 __builtin_fma\n#define FLOOR32 __builtin_floorf\n#define FLOOR64 __builtin_floor\n"
-    "#define CEIL32 __builtin_ceilf\n#define CEIL64 __builtin_ceil\n#define RINT32 __builtin_rintf\n#define RINT64 __builtin_rint\n"
-    "#define TRUNC32 __builtin_truncf\n#define TRUNC64 __builtin_trunc\n#define SQRT32 __builtin_sqrtf\n#define SQRT64 __builtin_sqrt\n"
+    "#define FMA32 __builtin_fmaf\n#define FMA64 __builtin_fma\n#define FLOOR32 __builtin_floorf\n#define FLOOR64 "
+    "__builtin_floor\n"
+    "#define CEIL32 __builtin_ceilf\n#define CEIL64 __builtin_ceil\n#define RINT32 __builtin_rintf\n#define RINT64 "
+    "__builtin_rint\n"
+    "#define TRUNC32 __builtin_truncf\n#define TRUNC64 __builtin_trunc\n#define SQRT32 __builtin_sqrtf\n#define SQRT64 "
+    "__builtin_sqrt\n"
     "#define MULHI64(a, b) ((u64)((unsigned __int128)(a) * (b) >> 64))\n"
-    "#define INF32 __builtin_inff()\n#define INF64 __builtin_inf()\n#define NAN32 __builtin_nanf(\"\")\n#define NAN64 __builtin_nan(\"\")\n";
+    "#define INF32 __builtin_inff()\n#define INF64 __builtin_inf()\n#define NAN32 __builtin_nanf(\"\")\n#define NAN64 "
+    "__builtin_nan(\"\")\n";
 static const char words_cuda[] =
     "#define FN static __device__ __forceinline__\n#define FN_SLOW static __device__ __noinline__\n"
     "#define FMA32 __fmaf_rn\n#define FMA64 __fma_rn\n#define FLOOR32 floorf\n#define FLOOR64 floor\n"
@@ -43,9 +47,34 @@ static const char words_cuda[] =
     "#define MULHI64(a, b) __umul64hi(a, b)\n"
     "#define INF32 __int_as_float(0x7f800000)\n#define INF64 __longlong_as_double(0x7ff0000000000000ll)\n"
     "#define NAN32 __int_as_float(0x7fc00000)\n#define NAN64 __longlong_as_double(0x7ff8000000000000ll)\n";
-static const char words[] = "#define F32(x) x##f\n#define F64(x) x\n#define I32(x) x\n#define U32(x) x##u\n#define U64(x) x##ull\n";
+static const char words[] =
+    "#define F32(x) x##f\n#define F64(x) x\n#define I32(x) x\n#define U32(x) x##u\n#define U64(x) x##ull\n";
 
 void math_uses_init(math_uses *u) { memset(u, 0, sizeof *u); }
+
+/* What one instruction of a GPU does (of pairs: that of one number goes through the slow unit of special functions); nan has the bits
+ * that it has elsewhere. */
+static const struct gpu_text {
+  const char *name, *body;
+} gpu_texts[] = {
+    {"cast_f32_bf16", "u32 r; asm(\"cvt.rn.bf16x2.f32 %0, %1, %2;\" : \"=r\"(r) : \"f\"(0.0f), \"f\"(a));"
+                      " return (bf16)(a != a ? 0x7fc0u : r);"},
+    {"cast_f32_f16", "u32 r; asm(\"cvt.rn.f16x2.f32 %0, %1, %2;\" : \"=r\"(r) : \"f\"(0.0f), \"f\"(a));"
+                     " return (f16)(a != a ? 0x7e00u | (bitcast_f32_u32(a) >> 16 & 0x8000u) : r);"},
+};
+
+static void print_body(const math_text *m, math_target target, text_buf *out) {
+  const char *own = NULL;
+  for (size_t i = 0; i < sizeof gpu_texts / sizeof *gpu_texts && target == MATH_TARGET_CUDA; i++)
+    if (strcmp(gpu_texts[i].name, m->name) == 0) own = gpu_texts[i].body;
+  if (own) {
+    text_adds(out, "\n#if __CUDA_ARCH__ >= 800\n");
+    text_adds(out, own);
+    text_adds(out, "\n#else\n");
+  }
+  text_adds(out, m->body);
+  if (own) text_adds(out, "\n#endif\n");
+}
 
 static int text_find(const char *name, size_t len) {
   for (int i = 0; i < TEXTS; i++)
@@ -60,8 +89,10 @@ bool math_known(const char *name) { return text_find(name, strlen(name)) >= 0; }
 
 void math_use(math_uses *u, const char *name) {
   int i = text_find(name, strlen(name));
-  if (i < 0) u->failed = true;
-  else mark(u, i);
+  if (i < 0)
+    u->failed = true;
+  else
+    mark(u, i);
 }
 
 /* Marks every row that a body calls. */
@@ -90,7 +121,7 @@ void math_print(const math_uses *u, math_target target, text_buf *out) {
     if (marked(&all, i)) {
       text_adds(out, texts[i].head);
       text_adds(out, " { ");
-      text_adds(out, texts[i].body);
+      print_body(&texts[i], target, out);
       text_adds(out, " }\n");
     }
 }
