@@ -857,10 +857,11 @@ static const char preamble[] =
     /* lanes 0 .. 31 and 32 .. 63 through shared memory, the rest of the tree by both warps alike */
     "#define SHUFFLE(T) HELP T down_##T(T x, int h) { return __shfl_down_sync(~0u, x, h); } \\\n"
     "  HELP T first_##T(T x) { return __shfl_sync(~0u, x, 0); }\n"
-    "SHUFFLE(f32) SHUFFLE(f64) SHUFFLE(i64) SHUFFLE(i32)\n"
+    "SHUFFLE(f32) SHUFFLE(f64) SHUFFLE(i64) SHUFFLE(u64) SHUFFLE(i32) SHUFFLE(u32)\n"
     "#define SHUFFLE_AS_i32(T) HELP T down_##T(T x, int h) { return (T)down_i32(x, h); } \\\n"
     "  HELP T first_##T(T x) { return (T)first_i32(x); }\n"
-    "SHUFFLE_AS_i32(i16) SHUFFLE_AS_i32(i8) SHUFFLE_AS_i32(u8) SHUFFLE_AS_i32(b8)\n"
+    "SHUFFLE_AS_i32(i16) SHUFFLE_AS_i32(i8) SHUFFLE_AS_i32(u8) SHUFFLE_AS_i32(b8) SHUFFLE_AS_i32(f16) "
+    "SHUFFLE_AS_i32(bf16)\n"
     "#define FOLD(T, F, v) { T *const s_ = (T *)x_; SYNC s_[t] = v[0]; SYNC T f_ = F(s_[t & 31], s_[(t & 31) + 32]); "
     "\\\n"
     "  _Pragma(\"unroll\") for (int h_ = 16; h_ > 0; h_ >>= 1) { const T g_ = down_##T(f_, h_); f_ = F(f_, g_); } \\\n"
