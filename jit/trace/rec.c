@@ -539,11 +539,35 @@ qn_value rec_value_of(struct recording *r, uint32_t node) {
   return value_obj(TAG_ARRAY, a);
 }
 
+/* x[mask] of lanes, by a mask that all of them share: x at the mask's true elements. */
+static qn_value compress_lanes(qn_vm *vm, const qn_value *in) {
+  qn_value at[ARRAY_MAX_RANK + 1] = {in[0]}, out = value_error(), where = op_apply(vm, OP_nonzero, &in[1], 1, NULL);
+  if (value_is_error(where)) return where;
+  int64_t n = value_array(where)->shape[0];
+  int rank = value_array(in[1])->rank, made = 0;
+  op_attr index = {.n = 1, .d = {rank}}, column = {.n = 1, .d = {n}};
+  for (; made < rank; made++) {
+    op_attr slice = {.n = 6, .d = {0, n, 1, made, 1, 1}};
+    qn_value part = op_apply(vm, OP_slice, &where, 1, &slice);
+    if (value_is_error(part)) break;
+    at[1 + made] = op_apply(vm, OP_reshape, &part, 1, &column);
+    value_release(vm, part);
+    if (value_is_error(at[1 + made])) break;
+  }
+  if (made == rank) out = op_apply(vm, OP_index, at, 1 + rank, &index);
+  while (made > 0) value_release(vm, at[made--]);
+  value_release(vm, where);
+  return out;
+}
+
 /* An op whose result shape only its data tells: run everything now; the result joins the graph with its concrete shape. */
 static qn_value apply_data_shaped(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr,
                                   const uint32_t *nodes) {
   qn_vm *vm = r->vm;
   uint32_t site = rec_site(r);
+  if (op == OP_compress && lanes_whole(r, nodes[0]) && !lanes_whole(r, nodes[1]) && value_is(in[1], TAG_ARRAY) &&
+      value_array(in[1])->rank > 0)
+    return compress_lanes(vm, in);
   for (int k = 0; k < nin; k++)
     if (lanes_whole(r, nodes[k]))
       return raise(
