@@ -667,7 +667,7 @@ static void complete(editor *e) {
 static int menu_columns(const editor *e, int *width) {
   *width = 1;
   for (int i = 0; i < e->menu.n; i++) {
-    int w = text_columns(e->menu.items[i], strlen(e->menu.items[i])) + 2;
+    int w = (int)utf8_columns(e->menu.items[i], strlen(e->menu.items[i])) + 2;
     if (w > *width) *width = w;
   }
   if (*width > e->term.columns - 1) *width = e->term.columns - 1;

@@ -112,16 +112,6 @@ void frame_cursor(frame *f) {
 
 int frame_left(const frame *f) { return f->n ? f->columns - last_row(f)->width : 0; }
 
-int text_columns(const char *text, size_t len) {
-  int width = 0;
-  for (size_t i = 0; i < len;) {
-    uint32_t code;
-    i += (size_t)utf8_decode(text + i, &code);
-    width += utf8_width(code);
-  }
-  return width;
-}
-
 static void frame_end(frame *f) {
   if (!f->n) return;
   if (f->cursor_waits) {

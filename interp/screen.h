@@ -39,9 +39,8 @@ void frame_put(frame *f, const char *style, const char *text, size_t len, int wi
 void frame_text(frame *f, const char *style, const char *text, size_t len);
 void frame_line(frame *f); /* begins a new line */
 void frame_cursor(frame *f);
-/* Columns that are left of this row, and the terminal columns of a text of one line. */
+/* Columns that are left of this row. */
 int frame_left(const frame *f);
-int text_columns(const char *text, size_t len);
 /* Draws the next picture, as far as the terminal has rows; `whole` draws all and leaves the cursor below it. */
 void screen_draw(screen *s, terminal *t, bool whole);
 /* What was drawn is no longer there (the terminal was cleared); the cursor stands where the picture is to begin. */

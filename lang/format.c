@@ -61,17 +61,6 @@ static void scalar_text(text_buf *t, qn_dtype dtype, qn_value v) {
   }
 }
 
-/* Terminal columns of a piece of text. */
-static int64_t columns(const char *s, size_t len) {
-  int64_t n = 0;
-  for (size_t i = 0; i < len;) {
-    uint32_t code;
-    i += (size_t)utf8_decode(s + i, &code);
-    n += utf8_width(code);
-  }
-  return n;
-}
-
 static void pad(text_buf *t, int64_t n) {
   for (; n > 64; n -= 64) text_repeat(t, " ", 64);
   if (n > 0) text_repeat(t, " ", (int)n);
@@ -466,7 +455,7 @@ static attempt attempt_begin(format *f) {
 /* True if what was written since fits into the line; else it is taken back. */
 static bool attempt_end(format *f, const attempt *a) {
   text_buf *t = f->out;
-  bool fits = t->failed || (!full(f) && columns(t->text + f->line, t->len - f->line) <= f->width);
+  bool fits = t->failed || (!full(f) && utf8_columns(t->text + f->line, t->len - f->line) <= f->width);
   f->limit = a->limit;
   f->no_fit = false;
   if (!fits) t->len = a->start;
@@ -551,9 +540,11 @@ static bool too_deep(const format *f) {
 
 /* May a record field be written without quotes? Keywords may not. */
 static bool plain_name(const qn_str *s) {
-  static const char *const keywords[] = {"let",      "fn",     "if",     "else",  "for", "in",    "while", "break",
-                                         "continue", "return", "import", "as",    "try", "catch", "and",   "or",
-                                         "not",      "new",    "true",   "false", "nil", "inf",   "nan",   "pi"};
+  static const char *const keywords[] = {
+#define KEYWORD(terminal, word, look) word,
+#define WORD(word) word,
+#include "lang/keywords.def"
+  };
   if (s->len == 0 || (s->text[0] >= '0' && s->text[0] <= '9')) return false;
   for (uint32_t i = 0; i < s->len; i++) {
     char c = s->text[i];
@@ -783,7 +774,7 @@ static bool flow_list(format *f, const qn_list *l, int64_t indent) {
     f->depth--;
     if (!good) return false;
     if (t->failed) break;
-    if (i > 0 && columns(t->text + f->line, t->len - f->line) >= f->width) {
+    if (i > 0 && utf8_columns(t->text + f->line, t->len - f->line) >= f->width) {
       /* Break before this item: the blank becomes a line end and the indentation. */
       int shift = (int)indent + 1;
       text_repeat(t, " ", shift);
@@ -984,7 +975,7 @@ static void fill(text_buf *t, const spec *s, int64_t n) {
 
 /* Writes sign and body (everything behind the sign), padded to the width. */
 static void padded(text_buf *t, const spec *s, const char *sign, const char *body, size_t len, char align) {
-  int64_t missing = s->width - columns(body, len) - (int64_t)strlen(sign);
+  int64_t missing = s->width - utf8_columns(body, len) - (int64_t)strlen(sign);
   if (missing < 0) missing = 0;
   if (s->align) align = s->align;
   int64_t left = align == '>' ? missing : align == '^' ? missing / 2 : 0;

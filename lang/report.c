@@ -82,16 +82,6 @@ static int column_of(const source_text *s, uint32_t line, uint32_t offset) {
   return column;
 }
 
-static int text_width(const char *text, size_t len) {
-  int width = 0;
-  for (size_t i = 0; i < len;) {
-    uint32_t code;
-    i += (size_t)utf8_decode(text + i, &code);
-    width += utf8_width(code);
-  }
-  return width;
-}
-
 /* Blanks up to a column. */
 static void pad_to(report *r, int *at, int column) {
   if (column > *at) text_repeat(r->out, " ", column - *at);
@@ -172,7 +162,7 @@ static void line_labels(report *r, label *labels, int n) {
     const char *split = strstr(labels[i].left, "  ");
     labels[i].left_len = split ? (size_t)(split - labels[i].left) : strlen(labels[i].left);
     labels[i].right = split ? split + strspn(split, " ") : NULL;
-    int end = labels[i].column + text_width(labels[i].left, labels[i].left_len) + 2;
+    int end = labels[i].column + (int)utf8_columns(labels[i].left, labels[i].left_len) + 2;
     if (split && end > right) right = end;
   }
   right = (right + LABEL_STEP - 1) / LABEL_STEP * LABEL_STEP;
@@ -188,7 +178,7 @@ static void line_labels(report *r, label *labels, int n) {
     }
     pad_to(r, &at, labels[i].column);
     text_add(r->out, labels[i].left, labels[i].left_len);
-    at += text_width(labels[i].left, labels[i].left_len);
+    at += (int)utf8_columns(labels[i].left, labels[i].left_len);
     if (labels[i].right) {
       pad_to(r, &at, right);
       text_adds(r->out, labels[i].right);

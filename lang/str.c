@@ -157,6 +157,16 @@ int utf8_width(uint32_t code) {
   return range_has(wide_ranges, sizeof wide_ranges / sizeof *wide_ranges, code) ? 2 : 1;
 }
 
+int64_t utf8_columns(const char *text, size_t len) {
+  int64_t n = 0;
+  for (size_t i = 0; i < len;) {
+    uint32_t code;
+    i += (size_t)utf8_decode(text + i, &code);
+    n += utf8_width(code);
+  }
+  return n;
+}
+
 /* ---- strings ------------------------------------------------------------------------------------------------- */
 
 static size_t bytes_for(size_t len) { return sizeof(qn_str) + len + 1; }

@@ -143,6 +143,8 @@ int utf8_decode(const char *s, uint32_t *code);
 int utf8_encode(uint32_t code, char out[4]);
 /* Terminal columns of a code point: 0, 1 or 2. */
 int utf8_width(uint32_t code);
+/* Of a text of one line. */
+int64_t utf8_columns(const char *text, size_t len);
 
 /* A growing text, for everything that builds strings. Errors stick: append freely, test once at the end. */
 typedef struct text_buf {

@@ -10,40 +10,19 @@
 #include "lang/vm.h"
 #include "parser/state.h"
 
-#define KEYWORDS(X)                                                                                                    \
-  X(AND, "and", keyword)                                                                                               \
-  X(AS, "as", keyword)                                                                                                 \
-  X(BREAK, "break", keyword)                                                                                           \
-  X(CATCH, "catch", keyword)                                                                                           \
-  X(CONTINUE, "continue", keyword)                                                                                     \
-  X(ELSE, "else", keyword)                                                                                             \
-  X(FALSE, "false", constant)                                                                                          \
-  X(FN, "fn", keyword)                                                                                                 \
-  X(FOR, "for", keyword)                                                                                               \
-  X(IF, "if", keyword)                                                                                                 \
-  X(IMPORT, "import", keyword)                                                                                         \
-  X(IN, "in", keyword)                                                                                                 \
-  X(LET, "let", keyword)                                                                                               \
-  X(NIL, "nil", constant)                                                                                              \
-  X(NOT, "not", keyword)                                                                                               \
-  X(OR, "or", keyword)                                                                                                 \
-  X(RETURN, "return", keyword)                                                                                         \
-  X(TRUE, "true", constant)                                                                                            \
-  X(TRY, "try", keyword)                                                                                               \
-  X(WHILE, "while", keyword)
-
 const char *const parse_keywords[] = {
-#define X(terminal, word, look) word,
-    KEYWORDS(X)
-#undef X
-        NULL};
+#define KEYWORD(terminal, word, look) word,
+#define WORD(word)
+#include "lang/keywords.def"
+    NULL};
 
 static look look_of(int kind) {
   switch (kind) {
-#define X(terminal, word, look)                                                                                        \
-  case T_##terminal: return LOOK_##look;
-    KEYWORDS(X)
-#undef X
+#define KEYWORD(terminal, word, look)                                                                                  \
+  case T_##terminal:                                                                                                   \
+    return LOOK_##look;
+#define WORD(word)
+#include "lang/keywords.def"
   case T_INT:
   case T_FLOAT: return LOOK_number;
   case T_STRING:

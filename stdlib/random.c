@@ -36,7 +36,8 @@ static bool operands(qn_vm *vm, const char *fn, qn_value key, int64_t draw, qn_v
 
 static qn_value draw(qn_vm *vm, const char *fn, op_id op, qn_dtype dtype, int rank, const int64_t *shape, qn_value key,
                      int64_t number) {
-  op_attr attr = {.dtype = (uint8_t)dtype, .mode = value_is(key, TAG_NIL) ? DRAW_COUNTED : DRAW_KEYED, .n = (uint8_t)rank};
+  op_attr attr = {
+      .dtype = (uint8_t)dtype, .mode = value_is(key, TAG_NIL) ? DRAW_COUNTED : DRAW_KEYED, .n = (uint8_t)rank};
   for (int i = 0; i < rank; i++) attr.d[i] = shape[i];
   qn_value in[3];
   if (!operands(vm, fn, key, number, in)) return value_error();
@@ -79,9 +80,30 @@ qn_value builtin_randint(qn_vm *vm, const qn_value *args) {
   return use_dtype(vm, x, dtype);
 }
 
+/* Does a host number lie from 0 to 1? A recorded one is guarded by the answer. */
+static bool is_probability(qn_vm *vm, const char *fn, qn_value p) {
+  for (int side = 0; side < 2; side++) {
+    qn_value bound = value_float(side), holds = op2(vm, side ? OP_le : OP_ge, p, bound, NULL);
+    if (!value_is_error(holds)) holds = rec_observe(vm, holds);
+    if (value_is_error(holds)) return false;
+    if (holds.u.i) continue;
+    text_buf t;
+    text_init(&t, vm);
+    text_addf(&t, "%s: a probability lies from 0 to 1, it is not ", fn);
+    if (value_is(p, TAG_INT))
+      text_int(&t, p.u.i);
+    else
+      text_float(&t, p.u.f, false);
+    raise_text(vm, E_argument, SPAN_NONE, &t);
+    return false;
+  }
+  return true;
+}
+
 qn_value builtin_bernoulli(qn_vm *vm, const qn_value *args) {
   qn_value p = args[0];
   if (!is_array(p) && !value_is_number(p)) return arg_refuse(vm, "bernoulli", "a number or an array as p", p);
+  if (!is_array(p) && !is_probability(vm, "bernoulli", p)) return value_error();
   int64_t shape[ARRAY_MAX_RANK];
   int rank;
   if (!arg_shape(vm, "bernoulli", args[1], shape, &rank)) return value_error();

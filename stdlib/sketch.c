@@ -71,16 +71,6 @@ static void end_color(sketch *s) {
 
 /* ---- texts ------------------------------------------------------------------------------------------------------------------ */
 
-static int text_columns(const char *text, size_t len) {
-  int n = 0;
-  for (size_t i = 0; i < len;) {
-    uint32_t code;
-    i += (size_t)utf8_decode(text + i, &code);
-    n += utf8_width(code);
-  }
-  return n;
-}
-
 /* A program's text on one line: control characters become blanks, so that a label cannot move the cursor. */
 static void put_text(sketch *s, const char *text, size_t len) {
   for (size_t i = 0; i < len;) {
@@ -96,7 +86,7 @@ static void put_text(sketch *s, const char *text, size_t len) {
 
 static void put_centered(sketch *s, const qn_str *text, int from, int width) {
   if (!text->len) return;
-  int left = from + (width - text_columns(text->text, text->len)) / 2;
+  int left = from + (width - (int)utf8_columns(text->text, text->len)) / 2;
   text_repeat(s->t, " ", left > 0 ? left : 0);
   put_text(s, text->text, text->len);
   text_adds(s->t, "\n");
