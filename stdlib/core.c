@@ -139,7 +139,7 @@ static void trimmed(const qn_str *s, const char **text, size_t *len) {
 
 qn_value builtin_int(qn_vm *vm, const qn_value *args) {
   qn_value x = args[0];
-  if (value_is(x, TAG_FLOAT) && !(x.u.f >= -0x1p63 && x.u.f < 0x1p63)) {
+  if (value_is(x, TAG_FLOAT) && !(x.u.f >= -0x1p63 && x.u.f < 0x1p63) && !rec_is_lane(vm, x)) {
     text_buf t;
     text_init(&t, vm);
     text_adds(&t, "int: ");

@@ -245,22 +245,15 @@ int lanes_guard(struct recording *r, op_id op, const qn_value *in, int nin, cons
 /* An error has come out of code that only the lanes at work run. 1: it stands, 0: no lane was there, it has gone. */
 static int error_counts(qn_vm *vm) {
   struct recording *r = vm->rec;
-  if (r->lanes_failed || !error_catchable(vm) || is_all(r->active)) return 1;
+  if (r->lanes_failed || !error_catchable(vm) || is_all(r->active) || vm->error->id == E_memory) return 1;
   if (is_none(r->active)) {
     error_clear(vm);
     return 0;
   }
-  /* lanes_name_first does not look at levels outside; any lane there is enough. */
-  qn_error_object *e = error_take(vm);
-  int any = any_lane(vm, r->active);
-  if (any <= 0) {
-    error_free(vm, e);
-    return any < 0;
-  }
-  error_put_back(vm, e);
-  r->lanes_failed = true;
-  lanes_name_first(r, r->active);
-  return 1;
+  rec_stop_capture(r, BREAK_branch, NULL);
+  int any = lanes_name_first(r, r->active);
+  if (any > 0) r->lanes_failed = true;
+  return any != 0;
 }
 
 /* A lane's value as all lanes'; owned. */
@@ -395,7 +388,7 @@ qn_value rec_call_leave(qn_vm *vm, rec_frame *f, qn_value v) {
     value_release(vm, v);
     v = all;
   }
-  if (!value_is_error(v)) set_mask(vm, &r->active, value_retain(f->entry));
+  set_mask(vm, &r->active, value_retain(f->entry));
   frame_free(vm, f);
   return v;
 }
@@ -461,12 +454,12 @@ rec_answer rec_loop_leave(qn_vm *vm, rec_frame *f, bool ok) {
     ok = !value_is_error(all);
     if (ok) set_slot(vm, f->slots.slots[i], all);
   }
-  if (ok && !f->parted) {
+  if (!ok || !f->parted) {
     set_mask(vm, &r->active, value_retain(f->entry));
-  } else if (ok) {
+  } else {
     qn_value rest = mask_or(vm, r->active, f->gone);
     ok = !value_is_error(rest);
-    if (ok) set_mask(vm, &r->active, rest);
+    set_mask(vm, &r->active, ok ? rest : value_retain(f->entry));
   }
   frame_free(vm, f);
   return !ok ? REC_FAILED : is_none(r->active) ? REC_LEFT : REC_DONE;
@@ -570,6 +563,7 @@ rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm 
       if (ok) set_mask(vm, &r->active, rest);
     }
   }
+  if (!ok) set_mask(vm, &r->active, value_retain(before_active)); /* what goes wrong here concerns all who came */
   bool left = ok && is_none(r->active);
   arm_free(vm, &ends[0], (uint32_t)assigned.n);
   arm_free(vm, &ends[1], (uint32_t)assigned.n);

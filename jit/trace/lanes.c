@@ -71,6 +71,7 @@ struct lane_check {
 
 void lanes_free(struct recording *r) {
   mem_free(r->vm, r->checks, r->checks_cap * sizeof *r->checks);
+  mem_free(r->vm, r->lanes_kept, r->lanes_kept_cap * sizeof *r->lanes_kept);
   value_release(r->vm, r->active);
 }
 

@@ -342,6 +342,29 @@ static void need(const struct recording *r, uint32_t j, uint8_t *needed, uint32_
   if (j < *from && r->g->nodes[j].kind == NODE_OP && !node_has_value(r, j)) *from = j;
 }
 
+/* The lanes that somebody holds: those of last time that still are, and new ones. What nobody holds any more comes back by rec_value_of
+ * only, which says so (`reopened`). */
+static bool keep_lanes(struct recording *r) {
+  uint32_t kept = 0, before = r->nlanes_kept, n = r->g->n;
+  if (!r->lanes) {
+    r->nlanes_kept = r->lanes_looked = 0;
+    return true;
+  }
+  if (r->reopened || !r->lanes_looked) before = 0, r->lanes_looked = 1;
+  for (uint32_t k = 0; k < before; k++) {
+    uint32_t i = r->lanes_kept[k];
+    if (held(r, i) && lanes_whole(r, i)) r->lanes_kept[kept++] = i;
+  }
+  for (uint32_t i = r->lanes_looked; i < n; i++) {
+    if (!held(r, i) || !lanes_whole(r, i)) continue;
+    if (!mem_grow(r->vm, (void **)&r->lanes_kept, &r->lanes_kept_cap, kept + 1, sizeof *r->lanes_kept)) return false;
+    r->lanes_kept[kept++] = i;
+  }
+  r->nlanes_kept = kept;
+  r->lanes_looked = n;
+  return true;
+}
+
 bool rec_run_pending(struct recording *r) {
   qn_vm *vm = r->vm;
   if (r->hollow) return true;
@@ -350,7 +373,7 @@ bool rec_run_pending(struct recording *r) {
     raise(vm, E_not_batched, SPAN_NONE, "vmap: data cannot be read while a derivative of its lanes is being made");
     return false;
   }
-  if (!lanes_advance(r) || !rec_room(r)) return false;
+  if (!lanes_advance(r) || !rec_room(r) || !keep_lanes(r)) return false;
   uint32_t n = g->n, from = r->reopened ? 1 : r->done;
   if (from >= n) return true;
   /* uses[i]: how many needed pending nodes read node i; UINT32_MAX/2 bias marks "needed" */
@@ -364,10 +387,9 @@ bool rec_run_pending(struct recording *r) {
   uint32_t from_held = from;
   struct recording *active = vm->rec;
   vm->rec = NULL; /* the executor runs eagerly */
-  /* Lanes are not executed: those that are held are their counterparts, which stay. */
-  for (uint32_t i = 1; i < n && r->lanes; i++) {
-    if (!held(r, i) || !lanes_whole(r, i)) continue;
-    uint32_t whole = lanes_outermost(r, i);
+  /* Lanes are not executed: of those that are held the counterparts are, and stay. */
+  for (uint32_t k = 0; k < r->nlanes_kept; k++) {
+    uint32_t whole = lanes_outermost(r, r->lanes_kept[k]);
     uses[whole]++;
     need(r, whole, needed, &from);
   }
@@ -595,7 +617,8 @@ static qn_value apply_data_shaped(struct recording *r, op_id op, const qn_value 
 bool rec_appended(struct recording *r) {
   qn_vm *vm = r->vm;
   if (r->tries) return rec_run_pending(r);
-  if (r->g->n > (uint64_t)vm->tune[TUNE_jit_nodes]) return rec_break(r, BREAK_too_many_nodes, NULL);
+  if (r->g->n - (r->capturing ? 0 : r->done) > (uint64_t)vm->tune[TUNE_jit_nodes])
+    return rec_break(r, BREAK_too_many_nodes, NULL);
   if (r->pending_bytes > (size_t)vm->tune[TUNE_jit_pending_bytes]) return rec_break(r, BREAK_too_many_bytes, NULL);
   return true;
 }

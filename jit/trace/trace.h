@@ -144,6 +144,8 @@ struct recording {
   qn_value active;          /* the lanes at work: nil all, unset none, or a bool that differs from lane to lane */
   struct rec_frame *frames; /* functions and loops in progress, the innermost first */
   int arms;                 /* arms of branches in progress */
+  uint32_t *lanes_kept; /* lanes' nodes that the program held when pending work ran last */
+  uint32_t nlanes_kept, lanes_kept_cap, lanes_looked; /* nodes below the latter have been looked at for it */
   struct lane_check *checks; /* fallible ops of lanes, for their errors */
   uint32_t nchecks, checks_cap;
   /* random numbers: inputs made on demand */
