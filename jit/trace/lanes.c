@@ -281,10 +281,9 @@ int lanes_name_first(struct recording *r, qn_value mask) {
     if (found) break;
   }
   value_release(vm, value_obj(TAG_ARRAY, a));
-  error_clear(vm);
   if (!found) {
     error_free(vm, e);
-    return 0;
+    return error_pending(vm) ? -1 : 0;
   }
   error_put_back(vm, e);
   name_lane(vm, NULL, nlevels, at);
