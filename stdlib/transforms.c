@@ -28,6 +28,14 @@ static qn_value gradient(qn_vm *vm, transform_kind kind, const char *fn, const q
   }
   for (uint32_t i = 0; i < n; i++) {
     int64_t at;
+    if (i == 0 && (value_is(wrt[i], TAG_FLOAT) || value_is(wrt[i], TAG_ARRAY))) {
+      text_buf t;
+      text_init(&t, vm);
+      text_addf(&t, "%s: expected an int or a list of ints as wrt, not ", fn);
+      text_kind(&t, wrt[i]);
+      text_addf(&t, "; %s gives a function, which takes the arguments: %s(f)(x)", fn, fn);
+      return raise_text(vm, E_type, SPAN_NONE, &t);
+    }
     if (!arg_int(vm, fn, "an int or a list of ints as wrt", wrt[i], &at)) return value_error();
     if (at < 0) return raise(vm, E_argument, SPAN_NONE, "%s: wrt counts arguments from 0", fn);
   }

@@ -164,6 +164,8 @@ static bool apply_rule(void *ctx, const graph_region *x, const uint32_t *cotange
       for (uint32_t i = 0; i < nargs; i++) *vm->sp++ = value_retain(value_list(args)->items[i]);
       gs = vm->hooks.call(vm, rule->backward, mark, (int)nargs + 1, value_nil());
       ok = !value_is_error(gs);
+      if (!ok && vm->error && vm->error->id == E_arity && !vm->error->nframes)
+        raise_note(vm, SPAN_NONE, "custom_grad calls backward with the cotangent of the result, then the arguments");
     }
   }
   region_grads c = {.r = r, .region = x, .rule = rule, .grads = grads};
@@ -388,7 +390,7 @@ static bool forward_call(struct recording *r, const rec_call_site *site, int nar
     if (nargs)
       raise_not_float(vm, name, which ? which[0] : 0, w->args[0]);
     else
-      raise(vm, E_arity, SPAN_NONE, "%s needs the arguments of the function to differentiate by", name);
+      raise(vm, E_arity, SPAN_NONE, "%s takes the function and its arguments: %s(f, x)", name, name);
     return false;
   }
   qn_value y = vm->hooks.call(vm, f->captures[0], all, nargs, site->args[site->nargs - 1]);
