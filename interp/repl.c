@@ -254,12 +254,18 @@ static void interrupts_end_reads(bool end) {
   sigaction(SIGINT, &action, NULL);
 }
 
-/* A line without its break; NULL at the end of input, and where Ctrl-C ended the line. From malloc. */
-static char *read_line(const session *s, const char *prompt) {
+/* A line without its break; NULL at the end of input, and where Ctrl-C ended the line (*interrupted). From malloc. A Ctrl-C at any
+ * moment from the prompt on is seen at once: the handler's wake waits in the terminal's pipe, and a wake that is forgotten here has set
+ * what is asked behind it. */
+static char *read_line(const session *s, const char *prompt, bool *interrupted) {
   cli_interrupted();
+  *interrupted = false;
   if (s->terminal) {
+    bool waits = terminal_line_begin();
     fputs(prompt, stdout);
     fflush(stdout);
+    *interrupted = cli_interrupted() || (waits && !terminal_line_wait(0));
+    if (*interrupted) return NULL;
     interrupts_end_reads(true);
   }
   char *line = NULL;
@@ -292,8 +298,10 @@ static bool line_loop(session *s) {
   text_buf gathered;
   text_init(&gathered, NULL);
   while (!s->ended) {
-    char *line = read_line(s, gathered.len ? MORE : PROMPT);
-    if (s->terminal && cli_interrupted()) { /* what was gathered is given up; a line read whole was begun after that */
+    bool interrupted;
+    char *line = read_line(s, gathered.len ? MORE : PROMPT, &interrupted);
+    if (interrupted || (s->terminal && cli_interrupted())) {
+      /* What was gathered is given up; a line read whole was begun after that. */
       gathered.len = 0;
       if (!line) printf("\n");
       if (!line) continue;

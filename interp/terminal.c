@@ -83,6 +83,23 @@ static bool open_pipe(void) {
   return true;
 }
 
+static void drain_pipe(void) {
+  char drop[64];
+  while (read(wake_pipe[0], drop, sizeof drop) > 0) {}
+}
+
+bool terminal_line_begin(void) {
+  if (!open_pipe()) return false;
+  drain_pipe();
+  return true;
+}
+
+bool terminal_line_wait(int in) {
+  struct pollfd p[2] = {{.fd = in, .events = POLLIN}, {.fd = wake_pipe[0], .events = POLLIN}};
+  while (poll(p, 2, -1) < 0 && errno == EINTR) {}
+  return !p[1].revents;
+}
+
 /* ---- modes -------------------------------------------------------------------------------------------------------------- */
 
 void terminal_init(terminal *t, int in, int out) {
@@ -176,8 +193,7 @@ static int next_byte(terminal *t, int milliseconds) {
     if (ready == 0) return BYTE_LATE;
     if (ready < 0 && errno == EINTR) continue;
     if (p[1].revents) {
-      char drop[64];
-      while (read(wake_pipe[0], drop, sizeof drop) > 0) {}
+      drain_pipe();
       return BYTE_SIGNAL;
     }
     ssize_t n = ready < 0 ? -1 : read(t->in, t->bytes, sizeof t->bytes);

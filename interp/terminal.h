@@ -66,5 +66,8 @@ void terminal_measure(terminal *t);
 void terminal_suspend(terminal *t);
 /* Wakes a terminal_key that waits; for signal handlers. */
 void terminal_wake(void);
+/* For lines that the system edits. Forgets wakes up to now; then waits until a line can be read, or false: woken before. */
+bool terminal_line_begin(void);
+bool terminal_line_wait(int in);
 
 #endif
