@@ -1,11 +1,12 @@
 /* The CUDA printer: L programs as CUDA C for NVRTC (emit.h). Same orders, same bits as everywhere; plain rather than fast.
  *
  * A block of 64 threads runs one instance at a time. Index arithmetic and uniform values are computed by all threads alike;
- * what only one may do (a store outside VECs) thread 0 does. Thread t runs the elements t, t + 64, ... of a VEC, so it is lane t
- * of a reduction with one result: its chain and its tree are the thread's own, and only the last fold goes through shared
+ * what only one may do (a store outside VECs) thread 0 does. Thread t runs the elements t, t + 64, ... of a VEC, so it is lane
+ * t of a reduction with one result: its chain and its tree are the thread's own, and only the last fold goes through shared
  * memory. Chains and scans that run in order are computed by all threads alike from a strip of 64 values in shared memory.
- * Accumulators with many results and large locals lie in the block's piece of args->scratch, or, where that is NULL, in shared memory that the launch gives; small locals of constant size in
- * shared memory. Between VECs there is a barrier where it is needed.
+ * Accumulators with many results and large locals lie in the block's piece of args->scratch, or, where that is NULL, in shared
+ * memory that the launch gives; small locals of constant size in shared memory. Between VECs there is a barrier where it is
+ * needed.
  *
  * A VEC that reads only what each thread wrote itself stands between no barriers (emit_ahead.c). A VEC's loads are made for several
  * elements, those of a loop over rows for several rows, before anything is computed from them: a thread that waits for one load at
