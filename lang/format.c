@@ -21,7 +21,9 @@
 #include "lang/error.h"
 
 enum {
-  PRINT_DEPTH = 64,    /* levels of containers that print shows */
+  PRINT_DEPTH = 64, /* levels of containers that print shows */
+  PRINT_BYTES =
+      1 << 18, /* of one value's text before print leaves out containers inside: shared ones would repeat without end */
   REPR_DEPTH = 400,    /* and repr; the parser reads 1,000 */
   STACK_SLACK = 65536, /* bytes of C stack to keep: a level takes a few hundred */
   EDGE = 3,            /* items shown at each end of a shortened axis */
@@ -42,6 +44,7 @@ typedef struct format {
   size_t line;  /* where the current line begins in `out` */
   size_t limit; /* an attempt to write on one line gives up beyond this length of `out` ... */
   bool no_fit;  /* ... or when it meets what needs lines of its own */
+  size_t most;  /* beyond this length of `out` containers inside others are left out */
 } format;
 
 /* Is it pointless to go on? */
@@ -535,7 +538,7 @@ static bool entry_array(format *f, qn_array *from, int64_t indent) {
 
 static bool too_deep(const format *f) {
   const char *here = __builtin_frame_address(0), *limit = f->vm->c_stack_limit;
-  return f->depth >= f->max_depth || (limit && here < limit + STACK_SLACK);
+  return f->depth >= f->max_depth || (f->depth > 0 && f->out->len > f->most) || (limit && here < limit + STACK_SLACK);
 }
 
 /* May a record field be written without quotes? Keywords may not. */
@@ -674,7 +677,9 @@ static bool repr_value(format *f, qn_value v);
 
 /* The items of a list or the fields of a record, separated by ", ". */
 static bool repr_items(format *f, const qn_value *items, uint32_t n, const qn_record *names) {
+  if (vm_poll(f->vm)) return false;
   for (uint32_t i = 0; i < n && !full(f); i++) {
+    if (vm_poll_item(f->vm, i)) return false;
     if (i) text_adds(f->out, ", ");
     if (names) field_name(f->out, record_name(names, i));
     if (!repr_value(f, items[i])) return false;
@@ -732,7 +737,8 @@ bool format_repr(qn_vm *vm, qn_value v, text_buf *out) {
               .max_items = INT64_MAX,
               .max_depth = REPR_DEPTH,
               .repr = true,
-              .limit = SIZE_MAX};
+              .limit = SIZE_MAX,
+              .most = SIZE_MAX};
   return repr_value(&f, v);
 }
 
@@ -812,6 +818,7 @@ static bool print_tree(format *f, qn_value v, int64_t indent) {
   bool good = true;
   do {
     if (t->failed) break;
+    if (vm_poll(f->vm)) return false;
     if (i > before + 1) {
       new_line(f, indent + 2);
       text_adds(t, "‹");
@@ -854,7 +861,8 @@ bool format_print(qn_vm *vm, qn_value v, const format_options *options, text_buf
               .width = WIDTH,
               .max_items = vm->tune[TUNE_print_items],
               .max_depth = PRINT_DEPTH,
-              .limit = SIZE_MAX};
+              .limit = SIZE_MAX,
+              .most = out->len + PRINT_BYTES};
   if (options && options->width > 0) f.width = options->width;
   if (options && options->max_items > 0) f.max_items = options->max_items;
   for (f.line = out->len; f.line > 0 && out->text[f.line - 1] != '\n'; f.line--) {}
