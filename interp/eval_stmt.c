@@ -79,22 +79,26 @@ static bool is_traced(qn_value v) {
   return (value_is(v, TAG_ARRAY) && value_array(v)->node) || (value_is(v, TAG_BOOL) && value_node(v));
 }
 
-/* A loop while the lanes of a vmap are open (rec.h). */
+/* A loop while the lanes of a vmap are open (rec.h); not on the stack, where recursion through loops would feel it. */
 typedef struct lanes_loop {
-  bool on;
   rec_frame frame;
   qn_value *slots[SITE_MAX];
 } lanes_loop;
 
-static bool lanes_loop_begin(qn_vm *vm, lanes_loop *l, const node *h, const site *s, qn_value *fp) {
-  l->on = vm->rec && rec_lanes(vm);
-  if (!l->on) return true;
+/* *out: NULL where no lanes are open. */
+static bool lanes_loop_begin(qn_vm *vm, lanes_loop **out, const node *h, const site *s, qn_value *fp) {
+  *out = NULL;
+  if (__builtin_expect(!vm->rec, 1) || !rec_lanes(vm)) return true;
+  lanes_loop *l = mem_alloc(vm, sizeof *l);
+  if (!l) return false;
   int count = site_slots(s, fp, l->slots);
   if (count < 0) {
+    mem_free(vm, l, sizeof *l);
     raise(vm, E_not_batched, h->at, "vmap: a loop here rebinds at most %d variables", SITE_MAX - 1);
     return false;
   }
   rec_frame_enter(vm, &l->frame, true, (rec_slots){l->slots, count});
+  *out = l;
   return true;
 }
 
@@ -107,8 +111,10 @@ static bool lanes_loop_next(qn_vm *vm, lanes_loop *l, qn_value *r) {
 }
 
 static qn_value lanes_loop_end(qn_vm *vm, lanes_loop *l, qn_value r) {
-  if (!l->on) return r;
-  switch (rec_loop_leave(vm, &l->frame, !value_is_error(r))) {
+  if (!l) return r;
+  rec_answer answer = rec_loop_leave(vm, &l->frame, !value_is_error(r));
+  mem_free(vm, l, sizeof *l);
+  switch (answer) {
   case REC_LEFT: return value_signal(SIGNAL_RETURN);
   case REC_FAILED: return value_error();
   default: return r;
@@ -238,7 +244,7 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
     if (answer == REC_DONE || answer == REC_FAILED) return answer == REC_DONE ? value_nil() : value_error();
   }
   node *body = n->body;
-  lanes_loop lanes;
+  lanes_loop *lanes;
   if (!lanes_loop_begin(vm, &lanes, h, n->site, fp)) return value_error();
   for (int64_t i = start; i < stop; i++) {
     if (__builtin_expect(vm_poll(vm), 0)) {
@@ -254,10 +260,10 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
       break;
     }
     r = eval(vm, body, fp);
-    if (!(lanes.on ? lanes_loop_next(vm, &lanes, &r) : next_iteration(vm, &r))) break;
+    if (!(lanes ? lanes_loop_next(vm, lanes, &r) : next_iteration(vm, &r))) break;
     r = value_nil();
   }
-  r = lanes_loop_end(vm, &lanes, r);
+  r = lanes_loop_end(vm, lanes, r);
   if (local) slot_set(vm, variable, value_nil());
   return r;
 }
@@ -301,7 +307,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
       return answer == REC_DONE ? value_nil() : value_error();
     }
   }
-  lanes_loop lanes;
+  lanes_loop *lanes;
   if (!lanes_loop_begin(vm, &lanes, h, n->site, fp)) {
     value_release(vm, it);
     return value_error();
@@ -337,10 +343,10 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
     }
     i += step;
     r = eval(vm, n->body, fp);
-    if (!(lanes.on ? lanes_loop_next(vm, &lanes, &r) : next_iteration(vm, &r))) break;
+    if (!(lanes ? lanes_loop_next(vm, lanes, &r) : next_iteration(vm, &r))) break;
     r = value_nil();
   }
-  r = lanes_loop_end(vm, &lanes, r);
+  r = lanes_loop_end(vm, lanes, r);
   if (shown) vm->hooks.progress(vm, len, len);
   value_release(vm, it);
   for (uint32_t i = n->first; i < n->last; i++) slot_set(vm, &fp[i], value_nil());
@@ -349,14 +355,14 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
 
 /* A while loop in the lanes of a vmap, whose condition may be true in some of them. */
 static qn_value while_lanes(qn_vm *vm, n_while *n, qn_value *fp) {
-  lanes_loop lanes;
+  lanes_loop *lanes;
   if (!lanes_loop_begin(vm, &lanes, &n->h, n->site, fp)) return value_error();
   qn_value r = value_nil();
   for (;;) {
     qn_value c = eval(vm, n->cond, fp);
     int truth = -1;
     if (value_stops(c)) {
-      if (!lanes_loop_next(vm, &lanes, &c)) {
+      if (!lanes_loop_next(vm, lanes, &c)) {
         r = c;
         break;
       }
@@ -364,7 +370,7 @@ static qn_value while_lanes(qn_vm *vm, n_while *n, qn_value *fp) {
     }
     if (rec_is_lane(vm, c)) {
       rec_at(vm, n->cond->at);
-      truth = rec_loop_test(vm, &lanes.frame, c, 0);
+      truth = rec_loop_test(vm, &lanes->frame, c, 0);
       if (truth == -1) raise_at(vm, n->cond->at);
       if (truth == -2)
         truth = condition(vm, c, n->cond);
@@ -372,7 +378,7 @@ static qn_value while_lanes(qn_vm *vm, n_while *n, qn_value *fp) {
         value_release(vm, c);
     } else {
       truth = condition(vm, c, n->cond);
-      if (truth >= 0) truth = rec_loop_test(vm, &lanes.frame, value_bool(truth), truth);
+      if (truth >= 0) truth = rec_loop_test(vm, &lanes->frame, value_bool(truth), truth);
     }
     if (truth >= 0 && vm_poll(vm)) {
       raise_at(vm, n->h.at);
@@ -381,9 +387,9 @@ static qn_value while_lanes(qn_vm *vm, n_while *n, qn_value *fp) {
     r = truth < 0 ? value_error() : value_nil();
     if (truth <= 0) break;
     r = eval(vm, n->body, fp);
-    if (!lanes_loop_next(vm, &lanes, &r)) break;
+    if (!lanes_loop_next(vm, lanes, &r)) break;
   }
-  return lanes_loop_end(vm, &lanes, r);
+  return lanes_loop_end(vm, lanes, r);
 }
 
 qn_value eval_while(qn_vm *vm, node *h, qn_value *fp) {
