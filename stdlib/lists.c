@@ -37,7 +37,17 @@ qn_value builtin_filter(qn_vm *vm, const qn_value *args) {
   for (int64_t i = 0; i < s.n && !value_is_error(out); i++) {
     qn_value item = sequence_item(vm, &s, i);
     qn_value answer = value_is_error(item) ? item : call1(vm, args[1], item);
-    int keep = value_is_error(answer) ? -1 : rec_truth(vm, answer, SPAN_NONE);
+    bool test = value_is(answer, TAG_BOOL) || (is_array(answer) && value_array(answer)->dtype == QN_bool);
+    if (!test && !value_is_error(answer)) {
+      text_buf t;
+      text_init(&t, vm);
+      text_adds(&t, "filter: the function says whether an item stays, true or false; for item ");
+      text_int(&t, i);
+      text_adds(&t, " it gave ");
+      text_kind(&t, answer);
+      raise_text(vm, E_condition, SPAN_NONE, &t);
+    }
+    int keep = value_is_error(answer) || !test ? -1 : rec_truth(vm, answer, SPAN_NONE);
     value_release(vm, answer);
     if (keep > 0 ? !list_push(vm, value_list(out), item) : keep < 0) {
       if (keep < 0) value_release(vm, item);
@@ -322,6 +332,7 @@ static qn_value reduce(qn_vm *vm, const char *fn, op_id op, op_id combine, qn_va
     if (!arg_axes(vm, fn, args[1], value_array(x)->rank, &attr.axes)) return value_error();
     return op1(vm, op, x, &attr);
   }
+  if (value_is(x, TAG_STR)) return arg_refuse(vm, fn, "an array or a list of numbers", x);
   if (!value_is(args[1], TAG_NIL))
     return raise(vm, E_axis, SPAN_NONE, "%s: axis is for arrays, not for %s", fn, value_kind_name(x));
   if (value_is_scalar(x)) {
@@ -330,7 +341,6 @@ static qn_value reduce(qn_vm *vm, const char *fn, op_id op, op_id combine, qn_va
     return value_retain(x);
   }
   sequence s;
-  if (value_is(x, TAG_STR)) return arg_refuse(vm, fn, "an array or a list of numbers", x);
   if (!sequence_of(vm, fn, x, &s)) return value_error();
   if (s.n == 0) {
     if (value_is(empty, TAG_UNSET))

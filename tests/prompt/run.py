@@ -772,7 +772,7 @@ def case_interrupt_kernels(place):
     p = Prompt(place, "--jit", os.environ.get("QUERN_TEST_JIT", "on"))
     p.answer("let n = 4000; let m = rand(n, n); let v = rand(4_000_000); let s = join(list(map(range(0, 300_000), fn(i) \"ab\")), \" \");", seconds=60)
     for text in ("m @ m @ m @ m @ m @ m @ m @ m @ m @ m @ m @ m", "sort(concat((v, v, v, v, v)))", "let r = rand(2, 20_000_000)\nargsort(r)",
-                 "sum(exp(sin(v.reshape(-1, 1) + rand(1, 64))))", "list(concat((v, v, v)))", "while true { v[v > 0.5] }",
+                 "sum(exp(sin(v.reshape(-1, 1) + rand(1, 64))))", "list(concat((v, v, v)))", "while true { let _w = v[v > 0.5] }",
                  "fn g(x) = exp(sin(x)) * 2 + tanh(x)\nfor _ in 0..100000 { g(v) }", "permutation(20_000_000)",
                  "while true { let _r = split(replace(s, \"a\", \"c\"), \"b\") }"):
         p.type(paste(text) + "\r", settle=0.01)
