@@ -53,7 +53,7 @@ COSTS = {
     "where with a number": (TINY + "let c = x > 2\nfor _ in 0..COUNT { y = where(c, x, 0) }\n", 700),
     "sum of columns": (SQUARE + "for _ in 0..COUNT { y = sum(m, axis: 0) }\n", 700),
     "sum of rows": (SQUARE + "for _ in 0..COUNT { y = sum(m, axis: -1) }\n", 700),
-    "mean of columns": (SQUARE + "for _ in 0..COUNT { y = mean(m, axis: 0) }\n", 700),
+    "mean of rows": (SQUARE + "for _ in 0..COUNT { y = mean(m, axis: 1) }\n", 700),
     "max of columns": (SQUARE + "for _ in 0..COUNT { y = max(m, axis: 0) }\n", 700),
     "max of rows": (SQUARE + "for _ in 0..COUNT { y = max(m, 1) }\n", 700),
     "method along an axis": (SQUARE + "for _ in 0..COUNT { y = m.sum(axis: 1) }\n", 700),
