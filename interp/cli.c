@@ -393,6 +393,8 @@ static int run_prompt(const options *o) {
 
 static int run_explain(options *o, char **argv, int argc) {
   if (argc < 1) return misuse("explain needs %s", "a file");
+  if (argv[0][0] == '-' && argv[0][1])
+    return misuse("explain needs a file, not '%s'; options stand before explain", argv[0]);
   o->explain = true;
   return run_file(o, argv, argc);
 }

@@ -13,6 +13,11 @@ static bool arg_fn(qn_vm *vm, const char *fn, qn_value v) {
   return false;
 }
 
+/* For those who pass the arguments of f to a transform: the end of a message. */
+static void text_called(text_buf *t, const char *fn) {
+  text_addf(t, "; %s gives a function, which takes the arguments: %s(f)(x)", fn, fn);
+}
+
 /* wrt: an int or a list of ints. */
 static qn_value gradient(qn_vm *vm, transform_kind kind, const char *fn, const qn_value *args) {
   bool aux;
@@ -33,7 +38,7 @@ static qn_value gradient(qn_vm *vm, transform_kind kind, const char *fn, const q
       text_init(&t, vm);
       text_addf(&t, "%s: expected an int or a list of ints as wrt, not ", fn);
       text_kind(&t, wrt[i]);
-      text_addf(&t, "; %s gives a function, which takes the arguments: %s(f)(x)", fn, fn);
+      text_called(&t, fn);
       return raise_text(vm, E_type, SPAN_NONE, &t);
     }
     if (!arg_int(vm, fn, "an int or a list of ints as wrt", wrt[i], &at)) return value_error();
@@ -78,8 +83,13 @@ qn_value builtin_jit(qn_vm *vm, const qn_value *args) {
   bool fullgraph;
   if (!arg_fn(vm, "jit", args[0]) || !arg_bool(vm, "jit", "true or false as fullgraph", args[2], &fullgraph))
     return value_error();
-  if (!one_of(args[1], modes, 3))
-    return raise(vm, E_argument, SPAN_NONE, "jit: mode is \"default\", \"reduce-overhead\" or \"max-autotune\"");
+  if (!one_of(args[1], modes, 3)) {
+    text_buf t;
+    text_init(&t, vm);
+    text_adds(&t, "jit: mode is \"default\", \"reduce-overhead\" or \"max-autotune\"");
+    if (!value_is(args[1], TAG_STR)) text_called(&t, "jit");
+    return raise_text(vm, E_argument, SPAN_NONE, &t);
+  }
   if (!value_is(args[3], TAG_NIL) && !value_is(args[3], TAG_BOOL))
     return raise(vm, E_argument, SPAN_NONE, "jit: dynamic is nil, true or false");
   if (!value_is(args[4], TAG_NIL) && !value_is(args[4], TAG_FN) && !one_of(args[4], backends, 3))
@@ -111,6 +121,7 @@ static bool arg_lane_axes(qn_vm *vm, const char *name, qn_value v) {
   text_init(&t, vm);
   text_addf(&t, "vmap: %s is an int, nil, or a list or record of these, not ", name);
   text_kind(&t, v);
+  if (value_is(v, TAG_ARRAY) || value_is(v, TAG_FLOAT)) text_called(&t, "vmap");
   raise_text(vm, E_argument, SPAN_NONE, &t);
   return false;
 }

@@ -732,6 +732,7 @@ bool op_infer(dim_table *dims, op_id op, const graph_type *in, int nin, const op
   *out = (op_types){0};
   int least = op == OP_scatter ? 3 : op == OP_index ? 2 : 1;
   if (row->arity >= 0 ? nin != row->arity : nin < least)
-    return refuse(&f, E_internal, "%s has %d operands", row->name, nin);
+    return refuse(&f, E_internal, "%s has %d operand%s and takes %d%s", row->name, nin, nin == 1 ? "" : "s",
+                  row->arity >= 0 ? row->arity : least, row->arity >= 0 ? "" : " or more");
   return dtype_rules[row->dtype_rule](&f) && shape_rules[row->shape_rule](&f);
 }

@@ -442,8 +442,8 @@ static bool lanes_in(lane_args *m, qn_value in_axes, qn_value *args, int nargs) 
   qn_vm *vm = m->r->vm;
   bool each = value_is(in_axes, TAG_LIST);
   if (each && value_list(in_axes)->len != (uint32_t)nargs) {
-    raise(vm, E_argument, SPAN_NONE, "vmap: in_axes has %u entries for %d positional argument%s",
-          value_list(in_axes)->len, nargs, nargs == 1 ? "" : "s");
+    raise(vm, E_argument, SPAN_NONE, "vmap: in_axes has %u entr%s for %d positional argument%s",
+          value_list(in_axes)->len, value_list(in_axes)->len == 1 ? "y" : "ies", nargs, nargs == 1 ? "" : "s");
     return false;
   }
   for (int i = 0; i <= nargs; i++) {

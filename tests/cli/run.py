@@ -547,6 +547,8 @@ def case_explain(p):
     need(result.status == 0 and "Nothing was compiled" in result.out and "jit.hot=1" in result.out, "how to see more", result)
     result = p.run("explain", p.write("bad.qn", "print(1 // 0)\n"))
     need(result.status == 1 and result.error == "E306", "the script's error", result)
+    result = p.run("explain", "--jit", "sync", script)
+    need(result.status == 2 and "explain needs a file, not '--jit'; options stand before explain" in result.err, "where options stand", result)
 
 
 def case_too_many_shapes(p):
