@@ -84,6 +84,12 @@ static int options_of(const gpu_device *d, bool quick, char arch[32], const char
 }
 enum { NOPTIONS = 7 };
 
+/* A compilation that nobody waits for ends when the engine closes. */
+static int is_closing(void *engine, void *unused) {
+  (void)unused;
+  return atomic_load(&((gpu_engine *)engine)->closing);
+}
+
 /* The cubin (malloc'ed), or NULL, told. */
 static char *compile_text(gpu_engine *e, const gpu_job *j, const char *const *options, int noptions, size_t *size) {
   const cuda_nvrtc *n = &e->libraries.nvrtc;
@@ -91,13 +97,14 @@ static char *compile_text(gpu_engine *e, const gpu_job *j, const char *const *op
   char *cubin = NULL;
   *size = 0;
   nvrtcResult rc = n->nvrtcCreateProgram(&program, j->text, "kernels.cu", 0, NULL, NULL);
+  if (rc == 0 && n->nvrtcSetFlowCallback) (void)n->nvrtcSetFlowCallback(program, is_closing, e);
   if (rc == 0) rc = n->nvrtcCompileProgram(program, noptions, options);
   if (rc == 0) rc = n->nvrtcGetCUBINSize(program, size);
   if (rc == 0 && *size > 0 && (cubin = malloc(*size)) && n->nvrtcGetCUBIN(program, cubin) != 0) {
     free(cubin);
     cubin = NULL;
   }
-  if (!cubin) {
+  if (!cubin && !atomic_load(&e->closing)) {
     size_t bytes = 0;
     char *log = NULL;
     if (program && n->nvrtcGetProgramLogSize(program, &bytes) == 0 && bytes > 1) log = calloc(1, bytes + 1);

@@ -198,6 +198,8 @@ typedef struct cuda_driver {
 } cuda_driver;
 typedef struct cuda_nvrtc {
   CUDA_NVRTC(CUDA_POINTER)
+  /* NULL where NVRTC is too old for it: asked now and then during compilation, which ends where `stop` gives 1 */
+  nvrtcResult (*nvrtcSetFlowCallback)(nvrtcProgram program, int (*stop)(void *context, void *), void *context);
 } cuda_nvrtc;
 typedef struct cuda_lt {
   CUDA_LT(CUDA_POINTER)

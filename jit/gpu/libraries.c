@@ -53,7 +53,11 @@ static bool take_functions(libraries *all, library_id id, library *l) {
 #define TAKE_LT(result, name, parameters) &&take(l, #name, &all->lt.name)
   switch (id) {
   case LIBRARY_DRIVER: return true CUDA_DRIVER(TAKE_DRIVER);
-  case LIBRARY_NVRTC: return true CUDA_NVRTC(TAKE_NVRTC);
+  case LIBRARY_NVRTC: {
+    void *f = dlsym(l->handle, "nvrtcSetFlowCallback");
+    memcpy(&all->nvrtc.nvrtcSetFlowCallback, &f, sizeof f);
+    return true CUDA_NVRTC(TAKE_NVRTC);
+  }
   default: return true CUDA_LT(TAKE_LT);
   }
 #undef TAKE_DRIVER

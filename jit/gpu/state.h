@@ -58,8 +58,8 @@ typedef struct gpu_engine {
   pthread_cond_t work, done;
   pthread_t workers[GPU_WORKERS];
   int nworkers, idle;
-  pid_t process; /* that opened the driver */
-  bool closing;
+  pid_t process;       /* that opened the driver */
+  atomic_bool closing; /* written under the lock */
   char troubles[GPU_TROUBLES][320];
   uint8_t told[GPU_TROUBLES]; /* 0 nothing, 1 to be told, 2 told */
 } gpu_engine;

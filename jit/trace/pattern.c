@@ -365,7 +365,7 @@ static bool match(matcher *m, qn_value v) {
     if (!value_is(v, TAG_ARRAY)) return miss(m, v);
     qn_array *a = value_array(v);
     const int64_t *dims = m->p->dims + x->dims;
-    if (a->dtype != x->dtype || a->rank != x->rank || a->device != x->n) return miss(m, v);
+    if (a->dtype != x->dtype || a->rank != x->rank || (x->n != PAT_ANY_DEVICE && a->device != x->n)) return miss(m, v);
     for (int i = 0; i < a->rank; i++)
       if (a->shape[i] != dims[i]) return miss(m, v);
     if (x->layout && x->layout != strides_code(a)) {
@@ -537,6 +537,7 @@ bool pattern_add_input(qn_vm *vm, pattern *p, const graph_type *t, uint32_t inpu
   if (!x) return false;
   *x = (pat){
       .kind = t->weak ? PAT_SCALAR : PAT_ARRAY, .dtype = t->dtype, .rank = t->rank, .input = input, .dims = p->ndims};
+  if (!t->weak) x->n = PAT_ANY_DEVICE;
   x->tag = (uint8_t)(!t->weak ? TAG_ARRAY : t->dtype == QN_f64 ? TAG_FLOAT : t->dtype == QN_i64 ? TAG_INT : TAG_BOOL);
   x->value = value_nil();
   for (int i = 0; i < t->rank; i++) p->dims[p->ndims++] = t->shape[i];

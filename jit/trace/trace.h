@@ -45,9 +45,10 @@ typedef enum pat_kind {
   PAT_RECORD, /* n fields named as in `value` (a record of nils) */
   PAT_FN      /* function with this code and n captures */
 } pat_kind;
+enum { PAT_ANY_DEVICE = UINT32_MAX };
 typedef struct pat {
   uint8_t kind, tag, dtype, rank;
-  uint32_t n;
+  uint32_t n;      /* of a container: items; of an array: the code of its device, or PAT_ANY_DEVICE */
   uint32_t input;  /* graph input number */
   uint32_t dims;   /* first of `rank` sizes in pattern.dims */
   uint64_t layout; /* of an array: how it must lie in memory; 0: in any way. Of a graph: its hash */
@@ -87,7 +88,7 @@ typedef struct region_list {
 /* A vmap in progress. */
 struct lanes {
   struct lanes *outer;
-  uint32_t depth; /* 1: the outermost */
+  uint32_t depth;    /* 1: the outermost */
   uint32_t nregions; /* regions before it */
   graph_batch batch;
 };
@@ -144,9 +145,9 @@ struct recording {
   qn_value active;          /* the lanes at work: nil all, unset none, or a bool that differs from lane to lane */
   struct rec_frame *frames; /* functions and loops in progress, the innermost first */
   int arms;                 /* arms of branches in progress */
-  uint32_t *lanes_kept; /* lanes' nodes that the program held when pending work ran last */
+  uint32_t *lanes_kept;     /* lanes' nodes that the program held when pending work ran last */
   uint32_t nlanes_kept, lanes_kept_cap, lanes_looked; /* nodes below the latter have been looked at for it */
-  struct lane_check *checks; /* fallible ops of lanes, for their errors */
+  struct lane_check *checks;                          /* fallible ops of lanes, for their errors */
   uint32_t nchecks, checks_cap;
   /* random numbers: inputs made on demand */
   uint32_t draw_input, key_inputs[2]; /* nodes; 0: none yet */
@@ -263,8 +264,8 @@ typedef struct vm_jit {
   anchor_entries *anchors;
   chain_anchor *chains;
   struct made *made; /* by functions that are backends (backend.c), the latest first */
-  bool sync_once; /* explain: record whatever --jit says, and plan on this thread */
-  entry *served;  /* explain: the entry that belongs to the watched call that ended last; or NULL and why not */
+  bool sync_once;    /* explain: record whatever --jit says, and plan on this thread */
+  entry *served;     /* explain: the entry that belongs to the watched call that ended last; or NULL and why not */
   break_reason refused;
   jit_anchor
       *watched; /* graph: whose call's function and arguments (with defaults) are kept here, owned; unset: none yet */
@@ -408,8 +409,8 @@ int backend_device(qn_value backend);
 QN_MUST_CHECK bool backend_enter(qn_vm *vm, int device, qn_value *args, int nargs, int *before);
 void backend_leave(qn_vm *vm, int before);
 /* A call of jit(f, backend: a function). */
-QN_MUST_CHECK qn_value backend_call(qn_vm *vm, qn_value fn, qn_value backend, bool fullgraph, const qn_value *args, int nargs,
-                                    qn_value kwargs);
+QN_MUST_CHECK qn_value backend_call(qn_vm *vm, qn_value fn, qn_value backend, bool fullgraph, const qn_value *args,
+                                    int nargs, qn_value kwargs);
 void backends_close(qn_vm *vm);
 /* ---- graphs.c -------------------------------------------------------------------------------------------------------------------------- */
 
@@ -541,7 +542,8 @@ int lanes_name_first(struct recording *r, qn_value mask);
 enum { LANES_GUARDED = ARRAY_MAX_RANK + 3 }; /* operands that a fallible op has at most */
 /* Gives an op that may fail operands that cannot fail in lanes that are not at work. Their number; then safe[0..nin) are all
  * operands, owned. -1 with an error raised. */
-QN_MUST_CHECK int lanes_guard(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr, qn_value *safe);
+QN_MUST_CHECK int lanes_guard(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr,
+                              qn_value *safe);
 /* Before an effect: its arguments become those of all lanes. False with an error raised, which nobody sees if no lane is at work. */
 QN_MUST_CHECK bool lanes_effect(struct recording *r, const builtin_def *def, qn_value *args, int nargs);
 

@@ -194,8 +194,7 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
         error_clear(vm);
     }
     result = rec_call(vm, &c.site);
-    if (!value_is_error(result) && full)
-      result = check_fullgraph(vm, a, result);
+    if (!value_is_error(result) && full) result = check_fullgraph(vm, a, result);
     if (device >= 0) backend_leave(vm, before);
     break;
   }
