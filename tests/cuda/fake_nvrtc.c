@@ -91,9 +91,21 @@ EXPORT nvrtcResult nvrtcCreateProgram(nvrtcProgram *program, const char *text, c
   return *program && (*program)->text ? 0 : 1;
 }
 
+/* One program is compiled at a time by those who ask for this. */
+static int (*stop_)(void *, void *);
+static void *stop_context;
+EXPORT nvrtcResult nvrtcSetFlowCallback(nvrtcProgram p, int (*stop)(void *, void *), void *context) {
+  (void)p;
+  stop_context = context;
+  stop_ = stop;
+  return 0;
+}
+
 EXPORT nvrtcResult nvrtcCompileProgram(nvrtcProgram p, int noptions, const char *const *options) {
   char folder[] = "/tmp/fake-XXXXXX", path[64], object[64], command[400];
   (void)noptions, (void)options;
+  for (int i = 0; i < 2000 && getenv("FAKE_SLOW"); i++, usleep(10000)) /* 20 s, or until it is stopped */
+    if (stop_ && stop_(stop_context, NULL)) return 12;
   for (char *at = p->text; (at = strstr(at, "extern \"C\"")); at++) memset(at, ' ', strlen("extern \"C\""));
   /* what a launch asks for of shared memory is as much as there can be */
   static const char dynamic[] = "extern __shared__", *const shared = "u64 shared_[6144];";

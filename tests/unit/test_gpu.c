@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "interp/interp.h"
@@ -246,6 +247,26 @@ START_TEST(compiled_code_is_kept_on_disk) {
 }
 END_TEST
 
+/* A compiler that takes 20 s, for which neither the program nor its end waits. */
+START_TEST(nobody_waits_for_a_compiler) {
+  char cache[] = "/tmp/quern-slow-XXXXXX";
+  ck_assert(mkdtemp(cache) != NULL);
+  only("compiling");
+  setenv("QUERN_CACHE", cache, 1);
+  setenv("FAKE_SLOW", "1", 1);
+  struct timespec begin, end;
+  clock_gettime(CLOCK_MONOTONIC, &begin);
+  qn_vm *vm = qn_vm_open(NULL);
+  ck_assert(vm && vm_use_device(vm, 1));
+  prints(vm, "sum(zeros(3) + 1)", "3.0");
+  vm_close(vm);
+  clock_gettime(CLOCK_MONOTONIC, &end);
+  ck_assert_int_lt(end.tv_sec - begin.tv_sec, 8);
+  unsetenv("FAKE_SLOW");
+  rmdir(cache);
+}
+END_TEST
+
 START_TEST(errors_in_kernels_are_those_of_the_cpu) {
   qn_vm *vm = vm_compiling();
   fails(vm, "[7, 8, 9] // [1, 0, 0]", "E306", "element 1: integer division by 0");
@@ -432,7 +453,7 @@ int main(void) {
        a_program_without_devices_opens_nothing);
   CASE(tcase_create("arrays"), arrays_move, arrays_move_between_devices, operands_are_on_one_device,
        gradients_live_where_their_arguments_do, updates_on_a_device, new_arrays_are_made_on_the_vms_device);
-  CASE(tcase_create("kernels"), kernels_run_on_the_device, compiled_code_is_kept_on_disk,
+  CASE(tcase_create("kernels"), kernels_run_on_the_device, compiled_code_is_kept_on_disk, nobody_waits_for_a_compiler,
        errors_in_kernels_are_those_of_the_cpu);
   CASE(tcase_create("products"), products_are_the_librarys, products_of_other_layouts_are_other_products,
        portable_products_are_those_of_the_cpu, products_without_the_library, checks_beside_products_fail_as_on_the_cpu);
