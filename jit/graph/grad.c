@@ -127,6 +127,17 @@ static const graph_region *region_of(const backward *b, uint32_t i) {
   return NULL;
 }
 
+/* The last node to look at where a region that the last root lies in is looked at as a whole: its other results come behind the
+ * root, too. */
+static uint32_t whole_regions(const backward *b) {
+  uint32_t last = b->last;
+  for (uint32_t i = 0; b->rules && i < b->rules->n; i++) {
+    const graph_region *x = &b->rules->regions[i];
+    if (x->first >= b->from && x->first <= b->last && x->end > last + 1) last = x->end - 1;
+  }
+  return last;
+}
+
 /* Picks the regions that count. One that lies in another is that one's. */
 static bool take_regions(backward *b) {
   const graph_rules *r = b->rules;
@@ -424,6 +435,7 @@ bool graph_vjp(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *s
   }
   for (int i = 0; i < nroots; i++)
     if (roots[i] > b.last) b.last = roots[i];
+  b.last = whole_regions(&b);
   arena_init(&b.scratch, g->arena.vm);
   b.active = arena_alloc(&b.scratch, (b.last + 1) * sizeof *b.active);
   b.cotangents = arena_alloc(&b.scratch, (b.last + 1) * sizeof *b.cotangents);
