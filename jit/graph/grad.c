@@ -166,14 +166,20 @@ static bool is_among(const uint32_t *list, uint32_t n, uint32_t x) {
   return false;
 }
 
-/* Of a region with a rule of its own only the results are active. */
+/* Of a region with a rule of its own only the results are active. What they do not depend on (lanes beside their counterparts) does
+ * not matter. */
 static bool mark_region(backward *b, const graph_region *x) {
   const graph *g = b->g;
-  bool any = false;
+  bool any = false, *needed = arena_alloc(&b->scratch, (x->end - x->first) * sizeof *needed);
+  if (!needed) return out_of_memory(b->why, b->culprit);
   for (uint32_t k = 0; k < x->nargs; k++) any |= x->args[k] && b->active[x->args[k]];
-  for (uint32_t i = x->first; i < x->end && i <= b->last; i++) {
+  for (uint32_t k = 0; k < x->nouts; k++)
+    if (x->outs[k] >= x->first && x->outs[k] < x->end) needed[x->outs[k] - x->first] = true;
+  for (uint32_t i = x->end; i-- > x->first;) {
     const graph_node *n = &g->nodes[i];
-    if (!is_float(g, i) || n->kind == NODE_TAP || ends_silently(n)) continue;
+    if (!needed[i - x->first] || !is_float(g, i) || n->kind == NODE_TAP || ends_silently(n)) continue;
+    for (int k = 0; k < n->nin; k++)
+      if (n->in[k] >= x->first) needed[n->in[k] - x->first] = true;
     for (int k = 0; k < n->nin; k++)
       if (n->in[k] < x->first && b->active[n->in[k]] && !is_among(x->args, x->nargs, n->in[k]))
         return refuse(

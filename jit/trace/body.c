@@ -311,7 +311,7 @@ static bool collect_inputs(struct recording *r, const graph_body *b, const rec_c
   if (pullback) {
     for (uint32_t i = 0; i < b->nbound; i++) in[i] = value_retain(value_fn(site->fn)->captures[i]);
     input_list l = {in + b->nbound};
-    return companion_walk(vm, "the cotangent", "the result", b->like, site->args[0], take_cotangent, &l) &&
+    return companion_walk(vm, "the cotangent", "the result", b->like, site->args[0], false, take_cotangent, &l) &&
            fill_zeros(vm, in + b->nbound, l.at);
   }
   qn_array **arrays = mem_zalloc(vm, (ninputs + 1) * sizeof *arrays);

@@ -17,6 +17,7 @@ typedef struct companion {
   const char *what, *of;
   bool (*leaf)(void *ctx, qn_value like, qn_value given);
   void *ctx;
+  bool lanes;
   text_buf path; /* ".w[1]" */
 } companion;
 
@@ -37,11 +38,34 @@ static bool differs(companion *c, qn_value like, qn_value given, const char *det
   return false;
 }
 
+/* What the lanes give for a host float that they share, as a host float. */
+static qn_value sum_of_lanes(qn_vm *vm, qn_value given) {
+  op_attr all = {.axes = (uint8_t)((1u << value_array(given)->rank) - 1)}, f64 = {.dtype = QN_f64},
+          weak = {.dtype = QN_f64, .flags = ATTR_WEAK};
+  qn_value wide = op_apply(vm, OP_cast, &given, 1, &f64);
+  if (value_is_error(wide)) return wide;
+  qn_value sum = op_apply(vm, OP_sum, &wide, 1, &all);
+  value_release(vm, wide);
+  if (value_is_error(sum)) return sum;
+  bool handing = vm->rec->handing_grads;
+  vm->rec->handing_grads = true; /* the number is made, not read */
+  qn_value number = op_apply(vm, OP_cast, &sum, 1, &weak);
+  vm->rec->handing_grads = handing;
+  value_release(vm, sum);
+  return number;
+}
+
 static bool walk_leaf(companion *c, qn_value like, qn_value given) {
   qn_vm *vm = c->vm;
   if (value_is(given, TAG_NIL)) return c->leaf(c->ctx, like, given);
   if (value_is(like, TAG_FLOAT)) {
     if (value_is(given, TAG_FLOAT)) return c->leaf(c->ctx, like, given);
+    if (c->lanes && value_is(given, TAG_ARRAY) && is_float_leaf(given)) {
+      qn_value sum = sum_of_lanes(vm, given);
+      bool ok = !value_is_error(sum) && c->leaf(c->ctx, like, sum);
+      if (!value_is_error(sum)) value_release(vm, sum);
+      return ok;
+    }
     if (!value_is(given, TAG_INT))
       return differs(c, like, given, value_is(given, TAG_ARRAY) ? "; float(x) converts" : "");
     qn_value as_float = op_apply(vm, OP_mul, (qn_value[]){given, value_float(1)}, 2, NULL);
@@ -56,6 +80,12 @@ static bool walk_leaf(companion *c, qn_value like, qn_value given) {
   }
   if (!value_is(given, TAG_ARRAY)) return differs(c, like, given, "");
   const qn_array *b = value_array(given);
+  if (c->lanes && b->dtype != a->dtype && a->dtype == QN_f64 && is_float_leaf(given) && shape_equal(a, b)) {
+    qn_value wide = op_apply(vm, OP_cast, &given, 1, &(op_attr){.dtype = a->dtype});
+    bool ok = !value_is_error(wide) && c->leaf(c->ctx, like, wide);
+    if (!value_is_error(wide)) value_release(vm, wide);
+    return ok;
+  }
   if (b->dtype != a->dtype || !shape_equal(a, b)) return differs(c, like, given, "");
   return c->leaf(c->ctx, like, given);
 }
@@ -91,9 +121,9 @@ static bool walk(companion *c, qn_value like, qn_value given) {
   return !is_float_leaf(like) || walk_leaf(c, like, given);
 }
 
-bool companion_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given,
+bool companion_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given, bool lanes,
                     bool (*leaf)(void *ctx, qn_value like, qn_value given), void *ctx) {
-  companion c = {.vm = vm, .what = what, .of = of, .leaf = leaf, .ctx = ctx};
+  companion c = {.vm = vm, .what = what, .of = of, .leaf = leaf, .ctx = ctx, .lanes = lanes};
   text_init(&c.path, vm);
   bool ok = walk(&c, like, given);
   text_free(&c.path);

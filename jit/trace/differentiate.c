@@ -171,7 +171,7 @@ static bool apply_rule(void *ctx, const graph_region *x, const uint32_t *cotange
   region_grads c = {.r = r, .region = x, .rule = rule, .grads = grads};
   ok = ok &&
        companion_walk(vm, "custom_grad: what backward returns", nargs == 1 ? "the argument" : "the list of arguments",
-                      nargs == 1 ? value_list(like)->items[0] : like, gs, take_gradient, &c);
+                      nargs == 1 ? value_list(like)->items[0] : like, gs, rule->lanes > 0, take_gradient, &c);
   ok = ok && rec_room(r);
   vm_pop_to(vm, mark);
   if (!value_is_error(args)) value_release(vm, args);
@@ -590,7 +590,8 @@ static qn_value call_jvp(struct recording *r, const rec_call_site *site) {
   t.seeds = t.roots + (ok ? w.in.n + 1 : 0);
   w.in.at = 0;
   for (int i = 0; i < n && ok; i++)
-    ok = companion_walk(vm, "jvp: the tangent", "the argument", site->args[i], site->args[n + i], take_tangent, &t);
+    ok = companion_walk(vm, "jvp: the tangent", "the argument", site->args[i], site->args[n + i], false, take_tangent,
+                        &t);
   leaves dy = {.r = r};
   for (uint32_t i = 0; i < w.out.n && ok; i++) ok = leaves_add(&dy, w.out.grads[i]);
   ok = ok && backward(r, w.before.n, t.roots, t.seeds, t.n, &dy) && trust_dead(r, w.before.n, &dy);
@@ -890,6 +891,7 @@ qn_value region_call(struct recording *r, const rec_call_site *site) {
     value_release(vm, value_obj(TAG_LIST, l));
     if (value_is_error(args)) goto done;
   }
+  if (custom && !lanes_spread(r, in.nodes, in.n, args)) goto done;
   if (!lanes_advance(r)) goto done; /* a region has its own counterparts */
   graph_region x = {.first = r->g->n, .again = !custom};
   y = vm->hooks.call(vm, f->captures[0], custom ? value_list(args)->items : site->args, nargs, site->args[nargs]);

@@ -597,23 +597,105 @@ static bool open_lanes(struct recording *r, struct lanes *l, int64_t n) {
   return true;
 }
 
+typedef struct lane_search {
+  const struct recording *r;
+  const struct lanes *level;
+} lane_search;
+
+/* Stops at the first value that differs between the lanes of the level. */
+static bool not_of_lane(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  const lane_search *s = ctx;
+  uint32_t node = value_is(v, TAG_ARRAY) || value_is_scalar(v) ? rec_traced(s->r, v) : 0;
+  for (const struct lanes *l = s->r->lanes; node && l != s->level; l = l->outer) {
+    uint32_t w = batch_whole(&l->batch, node);
+    if (w) node = w;
+  }
+  return !node || !batch_whole(&s->level->batch, node);
+}
+
+bool lanes_spread(struct recording *r, const uint32_t *nodes, uint32_t n, qn_value args) {
+  qn_vm *vm = r->vm;
+  if (r->lanes_held) return true;
+  for (struct lanes *level = r->lanes; level; level = level->outer) {
+    if (!lanes_advance(r)) return false;
+    lane_search s = {r, level};
+    if (tree_each(vm, args, not_of_lane, &s)) continue;
+    if (error_pending(vm)) return false;
+    for (uint32_t i = 0; i < n; i++) {
+      uint32_t node = nodes[i];
+      for (const struct lanes *l = r->lanes; l != level; l = l->outer) {
+        uint32_t w = batch_whole(&l->batch, node);
+        if (w) node = w;
+      }
+      if (batch_whole(&level->batch, node) || r->g->nodes[node].type.weak) continue;
+      uint32_t whole = batch_whole_always(&level->batch, node);
+      if (whole && batch_bind(&level->batch, node, whole)) continue;
+      if (r->g->failed || r->g->nodes[node].type.rank < ARRAY_MAX_RANK) {
+        raise_memory(vm);
+      } else {
+        raise(vm, E_rank, SPAN_NONE, "vmap: with its lanes an argument of custom_grad would have more than %d axes",
+              ARRAY_MAX_RANK);
+      }
+      return false;
+    }
+  }
+  return rec_room(r);
+}
+
+/* The arguments of a rule that have lanes as in_axes: 0, and nil for the others. */
+static qn_value keep_axes(void *ctx, const char *path, qn_value v) {
+  (void)ctx, (void)path;
+  return value_is(v, TAG_INT) && v.u.i == 0 ? v : value_nil();
+}
+
+static qn_value rule_axes(qn_vm *vm, const region_rule *rule, const struct lanes *l, const uint32_t *args,
+                          uint32_t nargs) {
+  qn_value *axes = mem_alloc(vm, (nargs + (size_t)1) * sizeof *axes), result = value_error();
+  if (!axes) return result;
+  for (uint32_t i = 0; i < nargs; i++) axes[i] = batch_whole(&l->batch, args[i]) ? value_int(0) : value_nil();
+  qn_value tree = template_build(vm, &rule->args, axes);
+  mem_free(vm, axes, (nargs + (size_t)1) * sizeof *axes);
+  if (value_is_error(tree)) return tree;
+  qn_value of_args = tree_rebuild(vm, tree, keep_axes, NULL);
+  value_release(vm, tree);
+  if (value_is_error(of_args)) return of_args;
+  qn_list *all = list_new(vm, value_list(of_args)->len + 1);
+  if (all) {
+    all->items[0] = value_int(0);
+    for (uint32_t i = 0; i < value_list(of_args)->len; i++)
+      all->items[i + 1] = value_retain(value_list(of_args)->items[i]);
+    result = value_obj(TAG_LIST, all);
+  }
+  value_release(vm, of_args);
+  return result;
+}
+
 /* What lies outside of the lanes differentiates their counterparts: the regions become those of the counterparts, and the rule of a
- * custom_grad is done in all lanes, where all its arguments are lanes. */
+ * custom_grad is done in all lanes. Where its arguments have no lanes, but the results do, it cannot be: it has no arguments then, so
+ * that their derivative is refused. */
 static bool lift_region(struct recording *r, const struct lanes *l, graph_region *x) {
   uint32_t *args = (uint32_t *)x->args, *outs = (uint32_t *)x->outs; /* one list of the recording's */
-  bool any = false, all = true;
+  bool any = false, lanes = false;
   for (uint32_t i = 0; i < x->nouts; i++) any |= outs[i] && batch_whole(&l->batch, outs[i]);
-  for (uint32_t i = 0; i < x->nargs; i++) all &= batch_whole(&l->batch, args[i]) != 0;
-  if (!any || (x->rule && !all)) return true;
+  for (uint32_t i = 0; i < x->nargs; i++) lanes |= batch_whole(&l->batch, args[i]) != 0;
+  if (!any) return true;
   for (uint32_t i = 0; i < x->nouts; i++) {
     uint32_t whole = outs[i] ? batch_whole(&l->batch, outs[i]) : 0;
     if (whole) outs[i] = whole;
   }
-  for (uint32_t i = 0; i < x->nargs; i++) args[i] = batch_whole(&l->batch, args[i]);
   region_rule *rule = x->rule;
-  if (!rule || rule->lanes == l->depth) return true;
-  qn_value captures[3] = {rule->backward, value_int(0), value_int(0)};
+  qn_value captures[3] = {value_nil(), value_nil(), value_int(0)};
+  bool anew = rule && lanes && rule->lanes != l->depth;
+  if (anew && value_is_error(captures[1] = rule_axes(r->vm, rule, l, args, x->nargs))) return false;
+  for (uint32_t i = 0; i < x->nargs; i++) {
+    uint32_t whole = batch_whole(&l->batch, args[i]);
+    if (whole || !lanes) args[i] = whole;
+  }
+  if (!anew) return true;
+  captures[0] = rule->backward;
   qn_value all_lanes = transform_new(r->vm, TRANSFORM_VMAP, captures, 3);
+  value_release(r->vm, captures[1]);
   if (value_is_error(all_lanes)) return false;
   value_release(r->vm, rule->backward);
   rule->backward = all_lanes;

@@ -367,11 +367,12 @@ uint64_t value_structure_hash(qn_value v, uint64_t seed);
 /* ---- companion.c ----------------------------------------------------------------------------------------------------------------------- */
 
 /* Is `given` a tree like `like`, with the same dtype and shape at every float leaf? nil stands for zeros, of a subtree too; a number
- * may stand for an array of rank 0; what is at other leaves does not matter. Calls `leaf` for the float leaves of `like` in order with
+ * may stand for an array of rank 0; what is at other leaves does not matter. `lanes`: `given` was made in lanes, where host floats that differ are f64 arrays, and each
+ * lane has given something for those that do not. Calls `leaf` for the float leaves of `like` in order with
  * what is there: an array, a float, or nil. False with an error raised that says at which path: `what` names the tree ("vjp: the
  * cotangent"), `of` what it belongs to ("the result"). */
 QN_MUST_CHECK bool companion_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given,
-                                  bool (*leaf)(void *ctx, qn_value like, qn_value given), void *ctx);
+                                  bool lanes, bool (*leaf)(void *ctx, qn_value like, qn_value given), void *ctx);
 bool is_float_leaf(qn_value v);
 /* The same tree with arrays without data for float arrays, 0.0 for floats, and nil for all other leaves. Owned. */
 QN_MUST_CHECK qn_value companion_prototype(qn_vm *vm, qn_value v);
@@ -525,6 +526,9 @@ QN_MUST_CHECK qn_value lanes_call(qn_vm *vm, const rec_call_site *site);
 QN_MUST_CHECK bool lanes_advance(struct recording *r);
 /* From here on no counterparts are made until lanes_go_on: what is appended may be taken out again. Meanwhile nothing can run. */
 QN_MUST_CHECK bool lanes_hold(struct recording *r);
+/* Before a call whose derivative has a rule of its own: where any of `args` differs from lane to lane, the nodes (its float leaves)
+ * do so from now on, too, so that the rule can be done in all lanes; but for host floats. */
+QN_MUST_CHECK bool lanes_spread(struct recording *r, const uint32_t *nodes, uint32_t n, qn_value args);
 void lanes_go_on(struct recording *r);
 /* The counterpart of a node at the innermost level where it has one, after lanes_advance; 0: it is the same in all lanes. */
 uint32_t lanes_whole(const struct recording *r, uint32_t node);
