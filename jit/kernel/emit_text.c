@@ -549,9 +549,9 @@ l_val emit_prelude(emitter *e, l_val phase) {
   const l_program *p = e->p;
   l_val par = phase;
   while (p->code[par].code != L_PAR) par++;
+  e->par = par; /* before anything is printed: dividers of the phase before are none of this one's */
   for (l_val v = 1; p->code[v].code != L_PHASE; v++) emit_instr(e, v);
   for (l_val v = phase + 1; v < par; v++) emit_instr(e, v);
-  e->par = par;
   for (l_val v = par + 1; v < e->end[par]; v++) {
     bool is = has_divider(e, v);
     for (l_val w = par + 1; w < v && is; w++) is = !has_divider(e, w) || emit_at(e, w)->b != emit_at(e, v)->b;

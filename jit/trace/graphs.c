@@ -139,10 +139,22 @@ static bool runnable(const graph *g, char *why, size_t size) {
   return true;
 }
 
+/* A text proves nothing: whatever can fail on data is checked. */
+static bool unproven(graph *g) {
+  for (uint32_t i = 1; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (n->kind == NODE_OP && n->attr && op_rows[n->op].raises != RAISES_never && (n->attr->flags & ATTR_PROVEN) &&
+        !graph_fix_flags(g, i, n->attr->flags & (uint8_t)~ATTR_PROVEN))
+      return false;
+  }
+  return true;
+}
+
 qn_value jit_graph_parse(qn_vm *vm, const qn_str *text) {
   char why[256] = "";
   graph *g = strlen(text->text) == text->len ? graph_parse(text->text, why, sizeof why) : NULL;
-  if (!g || !runnable(g, why, sizeof why)) {
+  if (!g || !runnable(g, why, sizeof why) || !unproven(g)) {
+    if (g && g->arena.failed) snprintf(why, sizeof why, "out of memory");
     if (g) graph_free(g);
     return raise(vm, E_argument, SPAN_NONE, "graph: the text is no graph that can be run: %s",
                  why[0] ? why : "it holds a NUL");
