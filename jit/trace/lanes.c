@@ -630,6 +630,7 @@ bool lanes_spread(struct recording *r, const uint32_t *nodes, uint32_t n, qn_val
       }
       if (batch_whole(&level->batch, node) || r->g->nodes[node].type.weak) continue;
       uint32_t whole = batch_whole_always(&level->batch, node);
+      if (whole && !lanes_advance(r)) return false; /* what makes it is the lanes' of levels around, not of this one */
       if (whole && batch_bind(&level->batch, node, whole)) continue;
       if (r->g->failed || r->g->nodes[node].type.rank < ARRAY_MAX_RANK) {
         raise_memory(vm);
