@@ -15,7 +15,13 @@
 
 #include "jit/trace/trace.h"
 
-enum { PATTERN_DEPTH = 100 };
+enum {
+  PATTERN_DEPTH = 100,
+  PARTS_PER_LEAF =
+      16, /* jit.leaves times this bounds a pattern's parts of any kind: a value that shares its parts may unfold
+                          without end */
+  HASHED_PARTS = 4096 /* of a call's arguments; what comes after them is for pattern_match to tell */
+};
 
 /* ---- building -------------------------------------------------------------------------------------------------------------- */
 
@@ -89,6 +95,7 @@ static qn_value stand_in_items(struct recording *r, const qn_value *from, qn_val
 static qn_value stand_in(struct recording *r, qn_value v, int depth) {
   qn_vm *vm = r->vm;
   if (depth > PATTERN_DEPTH) give_up(r, BREAK_too_deep);
+  if (r->pattern.n > PARTS_PER_LEAF * (uint64_t)r->vm->tune[TUNE_jit_leaves]) give_up(r, BREAK_too_many_leaves);
   if (!r->capturing) return value_retain(v);
   switch (value_tag_of(v)) {
   case TAG_ARRAY: return stand_in_array(r, v);
@@ -424,7 +431,8 @@ bool pattern_match(const pattern *p, bool check_by_value, qn_value fn, const qn_
   return true;
 }
 
-static uint64_t hash_value(uint64_t h, qn_value v, int depth) {
+/* Takes no more than *left parts of lists, records and captures into h, and counts them off. */
+static uint64_t hash_value(uint64_t h, qn_value v, int depth, uint32_t *left) {
   h = mix(h, v.head & 0xff);
   switch (value_tag_of(v)) {
   case TAG_ARRAY: {
@@ -440,7 +448,10 @@ static uint64_t hash_value(uint64_t h, qn_value v, int depth) {
   case TAG_FN: {
     const qn_fn *f = value_fn(v);
     h = mix(h, f->head.flags == FN_GRAPH ? ((const graph_body *)f->code)->hash : (uint64_t)(uintptr_t)f->code);
-    for (uint32_t i = 0; i < f->ncaptures && depth < PATTERN_DEPTH; i++) h = hash_value(h, f->captures[i], depth + 1);
+    for (uint32_t i = 0; i < f->ncaptures && depth < PATTERN_DEPTH && *left; i++) {
+      (*left)--;
+      h = hash_value(h, f->captures[i], depth + 1, left);
+    }
     return h;
   }
   case TAG_LIST:
@@ -449,9 +460,10 @@ static uint64_t hash_value(uint64_t h, qn_value v, int depth) {
     uint32_t n = list ? value_list(v)->len : value_record(v)->len;
     const qn_value *items = list ? value_list(v)->items : value_record(v)->items;
     h = mix(h, n);
-    for (uint32_t i = 0; i < n && depth < PATTERN_DEPTH; i++) {
+    for (uint32_t i = 0; i < n && depth < PATTERN_DEPTH && *left; i++) {
+      (*left)--;
       if (!list) h = mix(h, (uint64_t)(uintptr_t)record_name(value_record(v), i)); /* names are unique texts */
-      h = hash_value(h, items[i], depth + 1);
+      h = hash_value(h, items[i], depth + 1, left);
     }
     return h;
   }
@@ -462,7 +474,8 @@ static uint64_t hash_value(uint64_t h, qn_value v, int depth) {
 uint64_t hash_mix(uint64_t h, uint64_t x) { return mix(h, x); }
 
 uint64_t value_structure_hash(qn_value v, uint64_t h) {
-  h = hash_value(h, v, 0);
+  uint32_t left = UINT32_MAX;
+  h = hash_value(h, v, 0, &left);
   if (value_is(v, TAG_RANGE)) h = mix(mix(h, (uint64_t)value_range(v)->start), (uint64_t)value_range(v)->stop);
   if (value_is_number(v)) h = mix(h, (uint64_t)v.u.i);
   return h;
@@ -547,8 +560,9 @@ bool pattern_add_input(qn_vm *vm, pattern *p, const graph_type *t, uint32_t inpu
 }
 
 uint64_t pattern_hash(qn_value fn, const qn_value *args, int nargs) {
-  uint64_t h = hash_value(1, fn, 0);
-  for (int i = 0; i < nargs; i++) h = hash_value(h, args[i], 0);
+  uint32_t left = HASHED_PARTS;
+  uint64_t h = hash_value(1, fn, 0, &left);
+  for (int i = 0; i < nargs; i++) h = hash_value(h, args[i], 0, &left);
   return h | 1;
 }
 
