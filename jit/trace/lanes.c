@@ -407,6 +407,7 @@ static qn_value lane_in(lane_args *m, qn_value v, qn_value axes) {
   bool fits = one || (list && value_is(axes, TAG_LIST) && value_list(axes)->len == value_list(v)->len) ||
               (record && value_is(axes, TAG_RECORD) && value_record(axes)->len == value_record(v)->len);
   if (!fits) return raise_axes(m, "in_axes", axes, v);
+  if (vm_poll(vm)) return value_error(); /* a tree that shares its parts may unfold without end */
   uint32_t n = list ? value_list(v)->len : value_record(v)->len;
   const qn_value *from = list ? value_list(v)->items : value_record(v)->items;
   qn_value out = value_nil(), *to = NULL;
