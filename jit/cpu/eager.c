@@ -27,8 +27,10 @@
 
 #define GRAD(fn) 0
 #define NO_GRAD(why) 0
-#define K(op) {BODY_KOP, KOP_##op}
-#define M(fn) {BODY_MATH, MATH_##fn}
+#define K(op)                                                                                                          \
+  { BODY_KOP, KOP_##op }
+#define M(fn)                                                                                                          \
+  { BODY_MATH, MATH_##fn }
 const op_body op_bodies[OP_COUNT] = {
 #define OP_POINTWISE(name, arity, dtype, grad, raises, body, doc) [OP_##name] = body,
 #define OP_REDUCE(name, dtype, grad, raises, body, doc) [OP_##name] = body,
@@ -176,7 +178,8 @@ bool value_graph_type(qn_value v, graph_type *out) {
 }
 
 qn_value op_refuse(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_refusal *why) {
-  if (why) raise(vm, (error_id)why->id, SPAN_NONE, "%s", why->text);
+  if (why)
+    raise(vm, (error_id)why->id, SPAN_NONE, "%s", why->text);
   else {
     const char *kind = "that";
     for (int i = nin; i-- > 0;)
@@ -190,8 +193,10 @@ qn_value op_raise_devices(qn_vm *vm, const char *what, int one, int other) {
   char names[2][16];
   for (int i = 0; i < 2; i++) {
     int code = i ? other : one;
-    if (code) snprintf(names[i], sizeof names[i], "gpu(%d)", code - 1);
-    else snprintf(names[i], sizeof names[i], "cpu");
+    if (code)
+      snprintf(names[i], sizeof names[i], "gpu(%d)", code - 1);
+    else
+      snprintf(names[i], sizeof names[i], "cpu");
   }
   return raise(vm, E_device, SPAN_NONE, "%s of arrays on %s and on %s", what, names[0], names[1]);
 }
@@ -211,34 +216,41 @@ static qn_value element_of(const qn_array *a, int rank, const int64_t *shape, in
 static void number_text(qn_value v, char out[40]) {
   text_buf t;
   text_init(&t, NULL);
-  if (value_is(v, TAG_FLOAT)) text_float(&t, v.u.f, false);
-  else text_addf(&t, "%lld", (long long)v.u.i);
+  if (value_is(v, TAG_FLOAT))
+    text_float(&t, v.u.f, false);
+  else
+    text_addf(&t, "%lld", (long long)v.u.i);
   text_add(&t, "", 1);
   snprintf(out, 40, "%s", t.failed ? "?" : t.text);
   text_free(&t);
 }
 
-qn_value eager_raise_check(qn_vm *vm, op_id op, qn_dtype dtype, int64_t element, qn_value shown, int axis, int64_t size) {
+qn_value eager_raise_check(qn_vm *vm, op_id op, qn_dtype dtype, int64_t element, qn_value shown, int axis,
+                           int64_t size) {
   char number[40] = "this";
   if (!value_is(shown, TAG_UNSET)) number_text(shown, number);
   switch ((op_raises)op_rows[op].raises) {
   case RAISES_int_div:
-    return raise(vm, E_div_zero, SPAN_NONE, "element %lld: integer %s by 0", (long long)element, op == OP_mod ? "remainder" : "division");
+    return raise(vm, E_div_zero, SPAN_NONE, "element %lld: integer %s by 0", (long long)element,
+                 op == OP_mod ? "remainder" : "division");
   case RAISES_int_pow:
     return raise(vm, E_neg_exponent, SPAN_NONE, "element %lld: an integer to the power %s", (long long)element, number);
   case RAISES_shift:
-    return raise(vm, E_shift, SPAN_NONE, "element %lld: a shift by %s; %s shifts by 0 to %d", (long long)element, number,
-                 dtype_rows[dtype].name, (int)dtype_size(dtype) * 8 - 1);
+    return raise(vm, E_shift, SPAN_NONE, "element %lld: a shift by %s; %s shifts by 0 to %d", (long long)element,
+                 number, dtype_rows[dtype].name, (int)dtype_size(dtype) * 8 - 1);
   case RAISES_to_int:
-    return raise(vm, E_to_int, SPAN_NONE, "%s is not representable as %s (element %lld)", number, dtype_rows[dtype].name, (long long)element);
+    return raise(vm, E_to_int, SPAN_NONE, "%s is not representable as %s (element %lld)", number,
+                 dtype_rows[dtype].name, (long long)element);
   case RAISES_bounds:
-    return raise(vm, E_index, SPAN_NONE, "index %s is out of bounds for axis %d of size %lld", number, axis, (long long)size);
+    return raise(vm, E_index, SPAN_NONE, "index %s is out of bounds for axis %d of size %lld", number, axis,
+                 (long long)size);
   default: return raise(vm, E_internal, SPAN_NONE, "%s failed at element %lld", op_rows[op].name, (long long)element);
   }
 }
 
 /* The same for a one-op kernel with these strict operands. */
-static qn_value check_failed(qn_vm *vm, op_id op, qn_array *const *in, const qn_array *out, const l_program *p, const vm_failure *failure) {
+static qn_value check_failed(qn_vm *vm, op_id op, qn_array *const *in, const qn_array *out, const l_program *p,
+                             const vm_failure *failure) {
   uint64_t number = failure->error >> 48;
   int64_t element = (int64_t)(failure->error & 0xffffffffffffu);
   int axis = number < p->nchecks ? (int)p->checks[number].detail : 0;
@@ -291,7 +303,8 @@ static qn_array *view_window(qn_vm *vm, const qn_array *a, const op_attr *attr, 
 
 static qn_array *view_reshape(qn_vm *vm, qn_array *a, int rank, const int64_t *shape) {
   int64_t strides[ARRAY_MAX_RANK];
-  if (shape_reshape_strides(a, rank, shape, strides)) return array_view(vm, a, (qn_dtype)a->dtype, rank, shape, strides, a->offset);
+  if (shape_reshape_strides(a, rank, shape, strides))
+    return array_view(vm, a, (qn_dtype)a->dtype, rank, shape, strides, a->offset);
   qn_array *flat = array_contiguous(vm, a);
   if (!flat) return NULL;
   shape_strides(rank, shape, strides);
@@ -465,7 +478,8 @@ bool eager_check_fit(qn_vm *vm, qn_value v, qn_dtype to) {
   if (dtype_holds(to, v)) return true;
   char number[40];
   number_text(v, number);
-  raise(vm, E_weak_range, SPAN_NONE, "%s does not fit %s, the dtype of the array beside it", number, dtype_rows[to].name);
+  raise(vm, E_weak_range, SPAN_NONE, "%s does not fit %s, the dtype of the array beside it", number,
+        dtype_rows[to].name);
   return false;
 }
 
@@ -484,8 +498,7 @@ static qn_array *scalar_there(qn_vm *vm, qn_value v, qn_dtype to, int device) {
   if (!s) return NULL;
   uint64_t hash = ((uint64_t)v.u.i ^ (uint64_t)to) * 0x9e3779b97f4a7c15u;
   sent_scalar *k = &s->sent[hash >> (64 - SENT_BITS)];
-  if (!k->a || k->dtype != to || k->device != device || k->v.u.i != v.u.i ||
-      value_tag_of(k->v) != value_tag_of(v)) {
+  if (!k->a || k->dtype != to || k->device != device || k->v.u.i != v.u.i || value_tag_of(k->v) != value_tag_of(v)) {
     qn_array *a = array_of_scalar(vm, v, to, device);
     if (!a) return NULL;
     if (k->a) value_release(vm, value_obj(TAG_ARRAY, k->a));
@@ -510,7 +523,8 @@ static bool runs_across(const qn_array *a) {
   return dense && last >= 0 && (a->strides[last] > 8 || a->strides[last] < -8);
 }
 
-/* A matrix one of whose axes repeats what it has is written out for a product, which steps through both. */
+/* A matrix one of whose axes repeats what it has is written out for a product on the CPU, which steps through both. A device's
+ * library is told how operands lie, and that is part of what it computes. */
 static bool repeats(const qn_array *a) {
   for (int i = a->rank < 2 ? 0 : a->rank - 2; i < a->rank; i++)
     if (a->strides[i] == 0 && a->shape[i] > 1) return true;
@@ -523,10 +537,14 @@ static qn_array *strict(qn_vm *vm, qn_value v, op_role role, qn_dtype compute, i
   qn_value s;
   if (!value_is(v, TAG_ARRAY) && device)
     s = eager_check_fit(vm, v, to) ? as_value(scalar_there(vm, v, to, device)) : value_error();
-  else if (!value_is(v, TAG_ARRAY)) s = fit_scalar(vm, v, to, device);
-  else if (!array_force(vm, value_array(v))) return NULL;
-  else if (role == ROLE_INDEX || role == ROLE_AS_IS) s = value_retain(v);
-  else s = cast_array(vm, value_array(v), to, OP_cast);
+  else if (!value_is(v, TAG_ARRAY))
+    s = fit_scalar(vm, v, to, device);
+  else if (!array_force(vm, value_array(v)))
+    return NULL;
+  else if (role == ROLE_INDEX || role == ROLE_AS_IS)
+    s = value_retain(v);
+  else
+    s = cast_array(vm, value_array(v), to, OP_cast);
   return value_is_error(s) ? NULL : value_array(s);
 }
 
@@ -582,8 +600,8 @@ static int device_of(qn_vm *vm, op_id op, const qn_value *in, int nin) {
   return device < 0 ? vm->device : device;
 }
 
-static qn_array *run_library(qn_vm *vm, op_id op, qn_array *const *in, int nin, const op_attr *attr, const graph_type *t,
-                             const qk_scalar *keys, int device) {
+static qn_array *run_library(qn_vm *vm, op_id op, qn_array *const *in, int nin, const op_attr *attr,
+                             const graph_type *t, const qk_scalar *keys, int device) {
   if (device) return through_host(vm, run_library, op, in, nin, attr, t, keys, device);
   return library_apply(vm, op, in, attr);
 }
@@ -626,7 +644,8 @@ qn_array *eager_product(qn_vm *vm, qn_array *const in[2], const op_attr *attr) {
   return out;
 }
 
-static qn_value apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr, graph_type *types, qn_array **operands) {
+static qn_value apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr, graph_type *types,
+                      qn_array **operands) {
   for (int i = 0; i < nin; i++)
     if (!value_graph_type(in[i], &types[i])) return op_refuse(vm, op, in, nin, NULL);
   op_types t;
@@ -651,7 +670,8 @@ static qn_value apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op
   int made = 0;
   for (; made < nin; made++) {
     if (!(operands[made] = strict(vm, in[made], op_operand_role(op, made, nin), t.compute, device))) break;
-    bool copied = op == OP_dot ? repeats(operands[made]) : op_rows[op].klass == CLASS_POINTWISE && runs_across(operands[made]);
+    bool copied = op == OP_dot ? !device && repeats(operands[made])
+                               : op_rows[op].klass == CLASS_POINTWISE && runs_across(operands[made]);
     if (!copied) continue;
     qn_array *dense = array_contiguous(vm, operands[made]);
     value_release(vm, value_obj(TAG_ARRAY, operands[made]));
@@ -659,12 +679,18 @@ static qn_value apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op
   }
   qn_value out = value_error();
   if (made == nin) {
-    if (op_rows[op].klass == CLASS_VIEW || op == OP_slice_put) out = as_value(run_view(vm, op, operands, nin, attr, &t.result));
-    else if (op == OP_product) out = as_value(eager_product(vm, operands, attr));
-    else if (op == OP_dot) out = as_value(run_dot(vm, operands, attr, &t.result, device));
-    else if (library_has(op)) out = as_value(run_library(vm, op, operands, nin, attr, &t.result, NULL, device));
-    else if (op == OP_stop_gradient) out = value_retain(value_obj(TAG_ARRAY, operands[0]));
-    else out = as_value(run_kernel(vm, op, operands, nin, attr, &t.result, NULL, device));
+    if (op_rows[op].klass == CLASS_VIEW || op == OP_slice_put)
+      out = as_value(run_view(vm, op, operands, nin, attr, &t.result));
+    else if (op == OP_product)
+      out = as_value(eager_product(vm, operands, attr));
+    else if (op == OP_dot)
+      out = as_value(run_dot(vm, operands, attr, &t.result, device));
+    else if (library_has(op))
+      out = as_value(run_library(vm, op, operands, nin, attr, &t.result, NULL, device));
+    else if (op == OP_stop_gradient)
+      out = value_retain(value_obj(TAG_ARRAY, operands[0]));
+    else
+      out = as_value(run_kernel(vm, op, operands, nin, attr, &t.result, NULL, device));
   }
   while (made-- > 0) value_release(vm, value_obj(TAG_ARRAY, operands[made]));
   return out;
