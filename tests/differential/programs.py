@@ -90,6 +90,11 @@ ERF = np.vectorize(math.erf, otypes=[np.float64])
 SQRT2 = math.sqrt(2)
 
 
+def chain(dtype, k):
+    """The rounding of a sum of k products one after the other, as a part of the largest that it can be: equal terms err all alike."""
+    return (4 + k / 2) * EPS["f64" if dtype == "f64" else "f32"] + 2 * EPS[dtype]
+
+
 def sigmoid(x):
     return 0.5 * (1 + np.tanh(0.5 * x))
 
@@ -656,7 +661,7 @@ class Program:
 
         def gain(i, e):
             terms, most = i[0].size + i[1].size, top(i[0]) * top(i[1])
-            rounding = 4 * EPS["f64" if x.dtype == "f64" else "f32"] + 2 * EPS[x.dtype]
+            rounding = chain(x.dtype, max(i[0].shape + i[1].shape))
             return terms * (e[0] * top(i[1]) + e[1] * top(i[0]) + rounding * most)
         return self.add(f'einsum("{spec}", {x.name}, {y.name}) / 16', [x, y], x.dtype, compute, gain)
 
@@ -819,7 +824,7 @@ class Program:
 
         def gain(i, e):
             k = i[0].shape[-1]
-            return k * (e[0] * top(i[1]) + e[1] * top(i[0]) + 4 * EPS["f64" if x.dtype == "f64" else "f32"] * top(i[0]) * top(i[1])) / 16 + 2 * EPS[x.dtype] * k * top(i[0]) * top(i[1]) / 16
+            return k * (e[0] * top(i[1]) + e[1] * top(i[0]) + chain(x.dtype, k) * top(i[0]) * top(i[1])) / 16
         if inner > 4000:
             raise Reject
         self.add(f"({x.name} @ {y.name}{'.T' if flip else ''}) / 16", [x, y], x.dtype, compute, gain)
