@@ -207,11 +207,12 @@ static void copy_one(char *to, const char *from, int size) {
   }
 }
 
-/* Element offsets of a block with vindex: stride * j + vindex[j] * vstride, in temporary 2. */
+/* Element offsets of a block with vindex: stride * j + vindex[j] * vstride, in temporary 2. Elements that a guard leaves out may have
+ * any index: the product wraps. */
 static const int64_t *offsets_of(vm_frame *f, const l_instr *i, int64_t stride) {
   const int64_t *v = vm_vector(f, i->c, 2);
   int64_t *t = (int64_t *)(void *)(f->temps + 2 * (size_t)f->block * 8), vstride = f->idx[i->d];
-  for (int64_t j = 0; j < f->n; j++) t[j] = stride * j + v[j] * vstride;
+  for (int64_t j = 0; j < f->n; j++) t[j] = (int64_t)((uint64_t)(stride * j) + (uint64_t)v[j] * (uint64_t)vstride);
   return t;
 }
 

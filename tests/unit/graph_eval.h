@@ -30,6 +30,7 @@ typedef struct eval {
   int64_t *symbols;
   eval_value *v;
   uint32_t raised; /* the first node that raised */
+  bool misfit;     /* a size that data tell is not as a fact of the graph's dims says: it is no graph of these data */
 } eval;
 
 static inline int64_t eval_dim(const eval *e, qn_dim d) { return dim_eval(&e->g->dims, d, e->symbols); }
@@ -687,7 +688,8 @@ static inline bool eval_node(eval *e, uint32_t at) {
   if (n->kind == NODE_INPUT) return out->f || out->i;
   if (n->kind == NODE_OP && op_rows[n->op].shape_rule == SH_data) {
     eval_data(e, n, out);
-    return true;
+    e->misfit |= !dim_facts_hold(&e->g->dims, e->symbols, NULL);
+    return !e->misfit;
   }
   eval_shape(e, &n->type, shape);
   eval_new(out, (qn_dtype)n->type.dtype, n->type.rank, shape);
@@ -736,6 +738,7 @@ static inline bool eval_node(eval *e, uint32_t at) {
 
 static inline bool eval_run(eval *e) {
   e->raised = 0;
+  e->misfit = false;
   for (uint32_t at = 1; at < e->g->n; at++) {
     if (e->g->nodes[at].kind != NODE_INPUT) eval_drop(&e->v[at]);
     if (eval_node(e, at)) continue;

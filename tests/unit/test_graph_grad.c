@@ -37,7 +37,7 @@ typedef struct problem {
   uint32_t root;
   uint32_t wrt[16], grads[16];
   int nwrt;
-  double data[16][64]; /* of each input */
+  double data[16][128]; /* of each input */
   int64_t *symbols;
 } problem;
 
@@ -124,7 +124,7 @@ static void check_case(const char *text, double lo, double hi, bool second) {
   rng r = {11};
   for (uint32_t k = 0; k < p.g->ninputs; k++) {
     qn_dtype d = (qn_dtype)p.g->nodes[p.g->inputs[k]].type.dtype;
-    for (int i = 0; i < 64; i++) p.data[k][i] = dtype_is_float(d) ? lo + (hi - lo) * rng_uniform(&r) : (i + 1) % 2;
+    for (int i = 0; i < 128; i++) p.data[k][i] = dtype_is_float(d) ? lo + (hi - lo) * rng_uniform(&r) : (i + 1) % 2;
   }
   p.root = weighted(p.g, p.g->outputs[0], 0.7);
   differentiate(&p);
@@ -508,7 +508,7 @@ START_TEST(gradients_hold_for_other_sizes) {
         p.symbols = calloc(p.g->dims.n + 1, sizeof *p.symbols);
         p.symbols[0] = b;
         p.symbols[1] = d;
-        for (int k = 0; k < 64; k++) p.data[0][k] = rng_uniform(&r) - 0.4, p.data[1][k] = rng_uniform(&r);
+        for (int k = 0; k < 128; k++) p.data[0][k] = rng_uniform(&r) - 0.4, p.data[1][k] = rng_uniform(&r);
         if (dim_facts_hold(&p.g->dims, p.symbols, NULL))
           check_differences(&p, true, texts[i]);
         else
@@ -529,7 +529,7 @@ START_TEST(random_graphs_against_differences) {
     problem p = {.g = random_graph(seed, &o)};
     rng r = {seed};
     for (uint32_t k = 0; k < p.g->ninputs; k++)
-      for (int i = 0; i < 64; i++) p.data[k][i] = 3 * rng_uniform(&r) - 1;
+      for (int i = 0; i < 128; i++) p.data[k][i] = 3 * rng_uniform(&r) - 1;
     uint32_t out = p.g->outputs[0];
     if (p.g->nodes[out].type.dtype != QN_f64) out = p.g->outputs[1];
     if (p.g->nodes[out].type.dtype == QN_f64) {

@@ -249,8 +249,10 @@ static bool other_sizes(const graph *g, rng *r, int64_t *symbols) {
       small = small && (t->exprs[i].op != DIM_SYMBOL || (symbols[i] >= 0 && symbols[i] <= 100));
     for (uint32_t n = 1; n < g->n; n++) {
       int64_t elements = 1;
-      for (int a = 0; a < g->nodes[n].type.rank; a++) elements *= dim_eval(t, g->nodes[n].type.shape[a], symbols);
-      small = small && elements <= 60000;
+      for (int a = 0; a < g->nodes[n].type.rank && small; a++) {
+        int64_t size = dim_eval(t, g->nodes[n].type.shape[a], symbols);
+        small = size >= 0 && size <= 60000 && (elements *= size) <= 60000;
+      }
     }
     if (small && dim_facts_hold(t, symbols, NULL)) return true;
   }
