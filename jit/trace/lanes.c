@@ -782,36 +782,5 @@ done:
   return result;
 }
 
-/* Finds the first array: its device goes to *ctx, and the walk stops. */
-static bool device_of_leaf(void *ctx, const char *path, qn_value v) {
-  (void)path;
-  if (!value_is(v, TAG_ARRAY)) return true;
-  *(int *)ctx = value_array(v)->device;
-  return false;
-}
-
 /* The call of a vmap: inside the recording that is on, or in one of its own. */
-qn_value lanes_call(qn_vm *vm, const rec_call_site *site) {
-  int device = -1;
-  for (int i = 0; i < site->nargs && device < 0; i++)
-    if (!tree_each(vm, site->args[i], device_of_leaf, &device) && error_pending(vm)) return value_error();
-  if (vm->rec && device >= 0 && !rec_place(vm->rec, device) && !rec_break(vm->rec, BREAK_devices, NULL))
-    return value_error();
-  if (vm->rec) return lanes_inline(vm->rec, site);
-  struct recording *own = rec_begin(vm, false);
-  if (!own) return value_error();
-  own->at = site->at;
-  qn_value result = lanes_inline(own, site);
-  if (value_is_error(result)) {
-    qn_error_object *later = error_take(vm);
-    if (rec_end(own))
-      error_put_back(vm, later);
-    else
-      error_free(vm, later);
-  } else if (!rec_end(own)) {
-    value_release(vm, result);
-    result = value_error();
-  }
-  rec_free(own);
-  return result;
-}
+qn_value lanes_call(qn_vm *vm, const rec_call_site *site) { return rec_within(vm, site, lanes_inline); }

@@ -41,6 +41,26 @@ static fake_count during(qn_vm *vm, const char *text) {
       c->captures - before.captures};
 }
 
+/* Makes the call with its n-th allocation failing, for n = 1, 2 .. until none is left to fail: each time it is E601 or works, and
+ * afterwards `look` gives what it must. `step` comes before each n. */
+static void fail_each_allocation(qn_vm *vm, const char *step, const char *call, const char *look, const char *want) {
+  bool done = false;
+  for (uint64_t n = 1; n < 400 && !done; n++) {
+    run(vm, step);
+    done = true;
+    for (int again = 0; again < 3; again++) {
+      mem_fail_at(vm, n);
+      qn_status status = qn_eval(vm, "test", call, strlen(call), NULL);
+      mem_fail_at(vm, 0);
+      if (status == QN_OK) continue;
+      ck_assert_str_eq(qn_error_id(vm), "E601");
+      done = false;
+    }
+    prints(vm, look, want);
+  }
+  ck_assert(done);
+}
+
 /* Many kernels: each needs all of the one before. */
 static const char many[] = "fn many(x, w) {\n"
                            "  let a = cumsum(x * w)\n"
@@ -394,22 +414,7 @@ START_TEST(products_without_memory_are_errors) {
   qn_vm *vm = vm_hot(NULL);
   run(vm, "fn f(x) { let a = cumsum(x @ x, axis: 0); cumsum(a @ x, axis: 0) }\nlet y = 0; let n = 2");
   for (int i = 0; i < 4; i++) run(vm, "y = f(ones(12, 12))");
-  static const char call[] = "y = f(ones(n, n))";
-  bool done = false;
-  for (uint64_t n = 1; n < 400 && !done; n++) {
-    run(vm, "n = 2 + n % 9");
-    done = true;
-    for (int again = 0; again < 3; again++) {
-      mem_fail_at(vm, n);
-      qn_status status = qn_eval(vm, "test", call, sizeof call - 1, NULL);
-      mem_fail_at(vm, 0);
-      if (status == QN_OK) continue;
-      ck_assert_str_eq(qn_error_id(vm), "E601");
-      done = false;
-    }
-    prints(vm, "float(f(ones(n, n))[0, 0]) == n * n", "true");
-  }
-  ck_assert(done);
+  fail_each_allocation(vm, "n = 2 + n % 9", "y = f(ones(n, n))", "float(f(ones(n, n))[0, 0]) == n * n", "true");
   qn_vm_close(vm);
 }
 END_TEST
@@ -530,22 +535,7 @@ START_TEST(allocations_that_fail_are_errors) {
   qn_vm *vm = vm_hot(NULL);
   run(vm, "fn f(x, i) { let a = cumsum(x)[i]; cumsum(cumsum(a * 2) * 3) }\nlet y = 0; let n = 2");
   for (int i = 0; i < 4; i++) run(vm, "y = f(arange(7), [0, 2])");
-  static const char call[] = "y = f(arange(n), [0, 2])";
-  bool done = false;
-  for (uint64_t n = 1; n < 400 && !done; n++) {
-    run(vm, "n = n + 1");
-    done = true;
-    for (int again = 0; again < 3; again++) {
-      mem_fail_at(vm, n);
-      qn_status status = qn_eval(vm, "test", call, sizeof call - 1, NULL);
-      mem_fail_at(vm, 0);
-      if (status == QN_OK) continue;
-      ck_assert_str_eq(qn_error_id(vm), "E601");
-      done = false;
-    }
-    prints(vm, "f(arange(n + 2), [0, 2])[1]", "18");
-  }
-  ck_assert(done);
+  fail_each_allocation(vm, "n = n + 1", "y = f(arange(n), [0, 2])", "f(arange(n + 2), [0, 2])[1]", "18");
   qn_vm_close(vm);
 }
 END_TEST
