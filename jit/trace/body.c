@@ -49,8 +49,9 @@ void regions_cut(qn_vm *vm, region_list *l, uint32_t n) {
 }
 
 /* Regions of `from` that begin at node `mark` or later and whose nodes have copies, as regions of the copies. map[i]: the copy of
- * node i, or 0. */
-static bool regions_copy(qn_vm *vm, const region_list *from, uint32_t mark, region_list *to, const uint32_t *map) {
+ * node i, or 0. `ends` (may be NULL): where each region's copy ends, if that is beyond its nodes. */
+static bool regions_copy(qn_vm *vm, const region_list *from, uint32_t mark, region_list *to, const uint32_t *map,
+                         const uint32_t *ends) {
   for (uint32_t i = 0; i < from->n; i++) {
     graph_region x = from->list[i];
     if (x.first < mark) continue;
@@ -61,6 +62,7 @@ static bool regions_copy(qn_vm *vm, const region_list *from, uint32_t mark, regi
       end = map[k] + 1;
     }
     if (!first) continue;
+    if (ends && ends[i] > end) end = ends[i];
     size_t bytes = (x.nargs + x.nouts + 1) * sizeof(uint32_t);
     uint32_t *nodes = mem_alloc(vm, bytes);
     if (!nodes) return false;
@@ -243,7 +245,7 @@ bool body_cut(struct recording *r, graph_body *b, uint32_t mark, const uint32_t 
   for (uint32_t i = 1; i < g->n && ok; i++)
     if (needed[i] && !c.map[i]) ok = (c.map[i] = copy_node(&c, i)) != 0;
   for (uint32_t i = 0; i < nouts && ok; i++) ok = graph_output(to, c.map[outs[i]]);
-  ok = ok && regions_copy(vm, &r->regions, mark, &b->regions, c.map);
+  ok = ok && regions_copy(vm, &r->regions, mark, &b->regions, c.map, NULL);
   ok = (ok && !to->failed && !to->arena.failed) || copy_failed(&c);
   if (c.from) copy_end(&c);
   if (needed) mem_free(vm, needed, g->n);
@@ -252,17 +254,52 @@ bool body_cut(struct recording *r, graph_body *b, uint32_t mark, const uint32_t 
 
 /* ---- calls ---------------------------------------------------------------------------------------------------------------------------- */
 
+/* A region is about to be copied: its arguments are, and where it has a rule they differ in all lanes or in none. */
+static bool region_opens(struct recording *r, const graph_region *x, const uint32_t *map) {
+  qn_vm *vm = r->vm;
+  if (!r->lanes || !x->rule) return lanes_advance(r);
+  if (!rec_room(r)) return false;
+  qn_list *args = list_new(vm, x->nargs);
+  if (!args) return false;
+  node_list floats = {0};
+  bool ok = true;
+  for (uint32_t k = 0; k < x->nargs; k++) args->items[k] = value_nil();
+  for (uint32_t k = 0; k < x->nargs && ok; k++) {
+    qn_value v = rec_value_of(r, map[x->args[k]]);
+    ok = !value_is_error(v);
+    if (!ok) break;
+    args->items[k] = v;
+    if (dtype_is_float((qn_dtype)r->g->nodes[map[x->args[k]]].type.dtype)) ok = push_node(vm, &floats, map[x->args[k]]);
+  }
+  ok = ok && lanes_spread(r, floats.nodes, floats.n, value_obj(TAG_LIST, args)) && lanes_advance(r);
+  mem_free(vm, floats.nodes, floats.cap * sizeof *floats.nodes);
+  value_release(vm, value_obj(TAG_LIST, args));
+  return ok;
+}
+
 bool body_append(struct recording *r, const graph_body *b, const uint32_t *inputs, uint32_t *out) {
   qn_vm *vm = r->vm;
   const graph *g = b->call.graph;
+  const region_list *regions = &b->regions;
   node_copy c;
+  uint32_t *ends = mem_zalloc(vm, (regions->n + (size_t)1) * sizeof *ends);
+  if (!ends) return false;
   bool ok = copy_begin(&c, vm, r->g, g, rec_site(r));
-  for (uint32_t i = 1; i < g->n && ok; i++)
-    ok = (c.map[i] = g->nodes[i].kind == NODE_INPUT ? inputs[g->nodes[i].payload.input] : copy_node(&c, i)) != 0;
+  for (uint32_t i = 1; i < g->n && ok; i++) {
+    for (uint32_t k = 0; k < regions->n && ok; k++)
+      if (regions->list[k].first == i) ok = region_opens(r, &regions->list[k], c.map);
+    ok = ok && (c.map[i] = g->nodes[i].kind == NODE_INPUT ? inputs[g->nodes[i].payload.input] : copy_node(&c, i)) != 0;
+    for (uint32_t k = 0; k < regions->n && ok; k++) {
+      if (regions->list[k].end != i + 1) continue;
+      ok = lanes_advance(r); /* a region has its own counterparts */
+      ends[k] = r->g->n;
+    }
+  }
   for (uint32_t i = 0; i < g->noutputs && ok; i++) out[i] = c.map[g->outputs[i]];
-  ok = ok && regions_copy(vm, &b->regions, 0, &r->regions, c.map) && rec_room(r);
+  ok = ok && regions_copy(vm, regions, 0, &r->regions, c.map, ends) && rec_room(r);
   if (!ok) copy_failed(&c);
   copy_end(&c);
+  mem_free(vm, ends, (regions->n + (size_t)1) * sizeof *ends);
   return ok;
 }
 
