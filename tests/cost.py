@@ -1,20 +1,22 @@
 #!/usr/bin/env python3
-"""What a call costs, in instructions: cost.py [--quern build/quern]
+"""What a call costs, in instructions: cost.py [--quern build/quern] [PATTERN]
 
-Counts with callgrind, which gives the same number on every machine and at any load. Each cost is the difference between
-two runs of a loop, long and short, divided by the difference in turns: what one turn costs, the loop itself included.
+Counts with callgrind, which gives the same number on every machine and at any load. A cost is the difference between a
+long and a short loop, divided by the difference in turns: what one turn costs, the loop itself included. All loops run in
+one process; `seed(0)` stands between them, at which callgrind writes its counters out.
 
+  eager ops       each row of the op table, on tiny arrays, through the forms in which programs write it: at most TINY
+  turns           programs of the interpreter alone: per turn of a loop, per update of a value with one owner, per call
   compiled call   y = f(...), a compiled function of eight tiny arrays, less the instructions inside its kernels
-  eager op        y = x + 1 on a tiny array, at the top level and in a function
-  named op        y = maximum(x, 1) on a tiny array; also tanh(x), where, reductions of all axes and of one, and these as methods
-  the others      programs of the interpreter alone: per call (fib), per turn of a loop, per update of a value with one owner
+  start           of a process that runs an empty program
 
 And what 300 calls cost the calling thread while a compiler runs that does not end, as a multiple of the same calls with
 `--jit off`: recording, looking up and running plans on the block VM included.
 
-The bounds are limits that must hold, not goals.
+The bounds are limits that must hold, not goals. With a pattern, the costs of the turns that match it are printed, no more.
 """
 import argparse
+import glob
 import os
 import re
 import runpy
@@ -22,13 +24,259 @@ import subprocess
 import sys
 import tempfile
 
-SHORT, LONG = 300, 1300
-TINY = "let x = [1.0, 2.0, 3.0, 4.0]\nlet y = x\n"
-SQUARE = "let m = [[1.0, 2.0], [3.0, 4.0]]\nlet y = m\n"
-HEAD = TINY + """
-fn f(a, b, c, d, e, g, h, i) = (a + b) * (c + d) + (e + g) * (h + i)
-for _ in 0..100 { y = f(x, x, x, x, x, x, x, x) }
+WARM, SHORT, LONG = 2, 20, 220  # turns; the first loop makes what is made once
+TINY = 700  # an eager op on a tiny array with its call
+
+SETUP = """
+let x = [1.0, 2.0, 3.0, 4.0]
+let z = [0.5, 0.25, 0.125, 0.75]
+let m = [[1.0, 2.0], [3.0, 4.0]]
+let n = [[0.5, 0.25], [0.75, 1.0]]
+let t = arange(8).reshape(2, 2, 2) / 8
+let i = [1, 2, 3, 0]
+let i2 = [1, 0]
+let im = [[0, 1], [1, 0]]
+let c = x > 2
+let cm = m > 2
+let s = x[0]
+let k = key(0)
+let d = f64([1, 2, 3, 4])
+let h = bf16([1, 2, 3, 4])
+let hh = f16([1, 2, 3, 4])
+let i32s = i32([1, 2, 3, 4])
+let u = u8([1, 2, 3, 4])
+let y = x
+let total = 0.0
+let half = 0.5
+fn fib(n) = if n < 2 { n } else { fib(n - 1) + fib(n - 2) }
 """
+
+# Expressions of each row of the op table (lang/ops.def): what reaches the row and no other, or where a statement, the statement.
+OPS = {
+    "add": ["x + 1", "x + z", "m + n", "m + 1", "m + i2", "x + s", "t + m", "x + i", "x + d", "h + 1", "h + h", "h + hh", "i + 1", "i + u", "u + 1", "c + c", "i + 0.5"],
+    "sub": ["x - z", "i32s - i"],
+    "mul": ["x * z", "m * s", "x * i32s", "x * c", "h * x"],
+    "div": ["x / z", "i / 2", "i / i"],
+    "floordiv": ["x // z", "i // 2"],
+    "mod": ["x % z", "i % 3"],
+    "pow": ["x ** 2", "x ** z", "i ** 2"],
+    "neg": ["-x", "-h"],
+    "abs": ["abs(x)", "abs(i)"],
+    "sign": ["sign(x)"],
+    "minimum": ["minimum(x, 1)", "x.minimum(z)"],
+    "maximum": ["maximum(x, z)", "x.maximum(1)"],
+    "floor": ["floor(x)"],
+    "ceil": ["ceil(x)"],
+    "round": ["round(x)"],
+    "trunc": ["trunc(x)"],
+    "sqrt": ["sqrt(x)", "sqrt(i)"],
+    "rsqrt": ["rsqrt(x)"],
+    "exp": ["exp(x)", "exp(i)", "exp(h)"],
+    "exp2": ["exp2(x)"],
+    "expm1": ["expm1(x)"],
+    "log": ["log(x)"],
+    "log2": ["log2(x)"],
+    "log10": ["log10(x)"],
+    "log1p": ["log1p(x)"],
+    "sin": ["sin(x)"],
+    "cos": ["cos(x)"],
+    "tan": ["tan(x)"],
+    "arcsin": ["arcsin(z)"],
+    "arccos": ["arccos(z)"],
+    "arctan": ["arctan(x)"],
+    "arctan2": ["arctan2(x, z)"],
+    "sinh": ["sinh(x)"],
+    "cosh": ["cosh(x)"],
+    "tanh": ["tanh(x)"],
+    "sigmoid": ["sigmoid(x)"],
+    "erf": ["erf(x)"],
+    "eq": ["x == z", "i == 2"],
+    "ne": ["x != z"],
+    "lt": ["x < 2", "x < i"],
+    "le": ["x <= z"],
+    "gt": ["m > n"],
+    "ge": ["x >= z"],
+    "bitand": ["c & c", "i & 3"],
+    "bitor": ["c | c"],
+    "xor": ["xor(c, c)"],
+    "invert": ["~c"],
+    "shl": ["shl(i, 1)"],
+    "shr": ["shr(i, 1)"],
+    "isnan": ["isnan(x)"],
+    "isinf": ["isinf(x)"],
+    "isfinite": ["isfinite(x)"],
+    "where": ["where(c, x, z)", "where(c, x, 0)", "where(cm, m, n)", "where(cm, m, 0)", "where(cm, i2, m)"],
+    "cast": ["f32(i)", "i64(x)", "x.to(f64)", "bf16(x)", "bool(x)", "f32(h)"],
+    "stop_gradient": ["stop_gradient(x)"],
+    "sum": ["sum(x)", "x.sum()", "sum(i)", "sum(c)", "sum(h)", "sum(m, axis: 0)", "sum(m, axis: -1)", "m.sum(axis: 1)", "m.sum(axis: 1, keepdims: true)", "sum(t, axis: (0, 1))", "sum(t, axis: 1)",
+            "mean(x)", "mean(i)", "mean(m, axis: 0)", "mean(m, axis: 1)", "m.mean(axis: 1, keepdims: true)"],
+    "prod": ["prod(x)"],
+    "max": ["max(x)", "max(m, axis: 0)", "max(m, 1)", "m.max(axis: 1, keepdims: true)"],
+    "min": ["min(x)", "min(m, axis: 1)"],
+    "argmax": ["argmax(x)", "argmax(m, axis: 0)", "argmax(m, axis: 1)"],
+    "argmin": ["argmin(x)"],
+    "any": ["any(c)", "any(cm, axis: 0)"],
+    "all": ["all(c)"],
+    "cumsum": ["cumsum(x)", "cumsum(m, axis: 0)"],
+    "cumprod": ["cumprod(x)"],
+    "cummax": ["cummax(x)"],
+    "cummin": ["cummin(x)"],
+    "reshape": ["x.reshape(2, 2)", "reshape(x, 2, -1)"],
+    "broadcast": ["broadcast_to(x, 3, 4)", "zeros(4)", "full(4, 1.5)"],
+    "permute": ["m.T", "transpose(m, 0, 1)", "m.transpose(-2, -1)", "permute(t, 2, 0, 1)"],
+    "slice": ["x[1:3]", "x[1:]", "x[::-1]", "x[1]", "m[0]", "m[:, 0]", "m[0, 1]", "m[1:, :1]", "x[:, new]", "m[..., 0]", "flip(x)"],
+    "pad": ["pad(x, 1)"],
+    "concat": ["concat((x, z))", "concat((m, n), axis: 1)", "stack((x, z))", "[x, z]", "[1.0, 2.0, 3.0]", "[[1, 2], [3, 4]]", "f64([1, 2])"],
+    "iota": ["arange(4)"],
+    "index": ["x[i]", "x[i2]", "m[i2]", "m[i2, i2]", "m[:, i2]", "take(x, i)", "take(m, i2, axis: 1)"],
+    "scatter": ["y[i] = x", "y[i] += x", "scatter_add(x, i, z)"],
+    "gather": ["gather(m, im, 1)"],
+    "slice_put": ["y[0] = 1", "y[1:3] = 0", "y[0] += 1"],
+    "compress": ["x[c]", "m[cm]", "y[c] = 0"],
+    "nonzero": ["nonzero(c)"],
+    "dot": ["x @ z", "m @ i2", "i2 @ m", "m @ n", "m @ m.T", "t @ t", "t @ m", "d @ d", "i @ i", "h @ h"],
+    "sort": ["sort(x)", "sort(m, axis: 0)"],
+    "argsort": ["argsort(x)"],
+    "random_bits": ["randint(0, 5, 4)"],
+    "random_uniform": ["rand(4)"],
+    "random_normal": ["randn(4)", "randn(4, key: k)"],
+}
+# Rows that programs do not reach on their own.
+MADE = {
+    "smul": "of gradients",
+    "fit": "of numbers beside arrays in recordings",
+    "window": "of convolution and pooling",
+    "gather_add": "of gradients",
+    "product": "of matrix products in plans",
+}
+# What is above TINY, and what it may take.
+ABOVE = {
+    "m + n": 730,
+    "m + i2": 8230,
+    "x + s": 1070,
+    "t + m": 1690,
+    "x + i": 6940,
+    "x + d": 6940,
+    "h + 1": 4750,
+    "h + h": 4510,
+    "h + hh": 9620,
+    "i + u": 6950,
+    "u + 1": 4460,
+    "c + c": 9540,
+    "i + 0.5": 7120,
+    "i32s - i": 6950,
+    "m * s": 1220,
+    "x * i32s": 6940,
+    "x * c": 6960,
+    "h * x": 6890,
+    "i / 2": 7050,
+    "i / i": 9550,
+    "x // z": 720,
+    "i // 2": 4680,
+    "x % z": 820,
+    "i % 3": 4670,
+    "x ** z": 920,
+    "i ** 2": 4690,
+    "-h": 3730,
+    "round(x)": 780,
+    "sqrt(i)": 6240,
+    "exp(i)": 6290,
+    "exp(h)": 3850,
+    "sin(x)": 750,
+    "cos(x)": 750,
+    "tan(x)": 750,
+    "arctan2(x, z)": 940,
+    "x < i": 6970,
+    "m > n": 740,
+    "shl(i, 1)": 4830,
+    "shr(i, 1)": 4830,
+    "where(cm, m, n)": 810,
+    "where(cm, m, 0)": 760,
+    "where(cm, i2, m)": 9040,
+    "f32(i)": 820,
+    "i64(x)": 4040,
+    "x.to(f64)": 910,
+    "bf16(x)": 890,
+    "bool(x)": 840,
+    "f32(h)": 840,
+    "stop_gradient(x)": 1060,
+    "sum(t, axis: (0, 1))": 1480,
+    "sum(t, axis: 1)": 740,
+    "mean(m, axis: 0)": 720,
+    "m.mean(axis: 1, keepdims: true)": 740,
+    "m.max(axis: 1, keepdims: true)": 730,
+    "argmax(x)": 3480,
+    "argmax(m, axis: 0)": 5410,
+    "argmax(m, axis: 1)": 4570,
+    "argmin(x)": 3480,
+    "cumsum(x)": 3980,
+    "cumsum(m, axis: 0)": 5880,
+    "cumprod(x)": 4000,
+    "cummax(x)": 4030,
+    "cummin(x)": 3990,
+    "x.reshape(2, 2)": 2340,
+    "reshape(x, 2, -1)": 2390,
+    "broadcast_to(x, 3, 4)": 2370,
+    "zeros(4)": 5290,
+    "full(4, 1.5)": 4700,
+    "m.T": 1250,
+    "transpose(m, 0, 1)": 1480,
+    "m.transpose(-2, -1)": 1510,
+    "permute(t, 2, 0, 1)": 2550,
+    "x[1:3]": 1110,
+    "x[1:]": 1070,
+    "x[::-1]": 1030,
+    "m[:, 0]": 1140,
+    "m[0, 1]": 1000,
+    "m[1:, :1]": 1400,
+    "x[:, new]": 1150,
+    "m[..., 0]": 970,
+    "flip(x)": 1420,
+    "pad(x, 1)": 2830,
+    "concat((x, z))": 3050,
+    "concat((m, n), axis: 1)": 3880,
+    "stack((x, z))": 5830,
+    "[x, z]": 5280,
+    "[1.0, 2.0, 3.0]": 1050,
+    "[[1, 2], [3, 4]]": 1480,
+    "f64([1, 2])": 1160,
+    "arange(4)": 3060,
+    "x[i]": 6020,
+    "x[i2]": 5890,
+    "m[i2]": 8820,
+    "m[i2, i2]": 7710,
+    "m[:, i2]": 10870,
+    "take(x, i)": 5840,
+    "take(m, i2, axis: 1)": 10370,
+    "y[i] = x": 9390,
+    "y[i] += x": 9350,
+    "scatter_add(x, i, z)": 7740,
+    "gather(m, im, 1)": 6580,
+    "y[0] = 1": 740,
+    "y[1:3] = 0": 2680,
+    "y[0] += 1": 2360,
+    "x[c]": 2120,
+    "m[cm]": 2190,
+    "y[c] = 0": 6600,
+    "nonzero(c)": 1390,
+    "x @ z": 8370,
+    "m @ i2": 10510,
+    "i2 @ m": 10340,
+    "m @ n": 7000,
+    "m @ m.T": 8250,
+    "t @ t": 11090,
+    "t @ m": 7460,
+    "d @ d": 8080,
+    "i @ i": 7420,
+    "h @ h": 8560,
+    "sort(x)": 1940,
+    "sort(m, axis: 0)": 2190,
+    "argsort(x)": 1830,
+    "randint(0, 5, 4)": 23040,
+    "rand(4)": 17960,
+    "randn(4)": 18460,
+    "randn(4, key: k)": 22270,
+}
 
 
 def local(setup, turn):
@@ -36,76 +284,74 @@ def local(setup, turn):
     return f"fn run(n) {{\n{setup}\nfor i in 0..n {{ {turn} }}\n}}\nrun(COUNT)\n"
 
 
-# What runs (COUNT is how many turns), and at most how many instructions a turn may take.
-COMPILED = "compiled call"
-COSTS = {
-    COMPILED: (HEAD + "for _ in 0..COUNT { y = f(x, x, x, x, x, x, x, x) }\n", 6000),
-    "eager op": (TINY + "for _ in 0..COUNT { y = x + 1 }\n", 700),
-    "eager op in a function": (local(TINY, "y = x + 1"), 700),
-    "named op": (TINY + "for _ in 0..COUNT { y = maximum(x, 1) }\n", 700),
-    "named op of one operand": (TINY + "for _ in 0..COUNT { y = tanh(x) }\n", 700),
-    "sum": (TINY + "for _ in 0..COUNT { y = sum(x) }\n", 700),
-    "max": (TINY + "for _ in 0..COUNT { y = max(x) }\n", 700),
-    "mean": (TINY + "for _ in 0..COUNT { y = mean(x) }\n", 700),
-    "method": (TINY + "for _ in 0..COUNT { y = x.sum() }\n", 700),
-    "method with an operand": (TINY + "for _ in 0..COUNT { y = x.maximum(1) }\n", 700),
-    "where": (TINY + "let c = x > 2\nfor _ in 0..COUNT { y = where(c, x, y) }\n", 700),
-    "where with a number": (TINY + "let c = x > 2\nfor _ in 0..COUNT { y = where(c, x, 0) }\n", 700),
-    "sum of columns": (SQUARE + "for _ in 0..COUNT { y = sum(m, axis: 0) }\n", 700),
-    "sum of rows": (SQUARE + "for _ in 0..COUNT { y = sum(m, axis: -1) }\n", 700),
-    "mean of rows": (SQUARE + "for _ in 0..COUNT { y = mean(m, axis: 1) }\n", 700),
-    "max of columns": (SQUARE + "for _ in 0..COUNT { y = max(m, axis: 0) }\n", 700),
-    "max of rows": (SQUARE + "for _ in 0..COUNT { y = max(m, 1) }\n", 700),
-    "method along an axis": (SQUARE + "for _ in 0..COUNT { y = m.sum(axis: 1) }\n", 700),
-    "method along an axis that stays": (SQUARE + "for _ in 0..COUNT { y = m.sum(axis: 1, keepdims: true) }\n", 700),
-    "float loop": (local("let s = 0.0\nlet x = 0.5", "s = (s + x) * 0.25 - i * 0.125"), 200),
-    "int loop with a branch": (local("let k = 0", "if i % 3 == 0 { k += i } else { k = k - 1 }"), 180),
-    "top-level loop": ("let s = 0.0\nlet x = 0.5\nfor i in 0..COUNT { s = (s + x) * 0.25 - i * 0.125 }\n", 300),
-    "list append": (local("let l = ()", "l = append(l, i)"), 480),
-    "list item": (local("let l = list(0..2000)", "l[i] = l[i] + 1"), 220),
-    "text append": (local('let s = ""', 's = s + "ab"'), 240),
-    "record field": (local("let r = {a: 0, b: 1}", "r.a = r.a + i"), 180),
-    "record field four deep": (local("let r = {b: {c: {d: {e: 0}}}}", "r.b.c.d.e = i"), 240),
-    "array element": (local("let x = zeros(2000)", "x[i] = i * 0.5"), 220),
+LOCAL_X = "let x = [1.0, 2.0, 3.0, 4.0]\nlet y = x"
+# What runs (COUNT is how many turns), at most how many instructions a turn may take, and what it is divided by.
+TURNS = {
+    "eager op in a function": (local(LOCAL_X, "y = x + 1"), TINY, 1),
+    "float loop": (local("let s = 0.0\nlet x = 0.5", "s = (s + x) * 0.25 - i * 0.125"), 200, 1),
+    "int loop with a branch": (local("let k = 0", "if i % 3 == 0 { k += i } else { k = k - 1 }"), 180, 1),
+    "top-level loop": ("for i in 0..COUNT { total = (total + half) * 0.25 - i * 0.125 }", 300, 1),
+    "list append": (local("let l = ()", "l = append(l, i)"), 500, 1),
+    "list item": (local("let l = list(0..2000)", "l[i] = l[i] + 1"), 220, 1),
+    "text append": (local('let s = ""', 's = s + "ab"'), 240, 1),
+    "record field": (local("let r = {a: 0, b: 1}", "r.a = r.a + i"), 180, 1),
+    "record field four deep": (local("let r = {b: {c: {d: {e: 0}}}}", "r.b.c.d.e = i"), 240, 1),
+    "array element": (local("let x = zeros(2000)", "x[i] = i * 0.5"), 220, 1),
+    "call of fib": ("for _ in 0..COUNT { fib(8) }", 270, 67),
 }
-FIB = "fn fib(n) = if n < 2 { n } else { fib(n - 1) + fib(n - 2) }\nfib(COUNT)\n"
-FIB_BOUND = 270  # a call
 START_BOUND = 5_000_000  # a process that runs an empty program, the system's loader included
 
-
+CALLS_SETUP = """
+let x = [1.0, 2.0, 3.0, 4.0]
+let y = x
+fn f(a, b, c, d, e, g, h, i) = (a + b) * (c + d) + (e + g) * (h + i)
+for _ in 0..100 { y = f(x, x, x, x, x, x, x, x) }
+"""
+COMPILED_BOUND = 6000  # a call
 WHILE_COMPILING, CALLS = 1.25, 300
 
 
-def main_thread(quern, flags, text, folder):
-    """Instructions of the thread that runs the script, with a compiler that takes longer than the script."""
-    script, out, bin_folder = (os.path.join(folder, name) for name in ("w.qn", "threads.out", "bin"))
-    os.makedirs(bin_folder, exist_ok=True)
-    with open(os.path.join(bin_folder, "cc"), "w", encoding="utf-8") as f:
-        f.write("#!/bin/sh\nexec sleep 300\n")
-    os.chmod(f.name, 0o755)
-    with open(script, "w", encoding="utf-8") as f:
-        f.write(text)
-    command = ["valgrind", "--tool=callgrind", "--separate-threads=yes", f"--callgrind-out-file={out}", quern, *flags, "--threads", "1", script]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL,
-                          env=dict(os.environ, QUERN_CACHE=os.path.join(folder, "nothing"), PATH=f"{bin_folder}:{os.environ['PATH']}"))
+def callgrind(command, out, *options, env=None):
+    """Runs a program under callgrind, which writes to files that begin with `out`; its messages."""
+    command = ["valgrind", "--tool=callgrind", *options, f"--callgrind-out-file={out}", *command]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=dict(os.environ, **(env or {})))
     if done.returncode != 0:
         sys.exit(f"FAILED {' '.join(command)}\n{done.stdout}{done.stderr}")
-    with open(out + "-01", encoding="utf-8", errors="replace") as f:
+    return done.stderr
+
+
+def totals(path):
+    with open(path, encoding="utf-8", errors="replace") as f:
         return int(re.search(r"^totals: (\d+)", f.read(), re.M).group(1))
 
 
-def instructions(quern, flags, text, folder):
-    """All instructions of a run, and those in emitted kernels (objects loaded from the kernel cache)."""
-    script, out = os.path.join(folder, "s.qn"), os.path.join(folder, "callgrind.out")
+def turn_costs(quern, programs, folder):
+    """What a turn of each program costs; a program is a text with COUNT in it."""
+    text, out = SETUP, os.path.join(folder, "turns")
+    for at, program in enumerate(programs):
+        for count in (WARM, SHORT, LONG):
+            mine = re.sub(r"\brun\b", f"run{at}x{count}", program).replace("COUNT", str(count))
+            text += f"y = x + 0\nseed(0)\n{mine}\n"
+    script = os.path.join(folder, "turns.qn")
     with open(script, "w", encoding="utf-8") as f:
-        f.write(text)
-    command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", quern, *flags, script]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL,
-                          env=dict(os.environ, QUERN_CACHE=os.path.join(folder, "cache")))
-    found = re.search(r"Collected\s*:\s*(\d+)", done.stderr)
-    if done.returncode != 0 or not found:
-        sys.exit(f"FAILED {' '.join(command)}\n{done.stdout}{done.stderr}")
-    return int(found.group(1)), kernel_share(out)
+        f.write(text + "seed(0)\n")
+    callgrind([quern, "--jit", "off", "--threads", "1", script], out, "--dump-before=builtin_seed")
+    parts = {int(path.rsplit(".", 1)[1]): totals(path) for path in glob.glob(out + ".[0-9]*")}
+    # part k is what ran before the k-th seed(0), counted from 1: the first is the setup
+    return [(parts[3 * at + 4] - parts[3 * at + 3]) / (LONG - SHORT) for at in range(len(programs))]
+
+
+def compiled_call(quern, folder):
+    """A call of a compiled function, less what its kernels take."""
+    flags, costs = ["--jit", "sync", "--set", "jit.hot=2", "--threads", "1"], []
+    env = {"QUERN_CACHE": os.path.join(folder, "cache")}
+    script, out = os.path.join(folder, "calls.qn"), os.path.join(folder, "calls")
+    for count in (0, 300, 1300):  # the first fills the kernel cache, so that no compiler runs in the others
+        with open(script, "w", encoding="utf-8") as f:
+            f.write(CALLS_SETUP + f"for _ in 0..{count} {{ y = f(x, x, x, x, x, x, x, x) }}\n")
+        collected = re.search(r"Collected\s*:\s*(\d+)", callgrind([quern, *flags, script], out, env=env))
+        costs.append(int(collected.group(1)) - kernel_share(out))
+    return (costs[2] - costs[1]) / 1000
 
 
 def kernel_share(path):
@@ -132,40 +378,67 @@ def kernel_share(path):
     return cost
 
 
+def main_thread(quern, flags, text, folder):
+    """Instructions of the thread that runs the script, with a compiler that takes longer than the script."""
+    script, out, bin_folder = (os.path.join(folder, name) for name in ("w.qn", "threads", "bin"))
+    os.makedirs(bin_folder, exist_ok=True)
+    with open(os.path.join(bin_folder, "cc"), "w", encoding="utf-8") as f:
+        f.write("#!/bin/sh\nexec sleep 300\n")
+    os.chmod(f.name, 0o755)
+    with open(script, "w", encoding="utf-8") as f:
+        f.write(text)
+    env = {"QUERN_CACHE": os.path.join(folder, "nothing"), "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+    callgrind([quern, *flags, "--threads", "1", script], out, "--separate-threads=yes", env=env)
+    return totals(out + "-01")
+
+
+def op_table():
+    """The rows' names."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lang", "ops.def")
+    with open(path, encoding="utf-8") as f:
+        return re.findall(r"^OP_[A-Z]+\((\w+),", f.read(), re.M)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quern", default="build/quern")
-    quern = os.path.abspath(parser.parse_args().quern)
-    good = True
+    parser.add_argument("pattern", nargs="?", help="only the turns that match it")
+    options = parser.parse_args()
+    quern = os.path.abspath(options.quern)
+    failed = [f"row {row} of the op table has no expression" for row in op_table() if row not in OPS and row not in MADE]
 
     def check(name, cost, bound):
         print(f"{name}: {cost:.0f}, at most {bound}")
-        return cost <= bound
+        if cost > bound:
+            failed.append(f"{name}: {cost:.0f} exceeds {bound}")
 
+    turns = dict(TURNS)
+    for row, expressions in OPS.items():
+        for e in expressions:
+            statement = e if re.match(r"y\[[^]]*\] \W?= ", e) else f"y = {e}"
+            turns[f"{row}: {e}"] = (f"for _ in 0..COUNT {{ {statement} }}", ABOVE.get(e, TINY), 1)
+    if options.pattern:
+        turns = {name: turn for name, turn in turns.items() if re.search(options.pattern, name)}
     with tempfile.TemporaryDirectory(prefix="quern-cost-") as folder:
-        def counts(text, sizes, flags):
-            return [instructions(quern, [*flags, "--threads", "1"], text.replace("COUNT", str(n)), folder) for n in sizes]
-
-        for name, (text, bound) in COSTS.items():
-            flags = ["--jit", "sync", "--set", "jit.hot=2"] if name == COMPILED else ["--jit", "off"]
-            if name == COMPILED:  # fills the kernel cache, so that no compiler runs below
-                counts(HEAD, [0], flags)
-            short, long = counts(text, (SHORT, LONG), flags)
-            total, kernels = ((b - a) / (LONG - SHORT) for a, b in zip(short, long))
-            good = check(name, total - kernels, bound) and good
-        few, many = counts(FIB, (10, 16), ["--jit", "off"])
-        good = check("start of the process", counts("1\n", [0], [])[0][0], START_BOUND) and good
-        good = check("call of fib", (many[0] - few[0]) / (3193 - 177), FIB_BOUND) and good
+        for (name, (_, bound, calls)), cost in zip(turns.items(), turn_costs(quern, [text for text, _, _ in turns.values()], folder)):
+            check(name, cost / calls, bound)
+        if not options.pattern:
+            check("compiled call", compiled_call(quern, folder), COMPILED_BOUND)
+            empty, out = os.path.join(folder, "empty.qn"), os.path.join(folder, "empty")
+            open(empty, "w", encoding="utf-8").close()
+            callgrind([quern, empty], out)
+            check("start of the process", totals(out), START_BOUND)
     programs = runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), "cli", "run.py"))["WHILE_COMPILING"]
-    with tempfile.TemporaryDirectory(prefix="quern-cost-") as folder:
-        for name, program in programs.items():
+    for name, program in {} if options.pattern else programs.items():
+        with tempfile.TemporaryDirectory(prefix="quern-cost-") as folder:
             text = "seed(1)\n" + program
             calls = text + f"for _ in 0..{CALLS} {{ f(x) }}\n"
             start = main_thread(quern, ["--jit", "off"], text, folder)
             off, on = (main_thread(quern, ["--jit", mode], calls, folder) - start for mode in ("off", "on"))
-            print(f"{name}: {CALLS} calls while a compiler runs {on / off:.3f} times those of --jit off, at most {WHILE_COMPILING}")
-            good = good and on <= WHILE_COMPILING * off
-    sys.exit(0 if good else "FAILED: a bound is exceeded")
+        print(f"{name}: {CALLS} calls while a compiler runs {on / off:.3f} times those of --jit off, at most {WHILE_COMPILING}")
+        if on > WHILE_COMPILING * off:
+            failed.append(f"{name}: calls while a compiler runs")
+    sys.exit("FAILED: " + "; ".join(failed) if failed else 0)
 
 
 if __name__ == "__main__":
