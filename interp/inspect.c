@@ -71,8 +71,10 @@ void interp_fields(qn_value v, void (*each)(void *ctx, const char *name), void *
 
 void interp_parameters(qn_vm *vm, qn_value f, void (*each)(void *ctx, const char *name, int position), void *ctx) {
   if (!value_is(f, TAG_FN)) return;
-  const qn_fn *fn = value_fn(f);
-  if (fn->head.flags == FN_USER) {
+  const qn_fn *fn = transform_within(f);
+  if (fn->head.flags == FN_GRAPH) {
+    jit_graph_parameters(fn, each, ctx);
+  } else if (fn->head.flags == FN_USER) {
     const fn_code *code = fn->code;
     for (uint32_t i = 0; i < code->nparams; i++)
       if (!(code->rest && i + 1 == code->nparams)) each(ctx, code->params[i].name->text, (int)i);

@@ -620,6 +620,7 @@ bool interp_open(qn_vm *vm, const builtin_table *table) {
   vm->hooks.call = call_value;
   vm->hooks.anchor = anchor_of;
   vm->hooks.fn_name = fn_name;
+  vm->hooks.parameters = interp_parameters;
   vm->hooks.looks = parse_looks;
   ip->returned = value_nil();
   ip->lambda = str_intern(vm, "fn", 2);

@@ -72,6 +72,9 @@ typedef struct vm_hooks {
   qn_value (*call)(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs /* record or nil */);
   /* Name of a function that is no builtin, for printing (interp); NULL: it has none. */
   const char *(*fn_name)(qn_value fn);
+  /* The parameters of a function that can be given by name; `position` is where they can be given without it (INT32_MAX: nowhere)
+   * (interp). */
+  void (*parameters)(qn_vm *vm, qn_value fn, void (*each)(void *ctx, const char *name, int position), void *ctx);
   /* The anchor in the code of an FN_USER value (jit/trace/rec.h's jit_anchor), NULL for others (interp). */
   void *(*anchor)(qn_value fn);
   /* The look (lang/look.h) of every byte of a source text (parser); keeps a pending error. */

@@ -280,6 +280,15 @@ void graph_attr_each(op_id op, const op_attr *a, void (*each)(void *ctx, const c
                      void *ctx);
 /* Parses what graph_print writes; NULL with a message in `why`. */
 QN_MUST_CHECK graph *graph_parse(const char *text, char *why, size_t size);
+/* Where elements of constants stand that a text leaves out ("const data"): those of at least `least` bytes. */
+typedef struct graph_store {
+  size_t least;
+  void *ctx;
+  bool (*put)(void *ctx, const void *data, size_t bytes); /* printing; false: memory is short */
+  const void *(*take)(void *ctx, size_t bytes);           /* parsing: the same in the same order; NULL: there are not so many */
+} graph_store;
+void graph_print_apart(const graph *g, const graph_store *elements, text_buf *out);
+QN_MUST_CHECK graph *graph_parse_apart(const char *text, const graph_store *elements, char *why, size_t size);
 /* 64-bit content hash of structure, types and attributes; places and names do not count. */
 uint64_t graph_hash(const graph *g);
 uint64_t graph_attr_hash(const graph *g, op_id op, const op_attr *attr, uint64_t seed);

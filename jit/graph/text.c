@@ -12,6 +12,8 @@
  *           | "proj" node "number=" N | "tap" [nodes] "number=" N
  *   region  = "{" graph "}"
  *
+ *           ("const data": the elements stand elsewhere, see graph_store)
+ *
  * Inputs are declared at the top; their nodes come where the numbering leaves room for them. Elements of constants are exact:
  * the shortest decimal where reading it gives the same bits, else bits(hex).
  */
@@ -100,11 +102,17 @@ static void print_element(qn_dtype d, const char *p, text_buf *out) {
   }
 }
 
-static void print_const(const graph_node *n, text_buf *out) {
+static void print_const(const graph_node *n, const graph_store *elements, text_buf *out) {
   const char *p = n->payload.data;
   qn_dtype d = (qn_dtype)n->type.dtype;
   int64_t count = 1;
   for (int i = 0; i < n->type.rank; i++) count *= n->type.shape[i];
+  size_t bytes = (size_t)count * dtype_size(d);
+  if (elements && bytes >= elements->least) {
+    text_adds(out, "data");
+    if (!elements->put(elements->ctx, p, bytes)) out->failed = true;
+    return;
+  }
   if (n->type.rank == 0) {
     print_element(d, p, out);
     return;
@@ -166,9 +174,9 @@ static void print_nodes(const uint32_t *in, uint32_t n, text_buf *out) {
   for (uint32_t i = 0; i < n; i++) text_addf(out, i ? ", %%%u" : " %%%u", (unsigned)in[i]);
 }
 
-static void print_graph(const graph *g, int indent, text_buf *out);
+static void print_graph(const graph *g, int indent, const graph_store *elements, text_buf *out);
 
-static void print_node(const graph *g, uint32_t i, int indent, text_buf *out) {
+static void print_node(const graph *g, uint32_t i, int indent, const graph_store *elements, text_buf *out) {
   const graph_node *n = &g->nodes[i];
   text_repeat(out, " ", indent);
   text_addf(out, "%%%u = ", (unsigned)i);
@@ -180,7 +188,7 @@ static void print_node(const graph *g, uint32_t i, int indent, text_buf *out) {
     break;
   case NODE_CONST:
     text_adds(out, "const ");
-    print_const(n, out);
+    print_const(n, elements, out);
     break;
   case NODE_IF:
   case NODE_LOOP:
@@ -201,7 +209,7 @@ static void print_node(const graph *g, uint32_t i, int indent, text_buf *out) {
   if (n->kind == NODE_IF || n->kind == NODE_LOOP)
     for (int k = 0; k < 2; k++) {
       text_adds(out, " {\n");
-      print_graph(n->payload.regions[k], indent + 2, out);
+      print_graph(n->payload.regions[k], indent + 2, elements, out);
       text_repeat(out, " ", indent);
       text_adds(out, "}");
     }
@@ -225,7 +233,7 @@ static void print_symbol(const graph *g, uint32_t index, text_buf *out) {
   text_adds(out, "\n");
 }
 
-static void print_graph(const graph *g, int indent, text_buf *out) {
+static void print_graph(const graph *g, int indent, const graph_store *elements, text_buf *out) {
   const dim_table *t = &g->dims;
   if (g->fast_math) text_repeat(out, " ", indent), text_adds(out, "fast_math\n");
   for (uint32_t i = 0; i < t->n; i++)
@@ -260,7 +268,7 @@ static void print_graph(const graph *g, int indent, text_buf *out) {
   }
   text_adds(out, ") {\n");
   for (uint32_t i = 1; i < g->n && !out->failed; i++)
-    if (g->nodes[i].kind != NODE_INPUT) print_node(g, i, indent + 2, out);
+    if (g->nodes[i].kind != NODE_INPUT) print_node(g, i, indent + 2, elements, out);
   text_repeat(out, " ", indent + 2);
   text_adds(out, "return");
   print_nodes(g->outputs, g->noutputs, out);
@@ -269,7 +277,9 @@ static void print_graph(const graph *g, int indent, text_buf *out) {
   text_adds(out, "}\n");
 }
 
-void graph_print(const graph *g, text_buf *out) { print_graph(g, 0, out); }
+void graph_print_apart(const graph *g, const graph_store *elements, text_buf *out) { print_graph(g, 0, elements, out); }
+
+void graph_print(const graph *g, text_buf *out) { graph_print_apart(g, NULL, out); }
 
 /* ---- parsing ------------------------------------------------------------------------------------------------------------ */
 
@@ -277,6 +287,7 @@ typedef struct parser {
   const char *start, *at;
   char *why;
   size_t size;
+  const graph_store *elements;
   bool bad;
   int nesting;
   graph *g;
@@ -628,21 +639,34 @@ static bool element(parser *p, qn_dtype d, char *to) {
 }
 
 /* `const` is read, the values come next and their type behind them. */
-static bool constant(parser *p, graph_type *t, void **data) {
+static bool constant(parser *p, graph_type *t, const void **data) {
   const char *values = p->at;
   p->at += strcspn(p->at, ":");
   if (!expect(p, ":") || !type(p, t)) return false;
   if (t->dtype >= DTYPE_PUBLIC) return bad(p, "arrays cannot have this dtype");
   const char *behind = p->at;
   p->at = values;
-  size_t count = 1, room = (size_t)(behind - values); /* every element takes a character */
+  bool apart = p->elements && word(p, "data");
+  size_t count = 1, bytes, each = dtype_size((qn_dtype)t->dtype);
+  size_t room = apart ? SIZE_MAX : (size_t)(behind - values); /* every element takes a character */
   for (int i = 0; i < t->rank; i++) {
     if (t->shape[i] < 0) return bad(p, "a constant has plain sizes");
     if (__builtin_mul_overflow(count, (size_t)t->shape[i], &count) || count > room)
       return bad(p, "fewer elements than the type says");
   }
-  size_t each = dtype_size((qn_dtype)t->dtype);
-  char *to = *data = arena_alloc(&p->g->arena, count * each + 1);
+  if (apart) {
+    if (__builtin_mul_overflow(count, each, &bytes) || !(*data = p->elements->take(p->elements->ctx, bytes)))
+      return bad(p, "fewer elements than the type says");
+    if (t->dtype == QN_bool)
+      for (size_t i = 0; i < count; i++)
+        if (((const uint8_t *)*data)[i] > 1) return bad(p, "an element is no bool");
+    blanks(p);
+    if (*p->at != ':') return bad(p, "expected a type");
+    p->at = behind;
+    return true;
+  }
+  char *to = arena_alloc(&p->g->arena, count * each + 1);
+  *data = to;
   if (!to) return memory(p);
   if (t->rank && !expect(p, "[")) return false;
   for (size_t i = 0; i < count; i++) {
@@ -708,7 +732,8 @@ static bool regions(parser *p, graph_node *n) {
   for (int k = 0; k < 2 && ok; k++) {
     ok = expect(p, "{");
     if (!ok) break;
-    parser inner = {.start = p->start, .at = p->at, .why = p->why, .size = p->size, .nesting = p->nesting};
+    parser inner = {
+        .start = p->start, .at = p->at, .why = p->why, .size = p->size, .elements = p->elements, .nesting = p->nesting};
     made[k] = parse_graph(&inner);
     p->at = inner.at;
     p->bad |= inner.bad;
@@ -728,7 +753,7 @@ static bool node(parser *p) {
   const char *w;
   size_t len;
   op_attr attr = {0};
-  void *data = NULL;
+  const void *data = NULL;
   op_id op = OP_COUNT;
   uint32_t which = 0;
   if (!expect(p, "=")) return false;
@@ -852,8 +877,8 @@ static graph *parse_graph(parser *p) {
   return NULL;
 }
 
-graph *graph_parse(const char *text, char *why, size_t size) {
-  parser p = {.start = text, .at = text, .why = why, .size = size};
+graph *graph_parse_apart(const char *text, const graph_store *elements, char *why, size_t size) {
+  parser p = {.start = text, .at = text, .why = why, .size = size, .elements = elements};
   graph *g = parse_graph(&p);
   if (!g) return NULL;
   blanks(&p);
@@ -864,3 +889,5 @@ graph *graph_parse(const char *text, char *why, size_t size) {
   graph_free(g);
   return NULL;
 }
+
+graph *graph_parse(const char *text, char *why, size_t size) { return graph_parse_apart(text, NULL, why, size); }

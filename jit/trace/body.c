@@ -87,6 +87,7 @@ graph_body *body_new(qn_vm *vm) {
   if (!b) return NULL;
   b->shared.refs = 1;
   b->like = value_unset();
+  b->params = value_nil();
   return b;
 }
 
@@ -101,6 +102,7 @@ static void body_free(qn_vm *vm, void *code) {
   regions_cut(vm, &b->regions, 0);
   mem_free(vm, b->regions.list, b->regions.cap * sizeof *b->regions.list);
   value_release(vm, b->like);
+  value_release(vm, b->params);
   mem_free(vm, b, sizeof *b);
 }
 
@@ -110,6 +112,31 @@ void body_release(qn_vm *vm, graph_body *b) {
 
 void body_open(qn_vm *vm) { vm->hooks.free_graph = body_free; }
 
+void body_name_params(graph_body *b, qn_value params) {
+  b->params = value_retain(params);
+  const qn_list *names = value_list(params);
+  for (uint32_t i = 0; i < b->call.pattern.nroots; i++) {
+    root *x = &b->call.pattern.roots[i];
+    if (x->kind == ROOT_ARG && x->arg < names->len) x->name = value_str(names->items[x->arg]);
+  }
+}
+
+qn_value body_value(qn_vm *vm, graph_body *b, const qn_value *values) {
+  body_finish(b);
+  uint32_t n = b->nbound + b->ndefaults;
+  qn_fn *f = fn_new(vm, FN_GRAPH, b, n);
+  if (!f) return value_error();
+  for (uint32_t i = 0; i < n; i++) f->captures[i] = value_retain(values[i]);
+  return value_obj(TAG_FN, f);
+}
+
+void jit_graph_parameters(const qn_fn *graph, void (*each)(void *ctx, const char *name, int position), void *ctx) {
+  const graph_body *b = graph->code;
+  if (!value_is(b->params, TAG_LIST)) return;
+  const qn_list *names = value_list(b->params);
+  for (uint32_t i = 0; i < names->len; i++) each(ctx, value_str(names->items[i])->text, (int)i);
+}
+
 void body_finish(graph_body *b) {
   const entry *e = &b->call;
   uint64_t h = hash_mix(hash_mix(graph_hash(e->graph), b->nbound), b->rest);
@@ -117,6 +144,7 @@ void body_finish(graph_body *b) {
   h = pattern_own_hash(&e->pattern, h);
   h = template_hash(&e->result, h);
   h = value_structure_hash(b->like, h);
+  h = hash_mix(value_structure_hash(b->params, h), b->ndefaults);
   for (uint32_t i = 0; i < e->nguards; i++) {
     const scalar_guard *x = &e->guards[i];
     h = hash_mix(hash_mix(h, (uint64_t)x->op << 8 | x->compare), x->value.head ^ (uint64_t)x->value.u.i);
@@ -328,42 +356,110 @@ static bool fill_zeros(qn_vm *vm, qn_value *from, const qn_value *end) {
   return true;
 }
 
+static uint32_t params_named(const graph_body *b) {
+  return value_is(b->params, TAG_LIST) ? value_list(b->params)->len : 0;
+}
+
+static const char *param_name(const graph_body *b, uint32_t i) {
+  return value_str(value_list(b->params)->items[i])->text;
+}
+
+/* "; its parameters are x and n", where they have names. */
+static void text_params(const graph_body *b, text_buf *t) {
+  uint32_t n = params_named(b);
+  for (uint32_t i = 0; i < n; i++)
+    text_addf(t, "%s%s",
+              i == 0      ? n == 1 ? "; its parameter is " : "; its parameters are "
+              : i + 1 < n ? ", "
+                          : " and ",
+              param_name(b, i));
+}
+
+static bool fail_count(qn_vm *vm, const graph_body *b, uint32_t fixed, int nargs) {
+  text_buf t;
+  text_init(&t, vm);
+  uint32_t least = fixed - b->ndefaults;
+  text_addf(&t, "%s takes ", b->like.head != TAG_UNSET ? "the pullback" : "this graph");
+  if (b->ndefaults && !b->rest) text_addf(&t, "%u to ", least);
+  uint32_t named = b->rest ? least : fixed;
+  text_addf(&t, "%s%u argument%s, and %d %s given", b->rest ? "at least " : "", named, named == 1 ? "" : "s", nargs,
+            nargs == 1 ? "is" : "are");
+  text_params(b, &t);
+  raise_text(vm, E_arity, SPAN_NONE, &t);
+  return false;
+}
+
+static bool fail_name(qn_vm *vm, const graph_body *b, const char *name, bool twice) {
+  text_buf t;
+  text_init(&t, vm);
+  if (!params_named(b))
+    text_addf(&t, "%s takes no keyword arguments",
+              b->like.head != TAG_UNSET ? "a pullback" : "a graph without names of parameters");
+  else if (twice)
+    text_addf(&t, "argument '%s' is given twice", name);
+  else
+    text_addf(&t, "the graph has no parameter '%s'", name);
+  if (!twice) text_params(b, &t);
+  raise_text(vm, E_keyword, SPAN_NONE, &t);
+  return false;
+}
+
+/* The arguments of a call in the order of the pattern's, onto the stack. */
+static bool bind_arguments(qn_vm *vm, const graph_body *b, const rec_call_site *site) {
+  int nargs = site->nargs - 1;
+  bool pullback = b->like.head != TAG_UNSET;
+  uint32_t wanted = pullback ? 1 : b->call.pattern.nargs, fixed = wanted - b->rest, given = (uint32_t)nargs;
+  if (!b->rest && given > fixed) return fail_count(vm, b, fixed, nargs);
+  if (!vm_enter(vm, wanted)) return false;
+  qn_value *out = vm->sp;
+  for (uint32_t i = 0; i < fixed; i++) *vm->sp++ = i < given ? value_retain(site->args[i]) : value_unset();
+  if (b->rest) {
+    qn_list *l = list_from(vm, site->args + (given < fixed ? given : fixed), given < fixed ? 0 : given - fixed);
+    if (!l) return false;
+    *vm->sp++ = value_obj(TAG_LIST, l);
+  }
+  const qn_record *kwargs = value_is(site->args[nargs], TAG_RECORD) ? value_record(site->args[nargs]) : NULL;
+  for (uint32_t k = 0; kwargs && k < kwargs->len; k++) {
+    const char *name = record_name(kwargs, k)->text;
+    uint32_t i = 0, n = params_named(b);
+    while (i < n && strcmp(param_name(b, i), name) != 0) i++;
+    if (i == n || out[i].head != TAG_UNSET) return fail_name(vm, b, name, i < n);
+    out[i] = value_retain(kwargs->items[k]);
+  }
+  const qn_value *defaults = value_fn(site->fn)->captures + b->nbound;
+  for (uint32_t i = 0; i < fixed; i++) {
+    if (out[i].head != TAG_UNSET) continue;
+    if (i < fixed - b->ndefaults) return fail_count(vm, b, fixed, nargs + (int)(kwargs ? kwargs->len : 0));
+    out[i] = value_retain(defaults[i - (fixed - b->ndefaults)]);
+  }
+  return true;
+}
+
 /* The values of the graph's inputs, owned, in in[0..ninputs). */
 static bool collect_inputs(struct recording *r, const graph_body *b, const rec_call_site *site, qn_value *in) {
   qn_vm *vm = r->vm;
   const entry *e = &b->call;
-  int nargs = site->nargs - 1;
   uint32_t ninputs = e->graph->ninputs;
-  bool pullback = b->like.head != TAG_UNSET;
-  if (value_is(site->args[nargs], TAG_RECORD)) {
-    raise(vm, E_keyword, SPAN_NONE, "%s takes no keyword arguments", pullback ? "a pullback" : "a graph");
+  qn_value *mark = vm->sp;
+  if (!bind_arguments(vm, b, site)) {
+    vm_pop_to(vm, mark);
     return false;
   }
-  int wanted = pullback ? 1 : (int)e->pattern.nargs;
-  if (b->rest ? nargs < wanted - 1 : nargs != wanted) {
-    raise(vm, E_arity, SPAN_NONE, "%s takes %d argument%s, and %d %s given", pullback ? "the pullback" : "this graph",
-          wanted, wanted == 1 ? "" : "s", nargs, nargs == 1 ? "is" : "are");
-    return false;
-  }
-  if (pullback) {
+  if (b->like.head != TAG_UNSET) {
     for (uint32_t i = 0; i < b->nbound; i++) in[i] = value_retain(value_fn(site->fn)->captures[i]);
     input_list l = {in + b->nbound};
-    return companion_walk(vm, "the cotangent", "the result", b->like, site->args[0], false, take_cotangent, &l) &&
-           fill_zeros(vm, in + b->nbound, l.at);
+    bool ok = companion_walk(vm, "the cotangent", "the result", b->like, mark[0], false, take_cotangent, &l) &&
+              fill_zeros(vm, in + b->nbound, l.at);
+    vm_pop_to(vm, mark);
+    return ok;
   }
   qn_array **arrays = mem_zalloc(vm, (ninputs + 1) * sizeof *arrays);
   qn_value *scalars = arrays ? mem_zalloc(vm, (ninputs + 1) * sizeof *scalars) : NULL;
   bool ok = scalars != NULL;
   text_buf why;
   text_init(&why, vm);
-  qn_value *args = site->args, *mark = vm->sp;
-  if (ok && b->rest && (ok = vm_enter(vm, (size_t)wanted))) {
-    for (int i = 0; i < wanted - 1; i++) *vm->sp++ = value_retain(args[i]);
-    qn_list *l = list_from(vm, args + wanted - 1, (size_t)(nargs - wanted + 1));
-    if ((ok = l != NULL)) *vm->sp++ = value_obj(TAG_LIST, l);
-    args = mark;
-    nargs = wanted;
-  }
+  const qn_value *args = mark;
+  int nargs = (int)e->pattern.nargs;
   if (ok && !pattern_match(&e->pattern, true, value_nil(), args, nargs, arrays, scalars, &why)) {
     text_add(&why, "", 1);
     raise(vm, E_argument, SPAN_NONE, "the graph was recorded for another call: %s",

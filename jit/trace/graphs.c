@@ -14,12 +14,34 @@
 
 /* ---- from a call ------------------------------------------------------------------------------------------------------------------ */
 
-static qn_value bind_values(qn_vm *vm, graph_body *b, const qn_value *values) {
-  body_finish(b);
-  qn_fn *f = fn_new(vm, FN_GRAPH, b, b->nbound);
-  if (!f) return value_error();
-  for (uint32_t i = 0; i < b->nbound; i++) f->captures[i] = value_retain(values[i]);
-  return value_obj(TAG_FN, f);
+/* Names of a function's parameters, as a list; nil where not all are known. */
+typedef struct name_list {
+  qn_vm *vm;
+  qn_list *list;
+  bool ok;
+} name_list;
+
+static void add_name(void *ctx, const char *name, int position) {
+  name_list *c = ctx;
+  if (!c->ok || position != (int)c->list->len) return;
+  qn_str *s = str_intern(c->vm, name, strlen(name));
+  c->ok = s && list_push(c->vm, c->list, value_obj(TAG_STR, s));
+}
+
+/* Names the arguments that the body's call takes from left to right. False with an error raised. */
+static bool name_params(qn_vm *vm, graph_body *b, qn_value fn) {
+  uint32_t n = b->call.pattern.nargs - b->rest;
+  name_list c = {vm, list_new(vm, 0), true};
+  if (!c.list) return false;
+  vm->hooks.parameters(vm, fn, add_name, &c);
+  qn_value all = value_obj(TAG_LIST, c.list);
+  if (c.ok && c.list->len >= n && n) {
+    qn_list *names = list_from(vm, c.list->items, n);
+    if ((c.ok = names != NULL)) body_name_params(b, value_obj(TAG_LIST, names));
+    if (names) value_release(vm, value_obj(TAG_LIST, names));
+  }
+  value_release(vm, all);
+  return c.ok;
 }
 
 static bool bind_input(qn_vm *vm, graph_body *b, uint32_t ninputs, uint32_t input) {
@@ -80,12 +102,13 @@ static bool body_of_entry(qn_vm *vm, const entry *e, qn_value fn, qn_value kept,
     values[b->nbound] = inputs[i];
     ok = bind_input(vm, b, n, i);
   }
+  for (uint32_t i = 0; i < b->ndefaults && ok; i++) values[b->nbound + i] = args[nargs - (int)b->ndefaults + (int)i];
   if (ok && !b->nbound) ok = b->bound || (b->bound = mem_alloc(vm, sizeof *b->bound)) != NULL;
   mem_free(vm, inputs, 2 * (n + (size_t)1) * sizeof *inputs);
-  return ok;
+  return ok && name_params(vm, b, fn);
 }
 
-qn_value jit_graph(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
+static qn_value graph_of_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, int ndefaults, bool cure) {
   vm_jit *j = jit_of(vm);
   jit_anchor *watched = j->watched; /* a function whose graph is taken may take another's */
   qn_value watched_fn = j->watched_fn, watched_args = j->watched_args;
@@ -98,15 +121,19 @@ qn_value jit_graph(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
   j->watched_fn = watched_fn;
   j->watched_args = watched_args;
   const graph *g = ok && s.entry ? s.entry->graph : NULL;
-  if (ok && (!g || kept.head == TAG_UNSET)) result = raise_no_graph(vm, &s, "graph");
+  if (ok && (!g || kept.head == TAG_UNSET)) {
+    result = raise_no_graph(vm, &s, "graph");
+    if (cure && break_cures[s.why]) raise_note(vm, SPAN_NONE, "%s", break_cures[s.why]);
+  }
   if (g && kept.head != TAG_UNSET) {
     graph_body *b = body_new(vm);
-    size_t bytes = (g->ninputs + (size_t)1) * sizeof(qn_value);
+    size_t bytes = (g->ninputs + (size_t)ndefaults + 1) * sizeof(qn_value);
     qn_value *values = b ? mem_alloc(vm, bytes) : NULL;
+    if (b) b->ndefaults = (uint32_t)ndefaults;
     if (values && body_of_entry(vm, s.entry, kept_fn, kept, args, nargs, b, values)) {
       b->anchor.name = "graph";
       b->anchor.at = s.anchor->at;
-      result = bind_values(vm, b, values);
+      result = body_value(vm, b, values);
     }
     if (values) mem_free(vm, values, bytes);
     if (b) body_release(vm, b);
@@ -116,10 +143,17 @@ qn_value jit_graph(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
   return result;
 }
 
+qn_value jit_graph(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
+  return graph_of_call(vm, fn, args, nargs, 0, false);
+}
+
+qn_value jit_export(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, int ndefaults) {
+  return graph_of_call(vm, fn, args, nargs, ndefaults, true);
+}
+
 /* ---- from text ---------------------------------------------------------------------------------------------------------------------- */
 
-/* Can it be run like a recorded one? */
-static bool runnable(const graph *g, char *why, size_t size) {
+bool graph_runnable(const graph *g, char *why, size_t size) {
   if (!g->noutputs) {
     snprintf(why, size, "it returns nothing");
     return false;
@@ -141,28 +175,27 @@ static bool runnable(const graph *g, char *why, size_t size) {
   return true;
 }
 
-/* A text proves nothing: whatever can fail on data is checked. */
-static bool unproven(graph *g) {
+bool graph_distrust(graph *g) {
   for (uint32_t i = 1; i < g->n; i++) {
     const graph_node *n = &g->nodes[i];
     if (n->kind == NODE_OP && n->attr && op_rows[n->op].raises != RAISES_never && (n->attr->flags & ATTR_PROVEN) &&
         !graph_fix_flags(g, i, n->attr->flags & (uint8_t)~ATTR_PROVEN))
       return false;
   }
+  for (uint32_t i = 1; i < g->n; i++) g->nodes[i].site = 0; /* places in programs of another time */
+  g->nsites = 1;
   return true;
 }
 
 qn_value jit_graph_parse(qn_vm *vm, const qn_str *text) {
   char why[256] = "";
   graph *g = strlen(text->text) == text->len ? graph_parse(text->text, why, sizeof why) : NULL;
-  if (!g || !runnable(g, why, sizeof why) || !unproven(g)) {
+  if (!g || !graph_runnable(g, why, sizeof why) || !graph_distrust(g)) {
     if (g && g->arena.failed) snprintf(why, sizeof why, "out of memory");
     if (g) graph_free(g);
     return raise(vm, E_argument, SPAN_NONE, "graph: the text is no graph that can be run: %s",
                  why[0] ? why : "it holds a NUL");
   }
-  for (uint32_t i = 1; i < g->n; i++) g->nodes[i].site = 0; /* places in programs of another time */
-  g->nsites = 1;
   graph_body *b = body_new(vm);
   if (!b) {
     graph_free(g);
@@ -178,7 +211,7 @@ qn_value jit_graph_parse(qn_vm *vm, const qn_str *text) {
   if (ok && g->noutputs > 1) t->tpls[t->n++] = (tpl){.kind = TPL_LIST, .n = g->noutputs, .value = value_nil()};
   for (uint32_t i = 0; i < g->noutputs && ok; i++)
     t->tpls[t->n++] = (tpl){.kind = TPL_OUTPUT, .output = i, .value = value_nil()};
-  qn_value result = ok ? bind_values(vm, b, NULL) : value_error();
+  qn_value result = ok ? body_value(vm, b, NULL) : value_error();
   body_release(vm, b);
   return result;
 }
@@ -438,7 +471,7 @@ static qn_value rewritten(rewriting *w, qn_value old) {
   uint32_t more = bound.n, ninputs = g->ninputs + more;
   const entry *e = &from->call;
   entry *c = &b->call;
-  bytes = (ninputs + (size_t)1) * sizeof *values;
+  bytes = (ninputs + from->ndefaults + (size_t)1) * sizeof *values;
   if (!(values = mem_alloc(vm, bytes)) || !template_copy(vm, &e->result, &c->result) ||
       !pattern_copy_args(vm, &e->pattern, e->pattern.nargs, &c->pattern))
     goto done;
@@ -456,6 +489,7 @@ static qn_value rewritten(rewriting *w, qn_value old) {
   c->ndraws = e->ndraws;
   b->rest = from->rest;
   b->like = value_retain(from->like);
+  if (value_is(from->params, TAG_LIST)) body_name_params(b, from->params);
   b->nbound = 0;
   for (uint32_t i = 0; i < more; i++) {
     values[i] = r->vals[bound.nodes[i]];
@@ -465,8 +499,10 @@ static qn_value rewritten(rewriting *w, qn_value old) {
     values[more + i] = value_fn(old)->captures[i];
     if (!bind_input(vm, b, ninputs, more + (from->bound ? from->bound[i] : i))) goto done;
   }
+  b->ndefaults = from->ndefaults;
+  for (uint32_t i = 0; i < b->ndefaults; i++) values[b->nbound + i] = value_fn(old)->captures[from->nbound + i];
   b->anchor.name = "graph";
-  result = bind_values(vm, b, values);
+  result = body_value(vm, b, values);
 done:
   if (values) mem_free(vm, values, bytes);
   if (lists) mem_free(vm, lists, (g->ninputs + g->noutputs + (size_t)1) * sizeof *lists);

@@ -296,7 +296,9 @@ static void print_place(const pattern *p, uint32_t target, text_buf *out) {
   uint32_t r = 0;
   while (r + 1 < p->nroots && p->roots[r + 1].first <= target) r++;
   const root *x = &p->roots[r];
-  if (x->kind == ROOT_ARG)
+  if (x->kind == ROOT_ARG && x->name)
+    text_addf(out, "argument %s", x->name->text);
+  else if (x->kind == ROOT_ARG)
     text_addf(out, "argument %u", x->arg + 1);
   else if (x->kind == ROOT_GLOBAL)
     text_addf(out, "global %s", x->name ? x->name->text : "?");

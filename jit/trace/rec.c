@@ -21,7 +21,12 @@
 #include "jit/trace/trace.h"
 
 const char *const break_reasons[BREAK_COUNT] = {
-#define BREAK(symbol, reason) reason,
+#define BREAK(symbol, reason, cure) reason,
+#include "jit/trace/breaks.def"
+#undef BREAK
+};
+const char *const break_cures[BREAK_COUNT] = {
+#define BREAK(symbol, reason, cure) cure,
 #include "jit/trace/breaks.def"
 #undef BREAK
 };

@@ -217,17 +217,26 @@ QN_MUST_CHECK qn_value transform_new(qn_vm *vm, transform_kind kind, const qn_va
 QN_MUST_CHECK qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs,
                                       span at);
 
+/* The function that takes the arguments of a transformed one: what is within all transforms that hand on what they are given, or the
+ * function itself. */
+const qn_fn *transform_within(qn_value fn);
+
 /* The record of language.md: graphs, kernels, breaks, recompiles, guards, compile_ms, peak_bytes. Compiles if need be. */
 QN_MUST_CHECK qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs);
 /* The graph of a call as a function value (FN_GRAPH); one from its text; one with nodes replaced: rule(node, operands) gives nil or
  * what takes the node's place. */
 QN_MUST_CHECK qn_value jit_graph(qn_vm *vm, qn_value fn, const qn_value *args, int nargs);
+/* The same to be kept: of a call that gives all parameters. The last `ndefaults` arguments are those that a call of the graph may leave
+ * out. An error says what ended the recording and how that is mended. */
+QN_MUST_CHECK qn_value jit_export(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, int ndefaults);
 QN_MUST_CHECK qn_value jit_graph_parse(qn_vm *vm, const qn_str *text);
 QN_MUST_CHECK qn_value jit_graph_rewrite(qn_vm *vm, qn_value g, qn_value rule);
 /* Fields of graphs; unset: there is none of that name. */
 enum { GRAPH_FIELDS = 3 };
 extern const char *const jit_graph_fields[GRAPH_FIELDS];
 QN_MUST_CHECK qn_value jit_graph_field(qn_vm *vm, qn_value g, const char *name);
+/* As hooks.parameters, of a graph. */
+void jit_graph_parameters(const qn_fn *graph, void (*each)(void *ctx, const char *name, int position), void *ctx);
 static inline bool value_is_graph(qn_value v) { return value_is(v, TAG_FN) && value_fn(v)->head.flags == FN_GRAPH; }
 QN_MUST_CHECK qn_value jit_code_text(qn_vm *vm, qn_value fn, const qn_value *args, int nargs); /* a string */
 

@@ -27,12 +27,12 @@
 #include "jit/trace/rec.h"
 
 typedef enum break_reason {
-#define BREAK(symbol, reason) BREAK_##symbol,
+#define BREAK(symbol, reason, cure) BREAK_##symbol,
 #include "jit/trace/breaks.def"
 #undef BREAK
   BREAK_COUNT
 } break_reason;
-extern const char *const break_reasons[BREAK_COUNT];
+extern const char *const break_reasons[BREAK_COUNT], *const break_cures[BREAK_COUNT];
 
 /* ---- patterns -------------------------------------------------------------------------------------------------------------- */
 
@@ -63,7 +63,7 @@ typedef struct root {
   uint32_t first; /* of its pattern */
   qn_value *slot; /* of a global */
   rec_cell *cell;
-  qn_str *name;      /* of a global; borrowed (names live as long as the VM) */
+  qn_str *name;      /* of a global, borrowed (names live as long as the VM); of a graph's argument, in its body's `params`; or NULL */
   qn_value stand_in; /* while recording: what rec_global returns again; owned */
 } root;
 
@@ -242,6 +242,8 @@ typedef struct graph_body {
   uint32_t *bound; /* the inputs of the graph that they are; NULL: the first ones, in order */
   bool rest;       /* the last argument of the pattern is the list of all that are left */
   entry call;      /* graph; pattern of the arguments (whose inputs follow), guards, result, random inputs; no plan */
+  qn_value params; /* a list of the names of the pattern's arguments (but the rest); nil: they have none */
+  uint32_t ndefaults; /* so many of these (but the rest) may be left out, from the last on: the captures behind the bound ones */
   qn_value like;   /* of a pullback: a tree of prototypes for its one argument, in place of the pattern; else unset */
   region_list regions;
   uint64_t hash; /* of everything above */
@@ -413,9 +415,19 @@ void backend_leave(qn_vm *vm, int before);
 QN_MUST_CHECK qn_value backend_call(qn_vm *vm, qn_value fn, qn_value backend, bool fullgraph, const qn_value *args,
                                     int nargs, qn_value kwargs);
 void backends_close(qn_vm *vm);
+
 /* ---- graphs.c -------------------------------------------------------------------------------------------------------------------------- */
 
 void graphs_open(qn_vm *vm);
+/* Can a graph from elsewhere be run like a recorded one? Else `why` says what is against it. */
+QN_MUST_CHECK bool graph_runnable(const graph *g, char *why, size_t size);
+/* What comes from elsewhere proves nothing: whatever can fail on data is checked, and no node has a place. False when memory is
+ * short. */
+QN_MUST_CHECK bool graph_distrust(graph *g);
+/* The function value of a body that has all else; `values` are what it is bound to, then its defaults. Borrows. */
+QN_MUST_CHECK qn_value body_value(qn_vm *vm, graph_body *b, const qn_value *values);
+/* Gives the body's arguments these names, a list (retained). */
+void body_name_params(graph_body *b, qn_value params);
 
 /* ---- explain.c ------------------------------------------------------------------------------------------------------------------------- */
 

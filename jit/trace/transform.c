@@ -32,6 +32,17 @@ qn_value transform_new(qn_vm *vm, transform_kind kind, const qn_value *captures,
   return value_obj(TAG_FN, f);
 }
 
+const qn_fn *transform_within(qn_value fn) {
+  const qn_fn *f = value_fn(fn);
+  while (f->head.flags == FN_TRANSFORM) {
+    transform_kind kind = ((const transform_def *)f->code)->kind;
+    if (kind == TRANSFORM_JVP || kind == TRANSFORM_VJP || kind == TRANSFORM_CUSTOM_GRAD)
+      break; /* they take no keywords */
+    f = value_fn(f->captures[0]);
+  }
+  return f;
+}
+
 jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn) {
   const void *chain[8];
   uint32_t depth = 0;
