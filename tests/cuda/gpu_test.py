@@ -323,14 +323,16 @@ def block_vm(p):
     differential_run(p, "with the CPU's bits", "--count", "200", "--products", "none", "--set", "gpu.vm=2")
 
 
-@part(150)
+@part(240)
 def layouts(p):
     """products of many layouts, dtypes and batches, and their gradients: eager and compiled, and with gpu.portable the CPU"""
-    def one(size):
-        status, text = p.output([sys.executable, os.path.join(HERE, "products.py"), "--quern", p.o.quern, "--sizes", "large", "--size", str(size)])
-        p.check(status == 0, f"sizes {size}", text)
+    def one(job):
+        size, dtype = job
+        status, text = p.output([sys.executable, os.path.join(HERE, "products.py"), "--quern", p.o.quern, "--sizes", "large", "--size", str(size),
+                                 "--dtype", dtype], timeout=240)
+        p.check(status == 0, f"{dtype} of sizes {size}", text)
         p.say(text)
-    p.each(range(3), one)
+    p.each([(size, dtype) for dtype in ("f32", "bf16", "f16", "f64", "i32") for size in range(3)], one)
 
 
 @part(60)

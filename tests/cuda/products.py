@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Matrix products on a device: eager and compiled give the same bits, and with gpu.portable=1 those of the CPU.
 
-    products.py [--quern build/quern] [--sizes small|large] [--size I]
+    products.py [--quern build/quern] [--sizes small|large] [--size I] [--dtype D]
     products.py [--quern build/quern] --times          TFLOP/s of square products, beside PyTorch where it is installed
 
 One program makes products of many layouts, dtypes and batches, and their gradients, and saves what it gets; it runs with every
@@ -66,8 +66,8 @@ SIZES = {"small": [(6, 5, 7, 3), (16, 8, 24, 2), (2, 1, 3, 2)], "large": [(96, 1
 DTYPES = ("f32", "f64", "f16", "bf16", "i32")
 
 
-def program(size, large):
-    """The text of a program for arrays of these sizes, which takes the folder for its results."""
+def program(size, large, dtypes):
+    """The text of a program for arrays of these sizes and dtypes, which takes the folder for its results."""
     m, n, k, b = size
     shapes = {"x": (m, k), "xt": (k, m), "y": (k, n), "yt": (n, k), "z": (m, n), "u": (m,), "v": (k,), "a": (b, m, k),
               "at": (b, k, m), "c": (b, k, n), "ct": (b, n, k), "d": (b, 1, m, k), "dt": (b, 1, k, m), "e": (3, k, n)}
@@ -78,7 +78,7 @@ def program(size, large):
     for form, text in forms.items():
         yield f"fn f_{form}({', '.join(names[form])}) = {text}"
         yield f"fn loss_{form}({', '.join(names[form])}) = sum(f_{form}({', '.join(names[form])}) ** 2)"
-    for dtype in DTYPES:
+    for dtype in dtypes:
         yield f"fn main_{dtype}(folder) {{"
         yield "  seed(7)"
         for name, shape in shapes.items():
@@ -203,6 +203,7 @@ def main():
     parser.add_argument("--quern", default=os.path.join(ROOT, "build", "quern"))
     parser.add_argument("--sizes", choices=sorted(SIZES), default="small")
     parser.add_argument("--size", type=int, help="only this one of them, by its number")
+    parser.add_argument("--dtype", choices=DTYPES, help="only this one")
     parser.add_argument("--times", action="store_true", help="how fast products are")
     o = parser.parse_args()
     if subprocess.run([o.quern, "--device", "gpu", "-e", "[1]"], capture_output=True).returncode != 0:
@@ -214,7 +215,7 @@ def main():
     hot = ["--set", "jit.hot=2"]
     good = True
     for size in SIZES[o.sizes] if o.size is None else SIZES[o.sizes][o.size : o.size + 1]:
-        text = "\n".join(program(size, o.sizes == "large")) + "\n"
+        text = "\n".join(program(size, o.sizes == "large", [o.dtype] if o.dtype else DTYPES)) + "\n"
         with tempfile.TemporaryDirectory() as folder:
             def there(name, *flags):
                 return run(o.quern, folder, name, ["--device", "gpu", *hot, *flags], text)
