@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "interp/node.h"
+#include "jit/cpu/eager.h"
 
 /* ---- labels for errors ---------------------------------------------------------------------------------------------- */
 
@@ -368,11 +369,20 @@ enum { OWN_A = 1, OWN_B = 2 };
 static bool is_numeric(qn_value v) { return value_is(v, TAG_ARRAY) || value_is_scalar(v); }
 
 static __attribute__((noinline)) qn_value slow(qn_vm *vm, const n_binary *n, qn_value a, qn_value b, int own) {
+  qn_value r;
+  if ((a.head == TAG_ARRAY || b.head == TAG_ARRAY) && !vm->rec && n->op != AST_OP_matmul &&
+      (r = eager_two(vm, (op_id)n->row, a, b)).head != TAG_UNSET) {
+    if (value_is_error(r)) note_operands(vm, n, a, b);
+    if (own & OWN_A) value_release(vm, a);
+    if (own & OWN_B) value_release(vm, b);
+    return r;
+  }
   if (value_stops(a)) return a;
   if (value_stops(b)) return b;
   if ((a.head == TAG_ARRAY || b.head == TAG_ARRAY) && is_numeric(a) && is_numeric(b) && n->op != AST_OP_matmul) {
     if (vm->rec) rec_at(vm, n->mark);
-    qn_value in[2] = {a, b}, r = op_apply(vm, (op_id)n->row, in, 2, NULL);
+    qn_value in[2] = {a, b};
+    r = op_apply(vm, (op_id)n->row, in, 2, NULL);
     if (value_is_error(r)) note_operands(vm, n, a, b);
     if (own & OWN_A) value_release(vm, a);
     if (own & OWN_B) value_release(vm, b);
@@ -382,6 +392,27 @@ static __attribute__((noinline)) qn_value slow(qn_vm *vm, const n_binary *n, qn_
   if (!(own & OWN_B)) value_retain(b);
   return binary_values(vm, n, a, b);
 }
+
+/* An op on borrowed arrays, or an array and a number, outside of recordings. */
+static __attribute__((noinline)) qn_value on_arrays(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
+  qn_value r = n->op == AST_OP_matmul ? value_unset() : eager_two(vm, (op_id)n->row, a, b);
+  if (__builtin_expect(r.head == TAG_UNSET, 0)) return slow(vm, n, a, b, 0);
+  if (__builtin_expect(value_is_error(r), 0)) note_operands(vm, n, a, b);
+  return r;
+}
+
+static inline bool is_operand(qn_value v) { return v.head == TAG_ARRAY || v.head - TAG_BOOL <= TAG_FLOAT - TAG_BOOL; }
+
+/* Variables of the top level are read as they lie there, since reading the other operand changes none of them. */
+#define ARRAYS_ANY_CONST                                                                                               \
+  if (n->a->kind == N_GLOBAL && ((n_global *)n->a)->cell->value.head == TAG_ARRAY && !vm->rec)                         \
+    return on_arrays(vm, n, ((n_global *)n->a)->cell->value, n->k);
+#define ARRAYS_ANY_ANY                                                                                                 \
+  if (n->a->kind == N_GLOBAL && n->b->kind == N_GLOBAL && !vm->rec) {                                                  \
+    qn_value x = ((n_global *)n->a)->cell->value, y = ((n_global *)n->b)->cell->value;                                 \
+    if ((x.head == TAG_ARRAY && is_operand(y)) || (y.head == TAG_ARRAY && is_operand(x)))                              \
+      return on_arrays(vm, n, x, y);                                                                                   \
+  }
 
 /* What is known about the right operand when the evaluator is chosen. */
 enum { ANY, KNOWN_INT, KNOWN_FLOAT };
@@ -506,9 +537,9 @@ INLINE bool fast_other(qn_value a, qn_value b, int known, qn_value *r) {
   EVALUATOR(name, lf, GET_A_LOCAL GET_B_CONST, KNOWN_FLOAT, 0)                                                         \
   EVALUATOR(name, lg, GET_LOCAL_ANY, ANY, OWN_B)                                                                       \
   EVALUATOR(name, gl, GET_A_ANY GET_B_LOCAL, ANY, OWN_A)                                                               \
-  EVALUATOR(name, gi, GET_A_ANY GET_B_CONST, KNOWN_INT, OWN_A)                                                         \
-  EVALUATOR(name, gf, GET_A_ANY GET_B_CONST, KNOWN_FLOAT, OWN_A)                                                       \
-  EVALUATOR(name, gg, GET_ANY_ANY, ANY, OWN_A | OWN_B)
+  EVALUATOR(name, gi, ARRAYS_ANY_CONST GET_A_ANY GET_B_CONST, KNOWN_INT, OWN_A)                                        \
+  EVALUATOR(name, gf, ARRAYS_ANY_CONST GET_A_ANY GET_B_CONST, KNOWN_FLOAT, OWN_A)                                      \
+  EVALUATOR(name, gg, ARRAYS_ANY_ANY GET_ANY_ANY, ANY, OWN_A | OWN_B)
 #define OPERATORS(X) X(add) X(sub) X(mul) X(div) X(floordiv) X(mod) X(eq) X(ne) X(lt) X(le) X(gt) X(ge) X(other)
 OPERATORS(EVALUATORS)
 
@@ -622,8 +653,10 @@ qn_value eval_unary(qn_vm *vm, node *h, qn_value *fp) {
   if (value_stops(a)) return a;
   qn_value r;
   if (value_is(a, TAG_ARRAY) || value_is_scalar(a)) {
+    op_id op = neg ? OP_neg : OP_invert;
+    r = vm->rec ? value_unset() : eager_one(vm, op, a);
     if (vm->rec) rec_at(vm, n->mark);
-    r = op_apply(vm, neg ? OP_neg : OP_invert, &a, 1, NULL);
+    if (r.head == TAG_UNSET) r = op_apply(vm, op, &a, 1, NULL);
   } else {
     text_buf t;
     text_init(&t, vm);

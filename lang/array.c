@@ -1,7 +1,8 @@
 /* Arrays: headers, storage, views, copies.
  *
  * Eager ops on small arrays spend their time here, so a small array is two blocks from the VM's free lists: the header,
- * and one cell that holds the storage's header followed by the data. Larger data comes from the buffer pool.
+ * and one cell that holds the storage's header followed by the data. When both end together they wait together, for the next
+ * small array. Larger data comes from the buffer pool.
  */
 #include "lang/array.h"
 
@@ -91,7 +92,8 @@ static bool raise_shape(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shap
 
 /* ---- making -------------------------------------------------------------------------------------------------- */
 
-static inline __attribute__((always_inline)) qn_array *new_header(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
+static inline __attribute__((always_inline)) qn_array *new_header(qn_vm *vm, qn_dtype dtype, int rank,
+                                                                  const int64_t *shape) {
   if (__builtin_expect((unsigned)rank > ARRAY_MAX_RANK, 0)) {
     raise_shape(vm, dtype, rank, shape);
     return NULL;
@@ -218,8 +220,56 @@ static inline void release_storage(qn_vm *vm, qn_storage *s) {
 
 void storage_release(qn_vm *vm, qn_storage *s) { release_storage(vm, s); }
 
+/* ---- small arrays as a whole: a header and its cell ---- */
+
+/* A free header with a cell for `bytes` of data, whose storage has one owner; NULL: not at hand, or allocations are to fail. */
+static inline qn_array *pair_take(qn_vm *vm, size_t bytes) {
+  mem_lists *m = lists_of(vm);
+  size_t k = (INLINE_HEAD + bytes + CELL_STEP - 1) / CELL_STEP;
+  qn_array *a = (qn_array *)(void *)m->pairs[k];
+  if (MEM_DIRECT || __builtin_expect(!a, 0) || __builtin_expect(m->fail_at != 0, 0)) return NULL;
+  m->pairs[k] = m->pairs[k]->next;
+  m->stats.allocations += 2;
+  count_live(m, HEADER_CLASS * SMALL_STEP + k * CELL_STEP);
+  a->storage->bytes = bytes;
+  return a;
+}
+
+/* Of a pair: all but shape and strides. */
+static inline void pair_begin(qn_array *a, qn_dtype dtype, int rank, int64_t size) {
+  a->head = (obj_head){.refs = 1, .tag = TAG_ARRAY};
+  a->dtype = (uint8_t)dtype;
+  a->rank = (uint8_t)rank;
+  a->device = 0;
+  a->contiguous = true;
+  a->node = 0;
+  a->size = size;
+  a->offset = 0;
+}
+
+static inline void pair_give(qn_vm *vm, qn_array *a) {
+  mem_lists *m = lists_of(vm);
+  size_t k = (INLINE_HEAD + a->storage->bytes + CELL_STEP - 1) / CELL_STEP;
+  list_give(m, &m->pairs[k], a, HEADER_CLASS * SMALL_STEP + k * CELL_STEP);
+}
+
+void array_pairs_part(mem_lists *m) {
+  for (size_t k = 0; k < CELL_CLASSES; k++)
+    while (m->pairs[k]) {
+      qn_array *a = (qn_array *)(void *)m->pairs[k];
+      m->pairs[k] = m->pairs[k]->next;
+      list_give(m, &m->cells[k], a->storage, 0);
+      list_give(m, &m->small[HEADER_CLASS], a, 0);
+    }
+}
+
 void array_free(qn_vm *vm, qn_array *a) {
-  release_storage(vm, a->storage);
+  qn_storage *s = a->storage;
+  if (!MEM_DIRECT && s && s->refs == 1 && s->data == (char *)s + INLINE_HEAD && !s->foreign) {
+    pair_give(vm, a);
+    return;
+  }
+  release_storage(vm, s);
   if (MEM_DIRECT)
     mem_free(vm, a, sizeof *a);
   else
@@ -228,13 +278,46 @@ void array_free(qn_vm *vm, qn_array *a) {
 
 static void array_drop(qn_vm *vm, qn_array *a) { value_release(vm, value_obj(TAG_ARRAY, a)); }
 
-qn_array *array_new(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
+static __attribute__((noinline)) qn_array *new_array(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
   qn_array *a = new_header(vm, dtype, rank, shape);
   if (__builtin_expect(!a, 0)) return NULL;
   size_t bytes = (size_t)a->size * dtype_size(dtype);
   if (bytes <= INLINE_MAX ? (a->storage = small_storage(vm, bytes)) != NULL : array_allocate(vm, a)) return a;
   array_drop(vm, a);
   return NULL;
+}
+
+qn_array *array_new(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
+  uint64_t size = 1;
+  if (__builtin_expect((unsigned)rank > ARRAY_MAX_RANK, 0)) return new_array(vm, dtype, rank, shape);
+  for (int i = 0; i < rank; i++) {
+    if ((uint64_t)shape[i] - 1 >= INLINE_MAX) return new_array(vm, dtype, rank, shape); /* empty, large or impossible */
+    size *= (uint64_t)shape[i];
+    if (size > INLINE_MAX) return new_array(vm, dtype, rank, shape);
+  }
+  size_t bytes = size * dtype_size(dtype);
+  qn_array *a = bytes <= INLINE_MAX ? pair_take(vm, bytes) : NULL;
+  if (__builtin_expect(!a, 0)) return new_array(vm, dtype, rank, shape);
+  pair_begin(a, dtype, rank, (int64_t)size);
+  int64_t step = 1;
+  for (int i = rank - 1; i >= 0; i--) {
+    a->shape[i] = shape[i];
+    a->strides[i] = step;
+    step *= shape[i];
+  }
+  return a;
+}
+
+qn_array *array_new_like(qn_vm *vm, qn_dtype dtype, const qn_array *x) {
+  size_t bytes = (size_t)x->size * dtype_size(dtype);
+  qn_array *a = x->contiguous && bytes - 1 < INLINE_MAX ? pair_take(vm, bytes) : NULL;
+  if (__builtin_expect(!a, 0)) return array_new(vm, dtype, x->rank, x->shape);
+  pair_begin(a, dtype, x->rank, x->size);
+  for (int i = 0, rank = x->rank; i < rank; i++) {
+    a->shape[i] = x->shape[i];
+    a->strides[i] = x->strides[i];
+  }
+  return a;
 }
 
 qn_array *array_view(qn_vm *vm, const qn_array *base, qn_dtype dtype, int rank, const int64_t *shape,

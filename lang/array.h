@@ -48,6 +48,8 @@ static inline char *array_data(const qn_array *a) {
 
 /* A new contiguous array with storage; data uninitialised. Raises E201, E205 or E605 on an impossible shape. */
 QN_MUST_CHECK qn_array *array_new(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape);
+/* The same of the shape of an array. */
+QN_MUST_CHECK qn_array *array_new_like(qn_vm *vm, qn_dtype dtype, const qn_array *x);
 /* The same on a device. */
 QN_MUST_CHECK qn_array *array_new_on(qn_vm *vm, int device, qn_dtype dtype, int rank, const int64_t *shape);
 /* An array header without storage (pending, or to be given storage by the caller). */

@@ -32,12 +32,14 @@ typedef struct free_block {
   struct free_block *next;
 } free_block;
 
-/* The first member of mem_state. small[k] has blocks of k * SMALL_STEP bytes, cells[k] of k * CELL_STEP. */
+/* The first member of mem_state. small[k] has blocks of k * SMALL_STEP bytes, cells[k] of k * CELL_STEP, pairs[k] freed arrays with the
+ * cell of class k that holds their storage still attached (array.c): they are taken and given as two blocks each. */
 typedef struct mem_lists {
   mem_stats stats;
   uint64_t fail_at; /* number of the allocation to fail; 0: none */
   free_block *small[SMALL_CLASSES];
   free_block *cells[CELL_CLASSES];
+  free_block *pairs[CELL_CLASSES];
 } mem_lists;
 
 static inline void count_live(mem_lists *m, size_t bytes) {
@@ -72,6 +74,9 @@ static inline size_t cell_class(size_t bytes) { return bytes ? (bytes + CELL_STE
 /* Each frees an object whose last reference went away (value_free calls them). */
 void str_free(qn_vm *vm, qn_str *s);
 void array_free(qn_vm *vm, qn_array *a);
+
+/* Takes the free arrays of mem_lists.pairs apart into their blocks. */
+void array_pairs_part(mem_lists *m);
 
 /* Parts of a VM that is being opened or closed. Opening raises nothing but out of memory; closing takes what is there. */
 bool intern_open(qn_vm *vm);

@@ -179,6 +179,7 @@ static void lists_drop_dead(free_block **lists, int n) {
 /* Gives chunks without live blocks back to the system (their address range waits in `spare`). */
 static void reclaim_chunks(struct mem_state *m) {
   if (!m->chunks) return;
+  array_pairs_part(&m->lists);
   for (chunk *c = m->chunks; c; c = c->next) c->idle = 0;
   lists_count_idle(m->lists.small, SMALL_CLASSES, SMALL_STEP);
   lists_count_idle(m->lists.cells, CELL_CLASSES, CELL_STEP);

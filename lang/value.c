@@ -76,12 +76,8 @@ static void object_free(qn_vm *vm, obj_head *o) {
   }
 }
 
-void value_free(qn_vm *vm, qn_value v) {
-  obj_head *o = v.u.p, *parent = NULL;
-  if (o->tag == TAG_ARRAY) {
-    array_free(vm, (qn_array *)o);
-    return;
-  }
+static __attribute__((noinline)) void container_free(qn_vm *vm, obj_head *o) {
+  obj_head *parent = NULL;
   uint32_t n;
   qn_value *items = container_items(o, &n);
   o->refs = n;
@@ -108,6 +104,14 @@ void value_free(qn_vm *vm, qn_value v) {
     items = container_items(o, &n);
     parent = items[o->refs].u.p;
   }
+}
+
+void value_free(qn_vm *vm, qn_value v) {
+  obj_head *o = v.u.p;
+  if (o->tag == TAG_ARRAY)
+    array_free(vm, (qn_array *)o);
+  else
+    container_free(vm, o);
 }
 
 /* ---- equality ------------------------------------------------------------------------------------------------ */

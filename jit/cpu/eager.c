@@ -1,7 +1,7 @@
 /* Eager dispatch: one op, now (eager.h).
  *
- *   fast path   a POINTWISE op on small arrays of one dtype, or an array and a host number (eager_fast.c): the loops of the block
- *               VM are called directly; no rules are asked
+ *   fast path   a POINTWISE op on small arrays (eager_fast.c): the loops of the block VM are called directly; rules and kernels were
+ *               asked once for such operands (eager_strip.c)
  *   tiny        a REDUCE op of at most 64 elements a result (eager_reduce.c): those loops again
  *   views       slices, transposes, broadcasts and most reshapes are new headers on the same storage
  *   library     sort, argsort, compress, nonzero (library.c)
@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "jit/cpu/cpu.h"
+#include "jit/cpu/eager_strip.h"
 #include "jit/cpu/library.h"
 #include "jit/cpu/opbody.h"
 #include "jit/cpu/product.h"
@@ -61,6 +62,7 @@ typedef struct sent_scalar {
 } sent_scalar;
 
 typedef struct eager_state {
+  strip_table strips; /* first (eager_strip.h) */
   op_kernel **table; /* open addressing; cap is a power of two */
   uint32_t n, cap;
   sent_scalar sent[1 << SENT_BITS];
@@ -77,6 +79,7 @@ static eager_state *state_of(qn_vm *vm) {
 void eager_close(qn_vm *vm) {
   eager_state *s = vm->eager;
   if (!s) return;
+  strips_free(vm, &s->strips);
   for (uint32_t i = 0; i < s->cap; i++)
     if (s->table[i]) {
       if (s->table[i]->vm_code) vmcode_free(s->table[i]->vm_code);
@@ -142,6 +145,24 @@ static op_kernel *find_kernel(qn_vm *vm, eager_state *s, const op_key *key) {
   s->table[at] = k;
   s->n++;
   return k;
+}
+
+strip_table *eager_strips(qn_vm *vm) {
+  eager_state *s = state_of(vm);
+  return s ? &s->strips : NULL;
+}
+
+const l_program *eager_program(qn_vm *vm, const op_call *call) {
+  op_key key;
+  int64_t ints[OP_CALL_INTS];
+  eager_state *s = state_of(vm);
+  if (!s) return NULL;
+  if (!op_call_key(call, &key, ints)) {
+    raise(vm, E_internal, SPAN_NONE, "no kernel for %s of contiguous operands", op_rows[call->op].name);
+    return NULL;
+  }
+  op_kernel *k = find_kernel(vm, s, &key);
+  return k ? k->program : NULL;
 }
 
 /* The same as a device has it, scheduled for one; NULL where there is no memory for it. */

@@ -3,6 +3,7 @@
 #define JIT_CPU_EAGER_H
 
 #include "jit/graph/graph.h"
+#include "jit/kernel/plan.h"
 #include "lang/vm.h"
 
 /* Runs one op now. Operands: arrays (forced here) and host scalars, as the language has them: promotion, weak numbers and
@@ -18,10 +19,20 @@ double scalar_math(op_id op, const double *in);
 /* What eager_apply goes through: POINTWISE ops with one to three operands, REDUCE ops (one operand), which do small arrays
  * themselves if there is nothing to ask, and else go on to the way that takes everything. */
 QN_MUST_CHECK qn_value eager_fast(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
+/* What eager_fast does itself of one and two operands; unset: nothing is done, go on to what takes everything. */
+QN_MUST_CHECK qn_value eager_one(qn_vm *vm, op_id op, qn_value a);
+QN_MUST_CHECK qn_value eager_two(qn_vm *vm, op_id op, qn_value a, qn_value b);
+/* A conversion of an array. Unset as above. */
+QN_MUST_CHECK qn_value eager_convert(qn_vm *vm, qn_value a, qn_dtype to);
 QN_MUST_CHECK qn_value eager_fast_reduce(qn_vm *vm, op_id op, const qn_value *in, const op_attr *attr);
 /* Sum and division by the number of elements, where both have nothing to ask; otherwise unset. */
 QN_MUST_CHECK qn_value eager_fast_mean(qn_vm *vm, qn_value in, const op_attr *attr);
 QN_MUST_CHECK qn_value eager_slow(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
+
+/* The one-op kernel of a call; NULL with an error raised. It lives as long as the VM. */
+const l_program *eager_program(qn_vm *vm, const op_call *call);
+/* The VM's strips (eager_strip.h), made if need be; NULL with an error raised. */
+struct strip_table *eager_strips(qn_vm *vm);
 
 /* For the steps of plans, so that they raise what eager dispatch raises. */
 /* A failed check: its element (flat), the offending value (or unset), for indices the axis and its size; dtype: the result's. */

@@ -1,28 +1,28 @@
-/* The fast path of eager dispatch (eager.c): POINTWISE ops on small arrays, without asking the rules.
+/* The fast path of eager dispatch (eager.c): POINTWISE ops on small arrays, whatever their dtypes, shapes and strides.
  *
- * It takes what programs do most: operands of one dtype in which the op computes, or a host number beside them; shapes that
- * are equal or broadcast; any strides; and conversions that cannot fail. The loops of the block VM are called directly, on the
- * whole arrays where all are contiguous, else row by row. Whatever is different is left to the slow way, which also finds
- * what is wrong.
+ * What is to be done to elements of such kinds is looked up (eager_strip.h): the loops of the block VM, which are called directly. They run
+ * over whole arrays where all are contiguous and of one shape; else elements are first put into the result's order, few of them as
+ * one piece, more row by row. Host numbers and arrays of one element are operands that are repeated. What is pending or on a device,
+ * large, wrong or fails a check is left to the slow way, which also says what is wrong.
  */
 #include <string.h>
 
 #include "jit/cpu/cpu.h"
 #include "jit/cpu/eager.h"
-#include "jit/cpu/opbody.h"
+#include "jit/cpu/eager_strip.h"
 
-typedef struct fast_op {
-  vm_fn fn;
-  qn_dtype compute, result;
-  int nin;
-  const qn_array *a[2]; /* NULL: the number in `cell` */
-  const void *cell;
-} fast_op;
+enum { BLOCK = STRIP_BLOCK, OPERANDS = STRIP_OPERANDS };
+
+/* Loops over operands, whose number is known where they are: written out. */
+#if defined(__clang__)
+#define EACH_OPERAND(k, n) _Pragma("unroll") for (int k = 0; k < n; k++)
+#else
+#define EACH_OPERAND(k, n) _Pragma("GCC unroll 3") for (int k = 0; k < n; k++)
+#endif
 
 /* Stores a host number as dtype d, if d takes it without a question. */
 static inline bool scalar_fits(qn_value v, qn_dtype d, char cell[8]) {
   float f;
-  int32_t i;
   switch (d) {
   case QN_f64: {
     double x = value_is(v, TAG_FLOAT) ? v.u.f : (double)v.u.i;
@@ -34,258 +34,448 @@ static inline bool scalar_fits(qn_value v, qn_dtype d, char cell[8]) {
     f = value_is(v, TAG_FLOAT) ? (float)v.u.f : (float)v.u.i;
     memcpy(cell, &f, 4);
     return true;
-  case QN_i64: memcpy(cell, &v.u.i, 8); return value_is(v, TAG_INT);
-  case QN_i32:
-    i = (int32_t)v.u.i;
+  case QN_i64: memcpy(cell, &v.u.i, 8); return !value_is(v, TAG_FLOAT);
+  case QN_i32: {
+    int32_t i = (int32_t)v.u.i;
     memcpy(cell, &i, 4);
-    return value_is(v, TAG_INT) && i == v.u.i;
-  default: return false;
+    return !value_is(v, TAG_FLOAT) && i == v.u.i;
+  }
+  case QN_f16:
+  case QN_bf16: {
+    double x = value_is(v, TAG_FLOAT) ? v.u.f : (double)v.u.i;
+    if (!(x < 0x1p15 && x > -0x1p15) && !dtype_holds(d, v)) return false;
+    uint16_t half = d == QN_f16 ? f64_to_f16(x) : f64_to_bf16(x);
+    memcpy(cell, &half, 2);
+    return true;
+  }
+  default:
+    if (!dtype_holds(d, v)) return false;
+    dtype_store(d, cell, v);
+    return true;
   }
 }
 
-/* ---- broadcast and strided operands --------------------------------------------------------------------------------- */
+typedef struct fast_op {
+  const strip *strip;
+  int nin;
+  const qn_array *a[OPERANDS]; /* NULL: a number, at from[] */
+  const void *from[OPERANDS];  /* the first element */
+} fast_op;
 
-/* Axes of the result that matter, merged where all operands allow it: sizes, and strides per operand. */
-typedef struct fast_nest {
-  int rank;
-  int64_t size[ARRAY_MAX_RANK], stride[2][ARRAY_MAX_RANK];
-} fast_nest;
+static inline size_t bytes_of(const qn_array *a) { return dtype_size((qn_dtype)a->dtype); }
 
-static int64_t stride_along(const qn_array *a, int rank, int axis) {
-  int own = axis - (rank - a->rank);
-  return own >= 0 && a->shape[own] != 1 ? a->strides[own] : 0;
+/* ---- everything in one order ------------------------------------------------------------------------------------------ */
+
+/* A piece of the result on operands that are in its order or repeated. */
+static inline bool run_piece(const fast_op *f, const void **at, uint32_t vectors, char *out, int64_t n) {
+  if (!f->strip->fn) return strip_run(f->strip, at, vectors, out, n);
+  f->strip->fn(out, at[0], at[1], at[2], (int)vectors, n);
+  return true;
 }
 
-/* The shape of the result; false if the operands do not broadcast. */
-static bool broadcast_shape(const fast_op *f, int *rank, int64_t *shape, int64_t *total) {
-  *rank = 0;
-  for (int k = 0; k < f->nin; k++)
-    if (f->a[k] && f->a[k]->rank > *rank) *rank = f->a[k]->rank;
-  *total = 1;
-  for (int i = 0; i < *rank; i++) {
-    int64_t n = 1;
-    for (int k = 0; k < f->nin; k++) {
-      int own = f->a[k] ? i - (*rank - f->a[k]->rank) : -1;
-      if (own < 0 || f->a[k]->shape[own] == 1) continue;
-      if (n != 1 && f->a[k]->shape[own] != n) return false;
-      n = f->a[k]->shape[own];
+static __attribute__((noinline)) bool run_blocks(const fast_op *f, uint32_t vectors, char *out, int64_t n) {
+  size_t out_size = dtype_size((qn_dtype)f->strip->result);
+  for (int64_t i = 0; i < n; i += BLOCK) {
+    const void *at[STRIP_SLOTS];
+    EACH_OPERAND(k, OPERANDS) {
+      at[k] = f->from[k];
+      if (vectors >> k & 1) at[k] = (const char *)at[k] + (size_t)i * bytes_of(f->a[k]);
     }
-    shape[i] = n;
-    if (__builtin_mul_overflow(*total, n, total)) return false;
+    if (!strip_run(f->strip, at, vectors, out + (size_t)i * out_size, n - i < BLOCK ? n - i : BLOCK)) return false;
   }
   return true;
 }
 
-static void make_nest(const fast_op *f, int rank, const int64_t *shape, fast_nest *n) {
-  n->rank = 0;
-  for (int i = 0; i < rank; i++) {
-    if (shape[i] == 1) continue;
-    int64_t s[2] = {0, 0};
-    bool joins = n->rank > 0;
-    for (int k = 0; k < f->nin; k++) {
-      if (f->a[k]) s[k] = stride_along(f->a[k], rank, i);
-      joins = joins && n->stride[k][n->rank - 1] == s[k] * shape[i];
-    }
-    int at = joins ? n->rank - 1 : n->rank++;
-    n->size[at] = joins ? n->size[at] * shape[i] : shape[i];
-    for (int k = 0; k < 2; k++) n->stride[k][at] = s[k];
+/* The result of the shape of x, where all operands are in its order or repeated. Unset: a check has failed. */
+static inline __attribute__((always_inline)) qn_value run_whole(qn_vm *vm, const fast_op *f, const qn_array *x,
+                                                                uint32_t vectors) {
+  qn_array *out = array_new_like(vm, (qn_dtype)f->strip->result, x);
+  if (__builtin_expect(!out, 0)) return value_error();
+  const strip *s = f->strip;
+  int64_t n = x->size;
+  if (__builtin_expect(n == 0, 0)) return value_obj(TAG_ARRAY, out);
+  char *to = out->storage->data;
+  if (s->fn) {
+    s->fn(to, f->from[0], f->from[1], f->from[2], (int)vectors, n);
+    return value_obj(TAG_ARRAY, out);
   }
-  if (n->rank == 0) {
-    n->rank = 1;
-    n->size[0] = 1;
-    n->stride[0][0] = n->stride[1][0] = 0;
+  const void *at[STRIP_SLOTS];
+  EACH_OPERAND(k, OPERANDS) at[k] = f->from[k];
+  if (n <= BLOCK ? strip_run(s, at, vectors, to, n) : run_blocks(f, vectors, to, n)) return value_obj(TAG_ARRAY, out);
+  value_release(vm, value_obj(TAG_ARRAY, out));
+  return value_unset();
+}
+
+/* ---- broadcast and strided operands --------------------------------------------------------------------------------- */
+
+/* Axes of the result that matter, innermost first, merged where all operands allow it: sizes, and strides per operand. */
+typedef struct fast_nest {
+  int rank;
+  int64_t size[ARRAY_MAX_RANK], stride[OPERANDS][ARRAY_MAX_RANK];
+  bool steps[OPERANDS]; /* does the operand step at all? else it is repeated */
+  bool gaps[OPERANDS];  /* is it in another order than the result? */
+} fast_nest;
+
+/* The shape of the result and how operands run through it; false if they do not broadcast. */
+static inline __attribute__((always_inline)) bool make_nest(const fast_op *f, int nin, int rank, int64_t *shape,
+                                                            int64_t *total, fast_nest *n) {
+  int64_t dense = 1;
+  int last = -1;
+  EACH_OPERAND(k, nin) n->steps[k] = n->gaps[k] = false;
+  for (int i = rank - 1; i >= 0; i--) {
+    int64_t size = 1, stride[OPERANDS];
+    EACH_OPERAND(k, nin) {
+      const qn_array *a = f->a[k];
+      int own = a ? i - rank + a->rank : -1;
+      stride[k] = 0;
+      if (own < 0 || a->shape[own] == 1) continue;
+      if (size != 1 && a->shape[own] != size) return false;
+      size = a->shape[own];
+      stride[k] = a->strides[own];
+    }
+    shape[i] = size;
+    if (size == 1) continue;
+    bool joins = last >= 0;
+    EACH_OPERAND(k, nin) {
+      n->steps[k] |= stride[k] != 0;
+      n->gaps[k] |= stride[k] != dense;
+      joins = joins && stride[k] == n->stride[k][last] * n->size[last];
+    }
+    if (__builtin_mul_overflow(dense, size, &dense)) return false;
+    if (joins) {
+      n->size[last] *= size;
+      continue;
+    }
+    n->size[++last] = size;
+    EACH_OPERAND(k, nin) n->stride[k][last] = stride[k];
+  }
+  if (last < 0) {
+    n->size[++last] = 1;
+    EACH_OPERAND(k, nin) n->stride[k][0] = 0;
+  }
+  n->rank = last + 1;
+  *total = dense;
+  return true;
+}
+
+/* All elements of an operand in the result's order. */
+#define SPREAD(T)                                                                                                      \
+  static void spread_##T(T *to, const T *from, const fast_nest *n, const int64_t *stride) {                            \
+    int64_t index[ARRAY_MAX_RANK], length = n->size[0], step = stride[0];                                              \
+    for (int i = 1; i < n->rank; i++) index[i] = n->size[i];                                                           \
+    for (;;) {                                                                                                         \
+      const T *p = from;                                                                                               \
+      for (T *end = to + length; to < end; p += step) *to++ = *p;                                                      \
+      int i = 1;                                                                                                       \
+      for (; i < n->rank; i++) {                                                                                       \
+        from += stride[i];                                                                                             \
+        if (--index[i]) break;                                                                                         \
+        from -= stride[i] * n->size[i];                                                                                \
+        index[i] = n->size[i];                                                                                         \
+      }                                                                                                                \
+      if (i >= n->rank) return;                                                                                        \
+    }                                                                                                                  \
+  }
+SPREAD(uint8_t)
+SPREAD(uint16_t)
+SPREAD(uint32_t)
+SPREAD(uint64_t)
+
+static inline void spread(void *to, const void *from, size_t size, const fast_nest *n, const int64_t *stride) {
+  switch (size) {
+  case 1: spread_uint8_t(to, from, n, stride); return;
+  case 2: spread_uint16_t(to, from, n, stride); return;
+  case 4: spread_uint32_t(to, from, n, stride); return;
+  default: spread_uint64_t(to, from, n, stride); return;
   }
 }
 
-enum { BLOCK = 256 };
+/* Are the last two axes that matter all, and may one loop go over each row? */
+static inline __attribute__((always_inline)) bool in_rows(const fast_op *f, int nin, const fast_nest *n) {
+  bool yes = f->strip->fn && n->rank == 2;
+  EACH_OPERAND(k, nin) yes = yes && (n->stride[k][0] & ~(int64_t)1) == 0;
+  return yes;
+}
+
+/* These rows. */
+static inline __attribute__((always_inline)) void run_two_axes(const fast_op *f, int nin, const fast_nest *n,
+                                                               char *out) {
+  const char *from[OPERANDS];
+  int64_t step[OPERANDS], out_step = n->size[0] * (int64_t)dtype_size((qn_dtype)f->strip->result);
+  uint32_t mode = 0;
+  EACH_OPERAND(k, OPERANDS) {
+    from[k] = f->from[k];
+    step[k] = 0;
+    if (k >= nin || !f->a[k]) continue;
+    step[k] = n->stride[k][1] * (int64_t)bytes_of(f->a[k]);
+    mode |= (uint32_t)n->stride[k][0] << k;
+  }
+  for (int64_t i = 0, rows = n->size[1], length = n->size[0]; i < rows; i++, out += out_step) {
+    f->strip->fn(out, from[0], from[1], from[2], (int)mode, length);
+    EACH_OPERAND(k, nin) from[k] += step[k];
+  }
+}
+
+/* Results of at most a block. */
+static inline __attribute__((always_inline)) bool run_few(const fast_op *f, int nin, const fast_nest *n, char *out,
+                                                          int64_t total) {
+  _Alignas(64) char held[OPERANDS][BLOCK * 8];
+  const void *at[STRIP_SLOTS];
+  uint32_t vectors = 0;
+  EACH_OPERAND(k, OPERANDS) {
+    at[k] = f->from[k];
+    if (k >= nin || !f->a[k] || !n->steps[k]) continue;
+    vectors |= 1u << k;
+    if (!n->gaps[k]) continue;
+    spread(held[k], at[k], bytes_of(f->a[k]), n, n->stride[k]);
+    at[k] = held[k];
+  }
+  return run_piece(f, at, vectors, out, total);
+}
 
 /* One row of the result: blocks of operands with odd strides are gathered first. */
-static void run_row(const fast_op *f, const vm_loops *l, const fast_nest *n, const char *const *from, char *out,
-                    size_t size, size_t out_size) {
-  _Alignas(64) char gathered[2][BLOCK * 8];
-  int64_t length = n->size[n->rank - 1];
-  bool odd = false;
-  for (int k = 0; k < f->nin; k++) odd |= f->a[k] && n->stride[k][n->rank - 1] != 0 && n->stride[k][n->rank - 1] != 1;
-  int64_t step = odd ? BLOCK : length;
+static bool run_row(const fast_op *f, const vm_loops *l, const fast_nest *n, const char *const *row, char *out,
+                    size_t out_size) {
+  _Alignas(64) char held[OPERANDS][BLOCK * 8];
+  int64_t length = n->size[0], step = f->strip->fn ? length : BLOCK;
+  uint32_t vectors = 0;
+  for (int k = 0; k < f->nin; k++) {
+    int64_t stride = f->a[k] ? n->stride[k][0] : 0;
+    if (stride) vectors |= 1u << k;
+    if (stride != 0 && stride != 1) step = BLOCK;
+  }
   for (int64_t i = 0; i < length; i += step) {
     int64_t m = length - i < step ? length - i : step;
-    const void *operand[2] = {NULL, NULL};
-    int mode = 0;
-    for (int k = 0; k < f->nin; k++) {
-      int64_t stride = f->a[k] ? n->stride[k][n->rank - 1] : 0;
-      operand[k] = from[k];
-      if (stride == 0) continue;
-      mode |= k ? VM_B : VM_A;
-      if (stride == 1) {
-        operand[k] = from[k] + (size_t)i * size;
-      } else {
-        l->load[vm_size_class(size)](gathered[k], from[k] + i * stride * (int64_t)size, stride, m);
-        operand[k] = gathered[k];
-      }
+    const void *at[STRIP_SLOTS];
+    for (int k = 0; k < OPERANDS; k++) {
+      at[k] = row[k];
+      if (!(vectors >> k & 1)) continue;
+      int64_t stride = n->stride[k][0];
+      size_t size = bytes_of(f->a[k]);
+      at[k] = row[k] + i * stride * (int64_t)size;
+      if (stride == 1) continue;
+      l->load[vm_size_class(size)](held[k], at[k], stride, m);
+      at[k] = held[k];
     }
-    f->fn(out + (size_t)i * out_size, operand[0], operand[1], NULL, mode, m);
+    if (!run_piece(f, at, vectors, out + (size_t)i * out_size, m)) return false;
   }
+  return true;
 }
 
-static void run_nest(const fast_op *f, const vm_loops *l, const fast_nest *n, char *out) {
-  size_t size = dtype_size(f->compute), out_size = dtype_size(f->result);
-  const char *from[2] = {NULL, NULL};
-  for (int k = 0; k < f->nin; k++) from[k] = f->a[k] ? array_data(f->a[k]) : f->cell;
+static __attribute__((noinline)) bool run_rows(const fast_op *f, const vm_loops *l, const fast_nest *n, char *out) {
+  size_t out_size = dtype_size((qn_dtype)f->strip->result);
+  const char *from[OPERANDS];
+  int64_t size[OPERANDS] = {0};
+  for (int k = 0; k < OPERANDS; k++) {
+    from[k] = f->from[k];
+    if (k < f->nin && f->a[k]) size[k] = (int64_t)bytes_of(f->a[k]);
+  }
   int64_t index[ARRAY_MAX_RANK] = {0};
   for (;;) {
-    run_row(f, l, n, from, out, size, out_size);
-    out += (size_t)n->size[n->rank - 1] * out_size;
-    int i = n->rank - 2;
-    for (; i >= 0; i--) {
-      for (int k = 0; k < f->nin; k++) from[k] += n->stride[k][i] * (int64_t)size;
+    if (!run_row(f, l, n, from, out, out_size)) return false;
+    out += (size_t)n->size[0] * out_size;
+    int i = 1;
+    for (; i < n->rank; i++) {
+      for (int k = 0; k < f->nin; k++) from[k] += n->stride[k][i] * size[k];
       if (++index[i] < n->size[i]) break;
-      for (int k = 0; k < f->nin; k++) from[k] -= n->stride[k][i] * n->size[i] * (int64_t)size;
+      for (int k = 0; k < f->nin; k++) from[k] -= n->stride[k][i] * n->size[i] * size[k];
       index[i] = 0;
     }
-    if (i < 0) return;
+    if (i >= n->rank) return true;
   }
 }
 
-static qn_value run_spread(qn_vm *vm, const fast_op *f, const vm_loops *l) {
-  int rank;
+static inline __attribute__((always_inline)) qn_value run_spread(qn_vm *vm, const fast_op *f, int nin) {
+  int rank = 0;
   int64_t shape[ARRAY_MAX_RANK], total;
-  if (!broadcast_shape(f, &rank, shape, &total) || total > vm->tune[TUNE_par_grain]) return value_unset();
-  qn_array *out = array_new(vm, f->result, rank, shape);
+  fast_nest n;
+  EACH_OPERAND(k, nin)
+  if (f->a[k] && f->a[k]->rank > rank) rank = f->a[k]->rank;
+  if (!make_nest(f, nin, rank, shape, &total, &n) || total > vm->tune[TUNE_par_grain]) return value_unset();
+  const vm_loops *l = cpu_loops(vm);
+  qn_array *out = l ? array_new(vm, (qn_dtype)f->strip->result, rank, shape) : NULL;
   if (!out) return value_error();
-  if (out->size) {
-    fast_nest n;
-    make_nest(f, rank, shape, &n);
-    run_nest(f, l, &n, array_data(out));
+  char *to = out->storage->data;
+  if (total && in_rows(f, nin, &n)) {
+    run_two_axes(f, nin, &n, to);
+    return value_obj(TAG_ARRAY, out);
   }
-  return value_obj(TAG_ARRAY, out);
+  if (!total || (total <= BLOCK ? run_few(f, nin, &n, to, total) : run_rows(f, l, &n, to)))
+    return value_obj(TAG_ARRAY, out);
+  value_release(vm, value_obj(TAG_ARRAY, out));
+  return value_unset();
 }
 
-/* ---- conversions ------------------------------------------------------------------------------------------------------ */
-
-/* The loop of a conversion that cannot fail and is one step in kernels, too. */
-static vm_fn cast_loop(const vm_loops *l, qn_dtype from, qn_dtype to) {
-  bool half_from = from == QN_f16 || from == QN_bf16, half_to = to == QN_f16 || to == QN_bf16;
-  if (half_from && to != QN_f32) return NULL;
-  if (half_to && from != QN_f32 && from != QN_f64) return NULL;
-  if (dtype_is_float(from) && dtype_is_int(to)) return NULL;
-  return l->cast[from][to];
-}
-
-/* ---- what is fast ------------------------------------------------------------------------------------------------------ */
-
-/* Does the op compute in dtype d, with this result, and without anything that can fail? */
-static bool keeps_dtype(op_id op, qn_dtype d, qn_dtype *result) {
-  bool real = d == QN_f32 || d == QN_f64, word = d == QN_i64 || d == QN_i32;
-  *result = d;
-  switch ((op_dtype_rule)op_rows[op].dtype_rule) {
-  case DT_arith:
-  case DT_arith_keep: return real || word;
-  case DT_num: return real || (word && op_rows[op].raises == RAISES_never); /* // % ** of integers can fail */
-  case DT_div:
-  case DT_float:
-  case DT_round: return real;
-  case DT_bits: return word || d == QN_bool;
-  case DT_compare: *result = QN_bool; return real || word || d == QN_bool;
-  case DT_test: *result = QN_bool; return real;
-  default: return false;
-  }
-}
-
-static bool small(const qn_vm *vm, const qn_array *a) {
-  return a->storage && !a->device && a->size <= vm->tune[TUNE_par_grain];
-}
+/* ---- any operands ----------------------------------------------------------------------------------------------------- */
 
 static inline bool same_shape(const qn_array *a, const qn_array *b) {
   return a->rank == b->rank && a->size == b->size && (a->rank <= 1 || shape_equal(a, b));
 }
 
-/* where(c, a, b): a mask and arrays of its shape, or one of them and a number. */
-static qn_value fast_where(qn_vm *vm, const qn_value *in) {
-  const qn_array *c = value_is(in[0], TAG_ARRAY) ? value_array(in[0]) : NULL;
-  const qn_array *x = value_is(in[1], TAG_ARRAY)   ? value_array(in[1])
-                      : value_is(in[2], TAG_ARRAY) ? value_array(in[2])
-                                                   : NULL;
-  if (!c || !x || c->dtype != QN_bool || !small(vm, c) || !c->contiguous) return value_unset();
-  const vm_loops *l = cpu_loops(vm);
-  if (!l) return value_error();
-  qn_dtype d = (qn_dtype)x->dtype;
-  if (d != QN_f32 && d != QN_f64 && d != QN_i64 && d != QN_i32) return value_unset();
-  _Alignas(8) char cell[8];
-  size_t size = dtype_size(d);
-  const void *operand[3] = {c->storage->data + c->offset, NULL, NULL};
-  int mode = VM_A;
-  for (int i = 1; i < 3; i++) {
-    if (value_is(in[i], TAG_ARRAY)) {
-      const qn_array *a = value_array(in[i]);
-      if (a->dtype != d || !a->storage || a->device || !a->contiguous || !same_shape(a, c)) return value_unset();
-      operand[i] = a->storage->data + (size_t)a->offset * size;
-      mode |= i == 1 ? VM_B : VM_C;
-    } else if (value_is_scalar(in[i]) && scalar_fits(in[i], d, cell)) {
-      operand[i] = cell;
+/* Unset: not here. */
+static inline __attribute__((always_inline)) qn_value any(qn_vm *vm, op_id op, const qn_value *in, int nin,
+                                                          uint32_t target) {
+  fast_op f;
+  _Alignas(8) char cell[OPERANDS][8];
+  const qn_array *x = NULL; /* whose shape the result has, if all goes well */
+  uint32_t number = nin == 1 ? target : 0;
+  EACH_OPERAND(k, nin) {
+    f.a[k] = NULL;
+    uint32_t kind;
+    if (value_is(in[k], TAG_ARRAY)) {
+      const qn_array *a = f.a[k] = value_array(in[k]);
+      if (!a->storage || a->device) return value_unset();
+      kind = a->dtype;
+      if (!x || x->size == 1) x = a;
+    } else if (value_is_scalar(in[k])) {
+      kind = STRIP_WEAK + (uint32_t)value_tag_of(in[k]);
     } else {
       return value_unset();
     }
+    number |= kind << ((nin > 2 ? nin : 2) - 1 - k) * STRIP_KIND_BITS;
   }
-  qn_array *out = array_new(vm, d, c->rank, c->shape);
-  if (!out) return value_error();
-  if (out->size)
-    l->select[vm_size_class(size)](out->storage->data, operand[0], operand[1], operand[2], mode, out->size);
-  return value_obj(TAG_ARRAY, out);
+  if (!x || x->size > vm->tune[TUNE_par_grain]) return value_unset();
+  const strip *s = f.strip = strip_of(vm, op, number);
+  if (__builtin_expect(!s, 0)) return value_error();
+  if (__builtin_expect(!s->usable, 0)) return value_unset();
+  f.nin = nin;
+  uint32_t vectors = 0;
+  bool whole = x->contiguous;
+  EACH_OPERAND(k, OPERANDS) f.from[k] = NULL;
+  EACH_OPERAND(k, nin) {
+    const qn_array *a = f.a[k];
+    f.from[k] = a ? array_data(a) : cell[k];
+    if (!a) {
+      if (!scalar_fits(in[k], (qn_dtype)s->scalar[k], cell[k])) return value_unset();
+    } else if (a == x || same_shape(a, x)) {
+      whole = whole && a->contiguous;
+      vectors |= 1u << k;
+    } else {
+      whole = whole && a->size == 1 && a->rank <= x->rank;
+    }
+  }
+  return whole ? run_whole(vm, &f, x, vectors) : run_spread(vm, &f, nin);
 }
 
-static inline __attribute__((always_inline)) qn_value fast(qn_vm *vm, op_id op, const qn_value *in, int nin,
-                                                           const op_attr *attr) {
-  if (nin == 3) return op == OP_where ? fast_where(vm, in) : value_unset();
-  const qn_array *x = value_is(in[0], TAG_ARRAY)               ? value_array(in[0])
-                      : nin == 2 && value_is(in[1], TAG_ARRAY) ? value_array(in[1])
-                                                               : NULL;
-  if (!x || !small(vm, x)) return value_unset();
-  const vm_loops *l = cpu_loops(vm);
-  if (!l) return value_error();
-  qn_dtype compute = (qn_dtype)x->dtype, result;
-  vm_fn fn;
-  if (op == OP_cast) {
-    if (attr->flags & ATTR_WEAK || attr->dtype >= DTYPE_PUBLIC) return value_unset();
-    result = (qn_dtype)attr->dtype;
-    if (compute == result) return value_retain(in[0]);
-    fn = cast_loop(l, compute, result);
-  } else {
-    op_body body = op_bodies[op];
-    if (body.kind == BODY_NONE || !keeps_dtype(op, compute, &result)) return value_unset();
-    fn = body.kind == BODY_KOP ? l->kop[body.which][compute] : l->math[body.which][compute];
+static __attribute__((noinline)) qn_value any_one(qn_vm *vm, op_id op, const qn_value *in) {
+  return op == OP_stop_gradient && value_is(in[0], TAG_ARRAY) && value_array(in[0])->storage ? value_retain(in[0])
+                                                                                             : any(vm, op, in, 1, 0);
+}
+static __attribute__((noinline)) qn_value any_two(qn_vm *vm, op_id op, const qn_value *in) {
+  return any(vm, op, in, 2, 0);
+}
+static __attribute__((noinline)) qn_value any_three(qn_vm *vm, op_id op, const qn_value *in) {
+  return any(vm, op, in, 3, 0);
+}
+
+/* ---- the common operands ---------------------------------------------------------------------------------------------- */
+
+/* In the CPU's memory, without gaps, and not large. */
+static inline bool plain(const qn_vm *vm, const qn_array *a) {
+  return a->storage && !a->device && a->contiguous && (uint64_t)a->size - 1 < (uint64_t)vm->tune[TUNE_par_grain];
+}
+
+static inline __attribute__((always_inline)) qn_value run_plain(qn_vm *vm, const strip *s, const qn_array *x,
+                                                                const void *a, const void *b, uint32_t vectors) {
+  if (__builtin_expect(!s, 0)) return value_error();
+  if (__builtin_expect(!s->usable, 0)) return value_unset();
+  fast_op f = {.strip = s, .nin = 2, .a = {x, x}, .from = {a, b, NULL}};
+  return run_whole(vm, &f, x, vectors);
+}
+
+qn_value eager_one(qn_vm *vm, op_id op, qn_value a) {
+  if (a.head == TAG_ARRAY && op != OP_stop_gradient) {
+    const qn_array *x = value_array(a);
+    if (plain(vm, x)) return run_plain(vm, strip_of(vm, op, strip_number(x->dtype, 0)), x, array_data(x), NULL, 1);
   }
-  if (!fn) return value_unset();
+  return any_one(vm, op, &a);
+}
+
+/* An array and a host number, `turned`: the number first. */
+static inline __attribute__((always_inline)) qn_value with_number(qn_vm *vm, op_id op, qn_value a, qn_value b,
+                                                                  bool turned) {
+  const qn_array *x = value_array(a);
+  uint32_t number = STRIP_WEAK + (uint32_t)b.head, kind = x->dtype;
+  const strip *s = strip_of(vm, op, turned ? strip_number(number, kind) : strip_number(kind, number));
   _Alignas(8) char cell[8];
-  const void *operand[2];
-  int mode = 0;
-  bool whole = x->contiguous; /* one loop over everything */
-  for (int i = 0; i < nin; i++) {
-    if (value_is(in[i], TAG_ARRAY)) {
-      const qn_array *a = value_array(in[i]);
-      if (a != x) {
-        if (a->dtype != x->dtype || !small(vm, a)) return value_unset();
-        whole = whole && a->contiguous && same_shape(a, x);
-      }
-      operand[i] = array_data(a);
-      mode |= i ? VM_B : VM_A;
-    } else if (value_is_scalar(in[i]) && scalar_fits(in[i], compute, cell)) {
-      operand[i] = cell;
-    } else {
-      return value_unset();
+  if (__builtin_expect(!s, 0)) return value_error();
+  if (!scalar_fits(b, (qn_dtype)s->scalar[turned ? 0 : 1], cell)) return value_unset();
+  return turned ? run_plain(vm, s, x, cell, array_data(x), 2) : run_plain(vm, s, x, array_data(x), cell, 1);
+}
+
+/* x and y, both plain, whose shape is that of the last axes of x; `turned`: y is the first operand. */
+static __attribute__((noinline)) qn_value run_suffix(qn_vm *vm, const strip *s, const qn_array *x, const qn_array *y,
+                                                     bool turned) {
+  if (__builtin_expect(!s, 0)) return value_error();
+  if (__builtin_expect(!s->usable, 0)) return value_unset();
+  fast_op f = {.strip = s, .nin = 2, .a = {turned ? y : x, turned ? x : y}};
+  const char *big = array_data(x), *small = array_data(y);
+  int64_t n = y->size, total = x->size;
+  f.from[0] = turned ? small : big;
+  f.from[1] = turned ? big : small;
+  f.from[2] = NULL;
+  if (n == 1) return run_whole(vm, &f, x, turned ? 2 : 1);
+  if (s->fn) {
+    qn_array *out = array_new_like(vm, (qn_dtype)s->result, x);
+    if (__builtin_expect(!out, 0)) return value_error();
+    size_t out_step = (size_t)n * dtype_size((qn_dtype)s->result), step = (size_t)n * bytes_of(x);
+    char *to = out->storage->data;
+    for (; total > 0; total -= n, to += out_step, big += step)
+      s->fn(to, turned ? small : big, turned ? big : small, NULL, VM_A | VM_B, n);
+    return value_obj(TAG_ARRAY, out);
+  }
+  if (total > BLOCK) return value_unset();
+  _Alignas(64) char held[BLOCK * 8];
+  size_t step = (size_t)n * bytes_of(y);
+  for (char *to = held; total > 0; total -= n, to += step) memcpy(to, small, step);
+  f.from[turned ? 0 : 1] = held;
+  return run_whole(vm, &f, x, 3);
+}
+
+/* Is y's shape that of the last axes of x? */
+static inline bool is_suffix(const qn_array *x, const qn_array *y) {
+  int before = x->rank - y->rank;
+  if (before < 0) return false;
+  for (int i = 0, rank = y->rank; i < rank; i++)
+    if (y->shape[i] != x->shape[before + i]) return false;
+  return true;
+}
+
+qn_value eager_two(qn_vm *vm, op_id op, qn_value a, qn_value b) {
+  if (a.head == TAG_ARRAY && b.head == TAG_ARRAY) {
+    const qn_array *x = value_array(a), *y = value_array(b);
+    if (same_shape(x, y) && plain(vm, x) && y->storage && !y->device && y->contiguous)
+      return run_plain(vm, strip_of(vm, op, strip_number(x->dtype, y->dtype)), x, array_data(x), array_data(y), 3);
+    if (plain(vm, x) && plain(vm, y)) {
+      qn_value r = value_unset();
+      if (is_suffix(x, y))
+        r = run_suffix(vm, strip_of(vm, op, strip_number(x->dtype, y->dtype)), x, y, false);
+      else if (is_suffix(y, x))
+        r = run_suffix(vm, strip_of(vm, op, strip_number(x->dtype, y->dtype)), y, x, true);
+      if (r.head != TAG_UNSET) return r;
     }
+  } else if (a.head == TAG_ARRAY && b.head - TAG_BOOL <= TAG_FLOAT - TAG_BOOL) {
+    if (plain(vm, value_array(a))) return with_number(vm, op, a, b, false);
+  } else if (b.head == TAG_ARRAY && a.head - TAG_BOOL <= TAG_FLOAT - TAG_BOOL) {
+    if (plain(vm, value_array(b))) return with_number(vm, op, b, a, true);
   }
-  if (!whole) {
-    fast_op f = {.fn = fn, .compute = compute, .result = result, .nin = nin, .cell = cell};
-    for (int i = 0; i < nin; i++) f.a[i] = value_is(in[i], TAG_ARRAY) ? value_array(in[i]) : NULL;
-    return run_spread(vm, &f, l);
-  }
-  qn_array *out = array_new(vm, result, x->rank, x->shape);
-  if (!out) return value_error();
-  if (x->size) fn(array_data(out), operand[0], nin == 2 ? operand[1] : NULL, NULL, mode, x->size);
-  return value_obj(TAG_ARRAY, out);
+  const qn_value in[2] = {a, b};
+  return any_two(vm, op, in);
+}
+
+qn_value eager_convert(qn_vm *vm, qn_value a, qn_dtype to) {
+  if (!value_is(a, TAG_ARRAY)) return value_unset();
+  const qn_array *x = value_array(a);
+  if (x->dtype == to) return x->storage ? value_retain(a) : value_unset();
+  return any(vm, OP_cast, &a, 1, to);
 }
 
 qn_value eager_fast(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr) {
-  qn_value out = fast(vm, op, in, nin, attr);
+  qn_value out = nin == 2        ? eager_two(vm, op, in[0], in[1])
+                 : nin == 3      ? any_three(vm, op, in)
+                 : op != OP_cast ? eager_one(vm, op, in[0])
+                 : attr->flags & ATTR_WEAK || attr->dtype >= DTYPE_PUBLIC
+                     ? value_unset()
+                     : eager_convert(vm, in[0], (qn_dtype)attr->dtype);
   return __builtin_expect(value_is(out, TAG_UNSET), 0) ? eager_slow(vm, op, in, nin, attr) : out;
 }

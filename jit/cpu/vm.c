@@ -43,8 +43,7 @@ static void free_code(vmcode *c) {
 void vmcode_free(void *vm_code);
 void vmcode_free(void *vm_code) { free_code(vm_code); }
 
-/* The loop of a KOP or MATH instruction. */
-static vm_fn loop_of(const vm_loops *l, const l_program *p, const l_instr *i) {
+vm_fn vm_loop_of(const vm_loops *l, const l_program *p, const l_instr *i) {
   if (i->code == L_MATH) return l->math[i->sub][i->sub == MATH_philox_uniform ? i->dtype : i->type2];
   if (i->sub == KOP_cast && p->code[i->a].dtype != i->dtype) return l->cast[p->code[i->a].dtype][i->dtype];
   if (i->sub == KOP_cast || i->sub == KOP_copy || i->sub == KOP_bitcast)
@@ -197,7 +196,7 @@ static void decode(translator *t, vm_op *o, bool in_vec) {
   switch (i->code) {
   case L_KOP:
   case L_MATH:
-    o->fn = loop_of(c->loops, t->p, i);
+    o->fn = vm_loop_of(c->loops, t->p, i);
     if (in_vec && !c->scalar[o->at])
       o->mode = (uint8_t)((varies(t, i->a) ? VM_A : 0) | (varies(t, i->b) ? VM_B : 0) | (varies(t, i->c) ? VM_C : 0));
     break;

@@ -66,6 +66,9 @@ typedef struct vmcode {
   bool launched;
 } vmcode;
 
+/* The loop of a KOP or MATH instruction. */
+vm_fn vm_loop_of(const vm_loops *loops, const l_program *p, const l_instr *i);
+
 /* NULL when memory is short. `p` must outlive the result. */
 QN_MUST_CHECK vmcode *vmcode_make(const l_program *p, const vm_loops *loops);
 

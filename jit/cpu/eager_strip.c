@@ -1,0 +1,255 @@
+/* Strips (eager_strip.h): kernels of one op taken apart into the calls of loops that they make, and the table of these.
+ *
+ * The kernel of a conversion or an op on contiguous operands of rank 1 is a VEC of loads, primitives, functions, checks and a store. Each
+ * of its instructions that computes becomes a step; a value takes a slot from its step to its last use. What only a failed check would show
+ * is left out: strips do not tell what has failed, they only say that something has. */
+#include "jit/cpu/eager_strip.h"
+
+#include <string.h>
+
+#include "jit/cpu/cpu.h"
+#include "jit/cpu/eager.h"
+
+enum { STEPS_MAX = 32, CODE_MAX = 128, SAMPLE = 1000 };
+
+typedef struct maker {
+  qn_vm *vm;
+  const vm_loops *loops;
+  strip_step steps[STEPS_MAX];
+  uint64_t bits[STRIP_CONSTS];
+  int nsteps, nconsts;
+  uint32_t temps; /* bits of slots in use */
+} maker;
+
+static int take_temp(maker *m) {
+  for (int i = 0; i < STRIP_TEMPS; i++)
+    if (!(m->temps >> i & 1)) {
+      m->temps |= 1u << i;
+      return STRIP_TEMP + i;
+    }
+  return -1;
+}
+
+static bool plain_access(const l_program *p, const l_instr *i) {
+  const l_instr *stride = &p->code[i->b];
+  return i->imm >= 0 && stride->code == L_INT && stride->imm == 1 && !i->c && !i->e && !i->f && !i->g;
+}
+
+/* Marks what is needed, from the end: last[v] is the last instruction that uses v. */
+static bool find_uses(const l_program *p, l_val *last, l_val *store) {
+  *store = 0;
+  for (l_val v = p->n - 1; v > 0; v--) {
+    const l_instr *i = &p->code[v];
+    l_val uses[3] = {0, 0, 0};
+    switch (i->code) {
+    case L_STORE:
+      if (*store || !plain_access(p, i)) return false;
+      *store = v;
+      uses[0] = i->h;
+      break;
+    case L_CHECK: uses[0] = i->a; break;
+    case L_KOP:
+    case L_MATH:
+      if (last[v]) uses[0] = i->a, uses[1] = i->b, uses[2] = i->c;
+      break;
+    default: break;
+    }
+    for (int k = 0; k < 3; k++)
+      if (uses[k] && !last[uses[k]]) last[uses[k]] = v;
+  }
+  return *store != 0;
+}
+
+/* Appends the steps of a program whose operands are in these slots and whose result is to be in slot `out`. */
+static bool add_program(maker *m, const l_program *p, const uint8_t *operands, uint8_t out) {
+  l_val last[CODE_MAX] = {0}, store;
+  uint8_t slot[CODE_MAX] = {0};
+  int vecs = 0;
+  if (p->n > CODE_MAX || !find_uses(p, last, &store)) return false;
+  l_val stored = p->code[store].h;
+  for (l_val v = 1; v < p->n; v++) {
+    const l_instr *i = &p->code[v];
+    strip_step *s = &m->steps[m->nsteps];
+    *s = (strip_step){.fn = NULL};
+    if (m->nsteps == STEPS_MAX) return false;
+    switch (i->code) {
+    case L_INT:
+    case L_PARAM:
+    case L_VAR:
+    case L_IADD:
+    case L_ISUB:
+    case L_IMUL:
+    case L_IDIV:
+    case L_IMOD:
+    case L_IMIN:
+    case L_IMAX:
+    case L_PHASE:
+    case L_PAR:
+    case L_POLL:
+    case L_END: continue;
+    case L_VEC:
+      if (vecs++) return false;
+      continue;
+    case L_CONST:
+      if (m->nconsts == STRIP_CONSTS) return false;
+      m->bits[m->nconsts] = (uint64_t)i->imm;
+      slot[v] = (uint8_t)(STRIP_CONST + m->nconsts++);
+      continue;
+    case L_LOAD:
+      if (!plain_access(p, i) || i->h) return false;
+      slot[v] = operands[i->imm];
+      continue;
+    case L_STORE: /* of a value that is not computed: a copy */
+      if (p->code[stored].code == L_KOP || p->code[stored].code == L_MATH) continue;
+      s->fn = m->loops->copy[vm_size_class(dtype_size((qn_dtype)p->code[stored].dtype))];
+      s->in[0] = slot[stored];
+      s->out = out;
+      break;
+    case L_CHECK: s->in[0] = slot[i->a]; break;
+    case L_KOP:
+    case L_MATH: {
+      if (!last[v]) continue;
+      if (!(s->fn = vm_loop_of(m->loops, p, i))) return false;
+      const l_val in[3] = {i->a, i->b, i->c};
+      for (int k = 0; k < 3; k++) s->in[k] = slot[in[k]];
+      int to = v == stored ? out : take_temp(m);
+      if (to < 0) return false;
+      s->out = slot[v] = (uint8_t)to;
+      break;
+    }
+    default: return false;
+    }
+    m->nsteps++;
+    for (l_val u = 1; u < v; u++)
+      if (last[u] == v && slot[u] >= STRIP_TEMP && slot[u] < STRIP_CONST && slot[u] != out &&
+          (p->code[u].code == L_KOP || p->code[u].code == L_MATH))
+        m->temps &= ~(1u << (slot[u] - STRIP_TEMP));
+  }
+  return true;
+}
+
+/* The kernel of an op on contiguous strict operands; NULL with an error raised. */
+static const l_program *program_of(qn_vm *vm, op_id op, const qn_dtype *in, int nin, qn_dtype result,
+                                   const op_attr *attr) {
+  op_operand operands[STRIP_OPERANDS];
+  op_call call = {.op = op, .nin = nin, .attr = attr, .in = operands};
+  call.out = (op_operand){.dtype = (uint8_t)result, .rank = 1, .shape = {SAMPLE}, .strides = {1}};
+  for (int i = 0; i < nin; i++) {
+    operands[i] = call.out;
+    operands[i].dtype = (uint8_t)in[i];
+  }
+  return eager_program(vm, &call);
+}
+
+/* False: there is no strip, or an error is raised. */
+static bool build(maker *m, op_id op, const graph_type *types, int nin, const op_attr *attr, strip *s) {
+  op_types t;
+  op_refusal why;
+  if (op == OP_stop_gradient || op == OP_fit || !op_infer(NULL, op, types, nin, attr, &t, &why) || t.weak) return false;
+  uint8_t operands[STRIP_OPERANDS] = {0, 1, 2};
+  qn_dtype strict[STRIP_OPERANDS];
+  const l_program *p;
+  for (int i = 0; i < nin; i++) {
+    op_role role = op_operand_role(op, i, nin);
+    strict[i] = role == ROLE_CONDITION ? QN_bool : role == ROLE_AS_IS ? (qn_dtype)types[i].dtype : t.compute;
+    s->scalar[i] = (uint8_t)strict[i];
+    if (types[i].weak || types[i].dtype == strict[i]) continue;
+    op_attr to = {.dtype = (uint8_t)strict[i]};
+    qn_dtype from = (qn_dtype)types[i].dtype;
+    int slot = take_temp(m);
+    if (!(p = program_of(m->vm, OP_cast, &from, 1, strict[i], &to)) || slot < 0 ||
+        !add_program(m, p, &operands[i], (uint8_t)slot))
+      return false;
+    operands[i] = (uint8_t)slot;
+  }
+  s->result = t.result.dtype;
+  p = program_of(m->vm, op, strict, nin, (qn_dtype)s->result, attr);
+  return p && add_program(m, p, operands, STRIP_RESULT);
+}
+
+static size_t strip_bytes(const strip *s) { return sizeof *s + s->nsteps * sizeof *s->steps; }
+static size_t row_length(op_id op) {
+  int digits = op_rows[op].arity > 2 ? op_rows[op].arity : 2;
+  return (size_t)1 << digits * STRIP_KIND_BITS;
+}
+
+/* What is computed on the way has as many elements as the result, even where nothing that it is made of is a vector. */
+static void find_modes(strip *s) {
+  for (uint32_t operands = 0; operands < 1 << STRIP_OPERANDS; operands++) {
+    uint32_t vectors = operands;
+    for (int i = 0; i < s->nsteps; i++) {
+      strip_step *step = &s->steps[i];
+      uint32_t mode = 0;
+      for (int k = 0; k < (step->fn ? 3 : 1); k++) mode |= (vectors >> step->in[k] & 1) << k;
+      step->mode[operands] = (uint8_t)mode;
+      if (step->fn) vectors |= 1u << step->out;
+      if (step->fn && step->out >= STRIP_TEMP && step->out - STRIP_TEMP >= s->ntemps)
+        s->ntemps = (uint8_t)(step->out - STRIP_TEMP + 1);
+    }
+  }
+}
+
+__attribute__((noinline, cold)) const strip *strip_make(qn_vm *vm, op_id op, uint32_t number) {
+  enum { DIGIT = (1 << STRIP_KIND_BITS) - 1 };
+  maker m = {.vm = vm, .loops = cpu_loops(vm)};
+  strip_table *t = m.loops ? eager_strips(vm) : NULL;
+  if (!t || (!t->of[op] && !(t->of[op] = mem_zalloc(vm, row_length(op) * sizeof *t->of[op])))) return NULL;
+  int nin = op_rows[op].arity;
+  graph_type types[STRIP_OPERANDS];
+  for (int i = 0; i < nin; i++) {
+    uint32_t kind = number >> ((nin > 2 ? nin : 2) - 1 - i) * STRIP_KIND_BITS & DIGIT;
+    types[i] = (graph_type){.dtype = (uint8_t)kind, .rank = 1, .shape = {SAMPLE}};
+    if (kind < DTYPE_PUBLIC) continue;
+    uint32_t tag = kind - STRIP_WEAK;
+    types[i] = (graph_type){.dtype = tag == TAG_BOOL ? QN_bool : tag == TAG_INT ? QN_i64 : QN_f64, .weak = true};
+  }
+  op_attr attr = {0};
+  if (op == OP_cast) attr.dtype = number & DIGIT;
+  strip made = {.fn = NULL};
+  made.usable = build(&m, op, types, nin, &attr, &made);
+  if (vm->error) return NULL;
+  made.nsteps = made.usable ? (uint8_t)m.nsteps : 0;
+  made.nconsts = (uint8_t)m.nconsts;
+  strip *s = mem_alloc(vm, strip_bytes(&made));
+  if (!s) return NULL;
+  *s = made;
+  memcpy(s->steps, m.steps, s->nsteps * sizeof *s->steps);
+  memcpy(s->bits, m.bits, sizeof m.bits);
+  find_modes(s);
+  bool in_order = s->nsteps == 1 && s->steps[0].fn;
+  for (int i = 0; i < nin && in_order; i++) in_order = s->steps[0].in[i] == i;
+  if (in_order) s->fn = s->steps[0].fn;
+  return t->of[op][number] = s;
+}
+
+void strips_free(qn_vm *vm, strip_table *t) {
+  for (int op = 0; op < OP_COUNT; op++) {
+    for (size_t i = 0; t->of[op] && i < row_length((op_id)op); i++)
+      if (t->of[op][i]) mem_free(vm, (strip *)(uintptr_t)t->of[op][i], strip_bytes(t->of[op][i]));
+    mem_free(vm, t->of[op], row_length((op_id)op) * sizeof *t->of[op]);
+  }
+}
+
+static inline bool all_hold(const uint8_t *ok, int64_t n) {
+  if (n > 16) return !memchr(ok, 0, (size_t)n);
+  for (int64_t i = 0; i < n; i++)
+    if (!ok[i]) return false;
+  return true;
+}
+
+bool strip_run(const strip *s, const void **at, uint32_t vectors, void *out, int64_t n) {
+  _Alignas(64) char temps[STRIP_TEMPS][STRIP_BLOCK * 8];
+  at[STRIP_RESULT] = out;
+  for (int i = 0, count = s->ntemps; i < count; i++) at[STRIP_TEMP + i] = temps[i];
+  for (int i = 0, count = s->nconsts; i < count; i++) at[STRIP_CONST + i] = &s->bits[i];
+  const strip_step *step = s->steps, *end = step + s->nsteps;
+  for (; step < end; step++) {
+    const void *a = at[step->in[0]];
+    int mode = step->mode[vectors];
+    if (step->fn)
+      step->fn((void *)(uintptr_t)at[step->out], a, at[step->in[1]], at[step->in[2]], mode, n);
+    else if (!all_hold(a, mode ? n : 1))
+      return false;
+  }
+  return true;
+}

@@ -1,0 +1,68 @@
+/* Strips: what an elementwise op does to its operands, as the calls of loops that the block VM would make for one block.
+ *
+ * A strip is made of one-op kernels, once for each op and kinds of operands: the rules say which conversions there are, and the
+ * kernels of these and of the op itself (for operands without gaps) are straight lines of loads, primitives, checks and one store.
+ * So what a strip computes is what the kernels compute, and nothing about arithmetic is written down here. */
+#ifndef JIT_CPU_EAGER_STRIP_H
+#define JIT_CPU_EAGER_STRIP_H
+
+#include "jit/cpu/vm.h"
+
+/* Where values are: the operands, the result, values on the way, constants. */
+enum {
+  STRIP_OPERANDS = 3,
+  STRIP_RESULT = STRIP_OPERANDS,
+  STRIP_TEMP = STRIP_RESULT + 1,
+  STRIP_TEMPS = 8,
+  STRIP_CONST = STRIP_TEMP + STRIP_TEMPS,
+  STRIP_CONSTS = 8,
+  STRIP_SLOTS = STRIP_CONST + STRIP_CONSTS
+};
+enum { STRIP_BLOCK = 256 }; /* elements at a time at most, unless the strip is one loop */
+
+typedef struct strip_step {
+  vm_fn fn; /* NULL: a check, that in[0] holds for all elements */
+  uint8_t out, in[3];
+  uint8_t mode
+      [1 << STRIP_OPERANDS]; /* of fn, by which operands of the strip are vectors; of a check whether in[0] is one */
+} strip_step;
+
+/* The kind of an operand: its dtype, or STRIP_WEAK + the tag of a host number. */
+enum { STRIP_WEAK = DTYPE_PUBLIC - TAG_BOOL, STRIP_KIND_BITS = 4 };
+_Static_assert(STRIP_WEAK + TAG_FLOAT < 1 << STRIP_KIND_BITS, "a kind of operand is one digit of a number");
+_Static_assert(TAG_INT == TAG_BOOL + 1 && TAG_FLOAT == TAG_BOOL + 2, "host numbers are numbered in a row");
+
+typedef struct strip {
+  vm_fn fn;                       /* the only step, of the operands in their order; NULL: there are more, or none */
+  bool usable;                    /* else the op on such operands is left to the slow way */
+  uint8_t result;                 /* dtype */
+  uint8_t scalar[STRIP_OPERANDS]; /* of host numbers: the dtype in which the op takes them */
+  uint8_t nsteps, nconsts, ntemps;
+  uint64_t bits[STRIP_CONSTS];
+  strip_step steps[];
+} strip;
+
+/* The strips of a VM, the first member of its eager state: of an op by the kinds of its operands, a digit each; one that takes fewer
+ * than two has the last digit 0, a conversion the target there. */
+typedef struct strip_table {
+  const strip **of[OP_COUNT]; /* NULL: none so far */
+} strip_table;
+static inline uint32_t strip_number(uint32_t a, uint32_t b) { return a << STRIP_KIND_BITS | b; }
+static inline uint32_t strip_number3(uint32_t a, uint32_t b, uint32_t c) { return strip_number(strip_number(a, b), c); }
+
+/* Makes it; NULL with an error raised. */
+QN_MUST_CHECK const strip *strip_make(qn_vm *vm, op_id op, uint32_t number);
+void strips_free(qn_vm *vm, strip_table *t);
+
+static inline __attribute__((always_inline)) const strip *strip_of(qn_vm *vm, op_id op, uint32_t number) {
+  const strip_table *t = vm->eager;
+  const strip **row = __builtin_expect(t != NULL, 1) ? t->of[op] : NULL;
+  const strip *s = __builtin_expect(row != NULL, 1) ? row[number] : NULL;
+  return __builtin_expect(s != NULL, 1) ? s : strip_make(vm, op, number);
+}
+
+/* The steps on n <= STRIP_BLOCK elements: operand i is at at[i], a vector if bit i of `vectors` is set. `at` has STRIP_SLOTS places, of which
+ * the operands are filled in. False: a check has failed. */
+bool strip_run(const strip *s, const void **at, uint32_t vectors, void *out, int64_t n);
+
+#endif
