@@ -182,8 +182,8 @@ static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args,
   if (vm->rec) {
     rec_at(vm, at);
     builtin_effect effect = info->def.effect;
-    if (effect != BUILTIN_PURE && effect != BUILTIN_HIGHER && !rec_effect(vm, &info->def, args, info->sig.nparams))
-      return value_error();
+    bool effects = effect != BUILTIN_PURE && effect != BUILTIN_HIGHER && effect != BUILTIN_CHOICE;
+    if (effects && !rec_effect(vm, &info->def, args, info->sig.nparams)) return value_error();
     for (int i = 0; vm->rec && i < info->sig.nparams; i++) {
       if (info->sig.params[i].data || !(value_node(args[i]) || is_data(args[i])) || value_is(args[i], TAG_ARRAY))
         continue;
@@ -836,13 +836,20 @@ static __attribute__((noinline, cold)) qn_value fail_method(qn_vm *vm, n_call *n
   text_buf t, near;
   text_init(&t, vm);
   text_init(&near, vm);
-  text_adds(&t, "neither a field of ");
-  text_kind(&t, receiver);
-  text_addf(&t, " nor a function is named '%s'", n->method->text);
-  const char *cure = foreign_cure(FOREIGN_MEMBER, n->method->text, n->method->len);
+  const char *cure = NULL;
+  bool field = value_is(receiver, TAG_ARRAY) && is_array_field(n->method);
+  if (field) {
+    text_addf(&t, "'%s' is a field of arrays, not a function: x.%s, without parentheses", n->method->text,
+              n->method->text);
+  } else {
+    text_adds(&t, "neither a field of ");
+    text_kind(&t, receiver);
+    text_addf(&t, " nor a function is named '%s'", n->method->text);
+    cure = foreign_cure(FOREIGN_MEMBER, n->method->text, n->method->len);
+  }
   if (cure)
     text_addf(&t, ": %s", cure);
-  else if (text_nearest(&near, n->method->text, l.names, l.n) && !near.failed)
+  else if (!field && text_nearest(&near, n->method->text, l.names, l.n) && !near.failed)
     text_addf(&t, "; nearest: %s", near.text);
   text_free(&near);
   span at = {n->h.at.source, n->args_at.start, n->args_at.end};

@@ -105,7 +105,8 @@ typedef struct listing {
   session *s;
   text_buf *out;
   const char *prefix;
-  size_t name_width, kind_width, total;
+  size_t total;
+  int name_width, kind_width; /* columns */
   int n;
   bool measure;
 } listing;
@@ -124,12 +125,15 @@ static void list_variable(void *ctx, const char *name, qn_value v) {
     while (kind.len && ((unsigned char)kind.text[kind.len] & 0xc0) == 0x80) kind.len--;
     text_adds(&kind, "...");
   }
+  int name_width = (int)utf8_columns(name, strlen(name));
+  int kind_width = kind.len ? (int)utf8_columns(kind.text, kind.len) : 0;
   if (l->measure) {
-    if (strlen(name) > l->name_width) l->name_width = strlen(name);
-    if (kind.len > l->kind_width) l->kind_width = kind.len;
+    if (name_width > l->name_width) l->name_width = name_width;
+    if (kind_width > l->kind_width) l->kind_width = kind_width;
   } else {
     size_t bytes = interp_bytes(v);
-    text_addf(l->out, "%-*s  %-*s  ", (int)l->name_width, name, (int)l->kind_width, kind.text ? kind.text : "");
+    text_addf(l->out, "%s%*s  %s%*s  ", name, l->name_width - name_width, "", kind.text ? kind.text : "",
+              l->kind_width - kind_width, "");
     if (bytes) text_size(l->out, (double)bytes);
     while (l->out->len && l->out->text[l->out->len - 1] == ' ') l->out->len--;
     text_adds(l->out, "\n");
@@ -156,7 +160,10 @@ static void command_vars(session *s, const char *argument) {
 }
 
 static void command_reset(session *s, const char *argument) {
-  (void)argument;
+  if (*argument) {
+    fprintf(stderr, "it is used so: :reset\n");
+    return;
+  }
   vm_run run;
   vm_run_begin(s->vm, &run);
   if (!interp_reset(s->vm)) cli_report(s->vm);
@@ -323,6 +330,10 @@ static void split(const char *text, size_t len, const char **word, size_t *word_
     *word_len = 4;
     *rest = text + 5;
     *rest_len = len - 6;
+    if (*rest_len > 2 && **rest == '"' && (*rest)[*rest_len - 1] == '"') {
+      ++*rest;
+      *rest_len -= 2;
+    }
     return;
   }
   if (len && *text == '?')

@@ -273,13 +273,13 @@ static __attribute__((cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_s
     text_kind(&t, v);
     text_addf(&t, " has no fields; '%s' needs a record, module or array", name->text);
   }
-  const char *cure = value_is(v, TAG_MODULE) ? NULL : foreign_cure(FOREIGN_MEMBER, name->text, name->len);
-  if (cure && !value_is(v, TAG_RECORD))
-    text_addf(&t, ": %s", cure);
-  else if (!value_is(v, TAG_RECORD) && !value_is(v, TAG_MODULE) && names_function(vm, name))
-    text_addf(&t, "; a function is called with parentheses: x.%s()", name->text);
-  else
-    add_names(&t, vm, name->text, names, n, "it has");
+  bool record = value_is(v, TAG_RECORD), module = value_is(v, TAG_MODULE);
+  bool cured = !record && !module && !is_array_field(name);
+  const char *cure = cured ? foreign_cure(FOREIGN_MEMBER, name->text, name->len) : NULL;
+  if (cure) text_addf(&t, ": %s", cure);
+  bool function = !cure && !module && names_function(vm, name);
+  if (!cure && (record || !function)) add_names(&t, vm, name->text, names, n, "it has");
+  if (function) text_addf(&t, "; a function is called with parentheses: x.%s()", name->text);
   return raise_text(vm,
                     value_is(v, TAG_RECORD) || value_is(v, TAG_MODULE) || value_is(v, TAG_ARRAY) || value_is_graph(v)
                         ? E_key
@@ -416,10 +416,21 @@ static qn_value get_one(qn_vm *vm, qn_value x, qn_value i, span at) {
   return index_get(vm, x, &item, 1);
 }
 
+/* Is an array literal written as an item of another one? */
+static bool is_row(qn_vm *vm, const node *n) {
+  const source_text *source = n->kind == N_ARRAY ? source_get(vm, n->at.source) : NULL;
+  if (!source) return false;
+  const char *s = source->text + n->at.start;
+  while (s > source->text && strchr(" \t\r\n", s[-1])) s--;
+  return s > source->text && (s[-1] == '[' || s[-1] == ',');
+}
+
 static qn_value finish_index(qn_vm *vm, n_index *n, qn_value x, qn_value r) {
   if (value_is_error(r)) {
     raise_at(vm, n->mark);
     note_operand(vm, n->object->at, x, n->object);
+    if (is_row(vm, n->object) && vm->error && vm->error->refs == 1) /* [[1, 2] [3, 4]] */
+      raise_note(vm, SPAN_NONE, "brackets behind an array index it; rows have a ',' between them");
   }
   value_release(vm, x);
   return r;

@@ -24,7 +24,13 @@ void text_span(qn_vm *vm, text_buf *t, span at) {
   size_t show = line ? (size_t)(line - text) : len;
   if (show > LONGEST) show = LONGEST;
   while (show > 0 && ((unsigned char)text[show] & 0xc0) == 0x80 && show < len) show--;
-  text_add(t, text, show);
+  for (size_t i = 0; i < show; i++) { /* tabs would break the rows below, a carriage return the line */
+    bool blank = text[i] == '\t' || text[i] == '\r';
+    if (!blank)
+      text_add(t, text + i, 1);
+    else if (i + 1 < show)
+      text_adds(t, " ");
+  }
   if (show < len) text_adds(t, " ...");
 }
 

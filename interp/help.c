@@ -42,7 +42,17 @@ static const struct {
 };
 enum { TOPICS = sizeof topics / sizeof *topics };
 
+/* Is a name one of the language's operators? */
+static bool is_operator(const char *name) {
+  static const char all[] = " == != < <= > >= | & + - * / // % @ ~ ** += -= *= /= //= %= **= ";
+  size_t n = strlen(name);
+  for (const char *s = strstr(all, name); n && s; s = strstr(s + 1, name))
+    if (s > all && s[-1] == ' ' && s[n] == ' ') return true;
+  return false;
+}
+
 static bool help_topic(const char *name, text_buf *out) {
+  if (is_operator(name)) name = "operators";
   for (int i = 0; i < TOPICS; i++) {
     if (strcmp(topics[i].name, name) != 0) continue;
     if (!topics[i].example) return help_topic(topics[i].text, out);
@@ -69,13 +79,18 @@ static void help_topics(text_buf *out) {
                  "  errors, and each by its id (E203)\n  tunables\n");
 }
 
-static void help_tunables(text_buf *out) {
+/* All of them, or the one of a name; false if there is none. */
+static bool help_tunables(const char *name, text_buf *out) {
+  bool found = false;
   for (int i = 0; i < TUNABLE_COUNT; i++) {
     const tunable_row *t = &tunable_rows[i];
+    if (name && strcmp(name, t->name) != 0) continue;
     text_addf(out, "%-20s %s\n%-20s default %lld, from %lld to %lld\n", t->name, t->meaning, "", (long long)t->def,
               (long long)t->min, (long long)t->max);
+    found = true;
   }
-  text_adds(out, "\nSet with --set NAME=VALUE or QUERN_SET=\"a=1,b=2\".\n");
+  if (found) text_adds(out, "\nSet with --set NAME=VALUE or QUERN_SET=\"a=1,b=2\".\n");
+  return found;
 }
 
 /* The comment lines directly above a definition. */
@@ -208,10 +223,7 @@ bool interp_help(qn_vm *vm, const char *topic, text_buf *out) {
       return true;
     }
   }
-  if (strcmp(topic, "tunables") == 0) {
-    help_tunables(out);
-    return true;
-  }
+  if (help_tunables(strcmp(topic, "tunables") == 0 ? NULL : topic, out)) return true;
   if (strcmp(topic, "topics") == 0) {
     help_topics(out);
     return true;

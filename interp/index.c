@@ -534,7 +534,8 @@ static qn_value fail_index(qn_vm *vm, qn_value x, int n) {
   text_buf t;
   text_init(&t, vm);
   text_kind(&t, x);
-  text_adds(&t, n == 1 ? " cannot be indexed like this" : " takes one index");
+  bool indexed = value_is(x, TAG_LIST) || value_is(x, TAG_STR) || value_is(x, TAG_RANGE);
+  text_adds(&t, !indexed ? " cannot be indexed" : n == 1 ? " cannot be indexed like this" : " takes one index");
   return raise_text(vm, E_index_kind, SPAN_NONE, &t);
 }
 

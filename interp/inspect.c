@@ -8,6 +8,12 @@
 
 const char *const array_fields[ARRAY_FIELDS] = {"shape", "dtype", "rank", "size", "device", "T"};
 
+bool is_array_field(const qn_str *name) {
+  for (int i = 0; i < ARRAY_FIELDS; i++)
+    if (strcmp(array_fields[i], name->text) == 0) return true;
+  return false;
+}
+
 bool interp_lookup(qn_vm *vm, const char *name, size_t len, qn_value *out) {
   interp *ip = interp_of(vm);
   for (const scope *s = ip->main; s; s = s->outer)

@@ -16,6 +16,7 @@
 /* The fields that every array has. */
 enum { ARRAY_FIELDS = 6 };
 extern const char *const array_fields[ARRAY_FIELDS];
+bool is_array_field(const qn_str *name);
 
 typedef enum node_kind {
   N_OTHER,
@@ -190,7 +191,7 @@ typedef struct n_fn {
 } n_fn;
 
 typedef struct n_if {
-  node h; /* flag: somebody looks at the value */
+  node h;                        /* flag: somebody looks at the value */
   node *cond, *then, *otherwise; /* otherwise may be NULL */
   site *site;
 } n_if;

@@ -44,13 +44,13 @@ static bool is_pure(resolver *r, qn_str *name, const builtin_def **def) {
   if (!c || !value_is(c->value, TAG_FN)) return false;
   if (value_fn(c->value)->head.flags != FN_BUILTIN) return value_fn(c->value)->head.flags == FN_USER;
   *def = value_fn(c->value)->code;
-  return (*def)->effect == BUILTIN_PURE;
+  return (*def)->effect == BUILTIN_PURE || (*def)->effect == BUILTIN_CHOICE;
 }
 
 /* `name` is the function that is called, or NULL; `def` its row, if it has one. */
 static bool fail_lost(resolver *r, const ast_node *n, const char *name, const builtin_def *def) {
   const ast_node *first = !def ? NULL : n->kind == AST_method ? n->kids[0] : n->n > 1 ? n->kids[1] : NULL;
-  if (first && first->kind == AST_name && strchr(def->signature, '@')) {
+  if (first && first->kind == AST_name && (strchr(def->signature, '@') || def->effect == BUILTIN_CHOICE)) {
     text_buf t, args;
     text_init(&t, r->vm);
     text_init(&args, r->vm);

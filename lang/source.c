@@ -46,7 +46,10 @@ static void raise_invalid(qn_vm *vm, const char *name, const char *text, size_t 
   size_t good = utf8_valid_prefix(text, nul ? (size_t)(nul - text) : len);
   int line = 1;
   for (size_t i = 0; i < good; i++) line += text[i] == '\n';
-  if (!text[good])
+  bool marked = len > 1 && (!memcmp(text, "\xff\xfe", 2) || !memcmp(text, "\xfe\xff", 2));
+  if (marked || (len > 3 && !text[1] && !text[3]))
+    raise(vm, E_text, SPAN_NONE, "%s: the text is UTF-16; save it as UTF-8", name);
+  else if (!text[good])
     raise(vm, E_text, SPAN_NONE, "%s, line %d: the text has a NUL byte", name, line);
   else
     raise(vm, E_text, SPAN_NONE, "%s, line %d: the byte 0x%02x is not UTF-8", name, line, (unsigned char)text[good]);

@@ -244,10 +244,24 @@ static int format_spec(parser *p, token *t, const unsigned char *s) {
 
 /* ---- numbers ---- */
 
-/* A number ends at `s`; what touches it must not be a part of a word. */
+/* The characters from `s` on that names can have; skip_name takes all that is not ASCII for one. */
+static const unsigned char *skip_letters(const unsigned char *s) {
+  const unsigned char *YYCURSOR = s, *YYMARKER;
+  for (;;) {
+    s = YYCURSOR;
+    /*!re2c
+      re2c:define:YYCTYPE = "unsigned char";
+      re2c:yyfill:enable = 0;
+      L | Nl | Nd | Mn | Mc | [_] { continue; }
+      *                           { return s; }
+    */
+  }
+}
+
+/* A number ends at `s`; what touches it must not be a part of a word. (A character that has no meaning is told by itself.) */
 static bool number_ends(parser *p, token *t, const unsigned char *s) {
-  if (!in_name(*s)) return true;
-  const unsigned char *begin = (const unsigned char *)p->text->text + t->start, *e = skip_name(s);
+  const unsigned char *begin = (const unsigned char *)p->text->text + t->start, *e = skip_letters(s);
+  if (e == s) return true;
   uint32_t from = t->start, to = offset(p, e);
   int len = (int)(s - begin), rest = (int)(e - s);
   if (len == 1 && *begin == '0' && rest > 1 && strchr("bBoOX", *s) && is_digit(s[1]))
@@ -362,7 +376,13 @@ static int strange(parser *p, token *t, const unsigned char *s) {
       {0x201c, "write \""},   {0x201d, "write \""},    {0x2018, "write \""},   {0x2019, "write \""},
       {0xa0, "write a plain blank"},                   {0x2026, "write ..."},  {0x2227, "write and"},
       {0x2228, "write or"},   {0xac, "write not"},     {0x2192, "write ->"},   {0xb2, "write ** 2"},
-      {0x3bb, "write fn"},    {0xfeff, "remove it"},   {0x200b, "remove it"},
+      {0x3bb, "write fn"},    {0xfeff, "remove it"},   {0x200b, "remove it"},  {0xab, "write \""},
+      {0xbb, "write \""},     {0x3000, "write a plain blank"},                 {0x3001, "write ,"},
+      {0x201e, "write \""},   {0xff01, "write not"},   {0xff08, "write ("},    {0xff09, "write )"},
+      {0xff0b, "write +"},    {0xff0c, "write ,"},     {0xff0d, "write -"},    {0xff0f, "write /"},
+      {0xff1a, "write :"},    {0xff1b, "write ;"},     {0xff1d, "write ="},    {0xff1c, "write <"},
+      {0xff1e, "write >"},    {0xff3b, "write ["},     {0xff3d, "write ]"},    {0xff5b, "write {"},
+      {0xff5d, "write }"},
   };
   uint32_t code;
   int len = utf8_decode((const char *)s, &code);

@@ -195,6 +195,14 @@ static const char *slip_of_words(const parser *p, int kind, token t) {
   return NULL;
 }
 
+/* Does a word stand before the innermost bracket? */
+static bool opened_by(const parser *p, const char *word) {
+  const char *s = p->text->text, *e = s + p->brackets[p->depth - 1].at;
+  size_t n = strlen(word);
+  while (e > s && (e[-1] == ' ' || e[-1] == '\t')) e--;
+  return (size_t)(e - s) >= n && !strncmp(e - n, word, n);
+}
+
 /* The message for what stands at `t`, if it is a known slip; the error's id goes to *id. */
 static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
   const unsigned char *rest = (const unsigned char *)p->text->text + t.end;
@@ -213,8 +221,11 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
     if (p->last == T_NAME && (p->before == T_LP || p->before == T_COMMA) && in == BRACKET_ROUND && after)
       return "a keyword argument is written name: value; a comparison ==";
     if (after) return "an assignment is a statement, not a value; a comparison is written ==";
-    if (p->last == T_NAME && (p->before == T_FOR || p->before == T_LP) && !accepts(p, T_ASSIGN))
+    if (p->last == T_NAME && !accepts(p, T_ASSIGN) &&
+        (p->before == T_FOR || (p->before == T_LP && p->depth && opened_by(p, "for"))))
       return "a loop over numbers is written for i in 0..n { ... }";
+    if (p->last == T_NAME && !after && accepts(p, T_COMMA) && p->depth && opened_by(p, "let"))
+      return "a pattern has no defaults; get(r, \"name\", default) reads a field that may be missing";
     break;
   case T_COLON:
     if (accepts(p, T_ARROW)) return "a body stands in braces: fn f(x) { ... }; a result type is written -> f32[n]";
@@ -251,7 +262,9 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
       return "there is no operator in: a record has a field if has(r, \"name\")";
     break;
   case T_COMMA:
-    if (accepts(p, T_NL) || (p->last == T_NAME && !p->depth && (accepts(p, T_IN) || accepts(p, T_ASSIGN))) ||
+    if (in == BRACKET_RECORD && p->last == T_NL) return *id = E_syntax, "a ',' stands at the end of the line before";
+    if ((accepts(p, T_NL) && in != BRACKET_RECORD) ||
+        (p->last == T_NAME && !p->depth && (accepts(p, T_IN) || accepts(p, T_ASSIGN))) ||
         (in == BRACKET_BLOCK && (accepts(p, T_IN) || accepts(p, T_ASSIGN))))
       return "a list stands in parentheses: (a, b)";
     break;
@@ -312,18 +325,22 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
         e += strspn(e, " \t");
         if (*e == ':') return "fields of records have names or texts: {\"1\": 2}, r[\"1\"]";
         if (*e == ',' || *e == '}') return "there are no sets: lists are written (1, 2), records {a: 1}";
-        break;
       }
+      e = s;
       while ((*e >= 'a' && *e <= 'z') || (*e >= 'A' && *e <= 'Z') || *e == '_' || (*e >= '0' && *e <= '9')) e++;
       if (e > s) {
         e += strspn(e, " \t");
         if (e[0] == '=' && e[1] != '=') return "a field of a record is written name: value";
         if (*e == ',' || *e == '}') return *id = E_syntax, "{a, b} is a pattern; a record is written {a: a, b: b}";
       }
+      return *id = E_syntax, "a block stands only behind if, else, for, while, try, catch and fn; a record is {a: 1}";
     }
     break;
   default: break;
   }
+  if (in == BRACKET_RECORD && !before && accepts(p, T_RC) && (p->last == T_NL || after) &&
+      (kind == T_NAME || kind == T_STRING || kind == T_DOTDOT) && !foreign_word(p, kind, t))
+    return *id = E_syntax, "fields are separated by ','; one is missing before this";
   *id = E_slip;
   if (statement && p->last == T_NL && kind > 0 &&
       (kind == T_STAR || kind == T_SLASH || kind == T_PERCENT || kind == T_AT || kind == T_POW || kind == T_AND ||
@@ -381,6 +398,9 @@ static void syntax_error(parser *p, int kind, token t) {
   if (keyword) {
     text_addf(&message, "'%.*s' is a %s and cannot be a name", (int)(t.end - t.start), p->text->text + t.start,
               kind == T_FLOAT ? "number" : "keyword");
+    if (p->depth && p->brackets[p->depth - 1].kind == BRACKET_RECORD && accepts(p, T_STRING))
+      text_addf(&message, "; as a field it is written \"%.*s\": value", (int)(t.end - t.start),
+                p->text->text + t.start);
   } else {
     text_adds(&message, "expected ");
     describe_expected(p, &message);

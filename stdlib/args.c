@@ -105,9 +105,24 @@ bool arg_axes(qn_vm *vm, const char *fn, qn_value v, int rank, uint8_t *mask) {
   return true;
 }
 
+bool arg_operands(qn_vm *vm, const char *fn, const qn_value *args, int n) {
+  for (int i = 0; i < n; i++)
+    if (!is_array(args[i]) && !value_is_scalar(args[i])) {
+      arg_refuse(vm, fn, "arrays and numbers", args[i]);
+      return false;
+    }
+  return true;
+}
+
 bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_t *out, int *n) {
   if (value_is(rest, TAG_LIST) && value_list(rest)->len == 1 && value_is(value_list(rest)->items[0], TAG_LIST))
     rest = value_list(rest)->items[0];
+  if (value_is(rest, TAG_LIST) && value_list(rest)->len == 2 && value_is(value_list(rest)->items[0], TAG_LIST) &&
+      value_is(value_list(rest)->items[1], TAG_DTYPE)) {
+    raise(vm, E_type, SPAN_NONE, "%s: the dtype is given by name: dtype: %s", fn,
+          dtype_rows[value_list(rest)->items[1].u.i].name);
+    return false;
+  }
   const qn_value *items = &rest;
   uint32_t count = 1;
   if (value_is(rest, TAG_LIST)) {

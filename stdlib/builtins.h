@@ -35,6 +35,8 @@ QN_MUST_CHECK bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_valu
 /* The same, as sizes: none negative (E201). */
 QN_MUST_CHECK bool arg_shape(qn_vm *vm, const char *fn, qn_value rest, int64_t *shape, int *rank);
 
+/* Operands of an op: arrays and numbers. */
+QN_MUST_CHECK bool arg_operands(qn_vm *vm, const char *fn, const qn_value *args, int n);
 /* An array for an argument (owned): arrays are themselves, host numbers become rank 0, lists are stacked. In the given dtype,
  * or (QN_DTYPE_COUNT) in the one that the items promote to. */
 QN_MUST_CHECK qn_value arg_array(qn_vm *vm, const char *fn, qn_value v, qn_dtype dtype);

@@ -191,6 +191,7 @@ qn_value builtin_float(qn_vm *vm, const qn_value *args) {
 }
 
 qn_value builtin_divmod(qn_vm *vm, const qn_value *args) {
+  if (!arg_operands(vm, "divmod", args, 2)) return value_error();
   qn_value quotient = op2(vm, OP_floordiv, args[0], args[1], NULL);
   if (value_is_error(quotient)) return quotient;
   return use_pair(vm, quotient, op2(vm, OP_mod, args[0], args[1], NULL));

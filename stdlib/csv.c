@@ -238,8 +238,8 @@ static bool read_names(table *t, qn_record *names) {
 }
 
 static bool refuse_width(table *t, int64_t line, int64_t n, bool more) {
-  return file_refuse(t->r.vm, t->r.path, "line %lld has %s%lld cells, where the first row has %lld", (long long)line,
-                     more ? "more than " : "", (long long)n, (long long)t->ncolumns);
+  return file_refuse(t->r.vm, t->r.path, "line %lld has %s%lld cell%s, where the first row has %lld", (long long)line,
+                     more ? "more than " : "", (long long)n, n == 1 ? "" : "s", (long long)t->ncolumns);
 }
 
 /* Lets a cell decide about its column. */

@@ -11,6 +11,7 @@ enum { KINDS = sizeof kinds / sizeof *kinds };
 
 /* ---- numbers and colors ------------------------------------------------------------------------------------------------- */
 
+/* Beyond these bounds ranges and their margins would not be finite. */
 bool number_drawn(double x) { return x >= -1e300 && x <= 1e300; }
 
 double series_x(const figure_series *s, int64_t i) { return s->x ? s->x[i] : (double)i; }

@@ -316,6 +316,14 @@ qn_value builtin_sort(qn_vm *vm, const qn_value *args) {
 
 /* ---- reductions of arrays and sequences ------------------------------------------------------------------------------------ */
 
+static qn_value number_item(qn_vm *vm, const char *fn, sequence *s, int64_t i) {
+  qn_value item = sequence_item(vm, s, i);
+  if (is_array(item) || value_is_scalar(item) || value_is_error(item)) return item;
+  (void)arg_refuse(vm, fn, "numbers and arrays in the list", item);
+  value_release(vm, item);
+  return value_error();
+}
+
 /* `args` are x, axis, keepdims. A sequence is folded with `combine`, starting from `empty` (unset: an empty one is an
  * error). */
 static qn_value reduce(qn_vm *vm, const char *fn, op_id op, op_id combine, qn_value empty, const qn_value *args) {
@@ -347,15 +355,10 @@ static qn_value reduce(qn_vm *vm, const char *fn, op_id op, op_id combine, qn_va
       return raise(vm, E_empty_reduce, SPAN_NONE, "%s of an empty %s", fn, value_kind_name(x));
     return empty;
   }
-  qn_value sum = sequence_item(vm, &s, 0);
-  if (!is_array(sum) && !value_is_scalar(sum)) {
-    qn_value bad = arg_refuse(vm, fn, "numbers and arrays in the list", sum);
-    value_release(vm, sum);
-    return bad;
-  }
+  qn_value sum = number_item(vm, fn, &s, 0);
   if (value_is(sum, TAG_BOOL) && !value_is(empty, TAG_UNSET)) sum = use2(vm, combine, empty, sum, NULL);
   for (int64_t i = 1; i < s.n && !value_is_error(sum); i++)
-    sum = use2(vm, combine, sum, sequence_item(vm, &s, i), NULL);
+    sum = use2(vm, combine, sum, number_item(vm, fn, &s, i), NULL);
   return sum;
 }
 

@@ -99,4 +99,6 @@ qn_value builtin_topk(qn_vm *vm, const qn_value *args) {
   return use_pair(vm, values, indices);
 }
 
-qn_value builtin_matmul(qn_vm *vm, const qn_value *args) { return op2(vm, OP_dot, args[0], args[1], NULL); }
+qn_value builtin_matmul(qn_vm *vm, const qn_value *args) {
+  return arg_operands(vm, "matmul", args, 2) ? op2(vm, OP_dot, args[0], args[1], NULL) : value_error();
+}

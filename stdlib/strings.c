@@ -94,6 +94,8 @@ qn_value builtin_chars(qn_vm *vm, const qn_value *args) {
 
 qn_value builtin_join(qn_vm *vm, const qn_value *args) {
   qn_str *separator;
+  if (value_is(args[0], TAG_STR) && value_is(args[1], TAG_LIST))
+    return raise(vm, E_type, SPAN_NONE, "join: the list comes first: join(list, separator)");
   if (!value_is(args[0], TAG_LIST)) return arg_refuse(vm, "join", "a list of texts", args[0]);
   if (!arg_str(vm, "join", "a text as separator", args[1], &separator)) return value_error();
   const qn_list *l = value_list(args[0]);

@@ -11,7 +11,7 @@
  *   globals      rec_global when it reads a global while recording; captured values likewise (rec_capture)
  *   places       rec_at before it evaluates an operation while recording, so that nodes know where they come from
  *   host scalars an operation on traced bools, ints, floats (value_node != 0) goes through op_apply
- *   effects      rec_effect before a builtin that is neither PURE nor HIGHER runs
+ *   effects      rec_effect before a builtin that is no PURE, HIGHER or CHOICE one runs
  *   builtins     host numbers among their arguments are observed (rec_observe_tree) unless the parameter is data (`~x` in the
  *                signature: the builtin passes it to op_apply as an operand)
  *   literals     rec_const for arrays built from untraced host numbers
@@ -134,7 +134,7 @@ QN_MUST_CHECK bool rec_const(qn_vm *vm, qn_array *a);
  * is not the body's to catch. */
 QN_MUST_CHECK bool rec_try_begin(qn_vm *vm);
 void rec_try_end(qn_vm *vm);
-/* Before an effect (a builtin that is no PURE or HIGHER one): pending fallible work finishes first. */
+/* Before an effect (a builtin that is no PURE, HIGHER or CHOICE one): pending fallible work finishes first. */
 /* The arguments (owned by the caller) are then what the effect sees: all lanes of a vmap. */
 QN_MUST_CHECK bool rec_effect(qn_vm *vm, const builtin_def *def, qn_value *args, int nargs);
 

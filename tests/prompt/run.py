@@ -934,7 +934,7 @@ def case_commands(place):
     p.answer(":load nowhere.qn", "quern: cannot read nowhere.qn: No such file or directory")
     p.answer("# scales", )
     p.type(paste("# twice the value\nfn twice(x, by = 2) = x * by") + "\r")
-    for text in ("?twice", ":doc twice", "help twice", ":help twice", "help(twice)"):
+    for text in ("?twice", ":doc twice", "help twice", ":help twice", "help(twice)", 'help("twice")'):
         p.answer(text, "twice(x, by = 2)", "twice the value")
     for text in ("?softmax", "help softmax", ":doc softmax"):
         p.type(text + "\r")
@@ -978,6 +978,17 @@ def case_commands(place):
     p.wait(lambda: "6 copies, 240 kB" in p.screen.lines() and
            len([r for r in p.screen.lines() if re.match(r" +3  120 kB  <prompt \d+>:1:\d+  [zw]\[", r)]) == 2, "copies and their places")
     p.answer(":copies y[1] = 3", "0 copies")
+    p.answer(":reset x", "it is used so: :reset")
+    p.type(ctrl("l"))
+    p.answer("let größe = (1, 2)")
+    p.type(":vars\r")
+    p.wait(lambda: any(re.match(r"größe   list of 2 ", r) for r in p.screen.lines()) and
+           any(re.match(r"x       f32\[1000, 10\] ", r) for r in p.screen.lines()), "columns for names of any letters")
+    for text in (":doc +", ":doc **=", "?@"):
+        p.type(ctrl("l") + text + "\r")
+        p.wait(lambda: any(r.startswith("from the loosest to the tightest") for r in p.screen.lines()), text)
+    p.type(ctrl("l") + ":doc jit.hot\r")
+    p.wait(lambda: any(r.startswith("jit.hot ") for r in p.screen.lines()), "a tunable")
     p.answer(":reset")
     p.type("x\r")
     p.wait(lambda: any("'x' is not defined" in r for r in p.screen.lines()), "nothing is left")

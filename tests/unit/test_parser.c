@@ -413,7 +413,7 @@ START_TEST(mistakes) {
       {"x = 1\n}", "E102 at 6..7: this '}' closes nothing"},
       {"x]", "E102 at 1..2: this ']' closes nothing"},
       {"print(len xs)", "E102 at 10..12: expected ',' or ')', found 'xs'; a call is written len(xs)"},
-      {"{a: 1 b: 2}", "E102 at 6..7: expected ',' or '}', found 'b'"},
+      {"{a: 1 b: 2}", "E102 at 6..7: fields are separated by ','; one is missing before this"},
       {"{ x = 3 }", "E102 at 4..5: a block stands only behind if"},
       {"{ let x = 3 }", "E102 at 2..5: a block stands only behind if"},
       {"let r = {a, b}", "E102 at 8..9: {a, b} is a pattern"},
