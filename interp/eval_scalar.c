@@ -219,7 +219,7 @@ static bool join(qn_vm *vm, const n_binary *n, qn_value *a, qn_value b) {
 }
 
 /* Appends an array's operands to the right shapes for OP_dot: rank 1 gets an axis, which the result then loses. */
-static qn_value matmul(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
+static __attribute__((noinline)) qn_value product(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   const qn_array *x = value_array(a), *y = value_array(b);
   if (x->rank == 0 || y->rank == 0)
     return raise(vm, E_matmul_shape, n->mark, "@ needs arrays of rank 1 or more; * multiplies by a number");
@@ -255,6 +255,11 @@ static qn_value matmul(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   qn_value out = array_reshaped(vm, r, rank, shape);
   value_release(vm, r);
   return out;
+}
+
+static inline qn_value matmul(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
+  qn_value r = vm->rec ? value_unset() : eager_fast_dot(vm, a, b);
+  return value_is(r, TAG_UNSET) ? product(vm, n, a, b) : r;
 }
 
 static __attribute__((cold)) qn_value fail_kinds(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
@@ -389,6 +394,14 @@ static __attribute__((noinline)) qn_value slow(qn_vm *vm, const n_binary *n, qn_
     if (vm->rec) rec_at(vm, n->mark);
     qn_value in[2] = {a, b};
     r = op_apply(vm, (op_id)n->row, in, 2, NULL);
+    if (value_is_error(r)) note_operands(vm, n, a, b);
+    if (own & OWN_A) value_release(vm, a);
+    if (own & OWN_B) value_release(vm, b);
+    return r;
+  }
+  if (n->op == AST_OP_matmul && a.head == TAG_ARRAY && b.head == TAG_ARRAY) {
+    if (vm->rec) rec_at(vm, n->mark);
+    qn_value r = matmul(vm, n, a, b);
     if (value_is_error(r)) note_operands(vm, n, a, b);
     if (own & OWN_A) value_release(vm, a);
     if (own & OWN_B) value_release(vm, b);

@@ -739,5 +739,10 @@ qn_value eager_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_
     if (op_rows[op].klass == CLASS_POINTWISE) return eager_fast(vm, op, in, nin, attr);
     if (op_rows[op].klass == CLASS_REDUCE) return eager_fast_reduce(vm, op, in, attr);
   }
-  return eager_slow(vm, op, in, nin, attr);
+  qn_value out = value_unset();
+  switch ((op_class)op_rows[op].klass) {
+  case CLASS_DOT: out = eager_fast_dot(vm, in[0], in[1]); break;
+  default: break;
+  }
+  return value_is(out, TAG_UNSET) ? eager_slow(vm, op, in, nin, attr) : out;
 }

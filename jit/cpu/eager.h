@@ -25,6 +25,8 @@ QN_MUST_CHECK qn_value eager_two(qn_vm *vm, op_id op, qn_value a, qn_value b);
 /* A conversion of an array. Unset as above. */
 QN_MUST_CHECK qn_value eager_convert(qn_vm *vm, qn_value a, qn_dtype to);
 QN_MUST_CHECK qn_value eager_fast_reduce(qn_vm *vm, op_id op, const qn_value *in, const op_attr *attr);
+/* The same for the other classes. Unset: not here, the slow way does it. */
+QN_MUST_CHECK qn_value eager_fast_dot(qn_vm *vm, qn_value left, qn_value right);
 /* Sum and division by the number of elements, where both have nothing to ask; otherwise unset. */
 QN_MUST_CHECK qn_value eager_fast_mean(qn_vm *vm, qn_value in, const op_attr *attr);
 QN_MUST_CHECK qn_value eager_slow(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);

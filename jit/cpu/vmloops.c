@@ -206,6 +206,13 @@ NAME2P(mulhi, u64, u64)
     for (int64_t i = 0; i < n; i++) out[i] = x[index[i] * vstride];                                                    \
   }
 SIZES(MAKE_SIZE)
+#define MAKE_PUT(U)                                                                                                    \
+  static void bits_put_##U(void *base, const int64_t *at, const void *v, int64_t step, int64_t n) {                    \
+    U *out = base;                                                                                                     \
+    const U *x = v;                                                                                                    \
+    for (int64_t i = 0; i < n; i++, x += step) { SCALAR out[at[i]] = *x; }                                             \
+  }
+SIZES(MAKE_PUT)
 
 /* ---- conversions ---- */
 #define CAST(S, T) LOOP1(cast_loop_##S##_##T, S, T, cast_##S##_##T)
@@ -374,7 +381,13 @@ MATHS_TEST(MAKE_TEST, b8)
         *out++ = v;                                                                                                    \
       }                                                                                                                \
   }
-#define FOLDS(F, T) ROWS(F, T) CHAIN(F, T) SCAN64(F, T) TREE(F, T) CHAINS(F, T)
+#define UPDATE(F, T)                                                                                                   \
+  static void update_##F##_##T(void *base, const int64_t *at, const void *v, int64_t step, int64_t n) {                \
+    T *out = base;                                                                                                     \
+    const T *x = v;                                                                                                    \
+    for (int64_t i = 0; i < n; i++, x += step) { SCALAR out[at[i]] = F##_##T(out[at[i]], *x); }                        \
+  }
+#define FOLDS(F, T) ROWS(F, T) CHAIN(F, T) SCAN64(F, T) TREE(F, T) CHAINS(F, T) UPDATE(F, T)
 #define FOLDS_NUM(X, T) X(add, T) X(mul, T)
 #define FOLDS_ALL(X, T) X(min, T) X(max, T)
 #define FOLDS_BIT(X, T) X(and, T) X(or, T) X(xor, T)
@@ -428,6 +441,44 @@ WORDS(MADD_INT)
     }                                                                                                                  \
   }
 NUMBERS(DOTS)
+
+#define PRODUCT(T)                                                                                                     \
+  static void product_##T(void *o, const void *a, const void *b, const vm_product *p) {                                \
+    T *out = o;                                                                                                        \
+    const T *row = a;                                                                                                  \
+    int64_t sx = p->x_step, sy = p->y_step, depth = p->k;                                                              \
+    for (int64_t i = 0; i < p->m; i++, row += p->x_row) {                                                              \
+      const T *column = b;                                                                                             \
+      for (int64_t j = 0; j < p->n; j++, column += p->y_column) {                                                      \
+        const T *x = row, *y = column;                                                                                 \
+        T v = mul_##T(*x, *y);                                                                                         \
+        for (int64_t k = 1; k < depth; k++) {                                                                          \
+          SCALAR x += sx, y += sy;                                                                                     \
+          v = MADD_##T(*x, *y, v);                                                                                     \
+        }                                                                                                              \
+        *out++ = v;                                                                                                    \
+      }                                                                                                                \
+    }                                                                                                                  \
+  }
+NUMBERS(PRODUCT)
+
+/* The key of each round is the same for all elements: one loop over the elements, in which the rounds are written out. */
+static void philox_words(u32 w[4][VM_WORDS], const u32 key[2], u64 first, u64 draw) {
+  u32 k0 = key[0], k1 = key[1];
+  SIMD for (int i = 0; i < VM_WORDS; i++) {
+    u64 element = first + (u64)i;
+    u32 a = (u32)element, b = (u32)(element >> 32), c = (u32)draw, d = (u32)(draw >> 32);
+    _Pragma("GCC unroll 10") for (u32 round = 0; round < 10; round++) {
+      u32 low0 = a * 0xd2511f53u, low1 = c * 0xcd9e8d57u;
+      u32 high0 = mulhi_u32(a, 0xd2511f53u), high1 = mulhi_u32(c, 0xcd9e8d57u);
+      a = high1 ^ b ^ (k0 + round * 0x9e3779b9u);
+      c = high0 ^ d ^ (k1 + round * 0xbb67ae85u);
+      b = low1;
+      d = low0;
+    }
+    w[0][i] = a, w[1][i] = b, w[2][i] = c, w[3][i] = d;
+  }
+}
 
 /* A candidate replaces the best if it is strictly better, or the first nan. */
 #define BETTER_max(v, best) ((v) > (best) || ((v) != (v) && (best) == (best)))
@@ -486,6 +537,8 @@ COMPUTED(MAKE_ARGS)
 #define ROW_IOTA(T) [AT_##T] = iota_##T,
 #define ROW_DOT(T) [AT_##T] = dot_##T,
 #define ROW_DOTS(T) [AT_##T] = dots_##T,
+#define ROW_PRODUCT(T) [AT_##T] = product_##T,
+#define ROW_UPDATE(F, T) [KOP_##F][AT_##T] = update_##F##_##T,
 #define ROW_ROWS(F, T) [KOP_##F][AT_##T] = rows_##F##_##T,
 #define ROW_CHAIN(F, T) [KOP_##F][AT_##T] = chain_##F##_##T,
 #define ROW_TREE(F, T) [KOP_##F][AT_##T] = tree_##F##_##T,
@@ -527,6 +580,10 @@ const vm_loops TABLE(VM_ISA) = {
     .chains = {FOLD_TABLE(ROW_CHAINS)},
     .dot = {NUMBERS(ROW_DOT)},
     .dots = {NUMBERS(ROW_DOTS)},
+    .product = {NUMBERS(ROW_PRODUCT)},
+    .update = {FOLD_TABLE(ROW_UPDATE)},
+    .put = {bits_put_u8, bits_put_u16, bits_put_u32, bits_put_u64},
+    .philox = philox_words,
     .arg = {{COMPUTED(ROW_ARGMAX)}, {COMPUTED(ROW_ARGMIN)}},
     .args = {{COMPUTED(ROW_ARGSMAX)}, {COMPUTED(ROW_ARGSMIN)}},
     .scan64 = {FOLD_TABLE(ROW_SCAN)},

@@ -11,6 +11,14 @@
 enum { VM_A = 1, VM_B = 2, VM_C = 4 };
 typedef void (*vm_fn)(void *out, const void *a, const void *b, const void *c, int mode, int64_t n);
 
+/* out[i][j] = x[i][0] * y[0][j] + ...: what dot does, for m rows by n columns, k >= 1 elements each; steps in elements. */
+typedef struct vm_product {
+  int64_t m, n, k;
+  int64_t x_row, x_step, y_step, y_column;
+} vm_product;
+
+enum { VM_WORDS = 8 }; /* elements whose random words are made at once */
+
 enum { VM_SIZES = 4 }; /* element sizes 1, 2, 4, 8 are numbered 0..3 */
 static inline int vm_size_class(size_t bytes) { return bytes == 1 ? 0 : bytes == 2 ? 1 : bytes == 4 ? 2 : 3; }
 
@@ -42,6 +50,13 @@ typedef struct vm_loops {
   void (*dot[QN_DTYPE_COUNT])(void *value, const void *x, const void *y, int mode, int64_t n, bool first);
   /* acc[i] = fma(x[i], y[i], acc[i]), or x[i] * y[i] when first. */
   void (*dots[QN_DTYPE_COUNT])(void *acc, const void *x, const void *y, int mode, int64_t n, bool first);
+  /* Products of few elements: a chain after the other. */
+  void (*product[QN_DTYPE_COUNT])(void *out, const void *x, const void *y, const vm_product *p);
+  /* base[at[i]] = f(base[at[i]], v[i * step]), one after the other; put stores v. Offsets in elements. */
+  void (*update[KOP_COUNT][QN_DTYPE_COUNT])(void *base, const int64_t *at, const void *v, int64_t step, int64_t n);
+  void (*put[VM_SIZES])(void *base, const int64_t *at, const void *v, int64_t step, int64_t n);
+  /* The four words of Philox 4x32-10 (lower_ops.c) of elements first, first + 1 ... */
+  void (*philox)(uint32_t w[4][VM_WORDS], const uint32_t key[2], uint64_t first, uint64_t draw);
   /* argmax and argmin: the best value and its index so far (index < 0: none), candidates numbered from `index`. */
   void (*arg[2][QN_DTYPE_COUNT])(void *best, int64_t *at, const void *x, int64_t index, int64_t n);
   void (*args[2][QN_DTYPE_COUNT])(void *best, int64_t *at, const void *x, const int64_t *index, int64_t k, int64_t n);
