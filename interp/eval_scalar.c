@@ -379,6 +379,15 @@ enum { OWN_A = 1, OWN_B = 2 };
 
 static bool is_numeric(qn_value v) { return value_is(v, TAG_ARRAY) || value_is_scalar(v); }
 
+static __attribute__((noinline)) qn_value slow_product(qn_vm *vm, const n_binary *n, qn_value a, qn_value b, int own) {
+  if (vm->rec) rec_at(vm, n->mark);
+  qn_value r = matmul(vm, n, a, b);
+  if (value_is_error(r)) note_operands(vm, n, a, b);
+  if (own & OWN_A) value_release(vm, a);
+  if (own & OWN_B) value_release(vm, b);
+  return r;
+}
+
 static __attribute__((noinline)) qn_value slow(qn_vm *vm, const n_binary *n, qn_value a, qn_value b, int own) {
   qn_value r;
   if ((a.head == TAG_ARRAY || b.head == TAG_ARRAY) && !vm->rec && n->op != AST_OP_matmul &&
@@ -399,14 +408,7 @@ static __attribute__((noinline)) qn_value slow(qn_vm *vm, const n_binary *n, qn_
     if (own & OWN_B) value_release(vm, b);
     return r;
   }
-  if (n->op == AST_OP_matmul && a.head == TAG_ARRAY && b.head == TAG_ARRAY) {
-    if (vm->rec) rec_at(vm, n->mark);
-    qn_value r = matmul(vm, n, a, b);
-    if (value_is_error(r)) note_operands(vm, n, a, b);
-    if (own & OWN_A) value_release(vm, a);
-    if (own & OWN_B) value_release(vm, b);
-    return r;
-  }
+  if (n->op == AST_OP_matmul && a.head == TAG_ARRAY && b.head == TAG_ARRAY) return slow_product(vm, n, a, b, own);
   if (!(own & OWN_A)) value_retain(a);
   if (!(own & OWN_B)) value_retain(b);
   return binary_values(vm, n, a, b);

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "jit/cpu/eager.h"
+#include "jit/cpu/eager_index.h"
 #include "jit/trace/rec.h"
 
 /* ---- items ---------------------------------------------------------------------------------------------------------- */
@@ -436,7 +437,52 @@ static bool joint_shape(qn_vm *vm, const operands *o, int first, int joint, int6
   return true;
 }
 
+/* The plan as the fast way has it, while nothing is recorded. False: an array is not in the CPU's memory. */
+static bool pick_of(const qn_vm *vm, const qn_array *x, const index_plan *p, eager_pick *to) {
+  if (vm->rec || !eager_here(x)) return false;
+  to->rank = p->rank;
+  memcpy(to->shape, p->shape, sizeof to->shape);
+  to->offset = basic_layout(x, p, to->strides);
+  to->lead = p->together ? p->lead : 0;
+  to->n = p->nadvanced;
+  for (int i = 0; i < p->nadvanced; i++) {
+    if (!value_is(p->advanced[i].v, TAG_ARRAY)) return false;
+    to->index[i] = value_array(p->advanced[i].v);
+    to->axis[i] = (uint8_t)p->advanced[i].axis;
+    if (!eager_here(to->index[i])) return false;
+  }
+  return true;
+}
+
+/* One index array or mask for the first axes, without a plan. False: not this case. */
+static bool pick_one(const qn_vm *vm, const qn_array *x, const index_item *item, eager_pick *to) {
+  if (vm->rec || !x->rank || !eager_here(x) || !value_is(item->array, TAG_ARRAY)) return false;
+  const qn_array *a = value_array(item->array);
+  if (!eager_here(a)) return false;
+  if (item->kind == INDEX_MASK) {
+    if (!a->rank || a->rank > x->rank) return false;
+    for (int i = 0; i < a->rank; i++)
+      if (a->shape[i] != x->shape[i]) return false;
+  } else if (item->kind != INDEX_ARRAY) {
+    return false;
+  }
+  to->rank = x->rank;
+  memcpy(to->shape, x->shape, sizeof to->shape);
+  memcpy(to->strides, x->strides, sizeof to->strides);
+  to->offset = x->offset;
+  to->lead = 0;
+  to->n = 1;
+  to->index[0] = a;
+  to->axis[0] = 0;
+  return true;
+}
+
 static qn_value advanced_get(qn_vm *vm, qn_value x, const index_plan *p) {
+  eager_pick pick;
+  if (pick_of(vm, value_array(x), p, &pick)) {
+    qn_value fast = eager_pick_apply(vm, value_array(x), &pick);
+    if (!value_is(fast, TAG_UNSET)) return fast;
+  }
   int order[ARRAY_MAX_RANK], back[ARRAY_MAX_RANK];
   int governed = advanced_order(p, order);
   qn_value base = permute_take(vm, basic_get(vm, x, p), order);
@@ -541,6 +587,11 @@ static qn_value fail_index(qn_vm *vm, qn_value x, int n) {
 
 qn_value index_get(qn_vm *vm, qn_value x, const index_item *items, int n) {
   if (value_is(x, TAG_ARRAY)) {
+    eager_pick pick;
+    if (n == 1 && pick_one(vm, value_array(x), items, &pick)) {
+      qn_value fast = eager_pick_apply(vm, value_array(x), &pick);
+      if (!value_is(fast, TAG_UNSET)) return fast;
+    }
     index_plan p;
     if (!plan_items(vm, value_array(x), items, n, &p)) return value_error();
     return p.nadvanced ? advanced_get(vm, x, &p) : basic_get(vm, x, &p);
@@ -567,7 +618,19 @@ qn_value index_row(qn_vm *vm, qn_value x, int64_t i) {
 /* Order of kinds: bool < int < float. A value goes into an array of its kind or of a later one. */
 static int kind_order(qn_dtype d) { return d == QN_bool ? 0 : dtype_is_int(d) ? 1 : 2; }
 
+/* Whether storable, without saying why not. */
+static inline bool may_store(const qn_array *x, qn_value v) {
+  if (value_is(v, TAG_ARRAY))
+    return value_array(v)->device == x->device &&
+           (value_array(v)->dtype == x->dtype ||
+            kind_order((qn_dtype)value_array(v)->dtype) <= kind_order((qn_dtype)x->dtype));
+  return v.head == TAG_INT     ? kind_order((qn_dtype)x->dtype) >= 1 && dtype_holds((qn_dtype)x->dtype, v)
+         : v.head == TAG_FLOAT ? kind_order((qn_dtype)x->dtype) == 2 && dtype_holds((qn_dtype)x->dtype, v)
+                               : v.head == TAG_BOOL;
+}
+
 static bool storable(qn_vm *vm, const qn_array *x, qn_value v) {
+  if (may_store(x, v)) return true;
   bool array = value_is(v, TAG_ARRAY);
   if (!array && !value_is_scalar(v)) {
     text_buf t;
@@ -708,8 +771,42 @@ static qn_value select_masked(qn_vm *vm, qn_value base, qn_value mask, qn_value 
   return r;
 }
 
+/* Few places at index arrays and masks are stored to in place, so that an update costs what it stores. `v` is storable. By a plan, or
+ * without one by the single item. False: not this case. */
+static bool put_places(qn_vm *vm, qn_value *x, const index_plan *p, const index_item *item, qn_value v,
+                       scatter_mode mode, bool *ok) {
+  eager_pick pick;
+  eager_places places;
+  qn_array *a = value_array(*x);
+  if (!(p ? pick_of(vm, a, p, &pick) : pick_one(vm, a, item, &pick)) || !eager_find(vm, &pick, &places)) return false;
+  qn_value cast = value_nil();
+  *ok = false;
+  if (value_is(v, TAG_ARRAY)) {
+    if (!eager_here(value_array(v))) return false;
+    if (value_array(v)->dtype != a->dtype) {
+      op_attr attr = {.dtype = a->dtype};
+      cast = op_apply(vm, OP_cast, &v, 1, &attr);
+      if (value_is_error(cast)) return true;
+      v = cast;
+    }
+  }
+  bool here = true;
+  if (!array_own(vm, x)) goto end;
+  if (value_array(*x) != a) { /* a copy, which may lie in another way */
+    a = value_array(*x);
+    here = (p ? pick_of(vm, a, p, &pick) : pick_one(vm, a, item, &pick)) && eager_find(vm, &pick, &places);
+  }
+  here = here && eager_store(vm, a, &places, v, mode);
+  *ok = true;
+end:
+  value_release(vm, cast);
+  return here;
+}
+
 /* Updates at index arrays and masks. `v` is storable; mode says how repeated positions combine. */
 static bool advanced_put(qn_vm *vm, qn_value *x, const index_plan *p, qn_value v, scatter_mode mode) {
+  bool ok;
+  if (put_places(vm, x, p, NULL, v, mode, &ok)) return ok;
   int order[ARRAY_MAX_RANK], inverse[ARRAY_MAX_RANK], back[ARRAY_MAX_RANK];
   int governed = advanced_order(p, order);
   v = as_dtype(vm, value_array(*x), v);
@@ -813,8 +910,10 @@ bool index_put_number(const qn_vm *vm, qn_value x, int64_t i, qn_value v) {
 bool index_put(qn_vm *vm, qn_value *x, const index_item *items, int n, qn_value v) {
   bool ok;
   if (element_put(vm, x, items, n, v, &ok)) return ok;
-  index_plan p;
   const qn_array *a = value_array(*x);
+  bool one = n == 1 && (items->kind == INDEX_ARRAY || items->kind == INDEX_MASK);
+  if (one && may_store(a, v) && put_places(vm, x, NULL, items, v, SCATTER_SET, &ok)) return ok;
+  index_plan p;
   if (!plan_items(vm, a, items, n, &p) || !storable(vm, a, v)) return false;
   if (p.nadvanced) return advanced_put(vm, x, &p, v, SCATTER_SET);
   qn_value w = as_dtype(vm, a, v);
@@ -898,6 +997,10 @@ static bool combine_one_by_one(qn_vm *vm, qn_value *x, const index_plan *p, op_i
 bool index_combine(qn_vm *vm, qn_value *x, const index_item *items, int n, op_id op, qn_value v) {
   index_plan p;
   const qn_array *a = value_array(*x);
+  bool ok;
+  if (n == 1 && items->kind == INDEX_ARRAY && a->dtype != QN_bool && (op == OP_add || op == OP_mul) &&
+      may_store(a, v) && put_places(vm, x, NULL, items, v, op == OP_add ? SCATTER_ADD : SCATTER_MUL, &ok))
+    return ok;
   if (!plan_items(vm, a, items, n, &p)) return false;
   /* Sums of bools are integers, which one by one are refused. */
   if ((op == OP_add || op == OP_mul || op == OP_sub) && a->dtype != QN_bool) {

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "jit/cpu/cpu.h"
+#include "jit/cpu/eager_index.h"
 #include "jit/cpu/eager_strip.h"
 #include "jit/cpu/library.h"
 #include "jit/cpu/opbody.h"
@@ -741,6 +742,7 @@ qn_value eager_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_
   }
   qn_value out = value_unset();
   switch ((op_class)op_rows[op].klass) {
+  case CLASS_INDEX: out = eager_fast_index(vm, op, in, nin, attr); break;
   case CLASS_DOT: out = eager_fast_dot(vm, in[0], in[1]); break;
   default: break;
   }

@@ -1,0 +1,398 @@
+/* The fast path of eager dispatch (eager.c): what index arrays and masks read, store and combine in small arrays.
+ *
+ * All of it goes through one list, the offsets of the elements that are named, in the order of the result (eager_find): it begins with
+ * the place where the array begins, and is multiplied out with one axis after the other; the joint axes of index arrays are multiplied
+ * in like one axis. One loop of the block VM then reads, stores or combines at these offsets, in order, as kernels do it. An index out of
+ * bounds is left to the slow way, which says so, before anything is made.
+ */
+#include "jit/cpu/eager_index.h"
+
+#include <string.h>
+
+#include "jit/cpu/cpu.h"
+#include "jit/cpu/eager.h"
+
+/* ---- lists of offsets ------------------------------------------------------------------------------------------------ */
+
+/* Multiplies a list out with an axis. The callers know that there is room. */
+static inline int64_t with_axis(int64_t *at, int64_t n, int64_t size, int64_t stride) {
+  if (n == 1) {
+    for (int64_t j = 1; j < size; j++) at[j] = at[j - 1] + stride;
+    return size;
+  }
+  if (size == 1) return n;
+  for (int64_t i = n; i-- > 0;) {
+    int64_t from = at[i], *to = at + i * size;
+    for (int64_t j = 0; j < size; j++, from += stride) to[j] = from;
+  }
+  return n * size;
+}
+
+/* The same with a list. */
+static inline int64_t with_list(int64_t *at, int64_t n, const int64_t *list, int64_t size) {
+  for (int64_t i = n; i-- > 0;) {
+    int64_t from = at[i], *to = at + i * size;
+    for (int64_t j = size; j-- > 0;) to[j] = from + list[j];
+  }
+  return n * size;
+}
+
+/* Offsets of a's elements, broadcast to a shape (which it does). */
+static int64_t offsets_of(const qn_array *a, int rank, const int64_t *shape, int64_t *at) {
+  int64_t n = 1;
+  at[0] = 0;
+  for (int i = 0; i < rank; i++) {
+    int own = i - (rank - a->rank);
+    n = with_axis(at, n, shape[i], own >= 0 && a->shape[own] != 1 ? a->strides[own] : 0);
+  }
+  return n;
+}
+
+/* The elements of an integer array, broadcast to a shape of n elements, as i64: in `to`, or where they are. */
+static const int64_t *indices_of(const vm_loops *l, const qn_array *a, int rank, const int64_t *shape, int64_t n,
+                                 int64_t *to) {
+  qn_dtype d = (qn_dtype)a->dtype;
+  const char *from = array_data(a);
+  bool whole = a->contiguous && a->size == n;
+  if (whole && d == QN_i64) return (const int64_t *)(const void *)from;
+  _Alignas(8) char dense[EAGER_PLACES * 8];
+  if (!whole) {
+    size_t size = dtype_size(d);
+    int64_t at[EAGER_PLACES];
+    offsets_of(a, rank, shape, at);
+    l->gather[vm_size_class(size)](d == QN_i64 ? (void *)to : (void *)dense, from, at, 1, n);
+    if (d == QN_i64) return to;
+    from = dense;
+  }
+  l->cast[d][QN_i64](to, from, NULL, NULL, VM_A, n);
+  return to;
+}
+
+/* to[i] (+)= index[i] * stride; false: one is out of bounds. */
+static inline bool index_offsets(const int64_t *index, int64_t n, int64_t size, int64_t stride, bool first,
+                                 int64_t *to) {
+  for (int64_t i = 0; i < n; i++) {
+    int64_t k = index[i];
+    k += k < 0 ? size : 0;
+    if ((uint64_t)k >= (uint64_t)size) return false;
+    to[i] = (first ? 0 : to[i]) + k * stride;
+  }
+  return true;
+}
+
+/* Offsets of the elements that a mask leaves; their number, or -1: not here. */
+static int64_t mask_offsets(const qn_array *mask, const int64_t *strides, int64_t *to) {
+  if (mask->size > EAGER_PLACES) return -1;
+  int64_t own[EAGER_PLACES], n = 0;
+  const uint8_t *m = (const uint8_t *)array_data(mask);
+  if (mask->rank == 1 && mask->contiguous) {
+    for (int64_t i = 0, at = 0; i < mask->size; i++, at += *strides) {
+      to[n] = at;
+      n += m[i];
+    }
+    return n;
+  }
+  if (mask->size == 0) return 0;
+  offsets_of(mask, mask->rank, mask->shape, own);
+  int64_t all = 1;
+  to[0] = 0;
+  for (int i = 0; i < mask->rank; i++) all = with_axis(to, all, mask->shape[i], strides[i]);
+  for (int64_t i = 0; i < all; i++) {
+    to[n] = to[i];
+    n += m[own[i]];
+  }
+  return n;
+}
+
+/* ---- places -------------------------------------------------------------------------------------------------------------- */
+
+/* The joint axes of several index arrays and masks; their size, or -1: not here. */
+static __attribute__((noinline)) int64_t join(const vm_loops *l, const eager_pick *p, int64_t *list, int *rank,
+                                              int64_t *shape) {
+  int64_t counts[ARRAY_MAX_RANK], n = 1;
+  *rank = 1;
+  for (int i = 0; i < p->n; i++)
+    if (p->index[i]->dtype != QN_bool && p->index[i]->rank > *rank) *rank = p->index[i]->rank;
+  bool some = false; /* an axis */
+  for (int i = 0; i < p->n; i++) some |= p->index[i]->dtype == QN_bool || p->index[i]->rank > 0;
+  if (!some) *rank = 0;
+  for (int i = 0; i < *rank; i++) shape[i] = 1;
+  for (int i = 0; i < p->n; i++) {
+    const qn_array *a = p->index[i];
+    bool mask = a->dtype == QN_bool;
+    if (mask) {
+      int64_t at[EAGER_PLACES];
+      if ((counts[i] = mask_offsets(a, p->strides + p->axis[i], at)) < 0) return -1;
+    }
+    for (int k = 0; k < (mask ? 1 : a->rank); k++) {
+      int64_t size = mask ? counts[i] : a->shape[k], *to = &shape[*rank - (mask ? 1 : a->rank) + k];
+      if (*to == 1)
+        *to = size;
+      else if (size != 1 && size != *to)
+        return -1;
+    }
+  }
+  for (int i = 0; i < *rank; i++)
+    if (shape[i] > EAGER_PLACES || (n *= shape[i]) > EAGER_PLACES) return -1;
+  if (n == 0) return -1;
+  for (int i = 0; i < p->n; i++) {
+    const qn_array *a = p->index[i];
+    int axis = p->axis[i];
+    int64_t to[EAGER_PLACES];
+    if (a->dtype == QN_bool) {
+      int64_t at[EAGER_PLACES], last = shape[*rank - 1];
+      if (mask_offsets(a, p->strides + axis, at) < 0) return -1;
+      for (int64_t k = 0; k < n; k++) list[k] = (i ? list[k] : 0) + at[counts[i] == 1 ? 0 : k % last];
+    } else if (!index_offsets(indices_of(l, a, *rank, shape, n, to), n, p->shape[axis], p->strides[axis], i == 0,
+                              list)) {
+      return -1;
+    }
+  }
+  return n;
+}
+
+static inline __attribute__((always_inline)) bool find(const vm_loops *l, const eager_pick *p, eager_places *to) {
+  int64_t list[EAGER_PLACES], joint, most = EAGER_PLACES;
+  int joint_rank, governed = 0;
+  int64_t joint_shape[ARRAY_MAX_RANK];
+  const qn_array *a = p->index[0];
+  if (p->n == 1 && a->dtype == QN_bool) {
+    joint_rank = 1;
+    joint = joint_shape[0] = mask_offsets(a, p->strides + p->axis[0], list);
+    if (joint < 0) return false;
+  } else if (p->n == 1) {
+    joint_rank = a->rank;
+    joint = a->size;
+    if ((uint64_t)joint - 1 >= EAGER_PLACES) return false;
+    for (int i = 0; i < joint_rank; i++) joint_shape[i] = a->shape[i];
+    int axis = p->axis[0];
+    if (!index_offsets(indices_of(l, a, a->rank, a->shape, joint, list), joint, p->shape[axis], p->strides[axis], true,
+                       list))
+      return false;
+  } else if ((joint = join(l, p, list, &joint_rank, joint_shape)) < 0) {
+    return false;
+  }
+  unsigned others = (1u << p->rank) - 1;
+  for (int i = 0; i < p->n; i++) {
+    int axes = p->index[i]->dtype == QN_bool ? p->index[i]->rank : 1;
+    others &= ~(((1u << axes) - 1) << p->axis[i]);
+    governed += axes;
+  }
+  if (p->rank - governed + joint_rank > ARRAY_MAX_RANK) return false;
+  int64_t n = 1;
+  int kept = 0, lead = p->lead;
+  bool in_place = false;
+  to->at[0] = p->offset;
+  for (int i = 0;; i++) {
+    if (!in_place && (lead == 0 || i == p->rank)) { /* here are the joint axes */
+      in_place = true;
+      if (n * joint > most) return false;
+      n = joint ? with_list(to->at, n, list, joint) : 0;
+      for (int k = 0; k < joint_rank; k++) to->shape[kept++] = joint_shape[k];
+    }
+    if (i == p->rank) break;
+    if (!(others >> i & 1)) continue;
+    int64_t size = p->shape[i];
+    if (size == 0 || size > most || n * size > most) return false;
+    n = n ? with_axis(to->at, n, size, p->strides[i]) : 0;
+    to->shape[kept++] = size;
+    lead--;
+  }
+  to->rank = kept;
+  to->n = n;
+  return true;
+}
+
+bool eager_find(qn_vm *vm, const eager_pick *p, eager_places *to) {
+  const vm_loops *l = cpu_loops(vm);
+  return l && find(l, p, to);
+}
+
+static inline qn_value read_places(qn_vm *vm, const vm_loops *l, const qn_array *x, const eager_places *p) {
+  qn_array *out = array_new(vm, (qn_dtype)x->dtype, p->rank, p->shape);
+  if (!out) return value_error();
+  l->gather[vm_size_class(dtype_size((qn_dtype)x->dtype))](out->storage->data, x->storage->data, p->at, 1, p->n);
+  return value_obj(TAG_ARRAY, out);
+}
+
+qn_value eager_pick_apply(qn_vm *vm, const qn_array *x, const eager_pick *p) {
+  const vm_loops *l = cpu_loops(vm);
+  if (!l) return value_error();
+  eager_places places;
+  return find(l, p, &places) ? read_places(vm, l, x, &places) : value_unset();
+}
+
+/* ---- stores ---------------------------------------------------------------------------------------------------------------- */
+
+/* Elements of f16 and bf16 combine as f32, each rounded. */
+static void update_narrow(const vm_loops *l, int kop, qn_dtype d, char *base, const int64_t *at, const char *v,
+                          int64_t step, int64_t n) {
+  for (int64_t i = 0; i < n; i++, v += 2 * step) {
+    float element, other;
+    l->cast[d][QN_f32](&element, base + 2 * at[i], NULL, NULL, VM_A, 1);
+    l->cast[d][QN_f32](&other, v, NULL, NULL, VM_A, 1);
+    l->kop[kop][QN_f32](&element, &element, &other, NULL, VM_A | VM_B, 1);
+    l->cast[QN_f32][d](base + 2 * at[i], &element, NULL, NULL, VM_A, 1);
+  }
+}
+
+static bool store(const vm_loops *l, qn_dtype d, char *base, const eager_places *p, qn_value v, int mode) {
+  _Alignas(8) char dense[EAGER_PLACES * 8];
+  size_t size = dtype_size(d);
+  const char *from = dense;
+  int64_t step = 0;
+  if (p->n == 0) return false;
+  if (!value_is(v, TAG_ARRAY)) {
+    dtype_store(d, dense, v);
+  } else {
+    const qn_array *a = value_array(v);
+    if (a->rank > p->rank) return false;
+    for (int i = 0; i < a->rank; i++)
+      if (a->shape[i] != 1 && a->shape[i] != p->shape[p->rank - a->rank + i]) return false;
+    from = array_data(a);
+    step = a->size > 1;
+    if (step && (a->size != p->n || !a->contiguous)) {
+      int64_t at[EAGER_PLACES];
+      offsets_of(a, p->rank, p->shape, at);
+      l->gather[vm_size_class(size)](dense, from, at, 1, p->n);
+      from = dense;
+    }
+  }
+  static const uint8_t combine[] = {
+      [SCATTER_ADD] = KOP_add, [SCATTER_MUL] = KOP_mul, [SCATTER_MIN] = KOP_min, [SCATTER_MAX] = KOP_max};
+  int kop = combine[mode];
+  if (d == QN_bool) kop = kop == KOP_add ? KOP_max : kop == KOP_mul ? KOP_min : kop;
+  if (mode == SCATTER_SET)
+    l->put[vm_size_class(size)](base, p->at, from, step, p->n);
+  else if (l->update[kop][d])
+    l->update[kop][d](base, p->at, from, step, p->n);
+  else
+    update_narrow(l, kop, d, base, p->at, from, step, p->n);
+  return true;
+}
+
+bool eager_store(qn_vm *vm, const qn_array *x, const eager_places *p, qn_value v, int mode) {
+  const vm_loops *l = cpu_loops(vm);
+  return l && store(l, (qn_dtype)x->dtype, x->storage->data, p, v, mode);
+}
+
+/* ---- ops ----------------------------------------------------------------------------------------------------------------- */
+
+/* `in[0..n)` as index arrays of the leading axes of an array of this shape. False: not here. */
+static bool pick_leading(const qn_array *x, const qn_value *in, int n, eager_pick *p) {
+  if (n > x->rank) return false;
+  p->rank = x->rank;
+  memcpy(p->shape, x->shape, sizeof p->shape);
+  memcpy(p->strides, x->strides, sizeof p->strides);
+  p->offset = x->offset;
+  p->lead = 0;
+  p->n = n;
+  for (int i = 0; i < n; i++) {
+    if (!value_is(in[i], TAG_ARRAY)) return false;
+    const qn_array *a = value_array(in[i]);
+    if (!eager_here(a) || !dtype_is_int((qn_dtype)a->dtype)) return false;
+    p->index[i] = a;
+    p->axis[i] = (uint8_t)i;
+  }
+  return true;
+}
+
+/* What is stored into an array of x's dtype: of that dtype, or a number that it holds. Owned; unset: not here. */
+static qn_value stored(qn_vm *vm, const qn_array *x, qn_value v) {
+  qn_dtype d = (qn_dtype)x->dtype;
+  if (value_is(v, TAG_ARRAY)) {
+    const qn_array *a = value_array(v);
+    if (!eager_here(a)) return value_unset();
+    if (a->dtype == d) return value_retain(v);
+    bool kept = a->dtype == QN_bool || dtype_is_float(d) || (dtype_is_int((qn_dtype)a->dtype) && d != QN_bool);
+    op_attr attr = {.dtype = (uint8_t)d};
+    return kept && a->size <= EAGER_PLACES ? eager_apply(vm, OP_cast, &v, 1, &attr) : value_unset();
+  }
+  bool kept = value_is(v, TAG_BOOL) || dtype_is_float(d) || (value_is(v, TAG_INT) && d != QN_bool);
+  return value_is_scalar(v) && kept && dtype_holds(d, v) ? v : value_unset();
+}
+
+/* Places along one axis by an index array of the same rank, in an array that begins at `offset`. */
+static bool find_along(const vm_loops *l, int rank, const int64_t *shape, const int64_t *strides, int64_t offset,
+                       const qn_array *index, int axis, eager_places *to) {
+  if (index->rank != rank || axis >= rank || (uint64_t)index->size - 1 >= EAGER_PLACES) return false;
+  int64_t n = 1, list[EAGER_PLACES];
+  to->at[0] = offset;
+  to->rank = rank;
+  for (int i = 0; i < rank; i++) {
+    if (i != axis && index->shape[i] != shape[i]) return false;
+    to->shape[i] = index->shape[i];
+    n = with_axis(to->at, n, index->shape[i], i == axis ? 0 : strides[i]);
+  }
+  to->n = n;
+  return index_offsets(indices_of(l, index, rank, index->shape, n, list), n, shape[axis], strides[axis], false, to->at);
+}
+
+/* scatter and gather_add: a copy of x with v at the places. */
+static qn_value copy_with(qn_vm *vm, const vm_loops *l, op_id op, const qn_value *in, int nin, const op_attr *attr) {
+  qn_array *x = value_array(in[0]);
+  int64_t strides[ARRAY_MAX_RANK];
+  eager_places places;
+  if (x->size > EAGER_PLACES * 8) return value_unset();
+  shape_strides(x->rank, x->shape, strides);
+  if (op == OP_scatter) {
+    eager_pick p;
+    if (!pick_leading(x, in + 1, nin - 2, &p)) return value_unset();
+    memcpy(p.strides, strides, sizeof strides);
+    p.offset = 0;
+    if (!find(l, &p, &places)) return value_unset();
+  } else {
+    const qn_array *index = value_is(in[1], TAG_ARRAY) ? value_array(in[1]) : NULL;
+    if (!index || !eager_here(index) || !dtype_is_int((qn_dtype)index->dtype) || !attr->axes ||
+        !find_along(l, x->rank, x->shape, strides, 0, index, __builtin_ctz(attr->axes), &places))
+      return value_unset();
+  }
+  qn_value v = stored(vm, x, in[nin - 1]);
+  if (value_is_error(v) || value_is(v, TAG_UNSET)) return v;
+  qn_array *out = array_duplicate(vm, x);
+  if (out &&
+      !store(l, (qn_dtype)out->dtype, array_data(out), &places, v, op == OP_scatter ? attr->mode : SCATTER_ADD)) {
+    value_release(vm, value_obj(TAG_ARRAY, out));
+    value_release(vm, v);
+    return value_unset();
+  }
+  value_release(vm, v);
+  return out ? value_obj(TAG_ARRAY, out) : value_error();
+}
+
+qn_value eager_fast_index(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr) {
+  if (nin < 2 || !value_is(in[0], TAG_ARRAY)) return value_unset();
+  const qn_array *x = value_array(in[0]);
+  if (!eager_here(x)) return value_unset();
+  const vm_loops *l = cpu_loops(vm);
+  if (!l) return value_error();
+  switch (op) {
+  case OP_index: {
+    eager_pick p;
+    return nin <= 1 + ARRAY_MAX_RANK && pick_leading(x, in + 1, nin - 1, &p) ? eager_pick_apply(vm, x, &p)
+                                                                             : value_unset();
+  }
+  case OP_compress: {
+    const qn_array *mask = value_is(in[1], TAG_ARRAY) ? value_array(in[1]) : NULL;
+    eager_pick p;
+    if (!mask || !eager_here(mask) || mask->dtype != QN_bool || !mask->rank || mask->rank > x->rank ||
+        !pick_leading(x, NULL, 0, &p))
+      return value_unset();
+    for (int i = 0; i < mask->rank; i++)
+      if (mask->shape[i] != x->shape[i]) return value_unset();
+    p.n = 1, p.index[0] = mask, p.axis[0] = 0;
+    return eager_pick_apply(vm, x, &p);
+  }
+  case OP_gather: {
+    const qn_array *index = value_is(in[1], TAG_ARRAY) ? value_array(in[1]) : NULL;
+    eager_places places;
+    if (!index || !eager_here(index) || !dtype_is_int((qn_dtype)index->dtype) || !attr->axes ||
+        !find_along(l, x->rank, x->shape, x->strides, x->offset, index, __builtin_ctz(attr->axes), &places))
+      return value_unset();
+    return read_places(vm, l, x, &places);
+  }
+  case OP_scatter:
+  case OP_gather_add: return nin > 2 ? copy_with(vm, l, op, in, nin, attr) : value_unset();
+  default: return value_unset();
+  }
+}

@@ -1,0 +1,41 @@
+/* Places in small arrays that index arrays and masks name, and what is read from or stored at them: without a kernel. */
+#ifndef JIT_CPU_EAGER_INDEX_H
+#define JIT_CPU_EAGER_INDEX_H
+
+#include "lang/op.h"
+#include "lang/vm.h"
+
+/* Axes of (a part of) an array; some are governed by index arrays, which broadcast together to the joint axes, or by masks, whose
+ * true elements are one joint axis. Sizes that index arrays and masks do not fit are not to be given. */
+typedef struct eager_pick {
+  int rank;
+  int64_t shape[ARRAY_MAX_RANK], strides[ARRAY_MAX_RANK];
+  int64_t offset; /* elements from storage->data */
+  int lead;       /* so many other axes stand before the joint ones in the result, the rest behind them */
+  int n;
+  const qn_array *index[ARRAY_MAX_RANK]; /* of an integer dtype, or bool */
+  uint8_t axis[ARRAY_MAX_RANK];          /* the first that it governs: a mask one for each of its own */
+} eager_pick;
+
+/* Elements at most: more are left to the slow way. */
+enum { EAGER_PLACES = 512 };
+typedef struct eager_places {
+  int rank;
+  int64_t shape[ARRAY_MAX_RANK], n;
+  int64_t at[EAGER_PLACES]; /* offsets, in row-major order */
+} eager_places;
+
+/* All of these take arrays that exist in the CPU's memory (eager_here), and say where they are not for the case: what is too large,
+ * empty or wrong is left to the slow way. */
+static inline bool eager_here(const qn_array *a) { return a->storage && !a->device; }
+QN_MUST_CHECK bool eager_find(qn_vm *vm, const eager_pick *p, eager_places *to);
+/* What x has at these places; unset: not here. */
+QN_MUST_CHECK qn_value eager_pick_apply(qn_vm *vm, const qn_array *x, const eager_pick *p);
+/* Stores v, an array of x's dtype or a number that x's dtype holds, at the places of x, which has one owner, as a scatter_mode says.
+ * False: nothing is done, v does not broadcast to the places. */
+QN_MUST_CHECK bool eager_store(qn_vm *vm, const qn_array *x, const eager_places *p, qn_value v, int mode);
+
+/* INDEX ops; unset: not here. */
+QN_MUST_CHECK qn_value eager_fast_index(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
+
+#endif
