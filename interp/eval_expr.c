@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "interp/node.h"
+#include "jit/cpu/eager_index.h"
 #include "lang/format.h"
 
 /* ---- lists and records ------------------------------------------------------------------------------------------------ */
@@ -467,7 +468,9 @@ qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
   }
   if (local) value_retain(x);
   if (vm->rec) rec_at(vm, n->mark);
-  qn_value r = get_one(vm, x, i, n->mark);
+  qn_value r = value_unset();
+  if (i.head == TAG_ARRAY && x.head == TAG_ARRAY && !vm->rec) r = eager_named(vm, value_array(x), value_array(i));
+  if (value_is(r, TAG_UNSET)) r = get_one(vm, x, i, n->mark);
   value_release(vm, i);
   return finish_index(vm, n, x, r);
 }

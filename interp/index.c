@@ -454,27 +454,59 @@ static bool pick_of(const qn_vm *vm, const qn_array *x, const index_plan *p, eag
   return true;
 }
 
-/* One index array or mask for the first axes, without a plan. False: not this case. */
-static bool pick_one(const qn_vm *vm, const qn_array *x, const index_item *item, eager_pick *to) {
-  if (vm->rec || !x->rank || !eager_here(x) || !value_is(item->array, TAG_ARRAY)) return false;
-  const qn_array *a = value_array(item->array);
-  if (!eager_here(a)) return false;
-  if (item->kind == INDEX_MASK) {
-    if (!a->rank || a->rank > x->rank) return false;
-    for (int i = 0; i < a->rank; i++)
-      if (a->shape[i] != x->shape[i]) return false;
-  } else if (item->kind != INDEX_ARRAY) {
-    return false;
-  }
-  to->rank = x->rank;
-  memcpy(to->shape, x->shape, sizeof to->shape);
-  memcpy(to->strides, x->strides, sizeof to->strides);
+/* The same of items, without a plan: with an index array or mask, and neither new axes nor `...`. False: not this case, or the plan
+ * says what is wrong. */
+static bool pick_items(const qn_vm *vm, const qn_array *x, const index_item *items, int n, eager_pick *to) {
+  if (vm->rec || !eager_here(x)) return false;
+  int axis = 0, runs = 0;
+  bool in_run = false;
+  to->rank = to->lead = to->n = 0;
   to->offset = x->offset;
-  to->lead = 0;
-  to->n = 1;
-  to->index[0] = a;
-  to->axis[0] = 0;
-  return true;
+  for (int i = 0; i < n; i++) {
+    const index_item *item = &items[i];
+    if (axis == x->rank) return false;
+    int64_t size = x->shape[axis], start, count;
+    bool advanced = item->kind != INDEX_SLICE;
+    if (advanced && !in_run && runs++ == 0) to->lead = to->rank;
+    in_run = advanced;
+    if (item->kind == INDEX_INT) {
+      start = item->start < 0 ? item->start + size : item->start;
+      if ((uint64_t)start >= (uint64_t)size) return false;
+      to->offset += start * x->strides[axis++];
+    } else if (item->kind == INDEX_SLICE) {
+      slice_clip(item, size, &start, &count);
+      if (count == 0) return false;
+      to->offset += start * x->strides[axis];
+      to->shape[to->rank] = count;
+      to->strides[to->rank++] = x->strides[axis++] * item->step;
+    } else if (item->kind == INDEX_ARRAY || item->kind == INDEX_MASK) {
+      const qn_array *a = value_is(item->array, TAG_ARRAY) ? value_array(item->array) : NULL;
+      if (!a || !eager_here(a)) return false;
+      int axes = item->kind == INDEX_MASK ? a->rank : 1;
+      if (!axes || axes > x->rank - axis) return false;
+      to->index[to->n] = a;
+      to->axis[to->n++] = (uint8_t)to->rank;
+      for (int k = 0; k < axes; k++, axis++) {
+        if (item->kind == INDEX_MASK && a->shape[k] != x->shape[axis]) return false;
+        to->shape[to->rank] = x->shape[axis];
+        to->strides[to->rank++] = x->strides[axis];
+      }
+    } else {
+      return false;
+    }
+  }
+  for (; axis < x->rank; axis++) {
+    to->shape[to->rank] = x->shape[axis];
+    to->strides[to->rank++] = x->strides[axis];
+  }
+  if (runs > 1) to->lead = 0;
+  return to->n > 0;
+}
+
+static inline bool names_places(const index_item *items, int n) {
+  for (int i = 0; i < n; i++)
+    if (items[i].kind == INDEX_ARRAY || items[i].kind == INDEX_MASK) return true;
+  return false;
 }
 
 static qn_value advanced_get(qn_vm *vm, qn_value x, const index_plan *p) {
@@ -588,7 +620,7 @@ static qn_value fail_index(qn_vm *vm, qn_value x, int n) {
 qn_value index_get(qn_vm *vm, qn_value x, const index_item *items, int n) {
   if (value_is(x, TAG_ARRAY)) {
     eager_pick pick;
-    if (n == 1 && pick_one(vm, value_array(x), items, &pick)) {
+    if (names_places(items, n) && pick_items(vm, value_array(x), items, n, &pick)) {
       qn_value fast = eager_pick_apply(vm, value_array(x), &pick);
       if (!value_is(fast, TAG_UNSET)) return fast;
     }
@@ -772,17 +804,18 @@ static qn_value select_masked(qn_vm *vm, qn_value base, qn_value mask, qn_value 
 }
 
 /* Few places at index arrays and masks are stored to in place, so that an update costs what it stores. `v` is storable. By a plan, or
- * without one by the single item. False: not this case. */
-static bool put_places(qn_vm *vm, qn_value *x, const index_plan *p, const index_item *item, qn_value v,
+ * without one by the items. False: not this case. */
+static bool put_places(qn_vm *vm, qn_value *x, const index_plan *p, const index_item *items, int n, qn_value v,
                        scatter_mode mode, bool *ok) {
   eager_pick pick;
   eager_places places;
   qn_array *a = value_array(*x);
-  if (!(p ? pick_of(vm, a, p, &pick) : pick_one(vm, a, item, &pick)) || !eager_find(vm, &pick, &places)) return false;
+  if (!(p ? pick_of(vm, a, p, &pick) : pick_items(vm, a, items, n, &pick)) || !eager_find(vm, &pick, &places))
+    return false;
   qn_value cast = value_nil();
   *ok = false;
   if (value_is(v, TAG_ARRAY)) {
-    if (!eager_here(value_array(v))) return false;
+    if (!eager_here(value_array(v)) || value_array(v)->storage == a->storage) return false;
     if (value_array(v)->dtype != a->dtype) {
       op_attr attr = {.dtype = a->dtype};
       cast = op_apply(vm, OP_cast, &v, 1, &attr);
@@ -794,7 +827,7 @@ static bool put_places(qn_vm *vm, qn_value *x, const index_plan *p, const index_
   if (!array_own(vm, x)) goto end;
   if (value_array(*x) != a) { /* a copy, which may lie in another way */
     a = value_array(*x);
-    here = (p ? pick_of(vm, a, p, &pick) : pick_one(vm, a, item, &pick)) && eager_find(vm, &pick, &places);
+    here = (p ? pick_of(vm, a, p, &pick) : pick_items(vm, a, items, n, &pick)) && eager_find(vm, &pick, &places);
   }
   here = here && eager_store(vm, a, &places, v, mode);
   *ok = true;
@@ -806,7 +839,7 @@ end:
 /* Updates at index arrays and masks. `v` is storable; mode says how repeated positions combine. */
 static bool advanced_put(qn_vm *vm, qn_value *x, const index_plan *p, qn_value v, scatter_mode mode) {
   bool ok;
-  if (put_places(vm, x, p, NULL, v, mode, &ok)) return ok;
+  if (put_places(vm, x, p, NULL, 0, v, mode, &ok)) return ok;
   int order[ARRAY_MAX_RANK], inverse[ARRAY_MAX_RANK], back[ARRAY_MAX_RANK];
   int governed = advanced_order(p, order);
   v = as_dtype(vm, value_array(*x), v);
@@ -907,12 +940,22 @@ bool index_put_number(const qn_vm *vm, qn_value x, int64_t i, qn_value v) {
   }
 }
 
+bool index_put_places(qn_vm *vm, qn_value *x, qn_value index, op_id op, qn_value v, bool *ok) {
+  const qn_array *a = value_array(*x), *i = value_array(index);
+  bool set = op == OP_COUNT;
+  index_item item = {.kind = i->dtype == QN_bool ? INDEX_MASK : INDEX_ARRAY, .array = index};
+  if (i->dtype == QN_bool ? !set : !i->rank || !dtype_is_int((qn_dtype)i->dtype)) return false;
+  if ((!set && a->dtype == QN_bool) || !may_store(a, v)) return false;
+  scatter_mode mode = set ? SCATTER_SET : op == OP_add ? SCATTER_ADD : SCATTER_MUL;
+  if (i->dtype == QN_i64 && eager_put_named(vm, x, i, v, mode, ok)) return true;
+  return put_places(vm, x, NULL, &item, 1, v, mode, ok);
+}
+
 bool index_put(qn_vm *vm, qn_value *x, const index_item *items, int n, qn_value v) {
   bool ok;
   if (element_put(vm, x, items, n, v, &ok)) return ok;
   const qn_array *a = value_array(*x);
-  bool one = n == 1 && (items->kind == INDEX_ARRAY || items->kind == INDEX_MASK);
-  if (one && may_store(a, v) && put_places(vm, x, NULL, items, v, SCATTER_SET, &ok)) return ok;
+  if (names_places(items, n) && may_store(a, v) && put_places(vm, x, NULL, items, n, v, SCATTER_SET, &ok)) return ok;
   index_plan p;
   if (!plan_items(vm, a, items, n, &p) || !storable(vm, a, v)) return false;
   if (p.nadvanced) return advanced_put(vm, x, &p, v, SCATTER_SET);
@@ -999,7 +1042,7 @@ bool index_combine(qn_vm *vm, qn_value *x, const index_item *items, int n, op_id
   const qn_array *a = value_array(*x);
   bool ok;
   if (n == 1 && items->kind == INDEX_ARRAY && a->dtype != QN_bool && (op == OP_add || op == OP_mul) &&
-      may_store(a, v) && put_places(vm, x, NULL, items, v, op == OP_add ? SCATTER_ADD : SCATTER_MUL, &ok))
+      may_store(a, v) && put_places(vm, x, NULL, items, n, v, op == OP_add ? SCATTER_ADD : SCATTER_MUL, &ok))
     return ok;
   if (!plan_items(vm, a, items, n, &p)) return false;
   /* Sums of bools are integers, which one by one are refused. */

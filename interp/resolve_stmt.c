@@ -188,7 +188,7 @@ static node *store_node(resolver *r, const ast_node *n, place *p, node *value) {
   } else if (p->kind == PLACE_GLOBAL) {
     out->h.eval = eval_set_global;
   } else if (p->kind == PLACE_PATH) {
-    bool one = !p->cell && p->n == 1 && !p->steps->name && p->steps->n == 1 && p->steps->nvalues == 1;
+    bool one = p->n == 1 && !p->steps->name && p->steps->n == 1 && p->steps->nvalues == 1;
     out->h.eval = one ? eval_update_one : eval_update;
     if (only_names(p)) out->h.eval = fields_eval(p);
   }

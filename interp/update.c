@@ -412,11 +412,29 @@ qn_value eval_destructure(qn_vm *vm, node *h, qn_value *fp) {
   return v;
 }
 
+/* A path that ends in one index array or mask, where every container on the way has one owner. False: not so. */
+static __attribute__((noinline)) bool update_places(qn_vm *vm, const n_assign *n, qn_value *fp, const qn_value *values,
+                                                    qn_value v, bool *ok) {
+  const place *p = n->place;
+  const path_step *last = &p->steps[p->n - 1];
+  qn_value index = values[p->nvalues - 1];
+  if (vm->rec || last->name || last->n != 1 || last->nvalues != 1) return false;
+  if (n->op != AST_OP_none && n->op != AST_OP_add && n->op != AST_OP_mul) return false;
+  qn_value *x = path_to(vm, p, p->n - 1, fp, values);
+  if (!x || x->head != TAG_ARRAY) return false;
+  vm->updating = p->at;
+  return index_put_places(vm, x, index, n->op == AST_OP_none ? OP_COUNT : (op_id)n->row, v, ok);
+}
+
 /* Stores `v` (taken over) at the path of an assignment, whose index values are given. */
 static qn_value update(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *values, qn_value v) {
   store s = {.v = v, .assign = n->op == AST_OP_none ? NULL : n};
-  qn_value *item = path_item(vm, n->place, fp, values);
-  bool ok = item ? put_here(vm, item, &s) : path_put(vm, n->place, fp, values, &s);
+  bool ok;
+  uint32_t nvalues = n->place->nvalues;
+  if (!nvalues || values[nvalues - 1].head != TAG_ARRAY || !update_places(vm, n, fp, values, v, &ok)) {
+    qn_value *item = path_item(vm, n->place, fp, values);
+    ok = item ? put_here(vm, item, &s) : path_put(vm, n->place, fp, values, &s);
+  }
   if (ok) {
     value_release(vm, s.v);
     return value_nil();
@@ -494,7 +512,7 @@ qn_value eval_add_fields(qn_vm *vm, node *h, qn_value *fp) {
   return update_fields(vm, n, fp, v);
 }
 
-/* x[i] = v with a local x and one index: list items without the detour over the stack. */
+/* x[i] = v with one index: list items without the detour over the stack. */
 qn_value eval_update_one(qn_vm *vm, node *h, qn_value *fp) {
   n_assign *n = (n_assign *)h;
   const place *p = n->place;
@@ -505,8 +523,8 @@ qn_value eval_update_one(qn_vm *vm, node *h, qn_value *fp) {
     value_release(vm, i);
     return v;
   }
-  qn_value *x = &fp[p->slot];
-  if (x->head == TAG_LIST && i.head == TAG_INT && value_unique(*x)) {
+  qn_value *x = path_to(vm, p, 0, fp, NULL);
+  if (x && x->head == TAG_LIST && i.head == TAG_INT && value_unique(*x)) {
     qn_list *l = value_list(*x);
     uint64_t at = (uint64_t)(i.u.i < 0 ? i.u.i + (int64_t)l->len : i.u.i);
     if (at < l->len) {
@@ -514,7 +532,7 @@ qn_value eval_update_one(qn_vm *vm, node *h, qn_value *fp) {
       return value_nil();
     }
   }
-  if (x->head == TAG_ARRAY && i.head == TAG_INT && index_put_number(vm, *x, i.u.i, v)) return value_nil();
+  if (x && x->head == TAG_ARRAY && i.head == TAG_INT && index_put_number(vm, *x, i.u.i, v)) return value_nil();
   qn_value r = update(vm, n, fp, &i, v);
   value_release(vm, i);
   return r;

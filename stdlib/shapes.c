@@ -1,6 +1,7 @@
 /* Builtins that rearrange, join and pick elements: all are maps of coordinates or the index ops. */
 #include <string.h>
 
+#include "jit/cpu/eager_index.h"
 #include "stdlib/builtins.h"
 
 /* The argument as an array with storage or pending: host numbers become rank 0. Owned. */
@@ -361,7 +362,28 @@ static qn_value index_arg(qn_vm *vm, const char *fn, qn_value v) {
   return bad;
 }
 
+/* The same of few elements that are there. Unset: not so. */
+static qn_value take_few(qn_vm *vm, const qn_array *x, const qn_array *index, int axis) {
+  if (vm->rec || !eager_here(x) || !eager_here(index)) return value_unset();
+  if (axis == 0) {
+    qn_value rows = eager_named(vm, x, index);
+    if (!value_is(rows, TAG_UNSET)) return rows;
+  }
+  eager_pick p;
+  p.rank = x->rank;
+  memcpy(p.shape, x->shape, sizeof p.shape);
+  memcpy(p.strides, x->strides, sizeof p.strides);
+  p.offset = x->offset;
+  p.lead = axis;
+  p.n = 1;
+  p.index[0] = index;
+  p.axis[0] = (uint8_t)axis;
+  return eager_pick_apply(vm, x, &p);
+}
+
 qn_value take_rows(qn_vm *vm, qn_value x, qn_value index, int axis) {
+  qn_value few = take_few(vm, value_array(x), value_array(index), axis);
+  if (!value_is(few, TAG_UNSET)) return few;
   op_attr attr = {.n = 1, .d = {1}};
   int before = value_array(x)->rank, k = value_array(index)->rank, rank = before - 1 + k;
   if (rank > ARRAY_MAX_RANK)
@@ -401,6 +423,10 @@ qn_value builtin_gather(qn_vm *vm, const qn_value *args) {
   if (!is_array(args[0])) return arg_refuse(vm, "gather", "an array", args[0]);
   if (!arg_axis(vm, "gather", args[2], value_array(args[0])->rank, &axis)) return value_error();
   op_attr attr = {.axes = (uint8_t)(1u << axis)};
+  if (!vm->rec) {
+    qn_value few = eager_gather(vm, args[0], args[1], &attr);
+    if (!value_is(few, TAG_UNSET)) return few;
+  }
   return use2(vm, OP_gather, value_retain(args[0]), index_arg(vm, "gather", args[1]), &attr);
 }
 

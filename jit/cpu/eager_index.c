@@ -48,58 +48,66 @@ static int64_t offsets_of(const qn_array *a, int rank, const int64_t *shape, int
   return n;
 }
 
-/* The elements of an integer array, broadcast to a shape of n elements, as i64: in `to`, or where they are. */
-static const int64_t *indices_of(const vm_loops *l, const qn_array *a, int rank, const int64_t *shape, int64_t n,
-                                 int64_t *to) {
+/* The elements of an integer array, broadcast to a shape of n elements, as i64 in `to`. */
+static __attribute__((noinline)) void load_indices(const vm_loops *l, const qn_array *a, int rank, const int64_t *shape,
+                                                   int64_t n, int64_t *to) {
   qn_dtype d = (qn_dtype)a->dtype;
   const char *from = array_data(a);
-  bool whole = a->contiguous && a->size == n;
-  if (whole && d == QN_i64) return (const int64_t *)(const void *)from;
   _Alignas(8) char dense[EAGER_PLACES * 8];
-  if (!whole) {
+  if (!a->contiguous || a->size != n) {
     size_t size = dtype_size(d);
     int64_t at[EAGER_PLACES];
     offsets_of(a, rank, shape, at);
-    l->gather[vm_size_class(size)](d == QN_i64 ? (void *)to : (void *)dense, from, at, 1, n);
-    if (d == QN_i64) return to;
+    l->gather[vm_size_class(size)](dense, from, at, 1, n);
     from = dense;
   }
-  l->cast[d][QN_i64](to, from, NULL, NULL, VM_A, n);
+  if (d == QN_i64)
+    memcpy(to, from, (size_t)n * sizeof *to);
+  else
+    l->cast[d][QN_i64](to, from, NULL, NULL, VM_A, n);
+}
+
+/* The same, in `to` or where they are. */
+static inline const int64_t *indices_of(const vm_loops *l, const qn_array *a, int rank, const int64_t *shape, int64_t n,
+                                        int64_t *to) {
+  if (a->dtype == QN_i64 && a->contiguous && a->size == n) return (const int64_t *)(const void *)array_data(a);
+  load_indices(l, a, rank, shape, n, to);
   return to;
 }
 
-/* to[i] (+)= index[i] * stride; false: one is out of bounds. */
+/* to[i] = base + index[i] * stride, or to[i] += that; false: an index is out of bounds. `to` may be `index`. */
 static inline bool index_offsets(const int64_t *index, int64_t n, int64_t size, int64_t stride, bool first,
-                                 int64_t *to) {
+                                 int64_t base, int64_t *to) {
   for (int64_t i = 0; i < n; i++) {
     int64_t k = index[i];
     k += k < 0 ? size : 0;
-    if ((uint64_t)k >= (uint64_t)size) return false;
-    to[i] = (first ? 0 : to[i]) + k * stride;
+    if (__builtin_expect((uint64_t)k >= (uint64_t)size, 0)) return false;
+    to[i] = (first ? base : to[i]) + k * stride;
   }
   return true;
 }
 
-/* Offsets of the elements that a mask leaves; their number, or -1: not here. */
-static int64_t mask_offsets(const qn_array *mask, const int64_t *strides, int64_t *to) {
-  if (mask->size > EAGER_PLACES) return -1;
-  int64_t own[EAGER_PLACES], n = 0;
+/* Offsets of the elements that a mask leaves, from `base` on; their number, or -1: not here. */
+static __attribute__((noinline)) int64_t mask_offsets(const qn_array *mask, const int64_t *strides, int64_t base,
+                                                      int64_t *to) {
   const uint8_t *m = (const uint8_t *)array_data(mask);
+  int64_t n = 0, all = 1;
+  if (mask->size > EAGER_PLACES) return -1;
+  if (mask->size == 0) return 0;
   if (mask->rank == 1 && mask->contiguous) {
-    for (int64_t i = 0, at = 0; i < mask->size; i++, at += *strides) {
+    for (int64_t i = 0, at = base; i < mask->size; i++, at += *strides) {
       to[n] = at;
       n += m[i];
     }
     return n;
   }
-  if (mask->size == 0) return 0;
-  offsets_of(mask, mask->rank, mask->shape, own);
-  int64_t all = 1;
-  to[0] = 0;
+  to[0] = base;
   for (int i = 0; i < mask->rank; i++) all = with_axis(to, all, mask->shape[i], strides[i]);
+  int64_t own[EAGER_PLACES];
+  if (!mask->contiguous) offsets_of(mask, mask->rank, mask->shape, own);
   for (int64_t i = 0; i < all; i++) {
     to[n] = to[i];
-    n += m[own[i]];
+    n += m[mask->contiguous ? i : own[i]];
   }
   return n;
 }
@@ -122,7 +130,7 @@ static __attribute__((noinline)) int64_t join(const vm_loops *l, const eager_pic
     bool mask = a->dtype == QN_bool;
     if (mask) {
       int64_t at[EAGER_PLACES];
-      if ((counts[i] = mask_offsets(a, p->strides + p->axis[i], at)) < 0) return -1;
+      if ((counts[i] = mask_offsets(a, p->strides + p->axis[i], 0, at)) < 0) return -1;
     }
     for (int k = 0; k < (mask ? 1 : a->rank); k++) {
       int64_t size = mask ? counts[i] : a->shape[k], *to = &shape[*rank - (mask ? 1 : a->rank) + k];
@@ -141,9 +149,9 @@ static __attribute__((noinline)) int64_t join(const vm_loops *l, const eager_pic
     int64_t to[EAGER_PLACES];
     if (a->dtype == QN_bool) {
       int64_t at[EAGER_PLACES], last = shape[*rank - 1];
-      if (mask_offsets(a, p->strides + axis, at) < 0) return -1;
+      if (mask_offsets(a, p->strides + axis, 0, at) < 0) return -1;
       for (int64_t k = 0; k < n; k++) list[k] = (i ? list[k] : 0) + at[counts[i] == 1 ? 0 : k % last];
-    } else if (!index_offsets(indices_of(l, a, *rank, shape, n, to), n, p->shape[axis], p->strides[axis], i == 0,
+    } else if (!index_offsets(indices_of(l, a, *rank, shape, n, to), n, p->shape[axis], p->strides[axis], i == 0, 0,
                               list)) {
       return -1;
     }
@@ -151,54 +159,69 @@ static __attribute__((noinline)) int64_t join(const vm_loops *l, const eager_pic
   return n;
 }
 
-static inline __attribute__((always_inline)) bool find(const vm_loops *l, const eager_pick *p, eager_places *to) {
-  int64_t list[EAGER_PLACES], joint, most = EAGER_PLACES;
-  int joint_rank, governed = 0;
-  int64_t joint_shape[ARRAY_MAX_RANK];
+/* Index arrays of one shape, or one mask, whose axes are the first of the result: their places are listed at once. Their number, or
+ * -1: not so. */
+static inline int64_t find_alike(const vm_loops *l, const eager_pick *p, eager_places *to) {
   const qn_array *a = p->index[0];
-  if (p->n == 1 && a->dtype == QN_bool) {
-    joint_rank = 1;
-    joint = joint_shape[0] = mask_offsets(a, p->strides + p->axis[0], list);
-    if (joint < 0) return false;
-  } else if (p->n == 1) {
-    joint_rank = a->rank;
-    joint = a->size;
-    if ((uint64_t)joint - 1 >= EAGER_PLACES) return false;
-    for (int i = 0; i < joint_rank; i++) joint_shape[i] = a->shape[i];
-    int axis = p->axis[0];
-    if (!index_offsets(indices_of(l, a, a->rank, a->shape, joint, list), joint, p->shape[axis], p->strides[axis], true,
-                       list))
-      return false;
-  } else if ((joint = join(l, p, list, &joint_rank, joint_shape)) < 0) {
-    return false;
+  if (a->dtype == QN_bool) {
+    int64_t n = p->n == 1 ? mask_offsets(a, p->strides + p->axis[0], p->offset, to->at) : -1;
+    to->rank = 1;
+    to->shape[0] = n;
+    return n;
   }
+  int64_t n = a->size;
+  if ((uint64_t)n - 1 >= EAGER_PLACES) return -1;
+  to->rank = a->rank;
+  for (int i = 0; i < a->rank; i++) to->shape[i] = a->shape[i];
+  for (int i = 0; i < p->n; i++) {
+    const qn_array *b = p->index[i];
+    if (i && (b->dtype == QN_bool || b->rank != a->rank || !shape_equal(a, b))) return -1;
+    int64_t loaded[EAGER_PLACES];
+    int axis = p->axis[i];
+    if (!index_offsets(indices_of(l, b, a->rank, a->shape, n, loaded), n, p->shape[axis], p->strides[axis], i == 0,
+                       p->offset, to->at))
+      return -1;
+  }
+  return n;
+}
+
+static inline __attribute__((always_inline)) bool find(const vm_loops *l, const eager_pick *p, eager_places *to) {
+  int64_t list[EAGER_PLACES], joint_shape[ARRAY_MAX_RANK], joint, n = 1;
+  int joint_rank = 0, governed = 0, lead = p->lead;
   unsigned others = (1u << p->rank) - 1;
   for (int i = 0; i < p->n; i++) {
     int axes = p->index[i]->dtype == QN_bool ? p->index[i]->rank : 1;
     others &= ~(((1u << axes) - 1) << p->axis[i]);
     governed += axes;
   }
-  if (p->rank - governed + joint_rank > ARRAY_MAX_RANK) return false;
-  int64_t n = 1;
-  int kept = 0, lead = p->lead;
-  bool in_place = false;
-  to->at[0] = p->offset;
+  bool placed = !lead && (joint = find_alike(l, p, to)) >= 0;
+  if (placed) {
+    n = joint;
+  } else {
+    if ((joint = join(l, p, list, &joint_rank, joint_shape)) < 0) return false;
+    to->rank = 0;
+    to->at[0] = p->offset;
+  }
+  if (p->rank - governed + (placed ? to->rank : joint_rank) > ARRAY_MAX_RANK) return false;
+  if (placed && !others) {
+    to->n = n;
+    return true;
+  }
   for (int i = 0;; i++) {
-    if (!in_place && (lead == 0 || i == p->rank)) { /* here are the joint axes */
-      in_place = true;
-      if (n * joint > most) return false;
-      n = joint ? with_list(to->at, n, list, joint) : 0;
-      for (int k = 0; k < joint_rank; k++) to->shape[kept++] = joint_shape[k];
+    if (!placed && (lead == 0 || i == p->rank)) { /* here are the joint axes */
+      placed = true;
+      if (n * joint > EAGER_PLACES) return false;
+      n = with_list(to->at, n, list, joint);
+      for (int k = 0; k < joint_rank; k++) to->shape[to->rank++] = joint_shape[k];
     }
     if (i == p->rank) break;
     if (!(others >> i & 1)) continue;
     int64_t size = p->shape[i];
-    if (size == 0 || size > most || n * size > most) return false;
-    n = n ? with_axis(to->at, n, size, p->strides[i]) : 0;
-    to->shape[kept++] = size;
+    if ((uint64_t)size - 1 >= EAGER_PLACES || n * size > EAGER_PLACES) return false;
+    if (n) n = with_axis(to->at, n, size, p->strides[i]);
+    to->shape[to->rank++] = size;
     lead--;
   }
-  to->rank = kept;
   to->n = n;
   return true;
 }
@@ -220,6 +243,104 @@ qn_value eager_pick_apply(qn_vm *vm, const qn_array *x, const eager_pick *p) {
   if (!l) return value_error();
   eager_places places;
   return find(l, p, &places) ? read_places(vm, l, x, &places) : value_unset();
+}
+
+/* ---- the whole first axis, or all of them ----------------------------------------------------------------------------- */
+
+/* Is an index array read as it lies, and in bounds of an axis of this size? Its numbers are then in `index`, which are its own, or
+ * where some count from the end in `to`. */
+static inline bool plain_indices(const qn_array *a, int64_t size, int64_t *to, const int64_t **index) {
+  if (a->dtype != QN_i64 || !a->contiguous || (uint64_t)a->size - 1 >= EAGER_PLACES) return false;
+  const int64_t *own = (const int64_t *)(const void *)array_data(a);
+  int64_t n = a->size;
+  bool outside = false;
+  for (int64_t i = 0; i < n; i++) outside |= (uint64_t)own[i] >= (uint64_t)size;
+  *index = own;
+  return __builtin_expect(!outside, 1) || (*index = to, index_offsets(own, n, size, 1, true, 0, to));
+}
+
+static inline qn_value read_rows(qn_vm *vm, const vm_loops *l, const qn_array *x, const qn_array *by) {
+  int64_t room[EAGER_PLACES], row = 1, shape[ARRAY_MAX_RANK], n = by->size;
+  const int64_t *index;
+  int rank = by->rank, all = rank + x->rank - 1;
+  if (all > ARRAY_MAX_RANK || !plain_indices(by, x->shape[0], room, &index)) return value_unset();
+  for (int i = 0; i < rank; i++) shape[i] = by->shape[i];
+  for (int i = rank; i < all; i++) row *= shape[i] = x->shape[i - rank + 1];
+  if (row != 1 && (!x->contiguous || (uint64_t)(row - 1) >= EAGER_PLACES * 8)) return value_unset();
+  qn_array *out = array_new(vm, (qn_dtype)x->dtype, all, shape);
+  if (!out) return value_error();
+  size_t size = dtype_size((qn_dtype)x->dtype);
+  char *to = out->storage->data;
+  const char *from = array_data(x);
+  if (row == 1) {
+    l->gather[vm_size_class(size)](to, from, index, x->strides[0], n);
+  } else {
+    size_t bytes = size * (size_t)row;
+    for (int64_t i = 0; i < n; i++, to += bytes) memcpy(to, from + (size_t)index[i] * bytes, bytes);
+  }
+  return value_obj(TAG_ARRAY, out);
+}
+
+static inline qn_value read_masked(qn_vm *vm, const vm_loops *l, const qn_array *x, const qn_array *mask) {
+  int64_t at[EAGER_PLACES], n = 0;
+  if (!x->contiguous || !mask->contiguous || mask->rank != x->rank || !x->rank || mask->size > EAGER_PLACES)
+    return value_unset();
+  for (int i = 0; i < x->rank; i++)
+    if (mask->shape[i] != x->shape[i]) return value_unset();
+  const uint8_t *m = (const uint8_t *)array_data(mask);
+  for (int64_t i = 0; i < mask->size; i++) {
+    at[n] = i;
+    n += m[i];
+  }
+  qn_array *out = array_new(vm, (qn_dtype)x->dtype, 1, &n);
+  if (!out) return value_error();
+  l->gather[vm_size_class(dtype_size((qn_dtype)x->dtype))](out->storage->data, array_data(x), at, 1, n);
+  return value_obj(TAG_ARRAY, out);
+}
+
+qn_value eager_named(qn_vm *vm, const qn_array *x, const qn_array *by) {
+  if (!eager_here(x) || !eager_here(by) || !x->rank) return value_unset();
+  const vm_loops *l = cpu_loops(vm);
+  if (!l) return value_error();
+  return by->dtype == QN_bool ? read_masked(vm, l, x, by) : read_rows(vm, l, x, by);
+}
+
+bool eager_put_named(qn_vm *vm, qn_value *x, const qn_array *by, qn_value v, int mode, bool *ok) {
+  const qn_array *a = value_array(*x);
+  const void *from;
+  char cell[8];
+  int64_t room[EAGER_PLACES], at[EAGER_PLACES], n = by->size;
+  const int64_t *index;
+  if (!eager_here(a) || !eager_here(by) || a->rank != 1 || !plain_indices(by, a->shape[0], room, &index)) return false;
+  qn_dtype d = (qn_dtype)a->dtype;
+  const vm_loops *l = cpu_loops(vm);
+  int kop = mode == SCATTER_ADD ? KOP_add : KOP_mul;
+  if (!l || (mode != SCATTER_SET && !l->update[kop][d])) return false;
+  if (value_is(v, TAG_ARRAY)) {
+    const qn_array *b = value_array(v);
+    if (!eager_here(b) || b->storage == a->storage || b->dtype != d || !b->contiguous || b->rank != by->rank ||
+        b->size != n || (b->rank > 1 && !shape_equal(b, by)))
+      return false;
+    from = array_data(b);
+  } else {
+    dtype_store(d, cell, v);
+    from = cell;
+  }
+  *ok = array_own(vm, x);
+  if (!*ok) return true;
+  a = value_array(*x);
+  int64_t stride = a->strides[0];
+  char *to = array_data(a);
+  if (stride != 1) {
+    for (int64_t i = 0; i < n; i++) at[i] = index[i] * stride;
+    index = at;
+  }
+  int64_t step = value_is(v, TAG_ARRAY);
+  if (mode == SCATTER_SET)
+    l->put[vm_size_class(dtype_size(d))](to, index, from, step, n);
+  else
+    l->update[kop][d](to, index, from, step, n);
+  return true;
 }
 
 /* ---- stores ---------------------------------------------------------------------------------------------------------------- */
@@ -312,20 +433,61 @@ static qn_value stored(qn_vm *vm, const qn_array *x, qn_value v) {
   return value_is_scalar(v) && kept && dtype_holds(d, v) ? v : value_unset();
 }
 
+static inline bool dense_strides(int rank, const int64_t *shape, const int64_t *strides) {
+  int64_t dense = 1;
+  for (int i = rank - 1; i >= 0; dense *= shape[i--])
+    if (strides[i] != dense) return false;
+  return true;
+}
+
 /* Places along one axis by an index array of the same rank, in an array that begins at `offset`. */
-static bool find_along(const vm_loops *l, int rank, const int64_t *shape, const int64_t *strides, int64_t offset,
-                       const qn_array *index, int axis, eager_places *to) {
-  if (index->rank != rank || axis >= rank || (uint64_t)index->size - 1 >= EAGER_PLACES) return false;
-  int64_t n = 1, list[EAGER_PLACES];
+static bool find_along(const vm_loops *l, const qn_array *x, const int64_t *strides, int64_t offset, qn_value by,
+                       const op_attr *attr, eager_places *to) {
+  if (!value_is(by, TAG_ARRAY) || !attr->axes) return false;
+  const qn_array *index = value_array(by);
+  int rank = x->rank, axis = __builtin_ctz(attr->axes);
+  if (index->rank != rank || axis >= rank || !eager_here(index) || !dtype_is_int((qn_dtype)index->dtype) ||
+      (uint64_t)index->size - 1 >= EAGER_PLACES)
+    return false;
+  int64_t n = 1, loaded[EAGER_PLACES];
   to->at[0] = offset;
   to->rank = rank;
+  if (index->dtype == QN_i64 && index->contiguous && dense_strides(rank, x->shape, strides)) { /* in one go */
+    const int64_t *own = (const int64_t *)(const void *)array_data(index);
+    int64_t inner = strides[axis], count = index->shape[axis], size = x->shape[axis];
+    for (int i = 0; i < rank; i++) {
+      if (i != axis && index->shape[i] != x->shape[i]) return false;
+      to->shape[i] = index->shape[i];
+    }
+    to->n = index->size;
+    for (int64_t base = offset; n <= index->size; base += size * inner)
+      for (int64_t i = 0; i < count; i++)
+        for (int64_t j = 0; j < inner; j++, n++) {
+          int64_t k = own[n - 1];
+          k += k < 0 ? size : 0;
+          if ((uint64_t)k >= (uint64_t)size) return false;
+          to->at[n - 1] = base + k * inner + j;
+        }
+    return true;
+  }
   for (int i = 0; i < rank; i++) {
-    if (i != axis && index->shape[i] != shape[i]) return false;
+    if (i != axis && index->shape[i] != x->shape[i]) return false;
     to->shape[i] = index->shape[i];
     n = with_axis(to->at, n, index->shape[i], i == axis ? 0 : strides[i]);
   }
   to->n = n;
-  return index_offsets(indices_of(l, index, rank, index->shape, n, list), n, shape[axis], strides[axis], false, to->at);
+  return index_offsets(indices_of(l, index, rank, index->shape, n, loaded), n, x->shape[axis], strides[axis], false, 0,
+                       to->at);
+}
+
+qn_value eager_gather(qn_vm *vm, qn_value x, qn_value index, const op_attr *attr) {
+  const vm_loops *l = cpu_loops(vm);
+  if (!l) return value_error();
+  eager_places places;
+  if (!value_is(x, TAG_ARRAY) || !eager_here(value_array(x)) ||
+      !find_along(l, value_array(x), value_array(x)->strides, value_array(x)->offset, index, attr, &places))
+    return value_unset();
+  return read_places(vm, l, value_array(x), &places);
 }
 
 /* scatter and gather_add: a copy of x with v at the places. */
@@ -341,11 +503,8 @@ static qn_value copy_with(qn_vm *vm, const vm_loops *l, op_id op, const qn_value
     memcpy(p.strides, strides, sizeof strides);
     p.offset = 0;
     if (!find(l, &p, &places)) return value_unset();
-  } else {
-    const qn_array *index = value_is(in[1], TAG_ARRAY) ? value_array(in[1]) : NULL;
-    if (!index || !eager_here(index) || !dtype_is_int((qn_dtype)index->dtype) || !attr->axes ||
-        !find_along(l, x->rank, x->shape, strides, 0, index, __builtin_ctz(attr->axes), &places))
-      return value_unset();
+  } else if (!find_along(l, x, strides, 0, in[1], attr, &places)) {
+    return value_unset();
   }
   qn_value v = stored(vm, x, in[nin - 1]);
   if (value_is_error(v) || value_is(v, TAG_UNSET)) return v;
@@ -383,14 +542,7 @@ qn_value eager_fast_index(qn_vm *vm, op_id op, const qn_value *in, int nin, cons
     p.n = 1, p.index[0] = mask, p.axis[0] = 0;
     return eager_pick_apply(vm, x, &p);
   }
-  case OP_gather: {
-    const qn_array *index = value_is(in[1], TAG_ARRAY) ? value_array(in[1]) : NULL;
-    eager_places places;
-    if (!index || !eager_here(index) || !dtype_is_int((qn_dtype)index->dtype) || !attr->axes ||
-        !find_along(l, x->rank, x->shape, x->strides, x->offset, index, __builtin_ctz(attr->axes), &places))
-      return value_unset();
-    return read_places(vm, l, x, &places);
-  }
+  case OP_gather: return eager_gather(vm, in[0], in[1], attr);
   case OP_scatter:
   case OP_gather_add: return nin > 2 ? copy_with(vm, l, op, in, nin, attr) : value_unset();
   default: return value_unset();

@@ -35,6 +35,13 @@ QN_MUST_CHECK qn_value eager_pick_apply(qn_vm *vm, const qn_array *x, const eage
  * False: nothing is done, v does not broadcast to the places. */
 QN_MUST_CHECK bool eager_store(qn_vm *vm, const qn_array *x, const eager_places *p, qn_value v, int mode);
 
+/* x[by] for one index array along the first axis or a mask; unset: not here. */
+QN_MUST_CHECK qn_value eager_named(qn_vm *vm, const qn_array *x, const qn_array *by);
+/* x[by] = v, x[by] += v or x[by] *= v of an array of rank 1 by an index array, where v is of x's dtype or a number that it holds; *ok: false
+ * with an error raised. False: not here. */
+QN_MUST_CHECK bool eager_put_named(qn_vm *vm, qn_value *x, const qn_array *by, qn_value v, int mode, bool *ok);
+/* OP_gather; unset: not here. */
+QN_MUST_CHECK qn_value eager_gather(qn_vm *vm, qn_value x, qn_value index, const op_attr *attr);
 /* INDEX ops; unset: not here. */
 QN_MUST_CHECK qn_value eager_fast_index(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
 
