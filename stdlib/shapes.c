@@ -400,6 +400,11 @@ qn_value builtin_take(qn_vm *vm, const qn_value *args) {
   qn_value x = args[0];
   int axis;
   if (!is_array(x)) return arg_refuse(vm, "take", "an array", x);
+  if (args[1].head == TAG_ARRAY && args[2].head == TAG_INT && args[2].u.i == 0 && !vm->rec &&
+      value_array(args[1])->dtype != QN_bool) {
+    qn_value rows = eager_named(vm, value_array(x), value_array(args[1]));
+    if (!value_is(rows, TAG_UNSET)) return rows;
+  }
   const qn_array *a = value_array(x);
   if (!arg_axis(vm, "take", args[2], a->rank, &axis)) return value_error();
   if (value_is(args[1], TAG_INT)) {

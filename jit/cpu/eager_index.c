@@ -433,16 +433,9 @@ static qn_value stored(qn_vm *vm, const qn_array *x, qn_value v) {
   return value_is_scalar(v) && kept && dtype_holds(d, v) ? v : value_unset();
 }
 
-static inline bool dense_strides(int rank, const int64_t *shape, const int64_t *strides) {
-  int64_t dense = 1;
-  for (int i = rank - 1; i >= 0; dense *= shape[i--])
-    if (strides[i] != dense) return false;
-  return true;
-}
-
 /* Places along one axis by an index array of the same rank, in an array that begins at `offset`. */
-static bool find_along(const vm_loops *l, const qn_array *x, const int64_t *strides, int64_t offset, qn_value by,
-                       const op_attr *attr, eager_places *to) {
+static bool find_along(const vm_loops *l, const qn_array *x, const int64_t *strides, bool dense, int64_t offset,
+                       qn_value by, const op_attr *attr, eager_places *to) {
   if (!value_is(by, TAG_ARRAY) || !attr->axes) return false;
   const qn_array *index = value_array(by);
   int rank = x->rank, axis = __builtin_ctz(attr->axes);
@@ -452,22 +445,22 @@ static bool find_along(const vm_loops *l, const qn_array *x, const int64_t *stri
   int64_t n = 1, loaded[EAGER_PLACES];
   to->at[0] = offset;
   to->rank = rank;
-  if (index->dtype == QN_i64 && index->contiguous && dense_strides(rank, x->shape, strides)) { /* in one go */
+  if (axis == rank - 1 && dense && index->dtype == QN_i64 && index->contiguous) { /* row by row */
     const int64_t *own = (const int64_t *)(const void *)array_data(index);
-    int64_t inner = strides[axis], count = index->shape[axis], size = x->shape[axis];
-    for (int i = 0; i < rank; i++) {
-      if (i != axis && index->shape[i] != x->shape[i]) return false;
+    int64_t count = index->shape[axis], size = x->shape[axis], *at = to->at;
+    for (int i = 0; i < axis; i++) {
+      if (index->shape[i] != x->shape[i]) return false;
       to->shape[i] = index->shape[i];
     }
+    to->shape[axis] = count;
     to->n = index->size;
-    for (int64_t base = offset; n <= index->size; base += size * inner)
-      for (int64_t i = 0; i < count; i++)
-        for (int64_t j = 0; j < inner; j++, n++) {
-          int64_t k = own[n - 1];
-          k += k < 0 ? size : 0;
-          if ((uint64_t)k >= (uint64_t)size) return false;
-          to->at[n - 1] = base + k * inner + j;
-        }
+    for (const int64_t *end = own + index->size; own != end; offset += size)
+      for (int64_t i = 0; i < count; i++) {
+        int64_t k = *own++;
+        k += k < 0 ? size : 0;
+        if ((uint64_t)k >= (uint64_t)size) return false;
+        *at++ = offset + k;
+      }
     return true;
   }
   for (int i = 0; i < rank; i++) {
@@ -485,7 +478,8 @@ qn_value eager_gather(qn_vm *vm, qn_value x, qn_value index, const op_attr *attr
   if (!l) return value_error();
   eager_places places;
   if (!value_is(x, TAG_ARRAY) || !eager_here(value_array(x)) ||
-      !find_along(l, value_array(x), value_array(x)->strides, value_array(x)->offset, index, attr, &places))
+      !find_along(l, value_array(x), value_array(x)->strides, value_array(x)->contiguous, value_array(x)->offset, index,
+                  attr, &places))
     return value_unset();
   return read_places(vm, l, value_array(x), &places);
 }
@@ -503,7 +497,7 @@ static qn_value copy_with(qn_vm *vm, const vm_loops *l, op_id op, const qn_value
     memcpy(p.strides, strides, sizeof strides);
     p.offset = 0;
     if (!find(l, &p, &places)) return value_unset();
-  } else if (!find_along(l, x, strides, 0, in[1], attr, &places)) {
+  } else if (!find_along(l, x, strides, true, 0, in[1], attr, &places)) {
     return value_unset();
   }
   qn_value v = stored(vm, x, in[nin - 1]);
