@@ -322,7 +322,7 @@ qn_array *array_new_like(qn_vm *vm, qn_dtype dtype, const qn_array *x) {
 
 qn_array *array_view(qn_vm *vm, const qn_array *base, qn_dtype dtype, int rank, const int64_t *shape,
                      const int64_t *strides, int64_t offset) {
-  qn_array *a = array_new_header(vm, dtype, rank, shape);
+  qn_array *a = new_header(vm, dtype, rank, shape);
   if (!a) return NULL;
   bool contiguous = true;
   for (int i = 0; i < rank; i++) contiguous &= strides[i] == a->strides[i] || shape[i] == 1;

@@ -3,7 +3,8 @@
  *   fast path   a POINTWISE op on small arrays (eager_fast.c): the loops of the block VM are called directly; rules and kernels were
  *               asked once for such operands (eager_strip.c)
  *   tiny        a REDUCE op of at most 64 elements a result (eager_reduce.c): those loops again
- *   views       slices, transposes, broadcasts and most reshapes are new headers on the same storage
+ *   views       slices, transposes, broadcasts and most reshapes are new headers on the same storage (eager_view.c, which also
+ *               joins small arrays)
  *   library     sort, argsort, compress, nonzero (library.c)
  *   devices     arrays that live elsewhere than on the CPU take the slow way: their one-op kernels run there once there is code
  *               for them; until then, and for what a device cannot do, operands are taken to the CPU and the result back
@@ -282,129 +283,7 @@ static qn_value check_failed(qn_vm *vm, op_id op, qn_array *const *in, const qn_
   return eager_raise_check(vm, op, (qn_dtype)out->dtype, element, shown, axis, bounds ? in[0]->shape[axis] : 0);
 }
 
-/* ---- views ------------------------------------------------------------------------------------------------------------------------ */
-
 static qn_value as_value(qn_array *a) { return a ? value_obj(TAG_ARRAY, a) : value_error(); }
-
-static qn_array *view_slice(qn_vm *vm, const qn_array *a, const op_attr *attr) {
-  int64_t shape[ARRAY_MAX_RANK], strides[ARRAY_MAX_RANK], offset = a->offset;
-  for (int i = 0; i < a->rank; i++) {
-    offset += attr->d[3 * i] * a->strides[i];
-    shape[i] = attr->d[3 * i + 1];
-    strides[i] = a->strides[i] * attr->d[3 * i + 2];
-  }
-  return array_view(vm, a, (qn_dtype)a->dtype, a->rank, shape, strides, offset);
-}
-
-static qn_array *view_broadcast(qn_vm *vm, const qn_array *a, int rank, const int64_t *shape) {
-  int64_t strides[ARRAY_MAX_RANK];
-  for (int k = 0; k < rank; k++) {
-    int own = k - (rank - a->rank);
-    strides[k] = own >= 0 && a->shape[own] != 1 ? a->strides[own] : 0;
-  }
-  return array_view(vm, a, (qn_dtype)a->dtype, rank, shape, strides, a->offset);
-}
-
-static qn_array *view_permute(qn_vm *vm, const qn_array *a, const op_attr *attr) {
-  int64_t shape[ARRAY_MAX_RANK], strides[ARRAY_MAX_RANK];
-  for (int i = 0; i < a->rank; i++) {
-    shape[i] = a->shape[attr->d[i]];
-    strides[i] = a->strides[attr->d[i]];
-  }
-  return array_view(vm, a, (qn_dtype)a->dtype, a->rank, shape, strides, a->offset);
-}
-
-static qn_array *view_window(qn_vm *vm, const qn_array *a, const op_attr *attr, const graph_type *t) {
-  int64_t strides[ARRAY_MAX_RANK];
-  int axis = __builtin_ctz(attr->axes);
-  memcpy(strides, a->strides, a->rank * sizeof *strides);
-  strides[a->rank] = attr->d[2] * strides[axis];
-  strides[axis] *= attr->d[1];
-  return array_view(vm, a, (qn_dtype)a->dtype, t->rank, t->shape, strides, a->offset);
-}
-
-static qn_array *view_reshape(qn_vm *vm, qn_array *a, int rank, const int64_t *shape) {
-  int64_t strides[ARRAY_MAX_RANK];
-  if (shape_reshape_strides(a, rank, shape, strides))
-    return array_view(vm, a, (qn_dtype)a->dtype, rank, shape, strides, a->offset);
-  qn_array *flat = array_contiguous(vm, a);
-  if (!flat) return NULL;
-  shape_strides(rank, shape, strides);
-  qn_array *out = array_view(vm, flat, (qn_dtype)a->dtype, rank, shape, strides, flat->offset);
-  value_release(vm, value_obj(TAG_ARRAY, flat));
-  return out;
-}
-
-/* Copies `from`, broadcast, into the part of `to` that a slice names. */
-static bool store_slice(qn_vm *vm, qn_array *to, const op_attr *attr, const qn_array *from) {
-  qn_array *part = view_slice(vm, to, attr);
-  qn_array *wide = part ? view_broadcast(vm, from, part->rank, part->shape) : NULL;
-  bool ok = wide && array_copy_on(vm, part, wide);
-  if (part) value_release(vm, value_obj(TAG_ARRAY, part));
-  if (wide) value_release(vm, value_obj(TAG_ARRAY, wide));
-  return ok;
-}
-
-static qn_array *run_concat(qn_vm *vm, qn_array *const *in, int nin, const op_attr *attr, const graph_type *t) {
-  qn_array *out = array_new_on(vm, in[0]->device, (qn_dtype)t->dtype, t->rank, t->shape);
-  int axis = __builtin_ctz(attr->axes);
-  op_attr slice = {.n = (uint8_t)(3 * t->rank)};
-  for (int k = 0; k < t->rank; k++) {
-    slice.d[3 * k + 1] = t->shape[k];
-    slice.d[3 * k + 2] = 1;
-  }
-  for (int i = 0; i < nin && out; i++) {
-    slice.d[3 * axis + 1] = in[i]->shape[axis];
-    if (!store_slice(vm, out, &slice, in[i])) {
-      value_release(vm, value_obj(TAG_ARRAY, out));
-      return NULL;
-    }
-    slice.d[3 * axis] += in[i]->shape[axis];
-  }
-  return out;
-}
-
-static qn_array *run_pad(qn_vm *vm, qn_array *const *in, const op_attr *attr, const graph_type *t) {
-  qn_array *fill = view_broadcast(vm, in[1], t->rank, t->shape);
-  qn_array *out = fill ? array_new_on(vm, in[0]->device, (qn_dtype)t->dtype, t->rank, t->shape) : NULL;
-  if (out) {
-    bool filled = array_copy_on(vm, out, fill);
-    op_attr slice = {.n = (uint8_t)(3 * t->rank)};
-    for (int k = 0; k < t->rank; k++) {
-      slice.d[3 * k] = attr->d[3 * k];
-      slice.d[3 * k + 1] = in[0]->shape[k];
-      slice.d[3 * k + 2] = attr->d[3 * k + 2] + 1;
-    }
-    if (!filled || !store_slice(vm, out, &slice, in[0])) {
-      value_release(vm, value_obj(TAG_ARRAY, out));
-      out = NULL;
-    }
-  }
-  if (fill) value_release(vm, value_obj(TAG_ARRAY, fill));
-  return out;
-}
-
-static qn_array *run_slice_put(qn_vm *vm, qn_array *const *in, const op_attr *attr) {
-  qn_array *out = array_new_on(vm, in[0]->device, (qn_dtype)in[0]->dtype, in[0]->rank, in[0]->shape);
-  if (!out) return NULL;
-  if (array_copy_on(vm, out, in[0]) && store_slice(vm, out, attr, in[1])) return out;
-  value_release(vm, value_obj(TAG_ARRAY, out));
-  return NULL;
-}
-
-/* VIEW ops and slice_put. */
-static qn_array *run_view(qn_vm *vm, op_id op, qn_array *const *in, int nin, const op_attr *attr, const graph_type *t) {
-  switch (op) {
-  case OP_reshape: return view_reshape(vm, in[0], t->rank, t->shape);
-  case OP_broadcast: return view_broadcast(vm, in[0], t->rank, t->shape);
-  case OP_permute: return view_permute(vm, in[0], attr);
-  case OP_slice: return view_slice(vm, in[0], attr);
-  case OP_window: return view_window(vm, in[0], attr, t);
-  case OP_pad: return run_pad(vm, in, attr, t);
-  case OP_slice_put: return run_slice_put(vm, in, attr);
-  default: return run_concat(vm, in, nin, attr, t);
-  }
-}
 
 /* ---- kernels ------------------------------------------------------------------------------------------------------------------------ */
 
@@ -702,7 +581,7 @@ static qn_value apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op
   qn_value out = value_error();
   if (made == nin) {
     if (op_rows[op].klass == CLASS_VIEW || op == OP_slice_put)
-      out = as_value(run_view(vm, op, operands, nin, attr, &t.result));
+      out = as_value(eager_run_view(vm, op, operands, nin, attr, &t.result));
     else if (op == OP_product)
       out = as_value(eager_product(vm, operands, attr));
     else if (op == OP_dot)
@@ -742,7 +621,11 @@ qn_value eager_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_
   }
   qn_value out = value_unset();
   switch ((op_class)op_rows[op].klass) {
-  case CLASS_INDEX: out = eager_fast_index(vm, op, in, nin, attr); break;
+  case CLASS_VIEW: return eager_view(vm, op, in, nin, attr);
+  case CLASS_INDEX:
+    if (op == OP_slice_put || op == OP_iota) return eager_view(vm, op, in, nin, attr);
+    out = eager_fast_index(vm, op, in, nin, attr);
+    break;
   case CLASS_DOT: out = eager_fast_dot(vm, in[0], in[1]); break;
   default: break;
   }

@@ -36,6 +36,15 @@ const l_program *eager_program(qn_vm *vm, const op_call *call);
 /* The VM's strips (eager_strip.h), made if need be; NULL with an error raised. */
 struct strip_table *eager_strips(qn_vm *vm);
 
+/* VIEW ops, slice_put and iota, with the same meaning; and those of them that have operands, on strict ones of one device (owned; NULL
+ * with an error raised). */
+QN_MUST_CHECK qn_value eager_view(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
+QN_MUST_CHECK qn_array *eager_run_view(qn_vm *vm, op_id op, qn_array *const *in, int nin, const op_attr *attr,
+                                       const graph_type *t);
+/* Arrays of one shape, and host numbers if these have rank 0, behind one another along a new axis, outside of recordings; n > 0.
+ * Unset: somewhat is to be asked (dtypes or shapes that differ, numbers that do not fit), or it is not small. */
+QN_MUST_CHECK qn_value eager_stack(qn_vm *vm, const qn_value *in, int nin, int axis, qn_dtype dtype);
+
 /* For the steps of plans, so that they raise what eager dispatch raises. */
 /* A failed check: its element (flat), the offending value (or unset), for indices the axis and its size; dtype: the result's. */
 qn_value eager_raise_check(qn_vm *vm, op_id op, qn_dtype dtype, int64_t element, qn_value shown, int axis,

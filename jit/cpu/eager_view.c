@@ -1,0 +1,445 @@
+/* Views of eager dispatch (eager.c): the VIEW ops, slice_put and iota, without a kernel.
+ *
+ * What only maps coordinates is a new header on the same storage, on any device; reshape copies where the elements do not lie as
+ * one run. What joins (concat, pad, slice_put) copies its operands into a new array.
+ *
+ * Each op has two ways in. eager_view takes operands as programs have them and asks no rules: it looks at what the rules would
+ * look at, and makes small results in the CPU's memory itself. Whatever is different (operands of several dtypes or without
+ * data, empty or large results, devices, and all that is wrong) it leaves to eager_slow, which comes back to eager_run_view with strict
+ * operands and the result's type.
+ */
+#include <string.h>
+
+#include "jit/cpu/cpu.h"
+#include "jit/cpu/eager.h"
+
+static inline qn_value as_value(qn_array *a) { return a ? value_obj(TAG_ARRAY, a) : value_error(); }
+
+/* ---- maps ----------------------------------------------------------------------------------------------------------- */
+
+static qn_array *view_slice(qn_vm *vm, const qn_array *a, const op_attr *attr) {
+  int64_t shape[ARRAY_MAX_RANK], strides[ARRAY_MAX_RANK], offset = a->offset;
+  for (int i = 0; i < a->rank; i++) {
+    offset += attr->d[3 * i] * a->strides[i];
+    shape[i] = attr->d[3 * i + 1];
+    strides[i] = a->strides[i] * attr->d[3 * i + 2];
+  }
+  return array_view(vm, a, (qn_dtype)a->dtype, a->rank, shape, strides, offset);
+}
+
+static qn_array *view_broadcast(qn_vm *vm, const qn_array *a, int rank, const int64_t *shape) {
+  int64_t strides[ARRAY_MAX_RANK];
+  for (int k = 0; k < rank; k++) {
+    int own = k - (rank - a->rank);
+    strides[k] = own >= 0 && a->shape[own] != 1 ? a->strides[own] : 0;
+  }
+  return array_view(vm, a, (qn_dtype)a->dtype, rank, shape, strides, a->offset);
+}
+
+static qn_array *view_permute(qn_vm *vm, const qn_array *a, const op_attr *attr) {
+  int64_t shape[ARRAY_MAX_RANK], strides[ARRAY_MAX_RANK];
+  for (int i = 0; i < a->rank; i++) {
+    shape[i] = a->shape[attr->d[i]];
+    strides[i] = a->strides[attr->d[i]];
+  }
+  return array_view(vm, a, (qn_dtype)a->dtype, a->rank, shape, strides, a->offset);
+}
+
+static qn_array *view_window(qn_vm *vm, const qn_array *a, const op_attr *attr, const graph_type *t) {
+  int64_t strides[ARRAY_MAX_RANK];
+  int axis = __builtin_ctz(attr->axes);
+  memcpy(strides, a->strides, a->rank * sizeof *strides);
+  strides[a->rank] = attr->d[2] * strides[axis];
+  strides[axis] *= attr->d[1];
+  return array_view(vm, a, (qn_dtype)a->dtype, t->rank, t->shape, strides, a->offset);
+}
+
+static qn_array *view_reshape(qn_vm *vm, qn_array *a, int rank, const int64_t *shape) {
+  int64_t strides[ARRAY_MAX_RANK];
+  if (shape_reshape_strides(a, rank, shape, strides))
+    return array_view(vm, a, (qn_dtype)a->dtype, rank, shape, strides, a->offset);
+  qn_array *flat = array_contiguous(vm, a);
+  if (!flat) return NULL;
+  shape_strides(rank, shape, strides);
+  qn_array *out = array_view(vm, flat, (qn_dtype)a->dtype, rank, shape, strides, flat->offset);
+  value_release(vm, value_obj(TAG_ARRAY, flat));
+  return out;
+}
+
+/* ---- joined ---------------------------------------------------------------------------------------------------------- */
+
+/* Copies `from`, broadcast, into the part of `to` that a slice names. */
+static bool store_slice(qn_vm *vm, qn_array *to, const op_attr *attr, const qn_array *from) {
+  qn_array *part = view_slice(vm, to, attr);
+  qn_array *wide = part ? view_broadcast(vm, from, part->rank, part->shape) : NULL;
+  bool ok = wide && array_copy_on(vm, part, wide);
+  if (part) value_release(vm, value_obj(TAG_ARRAY, part));
+  if (wide) value_release(vm, value_obj(TAG_ARRAY, wide));
+  return ok;
+}
+
+static qn_array *run_concat(qn_vm *vm, qn_array *const *in, int nin, const op_attr *attr, const graph_type *t) {
+  qn_array *out = array_new_on(vm, in[0]->device, (qn_dtype)t->dtype, t->rank, t->shape);
+  int axis = __builtin_ctz(attr->axes);
+  op_attr slice = {.n = (uint8_t)(3 * t->rank)};
+  for (int k = 0; k < t->rank; k++) {
+    slice.d[3 * k + 1] = t->shape[k];
+    slice.d[3 * k + 2] = 1;
+  }
+  for (int i = 0; i < nin && out; i++) {
+    slice.d[3 * axis + 1] = in[i]->shape[axis];
+    if (!store_slice(vm, out, &slice, in[i])) {
+      value_release(vm, value_obj(TAG_ARRAY, out));
+      return NULL;
+    }
+    slice.d[3 * axis] += in[i]->shape[axis];
+  }
+  return out;
+}
+
+static qn_array *run_pad(qn_vm *vm, qn_array *const *in, const op_attr *attr, const graph_type *t) {
+  qn_array *fill = view_broadcast(vm, in[1], t->rank, t->shape);
+  qn_array *out = fill ? array_new_on(vm, in[0]->device, (qn_dtype)t->dtype, t->rank, t->shape) : NULL;
+  if (out) {
+    bool filled = array_copy_on(vm, out, fill);
+    op_attr slice = {.n = (uint8_t)(3 * t->rank)};
+    for (int k = 0; k < t->rank; k++) {
+      slice.d[3 * k] = attr->d[3 * k];
+      slice.d[3 * k + 1] = in[0]->shape[k];
+      slice.d[3 * k + 2] = attr->d[3 * k + 2] + 1;
+    }
+    if (!filled || !store_slice(vm, out, &slice, in[0])) {
+      value_release(vm, value_obj(TAG_ARRAY, out));
+      out = NULL;
+    }
+  }
+  if (fill) value_release(vm, value_obj(TAG_ARRAY, fill));
+  return out;
+}
+
+static qn_array *run_slice_put(qn_vm *vm, qn_array *const *in, const op_attr *attr) {
+  qn_array *out = array_new_on(vm, in[0]->device, (qn_dtype)in[0]->dtype, in[0]->rank, in[0]->shape);
+  if (!out) return NULL;
+  if (array_copy_on(vm, out, in[0]) && store_slice(vm, out, attr, in[1])) return out;
+  value_release(vm, value_obj(TAG_ARRAY, out));
+  return NULL;
+}
+
+qn_array *eager_run_view(qn_vm *vm, op_id op, qn_array *const *in, int nin, const op_attr *attr, const graph_type *t) {
+  switch (op) {
+  case OP_reshape: return view_reshape(vm, in[0], t->rank, t->shape);
+  case OP_broadcast: return view_broadcast(vm, in[0], t->rank, t->shape);
+  case OP_permute: return view_permute(vm, in[0], attr);
+  case OP_slice: return view_slice(vm, in[0], attr);
+  case OP_window: return view_window(vm, in[0], attr, t);
+  case OP_pad: return run_pad(vm, in, attr, t);
+  case OP_slice_put: return run_slice_put(vm, in, attr);
+  default: return run_concat(vm, in, nin, attr, t);
+  }
+}
+
+/* ---- without rules: maps ------------------------------------------------------------------------------------------------ */
+
+static inline qn_value reshape(qn_vm *vm, qn_array *a, const op_attr *attr) {
+  int64_t size = 1;
+  if (attr->n > ARRAY_MAX_RANK) return value_unset();
+  for (int i = 0; i < attr->n; i++)
+    if (attr->d[i] <= 0 || __builtin_mul_overflow(size, attr->d[i], &size)) return value_unset();
+  if (size != a->size) return value_unset();
+  return as_value(view_reshape(vm, a, attr->n, attr->d));
+}
+
+static inline qn_value broadcast(qn_vm *vm, const qn_array *a, const op_attr *attr) {
+  int rank = attr->n, lead = rank - a->rank;
+  int64_t size = 1;
+  if (rank > ARRAY_MAX_RANK || lead < 0) return value_unset();
+  for (int k = 0; k < rank; k++) {
+    int64_t n = attr->d[k];
+    if (k >= lead && a->shape[k - lead] != n && a->shape[k - lead] != 1) return value_unset();
+    if (n <= 0 || __builtin_mul_overflow(size, n, &size) || size > ARRAY_MAX_ELEMENTS) return value_unset();
+  }
+  return as_value(view_broadcast(vm, a, rank, attr->d));
+}
+
+static inline qn_value permute(qn_vm *vm, const qn_array *a, const op_attr *attr) {
+  unsigned seen = 0;
+  if (attr->n != a->rank) return value_unset();
+  for (int i = 0; i < a->rank; i++) {
+    if ((uint64_t)attr->d[i] >= a->rank) return value_unset();
+    seen |= 1u << attr->d[i];
+  }
+  return seen == (1u << a->rank) - 1 ? as_value(view_permute(vm, a, attr)) : value_unset();
+}
+
+/* Does the slice lie in the array? An empty one begins at its end at most. */
+static inline bool slice_fits(const qn_array *a, const op_attr *attr) {
+  if (attr->n != 3 * a->rank) return false;
+  for (int i = 0; i < a->rank; i++) {
+    int64_t start = attr->d[3 * i], size = attr->d[3 * i + 1], step = attr->d[3 * i + 2], n = a->shape[i], last = 0;
+    if (start < 0 || size < 0 || step == 0) return false;
+    if (size == 0) {
+      if (start > n) return false;
+      continue;
+    }
+    if (__builtin_mul_overflow(size - 1, step, &last) || __builtin_add_overflow(start, last, &last)) return false;
+    if (start >= n || (uint64_t)last >= (uint64_t)n) return false;
+  }
+  return true;
+}
+
+/* ---- without rules: joined ------------------------------------------------------------------------------------------------ */
+
+static inline bool small(const qn_vm *vm, int64_t elements) { return elements <= vm->tune[TUNE_par_grain]; }
+static inline bool on_cpu(const qn_array *a) { return a->storage && !a->device; }
+
+/* An array on the caller's stack, for array_copy_elements alone: a part of `base`, which has data, or another map of it. */
+typedef struct part {
+  qn_array a;
+} part;
+
+static inline void part_of(part *p, const qn_array *base, int rank, const int64_t *shape, int64_t size) {
+  p->a.dtype = base->dtype;
+  p->a.rank = (uint8_t)rank;
+  p->a.contiguous = false;
+  p->a.size = size;
+  p->a.offset = base->offset;
+  p->a.storage = base->storage;
+  for (int i = 0; i < rank; i++) p->a.shape[i] = shape[i];
+}
+
+/* Copies `from` to where it stands in a new array behind `at` elements; it follows itself along axis `lead` every `row` elements. */
+static void copy_rows(qn_array *out, const qn_array *from, int64_t at, int64_t row, int lead, bool new_axis) {
+  size_t size = dtype_size((qn_dtype)out->dtype);
+  int64_t run = 1, rows = 1;
+  for (int i = 0; i < from->rank; i++) *(i < lead ? &rows : &run) *= from->shape[i];
+  if (from->contiguous) {
+    char *to = array_data(out) + (size_t)at * size;
+    const char *data = array_data(from);
+    for (int64_t i = 0; i < rows; i++)
+      memcpy(to + (size_t)(i * row) * size, data + (size_t)(i * run) * size, (size_t)run * size);
+    return;
+  }
+  part p;
+  part_of(&p, out, from->rank, from->shape, from->size);
+  p.a.offset += at;
+  for (int i = 0; i < from->rank; i++) p.a.strides[i] = out->strides[i + (new_axis && i >= lead)];
+  array_copy_elements(&p.a, from);
+}
+
+static qn_value concat(qn_vm *vm, const qn_value *in, int nin, const op_attr *attr) {
+  const qn_array *first = value_array(in[0]);
+  int rank = first->rank, axis = __builtin_ctz(attr->axes | 256u);
+  if (axis >= rank || attr->axes != 1u << axis) return value_unset();
+  int64_t shape[ARRAY_MAX_RANK], inner = 1, total = 0, others = 1;
+  for (int k = 0; k < rank; k++) {
+    shape[k] = first->shape[k];
+    if (k != axis) others *= shape[k];
+    if (k > axis) inner *= shape[k];
+  }
+  for (int i = 0; i < nin; i++) {
+    const qn_array *a = value_array(in[i]);
+    if (!value_is(in[i], TAG_ARRAY) || !on_cpu(a) || a->dtype != first->dtype || a->rank != rank) return value_unset();
+    for (int k = 0; k < rank; k++)
+      if (k != axis && a->shape[k] != shape[k]) return value_unset();
+    if (a->size > ARRAY_MAX_ELEMENTS - total) return value_unset();
+    total += a->shape[axis];
+  }
+  if (!others || total > vm->tune[TUNE_par_grain] / others) return value_unset();
+  shape[axis] = total;
+  qn_array *out = array_new(vm, (qn_dtype)first->dtype, rank, shape);
+  if (!out) return value_error();
+  int64_t at = 0;
+  for (int i = 0; i < nin && out->size; i++) {
+    const qn_array *a = value_array(in[i]);
+    copy_rows(out, a, at, total * inner, axis, false);
+    at += a->shape[axis] * inner;
+  }
+  return value_obj(TAG_ARRAY, out);
+}
+
+/* May a host number be stored as dtype d as it is, whatever is said about it otherwise? Then it is, in `cell`. */
+static bool cell_of(qn_value v, qn_dtype d, char cell[8]) {
+  bool kind = dtype_is_float(d) || value_is(v, TAG_BOOL) || (value_is(v, TAG_INT) && d != QN_bool);
+  if (!value_is_scalar(v) || !kind || !dtype_holds(d, v)) return false;
+  dtype_store(d, cell, v);
+  return true;
+}
+
+/* The number that a second operand of rank 0 is, in dtype d; NULL: not here. */
+static const char *number_of(qn_value v, qn_dtype d, char cell[8]) {
+  if (!value_is(v, TAG_ARRAY)) return cell_of(v, d, cell) ? cell : NULL;
+  const qn_array *a = value_array(v);
+  return a->rank == 0 && a->dtype == d && on_cpu(a) ? array_data(a) : NULL;
+}
+
+static qn_value pad(qn_vm *vm, const qn_value *in, const op_attr *attr) {
+  const qn_array *x = value_array(in[0]);
+  _Alignas(8) char cell[8];
+  const char *number = number_of(in[1], (qn_dtype)x->dtype, cell);
+  if (!number || !on_cpu(x) || attr->n != 3 * x->rank) return value_unset();
+  int64_t shape[ARRAY_MAX_RANK], size = 1, most = vm->tune[TUNE_par_grain];
+  for (int i = 0; i < x->rank; i++) {
+    int64_t low = attr->d[3 * i], high = attr->d[3 * i + 1], between = attr->d[3 * i + 2], n = x->shape[i];
+    if ((uint64_t)low > (uint64_t)most || (uint64_t)high > (uint64_t)most || (uint64_t)between > (uint64_t)most ||
+        n > most)
+      return value_unset();
+    shape[i] = low + high + n + (n ? n - 1 : 0) * between;
+    if (shape[i] == 0 || __builtin_mul_overflow(size, shape[i], &size)) return value_unset();
+  }
+  const vm_loops *l = cpu_loops(vm);
+  if (!l) return value_error();
+  if (!small(vm, size)) return value_unset();
+  qn_array *out = array_new(vm, (qn_dtype)x->dtype, x->rank, shape);
+  if (!out) return value_error();
+  l->fill[vm_size_class(dtype_size((qn_dtype)x->dtype))](array_data(out), number, NULL, NULL, 0, out->size);
+  part p;
+  part_of(&p, out, x->rank, x->shape, x->size);
+  for (int i = 0; i < x->rank; i++) {
+    p.a.offset += attr->d[3 * i] * out->strides[i];
+    p.a.strides[i] = out->strides[i] * (attr->d[3 * i + 2] + 1);
+  }
+  if (x->size) array_copy_elements(&p.a, x);
+  return value_obj(TAG_ARRAY, out);
+}
+
+static qn_value slice_put(qn_vm *vm, const qn_value *in, const op_attr *attr) {
+  const qn_array *x = value_array(in[0]);
+  if (!on_cpu(x) || !small(vm, x->size) || !slice_fits(x, attr)) return value_unset();
+  _Alignas(8) char cell[8];
+  qn_storage own;
+  part to, from;
+  from.a.rank = 0;
+  if (value_is(in[1], TAG_ARRAY)) {
+    from.a = *value_array(in[1]);
+    if (!on_cpu(&from.a) || from.a.dtype != x->dtype || from.a.rank > x->rank) return value_unset();
+  } else {
+    if (!cell_of(in[1], (qn_dtype)x->dtype, cell)) return value_unset();
+    own.data = cell;
+    from.a.storage = &own;
+    from.a.offset = 0;
+    from.a.dtype = x->dtype;
+  }
+  int64_t shape[ARRAY_MAX_RANK], strides[ARRAY_MAX_RANK], size = 1;
+  int lead = x->rank - from.a.rank;
+  for (int i = 0; i < x->rank; i++) {
+    int64_t n = i < lead ? 1 : from.a.shape[i - lead];
+    shape[i] = attr->d[3 * i + 1];
+    if (n != shape[i] && n != 1) return value_unset();
+    strides[i] = n == 1 ? 0 : from.a.strides[i - lead];
+    size *= shape[i];
+  }
+  qn_array *out = array_new(vm, (qn_dtype)x->dtype, x->rank, x->shape);
+  if (!out) return value_error();
+  array_copy_elements(out, x);
+  if (!size) return value_obj(TAG_ARRAY, out);
+  part_of(&to, out, x->rank, shape, size);
+  from.a.rank = x->rank;
+  from.a.contiguous = false;
+  from.a.size = size;
+  for (int i = 0; i < x->rank; i++) {
+    to.a.offset += attr->d[3 * i] * out->strides[i];
+    to.a.strides[i] = out->strides[i] * attr->d[3 * i + 2];
+    from.a.shape[i] = shape[i];
+    from.a.strides[i] = strides[i];
+  }
+  array_copy_elements(&to.a, &from.a);
+  return value_obj(TAG_ARRAY, out);
+}
+
+static qn_value iota(qn_vm *vm, const op_attr *attr) {
+  int rank = attr->n, axis = __builtin_ctz(attr->axes | 256u);
+  qn_dtype d = (qn_dtype)attr->dtype;
+  if (vm->device || rank > ARRAY_MAX_RANK || axis >= rank || attr->axes != 1u << axis) return value_unset();
+  if (!dtype_is_int(d) && d != QN_f32 && d != QN_f64) return value_unset();
+  int64_t outer = 1, inner = 1, size = 1, n = attr->d[axis];
+  for (int i = 0; i < rank; i++) {
+    if (attr->d[i] <= 0 || !small(vm, attr->d[i]) || !small(vm, size *= attr->d[i])) return value_unset();
+    if (i < axis) outer *= attr->d[i];
+    if (i > axis) inner *= attr->d[i];
+  }
+  const vm_loops *l = cpu_loops(vm);
+  if (!l) return value_error();
+  if ((int)d >= DTYPE_PUBLIC || (dtype_is_int(d) && !l->iota[d])) return value_unset();
+  qn_array *out = array_new(vm, d, rank, attr->d);
+  if (!out) return value_error();
+  char *to = array_data(out);
+  if (dtype_is_int(d)) {
+    static const int64_t first = 0, step = 1;
+    l->iota[d](to, &first, &step, NULL, 0, n);
+  } else if (d == QN_f32) {
+    for (int64_t i = 0; i < n; i++) ((float *)(void *)to)[i] = (float)i;
+  } else {
+    for (int64_t i = 0; i < n; i++) ((double *)(void *)to)[i] = (double)i;
+  }
+  /* The numbers lie at the beginning: each becomes a run, from the last on, and all runs are repeated. */
+  size_t each = dtype_size(d), run = (size_t)inner * each, row = (size_t)n * run;
+  for (int64_t i = n; inner > 1 && i-- > 0;) {
+    char number[8];
+    memcpy(number, to + (size_t)i * each, each);
+    for (size_t k = 0; k < run; k += each) memcpy(to + (size_t)i * run + k, number, each);
+  }
+  for (int64_t i = 1; i < outer; i++) memcpy(to + (size_t)i * row, to, row);
+  return value_obj(TAG_ARRAY, out);
+}
+
+/* ---- without rules --------------------------------------------------------------------------------------------------------- */
+
+static inline __attribute__((always_inline)) qn_value view(qn_vm *vm, op_id op, const qn_value *in, int nin,
+                                                           const op_attr *attr) {
+  if (op == OP_iota) return nin == 0 ? iota(vm, attr) : value_unset();
+  if (nin < 1 || !value_is(in[0], TAG_ARRAY)) return value_unset();
+  qn_array *a = value_array(in[0]);
+  if (!a->storage) return value_unset();
+  if (nin == 1) {
+    switch (op) {
+    case OP_reshape: return reshape(vm, a, attr);
+    case OP_broadcast: return broadcast(vm, a, attr);
+    case OP_permute: return permute(vm, a, attr);
+    case OP_slice: return slice_fits(a, attr) ? as_value(view_slice(vm, a, attr)) : value_unset();
+    case OP_concat: return concat(vm, in, nin, attr);
+    default: return value_unset();
+    }
+  }
+  if (op == OP_concat) return concat(vm, in, nin, attr);
+  if (nin != 2) return value_unset();
+  return op == OP_pad ? pad(vm, in, attr) : op == OP_slice_put ? slice_put(vm, in, attr) : value_unset();
+}
+
+qn_value eager_view(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr) {
+  qn_value out = view(vm, op, in, nin, attr);
+  return __builtin_expect(value_is(out, TAG_UNSET), 0) ? eager_slow(vm, op, in, nin, attr) : out;
+}
+
+qn_value eager_stack(qn_vm *vm, const qn_value *in, int nin, int axis, qn_dtype dtype) {
+  const qn_array *first = value_is(in[0], TAG_ARRAY) ? value_array(in[0]) : NULL;
+  int rank = first ? first->rank : 0;
+  if (vm->device || rank == ARRAY_MAX_RANK || axis < 0 || axis > rank) return value_unset();
+  int64_t shape[ARRAY_MAX_RANK], inner = 1, size = nin;
+  for (int k = 0; k < rank; k++) {
+    shape[k + (k >= axis)] = first->shape[k];
+    if (k >= axis) inner *= first->shape[k];
+    if (__builtin_mul_overflow(size, first->shape[k], &size)) return value_unset();
+  }
+  shape[axis] = nin;
+  if (size == 0 || !small(vm, size)) return value_unset();
+  for (int i = 0; i < nin; i++) {
+    if (!value_is(in[i], TAG_ARRAY)) {
+      _Alignas(8) char cell[8];
+      if (rank || !cell_of(in[i], dtype, cell)) return value_unset();
+      continue;
+    }
+    const qn_array *a = value_array(in[i]);
+    if (!on_cpu(a) || a->dtype != dtype || a->rank != rank) return value_unset();
+    for (int k = 0; k < rank; k++)
+      if (a->shape[k] != first->shape[k]) return value_unset();
+  }
+  qn_array *out = array_new(vm, dtype, rank + 1, shape);
+  if (!out) return value_error();
+  for (int i = 0; i < nin; i++) {
+    if (value_is(in[i], TAG_ARRAY))
+      copy_rows(out, value_array(in[i]), i * inner, nin * inner, axis, true);
+    else
+      dtype_store(dtype, array_data(out) + (size_t)i * dtype_size(dtype), in[i]);
+  }
+  return value_obj(TAG_ARRAY, out);
+}
