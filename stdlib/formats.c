@@ -33,6 +33,7 @@ static const file_format formats[] = {
     {".safetensors", safetensors_read, safetensors_write, true},
     {".csv", csv_read, csv_write, false},
     {".txt", text_read, txt_write, false},
+    {".qnx", qnx_read, qnx_write, false},
     {".png", png_read, image_write, false},
     {".svg", NULL, figure_svg, false},
 };

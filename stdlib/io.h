@@ -61,6 +61,10 @@ QN_MUST_CHECK bool npz_write(qn_vm *vm, qn_value tree, bytes *out);
 QN_MUST_CHECK qn_value safetensors_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len);
 QN_MUST_CHECK bool safetensors_write(qn_vm *vm, qn_value tree, bytes *out);
 
+/* .qnx: a graph. */
+QN_MUST_CHECK qn_value qnx_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len);
+QN_MUST_CHECK bool qnx_write(qn_vm *vm, qn_value v, bytes *out);
+
 /* .csv: an array of rows, or a record of columns. */
 QN_MUST_CHECK qn_value csv_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len);
 QN_MUST_CHECK bool csv_write(qn_vm *vm, qn_value v, bytes *out);

@@ -280,7 +280,8 @@ void graph_attr_each(op_id op, const op_attr *a, void (*each)(void *ctx, const c
                      void *ctx);
 /* Parses what graph_print writes; NULL with a message in `why`. */
 QN_MUST_CHECK graph *graph_parse(const char *text, char *why, size_t size);
-/* Where elements of constants stand that a text leaves out ("const data"): those of at least `least` bytes. */
+/* For texts that leave their program: places stay behind, and elements of constants of at least `least` bytes stand elsewhere
+ * ("const data"). */
 typedef struct graph_store {
   size_t least;
   void *ctx;

@@ -205,7 +205,7 @@ static void print_node(const graph *g, uint32_t i, int indent, const graph_store
   }
   text_adds(out, " : ");
   print_type(g, &n->type, out);
-  if (n->site) text_addf(out, " @%u", (unsigned)n->site);
+  if (n->site && !elements) text_addf(out, " @%u", (unsigned)n->site);
   if (n->kind == NODE_IF || n->kind == NODE_LOOP)
     for (int k = 0; k < 2; k++) {
       text_adds(out, " {\n");
@@ -246,7 +246,7 @@ static void print_graph(const graph *g, int indent, const graph_store *elements,
     dim_print(t, t->facts[i].b, out);
     text_adds(out, "\n");
   }
-  for (uint32_t i = 1; i < g->nsites; i++) {
+  for (uint32_t i = 1; i < g->nsites && !elements; i++) {
     const graph_site *s = &g->sites[i];
     text_repeat(out, " ", indent);
     text_addf(out, "site %u = source %u %u..%u", (unsigned)i, (unsigned)s->at.source, (unsigned)s->at.start,
@@ -264,7 +264,7 @@ static void print_graph(const graph *g, int indent, const graph_store *elements,
     const graph_node *n = &g->nodes[g->inputs[i]];
     text_addf(out, i ? ", %%%u: " : "%%%u: ", (unsigned)g->inputs[i]);
     print_type(g, &n->type, out);
-    if (n->site) text_addf(out, " @%u", (unsigned)n->site);
+    if (n->site && !elements) text_addf(out, " @%u", (unsigned)n->site);
   }
   text_adds(out, ") {\n");
   for (uint32_t i = 1; i < g->n && !out->failed; i++)

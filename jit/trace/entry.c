@@ -57,8 +57,6 @@ void anchor_close(qn_vm *vm, jit_anchor *a) {
 
 /* ---- scalar guards ----------------------------------------------------------------------------------------------------------- */
 
-enum { GUARD_INPUT = OP_COUNT, GUARD_CONST = OP_COUNT + 1, GUARDS_MAX = 256 };
-
 /* Builds the guards for the observed scalars: the weak nodes they depend on, in order. False: `*broken` says why. */
 static bool guards_make(struct recording *r, entry *e, break_reason *broken) {
   qn_vm *vm = r->vm;

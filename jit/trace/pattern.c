@@ -16,7 +16,6 @@
 #include "jit/trace/trace.h"
 
 enum {
-  PATTERN_DEPTH = 100,
   PARTS_PER_LEAF =
       16, /* jit.leaves times this bounds a pattern's parts of any kind: a value that shares its parts may unfold
                           without end */

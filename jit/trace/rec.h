@@ -229,6 +229,27 @@ QN_MUST_CHECK qn_value jit_graph(qn_vm *vm, qn_value fn, const qn_value *args, i
 /* The same to be kept: of a call that gives all parameters. The last `ndefaults` arguments are those that a call of the graph may leave
  * out. An error says what ended the recording and how that is mended. */
 QN_MUST_CHECK qn_value jit_export(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, int ndefaults);
+/* A graph value as bytes: a description, and apart from it the elements of its arrays, each run from a multiple of GRAPH_RUN_ALIGN
+ * on. The graph (and what else there is to own the runs) lives in `kept`. README.md says how the description is made. */
+enum { GRAPH_RUN_ALIGN = 64 };
+typedef struct graph_pack {
+  text_buf text;
+  struct graph_run {
+    const void *data;
+    size_t bytes;
+  } * runs;
+  uint32_t n, cap;
+  qn_value kept;
+} graph_pack;
+/* False with an error raised: a part is a function of the program, memory is short. To be freed in any case. */
+QN_MUST_CHECK bool jit_graph_pack(qn_vm *vm, qn_value g, graph_pack *out);
+void graph_pack_free(qn_vm *vm, graph_pack *p);
+/* And back; trusts nothing. The error value with `why` filled in: the bytes are damaged; else (`why` empty) with an error raised. */
+typedef struct graph_packed {
+  const uint8_t *text, *data;
+  size_t text_len, data_len;
+} graph_packed;
+QN_MUST_CHECK qn_value jit_graph_unpack(qn_vm *vm, const graph_packed *from, char *why, size_t size);
 QN_MUST_CHECK qn_value jit_graph_parse(qn_vm *vm, const qn_str *text);
 QN_MUST_CHECK qn_value jit_graph_rewrite(qn_vm *vm, qn_value g, qn_value rule);
 /* Fields of graphs; unset: there is none of that name. */

@@ -12,6 +12,7 @@
  *   flow.c      control flow that differs between the lanes of a vmap
  *   backend.c   jit(f, backend: ...): another device, or a function that takes graphs
  *   graphs.c    graph(...): made from a recorded call or from text, walked, rewritten
+ *   pack.c      graphs as bytes; unpack.c reads them back
  *   explain.c   explain, code
  *   report.c    what became of a program's functions, as text
  */
@@ -54,6 +55,8 @@ typedef struct pat {
   uint64_t layout; /* of an array: how it must lie in memory; 0: in any way. Of a graph: its hash */
   qn_value value;  /* owned; of PAT_FN: the code pointer in u.p, not owned */
 } pat;
+
+enum { PATTERN_DEPTH = 100 /* of containers in one another */ };
 
 typedef enum root_kind { ROOT_ARG, ROOT_FN, ROOT_GLOBAL } root_kind;
 typedef struct root {
@@ -195,6 +198,9 @@ typedef struct scalar_guard {
   uint32_t in[3]; /* guard numbers; of an input: the graph input number */
   qn_value value; /* to compare with, or the constant; scalars only */
 } scalar_guard;
+
+enum { GUARD_INPUT = OP_COUNT, GUARD_CONST = OP_COUNT + 1, GUARDS_MAX = 256 };
+_Static_assert(OP_COUNT + 1 <= UINT8_MAX, "scalar_guard.op");
 
 typedef struct entry {
   struct entry *next;
