@@ -71,7 +71,7 @@ void cli_report(qn_vm *vm) {
   text_free(&t);
 }
 
-static int misuse(const char *format, const char *what) {
+int cli_misuse(const char *format, const char *what) {
   fprintf(stderr, "quern: ");
   fprintf(stderr, format, what);
   fprintf(stderr, "\nquern --help shows how it is used\n");
@@ -86,6 +86,8 @@ static const char usage[] =
     "       quern [OPTIONS]                 the prompt\n"
     "       quern help NAME                 a function, module, keyword or error id; `topics` lists all\n"
     "       quern explain FILE [ARGS]       run a script and say what the compiler does with it\n"
+    "       quern export FILE:NAME -o OUT.qnx [ARG...]\n"
+    "                                       write a function as one graph; `quern help export`\n"
     "       quern doctor                    what this machine offers\n"
     "\n"
     "  --jit on|off|sync|verify   compile beside execution (default), never, at once, or compare both ways\n"
@@ -151,29 +153,29 @@ static int set_option(options *o, const char *name, const char *value) {
   uint64_t n;
   uint32_t log;
   if (strcmp(name, "--jit") == 0) {
-    if (!parse_jit(value, &o->config.jit)) return misuse("--jit takes on, off, sync or verify, not '%s'", value);
+    if (!parse_jit(value, &o->config.jit)) return cli_misuse("--jit takes on, off, sync or verify, not '%s'", value);
   } else if (strcmp(name, "--threads") == 0) {
-    if (!parse_count(value, &n) || n > 4096) return misuse("--threads takes a number, not '%s'", value);
+    if (!parse_count(value, &n) || n > 4096) return cli_misuse("--threads takes a number, not '%s'", value);
     o->config.threads = (int)n;
   } else if (strcmp(name, "--log") == 0) {
     if (!log_parse(value, &log))
-      return misuse("--log: there is no such channel in '%s'; it takes " LOG_NAMES ", separated by commas, or all",
-                    value);
+      return cli_misuse("--log: there is no such channel in '%s'; it takes " LOG_NAMES ", separated by commas, or all",
+                        value);
     o->log |= log;
   } else if (strcmp(name, "--set") == 0) {
-    if (o->nsets == SETS) return misuse("--set: too many, at '%s'", value);
+    if (o->nsets == SETS) return cli_misuse("--set: too many, at '%s'", value);
     o->sets[o->nsets++] = value;
   } else if (strcmp(name, "--device") == 0) {
-    if (!parse_device(value, &o->device)) return misuse("--device takes cpu, gpu or gpu:N, not '%s'", value);
+    if (!parse_device(value, &o->device)) return cli_misuse("--device takes cpu, gpu or gpu:N, not '%s'", value);
   } else if (strcmp(name, "--fail-alloc") == 0) {
-    if (!parse_count(value, &o->fail_alloc)) return misuse("--fail-alloc takes a number, not '%s'", value);
+    if (!parse_count(value, &o->fail_alloc)) return cli_misuse("--fail-alloc takes a number, not '%s'", value);
     o->count_allocs = o->fail_alloc == 0;
   } else if (strcmp(name, "--trace") == 0) {
     o->trace = value;
   } else if (strcmp(name, "-e") == 0) {
     o->code = value;
   } else {
-    return misuse("there is no option '%s'", name);
+    return cli_misuse("there is no option '%s'", name);
   }
   return 0;
 }
@@ -198,7 +200,7 @@ static int parse_options(int argc, char **argv, options *o) {
     char name[32];
     const char *equals = a[1] == '-' ? strchr(a, '=') : NULL, *value;
     size_t len = equals ? (size_t)(equals - a) : strlen(a);
-    if (len >= sizeof name) return misuse("there is no option '%s'", a);
+    if (len >= sizeof name) return cli_misuse("there is no option '%s'", a);
     memcpy(name, a, len);
     name[len] = 0;
     if (equals)
@@ -206,7 +208,7 @@ static int parse_options(int argc, char **argv, options *o) {
     else if (i + 1 < argc)
       value = argv[++i];
     else
-      return misuse("'%s' needs a value, or is no option", a);
+      return cli_misuse("'%s' needs a value, or is no option", a);
     int status = set_option(o, name, value);
     if (status) return status;
     if (o->code) {
@@ -247,7 +249,7 @@ static qn_vm *open_vm(const options *o, char **args, int nargs, int *status) {
   uint32_t bits = 0;
   *status = EXIT_MISUSE;
   if (log && *log && !log_parse(log, &bits)) {
-    misuse("QUERN_LOG: there is no such channel in '%s'; it takes " LOG_NAMES ", separated by commas, or all", log);
+    cli_misuse("QUERN_LOG: there is no such channel in '%s'; it takes " LOG_NAMES ", separated by commas, or all", log);
     return NULL;
   }
   qn_vm *vm = qn_vm_open(&o->config);
@@ -362,8 +364,15 @@ char *cli_read(const char *path, size_t *len) {
   return text;
 }
 
+static bool ends_with(const char *text, const char *end) {
+  size_t n = strlen(text), e = strlen(end);
+  return n >= e && strcmp(text + n - e, end) == 0;
+}
+
 static int run_file(const options *o, char **argv, int argc) {
   size_t len;
+  if (ends_with(argv[0], ".qnx"))
+    return cli_misuse("%s is an exported function, no script: a script gets it with load(path)", argv[0]);
   char *text = cli_read(argv[0], &len);
   if (!text) return EXIT_MISUSE;
   int status;
@@ -392,11 +401,28 @@ static int run_prompt(const options *o) {
 }
 
 static int run_explain(options *o, char **argv, int argc) {
-  if (argc < 1) return misuse("explain needs %s", "a file");
+  if (argc < 1) return cli_misuse("explain needs %s", "a file");
   if (argv[0][0] == '-' && argv[0][1])
-    return misuse("explain needs a file, not '%s'; options stand before explain", argv[0]);
+    return cli_misuse("explain needs a file, not '%s'; options stand before explain", argv[0]);
   o->explain = true;
   return run_file(o, argv, argc);
+}
+
+static int run_export(const options *o, char **argv, int argc) {
+  export_line line;
+  int status = export_parse(argv, argc, &line);
+  size_t len = 0;
+  char *text = status == EXIT_FINE ? cli_read(line.file, &len) : NULL;
+  if (status == EXIT_FINE && !text) status = EXIT_MISUSE;
+  qn_vm *vm = text ? open_vm(o, NULL, 0, &status) : NULL;
+  if (vm) {
+    status = run(vm, line.file, text, len);
+    if (status == EXIT_FINE) status = export_run(vm, &line);
+    status = close_vm(o, vm, status);
+  }
+  free(text);
+  free(line.file);
+  return status;
 }
 
 /* ---- help and doctor --------------------------------------------------------------------------------------------------------- */
@@ -492,10 +518,6 @@ int interp_main(int argc, char **argv) {
   if (strcmp(rest[0], "help") == 0) return run_help(&o, rest + 1, n - 1);
   if (strcmp(rest[0], "explain") == 0) return run_explain(&o, rest + 1, n - 1);
   if (strcmp(rest[0], "doctor") == 0) return run_doctor(&o);
-  if (strcmp(rest[0], "export") == 0 && access(rest[0], F_OK) != 0)
-    return misuse(
-        "%s: this version does not export functions; a script runs with `quern FILE`, and a host runs it through the "
-        "library (quern.h)",
-        rest[0]);
+  if (strcmp(rest[0], "export") == 0) return run_export(&o, rest + 1, n - 1);
   return run_file(&o, rest, n);
 }

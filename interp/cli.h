@@ -11,6 +11,21 @@ enum { EXIT_FINE = 0, EXIT_SCRIPT = 1, EXIT_MISUSE = 2 };
 void cli_report(qn_vm *vm);
 /* May what goes to this descriptor be coloured? A terminal that can, and no NO_COLOR. */
 bool cli_colors(int fd);
+/* What is wrong with the command line, to stderr; EXIT_MISUSE. `what` takes the place of %s. */
+int cli_misuse(const char *format, const char *what);
+/* `quern export FILE:NAME -o OUT [ARG...]` (export.c): what stands behind `export`, and its parts. */
+typedef struct export_line {
+  const char *target; /* as it was given */
+  char *file;         /* malloc'd */
+  const char *name;   /* behind the colon */
+  const char *out;
+  char **args;
+  int nargs;
+} export_line;
+/* Takes the parts apart; reorders argv. EXIT_FINE, or EXIT_MISUSE with a message. */
+int export_parse(char **argv, int argc, export_line *line);
+/* The file has run: finds the function, records it and writes it. An exit status; the error is reported. */
+int export_run(qn_vm *vm, const export_line *line);
 /* A whole file, "-" for stdin, from malloc; NULL with a message. */
 char *cli_read(const char *path, size_t *len);
 /* Was Ctrl-C pressed since the last question, or the last report? */

@@ -547,6 +547,11 @@ bool interp_signature(qn_vm *vm, qn_value fn, text_buf *out) {
       if (*s != '@' && *s != '~') text_add(out, s, 1); /* marks for the interpreter */
     return true;
   }
+  if (f->head.flags == FN_GRAPH) {
+    text_adds(out, "graph");
+    jit_graph_signature(f, out);
+    return true;
+  }
   if (f->head.flags != FN_USER) return false;
   const fn_code *code = f->code;
   text_addf(out, "%s(", code->name->text);

@@ -141,13 +141,17 @@ static void print_guard(const entry *e, uint32_t i, text_buf *out, int depth) {
   }
 }
 
+void entry_number_guard(const entry *e, uint32_t i, text_buf *out) {
+  print_guard(e, i, out, 0);
+  text_adds(out, " is ");
+  text_kind(out, e->guards[i].value);
+}
+
 void entry_guards(const entry *e, text_buf *out) {
   pattern_print(&e->pattern, out);
   for (uint32_t i = 0; i < e->nguards; i++) {
     if (!e->guards[i].compare) continue;
-    print_guard(e, i, out, 0);
-    text_adds(out, " is ");
-    text_kind(out, e->guards[i].value);
+    entry_number_guard(e, i, out);
     text_adds(out, "\n");
   }
 }
@@ -317,7 +321,7 @@ static entry *entry_make(struct recording *r, qn_value result) {
   memcpy(e->why_text, r->why_text, sizeof e->why_text);
   bool capture = r->capturing;
   if (capture) {
-    bool any = false;
+    bool any = jit_of(vm)->watched_fn.head != TAG_UNSET; /* somebody asks for the graph, whatever it computes */
     for (uint32_t i = 1; i < r->g->n && !any; i++) any = r->g->nodes[i].kind == NODE_OP && !r->g->nodes[i].type.weak;
     break_reason broken = any ? BREAK_none : BREAK_no_arrays;
     if (capture && broken == BREAK_none && !template_make(r, result, &e->result, &broken) && error_pending(vm))

@@ -329,6 +329,51 @@ qn_value jit_graph_field(qn_vm *vm, qn_value v, const char *name) {
   return value_error();
 }
 
+void jit_graph_signature(const qn_fn *graph, text_buf *out) {
+  const graph_body *b = graph->code;
+  const pattern *p = &b->call.pattern;
+  uint32_t n = p->nargs - b->rest;
+  text_adds(out, "(");
+  if (b->like.head != TAG_UNSET) text_adds(out, "cotangent");
+  for (uint32_t i = 0; i < p->nargs; i++) {
+    if (i) text_adds(out, ", ");
+    if (b->rest && i == n) text_adds(out, "..");
+    if (i < n && p->roots[i].name) text_addf(out, "%s: ", p->roots[i].name->text);
+    pattern_print_arg(p, i, out);
+    if (i >= n || i + b->ndefaults < n) continue;
+    qn_value v = graph->captures[b->nbound + i - (n - b->ndefaults)];
+    text_adds(out, " = ");
+    if (value_is(v, TAG_INT))
+      text_int(out, v.u.i);
+    else if (value_is(v, TAG_FLOAT))
+      text_float(out, v.u.f, false);
+    else if (value_is(v, TAG_STR))
+      text_quoted(out, value_str(v)->text, value_str(v)->len);
+    else
+      text_adds(out, value_is(v, TAG_BOOL) ? v.u.i ? "true" : "false" : value_is(v, TAG_NIL) ? "nil" : "...");
+  }
+  text_adds(out, ") -> ");
+  template_print(&b->call.result, b->call.graph, out);
+}
+
+/* Those that are about what it is bound to alone always hold. */
+void jit_graph_conditions(const qn_fn *graph, text_buf *out) {
+  const graph_body *b = graph->code;
+  const entry *e = &b->call;
+  bool free[GUARDS_MAX];
+  for (uint32_t i = 0; i < e->nguards; i++) {
+    const scalar_guard *x = &e->guards[i];
+    free[i] = x->op == GUARD_INPUT;
+    for (uint32_t k = 0; k < b->nbound && x->op == GUARD_INPUT; k++)
+      free[i] &= (b->bound ? b->bound[k] : k) != x->in[0];
+    for (int k = 0; k < x->nin && x->op < GUARD_INPUT; k++) free[i] |= free[x->in[k]];
+    if (!free[i] || !x->compare) continue;
+    text_adds(out, "  only where ");
+    entry_number_guard(e, i, out);
+    text_adds(out, ", since this steered the function\n");
+  }
+}
+
 static void graph_text(qn_value v, text_buf *out) {
   size_t from = out->len;
   graph_print(body_of(v)->call.graph, out);

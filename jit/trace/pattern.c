@@ -593,6 +593,11 @@ static uint32_t print_pat(const pattern *p, uint32_t at, text_buf *out) {
   return at;
 }
 
+void pattern_print_arg(const pattern *p, uint32_t arg, text_buf *out) {
+  for (uint32_t i = 0; i < p->nroots; i++)
+    if (p->roots[i].kind == ROOT_ARG && p->roots[i].arg == arg) print_pat(p, p->roots[i].first, out);
+}
+
 void pattern_print(const pattern *p, text_buf *out) {
   for (uint32_t i = 0; i < p->nroots; i++) {
     const root *x = &p->roots[i];
@@ -770,6 +775,31 @@ static qn_value build(qn_vm *vm, const tpl_list *t, uint32_t *at, const qn_value
 qn_value template_build(qn_vm *vm, const tpl_list *t, const qn_value *outputs) {
   uint32_t at = 0;
   return build(vm, t, &at, outputs);
+}
+
+static uint32_t print_template(const tpl_list *t, uint32_t at, const graph *g, text_buf *out) {
+  const tpl *x = &t->tpls[at++];
+  if (x->kind == TPL_VALUE) text_kind(out, x->value);
+  if (x->kind == TPL_OUTPUT) {
+    const graph_type *type = &g->nodes[g->outputs[x->output]].type;
+    if (type->weak)
+      text_adds(out, type->dtype == QN_f64 ? "float" : type->dtype == QN_i64 ? "int" : "bool");
+    else
+      text_shape(out, (qn_dtype)type->dtype, type->rank, type->shape);
+  }
+  if (x->kind == TPL_VALUE || x->kind == TPL_OUTPUT) return at;
+  text_adds(out, x->kind == TPL_RECORD ? "{" : x->kind == TPL_LIST ? "(" : "a function over (");
+  for (uint32_t i = 0; i < x->n; i++) {
+    if (i) text_adds(out, ", ");
+    if (x->kind == TPL_RECORD) text_addf(out, "%s: ", record_name(value_record(x->value), i)->text);
+    at = print_template(t, at, g, out);
+  }
+  text_adds(out, x->kind == TPL_RECORD ? "}" : x->kind == TPL_LIST && x->n == 1 ? ",)" : ")");
+  return at;
+}
+
+void template_print(const tpl_list *t, const graph *g, text_buf *out) {
+  if (t->n) print_template(t, 0, g, out);
 }
 
 void template_free(qn_vm *vm, tpl_list *t) {

@@ -258,6 +258,10 @@ extern const char *const jit_graph_fields[GRAPH_FIELDS];
 QN_MUST_CHECK qn_value jit_graph_field(qn_vm *vm, qn_value g, const char *name);
 /* As hooks.parameters, of a graph. */
 void jit_graph_parameters(const qn_fn *graph, void (*each)(void *ctx, const char *name, int position), void *ctx);
+/* How a graph is called, as text: "(x: f32[8, 64], k: float = 2.0) -> f32[8]"; and, a line for each that steered it, what numbers among
+ * its arguments must be. */
+void jit_graph_signature(const qn_fn *graph, text_buf *out);
+void jit_graph_conditions(const qn_fn *graph, text_buf *out);
 static inline bool value_is_graph(qn_value v) { return value_is(v, TAG_FN) && value_fn(v)->head.flags == FN_GRAPH; }
 QN_MUST_CHECK qn_value jit_code_text(qn_vm *vm, qn_value fn, const qn_value *args, int nargs); /* a string */
 

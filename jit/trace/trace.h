@@ -344,6 +344,10 @@ void pattern_free(qn_vm *vm, pattern *p);
 uint64_t pattern_hash(qn_value fn, const qn_value *args, int nargs);
 /* Guards as text, one a line. */
 void pattern_print(const pattern *p, text_buf *out);
+/* What argument `arg` must be, as text. */
+void pattern_print_arg(const pattern *p, uint32_t arg, text_buf *out);
+/* The result of a graph, as text. */
+void template_print(const tpl_list *t, const graph *g, text_buf *out);
 /* Where a graph input comes from: "argument 1.w", "global scale". */
 void pattern_input_name(const pattern *p, uint32_t input, text_buf *out);
 
@@ -471,8 +475,9 @@ qn_value region_call(struct recording *r, const rec_call_site *site);
 
 QN_MUST_CHECK anchor_entries *anchor_entries_of(qn_vm *vm, jit_anchor *a);
 void entry_free(qn_vm *vm, entry *e);
-/* What a call must fulfil to be served by the entry, as text, one guard a line. */
+/* What a call must fulfil to be served by the entry, as text, one guard a line; one guard about numbers, on no line. */
 void entry_guards(const entry *e, text_buf *out);
+void entry_number_guard(const entry *e, uint32_t i, text_buf *out);
 /* Do the numbers that steered the recording lead the same way? `why` (may be NULL) receives the first that does not. */
 bool entry_guards_hold(qn_vm *vm, const entry *e, const qn_value *scalars, text_buf *why);
 /* Takes finished jobs from the mailbox. Called at anchors, without waiting; `wait` as in job_take_mail. */

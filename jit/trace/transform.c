@@ -131,9 +131,10 @@ static qn_value check_fullgraph(qn_vm *vm, const jit_anchor *a, qn_value result)
   break_reason why = !e ? jit_of(vm)->refused : e->state == ENTRY_BROKEN ? e->why : BREAK_none;
   if (why == BREAK_none || why == BREAK_memory) return result; /* memory may be there next time */
   value_release(vm, result);
-  return raise(vm, E_no_graph, e ? e->why_at : SPAN_NONE, "%s cannot be captured as one graph: %s%s%s",
-               a->name ? a->name : "the function", break_reasons[why], e && e->why_text[0] ? ": " : "",
-               e ? e->why_text : "");
+  raise(vm, E_no_graph, e ? e->why_at : SPAN_NONE, "%s cannot be captured as one graph: %s%s%s",
+        a->name ? a->name : "the function", break_reasons[why], e && e->why_text[0] ? ": " : "", e ? e->why_text : "");
+  if (break_cures[why]) raise_note(vm, SPAN_NONE, "%s", break_cures[why]);
+  return value_error();
 }
 
 qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs, span at) {
