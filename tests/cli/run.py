@@ -6,12 +6,14 @@
 Each case gets a fresh folder to work in, with an empty kernel cache. CTest lists the cases by name.
 """
 import argparse
+import hashlib
 import json
 import math
 import os
 import pty
 import re
 import select
+import shlex
 import shutil
 import signal
 import stat
@@ -549,6 +551,113 @@ def case_explain(p):
     need(result.status == 1 and result.error == "E306", "the script's error", result)
     result = p.run("explain", "--jit", "sync", script)
     need(result.status == 2 and "explain needs a file, not '--jit'; options stand before explain" in result.err, "where options stand", result)
+
+
+MODEL = """
+import layers
+let w = load("w.npy")
+print("{len(args)} arguments")
+# One layer.
+fn net(x: f32[b, 64], scale = 2.0) -> f32[b, 2] = tanh(x @ w) * scale
+fn tree(p: {w: f32[n, m], b: (f32[m],)}, x: f32[_, n], k: int) = relu(x @ p.w + p.b[0]) * k
+fn twice(x: f32[n, 2*n], s: float) = sum(x) * s
+fn free(x, y) = x @ y
+fn branch(x: f32[3]) {
+  let y = x * 2
+  if sum(y) > 0 { y } else { -y }
+}
+fn reads(x: f32[3], i: i64[2]) = x[i] // (i - i)
+fn divides(x: i64[3]) = 6 // x
+fn activated(x: f32[3], f = relu) = f(x)
+let slope = grad(fn(x: f32[8]) sum(x ** 2))
+let lanes = vmap(fn(x: f32[3]) sum(x * x))
+let number = 3
+"""
+
+
+def case_export(p):
+    """A function becomes a file, which gives its bits; what is missing is asked for with a command line that works."""
+    p.write("layers.qn", "let scale = [1.0, 2.0, 3.0]\nfn layer(x: f32[3]) = x * scale\nlet deep = {inner: layer}\n")
+    p.write("model.qn", MODEL)
+    need(p.run("-e", 'seed(1); save("w.npy", randn(64, 2)); save("x.npy", randn(8, 64))').status == 0, "the weights")
+    good = p.run("export", "model.qn:net", "-o", "net.qnx", "b=8")
+    need(good.status == 0 and good.out == "0 arguments\nnet.qnx: net(x: f32[8, 64], scale: float = 2.0) -> f32[8, 2]\n" and not good.err, "a file", good)
+    os.rename(p.path("w.npy"), p.path("moved.npy"))  # nothing but the file is needed
+    check = 'let w = load("moved.npy"); let x = load("x.npy"); let f = load("net.qnx")\n'
+    result = p.run("-e", check + 'print(all(f(x) == tanh(x @ w) * 2), all(f(scale: 3.0, x: x) == tanh(x @ w) * 3)); f(x[:4])')
+    need(result.out == "true true\n" and result.error == "E317" and "argument x is f32[4, 64] instead of f32[8, 64]" in result.err, "its bits, and only for its sizes", result)
+    os.rename(p.path("moved.npy"), p.path("w.npy"))
+    for mode in ("off", "sync", "verify"):
+        with open(p.path("net.qnx"), "rb") as f:
+            before = f.read()
+        again = p.run("--jit", mode, "export", "--out=net.qnx", "model.qn:net", "x=load(\"x.npy\")")
+        with open(p.path("net.qnx"), "rb") as f:
+            need(again.status == 0 and f.read() == before, f"the same bytes with --jit {mode}", again)
+    for name, args, told in (
+            ("layers.deep.inner", [], "layers.deep.inner(x: f32[3]) -> f32[3]"), ("slope", [], "slope(x: f32[8]) -> f32[8]"),
+            ("twice", ["n=2"], "twice(x: f32[2, 4], s: float) -> f32[]"), ("activated", [], "activated(x: f32[3]) -> f32[3]"),
+            ("tree", ["p={w: zeros(3, 5), b: (zeros(5),)}", "zeros(4, 3)", "k=2"],
+             "tree(p: {w: f32[3, 5], b: (f32[5])}, x: f32[4, 3], k: int) -> f32[4, 5]"),
+            ("net", ["zeros(1, 64)", "scale=0.5"], "net(x: f32[1, 64], scale: float = 0.5) -> f32[1, 2]"),
+            ("lanes", ["ones(4, 3)"], "lanes(x: f32[4, 3]) -> f32[4]")):
+        result = p.run("export", f"model.qn:{name}", "-o", "other.qnx", *args)
+        need(result.status == 0 and told in result.out, f"{name}: {told}", result)
+    need(p.run("-e", 'print(load("other.qnx")(ones(4, 3)))').status == 0, "it loads")
+
+    for name, cure in (("net", "b=8"), ("free", "'x=zeros(8, 8)' 'y=zeros(8, 8)'"), ("lanes", "'x=zeros(8, 3)'"),
+                       ("tree", "n=8 m=8 'x=zeros(8, 8)' k=8"), ("twice", "n=8")):
+        result = p.run("export", f"model.qn:{name}", "-o", "asked.qnx")
+        line = f"  quern export model.qn:{name} -o asked.qnx {cure}\n"
+        need(result.status == 2 and line in result.err and not os.path.exists(p.path("asked.qnx")), f"{name}: {line}", result)
+        result = p.run(*shlex.split(line)[1:])
+        need(result.status == 0, f"{name}: that command line works", result)
+        os.remove(p.path("asked.qnx"))
+
+    p.write("kept.qnx", "as it was")
+    for name, error, told in (("branch", "E801", "where(condition, a, b)"), ("number", "E311", "no function"), ("nubmer", "E401", "nearest: number"),
+                              ("layers.lajer", "E310", "layer"), ("divides", "E306", "arguments of zeros from the shape signature")):
+        result = p.run("export", f"model.qn:{name}", "-o", "kept.qnx")
+        need(result.status == 1 and result.error == error and told in result.err, f"{name}: {error}", result)
+    need("a condition is an array's element" in p.run("export", "model.qn:branch", "-o", "kept.qnx").err, "the reason")
+    need("model.qn:12" in p.run("export", "model.qn:branch", "-o", "kept.qnx").err, "the line")
+    with open(p.path("kept.qnx"), encoding="utf-8") as f:
+        need(f.read() == "as it was" and not [n for n in os.listdir(p.folder) if ".tmp" in n], "what was there stays")
+    for args in ([], ["model.qn:net"], ["-o", "f.qnx"], ["model.qn", "-o", "f.qnx"], ["model.qn:", "-o", "f.qnx"], ["model.qn:a..b", "-o", "f.qnx"],
+                 ["model.qn:net", "-o", "f.npy"], ["model.qn:net", "-o"], ["none.qn:net", "-o", "f.qnx"], ["model.qn:net", "-x", "-o", "f.qnx"],
+                 ["model.qn:net", "-o", "f.qnx", "c=1"], ["model.qn:net", "-o", "f.qnx", "b=-1"], ["model.qn:net", "-o", "f.qnx", "1", "2", "3"],
+                 ["model.qn:net", "-o", "f.qnx", "x=1", "x=1"]):
+        result = p.run("export", *args)
+        need(result.status == 2 and result.err.startswith("quern: ") and not os.path.exists(p.path("f.qnx")), f"misuse: {args}", result)
+    result = p.run("export", "model.qn:net", "-o", "f.qnx", "x=nowhere + 1")
+    need(result.status == 1 and result.error == "E401" and "nowhere + 1" in result.err, "an ARG that fails", result)
+    result = p.run("export", "model.qn:net", "-o", "/nowhere/f.qnx", "b=1")
+    need_error(result, "E501")
+    need(p.run("net.qnx").status == 2 and "load(path)" in p.run("net.qnx").err, "it is no script")
+    need("export FILE:NAME -o OUT.qnx" in p.run("--help").out and "shapes" in p.run("help", "export").out, "help")
+
+
+def case_export_damaged(p):
+    """Cuts, other versions and files that are none are refused before anything of them is used."""
+    p.write("m.qn", "let w = ones(300)\nfn f(x: f32[300]) = x * w\n")
+    need(p.run("export", "m.qn:f", "-o", "f.qnx").status == 0, "a file")
+    with open(p.path("f.qnx"), "rb") as f:
+        data = f.read()
+
+    def refused(bad, told):
+        p.write("bad.qnx", bad)
+        result = p.run("-e", 'load("bad.qnx")')
+        need(result.status == 1 and result.error == "E502" and f"bad.qnx: {told}" in result.err, told, result)
+
+    for cut in (8, 40, 63, 64, 200, len(data) - 1):
+        refused(data[:cut], "the file is truncated")
+    refused(b"", "the file is empty")
+    refused(b"PK\3\4" + data[4:], "it is no .qnx file")
+    refused(data + b"\0", "the file is damaged: its contents do not have its hash")
+    refused(data[:8] + b"\2" + data[9:], "it has version 2 of the form, and this Quern")
+    for at in (12, 20, 100, len(data) - 5):
+        refused(data[:at] + bytes([data[at] ^ 1]) + data[at + 1:], "the file is " if at == 20 else "the file is damaged")
+    body = data[64:].replace(b" mul ", b" mux ")
+    refused(data[:32] + hashlib.sha256(data[:32] + body).digest() + body, "the file is damaged: the graph's text: line 2: unknown op mux")
 
 
 def case_too_many_shapes(p):

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Random damage of the files that Quern reads: data files, and the kernel cache.
 
-  damage.py [--quern build/quern] [--seconds 10] [--seed N] npy | npz | safetensors | csv | png | cache
+  damage.py [--quern build/quern] [--seconds 10] [--seed N] npy | npz | safetensors | csv | png | qnx | cache
 
 npy ...    Good files are changed at random: bits and bytes, cuts, repeats, splices, header numbers that lie; for .npz also
            members that are damaged inside a sound archive, for .png also chunks whose checksums are right again, for .safetensors
-           the header's text. A script loads them one after the other and catches what happens: each must load or give one of
+           the header's text, for .qnx anything under a hash that is right again; what still loads is called. A script loads them one after the other and catches what happens: each must load or give one of
            the errors that say what is wrong; the process must live.
 cache      Files of a filled kernel cache are changed, cut, exchanged, or replaced by folders, links and pipes. The program
            must print what it prints without a cache.
@@ -13,6 +13,7 @@ cache      Files of a filled kernel cache are changed, cut, exchanged, or replac
 The seed is printed, and what failed is described so that it can be made again.
 """
 import argparse
+import hashlib
 import io
 import json
 import os
@@ -35,6 +36,27 @@ fn told(path) = try {
   let text = "{v}"
   if len(text) > 0 { "fine" } else { "empty" }
 } catch e { e.id }
+for path in args { print(told(path)) }
+"""
+LOAD_AND_CALL = """
+fn called(f) = try {
+  f()
+  nil
+} catch e {
+  assert(e.id != "E802" and e.id != "E803", e.message)
+  e.id
+}
+fn told(path) {
+  let g = try { load(path) } catch e { return e.id }
+  assert(str(g) == str(graph(str(g))), "the text of a graph is not that of its parse")
+  let floats = map(g.inputs, fn(i) i)
+  for args in ((ones(4, 9),), (ones(3),), (ones(5), [1, 2]), (ones(90),), (2.0,), (ones(2), 3), (ones(2),), ([1.0], [2.0]), (ones(5), [7, -9])) {
+    called(fn() g(..args))
+    called(fn() grad(fn(x) tree_leaves(g(x, ..args[1:]))[0].sum())(args[0]))
+    called(fn() vmap(g, in_axes: nil)(..args))
+  }
+  "fine"
+}
 for path in args { print(told(path)) }
 """
 ALLOWED = {"fine", "E201", "E205", "E206", "E502", "E601", "E605"}
@@ -253,8 +275,78 @@ def damaged_png(r, good):
     return data
 
 
+QNX = """
+seed(3)
+let w = {a: randn(9, 40), b: f16(randn(40)), c: (arange(300) > 7), k: 2}
+let table = arange(300)
+fn mlp(x, scale = 2.0, how = "tanh") = {y: if how == "tanh" { tanh(x @ w.a + w.b) * scale } else { x }, z: (x[0], nil, 1..3, table[:3] + i32(x[0, 0]))}
+fn ruled(x) = sum(custom_grad(fn(p, n) p.v ** n, fn(ct, p, n) ({v: ct * n}, nil))({v: x}, 3) + checkpoint(fn(v) tanh(exp(v)))(x))
+fn indexed(x, i) = take(x, i) + rand(2)
+fn literal(x) = x + stack(map(range(90), fn(i) f32(i)))
+let (y, back) = vjp(fn(p, x) p.w * sum(x), {w: 2.0}, ones(3))
+let graphs = (graph(mlp, ones(4, 9), 3.0, "tanh"), graph(ruled, ones(3)), graph(indexed, ones(5), [1, 2]), graph(literal, ones(90)), back,
+  graph(fn(x, n) if n > 2 { x * n } else { x + n }, ones(2), 3), graph(fn(x) vjp(exp, x), ones(2)), graph(fn(x, ..xs) x + xs[0], [1.0], [2.0]),
+  graph(fn(x, i) grad(fn(x) sum(x[i] ** 2))(x), ones(5), [1, 2]), graph(grad(ruled), ones(3)))
+for (i, g) in enumerate(graphs) { save("{args[0]}/good{i}.qnx", g) }
+"""
+HEADER = 64
+
+
+def good_qnx(quern, folder):
+    script = os.path.join(folder, "good.qn")
+    with open(script, "w", encoding="utf-8") as f:
+        f.write(QNX)
+    status, out, err = run(quern, [script, folder], folder)
+    if status != 0:
+        raise SystemExit(f"FAILED to make good files: {err}")
+    files = []
+    for i in range(10):
+        with open(os.path.join(folder, f"good{i}.qnx"), "rb") as f:
+            files.append(f.read())
+    return files
+
+
+def damaged_qnx(r, good):
+    data = r.choice(good)
+    size = int.from_bytes(data[16:24], "little")
+    start = HEADER + (size + 63) // 64 * 64
+    text, elements = data[HEADER:HEADER + size], data[start:]
+    if r.random() < 0.85:  # changes that the hash does not show
+        for _ in range(r.choice([1, 1, 1, 2, 4])):
+            kind = r.randrange(8)
+            numbers = list(re.finditer(rb"\d+", text))
+            if kind < 2 and numbers:  # in the graph's text, whose length stays
+                found = r.choice(numbers)
+                new = str(r.choice([*range(12), *NUMBERS]) if r.random() < 0.5 else r.randrange(30)).encode()
+                width = found.end() - found.start()
+                text = text[:found.start()] + (new[:width] if len(new) > width else new.rjust(width, b" ")) + text[found.end():]
+            elif kind == 2:
+                names = [b"mul", b"add", b"sub", b"exp", b"dot", b"sum", b"f32", b"f16", b"i64", b"fit", b"cos", b"any", b"min", b"i32"]
+                text = text.replace(r.choice(names), r.choice(names), r.choice([1, 1, 2, -1]))
+            elif kind == 3 and len(text) > 4:  # a number of the structure
+                at = r.randrange(len(text) - 4)
+                text = text[:at] + (r.choice([*range(9), *NUMBERS]) % 2**32).to_bytes(4, "little") + text[at + 4:]
+            elif kind == 4:
+                at = r.randrange(len(text))
+                text = text[:at] + r.choice(b"aidbevlrgopsnty\0\1\2\3").to_bytes(1, "little") + text[at + 1:]
+            elif kind == 5:
+                text = change(r, text, [text])
+            elif kind == 6:
+                elements = change(r, elements, [elements])
+            else:
+                other = r.choice(good)
+                at = r.randrange(len(text))
+                text = text[:at] + other[HEADER + at:HEADER + at + r.randrange(1, 200)] + text[at + r.randrange(1, 200):]
+    body = text + bytes(-len(text) % 64) + elements
+    head = data[:8] + (1).to_bytes(4, "little") + bytes(4) + len(text).to_bytes(8, "little") + len(elements).to_bytes(8, "little")
+    data = head + hashlib.sha256(head + body).digest() + body
+    for _ in range(r.choice([0, 0, 0, 0, 0, 1, 2])):
+        data = change(r, data, good)
+    return data
+
+
 KINDS = {"npy": (damaged_npy, good_npy), "npz": (damaged_npz, good_npy), "safetensors": (damaged_safetensors, good_safetensors),
-         "csv": (damaged_csv, good_csv), "png": (damaged_png, good_png)}
+         "csv": (damaged_csv, good_csv), "png": (damaged_png, good_png), "qnx": (damaged_qnx, good_qnx)}
 
 
 def limit_memory():
@@ -276,10 +368,10 @@ def run(quern, args, folder, timeout=120, **how):
 
 
 def fuzz_files(kind, quern, seed, end, folder):
-    make, good = KINDS[kind][0], KINDS[kind][1]()
+    make, good = KINDS[kind][0], KINDS[kind][1](quern, folder) if kind == "qnx" else KINDS[kind][1]()
     script = os.path.join(folder, "load.qn")
     with open(script, "w", encoding="utf-8") as f:
-        f.write(LOAD)
+        f.write(LOAD_AND_CALL if kind == "qnx" else LOAD)
     limits = {} if sanitized(quern) else {"preexec_fn": limit_memory}
     number, counts = 0, {}
     while time.monotonic() < end:
