@@ -60,6 +60,33 @@ static __attribute__((cold)) qn_value fail_callable(qn_vm *vm, qn_value f, span 
   text_init(&t, vm);
   text_kind(&t, f);
   text_adds(&t, " is not a function");
+  const source_text *s = source_get(vm, at.source);
+  const global_cell *hidden = NULL;
+  if (s && at.start < at.end && at.end <= s->len) { /* `let sum = 0` and then sum(x) */
+    qn_str *name = str_intern(vm, s->text + at.start, at.end - at.start);
+    if (name) hidden = scope_find(interp_of(vm)->builtin, name);
+    if (hidden && value_is(hidden->value, TAG_FN))
+      text_addf(&t, "; the variable '%s' hides the function of this name", name->text);
+    else
+      hidden = NULL;
+    if (name)
+      value_release(vm, value_obj(TAG_STR, name));
+    else
+      error_clear(vm);
+  }
+  if (hidden) return raise_text(vm, E_not_callable, at, &t);
+  switch ((int)value_tag_of(f)) {
+  case TAG_LIST:
+  case TAG_ARRAY:
+  case TAG_STR:
+  case TAG_RANGE: text_adds(&t, "; items are taken with brackets, as in x[0]"); break;
+  case TAG_RECORD: text_adds(&t, "; fields are taken as in r.name or r[\"name\"]"); break;
+  case TAG_INT:
+  case TAG_FLOAT: /* 2(x + 1), (a + b)(c + d) */
+    if (s && strchr("0123456789(", s->text[at.start])) text_adds(&t, "; a product is written a * b");
+    break;
+  default: break;
+  }
   return raise_text(vm, E_not_callable, at, &t);
 }
 

@@ -84,7 +84,8 @@ qn_value eval_local(qn_vm *vm, node *n, qn_value *fp) {
 
 static __attribute__((noinline, cold)) qn_value global_unset(qn_vm *vm, node *n, global_cell *c) {
   if (c->declared) return raise(vm, E_unset, n->at, "'%s' is used before it has a value", c->name->text);
-  return raise_undefined(vm, interp_of(vm)->main, c->name, n->at);
+  undefined_name u = {c->name, ((n_global *)n)->near, n->at, 0};
+  return raise_undefined(vm, interp_of(vm)->main, &u);
 }
 
 qn_value eval_global(qn_vm *vm, node *n, qn_value *fp) {
@@ -279,6 +280,8 @@ static __attribute__((cold)) qn_value fail_kinds(qn_vm *vm, const n_binary *n, q
     text_adds(&t, "; one more item is append(xs, v)");
   else if (list)
     text_adds(&t, "; lists are written ( ), arrays [ ]");
+  else if ((n->op == AST_OP_add || n->op == AST_OP_bitor) && value_is(a, TAG_RECORD) && value_is(b, TAG_RECORD))
+    text_adds(&t, "; fields of both are {..a, ..b}");
   return raise_text(vm, E_type, n->mark, &t);
 }
 

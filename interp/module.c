@@ -119,10 +119,10 @@ typedef struct names {
   qn_vm *vm;
 } names;
 
-static void add_scope(names *l, const scope *s) {
+static void add_scope(names *l, const scope *s, uint32_t unit) {
   for (uint32_t i = 0; s && i < s->n; i++) {
     const global_cell *c = s->cells[i];
-    if (c->value.head == TAG_UNSET && !c->declared) continue;
+    if (c->value.head == TAG_UNSET && !c->declared && (!unit || c->unit != unit)) continue;
     if (!mem_grow(l->vm, (void **)&l->list, &l->cap, (size_t)l->n + 1, sizeof *l->list)) {
       error_clear(l->vm); /* fewer suggestions */
       return;
@@ -143,36 +143,61 @@ static bool behind_comment(qn_vm *vm, span at) {
   return false;
 }
 
-/* What a name that is not defined may have been meant to be, behind `before`; nothing if there is no guess. */
-static void suggest(qn_vm *vm, const scope *s, const qn_str *name, span at, const char *before, text_buf *t) {
-  const char *cure = foreign_cure(FOREIGN_NAME, name->text, name->len);
-  if (!cure && behind_comment(vm, at)) cure = "a comment begins with #";
-  if (cure) {
-    text_addf(t, "%s%s", before, cure);
-    return;
+static void add_variables(names *l, const char *const *near) {
+  for (; near && *near; near++) {
+    if (!mem_grow(l->vm, (void **)&l->list, &l->cap, (size_t)l->n + 1, sizeof *l->list)) {
+      error_clear(l->vm);
+      return;
+    }
+    l->list[l->n++] = *near;
   }
-  names l = {.vm = vm};
-  add_scope(&l, s);
-  add_scope(&l, s->outer);
+}
+
+/* "nearest: a, b" behind `before`, if some names are near; frees the list. */
+static void add_nearest(names *l, const qn_str *name, const char *before, text_buf *t) {
   text_buf near;
-  text_init(&near, vm);
-  if (text_nearest(&near, name->text, l.list, (int)l.n) && !near.failed)
+  text_init(&near, l->vm);
+  if (text_nearest(&near, name->text, l->list, (int)l->n) && !near.failed)
     text_addf(t, "%snearest: %s", before, near.text);
   text_free(&near);
-  mem_free(vm, l.list, l.cap * sizeof *l.list);
+  mem_free(l->vm, l->list, l->cap * sizeof *l->list);
 }
 
-qn_value raise_undefined(qn_vm *vm, const scope *s, const qn_str *name, span at) {
+/* What a name that is not defined may have been meant to be, behind `before`; nothing if there is no guess. Where another
+ * language's name has a cure, only names of the program itself are guessed besides. */
+static void suggest(qn_vm *vm, const scope *s, const undefined_name *u, const char *before, text_buf *t) {
+  const char *cure = foreign_cure(FOREIGN_NAME, u->name->text, u->name->len);
+  if (!cure && behind_comment(vm, u->at)) cure = "a comment begins with #";
+  if (cure) text_addf(t, "%s%s", before, cure);
+  names l = {.vm = vm};
+  add_variables(&l, u->near);
+  add_scope(&l, s, u->unit);
+  if (!cure) add_scope(&l, s->outer, 0);
+  add_nearest(&l, u->name, cure ? "; " : before, t);
+}
+
+qn_value raise_undefined(qn_vm *vm, const scope *s, const undefined_name *u) {
   text_buf t;
   text_init(&t, vm);
-  text_addf(&t, "'%s' is not defined", name->text);
-  suggest(vm, s, name, at, "; ", &t);
-  return raise_text(vm, E_undefined, at, &t);
+  text_addf(&t, "'%s' is not defined", u->name->text);
+  suggest(vm, s, u, "; ", &t);
+  return raise_text(vm, E_undefined, u->at, &t);
 }
 
-void raise_undefined_all(qn_vm *vm, const scope *s, qn_str *const *list, const span *places, uint32_t n) {
+void raise_unknown_target(qn_vm *vm, const scope *s, const undefined_name *u) {
+  text_buf t;
+  text_init(&t, vm);
+  text_addf(&t, "'%s' is not defined; let %s = ... makes it", u->name->text, u->name->text);
+  names l = {.vm = vm};
+  add_variables(&l, u->near);
+  add_scope(&l, s, u->unit);
+  add_nearest(&l, u->name, "; ", &t);
+  (void)raise_text(vm, E_undefined, u->at, &t);
+}
+
+void raise_undefined_all(qn_vm *vm, const scope *s, const undefined_name *list, uint32_t n) {
   if (n == 1) {
-    raise_undefined(vm, s, list[0], places[0]);
+    raise_undefined(vm, s, list);
     return;
   }
   enum { SHOWN = 20 };
@@ -181,15 +206,15 @@ void raise_undefined_all(qn_vm *vm, const scope *s, qn_str *const *list, const s
   uint32_t noted = n < ERROR_NOTES ? n : ERROR_NOTES;
   for (uint32_t i = 0; i < noted; i++) {
     text_init(&hints[i], vm);
-    suggest(vm, s, list[i], places[i], "", &hints[i]);
+    suggest(vm, s, &list[i], "", &hints[i]);
   }
   text_init(&t, vm);
   text_addf(&t, "%u names are not defined:", n);
-  for (uint32_t i = 0; i < n && i < SHOWN; i++) text_addf(&t, "%s %s", i ? "," : "", list[i]->text);
+  for (uint32_t i = 0; i < n && i < SHOWN; i++) text_addf(&t, "%s %s", i ? "," : "", list[i].name->text);
   if (n > SHOWN) text_adds(&t, ", ...");
-  raise_text(vm, E_undefined, places[0], &t);
+  raise_text(vm, E_undefined, list[0].at, &t);
   for (uint32_t i = 0; i < noted; i++) {
-    raise_note(vm, places[i], "%s", hints[i].text && !hints[i].failed ? hints[i].text : "not defined");
+    raise_note(vm, list[i].at, "%s", hints[i].text && !hints[i].failed ? hints[i].text : "not defined");
     text_free(&hints[i]);
   }
 }
@@ -511,7 +536,8 @@ qn_value interp_get_global(qn_vm *vm, const char *name) {
   global_cell *c = main_cell(vm, name);
   if (!c) return value_error();
   qn_value v = cell_get(c);
-  return v.head == TAG_UNSET ? raise_undefined(vm, interp_of(vm)->main, c->name, SPAN_NONE) : value_retain(v);
+  return v.head == TAG_UNSET ? raise_undefined(vm, interp_of(vm)->main, &(undefined_name){.name = c->name})
+                             : value_retain(v);
 }
 
 bool interp_set_global(qn_vm *vm, const char *name, qn_value v) {

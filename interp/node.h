@@ -75,6 +75,8 @@ typedef struct n_local {
 typedef struct n_global {
   node h;
   global_cell *cell;
+  const char *const
+      *near; /* of a name that nothing defines: variables around it with names much like it, up to NULL; or NULL */
 } n_global;
 
 typedef struct n_capture {

@@ -228,6 +228,11 @@ node *global_node(resolver *r, const ast_node *n, global_cell *cell) {
   return &g->h;
 }
 
+/* Does a global have a definition, or a builtin its name? */
+static bool is_defined(const resolver *r, const global_cell *c) {
+  return module_defines(r, c) || (c->shadow && c->shadow->value.head != TAG_UNSET);
+}
+
 static node *capture_node(resolver *r, const ast_node *n, int number, qn_str *name) {
   n_capture *c = node_new(r, sizeof *c, eval_capture, n);
   if (!c) return NULL;
@@ -247,11 +252,32 @@ static node *local_node(resolver *r, const ast_node *n, variable *v) {
   return &l->h;
 }
 
-static bool pend(resolver *r, global_cell *c, span at) {
+static bool pend(resolver *r, const n_global *n) {
   if (!mem_grow(r->vm, (void **)&r->pending, &r->pending_cap, (size_t)r->npending + 1, sizeof *r->pending))
     return false;
-  r->pending[r->npending++] = (pending_name){c, at};
+  r->pending[r->npending++] = (pending_name){n->cell, n->near, n->h.at};
   return true;
+}
+
+/* The variables seen here whose names are much like one that nothing defines, or NULL. */
+static const char *const *near_variables(resolver *r, const qn_str *name) {
+  enum { MOST = 8 };
+  const char *found[MOST];
+  size_t n = 0;
+  for (const function *f = r->fn; f; f = f->outer)
+    for (uint32_t i = f->nvars; i > 0 && n < MOST; i--) {
+      text_buf t;
+      text_init(&t, r->vm);
+      const char *other = f->vars[i - 1].name->text;
+      bool known = false;
+      for (size_t k = 0; k < n; k++) known |= found[k] == other;
+      if (!known && text_nearest(&t, name->text, &other, 1)) found[n++] = other;
+      text_free(&t);
+    }
+  const char **list = n ? unit_alloc(r, (n + 1) * sizeof *list) : NULL;
+  if (n && !list) error_clear(r->vm); /* fewer suggestions */
+  if (list) memcpy(list, found, n * sizeof *list), list[n] = NULL;
+  return list;
 }
 
 node *name_node(resolver *r, const ast_node *n, qn_str *name, bool callee) {
@@ -267,7 +293,10 @@ node *name_node(resolver *r, const ast_node *n, qn_str *name, bool callee) {
   if (k == -2) return NULL;
   if (k >= 0) return capture_node(r, n, k, name);
   global_cell *c = scope_cell(r->vm, r->scope, name);
-  if (!c || !pend(r, c, n->at)) return NULL;
+  node *out = c ? global_node(r, n, c) : NULL;
+  if (!out) return NULL;
+  if (!is_defined(r, c)) ((n_global *)out)->near = near_variables(r, name);
+  if (!pend(r, (n_global *)out)) return NULL;
   if (!callee && f->outer && module_defines(r, c)) {
     bool known = false;
     for (uint32_t i = 0; i < f->ndata; i++) known |= f->data[i] == c;
@@ -276,7 +305,7 @@ node *name_node(resolver *r, const ast_node *n, qn_str *name, bool callee) {
       f->data[f->ndata++] = c;
     }
   }
-  return global_node(r, n, c);
+  return out;
 }
 
 bool method_candidates(resolver *r, const ast_node *n, n_call *call) {
@@ -353,7 +382,8 @@ static place *variable_place(resolver *r, const ast_node *n, qn_str *name) {
   bool exists = module_defines(r, c);
   if (f->outer && (exists || (c->shadow && c->shadow->value.head != TAG_UNSET))) return fail_outward(r, name, n->at);
   if (!exists && (!r->prompt || f->outer)) {
-    raise(r->vm, E_undefined, n->at, "'%s' is not defined; let %s = ... makes it", name->text, name->text);
+    raise_unknown_target(r->vm, f->outer ? NULL : r->scope,
+                         &(undefined_name){name, near_variables(r, name), n->at, r->unit->number});
     return NULL;
   }
   place *p = place_new(r, PLACE_GLOBAL, n->at);
@@ -846,21 +876,18 @@ static bool check_pending(resolver *r) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < r->npending; i++) {
     const global_cell *c = r->pending[i].cell;
-    if (module_defines(r, c) || (c->shadow && c->shadow->value.head != TAG_UNSET)) continue;
+    if (is_defined(r, c)) continue;
     bool known = false;
     for (uint32_t k = 0; k < n && !known; k++) known = r->pending[k].cell == c;
     if (!known) r->pending[n++] = r->pending[i];
   }
   if (n == 0) return true;
-  qn_str **names = unit_alloc(r, n * sizeof *names);
-  span *places = unit_alloc(r, n * sizeof *places);
-  if (!names || !places) return false;
-  for (uint32_t i = 0; i < n; i++) {
-    names[i] = r->pending[i].cell->name;
-    places[i] = r->pending[i].at;
-  }
-  raise_undefined_all(r->vm, r->scope, names, places, n);
-  for (uint32_t i = 0; i < n && i < ERROR_NOTES; i++) note_ended(r, names[i], places[i]);
+  undefined_name *names = unit_alloc(r, n * sizeof *names);
+  if (!names) return false;
+  for (uint32_t i = 0; i < n; i++)
+    names[i] = (undefined_name){r->pending[i].cell->name, r->pending[i].near, r->pending[i].at, r->unit->number};
+  raise_undefined_all(r->vm, r->scope, names, n);
+  for (uint32_t i = 0; i < n && i < ERROR_NOTES; i++) note_ended(r, names[i].name, names[i].at);
   return false;
 }
 

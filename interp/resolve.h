@@ -54,6 +54,7 @@ typedef struct function {
 
 typedef struct pending_name {
   global_cell *cell;
+  const char *const *near; /* as n_global has it */
   span at;
 } pending_name;
 

@@ -54,10 +54,19 @@ QN_MUST_CHECK global_cell *scope_cell(qn_vm *vm, scope *s, qn_str *name);
 global_cell *scope_find(const scope *s, const qn_str *name);
 QN_MUST_CHECK scope *scope_new(qn_vm *vm, scope *outer, const char *name);
 void scope_free(qn_vm *vm, scope *s);
-/* Raises E401 with the nearest names. */
-qn_value raise_undefined(qn_vm *vm, const scope *s, const qn_str *name, span at);
+/* A name that nothing defines, where it stands, and variables around it with names much like it (up to NULL), or NULL. */
+typedef struct undefined_name {
+  const qn_str *name;
+  const char *const *near;
+  span at;
+  uint32_t unit; /* that is being compiled, whose names count as the scope's; 0: none */
+} undefined_name;
+/* Raises E401 with the nearest names: those of the scope, and the variables. */
+qn_value raise_undefined(qn_vm *vm, const scope *s, const undefined_name *u);
 /* E401 for n (at least one) different names of a text, in one report. */
-void raise_undefined_all(qn_vm *vm, const scope *s, qn_str *const *list, const span *places, uint32_t n);
+void raise_undefined_all(qn_vm *vm, const scope *s, const undefined_name *list, uint32_t n);
+/* E401 for an assignment to a name that is no variable; names of `s`, if it is not NULL, are offered, too. */
+void raise_unknown_target(qn_vm *vm, const scope *s, const undefined_name *u);
 /* Value of a cell or of what it shadows; unset if there is neither. Borrowed. */
 static inline qn_value cell_get(const global_cell *c) {
   return c->value.head == TAG_UNSET && c->shadow ? c->shadow->value : c->value;

@@ -213,6 +213,8 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
   bool names = accepts(p, T_COLON) && accepts(p, T_COMMA) && accepts(p, T_RC) && !after && !accepts(p, T_NL);
   bool opened = p->last == T_LC && accepts(p, T_NAME) && !before && !statement &&
                 (p->before == 0 || p->before == T_NL || p->before == T_SEMI || p->before == T_LC);
+  if (p->last == T_CATCH && (kind == T_LC || kind == T_LREC || kind == T_LEMPTY))
+    return *id = E_syntax, "catch names the error: catch e { ... }, or catch _ { ... }";
   if ((names || opened) && p->brackets[p->depth ? p->depth - 1 : 0].kind != BRACKET_RECORD)
     return *id = E_syntax, "a block stands only behind if, else, for, while, try, catch and fn";
   switch (kind) {
