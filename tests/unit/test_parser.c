@@ -404,7 +404,7 @@ START_TEST(mistakes) {
       {"fn(x) return x", "E102 at 6..12: a statement is no value"},
       {"for x { }", "E102 at 6..7: expected 'in', found '{'"},
       {"try { }", "E102 at 7..7: expected 'catch', found the end of the text"},
-      {"try { } catch { }", "E102 at 14..15: expected a name, found '{'"},
+      {"try { } catch { }", "E102 at 14..15: catch names the error: catch e { ... }, or catch _ { ... }"},
       {"else { }", "E102 at 0..4: else stands behind the '}' of an if"},
       {"break 3", "E102 at 6..7: expected the end of the line, found '3'"},
       {"let x = (1, 2\nprint(x)", "E102 at 14..19: expected ',' or ')', found 'print'"},
