@@ -131,8 +131,9 @@ static bool call_has_data(const fn_code *code, const qn_value *fp) {
 }
 
 static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, qn_value *fp, span at) {
-  if (code->typed && !signature_bind(vm, code, fp)) {
-    raise_at(vm, at);
+  uint32_t refused;
+  if (code->typed && !signature_bind(vm, code, fp, &refused)) {
+    interp_of(vm)->refused = 1 + refused;
     return value_error();
   }
   qn_value r;
@@ -169,23 +170,80 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
   return r;
 }
 
-/* A call of `fn` at `at` has failed. An error of the call itself (its arguments, an interrupt) lies in the caller. */
-static __attribute__((noinline, cold)) void leave_failed(qn_vm *vm, qn_value fn, span at) {
+/* The expression that a call gives parameter i; NULL: a default, a part of what is spread, or `n` is. */
+static const node *argument_of(const n_call *n, const fn_code *code, uint32_t extra, uint32_t i) {
+  if (n && i < extra) return n->callee;
+  for (uint32_t k = 0, next = extra; n && k < n->n; k++) {
+    const call_arg *a = &n->args[k];
+    if (a->spread) return NULL;
+    if (a->keyword ? str_equal(a->keyword, code->params[i].name) : next++ == i) return a->value;
+  }
+  return NULL;
+}
+
+/* "{w: f32[3, 2], b: f32[2]}": the shapes in a tree, the first few of each level. */
+static void text_tree(text_buf *t, qn_value v, int depth) {
+  enum { SHOWN = 4, DEEPEST = 3 };
+  bool list = value_is(v, TAG_LIST);
+  if ((!list && !value_is(v, TAG_RECORD)) || depth == DEEPEST) {
+    text_kind(t, v);
+    return;
+  }
+  uint32_t n = list ? value_list(v)->len : value_record(v)->len;
+  text_adds(t, list ? "(" : "{");
+  for (uint32_t i = 0; i < n && i < SHOWN; i++) {
+    if (i) text_adds(t, ", ");
+    if (!list) text_addf(t, "%s: ", record_name(value_record(v), i)->text);
+    text_tree(t, list ? value_list(v)->items[i] : value_record(v)->items[i], depth + 1);
+  }
+  text_adds(t, n > SHOWN ? ", ..." : "");
+  text_adds(t, list ? n == 1 ? ",)" : ")" : "}");
+}
+
+/* What the argument `arg` was, under its text: shapes, also those in a tree. */
+static void note_argument(qn_vm *vm, const node *arg, qn_value v) {
+  if (!arg) return;
+  if (value_is(v, TAG_ARRAY)) note_operand(vm, arg->at, v, arg);
+  if (!value_is(v, TAG_LIST) && !value_is(v, TAG_RECORD)) return;
+  text_buf t;
+  text_init(&t, vm);
+  text_tree(&t, v, 0);
+  if (!t.failed && t.text) raise_note(vm, arg->at, "%s", t.text);
+  text_free(&t);
+}
+
+/* Is the error one of the shapes and dtypes of operands, which a recording meets where the interpreter does? */
+static bool about_shapes(error_id id) { return id >= E_shape && id <= E_ragged && id != E_weak_range; }
+
+/* A call of the function in fp[-1] at `at` has failed: `n` with `extra` receivers where the program's text made it. An error
+ * of the call itself (its arguments, an interrupt) lies in the caller. */
+static __attribute__((noinline, cold)) void leave_failed(qn_vm *vm, const qn_value *fp, span at, const n_call *n,
+                                                         uint32_t extra) {
+  interp *ip = interp_of(vm);
+  uint32_t refused = ip->refused;
+  ip->refused = 0;
   const qn_error_object *e = vm->error;
   if (!e) return;
-  raise_last(vm, ((fn_code *)value_fn(fn)->code)->body);
+  const fn_code *code = value_fn(fp[-1])->code;
+  if (refused && !e->at.source) {
+    const node *arg = argument_of(n, code, extra, refused - 1);
+    raise_at(vm, arg ? arg->at : at);
+    return;
+  }
+  raise_last(vm, code->body);
   bool own = e->nframes == 0 && e->at.source == at.source && e->at.start == at.start && e->at.end == at.end;
   if (!own) {
-    trace_frame(vm, fn);
-    interp_of(vm)->error_place = at;
+    trace_frame(vm, fp[-1]);
+    ip->error_place = at;
   }
-  raise_through(vm, at);
+  if (!raise_through(vm, at, code->name->text) || !n || !about_shapes(e->id)) return;
+  for (uint32_t i = 0; i < code->nparams; i++) note_argument(vm, argument_of(n, code, extra, i), fp[i]);
 }
 
 /* Runs a function whose frame holds its function value and arguments; vm->sp is the end of these. Pops the frame. `heads` is
  * the union of the arguments' header words. */
 static inline __attribute__((always_inline)) qn_value run_frame(qn_vm *vm, fn_code *code, qn_value *fp, uint64_t heads,
-                                                                span at) {
+                                                                span at, const n_call *n, uint32_t extra) {
   for (uint32_t i = code->nparams; i < code->nslots; i++) fp[i] = value_nil();
   vm->sp = fp + code->nslots;
   qn_value r;
@@ -197,7 +255,7 @@ static inline __attribute__((always_inline)) qn_value run_frame(qn_vm *vm, fn_co
   } else {
     r = run_body(vm, code, fp);
   }
-  if (value_is_error(r)) leave_failed(vm, fp[-1], at);
+  if (value_is_error(r)) leave_failed(vm, fp, at, n, extra);
   vm_pop_to(vm, fp - 1);
   return r;
 }
@@ -229,7 +287,7 @@ static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args,
     /* A function that the builtin called has failed, or the builtin raised an error that came with its trace. */
     interp *ip = interp_of(vm);
     ip->error_place = at;
-    raise_through(vm, at);
+    raise_through(vm, at, NULL);
     ip->rethrown = info->def.effect == BUILTIN_STATE;
   }
   return r;
@@ -378,7 +436,7 @@ static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nk
     *vm->sp++ = value_retain(f);
     if (!bind(vm, &p, pos, npos, kw, nkw)) break;
     if (n && (n->h.flag & CALL_MOVES) && n->moved_arg < code->nparams) lend(vm, n, fp, frame[1 + n->moved_arg]);
-    r = run_frame(vm, code, frame + 1, heads_of(frame + 1, code->nparams), at);
+    r = run_frame(vm, code, frame + 1, heads_of(frame + 1, code->nparams), at, n, n && n->method && npos > n->n);
     break;
   }
   case FN_BUILTIN: {
@@ -413,7 +471,7 @@ static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nk
     value_release(vm, kwargs);
     if (value_is_error(r)) {
       interp_of(vm)->error_place = at;
-      raise_through(vm, at);
+      raise_through(vm, at, NULL);
     }
     break;
   }
@@ -752,7 +810,7 @@ static __attribute__((noinline)) qn_value call_node(qn_vm *vm, n_call *n, qn_val
   if (!push_arguments(vm, n, fp, base, &heads, &stopped)) return stopped;
   if (info) return finish_builtin(vm, n, fp, info, total, base);
   if (n->h.flag & CALL_MOVES) lend(vm, n, fp, base[1 + n->moved_arg]);
-  return run_frame(vm, code, base + 1, heads | receiver.head, n->h.at);
+  return run_frame(vm, code, base + 1, heads | receiver.head, n->h.at, n, extra);
 }
 
 static __attribute__((noinline)) qn_value call_any(qn_vm *vm, n_call *n, qn_value *fp) {
@@ -798,7 +856,7 @@ static __attribute__((noinline)) qn_value call_global(qn_vm *vm, n_call *n, qn_v
   vm->sp = base + 1;
   if (!push_arguments(vm, n, fp, base, &heads, &stopped)) return stopped;
   if (n->h.flag & CALL_MOVES) lend(vm, n, fp, base[1 + n->moved_arg]);
-  return run_frame(vm, code, base + 1, heads, n->h.at);
+  return run_frame(vm, code, base + 1, heads, n->h.at, n, 0);
 }
 
 /* The common call, a global function with the right number of positional arguments, is done in one piece. */
@@ -941,7 +999,7 @@ qn_value call_value(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_
       qn_value *frame = vm->sp + 1;
       *vm->sp++ = value_retain(fn);
       for (int i = 0; i < nargs; i++) *vm->sp++ = value_retain(args[i]);
-      return run_frame(vm, code, frame, heads_of(frame, code->nparams), SPAN_NONE);
+      return run_frame(vm, code, frame, heads_of(frame, code->nparams), SPAN_NONE, NULL, 0);
     }
   }
   if (!vm_enter(vm, (size_t)nargs + 2 * (size_t)nkw + 2)) return value_error();

@@ -524,7 +524,8 @@ static bool fail_type(resolver *r, span at, const qn_str *name) {
     return false;
   }
   raise(r->vm, E_signature, at,
-        "'%s' is no type; there are dtypes (f32, i64 ...), int float bool str fn list record, shapes f32[n, 3], "
+        "'%s' is no type; there are dtypes (f32, i64 ...), int float bool str fn list record dtype number, shapes "
+        "f32[n, 3], "
         "lists (T, T) and records {w: T}",
         name->text);
   return false;
@@ -534,8 +535,8 @@ static bool host_kind(const char *name, uint8_t *tag) {
   static const struct {
     const char *name;
     uint8_t tag;
-  } kinds[] = {{"int", TAG_INT}, {"float", TAG_FLOAT}, {"str", TAG_STR},
-               {"fn", TAG_FN},   {"list", TAG_LIST},   {"record", TAG_RECORD}};
+  } kinds[] = {{"int", TAG_INT},   {"float", TAG_FLOAT},   {"str", TAG_STR},    {"fn", TAG_FN},
+               {"list", TAG_LIST}, {"record", TAG_RECORD}, {"dtype", TAG_DTYPE}};
   for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
     if (strcmp(kinds[i].name, name) != 0) continue;
     *tag = kinds[i].tag;
@@ -642,6 +643,10 @@ static type_sig *type_of(resolver *r, shape_names *s, const ast_node *n) {
   case AST_type_name:
     if (host_kind(n->u.s->text, &t->tag)) {
       t->kind = SIG_HOST;
+      return t;
+    }
+    if (strcmp(n->u.s->text, "number") == 0) {
+      t->kind = SIG_NUMBER;
       return t;
     }
     t->kind = SIG_DTYPE;

@@ -137,6 +137,13 @@ static __attribute__((format(printf, 4, 5))) bool refuse(const matcher *m, const
   return false;
 }
 
+/* Of what is no array where one is expected. */
+static bool refuse_value(const matcher *m, const type_sig *sig, qn_value v) {
+  if (sig->kind == SIG_DTYPE && sig->dtype == QN_bool) return refuse(m, sig, v, "true or false is expected");
+  return refuse(m, sig, v, "an array%s is expected%s", sig->kind == SIG_NUMBER ? " or a number" : "",
+                value_is(v, TAG_LIST) ? "; lists are written ( ), arrays [ ]" : "");
+}
+
 static bool match_dim(const matcher *m, const type_sig *sig, qn_value v, const sig_dim *d, int axis, int64_t size) {
   switch ((dim_kind)d->kind) {
   case DIM_ANY:
@@ -187,7 +194,7 @@ static bool match_dim(const matcher *m, const type_sig *sig, qn_value v, const s
 }
 
 static bool match_array(const matcher *m, const type_sig *sig, qn_value v) {
-  if (!value_is(v, TAG_ARRAY)) return refuse(m, sig, v, "an array is expected");
+  if (!value_is(v, TAG_ARRAY)) return refuse_value(m, sig, v);
   const qn_array *a = value_array(v);
   if (sig->dtype >= 0 && a->dtype != sig->dtype)
     return refuse(m, sig, v, "dtype is %s, not %s", dtype_rows[a->dtype].name, dtype_rows[sig->dtype].name);
@@ -217,10 +224,13 @@ static bool match(const matcher *m, const type_sig *sig, qn_value v) {
   switch ((sig_kind)sig->kind) {
   case SIG_DTYPE:
     if (sig->dtype == QN_bool && value_is(v, TAG_BOOL)) return true;
-    if (!value_is(v, TAG_ARRAY)) return refuse(m, sig, v, "an array is expected");
+    if (!value_is(v, TAG_ARRAY)) return refuse_value(m, sig, v);
     return value_array(v)->dtype == sig->dtype || refuse(m, sig, v, "%s", "");
+  case SIG_NUMBER: return value_is(v, TAG_ARRAY) || value_is_scalar(v) || refuse_value(m, sig, v);
   case SIG_HOST:
-    if (value_is(v, (value_tag)sig->tag) || (sig->tag == TAG_FLOAT && value_is(v, TAG_INT))) return true;
+    if (value_is(v, (value_tag)sig->tag) || (sig->tag == TAG_FLOAT && value_is(v, TAG_INT)) ||
+        (sig->tag == TAG_FN && value_is(v, TAG_DTYPE)))
+      return true;
     return refuse(m, sig, v, "%s", "");
   case SIG_ARRAY: return match_array(m, sig, v);
   case SIG_LIST:
@@ -241,12 +251,18 @@ static bool match(const matcher *m, const type_sig *sig, qn_value v) {
   return true;
 }
 
-bool signature_bind(qn_vm *vm, const fn_code *code, qn_value *fp) {
+static bool left_out(const fn_code *code, const qn_value *fp, uint32_t i) {
+  int32_t k = code->params[i].initial;
+  return k >= 0 && value_is(value_fn(fp[-1])->captures[code->ncaptures + (uint32_t)k], TAG_NIL);
+}
+
+bool signature_bind(qn_vm *vm, const fn_code *code, qn_value *fp, uint32_t *refused) {
   matcher m = {.vm = vm, .code = code, .fp = fp};
   for (int pass = 0; pass < (code->checks ? 2 : 1); pass++) {
     m.exprs = pass == 1;
     for (uint32_t i = 0; i < code->nparams; i++) {
-      if (!code->params[i].type) continue;
+      if (!code->params[i].type || (value_is(fp[i], TAG_NIL) && left_out(code, fp, i))) continue;
+      *refused = i;
       m.name = code->params[i].name;
       if (!match(&m, code->params[i].type, fp[i])) return false;
     }

@@ -5,11 +5,12 @@
 #include "interp/node.h"
 
 typedef enum sig_kind {
-  SIG_DTYPE, /* an array of this dtype, any shape (bool: a host bool, too) */
-  SIG_HOST,  /* a host kind: `tag` */
-  SIG_ARRAY, /* dtype (or any: -1) and sizes */
-  SIG_LIST,  /* items of these types */
-  SIG_RECORD /* at least these fields of these types */
+  SIG_DTYPE,  /* an array of this dtype, any shape (bool: a host bool, too) */
+  SIG_NUMBER, /* an array or a host number */
+  SIG_HOST,   /* a host kind: `tag` */
+  SIG_ARRAY,  /* dtype (or any: -1) and sizes */
+  SIG_LIST,   /* items of these types */
+  SIG_RECORD  /* at least these fields of these types */
 } sig_kind;
 
 typedef enum dim_kind { DIM_ANY, DIM_REST, DIM_SIZE, DIM_NAME, DIM_PARAM, DIM_EXPR } dim_kind;
@@ -33,8 +34,9 @@ struct type_sig {
   qn_str **fields;
 };
 
-/* Checks the arguments of a frame against their types and binds dimensions. False with E208 raised. */
-QN_MUST_CHECK bool signature_bind(qn_vm *vm, const fn_code *code, qn_value *fp);
+/* Checks the arguments of a frame against their types and binds dimensions; nil fits where it is the parameter's default.
+ * False with E208 raised: of the argument with the number *refused. */
+QN_MUST_CHECK bool signature_bind(qn_vm *vm, const fn_code *code, qn_value *fp, uint32_t *refused);
 /* Checks a result; dimensions that only the result has are bound by it. */
 QN_MUST_CHECK bool signature_result(qn_vm *vm, const fn_code *code, qn_value *fp, qn_value result);
 

@@ -162,7 +162,9 @@ typedef struct interp {
   qn_value returned;      /* what `return` carries while its signal travels */
   span calling;           /* place of the innermost builtin that calls functions */
   span error_place;       /* of the call that an error passed last: where the next frame of its trace lies */
-  bool rethrown;          /* the pending error came with a trace that has the current function's frame already */
+  uint32_t
+      refused;   /* 1 + the number of the argument that the signature of the called function has just refused, or 0 */
+  bool rethrown; /* the pending error came with a trace that has the current function's frame already */
 } interp;
 static inline interp *interp_of(qn_vm *vm) { return (interp *)vm->interp; }
 

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "lang/internal.h"
+#include "lang/op.h"
 
 const error_row error_rows[] = {
 #define PAGE(example, cure) example, cure, NULL
@@ -144,13 +145,61 @@ void raise_at(qn_vm *vm, span at) {
   if (e && !e->at.source && e->refs == 1) e->at = at;
 }
 
-void raise_through(qn_vm *vm, span call) {
+static bool is_builtin(const qn_vm *vm, const char *name, size_t n) {
+  for (int i = 0; i < OP_COUNT; i++)
+    if (strlen(op_rows[i].name) == n && memcmp(op_rows[i].name, name, n) == 0) return true;
+  for (int i = 0; vm->builtins && i < vm->builtins->nbuiltins; i++)
+    if (strlen(vm->builtins->builtins[i].name) == n && memcmp(vm->builtins->builtins[i].name, name, n) == 0)
+      return true;
+  return false;
+}
+
+/* The message becomes `text`, told as one of a library function where that is known: "softmax: expected ..." for "max:
+ * expected ...". One that finds no memory stays as it is. */
+static void set_message(qn_vm *vm, qn_error_object *e, const char *function, size_t n, const char *text, size_t named) {
+  if (n && !named) {
+    const char *colon = strstr(text, ": ");
+    size_t word = colon ? (size_t)(colon - text) : 0;
+    if (word && ((word == n && memcmp(text, function, n) == 0) || is_builtin(vm, text, word))) named = word;
+  }
+  if (n && named) text += named + strlen(": ");
+  text_buf t;
+  text_init(&t, vm);
+  text_add(&t, function, n);
+  text_addf(&t, "%s%s", n ? ": " : "", text);
+  qn_str *s = t.failed ? NULL : str_new(vm, t.text, t.len);
+  text_free(&t);
+  if (!s) return;
+  release_str(vm, e->message);
+  e->message = s;
+  e->named = (uint32_t)n;
+}
+
+void raise_retell(qn_vm *vm, const char *text) {
   qn_error_object *e = vm->error;
-  if (!e || e->refs > 1 || !call.source) return;
+  if (e && e->refs == 1) set_message(vm, e, e->message->text, e->named, text, 0);
+}
+
+bool raise_through(qn_vm *vm, span call, const char *function) {
+  qn_error_object *e = vm->error;
+  if (!e || e->refs > 1) return false;
   const source_text *inner = source_get(vm, e->at.source), *outer = source_get(vm, call.source);
-  if (!inner || !inner->library || outer->library) return;
+  if (!inner || !inner->library) return false;
+  if (function && (e->id < E_memory || e->id > E_limit)) { /* those are of the session, not of a call */
+    if ((e->id == E_user || e->id == E_assertion) && value_is(e->payload, TAG_NIL)) e->id = E_argument;
+    set_message(vm, e, function, strlen(function), e->message->text, e->named);
+  }
+  if (!outer || outer->library) return false;
   e->at = call;
-  for (; e->nnotes > 0; e->nnotes--) release_str(vm, e->notes[e->nnotes - 1].text);
+  int kept = 0; /* what is said of no place in the library */
+  for (int i = 0; i < e->nnotes; i++) {
+    if (e->notes[i].at.source)
+      release_str(vm, e->notes[i].text);
+    else
+      e->notes[kept++] = e->notes[i];
+  }
+  e->nnotes = kept;
+  return true;
 }
 
 void raise_frame(qn_vm *vm, span at, qn_str *function) {

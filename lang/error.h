@@ -23,7 +23,7 @@ typedef struct error_row {
 } error_row;
 extern const error_row error_rows[];
 extern const int error_row_count;
-const error_row *error_find(int id); /* NULL if there is none */
+const error_row *error_find(int id);      /* NULL if there is none */
 void error_id_text(int id, char out[16]); /* "E203" */
 
 enum { ERROR_NOTES = 6, ERROR_FRAMES = 32 };
@@ -46,7 +46,9 @@ typedef struct qn_error_object {
   uint32_t refs;
   error_id id;
   qn_str *message;
-  span at; /* innermost place */
+  uint32_t
+      named; /* bytes of the library function's name that the message begins with, once raise_through has put it there */
+  span at;   /* innermost place */
   error_note notes[ERROR_NOTES];
   int nnotes;
   error_frame frames[ERROR_FRAMES]; /* innermost first; the middle of deep recursions is left out */
@@ -67,9 +69,13 @@ qn_value raise_memory(qn_vm *vm);
 void raise_note(qn_vm *vm, span at, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Gives the pending error a place if it has none yet. */
 void raise_at(qn_vm *vm, span at);
-/* The pending error leaves a call made at `call`: an error whose place lies in the standard library gets the place of the
- * program's call instead. The trace keeps the inner places. */
-void raise_through(qn_vm *vm, span call);
+/* The pending error leaves `function` (NULL: a builtin, or nobody knows), which was called at `call`. Where its place lies in
+ * the standard library, it is told as an error of the function that the program called: its message begins with the name of
+ * the function left last, in place of that of the inner builtin, error and assert there are about the arguments (E317), and it
+ * gets the place of the program's call. The trace keeps the inner places. True: it has just come out of the library. */
+bool raise_through(qn_vm *vm, span call, const char *function);
+/* The pending error's message becomes `text`, which another run has given; the library function that it is told of stays. */
+void raise_retell(qn_vm *vm, const char *text);
 /* Adds a frame of the trace while the error travels up. Borrows `function` (may be NULL). */
 void raise_frame(qn_vm *vm, span at, qn_str *function);
 

@@ -51,7 +51,9 @@ static void raise_site(plan_frame *f, uint32_t site) {
   const graph *g = f->p->graph;
   if (!site || site >= g->nsites) return;
   raise_at(f->vm, g->sites[site].at);
-  while ((site = g->sites[site].parent) != 0) raise_through(f->vm, g->sites[site].at);
+  for (uint32_t up; (up = g->sites[site].parent) != 0; site = up)
+    raise_through(f->vm, g->sites[up].at, g->sites[site].function);
+  raise_through(f->vm, SPAN_NONE, g->sites[site].function);
 }
 
 static void raise_node_site(plan_frame *f, uint32_t node) {

@@ -171,12 +171,8 @@ static void name_lane(qn_vm *vm, const qn_str *message, int nlevels, const int64
     text_init(&whole, vm);
     text_add(&whole, message->text, message->len);
     text_addf(&whole, nlevels == 1 ? ", in lane %s" : ", in lane (%s)", t.text);
-    qn_str *s = whole.failed ? NULL : str_new(vm, whole.text, whole.len);
+    if (!whole.failed) raise_retell(vm, whole.text);
     text_free(&whole);
-    if (s) {
-      value_release(vm, value_obj(TAG_STR, e->message));
-      e->message = s;
-    }
   }
   text_free(&t);
 }

@@ -198,7 +198,9 @@ static void raise_at_site(struct recording *r, uint32_t site) {
   const graph *g = r->g;
   if (!site || site >= g->nsites) return;
   raise_at(r->vm, g->sites[site].at);
-  while ((site = g->sites[site].parent)) raise_through(r->vm, g->sites[site].at);
+  for (uint32_t up; (up = g->sites[site].parent) != 0; site = up)
+    raise_through(r->vm, g->sites[up].at, g->sites[site].function);
+  raise_through(r->vm, SPAN_NONE, g->sites[site].function);
 }
 
 /* ---- nodes of values ------------------------------------------------------------------------------------------------------------ */

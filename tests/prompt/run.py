@@ -599,7 +599,7 @@ def case_complete_parameters(place):
     p = Prompt(place)
     p.answer("let x = ones(2, 3)")
     p.type("softmax(x, ax\t")
-    need(p.screen.lines()[-2] == "qn> softmax(x, axis:" and p.line().startswith("softmax(x, axis = -1)"), p.show())
+    need(p.screen.lines()[-2] == "qn> softmax(x, axis:" and p.line().startswith("softmax(x: [...], axis = -1)"), p.show())
     p.type("1)")
     p.wait(lambda: p.line() == "qn> softmax(x, axis: 1)", "the hint goes with the call")
     p.type(ctrl("u") + "x.sum(keep\t")
@@ -938,7 +938,7 @@ def case_commands(place):
         p.answer(text, "twice(x, by = 2)", "twice the value")
     for text in ("?softmax", "help softmax", ":doc softmax"):
         p.type(text + "\r")
-        p.wait(lambda: "softmax(x, axis = -1)" in p.screen.lines(), text)
+        p.wait(lambda: "softmax(x: [...], axis = -1)" in p.screen.lines(), text)
         p.type(ctrl("l"))
     p.answer("?loaded", "loaded: int 11")
     p.type("?E203\r")
