@@ -188,12 +188,18 @@ static bool parse(qn_vm *vm, builtin_info *info) {
     bool averages = op == OP_sum && strcmp(info->def.name, "mean") == 0;
     bool reduces = averages || (op_rows[op].klass == CLASS_REDUCE && strcmp(info->def.name, op_rows[op].name) == 0);
     reduces = reduces && info->sig.nparams == 3; /* x, axis, keepdims */
-    if (!reduces && (op_rows[op].klass != CLASS_POINTWISE || info->def.call != op_functions[op])) continue;
+    bool own = info->def.call == op_functions[op], scans = own && op_rows[op].klass == CLASS_SCAN;
+    bool converts = op == OP_cast && strcmp(info->def.name, "to") == 0;
+    if (!reduces && !scans && !converts && !(own && op_rows[op].klass == CLASS_POINTWISE)) continue;
     info->op = (uint8_t)op;
     info->operands = (uint8_t)op_rows[op].arity;
     info->reduces = reduces;
     info->averages = averages;
-    info->operand_tags = 1u << TAG_ARRAY | (reduces ? 0 : 1u << TAG_BOOL | 1u << TAG_INT | 1u << TAG_FLOAT);
+    info->scans = scans;
+    info->along = reduces || scans || converts || info->operands != info->sig.nparams;
+    info->converts = converts;
+    info->operand_tags =
+        1u << TAG_ARRAY | (reduces || scans || converts ? 0 : 1u << TAG_BOOL | 1u << TAG_INT | 1u << TAG_FLOAT);
   }
   for (int i = 0; i < info->sig.nparams; i++) {
     if (info->sig.params[i].rest || info->sig.params[i].keyword_only) info->plain = false;

@@ -642,6 +642,7 @@ static __attribute__((noinline, cold)) qn_value fail_overflow(qn_vm *vm, const n
 
 /* Gives the node's arguments the numbers of the parameters that they are, `extra` receivers before them. False: there are spreads, or
  * the call is wrong, which binding says better. */
+static bool reads_only(const n_call *n);
 static __attribute__((noinline)) bool lay_out(n_call *n, const builtin_info *info, uint32_t extra) {
   enum { MOST = 64 };
   uint32_t nparams = (uint32_t)info->sig.nparams, next = extra;
@@ -663,7 +664,18 @@ static __attribute__((noinline)) bool lay_out(n_call *n, const builtin_info *inf
     if (!(given >> i & 1) && info->sig.params[i].def.head == TAG_UNSET) return false;
   n->laid = info;
   n->operation = info->operands ? info : NULL;
+  n->reads_only = reads_only(n);
   return true;
+}
+
+/* Are variables and constants all that the node's arguments are, a method's receiver included? */
+static bool reads_only(const n_call *n) {
+  bool only = !n->method || n->callee->kind == N_LOCAL || n->callee->kind == N_GLOBAL;
+  for (uint32_t i = 0; i < n->n && only; i++) {
+    node_kind kind = (node_kind)n->args[i].value->kind;
+    only = kind == N_LOCAL || kind == N_GLOBAL || kind == N_CONST;
+  }
+  return only;
 }
 
 /* A call has a receiver or none for good, but for `r.f(...)` with a field f, which binds. */
@@ -671,27 +683,57 @@ static inline bool laid_out(n_call *n, const builtin_info *info, uint32_t extra)
   return n->laid == info || lay_out(n, info, extra);
 }
 
+/* The axis an int means as a mask; 0: none. */
+static inline uint8_t axis_mask(qn_value v, int64_t rank) {
+  int64_t axis = v.u.i;
+  if (v.head != TAG_INT || (uint64_t)(axis + rank) >= 2 * (uint64_t)rank) return 0;
+  return (uint8_t)(1u << (axis < 0 ? axis + rank : axis));
+}
+
+/* The axes of a reduction, if there is nothing to say about them; else 0. */
+static inline uint8_t axes_mask(qn_value v, int64_t rank) {
+  if (v.head == TAG_NIL) return (uint8_t)((1u << rank) - 1);
+  if (v.head != TAG_LIST) return axis_mask(v, rank);
+  const qn_list *l = value_list(v);
+  uint8_t mask = 0;
+  for (uint32_t i = 0; i < l->len; i++) {
+    uint8_t one = axis_mask(l->items[i], rank);
+    if (!one || mask & one) return 0;
+    mask |= one;
+  }
+  return mask;
+}
+
+/* Reductions, scans and conversions as `operate` has them. */
+static inline __attribute__((always_inline)) qn_value operate_along(qn_vm *vm, const builtin_info *info,
+                                                                    const qn_value *args) {
+  if (args[0].head != TAG_ARRAY) return value_unset();
+  int64_t rank = value_array(args[0])->rank;
+  if (info->converts)
+    return args[1].head == TAG_DTYPE ? eager_convert(vm, args[0], (qn_dtype)args[1].u.i) : value_unset();
+  if (info->scans)
+    return eager_scan(vm, (op_id)info->op, args[0],
+                      args[1].head == TAG_NIL && rank == 1 ? 1 : axis_mask(args[1], rank));
+  if (args[2].head != TAG_BOOL) return value_unset();
+  uint8_t axes = axes_mask(args[1], rank);
+  bool keepdims = args[2].u.i != 0;
+  return info->averages ? eager_mean(vm, args[0], axes, keepdims)
+                        : eager_reduce(vm, (op_id)info->op, args[0], axes, keepdims);
+}
+
 /* The builtin as the op that it is on these arguments, one per parameter, outside of recordings; unset: it is more than that here. */
 static inline __attribute__((always_inline)) qn_value operate(qn_vm *vm, const builtin_info *info,
                                                               const qn_value *args) {
-  op_attr attr; /* without its sizes, which these ops have not */
-  attr.dtype = attr.axes = attr.keepdims = attr.mode = attr.flags = attr.n = 0;
-  if (!info->reduces) {
-    uint32_t tags = 0;
-    if (info->operands != info->sig.nparams) return value_unset();
-    for (int i = 0; i < info->operands; i++) tags |= 1u << (args[i].head & 31);
-    return tags & ~info->operand_tags ? value_unset() : eager_fast(vm, (op_id)info->op, args, info->operands, &attr);
-  }
-  if (args[0].head != TAG_ARRAY || args[2].head != TAG_BOOL) return value_unset();
-  int64_t rank = value_array(args[0])->rank, axis = args[1].u.i;
-  attr.keepdims = args[2].u.i != 0;
-  if (args[1].head == TAG_NIL)
-    attr.axes = (uint8_t)((1u << rank) - 1);
-  else if (args[1].head == TAG_INT && (uint64_t)(axis + rank) < 2 * (uint64_t)rank)
-    attr.axes = (uint8_t)(1u << (axis < 0 ? axis + rank : axis));
-  else
-    return value_unset();
-  return info->averages ? eager_fast_mean(vm, args[0], &attr) : eager_fast_reduce(vm, (op_id)info->op, args, &attr);
+  if (info->along) return operate_along(vm, info, args);
+  static const op_attr none;
+  op_id op = (op_id)info->op;
+  qn_value r = info->operands == 2   ? eager_two(vm, op, args[0], args[1])
+               : info->operands == 1 ? eager_one(vm, op, args[0])
+                                     : eager_three(vm, op, args);
+  if (__builtin_expect(r.head != TAG_UNSET, 1)) return r;
+  uint32_t tags = 0;
+  for (int i = 0; i < info->operands; i++) tags |= 1u << (args[i].head & 31);
+  return tags & ~info->operand_tags ? r : eager_slow(vm, op, args, info->operands, &none);
 }
 
 /* The value of an argument. */
@@ -741,6 +783,37 @@ out:
     value_release(vm, in[2]);
   }
   return r;
+}
+
+/* A call_reading that has more to do: `r` is an error, a number, or unset. */
+static __attribute__((noinline)) qn_value call_read(qn_vm *vm, n_call *n, const builtin_info *info, const qn_value *in,
+                                                    qn_value r) {
+  bool extra = n->method != NULL;
+  if (value_is_error(r)) note_laid(vm, n, in, extra);
+  if (r.head != TAG_UNSET) return r;
+  if (!vm_enter(vm, 8)) return fail_overflow(vm, n);
+  for (int i = 0; i < 3; i++) value_retain(in[i]);
+  r = run_operation(vm, n, info, in, extra);
+  for (int i = info->sig.nparams; i < 3; i++) value_release(vm, in[i]);
+  return r;
+}
+
+/* As call_operation, of a node whose arguments are variables and constants, outside of recordings: they are read as they lie there, since
+ * reading the others changes none of them. The receiver is borrowed. */
+static inline __attribute__((always_inline)) qn_value read_here(const node *a, const qn_value *fp) {
+  if (a->kind == N_LOCAL) return fp[a->slot];
+  return a->kind == N_CONST ? ((const n_const *)a)->v : ((const n_global *)a)->cell->value;
+}
+static __attribute__((noinline)) qn_value call_reading(qn_vm *vm, n_call *n, const builtin_info *info,
+                                                       qn_value receiver, qn_value *fp) {
+  qn_value in[3] = {receiver, value_nil(), value_bool(false)};
+  for (const call_arg *arg = n->args, *end = arg + n->n; arg < end; arg++) {
+    qn_value v = read_here(arg->value, fp);
+    if (__builtin_expect(v.head == TAG_UNSET, 0)) return call_operation(vm, n, info, value_retain(receiver), fp);
+    in[arg->slot] = v;
+  }
+  qn_value r = operate(vm, info, in);
+  return __builtin_expect(r.head == TAG_ARRAY, 1) ? r : call_read(vm, n, info, in, r);
 }
 
 /* The call of another builtin by a node that is laid out for it; takes over the receiver (unset: none). */
@@ -859,14 +932,26 @@ static __attribute__((noinline)) qn_value call_global(qn_vm *vm, n_call *n, qn_v
   return run_frame(vm, code, base + 1, heads, n->h.at, n, 0);
 }
 
+/* The common conversion: of an array in a variable. */
+static qn_value call_dtype(qn_vm *vm, n_call *n, qn_value f, qn_value *fp) {
+  if (n->n != 1 || n->h.flag & CALL_MIXED) return call_any(vm, n, fp);
+  const node *a = n->args[0].value;
+  if (a->kind != N_LOCAL && a->kind != N_GLOBAL) return call_any(vm, n, fp);
+  qn_value x = read_here(a, fp), r = value_unset();
+  if (x.head == TAG_ARRAY && f.u.i < DTYPE_PUBLIC) r = eager_convert(vm, x, (qn_dtype)f.u.i);
+  if (value_is_error(r)) raise_at(vm, n->h.at);
+  return r.head == TAG_UNSET ? call_any(vm, n, fp) : r;
+}
+
 /* The common call, a global function with the right number of positional arguments, is done in one piece. */
 qn_value eval_call(qn_vm *vm, node *h, qn_value *fp) {
   n_call *n = (n_call *)h;
   if (!n->direct || vm->rec) return call_any(vm, n, fp);
   qn_value f = cell_get(n->direct);
-  if (f.head != TAG_FN) return call_any(vm, n, fp);
+  if (f.head != TAG_FN) return f.head == TAG_DTYPE ? call_dtype(vm, n, f, fp) : call_any(vm, n, fp);
   if (value_fn(f)->head.flags == FN_USER) return call_global(vm, n, f, fp);
-  if (n->operation && n->operation == value_fn(f)->code) return call_operation(vm, n, n->operation, value_unset(), fp);
+  if (n->operation && n->operation == value_fn(f)->code)
+    return (n->reads_only ? call_reading : call_operation)(vm, n, n->operation, value_unset(), fp);
   return call_named_builtin(vm, n, value_fn(f), fp);
 }
 
@@ -943,6 +1028,11 @@ static __attribute__((noinline, cold)) qn_value fail_method(qn_vm *vm, n_call *n
 
 qn_value eval_method(qn_vm *vm, node *h, qn_value *fp) {
   n_call *n = (n_call *)h;
+  if (n->operation && n->reads_only && !vm->rec && n->candidates[0]->kind == N_GLOBAL) {
+    qn_value x = read_here(n->callee, fp), same = cell_get(((n_global *)n->candidates[0])->cell);
+    if (x.head == TAG_ARRAY && same.head == TAG_FN && value_fn(same)->code == n->operation)
+      return call_reading(vm, n, n->operation, x, fp);
+  }
   qn_value receiver = eval(vm, n->callee, fp);
   if (value_stops(receiver)) return receiver;
   qn_value f = value_unset();

@@ -155,6 +155,7 @@ typedef struct n_call {
   global_cell *direct;                  /* the callee, if it is a global and no argument is spread; else NULL */
   const struct builtin_info *laid;      /* the builtin for whose parameters the arguments' slots hold; NULL: none yet */
   const struct builtin_info *operation; /* the same, if it is an op; else NULL */
+  bool reads_only;                      /* and whether its arguments are variables and constants */
   uint32_t n;
   call_arg args[];
 } n_call;

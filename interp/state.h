@@ -146,7 +146,10 @@ typedef struct builtin_info {
    * takes numbers, too; a reduction over all axes is meant for an array only, whatever else the builtin of its name takes. */
   uint8_t operands, op;
   bool reduces;
+  bool along;            /* not a pointwise op of its parameters */
   bool averages;         /* and the sum that it is, is divided by the number of elements */
+  bool scans;            /* its second parameter is an axis */
+  bool converts;         /* its second parameter is what to convert to */
   uint32_t operand_tags; /* the kinds of values that this holds for: bits 1 << tag */
 } builtin_info;
 

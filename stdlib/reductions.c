@@ -33,7 +33,7 @@ qn_value builtin_mean(qn_vm *vm, const qn_value *args) {
     return value_error();
   }
   if (!vm->rec) {
-    qn_value tiny = eager_fast_mean(vm, x, &attr);
+    qn_value tiny = is_array(x) ? eager_mean(vm, x, attr.axes, attr.keepdims) : value_unset();
     if (!value_is(tiny, TAG_UNSET)) {
       value_release(vm, x);
       return tiny;

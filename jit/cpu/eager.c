@@ -2,7 +2,7 @@
  *
  *   fast path   a POINTWISE op on small arrays (eager_fast.c): the loops of the block VM are called directly; rules and kernels were
  *               asked once for such operands (eager_strip.c)
- *   tiny        a REDUCE op of at most 64 elements a result (eager_reduce.c): those loops again
+ *   tiny        a REDUCE or SCAN op of few elements (eager_reduce.c): those loops again
  *   views       slices, transposes, broadcasts and most reshapes are new headers on the same storage (eager_view.c, which also
  *               joins small arrays)
  *   library     sort, argsort, compress, nonzero (library.c)
@@ -64,7 +64,7 @@ typedef struct sent_scalar {
 } sent_scalar;
 
 typedef struct eager_state {
-  strip_table strips; /* first (eager_strip.h) */
+  eager_kept kept;   /* first (eager_strip.h) */
   op_kernel **table; /* open addressing; cap is a power of two */
   uint32_t n, cap;
   sent_scalar sent[1 << SENT_BITS];
@@ -81,7 +81,8 @@ static eager_state *state_of(qn_vm *vm) {
 void eager_close(qn_vm *vm) {
   eager_state *s = vm->eager;
   if (!s) return;
-  strips_free(vm, &s->strips);
+  strips_free(vm, &s->kept);
+  folds_free(vm, &s->kept);
   for (uint32_t i = 0; i < s->cap; i++)
     if (s->table[i]) {
       if (s->table[i]->vm_code) vmcode_free(s->table[i]->vm_code);
@@ -149,9 +150,9 @@ static op_kernel *find_kernel(qn_vm *vm, eager_state *s, const op_key *key) {
   return k;
 }
 
-strip_table *eager_strips(qn_vm *vm) {
+eager_kept *eager_keeps(qn_vm *vm) {
   eager_state *s = state_of(vm);
-  return s ? &s->strips : NULL;
+  return s ? &s->kept : NULL;
 }
 
 const l_program *eager_program(qn_vm *vm, const op_call *call) {
@@ -617,7 +618,7 @@ qn_value eager_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_
     return vm_poll_slow(vm) ? value_error() : eager_slow(vm, op, in, nin, attr);
   if ((unsigned)nin - 1 < 3) {
     if (op_rows[op].klass == CLASS_POINTWISE) return eager_fast(vm, op, in, nin, attr);
-    if (op_rows[op].klass == CLASS_REDUCE) return eager_fast_reduce(vm, op, in, attr);
+    if (op_rows[op].klass == CLASS_REDUCE || op_rows[op].klass == CLASS_SCAN) return eager_along(vm, op, in, attr);
   }
   qn_value out = value_unset();
   switch ((op_class)op_rows[op].klass) {

@@ -16,25 +16,31 @@ QN_MUST_CHECK qn_value scalar_apply(qn_vm *vm, op_id op, const qn_value *in, int
 /* The float part of it without a VM, for folding: an op on f64 operands; op must be POINTWISE and result f64. */
 double scalar_math(op_id op, const double *in);
 
-/* What eager_apply goes through: POINTWISE ops with one to three operands, REDUCE ops (one operand), which do small arrays
+/* What eager_apply goes through: POINTWISE ops with one to three operands, REDUCE and SCAN ops (one operand), which do small arrays
  * themselves if there is nothing to ask, and else go on to the way that takes everything. */
 QN_MUST_CHECK qn_value eager_fast(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
-/* What eager_fast does itself of one and two operands; unset: nothing is done, go on to what takes everything. */
+/* What eager_fast does itself of one, two and three operands; unset: nothing is done, go on to what takes everything. */
 QN_MUST_CHECK qn_value eager_one(qn_vm *vm, op_id op, qn_value a);
 QN_MUST_CHECK qn_value eager_two(qn_vm *vm, op_id op, qn_value a, qn_value b);
+QN_MUST_CHECK qn_value eager_three(qn_vm *vm, op_id op, const qn_value *in);
 /* A conversion of an array. Unset as above. */
 QN_MUST_CHECK qn_value eager_convert(qn_vm *vm, qn_value a, qn_dtype to);
-QN_MUST_CHECK qn_value eager_fast_reduce(qn_vm *vm, op_id op, const qn_value *in, const op_attr *attr);
-/* The same for the other classes. Unset: not here, the slow way does it. */
+QN_MUST_CHECK qn_value eager_along(qn_vm *vm, op_id op, const qn_value *in, const op_attr *attr);
+/* What it does itself of arrays: reductions over a mask of axes, scans along one. */
+QN_MUST_CHECK qn_value eager_reduce(qn_vm *vm, op_id op, qn_value x, uint8_t axes, bool keepdims);
+QN_MUST_CHECK qn_value eager_scan(qn_vm *vm, op_id op, qn_value x, uint8_t axes);
+/* Products. Unset: not here, the slow way does it. */
 QN_MUST_CHECK qn_value eager_fast_dot(qn_vm *vm, qn_value left, qn_value right);
-/* Sum and division by the number of elements, where both have nothing to ask; otherwise unset. */
-QN_MUST_CHECK qn_value eager_fast_mean(qn_vm *vm, qn_value in, const op_attr *attr);
+/* Copies the elements of an array in the CPU's memory, in row-major order. */
+void eager_write_out(void *to, const qn_array *a);
+/* Sum and division by the number of elements, of an array, where both have nothing to ask; otherwise unset. */
+QN_MUST_CHECK qn_value eager_mean(qn_vm *vm, qn_value x, uint8_t axes, bool keepdims);
 QN_MUST_CHECK qn_value eager_slow(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
 
 /* The one-op kernel of a call; NULL with an error raised. It lives as long as the VM. */
 const l_program *eager_program(qn_vm *vm, const op_call *call);
-/* The VM's strips (eager_strip.h), made if need be; NULL with an error raised. */
-struct strip_table *eager_strips(qn_vm *vm);
+/* What the fast ways keep (eager_strip.h), made if need be; NULL with an error raised. */
+struct eager_kept *eager_keeps(qn_vm *vm);
 
 /* VIEW ops, slice_put and iota, with the same meaning; and those of them that have operands, on strict ones of one device (owned; NULL
  * with an error raised). */

@@ -190,6 +190,13 @@ static inline void spread(void *to, const void *from, size_t size, const fast_ne
   }
 }
 
+void eager_write_out(void *to, const qn_array *a) {
+  fast_op f = {.a = {a}};
+  fast_nest n;
+  int64_t shape[ARRAY_MAX_RANK], total;
+  if (make_nest(&f, 1, a->rank, shape, &total, &n) && total) spread(to, array_data(a), bytes_of(a), &n, n.stride[0]);
+}
+
 /* Are the last two axes that matter all, and may one loop go over each row? */
 static inline __attribute__((always_inline)) bool in_rows(const fast_op *f, int nin, const fast_nest *n) {
   bool yes = f->strip->fn && n->rank == 2;
@@ -364,9 +371,7 @@ static __attribute__((noinline)) qn_value any_one(qn_vm *vm, op_id op, const qn_
 static __attribute__((noinline)) qn_value any_two(qn_vm *vm, op_id op, const qn_value *in) {
   return any(vm, op, in, 2, 0);
 }
-static __attribute__((noinline)) qn_value any_three(qn_vm *vm, op_id op, const qn_value *in) {
-  return any(vm, op, in, 3, 0);
-}
+qn_value eager_three(qn_vm *vm, op_id op, const qn_value *in) { return any(vm, op, in, 3, 0); }
 
 /* ---- the common operands ---------------------------------------------------------------------------------------------- */
 
@@ -376,17 +381,19 @@ static inline bool plain(const qn_vm *vm, const qn_array *a) {
 }
 
 static inline __attribute__((always_inline)) qn_value run_plain(qn_vm *vm, const strip *s, const qn_array *x,
-                                                                const void *a, const void *b, uint32_t vectors) {
+                                                                const qn_array *y, const void *a, const void *b,
+                                                                uint32_t vectors) {
   if (__builtin_expect(!s, 0)) return value_error();
   if (__builtin_expect(!s->usable, 0)) return value_unset();
-  fast_op f = {.strip = s, .nin = 2, .a = {x, x}, .from = {a, b, NULL}};
+  fast_op f = {.strip = s, .nin = 2, .a = {x, y}, .from = {a, b, NULL}};
   return run_whole(vm, &f, x, vectors);
 }
 
 qn_value eager_one(qn_vm *vm, op_id op, qn_value a) {
   if (a.head == TAG_ARRAY && op != OP_stop_gradient) {
     const qn_array *x = value_array(a);
-    if (plain(vm, x)) return run_plain(vm, strip_of(vm, op, strip_number(x->dtype, 0)), x, array_data(x), NULL, 1);
+    if (plain(vm, x))
+      return run_plain(vm, strip_of(vm, op, strip_number(x->dtype, 0)), x, NULL, array_data(x), NULL, 1);
   }
   return any_one(vm, op, &a);
 }
@@ -400,7 +407,7 @@ static inline __attribute__((always_inline)) qn_value with_number(qn_vm *vm, op_
   _Alignas(8) char cell[8];
   if (__builtin_expect(!s, 0)) return value_error();
   if (!scalar_fits(b, (qn_dtype)s->scalar[turned ? 0 : 1], cell)) return value_unset();
-  return turned ? run_plain(vm, s, x, cell, array_data(x), 2) : run_plain(vm, s, x, array_data(x), cell, 1);
+  return turned ? run_plain(vm, s, x, x, cell, array_data(x), 2) : run_plain(vm, s, x, NULL, array_data(x), cell, 1);
 }
 
 /* x and y, both plain, whose shape is that of the last axes of x; `turned`: y is the first operand. */
@@ -445,7 +452,7 @@ qn_value eager_two(qn_vm *vm, op_id op, qn_value a, qn_value b) {
   if (a.head == TAG_ARRAY && b.head == TAG_ARRAY) {
     const qn_array *x = value_array(a), *y = value_array(b);
     if (same_shape(x, y) && plain(vm, x) && y->storage && !y->device && y->contiguous)
-      return run_plain(vm, strip_of(vm, op, strip_number(x->dtype, y->dtype)), x, array_data(x), array_data(y), 3);
+      return run_plain(vm, strip_of(vm, op, strip_number(x->dtype, y->dtype)), x, y, array_data(x), array_data(y), 3);
     if (plain(vm, x) && plain(vm, y)) {
       qn_value r = value_unset();
       if (is_suffix(x, y))
@@ -472,7 +479,7 @@ qn_value eager_convert(qn_vm *vm, qn_value a, qn_dtype to) {
 
 qn_value eager_fast(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr) {
   qn_value out = nin == 2        ? eager_two(vm, op, in[0], in[1])
-                 : nin == 3      ? any_three(vm, op, in)
+                 : nin == 3      ? eager_three(vm, op, in)
                  : op != OP_cast ? eager_one(vm, op, in[0])
                  : attr->flags & ATTR_WEAK || attr->dtype >= DTYPE_PUBLIC
                      ? value_unset()

@@ -192,8 +192,8 @@ static void find_modes(strip *s) {
 __attribute__((noinline, cold)) const strip *strip_make(qn_vm *vm, op_id op, uint32_t number) {
   enum { DIGIT = (1 << STRIP_KIND_BITS) - 1 };
   maker m = {.vm = vm, .loops = cpu_loops(vm)};
-  strip_table *t = m.loops ? eager_strips(vm) : NULL;
-  if (!t || (!t->of[op] && !(t->of[op] = mem_zalloc(vm, row_length(op) * sizeof *t->of[op])))) return NULL;
+  eager_kept *t = m.loops ? eager_keeps(vm) : NULL;
+  if (!t || (!t->strips[op] && !(t->strips[op] = mem_zalloc(vm, row_length(op) * sizeof *t->strips[op])))) return NULL;
   int nin = op_rows[op].arity;
   graph_type types[STRIP_OPERANDS];
   for (int i = 0; i < nin; i++) {
@@ -219,14 +219,14 @@ __attribute__((noinline, cold)) const strip *strip_make(qn_vm *vm, op_id op, uin
   bool in_order = s->nsteps == 1 && s->steps[0].fn;
   for (int i = 0; i < nin && in_order; i++) in_order = s->steps[0].in[i] == i;
   if (in_order) s->fn = s->steps[0].fn;
-  return t->of[op][number] = s;
+  return t->strips[op][number] = s;
 }
 
-void strips_free(qn_vm *vm, strip_table *t) {
+void strips_free(qn_vm *vm, eager_kept *t) {
   for (int op = 0; op < OP_COUNT; op++) {
-    for (size_t i = 0; t->of[op] && i < row_length((op_id)op); i++)
-      if (t->of[op][i]) mem_free(vm, (strip *)(uintptr_t)t->of[op][i], strip_bytes(t->of[op][i]));
-    mem_free(vm, t->of[op], row_length((op_id)op) * sizeof *t->of[op]);
+    for (size_t i = 0; t->strips[op] && i < row_length((op_id)op); i++)
+      if (t->strips[op][i]) mem_free(vm, (strip *)(uintptr_t)t->strips[op][i], strip_bytes(t->strips[op][i]));
+    mem_free(vm, t->strips[op], row_length((op_id)op) * sizeof *t->strips[op]);
   }
 }
 

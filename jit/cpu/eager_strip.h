@@ -42,21 +42,23 @@ typedef struct strip {
   strip_step steps[];
 } strip;
 
-/* The strips of a VM, the first member of its eager state: of an op by the kinds of its operands, a digit each; one that takes fewer
- * than two has the last digit 0, a conversion the target there. */
-typedef struct strip_table {
-  const strip **of[OP_COUNT]; /* NULL: none so far */
-} strip_table;
+/* What the fast ways keep, the first member of a VM's eager state. Strips of an op by the kinds of its operands, a digit each; one that
+ * takes fewer than two has the last digit 0, a conversion the target there. */
+typedef struct eager_kept {
+  const strip **strips[OP_COUNT]; /* NULL: none so far */
+  struct fold_plan *folds;        /* eager_reduce.c's; NULL: none so far */
+} eager_kept;
 static inline uint32_t strip_number(uint32_t a, uint32_t b) { return a << STRIP_KIND_BITS | b; }
 static inline uint32_t strip_number3(uint32_t a, uint32_t b, uint32_t c) { return strip_number(strip_number(a, b), c); }
 
 /* Makes it; NULL with an error raised. */
 QN_MUST_CHECK const strip *strip_make(qn_vm *vm, op_id op, uint32_t number);
-void strips_free(qn_vm *vm, strip_table *t);
+void strips_free(qn_vm *vm, eager_kept *t);
+void folds_free(qn_vm *vm, eager_kept *t);
 
 static inline __attribute__((always_inline)) const strip *strip_of(qn_vm *vm, op_id op, uint32_t number) {
-  const strip_table *t = vm->eager;
-  const strip **row = __builtin_expect(t != NULL, 1) ? t->of[op] : NULL;
+  const eager_kept *t = vm->eager;
+  const strip **row = __builtin_expect(t != NULL, 1) ? t->strips[op] : NULL;
   const strip *s = __builtin_expect(row != NULL, 1) ? row[number] : NULL;
   return __builtin_expect(s != NULL, 1) ? s : strip_make(vm, op, number);
 }

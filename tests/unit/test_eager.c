@@ -717,6 +717,155 @@ static bool same_number(qn_dtype d, const char *a, const char *b) {
   return memcmp(a, b, dtype_size(d)) == 0;
 }
 
+/* The same with gaps, backwards, repeated or in another order, now and then. */
+static qn_value any_view(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
+  int64_t stored[ARRAY_MAX_RANK] = {0}, strides[ARRAY_MAX_RANK], offset = 0;
+  int order[ARRAY_MAX_RANK];
+  bool repeated[ARRAY_MAX_RANK];
+  if (rank == 0 || rnd(2)) return value_obj(TAG_ARRAY, any_values(vm, dtype, rank, shape));
+  for (int a = 0; a < rank; a++) order[a] = a;
+  for (int a = rank - 1; a > 0 && rnd(2); a--) {
+    int b = (int)rnd((uint32_t)a + 1), t = order[a];
+    order[a] = order[b];
+    order[b] = t;
+  }
+  for (int i = 0; i < rank; i++) {
+    int a = order[i];
+    repeated[a] = rnd(6) == 0;
+    stored[i] = repeated[a] ? 1 : shape[a] * (1 + (rnd(4) == 0));
+  }
+  qn_array *base = any_values(vm, dtype, rank, stored);
+  for (int i = 0; i < rank; i++) {
+    int a = order[i];
+    int64_t step = repeated[a] ? 0 : base->strides[i] * (stored[i] > shape[a] ? 2 : 1);
+    bool back = rnd(4) == 0 && shape[a] > 0;
+    if (back) offset += step * (shape[a] - 1);
+    strides[a] = back ? -step : step;
+  }
+  qn_array *view = array_view(vm, base, dtype, rank, shape, strides, offset);
+  value_release(vm, value_obj(TAG_ARRAY, base));
+  if (!view) ck_abort_msg("no memory");
+  return value_obj(TAG_ARRAY, view);
+}
+
+/* The words of the pending error, which is cleared; empty: none. */
+static void words(qn_vm *vm, qn_value v, char out[400]) {
+  out[0] = 0;
+  if (!value_is_error(v)) return;
+  snprintf(out, 400, "%d %s", (int)vm->error->id, vm->error->message->text);
+  taken_error(vm);
+}
+
+/* Two results are the same: dtype, shape, bits, or the words of the error. Takes them over; returns how many elements there were. */
+static int64_t same_results(qn_vm *vm, const char *what, qn_value fast, const char *fast_words, qn_value slow) {
+  char slow_words[400];
+  int64_t n = 0;
+  words(vm, slow, slow_words);
+  ck_assert_msg(strcmp(fast_words, slow_words) == 0, "%s: \"%s\", not \"%s\"", what, fast_words, slow_words);
+  if (value_is_error(fast)) return 0;
+  ck_assert_msg(value_tag_of(fast) == value_tag_of(slow), "%s: another kind of value", what);
+  if (value_is(fast, TAG_ARRAY)) {
+    const qn_array *a = value_array(fast), *b = value_array(slow);
+    ck_assert_msg(a->dtype == b->dtype, "%s: %s, not %s", what, dtype_rows[a->dtype].name, dtype_rows[b->dtype].name);
+    ck_assert_msg(shape_equal(a, b) && a->contiguous == b->contiguous, "%s: another shape", what);
+    size_t size = dtype_size((qn_dtype)a->dtype);
+    for (n = 0; n < a->size && a->contiguous; n++)
+      ck_assert_msg(same_number((qn_dtype)a->dtype, array_data(a) + (size_t)n * size, array_data(b) + (size_t)n * size),
+                    "%s: element %lld", what, (long long)n);
+  } else {
+    ck_assert_msg(fast.u.i == slow.u.i || (fast.u.f != fast.u.f && slow.u.f != slow.u.f), "%s: another number", what);
+  }
+  value_release(vm, fast);
+  value_release(vm, slow);
+  return n;
+}
+
+static qn_value any_number(void) {
+  static const double floats[] = {0.5, -2.0, 1e39, 3.0, -0.0, 70000.0};
+  static const int64_t whole[] = {0, 1, 2, 3, -1, 7, 200, 300, 40000, 5000000000};
+  switch (rnd(5)) {
+  case 0: return value_bool(rnd(2) != 0);
+  case 1:
+  case 2: return value_float(floats[rnd(6)]);
+  default: return value_int(whole[rnd(10)]);
+  }
+}
+
+/* Elementwise ops of any dtypes, shapes and strides, with numbers among them: as the rules and kernels give them. */
+START_TEST(tiny_pointwise) {
+  qn_vm *vm = cpu_make(1);
+  int64_t compared = 0, refused = 0;
+  for (int op = 0; op < OP_COUNT; op++) {
+    if (op_rows[op].klass != CLASS_POINTWISE || op == OP_fit) continue;
+    int nin = op_rows[op].arity;
+    for (int round = 0; round < 400; round++) {
+      state = (uint64_t)op * 100003 + (uint64_t)round;
+      qn_value in[3];
+      int64_t shape[ARRAY_MAX_RANK], other[ARRAY_MAX_RANK];
+      int rank = (int)rnd(4);
+      for (int a = 0; a < rank; a++) shape[a] = rnd(8) == 0 ? 1 : rnd(20) == 0 ? 0 : 1 + rnd(5);
+      if (rank && rnd(20) == 0) shape[rnd((uint32_t)rank)] = 300 + rnd(30);
+      qn_dtype one = (qn_dtype)rnd(DTYPE_PUBLIC);
+      for (int i = 0; i < nin; i++) {
+        qn_dtype d = op == OP_where && i == 0 && rnd(4) ? QN_bool : rnd(3) ? one : (qn_dtype)rnd(DTYPE_PUBLIC);
+        if (nin > 1 && rnd(5) == 0) {
+          in[i] = any_number();
+          continue;
+        }
+        memcpy(other, shape, sizeof other);
+        int skip = rnd(4) == 0 ? (int)rnd((uint32_t)rank + 1) : 0;
+        for (int a = 0; a < rank; a++)
+          if (rnd(10) == 0) other[a] = rnd(8) ? 1 : 2;
+        in[i] = any_view(vm, d, rank - skip, other + skip);
+      }
+      op_attr attr = {.dtype = op == OP_cast ? (uint8_t)rnd(DTYPE_PUBLIC) : 0};
+      char what[200], fast_words[400];
+      snprintf(what, sizeof what, "%s, round %d", op_rows[op].name, round);
+      qn_value fast = eager_apply(vm, (op_id)op, in, nin, &attr);
+      words(vm, fast, fast_words);
+      refused += fast_words[0] != 0;
+      compared += same_results(vm, what, fast, fast_words, eager_slow(vm, (op_id)op, in, nin, &attr));
+      for (int i = 0; i < nin; i++) value_release(vm, in[i]);
+    }
+  }
+  ck_assert_int_gt(compared, 100000);
+  ck_assert_int_gt(refused, 1000);
+  cpu_drop(vm);
+}
+END_TEST
+
+/* Reductions and scans of any arrays, along any axes. */
+START_TEST(tiny_along) {
+  qn_vm *vm = cpu_make(1);
+  int64_t compared = 0;
+  for (int op = 0; op < OP_COUNT; op++) {
+    bool scan = op_rows[op].klass == CLASS_SCAN;
+    if (!scan && op_rows[op].klass != CLASS_REDUCE) continue;
+    for (int round = 0; round < 1000; round++) {
+      state = (uint64_t)op * 100003 + (uint64_t)round;
+      int64_t shape[ARRAY_MAX_RANK];
+      int rank = 1 + (int)rnd(4);
+      for (int a = 0; a < rank; a++) shape[a] = rnd(8) == 0 ? 1 : rnd(30) == 0 ? 0 : 1 + rnd(5);
+      if (rnd(4) == 0) shape[rnd((uint32_t)rank)] = 1 + rnd(70);
+      qn_dtype d = op == OP_any || op == OP_all ? QN_bool : (qn_dtype)rnd(DTYPE_PUBLIC);
+      qn_value x = any_view(vm, d, rank, shape);
+      op_attr attr = {.axes = (uint8_t)(1 << rnd((uint32_t)rank)), .keepdims = !scan && rnd(2)};
+      if (!scan) attr.axes |= (uint8_t)rnd(1u << rank);
+      if (scan && rnd(4) == 0) attr.flags = ATTR_REVERSE;
+      char what[200], fast_words[400];
+      snprintf(what, sizeof what, "%s of %s, axes %d of %d, round %d", op_rows[op].name, dtype_rows[d].name, attr.axes,
+               rank, round);
+      qn_value fast = eager_apply(vm, (op_id)op, &x, 1, &attr);
+      words(vm, fast, fast_words);
+      compared += same_results(vm, what, fast, fast_words, eager_slow(vm, (op_id)op, &x, 1, &attr));
+      value_release(vm, x);
+    }
+  }
+  ck_assert_int_gt(compared, 50000);
+  cpu_drop(vm);
+}
+END_TEST
+
 /* The way without a kernel gives what kernels give, of the same dtype and shape, and refuses the same. */
 START_TEST(tiny_reductions) {
   static const op_id ops[] = {OP_sum, OP_prod, OP_max, OP_min, OP_any, OP_all, OP_argmax, OP_argmin};
@@ -748,7 +897,7 @@ START_TEST(tiny_reductions) {
                           "%s of %s, n = %lld, axes %d of %d, result %lld", op_rows[ops[k]].name, dtype_rows[d].name,
                           (long long)n, attr.axes, rank, (long long)i);
           }
-          qn_value mean = ops[k] == OP_sum ? eager_fast_mean(vm, x, &attr) : value_unset();
+          qn_value mean = ops[k] == OP_sum ? eager_mean(vm, x, attr.axes, attr.keepdims) : value_unset();
           if (!value_is(mean, TAG_UNSET)) {
             /* f16 and bf16 are averaged as f32, and the result is rounded */
             bool half = d == QN_f16 || d == QN_bf16;
@@ -785,8 +934,8 @@ END_TEST
 
 int main(void) {
   Suite *s = suite_create("eager");
-  CASE(tcase_create("pointwise"), pointwise);
-  CASE(tcase_create("reductions"), reductions_and_scans, tiny_reductions);
+  CASE(tcase_create("pointwise"), pointwise, tiny_pointwise);
+  CASE(tcase_create("reductions"), reductions_and_scans, tiny_reductions, tiny_along);
   CASE(tcase_create("products"), products);
   CASE(tcase_create("indexing"), indexing, masks);
   CASE(tcase_create("views"), views);
