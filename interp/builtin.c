@@ -203,6 +203,7 @@ static bool parse(qn_vm *vm, builtin_info *info) {
   }
   for (int i = 0; i < info->sig.nparams; i++) {
     if (info->sig.params[i].rest || info->sig.params[i].keyword_only) info->plain = false;
+    if (info->sig.params[i].rest && i < UINT8_MAX) info->rest = (uint8_t)(i + 1);
     info->moves |= info->sig.params[i].move;
   }
   return true;

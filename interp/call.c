@@ -645,23 +645,27 @@ static __attribute__((noinline, cold)) qn_value fail_overflow(qn_vm *vm, const n
 static bool reads_only(const n_call *n);
 static __attribute__((noinline)) bool lay_out(n_call *n, const builtin_info *info, uint32_t extra) {
   enum { MOST = 64 };
-  uint32_t nparams = (uint32_t)info->sig.nparams, next = extra;
-  if (!info->plain || nparams > MOST || extra > nparams) return false;
+  uint32_t nparams = (uint32_t)info->sig.nparams, next = extra, rest = info->rest ? info->rest - 1u : nparams;
+  if ((!info->plain && !info->rest) || nparams > MOST || extra > rest) return false;
   uint64_t given = extra;
+  n->nrest = 0;
   for (uint32_t i = 0; i < n->n; i++) {
     call_arg *a = &n->args[i];
     uint32_t slot = next;
     if (a->spread) return false;
     if (a->keyword)
       for (slot = 0; slot < nparams && !str_equal(info->sig.params[slot].name, a->keyword);) slot++;
+    else if (next == rest)
+      n->nrest++;
     else
       next++;
-    if (slot >= nparams || given >> slot & 1) return false;
+    if (slot >= nparams || (a->keyword ? slot == rest || given >> slot & 1 : slot != rest && given >> slot & 1))
+      return false;
     given |= (uint64_t)1 << slot;
     a->slot = (uint8_t)slot;
   }
   for (uint32_t i = 0; i < nparams; i++)
-    if (!(given >> i & 1) && info->sig.params[i].def.head == TAG_UNSET) return false;
+    if (i != rest && !(given >> i & 1) && info->sig.params[i].def.head == TAG_UNSET) return false;
   n->laid = info;
   n->operation = info->operands ? info : NULL;
   n->reads_only = reads_only(n);
@@ -816,6 +820,30 @@ static __attribute__((noinline)) qn_value call_reading(qn_vm *vm, n_call *n, con
   return __builtin_expect(r.head == TAG_ARRAY, 1) ? r : call_read(vm, n, info, in, r);
 }
 
+/* A list for the arguments of a rest parameter: mostly the one that the last such call has left. */
+static qn_list *rest_list(qn_vm *vm, uint32_t n) {
+  interp *ip = interp_of(vm);
+  qn_list *l = ip->rest;
+  if (n > REST_KEPT) return list_new(vm, n);
+  ip->rest = NULL;
+  if (!l && !(l = list_new(vm, REST_KEPT))) return NULL;
+  l->len = n;
+  return l;
+}
+
+/* Leaves it, if nobody else has it, to the next call. Takes over the list. */
+static void rest_leave(qn_vm *vm, qn_value rest) {
+  interp *ip = interp_of(vm);
+  qn_list *l = value_is(rest, TAG_LIST) ? value_list(rest) : NULL;
+  if (!l || l->head.refs != 1 || ip->rest || l->cap != REST_KEPT) {
+    value_release(vm, rest);
+    return;
+  }
+  for (uint32_t i = 0; i < l->len; i++) value_release(vm, l->items[i]);
+  l->len = 0;
+  ip->rest = l;
+}
+
 /* The call of another builtin by a node that is laid out for it; takes over the receiver (unset: none). */
 static __attribute__((noinline)) qn_value call_laid(qn_vm *vm, n_call *n, const builtin_info *info, qn_value receiver,
                                                     qn_value *fp) {
@@ -828,19 +856,38 @@ static __attribute__((noinline)) qn_value call_laid(qn_vm *vm, n_call *n, const 
   for (uint32_t i = 0; i < nparams; i++) args[i] = value_retain(info->sig.params[i].def);
   if (extra) args[0] = receiver;
   vm->sp = args + nparams;
+  qn_value *rest = info->rest ? &args[info->rest - 1] : NULL;
+  qn_value *items = NULL; /* of the rest parameter */
+  if (rest) {
+    qn_list *l = rest_list(vm, n->nrest);
+    if (!l) {
+      vm_pop_to(vm, args);
+      return fail_overflow(vm, n);
+    }
+    *rest = value_obj(TAG_LIST, l);
+    items = l->items;
+    for (uint32_t i = 0; i < n->nrest; i++) items[i] = value_nil();
+  }
   for (uint32_t i = 0; i < n->n; i++) {
     qn_value v = argument(vm, n->args[i].value, fp);
     if (value_stops(v)) {
       vm_pop_to(vm, args);
       return v;
     }
-    slot_set(vm, &args[n->args[i].slot], v);
+    if (rest == &args[n->args[i].slot])
+      *items++ = v;
+    else
+      slot_set(vm, &args[n->args[i].slot], v);
   }
   if (n->moved && info->moves && info->sig.params[n->moved_arg].move) lent = lend(vm, n, fp, args[n->moved_arg]);
   qn_value r = run_builtin(vm, info, args, n->h.at);
   if (__builtin_expect(value_is_error(r), 0)) {
     if (lent) *lent = value_retain(args[n->moved_arg]);
     note_laid(vm, n, args, extra);
+  }
+  if (rest) {
+    rest_leave(vm, *rest);
+    *rest = value_nil();
   }
   vm_pop_to(vm, args);
   return r;
@@ -914,8 +961,8 @@ static __attribute__((noinline)) qn_value call_named_builtin(qn_vm *vm, n_call *
   const interp *ip = interp_of(vm);
   const builtin_info *info = fn->code;
   bool row = fn->head.flags == FN_BUILTIN && (uintptr_t)info - (uintptr_t)ip->builtins < ip->nbuiltins * sizeof *info;
-  return (n->h.flag & CALL_MIXED) || (row && info->operands) ? call_to_lay_out(vm, n, fn, fp)
-                                                             : call_positional(vm, n, fn, fp);
+  return (n->h.flag & CALL_MIXED) || (row && (info->operands || info->rest)) ? call_to_lay_out(vm, n, fn, fp)
+                                                                             : call_positional(vm, n, fn, fp);
 }
 
 static __attribute__((noinline)) qn_value call_global(qn_vm *vm, n_call *n, qn_value f, qn_value *fp) {

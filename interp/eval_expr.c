@@ -291,6 +291,19 @@ static __attribute__((cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_s
 static qn_value array_field(qn_vm *vm, qn_value v, const qn_str *name, span mark) {
   const qn_array *a = value_array(v);
   const char *s = name->text;
+  if (s[0] == 'T' && s[1] == 0) {
+    if (a->rank > 2)
+      return raise(vm, E_rank, mark, "T is for arrays of rank 2 or less; permute or transpose names the axes");
+    if (a->rank < 2) return value_retain(v);
+    if (!vm->rec && !array_pending(a)) {
+      int64_t shape[2] = {a->shape[1], a->shape[0]}, strides[2] = {a->strides[1], a->strides[0]};
+      qn_array *turned = array_view(vm, a, (qn_dtype)a->dtype, 2, shape, strides, a->offset);
+      return turned ? value_obj(TAG_ARRAY, turned) : value_error();
+    }
+    op_attr attr = {.n = 2, .d = {1, 0}};
+    if (vm->rec) rec_at(vm, mark);
+    return op_apply(vm, OP_permute, &v, 1, &attr);
+  }
   if (strcmp(s, "shape") == 0) {
     qn_list *l = list_new(vm, a->rank);
     if (!l) return value_error();
@@ -301,14 +314,6 @@ static qn_value array_field(qn_vm *vm, qn_value v, const qn_str *name, span mark
   if (strcmp(s, "rank") == 0) return value_int(a->rank);
   if (strcmp(s, "size") == 0) return value_int(a->size);
   if (strcmp(s, "device") == 0) return value_device(a->device);
-  if (strcmp(s, "T") == 0) {
-    if (a->rank > 2)
-      return raise(vm, E_rank, mark, "T is for arrays of rank 2 or less; permute or transpose names the axes");
-    if (a->rank < 2) return value_retain(v);
-    op_attr attr = {.n = 2, .d = {1, 0}};
-    if (vm->rec) rec_at(vm, mark);
-    return op_apply(vm, OP_permute, &v, 1, &attr);
-  }
   return no_field(vm, v, name, mark);
 }
 

@@ -156,7 +156,7 @@ typedef struct n_call {
   const struct builtin_info *laid;      /* the builtin for whose parameters the arguments' slots hold; NULL: none yet */
   const struct builtin_info *operation; /* the same, if it is an op; else NULL */
   bool reads_only;                      /* and whether its arguments are variables and constants */
-  uint32_t n;
+  uint32_t n, nrest;                    /* of the arguments laid out, how many the rest parameter takes */
   call_arg args[];
 } n_call;
 

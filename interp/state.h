@@ -140,8 +140,9 @@ typedef struct builtin_info {
   builtin_def def;
   signature sig;
   bool parsed;
-  bool plain; /* no rest and no keyword-only parameter: positional arguments fill the row */
-  bool moves; /* a parameter takes a value over to change it */
+  bool plain;   /* no rest and no keyword-only parameter: positional arguments fill the row */
+  bool moves;   /* a parameter takes a value over to change it */
+  uint8_t rest; /* 1 + the number of the rest parameter; 0: there is none */
   /* Where the builtin is an op on its first arguments, the others left out: how many these are (else 0), and the op. A pointwise op
    * takes numbers, too; a reduction over all axes is meant for an array only, whatever else the builtin of its name takes. */
   uint8_t operands, op;
@@ -153,6 +154,7 @@ typedef struct builtin_info {
   uint32_t operand_tags; /* the kinds of values that this holds for: bits 1 << tag */
 } builtin_info;
 
+enum { REST_KEPT = 8 };
 typedef struct interp {
   scope *scopes; /* all */
   scope *builtin, *main;
@@ -163,8 +165,9 @@ typedef struct interp {
   char (*signatures)[96]; /* of the op functions */
   qn_str *lambda;         /* what functions without a name are called in messages: "fn" */
   qn_value returned;      /* what `return` carries while its signal travels */
-  span calling;           /* place of the innermost builtin that calls functions */
-  span error_place;       /* of the call that an error passed last: where the next frame of its trace lies */
+  qn_list *rest; /* an empty list with room for REST_KEPT items, for the next call of a builtin with a rest parameter */
+  span calling;  /* place of the innermost builtin that calls functions */
+  span error_place; /* of the call that an error passed last: where the next frame of its trace lies */
   uint32_t
       refused;   /* 1 + the number of the argument that the signature of the called function has just refused, or 0 */
   bool rethrown; /* the pending error came with a trace that has the current function's frame already */

@@ -320,19 +320,47 @@ qn_array *array_new_like(qn_vm *vm, qn_dtype dtype, const qn_array *x) {
   return a;
 }
 
-qn_array *array_view(qn_vm *vm, const qn_array *base, qn_dtype dtype, int rank, const int64_t *shape,
-                     const int64_t *strides, int64_t offset) {
+/* Empty, or impossible. */
+static __attribute__((noinline)) qn_array *unusual_view(qn_vm *vm, const qn_array *base, qn_dtype dtype, int rank,
+                                                        const int64_t *shape, int64_t offset) {
   qn_array *a = new_header(vm, dtype, rank, shape);
   if (!a) return NULL;
-  bool contiguous = true;
-  for (int i = 0; i < rank; i++) contiguous &= strides[i] == a->strides[i] || shape[i] == 1;
-  /* A contiguous view keeps the strides of its shape, also along axes of size 1, where any would do. */
-  if (!contiguous && a->size > 0) {
-    a->contiguous = false;
-    for (int i = 0; i < rank; i++) a->strides[i] = strides[i];
-  }
   a->offset = offset;
   a->device = base->device;
+  a->storage = storage_retain(base->storage);
+  return a;
+}
+
+qn_array *array_view(qn_vm *vm, const qn_array *base, qn_dtype dtype, int rank, const int64_t *shape,
+                     const int64_t *strides, int64_t offset) {
+  if (__builtin_expect((unsigned)rank > ARRAY_MAX_RANK, 0)) return unusual_view(vm, base, dtype, rank, shape, offset);
+  qn_array *a = list_take(lists_of(vm), &lists_of(vm)->small[HEADER_CLASS], HEADER_CLASS * SMALL_STEP);
+  if (__builtin_expect(!a, 0) && !(a = mem_alloc(vm, sizeof *a))) return NULL;
+  int64_t size = 1, least = 1;
+  bool gaps = false, odd = false, over = false;
+  for (int i = rank - 1; i >= 0; i--) {
+    int64_t n = shape[i], s = strides[i];
+    a->shape[i] = n;
+    a->strides[i] = s;
+    gaps |= s != size && n != 1;
+    odd |= s != size;
+    least = n < least ? n : least;
+    over |= __builtin_mul_overflow(size, n, &size);
+  }
+  if (__builtin_expect(over | (least <= 0) | (size > ARRAY_MAX_ELEMENTS), 0)) {
+    mem_free(vm, a, sizeof *a);
+    return unusual_view(vm, base, dtype, rank, shape, offset);
+  }
+  /* A contiguous view keeps the strides of its shape, also along axes of size 1, where any would do. */
+  if (odd && !gaps) shape_strides(rank, shape, a->strides);
+  a->head = (obj_head){.refs = 1, .tag = TAG_ARRAY};
+  a->dtype = (uint8_t)dtype;
+  a->rank = (uint8_t)rank;
+  a->device = base->device;
+  a->contiguous = !gaps;
+  a->node = 0;
+  a->size = size;
+  a->offset = offset;
   a->storage = storage_retain(base->storage);
   return a;
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "interp/index.h"
+#include "jit/cpu/eager.h"
 
 /* ---- arguments ------------------------------------------------------------------------------------------------ */
 
@@ -205,6 +206,11 @@ static op_attr shape_attr(int rank, const int64_t *shape) {
   return attr;
 }
 
+static __attribute__((noinline)) qn_value shape_op(qn_vm *vm, op_id op, qn_value x, int rank, const int64_t *shape) {
+  op_attr attr = shape_attr(rank, shape);
+  return op1(vm, op, x, &attr);
+}
+
 static bool has_shape(qn_value x, int rank, const int64_t *shape) {
   if (!is_array(x) || value_array(x)->rank != rank) return false;
   for (int i = 0; i < rank; i++)
@@ -214,8 +220,8 @@ static bool has_shape(qn_value x, int rank, const int64_t *shape) {
 
 qn_value to_shape(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
   if (has_shape(x, rank, shape)) return value_retain(x);
-  op_attr attr = shape_attr(rank, shape);
-  return op1(vm, OP_reshape, x, &attr);
+  qn_value now = vm->rec || !is_array(x) ? value_unset() : eager_reshape(vm, value_array(x), rank, shape);
+  return value_is(now, TAG_UNSET) ? shape_op(vm, OP_reshape, x, rank, shape) : now;
 }
 
 qn_value use_shape(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
@@ -227,8 +233,8 @@ qn_value use_shape(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
 
 qn_value to_broadcast(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
   if (has_shape(x, rank, shape)) return value_retain(x);
-  op_attr attr = shape_attr(rank, shape);
-  return op1(vm, OP_broadcast, x, &attr);
+  qn_value now = vm->rec || !is_array(x) ? value_unset() : eager_broadcast(vm, value_array(x), rank, shape);
+  return value_is(now, TAG_UNSET) ? shape_op(vm, OP_broadcast, x, rank, shape) : now;
 }
 
 qn_value use_broadcast(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
@@ -328,9 +334,13 @@ qn_value stack_values(qn_vm *vm, const char *fn, const qn_value *items, uint32_t
   if (rank == ARRAY_MAX_RANK)
     return raise(vm, E_rank, SPAN_NONE, "%s: an array has at most %d axes", fn, ARRAY_MAX_RANK);
   if (!axis_of(vm, fn, axis, rank + 1, &at)) return value_error();
+  if (dtype == QN_DTYPE_COUNT) dtype = common_dtype(items, n);
+  if (!vm->rec && n <= INT32_MAX) {
+    qn_value now = eager_stack(vm, items, (int)n, at, dtype);
+    if (!value_is(now, TAG_UNSET)) return now;
+  }
   int64_t shape[ARRAY_MAX_RANK];
   for (int i = 0; i <= rank; i++) shape[i] = i == at ? 1 : first->shape[i < at ? i : i - 1];
-  if (dtype == QN_DTYPE_COUNT) dtype = common_dtype(items, n);
   qn_value *parts = mem_alloc(vm, n * sizeof *parts);
   if (!parts) return value_error();
   qn_value out = value_nil();

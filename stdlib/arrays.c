@@ -2,10 +2,15 @@
  * everything can be recorded. Outside recordings they are stored at once: what does not fit memory is an error here. */
 #include <math.h>
 
+#include "jit/cpu/eager.h"
 #include "stdlib/builtins.h"
 
 /* One value in every element. Borrows. */
 static qn_value filled(qn_vm *vm, qn_value v, qn_dtype dtype, int rank, const int64_t *shape) {
+  if (!vm->rec) {
+    qn_value now = eager_full(vm, v, dtype, rank, shape);
+    if (!value_is(now, TAG_UNSET)) return now;
+  }
   qn_value wide = use_broadcast(vm, to_dtype(vm, v, dtype), rank, shape);
   if (vm->rec || value_is_error(wide)) return wide;
   qn_array *stored = array_contiguous(vm, value_array(wide));
@@ -51,6 +56,7 @@ static qn_value constant_like(qn_vm *vm, const char *fn, const qn_value *args, i
 qn_value builtin_zeros_like(qn_vm *vm, const qn_value *args) { return constant_like(vm, "zeros_like", args, 0); }
 qn_value builtin_ones_like(qn_vm *vm, const qn_value *args) { return constant_like(vm, "ones_like", args, 1); }
 
+enum { EYE_SMALL = 128 }; /* rows and columns that are stored without ops */
 qn_value builtin_eye(qn_vm *vm, const qn_value *args) {
   int64_t n, m;
   qn_dtype dtype;
@@ -60,7 +66,17 @@ qn_value builtin_eye(qn_vm *vm, const qn_value *args) {
     return value_error();
   if (!arg_dtype(vm, "eye", args[2], QN_f32, &dtype)) return value_error();
   if (n < 0 || m < 0) return raise(vm, E_shape, SPAN_NONE, "eye: size %lld is negative", (long long)(n < 0 ? n : m));
-  int64_t rows[2] = {n, 1}, columns[2] = {1, m};
+  int64_t rows[2] = {n, 1}, columns[2] = {1, m}, shape[2] = {n, m};
+  if (!vm->rec && n <= EYE_SMALL && m <= EYE_SMALL) {
+    qn_value now = eager_full(vm, value_bool(false), dtype, 2, shape);
+    if (value_is_error(now)) return now;
+    if (!value_is(now, TAG_UNSET)) {
+      size_t each = dtype_size(dtype);
+      char *to = array_data(value_array(now));
+      for (int64_t i = 0; i < n && i < m; i++) dtype_store(dtype, to + (size_t)(i * m + i) * each, value_bool(true));
+      return now;
+    }
+  }
   qn_value same = use2(vm, OP_eq, iota(vm, QN_i64, 2, rows, 0), iota(vm, QN_i64, 2, columns, 1), NULL);
   return use_dtype(vm, same, dtype);
 }
@@ -96,7 +112,9 @@ qn_value builtin_arange(qn_vm *vm, const qn_value *args) {
     if (step.u.i == 0) return raise(vm, E_argument, SPAN_NONE, "arange: the step is 0");
     int64_t n = int_steps(start.u.i, stop.u.i, step.u.i);
     if (n < 0) return too_many(vm, "arange");
-    qn_value out = iota(vm, QN_i64, 1, &n, 0);
+    qn_value out = vm->rec ? value_unset() : eager_steps(vm, n, start.u.i, step.u.i);
+    if (!value_is(out, TAG_UNSET)) return use_dtype(vm, out, dtype);
+    out = iota(vm, QN_i64, 1, &n, 0);
     if (step.u.i != 1) out = use2(vm, OP_mul, out, step, NULL);
     if (start.u.i != 0) out = use2(vm, OP_add, out, start, NULL);
     return use_dtype(vm, out, dtype);

@@ -47,6 +47,13 @@ struct eager_kept *eager_keeps(qn_vm *vm);
 QN_MUST_CHECK qn_value eager_view(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
 QN_MUST_CHECK qn_array *eager_run_view(qn_vm *vm, op_id op, qn_array *const *in, int nin, const op_attr *attr,
                                        const graph_type *t);
+/* What builtins make, outside of recordings, without an op. Unset: an op is to say or do it.
+ * An array in another shape, and broadcast to one. */
+QN_MUST_CHECK qn_value eager_reshape(qn_vm *vm, qn_array *a, int rank, const int64_t *shape);
+QN_MUST_CHECK qn_value eager_broadcast(qn_vm *vm, qn_array *a, int rank, const int64_t *shape);
+/* A number in every element; n integers from the first on. */
+QN_MUST_CHECK qn_value eager_full(qn_vm *vm, qn_value v, qn_dtype dtype, int rank, const int64_t *shape);
+QN_MUST_CHECK qn_value eager_steps(qn_vm *vm, int64_t n, int64_t first, int64_t step);
 /* Arrays of one shape, and host numbers if these have rank 0, behind one another along a new axis, outside of recordings; n > 0.
  * Unset: somewhat is to be asked (dtypes or shapes that differ, numbers that do not fit), or it is not small. */
 QN_MUST_CHECK qn_value eager_stack(qn_vm *vm, const qn_value *in, int nin, int axis, qn_dtype dtype);

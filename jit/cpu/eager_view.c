@@ -56,6 +56,10 @@ static qn_array *view_window(qn_vm *vm, const qn_array *a, const op_attr *attr, 
 
 static qn_array *view_reshape(qn_vm *vm, qn_array *a, int rank, const int64_t *shape) {
   int64_t strides[ARRAY_MAX_RANK];
+  if (a->contiguous) {
+    for (int64_t i = rank - 1, size = 1; i >= 0; size *= shape[i--]) strides[i] = size;
+    return array_view(vm, a, (qn_dtype)a->dtype, rank, shape, strides, a->offset);
+  }
   if (shape_reshape_strides(a, rank, shape, strides))
     return array_view(vm, a, (qn_dtype)a->dtype, rank, shape, strides, a->offset);
   qn_array *flat = array_contiguous(vm, a);
@@ -140,25 +144,24 @@ qn_array *eager_run_view(qn_vm *vm, op_id op, qn_array *const *in, int nin, cons
 
 /* ---- without rules: maps ------------------------------------------------------------------------------------------------ */
 
-static inline qn_value reshape(qn_vm *vm, qn_array *a, const op_attr *attr) {
+qn_value eager_reshape(qn_vm *vm, qn_array *a, int rank, const int64_t *shape) {
   int64_t size = 1;
-  if (attr->n > ARRAY_MAX_RANK) return value_unset();
-  for (int i = 0; i < attr->n; i++)
-    if (attr->d[i] <= 0 || __builtin_mul_overflow(size, attr->d[i], &size)) return value_unset();
-  if (size != a->size) return value_unset();
-  return as_value(view_reshape(vm, a, attr->n, attr->d));
+  if (rank > ARRAY_MAX_RANK || !a->storage) return value_unset();
+  for (int i = 0; i < rank; i++)
+    if (shape[i] <= 0 || __builtin_mul_overflow(size, shape[i], &size)) return value_unset();
+  return size == a->size ? as_value(view_reshape(vm, a, rank, shape)) : value_unset();
 }
 
-static inline qn_value broadcast(qn_vm *vm, const qn_array *a, const op_attr *attr) {
-  int rank = attr->n, lead = rank - a->rank;
+qn_value eager_broadcast(qn_vm *vm, qn_array *a, int rank, const int64_t *shape) {
+  int lead = rank - a->rank;
   int64_t size = 1;
-  if (rank > ARRAY_MAX_RANK || lead < 0) return value_unset();
+  if (rank > ARRAY_MAX_RANK || lead < 0 || !a->storage) return value_unset();
   for (int k = 0; k < rank; k++) {
-    int64_t n = attr->d[k];
+    int64_t n = shape[k];
     if (k >= lead && a->shape[k - lead] != n && a->shape[k - lead] != 1) return value_unset();
     if (n <= 0 || __builtin_mul_overflow(size, n, &size) || size > ARRAY_MAX_ELEMENTS) return value_unset();
   }
-  return as_value(view_broadcast(vm, a, rank, attr->d));
+  return as_value(view_broadcast(vm, a, rank, shape));
 }
 
 static inline qn_value permute(qn_vm *vm, const qn_array *a, const op_attr *attr) {
@@ -392,8 +395,8 @@ static inline __attribute__((always_inline)) qn_value view(qn_vm *vm, op_id op, 
   if (!a->storage) return value_unset();
   if (nin == 1) {
     switch (op) {
-    case OP_reshape: return reshape(vm, a, attr);
-    case OP_broadcast: return broadcast(vm, a, attr);
+    case OP_reshape: return eager_reshape(vm, a, attr->n, attr->d);
+    case OP_broadcast: return eager_broadcast(vm, a, attr->n, attr->d);
     case OP_permute: return permute(vm, a, attr);
     case OP_slice: return slice_fits(a, attr) ? as_value(view_slice(vm, a, attr)) : value_unset();
     case OP_concat: return concat(vm, in, nin, attr);
@@ -441,5 +444,24 @@ qn_value eager_stack(qn_vm *vm, const qn_value *in, int nin, int axis, qn_dtype 
     else
       dtype_store(dtype, array_data(out) + (size_t)i * dtype_size(dtype), in[i]);
   }
+  return value_obj(TAG_ARRAY, out);
+}
+
+qn_value eager_full(qn_vm *vm, qn_value v, qn_dtype dtype, int rank, const int64_t *shape) {
+  _Alignas(8) char cell[8];
+  if (vm->device || !cell_of(v, dtype, cell)) return value_unset();
+  const vm_loops *l = cpu_loops(vm);
+  qn_array *out = l ? array_new(vm, dtype, rank, shape) : NULL;
+  if (!out) return value_error();
+  if (out->size) l->fill[vm_size_class(dtype_size(dtype))](array_data(out), cell, NULL, NULL, 0, out->size);
+  return value_obj(TAG_ARRAY, out);
+}
+
+qn_value eager_steps(qn_vm *vm, int64_t n, int64_t first, int64_t step) {
+  if (vm->device || !small(vm, n)) return value_unset();
+  const vm_loops *l = cpu_loops(vm);
+  qn_array *out = l ? array_new(vm, QN_i64, 1, &n) : NULL;
+  if (!out) return value_error();
+  l->iota[QN_i64](array_data(out), &first, &step, NULL, 0, n);
   return value_obj(TAG_ARRAY, out);
 }
