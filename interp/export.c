@@ -276,6 +276,7 @@ static int64_t size_of(export *x, const sig_dim *d) {
 static bool is_known(export *x, const type_sig *sig) {
   bool known = true;
   switch ((sig_kind)sig->kind) {
+  case SIG_NUMBER:
   case SIG_DTYPE: return false;
   case SIG_HOST: return sig->tag == TAG_FLOAT;
   case SIG_ARRAY:
@@ -293,6 +294,7 @@ static bool is_known(export *x, const type_sig *sig) {
 static bool is_named(const type_sig *sig) {
   bool named = true;
   switch ((sig_kind)sig->kind) {
+  case SIG_NUMBER:
   case SIG_DTYPE: return false;
   case SIG_HOST: return sig->tag == TAG_FLOAT;
   case SIG_ARRAY:
@@ -368,6 +370,7 @@ static void text_example(export *x, const type_sig *sig, text_buf *t) {
   static const char *const hosts[] = {[TAG_INT] = "8", [TAG_FLOAT] = "1.0", [TAG_BOOL] = "true"};
   bool dtyped = sig && sig->dtype >= 0 && sig->dtype != QN_f32;
   switch (sig ? (sig_kind)sig->kind : SIG_DTYPE) {
+  case SIG_NUMBER:
   case SIG_DTYPE:
     text_adds(t, "zeros(8, 8");
     if (dtyped) text_addf(t, ", dtype: %s", dtype_rows[sig->dtype].name);
