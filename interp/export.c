@@ -367,7 +367,7 @@ enum { SOME_SIZE = 8 };
 
 /* An expression that the signature allows. */
 static void text_example(export *x, const type_sig *sig, text_buf *t) {
-  static const char *const hosts[] = {[TAG_INT] = "8", [TAG_FLOAT] = "1.0", [TAG_BOOL] = "true"};
+  static const char *const hosts[] = {[TAG_INT] = "8", [TAG_FLOAT] = "1.0", [TAG_BOOL] = "true", [TAG_DTYPE] = "f32"};
   bool dtyped = sig && sig->dtype >= 0 && sig->dtype != QN_f32;
   switch (sig ? (sig_kind)sig->kind : SIG_DTYPE) {
   case SIG_NUMBER:

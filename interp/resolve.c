@@ -647,6 +647,7 @@ static type_sig *type_of(resolver *r, shape_names *s, const ast_node *n) {
     }
     if (strcmp(n->u.s->text, "number") == 0) {
       t->kind = SIG_NUMBER;
+      t->dtype = -1;
       return t;
     }
     t->kind = SIG_DTYPE;
