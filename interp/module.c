@@ -269,7 +269,11 @@ qn_value run_text(qn_vm *vm, scope *s, uint32_t source, bool prompt, bool *incom
   }
   unit *u = resolve_unit(vm, s, tree, prompt);
   ast_free(vm, tree);
-  return u ? run_unit(vm, u) : value_error();
+  qn_value r = u ? run_unit(vm, u) : value_error();
+  if (prompt && u && value_is_error(r)) /* what an input that failed did not come to is not defined */
+    for (uint32_t i = 0; i < s->n; i++)
+      if (s->cells[i]->unit == u->number && s->cells[i]->value.head == TAG_UNSET) s->cells[i]->declared = false;
+  return r;
 }
 
 /* ---- imports --------------------------------------------------------------------------------------------------------------------- */

@@ -261,9 +261,10 @@ static bool pend(resolver *r, const n_global *n) {
 
 /* The variables seen here whose names are much like one that nothing defines, or NULL. */
 static const char *const *near_variables(resolver *r, const qn_str *name) {
-  enum { MOST = 8 };
+  enum { MOST = 8, ASKED_MAX = 100 }; /* beyond, messages are less helpful */
   const char *found[MOST];
   size_t n = 0;
+  if (r->nasked++ >= ASKED_MAX) return NULL;
   for (const function *f = r->fn; f; f = f->outer)
     for (uint32_t i = f->nvars; i > 0 && n < MOST; i--) {
       text_buf t;

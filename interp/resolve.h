@@ -75,6 +75,7 @@ typedef struct resolver {
   uint32_t npending, pending_cap;
   ended_name *ended; /* for messages: the names of blocks that have ended */
   uint32_t nended, ended_cap;
+  uint32_t nasked; /* names that nothing defines, so far */
 } resolver;
 
 static inline bool at_top(const resolver *r) { return !r->fn->outer; }

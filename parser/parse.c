@@ -294,6 +294,8 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
   case T_DOTDOT:
     if (after) return *id = E_syntax, "ranges do not chain; a range with steps is range(a, b, step)";
     if (before && in == BRACKET_SQUARE && accepts(p, T_COLON)) return "a slice is written x[:5]";
+    if (accepts(p, T_NAME) && accepts(p, T_STRING) && !before)
+      return "a record's type names the fields that must be there; it may have others, too";
     if (accepts(p, T_NAME) && !before) return "a pattern names every item; the rest of a list is xs[1:]";
     break;
   case T_RP:

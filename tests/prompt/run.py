@@ -1022,6 +1022,9 @@ def case_errors_go_on(place):
         p.wait(lambda: p.line() == "qn>", "the prompt")
         p.type(ctrl("l"))
         p.answer("a", "1")
+    p.type('let never = a + "x"\r')
+    p.type("never\r")
+    p.wait(lambda: any("'never' is not defined" in r for r in p.screen.lines()), "what failed defined nothing")
     ends_well(p)
 
 
