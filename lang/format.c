@@ -39,8 +39,10 @@ typedef struct format {
   int width;
   int64_t max_items;
   int depth, max_depth;
-  int device;   /* of the array that is being written */
-  bool repr;    /* arrays as literals, everything in full */
+  int device;     /* of the array that is being written */
+  bool repr;      /* arrays as literals, everything in full */
+  qn_value whole; /* repr: what is written; `seen`: places of it so far */
+  uint64_t seen;
   size_t line;  /* where the current line begins in `out` */
   size_t limit; /* an attempt to write on one line gives up beyond this length of `out` ... */
   bool no_fit;  /* ... or when it meets what needs lines of its own */
@@ -679,7 +681,7 @@ static bool repr_value(format *f, qn_value v);
 static bool repr_items(format *f, const qn_value *items, uint32_t n, const qn_record *names) {
   if (vm_poll(f->vm)) return false;
   for (uint32_t i = 0; i < n && !full(f); i++) {
-    if (vm_poll_item(f->vm, i)) return false;
+    if (f->repr ? !tree_place(f->vm, f->whole, &f->seen) : vm_poll_item(f->vm, i)) return false;
     if (i) text_adds(f->out, ", ");
     if (names) field_name(f->out, record_name(names, i));
     if (!repr_value(f, items[i])) return false;
@@ -737,6 +739,7 @@ bool format_repr(qn_vm *vm, qn_value v, text_buf *out) {
               .max_items = INT64_MAX,
               .max_depth = REPR_DEPTH,
               .repr = true,
+              .whole = v,
               .limit = SIZE_MAX,
               .most = SIZE_MAX};
   return repr_value(&f, v);

@@ -15,6 +15,8 @@ struct tree_walk {
   qn_vm *vm;
   tree_level *levels;
   uint32_t n, cap;
+  uint64_t seen; /* places */
+  shared_parts parts;
   text_buf path;
 };
 
@@ -34,6 +36,7 @@ static void walk_init(tree_walk *w, qn_vm *vm) {
 static void walk_free(tree_walk *w) {
   mem_free(w->vm, w->levels, w->cap * sizeof *w->levels);
   text_free(&w->path);
+  shared_free(w->vm, &w->parts);
 }
 
 static bool walk_push(tree_walk *w, qn_value from, qn_value to) {
@@ -79,7 +82,26 @@ static bool path_item(tree_walk *w, const tree_level *l, uint32_t i) {
   return !t->failed;
 }
 
-bool tree_each(qn_vm *vm, qn_value tree, bool (*leaf)(void *ctx, const char *path, qn_value v), void *ctx) {
+/* The next place. In a walk over parts, a container that has been entered before at this length of the walk is not `anew`, and
+ * *made the place of what was made of it; else *made is NULL unless the container is remembered from now on. */
+static bool walk_step(tree_walk *w, qn_value tree, qn_value v, bool parts, bool *anew, qn_value **made) {
+  *anew = true;
+  *made = NULL;
+  if (!parts) return tree_place(w->vm, tree, &w->seen);
+  if (vm_poll(w->vm)) return false;
+  if (w->seen < PLACES_LOOK) {
+    w->seen++;
+  } else if (is_container(v) && !value_unique(v)) {
+    bool before;
+    *made = shared_made(w->vm, &w->parts, v, &before);
+    *anew = !before;
+    return *made != NULL;
+  }
+  return true;
+}
+
+static bool each(qn_vm *vm, qn_value tree, bool parts, bool (*leaf)(void *ctx, const char *path, qn_value v),
+                 void *ctx) {
   if (!is_container(tree)) return leaf(ctx, "", tree);
   tree_walk w;
   walk_init(&w, vm);
@@ -91,12 +113,21 @@ bool tree_each(qn_vm *vm, qn_value tree, bool (*leaf)(void *ctx, const char *pat
       continue;
     }
     uint32_t i = l->i++;
-    qn_value v = container_items(l->from)[i];
-    ok = path_item(&w, l, i) && !vm_poll(vm) &&
-         (is_container(v) ? walk_push(&w, v, value_unset()) : leaf(ctx, w.path.text, v));
+    qn_value v = container_items(l->from)[i], *made;
+    bool anew;
+    ok = walk_step(&w, tree, v, parts, &anew, &made) && path_item(&w, l, i);
+    if (ok && anew) ok = is_container(v) ? walk_push(&w, v, value_unset()) : leaf(ctx, w.path.text, v);
   }
   walk_free(&w);
   return ok;
+}
+
+bool tree_each(qn_vm *vm, qn_value tree, bool (*leaf)(void *ctx, const char *path, qn_value v), void *ctx) {
+  return each(vm, tree, false, leaf, ctx);
+}
+
+bool tree_each_part(qn_vm *vm, qn_value tree, bool (*leaf)(void *ctx, const char *path, qn_value v), void *ctx) {
+  return each(vm, tree, true, leaf, ctx);
 }
 
 /* An empty copy of a container: the same length or names, nil items. */
@@ -109,7 +140,8 @@ static qn_value container_like(qn_vm *vm, qn_value v) {
   return r ? value_obj(TAG_RECORD, r) : value_error();
 }
 
-qn_value tree_rebuild(qn_vm *vm, qn_value tree, qn_value (*leaf)(void *ctx, const char *path, qn_value v), void *ctx) {
+static qn_value rebuild(qn_vm *vm, qn_value tree, bool parts, qn_value (*leaf)(void *ctx, const char *path, qn_value v),
+                        void *ctx) {
   if (!is_container(tree)) return leaf(ctx, "", tree);
   qn_value root = container_like(vm, tree);
   if (value_is_error(root)) return root;
@@ -123,18 +155,33 @@ qn_value tree_rebuild(qn_vm *vm, qn_value tree, qn_value (*leaf)(void *ctx, cons
       continue;
     }
     uint32_t i = l->i++;
-    qn_value v = container_items(l->from)[i];
+    qn_value v = container_items(l->from)[i], *known;
     qn_value *slot = &container_items(l->to)[i];
-    ok = path_item(&w, l, i) && !vm_poll(vm);
+    bool anew;
+    ok = walk_step(&w, tree, v, parts, &anew, &known) && path_item(&w, l, i);
     if (!ok) break;
+    if (!anew) {
+      *slot = value_retain(*known);
+      continue;
+    }
     qn_value made = is_container(v) ? container_like(vm, v) : leaf(ctx, w.path.text, v);
     ok = !value_is_error(made);
     if (!ok) break;
     *slot = made;
+    if (known) *known = made;
     if (is_container(v)) ok = walk_push(&w, v, made);
   }
   walk_free(&w);
   if (ok) return root;
   value_release(vm, root);
   return value_error();
+}
+
+qn_value tree_rebuild(qn_vm *vm, qn_value tree, qn_value (*leaf)(void *ctx, const char *path, qn_value v), void *ctx) {
+  return rebuild(vm, tree, false, leaf, ctx);
+}
+
+qn_value tree_rebuild_parts(qn_vm *vm, qn_value tree, qn_value (*leaf)(void *ctx, const char *path, qn_value v),
+                            void *ctx) {
+  return rebuild(vm, tree, true, leaf, ctx);
 }

@@ -177,9 +177,17 @@ typedef struct equal_pair {
 typedef struct equal_walk {
   equal_pair *pairs;
   uint32_t n, cap;
+  uint32_t seen; /* pairs of containers; from PLACES_LOOK on what has been compared is remembered */
+  shared_parts parts;
 } equal_walk;
 
 static bool equal_push(qn_vm *vm, equal_walk *w, qn_value a, qn_value b, uint32_t n) {
+  if (w->seen < PLACES_LOOK) {
+    w->seen++;
+  } else {
+    if (shared_equal(&w->parts, a, b)) return true;
+    if (!shared_join(vm, &w->parts, a, b)) return false;
+  }
   if (!mem_grow(vm, (void **)&w->pairs, &w->cap, (size_t)w->n + 1, sizeof *w->pairs)) return false;
   w->pairs[w->n++] = (equal_pair){a, b, 0, n};
   return true;
@@ -235,6 +243,7 @@ int value_equal(qn_vm *vm, qn_value a, qn_value b) {
     }
   }
   mem_free(vm, w.pairs, w.cap * sizeof *w.pairs);
+  if (w.parts.nslots) shared_free(vm, &w.parts);
   return equal;
 }
 

@@ -312,5 +312,37 @@ QN_MUST_CHECK bool tree_each(qn_vm *vm, qn_value tree, bool (*leaf)(void *ctx, c
  * stops the walk). */
 QN_MUST_CHECK qn_value tree_rebuild(qn_vm *vm, qn_value tree, qn_value (*leaf)(void *ctx, const char *path, qn_value v),
                                     void *ctx);
+/* The same where only the value that `leaf` gets matters, not its place: a part that a tree holds many times over is visited
+ * once, or a few times, and what is made of it shared as it was. Both take trees that tree_each and tree_rebuild refuse (E605). */
+QN_MUST_CHECK bool tree_each_part(qn_vm *vm, qn_value tree, bool (*leaf)(void *ctx, const char *path, qn_value v),
+                                  void *ctx);
+QN_MUST_CHECK qn_value tree_rebuild_parts(qn_vm *vm, qn_value tree,
+                                          qn_value (*leaf)(void *ctx, const char *path, qn_value v), void *ctx);
+
+/* ---- parts that are shared (shared.c) -------------------------------------------------------------------------------------- */
+
+/* Containers of a walk that have other owners: a tree that holds them many times over has more places than anyone can visit. Starts
+ * as zeros. */
+typedef struct shared_parts {
+  struct shared_part *parts;
+  uint32_t n, cap;
+  uint32_t *slots; /* number + 1 of a part, 0: empty */
+  uint32_t nslots;
+} shared_parts;
+void shared_free(qn_vm *vm, shared_parts *s);
+/* Do two containers need no comparison, since it follows from those that shared_join knows? */
+bool shared_equal(shared_parts *s, qn_value a, qn_value b);
+/* Two containers are equal; or are compared now, where any difference ends the whole comparison. False with E601 raised. */
+QN_MUST_CHECK bool shared_join(qn_vm *vm, shared_parts *s, qn_value a, qn_value b);
+/* The place for what a walk makes of a part, nil at first (borrowed by the parts); good until the next call. *before: it has been
+ * asked for before. NULL with E601 raised. */
+QN_MUST_CHECK qn_value *shared_made(qn_vm *vm, shared_parts *s, qn_value v, bool *before);
+/* True, with an error raised, if a tree has more places than `tree.places` because it holds the same parts many times over.
+ * `captures`: functions are walked through, too. For tree_place (vm.h). */
+QN_MUST_CHECK bool tree_is_endless(qn_vm *vm, qn_value root, bool captures);
+enum {
+  PLACES_LOOK = 4096,   /* places of a walk before anything is remembered or counted */
+  PLACES_PER_PART = 16, /* so many times over a tree may hold its parts whatever tree.places says */
+};
 
 #endif

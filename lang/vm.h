@@ -181,6 +181,12 @@ static inline bool vm_poll(qn_vm *vm) {
 }
 /* The same for loops of C code over many items that cost little each: looks at every 4,096th. `i` counts them. */
 static inline bool vm_poll_item(qn_vm *vm, int64_t i) { return (i & 4095) == 4095 && vm_poll(vm); }
+/* A walk over a tree comes to its next place; `*seen` counts them. False with an error raised, as from vm_poll, or E605 if there
+ * would be no end of them since the tree shares its parts. */
+QN_MUST_CHECK static inline bool tree_place(qn_vm *vm, qn_value root, uint64_t *seen) {
+  if (__builtin_expect(++*seen == PLACES_LOOK, 0) && tree_is_endless(vm, root, false)) return false;
+  return !vm_poll(vm);
+}
 /* False, with E602 raised, when the C stack or the value stack is used up; `slots` values are about to be pushed. */
 bool vm_stack_overflow(qn_vm *vm);
 static inline bool vm_enter(qn_vm *vm, size_t slots) {

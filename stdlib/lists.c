@@ -214,23 +214,43 @@ qn_value builtin_find(qn_vm *vm, const qn_value *args) {
 
 enum { COMPARE_DEPTH = 64, COMPARE_FAILED = 2 };
 
+/* The lists of two keys that are compared: from PLACES_LOOK pairs on those found equal are remembered, since keys may share their
+ * parts without end. */
+typedef struct order_walk {
+  uint32_t seen;
+  shared_parts equal;
+} order_walk;
+
+static inline int compare_numbers(qn_value a, qn_value b) {
+  if (!value_is(a, TAG_FLOAT) && !value_is(b, TAG_FLOAT)) return (a.u.i > b.u.i) - (a.u.i < b.u.i);
+  bool nan_a = value_is(a, TAG_FLOAT) && a.u.f != a.u.f, nan_b = value_is(b, TAG_FLOAT) && b.u.f != b.u.f;
+  if (nan_a || nan_b) return nan_a - nan_b;
+  if (value_is(a, TAG_FLOAT) && value_is(b, TAG_FLOAT)) return (a.u.f > b.u.f) - (a.u.f < b.u.f);
+  return value_is(a, TAG_FLOAT) ? -number_order(b.u.i, a.u.f) : number_order(a.u.i, b.u.f);
+}
+
 /* -1, 0 or 1; COMPARE_FAILED with an error raised. nan comes after every number. Lists compare item by item. */
-static int compare(qn_vm *vm, qn_value a, qn_value b, int depth) {
-  if (value_is_scalar(a) && value_is_scalar(b)) {
-    if (!value_is(a, TAG_FLOAT) && !value_is(b, TAG_FLOAT)) return (a.u.i > b.u.i) - (a.u.i < b.u.i);
-    bool nan_a = value_is(a, TAG_FLOAT) && a.u.f != a.u.f, nan_b = value_is(b, TAG_FLOAT) && b.u.f != b.u.f;
-    if (nan_a || nan_b) return nan_a - nan_b;
-    if (value_is(a, TAG_FLOAT) && value_is(b, TAG_FLOAT)) return (a.u.f > b.u.f) - (a.u.f < b.u.f);
-    return value_is(a, TAG_FLOAT) ? -number_order(b.u.i, a.u.f) : number_order(a.u.i, b.u.f);
-  }
+static int compare(qn_vm *vm, order_walk *w, qn_value a, qn_value b, int depth) {
+  if (value_is_scalar(a) && value_is_scalar(b)) return compare_numbers(a, b);
   if (value_is(a, TAG_STR) && value_is(b, TAG_STR)) return str_compare(value_str(a), value_str(b));
   if (value_is(a, TAG_LIST) && value_is(b, TAG_LIST) && depth < COMPARE_DEPTH) {
     const qn_list *x = value_list(a), *y = value_list(b);
+    bool remember = w->seen == PLACES_LOOK;
+    if (!remember)
+      w->seen++;
+    else if (vm_poll(vm))
+      return COMPARE_FAILED;
+    else if (shared_equal(&w->equal, a, b))
+      return 0;
     for (uint32_t i = 0; i < x->len && i < y->len; i++) {
-      int order = compare(vm, x->items[i], y->items[i], depth + 1);
+      if (vm_poll_item(vm, i)) return COMPARE_FAILED;
+      bool numbers = value_is_scalar(x->items[i]) && value_is_scalar(y->items[i]);
+      int order =
+          numbers ? compare_numbers(x->items[i], y->items[i]) : compare(vm, w, x->items[i], y->items[i], depth + 1);
       if (order) return order;
     }
-    return (x->len > y->len) - (x->len < y->len);
+    if (x->len != y->len) return x->len > y->len ? 1 : -1;
+    return remember && !shared_join(vm, &w->equal, a, b) ? COMPARE_FAILED : 0;
   }
   raise(vm, E_type, SPAN_NONE, "sort: %s and %s have no order; by: may give numbers, texts or lists of these",
         value_kind_name(a), value_kind_name(b));
@@ -239,17 +259,25 @@ static int compare(qn_vm *vm, qn_value a, qn_value b, int depth) {
 
 /* Stable merge sort of `order` (numbers of keys) from the bottom up; `spare` is as long. */
 static bool merge_sort(qn_vm *vm, const qn_value *keys, uint32_t *order, uint32_t *spare, uint32_t n, bool descending) {
+  order_walk w = {0};
   for (uint32_t width = 1; width < n; width *= 2) {
     for (uint32_t low = 0; low < n; low += 2 * width) {
       uint32_t i = low, mid = n - low > width ? low + width : n, j = mid, high = n - mid > width ? mid + width : n;
       for (uint32_t k = low; k < high; k++) {
         bool second = i >= mid;
         if (!second && j < high) {
-          int c = compare(vm, keys[order[i]], keys[order[j]], 0);
+          qn_value a = keys[order[i]], b = keys[order[j]];
+          int c = value_is_scalar(a) && value_is_scalar(b) ? compare_numbers(a, b) : compare(vm, &w, a, b, 0);
+          if (w.seen == PLACES_LOOK) {
+            shared_free(vm, &w.equal);
+            w = (order_walk){0};
+          }
+          w.seen = 0;
           if (c == COMPARE_FAILED) return false;
           second = descending ? c < 0 : c > 0;
         }
         spare[k] = order[second ? j++ : i++];
+        if (vm_poll_item(vm, k)) return false;
       }
     }
     memcpy(order, spare, n * sizeof *order);

@@ -115,7 +115,7 @@ static bool axes_leaf(void *ctx, const char *path, qn_value v) {
 
 static bool arg_lane_axes(qn_vm *vm, const char *name, qn_value v) {
   bool good = true;
-  if (!tree_each(vm, v, axes_leaf, &good)) return false;
+  if (!tree_each_part(vm, v, axes_leaf, &good)) return false;
   if (good) return true;
   text_buf t;
   text_init(&t, vm);
@@ -167,7 +167,7 @@ static qn_value stop_leaf(void *ctx, const char *path, qn_value v) {
 
 qn_value builtin_stop_gradient(qn_vm *vm, const qn_value *args) {
   bool tree = value_is(args[0], TAG_LIST) || value_is(args[0], TAG_RECORD);
-  return tree ? tree_rebuild(vm, args[0], stop_leaf, vm) : op_apply(vm, OP_stop_gradient, args, 1, NULL);
+  return tree ? tree_rebuild_parts(vm, args[0], stop_leaf, vm) : op_apply(vm, OP_stop_gradient, args, 1, NULL);
 }
 
 static qn_value inspect(qn_vm *vm, const char *fn, const qn_value *args,

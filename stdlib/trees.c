@@ -23,6 +23,7 @@ struct trees_walk {
   uint32_t depth, frames_cap;
   qn_value *levels; /* borrowed: k containers a frame */
   uint32_t levels_cap;
+  uint64_t seen; /* places */
 };
 typedef trees_walk walk;
 
@@ -121,7 +122,7 @@ qn_value trees_map(qn_vm *vm, const char *fn, const qn_value *trees, uint32_t k,
         at = (uint32_t)record_find(value_record(level[j]), record_name(value_record(level[0]), f->at));
       values[j] = container_items(level[j])[at];
     }
-    done = enter(&w, values, visit, ctx);
+    done = tree_place(vm, trees[0], &w.seen) ? enter(&w, values, visit, ctx) : value_error();
   }
   while (w.depth) value_release(vm, w.frames[--w.depth].out);
   mem_free(vm, w.frames, w.frames_cap * sizeof *w.frames);

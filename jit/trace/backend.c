@@ -41,8 +41,8 @@ bool backend_enter(qn_vm *vm, int device, qn_value *args, int nargs, int *before
   *before = vm->device;
   if (!vm_use_device(vm, device)) return false;
   for (int i = 0; i < nargs; i++) {
-    if (tree_each(vm, args[i], elsewhere, &m)) continue;
-    qn_value moved = error_pending(vm) ? value_error() : tree_rebuild(vm, args[i], move_leaf, &m);
+    if (tree_each_part(vm, args[i], elsewhere, &m)) continue;
+    qn_value moved = error_pending(vm) ? value_error() : tree_rebuild_parts(vm, args[i], move_leaf, &m);
     if (value_is_error(moved)) {
       backend_leave(vm, *before);
       return false;

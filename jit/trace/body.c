@@ -573,7 +573,7 @@ static bool device_of_leaf(void *ctx, const char *path, qn_value v) {
 /* The device of the first array in a value; -1: there is none, or an error is pending. */
 static int device_of(qn_vm *vm, qn_value v) {
   int device = -1;
-  bool all = tree_each(vm, v, device_of_leaf, &device);
+  bool all = tree_each_part(vm, v, device_of_leaf, &device);
   return all ? -1 : device;
 }
 

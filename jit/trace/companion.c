@@ -18,6 +18,8 @@ typedef struct companion {
   bool (*leaf)(void *ctx, qn_value like, qn_value given);
   void *ctx;
   bool lanes;
+  qn_value whole; /* what `like` is a part of; `seen`: places of it so far */
+  uint64_t seen;
   text_buf path; /* ".w[1]" */
 } companion;
 
@@ -92,7 +94,7 @@ static bool walk_leaf(companion *c, qn_value like, qn_value given) {
 
 static bool walk(companion *c, qn_value like, qn_value given) {
   qn_vm *vm = c->vm;
-  if (!vm_enter(vm, 0)) return false;
+  if (!vm_enter(vm, 0) || !tree_place(vm, c->whole, &c->seen)) return false;
   bool none = value_is(given, TAG_NIL);
   size_t len = c->path.len;
   if (value_is(like, TAG_LIST)) {
@@ -123,7 +125,7 @@ static bool walk(companion *c, qn_value like, qn_value given) {
 
 bool companion_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given, bool lanes,
                     bool (*leaf)(void *ctx, qn_value like, qn_value given), void *ctx) {
-  companion c = {.vm = vm, .what = what, .of = of, .leaf = leaf, .ctx = ctx, .lanes = lanes};
+  companion c = {.vm = vm, .what = what, .of = of, .leaf = leaf, .ctx = ctx, .lanes = lanes, .whole = like};
   text_init(&c.path, vm);
   bool ok = walk(&c, like, given);
   text_free(&c.path);

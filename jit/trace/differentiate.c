@@ -856,10 +856,11 @@ static region_rule *rule_make(struct recording *r, qn_value backward, qn_value a
   node_list floats = {0};
   bool ok = !value_is_error(cts) && !value_is_error(like) && template_of_nodes(r, cts, &rule->cts, outs) &&
             template_of_nodes(r, args, &rule->args, nodes) && template_of_nodes(r, like, &rule->like, &floats);
-  for (uint32_t i = 0; i < rule->like.n && ok; i++) { /* numbers among all arguments' nodes */
+  uint32_t k = 0;
+  for (uint32_t i = 0; i < rule->like.n && ok;
+       i++) { /* numbers among all arguments' nodes, which are in the same order */
     tpl *x = &rule->like.tpls[i];
     if (x->kind != TPL_OUTPUT) continue;
-    uint32_t k = 0;
     while (k < nodes->n && nodes->nodes[k] != floats.nodes[x->output]) k++;
     x->output = k;
   }
@@ -896,11 +897,11 @@ qn_value region_call(struct recording *r, const rec_call_site *site) {
   graph_region x = {.first = r->g->n, .again = !custom};
   y = vm->hooks.call(vm, f->captures[0], custom ? value_list(args)->items : site->args, nargs, site->args[nargs]);
   if (value_is_error(y)) goto done;
-  if (r->g->n == x.first) { /* it computed nothing: what it gives is what it was given */
-    if (!custom) {
-      result = y;
-      goto done;
-    }
+  bool computed = false;
+  for (uint32_t i = x.first; i < r->g->n && !computed; i++) computed = r->g->nodes[i].kind == NODE_OP;
+  if (!computed && !custom) { /* what it gives is what it was given */
+    result = y;
+    goto done;
   }
   result = tree_rebuild(vm, y, alias_leaf, &out);
   value_release(vm, y);

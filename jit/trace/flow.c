@@ -141,9 +141,8 @@ static qn_value select_leaf(qn_vm *vm, qn_value mask, qn_value a, qn_value b) {
   return raise_select(vm, a, b);
 }
 
-/* `a` in the lanes of the mask, `b` in the others; borrows, owned result. */
-static qn_value select_value(qn_vm *vm, qn_value mask, qn_value a, qn_value b) {
-  if (!vm_enter(vm, 0)) return value_error();
+static qn_value select_part(qn_vm *vm, qn_value mask, qn_value a, qn_value b, qn_value whole, uint64_t *seen) {
+  if (!vm_enter(vm, 0) || !tree_place(vm, whole, seen)) return value_error();
   if (is_all(mask) || same_value(a, b)) return value_retain(a);
   if (is_none(mask)) return value_retain(b);
   bool list = value_is(a, TAG_LIST) && value_is(b, TAG_LIST),
@@ -159,7 +158,7 @@ static qn_value select_value(qn_vm *vm, qn_value mask, qn_value a, qn_value b) {
   qn_value *to = list ? value_list(out)->items : value_record(out)->items;
   for (uint32_t i = 0; i < n; i++) {
     int at = list ? (int)i : record_find(value_record(b), record_name(value_record(a), i));
-    qn_value v = at < 0 ? raise_select(vm, a, b) : select_value(vm, mask, x[i], y[at]);
+    qn_value v = at < 0 ? raise_select(vm, a, b) : select_part(vm, mask, x[i], y[at], whole, seen);
     if (value_is_error(v)) {
       value_release(vm, out);
       return v;
@@ -167,6 +166,12 @@ static qn_value select_value(qn_vm *vm, qn_value mask, qn_value a, qn_value b) {
     to[i] = v;
   }
   return out;
+}
+
+/* `a` in the lanes of the mask, `b` in the others; borrows, owned result. */
+static qn_value select_value(qn_vm *vm, qn_value mask, qn_value a, qn_value b) {
+  uint64_t seen = 0;
+  return select_part(vm, mask, a, b, a, &seen);
 }
 
 static void set_slot(qn_vm *vm, qn_value *slot, qn_value v) {
@@ -274,7 +279,7 @@ bool lanes_effect(struct recording *r, const builtin_def *def, qn_value *args, i
   }
   if (def->effect != BUILTIN_TAP && def->effect != BUILTIN_STATE) return true;
   for (int i = 0; i < nargs; i++) {
-    qn_value all = tree_rebuild(vm, args[i], all_lanes, vm);
+    qn_value all = tree_rebuild_parts(vm, args[i], all_lanes, vm);
     if (value_is_error(all)) return false;
     set_slot(vm, &args[i], all);
   }

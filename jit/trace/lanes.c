@@ -292,7 +292,9 @@ typedef struct lane_args {
   struct recording *r;
   struct lanes *level; /* NULL: lanes are counted */
   int64_t lanes;       /* -1: none found yet */
-  char path[128];      /* of the value that is looked at: "argument 2.w" */
+  qn_value whole;      /* of which a part is looked at; `seen`: places of it so far */
+  uint64_t seen;
+  char path[128]; /* of the value that is looked at: "argument 2.w" */
   size_t len;
   char first[128]; /* of the first array with lanes, and its shape */
 } lane_args;
@@ -390,7 +392,7 @@ static qn_value stand_in(lane_args *m, qn_value v, int axis) {
 /* The value of one lane of an argument (owned); while lanes are counted, nil. */
 static qn_value lane_in(lane_args *m, qn_value v, qn_value axes) {
   qn_vm *vm = m->r->vm;
-  if (!vm_enter(vm, 0)) return value_error();
+  if (!vm_enter(vm, 0) || !tree_place(vm, m->whole, &m->seen)) return value_error();
   if (value_is(axes, TAG_NIL)) return m->level ? value_retain(v) : value_nil();
   bool one = value_is(axes, TAG_INT), list = value_is(v, TAG_LIST), record = value_is(v, TAG_RECORD);
   if (one && value_is(v, TAG_ARRAY)) {
@@ -403,7 +405,6 @@ static qn_value lane_in(lane_args *m, qn_value v, qn_value axes) {
   bool fits = one || (list && value_is(axes, TAG_LIST) && value_list(axes)->len == value_list(v)->len) ||
               (record && value_is(axes, TAG_RECORD) && value_record(axes)->len == value_record(v)->len);
   if (!fits) return raise_axes(m, "in_axes", axes, v);
-  if (vm_poll(vm)) return value_error(); /* a tree that shares its parts may unfold without end */
   uint32_t n = list ? value_list(v)->len : value_record(v)->len;
   const qn_value *from = list ? value_list(v)->items : value_record(v)->items;
   qn_value out = value_nil(), *to = NULL;
@@ -451,6 +452,8 @@ static bool lanes_in(lane_args *m, qn_value in_axes, qn_value *args, int nargs) 
       path_push(m, "argument %d", i + 1);
     else
       path_push(m, "keywords");
+    m->whole = args[i];
+    m->seen = 0;
     qn_value v = lane_in(m, args[i], axes);
     if (value_is_error(v)) return false;
     if (!m->level) continue;
@@ -469,6 +472,7 @@ typedef struct lane_results {
   struct recording *r;
   struct lanes *level;
   lane_args path;
+  shared_parts functions; /* looked through */
 } lane_results;
 
 /* The lanes of a host number as `stack` gives them. */
@@ -495,7 +499,9 @@ static qn_value stacked_number(lane_results *m, qn_value v, uint32_t node) {
 
 static bool fn_has_lanes(lane_results *m, qn_value fn) {
   qn_vm *vm = m->r->vm;
-  if (!vm_enter(vm, 0)) return true;
+  bool before;
+  if (!vm_enter(vm, 0) || !shared_made(vm, &m->functions, fn, &before)) return true;
+  if (before) return false;
   const qn_fn *f = value_fn(fn);
   for (uint32_t i = 0; i < f->ncaptures; i++) {
     qn_value v = f->captures[i];
@@ -520,7 +526,7 @@ static qn_value raise_stack(lane_results *m, qn_value v) {
 static qn_value lane_out(lane_results *m, qn_value v, qn_value axes, bool inside) {
   struct recording *r = m->r;
   qn_vm *vm = r->vm;
-  if (!vm_enter(vm, 0)) return value_error();
+  if (!vm_enter(vm, 0) || !tree_place(vm, m->path.whole, &m->path.seen)) return value_error();
   bool list = value_is(v, TAG_LIST), record = value_is(v, TAG_RECORD), array = value_is(v, TAG_ARRAY);
   if (array || value_is_scalar(v)) {
     uint32_t node = array ? rec_node(r, v) : rec_traced(r, v);
@@ -543,7 +549,7 @@ static qn_value lane_out(lane_results *m, qn_value v, qn_value axes, bool inside
   }
   if (!list && !record) {
     if (value_is(v, TAG_NIL) || (inside && !(value_is(v, TAG_FN) && fn_has_lanes(m, v)))) return value_retain(v);
-    return raise_stack(m, v);
+    return error_pending(vm) ? value_error() : raise_stack(m, v);
   }
   bool one = !value_is(axes, TAG_LIST) && !value_is(axes, TAG_RECORD);
   bool fits = one || (list && value_is(axes, TAG_LIST) && value_list(axes)->len == value_list(v)->len) ||
@@ -617,7 +623,7 @@ bool lanes_spread(struct recording *r, const uint32_t *nodes, uint32_t n, qn_val
   for (struct lanes *level = r->lanes; level; level = level->outer) {
     if (!lanes_advance(r)) return false;
     lane_search s = {r, level};
-    if (tree_each(vm, args, not_of_lane, &s)) continue;
+    if (tree_each_part(vm, args, not_of_lane, &s)) continue;
     if (error_pending(vm)) return false;
     for (uint32_t i = 0; i < n; i++) {
       uint32_t node = nodes[i];
@@ -655,7 +661,7 @@ static qn_value rule_axes(qn_vm *vm, const region_rule *rule, const struct lanes
   qn_value tree = template_build(vm, &rule->args, axes);
   mem_free(vm, axes, (nargs + (size_t)1) * sizeof *axes);
   if (value_is_error(tree)) return tree;
-  qn_value of_args = tree_rebuild(vm, tree, keep_axes, NULL);
+  qn_value of_args = tree_rebuild_parts(vm, tree, keep_axes, NULL);
   value_release(vm, tree);
   if (value_is_error(of_args)) return of_args;
   qn_list *all = list_new(vm, value_list(of_args)->len + 1);
@@ -757,9 +763,10 @@ static qn_value lanes_inline(struct recording *r, const rec_call_site *site) {
   if (!lanes_in(&m, in_axes, mark, nargs)) goto done;
   qn_value value = vm->hooks.call(vm, f->captures[0], mark, nargs, mark[nargs]);
   if (value_is_error(value)) goto done;
-  lane_results results = {.r = r, .level = &l, .path = {.r = r}};
+  lane_results results = {.r = r, .level = &l, .path = {.r = r, .whole = value}};
   path_push(&results.path, "the result");
   if (lanes_advance(r)) result = lane_out(&results, value, out_axes, false);
+  shared_free(vm, &results.functions);
   value_release(vm, value);
 done:
   value_release(vm, r->active); /* an error in an arm leaves those of the arm */

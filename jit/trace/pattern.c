@@ -641,8 +641,15 @@ static bool output_of(struct recording *r, node_list *nodes, tpl *x, uint32_t no
   return false;
 }
 
-static bool make(struct recording *r, qn_value v, tpl_list *out, node_list *nodes, break_reason *broken, int depth) {
+/* `whole`: what v is a part of; unset where the template is an entry's, which has no more parts than a pattern may have. */
+static bool make(struct recording *r, qn_value v, tpl_list *out, node_list *nodes, break_reason *broken, int depth,
+                 qn_value whole) {
   qn_vm *vm = r->vm;
+  if (value_is(whole, TAG_UNSET) ? out->n > PARTS_PER_LEAF * (uint64_t)vm->tune[TUNE_jit_leaves]
+                                 : out->n == PLACES_LOOK && tree_is_endless(vm, whole, true)) {
+    *broken = BREAK_too_many_leaves;
+    return false;
+  }
   if (depth > PATTERN_DEPTH) {
     *broken = BREAK_too_deep;
     return false;
@@ -694,17 +701,17 @@ static bool make(struct recording *r, qn_value v, tpl_list *out, node_list *node
     x->value = value_retain(v);
   }
   for (uint32_t i = 0; i < n; i++)
-    if (!make(r, items[i], out, nodes, broken, depth + 1)) return false;
+    if (!make(r, items[i], out, nodes, broken, depth + 1, whole)) return false;
   return true;
 }
 
 bool template_make(struct recording *r, qn_value v, tpl_list *out, break_reason *broken) {
-  return make(r, v, out, NULL, broken, 0);
+  return make(r, v, out, NULL, broken, 0, value_unset());
 }
 
 bool template_of_nodes(struct recording *r, qn_value v, tpl_list *out, node_list *nodes) {
   break_reason broken = BREAK_none;
-  if (make(r, v, out, nodes, &broken, 0)) return true;
+  if (make(r, v, out, nodes, &broken, 0, v)) return true;
   if (broken == BREAK_too_deep)
     raise(r->vm, E_recursion, SPAN_NONE, "a value nests too deep");
   else if (!error_pending(r->vm))

@@ -490,7 +490,7 @@ qn_value rec_raise_refusal(struct recording *r, uint32_t node, const op_refusal 
   return value_error();
 }
 
-/* Computes a weak node and the weak nodes it depends on, in order. A rank-0 array among their operands is a host read, unless
+/* Computes a weak node and the weak nodes it depends on, each after its operands. A rank-0 array among their operands is a host read, unless
  * the number is the gradient by a host number: that is computed now, the graph goes on, and only who observes it reads. */
 static bool eval_weak(struct recording *r, uint32_t node) {
   qn_vm *vm = r->vm;
@@ -509,22 +509,32 @@ static bool eval_weak(struct recording *r, uint32_t node) {
       return false;
     }
   }
-  size_t bytes = node + 1;
-  uint8_t *need = mem_zalloc(vm, bytes);
-  if (!need) return false;
+  /* The time is that of the nodes without a value, however many others there are. */
+  uint32_t few[32], *stack = few, n = 0, cap = 0;
+  stack[n++] = node;
   bool ok = true;
-  need[node] = 1;
-  for (uint32_t i = node; i > 0; i--) {
-    const graph_node *n = &r->g->nodes[i];
-    if (!need[i] || !n->type.weak || n->kind != NODE_OP || !value_is(r->vals[i], TAG_UNSET)) continue;
-    for (int k = 0; k < n->nin; k++) need[n->in[k]] = 1;
-  }
-  for (uint32_t i = 1; i <= node && ok; i++) {
-    const graph_node *n = &r->g->nodes[i];
-    if (!need[i] || node_has_value(r, i)) continue;
-    if (n->kind == NODE_CONST) {
+  while (ok && n) {
+    uint32_t i = stack[n - 1], before = n;
+    const graph_node *x = &r->g->nodes[i];
+    if (!node_has_value(r, i) && x->type.weak && x->kind == NODE_OP) {
+      for (int k = x->nin; k-- > 0 && ok;) {
+        if (node_has_value(r, x->in[k])) continue;
+        if (n == (cap ? cap : sizeof few / sizeof *few)) {
+          uint32_t *more = cap ? stack : NULL;
+          ok = mem_grow(vm, (void **)&more, &cap, (size_t)n + 1, sizeof *more);
+          if (!ok) break;
+          if (stack == few) memcpy(more, few, sizeof few);
+          stack = more;
+        }
+        stack[n++] = x->in[k];
+      }
+      if (n > before) continue;
+    }
+    n--;
+    if (!ok || node_has_value(r, i)) continue;
+    if (x->kind == NODE_CONST) {
       ok = load_const(r, i);
-    } else if (n->type.weak) {
+    } else if (x->type.weak) {
       ok = run_node(r, i);
     } else {
       qn_value v = rec_value_of(r, i);
@@ -532,7 +542,7 @@ static bool eval_weak(struct recording *r, uint32_t node) {
       value_release(vm, v);
     }
   }
-  mem_free(vm, need, bytes);
+  if (stack != few) mem_free(vm, stack, cap * sizeof *stack);
   return ok;
 }
 
@@ -816,7 +826,7 @@ static qn_value observe_leaf(void *ctx, const char *path, qn_value v) {
 qn_value rec_observe_tree(qn_vm *vm, qn_value v) {
   if (value_is_scalar(v)) return rec_observe(vm, v);
   if (!value_is(v, TAG_LIST) && !value_is(v, TAG_RECORD)) return value_retain(v);
-  return tree_rebuild(vm, v, observe_leaf, vm);
+  return tree_rebuild_parts(vm, v, observe_leaf, vm);
 }
 
 int rec_truth(qn_vm *vm, qn_value v, span at) {

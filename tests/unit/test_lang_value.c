@@ -345,10 +345,110 @@ START_TEST(structures_compare_by_content) {
 }
 END_TEST
 
+/* Equality by its definition, without regard to what is shared. */
+static bool plainly_equal(qn_vm *vm, qn_value a, qn_value b) {
+  if (!value_is(a, TAG_LIST) || !value_is(b, TAG_LIST)) return value_equal(vm, a, b) == 1;
+  if (value_list(a)->len != value_list(b)->len) return false;
+  for (uint32_t i = 0; i < value_list(a)->len; i++)
+    if (!plainly_equal(vm, value_list(a)->items[i], value_list(b)->items[i])) return false;
+  return true;
+}
+
+static uint32_t draw(uint64_t *state) {
+  *state = *state * 6364136223846793005u + 1442695040888963407u;
+  return (uint32_t)(*state >> 33);
+}
+
+/* Lists of two or three lists of the level below, in two sets that share their parts differently and differ in few leaves. */
+START_TEST(shared_parts_compare_like_unshared_ones) {
+  qn_vm *vm = vm_make();
+  size_t start = live(vm);
+  enum { WIDE = 4, HIGH = 11 };
+  int equal[2] = {0};
+  for (uint64_t seed = 1; seed <= 60; seed++) {
+    uint64_t state = seed;
+    qn_value level[2][WIDE], next[2][WIDE];
+    for (int k = 0; k < WIDE; k++) {
+      double leaf = draw(&state) % 2;
+      for (int s = 0; s < 2; s++) {
+        bool other = draw(&state) % 20 == 0;
+        level[s][k] = LIST(vm, other ? value_float(draw(&state) % 2 ? __builtin_nan("") : 7) : value_float(leaf));
+      }
+    }
+    for (int h = 0; h < HIGH; h++) {
+      for (int k = 0; k < WIDE; k++) {
+        int n = 2 + (int)(draw(&state) % 2);
+        qn_value items[2][3];
+        for (int i = 0; i < n; i++) {
+          uint32_t from = draw(&state) % WIDE;
+          for (int s = 0; s < 2; s++) {
+            qn_value v = level[s][from];
+            items[s][i] = draw(&state) % 3
+                              ? value_retain(v)
+                              : value_obj(TAG_LIST, list_from(vm, value_list(v)->items, value_list(v)->len));
+          }
+        }
+        for (int s = 0; s < 2; s++) next[s][k] = list_value(vm, n, items[s]);
+      }
+      for (int s = 0; s < 2; s++)
+        for (int k = 0; k < WIDE; k++) {
+          value_release(vm, level[s][k]);
+          level[s][k] = next[s][k];
+        }
+    }
+    for (int k = 0; k < WIDE; k++) {
+      int same = value_equal(vm, level[0][k], level[1][k]), self = value_equal(vm, level[0][k], level[0][k]);
+      if (same != plainly_equal(vm, level[0][k], level[1][k]) || self != plainly_equal(vm, level[0][k], level[0][k]))
+        ck_abort_msg("seed %d", (int)seed);
+      equal[same]++;
+      value_release(vm, level[0][k]);
+      value_release(vm, level[1][k]);
+    }
+  }
+  ck_assert(equal[0] > 10 && equal[1] > 10);
+  ck_assert_uint_eq(live(vm), start);
+  vm_close(vm);
+}
+END_TEST
+
+static bool any_leaf(void *ctx, const char *path, qn_value v) { return (void)ctx, (void)path, value_is(v, TAG_INT); }
+
+static qn_value same_leaf(void *ctx, const char *path, qn_value v) { return (void)ctx, (void)path, value_retain(v); }
+
+START_TEST(shared_parts_without_end_take_no_time) {
+  qn_vm *vm = vm_make();
+  qn_value a = LIST(vm, value_int(1)), b = LIST(vm, value_int(1)), c = LIST(vm, value_int(1), value_int(2)),
+           n = LIST(vm, value_float(__builtin_nan("")));
+  for (int i = 0; i < 300; i++) {
+    a = LIST(vm, value_retain(a), a);
+    b = LIST(vm, value_retain(b), b);
+    c = LIST(vm, value_retain(i ? c : a), c);
+    n = LIST(vm, value_retain(n), n);
+  }
+  ck_assert_int_eq(value_equal(vm, a, b), 1);
+  ck_assert_int_eq(value_equal(vm, a, a), 1);
+  ck_assert_int_eq(value_equal(vm, a, c), 0);
+  ck_assert_int_eq(value_equal(vm, n, n), 0);
+  ck_assert(!tree_each(vm, a, any_leaf, NULL));
+  ck_assert_int_eq(taken_error(vm), E_too_large);
+  ck_assert(value_is_error(tree_rebuild(vm, a, same_leaf, NULL)));
+  ck_assert_int_eq(taken_error(vm), E_too_large);
+  /* Many values, but each its own; and a part that is there a few times. */
+  qn_list *l = list_new(vm, 0);
+  for (int i = 0; i < 20000; i++) ck_assert(list_push(vm, l, LIST(vm, value_int(i))));
+  qn_value many = value_obj(TAG_LIST, l), thrice = LIST(vm, value_retain(many), value_retain(many), many);
+  ck_assert(tunable_set(vm, "tree.places", "5000"));
+  ck_assert(tree_each(vm, thrice, any_leaf, NULL));
+  qn_value all[] = {a, b, c, n, thrice};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) value_release(vm, all[i]);
+  vm_close(vm);
+}
+END_TEST
+
 START_TEST(comparing_can_be_interrupted) {
   qn_vm *vm = vm_make();
   qn_value a = LIST(vm, value_int(1)), b = LIST(vm, value_int(1));
-  for (int i = 0; i < 100; i++) { /* 2**100 comparisons */
+  for (int i = 0; i < 100; i++) {
     a = LIST(vm, value_retain(a), a);
     b = LIST(vm, value_retain(b), b);
   }
@@ -527,7 +627,8 @@ int main(void) {
        lists_grow_and_copy_on_write);
   CASE(tcase_create("records"), records_built_alike_share_a_layout, records_of_any_size_are_found_and_reduced,
        records_with_changing_names_leave_nothing);
-  CASE(tcase_create("equality"), numbers_compare_exactly, structures_compare_by_content, comparing_can_be_interrupted);
+  CASE(tcase_create("equality"), numbers_compare_exactly, structures_compare_by_content,
+       shared_parts_compare_like_unshared_ones, shared_parts_without_end_take_no_time, comparing_can_be_interrupted);
   CASE(tcase_create("kinds"), kinds_have_names, ranges_count);
   CASE(tcase_create("trees"), leaves_come_in_order_with_paths, trees_are_rebuilt);
   CASE(tcase_create("signatures"), signatures_are_read);
