@@ -1,10 +1,14 @@
-/* NVRTC without CUDA, for tests: the texts of kernels become objects for fake_driver.c, by the system's C compiler. */
+/* NVRTC without CUDA, for tests: the texts of kernels become objects for fake_driver.c, by the system's C compiler. Tests
+ * compile the same kernels many times over, on purpose, in fresh caches of Quern's. In the folder that FAKE_CACHE names, the
+ * fake keeps what the compiler made of each text, so that only the first of them takes its time; unset, nothing is kept. */
 #define _GNU_SOURCE
-#include <stdbool.h>
+#include <limits.h>
 #include <sched.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/cuda/fake.h"
@@ -91,6 +95,26 @@ EXPORT nvrtcResult nvrtcCreateProgram(nvrtcProgram *program, const char *text, c
   return *program && (*program)->text ? 0 : 1;
 }
 
+/* What is kept serves every machine that the tests run on: one that has fma gets its usual companions, nothing of its own. */
+static void compile_command(char *to, size_t n) {
+  const char *machine = "";
+#ifdef __x86_64__
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) machine = " -march=x86-64-v3";
+#endif
+  snprintf(to, n,
+           "cc -std=gnu11 -O1%s -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-strict-aliasing -w -fPIC "
+           "-shared -nostdlib",
+           machine);
+}
+
+/* Of the compiler's command and the text, by FNV-1a from different beginnings. */
+static unsigned long long hash_of(const char *command, const char *text, unsigned long long begin) {
+  unsigned long long h = 14695981039346656037ull * begin;
+  for (; *command; command++) h = (h ^ (unsigned char)*command) * 1099511628211ull;
+  for (; *text; text++) h = (h ^ (unsigned char)*text) * 1099511628211ull;
+  return h;
+}
+
 /* One program is compiled at a time by those who ask for this. */
 static int (*stop_)(void *, void *);
 static void *stop_context;
@@ -101,47 +125,83 @@ EXPORT nvrtcResult nvrtcSetFlowCallback(nvrtcProgram p, int (*stop)(void *, void
   return 0;
 }
 
+/* What is compiled, as one text: the words, the program, its entries. NULL without memory. */
+static char *whole_text(char *program) {
+  char *text = NULL;
+  size_t bytes;
+  for (char *at = program; (at = strstr(at, "extern \"C\"")); at++) memset(at, ' ', strlen("extern \"C\""));
+  /* what a launch asks for of shared memory is as much as there can be */
+  static const char dynamic[] = "extern __shared__", *const shared = "u64 shared_[6144];";
+  bool asks = strstr(program, "extern __shared__ u64 shared_[]") != NULL;
+  for (char *at = program; asks && (at = strstr(at, dynamic)); at++) memset(at + 7, ' ', strlen("__shared__"));
+  FILE *f = open_memstream(&text, &bytes);
+  if (!f) return NULL;
+  fprintf(f, "%s%s\n%s\n", words, program, asks ? shared : "");
+  write_runs(f, program);
+  return fclose(f) == 0 ? text : NULL;
+}
+
+/* Reads an object into the program's image; false if there is none. */
+static bool read_object(nvrtcProgram p, const char *path) {
+  fake_image head;
+  FILE *f = fopen(path, "rb");
+  if (!f) return false;
+  fseek(f, 0, SEEK_END);
+  head.bytes = (size_t)ftell(f);
+  rewind(f);
+  memcpy(head.magic, fake_magic, sizeof head.magic);
+  p->bytes = sizeof head + head.bytes;
+  free(p->image);
+  p->image = malloc(p->bytes);
+  if (p->image) memcpy(p->image, &head, sizeof head);
+  bool good = p->image && fread(p->image + sizeof head, 1, head.bytes, f) == head.bytes;
+  fclose(f);
+  return good;
+}
+
+static bool write_text(const char *path, const char *text) {
+  FILE *f = fopen(path, "w");
+  bool good = f && fputs(text, f) >= 0;
+  return f && fclose(f) == 0 && good;
+}
+
+/* Runs the compiler in a folder of its own, below `cache` if something is kept: what it made becomes `kept` at once or not at all. */
+static bool compile(nvrtcProgram p, const char *how, const char *text, const char *cache, const char *kept) {
+  char folder[PATH_MAX], path[PATH_MAX + 8], object[PATH_MAX + 8], command[2 * PATH_MAX + 200];
+  snprintf(folder, sizeof folder, "%s/fake-XXXXXX", cache ? cache : "/tmp");
+  if (!mkdtemp(folder)) return false;
+  snprintf(path, sizeof path, "%s/a.c", folder);
+  snprintf(object, sizeof object, "%s/a.so", folder);
+  snprintf(command, sizeof command, "%s -o '%s' '%s' >&2", how, object, path);
+  bool good = write_text(path, text) && system(command) == 0 && read_object(p, object);
+  if (!good || !cache || rename(object, kept) != 0) unlink(object);
+  unlink(path);
+  rmdir(folder);
+  return good;
+}
+
 EXPORT nvrtcResult nvrtcCompileProgram(nvrtcProgram p, int noptions, const char *const *options) {
-  char folder[] = "/tmp/fake-XXXXXX", path[64], object[64], command[400];
   (void)noptions, (void)options;
   for (int i = 0; i < 2000 && getenv("FAKE_SLOW"); i++, usleep(10000)) /* 20 s, or until it is stopped */
     if (stop_ && stop_(stop_context, NULL)) return 12;
-  for (char *at = p->text; (at = strstr(at, "extern \"C\"")); at++) memset(at, ' ', strlen("extern \"C\""));
-  /* what a launch asks for of shared memory is as much as there can be */
-  static const char dynamic[] = "extern __shared__", *const shared = "u64 shared_[6144];";
-  bool asks = strstr(p->text, "extern __shared__ u64 shared_[]") != NULL;
-  for (char *at = p->text; asks && (at = strstr(at, dynamic)); at++) memset(at + 7, ' ', strlen("__shared__"));
-  /* The caller may be of the lowest class, and get no processor where other tests are busy. Who may, leaves it. */
-  sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){0});
-  if (!mkdtemp(folder)) return 1;
-  snprintf(path, sizeof path, "%s/a.c", folder);
-  snprintf(object, sizeof object, "%s/a.so", folder);
-  FILE *f = fopen(path, "w");
-  if (!f) return 1;
-  fprintf(f, "%s%s\n%s\n", words, p->text, asks ? shared : "");
-  write_runs(f, p->text);
-  fclose(f);
-  snprintf(command, sizeof command,
-           "cc -std=gnu11 -O1 -march=native -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-strict-aliasing "
-           "-w -fPIC -shared -nostdlib -o %s %s >&2",
-           object, path);
-  int rc = system(command);
-  if (rc == 0 && (f = fopen(object, "rb"))) {
-    fake_image head;
-    fseek(f, 0, SEEK_END);
-    head.bytes = (size_t)ftell(f);
-    rewind(f);
-    memcpy(head.magic, fake_magic, sizeof head.magic);
-    p->bytes = sizeof head + head.bytes;
-    p->image = malloc(p->bytes);
-    if (p->image) memcpy(p->image, &head, sizeof head);
-    if (!p->image || fread(p->image + sizeof head, 1, head.bytes, f) != head.bytes) rc = 1;
-    fclose(f);
+  char *text = whole_text(p->text), kept[PATH_MAX], how[200];
+
+  if (!text) return 1;
+  compile_command(how, sizeof how);
+  const char *cache = getenv("FAKE_CACHE");
+  if (cache && strlen(cache) > sizeof kept - 64) cache = NULL;
+  if (cache) {
+    mkdir(cache, 0777);
+    snprintf(kept, sizeof kept, "%s/%016llx%016llx.so", cache, hash_of(how, text, 1), hash_of(how, text, 2));
   }
-  unlink(object);
-  unlink(path);
-  rmdir(folder);
-  return rc == 0 && p->image ? 0 : 6;
+  bool good = cache && read_object(p, kept);
+  if (!good) {
+    /* The caller may be of the lowest class, and get no processor where other tests are busy. Who may, leaves it. */
+    sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){0});
+    good = compile(p, how, text, cache, kept);
+  }
+  free(text);
+  return good ? 0 : 6;
 }
 
 EXPORT nvrtcResult nvrtcGetProgramLogSize(nvrtcProgram p, size_t *bytes) {
