@@ -11,6 +11,7 @@ import json
 import math
 import os
 import pty
+import random
 import re
 import select
 import shlex
@@ -634,6 +635,64 @@ def case_export(p):
     need_error(result, "E501")
     need(p.run("net.qnx").status == 2 and "load(path)" in p.run("net.qnx").err, "it is no script")
     need("export FILE:NAME -o OUT.qnx" in p.run("--help").out and "shapes" in p.run("help", "export").out, "help")
+
+
+GOLDEN = """
+let table = i64([3, 1, 2])
+let cubed = custom_grad(fn(p, n) p.v ** n, fn(ct, p, n) ({v: ct * n * 10}, nil))
+fn f(p, x: f32[2, 3], n: int, how = "up", k = 0.5) {
+  let y = tanh(x @ p.w) * k + p.b
+  for i in 0..n { y = y * 2 }
+  if how == "up" { y = y + 1 }
+  {y: y, z: (cubed({v: x}, 3), checkpoint(fn(v) exp(v))(x), nil, "text", 0..3), t: table + 1, u: rand(2)}
+}
+seed(5)
+save("exported.qnx", graph(f, {w: randn(3, 4), b: f16([0.5])}, zeros(2, 3), 2, "up", 0.5))
+"""
+GOLDEN_USE = """
+let f = load(args[0])
+let x = [[1.0, 2.0, 3.0], [0.5, -1.0, 0.0]]
+let p = {w: ones(3, 4), b: f16([0.5])}
+seed(1)
+let r = f(p, x, n: 2, how: "up", k: 2.0)
+print(r.y[:, 0], r.z[0][1], r.z[1][1, 2], r.z[2:], r.t, r.u)
+print(grad(fn(x) sum(f(p, x, 2, "up", 1.0).z[0]))(x))
+print(grad(fn(x) sum(f(p, x, 2, "up", 1.0).z[1]))(x)[1, 2])
+try { f(p, x, 3, "up", 1.0) } catch e { print(e.message) }
+save("again.qnx", f)
+"""
+
+
+def case_export_golden(p):
+    """A file that the first version of the form wrote (by GOLDEN) is read as it was meant, and written again as it is."""
+    golden = os.path.join(ROOT, "tests", "golden", "exported.qnx")
+    result = p.run(p.write("use.qn", GOLDEN_USE), golden)
+    want = ("f32[2] cpu\n[11.000, -0.697] f32[3] cpu\n[ 0.125, -1.000,  0.000] 1.0 (nil, \"text\", 0..3) i64[3] cpu\n[4, 2, 3] f32[2] cpu\n"
+            "[0.89468, 0.87411]\nf32[2, 3] cpu\n[[30.0, 30.0, 30.0],\n [30.0, 30.0, 30.0]]\n1.0\nthe graph was recorded with other numbers, "
+            "which steered the program: argument n is int 3 instead of int 2\n")
+    need(result.status == 0 and result.out == want, "it is read", result)
+    with open(golden, "rb") as a, open(p.path("again.qnx"), "rb") as b:
+        need(a.read() == b.read(), "the same bytes again")
+
+
+def case_export_memory(p):
+    """Whatever allocation fails during an export, there is the whole file, or an error and none."""
+    p.write("m.qn", "let w = ones(5)\nfn f(p: {w: f32[n, m], b: f32[m]}, x: f32[b, n], k = 2.0, d: f32[2*b] = ones(4)) =\n"
+                    "  relu(x @ p.w + p.b) * w * k + sum(custom_grad(fn(v) v * 2, fn(ct, v) ct * 3)(x)) + sum(d)\n")
+    args = ["export", "m.qn:f", "-o", "f.qnx", "p={w: zeros(3, 5), b: zeros(5)}", "b=2"]
+    counted = p.run("--fail-alloc", "0", *args)
+    total = int(re.search(r"allocations: (\d+)", counted.err).group(1))
+    with open(p.path("f.qnx"), "rb") as f:
+        whole = f.read()
+    for n in random.sample(range(1, total + 1), 60):
+        os.remove(p.path("f.qnx"))
+        result = p.run("--threads", "1", "--fail-alloc", str(n), *args)
+        if result.status == 0:
+            with open(p.path("f.qnx"), "rb") as f:
+                need(f.read() == whole, f"allocation {n}: the whole file", result)
+        else:
+            need(result.status == 1 and result.error == "E601" and not os.path.exists(p.path("f.qnx")), f"allocation {n} of {total}", result)
+            p.write("f.qnx", "")
 
 
 def case_export_damaged(p):
