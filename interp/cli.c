@@ -86,6 +86,7 @@ static const char usage[] =
     "       quern [OPTIONS]                 the prompt\n"
     "       quern help NAME                 a function, module, keyword or error id; `topics` lists all\n"
     "       quern explain FILE [ARGS]       run a script and say what the compiler does with it\n"
+    "       quern explain FILE.qnx          how an exported function is called, and its graph\n"
     "       quern export FILE:NAME -o OUT.qnx [ARG...]\n"
     "                                       write a function as one graph; `quern help export`\n"
     "       quern doctor                    what this machine offers\n"
@@ -372,7 +373,9 @@ static bool ends_with(const char *text, const char *end) {
 static int run_file(const options *o, char **argv, int argc) {
   size_t len;
   if (ends_with(argv[0], ".qnx"))
-    return cli_misuse("%s is an exported function, no script: a script gets it with load(path)", argv[0]);
+    return cli_misuse(
+        "%s is an exported function, no script: a script gets it with load(path), and `quern explain` shows it",
+        argv[0]);
   char *text = cli_read(argv[0], &len);
   if (!text) return EXIT_MISUSE;
   int status;
@@ -405,7 +408,11 @@ static int run_explain(options *o, char **argv, int argc) {
   if (argv[0][0] == '-' && argv[0][1])
     return cli_misuse("explain needs a file, not '%s'; options stand before explain", argv[0]);
   o->explain = true;
-  return run_file(o, argv, argc);
+  if (!ends_with(argv[0], ".qnx")) return run_file(o, argv, argc);
+  if (argc > 1) return cli_misuse("explain shows %s as it is, without arguments", argv[0]);
+  int status;
+  qn_vm *vm = open_vm(o, NULL, 0, &status);
+  return vm ? close_vm(o, vm, export_show(vm, argv[0])) : status;
 }
 
 static int run_export(const options *o, char **argv, int argc) {

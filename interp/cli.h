@@ -26,6 +26,8 @@ typedef struct export_line {
 int export_parse(char **argv, int argc, export_line *line);
 /* The file has run: finds the function, records it and writes it. An exit status; the error is reported. */
 int export_run(qn_vm *vm, const export_line *line);
+/* `quern explain FILE.qnx`: how the function in a file is called, and its graph. An exit status; an error is reported. */
+int export_show(qn_vm *vm, const char *path);
 /* A whole file, "-" for stdin, from malloc; NULL with a message. */
 char *cli_read(const char *path, size_t *len);
 /* Was Ctrl-C pressed since the last question, or the last report? */

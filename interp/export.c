@@ -562,27 +562,57 @@ static qn_value record_call(export *x, const uint8_t *given) {
 
 /* ---- writing ---------------------------------------------------------------------------------------------------------------------------------------- */
 
+/* Calls a builtin of one or two parameters, whatever the program calls its own things. Owned. */
+static qn_value call_builtin(qn_vm *vm, const char *name, const char *path, const qn_value *second) {
+  qn_str *s = str_intern(vm, name, strlen(name));
+  const global_cell *cell = s ? scope_find(interp_of(vm)->builtin, s) : NULL;
+  qn_str *text = cell ? str_new(vm, path, strlen(path)) : NULL;
+  qn_value result = value_error();
+  if (text) {
+    qn_value args[2] = {value_obj(TAG_STR, text), second ? *second : value_nil()};
+    result = vm->hooks.call(vm, cell->value, args, second ? 2 : 1, value_nil());
+    value_release(vm, args[0]);
+  }
+  if (s) value_release(vm, value_obj(TAG_STR, s));
+  return result;
+}
+
 static bool write_graph(export *x, qn_value g) {
-  qn_vm *vm = x->vm;
-  qn_str *name = str_intern(vm, "save", 4), *path = name ? str_new(vm, x->line->out, strlen(x->line->out)) : NULL;
-  const global_cell *save = path ? scope_find(interp_of(vm)->builtin, name) : NULL;
-  qn_value done = value_error();
-  if (save) done = vm->hooks.call(vm, save->value, (qn_value[]){value_obj(TAG_STR, path), g}, 2, value_nil());
-  if (name) value_release(vm, value_obj(TAG_STR, name));
-  if (path) value_release(vm, value_obj(TAG_STR, path));
-  if (!value_is_error(done)) value_release(vm, done);
+  qn_value done = call_builtin(x->vm, "save", x->line->out, &g);
+  if (!value_is_error(done)) value_release(x->vm, done);
   return !value_is_error(done);
 }
 
-static void report_written(const export *x, qn_value g) {
+/* "f.qnx: net(x: f32[8, 64]) -> f32[8, 2]", the conditions of a call, and perhaps the graph. */
+static void report_graph(const char *file, const char *name, qn_value g,
+                         void (*graph_text)(qn_value g, text_buf *out)) {
   text_buf t;
   text_init(&t, NULL);
-  text_addf(&t, "%s: %s", x->line->out, x->line->name);
+  text_addf(&t, "%s: %s", file, name);
   jit_graph_signature(value_fn(g), &t);
   text_adds(&t, "\n");
   jit_graph_conditions(value_fn(g), &t);
+  if (graph_text) {
+    graph_text(g, &t);
+    text_adds(&t, "\n");
+  }
   if (!t.failed && t.text) fwrite(t.text, 1, t.len, stdout);
   text_free(&t);
+}
+
+int export_show(qn_vm *vm, const char *path) {
+  vm_run run;
+  vm_run_begin(vm, &run);
+  qn_value g = utf8_valid(path, strlen(path)) ? call_builtin(vm, "load", path, NULL)
+                                              : raise(vm, E_text, SPAN_NONE, "the name of the file is not UTF-8");
+  bool good = !value_is_error(g);
+  if (good) {
+    report_graph(path, "", g, vm->hooks.graph_text);
+    value_release(vm, g);
+  }
+  vm_run_end(vm, &run);
+  if (!good) cli_report(vm);
+  return good ? EXIT_FINE : EXIT_SCRIPT;
 }
 
 static int export_value(export *x) {
@@ -605,7 +635,7 @@ static int export_value(export *x) {
   if (status == EXIT_FINE) {
     qn_value g = record_call(x, given);
     status = !value_is_error(g) && write_graph(x, g) ? EXIT_FINE : EXIT_SCRIPT;
-    if (status == EXIT_FINE) report_written(x, g);
+    if (status == EXIT_FINE) report_graph(x->line->out, x->line->name, g, NULL);
     if (!value_is_error(g)) value_release(vm, g);
   }
   free(given);

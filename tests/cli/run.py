@@ -634,6 +634,9 @@ def case_export(p):
     result = p.run("export", "model.qn:net", "-o", "/nowhere/f.qnx", "b=1")
     need_error(result, "E501")
     need(p.run("net.qnx").status == 2 and "load(path)" in p.run("net.qnx").err, "it is no script")
+    result = p.run("explain", "net.qnx")
+    need(result.status == 0 and result.out.startswith("net.qnx: (x: f32[8, 64], scale: float = 2.0) -> f32[8, 2]\ngraph(%1:") and "tanh" in result.out, "what a file holds", result)
+    need(p.run("explain", "none.qnx").status == 1 and p.run("explain", "net.qnx", "1").status == 2, "what explain refuses")
     need("export FILE:NAME -o OUT.qnx" in p.run("--help").out and "shapes" in p.run("help", "export").out, "help")
 
 
