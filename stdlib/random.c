@@ -7,9 +7,15 @@
  *   bernoulli       uniform < p
  *   permutation     stable argsort of 64 bits an element
  */
+#include "jit/cpu/eager.h"
 #include "stdlib/builtins.h"
 
 static qn_value key_word(qn_vm *vm, qn_value key, int i) {
+  const qn_array *a = value_array(key);
+  if (!vm->rec && !array_pending(a) && a->device == vm->device) {
+    qn_value word;
+    return array_item(vm, value_array(key), i, &word) ? word : value_error();
+  }
   return use_shape(vm, to_slice(vm, key, 0, i, 1, 1), 0, NULL);
 }
 
@@ -41,6 +47,10 @@ static qn_value draw(qn_vm *vm, const char *fn, op_id op, qn_dtype dtype, int ra
   for (int i = 0; i < rank; i++) attr.d[i] = shape[i];
   qn_value in[3];
   if (!operands(vm, fn, key, number, in)) return value_error();
+  if (!vm->rec) { /* the operands are numbers, or the slow way takes them */
+    qn_value few = eager_fast_draw(vm, op, in, &attr);
+    if (!value_is(few, TAG_UNSET)) return few;
+  }
   return use3(vm, op, in[0], in[1], in[2], &attr);
 }
 
@@ -53,6 +63,14 @@ static qn_value draw_floats(qn_vm *vm, const char *fn, op_id op, const qn_value 
     return raise(vm, E_dtype, SPAN_NONE, "%s: numbers of %s; randint draws integers and bernoulli bools", fn,
                  dtype_rows[dtype].name);
   return draw(vm, fn, op, dtype, rank, shape, args[2], 0);
+}
+
+/* An array that was drawn just now, of few numbers in the CPU's memory, that nobody else has: it may be written to. */
+static bool is_few(const qn_vm *vm, qn_value x) {
+  if (!is_array(x) || vm->rec) return false;
+  const qn_array *a = value_array(x);
+  return !array_pending(a) && !a->device && a->contiguous && a->size <= 1024 && a->head.refs == 1 &&
+         a->storage->refs == 1;
 }
 
 qn_value builtin_rand(qn_vm *vm, const qn_value *args) { return draw_floats(vm, "rand", OP_random_uniform, args); }
@@ -74,6 +92,11 @@ qn_value builtin_randint(qn_vm *vm, const qn_value *args) {
     return raise(vm, E_dtype, SPAN_NONE, "randint: %s does not hold the integers from %lld to %lld",
                  dtype_rows[dtype].name, (long long)low, (long long)high - 1);
   qn_value x = draw(vm, "randint", OP_random_bits, QN_i64, rank, shape, args[4], 0);
+  if (is_few(vm, x)) { /* the same, in place */
+    int64_t *p = (int64_t *)(void *)array_data(value_array(x));
+    for (int64_t i = 0; i < value_array(x)->size; i++) p[i] = (p[i] & INT64_MAX) % values + low;
+    return use_dtype(vm, x, dtype);
+  }
   x = use2(vm, OP_bitand, x, value_int(INT64_MAX), NULL);
   x = use2(vm, OP_mod, x, value_int(values), NULL);
   if (low) x = use2(vm, OP_add, x, value_int(low), NULL);
@@ -82,6 +105,8 @@ qn_value builtin_randint(qn_vm *vm, const qn_value *args) {
 
 /* Does a host number lie from 0 to 1? A recorded one is guarded by the answer. */
 static bool is_probability(qn_vm *vm, const char *fn, qn_value p) {
+  if (!vm->rec && (p.head == TAG_FLOAT ? p.u.f >= 0 && p.u.f <= 1 : p.head == TAG_INT && (uint64_t)p.u.i <= 1))
+    return true;
   for (int side = 0; side < 2; side++) {
     qn_value bound = value_float(side), holds = op2(vm, side ? OP_le : OP_ge, p, bound, NULL);
     if (!value_is_error(holds)) holds = rec_observe(vm, holds);
@@ -153,6 +178,17 @@ qn_value random_split(qn_vm *vm, qn_value key, int64_t n) {
   int64_t shape[2] = {n, 1};
   qn_value bits = draw(vm, "split", OP_random_bits, QN_i64, 2, shape, key, -1);
   if (value_is_error(bits)) return bits;
+  if (is_few(vm, bits)) {
+    shape[1] = 2;
+    qn_array *keys = array_new(vm, QN_i64, 2, shape);
+    const uint64_t *from = (const uint64_t *)(const void *)array_data(value_array(bits));
+    for (int64_t i = 0; keys && i < n; i++) {
+      int64_t *to = (int64_t *)(void *)array_data(keys) + 2 * i;
+      to[0] = (int64_t)(from[i] & 0xffffffff), to[1] = (int64_t)(from[i] >> 32);
+    }
+    value_release(vm, bits);
+    return keys ? value_obj(TAG_ARRAY, keys) : value_error();
+  }
   qn_value mask = value_int(0xffffffff);
   qn_value words[2] = {op2(vm, OP_bitand, bits, mask, NULL),
                        use2(vm, OP_bitand, op2(vm, OP_shr, bits, value_int(32), NULL), mask, NULL)};

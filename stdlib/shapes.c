@@ -429,7 +429,7 @@ qn_value builtin_gather(qn_vm *vm, const qn_value *args) {
   if (!arg_axis(vm, "gather", args[2], value_array(args[0])->rank, &axis)) return value_error();
   op_attr attr = {.axes = (uint8_t)(1u << axis)};
   if (!vm->rec) {
-    qn_value few = eager_gather(vm, args[0], args[1], &attr);
+    qn_value few = eager_fast_gather(vm, args[0], args[1], &attr);
     if (!value_is(few, TAG_UNSET)) return few;
   }
   return use2(vm, OP_gather, value_retain(args[0]), index_arg(vm, "gather", args[1]), &attr);

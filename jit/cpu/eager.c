@@ -627,6 +627,8 @@ qn_value eager_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_
     if (op == OP_slice_put || op == OP_iota) return eager_view(vm, op, in, nin, attr);
     out = eager_fast_index(vm, op, in, nin, attr);
     break;
+  case CLASS_RANDOM: out = eager_fast_draw(vm, op, in, attr); break;
+  case CLASS_LIBRARY: out = eager_fast_sort(vm, op, in[0], attr); break;
   case CLASS_DOT: out = eager_fast_dot(vm, in[0], in[1]); break;
   default: break;
   }

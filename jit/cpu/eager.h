@@ -29,8 +29,11 @@ QN_MUST_CHECK qn_value eager_along(qn_vm *vm, op_id op, const qn_value *in, cons
 /* What it does itself of arrays: reductions over a mask of axes, scans along one. */
 QN_MUST_CHECK qn_value eager_reduce(qn_vm *vm, op_id op, qn_value x, uint8_t axes, bool keepdims);
 QN_MUST_CHECK qn_value eager_scan(qn_vm *vm, op_id op, qn_value x, uint8_t axes);
-/* Products. Unset: not here, the slow way does it. */
+/* Products, random numbers, nonzero, sorting. Unset: not here, the slow way does it. */
 QN_MUST_CHECK qn_value eager_fast_dot(qn_vm *vm, qn_value left, qn_value right);
+QN_MUST_CHECK qn_value eager_fast_draw(qn_vm *vm, op_id op, const qn_value *in, const op_attr *attr);
+QN_MUST_CHECK qn_value eager_fast_nonzero(qn_vm *vm, qn_value in);
+QN_MUST_CHECK qn_value eager_fast_sort(qn_vm *vm, op_id op, qn_value in, const op_attr *attr);
 /* Copies the elements of an array in the CPU's memory, in row-major order. */
 void eager_write_out(void *to, const qn_array *a);
 /* Sum and division by the number of elements, of an array, where both have nothing to ask; otherwise unset. */

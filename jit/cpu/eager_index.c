@@ -473,7 +473,7 @@ static bool find_along(const vm_loops *l, const qn_array *x, const int64_t *stri
                        to->at);
 }
 
-qn_value eager_gather(qn_vm *vm, qn_value x, qn_value index, const op_attr *attr) {
+qn_value eager_fast_gather(qn_vm *vm, qn_value x, qn_value index, const op_attr *attr) {
   const vm_loops *l = cpu_loops(vm);
   if (!l) return value_error();
   eager_places places;
@@ -514,6 +514,7 @@ static qn_value copy_with(qn_vm *vm, const vm_loops *l, op_id op, const qn_value
 }
 
 qn_value eager_fast_index(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr) {
+  if (op == OP_nonzero) return eager_fast_nonzero(vm, in[0]);
   if (nin < 2 || !value_is(in[0], TAG_ARRAY)) return value_unset();
   const qn_array *x = value_array(in[0]);
   if (!eager_here(x)) return value_unset();
@@ -536,7 +537,7 @@ qn_value eager_fast_index(qn_vm *vm, op_id op, const qn_value *in, int nin, cons
     p.n = 1, p.index[0] = mask, p.axis[0] = 0;
     return eager_pick_apply(vm, x, &p);
   }
-  case OP_gather: return eager_gather(vm, in[0], in[1], attr);
+  case OP_gather: return eager_fast_gather(vm, in[0], in[1], attr);
   case OP_scatter:
   case OP_gather_add: return nin > 2 ? copy_with(vm, l, op, in, nin, attr) : value_unset();
   default: return value_unset();

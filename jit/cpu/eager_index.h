@@ -41,7 +41,7 @@ QN_MUST_CHECK qn_value eager_named(qn_vm *vm, const qn_array *x, const qn_array 
  * with an error raised. False: not here. */
 QN_MUST_CHECK bool eager_put_named(qn_vm *vm, qn_value *x, const qn_array *by, qn_value v, int mode, bool *ok);
 /* OP_gather; unset: not here. */
-QN_MUST_CHECK qn_value eager_gather(qn_vm *vm, qn_value x, qn_value index, const op_attr *attr);
+QN_MUST_CHECK qn_value eager_fast_gather(qn_vm *vm, qn_value x, qn_value index, const op_attr *attr);
 /* INDEX ops; unset: not here. */
 QN_MUST_CHECK qn_value eager_fast_index(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
 

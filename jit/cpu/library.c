@@ -11,6 +11,8 @@
 
 #include <string.h>
 
+#include "jit/cpu/eager.h"
+
 typedef struct pair {
   uint64_t key;
   int64_t index;
@@ -35,7 +37,27 @@ static uint64_t key_of(qn_dtype d, const char *p, bool descending) {
   return descending ? ~key : key;
 }
 
-enum { RUN = 16, PIECE = 1 << 20 };
+/* Pairs of a line whose elements are `step` bytes apart. */
+static void keys_of(qn_dtype d, const char *in, int64_t step, int64_t n, bool descending, pair *to) {
+  if (d == QN_f32) {
+    for (int64_t i = 0; i < n; i++, in += step) {
+      float x;
+      memcpy(&x, in, sizeof x);
+      to[i] = (pair){float_key(x, descending), i};
+    }
+  } else if (d == QN_i64) {
+    for (int64_t i = 0; i < n; i++, in += step) {
+      uint64_t x;
+      memcpy(&x, in, sizeof x);
+      x ^= (uint64_t)1 << 63;
+      to[i] = (pair){descending ? ~x : x, i};
+    }
+  } else {
+    for (int64_t i = 0; i < n; i++, in += step) to[i] = (pair){key_of(d, in, descending), i};
+  }
+}
+
+enum { RUN = 16, PIECE = 1 << 20, FEW = 64 };
 
 /* Sorts n pairs by key, stable; `spare` has room for n. Returns where the result is, or NULL if it was interrupted. */
 static pair *sort_pairs(qn_vm *vm, pair *a, pair *spare, int64_t n) {
@@ -66,6 +88,18 @@ static pair *sort_pairs(qn_vm *vm, pair *a, pair *spare, int64_t n) {
   return a;
 }
 
+/* The elements of a line in the order of its pairs. Strides in elements. */
+static void store_sorted(char *out, int64_t out_stride, const char *in, int64_t stride, size_t size, const pair *sorted,
+                         int64_t n) {
+  int64_t step = stride * (int64_t)size, out_step = out_stride * (int64_t)size;
+  if (size == 4)
+    for (int64_t i = 0; i < n; i++, out += out_step) memcpy(out, in + sorted[i].index * step, 4);
+  else if (size == 8)
+    for (int64_t i = 0; i < n; i++, out += out_step) memcpy(out, in + sorted[i].index * step, 8);
+  else
+    for (int64_t i = 0; i < n; i++, out += out_step) memcpy(out, in + sorted[i].index * step, size);
+}
+
 static qn_array *sort_axis(qn_vm *vm, qn_array *x, const op_attr *attr, bool indices) {
   int axis = attr->axes ? __builtin_ctz(attr->axes) : 0;
   bool descending = (attr->flags & ATTR_DESCENDING) != 0;
@@ -74,7 +108,7 @@ static qn_array *sort_axis(qn_vm *vm, qn_array *x, const op_attr *attr, bool ind
   int64_t n = x->rank ? x->shape[axis] : 1, stride = x->rank ? x->strides[axis] : 0,
           out_stride = x->rank ? out->strides[axis] : 0;
   size_t bytes = (size_t)n * 2 * sizeof(pair);
-  pair *pairs = mem_alloc(vm, bytes);
+  pair few[2 * FEW], *pairs = n <= FEW ? few : mem_alloc(vm, bytes);
   if (!pairs) {
     value_release(vm, value_obj(TAG_ARRAY, out));
     return NULL;
@@ -88,15 +122,13 @@ static qn_array *sort_axis(qn_vm *vm, qn_array *x, const op_attr *attr, bool ind
       to += at[k] * out->strides[k];
     }
     const char *in = array_data(x) + from * (int64_t)size;
-    for (int64_t i = 0; i < n; i++)
-      pairs[i] = (pair){key_of((qn_dtype)x->dtype, in + i * stride * (int64_t)size, descending), i};
+    keys_of((qn_dtype)x->dtype, in, stride * (int64_t)size, n, descending, pairs);
     const pair *sorted = sort_pairs(vm, pairs, pairs + n, n);
-    for (int64_t i = 0; sorted && i < n; i++) {
-      if (indices)
-        ((int64_t *)(void *)array_data(out))[to + i * out_stride] = sorted[i].index;
-      else
-        memcpy(array_data(out) + (to + i * out_stride) * (int64_t)size, in + sorted[i].index * stride * (int64_t)size,
-               size);
+    if (sorted && indices) {
+      int64_t *at_out = (int64_t *)(void *)array_data(out) + to;
+      for (int64_t i = 0; i < n; i++) at_out[i * out_stride] = sorted[i].index;
+    } else if (sorted) {
+      store_sorted(array_data(out) + to * (int64_t)size, out_stride, in, stride, size, sorted, n);
     }
     for (int k = x->rank - 1; k >= 0; k--) { /* the next line: all axes but the sorted one */
       if (k == axis) continue;
@@ -104,12 +136,12 @@ static qn_array *sort_axis(qn_vm *vm, qn_array *x, const op_attr *attr, bool ind
       at[k] = 0;
     }
     if (!sorted || vm_poll(vm)) {
-      mem_free(vm, pairs, bytes);
+      if (pairs != few) mem_free(vm, pairs, bytes);
       value_release(vm, value_obj(TAG_ARRAY, out));
       return NULL;
     }
   }
-  mem_free(vm, pairs, bytes);
+  if (pairs != few) mem_free(vm, pairs, bytes);
   return out;
 }
 
@@ -174,4 +206,20 @@ qn_array *library_apply(qn_vm *vm, op_id op, qn_array *const *in, const op_attr 
   }
   value_release(vm, value_obj(TAG_ARRAY, x));
   return out;
+}
+
+qn_value eager_fast_nonzero(qn_vm *vm, qn_value in) {
+  if (!value_is(in, TAG_ARRAY)) return value_unset();
+  const qn_array *x = value_array(in);
+  if (!x->storage || x->device || x->dtype != QN_bool || !x->contiguous) return value_unset();
+  qn_array *out = nonzero(vm, x);
+  return out ? value_obj(TAG_ARRAY, out) : value_error();
+}
+
+qn_value eager_fast_sort(qn_vm *vm, op_id op, qn_value in, const op_attr *attr) {
+  if ((op != OP_sort && op != OP_argsort) || !value_is(in, TAG_ARRAY)) return value_unset();
+  qn_array *x = value_array(in);
+  if (!x->storage || x->device || !x->rank || !attr->axes || attr->axes >> x->rank) return value_unset();
+  qn_array *out = sort_axis(vm, x, attr, op == OP_argsort);
+  return out ? value_obj(TAG_ARRAY, out) : value_error();
 }

@@ -17,7 +17,7 @@ typedef struct vm_product {
   int64_t x_row, x_step, y_step, y_column;
 } vm_product;
 
-enum { VM_WORDS = 8 }; /* elements whose random words are made at once */
+enum { VM_WORDS = 4 }; /* elements whose random words are made at once */
 
 enum { VM_SIZES = 4 }; /* element sizes 1, 2, 4, 8 are numbered 0..3 */
 static inline int vm_size_class(size_t bytes) { return bytes == 1 ? 0 : bytes == 2 ? 1 : bytes == 4 ? 2 : 3; }
