@@ -48,6 +48,12 @@ bool index_int(qn_vm *vm, qn_value v, const char *what, int64_t *out) {
 }
 
 bool index_item_of(qn_vm *vm, qn_value v, bool host, index_item *out) {
+  if (v.head == TAG_ARRAY && !host && !vm->rec && value_array(v)->rank > 0 &&
+      (value_array(v)->dtype == QN_i64 || value_array(v)->dtype == QN_bool)) {
+    out->kind = value_array(v)->dtype == QN_bool ? INDEX_MASK : INDEX_ARRAY;
+    out->array = v;
+    return true;
+  }
   *out = (index_item){.kind = INDEX_INT, .step = 1, .array = value_nil()};
   if (v.head == TAG_INT) {
     out->start = v.u.i;
@@ -947,7 +953,7 @@ bool index_put_places(qn_vm *vm, qn_value *x, qn_value index, op_id op, qn_value
   if (i->dtype == QN_bool ? !set : !i->rank || !dtype_is_int((qn_dtype)i->dtype)) return false;
   if ((!set && a->dtype == QN_bool) || !may_store(a, v)) return false;
   scatter_mode mode = set ? SCATTER_SET : op == OP_add ? SCATTER_ADD : SCATTER_MUL;
-  if (i->dtype == QN_i64 && eager_put_named(vm, x, i, v, mode, ok)) return true;
+  if (eager_put_named(vm, x, i, v, mode, ok)) return true;
   return put_places(vm, x, NULL, &item, 1, v, mode, ok);
 }
 

@@ -1,6 +1,7 @@
 /* Builtins over sequences (lists, ranges, texts, rows of arrays), and those reductions that also take lists. */
 #include <string.h>
 
+#include "jit/cpu/eager.h"
 #include "stdlib/builtins.h"
 
 /* ---- functions over items ------------------------------------------------------------------------------------------ */
@@ -339,7 +340,8 @@ qn_value builtin_sort(qn_vm *vm, const qn_value *args) {
   int axis;
   if (!arg_axis(vm, "sort", args[1], value_array(x)->rank, &axis)) return value_error();
   op_attr attr = {.axes = (uint8_t)(1u << axis), .flags = descending ? ATTR_DESCENDING : 0};
-  return op1(vm, OP_sort, x, &attr);
+  qn_value few = vm->rec ? value_unset() : eager_fast_sort(vm, OP_sort, x, &attr);
+  return value_is(few, TAG_UNSET) ? op1(vm, OP_sort, x, &attr) : few;
 }
 
 /* ---- reductions of arrays and sequences ------------------------------------------------------------------------------------ */

@@ -7,6 +7,8 @@
  *   bernoulli       uniform < p
  *   permutation     stable argsort of 64 bits an element
  */
+#include <string.h>
+
 #include "jit/cpu/eager.h"
 #include "stdlib/builtins.h"
 
@@ -40,17 +42,46 @@ static bool operands(qn_vm *vm, const char *fn, qn_value key, int64_t draw, qn_v
   return false;
 }
 
+/* Few numbers, while nothing is recorded. Unset: not so, nothing is drawn. */
+static inline qn_value draw_few(qn_vm *vm, op_id op, qn_dtype dtype, int rank, const int64_t *shape, qn_value key,
+                                int64_t number) {
+  bool counted = value_is(key, TAG_NIL);
+  uint64_t words[3] = {vm->seed & 0xffffffffu, vm->seed >> 32, counted ? vm->draw : (uint64_t)number};
+  if (!counted) {
+    const qn_array *a = is_array(key) ? value_array(key) : NULL;
+    if (!a || a->dtype != QN_i64 || a->rank != 1 || a->size != 2 || !a->contiguous || !a->storage || a->device)
+      return value_unset();
+    memcpy(words, array_data(a), 2 * sizeof *words);
+  }
+  qn_value out = eager_draw(vm, op, dtype, rank, shape, words);
+  if (counted && !value_is(out, TAG_UNSET)) vm->draw++;
+  return out;
+}
+
+/* Sizes as arg_shape has them, most of which are plain. */
+static inline bool sizes_of(qn_vm *vm, const char *fn, qn_value rest, int64_t *shape, int *rank) {
+  const qn_list *l = value_is(rest, TAG_LIST) ? value_list(rest) : NULL;
+  bool plain = l && l->len - 1 < 4;
+  for (uint32_t i = 0; plain && i < l->len; i++) {
+    plain = l->items[i].head == TAG_INT && (uint64_t)l->items[i].u.i <= 1 << 12;
+    shape[i] = l->items[i].u.i;
+  }
+  if (!plain) return arg_shape(vm, fn, rest, shape, rank);
+  *rank = (int)l->len;
+  return true;
+}
+
 static qn_value draw(qn_vm *vm, const char *fn, op_id op, qn_dtype dtype, int rank, const int64_t *shape, qn_value key,
                      int64_t number) {
+  if (!vm->rec) {
+    qn_value few = draw_few(vm, op, dtype, rank, shape, key, number);
+    if (!value_is(few, TAG_UNSET)) return few;
+  }
   op_attr attr = {
       .dtype = (uint8_t)dtype, .mode = value_is(key, TAG_NIL) ? DRAW_COUNTED : DRAW_KEYED, .n = (uint8_t)rank};
   for (int i = 0; i < rank; i++) attr.d[i] = shape[i];
   qn_value in[3];
   if (!operands(vm, fn, key, number, in)) return value_error();
-  if (!vm->rec) { /* the operands are numbers, or the slow way takes them */
-    qn_value few = eager_fast_draw(vm, op, in, &attr);
-    if (!value_is(few, TAG_UNSET)) return few;
-  }
   return use3(vm, op, in[0], in[1], in[2], &attr);
 }
 
@@ -58,7 +89,7 @@ static qn_value draw_floats(qn_vm *vm, const char *fn, op_id op, const qn_value 
   int64_t shape[ARRAY_MAX_RANK];
   int rank;
   qn_dtype dtype;
-  if (!arg_shape(vm, fn, args[0], shape, &rank) || !arg_dtype(vm, fn, args[1], QN_f32, &dtype)) return value_error();
+  if (!sizes_of(vm, fn, args[0], shape, &rank) || !arg_dtype(vm, fn, args[1], QN_f32, &dtype)) return value_error();
   if (!dtype_is_float(dtype))
     return raise(vm, E_dtype, SPAN_NONE, "%s: numbers of %s; randint draws integers and bernoulli bools", fn,
                  dtype_rows[dtype].name);
@@ -81,7 +112,7 @@ qn_value builtin_randint(qn_vm *vm, const qn_value *args) {
   int rank;
   qn_dtype dtype;
   if (!arg_int(vm, "randint", "an int as low", args[0], &low) ||
-      !arg_int(vm, "randint", "an int as high", args[1], &high) || !arg_shape(vm, "randint", args[2], shape, &rank) ||
+      !arg_int(vm, "randint", "an int as high", args[1], &high) || !sizes_of(vm, "randint", args[2], shape, &rank) ||
       !arg_dtype(vm, "randint", args[3], QN_i64, &dtype))
     return value_error();
   int64_t values;
@@ -131,7 +162,7 @@ qn_value builtin_bernoulli(qn_vm *vm, const qn_value *args) {
   if (!is_array(p) && !is_probability(vm, "bernoulli", p)) return value_error();
   int64_t shape[ARRAY_MAX_RANK];
   int rank;
-  if (!arg_shape(vm, "bernoulli", args[1], shape, &rank)) return value_error();
+  if (!sizes_of(vm, "bernoulli", args[1], shape, &rank)) return value_error();
   if (value_list(args[1])->len == 0 && is_array(p)) {
     rank = value_array(p)->rank;
     for (int i = 0; i < rank; i++) shape[i] = value_array(p)->shape[i];

@@ -1,6 +1,7 @@
 /* Builtins that rearrange, join and pick elements: all are maps of coordinates or the index ops. */
 #include <string.h>
 
+#include "jit/cpu/eager.h"
 #include "jit/cpu/eager_index.h"
 #include "stdlib/builtins.h"
 
@@ -435,10 +436,27 @@ qn_value builtin_gather(qn_vm *vm, const qn_value *args) {
   return use2(vm, OP_gather, value_retain(args[0]), index_arg(vm, "gather", args[1]), &attr);
 }
 
+/* A copy of few elements with others added to it. Unset: not so. */
+static qn_value scatter_few(qn_vm *vm, qn_value x, const qn_array *index, qn_value v) {
+  const qn_array *a = value_array(x);
+  if (!eager_here(a) || a->rank != 1 || a->size > EAGER_PLACES || index->dtype != QN_i64) return value_unset();
+  qn_array *copy = array_duplicate(vm, value_array(x));
+  if (!copy) return value_error();
+  qn_value out = value_obj(TAG_ARRAY, copy);
+  bool ok = true, done = eager_put_named(vm, &out, index, v, SCATTER_ADD, &ok);
+  if (done && ok) return out;
+  value_release(vm, out);
+  return done ? value_error() : value_unset();
+}
+
 qn_value builtin_scatter_add(qn_vm *vm, const qn_value *args) {
   if (!is_array(args[0])) return arg_refuse(vm, "scatter_add", "an array", args[0]);
   if (!is_array(args[2]) && !value_is_scalar(args[2]))
     return arg_refuse(vm, "scatter_add", "an array or a number as v", args[2]);
+  if (!vm->rec && args[1].head == TAG_ARRAY && args[2].head == TAG_ARRAY) {
+    qn_value few = scatter_few(vm, args[0], value_array(args[1]), args[2]);
+    if (!value_is(few, TAG_UNSET)) return few;
+  }
   qn_value index = value_is(args[1], TAG_INT) ? to_dtype(vm, args[1], QN_i64) : index_arg(vm, "scatter_add", args[1]);
   op_attr attr = {.n = 1, .d = {1}, .mode = SCATTER_ADD};
   return use3(vm, OP_scatter, value_retain(args[0]), index, value_retain(args[2]), &attr);
@@ -446,7 +464,10 @@ qn_value builtin_scatter_add(qn_vm *vm, const qn_value *args) {
 
 qn_value builtin_nonzero(qn_vm *vm, const qn_value *args) {
   if (!is_array(args[0])) return arg_refuse(vm, "nonzero", "an array", args[0]);
-  if (value_array(args[0])->dtype == QN_bool) return op1(vm, OP_nonzero, args[0], NULL);
+  if (value_array(args[0])->dtype == QN_bool) {
+    qn_value few = vm->rec ? value_unset() : eager_fast_nonzero(vm, args[0]);
+    return value_is(few, TAG_UNSET) ? op1(vm, OP_nonzero, args[0], NULL) : few;
+  }
   return use1(vm, OP_nonzero, op2(vm, OP_ne, args[0], value_int(0), NULL), NULL);
 }
 

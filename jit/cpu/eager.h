@@ -32,6 +32,9 @@ QN_MUST_CHECK qn_value eager_scan(qn_vm *vm, op_id op, qn_value x, uint8_t axes)
 /* Products, random numbers, nonzero, sorting. Unset: not here, the slow way does it. */
 QN_MUST_CHECK qn_value eager_fast_dot(qn_vm *vm, qn_value left, qn_value right);
 QN_MUST_CHECK qn_value eager_fast_draw(qn_vm *vm, op_id op, const qn_value *in, const op_attr *attr);
+/* The same by key words and draw number. */
+QN_MUST_CHECK qn_value eager_draw(qn_vm *vm, op_id op, qn_dtype dtype, int rank, const int64_t *shape,
+                                  const uint64_t words[3]);
 QN_MUST_CHECK qn_value eager_fast_nonzero(qn_vm *vm, qn_value in);
 QN_MUST_CHECK qn_value eager_fast_sort(qn_vm *vm, op_id op, qn_value in, const op_attr *attr);
 /* Copies the elements of an array in the CPU's memory, in row-major order. */

@@ -198,7 +198,18 @@ static inline __attribute__((always_inline)) bool find(const vm_loops *l, const 
   if (placed) {
     n = joint;
   } else {
-    if ((joint = join(l, p, list, &joint_rank, joint_shape)) < 0) return false;
+    const qn_array *a = p->index[0];
+    int axis = p->axis[0];
+    if (lead && p->n == 1 && a->dtype != QN_bool) {
+      joint = a->size;
+      joint_rank = a->rank;
+      for (int i = 0; i < joint_rank; i++) joint_shape[i] = a->shape[i];
+      if ((uint64_t)joint - 1 >= EAGER_PLACES || !index_offsets(indices_of(l, a, a->rank, a->shape, joint, list), joint,
+                                                                p->shape[axis], p->strides[axis], true, 0, list))
+        return false;
+    } else if ((joint = join(l, p, list, &joint_rank, joint_shape)) < 0) {
+      return false;
+    }
     to->rank = 0;
     to->at[0] = p->offset;
   }
@@ -281,17 +292,23 @@ static inline qn_value read_rows(qn_vm *vm, const vm_loops *l, const qn_array *x
   return value_obj(TAG_ARRAY, out);
 }
 
-static inline qn_value read_masked(qn_vm *vm, const vm_loops *l, const qn_array *x, const qn_array *mask) {
-  int64_t at[EAGER_PLACES], n = 0;
-  if (!x->contiguous || !mask->contiguous || mask->rank != x->rank || !x->rank || mask->size > EAGER_PLACES)
-    return value_unset();
+/* What a mask of all elements leaves, as offsets in an array without gaps. -1: not here. */
+static inline int64_t masked(const qn_array *x, const qn_array *mask, int64_t *at) {
+  if (!x->contiguous || !mask->contiguous || mask->rank != x->rank || !x->rank || mask->size > EAGER_PLACES) return -1;
   for (int i = 0; i < x->rank; i++)
-    if (mask->shape[i] != x->shape[i]) return value_unset();
+    if (mask->shape[i] != x->shape[i]) return -1;
   const uint8_t *m = (const uint8_t *)array_data(mask);
+  int64_t n = 0;
   for (int64_t i = 0; i < mask->size; i++) {
     at[n] = i;
     n += m[i];
   }
+  return n;
+}
+
+static inline qn_value read_masked(qn_vm *vm, const vm_loops *l, const qn_array *x, const qn_array *mask) {
+  int64_t at[EAGER_PLACES], n = masked(x, mask, at);
+  if (n < 0) return value_unset();
   qn_array *out = array_new(vm, (qn_dtype)x->dtype, 1, &n);
   if (!out) return value_error();
   l->gather[vm_size_class(dtype_size((qn_dtype)x->dtype))](out->storage->data, array_data(x), at, 1, n);
@@ -311,15 +328,20 @@ bool eager_put_named(qn_vm *vm, qn_value *x, const qn_array *by, qn_value v, int
   char cell[8];
   int64_t room[EAGER_PLACES], at[EAGER_PLACES], n = by->size;
   const int64_t *index;
-  if (!eager_here(a) || !eager_here(by) || a->rank != 1 || !plain_indices(by, a->shape[0], room, &index)) return false;
+  if (!eager_here(a) || !eager_here(by)) return false;
+  bool mask = by->dtype == QN_bool;
+  if (mask ? mode != SCATTER_SET || (n = masked(a, by, at)) < 0
+           : a->rank != 1 || !plain_indices(by, a->shape[0], room, &index))
+    return false;
+  if (mask) index = at;
   qn_dtype d = (qn_dtype)a->dtype;
   const vm_loops *l = cpu_loops(vm);
   int kop = mode == SCATTER_ADD ? KOP_add : KOP_mul;
   if (!l || (mode != SCATTER_SET && !l->update[kop][d])) return false;
   if (value_is(v, TAG_ARRAY)) {
     const qn_array *b = value_array(v);
-    if (!eager_here(b) || b->storage == a->storage || b->dtype != d || !b->contiguous || b->rank != by->rank ||
-        b->size != n || (b->rank > 1 && !shape_equal(b, by)))
+    if (!eager_here(b) || b->storage == a->storage || b->dtype != d || !b->contiguous || b->size != n ||
+        b->rank != (mask ? 1 : by->rank) || (b->rank > 1 && !shape_equal(b, by)))
       return false;
     from = array_data(b);
   } else {
@@ -329,7 +351,7 @@ bool eager_put_named(qn_vm *vm, qn_value *x, const qn_array *by, qn_value v, int
   *ok = array_own(vm, x);
   if (!*ok) return true;
   a = value_array(*x);
-  int64_t stride = a->strides[0];
+  int64_t stride = mask ? 1 : a->strides[0];
   char *to = array_data(a);
   if (stride != 1) {
     for (int64_t i = 0; i < n; i++) at[i] = index[i] * stride;

@@ -37,7 +37,7 @@ QN_MUST_CHECK bool eager_store(qn_vm *vm, const qn_array *x, const eager_places 
 
 /* x[by] for one index array along the first axis or a mask; unset: not here. */
 QN_MUST_CHECK qn_value eager_named(qn_vm *vm, const qn_array *x, const qn_array *by);
-/* x[by] = v, x[by] += v or x[by] *= v of an array of rank 1 by an index array, where v is of x's dtype or a number that it holds; *ok: false
+/* x[by] = v, also by a mask, x[by] += v or x[by] *= v, of an array of rank 1 by an index array, where v is of x's dtype or a number that it holds; *ok: false
  * with an error raised. False: not here. */
 QN_MUST_CHECK bool eager_put_named(qn_vm *vm, qn_value *x, const qn_array *by, qn_value v, int mode, bool *ok);
 /* OP_gather; unset: not here. */

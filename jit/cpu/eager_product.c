@@ -14,36 +14,14 @@
 /* Products of more terms go to kernels, which have vectors; so do operands of more elements where they must be converted. */
 enum { MOST_TERMS = 1024, MOST_CONVERTED = 256 };
 
-/* A conversion's result, on the stack. */
-typedef struct converted {
-  qn_array a;
-  qn_storage storage;
-  _Alignas(8) char data[MOST_CONVERTED * 8];
-} converted;
-
-/* `a` as an array of dtype d without gaps; NULL: not here. */
-static __attribute__((noinline)) const qn_array *convert(const vm_loops *l, const qn_array *a, qn_dtype d,
-                                                         converted *to) {
+/* The elements of an array without gaps as dtype d in `to`; false: not here. */
+static bool convert(const vm_loops *l, const qn_array *a, qn_dtype d, void *to) {
   qn_dtype from = (qn_dtype)a->dtype;
   bool narrow = from == QN_f16 || from == QN_bf16;
   vm_fn cast = narrow && d != QN_f32 ? NULL : l->cast[from][d];
-  if (!cast || a->size > MOST_CONVERTED) return NULL;
-  to->a = *a;
-  to->storage = (qn_storage){.refs = 1, .data = to->data};
-  to->a.storage = &to->storage;
-  to->a.offset = 0;
-  to->a.contiguous = true;
-  shape_strides(a->rank, a->shape, to->a.strides);
-  const void *source = array_data(a);
-  if (!a->contiguous) {
-    array_copy_elements(&to->a, a);
-    source = to->data;
-  }
-  _Alignas(8) char dense[MOST_CONVERTED * 8];
-  cast(dense, source, NULL, NULL, VM_A, a->size);
-  memcpy(to->data, dense, (size_t)a->size * dtype_size(d));
-  to->a.dtype = (uint8_t)d;
-  return &to->a;
+  if (!cast || !a->contiguous || a->size > MOST_CONVERTED) return false;
+  cast(to, array_data(a), NULL, NULL, VM_A, a->size);
+  return true;
 }
 
 /* Many products: the axes before the last two, which broadcast. False: they do not, or there are too many terms. */
@@ -70,10 +48,10 @@ static __attribute__((noinline)) bool join_batches(const qn_array *const a[2], i
   return true;
 }
 
-static __attribute__((noinline)) void each_of_batch(const vm_loops *l, qn_dtype d, const qn_array *const a[2],
+static __attribute__((noinline)) void each_of_batch(const vm_loops *l, qn_dtype d, const void *const from[2],
                                                     const vm_product *p, const batches *b, char *out) {
   int64_t size = (int64_t)dtype_size(d), index[ARRAY_MAX_RANK] = {0};
-  const char *at[2] = {array_data(a[0]), array_data(a[1])};
+  const char *at[2] = {from[0], from[1]};
   for (;;) {
     l->product[d](out, at[0], at[1], p);
     out += p->m * p->n * size;
@@ -88,9 +66,11 @@ static __attribute__((noinline)) void each_of_batch(const vm_loops *l, qn_dtype 
   }
 }
 
-/* Operands of dtype `compute`; the result is converted to `result`. A vector is a row on the left, a column on the right. */
+/* Operands of dtype `compute`, which lie as `a` says; the result is converted to `result`. A vector is a row on the left, a column on
+ * the right. */
 static inline __attribute__((always_inline)) qn_value multiply(qn_vm *vm, const vm_loops *l, const qn_array *const a[2],
-                                                               qn_dtype compute, qn_dtype result) {
+                                                               const void *const from[2], qn_dtype compute,
+                                                               qn_dtype result) {
   const qn_array *x = a[0], *y = a[1];
   int xr = x->rank, yr = y->rank;
   if (!xr || !yr) return value_unset();
@@ -121,9 +101,9 @@ static inline __attribute__((always_inline)) qn_value multiply(qn_vm *vm, const 
   _Alignas(8) float wide[MOST_TERMS];
   char *to = compute == result ? out->storage->data : (char *)wide;
   if (b.rank)
-    each_of_batch(l, compute, a, &p, &b, to);
+    each_of_batch(l, compute, from, &p, &b, to);
   else
-    l->product[compute](to, array_data(x), array_data(y), &p);
+    l->product[compute](to, from[0], from[1], &p);
   if (compute != result) l->cast[compute][result](out->storage->data, to, NULL, NULL, VM_A, out->size);
   return value_obj(TAG_ARRAY, out);
 }
@@ -137,10 +117,14 @@ static __attribute__((noinline)) qn_value multiply_converted(qn_vm *vm, const vm
   bool narrow = result == QN_f16 || result == QN_bf16;
   if (narrow && a[0]->dtype != a[1]->dtype) return value_unset(); /* one is rounded to the result's dtype first */
   qn_dtype compute = narrow ? QN_f32 : result;
-  converted other[2];
+  _Alignas(8) char other[2][MOST_CONVERTED * 8];
+  const void *from[2] = {other[0], other[1]};
   for (int i = 0; i < 2; i++)
-    if (a[i]->dtype != compute && !(a[i] = convert(l, a[i], compute, &other[i]))) return value_unset();
-  return multiply(vm, l, a, compute, result);
+    if (a[i]->dtype == compute)
+      from[i] = array_data(a[i]);
+    else if (!convert(l, a[i], compute, other[i]))
+      return value_unset();
+  return multiply(vm, l, a, from, compute, result);
 }
 
 qn_value eager_fast_dot(qn_vm *vm, qn_value left, qn_value right) {
@@ -150,6 +134,9 @@ qn_value eager_fast_dot(qn_vm *vm, qn_value left, qn_value right) {
   const vm_loops *l = cpu_loops(vm);
   if (!l) return value_error();
   qn_dtype d = (qn_dtype)a[0]->dtype;
-  if (a[1]->dtype == d && l->product[d]) return multiply(vm, l, a, d, d);
+  if (a[1]->dtype == d && l->product[d]) {
+    const void *from[2] = {array_data(a[0]), array_data(a[1])};
+    return multiply(vm, l, a, from, d, d);
+  }
   return multiply_converted(vm, l, a);
 }

@@ -59,17 +59,22 @@ static void keys_of(qn_dtype d, const char *in, int64_t step, int64_t n, bool de
 
 enum { RUN = 16, PIECE = 1 << 20, FEW = 64 };
 
+/* Sorts few pairs. */
+static inline void insert_pairs(pair *a, int64_t from, int64_t to) {
+  for (int64_t i = from + 1; i < to; i++) {
+    pair x = a[i];
+    int64_t k = i;
+    for (; k > from && a[k - 1].key > x.key; k--) a[k] = a[k - 1];
+    a[k] = x;
+  }
+}
+
 /* Sorts n pairs by key, stable; `spare` has room for n. Returns where the result is, or NULL if it was interrupted. */
 static pair *sort_pairs(qn_vm *vm, pair *a, pair *spare, int64_t n) {
   for (int64_t from = 0; from < n; from += RUN) {
     if (vm_poll_item(vm, from / RUN)) return NULL;
     int64_t to = from + RUN < n ? from + RUN : n;
-    for (int64_t i = from + 1; i < to; i++) {
-      pair x = a[i];
-      int64_t k = i;
-      for (; k > from && a[k - 1].key > x.key; k--) a[k] = a[k - 1];
-      a[k] = x;
-    }
+    insert_pairs(a, from, to);
   }
   for (int64_t width = RUN; width < n; width *= 2) {
     for (int64_t from = 0; from < n; from += 2 * width) {
@@ -179,6 +184,11 @@ static qn_array *nonzero(qn_vm *vm, const qn_array *x) {
   if (!out) return NULL;
   const uint8_t *m = (const uint8_t *)array_data(x);
   int64_t *to = (int64_t *)(void *)array_data(out), at[ARRAY_MAX_RANK] = {0};
+  if (x->rank == 1 && x->size < PIECE) {
+    for (int64_t i = 0; i < x->size; i++)
+      if (m[i]) *to++ = i;
+    return out;
+  }
   for (int64_t i = 0; i < x->size; i++) {
     if ((i & (PIECE - 1)) == PIECE - 1 && vm_poll(vm)) {
       value_release(vm, value_obj(TAG_ARRAY, out));
@@ -216,10 +226,29 @@ qn_value eager_fast_nonzero(qn_vm *vm, qn_value in) {
   return out ? value_obj(TAG_ARRAY, out) : value_error();
 }
 
+/* One line of few elements. */
+static qn_array *sort_few(qn_vm *vm, const qn_array *x, bool descending, bool indices) {
+  int64_t n = x->shape[0];
+  size_t size = dtype_size((qn_dtype)x->dtype);
+  const char *in = array_data(x);
+  pair pairs[RUN];
+  qn_array *out = array_new(vm, indices ? QN_i64 : (qn_dtype)x->dtype, 1, x->shape);
+  if (!out) return NULL;
+  keys_of((qn_dtype)x->dtype, in, x->strides[0] * (int64_t)size, n, descending, pairs);
+  insert_pairs(pairs, 0, n);
+  if (indices)
+    for (int64_t i = 0; i < n; i++) ((int64_t *)(void *)out->storage->data)[i] = pairs[i].index;
+  else
+    store_sorted(out->storage->data, 1, in, x->strides[0], size, pairs, n);
+  return out;
+}
+
 qn_value eager_fast_sort(qn_vm *vm, op_id op, qn_value in, const op_attr *attr) {
   if ((op != OP_sort && op != OP_argsort) || !value_is(in, TAG_ARRAY)) return value_unset();
   qn_array *x = value_array(in);
   if (!x->storage || x->device || !x->rank || !attr->axes || attr->axes >> x->rank) return value_unset();
-  qn_array *out = sort_axis(vm, x, attr, op == OP_argsort);
+  bool few = x->rank == 1 && x->size <= RUN;
+  qn_array *out = few ? sort_few(vm, x, (attr->flags & ATTR_DESCENDING) != 0, op == OP_argsort)
+                      : sort_axis(vm, x, attr, op == OP_argsort);
   return out ? value_obj(TAG_ARRAY, out) : value_error();
 }
