@@ -42,15 +42,20 @@ static void arity_text(qn_vm *vm, qn_value f, text_buf *t) {
 }
 
 static bool fail_arity(qn_vm *vm, qn_value f, uint32_t given, const qn_str *missing) {
-  text_buf t, s;
+  text_buf t;
   text_init(&t, vm);
-  text_init(&s, vm);
   if (missing)
     text_addf(&t, "argument '%s' is missing", missing->text);
   else
     text_addf(&t, "%u argument%s given, which is more than it takes", given, given == 1 ? "" : "s");
   arity_text(vm, f, &t);
-  text_free(&s);
+  const builtin_info *info = !missing && value_fn(f)->head.flags == FN_BUILTIN ? builtin_of(vm, value_fn(f)) : NULL;
+  if (info && info->def.effect == BUILTIN_PURE && strcmp(info->sig.params[0].name->text, "f") == 0) {
+    text_addf(&t, "; it gives a function, which takes the arguments: %s(f", info->def.name);
+    for (int i = 1; i < info->sig.nparams && info->sig.params[i].def.head == TAG_UNSET; i++)
+      text_addf(&t, ", %s", info->sig.params[i].name->text);
+    text_adds(&t, ")(x)");
+  }
   raise_text(vm, E_arity, SPAN_NONE, &t);
   return false;
 }

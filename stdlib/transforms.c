@@ -9,6 +9,10 @@ static bool arg_fn(qn_vm *vm, const char *fn, qn_value v) {
   text_init(&t, vm);
   text_addf(&t, "%s: expected a function, not ", fn);
   text_kind(&t, v);
+  if (value_is(v, TAG_DTYPE)) {
+    const char *name = dtype_rows[v.u.i].name;
+    text_addf(&t, "; write fn(x) %s(x)", name);
+  }
   raise_text(vm, E_not_callable, SPAN_NONE, &t);
   return false;
 }
@@ -20,10 +24,8 @@ static void text_called(text_buf *t, const char *fn) {
 
 /* wrt: an int or a list of ints. */
 static qn_value gradient(qn_vm *vm, transform_kind kind, const char *fn, const qn_value *args) {
-  bool aux;
   bool plain = kind == TRANSFORM_JACOBIAN || kind == TRANSFORM_HESSIAN;
-  if (!arg_fn(vm, fn, args[0]) || (!plain && !arg_bool(vm, fn, "true or false as aux", args[2], &aux)))
-    return value_error();
+  if (!arg_fn(vm, fn, args[0])) return value_error();
   const qn_value *wrt = &args[1];
   uint32_t n = 1;
   if (value_is(args[1], TAG_LIST)) {
@@ -44,9 +46,17 @@ static qn_value gradient(qn_vm *vm, transform_kind kind, const char *fn, const q
     if (!arg_int(vm, fn, "an int or a list of ints as wrt", wrt[i], &at)) return value_error();
     if (at < 0) return raise(vm, E_argument, SPAN_NONE, "%s: wrt counts arguments from 0", fn);
   }
+  if (!plain && !value_is(args[2], TAG_BOOL)) {
+    text_buf t;
+    text_init(&t, vm);
+    text_addf(&t, "%s: expected true or false as aux, not ", fn);
+    text_kind(&t, args[2]);
+    text_called(&t, fn);
+    return raise_text(vm, E_type, SPAN_NONE, &t);
+  }
   if (kind != TRANSFORM_HESSIAN) return transform_new(vm, kind, args, plain ? 2 : 3);
-  qn_value captures[3] = {args[0], args[1], value_bool(false)};
-  qn_value slope = transform_new(vm, TRANSFORM_GRAD, captures, 3);
+  qn_value captures[4] = {args[0], args[1], value_bool(false), value_bool(true)}; /* the last: within a hessian */
+  qn_value slope = transform_new(vm, TRANSFORM_GRAD, captures, 4);
   if (value_is_error(slope)) return slope;
   captures[0] = slope;
   qn_value hessian = transform_new(vm, kind, captures, 2);

@@ -158,7 +158,8 @@ static qn_value visit_call(void *ctx, const walk *w, const qn_value *values) {
 }
 
 qn_value builtin_tree_map(qn_vm *vm, const qn_value *args) {
-  if (!value_is(args[0], TAG_FN)) return arg_refuse(vm, "tree_map", "a function first, then the trees", args[0]);
+  if (!value_is(args[0], TAG_FN) && !value_is(args[0], TAG_DTYPE))
+    return arg_refuse(vm, "tree_map", "a function first, then the trees", args[0]);
   const qn_list *others = value_list(args[2]);
   call_ctx c = {vm, args[0], others->len + 1};
   qn_value *trees = mem_alloc(vm, c.k * sizeof *trees);

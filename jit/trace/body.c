@@ -448,7 +448,7 @@ static bool collect_inputs(struct recording *r, const graph_body *b, const rec_c
   if (b->like.head != TAG_UNSET) {
     for (uint32_t i = 0; i < b->nbound; i++) in[i] = value_retain(value_fn(site->fn)->captures[i]);
     input_list l = {in + b->nbound};
-    bool ok = companion_walk(vm, "the cotangent", "the result", b->like, mark[0], false, take_cotangent, &l) &&
+    bool ok = companion_walk(vm, "the cotangent", "the result", b->like, mark[0], 0, take_cotangent, &l) &&
               fill_zeros(vm, in + b->nbound, l.at);
     vm_pop_to(vm, mark);
     return ok;

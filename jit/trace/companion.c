@@ -17,24 +17,33 @@ typedef struct companion {
   const char *what, *of;
   bool (*leaf)(void *ctx, qn_value like, qn_value given);
   void *ctx;
-  bool lanes;
+  int lanes;      /* leading axes */
   qn_value whole; /* what `like` is a part of; `seen`: places of it so far */
   uint64_t seen;
   text_buf path; /* ".w[1]" */
 } companion;
+
+/* The kind of a value, of arrays the shape that a lane sees. */
+static void text_lane(const companion *c, text_buf *t, qn_value v) {
+  const qn_array *a = value_is(v, TAG_ARRAY) ? value_array(v) : NULL;
+  if (a && a->rank >= c->lanes)
+    text_shape(t, (qn_dtype)a->dtype, a->rank - c->lanes, a->shape + c->lanes);
+  else
+    text_kind(t, v);
+}
 
 /* "jvp: the tangent is f32[3] at .w where the argument has f32[4]" */
 static bool differs(companion *c, qn_value like, qn_value given, const char *detail) {
   text_buf t;
   text_init(&t, c->vm);
   text_addf(&t, "%s is ", c->what);
-  text_kind(&t, given);
+  text_lane(c, &t, given);
   if (c->path.len) {
     text_adds(&t, " at ");
     text_add(&t, c->path.text, c->path.len);
   }
   text_addf(&t, " where %s is ", c->of);
-  text_kind(&t, like);
+  text_lane(c, &t, like);
   text_adds(&t, detail);
   raise_text(c->vm, E_argument, SPAN_NONE, &t);
   return false;
@@ -123,7 +132,7 @@ static bool walk(companion *c, qn_value like, qn_value given) {
   return !is_float_leaf(like) || walk_leaf(c, like, given);
 }
 
-bool companion_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given, bool lanes,
+bool companion_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given, int lanes,
                     bool (*leaf)(void *ctx, qn_value like, qn_value given), void *ctx) {
   companion c = {.vm = vm, .what = what, .of = of, .leaf = leaf, .ctx = ctx, .lanes = lanes, .whole = like};
   text_init(&c.path, vm);

@@ -171,7 +171,7 @@ static bool apply_rule(void *ctx, const graph_region *x, const uint32_t *cotange
   region_grads c = {.r = r, .region = x, .rule = rule, .grads = grads};
   ok = ok &&
        companion_walk(vm, "custom_grad: what backward returns", nargs == 1 ? "the argument" : "the list of arguments",
-                      nargs == 1 ? value_list(like)->items[0] : like, gs, rule->lanes > 0, take_gradient, &c);
+                      nargs == 1 ? value_list(like)->items[0] : like, gs, (int)rule->levels, take_gradient, &c);
   ok = ok && rec_room(r);
   vm_pop_to(vm, mark);
   if (!value_is_error(args)) value_release(vm, args);
@@ -259,12 +259,14 @@ static qn_value call_grad(struct recording *r, const rec_call_site *site) {
   int nargs = site->nargs - 1;
   qn_value wrt = rec_observe_tree(vm, f->captures[1]);
   bool aux = f->ncaptures > 2 && value_is(f->captures[2], TAG_BOOL) && f->captures[2].u.i;
-  leaves l = {.r = r, .name = def->name};
+  const char *name =
+      f->ncaptures > 3 ? transform_defs[TRANSFORM_HESSIAN].name : def->name; /* the gradient within one */
+  leaves l = {.r = r, .name = name};
   qn_value *mark = vm->sp, result = value_error(), value = value_unset();
   bool one = value_is(wrt, TAG_INT);
   uint32_t nwrt;
   int which[MOST_WRT];
-  if (!positions(vm, def->name, wrt, nargs, which, &nwrt)) goto done;
+  if (!positions(vm, name, wrt, nargs, which, &nwrt)) goto done;
   if (!vm_enter(vm, (size_t)nargs + 1)) goto done;
   for (int i = 0; i < nargs; i++) *vm->sp++ = value_retain(site->args[i]);
   uint32_t from = r->g->n;
@@ -272,7 +274,7 @@ static qn_value call_grad(struct recording *r, const rec_call_site *site) {
   for (uint32_t i = 0; i < nwrt; i++) {
     qn_value x = mark[which[i]];
     if (!is_float_leaf(x) && !value_is(x, TAG_LIST) && !value_is(x, TAG_RECORD)) {
-      raise_not_float(vm, def->name, which[i], x);
+      raise_not_float(vm, name, which[i], x);
       goto done;
     }
     first[i] = l.n;
@@ -291,7 +293,7 @@ static qn_value call_grad(struct recording *r, const rec_call_site *site) {
     }
     root_value = value_list(value)->items[0];
   }
-  uint32_t root = root_node(r, root_value, def->name), seed = 0;
+  uint32_t root = root_node(r, root_value, name), seed = 0;
   if (root == UINT32_MAX || !backward(r, from, &root, &seed, root != 0, &l)) goto done;
   qn_value grads[MOST_WRT];
   uint32_t made = 0;
@@ -590,8 +592,7 @@ static qn_value call_jvp(struct recording *r, const rec_call_site *site) {
   t.seeds = t.roots + (ok ? w.in.n + 1 : 0);
   w.in.at = 0;
   for (int i = 0; i < n && ok; i++)
-    ok = companion_walk(vm, "jvp: the tangent", "the argument", site->args[i], site->args[n + i], false, take_tangent,
-                        &t);
+    ok = companion_walk(vm, "jvp: the tangent", "the argument", site->args[i], site->args[n + i], 0, take_tangent, &t);
   leaves dy = {.r = r};
   for (uint32_t i = 0; i < w.out.n && ok; i++) ok = leaves_add(&dy, w.out.grads[i]);
   ok = ok && backward(r, w.before.n, t.roots, t.seeds, t.n, &dy) && trust_dead(r, w.before.n, &dy);

@@ -682,6 +682,7 @@ static bool own_rule(qn_vm *vm, graph_region *x) {
   if (!(own = mem_zalloc(vm, sizeof *own))) return false;
   own->refs = 1;
   own->lanes = rule->lanes;
+  own->levels = rule->levels;
   own->backward = value_retain(rule->backward);
   if (!template_copy(vm, &rule->cts, &own->cts) || !template_copy(vm, &rule->args, &own->args) ||
       !template_copy(vm, &rule->like, &own->like)) {
@@ -727,6 +728,7 @@ static bool lift_region(struct recording *r, const struct lanes *l, graph_region
   value_release(r->vm, rule->backward);
   rule->backward = all_lanes;
   rule->lanes = l->depth;
+  rule->levels++;
   return true;
 }
 

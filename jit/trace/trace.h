@@ -379,12 +379,12 @@ uint64_t value_structure_hash(qn_value v, uint64_t seed);
 /* ---- companion.c ----------------------------------------------------------------------------------------------------------------------- */
 
 /* Is `given` a tree like `like`, with the same dtype and shape at every float leaf? nil stands for zeros, of a subtree too; a number
- * may stand for an array of rank 0; what is at other leaves does not matter. `lanes`: `given` was made in lanes, where host floats that differ are f64 arrays, and each
+ * may stand for an array of rank 0; what is at other leaves does not matter. `lanes`: how many vmaps `given` was made in, where host floats that differ are f64 arrays, and each
  * lane has given something for those that do not. Calls `leaf` for the float leaves of `like` in order with
  * what is there: an array, a float, or nil. False with an error raised that says at which path: `what` names the tree ("vjp: the
  * cotangent"), `of` what it belongs to ("the result"). */
 QN_MUST_CHECK bool companion_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given,
-                                  bool lanes, bool (*leaf)(void *ctx, qn_value like, qn_value given), void *ctx);
+                                  int lanes, bool (*leaf)(void *ctx, qn_value like, qn_value given), void *ctx);
 bool is_float_leaf(qn_value v);
 /* The same tree with arrays without data for float arrays, 0.0 for floats, and nil for all other leaves. Owned. */
 QN_MUST_CHECK qn_value companion_prototype(qn_vm *vm, qn_value v);
@@ -466,6 +466,7 @@ typedef struct region_rule {
   tpl_list cts, args; /* its arguments: outputs are numbers in the region's outs and args */
   tpl_list like;      /* the float leaves of the arguments: numbers in args */
   uint32_t lanes;     /* depth of the vmap that backward has been made for last; 0: none */
+  uint32_t levels;    /* how many vmaps it has been made for: leading axes of what it takes and returns */
 } region_rule;
 void region_rule_release(qn_vm *vm, region_rule *rule);
 qn_value differentiate_call(struct recording *r, const rec_call_site *site);

@@ -558,6 +558,7 @@ static region_rule *r_rule(unpacker *u, const graph *g, const graph_region *x) {
   outputs outs = {g, x->outs, x->nouts}, args = {g, x->args, x->nargs};
   bool ok = r_u32(u, &rule->lanes) && !value_is_error(backward = r_graph(u));
   if (ok) rule->backward = backward;
+  rule->levels = rule->lanes > 0; /* at least; messages show the shapes beyond */
   ok = ok && r_template(u, &rule->cts, &outs, 0) && r_template(u, &rule->args, &args, 0) &&
        r_template(u, &rule->like, &args, 0) && floats_alone(u, g, &rule->cts, x->outs) &&
        floats_alone(u, g, &rule->like, x->args);
