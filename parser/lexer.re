@@ -399,11 +399,18 @@ static int strange(parser *p, token *t, const unsigned char *s) {
   return parser_fail(p, E_syntax, t->start, end, "a control character (U+%04X) has no meaning here", code);
 }
 
-/* ++ and --: behind a name this is meant as a statement. */
+/* ++ and --: behind a name this is meant as a statement, but where another operand follows. */
 static int increment(parser *p, token *t, char sign) {
   int len = (int)(p->last_token.end - p->last_token.start);
   if (sign == '+' && (p->last == T_STRING || p->last == T_SEND || p->last == T_RP))
-    return parser_fail(p, E_slip, t->start, t->end, "strings and lists are joined by +");
+    return parser_fail(p, E_slip, t->start, t->end, "strings and lists are joined by +; append(xs, x) adds one item");
+  const char *next = p->text->text + t->end;
+  next += strspn(next, " \t");
+  bool operand = *next == '(' || *next == '[' || *next == '"' || *next == '=' || *next == '_' ||
+                 (*next >= '0' && *next <= '9') || ((*next | 32) >= 'a' && (*next | 32) <= 'z');
+  if (sign == '+' && operand && (p->last == T_NAME || p->last == T_RB))
+    return parser_fail(p, E_slip, t->start, t->end,
+                       "there is no ++; + adds numbers and joins strings and lists, append(xs, x) adds one item");
   if (p->last == T_NAME && len <= LONGEST_QUOTE)
     return parser_fail(p, E_slip, t->start, t->end, "there is no %c%c; write %.*s %c= 1", sign, sign, len,
                        p->text->text + p->last_token.start, sign);

@@ -183,7 +183,11 @@ static const char *slip_of_words(const parser *p, int kind, token t) {
   if (p->last == T_NAME && begins_value(kind) && p->before == T_DSLASH) return "a comment begins with #";
   if (string && p->last == T_NAME && p->last_token.end == t.start && t.start - p->last_token.start <= 2)
     return "a string has no letter in front: \"{x}\" interpolates, and \\\\ is a backslash";
+  if (string && p->last == T_DOT && p->before != T_STRING && p->before != T_SEND && p->last_token.end == t.start &&
+      p->last_token.start && p->text->text[p->last_token.start - 1] != ' ')
+    return "a field whose name is a text is read by brackets, r[\"a b\"]; strings are joined by +";
   if (string && p->last == T_DOT) return "strings are joined by +";
+  if (kind == T_LB && p->last == T_DOT) return "a field is a name; items are taken with brackets, as in x[0]";
   if (kind == T_NAME && accepts(p, T_LP) && (p->last == T_FN || p->before == T_FN))
     return "parameters stand in parentheses: fn f(x) { ... }, or fn(x) x + 1";
   if ((kind == T_NL || kind == LEX_END) && p->last == T_STRING && accepts(p, T_AS))
@@ -366,6 +370,15 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
     if (next[0] == '=' && next[1] != '=') return "a new variable is written let x = 1";
   }
   *id = E_syntax;
+  /* A brace is among the brackets already. */
+  bool inner = p->depth && p->brackets[p->depth - 1].at == t.start;
+  bracket_kind outer = !inner ? in : p->depth > 1 ? p->brackets[p->depth - 2].kind : BRACKET_BLOCK;
+  if (after && !body && (outer == BRACKET_BLOCK || p->last_token.end == t.start)) {
+    if (kind == T_LREC)
+      return "a record cannot stand behind a value: a call is written f({a: 1}), a changed record {..r, a: 1}";
+    if (kind == T_LC || kind == T_LEMPTY)
+      return "a block stands only behind if, else, for, while, try, catch and fn; a record is {a: 1}";
+  }
   if ((kind == T_NL || kind == LEX_END) && body && *lexer_skip(p, rest) == '{')
     return "'{' stands on the line of what it belongs to";
   if (kind == T_LET || kind == T_RETURN || kind == T_BREAK || kind == T_CONTINUE || kind == T_WHILE || kind == T_FOR ||
