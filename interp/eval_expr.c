@@ -482,8 +482,12 @@ qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
 
 qn_value eval_index(qn_vm *vm, node *h, qn_value *fp) {
   n_index *n = (n_index *)h;
-  qn_value x = eval(vm, n->object, fp);
+  qn_value x = eval(vm, n->object, fp), here[3 * INDEX_READ];
   if (value_stops(x)) return x;
+  if (x.head == TAG_ARRAY && index_values_read(vm, n->items, n->n, fp, here)) {
+    qn_value r = index_view(vm, x, n->items, n->n, here);
+    if (r.head != TAG_UNSET) return finish_index(vm, n, x, r);
+  }
   qn_value *mark = vm->sp, stopped;
   if (!push_index_values(vm, n->items, n->n, fp, &stopped)) {
     value_release(vm, x);

@@ -656,8 +656,7 @@ qn_value index_row(qn_vm *vm, qn_value x, int64_t i) {
 /* Order of kinds: bool < int < float. A value goes into an array of its kind or of a later one. */
 static int kind_order(qn_dtype d) { return d == QN_bool ? 0 : dtype_is_int(d) ? 1 : 2; }
 
-/* Whether storable, without saying why not. */
-static inline bool may_store(const qn_array *x, qn_value v) {
+bool index_may_store(const qn_array *x, qn_value v) {
   if (value_is(v, TAG_ARRAY))
     return value_array(v)->device == x->device &&
            (value_array(v)->dtype == x->dtype ||
@@ -668,7 +667,7 @@ static inline bool may_store(const qn_array *x, qn_value v) {
 }
 
 static bool storable(qn_vm *vm, const qn_array *x, qn_value v) {
-  if (may_store(x, v)) return true;
+  if (index_may_store(x, v)) return true;
   bool array = value_is(v, TAG_ARRAY);
   if (!array && !value_is_scalar(v)) {
     text_buf t;
@@ -933,8 +932,8 @@ bool index_put_number(const qn_vm *vm, qn_value x, int64_t i, qn_value v) {
     return true;
   }
   case QN_f32: {
-    if (!f || v.u.f > 0x1.fffffep127 || v.u.f < -0x1.fffffep127) return false;
-    float x32 = (float)v.u.f;
+    if (f && (v.u.f > 0x1.fffffep127 || v.u.f < -0x1.fffffep127)) return false;
+    float x32 = f ? (float)v.u.f : (float)v.u.i;
     memcpy(to, &x32, sizeof x32);
     return true;
   }
@@ -946,12 +945,19 @@ bool index_put_number(const qn_vm *vm, qn_value x, int64_t i, qn_value v) {
   }
 }
 
+bool index_takes_number(const qn_vm *vm, qn_value x, int64_t i, qn_value v) {
+  const qn_array *a = value_array(x);
+  if (vm->rec || !eager_here(a) || a->rank != 1 || (a->head.refs == 1 && a->storage->refs == 1)) return false;
+  if (i < 0) i += a->shape[0];
+  return (uint64_t)i < (uint64_t)a->shape[0] && (v.head == TAG_INT || v.head == TAG_FLOAT) && index_may_store(a, v);
+}
+
 bool index_put_places(qn_vm *vm, qn_value *x, qn_value index, op_id op, qn_value v, bool *ok) {
   const qn_array *a = value_array(*x), *i = value_array(index);
   bool set = op == OP_COUNT;
   index_item item = {.kind = i->dtype == QN_bool ? INDEX_MASK : INDEX_ARRAY, .array = index};
   if (i->dtype == QN_bool ? !set : !i->rank || !dtype_is_int((qn_dtype)i->dtype)) return false;
-  if ((!set && a->dtype == QN_bool) || !may_store(a, v)) return false;
+  if ((!set && a->dtype == QN_bool) || !index_may_store(a, v)) return false;
   scatter_mode mode = set ? SCATTER_SET : op == OP_add ? SCATTER_ADD : SCATTER_MUL;
   if (eager_put_named(vm, x, i, v, mode, ok)) return true;
   return put_places(vm, x, NULL, &item, 1, v, mode, ok);
@@ -961,7 +967,8 @@ bool index_put(qn_vm *vm, qn_value *x, const index_item *items, int n, qn_value 
   bool ok;
   if (element_put(vm, x, items, n, v, &ok)) return ok;
   const qn_array *a = value_array(*x);
-  if (names_places(items, n) && may_store(a, v) && put_places(vm, x, NULL, items, n, v, SCATTER_SET, &ok)) return ok;
+  if (names_places(items, n) && index_may_store(a, v) && put_places(vm, x, NULL, items, n, v, SCATTER_SET, &ok))
+    return ok;
   index_plan p;
   if (!plan_items(vm, a, items, n, &p) || !storable(vm, a, v)) return false;
   if (p.nadvanced) return advanced_put(vm, x, &p, v, SCATTER_SET);
@@ -1048,7 +1055,7 @@ bool index_combine(qn_vm *vm, qn_value *x, const index_item *items, int n, op_id
   const qn_array *a = value_array(*x);
   bool ok;
   if (n == 1 && items->kind == INDEX_ARRAY && a->dtype != QN_bool && (op == OP_add || op == OP_mul) &&
-      may_store(a, v) && put_places(vm, x, NULL, items, n, v, op == OP_add ? SCATTER_ADD : SCATTER_MUL, &ok))
+      index_may_store(a, v) && put_places(vm, x, NULL, items, n, v, op == OP_add ? SCATTER_ADD : SCATTER_MUL, &ok))
     return ok;
   if (!plan_items(vm, a, items, n, &p)) return false;
   /* Sums of bools are integers, which one by one are refused. */

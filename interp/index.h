@@ -45,9 +45,13 @@ QN_MUST_CHECK qn_value index_get(qn_vm *vm, qn_value x, const index_item *items,
 QN_MUST_CHECK qn_value index_row(qn_vm *vm, qn_value x, int64_t i);
 /* The array in `*x` (owned by its variable) updated at items with `v` (borrowed); x keeps its value on an error. */
 QN_MUST_CHECK bool index_put(qn_vm *vm, qn_value *x, const index_item *items, int n, qn_value v);
+/* May `v` be stored in x, which keeps its dtype? */
+bool index_may_store(const qn_array *x, qn_value v);
 /* x[i] = v for a plain number and an array of rank 1 that may be written in place and takes it as it is. False: index_put sees to it, and
  * finds what is wrong. */
 bool index_put_number(const qn_vm *vm, qn_value x, int64_t i, qn_value v);
+/* Is it that only because the array has other owners? */
+bool index_takes_number(const qn_vm *vm, qn_value x, int64_t i, qn_value v);
 /* x[index] = v (op: OP_COUNT) or x[index] op= v by addition or multiplication at few places that an index array or mask names, where
  * nothing is to be asked or told; *ok: false with an error raised. False: index_put or index_combine sees to it. */
 QN_MUST_CHECK bool index_put_places(qn_vm *vm, qn_value *x, qn_value index, op_id op, qn_value v, bool *ok);

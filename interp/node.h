@@ -305,6 +305,20 @@ qn_value eval_range(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_field(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_fn_node(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_index(qn_vm *vm, node *n, qn_value *fp);
+
+/* Basic indices without plans (index_view.c). The values of index items that are variables and constants with plain ints, as
+ * push_index_values leaves them; borrowed, into room for 3 * INDEX_READ. False: they are more than that, or a recording runs. */
+enum { INDEX_READ = 4 };
+QN_MUST_CHECK bool index_values_read(const qn_vm *vm, node *const *items, uint32_t n, const qn_value *fp,
+                                     qn_value *out);
+/* x[items] of an array, by the items' values. Unset: index_get sees to it. */
+QN_MUST_CHECK qn_value index_view(qn_vm *vm, qn_value x, node *const *items, uint32_t n, const qn_value *values);
+/* x[items] = v of an array; *ok: false with an error raised. False: index_put sees to it. */
+QN_MUST_CHECK bool index_put_view(qn_vm *vm, qn_value *x, node *const *items, uint32_t n, const qn_value *values,
+                                  qn_value v, bool *ok);
+/* x[items] op= v. False: with index_view, the op and index_put. */
+QN_MUST_CHECK bool index_apply_view(qn_vm *vm, qn_value *x, node *const *items, uint32_t n, const qn_value *values,
+                                    op_id op, qn_value v, bool *ok);
 qn_value eval_index_one(qn_vm *vm, node *n, qn_value *fp);
 /* The values of an index's items onto the stack (slices leave three). False: `*stopped` says what ended it, and the stack is as
  * before. */

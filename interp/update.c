@@ -144,12 +144,33 @@ static bool detach(qn_vm *vm, const qn_array *x, qn_value *v) {
 }
 
 static bool put_array(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, const qn_value *values, store *s) {
+  bool ok;
+  qn_value part = n == 1 && s->assign ? index_view(vm, *x, steps->items, steps->n, values) : value_unset();
+  if (value_is_error(part)) return false;
+  if (!value_is(part, TAG_UNSET)) {
+    part = combined(vm, s, part);
+    if (value_is_error(part)) return false;
+    if (index_put_view(vm, x, steps->items, steps->n, values, part, &ok)) {
+      value_release(vm, part);
+      return ok;
+    }
+  } else if (n == 1 && !s->assign && index_put_view(vm, x, steps->items, steps->n, values, s->v, &ok)) {
+    return ok;
+  }
   index_item items[INDEX_MAX];
-  if (!index_items_of(vm, steps->items, steps->n, values, false, items)) return false;
+  if (!index_items_of(vm, steps->items, steps->n, values, false, items)) {
+    value_release(vm, part);
+    return false;
+  }
+  if (!value_is(part, TAG_UNSET)) {
+    ok = index_put(vm, x, items, (int)steps->n, part);
+    value_release(vm, part);
+    return ok;
+  }
   if (n == 1 && !s->assign) return detach(vm, value_array(*x), &s->v) && index_put(vm, x, items, (int)steps->n, s->v);
   if (n == 1 && index_repeats(items, (int)steps->n))
     return index_combine(vm, x, items, (int)steps->n, (op_id)s->assign->row, s->v);
-  qn_value part = index_get(vm, *x, items, (int)steps->n);
+  part = index_get(vm, *x, items, (int)steps->n);
   if (value_is_error(part)) return false;
   if (n == 1) {
     part = combined(vm, s, part);
@@ -158,7 +179,7 @@ static bool put_array(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, cons
     value_release(vm, part);
     return false;
   }
-  bool ok = index_put(vm, x, items, (int)steps->n, part);
+  ok = index_put(vm, x, items, (int)steps->n, part);
   value_release(vm, part);
   return ok;
 }
@@ -426,12 +447,29 @@ static __attribute__((noinline)) bool update_places(qn_vm *vm, const n_assign *n
   return index_put_places(vm, x, index, n->op == AST_OP_none ? OP_COUNT : (op_id)n->row, v, ok);
 }
 
+/* x[items] = v and x[items] op= v of a variable that is an array, by basic indices. False: not so. */
+static __attribute__((noinline)) bool update_view(qn_vm *vm, const n_assign *n, qn_value *fp, const qn_value *values,
+                                                  qn_value v, bool *ok) {
+  const place *p = n->place;
+  path_step *step = p->steps;
+  qn_value *x = p->cell ? &p->cell->value : &fp[p->slot];
+  if (vm->rec || x->head != TAG_ARRAY || (p->cell && p->cell->rec.watched)) return false;
+  vm->updating = p->at;
+  if (n->op == AST_OP_none
+          ? !index_put_view(vm, x, step->items, step->n, values, v, ok)
+          : n->op == AST_OP_matmul || !index_apply_view(vm, x, step->items, step->n, values, (op_id)n->row, v, ok))
+    return false;
+  if (!*ok) raise_at(vm, step->mark);
+  return true;
+}
+
 /* Stores `v` (taken over) at the path of an assignment, whose index values are given. */
 static qn_value update(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *values, qn_value v) {
   store s = {.v = v, .assign = n->op == AST_OP_none ? NULL : n};
   bool ok;
   uint32_t nvalues = n->place->nvalues;
-  if (!nvalues || values[nvalues - 1].head != TAG_ARRAY || !update_places(vm, n, fp, values, v, &ok)) {
+  bool places = nvalues && values[nvalues - 1].head == TAG_ARRAY, basic = n->place->n == 1 && !n->place->steps->name;
+  if (places ? !update_places(vm, n, fp, values, v, &ok) : !basic || !update_view(vm, n, fp, values, v, &ok)) {
     qn_value *item = path_item(vm, n->place, fp, values);
     ok = item ? put_here(vm, item, &s) : path_put(vm, n->place, fp, values, &s);
   }
@@ -447,7 +485,12 @@ static qn_value update(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *val
 
 qn_value eval_update(qn_vm *vm, node *h, qn_value *fp) {
   n_assign *n = (n_assign *)h;
-  qn_value *mark = vm->sp, stopped;
+  const place *p = n->place;
+  qn_value *mark = vm->sp, stopped, here[3 * INDEX_READ];
+  if (p->n == 1 && !p->steps->name && index_values_read(vm, p->steps->items, p->steps->n, fp, here)) {
+    qn_value v = eval(vm, n->value, fp);
+    return value_stops(v) ? v : update(vm, n, fp, here, v);
+  }
   if (!place_push(vm, n->place, fp, &stopped)) return stopped;
   qn_value v = eval(vm, n->value, fp);
   if (!value_stops(v)) v = update(vm, n, fp, mark, v);
@@ -532,7 +575,16 @@ qn_value eval_update_one(qn_vm *vm, node *h, qn_value *fp) {
       return value_nil();
     }
   }
-  if (x && x->head == TAG_ARRAY && i.head == TAG_INT && index_put_number(vm, *x, i.u.i, v)) return value_nil();
+  if (x && x->head == TAG_ARRAY && i.head == TAG_INT) {
+    if (index_put_number(vm, *x, i.u.i, v)) return value_nil();
+    if (index_takes_number(vm, *x, i.u.i, v)) { /* but for its other owners */
+      vm->updating = p->at;
+      if (!array_own(vm, x))
+        error_clear(vm);
+      else if (index_put_number(vm, *x, i.u.i, v))
+        return value_nil();
+    }
+  }
   qn_value r = update(vm, n, fp, &i, v);
   value_release(vm, i);
   return r;

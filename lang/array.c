@@ -253,14 +253,25 @@ static inline void pair_give(qn_vm *vm, qn_array *a) {
   list_give(m, &m->pairs[k], a, HEADER_CLASS * SMALL_STEP + k * CELL_STEP);
 }
 
+static void pair_part(mem_lists *m, size_t k) {
+  qn_array *a = (qn_array *)(void *)m->pairs[k];
+  m->pairs[k] = m->pairs[k]->next;
+  list_give(m, &m->cells[k], a->storage, 0);
+  list_give(m, &m->small[HEADER_CLASS], a, 0);
+}
+
 void array_pairs_part(mem_lists *m) {
   for (size_t k = 0; k < CELL_CLASSES; k++)
-    while (m->pairs[k]) {
-      qn_array *a = (qn_array *)(void *)m->pairs[k];
-      m->pairs[k] = m->pairs[k]->next;
-      list_give(m, &m->cells[k], a->storage, 0);
-      list_give(m, &m->small[HEADER_CLASS], a, 0);
-    }
+    while (m->pairs[k]) pair_part(m, k);
+}
+
+bool array_pair_part(mem_lists *m, free_block **list) {
+  for (size_t k = 0; k < CELL_CLASSES; k++) {
+    if (!m->pairs[k] || (list != &m->cells[k] && list != &m->small[HEADER_CLASS])) continue;
+    pair_part(m, k);
+    return true;
+  }
+  return false;
 }
 
 void array_free(qn_vm *vm, qn_array *a) {
@@ -540,10 +551,8 @@ bool array_copy_on(qn_vm *vm, qn_array *to, const qn_array *from) {
 
 qn_array *array_duplicate(qn_vm *vm, qn_array *a) {
   if (!array_force(vm, a)) return NULL;
-  qn_array *copy = array_new_header(vm, (qn_dtype)a->dtype, a->rank, a->shape);
-  if (!copy) return NULL;
-  copy->device = a->device;
-  if (array_allocate(vm, copy) && array_copy_on(vm, copy, a)) return copy;
+  qn_array *copy = array_new_on(vm, a->device, (qn_dtype)a->dtype, a->rank, a->shape);
+  if (!copy || array_copy_on(vm, copy, a)) return copy;
   array_drop(vm, copy);
   return NULL;
 }

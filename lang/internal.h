@@ -77,6 +77,8 @@ void array_free(qn_vm *vm, qn_array *a);
 
 /* Takes the free arrays of mem_lists.pairs apart into their blocks. */
 void array_pairs_part(mem_lists *m);
+/* Takes one apart that has a block for this list; false: there is none. What is freed as a pair may have been made of two blocks. */
+bool array_pair_part(mem_lists *m, free_block **list);
 
 /* Parts of a VM that is being opened or closed. Opening raises nothing but out of memory; closing takes what is there. */
 bool intern_open(qn_vm *vm);

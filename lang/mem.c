@@ -216,6 +216,19 @@ static void *alloc_large(qn_vm *vm, size_t bytes) {
   return p;
 }
 
+/* A new block for an empty list: from a free array that has one, or off the chunk. */
+static void *block_of(qn_vm *vm, free_block **list, size_t size, size_t align) {
+  struct mem_state *m = vm->mem;
+  free_block *b = NULL;
+  if (array_pair_part(&m->lists, list)) {
+    b = *list;
+    *list = b->next;
+  }
+  void *p = b ? b : chunk_bump(vm, size, align);
+  if (p) count_live(&m->lists, size);
+  return p;
+}
+
 void *mem_try_alloc(qn_vm *vm, size_t bytes) {
   struct mem_state *m = vm->mem;
   size_t k = small_class(bytes);
@@ -223,9 +236,7 @@ void *mem_try_alloc(qn_vm *vm, size_t bytes) {
   if (__builtin_expect(p != NULL, 1)) return p;
   if (count_fails(m)) return NULL;
   if (MEM_DIRECT || bytes > SMALL_MAX) return alloc_large(vm, bytes);
-  p = chunk_bump(vm, k * SMALL_STEP, SMALL_STEP);
-  if (p) count_live(&m->lists, k * SMALL_STEP);
-  return p;
+  return block_of(vm, &m->lists.small[k], k * SMALL_STEP, SMALL_STEP);
 }
 
 void *mem_alloc(qn_vm *vm, size_t bytes) {
@@ -316,11 +327,10 @@ void *mem_cell(qn_vm *vm, size_t bytes) {
     m->held -= k * CELL_STEP;
     goto fail;
   }
-#else
-  p = chunk_bump(vm, k * CELL_STEP, CELL_STEP);
-  if (!p) goto fail;
-#endif
   count_live(&m->lists, k * CELL_STEP);
+#else
+  if (!(p = block_of(vm, &m->lists.cells[k], k * CELL_STEP, CELL_STEP))) goto fail;
+#endif
   return p;
 fail:
   raise_memory(vm);
@@ -571,7 +581,8 @@ void mem_count_copy(qn_vm *vm, size_t bytes) {
   vm->copies.bytes += bytes;
   vm->copies.at = vm->updating;
   uint32_t place = 0;
-  while (place < vm->ncopy_places && memcmp(&vm->copy_places[place].at, &vm->updating, sizeof vm->updating) != 0) place++;
+  while (place < vm->ncopy_places && memcmp(&vm->copy_places[place].at, &vm->updating, sizeof vm->updating) != 0)
+    place++;
   if (place < COPY_PLACES) {
     if (place == vm->ncopy_places) vm->copy_places[vm->ncopy_places++] = (copy_count){.at = vm->updating};
     vm->copy_places[place].count++;

@@ -341,9 +341,27 @@ START_TEST(arrays_go_through_the_api) {
 }
 END_TEST
 
+/* What was made of two blocks and freed as one array serves for blocks again: memory does not grow. */
+START_TEST(blocks_come_back) {
+  qn_vm *vm = vm_make();
+  int64_t shape[1] = {4};
+  const char *low = NULL, *high = NULL;
+  for (int i = 0; i < 100000; i++) {
+    qn_array *a = array_new_header(vm, QN_f32, 1, shape);
+    if (!a || !array_allocate(vm, a)) ck_abort_msg("no memory");
+    const char *at = (const char *)a->storage;
+    if (!low || at < low) low = at;
+    if (!high || at > high) high = at;
+    value_release(vm, value_obj(TAG_ARRAY, a));
+  }
+  ck_assert_int_lt(high - low, 8 << 20);
+  vm_close(vm);
+}
+END_TEST
+
 int main(void) {
   Suite *s = suite_create("lang_array");
-  CASE(tcase_create("shapes"), arrays_have_shape_and_strides, impossible_shapes_are_errors);
+  CASE(tcase_create("shapes"), blocks_come_back, arrays_have_shape_and_strides, impossible_shapes_are_errors);
   CASE(tcase_create("views"), views_share_and_know_contiguity, reshapes_that_are_views);
   CASE(tcase_create("owners"), writing_needs_one_owner);
   CASE(tcase_create("copies"), copies_between_any_layouts, transposes_of_planes_in_both_directions);
