@@ -149,34 +149,42 @@ static bool parse_device(const char *text, int *code) {
   return gpu || strcmp(text, "cpu") == 0;
 }
 
-/* An option with its value; 0 or an exit status. */
+/* Is a name that of an option? One that lacks its value counts as no option, but as *bare. */
+static bool is_option(const char *name, const char *option, const char *value, bool *bare) {
+  bool same = strcmp(name, option) == 0;
+  *bare |= same && !value;
+  return same && value;
+}
+
+/* An option with its value (NULL: the line ends before it); 0 or an exit status. */
 static int set_option(options *o, const char *name, const char *value) {
   uint64_t n;
   uint32_t log;
-  if (strcmp(name, "--jit") == 0) {
+  bool bare = false;
+  if (is_option(name, "--jit", value, &bare)) {
     if (!parse_jit(value, &o->config.jit)) return cli_misuse("--jit takes on, off, sync or verify, not '%s'", value);
-  } else if (strcmp(name, "--threads") == 0) {
+  } else if (is_option(name, "--threads", value, &bare)) {
     if (!parse_count(value, &n) || n > 4096) return cli_misuse("--threads takes a number, not '%s'", value);
     o->config.threads = (int)n;
-  } else if (strcmp(name, "--log") == 0) {
+  } else if (is_option(name, "--log", value, &bare)) {
     if (!log_parse(value, &log))
       return cli_misuse("--log: there is no such channel in '%s'; it takes " LOG_NAMES ", separated by commas, or all",
                         value);
     o->log |= log;
-  } else if (strcmp(name, "--set") == 0) {
+  } else if (is_option(name, "--set", value, &bare)) {
     if (o->nsets == SETS) return cli_misuse("--set: too many, at '%s'", value);
     o->sets[o->nsets++] = value;
-  } else if (strcmp(name, "--device") == 0) {
+  } else if (is_option(name, "--device", value, &bare)) {
     if (!parse_device(value, &o->device)) return cli_misuse("--device takes cpu, gpu or gpu:N, not '%s'", value);
-  } else if (strcmp(name, "--fail-alloc") == 0) {
+  } else if (is_option(name, "--fail-alloc", value, &bare)) {
     if (!parse_count(value, &o->fail_alloc)) return cli_misuse("--fail-alloc takes a number, not '%s'", value);
     o->count_allocs = o->fail_alloc == 0;
-  } else if (strcmp(name, "--trace") == 0) {
+  } else if (is_option(name, "--trace", value, &bare)) {
     o->trace = value;
-  } else if (strcmp(name, "-e") == 0) {
+  } else if (is_option(name, "-e", value, &bare)) {
     o->code = value;
   } else {
-    return cli_misuse("there is no option '%s'", name);
+    return cli_misuse(bare ? "'%s' needs a value" : "there is no option '%s'", name);
   }
   return 0;
 }
@@ -206,10 +214,8 @@ static int parse_options(int argc, char **argv, options *o) {
     name[len] = 0;
     if (equals)
       value = equals + 1;
-    else if (i + 1 < argc)
-      value = argv[++i];
     else
-      return cli_misuse("'%s' needs a value, or is no option", a);
+      value = i + 1 < argc ? argv[++i] : NULL;
     int status = set_option(o, name, value);
     if (status) return status;
     if (o->code) {

@@ -165,6 +165,10 @@ def case_misuse_status(p):
     for args in (["--no-such-flag"], ["--jit", "sometimes", "-e", "1"], ["--set", "no.such=1", "-e", "1"], ["-e"]):
         result = p.run(*args)
         need(result.status == 2 and result.err, f"{args}: expected status 2 and a message", result)
+    for args, words in ((["--nothing"], "there is no option '--nothing'"), (["--nothing=1", "-"], "there is no option '--nothing'"),
+                        (["-e"], "'-e' needs a value"), (["--jit"], "'--jit' needs a value")):
+        result = p.run(*args)
+        need(result.status == 2 and words in result.err, f"misuse that says: {words}", result)
 
 
 def case_full_disk(p):
