@@ -267,6 +267,10 @@ static bool has_keywords(const char *text, const uint8_t *looks, size_t from, si
 /* The text `verb(f, arguments)` for a call f(arguments); any other code becomes the body of a function. */
 static void ask(session *s, const char *verb, const char *argument) {
   size_t len = strlen(argument), open = 0;
+  if (parse_incomplete(s->vm, argument, len)) { /* its error would show what is put around the code */
+    fprintf(stderr, "this is not complete: %s\n", argument);
+    return;
+  }
   uint8_t *looks = malloc(len + 1);
   if (!looks) return;
   parse_looks(s->vm, argument, len, looks);
