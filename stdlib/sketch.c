@@ -71,24 +71,47 @@ static void end_color(sketch *s) {
 
 /* ---- texts ------------------------------------------------------------------------------------------------------------------ */
 
-/* A program's text on one line: control characters become blanks, so that a label cannot move the cursor. */
-static void put_text(sketch *s, const char *text, size_t len) {
-  for (size_t i = 0; i < len;) {
+static int columns_of(uint32_t code) { return code < 32 || (code >= 127 && code < 160) ? 1 : utf8_width(code); }
+
+/* Columns of a text as put_text shows it. */
+static int text_columns(const qn_str *text, int room) {
+  int columns = 0;
+  for (size_t i = 0; i < text->len && columns <= room;) {
     uint32_t code;
-    size_t n = (size_t)utf8_decode(text + i, &code);
+    i += (size_t)utf8_decode(text->text + i, &code);
+    columns += columns_of(code);
+  }
+  return columns < room ? columns : room;
+}
+
+/* A program's text on one line, cut at its end where it needs more than `room` columns. Control characters become blanks, so that
+ * a label cannot move the cursor. */
+static void put_text(sketch *s, const qn_str *text, int room) {
+  static const char cut[] = "...";
+  size_t i = 0, fits = 0, start = s->t->len, kept = start;
+  int columns = 0;
+  for (; i < text->len; fits = i) {
+    uint32_t code;
+    i += (size_t)utf8_decode(text->text + i, &code);
+    columns += columns_of(code);
+    if (columns > room) break;
     if (code < 32 || (code >= 127 && code < 160))
       text_adds(s->t, " ");
     else
-      text_add(s->t, text + i, n);
-    i += n;
+      text_add(s->t, text->text + fits, i - fits);
+    if (columns + (int)strlen(cut) <= room) kept = s->t->len;
   }
+  if (columns <= room) return;
+  if (!s->t->failed) s->t->len = kept;
+  text_adds(s->t, cut);
 }
 
 static void put_centered(sketch *s, const qn_str *text, int from, int width) {
   if (!text->len) return;
-  int left = from + (width - (int)utf8_columns(text->text, text->len)) / 2;
+  int columns = text_columns(text, s->width), left = from + (width - columns) / 2;
+  if (left > s->width - columns) left = s->width - columns;
   text_repeat(s->t, " ", left > 0 ? left : 0);
-  put_text(s, text->text, text->len);
+  put_text(s, text, s->width);
   text_adds(s->t, "\n");
 }
 
@@ -100,10 +123,21 @@ static bool has_names(const figure *f) {
 
 static void put_legend(sketch *s) {
   if (!has_names(s->f)) return;
-  text_repeat(s->t, " ", s->margin + 1);
+  int sign = s->looks.colors ? 3 : 2, at = s->margin + 1;
+  text_repeat(s->t, " ", at);
   for (int i = 0; i < s->f->nseries; i++) {
     const qn_str *name = s->f->series[i].name;
-    if (i) text_adds(s->t, "   ");
+    int room = s->width - s->margin - 1 - sign, columns = sign + (name->len ? text_columns(name, room)
+                                                                  : i < 10  ? 1
+                                                                            : 2);
+    if (i && at + 3 + columns > s->width) {
+      text_adds(s->t, "\n");
+      text_repeat(s->t, " ", at = s->margin + 1);
+    } else if (i) {
+      text_adds(s->t, "   ");
+      at += 3;
+    }
+    at += columns;
     if (s->looks.colors) {
       put_color(s, series_color(i), false);
       text_adds(s->t, "━━ ");
@@ -112,7 +146,7 @@ static void put_legend(sketch *s) {
       text_addf(s->t, "%c ", marks[i % (int)(sizeof marks - 1)]);
     }
     if (name->len)
-      put_text(s, name->text, name->len);
+      put_text(s, name, room);
     else
       text_addf(s->t, "%d", i);
   }
@@ -314,7 +348,7 @@ static bool sketch_chart(sketch *s) {
   if (good) {
     put_centered(s, f->title, s->margin + 1, s->columns);
     if (f->y_label->len) {
-      put_text(s, f->y_label->text, f->y_label->len);
+      put_text(s, f->y_label, s->width);
       text_adds(s->t, "\n");
     }
     for (int i = 0; i < s->rows; i++) put_row(s, i);
