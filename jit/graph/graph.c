@@ -373,8 +373,32 @@ static void mark_dim(const dim_table *t, qn_dim d, bool *live) {
   mark_dim(t, e->b, live);
 }
 
-void graph_dce(graph *g) {
-  uint32_t n = g->n;
+/* What its results or its rule need, if anybody needs its results. A region stays whole. */
+static void mark_region(const graph_region *x, bool *live) {
+  bool any = false;
+  for (uint32_t k = 0; k < x->nouts; k++) any |= x->outs[k] && live[x->outs[k]];
+  for (uint32_t k = 0; k < x->nargs && any; k++) live[x->args[k]] = true;
+  for (uint32_t k = 0; k < x->nouts && any; k++) live[x->outs[k]] = true;
+}
+
+static void renumber_region(graph_region *x, const uint32_t *map) {
+  uint32_t *args = (uint32_t *)x->args, *outs = (uint32_t *)x->outs; /* the owner's own lists */
+  uint32_t first = 0, end = 0;
+  for (uint32_t k = x->first; k < x->end; k++) {
+    if (!map[k]) continue;
+    if (!first) first = map[k];
+    end = map[k] + 1;
+  }
+  x->first = first;
+  x->end = end;
+  for (uint32_t k = 0; k < x->nargs; k++) args[k] = map[args[k]];
+  for (uint32_t k = 0; k < x->nouts; k++) outs[k] = map[outs[k]];
+}
+
+void graph_dce(graph *g) { graph_dce_regions(g, NULL, 0); }
+
+void graph_dce_regions(graph *g, graph_region *regions, uint32_t nregions) {
+  uint32_t n = g->n, left = nregions;
   bool *live = take(g, n * sizeof *live);
   uint32_t *map = take(g, n * sizeof *map);
   if (!live || !map) return;
@@ -382,6 +406,7 @@ void graph_dce(graph *g) {
   for (uint32_t i = 1; i < n; i++)
     live[i] |= g->nodes[i].kind == NODE_INPUT || g->nodes[i].kind == NODE_TAP || graph_fallible(g, i);
   for (uint32_t i = n - 1; i > 0; i--) {
+    while (left && regions[left - 1].end > i) mark_region(&regions[--left], live);
     if (!live[i]) continue;
     const graph_node *node = &g->nodes[i];
     for (int k = 0; k < node->nin; k++) live[node->in[k]] = true;
@@ -408,6 +433,7 @@ void graph_dce(graph *g) {
   for (uint32_t i = 0; i < g->ninputs; i++) g->inputs[i] = map[g->inputs[i]];
   for (uint32_t i = 0; i < g->noutputs; i++) g->outputs[i] = map[g->outputs[i]];
   dim_rename_nodes(&g->dims, map);
+  for (uint32_t i = 0; i < nregions; i++) renumber_region(&regions[i], map);
 }
 
 /* ---- hash ------------------------------------------------------------------------------------------------------------------------ */

@@ -260,6 +260,10 @@ typedef struct graph_rules {
   bool (*add)(void *ctx, const graph_region *copy);
 } graph_rules;
 
+/* As graph_dce for a graph with regions, which get their nodes' new numbers: what their rules need stays where their results are
+ * needed; a region of which nothing is left has no nodes (first and end 0). Their lists are written to. */
+void graph_dce_regions(graph *g, graph_region *regions, uint32_t nregions);
+
 /* Reverse-mode differentiation inside one graph: appends the nodes that compute, for each wrt[i], the sum over k of the cotangents
  * that it gets when root k, a float node, has the cotangent seeds[k] of its very type; writes their indices to grads[i] (0: no
  * root depends on it). Nodes with index < `from` are constants unless listed in wrt. `rules` may be NULL: no regions; those that

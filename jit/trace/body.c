@@ -48,6 +48,17 @@ void regions_cut(qn_vm *vm, region_list *l, uint32_t n) {
   }
 }
 
+void regions_drop_empty(qn_vm *vm, region_list *l) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < l->n; i++) {
+    graph_region x = l->list[i];
+    l->list[i] = l->list[n]; /* what goes moves to the end */
+    l->list[n] = x;
+    n += x.first < x.end;
+  }
+  regions_cut(vm, l, n);
+}
+
 /* Regions of `from` that begin at node `mark` or later and whose nodes have copies, as regions of the copies. map[i]: the copy of
  * node i, or 0. `ends` (may be NULL): where each region's copy ends, if that is beyond its nodes. */
 static bool regions_copy(qn_vm *vm, const region_list *from, uint32_t mark, region_list *to, const uint32_t *map,
@@ -239,8 +250,9 @@ static void mark_needed(struct recording *r, uint32_t mark, const uint32_t *outs
   for (uint32_t i = 0; i < nouts; i++) needed[outs[i]] = 1;
   for (uint32_t i = g->n - 1; i >= mark; i--) {
     while (region && r->regions.list[region - 1].end > i + 1) region--;
-    if (region && r->regions.list[region - 1].end == i + 1 && r->regions.list[region - 1].first >= mark) {
-      const graph_region *x = &r->regions.list[region - 1];
+    for (uint32_t at = region; at && r->regions.list[at - 1].end == i + 1; at--) {
+      const graph_region *x = &r->regions.list[at - 1];
+      if (x->first < mark) continue;
       bool any = false;
       for (uint32_t k = 0; k < x->nouts; k++) any |= needed[x->outs[k]] != 0;
       for (uint32_t k = 0; k < x->nargs + x->nouts && any; k++) needed[x->args[k]] = 1;

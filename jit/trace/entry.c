@@ -321,7 +321,7 @@ static entry *entry_make(struct recording *r, qn_value result) {
   memcpy(e->why_text, r->why_text, sizeof e->why_text);
   bool capture = r->capturing;
   if (capture) {
-    bool any = jit_of(vm)->watched_fn.head != TAG_UNSET; /* somebody asks for the graph, whatever it computes */
+    bool any = value_is(jit_of(vm)->watched_fn, TAG_FN); /* somebody asks for the graph, whatever it computes */
     for (uint32_t i = 1; i < r->g->n && !any; i++) any = r->g->nodes[i].kind == NODE_OP && !r->g->nodes[i].type.weak;
     break_reason broken = any ? BREAK_none : BREAK_no_arrays;
     if (capture && broken == BREAK_none && !template_make(r, result, &e->result, &broken) && error_pending(vm))
@@ -349,7 +349,10 @@ static entry *entry_make(struct recording *r, qn_value result) {
   e->device = r->device;
   e->state = capture ? ENTRY_COMPILING : ENTRY_BROKEN;
   if (capture) {
-    if (r->had_lanes) graph_dce(r->g); /* the lanes themselves say nothing any more */
+    if (r->had_lanes) { /* the lanes themselves say nothing any more */
+      graph_dce_regions(r->g, r->regions.list, r->regions.n);
+      regions_drop_empty(vm, &r->regions);
+    }
     e->graph = r->g;
     e->regions = r->regions;
     r->g = NULL;

@@ -412,6 +412,8 @@ QN_MUST_CHECK qn_value rec_within(qn_vm *vm, const rec_call_site *site,
 /* Adds a region; its lists are copied. False with an error raised. */
 QN_MUST_CHECK bool regions_add(qn_vm *vm, region_list *l, const graph_region *region);
 void regions_cut(qn_vm *vm, region_list *l, uint32_t n);
+/* Drops those that have no nodes. */
+void regions_drop_empty(qn_vm *vm, region_list *l);
 void body_open(qn_vm *vm);
 
 /* ---- backend.c ------------------------------------------------------------------------------------------------------------------------- */
