@@ -427,17 +427,6 @@ static __attribute__((noinline)) qn_value on_arrays(qn_vm *vm, const n_binary *n
 
 static inline bool is_operand(qn_value v) { return v.head == TAG_ARRAY || v.head - TAG_BOOL <= TAG_FLOAT - TAG_BOOL; }
 
-/* Variables of the top level are read as they lie there, since reading the other operand changes none of them. */
-#define ARRAYS_ANY_CONST                                                                                               \
-  if (n->a->kind == N_GLOBAL && ((n_global *)n->a)->cell->value.head == TAG_ARRAY && !vm->rec)                         \
-    return on_arrays(vm, n, ((n_global *)n->a)->cell->value, n->k);
-#define ARRAYS_ANY_ANY                                                                                                 \
-  if (n->a->kind == N_GLOBAL && n->b->kind == N_GLOBAL && !vm->rec) {                                                  \
-    qn_value x = ((n_global *)n->a)->cell->value, y = ((n_global *)n->b)->cell->value;                                 \
-    if ((x.head == TAG_ARRAY && is_operand(y)) || (y.head == TAG_ARRAY && is_operand(x)))                              \
-      return on_arrays(vm, n, x, y);                                                                                   \
-  }
-
 /* What is known about the right operand when the evaluator is chosen. */
 enum { ANY, KNOWN_INT, KNOWN_FLOAT };
 #define INLINE static inline __attribute__((always_inline))
@@ -543,6 +532,16 @@ INLINE bool fast_other(qn_value a, qn_value b, int known, qn_value *r) {
     if (fast_##name(a, b, known, &r)) return r;                                                                        \
     return slow(vm, n, a, b, own);                                                                                     \
   }
+/* Variables of the top level: arrays are read as they lie there, since reading the other operand changes none of them. */
+#define VALUE_OF(node) ((const n_global *)(node))->cell->value
+#define GET_VARIABLE_CONST                                                                                             \
+  if (VALUE_OF(n->a).head == TAG_ARRAY && !vm->rec) return on_arrays(vm, n, VALUE_OF(n->a), n->k);                     \
+  GET_A_ANY GET_B_CONST
+#define GET_VARIABLES                                                                                                  \
+  if (!vm->rec && ((VALUE_OF(n->a).head == TAG_ARRAY && is_operand(VALUE_OF(n->b))) ||                                 \
+                   (VALUE_OF(n->b).head == TAG_ARRAY && is_operand(VALUE_OF(n->a)))))                                  \
+    return on_arrays(vm, n, VALUE_OF(n->a), VALUE_OF(n->b));                                                           \
+  GET_ANY_ANY
 /* The left operand is a local that the right one does not rebind: it is read after that one. */
 #define GET_LOCAL_ANY                                                                                                  \
   qn_value b = eval(vm, n->b, fp);                                                                                     \
@@ -561,15 +560,20 @@ INLINE bool fast_other(qn_value a, qn_value b, int known, qn_value *r) {
   EVALUATOR(name, lf, GET_A_LOCAL GET_B_CONST, KNOWN_FLOAT, 0)                                                         \
   EVALUATOR(name, lg, GET_LOCAL_ANY, ANY, OWN_B)                                                                       \
   EVALUATOR(name, gl, GET_A_ANY GET_B_LOCAL, ANY, OWN_A)                                                               \
-  EVALUATOR(name, gi, ARRAYS_ANY_CONST GET_A_ANY GET_B_CONST, KNOWN_INT, OWN_A)                                        \
-  EVALUATOR(name, gf, ARRAYS_ANY_CONST GET_A_ANY GET_B_CONST, KNOWN_FLOAT, OWN_A)                                      \
-  EVALUATOR(name, gg, ARRAYS_ANY_ANY GET_ANY_ANY, ANY, OWN_A | OWN_B)
+  EVALUATOR(name, gi, GET_A_ANY GET_B_CONST, KNOWN_INT, OWN_A)                                                         \
+  EVALUATOR(name, gf, GET_A_ANY GET_B_CONST, KNOWN_FLOAT, OWN_A)                                                       \
+  EVALUATOR(name, gg, GET_ANY_ANY, ANY, OWN_A | OWN_B)                                                                 \
+  EVALUATOR(name, vi, GET_VARIABLE_CONST, KNOWN_INT, OWN_A)                                                            \
+  EVALUATOR(name, vf, GET_VARIABLE_CONST, KNOWN_FLOAT, OWN_A)                                                          \
+  EVALUATOR(name, vv, GET_VARIABLES, ANY, OWN_A | OWN_B)
 #define OPERATORS(X) X(add) X(sub) X(mul) X(div) X(floordiv) X(mod) X(eq) X(ne) X(lt) X(le) X(gt) X(ge) X(other)
 OPERATORS(EVALUATORS)
 
 eval_fn binary_eval(ast_op op, node_kind left, node_kind right, qn_value k) {
-  enum { LL, LI, LF, LG, GL, GI, GF, GG, SHAPES };
-#define ROW(name) {name##_ll, name##_li, name##_lf, name##_lg, name##_gl, name##_gi, name##_gf, name##_gg},
+  enum { LL, LI, LF, LG, GL, GI, GF, GG, VI, VF, VV, SHAPES };
+#define ROW(name)                                                                                                      \
+  {name##_ll, name##_li, name##_lf, name##_lg, name##_gl, name##_gi,                                                   \
+   name##_gf, name##_gg, name##_vi, name##_vf, name##_vv},
   static const eval_fn table[][SHAPES] = {OPERATORS(ROW)};
 #undef ROW
   enum {
@@ -600,7 +604,8 @@ eval_fn binary_eval(ast_op op, node_kind left, node_kind right, qn_value k) {
               : right == N_CONST && k.head == TAG_INT   ? LI
               : right == N_CONST && k.head == TAG_FLOAT ? LF
                                                         : LG;
-  return table[row][left == N_LOCAL ? shape : shape + GL];
+  bool variable = left == N_GLOBAL && (shape != LG || right == N_GLOBAL) && shape != LL;
+  return table[row][left == N_LOCAL ? shape : variable ? shape + VI - LI : shape + GL];
 }
 
 /* ---- x = x op e ---------------------------------------------------------------------------------------------------------------- */

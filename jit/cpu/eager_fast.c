@@ -55,6 +55,47 @@ static inline bool scalar_fits(qn_value v, qn_dtype d, char cell[8]) {
   }
 }
 
+/* ---- everything in one order ------------------------------------------------------------------------------------------ */
+
+static __attribute__((noinline)) bool run_blocks(const strip *s, const void *const *from, uint32_t vectors, char *out,
+                                                 int64_t n) {
+  size_t out_size = dtype_size((qn_dtype)s->result);
+  for (int64_t i = 0; i < n; i += BLOCK) {
+    const void *at[STRIP_SLOTS];
+    for (int k = 0; k < OPERANDS; k++)
+      at[k] = vectors >> k & 1 ? (const char *)from[k] + (size_t)i * s->size[k] : from[k];
+    if (!strip_run(s, at, vectors, out + (size_t)i * out_size, n - i < BLOCK ? n - i : BLOCK)) return false;
+  }
+  return true;
+}
+
+/* Strips of more than one step; takes over `out`, which is the result. Unset: a check has failed. */
+static __attribute__((noinline)) qn_value run_steps(qn_vm *vm, const strip *s, qn_array *out, const void *a,
+                                                    const void *b, const void *c, uint32_t vectors) {
+  const void *at[STRIP_SLOTS];
+  at[0] = a;
+  at[1] = b;
+  at[2] = c;
+  int64_t n = out->size;
+  char *to = out->storage->data;
+  if (n <= BLOCK ? strip_run(s, at, vectors, to, n) : run_blocks(s, at, vectors, to, n))
+    return value_obj(TAG_ARRAY, out);
+  value_release(vm, value_obj(TAG_ARRAY, out));
+  return value_unset();
+}
+
+/* The result of the shape of x, where all operands are in its order or repeated. Unset: a check has failed. */
+static inline __attribute__((always_inline)) qn_value
+run_whole(qn_vm *vm, const strip *s, const qn_array *x, const void *a, const void *b, const void *c, uint32_t vectors) {
+  qn_array *out = array_new_like(vm, (qn_dtype)s->result, x);
+  if (__builtin_expect(!out, 0)) return value_error();
+  if (!s->fn) return run_steps(vm, s, out, a, b, c, vectors);
+  s->fn(out->storage->data, a, b, c, (int)vectors, out->size);
+  return value_obj(TAG_ARRAY, out);
+}
+
+/* ---- broadcast and strided operands --------------------------------------------------------------------------------- */
+
 typedef struct fast_op {
   const strip *strip;
   int nin;
@@ -64,49 +105,12 @@ typedef struct fast_op {
 
 static inline size_t bytes_of(const qn_array *a) { return dtype_size((qn_dtype)a->dtype); }
 
-/* ---- everything in one order ------------------------------------------------------------------------------------------ */
-
 /* A piece of the result on operands that are in its order or repeated. */
 static inline bool run_piece(const fast_op *f, const void **at, uint32_t vectors, char *out, int64_t n) {
   if (!f->strip->fn) return strip_run(f->strip, at, vectors, out, n);
   f->strip->fn(out, at[0], at[1], at[2], (int)vectors, n);
   return true;
 }
-
-static __attribute__((noinline)) bool run_blocks(const fast_op *f, uint32_t vectors, char *out, int64_t n) {
-  size_t out_size = dtype_size((qn_dtype)f->strip->result);
-  for (int64_t i = 0; i < n; i += BLOCK) {
-    const void *at[STRIP_SLOTS];
-    EACH_OPERAND(k, OPERANDS) {
-      at[k] = f->from[k];
-      if (vectors >> k & 1) at[k] = (const char *)at[k] + (size_t)i * bytes_of(f->a[k]);
-    }
-    if (!strip_run(f->strip, at, vectors, out + (size_t)i * out_size, n - i < BLOCK ? n - i : BLOCK)) return false;
-  }
-  return true;
-}
-
-/* The result of the shape of x, where all operands are in its order or repeated. Unset: a check has failed. */
-static inline __attribute__((always_inline)) qn_value run_whole(qn_vm *vm, const fast_op *f, const qn_array *x,
-                                                                uint32_t vectors) {
-  qn_array *out = array_new_like(vm, (qn_dtype)f->strip->result, x);
-  if (__builtin_expect(!out, 0)) return value_error();
-  const strip *s = f->strip;
-  int64_t n = x->size;
-  if (__builtin_expect(n == 0, 0)) return value_obj(TAG_ARRAY, out);
-  char *to = out->storage->data;
-  if (s->fn) {
-    s->fn(to, f->from[0], f->from[1], f->from[2], (int)vectors, n);
-    return value_obj(TAG_ARRAY, out);
-  }
-  const void *at[STRIP_SLOTS];
-  EACH_OPERAND(k, OPERANDS) at[k] = f->from[k];
-  if (n <= BLOCK ? strip_run(s, at, vectors, to, n) : run_blocks(f, vectors, to, n)) return value_obj(TAG_ARRAY, out);
-  value_release(vm, value_obj(TAG_ARRAY, out));
-  return value_unset();
-}
-
-/* ---- broadcast and strided operands --------------------------------------------------------------------------------- */
 
 /* Axes of the result that matter, innermost first, merged where all operands allow it: sizes, and strides per operand. */
 typedef struct fast_nest {
@@ -319,11 +323,58 @@ static inline bool same_shape(const qn_array *a, const qn_array *b) {
   return a->rank == b->rank && a->size == b->size && (a->rank <= 1 || shape_equal(a, b));
 }
 
+/* Is y's shape that of the last axes of x? */
+static inline bool is_suffix(const qn_array *x, const qn_array *y) {
+  int before = x->rank - y->rank;
+  if (before < 0) return false;
+  for (int i = 0, rank = y->rank; i < rank; i++)
+    if (y->shape[i] != x->shape[before + i]) return false;
+  return true;
+}
+
+/* Is it that of the first axes, the others being 1? */
+static inline bool is_prefix(const qn_array *x, const qn_array *y) {
+  int rank = x->rank, i = 0;
+  if (y->rank != rank) return false;
+  while (i < rank && y->shape[i] == x->shape[i]) i++;
+  for (; i < rank; i++)
+    if (y->shape[i] != 1) return false;
+  return true;
+}
+
+#define REPEAT_EACH(T)                                                                                                 \
+  for (int64_t i = 0; i < n; i++) {                                                                                    \
+    T e = ((const T *)from)[i];                                                                                        \
+    for (T *p = (T *)(void *)to, *end = p + each; p < end;) *p++ = e;                                                  \
+    to += (size_t)each * sizeof e;                                                                                     \
+  }                                                                                                                    \
+  return true;
+
+/* Writes out y, without gaps, as it is repeated along x, of at most a block. False: it is repeated in another way. */
+static __attribute__((noinline)) bool repeat(const qn_array *x, const qn_array *y, size_t size, char *to) {
+  const char *from = array_data(y);
+  int64_t n = y->size, each = n ? x->size / n : 0;
+  if (!y->contiguous || x->size > BLOCK || !n) return false;
+  if (is_suffix(x, y)) {
+    size_t bytes = (size_t)n * size;
+    for (int64_t i = 0; i < each; i++, to += bytes) memcpy(to, from, bytes);
+    return true;
+  }
+  if (!is_prefix(x, y)) return false;
+  switch (size) {
+  case 1: REPEAT_EACH(uint8_t)
+  case 2: REPEAT_EACH(uint16_t)
+  case 4: REPEAT_EACH(uint32_t)
+  default: REPEAT_EACH(uint64_t)
+  }
+}
+
 /* Unset: not here. */
 static inline __attribute__((always_inline)) qn_value any(qn_vm *vm, op_id op, const qn_value *in, int nin,
                                                           uint32_t target) {
   fast_op f;
   _Alignas(8) char cell[OPERANDS][8];
+  _Alignas(64) char held[OPERANDS][BLOCK * 8];
   const qn_array *x = NULL; /* whose shape the result has, if all goes well */
   uint32_t number = nin == 1 ? target : 0;
   EACH_OPERAND(k, nin) {
@@ -333,7 +384,7 @@ static inline __attribute__((always_inline)) qn_value any(qn_vm *vm, op_id op, c
       const qn_array *a = f.a[k] = value_array(in[k]);
       if (!a->storage || a->device) return value_unset();
       kind = a->dtype;
-      if (!x || x->size == 1) x = a;
+      if (!x || a->rank > x->rank || (a->rank == x->rank && a->size > x->size)) x = a;
     } else if (value_is_scalar(in[k])) {
       kind = STRIP_WEAK + (uint32_t)value_tag_of(in[k]);
     } else {
@@ -347,21 +398,27 @@ static inline __attribute__((always_inline)) qn_value any(qn_vm *vm, op_id op, c
   if (__builtin_expect(!s->usable, 0)) return value_unset();
   f.nin = nin;
   uint32_t vectors = 0;
-  bool whole = x->contiguous;
+  bool whole = x->contiguous && x->size;
+  const void *at[OPERANDS] = {NULL, NULL, NULL};
   EACH_OPERAND(k, OPERANDS) f.from[k] = NULL;
   EACH_OPERAND(k, nin) {
     const qn_array *a = f.a[k];
-    f.from[k] = a ? array_data(a) : cell[k];
     if (!a) {
       if (!scalar_fits(in[k], (qn_dtype)s->scalar[k], cell[k])) return value_unset();
-    } else if (a == x || same_shape(a, x)) {
+      at[k] = f.from[k] = cell[k];
+      continue;
+    }
+    at[k] = f.from[k] = a->storage->data + a->offset * (int64_t)s->size[k];
+    if (a == x || same_shape(a, x)) {
       whole = whole && a->contiguous;
       vectors |= 1u << k;
-    } else {
-      whole = whole && a->size == 1 && a->rank <= x->rank;
+    } else if (a->size != 1 && whole) {
+      whole = repeat(x, a, s->size[k], held[k]);
+      at[k] = held[k];
+      vectors |= 1u << k;
     }
   }
-  return whole ? run_whole(vm, &f, x, vectors) : run_spread(vm, &f, nin);
+  return whole ? run_whole(vm, s, x, at[0], at[1], at[2], vectors) : run_spread(vm, &f, nin);
 }
 
 static __attribute__((noinline)) qn_value any_one(qn_vm *vm, op_id op, const qn_value *in) {
@@ -381,19 +438,16 @@ static inline bool plain(const qn_vm *vm, const qn_array *a) {
 }
 
 static inline __attribute__((always_inline)) qn_value run_plain(qn_vm *vm, const strip *s, const qn_array *x,
-                                                                const qn_array *y, const void *a, const void *b,
-                                                                uint32_t vectors) {
+                                                                const void *a, const void *b, uint32_t vectors) {
   if (__builtin_expect(!s, 0)) return value_error();
   if (__builtin_expect(!s->usable, 0)) return value_unset();
-  fast_op f = {.strip = s, .nin = 2, .a = {x, y}, .from = {a, b, NULL}};
-  return run_whole(vm, &f, x, vectors);
+  return run_whole(vm, s, x, a, b, NULL, vectors);
 }
 
 qn_value eager_one(qn_vm *vm, op_id op, qn_value a) {
   if (a.head == TAG_ARRAY && op != OP_stop_gradient) {
     const qn_array *x = value_array(a);
-    if (plain(vm, x))
-      return run_plain(vm, strip_of(vm, op, strip_number(x->dtype, 0)), x, NULL, array_data(x), NULL, 1);
+    if (plain(vm, x)) return run_plain(vm, strip_of(vm, op, strip_number(x->dtype, 0)), x, array_data(x), NULL, 1);
   }
   return any_one(vm, op, &a);
 }
@@ -407,58 +461,35 @@ static inline __attribute__((always_inline)) qn_value with_number(qn_vm *vm, op_
   _Alignas(8) char cell[8];
   if (__builtin_expect(!s, 0)) return value_error();
   if (!scalar_fits(b, (qn_dtype)s->scalar[turned ? 0 : 1], cell)) return value_unset();
-  return turned ? run_plain(vm, s, x, x, cell, array_data(x), 2) : run_plain(vm, s, x, NULL, array_data(x), cell, 1);
+  return turned ? run_plain(vm, s, x, cell, array_data(x), 2) : run_plain(vm, s, x, array_data(x), cell, 1);
 }
 
-/* x and y, both plain, whose shape is that of the last axes of x; `turned`: y is the first operand. */
+/* x and y, both plain, whose shape is that of the last axes of x: row by row. `turned`: y is the first operand. */
 static __attribute__((noinline)) qn_value run_suffix(qn_vm *vm, const strip *s, const qn_array *x, const qn_array *y,
                                                      bool turned) {
   if (__builtin_expect(!s, 0)) return value_error();
-  if (__builtin_expect(!s->usable, 0)) return value_unset();
-  fast_op f = {.strip = s, .nin = 2, .a = {turned ? y : x, turned ? x : y}};
   const char *big = array_data(x), *small = array_data(y);
   int64_t n = y->size, total = x->size;
-  f.from[0] = turned ? small : big;
-  f.from[1] = turned ? big : small;
-  f.from[2] = NULL;
-  if (n == 1) return run_whole(vm, &f, x, turned ? 2 : 1);
-  if (s->fn) {
-    qn_array *out = array_new_like(vm, (qn_dtype)s->result, x);
-    if (__builtin_expect(!out, 0)) return value_error();
-    size_t out_step = (size_t)n * dtype_size((qn_dtype)s->result), step = (size_t)n * bytes_of(x);
-    char *to = out->storage->data;
-    for (; total > 0; total -= n, to += out_step, big += step)
-      s->fn(to, turned ? small : big, turned ? big : small, NULL, VM_A | VM_B, n);
-    return value_obj(TAG_ARRAY, out);
-  }
-  if (total > BLOCK) return value_unset();
-  _Alignas(64) char held[BLOCK * 8];
-  size_t step = (size_t)n * bytes_of(y);
-  for (char *to = held; total > 0; total -= n, to += step) memcpy(to, small, step);
-  f.from[turned ? 0 : 1] = held;
-  return run_whole(vm, &f, x, 3);
-}
-
-/* Is y's shape that of the last axes of x? */
-static inline bool is_suffix(const qn_array *x, const qn_array *y) {
-  int before = x->rank - y->rank;
-  if (before < 0) return false;
-  for (int i = 0, rank = y->rank; i < rank; i++)
-    if (y->shape[i] != x->shape[before + i]) return false;
-  return true;
+  if (n == 1) return run_plain(vm, s, x, turned ? small : big, turned ? big : small, turned ? 2 : 1);
+  if (!s->fn) return value_unset();
+  qn_array *out = array_new_like(vm, (qn_dtype)s->result, x);
+  if (__builtin_expect(!out, 0)) return value_error();
+  size_t out_step = (size_t)n * dtype_size((qn_dtype)s->result), step = (size_t)n * s->size[turned ? 1 : 0];
+  char *to = out->storage->data;
+  for (; total > 0; total -= n, to += out_step, big += step)
+    s->fn(to, turned ? small : big, turned ? big : small, NULL, VM_A | VM_B, n);
+  return value_obj(TAG_ARRAY, out);
 }
 
 qn_value eager_two(qn_vm *vm, op_id op, qn_value a, qn_value b) {
   if (a.head == TAG_ARRAY && b.head == TAG_ARRAY) {
     const qn_array *x = value_array(a), *y = value_array(b);
-    if (same_shape(x, y) && plain(vm, x) && y->storage && !y->device && y->contiguous)
-      return run_plain(vm, strip_of(vm, op, strip_number(x->dtype, y->dtype)), x, y, array_data(x), array_data(y), 3);
     if (plain(vm, x) && plain(vm, y)) {
-      qn_value r = value_unset();
-      if (is_suffix(x, y))
-        r = run_suffix(vm, strip_of(vm, op, strip_number(x->dtype, y->dtype)), x, y, false);
-      else if (is_suffix(y, x))
-        r = run_suffix(vm, strip_of(vm, op, strip_number(x->dtype, y->dtype)), y, x, true);
+      const strip *s = strip_of(vm, op, strip_number(x->dtype, y->dtype));
+      if (same_shape(x, y)) return run_plain(vm, s, x, array_data(x), array_data(y), 3);
+      qn_value r = is_suffix(x, y)   ? run_suffix(vm, s, x, y, false)
+                   : is_suffix(y, x) ? run_suffix(vm, s, y, x, true)
+                                     : value_unset();
       if (r.head != TAG_UNSET) return r;
     }
   } else if (a.head == TAG_ARRAY && b.head - TAG_BOOL <= TAG_FLOAT - TAG_BOOL) {

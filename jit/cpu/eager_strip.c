@@ -153,6 +153,7 @@ static bool build(maker *m, op_id op, const graph_type *types, int nin, const op
     op_role role = op_operand_role(op, i, nin);
     strict[i] = role == ROLE_CONDITION ? QN_bool : role == ROLE_AS_IS ? (qn_dtype)types[i].dtype : t.compute;
     s->scalar[i] = (uint8_t)strict[i];
+    s->size[i] = (uint8_t)dtype_size(types[i].weak ? strict[i] : (qn_dtype)types[i].dtype);
     if (types[i].weak || types[i].dtype == strict[i]) continue;
     op_attr to = {.dtype = (uint8_t)strict[i]};
     qn_dtype from = (qn_dtype)types[i].dtype;
@@ -173,7 +174,7 @@ static size_t row_length(op_id op) {
   return (size_t)1 << digits * STRIP_KIND_BITS;
 }
 
-/* What is computed on the way has as many elements as the result, even where nothing that it is made of is a vector. */
+/* What is made of nothing but repeated operands is one element, but for the result. */
 static void find_modes(strip *s) {
   for (uint32_t operands = 0; operands < 1 << STRIP_OPERANDS; operands++) {
     uint32_t vectors = operands;
@@ -181,9 +182,11 @@ static void find_modes(strip *s) {
       strip_step *step = &s->steps[i];
       uint32_t mode = 0;
       for (int k = 0; k < (step->fn ? 3 : 1); k++) mode |= (vectors >> step->in[k] & 1) << k;
-      step->mode[operands] = (uint8_t)mode;
-      if (step->fn) vectors |= 1u << step->out;
-      if (step->fn && step->out >= STRIP_TEMP && step->out - STRIP_TEMP >= s->ntemps)
+      bool one = mode == 0 && !(step->fn && step->out == STRIP_RESULT);
+      step->mode[operands] = (uint8_t)(one ? STRIP_ONE : mode);
+      if (!step->fn) continue;
+      vectors = one ? vectors & ~(1u << step->out) : vectors | 1u << step->out;
+      if (step->out >= STRIP_TEMP && step->out - STRIP_TEMP >= s->ntemps)
         s->ntemps = (uint8_t)(step->out - STRIP_TEMP + 1);
     }
   }
@@ -246,9 +249,10 @@ bool strip_run(const strip *s, const void **at, uint32_t vectors, void *out, int
   for (; step < end; step++) {
     const void *a = at[step->in[0]];
     int mode = step->mode[vectors];
+    int64_t count = mode & STRIP_ONE ? 1 : n;
     if (step->fn)
-      step->fn((void *)(uintptr_t)at[step->out], a, at[step->in[1]], at[step->in[2]], mode, n);
-    else if (!all_hold(a, mode ? n : 1))
+      step->fn((void *)(uintptr_t)at[step->out], a, at[step->in[1]], at[step->in[2]], mode, count);
+    else if (!all_hold(a, count))
       return false;
   }
   return true;

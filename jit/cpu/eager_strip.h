@@ -18,6 +18,7 @@ enum {
   STRIP_CONSTS = 8,
   STRIP_SLOTS = STRIP_CONST + STRIP_CONSTS
 };
+enum { STRIP_ONE = 8 };
 enum { STRIP_BLOCK = 256 }; /* elements at a time at most, unless the strip is one loop */
 
 typedef struct strip_step {
@@ -37,6 +38,7 @@ typedef struct strip {
   bool usable;                    /* else the op on such operands is left to the slow way */
   uint8_t result;                 /* dtype */
   uint8_t scalar[STRIP_OPERANDS]; /* of host numbers: the dtype in which the op takes them */
+  uint8_t size[STRIP_OPERANDS];   /* bytes of an element */
   uint8_t nsteps, nconsts, ntemps;
   uint64_t bits[STRIP_CONSTS];
   strip_step steps[];

@@ -171,7 +171,7 @@ enum { RARE = 64 };
 #define MAKE_NUM(T) KOPS_NUM2(NAME2_##T, T) KOPS_NUM1(NAME1, T)
 #define MAKE_REAL(T)                                                                                                   \
   KOPS_REAL1(NAME1, T) NAME2(div, T, T) LOOP3_SPLAT(kop_fma_##T, T, T, T, fma_##T)
-#define MAKE_INT(T) KOPS_BIT2(NAME2_##T, T) NAME1(not, T, T) KOPS_INT2(NAME2S, T) KOPS_SLOW2(NAME2P, T)
+#define MAKE_INT(T) KOPS_BIT2(NAME2_##T, T) NAME1(not, T, T) KOPS_INT2(NAME2_##T, T) KOPS_SLOW2(NAME2P, T)
 COMPUTED(MAKE_ALL)
 NUMBERS(MAKE_NUM)
 REALS(MAKE_REAL)
