@@ -417,15 +417,20 @@ static __attribute__((noinline)) qn_value slow(qn_vm *vm, const n_binary *n, qn_
   return binary_values(vm, n, a, b);
 }
 
-/* An op on borrowed arrays, or an array and a number, outside of recordings. */
-static __attribute__((noinline)) qn_value on_arrays(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
-  qn_value r = n->op == AST_OP_matmul ? value_unset() : eager_two(vm, (op_id)n->row, a, b);
-  if (__builtin_expect(r.head == TAG_UNSET, 0)) return slow(vm, n, a, b, 0);
-  if (__builtin_expect(value_is_error(r), 0)) note_operands(vm, n, a, b);
-  return r;
+/* An op on variables of the top level, or one and a constant, with arrays among them: they are read as they lie there, since reading the
+ * other operand changes none of them. */
+#define VALUE_OF(node) ((const n_global *)(node))->cell->value
+static __attribute__((noinline)) qn_value on_variables(qn_vm *vm, node *h, qn_value *fp) {
+  const n_binary *n = (const n_binary *)h;
+  qn_value a = VALUE_OF(n->a), b = n->b->kind == N_CONST ? n->k : VALUE_OF(n->b);
+  qn_value r = vm->rec || n->op == AST_OP_matmul ? value_unset() : eager_two(vm, (op_id)n->row, a, b);
+  if (__builtin_expect(r.head == TAG_ARRAY, 1)) return r;
+  if (value_is_error(r)) note_operands(vm, n, a, b);
+  if (r.head != TAG_UNSET) return r;
+  a = eval(vm, n->a, fp);
+  if (value_stops(a)) return a;
+  return slow(vm, n, a, eval(vm, n->b, fp), OWN_A | OWN_B);
 }
-
-static inline bool is_operand(qn_value v) { return v.head == TAG_ARRAY || v.head - TAG_BOOL <= TAG_FLOAT - TAG_BOOL; }
 
 /* What is known about the right operand when the evaluator is chosen. */
 enum { ANY, KNOWN_INT, KNOWN_FLOAT };
@@ -532,15 +537,11 @@ INLINE bool fast_other(qn_value a, qn_value b, int known, qn_value *r) {
     if (fast_##name(a, b, known, &r)) return r;                                                                        \
     return slow(vm, n, a, b, own);                                                                                     \
   }
-/* Variables of the top level: arrays are read as they lie there, since reading the other operand changes none of them. */
-#define VALUE_OF(node) ((const n_global *)(node))->cell->value
 #define GET_VARIABLE_CONST                                                                                             \
-  if (VALUE_OF(n->a).head == TAG_ARRAY && !vm->rec) return on_arrays(vm, n, VALUE_OF(n->a), n->k);                     \
+  if (VALUE_OF(n->a).head == TAG_ARRAY) return on_variables(vm, h, fp);                                                \
   GET_A_ANY GET_B_CONST
 #define GET_VARIABLES                                                                                                  \
-  if (!vm->rec && ((VALUE_OF(n->a).head == TAG_ARRAY && is_operand(VALUE_OF(n->b))) ||                                 \
-                   (VALUE_OF(n->b).head == TAG_ARRAY && is_operand(VALUE_OF(n->a)))))                                  \
-    return on_arrays(vm, n, VALUE_OF(n->a), VALUE_OF(n->b));                                                           \
+  if (VALUE_OF(n->a).head == TAG_ARRAY && VALUE_OF(n->b).head == TAG_ARRAY) return on_variables(vm, h, fp);            \
   GET_ANY_ANY
 /* The left operand is a local that the right one does not rebind: it is read after that one. */
 #define GET_LOCAL_ANY                                                                                                  \

@@ -69,10 +69,13 @@ static __attribute__((noinline)) bool run_blocks(const strip *s, const void *con
   return true;
 }
 
-/* Strips of more than one step; takes over `out`, which is the result. Unset: a check has failed. */
-static __attribute__((noinline)) qn_value run_steps(qn_vm *vm, const strip *s, qn_array *out, const void *a,
+/* Strips of more than one step. Unset: a check has failed, or there is no strip. */
+static __attribute__((noinline)) qn_value run_steps(qn_vm *vm, const strip *s, const qn_array *x, const void *a,
                                                     const void *b, const void *c, uint32_t vectors) {
   const void *at[STRIP_SLOTS];
+  if (__builtin_expect(!s->usable, 0)) return value_unset();
+  qn_array *out = array_new_like(vm, (qn_dtype)s->result, x);
+  if (__builtin_expect(!out, 0)) return value_error();
   at[0] = a;
   at[1] = b;
   at[2] = c;
@@ -87,9 +90,9 @@ static __attribute__((noinline)) qn_value run_steps(qn_vm *vm, const strip *s, q
 /* The result of the shape of x, where all operands are in its order or repeated. Unset: a check has failed. */
 static inline __attribute__((always_inline)) qn_value
 run_whole(qn_vm *vm, const strip *s, const qn_array *x, const void *a, const void *b, const void *c, uint32_t vectors) {
+  if (!s->fn) return run_steps(vm, s, x, a, b, c, vectors);
   qn_array *out = array_new_like(vm, (qn_dtype)s->result, x);
   if (__builtin_expect(!out, 0)) return value_error();
-  if (!s->fn) return run_steps(vm, s, out, a, b, c, vectors);
   s->fn(out->storage->data, a, b, c, (int)vectors, out->size);
   return value_obj(TAG_ARRAY, out);
 }
@@ -471,7 +474,11 @@ static __attribute__((noinline)) qn_value run_suffix(qn_vm *vm, const strip *s, 
   const char *big = array_data(x), *small = array_data(y);
   int64_t n = y->size, total = x->size;
   if (n == 1) return run_plain(vm, s, x, turned ? small : big, turned ? big : small, turned ? 2 : 1);
-  if (!s->fn) return value_unset();
+  if (!s->fn) {
+    _Alignas(64) char held[BLOCK * 8];
+    if (!repeat(x, y, s->size[turned ? 0 : 1], held)) return value_unset();
+    return run_steps(vm, s, x, turned ? held : big, turned ? big : held, NULL, 3);
+  }
   qn_array *out = array_new_like(vm, (qn_dtype)s->result, x);
   if (__builtin_expect(!out, 0)) return value_error();
   size_t out_step = (size_t)n * dtype_size((qn_dtype)s->result), step = (size_t)n * s->size[turned ? 1 : 0];
@@ -481,7 +488,7 @@ static __attribute__((noinline)) qn_value run_suffix(qn_vm *vm, const strip *s, 
   return value_obj(TAG_ARRAY, out);
 }
 
-qn_value eager_two(qn_vm *vm, op_id op, qn_value a, qn_value b) {
+static __attribute__((noinline)) qn_value two(qn_vm *vm, op_id op, qn_value a, qn_value b) {
   if (a.head == TAG_ARRAY && b.head == TAG_ARRAY) {
     const qn_array *x = value_array(a), *y = value_array(b);
     if (plain(vm, x) && plain(vm, y)) {
@@ -499,6 +506,30 @@ qn_value eager_two(qn_vm *vm, op_id op, qn_value a, qn_value b) {
   }
   const qn_value in[2] = {a, b};
   return any_two(vm, op, in);
+}
+
+static inline const char *data_of(const qn_array *a, size_t size) {
+  return a->storage->data + a->offset * (int64_t)size;
+}
+
+/* Two plain arrays of one shape, or a plain array and a number, for which there is a strip: most come here. */
+qn_value eager_two(qn_vm *vm, op_id op, qn_value a, qn_value b) {
+  if (a.head == TAG_ARRAY && plain(vm, value_array(a))) {
+    const qn_array *x = value_array(a), *y = value_array(b);
+    if (b.head == TAG_ARRAY) {
+      if (y->storage && !y->device && y->contiguous && same_shape(x, y)) {
+        const strip *s = strip_known(vm, op, strip_number(x->dtype, y->dtype));
+        if (__builtin_expect(s != NULL, 1))
+          return run_whole(vm, s, x, data_of(x, s->size[0]), data_of(y, s->size[1]), NULL, 3);
+      }
+    } else if (b.head - TAG_BOOL <= TAG_FLOAT - TAG_BOOL) {
+      const strip *s = strip_known(vm, op, strip_number(x->dtype, STRIP_WEAK + (uint32_t)b.head));
+      _Alignas(8) char cell[8];
+      if (__builtin_expect(s != NULL, 1) && scalar_fits(b, (qn_dtype)s->scalar[1], cell))
+        return run_whole(vm, s, x, data_of(x, s->size[0]), cell, NULL, 1);
+    }
+  }
+  return two(vm, op, a, b);
 }
 
 qn_value eager_convert(qn_vm *vm, qn_value a, qn_dtype to) {

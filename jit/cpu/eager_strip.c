@@ -232,28 +232,3 @@ void strips_free(qn_vm *vm, eager_kept *t) {
     mem_free(vm, t->strips[op], row_length((op_id)op) * sizeof *t->strips[op]);
   }
 }
-
-static inline bool all_hold(const uint8_t *ok, int64_t n) {
-  if (n > 16) return !memchr(ok, 0, (size_t)n);
-  for (int64_t i = 0; i < n; i++)
-    if (!ok[i]) return false;
-  return true;
-}
-
-bool strip_run(const strip *s, const void **at, uint32_t vectors, void *out, int64_t n) {
-  _Alignas(64) char temps[STRIP_TEMPS][STRIP_BLOCK * 8];
-  at[STRIP_RESULT] = out;
-  for (int i = 0, count = s->ntemps; i < count; i++) at[STRIP_TEMP + i] = temps[i];
-  for (int i = 0, count = s->nconsts; i < count; i++) at[STRIP_CONST + i] = &s->bits[i];
-  const strip_step *step = s->steps, *end = step + s->nsteps;
-  for (; step < end; step++) {
-    const void *a = at[step->in[0]];
-    int mode = step->mode[vectors];
-    int64_t count = mode & STRIP_ONE ? 1 : n;
-    if (step->fn)
-      step->fn((void *)(uintptr_t)at[step->out], a, at[step->in[1]], at[step->in[2]], mode, count);
-    else if (!all_hold(a, count))
-      return false;
-  }
-  return true;
-}

@@ -6,6 +6,8 @@
 #ifndef JIT_CPU_EAGER_STRIP_H
 #define JIT_CPU_EAGER_STRIP_H
 
+#include <string.h>
+
 #include "jit/cpu/vm.h"
 
 /* Where values are: the operands, the result, values on the way, constants. */
@@ -65,8 +67,39 @@ static inline __attribute__((always_inline)) const strip *strip_of(qn_vm *vm, op
   return __builtin_expect(s != NULL, 1) ? s : strip_make(vm, op, number);
 }
 
+/* The same if it is there already, else NULL. */
+static inline __attribute__((always_inline)) const strip *strip_known(qn_vm *vm, op_id op, uint32_t number) {
+  const eager_kept *t = vm->eager;
+  const strip **row = __builtin_expect(t != NULL, 1) ? t->strips[op] : NULL;
+  return __builtin_expect(row != NULL, 1) ? row[number] : NULL;
+}
+
+static inline bool all_hold(const uint8_t *ok, int64_t n) {
+  if (n > 16) return !memchr(ok, 0, (size_t)n);
+  for (int64_t i = 0; i < n; i++)
+    if (!ok[i]) return false;
+  return true;
+}
+
 /* The steps on n <= STRIP_BLOCK elements: operand i is at at[i], a vector if bit i of `vectors` is set. `at` has STRIP_SLOTS places, of which
  * the operands are filled in. False: a check has failed. */
-bool strip_run(const strip *s, const void **at, uint32_t vectors, void *out, int64_t n);
+static inline __attribute__((always_inline)) bool strip_run(const strip *s, const void **at, uint32_t vectors,
+                                                            void *out, int64_t n) {
+  _Alignas(64) char temps[STRIP_TEMPS][STRIP_BLOCK * 8];
+  at[STRIP_RESULT] = out;
+  for (int i = 0, count = s->ntemps; i < count; i++) at[STRIP_TEMP + i] = temps[i];
+  for (int i = 0, count = s->nconsts; i < count; i++) at[STRIP_CONST + i] = &s->bits[i];
+  const strip_step *step = s->steps, *end = step + s->nsteps;
+  for (; step < end; step++) {
+    const void *a = at[step->in[0]];
+    int mode = step->mode[vectors];
+    int64_t count = mode & STRIP_ONE ? 1 : n;
+    if (step->fn)
+      step->fn((void *)(uintptr_t)at[step->out], a, at[step->in[1]], at[step->in[2]], mode, count);
+    else if (!all_hold(a, count))
+      return false;
+  }
+  return true;
+}
 
 #endif

@@ -242,7 +242,7 @@ static void cast_loop_f16_f32(void *o, const void *a, const void *b, const void 
   int64_t i = 0;
   if (mode & VM_A)
     for (; i + 8 <= n; i += 8) _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(x + i))));
-  for (; i < n; i++) out[i] = cast_f16_f32(x[mode & VM_A ? i : 0]);
+  for (; i < n; i++) out[i] = _cvtsh_ss(x[mode & VM_A ? i : 0]);
 }
 static void cast_loop_f32_f16(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {
   f16 *out = o;
@@ -252,7 +252,7 @@ static void cast_loop_f32_f16(void *o, const void *a, const void *b, const void 
   if (mode & VM_A)
     for (; i + 8 <= n; i += 8)
       _mm_storeu_si128((__m128i *)(out + i), _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-  for (; i < n; i++) out[i] = cast_f32_f16(x[mode & VM_A ? i : 0]);
+  for (; i < n; i++) out[i] = _cvtss_sh(x[mode & VM_A ? i : 0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 #else
 CAST(f16, f32)
