@@ -21,6 +21,22 @@ enum { BLOCK = STRIP_BLOCK, OPERANDS = STRIP_OPERANDS };
 #endif
 
 /* Stores a host number as dtype d, if d takes it without a question. */
+static __attribute__((noinline)) bool narrow_fits(qn_value v, qn_dtype d, char cell[8]) {
+  double x = value_is(v, TAG_FLOAT) ? v.u.f : (double)v.u.i;
+  bool middling = x < 0x1p15 && x > -0x1p15;
+  float f = (float)x;
+  if (d == QN_bf16 && middling && (double)f == x) { /* it is an f32 already, and rounded from there */
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    u = (u + 0x7fff + (u >> 16 & 1)) >> 16;
+    uint16_t half = (uint16_t)u;
+    memcpy(cell, &half, 2);
+    return true;
+  }
+  if (!(middling && (d == QN_f16 || d == QN_bf16)) && !dtype_holds(d, v)) return false;
+  dtype_store(d, cell, v);
+  return true;
+}
 static inline bool scalar_fits(qn_value v, qn_dtype d, char cell[8]) {
   float f;
   switch (d) {
@@ -35,23 +51,7 @@ static inline bool scalar_fits(qn_value v, qn_dtype d, char cell[8]) {
     memcpy(cell, &f, 4);
     return true;
   case QN_i64: memcpy(cell, &v.u.i, 8); return !value_is(v, TAG_FLOAT);
-  case QN_i32: {
-    int32_t i = (int32_t)v.u.i;
-    memcpy(cell, &i, 4);
-    return !value_is(v, TAG_FLOAT) && i == v.u.i;
-  }
-  case QN_f16:
-  case QN_bf16: {
-    double x = value_is(v, TAG_FLOAT) ? v.u.f : (double)v.u.i;
-    if (!(x < 0x1p15 && x > -0x1p15) && !dtype_holds(d, v)) return false;
-    uint16_t half = d == QN_f16 ? f64_to_f16(x) : f64_to_bf16(x);
-    memcpy(cell, &half, 2);
-    return true;
-  }
-  default:
-    if (!dtype_holds(d, v)) return false;
-    dtype_store(d, cell, v);
-    return true;
+  default: return narrow_fits(v, d, cell);
   }
 }
 

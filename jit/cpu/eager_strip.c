@@ -103,6 +103,7 @@ static bool add_program(maker *m, const l_program *p, const uint8_t *operands, u
       if (p->code[stored].code == L_KOP || p->code[stored].code == L_MATH) continue;
       s->fn = m->loops->copy[vm_size_class(dtype_size((qn_dtype)p->code[stored].dtype))];
       s->in[0] = slot[stored];
+      s->nin = 1;
       s->out = out;
       break;
     case L_CHECK: s->in[0] = slot[i->a]; break;
@@ -112,6 +113,7 @@ static bool add_program(maker *m, const l_program *p, const uint8_t *operands, u
       if (!(s->fn = vm_loop_of(m->loops, p, i))) return false;
       const l_val in[3] = {i->a, i->b, i->c};
       for (int k = 0; k < 3; k++) s->in[k] = slot[in[k]];
+      s->nin = i->c ? 3 : i->b ? 2 : 1;
       int to = v == stored ? out : take_temp(m);
       if (to < 0) return false;
       s->out = slot[v] = (uint8_t)to;
@@ -168,24 +170,33 @@ static bool build(maker *m, op_id op, const graph_type *types, int nin, const op
   return p && add_program(m, p, operands, STRIP_RESULT);
 }
 
-static size_t strip_bytes(const strip *s) { return sizeof *s + s->nsteps * sizeof *s->steps; }
+static size_t strip_bytes(const strip *s) { return sizeof *s + (s->nsteps + 1u) * sizeof *s->steps; }
 static size_t row_length(op_id op) {
   int digits = op_rows[op].arity > 2 ? op_rows[op].arity : 2;
   return (size_t)1 << digits * STRIP_KIND_BITS;
 }
 
-/* What is made of nothing but repeated operands is one element, but for the result. */
-static void find_modes(strip *s) {
+/* `numbers`: which operands are host numbers. What is made of these and of constants alone is made once; what is made of other repeated
+ * operands has as many elements as the result. */
+static void find_modes(strip *s, uint32_t numbers) {
   for (uint32_t operands = 0; operands < 1 << STRIP_OPERANDS; operands++) {
-    uint32_t vectors = operands;
+    uint32_t vectors = operands, single = numbers | ~(((uint32_t)1 << STRIP_CONST) - 1);
     for (int i = 0; i < s->nsteps; i++) {
       strip_step *step = &s->steps[i];
+      vm_fn fn = step->fn ? step->fn : step->once;
       uint32_t mode = 0;
-      for (int k = 0; k < (step->fn ? 3 : 1); k++) mode |= (vectors >> step->in[k] & 1) << k;
-      bool one = mode == 0 && !(step->fn && step->out == STRIP_RESULT);
-      step->mode[operands] = (uint8_t)(one ? STRIP_ONE : mode);
-      if (!step->fn) continue;
-      vectors = one ? vectors & ~(1u << step->out) : vectors | 1u << step->out;
+      bool once = fn && step->out != STRIP_RESULT;
+      for (int k = 0; k < (fn ? step->nin : 1); k++) {
+        mode |= (vectors >> step->in[k] & 1) << k;
+        once = once && single >> step->in[k] & 1;
+      }
+      step->mode[operands] = (uint8_t)mode;
+      if (!fn) continue;
+      step->fn = once ? NULL : fn;
+      step->once = once ? fn : NULL;
+      uint32_t bit = 1u << step->out;
+      single = once ? single | bit : single & ~bit;
+      vectors = once ? vectors & ~bit : vectors | bit;
       if (step->out >= STRIP_TEMP && step->out - STRIP_TEMP >= s->ntemps)
         s->ntemps = (uint8_t)(step->out - STRIP_TEMP + 1);
     }
@@ -218,7 +229,10 @@ __attribute__((noinline, cold)) const strip *strip_make(qn_vm *vm, op_id op, uin
   *s = made;
   memcpy(s->steps, m.steps, s->nsteps * sizeof *s->steps);
   memcpy(s->bits, m.bits, sizeof m.bits);
-  find_modes(s);
+  s->steps[s->nsteps] = (strip_step){.out = STRIP_SLOTS};
+  uint32_t numbers = 0;
+  for (int i = 0; i < nin; i++) numbers |= (uint32_t)types[i].weak << i;
+  find_modes(s, numbers);
   bool in_order = s->nsteps == 1 && s->steps[0].fn;
   for (int i = 0; i < nin && in_order; i++) in_order = s->steps[0].in[i] == i;
   if (in_order) s->fn = s->steps[0].fn;

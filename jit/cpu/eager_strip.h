@@ -20,12 +20,14 @@ enum {
   STRIP_CONSTS = 8,
   STRIP_SLOTS = STRIP_CONST + STRIP_CONSTS
 };
-enum { STRIP_ONE = 8 };
 enum { STRIP_BLOCK = 256 }; /* elements at a time at most, unless the strip is one loop */
 
 typedef struct strip_step {
-  vm_fn fn; /* NULL: a check, that in[0] holds for all elements */
-  uint8_t out, in[3];
+  vm_fn fn; /* NULL: a step of another kind */
+  vm_fn
+      once; /* one element, made of host numbers and constants; NULL: a check, that in[0] holds for all elements, or the end */
+  uint8_t out, in[3]; /* out: STRIP_SLOTS at the end */
+  uint8_t nin;        /* of fn and once */
   uint8_t mode
       [1 << STRIP_OPERANDS]; /* of fn, by which operands of the strip are vectors; of a check whether in[0] is one */
 } strip_step;
@@ -86,20 +88,24 @@ static inline bool all_hold(const uint8_t *ok, int64_t n) {
 static inline __attribute__((always_inline)) bool strip_run(const strip *s, const void **at, uint32_t vectors,
                                                             void *out, int64_t n) {
   _Alignas(64) char temps[STRIP_TEMPS][STRIP_BLOCK * 8];
+  enum { FEW = 3 };
   at[STRIP_RESULT] = out;
-  for (int i = 0, count = s->ntemps; i < count; i++) at[STRIP_TEMP + i] = temps[i];
+  for (int i = 0; i < FEW; i++) at[STRIP_TEMP + i] = temps[i];
+  for (int i = FEW; i < s->ntemps; i++) at[STRIP_TEMP + i] = temps[i];
   for (int i = 0, count = s->nconsts; i < count; i++) at[STRIP_CONST + i] = &s->bits[i];
-  const strip_step *step = s->steps, *end = step + s->nsteps;
-  for (; step < end; step++) {
-    const void *a = at[step->in[0]];
-    int mode = step->mode[vectors];
-    int64_t count = mode & STRIP_ONE ? 1 : n;
-    if (step->fn)
-      step->fn((void *)(uintptr_t)at[step->out], a, at[step->in[1]], at[step->in[2]], mode, count);
-    else if (!all_hold(a, count))
+  for (const strip_step *step = s->steps;; step++) {
+    const void *a = at[step->in[0]], *b = at[step->in[1]], *c = at[step->in[2]];
+    if (__builtin_expect(step->fn != NULL, 1)) {
+      step->fn((void *)(uintptr_t)at[step->out], a, b, c, step->mode[vectors], n);
+      continue;
+    }
+    if (step->once)
+      step->once((void *)(uintptr_t)at[step->out], a, b, c, 0, 1);
+    else if (step->out == STRIP_SLOTS)
+      return true;
+    else if (!all_hold(a, step->mode[vectors] ? n : 1))
       return false;
   }
-  return true;
 }
 
 #endif

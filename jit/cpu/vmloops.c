@@ -47,6 +47,10 @@
       SIMD for (int64_t i = 0; i < n; i++) out[i] = F(u, y[i]);                                                        \
     } else {                                                                                                           \
       R v = F(x[0], y[0]);                                                                                             \
+      if (n == 1) {                                                                                                    \
+        out[0] = v;                                                                                                    \
+        return;                                                                                                        \
+      }                                                                                                                \
       SIMD for (int64_t i = 0; i < n; i++) out[i] = v;                                                                 \
     }                                                                                                                  \
   }
