@@ -206,6 +206,7 @@ static bool parse(qn_vm *vm, builtin_info *info) {
     if (info->sig.params[i].rest && i < UINT8_MAX) info->rest = (uint8_t)(i + 1);
     info->moves |= info->sig.params[i].move;
   }
+  info->pure = info->def.effect == BUILTIN_PURE && !info->moves && info->sig.nparams <= PURE_PARAMS;
   return true;
 }
 

@@ -849,10 +849,63 @@ static void rest_leave(qn_vm *vm, qn_value rest) {
   ip->rest = l;
 }
 
+/* The call of a pure builtin of few parameters by a node that is laid out for it, outside of recordings: it calls no function, so
+ * what it is told need not lie on the stack, nor be retained where the node only reads. Takes over the receiver (unset: none)
+ * unless the node does. */
+static __attribute__((noinline)) qn_value call_pure(qn_vm *vm, n_call *n, const builtin_info *info, qn_value receiver,
+                                                    qn_value *fp) {
+  qn_value in[PURE_PARAMS], r;
+  uint32_t nparams = (uint32_t)info->sig.nparams, rest = info->rest ? info->rest - 1u : nparams;
+  bool reads = n->reads_only;
+  qn_list *l = NULL;
+  if (!vm_enter(vm, 8)) {
+    if (!reads) value_release(vm, receiver);
+    return fail_overflow(vm, n);
+  }
+  for (uint32_t i = 0; i < nparams; i++) in[i] = info->sig.params[i].def;
+  if (receiver.head != TAG_UNSET) in[0] = receiver;
+  if (rest < nparams) {
+    if (!(l = rest_list(vm, n->nrest))) {
+      if (!reads) value_release(vm, receiver);
+      return fail_overflow(vm, n);
+    }
+    l->len = 0;
+    in[rest] = value_obj(TAG_LIST, l);
+  }
+  const call_arg *arg = n->args, *end = arg + n->n;
+  for (; arg < end; arg++) {
+    qn_value v = reads ? read_here(arg->value, fp) : argument(vm, arg->value, fp);
+    if (reads && __builtin_expect(v.head == TAG_UNSET, 0)) v = eval(vm, arg->value, fp); /* says which name has no value */
+    if (__builtin_expect(value_stops(v), 0)) {
+      r = v;
+      goto out;
+    }
+    if (arg->slot == rest)
+      l->items[l->len++] = reads ? value_retain(v) : v;
+    else
+      in[arg->slot] = v;
+  }
+  r = run_builtin(vm, info, in, n->h.at);
+  if (__builtin_expect(value_is_error(r), 0)) note_laid(vm, n, in, receiver.head != TAG_UNSET);
+out:
+  if (l) rest_leave(vm, in[rest]);
+  if (!reads) {
+    if (receiver.head != TAG_UNSET) value_release(vm, receiver);
+    for (const call_arg *done = n->args; done < arg; done++)
+      if (done->slot != rest) value_release(vm, in[done->slot]);
+  }
+  return r;
+}
+
 /* The call of another builtin by a node that is laid out for it; takes over the receiver (unset: none). */
 static __attribute__((noinline)) qn_value call_laid(qn_vm *vm, n_call *n, const builtin_info *info, qn_value receiver,
                                                     qn_value *fp) {
   uint32_t nparams = (uint32_t)info->sig.nparams, extra = receiver.head != TAG_UNSET;
+  if (info->pure && !vm->rec) {
+    qn_value r = call_pure(vm, n, info, receiver, fp);
+    if (n->reads_only) value_release(vm, receiver);
+    return r;
+  }
   if (!vm_enter(vm, (size_t)nparams + 4)) {
     value_release(vm, receiver);
     return fail_overflow(vm, n);
@@ -966,7 +1019,7 @@ static __attribute__((noinline)) qn_value call_named_builtin(qn_vm *vm, n_call *
   const interp *ip = interp_of(vm);
   const builtin_info *info = fn->code;
   bool row = fn->head.flags == FN_BUILTIN && (uintptr_t)info - (uintptr_t)ip->builtins < ip->nbuiltins * sizeof *info;
-  return (n->h.flag & CALL_MIXED) || (row && (info->operands || info->rest)) ? call_to_lay_out(vm, n, fn, fp)
+  return (n->h.flag & CALL_MIXED) || (row && (info->operands || info->rest || info->pure)) ? call_to_lay_out(vm, n, fn, fp)
                                                                              : call_positional(vm, n, fn, fp);
 }
 
@@ -1004,6 +1057,8 @@ qn_value eval_call(qn_vm *vm, node *h, qn_value *fp) {
   if (value_fn(f)->head.flags == FN_USER) return call_global(vm, n, f, fp);
   if (n->operation && n->operation == value_fn(f)->code)
     return (n->reads_only ? call_reading : call_operation)(vm, n, n->operation, value_unset(), fp);
+  if (n->laid && n->laid == value_fn(f)->code && n->laid->pure && !n->laid->operands)
+    return call_pure(vm, n, n->laid, value_unset(), fp);
   return call_named_builtin(vm, n, value_fn(f), fp);
 }
 
@@ -1084,6 +1139,11 @@ qn_value eval_method(qn_vm *vm, node *h, qn_value *fp) {
     qn_value x = read_here(n->callee, fp), same = cell_get(((n_global *)n->candidates[0])->cell);
     if (x.head == TAG_ARRAY && same.head == TAG_FN && value_fn(same)->code == n->operation)
       return call_reading(vm, n, n->operation, x, fp);
+  }
+  if (n->laid && !n->operation && n->reads_only && n->laid->pure && !vm->rec && n->candidates[0]->kind == N_GLOBAL) {
+    qn_value x = read_here(n->callee, fp), same = cell_get(((n_global *)n->candidates[0])->cell);
+    if (x.head == TAG_ARRAY && same.head == TAG_FN && value_fn(same)->code == n->laid)
+      return call_pure(vm, n, n->laid, x, fp);
   }
   qn_value receiver = eval(vm, n->callee, fp);
   if (value_stops(receiver)) return receiver;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "interp/node.h"
+#include "jit/cpu/eager.h"
 
 typedef enum form { FORM_NONE, FORM_NUMBERS, FORM_NESTED, FORM_GENERAL, FORM_STOPPED } form;
 
@@ -131,20 +132,33 @@ static qn_value stacked_item(qn_vm *vm, qn_value v, qn_dtype dtype) {
   return r;
 }
 
+/* The dtype in which items stand side by side. */
+static qn_dtype stack_dtype(const qn_value *items, size_t n, int dtype) {
+  if (dtype >= 0) return (qn_dtype)dtype;
+  operand_type type = value_operand_type(items[0]);
+  for (size_t i = 1; i < n; i++) {
+    operand_type o = value_operand_type(items[i]);
+    if (o.dtype != type.dtype || o.weak != type.weak) type = dtype_promote(type, o);
+  }
+  return type.weak && type.dtype == QN_f64 ? QN_f32 : type.dtype;
+}
+
 /* Stacks items (arrays and host numbers, n > 0, on the stack; replaced in place) along a new first axis. */
 static qn_value stack_items(qn_vm *vm, qn_value *items, size_t n, int dtype) {
   int rank, rank2;
   int64_t shape[ARRAY_MAX_RANK], shape2[ARRAY_MAX_RANK];
   shape_of_item(items[0], &rank, shape);
-  operand_type type = value_operand_type(items[0]);
   for (size_t i = 1; i < n; i++) {
     shape_of_item(items[i], &rank2, shape2);
     if (rank != rank2 || memcmp(shape, shape2, (size_t)rank * sizeof *shape) != 0)
       return fail_ragged(vm, rank, shape, rank2, shape2);
-    type = dtype_promote(type, value_operand_type(items[i]));
   }
   if (rank == ARRAY_MAX_RANK) return raise(vm, E_rank, SPAN_NONE, "arrays have at most %d axes", ARRAY_MAX_RANK);
-  qn_dtype d = dtype >= 0 ? (qn_dtype)dtype : type.weak && type.dtype == QN_f64 ? QN_f32 : type.dtype;
+  qn_dtype d = stack_dtype(items, n, dtype);
+  if (!vm->rec && n <= INT32_MAX) {
+    qn_value now = eager_stack(vm, items, (int)n, 0, d);
+    if (!value_is(now, TAG_UNSET)) return now;
+  }
   for (size_t i = 0; i < n; i++) {
     qn_value a = stacked_item(vm, items[i], d);
     if (value_is_error(a)) return a;
@@ -307,7 +321,96 @@ stopped:
   return stop(out, l.stopped);
 }
 
+/* ---- literals of variables and constants ------------------------------------------------------------------------------------ */
+
+enum { FEW_ITEMS = 32 };
+
+/* The items of a literal that only reads, borrowed; rows of equal shape one behind the other. False: it is more than that. */
+static bool read_items(const n_items *n, const qn_value *fp, qn_value *to, int room, int *count, literal *l) {
+  if (n->n == 0 || n->n > (uint32_t)room) return false;
+  l->rank = 1;
+  l->shape[0] = n->n;
+  if (n->items[0]->kind == N_ARRAY) {
+    *count = 0;
+    for (uint32_t i = 0; i < n->n; i++) {
+      literal row;
+      int of_row;
+      if (n->items[i]->kind != N_ARRAY) return false;
+      if (!read_items((const n_items *)n->items[i], fp, to + *count, room - *count, &of_row, &row)) return false;
+      if (i == 0) {
+        if (row.rank == ARRAY_MAX_RANK) return false;
+        l->rank = row.rank + 1;
+        memcpy(l->shape + 1, row.shape, (size_t)row.rank * sizeof *row.shape);
+      } else if (l->rank != row.rank + 1 || memcmp(l->shape + 1, row.shape, (size_t)row.rank * sizeof *row.shape) != 0) {
+        return false;
+      }
+      *count += of_row;
+    }
+    return true;
+  }
+  for (uint32_t i = 0; i < n->n; i++) {
+    const node *a = n->items[i];
+    if (a->kind == N_CONST)
+      to[i] = ((const n_const *)a)->v;
+    else if (a->kind == N_LOCAL)
+      to[i] = fp[a->slot];
+    else if (a->kind == N_GLOBAL)
+      to[i] = ((const n_global *)a)->cell->value;
+    else
+      return false;
+    uint64_t tag = to[i].head;
+    if (tag != TAG_ARRAY && tag - TAG_BOOL > TAG_FLOAT - TAG_BOOL) return false;
+  }
+  *count = (int)n->n;
+  return true;
+}
+
+/* Numbers as an array, where each is stored as it is. Unset: somewhat is to be asked. */
+static qn_value numbers_here(qn_vm *vm, const qn_value *v, int n, int dtype, const literal *l) {
+  uint32_t tags = 0;
+  for (int i = 0; i < n; i++) tags |= 1u << v[i].head;
+  qn_dtype d = dtype >= 0 ? (qn_dtype)dtype : tags & 1u << TAG_FLOAT ? QN_f32 : tags & 1u << TAG_INT ? QN_i64 : QN_bool;
+  if (d == QN_bool ? tags != 1u << TAG_BOOL : dtype_is_int(d) && tags & 1u << TAG_FLOAT) return value_unset();
+  bool any = d == QN_i64 || d == QN_bool || d == QN_f64; /* they have no bounds for these */
+  for (int i = 0; i < n && !any; i++)
+    if (!(d == QN_f32 && v[i].head == TAG_FLOAT ? v[i].u.f < 0x1p127 && v[i].u.f > -0x1p127 : dtype_holds(d, v[i])))
+      return value_unset();
+  qn_array *a = array_new(vm, d, l->rank, l->shape);
+  if (!a) return value_error();
+  char *to = array_data(a);
+  size_t size = dtype_size(d);
+  for (int i = 0; i < n; i++, to += size) {
+    if (d == QN_f32 && v[i].head == TAG_FLOAT) {
+      float x = (float)v[i].u.f;
+      memcpy(to, &x, sizeof x);
+    } else if (d == QN_i64) {
+      memcpy(to, &v[i].u.i, sizeof v[i].u.i);
+    } else {
+      dtype_store(d, to, v[i]);
+    }
+  }
+  return value_obj(TAG_ARRAY, a);
+}
+
+/* A literal that only reads, outside of recordings. Unset: the general way evaluates it. */
+static qn_value literal_here(qn_vm *vm, const n_items *n, const qn_value *fp, int dtype) {
+  qn_value v[FEW_ITEMS];
+  literal l;
+  int count;
+  if (vm->rec || vm->device || !read_items(n, fp, v, FEW_ITEMS, &count, &l)) return value_unset();
+  uint64_t heads = 0;
+  for (int i = 0; i < count; i++) heads |= v[i].head;
+  if (!(heads & TAG_HEAP)) return numbers_here(vm, v, count, dtype, &l);
+  if (l.rank > 1) return value_unset();
+  return eager_stack(vm, v, count, 0, stack_dtype(v, (size_t)count, dtype));
+}
+
 qn_value array_literal(qn_vm *vm, const n_items *n, qn_value *fp, int dtype) {
+  qn_value here = literal_here(vm, n, fp, dtype);
+  if (!value_is(here, TAG_UNSET)) {
+    if (value_is_error(here)) raise_at(vm, n->h.at);
+    return here;
+  }
   qn_value *mark = vm->sp;
   literal l;
   form f = collect(vm, n, fp, dtype, &l);

@@ -142,6 +142,7 @@ typedef struct builtin_info {
   bool parsed;
   bool plain;   /* no rest and no keyword-only parameter: positional arguments fill the row */
   bool moves;   /* a parameter takes a value over to change it */
+  bool pure;    /* it calls and changes nothing, and has at most PURE_PARAMS parameters */
   uint8_t rest; /* 1 + the number of the rest parameter; 0: there is none */
   /* Where the builtin is an op on its first arguments, the others left out: how many these are (else 0), and the op. A pointwise op
    * takes numbers, too; a reduction over all axes is meant for an array only, whatever else the builtin of its name takes. */
@@ -154,7 +155,7 @@ typedef struct builtin_info {
   uint32_t operand_tags; /* the kinds of values that this holds for: bits 1 << tag */
 } builtin_info;
 
-enum { REST_KEPT = 8 };
+enum { REST_KEPT = 8, PURE_PARAMS = 8 };
 typedef struct interp {
   scope *scopes; /* all */
   scope *builtin, *main;
