@@ -849,6 +849,20 @@ static void rest_leave(qn_vm *vm, qn_value rest) {
   ip->rest = l;
 }
 
+/* A list literal that is an argument, in the list of rest_list where it only reads. */
+static qn_value few_items(qn_vm *vm, n_items *n, qn_value *fp) {
+  if (n->n == 0 || n->n > REST_KEPT || !interp_of(vm)->rest) return eval(vm, &n->h, fp);
+  for (uint32_t i = 0; i < n->n; i++) {
+    const node *a = n->items[i];
+    if (a->kind != N_LOCAL && a->kind != N_CONST && (a->kind != N_GLOBAL || read_here(a, fp).head == TAG_UNSET))
+      return eval(vm, &n->h, fp);
+  }
+  qn_list *l = rest_list(vm, n->n);
+  if (!l) return value_error();
+  for (uint32_t i = 0; i < n->n; i++) l->items[i] = value_retain(read_here(n->items[i], fp));
+  return value_obj(TAG_LIST, l);
+}
+
 /* The call of a pure builtin of few parameters by a node that is laid out for it, outside of recordings: it calls no function, so
  * what it is told need not lie on the stack, nor be retained where the node only reads. Takes over the receiver (unset: none)
  * unless the node does. */
@@ -857,6 +871,11 @@ static __attribute__((noinline)) qn_value call_pure(qn_vm *vm, n_call *n, const 
   qn_value in[PURE_PARAMS], r;
   uint32_t nparams = (uint32_t)info->sig.nparams, rest = info->rest ? info->rest - 1u : nparams;
   bool reads = n->reads_only;
+  for (uint32_t i = 0; i < n->n && reads; i++)
+    if (read_here(n->args[i].value, fp).head == TAG_UNSET) { /* the name means a builtin, or has no value */
+      reads = false;
+      value_retain(receiver);
+    }
   qn_list *l = NULL;
   if (!vm_enter(vm, 8)) {
     if (!reads) value_release(vm, receiver);
@@ -873,15 +892,22 @@ static __attribute__((noinline)) qn_value call_pure(qn_vm *vm, n_call *n, const 
     in[rest] = value_obj(TAG_LIST, l);
   }
   const call_arg *arg = n->args, *end = arg + n->n;
+  for (; arg < end && reads; arg++) {
+    qn_value v = read_here(arg->value, fp);
+    if (__builtin_expect(arg->slot == rest, 0))
+      l->items[l->len++] = value_retain(v);
+    else
+      in[arg->slot] = v;
+  }
   for (; arg < end; arg++) {
-    qn_value v = reads ? read_here(arg->value, fp) : argument(vm, arg->value, fp);
-    if (reads && __builtin_expect(v.head == TAG_UNSET, 0)) v = eval(vm, arg->value, fp); /* says which name has no value */
+    qn_value v =
+        arg->value->eval == eval_list ? few_items(vm, (n_items *)arg->value, fp) : argument(vm, arg->value, fp);
     if (__builtin_expect(value_stops(v), 0)) {
       r = v;
       goto out;
     }
     if (arg->slot == rest)
-      l->items[l->len++] = reads ? value_retain(v) : v;
+      l->items[l->len++] = v;
     else
       in[arg->slot] = v;
   }
@@ -892,7 +918,7 @@ out:
   if (!reads) {
     if (receiver.head != TAG_UNSET) value_release(vm, receiver);
     for (const call_arg *done = n->args; done < arg; done++)
-      if (done->slot != rest) value_release(vm, in[done->slot]);
+      if (done->slot != rest) rest_leave(vm, in[done->slot]);
   }
   return r;
 }
@@ -1019,8 +1045,9 @@ static __attribute__((noinline)) qn_value call_named_builtin(qn_vm *vm, n_call *
   const interp *ip = interp_of(vm);
   const builtin_info *info = fn->code;
   bool row = fn->head.flags == FN_BUILTIN && (uintptr_t)info - (uintptr_t)ip->builtins < ip->nbuiltins * sizeof *info;
-  return (n->h.flag & CALL_MIXED) || (row && (info->operands || info->rest || info->pure)) ? call_to_lay_out(vm, n, fn, fp)
-                                                                             : call_positional(vm, n, fn, fp);
+  return (n->h.flag & CALL_MIXED) || (row && (info->operands || info->rest || info->pure))
+             ? call_to_lay_out(vm, n, fn, fp)
+             : call_positional(vm, n, fn, fp);
 }
 
 static __attribute__((noinline)) qn_value call_global(qn_vm *vm, n_call *n, qn_value f, qn_value *fp) {

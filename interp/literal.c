@@ -341,7 +341,8 @@ static bool read_items(const n_items *n, const qn_value *fp, qn_value *to, int r
         if (row.rank == ARRAY_MAX_RANK) return false;
         l->rank = row.rank + 1;
         memcpy(l->shape + 1, row.shape, (size_t)row.rank * sizeof *row.shape);
-      } else if (l->rank != row.rank + 1 || memcmp(l->shape + 1, row.shape, (size_t)row.rank * sizeof *row.shape) != 0) {
+      } else if (l->rank != row.rank + 1 ||
+                 memcmp(l->shape + 1, row.shape, (size_t)row.rank * sizeof *row.shape) != 0) {
         return false;
       }
       *count += of_row;

@@ -165,9 +165,14 @@ bool arg_shape(qn_vm *vm, const char *fn, qn_value rest, int64_t *shape, int *ra
 
 /* ---- ops ------------------------------------------------------------------------------------------------------- */
 
+/* Views of arrays that are not recorded do without the rules. */
+static inline qn_value apply_view(qn_vm *vm, op_id op, const qn_value *in, int n, const op_attr *attr) {
+  return vm->rec ? op_apply(vm, op, in, n, attr) : eager_view(vm, op, in, n, attr);
+}
+
 qn_value use1(qn_vm *vm, op_id op, qn_value x, const op_attr *attr) {
   if (value_is_error(x)) return x;
-  qn_value out = op_apply(vm, op, &x, 1, attr);
+  qn_value out = op_rows[op].klass == CLASS_VIEW ? apply_view(vm, op, &x, 1, attr) : op_apply(vm, op, &x, 1, attr);
   value_release(vm, x);
   return out;
 }
@@ -277,7 +282,7 @@ qn_value to_slice(qn_vm *vm, qn_value x, int axis, int64_t start, int64_t size, 
     attr.d[3 * i + 1] = i == axis ? size : a->shape[i];
     attr.d[3 * i + 2] = i == axis ? step : 1;
   }
-  return op1(vm, OP_slice, x, &attr);
+  return apply_view(vm, OP_slice, &x, 1, &attr);
 }
 
 qn_value iota(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape, int axis) {
@@ -289,7 +294,7 @@ qn_value iota(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape, int axi
 
 qn_value use_concat(qn_vm *vm, qn_value *parts, int n, int axis) {
   op_attr attr = {.axes = (uint8_t)(1u << axis)};
-  qn_value out = op_apply(vm, OP_concat, parts, n, &attr);
+  qn_value out = apply_view(vm, OP_concat, parts, n, &attr);
   for (int i = 0; i < n; i++) value_release(vm, parts[i]);
   return out;
 }

@@ -7,7 +7,8 @@
 
 /* The argument as an array with storage or pending: host numbers become rank 0. Owned. */
 static qn_value array_arg(qn_vm *vm, const char *fn, qn_value v) {
-  if (!is_array(v) && !value_is_scalar(v)) return arg_refuse(vm, fn, "an array", v);
+  if (is_array(v)) return value_retain(v);
+  if (!value_is_scalar(v)) return arg_refuse(vm, fn, "an array", v);
   return arg_array(vm, fn, v, QN_DTYPE_COUNT);
 }
 
@@ -322,7 +323,8 @@ qn_value builtin_concat(qn_vm *vm, const qn_value *args) {
   int axis;
   if (!arg_axis(vm, "concat", args[1], value_array(l->items[0])->rank, &axis)) return value_error();
   op_attr attr = {.axes = (uint8_t)(1u << axis)};
-  return op_apply(vm, OP_concat, l->items, (int)l->len, &attr);
+  return vm->rec ? op_apply(vm, OP_concat, l->items, (int)l->len, &attr)
+                 : eager_view(vm, OP_concat, l->items, (int)l->len, &attr);
 }
 
 qn_value builtin_chunk(qn_vm *vm, const qn_value *args) {

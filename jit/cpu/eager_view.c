@@ -210,8 +210,17 @@ static inline void part_of(part *p, const qn_array *base, int rank, const int64_
   for (int i = 0; i < rank; i++) p->a.shape[i] = shape[i];
 }
 
-/* Copies `from` to where it stands in a new array behind `at` elements; it follows itself along axis `lead` every `row` elements. */
-static void copy_rows(qn_array *out, const qn_array *from, int64_t at, int64_t row, int lead, bool new_axis) {
+static inline void copy_bytes(char *to, const char *from, size_t bytes) {
+  switch (bytes) {
+  case 4: memcpy(to, from, 4); return;
+  case 8: memcpy(to, from, 8); return;
+  case 16: memcpy(to, from, 16); return;
+  default: memcpy(to, from, bytes);
+  }
+}
+
+static __attribute__((noinline)) void copy_parts(qn_array *out, const qn_array *from, int64_t at, int64_t row, int lead,
+                                                 bool new_axis) {
   size_t size = dtype_size((qn_dtype)out->dtype);
   int64_t run = 1, rows = 1;
   for (int i = 0; i < from->rank; i++) *(i < lead ? &rows : &run) *= from->shape[i];
@@ -219,7 +228,7 @@ static void copy_rows(qn_array *out, const qn_array *from, int64_t at, int64_t r
     char *to = array_data(out) + (size_t)at * size;
     const char *data = array_data(from);
     for (int64_t i = 0; i < rows; i++)
-      memcpy(to + (size_t)(i * row) * size, data + (size_t)(i * run) * size, (size_t)run * size);
+      copy_bytes(to + (size_t)(i * row) * size, data + (size_t)(i * run) * size, (size_t)run * size);
     return;
   }
   part p;
@@ -227,6 +236,16 @@ static void copy_rows(qn_array *out, const qn_array *from, int64_t at, int64_t r
   p.a.offset += at;
   for (int i = 0; i < from->rank; i++) p.a.strides[i] = out->strides[i + (new_axis && i >= lead)];
   array_copy_elements(&p.a, from);
+}
+
+/* Copies `from` to where it stands in a new array behind `at` elements; it follows itself along axis `lead` every `row` elements. */
+static inline void copy_rows(qn_array *out, const qn_array *from, int64_t at, int64_t row, int lead, bool new_axis) {
+  if (lead || !from->contiguous) {
+    copy_parts(out, from, at, row, lead, new_axis);
+    return;
+  }
+  size_t size = dtype_size((qn_dtype)out->dtype);
+  copy_bytes(out->storage->data + (size_t)at * size, array_data(from), (size_t)from->size * size);
 }
 
 static qn_value concat(qn_vm *vm, const qn_value *in, int nin, const op_attr *attr) {
