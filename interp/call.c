@@ -1065,7 +1065,7 @@ static __attribute__((noinline)) qn_value call_global(qn_vm *vm, n_call *n, qn_v
 }
 
 /* The common conversion: of an array in a variable. */
-static qn_value call_dtype(qn_vm *vm, n_call *n, qn_value f, qn_value *fp) {
+static __attribute__((noinline)) qn_value call_dtype(qn_vm *vm, n_call *n, qn_value f, qn_value *fp) {
   if (n->n != 1 || n->h.flag & CALL_MIXED) return call_any(vm, n, fp);
   const node *a = n->args[0].value;
   if (a->kind != N_LOCAL && a->kind != N_GLOBAL) return call_any(vm, n, fp);

@@ -476,7 +476,9 @@ static __attribute__((noinline)) qn_value run_suffix(qn_vm *vm, const strip *s, 
   if (n == 1) return run_plain(vm, s, x, turned ? small : big, turned ? big : small, turned ? 2 : 1);
   if (!s->fn) {
     _Alignas(64) char held[BLOCK * 8];
-    if (!repeat(x, y, s->size[turned ? 0 : 1], held)) return value_unset();
+    if (total > BLOCK) return value_unset();
+    size_t bytes = (size_t)n * s->size[turned ? 0 : 1];
+    for (char *to = held; total > 0; total -= n, to += bytes) memcpy(to, small, bytes);
     return run_steps(vm, s, x, turned ? held : big, turned ? big : held, NULL, 3);
   }
   qn_array *out = array_new_like(vm, (qn_dtype)s->result, x);
