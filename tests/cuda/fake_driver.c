@@ -15,10 +15,8 @@
  *   FAKE_CAPTURE   "begin", "library", "end": fails there
  * With FAKE_LACKS defined one function is missing. */
 #define _GNU_SOURCE
-#undef _FORTIFY_SOURCE /* its longjmp knows one stack only */
 #include <dlfcn.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -290,17 +288,18 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const
 
 enum { MOST_THREADS = 256, STACK = 256 << 10 };
 /* A fiber runs kernel after kernel. Its first switch goes through a context, all others through jumps, which ask nothing of the
- * system. ASan is told of each. */
+ * system: the compiler's own, since most of the time of small kernels goes here. ASan is told of each. */
+typedef void *jump[5];
 typedef struct fiber {
   ucontext_t beginning;
-  jmp_buf at;
+  jump at;
   char *stack;
   void *asan; /* its own note of a fiber that waits */
   int done;
 } fiber;
 static fiber fibers[MOST_THREADS];
 static char *stacks;
-static jmp_buf scheduler;
+static jump scheduler;
 static const void *scheduler_stack;
 static size_t scheduler_bytes;
 static fake_place place;
@@ -318,9 +317,17 @@ static void *kernel_arguments[MOST_ARGUMENTS];
 #define ARRIVES(note, stack, bytes) ((void)(note), (void)(stack), (void)(bytes))
 #endif
 
-static void wait_for_turn(fiber *f) {
+/* Functions of their own, as the compiler wants it: where a jump ends, all registers are lost, which callers must not see through.
+ * Jumps from stack to stack leave no frames for ASan to clean up. */
+#ifdef __clang__
+#define SWITCHES __attribute__((noinline, no_sanitize("address")))
+#else
+#define SWITCHES __attribute__((noipa, no_sanitize("address")))
+#endif
+static SWITCHES __attribute__((noreturn)) void leap(void **to) { __builtin_longjmp(to, 1); }
+static SWITCHES void wait_for_turn(fiber *f) {
   LEAVES(&f->asan, scheduler_stack, scheduler_bytes);
-  if (_setjmp(f->at) == 0) _longjmp(scheduler, 1);
+  if (__builtin_setjmp(f->at) == 0) leap(scheduler);
   ARRIVES(f->asan, &scheduler_stack, &scheduler_bytes);
 }
 static void barrier(void) { wait_for_turn(&fibers[running]); }
@@ -361,13 +368,13 @@ __attribute__((destructor)) static void free_stacks(void) {
 }
 
 /* Lets a fiber run up to its next barrier or its end. */
-static void resume(fiber *f) {
+static SWITCHES void resume(fiber *f) {
   int begins = !f->stack;
   if (begins) make_fiber(f);
   void *asan = NULL;
   LEAVES(&asan, f->stack, STACK);
-  if (_setjmp(scheduler) == 0) {
-    if (!begins) _longjmp(f->at, 1);
+  if (__builtin_setjmp(scheduler) == 0) {
+    if (!begins) leap(f->at);
     setcontext(&f->beginning);
   }
   ARRIVES(asan, NULL, NULL);

@@ -607,26 +607,26 @@ START_TEST(tiles) {
   fill_data();
   const vm_loops *all[3];
   int n = tables(all);
-  static const int64_t shapes[][3] = {{1, 1, 1},     {1, 1, 5000},  {3, 5, 7},    {6, 16, 64},
-                                      {14, 32, 300}, {15, 33, 257}, {57, 130, 9}, {1, 100, 90},
-                                      {100, 1, 90},  {7, 3, 9000},  {20, 40, 0},  {64, 64, 64},
-                                      {257, 300, 130}, {130, 513, 70}, {300, 290, 20}};
+  static const int64_t shapes[][3] = {{1, 1, 1},     {1, 1, 5000}, {3, 5, 7},       {6, 16, 64},    {14, 32, 300},
+                                      {15, 33, 257}, {57, 130, 9}, {1, 100, 90},    {100, 1, 90},   {7, 3, 9000},
+                                      {20, 40, 0},   {64, 64, 64}, {257, 300, 130}, {130, 513, 70}, {300, 290, 20}};
   for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
     for (int layout = 0; layout < 4; layout++) {
       int64_t M = shapes[s][0], N = shapes[s][1], K = shapes[s][2];
       int64_t x_m = layout & 1 ? 1 : K, x_k = layout & 1 ? M : 1, y_k = layout & 2 ? 1 : N, y_n = layout & 2 ? K : 1;
-      float *out = malloc((size_t)(M * N) * 4 + 4);
+      float *out = malloc((size_t)(M * N) * 4 + 4), *want = malloc((size_t)(M * N) * 4 + 4);
+      for (int64_t i = 0; i < M * N; i++) want[i] = dot_order(data + i / N * x_m, x_k, other + i % N * y_n, y_k, K);
       for (int t = 0; t < n; t++) {
         qk_tile tile = {data, other, out, work, x_m, x_k, y_k, y_n, M, N, K, (int32_t)N, QN_f32, QN_f32, QN_f32};
         memset(out, 0xff, (size_t)(M * N) * 4);
         all[t]->tile(&tile);
-        for (int64_t i = 0; i < M * N; i++) {
-          float want = dot_order(data + i / N * x_m, x_k, other + i % N * y_n, y_k, K);
-          ck_assert_msg(same_bits(out[i], want), "%s %lldx%lldx%lld layout %d at %lld: %a, not %a", all[t]->name,
-                        (long long)M, (long long)N, (long long)K, layout, (long long)i, out[i], want);
-        }
+        for (int64_t i = 0; i < M * N; i++)
+          if (!same_bits(out[i], want[i]))
+            ck_abort_msg("%s %lldx%lldx%lld layout %d at %lld: %a, not %a", all[t]->name, (long long)M, (long long)N,
+                         (long long)K, layout, (long long)i, out[i], want[i]);
       }
       free(out);
+      free(want);
     }
 }
 END_TEST
