@@ -241,7 +241,7 @@ static __attribute__((noinline, cold)) void leave_failed(qn_vm *vm, const qn_val
     trace_frame(vm, fp[-1]);
     ip->error_place = at;
   }
-  if (!raise_through(vm, at, code->name->text) || !n || !about_shapes(e->id)) return;
+  if (!raise_through(vm, at, code->name->text) || !n || !about_shapes(vm->error->id)) return;
   for (uint32_t i = 0; i < code->nparams; i++) note_argument(vm, argument_of(n, code, extra, i), fp[i]);
 }
 

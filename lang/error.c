@@ -155,8 +155,8 @@ static bool is_builtin(const qn_vm *vm, const char *name, size_t n) {
 }
 
 /* The message becomes `text`, told as one of a library function where that is known: "softmax: expected ..." for "max:
- * expected ...". One that finds no memory stays as it is. */
-static void set_message(qn_vm *vm, qn_error_object *e, const char *function, size_t n, const char *text, size_t named) {
+ * expected ...". False: there is no memory, which is the error then. */
+static bool set_message(qn_vm *vm, qn_error_object *e, const char *function, size_t n, const char *text, size_t named) {
   if (n && !named) {
     const char *colon = strstr(text, ": ");
     size_t word = colon ? (size_t)(colon - text) : 0;
@@ -169,15 +169,22 @@ static void set_message(qn_vm *vm, qn_error_object *e, const char *function, siz
   text_addf(&t, "%s%s", n ? ": " : "", text);
   qn_str *s = t.failed ? NULL : str_new(vm, t.text, t.len);
   text_free(&t);
-  if (!s) return;
+  if (!s) {
+    span at = e->at;
+    error_clear(vm);
+    raise_memory(vm);
+    raise_at(vm, at);
+    return false;
+  }
   release_str(vm, e->message);
   e->message = s;
   e->named = (uint32_t)n;
+  return true;
 }
 
 void raise_retell(qn_vm *vm, const char *text) {
   qn_error_object *e = vm->error;
-  if (e && e->refs == 1) set_message(vm, e, e->message->text, e->named, text, 0);
+  if (e && e->refs == 1) (void)set_message(vm, e, e->message->text, e->named, text, 0);
 }
 
 bool raise_through(qn_vm *vm, span call, const char *function) {
@@ -187,7 +194,8 @@ bool raise_through(qn_vm *vm, span call, const char *function) {
   if (!inner || !inner->library) return false;
   if (function && (e->id < E_memory || e->id > E_limit)) { /* those are of the session, not of a call */
     if ((e->id == E_user || e->id == E_assertion) && value_is(e->payload, TAG_NIL)) e->id = E_argument;
-    set_message(vm, e, function, strlen(function), e->message->text, e->named);
+    if (!set_message(vm, e, function, strlen(function), e->message->text, e->named)) e = vm->error;
+    if (!e || e->refs > 1) return false;
   }
   if (!outer || outer->library) return false;
   e->at = call;
