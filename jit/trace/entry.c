@@ -786,7 +786,9 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
       if (e->hash != hash) continue;
     }
     if (!entry_fits(vm, e, site, &inputs, NULL)) continue;
-    if (e->state == ENTRY_BROKEN && e->why == BREAK_memory && !list->full) { /* perhaps there is more by now */
+    /* Perhaps there is more memory by now; and who asks for a graph gets one that computes nothing, too. */
+    bool retry = e->why == BREAK_memory || (e->why == BREAK_no_arrays && value_is(j->watched_fn, TAG_FN));
+    if (e->state == ENTRY_BROKEN && retry && !list->full) {
       *last = e->next;
       list->count--;
       entry_free(vm, e);
