@@ -267,6 +267,16 @@ static inline __attribute__((always_inline)) qn_value run_frame(qn_vm *vm, fn_co
 
 /* ---- builtins ------------------------------------------------------------------------------------------------------------------ */
 
+static __attribute__((noinline, cold)) void builtin_failed(qn_vm *vm, const builtin_info *info, span at) {
+  interp *ip = interp_of(vm);
+  ip->rethrown = false;
+  if (!vm->error || !vm->error->nframes) return;
+  /* A function that the builtin called has failed, or the builtin raised an error that came with its trace. */
+  ip->error_place = at;
+  raise_through(vm, at, NULL);
+  ip->rethrown = info->def.effect == BUILTIN_STATE;
+}
+
 /* Calls a builtin whose arguments lie on the stack, one per parameter. */
 static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args, span at) {
   if (vm->rec) {
@@ -287,14 +297,7 @@ static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args,
   if (info->moves && at.source) vm->updating = at;
   qn_value r = info->def.call(vm, args);
   interp_of(vm)->calling = outer;
-  if (value_is_error(r)) interp_of(vm)->rethrown = false;
-  if (value_is_error(r) && vm->error && vm->error->nframes) {
-    /* A function that the builtin called has failed, or the builtin raised an error that came with its trace. */
-    interp *ip = interp_of(vm);
-    ip->error_place = at;
-    raise_through(vm, at, NULL);
-    ip->rethrown = info->def.effect == BUILTIN_STATE;
-  }
+  if (__builtin_expect(value_is_error(r), 0)) builtin_failed(vm, info, at);
   return r;
 }
 
@@ -844,7 +847,9 @@ static void rest_leave(qn_vm *vm, qn_value rest) {
     value_release(vm, rest);
     return;
   }
-  for (uint32_t i = 0; i < l->len; i++) value_release(vm, l->items[i]);
+  uint64_t heads = 0;
+  for (uint32_t i = 0, len = l->len; i < len; i++) heads |= l->items[i].head;
+  for (uint32_t i = 0; heads & TAG_HEAP && i < l->len; i++) value_release(vm, l->items[i]);
   l->len = 0;
   ip->rest = l;
 }
@@ -911,8 +916,15 @@ static __attribute__((noinline)) qn_value call_pure(qn_vm *vm, n_call *n, const 
     else
       in[arg->slot] = v;
   }
-  r = run_builtin(vm, info, in, n->h.at);
-  if (__builtin_expect(value_is_error(r), 0)) note_laid(vm, n, in, receiver.head != TAG_UNSET);
+  interp *ip = interp_of(vm);
+  span outer = ip->calling;
+  ip->calling = n->h.at;
+  r = info->def.call(vm, in);
+  ip->calling = outer;
+  if (__builtin_expect(value_is_error(r), 0)) {
+    builtin_failed(vm, info, n->h.at);
+    note_laid(vm, n, in, receiver.head != TAG_UNSET);
+  }
 out:
   if (l) rest_leave(vm, in[rest]);
   if (!reads) {

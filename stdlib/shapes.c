@@ -23,6 +23,10 @@ static void text_sizes(text_buf *t, const int64_t *shape, int rank) {
 
 /* ---- one array in another shape ---------------------------------------------------------------------------------------- */
 
+static qn_value shaped(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
+  return is_array(x) ? to_shape(vm, x, rank, shape) : use_shape(vm, array_arg(vm, "reshape", x), rank, shape);
+}
+
 qn_value builtin_reshape(qn_vm *vm, const qn_value *args) {
   int64_t shape[ARRAY_MAX_RANK], known = 1;
   int rank, open = -1;
@@ -43,8 +47,7 @@ qn_value builtin_reshape(qn_vm *vm, const qn_value *args) {
       int64_t wanted[ARRAY_MAX_RANK];
       memcpy(wanted, shape, sizeof wanted);
       wanted[open] = size / known;
-      qn_value x = array_arg(vm, "reshape", args[0]);
-      return use_shape(vm, x, rank, wanted);
+      return shaped(vm, args[0], rank, wanted);
     }
   }
   if (!fits || known != size) {
@@ -58,7 +61,7 @@ qn_value builtin_reshape(qn_vm *vm, const qn_value *args) {
     text_sizes(&t, shape, rank);
     return raise_text(vm, E_shape, SPAN_NONE, &t);
   }
-  return use_shape(vm, array_arg(vm, "reshape", args[0]), rank, shape);
+  return shaped(vm, args[0], rank, shape);
 }
 
 qn_value builtin_transpose(qn_vm *vm, const qn_value *args) {
