@@ -27,8 +27,17 @@ static double to_y(const chart *c, double v) {
   return c->bottom - (v - c->y.low) / (c->y.high - c->y.low) * (c->bottom - c->top);
 }
 
-static void draw_text(const chart *c, double x, double y, text_place place, const qn_str *s) {
-  if (s->len) c->p->text(c->p, x, y, place, s->text, s->len);
+/* As much of a text as there is room for. */
+static bool draw_text(const chart *c, double x, double y, text_place place, const char *text, size_t len, double room) {
+  if (!len) return true;
+  text_buf t;
+  text_init(&t, c->p->vm);
+  text_label(&t, text, len, (int)(room / CHAR_WIDTH));
+  if (t.len && !t.failed) c->p->text(c->p, x, y, place, t.text, t.len);
+  bool good = !t.failed;
+  text_free(&t);
+  if (!good) raise_memory(c->p->vm);
+  return good;
 }
 
 static bool named(const figure *f) {
@@ -63,13 +72,16 @@ static bool draw_axes(chart *c) {
   return good;
 }
 
-static void draw_frame(const chart *c) {
+static bool draw_frame(const chart *c) {
   pen *p = c->p;
   p->line(p, c->left, c->top, c->left, c->bottom, 1, INK);
   p->line(p, c->left, c->bottom, c->right, c->bottom, 1, INK);
-  draw_text(c, CHART_WIDTH / 2.0, MARGIN + 4, TEXT_center, c->f->title);
-  draw_text(c, (c->left + c->right) / 2, CHART_HEIGHT - MARGIN + 4, TEXT_center, c->f->x_label);
-  draw_text(c, MARGIN, (c->top + c->bottom) / 2, TEXT_upwards, c->f->y_label);
+  double x = (c->left + c->right) / 2, y = (c->top + c->bottom) / 2;
+  double wide = x < CHART_WIDTH - x ? 2 * x : 2 * (CHART_WIDTH - x), high = c->bottom - c->top + MARGIN;
+  const qn_str *title = c->f->title, *across = c->f->x_label, *up = c->f->y_label;
+  return draw_text(c, CHART_WIDTH / 2.0, MARGIN + 4, TEXT_center, title->text, title->len, CHART_WIDTH - MARGIN) &&
+         draw_text(c, x, CHART_HEIGHT - MARGIN + 4, TEXT_center, across->text, across->len, wide - MARGIN) &&
+         draw_text(c, MARGIN, y, TEXT_upwards, up->text, up->len, high);
 }
 
 static bool draw_notes(const chart *c) {
@@ -85,7 +97,11 @@ static bool draw_notes(const chart *c) {
     else
       text_addf(&t, "%d", i);
     p->line(p, c->right + 8, y - 4, c->right + 24, y - 4, 2, series_color(i));
-    if (t.len) p->text(p, c->right + 28, y, TEXT_from, t.text, t.len);
+    if (t.len && !draw_text(c, c->right + 28, y, TEXT_from, t.text, t.len, CHART_WIDTH - c->right - 28)) break;
+  }
+  if (error_pending(p->vm)) {
+    text_free(&t);
+    return false;
   }
   t.len = 0;
   text_left_out(&t, c->f);
@@ -194,8 +210,7 @@ static bool draw_lines(chart *c) {
     draw_bars(c);
   else
     for (int i = 0; i < f->nseries && good; i++) good = draw_curve(c, i);
-  draw_frame(c);
-  return good && draw_notes(c);
+  return good && draw_frame(c) && draw_notes(c);
 }
 
 /* The scale of a heat map, at the right of it. */
@@ -237,8 +252,7 @@ static bool draw_image(chart *c) {
   c->right = c->left + width;
   c->bottom = c->top + height;
   if (!c->p->image(c->p, c->left, c->top, width, height, f)) return false;
-  draw_frame(c);
-  return f->picture || draw_scale(c);
+  return draw_frame(c) && (f->picture || draw_scale(c));
 }
 
 bool chart_draw(pen *p, const figure *f) {

@@ -136,6 +136,40 @@ void text_tick(text_buf *t, const axis *a, int i) {
   text_decimal(t, x, 'g', digits);
 }
 
+static int label_width(uint32_t code) { return code < 32 || (code >= 127 && code < 160) ? 1 : utf8_width(code); }
+
+int label_columns(const char *text, size_t len, int room) {
+  int columns = 0;
+  for (size_t i = 0; i < len && columns <= room;) {
+    uint32_t code;
+    i += (size_t)utf8_decode(text + i, &code);
+    columns += label_width(code);
+  }
+  return columns < room ? columns : room;
+}
+
+void text_label(text_buf *t, const char *text, size_t len, int room) {
+  static const char cut[] = "...";
+  size_t kept = t->len;
+  int columns = 0;
+  for (size_t i = 0; i < len;) {
+    uint32_t code;
+    size_t n = (size_t)utf8_decode(text + i, &code);
+    columns += label_width(code);
+    if (columns > room) {
+      if (!t->failed) t->len = kept;
+      text_adds(t, cut);
+      return;
+    }
+    if (code < 32 || (code >= 127 && code < 160))
+      text_adds(t, " ");
+    else
+      text_add(t, text + i, n);
+    if (columns + (int)strlen(cut) <= room) kept = t->len;
+    i += n;
+  }
+}
+
 void text_left_out(text_buf *t, const figure *f) {
   if (f->left_out)
     text_addf(t, "%lld %s not finite %s left out", (long long)f->left_out,

@@ -63,6 +63,11 @@ uint32_t figure_area(const figure *f, int64_t y0, int64_t y1, int64_t x0, int64_
 void axis_fit(axis *a, double low, double high, int most, bool widen);
 double axis_tick(const axis *a, int i);
 void text_tick(text_buf *t, const axis *a, int i);
+/* A program's text on one line, cut at its end where it needs more than `room` columns. Control characters become blanks, so that a
+ * label cannot move a terminal's cursor. */
+void text_label(text_buf *t, const char *text, size_t len, int room);
+/* Columns that it then takes. */
+int label_columns(const char *text, size_t len, int room);
 /* "3 numbers that are not finite are left out", or nothing. */
 void text_left_out(text_buf *t, const figure *f);
 

@@ -71,47 +71,12 @@ static void end_color(sketch *s) {
 
 /* ---- texts ------------------------------------------------------------------------------------------------------------------ */
 
-static int columns_of(uint32_t code) { return code < 32 || (code >= 127 && code < 160) ? 1 : utf8_width(code); }
-
-/* Columns of a text as put_text shows it. */
-static int text_columns(const qn_str *text, int room) {
-  int columns = 0;
-  for (size_t i = 0; i < text->len && columns <= room;) {
-    uint32_t code;
-    i += (size_t)utf8_decode(text->text + i, &code);
-    columns += columns_of(code);
-  }
-  return columns < room ? columns : room;
-}
-
-/* A program's text on one line, cut at its end where it needs more than `room` columns. Control characters become blanks, so that
- * a label cannot move the cursor. */
-static void put_text(sketch *s, const qn_str *text, int room) {
-  static const char cut[] = "...";
-  size_t i = 0, fits = 0, start = s->t->len, kept = start;
-  int columns = 0;
-  for (; i < text->len; fits = i) {
-    uint32_t code;
-    i += (size_t)utf8_decode(text->text + i, &code);
-    columns += columns_of(code);
-    if (columns > room) break;
-    if (code < 32 || (code >= 127 && code < 160))
-      text_adds(s->t, " ");
-    else
-      text_add(s->t, text->text + fits, i - fits);
-    if (columns + (int)strlen(cut) <= room) kept = s->t->len;
-  }
-  if (columns <= room) return;
-  if (!s->t->failed) s->t->len = kept;
-  text_adds(s->t, cut);
-}
-
 static void put_centered(sketch *s, const qn_str *text, int from, int width) {
   if (!text->len) return;
-  int columns = text_columns(text, s->width), left = from + (width - columns) / 2;
+  int columns = label_columns(text->text, text->len, s->width), left = from + (width - columns) / 2;
   if (left > s->width - columns) left = s->width - columns;
   text_repeat(s->t, " ", left > 0 ? left : 0);
-  put_text(s, text, s->width);
+  text_label(s->t, text->text, text->len, s->width);
   text_adds(s->t, "\n");
 }
 
@@ -127,7 +92,7 @@ static void put_legend(sketch *s) {
   text_repeat(s->t, " ", at);
   for (int i = 0; i < s->f->nseries; i++) {
     const qn_str *name = s->f->series[i].name;
-    int room = s->width - s->margin - 1 - sign, columns = sign + (name->len ? text_columns(name, room)
+    int room = s->width - s->margin - 1 - sign, columns = sign + (name->len ? label_columns(name->text, name->len, room)
                                                                   : i < 10  ? 1
                                                                             : 2);
     if (i && at + 3 + columns > s->width) {
@@ -146,7 +111,7 @@ static void put_legend(sketch *s) {
       text_addf(s->t, "%c ", marks[i % (int)(sizeof marks - 1)]);
     }
     if (name->len)
-      put_text(s, name, room);
+      text_label(s->t, name->text, name->len, room);
     else
       text_addf(s->t, "%d", i);
   }
@@ -348,7 +313,7 @@ static bool sketch_chart(sketch *s) {
   if (good) {
     put_centered(s, f->title, s->margin + 1, s->columns);
     if (f->y_label->len) {
-      put_text(s, f->y_label, s->width);
+      text_label(s->t, f->y_label->text, f->y_label->len, s->width);
       text_adds(s->t, "\n");
     }
     for (int i = 0; i < s->rows; i++) put_row(s, i);
