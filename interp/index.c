@@ -553,34 +553,27 @@ static qn_value list_get(qn_vm *vm, const qn_list *l, const index_item *item) {
   slice_clip(item, l->len, &at, &count);
   qn_list *r = list_new(vm, (size_t)count);
   if (!r) return value_error();
-  for (int64_t i = 0; i < count; i++) r->items[i] = value_retain(l->items[at + i * item->step]);
-  return value_obj(TAG_LIST, r);
-}
-
-/* Byte offset of code point `i`. */
-static uint32_t str_offset(const qn_str *s, int64_t i) {
-  if (s->head.flags & STR_ASCII) return (uint32_t)i;
-  uint32_t at = 0;
-  while (i > 0) {
-    do at++;
-    while (at < s->len && ((unsigned char)s->text[at] & 0xc0) == 0x80);
-    i--;
+  for (int64_t i = 0; i < count; i++) {
+    r->items[i] = value_retain(l->items[at + i * item->step]);
+    if (!vm_poll_item(vm, i)) continue;
+    value_release(vm, value_obj(TAG_LIST, r));
+    return value_error();
   }
-  return at;
+  return value_obj(TAG_LIST, r);
 }
 
 static qn_value str_get(qn_vm *vm, const qn_str *s, const index_item *item) {
   int64_t n = str_length(s), at, count;
   if (item->kind == INDEX_INT) {
     if (!index_position(vm, item->start, n, "string", &at)) return value_error();
-    uint32_t from = str_offset(s, at), to = from + 1;
+    uint32_t from = (uint32_t)str_offset(s, at), to = from + 1;
     while (to < s->len && ((unsigned char)s->text[to] & 0xc0) == 0x80) to++;
     qn_str *r = str_new(vm, s->text + from, to - from);
     return r ? value_obj(TAG_STR, r) : value_error();
   }
   slice_clip(item, n, &at, &count);
   if (item->step == 1 || count == 0) {
-    uint32_t from = str_offset(s, count ? at : 0), to = str_offset(s, count ? at + count : 0);
+    size_t from = str_offset(s, count ? at : 0), to = str_offset(s, count ? at + count : 0);
     qn_str *r = str_new(vm, s->text + from, to - from);
     return r ? value_obj(TAG_STR, r) : value_error();
   }
@@ -589,18 +582,26 @@ static qn_value str_get(qn_vm *vm, const qn_str *s, const index_item *item) {
   if (!offsets) return value_error();
   uint32_t byte = 0;
   for (int64_t i = 0; i < n; i++) {
+    if (vm_poll_item(vm, i)) {
+      mem_free(vm, offsets, (size_t)(n + 1) * sizeof *offsets);
+      return value_error();
+    }
     offsets[i] = byte++;
     while (byte < s->len && ((unsigned char)s->text[byte] & 0xc0) == 0x80) byte++;
   }
   offsets[n] = s->len;
   text_buf t;
   text_init(&t, vm);
-  for (int64_t i = 0; i < count; i++) {
+  bool stop = false;
+  for (int64_t i = 0; i < count && !stop && !t.failed; i++) {
     int64_t k = at + i * item->step;
     text_add(&t, s->text + offsets[k], offsets[k + 1] - offsets[k]);
+    stop = vm_poll_item(vm, i);
   }
   mem_free(vm, offsets, (size_t)(n + 1) * sizeof *offsets);
-  return text_take(&t);
+  if (!stop) return text_take(&t);
+  text_free(&t);
+  return value_error();
 }
 
 static qn_value range_get(qn_vm *vm, const qn_range *r, const index_item *item) {

@@ -3,6 +3,23 @@
 
 #include "lang/internal.h"
 
+enum { PIECE = 1 << 16 }; /* items that are written between two looks at interrupts */
+
+/* `n` items for a new place: those of `from`, retained, or nil without it. False, with nothing retained, if the VM is to stop. */
+static bool items_fill(qn_vm *vm, qn_value *to, const qn_value *from, size_t n) {
+  for (size_t i = 0; i < n;) {
+    size_t end = n - i > PIECE ? i + PIECE : n;
+    if (from)
+      for (; i < end; i++) to[i] = value_retain(from[i]);
+    else
+      for (; i < end; i++) to[i] = value_nil();
+    if (i == n || !vm_poll(vm)) continue;
+    while (from && i > 0) value_release(vm, to[--i]);
+    return false;
+  }
+  return true;
+}
+
 qn_list *list_new(qn_vm *vm, size_t n) {
   if (n > UINT32_MAX) {
     raise(vm, E_too_large, SPAN_NONE, "a list of %zu items is too large", n);
@@ -13,11 +30,11 @@ qn_list *list_new(qn_vm *vm, size_t n) {
   *l = (qn_list){.head = {.refs = 1, .tag = TAG_LIST}};
   if (n) {
     l->items = mem_alloc(vm, n * sizeof(qn_value));
-    if (!l->items) {
+    if (!l->items || !items_fill(vm, l->items, NULL, n)) {
+      if (l->items) mem_free(vm, l->items, n * sizeof(qn_value));
       mem_free(vm, l, sizeof *l);
       return NULL;
     }
-    for (size_t i = 0; i < n; i++) l->items[i] = value_nil();
     l->len = l->cap = (uint32_t)n;
   }
   return l;
@@ -25,9 +42,10 @@ qn_list *list_new(qn_vm *vm, size_t n) {
 
 qn_list *list_from(qn_vm *vm, const qn_value *items, size_t n) {
   qn_list *l = list_new(vm, n);
-  if (!l) return NULL;
-  for (size_t i = 0; i < n; i++) l->items[i] = value_retain(items[i]);
-  return l;
+  if (!l || items_fill(vm, l->items, items, n)) return l;
+  l->len = 0;
+  value_release(vm, value_obj(TAG_LIST, l));
+  return NULL;
 }
 
 bool list_own(qn_vm *vm, qn_value *v) {
@@ -59,14 +77,21 @@ bool list_extend(qn_vm *vm, qn_value *v, const qn_list *tail) {
   if (l->head.refs != 1 || l == tail) {
     qn_list *both = list_new(vm, len);
     if (!both) return false;
-    for (uint32_t i = 0; i < l->len; i++) both->items[i] = value_retain(l->items[i]);
-    both->len = l->len;
-    for (uint32_t i = 0; i < tail->len; i++) both->items[both->len++] = value_retain(tail->items[i]);
+    both->len = 0;
+    bool ok = items_fill(vm, both->items, l->items, l->len);
+    if (ok) both->len = l->len;
+    ok = ok && items_fill(vm, both->items + l->len, tail->items, tail->len);
+    if (ok) both->len = (uint32_t)len;
+    if (!ok) {
+      value_release(vm, value_obj(TAG_LIST, both));
+      return false;
+    }
     value_release(vm, *v);
     *v = value_obj(TAG_LIST, both);
     return true;
   }
   if (!mem_grow(vm, (void **)&l->items, &l->cap, len, sizeof(qn_value))) return false;
-  for (uint32_t i = 0; i < tail->len; i++) l->items[l->len++] = value_retain(tail->items[i]);
+  if (!items_fill(vm, l->items + l->len, tail->items, tail->len)) return false;
+  l->len = (uint32_t)len;
   return true;
 }

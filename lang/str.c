@@ -248,9 +248,37 @@ int str_compare(const qn_str *a, const qn_str *b) {
 
 int64_t str_length(const qn_str *s) {
   if (s->head.flags & STR_ASCII) return s->len;
+  return utf8_count(s->text, s->len);
+}
+
+/* How many of a word's bytes begin a code point: those whose two highest bits are not 10. */
+static int word_count(uint64_t w) { return 8 - __builtin_popcountll(w >> 7 & ~(w >> 6) & 0x0101010101010101u); }
+
+int64_t utf8_count(const char *text, size_t len) {
   int64_t n = 0;
-  for (uint32_t i = 0; i < s->len; i++) n += ((unsigned char)s->text[i] & 0xc0) != 0x80;
+  size_t i = 0;
+  for (; i + 8 <= len; i += 8) {
+    uint64_t w;
+    memcpy(&w, text + i, 8);
+    n += word_count(w);
+  }
+  for (; i < len; i++) n += ((unsigned char)text[i] & 0xc0) != 0x80;
   return n;
+}
+
+size_t str_offset(const qn_str *s, int64_t i) {
+  if (s->head.flags & STR_ASCII) return (size_t)i;
+  size_t at = 0;
+  for (; at + 8 <= s->len; at += 8) { /* words that end before code point i begins */
+    uint64_t w;
+    memcpy(&w, s->text + at, 8);
+    int n = word_count(w);
+    if (i < n) break;
+    i -= n;
+  }
+  for (; at < s->len; at++)
+    if (((unsigned char)s->text[at] & 0xc0) != 0x80 && i-- == 0) break;
+  return at;
 }
 
 /* ---- interning ----------------------------------------------------------------------------------------------- */

@@ -1,4 +1,5 @@
 /* Reading builtins' arguments, ops on owned values, and iteration: what builtins.h declares. */
+#define _GNU_SOURCE /* memmem */
 #include "stdlib/builtins.h"
 
 #include <string.h>
@@ -482,14 +483,35 @@ qn_value use_pair(qn_vm *vm, qn_value a, qn_value b) {
   return value_obj(TAG_LIST, l);
 }
 
-const char *text_search(const char *text, size_t len, const char *part, size_t part_len) {
-  if (part_len == 0) return text;
+enum {
+  PART_SHORT = 32,       /* bytes up to which a part is compared wherever its first byte occurs */
+  SEARCH_BYTES = 1 << 20 /* of text, and four times the part's, searched between two looks at interrupts */
+};
+
+bool text_search(qn_vm *vm, const char *text, size_t len, const char *part, size_t part_len, const char **found) {
+  *found = part_len ? NULL : text;
+  if (part_len == 0) return true;
   const char *end = text + len;
-  while ((size_t)(end - text) >= part_len && (text = memchr(text, part[0], (size_t)(end - text) - part_len + 1))) {
-    if (memcmp(text, part, part_len) == 0) return text;
-    text++;
+  if (part_len > PART_SHORT) {
+    size_t most = part_len - 1 + (part_len > SEARCH_BYTES / 4 ? 4 * part_len : SEARCH_BYTES);
+    while (!*found && (size_t)(end - text) >= part_len) {
+      size_t n = (size_t)(end - text) < most ? (size_t)(end - text) : most;
+      if (vm_poll(vm)) return false;
+      *found = memmem(text, n, part, part_len);
+      text += n - part_len + 1;
+    }
+    return true;
   }
-  return NULL;
+  for (int64_t i = 0; (size_t)(end - text) >= part_len; i++) {
+    if (!(text = memchr(text, part[0], (size_t)(end - text) - part_len + 1))) return true;
+    if (memcmp(text, part, part_len) == 0) {
+      *found = text;
+      return true;
+    }
+    text++;
+    if (vm_poll_item(vm, i)) return false;
+  }
+  return true;
 }
 
 qn_value new_str(qn_vm *vm, const char *text, size_t len) {

@@ -126,8 +126,10 @@ void output_write(qn_vm *vm, int stream, const text_buf *t);
 
 /* A list of two; takes over both, also on failure; errors among them are the result. */
 QN_MUST_CHECK qn_value use_pair(qn_vm *vm, qn_value a, qn_value b);
-/* Where `part` first occurs in `len` bytes of text, or NULL. */
-const char *text_search(const char *text, size_t len, const char *part, size_t part_len);
+/* Where `part` first occurs in `len` bytes of text: *found, NULL if nowhere. In time proportional to both lengths. False with an error
+ * raised: interrupted. */
+QN_MUST_CHECK bool text_search(qn_vm *vm, const char *text, size_t len, const char *part, size_t part_len,
+                               const char **found);
 QN_MUST_CHECK qn_value new_str(qn_vm *vm, const char *text, size_t len);
 static inline qn_value list_value(qn_list *l) { return l ? value_obj(TAG_LIST, l) : value_error(); }
 static inline bool is_array(qn_value v) { return value_is(v, TAG_ARRAY); }

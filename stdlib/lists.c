@@ -113,16 +113,26 @@ qn_value builtin_reverse(qn_vm *vm, const qn_value *args) {
   if (value_is(x, TAG_LIST)) {
     const qn_list *l = value_list(x);
     qn_value out = list_value(list_new(vm, l->len));
-    for (uint32_t i = 0; i < l->len && !value_is_error(out); i++)
+    for (uint32_t i = 0; i < l->len && !value_is_error(out); i++) {
+      if (vm_poll_item(vm, i)) {
+        value_release(vm, out);
+        return value_error();
+      }
       value_list(out)->items[i] = value_retain(l->items[l->len - 1 - i]);
+    }
     return out;
   }
   if (value_is(x, TAG_STR)) {
     const qn_str *s = value_str(x);
     text_buf t;
     text_init(&t, vm);
-    for (uint32_t end = s->len; end > 0;) {
+    int64_t n = 0;
+    for (uint32_t end = s->len; end > 0 && !t.failed;) {
       uint32_t start = end - 1;
+      if (vm_poll_item(vm, n++)) {
+        text_free(&t);
+        return value_error();
+      }
       while (start > 0 && (s->text[start] & 0xc0) == 0x80) start--;
       text_add(&t, s->text + start, end - start);
       end = start;
@@ -141,22 +151,17 @@ qn_value builtin_reverse(qn_vm *vm, const qn_value *args) {
 
 /* ---- looking for things --------------------------------------------------------------------------------------------- */
 
-/* Byte offset of `part` in `s` from byte `from` on; -1 if it is not there. */
-static int64_t text_position(const qn_str *s, const qn_str *part, size_t from) {
-  if (from > s->len) return -1;
-  const char *p = text_search(s->text + from, s->len - from, part->text, part->len);
+/* Byte offset of `part` in `s` from byte `from` on; -1 if it is not there, -2 with an error raised. */
+static int64_t text_position(qn_vm *vm, const qn_str *s, const qn_str *part, size_t from) {
+  const char *p = NULL;
+  if (from <= s->len && !text_search(vm, s->text + from, s->len - from, part->text, part->len, &p)) return -2;
   return p ? p - s->text : -1;
-}
-
-static int64_t code_points(const char *text, int64_t bytes) {
-  int64_t n = 0;
-  for (int64_t i = 0; i < bytes; i++) n += (text[i] & 0xc0) != 0x80;
-  return n;
 }
 
 /* Index of an item in a list from `start` on: -1 if there is none, -2 with an error raised. */
 static int64_t list_position(qn_vm *vm, const qn_list *l, qn_value item, int64_t start) {
   for (int64_t i = start; i < l->len; i++) {
+    if (vm_poll_item(vm, i)) return -2;
     int same = value_equal(vm, l->items[i], item);
     if (same < 0) return -2;
     if (same) return i;
@@ -169,7 +174,8 @@ qn_value builtin_contains(qn_vm *vm, const qn_value *args) {
   if (value_is(x, TAG_STR)) {
     qn_str *part;
     if (!arg_str(vm, "contains", "a text to look for", args[1], &part)) return value_error();
-    return value_bool(text_position(value_str(x), part, 0) >= 0);
+    int64_t at = text_position(vm, value_str(x), part, 0);
+    return at == -2 ? value_error() : value_bool(at >= 0);
   }
   if (value_is(x, TAG_RANGE)) {
     const qn_range *r = value_range(x);
@@ -196,14 +202,10 @@ qn_value builtin_find(qn_vm *vm, const qn_value *args) {
     qn_str *part;
     if (!arg_str(vm, "find", "a text to look for", args[1], &part)) return value_error();
     if (start < 0) start += str_length(s);
-    size_t from = 0;
-    for (; start > 0 && from < s->len; start--) {
-      uint32_t code;
-      from += (size_t)utf8_decode(s->text + from, &code);
-    }
-    if (start > 0) return value_nil();
-    int64_t at = text_position(s, part, from);
-    return at < 0 ? value_nil() : value_int(code_points(s->text, at));
+    if (start > str_length(s)) return value_nil();
+    size_t from = str_offset(s, start < 0 ? 0 : start);
+    int64_t at = text_position(vm, s, part, from);
+    return at == -2 ? value_error() : at < 0 ? value_nil() : value_int(utf8_count(s->text, (size_t)at));
   }
   if (!value_is(x, TAG_LIST)) return arg_refuse(vm, "find", "a list or a text", x);
   if (start < 0) start += value_list(x)->len;
@@ -319,8 +321,12 @@ static qn_value sort_list(qn_vm *vm, qn_value x, bool descending, qn_value by) {
   }
   if (good && merge_sort(vm, value_list(keys)->items, order, order + n, n, descending)) {
     out = list_value(list_new(vm, n));
-    for (uint32_t i = 0; i < n && !value_is_error(out); i++)
+    for (uint32_t i = 0; i < n && !value_is_error(out); i++) {
       value_list(out)->items[i] = value_retain(l->items[order[i]]);
+      if (!vm_poll_item(vm, i)) continue;
+      value_release(vm, out);
+      out = value_error();
+    }
   }
   mem_free(vm, order, 2 * (size_t)n * sizeof *order);
   value_release(vm, keys);

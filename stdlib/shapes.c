@@ -258,14 +258,26 @@ static qn_value repeat_items(qn_vm *vm, qn_value x, int64_t n) {
       return raise(vm, E_too_large, SPAN_NONE, "repeat: a text has at most 2**31 bytes");
     text_buf t;
     text_init(&t, vm);
-    for (int64_t i = 0; i < n && s->len && !t.failed; i++) text_add(&t, s->text, s->len);
+    for (int64_t i = 0; i < n && s->len && !t.failed; i++) {
+      if (vm_poll_item(vm, i)) {
+        text_free(&t);
+        return value_error();
+      }
+      text_add(&t, s->text, s->len);
+    }
     return text_take(&t);
   }
   const qn_list *l = value_list(x);
   if (l->len && n > INT32_MAX / l->len) return raise(vm, E_too_large, SPAN_NONE, "repeat: too many items for a list");
   qn_value out = list_value(list_new(vm, (size_t)n * l->len));
   if (value_is_error(out)) return out;
-  for (size_t i = 0; i < value_list(out)->len; i++) value_list(out)->items[i] = value_retain(l->items[i % l->len]);
+  for (size_t i = 0; i < value_list(out)->len; i++) {
+    if (vm_poll_item(vm, (int64_t)i)) {
+      value_release(vm, out);
+      return value_error();
+    }
+    value_list(out)->items[i] = value_retain(l->items[i % l->len]);
+  }
   return out;
 }
 

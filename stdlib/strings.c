@@ -35,9 +35,10 @@ static qn_value split_text(qn_vm *vm, const qn_str *s, qn_value by) {
       good = false;
     }
     while (good) {
-      const char *q = text_search(p, (size_t)(end - p), separator->text, separator->len);
-      good = push_text(vm, out, p, (size_t)((q ? q : end) - p));
-      if (!q) break;
+      const char *q;
+      good = text_search(vm, p, (size_t)(end - p), separator->text, separator->len, &q) &&
+             push_text(vm, out, p, (size_t)((q ? q : end) - p));
+      if (!good || !q) break;
       p = q + separator->len;
     }
   }
@@ -106,6 +107,10 @@ qn_value builtin_join(qn_vm *vm, const qn_value *args) {
       text_free(&t);
       return arg_refuse(vm, "join", "texts in the list (str(x) makes one)", l->items[i]);
     }
+    if (vm_poll_item(vm, i)) {
+      text_free(&t);
+      return value_error();
+    }
     if (i) text_add(&t, separator->text, separator->len);
     text_add(&t, value_str(l->items[i])->text, value_str(l->items[i])->len);
   }
@@ -131,8 +136,13 @@ qn_value builtin_trim(qn_vm *vm, const qn_value *args) {
   if (!value_is(args[1], TAG_NIL) && !arg_str(vm, "trim", "a text of characters", args[1], &set)) return value_error();
   const char *p = s->text, *end = p + s->len;
   uint32_t code;
-  while (p < end && (set ? one_of(p, set) : blank(*p))) p += utf8_decode(p, &code);
+  int64_t n = 0;
+  while (p < end && (set ? one_of(p, set) : blank(*p))) {
+    if (vm_poll_item(vm, n++)) return value_error();
+    p += utf8_decode(p, &code);
+  }
   while (end > p) {
+    if (vm_poll_item(vm, n++)) return value_error();
     const char *last = end - 1;
     while (last > p && (*last & 0xc0) == 0x80) last--;
     if (!(set ? one_of(last, set) : blank(*last))) break;
@@ -151,11 +161,12 @@ qn_value builtin_replace(qn_vm *vm, const qn_value *args) {
   text_init(&t, vm);
   const char *p = s->text, *end = p + s->len;
   int64_t found = 0;
-  for (const char *q; (q = text_search(p, (size_t)(end - p), old->text, old->len)); p = q + old->len) {
-    if (vm_poll_item(vm, found++)) {
+  for (const char *q;; p = q + old->len) {
+    if (!text_search(vm, p, (size_t)(end - p), old->text, old->len, &q) || (q && vm_poll_item(vm, found++))) {
       text_free(&t);
       return value_error();
     }
+    if (!q) break;
     text_add(&t, p, (size_t)(q - p));
     text_add(&t, new->text, new->len);
   }
@@ -206,9 +217,14 @@ static qn_value mapped(qn_vm *vm, const char *fn, qn_value v, uint32_t (*map)(ui
   if (!arg_str(vm, fn, "a text", v, &s)) return value_error();
   text_buf t;
   text_init(&t, vm);
-  for (uint32_t i = 0; i < s->len;) {
+  int64_t n = 0;
+  for (uint32_t i = 0; i < s->len && !t.failed;) {
     uint32_t code;
     char bytes[4];
+    if (vm_poll_item(vm, n++)) {
+      text_free(&t);
+      return value_error();
+    }
     i += (uint32_t)utf8_decode(s->text + i, &code);
     text_add(&t, bytes, (size_t)utf8_encode(map(code), bytes));
   }
@@ -230,7 +246,13 @@ static qn_value padded(qn_vm *vm, const char *fn, const qn_value *args, bool lef
   text_buf t;
   text_init(&t, vm);
   if (!left) text_add(&t, s->text, s->len);
-  for (int64_t i = 0; i < missing && !t.failed; i++) text_add(&t, fill->text, fill->len);
+  for (int64_t i = 0; i < missing && !t.failed; i++) {
+    if (vm_poll_item(vm, i)) {
+      text_free(&t);
+      return value_error();
+    }
+    text_add(&t, fill->text, fill->len);
+  }
   if (left) text_add(&t, s->text, s->len);
   return text_take(&t);
 }

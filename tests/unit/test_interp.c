@@ -192,6 +192,70 @@ START_TEST(limits) {
 }
 END_TEST
 
+/* What runs long over texts and lists looks at the limits, and so at interrupts, on its way. */
+START_TEST(builtins_look_at_limits) {
+  qn_config config;
+  qn_config_init(&config);
+  config.step_limit = 60;
+  qn_vm *vm = open_with(&config);
+  static const char *const made[] = {"let s = \"ab\"\nfor _ in 0..19 { s = s + s }",
+                                     "let u = \"aé\"\nfor _ in 0..18 { u = u + u }",
+                                     "let blanks = \"  \"\nfor _ in 0..18 { blanks = blanks + blanks }",
+                                     "let a = (1, 2)\nfor _ in 0..18 { a = a + a }",
+                                     "let t = (\"b\", \"a\")\nfor _ in 0..18 { t = t + t }",
+                                     "let p = ((1, 2), (3, 4))\nfor _ in 0..18 { p = p + p }"};
+  for (size_t i = 0; i < sizeof made / sizeof *made; i++) ck_assert_int_eq(run(vm, made[i], NULL), QN_OK);
+  static const char *const long_ones[] = {"split(s, \"b\")",
+                                          "replace(s, \"a\", \"xyz\")",
+                                          "contains(s, \"abc\")",
+                                          "find(s, \"bb\")",
+                                          "upper(s)",
+                                          "lower(u)",
+                                          "chars(u)",
+                                          "list(s)",
+                                          "reverse(u)",
+                                          "reverse(a)",
+                                          "u[::-1]",
+                                          "u[1::2]",
+                                          "trim(blanks)",
+                                          "split(blanks + \"x y\", \" \")",
+                                          "pad_left(\"x\", 900_000)",
+                                          "pad_right(\"x\", 900_000)",
+                                          "repeat(\"ab\", 900_000)",
+                                          "repeat((1,), 900_000)",
+                                          "join(t, \", \")",
+                                          "sort(a)",
+                                          "sort(t)",
+                                          "sort(p)",
+                                          "a == a + ()",
+                                          "a[::2]",
+                                          "list(0..900_000)",
+                                          "enumerate(a)",
+                                          "zip(a, a)",
+                                          "map(a, fn(x) x)",
+                                          "filter(a, fn(x) true)",
+                                          "fold(a, fn(x, y) y, 0)",
+                                          "contains(a, 3)",
+                                          "find(a, 3)",
+                                          "sum(a)",
+                                          "max(a)",
+                                          "repr(a)",
+                                          "tree_leaves(a)",
+                                          "tree_map(fn(x) x, a)",
+                                          "tree_zip(a, a)",
+
+                                          "repr(p)",
+
+                                          "any(map(a, fn(x) false))"};
+  for (size_t i = 0; i < sizeof long_ones / sizeof *long_ones; i++) {
+    if (run(vm, long_ones[i], NULL) != QN_INTERRUPTED || strcmp(qn_error_id(vm), "E604") != 0)
+      ck_abort_msg("%s does not look at the limits: %s", long_ones[i], qn_error_id(vm) ? qn_error_id(vm) : "no error");
+  }
+  ck_assert_int_eq(run_int(vm, "len(s) + len(a)"), (1 << 20) + (1 << 19));
+  qn_vm_close(vm);
+}
+END_TEST
+
 static void *recurse(void *arg) {
   qn_vm *vm = arg;
   const char *text =
@@ -316,6 +380,8 @@ int main(void) {
   ADD(interrupt_cannot_be_caught)
   c = tcase_create("limits");
   ADD(limits)
+  c = tcase_create("builtins_and_limits");
+  ADD(builtins_look_at_limits)
   c = tcase_create("small_stacks");
   ADD(small_stacks)
   c = tcase_create("imports_by_host");
