@@ -17,12 +17,17 @@ static inline qn_value as_value(qn_array *a) { return a ? value_obj(TAG_ARRAY, a
 
 /* ---- maps ----------------------------------------------------------------------------------------------------------- */
 
+/* A slice of one element or none may have any step. */
+static inline int64_t stride_of(int64_t stride, const qn_dim *slice) {
+  return slice[1] > 1 ? stride * slice[2] : stride;
+}
+
 static qn_array *view_slice(qn_vm *vm, const qn_array *a, const op_attr *attr) {
   int64_t shape[ARRAY_MAX_RANK], strides[ARRAY_MAX_RANK], offset = a->offset;
   for (int i = 0; i < a->rank; i++) {
     offset += attr->d[3 * i] * a->strides[i];
     shape[i] = attr->d[3 * i + 1];
-    strides[i] = a->strides[i] * attr->d[3 * i + 2];
+    strides[i] = stride_of(a->strides[i], attr->d + 3 * i);
   }
   return array_view(vm, a, (qn_dtype)a->dtype, a->rank, shape, strides, offset);
 }
@@ -360,7 +365,7 @@ static qn_value slice_put(qn_vm *vm, const qn_value *in, const op_attr *attr) {
   from.a.size = size;
   for (int i = 0; i < x->rank; i++) {
     to.a.offset += attr->d[3 * i] * out->strides[i];
-    to.a.strides[i] = out->strides[i] * attr->d[3 * i + 2];
+    to.a.strides[i] = stride_of(out->strides[i], attr->d + 3 * i);
     from.a.shape[i] = shape[i];
     from.a.strides[i] = strides[i];
   }
