@@ -84,7 +84,7 @@ static bool guards_make(struct recording *r, entry *e, break_reason *broken) {
     const graph_node *n = &g->nodes[i];
     scalar_guard *x = &e->guards[at];
     x->value = value_nil();
-    if (n->kind == NODE_INPUT) {
+    if (n->kind == NODE_INPUT && n->type.weak) {
       x->op = GUARD_INPUT;
       x->in[0] = n->payload.input;
     } else if (n->kind == NODE_CONST) {
