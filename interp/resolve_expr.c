@@ -148,6 +148,19 @@ static node *range_expression(resolver *r, const ast_node *n) {
 
 /* ---- calls, indices, fields ----------------------------------------------------------------------------------------------------- */
 
+/* An argument. A list of numbers is the same at each call, and made once: who changes it, copies it first. */
+static node *argument_expression(resolver *r, const ast_node *n) {
+  node *out = expression(r, n);
+  if (!out || out->eval != eval_list) return out;
+  const n_items *items = (const n_items *)out;
+  for (uint32_t i = 0; i < items->n; i++)
+    if (items->items[i]->kind != N_CONST || !value_is_scalar(((const n_const *)items->items[i])->v)) return out;
+  qn_list *l = items->n ? list_new(r->vm, items->n) : NULL;
+  if (!l) return items->n ? NULL : out;
+  for (uint32_t i = 0; i < items->n; i++) l->items[i] = ((const n_const *)items->items[i])->v;
+  return unit_keep(r, value_obj(TAG_LIST, l)) ? const_node(r, n, value_obj(TAG_LIST, l)) : NULL;
+}
+
 static bool call_arguments(resolver *r, const ast_node *n, n_call *out) {
   bool keywords = false;
   for (uint32_t i = 1; i < n->n; i++) {
@@ -161,7 +174,7 @@ static bool call_arguments(resolver *r, const ast_node *n, n_call *out) {
         raise(r->vm, E_keyword, ast_mark(kid), "argument '%s' is given twice", a->keyword->text);
         return false;
       }
-      a->value = expression(r, kid->kids[AST_keyword_value]);
+      a->value = argument_expression(r, kid->kids[AST_keyword_value]);
     } else if (kid->kind == AST_spread) {
       a->spread = true;
       a->value = expression(r, kid->kids[AST_spread_value]);
@@ -170,7 +183,7 @@ static bool call_arguments(resolver *r, const ast_node *n, n_call *out) {
         raise(r->vm, E_keyword, kid->at, "positional arguments stand before keywords");
         return false;
       }
-      a->value = expression(r, kid);
+      a->value = argument_expression(r, kid);
     }
     if (!a->value) return false;
     if (a->keyword || a->spread) out->h.flag |= CALL_MIXED;

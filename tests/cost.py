@@ -151,13 +151,8 @@ MADE = {
 }
 # What is above TINY, and what it may take.
 ABOVE = {
-    "m + i2": 720,
-    "h + 1": 760,
-    "h + h": 730,
-    "where(cm, i2, m)": 910,
-    "i64(x)": 770,
-    "sum(t, axis: (0, 1))": 1110,
-    "argmax(m, axis: 0)": 730,
+    "h + 1": 740,
+    "where(cm, i2, m)": 890,
     "x.reshape(2, 2)": 870,
     "reshape(x, 2, -1)": 890,
     "broadcast_to(x, 3, 4)": 1000,

@@ -71,7 +71,7 @@ static __attribute__((noinline)) bool run_blocks(const strip *s, const void *con
 
 /* Strips of more than one step. Unset: a check has failed, or there is no strip. */
 static __attribute__((noinline)) qn_value run_steps(qn_vm *vm, const strip *s, const qn_array *x, const void *a,
-                                                    const void *b, const void *c, uint32_t vectors) {
+                                                    const void *b, const void *c, size_t vectors) {
   const void *at[STRIP_SLOTS];
   if (__builtin_expect(!s->usable, 0)) return value_unset();
   qn_array *out = array_new_like(vm, (qn_dtype)s->result, x);
@@ -81,7 +81,7 @@ static __attribute__((noinline)) qn_value run_steps(qn_vm *vm, const strip *s, c
   at[2] = c;
   int64_t n = out->size;
   char *to = out->storage->data;
-  if (n <= BLOCK ? strip_run(s, at, vectors, to, n) : run_blocks(s, at, vectors, to, n))
+  if (n <= BLOCK ? strip_run(s, at, vectors, to, n) : run_blocks(s, at, (uint32_t)vectors, to, n))
     return value_obj(TAG_ARRAY, out);
   value_release(vm, value_obj(TAG_ARRAY, out));
   return value_unset();
@@ -197,11 +197,33 @@ static inline void spread(void *to, const void *from, size_t size, const fast_ne
   }
 }
 
+#define WRITE_ROWS(T)                                                                                                  \
+  for (const T *from = (const T *)(const void *)at; rows > 0; rows--, from += row_step) {                              \
+    const T *p = from;                                                                                                 \
+    T *end = (T *)to + n;                                                                                              \
+    for (T *q = to; q < end; p += step) *q++ = *p;                                                                     \
+    to = end;                                                                                                          \
+  }                                                                                                                    \
+  return;
+
 void eager_write_out(void *to, const qn_array *a) {
+  size_t size = bytes_of(a);
+  const char *at = array_data(a);
+  int rank = a->rank;
+  if (rank == 1 || rank == 2) {
+    int64_t rows = rank > 1 ? a->shape[0] : 1, row_step = rank > 1 ? a->strides[0] : 0;
+    int64_t n = a->shape[rank - 1], step = a->strides[rank - 1];
+    switch (size) {
+    case 1: WRITE_ROWS(uint8_t)
+    case 2: WRITE_ROWS(uint16_t)
+    case 4: WRITE_ROWS(uint32_t)
+    default: WRITE_ROWS(uint64_t)
+    }
+  }
   fast_op f = {.a = {a}};
   fast_nest n;
   int64_t shape[ARRAY_MAX_RANK], total;
-  if (make_nest(&f, 1, a->rank, shape, &total, &n) && total) spread(to, array_data(a), bytes_of(a), &n, n.stride[0]);
+  if (make_nest(&f, 1, rank, shape, &total, &n) && total) spread(to, at, size, &n, n.stride[0]);
 }
 
 /* Are the last two axes that matter all, and may one loop go over each row? */
@@ -351,7 +373,16 @@ static inline bool is_prefix(const qn_array *x, const qn_array *y) {
     for (T *p = (T *)(void *)to, *end = p + each; p < end;) *p++ = e;                                                  \
     to += (size_t)each * sizeof e;                                                                                     \
   }                                                                                                                    \
-  return true;
+  return;
+
+static inline void repeat_each(const char *from, int64_t n, int64_t each, size_t size, char *to) {
+  switch (size) {
+  case 1: REPEAT_EACH(uint8_t)
+  case 2: REPEAT_EACH(uint16_t)
+  case 4: REPEAT_EACH(uint32_t)
+  default: REPEAT_EACH(uint64_t)
+  }
+}
 
 /* Writes out y, without gaps, as it is repeated along x, of at most a block. False: it is repeated in another way. */
 static __attribute__((noinline)) bool repeat(const qn_array *x, const qn_array *y, size_t size, char *to) {
@@ -364,12 +395,8 @@ static __attribute__((noinline)) bool repeat(const qn_array *x, const qn_array *
     return true;
   }
   if (!is_prefix(x, y)) return false;
-  switch (size) {
-  case 1: REPEAT_EACH(uint8_t)
-  case 2: REPEAT_EACH(uint16_t)
-  case 4: REPEAT_EACH(uint32_t)
-  default: REPEAT_EACH(uint64_t)
-  }
+  repeat_each(from, n, each, size, to);
+  return true;
 }
 
 /* Unset: not here. */
@@ -440,6 +467,11 @@ static inline bool plain(const qn_vm *vm, const qn_array *a) {
   return a->storage && !a->device && a->contiguous && (uint64_t)a->size - 1 < (uint64_t)vm->tune[TUNE_par_grain];
 }
 
+/* In the CPU's memory, with gaps, and of at most a block. */
+static inline bool gappy(const qn_array *a) {
+  return a->storage && !a->device && !a->contiguous && (uint64_t)a->size - 1 < BLOCK;
+}
+
 static inline __attribute__((always_inline)) qn_value run_plain(qn_vm *vm, const strip *s, const qn_array *x,
                                                                 const void *a, const void *b, uint32_t vectors) {
   if (__builtin_expect(!s, 0)) return value_error();
@@ -447,10 +479,19 @@ static inline __attribute__((always_inline)) qn_value run_plain(qn_vm *vm, const
   return run_whole(vm, s, x, a, b, NULL, vectors);
 }
 
+static __attribute__((noinline)) qn_value one_with_gaps(qn_vm *vm, const strip *s, const qn_array *x) {
+  _Alignas(64) char held[BLOCK * 8];
+  if (__builtin_expect(!s, 0)) return value_error();
+  if (!s->usable) return value_unset();
+  eager_write_out(held, x);
+  return run_whole(vm, s, x, held, NULL, NULL, 1);
+}
+
 qn_value eager_one(qn_vm *vm, op_id op, qn_value a) {
   if (a.head == TAG_ARRAY && op != OP_stop_gradient) {
     const qn_array *x = value_array(a);
     if (plain(vm, x)) return run_plain(vm, strip_of(vm, op, strip_number(x->dtype, 0)), x, array_data(x), NULL, 1);
+    if (gappy(x)) return one_with_gaps(vm, strip_of(vm, op, strip_number(x->dtype, 0)), x);
   }
   return any_one(vm, op, &a);
 }
@@ -490,6 +531,47 @@ static __attribute__((noinline)) qn_value run_suffix(qn_vm *vm, const strip *s, 
   return value_obj(TAG_ARRAY, out);
 }
 
+/* x and y, both plain, whose shape is that of the first axes of x, the others being 1. */
+static __attribute__((noinline)) qn_value run_prefix(qn_vm *vm, const strip *s, const qn_array *x, const qn_array *y,
+                                                     bool turned) {
+  _Alignas(64) char held[BLOCK * 8];
+  if (__builtin_expect(!s, 0)) return value_error();
+  if (!s->usable || x->size > BLOCK) return value_unset();
+  repeat_each(array_data(y), y->size, x->size / y->size, s->size[turned ? 0 : 1], held);
+  const char *big = array_data(x);
+  return run_whole(vm, s, x, turned ? held : big, turned ? big : held, NULL, 3);
+}
+
+/* Of two arrays of one shape or an array and a number, the array or arrays with gaps: these are written out. */
+static __attribute__((noinline)) qn_value with_gaps(qn_vm *vm, op_id op, qn_value a, qn_value b) {
+  _Alignas(64) char held[2][BLOCK * 8];
+  const qn_value in[2] = {a, b};
+  const qn_array *x = value_array(a.head == TAG_ARRAY ? a : b);
+  uint32_t kind[2], vectors = 0;
+  EACH_OPERAND(k, 2)
+  kind[k] = in[k].head == TAG_ARRAY ? value_array(in[k])->dtype : STRIP_WEAK + (uint32_t)in[k].head;
+  const strip *s = strip_of(vm, op, strip_number(kind[0], kind[1]));
+  if (__builtin_expect(!s, 0)) return value_error();
+  if (!s->usable) return value_unset();
+  const void *at[2];
+  EACH_OPERAND(k, 2) {
+    at[k] = held[k];
+    if (in[k].head != TAG_ARRAY) {
+      if (!scalar_fits(in[k], (qn_dtype)s->scalar[k], held[k])) return value_unset();
+      continue;
+    }
+    const qn_array *y = value_array(in[k]);
+    vectors |= 1u << k;
+    if (y->contiguous) {
+      at[k] = array_data(y);
+      x = y;
+    } else {
+      eager_write_out(held[k], y);
+    }
+  }
+  return run_whole(vm, s, x, at[0], at[1], NULL, vectors);
+}
+
 static __attribute__((noinline)) qn_value two(qn_vm *vm, op_id op, qn_value a, qn_value b) {
   if (a.head == TAG_ARRAY && b.head == TAG_ARRAY) {
     const qn_array *x = value_array(a), *y = value_array(b);
@@ -498,13 +580,19 @@ static __attribute__((noinline)) qn_value two(qn_vm *vm, op_id op, qn_value a, q
       if (same_shape(x, y)) return run_plain(vm, s, x, array_data(x), array_data(y), 3);
       qn_value r = is_suffix(x, y)   ? run_suffix(vm, s, x, y, false)
                    : is_suffix(y, x) ? run_suffix(vm, s, y, x, true)
+                   : is_prefix(x, y) ? run_prefix(vm, s, x, y, false)
+                   : is_prefix(y, x) ? run_prefix(vm, s, y, x, true)
                                      : value_unset();
       if (r.head != TAG_UNSET) return r;
+    } else if (same_shape(x, y) && (gappy(x) || plain(vm, x)) && (gappy(y) || plain(vm, y))) {
+      return with_gaps(vm, op, a, b);
     }
   } else if (a.head == TAG_ARRAY && b.head - TAG_BOOL <= TAG_FLOAT - TAG_BOOL) {
     if (plain(vm, value_array(a))) return with_number(vm, op, a, b, false);
+    if (gappy(value_array(a))) return with_gaps(vm, op, a, b);
   } else if (b.head == TAG_ARRAY && a.head - TAG_BOOL <= TAG_FLOAT - TAG_BOOL) {
     if (plain(vm, value_array(b))) return with_number(vm, op, b, a, true);
+    if (gappy(value_array(b))) return with_gaps(vm, op, a, b);
   }
   const qn_value in[2] = {a, b};
   return any_two(vm, op, in);
@@ -538,6 +626,7 @@ qn_value eager_convert(qn_vm *vm, qn_value a, qn_dtype to) {
   if (!value_is(a, TAG_ARRAY)) return value_unset();
   const qn_array *x = value_array(a);
   if (x->dtype == to) return x->storage ? value_retain(a) : value_unset();
+  if (plain(vm, x)) return run_plain(vm, strip_of(vm, OP_cast, strip_number(x->dtype, to)), x, array_data(x), NULL, 1);
   return any(vm, OP_cast, &a, 1, to);
 }
 

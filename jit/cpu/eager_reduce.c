@@ -260,7 +260,7 @@ static __attribute__((noinline)) qn_value reduce_arg(qn_vm *vm, int op, const qn
     if (keepdims) shape[kept++] = 1;
   }
   for (int i = last; i < rank; i++) inner *= shape[kept++] = x->shape[i];
-  _Alignas(64) char work[TINY_ELEMENTS * 8], room[TINY_ELEMENTS * 8];
+  _Alignas(64) char work[TINY_ELEMENTS * 8], room[TINY_ELEMENTS * 8], held[TINY_ELEMENTS * 8];
   const char *source = in_order(x, room);
   if (p->widen) {
     p->widen(work, source, NULL, NULL, VM_A, x->size);
@@ -270,18 +270,20 @@ static __attribute__((noinline)) qn_value reduce_arg(qn_vm *vm, int op, const qn
   if (!out) return value_error();
   int64_t *at = (int64_t *)(void *)out->storage->data;
   size_t size = p->size;
-  const vm_loops *l = inner > 1 ? cpu_loops(vm) : NULL;
-  for (int64_t o = 0; o < outer; o++, source += (size_t)(n * inner) * size)
-    for (int64_t i = 0; i < inner; i++) {
-      uint64_t best = 0;
-      const char *row = source;
-      _Alignas(64) char column[TINY_ELEMENTS * 8];
-      if (inner > 1) {
-        l->load[vm_size_class(size)](column, source + (size_t)i * size, inner, n);
-        row = column;
-      }
+  uint64_t best = 0;
+  if (inner == 1) {
+    for (; outer > 0; outer--, source += (size_t)n * size) {
       *at = -1;
-      p->arg(&best, at++, row, 0, n);
+      p->arg(&best, at++, source, 0, n);
+    }
+    return value_obj(TAG_ARRAY, out);
+  }
+  void (*column)(void *, const void *, int64_t, int64_t) = cpu_loops(vm)->load[vm_size_class(size)];
+  for (; outer > 0; outer--, source += (size_t)(n * inner) * size)
+    for (int64_t i = 0; i < inner; i++) {
+      column(held, source + (size_t)i * size, inner, n);
+      *at = -1;
+      p->arg(&best, at++, held, 0, n);
     }
   return value_obj(TAG_ARRAY, out);
 }

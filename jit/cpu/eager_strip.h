@@ -76,8 +76,14 @@ static inline __attribute__((always_inline)) const strip *strip_known(qn_vm *vm,
   return __builtin_expect(row != NULL, 1) ? row[number] : NULL;
 }
 
+/* Of bytes that are 0 or 1. */
 static inline bool all_hold(const uint8_t *ok, int64_t n) {
-  if (n > 16) return !memchr(ok, 0, (size_t)n);
+  if (n > 32) return !memchr(ok, 0, (size_t)n);
+  for (; n >= 4; n -= 4, ok += 4) {
+    uint32_t four;
+    memcpy(&four, ok, 4);
+    if (four != 0x01010101) return false;
+  }
   for (int64_t i = 0; i < n; i++)
     if (!ok[i]) return false;
   return true;
@@ -85,8 +91,8 @@ static inline bool all_hold(const uint8_t *ok, int64_t n) {
 
 /* The steps on n <= STRIP_BLOCK elements: operand i is at at[i], a vector if bit i of `vectors` is set. `at` has STRIP_SLOTS places, of which
  * the operands are filled in. False: a check has failed. */
-static inline __attribute__((always_inline)) bool strip_run(const strip *s, const void **at, uint32_t vectors,
-                                                            void *out, int64_t n) {
+static inline __attribute__((always_inline)) bool strip_run(const strip *s, const void **at, size_t vectors, void *out,
+                                                            int64_t n) {
   _Alignas(64) char temps[STRIP_TEMPS][STRIP_BLOCK * 8];
   enum { FEW = 3 };
   at[STRIP_RESULT] = out;
@@ -94,16 +100,14 @@ static inline __attribute__((always_inline)) bool strip_run(const strip *s, cons
   for (int i = FEW; i < s->ntemps; i++) at[STRIP_TEMP + i] = temps[i];
   for (int i = 0, count = s->nconsts; i < count; i++) at[STRIP_CONST + i] = &s->bits[i];
   for (const strip_step *step = s->steps;; step++) {
-    const void *a = at[step->in[0]], *b = at[step->in[1]], *c = at[step->in[2]];
-    if (__builtin_expect(step->fn != NULL, 1)) {
-      step->fn((void *)(uintptr_t)at[step->out], a, b, c, step->mode[vectors], n);
-      continue;
-    }
-    if (step->once)
-      step->once((void *)(uintptr_t)at[step->out], a, b, c, 0, 1);
+    vm_fn fn = step->fn;
+    if (__builtin_expect(fn != NULL, 1))
+      fn((void *)(uintptr_t)at[step->out], at[step->in[0]], at[step->in[1]], at[step->in[2]], step->mode[vectors], n);
+    else if (step->once)
+      step->once((void *)(uintptr_t)at[step->out], at[step->in[0]], at[step->in[1]], at[step->in[2]], 0, 1);
     else if (step->out == STRIP_SLOTS)
       return true;
-    else if (!all_hold(a, step->mode[vectors] ? n : 1))
+    else if (!all_hold(at[step->in[0]], step->mode[vectors] ? n : 1))
       return false;
   }
 }
