@@ -542,6 +542,42 @@ static __attribute__((noinline)) qn_value run_prefix(qn_vm *vm, const strip *s, 
   return run_whole(vm, s, x, turned ? held : big, turned ? big : held, NULL, 3);
 }
 
+/* x and y, both plain, where y has size 1 along the last axes, as many as x has that are not 1: each element of y beside all of x.
+ * Unset: they are not so. */
+static __attribute__((noinline)) qn_value run_outer(qn_vm *vm, const strip *s, const qn_array *x, const qn_array *y,
+                                                    bool turned) {
+  _Alignas(64) char wide[BLOCK * 8], tall[BLOCK * 8];
+  if (__builtin_expect(!s, 0)) return value_error();
+  int rank = y->rank, inner = rank;
+  while (inner > 0 && y->shape[inner - 1] == 1) inner--;
+  int before = rank - x->rank, ones = inner - before;
+  if (before < 0 || !s->usable || x->size * y->size > BLOCK) return value_unset();
+  for (int i = 0; i < ones; i++)
+    if (x->shape[i] != 1) return value_unset();
+  int64_t shape[ARRAY_MAX_RANK];
+  for (int i = 0; i < rank; i++) shape[i] = i < inner || i < before ? y->shape[i] : x->shape[i - before];
+  qn_array *out = array_new(vm, (qn_dtype)s->result, rank, shape);
+  if (__builtin_expect(!out, 0)) return value_error();
+  const char *row = array_data(x), *column = array_data(y);
+  char *to = out->storage->data;
+  int64_t n = x->size;
+  size_t out_step = (size_t)n * dtype_size((qn_dtype)s->result), size = s->size[turned ? 1 : 0];
+  size_t step = s->size[turned ? 0 : 1];
+  if (s->fn) {
+    for (int64_t i = y->size; i > 0; i--, to += out_step, column += step)
+      s->fn(to, turned ? column : row, turned ? row : column, NULL, turned ? VM_B : VM_A, n);
+    return value_obj(TAG_ARRAY, out);
+  }
+  char *end = wide;
+  for (int64_t i = y->size; i > 0; i--, end += (size_t)n * size) memcpy(end, row, (size_t)n * size);
+  repeat_each(column, y->size, n, step, tall);
+  const void *at[STRIP_SLOTS] = {turned ? tall : wide, turned ? wide : tall};
+  at[2] = NULL;
+  if (strip_run(s, at, VM_A | VM_B, to, out->size)) return value_obj(TAG_ARRAY, out);
+  value_release(vm, value_obj(TAG_ARRAY, out));
+  return value_unset();
+}
+
 /* Of two arrays of one shape or an array and a number, the array or arrays with gaps: these are written out. */
 static __attribute__((noinline)) qn_value with_gaps(qn_vm *vm, op_id op, qn_value a, qn_value b) {
   _Alignas(64) char held[2][BLOCK * 8];
@@ -578,11 +614,12 @@ static __attribute__((noinline)) qn_value two(qn_vm *vm, op_id op, qn_value a, q
     if (plain(vm, x) && plain(vm, y)) {
       const strip *s = strip_of(vm, op, strip_number(x->dtype, y->dtype));
       if (same_shape(x, y)) return run_plain(vm, s, x, array_data(x), array_data(y), 3);
-      qn_value r = is_suffix(x, y)   ? run_suffix(vm, s, x, y, false)
-                   : is_suffix(y, x) ? run_suffix(vm, s, y, x, true)
-                   : is_prefix(x, y) ? run_prefix(vm, s, x, y, false)
-                   : is_prefix(y, x) ? run_prefix(vm, s, y, x, true)
-                                     : value_unset();
+      qn_value r = is_suffix(x, y)              ? run_suffix(vm, s, x, y, false)
+                   : is_suffix(y, x)            ? run_suffix(vm, s, y, x, true)
+                   : is_prefix(x, y)            ? run_prefix(vm, s, x, y, false)
+                   : is_prefix(y, x)            ? run_prefix(vm, s, y, x, true)
+                   : y->shape[y->rank - 1] == 1 ? run_outer(vm, s, x, y, false)
+                                                : run_outer(vm, s, y, x, true);
       if (r.head != TAG_UNSET) return r;
     } else if (same_shape(x, y) && (gappy(x) || plain(vm, x)) && (gappy(y) || plain(vm, y))) {
       return with_gaps(vm, op, a, b);

@@ -168,9 +168,9 @@ static inline void finish(const fold_plan *p, char *out, char *folded, int64_t n
   if (p->divide && p->to == QN_i64) divide(p->divide, QN_f32, out, n, results);
 }
 
-/* Elements with gaps, and axes that lie apart. Unset: not here. */
-static __attribute__((noinline)) qn_value reduce_any(qn_vm *vm, const fold_plan *p, const qn_array *x, uint32_t axes,
-                                                     bool keepdims) {
+/* Axes that lie apart. Unset: not here. */
+static __attribute__((noinline)) qn_value reduce_apart(qn_vm *vm, const fold_plan *p, const qn_array *x, uint32_t axes,
+                                                       bool keepdims) {
   _Alignas(64) char work[TINY_ELEMENTS * 8], room[TINY_ELEMENTS * 8];
   int64_t shape[ARRAY_MAX_RANK], n = 1;
   int kept = 0;
@@ -209,15 +209,10 @@ static __attribute__((noinline)) void fold_cast(const fold_plan *p, const fold_n
   finish(p, out, folded, f->n, f->outer * f->inner);
 }
 
-/* Unset: not here. */
-static inline __attribute__((always_inline)) qn_value reduce(qn_vm *vm, int op, const qn_array *x, uint32_t axes,
-                                                             bool keepdims) {
-  if (!axes || !is_tiny(x)) return value_unset();
-  const fold_plan *p = plan_of(vm, op, (qn_dtype)x->dtype);
-  if (__builtin_expect(!p, 0)) return value_error();
-  if (__builtin_expect(!p->usable, 0)) return value_unset();
-  int rank = x->rank, first = __builtin_ctz(axes), last = 32 - __builtin_clz(axes), kept = 0;
-  if (!x->contiguous || axes + (1u << first) != 1u << last) return reduce_any(vm, p, x, axes, keepdims);
+/* Neighbouring axes, from `first` on and before `last`; the elements of x in row-major order. Unset: not here. */
+static inline __attribute__((always_inline)) qn_value
+reduce_near(qn_vm *vm, const fold_plan *p, const qn_array *x, const char *source, int first, int last, bool keepdims) {
+  int rank = x->rank, kept = 0;
   fold_nest f = {1, 1, 1};
   int64_t shape[ARRAY_MAX_RANK];
   for (int i = 0; i < first; i++) f.outer *= shape[kept++] = x->shape[i];
@@ -229,7 +224,6 @@ static inline __attribute__((always_inline)) qn_value reduce(qn_vm *vm, int op, 
   if (f.n > ORDER_LANES) return value_unset();
   qn_array *out = array_new(vm, (qn_dtype)p->result, kept, shape);
   if (!out) return value_error();
-  const char *source = array_data(x);
   char *to = out->storage->data;
   if (p->widen || p->narrow) {
     fold_cast(p, &f, last == rank, to, source, x->size);
@@ -243,6 +237,27 @@ static inline __attribute__((always_inline)) qn_value reduce(qn_vm *vm, int op, 
     chain_rows(p->step, p->size, &f, to, source);
   if (p->divide) divide(p->divide, (qn_dtype)p->to, to, f.n, f.outer * f.inner);
   return value_obj(TAG_ARRAY, out);
+}
+
+/* The same of elements with gaps. */
+static __attribute__((noinline)) qn_value reduce_gaps(qn_vm *vm, const fold_plan *p, const qn_array *x, int first,
+                                                      int last, bool keepdims) {
+  _Alignas(64) char room[TINY_ELEMENTS * 8];
+  eager_write_out(room, x);
+  return reduce_near(vm, p, x, room, first, last, keepdims);
+}
+
+/* Unset: not here. */
+static inline __attribute__((always_inline)) qn_value reduce(qn_vm *vm, int op, const qn_array *x, uint32_t axes,
+                                                             bool keepdims) {
+  if (!axes || !is_tiny(x)) return value_unset();
+  const fold_plan *p = plan_of(vm, op, (qn_dtype)x->dtype);
+  if (__builtin_expect(!p, 0)) return value_error();
+  if (__builtin_expect(!p->usable, 0)) return value_unset();
+  int first = __builtin_ctz(axes), last = 32 - __builtin_clz(axes);
+  if (axes + (1u << first) != 1u << last) return reduce_apart(vm, p, x, axes, keepdims);
+  if (!x->contiguous) return reduce_gaps(vm, p, x, first, last, keepdims);
+  return reduce_near(vm, p, x, array_data(x), first, last, keepdims);
 }
 
 /* argmax and argmin over neighbouring axes. Unset: not here. */
