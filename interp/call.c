@@ -698,7 +698,7 @@ static inline bool laid_out(n_call *n, const builtin_info *info, uint32_t extra)
 /* The axis an int means as a mask; 0: none. */
 static inline uint8_t axis_mask(qn_value v, int64_t rank) {
   int64_t axis = v.u.i;
-  if (v.head != TAG_INT || (uint64_t)(axis + rank) >= 2 * (uint64_t)rank) return 0;
+  if (v.head != TAG_INT || (uint64_t)axis + (uint64_t)rank >= 2 * (uint64_t)rank) return 0;
   return (uint8_t)(1u << (axis < 0 ? axis + rank : axis));
 }
 

@@ -810,16 +810,17 @@ static qn_value select_masked(qn_vm *vm, qn_value base, qn_value mask, qn_value 
 }
 
 /* Few places at index arrays and masks are stored to in place, so that an update costs what it stores. `v` is storable. By a plan, or
- * without one by the items. False: not this case. */
+ * without one by the items. False: not this case, nothing is done: *x is the array that it was. */
 static bool put_places(qn_vm *vm, qn_value *x, const index_plan *p, const index_item *items, int n, qn_value v,
                        scatter_mode mode, bool *ok) {
   eager_pick pick;
   eager_places places;
   qn_array *a = value_array(*x);
-  if (!(p ? pick_of(vm, a, p, &pick) : pick_items(vm, a, items, n, &pick)) || !eager_find(vm, &pick, &places))
-    return false;
-  qn_value cast = value_nil();
   *ok = false;
+  if (!(p ? pick_of(vm, a, p, &pick) : pick_items(vm, a, items, n, &pick))) return false;
+  if (!eager_find(vm, &pick, &places)) return vm->error != NULL;
+  if (!eager_fits(&places, v)) return false;
+  qn_value cast = value_nil();
   if (value_is(v, TAG_ARRAY)) {
     if (!eager_here(value_array(v)) || value_array(v)->storage == a->storage) return false;
     if (value_array(v)->dtype != a->dtype) {
@@ -829,17 +830,14 @@ static bool put_places(qn_vm *vm, qn_value *x, const index_plan *p, const index_
       v = cast;
     }
   }
-  bool here = true;
-  if (!array_own(vm, x)) goto end;
-  if (value_array(*x) != a) { /* a copy, which may lie in another way */
+  *ok = array_own(vm, x);
+  if (*ok && value_array(*x) != a) { /* a copy, which may lie in another way, but has the same places */
     a = value_array(*x);
-    here = (p ? pick_of(vm, a, p, &pick) : pick_items(vm, a, items, n, &pick)) && eager_find(vm, &pick, &places);
+    *ok = (p ? pick_of(vm, a, p, &pick) : pick_items(vm, a, items, n, &pick)) && eager_find(vm, &pick, &places);
   }
-  here = here && eager_store(vm, a, &places, v, mode);
-  *ok = true;
-end:
+  *ok = *ok && eager_store(vm, a, &places, v, mode);
   value_release(vm, cast);
-  return here;
+  return true;
 }
 
 /* Updates at index arrays and masks. `v` is storable; mode says how repeated positions combine. */

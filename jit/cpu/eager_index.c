@@ -379,19 +379,25 @@ static void update_narrow(const vm_loops *l, int kop, qn_dtype d, char *base, co
   }
 }
 
-static bool store(const vm_loops *l, qn_dtype d, char *base, const eager_places *p, qn_value v, int mode) {
+bool eager_fits(const eager_places *p, qn_value v) {
+  if (p->n == 0) return false;
+  if (!value_is(v, TAG_ARRAY)) return true;
+  const qn_array *a = value_array(v);
+  if (a->rank > p->rank) return false;
+  for (int i = 0; i < a->rank; i++)
+    if (a->shape[i] != 1 && a->shape[i] != p->shape[p->rank - a->rank + i]) return false;
+  return true;
+}
+
+static void store(const vm_loops *l, qn_dtype d, char *base, const eager_places *p, qn_value v, int mode) {
   _Alignas(8) char dense[EAGER_PLACES * 8];
   size_t size = dtype_size(d);
   const char *from = dense;
   int64_t step = 0;
-  if (p->n == 0) return false;
   if (!value_is(v, TAG_ARRAY)) {
     dtype_store(d, dense, v);
   } else {
     const qn_array *a = value_array(v);
-    if (a->rank > p->rank) return false;
-    for (int i = 0; i < a->rank; i++)
-      if (a->shape[i] != 1 && a->shape[i] != p->shape[p->rank - a->rank + i]) return false;
     from = array_data(a);
     step = a->size > 1;
     if (step && (a->size != p->n || !a->contiguous)) {
@@ -411,12 +417,13 @@ static bool store(const vm_loops *l, qn_dtype d, char *base, const eager_places 
     l->update[kop][d](base, p->at, from, step, p->n);
   else
     update_narrow(l, kop, d, base, p->at, from, step, p->n);
-  return true;
 }
 
 bool eager_store(qn_vm *vm, const qn_array *x, const eager_places *p, qn_value v, int mode) {
   const vm_loops *l = cpu_loops(vm);
-  return l && store(l, (qn_dtype)x->dtype, x->storage->data, p, v, mode);
+  if (!l) return false;
+  store(l, (qn_dtype)x->dtype, x->storage->data, p, v, mode);
+  return true;
 }
 
 /* ---- ops ----------------------------------------------------------------------------------------------------------------- */
@@ -524,13 +531,12 @@ static qn_value copy_with(qn_vm *vm, const vm_loops *l, op_id op, const qn_value
   }
   qn_value v = stored(vm, x, in[nin - 1]);
   if (value_is_error(v) || value_is(v, TAG_UNSET)) return v;
-  qn_array *out = array_duplicate(vm, x);
-  if (out &&
-      !store(l, (qn_dtype)out->dtype, array_data(out), &places, v, op == OP_scatter ? attr->mode : SCATTER_ADD)) {
-    value_release(vm, value_obj(TAG_ARRAY, out));
+  if (!eager_fits(&places, v)) {
     value_release(vm, v);
     return value_unset();
   }
+  qn_array *out = array_duplicate(vm, x);
+  if (out) store(l, (qn_dtype)out->dtype, array_data(out), &places, v, op == OP_scatter ? attr->mode : SCATTER_ADD);
   value_release(vm, v);
   return out ? value_obj(TAG_ARRAY, out) : value_error();
 }

@@ -28,11 +28,14 @@ typedef struct eager_places {
 /* All of these take arrays that exist in the CPU's memory (eager_here), and say where they are not for the case: what is too large,
  * empty or wrong is left to the slow way. */
 static inline bool eager_here(const qn_array *a) { return a->storage && !a->device; }
+/* False, maybe with an error raised: they are not found here. */
 QN_MUST_CHECK bool eager_find(qn_vm *vm, const eager_pick *p, eager_places *to);
 /* What x has at these places; unset: not here. */
 QN_MUST_CHECK qn_value eager_pick_apply(qn_vm *vm, const qn_array *x, const eager_pick *p);
-/* Stores v, an array of x's dtype or a number that x's dtype holds, at the places of x, which has one owner, as a scatter_mode says.
- * False: nothing is done, v does not broadcast to the places. */
+/* Are there places, and does v, an array or a number, broadcast to them? */
+bool eager_fits(const eager_places *p, qn_value v);
+/* Stores v, which fits and is an array of x's dtype or a number that x's dtype holds, at the places of x, which has one owner, as a
+ * scatter_mode says. False with an error raised. */
 QN_MUST_CHECK bool eager_store(qn_vm *vm, const qn_array *x, const eager_places *p, qn_value v, int mode);
 
 /* x[by] for one index array along the first axis or a mask; unset: not here. */

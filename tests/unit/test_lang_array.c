@@ -1,4 +1,5 @@
 /* Arrays: making, views, reshaping strides, copies between layouts, copy on write, elements. */
+#include "lang/internal.h"
 #include "tests/unit/lang.h"
 
 static qn_value iota(qn_vm *vm, qn_dtype d, int rank, const int64_t *shape) {
@@ -341,7 +342,8 @@ START_TEST(arrays_go_through_the_api) {
 }
 END_TEST
 
-/* What was made of two blocks and freed as one array serves for blocks again: memory does not grow. */
+/* What was made of two blocks and freed as one array serves for blocks again: memory does not grow. Under AddressSanitizer every
+ * block is a malloc of its own, and those wait for long before they come back. */
 START_TEST(blocks_come_back) {
   qn_vm *vm = vm_make();
   int64_t shape[1] = {4};
@@ -354,7 +356,7 @@ START_TEST(blocks_come_back) {
     if (!high || at > high) high = at;
     value_release(vm, value_obj(TAG_ARRAY, a));
   }
-  ck_assert_int_lt(high - low, 8 << 20);
+  if (!MEM_DIRECT) ck_assert_int_lt(high - low, 8 << 20);
   vm_close(vm);
 }
 END_TEST
