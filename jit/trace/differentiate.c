@@ -338,6 +338,7 @@ typedef struct forward {
   uint32_t from;
   rec_marked before; /* what follows the forward pass */
   bool held;         /* lanes_hold */
+  lanes_pause pause; /* what was held before */
 } forward;
 
 static bool out_leaf(void *ctx, const char *path, qn_value v) {
@@ -415,7 +416,7 @@ static bool forward_call(struct recording *r, const rec_call_site *site, int nar
 /* The backward pass from stand-ins for the cotangents of the results. */
 static bool forward_transpose(struct recording *r, forward *w) {
   qn_vm *vm = r->vm;
-  if (!(w->held = lanes_hold(r))) return false;
+  if (!(w->held = lanes_hold(r, &w->pause))) return false;
   w->before = rec_mark(r);
   if (!leaves_room(&w->out) || !tree_each(vm, w->y, stand_in_leaf, &w->out)) return false;
   uint32_t *roots = mem_alloc(vm, 2 * (w->out.n + (size_t)1) * sizeof *roots), *seeds = roots + w->out.n + 1;
@@ -433,7 +434,7 @@ static bool forward_transpose(struct recording *r, forward *w) {
 
 /* The counterparts of a vmap's lanes are made again; those of nodes that have gone were not. */
 static void forward_go_on(struct recording *r, forward *w) {
-  if (w->held) lanes_go_on(r);
+  if (w->held) lanes_go_on(r, &w->pause);
   w->held = false;
 }
 

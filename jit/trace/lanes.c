@@ -106,12 +106,15 @@ static bool note_checks(struct recording *r, const uint8_t *fallible, uint32_t f
   return true;
 }
 
+/* The innermost level that is held; NULL: none. */
+static struct lanes *held_level(const struct recording *r) { return r->lanes_held.on ? r->lanes_held.at : NULL; }
+
 bool lanes_advance(struct recording *r) {
   uint32_t from = r->lanes_seen, n = r->g->n;
-  if (!r->lanes || r->lanes_held || from >= n) return true;
+  if (!r->lanes || r->lanes == held_level(r) || from >= n) return true;
   qn_vm *vm = r->vm;
   struct lanes *outermost = r->lanes;
-  while (outermost->outer) outermost = outermost->outer;
+  while (outermost->outer != held_level(r)) outermost = outermost->outer;
   uint8_t few[64], *fallible = few;
   bool any = false, ok = true;
   if (n - from > sizeof few && !(fallible = mem_alloc(vm, n - from))) return false;
@@ -132,13 +135,24 @@ bool lanes_advance(struct recording *r) {
   return ok;
 }
 
-bool lanes_hold(struct recording *r) {
+bool lanes_hold(struct recording *r, lanes_pause *before) {
   if (!lanes_advance(r)) return false;
-  r->lanes_held++;
+  *before = r->lanes_held;
+  r->lanes_held = (lanes_pause){true, r->lanes, r->lanes_seen};
   return true;
 }
 
-void lanes_go_on(struct recording *r) { r->lanes_held--; }
+void lanes_go_on(struct recording *r, const lanes_pause *before) {
+  r->lanes_seen = r->lanes_held.seen; /* of levels that were held; those inside them have ended */
+  r->lanes_held = *before;
+}
+
+bool lanes_know(const struct recording *r, uint32_t from) {
+  for (const struct lanes *l = r->lanes; l; l = l->outer)
+    for (uint32_t i = from; i < r->g->n && i < l->batch.cap; i++)
+      if (l->batch.whole[i]) return true;
+  return r->nchecks && r->checks[r->nchecks - 1].last >= from;
+}
 
 /* ---- the first lane that fails -------------------------------------------------------------------------------------------------- */
 
@@ -585,10 +599,6 @@ static qn_value lane_out(lane_results *m, qn_value v, qn_value axes, bool inside
 /* ---- the call ------------------------------------------------------------------------------------------------------------------------- */
 
 static bool open_lanes(struct recording *r, struct lanes *l, int64_t n) {
-  if (r->lanes_held) {
-    raise(r->vm, E_not_batched, SPAN_NONE, "vmap: a derivative of lanes is being made, which calls vmap again");
-    return false;
-  }
   if (!lanes_advance(r)) return false;
   l->outer = r->lanes;
   l->depth = l->outer ? l->outer->depth + 1 : 1;
@@ -619,8 +629,7 @@ static bool not_of_lane(void *ctx, const char *path, qn_value v) {
 
 bool lanes_spread(struct recording *r, const uint32_t *nodes, uint32_t n, qn_value args) {
   qn_vm *vm = r->vm;
-  if (r->lanes_held) return true;
-  for (struct lanes *level = r->lanes; level; level = level->outer) {
+  for (struct lanes *level = r->lanes; level != held_level(r); level = level->outer) {
     if (!lanes_advance(r)) return false;
     lane_search s = {r, level};
     if (tree_each_part(vm, args, not_of_lane, &s)) continue;

@@ -376,7 +376,7 @@ bool rec_run_pending(struct recording *r) {
   qn_vm *vm = r->vm;
   if (r->hollow) return true;
   const graph *g = r->g;
-  if (r->lanes_held) {
+  if (r->lanes_held.on) {
     raise(vm, E_not_batched, SPAN_NONE, "vmap: data cannot be read while a derivative of its lanes is being made");
     return false;
   }
@@ -646,7 +646,8 @@ rec_marked rec_mark(const struct recording *r) {
 
 void rec_forget(struct recording *r, rec_marked before) {
   graph *g = r->g;
-  bool known = g->ninputs != before.ninputs || r->nobserved != before.nobserved || r->regions.n != before.nregions;
+  bool known = g->ninputs != before.ninputs || r->nobserved != before.nobserved || r->regions.n != before.nregions ||
+               lanes_know(r, before.n);
   for (uint32_t i = before.n; i < g->n && i < r->vals_cap && !known; i++) known = !value_is(r->vals[i], TAG_UNSET);
   if (!known) {
     g->n = before.n;

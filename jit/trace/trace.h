@@ -88,6 +88,12 @@ typedef struct region_list {
   graph_region *list;
   uint32_t n, cap;
 } region_list;
+/* Which vmap's lanes get no counterparts for now (lanes_hold). */
+typedef struct lanes_pause {
+  bool on;          /* that of `at` and those around it; those inside it go on */
+  struct lanes *at; /* NULL: none was in progress */
+  uint32_t seen;    /* lanes_seen when it began */
+} lanes_pause;
 /* A vmap in progress. */
 struct lanes {
   struct lanes *outer;
@@ -142,7 +148,7 @@ struct recording {
   /* vmap */
   struct lanes *lanes;      /* the innermost one in progress */
   uint32_t lanes_seen;      /* nodes below have their counterparts, where they differ from lane to lane */
-  int lanes_held;           /* lanes_hold */
+  lanes_pause lanes_held;   /* lanes_hold */
   bool had_lanes;           /* a vmap has been recorded */
   bool lanes_failed;        /* the pending error is one of single lanes */
   qn_value active;          /* the lanes at work: nil all, unset none, or a bool that differs from lane to lane */
@@ -550,12 +556,15 @@ QN_MUST_CHECK qn_value lanes_call(qn_vm *vm, const rec_call_site *site);
 /* Appends the counterparts of what was recorded since. False with an error raised: memory is short, or something cannot be done in
  * all lanes at once. */
 QN_MUST_CHECK bool lanes_advance(struct recording *r);
-/* From here on no counterparts are made until lanes_go_on: what is appended may be taken out again. Meanwhile nothing can run. */
-QN_MUST_CHECK bool lanes_hold(struct recording *r);
+/* From here on no counterparts are made of the lanes in progress until lanes_go_on: what is appended may be taken out again. Lanes
+ * that are begun meanwhile get theirs, and end before it. Nothing can run. `before`: for lanes_go_on. */
+QN_MUST_CHECK bool lanes_hold(struct recording *r, lanes_pause *before);
 /* Before a call whose derivative has a rule of its own: where any of `args` differs from lane to lane, the nodes (its float leaves)
  * do so from now on, too, so that the rule can be done in all lanes; but for host floats. */
 QN_MUST_CHECK bool lanes_spread(struct recording *r, const uint32_t *nodes, uint32_t n, qn_value args);
-void lanes_go_on(struct recording *r);
+void lanes_go_on(struct recording *r, const lanes_pause *before);
+/* Do lanes say anything of the nodes from `from` on? Then these stay. */
+bool lanes_know(const struct recording *r, uint32_t from);
 /* The counterpart of a node at the innermost level where it has one, after lanes_advance; 0: it is the same in all lanes. */
 uint32_t lanes_whole(const struct recording *r, uint32_t node);
 /* Its counterpart for all lanes of all levels; itself if it has none. */
