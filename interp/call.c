@@ -651,6 +651,7 @@ static __attribute__((noinline, cold)) qn_value fail_overflow(qn_vm *vm, const n
 /* Gives the node's arguments the numbers of the parameters that they are, `extra` receivers before them. False: there are spreads, or
  * the call is wrong, which binding says better. */
 static bool reads_only(const n_call *n);
+static uint8_t borrows(const n_call *n, const builtin_info *info);
 static __attribute__((noinline)) bool lay_out(n_call *n, const builtin_info *info, uint32_t extra) {
   enum { MOST = 64 };
   uint32_t nparams = (uint32_t)info->sig.nparams, next = extra, rest = info->rest ? info->rest - 1u : nparams;
@@ -677,17 +678,37 @@ static __attribute__((noinline)) bool lay_out(n_call *n, const builtin_info *inf
   n->laid = info;
   n->operation = info->operands ? info : NULL;
   n->reads_only = reads_only(n);
+  n->borrows = borrows(n, info);
   return true;
 }
 
-/* Are variables and constants all that the node's arguments are, a method's receiver included? */
+/* Is it a variable or a constant? */
+static bool readable(const node *a) { return a->kind == N_LOCAL || a->kind == N_GLOBAL || a->kind == N_CONST; }
+
+/* Are these all that the node's arguments are, a method's receiver included? */
 static bool reads_only(const n_call *n) {
-  bool only = !n->method || n->callee->kind == N_LOCAL || n->callee->kind == N_GLOBAL;
-  for (uint32_t i = 0; i < n->n && only; i++) {
-    node_kind kind = (node_kind)n->args[i].value->kind;
-    only = kind == N_LOCAL || kind == N_GLOBAL || kind == N_CONST;
-  }
+  bool only = !n->method || readable(n->callee);
+  for (uint32_t i = 0; i < n->n && only; i++) only = readable(n->args[i].value);
   return only;
+}
+
+/* How call_borrowing calls the node, if it does: one list, of few variables and constants, may be an argument. */
+static uint8_t borrows(const n_call *n, const builtin_info *info) {
+  if (!info->pure || (n->method && !readable(n->callee))) return BORROWS_NOT;
+  uint32_t lists = info->rest != 0;
+  if (n->nrest > REST_KEPT) return BORROWS_NOT;
+  for (uint32_t i = 0; i < n->n; i++) {
+    const node *a = n->args[i].value;
+    if (a->eval != eval_list) {
+      if (!readable(a)) return BORROWS_NOT;
+      continue;
+    }
+    const n_items *items = (const n_items *)a;
+    if (++lists > 1 || items->n > REST_KEPT) return BORROWS_NOT;
+    for (uint32_t k = 0; k < items->n; k++)
+      if (!readable(items->items[k])) return BORROWS_NOT;
+  }
+  return lists ? BORROWS_LIST : BORROWS_VALUES;
 }
 
 /* A call has a receiver or none for good, but for `r.f(...)` with a field f, which binds. */
@@ -869,41 +890,23 @@ static qn_value few_items(qn_vm *vm, n_items *n, qn_value *fp) {
 }
 
 /* The call of a pure builtin of few parameters by a node that is laid out for it, outside of recordings: it calls no function, so
- * what it is told need not lie on the stack, nor be retained where the node only reads. Takes over the receiver (unset: none)
- * unless the node does. */
+ * what it is told need not lie on the stack. Takes over the receiver (unset: none). */
 static __attribute__((noinline)) qn_value call_pure(qn_vm *vm, n_call *n, const builtin_info *info, qn_value receiver,
                                                     qn_value *fp) {
   qn_value in[PURE_PARAMS], r;
   uint32_t nparams = (uint32_t)info->sig.nparams, rest = info->rest ? info->rest - 1u : nparams;
-  bool reads = n->reads_only;
-  for (uint32_t i = 0; i < n->n && reads; i++)
-    if (read_here(n->args[i].value, fp).head == TAG_UNSET) { /* the name means a builtin, or has no value */
-      reads = false;
-      value_retain(receiver);
-    }
   qn_list *l = NULL;
-  if (!vm_enter(vm, 8)) {
-    if (!reads) value_release(vm, receiver);
+  if (!vm_enter(vm, 8) || (rest < nparams && !(l = rest_list(vm, n->nrest)))) {
+    value_release(vm, receiver);
     return fail_overflow(vm, n);
   }
   for (uint32_t i = 0; i < nparams; i++) in[i] = info->sig.params[i].def;
   if (receiver.head != TAG_UNSET) in[0] = receiver;
-  if (rest < nparams) {
-    if (!(l = rest_list(vm, n->nrest))) {
-      if (!reads) value_release(vm, receiver);
-      return fail_overflow(vm, n);
-    }
+  if (l) {
     l->len = 0;
     in[rest] = value_obj(TAG_LIST, l);
   }
   const call_arg *arg = n->args, *end = arg + n->n;
-  for (; arg < end && reads; arg++) {
-    qn_value v = read_here(arg->value, fp);
-    if (__builtin_expect(arg->slot == rest, 0))
-      l->items[l->len++] = value_retain(v);
-    else
-      in[arg->slot] = v;
-  }
   for (; arg < end; arg++) {
     qn_value v =
         arg->value->eval == eval_list ? few_items(vm, (n_items *)arg->value, fp) : argument(vm, arg->value, fp);
@@ -927,23 +930,70 @@ static __attribute__((noinline)) qn_value call_pure(qn_vm *vm, n_call *n, const 
   }
 out:
   if (l) rest_leave(vm, in[rest]);
-  if (!reads) {
-    if (receiver.head != TAG_UNSET) value_release(vm, receiver);
-    for (const call_arg *done = n->args; done < arg; done++)
-      if (done->slot != rest) rest_leave(vm, in[done->slot]);
-  }
+  value_release(vm, receiver);
+  for (const call_arg *done = n->args; done < arg; done++)
+    if (done->slot != rest) rest_leave(vm, in[done->slot]);
   return r;
+}
+
+/* As call_pure, of a node that only borrows (n->borrows): variables and constants are read as they lie there, and stand in the list of
+ * rest_list, too, without a reference, since the builtin changes nothing. The receiver is borrowed (unset: none). */
+static __attribute__((noinline)) qn_value call_borrowing(qn_vm *vm, n_call *n, const builtin_info *info,
+                                                         qn_value receiver, qn_value *fp) {
+  qn_value in[PURE_PARAMS], v;
+  interp *ip = interp_of(vm);
+  const param_def *params = info->sig.params;
+  qn_list *l = ip->rest;
+  if (__builtin_expect((n->borrows == BORROWS_LIST && !l) || !vm_enter(vm, 8), 0))
+    return call_pure(vm, n, info, value_retain(receiver), fp);
+  for (uint32_t i = 0, nparams = (uint32_t)info->sig.nparams; i < nparams; i++) in[i] = params[i].def;
+  if (receiver.head != TAG_UNSET) in[0] = receiver;
+  uint32_t rest = info->rest - 1u, held = 0;
+  if (rest != UINT32_MAX) in[rest] = value_obj(TAG_LIST, l);
+  for (const call_arg *arg = n->args, *end = arg + n->n; arg < end; arg++) {
+    const node *a = arg->value;
+    if (a->eval == eval_list) {
+      const n_items *items = (const n_items *)a;
+      for (held = 0; held < items->n; held++) {
+        if ((v = read_here(items->items[held], fp)).head == TAG_UNSET) goto unset;
+        l->items[held] = v;
+      }
+      v = value_obj(TAG_LIST, l);
+    } else if ((v = read_here(a, fp)).head == TAG_UNSET) { /* the name means a builtin, or has no value */
+      goto unset;
+    }
+    *(arg->slot == rest ? &l->items[held++] : &in[arg->slot]) = v;
+  }
+  if (n->borrows == BORROWS_LIST) {
+    l->len = held;
+    ip->rest = NULL;
+  }
+  span outer = ip->calling;
+  ip->calling = n->h.at;
+  v = info->def.call(vm, in);
+  ip->calling = outer;
+  if (__builtin_expect(value_is_error(v), 0)) {
+    builtin_failed(vm, info, n->h.at);
+    note_laid(vm, n, in, receiver.head != TAG_UNSET);
+  }
+  if (n->borrows != BORROWS_LIST) return v;
+  if (__builtin_expect(l->head.refs == 1 && !ip->rest, 1)) {
+    l->len = 0;
+    ip->rest = l;
+    return v;
+  }
+  for (uint32_t i = 0; i < l->len; i++) value_retain(l->items[i]); /* the result has the list, too */
+  value_release(vm, value_obj(TAG_LIST, l));
+  return v;
+unset:
+  return call_pure(vm, n, info, value_retain(receiver), fp);
 }
 
 /* The call of another builtin by a node that is laid out for it; takes over the receiver (unset: none). */
 static __attribute__((noinline)) qn_value call_laid(qn_vm *vm, n_call *n, const builtin_info *info, qn_value receiver,
                                                     qn_value *fp) {
   uint32_t nparams = (uint32_t)info->sig.nparams, extra = receiver.head != TAG_UNSET;
-  if (info->pure && !vm->rec) {
-    qn_value r = call_pure(vm, n, info, receiver, fp);
-    if (n->reads_only) value_release(vm, receiver);
-    return r;
-  }
+  if (info->pure && !vm->rec) return call_pure(vm, n, info, receiver, fp);
   if (!vm_enter(vm, (size_t)nparams + 4)) {
     value_release(vm, receiver);
     return fail_overflow(vm, n);
@@ -1097,7 +1147,7 @@ qn_value eval_call(qn_vm *vm, node *h, qn_value *fp) {
   if (n->operation && n->operation == value_fn(f)->code)
     return (n->reads_only ? call_reading : call_operation)(vm, n, n->operation, value_unset(), fp);
   if (n->laid && n->laid == value_fn(f)->code && n->laid->pure && !n->laid->operands)
-    return call_pure(vm, n, n->laid, value_unset(), fp);
+    return (n->borrows ? call_borrowing : call_pure)(vm, n, n->laid, value_unset(), fp);
   return call_named_builtin(vm, n, value_fn(f), fp);
 }
 
@@ -1179,10 +1229,10 @@ qn_value eval_method(qn_vm *vm, node *h, qn_value *fp) {
     if (x.head == TAG_ARRAY && same.head == TAG_FN && value_fn(same)->code == n->operation)
       return call_reading(vm, n, n->operation, x, fp);
   }
-  if (n->laid && !n->operation && n->reads_only && n->laid->pure && !vm->rec && n->candidates[0]->kind == N_GLOBAL) {
+  if (n->borrows && !n->operation && !vm->rec && n->candidates[0]->kind == N_GLOBAL) {
     qn_value x = read_here(n->callee, fp), same = cell_get(((n_global *)n->candidates[0])->cell);
     if (x.head == TAG_ARRAY && same.head == TAG_FN && value_fn(same)->code == n->laid)
-      return call_pure(vm, n, n->laid, x, fp);
+      return call_borrowing(vm, n, n->laid, x, fp);
   }
   qn_value receiver = eval(vm, n->callee, fp);
   if (value_stops(receiver)) return receiver;

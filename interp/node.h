@@ -141,6 +141,7 @@ typedef struct call_arg {
   uint8_t slot; /* which parameter it is, where the call is laid out */
 } call_arg;
 enum { CALL_MOVES = 1, CALL_MIXED = 2 /* keywords or spreads among the arguments */ };
+enum { BORROWS_NOT, BORROWS_VALUES, BORROWS_LIST };
 typedef struct n_call {
   node h; /* flag: CALL_ bits */
   span args_at;
@@ -156,6 +157,7 @@ typedef struct n_call {
   const struct builtin_info *laid;      /* the builtin for whose parameters the arguments' slots hold; NULL: none yet */
   const struct builtin_info *operation; /* the same, if it is an op; else NULL */
   bool reads_only;                      /* and whether its arguments are variables and constants */
+  uint8_t borrows;                      /* and whether these, perhaps in a list, are all that it needs: BORROWS_ */
   uint32_t n, nrest;                    /* of the arguments laid out, how many the rest parameter takes */
   call_arg args[];
 } n_call;
