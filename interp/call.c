@@ -944,24 +944,29 @@ static __attribute__((noinline)) qn_value call_borrowing(qn_vm *vm, n_call *n, c
   interp *ip = interp_of(vm);
   const param_def *params = info->sig.params;
   qn_list *l = ip->rest;
-  if (__builtin_expect((n->borrows == BORROWS_LIST && !l) || !vm_enter(vm, 8), 0))
-    return call_pure(vm, n, info, value_retain(receiver), fp);
+  if (__builtin_expect(n->borrows == BORROWS_LIST && !l, 0)) return call_pure(vm, n, info, value_retain(receiver), fp);
+  if (!vm_enter(vm, 8)) return fail_overflow(vm, n);
   for (uint32_t i = 0, nparams = (uint32_t)info->sig.nparams; i < nparams; i++) in[i] = params[i].def;
   if (receiver.head != TAG_UNSET) in[0] = receiver;
   uint32_t rest = info->rest - 1u, held = 0;
   if (rest != UINT32_MAX) in[rest] = value_obj(TAG_LIST, l);
   for (const call_arg *arg = n->args, *end = arg + n->n; arg < end; arg++) {
     const node *a = arg->value;
-    if (a->eval == eval_list) {
+    if (a->kind == N_LOCAL) {
+      v = fp[a->slot];
+    } else if (a->kind == N_CONST) {
+      v = ((const n_const *)a)->v;
+    } else if (a->kind == N_GLOBAL) {
+      v = ((const n_global *)a)->cell->value;
+    } else {
       const n_items *items = (const n_items *)a;
       for (held = 0; held < items->n; held++) {
         if ((v = read_here(items->items[held], fp)).head == TAG_UNSET) goto unset;
         l->items[held] = v;
       }
       v = value_obj(TAG_LIST, l);
-    } else if ((v = read_here(a, fp)).head == TAG_UNSET) { /* the name means a builtin, or has no value */
-      goto unset;
     }
+    if (__builtin_expect(v.head == TAG_UNSET, 0)) goto unset; /* the name means a builtin, or has no value */
     *(arg->slot == rest ? &l->items[held++] : &in[arg->slot]) = v;
   }
   if (n->borrows == BORROWS_LIST) {

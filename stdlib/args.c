@@ -116,7 +116,26 @@ bool arg_operands(qn_vm *vm, const char *fn, const qn_value *args, int n) {
   return true;
 }
 
+/* Most are a few ints. */
+static inline bool plain_ints(qn_value rest, int64_t *out, int *n) {
+  const qn_list *l = value_list(rest);
+  if (rest.head == TAG_INT) {
+    out[0] = rest.u.i;
+    *n = 1;
+    return true;
+  }
+  if (!value_is(rest, TAG_LIST) || l->len - 1 >= ARRAY_MAX_RANK) return false;
+  uint32_t count = l->len;
+  for (uint32_t i = 0; i < count; i++) {
+    if (l->items[i].head != TAG_INT) return false;
+    out[i] = l->items[i].u.i;
+  }
+  *n = (int)count;
+  return true;
+}
+
 bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_t *out, int *n) {
+  if (plain_ints(rest, out, n)) return true;
   if (value_is(rest, TAG_LIST) && value_list(rest)->len == 1 && value_is(value_list(rest)->items[0], TAG_LIST))
     rest = value_list(rest)->items[0];
   if (value_is(rest, TAG_LIST) && value_list(rest)->len == 2 && value_is(value_list(rest)->items[0], TAG_LIST) &&
@@ -150,6 +169,11 @@ bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_
 }
 
 bool arg_shape(qn_vm *vm, const char *fn, qn_value rest, int64_t *shape, int *rank) {
+  if (plain_ints(rest, shape, rank) && *rank <= 4) {
+    uint64_t bits = 0;
+    for (int i = 0; i < *rank; i++) bits |= (uint64_t)shape[i];
+    if (bits < 1 << 12) return true; /* less than 2**48 elements */
+  }
   if (!arg_ints(vm, fn, "sizes as ints or one list of ints", rest, shape, rank)) return false;
   int64_t strides[ARRAY_MAX_RANK];
   for (int i = 0; i < *rank; i++)
@@ -180,7 +204,8 @@ qn_value use1(qn_vm *vm, op_id op, qn_value x, const op_attr *attr) {
 
 qn_value use2(qn_vm *vm, op_id op, qn_value x, qn_value y, const op_attr *attr) {
   qn_value in[2] = {x, y}, out = value_error();
-  if (!value_is_error(x) && !value_is_error(y)) out = op_apply(vm, op, in, 2, attr);
+  if (!value_is_error(x) && !value_is_error(y))
+    out = op_rows[op].klass == CLASS_VIEW ? apply_view(vm, op, in, 2, attr) : op_apply(vm, op, in, 2, attr);
   value_release(vm, x);
   value_release(vm, y);
   return out;
@@ -252,13 +277,17 @@ qn_value use_broadcast(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
 
 qn_value use_permute(qn_vm *vm, qn_value x, const int *order) {
   if (value_is_error(x)) return x;
-  op_attr attr = {.n = value_array(x)->rank};
-  bool same = true;
-  for (int i = 0; i < attr.n; i++) {
-    attr.d[i] = order[i];
-    same &= order[i] == i;
+  int rank = value_array(x)->rank, same = 0;
+  while (same < rank && order[same] == same) same++;
+  if (same == rank) return x;
+  if (!vm->rec && value_array(x)->storage) {
+    qn_value out = eager_permute(vm, value_array(x), order);
+    value_release(vm, x);
+    return out;
   }
-  return same ? x : use1(vm, OP_permute, x, &attr);
+  op_attr attr = {.n = (uint8_t)rank};
+  for (int i = 0; i < rank; i++) attr.d[i] = order[i];
+  return use1(vm, OP_permute, x, &attr);
 }
 
 qn_value use_move_axis(qn_vm *vm, qn_value x, int from, int to) {
@@ -293,9 +322,15 @@ qn_value iota(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape, int axi
   return op_apply(vm, OP_iota, NULL, 0, &attr);
 }
 
-qn_value use_concat(qn_vm *vm, qn_value *parts, int n, int axis) {
+qn_value to_concat(qn_vm *vm, const qn_value *parts, int n, int axis) {
+  qn_value now = vm->rec ? value_unset() : eager_concat(vm, parts, n, axis);
+  if (!value_is(now, TAG_UNSET)) return now;
   op_attr attr = {.axes = (uint8_t)(1u << axis)};
-  qn_value out = apply_view(vm, OP_concat, parts, n, &attr);
+  return apply_view(vm, OP_concat, parts, n, &attr);
+}
+
+qn_value use_concat(qn_vm *vm, qn_value *parts, int n, int axis) {
+  qn_value out = to_concat(vm, parts, n, axis);
   for (int i = 0; i < n; i++) value_release(vm, parts[i]);
   return out;
 }

@@ -78,7 +78,8 @@ QN_MUST_CHECK qn_value use_move_axis(qn_vm *vm, qn_value x, int from, int to);
 /* Elements start, start + step, ... (size of them) of one axis. */
 QN_MUST_CHECK qn_value to_slice(qn_vm *vm, qn_value x, int axis, int64_t start, int64_t size, int64_t step);
 QN_MUST_CHECK qn_value iota(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape, int axis);
-/* Concatenates; releases the n parts, also on failure. */
+/* Concatenates; use_concat releases the n parts, also on failure. */
+QN_MUST_CHECK qn_value to_concat(qn_vm *vm, const qn_value *parts, int n, int axis);
 QN_MUST_CHECK qn_value use_concat(qn_vm *vm, qn_value *parts, int n, int axis);
 /* Stacks arrays and numbers of one shape along a new axis of the result, in a dtype as arg_array has it. Borrows. */
 QN_MUST_CHECK qn_value stack_values(qn_vm *vm, const char *fn, const qn_value *items, uint32_t n, int64_t axis,

@@ -337,9 +337,7 @@ qn_value builtin_concat(qn_vm *vm, const qn_value *args) {
       return arg_refuse(vm, "concat", "arrays of rank 1 or more (stack joins numbers)", l->items[i]);
   int axis;
   if (!arg_axis(vm, "concat", args[1], value_array(l->items[0])->rank, &axis)) return value_error();
-  op_attr attr = {.axes = (uint8_t)(1u << axis)};
-  return vm->rec ? op_apply(vm, OP_concat, l->items, (int)l->len, &attr)
-                 : eager_view(vm, OP_concat, l->items, (int)l->len, &attr);
+  return to_concat(vm, l->items, (int)l->len, axis);
 }
 
 qn_value builtin_chunk(qn_vm *vm, const qn_value *args) {

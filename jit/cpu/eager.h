@@ -54,9 +54,12 @@ QN_MUST_CHECK qn_value eager_view(qn_vm *vm, op_id op, const qn_value *in, int n
 QN_MUST_CHECK qn_array *eager_run_view(qn_vm *vm, op_id op, qn_array *const *in, int nin, const op_attr *attr,
                                        const graph_type *t);
 /* What builtins make, outside of recordings, without an op. Unset: an op is to say or do it.
- * An array in another shape, and broadcast to one. */
+ * An array in another shape, and broadcast to one; one that is not pending, with its axes in an order that names each once; arrays joined
+ * along an axis. */
 QN_MUST_CHECK qn_value eager_reshape(qn_vm *vm, qn_array *a, int rank, const int64_t *shape);
 QN_MUST_CHECK qn_value eager_broadcast(qn_vm *vm, qn_array *a, int rank, const int64_t *shape);
+QN_MUST_CHECK qn_value eager_permute(qn_vm *vm, const qn_array *a, const int *order);
+QN_MUST_CHECK qn_value eager_concat(qn_vm *vm, const qn_value *in, int nin, int axis);
 /* A number in every element; n integers from the first on. */
 QN_MUST_CHECK qn_value eager_full(qn_vm *vm, qn_value v, qn_dtype dtype, int rank, const int64_t *shape);
 QN_MUST_CHECK qn_value eager_steps(qn_vm *vm, int64_t n, int64_t first, int64_t step);

@@ -8,6 +8,7 @@
  * data, empty or large results, devices, and all that is wrong) it leaves to eager_slow, which comes back to eager_run_view with strict
  * operands and the result's type.
  */
+#include <math.h>
 #include <string.h>
 
 #include "jit/cpu/cpu.h"
@@ -179,6 +180,15 @@ static inline qn_value permute(qn_vm *vm, const qn_array *a, const op_attr *attr
   return seen == (1u << a->rank) - 1 ? as_value(view_permute(vm, a, attr)) : value_unset();
 }
 
+qn_value eager_permute(qn_vm *vm, const qn_array *a, const int *order) {
+  int64_t shape[ARRAY_MAX_RANK], strides[ARRAY_MAX_RANK];
+  for (int i = 0, rank = a->rank; i < rank; i++) {
+    shape[i] = a->shape[order[i]];
+    strides[i] = a->strides[order[i]];
+  }
+  return as_value(array_view(vm, a, (qn_dtype)a->dtype, a->rank, shape, strides, a->offset));
+}
+
 /* Does the slice lie in the array? An empty one begins at its end at most. */
 static inline bool slice_fits(const qn_array *a, const op_attr *attr) {
   if (attr->n != 3 * a->rank) return false;
@@ -253,10 +263,10 @@ static inline void copy_rows(qn_array *out, const qn_array *from, int64_t at, in
   copy_bytes(out->storage->data + (size_t)at * size, array_data(from), (size_t)from->size * size);
 }
 
-static qn_value concat(qn_vm *vm, const qn_value *in, int nin, const op_attr *attr) {
+qn_value eager_concat(qn_vm *vm, const qn_value *in, int nin, int axis) {
   const qn_array *first = value_array(in[0]);
-  int rank = first->rank, axis = __builtin_ctz(attr->axes | 256u);
-  if (axis >= rank || attr->axes != 1u << axis) return value_unset();
+  if (!value_is(in[0], TAG_ARRAY) || axis >= first->rank) return value_unset();
+  int rank = first->rank;
   int64_t shape[ARRAY_MAX_RANK], inner = 1, total = 0, others = 1;
   for (int k = 0; k < rank; k++) {
     shape[k] = first->shape[k];
@@ -284,8 +294,19 @@ static qn_value concat(qn_vm *vm, const qn_value *in, int nin, const op_attr *at
   return value_obj(TAG_ARRAY, out);
 }
 
+static qn_value concat(qn_vm *vm, const qn_value *in, int nin, const op_attr *attr) {
+  int axis = __builtin_ctz(attr->axes | 256u);
+  return attr->axes == 1u << axis ? eager_concat(vm, in, nin, axis) : value_unset();
+}
+
 /* May a host number be stored as dtype d as it is, whatever is said about it otherwise? Then it is, in `cell`. */
-static bool cell_of(qn_value v, qn_dtype d, char cell[8]) {
+static inline bool cell_of(qn_value v, qn_dtype d, char cell[8]) {
+  if (d == QN_f32 &&
+      ((v.head == TAG_INT && (uint64_t)v.u.i <= 1 << 24) || (v.head == TAG_FLOAT && fabs(v.u.f) <= 1e38))) {
+    float f = v.head == TAG_INT ? (float)v.u.i : (float)v.u.f;
+    memcpy(cell, &f, sizeof f);
+    return true;
+  }
   bool kind = dtype_is_float(d) || value_is(v, TAG_BOOL) || (value_is(v, TAG_INT) && d != QN_bool);
   if (!value_is_scalar(v) || !kind || !dtype_holds(d, v)) return false;
   dtype_store(d, cell, v);
