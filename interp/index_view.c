@@ -135,7 +135,7 @@ qn_value index_view(qn_vm *vm, qn_value x, node *const *items, uint32_t n, const
   return part ? value_obj(TAG_ARRAY, part) : value_error();
 }
 
-/* A header on the caller's stack, for array_copy_elements alone. */
+/* A header on the caller's stack, for array_copy_watched alone. */
 static inline void header_of(qn_array *h, const qn_array *a, const region *l, qn_storage *s, int64_t offset) {
   h->dtype = a->dtype;
   h->rank = (uint8_t)l->rank;
@@ -190,7 +190,7 @@ static bool store(qn_vm *vm, qn_value *x, node *const *items, uint32_t n, const 
     from.strides[i] = strides[i];
     to.strides[i] = l->strides[i];
   }
-  array_copy_elements(&to, &from);
+  *ok = array_copy_watched(vm, &to, &from);
   return true;
 }
 

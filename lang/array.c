@@ -488,32 +488,58 @@ static void copy_row(char *to, int64_t ts, const char *from, int64_t fs, int64_t
 #undef ROW
 }
 
+/* A copy of many bytes looks every LOOK bytes at whether it must stop. Without a VM nobody asks it to. */
+enum { LOOK = 1 << 22 };
+typedef struct copy_watch {
+  qn_vm *vm;
+  int64_t left; /* bytes until the next look */
+} copy_watch;
+
+/* So many bytes are copied. False, with the error raised, when the copy ends here. */
+static inline bool go_on(copy_watch *w, int64_t bytes) {
+  w->left -= bytes;
+  if (__builtin_expect(w->left > 0, 1)) return true;
+  w->left = LOOK;
+  return !w->vm || !vm_poll(w->vm);
+}
+
+/* A row that may be long. */
+static bool copy_long_row(copy_watch *w, char *to, int64_t ts, const char *from, int64_t fs, int64_t n, int size) {
+  for (int64_t piece = LOOK / size; n > piece; n -= piece) {
+    copy_row(to, ts, from, fs, piece, size);
+    if (!go_on(w, LOOK)) return false;
+    to += piece * ts;
+    from += piece * fs;
+  }
+  copy_row(to, ts, from, fs, n, size);
+  return go_on(w, n * size);
+}
+
 /* A plane of two axes in tiles, so that both sides stay in cache while one of them runs across lines. */
-static void copy_plane(char *to, const char *from, int64_t rows, int64_t trow, int64_t frow, int64_t cols, int64_t tcol,
-                       int64_t fcol, int size) {
+static bool copy_plane(copy_watch *w, char *to, const char *from, int64_t rows, int64_t trow, int64_t frow,
+                       int64_t cols, int64_t tcol, int64_t fcol, int size) {
   enum { TILE = 32 };
   for (int64_t r = 0; r < rows; r += TILE)
     for (int64_t c = 0; c < cols; c += TILE) {
       int64_t r1 = rows - r < TILE ? rows - r : TILE, c1 = cols - c < TILE ? cols - c : TILE;
       for (int64_t i = 0; i < r1; i++)
         copy_row(to + (r + i) * trow + c * tcol, tcol, from + (r + i) * frow + c * fcol, fcol, c1, size);
+      if (!go_on(w, r1 * c1 * size)) return false;
     }
+  return true;
 }
 
-void array_copy_elements(qn_array *to, const qn_array *from) {
-  if (to->size == 0) return;
+static bool copy_elements(copy_watch *w, qn_array *to, const qn_array *from) {
+  if (to->size == 0) return true;
   int size = (int)dtype_size((qn_dtype)to->dtype);
   char *t = array_data(to);
   const char *f = array_data(from);
-  if (to->contiguous && from->contiguous) {
-    memcpy(t, f, (size_t)to->size * (size_t)size);
-    return;
-  }
+  if (to->contiguous && from->contiguous) return copy_long_row(w, t, size, f, size, to->size, size);
   copy_plan p;
   plan_copy(&p, to, from, size);
   if (p.rank == 0) {
     copy_row(t, size, f, size, 1, size);
-    return;
+    return true;
   }
   /* The last axis is the destination's densest. Where the source is denser along another one, those two make a plane. */
   int last = p.rank - 1, other = -1;
@@ -523,10 +549,10 @@ void array_copy_elements(qn_array *to, const qn_array *from) {
       other = i;
   int64_t index[ARRAY_MAX_RANK] = {0};
   for (;;) {
-    if (other >= 0)
-      copy_plane(t, f, p.shape[other], p.to[other], p.from[other], p.shape[last], p.to[last], p.from[last], size);
-    else
-      copy_row(t, p.to[last], f, p.from[last], p.shape[last], size);
+    if (other >= 0 ? !copy_plane(w, t, f, p.shape[other], p.to[other], p.from[other], p.shape[last], p.to[last],
+                                 p.from[last], size)
+                   : !copy_long_row(w, t, p.to[last], f, p.from[last], p.shape[last], size))
+      return false;
     int i = last - 1;
     for (; i >= 0; i--) {
       if (i == other) continue;
@@ -537,16 +563,22 @@ void array_copy_elements(qn_array *to, const qn_array *from) {
       f -= p.from[i] * p.shape[i];
       index[i] = 0;
     }
-    if (i < 0) return;
+    if (i < 0) return true;
   }
 }
 
+void array_copy_elements(qn_array *to, const qn_array *from) {
+  copy_watch w = {NULL, LOOK};
+  copy_elements(&w, to, from);
+}
+
+bool array_copy_watched(qn_vm *vm, qn_array *to, const qn_array *from) {
+  copy_watch w = {vm, LOOK};
+  return copy_elements(&w, to, from);
+}
+
 bool array_copy_on(qn_vm *vm, qn_array *to, const qn_array *from) {
-  if (!to->device) {
-    array_copy_elements(to, from);
-    return true;
-  }
-  return vm->hooks.device->copy_elements(vm, to, from);
+  return to->device ? vm->hooks.device->copy_elements(vm, to, from) : array_copy_watched(vm, to, from);
 }
 
 qn_array *array_duplicate(qn_vm *vm, qn_array *a) {

@@ -87,7 +87,7 @@ QN_MUST_CHECK qn_array *array_settle(qn_vm *vm, qn_array *a);
 QN_MUST_CHECK bool array_item(qn_vm *vm, qn_array *a, int64_t index, qn_value *out);
 /* Writes one element, `at` elements behind storage->data, of an array that has storage on any device. */
 QN_MUST_CHECK bool array_store(qn_vm *vm, qn_array *a, int64_t at, qn_value v);
-/* array_copy_elements on any one device. */
+/* array_copy_watched on any one device. */
 QN_MUST_CHECK bool array_copy_on(qn_vm *vm, qn_array *to, const qn_array *from);
 /* Makes `*v` (an owned TAG_ARRAY value) safe to write in place: forced, one owner, contiguous or own storage. */
 QN_MUST_CHECK bool array_own(qn_vm *vm, qn_value *v);
@@ -95,6 +95,8 @@ QN_MUST_CHECK bool array_own(qn_vm *vm, qn_value *v);
 /* Copies elements between any two layouts of the same shape and dtype. Both have storage in the CPU's memory and do not
  * overlap. */
 void array_copy_elements(qn_array *to, const qn_array *from);
+/* The same; a copy of many bytes stops on an interrupt or a limit: false with that error raised. */
+QN_MUST_CHECK bool array_copy_watched(qn_vm *vm, qn_array *to, const qn_array *from);
 /* Element as a host scalar, by flat row-major index; forced arrays in the CPU's memory only. */
 qn_value array_get_flat(const qn_array *a, int64_t index);
 

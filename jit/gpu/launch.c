@@ -361,10 +361,9 @@ static bool copy_on_host(qn_vm *vm, gpu_stream *s, qn_array *to, const qn_array 
   if (!fetch(vm, s, from, &b, &y, &b_bytes)) return false;
   bool ok = fetch(vm, s, to, &a, &x, &a_bytes);
   if (ok) {
-    array_copy_elements(&a, &b);
     extent(to, &low, &high);
     char *data = to->storage->data + low * (int64_t)dtype_size((qn_dtype)to->dtype);
-    ok = gpu_write(vm, s, (CUdeviceptr)(uintptr_t)data, x.data, a_bytes);
+    ok = array_copy_watched(vm, &a, &b) && gpu_write(vm, s, (CUdeviceptr)(uintptr_t)data, x.data, a_bytes);
     mem_buffer_free(vm, x.data, a_bytes);
   }
   mem_buffer_free(vm, y.data, b_bytes);

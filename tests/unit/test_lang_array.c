@@ -361,12 +361,50 @@ START_TEST(blocks_come_back) {
 }
 END_TEST
 
+/* Ctrl-C ends a copy of many bytes in any layout; small ones do not look at it. */
+START_TEST(long_copies_stop) {
+  enum { N = 2048 };
+  const struct {
+    int64_t n, strides[2];
+  } maps[] = {{N, {N, 1}}, {N, {1, N}}, {N, {0, 1}}, {N, {1, 0}}, {N, {-N, -1}}, {N / 2, {2 * N, 2}}, {4, {1, N}}};
+  qn_vm *vm = vm_make();
+  size_t start = live(vm);
+  qn_array *base = array_new(vm, QN_f64, 2, (int64_t[]){N, N});
+  if (!base) ck_abort_msg("no memory");
+  memset(array_data(base), 0, sizeof(double) * N * N);
+  for (size_t i = 0; i < sizeof maps / sizeof *maps; i++) {
+    int64_t offset = maps[i].strides[1] < 0 ? (int64_t)N * N - 1 : 0, n = maps[i].n;
+    qn_array *a = array_view(vm, base, QN_f64, 2, (int64_t[]){n, n}, maps[i].strides, offset);
+    if (!a) ck_abort_msg("no memory");
+    qn_interrupt(vm);
+    qn_array *copy = array_duplicate(vm, a);
+    if (n == 4) {
+      ck_assert_ptr_nonnull(copy);
+      ck_assert(vm_poll(vm)); /* it still is to be noticed */
+    } else {
+      ck_assert_ptr_null(copy);
+    }
+    ck_assert_str_eq(qn_error_id(vm), "E603");
+    error_clear(vm);
+    if (copy) drop(vm, copy);
+    copy = array_duplicate(vm, a); /* once only */
+    ck_assert_ptr_nonnull(copy);
+    drop(vm, copy);
+    drop(vm, a);
+  }
+  drop(vm, base);
+  text_free(&vm->report);
+  ck_assert_uint_eq(live(vm), start);
+  vm_close(vm);
+}
+END_TEST
+
 int main(void) {
   Suite *s = suite_create("lang_array");
   CASE(tcase_create("shapes"), blocks_come_back, arrays_have_shape_and_strides, impossible_shapes_are_errors);
   CASE(tcase_create("views"), views_share_and_know_contiguity, reshapes_that_are_views);
   CASE(tcase_create("owners"), writing_needs_one_owner);
-  CASE(tcase_create("copies"), copies_between_any_layouts, transposes_of_planes_in_both_directions);
+  CASE(tcase_create("copies"), long_copies_stop, copies_between_any_layouts, transposes_of_planes_in_both_directions);
   CASE(tcase_create("storage"), foreign_storage_goes_to_its_deleter, pending_arrays_are_forced);
   CASE(tcase_create("api"), arrays_go_through_the_api);
   return run_suite(s);
