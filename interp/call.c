@@ -679,6 +679,7 @@ static __attribute__((noinline)) bool lay_out(n_call *n, const builtin_info *inf
   n->operation = info->operands ? info : NULL;
   n->reads_only = reads_only(n);
   n->borrows = borrows(n, info);
+  n->missing = (uint8_t)(((1u << (nparams < PURE_PARAMS ? nparams : PURE_PARAMS)) - 1) & ~given);
   return true;
 }
 
@@ -946,7 +947,10 @@ static __attribute__((noinline)) qn_value call_borrowing(qn_vm *vm, n_call *n, c
   qn_list *l = ip->rest;
   if (__builtin_expect(n->borrows == BORROWS_LIST && !l, 0)) return call_pure(vm, n, info, value_retain(receiver), fp);
   if (!vm_enter(vm, 8)) return fail_overflow(vm, n);
-  for (uint32_t i = 0, nparams = (uint32_t)info->sig.nparams; i < nparams; i++) in[i] = params[i].def;
+  for (uint32_t missing = n->missing; missing; missing &= missing - 1) {
+    int i = __builtin_ctz(missing);
+    in[i] = params[i].def;
+  }
   if (receiver.head != TAG_UNSET) in[0] = receiver;
   uint32_t rest = info->rest - 1u, held = 0;
   if (rest != UINT32_MAX) in[rest] = value_obj(TAG_LIST, l);

@@ -158,6 +158,7 @@ typedef struct n_call {
   const struct builtin_info *operation; /* the same, if it is an op; else NULL */
   bool reads_only;                      /* and whether its arguments are variables and constants */
   uint8_t borrows;                      /* and whether these, perhaps in a list, are all that it needs: BORROWS_ */
+  uint8_t missing;                      /* then the parameters that have their defaults, as a mask */
   uint32_t n, nrest;                    /* of the arguments laid out, how many the rest parameter takes */
   call_arg args[];
 } n_call;

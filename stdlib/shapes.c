@@ -44,10 +44,8 @@ qn_value builtin_reshape(qn_vm *vm, const qn_value *args) {
   if (fits && open >= 0) {
     fits = known > 0 && size % known == 0;
     if (fits) {
-      int64_t wanted[ARRAY_MAX_RANK];
-      memcpy(wanted, shape, sizeof wanted);
-      wanted[open] = size / known;
-      return shaped(vm, args[0], rank, wanted);
+      shape[open] = size / known;
+      return shaped(vm, args[0], rank, shape);
     }
   }
   if (!fits || known != size) {
@@ -97,7 +95,8 @@ qn_value builtin_permute(qn_vm *vm, const qn_value *args) {
   }
   unsigned seen = 0;
   for (int i = 0; i < n && good; i++) {
-    good = arg_axis(vm, "permute", value_int(axes[i]), rank, &order[i]);
+    order[i] = (int)axes[i];
+    good = (uint64_t)axes[i] < (uint64_t)rank || arg_axis(vm, "permute", value_int(axes[i]), rank, &order[i]);
     if (good && (seen & 1u << order[i])) {
       raise(vm, E_axis, SPAN_NONE, "permute: axis %lld is named twice", (long long)axes[i]);
       good = false;
@@ -113,6 +112,7 @@ qn_value builtin_broadcast_to(qn_vm *vm, const qn_value *args) {
   int64_t shape[ARRAY_MAX_RANK];
   int rank;
   if (!arg_shape(vm, "broadcast_to", args[1], shape, &rank)) return value_error();
+  if (is_array(args[0])) return to_broadcast(vm, args[0], rank, shape);
   return use_broadcast(vm, array_arg(vm, "broadcast_to", args[0]), rank, shape);
 }
 
@@ -332,6 +332,10 @@ qn_value builtin_concat(qn_vm *vm, const qn_value *args) {
   if (!value_is(args[0], TAG_LIST)) return arg_refuse(vm, "concat", "a list of arrays", args[0]);
   const qn_list *l = value_list(args[0]);
   if (l->len == 0) return raise(vm, E_argument, SPAN_NONE, "concat: nothing to join");
+  if (!vm->rec && is_array(l->items[0]) && args[1].head == TAG_INT && (uint64_t)args[1].u.i < ARRAY_MAX_RANK) {
+    qn_value now = eager_concat(vm, l->items, (int)l->len, (int)args[1].u.i);
+    if (!value_is(now, TAG_UNSET)) return now;
+  }
   for (uint32_t i = 0; i < l->len; i++)
     if (!is_array(l->items[i]) || value_array(l->items[i])->rank == 0)
       return arg_refuse(vm, "concat", "arrays of rank 1 or more (stack joins numbers)", l->items[i]);

@@ -33,7 +33,8 @@ static qn_array *view_slice(qn_vm *vm, const qn_array *a, const op_attr *attr) {
   return array_view(vm, a, (qn_dtype)a->dtype, a->rank, shape, strides, offset);
 }
 
-static qn_array *view_broadcast(qn_vm *vm, const qn_array *a, int rank, const int64_t *shape) {
+static inline __attribute__((always_inline)) qn_array *view_broadcast(qn_vm *vm, const qn_array *a, int rank,
+                                                                      const int64_t *shape) {
   int64_t strides[ARRAY_MAX_RANK];
   for (int k = 0; k < rank; k++) {
     int own = k - (rank - a->rank);
@@ -60,7 +61,8 @@ static qn_array *view_window(qn_vm *vm, const qn_array *a, const op_attr *attr, 
   return array_view(vm, a, (qn_dtype)a->dtype, t->rank, t->shape, strides, a->offset);
 }
 
-static qn_array *view_reshape(qn_vm *vm, qn_array *a, int rank, const int64_t *shape) {
+static inline __attribute__((always_inline)) qn_array *view_reshape(qn_vm *vm, qn_array *a, int rank,
+                                                                    const int64_t *shape) {
   int64_t strides[ARRAY_MAX_RANK];
   if (a->contiguous) {
     for (int64_t i = rank - 1, size = 1; i >= 0; size *= shape[i--]) strides[i] = size;
@@ -466,8 +468,8 @@ qn_value eager_stack(qn_vm *vm, const qn_value *in, int nin, int axis, qn_dtype 
   for (int k = 0; k < rank; k++) {
     shape[k + (k >= axis)] = first->shape[k];
     if (k >= axis) inner *= first->shape[k];
-    if (__builtin_mul_overflow(size, first->shape[k], &size)) return value_unset();
   }
+  if (first && __builtin_mul_overflow(size, first->size, &size)) return value_unset();
   shape[axis] = nin;
   if (size == 0 || !small(vm, size)) return value_unset();
   for (int i = 0; i < nin; i++) {
@@ -478,7 +480,7 @@ qn_value eager_stack(qn_vm *vm, const qn_value *in, int nin, int axis, qn_dtype 
     }
     const qn_array *a = value_array(in[i]);
     if (!on_cpu(a) || a->dtype != dtype || a->rank != rank) return value_unset();
-    for (int k = 0; k < rank; k++)
+    for (int k = 0; k < rank && i; k++)
       if (a->shape[k] != first->shape[k]) return value_unset();
   }
   qn_array *out = array_new(vm, dtype, rank + 1, shape);
