@@ -15,26 +15,35 @@ typedef struct region {
   int64_t shape[ARRAY_MAX_RANK], strides[ARRAY_MAX_RANK];
 } region;
 
+/* The int that a part of an index is as it lies there, or nil if it is left out. */
+static inline __attribute__((always_inline)) bool int_here(const node *a, const qn_value *fp, qn_value *out) {
+  if (!a) {
+    *out = value_nil();
+    return true;
+  }
+  if (a->kind == N_CONST)
+    *out = ((const n_const *)a)->v;
+  else if (a->kind == N_LOCAL)
+    *out = fp[a->slot];
+  else if (a->kind == N_GLOBAL)
+    *out = ((const n_global *)a)->cell->value;
+  else
+    return false;
+  return out->head == TAG_INT;
+}
+
 bool index_values_read(const qn_vm *vm, node *const *items, uint32_t n, const qn_value *fp, qn_value *out) {
   if (vm->rec || n > INDEX_READ) return false;
   for (uint32_t i = 0; i < n; i++) {
     const node *item = items[i];
     if (item->kind == N_ELLIPSIS || item->kind == N_NEW) continue;
     const n_slice *s = item->kind == N_SLICE ? (const n_slice *)item : NULL;
-    const node *parts[3] = {s ? s->start : item, s ? s->stop : NULL, s ? s->step : NULL};
-    for (int k = 0; k < (s ? 3 : 1); k++, out++) {
-      const node *a = parts[k];
-      if (!a)
-        *out = value_nil();
-      else if (a->kind == N_CONST)
-        *out = ((const n_const *)a)->v;
-      else if (a->kind == N_LOCAL)
-        *out = fp[a->slot];
-      else if (a->kind == N_GLOBAL)
-        *out = ((const n_global *)a)->cell->value;
-      else
+    if (!s) {
+      if (!int_here(item, fp, out++)) return false;
+    } else {
+      if (!int_here(s->start, fp, out) || !int_here(s->stop, fp, out + 1) || !int_here(s->step, fp, out + 2))
         return false;
-      if (a && out->head != TAG_INT) return false;
+      out += 3;
     }
   }
   return true;
@@ -47,11 +56,18 @@ static inline int64_t bound(int64_t v, int64_t size, int64_t lo, int64_t hi) {
 
 /* One slice, as slice_clip has it. False: its values are not plain ints, or the step is 0. */
 static inline bool slice_of(const qn_value *v, int64_t size, int64_t *start, int64_t *count, int64_t *step) {
-  if ((v[0].head | v[1].head | v[2].head) & ~(uint64_t)TAG_INT) return false; /* TAG_NIL has no bits */
-  if ((v[0].head && v[0].head != TAG_INT) || (v[1].head && v[1].head != TAG_INT) || (v[2].head && v[2].head != TAG_INT))
-    return false;
+  bool from_start = v[0].head == TAG_NIL, to_end = v[1].head == TAG_NIL;
+  if ((!from_start && v[0].head != TAG_INT) || (!to_end && v[1].head != TAG_INT)) return false;
   *step = 1;
-  if (v[2].head && (*step = v[2].u.i) <= 0) {
+  if (v[2].head == TAG_NIL) {
+    int64_t from = from_start ? 0 : bound(v[0].u.i, size, 0, size);
+    int64_t n = (to_end ? size : bound(v[1].u.i, size, 0, size)) - from;
+    *count = n > 0 ? n : 0;
+    *start = n > 0 ? from : 0;
+    return true;
+  }
+  if (v[2].head != TAG_INT) return false;
+  if ((*step = v[2].u.i) <= 0) {
     if (*step == 0) return false;
     int64_t from = v[0].head ? bound(v[0].u.i, size, -1, size - 1) : size - 1;
     int64_t to = v[1].head ? bound(v[1].u.i, size, -1, size - 1) : -1;
@@ -215,7 +231,7 @@ static bool store_value(qn_vm *vm, qn_value *x, node *const *items, uint32_t n, 
   qn_storage number;
   dtype_store((qn_dtype)a->dtype, cell, v);
   number.data = cell;
-  for (int i = 0; i < l->rank; i++) strides[i] = 0;
+  memset(strides, 0, sizeof strides);
   return store(vm, x, items, n, values, l, &number, 0, strides, ok);
 }
 

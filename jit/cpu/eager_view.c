@@ -485,11 +485,15 @@ qn_value eager_stack(qn_vm *vm, const qn_value *in, int nin, int axis, qn_dtype 
   }
   qn_array *out = array_new(vm, dtype, rank + 1, shape);
   if (!out) return value_error();
-  for (int i = 0; i < nin; i++) {
-    if (value_is(in[i], TAG_ARRAY))
-      copy_rows(out, value_array(in[i]), i * inner, nin * inner, axis, true);
+  size_t each = (size_t)inner * dtype_size(dtype);
+  char *to = out->storage->data;
+  for (int i = 0; i < nin; i++, to += each) {
+    if (!value_is(in[i], TAG_ARRAY))
+      dtype_store(dtype, to, in[i]);
+    else if (axis == 0 && value_array(in[i])->contiguous)
+      copy_bytes(to, array_data(value_array(in[i])), each);
     else
-      dtype_store(dtype, array_data(out) + (size_t)i * dtype_size(dtype), in[i]);
+      copy_parts(out, value_array(in[i]), i * inner, nin * inner, axis, true);
   }
   return value_obj(TAG_ARRAY, out);
 }
