@@ -16,7 +16,7 @@
  * 2048), and never (slower by about a fifth at 256); packed operands on the stack (hosts have small ones).
  */
 enum { TILE_SLICE_f32 = 128, TILE_SLICE_f64 = 64, TILE_ROWS = 256, TILE_COLS = 256 };
-enum { TILE_TURNED = 128, TILE_LEVELS = 24 };
+enum { TILE_TURNED = 128, TILE_LEVELS = 24, TILE_FEW = 4 };
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -256,11 +256,31 @@ static inline bool tile_turn_f64(const f64 *p, int64_t stride, f64 *panel, int64
     for (int r = 0; r < rows; r++)                                                                                     \
       for (int c = 0; c < cols; c++) out[(m0 + r) * t->ld + n0 + c] = leaf[r * TILE_N_##T + c];                        \
   }                                                                                                                    \
+  /* Few elements, as of a vector times a vector: nothing is packed. */                                                \
+  static void tile_few_##T(const qk_tile *t) {                                                                         \
+    for (int64_t m = 0; m < t->rows; m++)                                                                              \
+      for (int64_t n = 0; n < t->cols; n++) {                                                                          \
+        int64_t x = m * t->x_m, y = n * t->y_n;                                                                        \
+        T sum = tile_at_##T(t->x, x, t->xd) * tile_at_##T(t->y, y, t->yd);                                             \
+        if (t->xd == QN_##T && t->yd == QN_##T) {                                                                      \
+          const T *p = (const T *)t->x + x, *q = (const T *)t->y + y;                                                  \
+          for (int64_t k = 1; k < t->depth; k++) sum = fma_##T(p[k * t->x_k], q[k * t->y_k], sum);                     \
+        } else {                                                                                                       \
+          for (int64_t k = 1; k < t->depth; k++)                                                                       \
+            sum = fma_##T(tile_at_##T(t->x, x + k * t->x_k, t->xd), tile_at_##T(t->y, y + k * t->y_k, t->yd), sum);    \
+        }                                                                                                              \
+        ((T *)t->out)[m * t->ld + n] = sum;                                                                            \
+      }                                                                                                                \
+  }                                                                                                                    \
   static void tile_##T(const qk_tile *t) {                                                                             \
     T *out = t->out;                                                                                                   \
     if (t->depth <= 0) {                                                                                               \
       for (int64_t m = 0; m < t->rows; m++)                                                                            \
         for (int64_t n = 0; n < t->cols; n++) out[m * t->ld + n] = 0;                                                  \
+      return;                                                                                                          \
+    }                                                                                                                  \
+    if (t->rows * t->cols <= TILE_FEW && t->depth <= ORDER_DOT_CHUNK) {                                                \
+      tile_few_##T(t);                                                                                                 \
       return;                                                                                                          \
     }                                                                                                                  \
     if (t->cols < TILE_V_##T && t->rows > 2 * t->cols) { /* the wide side across vectors: transposed */                \
