@@ -84,7 +84,7 @@ qn_value eval_local(qn_vm *vm, node *n, qn_value *fp) {
 
 static __attribute__((noinline, cold)) qn_value global_unset(qn_vm *vm, node *n, global_cell *c) {
   if (c->declared) return raise(vm, E_unset, n->at, "'%s' is used before it has a value", c->name->text);
-  undefined_name u = {c->name, ((n_global *)n)->near, n->at, 0};
+  undefined_name u = {c->name, ((n_global *)n)->near, n->at, 0, ((n_global *)n)->size};
   return raise_undefined(vm, interp_of(vm)->main, &u);
 }
 

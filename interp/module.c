@@ -168,6 +168,7 @@ static void add_nearest(names *l, const qn_str *name, const char *before, text_b
 static void suggest(qn_vm *vm, const scope *s, const undefined_name *u, const char *before, text_buf *t) {
   const char *cure = foreign_cure(FOREIGN_NAME, u->name->text, u->name->len);
   if (!cure && behind_comment(vm, u->at)) cure = "a comment begins with #";
+  if (!cure && u->size) cure = "a size is a name that is an axis by itself, as n in f32[n]";
   if (cure) text_addf(t, "%s%s", before, cure);
   names l = {.vm = vm};
   add_variables(&l, u->near);

@@ -77,6 +77,7 @@ typedef struct n_global {
   global_cell *cell;
   const char *const
       *near; /* of a name that nothing defines: variables around it with names much like it, up to NULL; or NULL */
+  bool size; /* it stands in an expression among the sizes of a signature */
 } n_global;
 
 typedef struct n_capture {

@@ -255,7 +255,7 @@ static node *local_node(resolver *r, const ast_node *n, variable *v) {
 static bool pend(resolver *r, const n_global *n) {
   if (!mem_grow(r->vm, (void **)&r->pending, &r->pending_cap, (size_t)r->npending + 1, sizeof *r->pending))
     return false;
-  r->pending[r->npending++] = (pending_name){n->cell, n->near, n->h.at};
+  r->pending[r->npending++] = (pending_name){n->cell, n->near, n->h.at, n->size};
   return true;
 }
 
@@ -297,6 +297,7 @@ node *name_node(resolver *r, const ast_node *n, qn_str *name, bool callee) {
   node *out = c ? global_node(r, n, c) : NULL;
   if (!out) return NULL;
   if (!is_defined(r, c)) ((n_global *)out)->near = near_variables(r, name);
+  ((n_global *)out)->size = r->sizes;
   if (!pend(r, (n_global *)out)) return NULL;
   if (!callee && f->outer && module_defines(r, c)) {
     bool known = false;
@@ -384,7 +385,7 @@ static place *variable_place(resolver *r, const ast_node *n, qn_str *name) {
   if (f->outer && (exists || (c->shadow && c->shadow->value.head != TAG_UNSET))) return fail_outward(r, name, n->at);
   if (!exists && (!r->prompt || f->outer)) {
     raise_unknown_target(r->vm, f->outer ? NULL : r->scope,
-                         &(undefined_name){name, near_variables(r, name), n->at, r->unit->number});
+                         &(undefined_name){name, near_variables(r, name), n->at, r->unit->number, false});
     return NULL;
   }
   place *p = place_new(r, PLACE_GLOBAL, n->at);
@@ -676,8 +677,13 @@ static type_sig *type_of(resolver *r, shape_names *s, const ast_node *n) {
 /* The expressions among the sizes: resolved when all names of the signature are known. */
 static bool type_expressions(resolver *r, type_sig *t, const ast_node *n) {
   if (t->kind == SIG_ARRAY) {
-    for (uint32_t i = 0; i < t->n; i++)
-      if (t->dims[i].kind == DIM_EXPR && !(t->dims[i].expr = expression(r, n->kids[i]))) return false;
+    for (uint32_t i = 0; i < t->n; i++) {
+      if (t->dims[i].kind != DIM_EXPR) continue;
+      r->sizes = true;
+      t->dims[i].expr = expression(r, n->kids[i]);
+      r->sizes = false;
+      if (!t->dims[i].expr) return false;
+    }
   } else if (t->kind == SIG_LIST || t->kind == SIG_RECORD) {
     for (uint32_t i = 0; i < t->n; i++) {
       const ast_node *kid = n->kids[i];
@@ -892,7 +898,8 @@ static bool check_pending(resolver *r) {
   undefined_name *names = unit_alloc(r, n * sizeof *names);
   if (!names) return false;
   for (uint32_t i = 0; i < n; i++)
-    names[i] = (undefined_name){r->pending[i].cell->name, r->pending[i].near, r->pending[i].at, r->unit->number};
+    names[i] = (undefined_name){r->pending[i].cell->name, r->pending[i].near, r->pending[i].at, r->unit->number,
+                                r->pending[i].size};
   raise_undefined_all(r->vm, r->scope, names, n);
   for (uint32_t i = 0; i < n && i < ERROR_NOTES; i++) note_ended(r, names[i].name, names[i].at);
   return false;

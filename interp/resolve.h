@@ -56,6 +56,7 @@ typedef struct pending_name {
   global_cell *cell;
   const char *const *near; /* as n_global has it */
   span at;
+  bool size; /* as n_global has it */
 } pending_name;
 
 /* A variable whose block has ended. */
@@ -76,6 +77,7 @@ typedef struct resolver {
   ended_name *ended; /* for messages: the names of blocks that have ended */
   uint32_t nended, ended_cap;
   uint32_t nasked; /* names that nothing defines, so far */
+  bool sizes;      /* in an expression among the sizes of a signature */
 } resolver;
 
 static inline bool at_top(const resolver *r) { return !r->fn->outer; }

@@ -60,6 +60,7 @@ typedef struct undefined_name {
   const char *const *near;
   span at;
   uint32_t unit; /* that is being compiled, whose names count as the scope's; 0: none */
+  bool size;     /* it stands in an expression among the sizes of a signature */
 } undefined_name;
 /* Raises E401 with the nearest names: those of the scope, and the variables. */
 qn_value raise_undefined(qn_vm *vm, const scope *s, const undefined_name *u);

@@ -172,8 +172,9 @@ void text_label(text_buf *t, const char *text, size_t len, int room) {
 
 void text_left_out(text_buf *t, const figure *f) {
   if (f->left_out)
-    text_addf(t, "%lld %s not finite %s left out", (long long)f->left_out,
-              f->left_out == 1 ? "number that is" : "numbers that are", f->left_out == 1 ? "is" : "are");
+    text_addf(t, "%lld %s %s %s left out", (long long)f->left_out,
+              f->left_out == 1 ? "number that is" : "numbers that are",
+              f->beyond ? "beyond 1e300 or not finite" : "not finite", f->left_out == 1 ? "is" : "are");
 }
 
 /* ---- from records ------------------------------------------------------------------------------------------------------------ */
@@ -250,6 +251,7 @@ static bool open_plot(qn_vm *vm, const char *fn, qn_value v, figure *f) {
         range_add(&f->y_low, &f->y_high, s->y[k]);
       } else {
         f->left_out++;
+        f->beyond |= isfinite(s->y[k]) && isfinite(series_x(s, k));
       }
     }
   }

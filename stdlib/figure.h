@@ -35,6 +35,7 @@ typedef struct figure {
   int nseries;
   double x_low, x_high, y_low, y_high; /* of what is drawn */
   int64_t left_out;                    /* numbers that are not finite (or beyond 1e300) */
+  bool beyond;                         /* some of them are finite */
   const double *image;
   int64_t height, width;
   int channels; /* 1, 3 or 4 */

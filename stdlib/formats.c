@@ -77,6 +77,22 @@ typedef struct like_ctx {
   const qn_record *flat;
 } like_ctx;
 
+/* Arrays of a file have the shapes that the tree has; dtypes may differ, and a number stands for an array of any shape. */
+static bool shape_is_like(const like_ctx *c, const qn_str *name, qn_value file, qn_value tree) {
+  if (!is_array(tree) || !is_array(file)) return true;
+  const qn_array *a = value_array(file), *b = value_array(tree);
+  if (a->rank == b->rank && memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) == 0) return true;
+  text_buf t;
+  text_init(&t, c->vm);
+  text_addf(&t, "load: %s is ", name->len ? name->text : "the array");
+  text_shape(&t, (qn_dtype)a->dtype, a->rank, a->shape);
+  text_addf(&t, " in %s, and ", c->path);
+  text_shape(&t, (qn_dtype)b->dtype, b->rank, b->shape);
+  text_adds(&t, " in like");
+  raise_text(c->vm, E_argument, SPAN_NONE, &t);
+  return false;
+}
+
 static qn_value visit_like(void *ctx, const trees_walk *w, const qn_value *values) {
   like_ctx *c = ctx;
   qn_vm *vm = c->vm;
@@ -88,9 +104,12 @@ static qn_value visit_like(void *ctx, const trees_walk *w, const qn_value *value
   if (value_is_error(name)) return name;
   int at = record_find(c->flat, value_str(name));
   qn_value out = value_error();
-  if (at < 0) {
+  if (at < 0 && !value_str(name)->len) {
+    raise(vm, E_key, SPAN_NONE, "load: %s holds a record of arrays; like is a record or list, not one %s", c->path,
+          is_array(values[0]) ? "array" : "number");
+  } else if (at < 0) {
     raise(vm, E_key, SPAN_NONE, "load: %s has no array called %s", c->path, value_str(name)->text);
-  } else {
+  } else if (shape_is_like(c, value_str(name), c->flat->items[at], values[0])) {
     out = value_retain(c->flat->items[at]);
     /* A number of the tree was saved as rank 0, and becomes a number again. */
     if (value_is_scalar(values[0]) && is_array(out) && value_array(out)->rank == 0) {
