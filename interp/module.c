@@ -163,18 +163,26 @@ static void add_nearest(names *l, const qn_str *name, const char *before, text_b
   mem_free(l->vm, l->list, l->cap * sizeof *l->list);
 }
 
+static const embedded_module *embedded(const builtin_table *table, const char *name) {
+  for (int i = 0; i < table->nmodules; i++)
+    if (strcmp(table->modules[i].name, name) == 0 && strcmp(name, "prelude") != 0) return &table->modules[i];
+  return NULL;
+}
+
 /* What a name that is not defined may have been meant to be, behind `before`; nothing if there is no guess. Where another
  * language's name has a cure, only names of the program itself are guessed besides. */
 static void suggest(qn_vm *vm, const scope *s, const undefined_name *u, const char *before, text_buf *t) {
   const char *cure = foreign_cure(FOREIGN_NAME, u->name->text, u->name->len);
   if (!cure && behind_comment(vm, u->at)) cure = "a comment begins with #";
   if (!cure && u->size) cure = "a size is a name that is an axis by itself, as n in f32[n]";
+  bool module = !cure && vm->builtins && embedded(vm->builtins, u->name->text);
+  if (module) text_addf(t, "%simport %s makes this module of the library known", before, u->name->text);
   if (cure) text_addf(t, "%s%s", before, cure);
   names l = {.vm = vm};
   add_variables(&l, u->near);
   add_scope(&l, s, u->unit);
-  if (!cure) add_scope(&l, s->outer, 0);
-  add_nearest(&l, u->name, cure ? "; " : before, t);
+  if (!cure && !module) add_scope(&l, s->outer, 0);
+  add_nearest(&l, u->name, cure || module ? "; " : before, t);
 }
 
 qn_value raise_undefined(qn_vm *vm, const scope *s, const undefined_name *u) {
@@ -388,12 +396,6 @@ static bool file_exists(const char *path) {
   FILE *f = fopen(path, "rb");
   if (f) fclose(f);
   return f != NULL;
-}
-
-static const embedded_module *embedded(const builtin_table *table, const char *name) {
-  for (int i = 0; i < table->nmodules; i++)
-    if (strcmp(table->modules[i].name, name) == 0 && strcmp(name, "prelude") != 0) return &table->modules[i];
-  return NULL;
 }
 
 static qn_value import_embedded(qn_vm *vm, scope *from, const embedded_module *m, span at) {
