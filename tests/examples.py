@@ -4,7 +4,8 @@
 The script runs in every JIT mode, with one and with two threads, and must print the same each time, and end with the same
 arrays, bit for bit: all trees of arrays and numbers in its top-level variables are saved and compared. With `--seeds N` it
 gets the seeds 1 to N as its argument instead, and its line `test accuracy A %` must reach 96 for each. With `--device` the
-first run is the CPU's, and the others are that device's, in every JIT mode.
+first run is the CPU's, and the others are that device's, in every JIT mode; where settings are given, a last run without them must
+end well. What is emitted must compile in all of them.
 """
 import argparse
 import os
@@ -20,14 +21,16 @@ MODES = (["--jit", "off", "--threads", "1"], ["--jit", "off", "--threads", "2"],
          ["--jit", "verify", "--set", "jit.hot=2", "--threads", "1"], ["--jit", "verify", "--threads", "2"])
 DEVICE_MODES = (["--jit", "off"], ["--jit", "sync", "--set", "jit.hot=1"], ["--jit", "on"], ["--jit", "verify", "--set", "jit.hot=2"])
 HERE = re.compile(r"\b(?:cpu|gpu\(0\))")  # where a printed array is
+REFUSED = re.compile(rb"C compiler failed|NVRTC failed")
 CLOCK = re.compile(r"time\(\)")  # variables that hold times differ, of course
 LEAST_ACCURACY = 96.0
 
 
 def run(quern, flags, script, *args):
     done = subprocess.run([quern, *flags, script, *args], capture_output=True, timeout=500, stdin=subprocess.DEVNULL)
-    if done.returncode != 0:
-        sys.exit(f"FAILED {' '.join([*flags, script, *args])}: status {done.returncode}\n"
+    refused = REFUSED.search(done.stderr)
+    if done.returncode != 0 or refused:
+        sys.exit(f"FAILED {' '.join([*flags, script, *args])}: {'emitted code does not compile' if refused else f'status {done.returncode}'}\n"
                  f"{done.stdout.decode(errors='replace')}{done.stderr.decode(errors='replace')}")
     return done.stdout.decode(errors="replace")
 
@@ -69,6 +72,8 @@ def main():
             more = ["--device", options.device] + [text for setting in options.set for text in ("--set", setting)]
             modes = MODES[:1] + tuple(flags + more for flags in DEVICE_MODES)
         compare(quern, modes, [copy, *options.args], folder)
+        if options.device and options.set:
+            run(quern, ["--device", options.device, *DEVICE_MODES[1]], copy, *options.args)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -132,7 +132,7 @@ static bool may_lead(const emitter *e, const l_instr *i, l_val vec) {
   }
 }
 
-int emit_ahead(const emitter *e, l_val from, l_val vec, uint8_t *ahead) {
+static int find_ahead(const emitter *e, l_val from, l_val vec, uint8_t *ahead) {
   int loads = 0, weight = 0;
   l_val to = e->end[from];
   memset(ahead, 0, e->p->n);
@@ -152,4 +152,10 @@ int emit_ahead(const emitter *e, l_val from, l_val vec, uint8_t *ahead) {
   if (!loads || weight > 160) return 0;
   if (weight <= 8 && loads == 1) return 16;
   return weight <= 32 && loads <= 4 ? 8 : weight <= 80 && loads <= 8 ? 4 : 2;
+}
+
+int emit_ahead(const emitter *e, l_val from, l_val vec, uint8_t *ahead) {
+  int many = find_ahead(e, from, vec, ahead);
+  if (!many) memset(ahead, 0, e->p->n); /* what is not made ahead is printed where it stands */
+  return many;
 }

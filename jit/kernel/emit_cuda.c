@@ -319,7 +319,6 @@ static void print_batch(emitter *e, l_val v, int many, bool full) {
 static void print_elements(emitter *e, l_val v, const char *from, const char *end, bool block) {
   int many = emit_ahead(e, v, v, e->ahead);
   if (!many) {
-    memset(e->ahead, 0, e->p->n);
     line(e, "for (i64 j = %s; j < %s; j += 64) {", from, end);
     e->depth++;
     print_body(e, v + 1, e->end[v], false);
@@ -784,12 +783,13 @@ static void print_block(emitter *e, l_val from, l_val to) {
       }
       l_val vec = row_loop(e, v);
       int many = vec ? emit_ahead(e, v, vec, e->ahead) : 0;
-      if (many)
-        print_row_loop(e, v, vec, many);
-      else
+      if (!many) {
         v = emit_structure(e, v, print_block);
-      if (many) v = e->end[v];
+        break;
+      }
+      print_row_loop(e, v, vec, many);
       memset(e->ahead, 0, e->p->n);
+      v = e->end[v];
       break;
     }
     case L_LOAD:

@@ -115,7 +115,7 @@ enum {
   AHEAD_WANTED = 4, /* it, or one of its addresses or guards, needs the value */
 };
 /* How many elements (or rows) ahead the loads in block `from` are made: `from` is the VEC, or a FOR around nothing but the VEC;
- * 0: none. ahead[v] says what becomes of instruction v. */
+ * 0: none, and ahead is all 0; otherwise ahead[v] says what becomes of instruction v. */
 int emit_ahead(const emitter *e, l_val from, l_val vec, uint8_t *ahead);
 
 /* ---- products for CUDA (emit_cuda_tile.c) ---- */

@@ -57,8 +57,8 @@ def run(quern, flags, folder, out):
         raise Failure(f"no end in time: {' '.join(command)}") from None
     if done.returncode != 0:
         raise Failure(f"status {done.returncode}: {' '.join(command)}\n{done.stderr.decode(errors='replace')}")
-    if b"C compiler failed" in done.stderr:
-        raise Failure(f"emitted C does not compile: {' '.join(command)}\n{done.stderr.decode(errors='replace')}")
+    if b"C compiler failed" in done.stderr or b"NVRTC failed" in done.stderr:
+        raise Failure(f"emitted code does not compile: {' '.join(command)}\n{done.stderr.decode(errors='replace')}")
     if GAVE_UP in done.stderr:
         raise Failure(f"a graph that is not taken: {' '.join(command)}\n{done.stderr.decode(errors='replace')}")
     return target

@@ -142,6 +142,8 @@ def compare(want, path, status, out, err):
             bad.append(f"stderr lacks: {text}")
     if "the compiler gave up" in err:
         bad.append("the compiler gave up")
+    if re.search(r"C compiler failed|NVRTC failed", err):
+        bad.append("emitted code does not compile")
     if re.search(r"AddressSanitizer|LeakSanitizer|runtime error:", err):
         bad.append("a sanitizer reported")
     return bad
