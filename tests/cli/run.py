@@ -186,7 +186,7 @@ def case_missing_script(p):
     result = p.run(p.path("nowhere.qn"))
     need(result.status == 2 and "nowhere.qn" in result.err, "expected misuse, and the file's name", result)
     result = p.run("export", "nowhere.qn:f", "-o", "f.qnx")
-    need(result.status == 2 and "export" in result.err, "expected misuse, and what is not there", result)
+    need(result.status == 2 and "nowhere.qn" in result.err, "expected misuse, and what is not there", result)
 
 
 def case_trace(p):
