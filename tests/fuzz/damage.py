@@ -326,14 +326,14 @@ def damaged_qnx(r, good):
             elif kind == 3 and len(text) > 4:  # a number of the structure
                 at = r.randrange(len(text) - 4)
                 text = text[:at] + (r.choice([*range(9), *NUMBERS]) % 2**32).to_bytes(4, "little") + text[at + 4:]
-            elif kind == 4:
+            elif kind == 4 and text:
                 at = r.randrange(len(text))
                 text = text[:at] + r.choice(b"aidbevlrgopsnty\0\1\2\3").to_bytes(1, "little") + text[at + 1:]
             elif kind == 5:
                 text = change(r, text, [text])
             elif kind == 6:
                 elements = change(r, elements, [elements])
-            else:
+            elif text:
                 other = r.choice(good)
                 at = r.randrange(len(text))
                 text = text[:at] + other[HEADER + at:HEADER + at + r.randrange(1, 200)] + text[at + r.randrange(1, 200):]
