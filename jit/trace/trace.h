@@ -227,6 +227,8 @@ typedef struct entry {
   uint32_t draw_input, key_inputs[2]; /* graph input numbers + 1; 0: none */
   uint64_t ndraws;
   uint64_t hits;
+  uint8_t timed;    /* calls that were timed while the kernels were not compiled (entry.c, runs_now) */
+  int64_t least[2]; /* what the fastest of them took: the plan on the block VM, eager calls */
   bool told_copies; /* QUERN_LOG=copies has named the inputs that are copied */
   double plan_ms;
   struct job *job;     /* being compiled, or NULL */
