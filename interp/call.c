@@ -614,8 +614,8 @@ static __attribute__((noinline, cold)) void note_laid(qn_vm *vm, const n_call *n
 }
 
 /* The positional call of a builtin whose `given` arguments are on the stack; pops down to `base`. */
-static qn_value finish_builtin(qn_vm *vm, const n_call *n, qn_value *fp, const builtin_info *info, uint32_t given,
-                               qn_value *base) {
+static inline __attribute__((always_inline)) qn_value
+finish_builtin(qn_vm *vm, const n_call *n, qn_value *fp, const builtin_info *info, uint32_t given, qn_value *base) {
   qn_value *args = vm->sp - given, r = value_error(), *lent = NULL;
   for (uint32_t i = given; i < (uint32_t)info->sig.nparams; i++) {
     qn_value v = info->sig.params[i].def;
