@@ -1172,7 +1172,8 @@ def check_shown(p, rng):
     p.type("\x1b<" + (ctrl("e") + ctrl("k")) * 200)
     p.type("\x1b<# " + ctrl("e"), settle=0.15)
     rows = p.screen.logical()
-    first = max(i for i, r in enumerate(rows) if r.startswith("qn>"))
+    # A text higher than the screen is shown without its first rows, prompt and all: then there is no line to compare.
+    first = max((i for i, r in enumerate(rows) if r.startswith("qn>")), default=len(rows))
     while len(rows) > first + 1 and not rows[-1]:
         rows.pop()
     shown = rows[first:]
