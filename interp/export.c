@@ -272,43 +272,29 @@ static int64_t size_of(export *x, const sig_dim *d) {
   }
 }
 
-/* Does the signature say all that is needed to make an argument? Sizes that are missing by name go to the cure. */
-static bool is_known(export *x, const type_sig *sig) {
-  bool known = true;
+static bool has_size(export *x, const sig_dim *d) { return size_of(x, d) >= 0; }
+static bool has_name(export *x, const sig_dim *d) { return (void)x, d->kind != DIM_ANY && d->kind != DIM_REST; }
+
+/* Does the signature say all that is needed to make an argument, if all its sizes are as asked? With has_size: it does (sizes that are
+ * missing by name go to the cure). With has_name: it would if these were known, so they are what to ask for. */
+static bool says_all(export *x, const type_sig *sig, bool (*asked)(export *, const sig_dim *)) {
+  bool all = true;
   switch ((sig_kind)sig->kind) {
   case SIG_NUMBER:
   case SIG_DTYPE: return false;
   case SIG_HOST: return sig->tag == TAG_FLOAT;
   case SIG_ARRAY:
-    for (uint32_t i = 0; i < sig->n; i++) known &= size_of(x, &sig->dims[i]) >= 0;
-    return known;
+    for (uint32_t i = 0; i < sig->n; i++) all &= asked(x, &sig->dims[i]);
+    return all;
   case SIG_LIST:
   case SIG_RECORD:
-    for (uint32_t i = 0; i < sig->n; i++) known &= is_known(x, sig->items[i]);
-    return known;
+    for (uint32_t i = 0; i < sig->n; i++) all &= says_all(x, sig->items[i], asked);
+    return all;
   }
   return false;
 }
 
-/* Would the sizes that have names be enough? Then these are what to ask for. */
-static bool is_named(const type_sig *sig) {
-  bool named = true;
-  switch ((sig_kind)sig->kind) {
-  case SIG_NUMBER:
-  case SIG_DTYPE: return false;
-  case SIG_HOST: return sig->tag == TAG_FLOAT;
-  case SIG_ARRAY:
-    for (uint32_t i = 0; i < sig->n; i++) named &= sig->dims[i].kind != DIM_ANY && sig->dims[i].kind != DIM_REST;
-    return named;
-  case SIG_LIST:
-  case SIG_RECORD:
-    for (uint32_t i = 0; i < sig->n; i++) named &= is_named(sig->items[i]);
-    return named;
-  }
-  return false;
-}
-
-/* A value as the signature says, which is_known. Owned. */
+/* A value as the signature says, whose sizes are known. Owned. */
 static qn_value make_value(export *x, const type_sig *sig) {
   qn_vm *vm = x->vm;
   if (sig->kind == SIG_HOST) return value_float(1);
@@ -452,7 +438,7 @@ static void tell_missing(export *x, uint32_t i) {
     text_adds(&x->missing, " has no shape signature");
   }
   text_adds(&x->missing, "\n");
-  if (shaped && is_named(p->type)) {
+  if (shaped && says_all(x, p->type, has_name)) {
     ask_sizes(x, p->type);
     return;
   }
@@ -516,7 +502,7 @@ static int fill_params(export *x, const uint8_t *given) {
     for (uint32_t i = 0; i < fixed; i++) {
       const type_sig *type = code->params[i].type;
       if (x->fp[i].head != TAG_UNSET) continue;
-      bool known = type && shapes_count(x->fn) && is_known(x, type);
+      bool known = type && shapes_count(x->fn) && says_all(x, type, has_size);
       if (error_pending(x->vm)) return EXIT_SCRIPT;
       if (known) {
         qn_value v = make_value(x, type);

@@ -92,6 +92,17 @@ static bool raise_shape(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shap
 
 /* ---- making -------------------------------------------------------------------------------------------------- */
 
+/* All but size, shape, strides and storage. */
+static inline void header_begin(qn_array *a, qn_dtype dtype, int rank) {
+  a->head = (obj_head){.refs = 1, .tag = TAG_ARRAY};
+  a->dtype = (uint8_t)dtype;
+  a->rank = (uint8_t)rank;
+  a->device = 0;
+  a->contiguous = true;
+  a->node = 0;
+  a->offset = 0;
+}
+
 static inline __attribute__((always_inline)) qn_array *new_header(qn_vm *vm, qn_dtype dtype, int rank,
                                                                   const int64_t *shape) {
   if (__builtin_expect((unsigned)rank > ARRAY_MAX_RANK, 0)) {
@@ -100,13 +111,7 @@ static inline __attribute__((always_inline)) qn_array *new_header(qn_vm *vm, qn_
   }
   qn_array *a = list_take(lists_of(vm), &lists_of(vm)->small[HEADER_CLASS], HEADER_CLASS * SMALL_STEP);
   if (__builtin_expect(!a, 0) && !(a = mem_alloc(vm, sizeof *a))) return NULL;
-  a->head = (obj_head){.refs = 1, .tag = TAG_ARRAY};
-  a->dtype = (uint8_t)dtype;
-  a->rank = (uint8_t)rank;
-  a->device = 0;
-  a->contiguous = true;
-  a->node = 0;
-  a->offset = 0;
+  header_begin(a, dtype, rank);
   a->storage = NULL;
   int64_t size = 1;
   for (int i = rank - 1; i >= 0; i--) {
@@ -237,14 +242,8 @@ static inline qn_array *pair_take(qn_vm *vm, size_t bytes) {
 
 /* Of a pair: all but shape and strides. */
 static inline void pair_begin(qn_array *a, qn_dtype dtype, int rank, int64_t size) {
-  a->head = (obj_head){.refs = 1, .tag = TAG_ARRAY};
-  a->dtype = (uint8_t)dtype;
-  a->rank = (uint8_t)rank;
-  a->device = 0;
-  a->contiguous = true;
-  a->node = 0;
+  header_begin(a, dtype, rank);
   a->size = size;
-  a->offset = 0;
 }
 
 static inline void pair_give(qn_vm *vm, qn_array *a) {

@@ -72,17 +72,8 @@ static bool add_program(maker *m, const l_program *p, const uint8_t *operands, u
     strip_step *s = &m->steps[m->nsteps];
     *s = (strip_step){.fn = NULL};
     if (m->nsteps == STEPS_MAX) return false;
+    if (l_rows[i->code].result == 'I' && i->code != L_IVALUE) continue; /* where the elements are, the walk knows */
     switch (i->code) {
-    case L_INT:
-    case L_PARAM:
-    case L_VAR:
-    case L_IADD:
-    case L_ISUB:
-    case L_IMUL:
-    case L_IDIV:
-    case L_IMOD:
-    case L_IMIN:
-    case L_IMAX:
     case L_PHASE:
     case L_PAR:
     case L_POLL:

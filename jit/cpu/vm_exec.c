@@ -95,34 +95,14 @@ static void place(vm_frame *f, const vm_phase *ph) {
 }
 
 /* Bounds that are known at launch count; others are taken for 64. */
-static int64_t trips(const vm_frame *f, const vm_phase *ph, l_val v, int64_t unknown) {
+static int64_t trips(const vm_frame *f, l_val v, int64_t unknown) {
   const l_instr *i = &f->code->p->code[v];
-  (void)ph;
-  switch (i->code) {
-  case L_INT:
-  case L_PARAM: return f->idx[v];
-  case L_IADD:
-  case L_ISUB:
-  case L_IMUL:
-  case L_IDIV:
-  case L_IMOD:
-  case L_IMIN:
-  case L_IMAX: {
-    int64_t a = trips(f, ph, i->a, -1), b = trips(f, ph, i->b, -1);
-    if (i->code == L_IMIN && (a < 0 || b < 0)) return a < 0 ? b : a;
-    if (a < 0 || b < 0) return unknown;
-    switch (i->code) {
-    case L_IADD: return a + b;
-    case L_ISUB: return a - b;
-    case L_IMUL: return a * b;
-    case L_IDIV: return b ? a / b : 0;
-    case L_IMOD: return b ? a % b : 0;
-    case L_IMIN: return a < b ? a : b;
-    default: return a > b ? a : b;
-    }
-  }
-  default: return unknown;
-  }
+  if (i->code == L_INT || i->code == L_PARAM) return f->idx[v];
+  if (!l_is_index_op(i->code)) return unknown;
+  int64_t a = trips(f, i->a, -1), b = trips(f, i->b, -1);
+  if (i->code == L_IMIN && (a < 0 || b < 0)) return a < 0 ? b : a;
+  if (a < 0 || b < 0) return unknown;
+  return l_index_value((l_code)i->code, a, b);
 }
 
 static int64_t range_work(const vm_frame *f, const vm_phase *ph, uint32_t from, uint32_t to, int depth) {
@@ -132,8 +112,8 @@ static int64_t range_work(const vm_frame *f, const vm_phase *ph, uint32_t from, 
     switch (o->code) {
     case L_FOR:
     case L_VEC: {
-      int64_t a = trips(f, ph, o->in->a, 0), b = trips(f, ph, o->in->b, a + 64),
-              step = o->in->c ? trips(f, ph, o->in->c, 1) : 1;
+      int64_t a = trips(f, o->in->a, 0), b = trips(f, o->in->b, a + 64),
+              step = o->in->c ? trips(f, o->in->c, 1) : 1;
       int64_t n = b > a ? (b - a) / (step > 0 ? step : 1) + 1 : 0;
       int64_t inner = o->code == L_VEC ? 1 + (int64_t)(o->end - k) / 4
                       : depth < 8      ? range_work(f, ph, k + 1, o->end, depth + 1)
@@ -145,7 +125,7 @@ static int64_t range_work(const vm_frame *f, const vm_phase *ph, uint32_t from, 
     }
     case L_TILE: {
       const l_tile *t = &f->code->p->tiles[o->in->imm];
-      int64_t depth_k = trips(f, ph, t->depth, 64);
+      int64_t depth_k = trips(f, t->depth, 64);
       work += (int64_t)t->tile_rows * t->tile_cols * (depth_k / 8 + 1);
       break;
     }

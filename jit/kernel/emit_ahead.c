@@ -106,18 +106,8 @@ static int weight_of(const l_instr *i) {
 
 /* Is this one of the instructions that may be made before the others? */
 static bool may_lead(const emitter *e, const l_instr *i, l_val vec) {
+  if (l_rows[i->code].result == 'I') return true;
   switch ((l_code)i->code) {
-  case L_INT:
-  case L_PARAM:
-  case L_VAR:
-  case L_IADD:
-  case L_ISUB:
-  case L_IMUL:
-  case L_IDIV:
-  case L_IMOD:
-  case L_IMIN:
-  case L_IMAX:
-  case L_IVALUE:
   case L_CONST:
   case L_SCALAR:
   case L_IOTA: return true;

@@ -176,8 +176,7 @@ static bool is_int(const l_program *p, l_val v, int64_t *value) {
 
 static int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
 
-/* The value of index arithmetic on numbers; wraps like the executors do. */
-static int64_t index_value(l_code code, int64_t a, int64_t b) {
+int64_t l_index_value(l_code code, int64_t a, int64_t b) {
   switch (code) {
   case L_IADD: return (int64_t)((uint64_t)a + (uint64_t)b);
   case L_ISUB: return (int64_t)((uint64_t)a - (uint64_t)b);
@@ -192,7 +191,7 @@ static int64_t index_value(l_code code, int64_t a, int64_t b) {
 l_val l_index(l_program *p, l_code code, l_val a, l_val b) {
   int64_t x = 0, y = 0;
   bool cx = is_int(p, a, &x), cy = is_int(p, b, &y);
-  if (cx && cy) return l_int(p, index_value(code, x, y));
+  if (cx && cy) return l_int(p, l_index_value(code, x, y));
   if ((code == L_IADD || code == L_IMUL) && cx) { /* constants stand on the right */
     l_val t = a;
     a = b;

@@ -3,11 +3,6 @@
  * a constant, or a conversion between integers of one of these. */
 #include "jit/kernel/device.h"
 
-static int64_t floor_div(int64_t a, int64_t b) {
-  if (b <= 0) return 0;
-  return a / b - (a % b < 0);
-}
-
 /* A typed value as an index. */
 static bool typed(const l_program *p, l_val v, const qk_scalar *scalars, int64_t *out) {
   const l_instr *i = &p->code[v];
@@ -29,21 +24,14 @@ bool l_launch_values(const l_program *p, const int64_t *ints, const qk_scalar *s
     if (i->code == L_PAR || i->code == L_FOR || i->code == L_VEC || i->code == L_IF || i->code == L_WHILE) depth++;
     values[v] = 0;
     if (depth) continue;
-    int64_t a = values[i->a], b = values[i->b];
     switch ((l_code)i->code) {
     case L_INT: values[v] = i->imm; break;
     case L_PARAM: values[v] = ints[i->imm]; break;
-    case L_IADD: values[v] = (int64_t)((uint64_t)a + (uint64_t)b); break;
-    case L_ISUB: values[v] = (int64_t)((uint64_t)a - (uint64_t)b); break;
-    case L_IMUL: values[v] = (int64_t)((uint64_t)a * (uint64_t)b); break;
-    case L_IDIV: values[v] = floor_div(a, b); break;
-    case L_IMOD: values[v] = b > 0 ? a - b * floor_div(a, b) : 0; break;
-    case L_IMIN: values[v] = a < b ? a : b; break;
-    case L_IMAX: values[v] = a > b ? a : b; break;
     case L_IVALUE:
       if (!typed(p, i->a, scalars, &values[v])) return false;
       break;
-    default: break;
+    default:
+      if (l_is_index_op(i->code)) values[v] = l_index_value((l_code)i->code, values[i->a], values[i->b]);
     }
   }
   return true;

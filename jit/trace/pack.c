@@ -35,6 +35,11 @@ static void w_text(packer *p, const char *s, size_t len) {
   text_add(&p->out->text, s, len);
 }
 
+static void w_field(packer *p, qn_value record, uint32_t i) {
+  const qn_str *name = record_name(value_record(record), i);
+  w_text(p, name->text, name->len);
+}
+
 static void w_name(packer *p, const char *s) { w_text(p, s, strlen(s)); }
 
 static void w_shape(packer *p, qn_dtype dtype, int rank, const int64_t *shape) {
@@ -122,8 +127,7 @@ static bool w_value(packer *p, qn_value v, const char *what, bool prototypes) {
     w_u8(p, 'r');
     w_u32(p, value_record(v)->len);
     for (uint32_t i = 0; i < value_record(v)->len && ok; i++) {
-      const qn_str *name = record_name(value_record(v), i);
-      w_text(p, name->text, name->len);
+      w_field(p, v, i);
       ok = w_value(p, value_record(v)->items[i], what, prototypes);
     }
     break;
@@ -167,10 +171,7 @@ static bool w_pattern(packer *p, const pattern *from, uint32_t *at) {
   w_u8(p, x->kind == PAT_LIST ? 'l' : 'r');
   w_u32(p, x->n);
   for (uint32_t i = 0; i < x->n; i++) {
-    if (x->kind == PAT_RECORD) {
-      const qn_str *name = record_name(value_record(x->value), i);
-      w_text(p, name->text, name->len);
-    }
+    if (x->kind == PAT_RECORD) w_field(p, x->value, i);
     if (!w_pattern(p, from, at)) return false;
   }
   return true;
@@ -196,10 +197,7 @@ static bool w_template(packer *p, const tpl_list *from, uint32_t *at) {
   }
   w_u32(p, x->n);
   for (uint32_t i = 0; i < x->n; i++) {
-    if (x->kind == TPL_RECORD) {
-      const qn_str *name = record_name(value_record(x->value), i);
-      w_text(p, name->text, name->len);
-    }
+    if (x->kind == TPL_RECORD) w_field(p, x->value, i);
     if (!w_template(p, from, at)) return false;
   }
   return true;
