@@ -112,8 +112,7 @@ static int64_t range_work(const vm_frame *f, const vm_phase *ph, uint32_t from, 
     switch (o->code) {
     case L_FOR:
     case L_VEC: {
-      int64_t a = trips(f, o->in->a, 0), b = trips(f, o->in->b, a + 64),
-              step = o->in->c ? trips(f, o->in->c, 1) : 1;
+      int64_t a = trips(f, o->in->a, 0), b = trips(f, o->in->b, a + 64), step = o->in->c ? trips(f, o->in->c, 1) : 1;
       int64_t n = b > a ? (b - a) / (step > 0 ? step : 1) + 1 : 0;
       int64_t inner = o->code == L_VEC ? 1 + (int64_t)(o->end - k) / 4
                       : depth < 8      ? range_work(f, ph, k + 1, o->end, depth + 1)
