@@ -287,6 +287,7 @@ static void offer_fields(request *r) {
   qn_value v;
   bool known = begin < end && chain_value(r->vm, r->text, r->looks, begin, end, &v);
   if (known) interp_fields(v, offer_name, r);
+  r->out->first = r->out->n;
   if (!(known && value_is(v, TAG_MODULE)) && !(known && r->out->n && value_is(v, TAG_RECORD)))
     interp_names(r->vm, "", offer_function, r);
 }

@@ -54,7 +54,8 @@ static int choice_order(const void *a, const void *b) {
 }
 
 void choices_sort(choices *c) {
-  if (c->n) qsort(c->items, (size_t)c->n, sizeof *c->items, choice_order);
+  if (c->first) qsort(c->items, (size_t)c->first, sizeof *c->items, choice_order);
+  if (c->n > c->first) qsort(c->items + c->first, (size_t)(c->n - c->first), sizeof *c->items, choice_order);
 }
 
 void choices_clear(choices *c) {

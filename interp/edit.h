@@ -11,10 +11,11 @@ typedef struct choices {
   size_t start;
   char **items; /* each from malloc */
   int n, cap;
+  int first; /* this many, the first added, stand before the others: the fields of x where functions fit, too */
 } choices;
 /* Adds a copy, unless it is there; ignored where memory is short. */
 void choices_add(choices *c, const char *text, size_t len);
-/* In alphabetical order; names with an underscore in front come last. */
+/* In alphabetical order, those that stand first by themselves; names with an underscore in front come last. */
 void choices_sort(choices *c);
 void choices_clear(choices *c);
 

@@ -157,15 +157,22 @@ static qn_value visit_call(void *ctx, const walk *w, const qn_value *values) {
   return out;
 }
 
+/* All trees in a list of their own: the first, then those of a list of others. Owned, or NULL. */
+static qn_value *with_others(qn_vm *vm, qn_value first, const qn_list *others) {
+  qn_value *trees = mem_alloc(vm, (others->len + (size_t)1) * sizeof *trees);
+  if (!trees) return NULL;
+  trees[0] = first;
+  for (uint32_t i = 0; i < others->len; i++) trees[i + 1] = others->items[i];
+  return trees;
+}
+
 qn_value builtin_tree_map(qn_vm *vm, const qn_value *args) {
   if (!value_is(args[0], TAG_FN) && !value_is(args[0], TAG_DTYPE))
     return arg_refuse(vm, "tree_map", "a function first, then the trees", args[0]);
   const qn_list *others = value_list(args[2]);
   call_ctx c = {vm, args[0], others->len + 1};
-  qn_value *trees = mem_alloc(vm, c.k * sizeof *trees);
+  qn_value *trees = with_others(vm, args[1], others);
   if (!trees) return value_error();
-  trees[0] = args[1];
-  for (uint32_t i = 1; i < c.k; i++) trees[i] = others->items[i - 1];
   qn_value out = trees_map(vm, "tree_map", trees, c.k, false, visit_call, &c);
   mem_free(vm, trees, c.k * sizeof *trees);
   return out;
@@ -202,4 +209,33 @@ qn_value builtin_tree_zip(qn_vm *vm, const qn_value *args) {
   const qn_list *trees = value_list(args[0]);
   if (trees->len == 0) return raise(vm, E_argument, SPAN_NONE, "tree_zip: no trees");
   return collect(vm, "tree_zip", trees->items, trees->len, true);
+}
+
+static bool same_shape(qn_value a, qn_value b) {
+  int rank = is_array(a) ? value_array(a)->rank : 0;
+  if (rank != (is_array(b) ? value_array(b)->rank : 0)) return false;
+  return rank == 0 || memcmp(value_array(a)->shape, value_array(b)->shape, (size_t)rank * sizeof(int64_t)) == 0;
+}
+
+typedef struct shapes_ctx {
+  uint32_t k;
+  bool same;
+} shapes_ctx;
+
+static qn_value visit_shapes(void *ctx, const walk *w, const qn_value *values) {
+  (void)w;
+  shapes_ctx *c = ctx;
+  for (uint32_t j = 1; j < c->k && c->same; j++) c->same = same_shape(values[0], values[j]);
+  return value_nil();
+}
+
+qn_value builtin_same_shapes(qn_vm *vm, const qn_value *args) {
+  const qn_list *others = value_list(args[1]);
+  shapes_ctx c = {others->len + 1, true};
+  qn_value *trees = with_others(vm, args[0], others);
+  if (!trees) return value_error();
+  qn_value walked = trees_map(vm, "same_shapes", trees, c.k, false, visit_shapes, &c);
+  mem_free(vm, trees, c.k * sizeof *trees);
+  value_release(vm, walked);
+  return value_is_error(walked) ? value_error() : value_bool(c.same);
 }

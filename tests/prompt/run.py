@@ -568,6 +568,13 @@ def case_complete_fields(place):
     p.expect("qn> import optim")
     p.type(ctrl("u") + "ones(3).cums\t")
     p.expect("qn> ones(3).cumsum")
+    p.type(ctrl("u"))
+    p.answer("let x = ones(3);")
+    p.type("x.\t")
+    menu = [r.split() for r in p.screen.lines() if r]
+    menu = [r for row in menu[menu.index(["qn>", "x."]) + 1:] for r in row]
+    need("T" in menu and "abs" in menu and menu.index("shape") < menu.index("abs") and menu.index("T") < menu.index("rank"),
+         f"fields come before functions\n{p.show()}")
     p.type(ctrl("c"))
     ends_well(p)
 
