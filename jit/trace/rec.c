@@ -378,8 +378,8 @@ bool rec_run_pending(struct recording *r) {
   const graph *g = r->g;
   if (r->lanes_held.on) {
     raise(vm, E_not_diff, SPAN_NONE,
-          "custom_grad: vjp, jvp and jacobian run backward before the cotangent has a value, so it can neither read the data of an "
-          "array nor print it or try; where(mask, a, b) selects without reading");
+          "custom_grad: vjp, jvp and jacobian run backward before the cotangent has a value, so it can neither read "
+          "the data of an array nor print it or try; where(mask, a, b) selects without reading");
     return false;
   }
   if (!lanes_advance(r) || !rec_room(r) || !keep_lanes(r)) return false;
@@ -636,7 +636,7 @@ static qn_value apply_data_shaped(struct recording *r, op_id op, const qn_value 
 bool rec_appended(struct recording *r) {
   qn_vm *vm = r->vm;
   if (r->tries) return rec_run_pending(r);
-  if (r->lanes_held.on) return true; /* of a backward pass whose cotangents have no values nothing runs yet, however long it is */
+  if (r->lanes_held.on) return true; /* a backward pass whose cotangents have no values, of any length: nothing runs */
   if (r->g->n - (r->capturing ? 0 : r->done) > (uint64_t)vm->tune[TUNE_jit_nodes])
     return rec_break(r, BREAK_too_many_nodes, NULL);
   if (r->pending_bytes > (size_t)vm->tune[TUNE_jit_pending_bytes]) return rec_break(r, BREAK_too_many_bytes, NULL);
