@@ -505,7 +505,7 @@ again:
     "inf"      { TAKE(); t->u.f = __builtin_inf(); KEYWORD(T_FLOAT); }
     "nan"      { TAKE(); t->u.f = __builtin_nan(""); KEYWORD(T_FLOAT); }
     "pi"       { TAKE(); t->u.f = 3.14159265358979323846; KEYWORD(T_FLOAT); }
-    "None" | "null" { TAKE(); if (p->last == T_DOT || *skip_blanks(YYCURSOR) == ':') goto name; SLIP("the value of nothing is written nil"); }
+    "None" | "null" { TAKE(); if (p->last == T_DOT || *skip_blanks(YYCURSOR) == ':') goto name; SLIP(in && in->kind == BRACKET_SQUARE ? "the value of nothing is written nil, a new axis new: x[:, new]" : "the value of nothing is written nil"); }
     "True"     { TAKE(); if (p->last == T_DOT || *skip_blanks(YYCURSOR) == ':') goto name; SLIP("write true"); }
     "False"    { TAKE(); if (p->last == T_DOT || *skip_blanks(YYCURSOR) == ':') goto name; SLIP("write false"); }
     word       {

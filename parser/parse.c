@@ -265,7 +265,7 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
     if (kind == T_IN && !after && p->last == T_NAME && (p->before == T_LP || p->before == T_COMMA))
       return "a loop has no parentheses: for x in xs { ... }; for (a, b) in pairs { ... } takes items apart";
     if (after && (kind == T_IN || in_follows(rest)))
-      return "there is no operator in: a record has a field if has(r, \"name\")";
+      return "there is no operator in: write contains(xs, x), of a record has(r, \"name\")";
     break;
   case T_COMMA:
     if (in == BRACKET_RECORD && p->last == T_NL) return *id = E_syntax, "a ',' stands at the end of the line before";
@@ -315,6 +315,9 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
     if (p->last == T_NAME && p->before == T_IMPORT)
       return "a file in a folder is imported by import \"lib/util.qn\" as util";
     break;
+  case T_LB:
+    if ((p->last == T_LET || p->last == T_FOR) && !before) return "a pattern stands in parentheses: (a, b)";
+    break;
   case T_LP:
     if (p->last == T_CATCH) return "the name of the error stands without parentheses: catch e { ... }";
     break;
@@ -358,7 +361,13 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
            "parentheses";
   if (kind != LEX_END && line_inside(p, t)) return *id = E_syntax, NULL;
   const char *cure = slip_of_words(p, kind, t);
-  if (!cure) cure = foreign_word(p, kind, t);
+  /* `if (c) print(1)`: the call is as it should be, its braces are missing. */
+  bool named = accepts(p, T_ASSIGN),
+       header = body && !statement && (after || named || p->last == T_ELSE || p->last == T_TRY);
+  bool jump = kind == T_RETURN || kind == T_BREAK || kind == T_CONTINUE, call = kind == T_NAME && *rest == '(';
+  if (!cure && !(header && call)) cure = foreign_word(p, kind, t);
+  if (!cure && header && (jump || call || (named && begins_value(kind))))
+    cure = named ? "a body stands in braces { }, a short one behind =: fn f(x) = x + 1" : "a body stands in braces { }";
   if (!cure && (begins_value(kind) || kind == T_LC || kind == T_LREC || kind == T_LEMPTY || kind == T_COLON ||
                 kind == T_LET || kind == T_IF))
     cure = foreign_word(p, p->last, p->last_token);

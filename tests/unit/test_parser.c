@@ -394,7 +394,7 @@ START_TEST(mistakes) {
       {"let in = 3", "E102 at 4..6: 'in' is a keyword and cannot be a name"},
       {"let pi = 3", "E102 at 4..6: 'pi' is a number and cannot be a name"},
       {"f(in: 3)", "E102 at 2..4: 'in' is a keyword and cannot be a name"},
-      {"fn f(x) x", "E102 at 8..9: expected '{', '=' or '->', found 'x'"},
+      {"fn f(x) x", "E105 at 8..9: a body stands in braces { }, a short one behind =: fn f(x) = x + 1"},
       {"fn 3(x) {}", "E102 at 3..4: expected a name or '(', found '3'"},
       {"fn f(x,, y) {}", "E102 at 7..8: expected a name or ')', found ','"},
       {"fn f(x: 3) {}", "E102 at 8..9: expected a type, found '3'"},
