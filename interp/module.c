@@ -169,6 +169,19 @@ static const embedded_module *embedded(const builtin_table *table, const char *n
   return NULL;
 }
 
+/* The module of the library that has a function of this name, before anybody imported it; NULL if none. */
+static const embedded_module *home_of(const builtin_table *table, const qn_str *name) {
+  if (name->text[0] == '_') return NULL;
+  for (int i = 0; i < table->nmodules; i++) {
+    const embedded_module *m = &table->modules[i];
+    if (strcmp(m->name, "prelude") == 0) continue;
+    for (const char *line = m->text; line; line = (line = strchr(line, '\n')) ? line + 1 : NULL)
+      if (strncmp(line, "fn ", 3) == 0 && strncmp(line + 3, name->text, name->len) == 0 && line[3 + name->len] == '(')
+        return m;
+  }
+  return NULL;
+}
+
 /* What a name that is not defined may have been meant to be, behind `before`; nothing if there is no guess. Where another
  * language's name has a cure, only names of the program itself are guessed besides. */
 static void suggest(qn_vm *vm, const scope *s, const undefined_name *u, const char *before, text_buf *t) {
@@ -177,6 +190,9 @@ static void suggest(qn_vm *vm, const scope *s, const undefined_name *u, const ch
   if (!cure && u->size) cure = "a size is a name that is an axis by itself, as n in f32[n]";
   bool module = !cure && vm->builtins && embedded(vm->builtins, u->name->text);
   if (module) text_addf(t, "%simport %s makes this module of the library known", before, u->name->text);
+  const embedded_module *home = cure || module || !vm->builtins ? NULL : home_of(vm->builtins, u->name);
+  if (home) text_addf(t, "%sit is %s.%s behind import %s", before, home->name, u->name->text, home->name);
+  module |= home != NULL;
   if (cure) text_addf(t, "%s%s", before, cure);
   names l = {.vm = vm};
   add_variables(&l, u->near);
