@@ -59,16 +59,17 @@ void regions_drop_empty(qn_vm *vm, region_list *l) {
   regions_cut(vm, l, n);
 }
 
-/* Regions of `from` that begin at node `mark` or later and whose nodes have copies, as regions of the copies. map[i]: the copy of
- * node i, or 0. `ends` (may be NULL): where each region's copy ends, if that is beyond its nodes. */
-static bool regions_copy(qn_vm *vm, const region_list *from, uint32_t mark, region_list *to, const uint32_t *map,
-                         const uint32_t *ends) {
+/* Regions of `from`, the list of g, that begin at node `mark` or later and whose ops have copies, as regions of the copies. map[i]: the
+ * copy of node i, or 0; that of an input which came up in a region may stand anywhere. `ends` (may be NULL): where each region's copy
+ * ends, if that is beyond its nodes. */
+static bool regions_copy(qn_vm *vm, const graph *g, const region_list *from, uint32_t mark, region_list *to,
+                         const uint32_t *map, const uint32_t *ends) {
   for (uint32_t i = 0; i < from->n; i++) {
     graph_region x = from->list[i];
     if (x.first < mark) continue;
     uint32_t first = 0, end = 0;
     for (uint32_t k = x.first; k < x.end; k++) {
-      if (!map[k]) continue;
+      if (!map[k] || g->nodes[k].kind == NODE_INPUT) continue;
       if (!first) first = map[k];
       end = map[k] + 1;
     }
@@ -285,7 +286,7 @@ bool body_cut(struct recording *r, graph_body *b, uint32_t mark, const uint32_t 
   for (uint32_t i = 1; i < g->n && ok; i++)
     if (needed[i] && !c.map[i]) ok = (c.map[i] = copy_node(&c, i)) != 0;
   for (uint32_t i = 0; i < nouts && ok; i++) ok = graph_output(to, c.map[outs[i]]);
-  ok = ok && regions_copy(vm, &r->regions, mark, &b->regions, c.map, NULL);
+  ok = ok && regions_copy(vm, g, &r->regions, mark, &b->regions, c.map, NULL);
   ok = (ok && !to->failed && !to->arena.failed) || copy_failed(&c);
   if (c.from) copy_end(&c);
   if (needed) mem_free(vm, needed, g->n);
@@ -336,7 +337,7 @@ bool body_append(struct recording *r, const graph_body *b, const uint32_t *input
     }
   }
   for (uint32_t i = 0; i < g->noutputs && ok; i++) out[i] = c.map[g->outputs[i]];
-  ok = ok && regions_copy(vm, regions, 0, &r->regions, c.map, ends) && rec_room(r);
+  ok = ok && regions_copy(vm, g, regions, 0, &r->regions, c.map, ends) && rec_room(r);
   if (!ok) copy_failed(&c);
   copy_end(&c);
   mem_free(vm, ends, (regions->n + (size_t)1) * sizeof *ends);

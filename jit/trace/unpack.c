@@ -165,14 +165,13 @@ static bool r_field(unpacker *u, qn_record *r) {
 
 static qn_value r_list(unpacker *u, bool prototypes) {
   uint32_t n;
-  qn_list *l = r_count(u, 1, &n) ? list_new(u->vm, n) : NULL;
-  for (uint32_t i = 0; l && i < n; i++) {
+  qn_list *l = r_count(u, 1, &n) ? list_new(u->vm, 0) : NULL;
+  for (uint32_t i = 0; l && i < n; i++) { /* room for what is there: lists in lists may all claim what is left */
     qn_value v = r_value(u, prototypes);
-    if (value_is_error(v)) {
+    if (value_is_error(v) || !list_push(u->vm, l, v)) {
       value_release(u->vm, value_obj(TAG_LIST, l));
-      return v;
+      return value_error();
     }
-    l->items[i] = v;
   }
   return l ? value_obj(TAG_LIST, l) : value_error();
 }
@@ -583,6 +582,8 @@ static bool r_region(unpacker *u, graph_body *b) {
   x.outs = nodes + x.nargs;
   bool ok = r_numbers(u, nodes, x.nargs, 1, x.first) && r_numbers(u, nodes + x.nargs, x.nouts, x.first, x.end) &&
             r_u8(u, &kind);
+  for (uint32_t i = 0; i < x.nouts && ok; i++)
+    ok = g->nodes[x.outs[i]].kind != NODE_INPUT || wrong(u, "a region's result is an input");
   x.again = ok && kind == 'a';
   if (ok && kind == 'r')
     ok = (x.rule = r_rule(u, g, &x)) != NULL;
@@ -597,12 +598,13 @@ static bool r_region(unpacker *u, graph_body *b) {
 /* How regions lie in one another. */
 typedef struct nesting {
   uint32_t *parent, *depth; /* per region; parent: number + 1 */
-  uint32_t *owner;          /* per node: the innermost region + 1 */
+  uint32_t *owner;          /* per node: the innermost region + 1; none of an input, which may come up in a region */
   uint64_t *outs;           /* per node: bit d: a result of the region of depth d around it */
 } nesting;
 
 /* Regions come in the order of their ends; each lies within another or apart from it. Fills in parents; depths count from within. */
 static bool regions_nest(unpacker *u, const graph_body *b, nesting *n, uint32_t *stack) {
+  const graph *g = b->call.graph;
   const graph_region *list = b->regions.list;
   uint32_t top = 0;
   for (uint32_t i = 0; i < b->regions.n; i++) {
@@ -616,7 +618,7 @@ static bool regions_nest(unpacker *u, const graph_body *b, nesting *n, uint32_t 
     if (n->depth[i] >= REGION_DEPTH) return wrong(u, "regions nest too deep");
     stack[top++] = i;
     for (uint32_t k = list[i].first; k < list[i].end; k++)
-      if (!n->owner[k]) n->owner[k] = i + 1;
+      if (!n->owner[k] && g->nodes[k].kind != NODE_INPUT) n->owner[k] = i + 1;
     for (uint32_t k = 0; k < list[i].nouts; k++) n->outs[list[i].outs[k]] |= (uint64_t)1 << n->depth[i];
   }
   return true;
