@@ -939,20 +939,20 @@ out:
 
 /* As call_pure, of a node that only borrows (n->borrows): variables and constants are read as they lie there, and stand in the list of
  * rest_list, too, without a reference, since the builtin changes nothing. The receiver is borrowed (unset: none). */
-static __attribute__((noinline)) qn_value call_borrowing(qn_vm *vm, n_call *n, const builtin_info *info,
-                                                         qn_value receiver, qn_value *fp) {
+static inline __attribute__((always_inline)) qn_value borrow(qn_vm *vm, n_call *n, const builtin_info *info,
+                                                             qn_value receiver, qn_value *fp, bool list) {
   qn_value in[PURE_PARAMS], v;
   interp *ip = interp_of(vm);
   const param_def *params = info->sig.params;
-  qn_list *l = ip->rest;
-  if (__builtin_expect(n->borrows == BORROWS_LIST && !l, 0)) return call_pure(vm, n, info, value_retain(receiver), fp);
+  qn_list *l = list ? ip->rest : NULL;
+  if (__builtin_expect(list && !l, 0)) return call_pure(vm, n, info, value_retain(receiver), fp);
   if (!vm_enter(vm, 8)) return fail_overflow(vm, n);
   for (uint32_t missing = n->missing; missing; missing &= missing - 1) {
     int i = __builtin_ctz(missing);
     in[i] = params[i].def;
   }
   if (receiver.head != TAG_UNSET) in[0] = receiver;
-  uint32_t rest = info->rest - 1u, held = 0;
+  uint32_t rest = list ? info->rest - 1u : UINT32_MAX, held = 0;
   if (rest != UINT32_MAX) in[rest] = value_obj(TAG_LIST, l);
   for (const call_arg *arg = n->args, *end = arg + n->n; arg < end; arg++) {
     const node *a = arg->value;
@@ -960,20 +960,24 @@ static __attribute__((noinline)) qn_value call_borrowing(qn_vm *vm, n_call *n, c
       v = fp[a->slot];
     } else if (a->kind == N_CONST) {
       v = ((const n_const *)a)->v;
-    } else if (a->kind == N_GLOBAL) {
+    } else if (!list || a->kind == N_GLOBAL) {
       v = ((const n_global *)a)->cell->value;
     } else {
       const n_items *items = (const n_items *)a;
-      for (held = 0; held < items->n; held++) {
-        if ((v = read_here(items->items[held], fp)).head == TAG_UNSET) goto unset;
-        l->items[held] = v;
+      qn_value *to = l->items;
+      for (node *const *item = items->items, *const *last = item + items->n; item < last; item++, to++) {
+        v = read_here(*item, fp);
+        if (__builtin_expect(v.head == TAG_UNSET, 0)) goto unset;
+        *to = v;
       }
-      v = value_obj(TAG_LIST, l);
+      held = items->n;
+      in[arg->slot] = value_obj(TAG_LIST, l);
+      continue;
     }
     if (__builtin_expect(v.head == TAG_UNSET, 0)) goto unset; /* the name means a builtin, or has no value */
     *(arg->slot == rest ? &l->items[held++] : &in[arg->slot]) = v;
   }
-  if (n->borrows == BORROWS_LIST) {
+  if (list) {
     l->len = held;
     ip->rest = NULL;
   }
@@ -985,7 +989,7 @@ static __attribute__((noinline)) qn_value call_borrowing(qn_vm *vm, n_call *n, c
     builtin_failed(vm, info, n->h.at);
     note_laid(vm, n, in, receiver.head != TAG_UNSET);
   }
-  if (n->borrows != BORROWS_LIST) return v;
+  if (!list) return v;
   if (__builtin_expect(l->head.refs == 1 && !ip->rest, 1)) {
     l->len = 0;
     ip->rest = l;
@@ -996,6 +1000,17 @@ static __attribute__((noinline)) qn_value call_borrowing(qn_vm *vm, n_call *n, c
   return v;
 unset:
   return call_pure(vm, n, info, value_retain(receiver), fp);
+}
+static __attribute__((noinline)) qn_value borrow_values(qn_vm *vm, n_call *n, const builtin_info *info,
+                                                        qn_value receiver, qn_value *fp) {
+  return borrow(vm, n, info, receiver, fp, false);
+}
+static __attribute__((noinline)) qn_value borrow_list(qn_vm *vm, n_call *n, const builtin_info *info, qn_value receiver,
+                                                      qn_value *fp) {
+  return borrow(vm, n, info, receiver, fp, true);
+}
+static inline qn_value call_borrowing(qn_vm *vm, n_call *n, const builtin_info *info, qn_value receiver, qn_value *fp) {
+  return n->borrows == BORROWS_LIST ? borrow_list(vm, n, info, receiver, fp) : borrow_values(vm, n, info, receiver, fp);
 }
 
 /* The call of another builtin by a node that is laid out for it; takes over the receiver (unset: none). */
@@ -1135,10 +1150,11 @@ static __attribute__((noinline)) qn_value call_global(qn_vm *vm, n_call *n, qn_v
   return run_frame(vm, code, base + 1, heads, n->h.at, n, 0);
 }
 
-/* The common conversion: of an array in a variable. */
+/* The common conversions: of an array in a variable, and of a literal, whose numbers are stored in the dtype at once. */
 static __attribute__((noinline)) qn_value call_dtype(qn_vm *vm, n_call *n, qn_value f, qn_value *fp) {
   if (n->n != 1 || n->h.flag & CALL_MIXED) return call_any(vm, n, fp);
   const node *a = n->args[0].value;
+  if (a->kind == N_ARRAY && f.u.i < DTYPE_PUBLIC) return array_literal(vm, (const n_items *)a, fp, (int)f.u.i);
   if (a->kind != N_LOCAL && a->kind != N_GLOBAL) return call_any(vm, n, fp);
   qn_value x = read_here(a, fp), r = value_unset();
   if (x.head == TAG_ARRAY && f.u.i < DTYPE_PUBLIC) r = eager_convert(vm, x, (qn_dtype)f.u.i);

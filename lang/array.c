@@ -13,8 +13,10 @@
 enum {
   INLINE_HEAD = 64,
   INLINE_MAX = MEM_CELL_MAX - INLINE_HEAD,
-  HEADER_CLASS = (sizeof(qn_array) + SMALL_STEP - 1) / SMALL_STEP
+  HEADER_CLASS = (sizeof(qn_array) + SMALL_STEP - 1) / SMALL_STEP,
+  FEW_AXES = 7 /* of at most INLINE_MAX each, whose product has 63 bits */
 };
+_Static_assert(INLINE_MAX <= 1 << 9, "sizes of FEW_AXES are multiplied before they are looked at");
 _Static_assert(sizeof(qn_array) <= SMALL_MAX, "headers come from the free lists");
 _Static_assert(sizeof(qn_storage) <= INLINE_HEAD, "the data behind a storage header is aligned to 64");
 
@@ -299,12 +301,12 @@ static __attribute__((noinline)) qn_array *new_array(qn_vm *vm, qn_dtype dtype, 
 
 qn_array *array_new(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
   uint64_t size = 1;
-  if (__builtin_expect((unsigned)rank > ARRAY_MAX_RANK, 0)) return new_array(vm, dtype, rank, shape);
+  if (__builtin_expect((unsigned)rank > FEW_AXES, 0)) return new_array(vm, dtype, rank, shape);
   for (int i = 0; i < rank; i++) {
     if ((uint64_t)shape[i] - 1 >= INLINE_MAX) return new_array(vm, dtype, rank, shape); /* empty, large or impossible */
     size *= (uint64_t)shape[i];
-    if (size > INLINE_MAX) return new_array(vm, dtype, rank, shape);
   }
+  if (size > INLINE_MAX) return new_array(vm, dtype, rank, shape);
   size_t bytes = size * dtype_size(dtype);
   qn_array *a = bytes <= INLINE_MAX ? pair_take(vm, bytes) : NULL;
   if (__builtin_expect(!a, 0)) return new_array(vm, dtype, rank, shape);

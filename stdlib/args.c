@@ -275,19 +275,21 @@ qn_value use_broadcast(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
   return out;
 }
 
-qn_value use_permute(qn_vm *vm, qn_value x, const int *order) {
-  if (value_is_error(x)) return x;
+qn_value to_permute(qn_vm *vm, qn_value x, const int *order) {
   int rank = value_array(x)->rank, same = 0;
   while (same < rank && order[same] == same) same++;
-  if (same == rank) return x;
-  if (!vm->rec && value_array(x)->storage) {
-    qn_value out = eager_permute(vm, value_array(x), order);
-    value_release(vm, x);
-    return out;
-  }
+  if (same == rank) return value_retain(x);
+  if (!vm->rec && value_array(x)->storage) return eager_permute(vm, value_array(x), order);
   op_attr attr = {.n = (uint8_t)rank};
   for (int i = 0; i < rank; i++) attr.d[i] = order[i];
-  return use1(vm, OP_permute, x, &attr);
+  return apply_view(vm, OP_permute, &x, 1, &attr);
+}
+
+qn_value use_permute(qn_vm *vm, qn_value x, const int *order) {
+  if (value_is_error(x)) return x;
+  qn_value out = to_permute(vm, x, order);
+  value_release(vm, x);
+  return out;
 }
 
 qn_value use_move_axis(qn_vm *vm, qn_value x, int from, int to) {

@@ -72,6 +72,7 @@ QN_MUST_CHECK qn_value to_shape(qn_vm *vm, qn_value x, int rank, const int64_t *
 QN_MUST_CHECK qn_value use_shape(qn_vm *vm, qn_value x, int rank, const int64_t *shape);
 QN_MUST_CHECK qn_value to_broadcast(qn_vm *vm, qn_value x, int rank, const int64_t *shape);
 QN_MUST_CHECK qn_value use_broadcast(qn_vm *vm, qn_value x, int rank, const int64_t *shape);
+QN_MUST_CHECK qn_value to_permute(qn_vm *vm, qn_value x, const int *order);
 QN_MUST_CHECK qn_value use_permute(qn_vm *vm, qn_value x, const int *order);
 /* Axis `from` to place `to`, the others in order. */
 QN_MUST_CHECK qn_value use_move_axis(qn_vm *vm, qn_value x, int from, int to);

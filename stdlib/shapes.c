@@ -83,7 +83,27 @@ qn_value builtin_transpose(qn_vm *vm, const qn_value *args) {
   return use_permute(vm, x, order);
 }
 
+/* The axes that a list of ints names, each once. False: there is somewhat to say about them, or they are given otherwise. */
+static inline bool plain_order(qn_value axes, int rank, int *order) {
+  const qn_list *l = value_list(axes);
+  if (!value_is(axes, TAG_LIST)) return false;
+  if (l->len == 1 && value_is(l->items[0], TAG_LIST)) l = value_list(l->items[0]);
+  if (l->len != (uint32_t)rank) return false;
+  unsigned seen = 0;
+  for (int i = 0; i < rank; i++) {
+    int64_t axis = l->items[i].u.i;
+    axis += axis < 0 ? rank : 0;
+    if (l->items[i].head != TAG_INT || (uint64_t)axis >= (uint64_t)rank) return false;
+    order[i] = (int)axis;
+    seen |= 1u << axis;
+  }
+  return seen == (1u << rank) - 1;
+}
+
 qn_value builtin_permute(qn_vm *vm, const qn_value *args) {
+  int few[ARRAY_MAX_RANK];
+  if (!vm->rec && is_array(args[0]) && plain_order(args[1], value_array(args[0])->rank, few))
+    return to_permute(vm, args[0], few);
   qn_value x = array_arg(vm, "permute", args[0]);
   if (value_is_error(x)) return x;
   int64_t axes[ARRAY_MAX_RANK];
@@ -205,9 +225,9 @@ qn_value builtin_roll(qn_vm *vm, const qn_value *args) {
   return use_concat(vm, parts, 2, axis);
 }
 
-/* Reads pad's widths: an int; a list with an int or (before, after) for every axis; (before, after) for a rank-1 array. */
-static bool pad_widths(qn_vm *vm, qn_value widths, int rank, op_attr *attr) {
-  attr->n = (uint8_t)(3 * rank);
+/* Reads pad's widths: an int; a list with an int or (before, after) for every axis; (before, after) for a rank-1 array. Three
+ * numbers for each axis: before, behind, between. */
+static bool pad_widths(qn_vm *vm, qn_value widths, int rank, qn_dim *d) {
   bool list = value_is(widths, TAG_LIST);
   bool pair = list && rank == 1 && value_list(widths)->len == 2;
   if (list && !pair && value_list(widths)->len != (uint32_t)rank) {
@@ -233,21 +253,43 @@ static bool pad_widths(qn_vm *vm, qn_value widths, int rank, op_attr *attr) {
         raise(vm, E_too_large, SPAN_NONE, "pad: more than 2**48 elements");
         return false;
       }
-      attr->d[3 * i + k] = sides[k];
+      d[3 * i + k] = sides[k];
     }
+    d[3 * i + 2] = 0;
+  }
+  return true;
+}
+
+/* The same where it is one int that needs no look. */
+static inline bool pad_evenly(qn_value width, int rank, qn_dim *d) {
+  if (width.head != TAG_INT || (uint64_t)width.u.i > (uint64_t)ARRAY_MAX_ELEMENTS) return false;
+  for (int i = 0; i < rank; i++) {
+    d[3 * i] = d[3 * i + 1] = width.u.i;
+    d[3 * i + 2] = 0;
   }
   return true;
 }
 
 qn_value builtin_pad(qn_vm *vm, const qn_value *args) {
-  qn_value x = array_arg(vm, "pad", args[0]);
-  op_attr attr = {0};
-  if (value_is_error(x)) return x;
-  if (!pad_widths(vm, args[1], value_array(x)->rank, &attr)) {
-    value_release(vm, x);
-    return value_error();
+  qn_dim d[OP_ATTR_DIMS];
+  if (!vm->rec && is_array(args[0]) && pad_evenly(args[1], value_array(args[0])->rank, d)) {
+    qn_value now = eager_pad(vm, value_array(args[0]), args[2], d);
+    if (!value_is(now, TAG_UNSET)) return now;
   }
-  return use2(vm, OP_pad, x, value_retain(args[2]), &attr);
+  qn_value x = array_arg(vm, "pad", args[0]), out = value_unset();
+  if (value_is_error(x)) return x;
+  int rank = value_array(x)->rank;
+  if (!pad_widths(vm, args[1], rank, d))
+    out = value_error();
+  else if (!vm->rec)
+    out = eager_pad(vm, value_array(x), args[2], d);
+  if (value_is(out, TAG_UNSET)) {
+    op_attr attr = {.n = (uint8_t)(3 * rank)};
+    memcpy(attr.d, d, (size_t)attr.n * sizeof *d);
+    return use2(vm, OP_pad, x, value_retain(args[2]), &attr);
+  }
+  value_release(vm, x);
+  return out;
 }
 
 static qn_value repeat_items(qn_vm *vm, qn_value x, int64_t n) {
@@ -325,15 +367,20 @@ qn_value builtin_stack(qn_vm *vm, const qn_value *args) {
   int64_t axis;
   if (!arg_int(vm, "stack", "an int as axis", args[1], &axis)) return value_error();
   if (!value_is(args[0], TAG_LIST)) return arg_refuse(vm, "stack", "a list of arrays", args[0]);
-  return stack_values(vm, "stack", value_list(args[0])->items, value_list(args[0])->len, axis, QN_DTYPE_COUNT);
+  const qn_list *l = value_list(args[0]);
+  if (!vm->rec && (int32_t)l->len > 0) {
+    qn_value now = eager_stack(vm, l->items, (int)l->len, axis, QN_DTYPE_COUNT);
+    if (!value_is(now, TAG_UNSET)) return now;
+  }
+  return stack_values(vm, "stack", l->items, l->len, axis, QN_DTYPE_COUNT);
 }
 
 qn_value builtin_concat(qn_vm *vm, const qn_value *args) {
   if (!value_is(args[0], TAG_LIST)) return arg_refuse(vm, "concat", "a list of arrays", args[0]);
   const qn_list *l = value_list(args[0]);
   if (l->len == 0) return raise(vm, E_argument, SPAN_NONE, "concat: nothing to join");
-  if (!vm->rec && is_array(l->items[0]) && args[1].head == TAG_INT && (uint64_t)args[1].u.i < ARRAY_MAX_RANK) {
-    qn_value now = eager_concat(vm, l->items, (int)l->len, (int)args[1].u.i);
+  if (!vm->rec && args[1].head == TAG_INT && l->len <= INT32_MAX) {
+    qn_value now = eager_concat(vm, l->items, (int)l->len, args[1].u.i);
     if (!value_is(now, TAG_UNSET)) return now;
   }
   for (uint32_t i = 0; i < l->len; i++)

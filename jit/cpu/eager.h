@@ -55,17 +55,20 @@ QN_MUST_CHECK qn_array *eager_run_view(qn_vm *vm, op_id op, qn_array *const *in,
                                        const graph_type *t);
 /* What builtins make, outside of recordings, without an op. Unset: an op is to say or do it.
  * An array in another shape, and broadcast to one; one that is not pending, with its axes in an order that names each once; arrays joined
- * along an axis. */
+ * along an axis, which may be negative or none of theirs, n > 0. */
 QN_MUST_CHECK qn_value eager_reshape(qn_vm *vm, qn_array *a, int rank, const int64_t *shape);
 QN_MUST_CHECK qn_value eager_broadcast(qn_vm *vm, qn_array *a, int rank, const int64_t *shape);
 QN_MUST_CHECK qn_value eager_permute(qn_vm *vm, const qn_array *a, const int *order);
-QN_MUST_CHECK qn_value eager_concat(qn_vm *vm, const qn_value *in, int nin, int axis);
+QN_MUST_CHECK qn_value eager_concat(qn_vm *vm, const qn_value *in, int nin, int64_t axis);
+/* An array between copies of a number; d: for each axis how many before, behind and between its elements, all at least 0. */
+QN_MUST_CHECK qn_value eager_pad(qn_vm *vm, const qn_array *x, qn_value with, const qn_dim *d);
 /* A number in every element; n integers from the first on. */
 QN_MUST_CHECK qn_value eager_full(qn_vm *vm, qn_value v, qn_dtype dtype, int rank, const int64_t *shape);
 QN_MUST_CHECK qn_value eager_steps(qn_vm *vm, int64_t n, int64_t first, int64_t step);
-/* Arrays of one shape, and host numbers if these have rank 0, behind one another along a new axis, outside of recordings; n > 0.
- * Unset: somewhat is to be asked (dtypes or shapes that differ, numbers that do not fit), or it is not small. */
-QN_MUST_CHECK qn_value eager_stack(qn_vm *vm, const qn_value *in, int nin, int axis, qn_dtype dtype);
+/* Arrays of one shape, and host numbers if these have rank 0, behind one another along a new axis, converted, outside of recordings;
+ * n > 0. QN_DTYPE_COUNT: in the one dtype that all have. Unset: somewhat is to be asked (shapes that differ, numbers that do not fit, dtypes),
+ * or it is not small. */
+QN_MUST_CHECK qn_value eager_stack(qn_vm *vm, const qn_value *in, int nin, int64_t axis, qn_dtype dtype);
 
 /* For the steps of plans, so that they raise what eager dispatch raises. */
 /* A failed check: its element (flat), the offending value (or unset), for indices the axis and its size; dtype: the result's. */

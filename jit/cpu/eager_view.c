@@ -9,10 +9,12 @@
  * operands and the result's type.
  */
 #include <math.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "jit/cpu/cpu.h"
 #include "jit/cpu/eager.h"
+#include "jit/cpu/eager_strip.h"
 
 static inline qn_value as_value(qn_array *a) { return a ? value_obj(TAG_ARRAY, a) : value_error(); }
 
@@ -227,73 +229,151 @@ static inline void part_of(part *p, const qn_array *base, int rank, const int64_
   for (int i = 0; i < rank; i++) p->a.shape[i] = shape[i];
 }
 
-static inline void copy_bytes(char *to, const char *from, size_t bytes) {
-  switch (bytes) {
-  case 4: memcpy(to, from, 4); return;
-  case 8: memcpy(to, from, 8); return;
-  case 16: memcpy(to, from, 16); return;
-  default: memcpy(to, from, bytes);
+/* Copies `rows` runs of bytes, which lie behind one another, to places that are `row` bytes apart. */
+static inline void copy_runs(char *to, size_t row, const char *from, size_t run, int64_t rows) {
+  switch (run) {
+  case 4:
+    for (; rows > 0; rows--, to += row, from += 4) memcpy(to, from, 4);
+    return;
+  case 8:
+    for (; rows > 0; rows--, to += row, from += 8) memcpy(to, from, 8);
+    return;
+  case 16:
+    for (; rows > 0; rows--, to += row, from += 16) memcpy(to, from, 16);
+    return;
+  default:
+    for (; rows > 0; rows--, to += row, from += run) memcpy(to, from, run);
   }
 }
 
-static __attribute__((noinline)) void copy_parts(qn_array *out, const qn_array *from, int64_t at, int64_t row, int lead,
-                                                 bool new_axis) {
-  size_t size = dtype_size((qn_dtype)out->dtype);
-  int64_t run = 1, rows = 1;
-  for (int i = 0; i < from->rank; i++) *(i < lead ? &rows : &run) *= from->shape[i];
-  if (from->contiguous) {
-    char *to = array_data(out) + (size_t)at * size;
-    const char *data = array_data(from);
-    for (int64_t i = 0; i < rows; i++)
-      copy_bytes(to + (size_t)(i * row) * size, data + (size_t)(i * run) * size, (size_t)run * size);
-    return;
+/* The elements of an array of at most a block in one piece and in dtype d: where they lie or in `held`. NULL: not here, or with an
+ * error raised. */
+static const char *in_one_piece(qn_vm *vm, const qn_array *a, qn_dtype d, char held[2][STRIP_BLOCK * 8]) {
+  const char *at = array_data(a);
+  if (!a->contiguous) {
+    eager_write_out(held[0], a);
+    at = held[0];
+  }
+  if (a->dtype == d) return at;
+  const strip *s = strip_of(vm, OP_cast, strip_number(a->dtype, d));
+  const void *from[STRIP_SLOTS] = {at};
+  return s && s->usable && strip_run(s, from, 1, held[1], a->size) ? held[1] : NULL;
+}
+
+/* How parts lie in a new array, behind one another along an axis. */
+typedef struct joint {
+  int axis;
+  bool new_axis; /* the parts do not have it: each is one place along it */
+  bool
+      plain; /* all parts lie in one piece and have the array's dtype; else there may be numbers among parts of one element */
+  int64_t rows;  /* runs of each part, one before all of the others' */
+  int64_t inner; /* elements behind the axis */
+} joint;
+
+/* A part with gaps or of another dtype, at `to`, its runs `row` bytes apart. False: not here, or with an error raised. */
+static __attribute__((noinline)) bool put_converted(qn_vm *vm, joint j, qn_array *out, char *to, size_t row,
+                                                    const qn_array *a, size_t run) {
+  _Alignas(64) char held[2][STRIP_BLOCK * 8];
+  if (a->size <= STRIP_BLOCK) {
+    const char *from = in_one_piece(vm, a, (qn_dtype)out->dtype, held);
+    if (from) copy_runs(to, row, from, run, j.rows);
+    return from != NULL;
   }
   part p;
-  part_of(&p, out, from->rank, from->shape, from->size);
-  p.a.offset += at;
-  for (int i = 0; i < from->rank; i++) p.a.strides[i] = out->strides[i + (new_axis && i >= lead)];
-  array_copy_elements(&p.a, from);
+  part_of(&p, out, a->rank, a->shape, a->size);
+  p.a.offset += (to - out->storage->data) / (int64_t)dtype_size((qn_dtype)out->dtype);
+  for (int i = 0; i < a->rank; i++) p.a.strides[i] = out->strides[i + (j.new_axis && i >= j.axis)];
+  array_copy_elements(&p.a, a);
+  return true;
 }
 
-/* Copies `from` to where it stands in a new array behind `at` elements; it follows itself along axis `lead` every `row` elements. */
-static inline void copy_rows(qn_array *out, const qn_array *from, int64_t at, int64_t row, int lead, bool new_axis) {
-  if (lead || !from->contiguous) {
-    copy_parts(out, from, at, row, lead, new_axis);
-    return;
-  }
-  size_t size = dtype_size((qn_dtype)out->dtype);
-  copy_bytes(out->storage->data + (size_t)at * size, array_data(from), (size_t)from->size * size);
-}
+/* Can a part be put into an array of dtype d? */
+static inline bool may_join(const qn_array *a, qn_dtype d) { return a->dtype == d || a->size <= STRIP_BLOCK; }
 
-qn_value eager_concat(qn_vm *vm, const qn_value *in, int nin, int axis) {
-  const qn_array *first = value_array(in[0]);
-  if (!value_is(in[0], TAG_ARRAY) || axis >= first->rank) return value_unset();
-  int rank = first->rank;
-  int64_t shape[ARRAY_MAX_RANK], inner = 1, total = 0, others = 1;
-  for (int k = 0; k < rank; k++) {
-    shape[k] = first->shape[k];
-    if (k != axis) others *= shape[k];
-    if (k > axis) inner *= shape[k];
-  }
-  for (int i = 0; i < nin; i++) {
-    const qn_array *a = value_array(in[i]);
-    if (!value_is(in[i], TAG_ARRAY) || !on_cpu(a) || a->dtype != first->dtype || a->rank != rank) return value_unset();
-    for (int k = 0; k < rank; k++)
-      if (k != axis && a->shape[k] != shape[k]) return value_unset();
-    if (a->size > ARRAY_MAX_ELEMENTS - total) return value_unset();
-    total += a->shape[axis];
-  }
-  if (!others || total > vm->tune[TUNE_par_grain] / others) return value_unset();
-  shape[axis] = total;
-  qn_array *out = array_new(vm, (qn_dtype)first->dtype, rank, shape);
-  if (!out) return value_error();
-  int64_t at = 0;
-  for (int i = 0; i < nin && out->size; i++) {
-    const qn_array *a = value_array(in[i]);
-    copy_rows(out, a, at, total * inner, axis, false);
-    at += a->shape[axis] * inner;
+/* A new array with the parts, which have been looked at. */
+static inline __attribute__((always_inline)) qn_value join(qn_vm *vm, joint j, qn_dtype d, int rank,
+                                                           const int64_t *shape, const qn_value *in, int nin) {
+  qn_array *out = array_new(vm, d, rank, shape);
+  if (__builtin_expect(!out, 0)) return value_error();
+  size_t size = dtype_size(d), each = (size_t)j.inner * size, row = (size_t)shape[j.axis] * each;
+  char *to = out->storage->data;
+  for (const qn_value *end = in + nin; in < end; in++) {
+    const qn_array *a = value_array(*in);
+    size_t run = each;
+    if (!j.plain && j.new_axis && !value_is(*in, TAG_ARRAY)) {
+      dtype_store(d, to, *in);
+    } else {
+      if (!j.new_axis) run *= (size_t)a->shape[j.axis];
+      if (j.plain || (a->contiguous && a->dtype == d)) {
+        copy_runs(to, row, a->storage->data + (size_t)a->offset * size, run, j.rows);
+      } else if (a->size && !put_converted(vm, j, out, to, row, a, run)) {
+        value_release(vm, value_obj(TAG_ARRAY, out));
+        return vm->error ? value_error() : value_unset();
+      }
+    }
+    to += run;
   }
   return value_obj(TAG_ARRAY, out);
+}
+
+/* dtype, rank, device and whether an array is contiguous, as one number. */
+static inline uint32_t form_of(const qn_array *a) {
+  uint32_t form;
+  memcpy(&form, (const char *)a + offsetof(qn_array, dtype), sizeof form);
+  return form;
+}
+_Static_assert(offsetof(qn_array, dtype) + 1 == offsetof(qn_array, rank) &&
+                   offsetof(qn_array, rank) + 1 == offsetof(qn_array, device) &&
+                   offsetof(qn_array, device) + 1 == offsetof(qn_array, contiguous),
+               "they lie side by side");
+/* Bits of the difference of two forms that say that ranks or devices differ. */
+static inline uint32_t form_place(void) {
+  static const uint8_t bytes[4] = {0, 0xff, 0xff, 0};
+  uint32_t mask;
+  memcpy(&mask, bytes, sizeof mask);
+  return mask;
+}
+
+/* The dtype of arrays of several, joined. QN_DTYPE_COUNT: not here. */
+static __attribute__((noinline)) qn_dtype joined_dtype(const qn_value *in, int nin) {
+  operand_type t = {(qn_dtype)value_array(in[0])->dtype, false};
+  for (int i = 1; i < nin; i++) t = dtype_promote(t, (operand_type){(qn_dtype)value_array(in[i])->dtype, false});
+  for (int i = 0; i < nin; i++)
+    if (!may_join(value_array(in[i]), t.dtype)) return QN_DTYPE_COUNT;
+  return t.dtype;
+}
+
+qn_value eager_concat(qn_vm *vm, const qn_value *in, int nin, int64_t along) {
+  const qn_array *first = value_array(in[0]);
+  if (!value_is(in[0], TAG_ARRAY) || !on_cpu(first)) return value_unset();
+  int rank = first->rank;
+  if (along < 0) along += rank;
+  if ((uint64_t)along >= (uint64_t)rank) return value_unset();
+  int axis = (int)along;
+  int64_t shape[ARRAY_MAX_RANK], total = first->shape[axis];
+  joint j = {.axis = axis, .rows = 1, .inner = 1};
+  for (int k = 0; k < axis; k++) j.rows *= shape[k] = first->shape[k];
+  for (int k = axis + 1; k < rank; k++) j.inner *= shape[k] = first->shape[k];
+  uint32_t form = form_of(first), differ = 0;
+  for (int i = 1; i < nin; i++) {
+    const qn_array *a = value_array(in[i]);
+    if (!value_is(in[i], TAG_ARRAY) || !a->storage) return value_unset();
+    uint32_t other = form_of(a) ^ form;
+    if (other & form_place()) return value_unset();
+    differ |= other;
+    for (int k = 0; k < axis; k++)
+      if (a->shape[k] != shape[k]) return value_unset();
+    for (int k = axis + 1; k < rank; k++)
+      if (a->shape[k] != shape[k]) return value_unset();
+    if (__builtin_add_overflow(total, a->shape[axis], &total)) return value_unset();
+  }
+  int64_t size = j.rows * j.inner;
+  if (!size || __builtin_mul_overflow(total, size, &size) || !small(vm, size)) return value_unset();
+  j.plain = !differ && first->contiguous;
+  qn_dtype d = differ ? joined_dtype(in, nin) : (qn_dtype)first->dtype;
+  if (d == QN_DTYPE_COUNT) return value_unset();
+  shape[axis] = total;
+  return join(vm, j, d, rank, shape, in, nin);
 }
 
 static qn_value concat(qn_vm *vm, const qn_value *in, int nin, const op_attr *attr) {
@@ -322,34 +402,75 @@ static const char *number_of(qn_value v, qn_dtype d, char cell[8]) {
   return a->rank == 0 && a->dtype == d && on_cpu(a) ? array_data(a) : NULL;
 }
 
-static qn_value pad(qn_vm *vm, const qn_value *in, const op_attr *attr) {
-  const qn_array *x = value_array(in[0]);
-  _Alignas(8) char cell[8];
-  const char *number = number_of(in[1], (qn_dtype)x->dtype, cell);
-  if (!number || !on_cpu(x) || attr->n != 3 * x->rank) return value_unset();
-  int64_t shape[ARRAY_MAX_RANK], size = 1, most = vm->tune[TUNE_par_grain];
-  for (int i = 0; i < x->rank; i++) {
-    int64_t low = attr->d[3 * i], high = attr->d[3 * i + 1], between = attr->d[3 * i + 2], n = x->shape[i];
-    if ((uint64_t)low > (uint64_t)most || (uint64_t)high > (uint64_t)most || (uint64_t)between > (uint64_t)most ||
-        n > most)
-      return value_unset();
-    shape[i] = low + high + n + (n ? n - 1 : 0) * between;
-    if (shape[i] == 0 || __builtin_mul_overflow(size, shape[i], &size)) return value_unset();
+/* Puts the elements of x, which lie at `from` in one piece, to where its axes step by so many bytes, the last one by an element. */
+static void put_box(char *to, const int64_t *steps, const qn_array *x, const char *from, size_t size) {
+  int last = x->rank - 1, i;
+  size_t run = (size_t)x->shape[last] * size;
+  if (last == 0) {
+    copy_runs(to, 0, from, run, 1);
+    return;
   }
-  const vm_loops *l = cpu_loops(vm);
-  if (!l) return value_error();
-  if (!small(vm, size)) return value_unset();
-  qn_array *out = array_new(vm, (qn_dtype)x->dtype, x->rank, shape);
-  if (!out) return value_error();
-  l->fill[vm_size_class(dtype_size((qn_dtype)x->dtype))](array_data(out), number, NULL, NULL, 0, out->size);
+  int64_t index[ARRAY_MAX_RANK] = {0}, rows = x->shape[last - 1];
+  do {
+    copy_runs(to, (size_t)steps[last - 1], from, run, rows);
+    from += (size_t)rows * run;
+    for (i = last - 2; i >= 0; i--) {
+      to += steps[i];
+      if (++index[i] < x->shape[i]) break;
+      to -= steps[i] * x->shape[i];
+      index[i] = 0;
+    }
+  } while (i >= 0);
+}
+
+/* The same of an array with gaps, or where the last axis steps further. `at`: elements. */
+static __attribute__((noinline)) void put_gappy(const qn_array *out, int64_t at, const int64_t *steps,
+                                                const qn_array *x, size_t size) {
+  if (!x->contiguous && x->size <= STRIP_BLOCK && x->rank && steps[x->rank - 1] == (int64_t)size) {
+    _Alignas(64) char held[STRIP_BLOCK * 8];
+    eager_write_out(held, x);
+    put_box(array_data(out) + at * (int64_t)size, steps, x, held, size);
+    return;
+  }
   part p;
   part_of(&p, out, x->rank, x->shape, x->size);
-  for (int i = 0; i < x->rank; i++) {
-    p.a.offset += attr->d[3 * i] * out->strides[i];
-    p.a.strides[i] = out->strides[i] * (attr->d[3 * i + 2] + 1);
+  p.a.offset += at;
+  for (int i = 0; i < x->rank; i++) p.a.strides[i] = steps[i] / (int64_t)size;
+  array_copy_elements(&p.a, x);
+}
+
+qn_value eager_pad(qn_vm *vm, const qn_array *x, qn_value with, const qn_dim *d) {
+  _Alignas(8) char cell[8];
+  if (!on_cpu(x)) return value_unset();
+  const char *number = number_of(with, (qn_dtype)x->dtype, cell);
+  int64_t shape[ARRAY_MAX_RANK], steps[ARRAY_MAX_RANK], total = 1, at = 0, most = vm->tune[TUNE_par_grain];
+  if (!number) return value_unset();
+  for (int i = x->rank - 1; i >= 0; i--) {
+    int64_t low = d[3 * i], high = d[3 * i + 1], between = d[3 * i + 2], n = x->shape[i];
+    if ((uint64_t)(low | high | between | n) > (uint64_t)most) return value_unset();
+    shape[i] = low + high + n + (n ? n - 1 : 0) * between;
+    at += low * total;
+    steps[i] = total * (between + 1);
+    if (__builtin_mul_overflow(total, shape[i], &total) || (uint64_t)total - 1 >= (uint64_t)most) return value_unset();
   }
-  if (x->size) array_copy_elements(&p.a, x);
+  const vm_loops *l = cpu_loops(vm);
+  size_t size = dtype_size((qn_dtype)x->dtype);
+  qn_array *out = l ? array_new(vm, (qn_dtype)x->dtype, x->rank, shape) : NULL;
+  if (!out) return value_error();
+  l->fill[vm_size_class(size)](out->storage->data, number, NULL, NULL, 0, total);
+  if (!x->size) return value_obj(TAG_ARRAY, out);
+  bool dense = x->contiguous && x->rank && steps[x->rank - 1] == 1;
+  for (int i = 0; i < x->rank; i++) steps[i] *= (int64_t)size;
+  if (dense)
+    put_box(out->storage->data + (size_t)at * size, steps, x, array_data(x), size);
+  else
+    put_gappy(out, at, steps, x, size);
   return value_obj(TAG_ARRAY, out);
+}
+
+static qn_value pad(qn_vm *vm, const qn_value *in, const op_attr *attr) {
+  const qn_array *x = value_array(in[0]);
+  return attr->n == 3 * x->rank ? eager_pad(vm, x, in[1], attr->d) : value_unset();
 }
 
 static qn_value slice_put(qn_vm *vm, const qn_value *in, const op_attr *attr) {
@@ -460,42 +581,55 @@ qn_value eager_view(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_a
   return __builtin_expect(value_is(out, TAG_UNSET), 0) ? eager_slow(vm, op, in, nin, attr) : out;
 }
 
-qn_value eager_stack(qn_vm *vm, const qn_value *in, int nin, int axis, qn_dtype dtype) {
-  const qn_array *first = value_is(in[0], TAG_ARRAY) ? value_array(in[0]) : NULL;
+/* Can all parts be stacked in dtype d? Numbers can beside rank 0. */
+static __attribute__((noinline)) bool may_stack(const qn_value *in, int nin, const qn_array *first, qn_dtype d) {
   int rank = first ? first->rank : 0;
-  if (vm->device || rank == ARRAY_MAX_RANK || axis < 0 || axis > rank) return value_unset();
-  int64_t shape[ARRAY_MAX_RANK], inner = 1, size = nin;
-  for (int k = 0; k < rank; k++) {
-    shape[k + (k >= axis)] = first->shape[k];
-    if (k >= axis) inner *= first->shape[k];
-  }
-  if (first && __builtin_mul_overflow(size, first->size, &size)) return value_unset();
-  shape[axis] = nin;
-  if (size == 0 || !small(vm, size)) return value_unset();
   for (int i = 0; i < nin; i++) {
     if (!value_is(in[i], TAG_ARRAY)) {
       _Alignas(8) char cell[8];
-      if (rank || !cell_of(in[i], dtype, cell)) return value_unset();
+      if (rank || !cell_of(in[i], d, cell)) return false;
       continue;
     }
     const qn_array *a = value_array(in[i]);
-    if (!on_cpu(a) || a->dtype != dtype || a->rank != rank) return value_unset();
-    for (int k = 0; k < rank && i; k++)
-      if (a->shape[k] != first->shape[k]) return value_unset();
+    if (!on_cpu(a) || a->rank != rank || !may_join(a, d)) return false;
+    for (int k = 0; k < rank; k++)
+      if (a->shape[k] != first->shape[k]) return false;
   }
-  qn_array *out = array_new(vm, dtype, rank + 1, shape);
-  if (!out) return value_error();
-  size_t each = (size_t)inner * dtype_size(dtype);
-  char *to = out->storage->data;
-  for (int i = 0; i < nin; i++, to += each) {
-    if (!value_is(in[i], TAG_ARRAY))
-      dtype_store(dtype, to, in[i]);
-    else if (axis == 0 && value_array(in[i])->contiguous)
-      copy_bytes(to, array_data(value_array(in[i])), each);
-    else
-      copy_parts(out, value_array(in[i]), i * inner, nin * inner, axis, true);
+  return true;
+}
+
+/* The same of arrays alone, which are all contiguous and have the dtype and shape of the first. */
+static inline bool all_alike(const qn_value *in, int nin, const qn_array *first) {
+  uint32_t form = form_of(first);
+  if (!first->contiguous || !on_cpu(first)) return false;
+  for (int i = 1; i < nin; i++) {
+    const qn_array *a = value_array(in[i]);
+    if (!value_is(in[i], TAG_ARRAY) || !a->storage || form_of(a) != form) return false;
+    for (int k = 0, rank = first->rank; k < rank; k++)
+      if (a->shape[k] != first->shape[k]) return false;
   }
-  return value_obj(TAG_ARRAY, out);
+  return true;
+}
+
+qn_value eager_stack(qn_vm *vm, const qn_value *in, int nin, int64_t along, qn_dtype dtype) {
+  const qn_array *first = value_is(in[0], TAG_ARRAY) ? value_array(in[0]) : NULL;
+  int rank = first ? first->rank : 0;
+  if (along < 0) along += rank + 1;
+  if (vm->device || rank == ARRAY_MAX_RANK || (uint64_t)along > (uint64_t)rank) return value_unset();
+  int axis = (int)along;
+  int64_t shape[ARRAY_MAX_RANK], size = nin;
+  if (first && __builtin_mul_overflow(size, first->size, &size)) return value_unset();
+  if (size == 0 || !small(vm, size)) return value_unset();
+  joint j = {.axis = axis, .new_axis = true, .rows = 1, .inner = 1};
+  for (int k = 0; k < axis; k++) j.rows *= shape[k] = first->shape[k];
+  for (int k = axis; k < rank; k++) j.inner *= shape[k + 1] = first->shape[k];
+  shape[axis] = nin;
+  j.plain = first && (dtype == QN_DTYPE_COUNT || dtype == first->dtype) && all_alike(in, nin, first);
+  if (j.plain)
+    dtype = (qn_dtype)first->dtype;
+  else if (dtype == QN_DTYPE_COUNT || !may_stack(in, nin, first, dtype))
+    return value_unset();
+  return join(vm, j, dtype, rank + 1, shape, in, nin);
 }
 
 qn_value eager_full(qn_vm *vm, qn_value v, qn_dtype dtype, int rank, const int64_t *shape) {

@@ -251,7 +251,7 @@ START_TEST(indices) {
 }
 END_TEST
 
-/* Numbers among the items of a stack: stored where the dtype takes them as they are. */
+/* Numbers among the items of a stack: stored where the dtype takes them as they are. Arrays are converted. */
 START_TEST(stacked_numbers) {
   qn_vm *vm = cpu_make();
   qn_array *s = array_from_scalar(vm, QN_i32, value_int(7));
@@ -266,8 +266,14 @@ START_TEST(stacked_numbers) {
   ck_assert(value_is(eager_stack(vm, in, 3, 0, QN_i32), TAG_UNSET));
   in[0] = value_int((int64_t)1 << 40);
   ck_assert(value_is(eager_stack(vm, in, 3, 0, QN_i32), TAG_UNSET));
-  in[0] = value_int(1);
-  ck_assert(value_is(eager_stack(vm, in, 3, 0, QN_f32), TAG_UNSET));
+  ck_assert(value_is(eager_stack(vm, in, 3, 0, QN_DTYPE_COUNT), TAG_UNSET));
+  ck_assert(value_is(eager_stack(vm, in, 3, 1, QN_i32), TAG_UNSET));
+  v = eager_stack(vm, in, 3, -1, QN_f32);
+  ck_assert(value_is(v, TAG_ARRAY));
+  ck_assert_int_eq(value_array(v)->dtype, QN_f32);
+  ck_assert(array_get_flat(value_array(v), 0).u.f == 0x1p40);
+  ck_assert(array_get_flat(value_array(v), 1).u.f == 7);
+  value_release(vm, v);
   value_release(vm, in[1]);
   cpu_close(vm);
   vm_close(vm);
