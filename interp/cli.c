@@ -451,7 +451,7 @@ static int run_help(const options *o, char **argv, int argc) {
   text_buf t;
   text_init(&t, vm);
   bool found = interp_help(vm, argv[0], &t);
-  if (t.text && !t.failed) fwrite(t.text, 1, t.len, found ? stdout : stderr);
+  if (t.text && !t.failed) terminal_write_text(found ? stdout : stderr, t.text, t.len);
   text_free(&t);
   return close_vm(o, vm, found ? EXIT_FINE : EXIT_MISUSE);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "interp/prompt.h"
+#include "interp/terminal.h"
 #include "lang/look.h"
 #include "parser/parser.h"
 
@@ -61,7 +62,7 @@ static void command_doc(session *s, const char *argument) {
   free(looks);
   if (!found) found = interp_help(s->vm, argument, &t);
   fflush(stdout);
-  if (t.text && !t.failed) fwrite(t.text, 1, t.len, found ? stdout : stderr);
+  if (t.text && !t.failed) terminal_write_text(found ? stdout : stderr, t.text, t.len);
   text_free(&t);
 }
 
@@ -77,21 +78,25 @@ static void command_help(session *s, const char *argument) {
     command_doc(s, argument);
     return;
   }
-  printf("A line that is complete is run and its value shown, unless it ends in `;`. `_` is the last value shown or "
-         "kept.\n"
-         "What needs more lines gets them: brackets that are open, `\"\"\"`, an operator at the end.\n\n");
+  static const char about[] =
+      "A line that is complete is run and its value shown, unless it ends in `;`. `_` is the last value shown or "
+      "kept.\n"
+      "What needs more lines gets them: brackets that are open, `\"\"\"`, an operator at the end.\n\n";
+  terminal_write_text(stdout, about, sizeof about - 1);
   for (int i = 0; i < command_count; i++) print_command(&commands[i]);
-  printf("\n"
-         "  Tab               completes names, fields, modules, files and parameters; again: the next choice\n"
-         "  Up, Down          lines before, and inputs before that begin as this one does\n"
-         "  Ctrl-R, Ctrl-S    searches the inputs before, older and newer\n"
-         "  Ctrl-C            gives up what is typed, or stops what runs\n"
-         "  Ctrl-D            ends the session, or deletes the character\n"
-         "  Alt-Enter         a new line, also where the input is complete\n"
-         "  Ctrl-W, -U, -K    cut the word before, the line before, the line behind; Ctrl-Y puts it back, Alt-Y an "
-         "older one\n"
-         "  Ctrl-A, -E, Alt-B, -F, Alt-<, ->   to the line's begin and end, by words, to the text's begin and end\n"
-         "  Ctrl-_            takes the last change back; Ctrl-L clears the screen, Ctrl-Z stops the process\n");
+  static const char keys[] =
+      "\n"
+      "  Tab               completes names, fields, modules, files and parameters; again: the next choice\n"
+      "  Up, Down          lines before, and inputs before that begin as this one does\n"
+      "  Ctrl-R, Ctrl-S    searches the inputs before, older and newer\n"
+      "  Ctrl-C            gives up what is typed, or stops what runs\n"
+      "  Ctrl-D            ends the session, or deletes the character\n"
+      "  Alt-Enter         a new line, also where the input is complete\n"
+      "  Ctrl-W, -U, -K    cut the word before, the line before, the line behind; Ctrl-Y puts it back, Alt-Y an "
+      "older one\n"
+      "  Ctrl-A, -E, Alt-B, -F, Alt-<, ->   to the line's begin and end, by words, to the text's begin and end\n"
+      "  Ctrl-_            takes the last change back; Ctrl-L clears the screen, Ctrl-Z stops the process\n";
+  terminal_write_text(stdout, keys, sizeof keys - 1);
 }
 
 static void command_quit(session *s, const char *argument) {

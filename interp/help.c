@@ -172,7 +172,12 @@ static bool help_unknown(qn_vm *vm, const char *topic, text_buf *out) {
   text_buf t;
   text_init(&t, vm);
   text_addf(out, "there is no help on '%s'", topic);
-  if (text_nearest(&t, topic, l->names, l->n) && !t.failed) text_addf(out, "; nearest: %s", t.text);
+  const char *cure = foreign_cure(FOREIGN_NAME, topic, strlen(topic));
+  if (!cure) cure = foreign_cure(FOREIGN_MEMBER, topic, strlen(topic));
+  if (cure)
+    text_addf(out, "; %s", cure);
+  else if (text_nearest(&t, topic, l->names, l->n) && !t.failed)
+    text_addf(out, "; nearest: %s", t.text);
   text_adds(out, "\n");
   text_free(&t);
   mem_free(vm, l, sizeof *l);
@@ -248,6 +253,14 @@ void interp_describe(qn_vm *vm, const char *name, qn_value v, text_buf *out) {
   if (value_is(v, TAG_FN) || value_is(v, TAG_DTYPE)) {
     size_t before = out->len;
     help_function(vm, v, out);
+    qn_str *called = str_intern(vm, name, strlen(name));
+    const global_cell *c = called ? scope_find(interp_of(vm)->builtin, called) : NULL;
+    if (c && value_is(c->value, TAG_FN) && value_is(v, TAG_FN) && value_fn(c->value) == value_fn(v))
+      help_example(vm, name, out);
+    if (called)
+      value_release(vm, value_obj(TAG_STR, called));
+    else
+      error_clear(vm); /* without the example */
     if (out->len > before + 2) return;
     out->len = before; /* a transform, or a host's function */
   }

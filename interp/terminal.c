@@ -120,6 +120,36 @@ void terminal_measure(terminal *t) {
   t->rows = size.ws_row ? size.ws_row : 24;
 }
 
+/* Bytes of a line that fill `width` columns, up to a blank if there is one; all of them if they fit. */
+static size_t fitting(const char *line, size_t len, int width) {
+  size_t at = 0, blank = 0;
+  for (int used = 0; at < len; at++) {
+    if (((unsigned char)line[at] & 0xc0) == 0x80) continue;
+    if (line[at] == ' ') blank = at;
+    if (used++ == width) return blank ? blank : at;
+  }
+  return len;
+}
+
+void terminal_write_text(FILE *to, const char *text, size_t len) {
+  struct winsize size;
+  int width = isatty(fileno(to)) && ioctl(fileno(to), TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+  for (const char *line = text, *end = text + len; line < end;) {
+    const char *stop = memchr(line, '\n', (size_t)(end - line));
+    size_t n = stop ? (size_t)(stop - line) : (size_t)(end - line), indent = strspn(line, " ");
+    for (bool first = true; width > 20 && indent < 4; first = false) {
+      size_t part = fitting(line, n, first ? width : width - (int)indent - 2);
+      if (part == n) break;
+      fprintf(to, "%.*s\n%*s", (int)part, line, (int)indent + 2, "");
+      while (part < n && line[part] == ' ') part++;
+      line += part;
+      n -= part;
+    }
+    fprintf(to, "%.*s%s", (int)n, line, stop ? "\n" : "");
+    line += n + (stop != NULL);
+  }
+}
+
 static bool set_raw(const terminal *t) {
   struct termios mode = t->cooked;
   mode.c_iflag &= ~(tcflag_t)(BRKINT | ICRNL | INLCR | IGNCR | INPCK | ISTRIP | IXON);

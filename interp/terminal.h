@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <termios.h>
 
 #include "lang/value.h"
@@ -66,6 +67,9 @@ void terminal_measure(terminal *t);
 void terminal_suspend(terminal *t);
 /* Wakes a terminal_key that waits; for signal handlers. */
 void terminal_wake(void);
+/* Writes a text of lines. On a terminal those that are too long break at blanks and go on two columns further in than they begin;
+ * lines that begin with four blanks are code and stay as they are. */
+void terminal_write_text(FILE *to, const char *text, size_t len);
 /* For lines that the system edits. Forgets wakes up to now; then waits until a line can be read, or false: woken before. */
 bool terminal_line_begin(void);
 bool terminal_line_wait(int in);

@@ -589,7 +589,12 @@ again:
     "&&"       { TAKE(); SLIP("write 'and' (for arrays, elementwise: &)"); }
     "||"       { TAKE(); SLIP("write 'or' (for arrays, elementwise: |)"); }
     "!"        { TAKE(); SLIP("write 'not' (for arrays, elementwise: ~)"); }
-    "?" | "?." | "??" { TAKE(); SLIP("a choice is written if c { a } else { b }"); }
+    "?" | "?." | "??" {
+      TAKE();
+      const unsigned char *next = skip_blanks(YYCURSOR);
+      if (*next == 0 || *next == '\n') SLIP("at the prompt ?name explains a name; a choice is written if c { a } else { b }");
+      SLIP("a choice is written if c { a } else { b }");
+    }
     "'"        { TAKE(); return single_quote(p, t, YYCURSOR); }
     "^"        { TAKE(); SLIP("a power is written a ** b, exclusive or xor(a, b)"); }
     "^="       { TAKE(); SLIP("write x = xor(x, y), or x **= y for a power"); }

@@ -1021,6 +1021,21 @@ def case_command_completion(place):
     ends_well(p)
 
 
+def case_help_fits_the_terminal(place):
+    """Long lines break between words; code stays as it is. A builtin's help has its example."""
+    p = Prompt(place, columns=40, rows=30)
+    p.answer("?softmax", "qn> ?softmax", "softmax(x: [...], axis = -1)", "exp(x) over its sum along an axis.", "Example:",
+             "    print(softmax([0.0, 0.0]))")
+    p.type(ctrl("l"))
+    p.answer("?tree_leaves", "qn> ?tree_leaves", "tree_leaves(tree)", "list of the arrays and numbers, in field", "  order", "Example:",
+             "    print(tree_leaves({w: 1, b: (2, 3)})", ")")
+    p.type(ctrl("l"))
+    p.answer("?dot", "there is no help on 'dot'; write x @ y")
+    p.answer("softmax?", "error[E105]: at the prompt ?name explain", "s a name; a choice is written if c { a }", " else { b }",
+             "  --> <prompt 1>:1:8", "    1 | softmax?", "      |        ~")
+    ends_well(p)
+
+
 def case_errors_go_on(place):
     p = Prompt(place, rows=50)
     p.answer("let a = 1")
