@@ -638,7 +638,15 @@ qn_value eager_full(qn_vm *vm, qn_value v, qn_dtype dtype, int rank, const int64
   const vm_loops *l = cpu_loops(vm);
   qn_array *out = l ? array_new(vm, dtype, rank, shape) : NULL;
   if (!out) return value_error();
-  if (out->size) l->fill[vm_size_class(dtype_size(dtype))](array_data(out), cell, NULL, NULL, 0, out->size);
+  size_t size = dtype_size(dtype);
+  enum { PIECE = 1 << 20 }; /* elements between two looks at Ctrl-C and limits */
+  for (int64_t i = 0, left = out->size; left > 0; i += PIECE, left -= PIECE) {
+    if (i && vm_poll(vm)) {
+      value_release(vm, value_obj(TAG_ARRAY, out));
+      return value_error();
+    }
+    l->fill[vm_size_class(size)](array_data(out) + (size_t)i * size, cell, NULL, NULL, 0, left < PIECE ? left : PIECE);
+  }
   return value_obj(TAG_ARRAY, out);
 }
 

@@ -280,8 +280,33 @@ START_TEST(stacked_numbers) {
 }
 END_TEST
 
+/* Ctrl-C ends a large array's filling; a small one's does not look at it. */
+START_TEST(filled) {
+  qn_vm *vm = cpu_make();
+  const int64_t sizes[2] = {1000, 3000001};
+  for (int i = 0; i < 2; i++) {
+    qn_value v = eager_full(vm, value_float(0.5), QN_f16, 1, &sizes[i]);
+    ck_assert(value_is(v, TAG_ARRAY));
+    for (int64_t k = 0; k < sizes[i]; k++) ck_assert_uint_eq(((uint16_t *)(void *)array_data(value_array(v)))[k], 0x3800);
+    value_release(vm, v);
+    qn_interrupt(vm);
+    v = eager_full(vm, value_float(0.5), QN_f16, 1, &sizes[i]);
+    ck_assert_int_eq(value_is(v, TAG_ARRAY), i == 0);
+    if (i == 0) {
+      value_release(vm, v);
+      ck_assert(vm_poll(vm)); /* it still is to be noticed */
+    }
+    ck_assert_str_eq(qn_error_id(vm), "E603");
+    error_clear(vm);
+  }
+  text_free(&vm->report);
+  cpu_close(vm);
+  vm_close(vm);
+}
+END_TEST
+
 int main(void) {
   Suite *s = suite_create("eager_view");
-  CASE(tcase_create("views"), both_ways, indices, stacked_numbers);
+  CASE(tcase_create("views"), both_ways, indices, stacked_numbers, filled);
   return run_suite(s);
 }
