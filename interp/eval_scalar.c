@@ -4,6 +4,7 @@
  * macros below from one inline function per operator. The inline function handles plain ints and floats (the whole header
  * word is compared, so traced numbers never match); everything else goes out of line: arrays to op_apply, the rest to
  * binary_values. `x = x op e` has evaluators of its own that change a number in x's slot and grow a text or list in place.
+ * Products of variables and their transposes have one, which makes no array of a transpose.
  *
  * Host arithmetic is exact for ints (overflow is an error) and IEEE for floats; what is not a single machine operation
  * (pow, // and % of floats) is computed by the op table's scalar code, so that compiled code gives the same bits.
@@ -259,7 +260,7 @@ static __attribute__((noinline)) qn_value product(qn_vm *vm, const n_binary *n, 
 }
 
 static inline qn_value matmul(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
-  qn_value r = vm->rec ? value_unset() : eager_fast_dot(vm, a, b);
+  qn_value r = vm->rec ? value_unset() : eager_fast_dot(vm, value_array(a), value_array(b));
   return value_is(r, TAG_UNSET) ? product(vm, n, a, b) : r;
 }
 
@@ -570,7 +571,58 @@ INLINE bool fast_other(qn_value a, qn_value b, int known, qn_value *r) {
 #define OPERATORS(X) X(add) X(sub) X(mul) X(div) X(floordiv) X(mod) X(eq) X(ne) X(lt) X(le) X(gt) X(ge) X(other)
 OPERATORS(EVALUATORS)
 
+/* The array that a node's value is, or whose transpose it is, without evaluating it; NULL: only evaluating it tells. A transpose is
+ * `turned`, which owns nothing. */
+static inline const qn_array *peek_matrix(const qn_vm *vm, const node *n, qn_value *fp, qn_array *turned) {
+  bool turns = false;
+  if (n->kind == N_FIELD) {
+    const n_field *field = (const n_field *)n;
+    turns = field->name->text[0] == 'T' && !field->name->text[1];
+    if (turns) n = field->object;
+  }
+  const qn_value *v = n->kind == N_GLOBAL ? &VALUE_OF(n) : peek(vm, n, fp, false);
+  if (!v || v->head != TAG_ARRAY) return NULL;
+  const qn_array *a = value_array(*v);
+  if (!turns || a->rank < 2) return a;
+  if (a->rank > 2) return NULL;
+  turned->dtype = a->dtype;
+  turned->rank = 2;
+  turned->device = a->device;
+  turned->contiguous = false;
+  turned->size = a->size;
+  turned->offset = a->offset;
+  turned->storage = a->storage;
+  for (int i = 0; i < 2; i++) {
+    turned->shape[i] = a->shape[1 - i];
+    turned->strides[i] = a->strides[1 - i];
+  }
+  return turned;
+}
+
+/* x @ y of variables and what is reached from them, and of the transposes of such: they are read as they lie there. */
+static qn_value eval_product(qn_vm *vm, node *h, qn_value *fp) {
+  n_binary *n = (n_binary *)h;
+  qn_array turned[2];
+  const qn_array *x = vm->rec ? NULL : peek_matrix(vm, n->a, fp, &turned[0]);
+  const qn_array *y = x ? peek_matrix(vm, n->b, fp, &turned[1]) : NULL;
+  if (y) {
+    qn_value r = eager_fast_dot(vm, x, y);
+    if (__builtin_expect(r.head == TAG_ARRAY, 1)) return r;
+    if (value_is_error(r)) {
+      note_operands(vm, n, value_obj(TAG_ARRAY, (void *)(uintptr_t)x), value_obj(TAG_ARRAY, (void *)(uintptr_t)y));
+      return r;
+    }
+  }
+  GET_ANY_ANY
+  return slow(vm, n, a, b, OWN_A | OWN_B);
+}
+
+static bool is_peeked(node_kind kind) {
+  return kind == N_LOCAL || kind == N_GLOBAL || kind == N_FIELD || kind == N_INDEX;
+}
+
 eval_fn binary_eval(ast_op op, node_kind left, node_kind right, qn_value k) {
+  if (op == AST_OP_matmul && is_peeked(left) && is_peeked(right)) return eval_product;
   enum { LL, LI, LF, LG, GL, GI, GF, GG, VI, VF, VV, SHAPES };
 #define ROW(name)                                                                                                      \
   {name##_ll, name##_li, name##_lf, name##_lg, name##_gl, name##_gi,                                                   \

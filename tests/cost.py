@@ -151,7 +151,6 @@ MADE = {
 }
 # What is above TINY, and what it may take.
 ABOVE = {
-    "h + 1": 740,
     "where(cm, i2, m)": 890,
     "m[1:, :1]": 730,
     "m[i2, i2]": 1250,
@@ -161,12 +160,6 @@ ABOVE = {
     "scatter_add(x, i, z)": 920,
     "gather(m, im, 1)": 780,
     "y[1:3] = 0": 730,
-    "m @ i2": 790,
-    "i2 @ m": 780,
-    "m @ m.T": 980,
-    "t @ t": 1110,
-    "t @ m": 1100,
-    "h @ h": 860,
     "sort(x)": 1010,
     "sort(m, axis: 0)": 1460,
     "argsort(x)": 870,

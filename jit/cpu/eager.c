@@ -629,7 +629,10 @@ qn_value eager_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_
     break;
   case CLASS_RANDOM: out = eager_fast_draw(vm, op, in, attr); break;
   case CLASS_LIBRARY: out = eager_fast_sort(vm, op, in[0], attr); break;
-  case CLASS_DOT: out = eager_fast_dot(vm, in[0], in[1]); break;
+  case CLASS_DOT:
+    if (value_is(in[0], TAG_ARRAY) && value_is(in[1], TAG_ARRAY))
+      out = eager_fast_dot(vm, value_array(in[0]), value_array(in[1]));
+    break;
   default: break;
   }
   return value_is(out, TAG_UNSET) ? eager_slow(vm, op, in, nin, attr) : out;

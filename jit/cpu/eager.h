@@ -30,7 +30,7 @@ QN_MUST_CHECK qn_value eager_along(qn_vm *vm, op_id op, const qn_value *in, cons
 QN_MUST_CHECK qn_value eager_reduce(qn_vm *vm, op_id op, qn_value x, uint8_t axes, bool keepdims);
 QN_MUST_CHECK qn_value eager_scan(qn_vm *vm, op_id op, qn_value x, uint8_t axes);
 /* Products, random numbers, nonzero, sorting. Unset: not here, the slow way does it. */
-QN_MUST_CHECK qn_value eager_fast_dot(qn_vm *vm, qn_value left, qn_value right);
+QN_MUST_CHECK qn_value eager_fast_dot(qn_vm *vm, const qn_array *x, const qn_array *y);
 QN_MUST_CHECK qn_value eager_fast_draw(qn_vm *vm, op_id op, const qn_value *in, const op_attr *attr);
 /* The same by key words and draw number. */
 QN_MUST_CHECK qn_value eager_draw(qn_vm *vm, op_id op, qn_dtype dtype, int rank, const int64_t *shape,

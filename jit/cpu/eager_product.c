@@ -1,10 +1,10 @@
 /* The fast path of eager dispatch (eager.c): products of small matrices and vectors, without a kernel.
  *
  * A kernel's product of few terms is one chain of fma upward in k from the first product on (l.h, order DOT), of integers one of
- * multiplications and additions, whatever the layout of the operands: so the loop of the block VM that goes through any strides
- * (vm_loops.product) computes the same bits. Operands of another dtype than that in which is computed are converted into a
- * buffer first, f16 and bf16 to f32; their result is rounded once. Whatever is different is left to the slow way, which also
- * finds what is wrong.
+ * multiplications and additions, of f16 and bf16 one in f32 that is rounded once, whatever the layout of the operands: so the loop of
+ * the block VM that goes through any strides (vm_loops.product) computes the same bits. Operands of another dtype than the result's are
+ * converted into a buffer first. Axes before the last two are merged where the operands' memory allows it, so that most products of
+ * many matrices are one call of the loop, too. Whatever is different is left to the slow way, which also finds what is wrong.
  */
 #include <string.h>
 
@@ -14,74 +14,88 @@
 /* Products of more terms go to kernels, which have vectors; so do operands of more elements where they must be converted. */
 enum { MOST_TERMS = 1024, MOST_CONVERTED = 256 };
 
-/* The elements of an array without gaps as dtype d in `to`; false: not here. */
-static bool convert(const vm_loops *l, const qn_array *a, qn_dtype d, void *to) {
-  qn_dtype from = (qn_dtype)a->dtype;
-  bool narrow = from == QN_f16 || from == QN_bf16;
-  vm_fn cast = narrow && d != QN_f32 ? NULL : l->cast[from][d];
-  if (!cast || !a->contiguous || a->size > MOST_CONVERTED) return false;
-  cast(to, array_data(a), NULL, NULL, VM_A, a->size);
-  return true;
-}
-
-/* Many products: the axes before the last two, which broadcast. False: they do not, or there are too many terms. */
-typedef struct batches {
+/* Axes that the loop does not go through, innermost first. */
+typedef struct outer_axes {
   int rank;
-  int64_t shape[ARRAY_MAX_RANK], step[2][ARRAY_MAX_RANK];
-} batches;
+  int64_t size[ARRAY_MAX_RANK], step[2][ARRAY_MAX_RANK];
+} outer_axes;
 
-static __attribute__((noinline)) bool join_batches(const qn_array *const a[2], int64_t terms, batches *b) {
-  int most = a[0]->rank > a[1]->rank ? a[0]->rank : a[1]->rank;
-  b->rank = most - 2;
-  for (int i = 0; i < b->rank; i++) {
-    b->shape[i] = 1;
-    for (int k = 0; k < 2; k++) {
-      int own = i - (most - a[k]->rank);
-      bool here = own >= 0 && a[k]->shape[own] != 1;
-      b->step[k][i] = here ? a[k]->strides[own] : 0;
-      if (!here) continue;
-      if (b->shape[i] != 1 && b->shape[i] != a[k]->shape[own]) return false;
-      b->shape[i] = a[k]->shape[own];
-    }
-    if ((uint64_t)b->shape[i] - 1 >= MOST_TERMS || (terms *= b->shape[i]) > MOST_TERMS) return false;
+/* An axis before the last two, of sizes nx and ny, of which the result has *n: merged into the one that is gone through before it, the
+ * first ones into the rows, where it can. False: it does not broadcast, or there are too many terms. */
+static inline __attribute__((always_inline)) bool join_axis(int64_t nx, int64_t sx, int64_t ny, int64_t sy,
+                                                            vm_product *p, outer_axes *outer, int64_t *terms,
+                                                            int64_t *n) {
+  int64_t most = nx == 1 ? ny : nx;
+  *n = most;
+  if (most == 1) return true;
+  if (nx == 1) sx = 0;
+  if (ny == 1) sy = 0;
+  if ((ny != most && ny != 1) || (uint64_t)(most - 1) >= MOST_TERMS || (*terms *= most) > MOST_TERMS) return false;
+  int last = outer->rank - 1;
+  if (p->count == 1) {
+    if (sy == 0 && sx == p->x_row * p->m)
+      p->m *= most;
+    else
+      p->count = most, p->x_next = sx, p->y_next = sy;
+  } else if (last < 0 && sx == p->x_next * p->count && sy == p->y_next * p->count) {
+    p->count *= most;
+  } else if (last >= 0 && sx == outer->step[0][last] * outer->size[last] &&
+             sy == outer->step[1][last] * outer->size[last]) {
+    outer->size[last] *= most;
+  } else {
+    outer->size[++last] = most;
+    outer->step[0][last] = sx, outer->step[1][last] = sy;
+    outer->rank = last + 1;
   }
   return true;
 }
 
-static __attribute__((noinline)) void each_of_batch(const vm_loops *l, qn_dtype d, const void *const from[2],
-                                                    const vm_product *p, const batches *b, char *out) {
-  int64_t size = (int64_t)dtype_size(d), index[ARRAY_MAX_RANK] = {0};
-  const char *at[2] = {from[0], from[1]};
-  for (;;) {
-    l->product[d](out, at[0], at[1], p);
-    out += p->m * p->n * size;
-    int i = b->rank - 1;
-    for (; i >= 0; i--) {
-      for (int k = 0; k < 2; k++) at[k] += b->step[k][i] * size;
-      if (++index[i] < b->shape[i]) break;
-      for (int k = 0; k < 2; k++) at[k] -= b->step[k][i] * b->shape[i] * size;
+/* All these axes. */
+static __attribute__((noinline)) bool join_axes(const qn_array *x, const qn_array *y, vm_product *p, outer_axes *outer,
+                                                int64_t *shape) {
+  int xs = x->rank - 2, ys = y->rank - 2, most = xs > ys ? xs : ys;
+  int64_t terms = p->m * p->n * p->k;
+  for (int i = most - 1; i >= 0; i--) {
+    int ix = i - most + xs, iy = i - most + ys;
+    if (!join_axis(ix < 0 ? 1 : x->shape[ix], ix < 0 ? 0 : x->strides[ix], iy < 0 ? 1 : y->shape[iy],
+                   iy < 0 ? 0 : y->strides[iy], p, outer, &terms, &shape[i]))
+      return false;
+  }
+  return true;
+}
+
+typedef void (*product_fn)(void *out, const void *x, const void *y, const vm_product *p);
+
+static __attribute__((noinline)) void each_of_outer(product_fn fn, const vm_product *p, const outer_axes *o,
+                                                    const char *x, const char *y, char *out, int64_t size) {
+  int64_t index[ARRAY_MAX_RANK] = {0}, step = p->count * p->m * p->n * size;
+  for (;; out += step) {
+    fn(out, x, y, p);
+    int i = 0;
+    for (; i < o->rank; i++) {
+      x += o->step[0][i] * size, y += o->step[1][i] * size;
+      if (++index[i] < o->size[i]) break;
+      x -= o->step[0][i] * o->size[i] * size, y -= o->step[1][i] * o->size[i] * size;
       index[i] = 0;
     }
-    if (i < 0) return;
+    if (i == o->rank) return;
   }
 }
 
-/* Operands of dtype `compute`, which lie as `a` says; the result is converted to `result`. A vector is a row on the left, a column on
+/* Of operands whose elements are all of dtype d, at dx and dy, and which lie as x and y say. A vector is a row on the left, a column on
  * the right. */
-static inline __attribute__((always_inline)) qn_value multiply(qn_vm *vm, const vm_loops *l, const qn_array *const a[2],
-                                                               const void *const from[2], qn_dtype compute,
-                                                               qn_dtype result) {
-  const qn_array *x = a[0], *y = a[1];
-  int xr = x->rank, yr = y->rank;
+static inline __attribute__((always_inline)) qn_value multiply(qn_vm *vm, product_fn fn, qn_dtype d, const qn_array *x,
+                                                               const char *dx, const qn_array *y, const char *dy) {
+  int xr = x->rank, yr = y->rank, rank = 0;
   if (!xr || !yr) return value_unset();
-  vm_product p = {.m = 1, .n = 1, .k = x->shape[xr - 1], .x_step = x->strides[xr - 1]};
+  vm_product p;
   int64_t shape[ARRAY_MAX_RANK];
-  int rank = 0;
-  batches b;
-  b.rank = 0;
-  if (xr > 1) p.m = x->shape[xr - 2], p.x_row = x->strides[xr - 2];
+  p.count = p.m = p.n = 1;
+  p.k = x->shape[xr - 1], p.x_step = x->strides[xr - 1];
+  p.x_row = p.y_column = 0;
   p.y_step = y->strides[yr - 1];
   int64_t depth = y->shape[yr - 1];
+  if (xr > 1) p.m = x->shape[xr - 2], p.x_row = x->strides[xr - 2];
   if (yr > 1) {
     p.n = depth, p.y_column = p.y_step;
     depth = y->shape[yr - 2], p.y_step = y->strides[yr - 2];
@@ -89,54 +103,80 @@ static inline __attribute__((always_inline)) qn_value multiply(qn_vm *vm, const 
   if (p.k != depth || (uint64_t)(p.k - 1) >= MOST_TERMS || (uint64_t)(p.m - 1) >= MOST_TERMS ||
       (uint64_t)(p.n - 1) >= MOST_TERMS || p.m * p.n * p.k > MOST_TERMS)
     return value_unset();
-  if (xr > 2 || yr > 2) {
-    if (!join_batches(a, p.m * p.n * p.k, &b)) return value_unset();
-    memcpy(shape, b.shape, sizeof shape);
-    rank = b.rank;
+  int64_t m = p.m;
+  outer_axes outer;
+  outer.rank = 0;
+  if (xr > 3 || yr > 3) {
+    if (!join_axes(x, y, &p, &outer, shape)) return value_unset();
+    rank = (xr > yr ? xr : yr) - 2;
+  } else if (xr == 3 || yr == 3) {
+    int64_t terms = p.m * p.n * p.k;
+    if (!join_axis(xr < 3 ? 1 : x->shape[0], x->strides[0], yr < 3 ? 1 : y->shape[0], y->strides[0], &p, &outer, &terms,
+                   shape))
+      return value_unset();
+    rank = 1;
   }
-  if (xr > 1) shape[rank++] = p.m;
+  if (xr > 1) shape[rank++] = m;
   if (yr > 1) shape[rank++] = p.n;
-  qn_array *out = array_new(vm, result, rank, shape);
+  qn_array *out = array_new(vm, d, rank, shape);
   if (!out) return value_error();
-  _Alignas(8) float wide[MOST_TERMS];
-  char *to = compute == result ? out->storage->data : (char *)wide;
-  if (b.rank)
-    each_of_batch(l, compute, from, &p, &b, to);
+  if (__builtin_expect(outer.rank, 0))
+    each_of_outer(fn, &p, &outer, dx, dy, out->storage->data, (int64_t)dtype_size(d));
   else
-    l->product[compute](to, from[0], from[1], &p);
-  if (compute != result) l->cast[compute][result](out->storage->data, to, NULL, NULL, VM_A, out->size);
+    fn(out->storage->data, dx, dy, &p);
   return value_obj(TAG_ARRAY, out);
 }
 
-/* Operands of two dtypes, or of one in which is not computed. */
-static __attribute__((noinline)) qn_value multiply_converted(qn_vm *vm, const vm_loops *l, const qn_array *a[2]) {
-  qn_dtype result = (qn_dtype)a[0]->dtype;
-  if (a[1]->dtype != result)
-    result = dtype_promote((operand_type){result, false}, (operand_type){(qn_dtype)a[1]->dtype, false}).dtype;
-  if (result == QN_bool) result = QN_i64;
-  bool narrow = result == QN_f16 || result == QN_bf16;
-  if (narrow && a[0]->dtype != a[1]->dtype) return value_unset(); /* one is rounded to the result's dtype first */
-  qn_dtype compute = narrow ? QN_f32 : result;
-  _Alignas(8) char other[2][MOST_CONVERTED * 8];
-  const void *from[2] = {other[0], other[1]};
-  for (int i = 0; i < 2; i++)
-    if (a[i]->dtype == compute)
-      from[i] = array_data(a[i]);
-    else if (!convert(l, a[i], compute, other[i]))
-      return value_unset();
-  return multiply(vm, l, a, from, compute, result);
+typedef struct converted {
+  qn_array head; /* of what has gaps: how its elements lie afterwards */
+  _Alignas(8) char data[MOST_CONVERTED * 8];
+} converted;
+
+/* An operand's elements as dtype d: how they lie, and where. NULL: not here. */
+static const qn_array *convert(const vm_loops *l, const qn_array *a, qn_dtype d, converted *to, const char **data) {
+  *data = to->data;
+  if (a->dtype == d) {
+    *data = array_data(a);
+    return a;
+  }
+  vm_fn cast = l->cast[a->dtype][d];
+  if (!cast || (uint64_t)(a->size - 1) >= MOST_CONVERTED) return NULL;
+  if (a->contiguous) {
+    cast(to->data, array_data(a), NULL, NULL, VM_A, a->size);
+    return a;
+  }
+  _Alignas(8) char held[MOST_CONVERTED * 8];
+  eager_write_out(held, a);
+  cast(to->data, held, NULL, NULL, VM_A, a->size);
+  to->head.rank = a->rank;
+  int64_t step = 1;
+  for (int i = a->rank - 1; i >= 0; i--) {
+    to->head.shape[i] = a->shape[i];
+    to->head.strides[i] = step;
+    step *= a->shape[i];
+  }
+  return &to->head;
 }
 
-qn_value eager_fast_dot(qn_vm *vm, qn_value left, qn_value right) {
-  if (!value_is(left, TAG_ARRAY) || !value_is(right, TAG_ARRAY)) return value_unset();
-  const qn_array *a[2] = {value_array(left), value_array(right)};
-  if (!a[0]->storage || a[0]->device || !a[1]->storage || a[1]->device) return value_unset();
+/* Operands of two dtypes, or of one in which is not computed. */
+static __attribute__((noinline)) qn_value multiply_converted(qn_vm *vm, const vm_loops *l, const qn_array *x,
+                                                             const qn_array *y) {
+  qn_dtype d = (qn_dtype)x->dtype;
+  if (y->dtype != d) d = dtype_promote((operand_type){d, false}, (operand_type){(qn_dtype)y->dtype, false}).dtype;
+  if (d == QN_bool) d = QN_i64;
+  converted left, right;
+  const char *dx, *dy;
+  if (!(x = convert(l, x, d, &left, &dx)) || !(y = convert(l, y, d, &right, &dy))) return value_unset();
+  return multiply(vm, l->product[d], d, x, dx, y, dy);
+}
+
+qn_value eager_fast_dot(qn_vm *vm, const qn_array *x, const qn_array *y) {
+  if (!x->storage || x->device || !y->storage || y->device) return value_unset();
   const vm_loops *l = cpu_loops(vm);
-  if (!l) return value_error();
-  qn_dtype d = (qn_dtype)a[0]->dtype;
-  if (a[1]->dtype == d && l->product[d]) {
-    const void *from[2] = {array_data(a[0]), array_data(a[1])};
-    return multiply(vm, l, a, from, d, d);
-  }
-  return multiply_converted(vm, l, a);
+  if (__builtin_expect(!l, 0)) return value_error();
+  qn_dtype d = (qn_dtype)x->dtype;
+  product_fn fn = l->product[d];
+  if (y->dtype != d || !fn) return multiply_converted(vm, l, x, y);
+  int64_t size = (int64_t)dtype_size(d);
+  return multiply(vm, fn, d, x, x->storage->data + x->offset * size, y, y->storage->data + y->offset * size);
 }

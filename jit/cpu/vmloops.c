@@ -232,11 +232,33 @@ SIZES(MAKE_PUT)
   CASTS_INT(X, i64) CASTS_OTHER(X, i64) CASTS_HALF(X, i64)                                                             \
   CASTS_INT(X, u32) CASTS_OTHER(X, u32) CASTS_HALF(X, u32)                                                             \
   CASTS_INT(X, u64) CASTS_OTHER(X, u64) CASTS_HALF(X, u64)                                                             \
-  CASTS_INT(X, f32) X(f32, b8) X(f32, f64) X(f32, bf16)                                                                \
+  CASTS_INT(X, f32) X(f32, b8) X(f32, f64)                                                                             \
   CASTS_INT(X, f64) X(f64, b8) X(f64, f32) CASTS_HALF(X, f64)                                                          \
   CASTS_INT(X, f16) X(f16, b8) X(f16, f64) X(f16, bf16)                                                                \
-  CASTS_INT(X, bf16) CASTS_OTHER(X, bf16) X(bf16, f16)
+  CASTS_INT(X, bf16) X(bf16, b8) X(bf16, f64) X(bf16, f16)
 EACH_CAST(CAST)
+
+/* Few between bf16 and f32 go by fours: what the vectoriser makes of many prepares more than that. */
+#define CAST_FOURS(S, T)                                                                                               \
+  LOOP1(cast_many_##S##_##T, S, T, cast_##S##_##T)                                                                     \
+  static void cast_loop_##S##_##T(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {         \
+    T *out = o;                                                                                                        \
+    const S *x = a;                                                                                                    \
+    if (n > 16 || !(mode & VM_A)) {                                                                                    \
+      cast_many_##S##_##T(o, a, b, c, mode, n);                                                                        \
+      return;                                                                                                          \
+    }                                                                                                                  \
+    for (; n >= 4; n -= 4, x += 4, out += 4) {                                                                         \
+      SCALAR S from[4];                                                                                                \
+      T to[4];                                                                                                         \
+      memcpy(from, x, sizeof from);                                                                                    \
+      SIMD for (int i = 0; i < 4; i++) to[i] = cast_##S##_##T(from[i]);                                                \
+      memcpy(out, to, sizeof to);                                                                                      \
+    }                                                                                                                  \
+    for (; n > 0; n--) { SCALAR *out++ = cast_##S##_##T(*x++); }                                                       \
+  }
+CAST_FOURS(f32, bf16)
+CAST_FOURS(bf16, f32)
 
 #if defined(__F16C__)
 static void cast_loop_f16_f32(void *o, const void *a, const void *b, const void *c, int mode, int64_t n) {
@@ -446,25 +468,51 @@ WORDS(MADD_INT)
   }
 NUMBERS(DOTS)
 
-#define PRODUCT(T)                                                                                                     \
-  static void product_##T(void *o, const void *a, const void *b, const vm_product *p) {                                \
-    T *out = o;                                                                                                        \
-    const T *row = a;                                                                                                  \
-    int64_t sx = p->x_step, sy = p->y_step, depth = p->k;                                                              \
-    for (int64_t i = 0; i < p->m; i++, row += p->x_row) {                                                              \
-      const T *column = b;                                                                                             \
-      for (int64_t j = 0; j < p->n; j++, column += p->y_column) {                                                      \
-        const T *x = row, *y = column;                                                                                 \
-        T v = mul_##T(*x, *y);                                                                                         \
-        for (int64_t k = 1; k < depth; k++) {                                                                          \
-          SCALAR x += sx, y += sy;                                                                                     \
-          v = MADD_##T(*x, *y, v);                                                                                     \
+/* Of elements T, which are computed as C by way of GET and PUT. `kept`: as many elements as a row has, if few: they are read once; else 0. */
+#define PRODUCT(T, C, GET, PUT)                                                                                        \
+  static inline __attribute__((always_inline)) void product_of_##T(T *out, const T *first, const T *start,             \
+                                                                   const vm_product *p, int kept) {                    \
+    int64_t sx = p->x_step, sy = p->y_step, depth = p->k, columns = p->n, next = p->y_column;                          \
+    for (int64_t b = p->count; b > 0; b--, first += p->x_next, start += p->y_next) {                                   \
+      const T *row = first;                                                                                            \
+      for (int64_t i = p->m; i > 0; i--, row += p->x_row) {                                                            \
+        const T *column = start;                                                                                       \
+        C of[4];                                                                                                       \
+        for (int k = 0; k < kept; k++) of[k] = GET(row[k * sx]);                                                       \
+        for (int64_t j = columns; j > 0; j--, column += next) {                                                        \
+          SCALAR C v = mul_##C(kept ? of[0] : GET(*row), GET(*column));                                                \
+          for (int k = 1; k < kept; k++) v = MADD_##C(of[k], GET(column[k * sy]), v);                                  \
+          if (!kept) {                                                                                                 \
+            const T *x = row, *y = column;                                                                             \
+            for (int64_t k = depth; k > 1; k--) {                                                                      \
+              SCALAR x += sx, y += sy;                                                                                 \
+              v = MADD_##C(GET(*x), GET(*y), v);                                                                       \
+            }                                                                                                          \
+          }                                                                                                            \
+          *out++ = PUT(v);                                                                                             \
         }                                                                                                              \
-        *out++ = v;                                                                                                    \
       }                                                                                                                \
     }                                                                                                                  \
+  }                                                                                                                    \
+  static void product_##T(void *out, const void *x, const void *y, const vm_product *p) {                              \
+    switch (p->k) {                                                                                                    \
+    case 1: product_of_##T(out, x, y, p, 1); return;                                                                   \
+    case 2: product_of_##T(out, x, y, p, 2); return;                                                                   \
+    case 3: product_of_##T(out, x, y, p, 3); return;                                                                   \
+    case 4: product_of_##T(out, x, y, p, 4); return;                                                                   \
+    default: product_of_##T(out, x, y, p, 0); return;                                                                  \
+    }                                                                                                                  \
   }
-NUMBERS(PRODUCT)
+#define AS_IS(v) (v)
+#define SAME_PRODUCT(T) PRODUCT(T, T, AS_IS, AS_IS)
+NUMBERS(SAME_PRODUCT)
+PRODUCT(bf16, f32, cast_bf16_f32, cast_f32_bf16)
+#if defined(__F16C__)
+#define ROUND_F16(v) _cvtss_sh(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+PRODUCT(f16, f32, _cvtsh_ss, ROUND_F16)
+#else
+PRODUCT(f16, f32, cast_f16_f32, cast_f32_f16)
+#endif
 
 #if defined(__AVX2__)
 /* Words lie in the lower halves of 64 bits, where products take them from; what is above them does not count. */
@@ -587,7 +635,7 @@ const vm_loops TABLE(VM_ISA) = {
             [KOP_copy][QN_f16] = bits_copy_u16, [KOP_copy][QN_bf16] = bits_copy_u16,
             [KOP_bitcast][QN_f16] = bits_copy_u16, [KOP_bitcast][QN_bf16] = bits_copy_u16},
     .math = {REALS(ROWS_MATH) MATH_INTS(ROWS_MATH_INT) MATHS_TEST(ROW_MATH, b8)},
-    .cast = {EACH_CAST(ROW_CAST) ROW_CAST(f16, f32) ROW_CAST(f32, f16)},
+    .cast = {EACH_CAST(ROW_CAST) ROW_CAST(f16, f32) ROW_CAST(f32, f16) ROW_CAST(f32, bf16) ROW_CAST(bf16, f32)},
     .iota = {WORDS(ROW_IOTA) ROW_IOTA(b8)},
     .fill = {bits_fill_u8, bits_fill_u16, bits_fill_u32, bits_fill_u64},
     .copy = {bits_copy_u8, bits_copy_u16, bits_copy_u32, bits_copy_u64},
@@ -601,7 +649,7 @@ const vm_loops TABLE(VM_ISA) = {
     .chains = {FOLD_TABLE(ROW_CHAINS)},
     .dot = {NUMBERS(ROW_DOT)},
     .dots = {NUMBERS(ROW_DOTS)},
-    .product = {NUMBERS(ROW_PRODUCT)},
+    .product = {NUMBERS(ROW_PRODUCT) ROW_PRODUCT(f16) ROW_PRODUCT(bf16)},
     .update = {FOLD_TABLE(ROW_UPDATE)},
     .put = {bits_put_u8, bits_put_u16, bits_put_u32, bits_put_u64},
     .philox = philox_words,

@@ -11,10 +11,12 @@
 enum { VM_A = 1, VM_B = 2, VM_C = 4 };
 typedef void (*vm_fn)(void *out, const void *a, const void *b, const void *c, int mode, int64_t n);
 
-/* out[i][j] = x[i][0] * y[0][j] + ...: what dot does, for m rows by n columns, k >= 1 elements each; steps in elements. */
+/* out[b][i][j] = x[b][i][0] * y[b][0][j] + ...: what dot does, for `count` times m rows by n columns, k >= 1 elements each; steps in
+ * elements. */
 typedef struct vm_product {
-  int64_t m, n, k;
-  int64_t x_row, x_step, y_step, y_column;
+  int64_t count, m, n, k;
+  int64_t x_next, x_row, x_step;
+  int64_t y_next, y_step, y_column;
 } vm_product;
 
 enum { VM_WORDS = 4 }; /* elements whose random words are made at once */
@@ -50,7 +52,7 @@ typedef struct vm_loops {
   void (*dot[QN_DTYPE_COUNT])(void *value, const void *x, const void *y, int mode, int64_t n, bool first);
   /* acc[i] = fma(x[i], y[i], acc[i]), or x[i] * y[i] when first. */
   void (*dots[QN_DTYPE_COUNT])(void *acc, const void *x, const void *y, int mode, int64_t n, bool first);
-  /* Products of few elements: a chain after the other. */
+  /* Products of few elements: a chain after the other; of f16 and bf16 in f32, rounded at the end. */
   void (*product[QN_DTYPE_COUNT])(void *out, const void *x, const void *y, const vm_product *p);
   /* base[at[i]] = f(base[at[i]], v[i * step]), one after the other; put stores v. Offsets in elements. */
   void (*update[KOP_COUNT][QN_DTYPE_COUNT])(void *base, const int64_t *at, const void *v, int64_t step, int64_t n);

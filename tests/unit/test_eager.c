@@ -834,6 +834,42 @@ START_TEST(tiny_pointwise) {
 }
 END_TEST
 
+/* Products of any two dtypes, of vectors, matrices and many of them, of any strides. */
+START_TEST(tiny_products) {
+  qn_vm *vm = cpu_make(1);
+  int64_t compared = 0, refused = 0;
+  for (int round = 0; round < 4000; round++) {
+    state = 700000 + (uint64_t)round;
+    int64_t batch[3], shape[2][ARRAY_MAX_RANK], size[3]; /* m, k, n */
+    for (int a = 0; a < 3; a++) batch[a] = 1 + rnd(3);
+    for (int a = 0; a < 3; a++) size[a] = rnd(30) == 0 ? 0 : rnd(12) == 0 ? 1 + rnd(20) : 1 + rnd(5);
+    qn_dtype one = (qn_dtype)rnd(DTYPE_PUBLIC);
+    qn_value in[2];
+    for (int i = 0; i < 2; i++) {
+      int more = rnd(3) ? (int)rnd(4) : 0, rank = 0;
+      for (int a = 3 - more; a < 3; a++) shape[i][rank++] = rnd(4) == 0 ? 1 : batch[a] + (rnd(60) == 0);
+      bool vector = more == 0 && rnd(3) == 0;
+      if (i == 0 && !vector) shape[i][rank++] = size[0];
+      shape[i][rank++] = size[1] + (rnd(60) == 0);
+      if (i == 1 && !vector) shape[i][rank++] = size[2];
+      in[i] = any_view(vm, rnd(3) ? one : (qn_dtype)rnd(DTYPE_PUBLIC), rank, shape[i]);
+    }
+    char what[200], fast_words[400];
+    snprintf(what, sizeof what, "round %d: %s and %s", round, dtype_rows[value_array(in[0])->dtype].name,
+             dtype_rows[value_array(in[1])->dtype].name);
+    static const op_attr none;
+    qn_value fast = eager_apply(vm, OP_dot, in, 2, NULL);
+    words(vm, fast, fast_words);
+    refused += fast_words[0] != 0;
+    compared += same_results(vm, what, fast, fast_words, eager_slow(vm, OP_dot, in, 2, &none));
+    for (int i = 0; i < 2; i++) value_release(vm, in[i]);
+  }
+  ck_assert_int_gt(compared, 50000);
+  ck_assert_int_gt(refused, 50);
+  cpu_drop(vm);
+}
+END_TEST
+
 /* Reductions and scans of any arrays, along any axes. */
 START_TEST(tiny_along) {
   qn_vm *vm = cpu_make(1);
@@ -936,7 +972,7 @@ int main(void) {
   Suite *s = suite_create("eager");
   CASE(tcase_create("pointwise"), pointwise, tiny_pointwise);
   CASE(tcase_create("reductions"), reductions_and_scans, tiny_reductions, tiny_along);
-  CASE(tcase_create("products"), products);
+  CASE(tcase_create("products"), products, tiny_products);
   CASE(tcase_create("indexing"), indexing, masks);
   CASE(tcase_create("views"), views);
   CASE(tcase_create("numbers"), weak_numbers, nan_and_zeros, host_scalars, random_numbers, draws_by_arrays_of_keys);
