@@ -115,6 +115,8 @@ static bool put_field(qn_vm *vm, qn_value *x, qn_str *name, bool adds, path_step
     raise(vm, E_module_assign, SPAN_NONE, "a module's names are set by its own code only");
     return false;
   }
+  if (value_is(*x, TAG_ARRAY))
+    return fail_kind(vm, *x, "has no fields to assign: reshape(x, 2, -1) and x.to(f16) give new arrays");
   if (!value_is(*x, TAG_RECORD)) return fail_kind(vm, *x, "has no fields to assign");
   int i = record_find(value_record(*x), name);
   if (i < 0) {

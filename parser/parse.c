@@ -306,6 +306,8 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
   case T_RC:
     if (!p->depth && (after || statement))
       return *id = E_syntax, kind == T_RP ? "this ')' closes nothing" : "this '}' closes nothing";
+    if (kind == T_RP && p->last == T_NAME && p->before == T_LP && !after && accepts(p, T_COMMA))
+      return *id = E_syntax, "a pattern of one item is written (a,)";
     break;
   case T_RB:
     if (!p->depth && (after || statement)) return *id = E_syntax, "this ']' closes nothing";
@@ -318,7 +320,11 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
   case T_LB:
     if ((p->last == T_LET || p->last == T_FOR) && !before) return "a pattern stands in parentheses: (a, b)";
     break;
+  case T_MINUS:
+    if (p->last == T_NAME && p->before == T_LET) return *id = E_syntax, "names have letters, digits and _, no '-'";
+    break;
   case T_LP:
+    if (p->last == T_NAME && p->before == T_LET) return "a function is written fn f(x) = x + 1, or fn f(x) { ... }";
     if (p->last == T_CATCH) return "the name of the error stands without parentheses: catch e { ... }";
     break;
   case T_ELSE:
@@ -329,6 +335,9 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
     break;
   case T_LC:
     if (statement) return *id = E_syntax, "a block stands only behind if, else, for, while, try, catch and fn";
+    if (before && p->depth > 1 && p->brackets[p->depth - 2].at + 1 == t.start &&
+        (p->brackets[p->depth - 2].kind == BRACKET_STRING || p->brackets[p->depth - 2].kind == BRACKET_TEXT))
+      return "a value stands between the braces of a string; braces as text are written \\{ \\}";
     if (before) {
       const char *s = (const char *)lexer_skip(p, rest), *e = s;
       if (*s >= '0' && *s <= '9') {
@@ -364,9 +373,10 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
   /* `if (c) print(1)`: the call is as it should be, its braces are missing. */
   bool named = accepts(p, T_ASSIGN),
        header = body && !statement && (after || named || p->last == T_ELSE || p->last == T_TRY);
+  bool literal = kind != T_NAME && kind != T_FN && kind != T_NOT && begins_value(kind);
   bool jump = kind == T_RETURN || kind == T_BREAK || kind == T_CONTINUE, call = kind == T_NAME && *rest == '(';
   if (!cure && !(header && call)) cure = foreign_word(p, kind, t);
-  if (!cure && header && (jump || call || (named && begins_value(kind))))
+  if (!cure && header && (jump || call || literal || (named && begins_value(kind))))
     cure = named ? "a body stands in braces { }, a short one behind =: fn f(x) = x + 1" : "a body stands in braces { }";
   if (!cure && (begins_value(kind) || kind == T_LC || kind == T_LREC || kind == T_LEMPTY || kind == T_COLON ||
                 kind == T_LET || kind == T_IF))

@@ -389,7 +389,7 @@ START_TEST(mistakes) {
       {"x[]", "E102 at 2..3: expected an expression, found ']'"},
       {")", "E102 at 0..1: this ')' closes nothing"},
       {"let 3 = x", "E102 at 4..5: expected a name or a pattern, found '3'"},
-      {"let (a) = x", "E102 at 6..7: expected ',', found ')'"},
+      {"let (a) = x", "E102 at 6..7: a pattern of one item is written (a,)"},
       {"let x 3", "E102 at 6..7: expected '=', found '3'"},
       {"let in = 3", "E102 at 4..6: 'in' is a keyword and cannot be a name"},
       {"let pi = 3", "E102 at 4..6: 'pi' is a number and cannot be a name"},
