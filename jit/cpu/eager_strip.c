@@ -69,9 +69,9 @@ static bool add_program(maker *m, const l_program *p, const uint8_t *operands, u
   l_val stored = p->code[store].h;
   for (l_val v = 1; v < p->n; v++) {
     const l_instr *i = &p->code[v];
+    if (m->nsteps == STEPS_MAX) return false;
     strip_step *s = &m->steps[m->nsteps];
     *s = (strip_step){.fn = NULL};
-    if (m->nsteps == STEPS_MAX) return false;
     if (l_rows[i->code].result == 'I' && i->code != L_IVALUE) continue; /* where the elements are, the walk knows */
     switch (i->code) {
     case L_PHASE:
