@@ -712,9 +712,10 @@ static uint8_t borrows(const n_call *n, const builtin_info *info) {
   return lists ? BORROWS_LIST : BORROWS_VALUES;
 }
 
-/* A call has a receiver or none for good, but for `r.f(...)` with a field f, which binds. */
+/* A node is laid out once, so that numbers which a call uses do not change below it: where another builtin is called later, it binds. A
+ * call has a receiver or none for good, but for `r.f(...)` with a field f, which binds. */
 static inline bool laid_out(n_call *n, const builtin_info *info, uint32_t extra) {
-  return n->laid == info || lay_out(n, info, extra);
+  return n->laid ? n->laid == info : lay_out(n, info, extra);
 }
 
 /* The axis an int means as a mask; 0: none. */
