@@ -774,7 +774,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     a->countdown = INT32_MAX;
     return run_plain(vm, site, BREAK_none); /* nobody wanted a graph */
   }
-  if (j->nojit) return run_plain(vm, site, BREAK_nojit);
+  if (j->nojit || j->alone) return run_plain(vm, site, j->nojit ? BREAK_nojit : BREAK_none);
   if (a->state == ANCHOR_COLD) {
     if (!a->entries) { /* the first call */
       if (!anchor_entries_of(vm, a)) {
@@ -826,9 +826,9 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     if (!now) {
       bool alone = ready && !e->device; /* what it calls has its graph in this one's */
       j->calls_eager++;
-      j->nojit += alone;
+      j->alone += alone;
       result = site->run(site->ctx);
-      j->nojit -= alone;
+      j->alone -= alone;
     } else if (vm->config.jit == QN_JIT_VERIFY) {
       result = verified(vm, site, e, &inputs);
     } else {

@@ -287,6 +287,7 @@ typedef struct vm_jit {
       *watched; /* graph: whose call's function and arguments (with defaults) are kept here, owned; unset: none yet */
   qn_value watched_fn, watched_args;
   int nojit;                    /* calls of nojit functions in progress */
+  int alone;                    /* eager calls of functions that have a graph: what they call is in it */
   atomic_int mail;              /* finished jobs or reports wait */
   struct job *mailbox;          /* under the engine's lock */
   struct compile_task *reports; /* the same, of compiled plans */

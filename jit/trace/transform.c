@@ -177,7 +177,7 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
     option_is(vm, options, "backend", &backend);
     bool eager = value_is(backend, TAG_STR) && strcmp(value_str(backend)->text, "eager") == 0;
     bool full = option_is(vm, options, "fullgraph", &option) && value_is(option, TAG_BOOL) && option.u.i;
-    if (value_is(backend, TAG_FN) && !vm->rec && !j->nojit) {
+    if (value_is(backend, TAG_FN) && !vm->rec && !j->nojit && !j->alone) {
       result = backend_call(vm, fn, backend, full, mark, nargs, kwargs);
       j->served = NULL;
       j->refused = BREAK_backend_function;
