@@ -442,6 +442,12 @@ static qn_value finish_index(qn_vm *vm, n_index *n, qn_value x, qn_value r) {
   return r;
 }
 
+/* The same of an array by an array, outside of recordings. Unset: get_one sees to it. */
+static __attribute__((noinline)) qn_value get_named(qn_vm *vm, const n_index *n, qn_value x, qn_value i) {
+  qn_value r = eager_named(vm, value_array(x), value_array(i));
+  return value_is(r, TAG_UNSET) ? index_view(vm, x, n->items, 1, &i) : r;
+}
+
 /* x[i] with one expression inside the brackets. */
 qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
   n_index *n = (n_index *)h;
@@ -474,20 +480,15 @@ qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
   if (local) value_retain(x);
   if (vm->rec) rec_at(vm, n->mark);
   qn_value r = value_unset();
-  if (i.head == TAG_ARRAY && x.head == TAG_ARRAY && !vm->rec) r = eager_named(vm, value_array(x), value_array(i));
+  if (i.head == TAG_ARRAY && x.head == TAG_ARRAY && !vm->rec) r = get_named(vm, n, x, i);
   if (value_is(r, TAG_UNSET)) r = get_one(vm, x, i, n->mark);
   value_release(vm, i);
   return finish_index(vm, n, x, r);
 }
 
-qn_value eval_index(qn_vm *vm, node *h, qn_value *fp) {
-  n_index *n = (n_index *)h;
-  qn_value x = eval(vm, n->object, fp), here[3 * INDEX_READ];
+static __attribute__((noinline)) qn_value index_evaluated(qn_vm *vm, n_index *n, qn_value *fp) {
+  qn_value x = eval(vm, n->object, fp);
   if (value_stops(x)) return x;
-  if (x.head == TAG_ARRAY && index_values_read(vm, n->items, n->n, fp, here)) {
-    qn_value r = index_view(vm, x, n->items, n->n, here);
-    if (r.head != TAG_UNSET) return finish_index(vm, n, x, r);
-  }
   qn_value *mark = vm->sp, stopped;
   if (!push_index_values(vm, n->items, n->n, fp, &stopped)) {
     value_release(vm, x);
@@ -495,13 +496,27 @@ qn_value eval_index(qn_vm *vm, node *h, qn_value *fp) {
   }
   index_item items[INDEX_MAX];
   if (vm->rec) rec_at(vm, n->mark);
-  qn_value r = value_error();
+  qn_value r = value_unset();
   if (value_is(x, TAG_RECORD))
-    fail_record_index(vm, x, n->n && vm->sp > mark ? *mark : value_nil());
-  else if (index_items_of(vm, n->items, n->n, mark, !value_is(x, TAG_ARRAY), items))
-    r = index_get(vm, x, items, (int)n->n);
+    r = fail_record_index(vm, x, n->n && vm->sp > mark ? *mark : value_nil());
+  else if (x.head == TAG_ARRAY)
+    r = index_view(vm, x, n->items, n->n, mark);
+  if (r.head == TAG_UNSET)
+    r = index_items_of(vm, n->items, n->n, mark, !value_is(x, TAG_ARRAY), items) ? index_get(vm, x, items, (int)n->n)
+                                                                                 : value_error();
   vm_pop_to(vm, mark);
   return finish_index(vm, n, x, r);
+}
+
+/* Of an array in a variable by values that lie there, too, nothing is evaluated, and all of it is borrowed. */
+qn_value eval_index(qn_vm *vm, node *h, qn_value *fp) {
+  n_index *n = (n_index *)h;
+  const node *object = n->object;
+  if (object->kind != N_LOCAL && object->kind != N_GLOBAL) return index_evaluated(vm, n, fp);
+  qn_value x = object->kind == N_LOCAL ? fp[object->slot] : ((const n_global *)object)->cell->value;
+  qn_value r = x.head == TAG_ARRAY ? index_view_here(vm, x, n->items, n->n, fp) : value_unset();
+  if (r.head == TAG_UNSET) return index_evaluated(vm, n, fp);
+  return value_is_error(r) ? finish_index(vm, n, value_retain(x), r) : r;
 }
 
 /* ---- closures ------------------------------------------------------------------------------------------------------------------ */

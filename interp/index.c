@@ -11,10 +11,9 @@
  * Updates run the same plan backwards. Basic ones write into the view of an array that has one owner, so that they cost
  * what they store; the others are OP_scatter on the basic part, or a select where a mask takes a single value.
  */
-#include "interp/index.h"
-
 #include <string.h>
 
+#include "interp/node.h"
 #include "jit/cpu/eager.h"
 #include "jit/cpu/eager_index.h"
 #include "jit/trace/rec.h"
@@ -445,74 +444,21 @@ static bool joint_shape(qn_vm *vm, const operands *o, int first, int joint, int6
 
 /* The plan as the fast way has it, while nothing is recorded. False: an array is not in the CPU's memory. */
 static bool pick_of(const qn_vm *vm, const qn_array *x, const index_plan *p, eager_pick *to) {
+  int64_t strides[ARRAY_MAX_RANK];
   if (vm->rec || !eager_here(x)) return false;
-  to->rank = p->rank;
-  memcpy(to->shape, p->shape, sizeof to->shape);
-  to->offset = basic_layout(x, p, to->strides);
+  to->rank = to->n = 0;
+  to->offset = basic_layout(x, p, strides);
   to->lead = p->together ? p->lead : 0;
-  to->n = p->nadvanced;
-  for (int i = 0; i < p->nadvanced; i++) {
-    if (!value_is(p->advanced[i].v, TAG_ARRAY)) return false;
-    to->index[i] = value_array(p->advanced[i].v);
-    to->axis[i] = (uint8_t)p->advanced[i].axis;
-    if (!eager_here(to->index[i])) return false;
+  int taken = 0, axis = 0;
+  for (; to->n < p->nadvanced; to->n++) {
+    const struct advanced *by = &p->advanced[to->n];
+    if (!value_is(by->v, TAG_ARRAY) || !eager_here(value_array(by->v))) return false;
+    to->index[to->n] = value_array(by->v);
+    for (; axis < by->axis; axis++) to->shape[to->rank] = p->shape[axis], to->strides[to->rank++] = strides[axis];
+    for (; axis < by->axis + by->axes; axis++) to->size[taken] = p->shape[axis], to->stride[taken++] = strides[axis];
   }
+  for (; axis < p->rank; axis++) to->shape[to->rank] = p->shape[axis], to->strides[to->rank++] = strides[axis];
   return true;
-}
-
-/* The same of items, without a plan: with an index array or mask, and neither new axes nor `...`. False: not this case, or the plan
- * says what is wrong. */
-static bool pick_items(const qn_vm *vm, const qn_array *x, const index_item *items, int n, eager_pick *to) {
-  if (vm->rec || !eager_here(x)) return false;
-  int axis = 0, runs = 0;
-  bool in_run = false;
-  to->rank = to->lead = to->n = 0;
-  to->offset = x->offset;
-  for (int i = 0; i < n; i++) {
-    const index_item *item = &items[i];
-    if (axis == x->rank) return false;
-    int64_t size = x->shape[axis], start, count;
-    bool advanced = item->kind != INDEX_SLICE;
-    if (advanced && !in_run && runs++ == 0) to->lead = to->rank;
-    in_run = advanced;
-    if (item->kind == INDEX_INT) {
-      start = item->start < 0 ? item->start + size : item->start;
-      if ((uint64_t)start >= (uint64_t)size) return false;
-      to->offset += start * x->strides[axis++];
-    } else if (item->kind == INDEX_SLICE) {
-      slice_clip(item, size, &start, &count);
-      if (count == 0) return false;
-      to->offset += start * x->strides[axis];
-      to->shape[to->rank] = count;
-      to->strides[to->rank++] = x->strides[axis++] * item->step;
-    } else if (item->kind == INDEX_ARRAY || item->kind == INDEX_MASK) {
-      const qn_array *a = value_is(item->array, TAG_ARRAY) ? value_array(item->array) : NULL;
-      if (!a || !eager_here(a)) return false;
-      int axes = item->kind == INDEX_MASK ? a->rank : 1;
-      if (!axes || axes > x->rank - axis) return false;
-      to->index[to->n] = a;
-      to->axis[to->n++] = (uint8_t)to->rank;
-      for (int k = 0; k < axes; k++, axis++) {
-        if (item->kind == INDEX_MASK && a->shape[k] != x->shape[axis]) return false;
-        to->shape[to->rank] = x->shape[axis];
-        to->strides[to->rank++] = x->strides[axis];
-      }
-    } else {
-      return false;
-    }
-  }
-  for (; axis < x->rank; axis++) {
-    to->shape[to->rank] = x->shape[axis];
-    to->strides[to->rank++] = x->strides[axis];
-  }
-  if (runs > 1) to->lead = 0;
-  return to->n > 0;
-}
-
-static inline bool names_places(const index_item *items, int n) {
-  for (int i = 0; i < n; i++)
-    if (items[i].kind == INDEX_ARRAY || items[i].kind == INDEX_MASK) return true;
-  return false;
 }
 
 static qn_value advanced_get(qn_vm *vm, qn_value x, const index_plan *p) {
@@ -626,11 +572,6 @@ static qn_value fail_index(qn_vm *vm, qn_value x, int n) {
 
 qn_value index_get(qn_vm *vm, qn_value x, const index_item *items, int n) {
   if (value_is(x, TAG_ARRAY)) {
-    eager_pick pick;
-    if (names_places(items, n) && pick_items(vm, value_array(x), items, n, &pick)) {
-      qn_value fast = eager_pick_apply(vm, value_array(x), &pick);
-      if (!value_is(fast, TAG_UNSET)) return fast;
-    }
     index_plan p;
     if (!plan_items(vm, value_array(x), items, n, &p)) return value_error();
     return p.nadvanced ? advanced_get(vm, x, &p) : basic_get(vm, x, &p);
@@ -809,15 +750,22 @@ static qn_value select_masked(qn_vm *vm, qn_value base, qn_value mask, qn_value 
   return r;
 }
 
+/* Items as they are written, and their values. */
+typedef struct written {
+  node *const *items;
+  uint32_t n;
+  const qn_value *values;
+} written;
+
 /* Few places at index arrays and masks are stored to in place, so that an update costs what it stores. `v` is storable. By a plan, or
  * without one by the items. False: not this case, nothing is done: *x is the array that it was. */
-static bool put_places(qn_vm *vm, qn_value *x, const index_plan *p, const index_item *items, int n, qn_value v,
-                       scatter_mode mode, bool *ok) {
+static bool put_places(qn_vm *vm, qn_value *x, const index_plan *p, const written *w, qn_value v, scatter_mode mode,
+                       bool *ok) {
   eager_pick pick;
   eager_places places;
   qn_array *a = value_array(*x);
   *ok = false;
-  if (!(p ? pick_of(vm, a, p, &pick) : pick_items(vm, a, items, n, &pick))) return false;
+  if (!(p ? pick_of(vm, a, p, &pick) : index_pick(vm, a, w->items, w->n, w->values, &pick))) return false;
   if (!eager_find(vm, &pick, &places)) return vm->error != NULL;
   if (!eager_fits(&places, v)) return false;
   qn_value cast = value_nil();
@@ -833,7 +781,8 @@ static bool put_places(qn_vm *vm, qn_value *x, const index_plan *p, const index_
   *ok = array_own(vm, x);
   if (*ok && value_array(*x) != a) { /* a copy, which may lie in another way, but has the same places */
     a = value_array(*x);
-    *ok = (p ? pick_of(vm, a, p, &pick) : pick_items(vm, a, items, n, &pick)) && eager_find(vm, &pick, &places);
+    *ok = (p ? pick_of(vm, a, p, &pick) : index_pick(vm, a, w->items, w->n, w->values, &pick)) &&
+          eager_find(vm, &pick, &places);
   }
   *ok = *ok && eager_store(vm, a, &places, v, mode);
   value_release(vm, cast);
@@ -843,7 +792,7 @@ static bool put_places(qn_vm *vm, qn_value *x, const index_plan *p, const index_
 /* Updates at index arrays and masks. `v` is storable; mode says how repeated positions combine. */
 static bool advanced_put(qn_vm *vm, qn_value *x, const index_plan *p, qn_value v, scatter_mode mode) {
   bool ok;
-  if (put_places(vm, x, p, NULL, 0, v, mode, &ok)) return ok;
+  if (put_places(vm, x, p, NULL, v, mode, &ok)) return ok;
   int order[ARRAY_MAX_RANK], inverse[ARRAY_MAX_RANK], back[ARRAY_MAX_RANK];
   int governed = advanced_order(p, order);
   v = as_dtype(vm, value_array(*x), v);
@@ -951,23 +900,33 @@ bool index_takes_number(const qn_vm *vm, qn_value x, int64_t i, qn_value v) {
   return (uint64_t)i < (uint64_t)a->shape[0] && (v.head == TAG_INT || v.head == TAG_FLOAT) && index_may_store(a, v);
 }
 
-bool index_put_places(qn_vm *vm, qn_value *x, qn_value index, op_id op, qn_value v, bool *ok) {
-  const qn_array *a = value_array(*x), *i = value_array(index);
+/* Is a mask among the values of items? */
+static bool has_mask(node *const *items, uint32_t n, const qn_value *values) {
+  for (uint32_t i = 0; i < n; i++) {
+    if (items[i]->kind == N_ELLIPSIS || items[i]->kind == N_NEW) continue;
+    if (values->head == TAG_ARRAY && value_array(*values)->dtype == QN_bool) return true;
+    values += items[i]->kind == N_SLICE ? 3 : 1;
+  }
+  return false;
+}
+
+bool index_put_places(qn_vm *vm, qn_value *x, node *const *items, uint32_t n, const qn_value *values, op_id op,
+                      qn_value v, bool *ok) {
+  const qn_array *a = value_array(*x);
   bool set = op == OP_COUNT;
-  index_item item = {.kind = i->dtype == QN_bool ? INDEX_MASK : INDEX_ARRAY, .array = index};
-  if (i->dtype == QN_bool ? !set : !i->rank || !dtype_is_int((qn_dtype)i->dtype)) return false;
-  if ((!set && a->dtype == QN_bool) || !index_may_store(a, v)) return false;
   scatter_mode mode = set ? SCATTER_SET : op == OP_add ? SCATTER_ADD : SCATTER_MUL;
-  if (eager_put_named(vm, x, i, v, mode, ok)) return true;
-  return put_places(vm, x, NULL, &item, 1, v, mode, ok);
+  if (!index_may_store(a, v) || (!set && a->dtype == QN_bool)) return false;
+  if (n == 1 && items[0]->kind != N_SLICE && value_array(*values)->rank > 0 &&
+      eager_put_named(vm, x, value_array(*values), v, mode, ok))
+    return true;
+  if (!set && has_mask(items, n, values)) return false;
+  return put_places(vm, x, NULL, &(written){items, n, values}, v, mode, ok);
 }
 
 bool index_put(qn_vm *vm, qn_value *x, const index_item *items, int n, qn_value v) {
   bool ok;
   if (element_put(vm, x, items, n, v, &ok)) return ok;
   const qn_array *a = value_array(*x);
-  if (names_places(items, n) && index_may_store(a, v) && put_places(vm, x, NULL, items, n, v, SCATTER_SET, &ok))
-    return ok;
   index_plan p;
   if (!plan_items(vm, a, items, n, &p) || !storable(vm, a, v)) return false;
   if (p.nadvanced) return advanced_put(vm, x, &p, v, SCATTER_SET);
@@ -1052,10 +1011,6 @@ static bool combine_one_by_one(qn_vm *vm, qn_value *x, const index_plan *p, op_i
 bool index_combine(qn_vm *vm, qn_value *x, const index_item *items, int n, op_id op, qn_value v) {
   index_plan p;
   const qn_array *a = value_array(*x);
-  bool ok;
-  if (n == 1 && items->kind == INDEX_ARRAY && a->dtype != QN_bool && (op == OP_add || op == OP_mul) &&
-      index_may_store(a, v) && put_places(vm, x, NULL, items, n, v, op == OP_add ? SCATTER_ADD : SCATTER_MUL, &ok))
-    return ok;
   if (!plan_items(vm, a, items, n, &p)) return false;
   /* Sums of bools are integers, which one by one are refused. */
   if ((op == OP_add || op == OP_mul || op == OP_sub) && a->dtype != QN_bool) {

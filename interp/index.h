@@ -52,9 +52,6 @@ bool index_may_store(const qn_array *x, qn_value v);
 bool index_put_number(const qn_vm *vm, qn_value x, int64_t i, qn_value v);
 /* Is it that only because the array has other owners? */
 bool index_takes_number(const qn_vm *vm, qn_value x, int64_t i, qn_value v);
-/* x[index] = v (op: OP_COUNT) or x[index] op= v by addition or multiplication at few places that an index array or mask names, where
- * nothing is to be asked or told; *ok: false with an error raised. False: index_put or index_combine sees to it. */
-QN_MUST_CHECK bool index_put_places(qn_vm *vm, qn_value *x, qn_value index, op_id op, qn_value v, bool *ok);
 /* x[items] op= v on every occurrence of repeated indices, in row-major order. */
 QN_MUST_CHECK bool index_combine(qn_vm *vm, qn_value *x, const index_item *items, int n, op_id op, qn_value v);
 /* The array in another shape of the same size, as an op. Borrowed; owned result. */

@@ -310,18 +310,34 @@ qn_value eval_field(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_fn_node(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_index(qn_vm *vm, node *n, qn_value *fp);
 
-/* Basic indices without plans (index_view.c). The values of index items that are variables and constants with plain ints, as
- * push_index_values leaves them; borrowed, into room for 3 * INDEX_READ. False: they are more than that, or a recording runs. */
+/* Indices without plans (index_view.c). The values of index items that are variables and constants with plain ints and, where no part of
+ * a slice, arrays, as push_index_values leaves them; borrowed, into room for 3 * INDEX_READ. */
 enum { INDEX_READ = 4 };
-QN_MUST_CHECK bool index_values_read(const qn_vm *vm, node *const *items, uint32_t n, const qn_value *fp,
-                                     qn_value *out);
+typedef enum index_read {
+  READ_NOT, /* they are more than that, or a recording runs */
+  READ_INTS,
+  READ_ARRAYS /* some are arrays */
+} index_read;
+QN_MUST_CHECK index_read index_values_read(const qn_vm *vm, node *const *items, uint32_t n, const qn_value *fp,
+                                           qn_value *out);
+struct eager_pick;
+/* What items with these values name in an array that is in the CPU's memory, outside of recordings, at least one of them an index array
+ * or mask. False: not here. */
+QN_MUST_CHECK bool index_pick(const qn_vm *vm, const qn_array *a, node *const *items, uint32_t n,
+                              const qn_value *values, struct eager_pick *to);
 /* x[items] of an array, by the items' values. Unset: index_get sees to it. */
 QN_MUST_CHECK qn_value index_view(qn_vm *vm, qn_value x, node *const *items, uint32_t n, const qn_value *values);
-/* x[items] = v of an array; *ok: false with an error raised. False: index_put sees to it. */
+/* The same by values that lie in variables and constants. */
+QN_MUST_CHECK qn_value index_view_here(qn_vm *vm, qn_value x, node *const *items, uint32_t n, const qn_value *fp);
+/* x[items] = v of an array by basic indices; *ok: false with an error raised. False: index_put sees to it. */
 QN_MUST_CHECK bool index_put_view(qn_vm *vm, qn_value *x, node *const *items, uint32_t n, const qn_value *values,
                                   qn_value v, bool *ok);
-/* x[items] op= v. False: with index_view, the op and index_put. */
+/* x[items] op= v by basic indices. False: with index_view, the op and index_put. */
 QN_MUST_CHECK bool index_apply_view(qn_vm *vm, qn_value *x, node *const *items, uint32_t n, const qn_value *values,
+                                    op_id op, qn_value v, bool *ok);
+/* x[items] = v (op: OP_COUNT) or x[items] op= v by addition or multiplication at few places that index arrays and masks name (some of the
+ * values are arrays), where nothing is to be asked or told; *ok: false with an error raised. False: index_put or index_combine sees to it. */
+QN_MUST_CHECK bool index_put_places(qn_vm *vm, qn_value *x, node *const *items, uint32_t n, const qn_value *values,
                                     op_id op, qn_value v, bool *ok);
 qn_value eval_index_one(qn_vm *vm, node *n, qn_value *fp);
 /* The values of an index's items onto the stack (slices leave three). False: `*stopped` says what ended it, and the stack is as

@@ -145,9 +145,18 @@ static bool detach(qn_vm *vm, const qn_array *x, qn_value *v) {
   return true;
 }
 
+/* May these index values name places, so that positions may repeat? */
+static inline bool hold_arrays(const qn_value *values, uint32_t n) {
+  for (uint32_t i = 0; i < n; i++)
+    if (values[i].head == TAG_ARRAY) return true;
+  return false;
+}
+
 static bool put_array(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, const qn_value *values, store *s) {
   bool ok;
-  qn_value part = n == 1 && s->assign ? index_view(vm, *x, steps->items, steps->n, values) : value_unset();
+  qn_value part = value_unset();
+  if (n == 1 && s->assign && !hold_arrays(values, steps->nvalues))
+    part = index_view(vm, *x, steps->items, steps->n, values);
   if (value_is_error(part)) return false;
   if (!value_is(part, TAG_UNSET)) {
     part = combined(vm, s, part);
@@ -435,18 +444,18 @@ qn_value eval_destructure(qn_vm *vm, node *h, qn_value *fp) {
   return v;
 }
 
-/* A path that ends in one index array or mask, where every container on the way has one owner. False: not so. */
+/* A path that ends in indices with index arrays or masks, where every container on the way has one owner. False: not so. */
 static __attribute__((noinline)) bool update_places(qn_vm *vm, const n_assign *n, qn_value *fp, const qn_value *values,
                                                     qn_value v, bool *ok) {
   const place *p = n->place;
   const path_step *last = &p->steps[p->n - 1];
-  qn_value index = values[p->nvalues - 1];
-  if (vm->rec || last->name || last->n != 1 || last->nvalues != 1) return false;
+  if (vm->rec) return false;
   if (n->op != AST_OP_none && n->op != AST_OP_add && n->op != AST_OP_mul) return false;
   qn_value *x = path_to(vm, p, p->n - 1, fp, values);
   if (!x || x->head != TAG_ARRAY) return false;
   vm->updating = p->at;
-  return index_put_places(vm, x, index, n->op == AST_OP_none ? OP_COUNT : (op_id)n->row, v, ok);
+  return index_put_places(vm, x, last->items, last->n, values + p->nvalues - last->nvalues,
+                          n->op == AST_OP_none ? OP_COUNT : (op_id)n->row, v, ok);
 }
 
 /* x[items] = v and x[items] op= v of a variable that is an array, by basic indices. False: not so. */
@@ -465,12 +474,10 @@ static __attribute__((noinline)) bool update_view(qn_vm *vm, const n_assign *n, 
   return true;
 }
 
-/* Stores `v` (taken over) at the path of an assignment, whose index values are given. */
-static qn_value update(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *values, qn_value v) {
+/* Stores `v` (taken over) at the path of an assignment, whose index values are given. `places`: those of the last step may name places. */
+static qn_value update(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *values, qn_value v, bool places) {
   store s = {.v = v, .assign = n->op == AST_OP_none ? NULL : n};
-  bool ok;
-  uint32_t nvalues = n->place->nvalues;
-  bool places = nvalues && values[nvalues - 1].head == TAG_ARRAY, basic = n->place->n == 1 && !n->place->steps->name;
+  bool ok, basic = n->place->n == 1 && !n->place->steps->name;
   if (places ? !update_places(vm, n, fp, values, v, &ok) : !basic || !update_view(vm, n, fp, values, v, &ok)) {
     qn_value *item = path_item(vm, n->place, fp, values);
     ok = item ? put_here(vm, item, &s) : path_put(vm, n->place, fp, values, &s);
@@ -485,19 +492,40 @@ static qn_value update(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *val
   return value_error();
 }
 
+/* The same with indices that lie in variables and hold arrays: the right side may change the variables, the store what they hold. */
+static __attribute__((noinline)) qn_value update_held(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *values) {
+  uint32_t held = n->place->nvalues;
+  for (uint32_t i = 0; i < held; i++) value_retain(values[i]);
+  qn_value v = eval(vm, n->value, fp);
+  if (!value_stops(v)) v = update(vm, n, fp, values, v, true);
+  for (uint32_t i = 0; i < held; i++) value_release(vm, values[i]);
+  return v;
+}
+
+static __attribute__((noinline)) qn_value update_pushed(qn_vm *vm, n_assign *n, qn_value *fp) {
+  const place *p = n->place;
+  const path_step *last = &p->steps[p->n - 1];
+  qn_value *mark = vm->sp, stopped;
+  if (!place_push(vm, p, fp, &stopped)) return stopped;
+  qn_value v = eval(vm, n->value, fp);
+  if (!value_stops(v)) {
+    bool places = !last->name && hold_arrays(mark + p->nvalues - last->nvalues, last->nvalues);
+    v = update(vm, n, fp, mark, v, places);
+  }
+  vm_pop_to(vm, mark);
+  return v;
+}
+
 qn_value eval_update(qn_vm *vm, node *h, qn_value *fp) {
   n_assign *n = (n_assign *)h;
   const place *p = n->place;
-  qn_value *mark = vm->sp, stopped, here[3 * INDEX_READ];
-  if (p->n == 1 && !p->steps->name && index_values_read(vm, p->steps->items, p->steps->n, fp, here)) {
-    qn_value v = eval(vm, n->value, fp);
-    return value_stops(v) ? v : update(vm, n, fp, here, v);
-  }
-  if (!place_push(vm, n->place, fp, &stopped)) return stopped;
+  const path_step *step = p->steps;
+  qn_value here[3 * INDEX_READ];
+  index_read how = p->n == 1 && !step->name ? index_values_read(vm, step->items, step->n, fp, here) : READ_NOT;
+  if (how == READ_NOT) return update_pushed(vm, n, fp);
+  if (how == READ_ARRAYS) return update_held(vm, n, fp, here);
   qn_value v = eval(vm, n->value, fp);
-  if (!value_stops(v)) v = update(vm, n, fp, mark, v);
-  vm_pop_to(vm, mark);
-  return v;
+  return value_stops(v) ? v : update(vm, n, fp, here, v, false);
 }
 
 /* x.name = v with a local x. */
@@ -510,13 +538,13 @@ static qn_value eval_update_field(qn_vm *vm, node *h, qn_value *fp) {
     slot_set(vm, &value_record(*x)->items[step->cache.index], v);
     return value_nil();
   }
-  return update(vm, n, fp, NULL, v);
+  return update(vm, n, fp, NULL, v, false);
 }
 
 static inline qn_value update_fields(qn_vm *vm, n_assign *n, qn_value *fp, qn_value v) {
   if (value_stops(v)) return v;
   qn_value *item = path_item(vm, n->place, fp, NULL);
-  if (!item) return update(vm, n, fp, NULL, v);
+  if (!item) return update(vm, n, fp, NULL, v, false);
   slot_set(vm, item, v);
   return value_nil();
 }
@@ -545,7 +573,7 @@ static qn_value eval_join_fields(qn_vm *vm, node *h, qn_value *fp) {
     return now;
   }
   v = binary_values(vm, sum, now, v);
-  return value_is_error(v) ? v : update(vm, n, fp, NULL, v);
+  return value_is_error(v) ? v : update(vm, n, fp, NULL, v, false);
 }
 
 /* The first time: is it a text or list, or does the plain update do? */
@@ -555,6 +583,10 @@ qn_value eval_add_fields(qn_vm *vm, node *h, qn_value *fp) {
   bool joins = v.head == TAG_STR || v.head == TAG_LIST;
   h->eval = joins ? eval_join_fields : fields_eval(n->place);
   return update_fields(vm, n, fp, v);
+}
+
+static __attribute__((noinline)) qn_value update_by(qn_vm *vm, n_assign *n, qn_value *fp, qn_value i, qn_value v) {
+  return update(vm, n, fp, &i, v, i.head == TAG_ARRAY);
 }
 
 /* x[i] = v with one index: list items without the detour over the stack. */
@@ -587,7 +619,7 @@ qn_value eval_update_one(qn_vm *vm, node *h, qn_value *fp) {
         return value_nil();
     }
   }
-  qn_value r = update(vm, n, fp, &i, v);
+  qn_value r = update_by(vm, n, fp, i, v);
   value_release(vm, i);
   return r;
 }

@@ -583,6 +583,12 @@ bool array_copy_on(qn_vm *vm, qn_array *to, const qn_array *from) {
 }
 
 qn_array *array_duplicate(qn_vm *vm, qn_array *a) {
+  size_t bytes = (size_t)a->size * dtype_size((qn_dtype)a->dtype);
+  if (a->storage && a->contiguous && !a->device && bytes - 1 < INLINE_MAX) {
+    qn_array *few = array_new_like(vm, (qn_dtype)a->dtype, a);
+    if (few) memcpy(array_data(few), array_data(a), bytes);
+    return few;
+  }
   if (!array_force(vm, a)) return NULL;
   qn_array *copy = array_new_on(vm, a->device, (qn_dtype)a->dtype, a->rank, a->shape);
   if (!copy || array_copy_on(vm, copy, a)) return copy;

@@ -429,27 +429,8 @@ static qn_value index_arg(qn_vm *vm, const char *fn, qn_value v) {
   return bad;
 }
 
-/* The same of few elements that are there. Unset: not so. */
-static qn_value take_few(qn_vm *vm, const qn_array *x, const qn_array *index, int axis) {
-  if (vm->rec || !eager_here(x) || !eager_here(index)) return value_unset();
-  if (axis == 0) {
-    qn_value rows = eager_named(vm, x, index);
-    if (!value_is(rows, TAG_UNSET)) return rows;
-  }
-  eager_pick p;
-  p.rank = x->rank;
-  memcpy(p.shape, x->shape, sizeof p.shape);
-  memcpy(p.strides, x->strides, sizeof p.strides);
-  p.offset = x->offset;
-  p.lead = axis;
-  p.n = 1;
-  p.index[0] = index;
-  p.axis[0] = (uint8_t)axis;
-  return eager_pick_apply(vm, x, &p);
-}
-
 qn_value take_rows(qn_vm *vm, qn_value x, qn_value index, int axis) {
-  qn_value few = take_few(vm, value_array(x), value_array(index), axis);
+  qn_value few = vm->rec ? value_unset() : eager_take(vm, value_array(x), value_array(index), axis);
   if (!value_is(few, TAG_UNSET)) return few;
   op_attr attr = {.n = 1, .d = {1}};
   int before = value_array(x)->rank, k = value_array(index)->rank, rank = before - 1 + k;
@@ -463,14 +444,20 @@ qn_value take_rows(qn_vm *vm, qn_value x, qn_value index, int axis) {
   return use_permute(vm, out, order);
 }
 
+/* The axis that an int means outside of recordings, or -1: arg_axis sees to it. */
+static inline int plain_axis(const qn_vm *vm, qn_value v, int rank) {
+  int64_t axis = v.u.i < 0 ? v.u.i + rank : v.u.i;
+  return v.head == TAG_INT && !vm->rec && (uint64_t)axis < (uint64_t)rank ? (int)axis : -1;
+}
+
 qn_value builtin_take(qn_vm *vm, const qn_value *args) {
   qn_value x = args[0];
   int axis;
   if (!is_array(x)) return arg_refuse(vm, "take", "an array", x);
-  if (args[1].head == TAG_ARRAY && args[2].head == TAG_INT && args[2].u.i == 0 && !vm->rec &&
-      value_array(args[1])->dtype != QN_bool) {
-    qn_value rows = eager_named(vm, value_array(x), value_array(args[1]));
-    if (!value_is(rows, TAG_UNSET)) return rows;
+  if (args[1].head == TAG_ARRAY && (axis = plain_axis(vm, args[2], value_array(x)->rank)) >= 0 &&
+      dtype_is_int((qn_dtype)value_array(args[1])->dtype)) {
+    qn_value few = eager_take(vm, value_array(x), value_array(args[1]), axis);
+    if (!value_is(few, TAG_UNSET)) return few;
   }
   const qn_array *a = value_array(x);
   if (!arg_axis(vm, "take", args[2], a->rank, &axis)) return value_error();
@@ -493,26 +480,13 @@ qn_value builtin_take(qn_vm *vm, const qn_value *args) {
 qn_value builtin_gather(qn_vm *vm, const qn_value *args) {
   int axis;
   if (!is_array(args[0])) return arg_refuse(vm, "gather", "an array", args[0]);
-  if (!arg_axis(vm, "gather", args[2], value_array(args[0])->rank, &axis)) return value_error();
-  op_attr attr = {.axes = (uint8_t)(1u << axis)};
-  if (!vm->rec) {
-    qn_value few = eager_fast_gather(vm, args[0], args[1], &attr);
+  if ((axis = plain_axis(vm, args[2], value_array(args[0])->rank)) >= 0) {
+    qn_value few = eager_fast_gather(vm, args[0], args[1], axis);
     if (!value_is(few, TAG_UNSET)) return few;
   }
+  if (!arg_axis(vm, "gather", args[2], value_array(args[0])->rank, &axis)) return value_error();
+  op_attr attr = {.axes = (uint8_t)(1u << axis)};
   return use2(vm, OP_gather, value_retain(args[0]), index_arg(vm, "gather", args[1]), &attr);
-}
-
-/* A copy of few elements with others added to it. Unset: not so. */
-static qn_value scatter_few(qn_vm *vm, qn_value x, const qn_array *index, qn_value v) {
-  const qn_array *a = value_array(x);
-  if (!eager_here(a) || a->rank != 1 || a->size > EAGER_PLACES || index->dtype != QN_i64) return value_unset();
-  qn_array *copy = array_duplicate(vm, value_array(x));
-  if (!copy) return value_error();
-  qn_value out = value_obj(TAG_ARRAY, copy);
-  bool ok = true, done = eager_put_named(vm, &out, index, v, SCATTER_ADD, &ok);
-  if (done && ok) return out;
-  value_release(vm, out);
-  return done ? value_error() : value_unset();
 }
 
 qn_value builtin_scatter_add(qn_vm *vm, const qn_value *args) {
@@ -520,7 +494,7 @@ qn_value builtin_scatter_add(qn_vm *vm, const qn_value *args) {
   if (!is_array(args[2]) && !value_is_scalar(args[2]))
     return arg_refuse(vm, "scatter_add", "an array or a number as v", args[2]);
   if (!vm->rec && args[1].head == TAG_ARRAY && args[2].head == TAG_ARRAY) {
-    qn_value few = scatter_few(vm, args[0], value_array(args[1]), args[2]);
+    qn_value few = eager_add_at(vm, value_array(args[0]), value_array(args[1]), args[2]);
     if (!value_is(few, TAG_UNSET)) return few;
   }
   qn_value index = value_is(args[1], TAG_INT) ? to_dtype(vm, args[1], QN_i64) : index_arg(vm, "scatter_add", args[1]);

@@ -152,14 +152,6 @@ MADE = {
 # What is above TINY, and what it may take.
 ABOVE = {
     "where(cm, i2, m)": 890,
-    "m[1:, :1]": 730,
-    "m[i2, i2]": 1250,
-    "m[:, i2]": 1360,
-    "take(m, i2, axis: 1)": 970,
-    "y[i] += x": 790,
-    "scatter_add(x, i, z)": 920,
-    "gather(m, im, 1)": 780,
-    "y[1:3] = 0": 730,
     "sort(x)": 1010,
     "sort(m, axis: 0)": 1460,
     "argsort(x)": 870,

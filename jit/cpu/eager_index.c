@@ -37,6 +37,14 @@ static inline int64_t with_list(int64_t *at, int64_t n, const int64_t *list, int
   return n * size;
 }
 
+/* The same with places along an axis. */
+static inline void with_index(int64_t *at, int64_t n, const int64_t *index, int64_t size, int64_t stride) {
+  for (int64_t i = n; i-- > 0;) {
+    int64_t from = at[i], *to = at + i * size;
+    for (int64_t j = size; j-- > 0;) to[j] = from + index[j] * stride;
+  }
+}
+
 /* Offsets of a's elements, broadcast to a shape (which it does). */
 static int64_t offsets_of(const qn_array *a, int rank, const int64_t *shape, int64_t *at) {
   int64_t n = 1;
@@ -75,16 +83,27 @@ static inline const int64_t *indices_of(const vm_loops *l, const qn_array *a, in
   return to;
 }
 
-/* to[i] = base + index[i] * stride, or to[i] += that; false: an index is out of bounds. `to` may be `index`. */
+/* to[i] = index[i] * stride, or to[i] += that; false: an index is out of bounds. `to` may be `index`. */
 static inline bool index_offsets(const int64_t *index, int64_t n, int64_t size, int64_t stride, bool first,
-                                 int64_t base, int64_t *to) {
+                                 int64_t *to) {
   for (int64_t i = 0; i < n; i++) {
     int64_t k = index[i];
     k += k < 0 ? size : 0;
     if (__builtin_expect((uint64_t)k >= (uint64_t)size, 0)) return false;
-    to[i] = (first ? base : to[i]) + k * stride;
+    to[i] = (first ? 0 : to[i]) + k * stride;
   }
   return true;
+}
+
+/* The numbers of an index array of at most EAGER_PLACES elements as places along an axis of this size: where they are, or in `room`. False: one is
+ * out of bounds. */
+static inline bool bounded(const vm_loops *l, const qn_array *a, int64_t size, int64_t *room, const int64_t **index) {
+  int64_t n = a->size;
+  const int64_t *own = indices_of(l, a, a->rank, a->shape, n, room);
+  bool outside = false;
+  for (int64_t i = 0; i < n; i++) outside |= (uint64_t)own[i] >= (uint64_t)size;
+  *index = own;
+  return __builtin_expect(!outside, 1) || (*index = room, index_offsets(own, n, size, 1, true, room));
 }
 
 /* Offsets of the elements that a mask leaves, from `base` on; their number, or -1: not here. */
@@ -114,10 +133,10 @@ static __attribute__((noinline)) int64_t mask_offsets(const qn_array *mask, cons
 
 /* ---- places -------------------------------------------------------------------------------------------------------------- */
 
-/* The joint axes of several index arrays and masks; their size, or -1: not here. */
-static __attribute__((noinline)) int64_t join(const vm_loops *l, const eager_pick *p, int64_t *list, int *rank,
-                                              int64_t *shape) {
+/* Offsets of the joint axes of index arrays and masks, and their shape; how many, or -1: not here. */
+static int64_t join(const vm_loops *l, const eager_pick *p, int64_t *list, int *rank, int64_t *shape) {
   int64_t counts[ARRAY_MAX_RANK], n = 1;
+  int axis = 0;
   *rank = 1;
   for (int i = 0; i < p->n; i++)
     if (p->index[i]->dtype != QN_bool && p->index[i]->rank > *rank) *rank = p->index[i]->rank;
@@ -130,8 +149,9 @@ static __attribute__((noinline)) int64_t join(const vm_loops *l, const eager_pic
     bool mask = a->dtype == QN_bool;
     if (mask) {
       int64_t at[EAGER_PLACES];
-      if ((counts[i] = mask_offsets(a, p->strides + p->axis[i], 0, at)) < 0) return -1;
+      if ((counts[i] = mask_offsets(a, p->stride + axis, 0, at)) < 0) return -1;
     }
+    axis += mask ? a->rank : 1;
     for (int k = 0; k < (mask ? 1 : a->rank); k++) {
       int64_t size = mask ? counts[i] : a->shape[k], *to = &shape[*rank - (mask ? 1 : a->rank) + k];
       if (*to == 1)
@@ -143,151 +163,199 @@ static __attribute__((noinline)) int64_t join(const vm_loops *l, const eager_pic
   for (int i = 0; i < *rank; i++)
     if (shape[i] > EAGER_PLACES || (n *= shape[i]) > EAGER_PLACES) return -1;
   if (n == 0) return -1;
+  axis = 0;
   for (int i = 0; i < p->n; i++) {
     const qn_array *a = p->index[i];
-    int axis = p->axis[i];
     int64_t to[EAGER_PLACES];
     if (a->dtype == QN_bool) {
       int64_t at[EAGER_PLACES], last = shape[*rank - 1];
-      if (mask_offsets(a, p->strides + axis, 0, at) < 0) return -1;
+      if (mask_offsets(a, p->stride + axis, 0, at) < 0) return -1;
       for (int64_t k = 0; k < n; k++) list[k] = (i ? list[k] : 0) + at[counts[i] == 1 ? 0 : k % last];
-    } else if (!index_offsets(indices_of(l, a, *rank, shape, n, to), n, p->shape[axis], p->strides[axis], i == 0, 0,
-                              list)) {
-      return -1;
+      axis += a->rank;
+    } else {
+      const int64_t *index = indices_of(l, a, *rank, shape, n, to);
+      if (!index_offsets(index, n, p->size[axis], p->stride[axis], i == 0, list)) return -1;
+      axis++;
     }
   }
   return n;
 }
 
-/* Index arrays of one shape, or one mask, whose axes are the first of the result: their places are listed at once. Their number, or
- * -1: not so. */
-static inline int64_t find_alike(const vm_loops *l, const eager_pick *p, eager_places *to) {
+/* Multiplies a list of n out with an axis of the pick, which is one of the result. The new number; -1: there are too many, or none. */
+static inline int64_t with_own(const eager_pick *p, int axis, int64_t *at, int64_t n) {
+  int64_t size = p->shape[axis];
+  return (uint64_t)size - 1 >= EAGER_PLACES || n * size > EAGER_PLACES ? -1 : with_axis(at, n, size, p->strides[axis]);
+}
+
+/* The same with the joint axes, whose shape this gives, too. */
+static __attribute__((noinline)) int64_t with_joint(const vm_loops *l, const eager_pick *p, int64_t *at, int64_t n,
+                                                    int *rank, int64_t *shape) {
+  int64_t list[EAGER_PLACES], all;
+  *rank = 1;
+  if (p->n == 1 && p->index[0]->dtype == QN_bool)
+    all = shape[0] = mask_offsets(p->index[0], p->stride, 0, list);
+  else
+    all = join(l, p, list, rank, shape);
+  return all < 0 || n * all > EAGER_PLACES ? -1 : with_list(at, n, list, all);
+}
+
+/* Are all of them index arrays, and of one shape? */
+static inline bool is_alike(const eager_pick *p) {
   const qn_array *a = p->index[0];
-  if (a->dtype == QN_bool) {
-    int64_t n = p->n == 1 ? mask_offsets(a, p->strides + p->axis[0], p->offset, to->at) : -1;
-    to->rank = 1;
-    to->shape[0] = n;
-    return n;
-  }
-  int64_t n = a->size;
-  if ((uint64_t)n - 1 >= EAGER_PLACES) return -1;
-  to->rank = a->rank;
-  for (int i = 0; i < a->rank; i++) to->shape[i] = a->shape[i];
-  for (int i = 0; i < p->n; i++) {
+  if (a->dtype == QN_bool) return false;
+  for (int i = 1; i < p->n; i++) {
     const qn_array *b = p->index[i];
-    if (i && (b->dtype == QN_bool || b->rank != a->rank || !shape_equal(a, b))) return -1;
-    int64_t loaded[EAGER_PLACES];
-    int axis = p->axis[i];
-    if (!index_offsets(indices_of(l, b, a->rank, a->shape, n, loaded), n, p->shape[axis], p->strides[axis], i == 0,
-                       p->offset, to->at))
-      return -1;
+    if (b != a && (b->dtype == QN_bool || b->rank != a->rank || !shape_equal(a, b))) return false;
   }
-  return n;
+  return true;
+}
+
+/* The same with such, -1 also if they are out of bounds. */
+static inline __attribute__((always_inline)) int64_t with_alike(const vm_loops *l, const eager_pick *p, int64_t *at,
+                                                                int64_t n) {
+  int64_t room[EAGER_PLACES], size = p->index[0]->size;
+  const int64_t *index;
+  if ((uint64_t)size - 1 >= EAGER_PLACES || n * size > EAGER_PLACES ||
+      !bounded(l, p->index[0], p->size[0], room, &index))
+    return -1;
+  with_index(at, n, index, size, p->stride[0]);
+  for (int i = 1; i < p->n; i++) {
+    if (!bounded(l, p->index[i], p->size[i], room, &index)) return -1;
+    int64_t stride = p->stride[i], *to = at;
+    for (int64_t k = n; k > 0; k--)
+      for (int64_t j = 0; j < size; j++) *to++ += index[j] * stride;
+  }
+  return n * size;
 }
 
 static inline __attribute__((always_inline)) bool find(const vm_loops *l, const eager_pick *p, eager_places *to) {
-  int64_t list[EAGER_PLACES], joint_shape[ARRAY_MAX_RANK], joint, n = 1;
-  int joint_rank = 0, governed = 0, lead = p->lead;
-  unsigned others = (1u << p->rank) - 1;
-  for (int i = 0; i < p->n; i++) {
-    int axes = p->index[i]->dtype == QN_bool ? p->index[i]->rank : 1;
-    others &= ~(((1u << axes) - 1) << p->axis[i]);
-    governed += axes;
+  int64_t joint[ARRAY_MAX_RANK], n = 1;
+  const int64_t *shape = p->index[0]->shape;
+  int rank = p->index[0]->rank, lead = p->lead, i = 0;
+  to->at[0] = p->offset;
+  for (; i < lead; i++) {
+    if ((n = with_own(p, i, to->at, n)) < 0) return false;
+    to->shape[i] = p->shape[i];
   }
-  bool placed = !lead && (joint = find_alike(l, p, to)) >= 0;
-  if (placed) {
-    n = joint;
-  } else {
-    const qn_array *a = p->index[0];
-    int axis = p->axis[0];
-    if (lead && p->n == 1 && a->dtype != QN_bool) {
-      joint = a->size;
-      joint_rank = a->rank;
-      for (int i = 0; i < joint_rank; i++) joint_shape[i] = a->shape[i];
-      if ((uint64_t)joint - 1 >= EAGER_PLACES || !index_offsets(indices_of(l, a, a->rank, a->shape, joint, list), joint,
-                                                                p->shape[axis], p->strides[axis], true, 0, list))
-        return false;
-    } else if ((joint = join(l, p, list, &joint_rank, joint_shape)) < 0) {
-      return false;
-    }
-    to->rank = 0;
-    to->at[0] = p->offset;
+  if (is_alike(p))
+    n = with_alike(l, p, to->at, n);
+  else
+    n = with_joint(l, p, to->at, n, &rank, joint), shape = joint;
+  if (n < 0 || p->rank + rank > ARRAY_MAX_RANK) return false;
+  for (int k = 0; k < rank; k++) to->shape[lead + k] = shape[k];
+  for (; i < p->rank; i++) {
+    if ((n = with_own(p, i, to->at, n)) < 0) return false;
+    to->shape[rank + i] = p->shape[i];
   }
-  if (p->rank - governed + (placed ? to->rank : joint_rank) > ARRAY_MAX_RANK) return false;
-  if (placed && !others) {
-    to->n = n;
-    return true;
-  }
-  for (int i = 0;; i++) {
-    if (!placed && (lead == 0 || i == p->rank)) { /* here are the joint axes */
-      placed = true;
-      if (n * joint > EAGER_PLACES) return false;
-      n = with_list(to->at, n, list, joint);
-      for (int k = 0; k < joint_rank; k++) to->shape[to->rank++] = joint_shape[k];
-    }
-    if (i == p->rank) break;
-    if (!(others >> i & 1)) continue;
-    int64_t size = p->shape[i];
-    if ((uint64_t)size - 1 >= EAGER_PLACES || n * size > EAGER_PLACES) return false;
-    if (n) n = with_axis(to->at, n, size, p->strides[i]);
-    to->shape[to->rank++] = size;
-    lead--;
-  }
+  to->rank = p->rank + rank;
   to->n = n;
   return true;
 }
 
-bool eager_find(qn_vm *vm, const eager_pick *p, eager_places *to) {
+__attribute__((noinline)) bool eager_find(qn_vm *vm, const eager_pick *p, eager_places *to) {
   const vm_loops *l = cpu_loops(vm);
   return l && find(l, p, to);
 }
 
-static inline qn_value read_places(qn_vm *vm, const vm_loops *l, const qn_array *x, const eager_places *p) {
+typedef void (*gather_fn)(void *out, const void *base, const int64_t *index, int64_t vstride, int64_t n);
+static inline gather_fn gather_of(const vm_loops *l, const qn_array *x) {
+  return l->gather[vm_size_class(dtype_size((qn_dtype)x->dtype))];
+}
+
+static qn_value read_places(qn_vm *vm, const vm_loops *l, const qn_array *x, const eager_places *p) {
   qn_array *out = array_new(vm, (qn_dtype)x->dtype, p->rank, p->shape);
   if (!out) return value_error();
-  l->gather[vm_size_class(dtype_size((qn_dtype)x->dtype))](out->storage->data, x->storage->data, p->at, 1, p->n);
+  gather_of(l, x)(out->storage->data, x->storage->data, p->at, 1, p->n);
+  return value_obj(TAG_ARRAY, out);
+}
+
+static __attribute__((noinline)) qn_value read_found(qn_vm *vm, const vm_loops *l, const qn_array *x,
+                                                     const eager_pick *p) {
+  eager_places places;
+  return find(l, p, &places) ? read_places(vm, l, x, &places) : value_unset();
+}
+
+/* The same where index arrays of one shape govern the last axes of the result: behind each place along the others the elements of one index
+ * array are read at once. */
+static inline __attribute__((always_inline)) qn_value read_last(qn_vm *vm, const vm_loops *l, const qn_array *x,
+                                                                const eager_pick *p) {
+  const qn_array *a = p->index[0];
+  int64_t at[EAGER_PLACES], room[EAGER_PLACES], shape[ARRAY_MAX_RANK], n = 1, size = a->size;
+  const int64_t *index = NULL;
+  qn_array *out;
+  at[0] = p->offset;
+  for (int i = 0; i < p->lead; i++) {
+    if ((n = with_own(p, i, at, n)) < 0) return value_unset();
+    shape[i] = p->shape[i];
+  }
+  if (p->n > 1) {
+    size = with_alike(l, p, at, n);
+    if (size < 0) return value_unset();
+    n = 1;
+  } else if ((uint64_t)size - 1 >= EAGER_PLACES || n * size > EAGER_PLACES ||
+             !bounded(l, a, p->size[0], room, &index)) {
+    return value_unset();
+  }
+  if (p->lead == 0) {
+    out = array_new_like(vm, (qn_dtype)x->dtype, a);
+  } else {
+    if (p->lead + a->rank > ARRAY_MAX_RANK) return value_unset();
+    for (int i = 0; i < a->rank; i++) shape[p->lead + i] = a->shape[i];
+    out = array_new(vm, (qn_dtype)x->dtype, p->lead + a->rank, shape);
+  }
+  if (!out) return value_error();
+  gather_fn gather = gather_of(l, x);
+  char *to = out->storage->data;
+  const char *from = x->storage->data;
+  if (p->n > 1) {
+    gather(to, from, at, 1, size);
+  } else {
+    size_t each = dtype_size((qn_dtype)x->dtype);
+    for (int64_t i = 0; i < n; i++, to += each * (size_t)size)
+      gather(to, from + at[i] * (int64_t)each, index, p->stride[0], size);
+  }
   return value_obj(TAG_ARRAY, out);
 }
 
 qn_value eager_pick_apply(qn_vm *vm, const qn_array *x, const eager_pick *p) {
   const vm_loops *l = cpu_loops(vm);
   if (!l) return value_error();
-  eager_places places;
-  return find(l, p, &places) ? read_places(vm, l, x, &places) : value_unset();
+  return p->rank == p->lead && is_alike(p) ? read_last(vm, l, x, p) : read_found(vm, l, x, p);
 }
 
-/* ---- the whole first axis, or all of them ----------------------------------------------------------------------------- */
+/* ---- the whole of an axis, or all of them ----------------------------------------------------------------------------- */
 
-/* Is an index array read as it lies, and in bounds of an axis of this size? Its numbers are then in `index`, which are its own, or
- * where some count from the end in `to`. */
-static inline bool plain_indices(const qn_array *a, int64_t size, int64_t *to, const int64_t **index) {
-  if (a->dtype != QN_i64 || !a->contiguous || (uint64_t)a->size - 1 >= EAGER_PLACES) return false;
-  const int64_t *own = (const int64_t *)(const void *)array_data(a);
-  int64_t n = a->size;
-  bool outside = false;
-  for (int64_t i = 0; i < n; i++) outside |= (uint64_t)own[i] >= (uint64_t)size;
-  *index = own;
-  return __builtin_expect(!outside, 1) || (*index = to, index_offsets(own, n, size, 1, true, 0, to));
+/* The same of an index array that is read as it lies. */
+static inline bool plain_indices(const vm_loops *l, const qn_array *a, int64_t size, int64_t *room,
+                                 const int64_t **index) {
+  return a->dtype == QN_i64 && a->contiguous && (uint64_t)a->size - 1 < EAGER_PLACES &&
+         bounded(l, a, size, room, index);
 }
 
-static inline qn_value read_rows(qn_vm *vm, const vm_loops *l, const qn_array *x, const qn_array *by) {
-  int64_t room[EAGER_PLACES], row = 1, shape[ARRAY_MAX_RANK], n = by->size;
+/* Rows are what lies behind an element of the axis. */
+static inline __attribute__((always_inline)) qn_value read_rows(qn_vm *vm, const vm_loops *l, const qn_array *x,
+                                                                const qn_array *by, int axis) {
+  int64_t room[EAGER_PLACES], before = 1, row = 1, shape[ARRAY_MAX_RANK], n = by->size, length = x->shape[axis];
   const int64_t *index;
   int rank = by->rank, all = rank + x->rank - 1;
-  if (all > ARRAY_MAX_RANK || !plain_indices(by, x->shape[0], room, &index)) return value_unset();
-  for (int i = 0; i < rank; i++) shape[i] = by->shape[i];
-  for (int i = rank; i < all; i++) row *= shape[i] = x->shape[i - rank + 1];
-  if (row != 1 && (!x->contiguous || (uint64_t)(row - 1) >= EAGER_PLACES * 8)) return value_unset();
+  if (all > ARRAY_MAX_RANK || !plain_indices(l, by, length, room, &index)) return value_unset();
+  for (int i = 0; i < axis; i++) before *= shape[i] = x->shape[i];
+  for (int i = 0; i < rank; i++) shape[axis + i] = by->shape[i];
+  for (int i = axis + rank; i < all; i++) row *= shape[i] = x->shape[i - rank + 1];
+  if ((row != 1 || before != 1) && (!x->contiguous || (uint64_t)(before * row - 1) >= EAGER_PLACES * 8))
+    return value_unset();
   qn_array *out = array_new(vm, (qn_dtype)x->dtype, all, shape);
   if (!out) return value_error();
-  size_t size = dtype_size((qn_dtype)x->dtype);
+  size_t bytes = dtype_size((qn_dtype)x->dtype) * (size_t)row;
   char *to = out->storage->data;
   const char *from = array_data(x);
   if (row == 1) {
-    l->gather[vm_size_class(size)](to, from, index, x->strides[0], n);
+    gather_fn gather = gather_of(l, x);
+    for (; before > 0; before--, to += bytes * (size_t)n, from += bytes * (size_t)length)
+      gather(to, from, index, x->strides[axis], n);
   } else {
-    size_t bytes = size * (size_t)row;
-    for (int64_t i = 0; i < n; i++, to += bytes) memcpy(to, from + (size_t)index[i] * bytes, bytes);
+    for (; before > 0; before--, from += bytes * (size_t)length)
+      for (int64_t i = 0; i < n; i++, to += bytes) memcpy(to, from + (size_t)index[i] * bytes, bytes);
   }
   return value_obj(TAG_ARRAY, out);
 }
@@ -311,7 +379,7 @@ static inline qn_value read_masked(qn_vm *vm, const vm_loops *l, const qn_array 
   if (n < 0) return value_unset();
   qn_array *out = array_new(vm, (qn_dtype)x->dtype, 1, &n);
   if (!out) return value_error();
-  l->gather[vm_size_class(dtype_size((qn_dtype)x->dtype))](out->storage->data, array_data(x), at, 1, n);
+  gather_of(l, x)(out->storage->data, array_data(x), at, 1, n);
   return value_obj(TAG_ARRAY, out);
 }
 
@@ -319,7 +387,64 @@ qn_value eager_named(qn_vm *vm, const qn_array *x, const qn_array *by) {
   if (!eager_here(x) || !eager_here(by) || !x->rank) return value_unset();
   const vm_loops *l = cpu_loops(vm);
   if (!l) return value_error();
-  return by->dtype == QN_bool ? read_masked(vm, l, x, by) : read_rows(vm, l, x, by);
+  return by->dtype == QN_bool ? read_masked(vm, l, x, by) : read_rows(vm, l, x, by, 0);
+}
+
+static __attribute__((noinline)) qn_value take_apart(qn_vm *vm, const qn_array *x, const qn_array *index, int axis) {
+  eager_pick p;
+  p.rank = 0;
+  for (int i = 0; i < x->rank; i++) {
+    if (i == axis) continue;
+    p.shape[p.rank] = x->shape[i];
+    p.strides[p.rank++] = x->strides[i];
+  }
+  p.offset = x->offset;
+  p.lead = axis;
+  p.n = 1;
+  p.index[0] = index;
+  p.size[0] = x->shape[axis];
+  p.stride[0] = x->strides[axis];
+  return eager_pick_apply(vm, x, &p);
+}
+
+qn_value eager_take(qn_vm *vm, const qn_array *x, const qn_array *index, int axis) {
+  if (!eager_here(x) || !eager_here(index)) return value_unset();
+  const vm_loops *l = cpu_loops(vm);
+  if (!l) return value_error();
+  qn_value rows = read_rows(vm, l, x, index, axis);
+  return value_is(rows, TAG_UNSET) ? take_apart(vm, x, index, axis) : rows;
+}
+
+/* Where the elements are that are stored at n places as they lie: of an array of the places' shape and of this dtype, or in `cell` a number's.
+ * NULL: not so. */
+static inline const void *plain_elements(qn_value v, qn_dtype d, const qn_array *by, int64_t n, char *cell) {
+  if (!value_is(v, TAG_ARRAY)) {
+    dtype_store(d, cell, v);
+    return cell;
+  }
+  const qn_array *b = value_array(v);
+  bool mask = by->dtype == QN_bool;
+  if (!eager_here(b) || b->dtype != d || !b->contiguous || b->size != n || b->rank != (mask ? 1 : by->rank) ||
+      (b->rank > 1 && !shape_equal(b, by)))
+    return NULL;
+  return array_data(b);
+}
+
+qn_value eager_add_at(qn_vm *vm, qn_array *x, const qn_array *by, qn_value v) {
+  const vm_loops *l = cpu_loops(vm);
+  if (!l) return value_error();
+  qn_dtype d = (qn_dtype)x->dtype;
+  int64_t room[EAGER_PLACES];
+  const int64_t *index;
+  const void *from;
+  char cell[8];
+  if (!eager_here(x) || !eager_here(by) || x->rank != 1 || x->size > EAGER_PLACES * 8 || !l->update[KOP_add][d] ||
+      !plain_indices(l, by, x->shape[0], room, &index) || !(from = plain_elements(v, d, by, by->size, cell)))
+    return value_unset();
+  qn_array *out = array_duplicate(vm, x);
+  if (!out) return value_error();
+  l->update[KOP_add][d](array_data(out), index, from, value_is(v, TAG_ARRAY), by->size);
+  return value_obj(TAG_ARRAY, out);
 }
 
 bool eager_put_named(qn_vm *vm, qn_value *x, const qn_array *by, qn_value v, int mode, bool *ok) {
@@ -329,25 +454,18 @@ bool eager_put_named(qn_vm *vm, qn_value *x, const qn_array *by, qn_value v, int
   int64_t room[EAGER_PLACES], at[EAGER_PLACES], n = by->size;
   const int64_t *index;
   if (!eager_here(a) || !eager_here(by)) return false;
+  const vm_loops *l = cpu_loops(vm);
   bool mask = by->dtype == QN_bool;
-  if (mask ? mode != SCATTER_SET || (n = masked(a, by, at)) < 0
-           : a->rank != 1 || !plain_indices(by, a->shape[0], room, &index))
+  if (!l) return false;
+  if (__builtin_expect(mask, 0) ? mode != SCATTER_SET || (n = masked(a, by, at)) < 0
+                                : a->rank != 1 || !plain_indices(l, by, a->shape[0], room, &index))
     return false;
   if (mask) index = at;
   qn_dtype d = (qn_dtype)a->dtype;
-  const vm_loops *l = cpu_loops(vm);
   int kop = mode == SCATTER_ADD ? KOP_add : KOP_mul;
-  if (!l || (mode != SCATTER_SET && !l->update[kop][d])) return false;
-  if (value_is(v, TAG_ARRAY)) {
-    const qn_array *b = value_array(v);
-    if (!eager_here(b) || b->storage == a->storage || b->dtype != d || !b->contiguous || b->size != n ||
-        b->rank != (mask ? 1 : by->rank) || (b->rank > 1 && !shape_equal(b, by)))
-      return false;
-    from = array_data(b);
-  } else {
-    dtype_store(d, cell, v);
-    from = cell;
-  }
+  if (mode != SCATTER_SET && !l->update[kop][d]) return false;
+  if ((value_is(v, TAG_ARRAY) && value_array(v)->storage == a->storage) || !(from = plain_elements(v, d, by, n, cell)))
+    return false;
   *ok = array_own(vm, x);
   if (!*ok) return true;
   a = value_array(*x);
@@ -428,21 +546,26 @@ bool eager_store(qn_vm *vm, const qn_array *x, const eager_places *p, qn_value v
 
 /* ---- ops ----------------------------------------------------------------------------------------------------------------- */
 
-/* `in[0..n)` as index arrays of the leading axes of an array of this shape. False: not here. */
-static bool pick_leading(const qn_array *x, const qn_value *in, int n, eager_pick *p) {
+/* Axes of an array, the first `n` of which are governed by index arrays or masks, which are to be filled in. */
+static void pick_leading(const qn_array *x, const int64_t *strides, int64_t offset, int n, eager_pick *p) {
+  p->rank = x->rank - n;
+  p->offset = offset;
+  p->lead = p->n = 0;
+  for (int i = 0; i < x->rank; i++) {
+    *(i < n ? &p->size[i] : &p->shape[i - n]) = x->shape[i];
+    *(i < n ? &p->stride[i] : &p->strides[i - n]) = strides[i];
+  }
+}
+
+/* `in[0..n)` as index arrays of the leading axes. False: not here. */
+static bool pick_arrays(const qn_array *x, const int64_t *strides, int64_t offset, const qn_value *in, int n,
+                        eager_pick *p) {
   if (n > x->rank) return false;
-  p->rank = x->rank;
-  memcpy(p->shape, x->shape, sizeof p->shape);
-  memcpy(p->strides, x->strides, sizeof p->strides);
-  p->offset = x->offset;
-  p->lead = 0;
-  p->n = n;
-  for (int i = 0; i < n; i++) {
-    if (!value_is(in[i], TAG_ARRAY)) return false;
-    const qn_array *a = value_array(in[i]);
+  pick_leading(x, strides, offset, n, p);
+  for (; p->n < n; p->n++) {
+    if (!value_is(in[p->n], TAG_ARRAY)) return false;
+    const qn_array *a = p->index[p->n] = value_array(in[p->n]);
     if (!eager_here(a) || !dtype_is_int((qn_dtype)a->dtype)) return false;
-    p->index[i] = a;
-    p->axis[i] = (uint8_t)i;
   }
   return true;
 }
@@ -463,54 +586,63 @@ static qn_value stored(qn_vm *vm, const qn_array *x, qn_value v) {
 }
 
 /* Places along one axis by an index array of the same rank, in an array that begins at `offset`. */
-static bool find_along(const vm_loops *l, const qn_array *x, const int64_t *strides, bool dense, int64_t offset,
-                       qn_value by, const op_attr *attr, eager_places *to) {
-  if (!value_is(by, TAG_ARRAY) || !attr->axes) return false;
+static bool find_along(const vm_loops *l, const qn_array *x, const int64_t *strides, int64_t offset, qn_value by,
+                       int axis, eager_places *to) {
+  if (!value_is(by, TAG_ARRAY)) return false;
   const qn_array *index = value_array(by);
-  int rank = x->rank, axis = __builtin_ctz(attr->axes);
+  int rank = x->rank;
   if (index->rank != rank || axis >= rank || !eager_here(index) || !dtype_is_int((qn_dtype)index->dtype) ||
       (uint64_t)index->size - 1 >= EAGER_PLACES)
     return false;
   int64_t n = 1, loaded[EAGER_PLACES];
   to->at[0] = offset;
   to->rank = rank;
-  if (axis == rank - 1 && dense && index->dtype == QN_i64 && index->contiguous) { /* row by row */
-    const int64_t *own = (const int64_t *)(const void *)array_data(index);
-    int64_t count = index->shape[axis], size = x->shape[axis], *at = to->at;
-    for (int i = 0; i < axis; i++) {
-      if (index->shape[i] != x->shape[i]) return false;
-      to->shape[i] = index->shape[i];
-    }
-    to->shape[axis] = count;
-    to->n = index->size;
-    for (const int64_t *end = own + index->size; own != end; offset += size)
-      for (int64_t i = 0; i < count; i++) {
-        int64_t k = *own++;
-        k += k < 0 ? size : 0;
-        if ((uint64_t)k >= (uint64_t)size) return false;
-        *at++ = offset + k;
-      }
-    return true;
-  }
   for (int i = 0; i < rank; i++) {
     if (i != axis && index->shape[i] != x->shape[i]) return false;
     to->shape[i] = index->shape[i];
     n = with_axis(to->at, n, index->shape[i], i == axis ? 0 : strides[i]);
   }
   to->n = n;
-  return index_offsets(indices_of(l, index, rank, index->shape, n, loaded), n, x->shape[axis], strides[axis], false, 0,
+  return index_offsets(indices_of(l, index, rank, index->shape, n, loaded), n, x->shape[axis], strides[axis], false,
                        to->at);
 }
 
-qn_value eager_fast_gather(qn_vm *vm, qn_value x, qn_value index, const op_attr *attr) {
+/* Of rows without gaps, where all of it is read as it lies, each along itself. */
+static inline qn_value gather_rows(qn_vm *vm, const vm_loops *l, const qn_array *x, const qn_array *by) {
+  int last = x->rank - 1;
+  int64_t at[EAGER_PLACES], *to = at, n = by->size, count, size, row = 0;
+  if (by->rank != x->rank || last < 0 || !x->contiguous || by->dtype != QN_i64 || !by->contiguous ||
+      (uint64_t)n - 1 >= EAGER_PLACES)
+    return value_unset();
+  for (int i = 0; i < last; i++)
+    if (by->shape[i] != x->shape[i]) return value_unset();
+  count = by->shape[last], size = x->shape[last];
+  const int64_t *own = (const int64_t *)(const void *)array_data(by);
+  for (const int64_t *end = own + n; own != end; row += size)
+    for (int64_t i = count; i > 0; i--) {
+      int64_t k = *own++;
+      k += k < 0 ? size : 0;
+      if ((uint64_t)k >= (uint64_t)size) return value_unset();
+      *to++ = row + k;
+    }
+  qn_array *out = array_new_like(vm, (qn_dtype)x->dtype, by);
+  if (!out) return value_error();
+  gather_of(l, x)(out->storage->data, array_data(x), at, 1, n);
+  return value_obj(TAG_ARRAY, out);
+}
+
+qn_value eager_fast_gather(qn_vm *vm, qn_value in, qn_value index, int axis) {
   const vm_loops *l = cpu_loops(vm);
   if (!l) return value_error();
   eager_places places;
-  if (!value_is(x, TAG_ARRAY) || !eager_here(value_array(x)) ||
-      !find_along(l, value_array(x), value_array(x)->strides, value_array(x)->contiguous, value_array(x)->offset, index,
-                  attr, &places))
+  const qn_array *x = value_array(in);
+  if (!value_is(in, TAG_ARRAY) || !value_is(index, TAG_ARRAY) || !eager_here(x) || !eager_here(value_array(index)))
     return value_unset();
-  return read_places(vm, l, value_array(x), &places);
+  if (axis == x->rank - 1) {
+    qn_value rows = gather_rows(vm, l, x, value_array(index));
+    if (!value_is(rows, TAG_UNSET)) return rows;
+  }
+  return find_along(l, x, x->strides, x->offset, index, axis, &places) ? read_places(vm, l, x, &places) : value_unset();
 }
 
 /* scatter and gather_add: a copy of x with v at the places. */
@@ -522,11 +654,8 @@ static qn_value copy_with(qn_vm *vm, const vm_loops *l, op_id op, const qn_value
   shape_strides(x->rank, x->shape, strides);
   if (op == OP_scatter) {
     eager_pick p;
-    if (!pick_leading(x, in + 1, nin - 2, &p)) return value_unset();
-    memcpy(p.strides, strides, sizeof strides);
-    p.offset = 0;
-    if (!find(l, &p, &places)) return value_unset();
-  } else if (!find_along(l, x, strides, true, 0, in[1], attr, &places)) {
+    if (!pick_arrays(x, strides, 0, in + 1, nin - 2, &p) || !eager_find(vm, &p, &places)) return value_unset();
+  } else if (!attr->axes || !find_along(l, x, strides, 0, in[1], __builtin_ctz(attr->axes), &places)) {
     return value_unset();
   }
   qn_value v = stored(vm, x, in[nin - 1]);
@@ -551,21 +680,20 @@ qn_value eager_fast_index(qn_vm *vm, op_id op, const qn_value *in, int nin, cons
   switch (op) {
   case OP_index: {
     eager_pick p;
-    return nin <= 1 + ARRAY_MAX_RANK && pick_leading(x, in + 1, nin - 1, &p) ? eager_pick_apply(vm, x, &p)
-                                                                             : value_unset();
+    return pick_arrays(x, x->strides, x->offset, in + 1, nin - 1, &p) ? eager_pick_apply(vm, x, &p) : value_unset();
   }
   case OP_compress: {
     const qn_array *mask = value_is(in[1], TAG_ARRAY) ? value_array(in[1]) : NULL;
     eager_pick p;
-    if (!mask || !eager_here(mask) || mask->dtype != QN_bool || !mask->rank || mask->rank > x->rank ||
-        !pick_leading(x, NULL, 0, &p))
+    if (!mask || !eager_here(mask) || mask->dtype != QN_bool || !mask->rank || mask->rank > x->rank)
       return value_unset();
+    pick_leading(x, x->strides, x->offset, mask->rank, &p);
     for (int i = 0; i < mask->rank; i++)
       if (mask->shape[i] != x->shape[i]) return value_unset();
-    p.n = 1, p.index[0] = mask, p.axis[0] = 0;
+    p.n = 1, p.index[0] = mask;
     return eager_pick_apply(vm, x, &p);
   }
-  case OP_gather: return eager_fast_gather(vm, in[0], in[1], attr);
+  case OP_gather: return attr->axes ? eager_fast_gather(vm, in[0], in[1], __builtin_ctz(attr->axes)) : value_unset();
   case OP_scatter:
   case OP_gather_add: return nin > 2 ? copy_with(vm, l, op, in, nin, attr) : value_unset();
   default: return value_unset();

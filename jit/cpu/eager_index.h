@@ -5,16 +5,17 @@
 #include "lang/op.h"
 #include "lang/vm.h"
 
-/* Axes of (a part of) an array; some are governed by index arrays, which broadcast together to the joint axes, or by masks, whose
- * true elements are one joint axis. Sizes that index arrays and masks do not fit are not to be given. */
+/* (A part of) an array by index arrays, which broadcast together to the joint axes, and masks, whose true elements are one joint axis.
+ * Sizes that masks do not fit are not to be given. */
 typedef struct eager_pick {
-  int rank;
+  int rank; /* axes that no index governs, in their order */
   int64_t shape[ARRAY_MAX_RANK], strides[ARRAY_MAX_RANK];
   int64_t offset; /* elements from storage->data */
-  int lead;       /* so many other axes stand before the joint ones in the result, the rest behind them */
+  int lead;       /* so many of these axes stand before the joint ones in the result, the rest behind them */
   int n;
   const qn_array *index[ARRAY_MAX_RANK]; /* of an integer dtype, or bool */
-  uint8_t axis[ARRAY_MAX_RANK];          /* the first that it governs: a mask one for each of its own */
+  int64_t size[ARRAY_MAX_RANK],
+      stride[ARRAY_MAX_RANK]; /* of the axes that they govern: a mask one for each of its own */
 } eager_pick;
 
 /* Elements at most: more are left to the slow way. */
@@ -43,8 +44,12 @@ QN_MUST_CHECK qn_value eager_named(qn_vm *vm, const qn_array *x, const qn_array 
 /* x[by] = v, also by a mask, x[by] += v or x[by] *= v, of an array of rank 1 by an index array, where v is of x's dtype or a number that it holds; *ok: false
  * with an error raised. False: not here. */
 QN_MUST_CHECK bool eager_put_named(qn_vm *vm, qn_value *x, const qn_array *by, qn_value v, int mode, bool *ok);
-/* OP_gather; unset: not here. */
-QN_MUST_CHECK qn_value eager_fast_gather(qn_vm *vm, qn_value x, qn_value index, const op_attr *attr);
+/* What an index array takes along an axis; unset: not here. */
+QN_MUST_CHECK qn_value eager_take(qn_vm *vm, const qn_array *x, const qn_array *index, int axis);
+/* A copy of x with v, of its dtype, added to it at the places of an index array; unset: not here. */
+QN_MUST_CHECK qn_value eager_add_at(qn_vm *vm, qn_array *x, const qn_array *by, qn_value v);
+/* OP_gather along an axis; unset: not here. */
+QN_MUST_CHECK qn_value eager_fast_gather(qn_vm *vm, qn_value x, qn_value index, int axis);
 /* INDEX ops; unset: not here. */
 QN_MUST_CHECK qn_value eager_fast_index(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
 
