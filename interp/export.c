@@ -177,6 +177,7 @@ static int fail_name(const export *x, const char *name, size_t len) {
 }
 
 static int read_size(export *x, qn_value *slot, const char *arg, const char *text) {
+  if (slot->head != TAG_UNSET) return cli_misuse("export: '%s': this size has a value already", arg);
   qn_value v = evaluate(x, "size", text);
   if (value_is_error(v)) return EXIT_SCRIPT;
   bool good = value_is(v, TAG_INT) && v.u.i >= 0;
@@ -451,6 +452,11 @@ static void tell_missing(export *x, uint32_t i) {
 }
 
 static int report_missing(const export *x) {
+  if (!x->cure.len && !x->cure.failed && !x->missing.failed) {
+    fprintf(stderr, "quern: export: with these ARGs the signature of %s asks for sizes that no array has:\n%.*s",
+            x->line->name, (int)x->missing.len, x->missing.text);
+    return EXIT_MISUSE;
+  }
   text_buf line;
   text_init(&line, NULL);
   text_word(&line, x->line->target);

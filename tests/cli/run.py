@@ -573,6 +573,7 @@ fn branch(x: f32[3]) {
 }
 fn reads(x: f32[3], i: i64[2]) = x[i] // (i - i)
 fn divides(x: i64[3]) = 6 // x
+fn shorter(x: f32[n], y: f32[24 // n - 9]) = sum(x) + sum(y)
 fn activated(x: f32[3], f = relu) = f(x)
 let slope = grad(fn(x: f32[8]) sum(x ** 2))
 let lanes = vmap(fn(x: f32[3]) sum(x * x))
@@ -630,9 +631,12 @@ def case_export(p):
     for args in ([], ["model.qn:net"], ["-o", "f.qnx"], ["model.qn", "-o", "f.qnx"], ["model.qn:", "-o", "f.qnx"], ["model.qn:a..b", "-o", "f.qnx"],
                  ["model.qn:net", "-o", "f.npy"], ["model.qn:net", "-o"], ["none.qn:net", "-o", "f.qnx"], ["model.qn:net", "-x", "-o", "f.qnx"],
                  ["model.qn:net", "-o", "f.qnx", "c=1"], ["model.qn:net", "-o", "f.qnx", "b=-1"], ["model.qn:net", "-o", "f.qnx", "1", "2", "3"],
-                 ["model.qn:net", "-o", "f.qnx", "x=1", "x=1"]):
+                 ["model.qn:net", "-o", "f.qnx", "x=1", "x=1"], ["model.qn:net", "-o", "f.qnx", "b=1", "b=2"]):
         result = p.run("export", *args)
         need(result.status == 2 and result.err.startswith("quern: ") and not os.path.exists(p.path("f.qnx")), f"misuse: {args}", result)
+    for size in ("n=3", "n=0"):
+        result = p.run("export", "model.qn:shorter", "-o", "f.qnx", size)
+        need(result.status == 2 and "\n  y: f32[24 // n - 9]\n" in result.err and "quern export" not in result.err, "sizes that no array has", result)
     result = p.run("export", "model.qn:net", "-o", "f.qnx", "x=nowhere + 1")
     need(result.status == 1 and result.error == "E401" and "nowhere + 1" in result.err, "an ARG that fails", result)
     result = p.run("export", "model.qn:net", "-o", "/nowhere/f.qnx", "b=1")
