@@ -120,7 +120,7 @@ def run(quern, folder, name, flags, text):
     results = {}
     for file in sorted(os.listdir(place)):
         values = numpy.load(os.path.join(place, file))
-        results[file] = values.shape, numpy.where(numpy.isnan(values), numpy.nan, values).tobytes()
+        results[file] = values.dtype.str, values.shape, numpy.where(numpy.isnan(values), numpy.nan, values).tobytes()
     return results
 
 
