@@ -99,6 +99,11 @@ def sigmoid(x):
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
+def summed(f, a, **how):
+    """NumPy's sum, mean, ... of f64 with 64 bits of mantissa: over the first axes it adds one by one, whose errors exceed the bounds."""
+    return f(a, **how) if a.dtype.kind != "f" else np.asarray(f(a.astype(np.longdouble), **how)).astype(np.float64)
+
+
 def softmax(x, axis):
     e = np.exp(x - np.max(x, axis=axis, keepdims=True))
     return e / np.sum(e, axis=axis, keepdims=True)
@@ -416,11 +421,11 @@ class Program:
         floating = x.dtype if x.is_float else "f32"
         if name == "sum":
             return self.add(f"sum({x.name}{arguments})", [x], x.dtype if x.is_float else "i64",
-                            lambda a: np.sum(a if a.dtype.kind == "f" else a.astype(np.int64), axis=axis, keepdims=keep),
+                            lambda a: summed(np.sum, a if a.dtype.kind == "f" else a.astype(np.int64), axis=axis, keepdims=keep),
                             lambda i, e: (e[0] + (EPS[x.dtype if x.dtype == "f64" else "f32"] * 4 * top(i[0]) if x.is_float else 0)) * count(i[0]))
         if name == "mean":
             return self.add(f"mean({x.name}{arguments})", [x], floating,
-                            lambda a: np.mean(a.astype(np.float64), axis=axis, keepdims=keep),
+                            lambda a: summed(np.mean, a.astype(np.float64), axis=axis, keepdims=keep),
                             lambda i, e: e[0] + 8 * EPS[floating] * top(i[0]))
         if name == "prod":
             if not x.is_float:
@@ -429,7 +434,7 @@ class Program:
                             lambda a: np.prod(np.tanh(a) * 0.25 + 1, axis=axis, keepdims=keep),
                             lambda i, e: (e[0] + 4 * EPS[x.dtype]) * count(i[0]) * 1.3 ** min(count(i[0]), 60))
         return self.add(f"var({x.name}{arguments})", [x], floating,
-                        lambda a: np.var(a.astype(np.float64), axis=axis, keepdims=keep),
+                        lambda a: summed(np.var, a.astype(np.float64), axis=axis, keepdims=keep),
                         lambda i, e: 4 * top(i[0]) * (e[0] + 8 * EPS[floating] * top(i[0])))
 
     def scan(self):
@@ -437,7 +442,7 @@ class Program:
         axis = self.random.randrange(-1, x.rank)
         dtype = x.dtype if x.is_float else "i64"
         self.add(f"cumsum({x.name}, axis: {axis})", [x], dtype,
-                 lambda a: np.cumsum(a if a.dtype.kind == "f" else a.astype(np.int64), axis=axis),
+                 lambda a: summed(np.cumsum, a if a.dtype.kind == "f" else a.astype(np.int64), axis=axis),
                  lambda i, e: (e[0] + (EPS["f32" if x.dtype in ("f16", "bf16") else x.dtype] * 4 * top(i[0]) if x.is_float else 0)) * max(1, i[0].size))
 
     def view(self):
