@@ -37,7 +37,7 @@ static inline int64_t with_list(int64_t *at, int64_t n, const int64_t *list, int
   return n * size;
 }
 
-/* The same with places along an axis. */
+/* The same with positions along an axis of this stride. */
 static inline void with_index(int64_t *at, int64_t n, const int64_t *index, int64_t size, int64_t stride) {
   for (int64_t i = n; i-- > 0;) {
     int64_t from = at[i], *to = at + i * size;
@@ -95,8 +95,8 @@ static inline bool index_offsets(const int64_t *index, int64_t n, int64_t size, 
   return true;
 }
 
-/* The numbers of an index array of at most EAGER_PLACES elements as places along an axis of this size: where they are, or in `room`. False: one is
- * out of bounds. */
+/* The numbers of an index array of at most EAGER_PLACES elements as positions along an axis of this size: where they are, or in `room`. False:
+ * one is out of bounds. */
 static inline bool bounded(const vm_loops *l, const qn_array *a, int64_t size, int64_t *room, const int64_t **index) {
   int64_t n = a->size;
   const int64_t *own = indices_of(l, a, a->rank, a->shape, n, room);
@@ -106,21 +106,20 @@ static inline bool bounded(const vm_loops *l, const qn_array *a, int64_t size, i
   return __builtin_expect(!outside, 1) || (*index = room, index_offsets(own, n, size, 1, true, room));
 }
 
-/* Offsets of the elements that a mask leaves, from `base` on; their number, or -1: not here. */
-static __attribute__((noinline)) int64_t mask_offsets(const qn_array *mask, const int64_t *strides, int64_t base,
-                                                      int64_t *to) {
+/* Offsets of the elements that a mask leaves; their number, or -1: not here. */
+static __attribute__((noinline)) int64_t mask_offsets(const qn_array *mask, const int64_t *strides, int64_t *to) {
   const uint8_t *m = (const uint8_t *)array_data(mask);
   int64_t n = 0, all = 1;
   if (mask->size > EAGER_PLACES) return -1;
   if (mask->size == 0) return 0;
   if (mask->rank == 1 && mask->contiguous) {
-    for (int64_t i = 0, at = base; i < mask->size; i++, at += *strides) {
+    for (int64_t i = 0, at = 0; i < mask->size; i++, at += *strides) {
       to[n] = at;
       n += m[i];
     }
     return n;
   }
-  to[0] = base;
+  to[0] = 0;
   for (int i = 0; i < mask->rank; i++) all = with_axis(to, all, mask->shape[i], strides[i]);
   int64_t own[EAGER_PLACES];
   if (!mask->contiguous) offsets_of(mask, mask->rank, mask->shape, own);
@@ -149,7 +148,7 @@ static int64_t join(const vm_loops *l, const eager_pick *p, int64_t *list, int *
     bool mask = a->dtype == QN_bool;
     if (mask) {
       int64_t at[EAGER_PLACES];
-      if ((counts[i] = mask_offsets(a, p->stride + axis, 0, at)) < 0) return -1;
+      if ((counts[i] = mask_offsets(a, p->stride + axis, at)) < 0) return -1;
     }
     axis += mask ? a->rank : 1;
     for (int k = 0; k < (mask ? 1 : a->rank); k++) {
@@ -169,7 +168,7 @@ static int64_t join(const vm_loops *l, const eager_pick *p, int64_t *list, int *
     int64_t to[EAGER_PLACES];
     if (a->dtype == QN_bool) {
       int64_t at[EAGER_PLACES], last = shape[*rank - 1];
-      if (mask_offsets(a, p->stride + axis, 0, at) < 0) return -1;
+      if (mask_offsets(a, p->stride + axis, at) < 0) return -1;
       for (int64_t k = 0; k < n; k++) list[k] = (i ? list[k] : 0) + at[counts[i] == 1 ? 0 : k % last];
       axis += a->rank;
     } else {
@@ -193,7 +192,7 @@ static __attribute__((noinline)) int64_t with_joint(const vm_loops *l, const eag
   int64_t list[EAGER_PLACES], all;
   *rank = 1;
   if (p->n == 1 && p->index[0]->dtype == QN_bool)
-    all = shape[0] = mask_offsets(p->index[0], p->stride, 0, list);
+    all = shape[0] = mask_offsets(p->index[0], p->stride, list);
   else
     all = join(l, p, list, rank, shape);
   return all < 0 || n * all > EAGER_PLACES ? -1 : with_list(at, n, list, all);
@@ -210,7 +209,7 @@ static inline bool is_alike(const eager_pick *p) {
   return true;
 }
 
-/* The same with such, -1 also if they are out of bounds. */
+/* with_joint of such, -1 also if they are out of bounds. */
 static inline __attribute__((always_inline)) int64_t with_alike(const vm_loops *l, const eager_pick *p, int64_t *at,
                                                                 int64_t n) {
   int64_t room[EAGER_PLACES], size = p->index[0]->size;
@@ -275,7 +274,7 @@ static __attribute__((noinline)) qn_value read_found(qn_vm *vm, const vm_loops *
   return find(l, p, &places) ? read_places(vm, l, x, &places) : value_unset();
 }
 
-/* The same where index arrays of one shape govern the last axes of the result: behind each place along the others the elements of one index
+/* What index arrays of one shape name that govern the last axes of the result: behind each place along the others the elements of one index
  * array are read at once. */
 static inline __attribute__((always_inline)) qn_value read_last(qn_vm *vm, const vm_loops *l, const qn_array *x,
                                                                 const eager_pick *p) {
@@ -325,7 +324,7 @@ qn_value eager_pick_apply(qn_vm *vm, const qn_array *x, const eager_pick *p) {
 
 /* ---- the whole of an axis, or all of them ----------------------------------------------------------------------------- */
 
-/* The same of an index array that is read as it lies. */
+/* `bounded` of an index array that is read as it lies. */
 static inline bool plain_indices(const vm_loops *l, const qn_array *a, int64_t size, int64_t *room,
                                  const int64_t **index) {
   return a->dtype == QN_i64 && a->contiguous && (uint64_t)a->size - 1 < EAGER_PLACES &&
