@@ -206,7 +206,11 @@ static bool parse(qn_vm *vm, builtin_info *info) {
     if (info->sig.params[i].rest && i < UINT8_MAX) info->rest = (uint8_t)(i + 1);
     info->moves |= info->sig.params[i].move;
   }
-  info->pure = info->def.effect == BUILTIN_PURE && !info->moves && info->sig.nparams <= PURE_PARAMS;
+  info->pure = !info->moves && info->sig.nparams > 0 && info->sig.nparams <= PURE_PARAMS;
+  if (info->def.effect == BUILTIN_CHOICE && info->pure)
+    info->chooses = (uint8_t)info->sig.nparams;
+  else
+    info->pure = info->pure && info->def.effect == BUILTIN_PURE;
   return true;
 }
 

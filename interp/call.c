@@ -651,7 +651,7 @@ static __attribute__((noinline, cold)) qn_value fail_overflow(qn_vm *vm, const n
 /* Gives the node's arguments the numbers of the parameters that they are, `extra` receivers before them. False: there are spreads, or
  * the call is wrong, which binding says better. */
 static bool reads_only(const n_call *n);
-static uint8_t borrows(const n_call *n, const builtin_info *info);
+static uint8_t borrows(const n_call *n);
 static __attribute__((noinline)) bool lay_out(n_call *n, const builtin_info *info, uint32_t extra) {
   enum { MOST = 64 };
   uint32_t nparams = (uint32_t)info->sig.nparams, next = extra, rest = info->rest ? info->rest - 1u : nparams;
@@ -678,8 +678,8 @@ static __attribute__((noinline)) bool lay_out(n_call *n, const builtin_info *inf
   n->laid = info;
   n->operation = info->operands ? info : NULL;
   n->reads_only = reads_only(n);
-  n->borrows = borrows(n, info);
-  n->missing = (uint8_t)(((1u << (nparams < PURE_PARAMS ? nparams : PURE_PARAMS)) - 1) & ~given);
+  n->pure = info->pure && !(info->chooses && given >> (info->chooses - 1) & 1);
+  n->borrows = borrows(n);
   return true;
 }
 
@@ -694,9 +694,9 @@ static bool reads_only(const n_call *n) {
 }
 
 /* How call_borrowing calls the node, if it does: one list, of few variables and constants, may be an argument. */
-static uint8_t borrows(const n_call *n, const builtin_info *info) {
-  if (!info->pure || (n->method && !readable(n->callee))) return BORROWS_NOT;
-  uint32_t lists = info->rest != 0;
+static uint8_t borrows(const n_call *n) {
+  if (!n->pure || (n->method && !readable(n->callee))) return BORROWS_NOT;
+  uint32_t lists = n->laid->rest != 0;
   if (n->nrest > REST_KEPT) return BORROWS_NOT;
   for (uint32_t i = 0; i < n->n; i++) {
     const node *a = n->args[i].value;
@@ -948,9 +948,15 @@ static inline __attribute__((always_inline)) qn_value borrow(qn_vm *vm, n_call *
   qn_list *l = list ? ip->rest : NULL;
   if (__builtin_expect(list && !l, 0)) return call_pure(vm, n, info, value_retain(receiver), fp);
   if (!vm_enter(vm, 8)) return fail_overflow(vm, n);
-  for (uint32_t missing = n->missing; missing; missing &= missing - 1) {
-    int i = __builtin_ctz(missing);
-    in[i] = params[i].def;
+  switch (info->sig.nparams) {
+  case 8: in[7] = params[7].def; /* fall through */
+  case 7: in[6] = params[6].def; /* fall through */
+  case 6: in[5] = params[5].def; /* fall through */
+  case 5: in[4] = params[4].def; /* fall through */
+  case 4: in[3] = params[3].def; /* fall through */
+  case 3: in[2] = params[2].def; /* fall through */
+  case 2: in[1] = params[1].def; /* fall through */
+  default: in[0] = params[0].def;
   }
   if (receiver.head != TAG_UNSET) in[0] = receiver;
   uint32_t rest = list ? info->rest - 1u : UINT32_MAX, held = 0;
@@ -1018,7 +1024,7 @@ static inline qn_value call_borrowing(qn_vm *vm, n_call *n, const builtin_info *
 static __attribute__((noinline)) qn_value call_laid(qn_vm *vm, n_call *n, const builtin_info *info, qn_value receiver,
                                                     qn_value *fp) {
   uint32_t nparams = (uint32_t)info->sig.nparams, extra = receiver.head != TAG_UNSET;
-  if (info->pure && !vm->rec) return call_pure(vm, n, info, receiver, fp);
+  if (n->pure && !vm->rec) return call_pure(vm, n, info, receiver, fp);
   if (!vm_enter(vm, (size_t)nparams + 4)) {
     value_release(vm, receiver);
     return fail_overflow(vm, n);
@@ -1169,11 +1175,13 @@ qn_value eval_call(qn_vm *vm, node *h, qn_value *fp) {
   if (!n->direct || vm->rec) return call_any(vm, n, fp);
   qn_value f = cell_get(n->direct);
   if (f.head != TAG_FN) return f.head == TAG_DTYPE ? call_dtype(vm, n, f, fp) : call_any(vm, n, fp);
+  const builtin_info *laid = n->laid;
+  if (laid && laid == value_fn(f)->code) {
+    if (n->operation) return (n->reads_only ? call_reading : call_operation)(vm, n, laid, value_unset(), fp);
+    if (n->borrows) return call_borrowing(vm, n, laid, value_unset(), fp);
+    if (n->pure) return call_pure(vm, n, laid, value_unset(), fp);
+  }
   if (value_fn(f)->head.flags == FN_USER) return call_global(vm, n, f, fp);
-  if (n->operation && n->operation == value_fn(f)->code)
-    return (n->reads_only ? call_reading : call_operation)(vm, n, n->operation, value_unset(), fp);
-  if (n->laid && n->laid == value_fn(f)->code && n->laid->pure && !n->laid->operands)
-    return (n->borrows ? call_borrowing : call_pure)(vm, n, n->laid, value_unset(), fp);
   return call_named_builtin(vm, n, value_fn(f), fp);
 }
 

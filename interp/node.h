@@ -158,8 +158,8 @@ typedef struct n_call {
   const struct builtin_info *laid;      /* the builtin for whose parameters the arguments' slots hold; NULL: none yet */
   const struct builtin_info *operation; /* the same, if it is an op; else NULL */
   bool reads_only;                      /* and whether its arguments are variables and constants */
-  uint8_t borrows;                      /* and whether these, perhaps in a list, are all that it needs: BORROWS_ */
-  uint8_t missing;                      /* then the parameters that have their defaults, as a mask */
+  bool pure;                            /* and whether it calls nothing, told these arguments: builtin_info's */
+  uint8_t borrows;                      /* and whether variables and constants, perhaps in a list, are all that it needs: BORROWS_ */
   uint32_t n, nrest;                    /* of the arguments laid out, how many the rest parameter takes */
   call_arg args[];
 } n_call;

@@ -143,7 +143,8 @@ typedef struct builtin_info {
   bool parsed;
   bool plain;   /* no rest and no keyword-only parameter: positional arguments fill the row */
   bool moves;   /* a parameter takes a value over to change it */
-  bool pure;    /* it calls and changes nothing, and has at most PURE_PARAMS parameters */
+  bool pure;    /* it calls and changes nothing, and has at most PURE_PARAMS parameters ... */
+  uint8_t chooses; /* ... while this one, 1 + its number, the function that it calls otherwise, is not given; 0: always */
   uint8_t rest; /* 1 + the number of the rest parameter; 0: there is none */
   /* Where the builtin is an op on its first arguments, the others left out: how many these are (else 0), and the op. A pointwise op
    * takes numbers, too; a reduction over all axes is meant for an array only, whatever else the builtin of its name takes. */

@@ -24,7 +24,7 @@ typedef enum builtin_effect {
   BUILTIN_TAP,    /* returns nil and only writes out (print, progress, save): kept in order */
   BUILTIN_STATE,  /* changes the VM (seed) or the outside */
   BUILTIN_HIGHER, /* calls functions it is given (tree_map, grad): pure if they are */
-  BUILTIN_CHOICE  /* as HIGHER, but the functions only tell how to order or choose: called for its value alone */
+  BUILTIN_CHOICE  /* as HIGHER, but the function, its last parameter, only tells how to order or choose: called for its value alone */
 } builtin_effect;
 
 typedef qn_value (*builtin_fn)(qn_vm *vm, const qn_value *args);

@@ -336,6 +336,10 @@ static qn_value sort_list(qn_vm *vm, qn_value x, bool descending, qn_value by) {
 qn_value builtin_sort(qn_vm *vm, const qn_value *args) {
   qn_value x = args[0];
   bool descending;
+  if (!vm->rec && args[3].head == TAG_NIL) {
+    qn_value now = eager_sort(vm, OP_sort, args);
+    if (!value_is(now, TAG_UNSET)) return now;
+  }
   if (!arg_bool(vm, "sort", "true or false as descending", args[2], &descending)) return value_error();
   if (value_is(args[1], TAG_FN))
     return raise(vm, E_type, SPAN_NONE, "sort: the second argument is the axis of an array; write by: fn(item) ...");
@@ -346,8 +350,7 @@ qn_value builtin_sort(qn_vm *vm, const qn_value *args) {
   int axis;
   if (!arg_axis(vm, "sort", args[1], value_array(x)->rank, &axis)) return value_error();
   op_attr attr = {.axes = (uint8_t)(1u << axis), .flags = descending ? ATTR_DESCENDING : 0};
-  qn_value few = vm->rec ? value_unset() : eager_fast_sort(vm, OP_sort, x, &attr);
-  return value_is(few, TAG_UNSET) ? op1(vm, OP_sort, x, &attr) : few;
+  return op1(vm, OP_sort, x, &attr);
 }
 
 /* ---- reductions of arrays and sequences ------------------------------------------------------------------------------------ */

@@ -42,92 +42,104 @@ static bool operands(qn_vm *vm, const char *fn, qn_value key, int64_t draw, qn_v
   return false;
 }
 
-/* Few numbers, while nothing is recorded. Unset: not so, nothing is drawn. */
-static inline qn_value draw_few(qn_vm *vm, op_id op, qn_dtype dtype, int rank, const int64_t *shape, qn_value key,
-                                int64_t number) {
-  bool counted = value_is(key, TAG_NIL);
-  uint64_t words[3] = {vm->seed & 0xffffffffu, vm->seed >> 32, counted ? vm->draw : (uint64_t)number};
-  if (!counted) {
-    const qn_array *a = is_array(key) ? value_array(key) : NULL;
-    if (!a || a->dtype != QN_i64 || a->rank != 1 || a->size != 2 || !a->contiguous || !a->storage || a->device)
-      return value_unset();
-    memcpy(words, array_data(a), 2 * sizeof *words);
+/* Few numbers, while nothing is recorded: fills the words in. Unset: not so, nothing is drawn. */
+static inline __attribute__((always_inline)) qn_value draw_few(qn_vm *vm, op_id op, eager_drawing *d, qn_value key,
+                                                               int64_t number) {
+  if (vm->rec) return value_unset();
+  if (key.head == TAG_NIL) {
+    d->words[0] = vm->seed, d->words[1] = vm->seed >> 32, d->words[2] = vm->draw;
+    qn_value out = eager_draw(vm, op, d);
+    if (out.head != TAG_UNSET) vm->draw++;
+    return out;
   }
-  qn_value out = eager_draw(vm, op, dtype, rank, shape, words);
-  if (counted && !value_is(out, TAG_UNSET)) vm->draw++;
-  return out;
+  const qn_array *a = value_array(key);
+  if (key.head != TAG_ARRAY || a->dtype != QN_i64 || a->rank != 1 || a->size != 2 || !a->contiguous || !a->storage ||
+      a->device)
+    return value_unset();
+  memcpy(d->words, array_data(a), 2 * sizeof *d->words);
+  d->words[2] = (uint64_t)number;
+  return eager_draw(vm, op, d);
 }
 
 /* Sizes as arg_shape has them, most of which are plain. */
-static inline bool sizes_of(qn_vm *vm, const char *fn, qn_value rest, int64_t *shape, int *rank) {
-  const qn_list *l = value_is(rest, TAG_LIST) ? value_list(rest) : NULL;
-  bool plain = l && l->len - 1 < 4;
-  for (uint32_t i = 0; plain && i < l->len; i++) {
-    plain = l->items[i].head == TAG_INT && (uint64_t)l->items[i].u.i <= 1 << 12;
-    shape[i] = l->items[i].u.i;
+static inline __attribute__((always_inline)) bool sizes_of(qn_vm *vm, const char *fn, qn_value rest, eager_drawing *d) {
+  const qn_list *l = value_list(rest);
+  uint32_t n = rest.head == TAG_LIST ? l->len : 0, i = 0;
+  for (; i < n; i++) {
+    qn_value size = l->items[i];
+    if (size.head != TAG_INT || (uint64_t)size.u.i > 1 << 12 || i == 4) break; /* less than 2**48 elements */
+    d->shape[i] = size.u.i;
   }
-  if (!plain) return arg_shape(vm, fn, rest, shape, rank);
-  *rank = (int)l->len;
-  return true;
+  d->rank = (int)n;
+  return (i == n && n) || arg_shape(vm, fn, rest, d->shape, &d->rank);
 }
 
-static qn_value draw(qn_vm *vm, const char *fn, op_id op, qn_dtype dtype, int rank, const int64_t *shape, qn_value key,
-                     int64_t number) {
-  if (!vm->rec) {
-    qn_value few = draw_few(vm, op, dtype, rank, shape, key, number);
-    if (!value_is(few, TAG_UNSET)) return few;
-  }
+static __attribute__((noinline)) qn_value draw_op(qn_vm *vm, const char *fn, op_id op, const eager_drawing *d,
+                                                  qn_value key, int64_t number) {
   op_attr attr = {
-      .dtype = (uint8_t)dtype, .mode = value_is(key, TAG_NIL) ? DRAW_COUNTED : DRAW_KEYED, .n = (uint8_t)rank};
-  for (int i = 0; i < rank; i++) attr.d[i] = shape[i];
+      .dtype = (uint8_t)d->dtype, .mode = value_is(key, TAG_NIL) ? DRAW_COUNTED : DRAW_KEYED, .n = (uint8_t)d->rank};
+  for (int i = 0; i < d->rank; i++) attr.d[i] = d->shape[i];
   qn_value in[3];
   if (!operands(vm, fn, key, number, in)) return value_error();
   return use3(vm, op, in[0], in[1], in[2], &attr);
 }
 
-static qn_value draw_floats(qn_vm *vm, const char *fn, op_id op, const qn_value *args) {
-  int64_t shape[ARRAY_MAX_RANK];
-  int rank;
-  qn_dtype dtype;
-  if (!sizes_of(vm, fn, args[0], shape, &rank) || !arg_dtype(vm, fn, args[1], QN_f32, &dtype)) return value_error();
-  if (!dtype_is_float(dtype))
-    return raise(vm, E_dtype, SPAN_NONE, "%s: numbers of %s; randint draws integers and bernoulli bools", fn,
-                 dtype_rows[dtype].name);
-  return draw(vm, fn, op, dtype, rank, shape, args[2], 0);
+static inline __attribute__((always_inline)) qn_value draw(qn_vm *vm, const char *fn, op_id op, eager_drawing *d,
+                                                           qn_value key, int64_t number) {
+  qn_value few = draw_few(vm, op, d, key, number);
+  return few.head == TAG_UNSET ? draw_op(vm, fn, op, d, key, number) : few;
 }
 
-/* An array that was drawn just now, of few numbers in the CPU's memory, that nobody else has: it may be written to. */
-static bool is_few(const qn_vm *vm, qn_value x) {
-  if (!is_array(x) || vm->rec) return false;
-  const qn_array *a = value_array(x);
-  return !array_pending(a) && !a->device && a->contiguous && a->size <= 1024 && a->head.refs == 1 &&
-         a->storage->refs == 1;
+static __attribute__((noinline)) bool float_dtype(qn_vm *vm, const char *fn, qn_value v, qn_dtype *out) {
+  if (!arg_dtype(vm, fn, v, QN_f32, out)) return false;
+  if (dtype_is_float(*out)) return true;
+  raise(vm, E_dtype, SPAN_NONE, "%s: numbers of %s; randint draws integers and bernoulli bools", fn,
+        dtype_rows[*out].name);
+  return false;
+}
+
+static inline __attribute__((always_inline)) qn_value draw_floats(qn_vm *vm, const char *fn, op_id op,
+                                                                  const qn_value *args) {
+  eager_drawing d;
+  d.dtype = QN_f32;
+  if (!sizes_of(vm, fn, args[0], &d) || (args[1].head != TAG_NIL && !float_dtype(vm, fn, args[1], &d.dtype)))
+    return value_error();
+  return draw(vm, fn, op, &d, args[2], 0);
 }
 
 qn_value builtin_rand(qn_vm *vm, const qn_value *args) { return draw_floats(vm, "rand", OP_random_uniform, args); }
 qn_value builtin_randn(qn_vm *vm, const qn_value *args) { return draw_floats(vm, "randn", OP_random_normal, args); }
 
+/* Is it an int that nothing traces? */
+static inline bool plain_int(qn_value v, int64_t *out) {
+  *out = v.u.i;
+  return v.head == TAG_INT;
+}
+
 qn_value builtin_randint(qn_vm *vm, const qn_value *args) {
-  int64_t low, high, shape[ARRAY_MAX_RANK];
-  int rank;
-  qn_dtype dtype;
-  if (!arg_int(vm, "randint", "an int as low", args[0], &low) ||
-      !arg_int(vm, "randint", "an int as high", args[1], &high) || !sizes_of(vm, "randint", args[2], shape, &rank) ||
-      !arg_dtype(vm, "randint", args[3], QN_i64, &dtype))
+  int64_t low, high, values;
+  qn_dtype dtype = QN_i64;
+  eager_drawing d;
+  d.dtype = QN_i64;
+  if ((!plain_int(args[0], &low) && !arg_int(vm, "randint", "an int as low", args[0], &low)) ||
+      (!plain_int(args[1], &high) && !arg_int(vm, "randint", "an int as high", args[1], &high)) ||
+      !sizes_of(vm, "randint", args[2], &d) ||
+      (args[3].head != TAG_NIL && !arg_dtype(vm, "randint", args[3], QN_i64, &dtype)))
     return value_error();
-  int64_t values;
   if (high <= low || __builtin_sub_overflow(high, low, &values))
     return raise(vm, E_argument, SPAN_NONE, "randint: from %lld to %lld - 1 there are %s", (long long)low,
                  (long long)high, high <= low ? "no integers" : "more than 2**63 integers");
-  if (!dtype_is_int(dtype) || !dtype_holds(dtype, value_int(low)) || !dtype_holds(dtype, value_int(high - 1)))
+  if (dtype != QN_i64 && /* which holds them all */
+      (!dtype_is_int(dtype) || !dtype_holds(dtype, value_int(low)) || !dtype_holds(dtype, value_int(high - 1))))
     return raise(vm, E_dtype, SPAN_NONE, "randint: %s does not hold the integers from %lld to %lld",
                  dtype_rows[dtype].name, (long long)low, (long long)high - 1);
-  qn_value x = draw(vm, "randint", OP_random_bits, QN_i64, rank, shape, args[4], 0);
-  if (is_few(vm, x)) { /* the same, in place */
+  qn_value x = draw_few(vm, OP_random_bits, &d, args[4], 0);
+  if (x.head == TAG_ARRAY) { /* the same, in place */
     int64_t *p = (int64_t *)(void *)array_data(value_array(x));
-    for (int64_t i = 0; i < value_array(x)->size; i++) p[i] = (p[i] & INT64_MAX) % values + low;
-    return use_dtype(vm, x, dtype);
+    for (int64_t i = 0, n = value_array(x)->size; i < n; i++) p[i] = (p[i] & INT64_MAX) % values + low;
+    return dtype == QN_i64 ? x : use_dtype(vm, x, dtype);
   }
+  if (x.head == TAG_UNSET) x = draw_op(vm, "randint", OP_random_bits, &d, args[4], 0);
   x = use2(vm, OP_bitand, x, value_int(INT64_MAX), NULL);
   x = use2(vm, OP_mod, x, value_int(values), NULL);
   if (low) x = use2(vm, OP_add, x, value_int(low), NULL);
@@ -160,15 +172,14 @@ qn_value builtin_bernoulli(qn_vm *vm, const qn_value *args) {
   qn_value p = args[0];
   if (!is_array(p) && !value_is_number(p)) return arg_refuse(vm, "bernoulli", "a number or an array as p", p);
   if (!is_array(p) && !is_probability(vm, "bernoulli", p)) return value_error();
-  int64_t shape[ARRAY_MAX_RANK];
-  int rank;
-  if (!sizes_of(vm, "bernoulli", args[1], shape, &rank)) return value_error();
+  eager_drawing d;
+  if (!sizes_of(vm, "bernoulli", args[1], &d)) return value_error();
   if (value_list(args[1])->len == 0 && is_array(p)) {
-    rank = value_array(p)->rank;
-    for (int i = 0; i < rank; i++) shape[i] = value_array(p)->shape[i];
+    d.rank = value_array(p)->rank;
+    for (int i = 0; i < d.rank; i++) d.shape[i] = value_array(p)->shape[i];
   }
-  qn_dtype dtype = is_array(p) && value_array(p)->dtype == QN_f64 ? QN_f64 : QN_f32;
-  qn_value u = draw(vm, "bernoulli", OP_random_uniform, dtype, rank, shape, args[2], 0);
+  d.dtype = is_array(p) && value_array(p)->dtype == QN_f64 ? QN_f64 : QN_f32;
+  qn_value u = draw(vm, "bernoulli", OP_random_uniform, &d, args[2], 0);
   return use2(vm, OP_lt, u, value_retain(p), NULL);
 }
 
@@ -182,7 +193,8 @@ qn_value builtin_permutation(qn_vm *vm, const qn_value *args) {
     return value_error();
   if (n < 0) return raise(vm, E_shape, SPAN_NONE, "permutation: size %lld is negative", (long long)n);
   op_attr attr = {.axes = 1};
-  qn_value order = use1(vm, OP_argsort, draw(vm, "permutation", OP_random_bits, QN_i64, 1, &n, args[1], 0), &attr);
+  eager_drawing d = {.dtype = QN_i64, .rank = 1, .shape = {n}};
+  qn_value order = use1(vm, OP_argsort, draw(vm, "permutation", OP_random_bits, &d, args[1], 0), &attr);
   if (!rows || value_is_error(order)) return order;
   qn_value out = take_rows(vm, x, order, 0);
   value_release(vm, order);
@@ -206,12 +218,11 @@ qn_value builtin_key(qn_vm *vm, const qn_value *args) {
 
 qn_value random_split(qn_vm *vm, qn_value key, int64_t n) {
   if (n < 0) return raise(vm, E_shape, SPAN_NONE, "split: %lld keys", (long long)n);
-  int64_t shape[2] = {n, 1};
-  qn_value bits = draw(vm, "split", OP_random_bits, QN_i64, 2, shape, key, -1);
-  if (value_is_error(bits)) return bits;
-  if (is_few(vm, bits)) {
-    shape[1] = 2;
-    qn_array *keys = array_new(vm, QN_i64, 2, shape);
+  eager_drawing d = {.dtype = QN_i64, .rank = 2, .shape = {n, 1}};
+  qn_value bits = draw_few(vm, OP_random_bits, &d, key, -1);
+  if (bits.head == TAG_ARRAY) {
+    d.shape[1] = 2;
+    qn_array *keys = array_new(vm, QN_i64, 2, d.shape);
     const uint64_t *from = (const uint64_t *)(const void *)array_data(value_array(bits));
     for (int64_t i = 0; keys && i < n; i++) {
       int64_t *to = (int64_t *)(void *)array_data(keys) + 2 * i;
@@ -220,6 +231,8 @@ qn_value random_split(qn_vm *vm, qn_value key, int64_t n) {
     value_release(vm, bits);
     return keys ? value_obj(TAG_ARRAY, keys) : value_error();
   }
+  if (bits.head == TAG_UNSET) bits = draw_op(vm, "split", OP_random_bits, &d, key, -1);
+  if (value_is_error(bits)) return bits;
   qn_value mask = value_int(0xffffffff);
   qn_value words[2] = {op2(vm, OP_bitand, bits, mask, NULL),
                        use2(vm, OP_bitand, op2(vm, OP_shr, bits, value_int(32), NULL), mask, NULL)};

@@ -63,6 +63,8 @@ qn_value builtin_round(qn_vm *vm, const qn_value *args) {
 }
 
 qn_value builtin_argsort(qn_vm *vm, const qn_value *args) {
+  qn_value now = vm->rec ? value_unset() : eager_sort(vm, OP_argsort, args);
+  if (!value_is(now, TAG_UNSET)) return now;
   bool descending;
   int axis;
   if (!is_array(args[0])) return arg_refuse(vm, "argsort", "an array", args[0]);

@@ -152,13 +152,6 @@ MADE = {
 # What is above TINY, and what it may take.
 ABOVE = {
     "where(cm, i2, m)": 890,
-    "sort(x)": 1010,
-    "sort(m, axis: 0)": 1460,
-    "argsort(x)": 870,
-    "randint(0, 5, 4)": 1110,
-    "rand(4)": 830,
-    "randn(4)": 1220,
-    "randn(4, key: k)": 1250,
 }
 
 

@@ -33,10 +33,17 @@ QN_MUST_CHECK qn_value eager_scan(qn_vm *vm, op_id op, qn_value x, uint8_t axes)
 QN_MUST_CHECK qn_value eager_fast_dot(qn_vm *vm, const qn_array *x, const qn_array *y);
 QN_MUST_CHECK qn_value eager_fast_draw(qn_vm *vm, op_id op, const qn_value *in, const op_attr *attr);
 /* The same by key words and draw number. */
-QN_MUST_CHECK qn_value eager_draw(qn_vm *vm, op_id op, qn_dtype dtype, int rank, const int64_t *shape,
-                                  const uint64_t words[3]);
+typedef struct eager_drawing {
+  qn_dtype dtype;
+  int rank;
+  uint64_t words[3];
+  int64_t shape[ARRAY_MAX_RANK];
+} eager_drawing;
+QN_MUST_CHECK qn_value eager_draw(qn_vm *vm, op_id op, const eager_drawing *d);
 QN_MUST_CHECK qn_value eager_fast_nonzero(qn_vm *vm, qn_value in);
 QN_MUST_CHECK qn_value eager_fast_sort(qn_vm *vm, op_id op, qn_value in, const op_attr *attr);
+/* sort or argsort, outside of recordings, of an array along an axis (an int, negative ones from the end), descending or not (a bool). */
+QN_MUST_CHECK qn_value eager_sort(qn_vm *vm, op_id op, const qn_value in[3]);
 /* Copies the elements of an array in the CPU's memory, in row-major order. */
 void eager_write_out(void *to, const qn_array *a);
 /* Sum and division by the number of elements, of an array, where both have nothing to ask; otherwise unset. */

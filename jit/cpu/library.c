@@ -3,7 +3,8 @@
  * Sorting. A line along the axis becomes pairs of an order-preserving 64-bit key and the element's index: integers are biased,
  * floats have their bits folded so that they compare as unsigned numbers, -0 counts as 0, every NaN gets the largest key. A
  * descending sort complements the keys of numbers, so NaN stays last and equal elements keep their order. The pairs are sorted
- * by a bottom-up merge over runs that insertion sort made: stable, no recursion, 2 n extra pairs.
+ * by a bottom-up merge over runs that insertion sort made: stable, no recursion, 2 n extra pairs. A line of few elements of at most 32
+ * bits is sorted by words of key and index, by insertion alone, in the same order.
  *
  * compress counts first, so the result is allocated once.
  */
@@ -42,6 +43,12 @@ static void keys_of(qn_dtype d, const char *in, int64_t step, int64_t n, bool de
   if (d == QN_f32) {
     for (int64_t i = 0; i < n; i++, in += step) {
       float x;
+      memcpy(&x, in, sizeof x);
+      to[i] = (pair){float_key(x, descending), i};
+    }
+  } else if (d == QN_f64) {
+    for (int64_t i = 0; i < n; i++, in += step) {
+      double x;
       memcpy(&x, in, sizeof x);
       to[i] = (pair){float_key(x, descending), i};
     }
@@ -93,61 +100,151 @@ static pair *sort_pairs(qn_vm *vm, pair *a, pair *spare, int64_t n) {
   return a;
 }
 
-/* The elements of a line in the order of its pairs. Strides in elements. */
-static void store_sorted(char *out, int64_t out_stride, const char *in, int64_t stride, size_t size, const pair *sorted,
-                         int64_t n) {
-  int64_t step = stride * (int64_t)size, out_step = out_stride * (int64_t)size;
-  if (size == 4)
-    for (int64_t i = 0; i < n; i++, out += out_step) memcpy(out, in + sorted[i].index * step, 4);
-  else if (size == 8)
-    for (int64_t i = 0; i < n; i++, out += out_step) memcpy(out, in + sorted[i].index * step, 8);
+/* Lines of an array, one after the other along another axis. Steps in bytes; out_: of the result. */
+typedef struct sorting {
+  qn_vm *vm;
+  qn_dtype dtype;
+  bool descending, indices;
+  int64_t size; /* of an element */
+  int64_t n, step, out_step;
+  int64_t lines, next, out_next;
+  pair *pairs; /* room for 2 n, if n > RUN */
+} sorting;
+
+/* Writes the elements of a line in their order, or where they were: `sorted` are words or pairs. */
+static inline __attribute__((always_inline)) void store_sorted(const sorting *s, bool words, const void *sorted,
+                                                               const char *in, char *out) {
+#define STORE(WHAT)                                                                                                    \
+  for (int64_t i = 0; i < n; i++, out += out_step) {                                                                   \
+    int64_t at = words ? (int64_t)(uint32_t)((const uint64_t *)sorted)[i] : ((const pair *)sorted)[i].index;           \
+    WHAT;                                                                                                              \
+  }
+  int64_t n = s->n, step = s->step, out_step = s->out_step;
+  if (s->indices)
+    STORE(memcpy(out, &at, sizeof at))
+  else if (s->size == 4)
+    STORE(memcpy(out, in + at * step, 4))
+  else if (s->size == 8)
+    STORE(memcpy(out, in + at * step, 8))
   else
-    for (int64_t i = 0; i < n; i++, out += out_step) memcpy(out, in + sorted[i].index * step, size);
+    STORE(memcpy(out, in + at * step, (size_t)s->size))
+#undef STORE
 }
 
-static qn_array *sort_axis(qn_vm *vm, qn_array *x, const op_attr *attr, bool indices) {
-  int axis = attr->axes ? __builtin_ctz(attr->axes) : 0;
-  bool descending = (attr->flags & ATTR_DESCENDING) != 0;
-  qn_array *out = array_new(vm, indices ? QN_i64 : (qn_dtype)x->dtype, x->rank, x->shape);
-  if (!out || x->size == 0) return out;
-  int64_t n = x->rank ? x->shape[axis] : 1, stride = x->rank ? x->strides[axis] : 0,
-          out_stride = x->rank ? out->strides[axis] : 0;
-  size_t bytes = (size_t)n * 2 * sizeof(pair);
-  pair few[2 * FEW], *pairs = n <= FEW ? few : mem_alloc(vm, bytes);
-  if (!pairs) {
-    value_release(vm, value_obj(TAG_ARRAY, out));
-    return NULL;
+/* A float's bits as a key (the exponent of `inf` is all ones); narrow ones stand in the upper half. */
+static inline uint32_t fold32(uint32_t bits, uint32_t inf, uint32_t flip) {
+  if ((bits & INT32_MAX) > inf) return UINT32_MAX;
+  if (bits == (uint32_t)1 << 31) bits = 0;
+  return bits ^ ((uint32_t)((int32_t)bits >> 31) | (uint32_t)1 << 31) ^ flip;
+}
+
+/* The key of an element of at most 32 bits. */
+static inline __attribute__((always_inline)) uint32_t narrow_key(qn_dtype d, const char *p, uint32_t flip) {
+  uint32_t bits = 0;
+  if (d == QN_f32) {
+    memcpy(&bits, p, 4);
+    return fold32(bits, 0x7f800000, flip);
   }
-  size_t size = dtype_size((qn_dtype)x->dtype);
-  int64_t at[ARRAY_MAX_RANK] = {0}, lines = x->size / n;
-  for (int64_t line = 0; line < lines; line++) {
-    int64_t from = 0, to = 0;
-    for (int k = 0; k < x->rank; k++) {
-      from += at[k] * x->strides[k];
-      to += at[k] * out->strides[k];
+  if (d == QN_f16 || d == QN_bf16) {
+    memcpy((char *)&bits + 2, p, 2);
+    return fold32(bits, d == QN_f16 ? 0x7c000000 : 0x7f800000, flip);
+  }
+  return (uint32_t)dtype_load(d, p).u.i ^ (uint32_t)1 << 31 ^ flip;
+}
+
+/* Lines of at most RUN elements, of one dtype or of any. False: it was interrupted. */
+static inline __attribute__((always_inline)) bool sort_narrow(const sorting *s, qn_dtype d, const char *in, char *out) {
+  uint32_t flip = s->descending ? UINT32_MAX : 0;
+  for (int64_t line = 0; line < s->lines; line++, in += s->next, out += s->out_next) {
+    uint64_t words[RUN];
+    const char *p = in;
+    for (int64_t i = 0, n = s->n, step = s->step; i < n; i++, p += step) {
+      uint64_t x = (uint64_t)narrow_key(d, p, flip) << 32 | (uint64_t)i;
+      int64_t k = i;
+      for (; k > 0 && words[k - 1] > x; k--) words[k] = words[k - 1];
+      words[k] = x;
     }
-    const char *in = array_data(x) + from * (int64_t)size;
-    keys_of((qn_dtype)x->dtype, in, stride * (int64_t)size, n, descending, pairs);
-    const pair *sorted = sort_pairs(vm, pairs, pairs + n, n);
-    if (sorted && indices) {
-      int64_t *at_out = (int64_t *)(void *)array_data(out) + to;
-      for (int64_t i = 0; i < n; i++) at_out[i * out_stride] = sorted[i].index;
-    } else if (sorted) {
-      store_sorted(array_data(out) + to * (int64_t)size, out_stride, in, stride, size, sorted, n);
-    }
-    for (int k = x->rank - 1; k >= 0; k--) { /* the next line: all axes but the sorted one */
-      if (k == axis) continue;
+    store_sorted(s, true, words, in, out);
+    if (vm_poll_item(s->vm, line)) return false;
+  }
+  return true;
+}
+static __attribute__((noinline)) bool sort_narrow_f32(const sorting *s, const char *in, char *out) {
+  return sort_narrow(s, QN_f32, in, out);
+}
+static __attribute__((noinline)) bool sort_narrow_any(const sorting *s, const char *in, char *out) {
+  return sort_narrow(s, s->dtype, in, out);
+}
+
+/* Any lines. False: it was interrupted. */
+static __attribute__((noinline)) bool sort_wide(const sorting *s, const char *in, char *out) {
+  pair few[RUN];
+  for (int64_t line = 0; line < s->lines; line++, in += s->next, out += s->out_next) {
+    pair *sorted = s->n <= RUN ? few : s->pairs;
+    keys_of(s->dtype, in, s->step, s->n, s->descending, sorted);
+    if (s->n <= RUN)
+      insert_pairs(sorted, 0, s->n);
+    else
+      sorted = sort_pairs(s->vm, sorted, sorted + s->n, s->n);
+    if (!sorted) return false;
+    store_sorted(s, false, sorted, in, out);
+    if (s->n <= RUN ? vm_poll_item(s->vm, line) : vm_poll(s->vm)) return false;
+  }
+  return true;
+}
+
+static bool sort_lines(const sorting *s, const char *in, char *out) {
+  if (s->n > RUN || s->size > 4) return sort_wide(s, in, out);
+  return s->dtype == QN_f32 ? sort_narrow_f32(s, in, out) : sort_narrow_any(s, in, out);
+}
+
+/* The lines along `axis` of an array of three or more axes: those of the axis `inner`, at each place of the others. */
+static __attribute__((noinline)) bool sort_rows(const sorting *s, const qn_array *x, const qn_array *out, int axis,
+                                                int inner) {
+  int64_t at[ARRAY_MAX_RANK] = {0}, out_size = s->indices ? (int64_t)sizeof(int64_t) : s->size;
+  const char *in = array_data(x);
+  char *to = array_data(out);
+  for (;;) {
+    if (!sort_lines(s, in, to)) return false;
+    int k = x->rank - 1;
+    for (; k >= 0; k--) {
+      if (k == axis || k == inner) continue;
+      int64_t step = x->strides[k] * s->size, out_step = out->strides[k] * out_size;
+      in += step, to += out_step;
       if (++at[k] < x->shape[k]) break;
+      in -= at[k] * step, to -= at[k] * out_step;
       at[k] = 0;
     }
-    if (!sorted || vm_poll(vm)) {
-      if (pairs != few) mem_free(vm, pairs, bytes);
-      value_release(vm, value_obj(TAG_ARRAY, out));
-      return NULL;
-    }
+    if (k < 0) return true;
   }
-  if (pairs != few) mem_free(vm, pairs, bytes);
-  return out;
+}
+
+static __attribute__((noinline)) bool sort_with_room(sorting *s, const qn_array *x, const qn_array *out, int axis,
+                                                     int inner) {
+  size_t bytes = (size_t)s->n * 2 * sizeof(pair);
+  pair few[2 * FEW], *room = s->n > FEW ? mem_alloc(s->vm, bytes) : few;
+  if (!room) return false;
+  s->pairs = room;
+  bool done = sort_rows(s, x, out, axis, inner);
+  if (room != few) mem_free(s->vm, room, bytes);
+  return done;
+}
+
+static qn_array *sort_axis(qn_vm *vm, const qn_array *x, int axis, bool descending, bool indices) {
+  int rank = x->rank;
+  qn_array *out = array_new(vm, indices ? QN_i64 : (qn_dtype)x->dtype, rank, x->shape);
+  if (!out || x->size == 0) return out;
+  int64_t size = (int64_t)dtype_size((qn_dtype)x->dtype), out_size = indices ? (int64_t)sizeof(int64_t) : size;
+  sorting s = {vm, (qn_dtype)x->dtype, descending, indices, size, 1, 0, 0, 1, 0, 0, NULL};
+  if (rank > 0) s.n = x->shape[axis], s.step = x->strides[axis] * size, s.out_step = out->strides[axis] * out_size;
+  int inner = rank - 1 == axis ? rank - 2 : rank - 1;
+  if (rank > 1)
+    s.lines = x->shape[inner], s.next = x->strides[inner] * size, s.out_next = out->strides[inner] * out_size;
+  bool done = s.n > RUN || rank > 2 ? sort_with_room(&s, x, out, axis, inner)
+                                    : sort_lines(&s, array_data(x), out->storage->data);
+  if (done) return out;
+  value_release(vm, value_obj(TAG_ARRAY, out));
+  return NULL;
 }
 
 static int64_t count_true(const qn_array *mask) {
@@ -205,7 +302,9 @@ static qn_array *nonzero(qn_vm *vm, const qn_array *x) {
 }
 
 qn_array *library_apply(qn_vm *vm, op_id op, qn_array *const *in, const op_attr *attr) {
-  if (op == OP_sort || op == OP_argsort) return sort_axis(vm, in[0], attr, op == OP_argsort);
+  if (op == OP_sort || op == OP_argsort)
+    return sort_axis(vm, in[0], attr->axes ? __builtin_ctz(attr->axes) : 0, (attr->flags & ATTR_DESCENDING) != 0,
+                     op == OP_argsort);
   qn_array *x = array_contiguous(vm, in[0]), *mask = NULL, *out = NULL;
   if (!x) return NULL;
   if (op == OP_nonzero) {
@@ -226,29 +325,18 @@ qn_value eager_fast_nonzero(qn_vm *vm, qn_value in) {
   return out ? value_obj(TAG_ARRAY, out) : value_error();
 }
 
-/* One line of few elements. */
-static qn_array *sort_few(qn_vm *vm, const qn_array *x, bool descending, bool indices) {
-  int64_t n = x->shape[0];
-  size_t size = dtype_size((qn_dtype)x->dtype);
-  const char *in = array_data(x);
-  pair pairs[RUN];
-  qn_array *out = array_new(vm, indices ? QN_i64 : (qn_dtype)x->dtype, 1, x->shape);
-  if (!out) return NULL;
-  keys_of((qn_dtype)x->dtype, in, x->strides[0] * (int64_t)size, n, descending, pairs);
-  insert_pairs(pairs, 0, n);
-  if (indices)
-    for (int64_t i = 0; i < n; i++) ((int64_t *)(void *)out->storage->data)[i] = pairs[i].index;
-  else
-    store_sorted(out->storage->data, 1, in, x->strides[0], size, pairs, n);
-  return out;
+qn_value eager_sort(qn_vm *vm, op_id op, const qn_value in[3]) {
+  if (in[0].head != TAG_ARRAY || in[1].head != TAG_INT || in[2].head != TAG_BOOL) return value_unset();
+  const qn_array *x = value_array(in[0]);
+  int64_t rank = x->rank, axis = in[1].u.i;
+  if (axis < 0) axis += rank;
+  if (!x->storage || x->device || (uint64_t)axis >= (uint64_t)rank) return value_unset();
+  qn_array *out = sort_axis(vm, x, (int)axis, in[2].u.i != 0, op == OP_argsort);
+  return out ? value_obj(TAG_ARRAY, out) : value_error();
 }
 
 qn_value eager_fast_sort(qn_vm *vm, op_id op, qn_value in, const op_attr *attr) {
-  if ((op != OP_sort && op != OP_argsort) || !value_is(in, TAG_ARRAY)) return value_unset();
-  qn_array *x = value_array(in);
-  if (!x->storage || x->device || !x->rank || !attr->axes || attr->axes >> x->rank) return value_unset();
-  bool few = x->rank == 1 && x->size <= RUN;
-  qn_array *out = few ? sort_few(vm, x, (attr->flags & ATTR_DESCENDING) != 0, op == OP_argsort)
-                      : sort_axis(vm, x, attr, op == OP_argsort);
-  return out ? value_obj(TAG_ARRAY, out) : value_error();
+  if ((op != OP_sort && op != OP_argsort) || !attr->axes) return value_unset();
+  qn_value args[3] = {in, value_int(__builtin_ctz(attr->axes)), value_bool(attr->flags & ATTR_DESCENDING)};
+  return eager_sort(vm, op, args);
 }

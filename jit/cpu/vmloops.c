@@ -514,41 +514,6 @@ PRODUCT(f16, f32, _cvtsh_ss, ROUND_F16)
 PRODUCT(f16, f32, cast_f16_f32, cast_f32_f16)
 #endif
 
-#if defined(__AVX2__)
-/* Words lie in the lower halves of 64 bits, where products take them from; what is above them does not count. */
-static void philox_words(u32 w[4][VM_WORDS], const u32 key[2], u64 first, u64 draw) {
-  __m256i a = _mm256_add_epi64(_mm256_set1_epi64x((i64)first), _mm256_setr_epi64x(0, 1, 2, 3));
-  __m256i b = _mm256_srli_epi64(a, 32), c = _mm256_set1_epi64x((i64)draw), d = _mm256_srli_epi64(c, 32);
-  __m256i k0 = _mm256_set1_epi32((i32)key[0]), k1 = _mm256_set1_epi32((i32)key[1]);
-  const __m256i m0 = _mm256_set1_epi64x(0xd2511f53), m1 = _mm256_set1_epi64x(0xcd9e8d57);
-  const __m256i step0 = _mm256_set1_epi32((i32)0x9e3779b9u), step1 = _mm256_set1_epi32((i32)0xbb67ae85u);
-  for (int round = 0; round < 10; round++) {
-    __m256i p0 = _mm256_mul_epu32(a, m0), p1 = _mm256_mul_epu32(c, m1);
-    a = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), b), k0);
-    c = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), d), k1);
-    b = p1, d = p0;
-    k0 = _mm256_add_epi32(k0, step0), k1 = _mm256_add_epi32(k1, step1);
-  }
-  const __m256i low = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
-  const __m256i of[4] = {a, b, c, d};
-  for (int i = 0; i < 4; i++)
-    _mm_storeu_si128((__m128i *)w[i], _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(of[i], low)));
-}
-#else
-static void philox_words(u32 w[4][VM_WORDS], const u32 key[2], u64 first, u64 draw) {
-  for (int i = 0; i < VM_WORDS; i++) {
-    u64 element = first + (u64)i;
-    u32 a = (u32)element, b = (u32)(element >> 32), c = (u32)draw, d = (u32)(draw >> 32), k0 = key[0], k1 = key[1];
-    for (int round = 0; round < 10; round++, k0 += 0x9e3779b9u, k1 += 0xbb67ae85u) {
-      u64 p0 = (u64)a * 0xd2511f53u, p1 = (u64)c * 0xcd9e8d57u;
-      a = (u32)(p1 >> 32) ^ b ^ k0, c = (u32)(p0 >> 32) ^ d ^ k1;
-      b = (u32)p1, d = (u32)p0;
-    }
-    w[0][i] = a, w[1][i] = b, w[2][i] = c, w[3][i] = d;
-  }
-}
-#endif
-
 /* A candidate replaces the best if it is strictly better, or the first nan. */
 #define BETTER_max(v, best) ((v) > (best) || ((v) != (v) && (best) == (best)))
 #define BETTER_min(v, best) ((v) < (best) || ((v) != (v) && (best) == (best)))
@@ -575,6 +540,7 @@ static void philox_words(u32 w[4][VM_WORDS], const u32 key[2], u64 first, u64 dr
 #define MAKE_ARGS(T) ARG(max, T) ARG(min, T)
 COMPUTED(MAKE_ARGS)
 
+#include "jit/cpu/vmdraw.h"
 #include "jit/cpu/vmtile.h"
 
 /* ---- the table ---- */
@@ -652,7 +618,9 @@ const vm_loops TABLE(VM_ISA) = {
     .product = {NUMBERS(ROW_PRODUCT) ROW_PRODUCT(f16) ROW_PRODUCT(bf16)},
     .update = {FOLD_TABLE(ROW_UPDATE)},
     .put = {bits_put_u8, bits_put_u16, bits_put_u32, bits_put_u64},
-    .philox = philox_words,
+    .draw = {{[QN_i64] = draw_bits_of},
+             {[QN_f64] = draw_uniform_f64, [QN_f32] = draw_uniform_f32, [QN_f16] = draw_uniform_f16, [QN_bf16] = draw_uniform_bf16},
+             {[QN_f64] = draw_normal_f64, [QN_f32] = draw_normal_f32, [QN_f16] = draw_normal_f32, [QN_bf16] = draw_normal_f32}},
     .arg = {{COMPUTED(ROW_ARGMAX)}, {COMPUTED(ROW_ARGMIN)}},
     .args = {{COMPUTED(ROW_ARGSMAX)}, {COMPUTED(ROW_ARGSMIN)}},
     .scan64 = {FOLD_TABLE(ROW_SCAN)},
