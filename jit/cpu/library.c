@@ -3,8 +3,8 @@
  * Sorting. A line along the axis becomes pairs of an order-preserving 64-bit key and the element's index: integers are biased,
  * floats have their bits folded so that they compare as unsigned numbers, -0 counts as 0, every NaN gets the largest key. A
  * descending sort complements the keys of numbers, so NaN stays last and equal elements keep their order. The pairs are sorted
- * by a bottom-up merge over runs that insertion sort made: stable, no recursion, 2 n extra pairs. A line of few elements of at most 32
- * bits is sorted by words of key and index, by insertion alone, in the same order.
+ * by a bottom-up merge over runs that insertion sort made: stable, no recursion, 2 n extra pairs. A line of few elements of a common
+ * dtype is inserted into the result as it is, in the same order.
  *
  * compress counts first, so the result is allocated once.
  */
@@ -111,73 +111,58 @@ typedef struct sorting {
   pair *pairs; /* room for 2 n, if n > RUN */
 } sorting;
 
-/* Writes the elements of a line in their order, or where they were: `sorted` are words or pairs. */
-static inline __attribute__((always_inline)) void store_sorted(const sorting *s, bool words, const void *sorted,
-                                                               const char *in, char *out) {
-#define STORE(WHAT)                                                                                                    \
-  for (int64_t i = 0; i < n; i++, out += out_step) {                                                                   \
-    int64_t at = words ? (int64_t)(uint32_t)((const uint64_t *)sorted)[i] : ((const pair *)sorted)[i].index;           \
-    WHAT;                                                                                                              \
-  }
+/* Writes the elements of a line in their order, or where they were. */
+static void store_sorted(const sorting *s, const pair *sorted, const char *in, char *out) {
   int64_t n = s->n, step = s->step, out_step = s->out_step;
   if (s->indices)
-    STORE(memcpy(out, &at, sizeof at))
+    for (int64_t i = 0; i < n; i++, out += out_step) memcpy(out, &sorted[i].index, 8);
   else if (s->size == 4)
-    STORE(memcpy(out, in + at * step, 4))
+    for (int64_t i = 0; i < n; i++, out += out_step) memcpy(out, in + sorted[i].index * step, 4);
   else if (s->size == 8)
-    STORE(memcpy(out, in + at * step, 8))
+    for (int64_t i = 0; i < n; i++, out += out_step) memcpy(out, in + sorted[i].index * step, 8);
   else
-    STORE(memcpy(out, in + at * step, (size_t)s->size))
-#undef STORE
+    for (int64_t i = 0; i < n; i++, out += out_step) memcpy(out, in + sorted[i].index * step, (size_t)s->size);
 }
 
-/* A float's bits as a key (the exponent of `inf` is all ones); narrow ones stand in the upper half. */
-static inline uint32_t fold32(uint32_t bits, uint32_t inf, uint32_t flip) {
-  if ((bits & INT32_MAX) > inf) return UINT32_MAX;
-  if (bits == (uint32_t)1 << 31) bits = 0;
-  return bits ^ ((uint32_t)((int32_t)bits >> 31) | (uint32_t)1 << 31) ^ flip;
-}
-
-/* The key of an element of at most 32 bits. */
-static inline __attribute__((always_inline)) uint32_t narrow_key(qn_dtype d, const char *p, uint32_t flip) {
-  uint32_t bits = 0;
-  if (d == QN_f32) {
-    memcpy(&bits, p, 4);
-    return fold32(bits, 0x7f800000, flip);
+/* Lines of at most RUN elements of a type: each is inserted behind those that are to stay before it, all if it is nan. False: it was
+ * interrupted. */
+#define FEW_OF(T)                                                                                                      \
+  static inline __attribute__((always_inline)) void insert_##T(const sorting *s, const char *in, char *out, bool down, \
+                                                               bool indices) {                                         \
+    int64_t step = s->step, out_step = s->out_step, each = indices ? (int64_t)sizeof(int64_t) : (int64_t)sizeof(T);    \
+    const char *p = in;                                                                                                \
+    char *end = out;                                                                                                   \
+    for (int64_t i = 0, n = s->n; i < n; i++, p += step, end += out_step) {                                            \
+      T x, before;                                                                                                     \
+      char *to = end;                                                                                                  \
+      memcpy(&x, p, sizeof x);                                                                                         \
+      for (; to != out && x == x; to -= out_step) {                                                                    \
+        int64_t at;                                                                                                    \
+        memcpy(&at, to - out_step, indices ? sizeof at : 0);                                                           \
+        memcpy(&before, indices ? in + at *step : to - out_step, sizeof before);                                       \
+        if (down ? before >= x : before <= x) break;                                                                   \
+        memcpy(to, to - out_step, (size_t)each);                                                                       \
+      }                                                                                                                \
+      memcpy(to, indices ? (const void *)&i : &x, (size_t)each);                                                       \
+    }                                                                                                                  \
+  }                                                                                                                    \
+  static __attribute__((noinline)) bool sort_few_##T(const sorting *s, const char *in, char *out) {                    \
+    for (int64_t line = 0; line < s->lines; line++, in += s->next, out += s->out_next) {                               \
+      if (s->indices)                                                                                                  \
+        s->descending ? insert_##T(s, in, out, true, true) : insert_##T(s, in, out, false, true);                      \
+      else                                                                                                             \
+        s->descending ? insert_##T(s, in, out, true, false) : insert_##T(s, in, out, false, false);                    \
+      if (vm_poll_item(s->vm, line)) return false;                                                                     \
+    }                                                                                                                  \
+    return true;                                                                                                       \
   }
-  if (d == QN_f16 || d == QN_bf16) {
-    memcpy((char *)&bits + 2, p, 2);
-    return fold32(bits, d == QN_f16 ? 0x7c000000 : 0x7f800000, flip);
-  }
-  return (uint32_t)dtype_load(d, p).u.i ^ (uint32_t)1 << 31 ^ flip;
-}
-
-/* Lines of at most RUN elements, of one dtype or of any. False: it was interrupted. */
-static inline __attribute__((always_inline)) bool sort_narrow(const sorting *s, qn_dtype d, const char *in, char *out) {
-  uint32_t flip = s->descending ? UINT32_MAX : 0;
-  for (int64_t line = 0; line < s->lines; line++, in += s->next, out += s->out_next) {
-    uint64_t words[RUN];
-    const char *p = in;
-    for (int64_t i = 0, n = s->n, step = s->step; i < n; i++, p += step) {
-      uint64_t x = (uint64_t)narrow_key(d, p, flip) << 32 | (uint64_t)i;
-      int64_t k = i;
-      for (; k > 0 && words[k - 1] > x; k--) words[k] = words[k - 1];
-      words[k] = x;
-    }
-    store_sorted(s, true, words, in, out);
-    if (vm_poll_item(s->vm, line)) return false;
-  }
-  return true;
-}
-static __attribute__((noinline)) bool sort_narrow_f32(const sorting *s, const char *in, char *out) {
-  return sort_narrow(s, QN_f32, in, out);
-}
-static __attribute__((noinline)) bool sort_narrow_any(const sorting *s, const char *in, char *out) {
-  return sort_narrow(s, s->dtype, in, out);
-}
+FEW_OF(float)
+FEW_OF(double)
+FEW_OF(int32_t)
+FEW_OF(int64_t)
 
 /* Any lines. False: it was interrupted. */
-static __attribute__((noinline)) bool sort_wide(const sorting *s, const char *in, char *out) {
+static __attribute__((noinline)) bool sort_pairwise(const sorting *s, const char *in, char *out) {
   pair few[RUN];
   for (int64_t line = 0; line < s->lines; line++, in += s->next, out += s->out_next) {
     pair *sorted = s->n <= RUN ? few : s->pairs;
@@ -187,15 +172,20 @@ static __attribute__((noinline)) bool sort_wide(const sorting *s, const char *in
     else
       sorted = sort_pairs(s->vm, sorted, sorted + s->n, s->n);
     if (!sorted) return false;
-    store_sorted(s, false, sorted, in, out);
+    store_sorted(s, sorted, in, out);
     if (s->n <= RUN ? vm_poll_item(s->vm, line) : vm_poll(s->vm)) return false;
   }
   return true;
 }
 
 static bool sort_lines(const sorting *s, const char *in, char *out) {
-  if (s->n > RUN || s->size > 4) return sort_wide(s, in, out);
-  return s->dtype == QN_f32 ? sort_narrow_f32(s, in, out) : sort_narrow_any(s, in, out);
+  if (s->n <= RUN) switch ((int)s->dtype) {
+    case QN_f32: return sort_few_float(s, in, out);
+    case QN_f64: return sort_few_double(s, in, out);
+    case QN_i32: return sort_few_int32_t(s, in, out);
+    case QN_i64: return sort_few_int64_t(s, in, out);
+    }
+  return sort_pairwise(s, in, out);
 }
 
 /* The lines along `axis` of an array of three or more axes: those of the axis `inner`, at each place of the others. */
@@ -230,18 +220,24 @@ static __attribute__((noinline)) bool sort_with_room(sorting *s, const qn_array 
   return done;
 }
 
-static qn_array *sort_axis(qn_vm *vm, const qn_array *x, int axis, bool descending, bool indices) {
+static inline __attribute__((always_inline)) qn_array *sort_along(qn_vm *vm, const qn_array *x, int axis,
+                                                                  bool descending, bool indices) {
   int rank = x->rank;
   qn_array *out = array_new(vm, indices ? QN_i64 : (qn_dtype)x->dtype, rank, x->shape);
   if (!out || x->size == 0) return out;
   int64_t size = (int64_t)dtype_size((qn_dtype)x->dtype), out_size = indices ? (int64_t)sizeof(int64_t) : size;
-  sorting s = {vm, (qn_dtype)x->dtype, descending, indices, size, 1, 0, 0, 1, 0, 0, NULL};
+  sorting s;
+  s.vm = vm, s.dtype = (qn_dtype)x->dtype, s.descending = descending, s.indices = indices, s.size = size;
+  s.n = 1, s.step = s.out_step = 0;
   if (rank > 0) s.n = x->shape[axis], s.step = x->strides[axis] * size, s.out_step = out->strides[axis] * out_size;
   int inner = rank - 1 == axis ? rank - 2 : rank - 1;
+  s.lines = 1;
   if (rank > 1)
     s.lines = x->shape[inner], s.next = x->strides[inner] * size, s.out_next = out->strides[inner] * out_size;
+  else
+    s.next = s.out_next = 0;
   bool done = s.n > RUN || rank > 2 ? sort_with_room(&s, x, out, axis, inner)
-                                    : sort_lines(&s, array_data(x), out->storage->data);
+                                    : sort_lines(&s, x->storage->data + x->offset * size, out->storage->data);
   if (done) return out;
   value_release(vm, value_obj(TAG_ARRAY, out));
   return NULL;
@@ -303,8 +299,8 @@ static qn_array *nonzero(qn_vm *vm, const qn_array *x) {
 
 qn_array *library_apply(qn_vm *vm, op_id op, qn_array *const *in, const op_attr *attr) {
   if (op == OP_sort || op == OP_argsort)
-    return sort_axis(vm, in[0], attr->axes ? __builtin_ctz(attr->axes) : 0, (attr->flags & ATTR_DESCENDING) != 0,
-                     op == OP_argsort);
+    return sort_along(vm, in[0], attr->axes ? __builtin_ctz(attr->axes) : 0, (attr->flags & ATTR_DESCENDING) != 0,
+                      op == OP_argsort);
   qn_array *x = array_contiguous(vm, in[0]), *mask = NULL, *out = NULL;
   if (!x) return NULL;
   if (op == OP_nonzero) {
@@ -331,7 +327,7 @@ qn_value eager_sort(qn_vm *vm, op_id op, const qn_value in[3]) {
   int64_t rank = x->rank, axis = in[1].u.i;
   if (axis < 0) axis += rank;
   if (!x->storage || x->device || (uint64_t)axis >= (uint64_t)rank) return value_unset();
-  qn_array *out = sort_axis(vm, x, (int)axis, in[2].u.i != 0, op == OP_argsort);
+  qn_array *out = sort_along(vm, x, (int)axis, in[2].u.i != 0, op == OP_argsort);
   return out ? value_obj(TAG_ARRAY, out) : value_error();
 }
 
