@@ -275,17 +275,20 @@ bool array_pair_part(mem_lists *m, free_block **list) {
   return false;
 }
 
-void array_free(qn_vm *vm, qn_array *a) {
-  qn_storage *s = a->storage;
-  if (!MEM_DIRECT && s && s->refs == 1 && s->data == (char *)s + INLINE_HEAD && !s->foreign) {
-    pair_give(vm, a);
-    return;
-  }
-  release_storage(vm, s);
+static __attribute__((noinline)) void free_parts(qn_vm *vm, qn_array *a) {
+  release_storage(vm, a->storage);
   if (MEM_DIRECT)
     mem_free(vm, a, sizeof *a);
   else
     list_give(lists_of(vm), &lists_of(vm)->small[HEADER_CLASS], a, HEADER_CLASS * SMALL_STEP);
+}
+
+void array_free(qn_vm *vm, qn_array *a) {
+  const qn_storage *s = a->storage;
+  if (!MEM_DIRECT && s && s->refs == 1 && s->data == (const char *)s + INLINE_HEAD && !s->foreign)
+    pair_give(vm, a);
+  else
+    free_parts(vm, a);
 }
 
 static void array_drop(qn_vm *vm, qn_array *a) { value_release(vm, value_obj(TAG_ARRAY, a)); }

@@ -9,7 +9,7 @@
  */
 #include <string.h>
 
-#include "jit/cpu/eager.h"
+#include "jit/cpu/eager_random.h"
 #include "stdlib/builtins.h"
 
 static qn_value key_word(qn_vm *vm, qn_value key, int i) {
@@ -45,33 +45,43 @@ static bool operands(qn_vm *vm, const char *fn, qn_value key, int64_t draw, qn_v
 /* Few numbers, while nothing is recorded: fills the words in. Unset: not so, nothing is drawn. */
 static inline __attribute__((always_inline)) qn_value draw_few(qn_vm *vm, op_id op, eager_drawing *d, qn_value key,
                                                                int64_t number) {
-  if (vm->rec) return value_unset();
-  if (key.head == TAG_NIL) {
-    d->words[0] = vm->seed, d->words[1] = vm->seed >> 32, d->words[2] = vm->draw;
-    qn_value out = eager_draw(vm, op, d);
-    if (out.head != TAG_UNSET) vm->draw++;
-    return out;
-  }
+  bool counted = key.head == TAG_NIL;
   const qn_array *a = value_array(key);
-  if (key.head != TAG_ARRAY || a->dtype != QN_i64 || a->rank != 1 || a->size != 2 || !a->contiguous || !a->storage ||
-      a->device)
+  if (vm->rec) return value_unset();
+  if (counted) {
+    d->words[0] = vm->seed, d->words[1] = vm->seed >> 32, d->words[2] = vm->draw;
+  } else if (key.head == TAG_ARRAY && a->dtype == QN_i64 && a->rank == 1 && a->size == 2 && a->contiguous &&
+             a->storage && !a->device) {
+    memcpy(d->words, a->storage->data + a->offset * (int64_t)sizeof *d->words, 2 * sizeof *d->words);
+    d->words[2] = (uint64_t)number;
+  } else {
     return value_unset();
-  memcpy(d->words, array_data(a), 2 * sizeof *d->words);
-  d->words[2] = (uint64_t)number;
-  return eager_draw(vm, op, d);
+  }
+  qn_value out = eager_draw(vm, op, d);
+  vm->draw += counted && out.head != TAG_UNSET;
+  return out;
+}
+
+static __attribute__((noinline)) bool other_sizes(qn_vm *vm, const char *fn, qn_value rest, eager_drawing *d) {
+  if (!arg_shape(vm, fn, rest, d->shape, &d->rank)) return false;
+  d->n = drawing_size(d);
+  return true;
 }
 
 /* Sizes as arg_shape has them, most of which are plain. */
 static inline __attribute__((always_inline)) bool sizes_of(qn_vm *vm, const char *fn, qn_value rest, eager_drawing *d) {
   const qn_list *l = value_list(rest);
-  uint32_t n = rest.head == TAG_LIST ? l->len : 0, i = 0;
-  for (; i < n; i++) {
+  if (rest.head != TAG_LIST || l->len - 1 >= 4) return other_sizes(vm, fn, rest, d);
+  d->rank = (int)l->len;
+  d->n = 1;
+  for (int i = 0; i < d->rank; i++) {
     qn_value size = l->items[i];
-    if (size.head != TAG_INT || (uint64_t)size.u.i > 1 << 12 || i == 4) break; /* less than 2**48 elements */
+    if (size.head != TAG_INT || (uint64_t)size.u.i > 1 << 12) /* less than 2**48 elements */
+      return other_sizes(vm, fn, rest, d);
     d->shape[i] = size.u.i;
+    d->n *= (uint64_t)size.u.i;
   }
-  d->rank = (int)n;
-  return (i == n && n) || arg_shape(vm, fn, rest, d->shape, &d->rank);
+  return true;
 }
 
 static __attribute__((noinline)) qn_value draw_op(qn_vm *vm, const char *fn, op_id op, const eager_drawing *d,
@@ -177,6 +187,7 @@ qn_value builtin_bernoulli(qn_vm *vm, const qn_value *args) {
   if (value_list(args[1])->len == 0 && is_array(p)) {
     d.rank = value_array(p)->rank;
     for (int i = 0; i < d.rank; i++) d.shape[i] = value_array(p)->shape[i];
+    d.n = (uint64_t)value_array(p)->size;
   }
   d.dtype = is_array(p) && value_array(p)->dtype == QN_f64 ? QN_f64 : QN_f32;
   qn_value u = draw(vm, "bernoulli", OP_random_uniform, &d, args[2], 0);
@@ -193,7 +204,7 @@ qn_value builtin_permutation(qn_vm *vm, const qn_value *args) {
     return value_error();
   if (n < 0) return raise(vm, E_shape, SPAN_NONE, "permutation: size %lld is negative", (long long)n);
   op_attr attr = {.axes = 1};
-  eager_drawing d = {.dtype = QN_i64, .rank = 1, .shape = {n}};
+  eager_drawing d = {.dtype = QN_i64, .rank = 1, .n = (uint64_t)n, .shape = {n}};
   qn_value order = use1(vm, OP_argsort, draw(vm, "permutation", OP_random_bits, &d, args[1], 0), &attr);
   if (!rows || value_is_error(order)) return order;
   qn_value out = take_rows(vm, x, order, 0);
@@ -218,7 +229,7 @@ qn_value builtin_key(qn_vm *vm, const qn_value *args) {
 
 qn_value random_split(qn_vm *vm, qn_value key, int64_t n) {
   if (n < 0) return raise(vm, E_shape, SPAN_NONE, "split: %lld keys", (long long)n);
-  eager_drawing d = {.dtype = QN_i64, .rank = 2, .shape = {n, 1}};
+  eager_drawing d = {.dtype = QN_i64, .rank = 2, .n = (uint64_t)n, .shape = {n, 1}};
   qn_value bits = draw_few(vm, OP_random_bits, &d, key, -1);
   if (bits.head == TAG_ARRAY) {
     d.shape[1] = 2;

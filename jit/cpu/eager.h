@@ -32,14 +32,6 @@ QN_MUST_CHECK qn_value eager_scan(qn_vm *vm, op_id op, qn_value x, uint8_t axes)
 /* Products, random numbers, nonzero, sorting. Unset: not here, the slow way does it. */
 QN_MUST_CHECK qn_value eager_fast_dot(qn_vm *vm, const qn_array *x, const qn_array *y);
 QN_MUST_CHECK qn_value eager_fast_draw(qn_vm *vm, op_id op, const qn_value *in, const op_attr *attr);
-/* The same by key words and draw number. */
-typedef struct eager_drawing {
-  qn_dtype dtype;
-  int rank;
-  uint64_t words[3];
-  int64_t shape[ARRAY_MAX_RANK];
-} eager_drawing;
-QN_MUST_CHECK qn_value eager_draw(qn_vm *vm, op_id op, const eager_drawing *d);
 QN_MUST_CHECK qn_value eager_fast_nonzero(qn_vm *vm, qn_value in);
 QN_MUST_CHECK qn_value eager_fast_sort(qn_vm *vm, op_id op, qn_value in, const op_attr *attr);
 /* sort or argsort, outside of recordings, of an array along an axis (an int, negative ones from the end), descending or not (a bool). */

@@ -1,0 +1,43 @@
+/* Few random numbers at once, outside of recordings (eager_random.c). */
+#ifndef JIT_CPU_EAGER_RANDOM_H
+#define JIT_CPU_EAGER_RANDOM_H
+
+#include "jit/cpu/cpu.h"
+#include "jit/cpu/vmloops.h"
+#include "lang/vm.h"
+
+enum { DRAW_FEW = 1024 };
+
+/* What is drawn: n is the product of the shape. */
+typedef struct eager_drawing {
+  qn_dtype dtype;
+  int rank;
+  uint64_t n, words[3]; /* those of the key, and the draw number */
+  int64_t shape[ARRAY_MAX_RANK];
+} eager_drawing;
+
+static inline uint64_t drawing_size(const eager_drawing *d) {
+  uint64_t n = 1;
+  for (int i = 0; i < d->rank; i++) n *= (uint64_t)d->shape[i];
+  return n;
+}
+
+/* Rounds f32 to the dtype; n <= DRAW_FEW. */
+void eager_draw_rounded(const vm_loops *l, op_id op, const eager_drawing *d, void *out);
+
+/* Unset: not here, the slow way does it. */
+QN_MUST_CHECK static inline __attribute__((always_inline)) qn_value eager_draw(qn_vm *vm, op_id op,
+                                                                               const eager_drawing *d) {
+  const vm_loops *l = cpu_loops(vm);
+  if (__builtin_expect(!l, 0)) return value_error();
+  if (vm->device || d->n - 1 >= DRAW_FEW || !l->draw[op - OP_random_bits][d->dtype]) return value_unset();
+  qn_array *out = array_new(vm, d->dtype, d->rank, d->shape);
+  if (__builtin_expect(!out, 0)) return value_error();
+  if (d->dtype == QN_f16 || d->dtype == QN_bf16)
+    eager_draw_rounded(l, op, d, out->storage->data);
+  else
+    l->draw[op - OP_random_bits][d->dtype](out->storage->data, d->words, d->n);
+  return value_obj(TAG_ARRAY, out);
+}
+
+#endif
