@@ -672,6 +672,9 @@ static __attribute__((noinline)) bool lay_out(n_call *n, const builtin_info *inf
       return false;
     given |= (uint64_t)1 << slot;
     a->slot = (uint8_t)slot;
+    a->at = a->value->kind == N_CONST    ? &((const n_const *)a->value)->v
+            : a->value->kind == N_GLOBAL ? &((const n_global *)a->value)->cell->value
+                                         : NULL;
   }
   for (uint32_t i = 0; i < nparams; i++)
     if (i != rest && !(given >> i & 1) && info->sig.params[i].def.head == TAG_UNSET) return false;
@@ -843,7 +846,7 @@ static __attribute__((noinline)) qn_value call_reading(qn_vm *vm, n_call *n, con
                                                        qn_value receiver, qn_value *fp) {
   qn_value in[3] = {receiver, value_nil(), value_bool(false)};
   for (const call_arg *arg = n->args, *end = arg + n->n; arg < end; arg++) {
-    qn_value v = read_here(arg->value, fp);
+    qn_value v = arg->at ? *arg->at : fp[arg->value->slot];
     if (__builtin_expect(v.head == TAG_UNSET, 0)) return call_operation(vm, n, info, value_retain(receiver), fp);
     in[arg->slot] = v;
   }
@@ -963,12 +966,10 @@ static inline __attribute__((always_inline)) qn_value borrow(qn_vm *vm, n_call *
   if (rest != UINT32_MAX) in[rest] = value_obj(TAG_LIST, l);
   for (const call_arg *arg = n->args, *end = arg + n->n; arg < end; arg++) {
     const node *a = arg->value;
-    if (a->kind == N_LOCAL) {
+    if (arg->at) {
+      v = *arg->at;
+    } else if (!list || a->kind == N_LOCAL) {
       v = fp[a->slot];
-    } else if (a->kind == N_CONST) {
-      v = ((const n_const *)a)->v;
-    } else if (!list || a->kind == N_GLOBAL) {
-      v = ((const n_global *)a)->cell->value;
     } else {
       const n_items *items = (const n_items *)a;
       qn_value *to = l->items;

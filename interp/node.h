@@ -139,7 +139,9 @@ typedef struct call_arg {
   node *value;
   qn_str *keyword; /* or NULL */
   bool spread;
-  uint8_t slot; /* which parameter it is, where the call is laid out */
+  /* where the call is laid out: */
+  uint8_t slot;       /* which parameter it is */
+  const qn_value *at; /* where the value of a constant or a global lies, else NULL */
 } call_arg;
 enum { CALL_MOVES = 1, CALL_MIXED = 2 /* keywords or spreads among the arguments */ };
 enum { BORROWS_NOT, BORROWS_VALUES, BORROWS_LIST };
