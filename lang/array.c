@@ -304,16 +304,23 @@ static __attribute__((noinline)) qn_array *new_array(qn_vm *vm, qn_dtype dtype, 
 
 qn_array *array_new(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
   uint64_t size = 1;
-  if (__builtin_expect((unsigned)rank > FEW_AXES, 0)) return new_array(vm, dtype, rank, shape);
-  for (int i = 0; i < rank; i++) {
-    if ((uint64_t)shape[i] - 1 >= INLINE_MAX) return new_array(vm, dtype, rank, shape); /* empty, large or impossible */
-    size *= (uint64_t)shape[i];
+  if (rank == 1) { /* the common one */
+    size = (uint64_t)shape[0];
+  } else {
+    if (__builtin_expect((unsigned)rank > FEW_AXES, 0)) return new_array(vm, dtype, rank, shape);
+    for (int i = 0; i < rank; i++) {
+      if ((uint64_t)shape[i] - 1 >= INLINE_MAX) return new_array(vm, dtype, rank, shape);
+      size *= (uint64_t)shape[i];
+    }
   }
-  if (size > INLINE_MAX) return new_array(vm, dtype, rank, shape);
+  if (size - 1 >= INLINE_MAX) return new_array(vm, dtype, rank, shape); /* empty, large or impossible */
   size_t bytes = size * dtype_size(dtype);
   qn_array *a = bytes <= INLINE_MAX ? pair_take(vm, bytes) : NULL;
   if (__builtin_expect(!a, 0)) return new_array(vm, dtype, rank, shape);
   pair_begin(a, dtype, rank, (int64_t)size);
+  a->shape[0] = (int64_t)size;
+  a->strides[0] = 1;
+  if (rank == 1) return a;
   int64_t step = 1;
   for (int i = rank - 1; i >= 0; i--) {
     a->shape[i] = shape[i];

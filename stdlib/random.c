@@ -72,15 +72,17 @@ static __attribute__((noinline)) bool other_sizes(qn_vm *vm, const char *fn, qn_
 static inline __attribute__((always_inline)) bool sizes_of(qn_vm *vm, const char *fn, qn_value rest, eager_drawing *d) {
   const qn_list *l = value_list(rest);
   if (rest.head != TAG_LIST || l->len - 1 >= 4) return other_sizes(vm, fn, rest, d);
-  d->rank = (int)l->len;
-  d->n = 1;
-  for (int i = 0; i < d->rank; i++) {
-    qn_value size = l->items[i];
-    if (size.head != TAG_INT || (uint64_t)size.u.i > 1 << 12) /* less than 2**48 elements */
+  const qn_value *item = l->items;
+  uint64_t n = 1;
+  int rank = (int)l->len;
+  for (int i = 0; i < rank; i++, item++) {
+    if (item->head != TAG_INT || (uint64_t)item->u.i > 1 << 12) /* less than 2**48 elements */
       return other_sizes(vm, fn, rest, d);
-    d->shape[i] = size.u.i;
-    d->n *= (uint64_t)size.u.i;
+    d->shape[i] = item->u.i;
+    n *= (uint64_t)item->u.i;
   }
+  d->rank = rank;
+  d->n = n;
   return true;
 }
 
@@ -111,31 +113,30 @@ static __attribute__((noinline)) bool float_dtype(qn_vm *vm, const char *fn, qn_
 static inline __attribute__((always_inline)) qn_value draw_floats(qn_vm *vm, const char *fn, op_id op,
                                                                   const qn_value *args) {
   eager_drawing d;
+  if (!sizes_of(vm, fn, args[0], &d)) return value_error();
   d.dtype = QN_f32;
-  if (!sizes_of(vm, fn, args[0], &d) || (args[1].head != TAG_NIL && !float_dtype(vm, fn, args[1], &d.dtype)))
-    return value_error();
+  if (args[1].head != TAG_NIL && !float_dtype(vm, fn, args[1], &d.dtype)) return value_error();
   return draw(vm, fn, op, &d, args[2], 0);
 }
 
 qn_value builtin_rand(qn_vm *vm, const qn_value *args) { return draw_floats(vm, "rand", OP_random_uniform, args); }
 qn_value builtin_randn(qn_vm *vm, const qn_value *args) { return draw_floats(vm, "randn", OP_random_normal, args); }
 
-/* Is it an int that nothing traces? */
-static inline bool plain_int(qn_value v, int64_t *out) {
-  *out = v.u.i;
-  return v.head == TAG_INT;
+static __attribute__((noinline)) bool is_int(qn_vm *vm, const char *fn, const char *what, qn_value v) {
+  int64_t i;
+  return arg_int(vm, fn, what, v, &i);
 }
 
 qn_value builtin_randint(qn_vm *vm, const qn_value *args) {
-  int64_t low, high, values;
+  int64_t low = args[0].u.i, high = args[1].u.i, values;
   qn_dtype dtype = QN_i64;
   eager_drawing d;
-  d.dtype = QN_i64;
-  if ((!plain_int(args[0], &low) && !arg_int(vm, "randint", "an int as low", args[0], &low)) ||
-      (!plain_int(args[1], &high) && !arg_int(vm, "randint", "an int as high", args[1], &high)) ||
+  if ((args[0].head != TAG_INT && !is_int(vm, "randint", "an int as low", args[0])) ||
+      (args[1].head != TAG_INT && !is_int(vm, "randint", "an int as high", args[1])) ||
       !sizes_of(vm, "randint", args[2], &d) ||
       (args[3].head != TAG_NIL && !arg_dtype(vm, "randint", args[3], QN_i64, &dtype)))
     return value_error();
+  d.dtype = QN_i64;
   if (high <= low || __builtin_sub_overflow(high, low, &values))
     return raise(vm, E_argument, SPAN_NONE, "randint: from %lld to %lld - 1 there are %s", (long long)low,
                  (long long)high, high <= low ? "no integers" : "more than 2**63 integers");
@@ -145,8 +146,8 @@ qn_value builtin_randint(qn_vm *vm, const qn_value *args) {
                  dtype_rows[dtype].name, (long long)low, (long long)high - 1);
   qn_value x = draw_few(vm, OP_random_bits, &d, args[4], 0);
   if (x.head == TAG_ARRAY) { /* the same, in place */
-    int64_t *p = (int64_t *)(void *)array_data(value_array(x));
-    for (int64_t i = 0, n = value_array(x)->size; i < n; i++) p[i] = (p[i] & INT64_MAX) % values + low;
+    int64_t *p = (int64_t *)(void *)value_array(x)->storage->data;
+    for (int64_t i = 0, n = (int64_t)d.n; i < n; i++) p[i] = (p[i] & INT64_MAX) % values + low;
     return dtype == QN_i64 ? x : use_dtype(vm, x, dtype);
   }
   if (x.head == TAG_UNSET) x = draw_op(vm, "randint", OP_random_bits, &d, args[4], 0);

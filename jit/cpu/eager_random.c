@@ -18,6 +18,7 @@ void eager_draw_rounded(const vm_loops *l, op_id op, const eager_drawing *d, voi
 
 qn_value eager_fast_draw(qn_vm *vm, op_id op, const qn_value *in, const op_attr *attr) {
   eager_drawing d = {.dtype = (qn_dtype)attr->dtype, .rank = attr->n};
+  if (op == OP_random_bits ? d.dtype != QN_i64 : !dtype_is_float(d.dtype)) return value_unset();
   for (int i = 0; i < 3; i++) {
     if (in[i].head != TAG_INT) return value_unset();
     d.words[i] = (uint64_t)in[i].u.i;

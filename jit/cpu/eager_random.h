@@ -25,18 +25,19 @@ static inline uint64_t drawing_size(const eager_drawing *d) {
 /* Rounds f32 to the dtype; n <= DRAW_FEW. */
 void eager_draw_rounded(const vm_loops *l, op_id op, const eager_drawing *d, void *out);
 
-/* Unset: not here, the slow way does it. */
+/* The op has the dtype. Unset: not here, the slow way does it. */
 QN_MUST_CHECK static inline __attribute__((always_inline)) qn_value eager_draw(qn_vm *vm, op_id op,
                                                                                const eager_drawing *d) {
   const vm_loops *l = cpu_loops(vm);
   if (__builtin_expect(!l, 0)) return value_error();
-  if (vm->device || d->n - 1 >= DRAW_FEW || !l->draw[op - OP_random_bits][d->dtype]) return value_unset();
-  qn_array *out = array_new(vm, d->dtype, d->rank, d->shape);
+  qn_dtype dtype = d->dtype;
+  if (vm->device || d->n - 1 >= DRAW_FEW) return value_unset();
+  qn_array *out = array_new(vm, dtype, d->rank, d->shape);
   if (__builtin_expect(!out, 0)) return value_error();
-  if (d->dtype == QN_f16 || d->dtype == QN_bf16)
+  if (dtype == QN_f16 || dtype == QN_bf16)
     eager_draw_rounded(l, op, d, out->storage->data);
   else
-    l->draw[op - OP_random_bits][d->dtype](out->storage->data, d->words, d->n);
+    l->draw[op - OP_random_bits][dtype](out->storage->data, d->words, d->n);
   return value_obj(TAG_ARRAY, out);
 }
 
