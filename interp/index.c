@@ -137,7 +137,8 @@ bool index_position(qn_vm *vm, int64_t i, int64_t n, const char *what, int64_t *
 
 bool index_repeats(const index_item *items, int n) {
   for (int i = 0; i < n; i++)
-    if (items[i].kind == INDEX_ARRAY) return true;
+    if (items[i].kind == INDEX_ARRAY && value_is(items[i].array, TAG_ARRAY) && value_array(items[i].array)->rank > 0)
+      return true;
   return false;
 }
 
