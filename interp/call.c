@@ -683,6 +683,7 @@ static __attribute__((noinline)) bool lay_out(n_call *n, const builtin_info *inf
   n->reads_only = reads_only(n);
   n->pure = info->pure && !(info->chooses && given >> (info->chooses - 1) & 1);
   n->borrows = borrows(n);
+  n->defaults = __builtin_popcountll(given | (rest < nparams ? (uint64_t)1 << rest : 0)) < (int)nparams;
   return true;
 }
 
@@ -951,16 +952,16 @@ static inline __attribute__((always_inline)) qn_value borrow(qn_vm *vm, n_call *
   qn_list *l = list ? ip->rest : NULL;
   if (__builtin_expect(list && !l, 0)) return call_pure(vm, n, info, value_retain(receiver), fp);
   if (!vm_enter(vm, 8)) return fail_overflow(vm, n);
-  switch (info->sig.nparams) {
-  case 8: in[7] = params[7].def; /* fall through */
-  case 7: in[6] = params[6].def; /* fall through */
-  case 6: in[5] = params[5].def; /* fall through */
-  case 5: in[4] = params[4].def; /* fall through */
-  case 4: in[3] = params[3].def; /* fall through */
-  case 3: in[2] = params[2].def; /* fall through */
-  case 2: in[1] = params[1].def; /* fall through */
-  default: in[0] = params[0].def;
-  }
+  if (n->defaults) switch (info->sig.nparams) {
+    case 8: in[7] = params[7].def; /* fall through */
+    case 7: in[6] = params[6].def; /* fall through */
+    case 6: in[5] = params[5].def; /* fall through */
+    case 5: in[4] = params[4].def; /* fall through */
+    case 4: in[3] = params[3].def; /* fall through */
+    case 3: in[2] = params[2].def; /* fall through */
+    case 2: in[1] = params[1].def; /* fall through */
+    default: in[0] = params[0].def;
+    }
   if (receiver.head != TAG_UNSET) in[0] = receiver;
   uint32_t rest = list ? info->rest - 1u : UINT32_MAX, held = 0;
   if (rest != UINT32_MAX) in[rest] = value_obj(TAG_LIST, l);

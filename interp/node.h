@@ -162,6 +162,7 @@ typedef struct n_call {
   bool reads_only;                      /* and whether its arguments are variables and constants */
   bool pure;                            /* and whether it calls nothing, told these arguments: builtin_info's */
   uint8_t borrows;                      /* and whether variables and constants, perhaps in a list, are all that it needs: BORROWS_ */
+  bool defaults;                        /* whether parameters are not given */
   uint32_t n, nrest;                    /* of the arguments laid out, how many the rest parameter takes */
   call_arg args[];
 } n_call;
