@@ -149,10 +149,6 @@ MADE = {
     "gather_add": "of gradients",
     "product": "of matrix products in plans",
 }
-# What is above TINY, and what it may take.
-ABOVE = {
-    "where(cm, i2, m)": 890,
-}
 
 
 def local(setup, turn):
@@ -292,7 +288,7 @@ def main():
     for row, expressions in OPS.items():
         for e in expressions:
             statement = e if re.match(r"y\[[^]]*\] \W?= ", e) else f"y = {e}"
-            turns[f"{row}: {e}"] = (f"for _ in 0..COUNT {{ {statement} }}", ABOVE.get(e, TINY), 1)
+            turns[f"{row}: {e}"] = (f"for _ in 0..COUNT {{ {statement} }}", TINY, 1)
     if options.pattern:
         turns = {name: turn for name, turn in turns.items() if re.search(options.pattern, name)}
     with tempfile.TemporaryDirectory(prefix="quern-cost-") as folder:

@@ -385,14 +385,31 @@ static inline void repeat_each(const char *from, int64_t n, int64_t each, size_t
   }
 }
 
+/* Writes a row again and again, `total` bytes in all. */
+static inline void repeat_row(char *to, const char *row, size_t bytes, size_t total) {
+  char *end = to + total;
+  switch (bytes) {
+  case 4:
+    for (; to < end; to += 4) memcpy(to, row, 4);
+    return;
+  case 8:
+    for (; to < end; to += 8) memcpy(to, row, 8);
+    return;
+  case 16:
+    for (; to < end; to += 16) memcpy(to, row, 16);
+    return;
+  default:
+    for (; to < end; to += bytes) memcpy(to, row, bytes);
+  }
+}
+
 /* Writes out y, without gaps, as it is repeated along x, of at most a block. False: it is repeated in another way. */
 static __attribute__((noinline)) bool repeat(const qn_array *x, const qn_array *y, size_t size, char *to) {
   const char *from = array_data(y);
   int64_t n = y->size, each = n ? x->size / n : 0;
   if (!y->contiguous || x->size > BLOCK || !n) return false;
   if (is_suffix(x, y)) {
-    size_t bytes = (size_t)n * size;
-    for (int64_t i = 0; i < each; i++, to += bytes) memcpy(to, from, bytes);
+    repeat_row(to, from, (size_t)n * size, (size_t)x->size * size);
     return true;
   }
   if (!is_prefix(x, y)) return false;
@@ -459,7 +476,9 @@ static __attribute__((noinline)) qn_value any_one(qn_vm *vm, op_id op, const qn_
 static __attribute__((noinline)) qn_value any_two(qn_vm *vm, op_id op, const qn_value *in) {
   return any(vm, op, in, 2, 0);
 }
-qn_value eager_three(qn_vm *vm, op_id op, const qn_value *in) { return any(vm, op, in, 3, 0); }
+static __attribute__((noinline)) qn_value any_three(qn_vm *vm, op_id op, const qn_value *in) {
+  return any(vm, op, in, 3, 0);
+}
 
 /* ---- the common operands ---------------------------------------------------------------------------------------------- */
 
@@ -519,8 +538,8 @@ static __attribute__((noinline)) qn_value run_suffix(qn_vm *vm, const strip *s, 
   if (!s->fn) {
     _Alignas(64) char held[BLOCK * 8];
     if (total > BLOCK) return value_unset();
-    size_t bytes = (size_t)n * s->size[turned ? 0 : 1];
-    for (char *to = held; total > 0; total -= n, to += bytes) memcpy(to, small, bytes);
+    size_t size = s->size[turned ? 0 : 1];
+    repeat_row(held, small, (size_t)n * size, (size_t)total * size);
     return run_steps(vm, s, x, turned ? held : big, turned ? big : held, NULL, 3);
   }
   qn_array *out = array_new_like(vm, (qn_dtype)s->result, x);
@@ -658,6 +677,71 @@ qn_value eager_two(qn_vm *vm, op_id op, qn_value a, qn_value b) {
     }
   }
   return two(vm, op, a, b);
+}
+
+/* Numbers and plain arrays of at most a block, of the shape of the first that is largest, of its last axes or of one element, for which
+ * there is a strip. Unset: they are more than that. */
+static inline __attribute__((always_inline)) qn_value three(qn_vm *vm, op_id op, const qn_value *in) {
+  _Alignas(8) char cell[OPERANDS][8];
+  _Alignas(64) char held[OPERANDS][BLOCK * 8];
+  const qn_array *x = NULL;
+  int64_t most = 0;
+  uint32_t number = 0, vectors = 0;
+  EACH_OPERAND(k, OPERANDS) {
+    const qn_array *a = value_array(in[k]);
+    uint32_t kind = STRIP_WEAK + (uint32_t)in[k].head;
+    if (in[k].head == TAG_ARRAY) {
+      if (!a->storage || !array_in_order(a)) return value_unset();
+      kind = a->dtype;
+      if (a->size > most) {
+        x = a;
+        most = a->size;
+      }
+    } else if (in[k].head - TAG_BOOL > TAG_FLOAT - TAG_BOOL) {
+      return value_unset();
+    }
+    number = number << STRIP_KIND_BITS | kind;
+  }
+  const strip *s = x && most <= BLOCK ? strip_known(vm, op, number) : NULL;
+  if (!s || !s->usable) return value_unset();
+  const void *at[STRIP_SLOTS];
+  EACH_OPERAND(k, OPERANDS) {
+    const qn_array *a = value_array(in[k]);
+    if (in[k].head != TAG_ARRAY) {
+      if (!scalar_fits(in[k], (qn_dtype)s->scalar[k], cell[k])) return value_unset();
+      at[k] = cell[k];
+      continue;
+    }
+    size_t size = s->size[k];
+    const char *from = at[k] = data_of(a, size);
+    if (a != x) {
+      int before = x->rank - a->rank;
+      if (before < 0) return value_unset();
+      if (a->size == 1) continue;
+      for (int i = 0, rank = a->rank; i < rank; i++)
+        if (a->shape[i] != x->shape[before + i]) return value_unset();
+      if (a->size != most) {
+        at[k] = held[k];
+        repeat_row(held[k], from, (size_t)a->size * size, (size_t)most * size);
+      }
+    }
+    vectors |= 1u << k;
+  }
+  qn_array *out = array_new_like(vm, (qn_dtype)s->result, x);
+  if (__builtin_expect(!out, 0)) return value_error();
+  char *to = out->storage->data;
+  if (s->fn) {
+    s->fn(to, at[0], at[1], at[2], (int)vectors, most);
+  } else if (!strip_run(s, at, vectors, to, most)) {
+    value_release(vm, value_obj(TAG_ARRAY, out));
+    return value_unset();
+  }
+  return value_obj(TAG_ARRAY, out);
+}
+
+qn_value eager_three(qn_vm *vm, op_id op, const qn_value *in) {
+  qn_value r = three(vm, op, in);
+  return __builtin_expect(r.head != TAG_UNSET, 1) ? r : any_three(vm, op, in);
 }
 
 qn_value eager_convert(qn_vm *vm, qn_value a, qn_dtype to) {

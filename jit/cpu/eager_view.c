@@ -9,7 +9,6 @@
  * operands and the result's type.
  */
 #include <math.h>
-#include <stddef.h>
 #include <string.h>
 
 #include "jit/cpu/cpu.h"
@@ -297,35 +296,29 @@ static inline __attribute__((always_inline)) qn_value join(qn_vm *vm, joint j, q
   if (__builtin_expect(!out, 0)) return value_error();
   size_t size = dtype_size(d), each = (size_t)j.inner * size, row = (size_t)shape[j.axis] * each;
   char *to = out->storage->data;
-  for (const qn_value *end = in + nin; in < end; in++) {
+  const qn_value *end = in + nin;
+  for (; j.plain && in < end; in++) {
     const qn_array *a = value_array(*in);
-    size_t run = each;
-    if (!j.plain && j.new_axis && !value_is(*in, TAG_ARRAY)) {
+    size_t run = j.new_axis ? each : each * (size_t)a->shape[j.axis];
+    copy_runs(to, row, a->storage->data + (size_t)a->offset * size, run, j.rows);
+    to += run;
+  }
+  for (; in < end; in++) {
+    const qn_array *a = value_array(*in);
+    size_t run = j.new_axis ? each : each * (size_t)a->shape[j.axis];
+    if (j.new_axis && !value_is(*in, TAG_ARRAY)) {
       dtype_store(d, to, *in);
-    } else {
-      if (!j.new_axis) run *= (size_t)a->shape[j.axis];
-      if (j.plain || (a->contiguous && a->dtype == d)) {
-        copy_runs(to, row, a->storage->data + (size_t)a->offset * size, run, j.rows);
-      } else if (a->size && !put_converted(vm, j, out, to, row, a, run)) {
-        value_release(vm, value_obj(TAG_ARRAY, out));
-        return vm->error ? value_error() : value_unset();
-      }
+    } else if (a->contiguous && a->dtype == d) {
+      copy_runs(to, row, array_data(a), run, j.rows);
+    } else if (a->size && !put_converted(vm, j, out, to, row, a, run)) {
+      value_release(vm, value_obj(TAG_ARRAY, out));
+      return vm->error ? value_error() : value_unset();
     }
     to += run;
   }
   return value_obj(TAG_ARRAY, out);
 }
 
-/* dtype, rank, device and whether an array is contiguous, as one number. */
-static inline uint32_t form_of(const qn_array *a) {
-  uint32_t form;
-  memcpy(&form, (const char *)a + offsetof(qn_array, dtype), sizeof form);
-  return form;
-}
-_Static_assert(offsetof(qn_array, dtype) + 1 == offsetof(qn_array, rank) &&
-                   offsetof(qn_array, rank) + 1 == offsetof(qn_array, device) &&
-                   offsetof(qn_array, device) + 1 == offsetof(qn_array, contiguous),
-               "they lie side by side");
 /* Bits of the difference of two forms that say that ranks or devices differ. */
 static inline uint32_t form_place(void) {
   static const uint8_t bytes[4] = {0, 0xff, 0xff, 0};
@@ -354,11 +347,11 @@ qn_value eager_concat(qn_vm *vm, const qn_value *in, int nin, int64_t along) {
   joint j = {.axis = axis, .rows = 1, .inner = 1};
   for (int k = 0; k < axis; k++) j.rows *= shape[k] = first->shape[k];
   for (int k = axis + 1; k < rank; k++) j.inner *= shape[k] = first->shape[k];
-  uint32_t form = form_of(first), differ = 0;
+  uint32_t form = array_form(first), differ = 0;
   for (int i = 1; i < nin; i++) {
     const qn_array *a = value_array(in[i]);
     if (!value_is(in[i], TAG_ARRAY) || !a->storage) return value_unset();
-    uint32_t other = form_of(a) ^ form;
+    uint32_t other = array_form(a) ^ form;
     if (other & form_place()) return value_unset();
     differ |= other;
     for (int k = 0; k < axis; k++)
@@ -600,11 +593,11 @@ static __attribute__((noinline)) bool may_stack(const qn_value *in, int nin, con
 
 /* The same of arrays alone, which are all contiguous and have the dtype and shape of the first. */
 static inline bool all_alike(const qn_value *in, int nin, const qn_array *first) {
-  uint32_t form = form_of(first);
+  uint32_t form = array_form(first);
   if (!first->contiguous || !on_cpu(first)) return false;
   for (int i = 1; i < nin; i++) {
     const qn_array *a = value_array(in[i]);
-    if (!value_is(in[i], TAG_ARRAY) || !a->storage || form_of(a) != form) return false;
+    if (!value_is(in[i], TAG_ARRAY) || !a->storage || array_form(a) != form) return false;
     for (int k = 0, rank = first->rank; k < rank; k++)
       if (a->shape[k] != first->shape[k]) return false;
   }
