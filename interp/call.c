@@ -895,6 +895,21 @@ static qn_value few_items(qn_vm *vm, n_items *n, qn_value *fp) {
   return value_obj(TAG_LIST, l);
 }
 
+/* A pure builtin on these arguments, `extra` receivers before those of the node. */
+static inline __attribute__((always_inline)) qn_value run_pure(qn_vm *vm, interp *ip, const n_call *n,
+                                                               const builtin_info *info, const qn_value *in,
+                                                               uint32_t extra) {
+  span outer = ip->calling;
+  ip->calling = n->h.at;
+  qn_value r = info->def.call(vm, in);
+  ip->calling = outer;
+  if (__builtin_expect(value_is_error(r), 0)) {
+    builtin_failed(vm, info, n->h.at);
+    note_laid(vm, n, in, extra);
+  }
+  return r;
+}
+
 /* The call of a pure builtin of few parameters by a node that is laid out for it, outside of recordings: it calls no function, so
  * what it is told need not lie on the stack. Takes over the receiver (unset: none). */
 static __attribute__((noinline)) qn_value call_pure(qn_vm *vm, n_call *n, const builtin_info *info, qn_value receiver,
@@ -925,15 +940,7 @@ static __attribute__((noinline)) qn_value call_pure(qn_vm *vm, n_call *n, const 
     else
       in[arg->slot] = v;
   }
-  interp *ip = interp_of(vm);
-  span outer = ip->calling;
-  ip->calling = n->h.at;
-  r = info->def.call(vm, in);
-  ip->calling = outer;
-  if (__builtin_expect(value_is_error(r), 0)) {
-    builtin_failed(vm, info, n->h.at);
-    note_laid(vm, n, in, receiver.head != TAG_UNSET);
-  }
+  r = run_pure(vm, interp_of(vm), n, info, in, receiver.head != TAG_UNSET);
 out:
   if (l) rest_leave(vm, in[rest]);
   value_release(vm, receiver);
@@ -990,14 +997,7 @@ static inline __attribute__((always_inline)) qn_value borrow(qn_vm *vm, n_call *
     l->len = held;
     ip->rest = NULL;
   }
-  span outer = ip->calling;
-  ip->calling = n->h.at;
-  v = info->def.call(vm, in);
-  ip->calling = outer;
-  if (__builtin_expect(value_is_error(v), 0)) {
-    builtin_failed(vm, info, n->h.at);
-    note_laid(vm, n, in, receiver.head != TAG_UNSET);
-  }
+  v = run_pure(vm, ip, n, info, in, receiver.head != TAG_UNSET);
   if (!list) return v;
   if (__builtin_expect(l->head.refs == 1 && !ip->rest, 1)) {
     l->len = 0;
