@@ -179,7 +179,7 @@ static inline __attribute__((always_inline)) bool walk(const qn_array *a, node *
     advanced >>= __builtin_ctz(advanced);
     if (advanced & (advanced + 1)) l->lead = 0;
   }
-  if (rank + all - axis > ARRAY_MAX_RANK) return false;
+  if (rank + r->governed + all - axis > ARRAY_MAX_RANK) return false; /* which a plan has all of */
   for (; axis < all; axis++) {
     size *= l->shape[rank] = a->shape[axis];
     l->strides[rank++] = a->strides[axis];
