@@ -92,7 +92,7 @@ static inline __attribute__((always_inline)) qn_value multiply(qn_vm *vm, produc
   int64_t shape[ARRAY_MAX_RANK];
   p.count = p.m = p.n = 1;
   p.k = x->shape[xr - 1], p.x_step = x->strides[xr - 1];
-  p.x_row = p.y_column = 0;
+  p.x_row = p.y_column = p.x_next = p.y_next = 0; /* the loop steps on behind the last product, too */
   p.y_step = y->strides[yr - 1];
   int64_t depth = y->shape[yr - 1];
   if (xr > 1) p.m = x->shape[xr - 2], p.x_row = x->strides[xr - 2];
