@@ -896,9 +896,8 @@ static qn_value few_items(qn_vm *vm, n_items *n, qn_value *fp) {
 }
 
 /* A pure builtin on these arguments, `extra` receivers before those of the node. */
-static inline __attribute__((always_inline)) qn_value run_pure(qn_vm *vm, interp *ip, const n_call *n,
-                                                               const builtin_info *info, const qn_value *in,
-                                                               uint32_t extra) {
+static inline __attribute__((always_inline)) qn_value
+run_pure(qn_vm *vm, interp *ip, const n_call *n, const builtin_info *info, const qn_value *in, uint32_t extra) {
   span outer = ip->calling;
   ip->calling = n->h.at;
   qn_value r = info->def.call(vm, in);

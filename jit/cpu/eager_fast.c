@@ -328,7 +328,8 @@ static inline __attribute__((always_inline)) qn_value run_spread(qn_vm *vm, cons
   EACH_OPERAND(k, nin)
   if (f->a[k] && f->a[k]->rank > rank) rank = f->a[k]->rank;
   if (!make_nest(f, nin, rank, shape, &total, &n) || total > vm->tune[TUNE_par_grain]) return value_unset();
-  if (!total && shape_strides(rank, shape, (int64_t[ARRAY_MAX_RANK]){0}) < 0) return value_unset(); /* as the rules say it */
+  if (!total && shape_strides(rank, shape, (int64_t[ARRAY_MAX_RANK]){0}) < 0)
+    return value_unset(); /* as the rules say it */
   const vm_loops *l = cpu_loops(vm);
   qn_array *out = l ? array_new(vm, (qn_dtype)f->strip->result, rank, shape) : NULL;
   if (!out) return value_error();

@@ -287,7 +287,8 @@ START_TEST(filled) {
   for (int i = 0; i < 2; i++) {
     qn_value v = eager_full(vm, value_float(0.5), QN_f16, 1, &sizes[i]);
     ck_assert(value_is(v, TAG_ARRAY));
-    for (int64_t k = 0; k < sizes[i]; k++) ck_assert_uint_eq(((uint16_t *)(void *)array_data(value_array(v)))[k], 0x3800);
+    for (int64_t k = 0; k < sizes[i]; k++)
+      ck_assert_uint_eq(((uint16_t *)(void *)array_data(value_array(v)))[k], 0x3800);
     value_release(vm, v);
     qn_interrupt(vm);
     v = eager_full(vm, value_float(0.5), QN_f16, 1, &sizes[i]);
