@@ -8,6 +8,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "interp/interp.h"
 #include "interp/node.h"
 #include "jit/cpu/eager.h"
 
@@ -76,6 +77,13 @@ static qn_value array_of_numbers(qn_vm *vm, const qn_value *v, int dtype, int ra
   return value_obj(TAG_ARRAY, a);
 }
 
+qn_value convert_number(qn_vm *vm, qn_dtype dtype, qn_value v) {
+  op_attr attr = {.dtype = (uint8_t)dtype};
+  if (value_is_error(scalar_as(vm, dtype, v))) return value_error();
+  bool cut = dtype == QN_bool || (dtype_is_int(dtype) && value_is(v, TAG_FLOAT));
+  return op_apply(vm, cut ? OP_cast : OP_fit, &v, 1, &attr);
+}
+
 qn_value convert_dtype(qn_vm *vm, qn_dtype dtype, qn_value v) {
   op_attr attr = {.dtype = (uint8_t)dtype};
   if ((int)dtype >= DTYPE_PUBLIC)
@@ -91,12 +99,7 @@ qn_value convert_dtype(qn_vm *vm, qn_dtype dtype, qn_value v) {
     text_kind(&t, v);
     return raise_text(vm, E_type, SPAN_NONE, &t);
   }
-  if (vm->rec &&
-      value_node(v)) { /* straight into the dtype: the number's own has no array that would hold it unrounded */
-    if (value_is_error(scalar_as(vm, dtype, v))) return value_error();
-    bool cut = dtype == QN_bool || (dtype_is_int(dtype) && value_is(v, TAG_FLOAT));
-    return op_apply(vm, cut ? OP_cast : OP_fit, &v, 1, &attr);
-  }
+  if (vm->rec && value_node(v)) return convert_number(vm, dtype, v);
   return array_of_numbers(vm, &v, (int)dtype, 0, NULL);
 }
 

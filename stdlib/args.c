@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "interp/index.h"
+#include "interp/interp.h"
 #include "jit/cpu/eager.h"
 
 /* ---- arguments ------------------------------------------------------------------------------------------------ */
@@ -220,6 +221,7 @@ qn_value use3(qn_vm *vm, op_id op, qn_value x, qn_value y, qn_value z, const op_
 
 qn_value to_dtype(qn_vm *vm, qn_value x, qn_dtype dtype) {
   if (is_array(x) && value_array(x)->dtype == dtype) return value_retain(x);
+  if (value_is_scalar(x)) return convert_number(vm, dtype, x);
   op_attr attr = {.dtype = (uint8_t)dtype};
   return op1(vm, OP_cast, x, &attr);
 }
@@ -402,14 +404,13 @@ qn_value stack_values(qn_vm *vm, const char *fn, const qn_value *items, uint32_t
   return out;
 }
 
-/* A list of untraced host numbers in one go; unset if it is none, or if a conversion may fail. */
+/* A list of untraced host numbers in one go; unset if it is none, or if a conversion may fail or is no mere store. */
 static qn_value array_of_numbers(qn_vm *vm, const qn_value *items, uint32_t n, qn_dtype dtype) {
   for (uint32_t i = 0; i < n; i++)
-    if (!value_is_scalar(items[i]) || (vm->rec && value_node(items[i])) ||
-        (dtype != QN_DTYPE_COUNT && !dtype_is_float(dtype) &&
-         (value_is(items[i], TAG_FLOAT) || !dtype_holds(dtype, items[i]))))
-      return value_unset();
+    if (!value_is_scalar(items[i]) || (vm->rec && value_node(items[i]))) return value_unset();
   if (dtype == QN_DTYPE_COUNT) dtype = common_dtype(items, n);
+  for (uint32_t i = 0; i < n; i++)
+    if ((value_is(items[i], TAG_FLOAT) && !dtype_is_float(dtype)) || !dtype_holds(dtype, items[i])) return value_unset();
   int64_t shape = n;
   qn_array *a = array_new(vm, dtype, 1, &shape);
   if (!a) return value_error();
