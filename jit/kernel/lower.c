@@ -419,8 +419,9 @@ static k_form fresh_axis(lowering *l, qn_dim extent, uint32_t *axis) {
   return k_axis_form(l->k, (uint32_t)a);
 }
 
-/* Is the form a plain axis, or one counted from the end? */
-static bool plain_axis(const lowering *l, k_form f, uint32_t *axis, bool *backwards) {
+/* Does the form go through an axis of this size step by step, from its first element on or from its last one back? Not all of the way,
+ * perhaps: the axis may be shorter. */
+static bool plain_axis(const lowering *l, k_form f, qn_dim size, uint32_t *axis, bool *backwards) {
   const k_linear *lin = k_linear_of(l->k, f);
   int64_t c;
   if (lin->n != 1) return false;
@@ -429,7 +430,7 @@ static bool plain_axis(const lowering *l, k_form f, uint32_t *axis, bool *backwa
   *axis = a->ref;
   *backwards = c == -1;
   if (c == 1) return lin->constant == 0;
-  return c == -1 && lin->constant == dim_sub(&l->g->dims, l->k->axes[a->ref].extent, 1);
+  return c == -1 && lin->constant == dim_sub(&l->g->dims, size, 1);
 }
 
 /* The coordinates at which a node is stored and checked: one axis per axis of the node, each a different one. */
@@ -702,7 +703,7 @@ static k_form bound_axis(lowering *l, uint32_t x, int axis, k_mask in_use, uint3
   qn_dim extent = node_of(l, x)->type.shape[axis];
   if (has_slots(l, x)) {
     k_form f = class_form(l, slot_of(l, x, axis), 0);
-    if (!l->why && plain_axis(l, f, to, &backwards) && !backwards && !(in_use >> *to & 1)) return f;
+    if (!l->why && plain_axis(l, f, extent, to, &backwards) && !backwards && !(in_use >> *to & 1)) return f;
   }
   return fresh_axis(l, extent, to);
 }
@@ -812,7 +813,7 @@ static k_val value_scan(lowering *l, uint32_t n, const k_form *at, k_guard guard
   memcpy(own, at, sizeof own);
   qn_dtype type = (qn_dtype)node->type.dtype;
   bool one = size_one(l->g, node->type.shape[a]), exclusive = (node->attr->flags & ATTR_EXCLUSIVE) != 0;
-  if (!one && (guard || !plain_axis(l, at[a], &axis, &backwards) || backwards != reverse))
+  if (!one && (guard || !plain_axis(l, at[a], node->type.shape[a], &axis, &backwards) || backwards != reverse))
     return lower_refuse(l, "a scan is asked out of order");
   for (int b = 0; b < node->type.rank; b++)
     if (!one && b != a && (k_linear_of(k, at[b])->axes >> axis & 1))
