@@ -96,7 +96,8 @@ def chain(dtype, k):
 
 
 def sigmoid(x):
-    return 0.5 * (1 + np.tanh(0.5 * x))
+    e = np.exp(-np.abs(x))  # by way of tanh small ones would cancel
+    return np.where(x < 0, e, 1.0) / (1 + e)
 
 
 def summed(f, a, **how):
