@@ -958,6 +958,7 @@ static inline __attribute__((always_inline)) qn_value borrow(qn_vm *vm, n_call *
   qn_list *l = list ? ip->rest : NULL;
   if (__builtin_expect(list && !l, 0)) return call_pure(vm, n, info, value_retain(receiver), fp);
   if (!vm_enter(vm, 8)) return fail_overflow(vm, n);
+  _Static_assert(PURE_PARAMS == 8, "the cases below are all that there are");
   if (n->defaults) switch (info->sig.nparams) {
     case 8: in[7] = params[7].def; /* fall through */
     case 7: in[6] = params[6].def; /* fall through */

@@ -28,7 +28,7 @@ bool interp_signature(qn_vm *vm, qn_value fn, text_buf *out);
 
 /* A host number, which may be traced, as an array of rank 0: straight into the dtype, as the dtype of its own has no array that would
  * hold it unrounded. Owned, or E207 or E309 where it does not fit. literal.c */
-QN_MUST_CHECK qn_value convert_number(qn_vm *vm, qn_dtype dtype, qn_value v);
+QN_MUST_CHECK qn_value interp_convert_number(qn_vm *vm, qn_dtype dtype, qn_value v);
 
 /* The names visible at the prompt that begin with `prefix`, for completion and "nearest name": calls `each` for every one. */
 void interp_names(qn_vm *vm, const char *prefix, void (*each)(void *ctx, const char *name), void *ctx);

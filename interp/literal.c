@@ -77,7 +77,7 @@ static qn_value array_of_numbers(qn_vm *vm, const qn_value *v, int dtype, int ra
   return value_obj(TAG_ARRAY, a);
 }
 
-qn_value convert_number(qn_vm *vm, qn_dtype dtype, qn_value v) {
+qn_value interp_convert_number(qn_vm *vm, qn_dtype dtype, qn_value v) {
   op_attr attr = {.dtype = (uint8_t)dtype};
   if (value_is_error(scalar_as(vm, dtype, v))) return value_error();
   bool cut = dtype == QN_bool || (dtype_is_int(dtype) && value_is(v, TAG_FLOAT));
@@ -99,7 +99,7 @@ qn_value convert_dtype(qn_vm *vm, qn_dtype dtype, qn_value v) {
     text_kind(&t, v);
     return raise_text(vm, E_type, SPAN_NONE, &t);
   }
-  if (vm->rec && value_node(v)) return convert_number(vm, dtype, v);
+  if (vm->rec && value_node(v)) return interp_convert_number(vm, dtype, v);
   return array_of_numbers(vm, &v, (int)dtype, 0, NULL);
 }
 

@@ -221,7 +221,7 @@ qn_value use3(qn_vm *vm, op_id op, qn_value x, qn_value y, qn_value z, const op_
 
 qn_value to_dtype(qn_vm *vm, qn_value x, qn_dtype dtype) {
   if (is_array(x) && value_array(x)->dtype == dtype) return value_retain(x);
-  if (value_is_scalar(x)) return convert_number(vm, dtype, x);
+  if (value_is_scalar(x)) return interp_convert_number(vm, dtype, x);
   op_attr attr = {.dtype = (uint8_t)dtype};
   return op1(vm, OP_cast, x, &attr);
 }
