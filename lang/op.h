@@ -89,8 +89,9 @@ typedef enum op_raises {
 
 /* Attributes. Unused members are zero. `d` by op:
  *   reduce     axes = mask of reduced axes; keepdims
- *   scan, sort, argsort, gather, gather_add, concat, iota   axes = mask with the one axis; iota also d = shape
+ *   scan, recurrence, sort, argsort, gather, gather_add, concat, iota   axes = mask with the one axis; iota also d = shape
  *              scan: flags & ATTR_REVERSE runs from the end, & ATTR_EXCLUSIVE leaves the own element out;
+ *              recurrence: & ATTR_EXCLUSIVE multiplies by the coefficient of the element before;
  *              sort: & ATTR_DESCENDING
  *   reshape, broadcast, random_*  d[0..n) = shape
  *              reshape: flags & ATTR_ANEW: what is made from it is made once more (checkpoint), so it is not simplified away

@@ -41,7 +41,7 @@ typedef struct fold_plan {
   uint8_t size;        /* bytes of an element of `to` */
   vm_fn widen, narrow; /* from the operand's dtype, to the result's; NULL: the same */
   vm_fn step,
-      divide; /* of two elements; of means, by the number of elements, in the result's dtype (ints) or else in `to` */
+      divide; /* of two elements; of means, by the number of elements, in the result's dtype (bools) or else in `to` */
   void (*tree)(void *out, const void *x, int64_t rows, int64_t n);
   void (*chains)(void *out, const void *x, int64_t outer, int64_t n, int64_t inner);
   void (*scan)(void *x, int64_t n);
@@ -56,7 +56,7 @@ static void make_plan(const vm_loops *l, int op, qn_dtype from, fold_plan *p) {
   bool mean = op == MEAN;
   op_id row = mean ? OP_sum : (op_id)op;
   bool arg = op_rows[row].dtype_rule == DT_arg, scan = op_rows[row].klass == CLASS_SCAN;
-  qn_dtype to = fold_dtype(row, from), result;
+  qn_dtype to = mean && dtype_is_int(from) ? QN_f64 : fold_dtype(row, from), result;
   if (to == QN_DTYPE_COUNT) return;
   result = arg ? QN_i64 : is_half(from) ? from : mean && to == QN_i64 ? QN_f32 : to;
   uint8_t kop = op_bodies[row].which;

@@ -97,20 +97,51 @@ void grad_cumsum(grad_ctx *c) {
   c->out[0] = make1_attr(c, OP_cumsum, c->ct, &attr);
 }
 
-/* Element j takes part in every later product: the derivative is the product without it. Where x[j] is not 0 that is y / x[j];
- * where it is the first 0, it is the product of the elements that are not 0, up to the second 0; later zeros get 0.
- * Linear in the length. The first derivative is right everywhere; second derivatives where the elements up to an output hold at
- * most one 0. */
+/* x moved by one along the scan's axis in its direction, or against it; 0 enters. */
+static uint32_t moved_by_one(grad_ctx *c, uint32_t x, bool against) {
+  graph_type t = grad_type_of(c, x);
+  int axis = __builtin_ctz(c->attr.axes);
+  bool up = against == ((c->attr.flags & ATTR_REVERSE) != 0);
+  op_attr pad = {.n = (uint8_t)(3 * t.rank)}, slice = pad;
+  for (int i = 0; i < t.rank; i++) {
+    slice.d[3 * i + 1] = t.shape[i];
+    slice.d[3 * i + 2] = 1;
+  }
+  pad.d[3 * axis + (up ? 0 : 1)] = 1;
+  slice.d[3 * axis] = up ? 0 : 1;
+  const uint32_t in[] = {x, make_number(c, 0)};
+  return make1_attr(c, OP_slice, graph_op(c->g, OP_pad, in, 2, &pad, c->site), &slice);
+}
+
+static uint32_t recurrence(grad_ctx *c, uint32_t by, uint32_t plus, uint8_t flags) {
+  op_attr attr = {.axes = c->attr.axes, .flags = flags};
+  const uint32_t in[] = {by, plus};
+  return graph_op(c->g, OP_recurrence, in, 2, &attr, c->site);
+}
+
+/* Element j takes part in every later product y[i]: the derivative is the product of the elements before j times those from j to
+ * i. Summed by i, running back: S[j] = ct[j] + x[j + 1] S[j + 1]. Without a division, so zeros need no care, also in derivatives of
+ * this; linear in the length. */
 void grad_cumprod(grad_ctx *c) {
-  op_attr scan = c->attr, back = reversed(c);
-  uint32_t x = c->in[0], one = make_number(c, 1), none = make_number(c, 0);
-  uint32_t zero = make2(c, OP_eq, x, none), safe = make3(c, OP_where, zero, one, x);
-  uint32_t zeros = make1_attr(c, OP_cumsum, zero, &scan), nonzero = make1_attr(c, OP_cumprod, safe, &scan);
-  uint32_t count_one = graph_const_scalar(c->g, QN_i64, false, 0, 1, c->site);
-  uint32_t single = make3(c, OP_where, make2(c, OP_eq, zeros, count_one), nonzero, none);
-  uint32_t at_zero = make1_attr(c, OP_cumsum, make_smul(c, c->ct, single), &back);
-  uint32_t elsewhere = make2(c, OP_div, make1_attr(c, OP_cumsum, make_smul(c, c->ct, c->node), &back), safe);
-  c->out[0] = make3(c, OP_where, zero, at_zero, elsewhere);
+  uint8_t back = (c->attr.flags ^ ATTR_REVERSE) & ATTR_REVERSE;
+  bool exclusive = c->attr.flags & ATTR_EXCLUSIVE;
+  op_attr before = c->attr;
+  before.flags |= ATTR_EXCLUSIVE;
+  uint32_t s = recurrence(c, c->in[0], c->ct, exclusive ? back : back | ATTR_EXCLUSIVE);
+  if (exclusive) s = moved_by_one(c, s, true);
+  c->out[0] = make_smul(c, exclusive ? c->node : make1_attr(c, OP_cumprod, c->in[0], &before), s);
+}
+
+/* s[i] = a[i] s[i - 1] + b[i]: the cotangent of b is the recurrence that runs the other way, with the coefficient that led from each
+ * element to its successor; that of a[i] this times s[i - 1]. With the coefficient of the element before it is the other way round. */
+void grad_recurrence(grad_ctx *c) {
+  uint8_t turned = c->attr.flags ^ (ATTR_REVERSE | ATTR_EXCLUSIVE);
+  bool exclusive = c->attr.flags & ATTR_EXCLUSIVE;
+  uint32_t t = recurrence(c, c->in[0], c->ct, turned);
+  c->out[1] = t;
+  if (!grad_wants(c, 0)) return;
+  c->out[0] =
+      exclusive ? make_smul(c, moved_by_one(c, t, true), c->node) : make_smul(c, t, moved_by_one(c, c->node, false));
 }
 
 /* Also of cummin. To the element that the running extremum is, the last one in the direction of the scan among equals. Its
@@ -349,7 +380,8 @@ static void scatter_set(grad_ctx *c, int k, uint32_t none) {
   }
 }
 
-/* As in grad_cumprod: y / v where v is not 0; where it is the only 0 at its place, the product of the others. */
+/* y / v where v is not 0; where it is the only 0 at its place, the product of the others. Right everywhere; derivatives of it where
+ * at most one value at a place is 0. */
 static void scatter_mul(grad_ctx *c, int k, uint32_t none) {
   graph_type x = grad_type_of(c, c->in[0]), counts = x;
   uint32_t v = c->in[k + 1];

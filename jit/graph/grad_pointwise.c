@@ -87,6 +87,8 @@ void grad_maximum(grad_ctx *c) { extremum(c, OP_gt); }
 #define LN2 0.69314718055994530942
 #define LN10 2.30258509299404568402
 #define TWO_OVER_SQRT_PI 1.12837916709551257390
+#define SQRT_HALF 0.70710678118654752440
+#define GATE 1.59576912160573071176 /* 2 sqrt(2 / pi) */
 
 void grad_sqrt(grad_ctx *c) { by(c, make2(c, OP_div, make_number(c, 0.5), y_of(c))); }
 void grad_rsqrt(grad_ctx *c) { by(c, times(c, -0.5, make2(c, OP_mul, y_of(c), square(c, y_of(c))))); }
@@ -108,6 +110,48 @@ void grad_cosh(grad_ctx *c) { by(c, make1(c, OP_sinh, c->in[0])); }
 void grad_tanh(grad_ctx *c) { by(c, minus(c, 1, square(c, y_of(c)))); }
 void grad_sigmoid(grad_ctx *c) { by(c, make2(c, OP_mul, y_of(c), minus(c, 1, y_of(c)))); }
 void grad_erf(grad_ctx *c) { by(c, times(c, TWO_OVER_SQRT_PI, make1(c, OP_exp, negative(c, square(c, c->in[0]))))); }
+
+/* x in f32 where the result is f16 or bf16, which numbers (make_number) then are, too; *narrow: the result's type. */
+static uint32_t widened(grad_ctx *c, graph_type *narrow) {
+  *narrow = c->type;
+  if (c->type.weak || dtype_size((qn_dtype)c->type.dtype) != 2) return c->in[0];
+  c->type.dtype = QN_f32;
+  return grad_cast_to(c, c->in[0], QN_f32);
+}
+
+/* The cotangent by a derivative that was computed on widened operands. */
+static void by_widened(grad_ctx *c, uint32_t derivative, const graph_type *narrow) {
+  bool same = c->type.dtype == narrow->dtype;
+  uint32_t out = make_smul(c, same ? c->ct : grad_cast_to(c, c->ct, (qn_dtype)c->type.dtype), derivative);
+  c->type = *narrow;
+  c->out[0] = same ? out : grad_cast_to(c, out, (qn_dtype)narrow->dtype);
+}
+
+/* y = x s with s = sigmoid(w) of w = x or, cubic, GATE (x + 0.044715 x^3): s + x s (1 - s) w'. f16 and bf16 compute in f32, as y does. */
+static void by_gate(grad_ctx *c, bool cubic) {
+  graph_type narrow;
+  uint32_t x = widened(c, &narrow), w = x, slope = 0;
+  if (cubic) {
+    uint32_t z = square(c, x);
+    w = make2(c, OP_mul, x, plus(c, GATE, times(c, GATE * 0.044715, z)));
+    slope = plus(c, GATE, times(c, 3 * GATE * 0.044715, z));
+  }
+  uint32_t s = make1(c, OP_sigmoid, w), bend = make2(c, OP_mul, s, minus(c, 1, s));
+  if (slope) bend = make_smul(c, bend, slope);
+  by_widened(c, make2(c, OP_add, s, make_smul(c, x, bend)), &narrow);
+}
+
+void grad_silu(grad_ctx *c) { by_gate(c, false); }
+void grad_gelu_tanh(grad_ctx *c) { by_gate(c, true); }
+
+/* N(x) + x n(x): the normal distribution function and its density */
+void grad_gelu(grad_ctx *c) {
+  graph_type narrow;
+  uint32_t x = widened(c, &narrow);
+  uint32_t below = times(c, 0.5, plus(c, 1, make1(c, OP_erf, times(c, SQRT_HALF, x))));
+  uint32_t density = times(c, 0.5 * SQRT_HALF * TWO_OVER_SQRT_PI, make1(c, OP_exp, times(c, -0.5, square(c, x))));
+  by_widened(c, make2(c, OP_add, below, make_smul(c, x, density)), &narrow);
+}
 
 /* angle of (x, y), given (y, x) */
 void grad_arctan2(grad_ctx *c) {

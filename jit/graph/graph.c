@@ -122,7 +122,7 @@ static size_t const_bytes(const graph_type *t) {
 
 uint32_t graph_const(graph *g, graph_type type, const void *data, uint32_t site) {
   size_t bytes = const_bytes(&type);
-  void *copy = take(g, bytes);
+  void *copy = take(g, bytes + ARRAY_TAIL);
   if (!copy) return 0;
   if (bytes) memcpy(copy, data, bytes);
   graph_node n = {.kind = NODE_CONST, .site = site, .type = type, .payload.data = copy};

@@ -30,6 +30,7 @@
 #include <string.h>
 
 #include "jit/graph/dim.h"
+#include "lang/cancel.h"
 #include "lang/source.h"
 
 typedef struct graph_type {
@@ -231,8 +232,8 @@ QN_MUST_CHECK bool op_infer(dim_table *dims, op_id op, const graph_type *in, int
 /* Checks every invariant above; false fills in `why` with the node and the rule (a defect of Quern, never of a program). */
 QN_MUST_CHECK bool graph_verify(const graph *g, char *why, size_t size);
 /* Rows of rewrite rules, constant folding, common subexpressions, dead nodes. Keeps bits. Fallible nodes stay unless their
- * checks are proven. Returns a new graph or NULL (memory). */
-QN_MUST_CHECK graph *graph_simplify(const graph *g);
+ * checks are proven. Returns a new graph or NULL (memory, or cancelled). */
+QN_MUST_CHECK graph *graph_simplify(const graph *g, cancel_flag cancel);
 /* Removes nodes that no output, tap, input or fallible node needs (in place; the others are renumbered in order). */
 void graph_dce(graph *g);
 

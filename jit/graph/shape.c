@@ -487,7 +487,7 @@ static bool shape_slice(const infer *f) {
   return set_shape(f, f->in[0].rank, shape);
 }
 
-/* Sizes of two operands agree on all axes but `except`. */
+/* Sizes of two operands agree on all axes but `except` (negative: on all). */
 static bool check_same_sizes(const infer *f, int a, int b, int except) {
   char x[WORDS], y[WORDS];
   const graph_type *s = &f->in[a], *t = &f->in[b];
@@ -496,8 +496,11 @@ static bool check_same_sizes(const infer *f, int a, int b, int except) {
                   type_words(f, t, y));
   for (int i = 0; i < s->rank; i++)
     if (i != except && !dim_equal(f->dims, s->shape[i], t->shape[i]))
-      return refuse(f, E_shape, "%s along axis %d needs equal sizes on the other axes: axis %d is %lld and %lld",
-                    op_words(f->op), except, i, hint(f, s->shape[i]), hint(f, t->shape[i]));
+      return except < 0
+                 ? refuse(f, E_shape, "%s needs equal sizes: axis %d is %lld and %lld", op_words(f->op), i,
+                          hint(f, s->shape[i]), hint(f, t->shape[i]))
+                 : refuse(f, E_shape, "%s along axis %d needs equal sizes on the other axes: axis %d is %lld and %lld",
+                          op_words(f->op), except, i, hint(f, s->shape[i]), hint(f, t->shape[i]));
   return true;
 }
 
@@ -519,6 +522,9 @@ static bool shape_same(const infer *f) {
     if (!check_slice(f)) return false;
     for (int i = 0; i < x->rank; i++) shape[i] = f->attr->d[3 * i + 1];
     if (!check_broadcast_to(f, 1, x->rank, shape)) return false;
+    break;
+  case OP_recurrence:
+    if ((axis = one_axis(f, x->rank)) < 0 || !check_same_sizes(f, 0, 1, -1)) return false;
     break;
   default: /* scans and sorts */
     if (one_axis(f, x->rank) < 0) return false;
@@ -596,6 +602,7 @@ static bool shape_window(const infer *f) {
   if (__builtin_mul_overflow(size - 1, apart, &span) || span >= dim_hint(f->dims, x->shape[axis]))
     return refuse(f, E_shape, "a window of %lld elements, each %lld from the next, leaves axis %d, which has %lld",
                   (long long)size, (long long)apart, axis, hint(f, x->shape[axis]));
+  if (f->dims && x->shape[axis] < 0) dim_assume(f->dims, span, DIM_LT, x->shape[axis]); /* else plans miss the error */
   memcpy(shape, x->shape, x->rank * sizeof *shape);
   qn_dim last = dim_sub(f->dims, shape[axis], span + 1); /* where the last window could begin */
   if (step != 1) last = f->dims ? dim_make(f->dims, DIM_FLOORDIV, last, step) : last / step;

@@ -275,7 +275,7 @@ static uint32_t renew(rewriter *r, const graph *from, uint32_t i, const uint32_t
   return n.kind == NODE_CONST ? share(r, &n) : rewrite(r, &n);
 }
 
-graph *graph_simplify(const graph *from) {
+graph *graph_simplify(const graph *from, cancel_flag cancel) {
   graph *g = graph_new(from->arena.vm);
   if (!g) return NULL;
   arena scratch;
@@ -283,7 +283,8 @@ graph *graph_simplify(const graph *from) {
   rewriter r = {.g = g, .scratch = &scratch};
   uint32_t *map = arena_alloc(&scratch, from->n * sizeof *map);
   bool ok = map && graph_copy_frame(g, from);
-  for (uint32_t i = 1; ok && i < from->n; i++) ok = (map[i] = renew(&r, from, i, map)) != 0 && !g->failed;
+  for (uint32_t i = 1; ok && i < from->n; i++)
+    ok = !cancelled(cancel) && (map[i] = renew(&r, from, i, map)) != 0 && !g->failed;
   for (uint32_t i = 0; ok && i < from->ninputs; i++) {
     g->inputs[i] = map[from->inputs[i]];
     g->nodes[g->inputs[i]].payload.input = i;

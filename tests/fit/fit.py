@@ -97,6 +97,13 @@ ATAN = odd(atan, -mpf(1) / 3, mpf(1) / 5)
 TANH = odd(tanh, -mpf(1) / 3, mpf(2) / 15)
 SINH = odd(sinh, mpf(1) / 6, mpf(1) / 120)
 ERF1 = near0(lambda z: erf(sqrt(z)) / sqrt(z) - 1, [2 / sqrt(pi) - 1, -2 / (3 * sqrt(pi))])
+def gelu_tail(k):
+    """t (1 - N(t)) = t exp(-t^2/2) H(u) / (t + k) of the normal distribution function N, u = (t - k) / (t + k)."""
+    def h(u):
+        t = k * (1 + u) / (1 - u)
+        return (t + k) * erfc(t / sqrt(2)) * exp(t * t / 2) / 2
+    return h
+
 Z4 = (pi / 4 * mpf("1.0001")) ** 2
 T8 = (sqrt(mpf(2)) - 1) ** 2 * mpf("1.0001")
 LSMAX = ((sqrt(mpf(2)) - 1) / (sqrt(mpf(2)) + 1)) ** 2 * mpf("1.001")
@@ -117,6 +124,7 @@ FITS = {
     "erf32": lambda: fit("erf32", ERF1, one, 0, mpf("0.95") ** 2, 7, 24),
     # erf(t) = 1 - exp2(q(t)), t from 0.93 to 4
     "erfc32": lambda: fit("erfc32", lambda t: log(erfc(t), 2), lambda t: log(2) * erfc(t) / erf(t), "0.92", "4.1", 8, 24),
+    "gelu32": lambda: fit("gelu32", gelu_tail(mpf("3.5")), lambda u: 1 / gelu_tail(mpf("3.5"))(u), -1, mpf("12.5") / mpf("19.5"), 10, 24),
     # f64 helpers of f32 functions
     "log2_32d": lambda: fit("log2_32d", LS, lambda z: z, 0, LSMAX, 4, 53),
     "exp2_32d": lambda: fit("exp2_32d", E2, lambda r: abs(r) / mpf(2) ** r, -0.5, 0.5, 7, 53),
@@ -137,6 +145,7 @@ FITS = {
     # erfc(x) = exp(-x^2) / x-free factor: g(u) with u = (x - 2.5) / (x + 2.5), x from 1 to 6
     "erfc64": lambda: fit("erfc64", lambda u: (lambda x: erfc(x) * exp(x * x))(mpf("2.5") * (1 + u) / (1 - u)),
                           lambda u: mpf(1), (1 - mpf("2.5")) / (1 + mpf("2.5")), (6 - mpf("2.5")) / (6 + mpf("2.5")), 17, 53),
+    "gelu64": lambda: fit("gelu64", gelu_tail(mpf(4)), lambda u: 1 / gelu_tail(mpf(4))(u), -1, mpf(36) / 44, 24, 53),
 }
 
 if __name__ == "__main__":

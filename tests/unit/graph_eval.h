@@ -195,6 +195,9 @@ static inline double eval_float_op(op_id op, double a, double b) {
   case OP_tanh: return tanh(a);
   case OP_sigmoid: return 1 / (1 + exp(-a));
   case OP_erf: return erf(a);
+  case OP_silu: return a / (1 + exp(-a));
+  case OP_gelu: return a * 0.5 * erfc(-a * 0.70710678118654752440);
+  case OP_gelu_tanh: return a * 0.5 * (1 + tanh(0.79788456080286535588 * (a + 0.044715 * a * a * a)));
   default: return a;
   }
 }
@@ -620,6 +623,22 @@ static inline void eval_dot(eval *e, const graph_node *n, eval_value *out) {
   }
 }
 
+static inline void eval_recurrence(eval *e, const graph_node *n, eval_value *out) {
+  const eval_value *a = &e->v[n->in[0]], *b = &e->v[n->in[1]];
+  int axis = __builtin_ctz(n->attr->axes);
+  bool reverse = n->attr->flags & ATTR_REVERSE, exclusive = n->attr->flags & ATTR_EXCLUSIVE;
+  for (int64_t k = 0; k < out->n; k++) {
+    int64_t at = reverse ? out->n - 1 - k : k, c[16] = {0}, before[16];
+    eval_coords(out->shape, out->rank, at, c);
+    memcpy(before, c, sizeof c);
+    before[axis] += reverse ? 1 : -1;
+    out->f[at] = b->f[at];
+    if (before[axis] < 0 || before[axis] >= out->shape[axis]) continue;
+    double s = out->f[eval_flat(out, before)], by = a->f[exclusive ? eval_flat(out, before) : at];
+    if (s != 0 && by != 0) out->f[at] += by * s;
+  }
+}
+
 static inline void eval_sort(eval *e, const graph_node *n, eval_value *out) {
   const eval_value *x = &e->v[n->in[0]];
   int axis = __builtin_ctz(n->attr->axes);
@@ -711,7 +730,7 @@ static inline bool eval_node(eval *e, uint32_t at) {
   case CLASS_SCAN: eval_scan(e, n, out); return true;
   case CLASS_VIEW: eval_view(e, n, out); return true;
   case CLASS_DOT: eval_dot(e, n, out); return true;
-  case CLASS_LIBRARY: eval_sort(e, n, out); return true;
+  case CLASS_LIBRARY: (n->op == OP_recurrence ? eval_recurrence : eval_sort)(e, n, out); return true;
   case CLASS_RANDOM: eval_random(e, n, out); return true;
   case CLASS_INDEX: break;
   }

@@ -75,6 +75,10 @@ static inline void random_attr(rng *r, graph *g, op_id op, const graph_type *in,
     }
     break;
   case OP_fit: a->dtype = dtypes[rng_below(r, 9)]; break;
+  case OP_recurrence:
+    a->axes = (uint8_t)(1 << axis);
+    a->flags = (uint8_t)rng_below(r, 4);
+    break;
   case OP_sort:
   case OP_argsort:
     a->axes = (uint8_t)(1 << axis);

@@ -135,6 +135,9 @@ static double ref_float_op(int op, double a, double b) {
   case OP_tanh: return tanh(a);
   case OP_sigmoid: return 1 / (1 + exp(-a));
   case OP_erf: return erf(a);
+  case OP_silu: return a / (1 + exp(-a));
+  case OP_gelu: return a * 0.5 * erfc(-a * 0.70710678118654752440);
+  case OP_gelu_tanh: return a * 0.5 * (1 + tanh(0.79788456080286535588 * (a + 0.044715 * a * a * a)));
   case OP_stop_gradient: return a;
   default: return NAN;
   }

@@ -227,6 +227,10 @@ static void draw_types(rng *r, op_id op, int nin, graph_type *in) {
       memcpy(in[k].shape, in[0].shape, sizeof in[0].shape);
       if (in[0].rank && rng_below(r, 2)) in[k].shape[rng_below(r, in[0].rank)] = 2;
     }
+    if (op == OP_recurrence && k == 1 && rng_below(r, 4)) {
+      in[k].rank = in[0].rank;
+      memcpy(in[k].shape, in[0].shape, sizeof in[0].shape);
+    }
     if (op == OP_compress && k == 1) {
       in[k].rank = in[0].rank ? (uint8_t)(1 + rng_below(r, in[0].rank)) : 0;
       memcpy(in[k].shape, in[0].shape, sizeof in[0].shape);

@@ -140,7 +140,7 @@ static void check_case(const char *text, double lo, double hi, bool second) {
     differentiate(&p);
     check_differences(&p, true, text);
   }
-  graph *s = graph_simplify(p.g); /* and simplification leaves the gradients alone */
+  graph *s = graph_simplify(p.g, NULL); /* and simplification leaves the gradients alone */
   char why[256] = "";
   ck_assert_msg(graph_verify(s, why, sizeof why), "%s", why);
   eval a, b;
@@ -200,6 +200,9 @@ static const struct {
     {"graph(%1: f64[3]) { %2 = tanh %1 : f64[3] return %2 }", -1, 1, true},
     {"graph(%1: f64[3]) { %2 = sigmoid %1 : f64[3] return %2 }", -2, 2, true},
     {"graph(%1: f64[3]) { %2 = erf %1 : f64[3] return %2 }", -1, 1, true},
+    {"graph(%1: f64[3]) { %2 = silu %1 : f64[3] return %2 }", -2, 2, true},
+    {"graph(%1: f64[3]) { %2 = gelu %1 : f64[3] return %2 }", -2, 2, true},
+    {"graph(%1: f64[3]) { %2 = gelu_tanh %1 : f64[3] return %2 }", -2, 2, true},
     {"graph(%1: bool[3], %2: f64[2, 3], %3: f64[]) { %4 = where %1, %2, %3 : f64[2, 3] return %4 }", -2, 2, false},
     {"graph(%1: weak f64) { %2 = cast %1 dtype=f64 : f64[] return %2 }", -2, 2, false},
     {"graph(%1: f64[]) { %2 = cast %1 weak dtype=f64 : weak f64 %3 = mul %2, %2 : weak f64 return %3 }", -2, 2, true},
@@ -292,6 +295,11 @@ static const struct {
     {"graph(%1: f64[2, 3], %2: f64[2, 2, 3, 2]) { %3 = dot %1, %2 : f64[2, 2, 2, 2] return %3 }", -2, 2, true},
     {"graph(%1: f64[2, 1, 2, 3], %2: f64[1, 2, 3, 2]) { %3 = dot %1, %2 : f64[2, 2, 2, 2] return %3 }", -2, 2, false},
     {"graph(%1: f64[2, 2, 3], %2: f64[2, 3, 2]) { %3 = dot %1, %2 : f64[2, 2, 2] return %3 }", -2, 2, false},
+    {"graph(%1: f64[2, 4], %2: f64[2, 4]) { %3 = recurrence %1, %2 axes=[1] : f64[2, 4] return %3 }", -2, 2, true},
+    {"graph(%1: f64[4, 2], %2: f64[4, 2]) { %3 = recurrence %1, %2 axes=[0] reverse : f64[4, 2] return %3 }", -2, 2, true},
+    {"graph(%1: f64[4, 2], %2: f64[4, 2]) { %3 = recurrence %1, %2 axes=[0] exclusive : f64[4, 2] return %3 }", -2, 2, true},
+    {"graph(%1: f64[2, 4], %2: f64[2, 4]) { %3 = recurrence %1, %2 axes=[1] reverse exclusive : f64[2, 4] return %3 }", -2, 2,
+     true},
     {"graph(%1: f64[5, 2]) { %2 = sort %1 axes=[0] : f64[5, 2] %3 = mul %2, %2 : f64[5, 2] return %3 }", -2, 2, true},
     {"graph(%1: f64[5]) { %2 = sort %1 axes=[0] descending : f64[5] return %2 }", -2, 2, false},
     /* softmax and layer norm: chains */

@@ -286,7 +286,7 @@ static bool build_with_failure(qn_vm *vm, uint64_t n) {
     op_refusal why;
     ok = root && graph_grad(g, 1, root, 0, wrt, 2, grads, &culprit, &why) && graph_output(g, grads[0]) &&
          graph_output(g, grads[1]);
-    graph *s = ok ? graph_simplify(g) : NULL;
+    graph *s = ok ? graph_simplify(g, NULL) : NULL;
     ok = s != NULL;
     graph_free(s);
     graph_free(g);

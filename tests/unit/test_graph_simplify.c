@@ -4,6 +4,7 @@
 
 #include "graph_eval.h"
 #include "graph_random.h"
+#include "seeds.h"
 
 static char *printed(const graph *g) {
   text_buf t;
@@ -29,12 +30,13 @@ static void fill(eval *a, eval *b, uint64_t seed, bool wild) {
 
 START_TEST(random_graphs_keep_their_bits) {
   int compared = 0, raised = 0, shrunk = 0;
-  for (uint64_t seed = 1; seed <= 1500; seed++) {
+  seeds which = seeds_of(1, 1500);
+  for (uint64_t seed = which.first; seed < which.end; seed++) {
     random_options o = {.symbolic = seed % 3 == 0, .nodes = 30};
     graph *g = random_graph(seed, &o);
     char why[256] = "";
     ck_assert_msg(graph_verify(g, why, sizeof why), "seed %llu: %s", (unsigned long long)seed, why);
-    graph *s = graph_simplify(g);
+    graph *s = graph_simplify(g, NULL);
     ck_assert_ptr_nonnull(s);
     ck_assert_msg(graph_verify(s, why, sizeof why), "seed %llu: %s\n%s", (unsigned long long)seed, why, printed(s));
     ck_assert_uint_le(s->n, g->n + 8);
@@ -60,13 +62,14 @@ START_TEST(random_graphs_keep_their_bits) {
       eval_free(&a);
       eval_free(&b);
     }
-    graph *again = graph_simplify(s);
+    graph *again = graph_simplify(s, NULL);
     ck_assert_ptr_nonnull(again);
     ck_assert_uint_le(again->n, s->n);
     graph_free(again);
     graph_free(s);
     graph_free(g);
   }
+  if (!which.own) return;
   ck_assert_int_gt(compared, 3000);
   ck_assert_int_gt(raised, 100);
   ck_assert_int_gt(shrunk, 1000);
@@ -77,7 +80,7 @@ static void check_simplifies(const char *from, const char *to) {
   char why[256] = "";
   graph *g = graph_parse(from, why, sizeof why);
   ck_assert_msg(g != NULL, "%s\n%s", why, from);
-  graph *s = graph_simplify(g);
+  graph *s = graph_simplify(g, NULL);
   char *text = printed(s);
   ck_assert_str_eq(text, to);
   free(text);
@@ -185,7 +188,7 @@ START_TEST(products_of_a_library_take_what_is_stored) {
     ck_assert_msg(g && graph_verify(g, why, sizeof why), "%s", why);
     char *same = printed(g);
     ck_assert_str_eq(same, texts[i][0]);
-    graph *s = graph_simplify(g);
+    graph *s = graph_simplify(g, NULL);
     ck_assert_msg(s && graph_verify(s, why, sizeof why), "%s", why);
     char *text = printed(s);
     ck_assert_str_eq(text, texts[i][1]);
@@ -216,7 +219,7 @@ START_TEST(dims_of_removed_nodes_stay_consistent) {
                   "%5 = exp %4 : f32[d0]\n return %5 }",
                   why, sizeof why);
   ck_assert_msg(g != NULL, "%s", why);
-  graph *s = graph_simplify(g);
+  graph *s = graph_simplify(g, NULL);
   char *text = printed(s);
   ck_assert_str_eq(text,
                    "dim d0 = node %3 axis 0 hint 6\n"

@@ -92,7 +92,7 @@ START_TEST(regions_print_and_parse_back) {
   ck_assert_msg(g != NULL, "%s", why);
   char *back = printed(g);
   ck_assert_str_eq(text, back);
-  graph *s = graph_simplify(g);
+  graph *s = graph_simplify(g, NULL);
   char *same = printed(s);
   ck_assert_str_eq(text, same);
   uint32_t grads[1], culprit;

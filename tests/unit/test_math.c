@@ -1,10 +1,14 @@
-/* The elementary functions of math.def: at most 2 ulp over the whole range in f32 and f64, exact where mathematics is, the special
+/* The elementary functions of math.def: at most 2 ulp over the whole range in f32 and f64 (silu, gelu: 4), exact where mathematics is, the special
  * values of IEEE 754; the printed texts compute the same bits. Measured maxima (ulp) over every 1,009th f32 and a million f64
  * values each, against the x87 long double functions:
  *
  *          exp  exp2 expm1 log  log2 log10 log1p sin  cos  tan  arcsin arccos arctan sinh cosh tanh sigmoid erf  rsqrt pow  arctan2
  *   f32    0.98 0.88 1.29  0.84 1.50 0.70  1.55  0.82 0.85 1.12 1.17   1.11   1.17   1.61 1.43 1.35 0.95    1.10 1.48  0.51 0.51
  *   f64    0.97 0.87 1.28  0.78 0.73 0.70  1.39  0.92 0.90 1.20 1.07   1.03   1.14   1.56 1.41 1.42 0.96    0.87 1.49  1.31 1.51
+ *
+ *          silu gelu gelu_tanh
+ *   f32    2.84 2.93 2.70
+ *   f64    2.97 3.63 2.96
  */
 #include <math.h>
 
@@ -38,6 +42,19 @@ static double ulp64(double got, long double want) { return ulp_of(got, want, 53,
 static double ulp32(float got, long double want) { return ulp_of(got, want, 24, -125); }
 
 static long double sigmoid_ref(long double x) { return x > 0 ? 1 / (1 + expl(-x)) : expl(x) / (1 + expl(x)); }
+static long double silu_ref(long double x) { return isinf(x) && x < 0 ? -0.0L : x / (1 + expl(-x)); }
+/* erfc multiplies the error of its argument, which is therefore given in two parts. */
+static long double gelu_ref(long double x) {
+  const long double c = 0.7071067811865475243818940365159164684883L, cl = 1.895032558893257079655e-20L;
+  if (isinf(x)) return x < 0 ? -0.0L : x;
+  long double z = -x * c, more = fmal(-x, c, -z) - x * cl;
+  long double tail = erfcl(z) - more * 1.12837916709551257390L * expl(-z * z);
+  return x * (tail / 2);
+}
+static long double gelu_tanh_ref(long double x) {
+  if (isinf(x)) return x < 0 ? -0.0L : x;
+  return x / (1 + expl(-1.59576912160573071175978423973752747L * (x + 0.044715L * x * x * x)));
+}
 static long double expm1_ref(long double x) { return x == 0 ? x : expm1l(x); }
 static long double rsqrt_ref(long double x) { return 1 / sqrtl(x); }
 
@@ -50,6 +67,7 @@ FN1(exp2, exp2l)
 FN1(expm1, expm1_ref) FN1(log, logl) FN1(log2, log2l) FN1(log10, log10l) FN1(log1p, log1pl) FN1(sin, sinl)
     FN1(cos, cosl) FN1(tan, tanl) FN1(arcsin, asinl) FN1(arccos, acosl) FN1(arctan, atanl) FN1(sinh, sinhl)
         FN1(cosh, coshl) FN1(tanh, tanhl) FN1(sigmoid, sigmoid_ref) FN1(erf, erfl) FN1(rsqrt, rsqrt_ref)
+            FN1(silu, silu_ref) FN1(gelu, gelu_ref) FN1(gelu_tanh, gelu_tanh_ref)
 
             typedef struct function {
   const char *name;
@@ -64,16 +82,19 @@ static const function functions[] = {
     ROW(exp, -750, 750), ROW(exp2, -1080, 1080),  ROW(expm1, -50, 750), ROW(log, 0, 10),      ROW(log2, 0, 10),
     ROW(log10, 0, 10),   ROW(log1p, -1, 10),      ROW(sin, -100, 100),  ROW(cos, -100, 100),  ROW(tan, -100, 100),
     ROW(arcsin, -1, 1),  ROW(arccos, -1, 1),      ROW(arctan, -10, 10), ROW(sinh, -720, 720), ROW(cosh, -720, 720),
-    ROW(tanh, -22, 22),  ROW(sigmoid, -750, 750), ROW(erf, -7, 7),      ROW(rsqrt, 0, 100)};
+    ROW(tanh, -22, 22),  ROW(sigmoid, -750, 750), ROW(erf, -7, 7),      ROW(rsqrt, 0, 100),
+    ROW(silu, -750, 60), ROW(gelu, -39, 9),       ROW(gelu_tanh, -22, 9)};
+enum { WIDE = 3 /* the last ones: within 4 ulp */ };
 enum { FUNCTIONS = sizeof functions / sizeof *functions };
 
 START_TEST(within_two_ulp) {
   for (int i = 0; i < FUNCTIONS; i++) {
     const function *t = &functions[i];
+    double most = i < FUNCTIONS - WIDE ? 2 : 4;
     for (uint64_t b = random_bits() % 50021; b < (uint64_t)1 << 32; b += 50021) {
       float x = bitcast_u32_f32((u32)b);
       double u = ulp32(t->f(x), t->ref(x));
-      if (u > 2) ck_abort_msg("%s(%a) in f32 is %a, %.2f ulp off", t->name, x, t->f(x), u);
+      if (u > most) ck_abort_msg("%s(%a) in f32 is %a, %.2f ulp off", t->name, x, t->f(x), u);
     }
     for (int k = 0; k < 120000; k++) {
       double x;
@@ -84,7 +105,7 @@ START_TEST(within_two_ulp) {
       default: x = (t->from + (t->to - t->from) * unit()) / 16;
       }
       double u = ulp64(t->d(x), t->ref(x));
-      if (u > 2) ck_abort_msg("%s(%a) in f64 is %a, %.2f ulp off", t->name, x, t->d(x), u);
+      if (u > most) ck_abort_msg("%s(%a) in f64 is %a, %.2f ulp off", t->name, x, t->d(x), u);
     }
   }
 }
@@ -113,15 +134,15 @@ START_TEST(special_values) {
   for (int i = 0; i < FUNCTIONS; i++)
     for (size_t k = 0; k < sizeof special / sizeof *special; k++) {
       const function *t = &functions[i];
-      double x = special[k], got = t->d(x);
+      double x = special[k], got = t->d(x), most = i < FUNCTIONS - WIDE ? 2 : 4;
       long double want = t->ref(x);
       bool sign = isnan(got) || want != 0 || !signbit(got) == !signbit(want);
-      ck_assert_msg(ulp64(got, want) <= 2 && sign, "%s(%a) in f64 is %a, not %La: %g ulp, signs %d %d", t->name, x, got,
+      ck_assert_msg(ulp64(got, want) <= most && sign, "%s(%a) in f64 is %a, not %La: %g ulp, signs %d %d", t->name, x, got,
                     want, ulp64(got, want), signbit(got) != 0, signbit(want) != 0);
       float xf = (float)x, gotf = t->f(xf);
       want = t->ref(xf);
       sign = isnan(gotf) || want != 0 || !signbit(gotf) == !signbit(want);
-      ck_assert_msg(ulp32(gotf, want) <= 2 && sign, "%s(%a) in f32 is %a", t->name, xf, gotf);
+      ck_assert_msg(ulp32(gotf, want) <= most && sign, "%s(%a) in f32 is %a", t->name, xf, gotf);
     }
 }
 END_TEST
@@ -259,6 +280,7 @@ START_TEST(division_with_floor) {
   }
   ck_assert(floordiv_f64(1.0, 0.1) == 9);
   ck_assert(floordiv_f64(-1, INFINITY) == -1);
+  ck_assert(isnan(floordiv_f64(INFINITY, 3)) && isnan(floordiv_f32(-INFINITY, 3)) && floordiv_f64(INFINITY, 0) == INFINITY);
   ck_assert(mod_f64(-1, INFINITY) == INFINITY);
 }
 END_TEST
