@@ -94,6 +94,21 @@ static qn_value too_many(qn_vm *vm, const char *fn) {
   return raise(vm, E_too_large, SPAN_NONE, "%s: more than 2**48 elements", fn);
 }
 
+/* How many steps fit steers what is recorded; start and step are data. `n`: the three numbers. */
+static bool observe_steps(qn_vm *vm, qn_value *n) {
+  bool traced = false;
+  for (int i = 0; i < 3; i++) {
+    if (value_is(n[i], TAG_INT)) n[i] = rec_observe(vm, n[i]);
+    if (value_is_error(n[i])) return false;
+    traced |= value_node(n[i]) != 0;
+  }
+  if (!traced) return true;
+  qn_value distance = op2(vm, OP_sub, n[1], n[0], NULL);
+  qn_value steps = value_is_error(distance) ? distance : op2(vm, OP_div, distance, n[2], NULL);
+  if (!value_is_error(steps)) steps = op1(vm, OP_ceil, steps, NULL);
+  return !value_is_error(steps) && !value_is_error(rec_observe(vm, steps));
+}
+
 qn_value builtin_arange(qn_vm *vm, const qn_value *args) {
   qn_value start = args[0], stop = args[1], step = args[2];
   if (value_is(stop, TAG_NIL)) {
@@ -108,6 +123,8 @@ qn_value builtin_arange(qn_vm *vm, const qn_value *args) {
   }
   qn_dtype dtype;
   if (!arg_dtype(vm, "arange", args[3], floats ? QN_f32 : QN_i64, &dtype)) return value_error();
+  if (vm->rec && !observe_steps(vm, numbers)) return value_error();
+  start = numbers[0], stop = numbers[1], step = numbers[2];
   if (!floats) {
     if (step.u.i == 0) return raise(vm, E_argument, SPAN_NONE, "arange: the step is 0");
     int64_t n = int_steps(start.u.i, stop.u.i, step.u.i);
@@ -126,7 +143,9 @@ qn_value builtin_arange(qn_vm *vm, const qn_value *args) {
   if (steps > (double)ARRAY_MAX_ELEMENTS) return too_many(vm, "arange");
   int64_t n = steps > 0 ? (int64_t)steps : 0;
   qn_value out = iota(vm, QN_f64, 1, &n, 0);
-  out = use2(vm, OP_add, use2(vm, OP_mul, out, value_float(by), NULL), value_float(from), NULL);
+  if (value_is(step, TAG_INT)) step = value_float(by);
+  if (value_is(start, TAG_INT)) start = value_float(from);
+  out = use2(vm, OP_add, use2(vm, OP_mul, out, step, NULL), start, NULL);
   return use_dtype(vm, out, dtype);
 }
 
@@ -146,6 +165,10 @@ qn_value builtin_to(qn_vm *vm, const qn_value *args) {
   if (value_is(target, TAG_FN) && value_fn(target)->head.flags == FN_BUILTIN &&
       ((const builtin_def *)value_fn(target)->code)->call == builtin_gpu)
     target = value_device(1); /* x.to(gpu) means the first one */
+  if (value_is(target, TAG_STR) && ((int)dtype_find(value_str(target)->text, value_str(target)->len) < DTYPE_PUBLIC ||
+                                    strcmp(value_str(target)->text, "cpu") == 0 ||
+                                    strcmp(value_str(target)->text, "gpu") == 0))
+    return raise(vm, E_type, SPAN_NONE, "to: dtypes and devices have no quotes: write %s", value_str(target)->text);
   if (!value_is(target, TAG_DEVICE)) return arg_refuse(vm, "to", "a dtype like f32 or i64, or cpu or gpu", target);
   if (target.u.i != 0 && (!vm->hooks.device || !vm->hooks.device->open(vm, (int)target.u.i)))
     return error_pending(vm) ? value_error()

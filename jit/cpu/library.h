@@ -1,4 +1,4 @@
-/* Ops that are no kernels: sort, argsort, and the two whose result size depends on data, compress and nonzero. Used by eager
+/* Ops that are no kernels: sort, argsort, recurrence, and the two whose result size depends on data, compress and nonzero. Used by eager
  * dispatch and by the STEP_LIBRARY steps of plans. */
 #ifndef JIT_CPU_LIBRARY_H
 #define JIT_CPU_LIBRARY_H
@@ -7,9 +7,16 @@
 #include "lang/vm.h"
 
 /* Is `op` one of these? */
-static inline bool library_has(op_id op) { return op == OP_sort || op == OP_argsort || op == OP_compress || op == OP_nonzero; }
+static inline bool library_has(op_id op) { return op == OP_sort || op == OP_argsort || op == OP_compress || op == OP_nonzero || op == OP_recurrence; }
+
+/* OP_recurrence, of two arrays of one shape (recurrence.c). A new array, or NULL with an error raised. */
+QN_MUST_CHECK qn_array *recurrence_apply(qn_vm *vm, qn_array *by, qn_array *plus, const op_attr *attr);
 
 /* Runs one on strict, forced arrays of any layout. A new contiguous array, or NULL with an error raised. */
 QN_MUST_CHECK qn_array *library_apply(qn_vm *vm, op_id op, qn_array *const *in, const op_attr *attr);
+
+/* sort or argsort where the operand is, on a device: to `out`, contiguous and beside it, or, where that is NULL, to a new array. NULL with
+ * *refused: not there, or not yet, and nothing is raised. */
+QN_MUST_CHECK qn_array *library_there(qn_vm *vm, op_id op, const qn_array *x, const op_attr *attr, qn_array *out, bool *refused);
 
 #endif

@@ -242,7 +242,7 @@ static bool have_worker(gpu_engine *e) {
   long processors = sysconf(_SC_NPROCESSORS_ONLN);
   /* two at least: an interpreter (block_vm.h) takes seconds, for which kernels do not wait */
   int most = processors < 3 ? 2 : processors - 1 < GPU_WORKERS ? (int)processors - 1 : GPU_WORKERS;
-  if (!e->idle && e->nworkers < most && pthread_create(&e->workers[e->nworkers], NULL, worker, e) == 0) e->nworkers++;
+  if (!e->idle && e->nworkers < most && vm_thread(&e->workers[e->nworkers], 0, worker, e)) e->nworkers++;
   return e->nworkers > 0;
 }
 

@@ -276,7 +276,8 @@ const device_kernels gpu_kernels = {.ready = ready,
                                     .plan_checks = gpu_plan_checks,
                                     .plan_close = gpu_plan_close,
                                     .has_product = gpu_has_product,
-                                    .product = gpu_product};
+                                    .product = gpu_product,
+                                    .sort = gpu_sort};
 
 /* ---- copies between layouts -------------------------------------------------------------------------------------------------- */
 
@@ -306,26 +307,29 @@ typedef struct copy_plan {
 } copy_plan;
 _Static_assert(ARRAY_MAX_RANK == 8, "the kernels' plan has 8 axes");
 
-const gpu_code *gpu_own_code(qn_vm *vm, gpu_stream *s) {
-  if (s->own) return s->own;
+const gpu_code *gpu_text_code(qn_vm *vm, gpu_stream *s, const char *text, uint64_t hash, uint32_t functions,
+                              const gpu_code **kept) {
+  if (*kept) return *kept;
   bool wait = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY;
-  gpu_code *c = gpu_code_find(s->engine, s->number, OWN_HASH);
+  gpu_code *c = gpu_code_find(s->engine, s->number, hash);
   if (!c) {
-    static const uint64_t hash = OWN_HASH;
-    static const uint32_t functions = OWN_COUNT;
-    gpu_unit u = {.text = own_text,
-                  .len = sizeof own_text - 1,
+    gpu_unit u = {.text = text,
+                  .len = strlen(text),
                   .n = 1,
                   .hashes = &hash,
                   .nfunctions = &functions,
                   .cache_bytes = vm->tune[TUNE_cache_bytes],
                   .here = wait};
     if (!gpu_compile(s->engine, s->number, &u)) return NULL;
-    c = gpu_code_find(s->engine, s->number, OWN_HASH);
+    c = gpu_code_find(s->engine, s->number, hash);
   }
   if (c && wait) gpu_code_wait(s->engine, c);
-  if (c && atomic_load_explicit(&c->state, memory_order_acquire) == CODE_READY) s->own = c;
-  return s->own;
+  if (c && atomic_load_explicit(&c->state, memory_order_acquire) == CODE_READY) *kept = c;
+  return *kept;
+}
+
+const gpu_code *gpu_own_code(qn_vm *vm, gpu_stream *s) {
+  return gpu_text_code(vm, s, own_text, OWN_HASH, OWN_COUNT, &s->own);
 }
 
 /* The elements that a layout reaches, from the first to behind the last. */

@@ -424,7 +424,7 @@ static device_answer make(qn_vm *vm, gpu_plan *g, sequence *q, const device_call
     if (g->fallible) i->words[at + 2] = s->mapped_there + offsetof(gpu_mapped, stop);
     at += emit_cuda_words(l);
   }
-  memcpy(i->key, call->symbols, p->graph->dims.n * sizeof *i->key);
+  if (p->graph->dims.n) memcpy(i->key, call->symbols, p->graph->dims.n * sizeof *i->key);
   if (q->varies) memcpy(i->key + p->graph->dims.n, call->slots, p->nscalars * sizeof *call->slots);
   i->next = q->instances;
   q->instances = i;

@@ -125,9 +125,10 @@ typedef struct gpu_stream {
   CUdeviceptr cell;   /* of errors: ~0 but while kernels with checks run */
   gpu_mapped *mapped;
   CUdeviceptr mapped_there;
-  bool abandoned;      /* something that writes to `mapped` was not waited for */
-  char *answers;       /* pinned memory for small reads */
-  const gpu_code *own; /* kernels of our own, once they are compiled */
+  bool abandoned;        /* something that writes to `mapped` was not waited for */
+  char *answers;         /* pinned memory for small reads */
+  const gpu_code *own;   /* kernels of our own, once they are compiled */
+  const gpu_code *sorts; /* those of sort.c, likewise */
 } gpu_stream;
 
 typedef struct gpu_vm {
@@ -222,12 +223,23 @@ QN_MUST_CHECK bool gpu_product_run(qn_vm *vm, gpu_stream *s, const gpu_made *x, 
 /* What that would do as a graph, owned; NULL: it cannot be captured. Nothing is raised. */
 CUgraph gpu_product_capture(gpu_stream *s, const gpu_made *x, const uint64_t addresses[3], CUdeviceptr scratch);
 
+/* ---- sorting (sort.c) ---- */
+
+/* The text of its kernels. */
+const char *gpu_sort_text(void);
+/* As device_kernels.sort. */
+device_answer gpu_sort(qn_vm *vm, qn_array *out, const qn_array *x, int axis, bool descending, bool indices);
+
 /* Copies elements between two layouts on the device. */
 QN_MUST_CHECK bool gpu_copy_elements(qn_vm *vm, qn_array *to, const qn_array *from);
 /* Kernels of our own: the first four copy elements of 1 to 8 bytes, REPORT tells what the error cell holds. NULL while they are
  * compiled. */
 enum { OWN_COPY, OWN_REPORT = 4, OWN_COUNT };
 const gpu_code *gpu_own_code(qn_vm *vm, gpu_stream *s);
+/* The code of a text with functions k<hash>_0 and so on, compiled once a device: *kept, which is set once it is ready. NULL while it
+ * is compiled, or if it cannot be. Under `sync` and `verify` it is waited for. */
+const gpu_code *gpu_text_code(qn_vm *vm, gpu_stream *s, const char *text, uint64_t hash, uint32_t functions,
+                              const gpu_code **kept);
 
 /* What sizes decide about a launch of a program. */
 typedef struct gpu_setup {

@@ -70,6 +70,8 @@ ROWS = {
     "resnet": Row("ResNet block, 32 x 64 x 56 x 56, f32: forward", flops=2 * conv_flops(32, 64, 56)),
     "train_resnet": Row("    the same: training step", flops=5 * conv_flops(32, 64, 56)),
     "rnn": Row("tanh RNN, 128 steps, 32 x 256"),
+    "sort": Row("sort, 1048576", 2 * F4 * 1048576),
+    "sort_rows": Row("sort, 4096 x 1024 along rows", 2 * F4 * 4096 * 1024),
     "tiny": Row("a tiny call, 8 floats"),
 }
 TORCH = {"eager": "PyTorch eager", "compile": "torch.compile", "graphs": "torch.compile, graphs"}

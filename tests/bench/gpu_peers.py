@@ -65,6 +65,10 @@ def sizes(row, small):
     if row == "rnn":
         t, d = n(128, 4), n(256, 16)
         return [fill(1, 2, t, 32, d), fill(2, 1, 32, d), fill(3, 2 / math.sqrt(d), d, d), fill(4, 2 / math.sqrt(d), d, d), fill(5, 1, d)], False
+    if row == "sort":
+        return [fill(1, 2, n(1048576, 3000))], False
+    if row == "sort_rows":
+        return [fill(1, 2, n(4096, 5), n(1024, 70))], False
     if row == "tiny":
         return [fill(1, 2, 8)], False
     raise KeyError(row)
@@ -150,7 +154,8 @@ class Torch:
             return resnet(x, p["w1"], p["w2"]).square().mean()
 
         simple = {"softmax": lambda x: torch.softmax(x, dim=-1), "norm": norm, "columns": lambda x: (x.sum(0), (x * x).sum(0)), "mlp": mlp,
-                  "norm_linear": norm_linear, "rnn": rnn, "tiny": lambda x: x * 2 + 1, "resnet": resnet, "train_resnet": resnet_loss}
+                  "norm_linear": norm_linear, "rnn": rnn, "tiny": lambda x: x * 2 + 1, "resnet": resnet, "train_resnet": resnet_loss,
+                  "sort": lambda x: torch.sort(x)[0], "sort_rows": lambda x: torch.sort(x)[0]}
         if row.startswith("chain"):
             return chain
         if row.startswith("attention"):
@@ -288,7 +293,7 @@ class Jax:
         simple = {"softmax": lambda x: nn.softmax(x, axis=-1), "norm": lambda x, g, b: gelu(layer_norm(x, g, b)) + x,
                   "columns": lambda x: (x.sum(0), (x * x).sum(0)), "mlp": lambda x, w1, b1, w2, b2: gelu(x @ w1 + b1) @ w2 + b2,
                   "norm_linear": lambda x, g, b, w, c: gelu(layer_norm(x, g, b) @ w + c) + x, "rnn": rnn, "tiny": lambda x: x * 2 + 1,
-                  "resnet": resnet, "train_resnet": stepped(lambda p, x: jnp.mean(resnet(x, p["w1"], p["w2"]) ** 2)),
+                  "sort": jnp.sort, "sort_rows": jnp.sort, "resnet": resnet, "train_resnet": stepped(lambda p, x: jnp.mean(resnet(x, p["w1"], p["w2"]) ** 2)),
                   "train": stepped(lambda p, x: jnp.mean(layer(p, x).astype(jnp.float32) ** 2))}
         if row.startswith("chain"):
             return chain

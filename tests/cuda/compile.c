@@ -16,6 +16,7 @@
 #include <time.h>
 
 #include "jit/gpu/block_vm.h"
+#include "jit/gpu/state.h"
 #include "jit/kernel/emit.h"
 #include "jit/kernel/plan.h"
 #include "tests/unit/graph_random.h"
@@ -102,7 +103,7 @@ static bool take_graph(programs *s, uint64_t seed) {
   char why[300] = "";
   random_options o = {.symbolic = seed % 2 != 0, .nodes = 24};
   graph *g = random_graph(seed, &o);
-  plan *p = g ? plan_make(g, TARGET_GPU, tune, why, sizeof why) : NULL;
+  plan *p = g ? plan_make(g, TARGET_GPU, tune, NULL, why, sizeof why) : NULL;
   if (!p) {
     fprintf(stderr, "graph %llu: %s\n", (unsigned long long)seed, why);
     return false;
@@ -296,6 +297,16 @@ static bool interpreter(const nvrtc *n, const char *keep, uint32_t number) {
   return ok;
 }
 
+/* The kernels of sorting. */
+static bool sorting(const nvrtc *n, const char *keep) {
+  text_buf out;
+  text_init(&out, NULL);
+  text_adds(&out, gpu_sort_text());
+  bool ok = compiles(n, "sort", keep, 0, false, &out);
+  text_free(&out);
+  return ok;
+}
+
 static bool unit(const nvrtc *n, const char *name, const char *keep, const programs *s, uint32_t from, uint32_t count) {
   char texts[UNIT][16];
   const char *names[UNIT];
@@ -337,6 +348,9 @@ int main(int argc, char **argv) {
     } else if (strcmp(argv[i], "vm") == 0 && !last) {
       what = "vm";
       ok &= interpreter(&n, keep, (uint32_t)strtoul(argv[++i], NULL, 10));
+    } else if (strcmp(argv[i], "sort") == 0) {
+      what = "sort";
+      ok &= sorting(&n, keep);
     } else if (strcmp(argv[i], "ops") == 0 && !last) {
       what = argv[++i];
       ok &= take_ops(&s, what);
@@ -346,7 +360,7 @@ int main(int argc, char **argv) {
       fatal(argv[i]);
     }
   }
-  if (!s.n && strcmp(what, "vm") != 0) fatal("no programs");
+  if (!s.n && strcmp(what, "vm") != 0 && strcmp(what, "sort") != 0) fatal("no programs");
   for (uint32_t from = 0; from < s.n; from += UNIT)
     ok &= unit(&n, what, keep, &s, from, s.n - from < UNIT ? s.n - from : UNIT);
   for (uint32_t i = 0; i < s.n; i++) l_free(s.all[i]);

@@ -254,6 +254,15 @@ def products(p):
         differential_run(p, "with products, the CPU's bits", "--count", "200", "--batch", "4", "--products", "many")
 
 
+@part(40)
+def sorting(p):
+    """sort and argsort of every dtype, length, layout and axis: NumPy's stable order"""
+    command = [sys.executable, os.path.join(TESTS, "differential", "sorting.py"), "--quern", p.o.quern, "--seed", "random", "--count", "40",
+               "--seconds", str(max(1.0, p.left() * 0.8 - 5)), "--device", "gpu", "--jit", "sync"]
+    status, text = p.output(command, timeout=p.left())
+    p.check(status == 0, "sorting there: the order of NumPy", text)
+
+
 @part(60)
 def lanes(p):
     """random programs in all lanes of vmap at once: the bits of the CPU's loop over the lanes"""

@@ -552,10 +552,34 @@ START_TEST(idle_memory_makes_room) {
 }
 END_TEST
 
+START_TEST(sorting_stays_on_the_device) {
+  qn_vm *vm = vm_hot(NULL);
+  run(vm, "let x = f32((arange(3000) * 7919) % 3001 - 1500) / 2; x[5] = -0.0; x[7] = float(\"nan\")\n"
+          "let y = sort(x); let i = argsort(x, descending: true); let m = x.reshape(3, 1000); let z = sort(m)");
+  fake_count c = during(vm, "y = sort(x)"); /* keys, three launches a byte, elements */
+  ck_assert_uint_eq(c.launches, 14);
+  ck_assert_uint_eq(c.to_device + c.to_host + c.allocations + c.questions, 0);
+  c = during(vm, "i = argsort(x, descending: true)");
+  ck_assert_uint_eq(c.launches, 14);
+  ck_assert_uint_eq(c.to_device + c.to_host + c.questions, 0);
+  c = during(vm, "z = sort(m[:, ::-1])"); /* short lines, as they lie */
+  ck_assert_uint_eq(c.launches, 1);
+  ck_assert_uint_eq(c.to_device + c.to_host + c.allocations + c.questions, 0);
+  prints(vm, "y[:3]", "f32[3] gpu(0)\n[-750.0, -749.5, -749.0]");
+  prints(vm, "i[2997:]", "i64[3] gpu(0)\n[1088,    0,    7]");
+  run(vm, "fn f(x) = sort(x * 2.0)[1:] + sort(x)[0]\nlet w = f(x)");
+  for (int k = 0; k < 6; k++) run(vm, "w = f(x)");
+  c = during(vm, "w = f(x)");
+  ck_assert_uint_eq(c.to_host, 0);
+  prints(vm, "w[:2]", "f32[2] gpu(0)\n[-2249.0, -2248.0]");
+  qn_vm_close(vm);
+}
+END_TEST
+
 int main(void) {
   Suite *s = suite_create("gpu_calls");
   CASE(tcase_create("counts"), a_plan_is_one_copy_and_one_graph, numbers_that_change_are_one_copy,
-       a_plan_of_one_kernel_is_one_launch, an_op_is_one_launch);
+       a_plan_of_one_kernel_is_one_launch, an_op_is_one_launch, sorting_stays_on_the_device);
   CASE(tcase_create("sizes"), sizes_and_addresses_change, work_may_be_done_late, graphs_are_kept_for_some_sizes,
        constants_are_sent_once, two_vms_run_one_program);
   CASE(tcase_create("errors"), the_first_failed_check_is_the_error);

@@ -1,0 +1,429 @@
+/* sort and argsort (sort.h).
+ *
+ * A line is what lies along the axis. How it is sorted depends on its length, and the result does not:
+ *
+ *   few       elements of a common dtype are inserted into the result as they are, behind those that are to stay before them
+ *   ranked    an element's place is the number of those that come before it (sort_loops.rank)
+ *   long      items with keys are made, sorted by radix in the memory of a thread, and become elements again
+ *   huge      items are placed by the highest bits in which keys differ, and what is equal in these sorted as above
+ *
+ * Threads share lines, or the parts of a huge line. Keys do not tell -0 from 0 and NaNs from each other: where a line has such, they are
+ * stored once more, in the order in which they are there. Lines whose elements lie apart while neighbours lie side by side (columns) are
+ * taken by the tile into memory of the thread.
+ */
+#include "jit/cpu/sort.h"
+
+#include <string.h>
+
+#include "jit/cpu/cpu.h"
+#include "jit/cpu/eager.h"
+#include "jit/cpu/pieces.h"
+#include "jit/cpu/sortloops.h"
+
+enum {
+  FEW = 16,            /* elements that are inserted */
+  HUGE_LINE = 1 << 18, /* elements from which a line is sorted by parts, */
+  SHARED = 1 << 15,    /* and where threads share it */
+  TILE = 16,           /* lines that are taken at once */
+  PART = 1 << 16,      /* elements of pieces of work: at least, */
+  PART_MOST = 1 << 22, /* and of a huge line at most */
+  WORTH = 4,           /* pointwise elements that sorting one is worth */
+};
+
+/* Lines of an array, one after the other along another axis. Steps in bytes; out_: of the result. */
+typedef struct sorting {
+  qn_vm *vm;
+  const sort_loops *loops;
+  const qn_array *x, *out;
+  qn_dtype dtype;
+  bool descending, indices;
+  int axis, inner;
+  int64_t size, out_size; /* of an element */
+  int64_t n, step, out_step;
+  int64_t lines, next, out_next; /* lines along the inner axis, or 1 */
+  /* of long lines */
+  sort_kind kind;
+  unsigned low;        /* bits of items that are below the keys */
+  int64_t total, each; /* lines of the array, and of a piece of work */
+  bool tiles;
+  char *rooms;
+  size_t room; /* bytes of a thread's */
+} sorting;
+
+/* Lines of at most FEW elements of a type: each is inserted behind those that are to stay before it, all if it is nan. */
+#define FEW_OF(T)                                                                                                      \
+  static inline __attribute__((always_inline)) void insert_##T(const sorting *s, const char *in, char *out, bool down, \
+                                                               bool indices) {                                         \
+    int64_t step = s->step, out_step = s->out_step, each = indices ? (int64_t)sizeof(int64_t) : (int64_t)sizeof(T);    \
+    const char *p = in;                                                                                                \
+    char *end = out;                                                                                                   \
+    for (int64_t i = 0, n = s->n; i < n; i++, p += step, end += out_step) {                                            \
+      T x, before;                                                                                                     \
+      char *to = end;                                                                                                  \
+      memcpy(&x, p, sizeof x);                                                                                         \
+      for (; to != out && x == x; to -= out_step) {                                                                    \
+        int64_t at;                                                                                                    \
+        memcpy(&at, to - out_step, indices ? sizeof at : 0);                                                           \
+        memcpy(&before, indices ? in + at *step : to - out_step, sizeof before);                                       \
+        if (down ? before >= x : before <= x) break;                                                                   \
+        memcpy(to, to - out_step, (size_t)each);                                                                       \
+      }                                                                                                                \
+      memcpy(to, indices ? (const void *)&i : &x, (size_t)each);                                                       \
+    }                                                                                                                  \
+  }                                                                                                                    \
+  static __attribute__((noinline)) void sort_few_##T(const sorting *s, const char *in, char *out, int64_t lines) {     \
+    for (int64_t line = 0; line < lines; line++, in += s->next, out += s->out_next) {                                  \
+      if (s->indices)                                                                                                  \
+        s->descending ? insert_##T(s, in, out, true, true) : insert_##T(s, in, out, false, true);                      \
+      else                                                                                                             \
+        s->descending ? insert_##T(s, in, out, true, false) : insert_##T(s, in, out, false, false);                    \
+    }                                                                                                                  \
+  }
+FEW_OF(float)
+FEW_OF(double)
+FEW_OF(int32_t)
+FEW_OF(int64_t)
+
+/* ---- lines of one thread ------------------------------------------------------------------------------------------- */
+
+static void sort_ranked(const sorting *s, const char *in, char *out) {
+  int32_t rank[SORT_RANKED_32];
+  sort_elements e = {.in = in, .step = s->step, .n = s->n, .descending = s->descending};
+  s->loops->rank[s->dtype](&e, rank);
+  int64_t n = s->n, step = s->step, out_step = s->out_step;
+  if (s->indices)
+    for (int64_t i = 0; i < n; i++) memcpy(out + rank[i] * out_step, &i, 8);
+  else if (s->size == 4)
+    for (int64_t i = 0; i < n; i++, in += step) memcpy(out + rank[i] * out_step, in, 4);
+  else if (s->size == 8)
+    for (int64_t i = 0; i < n; i++, in += step) memcpy(out + rank[i] * out_step, in, 8);
+  else
+    for (int64_t i = 0; i < n; i++, in += step) memcpy(out + rank[i] * out_step, in, (size_t)s->size);
+}
+
+/* The first of n sorted elements that is a zero: -0 counts as 0. There is one. */
+static int64_t first_zero(const sorting *s, const char *out, int64_t out_step, int64_t n) {
+  int64_t from = 0;
+  while (n > 0) {
+    int64_t half = n / 2;
+    double x = dtype_load(s->dtype, out + (from + half) * out_step).u.f;
+    if (s->descending ? x > 0 : x < 0)
+      from += half + 1, n -= half + 1;
+    else
+      n = half;
+  }
+  return from;
+}
+
+/* What keys do not tell apart is stored in the order in which it is there. */
+static void mend(const sorting *s, const sort_seen *seen, const char *in, int64_t step, char *out, int64_t out_step) {
+  if (s->indices || !(seen->nans | seen->negative_zeros)) return;
+  int64_t numbers = s->n - seen->nans;
+  char *zeros = seen->negative_zeros ? out + first_zero(s, out, out_step, numbers) * out_step : NULL;
+  s->loops->specials[s->dtype](in, step, s->n, zeros, seen->nans ? out + numbers * out_step : NULL, out_step);
+}
+
+static void store(const sorting *s, const void *items, int64_t n, char *out, int64_t out_step) {
+  if (s->indices)
+    s->loops->indices[s->kind](items, n, out, out_step);
+  else
+    s->loops->elements[s->dtype](items, n, s->descending, out, out_step);
+}
+
+/* The memory of a thread: sort_room, items and as many spare ones, tiles of elements. */
+static sort_room *room_of(const sorting *s, int thread) {
+  return (sort_room *)(void *)(s->rooms + (size_t)thread * s->room);
+}
+static size_t rounded(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
+static size_t room_head(void) { return rounded(sizeof(sort_room)); }
+static size_t room_items(const sorting *s) { return rounded((size_t)s->n * sort_item_size(s->kind)); }
+
+static void sort_long(const sorting *s, sort_room *r, const char *in, int64_t step, char *out, int64_t out_step) {
+  char *a = (char *)r + room_head(), *b = a + room_items(s);
+  sort_elements e = {.in = in, .step = step, .n = s->n, .descending = s->descending};
+  sort_seen seen = {0};
+  s->loops->items[s->dtype](&e, in, s->kind, a, &seen);
+  const void *sorted = s->loops->sort[s->kind](r, a, b, s->n, s->low);
+  if (r->stopped) return;
+  store(s, sorted, s->n, out, out_step);
+  mend(s, &seen, in, step, out, out_step);
+}
+
+/* Moves a tile of elements: lines of `to` are `to_line` bytes apart and their elements `to_step`, so of `from`. */
+#define MOVE(T)                                                                                                        \
+  for (int64_t i = 0; i < n; i++)                                                                                      \
+    for (int64_t l = 0; l < lines; l++) memcpy(to + i * to_step + l * to_line, from + i * step + l * line, sizeof(T));
+static void move_tile(int64_t size, int64_t n, int64_t lines, char *to, int64_t to_step, int64_t to_line,
+                      const char *from, int64_t step, int64_t line) {
+  switch (size) {
+  case 1: MOVE(uint8_t) break;
+  case 2: MOVE(uint16_t) break;
+  case 4: MOVE(uint32_t) break;
+  default: MOVE(uint64_t) break;
+  }
+}
+
+static void sort_tile(const sorting *s, sort_room *r, const char *in, char *out, int64_t lines) {
+  char *tile = (char *)r + room_head() + 2 * room_items(s), *result = tile + rounded((size_t)(s->n * s->size * TILE));
+  int64_t line = s->n * s->size, out_line = s->n * s->out_size;
+  move_tile(s->size, s->n, lines, tile, s->size, line, in, s->step, s->next);
+  for (int64_t l = 0; l < lines && !r->stopped; l++)
+    sort_long(s, r, tile + l * line, s->size, result + l * out_line, s->out_size);
+  if (!r->stopped) move_tile(s->out_size, s->n, lines, out, s->out_step, s->out_next, result, s->out_size, out_line);
+}
+
+/* Where a line is, and how many follow it along the inner axis, itself included. */
+static int64_t locate(const sorting *s, int64_t line, const char **in, char **out) {
+  int64_t at = line % s->lines, left = s->lines - at, others = line / s->lines;
+  *in = (const char *)array_data(s->x) + at * s->next;
+  *out = (char *)array_data(s->out) + at * s->out_next;
+  for (int k = s->x->rank - 1; k >= 0 && others; k--) {
+    if (k == s->axis || k == s->inner) continue;
+    int64_t here = others % s->x->shape[k];
+    others /= s->x->shape[k];
+    *in += here * s->x->strides[k] * s->size;
+    *out += here * s->out->strides[k] * s->out_size;
+  }
+  return left;
+}
+
+/* Can lines be inserted? */
+static inline bool inserts(const sorting *s) {
+  return s->n <= FEW && (s->dtype == QN_f32 || s->dtype == QN_f64 || s->dtype == QN_i32 || s->dtype == QN_i64);
+}
+static void insert_lines(const sorting *s, const char *in, char *out, int64_t lines) {
+  switch ((int)s->dtype) {
+  case QN_f32: sort_few_float(s, in, out, lines); break;
+  case QN_f64: sort_few_double(s, in, out, lines); break;
+  case QN_i32: sort_few_int32_t(s, in, out, lines); break;
+  case QN_i64: sort_few_int64_t(s, in, out, lines); break;
+  }
+}
+
+static bool ranks(const sorting *s) { return s->n <= (s->size == 8 ? SORT_RANKED_64 : SORT_RANKED_32); }
+
+static bool room_stops(sort_room *r) { return pieces_stop(r->ctx, r->thread); }
+
+static void lines_piece(cpu_pieces *p, int thread, int64_t piece) {
+  const sorting *s = p->ctx;
+  int64_t line = piece * s->each, end = s->total - line < s->each ? s->total : line + s->each;
+  sort_room *r = s->rooms ? room_of(s, thread) : NULL;
+  if (r) r->stops = room_stops, r->ctx = p, r->thread = thread, r->stopped = false;
+  while (line < end) {
+    const char *in;
+    char *out;
+    int64_t lines = locate(s, line, &in, &out);
+    if (lines > end - line) lines = end - line;
+    line += lines;
+    if (inserts(s))
+      insert_lines(s, in, out, lines);
+    else if (ranks(s))
+      for (; lines > 0; lines--, in += s->next, out += s->out_next) sort_ranked(s, in, out);
+    else if (s->tiles)
+      for (int64_t m; lines > 0 && !r->stopped; lines -= m, in += m * s->next, out += m * s->out_next) {
+        m = lines < TILE ? lines : TILE;
+        sort_tile(s, r, in, out, m);
+      }
+    else
+      for (; lines > 0 && !r->stopped; lines--, in += s->next, out += s->out_next)
+        sort_long(s, r, in, s->step, out, s->out_step);
+  }
+}
+
+/* All lines, some a piece. */
+static bool sort_lines(sorting *s) {
+  int threads = cpu_threads(s->vm, s->total * s->n > INT64_MAX / WORTH ? INT64_MAX : s->total * s->n * WORTH);
+  if (!threads) return false;
+  s->each = PART / s->n;
+  if (threads > 1 && s->each > s->total / (4 * threads)) s->each = s->total / (4 * threads);
+  if (s->each < 1) s->each = 1;
+  if (s->tiles) s->each = (s->each + TILE - 1) / TILE * TILE;
+  int64_t pieces = (s->total + s->each - 1) / s->each;
+  if (threads > pieces) threads = (int)pieces;
+  if (!inserts(s) && !ranks(s)) {
+    s->room = room_head() + 2 * room_items(s);
+    if (s->tiles) s->room += rounded((size_t)(s->n * s->size * TILE)) + rounded((size_t)(s->n * s->out_size * TILE));
+    /* no more of them than what is sorted is worth */
+    int64_t most = 1 + s->total * s->n * s->size / (int64_t)s->room;
+    if (threads > most) threads = (int)most;
+    if (!(s->rooms = mem_buffer(s->vm, (size_t)threads * s->room))) return false;
+  }
+  bool ok = pieces_run(s->vm, threads, pieces, lines_piece, s);
+  if (s->rooms) mem_buffer_free(s->vm, s->rooms, (size_t)threads * s->room);
+  return ok;
+}
+
+/* ---- a huge line --------------------------------------------------------------------------------------------------- */
+
+enum { PLACES = 1 << SORT_DIGIT };
+
+typedef struct huge {
+  const sorting *s;
+  const char *in;
+  char *out;
+  char *a, *b; /* items, and items by their highest digit; b may be the result's memory */
+  int64_t part, parts;
+  unsigned shift;
+  sort_seen *seen;       /* by part */
+  int64_t (*at)[PLACES]; /* by part: how many items of each digit, then where the next one goes */
+  int64_t from[PLACES + 1];
+  sort_room *rooms; /* by thread */
+} huge;
+
+static int64_t part_size(const huge *h, int64_t part) {
+  int64_t left = h->s->n - part * h->part;
+  return left < h->part ? left : h->part;
+}
+static void items_piece(cpu_pieces *p, int thread, int64_t part) {
+  huge *h = p->ctx;
+  const sorting *s = h->s;
+  int64_t first = part * h->part;
+  (void)thread;
+  sort_elements e = {.in = h->in + first * s->step,
+                     .step = s->step,
+                     .n = part_size(h, part),
+                     .first = first,
+                     .descending = s->descending};
+  h->seen[part] = (sort_seen){0};
+  s->loops->items[s->dtype](&e, h->in, s->kind, h->a + (size_t)first * sort_item_size(s->kind), &h->seen[part]);
+}
+static void count_piece(cpu_pieces *p, int thread, int64_t part) {
+  huge *h = p->ctx;
+  (void)thread;
+  memset(h->at[part], 0, sizeof h->at[part]);
+  h->s->loops->count[h->s->kind](h->a + (size_t)(part * h->part) * sort_item_size(h->s->kind), part_size(h, part),
+                                 h->shift, h->at[part]);
+}
+static void place_piece(cpu_pieces *p, int thread, int64_t part) {
+  huge *h = p->ctx;
+  (void)thread;
+  h->s->loops->place[h->s->kind](h->a + (size_t)(part * h->part) * sort_item_size(h->s->kind), part_size(h, part),
+                                 h->shift, h->at[part], h->b);
+}
+static void sort_piece(cpu_pieces *p, int thread, int64_t place) {
+  huge *h = p->ctx;
+  const sorting *s = h->s;
+  int64_t from = h->from[place], n = h->from[place + 1] - from;
+  if (n == 0) return;
+  sort_room *r = &h->rooms[thread];
+  r->stops = room_stops, r->ctx = p, r->thread = thread, r->stopped = false;
+  size_t at = (size_t)from * sort_item_size(s->kind);
+  const void *sorted = s->loops->sort[s->kind](r, h->b + at, h->a + at, n, s->low);
+  if (!r->stopped) store(s, sorted, n, h->out + from * s->out_step, s->out_step);
+}
+
+/* Where the items of each digit go: those of a part behind those of the parts before it. */
+static void add_up(huge *h) {
+  int64_t sum = 0;
+  for (int d = 0; d < PLACES; d++) {
+    h->from[d] = sum;
+    for (int64_t k = 0; k < h->parts; k++) {
+      int64_t count = h->at[k][d];
+      h->at[k][d] = sum;
+      sum += count;
+    }
+  }
+  h->from[PLACES] = sum;
+}
+
+static bool sort_parts(huge *h, int threads) {
+  const sorting *s = h->s;
+  qn_vm *vm = s->vm;
+  if (!pieces_run(vm, threads, h->parts, items_piece, h)) return false;
+  sort_seen all = {0};
+  for (int64_t k = 0; k < h->parts; k++) {
+    all.vary |= h->seen[k].vary;
+    all.nans += h->seen[k].nans, all.negative_zeros += h->seen[k].negative_zeros;
+  }
+  if (all.vary) {
+    unsigned high = 64 - (unsigned)__builtin_clzll(all.vary);
+    h->shift = s->low + (high > SORT_DIGIT ? high - SORT_DIGIT : 0);
+    if (!pieces_run(vm, threads, h->parts, count_piece, h)) return false;
+    add_up(h);
+    if (!pieces_run(vm, threads, h->parts, place_piece, h) || !pieces_run(vm, threads, PLACES, sort_piece, h))
+      return false;
+  } else {
+    store(s, h->a, s->n, h->out, s->out_step);
+  }
+  mend(s, &all, h->in, s->step, h->out, s->out_step);
+  return true;
+}
+
+static bool sort_huge(const sorting *s, const char *in, char *out, int threads) {
+  qn_vm *vm = s->vm;
+  huge h = {.s = s, .in = in, .out = out};
+  h.part = s->n / (4 * (int64_t)threads);
+  h.part = h.part < PART / 8 ? PART / 8 : h.part > PART_MOST ? PART_MOST : h.part;
+  h.parts = (s->n + h.part - 1) / h.part;
+  size_t item = sort_item_size(s->kind), items = rounded((size_t)s->n * item);
+  bool in_result = s->out_step == s->out_size && s->out_size == (int64_t)item;
+  size_t bytes[] = {items, in_result ? 0 : items, rounded((size_t)h.parts * sizeof *h.at),
+                    rounded((size_t)h.parts * sizeof *h.seen), (size_t)threads * sizeof *h.rooms};
+  size_t all = bytes[0] + bytes[1] + bytes[2] + bytes[3] + bytes[4];
+  char *memory = mem_buffer(vm, all);
+  if (!memory) return false;
+  h.a = memory;
+  h.b = in_result ? out : h.a + bytes[0];
+  h.at = (void *)(h.a + bytes[0] + bytes[1]);
+  h.seen = (void *)((char *)h.at + bytes[2]);
+  h.rooms = (void *)((char *)h.seen + bytes[3]);
+  bool ok = sort_parts(&h, threads);
+  mem_buffer_free(vm, memory, all);
+  return ok;
+}
+
+/* Every line with all threads. */
+static bool sort_huge_lines(const sorting *s, int threads) {
+  for (int64_t line = 0; line < s->total; line++) {
+    const char *in;
+    char *out;
+    (void)locate(s, line, &in, &out);
+    if (!sort_huge(s, in, out, threads)) return false;
+  }
+  return true;
+}
+
+/* ---- arrays -------------------------------------------------------------------------------------------------------- */
+
+static __attribute__((noinline)) bool sort_many(sorting *s) {
+  const vm_loops *l = cpu_loops(s->vm);
+  if (!l) return false;
+  s->loops = l->sorts;
+  s->total = s->x->size / s->n;
+  bool narrow = s->size <= 4;
+  s->kind = s->indices ? narrow && s->n <= UINT32_MAX ? SORT_64 : SORT_PAIR : narrow ? SORT_32 : SORT_64;
+  s->low = s->indices && s->kind == SORT_64 ? 32 : 0;
+  int64_t apart = s->step < 0 ? -s->step : s->step;
+  s->tiles =
+      s->lines > 1 && apart > s->size && s->next == s->size && s->out_next == s->out_size && !inserts(s) && !ranks(s);
+  if (s->n > SHARED) {
+    int threads = cpu_threads(s->vm, s->n);
+    if (!threads) return false;
+    if (s->n > HUGE_LINE || (threads > 1 && s->total < 4 * threads)) return sort_huge_lines(s, threads);
+  }
+  return sort_lines(s);
+}
+
+qn_array *sort_along(qn_vm *vm, const qn_array *x, int axis, bool descending, bool indices) {
+  int rank = x->rank;
+  qn_array *out = array_new(vm, indices ? QN_i64 : (qn_dtype)x->dtype, rank, x->shape);
+  if (!out || x->size == 0) return out;
+  sorting s;
+  s.vm = vm, s.x = x, s.out = out, s.dtype = (qn_dtype)x->dtype, s.descending = descending, s.indices = indices;
+  s.size = (int64_t)dtype_size((qn_dtype)x->dtype), s.out_size = indices ? (int64_t)sizeof(int64_t) : s.size;
+  s.axis = axis, s.inner = -1, s.rooms = NULL;
+  s.n = 1, s.step = s.out_step = 0;
+  if (rank > 0) s.n = x->shape[axis], s.step = x->strides[axis] * s.size, s.out_step = out->strides[axis] * s.out_size;
+  s.lines = 1, s.next = s.out_next = 0;
+  if (rank > 1) {
+    s.inner = rank - 1 == axis ? rank - 2 : rank - 1;
+    s.lines = x->shape[s.inner], s.next = x->strides[s.inner] * s.size, s.out_next = out->strides[s.inner] * s.out_size;
+  }
+  if (rank < 3 && x->size <= PART / 8 && inserts(&s)) {
+    insert_lines(&s, array_data(x), array_data(out), s.lines);
+    return out;
+  }
+  if (sort_many(&s)) return out;
+  value_release(vm, value_obj(TAG_ARRAY, out));
+  return NULL;
+}

@@ -1,0 +1,11 @@
+/* sort and argsort on the CPU: stable along an axis, NaN last, -0 and 0 equal. */
+#ifndef JIT_CPU_SORT_H
+#define JIT_CPU_SORT_H
+
+#include "lang/vm.h"
+
+/* An array in the CPU's memory, of any layout, sorted along an axis (0 of an array without axes), or the indices (i64) that sort it. A new contiguous
+ * array, or NULL with an error raised. */
+QN_MUST_CHECK qn_array *sort_along(qn_vm *vm, const qn_array *x, int axis, bool descending, bool indices);
+
+#endif

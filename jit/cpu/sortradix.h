@@ -1,0 +1,134 @@
+/* Radix sort of items, a part of sortloops.c, which includes this once for each kind: ITEM is the type, KEY(x) its key of the type WORD, and
+ * NAME(x) makes names.
+ *
+ * Only bits in which keys differ count. Of those the highest are sorted from the lowest digit up, as many as tell most keys of so long a
+ * line apart; what is still equal then is a run, mostly of very few, which is inserted or sorted by itself. */
+
+static void NAME(insert)(ITEM *a, int64_t n) {
+  for (int64_t i = 1; i < n; i++) {
+    ITEM x = a[i];
+    int64_t k = i;
+    for (; k > 0 && KEY(a[k - 1]) > KEY(x); k--) a[k] = a[k - 1];
+    a[k] = x;
+  }
+}
+
+static void *NAME(sort)(sort_room *r, void *items, void *spare, int64_t n, unsigned low);
+
+/* Sorts runs of items that are equal in the bits from `shift` on. */
+static void NAME(runs)(sort_room *r, ITEM *a, ITEM *b, int64_t n, unsigned shift, unsigned low) {
+  for (int64_t i = 0; i < n;) {
+    WORD top = KEY(a[i]) >> shift;
+    int64_t end = i + 1;
+    while (end < n && KEY(a[end]) >> shift == top) end++;
+    if (end - i <= INSERTED) {
+      NAME(insert)(a + i, end - i);
+    } else {
+      ITEM *there = NAME(sort)(r, a + i, b + i, end - i, low);
+      if (r->stopped) return;
+      if (there != a + i) memcpy(a + i, there, (size_t)(end - i) * sizeof(ITEM));
+    }
+    i = end;
+  }
+}
+
+static void NAME(digits)(uint32_t *counts, const ITEM *a, int64_t n, unsigned shift, unsigned bits, int digits) {
+  const WORD mask = ((WORD)1 << bits) - 1;
+  uint32_t *second = counts + ((size_t)1 << bits), *third = second + ((size_t)1 << bits);
+  memset(counts, 0, ((size_t)digits << bits) * sizeof *counts);
+  if (digits == 1) {
+    for (int64_t i = 0; i < n; i++) counts[KEY(a[i]) >> shift & mask]++;
+  } else if (digits == 2) {
+    for (int64_t i = 0; i < n; i++) {
+      WORD key = KEY(a[i]) >> shift;
+      counts[key & mask]++;
+      second[key >> bits & mask]++;
+    }
+  } else {
+    for (int64_t i = 0; i < n; i++) {
+      WORD key = KEY(a[i]) >> shift;
+      counts[key & mask]++;
+      second[key >> bits & mask]++;
+      third[key >> 2 * bits & mask]++;
+    }
+  }
+}
+
+static void *NAME(sort)(sort_room *r, void *items, void *spare, int64_t n, unsigned low) {
+  ITEM *a = items, *b = spare;
+  if (n <= INSERTED) {
+    NAME(insert)(a, n);
+    return a;
+  }
+  if (n >= LOOK && (r->stopped = r->stopped || r->stops(r))) return a;
+  const WORD like = KEY(a[0]);
+  WORD vary = 0, unordered = 0;
+  _Pragma("omp simd reduction(| : vary, unordered)") for (int64_t i = 1; i < n; i++) {
+    vary |= KEY(a[i]) ^ like;
+    unordered |= (WORD)(KEY(a[i - 1]) > KEY(a[i]));
+  }
+  vary = vary >> low << low;
+  if (!vary || !unordered) return a;
+  unsigned high = 64 - (unsigned)__builtin_clzll(vary), lowest = (unsigned)__builtin_ctzll(vary), bits = high - lowest;
+  unsigned length = 64 - (unsigned)__builtin_clzll((uint64_t)n);
+  unsigned most = n < SHORT ? 8 : SORT_DIGIT, useful = length + SPARE_BITS;
+  int digits = 1;
+  if (n <= CACHED) {
+    digits = (int)(((bits < useful ? bits : useful) + most - 1) / most);
+    if (digits > SORT_DIGITS) digits = SORT_DIGITS;
+  }
+  if (bits > (unsigned)digits * most) bits = (unsigned)digits * most;
+  unsigned each = (bits + (unsigned)digits - 1) / (unsigned)digits,
+           shift = high > (unsigned)digits * each ? high - (unsigned)digits * each : 0;
+  if (shift < low) shift = low;
+  if (n > UINT32_MAX) { /* counts are too small: by their highest bit, until they are not */
+    int64_t zeros = 0, ones = 0;
+    for (int64_t i = 0; i < n; i++) zeros += !(KEY(a[i]) >> (high - 1) & 1);
+    ones = zeros, zeros = 0;
+    for (int64_t i = 0; i < n; i++) b[KEY(a[i]) >> (high - 1) & 1 ? ones++ : zeros++] = a[i];
+    NAME(runs)(r, b, a, n, high - 1, low);
+    return b;
+  }
+  NAME(digits)(r->counts, a, n, shift, each, digits);
+  const WORD mask = ((WORD)1 << each) - 1;
+  uint32_t *counts = r->counts;
+  for (int d = 0; d < digits; d++, counts += (size_t)1 << each) {
+    unsigned from = shift + (unsigned)d * each;
+    if (counts[like >> from & mask] == (uint32_t)n) continue;
+    if (n >= 16 * LOOK && (r->stopped = r->stopped || r->stops(r))) return a;
+    uint32_t sum = 0;
+    for (size_t k = 0; k <= mask; k++) {
+      uint32_t c = counts[k];
+      counts[k] = sum;
+      sum += c;
+    }
+    for (int64_t i = 0; i < n; i++) {
+      ITEM x = a[i];
+      b[counts[KEY(x) >> from & mask]++] = x;
+    }
+    ITEM *t = a;
+    a = b;
+    b = t;
+  }
+  if (shift > lowest) NAME(runs)(r, a, b, n, shift, low);
+  return a;
+}
+
+static void NAME(count)(const void *items, int64_t n, unsigned shift, int64_t *counts) {
+  const ITEM *a = items;
+  for (int64_t i = 0; i < n; i++) counts[KEY(a[i]) >> shift & (((WORD)1 << SORT_DIGIT) - 1)]++;
+}
+
+static void NAME(place)(const void *items, int64_t n, unsigned shift, int64_t *at, void *to) {
+  const ITEM *a = items;
+  ITEM *b = to;
+  for (int64_t i = 0; i < n; i++) {
+    ITEM x = a[i];
+    b[at[KEY(x) >> shift & (((WORD)1 << SORT_DIGIT) - 1)]++] = x;
+  }
+}
+
+#undef ITEM
+#undef KEY
+#undef WORD
+#undef NAME

@@ -1,0 +1,110 @@
+/* sort and argsort on the device: the launches of sort.cu. All are asked for, none is waited for.
+ *
+ * Long lines need two sets of keys and indices, and counts of at most a byte for an element; all of it is one block, given back at once, since its
+ * next user comes later in the stream. A pass for each byte of an element: which digits are equal everywhere is not known here. */
+#include <string.h>
+
+#include "jit/gpu/state.h"
+
+extern const char sort_source[]; /* made of sort.cu */
+
+/* Its kernels are called k<SORT_HASH>_0 and so on, in this order. */
+#define SORT_HASH 0x736f7274206c696eull
+enum { SORT_SHORT, SORT_ITEMS, SORT_COUNT, SORT_SUMS, SORT_PLACE, SORT_STORE, SORT_KERNELS };
+enum { THREADS = 256, TILE = 2048, SHORT_LINE = 1024, FEW_TILES = 64 }; /* as in sort.cu */
+enum { BLOCKS_PER_UNIT = 16 };
+
+/* What the kernels are given: the text has the same declaration. */
+typedef struct sort_words {
+  uint64_t x, out, keys, keys_to, index, index_to, counts, totals;
+  uint64_t infinity;
+  int64_t n, lines, tiles;
+  int64_t x_step, out_step;
+  int64_t shape[8], x_at[8], out_at[8];
+  int rank;
+  int size, is_signed, descending, indices, shift;
+} sort_words;
+_Static_assert(ARRAY_MAX_RANK == 8, "the kernels' words have 8 axes");
+
+const char *gpu_sort_text(void) { return sort_source; }
+
+static const gpu_code *code_of(qn_vm *vm, gpu_stream *s) {
+  return gpu_text_code(vm, s, sort_source, SORT_HASH, SORT_KERNELS, &s->sorts);
+}
+
+/* The bits of infinity; 0: no floats. */
+static uint64_t infinity_of(qn_dtype d) {
+  switch ((int)d) {
+  case QN_f16: return 0x7c00;
+  case QN_bf16: return 0x7f80;
+  case QN_f32: return 0x7f800000;
+  case QN_f64: return 0x7ff0000000000000u;
+  default: return 0;
+  }
+}
+
+static bool launch(qn_vm *vm, gpu_stream *s, int kernel, int64_t instances, sort_words *w) {
+  CUdeviceptr block = 0;
+  void *arguments[] = {&block, &instances, w};
+  int64_t most = (int64_t)s->device->units * BLOCKS_PER_UNIT;
+  unsigned blocks = (unsigned)(instances < most ? instances : most);
+  CUresult rc = s->engine->libraries.driver.cuLaunchKernel(s->sorts->functions[kernel], blocks, 1, 1, THREADS, 1, 1, 0,
+                                                           s->stream, arguments, NULL);
+  return rc == GPU_OK || gpu_raise(vm, s, rc, "a launch");
+}
+
+static size_t rounded(int64_t bytes) { return ((size_t)bytes + 255) & ~(size_t)255; }
+
+static bool sort_long(qn_vm *vm, gpu_stream *s, sort_words *w) {
+  int64_t total = w->n * w->lines, groups = (total + THREADS - 1) / THREADS;
+  w->tiles = (w->n + TILE - 1) / TILE;
+  size_t keys = rounded(total * (w->size == 8 ? 8 : 4)), indices = rounded(total * 4),
+         totals = rounded(w->lines * 256 * 4), counts = rounded(w->lines * 256 * w->tiles * 4),
+         bytes = 2 * keys + 2 * indices + totals + counts;
+  CUdeviceptr memory = gpu_alloc(vm, s, bytes);
+  if (!memory) return false;
+  w->keys = memory, w->keys_to = w->keys + keys;
+  w->index = w->keys_to + keys, w->index_to = w->index + indices;
+  w->totals = w->index_to + indices, w->counts = w->totals + totals;
+  bool ok = launch(vm, s, SORT_ITEMS, groups, w);
+  for (w->shift = 0; ok && w->shift < 8 * w->size; w->shift += 8) {
+    ok = launch(vm, s, SORT_COUNT, w->lines * w->tiles, w) &&
+         launch(vm, s, SORT_SUMS, w->tiles <= FEW_TILES ? w->lines : w->lines * 256, w) &&
+         launch(vm, s, SORT_PLACE, w->lines * w->tiles, w);
+    uint64_t k = w->keys, i = w->index;
+    w->keys = w->keys_to, w->keys_to = k;
+    w->index = w->index_to, w->index_to = i;
+  }
+  ok = ok && launch(vm, s, SORT_STORE, groups, w);
+  gpu_free(vm, s, memory, bytes);
+  return ok;
+}
+
+device_answer gpu_sort(qn_vm *vm, qn_array *out, const qn_array *x, int axis, bool descending, bool indices) {
+  if (x->size == 0) return DEVICE_DONE;
+  if (x->size > (int64_t)1 << 40 || (x->rank && x->shape[axis] > INT32_MAX)) return DEVICE_REFUSES;
+  gpu_stream *s = gpu_stream_of(vm, x->device);
+  if (!s) return DEVICE_FAILS;
+  if (!code_of(vm, s)) return DEVICE_REFUSES;
+  sort_words w = {.x = (uint64_t)(uintptr_t)array_data(x),
+                  .out = (uint64_t)(uintptr_t)array_data(out),
+                  .infinity = infinity_of((qn_dtype)x->dtype),
+                  .n = 1,
+                  .size = (int)dtype_size((qn_dtype)x->dtype),
+                  .is_signed = x->dtype != QN_bool && x->dtype != QN_u8,
+                  .descending = descending,
+                  .indices = indices};
+  for (int k = 0; k < x->rank; k++) {
+    if (k == axis) {
+      w.n = x->shape[k], w.x_step = x->strides[k], w.out_step = out->strides[k];
+    } else {
+      w.shape[w.rank] = x->shape[k], w.x_at[w.rank] = x->strides[k], w.out_at[w.rank++] = out->strides[k];
+    }
+  }
+  w.lines = x->size / w.n;
+  if (!gpu_enter(s)) return gpu_raise(vm, s, GPU_NO_DEVICE, "sorting") ? DEVICE_DONE : DEVICE_FAILS;
+  int64_t group = w.n < THREADS ? THREADS / w.n : 1;
+  bool ok = w.n <= SHORT_LINE ? launch(vm, s, SORT_SHORT, (w.lines + group - 1) / group, &w) : sort_long(vm, s, &w);
+  gpu_leave(s);
+  return ok ? DEVICE_DONE : DEVICE_FAILS;
+}
