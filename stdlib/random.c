@@ -42,7 +42,7 @@ static bool operands(qn_vm *vm, const char *fn, qn_value key, int64_t draw, qn_v
   return false;
 }
 
-/* Few numbers, while nothing is recorded: fills the words in. Unset: not so, nothing is drawn. */
+/* Numbers at once, while nothing is recorded: fills the words in. Unset: not so, nothing is drawn. */
 static inline __attribute__((always_inline)) qn_value draw_few(qn_vm *vm, op_id op, eager_drawing *d, qn_value key,
                                                                int64_t number) {
   bool counted = key.head == TAG_NIL;
@@ -75,12 +75,13 @@ static inline __attribute__((always_inline)) bool sizes_of(qn_vm *vm, const char
   const qn_value *item = l->items;
   uint64_t n = 1;
   int rank = (int)l->len;
-  for (int i = 0; i < rank; i++, item++) {
-    if (item->head != TAG_INT || (uint64_t)item->u.i > 1 << 12) /* less than 2**48 elements */
+  int i = 0;
+  do {
+    if (__builtin_expect(item->head != TAG_INT || (uint64_t)item->u.i > 1 << 12, 0)) /* less than 2**48 elements */
       return other_sizes(vm, fn, rest, d);
     d->shape[i] = item->u.i;
-    n *= (uint64_t)item->u.i;
-  }
+    n *= (uint64_t)item++->u.i;
+  } while (++i < rank);
   d->rank = rank;
   d->n = n;
   return true;
@@ -127,34 +128,48 @@ static __attribute__((noinline)) bool is_int(qn_vm *vm, const char *fn, const ch
   return arg_int(vm, fn, what, v, &i);
 }
 
+/* The integer dtype that was asked for and holds what is drawn; or -1 with an error raised. */
+static __attribute__((noinline)) int int_dtype(qn_vm *vm, qn_value v, int64_t low, int64_t high) {
+  qn_dtype dtype;
+  if (!arg_dtype(vm, "randint", v, QN_i64, &dtype)) return -1;
+  if (high <= low || /* which is told first */
+      (dtype_is_int(dtype) && dtype_holds(dtype, value_int(low)) && dtype_holds(dtype, value_int(high - 1))))
+    return (int)dtype;
+  raise(vm, E_dtype, SPAN_NONE, "randint: %s does not hold the integers from %lld to %lld", dtype_rows[dtype].name,
+        (long long)low, (long long)high - 1);
+  return -1;
+}
+
 qn_value builtin_randint(qn_vm *vm, const qn_value *args) {
-  int64_t low = args[0].u.i, high = args[1].u.i, values;
-  qn_dtype dtype = QN_i64;
+  const uint64_t most = (uint64_t)1 << 63;
+  int64_t low = args[0].u.i, high = args[1].u.i;
+  int dtype = QN_i64;
   eager_drawing d;
   if ((args[0].head != TAG_INT && !is_int(vm, "randint", "an int as low", args[0])) ||
       (args[1].head != TAG_INT && !is_int(vm, "randint", "an int as high", args[1])) ||
       !sizes_of(vm, "randint", args[2], &d) ||
-      (args[3].head != TAG_NIL && !arg_dtype(vm, "randint", args[3], QN_i64, &dtype)))
+      (args[3].head != TAG_NIL && (dtype = int_dtype(vm, args[3], low, high)) < 0))
     return value_error();
   d.dtype = QN_i64;
-  if (high <= low || __builtin_sub_overflow(high, low, &values))
+  uint64_t values = (uint64_t)high - (uint64_t)low;
+  if (__builtin_expect(high <= low || values > most, 0))
     return raise(vm, E_argument, SPAN_NONE, "randint: from %lld to %lld - 1 there are %s", (long long)low,
                  (long long)high, high <= low ? "no integers" : "more than 2**63 integers");
-  if (dtype != QN_i64 && /* which holds them all */
-      (!dtype_is_int(dtype) || !dtype_holds(dtype, value_int(low)) || !dtype_holds(dtype, value_int(high - 1))))
-    return raise(vm, E_dtype, SPAN_NONE, "randint: %s does not hold the integers from %lld to %lld",
-                 dtype_rows[dtype].name, (long long)low, (long long)high - 1);
-  qn_value x = draw_few(vm, OP_random_bits, &d, args[4], 0);
-  if (x.head == TAG_ARRAY) { /* the same, in place */
+  qn_value x = d.n <= DRAW_FEW ? draw_few(vm, OP_random_bits, &d, args[4], 0) : value_unset();
+  if (__builtin_expect(x.head == TAG_ARRAY, 1)) { /* few of them: the same, in place */
     int64_t *p = (int64_t *)(void *)value_array(x)->storage->data;
-    for (int64_t i = 0, n = (int64_t)d.n; i < n; i++) p[i] = (p[i] & INT64_MAX) % values + low;
-    return dtype == QN_i64 ? x : use_dtype(vm, x, dtype);
+    int64_t *end = p + d.n; /* there is one at least */
+#pragma GCC unroll 2
+    do {
+      *p = (int64_t)((uint64_t)(*p & INT64_MAX) % values) + low;
+    } while (++p != end);
+    return dtype == QN_i64 ? x : use_dtype(vm, x, (qn_dtype)dtype);
   }
   if (x.head == TAG_UNSET) x = draw_op(vm, "randint", OP_random_bits, &d, args[4], 0);
   x = use2(vm, OP_bitand, x, value_int(INT64_MAX), NULL);
-  x = use2(vm, OP_mod, x, value_int(values), NULL);
+  if (values != most) x = use2(vm, OP_mod, x, value_int((int64_t)values), NULL);
   if (low) x = use2(vm, OP_add, x, value_int(low), NULL);
-  return use_dtype(vm, x, dtype);
+  return use_dtype(vm, x, (qn_dtype)dtype);
 }
 
 /* Does a host number lie from 0 to 1? A recorded one is guarded by the answer. */

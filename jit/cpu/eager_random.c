@@ -1,19 +1,44 @@
-/* The fast path of eager dispatch (eager.c): few random numbers, without a kernel.
+/* The fast path of eager dispatch (eager.c): random numbers without a kernel, many of them in pieces.
  *
- * The block VM's loops make them (vm_loops.draw), and their bits are those of the kernel. Arrays of keys, devices and many numbers are
- * left to the slow way.
+ * The block VM's loops make them (vm_loops.draw), and their bits are those of the kernel. Arrays of keys and devices are left to the slow way.
  */
 #include "jit/cpu/eager_random.h"
 
 #include "jit/cpu/eager.h"
+#include "jit/cpu/pieces.h"
 
 _Static_assert(OP_random_uniform == OP_random_bits + 1 && OP_random_normal == OP_random_bits + 2,
                "vm_loops.draw has the RANDOM ops in their order");
 
-void eager_draw_rounded(const vm_loops *l, op_id op, const eager_drawing *d, void *out) {
+void eager_draw_some(const vm_loops *l, op_id op, const eager_drawing *d, void *out, uint64_t first, uint64_t n) {
   float wide[DRAW_FEW];
-  l->draw[op - OP_random_bits][d->dtype](wide, d->words, d->n);
-  l->cast[QN_f32][d->dtype](out, wide, NULL, NULL, VM_A, (int64_t)d->n);
+  bool rounded = d->dtype == QN_f16 || d->dtype == QN_bf16;
+  l->draw[op - OP_random_bits][d->dtype](rounded ? wide : out, d->words, first, n);
+  if (rounded) l->cast[QN_f32][d->dtype](out, wide, NULL, NULL, VM_A, (int64_t)n);
+}
+
+enum { DRAW_PIECE = 16 * DRAW_FEW, DRAW_WORTH = 4 /* pointwise elements that drawing one is worth */ };
+
+typedef struct drawing_pieces {
+  const vm_loops *loops;
+  op_id op;
+  const eager_drawing *d;
+  char *out;
+} drawing_pieces;
+
+static void draw_piece(cpu_pieces *p, int thread, int64_t piece) {
+  const drawing_pieces *j = p->ctx;
+  (void)thread;
+  uint64_t first = (uint64_t)piece * DRAW_PIECE, end = j->d->n - first < DRAW_PIECE ? j->d->n : first + DRAW_PIECE;
+  for (; first < end; first += DRAW_FEW)
+    eager_draw_some(j->loops, j->op, j->d, j->out + first * dtype_size(j->d->dtype), first,
+                    end - first < DRAW_FEW ? end - first : DRAW_FEW);
+}
+
+bool eager_draw_many(qn_vm *vm, op_id op, const eager_drawing *d, void *out) {
+  drawing_pieces j = {.loops = cpu_loops(vm), .op = op, .d = d, .out = out};
+  int threads = cpu_threads(vm, d->n > INT64_MAX / DRAW_WORTH ? INT64_MAX : (int64_t)d->n * DRAW_WORTH);
+  return threads && j.loops && pieces_run(vm, threads, (int64_t)((d->n + DRAW_PIECE - 1) / DRAW_PIECE), draw_piece, &j);
 }
 
 qn_value eager_fast_draw(qn_vm *vm, op_id op, const qn_value *in, const op_attr *attr) {

@@ -1,4 +1,4 @@
-/* Few random numbers at once, outside of recordings (eager_random.c). */
+/* Random numbers at once, outside of recordings (eager_random.c). */
 #ifndef JIT_CPU_EAGER_RANDOM_H
 #define JIT_CPU_EAGER_RANDOM_H
 
@@ -7,6 +7,7 @@
 #include "lang/vm.h"
 
 enum { DRAW_FEW = 1024 };
+#define DRAW_MOST ((uint64_t)1 << 48) /* and more are no array's */
 
 /* What is drawn: n is the product of the shape. */
 typedef struct eager_drawing {
@@ -22,8 +23,10 @@ static inline uint64_t drawing_size(const eager_drawing *d) {
   return n;
 }
 
-/* Rounds f32 to the dtype; n <= DRAW_FEW. */
-void eager_draw_rounded(const vm_loops *l, op_id op, const eager_drawing *d, void *out);
+/* Numbers of any dtype from the one numbered `first` on, n of them; of a dtype that is rounded at most DRAW_FEW. */
+void eager_draw_some(const vm_loops *l, op_id op, const eager_drawing *d, void *out, uint64_t first, uint64_t n);
+/* Fills an array, in pieces that threads share. False with an error raised. */
+QN_MUST_CHECK bool eager_draw_many(qn_vm *vm, op_id op, const eager_drawing *d, void *out);
 
 /* The op has the dtype. Unset: not here, the slow way does it. */
 QN_MUST_CHECK static inline __attribute__((always_inline)) qn_value eager_draw(qn_vm *vm, op_id op,
@@ -31,13 +34,18 @@ QN_MUST_CHECK static inline __attribute__((always_inline)) qn_value eager_draw(q
   const vm_loops *l = cpu_loops(vm);
   if (__builtin_expect(!l, 0)) return value_error();
   qn_dtype dtype = d->dtype;
-  if (vm->device || d->n - 1 >= DRAW_FEW) return value_unset();
+  if (vm->device || d->n - 1 >= DRAW_MOST) return value_unset();
   qn_array *out = array_new(vm, dtype, d->rank, d->shape);
   if (__builtin_expect(!out, 0)) return value_error();
+  if (d->n > DRAW_FEW) {
+    if (eager_draw_many(vm, op, d, out->storage->data)) return value_obj(TAG_ARRAY, out);
+    value_release(vm, value_obj(TAG_ARRAY, out));
+    return value_error();
+  }
   if (dtype == QN_f16 || dtype == QN_bf16)
-    eager_draw_rounded(l, op, d, out->storage->data);
+    eager_draw_some(l, op, d, out->storage->data, 0, d->n);
   else
-    l->draw[op - OP_random_bits][dtype](out->storage->data, d->words, d->n);
+    l->draw[op - OP_random_bits][dtype](out->storage->data, d->words, 0, d->n);
   return value_obj(TAG_ARRAY, out);
 }
 

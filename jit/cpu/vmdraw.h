@@ -4,7 +4,37 @@
  * than 31 bits goes to a float by way of parts that are exact in f64, so that it is vector code without instructions for 64 bits. */
 
 /* The words of elements first, first + 1 ...; words: those of the key, and the draw number. */
-#if defined(__AVX2__)
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+FN __m512i even_odd(__m512i a, __m512i b, bool odd) {
+  __m512 x = _mm512_castsi512_ps(a), y = _mm512_castsi512_ps(b);
+  return _mm512_castps_si512(odd ? _mm512_shuffle_ps(x, y, 0xdd) : _mm512_shuffle_ps(x, y, 0x88));
+}
+FN void philox_words(u32 w[4][VM_WORDS], const u64 words[3], u64 first) {
+  /* of two elements in each quarter: words 0 and 2 in x, 1 and 3 in y, the key words in k */
+  __m512i i = _mm512_add_epi64(_mm512_set1_epi64((i64)first), _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
+  __m512i draw = _mm512_set1_epi64((i64)words[2]), x = even_odd(i, draw, false), y = even_odd(i, draw, true);
+  __m512i k = _mm512_mask_blend_epi32(0xcccc, _mm512_set1_epi32((i32)words[0]), _mm512_set1_epi32((i32)words[1]));
+  const __m512i m0 = _mm512_set1_epi64(0xd2511f53), m1 = _mm512_set1_epi64(0xcd9e8d57);
+  const __m512i steps =
+      _mm512_mask_blend_epi32(0xcccc, _mm512_set1_epi32((i32)0x9e3779b9u), _mm512_set1_epi32((i32)0xbb67ae85u));
+#define ROUND                                                                                                          \
+  {                                                                                                                    \
+    __m512i p0 = _mm512_mul_epu32(_mm512_unpacklo_epi32(x, x), m0);                                                    \
+    __m512i p1 = _mm512_mul_epu32(_mm512_unpackhi_epi32(x, x), m1);                                                    \
+    x = _mm512_ternarylogic_epi32(even_odd(p1, p0, true), y, k, 0x96);                                                 \
+    y = even_odd(p1, p0, false);                                                                                       \
+    k = _mm512_add_epi32(k, steps);                                                                                    \
+  }
+  ROUND ROUND ROUND ROUND ROUND ROUND ROUND ROUND ROUND ROUND
+#undef ROUND
+      const __m512i order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+  x = _mm512_permutexvar_epi64(order, x), y = _mm512_permutexvar_epi64(order, y);
+  _mm256_storeu_si256((__m256i *)w[0], _mm512_castsi512_si256(x));
+  _mm256_storeu_si256((__m256i *)w[1], _mm512_castsi512_si256(y));
+  _mm256_storeu_si256((__m256i *)w[2], _mm512_extracti64x4_epi64(x, 1));
+  _mm256_storeu_si256((__m256i *)w[3], _mm512_extracti64x4_epi64(y, 1));
+}
+#elif defined(__AVX2__)
 FN __m256i even_odd(__m256i a, __m256i b, bool odd) {
   __m256 x = _mm256_castsi256_ps(a), y = _mm256_castsi256_ps(b);
   return _mm256_castps_si256(odd ? _mm256_shuffle_ps(x, y, 0xdd) : _mm256_shuffle_ps(x, y, 0x88));
@@ -85,12 +115,12 @@ FN f64 normal_f64(u32 a, u32 b, u32 c, u32 d) {
 }
 
 #define DRAW(NAME, T)                                                                                                  \
-  static void draw_##NAME(void *o, const u64 words[3], u64 n) {                                                        \
+  static void draw_##NAME(void *o, const u64 words[3], u64 first, u64 n) {                                             \
     T *out = o;                                                                                                        \
     for (u64 at = 0; at < n; at += VM_WORDS) {                                                                         \
       u32 w[4][VM_WORDS];                                                                                              \
       T few[VM_WORDS], *to = n - at < VM_WORDS ? few : out + at;                                                       \
-      philox_words(w, words, at);                                                                                      \
+      philox_words(w, words, first + at);                                                                              \
       SIMD for (int i = 0; i < VM_WORDS; i++) to[i] = NAME(w[0][i], w[1][i], w[2][i], w[3][i]);                        \
       for (int i = 0; to == few && at + (u64)i < n; i++) {                                                             \
         SCALAR out[at + (u64)i] = few[i];                                                                              \

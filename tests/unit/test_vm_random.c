@@ -1,8 +1,9 @@
 /* Random L programs, which use every construct, on the block VM: the same bits as the reference gives (l_case.h), for every
- * instruction set of this processor, several block sizes and numbers of threads. QN_TEST_PROGRAMS=1000 runs more of them,
+ * instruction set of this processor, several block sizes and numbers of threads. QN_TEST_COUNT=1000 runs more of them,
  * QN_TEST_FIRST says where to begin. */
 #include "tests/unit/lang.h"
 #include "tests/unit/l_case.h"
+#include "tests/unit/seeds.h"
 
 static int check_program(uint64_t seed) {
   l_case c;
@@ -31,10 +32,9 @@ static int check_program(uint64_t seed) {
 }
 
 START_TEST(random_programs) {
-  const char *more = getenv("QN_TEST_PROGRAMS"), *at = getenv("QN_TEST_FIRST");
-  uint64_t n = more ? (uint64_t)atoi(more) : 150, first = at ? (uint64_t)atoll(at) : 1;
+  seeds which = seeds_of(1, 150);
   int failed = 0;
-  for (uint64_t i = 0; i < n; i++) failed += check_program(first + i);
+  for (uint64_t seed = which.first; seed < which.end; seed++) failed += check_program(seed);
   ck_assert_int_eq(failed, 0);
 }
 END_TEST
