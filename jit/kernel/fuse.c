@@ -16,7 +16,8 @@
  * step through evenly. A scatter is
  * stored before it is read.
  *
- * The number of nodes in estimated kernels is bounded by a multiple of the graph's, so planning is linear in practice.
+ * The number of values in estimated kernels is bounded by a multiple of the graph's units, and that of one kernel by a multiple
+ * of its own, so planning is linear.
  *
  * Order. A group runs at the time of its last node, or of the latest group that it reads. A merge takes the later of two times
  * and puts back what follows the earlier one, so searches for cycles are among groups between two times only.
@@ -37,11 +38,12 @@
 #include "lang/vm.h"
 
 enum {
-  BUDGET_PER_NODE = 48, /* nodes in estimated kernels, per unit of the graph */
-  BUDGET_LEAST = 4000,
-  SEARCH_LIMIT = 2048,      /* edges followed when looking for a cycle */
-  SIBLINGS_LIMIT = 12,      /* readers of one value that are considered as its sibling */
-  KERNEL_NANOSECONDS = 1500 /* what starting a kernel costs */
+  BUDGET_PER_UNIT = 400, /* values in estimated kernels, per unit of the graph */
+  BUDGET_LEAST = 40000,
+  VALUES_PER_UNIT = 48, /* of a kernel, at most: values that are computed again at other places make more */
+  VALUES_LEAST = 512,
+  SEARCH_LIMIT = 2048, /* edges followed when looking for a cycle */
+  SIBLINGS_LIMIT = 12  /* readers of one value that are considered as its sibling */
 };
 
 enum {
@@ -121,6 +123,7 @@ typedef struct fuser {
   fusion *to;
   graph *g;
   arena arena; /* freed at the end */
+  schedule_target target;
   const int64_t *tune;
   int64_t limit;           /* FUSE_NOTHING .. FUSE_ALL */
   profile *profile;        /* by time: f->times leaves, from index f->times on */
@@ -133,6 +136,7 @@ typedef struct fuser {
   uint32_t nlives, lives_cap;
   const uint8_t *awkward;
   fuse_memo *memo;
+  cancel_flag cancel;
   const char *why;
   uint8_t *live;
   uint32_t *unit_of; /* by node: 1 + unit of its value */
@@ -161,6 +165,13 @@ typedef struct fuser {
 
 static bool out_of_memory(fuser *f) {
   f->why = lower_no_memory;
+  return false;
+}
+
+/* Asked often enough that planning ends within milliseconds. */
+static bool goes_on(fuser *f) {
+  if (!cancelled(f->cancel)) return true;
+  f->why = lower_cancelled;
   return false;
 }
 
@@ -473,6 +484,7 @@ static bool walk_operands(fuser *f, uint32_t self, walk *w) {
     if (!push(f, w, g->nodes[first].in[i], EDGE_DATA | reading(g, first, i))) return false;
   if (!order_sizes(f, self, first)) return false;
   while (w->n) {
+    f->to->work++;
     uint32_t flags = w->stack[--w->n], n = w->stack[--w->n];
     walked *m = &f->walked[n];
     bool again = m->unit == self + 1;
@@ -511,7 +523,7 @@ static bool make_edges(fuser *f) {
   for (uint32_t i = 0; i < f->n; i++) {
     f->units[i].in = f->nin;
     f->units[i].leaf = f->nleaves;
-    if (!walk_operands(f, i, &w)) return false;
+    if (!goes_on(f) || !walk_operands(f, i, &w)) return false;
     uint32_t n = f->units[i].node;
     /* A checked fit that also stores is two units; the check belongs to the first. */
     if (graph_fallible(g, n) && !(g->nodes[n].op == OP_fit && f->units[i].kind == FUSE_KERNEL)) {
@@ -632,26 +644,38 @@ static bool estimate(fuser *f, uint32_t a, uint32_t b, double *ns) {
     to->stored[u->node] = stored_in(f, u, a, b);
     key = ((key ^ (2 * (uint64_t)u->node + to->stored[u->node])) * 0x9e3779b97f4a7c15u) ^ key >> 29;
   }
-  if (!memo_grow(f->memo)) return out_of_memory(f);
+  if (!memo_grow(f->memo)) out_of_memory(f);
+  if (f->why || !goes_on(f)) {
+    unplace(f, n);
+    return false;
+  }
   struct fuse_estimate *known = memo_slot(f->memo, key | 1);
   if (known->key) {
     unplace(f, n);
     *ns = known->ns;
     return known->ns >= 0;
   }
-  f->budget -= n;
-  lower_request r = {
-      .g = g, .place = to->place, .nodes = f->nodes, .n = n, .stored = to->stored, .scratch = to->scratch};
+  lower_request r = {.g = g,
+                     .place = to->place,
+                     .nodes = f->nodes,
+                     .n = n,
+                     .stored = to->stored,
+                     .scratch = to->scratch,
+                     .most = VALUES_LEAST + VALUES_PER_UNIT * n};
   const char *why = NULL;
+  uint32_t made = 0;
+  r.made = &made;
   k_kernel *k = lower(&r, &why);
+  f->budget -= n + made;
+  f->to->work += n + made;
   schedule_cost cost = {0};
   bool effects = false;
   for (k_val v = 1; k && v < k->n && !effects; v++) effects = k_is_effect(&k->nodes[v]);
-  bool ok = k && (!effects || schedule_estimate(k, &cost, &why)); /* all checks may be known to hold */
+  bool ok = k && (!effects || schedule_estimate(k, f->target, &cost, &why)); /* all checks may be known to hold */
   k_free(k);
   unplace(f, n);
   if (!ok && why == lower_no_memory) return out_of_memory(f);
-  *ns = ok ? cost.nanoseconds + KERNEL_NANOSECONDS : -1;
+  *ns = ok ? cost.nanoseconds : -1;
   *known = (struct fuse_estimate){key | 1, *ns};
   f->memo->n++;
   return ok;
@@ -677,6 +701,7 @@ static int search(fuser *f, uint32_t a, uint32_t b, bool back) {
     for (uint32_t i = 0; i < f->groups[x].n; i++) {
       const unit *u = &f->units[f->groups[x].units[i]];
       const edge *e = back ? f->in + u->in : f->out + u->out, *end = e + (back ? u->nin : u->nout);
+      f->to->work += (uint32_t)(end - e);
       if ((edges += (uint32_t)(end - e)) > SEARCH_LIMIT) return 2;
       for (; e < end; e++) {
         uint32_t y = f->units[e->unit].group;
@@ -750,6 +775,7 @@ static bool forbidden(const fuser *f, uint32_t a, uint32_t b) {
 static int64_t saved_bytes(fuser *f, uint32_t a, uint32_t b) {
   int64_t saved = 0;
   f->touch++;
+  f->to->work += f->groups[a].n + f->groups[b].n;
   for (int side = 0; side < 2; side++) {
     const group *s = &f->groups[side ? b : a];
     uint32_t other = side ? a : b;
@@ -830,6 +856,7 @@ static int64_t live_bytes(const fuser *f) {
 /* A unit's life after its group or a reader's moved to `time`; times only grow, but for undo. */
 static bool recount(fuser *f, uint32_t i, uint32_t time) {
   unit *u = &f->units[i];
+  f->to->work += 1 + u->nout;
   uint32_t from = f->groups[u->group].time, to = time > u->to ? time : u->to;
   int64_t counted = u->bytes && stored_in(f, u, u->group, u->group) ? u->bytes : 0;
   if (from == u->from && to == u->to && counted == u->counted) return true;
@@ -880,6 +907,7 @@ static bool push_back(fuser *f, uint32_t a) {
     const group *x = &f->groups[f->stack[--n]];
     for (uint32_t i = 0; i < x->n; i++) {
       const unit *u = &f->units[x->units[i]];
+      f->to->work += u->nout;
       if ((edges += u->nout) > SEARCH_LIMIT) return false;
       for (uint32_t e = u->out; e < u->out + u->nout; e++) {
         uint32_t b = f->units[f->out[e].unit].group;
@@ -930,6 +958,7 @@ static bool recount_merged(fuser *f, uint32_t a, int64_t before, bool *fits) {
 static void merge_units(fuser *f, uint32_t a, uint32_t b, uint32_t *units) {
   group *x = &f->groups[a], *y = &f->groups[b], *m = &f->groups[f->ngroups];
   uint32_t i = 0, j = 0, n = 0;
+  f->to->work += x->n + y->n;
   while (i < x->n || j < y->n)
     units[n++] = j == y->n || (i < x->n && x->units[i] < y->units[j]) ? x->units[i++] : y->units[j++];
   *m = (group){.n = n, .units = units, .ns = -1, .kind = FUSE_KERNEL, .alive = true};
@@ -1046,6 +1075,7 @@ static bool dissolve(fuser *f, uint32_t a) {
 static bool join_chains(fuser *f) {
   for (uint32_t i = f->n; i-- > 0;) {
     uint32_t a = f->units[i].group, b = only_reader(f, i), m;
+    if (!goes_on(f)) return false;
     if (a == b || forbidden(f, a, b) || (graph_fallible(f->g, f->units[i].node) && detour(f, a, b))) continue;
     if (!merge(f, a, b, -1, &m)) return false;
   }
@@ -1150,9 +1180,10 @@ static bool offer_all(fuser *f, uint32_t a, bool later) {
 
 static bool join_pairs(fuser *f) {
   for (uint32_t a = 0, end = f->ngroups; a < end; a++)
-    if (f->groups[a].alive && !offer_all(f, a, true)) return false;
+    if (f->groups[a].alive && (!goes_on(f) || !offer_all(f, a, true))) return false;
   while (f->nheap && f->budget > 0) {
     candidate c = take(f);
+    if (!goes_on(f)) return false;
     if (!f->groups[c.a].alive || !f->groups[c.b].alive) continue;
     if (detour(f, c.a, c.b) || detour(f, c.b, c.a)) continue;
     double x, y, both;
@@ -1262,7 +1293,7 @@ static bool run(fuser *f) {
     to->place[n] = constant || (role == NODE_IS_VIRTUAL && !f->unit_of[n]) ? PLACE_INLINE : PLACE_BUFFER;
   }
   if (!make_edges(f) || !simulate_eager(f) || !make_groups(f)) return false;
-  f->budget = BUDGET_LEAST + (int64_t)BUDGET_PER_NODE * f->n;
+  f->budget = BUDGET_LEAST + (int64_t)BUDGET_PER_UNIT * f->n;
   if (f->tune[TUNE_fuse_enabled] && f->limit != FUSE_NOTHING) {
     if (f->limit != FUSE_ALL && !make_profile(f)) return false;
     if (!join_chains(f) || !join_pairs(f)) return false;
@@ -1273,11 +1304,18 @@ static bool run(fuser *f) {
   return !g->dims.arena->failed || out_of_memory(f);
 }
 
-bool fuse(graph *g, const int64_t *tune, int64_t limit, const uint8_t *awkward, fuse_memo *memo, fusion *f,
-          const char **why) {
+bool fuse(graph *g, schedule_target target, const int64_t *tune, int64_t limit, const uint8_t *awkward, fuse_memo *memo,
+          cancel_flag cancel, fusion *f, const char **why) {
   *f = (fusion){.g = g};
   arena_init(&f->arena, NULL);
-  fuser s = {.to = f, .g = g, .tune = tune, .limit = limit, .awkward = awkward, .memo = memo};
+  fuser s = {.to = f,
+             .g = g,
+             .target = target,
+             .tune = tune,
+             .limit = limit,
+             .awkward = awkward,
+             .memo = memo,
+             .cancel = cancel};
   arena_init(&s.arena, NULL);
   bool ok = run(&s);
   arena_free(&s.arena);

@@ -4,6 +4,7 @@
 #define JIT_KERNEL_FUSE_H
 
 #include "jit/kernel/lower.h"
+#include "jit/kernel/schedule.h"
 
 typedef enum fuse_kind {
   FUSE_KERNEL,
@@ -34,10 +35,12 @@ typedef struct fusion {
   uint8_t *place;     /* by node: lower_place as seen from a kernel that does not compute it */
   uint32_t *scratch;  /* by node: for lower */
   int64_t live;       /* bytes that are live at most, simulated; not with FUSE_NOTHING */
+  uint64_t work;      /* what it took, in steps of its loops */
   int64_t eager_peak; /* bytes at the recorded sizes when run node by node in program order, inputs included */
 } fusion;
 
-/* What kernels were estimated to cost: for partitions of one graph with the same `awkward`. All zero at first. */
+/* What kernels were estimated to cost: for partitions of one graph with the same `awkward`
+ * and target. All zero at first. */
 typedef struct fuse_memo {
   struct fuse_estimate {
     uint64_t key; /* 0: free */
@@ -48,10 +51,10 @@ typedef struct fuse_memo {
 void fuse_memo_free(fuse_memo *m); /* and all zero again */
 
 /* Partition of a simplified graph without regions. `awkward`, by node: read their operands from buffers, never through views
- * (a kernel of such a node alone could not be scheduled). False with a reason (static text): lower_no_memory or a defect. `f` may be
+ * (a kernel of such a node alone could not be scheduled). False with a reason (static text): lower_no_memory, lower_cancelled or a defect. `f` may be
  * freed in any case. */
-QN_MUST_CHECK bool fuse(graph *g, const int64_t *tune, int64_t limit, const uint8_t *awkward, fuse_memo *memo,
-                        fusion *f, const char **why);
+QN_MUST_CHECK bool fuse(graph *g, schedule_target target, const int64_t *tune, int64_t limit, const uint8_t *awkward,
+                        fuse_memo *memo, cancel_flag cancel, fusion *f, const char **why);
 void fusion_free(fusion *f);
 /* The kernel of a FUSE_KERNEL group. NULL with a reason. */
 QN_MUST_CHECK k_kernel *fuse_lower(fusion *f, uint32_t group, const char **why);

@@ -31,6 +31,42 @@ static bool grow(k_kernel *k, void **at, uint32_t n, uint32_t *cap, size_t size)
   return true;
 }
 
+/* ---- tables of what is there already ---------------------------------------------------------------------------------- */
+
+static uint64_t mix(uint64_t h, uint64_t x) {
+  h = (h ^ x) * 0x9e3779b97f4a7c15u;
+  return h ^ h >> 29;
+}
+
+typedef uint64_t (*hash_of)(const k_kernel *k, uint32_t number);
+
+/* Room for one more number, with the table at most half full. */
+static bool index_room(k_kernel *k, k_index *t, hash_of hash) {
+  if (2 * (t->n + 1) <= t->cap) return true;
+  k_index more = {.n = t->n, .cap = t->cap ? 2 * t->cap : 64};
+  more.slots = arena_alloc(&k->arena, more.cap * sizeof *more.slots);
+  if (!more.slots) {
+    k->failed = true;
+    return false;
+  }
+  for (uint32_t i = 0; i < t->cap; i++) {
+    if (!t->slots[i]) continue;
+    uint32_t at = (uint32_t)(hash(k, t->slots[i] - 1) >> 32) & (more.cap - 1);
+    while (more.slots[at]) at = (at + 1) & (more.cap - 1);
+    more.slots[at] = t->slots[i];
+  }
+  *t = more;
+  return true;
+}
+
+/* Where the search for a hash begins, and what comes next; a slot of 0 ends it and takes 1 + the new number. */
+static uint32_t *index_first(const k_index *t, uint64_t hash) {
+  return &t->slots[(uint32_t)(hash >> 32) & (t->cap - 1)];
+}
+static uint32_t *index_next(const k_index *t, uint32_t *slot) {
+  return slot + 1 == t->slots + t->cap ? t->slots : slot + 1;
+}
+
 static const char *copy_name(k_kernel *k, const char *name) {
   size_t len = strlen(name);
   char *copy = arena_alloc(&k->arena, len + 1);
@@ -56,10 +92,11 @@ k_kernel *k_new(const char *name, dim_table *dims) {
   k->n = 1;
   if (grow(k, (void **)&k->nodes, 0, &k->cap, sizeof *k->nodes) &&
       grow(k, (void **)&k->forms, 0, &k->forms_cap, sizeof *k->forms) &&
+      grow(k, (void **)&k->atoms, 0, &k->atoms_cap, sizeof *k->atoms) && /* an atom 0 to look at, where one has failed */
       grow(k, (void **)&k->guards, 0, &k->guards_cap, sizeof *k->guards)) {
-    k->forms[k->nforms++] = (k_linear){0, 0, NULL, 0};      /* form 0 is the number 0 */
     k->guards[k->nguards++] = (k_condition){0, NULL, 0, 0}; /* guard 0 holds always */
-    return k;
+    (void)k_number(k, 0);                                   /* form 0 is the number 0 */
+    if (!k->failed) return k;
   }
   k_free(k);
   return NULL;
@@ -160,14 +197,23 @@ typedef struct sum {
   k_term terms[TERMS_MAX];
 } sum;
 
+static uint64_t hash_atom(const k_atom *a) {
+  return mix(mix((uint64_t)a->kind << 32 | a->ref, a->of), (uint64_t)a->by);
+}
+static uint64_t atom_hash(const k_kernel *k, uint32_t i) { return hash_atom(&k->atoms[i]); }
+
 static uint32_t atom_find(k_kernel *k, k_atom a) {
-  for (uint32_t i = 0; i < k->natoms; i++) {
-    const k_atom *b = &k->atoms[i];
-    if (a.kind == b->kind && a.ref == b->ref && a.of == b->of && a.by == b->by) return i;
+  if (!index_room(k, &k->atom_index, atom_hash)) return 0;
+  uint32_t *slot = index_first(&k->atom_index, hash_atom(&a));
+  for (; *slot; slot = index_next(&k->atom_index, slot)) {
+    const k_atom *b = &k->atoms[*slot - 1];
+    if (a.kind == b->kind && a.ref == b->ref && a.of == b->of && a.by == b->by) return *slot - 1;
   }
   if (!grow(k, (void **)&k->atoms, k->natoms, &k->atoms_cap, sizeof *k->atoms)) return 0;
   k->atoms[k->natoms] = a;
-  return k->natoms++;
+  k->atom_index.n++;
+  *slot = ++k->natoms;
+  return k->natoms - 1;
 }
 
 /* s += coef * (atom) */
@@ -195,12 +241,27 @@ static void sum_form(k_kernel *k, sum *s, k_form f, qn_dim scale) {
   for (uint32_t i = 0; i < l.n; i++) sum_term(k, s, l.terms[i].atom, dim_mul(k->dims, l.terms[i].coef, scale));
 }
 
+static uint64_t hash_form(qn_dim constant, const k_term *terms, uint32_t n) {
+  uint64_t h = mix(n, (uint64_t)constant);
+  for (uint32_t i = 0; i < n; i++) h = mix(mix(h, terms[i].atom), (uint64_t)terms[i].coef);
+  return h;
+}
+static uint64_t form_hash(const k_kernel *k, uint32_t f) {
+  return hash_form(k->forms[f].constant, k->forms[f].terms, k->forms[f].n);
+}
+
+static bool same_terms(const k_term *a, const k_term *b, uint32_t n) {
+  for (uint32_t i = 0; i < n; i++)
+    if (a[i].atom != b[i].atom || a[i].coef != b[i].coef) return false;
+  return true;
+}
+
 static k_form form_find(k_kernel *k, const sum *s) {
-  for (uint32_t f = 0; f < k->nforms; f++) {
-    const k_linear *l = &k->forms[f];
-    if (l->constant == s->constant && l->n == s->n &&
-        (s->n == 0 || memcmp(l->terms, s->terms, s->n * sizeof *s->terms) == 0))
-      return f;
+  if (!index_room(k, &k->form_index, form_hash)) return 0;
+  uint32_t *slot = index_first(&k->form_index, hash_form(s->constant, s->terms, s->n));
+  for (; *slot; slot = index_next(&k->form_index, slot)) {
+    const k_linear *l = &k->forms[*slot - 1];
+    if (l->constant == s->constant && l->n == s->n && same_terms(l->terms, s->terms, s->n)) return *slot - 1;
   }
   if (!grow(k, (void **)&k->forms, k->nforms, &k->forms_cap, sizeof *k->forms)) return 0;
   k_term *terms = s->n ? arena_alloc(&k->arena, s->n * sizeof *terms) : NULL;
@@ -214,7 +275,9 @@ static k_form form_find(k_kernel *k, const sum *s) {
     l.axes |= k->atoms[terms[i].atom].axes;
   }
   k->forms[k->nforms] = l;
-  return k->nforms++;
+  k->form_index.n++;
+  *slot = ++k->nforms;
+  return k->nforms - 1;
 }
 
 /* Puts quotients and remainders of the same form together again (head of this file). */
@@ -330,6 +393,13 @@ bool k_within(k_kernel *k, k_form f, qn_dim extent) {
   if (!bounds(k, f, &low, &high)) return false;
   dim_table *t = k->dims;
   return dim_nonnegative(t, low) && dim_nonnegative(t, dim_sub(t, dim_sub(t, extent, 1), high));
+}
+
+bool k_outside(k_kernel *k, k_form f, qn_dim extent) {
+  qn_dim low, high;
+  dim_table *t = k->dims;
+  if (!bounds(k, f, &low, &high)) return false;
+  return dim_nonnegative(t, dim_sub(t, dim_const(t, -1), high)) || dim_nonnegative(t, dim_sub(t, low, extent));
 }
 
 /* ---- quotients and remainders ------------------------------------------------------------------------------------------------ */
@@ -454,13 +524,25 @@ bool k_coef(const k_kernel *k, k_form f, uint32_t axis, qn_dim *coef) {
 
 /* ---- guards --------------------------------------------------------------------------------------------------------------- */
 
+static uint64_t hash_guard(const k_range *ranges, uint32_t n, k_val where) {
+  uint64_t h = mix(n, where);
+  for (uint32_t i = 0; i < n; i++) h = mix(mix(h, ranges[i].form), (uint64_t)ranges[i].extent);
+  return h;
+}
+static uint64_t guard_hash(const k_kernel *k, uint32_t g) {
+  return hash_guard(k->guards[g].ranges, k->guards[g].n, k->guards[g].where);
+}
+
 static k_guard guard_find(k_kernel *k, const k_range *ranges, uint32_t n, k_val where) {
-  for (uint32_t g = 0; g < k->nguards; g++) {
-    const k_condition *c = &k->guards[g];
+  if (!n && !where) return 0;
+  if (!index_room(k, &k->guard_index, guard_hash)) return 0;
+  uint32_t *slot = index_first(&k->guard_index, hash_guard(ranges, n, where));
+  for (; *slot; slot = index_next(&k->guard_index, slot)) {
+    const k_condition *c = &k->guards[*slot - 1];
     if (c->n != n || c->where != where) continue;
     uint32_t i = 0;
     while (i < n && c->ranges[i].form == ranges[i].form && c->ranges[i].extent == ranges[i].extent) i++;
-    if (i == n) return g;
+    if (i == n) return *slot - 1;
   }
   if (!grow(k, (void **)&k->guards, k->nguards, &k->guards_cap, sizeof *k->guards)) return 0;
   k_range *copy = n ? arena_alloc(&k->arena, n * sizeof *copy) : NULL;
@@ -474,7 +556,9 @@ static k_guard guard_find(k_kernel *k, const k_range *ranges, uint32_t n, k_val 
     c.axes |= k->forms[ranges[i].form].axes;
   }
   k->guards[k->nguards] = c;
-  return k->nguards++;
+  k->guard_index.n++;
+  *slot = ++k->nguards;
+  return k->nguards - 1;
 }
 
 enum { RANGES_MAX = 32 };
@@ -510,41 +594,18 @@ k_guard k_guard_where(k_kernel *k, k_guard g, k_val where) {
 
 /* ---- nodes --------------------------------------------------------------------------------------------------------------- */
 
-static uint32_t node_hash(const k_node *n) {
-  const uint64_t parts[] = {(uint64_t)n->code | (uint64_t)n->sub << 8 | (uint64_t)n->dtype << 16 |
-                                (uint64_t)n->order << 24 | (uint64_t)n->flags << 32 | (uint64_t)n->axis << 40,
-                            (uint64_t)(uint32_t)n->buffer << 32 | n->a, (uint64_t)n->b << 32 | n->c,
-                            (uint64_t)n->at << 32 | n->guard, n->imm};
-  uint64_t h = 0;
-  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-    h = (h ^ parts[i]) * 0x9e3779b97f4a7c15u;
-    h ^= h >> 29;
-  }
-  return (uint32_t)(h ^ h >> 32);
+static uint64_t hash_node(const k_node *n) {
+  uint64_t h = mix((uint64_t)n->code | (uint64_t)n->sub << 8 | (uint64_t)n->dtype << 16 | (uint64_t)n->order << 24 |
+                       (uint64_t)n->flags << 32 | (uint64_t)n->axis << 40,
+                   (uint64_t)(uint32_t)n->buffer << 32 | n->a);
+  return mix(mix(mix(h, (uint64_t)n->b << 32 | n->c), (uint64_t)n->at << 32 | n->guard), n->imm);
 }
+static uint64_t node_hash(const k_kernel *k, uint32_t v) { return hash_node(&k->nodes[v]); }
 
 static bool node_same(const k_node *x, const k_node *y) {
   return x->code == y->code && x->sub == y->sub && x->dtype == y->dtype && x->order == y->order &&
          x->flags == y->flags && x->axis == y->axis && x->buffer == y->buffer && x->a == y->a && x->b == y->b &&
          x->c == y->c && x->at == y->at && x->guard == y->guard && x->imm == y->imm;
-}
-
-static bool rehash(k_kernel *k) {
-  uint32_t cap = k->hash_cap ? 2 * k->hash_cap : 64;
-  uint32_t *hash = arena_alloc(&k->arena, cap * sizeof *hash);
-  if (!hash) {
-    k->failed = true;
-    return false;
-  }
-  for (uint32_t i = 0; i < k->hash_cap; i++) {
-    if (!k->hash[i]) continue;
-    uint32_t at = node_hash(&k->nodes[k->hash[i]]) & (cap - 1);
-    while (hash[at]) at = (at + 1) & (cap - 1);
-    hash[at] = k->hash[i];
-  }
-  k->hash = hash;
-  k->hash_cap = cap;
-  return true;
 }
 
 static k_val append(k_kernel *k, const k_node *n) {
@@ -555,14 +616,14 @@ static k_val append(k_kernel *k, const k_node *n) {
 
 /* The node, or the equal one that is there already. */
 static k_val intern(k_kernel *k, const k_node *n) {
-  if (2 * (k->hashed + 1) > k->hash_cap && !rehash(k)) return 0;
-  uint32_t at = node_hash(n) & (k->hash_cap - 1);
-  for (; k->hash[at]; at = (at + 1) & (k->hash_cap - 1))
-    if (node_same(&k->nodes[k->hash[at]], n)) return k->hash[at];
+  if (!index_room(k, &k->node_index, node_hash)) return 0;
+  uint32_t *slot = index_first(&k->node_index, hash_node(n));
+  for (; *slot; slot = index_next(&k->node_index, slot))
+    if (node_same(&k->nodes[*slot - 1], n)) return *slot - 1;
   k_val v = append(k, n);
   if (v) {
-    k->hash[at] = v;
-    k->hashed++;
+    *slot = v + 1;
+    k->node_index.n++;
   }
   return v;
 }

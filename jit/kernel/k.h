@@ -124,6 +124,12 @@ typedef struct k_buffer {
   qn_dim elements;
 } k_buffer;
 
+/* Numbers of what is hash-consed, by content: open addressing. */
+typedef struct k_index {
+  uint32_t *slots; /* 1 + number; 0: free */
+  uint32_t cap, n;
+} k_index;
+
 typedef struct k_kernel {
   arena arena;
   dim_table *dims; /* the graph's, or `own` */
@@ -146,8 +152,7 @@ typedef struct k_kernel {
   uint32_t nforms, forms_cap;
   k_condition *guards;
   uint32_t nguards, guards_cap;
-  uint32_t *hash;  /* of nodes: open addressing */
-  uint32_t hash_cap, hashed;
+  k_index node_index, atom_index, form_index, guard_index; /* gone once the kernel is finished */
   bool failed;
 } k_kernel;
 
@@ -174,6 +179,8 @@ k_form k_substitute(k_kernel *k, k_form f, const k_form to[K_AXES_MAX]);
 static inline const k_linear *k_linear_of(const k_kernel *k, k_form f) { return &k->forms[f]; }
 /* Is 0 <= form < extent at every point of the axes? */
 bool k_within(k_kernel *k, k_form f, qn_dim extent);
+/* Does 0 <= form < extent hold at no point? */
+bool k_outside(k_kernel *k, k_form f, qn_dim extent);
 /* coefficient of an axis if the axis occurs only as itself (not inside // or %); false if it occurs otherwise */
 bool k_coef(const k_kernel *k, k_form f, uint32_t axis, qn_dim *coef);
 

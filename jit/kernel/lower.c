@@ -25,6 +25,7 @@
 enum { DEPTH_MAX = 400 };
 
 const char lower_no_memory[] = "out of memory";
+const char lower_cancelled[] = "cancelled";
 
 typedef struct axis_class {
   uint32_t parent;
@@ -490,10 +491,10 @@ static k_val load(lowering *l, uint32_t n, k_form at, k_guard guard) {
 /* ---- views ------------------------------------------------------------------------------------------------------------------ */
 
 /* `inner` (asked under guard g) where g holds, else `otherwise`. A load takes `otherwise` in. */
-static k_val guarded(lowering *l, k_guard outer, k_guard g, k_val inner, k_val otherwise) {
+static k_val guarded(lowering *l, k_guard g, k_val inner, k_val otherwise) {
   k_kernel *k = l->k;
   if (!inner || !otherwise) return 0;
-  if (g == outer || inner == otherwise) return inner;
+  if (inner == otherwise) return inner;
   const k_node n = k->nodes[inner];
   if (n.code == K_LOAD && n.guard == g && k->nodes[n.a].code == K_CONST && k->nodes[n.a].imm == 0)
     return k_load(k, n.buffer, n.at, g, otherwise);
@@ -582,8 +583,20 @@ static k_guard within(lowering *l, k_guard g, k_form at, qn_dim low, int64_t eve
     f = k_div(k, f, every);
     g = k_guard_range(k, g, rest, 1);
   }
-  *c = f;
+  *c = size_one(l->g, size) ? 0 : f; /* there is one element only */
   return k_guard_range(k, g, f, size);
+}
+
+/* Where a guard of this op begins: with what the demand's guard says of indices that are data. Its ranges need not be repeated:
+ * what is made where they do not hold is not used, and every operand is asked under the bounds of its own coordinates. */
+static k_guard begin_guard(const lowering *l, k_guard guard) { return l->k->guards[guard].where ? guard : 0; }
+
+/* Does the guard hold nowhere? */
+static bool nowhere(const lowering *l, k_guard g) {
+  const k_condition *c = &l->k->guards[g];
+  for (uint32_t i = 0; i < c->n; i++)
+    if (k_outside(l->k, c->ranges[i].form, c->ranges[i].extent)) return true;
+  return false;
 }
 
 static k_val value_pad(lowering *l, uint32_t n, const k_form *at, k_guard guard) {
@@ -591,12 +604,13 @@ static k_val value_pad(lowering *l, uint32_t n, const k_form *at, k_guard guard)
   op_attr attr = graph_attr(node);
   const graph_type *from = &node_of(l, node->in[0])->type;
   k_form own[ARRAY_MAX_RANK] = {0};
-  k_guard g = guard;
+  k_guard first = begin_guard(l, guard), g = first;
   for (int a = 0; a < from->rank; a++)
     g = within(l, g, at[a], attr.d[3 * a], 1 + attr.d[3 * a + 2], from->shape[a], &own[a]);
+  if (nowhere(l, g)) return lower_value(l, node->in[1], NULL, guard);
   k_val inner = lower_value(l, node->in[0], own, g);
-  if (!inner) return 0;
-  return guarded(l, guard, g, inner, lower_value(l, node->in[1], NULL, guard));
+  if (!inner || g == first) return inner;
+  return guarded(l, g, inner, lower_value(l, node->in[1], NULL, guard));
 }
 
 static k_val value_concat(lowering *l, uint32_t n, const k_form *at, k_guard guard) {
@@ -610,10 +624,11 @@ static k_val value_concat(lowering *l, uint32_t n, const k_form *at, k_guard gua
     qn_dim start = i ? dim_sub(t, end, from->shape[axis]) : 0;
     k_form own[ARRAY_MAX_RANK] = {0};
     for (int a = 0; a < from->rank; a++) own[a] = at[a];
-    k_guard g = within(l, guard, at[axis], start, 1, from->shape[axis], &own[axis]);
-    k_val inner = lower_value(l, node->in[i], own, g);
-    v = inner ? guarded(l, guard, g, inner, v) : 0;
+    k_guard first = begin_guard(l, guard), g = within(l, first, at[axis], start, 1, from->shape[axis], &own[axis]);
     end = start;
+    if (nowhere(l, g)) continue;
+    k_val inner = lower_value(l, node->in[i], own, g);
+    v = !inner || g == first ? inner : guarded(l, g, inner, v);
   }
   return v;
 }
@@ -622,7 +637,7 @@ static k_val value_slice_put(lowering *l, uint32_t n, const k_form *at, k_guard 
   const graph_node *node = node_of(l, n);
   op_attr attr = graph_attr(node);
   k_form own[ARRAY_MAX_RANK] = {0};
-  k_guard g = guard;
+  k_guard first = begin_guard(l, guard), g = first;
   for (int a = 0; a < node->type.rank; a++) {
     qn_dim start = attr.d[3 * a], size = attr.d[3 * a + 1];
     int64_t step = attr.d[3 * a + 2];
@@ -633,9 +648,10 @@ static k_val value_slice_put(lowering *l, uint32_t n, const k_form *at, k_guard 
       g = within(l, g, back, 0, -step, size, &own[a]);
     }
   }
+  if (nowhere(l, g)) return lower_value(l, node->in[0], at, guard);
   k_val inner = broadcast_value(l, node->in[1], node->type.rank, own, g);
-  if (!inner) return 0;
-  return guarded(l, guard, g, inner, lower_value(l, node->in[0], at, guard));
+  if (!inner || g == first) return inner;
+  return guarded(l, g, inner, lower_value(l, node->in[0], at, guard));
 }
 
 /* ---- indexing ---------------------------------------------------------------------------------------------------------------- */
@@ -668,7 +684,7 @@ static k_val value_index(lowering *l, uint32_t n, const k_form *at, k_guard guar
   }
   for (int a = count; a < from->rank; a++) own[a] = at[rank + a - count];
   k_val inner = lower_value(l, node->in[0], own, g);
-  return inner ? guarded(l, guard, g, inner, zero_of(l, node->type.dtype)) : 0;
+  return !inner || g == guard ? inner : guarded(l, g, inner, zero_of(l, node->type.dtype));
 }
 
 static k_val value_gather(lowering *l, uint32_t n, const k_form *at, k_guard guard) {
@@ -683,7 +699,7 @@ static k_val value_gather(lowering *l, uint32_t n, const k_form *at, k_guard gua
   if (!v) return 0;
   own[axis] = index_coordinate(l, node, v, from->shape[axis], &g, NULL);
   k_val inner = lower_value(l, node->in[0], own, g);
-  return inner ? guarded(l, guard, g, inner, zero_of(l, node->type.dtype)) : 0;
+  return !inner || g == guard ? inner : guarded(l, g, inner, zero_of(l, node->type.dtype));
 }
 
 static k_val value_iota(lowering *l, uint32_t n, const k_form *at) {
@@ -954,12 +970,14 @@ static bool memo_grow(lowering *l) {
   return true;
 }
 
-/* Are the coordinates in range whatever a guard says? Then everything they lead to is, too, and the guard is not needed: the
- * same value as without it, and often one that is there already. */
-static bool in_bounds(lowering *l, const graph_type *t, const k_form *at) {
-  for (int a = 0; a < t->rank; a++)
-    if (!k_within(l->k, at[a], t->shape[a])) return false;
-  return true;
+/* The guard that a demand needs: that its coordinates are in range, and nothing of the way that led to them. So one element
+ * asked along many ways (the base and the values of a chain of slice updates) is one value. Ranges that always hold are left
+ * out. Indices that are data are in range by the condition that stands in the guard already, which is kept as it is unless
+ * all coordinates are in range anyway. */
+static k_guard needed_guard(lowering *l, const graph_type *t, const k_form *at, k_guard guard) {
+  k_guard g = 0;
+  for (int a = 0; a < t->rank && guard; a++) g = k_guard_range(l->k, g, at[a], t->shape[a]);
+  return g && l->k->guards[guard].where ? guard : g;
 }
 
 k_val lower_value(lowering *l, uint32_t n, const k_form *at, k_guard guard) {
@@ -967,8 +985,9 @@ k_val lower_value(lowering *l, uint32_t n, const k_form *at, k_guard guard) {
   int rank = node->type.rank;
   if (l->why) return 0;
   if (l->k->failed) return lower_refuse(l, lower_no_memory);
+  if (l->r->most && l->k->n + l->nmemo > l->r->most) return lower_refuse(l, "a kernel of very many values");
   if (node->type.weak) return value_scalar(l, n);
-  if (guard && in_bounds(l, &node->type, at)) guard = 0;
+  guard = needed_guard(l, &node->type, at, guard);
   if (node->kind == NODE_CONST && l->r->place[n] == PLACE_INLINE) return value_scalar(l, n);
   if (!is_inline(l, n)) return load(l, n, address(l, n, at), guard);
   if (!memo_grow(l)) return 0;
@@ -1178,6 +1197,7 @@ k_kernel *lower(const lower_request *r, const char **why) {
   l.k = k_new(r->name ? r->name : name, &r->g->dims);
   bool ok = l.k != NULL && lower_all(&l);
   for (uint32_t i = 0; i < l.n; i++) r->scratch[l.nodes[i].node] = 0;
+  if (r->made) *r->made = l.k ? l.k->n + l.nmemo : 0;
   free(l.nodes);
   free(l.classes);
   free(l.memo);

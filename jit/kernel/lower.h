@@ -24,6 +24,8 @@ typedef struct lower_request {
   const qn_dim (*strides)[ARRAY_MAX_RANK]; /* of buffers, by node; NULL: all are row-major */
   const uint8_t *joins;    /* NULL, or of REDUCE nodes: a bit per axis that is joined with the reduced axis behind it; instead
                               of what the sizes of the recorded call say */
+  uint32_t most;  /* values and demands for them that it may take; 0: any number */
+  uint32_t *made; /* NULL, or set to how many it took, also when it is refused */
   uint32_t *scratch;       /* as long as the graph, all zero; zero again afterwards */
 } lower_request;
 
@@ -31,6 +33,9 @@ typedef struct lower_request {
  * host scalar i. NULL with a reason in *why (a static text): memory, or the nodes do not make one kernel. */
 QN_MUST_CHECK k_kernel *lower(const lower_request *r, const char **why);
 extern const char lower_no_memory[]; /* the reason that means memory */
+extern const char lower_cancelled[]; /* the reason that means that nobody wants the result any more */
+/* Does the reason end a plan, so that no other kernels need to be tried? */
+static inline bool lower_ends(const char *why) { return why == lower_no_memory || why == lower_cancelled; }
 
 /* What a graph node is to fusion. */
 typedef enum node_role {

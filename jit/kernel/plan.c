@@ -6,7 +6,7 @@
  * yet, or in the arena; else on top of the arena. Sizes that are no plain numbers are laid out behind all others, and share a
  * place only with buffers of the same size.
  *
- * The peak of a plan must not be above that of running the graph node by node. Where it is, fusion is done again with a limit
+ * The peak of a plan must not be above that of running the graph node by node, or a few pages. Where it is, fusion is done again with a limit
  * on what is live at a time; if even the unfused graph needs more (a view that must be copied because it is a result), the best
  * attempt is taken. */
 #include <stdio.h>
@@ -47,6 +47,7 @@ typedef struct planner {
   const int64_t *tune;
   uint8_t *awkward; /* by node: as fuse takes it */
   bool again;       /* there is a new one: fusion must be done again */
+  cancel_flag cancel;
   fusion f;
   const char *why;
   arena arena;           /* freed at the end */
@@ -60,6 +61,12 @@ typedef struct planner {
 
 static bool out_of_memory(planner *m) {
   m->why = lower_no_memory;
+  return false;
+}
+
+static bool goes_on(planner *m) {
+  if (!cancelled(m->cancel)) return true;
+  m->why = lower_cancelled;
   return false;
 }
 
@@ -305,8 +312,7 @@ static bool kernel_step(planner *m, uint32_t group, plan_step *s) {
 #endif
   }
   k_free(k);
-  if (!ok && m->why != lower_no_memory && x->n == 1 && !m->awkward[x->nodes[0]])
-    m->awkward[x->nodes[0]] = m->again = true;
+  if (!ok && !lower_ends(m->why) && x->n == 1 && !m->awkward[x->nodes[0]]) m->awkward[x->nodes[0]] = m->again = true;
   return ok;
 }
 
@@ -360,10 +366,11 @@ static bool make_steps(planner *m) {
   for (uint32_t i = 0; i < m->f.n; i++) {
     const fuse_group *x = &m->f.groups[i];
     plan_step *s = &p->steps[p->nsteps++];
-    bool ok = x->kind == FUSE_KERNEL    ? kernel_step(m, i, s)
+    bool ok = !goes_on(m)               ? false
+              : x->kind == FUSE_KERNEL  ? kernel_step(m, i, s)
               : x->kind == FUSE_LIBRARY ? library_step(m, x->nodes[0], s)
                                         : scalar_step(m, x->nodes[0], s);
-    if (!ok && (!m->again || m->why == lower_no_memory)) return m->again = false;
+    if (!ok && (!m->again || lower_ends(m->why))) return m->again = false;
   }
   return !m->again;
 }
@@ -465,7 +472,9 @@ static void timeline_add(timeline *t, span_of_life *v) {
 }
 
 static void timeline_collect(timeline *t, uint32_t at, const span_of_life *v) {
+  t->m->p->work++;
   for (uint32_t b = t->head[at]; b; b = t->m->lives[b - 1].next) {
+    t->m->p->work++;
     const span_of_life *x = &t->m->lives[b - 1];
     if (together(x, v) && x->bytes) t->near[t->n++] = x;
   }
@@ -524,7 +533,7 @@ static int64_t place_in_order(timeline *t, span_of_life **order, uint32_t n, spa
     outputs[k]->number = k;
     timeline_add(t, outputs[k]);
   }
-  for (uint32_t i = 0; i < n; i++) {
+  for (uint32_t i = 0; i < n && !cancelled(t->m->cancel); i++) {
     span_of_life *v = order[i];
     const span_of_life *under = NULL;
     v->region = 0;
@@ -597,6 +606,7 @@ static bool place_buffers(planner *m, int64_t enough, int64_t *arena_bytes) {
   int64_t top = INT64_MAX;
   int best = 0, last = 0;
   for (int o = 0; o < ORDERS && top > enough; o++) {
+    if (!goes_on(m)) return false;
     qsort(order, n, sizeof *order, orders[o]);
     int64_t end = place_in_order(&t, order, n, outputs, nout);
     if (end < top) {
@@ -609,6 +619,7 @@ static bool place_buffers(planner *m, int64_t enough, int64_t *arena_bytes) {
     qsort(order, n, sizeof *order, orders[best]);
     top = place_in_order(&t, order, n, outputs, nout);
   }
+  if (!goes_on(m)) return false;
   for (uint32_t i = 0; i < n; i++) {
     plan_buffer *b = &p->buffers[order[i]->buffer];
     b->offset = order[i]->offset;
@@ -765,7 +776,7 @@ static bool settle_sizes(graph *g) {
 static void drop(plan *p) {
   for (uint32_t i = 0; i < p->nkernels; i++) l_free(p->kernels[i].program);
   arena_free(&p->arena);
-  *p = (plan){.graph = p->graph, .target = p->target};
+  *p = (plan){.graph = p->graph, .target = p->target, .work = p->work};
   arena_init(&p->arena, NULL);
 }
 
@@ -776,12 +787,12 @@ typedef struct attempted {
   bool ok, again;
 } attempted;
 
-static void attempt_once(plan *p, const int64_t *tune, uint8_t *awkward, fuse_memo *memo, attempted *a,
-                         const char **why) {
+static void attempt_once(plan *p, const int64_t *tune, uint8_t *awkward, fuse_memo *memo, cancel_flag cancel,
+                         attempted *a, const char **why) {
   drop(p);
-  planner m = {.p = p, .g = p->graph, .tune = tune, .awkward = awkward};
+  planner m = {.p = p, .g = p->graph, .tune = tune, .awkward = awkward, .cancel = cancel};
   arena_init(&m.arena, NULL);
-  bool ok = fuse(m.g, tune, a->limit, awkward, memo, &m.f, &m.why);
+  bool ok = fuse(m.g, p->target, tune, a->limit, awkward, memo, cancel, &m.f, &m.why);
   if (ok) {
     m.buffer_of = arena_alloc(&m.arena, m.g->n * sizeof *m.buffer_of);
     m.slot_of = arena_alloc(&m.arena, m.g->n * sizeof *m.slot_of);
@@ -789,6 +800,7 @@ static void attempt_once(plan *p, const int64_t *tune, uint8_t *awkward, fuse_me
   }
   ok = ok && make_slots(&m) && make_buffers(&m) && make_steps(&m) && plan_memory(&m);
   if (ok && m.g->dims.arena->failed) ok = out_of_memory(&m);
+  p->work += m.f.work;
   a->live = m.f.live;
   a->ok = ok;
   a->again = m.again;
@@ -798,10 +810,10 @@ static void attempt_once(plan *p, const int64_t *tune, uint8_t *awkward, fuse_me
 }
 
 static attempted attempt(plan *p, const int64_t *tune, int64_t limit, uint8_t *awkward, fuse_memo *memo,
-                         const char **why) {
+                         cancel_flag cancel, const char **why) {
   attempted a = {.limit = limit, .again = true};
   while (a.again && !a.ok) { /* each time there are more awkward nodes */
-    attempt_once(p, tune, awkward, memo, &a, why);
+    attempt_once(p, tune, awkward, memo, cancel, &a, why);
     if (a.again) fuse_memo_free(memo);
   }
   return a;
@@ -810,10 +822,12 @@ static attempted attempt(plan *p, const int64_t *tune, int64_t limit, uint8_t *a
 /* The fewest kernels whose peak is no higher than node by node. The first limit on what is live expects that places take as much
  * less than that (values lie over their operands) or more (there are gaps) as they did without a limit; then the difference to
  * what is allowed is added to the limit. False: no plan. */
-static bool plan_within(plan *p, const int64_t *tune, uint8_t *awkward, fuse_memo *memo, const char **why) {
+static bool plan_within(plan *p, const int64_t *tune, uint8_t *awkward, fuse_memo *memo, cancel_flag cancel,
+                        const char **why) {
   bool fuses = tune[TUNE_fuse_enabled] != 0;
-  attempted a = attempt(p, tune, fuses ? FUSE_ALL : FUSE_NOTHING, awkward, memo, why);
-  int64_t allowed = p->eager_peak_bytes, over = p->peak_bytes - allowed;
+  attempted a = attempt(p, tune, fuses ? FUSE_ALL : FUSE_NOTHING, awkward, memo, cancel, why);
+  int64_t allowed = p->eager_peak_bytes < PLAN_PEAK_LEAST ? PLAN_PEAK_LEAST : p->eager_peak_bytes;
+  int64_t over = p->peak_bytes - allowed;
   int64_t least = a.ok ? over : INT64_MAX, least_limit = a.limit;
   uint32_t fewest = p->nkernels, fewest_within = UINT32_MAX;
   if (!fuses || (a.ok && over <= 0)) return a.ok;
@@ -821,7 +835,7 @@ static bool plan_within(plan *p, const int64_t *tune, uint8_t *awkward, fuse_mem
   for (int tries = 0; a.ok && tries < FUSION_TRIES && fewest_within > fewest; tries++) {
     if (limit <= within || limit >= beyond) limit = within + (beyond < FUSE_ALL ? beyond - within : allowed) / 2;
     if (limit <= within || limit >= beyond) break;
-    a = attempt(p, tune, limit, awkward, memo, why);
+    a = attempt(p, tune, limit, awkward, memo, cancel, why);
     if (!a.ok) break;
     over = p->peak_bytes - allowed;
     if (over > 0) {
@@ -841,16 +855,28 @@ static bool plan_within(plan *p, const int64_t *tune, uint8_t *awkward, fuse_mem
     }
     limit -= over;
   }
-  if (!a.ok && *why == lower_no_memory) return false;
+  if (!a.ok && lower_ends(*why)) return false;
   if (fewest_within == UINT32_MAX) {
-    a = attempt(p, tune, FUSE_NOTHING, awkward, memo, why);
+    a = attempt(p, tune, FUSE_NOTHING, awkward, memo, cancel, why);
     if (a.ok && p->peak_bytes - allowed < least) return true;
-    if (!a.ok && *why == lower_no_memory) return false;
+    if (!a.ok && lower_ends(*why)) return false;
   }
-  return a.limit == least_limit ? a.ok : attempt(p, tune, least_limit, awkward, memo, why).ok;
+  return a.limit == least_limit ? a.ok : attempt(p, tune, least_limit, awkward, memo, cancel, why).ok;
 }
 
-plan *plan_make(graph *g, schedule_target target, const int64_t *tune, char *why, size_t size) {
+/* What running it asks for with every call. */
+static void sum_up(plan *p) {
+  for (uint32_t i = 0; i < p->nsteps; i++) {
+    const plan_step *s = &p->steps[i];
+    if (s->nints > p->most_ints) p->most_ints = s->nints;
+    if (s->nbuffers > p->most_buffers) p->most_buffers = s->nbuffers;
+    if (s->nscalars > p->most_scalars) p->most_scalars = s->nscalars;
+  }
+  p->fixed = p->graph->dims.n == 0 && p->nscalars <= PLAN_FEW && p->nbuffers <= PLAN_FEW && p->noutputs <= PLAN_FEW &&
+             p->most_ints <= PLAN_FEW && p->most_buffers <= PLAN_FEW && p->most_scalars <= PLAN_FEW;
+}
+
+plan *plan_make(graph *g, schedule_target target, const int64_t *tune, cancel_flag cancel, char *why, size_t size) {
   if (size) why[0] = 0;
   plan *p = malloc(sizeof *p);
   if (!p) {
@@ -862,11 +888,14 @@ plan *plan_make(graph *g, schedule_target target, const int64_t *tune, char *why
   const char *reason = lower_no_memory;
   fuse_memo memo = {0};
   uint8_t *awkward = settle_sizes(g) && copy_constants(g) ? calloc(g->n, 1) : NULL;
-  bool done = awkward && plan_within(p, tune, awkward, &memo, &reason);
+  bool done = awkward && plan_within(p, tune, awkward, &memo, cancel, &reason);
   free(awkward);
   fuse_memo_free(&memo);
-  if (done) return p;
-  if (reason != lower_no_memory) snprintf(why, size, "%s", reason);
+  if (done) {
+    sum_up(p);
+    return p;
+  }
+  if (!lower_ends(reason)) snprintf(why, size, "%s", reason);
   plan_free(p);
   return NULL;
 }

@@ -7,7 +7,7 @@
  * size is an expression over the input sizes. All buffers are row-major and contiguous; views inside the graph have become
  * address arithmetic. Steps run in order; a fallible step comes after the fallible ones before it in the program. Sizes that a
  * data-dependent step finds (dim symbols from nodes) are known once it has run; its buffer has room for the upper bound. Peak
- * (live inputs + arena + outputs) is at most the simulated peak of running the graph node by node.
+ * (live inputs + arena + outputs) is at most the simulated peak of running the graph node by node, or PLAN_PEAK_LEAST.
  *
  * A plan is right for all sizes for which the facts of its graph's dims hold; it adds some (which axes a reduction joins).
  */
@@ -17,6 +17,9 @@
 #include "jit/graph/graph.h"
 #include "jit/kernel/device.h"
 #include "jit/kernel/schedule.h"
+
+/* Bytes that no plan has to save: what rounding takes of tiny arrays is not worth a kernel. */
+enum { PLAN_PEAK_LEAST = 16384 };
 
 typedef struct plan_kernel {
   l_program *program;
@@ -71,6 +74,8 @@ typedef struct plan_output {
   graph_type type;
 } plan_output;
 
+enum { PLAN_FEW = 24 };
+
 typedef struct plan {
   schedule_target target; /* what its kernels are scheduled for; they run anywhere */
   graph *graph; /* owned: types, places, dims; its input order is the plan's */
@@ -84,13 +89,17 @@ typedef struct plan {
   graph_type *scalar_types; /* weak types of the slots */
   uint32_t nproducts;       /* steps that are products of a device's library: then the plan is for a device only */
   bool here_only;           /* a kernel cannot be launched on a device (l_launches) */
+  uint32_t most_ints, most_buffers, most_scalars; /* of one step */
+  bool fixed;               /* all sizes are numbers, and tables of PLAN_FEW places are enough to run it */
   qn_dim arena_bytes;
   int64_t peak_bytes, eager_peak_bytes; /* at the recorded sizes */
+  uint64_t work;            /* what planning took, in steps of its loops: about linear in the graph */
 } plan;
 
 /* Fuses, schedules and plans a verified, simplified graph (taken over, also on failure). `tune` is a copy of the VM's
- * tunables (vm.h). NULL when memory is short, or with `why` filled in for a defect. */
-QN_MUST_CHECK plan *plan_make(graph *g, schedule_target target, const int64_t *tune, char *why, size_t size);
+ * tunables (vm.h). NULL when memory is short or nobody wants it any more, or with `why` filled in for a defect. */
+QN_MUST_CHECK plan *plan_make(graph *g, schedule_target target, const int64_t *tune, cancel_flag cancel, char *why,
+                              size_t size);
 void plan_free(plan *p);
 /* Fusion decisions as text, for QUERN_LOG=fusion and explain. */
 void plan_print(const plan *p, text_buf *out);

@@ -88,7 +88,8 @@ static void l_round_trip(const l_program *p) {
   text_free(&second);
 }
 
-static void check_graph(const char *name) {
+/* For GPUs only the order is another: NAME.gpu.l. */
+static void check_graph_on(const char *name, schedule_target target) {
   static const int64_t tune[] = {
 #define TUNABLE(symbol, name, def, min, max, meaning) def,
 #include "lang/tunables.def"
@@ -104,7 +105,7 @@ static void check_graph(const char *name) {
   fusion f;
   uint8_t *awkward = calloc(g->n, 1);
   fuse_memo memo = {0};
-  ck_assert_msg(fuse(g, tune, FUSE_ALL, awkward, &memo, &f, &why), "%s: %s", name, why);
+  ck_assert_msg(fuse(g, TARGET_CPU, tune, FUSE_ALL, awkward, &memo, NULL, &f, &why), "%s: %s", name, why);
   fuse_memo_free(&memo);
   text_buf k_text, l_text;
   text_init(&k_text, NULL);
@@ -115,7 +116,7 @@ static void check_graph(const char *name) {
     ck_assert_msg(k != NULL, "%s: %s", name, why);
     ck_assert_msg(k_verify(k, why_text, sizeof why_text), "%s: %s", name, why_text);
     schedule_result s;
-    ck_assert_msg(schedule(k, TARGET_CPU, tune[TUNE_par_grain], &s, &why), "%s: %s", name, why);
+    ck_assert_msg(schedule(k, target, tune[TUNE_par_grain], &s, &why), "%s: %s", name, why);
     ck_assert_msg(l_verify(s.program, why_text, sizeof why_text), "%s: %s", name, why_text);
     k_print(k, &k_text);
     l_print(s.program, &l_text);
@@ -125,7 +126,7 @@ static void check_graph(const char *name) {
     k_free(k);
   }
   golden(name, ".k", taken(&k_text));
-  golden(name, ".l", taken(&l_text));
+  golden(name, target == TARGET_GPU ? ".gpu.l" : ".l", taken(&l_text));
   text_free(&k_text);
   text_free(&l_text);
   fusion_free(&f);
@@ -133,6 +134,8 @@ static void check_graph(const char *name) {
   free(awkward);
   free(source);
 }
+
+static void check_graph(const char *name) { check_graph_on(name, TARGET_CPU); }
 
 #define GOLDEN(name)                                                                                                   \
   START_TEST(test_##name) { check_graph(#name); }                                                                      \
@@ -142,6 +145,8 @@ GOLDEN(long_softmax)
 GOLDEN(layer_norm)
 GOLDEN(layer_norm_grad)
 GOLDEN(column_and_full_sum)
+START_TEST(test_column_and_full_sum_gpu) { check_graph_on("column_and_full_sum", TARGET_GPU); }
+END_TEST
 GOLDEN(transpose)
 GOLDEN(matmul_gelu)
 GOLDEN(stencil)
@@ -153,6 +158,8 @@ GOLDEN(cross_entropy)
 GOLDEN(cumsum)
 GOLDEN(half_precision)
 GOLDEN(random_normal)
+GOLDEN(pairs)
+GOLDEN(long_dot)
 
 static void add(Suite *s, TCase *t, const TTest *test) {
   tcase_set_timeout(t, 60);
@@ -167,6 +174,7 @@ int main(void) {
   add(s, tcase_create("layer_norm"), test_layer_norm);
   add(s, tcase_create("layer_norm_grad"), test_layer_norm_grad);
   add(s, tcase_create("column_and_full_sum"), test_column_and_full_sum);
+  add(s, tcase_create("column_and_full_sum_gpu"), test_column_and_full_sum_gpu);
   add(s, tcase_create("transpose"), test_transpose);
   add(s, tcase_create("matmul_gelu"), test_matmul_gelu);
   add(s, tcase_create("stencil"), test_stencil);
@@ -178,6 +186,8 @@ int main(void) {
   add(s, tcase_create("cumsum"), test_cumsum);
   add(s, tcase_create("half_precision"), test_half_precision);
   add(s, tcase_create("random_normal"), test_random_normal);
+  add(s, tcase_create("pairs"), test_pairs);
+  add(s, tcase_create("long_dot"), test_long_dot);
   SRunner *r = srunner_create(s);
   srunner_run_all(r, CK_ENV);
   int failed = srunner_ntests_failed(r);
