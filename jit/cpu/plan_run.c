@@ -5,7 +5,7 @@
  *   steps      kernels (compiled code when it is there), library ops on array headers over the buffers, host scalars
  *
  * On a device the arena is a block of the device's memory, constants are kept there, kernels that follow each other run there as one
- * (jit/kernel/device.h), with the products between them where the device can; products are its library's, and other library ops and host scalars take their operands to the CPU.
+ * (jit/kernel/device.h), with the products between them where the device can; products are its library's, sorting its own, and other library ops and host scalars take their operands to the CPU.
  * Checks of kernels are waited for at the end, and before another step's error may be told. Where the device refuses, the whole
  * plan runs on the CPU with copies. That gives other bits where there are products: then it is only asked for its error, and the
  * call is left to the interpreter.
@@ -86,17 +86,21 @@ static void raise_check(plan_frame *f, const l_program *p, const vm_failure *fai
 
 static bool run_kernel_step(plan_frame *f, const plan_step *s) {
   plan_kernel *k = &f->p->kernels[s->what];
-  for (uint32_t i = 0; i < s->nints; i++) f->ints[i] = size_of(f, s->ints[i]);
+  const int64_t *ints = f->ints;
+  if (f->p->fixed)
+    ints = s->ints;
+  else
+    for (uint32_t i = 0; i < s->nints; i++) f->ints[i] = size_of(f, s->ints[i]);
   for (uint32_t i = 0; i < s->nbuffers; i++) f->step_buffers[i] = f->buffers[s->buffers[i]];
   for (uint32_t i = 0; i < s->nscalars; i++) f->step_scalars[i] = f->slots[s->scalars[i]];
   const qk_phase *code = atomic_load_explicit(&k->code, memory_order_acquire);
   vm_failure failure;
-  if (kernel_launch(f->vm, k->program, &k->vm_code, code, f->step_buffers, f->ints, f->step_scalars, &failure))
+  if (kernel_launch(f->vm, k->program, &k->vm_code, code, f->step_buffers, ints, f->step_scalars, &failure))
     return true;
   if (failure.error == ~(uint64_t)0) return false;
   if (code) { /* for the value; what is stored again is the same, or about to be thrown away */
     vm_failure again;
-    if (!kernel_launch(f->vm, k->program, &k->vm_code, NULL, f->step_buffers, f->ints, f->step_scalars, &again)) {
+    if (!kernel_launch(f->vm, k->program, &k->vm_code, NULL, f->step_buffers, ints, f->step_scalars, &again)) {
       if (again.error == ~(uint64_t)0) return false;
       if (again.error == failure.error) failure = again;
     }
@@ -171,6 +175,16 @@ static bool run_library_call(plan_frame *f, const plan_step *s) {
     operands[i] = &in[i].a;
   }
   static const op_attr none;
+  if (f->device && (n->op == OP_sort || n->op == OP_argsort)) {
+    buffer_array result;
+    bool refused;
+    array_over(f, &result, s->buffers[n->nin], &n->type);
+    if (library_there(f->vm, (op_id)n->op, operands[0], n->attr ? n->attr : &none, &result.a, &refused)) return true;
+    if (!refused) {
+      raise_node_site(f, s->node);
+      return false;
+    }
+  }
   int taken = 0;
   for (; f->device && taken < n->nin; taken++)
     if (!(operands[taken] = array_to_cpu(f->vm, operands[taken]))) break;
@@ -367,6 +381,11 @@ static bool make_outputs(plan_frame *f) {
     const plan_output *out = &p->outputs[o];
     if (out->kind != OUT_BUFFER || p->buffers[out->index].where != WHERE_OUTPUT || p->buffers[out->index].index != o)
       continue;
+    if (p->fixed) {
+      f->arrays[o] = array_new_on(f->vm, f->device, (qn_dtype)out->type.dtype, out->type.rank, out->type.shape);
+      if (!f->arrays[o]) return false;
+      continue;
+    }
     int64_t shape[ARRAY_MAX_RANK], elements = size_of(f, p->buffers[out->index].elements);
     bool later = false;
     int rank = out->type.rank;
@@ -418,20 +437,26 @@ static bool give_outputs(plan_frame *f) {
     } else if (out->kind == OUT_SCALAR) {
       f->outputs[o] = slot_value(f, out->index);
     } else {
-      qn_array *a = f->arrays[p->buffers[out->index].index];
-      bool same = a->rank == out->type.rank;
+      uint32_t made = p->buffers[out->index].index;
+      qn_array *a = f->arrays[made];
+      bool own = p->fixed && made == o, same = own || a->rank == out->type.rank;
       int64_t shape[ARRAY_MAX_RANK], strides[ARRAY_MAX_RANK];
-      for (int i = 0; i < out->type.rank; i++) {
+      for (int i = 0; i < out->type.rank && !own; i++) {
         shape[i] = size_of(f, out->type.shape[i]);
         same = same && a->shape[i] == shape[i];
       }
-      shape_strides(out->type.rank, shape, strides);
-      qn_array *v = same ? a : array_view(f->vm, a, (qn_dtype)a->dtype, out->type.rank, shape, strides, a->offset);
+      qn_array *v = a;
+      if (same) {
+        a->head.refs++;
+      } else {
+        shape_strides(out->type.rank, shape, strides);
+        v = array_view(f->vm, a, (qn_dtype)a->dtype, out->type.rank, shape, strides, a->offset);
+      }
       if (!v) {
         while (o-- > 0) value_release(f->vm, f->outputs[o]);
         return false;
       }
-      f->outputs[o] = same ? value_retain(value_obj(TAG_ARRAY, a)) : value_obj(TAG_ARRAY, v);
+      f->outputs[o] = value_obj(TAG_ARRAY, v);
     }
   }
   return true;
@@ -516,42 +541,62 @@ bool plan_run(qn_vm *vm, plan *p, device_plan **there, qn_array *const *inputs, 
   return run_through_host(vm, p, device, inputs, scalars, outputs);
 }
 
+/* The tables of a plan of any size, in one piece of memory. */
+static size_t place_tables(plan_frame *f, char *memory) {
+  const plan *p = f->p;
+  size_t bytes = 0, at[7];
+  at[0] = part(&bytes, p->graph->dims.n, sizeof *f->symbols);
+  at[1] = part(&bytes, p->nscalars, sizeof *f->slots);
+  at[2] = part(&bytes, p->nbuffers, sizeof *f->buffers);
+  at[3] = part(&bytes, p->noutputs, sizeof *f->arrays);
+  at[4] = part(&bytes, p->most_ints, sizeof *f->ints);
+  at[5] = part(&bytes, p->most_buffers, sizeof *f->step_buffers);
+  at[6] = part(&bytes, p->most_scalars, sizeof *f->step_scalars);
+  if (!memory) return bytes;
+  f->symbols = (int64_t *)(void *)(memory + at[0]);
+  f->slots = (qk_scalar *)(void *)(memory + at[1]);
+  f->buffers = (void **)(void *)(memory + at[2]);
+  f->arrays = (qn_array **)(void *)(memory + at[3]);
+  f->ints = (int64_t *)(void *)(memory + at[4]);
+  f->step_buffers = (void **)(void *)(memory + at[5]);
+  f->step_scalars = (qk_scalar *)(void *)(memory + at[6]);
+  return bytes;
+}
+
 static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inputs, const qk_scalar *scalars,
                    qn_value *outputs, bool *refused) {
   int device = there ? there->device : 0;
   plan_frame f = {.vm = vm, .p = p, .inputs = inputs, .outputs = outputs, .device = device, .there = there};
-  uint32_t ints = 0, buffers = 0, step_scalars = 0, weak = 0;
-  for (uint32_t i = 0; i < p->nsteps; i++) {
-    if (p->steps[i].nints > ints) ints = p->steps[i].nints;
-    if (p->steps[i].nbuffers > buffers) buffers = p->steps[i].nbuffers;
-    if (p->steps[i].nscalars > step_scalars) step_scalars = p->steps[i].nscalars;
+  struct {
+    void *buffers[PLAN_FEW], *step_buffers[PLAN_FEW];
+    qk_scalar slots[PLAN_FEW], step_scalars[PLAN_FEW];
+    qn_array *arrays[PLAN_FEW];
+    int64_t ints[PLAN_FEW];
+  } few;
+  char *memory = NULL;
+  size_t bytes = 0;
+  if (p->fixed) {
+    f.buffers = few.buffers;
+    f.step_buffers = few.step_buffers;
+    f.slots = few.slots;
+    f.step_scalars = few.step_scalars;
+    f.arrays = few.arrays;
+    f.ints = few.ints;
+  } else {
+    bytes = place_tables(&f, NULL);
+    if (!(memory = mem_alloc(vm, bytes + 1))) return false;
+    (void)place_tables(&f, memory);
   }
-  /* one piece of memory for all tables */
-  size_t bytes = 0, at[7];
-  at[0] = part(&bytes, p->graph->dims.n, sizeof *f.symbols);
-  at[1] = part(&bytes, p->nscalars, sizeof *f.slots);
-  at[2] = part(&bytes, p->nbuffers, sizeof *f.buffers);
-  at[3] = part(&bytes, p->noutputs, sizeof *f.arrays);
-  at[4] = part(&bytes, ints, sizeof *f.ints);
-  at[5] = part(&bytes, buffers, sizeof *f.step_buffers);
-  at[6] = part(&bytes, step_scalars, sizeof *f.step_scalars);
-  char few[2048] __attribute__((aligned(16))), *memory = few;
-  if (bytes > sizeof few && !(memory = mem_alloc(vm, bytes))) return false;
-  f.symbols = (int64_t *)(void *)(memory + at[0]);
-  f.slots = (qk_scalar *)(void *)(memory + at[1]);
-  f.buffers = (void **)(void *)(memory + at[2]);
-  f.arrays = (qn_array **)(void *)(memory + at[3]);
-  f.ints = (int64_t *)(void *)(memory + at[4]);
-  f.step_buffers = (void **)(void *)(memory + at[5]);
-  f.step_scalars = (qk_scalar *)(void *)(memory + at[6]);
   for (uint32_t o = 0; o < p->noutputs; o++) f.arrays[o] = NULL;
-  for (uint32_t i = 0; i < p->graph->ninputs; i++) weak += inputs[i] == NULL;
+  uint32_t weak = 0;
+  for (uint32_t i = 0; i < p->graph->ninputs && p->nscalars; i++) weak += inputs[i] == NULL;
   for (uint32_t i = 0; i < p->nscalars; i++)
     f.slots[i] = i < weak ? scalars[i] : p->scalar_init ? p->scalar_init[i] : (qk_scalar){0};
   bool ok = (!device || vm->hooks.kernels->plan_begin(vm, there)) && read_symbols(&f, scalars) && make_outputs(&f) &&
             place_buffers(&f);
   for (uint32_t i = 0; i < p->nsteps && ok;) {
-    uint32_t n = device ? run_there(&f, i) : run_step(&f, &p->steps[i]);
+    const plan_step *s = &p->steps[i];
+    uint32_t n = device ? run_there(&f, i) : s->kind == STEP_KERNEL ? run_kernel_step(&f, s) : run_step(&f, s);
     ok = n != 0;
     i += n;
   }
@@ -564,6 +609,6 @@ static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inpu
   else if (f.slab)
     vm->hooks.device->free(vm, device, f.slab, f.slab_bytes);
   *refused = f.refused;
-  if (memory != few) mem_free(vm, memory, bytes);
+  if (memory) mem_free(vm, memory, bytes + 1);
   return ok;
 }

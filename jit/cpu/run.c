@@ -79,6 +79,12 @@ const vm_loops *cpu_loops_first(qn_vm *vm) {
   return s ? s->loops : NULL;
 }
 
+int cpu_threads(qn_vm *vm, int64_t work) {
+  struct cpu_state *s = cpu_of(vm);
+  int64_t most = work / vm->tune[TUNE_par_grain];
+  return !s ? 0 : most < 1 ? 1 : most < s->threads ? (int)most : s->threads;
+}
+
 /* At least `bytes` in a piece that is kept. */
 static void *piece_take(qn_vm *vm, cpu_piece *p, size_t bytes) {
   if (p->bytes >= bytes && p->data) return p->data;
@@ -114,6 +120,7 @@ typedef struct launch {
   size_t tables_bytes, regs_bytes;
   int64_t block;
   bool again; /* the sizes of the last launch: what was made from them is still there */
+  bool quick; /* all phases so far ran on one thread, each in one piece */
   int64_t n, chunk;
   vm_frame *own;        /* the launcher's frame: tables in the code, registers in the first thread's memory */
   vm_failure *failures; /* per thread */
@@ -123,9 +130,13 @@ typedef struct launch {
 } launch;
 
 /* Looks at the clock too, on the VM's own thread. */
-static bool must_stop(launch *l, bool own) {
-  if (atomic_load_explicit(&l->vm->interrupt, memory_order_relaxed)) return true;
-  return own && l->vm->config.time_limit > 0 && !error_pending(l->vm) && vm_poll_slow(l->vm);
+static inline bool must_stop(qn_vm *vm, bool own) {
+  if (atomic_load_explicit(&vm->interrupt, memory_order_relaxed)) return true;
+  return own && vm->config.time_limit > 0 && !error_pending(vm) && vm_poll_slow(vm);
+}
+
+static void raise_stopped(qn_vm *vm) {
+  if (!error_pending(vm) && !vm_poll_slow(vm)) raise(vm, E_interrupted, SPAN_NONE, "interrupted");
 }
 
 static void work(void *ctx, int thread) {
@@ -148,7 +159,7 @@ static void work(void *ctx, int thread) {
       l->compiled(&args, lo, hi);
     else if (!vm_phase_run(f, l->phase, lo, hi))
       atomic_store(&l->stop, true);
-    if (must_stop(l, thread == 0)) atomic_store(&l->stop, true);
+    if (must_stop(l->vm, thread == 0)) atomic_store(&l->stop, true);
   }
   l->failures[thread] = l->compiled ? (vm_failure){.error = ~(uint64_t)0} : f->failure;
 }
@@ -196,9 +207,10 @@ static bool run_phase(launch *l, vm_failure *failure, size_t scratch_bytes) {
     l->phase->work = vm_phase_work(l->own, l->phase);
     l->phase->bytes = vm_phase_bytes(l->own, l->phase);
   }
-  l->n = l->own->idx[par->a];
+  l->n = l->phase->instances = l->own->idx[par->a];
   if (l->n <= 0) return true;
   int64_t threads = share_out(l, par->imm > 0 ? par->imm : 1);
+  l->quick &= threads == 1 && l->n <= l->chunk;
   bool token = threads > 1 && team_take(vm->engine);
   if (!token) threads = 1;
   size_t bytes = l->compiled ? scratch_bytes : l->regs_bytes + l->phase->bytes;
@@ -225,7 +237,7 @@ static bool run_phase(launch *l, vm_failure *failure, size_t scratch_bytes) {
     uint64_t error = atomic_load(&l->error);
     if (error < failure->error) *failure = (vm_failure){.error = error};
     if (atomic_load(&l->stop)) {
-      if (!error_pending(vm) && !vm_poll_slow(vm)) raise(vm, E_interrupted, SPAN_NONE, "interrupted");
+      raise_stopped(vm);
       ok = false;
     }
   }
@@ -251,6 +263,43 @@ static size_t compiled_scratch(const qk_phase *code, uint32_t nphases, const qk_
   return (size_t)bytes;
 }
 
+/* Do sizes depend on scalars? */
+static bool scalars_steer(const l_program *p) {
+  for (l_val v = 1; v < p->n && p->nscalars; v++)
+    if (p->code[v].code == L_IVALUE) return true;
+  return false;
+}
+
+/* A launch of compiled code like the last one (vmcode.quick). */
+static bool launch_quick(qn_vm *vm, struct cpu_state *s, const vmcode *code, const qk_phase *compiled,
+                         void *const *buffers, const int64_t *ints, const qk_scalar *scalars, vm_failure *failure) {
+  void *scratch = piece_take(vm, &s->frames[0], code->scratch);
+  if (!scratch) return false;
+  _Atomic uint64_t error;
+  atomic_init(&error, ~(uint64_t)0);
+  qk_args args = {.buf = buffers,
+                  .ints = ints,
+                  .scalars = scalars,
+                  .scratch = scratch,
+                  .error = &error,
+                  .interrupt = &vm->interrupt,
+                  .tile = s->loops->tile};
+  bool ok = true;
+  for (uint32_t k = 0; k < code->nphases && ok; k++) {
+    if (code->phases[k].instances <= 0) continue;
+    compiled[k](&args, 0, code->phases[k].instances);
+    failure->error = atomic_load_explicit(&error, memory_order_relaxed);
+    ok = failure->error == ~(uint64_t)0;
+    if (must_stop(vm, true)) {
+      raise_stopped(vm);
+      failure->error = ~(uint64_t)0;
+      ok = false;
+    }
+  }
+  piece_leave(vm, &s->frames[0]);
+  return ok;
+}
+
 bool kernel_launch(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase *compiled, void *const *buffers,
                    const int64_t *ints, const qk_scalar *scalars, vm_failure *failure) {
   struct cpu_state *s = cpu_of(vm);
@@ -262,6 +311,11 @@ bool kernel_launch(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase
     return false;
   }
   vmcode *code = *vm_code;
+  if (compiled && code->quick && (p->nints == 0 || memcmp(code->ints, ints, p->nints * sizeof *ints) == 0)) {
+    bool done = launch_quick(vm, s, code, compiled, buffers, ints, scalars, failure);
+    timeline_end(vm->engine, TIMELINE_kernel, p->name ? p->name : "kernel", begin, "compiled", true);
+    return done;
+  }
   void *few[FEW_BUFFERS], **all = few;
   if (p->nbuffers > FEW_BUFFERS && !(all = mem_alloc(vm, p->nbuffers * sizeof *all))) return false;
   vm_frame f;
@@ -270,6 +324,7 @@ bool kernel_launch(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase
       .s = s,
       .code = code,
       .own = &f,
+      .quick = compiled != NULL,
       .args = {.buf = all, .ints = ints, .scalars = scalars, .interrupt = &vm->interrupt, .tile = s->loops->tile}};
   l.block = vm->tune[TUNE_vm_block];
   l.tables_bytes = vm_tables_bytes(p, code->naccs);
@@ -282,11 +337,13 @@ bool kernel_launch(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase
     l.again =
         code->launched && p->nscalars == 0 && (p->nints == 0 || memcmp(code->ints, ints, p->nints * sizeof *ints) == 0);
     code->launched = l.again;
+    code->quick = false;
     bool some = false;
     for (uint32_t b = 0, given = 0; b < p->nbuffers; b++) {
       some |= p->buffers[b].mode == BUF_SCRATCH;
       all[b] = p->buffers[b].mode == BUF_SCRATCH ? NULL : buffers[given++];
     }
+    l.quick &= !some;
     if (some) {
       if (!l.again) (void)vm_phase_begin(&f, &code->phases[0]);
       for (uint32_t b = 0; b < p->nbuffers; b++)
@@ -303,10 +360,12 @@ bool kernel_launch(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase
     l.compiled = compiled ? compiled[k] : NULL;
     ok = run_phase(&l, failure, compiled_bytes);
   }
-  if (ok && !l.again && p->nscalars == 0) {
+  if (ok && !l.again) {
     if (p->nints) memcpy(code->ints, ints, p->nints * sizeof *ints);
-    code->launched = true;
+    code->launched = p->nscalars == 0;
   }
+  code->quick = ok && l.quick && !scalars_steer(p);
+  code->scratch = compiled_bytes;
   if (scratch_data) mem_buffer_free(vm, scratch_data, scratch);
   for (int t = 0; t < s->threads; t++) piece_leave(vm, &s->frames[t]);
   if (all != few) mem_free(vm, all, p->nbuffers * sizeof *all);

@@ -38,6 +38,7 @@ typedef struct vm_phase {
   /* For the sizes of the last launch (vmcode.launched): */
   int64_t work;
   size_t bytes;
+  int64_t instances;
 } vm_phase;
 
 typedef struct vmcode {
@@ -64,6 +65,9 @@ typedef struct vmcode {
   int64_t regs_block;
   int64_t *ints;
   bool launched;
+  /* For the same ints (and whatever scalars) compiled phases run on one thread, each in one piece, with so much scratch. */
+  bool quick;
+  size_t scratch;
 } vmcode;
 
 /* The loop of a KOP or MATH instruction. */

@@ -195,11 +195,17 @@ static const int64_t *offsets_of(vm_frame *f, const l_instr *i, int64_t stride) 
   return t;
 }
 
+/* Where a block's first element lies. Behind a guard that does not hold this may be anywhere, so that the sums wrap. */
+static char *address_of(const vm_frame *f, const l_instr *i, int64_t stride, int64_t bytes) {
+  uint64_t at = (uint64_t)f->idx[i->a] + (uint64_t)stride * (uint64_t)f->o;
+  return (char *)((uintptr_t)buffer_base(f, i->imm) + (uintptr_t)(at * (uint64_t)bytes));
+}
+
 static void load(vm_frame *f, const vm_op *o) {
   const l_instr *i = o->in;
   const vm_loops *l = f->code->loops;
   const int64_t bytes = (int64_t)1 << o->size, stride = i->b ? f->idx[i->b] : 0, n = f->n;
-  char *base = buffer_base(f, i->imm) + (f->idx[i->a] + stride * f->o) * bytes, *out = f->val[o->at];
+  char *base = address_of(f, i, stride, bytes), *out = f->val[o->at];
   bool vector = (o->flags & OP_VECTOR) && !(o->flags & OP_ONCE);
   if (!vector) { /* one element */
     if (i->c) base += *(const int64_t *)f->val[i->c] * f->idx[i->d] * bytes;
@@ -259,7 +265,7 @@ static void store(vm_frame *f, const vm_op *o) {
   const l_instr *i = o->in;
   const vm_loops *l = f->code->loops;
   const int64_t bytes = (int64_t)1 << o->size, stride = i->b ? f->idx[i->b] : 0;
-  char *base = buffer_base(f, i->imm) + (f->idx[i->a] + stride * f->o) * bytes;
+  char *base = address_of(f, i, stride, bytes);
   if (!(o->flags & OP_VECTOR)) {
     if (i->c) base += *(const int64_t *)f->val[i->c] * f->idx[i->d] * bytes;
     if (!i->g || *(const uint8_t *)f->val[i->g]) copy_one(base, f->val[i->h], o->size);
@@ -314,7 +320,7 @@ static void update(vm_frame *f, const vm_op *o) {
   const vm_loops *l = f->code->loops;
   uint8_t dtype = f->code->p->code[i->h].dtype;
   const int64_t bytes = (int64_t)1 << o->size, stride = i->b ? f->idx[i->b] : 0;
-  char *base = buffer_base(f, i->imm) + (f->idx[i->a] + stride * f->o) * bytes;
+  char *base = address_of(f, i, stride, bytes);
   if (!(o->flags & OP_VECTOR)) {
     if (i->c) base += *(const int64_t *)f->val[i->c] * f->idx[i->d] * bytes;
     if (!i->g || *(const uint8_t *)f->val[i->g]) update_one(l, i->sub, dtype, base, f->val[i->h]);

@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "jit/cpu/sortloops.h"
 #include "jit/kernel/prims.h"
 
 #if defined(__clang__)
@@ -303,7 +304,8 @@ static void iota_b8(void *o, const void *a, const void *b, const void *c, int mo
 /* ---- functions ---- */
 #define MATHS1(X, T)                                                                                                   \
   X(exp, T) X(exp2, T) X(expm1, T) X(log, T) X(log2, T) X(log10, T) X(log1p, T) X(arcsin, T) X(arccos, T) X(arctan, T)  \
-  X(sinh, T) X(cosh, T) X(tanh, T) X(sigmoid, T) X(erf, T) X(rsqrt, T) X(sign, T)
+  X(sinh, T) X(cosh, T) X(tanh, T) X(sigmoid, T) X(erf, T) X(silu, T) X(gelu, T) X(gelu_tanh, T) \
+  X(rsqrt, T) X(sign, T)
 #define MATHS2(X, T) X(arctan2, T) X(pow, T) X(smul, T) X(floordiv, T) /* the table's */
 #define MATHS2_PLAIN(X, T) X(arctan2, T) X(smul, T) X(floordiv, T)
 #define MATHS_RARE1(X, T) X(sin, T) X(cos, T) X(tan, T)
@@ -591,6 +593,8 @@ COMPUTED(MAKE_ARGS)
 
 #define TABLE2(isa) vm_loops_##isa
 #define TABLE(isa) TABLE2(isa)
+#define SORTS2(isa) sort_loops_##isa
+#define SORTS(isa) SORTS2(isa)
 #define TEXT2(isa) #isa
 #define TEXT(isa) TEXT2(isa)
 const vm_loops TABLE(VM_ISA) = {
@@ -625,6 +629,7 @@ const vm_loops TABLE(VM_ISA) = {
     .args = {{COMPUTED(ROW_ARGSMAX)}, {COMPUTED(ROW_ARGSMIN)}},
     .scan64 = {FOLD_TABLE(ROW_SCAN)},
     .tile = tile_any,
+    .sorts = &SORTS(VM_ISA),
 };
 
 #if defined(VM_ISA_base)

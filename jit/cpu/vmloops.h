@@ -19,7 +19,11 @@ typedef struct vm_product {
   int64_t y_next, y_step, y_column;
 } vm_product;
 
-enum { VM_WORDS = 4 }; /* random numbers that are made at once */
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+enum { VM_WORDS = 8 }; /* random numbers that are made at once */
+#else
+enum { VM_WORDS = 4 };
+#endif
 
 enum { VM_SIZES = 4 }; /* element sizes 1, 2, 4, 8 are numbered 0..3 */
 static inline int vm_size_class(size_t bytes) { return bytes == 1 ? 0 : bytes == 2 ? 1 : bytes == 4 ? 2 : 3; }
@@ -57,15 +61,16 @@ typedef struct vm_loops {
   /* base[at[i]] = f(base[at[i]], v[i * step]), one after the other; put stores v. Offsets in elements. */
   void (*update[KOP_COUNT][QN_DTYPE_COUNT])(void *base, const int64_t *at, const void *v, int64_t step, int64_t n);
   void (*put[VM_SIZES])(void *base, const int64_t *at, const void *v, int64_t step, int64_t n);
-  /* The first n random numbers of a draw (words: those of the key, and the draw number), by RANDOM op (bits, uniform, normal) and dtype;
-   * for f16 and bf16 they are f32, to be rounded. */
-  void (*draw[3][QN_DTYPE_COUNT])(void *out, const uint64_t words[3], uint64_t n);
+  /* The n random numbers from the one numbered `first` on of a draw (words: those of the key, and the draw number), by RANDOM op (bits,
+   * uniform, normal) and dtype; for f16 and bf16 they are f32, to be rounded. */
+  void (*draw[3][QN_DTYPE_COUNT])(void *out, const uint64_t words[3], uint64_t first, uint64_t n);
   /* argmax and argmin: the best value and its index so far (index < 0: none), candidates numbered from `index`. */
   void (*arg[2][QN_DTYPE_COUNT])(void *best, int64_t *at, const void *x, int64_t index, int64_t n);
   void (*args[2][QN_DTYPE_COUNT])(void *best, int64_t *at, const void *x, const int64_t *index, int64_t k, int64_t n);
   /* The running values of one group of at most 64 by log steps, in place. */
   void (*scan64[KOP_COUNT][QN_DTYPE_COUNT])(void *x, int64_t n);
   void (*tile)(const qk_tile *t);
+  const struct sort_loops *sorts; /* sortloops.h */
 } vm_loops;
 
 extern const vm_loops vm_loops_base;

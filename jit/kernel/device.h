@@ -71,6 +71,10 @@ typedef struct device_kernels {
   /* Makes it: x, y, result, at multiples of 16 bytes. Refuses what has_product does not have. */
   device_answer (*product)(qn_vm *vm, int device, const device_product *p, void *const buffers[3]);
 
+  /* Stores x sorted along an axis, or (`indices`) the i64 indices that sort it, to `out`, a contiguous array beside it. Stable, nan last. Not waited
+   * for. REFUSES: there is no code for it, or not yet. */
+  device_answer (*sort)(qn_vm *vm, qn_array *out, const qn_array *x, int axis, bool descending, bool indices);
+
   /* ---- plans ---- */
 
   /* Is there code for all kernels of the plan? As `ready`. *there is NULL at first, and the same for one plan, VM and device from

@@ -7,11 +7,12 @@
 #define JIT_KERNEL_EMIT_H
 
 #include "jit/kernel/l.h"
+#include "lang/cancel.h"
 
 /* C11 with GNU extensions: void NAME_J(const qk_args *a, long long lo, long long hi), of type qk_phase. Behind a program's last
  * phase comes one more function of this type, which stores the bytes of scratch that its phases need for these ints and
- * scalars to *(int64_t *)a->scratch: see emit_scratch. */
-void emit_c(const l_program *const *programs, const char *const *names, uint32_t n, text_buf *out);
+ * scalars to *(int64_t *)a->scratch: see emit_scratch. When cancelled, `out` has failed. */
+void emit_c(const l_program *const *programs, const char *const *names, uint32_t n, cancel_flag cancel, text_buf *out);
 /* CUDA C for NVRTC (sm_90): extern "C" __global__ void NAME_J(const u64 *block, i64 instances, NAME_words words): a block of
  * threads runs instances blockIdx.x, blockIdx.x + gridDim.x, ... below n; the text says in a comment per phase how many threads a
  * block has and how much shared memory it takes, in the form `// launch NAME_J threads T shared BYTES`.

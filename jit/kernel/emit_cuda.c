@@ -899,7 +899,7 @@ static const char preamble[] =
 static const emit_target target = {MATH_TARGET_CUDA, preamble, print_head, print_phase};
 
 void emit_cuda(const l_program *const *programs, const char *const *names, uint32_t n, text_buf *out) {
-  emit_unit(&target, programs, names, n, out);
+  emit_unit(&target, programs, names, n, NULL, out);
 }
 
 void emit_cuda_begin(const math_uses *uses, text_buf *out) { emit_words(&target, uses, out); }

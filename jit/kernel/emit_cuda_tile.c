@@ -8,7 +8,9 @@
  * The order of every sum is that of the plain loop: one chain upward over k, in chunks whose sums meet in a balanced tree. That is a
  * binary counter of subtrees as everywhere; where there is more than one chunk they lie behind the tile, in `out`, which the schedule
  * for GPUs makes large enough (room_behind in sched_nest.c). k beyond the depth takes no part, not even as zeros; rows and
- * columns beyond the edge are computed from zeros and left alone. */
+ * columns beyond the edge are computed from zeros and left alone.
+ *
+ * Tiles of fewer results than threads (a vector times a vector) are one chain a thread, from panels that all threads bring. */
 #include "jit/kernel/emit_text.h"
 
 #include <stdio.h>
@@ -64,7 +66,9 @@ static bool shape_of(const emitter *e, const l_tile *t, shape *s) {
 /* Is there room for the sums of chunks behind the tile, or no need of any? */
 static bool has_room(const emitter *e, const l_tile *t) {
   const l_instr *depth = at(e, t->depth), *size = at(e, at(e, t->out)->a);
-  return (depth->code == L_INT && depth->imm <= ORDER_DOT_CHUNK) || size->code != L_INT;
+  if (depth->code == L_IMIN) depth = at(e, at(e, depth->a)->code == L_INT ? depth->a : depth->b);
+  return (depth->code == L_INT && depth->imm <= ORDER_DOT_CHUNK) || size->code != L_INT ||
+         size->imm > (int64_t)t->tile_rows * t->tile_cols;
 }
 
 int emit_cuda_blocks(const emitter *e, int most) {
@@ -138,9 +142,87 @@ static void print_each(emitter *e, const shape *s, const char *what) {
   line(e, "for (int o = 0; o < %d; o++) { const int own = OWN(o); %s }", s->rm * s->rn, what);
 }
 
+/* ---- tiles of few results ------------------------------------------------------------------------------------------------------ */
+
+enum { FEW_LEAST = 64, FEW_MOST = 256, FEW_BYTES = 16 << 10 };
+
+/* How deep panels are; 0: these do not fit. A power of two of at least THREADS, and less than a chunk. */
+static int few_deep(const emitter *e, const l_tile *t) {
+  int64_t size = (int64_t)dtype_size((qn_dtype)at(e, t->out)->dtype), rows = t->tile_rows + t->tile_cols;
+  if (t->x < 0 || t->y < 0 || size < 4 || (int64_t)t->tile_rows * t->tile_cols > THREADS) return 0;
+  int64_t deep = FEW_MOST;
+  while (deep >= FEW_LEAST && rows * (deep + 1) * size > FEW_BYTES) deep /= 2;
+  if (deep < FEW_LEAST || rows * (deep + 1) * size + shared_bytes(e) + OTHERS > STATIC_SHARED) return 0;
+  return (int)deep;
+}
+
+static void print_few_way(emitter *e, char c, const char *buffer, const char *T, int rows, int deep, l_val base,
+                          l_val along, l_val k, const char *cast) {
+  line(e, "%s %c_in[%d];", T, c, rows * deep / THREADS);
+  line(e, "#define LOAD_%c(k0) _Pragma(\"unroll\") for (int i = 0; i < %d; i++) { \\", c, rows * deep / THREADS);
+  line(e, "  const int q = i * %d + t, r = q / %d, k = q %% %d; \\", THREADS, deep, deep);
+  line(e, "  %c_in[i] = r < %c_most && (k0) + k < depth ? (%s)%s(%s[v%u + r * v%u + ((k0) + k) * v%u]) : (%s)0; }", c,
+       c, T, cast, buffer, base, along, k, T);
+}
+
+/* Fewer results than threads, as of a vector times a vector: all threads carry panels of both operands to shared memory, those that
+ * have a result go through them, while the next ones are on their way. */
+static bool print_few(emitter *e, const l_tile *t) {
+  int deep = few_deep(e, t), pitch = deep + 1;
+  if (!deep) return false;
+  char x[24], y[24], cast[48], f[48], add[48], id[80];
+  uint8_t from = emit_buffer_type(e, t->x), to = at(e, t->out)->dtype;
+  const char *T = emit_type(to);
+  l_instr acc = {.sub = KOP_add, .dtype = to, .imm = ORDER_DOT};
+  emit_buffer(t->x, x);
+  emit_buffer(t->y, y);
+  emit_prim(e, cast, KOP_cast, to, from);
+  emit_prim(e, add, KOP_add, to, to);
+  acc_identity(&acc, id);
+  emit_open(e);
+  line(e, "__shared__ %s x_panel[%d], y_panel[%d];", T, t->tile_rows * pitch, t->tile_cols * pitch);
+  line(e, "const i64 depth = v%u; const int x_most = (int)v%u, y_most = (int)v%u, row = t / %d, col = t %% %d;",
+       t->depth, t->rows, t->cols, t->tile_cols, t->tile_cols);
+  line(e, "const b8 mine = row < x_most && col < y_most; %s s[1] = {%s}, tree[24]; u64 leaves = 0;", T, id);
+  print_few_way(e, 'x', x, T, t->tile_rows, deep, t->x_base, t->x_m, t->x_k, cast);
+  print_few_way(e, 'y', y, T, t->tile_cols, deep, t->y_base, t->y_n, t->y_k, cast);
+  line(e, "LOAD_x(0) LOAD_y(0)");
+  line(e, "for (i64 k0 = 0; k0 < depth; k0 += %d) {", deep);
+  e->depth++;
+  line(e, "SYNC");
+  line(e, "#pragma unroll");
+  line(e, "for (int i = 0; i < %d; i++) x_panel[(i * %d + t) / %d * %d + (i * %d + t) %% %d] = x_in[i];",
+       t->tile_rows * deep / THREADS, THREADS, deep, pitch, THREADS, deep);
+  line(e, "#pragma unroll");
+  line(e, "for (int i = 0; i < %d; i++) y_panel[(i * %d + t) / %d * %d + (i * %d + t) %% %d] = y_in[i];",
+       t->tile_cols * deep / THREADS, THREADS, deep, pitch, THREADS, deep);
+  line(e, "SYNC LOAD_x(k0 + %d) LOAD_y(k0 + %d)", deep, deep);
+  line(e, "const int now = depth - k0 < %d ? (int)(depth - k0) : %d;", deep, deep);
+  line(e, "if (mine) {");
+  e->depth++;
+  line(e, "const %s *const px = x_panel + row * %d, *const py = y_panel + col * %d;", T, pitch, pitch);
+  line(e, "#pragma unroll 16");
+  if (dtype_is_float((qn_dtype)to))
+    line(e, "for (int k = 0; k < now; k++) s[0] = %s(px[k], py[k], s[0]);", emit_prim(e, f, KOP_fma, to, to));
+  else
+    line(e, "for (int k = 0; k < now; k++) s[0] = %s(s[0], %s(px[k], py[k]));", add, emit_prim(e, f, KOP_mul, to, to));
+  emit_close(e);
+  line(e,
+       "if ((k0 + %d) %% %d == 0 || k0 + %d >= depth) { TREE_ADD(%s, %s, tree, 1, leaves, s, 1) leaves++; s[0] = %s; }",
+       deep, ORDER_DOT_CHUNK, deep, T, add, id);
+  emit_close(e);
+  line(e, "TREE_END(%s, %s, tree, 1, leaves, s, 1, (%s)0) if (mine) v%u[row * %d + col] = s[0];", T, add, T, t->out,
+       t->tile_cols);
+  line(e, "#undef LOAD_x");
+  line(e, "#undef LOAD_y");
+  line(e, "SYNC");
+  emit_close(e);
+  return true;
+}
+
 bool emit_cuda_tile(emitter *e, const l_tile *t) {
   shape s;
-  if (!shape_of(e, t, &s) || !has_room(e, t)) return false;
+  if (!shape_of(e, t, &s) || !has_room(e, t)) return print_few(e, t);
   char x[24], y[24], cast[48] = "", add[48], id[80], text[EMIT_TEXT];
   uint8_t from = emit_buffer_type(e, t->x), to = at(e, t->out)->dtype;
   const char *T = emit_type(to);

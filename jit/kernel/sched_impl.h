@@ -100,6 +100,12 @@ enum {
 
 /* What differs between machines: a CPU wants few long instances whose data stays in its caches, a GPU thousands of short ones. */
 typedef struct schedule_numbers {
+  /* what the estimate knows of it, in nanoseconds */
+  double launch_ns;    /* to start a kernel */
+  double phase_ns;     /* and each phase of it */
+  double team_ns;      /* more for a phase that threads share, which those over team_points points do */
+  int64_t team_points;
+  double node_ns;      /* an instance takes at least this for each value, however many run beside each other */
   int64_t plain_least, plain_most; /* elements of c in an instance of a plain nest: as many as leave `instances` */
   int64_t instances;
   int64_t split_row; /* elements of a row from which on few rows are split */
@@ -118,6 +124,8 @@ typedef struct schedule_numbers {
   int64_t dot_most_rows;
   int64_t dot_tiles;
   int64_t dot_least; /* results of a tile, where there are so many */
+  int64_t dot_slab;  /* a product of fewer than dot_spread tiles is cut along its depth, into pieces that are no shorter */
+  int64_t dot_spread;
   bool dot_room; /* do sums of chunks lie behind the tile? */
 } schedule_numbers;
 extern const schedule_numbers schedule_numbers_of[]; /* by schedule_target */
@@ -158,6 +166,8 @@ typedef struct nest {
   bool one_slab, outer_scan;
   k_val dot;              /* of a product */
   int m, n_axis;          /* its axes; -1: none */
+  int64_t tm, tn;         /* its tiles */
+  int64_t dot_slab;       /* elements of depth in an instance; 0: all */
   bool *needed, *after;   /* by node; after: depends on a reduction over r */
   uint8_t *stage;         /* by node: passes over c before it is known */
   uint8_t *keep;          /* by node: 1 + the pass that keeps it */
@@ -179,6 +189,10 @@ static inline bool axis_in(k_mask m, int axis) { return axis >= 0 && (m >> axis 
 static inline bool k_folds(const k_node *n) { return n->code == K_REDUCE || n->code == K_SCAN || n->code == K_DOT; }
 static inline int64_t axis_hint(const k_kernel *k, int axis) {
   return axis < 0 ? 1 : dim_hint(k->dims, k->axes[axis].extent);
+}
+static inline bool const_at_most(const k_kernel *k, int axis, int64_t most) {
+  int64_t c;
+  return axis < 0 || (dim_is_const(k->dims, k->axes[axis].extent, &c) && c <= most);
 }
 
 #endif

@@ -77,11 +77,6 @@ static int64_t plain_tile(const nest *s) {
   return size;
 }
 
-static bool const_at_most(const emitter *e, int axis, int64_t most) {
-  int64_t c;
-  return axis < 0 || (dim_is_const(e->k->dims, e->k->axes[axis].extent, &c) && c <= most);
-}
-
 /* The tile of an axis: its first index and length. `tile` 0: the whole axis. */
 static void tile_of(emitter *e, int axis, l_val tile, int64_t size, l_val *start, l_val *len) {
   *start = e->zero;
@@ -243,7 +238,7 @@ static bool make_locals(emitter *e, nest *s, const job_list *l, l_val **locals) 
 
 static bool emit_plain(emitter *e, nest *s, int64_t grain) {
   int64_t size = s->inner >= 0 ? s->by->merge_tile : plain_tile(s);
-  bool tiled = s->c >= 0 && !const_at_most(e, s->c, size);
+  bool tiled = s->c >= 0 && !const_at_most(e->k, s->c, size);
   l_val tiles = tiled ? ceil_div(e, extent(e, s->c), size) : 0, start, len;
   k_mask par = s->par & ~axis_bit(s->inner);
   int64_t columns = axis_hint(e->k, s->c), whole = tiled ? (columns + size - 1) / size : 1;
@@ -496,7 +491,7 @@ static void open_row_accs(emitter *e, const nest *s, l_val results, const int *r
 static void finish_r(emitter *e, const nest *s) {
   for (uint32_t i = 0; i < s->first.n; i++) {
     const job *j = &s->first.jobs[i];
-    if (j->kind != JOB_REDUCE_R || j->along_c) continue;
+    if (j->kind != JOB_REDUCE_R || j->along_c || !e->acc[j->v]) continue;
     l_val f = emit_code(e, (l_instr){.code = L_FINISH, .dtype = e->k->nodes[j->v].dtype, .a = e->acc[j->v]});
     emit_set_value(e, j->v, f);
   }
@@ -534,7 +529,8 @@ static bool loop_rows(emitter *e, nest *s, l_val from, l_val to, l_val start, l_
 }
 
 static bool emit_one_slab(emitter *e, nest *s, int64_t grain) {
-  bool tiled = separable(e, s, &s->first) && separable(e, s, &s->second) && !const_at_most(e, s->c, s->by->merge_tile);
+  bool tiled =
+      separable(e, s, &s->first) && separable(e, s, &s->second) && !const_at_most(e->k, s->c, s->by->merge_tile);
   l_val tile = emit_number(e, s->by->merge_tile), tiles = tiled ? ceil_div(e, extent(e, s->c), s->by->merge_tile) : 0,
         start, len;
   l_val results = tiled ? emit_index(e, L_IMIN, tile, extent(e, s->c)) : extent(e, s->c);
@@ -560,11 +556,84 @@ static bool emit_one_slab(emitter *e, nest *s, int64_t grain) {
   return !e->why;
 }
 
+typedef struct reach {
+  const nest *s;
+  bool *seen;
+} reach;
+
+static void reach_operand(void *ctx, k_val v) {
+  reach *x = ctx;
+  const k_node *n = &x->s->k->nodes[v];
+  if (x->seen[v]) return;
+  x->seen[v] = true;
+  if (k_folds(n) && n->code != K_SCAN && n->axis == x->s->r) return;
+  k_each_operand(x->s->k, v, reach_operand, x);
+}
+
+/* What follows the slabs on a GPU may be of two kinds: results along c, and others (column sums beside the sum of all). One instance for
+ * both is one block of threads. Where the former need nothing of the latter they are merged in tiles of c, in a phase of their own. Then
+ * this is what the former need, by node; NULL: it is not so. */
+static bool *apart(emitter *e, const nest *s) {
+  int along = 0, others = 0;
+  if (!s->by->slab_tiles || s->c < 0 || const_at_most(e->k, s->c, s->by->merge_tile)) return NULL;
+  reach x = {s, arena_alloc(e->arena, e->k->n)};
+  if (!x.seen) return NULL;
+  for (uint32_t i = 0; i < s->second.n; i++) {
+    const job *j = &s->second.jobs[i];
+    if (j->kind != JOB_EFFECT || j->stage) return NULL;
+    *(j->along_c ? &along : &others) += 1;
+    if (j->along_c) reach_operand(&x, j->v);
+  }
+  for (uint32_t i = 0; i < s->first.n; i++) {
+    const job *j = &s->first.jobs[i];
+    if (j->kind == JOB_REDUCE_R && !j->along_c && x.seen[j->v]) return NULL;
+  }
+  for (k_val v = 1; v < e->k->n; v++)
+    if (s->needed[v] && e->k->nodes[v].code == K_SCAN && e->k->nodes[v].axis == s->c) return NULL;
+  return along && others ? x.seen : NULL;
+}
+
+/* The phase that merges slabs and does what follows: all of it or, where it is apart, what columns need (`columns`, by node) or the
+ * `rest`. `tiles` of c, 0: one; `results` along c in a tile. */
+static bool merge_phase(emitter *e, nest *s, int64_t grain, l_val slabs, const partials *parts, const int *rows_kept,
+                        const job_list *then, const bool *columns, bool rest, l_val tiles, l_val results) {
+  const k_kernel *k = e->k;
+  l_val start, len, *locals;
+  instance i = begin(e, s->par, tiles, grain, s->by->merge_tile * s->by->slabs);
+  tile_of(e, s->c, i.extra, s->by->merge_tile, &start, &len);
+  if (!make_locals(e, s, then, &locals)) return false;
+  for (uint32_t n = 0; n < s->first.n && !e->why; n++) {
+    const job *j = &s->first.jobs[n];
+    if (j->kind != JOB_REDUCE_R || (columns && columns[j->v] == rest)) continue;
+    make_acc(e, j->v, j->along_c ? results : 0, s->r);
+    l_val b;
+    uint32_t mark = emit_mark(e);
+    if (rows_kept[j->v] >= 0) {
+      l_val base = emit_index(e, L_IMUL, i.row, extent(e, s->r));
+      emit_vec(e, extent(e, s->r));
+      uint8_t dtype = k->nodes[k->nodes[j->v].a].dtype;
+      l_val x = emit_code(e, (l_instr){.code = L_LOAD, .dtype = dtype, .imm = rows_kept[j->v], .a = base, .b = e->one});
+      emit_code(e, (l_instr){.code = L_PUSH, .a = e->acc[j->v], .b = x});
+      emit_vec_end(e, mark);
+    } else {
+      emit_for(e, e->zero, slabs, &b);
+      l_val from_slab = emit_index(e, L_IADD, emit_index(e, L_IMUL, i.row, slabs), b);
+      partial(e, L_MERGE, j->v, &parts[j->v], from_slab, j->along_c && i.extra ? start : 0);
+      emit_end(e, mark);
+    }
+  }
+  finish_r(e, s);
+  if (!row(e, s, then, start, len, 0, locals)) return false;
+  close_accs(e);
+  end(e);
+  return !e->why;
+}
+
 static bool emit_slabs(emitter *e, nest *s, int64_t grain) {
   const k_kernel *k = e->k;
   int64_t slab = nest_slab(s);
   const int64_t width = s->by->merge_tile;
-  bool tiled_rows = s->by->slab_tiles && separable(e, s, &s->first) && !const_at_most(e, s->c, width);
+  bool tiled_rows = s->by->slab_tiles && separable(e, s, &s->first) && !const_at_most(e->k, s->c, width);
   int64_t tiles_hint = tiled_rows ? (axis_hint(k, s->c) + width - 1) / width : 1, most = s->by->slabs;
   while (most < 4 * s->by->slabs && s->by->slab_tiles && most * tiles_hint < s->by->instances) most *= 2;
   while (axis_hint(k, s->r) / slab * k_points(k, s->par) > most) slab *= 2;
@@ -586,8 +655,9 @@ static bool emit_slabs(emitter *e, nest *s, int64_t grain) {
     else
       parts[j->v] = make_partials(e, j->v, all, j->along_c ? each : e->one, j->along_c ? width : 0);
   }
-  bool tiled = separable(e, s, &s->second) && !const_at_most(e, s->c, s->by->merge_tile);
-  l_val tile = emit_number(e, s->by->merge_tile), tiles = tiled ? ceil_div(e, extent(e, s->c), s->by->merge_tile) : 0;
+  bool *columns = apart(e, s);
+  bool tiled = (columns || separable(e, s, &s->second)) && !const_at_most(e->k, s->c, width);
+  l_val tile = emit_number(e, width), tiles = tiled ? ceil_div(e, extent(e, s->c), width) : 0;
   l_val results = tiled ? emit_index(e, L_IMIN, tile, extent(e, s->c)) : extent(e, s->c), start, len;
 
   instance i = begin(e, s->par, tiled_rows ? emit_index(e, L_IMUL, slabs, row_tiles) : slabs, grain,
@@ -608,34 +678,19 @@ static bool emit_slabs(emitter *e, nest *s, int64_t grain) {
   close_accs(e);
   end(e);
 
-  i = begin(e, s->par, tiles, grain, s->by->merge_tile * s->by->slabs);
-  tile_of(e, s->c, i.extra, s->by->merge_tile, &start, &len);
-  if (!make_locals(e, s, &s->second, &locals)) return false;
-  for (uint32_t n = 0; n < s->first.n && !e->why; n++) {
-    const job *j = &s->first.jobs[n];
-    if (j->kind != JOB_REDUCE_R) continue;
-    make_acc(e, j->v, j->along_c ? results : 0, s->r);
-    l_val b;
-    uint32_t mark = emit_mark(e);
-    if (rows_kept[j->v] >= 0) {
-      l_val base = emit_index(e, L_IMUL, i.row, extent(e, s->r));
-      emit_vec(e, extent(e, s->r));
-      uint8_t dtype = k->nodes[k->nodes[j->v].a].dtype;
-      l_val x = emit_code(e, (l_instr){.code = L_LOAD, .dtype = dtype, .imm = rows_kept[j->v], .a = base, .b = e->one});
-      emit_code(e, (l_instr){.code = L_PUSH, .a = e->acc[j->v], .b = x});
-      emit_vec_end(e, mark);
-    } else {
-      emit_for(e, e->zero, slabs, &b);
-      l_val from_slab = emit_index(e, L_IADD, emit_index(e, L_IMUL, i.row, slabs), b);
-      partial(e, L_MERGE, j->v, &parts[j->v], from_slab, j->along_c && i.extra ? start : 0);
-      emit_end(e, mark);
-    }
+  if (!columns) return merge_phase(e, s, grain, slabs, parts, rows_kept, &s->second, NULL, false, tiles, results);
+  for (int rest = 0; rest < 2; rest++) {
+    job_list then = s->second;
+    then.jobs = arena_alloc(e->arena, (s->second.n + 1) * sizeof *then.jobs);
+    if (!then.jobs) return emit_refuse(e, lower_no_memory);
+    then.n = 0;
+    for (uint32_t n = 0; n < s->second.n; n++)
+      if (s->second.jobs[n].along_c == !rest) then.jobs[then.n++] = s->second.jobs[n];
+    if (!merge_phase(e, s, grain, slabs, parts, rows_kept, &then, columns, rest, rest ? 0 : tiles,
+                     rest ? extent(e, s->c) : results))
+      return false;
   }
-  finish_r(e, s);
-  if (!row(e, s, &s->second, start, len, 0, locals)) return false;
-  close_accs(e);
-  end(e);
-  return !e->why;
+  return true;
 }
 
 /* ---- products ------------------------------------------------------------------------------------------------------------------------ */
@@ -663,50 +718,118 @@ static l_val room_behind(emitter *e, l_val depth, int64_t tile) {
   return emit_index(e, L_IMUL, tiles, emit_number(e, tile));
 }
 
+/* The operands of a product's tile, at the point of P, the tile and the slab of depth that an instance has. */
+static bool product_tile(emitter *e, nest *s, l_tile *t, l_val row_tile, l_val col_tile, l_val from, l_val depth,
+                         l_val size) {
+  const k_kernel *k = e->k;
+  const k_node *d = &k->nodes[s->dot], *x = factor_of(k, d->a), *y = factor_of(k, d->b);
+  l_val row0, col0;
+  tile_of(e, s->m, row_tile, s->tm, &row0, &t->rows);
+  tile_of(e, s->n_axis, col_tile, s->tn, &col0, &t->cols);
+  e->at[d->axis] = from;
+  if (s->m >= 0) e->at[s->m] = row0;
+  if (s->n_axis >= 0) e->at[s->n_axis] = col0;
+  if (!depth) return true; /* where it is and how large, but no product */
+  t->depth = depth;
+  t->x_base = emit_form(e, x->at);
+  t->y_base = emit_form(e, y->at);
+  t->out = emit_code(e, (l_instr){.code = L_LOCAL, .dtype = d->dtype, .a = size});
+  int number = l_tile_add(e->p, *t);
+  if (number < 0) return emit_refuse(e, lower_no_memory);
+  l_val tile = emit_code(e, (l_instr){.code = L_TILE, .imm = number});
+  e->last_load[x->buffer] = e->last_load[y->buffer] = tile;
+  return true;
+}
+
+/* The tiles of a product whose depth is cut into slabs: a phase that leaves one partial tile a slab behind. */
+static bool product_slabs(emitter *e, nest *s, l_tile *t, l_val rows, l_val columns, l_val slabs, const partials *parts,
+                          int64_t grain) {
+  const k_kernel *k = e->k;
+  const k_node *d = &k->nodes[s->dot];
+  l_val slab = emit_number(e, s->dot_slab), size = emit_number(e, s->tm * s->tn);
+  l_val tiles = emit_index(e, L_IMUL, rows, columns), step;
+  instance i = begin(e, s->par, emit_index(e, L_IMUL, tiles, slabs), grain, s->tm * s->tn * s->dot_slab / 8);
+  l_val number = emit_index(e, L_IMOD, i.extra, slabs), tile = emit_index(e, L_IDIV, i.extra, slabs);
+  l_val from = emit_index(e, L_IMUL, number, slab);
+  l_val depth = emit_index(e, L_IMIN, slab, emit_index(e, L_ISUB, extent(e, d->axis), from));
+  l_val room = s->by->dot_room ? room_behind(e, slab, s->tm * s->tn) : size;
+  if (!product_tile(e, s, t, emit_index(e, L_IDIV, tile, columns), emit_index(e, L_IMOD, tile, columns), from, depth,
+                    room))
+    return false;
+  l_val at = emit_index(e, L_IADD, emit_index(e, L_IMUL, i.row, tiles), tile);
+  at = emit_index(e, L_IADD, emit_index(e, L_IMUL, at, slabs), number);
+  at = emit_index(e, L_IMUL, at, size);
+  uint32_t mark = emit_mark(e);
+  l_val local = e->zero;
+  if (s->m >= 0 && s->n_axis >= 0) {
+    emit_for(e, e->zero, t->rows, &step);
+    local = emit_index(e, L_IMUL, step, emit_number(e, s->tn));
+  }
+  uint32_t inner = emit_mark(e);
+  emit_vec(e, s->n_axis >= 0 ? t->cols : t->rows);
+  l_val v =
+      emit_code(e, (l_instr){.code = L_LOAD, .dtype = d->dtype, .imm = -(int64_t)t->out, .a = local, .b = e->one});
+  emit_code(
+      e, (l_instr){.code = L_STORE, .imm = parts->buffer, .h = v, .a = emit_index(e, L_IADD, at, local), .b = e->one});
+  emit_vec_end(e, inner);
+  if (s->m >= 0 && s->n_axis >= 0) emit_end(e, mark);
+  end(e);
+  return !e->why;
+}
+
+/* Merges a tile's slabs into a local array. What lies beyond the tile's edges is merged, too, and ignored. */
+static l_val merge_slabs(emitter *e, nest *s, l_val row_number, l_val tile, l_val tiles, l_val slabs,
+                         const partials *parts) {
+  l_val size = emit_number(e, s->tm * s->tn), b;
+  bool many = s->tm * s->tn > 1;
+  l_val out = emit_code(e, (l_instr){.code = L_LOCAL, .dtype = e->k->nodes[s->dot].dtype, .a = size});
+  make_acc(e, s->dot, many ? size : 0, e->k->nodes[s->dot].axis);
+  l_val first = emit_index(e, L_IADD, emit_index(e, L_IMUL, row_number, tiles), tile);
+  first = emit_index(e, L_IMUL, first, slabs);
+  uint32_t mark = emit_mark(e);
+  emit_for(e, e->zero, slabs, &b);
+  partial(e, L_MERGE, s->dot, parts, emit_index(e, L_IADD, first, b), 0);
+  emit_end(e, mark);
+  if (many) emit_vec(e, size);
+  l_val f = emit_code(e, (l_instr){.code = L_FINISH, .dtype = e->k->nodes[s->dot].dtype, .a = e->acc[s->dot]});
+  emit_code(e, (l_instr){.code = L_STORE, .imm = -(int64_t)out, .h = f, .a = e->zero, .b = many ? e->one : 0});
+  if (many) emit_vec_end(e, mark);
+  e->acc[s->dot] = 0;
+  return out;
+}
+
 static bool emit_product(emitter *e, nest *s, int64_t grain) {
   const k_kernel *k = e->k;
   const k_node *d = &k->nodes[s->dot], *x = factor_of(k, d->a), *y = factor_of(k, d->b);
-  int64_t tm = s->m < 0 ? 1 : s->by->dot_rows, tn = s->n_axis < 0 ? 1 : s->by->dot_cols;
-  int64_t results = axis_hint(k, s->m) * axis_hint(k, s->n_axis) * k_points(k, s->par);
-  while (tm > 1 && tn > 1 && tm < s->by->dot_most_rows && results / (tm * tn * 4) >= s->by->dot_tiles) {
-    tm *= 2;
-    tn *= 2;
-  }
-  /* A tile is no larger than it needs to be: its columns are the pitch of the local array. */
-  while (tm > 1 && const_at_most(e, s->m, tm / 2)) tm /= 2;
-  while (tn > 1 && const_at_most(e, s->n_axis, tn / 2)) tn /= 2;
-  while (tm * tn < s->by->dot_least && s->n_axis >= 0 && !const_at_most(e, s->n_axis, tn)) tn *= 2;
-  while (tm * tn < s->by->dot_least && s->m >= 0 && !const_at_most(e, s->m, tm)) tm *= 2;
+  int64_t tm = s->tm, tn = s->tn;
   l_tile t = {.x = x->buffer, .y = y->buffer, .tile_rows = (int32_t)tm, .tile_cols = (int32_t)tn};
   l_val rows = ceil_div(e, extent(e, s->m), tm), columns = ceil_div(e, extent(e, s->n_axis), tn);
   l_val size = s->by->dot_room ? room_behind(e, extent(e, d->axis), tm * tn) : emit_number(e, tm * tn),
-        pitch = emit_number(e, tn);
+        pitch = emit_number(e, tn), tiles = emit_index(e, L_IMUL, rows, columns);
   t.x_m = stride_of(e, x->at, s->m);
   t.x_k = stride_of(e, x->at, d->axis);
   t.y_k = stride_of(e, y->at, d->axis);
   t.y_n = stride_of(e, y->at, s->n_axis);
-  t.depth = extent(e, d->axis);
   int64_t depth = axis_hint(k, d->axis);
-  instance i = begin(e, s->par, emit_index(e, L_IMUL, rows, columns), grain, tm * tn * (depth < 1 ? 1 : depth) / 8);
-  l_val row0, col0, step;
-  tile_of(e, s->m, emit_index(e, L_IDIV, i.extra, columns), tm, &row0, &t.rows);
-  tile_of(e, s->n_axis, emit_index(e, L_IMOD, i.extra, columns), tn, &col0, &t.cols);
-  e->at[d->axis] = e->zero;
-  if (s->m >= 0) e->at[s->m] = row0;
-  if (s->n_axis >= 0) e->at[s->n_axis] = col0;
-  t.x_base = emit_form(e, x->at);
-  t.y_base = emit_form(e, y->at);
-  t.out = emit_code(e, (l_instr){.code = L_LOCAL, .dtype = d->dtype, .a = size});
-  int number = l_tile_add(e->p, t);
-  if (number < 0) return emit_refuse(e, lower_no_memory);
-  l_val tile = emit_code(e, (l_instr){.code = L_TILE, .imm = number});
-  e->last_load[x->buffer] = e->last_load[y->buffer] = tile;
+  partials parts = {0};
+  l_val slabs = 0;
+  if (s->dot_slab) {
+    slabs = ceil_div(e, extent(e, d->axis), s->dot_slab);
+    l_val all = emit_index(e, L_IMUL, emit_index(e, L_IMUL, points(e, s->par), tiles), slabs);
+    parts = make_partials(e, s->dot, all, emit_number(e, tm * tn), 0);
+    if (!product_slabs(e, s, &t, rows, columns, slabs, &parts, grain)) return false;
+    depth = 8 * (depth / s->dot_slab);
+  }
+  instance i = begin(e, s->par, tiles, grain, tm * tn * (depth < 1 ? 1 : depth) / 8);
+  l_val step, row_tile = emit_index(e, L_IDIV, i.extra, columns), col_tile = emit_index(e, L_IMOD, i.extra, columns);
+  if (!product_tile(e, s, &t, row_tile, col_tile, e->zero, slabs ? 0 : extent(e, d->axis), size)) return false;
+  if (slabs) t.out = merge_slabs(e, s, i.row, i.extra, tiles, slabs, &parts);
   /* What follows: along n, or along m where that is longer and n short. */
   bool down = s->n_axis < 0 ||
               (s->m >= 0 && axis_hint(k, s->n_axis) < SHORT_AXIS && axis_hint(k, s->m) > axis_hint(k, s->n_axis));
   int along = down ? s->m : s->n_axis, across = down ? s->n_axis : s->m;
   uint32_t mark = emit_mark(e);
-  l_val base = e->zero;
+  l_val base = e->zero, row0 = s->m < 0 ? 0 : e->at[s->m], col0 = s->n_axis < 0 ? 0 : e->at[s->n_axis];
   if (across >= 0) {
     emit_for(e, e->zero, down ? t.cols : t.rows, &step);
     e->at[across] = emit_index(e, L_IADD, down ? col0 : row0, step);
@@ -761,7 +884,7 @@ static bool emit_update(emitter *e, nest *s, int64_t grain) {
   for (int a = 0; a < (int)k->naxes && in_order; a++)
     if (axis_in(ordered, a)) along = a; /* the last one: a VEC keeps the order */
   k_mask par = apart & ~axis_bit(along);
-  bool tiled = !in_order && along >= 0 && !const_at_most(e, along, plain_tile(s));
+  bool tiled = !in_order && along >= 0 && !const_at_most(e->k, along, plain_tile(s));
   l_val tiles = tiled ? ceil_div(e, extent(e, along), plain_tile(s)) : 0, start, len;
   instance i = begin(e, par, tiles, grain, work_of(s, k_points(k, par)));
   tile_of(e, along, i.extra, plain_tile(s), &start, &len);

@@ -18,7 +18,8 @@
  *   split    rows that are few and long: per pass a phase over blocks of the row with partial results, then a phase that merges
  *   slabs    r exists: PAR (P, slabs of r) { FOR r { row } partials }, then PAR (P, tiles of c) { merge; what follows }. With one
  *            slab both are one phase. Many rows too short for a VEC are reduced this way, too: then c runs over the rows
- *   product  PAR (P, tiles of m x n) { TILE; FOR m { VEC n { what follows; store } } }
+ *   product  PAR (P, tiles of m x n) { TILE; FOR m { VEC n { what follows; store } } }. Few tiles of much depth are cut along it:
+ *            PAR (P, tiles, slabs of the depth) { TILE; partials }, then PAR (P, tiles) { merge; what follows }
  *   update   stores in place at computed addresses: PAR (independent axes) { FOR .. in order }
  * Which one is taken depends on the recorded sizes; each is right for all sizes. */
 #include "jit/kernel/sched_impl.h"
@@ -29,7 +30,11 @@
 #include "jit/kernel/lower.h"
 
 const schedule_numbers schedule_numbers_of[] = {
-    [TARGET_CPU] = {.plain_least = 8192,
+    [TARGET_CPU] = {.launch_ns = 60,
+                    .phase_ns = 60,
+                    .team_ns = 2000,
+                    .team_points = 32768,
+                    .plain_least = 8192,
                     .plain_most = 8192,
                     .instances = 1,
                     .split_row = 65536,
@@ -44,8 +49,13 @@ const schedule_numbers schedule_numbers_of[] = {
                     .dot_rows = 64,
                     .dot_cols = 128,
                     .dot_most_rows = 256,
-                    .dot_tiles = 24},
-    [TARGET_GPU] = {.plain_least = 256,
+                    .dot_tiles = 24,
+                    .dot_slab = 8 * ORDER_DOT_CHUNK,
+                    .dot_spread = 4},
+    [TARGET_GPU] = {.launch_ns = 1500,
+                    .phase_ns = 1500,
+                    .node_ns = 3,
+                    .plain_least = 256,
                     .plain_most = 2048,
                     .instances = 8192,
                     .split_row = 16384,
@@ -64,6 +74,8 @@ const schedule_numbers schedule_numbers_of[] = {
                     .dot_most_rows = 64,
                     .dot_tiles = 264,
                     .dot_least = 64,
+                    .dot_slab = ORDER_DOT_CHUNK,
+                    .dot_spread = 128,
                     .dot_room = true},
 };
 
@@ -380,8 +392,32 @@ static k_val factor_load(const k_kernel *k, k_val v) {
   return v;
 }
 
+/* The tiles of a product, and slabs of its depth where there are few and it is `first`, so that it may have two phases. */
+static void size_product(nest *s, bool first) {
+  const k_kernel *k = s->k;
+  int64_t tm = s->m < 0 ? 1 : s->by->dot_rows, tn = s->n_axis < 0 ? 1 : s->by->dot_cols;
+  int64_t rows = axis_hint(k, s->m), columns = axis_hint(k, s->n_axis), points = k_points(k, s->par);
+  while (tm > 1 && tn > 1 && tm < s->by->dot_most_rows && rows * columns * points / (tm * tn * 4) >= s->by->dot_tiles) {
+    tm *= 2;
+    tn *= 2;
+  }
+  /* A tile is no larger than it needs to be: its columns are the pitch of the local array. */
+  while (tm > 1 && const_at_most(k, s->m, tm / 2)) tm /= 2;
+  while (tn > 1 && const_at_most(k, s->n_axis, tn / 2)) tn /= 2;
+  while (tm * tn < s->by->dot_least && s->n_axis >= 0 && !const_at_most(k, s->n_axis, tn)) tn *= 2;
+  while (tm * tn < s->by->dot_least && s->m >= 0 && !const_at_most(k, s->m, tm)) tm *= 2;
+  s->tm = tm;
+  s->tn = tn;
+  s->dot_slab = 0;
+  double tiles = (double)points * (double)((rows + tm - 1) / tm) * (double)((columns + tn - 1) / tn);
+  int64_t depth = axis_hint(k, k->nodes[s->dot].axis), slab = s->by->dot_slab;
+  if (!first || tiles >= (double)s->by->dot_spread || depth < 2 * slab) return;
+  while (tiles * (double)(depth / slab) > 8 * (double)s->by->dot_spread) slab *= 2;
+  s->dot_slab = slab;
+}
+
 /* Is the nest one product of plain loads with elementwise work behind it? Then its axes are m, n_axis and P. */
-static bool find_product(nest *s) {
+static bool find_product(nest *s, bool first) {
   const k_kernel *k = s->k;
   k_val dot = 0;
   for (uint32_t v = 1; v < k->n; v++) {
@@ -407,6 +443,7 @@ static bool find_product(nest *s) {
   s->shape = SHAPE_PRODUCT;
   s->r = s->c = -1;
   s->par = d->axes & ~axis_bit(s->m) & ~axis_bit(s->n_axis);
+  size_product(s, first);
   return true;
 }
 
@@ -450,13 +487,14 @@ bool nest_load_is_turned(const nest *s, k_val v) {
          is_unit(s->k, n->at, s->turned) && k_coef(s->k, n->at, (uint32_t)s->c, &along) && along != 1;
 }
 
-/* In a plain nest with a short c the VEC runs over the longest axis instead, around it a FOR over c. */
+/* In a plain nest with a short c the VEC runs over the longest axis instead, around it a FOR over c. Of equal axes it is the
+ * innermost: neighbours along it lie nearest each other. */
 static void lengthen(nest *s) {
   const k_kernel *k = s->k;
   int longest = -1;
   if (s->c < 0 || axis_hint(k, s->c) >= SHORT_AXIS) return;
   for (int a = 0; a < (int)k->naxes; a++)
-    if (axis_in(s->par, a) && (longest < 0 || axis_hint(k, a) > axis_hint(k, longest))) longest = a;
+    if (axis_in(s->par, a) && (longest < 0 || axis_hint(k, a) >= axis_hint(k, longest))) longest = a;
   if (longest < 0 || axis_hint(k, longest) < 4 * axis_hint(k, s->c)) return;
   for (uint32_t i = 0; i < s->n; i++)
     if (!axis_in(k->nodes[s->effects[i]].axes, longest) || !axis_in(k->nodes[s->effects[i]].axes, s->c)) return;
@@ -475,7 +513,7 @@ int64_t nest_slab(const nest *s) {
 
 static bool choose_shape(nest *s, bool first) {
   const k_kernel *k = s->k;
-  if (find_product(s)) return true;
+  if (find_product(s, first)) return true;
   if (!choose_roles(s)) return false;
   bool reduces = false;
   for (uint32_t v = 1; v < k->n; v++) reduces |= s->needed[v] && k_folds(&k->nodes[v]);
@@ -789,7 +827,7 @@ bool schedule(const k_kernel *k, schedule_target target, int64_t grain, schedule
 /* ---- cost -------------------------------------------------------------------------------------------------------------------------- */
 
 /* Nanoseconds; a current core with 256-bit vectors and its share of memory bandwidth. Only ratios matter. */
-static const double NS_PHASE = 1500, NS_BYTE = 0.04, NS_OP = 0.03, NS_FMA = 0.02, NS_ROW = 15;
+static const double NS_BYTE = 0.04, NS_OP = 0.03, NS_FMA = 0.02, NS_ROW = 15;
 
 /* Elements of a buffer that a nest touches: each once, however often it is loaded. */
 static double touched_bytes(const nest *s, int buffer) {
@@ -819,12 +857,13 @@ static int divisions(const nest *s, k_form f) {
 
 static double nest_cost(const nest *s, schedule_cost *cost) {
   const k_kernel *k = s->k;
-  double bytes = 0, work = 0;
+  double bytes = 0, work = 0, nodes = 0;
   for (uint32_t b = 0; b < k->nbuffers; b++) bytes += touched_bytes(s, (int)b);
   k_mask rows = s->par | axis_bit(s->r) | axis_bit(s->inner) | axis_bit(s->turned);
   for (k_val v = 1; v < k->n; v++) {
     const k_node *n = &k->nodes[v];
     if (!s->needed[v]) continue;
+    nodes++;
     /* A value is computed for every row, also for those along which it does not vary. */
     k_mask runs = n->axes | (n->axes || k_folds(n) ? rows & ~(s->after[v] ? axis_bit(s->r) : 0) : 0);
     if (s->shape == SHAPE_UPDATE) runs = n->axes;
@@ -834,7 +873,8 @@ static double nest_cost(const nest *s, schedule_cost *cost) {
     work += times * (n->code == K_DOT ? NS_FMA : NS_OP * node_weight(n));
     if (n->code == K_LOAD || n->code == K_STORE) work += times * NS_OP * DIVISION_WEIGHT * divisions(s, n->at);
   }
-  int phases = s->shape == SHAPE_SPLIT ? 2 * s->first.stages : s->shape == SHAPE_SLABS && !s->one_slab ? 2 : 1;
+  bool slabs = s->shape == SHAPE_SLABS ? !s->one_slab : s->shape == SHAPE_PRODUCT && s->dot_slab;
+  int phases = s->shape == SHAPE_SPLIT ? 2 * s->first.stages : slabs ? 2 : 1;
   double instances = (double)k_points(k, s->par);
   if (s->shape == SHAPE_PLAIN || s->shape == SHAPE_TURNED)
     instances *= 1 + (double)axis_hint(k, s->c) / (double)s->by->plain_most;
@@ -842,23 +882,28 @@ static double nest_cost(const nest *s, schedule_cost *cost) {
   if (s->shape == SHAPE_PRODUCT)
     instances *=
         1 + (double)axis_hint(k, s->m) * (double)axis_hint(k, s->n_axis) / (double)(s->by->dot_rows * s->by->dot_cols);
-  double threads = instances < 4 ? (instances < 1 ? 1 : instances) : 4;
-  double passes = s->first.stages + s->second.stages;
+  if (s->shape == SHAPE_PRODUCT && s->dot_slab)
+    instances *= (double)axis_hint(k, k->nodes[s->dot].axis) / (double)s->dot_slab;
+  bool team = k_points(k, s->axes) >= s->by->team_points;
+  double threads = !team || instances < 1 ? 1 : instances < 4 ? instances : 4;
+  double passes =
+      s->first.stages * (double)k_points(k, s->par | axis_bit(s->r)) + s->second.stages * (double)k_points(k, s->par);
   cost->bytes += (int64_t)bytes;
   cost->phases += phases;
-  return NS_PHASE * phases + NS_BYTE * bytes + work / threads +
-         NS_ROW * passes * (double)k_points(k, s->par | axis_bit(s->r));
+  int merges = s->shape == SHAPE_SPLIT ? s->first.stages : phases - 1; /* these phases are short */
+  return s->by->phase_ns * phases + (team ? s->by->team_ns * (phases - merges) : 0) + NS_BYTE * bytes + work / threads +
+         s->by->node_ns * nodes + NS_ROW * passes;
 }
 
-bool schedule_estimate(const k_kernel *k, schedule_cost *cost, const char **why) {
-  *cost = (schedule_cost){0};
+bool schedule_estimate(const k_kernel *k, schedule_target target, schedule_cost *cost, const char **why) {
+  *cost = (schedule_cost){.nanoseconds = schedule_numbers_of[target].launch_ns};
   k_val *effects;
   uint32_t n = list_effects(k, &effects);
   *why = effects ? n ? NULL : "nothing is stored" : lower_no_memory;
   for (uint32_t from = 0; !*why && from < n;) {
     uint32_t to;
     nest s;
-    bool ok = nest_next(&s, k, TARGET_CPU, effects, from, n, &to);
+    bool ok = nest_next(&s, k, target, effects, from, n, &to);
     if (ok)
       cost->nanoseconds += nest_cost(&s, cost);
     else

@@ -28,7 +28,7 @@ typedef struct schedule_cost {
  * nest of loops. `grain`: the tunable par.grain. */
 QN_MUST_CHECK bool schedule(const k_kernel *k, schedule_target target, int64_t grain, schedule_result *out,
                             const char **why);
-/* Whether schedule would succeed, and what the program costs (on a CPU: fusion decides alike everywhere). */
-QN_MUST_CHECK bool schedule_estimate(const k_kernel *k, schedule_cost *cost, const char **why);
+/* Whether schedule would succeed, and what the program costs on such a device, with its start. */
+QN_MUST_CHECK bool schedule_estimate(const k_kernel *k, schedule_target target, schedule_cost *cost, const char **why);
 
 #endif

@@ -165,6 +165,8 @@ static uint64_t ev_kop(kop_id op, qn_dtype result, qn_dtype t, qn_dtype first, u
   case MATH_arctan: return EV_P_##T(arctan_##T(x)); case MATH_arctan2: return EV_P_##T(arctan2_##T(x, y)); \
   case MATH_sinh: return EV_P_##T(sinh_##T(x)); case MATH_cosh: return EV_P_##T(cosh_##T(x)); \
   case MATH_tanh: return EV_P_##T(tanh_##T(x)); case MATH_sigmoid: return EV_P_##T(sigmoid_##T(x)); \
+  case MATH_silu: return EV_P_##T(silu_##T(x)); case MATH_gelu: return EV_P_##T(gelu_##T(x)); \
+  case MATH_gelu_tanh: return EV_P_##T(gelu_tanh_##T(x)); \
   case MATH_erf: return EV_P_##T(erf_##T(x)); case MATH_rsqrt: return EV_P_##T(rsqrt_##T(x)); \
   case MATH_pow: return EV_P_##T(pow_##T(x, y)); case MATH_smul: return EV_P_##T(smul_##T(x, y)); \
   case MATH_sign: return EV_P_##T(sign_##T(x)); case MATH_floordiv: return EV_P_##T(floordiv_##T(x, y)); \

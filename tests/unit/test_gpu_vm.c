@@ -5,6 +5,7 @@
 
 #include "interp/interp.h"
 #include "tests/unit/gpu.h"
+#include "tests/unit/seeds.h"
 #include "tests/unit/vm_case.h"
 
 /* QN_TEST_FIRST and QN_TEST_COUNT say which programs. */
@@ -12,10 +13,10 @@ static void random_programs(int gpu_vm, uint64_t n) {
   qn_vm *vm = vm_compiling();
   vm->tune[TUNE_gpu_vm] = gpu_vm;
   gpu_stream *s = gpu_stream_of(vm, 1);
-  const char *first = getenv("QN_TEST_FIRST"), *count = getenv("QN_TEST_COUNT");
-  uint64_t from = first ? strtoull(first, NULL, 10) : 1, ran = 0;
-  if (count) n = strtoull(count, NULL, 10);
-  for (uint64_t seed = from; seed < from + n; seed++) {
+  seeds which = seeds_of(1, n);
+  uint64_t ran = 0;
+  n = which.end - which.first;
+  for (uint64_t seed = which.first; seed < which.end; seed++) {
     for (int reversed = 0; reversed < 2; reversed++) {
       setenv("FAKE_REVERSED", reversed ? "1" : "0", 1);
       l_case c;

@@ -609,7 +609,9 @@ START_TEST(tiles) {
   int n = tables(all);
   static const int64_t shapes[][3] = {{1, 1, 1},     {1, 1, 5000}, {3, 5, 7},       {6, 16, 64},    {14, 32, 300},
                                       {15, 33, 257}, {57, 130, 9}, {1, 100, 90},    {100, 1, 90},   {7, 3, 9000},
-                                      {20, 40, 0},   {64, 64, 64}, {257, 300, 130}, {130, 513, 70}, {300, 290, 20}};
+                                      {20, 40, 0},   {64, 64, 64}, {257, 300, 130}, {130, 513, 70}, {300, 290, 20},
+                                      {1, 1, 32768}, {1, 1, 45001}, {1, 1, 70001},  {2, 3, 20001},  {4, 4, 8200},
+                                      {10, 1, 13000}, {1, 16, 8500}, {1, 17, 4097}};
   for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
     for (int layout = 0; layout < 4; layout++) {
       int64_t M = shapes[s][0], N = shapes[s][1], K = shapes[s][2];
@@ -663,6 +665,43 @@ START_TEST(tiles_of_other_types) {
         ck_assert(outh[i * N + j] == h);
       }
   }
+}
+END_TEST
+
+/* Single results of many terms in f64 and of half floats, next to each other in memory and not. */
+START_TEST(deep_tiles_of_other_types) {
+  enum { K = 37003, CHUNK = 4096, LEAVES = (K + CHUNK - 1) / CHUNK };
+  static double x[2 * K], y[2 * K];
+  static uint16_t xh[2 * K], yh[2 * K];
+  const vm_loops *all[3];
+  int n = tables(all);
+  for (int i = 0; i < 2 * K; i++) {
+    x[i] = random_float(), y[i] = random_float();
+    xh[i] = f32_to_f16(random_float()), yh[i] = f32_to_f16(random_float());
+  }
+  for (int64_t sx = 1; sx <= 2; sx++)
+    for (int64_t sy = 1; sy <= 2; sy++) {
+      double leaf[LEAVES];
+      float leafh[LEAVES];
+      for (int64_t k = 0; k < K; k++) {
+        double *s = &leaf[k / CHUNK];
+        float *h = &leafh[k / CHUNK], a = f16_to_f32(xh[k * sx]), b = f16_to_f32(yh[k * sy]);
+        *s = k % CHUNK ? fma(x[k * sx], y[k * sy], *s) : x[k * sx] * y[k * sy];
+        *h = k % CHUNK ? fmaf(a, b, *h) : a * b;
+      }
+      for (int m = LEAVES; m > 1; m = (m + 1) / 2)
+        for (int i = 0; i < (m + 1) / 2; i++) {
+          leaf[i] = 2 * i + 1 < m ? leaf[2 * i] + leaf[2 * i + 1] : leaf[2 * i];
+          leafh[i] = 2 * i + 1 < m ? leafh[2 * i] + leafh[2 * i + 1] : leafh[2 * i];
+        }
+      for (int t = 0; t < n; t++) {
+        double out = 0;
+        float outh = 0;
+        all[t]->tile(&(qk_tile){x, y, &out, work, 0, sx, sy, 0, 1, 1, K, 1, QN_f64, QN_f64, QN_f64});
+        all[t]->tile(&(qk_tile){xh, yh, &outh, work, 0, sx, sy, 0, 1, 1, K, 1, QN_f16, QN_f16, QN_f32});
+        ck_assert_msg(out == leaf[0] && outh == leafh[0], "%s steps %d %d", all[t]->name, (int)sx, (int)sy);
+      }
+    }
 }
 END_TEST
 
@@ -767,7 +806,7 @@ int main(void) {
   CASE(tcase_create("scans"), scans);
   CASE(tcase_create("memory"), moves_and_guards, scatters, in_place);
   CASE(tcase_create("control"), control, masked_while, checks, interrupts);
-  CASE(tcase_create("tiles"), tiles, tiles_of_other_types);
+  CASE(tcase_create("tiles"), tiles, tiles_of_other_types, deep_tiles_of_other_types);
   CASE(tcase_create("tables_agree"), tables_agree);
   return run_suite(s);
 }
