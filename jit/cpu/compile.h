@@ -37,6 +37,10 @@ bool compile_trouble(qn_engine *engine, char *text, size_t size);
 /* The C source of a plan's kernels, as it is compiled: for code(f, ...) and QUERN_LOG=code. */
 void plan_source(const plan *p, text_buf *out);
 
+/* The options that the compiler gets; borrowed, *n of them. */
+const char *const *compile_flags(int *n);
+
 void compile_engine_close(qn_engine *engine);
+void compile_engine_forked(qn_engine *engine); /* in a forked child: nobody compiles there yet */
 
 #endif

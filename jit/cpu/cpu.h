@@ -14,6 +14,9 @@ static inline const vm_loops *cpu_loops(qn_vm *vm) {
   return __builtin_expect(vm->cpu != NULL, 1) ? *(const vm_loops *const *)(const void *)vm->cpu : cpu_loops_first(vm);
 }
 
+/* How many threads may share work that is worth so many elements of pointwise work: at least 1; 0 with an error raised. */
+int cpu_threads(qn_vm *vm, int64_t work);
+
 /* The end of order INNER (l.h): 64 lanes, of which the first n (1..64) are x[0..n) and the others the identity, folded by halving
  * to one value, `out`. `lanes` is room for 64 elements; it may be `x`, and `out` may be the start of it. */
 void vm_fold_lanes(vm_fn fold, size_t size, void *out, char *lanes, const char *x, int64_t n);

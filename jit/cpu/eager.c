@@ -504,8 +504,10 @@ static int device_of(qn_vm *vm, op_id op, const qn_value *in, int nin) {
 
 static qn_array *run_library(qn_vm *vm, op_id op, qn_array *const *in, int nin, const op_attr *attr,
                              const graph_type *t, const qk_scalar *keys, int device) {
-  if (device) return through_host(vm, run_library, op, in, nin, attr, t, keys, device);
-  return library_apply(vm, op, in, attr);
+  if (!device) return library_apply(vm, op, in, attr);
+  bool refused;
+  qn_array *out = library_there(vm, op, in[0], attr, NULL, &refused);
+  return refused ? through_host(vm, run_library, op, in, nin, attr, t, keys, device) : out;
 }
 
 /* OP_dot: by the device's library where that makes such a product (the attribute's flags say so already of a recorded one). */

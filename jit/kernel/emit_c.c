@@ -3,7 +3,7 @@
  * A typed value %7 becomes `const f32 v7 = add_f32(v5, v6);`, an index value `const i64 v7 = ...`; scalar code throughout, whose
  * innermost loops the compiler turns into vector code (#pragma omp simd also promises that their iterations are independent).
  *
- * VECs. A straight body is one loop over j. Other bodies run in strips of 64 elements, L's own rule with VL = 64: the body is
+ * VECs. A straight body is one loop over j, cut into pieces where the ranges of guards begin and end. Other bodies run in strips of 64 elements, L's own rule with VL = 64: the body is
  * cut into segments, each segment is one loop over the strip, and values that cross segments wait in arrays g7[64]. Segments end
  *   - at nested FOR and WHILE, which run around the strip. Carries live in arrays; in a WHILE elements whose condition has
  *     become false are masked (on7) and keep their carries;
@@ -470,6 +470,35 @@ static void print_strips(emitter *e, l_val v, const vec_facts *f) {
     if (emit_is_lane_push(e, v, k)) line(e, "v%u_k += n;", at(e, k)->a);
 }
 
+static bool has_ranges(const emitter *e, l_val v) {
+  for (l_val k = v + 1; k < e->end[v]; k++) {
+    const l_instr *i = at(e, k);
+    if ((i->code == L_LOAD || i->code == L_STORE) && (i->e || i->f)) return true;
+  }
+  return false;
+}
+
+/* The loop over pieces [j0, e0) of a straight VEC, in each of which every range of a guard holds or does not: w7 tells. So no element
+ * asks, and no comparison of 64 bits stands beside elements of 32. */
+static void open_pieces(emitter *e, l_val v) {
+  l_val from = at(e, v)->a;
+  line(e, "for (i64 j0 = 0; j0 < n;) {");
+  e->depth++;
+  line(e, "i64 e0 = n;");
+  for (int pass = 0; pass < 2; pass++)
+    for (l_val k = v + 1; k < e->end[v]; k++) {
+      const l_instr *i = at(e, k);
+      if ((i->code != L_LOAD && i->code != L_STORE) || emit_piece_guard(e, i) != k) continue;
+      char lower[48] = "1", upper[48] = "1", both[24] = "";
+      if (i->e) snprintf(lower, sizeof lower, "(j0 + v%u >= v%u)", from, i->e);
+      if (i->f) snprintf(upper, sizeof upper, "(j0 + v%u < v%u)", from, i->f);
+      if (pass == 0 && i->e) line(e, "CUT(v%u - v%u)", i->e, from);
+      if (pass == 0 && i->f) line(e, "CUT(v%u - v%u)", i->f, from);
+      if (emit_is_switch(e, i)) snprintf(both, sizeof both, " & u%u", i->g);
+      if (pass == 1) line(e, "int w%u = %s & %s%s; OPAQUE(w%u)", k, lower, upper, both, k);
+    }
+}
+
 static void print_vec(emitter *e, l_val v) {
   l_val end = e->end[v];
   const l_instr *i = at(e, v);
@@ -484,14 +513,26 @@ static void print_vec(emitter *e, l_val v) {
   for (l_val k = v + 1; k < end; k++)
     if (at(e, k)->code == L_CHECK) line(e, "i64 e%u = I64_MAX;", k);
   e->vec = v;
+  for (l_val k = v + 1; k < end; k++) {
+    bool first = emit_is_switch(e, at(e, k));
+    for (l_val s = v + 1; s < k && first; s++) first = !emit_is_switch(e, at(e, s)) || at(e, s)->g != at(e, k)->g;
+    if (first) line(e, "int u%u = v%u; OPAQUE(u%u)", at(e, k)->g, at(e, k)->g, at(e, k)->g);
+  }
   if (f.strips) {
     print_strips(e, v, &f);
   } else {
+    e->pieces = !f.ordered && has_ranges(e, v);
+    if (e->pieces) open_pieces(e, v);
     if (!f.ordered) print_simd(e, v + 1, end, false);
-    line(e, "for (i64 j = 0; j < n; j++) {");
+    line(e, e->pieces ? "for (i64 j = j0; j < e0; j++) {" : "for (i64 j = 0; j < n; j++) {");
     e->depth++;
     for (l_val k = v + 1; k < end; k++) print_element(e, k);
     emit_close(e);
+    if (e->pieces) {
+      line(e, "j0 = e0;");
+      emit_close(e);
+    }
+    e->pieces = false;
   }
   for (l_val k = v + 1; k < end; k++) {
     const l_instr *push = at(e, k);
@@ -642,6 +683,8 @@ static const char preamble[] =
     "#define STOPPED __atomic_load_n(a->interrupt, __ATOMIC_RELAXED)\n"
     "#define SIMD _Pragma(\"omp simd\")\n"
     "#define FILLS FILL\n"
+    "#define CUT(at) if ((at) > j0 && (at) < e0) e0 = (at);\n"
+    "#define OPAQUE(x) __asm__(\"\" : \"+r\"(x));\n"
     "static __attribute__((noinline, cold)) void fail(const qk_args *a, int check, i64 element) {\n"
     "  u64 now = (u64)check << 48 | (u64)element, old = __atomic_load_n(a->error, __ATOMIC_RELAXED);\n"
     "  while (now < old && !__atomic_compare_exchange_n(a->error, &old, now, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) "
@@ -670,7 +713,7 @@ static const char preamble[] =
     "#define SCAN_SHIFT(T, g, m, v) { const T y_ = g[m - 1]; for (int l = m - 1; l > 0; l--) g[l] = g[l - 1]; \\\n"
     "  g[0] = v##_p; v##_p = y_; }\n";
 
-void emit_c(const l_program *const *programs, const char *const *names, uint32_t n, text_buf *out) {
+void emit_c(const l_program *const *programs, const char *const *names, uint32_t n, cancel_flag cancel, text_buf *out) {
   static const emit_target target = {MATH_TARGET_C, preamble, print_head, print_phase};
-  emit_unit(&target, programs, names, n, out);
+  emit_unit(&target, programs, names, n, cancel, out);
 }

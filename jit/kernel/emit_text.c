@@ -127,13 +127,31 @@ void emit_address(emitter *e, const l_instr *i, char out[EMIT_TEXT]) {
   }
 }
 
+l_val emit_piece_guard(const emitter *e, const l_instr *i) {
+  if (!e->pieces || !(i->e || i->f)) return 0;
+  l_val k = e->vec + 1;
+  for (; emit_at(e, k) < i; k++) {
+    const l_instr *s = emit_at(e, k);
+    bool access = s->code == L_LOAD || s->code == L_STORE;
+    if (access && s->e == i->e && s->f == i->f && s->g == i->g) break;
+  }
+  return k;
+}
+
 void emit_guard(emitter *e, const l_instr *i, char out[EMIT_TEXT]) {
   out[0] = 0;
   if (e->active[0]) append(out, "%s", e->active);
-  l_val from = e->vec ? emit_at(e, e->vec)->a : 0;
-  if (i->e) append(out, "%s(j + v%u >= v%u)", out[0] ? " & " : "", from, i->e);
-  if (i->f) append(out, "%s(j + v%u < v%u)", out[0] ? " & " : "", from, i->f);
-  if (i->g) append(out, "%sv%u", out[0] ? " & " : "", i->g);
+  l_val from = e->vec ? emit_at(e, e->vec)->a : 0, piece = emit_piece_guard(e, i);
+  if (piece) append(out, "%sw%u", out[0] ? " & " : "", piece);
+  if (i->e && !piece) append(out, "%s(j + v%u >= v%u)", out[0] ? " & " : "", from, i->e);
+  if (i->f && !piece) append(out, "%s(j + v%u < v%u)", out[0] ? " & " : "", from, i->f);
+  if (i->g && !(piece && emit_is_switch(e, i)))
+    append(out, "%s%s%u", out[0] ? " & " : "", emit_is_switch(e, i) ? "u" : "v", i->g);
+}
+
+bool emit_is_switch(const emitter *e, const l_instr *i) {
+  bool guarded = i->code == L_LOAD || i->code == L_STORE || i->code == L_RMW;
+  return !e->cuda && e->vec && guarded && i->g && i->g < e->vec;
 }
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */
@@ -646,13 +664,13 @@ void emit_words(const emit_target *t, const math_uses *uses, text_buf *out) {
 }
 
 void emit_unit(const emit_target *t, const l_program *const *programs, const char *const *names, uint32_t n,
-               text_buf *out) {
+               cancel_flag cancel, text_buf *out) {
   text_buf body;
   text_init(&body, NULL);
   math_uses uses;
   math_uses_init(&uses);
   bool failed = false;
-  for (uint32_t i = 0; i < n && !failed; i++) {
+  for (uint32_t i = 0; i < n && !failed && !(failed = cancelled(cancel)); i++) {
     emitter e = {.cuda = t->words == MATH_TARGET_CUDA, .out = &body, .uses = &uses, .active = ""};
     if (emit_facts(&e, programs[i])) {
       text_addf(&body, "\n/* %s */\n", programs[i]->name);

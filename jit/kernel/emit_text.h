@@ -28,6 +28,7 @@ typedef struct emitter {
   math_uses *uses;
   int depth;          /* indentation */
   l_val vec;          /* VEC being printed, or 0 */
+  bool pieces;        /* in C: the VEC is cut where the ranges of its guards begin and end */
   l_val par;          /* PAR being printed: divisors before it have a divider */
   const char *active; /* name of the bool that must hold for memory access and checks, or "" */
   bool failed;        /* out of memory */
@@ -63,6 +64,11 @@ void emit_buffer(int64_t b, char out[24]); /* p0, or v12 of a local */
 uint8_t emit_buffer_type(const emitter *e, int64_t b);
 /* The guard of a memory access and the active predicate as a condition, or "". */
 void emit_guard(emitter *e, const l_instr *i, char out[EMIT_TEXT]);
+/* In C, in a VEC that runs in pieces: the instruction whose w7 tells whether this one's range holds in the piece; 0: it has none. */
+l_val emit_piece_guard(const emitter *e, const l_instr *i);
+/* In C: is this a memory access in a VEC whose bool is the same for all elements? Then it is written u7, an int of which compilers know
+ * nothing: gcc vectorises no loop with a mask that it knows to be a bool from outside. */
+bool emit_is_switch(const emitter *e, const l_instr *i);
 /* `const f32 v7 = ...;` for INT .. LOAD (no FINISH or SCAN); nothing for other instructions. */
 void emit_instr(emitter *e, l_val v);
 /* The part of an RMW after its guard: `*q = add_f32(*q, v7);` with q the element's address. */
@@ -210,6 +216,6 @@ typedef struct emit_target {
 void emit_words(const emit_target *t, const math_uses *uses, text_buf *out);
 void emit_cuda_begin(const math_uses *uses, text_buf *out);
 void emit_unit(const emit_target *t, const l_program *const *programs, const char *const *names, uint32_t n,
-               text_buf *out);
+               cancel_flag cancel, text_buf *out);
 
 #endif

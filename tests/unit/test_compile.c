@@ -125,7 +125,7 @@ static plan *plan_of(const char *body) {
   snprintf(text, sizeof text, "graph(%%1: f32[10]) {\n  %s\n  return %%2\n}\n", body);
   graph *g = graph_parse(text, why, sizeof why);
   ck_assert_msg(g != NULL, "%s", why);
-  plan *p = plan_make(g, TARGET_CPU, tune, why, sizeof why);
+  plan *p = plan_make(g, TARGET_CPU, tune, NULL, why, sizeof why);
   ck_assert_msg(p != NULL, "%s", why);
   ck_assert_uint_eq(p->nkernels, 1);
   return p;

@@ -942,10 +942,10 @@ START_TEST(tiny_reductions) {
           }
           qn_value mean = ops[k] == OP_sum ? eager_mean(vm, x, attr.axes, attr.keepdims) : value_unset();
           if (!value_is(mean, TAG_UNSET)) {
-            /* f16 and bf16 are averaged as f32, and the result is rounded */
-            bool half = d == QN_f16 || d == QN_bf16;
-            op_attr to_f32 = {.dtype = QN_f32}, back = {.dtype = (uint8_t)d};
-            qn_value wide = half ? eager_slow(vm, OP_cast, &x, 1, &to_f32) : value_retain(x);
+            /* f16 and bf16 are averaged as f32, and the result is rounded; integers in f64, which is the result's dtype */
+            bool half = d == QN_f16 || d == QN_bf16, whole_numbers = dtype_is_int((qn_dtype)d);
+            op_attr widen = {.dtype = half ? QN_f32 : QN_f64}, back = {.dtype = (uint8_t)d};
+            qn_value wide = half || whole_numbers ? eager_slow(vm, OP_cast, &x, 1, &widen) : value_retain(x);
             qn_value parts[2] = {eager_slow(vm, OP_sum, &wide, 1, &attr), value_int(value_array(x)->size / b->size)},
                      whole = eager_slow(vm, OP_div, parts, 2, &(op_attr){0});
             if (half) {

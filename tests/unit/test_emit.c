@@ -6,6 +6,7 @@
 #include "jit/kernel/emit.h"
 #include "tests/unit/lang.h"
 #include "tests/unit/l_case.h"
+#include "tests/unit/seeds.h"
 
 enum { BATCH = 32 };
 
@@ -19,7 +20,7 @@ typedef struct unit {
 static void unit_open(unit *u, const l_program *const *programs, const char *const *names, uint32_t n) {
   text_buf text;
   text_init(&text, NULL);
-  emit_c(programs, names, n, &text);
+  emit_c(programs, names, n, NULL, &text);
   ck_assert(!text.failed);
   snprintf(u->folder, sizeof u->folder, "/tmp/quern-emit-XXXXXX");
   ck_assert_ptr_nonnull(mkdtemp(u->folder));
@@ -100,10 +101,9 @@ static void random_batch(uint64_t first, uint32_t n) {
 }
 
 START_TEST(random_programs) {
-  const char *more = getenv("QN_TEST_PROGRAMS"), *at = getenv("QN_TEST_FIRST");
-  uint32_t n = more ? (uint32_t)atoi(more) : 64;
-  uint64_t first = at ? (uint64_t)atoll(at) : 1;
-  for (uint32_t i = 0; i < n; i += BATCH) random_batch(first + i, n - i < BATCH ? n - i : BATCH);
+  seeds which = seeds_of(1, 64);
+  for (uint64_t i = which.first; i < which.end; i += BATCH)
+    random_batch(i, which.end - i < BATCH ? (uint32_t)(which.end - i) : BATCH);
 }
 END_TEST
 

@@ -1,0 +1,38 @@
+/* Work in pieces (pieces.h). Threads take pieces from a counter; between two of them they look at the interrupt flag, and the caller's
+ * thread at the clock, too. */
+#include "jit/cpu/pieces.h"
+
+#include "jit/cpu/team.h"
+
+bool pieces_stop(cpu_pieces *p, int thread) {
+  if (atomic_load_explicit(&p->stop, memory_order_relaxed)) return true;
+  bool stop = atomic_load_explicit(&p->vm->interrupt, memory_order_relaxed) != 0 ||
+              (thread == 0 && p->vm->config.time_limit > 0 && !error_pending(p->vm) && vm_poll_slow(p->vm));
+  if (stop) atomic_store(&p->stop, true);
+  return stop;
+}
+
+static void take(void *ctx, int thread) {
+  cpu_pieces *p = ctx;
+  for (;;) {
+    int64_t k = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed);
+    if (k >= p->n || (k && pieces_stop(p, thread))) return;
+    p->work(p, thread, k);
+  }
+}
+
+bool pieces_run(qn_vm *vm, int threads, int64_t n, void (*work)(cpu_pieces *p, int thread, int64_t piece), void *ctx) {
+  cpu_pieces p = {.vm = vm, .ctx = ctx, .work = work, .n = n};
+  atomic_init(&p.next, 0);
+  atomic_init(&p.stop, false);
+  bool token = threads > 1 && n > 1 && team_take(vm->engine);
+  if (token) {
+    team_run(vm->engine, threads - 1, vm->tune[TUNE_par_spin], take, &p);
+    team_leave(vm->engine);
+  } else {
+    take(&p, 0);
+  }
+  if (!atomic_load(&p.stop)) return true;
+  if (!error_pending(vm) && !vm_poll_slow(vm)) raise(vm, E_interrupted, SPAN_NONE, "interrupted");
+  return false;
+}
