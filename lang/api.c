@@ -11,6 +11,7 @@ void qn_config_init(qn_config *config) {
 }
 
 void qn_interrupt(qn_vm *vm) { atomic_store(&vm->interrupt, 1); }
+void qn_interrupt_clear(qn_vm *vm) { atomic_store(&vm->interrupt, 0); }
 
 /* The status of a call that raised. */
 static qn_status failed(const qn_vm *vm) { return error_catchable(vm) ? QN_ERROR : QN_INTERRUPTED; }
@@ -66,10 +67,25 @@ qn_status qn_string(qn_vm *vm, const char *utf8, size_t len, qn_value *result) {
   return hand_out(vm, TAG_STR, str_new(vm, utf8, len), result);
 }
 
-bool qn_as_bool(qn_value v) { return value_is(v, TAG_BOOL) && v.u.i; }
-int64_t qn_as_int(qn_value v) { return value_is(v, TAG_INT) ? v.u.i : 0; }
+/* The number in an array of rank 0 that lies in the CPU's memory; anything else as it is. */
+static qn_value number_in(qn_value v) {
+  if (!value_is(v, TAG_ARRAY)) return v;
+  const qn_array *a = value_array(v);
+  return a->rank == 0 && !array_pending(a) && a->device == 0 ? array_get_flat(a, 0) : v;
+}
+
+bool qn_as_bool(qn_value v) {
+  v = number_in(v);
+  return value_is(v, TAG_BOOL) && v.u.i;
+}
+
+int64_t qn_as_int(qn_value v) {
+  v = number_in(v);
+  return value_is(v, TAG_INT) ? v.u.i : 0;
+}
 
 double qn_as_float(qn_value v) {
+  v = number_in(v);
   if (value_is(v, TAG_FLOAT)) return v.u.f;
   return value_is(v, TAG_INT) ? (double)v.u.i : __builtin_nan("");
 }
@@ -101,6 +117,7 @@ static qn_status wrong_kind(qn_vm *vm, const char *wanted, qn_value v) {
 qn_status qn_item(qn_vm *vm, qn_value list, size_t index, qn_value *result) {
   error_clear(vm);
   *result = value_nil();
+  if (!vm_takes(vm, &list, 1)) return failed(vm);
   if (!value_is(list, TAG_LIST) && !value_is(list, TAG_RECORD)) return wrong_kind(vm, "a list or record", list);
   size_t n = qn_length(list);
   if (index >= n) {
@@ -114,6 +131,7 @@ qn_status qn_item(qn_vm *vm, qn_value list, size_t index, qn_value *result) {
 qn_status qn_field(qn_vm *vm, qn_value record, const char *name, qn_value *result) {
   error_clear(vm);
   *result = value_nil();
+  if (!vm_takes(vm, &record, 1)) return failed(vm);
   if (!value_is(record, TAG_RECORD)) return wrong_kind(vm, "a record", record);
   int i = record_find_text(value_record(record), name, strlen(name));
   if (i < 0) {
@@ -126,13 +144,13 @@ qn_status qn_field(qn_vm *vm, qn_value record, const char *name, qn_value *resul
 
 qn_status qn_list_from(qn_vm *vm, const qn_value *items, size_t n, qn_value *result) {
   error_clear(vm);
-  return hand_out(vm, TAG_LIST, list_from(vm, items, n), result);
+  return hand_out(vm, TAG_LIST, vm_takes(vm, items, n) ? list_from(vm, items, n) : NULL, result);
 }
 
 qn_status qn_record_from(qn_vm *vm, const char *const *names, const qn_value *items, size_t n, qn_value *result) {
   error_clear(vm);
   *result = value_nil();
-  qn_record *r = record_new(vm);
+  qn_record *r = vm_takes(vm, items, n) ? record_new(vm) : NULL;
   bool ok = r != NULL;
   for (size_t i = 0; ok && i < n; i++) {
     size_t len = strlen(names[i]);
@@ -173,6 +191,7 @@ qn_status qn_array_from(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shap
 
 qn_status qn_array_read(qn_vm *vm, qn_value array, void *data, size_t bytes) {
   error_clear(vm);
+  if (!vm_takes(vm, &array, 1)) return failed(vm);
   if (!value_is(array, TAG_ARRAY)) return wrong_kind(vm, "an array", array);
   qn_array *a = value_array(array);
   size_t need = (size_t)a->size * dtype_size((qn_dtype)a->dtype);
@@ -219,7 +238,7 @@ int qn_error_line(qn_vm *vm) {
 const char *qn_error_report(qn_vm *vm) {
   text_free(&vm->report);
   if (!vm->error) return "";
-  error_render(vm, vm->error, &vm->report, false);
+  error_render(vm, vm->error, &vm->report, false, 0);
   /* Without memory for a report the message is what there is. */
   return vm->report.failed || !vm->report.text ? vm->error->message->text : vm->report.text;
 }

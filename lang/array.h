@@ -16,6 +16,9 @@
 
 enum { ARRAY_MAX_RANK = 8 };
 #define ARRAY_MAX_ELEMENTS ((int64_t)1 << 48)
+/* Bytes behind the last element of any array or constant in the CPU's memory that kernels may read, and ignore: whole vectors are
+ * loaded at the end. Nobody reads further, or writes there. Memory that comes from elsewhere is copied unless it has them. */
+enum { ARRAY_TAIL = 64 };
 
 typedef struct qn_storage {
   uint32_t refs;

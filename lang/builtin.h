@@ -11,7 +11,9 @@
  * except that a parameter marked `@x` is moved in when the caller can give its variable's last reference (builtins that
  * update in O(1): append, the index updates); such a builtin checks everything before it changes anything. A parameter
  * marked `~x` is data: while a call is recorded, a traced host number passes through to it (it ends up as an operand of
- * op_apply); numbers given to any other parameter are observed first (a guard on their value, rec.h).
+ * op_apply); numbers given to any other parameter are observed first (a guard on their value, rec.h). What a builtin makes of
+ * floats that it observes, or of what a READ one gets otherwise than as data, has no derivative: inside a gradient by them a result
+ * with floats is an error (E405).
  */
 #ifndef LANG_BUILTIN_H
 #define LANG_BUILTIN_H

@@ -94,8 +94,9 @@ QN_MUST_CHECK qn_value error_to_record(qn_vm *vm, const qn_error_object *e);
 /* And back: raises the error that a record describes, with its id, place and trace where it has them (E701 at `at`
  * otherwise); returns the error value. Borrows the record, which becomes the payload. */
 qn_value raise_record(qn_vm *vm, span at, qn_value record);
-/* Writes the whole report, as language.md shows it; `color` switches ANSI colours on. */
-void error_render(qn_vm *vm, const qn_error_object *e, text_buf *out, bool color);
+/* Writes the whole report, as language.md shows it; `color` switches ANSI colours on; `columns` is the width
+ * of a terminal, into which words and excerpts are fitted, 0 if there is none. */
+void error_render(qn_vm *vm, const qn_error_object *e, text_buf *out, bool color, int columns);
 
 /* Helpers that say the same thing the same way everywhere. */
 void text_shape(text_buf *t, qn_dtype dtype, int rank, const int64_t *shape); /* f32[4, 3] */

@@ -513,6 +513,29 @@ static bool print_array(format *f, qn_array *from) {
   return finished(f, a, good);
 }
 
+/* The elements alone, on the current line: true if they fit. */
+static bool short_array(format *f, const qn_array *a) {
+  if (a->size == 0 || a->size > SMALL_ARRAY || a->size > f->max_items) return false;
+  attempt before = attempt_begin(f);
+  write_body(f, a, 0, true);
+  return attempt_end(f, &before);
+}
+
+/* An array among other text. */
+static bool array_among(format *f, qn_array *from, bool *own) {
+  qn_array *a = readable(f, from);
+  if (!a) return false;
+  *own = a->rank > 0 && !short_array(f, a);
+  if (*own) {
+    while (f->out->len > f->line && f->out->text[f->out->len - 1] == ' ') f->out->len--;
+    if (f->out->len > f->line) new_line(f, 0);
+  } else if (a->rank == 0) {
+    scalar_text(f->out, (qn_dtype)a->dtype, array_get_flat(a, 0));
+  }
+  value_release(f->vm, value_obj(TAG_ARRAY, a));
+  return !*own || print_array(f, from);
+}
+
 /* An array as an entry of a tree whose text begins at the current position; lines below it get `indent`. */
 static bool entry_array(format *f, qn_array *from, int64_t indent) {
   qn_array *a = readable(f, from);
@@ -858,7 +881,8 @@ static bool print_entry(format *f, qn_value v, int64_t indent) {
   return true;
 }
 
-bool format_print(qn_vm *vm, qn_value v, const format_options *options, text_buf *out) {
+/* `own`: NULL where the value stands alone. */
+static bool print_value(qn_vm *vm, qn_value v, const format_options *options, text_buf *out, bool *own) {
   format f = {.vm = vm,
               .out = out,
               .width = WIDTH,
@@ -873,12 +897,22 @@ bool format_print(qn_vm *vm, qn_value v, const format_options *options, text_buf
     text_add(out, value_str(v)->text, value_str(v)->len);
     return true;
   }
+  if (value_is(v, TAG_ARRAY) && own) return array_among(&f, value_array(v), own);
   if (value_is(v, TAG_ARRAY)) return print_array(&f, value_array(v));
   if (value_is(v, TAG_FN) && value_fn(v)->head.flags == FN_GRAPH) {
     vm->hooks.graph_text(v, out);
     return true;
   }
   return print_entry(&f, v, 0);
+}
+
+bool format_print(qn_vm *vm, qn_value v, const format_options *options, text_buf *out) {
+  return print_value(vm, v, options, out, NULL);
+}
+
+bool format_among(qn_vm *vm, qn_value v, const format_options *options, text_buf *out, bool *own) {
+  *own = false;
+  return print_value(vm, v, options, out, own);
 }
 
 /* ---- format specs ------------------------------------------------------------------------------------------------------------ */

@@ -13,6 +13,9 @@ typedef struct format_options {
  * are, arrays with a header line and an aligned body, records as trees. Forces arrays; false with an error raised.
  * `options` may be NULL. */
 QN_MUST_CHECK bool format_print(qn_vm *vm, qn_value v, const format_options *options, text_buf *out);
+/* The same among other text that `out` ends with and that the caller goes on with: an array is its elements alone where these fit
+ * the rest of the line, else it has lines of its own, header and all, and *own says that what follows begins a new line. */
+QN_MUST_CHECK bool format_among(qn_vm *vm, qn_value v, const format_options *options, text_buf *out, bool *own);
 /* Text that parses back to an equal value; what cannot, prints in ‹...›. */
 QN_MUST_CHECK bool format_repr(qn_vm *vm, qn_value v, text_buf *out);
 /* "{x:spec}": [[fill]align][sign][0][width][,][.precision][type] with type one of d f e g % x b s; rank-0 arrays as

@@ -28,7 +28,7 @@ enum {
   BUFFER_CELL_MAX = 512, /* buffers up to this size are cells */
   CHUNK = 64 << 10,
   REGION = 4 << 20,
-  TAIL = 64,            /* readable bytes behind a buffer */
+  TAIL = ARRAY_TAIL,    /* readable bytes behind a buffer */
   MAPPED_MIN = 2 << 20, /* buffers of this size and more are mappings of their own */
   MAPPED_TAIL = 4096,   /* one more page, for the readable bytes */
   LANE_MAX = 256 << 10, /* largest buffer kept in a VM's lane */
@@ -427,6 +427,8 @@ void pool_close(struct pool *pool) {
   free(pool);
 }
 
+void pool_forked(struct pool *pool) { pthread_mutex_init(&pool->lock, NULL); }
+
 static void *pool_take(struct pool *pool, int k, size_t size) {
   if (atomic_load_explicit(&pool->idle, memory_order_relaxed) < size) return NULL;
   pthread_mutex_lock(&pool->lock);
@@ -548,6 +550,17 @@ void mem_buffer_free(qn_vm *vm, void *p, size_t bytes) {
   } else {
     buffer_to_system(p, bytes, size);
   }
+}
+
+bool mem_is_foreign(qn_vm *vm, const void *object) {
+  const obj_head *o = object;
+  size_t bytes = o->tag == TAG_STR  ? sizeof(qn_str) + ((const qn_str *)o)->len + 1
+                 : o->tag == TAG_FN ? sizeof(qn_fn) + ((const qn_fn *)o)->ncaptures * sizeof(qn_value)
+                                    : 0;
+  if (MEM_DIRECT || bytes > SMALL_MAX || (o->tag == TAG_STR && o->aux)) return false; /* a block of its own */
+  for (const region *r = vm->mem->regions; r; r = r->next)
+    if ((const char *)object >= (char *)r->map && (const char *)object < (char *)r->map + r->len) return false;
+  return true;
 }
 
 /* ---- the state of a VM ----------------------------------------------------------------------------------------- */

@@ -24,7 +24,7 @@ QN_MUST_CHECK void *mem_try_realloc(qn_vm *vm, void *p, size_t old, size_t bytes
 /* Grows `*p` (elements of `size` bytes, `*cap` of them) so that it holds `need` elements. */
 QN_MUST_CHECK bool mem_grow(qn_vm *vm, void **p, uint32_t *cap, size_t need, size_t size);
 
-/* Array data: at least `bytes`, aligned to 64, with 64 readable bytes behind it (vector tails). */
+/* Array data: at least `bytes`, aligned to 64, with ARRAY_TAIL readable bytes behind it. */
 QN_MUST_CHECK void *mem_buffer(qn_vm *vm, size_t bytes);
 void mem_buffer_free(qn_vm *vm, void *p, size_t bytes);
 void mem_trim(qn_vm *vm); /* gives unused buffers and chunks back to the system */
@@ -39,9 +39,13 @@ enum { MEM_CELL_MAX = 576 };
 QN_MUST_CHECK void *mem_cell(qn_vm *vm, size_t bytes);
 void mem_cell_free(qn_vm *vm, void *p, size_t bytes);
 
+/* Checked builds: is this an object that another VM has made? False where nobody can tell. */
+bool mem_is_foreign(qn_vm *vm, const void *object);
+
 /* The engine's buffer pool, and the memory state of a VM that is being opened or closed (vm.c). */
 QN_MUST_CHECK struct pool *pool_open(void);
 void pool_close(struct pool *pool);
+void pool_forked(struct pool *pool);
 QN_MUST_CHECK bool mem_open(qn_vm *vm); /* raises nothing */
 void mem_close(qn_vm *vm);
 

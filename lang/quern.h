@@ -11,6 +11,14 @@
  * borrowed, results are owned. An owned value is given back with `qn_release`; `qn_retain` makes another
  * owner. Releasing a value that is no heap object is allowed and does nothing.
  *
+ * Values belong to the VM that made them (numbers, bools and nil to all): another one must neither be given them nor release
+ * them. Checked builds raise an error where they notice; others crash. What should go from one VM to another is copied
+ * (qn_array_read, qn_array_from).
+ *
+ * Callbacks (`write`, `resolve`) may call the API with the VM that called them, nested as deep as they like: errors of such calls are
+ * the callback's, the evaluation around it goes on without them. They should return. An exception of C++ may pass
+ * through a callback and the calls around it: the evaluation ends there, and the VM works on; longjmp may not.
+ *
  * A function that can fail returns QN_OK or the kind of failure, and the VM then holds an error object
  * (see "Errors") until the next call that can fail; the result is then nil. Nothing here exits, prints, or jumps
  * out of your frames.
@@ -86,11 +94,21 @@ typedef enum qn_jit_mode { QN_JIT_ON, QN_JIT_OFF, QN_JIT_SYNC, QN_JIT_VERIFY } q
 /* What a VM may do to the world outside; all by default. */
 enum { QN_CAP_READ = 1, QN_CAP_WRITE = 2, QN_CAP_ENV = 4, QN_CAP_SPAWN = 8, QN_CAP_CLOCK = 16, QN_CAP_ALL = 31 };
 
+/* A module as config.resolve gives it. Everything is zero before. */
+typedef struct qn_source {
+  const char *key; /* what the module is known by: two imports with one key are one module, which is loaded once (`text` is only looked at
+                      the first time). NULL: "FROM > NAME", so that each importing module has its own */
+  const char *text;
+  size_t len;
+  void (*free)(void *user, struct qn_source *source); /* called when the text and the key have been copied; may be NULL */
+  const char *error; /* where false is returned: why; NULL: there is no such module */
+  void *own;         /* the host's */
+} qn_source;
+
 /* Configuration of a VM. Start from qn_config_init; `size` lets the struct grow without breaking hosts. */
 typedef struct qn_config {
   size_t size;
   qn_engine *engine;      /* NULL: the process's default engine, made at first use */
-  const void *stdlib;     /* NULL: the built-in standard library */
   size_t memory_limit;    /* bytes of values and arrays; 0: no limit */
   uint64_t step_limit;    /* loop iterations and calls; 0: no limit */
   double time_limit;      /* seconds of a qn_eval or qn_call; 0: no limit */
@@ -100,8 +118,9 @@ typedef struct qn_config {
   int threads;            /* of parallel kernels; 0: all processors */
   /* Where print, warnings, progress and logs go; NULL writes to stdout (stream 1) and stderr (stream 2). */
   void (*write)(void *user, int stream, const char *text, size_t len);
-  /* Resolves an import to source text (owned by the host until `loaded`); NULL: files, then the standard library. */
-  bool (*resolve)(void *user, const char *from, const char *name, const char **text, size_t *len);
+  /* Finds the module that `from` calls `name`, before the standard library is asked: false if there is none. `from` is the key of the
+   * importing module, or the name of the text that qn_eval runs. NULL: files, then the standard library. */
+  bool (*resolve)(void *user, const char *from, const char *name, qn_source *out);
   void *user;
 } qn_config;
 
@@ -118,8 +137,21 @@ QN_API void qn_vm_close(qn_vm *vm);
 /* Sets a tunable by its table name ("jit.hot", "2"). */
 QN_API QN_MUST_CHECK qn_status qn_set_tunable(qn_vm *vm, const char *name, const char *value);
 
-/* Asks the running evaluation to stop at its next check, soon. Any thread, or a signal handler. */
+/* Asks the evaluation that runs, or else the next one, to stop at its next check, soon: QN_INTERRUPTED, once. The request stands until
+ * an evaluation has been stopped by it, or qn_interrupt_clear takes it back. Any thread, or a signal handler. */
 QN_API void qn_interrupt(qn_vm *vm);
+QN_API void qn_interrupt_clear(qn_vm *vm);
+
+/* The thread that uses the VM goes on on another C stack, of `size` bytes from `low` on, which the host has made: a fiber or
+ * coroutine. Said before the first call from there; again for the next stack; low NULL: there are none any more. A stack that nobody
+ * has told of works, too, but recursion uses 64 KiB of it at most (or config.stack_bytes). Evaluations that are in progress must end
+ * in the order inverse to that in which they began, whatever stacks they are on. */
+QN_API void qn_stack_changed(qn_vm *vm, void *low, size_t size);
+
+/* In the child of a fork, before the engine (NULL: the default one) and its VMs are used there: the threads that compile and compute
+ * did not come along, and are made anew when they are wanted. Only VMs that no other thread was using at the fork are of use. A
+ * child of a process where one thread had everything may do without. */
+QN_API void qn_after_fork(qn_engine *engine);
 
 /* ---- running code ----------------------------------------------------------------------------------- */
 
@@ -131,10 +163,14 @@ QN_API QN_MUST_CHECK qn_status qn_eval(qn_vm *vm, const char *name, const char *
  * `let` may rebind. */
 QN_API QN_MUST_CHECK qn_status qn_eval_prompt(qn_vm *vm, const char *text, size_t len, qn_value *result);
 
+/* Forgets the module of this key (a file's canonical path, the resolver's key, "<std>/nn"): the next import loads it again. Who has
+ * imported it keeps the old one. An error if there is none, or it is being loaded. */
+QN_API QN_MUST_CHECK qn_status qn_module_drop(qn_vm *vm, const char *key);
+
 /* Calls a function value with positional arguments. */
 QN_API QN_MUST_CHECK qn_status qn_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value *result);
 
-/* Globals of the main scope. Getting an undefined name is an error. */
+/* Globals of the main scope. Getting an undefined name is an error, and setting one that cannot be a name ("if", "a b"). */
 QN_API QN_MUST_CHECK qn_status qn_get_global(qn_vm *vm, const char *name, qn_value *result);
 QN_API QN_MUST_CHECK qn_status qn_set_global(qn_vm *vm, const char *name, qn_value value);
 
@@ -150,6 +186,7 @@ QN_API qn_value qn_int(int64_t i);
 QN_API qn_value qn_float(double f);
 QN_API QN_MUST_CHECK qn_status qn_string(qn_vm *vm, const char *utf8, size_t len, qn_value *result);
 
+/* An array of rank 0 in the CPU's memory, such as sum(x), counts as the number that it holds. */
 QN_API bool qn_as_bool(qn_value v);     /* false unless QN_BOOL */
 QN_API int64_t qn_as_int(qn_value v);   /* 0 unless QN_INT */
 QN_API double qn_as_float(qn_value v);  /* of QN_FLOAT or QN_INT, else NaN */

@@ -17,7 +17,8 @@ enum {
   NUMBER_WIDTH = 5, /* of line numbers */
   LABEL_STEP = 10,  /* second parts of labels start at a multiple of this */
   CROP_WIDTH = 160, /* longer lines are cut around what is underlined */
-  CROP_BEFORE = 40,
+  CROP_BEFORE = 40, /* a quarter of a narrower terminal */
+  CROP_LEAST = 20,
   EXCERPT_LINES = 12,
   LOOKS_MOST = 1 << 22 /* longer texts are not coloured */
 };
@@ -47,6 +48,7 @@ typedef struct report {
   bool color;
   const uint8_t *looks; /* of every byte of the source, where colours are wanted and known */
   int number_width;
+  int columns; /* of the terminal; 0: none */
 } report;
 
 static void style(report *r, const char *code) {
@@ -205,10 +207,16 @@ static void excerpt_line(report *r, uint32_t line, const mark *marks, int n) {
       labels[nlabels++] = (label){.column = from[count], .left = marks[i].text};
     count++;
   }
-  int crop = 0, stop = width;
-  if (width > CROP_WIDTH) {
-    crop = lowest > CROP_BEFORE ? lowest - CROP_BEFORE : 0;
-    stop = crop + CROP_WIDTH;
+  int crop = 0, stop = width, most = CROP_WIDTH, before = CROP_BEFORE;
+  if (r->columns && r->columns - r->number_width - 3 < most) {
+    most = r->columns - r->number_width - 3;
+    if (most < CROP_LEAST) most = CROP_LEAST;
+    before = most / 4;
+  }
+  if (width > most) {
+    crop = lowest > before ? lowest - before : 0;
+    if (crop + most > width) crop = width - most; /* no room is left empty */
+    stop = crop + most;
   }
   char number[12];
   int digits = sizeof number - 1;
@@ -225,7 +233,8 @@ static void excerpt_line(report *r, uint32_t line, const mark *marks, int n) {
   int last = 0;
   for (int i = 0; i < count; i++) {
     from[i] = from[i] > crop ? from[i] - crop : 0;
-    to[i] = (to[i] < stop + 1 ? to[i] : stop + 1) - crop;
+    int end = most == CROP_WIDTH ? stop + 1 : stop; /* one more: what is missing at a line's end */
+    to[i] = (to[i] < end || width <= most ? to[i] : end) - crop;
     if (to[i] > last) last = to[i];
   }
   for (int c = 0; c < last; c++) {
@@ -313,14 +322,35 @@ static void frames(qn_vm *vm, report *r, const qn_error_object *e) {
   }
 }
 
-void error_render(qn_vm *vm, const qn_error_object *e, text_buf *out, bool color) {
-  report r = {.out = out, .color = color};
+/* A message behind `at` columns: broken at blanks where the terminal ends. */
+static void wrapped(report *r, const char *s, size_t len, int at) {
+  size_t from = 0;
+  while (from < len) {
+    const char *line_break = memchr(s + from, '\n', len - from);
+    size_t end = line_break ? (size_t)(line_break - s) : len;
+    size_t word = from + strcspn(s + from, " \n");
+    if (word > end) word = end;
+    int wide = (int)utf8_columns(s + from, word - from);
+    if (r->columns && from && s[from - 1] == ' ' && at + wide > r->columns && at > 2) {
+      r->out->len -= r->out->len && r->out->text[r->out->len - 1] == ' ';
+      text_adds(r->out, "\n  ");
+      at = 2;
+    }
+    size_t next = word < len ? word + 1 : word;
+    text_add(r->out, s + from, next - from);
+    at = word < len && s[word] == '\n' ? 0 : at + wide + (int)(next - word);
+    from = next;
+  }
+}
+
+void error_render(qn_vm *vm, const qn_error_object *e, text_buf *out, bool color, int columns) {
+  report r = {.out = out, .color = color, .columns = columns};
   style(&r, STYLE_ERROR);
   text_addf(out, "error[E%d]", (int)e->id);
   style(&r, STYLE_OFF);
   style(&r, STYLE_BOLD);
   text_adds(out, ": ");
-  text_add(out, e->message->text, e->message->len);
+  wrapped(&r, e->message->text, e->message->len, (int)strlen("error[E000]: "));
   style(&r, STYLE_OFF);
   text_add(out, "\n", 1);
   mark all[ERROR_NOTES + 1];

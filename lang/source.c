@@ -1,4 +1,5 @@
-/* Source texts of a VM: numbered from 1, kept until the VM closes, with the offsets of their lines. */
+/* Source texts of a VM, with the offsets of their lines: numbered from 1, kept until they are dropped. Numbers are not used again, so a
+ * place in a text that is gone is no place in another. */
 #include "lang/source.h"
 
 #include <string.h>
@@ -6,9 +7,22 @@
 #include "lang/internal.h"
 
 struct source_table {
-  source_text **texts; /* texts[i] is number i + 1; each has its own block, so that pointers stay valid */
-  uint32_t count, cap;
+  source_text **texts; /* by number; each has its own block, so that pointers stay valid */
+  uint32_t count, cap, last;
 };
+
+/* Where the text of a number is, or would be. */
+static uint32_t place_of(const struct source_table *t, uint32_t number) {
+  uint32_t lo = 0, hi = t->count;
+  while (lo < hi) {
+    uint32_t mid = lo + (hi - lo) / 2;
+    if (t->texts[mid]->number < number)
+      lo = mid + 1;
+    else
+      hi = mid;
+  }
+  return lo;
+}
 
 bool sources_open(qn_vm *vm) {
   vm->sources = mem_zalloc(vm, sizeof *vm->sources);
@@ -85,18 +99,52 @@ uint32_t source_add(qn_vm *vm, const char *name, const char *text, size_t len) {
   for (size_t i = 0; i < len; i++)
     if (text[i] == '\n') s->lines[n++] = (uint32_t)i + 1;
   t->texts[t->count++] = s;
-  return t->count;
+  return s->number = ++t->last;
 }
 
-void source_set_library(qn_vm *vm, uint32_t source) { vm->sources->texts[source - 1]->library = true; }
-
-const source_text *source_get(const qn_vm *vm, uint32_t source) {
-  return source && source <= vm->sources->count ? vm->sources->texts[source - 1] : NULL;
+static source_text *get(const qn_vm *vm, uint32_t source) {
+  const struct source_table *t = vm->sources;
+  uint32_t at = place_of(t, source);
+  return at < t->count && t->texts[at]->number == source ? t->texts[at] : NULL;
 }
+
+void source_set_library(qn_vm *vm, uint32_t source) { get(vm, source)->library = true; }
+
+const source_text *source_get(const qn_vm *vm, uint32_t source) { return get(vm, source); }
+
+static void forget(qn_vm *vm, source_text *s) {
+  struct source_table *t = vm->sources;
+  while (s) {
+    uint32_t at = place_of(t, s->number), above = s->above;
+    source_free(vm, s);
+    memmove(&t->texts[at], &t->texts[at + 1], (--t->count - at) * sizeof *t->texts);
+    s = get(vm, above);
+    if (s && (--s->holders || !s->dropped)) s = NULL;
+  }
+}
+
+void source_drop(qn_vm *vm, uint32_t source) {
+  source_text *s = get(vm, source);
+  if (!s) return;
+  s->dropped = true;
+  if (!s->holders) forget(vm, s);
+}
+
+void source_hold(qn_vm *vm, uint32_t source) {
+  source_text *s = get(vm, source);
+  if (s) s->holders++;
+}
+
+void source_let_go(qn_vm *vm, uint32_t source) {
+  source_text *s = get(vm, source);
+  if (s && --s->holders == 0 && s->dropped) forget(vm, s);
+}
+
+void source_set_above(qn_vm *vm, uint32_t source, uint32_t above) { get(vm, source)->above = above; }
 
 uint32_t source_find(const qn_vm *vm, const char *name) {
   for (uint32_t i = vm->sources->count; i > 0; i--)
-    if (strcmp(vm->sources->texts[i - 1]->name, name) == 0) return i;
+    if (strcmp(vm->sources->texts[i - 1]->name, name) == 0) return vm->sources->texts[i - 1]->number;
   return 0;
 }
 

@@ -1,5 +1,6 @@
-/* Source texts and spans. A text (file, module, prompt line) is kept as long as the VM, because code, graphs and errors
- * refer to it: error excerpts come from the text that ran, never from the file as it is now. */
+/* Source texts and spans. A text (file, module, prompt line) is kept as long as its code, and at least until the errors of its run
+ * have been seen; what defines a global keeps its text, too: excerpts come from the text that ran, never from the file as it is now. What else refers to it (graphs, logs) does
+ * without when it is gone. */
 #ifndef LANG_SOURCE_H
 #define LANG_SOURCE_H
 
@@ -12,8 +13,12 @@ typedef struct span {
 } span;
 
 typedef struct source_text {
-  char *name; /* "train.qn", "<prompt 3>", "-e" */
-  char *text; /* NUL-terminated copy */
+  uint32_t number;
+  uint32_t holders; /* source_hold */
+  bool dropped;     /* goes with its last holder */
+  uint32_t above;   /* the comment that was typed before this text, which it holds; or 0 */
+  char *name;       /* "train.qn", "<prompt 3>", "-e" */
+  char *text;       /* NUL-terminated copy */
   size_t len;
   uint32_t *lines; /* offset of each line's first byte */
   uint32_t nlines;
@@ -22,8 +27,15 @@ typedef struct source_text {
 
 /* Adds a text (copied; must be valid UTF-8 without NUL bytes, else E101) and returns its number, or 0 with an error raised. */
 QN_MUST_CHECK uint32_t source_add(qn_vm *vm, const char *name, const char *text, size_t len);
+/* Forgets a text, as soon as nobody holds it. Places in it become no places. */
+void source_drop(qn_vm *vm, uint32_t source);
+/* Keeps a text beyond source_drop, until it has been let go as often as it was held. Numbers of no text are ignored. */
+void source_hold(qn_vm *vm, uint32_t source);
+void source_let_go(qn_vm *vm, uint32_t source);
+/* `source` belongs below the text `above`, which has been held for it. */
+void source_set_above(qn_vm *vm, uint32_t source, uint32_t above);
 void source_set_library(qn_vm *vm, uint32_t source);
-const source_text *source_get(const qn_vm *vm, uint32_t source); /* NULL for 0 */
+const source_text *source_get(const qn_vm *vm, uint32_t source); /* NULL for 0, and for one that was dropped */
 /* The number of the latest text of that name, 0 if there is none. */
 uint32_t source_find(const qn_vm *vm, const char *name);
 /* Index (from 0) into `lines` of the line that a byte offset lies on. */

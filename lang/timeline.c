@@ -54,6 +54,10 @@ bool timeline_start(qn_engine *engine) {
   return true;
 }
 
+void timeline_forked(qn_engine *engine) {
+  if (engine->timeline) pthread_mutex_init(&engine->timeline->lock, NULL);
+}
+
 void timeline_close(qn_engine *engine) {
   struct timeline *t = engine->timeline;
   if (!t) return;

@@ -23,6 +23,7 @@ typedef enum timeline_kind {
 
 /* Begins to collect, before other threads of the engine run. False: memory is short. It ends with the engine. */
 QN_MUST_CHECK bool timeline_start(qn_engine *engine);
+void timeline_forked(qn_engine *engine); /* in a forked child */
 void timeline_close(qn_engine *engine); /* engine_close calls it, after the last thread has ended */
 
 /* Nanoseconds of a clock that only goes forward, never 0. */

@@ -62,7 +62,8 @@ static void object_free(qn_vm *vm, obj_head *o) {
   }
   case TAG_FN: {
     qn_fn *f = (qn_fn *)o;
-    if (f->head.flags == FN_GRAPH && --((fn_shared *)f->code)->refs == 0) vm->hooks.free_graph(vm, f->code);
+    bool shares = f->head.flags == FN_GRAPH || (f->head.flags == FN_USER && !vm->closing);
+    if (shares && --((fn_shared *)f->code)->refs == 0 && f->head.flags == FN_GRAPH) vm->hooks.free_graph(vm, f->code);
     mem_free(vm, f, sizeof *f + f->ncaptures * sizeof(qn_value));
     break;
   }
@@ -218,6 +219,7 @@ static int equal_step(qn_vm *vm, equal_walk *w, qn_value a, qn_value b) {
     if (n && !equal_push(vm, w, a, b, n)) return -1;
     return 1;
   }
+  case TAG_FN: return vm->rec && vm->hooks.same_fn ? vm->hooks.same_fn(vm, a, b) : fn_same(a, b);
   default: return a.u.p == b.u.p;
   }
 }
@@ -282,13 +284,25 @@ int64_t range_length(const qn_range *r) {
   return n > INT64_MAX ? INT64_MAX : (int64_t)n;
 }
 
+void fn_renew(qn_vm *vm, qn_fn *f) { f->id = ++vm->last_fn; }
+
+qn_fn *fn_like(qn_vm *vm, const qn_fn *from) {
+  qn_fn *f = fn_new(vm, (fn_kind)from->head.flags, from->code, from->ncaptures);
+  if (!f) return NULL;
+  f->head.aux = from->head.aux;
+  f->id = from->id;
+  return f;
+}
+
 qn_fn *fn_new(qn_vm *vm, fn_kind kind, void *code, uint32_t ncaptures) {
   qn_fn *f = mem_alloc(vm, sizeof *f + ncaptures * sizeof(qn_value));
   if (!f) return NULL;
   f->head = (obj_head){.refs = 1, .tag = TAG_FN, .flags = (uint8_t)kind};
   f->ncaptures = ncaptures;
+  f->stand = 0;
+  fn_renew(vm, f);
   f->code = code;
-  if (kind == FN_GRAPH) ((fn_shared *)code)->refs++;
+  if (kind == FN_GRAPH || kind == FN_USER) ((fn_shared *)code)->refs++;
   for (uint32_t i = 0; i < ncaptures; i++) f->captures[i] = value_nil();
   return f;
 }

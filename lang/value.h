@@ -104,7 +104,7 @@ const char *value_kind_name(qn_value v);
 
 /* Structural equality, the `==` of the language where no operand makes it elementwise: kinds differ -> false; int and
  * float compare exactly; lists and records by structure (records by name), arrays by shape, dtype and elements,
- * functions by identity. Iterative. Returns 1, 0, or -1 with an error (out of memory, or forcing an array failed). */
+ * functions by identity (while a call is recorded vm_hooks.same_fn answers). Iterative. Returns 1, 0, or -1 with an error (out of memory, or forcing an array failed). */
 QN_MUST_CHECK int value_equal(qn_vm *vm, qn_value a, qn_value b);
 
 /* An int and a float in order, by their exact values (no rounding of the int): -1, 0 or 1; ORDER_NONE where the float is nan. */
@@ -276,22 +276,31 @@ QN_MUST_CHECK qn_range *range_slice(qn_vm *vm, const qn_range *r, int64_t first,
  *   FN_USER       interp's function code; captures are its captured locals, by value
  *   FN_BUILTIN    a builtin_def (builtin.h)
  *   FN_TRANSFORM  a transform_def (jit/trace): captures[0] is the inner function, the rest its options
- *   FN_BOUND      a host function: a host_fn
  *   FN_GRAPH      a graph_body (jit/trace), which begins with an fn_shared; captures are the values that it is bound to
  */
-typedef enum fn_kind { FN_USER, FN_BUILTIN, FN_TRANSFORM, FN_HOST, FN_GRAPH } fn_kind;
+typedef enum fn_kind { FN_USER, FN_BUILTIN, FN_TRANSFORM, FN_GRAPH } fn_kind;
 struct qn_fn {
   obj_head head; /* flags: fn_kind */
   uint32_t ncaptures;
-  void *code; /* borrowed: code lives as long as the VM; of an FN_GRAPH shared by the functions that have it */
+  uint32_t stand; /* number + 1 among the stand-ins of the recording that made it one (jit/trace); else 0 */
+  uint64_t id;    /* which function it is: no other has the number, but for what stands for it (fn_like) */
+  void *code; /* of an FN_USER or FN_GRAPH shared by the functions that have it (fn_shared); else it lives as long as the VM */
   qn_value captures[];
 };
-/* How the code of an FN_GRAPH begins. The function that loses the last reference hands it to vm_hooks.free_graph. */
+/* How the code of an FN_USER or FN_GRAPH begins. The function that loses the last reference to an FN_GRAPH's hands it to
+ * vm_hooks.free_graph; that of an FN_USER is freed by its owner, some time after there are no functions that have it. */
 typedef struct fn_shared {
-  uint32_t refs;
+  uint32_t refs; /* functions */
+  uint64_t id;   /* of an FN_USER: its own for ever, where other code may get the address */
 } fn_shared;
-/* Captures are nil, to be filled in by the caller. Shares the code of an FN_GRAPH. */
+/* Captures are nil, to be filled in by the caller. Shares the code of an FN_USER or FN_GRAPH. */
 QN_MUST_CHECK qn_fn *fn_new(qn_vm *vm, fn_kind kind, void *code, uint32_t ncaptures);
+/* The same function once more, but for its captures, which are nil. */
+QN_MUST_CHECK qn_fn *fn_like(qn_vm *vm, const qn_fn *f);
+/* A function of its own from then on, as if it had been made now. */
+void fn_renew(qn_vm *vm, qn_fn *f);
+/* Are two functions one? */
+static inline bool fn_same(qn_value a, qn_value b) { return value_fn(a)->id == value_fn(b)->id; }
 
 /* A module: its top-level scope belongs to the interpreter; the VM owns modules, values only point to them. The object is
  * made with mem_alloc(vm, sizeof(qn_module)); with its last reference the name goes, too, never the scope. */

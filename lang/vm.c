@@ -8,6 +8,7 @@
 #include "lang/vm.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +26,7 @@ enum {
   VALUE_STACK = 1 << 20,    /* slots; address space, touched as it is used */
   STACK_DEFAULT = 6 << 20,  /* bytes of C stack that recursion may use, at most, unless the host says more */
   STACK_RESERVE = 48 << 10, /* bytes of C stack kept for what runs at the limit: error reports, callbacks */
+  STACK_UNKNOWN = 64 << 10, /* bytes that recursion may use of a stack that a host made and said nothing about */
   CHECK_MOST = 1024,        /* polls between two looks at the clock, at most */
 };
 
@@ -101,7 +103,20 @@ static void engine_leave(qn_engine *engine, bool is_default) {
   if (last) engine_close(engine);
 }
 
+void qn_after_fork(qn_engine *engine) {
+  if (!engine) {
+    pthread_mutex_init(&default_engine_lock, NULL);
+    engine = default_engine;
+  }
+  if (!engine) return;
+  pool_forked(engine->pool);
+  timeline_forked(engine);
+  if (engine->jit_forked) engine->jit_forked(engine);
+}
+
 /* ---- opening and closing ------------------------------------------------------------------------------------- */
+
+static void restrict_cache(qn_vm *vm);
 
 static size_t stack_map_bytes(void) { return (size_t)VALUE_STACK * sizeof(qn_value); }
 
@@ -124,9 +139,11 @@ qn_vm *vm_open(const qn_config *config) {
     vm->config.size = sizeof *config;
   }
   for (int i = 0; i < TUNABLE_COUNT; i++) vm->tune[i] = tunable_rows[i].def;
+  restrict_cache(vm);
   vm->next_node = 1;
   vm->next_check = UINT64_MAX;
   text_init(&vm->report, vm);
+  vm->began = vm_seconds();
   vm->owns_engine = !vm->config.engine;
   vm->engine = engine_join(vm->config.engine);
   if (vm->engine && stack_open(vm) && mem_open(vm) && error_open(vm) && intern_open(vm) && layouts_open(vm) &&
@@ -141,6 +158,7 @@ qn_vm *vm_open(const qn_config *config) {
 void vm_close(qn_vm *vm) {
   if (!vm) return;
   if (vm->stack) vm_pop_to(vm, vm->stack);
+  vm->closing = true;
   if (vm->hooks.close_interp) vm->hooks.close_interp(vm);
   if (vm->hooks.close_jit) vm->hooks.close_jit(vm);
   if (vm->mem) {
@@ -159,25 +177,63 @@ void vm_close(qn_vm *vm) {
 
 /* ---- the running thread -------------------------------------------------------------------------------------- */
 
-void vm_bind_thread(qn_vm *vm) {
+/* The bounds of the calling thread's own stack. Asking the system takes up to 23 microseconds, so each thread keeps them. */
+static const vm_stack *thread_stack(void) {
+  static _Thread_local vm_stack stack;
+  if (stack.high) return &stack;
   pthread_t self = pthread_self();
-  if (vm->bound && pthread_equal(self, vm->thread)) return;
-  char *here = __builtin_frame_address(0);
-  size_t room = 512 << 10; /* where the system does not say */
   pthread_attr_t attr;
-  if (pthread_getattr_np(self, &attr) == 0) {
-    void *low;
-    size_t size;
-    if (pthread_attr_getstack(&attr, &low, &size) == 0 && here > (char *)low) room = (size_t)(here - (char *)low);
-    pthread_attr_destroy(&attr);
-  }
+  if (pthread_getattr_np(self, &attr) != 0) return NULL;
+  void *low;
+  size_t size;
+  bool known = pthread_attr_getstack(&attr, &low, &size) == 0;
+  pthread_attr_destroy(&attr);
+  if (!known) return NULL;
+  stack = (vm_stack){self, low, (char *)low + size};
+  return &stack;
+}
+
+static bool stack_has(const char *low, const char *high, const char *here) { return here > low && here <= high; }
+
+void vm_bind_thread(qn_vm *vm) {
+  char *here = __builtin_frame_address(0);
+  pthread_t self = pthread_self();
+  if (stack_has(vm->bound.low, vm->bound.high, here) && pthread_equal(self, vm->bound.thread)) return;
+  const vm_stack *own = thread_stack();
+  vm->bound = (vm_stack){.thread = self};
+  if (own && stack_has(own->low, own->high, here))
+    vm->bound = *own;
+  else if (stack_has(vm->host_low, vm->host_high, here))
+    vm->bound = (vm_stack){self, vm->host_low, vm->host_high};
   size_t use = vm->config.stack_bytes;
-  if (!use) use = room / 4 * 3 < STACK_DEFAULT ? room / 4 * 3 : STACK_DEFAULT;
-  size_t most = room > STACK_RESERVE * 2 ? room - STACK_RESERVE : room / 2;
-  if (use > most) use = most;
+  if (vm->bound.low) {
+    size_t room = (size_t)(here - vm->bound.low);
+    if (!use) use = room / 4 * 3 < STACK_DEFAULT ? room / 4 * 3 : STACK_DEFAULT;
+    size_t most = room > STACK_RESERVE * 2 ? room - STACK_RESERVE : room / 2;
+    if (use > most) use = most;
+  } else if (!use) {
+    use = STACK_UNKNOWN;
+  }
   vm->c_stack_limit = here - use;
-  vm->thread = self;
-  vm->bound = true;
+}
+
+void qn_stack_changed(qn_vm *vm, void *low, size_t size) {
+  vm->host_low = low;
+  vm->host_high = low ? (char *)low + size : NULL;
+  vm->bound = (vm_stack){.low = NULL}; /* the address of the old one may have become that of the new */
+}
+
+bool vm_thread(pthread_t *thread, size_t stack, void *(*run)(void *), void *arg) {
+  sigset_t all, old;
+  pthread_attr_t attr;
+  if (pthread_attr_init(&attr) != 0) return false;
+  if (stack) pthread_attr_setstacksize(&attr, stack);
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &old); /* a thread inherits its maker's */
+  bool made = pthread_create(thread, &attr, run, arg) == 0;
+  pthread_sigmask(SIG_SETMASK, &old, NULL);
+  pthread_attr_destroy(&attr);
+  return made;
 }
 
 bool vm_stack_overflow(qn_vm *vm) {
@@ -219,7 +275,7 @@ uint64_t fp_mode_enter(void) {
 void fp_mode_leave(uint64_t mode) { fesetround((int)mode); }
 #endif
 
-static double seconds_now(void) {
+double vm_seconds(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
@@ -231,24 +287,100 @@ static void plan_check(qn_vm *vm) {
   vm->next_check = next;
 }
 
+/* Ends the innermost evaluation, whose code was left without a word. */
+static void run_abandon(qn_vm *vm, vm_run *run) {
+  vm->run = run->outer;
+  vm->device = run->device;
+  if (vm->hooks.unwound) vm->hooks.unwound(vm);
+  vm_pop_to(vm, run->sp);
+  error_clear(vm);
+  if (--vm->depth == 0) vm->next_check = UINT64_MAX;
+}
+
+/* Drops the evaluations whose frames have been left without cleanups. A frame has been left if the stack, as far as it is the one
+ * that the evaluation began on, ends above it now, or another's record lies in its place. What was recorded is lost. */
+static __attribute__((noinline, cold)) void drop_left(qn_vm *vm, const vm_run *run, const char *here) {
+  for (int i = 0; i < vm->depth && i < RUN_MARKS; i++) {
+    const vm_mark m = vm->marks[i];
+    if (m.run != run && !(stack_has(vm->bound.low, vm->bound.high, m.frame) && m.frame < here)) continue;
+    vm->depth = i + 1;
+    vm->rec = NULL;
+    vm->host = m.host;
+    if (vm->hooks.unwound) vm->hooks.unwound(vm);
+    vm_pop_to(vm, m.sp);
+    error_clear(vm);
+    vm->depth = i;
+    vm->run = i ? vm->marks[i - 1].run : NULL;
+    return;
+  }
+}
+
 void vm_run_begin(qn_vm *vm, vm_run *run) {
   run->fp_mode = fp_mode_enter();
+  char *here = __builtin_frame_address(0);
+  if (__builtin_expect(vm->run != NULL, 0)) {
+    run->bound = vm->bound;
+    run->c_stack_limit = vm->c_stack_limit;
+  }
   vm_bind_thread(vm);
-  if (vm->depth++) return;
-  error_clear(vm);
-  atomic_store(&vm->interrupt, 0);
+  if (__builtin_expect(vm->run != NULL, 0)) drop_left(vm, run, here);
+  run->vm = vm;
+  run->outer = vm->run;
+  run->sp = vm->sp;
+  run->device = vm->device;
+  vm->run = run;
+  if (vm->depth < RUN_MARKS) vm->marks[vm->depth] = (vm_mark){run, vm->host, vm->sp, here};
+  bool nested = vm->depth++ > 0;
+  if (!nested || vm->host) error_clear(vm);
+  if (nested) return;
   vm->step_end = vm->steps + vm->config.step_limit;
   vm->check_interval = 1;
   if (vm->config.time_limit > 0) {
-    vm->last_check = seconds_now();
+    vm->last_check = vm_seconds();
     vm->deadline = vm->last_check + vm->config.time_limit;
   }
   plan_check(vm);
 }
 
 void vm_run_end(qn_vm *vm, vm_run *run) {
-  if (--vm->depth == 0) vm->next_check = UINT64_MAX;
+  run->vm = NULL;
+  vm->run = run->outer;
+  if (--vm->depth == 0) {
+    vm->next_check = UINT64_MAX;
+  } else {
+    vm->bound = run->bound;
+    vm->c_stack_limit = run->c_stack_limit;
+  }
   fp_mode_leave(run->fp_mode);
+}
+
+void vm_run_unwound(vm_run *run) {
+  qn_vm *vm = run->vm;
+  if (__builtin_expect(!vm, 1)) return;
+  while (vm->run != run) run_abandon(vm, vm->run);
+  run_abandon(vm, run);
+  run->vm = NULL;
+  if (vm->depth) {
+    vm->bound = run->bound;
+    vm->c_stack_limit = run->c_stack_limit;
+  }
+  fp_mode_leave(run->fp_mode);
+}
+
+void vm_host_begin(qn_vm *vm, vm_host *host) {
+  *host = (vm_host){vm, vm->host, vm->run, vm->depth, vm->error, vm->rec};
+  vm->host = host;
+  vm->error = NULL;
+  vm->rec = NULL;
+}
+
+void vm_host_end(vm_host *host) {
+  qn_vm *vm = host->vm;
+  while (vm->run != host->run && vm->depth > host->depth) run_abandon(vm, vm->run); /* it caught its own exception */
+  error_clear(vm);
+  vm->error = host->error;
+  vm->rec = host->rec;
+  vm->host = host->outer;
 }
 
 bool vm_poll_slow(qn_vm *vm) {
@@ -262,7 +394,7 @@ bool vm_poll_slow(qn_vm *vm) {
   }
   if (vm->config.time_limit > 0) {
     /* Steps may be short or long: the interval between looks at the clock follows the time that one took. */
-    double now = seconds_now(), took = now - vm->last_check;
+    double now = vm_seconds(), took = now - vm->last_check;
     vm->last_check = now;
     if (now >= vm->deadline) {
       text_buf t;
@@ -298,10 +430,12 @@ bool vm_use_device(qn_vm *vm, int device) {
 
 void vm_write(qn_vm *vm, int stream, const char *text, size_t len) {
   if (!len) return;
-  if (vm->config.write)
-    vm->config.write(vm->config.user, stream, text, len);
-  else
+  if (!vm->config.write) {
     fwrite(text, 1, len, stream == 2 ? stderr : stdout);
+    return;
+  }
+  VM_HOST(host, vm);
+  vm->config.write(vm->config.user, stream, text, len);
 }
 
 static const char *const log_names[] = {
@@ -356,6 +490,12 @@ static bool raise_tunable(qn_vm *vm, const char *name) {
   return false;
 }
 
+/* Who may neither read nor write files has no cache on disk. */
+static void restrict_cache(qn_vm *vm) {
+  uint32_t both = QN_CAP_READ | QN_CAP_WRITE;
+  if ((vm->config.capabilities & both) != both) vm->tune[TUNE_cache_bytes] = 0;
+}
+
 bool tunable_set(qn_vm *vm, const char *name, const char *value) {
   for (int i = 0; i < TUNABLE_COUNT; i++) {
     const tunable_row *row = &tunable_rows[i];
@@ -367,6 +507,7 @@ bool tunable_set(qn_vm *vm, const char *name, const char *value) {
       return false;
     }
     vm->tune[i] = v;
+    restrict_cache(vm);
     return true;
   }
   return raise_tunable(vm, name);
@@ -400,3 +541,14 @@ bool vm_may(qn_vm *vm, uint32_t capability, const char *what) {
   raise(vm, E_capability, SPAN_NONE, "%s is not permitted here", what);
   return false;
 }
+
+#ifdef QN_CHECKED
+bool vm_takes(qn_vm *vm, const qn_value *values, size_t n) {
+  for (size_t i = 0; i < n; i++)
+    if (value_is_heap(values[i]) && mem_is_foreign(vm, values[i].u.p)) {
+      raise(vm, E_argument, SPAN_NONE, "the value belongs to another VM");
+      return false;
+    }
+  return true;
+}
+#endif

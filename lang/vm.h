@@ -46,6 +46,7 @@ struct qn_engine {
   void *jit;         /* jit/trace's: workers and their queue */
   struct timeline *timeline; /* what happened when, for --trace (timeline.h); NULL: nobody wants to know */
   void (*jit_close)(qn_engine *engine);
+  void (*jit_forked)(qn_engine *engine); /* makes the jit usable in a forked child; nothing where that was done */
 };
 
 /* Memory of devices other than the CPU (jit/gpu). Failures are raised. Work of a VM on a device runs in the order in which it
@@ -68,6 +69,8 @@ typedef struct device_memory {
 typedef struct vm_hooks {
   /* Runs pending work until `a` has storage (jit/trace). */
   bool (*force)(qn_vm *vm, qn_array *a);
+  /* Are two functions one? For value_equal while a call is recorded: 1, 0, or -1 with an error raised (jit/trace). */
+  int (*same_fn)(qn_vm *vm, qn_value a, qn_value b);
   /* Calls any function value (interp): borrowed arguments, owned result. */
   qn_value (*call)(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs /* record or nil */);
   /* Name of a function that is no builtin, for printing (interp); NULL: it has none. */
@@ -87,6 +90,9 @@ typedef struct vm_hooks {
   void (*graph_text)(qn_value graph, text_buf *out);
   /* Frees the code of FN_GRAPH values (jit/trace). */
   void (*free_graph)(qn_vm *vm, void *code);
+  /* An evaluation has ended without anybody being told: a host's callback unwound it. Whatever it began is dropped: the recording,
+   * modules that were loading (interp). */
+  void (*unwound)(qn_vm *vm);
   /* Releases what interp keeps behind fn->code or a module's scope; may be NULL. Runs before close_jit. */
   void (*close_interp)(qn_vm *vm);
   void (*close_jit)(qn_vm *vm);
@@ -99,13 +105,28 @@ typedef struct copy_count {
 } copy_count;
 enum { COPY_PLACES = 8 };
 
+/* What a VM knows of the C stack that it runs on. `low` and `high` are NULL where nobody knows its bounds. */
+typedef struct vm_stack {
+  pthread_t thread;
+  char *low, *high;
+} vm_stack;
+
+/* What is needed of an evaluation whose record is gone. */
+typedef struct vm_mark {
+  struct vm_run *run;
+  struct vm_host *host; /* the callback that it began in, or NULL */
+  qn_value *sp;
+  char *frame; /* where the C stack ended */
+} vm_mark;
+enum { RUN_MARKS = 16 };
+
 struct qn_vm {
   /* The value stack: frames of user functions and every temporary. Unwinding is "release down to a mark". Memory above
    * `sp` is uninitialised. It never moves. */
   qn_value *stack, *sp, *stack_limit;
   atomic_int interrupt;   /* set by qn_interrupt; looked at on loop back edges, calls, kernel launches */
   uint64_t next_check;    /* value of `steps` at which limits are looked at; UINT64_MAX without limits */
-  char *c_stack_limit;    /* deepest address that recursion may reach (stacks grow downwards) */
+  char *c_stack_limit;    /* deepest address that recursion may reach (stacks grow downwards); bound.thread's */
   qn_engine *engine;
   struct qn_error_object *error; /* pending, or NULL */
   struct qn_error_object *memory_error; /* allocated beforehand */
@@ -121,6 +142,7 @@ struct qn_vm {
   copy_count copy_places[COPY_PLACES]; /* the same by place, first met first; whoever reads them sets ncopy_places to 0 */
   uint32_t ncopy_places;
   uint8_t device;         /* code of the device where new arrays are made (vm_use_device) */
+  bool closing;           /* code goes before all functions have gone */
   bool owns_engine;       /* holds a reference to the default engine */
   qn_config config;
   const builtin_table *builtins;
@@ -128,6 +150,7 @@ struct qn_vm {
   /* Recording (jit/trace/rec.h): non-NULL while a graph is being recorded or pending. Tested on every op. */
   struct recording *rec;
   uint32_t next_node;     /* first free graph node id of this VM */
+  uint64_t last_fn;       /* qn_fn.id of the function that was made last */
   /* progress(): the label, when the bar was drawn last, and whether it stands on the terminal now. */
   char progress_label[64];
   double progress_drawn;
@@ -140,12 +163,16 @@ struct qn_vm {
   void *gpu;              /* jit/gpu's state of this VM */
   void *jit;              /* jit/trace's state of this VM (jit_open) */
   void *interp;           /* interp's state of this VM */
-  /* The thread and limits of the running evaluation (vm_run_begin). */
-  pthread_t thread;
-  bool bound;             /* `thread` and `c_stack_limit` are set */
-  int depth;              /* evaluations in progress, one inside another through host functions */
+  /* The thread, stack and limits of the running evaluation (vm_run_begin). */
+  vm_stack bound;
+  char *host_low, *host_high; /* a stack that the host made: qn_stack_changed; NULL: none */
+  int depth;              /* evaluations in progress, one inside another through callbacks of the host */
+  struct vm_run *run;     /* the innermost of them */
+  struct vm_host *host;   /* the innermost callback in progress */
+  vm_mark marks[RUN_MARKS]; /* of the outermost evaluations */
   uint64_t check_interval, step_end;
   double deadline, last_check;
+  double began; /* when the VM was opened: what time() counts from */
   /* What the qn_error_ functions hand out. */
   char error_name[16];
   text_buf report;
@@ -155,18 +182,58 @@ struct qn_vm {
 QN_MUST_CHECK qn_vm *vm_open(const qn_config *config);
 void vm_close(qn_vm *vm); /* calls the hooks first */
 
-/* Every API call that runs code begins and ends an evaluation: it binds the VM to the calling thread (the C stack's limit
- * is that thread's), sets the floating-point mode that results depend on and gives the host's back, and starts the step
- * and time limits at the outermost level. An error of an earlier call is dropped there. */
+/* Every API call that runs code begins and ends an evaluation: it binds the VM to the calling thread's C stack, sets the
+ * floating-point mode that results depend on and gives the host's back, and starts the step and time limits at the
+ * outermost level. An error of an earlier call is dropped there.
+ *
+ * The record lies in the caller's frame. Where an exception may come through (calls of the API that can reach a callback), it is
+ * declared VM_RUN, in a file compiled with -fexceptions: then it is ended by vm_run_unwound as the exception passes. What left by
+ * longjmp is found out when the next evaluation begins higher up on the stack. */
 typedef struct vm_run {
+  qn_vm *vm; /* while it lasts */
+  struct vm_run *outer;
+  qn_value *sp;
   uint64_t fp_mode;
+  int device; /* of new arrays, before it */
+  vm_stack bound; /* of the outer evaluation */
+  char *c_stack_limit;
 } vm_run;
 void vm_run_begin(qn_vm *vm, vm_run *run);
 void vm_run_end(qn_vm *vm, vm_run *run);
+void vm_run_unwound(vm_run *run); /* nothing if it has ended */
+#define VM_RUN(name) vm_run name __attribute__((cleanup(vm_run_unwound))) = {.vm = NULL}
+
+/* A callback of the host is about to run, and may call the API: it neither sees nor changes the error and the recording of the
+ * evaluation that called it. Declared VM_HOST, in a file compiled with -fexceptions; ends with its block, however that is left. */
+typedef struct vm_host {
+  qn_vm *vm;
+  struct vm_host *outer;
+  struct vm_run *run;
+  int depth;
+  struct qn_error_object *error;
+  struct recording *rec;
+} vm_host;
+void vm_host_begin(qn_vm *vm, vm_host *host);
+void vm_host_end(vm_host *host);
+#define VM_HOST(name, vm)                                                                                              \
+  vm_host name __attribute__((cleanup(vm_host_end)));                                                                  \
+  vm_host_begin(vm, &name)
 /* What an API call returns after its work: QN_OK, or the kind of the error that is pending. */
 qn_status vm_status(const qn_vm *vm);
-/* Binds the VM to the calling thread, if it is not yet: vm_run_begin does it, and vm_open. */
+/* Binds the VM to the C stack of the caller, if it is not yet: vm_run_begin does it, and vm_open. */
 void vm_bind_thread(qn_vm *vm);
+/* pthread_create for a thread of the library's own: it gets none of the host's signals. stack: its size, 0: as usual. */
+QN_MUST_CHECK bool vm_thread(pthread_t *thread, size_t stack, void *(*run)(void *), void *arg);
+/* Whether a value may be given to this VM: false, with E317 raised, for one of another VM. Only checked builds can tell, and of values
+ * that are no large strings. */
+#ifdef QN_CHECKED
+QN_MUST_CHECK bool vm_takes(qn_vm *vm, const qn_value *values, size_t n);
+#else
+static inline bool vm_takes(qn_vm *vm, const qn_value *values, size_t n) {
+  (void)vm, (void)values, (void)n;
+  return true;
+}
+#endif
 /* The floating-point mode by itself, for worker threads: round to nearest, nothing flushed to zero, no traps. */
 uint64_t fp_mode_enter(void);
 void fp_mode_leave(uint64_t mode);
@@ -205,6 +272,8 @@ static inline void vm_pop_to(qn_vm *vm, qn_value *mark) {
 QN_MUST_CHECK bool vm_use_device(qn_vm *vm, int device);
 
 /* stream 1 is stdout, 2 stderr; goes to the host's sink if it has one. */
+/* Seconds of a clock that only goes forward. */
+double vm_seconds(void);
 void vm_write(qn_vm *vm, int stream, const char *text, size_t len);
 static inline bool vm_logs(const qn_vm *vm, log_channel c) { return (vm->log & (uint32_t)c) != 0; }
 /* One line to the log (stderr sink), prefixed with the channel's name. */

@@ -19,7 +19,6 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -101,15 +100,7 @@ static void *helper(void *arg) {
 
 /* As many helpers as asked for, or as the system allows. */
 static void grow(cpu_team *t, int helpers) {
-  sigset_t all, old;
-  sigfillset(&all);
-  pthread_attr_t attr;
-  if (pthread_attr_init(&attr) != 0) return;
-  pthread_attr_setstacksize(&attr, STACK);
-  pthread_sigmask(SIG_SETMASK, &all, &old);
-  while (t->nhelpers < helpers && pthread_create(&t->helpers[t->nhelpers], &attr, helper, t) == 0) t->nhelpers++;
-  pthread_sigmask(SIG_SETMASK, &old, NULL);
-  pthread_attr_destroy(&attr);
+  while (t->nhelpers < helpers && vm_thread(&t->helpers[t->nhelpers], STACK, helper, t)) t->nhelpers++;
 }
 
 /* ---- regions --------------------------------------------------------------------------------------------------------- */
@@ -156,6 +147,17 @@ void team_run(qn_engine *engine, int helpers, int64_t spin, team_work work, void
     r = atomic_load(&t->region) & INSIDE;
   }
   atomic_store_explicit(&t->awaited, 0, memory_order_relaxed);
+}
+
+void team_forked(qn_engine *engine) {
+  cpu_team *t = engine->cpu;
+  if (!t || t->process == getpid()) return;
+  t->process = getpid();
+  t->nhelpers = 0;
+  atomic_store(&t->taken, 0);
+  atomic_store(&t->region, 0);
+  atomic_store(&t->awaited, 0);
+  atomic_store(&t->sleeping, 0);
 }
 
 void team_close(qn_engine *engine) {

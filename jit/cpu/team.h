@@ -20,5 +20,7 @@ void team_leave(qn_engine *engine);
 void team_run(qn_engine *engine, int helpers, int64_t spin, team_work work, void *ctx);
 
 void team_close(qn_engine *engine);
+/* In a forked child: there are no helpers, until some are made. */
+void team_forked(qn_engine *engine);
 
 #endif

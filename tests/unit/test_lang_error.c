@@ -19,11 +19,29 @@ static uint32_t add(qn_vm *vm, const char *name, const char *text) {
 static void expect_report(qn_vm *vm, const char *want) {
   text_buf t;
   text_init(&t, NULL);
-  error_render(vm, vm->error, &t, false);
+  error_render(vm, vm->error, &t, false, 0);
   ck_assert_str_eq(t.text, want);
   text_free(&t);
   error_clear(vm);
 }
+
+START_TEST(narrow_terminals_break_between_words) {
+  qn_vm *vm = vm_make();
+  uint32_t s = add(vm, "a.qn", "let result_of_this = first_operand_of_it + second_operand_of_it * 3\n");
+  (void)raise(vm, E_type, (span){s, 41, 65}, "one two three four five six seven eight nine");
+  text_buf t;
+  text_init(&t, NULL);
+  error_render(vm, vm->error, &t, false, 40);
+  ck_assert_str_eq(t.text, "error[E301]: one two three four five six\n"
+                           "  seven eight nine\n"
+                           "  --> a.qn:1:42\n"
+                           "    1 | d_of_it + second_operand_of_it *\n"
+                           "      |         ~~~~~~~~~~~~~~~~~~~~~~~~\n");
+  for (const char *line = t.text; *line; line = strchr(line, '\n') + 1) ck_assert_int_le(strcspn(line, "\n"), 40);
+  text_free(&t);
+  vm_close(vm);
+}
+END_TEST
 
 START_TEST(operands_are_labelled) {
   qn_vm *vm = vm_make();
@@ -140,7 +158,7 @@ START_TEST(long_lines_are_cut) {
   raise(vm, E_type, find(vm, s, "bad"), "no");
   text_buf t;
   text_init(&t, NULL);
-  error_render(vm, vm->error, &t, false);
+  error_render(vm, vm->error, &t, false, 0);
   ck_assert_uint_lt(t.len, 300);
   const char *line = strstr(t.text, "    1 | "), *under = strstr(line, "~~~");
   const char *second = strstr(line, "      | ");
@@ -184,7 +202,7 @@ START_TEST(colours_are_optional) {
   raise(vm, E_undefined, find(vm, s, "x"), "x is not defined");
   text_buf t;
   text_init(&t, NULL);
-  error_render(vm, vm->error, &t, true);
+  error_render(vm, vm->error, &t, true, 0);
   ck_assert_ptr_nonnull(strstr(t.text, "\033[1;31merror[E401]\033[0m"));
   text_free(&t);
   error_clear(vm);
@@ -469,7 +487,7 @@ END_TEST
 
 int main(void) {
   Suite *s = suite_create("lang_error");
-  CASE(tcase_create("reports"), operands_are_labelled, the_place_is_underlined_without_notes,
+  CASE(tcase_create("reports"), narrow_terminals_break_between_words, operands_are_labelled, the_place_is_underlined_without_notes,
        tabs_and_wide_characters_are_measured, spans_of_several_lines, notes_in_other_places, long_lines_are_cut,
        colours_are_optional);
   CASE(tcase_create("traces"), traces_show_functions_and_repetition);

@@ -1,6 +1,8 @@
 /* Values: strings and UTF-8, lists, records, equality, trees, ranges, signatures. */
 #include "tests/unit/lang.h"
 
+static fn_shared code; /* of the functions here */
+
 /* ---- strings ------------------------------------------------------------------------------------------------- */
 
 START_TEST(utf8_is_checked) {
@@ -124,7 +126,7 @@ START_TEST(deep_values_are_freed_and_compared) {
       } else if (i % 3 == 1) {
         v = LIST(vm, value_float(0.5), v, value_nil());
       } else {
-        qn_fn *f = fn_new(vm, FN_USER, NULL, 1);
+        qn_fn *f = fn_new(vm, FN_USER, &code, 1);
         f->captures[0] = v;
         v = k == 0 ? value_obj(TAG_FN, f) : LIST(vm, v);
         if (k == 1) {
@@ -335,7 +337,7 @@ START_TEST(structures_compare_by_content) {
   ck_assert_int_eq(value_equal(vm, r, q), 1); /* 0 3 6 9 both */
   ck_assert_int_eq(value_equal(vm, e, f), 1);
   ck_assert_int_eq(value_equal(vm, r, e), 0);
-  qn_value fn = value_obj(TAG_FN, fn_new(vm, FN_USER, NULL, 0)), gn = value_obj(TAG_FN, fn_new(vm, FN_USER, NULL, 0));
+  qn_value fn = value_obj(TAG_FN, fn_new(vm, FN_USER, &code, 0)), gn = value_obj(TAG_FN, fn_new(vm, FN_USER, &code, 0));
   ck_assert_int_eq(value_equal(vm, fn, fn), 1);
   ck_assert_int_eq(value_equal(vm, fn, gn), 0);
   qn_value all[] = {an, ay, l, m, shorter, r, q, e, f, fn, gn};

@@ -90,7 +90,13 @@ static void *interrupter(void *vm) {
 START_TEST(interrupts_stop_the_running_evaluation) {
   qn_vm *vm = vm_make();
   vm_run run;
-  qn_interrupt(vm); /* nothing runs: forgotten */
+  qn_interrupt(vm); /* nothing runs: the next evaluation is meant */
+  vm_run_begin(vm, &run);
+  ck_assert(vm_poll(vm));
+  vm_run_end(vm, &run);
+  ck_assert_int_eq(taken_error(vm), E_interrupted);
+  qn_interrupt(vm);
+  qn_interrupt_clear(vm);
   vm_run_begin(vm, &run);
   for (int i = 0; i < 100; i++) ck_assert(!vm_poll(vm));
   pthread_t t;
@@ -230,7 +236,6 @@ START_TEST(short_configs_of_older_hosts) {
   memset(&c, 0xff, sizeof c);
   c.size = offsetof(qn_config, step_limit);
   c.engine = NULL;
-  c.stdlib = NULL;
   c.memory_limit = 0;
   qn_vm *vm = vm_open(&c);
   ck_assert_ptr_nonnull(vm);
