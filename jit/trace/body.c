@@ -448,7 +448,7 @@ static bool bind_arguments(qn_vm *vm, const graph_body *b, const rec_call_site *
   return true;
 }
 
-/* The values of the graph's inputs, owned, in in[0..ninputs). */
+/* The values of the graph's inputs, owned, in in[0..ninputs); the arguments stay on the stack. */
 static bool collect_inputs(struct recording *r, const graph_body *b, const rec_call_site *site, qn_value *in) {
   qn_vm *vm = r->vm;
   const entry *e = &b->call;
@@ -481,7 +481,6 @@ static bool collect_inputs(struct recording *r, const graph_body *b, const rec_c
   }
   if (ok) pattern_values(&e->pattern, value_nil(), args, nargs, in);
   for (uint32_t i = 0; i < ninputs && ok; i++) value_retain(in[i]);
-  vm_pop_to(vm, mark);
   for (uint32_t i = 0; i < b->nbound && ok; i++)
     in[b->bound ? b->bound[i] : i] = value_retain(value_fn(site->fn)->captures[i]);
   for (uint32_t i = 0; i < ninputs && ok && e->nguards; i++)
@@ -514,7 +513,7 @@ static qn_value body_run(struct recording *r, const rec_call_site *site) {
   const graph_body *b = body_of(site->fn);
   const graph *g = b->call.graph;
   uint32_t ninputs = g->ninputs, nouts = g->noutputs, made = 0;
-  qn_value *in = mem_alloc(vm, (ninputs + 1) * sizeof *in), *values = NULL, result = value_error();
+  qn_value *in = mem_alloc(vm, (ninputs + 1) * sizeof *in), *values = NULL, result = value_error(), *mark = vm->sp;
   if (!in) return result;
   for (uint32_t i = 0; i < ninputs; i++) in[i] = value_nil();
   uint32_t *nodes = mem_alloc(vm, (ninputs + nouts + 1) * sizeof *nodes), *outs = nodes ? nodes + ninputs : NULL;
@@ -533,7 +532,9 @@ static qn_value body_run(struct recording *r, const rec_call_site *site) {
   for (; made < nouts && ok; made += ok) ok = !value_is_error(values[made] = rec_value_of(r, outs[made]));
   r->handing_grads = false;
   ok = ok && rec_appended(r);
-  if (ok) result = template_build(vm, &b->call.result, values);
+  call_values call = {&b->call.pattern, value_nil(), mark};
+  if (ok) result = template_build(vm, &b->call.result, values, &call);
+  vm_pop_to(vm, mark);
   while (made-- > 0) value_release(vm, values[made]);
   for (uint32_t i = 0; i < ninputs; i++) value_release(vm, in[i]);
   mem_free(vm, in, (ninputs + 1) * sizeof *in);

@@ -119,7 +119,7 @@ static qn_value cotangents_value(struct recording *r, const region_rule *rule, c
     if (!value_is_error(out)) value_release(vm, out);
     if (value_is_error(values[made])) break;
   }
-  if (made == x->nouts) result = template_build(vm, &rule->cts, values);
+  if (made == x->nouts) result = template_build(vm, &rule->cts, values, NULL);
   while (made-- > 0) value_release(vm, values[made]);
   mem_free(vm, values, (x->nouts + 1) * sizeof *values);
   return result;
@@ -154,8 +154,8 @@ static bool apply_rule(void *ctx, const graph_region *x, const uint32_t *cotange
   uint32_t made = 0;
   bool ok = values && rec_room(r);
   for (; made < x->nargs && ok; made += ok) ok = !value_is_error(values[made] = rec_value_of(r, x->args[made]));
-  ok = ok && !value_is_error(args = template_build(vm, &rule->args, values)) &&
-       !value_is_error(like = template_build(vm, &rule->like, values));
+  ok = ok && !value_is_error(args = template_build(vm, &rule->args, values, NULL)) &&
+       !value_is_error(like = template_build(vm, &rule->like, values, NULL));
   uint32_t nargs = ok ? value_list(args)->len : 0;
   if (ok && (ok = vm_enter(vm, nargs + 1))) {
     qn_value ct = cotangents_value(r, rule, x, cotangents);
@@ -283,7 +283,10 @@ static qn_value call_grad(struct recording *r, const rec_call_site *site) {
     value_release(vm, x);
     mark[which[i]] = aliased;
   }
+  derived_by by = {r->wrt, l.nodes, l.n};
+  r->wrt = &by;
   value = vm->hooks.call(vm, f->captures[0], mark, nargs, site->args[nargs]);
+  r->wrt = by.outer;
   if (value_is_error(value)) goto done;
   qn_value root_value = value;
   if (aux) {
@@ -396,7 +399,10 @@ static bool forward_call(struct recording *r, const rec_call_site *site, int nar
       raise(vm, E_arity, SPAN_NONE, "%s takes the function and its arguments: %s(f, x)", name, name);
     return false;
   }
+  derived_by by = {r->wrt, w->in.nodes, w->in.n};
+  r->wrt = &by;
   qn_value y = vm->hooks.call(vm, f->captures[0], all, nargs, site->args[site->nargs - 1]);
+  r->wrt = by.outer;
   if (value_is_error(y)) return false;
   w->y = y;
   if (!tree_each(vm, y, out_leaf, &w->out)) return false;
@@ -897,7 +903,10 @@ qn_value region_call(struct recording *r, const rec_call_site *site) {
   if (custom && !lanes_spread(r, in.nodes, in.n, args)) goto done;
   if (!lanes_advance(r)) goto done; /* a region has its own counterparts */
   graph_region x = {.first = r->g->n, .again = !custom};
+  const derived_by *by = r->wrt;
+  if (custom) r->wrt = NULL; /* its derivative does not go through what it does */
   y = vm->hooks.call(vm, f->captures[0], custom ? value_list(args)->items : site->args, nargs, site->args[nargs]);
+  r->wrt = by;
   if (value_is_error(y)) goto done;
   bool computed = false;
   for (uint32_t i = x.first; i < r->g->n && !computed; i++) computed = r->g->nodes[i].kind == NODE_OP;

@@ -104,6 +104,11 @@ static bool same_value(qn_value a, qn_value b) {
   return value_is(a, TAG_NIL) || value_is(a, TAG_UNSET) || a.u.i == b.u.i;
 }
 
+/* As same_value, of functions, too: 1, 0, or -1 with an error raised. */
+static int same_part(qn_vm *vm, qn_value a, qn_value b) {
+  return value_is(a, TAG_FN) && value_is(b, TAG_FN) ? rec_same_fn(vm, a, b) : same_value(a, b);
+}
+
 /* where(mask, a, b) of two host floats as a host float. */
 static qn_value select_floats(qn_vm *vm, qn_value mask, qn_value a, qn_value b) {
   struct recording *r = vm->rec;
@@ -143,8 +148,11 @@ static qn_value select_leaf(qn_vm *vm, qn_value mask, qn_value a, qn_value b) {
 
 static qn_value select_part(qn_vm *vm, qn_value mask, qn_value a, qn_value b, qn_value whole, uint64_t *seen) {
   if (!vm_enter(vm, 0) || !tree_place(vm, whole, seen)) return value_error();
-  if (is_all(mask) || same_value(a, b)) return value_retain(a);
+  if (is_all(mask)) return value_retain(a);
   if (is_none(mask)) return value_retain(b);
+  int same = same_part(vm, a, b);
+  if (same < 0) return value_error();
+  if (same) return value_retain(a);
   bool list = value_is(a, TAG_LIST) && value_is(b, TAG_LIST),
        record = value_is(a, TAG_RECORD) && value_is(b, TAG_RECORD);
   if (!list && !record) return select_leaf(vm, mask, a, b);

@@ -81,6 +81,8 @@ static bool body_of_entry(qn_vm *vm, const entry *e, qn_value fn, qn_value kept,
   if (!pattern_copy_args(vm, &e->pattern, (uint32_t)nargs, &c->pattern) || !template_copy(vm, &e->result, &c->result) ||
       !fit_arguments(vm, b, args, nargs, kept))
     return false;
+  call_values call = {&e->pattern, fn, all->items};
+  template_bind(vm, &c->result, (uint32_t)nargs, &call);
   if (e->nguards) {
     if (!(c->guards = mem_alloc(vm, e->nguards * sizeof *c->guards))) return false;
     memcpy(c->guards, e->guards, e->nguards * sizeof *c->guards);

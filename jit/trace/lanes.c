@@ -667,7 +667,7 @@ static qn_value rule_axes(qn_vm *vm, const region_rule *rule, const struct lanes
   qn_value *axes = mem_alloc(vm, (nargs + (size_t)1) * sizeof *axes), result = value_error();
   if (!axes) return result;
   for (uint32_t i = 0; i < nargs; i++) axes[i] = batch_whole(&l->batch, args[i]) ? value_int(0) : value_nil();
-  qn_value tree = template_build(vm, &rule->args, axes);
+  qn_value tree = template_build(vm, &rule->args, axes, NULL);
   mem_free(vm, axes, (nargs + (size_t)1) * sizeof *axes);
   if (value_is_error(tree)) return tree;
   qn_value of_args = tree_rebuild_parts(vm, tree, keep_axes, NULL);

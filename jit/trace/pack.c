@@ -192,6 +192,11 @@ static bool w_template(packer *p, const tpl_list *from, uint32_t *at) {
     w_u8(p, 'g');
     if (!w_body(p, body_of(x->value))) return false;
     break;
+  case TPL_AGAIN: /* in the file each place has a function of its own */
+    for (uint32_t i = 0; i < from->n; i++)
+      if (from->tpls[i].kind == TPL_FN && from->tpls[i].output == x->output) return w_template(p, from, &i);
+    return false;
+  case TPL_GIVEN: return refuse(p, "such a result", value_nil());
   case TPL_LIST: w_u8(p, 'l'); break;
   case TPL_RECORD: w_u8(p, 'r'); break;
   }
@@ -266,7 +271,7 @@ static qn_value template_like(qn_vm *vm, const graph_body *b, const tpl_list *t,
     ok = !value_is_error(v);
     if (ok) l->items[i] = v;
   }
-  qn_value result = ok ? template_build(vm, t, l->items) : value_error();
+  qn_value result = ok ? template_build(vm, t, l->items, NULL) : value_error();
   value_release(vm, value_obj(TAG_LIST, l));
   return result;
 }

@@ -24,6 +24,15 @@ enum {
 
 /* ---- building -------------------------------------------------------------------------------------------------------------- */
 
+/* What tells the code of a function from all other, also from code that was freed where it is now. */
+static uint64_t code_id(const qn_fn *f) {
+  switch ((fn_kind)f->head.flags) {
+  case FN_GRAPH: return ((const graph_body *)f->code)->hash;
+  case FN_USER: return ((const fn_shared *)f->code)->id;
+  default: return (uint64_t)(uintptr_t)f->code;
+  }
+}
+
 static pat *pat_add(qn_vm *vm, pattern *p) {
   if (!mem_grow(vm, (void **)&p->pats, &p->cap, p->n + 1, sizeof *p->pats)) return NULL;
   pat *x = &p->pats[p->n++];
@@ -35,7 +44,13 @@ static pat *pat_add(qn_vm *vm, pattern *p) {
 /* Breaks the capture without ending the recording: the stand-in is then simply the value itself. */
 static void give_up(struct recording *r, break_reason why) { rec_stop_capture(r, why, NULL); }
 
-static qn_value stand_in(struct recording *r, qn_value v, int depth);
+/* Where a value stands in what it is a part of; NULL: it is the root itself. */
+typedef struct step {
+  const struct step *up;
+  uint32_t item;
+} step;
+
+static qn_value stand_in(struct recording *r, qn_value v, int depth, const step *at);
 
 static bool register_input(struct recording *r, pat *x, graph_type type, uint32_t *node) {
   x->input = r->g->ninputs;
@@ -79,9 +94,9 @@ static qn_value stand_in_array(struct recording *r, qn_value v) {
 }
 
 static qn_value stand_in_items(struct recording *r, const qn_value *from, qn_value *to, uint32_t n, qn_value whole,
-                               int depth) {
+                               int depth, const step *at) {
   for (uint32_t i = 0; i < n; i++) {
-    to[i] = stand_in(r, from[i], depth + 1);
+    to[i] = stand_in(r, from[i], depth + 1, &(step){at, i});
     if (value_is_error(to[i])) {
       to[i] = value_nil();
       value_release(r->vm, whole);
@@ -91,7 +106,30 @@ static qn_value stand_in_items(struct recording *r, const qn_value *from, qn_val
   return whole;
 }
 
-static qn_value stand_in(struct recording *r, qn_value v, int depth) {
+/* A function of the root that is being made: it is noted where, so that a result that holds it can tell. */
+static qn_fn *stand_in_fn(struct recording *r, const qn_fn *f, const step *at) {
+  qn_vm *vm = r->vm;
+  uint32_t steps = 0;
+  for (const step *s = at; s; s = s->up) steps++;
+  if (!mem_grow(vm, (void **)&r->fns, &r->fns_cap, r->nfns + 1, sizeof *r->fns) ||
+      !mem_grow(vm, (void **)&r->fn_paths, &r->fn_paths_cap, r->nfn_paths + steps, sizeof *r->fn_paths))
+    return NULL;
+  qn_fn *copy = fn_like(vm, f);
+  if (!copy) return NULL;
+  r->fns[r->nfns] =
+      (struct fn_place){value_retain(value_obj(TAG_FN, copy)), r->pattern.nroots - 1, r->nfn_paths, steps};
+  copy->stand = ++r->nfns;
+  for (const step *s = at; s; s = s->up) r->fn_paths[r->nfn_paths++] = s->item;
+  return copy;
+}
+
+/* NULL: it is none of the call's values. */
+static const struct fn_place *place_of(const struct recording *r, qn_value fn) {
+  uint32_t i = value_fn(fn)->stand;
+  return i && i <= r->nfns && r->fns[i - 1].stand_in.u.p == fn.u.p ? &r->fns[i - 1] : NULL;
+}
+
+static qn_value stand_in(struct recording *r, qn_value v, int depth, const step *at) {
   qn_vm *vm = r->vm;
   if (depth > PATTERN_DEPTH) give_up(r, BREAK_too_deep);
   if (r->pattern.n > PARTS_PER_LEAF * (uint64_t)r->vm->tune[TUNE_jit_leaves]) give_up(r, BREAK_too_many_leaves);
@@ -119,7 +157,7 @@ static qn_value stand_in(struct recording *r, qn_value v, int depth) {
     x->kind = PAT_LIST;
     x->tag = TAG_LIST;
     x->n = l->len;
-    return stand_in_items(r, l->items, copy->items, l->len, value_obj(TAG_LIST, copy), depth);
+    return stand_in_items(r, l->items, copy->items, l->len, value_obj(TAG_LIST, copy), depth, at);
   }
   case TAG_RECORD: {
     qn_record *rec = value_record(v);
@@ -136,7 +174,7 @@ static qn_value stand_in(struct recording *r, qn_value v, int depth) {
     x->tag = TAG_RECORD;
     x->n = rec->len;
     x->value = value_obj(TAG_RECORD, names);
-    return stand_in_items(r, rec->items, copy->items, rec->len, value_obj(TAG_RECORD, copy), depth);
+    return stand_in_items(r, rec->items, copy->items, rec->len, value_obj(TAG_RECORD, copy), depth, at);
   }
   case TAG_FN: {
     qn_fn *f = value_fn(v);
@@ -146,16 +184,11 @@ static qn_value stand_in(struct recording *r, qn_value v, int depth) {
     x->tag = f->head.flags;
     x->n = f->ncaptures;
     x->value.u.p = f->code;
-    if (f->head.flags == FN_GRAPH) x->layout = ((const graph_body *)f->code)->hash;
-    if (f->ncaptures == 0) return value_retain(v);
-    qn_fn *copy = fn_new(vm, (fn_kind)f->head.flags, f->code, f->ncaptures);
+    x->layout = code_id(f);
+    if (f->head.flags == FN_BUILTIN) return value_retain(v); /* the only one with this code */
+    qn_fn *copy = stand_in_fn(r, f, at);
     if (!copy) return value_error();
-    if (!mem_grow(vm, (void **)&r->fns, &r->fns_cap, r->nfns + 1, sizeof *r->fns)) {
-      value_release(vm, value_obj(TAG_FN, copy));
-      return value_error();
-    }
-    r->fns[r->nfns++] = (struct fn_pair){value_retain(value_obj(TAG_FN, copy)), value_retain(v)};
-    return stand_in_items(r, f->captures, copy->captures, f->ncaptures, value_obj(TAG_FN, copy), depth);
+    return stand_in_items(r, f->captures, copy->captures, f->ncaptures, value_obj(TAG_FN, copy), depth, at);
   }
   case TAG_UNSET:
   case TAG_NIL:
@@ -186,7 +219,7 @@ qn_value pattern_root(struct recording *r, root_kind kind, qn_value v, qn_value 
   *x = (root){.kind = (uint8_t)kind, .first = p->n, .slot = slot, .cell = cell, .name = name, .stand_in = value_nil()};
   if (kind == ROOT_ARG) x->arg = p->nargs++;
   p->nroots++;
-  qn_value s = stand_in(r, v, 0);
+  qn_value s = stand_in(r, v, 0, NULL);
   if (value_is_error(s)) return s;
   x = &p->roots[index];
   x->by_value = kind == ROOT_GLOBAL && p->leaves == leaves;
@@ -244,6 +277,14 @@ bool pattern_fix_layouts(struct recording *r) {
     }
   }
   mem_free(vm, seen, g->n);
+  return true;
+}
+
+bool pattern_any_text(pattern *p) {
+  for (uint32_t i = 0; i < p->n; i++)
+    if (p->pats[i].kind == PAT_ARRAY) return false;
+  for (uint32_t i = 0; i < p->n; i++)
+    if (p->pats[i].kind == PAT_EXACT && p->pats[i].tag == TAG_STR) p->pats[i].n = 1;
   return true;
 }
 
@@ -351,7 +392,7 @@ static bool match_exact(const pat *x, qn_value v) {
   case TAG_BOOL:
   case TAG_DTYPE:
   case TAG_DEVICE: return v.u.i == x->value.u.i;
-  case TAG_STR: return v.u.p == x->value.u.p || str_equal(value_str(v), value_str(x->value));
+  case TAG_STR: return x->n || v.u.p == x->value.u.p || str_equal(value_str(v), value_str(x->value));
   case TAG_RANGE: {
     const qn_range *a = value_range(v), *b = value_range(x->value);
     return a->start == b->start && a->stop == b->stop && a->step == b->step;
@@ -360,30 +401,27 @@ static bool match_exact(const pat *x, qn_value v) {
   }
 }
 
-/* Graphs are the same by what they are, since one may be freed and another be where it was. */
-static bool same_code(const pat *x, const qn_fn *f) {
-  return x->tag == FN_GRAPH ? x->layout == ((const graph_body *)f->code)->hash : x->value.u.p == f->code;
+/* All but how it lies in memory. */
+static inline bool fits_array(const pat *x, const int64_t *dims, const qn_array *a) {
+  if (a->dtype != x->dtype || a->rank != x->rank || (x->n != PAT_ANY_DEVICE && a->device != x->n)) return false;
+  for (int i = 0, rank = x->rank; i < rank; i++)
+    if (a->shape[i] != dims[x->dims + (uint32_t)i]) return false;
+  return true;
 }
 
 static bool match(matcher *m, qn_value v) {
   if (is_cut(m->p, m->at)) return true;
   const pat *x = &m->p->pats[m->at++];
   switch ((pat_kind)x->kind) {
-  case PAT_ARRAY: {
-    if (!value_is(v, TAG_ARRAY)) return miss(m, v);
-    qn_array *a = value_array(v);
-    const int64_t *dims = m->p->dims + x->dims;
-    if (a->dtype != x->dtype || a->rank != x->rank || (x->n != PAT_ANY_DEVICE && a->device != x->n)) return miss(m, v);
-    for (int i = 0; i < a->rank; i++)
-      if (a->shape[i] != dims[i]) return miss(m, v);
-    if (x->layout && x->layout != strides_code(a)) {
+  case PAT_ARRAY:
+    if (!value_is(v, TAG_ARRAY) || !fits_array(x, m->p->dims, value_array(v))) return miss(m, v);
+    m->inputs[x->input] = value_array(v);
+    if (x->layout && x->layout != strides_code(value_array(v))) {
       if (m->why) print_place(m->p, m->at - 1, m->why);
       if (m->why) text_adds(m->why, " lies in memory otherwise");
       return false;
     }
-    m->inputs[x->input] = a;
     return true;
-  }
   case PAT_SCALAR:
     if ((v.head & 0xff) != x->tag) return miss(m, v);
     m->inputs[x->input] = NULL;
@@ -407,7 +445,7 @@ static bool match(matcher *m, qn_value v) {
   case PAT_FN: {
     if (!value_is(v, TAG_FN)) return miss(m, v);
     const qn_fn *f = value_fn(v);
-    if (f->head.flags != x->tag || f->ncaptures != x->n || !same_code(x, f)) return miss(m, v);
+    if (f->head.flags != x->tag || f->ncaptures != x->n || code_id(f) != x->layout) return miss(m, v);
     for (uint32_t i = 0; i < f->ncaptures; i++)
       if (!match(m, f->captures[i])) return false;
     return true;
@@ -423,9 +461,21 @@ bool pattern_match(const pattern *p, bool check_by_value, qn_value fn, const qn_
     if (why) text_adds(why, "another number of arguments");
     return false;
   }
+  const pat *pats = p->pats;
+  const int64_t *dims = p->dims;
+  uint32_t npats = p->n;
   for (uint32_t i = 0; i < p->nroots; i++) {
     const root *x = &p->roots[i];
     if (x->by_value && !check_by_value) continue;
+    if (x->kind == ROOT_ARG && x->first < npats &&
+        value_is(args[x->arg], TAG_ARRAY)) { /* most of them, without a call */
+      const pat *y = &pats[x->first];
+      qn_array *a = value_array(args[x->arg]);
+      if (y->kind == PAT_ARRAY && !y->layout && fits_array(y, dims, a)) {
+        inputs[y->input] = a;
+        continue;
+      }
+    }
     m.at = x->first;
     if (!match(&m, x->kind == ROOT_ARG ? args[x->arg] : x->kind == ROOT_FN ? fn : *x->slot)) return false;
   }
@@ -448,7 +498,7 @@ static uint64_t hash_value(uint64_t h, qn_value v, int depth, uint32_t *left) {
   case TAG_STR: return mix(h, str_hash_of(value_str(v)));
   case TAG_FN: {
     const qn_fn *f = value_fn(v);
-    h = mix(h, f->head.flags == FN_GRAPH ? ((const graph_body *)f->code)->hash : (uint64_t)(uintptr_t)f->code);
+    h = mix(h, code_id(f));
     for (uint32_t i = 0; i < f->ncaptures && depth < PATTERN_DEPTH && *left; i++) {
       (*left)--;
       h = hash_value(h, f->captures[i], depth + 1, left);
@@ -489,7 +539,7 @@ uint64_t pattern_own_hash(const pattern *p, uint64_t h) {
     h = mix(mix(h, x->n), x->input);
     for (int k = 0; x->kind == PAT_ARRAY && k < x->rank; k++) h = mix(h, (uint64_t)p->dims[x->dims + k]);
     if (x->kind == PAT_FN)
-      h = mix(h, x->tag == FN_GRAPH ? x->layout : (uint64_t)(uintptr_t)x->value.u.p);
+      h = mix(h, x->layout);
     else
       h = value_structure_hash(x->value, h);
   }
@@ -576,7 +626,12 @@ static uint32_t print_pat(const pattern *p, uint32_t at, text_buf *out) {
   switch ((pat_kind)x->kind) {
   case PAT_ARRAY: text_shape(out, (qn_dtype)x->dtype, x->rank, p->dims + x->dims); break;
   case PAT_SCALAR: text_adds(out, x->tag == TAG_INT ? "int" : "float"); break;
-  case PAT_EXACT: text_kind(out, x->value); break;
+  case PAT_EXACT:
+    if (x->tag == TAG_STR && x->n)
+      text_adds(out, "any text");
+    else
+      text_kind(out, x->value);
+    break;
   case PAT_FN: text_adds(out, "fn"); break;
   case PAT_LIST: text_adds(out, "("); break;
   case PAT_RECORD: text_adds(out, "{"); break;
@@ -641,6 +696,29 @@ static bool output_of(struct recording *r, node_list *nodes, tpl *x, uint32_t no
   return false;
 }
 
+/* A function that the call was given. */
+static bool give(struct recording *r, tpl_list *out, const struct fn_place *f) {
+  qn_vm *vm = r->vm;
+  const root *from = &r->pattern.roots[f->root];
+  uint32_t need = out->npaths + f->steps + 2;
+  if (!mem_grow(vm, (void **)&out->paths, &out->paths_cap, need, sizeof *out->paths)) return false;
+  tpl *x = tpl_add(vm, out, TPL_GIVEN);
+  if (!x) return false;
+  x->n = f->steps;
+  x->output = out->npaths;
+  out->paths[out->npaths++] = from->kind;
+  out->paths[out->npaths++] = from->kind == ROOT_ARG ? from->arg : f->root;
+  for (uint32_t i = 0; i < f->steps; i++) out->paths[out->npaths++] = r->fn_paths[f->path + i];
+  return true;
+}
+
+/* The number of a new function that is in the template already, else 0. */
+static uint32_t made_before(const tpl_list *t, qn_value fn) {
+  uint32_t i = value_fn(fn)->stand;
+  const tpl *x = i && i <= t->n ? &t->tpls[i - 1] : NULL;
+  return x && x->kind == TPL_FN && fn_same(x->value, fn) ? x->output : 0;
+}
+
 /* `whole`: what v is a part of; unset where the template is an entry's, which has no more parts than a pattern may have. */
 static bool make(struct recording *r, qn_value v, tpl_list *out, node_list *nodes, break_reason *broken, int depth,
                  qn_value whole) {
@@ -663,6 +741,7 @@ static bool make(struct recording *r, qn_value v, tpl_list *out, node_list *node
   const qn_value *items = NULL;
   uint32_t n = 0;
   tpl_kind kind = TPL_VALUE;
+  bool makes = false; /* a new function */
   switch (value_tag_of(v)) {
   case TAG_ARRAY: *broken = BREAK_untracked_result; return false;
   case TAG_LIST:
@@ -675,13 +754,23 @@ static bool make(struct recording *r, qn_value v, tpl_list *out, node_list *node
     items = value_record(v)->items;
     n = value_record(v)->len;
     break;
-  case TAG_FN:
-    if (value_fn(v)->ncaptures) {
+  case TAG_FN: {
+    const struct fn_place *given = nodes ? NULL : place_of(r, v);
+    if (given) return give(r, out, given);
+    makes = !nodes && value_fn(v)->id > r->last_fn;
+    uint32_t number = makes ? made_before(out, v) : 0;
+    if (number) {
+      tpl *x = tpl_add(vm, out, TPL_AGAIN);
+      if (x) x->output = number;
+      return x != NULL;
+    }
+    if (makes || value_fn(v)->ncaptures) {
       kind = TPL_FN;
       items = value_fn(v)->captures;
       n = value_fn(v)->ncaptures;
     }
     break;
+  }
   default: break;
   }
   tpl *x = tpl_add(vm, out, kind);
@@ -692,10 +781,13 @@ static bool make(struct recording *r, qn_value v, tpl_list *out, node_list *node
     if (!names) return false;
     x->value = value_obj(TAG_RECORD, names);
   } else if (kind == TPL_FN) {
-    /* Only the code matters; a copy without captured data would lose the count, so keep the kind and code of the original. */
-    qn_fn *bare = fn_new(vm, (fn_kind)value_fn(v)->head.flags, value_fn(v)->code, n);
+    qn_fn *bare = fn_like(vm, value_fn(v));
     if (!bare) return false;
     x->value = value_obj(TAG_FN, bare);
+    if (makes) {
+      x->output = ++out->made;
+      value_fn(v)->stand = out->n;
+    }
   } else if (kind == TPL_VALUE) {
     v.head &= 0xff;
     x->value = value_retain(v);
@@ -720,31 +812,75 @@ bool template_of_nodes(struct recording *r, qn_value v, tpl_list *out, node_list
 }
 
 bool template_copy(qn_vm *vm, const tpl_list *from, tpl_list *to) {
-  if (!mem_grow(vm, (void **)&to->tpls, &to->cap, from->n, sizeof *to->tpls)) return false;
+  if (!mem_grow(vm, (void **)&to->tpls, &to->cap, from->n, sizeof *to->tpls) ||
+      !mem_grow(vm, (void **)&to->paths, &to->paths_cap, from->npaths, sizeof *to->paths))
+    return false;
   for (uint32_t i = 0; i < from->n; i++) {
     to->tpls[i] = from->tpls[i];
     value_retain(to->tpls[i].value);
   }
   to->n = from->n;
+  to->made = from->made;
+  to->npaths = from->npaths;
+  if (from->npaths) memcpy(to->paths, from->paths, from->npaths * sizeof *to->paths);
   return true;
 }
 
 uint64_t template_hash(const tpl_list *t, uint64_t h) {
   for (uint32_t i = 0; i < t->n; i++) {
     const tpl *x = &t->tpls[i];
-    h = mix(h, (uint64_t)x->kind << 48 | (uint64_t)x->n << 16 | (x->kind == TPL_OUTPUT ? x->output : 0));
+    h = mix(h, (uint64_t)x->kind << 48 | (uint64_t)x->n << 16 | (x->kind != TPL_GIVEN ? x->output : 0));
+    for (uint32_t k = 0; x->kind == TPL_GIVEN && k < x->n + 2; k++) h = mix(h, t->paths[x->output + k]);
     h = value_structure_hash(x->value, h);
   }
   return h;
 }
 
-static qn_value build(qn_vm *vm, const tpl_list *t, uint32_t *at, const qn_value *outputs) {
-  const tpl *x = &t->tpls[(*at)++];
+/* A function among the values of a call; borrowed. */
+static qn_value given_value(const tpl_list *t, const tpl *x, const call_values *call) {
+  const uint32_t *path = t->paths + x->output;
+  qn_value v = path[0] == ROOT_ARG  ? call->args[path[1]]
+               : path[0] == ROOT_FN ? call->fn
+                                    : *call->p->roots[path[1]].slot;
+  for (uint32_t i = x->n; i-- > 0;) {
+    uint32_t item = path[2 + i];
+    v = value_is(v, TAG_LIST)     ? value_list(v)->items[item]
+        : value_is(v, TAG_RECORD) ? value_record(v)->items[item]
+                                  : value_fn(v)->captures[item];
+  }
+  return v;
+}
+
+void template_bind(qn_vm *vm, tpl_list *t, uint32_t nargs, const call_values *call) {
+  for (uint32_t i = 0; i < t->n; i++) {
+    tpl *x = &t->tpls[i];
+    if (x->kind != TPL_GIVEN || (t->paths[x->output] == ROOT_ARG && t->paths[x->output + 1] < nargs)) continue;
+    value_release(vm, x->value);
+    *x = (tpl){.kind = TPL_VALUE, .value = value_retain(given_value(t, x, call))};
+  }
+}
+
+typedef struct building {
+  qn_vm *vm;
+  const tpl_list *t;
+  uint32_t at;
+  const qn_value *outputs;
+  const call_values *call;
+  qn_value *made; /* new functions; borrowed */
+} building;
+
+static qn_value build(building *b) {
+  qn_vm *vm = b->vm;
+  const tpl *x = &b->t->tpls[b->at++];
   qn_value whole;
   qn_value *items;
   switch ((tpl_kind)x->kind) {
-  case TPL_OUTPUT: return value_retain(outputs[x->output]);
+  case TPL_OUTPUT: return value_retain(b->outputs[x->output]);
   case TPL_VALUE: return value_retain(x->value);
+  case TPL_AGAIN: return value_retain(b->made[x->output - 1]);
+  case TPL_GIVEN:
+    if (!b->call) return raise(vm, E_internal, SPAN_NONE, "a template of nodes has a function of a call");
+    return value_retain(given_value(b->t, x, b->call));
   case TPL_LIST: {
     qn_list *l = list_new(vm, x->n);
     if (!l) return value_error();
@@ -760,16 +896,19 @@ static qn_value build(qn_vm *vm, const tpl_list *t, uint32_t *at, const qn_value
     break;
   }
   default: {
-    qn_fn *bare = value_fn(x->value);
-    qn_fn *f = fn_new(vm, (fn_kind)bare->head.flags, bare->code, x->n);
+    qn_fn *f = fn_like(vm, value_fn(x->value));
     if (!f) return value_error();
     whole = value_obj(TAG_FN, f);
+    if (x->output) {
+      fn_renew(vm, f);
+      b->made[x->output - 1] = whole;
+    }
     items = f->captures;
     break;
   }
   }
   for (uint32_t i = 0; i < x->n; i++) {
-    items[i] = build(vm, t, at, outputs);
+    items[i] = build(b);
     if (value_is_error(items[i])) {
       items[i] = value_nil();
       value_release(vm, whole);
@@ -779,9 +918,14 @@ static qn_value build(qn_vm *vm, const tpl_list *t, uint32_t *at, const qn_value
   return whole;
 }
 
-qn_value template_build(qn_vm *vm, const tpl_list *t, const qn_value *outputs) {
-  uint32_t at = 0;
-  return build(vm, t, &at, outputs);
+qn_value template_build(qn_vm *vm, const tpl_list *t, const qn_value *outputs, const call_values *call) {
+  qn_value few[8];
+  size_t bytes = t->made * sizeof(qn_value);
+  building b = {.vm = vm, .t = t, .outputs = outputs, .call = call, .made = few};
+  if (t->made > sizeof few / sizeof *few && !(b.made = mem_alloc(vm, bytes))) return value_error();
+  qn_value result = build(&b);
+  if (b.made != few) mem_free(vm, b.made, bytes);
+  return result;
 }
 
 static uint32_t print_template(const tpl_list *t, uint32_t at, const graph *g, text_buf *out) {
@@ -794,7 +938,8 @@ static uint32_t print_template(const tpl_list *t, uint32_t at, const graph *g, t
     else
       text_shape(out, (qn_dtype)type->dtype, type->rank, type->shape);
   }
-  if (x->kind == TPL_VALUE || x->kind == TPL_OUTPUT) return at;
+  if (x->kind == TPL_GIVEN || x->kind == TPL_AGAIN) text_adds(out, "a function");
+  if (x->kind != TPL_FN && x->kind != TPL_LIST && x->kind != TPL_RECORD) return at;
   text_adds(out, x->kind == TPL_RECORD ? "{" : x->kind == TPL_LIST ? "(" : "a function over (");
   for (uint32_t i = 0; i < x->n; i++) {
     if (i) text_adds(out, ", ");
@@ -812,5 +957,6 @@ void template_print(const tpl_list *t, const graph *g, text_buf *out) {
 void template_free(qn_vm *vm, tpl_list *t) {
   for (uint32_t i = 0; i < t->n; i++) value_release(vm, t->tpls[i].value);
   mem_free(vm, t->tpls, t->cap * sizeof *t->tpls);
+  mem_free(vm, t->paths, t->paths_cap * sizeof *t->paths);
   memset(t, 0, sizeof *t);
 }

@@ -34,6 +34,7 @@ const char *const break_cures[BREAK_COUNT] = {
 /* ---- life ------------------------------------------------------------------------------------------------------------------ */
 
 /* A recording that begins below it has room for its ids: no graph has so many nodes. */
+enum { NODES_APART = 1 << 16 };
 static const uint32_t NODES_END = UINT32_MAX - ((uint32_t)1 << 28);
 
 struct recording *rec_begin(qn_vm *vm, bool capture) {
@@ -48,9 +49,16 @@ struct recording *rec_begin(qn_vm *vm, bool capture) {
   r->vm = vm;
   if (vm->next_node > NODES_END) vm->next_node = 1;
   r->base = vm->next_node;
+  r->outer = vm->rec;
+  if (r->outer) r->base = r->outer->base + r->outer->g->n + NODES_APART;
+  /* Recordings that wait for a callback have their ids, and some more. */
+  for (const vm_host *h = vm->host; h; h = h->outer)
+    if (h->rec && r->base < h->rec->base + h->rec->g->n + NODES_APART)
+      r->base = h->rec->base + h->rec->g->n + NODES_APART;
   r->device = vm->device;
   r->done = 1;
   r->capturing = capture;
+  r->last_fn = vm->last_fn;
   r->active = value_nil();
   vm->rec = r;
   jit_of(vm)->recordings++;
@@ -68,12 +76,15 @@ static void adopt(qn_vm *vm, qn_array *a, qn_array *result) {
   (void)vm;
 }
 
-/* Inputs of a capture have no data as long as it goes on, so that nothing can look at it unseen. Gives them theirs. */
-static void show_inputs(struct recording *r) {
-  for (uint32_t i = 0; i < r->nstand_ins; i++) {
-    qn_array *a = r->stand_ins[i];
-    adopt(r->vm, a, value_array(r->vals[a->node - r->base]));
-  }
+/* What the program holds has no data as long as a capture goes on, so that nothing can look at it unseen. Gives it what there is. */
+static void show_values(struct recording *r) {
+  for (uint32_t i = 0; i < r->vals_cap; i++)
+    if (r->stand_ins[i] && value_is(r->vals[i], TAG_ARRAY)) adopt(r->vm, r->stand_ins[i], value_array(r->vals[i]));
+}
+
+/* Has data that the program must not see yet: it gets a stand-in of it. */
+static bool hides(const struct recording *r, uint32_t node) {
+  return r->capturing && !r->ending && r->g->nodes[node].kind == NODE_OP;
 }
 
 void rec_stop_capture(struct recording *r, break_reason why, const char *text) {
@@ -82,7 +93,7 @@ void rec_stop_capture(struct recording *r, break_reason why, const char *text) {
   r->why = why;
   r->why_at = r->at;
   snprintf(r->why_text, sizeof r->why_text, "%s", text ? text : "");
-  show_inputs(r);
+  show_values(r);
 }
 
 qn_array *rec_input(struct recording *r, uint32_t node, qn_array *data) {
@@ -94,21 +105,40 @@ qn_array *rec_input(struct recording *r, uint32_t node, qn_array *data) {
   a->node = data->node;
   a->device = data->device;
   if (!r->capturing) adopt(vm, a, data);
-  if (!mem_grow(vm, (void **)&r->stand_ins, &r->stand_ins_cap, r->nstand_ins + 1, sizeof *r->stand_ins)) {
-    value_release(vm, value_obj(TAG_ARRAY, a));
-    return NULL;
-  }
-  r->stand_ins[r->nstand_ins++] = a;
+  r->stand_ins[node] = a;
   a->head.refs++;
   return a;
 }
 
+/* Other recordings may have come and gone while this one waited for a callback. */
+static void free_ids(struct recording *r) {
+  if (r->vm->next_node < r->base + r->g->n) r->vm->next_node = r->base + r->g->n;
+}
+
+void rec_abandon(qn_vm *vm) {
+  while (vm->rec) {
+    struct recording *outer = vm->rec->outer;
+    rec_free(vm->rec);
+    vm->rec = outer;
+  }
+  if (vm->run || !vm->jit) return;
+  /* Nothing runs any more, so neither does what these speak of. */
+  vm_jit *j = jit_of(vm);
+  j->nojit = j->alone = 0;
+  j->sync_once = false;
+  j->watched = NULL;
+  value_release(vm, j->watched_fn);
+  value_release(vm, j->watched_args);
+  j->watched_fn = j->watched_args = value_unset();
+}
+
 bool rec_end(struct recording *r) {
   if (r->ended) return true;
-  show_inputs(r);
+  r->ending = true;
+  show_values(r);
   bool ok = rec_run_pending(r);
   r->ended = true;
-  r->vm->next_node = r->base + r->g->n;
+  free_ids(r);
   if (r->vm->rec == r) r->vm->rec = NULL;
   return ok;
 }
@@ -117,16 +147,20 @@ void rec_free(struct recording *r) {
   qn_vm *vm = r->vm;
   if (!r->ended) {
     r->ended = true;
-    vm->next_node = r->base + r->g->n;
+    free_ids(r);
     if (vm->rec == r) vm->rec = NULL;
   }
-  for (uint32_t i = 0; i < r->nfns; i++) {
-    value_release(vm, r->fns[i].original);
-    value_release(vm, r->fns[i].stand_in);
-  }
+  for (uint32_t i = 0; i < r->nfns; i++) value_release(vm, r->fns[i].stand_in);
   mem_free(vm, r->fns, r->fns_cap * sizeof *r->fns);
-  for (uint32_t i = 0; i < r->nstand_ins; i++) value_release(vm, value_obj(TAG_ARRAY, r->stand_ins[i]));
+  mem_free(vm, r->fn_paths, r->fn_paths_cap * sizeof *r->fn_paths);
+  for (uint32_t i = 0; i < r->stand_ins_cap; i++)
+    if (r->stand_ins[i]) value_release(vm, value_obj(TAG_ARRAY, r->stand_ins[i]));
   mem_free(vm, r->stand_ins, r->stand_ins_cap * sizeof *r->stand_ins);
+  while (r->nborrowed) {
+    const struct borrowed *b = &r->borrowed[--r->nborrowed];
+    b->array->node = b->node;
+  }
+  mem_free(vm, r->borrowed, r->borrowed_cap * sizeof *r->borrowed);
   for (uint32_t i = 0; i < r->vals_cap; i++) value_release(vm, r->vals[i]);
   mem_free(vm, r->vals, r->vals_cap * sizeof *r->vals);
   mem_free(vm, r->calls, r->calls_cap * sizeof *r->calls);
@@ -146,7 +180,10 @@ bool rec_room(struct recording *r) {
     return false;
   }
   if (r->g->n <= r->vals_cap) return true;
-  uint32_t old = r->vals_cap;
+  uint32_t old = r->stand_ins_cap;
+  if (!mem_grow(r->vm, (void **)&r->stand_ins, &r->stand_ins_cap, r->g->n, sizeof *r->stand_ins)) return false;
+  for (uint32_t i = old; i < r->stand_ins_cap; i++) r->stand_ins[i] = NULL;
+  old = r->vals_cap;
   if (!mem_grow(r->vm, (void **)&r->vals, &r->vals_cap, r->g->n, sizeof *r->vals)) return false;
   for (uint32_t i = old; i < r->vals_cap; i++) r->vals[i] = value_unset();
   return true;
@@ -214,9 +251,7 @@ uint32_t rec_traced(const struct recording *r, qn_value v) {
   if (node >= r->vals_cap) return 0;
   qn_value own = r->vals[node];
   if ((own.head & 0xff) == (v.head & 0xff) && own.u.i == v.u.i) return node;
-  for (uint32_t i = 0; array && r->g->nodes[node].kind == NODE_INPUT && i < r->nstand_ins; i++)
-    if (r->stand_ins[i] == v.u.p) return node;
-  return 0;
+  return array && r->stand_ins[node] == v.u.p ? node : 0;
 }
 
 static uint32_t keep(struct recording *r, uint32_t node, qn_value owned) {
@@ -234,6 +269,14 @@ static graph_type type_of_array(const qn_array *a) {
   return t;
 }
 
+/* Is the value traced in a recording that waits until this one has ended? */
+static bool waits_for(const struct recording *r, qn_value v) {
+  if (r->outer && rec_traced(r->outer, v)) return true;
+  for (const vm_host *h = r->vm->host; h; h = h->outer)
+    if (h->rec && h->rec != r && rec_traced(h->rec, v)) return true;
+  return false;
+}
+
 uint32_t rec_node(struct recording *r, qn_value v) {
   uint32_t node = rec_traced(r, v);
   if (node) return node;
@@ -241,11 +284,18 @@ uint32_t rec_node(struct recording *r, qn_value v) {
     qn_array *a = value_array(v);
     /* Nobody said where it comes from: fine for deferred execution, but no entry could find it again. */
     rec_stop_capture(r, BREAK_untracked, NULL);
-    node = graph_input(r->g, type_of_array(a), rec_site(r));
-    if (node) a->node = r->base + node;
-    return keep(r, node, value_retain(v));
+    bool waits = waits_for(r, v);
+    if (waits && !mem_grow(r->vm, (void **)&r->borrowed, &r->borrowed_cap, r->nborrowed + 1, sizeof *r->borrowed))
+      return 0;
+    node = keep(r, graph_input(r->g, type_of_array(a), rec_site(r)), value_retain(v));
+    if (!node) return 0;
+    if (waits) r->borrowed[r->nborrowed++] = (struct borrowed){a, a->node}; /* which is kept */
+    a->node = r->base + node;
+    return node;
   }
   qn_dtype d = value_is(v, TAG_BOOL) ? QN_bool : value_is(v, TAG_INT) ? QN_i64 : QN_f64;
+  if (r->outer && rec_traced(r->outer, v)) /* a number of the outer one: it stays that */
+    return keep(r, graph_input(r->g, (graph_type){.dtype = (uint8_t)d, .weak = true}, rec_site(r)), v);
   node = graph_const_scalar(r->g, d, true, d == QN_f64 ? v.u.f : 0, d == QN_f64 ? 0 : v.u.i, rec_site(r));
   return keep(r, node, (qn_value){.head = v.head & 0xff, .u = v.u});
 }
@@ -292,6 +342,21 @@ static bool load_const(struct recording *r, uint32_t i) {
   return true;
 }
 
+/* A result is the value of node i from now on. What an op gives back may be its operand, which keeps its own node: then the
+ * result gets a header of its own. */
+static bool name_node(struct recording *r, qn_value *v, uint32_t i) {
+  if (!value_is(*v, TAG_ARRAY)) return true;
+  qn_array *a = value_array(*v);
+  if (a->head.refs > 1) {
+    qn_array *own = array_view(r->vm, a, (qn_dtype)a->dtype, a->rank, a->shape, a->strides, a->offset);
+    value_release(r->vm, *v);
+    *v = own ? value_obj(TAG_ARRAY, own) : value_error();
+    if (!(a = own)) return false;
+  }
+  a->node = r->base + i;
+  return true;
+}
+
 /* Executes node i on its operands' values, which exist. */
 static bool run_node(struct recording *r, uint32_t i) {
   qn_vm *vm = r->vm;
@@ -323,19 +388,36 @@ static bool run_node(struct recording *r, uint32_t i) {
     raise_at_site(r, n->site);
     return false;
   }
+  if (value_is(out, TAG_ARRAY) && value_is(r->vals[i], TAG_ARRAY) && hides(r, i)) {
+    if (!name_node(r, &out, i)) return false;
+    r->stand_ins[i] = value_array(r->vals[i]);
+    r->vals[i] = out;
+    return true;
+  }
   if (value_is(out, TAG_ARRAY) && value_is(r->vals[i], TAG_ARRAY)) {
     adopt(vm, value_array(r->vals[i]), value_array(out));
     value_release(vm, out);
-  } else {
-    value_release(vm, r->vals[i]);
-    r->vals[i] = out;
+    return true;
   }
+  if (!name_node(r, &out, i)) return false;
+  value_release(vm, r->vals[i]);
+  r->vals[i] = out;
   return true;
 }
 
 /* Does somebody besides the recording hold node i's array? */
 static bool held(const struct recording *r, uint32_t i) {
-  return value_is(r->vals[i], TAG_ARRAY) && ((obj_head *)r->vals[i].u.p)->refs > 1;
+  if (!value_is(r->vals[i], TAG_ARRAY)) return false;
+  if (r->stand_ins[i] && r->g->nodes[i].kind == NODE_OP) return r->stand_ins[i]->head.refs > 1;
+  return ((obj_head *)r->vals[i].u.p)->refs > 1;
+}
+
+/* Nobody needs node i's value now; who does later gets it computed again. */
+static void let_go(struct recording *r, uint32_t i) {
+  value_release(r->vm, r->vals[i]);
+  r->vals[i] = value_unset();
+  if (r->stand_ins[i]) value_release(r->vm, value_obj(TAG_ARRAY, r->stand_ins[i]));
+  r->stand_ins[i] = NULL;
 }
 
 static bool node_has_value(const struct recording *r, uint32_t i) {
@@ -423,11 +505,8 @@ bool rec_run_pending(struct recording *r) {
     }
     for (int k = 0; k < node->nin; k++) {
       uint32_t j = node->in[k];
-      if (--uses[j] == 0 && !r->grads && g->nodes[j].kind == NODE_OP && value_is(r->vals[j], TAG_ARRAY) &&
-          !held(r, j)) {
-        value_release(vm, r->vals[j]);
-        r->vals[j] = value_unset();
-      }
+      if (--uses[j] == 0 && !r->grads && g->nodes[j].kind == NODE_OP && value_is(r->vals[j], TAG_ARRAY) && !held(r, j))
+        let_go(r, j);
     }
   }
   vm->rec = active;
@@ -437,6 +516,26 @@ bool rec_run_pending(struct recording *r) {
   r->reopened = false;
   r->pending_bytes = 0;
   return ok;
+}
+
+/* Pending results that somebody holds. */
+static size_t held_bytes(const struct recording *r) {
+  size_t bytes = 0;
+  for (uint32_t i = r->reopened ? 1 : r->done; i < r->g->n && i < r->vals_cap; i++) {
+    if (r->g->nodes[i].kind != NODE_OP || !held(r, i) || node_has_value(r, i)) continue;
+    const qn_array *a = value_array(r->vals[i]);
+    bytes += (size_t)a->size * dtype_size((qn_dtype)a->dtype);
+  }
+  return bytes;
+}
+
+/* The pending results that somebody holds take more than jit.pending_bytes: computes them. A capture goes on: the program sees no more
+ * than before. */
+static bool run_early(struct recording *r) {
+  if (!rec_run_pending(r)) return false;
+  for (uint32_t i = 1; i < r->g->n && !r->grads && !r->lanes; i++)
+    if (r->g->nodes[i].kind == NODE_OP && value_is(r->vals[i], TAG_ARRAY) && !held(r, i)) let_go(r, i);
+  return true;
 }
 
 bool rec_break(struct recording *r, break_reason why, const char *text) {
@@ -465,19 +564,35 @@ qn_value rec_computed(struct recording *r, uint32_t node) {
   return ok ? plain(value_retain(r->vals[node])) : value_error();
 }
 
-/* hooks.force: somebody needs the data of a pending array. */
-static bool rec_force(qn_vm *vm, qn_array *a) {
-  struct recording *r = vm->rec;
-  if (r && r->hollow && rec_traced(r, value_obj(TAG_ARRAY, a))) {
+/* An array of the recording in progress is to have data. */
+static bool force_traced(qn_vm *vm, struct recording *r, qn_array *a) {
+  if (r->hollow) {
     raise(vm, E_no_graph, SPAN_NONE, "a graph is being rewritten: its arrays have no elements to look at");
     return false;
   }
+  if (rec_is_lane(vm, value_obj(TAG_ARRAY, a))) {
+    lanes_raise_read(r, value_obj(TAG_ARRAY, a));
+    return false;
+  }
+  return rec_break(r, BREAK_host_read, NULL);
+}
+
+/* hooks.force: somebody needs the data of a pending array. */
+static bool rec_force(qn_vm *vm, qn_array *a) {
+  struct recording *r = vm->rec;
   if (r && rec_traced(r, value_obj(TAG_ARRAY, a))) {
-    if (rec_is_lane(vm, value_obj(TAG_ARRAY, a))) {
-      lanes_raise_read(r, value_obj(TAG_ARRAY, a));
-      return false;
-    }
-    if (!rec_break(r, BREAK_host_read, NULL)) return false;
+    if (!force_traced(vm, r, a)) return false;
+    if (!array_pending(a)) return true;
+  }
+  /* A callback of the host looks at what the evaluation around it has made. */
+  for (vm_host *h = vm->host; h; h = h->outer) {
+    if (!h->rec || !rec_traced(h->rec, value_obj(TAG_ARRAY, a))) continue;
+    struct recording *active = vm->rec;
+    vm->rec = h->rec;
+    bool ok = force_traced(vm, h->rec, a);
+    h->rec = vm->rec; /* NULL where that has ended it */
+    vm->rec = active;
+    if (!ok) return false;
     if (!array_pending(a)) return true;
   }
   raise(vm, E_internal, SPAN_NONE, "an array has lost its data");
@@ -563,9 +678,9 @@ qn_value rec_value_of(struct recording *r, uint32_t node) {
     if (value_is(r->vals[node], TAG_UNSET) && !eval_weak(r, node)) return value_error();
     return value_traced(plain(r->vals[node]), r->base + node);
   }
-  for (uint32_t i = 0; n->kind == NODE_INPUT && i < r->nstand_ins; i++)
-    if (r->stand_ins[i]->node == r->base + node) return value_retain(value_obj(TAG_ARRAY, r->stand_ins[i]));
-  if (!value_is(r->vals[node], TAG_UNSET)) return value_retain(r->vals[node]);
+  if (r->stand_ins[node]) return value_retain(value_obj(TAG_ARRAY, r->stand_ins[node]));
+  bool stand_in = node_has_value(r, node) && hides(r, node);
+  if (!value_is(r->vals[node], TAG_UNSET) && !stand_in) return value_retain(r->vals[node]);
   if (n->kind == NODE_CONST) return load_const(r, node) ? value_retain(r->vals[node]) : value_error();
   int64_t shape[ARRAY_MAX_RANK];
   for (int k = 0; k < n->type.rank; k++) shape[k] = dim_hint(&r->g->dims, n->type.shape[k]);
@@ -574,6 +689,10 @@ qn_value rec_value_of(struct recording *r, uint32_t node) {
   a->node = r->base + node;
   a->device = r->device;
   a->head.refs++;
+  if (stand_in) {
+    r->stand_ins[node] = a;
+    return value_obj(TAG_ARRAY, a);
+  }
   r->vals[node] = value_obj(TAG_ARRAY, a);
   r->pending_bytes += (size_t)a->size * dtype_size((qn_dtype)a->dtype);
   r->reopened |= node < r->done;
@@ -624,7 +743,7 @@ static qn_value apply_data_shaped(struct recording *r, op_id op, const qn_value 
   vm->rec = active;
   if (!active || value_is_error(out)) return out;
   uint32_t node = graph_node_raw(r->g, op, nodes, nin, attr, type_of_array(value_array(out)), site);
-  value_array(out)->node = r->base + node;
+  if (!name_node(r, &out, node)) return value_error();
   if (!keep(r, node, value_retain(out))) {
     value_release(vm, out);
     return value_error();
@@ -639,8 +758,10 @@ bool rec_appended(struct recording *r) {
   if (r->lanes_held.on) return true; /* a backward pass whose cotangents have no values, of any length: nothing runs */
   if (r->g->n - (r->capturing ? 0 : r->done) > (uint64_t)vm->tune[TUNE_jit_nodes])
     return rec_break(r, BREAK_too_many_nodes, NULL);
-  if (r->pending_bytes > (size_t)vm->tune[TUNE_jit_pending_bytes]) return rec_break(r, BREAK_too_many_bytes, NULL);
-  return true;
+  size_t most = (size_t)vm->tune[TUNE_jit_pending_bytes];
+  if (r->pending_bytes <= most || r->hollow) return true;
+  r->pending_bytes = held_bytes(r);
+  return r->pending_bytes <= most - most / 8 || run_early(r); /* so it is not counted again after every node */
 }
 
 rec_marked rec_mark(const struct recording *r) {
@@ -811,15 +932,12 @@ qn_value rec_observe(qn_vm *vm, qn_value v) {
   return plain(v);
 }
 
-static const void *original_of(const struct recording *r, qn_value fn) {
-  for (uint32_t i = r->nfns; i-- > 0;)
-    if (r->fns[i].stand_in.u.p == fn.u.p) return r->fns[i].original.u.p;
-  return fn.u.p;
-}
-
 int rec_same_fn(qn_vm *vm, qn_value a, qn_value b) {
-  bool same = original_of(vm->rec, a) == original_of(vm->rec, b);
-  return rec_break(vm->rec, BREAK_kind, NULL) ? same : -1;
+  struct recording *r = vm->rec;
+  bool same = fn_same(a, b);
+  /* What was made in the call is the same in each call like it: itself, and none that was there before. */
+  if (a.u.p == b.u.p || value_fn(a)->id > r->last_fn || value_fn(b)->id > r->last_fn) return same;
+  return !r->capturing || rec_break(r, BREAK_kind, NULL) ? same : -1;
 }
 
 static qn_value observe_leaf(void *ctx, const char *path, qn_value v) {
@@ -868,6 +986,58 @@ int rec_truth(qn_vm *vm, qn_value v, span at) {
     raise(vm, E_condition, at, "a condition needs a bool, not %s; write the test, like len(x) > 0", kind);
   text_free(&t);
   return -1;
+}
+
+/* ---- derivatives that a read would lose ---- */
+
+typedef struct float_search {
+  struct recording *r;
+  uint8_t *marks; /* by node: 1 a float looked at depends on it, 2 it is differentiated by */
+  uint32_t last;
+} float_search;
+
+static bool mark_float(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  float_search *s = ctx;
+  uint32_t node = is_float_leaf(v) ? rec_traced(s->r, v) : 0;
+  s->marks[node] |= 1;
+  if (node > s->last) s->last = node;
+  return true;
+}
+
+int rec_differentiated(qn_vm *vm, qn_value v) {
+  struct recording *r = vm->rec;
+  if (!r || !r->wrt || (value_is_scalar(v) && !value_node(v))) return 0;
+  const graph *g = r->g;
+  float_search s = {.r = r, .marks = mem_zalloc(vm, g->n)};
+  if (!s.marks) return -1;
+  int found = tree_each(vm, v, mark_float, &s) ? 0 : -1;
+  for (const derived_by *w = r->wrt; w; w = w->outer)
+    for (uint32_t i = 0; i < w->n; i++) s.marks[w->nodes[i]] |= 2;
+  for (uint32_t i = s.last; i > 0 && !found; i--) {
+    const graph_node *n = &g->nodes[i];
+    if (!(s.marks[i] & 1) || !dtype_is_float((qn_dtype)n->type.dtype)) continue;
+    if (s.marks[i] & 2) found = 1;
+    for (int k = 0; k < n->nin && n->kind == NODE_OP && n->op != OP_stop_gradient; k++) s.marks[n->in[k]] |= 1;
+  }
+  mem_free(vm, s.marks, g->n);
+  return found;
+}
+
+static bool carries_leaf(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  const struct recording *r = ctx;
+  return !is_float_leaf(v) || (r && rec_traced(r, v));
+}
+
+bool rec_carries(qn_vm *vm, const char *name, qn_value result, bool reads) {
+  if (tree_each(vm, result, carries_leaf, reads ? vm->rec : NULL)) return true;
+  if (!error_pending(vm))
+    raise(vm, E_not_diff, SPAN_NONE,
+          "%s reads numbers that a gradient differentiates by, and what it gives has no derivative; "
+          "stop_gradient(x) takes them as constants, custom_grad tells a derivative",
+          name);
+  return false;
 }
 
 /* ---- control flow and effects --------------------------------------------------------------------------------------------------------------- */
@@ -984,6 +1154,7 @@ static void jit_close(qn_vm *vm) {
 bool jit_open(qn_vm *vm) {
   if (vm->next_node == 0) vm->next_node = 1;
   vm->hooks.force = rec_force;
+  vm->hooks.same_fn = rec_same_fn;
   vm->hooks.close_jit = jit_close;
   body_open(vm);
   graphs_open(vm);

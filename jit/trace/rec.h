@@ -38,6 +38,7 @@ QN_MUST_CHECK qn_value op_apply(qn_vm *vm, op_id op, const qn_value *in, int nin
 typedef struct jit_anchor {
   int32_t countdown; /* calls with arrays until rec_call is asked; starts at 0 = "not set up yet" */
   uint8_t state;     /* anchor_state */
+  int64_t most;      /* resting: a call on more elements than this is looked at all the same */
   const char *name;  /* of the function, for messages */
   span at;           /* of its definition */
   void *entries;     /* trace's */
@@ -46,14 +47,20 @@ typedef enum anchor_state {
   ANCHOR_COLD,
   ANCHOR_ACTIVE,
   ANCHOR_EAGER /* gave up: too many shapes */,
+  ANCHOR_RESTING /* its calls are short and stay eager: the next `countdown` of them are not looked at */,
   ANCHOR_NEVER /* nojit */
 } anchor_state;
 void anchor_close(qn_vm *vm, jit_anchor *a);
+/* Closes the anchors of transforms of the function code with this id (fn_shared), of which there are no functions any more. */
+void anchors_forget(qn_vm *vm, uint64_t code);
 
-/* The one test on the interpreter's fast path, made when at least one argument is an array or a container. */
+/* The one test on the interpreter's fast path, made when at least one argument is an array or a container. Where it says no to an
+ * anchor that rests, anchor_wakes is asked with the number of elements in the arguments that are arrays. */
 static inline bool anchor_wants(qn_vm *vm, jit_anchor *a) {
   return vm->rec == NULL && a->state != ANCHOR_NEVER && (a->state == ANCHOR_ACTIVE || --a->countdown <= 0);
 }
+
+static inline bool anchor_wakes(const jit_anchor *a, int64_t elements) { return elements > a->most; }
 
 /* A call the interpreter is about to make. `run` executes the body on the (possibly replaced) arguments. */
 typedef struct rec_call_site {
@@ -62,7 +69,8 @@ typedef struct rec_call_site {
                            traced captures here: `run` must take the function from the site */
   qn_value *args; /* on the value stack; owned by it; rec_call may replace them by traced stand-ins while recording */
   int nargs;
-  span at;                    /* of the call */
+  bool rests; /* anchor_wakes is asked, so the anchor may rest */
+  span at;          /* of the call */
   qn_value (*run)(void *ctx); /* owned result or error value */
   void *ctx;
 } rec_call_site;
@@ -90,8 +98,11 @@ void rec_global_changed(qn_vm *vm, rec_cell *cell, qn_value old, qn_value now);
 QN_MUST_CHECK qn_value rec_observe(qn_vm *vm, qn_value v);
 /* The same for every number in a list or record; owned result. */
 QN_MUST_CHECK qn_value rec_observe_tree(qn_vm *vm, qn_value v);
-/* Are two functions one? 1, 0, or -1 with an error raised. No guard can tell, so the call is not captured. */
-QN_MUST_CHECK int rec_same_fn(qn_vm *vm, qn_value a, qn_value b);
+/* Does a float in `v` depend on what a gradient in progress differentiates by? 1, 0, or -1 with an error raised. */
+QN_MUST_CHECK int rec_differentiated(qn_vm *vm, qn_value v);
+/* A builtin has read such floats and gives `result`: false, with an error raised, if that holds floats which do not carry a derivative.
+ * `reads`: it is declared to read data; then arrays that the recording made do carry one. */
+QN_MUST_CHECK bool rec_carries(qn_vm *vm, const char *name, qn_value result, bool reads);
 /* The test of a condition: 1, 0, or -1 with an error raised. Accepts bools and one-element bool arrays, raises E302 otherwise.
  * Also for use outside recordings. */
 QN_MUST_CHECK int rec_truth(qn_vm *vm, qn_value v, span at);
@@ -187,6 +198,8 @@ void rec_key(qn_vm *vm, qn_value *k0, qn_value *k1);
 /* ---- life of a VM's compiler state ------------------------------------------------------------------------------------------------ */
 
 QN_MUST_CHECK bool jit_open(qn_vm *vm);
+/* Drops a recording in progress whose evaluation has been unwound. */
+void rec_abandon(qn_vm *vm);
 
 /* ---- transforms and inspection, behind the builtins of the same names (stdlib binds arguments) ----------------------------------------- */
 

@@ -58,7 +58,9 @@ jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn) {
   jit_anchor *inner = graph ? &((graph_body *)f->code)->anchor : f->head.flags == FN_USER ? vm->hooks.anchor(fn) : NULL;
   bool builtin = f->head.flags == FN_BUILTIN; /* it keeps no anchor */
   if (!builtin && (!depth || !inner)) return inner;
-  void *code = graph ? (void *)(uintptr_t)((graph_body *)f->code)->hash : f->code; /* graphs come and go */
+  void *code = graph ? (void *)(uintptr_t)((graph_body *)f->code)->hash /* graphs and units come and go */
+               : f->head.flags == FN_USER ? (void *)(uintptr_t)((const fn_shared *)f->code)->id
+                                          : f->code;
   hash ^= (uint64_t)(uintptr_t)code;
   vm_jit *j = jit_of(vm);
   for (chain_anchor *c = j->chains; c; c = c->next)
@@ -75,6 +77,19 @@ jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn) {
   c->next = j->chains;
   j->chains = c;
   return &c->anchor;
+}
+
+void anchors_forget(qn_vm *vm, uint64_t code) {
+  if (!vm->jit) return;
+  for (chain_anchor **at = &jit_of(vm)->chains, *c; (c = *at);) {
+    if ((uint64_t)(uintptr_t)c->code != code) {
+      at = &c->next;
+      continue;
+    }
+    *at = c->next;
+    anchor_close(vm, &c->anchor);
+    mem_free(vm, c, sizeof *c);
+  }
 }
 
 /* The same for a call that can go without: what has no memory for its anchor is simply not compiled. */

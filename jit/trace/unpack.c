@@ -447,6 +447,7 @@ static bool r_template(unpacker *u, tpl_list *out, const outputs *from, int dept
     if (!f) return false;
     body = b;
     out->tpls[at].kind = TPL_FN;
+    out->tpls[at].output = ++out->made;
     out->tpls[at].value = value_obj(TAG_FN, f);
     if (!r_count(u, 1, &n)) return false;
     if (n != f->ncaptures) return wrong(u, "a graph is bound to another number of values");

@@ -11,8 +11,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "interp/interp.h"
+#include "jit/trace/rec.h"
+#include "lang/array.h"
 #include "lang/quern.h"
 #include "lang/vm.h"
+#include "stdlib/stdlib.h"
 
 static double now(void) {
   struct timespec t;
@@ -279,6 +283,80 @@ START_TEST(globals_of_the_host) {
 }
 END_TEST
 
+/* Builtins of another library that compute with what they read themselves. */
+static qn_value peek(qn_vm *vm, const qn_value *args) {
+  qn_value v = args[0];
+  if (value_is(v, TAG_ARRAY) && !array_item(vm, value_array(v), 0, &v)) return value_error();
+  return value_float(qn_as_float(v) * 2);
+}
+static qn_value steps(qn_vm *vm, const qn_value *args) {
+  (void)vm;
+  return value_int((int64_t)qn_as_float(args[0]));
+}
+
+START_TEST(reads_without_derivative_are_errors) {
+  builtin_def defs[] = {{"peek", "peek(x)", BUILTIN_READ, "twice the first element", peek},
+                        {"twice", "twice(x)", BUILTIN_PURE, "twice a number", peek},
+                        {"shown", "shown(x)", BUILTIN_STATE, "twice a number, for people", peek},
+                        {"steps", "steps(x)", BUILTIN_PURE, "a number without its fraction", steps}};
+  enum { MORE = sizeof defs / sizeof *defs };
+  builtin_table table = stdlib_table;
+  builtin_def *all = malloc(((size_t)table.nbuiltins + MORE) * sizeof *all);
+  ck_assert_ptr_nonnull(all);
+  memcpy(all, table.builtins, (size_t)table.nbuiltins * sizeof *all);
+  memcpy(all + table.nbuiltins, defs, sizeof defs);
+  table.builtins = all;
+  table.nbuiltins += MORE;
+  static const qn_jit_mode modes[] = {QN_JIT_OFF, QN_JIT_SYNC, QN_JIT_VERIFY, QN_JIT_ON};
+  static const char *const lost[] = {
+      "grad(fn(x) {\n  let y = x * x\n  sum(y) * peek(y)\n})",
+      "grad(fn(x) {\n  let y = sum(x)\n  y * twice(float(y))\n})",
+      "hessian(fn(x) {\n  let y = sum(x)\n  y * twice((1, float(y))[1])\n})",
+      "fn(x) jvp(fn(x) {\n  let y = x * x\n  y * peek(y)\n}, x, x)",
+      "grad(fn(x) {\n  let y = grad(fn(z) sum(z ** 3))(x)\n  sum(y * peek(y))\n})",
+  };
+  static const char *const kept[][2] = {
+      {"fn(x) sum(x) * peek([3.0])", "6"},            /* no such float */
+      {"fn(x) sum(x) * peek(stop_gradient(x))", "2"}, /* asked for */
+      {"fn(x) sum(x) * twice(float(stop_gradient(x)[0]) + 1)", "4"},
+      {"fn(x) sum(x) * steps(float(x[0]) + 2)", "3"}, /* an integer */
+      {"fn(x) sum(x) * steps(float(sum(grad(fn(y) sum(y * 2))(x))))", "4"},
+      {"fn(x) { shown(float(x[0])); sum(x) }", "1"},
+      {"fn(x) sum(custom_grad(fn(x) x * peek(x), fn(ct, x) ct * 7)(x))", "7"},
+      {"fn(x) sum(x) * grad(fn(z) z * twice(float(len(x))))(1.0)", "4"},
+  };
+  for (size_t m = 0; m < sizeof modes / sizeof *modes; m++) {
+    qn_config config;
+    qn_config_init(&config);
+    config.jit = modes[m];
+    config.write = quiet;
+    qn_vm *vm = vm_open(&config); /* as qn_vm_open does */
+    ck_assert_ptr_nonnull(vm);
+    vm_run begun;
+    vm_run_begin(vm, &begun);
+    ck_assert(jit_open(vm) && interp_open(vm, &table));
+    vm_run_end(vm, &begun);
+    ck_assert_int_eq(qn_set_tunable(vm, "jit.hot", "2"), QN_OK);
+    char text[512];
+    for (int turn = 0; turn < 3; turn++) {
+      for (size_t i = 0; i < sizeof lost / sizeof *lost; i++) {
+        snprintf(text, sizeof text, "let f = %s\nf([1.0, 2.0])", lost[i]);
+        ck_assert_msg(qn_eval(vm, "test.qn", text, strlen(text), NULL) == QN_ERROR, "%s", text);
+        ck_assert_str_eq(qn_error_id(vm), "E405");
+        ck_assert_msg(qn_error_line(vm) == 3, "line %d of %s", qn_error_line(vm), text);
+      }
+      for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) {
+        snprintf(text, sizeof text, "float(grad(%s)([1.0, 2.0])[1])", kept[i][0]);
+        double got = run_float(vm, text);
+        ck_assert_msg(got == atof(kept[i][1]), "%s is %g", text, got);
+      }
+    }
+    qn_vm_close(vm);
+  }
+  free(all);
+}
+END_TEST
+
 static void add(Suite *s, TCase *t, const TTest *test) {
   tcase_set_timeout(t, 120);
   tcase_add_test(t, test);
@@ -294,6 +372,7 @@ int main(void) {
   add(s, tcase_create("interrupt_ends_compiled_calls"), interrupt_ends_compiled_calls);
   add(s, tcase_create("arrays_in_and_out"), arrays_in_and_out);
   add(s, tcase_create("globals_of_the_host"), globals_of_the_host);
+  add(s, tcase_create("reads_without_derivative_are_errors"), reads_without_derivative_are_errors);
   SRunner *r = srunner_create(s);
   srunner_run_all(r, CK_ENV);
   int failed = srunner_ntests_failed(r);
