@@ -1,9 +1,11 @@
 /* Anchors and entries: counting, recording, look-up, replay.
  *
  * rec_call is the one way in. A cold anchor counts down and runs. An active one looks for an entry whose pattern and scalar
- * guards fit (the entry used last is tried first, others by the hash of the call's static facts) and runs its plan; while that is still being compiled it simply runs the body.
+ * guards fit (the entry used last is tried first, others by the hash of the call's static facts) and runs its plan where that is faster than
+ * the interpreter; while it is still being compiled the body simply runs.
  * When nothing fits, the call is recorded, which costs about as much as running it, and the graph goes to the compiler
- * threads. Recordings that break off leave an entry too: calls like that one run eagerly without being recorded again.
+ * threads. Recordings that break off leave an entry too, behind all others: calls like that one run eagerly without being recorded
+ * again. Anchors whose calls are short and stay eager rest: they are asked for a few of them only.
  * After jit.entries entries or jit.misses recordings the function stays eager and the log says so.
  */
 #include <stdio.h>
@@ -12,6 +14,8 @@
 #include "jit/gpu/gpu.h"
 #include "jit/trace/trace.h"
 #include "lang/timeline.h"
+
+static void guards_drop(qn_vm *vm, entry *e);
 
 anchor_entries *anchor_entries_of(qn_vm *vm, jit_anchor *a) {
   if (a->entries) return a->entries;
@@ -28,7 +32,7 @@ void entry_free(qn_vm *vm, entry *e) {
   job_cancel(vm, e);
   pattern_free(vm, &e->pattern);
   template_free(vm, &e->result);
-  mem_free(vm, e->guards, e->nguards * sizeof *e->guards);
+  guards_drop(vm, e);
   plan_forget(vm, &e->there);
   if (e->plan) shared_plan_release(e->plan);
   if (e->graph) graph_free(e->graph);
@@ -57,64 +61,81 @@ void anchor_close(qn_vm *vm, jit_anchor *a) {
 
 /* ---- scalar guards ----------------------------------------------------------------------------------------------------------- */
 
-/* Builds the guards for the observed scalars: the weak nodes they depend on, in order. False: `*broken` says why. */
+/* Builds the guards for the observed scalars: the weak nodes they depend on, in order. False: `*broken` says why; then the guards
+ * are those that can be computed, which tell the calls that break off like this one from others. */
 static bool guards_make(struct recording *r, entry *e, break_reason *broken) {
+  enum { NEEDED = UINT32_MAX };
   qn_vm *vm = r->vm;
   const graph *g = r->g;
   *broken = BREAK_none;
   if (!r->nobserved) return true;
   *broken = BREAK_memory;
   size_t bytes = g->n * sizeof(uint32_t);
-  uint32_t *number = mem_zalloc(vm, bytes); /* guard number + 1 per node; UINT32_MAX: needed */
-  if (!number) return false;
-  for (uint32_t i = 0; i < r->nobserved; i++) number[r->observed[i].node] = UINT32_MAX;
+  uint32_t *number = mem_zalloc(vm, bytes);             /* guard number + 1 per node; or NEEDED */
+  uint8_t *data = number ? mem_zalloc(vm, g->n) : NULL; /* the number was made from an array's element */
+  if (!data) {
+    if (number) mem_free(vm, number, bytes);
+    return false;
+  }
+  for (uint32_t i = 1; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    bool known = n->kind == NODE_CONST || n->kind == NODE_INPUT || (n->kind == NODE_OP && n->nin <= 3);
+    data[i] = !n->type.weak || !known;
+    for (int k = 0; n->kind == NODE_OP && !data[i] && k < n->nin; k++) data[i] = data[n->in[k]];
+  }
+  bool reads = false;
+  for (uint32_t i = 0; i < r->nobserved; i++)
+    if (data[r->observed[i].node])
+      reads = true;
+    else
+      number[r->observed[i].node] = NEEDED;
   uint32_t count = 0;
   for (uint32_t i = g->n - 1; i > 0; i--) {
     if (!number[i]) continue;
     count++;
     if (g->nodes[i].kind == NODE_OP)
-      for (int k = 0; k < g->nodes[i].nin; k++) number[g->nodes[i].in[k]] = UINT32_MAX;
+      for (int k = 0; k < g->nodes[i].nin; k++) number[g->nodes[i].in[k]] = NEEDED;
   }
-  if (count > GUARDS_MAX) *broken = BREAK_too_many_guards;
-  bool ok = count <= GUARDS_MAX && (e->guards = mem_zalloc(vm, count * sizeof *e->guards)) != NULL;
-  e->nguards = ok ? count : 0;
+  if (count > GUARDS_MAX)
+    *broken = BREAK_too_many_guards;
+  else if (!count || (e->guards = mem_zalloc(vm, count * sizeof *e->guards)) != NULL)
+    *broken = reads ? BREAK_host_read : BREAK_none;
+  if (e->guards) e->nguards = count;
   uint32_t at = 0;
-  for (uint32_t i = 1; i < g->n && ok; i++) {
+  for (uint32_t i = 1; i < g->n && e->guards; i++) {
     if (!number[i]) continue;
     const graph_node *n = &g->nodes[i];
     scalar_guard *x = &e->guards[at];
     x->value = value_nil();
-    if (n->kind == NODE_INPUT && n->type.weak) {
+    if (n->kind == NODE_INPUT) {
       x->op = GUARD_INPUT;
       x->in[0] = n->payload.input;
     } else if (n->kind == NODE_CONST) {
       x->op = GUARD_CONST;
       x->value = dtype_load((qn_dtype)n->type.dtype, n->payload.data);
-    } else if (n->kind == NODE_OP && n->nin <= 3 && n->type.weak) {
+    } else {
       x->op = n->op;
       x->nin = (uint8_t)n->nin;
       x->dtype = n->type.dtype;
       for (int k = 0; k < n->nin; k++) x->in[k] = number[n->in[k]] - 1;
-    } else { /* the number was made from an array's element */
-      *broken = BREAK_host_read;
-      ok = false;
     }
     number[i] = ++at;
   }
-  for (uint32_t i = 0; i < r->nobserved && ok; i++) {
+  for (uint32_t i = 0; i < r->nobserved && e->guards; i++) {
+    if (data[r->observed[i].node]) continue;
     scalar_guard *x = &e->guards[number[r->observed[i].node] - 1];
     x->compare = true;
     x->value = r->observed[i].value;
   }
+  mem_free(vm, data, g->n);
   mem_free(vm, number, bytes);
-  if (ok) {
-    *broken = BREAK_none;
-  } else if (e->guards) { /* what stays eager does so whatever its numbers are */
-    mem_free(vm, e->guards, count * sizeof *e->guards);
-    e->guards = NULL;
-    e->nguards = 0;
-  }
-  return ok;
+  return *broken == BREAK_none;
+}
+
+static void guards_drop(qn_vm *vm, entry *e) {
+  mem_free(vm, e->guards, e->nguards * sizeof *e->guards);
+  e->guards = NULL;
+  e->nguards = 0;
 }
 
 static bool same_scalar(qn_value a, qn_value b) {
@@ -206,8 +227,10 @@ typedef struct call_inputs {
   uint32_t cap;
 } call_inputs;
 
-static bool inputs_room(qn_vm *vm, call_inputs *c, uint32_t n) {
-  if (n <= c->cap) return true;
+static bool inputs_grow(qn_vm *vm, call_inputs *c, uint32_t n);
+static inline bool inputs_room(qn_vm *vm, call_inputs *c, uint32_t n) { return n <= c->cap || inputs_grow(vm, c, n); }
+
+static bool inputs_grow(qn_vm *vm, call_inputs *c, uint32_t n) {
   if (n <= FEW) {
     c->arrays = c->few_arrays;
     c->scalars = c->few_scalars;
@@ -253,7 +276,8 @@ static bool entry_fits(qn_vm *vm, entry *e, const rec_call_site *site, call_inpu
   return true;
 }
 
-static qn_value replay(qn_vm *vm, entry *e, const char *name, call_inputs *c) {
+static qn_value replay(qn_vm *vm, entry *e, const rec_call_site *site, call_inputs *c) {
+  const char *name = site->anchor->name;
   plan *p = e->plan->plan;
   uint32_t n = e->pattern.ninputs;
   qk_scalar few_weak[FEW], *weak = few_weak;
@@ -270,7 +294,7 @@ static qn_value replay(qn_vm *vm, entry *e, const char *name, call_inputs *c) {
     owned = few_owned;
     ok = false;
   } else {
-    memset(owned, 0, owned_bytes);
+    for (uint32_t i = 0; i <= n / 64; i++) owned[i] = 0;
   }
   for (uint32_t i = 0; i < n && ok; i++) {
     qn_array *a = c->arrays[i];
@@ -294,7 +318,8 @@ static qn_value replay(qn_vm *vm, entry *e, const char *name, call_inputs *c) {
   e->told_copies |= copies != 0;
   if (ok && plan_run(vm, p, &e->there, c->arrays, weak, out)) {
     vm->draw += e->ndraws;
-    result = template_build(vm, &e->result, out);
+    call_values call = {&e->pattern, site->fn, site->args};
+    result = template_build(vm, &e->result, out, &call);
     for (uint32_t i = 0; i < nout; i++) value_release(vm, out[i]);
   }
   for (uint32_t i = 0; i < n && copies; i++)
@@ -333,6 +358,10 @@ static entry *entry_make(struct recording *r, qn_value result) {
       capture = false;
       e->why = broken;
     }
+  }
+  if (!capture && !e->guards) { /* what led to the break: other numbers may lead past it */
+    break_reason none;
+    if (!guards_make(r, e, &none)) error_clear(vm);
   }
   for (uint32_t i = 0; i < r->pattern.nroots; i++) {
     value_release(vm, r->pattern.roots[i].stand_in);
@@ -380,6 +409,35 @@ static qn_value run_plain(qn_vm *vm, const rec_call_site *site, break_reason why
   qn_value result = site->run(site->ctx);
   answer(vm, NULL, why);
   return result;
+}
+
+/* Do two recordings break off at one place for calls of one shape? */
+static bool same_break(const entry *a, const entry *b) {
+  return a->state == ENTRY_BROKEN && b->state == ENTRY_BROKEN && a->hash && a->hash == b->hash && a->why == b->why &&
+         a->why_at.source == b->why_at.source && a->why_at.start == b->why_at.start;
+}
+
+/* A new entry (taken over) is the first to be looked at next; one that stays eager the last of all, so that it serves only what no
+ * plan does. Where numbers of many values lead to one break, one entry without guards on numbers serves all of them. What serves
+ * calls like this one. */
+static entry *list_add(qn_vm *vm, anchor_entries *list, entry *e) {
+  enum { ALIKE = 4 };
+  entry **at = &list->first, *first = NULL;
+  uint32_t alike = 1;
+  for (; e->state == ENTRY_BROKEN && *at; at = &(*at)->next) {
+    if (!same_break(*at, e)) continue;
+    if (!first) first = *at;
+    alike++;
+  }
+  if (alike == ALIKE) {
+    guards_drop(vm, first);
+    entry_free(vm, e);
+    return first;
+  }
+  list->count++;
+  e->next = *at;
+  *at = e;
+  return e;
 }
 
 /* Runs the body under the recorder and, when that worked, leaves an entry. */
@@ -454,10 +512,8 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
   }
   rec_free(r);
   if (!e->why_at.source) e->why_at = list->anchor->at; /* the reason lies in no one place */
-  e->hash = hash;
-  e->next = list->first;
-  list->first = e;
-  list->count++;
+  e->hash = e->why == BREAK_no_arrays && pattern_any_text(&e->pattern) ? 0 : hash;
+  e = list_add(vm, list, e);
   answer(vm, e, BREAK_none);
   if (e->state == ENTRY_BROKEN) {
     log_entry(vm, list->anchor, e);
@@ -528,13 +584,13 @@ static bool same_bits(qn_vm *vm, qn_value a, qn_value b, char *where, size_t siz
 
 /* Simplifies, plans, compiles and runs a graph (taken over). False: that did not work out; an error may be pending. */
 static bool run_graph(qn_vm *vm, graph *g, const call_inputs *c, const qk_scalar *weak, qn_value *out) {
-  graph *simple = graph_simplify(g);
+  graph *simple = graph_simplify(g, NULL);
   graph_free(g);
   char why[256];
   int device = vm->device;
   for (uint32_t i = 0; simple && i < simple->ninputs; i++)
     if (c->arrays[i]) device = c->arrays[i]->device;
-  plan *p = simple ? plan_make(simple, device ? TARGET_GPU : TARGET_CPU, vm->tune, why, sizeof why) : NULL;
+  plan *p = simple ? plan_make(simple, device ? TARGET_GPU : TARGET_CPU, vm->tune, NULL, why, sizeof why) : NULL;
   if (!p) return false;
   atomic_bool go_on = false;
   compile_options o = {.tune = vm->tune, .spawn = (vm->config.capabilities & QN_CAP_SPAWN) != 0, .abandon = &go_on};
@@ -643,7 +699,7 @@ done:
 static qn_value both_ways(qn_vm *vm, rec_call_site *site, entry *e, call_inputs *c) {
   const char *name = site->anchor->name ? site->anchor->name : "fn";
   uint64_t draw = vm->draw;
-  qn_value compiled = replay(vm, e, site->anchor->name, c);
+  qn_value compiled = replay(vm, e, site, c);
   uint64_t after = vm->draw;
   if (value_is_error(compiled) && (!error_catchable(vm) || vm->error->id == E_memory)) return compiled;
   qn_error_object *error = value_is_error(compiled) ? error_take(vm) : NULL;
@@ -733,28 +789,110 @@ static bool note_miss(qn_vm *vm, const rec_call_site *site, anchor_entries *list
   return false;
 }
 
-enum { TIMED_CALLS = 8 };
-
 /* Its kernels are compiled together. */
 static bool compiled(plan *p) {
   return p->nkernels == 0 || atomic_load_explicit(&p->kernels[0].code, memory_order_relaxed);
 }
 
-/* Does the plan run, or does the call stay eager? On a device eager execution is better until the kernels are compiled. On the CPU the
- * block VM runs them until then, unless eager calls are faster: the first calls are done in both ways in turn, and timed. */
-static bool runs_now(qn_vm *vm, entry *e, bool *timed) {
+/* There will be no better code than there is. */
+static bool best_code(const qn_vm *vm, const shared_plan *s) {
+  return compiled(s->plan) || !vm->tune[TUNE_jit_cc] || atomic_load_explicit(&s->compile_us, memory_order_relaxed);
+}
+
+/* ---- which way a call takes ---------------------------------------------------------------------------------------------
+ *
+ * The JIT may not make a program slower, so a plan has to earn its place: calls are done in both ways in turn, and timed; the way
+ * whose fastest call took less stays. A round of this begins when the plan is there (the block VM runs it), again when its
+ * kernels are compiled, and from time to time after that, the more seldom the clearer and the older the outcome: what rounds
+ * after the first take more than the faster way alone is a hundredth of the calls between them.
+ *
+ * --jit sync and --jit verify run every plan that there is and never look at a clock. On a device launches return before the
+ * work is done, so time tells nothing: its plans run as soon as their kernels are compiled, and not before. */
+
+enum {
+  RACE_CALLS = 8,     /* of a round at most */
+  RACE_CLEAR = 50000, /* ns: of calls that take longer, fewer show which way is faster */
+  RACE_REST = 128     /* hits of the entry between rounds, at first and where both ways take as long */
+};
+
+static void race_over(const qn_vm *vm, entry *e, int64_t fast, int64_t slow) {
+  race *r = &e->race;
+  r->calls = RACE_CALLS;
+  r->eager = (double)r->least[0] * 100 > (double)r->least[1] * (double)vm->tune[TUNE_jit_earn];
+  double wait = (double)((uint64_t)RACE_REST << r->rounds) * ((double)slow / (double)(fast > 0 ? fast : 1));
+  r->again = wait < 1e15 ? e->hits + (uint64_t)wait : UINT64_MAX;
+  if (r->rounds < 20) r->rounds++;
+}
+
+/* A call of the round took so long. */
+static void race_note(const qn_vm *vm, entry *e, int64_t took) {
+  race *r = &e->race;
+  int64_t *least = &r->least[r->calls % 2];
+  if (r->calls < 2 || took < *least) *least = took;
+  if (++r->calls % 2) return;
+  bool eager = r->least[1] < r->least[0];
+  int64_t fast = r->least[eager], slow = r->least[!eager];
+  /* the first run of a plan makes what later ones find */
+  bool clear = slow > RACE_CLEAR && slow > 2 * fast && (!eager || r->calls >= 4);
+  if (clear || r->calls >= RACE_CALLS) race_over(vm, e, fast, slow);
+}
+
+static bool race_on(const qn_vm *vm, const entry *e) {
+  return vm->config.jit == QN_JIT_ON && e->state == ENTRY_READY && !e->device && e->race.calls < RACE_CALLS;
+}
+
+/* Does the plan run, or does the call stay eager? `*timed`: the round goes on, so the call is to be timed. */
+static bool runs_now(qn_vm *vm, const anchor_entries *list, entry *e, bool *timed) {
   bool wait = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY;
   *timed = false;
   if (e->device) return plan_ready(vm, e->plan->plan, &e->there, e->device, wait);
-  if (wait || compiled(e->plan->plan)) return true;
-  *timed = e->timed < TIMED_CALLS;
-  return *timed ? e->timed % 2 == 0 : e->least[0] <= e->least[1];
+  if (wait) return true;
+  race *r = &e->race;
+  if (!r->code && best_code(vm, e->plan)) *r = (race){.code = true};
+  if (!r->code && list->streak) return false; /* short calls: what the block VM wants at first they do not earn back */
+  *timed = r->calls < RACE_CALLS;
+  return *timed ? r->calls % 2 == 0 : !r->eager;
 }
 
-static void note_time(entry *e, int64_t took) {
-  int64_t *least = &e->least[e->timed % 2];
-  if (e->timed < 2 || took < *least) *least = took;
-  e->timed++;
+bool entry_stays_eager(const entry *e) { return e->race.code && e->race.eager; }
+
+/* Short calls (jit.short) that stay eager should not even be looked up, which may take longer than they do: after a streak of
+ * them the anchor rests for so many calls, unless a larger one comes. */
+enum {
+  REST_STREAK = 16,
+  REST_CALLS = 64, /* at first; each time that nothing has changed twice as many */
+  REST_DOUBLED = 4
+};
+
+typedef struct short_call {
+  int64_t begin, elements; /* when it began; in arrays among its arguments */
+} short_call;
+
+/* To be asked before a call that stays eager: may the anchor rest if it turns out short? */
+static bool rest_begin(const qn_vm *vm, const rec_call_site *site, short_call *c) {
+  if (vm->config.jit != QN_JIT_ON || !site->rests) return false;
+  c->elements = 0;
+  for (int i = 0; i < site->nargs; i++) {
+    if (!value_is(site->args[i], TAG_ARRAY)) continue;
+    if (value_array(site->args[i])->device) return false; /* as for races: the clock tells nothing */
+    c->elements += value_array(site->args[i])->size;
+  }
+  if (!c->elements && vm->device) return false;
+  c->begin = timeline_now();
+  return true;
+}
+
+static void rest_end(const qn_vm *vm, jit_anchor *a, anchor_entries *list, const short_call *c) {
+  if (a->state != ANCHOR_ACTIVE) return;
+  if (timeline_now() - c->begin >= vm->tune[TUNE_jit_short] * 1000) {
+    list->streak = list->rests = 0;
+    return;
+  }
+  if (++list->streak < REST_STREAK) return;
+  a->state = ANCHOR_RESTING;
+  a->most = c->elements;
+  a->countdown = REST_CALLS << list->rests;
+  if (list->rests < REST_DOUBLED) list->rests++;
 }
 
 static bool keep_call(qn_vm *vm, vm_jit *j, const rec_call_site *site) {
@@ -786,8 +924,10 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     if (a->countdown > 0) return site->run(site->ctx);
     a->state = ANCHOR_ACTIVE;
   }
+  if (a->state == ANCHOR_RESTING) a->state = ANCHOR_ACTIVE;
   if (atomic_load_explicit(&j->mail, memory_order_relaxed)) jit_drain(vm, false);
   anchor_entries *list = a->entries;
+  int64_t came = list->first && race_on(vm, list->first) ? timeline_now() : 0;
   call_inputs inputs;
   inputs.cap = 0;
   uint64_t hash = 0;
@@ -801,7 +941,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     }
     if (e != list->first) {
       if (!hash) hash = pattern_hash(site->fn, site->args, site->nargs);
-      if (e->hash != hash) continue;
+      if (e->hash && e->hash != hash) continue;
     }
     if (!entry_fits(vm, e, site, &inputs, NULL)) continue;
     /* Perhaps there is more memory by now; and who asks for a graph gets one that computes nothing, too. */
@@ -813,7 +953,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
       again = true;
       break;
     }
-    if (e != list->first) { /* most recently used first */
+    if (e != list->first && e->state != ENTRY_BROKEN) { /* most recently used first */
       *last = e->next;
       e->next = list->first;
       list->first = e;
@@ -821,26 +961,35 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     e->hits++;
     qn_value result;
     bool ready = e->state == ENTRY_READY && vm->config.jit != QN_JIT_OFF, timed = false;
-    bool now = ready && runs_now(vm, e, &timed);
-    int64_t start = timed ? timeline_now() : 0;
+    bool now = ready && runs_now(vm, list, e, &timed);
+    /* what stays eager need not be looked up */
+    int64_t start = !timed ? 0 : now && came ? came : timeline_now();
     if (!now) {
-      bool alone = ready && !e->device; /* what it calls has its graph in this one's */
+      bool alone = ready && !e->device && !entry_stays_eager(e); /* what it calls has its graph in this one's */
+      short_call c;
+      bool rests = !timed && rest_begin(vm, site, &c);
       j->calls_eager++;
       j->alone += alone;
       result = site->run(site->ctx);
       j->alone -= alone;
+      if (rests) rest_end(vm, a, list, &c);
     } else if (vm->config.jit == QN_JIT_VERIFY) {
       result = verified(vm, site, e, &inputs);
     } else {
       j->calls_compiled++;
+      e->replays++;
+      list->streak = list->rests = 0;
       int64_t begin = timeline_begin(vm->engine);
-      result = replay(vm, e, a->name, &inputs);
+      result = replay(vm, e, site, &inputs);
       timeline_end(vm->engine, TIMELINE_run, a->name, begin, "kernels", e->plan->plan->nkernels);
       /* What compiled code could not do the interpreter does again from the start (nothing has happened yet), so that the
        * error comes with its operands and its trace. */
       if (value_is_error(result) && error_repeats(vm)) result = site->run(site->ctx);
     }
-    if (timed) note_time(e, timeline_now() - start);
+    if (timed)
+      race_note(vm, e, timeline_now() - start);
+    else if (ready && e->hits >= e->race.again)
+      e->race.calls = 0;
     answer(vm, e, BREAK_none);
     inputs_free(vm, &inputs);
     return result;
@@ -858,7 +1007,14 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     text_free(&why);
   }
   inputs_free(vm, &inputs);
-  if (!go_on) return run_plain(vm, site, BREAK_too_many_shapes);
+  if (!go_on) {
+    short_call c;
+    bool rests = rest_begin(vm, site, &c);
+    qn_value result = run_plain(vm, site, BREAK_too_many_shapes);
+    if (rests) rest_end(vm, a, list, &c);
+    return result;
+  }
+  list->streak = list->rests = 0;
   int64_t begin = timeline_begin(vm->engine);
   qn_value result = record(vm, site, list);
   timeline_end(vm->engine, TIMELINE_recording, a->name, begin, NULL, 0);

@@ -203,6 +203,9 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
     put_field(vm, r, "recompiles", value_obj(TAG_LIST, recompiles), &ok);
     put_field(vm, r, "guards", guard_text, &ok);
     put_field(vm, r, "compiled", value_int(compiled), &ok);
+    put_field(vm, r, "calls", value_int(e ? (int64_t)e->hits : 0), &ok);
+    put_field(vm, r, "replays", value_int(e ? (int64_t)e->replays : 0), &ok);
+    put_field(vm, r, "eager_is_faster", value_bool(e && entry_stays_eager(e)), &ok);
     double ms = e ? e->plan_ms + (e->plan ? (double)atomic_load(&e->plan->compile_us) * 1e-3 : 0) : 0;
     put_field(vm, r, "compile_ms", value_float(ms), &ok);
     put_field(vm, r, "peak_bytes", value_int(p ? p->peak_bytes : 0), &ok);
@@ -306,7 +309,7 @@ void log_plan(qn_vm *vm, const char *name, const entry *e) {
 
 void log_compiled(qn_vm *vm, const compile_task *c) {
   const compile_report *r = &c->report;
-  const char *name = c->name ? c->name : "fn";
+  const char *name = c->shown[0] ? c->shown : "fn";
   double ms = (double)atomic_load(&c->plan->compile_us) * 1e-3;
   uint32_t n = c->plan->plan->nkernels;
   if (vm_logs(vm, LOG_kernels)) {

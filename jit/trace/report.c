@@ -47,8 +47,9 @@ static void add_entry(qn_vm *vm, text_buf *t, const entry *e) {
     add_place(vm, t, e->why_at);
     text_adds(t, "\n");
   } else {
-    text_addf(t, "  one graph, %u kernel%s, %llu call%s:\n", p->nkernels, plural(p->nkernels),
-              (unsigned long long)e->hits, plural(e->hits));
+    text_addf(t, "  one graph, %u kernel%s, %llu call%s%s:\n", p->nkernels, plural(p->nkernels),
+              (unsigned long long)e->hits, plural(e->hits),
+              entry_stays_eager(e) ? "; stays eager, which is faster" : "");
   }
   text_buf guards;
   text_init(&guards, vm);

@@ -49,11 +49,13 @@ typedef enum pat_kind {
 enum { PAT_ANY_DEVICE = UINT32_MAX };
 typedef struct pat {
   uint8_t kind, tag, dtype, rank;
-  uint32_t n;      /* of a container: items; of an array: the code of its device, or PAT_ANY_DEVICE */
-  uint32_t input;  /* graph input number */
-  uint32_t dims;   /* first of `rank` sizes in pattern.dims */
-  uint64_t layout; /* of an array: how it must lie in memory; 0: in any way. Of a graph: its hash */
-  qn_value value;  /* owned; of PAT_FN: the code pointer in u.p, not owned */
+  /* Of a container: items; of an array: the code of its device, or PAT_ANY_DEVICE; of a text: 1 if any does. */
+  uint32_t n;
+  uint32_t input; /* graph input number */
+  uint32_t dims;  /* first of `rank` sizes in pattern.dims */
+  /* Of an array: how it must lie in memory; 0: in any way. Of a graph: its hash; of a function of the program: its code's id. */
+  uint64_t layout;
+  qn_value value; /* owned; of PAT_FN: the code pointer in u.p, not owned */
 } pat;
 
 enum { PATTERN_DEPTH = 100 /* of containers in one another */ };
@@ -66,7 +68,8 @@ typedef struct root {
   uint32_t first; /* of its pattern */
   qn_value *slot; /* of a global */
   rec_cell *cell;
-  qn_str *name;      /* of a global, borrowed (names live as long as the VM); of a graph's argument, in its body's `params`; or NULL */
+  /* Of a global, borrowed (names live as long as the VM); of a graph's argument, in its body's `params`; or NULL. */
+  qn_str *name;
   qn_value stand_in; /* while recording: what rec_global returns again; owned */
 } root;
 
@@ -102,23 +105,44 @@ struct lanes {
   graph_batch batch;
 };
 
+/* The nodes that a gradient in progress differentiates by. */
+typedef struct derived_by {
+  const struct derived_by *outer;
+  const uint32_t *nodes;
+  uint32_t n;
+} derived_by;
+
 struct recording {
   qn_vm *vm;
+  struct recording *outer; /* the one that waits until this one has ended (rewrite); its values are inputs here */
+  struct borrowed {
+    qn_array *array;
+    uint32_t node; /* in the outer one */
+  } * borrowed;    /* arrays that get their nodes back */
+  uint32_t nborrowed, borrowed_cap;
   graph *g;
   uint32_t base;  /* the node id of graph node i is base + i */
   qn_value *vals; /* per node: an array (owned reference, perhaps pending), a host scalar, or unset */
   uint32_t vals_cap;
-  qn_array **stand_ins; /* of the inputs of a capture; vals has their data */
-  uint32_t nstand_ins, stand_ins_cap;
-  struct fn_pair {
-    qn_value stand_in, original;
-  } * fns; /* functions with captures; both are owned */
+  /* Per node, owned or NULL: the header without data that the program has of a value in vals with data, so that every look at
+   * it is noticed: of inputs, and of what was run early while capturing. */
+  qn_array **stand_ins;
+  uint32_t stand_ins_cap;
+  struct fn_place {
+    qn_value stand_in;    /* owned */
+    uint32_t root;        /* of the pattern */
+    uint32_t path, steps; /* in fn_paths: how it is reached from there, the last step first */
+  } * fns;                /* functions among the call's values, builtins aside */
   uint32_t nfns, fns_cap;
-  uint32_t done;      /* nodes below this one are executed, if anybody needed them */
-  bool reopened;      /* somebody needs one of those that was not */
-  int grads;          /* gradients in progress: then values of executed nodes are kept */
-  bool handing_grads; /* a gradient's results are being made: host floats among them break nothing */
-  int tries;          /* try bodies in progress */
+  uint32_t *fn_paths, nfn_paths, fn_paths_cap;
+  uint64_t last_fn;      /* of the VM when it began: functions with higher numbers were made meanwhile */
+  uint32_t done;         /* nodes below this one are executed, if anybody needed them */
+  bool reopened;         /* somebody needs one of those that was not */
+  int grads;             /* gradients in progress: then values of executed nodes are kept */
+  const derived_by *wrt; /* by what, the innermost first; NULL: where nobody asks */
+  bool handing_grads;    /* a gradient's results are being made: host floats among them break nothing */
+  int tries;             /* try bodies in progress */
+  /* Of pending results; those that nobody holds any more are taken off when it passes jit.pending_bytes. */
   size_t pending_bytes;
   uint8_t device; /* code of the device where its arrays are */
   bool placed;    /* an array has told so; else it is where the VM makes new ones */
@@ -135,7 +159,8 @@ struct recording {
   uint32_t functions_cap;
   /* capture: the part that becomes an entry */
   bool capturing;
-  bool ended; /* vm->rec no longer points here */
+  bool ending; /* no more is recorded: results get their data */
+  bool ended;  /* vm->rec no longer points here */
   break_reason why;
   span why_at;
   char why_text[64]; /* what exactly: a function's name */
@@ -166,16 +191,30 @@ struct recording {
 
 /* ---- result templates -------------------------------------------------------------------------------------------------------- */
 
-typedef enum tpl_kind { TPL_OUTPUT, TPL_VALUE, TPL_LIST, TPL_RECORD, TPL_FN } tpl_kind;
+/* Functions keep their identity: one that the call was given comes back itself, one that it made is a new one in each call, and the same
+ * at all its places in the result. */
+typedef enum tpl_kind {
+  TPL_OUTPUT,
+  TPL_VALUE,
+  TPL_LIST,
+  TPL_RECORD,
+  TPL_FN,    /* a function with the captures that follow; new in each call if it has a number */
+  TPL_AGAIN, /* the new function with that number once more */
+  TPL_GIVEN  /* a function among the call's values */
+} tpl_kind;
 typedef struct tpl {
   uint8_t kind;
-  uint32_t n;      /* items that follow */
-  uint32_t output; /* number among the graph's outputs */
-  qn_value value;  /* owned: the value, a record of nils, the function whose captures are replaced */
+  uint32_t n; /* items that follow; TPL_GIVEN: steps of its path */
+  /* Number among the graph's outputs, or of a new function (from 1 on); TPL_GIVEN: where its path begins. */
+  uint32_t output;
+  qn_value value; /* owned: the value, a record of nils, the function whose captures are replaced */
 } tpl;
 typedef struct tpl_list {
   tpl *tpls;
   uint32_t n, cap;
+  uint32_t made; /* new functions */
+  /* Of TPL_GIVEN: a root_kind; the argument's number, or that of the root in the pattern; the steps, the last first. */
+  uint32_t *paths, npaths, paths_cap;
 } tpl_list;
 
 /* ---- entries ------------------------------------------------------------------------------------------------------------------ */
@@ -208,11 +247,21 @@ typedef struct scalar_guard {
 enum { GUARD_INPUT = OP_COUNT, GUARD_CONST = OP_COUNT + 1, GUARDS_MAX = 256 };
 _Static_assert(OP_COUNT + 1 <= UINT8_MAX, "scalar_guard.op");
 
+/* Which way is faster, the plan or the eager call (entry.c)? */
+typedef struct race {
+  uint8_t calls;    /* of this round, timed in both ways in turn */
+  uint8_t rounds;   /* that have ended */
+  bool code;        /* the plan had its best code; else the block VM ran what is being compiled */
+  bool eager;       /* how the last round ended: eager calls are faster */
+  int64_t least[2]; /* nanoseconds of the fastest call: the plan, the eager call */
+  uint64_t again;   /* hits of the entry at which the next round begins */
+} race;
+
 typedef struct entry {
   struct entry *next;
   uint8_t state;  /* entry_state */
   uint8_t device; /* code of the device where its plan runs */
-  uint64_t hash;  /* pattern_hash of the recorded call */
+  uint64_t hash;  /* pattern_hash of the recorded call; 0: it may be any */
   pattern pattern;
   uint64_t epoch; /* at which the by-value globals were last found unchanged */
   scalar_guard *guards;
@@ -226,9 +275,8 @@ typedef struct entry {
   char why_text[64];
   uint32_t draw_input, key_inputs[2]; /* graph input numbers + 1; 0: none */
   uint64_t ndraws;
-  uint64_t hits;
-  uint8_t timed;    /* calls that were timed while the kernels were not compiled (entry.c, runs_now) */
-  int64_t least[2]; /* what the fastest of them took: the plan on the block VM, eager calls */
+  uint64_t hits, replays; /* calls that it served; of these, with its plan */
+  race race;
   bool told_copies; /* QUERN_LOG=copies has named the inputs that are copied */
   double plan_ms;
   struct job *job;     /* being compiled, or NULL */
@@ -241,7 +289,8 @@ typedef struct anchor_entries {
   struct anchor_entries *next; /* of the VM, to free them all */
   entry *first;                /* most recently used first */
   uint32_t count, misses;
-  bool full; /* too many: other call shapes stay eager */
+  bool full;              /* too many: other call shapes stay eager */
+  uint32_t streak, rests; /* short calls one after another that stayed eager; times that the anchor has rested since */
   struct miss {
     span at;
     char text[240];
@@ -257,8 +306,9 @@ typedef struct graph_body {
   bool rest;       /* the last argument of the pattern is the list of all that are left */
   entry call;      /* graph; pattern of the arguments (whose inputs follow), guards, result, random inputs; no plan */
   qn_value params; /* a list of the names of the pattern's arguments (but the rest); nil: they have none */
-  uint32_t ndefaults; /* so many of these (but the rest) may be left out, from the last on: the captures behind the bound ones */
-  qn_value like;   /* of a pullback: a tree of prototypes for its one argument, in place of the pattern; else unset */
+  /* So many of these (but the rest) may be left out, from the last on: the captures behind the bound ones. */
+  uint32_t ndefaults;
+  qn_value like; /* of a pullback: a tree of prototypes for its one argument, in place of the pattern; else unset */
   region_list regions;
   uint64_t hash; /* of everything above */
   jit_anchor anchor;
@@ -270,7 +320,7 @@ typedef struct chain_anchor {
   struct chain_anchor *next;
   uint64_t hash;
   uint32_t depth;
-  void *code;           /* of the innermost function */
+  void *code;           /* of the innermost function: where it lies, or its id or hash where it may go */
   const void *chain[8]; /* transform_defs, outermost first */
   jit_anchor anchor;
 } chain_anchor;
@@ -332,6 +382,8 @@ QN_MUST_CHECK bool rec_room(struct recording *r);
 /* The value for a node that was appended directly: a pending array, or a host scalar computed now. Owned. */
 QN_MUST_CHECK qn_value rec_value_of(struct recording *r, uint32_t node);
 qn_value rec_raise_refusal(struct recording *r, uint32_t node, const op_refusal *why);
+/* vm_hooks.same_fn. No guard can tell whether two functions that the call was given are one, so such a call is not captured. */
+QN_MUST_CHECK int rec_same_fn(qn_vm *vm, qn_value a, qn_value b);
 /* The value of a node (owned), computed from the inputs if it has gone. Called where nothing is being recorded. */
 QN_MUST_CHECK qn_value rec_computed(struct recording *r, uint32_t node);
 
@@ -349,6 +401,9 @@ bool pattern_match(const pattern *p, bool check_by_value, qn_value fn, const qn_
  * short. */
 QN_MUST_CHECK bool pattern_fix_layouts(struct recording *r);
 void pattern_free(qn_vm *vm, pattern *p);
+/* Of a call that computed nothing on arrays: where it has none either, texts do not matter, so that a function that looks up or splits
+ * texts is not recorded for each. False: it has arrays. */
+bool pattern_any_text(pattern *p);
 /* Hash of the static facts of a call: structure, dtypes, sizes, functions. Equal facts, equal hashes; never 0. */
 uint64_t pattern_hash(qn_value fn, const qn_value *args, int nargs);
 /* Guards as text, one a line. */
@@ -362,8 +417,16 @@ void pattern_input_name(const pattern *p, uint32_t input, text_buf *out);
 
 /* Template of a result; marks outputs in the graph. False: `*broken` says why (or an error is raised). */
 QN_MUST_CHECK bool template_make(struct recording *r, qn_value v, tpl_list *out, break_reason *broken);
-/* A value from a template; takes nothing, `outputs` stay the caller's. Owned or error value. */
-QN_MUST_CHECK qn_value template_build(qn_vm *vm, const tpl_list *t, const qn_value *outputs);
+/* A value from a template; takes nothing, `outputs` stay the caller's. Owned or error value. `call`: the values that fit the pattern;
+ * NULL for a template of nodes. */
+typedef struct call_values {
+  const pattern *p;
+  qn_value fn;
+  const qn_value *args;
+} call_values;
+QN_MUST_CHECK qn_value template_build(qn_vm *vm, const tpl_list *t, const qn_value *outputs, const call_values *call);
+/* A template of results becomes one of a graph with the first `nargs` of the arguments: it holds what the call has reached otherwise. */
+void template_bind(qn_vm *vm, tpl_list *t, uint32_t nargs, const call_values *call);
 void template_free(qn_vm *vm, tpl_list *t);
 /* As template_make, but outputs are numbers in a list of nodes, which grows: nothing is marked in the graph. */
 typedef struct node_list {
@@ -392,8 +455,8 @@ uint64_t value_structure_hash(qn_value v, uint64_t seed);
  * lane has given something for those that do not. Calls `leaf` for the float leaves of `like` in order with
  * what is there: an array, a float, or nil. False with an error raised that says at which path: `what` names the tree ("vjp: the
  * cotangent"), `of` what it belongs to ("the result"). */
-QN_MUST_CHECK bool companion_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given,
-                                  int lanes, bool (*leaf)(void *ctx, qn_value like, qn_value given), void *ctx);
+QN_MUST_CHECK bool companion_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given, int lanes,
+                                  bool (*leaf)(void *ctx, qn_value like, qn_value given), void *ctx);
 bool is_float_leaf(qn_value v);
 /* The same tree with arrays without data for float arrays, 0.0 for floats, and nil for all other leaves. Owned. */
 QN_MUST_CHECK qn_value companion_prototype(qn_vm *vm, qn_value v);
@@ -487,6 +550,8 @@ qn_value region_call(struct recording *r, const rec_call_site *site);
 
 QN_MUST_CHECK anchor_entries *anchor_entries_of(qn_vm *vm, jit_anchor *a);
 void entry_free(qn_vm *vm, entry *e);
+/* Has its compiled code turned out slower than eager calls? */
+bool entry_stays_eager(const entry *e);
 /* What a call must fulfil to be served by the entry, as text, one guard a line; one guard about numbers, on no line. */
 void entry_guards(const entry *e, text_buf *out);
 void entry_number_guard(const entry *e, uint32_t i, text_buf *out);
@@ -497,29 +562,37 @@ void jit_drain(qn_vm *vm, bool wait);
 
 /* ---- worker.c --------------------------------------------------------------------------------------------------------------------------- */
 
+/* What waits in one of its queues. */
+typedef struct waiting {
+  struct waiting *next;
+  double since; /* milliseconds */
+  size_t size;  /* smaller ones are taken first */
+} waiting;
 typedef struct job {
-  struct job *next;
-  qn_vm *vm; /* to whom the plan goes; NULL: cancelled */
+  waiting line;     /* among what is to be planned; first */
+  struct job *next; /* in the VM's mailbox */
+  qn_vm *vm;        /* to whom the plan goes; NULL: cancelled */
+  atomic_bool cancelled;
   entry *entry;
   graph *graph; /* owned until the plan takes it over */
   int64_t tune[TUNABLE_COUNT];
   bool spawn;        /* the VM may start a compiler */
   uint8_t device;    /* code; kernels are compiled here for the CPU only */
-  const char *name;  /* of the function, for the log; lives as long as the VM */
-  char shown[48];    /* the same, cut, for the timeline: the VM may close meanwhile */
+  const char *name;  /* of the function, for the log; lives as long as the entry */
+  char shown[48];    /* the same, cut, for other threads */
   shared_plan *plan; /* result, or NULL with `why` (empty: memory was short) */
   char why[256];
   double ms;
 } job;
 /* The kernels of a finished plan, to be compiled; afterwards the report about it. */
 typedef struct compile_task {
-  struct compile_task *next;
-  qn_vm *vm;         /* who gets the report; NULL: nobody */
-  shared_plan *plan; /* holds a reference */
+  waiting line;              /* among what is to be compiled; first */
+  struct compile_task *next; /* among the VM's reports */
+  qn_vm *vm;                 /* who gets the report; NULL: nobody */
+  shared_plan *plan;         /* holds a reference */
   int64_t tune[TUNABLE_COUNT];
   bool spawn;
-  const char *name; /* of the function, for the log; lives as long as the VM */
-  char shown[48];   /* the same, cut */
+  char shown[48]; /* the name of the function, cut */
   compile_report report;
 } compile_task;
 /* Hands a graph (taken over) to the compiler threads, or compiles it here when `sync`. False: memory was short. */

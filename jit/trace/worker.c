@@ -1,10 +1,14 @@
 /* Compiler threads: an engine's queues, and the mailboxes of its VMs.
  *
- * A job is a graph (no values, no AST, no VM inside) and a copy of the tunables. One thread plans: it simplifies the graph,
- * makes the plan and puts that into the VM's mailbox; the block VM can run it from then on. The others compile: a plan's
- * kernels make a task, and each kernel's code pointer is set when it is ready. So a slow compiler keeps no plan waiting. All
- * of these threads and the compilers they start run at SCHED_IDLE: they take only time that nobody else wants. A VM that
- * closes forgets its jobs; a plan whose VM is gone is abandoned and freed by whoever lets go last.
+ * A job is a graph (no values, no AST, no VM inside) and a copy of the tunables. Planners simplify the graph, make the plan and
+ * put that into the VM's mailbox; the block VM can run it from then on. Compilers take what follows: a plan's kernels make a
+ * task, and each kernel's code pointer is set when it is ready. So a slow compiler keeps no plan waiting. All of these threads
+ * and the compilers they start run at SCHED_IDLE: they take only time that nobody else wants. A VM that closes forgets its
+ * jobs; a plan whose VM is gone is abandoned and freed by whoever lets go last.
+ *
+ * Nobody waits behind a slow job. Of what waits the smallest is taken first, unless something has waited long. Each of the two
+ * crews has a member in reserve, who takes what the others have left waiting for some time, and then another one stands by. A
+ * job that is cancelled ends within milliseconds (lang/cancel.h).
  */
 #define _GNU_SOURCE
 #include <sched.h>
@@ -12,23 +16,39 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
+#include "jit/cpu/team.h"
 #include "jit/gpu/gpu.h"
 #include "jit/trace/trace.h"
 #include "lang/timeline.h"
 
-enum { MAX_WORKERS = 64 };
+enum {
+  CREW_MOST = 64,
+  CREW_RESERVES = 3, /* members beyond those that are wanted, started one by one */
+  /* How long something waits before a reserve takes it: where compilers are as many as processors, each step of the program's
+   * threads waits for one of them to give way, idle class or not (a training of 1.3 s took 2.2 with 50 ms, 1.6 with one compiler). */
+  PLAN_PATIENCE_MS = 500,
+  CC_PATIENCE_MS = 2000,
+  LONG_WAIT_MS = 1000 /* and before it goes before smaller ones */
+};
+
+/* The threads of one kind. */
+typedef struct crew {
+  pthread_cond_t work;    /* something waits: for members that have nothing to do */
+  pthread_cond_t reserve; /* the same, for the one in reserve */
+  int n, wanted;          /* threads; how many of them are no reserves */
+  int patience;           /* milliseconds */
+  waiting *queue;
+  pthread_t threads[CREW_MOST];
+  void *at[CREW_MOST]; /* the job or task that each is at, or NULL */
+} crew;
 
 typedef struct engine_jit {
   pthread_mutex_t lock;
-  pthread_cond_t plans, kernels; /* something is in the queue of that name */
-  job *queue, **tail;
-  compile_task *tasks, **last_task;
-  bool closing, planning; /* `planning`: the planner runs */
-  pthread_t planner;
-  int nthreads;
-  pthread_t threads[MAX_WORKERS];
-  compile_task *compiling[MAX_WORKERS];
+  crew planners, compilers;
+  bool closing;
+  pid_t process; /* that has the threads: a forked child has none of them */
 } engine_jit;
 
 void shared_plan_release(shared_plan *s) {
@@ -59,7 +79,7 @@ static double now_ms(void) {
 static void make_plan(qn_engine *engine, job *j) {
   double start = now_ms();
   int64_t begin = timeline_begin(engine);
-  graph *simple = graph_simplify(j->graph);
+  graph *simple = graph_simplify(j->graph, &j->cancelled);
   graph_free(j->graph);
   j->graph = NULL;
   shared_plan *s = simple ? malloc(sizeof *s) : NULL;
@@ -70,7 +90,7 @@ static void make_plan(qn_engine *engine, job *j) {
   atomic_init(&s->refs, 1);
   atomic_init(&s->abandoned, false);
   atomic_init(&s->compile_us, 0);
-  s->plan = plan_make(simple, j->device ? TARGET_GPU : TARGET_CPU, j->tune, j->why, sizeof j->why);
+  s->plan = plan_make(simple, j->device ? TARGET_GPU : TARGET_CPU, j->tune, &j->cancelled, j->why, sizeof j->why);
   if (!s->plan) {
     free(s);
     return;
@@ -84,13 +104,15 @@ static void make_plan(qn_engine *engine, job *j) {
 static compile_task *task_of(const job *j) {
   if (!j->plan || !j->tune[TUNE_jit_cc] || j->device) return NULL;
   compile_task *t = calloc(1, sizeof *t);
-  if (!t) return NULL;
+  if (!t) { /* there will be no better code */
+    atomic_store(&j->plan->compile_us, 1);
+    return NULL;
+  }
   t->vm = j->vm;
   t->plan = j->plan;
   atomic_fetch_add(&t->plan->refs, 1);
   memcpy(t->tune, j->tune, sizeof t->tune);
   t->spawn = j->spawn;
-  t->name = j->name;
   memcpy(t->shown, j->shown, sizeof t->shown);
   return t;
 }
@@ -100,7 +122,7 @@ static void compile(qn_engine *engine, compile_task *t) {
   int64_t begin = timeline_begin(engine);
   compile_options o = {.tune = t->tune, .spawn = t->spawn, .abandon = &t->plan->abandoned, .report = &t->report};
   compile_plan(engine, t->plan->plan, &o);
-  atomic_store(&t->plan->compile_us, (long)((now_ms() - start) * 1e3));
+  atomic_store(&t->plan->compile_us, (long)((now_ms() - start) * 1e3) + 1);
   timeline_end(engine, TIMELINE_compile, t->shown, begin, "kernels", t->plan->plan->nkernels);
 }
 
@@ -119,26 +141,147 @@ static void report(compile_task *t) {
   atomic_store(&box->mail, 1);
 }
 
+/* ---- crews ------------------------------------------------------------------------------------------------------------ */
+
+typedef struct recruit {
+  qn_engine *engine;
+  int number;
+} recruit;
+
+static void *planner(void *arg);
+static void *compiler(void *arg);
+
+/* One more thread, under the lock. */
+static bool crew_grow(qn_engine *engine, crew *c, void *(*run)(void *)) {
+  recruit *r = c->n < CREW_MOST ? malloc(sizeof *r) : NULL;
+  if (!r) return false;
+  *r = (recruit){engine, c->n};
+  if (!vm_thread(&c->threads[c->n], 0, run, r)) {
+    free(r);
+    return false;
+  }
+  c->n++;
+  return true;
+}
+
+/* Takes something out of the queue, under the lock; false: it is not there. */
+static bool crew_withdraw(crew *c, const waiting *w) {
+  for (waiting **p = &c->queue; *p; p = &(*p)->next)
+    if (*p == w) {
+      *p = w->next;
+      return true;
+    }
+  return false;
+}
+
+/* Queues something and makes sure that somebody works on it, under the lock: the first calls start the threads, one of them in
+ * reserve. False, and it is not queued: there are none. */
+static bool crew_submit(qn_engine *engine, crew *c, void *(*run)(void *), int64_t wanted, waiting *w, size_t size) {
+  *w = (waiting){.next = c->queue, .since = now_ms(), .size = size};
+  c->queue = w;
+  if (wanted > CREW_MOST - CREW_RESERVES) wanted = CREW_MOST - CREW_RESERVES;
+  if (c->wanted < wanted) c->wanted = (int)wanted;
+  while (c->n <= c->wanted && crew_grow(engine, c, run)) {}
+  pthread_cond_signal(&c->work);
+  pthread_cond_signal(&c->reserve);
+  return c->n > 0 || !crew_withdraw(c, w);
+}
+
+/* Since when the oldest in the queue waits; 0: there is nothing. */
+static double crew_oldest(const crew *c) {
+  double since = 0;
+  for (const waiting *w = c->queue; w; w = w->next)
+    if (since <= 0 || w->since < since) since = w->since;
+  return since;
+}
+
+/* What comes next of a queue that is not empty: the smallest of all, or of those that have waited long. */
+static void *crew_take(crew *c) {
+  waiting **best = NULL;
+  bool best_late = false;
+  double now = now_ms();
+  for (waiting **p = &c->queue; *p; p = &(*p)->next) {
+    bool late = now - (*p)->since > LONG_WAIT_MS;
+    if (best && (late != best_late ? best_late : (*p)->size >= (*best)->size)) continue;
+    best = p;
+    best_late = late;
+  }
+  waiting *w = *best;
+  *best = w->next;
+  return w;
+}
+
+/* The scheduling class of the threads, and back when they are to end: on a busy machine they would be late (where it may not
+ * be set they stay as they are). */
+static void crew_class(pthread_t thread, int policy) {
+  struct sched_param p = {0};
+  (void)pthread_setschedparam(thread, policy, &p);
+}
+
+/* Waits, under the lock, until member `me` has something to do. False: the engine closes. */
+static bool crew_wait(engine_jit *ej, crew *c, int me) {
+  while (!ej->closing) {
+    double since = crew_oldest(c), now = now_ms();
+    if (me < c->wanted) {
+      if (since > 0) return true;
+      pthread_cond_wait(&c->work, &ej->lock);
+    } else if (since <= 0) {
+      pthread_cond_wait(&c->reserve, &ej->lock);
+    } else if (now - since >= c->patience) {
+      return true;
+    } else {
+      double until = since + c->patience;
+      struct timespec t = {(time_t)(until / 1e3), (long)((until - 1e3 * (double)(time_t)(until / 1e3)) * 1e6)};
+      pthread_cond_timedwait(&c->reserve, &ej->lock, &t);
+    }
+  }
+  return false;
+}
+
+/* A member has taken something: when it was the last one in reserve, another one stands by. */
+static void crew_took(qn_engine *engine, crew *c, int me, void *what, void *(*run)(void *)) {
+  c->at[me] = what;
+  if (me == c->n - 1 && me >= c->wanted && c->n < c->wanted + CREW_RESERVES) crew_grow(engine, c, run);
+  if (c->queue) pthread_cond_signal(&c->reserve);
+}
+
+static void crew_init(crew *c, int patience) {
+  pthread_condattr_t a;
+  *c = (crew){.patience = patience};
+  pthread_condattr_init(&a);
+  pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
+  pthread_cond_init(&c->work, NULL);
+  pthread_cond_init(&c->reserve, &a);
+  pthread_condattr_destroy(&a);
+}
+
+static void crew_free(crew *c) {
+  pthread_cond_destroy(&c->work);
+  pthread_cond_destroy(&c->reserve);
+}
+
+/* Ends the threads, which have been told. */
+static void crew_join(crew *c) {
+  for (int i = 0; i < c->n; i++) crew_class(c->threads[i], SCHED_OTHER);
+  for (int i = 0; i < c->n; i++) pthread_join(c->threads[i], NULL);
+}
+
+/* ---- compiling --------------------------------------------------------------------------------------------------------- */
+
 static void *compiler(void *arg) {
-  qn_engine *engine = arg;
-  engine_jit *ej = engine->jit;
-  struct sched_param idle = {0};
-  pthread_setschedparam(pthread_self(), SCHED_IDLE, &idle);
+  recruit r = *(recruit *)arg;
+  engine_jit *ej = r.engine->jit;
+  crew *c = &ej->compilers;
+  free(arg);
+  crew_class(pthread_self(), SCHED_IDLE);
   pthread_mutex_lock(&ej->lock);
-  int me = 0;
-  while (me < ej->nthreads && !pthread_equal(ej->threads[me], pthread_self())) me++;
-  for (;;) {
-    while (!ej->tasks && !ej->closing) pthread_cond_wait(&ej->kernels, &ej->lock);
-    if (ej->closing) break;
-    compile_task *t = ej->tasks;
-    ej->tasks = t->next;
-    if (!ej->tasks) ej->last_task = &ej->tasks;
-    t->next = NULL;
-    ej->compiling[me] = t;
+  while (crew_wait(ej, c, r.number)) {
+    compile_task *t = crew_take(c);
+    crew_took(r.engine, c, r.number, t, compiler);
     pthread_mutex_unlock(&ej->lock);
-    if (!atomic_load(&t->plan->abandoned)) compile(engine, t);
+    if (!atomic_load(&t->plan->abandoned)) compile(r.engine, t);
     pthread_mutex_lock(&ej->lock);
-    ej->compiling[me] = NULL;
+    c->at[r.number] = NULL;
     if (t->vm)
       report(t);
     else
@@ -148,44 +291,65 @@ static void *compiler(void *arg) {
   return NULL;
 }
 
-/* Queues the task, under the lock. The first one starts the threads. */
+/* Queues the task, under the lock. */
 static void submit_task(qn_engine *engine, compile_task *t) {
-  engine_jit *ej = engine->jit;
-  int64_t want = t->tune[TUNE_jit_workers];
-  if (want > MAX_WORKERS) want = MAX_WORKERS;
-  while (ej->nthreads < want) {
-    if (pthread_create(&ej->threads[ej->nthreads], NULL, compiler, engine) != 0) break;
-    ej->nthreads++;
-  }
-  if (!ej->nthreads) {
+  crew *c = &((engine_jit *)engine->jit)->compilers;
+  if (!crew_submit(engine, c, compiler, t->tune[TUNE_jit_workers], &t->line, t->plan->plan->nkernels))
     compile_task_free(t);
-    return;
+}
+
+/* ---- planning ---------------------------------------------------------------------------------------------------------- */
+
+/* In a forked child: the threads are not there, nor what they were at. Kernels stay with the block VM, what was being planned
+ * stays eager. */
+static void engine_jit_forked(qn_engine *engine) {
+  engine_jit *ej = engine->jit;
+  pid_t process = getpid();
+  if (ej->process == process) return;
+  ej->process = process;
+  pthread_mutex_init(&ej->lock, NULL); /* whoever had it */
+  crew planners = ej->planners;
+  waiting *tasks = ej->compilers.queue;
+  crew_init(&ej->planners, PLAN_PATIENCE_MS);
+  crew_init(&ej->compilers, CC_PATIENCE_MS);
+  ej->planners.queue = planners.queue;
+  ej->compilers.queue = tasks;
+  compile_engine_forked(engine);
+  team_forked(engine);
+  for (int i = 0; i < planners.n; i++) {
+    job *j = planners.at[i];
+    if (!j || !j->vm) continue;
+    j->graph = NULL; /* in whatever state it is */
+    j->plan = NULL;
+    j->why[0] = 0;
+    deliver(j);
   }
-  *ej->last_task = t;
-  ej->last_task = &t->next;
-  pthread_cond_signal(&ej->kernels);
+}
+
+/* The lock of a jit whose threads are those of this process. */
+static void lock_jit(qn_engine *engine) {
+  engine_jit_forked(engine);
+  pthread_mutex_lock(&((engine_jit *)engine->jit)->lock);
 }
 
 static void *planner(void *arg) {
-  qn_engine *engine = arg;
-  engine_jit *ej = engine->jit;
-  struct sched_param idle = {0};
-  pthread_setschedparam(pthread_self(), SCHED_IDLE, &idle);
+  recruit r = *(recruit *)arg;
+  engine_jit *ej = r.engine->jit;
+  crew *c = &ej->planners;
+  free(arg);
+  crew_class(pthread_self(), SCHED_IDLE);
   pthread_mutex_lock(&ej->lock);
-  for (;;) {
-    while (!ej->queue && !ej->closing) pthread_cond_wait(&ej->plans, &ej->lock);
-    if (ej->closing) break;
-    job *j = ej->queue;
-    ej->queue = j->next;
-    if (!ej->queue) ej->tail = &ej->queue;
-    j->next = NULL;
+  while (crew_wait(ej, c, r.number)) {
+    job *j = crew_take(c);
+    crew_took(r.engine, c, r.number, j, planner);
     pthread_mutex_unlock(&ej->lock);
-    make_plan(engine, j);
+    make_plan(r.engine, j);
     pthread_mutex_lock(&ej->lock);
+    c->at[r.number] = NULL;
     if (j->vm) {
       compile_task *t = task_of(j);
       deliver(j);
-      if (t) submit_task(engine, t);
+      if (t) submit_task(r.engine, t);
     } else { /* nobody waits any more */
       if (j->plan) shared_plan_release(j->plan);
       job_free(j);
@@ -195,31 +359,31 @@ static void *planner(void *arg) {
   return NULL;
 }
 
+/* ---- the engine -------------------------------------------------------------------------------------------------------- */
+
 static void engine_jit_close(qn_engine *engine) {
   engine_jit *ej = engine->jit;
   if (!ej) return;
-  pthread_mutex_lock(&ej->lock);
+  lock_jit(engine);
   ej->closing = true;
-  for (int i = 0; i < ej->nthreads; i++)
-    if (ej->compiling[i]) atomic_store(&ej->compiling[i]->plan->abandoned, true);
-  pthread_cond_broadcast(&ej->plans);
-  pthread_cond_broadcast(&ej->kernels);
+  for (int i = 0; i < ej->planners.n; i++)
+    if (ej->planners.at[i]) atomic_store(&((job *)ej->planners.at[i])->cancelled, true);
+  for (int i = 0; i < ej->compilers.n; i++)
+    if (ej->compilers.at[i]) atomic_store(&((compile_task *)ej->compilers.at[i])->plan->abandoned, true);
+  pthread_cond_broadcast(&ej->planners.work);
+  pthread_cond_broadcast(&ej->planners.reserve);
+  pthread_cond_broadcast(&ej->compilers.work);
+  pthread_cond_broadcast(&ej->compilers.reserve);
   pthread_mutex_unlock(&ej->lock);
-  if (ej->planning) pthread_join(ej->planner, NULL); /* then no more threads are started */
-  for (int i = 0; i < ej->nthreads; i++) pthread_join(ej->threads[i], NULL);
-  for (job *j = ej->queue, *next; j; j = next) {
-    next = j->next;
-    job_free(j);
-  }
-  for (compile_task *t = ej->tasks, *next; t; t = next) {
-    next = t->next;
-    compile_task_free(t);
-  }
+  crew_join(&ej->planners); /* then no more compilers are started */
+  crew_join(&ej->compilers);
+  while (ej->planners.queue) job_free(crew_take(&ej->planners));
+  while (ej->compilers.queue) compile_task_free(crew_take(&ej->compilers));
   compile_engine_close(engine);
   gpu_engine_close(engine);
   cpu_engine_close(engine);
-  pthread_cond_destroy(&ej->plans);
-  pthread_cond_destroy(&ej->kernels);
+  crew_free(&ej->planners);
+  crew_free(&ej->compilers);
   pthread_mutex_destroy(&ej->lock);
   free(ej);
   engine->jit = NULL;
@@ -234,18 +398,18 @@ bool engine_jit_open(qn_vm *vm) {
     return false;
   }
   pthread_mutex_init(&ej->lock, NULL);
-  pthread_cond_init(&ej->plans, NULL);
-  pthread_cond_init(&ej->kernels, NULL);
-  ej->tail = &ej->queue;
-  ej->last_task = &ej->tasks;
+  crew_init(&ej->planners, PLAN_PATIENCE_MS);
+  crew_init(&ej->compilers, CC_PATIENCE_MS);
+  ej->process = getpid();
   void *none = NULL; /* two VMs may open at once */
   if (!__atomic_compare_exchange_n(&engine->jit, &none, ej, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
-    pthread_cond_destroy(&ej->plans);
-    pthread_cond_destroy(&ej->kernels);
+    crew_free(&ej->planners);
+    crew_free(&ej->compilers);
     pthread_mutex_destroy(&ej->lock);
     free(ej);
     return true;
   }
+  __atomic_store_n(&engine->jit_forked, engine_jit_forked, __ATOMIC_RELEASE);
   __atomic_store_n(&engine->jit_close, engine_jit_close, __ATOMIC_RELEASE);
   return true;
 }
@@ -270,20 +434,14 @@ bool job_submit(qn_vm *vm, entry *e, graph *g, const char *name, bool sync) {
     make_plan(vm->engine, j);
     compile_task *t = vm->config.jit == QN_JIT_OFF ? NULL : task_of(j);
     if (t) compile(vm->engine, t);
-    pthread_mutex_lock(&ej->lock);
+    lock_jit(vm->engine);
     deliver(j);
     if (t) report(t);
     pthread_mutex_unlock(&ej->lock);
     return true;
   }
-  pthread_mutex_lock(&ej->lock);
-  if (!ej->planning) ej->planning = pthread_create(&ej->planner, NULL, planner, vm->engine) == 0;
-  bool ok = ej->planning;
-  if (ok) {
-    *ej->tail = j;
-    ej->tail = &j->next;
-    pthread_cond_signal(&ej->plans);
-  }
+  lock_jit(vm->engine);
+  bool ok = crew_submit(vm->engine, &ej->planners, planner, 1, &j->line, g->n);
   pthread_mutex_unlock(&ej->lock);
   if (!ok) {
     e->job = NULL;
@@ -292,9 +450,9 @@ bool job_submit(qn_vm *vm, entry *e, graph *g, const char *name, bool sync) {
   return ok;
 }
 
-/* Takes `j` out of a list; true if it was there. */
-static bool unlink_job(job **list, const job *j) {
-  for (job **p = list; *p; p = &(*p)->next)
+/* Takes `j` out of its VM's mailbox; true if it was there. */
+static bool take_back(const job *j) {
+  for (job **p = &jit_of(j->vm)->mailbox; *p; p = &(*p)->next)
     if (*p == j) {
       *p = j->next;
       return true;
@@ -309,14 +467,12 @@ void job_cancel(qn_vm *vm, entry *e) {
     return;
   }
   engine_jit *ej = vm->engine->jit;
-  pthread_mutex_lock(&ej->lock);
-  bool mine = unlink_job(&jit_of(vm)->mailbox, j);
-  if (!mine && unlink_job(&ej->queue, j)) {
-    mine = true;
-    ej->tail = &ej->queue;
-    while (*ej->tail) ej->tail = &(*ej->tail)->next;
+  lock_jit(vm->engine);
+  bool mine = take_back(j) || crew_withdraw(&ej->planners, &j->line);
+  if (!mine) { /* a planner has it and frees it */
+    j->vm = NULL;
+    atomic_store(&j->cancelled, true);
   }
-  if (!mine) j->vm = NULL; /* a worker has it and frees it */
   pthread_mutex_unlock(&ej->lock);
   if (mine) {
     if (j->plan) {
@@ -333,7 +489,7 @@ job *job_take_mail(qn_vm *vm, bool wait, compile_task **reports) {
   vm_jit *box = jit_of(vm);
   *reports = NULL;
   if (wait)
-    pthread_mutex_lock(&ej->lock);
+    lock_jit(vm->engine);
   else if (pthread_mutex_trylock(&ej->lock) != 0)
     return NULL;
   job *list = box->mailbox;
@@ -350,11 +506,13 @@ void engine_jit_forget(qn_vm *vm) {
     for (entry *e = a->first; e; e = e->next) job_cancel(vm, e);
   engine_jit *ej = vm->engine->jit;
   if (!ej) return;
-  pthread_mutex_lock(&ej->lock);
-  for (compile_task *t = ej->tasks; t; t = t->next)
-    if (t->vm == vm) t->vm = NULL;
-  for (int i = 0; i < ej->nthreads; i++)
-    if (ej->compiling[i] && ej->compiling[i]->vm == vm) ej->compiling[i]->vm = NULL;
+  lock_jit(vm->engine);
+  for (waiting *w = ej->compilers.queue; w; w = w->next)
+    if (((compile_task *)w)->vm == vm) ((compile_task *)w)->vm = NULL;
+  for (int i = 0; i < ej->compilers.n; i++) {
+    compile_task *t = ej->compilers.at[i];
+    if (t && t->vm == vm) t->vm = NULL;
+  }
   compile_task *reports = jit_of(vm)->reports;
   jit_of(vm)->reports = NULL;
   pthread_mutex_unlock(&ej->lock);

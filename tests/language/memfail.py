@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Lets allocations of scripts fail, one in each run, and checks that nothing worse than an error happens.
 
-  memfail.py [--quern build/quern] [--seconds 50] [--seed N] script.qn ...
+  memfail.py [--quern build/quern] [--seed N|random] [--seconds 50] script.qn ...
 
 `quern --fail-alloc N` makes the N-th allocation fail (`--fail-alloc 0` counts them). What may happen then:
 
@@ -123,12 +123,12 @@ def main():
     parser.add_argument("--mode", action="append", choices=list(FLAGS))
     parser.add_argument("--device", help="run on this device")
     parser.add_argument("--seconds", type=float, default=50)
-    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--seed", default="1", help="a number, or random")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
     quern = os.path.abspath(options.quern)
     end = time.monotonic() + options.seconds
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
+    seed = int(options.seed) if options.seed != "random" else random.SystemRandom().randrange(1 << 32)
     order = random.Random(seed)
     failed, runs = [], 0
     print(f"seed {seed}")
