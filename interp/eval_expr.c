@@ -171,10 +171,13 @@ stop:
 
 qn_value eval_template(qn_vm *vm, node *h, qn_value *fp) {
   n_template *n = (n_template *)h;
+  bool own = false; /* the part before has lines of its own */
   text_buf t;
   text_init(&t, vm);
   for (uint32_t i = 0; i < n->n; i++) {
     const n_part *p = &n->parts[i];
+    if (own && (p->value || p->text->text[0] != '\n')) text_adds(&t, "\n");
+    own = false;
     if (!p->value) {
       text_add(&t, p->text->text, p->text->len);
       continue;
@@ -194,7 +197,7 @@ qn_value eval_template(qn_vm *vm, node *h, qn_value *fp) {
         return v;
       }
     }
-    bool ok = p->text ? format_spec(vm, v, p->text->text, p->text->len, &t) : format_print(vm, v, NULL, &t);
+    bool ok = p->text ? format_spec(vm, v, p->text->text, p->text->len, &t) : format_among(vm, v, NULL, &t, &own);
     value_release(vm, v);
     if (ok) continue;
     raise_at(vm, p->value->at);
@@ -405,7 +408,8 @@ static qn_value fail_record_index(qn_vm *vm, qn_value x, qn_value key) {
   text_buf t;
   text_init(&t, vm);
   text_kind(&t, x);
-  text_adds(&t, value_is(x, TAG_RECORD) ? " is indexed by a field's name as a str, not by " : " cannot be indexed by ");
+  text_adds(&t, value_is(x, TAG_RECORD) ? " is indexed by a field's name as a str, r[\"name\"] or r[str(i)], not by "
+                                        : " cannot be indexed by ");
   text_kind(&t, key);
   return raise_text(vm, E_index_kind, SPAN_NONE, &t);
 }

@@ -264,6 +264,22 @@ static inline qn_value matmul(qn_vm *vm, const n_binary *n, qn_value a, qn_value
   return value_is(r, TAG_UNSET) ? product(vm, n, a, b) : r;
 }
 
+/* Where a nil came from, if a call gave it: functions are worth their last statement. */
+static void text_nil(text_buf *t, qn_value v, const node *n) {
+  if (!value_is(v, TAG_NIL) || n->eval != eval_call) return;
+  const node *callee = ((const n_call *)n)->callee;
+  qn_value f = callee->kind == N_GLOBAL ? cell_get(((const n_global *)callee)->cell) : value_unset();
+  if (!value_is(f, TAG_FN)) return;
+  int kind = value_fn(f)->head.flags;
+  if (kind == FN_BUILTIN)
+    text_addf(t, "; %s gives nil", ((const builtin_def *)value_fn(f)->code)->name);
+  else if (kind == FN_USER)
+    text_addf(t,
+              "; %s gave nil: a function is worth its last statement, and a loop, an assignment, a print or an if "
+              "without else is worth nil",
+              ((const fn_code *)value_fn(f)->code)->name->text);
+}
+
 static __attribute__((cold)) qn_value fail_kinds(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   const char *op = ast_op_spelling((ast_op)n->op);
   text_buf t;
@@ -276,13 +292,16 @@ static __attribute__((cold)) qn_value fail_kinds(qn_vm *vm, const n_binary *n, q
   if ((n->op == AST_OP_add || n->op == AST_OP_mod) && text)
     text_adds(&t, "; interpolation makes text of any value: \"{x}\"");
   else if (n->op == AST_OP_mul && (text || list) && (value_is(a, TAG_INT) || value_is(b, TAG_INT)))
-    text_adds(&t, "; write repeat(x, n)");
+    text_adds(&t, list ? "; repeat(xs, n) repeats, array(xs) * n multiplies each number" : "; write repeat(x, n)");
   else if (n->op == AST_OP_add && value_is(a, TAG_LIST) && value_tag_of(b) != TAG_ARRAY)
-    text_adds(&t, "; one more item is append(xs, v)");
+    text_adds(&t, value_is_number(b) ? "; one more item is append(xs, v), numbers are added by array(xs) + n"
+                                     : "; one more item is append(xs, v)");
   else if (list)
     text_adds(&t, "; lists are written ( ), arrays [ ]");
   else if ((n->op == AST_OP_add || n->op == AST_OP_bitor) && value_is(a, TAG_RECORD) && value_is(b, TAG_RECORD))
     text_adds(&t, "; fields of both are {..a, ..b}");
+  text_nil(&t, a, n->a);
+  text_nil(&t, b, n->b);
   return raise_text(vm, E_type, n->mark, &t);
 }
 
@@ -302,13 +321,76 @@ static bool op_equals(qn_value a, qn_value b) {
          (value_is_number(a) && value_is_number(b));
 }
 
+/* Does the whole text read as a number? */
+static bool is_number_text(const qn_str *s) {
+  double f;
+  return s->len <= 40 && float_parse(s->text, s->len, &f);
+}
+
+static bool is_kind_name(const char *name) {
+  static const char *const kinds[] = {"int", "float", "str", "list", "range", "array"};
+  for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+    if (strcmp(name, kinds[i]) == 0) return true;
+  return false;
+}
+
+/* What is to be said of a comparison that is the same whatever the values are, and by mistake: NULL for others. Texts beside numbers
+ * and functions may be marks (`size == "same"`), unless they read as what they are compared with; nil is for comparing with. */
+static const char *never_equal(qn_vm *vm, qn_value a, qn_value b) {
+  if (value_tag_of(a) > value_tag_of(b)) {
+    qn_value t = a;
+    a = b;
+    b = t;
+  }
+  value_tag ta = value_tag_of(a), tb = value_tag_of(b);
+  if (ta == TAG_LIST && tb == TAG_ARRAY)
+    return "a list is never equal to an array; lists are written ( ), as in x.shape == (3,), and array(list) is an "
+           "array";
+  if (ta == TAG_LIST && tb == TAG_RANGE) return "a list is never equal to a range; list(range) has its numbers";
+  if (ta == TAG_ARRAY && tb == TAG_RANGE) return "an array is never equal to a range; arange(start, stop) is one";
+  if (ta == TAG_BOOL && (tb == TAG_INT || tb == TAG_FLOAT))
+    return "a bool is never equal to a number; x and not x test a bool, and int(x) is 0 or 1";
+  if ((ta == TAG_INT || ta == TAG_FLOAT) && tb == TAG_STR && is_number_text(value_str(b)))
+    return "a text is never equal to a number; int(text) or float(text) reads it";
+  if (ta == TAG_BOOL && tb == TAG_STR &&
+      (strcmp(value_str(b)->text, "true") == 0 || strcmp(value_str(b)->text, "false") == 0))
+    return "a text is never equal to a bool; text == \"true\" makes one";
+  if (ta == TAG_DTYPE && tb == TAG_STR)
+    return "a dtype is never equal to a text; it is written without quotes, as in x.dtype == f32";
+  if (ta == TAG_DEVICE && tb == TAG_STR)
+    return "a device is never equal to a text; it is written without quotes, as in x.device == cpu or gpu(0)";
+  if (ta == TAG_STR && tb == TAG_FN) {
+    const qn_fn *f = value_fn(b);
+    const char *name = f->head.flags == FN_BUILTIN ? ((const builtin_def *)f->code)->name
+                       : vm->hooks.fn_name         ? vm->hooks.fn_name(b)
+                                                   : NULL;
+    if (name && (strcmp(value_str(a)->text, name) == 0 || (is_kind_name(name) && is_kind_name(value_str(a)->text))))
+      return "a function is never equal to a text; the names of kinds and functions that are texts have quotes, as in "
+             "type(x) == \"int\"";
+  }
+  if (tb == TAG_FN && (ta == TAG_BOOL || ta == TAG_INT || ta == TAG_FLOAT || ta == TAG_ARRAY))
+    return "a function is never equal to a number or an array; f(...) calls it";
+  return NULL;
+}
+
+/* Writes it, once at each place. */
+static void warn_unequal(qn_vm *vm, n_binary *n, qn_value a, qn_value b) {
+  const char *why = n->warned ? NULL : never_equal(vm, a, b);
+  if (!why) return;
+  n->warned = true;
+  const source_text *s = source_get(vm, n->mark.source);
+  int row = 0, column = 0;
+  if (s) source_position(s, n->mark.start, &row, &column);
+  text_buf t;
+  text_init(&t, vm);
+  text_addf(&t, "warning: %s\n  --> %s:%d:%d\n", why, s ? s->name : "", row, column);
+  if (!t.failed && t.text) vm_write(vm, 2, t.text, t.len);
+  text_free(&t);
+}
+
 /* Equality by structure while a call is recorded: the answer depends on the numbers inside, and on the data of arrays. */
 static qn_value equal_recorded(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   rec_at(vm, n->mark);
-  if (value_is(a, TAG_FN) && value_is(b, TAG_FN)) {
-    int same = rec_same_fn(vm, a, b);
-    return same < 0 ? value_error() : value_bool((same == 1) == (n->op == AST_OP_eq));
-  }
   qn_value x = rec_observe_tree(vm, a), y = value_is_error(x) ? x : rec_observe_tree(vm, b);
   int equal = value_is_error(y) ? -1 : value_equal(vm, x, y);
   value_release(vm, x);
@@ -335,6 +417,7 @@ static qn_value binary_borrowed(qn_vm *vm, const n_binary *n, qn_value a, qn_val
   bool numeric = (array_a || value_is_scalar(a)) && (array_b || value_is_scalar(b));
   if (op == AST_OP_eq || op == AST_OP_ne) {
     if (numeric && (array_a || array_b || (traced && vm->rec)) && op_equals(a, b)) return apply_op(vm, n, a, b);
+    if (value_tag_of(a) != value_tag_of(b)) warn_unequal(vm, (n_binary *)n, a, b);
     if (vm->rec) return equal_recorded(vm, n, a, b);
     int equal = value_equal(vm, a, b);
     return equal < 0 ? value_error() : value_bool((equal == 1) == (op == AST_OP_eq));
@@ -715,7 +798,7 @@ qn_value eval_add_global(qn_vm *vm, node *h, qn_value *fp) {
   } else if (!binary_into(vm, n, &c->value, b)) {
     return value_error();
   }
-  c->decl = a->place->at;
+  cell_defined(vm, c, a->place->at);
   return value_nil();
 }
 

@@ -441,12 +441,12 @@ qn_value eval_import(qn_vm *vm, node *h, qn_value *fp) {
   qn_value m = import_module(vm, n->from, n->name->text, n->path, n->mark);
   if (value_is_error(m)) {
     raise_at(vm, n->mark);
-    interp_of(vm)->error_place = n->mark;
+    interp_of(vm)->place.error_place = n->mark;
     return m;
   }
   if (n->cell) {
     cell_set(vm, n->cell, m);
-    n->cell->decl = n->mark;
+    cell_defined(vm, n->cell, n->mark);
   } else {
     value_release(vm, m);
   }

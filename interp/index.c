@@ -42,6 +42,17 @@ bool index_int(qn_vm *vm, qn_value v, const char *what, int64_t *out) {
   text_addf(&t, "%s is ", what);
   text_kind(&t, v);
   text_adds(&t, ", not an int");
+  bool range = strstr(what, "range") != NULL;
+  if (value_is(v, TAG_FLOAT))
+    text_adds(&t, "; int(x) and a // b give ints");
+  else if (value_is(v, TAG_NIL) && !range)
+    text_adds(&t, "; a new axis is written new: x[:, new], a whole one x[:]");
+  else if (value_is(v, TAG_LIST) && !range)
+    text_adds(&t, "; several items are taken by an array, x[[0, 2]], one item along several axes by x[0, 2]");
+  else if (is_int_array(v) && !range)
+    text_adds(&t, "; index arrays pick from arrays: of a list map((0, 2), fn(i) xs[i])");
+  else if (value_is(v, TAG_STR) && range)
+    text_adds(&t, "; strings are joined by +");
   raise_text(vm, E_index_kind, SPAN_NONE, &t);
   return false;
 }
@@ -87,7 +98,10 @@ bool index_item_of(qn_vm *vm, qn_value v, bool host, index_item *out) {
     text_buf t;
     text_init(&t, vm);
     text_kind(&t, v);
-    text_adds(&t, " is not an index; indices are integers or bools");
+    text_adds(&t, !host                              ? " is not an index; indices are integers or bools"
+                  : value_array(v)->dtype == QN_bool ? " is no index of a list or text: a mask picks from arrays; of a "
+                                                       "list filter(xs, fn(v) v > 0) keeps items"
+                                                     : " is no index of a list or text, which is an int or a slice");
     raise_text(vm, E_index_kind, SPAN_NONE, &t);
     return false;
   }
@@ -131,7 +145,9 @@ void slice_clip(const index_item *s, int64_t size, int64_t *start, int64_t *coun
 bool index_position(qn_vm *vm, int64_t i, int64_t n, const char *what, int64_t *out) {
   *out = i < 0 ? i + n : i;
   if (*out >= 0 && *out < n) return true;
-  raise(vm, E_index, SPAN_NONE, "index %lld is out of bounds for a %s of %lld", (long long)i, what, (long long)n);
+  bool next = i == n && strcmp(what, "list") == 0;
+  raise(vm, E_index, SPAN_NONE, "index %lld is out of bounds for a %s of %lld%s", (long long)i, what, (long long)n,
+        next ? ", whose items count from 0; xs = append(xs, v) adds one" : "");
   return false;
 }
 
@@ -617,6 +633,7 @@ static bool storable(qn_vm *vm, const qn_array *x, qn_value v) {
     text_init(&t, vm);
     text_kind(&t, v);
     text_adds(&t, " cannot be stored in an array");
+    if (value_is(v, TAG_LIST)) text_adds(&t, "; array(xs) makes one of a list of numbers");
     raise_text(vm, E_type, SPAN_NONE, &t);
     return false;
   }

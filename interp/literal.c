@@ -206,7 +206,10 @@ static bool add_value(qn_vm *vm, qn_value *mark, form *state, size_t *count, lit
     text_init(&t, vm);
     text_adds(&t, "arrays hold numbers, not ");
     text_kind(&t, v);
-    text_adds(&t, "; lists are written ( )");
+    text_adds(&t, value_is(v, TAG_RANGE)  ? "; arange(1, 4) counts"
+                  : value_is(v, TAG_LIST) ? "; rows of an array are written [[1, 2], [3, 4]], lists ( )"
+                  : value_is(v, TAG_NIL)  ? "; a missing number is nan, lists are written ( )"
+                                          : "; lists are written ( )");
     raise_text(vm, E_type, SPAN_NONE, &t);
     value_release(vm, v);
     return false;

@@ -99,6 +99,7 @@ typedef struct n_binary {
   qn_value k;      /* right operand, where it is a constant number */
   uint8_t op;      /* ast_op */
   uint8_t row;     /* op_id */
+  bool warned;     /* that these kinds are never equal */
 } n_binary;
 
 typedef struct n_range {

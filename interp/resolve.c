@@ -55,6 +55,7 @@ bool unit_layout(resolver *r, record_layout **slot) {
 }
 
 void unit_free(qn_vm *vm, unit *u) {
+  for (const fn_code *c = u->codes; c; c = c->next) anchors_forget(vm, c->shared.id);
   for (uint32_t i = 0; i < u->nanchors; i++) anchor_close(vm, u->anchors[i]);
   for (uint32_t i = 0; i < u->nlayouts; i++) {
     record_layout *l = *(record_layout **)u->layouts[i];
@@ -526,7 +527,8 @@ static bool fail_type(resolver *r, span at, const qn_str *name) {
     return false;
   }
   raise(r->vm, E_signature, at,
-        "'%s' is no type; there are dtypes (f32, i64 ...), int float bool str fn list record dtype number, shapes "
+        "'%s' is no type; there are dtypes (f32, i64 ...), int float bool str fn list record dtype, number numbers "
+        "ints tree any, shapes "
         "f32[n, 3], "
         "lists (T, T) and records {w: T}",
         name->text);
@@ -647,8 +649,10 @@ static type_sig *type_of(resolver *r, shape_names *s, const ast_node *n) {
       t->kind = SIG_HOST;
       return t;
     }
-    if (strcmp(n->u.s->text, "number") == 0) {
-      t->kind = SIG_NUMBER;
+    for (sig_kind kind = 0; kind <= SIG_RECORD; kind++) {
+      const char *name = sig_kind_name(kind);
+      if (!name || strcmp(n->u.s->text, name) != 0) continue;
+      t->kind = (uint8_t)kind;
       t->dtype = -1;
       return t;
     }
@@ -714,6 +718,15 @@ static bool lost_update(resolver *r, const ast_node *block) {
     ast_node *kids[1] = {(ast_node *)other};
     ast_node wrap = {.kind = AST_block, .n = 1, .kids = kids};
     return lost_update(r, &wrap);
+  }
+  if (last->kind == AST_let) {
+    const ast_node *pattern = last->kids[AST_let_pattern];
+    if (pattern->kind == AST_name && pattern->u.s->text[0] != '_' && has_no_effect(r, last->kids[AST_let_value])) {
+      raise(r->vm, E_lost_value, last->at,
+            "this variable is lost when the function returns, and let is worth nil; end with %s to return it",
+            pattern->u.s->text);
+      return false;
+    }
   }
   if (last->kind != AST_assign) return true;
   const ast_node *root = last->kids[AST_assign_target];
@@ -815,6 +828,9 @@ node *function_node(resolver *r, const ast_node *n, qn_str *name, bool local) {
   out->initials = unit_alloc(r, code->nparams * sizeof *out->initials);
   if (!code->params || !out->initials || !resolve_params(r, code, n, out->initials)) return NULL;
   if (!unit_anchor(r, &code->anchor, code->name->text, n->at)) return NULL;
+  code->shared.id = ++r->ip->next_code;
+  code->next = r->unit->codes;
+  r->unit->codes = code;
   function f;
   function_begin(r, &f);
   f.self = local ? name : NULL;
@@ -919,7 +935,7 @@ static bool resolve_root(resolver *r, const ast_module *tree) {
   return ok && (r->prompt || check_pending(r));
 }
 
-unit *resolve_unit(qn_vm *vm, scope *s, const ast_module *tree, bool prompt) {
+unit *resolve_unit(qn_vm *vm, scope *s, const ast_module *tree, uint32_t source, bool prompt) {
   interp *ip = interp_of(vm);
   unit *u = mem_zalloc(vm, sizeof *u);
   if (!u) {
@@ -929,6 +945,7 @@ unit *resolve_unit(qn_vm *vm, scope *s, const ast_module *tree, bool prompt) {
   arena_init(&u->nodes, vm);
   u->scope = s;
   u->number = ++ip->next_unit;
+  u->source = source;
   resolver r = {.vm = vm, .ip = ip, .scope = s, .unit = u, .prompt = prompt};
   bool ok = resolve_root(&r, tree);
   mem_free(vm, r.pending, r.pending_cap * sizeof *r.pending);
@@ -942,5 +959,6 @@ unit *resolve_unit(qn_vm *vm, scope *s, const ast_module *tree, bool prompt) {
     if (s->cells[i]->unit == u->number) s->cells[i]->declared = true;
   u->next = ip->units;
   ip->units = u;
+  ip->nunits++;
   return u;
 }

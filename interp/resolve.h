@@ -103,6 +103,8 @@ variable *find_variable(function *f, const qn_str *name);
 int find_capture(resolver *r, function *f, qn_str *name);
 /* Ends the visibility of variables from number `first` on, with warnings. */
 void forget(resolver *r, uint32_t first);
+/* Can a value be left out without a trace? As far as its outermost operation tells. */
+bool has_no_effect(resolver *r, const ast_node *n);
 bool is_self(const function *f, const qn_str *name);
 QN_MUST_CHECK bool note_local(resolver *r, uint32_t slot);
 QN_MUST_CHECK bool note_global(resolver *r, global_cell *cell);

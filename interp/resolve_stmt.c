@@ -47,6 +47,13 @@ static bool is_pure(resolver *r, qn_str *name, const builtin_def **def) {
   return (*def)->effect == BUILTIN_PURE || (*def)->effect == BUILTIN_CHOICE;
 }
 
+/* In the body of a loop an expression is meant to be the loop's value, as in other languages. */
+static const char *lost_in(const resolver *r) {
+  return r->fn->loops ? "the value of this expression is lost, since a loop has none: xs = append(xs, v) collects, "
+                        "map(xs, f) gives a list"
+                      : "the value of this expression is lost; assign it or remove it";
+}
+
 /* `name` is the function that is called, or NULL; `def` its row, if it has one. */
 static bool fail_lost(resolver *r, const ast_node *n, const char *name, const builtin_def *def) {
   const ast_node *first = !def ? NULL : n->kind == AST_method ? n->kids[0] : n->n > 1 ? n->kids[1] : NULL;
@@ -67,8 +74,25 @@ static bool fail_lost(resolver *r, const ast_node *n, const char *name, const bu
   if (name)
     raise(r->vm, E_lost_value, n->at, "the result of %s is lost: it has no other effect; assign it or remove it", name);
   else
-    raise(r->vm, E_lost_value, n->at, "the value of this expression is lost; assign it or remove it");
+    raise(r->vm, E_lost_value, n->at, "%s", lost_in(r));
   return false;
+}
+
+bool has_no_effect(resolver *r, const ast_node *n) {
+  const builtin_def *def;
+  switch ((ast_kind)n->kind) {
+  case AST_call:
+  case AST_method: {
+    const ast_node *callee = n->kids[0];
+    if (n->kind == AST_call) return callee->kind == AST_name && is_pure(r, callee->u.s, &def);
+    global_cell *c = callee->kind == AST_name ? scope_find(r->scope, callee->u.s) : NULL;
+    return !(c && value_is(c->value, TAG_MODULE)) && is_pure(r, n->u.s, &def);
+  }
+  case AST_if:
+  case AST_block:
+  case AST_try: return false;
+  default: return true;
+  }
 }
 
 static bool check_lost(resolver *r, const ast_node *n) {
@@ -88,8 +112,11 @@ static bool check_lost(resolver *r, const ast_node *n) {
   case AST_name:
   case AST_field:
     if (n->kind == AST_name && !is_known(r, n->u.s)) return true;
-    raise(r->vm, E_lost_value, n->at,
-          "the value of this expression is lost; assign it or remove it; a call is written %s()", n->u.s->text);
+    if (r->fn->loops)
+      raise(r->vm, E_lost_value, n->at, "%s", lost_in(r));
+    else
+      raise(r->vm, E_lost_value, n->at,
+            "the value of this expression is lost; assign it or remove it; a call is written %s()", n->u.s->text);
     return false;
   case AST_call:
   case AST_method: {

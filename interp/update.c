@@ -125,6 +125,8 @@ static bool put_field(qn_vm *vm, qn_value *x, qn_str *name, bool adds, path_step
     value_release(vm, missing);
     if (n == 1 && !adds && vm->error && vm->error->refs == 1)
       raise_note(vm, SPAN_NONE, "r[\"%s\"] = v adds a field", name->text);
+    if (n == 1 && adds && vm->error && vm->error->refs == 1)
+      raise_note(vm, SPAN_NONE, "r[\"%s\"] = get(r, \"%s\", 0) + v begins at 0", name->text, name->text);
     return false;
   }
   if (!record_own(vm, x)) return false;
@@ -224,7 +226,7 @@ static bool put(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, const qn_v
   } else {
     ok = fail_kind(vm, *x,
                    value_is(*x, TAG_STR)      ? "does not change; build a new string"
-                   : value_is(*x, TAG_RECORD) ? "is assigned by a field's name"
+                   : value_is(*x, TAG_RECORD) ? "has fields with names or texts: r[\"name\"] = v, and r[str(i)] = v by a number"
                                               : "has no items to assign");
   }
   if (!ok) raise_at(vm, steps->mark);
@@ -392,7 +394,7 @@ static bool place_put(qn_vm *vm, const place *p, qn_value *fp, const qn_value *v
       return unset_variable(vm, p);
     }
     cell_set(vm, p->cell, v);
-    p->cell->decl = p->at;
+    cell_defined(vm, p->cell, p->at);
     return true;
   case PLACE_PATH: {
     store s = {.v = v};
@@ -430,7 +432,7 @@ qn_value eval_set_global(qn_vm *vm, node *h, qn_value *fp) {
     return value_error();
   }
   cell_set(vm, c, v);
-  c->decl = p->at;
+  cell_defined(vm, c, p->at);
   return value_nil();
 }
 

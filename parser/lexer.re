@@ -45,6 +45,14 @@ const unsigned char *lexer_skip(const parser *p, const unsigned char *s) {
   }
 }
 
+const char *lexer_line(const parser *p, uint32_t at) {
+  const char *s = p->text->text + at;
+  while (s > p->text->text && s[-1] != '\n' && s[-1] != ';') s--;
+  return s + strspn(s, " \t");
+}
+
+bool lexer_in_header(const parser *p, uint32_t at) { return !strncmp(lexer_line(p, at), "fn ", 3); }
+
 bool lexer_can_end(int terminal) {
   switch (terminal) {
   case T_NAME:
@@ -159,7 +167,7 @@ static const unsigned char *escape(parser *p, const unsigned char *s) {
       e += utf8_decode((const char *)e, &code);
     }
     parser_fail(p, E_syntax, at, offset(p, e),
-                "unknown escape '%.*s': there are \\n \\t \\\" \\\\ \\{ \\} and \\u{...}", (int)(e - s), (const char *)s);
+                "unknown escape '%.*s': there are \\n \\t \\\" \\\\ \\{ \\} and \\u{...}; a backslash is \\\\", (int)(e - s), (const char *)s);
     return NULL;
   }
   const unsigned char *e = s + 2;
@@ -268,7 +276,9 @@ static bool number_ends(parser *p, token *t, const unsigned char *s) {
     parser_fail(p, E_number_form, from, to, "numbers are decimal or, like 0xff, hexadecimal");
   else if (*s == '_')
     parser_fail(p, E_number_form, from, to, "'_' stands between two digits of a number, as in 1_000_000");
-  else if (rest == 1 && len <= LONGEST_QUOTE && strchr("jJlLfFuU", *s))
+  else if (rest == 1 && strchr("jJi", *s))
+    parser_fail(p, E_number_form, from, to, "there are no complex numbers; keep real and imaginary parts");
+  else if (rest == 1 && len <= LONGEST_QUOTE && strchr("lLfFuU", *s))
     parser_fail(p, E_number_form, from, to, "numbers have no suffix; write %.*s", len, (const char *)begin);
   else if ((*s | 32) == 'e' && (rest == 1 || is_digit(s[1])))
     parser_fail(p, E_number_form, from, to, "an exponent is written as in 1e-3");
@@ -557,11 +567,16 @@ again:
     "/="       { TAKE(); OPERATOR(T_OPASSIGN, div); }
     "//="      { TAKE(); OPERATOR(T_OPASSIGN, floordiv); }
     "%="       { TAKE(); OPERATOR(T_OPASSIGN, mod); }
+    "%*%"      { TAKE(); SLIP("a product of matrices is written x @ y"); }
+    "%in%"     { TAKE(); SLIP("there is no operator in: write contains(xs, x), of a record has(r, \"name\")"); }
+    "%%"       { TAKE(); SLIP("a remainder is written a %% b"); }
+    "%/%"      { TAKE(); SLIP("an integer quotient is written a // b"); }
     "**="      { TAKE(); OPERATOR(T_OPASSIGN, pow); }
     "=="       { TAKE(); OPERATOR(T_EQ, eq); }
     "!="       { TAKE(); OPERATOR(T_NE, ne); }
     "<"        { TAKE(); OPERATOR(T_LT, lt); }
     "<="       { TAKE(); OPERATOR(T_LE, le); }
+    "<-" / [ \t] { TAKE(); SLIP("a new variable is written let x = 1, an assignment x = 1, a comparison x < -1"); }
     ">"        { TAKE(); OPERATOR(T_GT, gt); }
     ">="       { TAKE(); OPERATOR(T_GE, ge); }
     "|"        { TAKE(); OPERATOR(T_BOR, bitor); }
@@ -588,9 +603,17 @@ again:
 
     "&&"       { TAKE(); SLIP("write 'and' (for arrays, elementwise: &)"); }
     "||"       { TAKE(); SLIP("write 'or' (for arrays, elementwise: |)"); }
-    "!"        { TAKE(); SLIP("write 'not' (for arrays, elementwise: ~)"); }
+    "!"        {
+      TAKE();
+      if (in && (in->kind == BRACKET_STRING || in->kind == BRACKET_TEXT) && lexer_can_end(p->last))
+        SLIP("a value in a string has no conversion: \"{repr(x)}\" shows it as it is written, \"{x:>8}\" formats it");
+      SLIP("write 'not' (for arrays, elementwise: ~)");
+    }
     "?" | "?." | "??" {
       TAKE();
+      if (YYCURSOR - start == 2)
+        SLIP(start[1] == '.' ? "a field that may be missing is read by get(r, \"name\", default)"
+                             : "a default for nil is written if a == nil { b } else { a }");
       const unsigned char *next = skip_blanks(YYCURSOR);
       if (*next == 0 || *next == '\n') SLIP("at the prompt ?name explains a name; a choice is written if c { a } else { b }");
       SLIP("a choice is written if c { a } else { b }");
@@ -601,7 +624,11 @@ again:
     "==="      { TAKE(); SLIP("write =="); }
     "!==" | "<>" | "~=" { TAKE(); SLIP("write !="); }
     "=<"       { TAKE(); SLIP("write <="); }
-    "=>"       { TAKE(); SLIP("a comparison is written >=, a function fn(x) x + 1"); }
+    "=>"       {
+      TAKE();
+      if (p->last == T_RP && lexer_in_header(p, t->start)) SLIP("a short body stands behind =: fn f(x) = x + 1");
+      SLIP("a comparison is written >=, a function fn(x) x + 1");
+    }
     ":="       { TAKE(); SLIP("a new variable is written let x = 1, an assignment x = 1"); }
     "<<" | "<<=" { TAKE(); SLIP("a shift is written shl(a, n)"); }
     ">>" | ">>=" | ">>>" { TAKE(); SLIP("a shift is written shr(a, n)"); }
@@ -613,7 +640,15 @@ again:
     "/*"       { TAKE(); SLIP("a comment begins with # and ends with its line"); }
     "$"        { TAKE(); SLIP("a value in a string is written \"{x}\"; names have no $"); }
     "`"        { TAKE(); SLIP("strings have double quotes"); }
-    "\\"       { TAKE(); SLIP("a line goes on inside brackets, or when it ends with an operator"); }
+    "\\"       {
+      TAKE();
+      const unsigned char *next = skip_blanks(YYCURSOR);
+      if (*next == '\n' || *next == '\r' || next == p->end)
+        SLIP("a line goes on inside brackets, or when it ends with an operator");
+      if (lexer_can_end(p->last))
+        SLIP("there is no operator \\; `quern help linalg` has solve(a, b) for a system of equations, a quotient is b / a");
+      SLIP("a function as a value is written fn(x) x + 1");
+    }
     *          { TAKE(); return strange(p, t, start); }
   */
 }

@@ -123,6 +123,7 @@ static const struct {
 #define MEMBER FOREIGN_MEMBER
 #define KEYWORD FOREIGN_KEYWORD
 #define TYPE FOREIGN_TYPE
+#define CALL FOREIGN_CALL
 #define FOREIGN(word, where, cure) {word, where, cure},
 #include "parser/foreign.def"
 #undef SYNTAX
@@ -130,6 +131,7 @@ static const struct {
 #undef MEMBER
 #undef KEYWORD
 #undef TYPE
+#undef CALL
 };
 
 const char *foreign_cure(foreign_place where, const char *word, size_t len) {
@@ -177,10 +179,74 @@ static bool in_follows(const unsigned char *s) {
   return s[0] == 'i' && s[1] == 'n' && (s[2] == ' ' || s[2] == '\t');
 }
 
+/* Does one of two characters stand on the line, before this place? */
+static bool line_has(const parser *p, token t, char a, char b) {
+  for (const char *s = lexer_line(p, t.start); s < p->text->text + t.start; s++)
+    if (*s == a || *s == b) return true;
+  return false;
+}
+
+/* Exactly three digits that touch the comma: 1,000. */
+static bool thousands(const parser *p, token t) {
+  const char *s = p->text->text + t.end;
+  return p->last == T_INT && p->last_token.end == t.start && strspn(s, "0123456789") == 3;
+}
+
+static bool is_operator(int kind) {
+  switch (kind) {
+  case T_PLUS:
+  case T_MINUS:
+  case T_STAR:
+  case T_SLASH:
+  case T_DSLASH:
+  case T_PERCENT:
+  case T_POW:
+  case T_EQ:
+  case T_NE:
+  case T_LT:
+  case T_LE:
+  case T_GT:
+  case T_GE:
+  case T_BAND:
+  case T_BOR: return true;
+  default: return false;
+  }
+}
+
+/* Does a word stand before the innermost bracket? */
+static bool opened_by(const parser *p, const char *word) {
+  const char *s = p->text->text, *e = s + p->brackets[p->depth - 1].at;
+  size_t n = strlen(word);
+  while (e > s && (e[-1] == ' ' || e[-1] == '\t')) e--;
+  return (size_t)(e - s) >= n && !strncmp(e - n, word, n);
+}
+
+/* Is the innermost bracket an array's, not an index's? */
+static bool literal_begins(const parser *p) {
+  uint32_t at = p->brackets[p->depth - 1].at;
+  char c = at ? p->text->text[at - 1] : 0;
+  return c != ')' && c != ']' && c != '_' && !(c >= '0' && c <= '9') && !((c | 32) >= 'a' && (c | 32) <= 'z');
+}
+
 /* Slips that show in two tokens side by side: the last one that was good, and the one that is not. */
 static const char *slip_of_words(const parser *p, int kind, token t) {
   bool string = kind == T_STRING || kind == T_SBEG;
   if (p->last == T_NAME && begins_value(kind) && p->before == T_DSLASH) return "a comment begins with #";
+  if (p->last == T_NAME && begins_value(kind) && p->before == T_MINUS && line_has(p, p->last_token, '-', '-') &&
+      strstr(lexer_line(p, t.start), "-- "))
+    return "a comment begins with #";
+  if (p->depth && p->brackets[p->depth - 1].kind == BRACKET_ROUND && is_operator(kind) && opened_by(p, "->"))
+    return "a function as a value is written fn(x) x + 1; -> gives the type of a result";
+  if (string && (p->last == T_STRING || p->last == T_SEND) && after_operand(p)) return "strings are joined by +";
+  if (p->last == T_DOT && (is_operator(kind) || kind == T_ASSIGN || kind == T_OPASSIGN)) return "operators act on every element by themselves: x * y, x / y, x + y";
+  if (p->last == T_DOT && kind == T_LP) return "functions act on every element by themselves: exp(x), not exp.(x)";
+  if (kind == T_LP && p->last == T_AT && p->before != T_NAME) return "a function as a value is written fn(x) x + 1";
+  if ((p->last == T_INT || p->last == T_FLOAT) && after_operand(p) && kind == T_NAME && p->last_token.end < t.start &&
+      !foreign_word(p, kind, t) && p->text->text[t.end] != '(' && !(p->depth && p->brackets[p->depth - 1].kind == BRACKET_SQUARE))
+    return "a product is written 2 * x";
+  if (p->depth && p->brackets[p->depth - 1].kind == BRACKET_SQUARE && literal_begins(p) && after_operand(p) && p->last_token.end < t.start &&
+      (kind == T_INT || kind == T_FLOAT || kind == T_NAME))
+    return "items are separated by commas, rows stand in brackets: [[1, 2], [3, 4]]";
   if (string && p->last == T_NAME && p->last_token.end == t.start && t.start - p->last_token.start <= 2)
     return "a string has no letter in front: \"{x}\" interpolates, and \\\\ is a backslash";
   if (string && p->last == T_DOT && p->before != T_STRING && p->before != T_SEND && p->last_token.end == t.start &&
@@ -194,17 +260,46 @@ static const char *slip_of_words(const parser *p, int kind, token t) {
     return "a file is bound to a name: import \"lib/util.qn\" as util";
   if (p->before == T_ARROW && accepts(p, T_LC) && accepts(p, T_ASSIGN))
     return "-> gives the type of the result; a short body is written fn f(x) = x + 1";
+  if (p->before == T_ARROW && p->last == T_NAME && accepts(p, T_LC) &&
+      (is_operator(kind) || kind == T_LP || kind == T_DOT || kind == T_NL || kind == T_RP || kind == LEX_END))
+    return "a function as a value is written fn(x) x + 1; -> gives the type of a result";
   if (p->before == T_ARROW && p->last == T_NAME && accepts(p, T_LC) && begins_value(kind))
     return "behind the type of its result a function's body stands in braces: fn(x) -> int { ... }";
   return NULL;
 }
 
-/* Does a word stand before the innermost bracket? */
-static bool opened_by(const parser *p, const char *word) {
-  const char *s = p->text->text, *e = s + p->brackets[p->depth - 1].at;
-  size_t n = strlen(word);
-  while (e > s && (e[-1] == ' ' || e[-1] == '\t')) e--;
-  return (size_t)(e - s) >= n && !strncmp(e - n, word, n);
+/* What is missing between an operator and the brace of a body. */
+static const char *operand_missing(int last) {
+  switch (last) {
+  case T_AND: return "what comes after 'and' is missing before '{'";
+  case T_OR: return "what comes after 'or' is missing before '{'";
+  case T_NOT: return "what comes after 'not' is missing before '{'";
+  case T_IN: return "what the loop goes over is missing before '{'";
+  default: return "the right operand is missing before '{'";
+  }
+}
+
+/* The word `function`, `func` or `lambda` before the parentheses that have just been closed; NULL if it is none of these. */
+static const char *before_parens(const parser *p) {
+  static const char *const words[] = {"function", "func", "lambda"};
+  const char *s = p->text->text + p->last_token.start;
+  for (int depth = 0; s > p->text->text; s--) {
+    depth += (*s == ')') - (*s == '(');
+    if (depth == 0) break;
+  }
+  while (s > p->text->text && s[-1] == ' ') s--;
+  for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+    ptrdiff_t n = (ptrdiff_t)strlen(words[i]);
+    if (s - p->text->text >= n && !memcmp(s - n, words[i], (size_t)n)) return s - n;
+  }
+  return NULL;
+}
+
+/* Does a comment that touches a name stand between the last good token and this one: `n = #xs`? */
+static bool lua_length(const parser *p, token t) {
+  const char *s = p->text->text + p->last_token.end, *mark = memchr(s, '#', t.start - p->last_token.end);
+  char c = mark ? mark[1] | 32 : 0;
+  return c >= 'a' && c <= 'z';
 }
 
 /* The message for what stands at `t`, if it is a known slip; the error's id goes to *id. */
@@ -213,12 +308,19 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
   bool after = after_operand(p), before = before_operand(p), body = accepts(p, T_LC), statement = accepts(p, T_LET);
   bracket_kind in = p->depth ? p->brackets[p->depth - 1].kind : BRACKET_BLOCK;
   *id = E_slip;
+  if (before && p->last && lua_length(p, t)) return "# begins a comment; the number of items is len(xs)";
+  if (p->last == T_RP && (kind == T_LC || kind == T_LREC || kind == T_LEMPTY || kind == T_RETURN || kind == T_NAME)) {
+    const char *word = before_parens(p);
+    if (word) return foreign_cure(FOREIGN_SYNTAX, word, strcspn(word, "( \t"));
+  }
   /* `{ x = 1 }` and `{ f(x) }` as statements: after the brace only the names of a pattern make sense. */
   bool names = accepts(p, T_COLON) && accepts(p, T_COMMA) && accepts(p, T_RC) && !after && !accepts(p, T_NL);
   bool opened = p->last == T_LC && accepts(p, T_NAME) && !before && !statement &&
                 (p->before == 0 || p->before == T_NL || p->before == T_SEMI || p->before == T_LC);
   if (p->last == T_CATCH && (kind == T_LC || kind == T_LREC || kind == T_LEMPTY))
     return *id = E_syntax, "catch names the error: catch e { ... }, or catch _ { ... }";
+  bool spread = kind == T_ELLIPSIS || kind == T_POW || kind == T_STAR;
+  if ((names || opened) && spread) return "what is spread begins with two points: {..r, b: 2}";
   if ((names || opened) && p->brackets[p->depth ? p->depth - 1 : 0].kind != BRACKET_RECORD)
     return *id = E_syntax, "a block stands only behind if, else, for, while, try, catch and fn";
   switch (kind) {
@@ -233,9 +335,19 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
     if (p->last == T_NAME && !after && accepts(p, T_COMMA) && p->depth && opened_by(p, "let"))
       return "a pattern has no defaults; get(r, \"name\", default) reads a field that may be missing";
     break;
+  case T_FMT:
+    if (p->last == T_SBEG || p->last == T_SMID) return "a value stands before the format: \"{x:.3f}\"";
+    break;
   case T_COLON:
+    if (p->before == T_ARROW) return "a body stands in braces: fn f(x) -> int { ... }";
+    if (before && in == BRACKET_ROUND && p->depth > 0 && (p->last == T_LP || p->last == T_COMMA))
+      return "items and slices are taken with brackets: x[1, :]";
+    if (after && !body && (in == BRACKET_ROUND || in == BRACKET_BLOCK) && p->last != T_NAME)
+      return "a range is written 1..11, without its end; with steps range(1, 11, 2)";
     if (accepts(p, T_ARROW)) return "a body stands in braces: fn f(x) { ... }; a result type is written -> f32[n]";
-    if (p->last == T_NAME && accepts(p, T_ASSIGN) && !after) return "a variable has no declared type: let x = 1";
+    if (p->last == T_NAME && p->before == T_LET && !after) return "a variable has no declared type: let x = 1";
+    if (body && !statement && after && !strncmp(lexer_line(p, t.start), "for ", 4) && *rest >= '0' && *rest <= '9')
+      return "a range is written 1..11, without its end; with steps range(1, 11, 2)";
     if (body && !statement) return "a body stands in braces { }, without ':'";
     break;
   case T_BOR:
@@ -245,6 +357,7 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
     if (after && (p->last == T_STRING || p->last == T_SEND)) return "strings are joined by +";
     break;
   case T_AT:
+    if (before && *rest == '(') return "a function as a value is written fn(x) x + 1";
     if (statement && *rest != ' ') return "there are no decorators; a function is wrapped by a call: let g = jit(f)";
     break;
   case T_ARROW:
@@ -267,7 +380,14 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
     if (after && (kind == T_IN || in_follows(rest)))
       return "there is no operator in: write contains(xs, x), of a record has(r, \"name\")";
     break;
+  case T_INT:
+    if (in == BRACKET_RECORD && !before && accepts(p, T_STRING))
+      return "fields of records have names or texts: {\"1\": 2}, r[\"1\"]";
+    break;
   case T_COMMA:
+    if (thousands(p, t)) return "digits are grouped by '_': 1_000";
+    if (p->before == T_IMPORT && p->last == T_NAME) return "one import names one module: import nn; import optim";
+    if (p->last == T_LB && before) return "a whole axis is written ':', as in x[:, 1]";
     if (in == BRACKET_RECORD && p->last == T_NL) return *id = E_syntax, "a ',' stands at the end of the line before";
     if ((accepts(p, T_NL) && in != BRACKET_RECORD) ||
         (p->last == T_NAME && !p->depth && (accepts(p, T_IN) || accepts(p, T_ASSIGN))) ||
@@ -293,7 +413,10 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
   case T_GT:
   case T_GE:
     *id = E_syntax;
+    if (after && line_has(p, t, '&', '|'))
+      return "& and | bind closer than comparisons: (a > 0) & (b < 2), or, of single conditions, a > 0 and b < 2";
     if (after) return "comparisons do not chain; write a < b and b < c";
+    if (kind == T_EQ && p->last == T_NAME && p->before == T_LET) return "a new variable is written let x = 1";
     break;
   case T_DOTDOT:
     if (after) return *id = E_syntax, "ranges do not chain; a range with steps is range(a, b, step)";
@@ -333,13 +456,24 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
   case T_CATCH:
     if (statement) return *id = E_syntax, "catch stands behind the '}' of a try";
     break;
+  case T_SEMI:
+    if (in == BRACKET_SQUARE) return "rows stand in brackets, items are separated by commas: [[1, 2], [3, 4]]";
+    break;
+  case T_PERCENT:
+    if (statement && *rest == ' ' && p->last == 0) return "a comment begins with #";
+    break;
   case T_LC:
+    if (before && (p->last == T_AND || p->last == T_OR || p->last == T_NOT || is_operator(p->last) || p->last == T_IN))
+      return operand_missing(p->last);
+    if (p->last == T_ASSIGN && p->before == T_RP && lexer_in_header(p, t.start))
+      return "a body in braces stands without =: fn f(x) { ... }";
     if (statement) return *id = E_syntax, "a block stands only behind if, else, for, while, try, catch and fn";
     if (before && p->depth > 1 && p->brackets[p->depth - 2].at + 1 == t.start &&
         (p->brackets[p->depth - 2].kind == BRACKET_STRING || p->brackets[p->depth - 2].kind == BRACKET_TEXT))
       return "a value stands between the braces of a string; braces as text are written \\{ \\}";
     if (before) {
       const char *s = (const char *)lexer_skip(p, rest), *e = s;
+      if (!strncmp(s, "...", 3) || !strncmp(s, "**", 2)) return "what is spread begins with two points: {..r, b: 2}";
       if (*s >= '0' && *s <= '9') {
         e += strspn(e, "0123456789");
         e += strspn(e, " \t");
@@ -375,6 +509,11 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
        header = body && !statement && (after || named || p->last == T_ELSE || p->last == T_TRY);
   bool literal = kind != T_NAME && kind != T_FN && kind != T_NOT && begins_value(kind);
   bool jump = kind == T_RETURN || kind == T_BREAK || kind == T_CONTINUE, call = kind == T_NAME && *rest == '(';
+  if (!cure && call && after && !header && in == BRACKET_BLOCK && p->last != T_NAME)
+    return *id = E_syntax, p->last == T_INT || p->last == T_FLOAT
+                               ? "statements on one line are separated by ';'; a product is written 2 * f(x)"
+                               : "statements on one line are separated by ';'";
+  if (!cure && call && p->last == T_NAME) cure = foreign_word(p, p->last, p->last_token);
   if (!cure && !(header && call)) cure = foreign_word(p, kind, t);
   if (!cure && header && (jump || call || literal || (named && begins_value(kind))))
     cure = named ? "a body stands in braces { }, a short one behind =: fn f(x) = x + 1" : "a body stands in braces { }";

@@ -27,7 +27,8 @@ typedef enum foreign_place {
   FOREIGN_NAME = 2,
   FOREIGN_MEMBER = 4,
   FOREIGN_KEYWORD = 8,
-  FOREIGN_TYPE = 16
+  FOREIGN_TYPE = 16,
+  FOREIGN_CALL = 32
 } foreign_place;
 /* What to write instead of a word from another language, or NULL if it is none that turns up there. */
 const char *foreign_cure(foreign_place where, const char *word, size_t len);

@@ -77,6 +77,10 @@ typedef struct sequence {
 /* ---- lexer.re ---- */
 int lexer_next(parser *p, token *t);
 bool lexer_can_end(int terminal); /* may a statement end with this token? */
+/* The beginning of the line (or of what stands behind its last ';') that a place is on, behind its blanks. */
+const char *lexer_line(const parser *p, uint32_t at);
+/* Does that line begin as the header of a function with a name, `fn f(x)`? */
+bool lexer_in_header(const parser *p, uint32_t at);
 /* The next byte that is no blank, newline or comment, from `s` on. */
 const unsigned char *lexer_skip(const parser *p, const unsigned char *s);
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Strings against Python's: strings.py [--quern build/quern] [--seed N]
+"""Strings against Python's: strings.py [--quern build/quern] [--seed N|random] [--count N] [--seconds S]
 
 Random texts of one to four bytes a character go through every string function, index and slice; what Quern prints with repr
 must be what Python's own string functions give.
@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import time
 
 ALPHABET = "aabAB é€ñ😀,\n\t\"\\{}x"
 SEPARATORS = [",", "a", "ab", "é", "😀", " ", "\n"]
@@ -89,29 +90,42 @@ def cases(r):
     yield f"repr({q})", quoted(s)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quern", default="build/quern")
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    r = random.Random(options.seed)
+def round_of(quern, seed):
+    """How many cases there were, and how many of them failed."""
+    r = random.Random(seed)
     all_cases = [case for _ in range(150) for case in cases(r)]
     with tempfile.TemporaryDirectory(prefix="quern-strings-") as folder:
         path = os.path.join(folder, "strings.qn")
         with open(path, "w", encoding="utf-8") as f:
             f.writelines(f"print(repr({expression}))\n" for expression, _ in all_cases)
-        done = subprocess.run([os.path.abspath(options.quern), path], capture_output=True, text=True, timeout=120)
+        done = subprocess.run([os.path.abspath(quern), path], capture_output=True, text=True, timeout=120)
     lines = done.stdout.split("\n")[:-1]
     bad = 0
     if done.returncode != 0 or len(lines) != len(all_cases):
-        sys.exit(f"FAILED after {len(lines)} of {len(all_cases)}\n{done.stderr}")
+        sys.exit(f"FAILED seed {seed} after {len(lines)} of {len(all_cases)}\n{done.stderr}")
     for (expression, want), got in zip(all_cases, lines):
         if got == shown(want):
             continue
         bad += 1
         if bad < 30:
             print(f"FAILED {expression} is {got}, expected {shown(want)}")
-    print(f"{len(all_cases)} cases, {bad} failed")
+    return len(all_cases), bad
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quern", default="build/quern")
+    parser.add_argument("--seed", default="1", help="a number, or random")
+    parser.add_argument("--count", type=int, default=1, help="rounds at most")
+    parser.add_argument("--seconds", type=float, default=200, help="time at most")
+    options = parser.parse_args()
+    first = int(options.seed) if options.seed != "random" else random.SystemRandom().randrange(1 << 32)
+    end, done, tried, bad = time.monotonic() + options.seconds, 0, 0, 0
+    while done < options.count and not bad and (not done or time.monotonic() < end):
+        n, bad = round_of(options.quern, first + done)
+        tried += n
+        done += 1
+    print(f"{tried} cases, {bad} failed, seeds {first} to {first + done - 1}")
     return 1 if bad else 0
 
 

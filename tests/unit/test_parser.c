@@ -423,7 +423,7 @@ START_TEST(mistakes) {
       {"fn f(..a, b) {}", "E102 at 5..8: the parameter that takes the rest is the last one"},
       {"fn f(a = 1, b) {}", "E102 at 12..13: a parameter without a default"},
       {"x.5", "E102 at 1..3: a field is a name"},
-      {"a.(b)", "E102 at 2..3: expected a name, found '('"},
+      {"a.(b)", "E105 at 2..3: functions act on every element by themselves"},
       {"\"a{b]c}\"", "E102 at 4..5: expected '}', found ']'"},
       {"\"\\q\"", "E102 at 1..3: unknown escape '\\q'"},
       {"\"\\u{110000}\"", "E102 at 1..10: a code point is written"},
@@ -534,7 +534,7 @@ START_TEST(slips) {
       {"assert a == b", "E105 at 7..8: a call has parentheses: assert"},
       {"5 mod 3", "E105 at 2..5: a remainder is written a % b"},
       {"global x", "E105 at 7..8: functions read globals and never assign them"},
-      {"delete r.a", "E105 at 7..8: a record without a field is remove"},
+      {"delete r.a", "E105 at 7..8: values do not change: a list without item i"},
       {"try { } catch (e) { }", "E105 at 14..15: the name of the error stands without parentheses"},
   };
   CHECK_ERRORS(examples);
