@@ -1,8 +1,29 @@
 /* The part of the public API that runs code: evaluating texts, calling functions, globals. */
 #include "interp/state.h"
 
+/* A call of the API: an evaluation, and what the interpreter knew of the one around it. */
+typedef struct api_run {
+  vm_run run;
+  interp_place was;
+} api_run;
+
+static inline void begin(qn_vm *vm, api_run *r) {
+  r->was = interp_of(vm)->place;
+  vm_run_begin(vm, &r->run);
+  interp_of(vm)->place = (interp_place){.calling = SPAN_NONE, .error_place = SPAN_NONE};
+}
+
+static void end(api_run *r) {
+  qn_vm *vm = r->run.vm;
+  if (__builtin_expect(!vm, 1)) return; /* it has ended as it should */
+  interp_of(vm)->place = r->was;
+  vm_run_unwound(&r->run);
+}
+/* Begun at once: `begin` initialises it. */
+#define API_RUN(name) api_run name __attribute__((cleanup(end)))
+
 /* Hands a result out, or drops it; the call's status. A failure that nobody described is one all the same. */
-static qn_status finish(qn_vm *vm, vm_run *run, qn_value r, qn_value *result) {
+static qn_status finish(qn_vm *vm, api_run *run, qn_value r, qn_value *result) {
   if (value_is_error(r) && !error_pending(vm)) raise(vm, E_internal, SPAN_NONE, "something failed without saying what");
   qn_status status = value_is_error(r) ? vm_status(vm) : QN_OK;
   if (value_node(r)) r.head &= 0xff; /* numbers leave without what the recorder knew of them */
@@ -10,19 +31,20 @@ static qn_status finish(qn_vm *vm, vm_run *run, qn_value r, qn_value *result) {
     *result = value_is_error(r) ? value_nil() : r;
   else
     value_release(vm, r);
-  vm_run_end(vm, run);
+  interp_of(vm)->place = run->was;
+  vm_run_end(vm, &run->run);
   return status;
 }
 
 qn_status qn_eval(qn_vm *vm, const char *name, const char *text, size_t len, qn_value *result) {
-  vm_run run;
-  vm_run_begin(vm, &run);
+  API_RUN(run);
+  begin(vm, &run);
   return finish(vm, &run, interp_eval(vm, name ? name : "", text, len, false, NULL), result);
 }
 
 qn_status qn_eval_prompt(qn_vm *vm, const char *text, size_t len, qn_value *result) {
-  vm_run run;
-  vm_run_begin(vm, &run);
+  API_RUN(run);
+  begin(vm, &run);
   bool incomplete = false;
   qn_status status = finish(vm, &run, interp_eval(vm, "<prompt>", text, len, true, &incomplete), result);
   if (incomplete) error_clear(vm);
@@ -30,19 +52,27 @@ qn_status qn_eval_prompt(qn_vm *vm, const char *text, size_t len, qn_value *resu
 }
 
 qn_status qn_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value *result) {
-  vm_run run;
-  vm_run_begin(vm, &run);
-  return finish(vm, &run, vm->hooks.call(vm, fn, args, nargs, value_nil()), result);
+  API_RUN(run);
+  begin(vm, &run);
+  bool ours = vm_takes(vm, &fn, 1) && vm_takes(vm, args, nargs > 0 ? (size_t)nargs : 0);
+  return finish(vm, &run, ours ? vm->hooks.call(vm, fn, args, nargs, value_nil()) : value_error(), result);
 }
 
 qn_status qn_get_global(qn_vm *vm, const char *name, qn_value *result) {
-  vm_run run;
-  vm_run_begin(vm, &run);
+  API_RUN(run);
+  begin(vm, &run);
   return finish(vm, &run, interp_get_global(vm, name), result);
 }
 
 qn_status qn_set_global(qn_vm *vm, const char *name, qn_value value) {
-  vm_run run;
-  vm_run_begin(vm, &run);
-  return finish(vm, &run, interp_set_global(vm, name, value) ? value_nil() : value_error(), NULL);
+  API_RUN(run);
+  begin(vm, &run);
+  return finish(vm, &run, vm_takes(vm, &value, 1) && interp_set_global(vm, name, value) ? value_nil() : value_error(),
+                NULL);
+}
+
+qn_status qn_module_drop(qn_vm *vm, const char *key) {
+  API_RUN(run);
+  begin(vm, &run);
+  return finish(vm, &run, interp_module_drop(vm, key) ? value_nil() : value_error(), NULL);
 }

@@ -15,6 +15,7 @@ static __attribute__((noinline, cold)) bool fail_operand(qn_vm *vm, op_id op, qn
   text_init(&t, vm);
   text_addf(&t, "%s takes numbers and arrays, not ", op_rows[op].name);
   text_kind(&t, v);
+  if (value_is(v, TAG_LIST)) text_adds(&t, "; array(xs) makes an array of a list of numbers");
   raise_text(vm, E_type, SPAN_NONE, &t);
   return false;
 }

@@ -26,11 +26,11 @@ void raise_last(qn_vm *vm, node *body) {
 void trace_frame(qn_vm *vm, qn_value fn) {
   interp *ip = interp_of(vm);
   if (!vm->error) return;
-  if (ip->rethrown) {
-    ip->rethrown = false;
+  if (ip->place.rethrown) {
+    ip->place.rethrown = false;
     return;
   }
-  span place = vm->error->nframes ? ip->error_place : vm->error->at;
+  span place = vm->error->nframes ? ip->place.error_place : vm->error->at;
   qn_str *name = NULL;
   if (value_is(fn, TAG_FN) && value_fn(fn)->head.flags == FN_USER) name = ((fn_code *)value_fn(fn)->code)->name;
   raise_frame(vm, place, name);
@@ -49,6 +49,11 @@ static bool fail_arity(qn_vm *vm, qn_value f, uint32_t given, const qn_str *miss
   else
     text_addf(&t, "%u argument%s given, which is more than it takes", given, given == 1 ? "" : "s");
   arity_text(vm, f, &t);
+  if (value_fn(f)->head.flags == FN_BUILTIN) {
+    const char *name = ((const builtin_def *)value_fn(f)->code)->name,
+               *cure = foreign_cure(FOREIGN_CALL, name, strlen(name));
+    if (cure) text_addf(&t, "; %s", cure);
+  }
   const builtin_info *info = !missing && value_fn(f)->head.flags == FN_BUILTIN ? builtin_of(vm, value_fn(f)) : NULL;
   if (info && info->def.effect == BUILTIN_PURE && strcmp(info->sig.params[0].name->text, "f") == 0) {
     text_addf(&t, "; it gives a function, which takes the arguments: %s(f", info->def.name);
@@ -135,14 +140,28 @@ static bool call_has_data(const fn_code *code, const qn_value *fp) {
   return false;
 }
 
+/* Elements of the arrays among the arguments. */
+static int64_t call_elements(const fn_code *code, const qn_value *fp) {
+  int64_t n = 0;
+  for (uint32_t i = 0; i < code->nparams; i++)
+    if (value_is(fp[i], TAG_ARRAY)) n += value_array(fp[i])->size;
+  return n;
+}
+
+/* Does this call of a function that has to do with arrays go through its anchor? */
+static inline bool call_asks(qn_vm *vm, fn_code *code, const qn_value *fp) {
+  if (anchor_wants(vm, &code->anchor)) return true;
+  return code->anchor.state == ANCHOR_RESTING && anchor_wakes(&code->anchor, call_elements(code, fp));
+}
+
 static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, qn_value *fp, span at) {
   uint32_t refused;
   if (code->typed && !signature_bind(vm, code, fp, &refused)) {
-    interp_of(vm)->refused = 1 + refused;
+    interp_of(vm)->place.refused = 1 + refused;
     return value_error();
   }
   qn_value r;
-  if (!at.source) at = interp_of(vm)->calling;
+  if (!at.source) at = interp_of(vm)->place.calling;
   if (vm->rec) {
     rec_enter(vm, at, code->name->text);
     if (rec_lanes(vm)) {
@@ -153,12 +172,13 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
       r = run_body(vm, code, fp);
     }
     if (vm->rec) rec_leave(vm);
-  } else if (call_has_data(code, fp) && anchor_wants(vm, &code->anchor)) {
+  } else if (call_has_data(code, fp) && call_asks(vm, code, fp)) {
     recorded_run run = {vm, code, fp, NULL};
     rec_call_site site = {.anchor = &code->anchor,
                           .fn = fp[-1],
                           .args = fp,
                           .nargs = (int)code->nparams,
+                          .rests = true,
                           .at = at,
                           .run = run_recorded,
                           .ctx = &run};
@@ -225,8 +245,8 @@ static bool about_shapes(error_id id) { return id >= E_shape && id <= E_ragged &
 static __attribute__((noinline, cold)) void leave_failed(qn_vm *vm, const qn_value *fp, span at, const n_call *n,
                                                          uint32_t extra) {
   interp *ip = interp_of(vm);
-  uint32_t refused = ip->refused;
-  ip->refused = 0;
+  uint32_t refused = ip->place.refused;
+  ip->place.refused = 0;
   const qn_error_object *e = vm->error;
   if (!e) return;
   const fn_code *code = value_fn(fp[-1])->code;
@@ -239,7 +259,7 @@ static __attribute__((noinline, cold)) void leave_failed(qn_vm *vm, const qn_val
   bool own = e->nframes == 0 && e->at.source == at.source && e->at.start == at.start && e->at.end == at.end;
   if (!own) {
     trace_frame(vm, fp[-1]);
-    ip->error_place = at;
+    ip->place.error_place = at;
   }
   if (!raise_through(vm, at, code->name->text) || !n || !about_shapes(vm->error->id)) return;
   for (uint32_t i = 0; i < code->nparams; i++) note_argument(vm, argument_of(n, code, extra, i), fp[i]);
@@ -269,34 +289,50 @@ static inline __attribute__((always_inline)) qn_value run_frame(qn_vm *vm, fn_co
 
 static __attribute__((noinline, cold)) void builtin_failed(qn_vm *vm, const builtin_info *info, span at) {
   interp *ip = interp_of(vm);
-  ip->rethrown = false;
+  ip->place.rethrown = false;
   if (!vm->error || !vm->error->nframes) return;
   /* A function that the builtin called has failed, or the builtin raised an error that came with its trace. */
-  ip->error_place = at;
+  ip->place.error_place = at;
   raise_through(vm, at, NULL);
-  ip->rethrown = info->def.effect == BUILTIN_STATE;
+  ip->place.rethrown = info->def.effect == BUILTIN_STATE;
+}
+
+/* Before a builtin while a call is recorded. *lossy: it reads floats that a gradient differentiates by. */
+static bool builtin_recorded(qn_vm *vm, const builtin_info *info, qn_value *args, span at, bool *lossy) {
+  rec_at(vm, at);
+  builtin_effect effect = info->def.effect;
+  bool effects = effect != BUILTIN_PURE && effect != BUILTIN_HIGHER && effect != BUILTIN_CHOICE;
+  bool outputs = effect == BUILTIN_TAP || effect == BUILTIN_STATE; /* what they give only shows what they were given */
+  if (effects && !rec_effect(vm, &info->def, args, info->sig.nparams)) return false;
+  for (int i = 0; vm->rec && i < info->sig.nparams; i++) {
+    if (info->sig.params[i].data || !(value_node(args[i]) || is_data(args[i]))) continue;
+    bool array = value_is(args[i], TAG_ARRAY);
+    if (!outputs && !*lossy && (!array || effect == BUILTIN_READ)) {
+      int reads = rec_differentiated(vm, args[i]);
+      if (reads < 0) return false;
+      *lossy = reads;
+    }
+    if (array) continue;
+    qn_value plain = rec_observe_tree(vm, args[i]);
+    if (value_is_error(plain)) return false;
+    slot_set(vm, &args[i], plain);
+  }
+  return true;
 }
 
 /* Calls a builtin whose arguments lie on the stack, one per parameter. */
 static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args, span at) {
-  if (vm->rec) {
-    rec_at(vm, at);
-    builtin_effect effect = info->def.effect;
-    bool effects = effect != BUILTIN_PURE && effect != BUILTIN_HIGHER && effect != BUILTIN_CHOICE;
-    if (effects && !rec_effect(vm, &info->def, args, info->sig.nparams)) return value_error();
-    for (int i = 0; vm->rec && i < info->sig.nparams; i++) {
-      if (info->sig.params[i].data || !(value_node(args[i]) || is_data(args[i])) || value_is(args[i], TAG_ARRAY))
-        continue;
-      qn_value plain = rec_observe_tree(vm, args[i]);
-      if (value_is_error(plain)) return plain;
-      slot_set(vm, &args[i], plain);
-    }
-  }
-  span outer = interp_of(vm)->calling;
-  interp_of(vm)->calling = at;
+  bool lossy = false;
+  if (vm->rec && !builtin_recorded(vm, info, args, at, &lossy)) return value_error();
+  span outer = interp_of(vm)->place.calling;
+  interp_of(vm)->place.calling = at;
   if (info->moves && at.source) vm->updating = at;
   qn_value r = info->def.call(vm, args);
-  interp_of(vm)->calling = outer;
+  interp_of(vm)->place.calling = outer;
+  if (lossy && !value_is_error(r) && !rec_carries(vm, info->def.name, r, info->def.effect == BUILTIN_READ)) {
+    value_release(vm, r);
+    r = value_error();
+  }
   if (__builtin_expect(value_is_error(r), 0)) builtin_failed(vm, info, at);
   return r;
 }
@@ -475,15 +511,14 @@ static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nk
     qn_value kwargs = kwargs_record(vm, kw, nkw);
     if (value_is_error(kwargs)) break;
     if (vm->rec) rec_at(vm, at);
-    r = transform_call(vm, f, pos, (int)npos, kwargs, at.source ? at : interp_of(vm)->calling);
+    r = transform_call(vm, f, pos, (int)npos, kwargs, at.source ? at : interp_of(vm)->place.calling);
     value_release(vm, kwargs);
     if (value_is_error(r)) {
-      interp_of(vm)->error_place = at;
+      interp_of(vm)->place.error_place = at;
       raise_through(vm, at, NULL);
     }
     break;
   }
-  case FN_HOST: fail_callable(vm, f, at);
   }
 out:
   if (value_is_error(r)) raise_at(vm, at);
@@ -898,10 +933,10 @@ static qn_value few_items(qn_vm *vm, n_items *n, qn_value *fp) {
 /* A pure builtin on these arguments, `extra` receivers before those of the node. */
 static inline __attribute__((always_inline)) qn_value
 run_pure(qn_vm *vm, interp *ip, const n_call *n, const builtin_info *info, const qn_value *in, uint32_t extra) {
-  span outer = ip->calling;
-  ip->calling = n->h.at;
+  span outer = ip->place.calling;
+  ip->place.calling = n->h.at;
   qn_value r = info->def.call(vm, in);
-  ip->calling = outer;
+  ip->place.calling = outer;
   if (__builtin_expect(value_is_error(r), 0)) {
     builtin_failed(vm, info, n->h.at);
     note_laid(vm, n, in, extra);

@@ -281,7 +281,11 @@ static bool has_name(export *x, const sig_dim *d) { return (void)x, d->kind != D
 static bool says_all(export *x, const type_sig *sig, bool (*asked)(export *, const sig_dim *)) {
   bool all = true;
   switch ((sig_kind)sig->kind) {
+  case SIG_ANY:
   case SIG_NUMBER:
+  case SIG_NUMBERS:
+  case SIG_TREE:
+  case SIG_INTS:
   case SIG_DTYPE: return false;
   case SIG_HOST: return sig->tag == TAG_FLOAT;
   case SIG_ARRAY:
@@ -357,12 +361,16 @@ static void text_example(export *x, const type_sig *sig, text_buf *t) {
   static const char *const hosts[] = {[TAG_INT] = "8", [TAG_FLOAT] = "1.0", [TAG_BOOL] = "true", [TAG_DTYPE] = "f32"};
   bool dtyped = sig && sig->dtype >= 0 && sig->dtype != QN_f32;
   switch (sig ? (sig_kind)sig->kind : SIG_DTYPE) {
+  case SIG_ANY:
   case SIG_NUMBER:
+  case SIG_NUMBERS:
+  case SIG_TREE:
   case SIG_DTYPE:
     text_adds(t, "zeros(8, 8");
     if (dtyped) text_addf(t, ", dtype: %s", dtype_rows[sig->dtype].name);
     text_adds(t, ")");
     break;
+  case SIG_INTS: text_adds(t, "0"); break;
   case SIG_HOST:
     text_adds(t, sig->tag == TAG_STR                                          ? "\"text\""
                  : sig->tag == TAG_LIST                                       ? "(zeros(8, 8), zeros(8))"

@@ -37,6 +37,7 @@ bool interp_reset(qn_vm *vm) {
   for (uint32_t i = 0; i < s->n; i++) {
     if (s->cells[i]->value.head == TAG_UNSET) continue;
     cell_set(vm, s->cells[i], value_unset());
+    cell_defined(vm, s->cells[i], SPAN_NONE);
     s->cells[i]->declared = false;
   }
   mem_trim(vm);

@@ -16,6 +16,8 @@ QN_MUST_CHECK qn_value interp_eval(qn_vm *vm, const char *name, const char *text
 /* A global of the main scope: owned value, or E401 raised. */
 QN_MUST_CHECK qn_value interp_get_global(qn_vm *vm, const char *name);
 QN_MUST_CHECK bool interp_set_global(qn_vm *vm, const char *name, qn_value v);
+/* qn_module_drop. */
+QN_MUST_CHECK bool interp_module_drop(qn_vm *vm, const char *key);
 
 /* Binds a name for all modules, as the standard library's are (`args`). Borrows `v`. */
 QN_MUST_CHECK bool interp_set_builtin(qn_vm *vm, const char *name, qn_value v);
@@ -58,6 +60,8 @@ bool interp_help(qn_vm *vm, const char *topic, text_buf *out);
 void interp_topics(void (*each)(void *ctx, const char *name), void *ctx);
 /* The same about a value of the session: a function, module, or what kind of value it is. */
 void interp_describe(qn_vm *vm, const char *name, qn_value v, text_buf *out);
+/* The text of a function's definition, as it was run; false if it is none that is written in Quern. */
+bool interp_source(qn_vm *vm, qn_value v, text_buf *out);
 
 /* The command line and the prompt (cli.c, repl.c: part of the binary, not of the library). */
 int interp_main(int argc, char **argv);

@@ -1,7 +1,7 @@
 /* Scopes, modules, and running texts.
  *
  * A module runs once per VM and is known by its key: the canonical path of its file, "<std>/name" for the embedded ones, or
- * what the host's resolver was asked for. It is found beside the importing file, then in the standard library; a host's
+ * what the host's resolver says. It is found beside the importing file, then in the standard library; a host's
  * resolver takes the place of the files. A module that fails is forgotten, so that the next import tries again.
  */
 #include <errno.h>
@@ -65,6 +65,7 @@ void scope_free(qn_vm *vm, scope *s) {
   mem_free(vm, s->index, s->index_cap * sizeof *s->index);
   free_text(vm, s->key);
   free_text(vm, s->dir);
+  free_text(vm, s->text);
   s->module->scope = NULL;
   value_release(vm, value_obj(TAG_MODULE, s->module));
   mem_free(vm, s, sizeof *s);
@@ -271,6 +272,54 @@ qn_value interp_module_record(qn_vm *vm, qn_value module) {
 
 /* ---- running ------------------------------------------------------------------------------------------------------------------ */
 
+static bool unit_is_dead(const unit *u) {
+  for (const fn_code *c = u->codes; c; c = c->next)
+    if (c->shared.refs) return false;
+  return !u->running;
+}
+
+/* Frees the unit that `*at` is, and its text. */
+static void unit_drop(qn_vm *vm, unit **at) {
+  unit *u = *at;
+  *at = u->next;
+  interp_of(vm)->nunits--;
+  source_drop(vm, u->source);
+  unit_free(vm, u);
+}
+
+/* Frees all units that nothing refers to; not often, so that each eval pays for a few. */
+static void units_sweep(qn_vm *vm) {
+  interp *ip = interp_of(vm);
+  if (ip->nunits < ip->sweep_at) return;
+  for (const vm_host *h = vm->host; h; h = h->outer)
+    if (h->error) return; /* it may lie in one of them */
+  for (unit **at = &ip->units; *at;) {
+    if (unit_is_dead(*at))
+      unit_drop(vm, at);
+    else
+      at = &(*at)->next;
+  }
+  ip->sweep_at = 2 * ip->nunits + UNITS_FEW;
+}
+
+/* A text has been read and has no unit: it goes when so many others have followed that its error has been dropped. */
+static void source_loose(qn_vm *vm, uint32_t source) {
+  interp *ip = interp_of(vm);
+  uint32_t *place = &ip->loose[ip->nloose++ % LOOSE_TEXTS];
+  source_drop(vm, *place);
+  *place = source;
+}
+
+/* A text has been run. What it left behind keeps it. */
+static void unit_done(qn_vm *vm, unit *u) {
+  if (vm->error || !unit_is_dead(u)) return;
+  for (unit **at = &interp_of(vm)->units; *at; at = &(*at)->next)
+    if (*at == u) {
+      unit_drop(vm, at);
+      return;
+    }
+}
+
 static qn_value run_unit(qn_vm *vm, const unit *u) {
   if (!vm_enter(vm, (size_t)u->nslots + 1)) return value_error();
   qn_value *base = vm->sp;
@@ -284,20 +333,47 @@ static qn_value run_unit(qn_vm *vm, const unit *u) {
   return r;
 }
 
+/* What is typed as a comment belongs to what is typed next: help shows it above a function's definition. */
+static void prompt_comment(qn_vm *vm, const ast_module *tree, uint32_t source) {
+  interp *ip = interp_of(vm);
+  if (ip->comment) source_set_above(vm, source, ip->comment);
+  ip->comment = 0;
+  if (tree->root->n || source_get(vm, source)->text[0] != '#') return;
+  source_hold(vm, source);
+  ip->comment = source;
+}
+
 qn_value run_text(qn_vm *vm, scope *s, uint32_t source, bool prompt, bool *incomplete) {
+  if (prompt) {
+    uint32_t *place = &interp_of(vm)->recent[source % RECENT_PROMPTS];
+    source_hold(vm, source);
+    source_let_go(vm, *place);
+    *place = source;
+  }
   parse_outcome outcome;
   ast_module *tree = parse_text(vm, source, prompt ? PARSE_PROMPT : PARSE_FILE, &outcome);
   if (!tree) {
+    source_loose(vm, source);
     if (outcome != PARSE_INCOMPLETE) return value_error();
     *incomplete = true;
     return value_nil();
   }
-  unit *u = resolve_unit(vm, s, tree, prompt);
+  units_sweep(vm);
+  if (prompt) prompt_comment(vm, tree, source);
+  unit *u = resolve_unit(vm, s, tree, source, prompt);
   ast_free(vm, tree);
-  qn_value r = u ? run_unit(vm, u) : value_error();
+  qn_value r = value_error();
+  if (u) {
+    u->running++;
+    r = run_unit(vm, u);
+    u->running--;
+  } else {
+    source_loose(vm, source);
+  }
   if (prompt && u && value_is_error(r)) /* what an input that failed did not come to is not defined */
     for (uint32_t i = 0; i < s->n; i++)
       if (s->cells[i]->unit == u->number && s->cells[i]->value.head == TAG_UNSET) s->cells[i]->declared = false;
+  if (u) unit_done(vm, u);
   return r;
 }
 
@@ -327,25 +403,35 @@ static qn_value fail_cycle(qn_vm *vm, const scope *from, const scope *target, sp
   return raise_text(vm, E_import_cycle, at, &t);
 }
 
-/* Runs a module's text under its key, or gives the one that is there. `name` is how messages call it. */
+static void forget_key(qn_vm *vm, scope *s) {
+  free_text(vm, s->key);
+  s->key = NULL;
+}
+
+/* Runs a module's text under its key. `name` is how messages call it. */
 static qn_value load_module(qn_vm *vm, scope *from, const char *key, const char *name, const char *text, size_t len,
                             const char *dir, bool library) {
   interp *ip = interp_of(vm);
   uint32_t source = source_add(vm, name, text, len);
   scope *s = source ? scope_new(vm, ip->builtin, name) : NULL;
-  if (!s) return value_error();
+  if (!s) {
+    source_drop(vm, source);
+    return value_error();
+  }
   s->library = library;
   if (library) source_set_library(vm, source);
   s->importer = from;
+  s->depth = vm->depth;
   s->state = SCOPE_LOADING;
   s->key = copy_text(vm, key, strlen(key));
   s->dir = dir ? copy_text(vm, dir, strlen(dir)) : NULL;
-  qn_value r = s->key && (s->dir || !dir) ? run_text(vm, s, source, false, NULL) : value_error();
+  bool named = s->key && (s->dir || !dir);
+  qn_value r = named ? run_text(vm, s, source, false, NULL) : value_error();
+  if (!named) source_drop(vm, source);
   s->importer = NULL;
   s->state = SCOPE_READY;
   if (value_is_error(r)) {
-    free_text(vm, s->key);
-    s->key = NULL;
+    if (s->key) forget_key(vm, s);
     return r;
   }
   value_release(vm, r);
@@ -391,19 +477,62 @@ static char *read_file(qn_vm *vm, const char *path, size_t *len) {
   return NULL;
 }
 
+static uint64_t text_hash(const char *text, size_t len) { /* FNV-1a */
+  uint64_t h = 0xcbf29ce484222325;
+  for (size_t i = 0; i < len; i++) h = (h ^ (unsigned char)text[i]) * 0x100000001b3;
+  return h;
+}
+
+/* Loads the text of a file that `real` is the canonical path of. */
+static qn_value load_file(qn_vm *vm, scope *from, const char *path, const char *real, const char *text, size_t len) {
+  const char *slash = strrchr(path, '/');
+  char *dir = copy_text(vm, path, slash ? (size_t)(slash - path) + 1 : 0);
+  qn_value r = dir ? load_module(vm, from, real, path, text, len, dir, false) : value_error();
+  free_text(vm, dir);
+  scope *s = value_is_error(r) ? NULL : loaded(vm, real);
+  if (s) s->written = text_hash(text, len);
+  return r;
+}
+
+/* At the prompt: the module `s` of a file, loaded again where the file has changed since. What has values of the module as it was
+ * keeps these; a text with an error leaves everything as it is. */
+static qn_value import_again(qn_vm *vm, scope *from, scope *s, const char *path, const char *real, qn_value was) {
+  size_t len;
+  char *text = read_file(vm, path, &len);
+  if (!text || text_hash(text, len) == s->written) {
+    if (text) mem_free(vm, text, len + 1);
+    if (text) return was;
+    value_release(vm, was);
+    return value_error();
+  }
+  char *key = s->key;
+  s->key = NULL;
+  qn_value r = load_file(vm, from, path, real, text, len);
+  mem_free(vm, text, len + 1);
+  if (value_is_error(r))
+    s->key = key;
+  else
+    free_text(vm, key);
+  value_release(vm, was);
+  if (value_is_error(r)) return r;
+  text_buf t;
+  text_init(&t, vm);
+  text_addf(&t, "%s has changed: it is loaded again\n", path);
+  if (!t.failed) vm_write(vm, 2, t.text, t.len);
+  text_free(&t);
+  return r;
+}
+
 static qn_value import_file(qn_vm *vm, scope *from, const char *path, span at) {
   char real[PATH_MAX];
   if (!realpath(path, real)) return raise(vm, E_file, SPAN_NONE, "cannot read %s: %s", path, strerror(errno));
   scope *s;
   qn_value r = import_key(vm, from, real, at, &s);
-  if (s) return r;
+  if (s) return interp_of(vm)->prompting && !value_is_error(r) ? import_again(vm, from, s, path, real, r) : r;
   size_t len;
   char *text = read_file(vm, path, &len);
   if (!text) return value_error();
-  const char *slash = strrchr(path, '/');
-  char *dir = copy_text(vm, path, slash ? (size_t)(slash - path) + 1 : 0);
-  r = dir ? load_module(vm, from, real, path, text, len, dir, false) : value_error();
-  free_text(vm, dir);
+  r = load_file(vm, from, path, real, text, len);
   mem_free(vm, text, len + 1);
   return r;
 }
@@ -435,15 +564,75 @@ static qn_value import_embedded(qn_vm *vm, scope *from, const embedded_module *m
   return r;
 }
 
-static qn_value import_resolved(qn_vm *vm, scope *from, const char *name, span at, bool *known) {
-  const char *text = NULL;
-  size_t len = 0;
+/* Asks the host. What it gives is its own until it is freed; `source` starts as zeros. */
+static bool ask_host(qn_vm *vm, const char *from, const char *name, qn_source *source) {
+  VM_HOST(host, vm);
+  return vm->config.resolve(vm->config.user, from, name, source);
+}
+
+static void free_source(qn_vm *vm, qn_source *source) {
+  VM_HOST(host, vm);
+  if (source->free) source->free(vm->config.user, source);
+}
+
+/* The module under a key that the host has for it, or that is made of who asks and what for. */
+static qn_value load_resolved(qn_vm *vm, scope *from, const char *importer, const char *name, const qn_source *source,
+                              span at) {
+  text_buf key;
+  text_init(&key, vm);
+  if (source->key)
+    text_adds(&key, source->key);
+  else
+    text_addf(&key, "%s > %s", importer, name);
+  if (key.failed) {
+    text_free(&key);
+    return raise_memory(vm);
+  }
   scope *s;
-  *known = true;
-  qn_value r = import_key(vm, from, name, at, &s);
-  if (s) return r;
-  *known = vm->config.resolve(vm->config.user, from->module->name->text, name, &text, &len);
-  return *known ? load_module(vm, from, name, name, text, len, NULL, false) : value_nil();
+  const char *called = source->key ? source->key : name;
+  qn_value r = import_key(vm, from, key.text ? key.text : "", at, &s);
+  if (!s) r = load_module(vm, from, key.text ? key.text : "", called, source->text, source->len, NULL, false);
+  text_free(&key);
+  return r;
+}
+
+static qn_value import_resolved(qn_vm *vm, scope *from, const char *name, span at, bool *known) {
+  qn_source source = {.key = NULL};
+  const char *importer = from->key ? from->key : from->text ? from->text : from->module->name->text;
+  *known = ask_host(vm, importer, name, &source);
+  qn_value r = value_nil();
+  if (*known)
+    r = load_resolved(vm, from, importer, name, &source, at);
+  else if (source.error) {
+    *known = true;
+    text_buf t;
+    text_init(&t, vm);
+    text_adds(&t, source.error);
+    r = raise_text(vm, E_import, at, &t);
+  }
+  free_source(vm, &source);
+  return r;
+}
+
+bool interp_module_drop(qn_vm *vm, const char *key) {
+  scope *s = loaded(vm, key);
+  if (!s || s->state == SCOPE_LOADING) {
+    raise(vm, E_import, SPAN_NONE, s ? "the module '%s' is being loaded" : "no module is known by '%s'", key);
+    return false;
+  }
+  forget_key(vm, s);
+  return true;
+}
+
+/* hooks.unwound */
+static void interp_unwound(qn_vm *vm) {
+  for (scope *s = interp_of(vm)->scopes; s; s = s->next)
+    if (s->state == SCOPE_LOADING && s->depth >= vm->depth) {
+      s->importer = NULL;
+      s->state = SCOPE_READY;
+      if (s->key) forget_key(vm, s);
+    }
+  rec_abandon(vm);
 }
 
 static qn_value fail_import(qn_vm *vm, const char *name, const char *tried, span at) {
@@ -502,18 +691,24 @@ qn_value import_module(qn_vm *vm, scope *from, const char *name, bool path, span
 /* ---- the main module ----------------------------------------------------------------------------------------------------------- */
 
 /* Imports of the main module are relative to the text that runs. */
-static bool set_dir(qn_vm *vm, scope *s, const char *name) {
+static bool set_text(qn_vm *vm, scope *s, const char *name) {
   const char *slash = strrchr(name, '/');
+  if (s->dir && s->text && strcmp(s->text, name) == 0) return true;
   char *dir = copy_text(vm, name, slash ? (size_t)(slash - name) + 1 : 0);
-  if (!dir) return false;
+  char *text = dir ? copy_text(vm, name, strlen(name)) : NULL;
+  if (!text) {
+    free_text(vm, dir);
+    return false;
+  }
   free_text(vm, s->dir);
+  free_text(vm, s->text);
   s->dir = dir;
+  s->text = text;
   return true;
 }
 
 qn_value interp_eval(qn_vm *vm, const char *name, const char *text, size_t len, bool prompt, bool *incomplete) {
   interp *ip = interp_of(vm);
-  if (vm->depth <= 1) ip->rethrown = false;
   text_buf label;
   text_init(&label, vm);
   if (prompt)
@@ -524,8 +719,25 @@ qn_value interp_eval(qn_vm *vm, const char *name, const char *text, size_t len, 
   uint32_t source = label.failed ? 0 : source_add(vm, label.text ? label.text : "", text, len);
   qn_value r = value_error();
   if (label.failed) raise_memory(vm);
-  if (source && set_dir(vm, ip->main, prompt ? "" : name)) r = run_text(vm, ip->main, source, prompt, &more);
-  text_free(&label);
+  text_free(&label); /* before anything runs, which a host may leave without a word */
+  scope *s = ip->main;
+  struct {
+    char *dir, *text;
+  } outer = {s->dir, s->text}; /* of a text that calls a host, which evaluates this one */
+  bool nested = vm->depth > 1, prompting = ip->prompting;
+  ip->prompting = prompt;
+  if (nested) s->dir = s->text = NULL;
+  if (source && set_text(vm, s, prompt ? "" : name))
+    r = run_text(vm, s, source, prompt, &more);
+  else
+    source_drop(vm, source);
+  ip->prompting = prompting;
+  if (nested) {
+    free_text(vm, s->dir);
+    free_text(vm, s->text);
+    s->dir = outer.dir;
+    s->text = outer.text;
+  }
   if (incomplete) *incomplete = more;
   if (!prompt || more) return r;
   ip->prompts++;
@@ -563,7 +775,23 @@ qn_value interp_get_global(qn_vm *vm, const char *name) {
                              : value_retain(v);
 }
 
+/* Could a program have it? E317 if not. */
+static bool name_is_good(qn_vm *vm, const char *name) {
+  bool good = !(name[0] >= '0' && name[0] <= '9') && name[0];
+  for (const char *p = name; *p && good; p++)
+    good = *p == '_' || (*p >= '0' && *p <= '9') || (*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') || *p & 0x80;
+  for (const char *const *word = parse_keywords; *word && good; word++) good = strcmp(*word, name) != 0;
+  if (good) return true;
+  text_buf t;
+  text_init(&t, vm);
+  text_quoted(&t, name, strlen(name));
+  text_adds(&t, " cannot be the name of a global: names are letters, digits and _, and no words of the language");
+  raise_text(vm, E_argument, SPAN_NONE, &t);
+  return false;
+}
+
 bool interp_set_global(qn_vm *vm, const char *name, qn_value v) {
+  if (utf8_valid(name, strlen(name)) && !name_is_good(vm, name)) return false;
   global_cell *c = main_cell(vm, name);
   if (!c) return false;
   c->declared = true;
@@ -677,6 +905,7 @@ bool interp_open(qn_vm *vm, const builtin_table *table) {
   vm->hooks.fn_name = fn_name;
   vm->hooks.parameters = interp_parameters;
   vm->hooks.looks = parse_looks;
+  vm->hooks.unwound = interp_unwound;
   ip->returned = value_nil();
   ip->lambda = str_intern(vm, "fn", 2);
   ip->builtin = ip->lambda ? scope_new(vm, NULL, "builtins") : NULL;

@@ -1,7 +1,7 @@
 /* What the interpreter keeps: scopes and their cells, units of code, function code, modules. Internal to this room.
  *
- * A unit is one text after resolution: its nodes, function code and constants. Units live as long as the VM, because
- * function values point into them.
+ * A unit is one text after resolution: its nodes, function code and constants. It lives as long as it runs or some function value
+ * has code of it; then it goes, with its text, its entries and what was compiled for it (units_sweep).
  *
  * A scope is the top level of a module: a table of cells. A name that is no local resolves to a cell of its module's scope,
  * whether or not it is defined yet: globals are late bound. A cell without a value reads its `shadow`, the builtin of the
@@ -28,8 +28,17 @@ typedef struct global_cell {
   qn_value value; /* unset until the definition has run */
   struct global_cell *shadow; /* the builtin of this name, or NULL */
   qn_str *name;               /* interned, owned */
-  span decl;                  /* where it was last defined, for notes */
+  span decl;                  /* where it was last defined, for notes; holds that text */
 } global_cell;
+
+/* The global has been defined at this place. */
+static inline void cell_defined(qn_vm *vm, global_cell *c, span at) {
+  if (c->decl.source != at.source) {
+    source_hold(vm, at.source);
+    source_let_go(vm, c->decl.source);
+  }
+  c->decl = at;
+}
 
 typedef enum scope_state { SCOPE_LOADING, SCOPE_READY } scope_state;
 
@@ -42,10 +51,13 @@ typedef struct scope {
   scope_state state;
   char *key;              /* what "once per VM" goes by: a canonical path, "<std>/nn", or a host's name */
   char *dir;              /* folder that imports are relative to; NULL: none */
+  char *text;             /* of the main scope: the name of the text that runs, which is what its imports come from; NULL: none */
   qn_module *module;      /* the module value's object; the scope owns one reference */
   struct scope *importer; /* while loading: who asked, for messages about cycles */
+  int depth;              /* while loading: of the evaluation (vm->depth) */
   struct scope *next;     /* of the VM */
   bool library;           /* embedded text: no warnings */
+  uint64_t written;       /* hash of a file's text, to tell whether it has changed since */
 } scope;
 
 /* The cell of a name in a scope, made if need be; NULL with an error raised. `name` is interned. */
@@ -98,7 +110,9 @@ typedef struct fn_dim {
 } fn_dim;
 
 typedef struct fn_code {
+  fn_shared shared;
   jit_anchor anchor;
+  struct fn_code *next; /* of the unit */
   qn_str *name; /* "fn" for a lambda without a name */
   span at;      /* the whole definition */
   uint32_t nparams;
@@ -124,6 +138,9 @@ typedef struct fn_code {
 typedef struct unit {
   struct unit *next;
   arena nodes;
+  uint32_t source; /* its text */
+  uint32_t running;
+  fn_code *codes; /* all of its functions */
   scope *scope;
   uint32_t number;
   qn_value *kept; /* owned constants and names */
@@ -157,23 +174,34 @@ typedef struct builtin_info {
   uint32_t operand_tags; /* the kinds of values that this holds for: bits 1 << tag */
 } builtin_info;
 
+/* Where an evaluation is: each call of the API has its own. */
+typedef struct interp_place {
+  span calling;     /* place of the innermost builtin that calls functions */
+  span error_place; /* of the call that an error passed last: where the next frame of its trace lies */
+  uint32_t refused; /* 1 + the number of the argument that the signature of the called function has just refused, or 0 */
+  bool rethrown;    /* the pending error came with a trace that has the current function's frame already */
+} interp_place;
+
+enum { LOOSE_TEXTS = 16, RECENT_PROMPTS = 64, UNITS_FEW = 16 };
 enum { REST_KEPT = 8, PURE_PARAMS = 8 };
 typedef struct interp {
   scope *scopes; /* all */
   scope *builtin, *main;
   unit *units;
   uint32_t next_unit, next_site, prompts;
+  uint64_t next_code;
+  uint32_t recent[RECENT_PROMPTS]; /* the prompt's latest texts, held: notes, :copies and logs speak of them */
+  bool prompting;                  /* an input of the prompt runs: imports of files that have changed load them again */
+  uint32_t comment;                /* the prompt's last text if it was but a comment (held for the text below it), else 0 */
+  uint32_t nunits, sweep_at;       /* units; when so many are there, those that are dead are looked for */
+  uint32_t loose[LOOSE_TEXTS], nloose; /* texts without a unit, the latest of which an error may be about */
   builtin_info *builtins; /* rows of the table, then the ops */
   uint32_t nbuiltins, builtins_cap;
   char (*signatures)[96]; /* of the op functions */
   qn_str *lambda;         /* what functions without a name are called in messages: "fn" */
   qn_value returned;      /* what `return` carries while its signal travels */
   qn_list *rest; /* an empty list with room for REST_KEPT items, for the next call of a builtin with a rest parameter */
-  span calling;  /* place of the innermost builtin that calls functions */
-  span error_place; /* of the call that an error passed last: where the next frame of its trace lies */
-  uint32_t
-      refused;   /* 1 + the number of the argument that the signature of the called function has just refused, or 0 */
-  bool rethrown; /* the pending error came with a trace that has the current function's frame already */
+  interp_place place;
 } interp;
 static inline interp *interp_of(qn_vm *vm) { return (interp *)vm->interp; }
 
@@ -203,7 +231,7 @@ QN_MUST_CHECK qn_value import_module(qn_vm *vm, scope *from, const char *name, b
 
 typedef struct ast_module ast_module;
 /* Turns a tree into a unit; NULL with an error raised. */
-QN_MUST_CHECK unit *resolve_unit(qn_vm *vm, scope *s, const ast_module *tree, bool prompt);
+QN_MUST_CHECK unit *resolve_unit(qn_vm *vm, scope *s, const ast_module *tree, uint32_t source, bool prompt);
 void unit_free(qn_vm *vm, unit *u);
 
 /* ---- builtins (builtin.c) -------------------------------------------------------------------------------------------------------- */

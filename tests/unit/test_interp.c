@@ -282,17 +282,18 @@ START_TEST(small_stacks) {
 }
 END_TEST
 
-static bool resolve(void *user, const char *from, const char *name, const char **text, size_t *len) {
+static bool resolve(void *user, const char *from, const char *name, qn_source *out) {
   (void)user, (void)from;
+  out->key = name;
   if (strcmp(name, "config") == 0)
-    *text = "let version = 3\nimport other\nfn both() = (version, other.x)";
+    out->text = "let version = 3\nimport other\nfn both() = (version, other.x)";
   else if (strcmp(name, "other") == 0)
-    *text = "let x = 9";
+    out->text = "let x = 9";
   else if (strcmp(name, "broken") == 0)
-    *text = "let x = ";
+    out->text = "let x = ";
   else
     return false;
-  *len = strlen(*text);
+  out->len = strlen(out->text);
   return true;
 }
 
@@ -345,7 +346,7 @@ END_TEST
 /* foreign.def offers cures for names that nobody defined: a builtin of such a name would hide its row. */
 START_TEST(words_of_others_are_no_builtins) {
   qn_vm *vm = open_vm();
-  enum { SYNTAX = 0, NAME = 1, MEMBER = 0, KEYWORD = 0, TYPE = 0 };
+  enum { SYNTAX = 0, NAME = 1, MEMBER = 0, KEYWORD = 0, TYPE = 0, CALL = 0 };
   static const struct {
     const char *word;
     int looked_up;

@@ -1,0 +1,766 @@
+/* What hosts do to a VM: calls from callbacks, exceptions through them, fibers, threads, forks, signals, interrupts, modules from a
+ * resolver, capabilities. */
+#include <check.h>
+#include <dirent.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <ucontext.h>
+#include <unistd.h>
+#include <unwind.h>
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/lsan_interface.h>
+#endif
+
+#include "lang/vm.h"
+
+static qn_vm *open_jit(qn_jit_mode jit) {
+  qn_config config;
+  qn_config_init(&config);
+  config.jit = jit;
+  qn_vm *vm = qn_vm_open(&config);
+  ck_assert_ptr_nonnull(vm);
+  ck_assert_int_eq(qn_set_tunable(vm, "jit.hot", "1"), QN_OK);
+  return vm;
+}
+
+static qn_status run(qn_vm *vm, const char *text) { return qn_eval(vm, "test.qn", text, strlen(text), NULL); }
+
+static void good(qn_vm *vm, const char *text) {
+  ck_assert_msg(run(vm, text) == QN_OK, "%s\n%s", text, qn_error_report(vm));
+}
+
+static double number(qn_vm *vm, const char *text) {
+  qn_value r;
+  ck_assert_msg(qn_eval(vm, "number.qn", text, strlen(text), &r) == QN_OK, "%s\n%s", text, qn_error_report(vm));
+  double x = qn_as_float(r);
+  qn_release(vm, r);
+  return x;
+}
+
+/* Memory between pages that nobody may touch. */
+static char *guarded(size_t size) {
+  char *map = mmap(NULL, size + 8192, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ck_assert_ptr_ne(map, MAP_FAILED);
+  mprotect(map + 4096, size, PROT_READ | PROT_WRITE);
+  return map + 4096;
+}
+
+/* ---- callbacks -------------------------------------------------------------------------------------------------------- */
+
+static qn_vm *host_vm;
+static int calls;
+static void (*on_write)(qn_vm *vm, const char *text);
+
+static void write_through(void *user, int stream, const char *text, size_t len) {
+  (void)user, (void)len;
+  calls++;
+  if (stream == 1) on_write(host_vm, text);
+}
+
+static qn_vm *open_calling(void (*on)(qn_vm *vm, const char *text), qn_jit_mode jit) {
+  qn_config config;
+  qn_config_init(&config);
+  config.write = write_through;
+  config.jit = jit;
+  host_vm = qn_vm_open(&config);
+  ck_assert_ptr_nonnull(host_vm);
+  ck_assert_int_eq(qn_set_tunable(host_vm, "jit.hot", "1"), QN_OK);
+  on_write = on;
+  calls = 0;
+  return host_vm;
+}
+
+static void fail_nested(qn_vm *vm, const char *text) {
+  (void)text;
+  ck_assert_int_eq(run(vm, "let broken = 1 // 0"), QN_ERROR);
+  ck_assert_str_eq(qn_error_id(vm), "E306");
+  ck_assert_int_eq(qn_error_line(vm), 1);
+  good(vm, "let fine = 1"); /* the next call drops it */
+  ck_assert_str_eq(qn_error_id(vm), "");
+  qn_value r;
+  ck_assert_int_eq(qn_string(vm, "\xff", 1, &r), QN_ERROR);
+  ck_assert_int_eq(run(vm, "missing_name"), QN_ERROR);
+}
+
+START_TEST(an_error_of_a_nested_call_is_the_callbacks) {
+  for (qn_jit_mode jit = QN_JIT_ON; jit <= QN_JIT_SYNC; jit++) {
+    qn_vm *vm = open_calling(fail_nested, jit);
+    good(vm, "fn f(x) { print(1)\n  x * 2 }\nlet y = f(ones(3))\nlet z = try { print(2)\n assert(false, \"own\") } "
+             "catch e { e.id }");
+    ck_assert_int_ge(calls, 2);
+    ck_assert(number(vm, "sum(y)") == 6);
+    ck_assert(number(vm, "if z == \"E701\" { 1 } else { 0 }") ==
+              number(vm, "let w = try { assert(false, \"own\") } catch e { e.id }\nif w == z { if z == \"E701\" { 1 } "
+                         "else { 0 } } else { 2 }"));
+    ck_assert_int_eq(run(vm, "print(3)\n[1, 2, 3] + [1, 2]"), QN_ERROR);
+    ck_assert_str_ne(qn_error_id(vm), "E401");
+    ck_assert_str_ne(qn_error_id(vm), "E306");
+    ck_assert_int_eq(qn_error_line(vm), 2);
+    qn_vm_close(vm);
+  }
+}
+END_TEST
+
+static void compute_nested(qn_vm *vm, const char *text) {
+  (void)text;
+  good(vm, "let inner = grad(fn(x) sum(x * x * seen))([3.0, 4.0])\nlet looked = sum(seen)");
+}
+
+/* Recordings wait while a callback computes, and what it looks at is there. */
+START_TEST(callbacks_compute_inside_a_gradient) {
+  for (qn_jit_mode jit = QN_JIT_ON; jit <= QN_JIT_SYNC; jit++) {
+    qn_vm *vm = open_calling(compute_nested, jit);
+    good(vm, "let seen = [1.0, 2.0]\nfn f(x) {\n  let y = x * x\n  print(\"in\")\n  sum(y * x)\n}");
+    for (int i = 0; i < 4; i++) {
+      ck_assert(number(vm, "sum(grad(f)([1.0, 2.0]))") == 15);
+      ck_assert(number(vm, "sum(inner)") == 22);
+      ck_assert(number(vm, "looked") == 3);
+    }
+    qn_vm_close(vm);
+  }
+}
+END_TEST
+
+/* As an exception would, unwinds to the frame of `leave_by`: cleanups run on the way, and longjmp ends it there. */
+static jmp_buf left;
+static struct _Unwind_Exception exception;
+static char *leave_to;
+
+static _Unwind_Reason_Code stop(int version, _Unwind_Action actions, _Unwind_Exception_Class kind,
+                                struct _Unwind_Exception *e, struct _Unwind_Context *context, void *param) {
+  (void)version, (void)kind, (void)e, (void)param;
+  if ((char *)_Unwind_GetCFA(context) > leave_to || (actions & _UA_END_OF_STACK)) longjmp(left, 1);
+  return _URC_NO_REASON;
+}
+
+static void leave(qn_vm *vm, const char *text) {
+  if (strncmp(text, "leave", 5) == 0) _Unwind_ForcedUnwind(&exception, stop, NULL);
+  if (strncmp(text, "jump", 4) == 0) longjmp(left, 1);
+  if (strncmp(text, "nested", 6) == 0) (void)run(vm, "print(\"leave\")");
+}
+
+static void __attribute__((noinline)) leave_by(qn_vm *vm, const char *text) {
+  leave_to = __builtin_frame_address(0);
+  if (setjmp(left) == 0) {
+    qn_status status = run(vm, text);
+    ck_abort_msg("it was not left: %d %s", status, qn_error_report(vm));
+  }
+}
+
+static void works(qn_vm *vm) {
+  ck_assert_int_eq(run(vm, "fn deep(n) = deep(n + 1)\ndeep(0)"), QN_ERROR);
+  ck_assert_str_eq(qn_error_id(vm), "E602");
+  ck_assert_int_eq(run(vm, "let t = try { 1 // 0 } catch e { e }\n2 // 0"), QN_ERROR);
+  ck_assert_str_eq(qn_error_id(vm), "E306");
+  ck_assert_int_eq(qn_error_line(vm), 2);
+  ck_assert(number(vm, "sum(grad(fn(x) sum(x * x))([1.0, 2.0]))") == 6);
+  ck_assert(number(vm, "let total = 0\nfor i in 0..100 { total += i }\ntotal") == 4950);
+}
+
+/* What the frames that were left held goes with the VM's pools. Under AddressSanitizer there are none. */
+static void leaks_count(bool they_do) {
+#ifdef __SANITIZE_ADDRESS__
+  they_do ? __lsan_enable() : __lsan_disable();
+#else
+  (void)they_do;
+#endif
+}
+
+START_TEST(exceptions_pass_through_callbacks) {
+  leaks_count(false);
+  for (qn_jit_mode jit = QN_JIT_ON; jit <= QN_JIT_SYNC; jit++) {
+    qn_vm *vm = open_calling(leave, jit);
+    for (int i = 0; i < 3; i++) {
+      leave_by(vm, "fn f(x) { let y = x * 2\n  print(\"leave\")\n  y }\nf(ones(4))");
+      works(vm);
+      leave_by(vm, "let g = grad(fn(x) { let y = x * 2\n  print(\"leave\")\n  sum(y) })\ng(ones(4))");
+      works(vm);
+      leave_by(vm, "print(\"nested\")"); /* two evaluations at once */
+      works(vm);
+      leave_by(vm, "for i in 0..10 { try { print(\"jump\") } catch _ { } }"); /* not allowed, found out all the same */
+      works(vm);
+    }
+    qn_vm_close(vm);
+  }
+  leaks_count(true);
+}
+END_TEST
+
+/* ---- memory ------------------------------------------------------------------------------------------------------------- */
+
+/* Texts that a host may run over and over: each leaves as much behind as the last one. */
+static const char *const texts[] = {
+    "1 + 1",
+    "let a = [1.0, 2.0] * 3",
+    "fn f(x) = x * 2 + 1\nfn g(x) = f(x) * f(x)\nlet y = sum(g(ones(5)))",
+    "let h = grad(fn(x) sum(tanh(x)))\nlet z = h(ones(4))",
+    "let t = 0\nfor i in 0..5 { t += i }\nlet s = map((1, 2, 3), fn(x) x + t)",
+    "let p = {run: fn(x) x * 2, data: ones(3)}\nlet q = p.run(p.data)",
+    "1 // 0",
+    "let broken = (1,",
+    "not_defined_anywhere",
+    "try { assert(false, \"no\") } catch e { let why = e.message }",
+};
+enum { TEXTS = sizeof texts / sizeof *texts };
+
+static void run_all(qn_vm *vm, int i) {
+  const char *text = texts[i % TEXTS];
+  qn_value r;
+  if (qn_eval(vm, "again.qn", text, strlen(text), &r) == QN_OK) qn_release(vm, r);
+  if (qn_eval_prompt(vm, text, strlen(text), &r) == QN_OK) qn_release(vm, r);
+}
+
+static void nothing(qn_vm *vm, const char *text) { (void)vm, (void)text; }
+static void run_nested(qn_vm *vm, const char *text) {
+  (void)text;
+  run_all(vm, calls);
+}
+
+START_TEST(evals_leave_nothing_behind) {
+  for (qn_jit_mode jit = QN_JIT_ON; jit <= QN_JIT_SYNC; jit++)
+    for (int nested = 0; nested < 2; nested++) {
+      qn_vm *vm = open_calling(nested ? run_nested : nothing, jit);
+      ck_assert_int_eq(qn_set_tunable(vm, "jit.cc", "0"), QN_OK);
+      size_t before = 0, after = 0;
+      for (int i = 0; i < 80 * TEXTS; i++) {
+        if (nested)
+          good(vm, "print(1)");
+        else
+          run_all(vm, i);
+        if (i < 10 * TEXTS) continue;
+        size_t *most = i < 30 * TEXTS ? &before : &after, now = mem_stats_of(vm)->live;
+        if (now > *most) *most = now; /* what is dead is looked for now and then */
+      }
+      ck_assert_msg(after < before + 40000, "%zu bytes, then %zu (jit %d, nested %d)", before, after, jit, nested);
+      if (nested) { /* many in one evaluation */
+        good(vm, "for _ in 0..300 { print(1) }");
+        before = mem_stats_of(vm)->live;
+        good(vm, "for _ in 0..600 { print(1) }");
+        after = mem_stats_of(vm)->live;
+        ck_assert_msg(after < before + 300000, "%zu bytes, then %zu in one (jit %d)", before, after, jit);
+      }
+      qn_vm_close(vm);
+    }
+}
+END_TEST
+
+START_TEST(evals_without_end_fit_a_limit) {
+  qn_config config;
+  qn_config_init(&config);
+  config.memory_limit = 64 << 20;
+  config.jit = QN_JIT_OFF;
+  qn_vm *vm = qn_vm_open(&config);
+  for (int i = 0; i < 100000; i++) good(vm, i % 2 ? "let x = 1\nx + 1" : "fn f(x) = x + 1\nf(2)");
+  ck_assert_uint_lt(mem_stats_of(vm)->live, 4 << 20);
+  qn_vm_close(vm);
+}
+END_TEST
+
+/* Functions outlive their text, whoever holds them, and say where they fail. */
+START_TEST(functions_keep_their_text) {
+  qn_vm *vm = open_jit(QN_JIT_SYNC);
+  qn_value f, r, x = qn_int(0);
+  const char *text = "fn f(x) {\n  let y = 1 // x\n  y\n}\nf";
+  ck_assert_int_eq(qn_eval(vm, "kept.qn", text, strlen(text), &f), QN_OK);
+  good(vm, "fn f(x) = x\nlet hold = (fn(x) x * [2.0, 3.0],)\nlet apply = fn(g, x) g(x)\nlet total = 0.0");
+  for (int i = 0; i < 100; i++)
+    good(vm, "fn other(x) = x + 1\nother(1)\ntotal += sum(apply(hold[0], [1.0, 1.0])) + sum(apply(fn(x) x * i32(2), "
+             "[1.0, 1.0]))");
+  ck_assert(number(vm, "total") == 900);
+  ck_assert_int_eq(qn_call(vm, f, &x, 1, &r), QN_ERROR);
+  ck_assert_str_eq(qn_error_id(vm), "E306");
+  ck_assert_int_eq(qn_error_line(vm), 2);
+  ck_assert_str_eq(qn_error_source(vm), "kept.qn");
+  ck_assert_ptr_nonnull(strstr(qn_error_report(vm), "let y = 1 // x"));
+  qn_release(vm, f);
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(code_may_go_before_the_functions_of_it) {
+  qn_vm *vm = open_jit(QN_JIT_OFF);
+  ck_assert_int_eq(run(vm, "error({id: \"E701\", message: \"boom\", f: fn(x) x})"), QN_ERROR);
+  qn_vm_close(vm); /* the error that is pending holds a function */
+  vm = open_jit(QN_JIT_SYNC);
+  good(vm, "fn mk(x) = nil\nfn f(x) = (x * 2, mk(x))");
+  good(vm, "fn mk(x) { let s = x + 1; fn(y) y + s }");
+  good(vm, "for i in 0..20 { let _ = f(ones(3)) }");
+  qn_vm_close(vm); /* what was compiled for f makes functions of the other text */
+}
+END_TEST
+
+/* ---- the ends of arrays --------------------------------------------------------------------------------------------------- */
+
+/* Puts an array's elements before the ARRAY_TAIL bytes at the end of a page that no readable one follows. */
+static void move_to_end(qn_value v, char *end) {
+  qn_array *a = value_array(v);
+  qn_storage *s = a->storage;
+  char *data = end - ARRAY_TAIL - s->bytes;
+  memcpy(data, s->data, s->bytes);
+  memset(end - ARRAY_TAIL, 0xff, ARRAY_TAIL);
+  s->data = data;
+}
+
+START_TEST(kernels_read_no_further_than_the_tail) {
+  static const char *const functions[] = {
+      "fn f(x) = concat((x, x))",  "fn f(x) = x + x",
+      "fn f(x) = sum(x)",          "fn f(x) = x[::-1] * x",
+      "fn f(x) = cumsum(x)",       "fn f(x) = stack((x, x, x))",
+      "fn f(x) = max(x) + min(x)", "fn f(x) = where(x > 1, x, 0)",
+      "fn f(x) = f64(x) / 3",      "fn f(x) = x[1:] + x[:-1]",
+      "fn f(x) = x @ x",           "fn f(x) = transpose(broadcast_to(x, (3, len(x)))) + 1",
+      "fn f(x) = sort(x)",         "fn f(x) = x[argsort(x)]",
+  };
+  static const qn_dtype dtypes[] = {QN_i8, QN_f16, QN_f32, QN_f64, QN_i64};
+  enum { SIZE = 4096 };
+  char *page = guarded(SIZE);
+  for (qn_jit_mode jit = QN_JIT_OFF; jit <= QN_JIT_SYNC; jit++)
+    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+      qn_vm *vm = open_jit(jit);
+      good(vm, functions[i]);
+      qn_value f, r;
+      ck_assert_int_eq(qn_get_global(vm, "f", &f), QN_OK);
+      for (size_t d = 0; d < sizeof dtypes / sizeof *dtypes; d++)
+        for (int64_t n = 2; n < 70; n += n < 6 ? 1 : 21) {
+          qn_value x, zero[70 * 2] = {{0}};
+          ck_assert_int_eq(qn_array_from(vm, dtypes[d], 1, &n, zero, &x), QN_OK);
+          char *own = value_array(x)->storage->data;
+          move_to_end(x, page + SIZE);
+          for (int call = 0; call < 2; call++)
+            if (qn_call(vm, f, &x, 1, &r) == QN_OK)
+              qn_release(vm, r);
+            else
+              ck_assert_msg(strncmp(qn_error_id(vm), "E6", 2) != 0, "%s: %s", functions[i], qn_error_report(vm));
+          value_array(x)->storage->data = own;
+          qn_release(vm, x);
+        }
+      qn_release(vm, f);
+      qn_vm_close(vm);
+    }
+}
+END_TEST
+
+/* ---- modules -------------------------------------------------------------------------------------------------------------- */
+
+static char asked[1024];
+static int freed, version;
+
+static void free_source(void *user, qn_source *s) {
+  (void)user;
+  free((char *)s->text);
+  freed++;
+}
+
+static bool packages(void *user, const char *from, const char *name, qn_source *out) {
+  (void)user;
+  snprintf(asked + strlen(asked), sizeof asked - strlen(asked), "%s>%s ", from, name);
+  static char key[64];
+  char text[128];
+  if (strcmp(name, "util") == 0) {
+    const char *package = strncmp(from, "left/", 5) == 0 ? "left" : strncmp(from, "right/", 6) == 0 ? "right" : "none";
+    snprintf(key, sizeof key, "%s/lib/util", package);
+    snprintf(text, sizeof text, "fn who() = \"%s%d\"", package, version);
+  } else if (strcmp(name, "left") == 0 || strcmp(name, "right") == 0) {
+    snprintf(key, sizeof key, "%s/main.qn", name);
+    snprintf(text, sizeof text, "import util\nfn who() = util.who()");
+  } else if (strcmp(name, "secret") == 0) {
+    out->error = "secret may not be loaded";
+    return false;
+  } else if (strcmp(name, "plain") == 0) {
+    out->text = "let x = 1";
+    out->len = 9;
+    return true;
+  } else {
+    return false;
+  }
+  out->key = key;
+  out->text = strdup(text);
+  out->len = strlen(text);
+  out->free = free_source;
+  return true;
+}
+
+static void says(qn_vm *vm, const char *text, const char *wanted) {
+  qn_value r;
+  ck_assert_msg(qn_eval(vm, "app/main.qn", text, strlen(text), &r) == QN_OK, "%s", qn_error_report(vm));
+  ck_assert_str_eq(qn_as_string(r, NULL), wanted);
+  qn_release(vm, r);
+}
+
+START_TEST(modules_go_by_the_hosts_keys) {
+  qn_config config;
+  qn_config_init(&config);
+  config.resolve = packages;
+  config.capabilities = 0;
+  qn_vm *vm = qn_vm_open(&config);
+  asked[0] = 0;
+  freed = version = 0;
+  says(vm, "import left\nimport right\nleft.who() + right.who()", "left0right0");
+  ck_assert_str_eq(asked, "app/main.qn>left left/main.qn>util app/main.qn>right right/main.qn>util ");
+  ck_assert_int_eq(freed, 4);
+  /* Reloading: who has it keeps it, who imports it anew gets the new one. */
+  version = 1;
+  ck_assert_int_eq(qn_module_drop(vm, "left/lib/util"), QN_OK);
+  ck_assert_int_eq(qn_module_drop(vm, "left/lib/util"), QN_ERROR);
+  ck_assert_str_eq(qn_error_id(vm), "E503");
+  says(vm, "left.who()", "left0");
+  ck_assert_int_eq(qn_module_drop(vm, "left/main.qn"), QN_OK);
+  says(vm, "import left as again\nagain.who() + left.who()", "left1left0");
+  ck_assert_int_eq(run(vm, "import secret"), QN_ERROR);
+  ck_assert_ptr_nonnull(strstr(qn_error_message(vm), "secret may not be loaded"));
+  ck_assert_int_eq(run(vm, "import nothing"), QN_ERROR);
+  ck_assert_str_eq(qn_error_id(vm), "E503");
+  /* Without a key each importer has its own. */
+  ck_assert_int_eq(qn_eval(vm, "a.qn", "import plain as a", 17, NULL), QN_OK);
+  ck_assert_int_eq(qn_eval(vm, "b.qn", "import plain as b", 17, NULL), QN_OK);
+  ck_assert_int_eq(qn_module_drop(vm, "a.qn > plain"), QN_OK);
+  ck_assert_int_eq(qn_module_drop(vm, "b.qn > plain"), QN_OK);
+  qn_vm_close(vm);
+}
+END_TEST
+
+/* ---- stacks ------------------------------------------------------------------------------------------------------------------ */
+
+static ucontext_t host_context, fiber_context;
+static qn_vm *fiber_vm;
+static const char *fiber_failed;
+
+static const char recursive[] =
+    "fn f(n) = if n == 0 { 0 } else { 1 + f(n - 1) }\nlet small = f(20)\n"
+    "let deep = try { f(1_000_000) } catch e { e.id }\nif deep == \"E602\" { small } else { 0 }";
+
+static void fiber_main(void) {
+  qn_value r;
+  fiber_failed = NULL;
+  if (qn_eval(fiber_vm, "fiber.qn", recursive, strlen(recursive), &r) != QN_OK)
+    fiber_failed = qn_error_message(fiber_vm);
+  else if (qn_as_int(r) != 20)
+    fiber_failed = "recursion has no end";
+}
+
+static void on_fiber(qn_vm *vm, char *stack, size_t size) {
+  fiber_vm = vm;
+  getcontext(&fiber_context);
+  fiber_context.uc_stack.ss_sp = stack;
+  fiber_context.uc_stack.ss_size = size;
+  fiber_context.uc_link = &host_context;
+  makecontext(&fiber_context, fiber_main, 0);
+  swapcontext(&host_context, &fiber_context);
+  ck_assert_msg(!fiber_failed, "%s", fiber_failed);
+}
+
+static char *fiber_stack;
+static void *fibers(void *arg) {
+  qn_vm *vm = arg;
+  enum { SIZE = 1 << 20 };
+  on_fiber(vm, fiber_stack, SIZE); /* unknown */
+  qn_stack_changed(vm, fiber_stack, SIZE);
+  on_fiber(vm, fiber_stack, SIZE);
+  ck_assert(number(vm, recursive) == 20); /* the thread's own again */
+  char *small = guarded(160 << 10);
+  qn_stack_changed(vm, small, 160 << 10);
+  on_fiber(vm, small, 160 << 10);
+  qn_stack_changed(vm, NULL, 0);
+  ck_assert(number(vm, recursive) == 20);
+  return NULL;
+}
+
+START_TEST(fibers_have_stacks_of_their_own) {
+  enum { SIZE = 1 << 20 };
+  qn_vm *vm = open_jit(QN_JIT_OFF);
+  good(vm, "1");
+  char *a = guarded(SIZE), *b = guarded(SIZE);
+  fiber_stack = a;
+  fibers(vm);
+  /* Below the thread's stack, and above it. */
+  for (int above = 0; above < 2; above++) {
+    bool order = (a < b) == (above != 0);
+    fiber_stack = order ? b : a;
+    pthread_attr_t attr;
+    pthread_attr_init(&attr);
+    pthread_attr_setstack(&attr, order ? a : b, SIZE);
+    pthread_t t;
+    ck_assert_int_eq(pthread_create(&t, &attr, fibers, vm), 0);
+    pthread_join(t, NULL);
+  }
+  qn_vm_close(vm);
+}
+END_TEST
+
+/* ---- processes and threads -------------------------------------------------------------------------------------------------------- */
+
+static const char work[] =
+    "fn f(x) = sum(tanh(x * 2) + x)\nlet total = 0.0\nfor i in 0..30 { total += float(f(ones(i + 3, 7))) }\ntotal";
+
+static void child_works(qn_vm *vm, double wanted, bool told) {
+  if (told) qn_after_fork(NULL);
+  alarm(60);
+  double x = number(vm, work);
+  if (x != wanted) _exit(2);
+  qn_vm_close(vm);
+  qn_vm *own = open_jit(QN_JIT_ON);
+  if (number(own, work) != wanted) _exit(3);
+  qn_vm_close(own);
+  _exit(0);
+}
+
+START_TEST(forked_children_go_on) {
+#ifdef __SANITIZE_ADDRESS__
+  return; /* its allocator's locks, which other threads may hold as a process forks, are not released in the child */
+#endif
+  for (int told = 0; told < 2; told++)
+    for (int delay = 0; delay < 4; delay++) {
+      qn_vm *vm = open_jit(QN_JIT_ON);
+      double wanted = number(vm, work);
+      usleep((unsigned)delay * 3000); /* compilers are at work, or done */
+      pid_t child = fork();
+      if (child == 0) child_works(vm, wanted, told);
+      int status;
+      ck_assert_int_eq(waitpid(child, &status, 0), child);
+      ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %x, told %d, delay %d", status, told, delay);
+      ck_assert(number(vm, work) == wanted);
+      qn_vm_close(vm);
+    }
+}
+END_TEST
+
+START_TEST(our_threads_take_no_signals) {
+  qn_vm *vm = open_jit(QN_JIT_ON);
+  good(vm, work);
+  good(vm, "let big = sum(exp(rand(2000, 2000)))");
+  good(vm, "explain(f, ones(3, 7))"); /* plans are made and compilers at work by then */
+  DIR *tasks = opendir("/proc/self/task");
+  ck_assert_ptr_nonnull(tasks);
+  int threads = 0;
+  for (struct dirent *e; (e = readdir(tasks));) {
+    if (atoi(e->d_name) == 0 || atoi(e->d_name) == getpid()) continue;
+    char path[300], line[256];
+    snprintf(path, sizeof path, "/proc/self/task/%s/status", e->d_name);
+    FILE *f = fopen(path, "r");
+    if (!f) continue;
+    while (fgets(line, sizeof line, f)) {
+      unsigned long long blocked;
+      if (sscanf(line, "SigBlk: %llx", &blocked) != 1) continue;
+      threads++;
+      const int some[] = {SIGINT, SIGTERM, SIGCHLD, SIGUSR1, SIGALRM, SIGPROF};
+      for (size_t i = 0; i < sizeof some / sizeof *some; i++)
+        ck_assert_msg(blocked >> (some[i] - 1) & 1, "thread %s takes signal %d", e->d_name, some[i]);
+    }
+    fclose(f);
+  }
+  closedir(tasks);
+  ck_assert_int_ge(threads, 2); /* a planner and a compiler at least */
+  qn_vm_close(vm);
+}
+END_TEST
+
+static void *one_call(void *arg) {
+  qn_vm *vm = arg;
+  qn_value f, r, x = qn_int(3);
+  if (qn_get_global(vm, "f", &f) != QN_OK) return arg;
+  bool ok = true;
+  for (int i = 0; i < 1000 && ok; i++) ok = qn_call(vm, f, &x, 1, &r) == QN_OK && qn_as_int(r) == 4;
+  qn_release(vm, f);
+  return ok ? NULL : arg;
+}
+
+START_TEST(vms_move_between_threads) {
+  qn_vm *vm = open_jit(QN_JIT_OFF);
+  good(vm, "fn f(x) = x + 1");
+  for (int i = 0; i < 50; i++) {
+    pthread_t t;
+    void *failed;
+    pthread_create(&t, NULL, one_call, vm);
+    pthread_join(t, &failed);
+    ck_assert_ptr_null(failed);
+    ck_assert_ptr_null(one_call(vm));
+  }
+  ck_assert(number(vm, recursive) == 20);
+  qn_vm_close(vm);
+}
+END_TEST
+
+/* ---- interrupts ------------------------------------------------------------------------------------------------------------------------ */
+
+static atomic_bool sending;
+static void *send_interrupts(void *vm) {
+  while (atomic_load(&sending)) {
+    qn_interrupt(vm);
+    usleep(500);
+  }
+  return NULL;
+}
+
+START_TEST(interrupts_wait_for_the_next_call) {
+  qn_vm *vm = open_jit(QN_JIT_OFF);
+  good(vm, "fn f(x) = x + 1\nfn spin() { while true { } }");
+  qn_value f, r, x = qn_int(1);
+  ck_assert_int_eq(qn_get_global(vm, "f", &f), QN_OK);
+  qn_interrupt(vm);
+  ck_assert_int_eq(qn_call(vm, f, &x, 1, &r), QN_INTERRUPTED);
+  ck_assert_int_eq(qn_call(vm, f, &x, 1, &r), QN_OK); /* once */
+  qn_interrupt(vm);
+  qn_interrupt_clear(vm);
+  ck_assert_int_eq(qn_call(vm, f, &x, 1, &r), QN_OK);
+  qn_release(vm, f);
+  /* None is lost however they fall between two calls: each endless call ends. */
+  pthread_t t;
+  atomic_store(&sending, true);
+  pthread_create(&t, NULL, send_interrupts, vm);
+  for (int i = 0; i < 50; i++) ck_assert_int_eq(run(vm, "spin()"), QN_INTERRUPTED);
+  atomic_store(&sending, false);
+  pthread_join(t, NULL);
+  qn_interrupt(vm);
+  ck_assert_int_eq(run(vm, "spin()"), QN_INTERRUPTED);
+  good(vm, "f(1)");
+  qn_vm_close(vm);
+}
+END_TEST
+
+/* ---- values and names ----------------------------------------------------------------------------------------------------------------- */
+
+START_TEST(globals_have_names_of_the_language) {
+  qn_vm *vm = open_jit(QN_JIT_OFF);
+  static const char *const bad[] = {"", "if", "a b", "1x", "a.b", "a-b", "true", " a", "a\n"};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    ck_assert_msg(qn_set_global(vm, bad[i], qn_int(1)) == QN_ERROR, "%s", bad[i]);
+    ck_assert_str_eq(qn_error_id(vm), "E317");
+  }
+  static const char *const fine[] = {"a", "_x1", "größe", "iff"};
+  for (size_t i = 0; i < sizeof fine / sizeof *fine; i++) {
+    ck_assert_msg(qn_set_global(vm, fine[i], qn_int(5)) == QN_OK, "%s", qn_error_report(vm));
+    ck_assert(number(vm, fine[i]) == 5);
+  }
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(arrays_of_rank_0_are_numbers) {
+  for (qn_jit_mode jit = QN_JIT_ON; jit <= QN_JIT_SYNC; jit++) {
+    qn_vm *vm = open_jit(jit);
+    good(vm, "fn f(x) = sum(x)");
+    for (int i = 0; i < 5; i++) ck_assert(number(vm, "f([1.5, 2.0])") == 3.5);
+    ck_assert(number(vm, "sum([1, 2, 3])") == 6);
+    ck_assert(number(vm, "f16(sum([0.5]))") == 0.5);
+    qn_value r;
+    ck_assert_int_eq(qn_eval(vm, "t", "sum([1, 2, 3])", 14, &r), QN_OK);
+    ck_assert_int_eq(qn_kind_of(r), QN_ARRAY);
+    ck_assert_int_eq(qn_as_int(r), 6);
+    ck_assert(!qn_as_bool(r));
+    qn_release(vm, r);
+    ck_assert_int_eq(qn_eval(vm, "t", "any([1, 2] > 1)", 15, &r), QN_OK);
+    ck_assert(qn_as_bool(r));
+    qn_release(vm, r);
+    double none = number(vm, "[1.0]");
+    ck_assert(none != none);
+    qn_vm_close(vm);
+  }
+}
+END_TEST
+
+START_TEST(values_belong_to_one_vm) {
+  qn_vm *a = open_jit(QN_JIT_OFF), *b = open_jit(QN_JIT_OFF);
+  good(a, "fn f(x) = x\nlet xs = (1, 2)");
+  qn_value f, xs, r, one = qn_int(1);
+  ck_assert_int_eq(qn_get_global(a, "f", &f), QN_OK);
+  ck_assert_int_eq(qn_get_global(a, "xs", &xs), QN_OK);
+  ck_assert_int_eq(qn_set_global(b, "one", one), QN_OK); /* numbers are everybody's */
+#if defined(QN_CHECKED) && !defined(__SANITIZE_ADDRESS__)
+  ck_assert_int_eq(qn_call(b, f, &one, 1, &r), QN_ERROR);
+  ck_assert_str_eq(qn_error_id(b), "E317");
+  ck_assert_int_eq(qn_set_global(b, "xs", xs), QN_ERROR);
+  ck_assert_int_eq(qn_item(b, xs, 0, &r), QN_ERROR);
+  ck_assert_int_eq(qn_list_from(b, &xs, 1, &r), QN_ERROR);
+  ck_assert_int_eq(qn_record_from(b, (const char *const[]){"x"}, &xs, 1, &r), QN_ERROR);
+  ck_assert_int_eq(qn_to_text(b, xs, &r), QN_ERROR);
+#endif
+  ck_assert_int_eq(qn_call(a, f, &xs, 1, &r), QN_OK);
+  qn_release(a, r);
+  qn_release(a, f);
+  qn_release(a, xs);
+  qn_vm_close(a);
+  qn_vm_close(b);
+}
+END_TEST
+
+/* ---- capabilities ------------------------------------------------------------------------------------------------------------------------- */
+
+START_TEST(without_capabilities_no_file_is_touched) {
+  char home[] = "/tmp/quern-test-XXXXXX", path[64];
+  ck_assert_ptr_nonnull(mkdtemp(home));
+  setenv("HOME", home, 1);
+  unsetenv("XDG_CACHE_HOME");
+  unsetenv("QUERN_CACHE");
+  for (int caps = 0; caps < 2; caps++) {
+    qn_config config;
+    qn_config_init(&config);
+    config.jit = QN_JIT_SYNC;
+    config.capabilities = caps ? QN_CAP_READ | QN_CAP_SPAWN : 0;
+    qn_vm *vm = qn_vm_open(&config);
+    ck_assert_int_eq(qn_set_tunable(vm, "jit.hot", "1"), QN_OK);
+    ck_assert_int_eq(qn_set_tunable(vm, "cache.bytes", "1000000"), QN_OK);
+    good(vm, work);
+    qn_vm_close(vm);
+  }
+  snprintf(path, sizeof path, "%s/.cache", home);
+  ck_assert_int_ne(access(path, F_OK), 0);
+  ck_assert_int_eq(rmdir(home), 0);
+}
+END_TEST
+
+int main(void) {
+  Suite *s = suite_create("embed");
+  TCase *c;
+#define ADD(test)                                                                                                      \
+  tcase_set_timeout(c, 120);                                                                                           \
+  tcase_add_test(c, test);                                                                                             \
+  suite_add_tcase(s, c);
+  c = tcase_create("nested_errors");
+  ADD(an_error_of_a_nested_call_is_the_callbacks)
+  c = tcase_create("nested_gradients");
+  ADD(callbacks_compute_inside_a_gradient)
+  c = tcase_create("exceptions");
+  ADD(exceptions_pass_through_callbacks)
+  c = tcase_create("constant_memory");
+  ADD(evals_leave_nothing_behind)
+  c = tcase_create("memory_limit");
+  ADD(evals_without_end_fit_a_limit)
+  c = tcase_create("code_of_functions");
+  ADD(functions_keep_their_text)
+  ADD(code_may_go_before_the_functions_of_it)
+  c = tcase_create("ends_of_arrays");
+  ADD(kernels_read_no_further_than_the_tail)
+  c = tcase_create("modules");
+  ADD(modules_go_by_the_hosts_keys)
+  c = tcase_create("fibers");
+  ADD(fibers_have_stacks_of_their_own)
+  c = tcase_create("forks");
+  ADD(forked_children_go_on)
+  c = tcase_create("signals");
+  ADD(our_threads_take_no_signals)
+  c = tcase_create("threads");
+  ADD(vms_move_between_threads)
+  c = tcase_create("interrupts");
+  ADD(interrupts_wait_for_the_next_call)
+  c = tcase_create("names");
+  ADD(globals_have_names_of_the_language)
+  c = tcase_create("rank_0");
+  ADD(arrays_of_rank_0_are_numbers)
+  c = tcase_create("other_vms");
+  ADD(values_belong_to_one_vm)
+  c = tcase_create("no_capabilities");
+  ADD(without_capabilities_no_file_is_touched)
+  SRunner *r = srunner_create(s);
+  srunner_run_all(r, CK_ENV);
+  int failed = srunner_ntests_failed(r);
+  srunner_free(r);
+  return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
