@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 /* ---- Ctrl-C --------------------------------------------------------------------------------------------------------- */
@@ -60,13 +61,18 @@ bool cli_colors(int fd) {
   return isatty(fd) && !(off && *off) && term && *term && strcmp(term, "dumb") != 0;
 }
 
+int cli_columns(int fd) {
+  struct winsize size;
+  return isatty(fd) && ioctl(fd, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
 void cli_report(qn_vm *vm) {
   interrupts = 0;
   if (!vm->error) return;
   fflush(stdout);
   text_buf t;
   text_init(&t, NULL);
-  error_render(vm, vm->error, &t, cli_colors(2));
+  error_render(vm, vm->error, &t, cli_colors(2), cli_columns(2));
   if (t.text && !t.failed) fwrite(t.text, 1, t.len, stderr);
   text_free(&t);
 }

@@ -11,6 +11,8 @@ enum { EXIT_FINE = 0, EXIT_SCRIPT = 1, EXIT_MISUSE = 2 };
 void cli_report(qn_vm *vm);
 /* May what goes to this descriptor be coloured? A terminal that can, and no NO_COLOR. */
 bool cli_colors(int fd);
+/* The width of the terminal that a file is; 0 if it is none. */
+int cli_columns(int fd);
 /* What is wrong with the command line, to stderr; EXIT_MISUSE. `what` takes the place of %s. */
 int cli_misuse(const char *format, const char *what);
 /* `quern export FILE:NAME -o OUT [ARG...]` (export.c): what stands behind `export`, and its parts. */

@@ -46,6 +46,8 @@ static void text_size(text_buf *t, double bytes) {
 
 static void command_doc(session *s, const char *argument) {
   if (no_argument(argument, ":doc NAME, or ?NAME")) return;
+  bool source = *argument == '?';
+  if (source) argument += 1 + strspn(argument + 1, " \t");
   text_buf t;
   text_init(&t, s->vm);
   size_t len = strlen(argument);
@@ -55,7 +57,10 @@ static void command_doc(session *s, const char *argument) {
   if (looks) {
     parse_looks(s->vm, argument, len, looks);
     if (chain_begin(argument, looks, len) == 0 && chain_value(s->vm, argument, looks, 0, len, &v)) {
-      interp_describe(s->vm, argument, v, &t);
+      if (!source || !interp_source(s->vm, v, &t)) {
+        interp_describe(s->vm, argument, v, &t);
+        if (source) text_adds(&t, "There is no source: it is no function written in Quern.\n");
+      }
       found = true;
     }
   }

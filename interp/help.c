@@ -1,5 +1,6 @@
 /* `quern help`: functions, modules, dtypes, parts of the language, error ids and tunables, from the tables and texts that
  * define them. */
+#define _GNU_SOURCE /* strcasestr */
 #include <string.h>
 
 #include "interp/node.h"
@@ -100,6 +101,19 @@ static void comment_above(qn_vm *vm, span at, text_buf *out) {
   int line, column;
   source_position(s, at.start, &line, &column);
   int first = line - 1;
+  /* At the prompt the comment may be a text of its own, before this one. */
+  const source_text *above = first == 0 ? source_get(vm, s->above) : NULL;
+  if (above) {
+    uint32_t lines = 0;
+    while (lines < above->nlines && above->text[above->lines[lines]] == '#') lines++;
+    bool all = lines == above->nlines || above->lines[lines] == above->len;
+    for (uint32_t i = 0; all && i < lines; i++) {
+      const char *from = above->text + above->lines[i] + 1;
+      if (*from == ' ') from++;
+      text_add(out, from, strcspn(from, "\n"));
+      text_adds(out, "\n");
+    }
+  }
   while (first > 0 && s->text[s->lines[first - 1]] == '#') first--;
   for (int i = first; i < line - 1; i++) {
     const char *from = s->text + s->lines[i] + 1;
@@ -184,6 +198,53 @@ static bool help_unknown(qn_vm *vm, const char *topic, text_buf *out) {
   return false;
 }
 
+/* Is every word of a text, without regard to case, in one of two others? */
+static bool mentions(const char *words, const char *a, const char *b) {
+  char word[64];
+  for (const char *s = words + strspn(words, " "); *s; s += strspn(s, " ")) {
+    size_t n = strcspn(s, " ");
+    if (n >= sizeof word) return false;
+    memcpy(word, s, n);
+    word[n] = 0;
+    if (!strcasestr(a, word) && !strcasestr(b, word)) return false;
+    s += n;
+  }
+  return true;
+}
+
+/* What the builtin functions and the pages say about some words: a line for each. */
+static bool help_search(qn_vm *vm, const char *words, text_buf *out) {
+  enum { MOST = 20, SHORTEST = 3 };
+  int found = 0;
+  size_t start = out->len;
+  if (strlen(words) < SHORTEST) return false;
+  text_addf(out, "nothing is called '%s'; this mentions it:\n", words);
+  const scope *s = interp_of(vm)->builtin;
+  for (uint32_t i = 0; i < s->n && found < MOST; i++) {
+    const global_cell *c = s->cells[i];
+    if (!value_is(c->value, TAG_FN) || c->name->text[0] == '_') continue;
+    text_buf doc;
+    text_init(&doc, vm);
+    const qn_fn *fn = value_fn(c->value);
+    if (fn->head.flags == FN_BUILTIN)
+      text_adds(&doc, ((const builtin_def *)fn->code)->doc);
+    else if (fn->head.flags == FN_USER)
+      comment_above(vm, ((fn_code *)fn->code)->at, &doc);
+    if (doc.text && !doc.failed && mentions(words, c->name->text, doc.text)) {
+      text_addf(out, "  %-16s %.*s\n", c->name->text, (int)strcspn(doc.text, "\n"), doc.text);
+      found++;
+    }
+    text_free(&doc);
+  }
+  for (int i = 0; i < TOPICS && found < MOST; i++) {
+    if (!topics[i].text || !mentions(words, topics[i].name, topics[i].text)) continue;
+    text_addf(out, "  %-16s a page: help %s\n", topics[i].name, topics[i].name);
+    found++;
+  }
+  if (!found) out->len = start;
+  return found > 0;
+}
+
 /* A builtin, a module, or a name in one. */
 static bool help_name(qn_vm *vm, const char *topic, text_buf *out) {
   const interp *ip = interp_of(vm);
@@ -227,6 +288,8 @@ bool interp_help(qn_vm *vm, const char *topic, text_buf *out) {
       help_error(e, out);
       return true;
     }
+    text_addf(out, "no error has the number %d; `quern help errors` lists them all\n", (int)id);
+    return false;
   }
   if (help_tunables(strcmp(topic, "tunables") == 0 ? NULL : topic, out)) return true;
   if (strcmp(topic, "topics") == 0) {
@@ -244,9 +307,20 @@ bool interp_help(qn_vm *vm, const char *topic, text_buf *out) {
   if (help_topic(topic, out)) return true;
   vm_run run;
   vm_run_begin(vm, &run);
-  bool found = help_name(vm, topic, out) || help_unknown(vm, topic, out);
+  bool foreign = foreign_cure(FOREIGN_NAME, topic, strlen(topic)) || foreign_cure(FOREIGN_MEMBER, topic, strlen(topic));
+  bool found = help_name(vm, topic, out) || (!foreign && help_search(vm, topic, out)) || help_unknown(vm, topic, out);
   vm_run_end(vm, &run);
   return found;
+}
+
+bool interp_source(qn_vm *vm, qn_value v, text_buf *out) {
+  if (!value_is(v, TAG_FN) || value_fn(v)->head.flags != FN_USER) return false;
+  span at = ((const fn_code *)value_fn(v)->code)->at;
+  const source_text *s = source_get(vm, at.source);
+  if (!s || at.end > s->len) return false;
+  text_add(out, s->text + at.start, at.end - at.start);
+  text_adds(out, "\n");
+  return true;
 }
 
 void interp_describe(qn_vm *vm, const char *name, qn_value v, text_buf *out) {

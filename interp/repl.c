@@ -114,7 +114,9 @@ static void show(session *s, qn_value v) {
   format_options options = {.width = columns(s)};
   vm_run run;
   vm_run_begin(s->vm, &run);
-  if (format_print(s->vm, v, &options, &t) && !t.failed)
+  /* Texts of one line are quoted, so that "5" and 5 differ; others, which no number looks like, are shown as they are. */
+  bool text = value_is(v, TAG_STR) && !memchr(value_str(v)->text, '\n', value_str(v)->len);
+  if ((text ? format_repr(s->vm, v, &t) : format_print(s->vm, v, &options, &t)) && !t.failed)
     show_text(t.text ? t.text : "", t.len);
   else if (error_pending(s->vm))
     cli_report(s->vm);
@@ -156,6 +158,7 @@ bool session_run(session *s, const char *text, size_t len, bool last, bool *more
   copy_count before = copies_begin(s);
   s->vm->drawn = NULL;
   s->began = s->ran = seconds(s);
+  qn_interrupt_clear(s->vm); /* a Ctrl-C while nothing ran was for the line that was typed */
   qn_status status = qn_eval_prompt(s->vm, text, len, &v);
   *more = status == QN_INCOMPLETE && !last;
   if (*more) return false;
