@@ -137,11 +137,32 @@ static __attribute__((format(printf, 4, 5))) bool refuse(const matcher *m, const
   return false;
 }
 
-/* Of what is no array where one is expected. */
+static const struct {
+  const char *name, *takes;
+} sig_names[SIG_RECORD + 1] = {[SIG_ANY] = {"any", "anything"},
+                               [SIG_NUMBER] = {"number", "an array or a number"},
+                               [SIG_NUMBERS] = {"numbers", "an array, a number or a list of these"},
+                               [SIG_INTS] = {"ints", "an int or a list of ints"},
+                               [SIG_TREE] = {"tree", "an array, a number, or a list or record of these"}};
+
+const char *sig_kind_name(sig_kind kind) { return sig_names[kind].name; }
+
+/* Of what is no array, or of no kind that the signature names, where one is expected. */
 static bool refuse_value(const matcher *m, const type_sig *sig, qn_value v) {
   if (sig->kind == SIG_DTYPE && sig->dtype == QN_bool) return refuse(m, sig, v, "true or false is expected");
-  return refuse(m, sig, v, "an array%s is expected%s", sig->kind == SIG_NUMBER ? " or a number" : "",
-                value_is(v, TAG_LIST) ? "; lists are written ( ), arrays [ ]" : "");
+  bool array = !sig_names[sig->kind].takes || sig->kind == SIG_NUMBER;
+  return refuse(m, sig, v, "%s is expected%s", sig_names[sig->kind].takes ? sig_names[sig->kind].takes : "an array",
+                array && value_is(v, TAG_LIST) ? "; lists are written ( ), arrays [ ]" : "");
+}
+
+/* An int, or a list of nothing else? */
+static bool is_ints(qn_value v) {
+  if (value_is(v, TAG_INT)) return true;
+  if (!value_is(v, TAG_LIST)) return false;
+  const qn_list *l = value_list(v);
+  for (uint32_t i = 0; i < l->len; i++)
+    if (!value_is(l->items[i], TAG_INT)) return false;
+  return true;
 }
 
 static bool match_dim(const matcher *m, const type_sig *sig, qn_value v, const sig_dim *d, int axis, int64_t size) {
@@ -226,7 +247,14 @@ static bool match(const matcher *m, const type_sig *sig, qn_value v) {
     if (sig->dtype == QN_bool && value_is(v, TAG_BOOL)) return true;
     if (!value_is(v, TAG_ARRAY)) return refuse_value(m, sig, v);
     return value_array(v)->dtype == sig->dtype || refuse(m, sig, v, "%s", "");
+  case SIG_ANY: return true;
   case SIG_NUMBER: return value_is(v, TAG_ARRAY) || value_is_scalar(v) || refuse_value(m, sig, v);
+  case SIG_NUMBERS:
+    return value_is(v, TAG_ARRAY) || value_is_scalar(v) || value_is(v, TAG_LIST) || refuse_value(m, sig, v);
+  case SIG_INTS: return is_ints(v) || refuse_value(m, sig, v);
+  case SIG_TREE:
+    return value_is(v, TAG_ARRAY) || value_is_number(v) || value_is(v, TAG_LIST) || value_is(v, TAG_RECORD) ||
+           refuse_value(m, sig, v);
   case SIG_HOST:
     if (value_is(v, (value_tag)sig->tag) || (sig->tag == TAG_FLOAT && value_is(v, TAG_INT)) ||
         (sig->tag == TAG_FN && value_is(v, TAG_DTYPE)))

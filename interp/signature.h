@@ -5,13 +5,20 @@
 #include "interp/node.h"
 
 typedef enum sig_kind {
-  SIG_DTYPE,  /* an array of this dtype, any shape (bool: a host bool, too) */
-  SIG_NUMBER, /* an array or a host number */
-  SIG_HOST,   /* a host kind: `tag` */
-  SIG_ARRAY,  /* dtype (or any: -1) and sizes */
-  SIG_LIST,   /* items of these types */
-  SIG_RECORD  /* at least these fields of these types */
+  SIG_DTYPE, /* an array of this dtype, any shape (bool: a host bool, too) */
+  SIG_ANY,
+  SIG_NUMBER,  /* an array or a host number */
+  SIG_NUMBERS, /* the same, or a list */
+  SIG_INTS,    /* an int or a list of ints */
+  SIG_TREE,    /* an array, a number, or a list or record (of whatever: what is no leaf is structure) */
+  SIG_HOST,    /* a host kind: `tag` */
+  SIG_ARRAY,   /* dtype (or any: -1) and sizes */
+  SIG_LIST,    /* items of these types */
+  SIG_RECORD   /* at least these fields of these types */
 } sig_kind;
+
+/* The name of such a kind in a signature, and what it takes; NULL for the kinds that are written otherwise (signature.c). */
+const char *sig_kind_name(sig_kind kind);
 
 typedef enum dim_kind { DIM_ANY, DIM_REST, DIM_SIZE, DIM_NAME, DIM_PARAM, DIM_EXPR } dim_kind;
 typedef struct sig_dim {

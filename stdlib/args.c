@@ -15,6 +15,16 @@ qn_value arg_refuse(qn_vm *vm, const char *fn, const char *what, qn_value v) {
   text_init(&t, vm);
   text_addf(&t, "%s: expected %s, not ", fn, what);
   text_kind(&t, v);
+  if (value_is(v, TAG_LIST) && !strncmp(what, "an array", 8) && !strstr(what, "list"))
+    text_adds(&t, "; array(xs) makes one of a list of numbers");
+  else if (value_is(v, TAG_ARRAY) && strcmp(what, "a list of arrays") == 0)
+    text_addf(&t, ": %s((x, y))", fn);
+  else if (value_is(v, TAG_ARRAY) && strstr(what, "list of ints"))
+    text_adds(&t, "; lists are written ( )");
+  else if (strstr(what, "keepdims"))
+    text_adds(&t, "; several axes are a list: axis: (0, 1)");
+  else if (value_is(v, TAG_FN) && strstr(what, "dtype"))
+    text_adds(&t, "; dtypes are f32, f64, i64, bool ...");
   return raise_text(vm, E_type, SPAN_NONE, &t);
 }
 

@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "interp/interp.h"
@@ -63,10 +62,11 @@ qn_value builtin_print(qn_vm *vm, const qn_value *args) {
   format_options options = {.width = terminal_width(vm, stream)};
   text_buf t;
   text_init(&t, vm);
-  bool good = true;
+  bool good = true, own = false;
   for (uint32_t i = 0; i < values->len && good; i++) {
-    if (i) text_adds(&t, " ");
-    good = format_print(vm, values->items[i], &options, &t);
+    if (i) text_adds(&t, own ? "\n" : " ");
+    good = values->len == 1 ? format_print(vm, values->items[i], &options, &t)
+                            : format_among(vm, values->items[i], &options, &t, &own);
   }
   text_adds(&t, "\n");
   if (good && t.failed) {
@@ -459,16 +459,10 @@ qn_value builtin_assert(qn_vm *vm, const qn_value *args) {
 
 /* ---- progress ------------------------------------------------------------------------------------------------------------ */
 
-static double seconds_now(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
 /* hooks.progress: "training [######------] 12/30", at most ten times a second. */
 static void progress_draw(qn_vm *vm, int64_t done, int64_t total) {
   enum { BAR = 30 };
-  double now = seconds_now();
+  double now = vm_seconds();
   if (done == total) {
     progress_clear(vm);
     return;
@@ -510,7 +504,7 @@ qn_value builtin_progress(qn_vm *vm, const qn_value *args) {
                                label->len < sizeof vm->progress_label - 1 ? label->len : sizeof vm->progress_label - 1);
   memcpy(vm->progress_label, label->text, n);
   vm->progress_label[n] = 0;
-  vm->progress_drawn = seconds_now();
+  vm->progress_drawn = vm_seconds();
   vm->hooks.progress = progress_draw;
   return out;
 }
@@ -521,7 +515,7 @@ qn_value builtin_time(qn_vm *vm, const qn_value *args) {
   (void)args;
   if (!vm_may(vm, QN_CAP_CLOCK, "reading the clock")) return value_error();
   if (vm->gpu && !vm->hooks.device->wait(vm)) return value_error();
-  return value_float(seconds_now());
+  return value_float(vm_seconds() - vm->began);
 }
 
 qn_value builtin_env(qn_vm *vm, const qn_value *args) {

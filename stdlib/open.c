@@ -8,10 +8,9 @@
 qn_vm *qn_vm_open(const qn_config *config) {
   qn_vm *vm = vm_open(config);
   if (!vm) return NULL;
-  const builtin_table *table = vm->config.stdlib ? vm->config.stdlib : &stdlib_table;
   vm_run run;
   vm_run_begin(vm, &run);
-  bool good = jit_open(vm) && interp_open(vm, table);
+  bool good = jit_open(vm) && interp_open(vm, &stdlib_table);
   vm_run_end(vm, &run);
   if (good) return vm;
   vm_close(vm);
@@ -21,13 +20,13 @@ qn_vm *qn_vm_open(const qn_config *config) {
 void qn_vm_close(qn_vm *vm) { vm_close(vm); }
 
 qn_status qn_to_text(qn_vm *vm, qn_value v, qn_value *result) {
-  vm_run run;
+  VM_RUN(run);
   text_buf t;
   *result = value_nil();
   vm_run_begin(vm, &run);
   text_init(&t, vm);
   qn_value text = value_error();
-  if (format_print(vm, v, NULL, &t))
+  if (vm_takes(vm, &v, 1) && format_print(vm, v, NULL, &t))
     text = text_take(&t);
   else
     text_free(&t);

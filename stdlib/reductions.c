@@ -1,4 +1,6 @@
 /* Builtins made of reductions, sorting and products. */
+#include <string.h>
+
 #include "jit/cpu/eager.h"
 #include "stdlib/builtins.h"
 
@@ -18,7 +20,8 @@ qn_value builtin_count(qn_vm *vm, const qn_value *args) {
   return value_int(axes_size(value_array(args[0]), mask));
 }
 
-/* f16 and bf16 are summed as f32 and rounded once, since their sums leave the range soon. */
+/* Integers are summed in f64, since the sum of a few large ones is beyond what f32 tells apart or i64 holds; f16 and bf16 as f32
+ * and rounded once, since their sums leave the range soon. */
 qn_value builtin_mean(qn_vm *vm, const qn_value *args) {
   bool keepdims;
   if (!arg_bool(vm, "mean", "true or false as keepdims", args[2], &keepdims)) return value_error();
@@ -41,9 +44,54 @@ qn_value builtin_mean(qn_vm *vm, const qn_value *args) {
   }
   int64_t n = axes_size(value_array(x), attr.axes);
   bool narrow = dtype == QN_f16 || dtype == QN_bf16;
-  if (narrow) x = use_dtype(vm, x, QN_f32);
+  if (narrow)
+    x = use_dtype(vm, x, QN_f32);
+  else if (dtype_is_int(dtype))
+    x = use_dtype(vm, x, QN_f64);
   qn_value out = use2(vm, OP_div, use1(vm, OP_sum, x, &attr), value_int(n), NULL);
   return narrow ? use_dtype(vm, out, dtype) : out;
+}
+
+qn_value builtin_gelu(qn_vm *vm, const qn_value *args) {
+  qn_str *form;
+  if (!arg_operands(vm, "gelu", args, 1) || !arg_str(vm, "gelu", "\"none\" or \"tanh\" as approximate", args[1], &form))
+    return value_error();
+  bool named = form->len == 4, exact = named && memcmp(form->text, "none", 4) == 0;
+  if (!exact && !(named && memcmp(form->text, "tanh", 4) == 0))
+    return raise(vm, E_argument, SPAN_NONE, "gelu: approximate is \"none\" or \"tanh\", not \"%s\"", form->text);
+  return op1(vm, exact ? OP_gelu : OP_gelu_tanh, args[0], NULL);
+}
+
+/* Integers to a multiple of a power of ten, ties to even ones, in their dtype: quotient and remainder tell all. */
+static qn_value round_ints(qn_vm *vm, qn_value x, int64_t digits) {
+  if (!is_array(x) && value_is(x, TAG_BOOL)) return op2(vm, OP_mul, x, value_int(0), NULL);
+  int64_t power = 1;
+  for (; digits < 0 && power <= INT64_MAX / 10; digits++) power *= 10;
+  bool held = !is_array(x) || dtype_holds((qn_dtype)value_array(x)->dtype, value_int(power));
+  if (digits == -1 && (!is_array(x) || value_array(x)->dtype == QN_i64)) { /* 10**19 is no int: what comes near wraps or is an error, as all products */
+    const int64_t half = INT64_C(5000000000000000000);
+    qn_value above = op2(vm, OP_gt, x, value_int(half), NULL), below = op2(vm, OP_lt, x, value_int(-half), NULL);
+    qn_value whole = use2(vm, OP_sub, use2(vm, OP_mul, above, value_int(10), NULL), use2(vm, OP_mul, below, value_int(10), NULL), NULL);
+    return use2(vm, OP_mul, whole, value_int(power), NULL);
+  }
+  if (digits < 0 || !held) return op2(vm, OP_mul, x, value_int(0), NULL); /* less than half of it */
+  qn_value unit = value_int(power), one = value_int(1);
+  qn_value whole = op2(vm, OP_floordiv, x, unit, NULL);
+  if (value_is_error(whole)) return whole;
+  qn_value rest = op2(vm, OP_mod, x, unit, NULL), out = value_error(), up = value_error();
+  if (!value_is_error(rest)) {
+    qn_value odd = use2(vm, OP_eq, op2(vm, OP_mod, whole, value_int(2), NULL), one, NULL);
+    qn_value tie = use2(vm, OP_eq, op2(vm, OP_sub, unit, rest, NULL), value_retain(rest), NULL);
+    qn_value more = use2(vm, OP_lt, op2(vm, OP_sub, unit, rest, NULL), value_retain(rest), NULL);
+    up = use2(vm, OP_bitor, more, use2(vm, OP_bitand, tie, odd, NULL), NULL);
+    value_release(vm, rest);
+  }
+  if (!value_is_error(up)) {
+    qn_value next = op2(vm, OP_add, whole, one, NULL);
+    out = use2(vm, OP_mul, use3(vm, OP_where, up, next, value_retain(whole), NULL), unit, NULL);
+  }
+  value_release(vm, whole);
+  return out;
 }
 
 qn_value builtin_round(qn_vm *vm, const qn_value *args) {
@@ -55,6 +103,7 @@ qn_value builtin_round(qn_vm *vm, const qn_value *args) {
   if (digits < -300 || digits > 300) return raise(vm, E_argument, SPAN_NONE, "round: digits go from -300 to 300");
   bool ints = is_array(x) ? !dtype_is_float((qn_dtype)value_array(x)->dtype) : !value_is(x, TAG_FLOAT);
   if (ints && digits > 0) return value_retain(x);
+  if (ints) return round_ints(vm, x, digits);
   double power = 1;
   for (int64_t i = digits < 0 ? -digits : digits; i > 0; i--) power *= 10;
   qn_value scale = value_float(power);

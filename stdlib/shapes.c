@@ -33,12 +33,16 @@ qn_value builtin_reshape(qn_vm *vm, const qn_value *args) {
   if (!arg_ints(vm, "reshape", "sizes as ints or one list of ints", args[1], shape, &rank)) return value_error();
   int64_t size = is_array(args[0]) ? value_array(args[0])->size : 1;
   bool fits = true;
-  for (int i = 0; i < rank && fits; i++) {
-    if (shape[i] == -1) {
-      if (open >= 0) return raise(vm, E_shape, SPAN_NONE, "reshape: only one size may be -1");
+  for (int i = 0; i < rank; i++) {
+    int64_t n = shape[i];
+    if (__builtin_expect(n < 0, 0)) {
+      if ((fits = n == -1) && open >= 0) return raise(vm, E_shape, SPAN_NONE, "reshape: only one size may be -1");
       open = i;
-    } else {
-      fits = shape[i] >= 0 && !__builtin_mul_overflow(known, shape[i], &known);
+      n = 1;
+    }
+    if (!fits || __builtin_mul_overflow(known, n, &known)) {
+      fits = false;
+      break;
     }
   }
   if (fits && open >= 0) {
@@ -365,6 +369,7 @@ qn_value builtin_repeat(qn_vm *vm, const qn_value *args) {
 
 qn_value builtin_stack(qn_vm *vm, const qn_value *args) {
   int64_t axis;
+  if (is_array(args[1])) return raise(vm, E_type, SPAN_NONE, "stack: arrays are given as one list: stack((x, y))");
   if (!arg_int(vm, "stack", "an int as axis", args[1], &axis)) return value_error();
   if (!value_is(args[0], TAG_LIST)) return arg_refuse(vm, "stack", "a list of arrays", args[0]);
   const qn_list *l = value_list(args[0]);

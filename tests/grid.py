@@ -123,8 +123,11 @@ def promotion():
             c.add(f"where([true, false], {sample(a)}, {value}).dtype", d)
             c.add(f"[{a}(1), {value}].dtype", d)
         number = "f32" if not is_float(a) else a
-        for f in ("sqrt", "exp", "sin", "log", "tanh", "mean", "var", "softmax"):
+        for f in ("sqrt", "exp", "sin", "log", "tanh", "softmax", "layer_norm", "rms_norm", "norm"):
             c.add(f"{f}({sample(a)}).dtype", number)
+        for f in ("mean", "var", "std"):
+            c.add(f"{f}({sample(a)}).dtype", "f64" if a in INTS else number)
+            c.add(f"{f}([{sample(a)}, {sample(a)}], axis: 0).dtype", "f64" if a in INTS else number)
         for f in ("sum", "prod", "cumsum"):
             c.add(f"{f}({sample(a)}).dtype", a if is_float(a) else "i64")
         for f in ("max", "min", "abs", "sort"):

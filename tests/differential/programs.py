@@ -424,6 +424,8 @@ class Program:
             return self.add(f"sum({x.name}{arguments})", [x], x.dtype if x.is_float else "i64",
                             lambda a: summed(np.sum, a if a.dtype.kind == "f" else a.astype(np.int64), axis=axis, keepdims=keep),
                             lambda i, e: (e[0] + (EPS[x.dtype if x.dtype == "f64" else "f32"] * 4 * top(i[0]) if x.is_float else 0)) * count(i[0]))
+        if name in ("mean", "var") and x.dtype in INTS:
+            floating = "f64"  # computed there, too
         if name == "mean":
             return self.add(f"mean({x.name}{arguments})", [x], floating,
                             lambda a: summed(np.mean, a.astype(np.float64), axis=axis, keepdims=keep),
