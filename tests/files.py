@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Files between Quern and others: files.py [--quern build/quern] [--seed N] npy | safetensors | csv | png
+"""Files between Quern and others: files.py [--quern build/quern] [--seed N|random] [--count N] [--seconds S] npy | safetensors | csv | png
 
 What Python's struct, zlib, json, csv and NumPy write, Quern must read to the same values; what Quern saves, they must read. Each
 kind of file is taken apart and put together here by hand, from its specification, in every dtype and with random shapes. The
-values are compared through .npy files, which NumPy and Quern share (`npy` tests these). The seed is printed.
+values are compared through .npy files, which NumPy and Quern share (`npy` tests these). Round i has the seed N + i.
 """
 import argparse
 import csv
@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import zlib
 
 import numpy as np
@@ -324,13 +325,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kind", choices=sorted(TESTS))
     parser.add_argument("--quern", default="build/quern")
-    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--seed", default="1", help="a number, or random")
+    parser.add_argument("--count", type=int, default=4, help="rounds at most")
+    parser.add_argument("--seconds", type=float, default=200, help="time at most")
     options = parser.parse_args()
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}")
-    for i in range(4):
+    first = int(options.seed) if options.seed != "random" else random.SystemRandom().randrange(1 << 32)
+    end, done = time.monotonic() + options.seconds, 0
+    while done < options.count and (not done or time.monotonic() < end):
+        print(f"seed {first + done}", flush=True)
         with tempfile.TemporaryDirectory(prefix="quern-files-") as folder:
-            TESTS[options.kind](random.Random(f"{seed} {i}"), Place(os.path.abspath(options.quern), folder))
+            TESTS[options.kind](random.Random(first + done), Place(os.path.abspath(options.quern), folder))
+        done += 1
+    print(f"{done} rounds, seeds from {first}")
     return 0
 
 

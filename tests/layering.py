@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Checks the house's shape: layering.py ROOT [libquern.a]
+"""Checks the house's shape: layering.py ROOT [libquern_internal.a libquern.a]
 
 * an include points to a lower floor or sideways, never up;
 * the top level holds the agreed entries only, and no file of the source tree is longer than 1,500 lines;
-* with the archive: every symbol that it exports begins with qn_, and it has no mutable global data.
+* with the archives: every symbol that shared objects would export begins with qn_, there is no mutable global data, and hosts
+  that link libquern.a meet no other global name at all, hidden or not.
 
 Prints each violation and ends with status 1 if there is one.
 """
@@ -32,6 +33,8 @@ COUNTED = (".c", ".h", ".def", ".re", ".y", ".qn", ".py", ".cmake")
 MUTABLE = {
     "yyTraceFILE": "Lemon's debug output, compiled in by its template without NDEBUG; never set",
     "yyTracePrompt": "Lemon's debug output, as above",
+    "stack": "the bounds of a thread's C stack, its own and constant (lang/vm.c)",
+    "DW.ref.__gcc_personality_v0": "the compiler's, constant: where exceptions of a host pass",
     "default_engine": "the process's default engine, made at first use under a once-flag (quern.h)",
     "default_engine_once": "the once-flag of the default engine",
     "default_engine_lock": "the lock of the default engine",
@@ -153,13 +156,24 @@ def check_archive(archive):
         yield f"{archive}: readelf finds no symbols"
 
 
+def check_names(archive):
+    """The global names that a host's linker sees."""
+    done = subprocess.run(["nm", "--defined-only", "--extern-only", "--portability", archive], capture_output=True, text=True)
+    names = [line.split()[0] for line in done.stdout.splitlines() if len(line.split()) >= 2]
+    if "qn_vm_open" not in names:
+        yield f"{archive}: nm does not find qn_vm_open"
+    for name in names:
+        if not name.startswith("qn_"):
+            yield f"{os.path.basename(archive)}: a host's linker sees {name}"
+
+
 def main():
-    if len(sys.argv) not in (2, 3):
+    if len(sys.argv) not in (2, 4):
         sys.exit(__doc__)
     root = sys.argv[1]
     bad = list(check_includes(root)) + list(check_files(root))
-    if len(sys.argv) == 3:
-        bad += check_archive(sys.argv[2])
+    if len(sys.argv) == 4:
+        bad += list(check_archive(sys.argv[2])) + list(check_names(sys.argv[3]))
     for line in bad:
         print(line)
     print(f"{len(bad)} violations")

@@ -50,7 +50,7 @@ def numpy_rows(row, i):
         return softmax((x @ wq) @ (x @ wk).transpose(0, 2, 1) / np.float32(8)) @ (x @ wv)
 
     f = {"chain64": chain, "chain4096": chain, "softmax": softmax, "norm": norm, "columns": lambda x: x.sum(axis=0),
-         "forward": forward, "train": train, "attention": attention, "add": lambda a, b: a + b,
+         "sort": np.sort, "sort_rows": np.sort, "forward": forward, "train": train, "attention": attention, "add": lambda a, b: a + b,
          "eight": lambda a, b, c, d, e, f, g, h: (a + b) * (c + d) + (e + f) * (g + h)}.get(row, lambda a, b: a @ b)
     args = list(i.values())
     return lambda: f(*args), lambda y: y
@@ -94,7 +94,7 @@ def torch_rows(row, i, compiled):
     if row == "train":
         return lambda: train(*args), read
     f = {"chain64": chain, "chain4096": chain, "softmax": lambda x: F.softmax(x, dim=-1), "norm": norm,
-         "columns": lambda x: x.sum(dim=0), "forward": forward, "attention": attention, "add": lambda a, b: a + b,
+         "columns": lambda x: x.sum(dim=0), "sort": lambda x: x.sort()[0], "sort_rows": lambda x: x.sort()[0], "forward": forward, "attention": attention, "add": lambda a, b: a + b,
          "eight": lambda a, b, c, d, e, f, g, h: (a + b) * (c + d) + (e + f) * (g + h)}.get(row, lambda a, b: a @ b)
     if compiled:
         f = torch.compile(f)
@@ -134,7 +134,7 @@ def jax_rows(row, i):
         return jax.nn.softmax((x @ wq) @ (x @ wk).swapaxes(-2, -1) / 8.0, axis=-1) @ (x @ wv)
 
     f = {"chain64": chain, "chain4096": chain, "softmax": lambda x: jax.nn.softmax(x, axis=-1), "norm": norm,
-         "columns": lambda x: x.sum(axis=0), "forward": forward, "train": train, "attention": attention,
+         "columns": lambda x: x.sum(axis=0), "sort": jnp.sort, "sort_rows": jnp.sort, "forward": forward, "train": train, "attention": attention,
          "eight": lambda a, b, c, d, e, f, g, h: (a + b) * (c + d) + (e + f) * (g + h)}.get(row, lambda a, b: a @ b)
     f = jnp.add if row == "add" else jax.jit(f)
     args = list(i.values())

@@ -121,6 +121,8 @@ ROWS = {
     "attention": Row("attention, 8 x 256 x 64", 4 * (2 * 8 * 256 * 64 + 3 * 64 * 64),
                      randn((8, 256, 64), (64, 64), (64, 64), (64, 64), names=("x", "wq", "wk", "wv"), scale=(1, 1 / 8, 1 / 8, 1 / 8)),
                      attention, 8 * (3 * 2 * 256 * 64 * 64 + 2 * 2 * 256 * 256 * 64)),
+    "sort": Row("sort, 1,000,000", 2 * 4 * 1000000, randn((1000000,)), lambda x: np.sort(x)),
+    "sort_rows": Row("sort, 1000 x 1000 along rows", 2 * 4 * 1000000, randn((1000, 1000)), lambda x: np.sort(x)),
     "eight": Row("a call with eight f32[4]", 0, randn(*[(4,)] * 8, names="abcdefgh"), eight, calls=True),
     "add": Row("a + b on f32[8]", 0, randn((8,), (8,), names="ab"), lambda a, b: a + b, calls=True),
     **{f"matmul{n}": Row(f"matmul, {n} x {n} x {n}", 3 * 4 * n * n, randn((n, n), (n, n), names="ab"),

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Random damage of the files that Quern reads: data files, and the kernel cache.
 
-  damage.py [--quern build/quern] [--seconds 10] [--seed N] npy | npz | safetensors | csv | png | qnx | cache
+  damage.py [--quern build/quern] [--seed N|random] [--count N] [--seconds 10] npy | npz | safetensors | csv | png | qnx | cache
 
 npy ...    Good files are changed at random: bits and bytes, cuts, repeats, splices, header numbers that lie; for .npz also
            members that are damaged inside a sound archive, for .png also chunks whose checksums are right again, for .safetensors
@@ -10,7 +10,7 @@ npy ...    Good files are changed at random: bits and bytes, cuts, repeats, spli
 cache      Files of a filled kernel cache are changed, cut, exchanged, or replaced by folders, links and pipes. The program
            must print what it prints without a cache.
 
-The seed is printed, and what failed is described so that it can be made again.
+File i (or damage i of the cache) has the seed N + i; what failed is described, with its seed.
 """
 import argparse
 import hashlib
@@ -367,32 +367,32 @@ def run(quern, args, folder, timeout=120, **how):
         return None, "", "it does not end"
 
 
-def fuzz_files(kind, quern, seed, end, folder):
+def fuzz_files(kind, quern, seed, count, end, folder):
     make, good = KINDS[kind][0], KINDS[kind][1](quern, folder) if kind == "qnx" else KINDS[kind][1]()
     script = os.path.join(folder, "load.qn")
     with open(script, "w", encoding="utf-8") as f:
         f.write(LOAD_AND_CALL if kind == "qnx" else LOAD)
     limits = {} if sanitized(quern) else {"preexec_fn": limit_memory}
     number, counts = 0, {}
-    while time.monotonic() < end:
-        paths = []
-        for i in range(BATCH):
+    while time.monotonic() < end and number < count:
+        paths, batch = [], min(BATCH, count - number)
+        for i in range(batch):
             paths.append(os.path.join(folder, f"{i}.{kind}"))
             with open(paths[-1], "wb") as f:
-                f.write(make(random.Random(f"{seed} {number + i}"), good))
+                f.write(make(random.Random(f"{kind} {seed + number + i}"), good))
         status, out, err = run(quern, ["--jit", "off", script, *paths], folder, **limits)
         lines = out.splitlines()
         bad = next((i for i, line in enumerate(lines) if line not in ALLOWED), None)
-        if bad is None and (status != 0 or len(lines) != BATCH):
+        if bad is None and (status != 0 or len(lines) != batch):
             bad = len(lines)
         if bad is not None:
-            with open(paths[min(bad, BATCH - 1)], "rb") as f:
+            with open(paths[min(bad, batch - 1)], "rb") as f:
                 data = f.read()
-            print(f"FAILED file {number + bad} of seed {seed}: status {status}, said {lines[bad:bad + 1]}\n{err[-3000:]}\n{data[:2000].hex()}")
+            print(f"FAILED seed {seed + number + bad}: status {status}, said {lines[bad:bad + 1]}\n{err[-3000:]}\n{data[:2000].hex()}")
             return False
         for line in lines:
             counts[line] = counts.get(line, 0) + 1
-        number += BATCH
+        number += batch
     print(f"{number} damaged .{kind} files: {counts}")
     return number > 0
 
@@ -445,7 +445,7 @@ def damage_cache(r, names):
     return ", ".join(did)
 
 
-def fuzz_cache(quern, seed, end, folder):
+def fuzz_cache(quern, seed, count, end, folder):
     script, cache, pristine = (os.path.join(folder, name) for name in ("program.qn", "cache", "pristine"))
     with open(script, "w", encoding="utf-8") as f:
         f.write(PROGRAM)
@@ -457,14 +457,14 @@ def fuzz_cache(quern, seed, end, folder):
         return False
     shutil.copytree(cache, pristine)
     number = 0
-    while time.monotonic() < end:
+    while time.monotonic() < end and number < count:
         shutil.rmtree(cache)
         shutil.copytree(pristine, cache)
         files = sorted(os.path.join(d, f) for d, _, names in os.walk(cache) for f in names)
-        did = damage_cache(random.Random(f"{seed} {number}"), files)
+        did = damage_cache(random.Random(f"cache {seed + number}"), files)
         status, out, err = run(quern, [*flags, script], folder)
         if status != 0 or out != want:
-            print(f"FAILED damage {number} of seed {seed} ({did}): status {status}\n{out}{err[-3000:]}")
+            print(f"FAILED seed {seed + number} ({did}): status {status}\n{out}{err[-3000:]}")
             return False
         number += 1
     print(f"{number} damaged caches of {len(files)} files")
@@ -476,13 +476,17 @@ def main():
     parser.add_argument("kind", choices=[*KINDS, "cache"])
     parser.add_argument("--quern", default="build/quern")
     parser.add_argument("--seconds", type=float, default=10)
-    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--seed", default="1", help="of the first file, or random")
+    parser.add_argument("--count", type=int, default=10000000, help="files or caches at most")
     options = parser.parse_args()
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
+    seed = int(options.seed) if options.seed != "random" else random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     quern, end = os.path.abspath(options.quern), time.monotonic() + options.seconds
     with tempfile.TemporaryDirectory(prefix="quern-damage-") as folder:
-        good = fuzz_cache(quern, seed, end, folder) if options.kind == "cache" else fuzz_files(options.kind, quern, seed, end, folder)
+        if options.kind == "cache":
+            good = fuzz_cache(quern, seed, options.count, end, folder)
+        else:
+            good = fuzz_files(options.kind, quern, seed, options.count, end, folder)
     return 0 if good else 1
 
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Damaged programs: programs.py [--quern build/quern] [--seconds 8] [--seed N|random]
+"""Damaged programs: programs.py [--quern build/quern] [--seed N|random] [--count N] [--seconds 8]
 
 The language scripts, with tokens deleted, swapped, doubled or replaced by others, run interpreted and recorded at the first
 call. Whatever they say, the process ends by itself with status 0 or 1, and no defect (E802, E803) is reported. What fails is
-printed whole, with its seed.
+printed whole, with its seed: program i has the seed N + i.
 """
 import argparse
 import glob
@@ -60,15 +60,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quern", default="build/quern")
     parser.add_argument("--seconds", type=float, default=8)
-    parser.add_argument("--seed", default="random")
+    parser.add_argument("--seed", default="1", help="of the first program, or random")
+    parser.add_argument("--count", type=int, default=1000000, help="programs at most")
     options = parser.parse_args()
-    seed = int(options.seed) if options.seed != "random" else random.SystemRandom().randrange(10**9)
-    r = random.Random(seed)
+    first = int(options.seed) if options.seed != "random" else random.SystemRandom().randrange(10**9)
     programs = list(sources())
     others = [t for tokens in programs for t in tokens]
     quern, end, count = os.path.abspath(options.quern), time.monotonic() + options.seconds, 0
     with tempfile.TemporaryDirectory(prefix="quern-programs-") as folder:
-        while time.monotonic() < end:
+        for seed in range(first, first + options.count):
+            if time.monotonic() > end:
+                break
+            r = random.Random(seed)
             code = damaged(r, r.choice(programs), others)
             if AVOIDED.search(code):
                 continue
@@ -87,7 +90,7 @@ def main():
             if done.returncode in (-9, -24):  # the limit of time
                 continue
             sys.exit(f"FAILED, seed {seed}, {' '.join(mode)}, status {done.returncode}\n{code}\n{err[-3000:]}")
-    print(f"{count} programs, seed {seed}")
+    print(f"{count} programs, seeds from {first}")
 
 
 if __name__ == "__main__":
