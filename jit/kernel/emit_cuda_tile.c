@@ -142,6 +142,26 @@ static void print_each(emitter *e, const shape *s, const char *what) {
   line(e, "for (int o = 0; o < %d; o++) { const int own = OWN(o); %s }", s->rm * s->rn, what);
 }
 
+/* What the source calls a tile's operands and what is done with them. */
+typedef struct words {
+  uint8_t from, to;  /* dtypes of the operands and of the sums */
+  char x[24], y[24]; /* buffers */
+  char cast[48];     /* of an element */
+  char add[48];      /* of two sums */
+  char id[80];       /* the sum of nothing */
+} words;
+
+static void words_of(emitter *e, const l_tile *t, words *w) {
+  w->from = emit_buffer_type(e, t->x);
+  w->to = at(e, t->out)->dtype;
+  emit_buffer(t->x, w->x);
+  emit_buffer(t->y, w->y);
+  emit_prim(e, w->cast, KOP_cast, w->to, w->from);
+  emit_prim(e, w->add, KOP_add, w->to, w->to);
+  l_instr acc = {.sub = KOP_add, .dtype = w->to, .imm = ORDER_DOT};
+  acc_identity(&acc, w->id);
+}
+
 /* ---- tiles of few results ------------------------------------------------------------------------------------------------------ */
 
 enum { FEW_LEAST = 64, FEW_MOST = 256, FEW_BYTES = 16 << 10 };
@@ -170,22 +190,18 @@ static void print_few_way(emitter *e, char c, const char *buffer, const char *T,
 static bool print_few(emitter *e, const l_tile *t) {
   int deep = few_deep(e, t), pitch = deep + 1;
   if (!deep) return false;
-  char x[24], y[24], cast[48], f[48], add[48], id[80];
-  uint8_t from = emit_buffer_type(e, t->x), to = at(e, t->out)->dtype;
-  const char *T = emit_type(to);
-  l_instr acc = {.sub = KOP_add, .dtype = to, .imm = ORDER_DOT};
-  emit_buffer(t->x, x);
-  emit_buffer(t->y, y);
-  emit_prim(e, cast, KOP_cast, to, from);
-  emit_prim(e, add, KOP_add, to, to);
-  acc_identity(&acc, id);
+  char f[48];
+  words w;
+  words_of(e, t, &w);
+  uint8_t to = w.to;
+  const char *T = emit_type(to), *add = w.add, *id = w.id;
   emit_open(e);
   line(e, "__shared__ %s x_panel[%d], y_panel[%d];", T, t->tile_rows * pitch, t->tile_cols * pitch);
   line(e, "const i64 depth = v%u; const int x_most = (int)v%u, y_most = (int)v%u, row = t / %d, col = t %% %d;",
        t->depth, t->rows, t->cols, t->tile_cols, t->tile_cols);
   line(e, "const b8 mine = row < x_most && col < y_most; %s s[1] = {%s}, tree[24]; u64 leaves = 0;", T, id);
-  print_few_way(e, 'x', x, T, t->tile_rows, deep, t->x_base, t->x_m, t->x_k, cast);
-  print_few_way(e, 'y', y, T, t->tile_cols, deep, t->y_base, t->y_n, t->y_k, cast);
+  print_few_way(e, 'x', w.x, T, t->tile_rows, deep, t->x_base, t->x_m, t->x_k, w.cast);
+  print_few_way(e, 'y', w.y, T, t->tile_cols, deep, t->y_base, t->y_n, t->y_k, w.cast);
   line(e, "LOAD_x(0) LOAD_y(0)");
   line(e, "for (i64 k0 = 0; k0 < depth; k0 += %d) {", deep);
   e->depth++;
@@ -223,16 +239,11 @@ static bool print_few(emitter *e, const l_tile *t) {
 bool emit_cuda_tile(emitter *e, const l_tile *t) {
   shape s;
   if (!shape_of(e, t, &s) || !has_room(e, t)) return print_few(e, t);
-  char x[24], y[24], cast[48] = "", add[48], id[80], text[EMIT_TEXT];
-  uint8_t from = emit_buffer_type(e, t->x), to = at(e, t->out)->dtype;
-  const char *T = emit_type(to);
-  int tile = s.rows * s.columns, size = (int)dtype_size((qn_dtype)to);
-  l_instr acc = {.sub = KOP_add, .dtype = to, .imm = ORDER_DOT};
-  emit_buffer(t->x, x);
-  emit_buffer(t->y, y);
-  emit_prim(e, cast, KOP_cast, to, from);
-  emit_prim(e, add, KOP_add, to, to);
-  acc_identity(&acc, id);
+  char text[EMIT_TEXT];
+  words w;
+  words_of(e, t, &w);
+  const char *T = emit_type(w.to), *add = w.add, *id = w.id;
+  int tile = s.rows * s.columns, size = (int)dtype_size((qn_dtype)w.to);
   emit_open(e);
   line(e, "typedef struct x_many { %s v[%d]; } __attribute__((aligned(%d))) x_many;", T, s.vx, s.vx * size);
   line(e, "typedef struct y_many { %s v[%d]; } __attribute__((aligned(%d))) y_many;", T, s.vy, s.vy * size);
@@ -241,8 +252,8 @@ bool emit_cuda_tile(emitter *e, const l_tile *t) {
   line(e, "const i64 depth = v%u; const int rows = (int)v%u, cols = (int)v%u, tm = t / %d, tn = t %% %d;", t->depth,
        t->rows, t->cols, s.gn, s.gn);
   line(e, "const b8 along_n = v%u == 1;", t->y_n);
-  print_way(e, 'x', x, from, t->x_base, t->x_m, t->x_k, s.rows, s.pitch_x, s.deep, true);
-  print_way(e, 'y', y, from, t->y_base, t->y_n, t->y_k, s.columns, s.pitch_y, s.deep, false);
+  print_way(e, 'x', w.x, w.from, t->x_base, t->x_m, t->x_k, s.rows, s.pitch_x, s.deep, true);
+  print_way(e, 'y', w.y, w.from, t->y_base, t->y_n, t->y_k, s.columns, s.pitch_y, s.deep, false);
   line(e,
        "#define OWN(o) ((((o) / %d / %d * %d + tm) * %d + (o) / %d %% %d) * %d + ((o) %% %d / %d * %d + tn) * %d + (o) "
        "%% %d %% %d)",
@@ -251,7 +262,7 @@ bool emit_cuda_tile(emitter *e, const l_tile *t) {
        s.nx, s.ny, s.deep, s.deep);
   snprintf(text, sizeof text, "(void)own; s[o] = %s;", id);
   print_each(e, &s, text);
-  print_loads(e, &s, cast, T);
+  print_loads(e, &s, w.cast, T);
   line(e, "SYNC for (i64 k0 = 0; k0 < depth; k0 += %d) {", s.deep);
   e->depth++;
   line(e,
@@ -266,7 +277,7 @@ bool emit_cuda_tile(emitter *e, const l_tile *t) {
        s.deep);
   line(e, "SYNC if (left > 0) {");
   e->depth++;
-  print_loads(e, &s, cast, T);
+  print_loads(e, &s, w.cast, T);
   emit_close(e);
   line(e, "if (now == %d) {", s.deep);
   e->depth++;
