@@ -40,6 +40,7 @@ bool interp_reset(qn_vm *vm) {
     cell_defined(vm, s->cells[i], SPAN_NONE);
     s->cells[i]->declared = false;
   }
+  jit_cancel(vm); /* functions that live on, of modules, are recorded again */
   mem_trim(vm);
   return !error_pending(vm);
 }

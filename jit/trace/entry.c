@@ -1058,3 +1058,19 @@ void jit_drain(qn_vm *vm, bool wait) {
     vm_write(vm, 2, "\n", 1);
   }
 }
+
+void jit_cancel(qn_vm *vm) {
+  jit_of(vm)->served = NULL;
+  for (anchor_entries *a = jit_of(vm)->anchors; a; a = a->next)
+    for (entry **p = &a->first; *p;) {
+      entry *e = *p;
+      bool compiling = e->plan && !e->device && !best_code(vm, e->plan);
+      if (!e->job && !compiling) {
+        p = &e->next;
+        continue;
+      }
+      *p = e->next;
+      a->count--;
+      entry_free(vm, e);
+    }
+}

@@ -200,6 +200,8 @@ void rec_key(qn_vm *vm, qn_value *k0, qn_value *k1);
 QN_MUST_CHECK bool jit_open(qn_vm *vm);
 /* Drops a recording in progress whose evaluation has been unwound. */
 void rec_abandon(qn_vm *vm);
+/* Cancels all that is being planned or compiled for the VM, which runs nothing: what needed it is recorded again, if it is called. */
+void jit_cancel(qn_vm *vm);
 
 /* ---- transforms and inspection, behind the builtins of the same names (stdlib binds arguments) ----------------------------------------- */
 

@@ -1006,6 +1006,46 @@ def case_commands(place):
     ends_well(p)
 
 
+def case_reset_ends_compilers(place):
+    """:reset kills compilers that run for what it forgets; what waits behind them is never started; then all goes on."""
+    log = place.path("compilers")
+    place.write("bin/cc", f"#!/bin/sh\necho $$ >>{log}\nexec sleep 300\n")
+    os.chmod(place.path("bin/cc"), 0o755)
+    place.env["PATH"] = f"{place.path('bin')}:{os.environ['PATH']}"
+    p = Prompt(place, "--jit", "on", "--set", "jit.workers=1", "--set", "jit.hot=1")
+
+    def compilers():
+        if not os.path.exists(log):
+            return []
+        with open(log, encoding="utf-8") as f:
+            return [int(line) for line in f if line.endswith("\n")]
+
+    def gone(pid):
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8") as f:
+                return f.read().rsplit(")", 1)[1].split()[0] == "Z"
+        except FileNotFoundError:
+            return True
+
+    def compiles(name):
+        before = len(compilers())
+        p.answer(f"fn {name}(x) = tanh(x * 2) + {before}")
+        p.answer(f"for _ in 0..3 {{ {name}(ones(100)) }}")
+        p.wait(lambda: len(compilers()) > before, "a compiler", 60)
+
+    compiles("f")
+    p.answer("fn g(x) = sin(x * 3)")
+    p.answer("for _ in 0..3 { g(ones(100)) }")  # its compiler waits, or is the reserve's
+    need(not gone(compilers()[0]), "it runs until then")
+    p.answer(":reset")
+    p.wait(lambda: all(gone(pid) for pid in compilers()), f"the end of {compilers()}", 30)
+    compiles("f")
+    need(not gone(compilers()[-1]), "the next one runs")
+    p.answer("sum(f(ones(100))) > 0", "true")
+    ends_well(p)
+    need(all(gone(pid) for pid in compilers()), "none is left")
+
+
 def case_command_completion(place):
     p = Prompt(place)
     p.answer("let velocity = 1")
