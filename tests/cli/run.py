@@ -951,6 +951,60 @@ def case_exit_waits_for_no_compiler(p):
     need(not bad, f"at most 0.2 s expected: {bad}")
 
 
+# `slow` gets hot first; then `quick`, which is called until this is stopped.
+BEHIND = """
+{slow}
+fn quick(x) = sin(x * 3) + 1
+let x = ones(1000)
+for _ in 0..2 {{ slow(x) }}
+let waits = true
+while waits {{ waits = try {{ read_text("started"); false }} catch _ {{ slow(x); true }} }}
+while true {{ quick(x) }}
+"""
+
+
+def compiled_meanwhile(p, slow, *args, started=True, seconds=60, env=None):
+    """Is `quick` compiled while a compiler or a planner is at `slow`? What was logged until then."""
+    if started:
+        p.write("started", "")
+    script = p.write("behind.qn", BEHIND.format(slow=slow))
+    child = subprocess.Popen([p.quern, "--jit", "on", "--set", "jit.hot=2", "--set", "jit.workers=1", "--log", "kernels,breaks", *args, script],
+                             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=p.folder, env=dict(p.env, **(env or {})))
+    log, end = b"", time.monotonic() + seconds
+    while not re.search(rb"quick: 1 kernel compiled", log) and time.monotonic() < end:
+        if select.select([child.stderr], [], [], 0.5)[0]:
+            piece = os.read(child.stderr.fileno(), 65536)
+            if not piece:
+                break
+            log += piece
+    child.kill()
+    child.stderr.close()
+    child.wait()
+    log = log.decode(errors="replace")
+    need("quick: 1 kernel compiled" in log, f"quick should have been compiled within {seconds} s; the log:\n{log[-3000:]}")
+    return log
+
+
+def case_slow_compiler_blocks_no_others(p):
+    """While a compiler does not end, what gets hot later is compiled by another."""
+    folder = p.path("bin")
+    os.makedirs(folder)
+    with open(os.path.join(folder, "cc"), "w", encoding="utf-8") as f:
+        f.write("#!/bin/sh\nfor a in \"$@\"; do case \"$a\" in *.c)\n"
+                f"  if grep -q tanh \"$a\"; then : >{p.path('started')}; exec sleep 300; fi;;\nesac; done\n"
+                f"exec {shutil.which('cc')} \"$@\"\n")
+    os.chmod(f.name, 0o755)
+    log = compiled_meanwhile(p, "fn slow(x) = tanh(x * 2) - 1", started=False, env={"PATH": f"{folder}:{os.environ['PATH']}"})
+    need("[kernels] slow: mul_tanh" in log and not re.search(r"\] slow: 1 kernel", log), f"slow should still be being compiled:\n{log[-3000:]}")
+
+
+def case_slow_plan_blocks_no_others(p):
+    """While a plan of 100,000 ops is made, what gets hot later is planned and compiled by others."""
+    slow = "fn slow(x) {\n  for i in 0..33_000 { x = tanh(x) * 0.5 + roll(x, 1) }\n  x\n}"
+    log = compiled_meanwhile(p, slow, "--set", "jit.nodes=10_000_000")
+    need("] slow" not in log, f"slow should still be being planned:\n{log[-3000:]}")
+
+
 WRONG = """
 fn f(x) {
   let y = x * 2 + 1
