@@ -91,7 +91,9 @@ static const char usage[] =
     "       quern [OPTIONS] -e CODE [ARGS]  run a line of code\n"
     "       quern [OPTIONS]                 the prompt\n"
     "       quern help NAME                 a function, module, keyword or error id; `topics` lists all\n"
-    "       quern explain FILE [ARGS]       run a script and say what the compiler does with it\n"
+    "       quern explain [--all] FILE [ARGS]\n"
+    "                                       run a script and say what the compiler does with it, in short or all of "
+    "it\n"
     "       quern explain FILE.qnx          how an exported function is called, and its graph\n"
     "       quern export FILE:NAME -o OUT.qnx [ARG...]\n"
     "                                       write a function as one graph; `quern help export`\n"
@@ -120,7 +122,7 @@ typedef struct options {
   int nsets;
   uint64_t fail_alloc; /* for tests: which allocation after start-up fails; 0: none, they are counted */
   bool count_allocs;
-  bool explain;      /* say at the end what the compiler did */
+  bool explain, all; /* say at the end what the compiler did; all of it */
   const char *code;  /* -e */
   const char *trace; /* the file for --trace, or NULL */
   int first;         /* of the remaining arguments */
@@ -339,12 +341,12 @@ static int run(qn_vm *vm, const char *name, const char *text, size_t len) {
   return status == QN_OK ? EXIT_FINE : EXIT_SCRIPT;
 }
 
-static void explain(qn_vm *vm) {
+static void explain(qn_vm *vm, const char *file, bool all) {
   text_buf t;
   text_init(&t, NULL);
   vm_run run;
   vm_run_begin(vm, &run);
-  bool done = jit_report(vm, &t);
+  bool done = jit_report(vm, file, all, &t);
   vm_run_end(vm, &run);
   if (!done)
     cli_report(vm);
@@ -394,7 +396,7 @@ static int run_file(const options *o, char **argv, int argc) {
   qn_vm *vm = open_vm(o, argv + 1, argc - 1, &status);
   if (vm) {
     status = run(vm, argv[0], text, len);
-    if (o->explain) explain(vm);
+    if (o->explain) explain(vm, argv[0], o->all);
     status = close_vm(o, vm, status);
   }
   free(text);
@@ -416,9 +418,14 @@ static int run_prompt(const options *o) {
 }
 
 static int run_explain(options *o, char **argv, int argc) {
+  if (argc > 0 && strcmp(argv[0], "--all") == 0) {
+    o->all = true;
+    argv++;
+    argc--;
+  }
   if (argc < 1) return cli_misuse("explain needs %s", "a file");
   if (argv[0][0] == '-' && argv[0][1])
-    return cli_misuse("explain needs a file, not '%s'; options stand before explain", argv[0]);
+    return cli_misuse("explain needs a file, not '%s'; options stand before explain, --all behind it", argv[0]);
   o->explain = true;
   if (!ends_with(argv[0], ".qnx")) return run_file(o, argv, argc);
   if (argc > 1) return cli_misuse("explain shows %s as it is, without arguments", argv[0]);

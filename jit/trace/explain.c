@@ -126,19 +126,32 @@ bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int n
   return true;
 }
 
+bool place_in_library(qn_vm *vm, span at) {
+  const source_text *s = source_get(vm, at.source);
+  return !s || s->library;
+}
+
+span node_place(qn_vm *vm, const graph *g, uint32_t node) {
+  uint32_t made = g->nodes[node].site;
+  if (!made || made >= g->nsites) return SPAN_NONE;
+  for (uint32_t site = made; site; site = g->sites[site].parent)
+    if (!place_in_library(vm, g->sites[site].at)) return g->sites[site].at;
+  return g->sites[made].at;
+}
+
+int line_add(int lines[KERNEL_LINES_MOST], int n, int line) {
+  int at = n;
+  if (!line || n == KERNEL_LINES_MOST) return n;
+  while (at > 0 && lines[at - 1] > line) at--;
+  if (at > 0 && lines[at - 1] == line) return n;
+  memmove(lines + at + 1, lines + at, (size_t)(n - at) * sizeof *lines);
+  lines[at] = line;
+  return n + 1;
+}
+
 int kernel_lines(qn_vm *vm, const plan *p, const plan_kernel *k, int lines[KERNEL_LINES_MOST]) {
   int n = 0;
-  for (uint32_t i = 0; i < k->nops; i++) {
-    uint32_t site = p->graph->nodes[k->nodes[i]].site;
-    if (!site || site >= p->graph->nsites) continue;
-    int line = line_at(vm, p->graph->sites[site].at), at = n;
-    if (!line || n == KERNEL_LINES_MOST) continue;
-    while (at > 0 && lines[at - 1] > line) at--;
-    if (at > 0 && lines[at - 1] == line) continue;
-    memmove(lines + at + 1, lines + at, (size_t)(n - at) * sizeof *lines);
-    lines[at] = line;
-    n++;
-  }
+  for (uint32_t i = 0; i < k->nops; i++) n = line_add(lines, n, line_at(vm, node_place(vm, p->graph, k->nodes[i])));
   return n;
 }
 

@@ -182,9 +182,10 @@ QN_MUST_CHECK int rec_all_lanes(qn_vm *vm, qn_value condition);
 /* The pending error is one of the lanes at work: names the first. */
 void rec_blame_lanes(qn_vm *vm);
 
-/* What became of all functions that were called with arrays, as text: compiled shapes with their kernels, what stays eager and why.
- * Waits for plans that are being made; false when that was interrupted (raised). */
-QN_MUST_CHECK bool jit_report(qn_vm *vm, text_buf *out);
+/* What became of all functions that were called with arrays, as text: compiled shapes with their kernels, what stays eager and why. All
+ * of it, or what fits two screens; `file` is the script, whose lines are named without it there. Waits for plans that are being made;
+ * false when that was interrupted (raised). */
+QN_MUST_CHECK bool jit_report(qn_vm *vm, const char *file, bool all, text_buf *out);
 
 /* ---- randomness (also outside recordings) ------------------------------------------------------------------------------------------ */
 

@@ -1,7 +1,8 @@
-/* What the compiler did with a program, as text: `quern explain FILE` prints it when the script has ended.
+/* What the compiler did with a program, as text: `quern explain --all FILE` prints it when the script has ended.
  *
  * One paragraph a function that was recorded: its compiled call shapes with their kernels, why other shapes stay eager, and
- * what made it be recorded again. Functions that were never recorded are named at the end.
+ * what made it be recorded again. Functions that were never recorded are named at the end. What `quern explain FILE` prints of
+ * this is summary.c's.
  */
 #include <time.h>
 
@@ -26,7 +27,14 @@ static void add_place(qn_vm *vm, text_buf *t, span at) {
   if (line) text_addf(t, " (%s:%d)", file, line);
 }
 
-static const char *anchor_name(const jit_anchor *a) { return a->name ? a->name : "fn"; }
+void report_name(qn_vm *vm, text_buf *t, const jit_anchor *a) {
+  const chain_anchor *c = jit_of(vm)->chains;
+  while (c && &c->anchor != a) c = c->next;
+  uint32_t depth = c ? c->depth : 0;
+  for (uint32_t i = 0; i < depth; i++) text_addf(t, "%s(", ((const transform_def *)c->chain[i])->name);
+  text_adds(t, a->name ? a->name : "fn");
+  for (uint32_t i = 0; i < depth; i++) text_adds(t, ")");
+}
 
 static const char *plural(uint64_t n) { return n == 1 ? "" : "s"; }
 
@@ -68,7 +76,7 @@ static void add_entry(qn_vm *vm, text_buf *t, const entry *e) {
 }
 
 static void add_function(qn_vm *vm, text_buf *t, const anchor_entries *a) {
-  text_adds(t, anchor_name(a->anchor));
+  report_name(vm, t, a->anchor);
   add_place(vm, t, a->anchor->at);
   text_adds(t, "\n");
   for (const entry *e = a->first; e; e = e->next) add_entry(vm, t, e);
@@ -80,35 +88,50 @@ static void add_function(qn_vm *vm, text_buf *t, const anchor_entries *a) {
   if (a->full) text_adds(t, "  too many call shapes: others stay eager (jit.entries, jit.misses)\n");
 }
 
-/* In the order of their first calls: the list has the latest first. */
-static const anchor_entries *function_at(qn_vm *vm, uint32_t n, uint32_t number) {
-  const anchor_entries *a = jit_of(vm)->anchors;
-  for (uint32_t i = n - 1; i > number; i--) a = a->next;
-  return a;
-}
-
-bool jit_report(qn_vm *vm, text_buf *out) {
-  if (!plans_made(vm)) return false;
-  uint32_t n = 0, recorded = 0, named = 0;
-  for (const anchor_entries *a = jit_of(vm)->anchors; a; a = a->next) n++;
+static void add_all(qn_vm *vm, text_buf *out, const anchor_entries *const *list, uint32_t n) {
+  bool recorded = false, named = false;
   for (uint32_t i = 0; i < n; i++) {
-    const anchor_entries *a = function_at(vm, n, i);
-    if (!a->first) continue;
-    if (recorded++) text_adds(out, "\n");
-    add_function(vm, out, a);
+    if (!list[i]->first) continue;
+    if (recorded) text_adds(out, "\n");
+    recorded = true;
+    add_function(vm, out, list[i]);
   }
   for (uint32_t i = 0; i < n; i++) {
-    const anchor_entries *a = function_at(vm, n, i);
-    if (a->first) continue;
-    text_addf(out, "%s%s", named++ ? ", " : recorded ? "\nnot recorded: " : "not recorded: ", anchor_name(a->anchor));
-    add_place(vm, out, a->anchor->at);
+    if (list[i]->first) continue;
+    text_adds(out, named ? ", " : recorded ? "\nnot recorded: " : "not recorded: ");
+    named = true;
+    report_name(vm, out, list[i]->anchor);
+    add_place(vm, out, list[i]->anchor->at);
   }
   if (named) text_adds(out, "\n");
   if (!recorded)
     text_addf(out,
               "Nothing was compiled. A function is recorded when it is called with arrays for the %lldth time; --set "
-              "jit.hot=1 "
-              "records the first call.\n",
+              "jit.hot=1 records the first call.\n",
               (long long)vm->tune[TUNE_jit_hot]);
-  return true;
+}
+
+bool jit_report(qn_vm *vm, const char *file, bool all, text_buf *out) {
+  if (!plans_made(vm)) return false;
+  uint32_t n = 0;
+  for (const anchor_entries *a = jit_of(vm)->anchors; a; a = a->next) n++;
+  /* In the order of their first calls: the VM's list has the latest first. */
+  const anchor_entries **list = mem_alloc(vm, (n + 1) * sizeof *list);
+  if (!list) return false;
+  uint32_t i = n;
+  for (const anchor_entries *a = jit_of(vm)->anchors; a; a = a->next) list[--i] = a;
+  bool good = true;
+  if (all) {
+    add_all(vm, out, list, n);
+  } else {
+    text_buf full;
+    text_init(&full, vm);
+    add_all(vm, &full, list, n);
+    uint32_t lines = 0;
+    for (size_t at = 0; at < full.len; at++) lines += full.text[at] == '\n';
+    text_free(&full);
+    good = report_summary(vm, file, list, n, lines, out);
+  }
+  mem_free(vm, list, (n + 1) * sizeof *list);
+  return good;
 }

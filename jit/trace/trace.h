@@ -14,7 +14,7 @@
  *   graphs.c    graph(...): made from a recorded call or from text, walked, rewritten
  *   pack.c      graphs as bytes; unpack.c reads them back
  *   explain.c   explain, code
- *   report.c    what became of a program's functions, as text
+ *   report.c    what became of a program's functions, as text; summary.c, in two screens
  */
 #ifndef JIT_TRACE_TRACE_H
 #define JIT_TRACE_TRACE_H
@@ -607,11 +607,27 @@ void compile_task_free(compile_task *t);
 QN_MUST_CHECK bool engine_jit_open(qn_vm *vm);
 void engine_jit_forget(qn_vm *vm); /* the VM closes */
 
+/* ---- report.c, summary.c --------------------------------------------------------------------------------------------------------------- */
+
+/* What a function is called in reports, with its transforms: "grad(loss)". */
+void report_name(qn_vm *vm, text_buf *t, const jit_anchor *a);
+/* The most important of what became of n functions, in at most SUMMARY_LINES lines of SUMMARY_COLUMNS columns. `file`: whose lines need no
+ * name. `lines`: how long the whole report is. False: memory was short (raised). */
+enum { SUMMARY_LINES = 48, SUMMARY_COLUMNS = 100 };
+QN_MUST_CHECK bool report_summary(qn_vm *vm, const char *file, const anchor_entries *const *list, uint32_t n,
+                                  uint32_t lines, text_buf *out);
+
 /* ---- explain.c: the log ---------------------------------------------------------------------------------------------------------------- */
 
-/* The source lines that a kernel was made from, ascending. */
+/* Is a place in the standard library, or nowhere? */
+bool place_in_library(qn_vm *vm, span at);
+/* Where a node was made: of the places that it was reached through the innermost that is the program's; in the library if none is. */
+span node_place(qn_vm *vm, const graph *g, uint32_t node);
+/* The lines of the program that a kernel was made from, ascending. */
 enum { KERNEL_LINES_MOST = 64 };
 int kernel_lines(qn_vm *vm, const plan *p, const plan_kernel *k, int lines[KERNEL_LINES_MOST]);
+/* Puts a line in its place among n ascending ones, once; 0 is no line. Their number then. */
+int line_add(int lines[KERNEL_LINES_MOST], int n, int line);
 /* Source name and line of a place; "?" and 0 if it has none. */
 const char *place_line(qn_vm *vm, span at, int *line);
 /* Lines of QUERN_LOG, where their channels are on: about a recorded call, */

@@ -557,17 +557,108 @@ def case_explain(p):
     script = p.write("told.qn", "fn f(x) = sum(tanh(x) * 2)\nfn g(x) {\n  if sum(x) > 3 { x + 1 } else { x - 1 }\n}\n"
                      "fn seldom(x) = x + 1\nfor i in 0..20 { f(ones(4)); g(ones(4)) }\nprint(sum(seldom(ones(4))))\n")
     for mode in ("on", "sync", "verify"):
-        result = p.run("--jit", mode, "explain", script)
+        result = p.run("--jit", mode, "explain", "--all", script)
         need(result.status == 0 and result.out.startswith("8.0\n") and not result.err, "the script's output first", result)
         for text in ("f (", "one graph, 1 kernel", "where argument 1: f32[4]", "tanh_mul_sum_f32: 3 operations", "line 1",
                      "stays eager: a condition is an array's element", "told.qn:3", "not recorded: seldom"):
             need(text in result.out, f"the report should say {text}", result)
+        lines = len(result.out.splitlines()) - 1
+        result = p.run("--jit", mode, "explain", script)
+        need(result.status == 0 and result.out.startswith("8.0\n") and not result.err, "the script's output first", result)
+        for text in ("1 function compiled, 1 stays eager", "f (line 1): one graph, 1 kernel", "for (f32[4])", "line 1: tanh_mul_sum_f32",
+                     "stays eager: a condition is an array's element\n  line 3 in g\n  cure: where(", "not recorded: seldom (line 5)\n",
+                     f"In all {lines} lines", f"quern explain --all {script}\n"):
+            need(text in result.out, f"the summary should say {text}", result)
     result = p.run("explain", p.write("idle.qn", "print(1)\n"))
     need(result.status == 0 and "Nothing was compiled" in result.out and "jit.hot=1" in result.out, "how to see more", result)
     result = p.run("explain", p.write("bad.qn", "print(1 // 0)\n"))
     need(result.status == 1 and result.error == "E306", "the script's error", result)
     result = p.run("explain", "--jit", "sync", script)
     need(result.status == 2 and "explain needs a file, not '--jit'; options stand before explain" in result.err, "where options stand", result)
+
+
+GAS = """
+fn pair_force(x) {
+  let d = expand_dims(x, 1) - expand_dims(x, 0)
+  sum(d / (sum(d * d, axis: -1, keepdims: true) + 0.1), axis: 1)
+}
+fn accelerate(x, v) = pair_force(x) - 0.01 * v
+fn verlet(x, v) {
+  let a = accelerate(x, v)
+  (x + v * 0.01 + a * 0.005, v + a * 0.01)
+}
+fn kinetic(v) = 0.5 * sum(v * v)
+fn energy(v) {
+  if float(kinetic(v)) > 1000000 { print("it explodes") }
+  sum(v)
+}
+fn largest(v) = int(max(v))
+fn fast(v) = v[v > 1.0]
+fn adapt(v) = if max(v) > 5 { v * 0.5 } else { v }
+fn both(v) = adapt(v + 1)
+fn report(tag, v) {
+  print("{tag}")
+  v
+}
+fn size(p) = len(p.x)
+fn many(x) = x * 2
+fn settle(x, v) {
+  for _ in 0..3 { (x, v) = verlet(x, v) }
+  x
+}
+let x = linspace(0, 1, 40).reshape(20, 2)
+let v = cos(x)
+for _ in 0..30 { (x, v) = verlet(x, v) }
+for i in 0..20 {
+  energy(v); fast(v); both(v); largest(v); kinetic(v)
+  report("a", v); report("b", v)
+  size({x: x})
+  for k in 1..6 { many(ones(k)) }
+}
+settle(x, v)
+"""
+
+
+def case_explain_groups(p):
+    """The summary of a program: what is alike stands together, what matters first."""
+    script = p.write("gas.qn", GAS)
+    result = p.run("--jit", "sync", "explain", script)
+    out = re.sub(r", \d+ calls", ", N calls", result.out[result.out.index("gas.qn: "):])
+    want = (" functions compiled, 6 stay eager\n",
+            "stays eager: array data is read by the interpreter\n  line 13 in energy\n  line 16 in largest\n  cure: ",
+            "  line 21: print, in report (2 call shapes)\n",
+            "  line 17: compress, in fast\n",
+            "stays eager: a condition is an array's element\n  line 18 in both, in adapt\n",
+            "compiled:\n  verlet (line 7): one graph, ", "\n    for (f32[20, 2], f32[20, 2])\n    lines 3-4, 6, 9: ",
+            "  many (line 25): one graph, 1 kernel, N calls; 5 call shapes\n    mostly for (f32[",
+            "    recorded again 4 times, last: argument 1 is f32[2] instead of f32[1] (line 37)\n",
+            "accelerate (line 6) in verlet", "compute nothing with arrays: size (line 24)\n", "not recorded: settle (line 26)\n")
+    at = 0
+    for text in want:
+        need(text in out[at:], f"the summary should say, in this order, {text}", result)
+        at = out.index(text, at)
+    need("pair_force (line 2)" in out and "prelude" not in out, "parts of others, and nothing of the library", result)
+
+
+def case_explain_fits_two_screens(p):
+    """However many functions there are, and however long their names and arguments: 48 lines of 100 columns, and a count of the rest."""
+    name = "a_function_with_a_name_that_is_rather_long_for_a_function_é"
+    bad = ("float(sum(x))", "x[x > 0]", "if x[0] > 1 { x } else { -x }", 'print("a")')
+    code = "".join(f"fn {name}{i}(x, p) {{\n  let y = x * {i} + p.a_field_with_a_long_name\n  sin(y) + cos(y) * y\n}}\n" for i in range(60))
+    code += "".join(f"fn eager{i}(x) {{\n  {bad[i % 4]}\n}}\n" for i in range(40))
+    code += "".join(f"fn seldom_called_and_named_{i}(x) = x + 1\n" for i in range(40))
+    code += "for _ in 0..10 {\n  for n in 1..3 {\n    let p = {a_field_with_a_long_name: ones(n), another_field: ones(n, n)}\n"
+    code += "".join(f"    {name}{i}(ones(n), p)\n" for i in range(60)) + "".join(f"    eager{i}(ones(n))\n" for i in range(40)) + "  }\n}\n"
+    code += "".join(f"seldom_called_and_named_{i}(ones(2))\n" for i in range(40))
+    script = p.write("wide.qn", code)
+    result = p.run("--jit", "sync", "explain", script)
+    lines = result.out[result.out.index("wide.qn: "):].splitlines()
+    need(result.status == 0 and 40 <= len(lines) <= 48, f"{len(lines)} lines", result)
+    need(all(len(line) <= 100 for line in lines[:-1]), "lines of 100 columns", result)
+    need(lines[0].startswith("wide.qn: 60 functions compiled, 40 stay eager"), "how many", result)
+    for text in ("  and in 6 more places", " more functions", " more\nA function is recorded when"):
+        need(text in result.out, f"what is left out: {text}", result)
+    need(p.run("--jit", "sync", "explain", "--all", script).out.count("\n") > 300, "the whole report")
 
 
 MODEL = """
