@@ -191,6 +191,19 @@ void emit_acc_step(emitter *e, const l_instr *push, const char *cell, const char
     line(e, "%s = %s;", where, step);
 }
 
+void emit_scan_switches(emitter *e, l_val v) {
+  const l_instr *i = at(e, v), *a = at(e, i->a);
+  uint32_t n = i->a;
+  l_order order = acc_scan_order(a);
+  if (order == ORDER_FREE) return;
+  bool inner = order == ORDER_INNER;
+  line(e, "int in%u = v%u_s %% %d >= %d, up%u = v%u_s >= %d, end%u = v%u_s %% 64 == 63;", v, n, inner ? 4096 : 64,
+       inner ? 64 : 1, v, n, inner ? 4096 : 64, v, n);
+  line(e, "OPAQUE(in%u) OPAQUE(up%u) OPAQUE(end%u)", v, v, v);
+  if (inner)
+    line(e, "int last%u = v%u_s %% 4096 == 4095, i%u = v%u_s %% 64; OPAQUE(last%u) OPAQUE(i%u)", v, n, v, n, v, v);
+}
+
 void emit_acc_scan(emitter *e, l_val v) {
   const l_instr *i = at(e, v), *a = at(e, i->a);
   const char *T = emit_type(i->dtype);
@@ -201,16 +214,30 @@ void emit_acc_scan(emitter *e, l_val v) {
        e->active[0] ? ") " : "", at(e, e->vec)->a, T, i->b);
   switch (acc_scan_order(a)) {
   case ORDER_INNER:
-    line(e, "  SCAN_STEP(%s, v%u_h, v%u, v%u_s, y)", f, n, a->a, n);
-    line(e, "  if (v%u_s %% 4096 >= 64) y = %s(v%u_g[r], y);", n, f, n);
-    line(e, "  const %s z = y; if (v%u_s >= 4096) y = %s(v%u_b[r], y);", T, n, f, n);
-    line(e, "  if (v%u_s %% 64 == 63) v%u_g[r] = z;", n, n);
-    line(e, "  if (v%u_s %% 4096 == 4095) v%u_b[r] = y;", n, n);
+    if (e->cuda) {
+      line(e, "  SCAN_STEP(%s, v%u_h, v%u, v%u_s, y)", f, n, a->a, n);
+      line(e, "  if (v%u_s %% 4096 >= 64) y = %s(v%u_g[r], y);", n, f, n);
+      line(e, "  const %s z = y; if (v%u_s >= 4096) y = %s(v%u_b[r], y);", T, n, f, n);
+      line(e, "  if (v%u_s %% 64 == 63) v%u_g[r] = z;", n, n);
+      line(e, "  if (v%u_s %% 4096 == 4095) v%u_b[r] = y;", n, n);
+    } else {
+      for (int d = 0; d < 6; d++) line(e, "  SCAN_SELECT(%s, v%u_h, v%u, %d, i%u, y)", f, n, a->a, d, v);
+      line(e, "  y = in%u ? %s(v%u_g[r], y) : y;", v, f, n);
+      line(e, "  const %s z = y; y = up%u ? %s(v%u_b[r], y) : y;", T, v, f, n);
+      line(e, "  v%u_g[r] = end%u ? z : v%u_g[r];", n, v, n);
+      line(e, "  v%u_b[r] = last%u ? y : v%u_b[r];", n, v, n);
+    }
     break;
   case ORDER_OUTER:
-    line(e, "  y = v%u_s %% 64 ? %s(v%u_c[r], y) : y; v%u_c[r] = y;", n, f, n, n);
-    line(e, "  if (v%u_s >= 64) y = %s(v%u_g[r], y);", n, f, n);
-    line(e, "  if (v%u_s %% 64 == 63) v%u_g[r] = y;", n, n);
+    if (e->cuda) {
+      line(e, "  y = v%u_s %% 64 ? %s(v%u_c[r], y) : y; v%u_c[r] = y;", n, f, n, n);
+      line(e, "  if (v%u_s >= 64) y = %s(v%u_g[r], y);", n, f, n);
+      line(e, "  if (v%u_s %% 64 == 63) v%u_g[r] = y;", n, n);
+    } else { /* selects by what emit_scan_switches has made: vector code */
+      line(e, "  y = in%u ? %s(v%u_c[r], y) : y; v%u_c[r] = y;", v, f, n, n);
+      line(e, "  y = up%u ? %s(v%u_g[r], y) : y;", v, f, n);
+      line(e, "  v%u_g[r] = end%u ? y : v%u_g[r];", n, v, n);
+    }
     break;
   default: line(e, "  y = %s(v%u_c[r], y); v%u_c[r] = y;", f, n, n); break;
   }

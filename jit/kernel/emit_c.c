@@ -3,8 +3,8 @@
  * A typed value %7 becomes `const f32 v7 = add_f32(v5, v6);`, an index value `const i64 v7 = ...`; scalar code throughout, whose
  * innermost loops the compiler turns into vector code (#pragma omp simd also promises that their iterations are independent).
  *
- * VECs. A straight body is one loop over j, cut into pieces where the ranges of guards begin and end. Other bodies run in strips of 64 elements, L's own rule with VL = 64: the body is
- * cut into segments, each segment is one loop over the strip, and values that cross segments wait in arrays g7[64]. Segments end
+ * VECs. A straight body is one loop over j, cut into pieces where the ranges of guards begin and end and where comparisons of the
+ * element's number change. Other bodies run in strips of 64 elements, L's own rule with VL = 64: the body is cut into segments, each segment is one loop over the strip, and values that cross segments wait in arrays g7[64]. Segments end
  *   - at nested FOR and WHILE, which run around the strip. Carries live in arrays; in a WHILE elements whose condition has
  *     become false are masked (on7) and keep their carries;
  *   - at SCANs with one result, which work on the array of a strip;
@@ -239,6 +239,12 @@ static void print_simd(emitter *e, l_val from, l_val to, bool rare) {
   text_adds(e->out, *separator == ',' ? ")\n" : "\n");
 }
 
+/* What the loop of [from, to) asks of its scans, before it. */
+static void print_switches(emitter *e, l_val from, l_val to) {
+  for (l_val k = from; k < to; k++)
+    if (at(e, k)->code == L_SCAN && acc_many(at(e, at(e, k)->a))) emit_scan_switches(e, k);
+}
+
 /* One segment [from, to), and behind it the SETs of the loop that begins at `commit`, if there is one. */
 static void print_segment(emitter *e, l_val from, l_val to, l_val commit, const char *m) {
   uint32_t seg = commit ? e->seg[e->end[commit]] : e->seg[from];
@@ -249,6 +255,7 @@ static void print_segment(emitter *e, l_val from, l_val to, l_val commit, const 
     ordered |= emit_is_ordered(e, at(e, k));
     if (emit_rare_names(e, k, &rare)) fixed = k;
   }
+  print_switches(e, from, to);
   if (fixed) {
     math_use(e->uses, rare.rare);
     math_use(e->uses, rare.slow);
@@ -478,8 +485,33 @@ static bool has_ranges(const emitter *e, l_val v) {
   return false;
 }
 
+/* Does this compare the element's number, plus something, with a number from outside the VEC? */
+static bool compares_place(const emitter *e, l_val v, const l_instr *i, l_val *place, l_val *other) {
+  if (i->code != L_KOP || i->sub < KOP_lt || i->sub > KOP_ge || i->type2 != QN_i64) return false;
+  bool swapped = i->a < v;
+  *place = swapped ? i->b : i->a, *other = swapped ? i->a : i->b;
+  const l_instr *p = at(e, *place);
+  const l_instr *step = at(e, p->b);
+  return *other < v && v < *place && p->code == L_IOTA && p->dtype == QN_i64 && step->code == L_INT && step->imm == 1;
+}
+
+/* Fills in e->even for the straight VEC: comparisons of the element's number, and what is made of such. False: there are none. */
+static bool find_even(emitter *e, l_val v) {
+  bool any = false;
+  for (l_val k = v + 1; k < e->end[v]; k++) {
+    const l_instr *i = at(e, k);
+    l_val place, other;
+    bool logic =
+        i->code == L_KOP && i->dtype == QN_bool && (i->sub == KOP_and || i->sub == KOP_or || i->sub == KOP_not);
+    e->even[k] = compares_place(e, v, i, &place, &other) ||
+                 (logic && (i->a < v || e->even[i->a]) && (i->sub == KOP_not || i->b < v || e->even[i->b]));
+    any |= e->even[k];
+  }
+  return any;
+}
+
 /* The loop over pieces [j0, e0) of a straight VEC, in each of which every range of a guard holds or does not: w7 tells. So no element
- * asks, and no comparison of 64 bits stands beside elements of 32. */
+ * asks, and no comparison of 64 bits stands beside elements of 32. The same for comparisons of the element's number (e->even). */
 static void open_pieces(emitter *e, l_val v) {
   l_val from = at(e, v)->a;
   line(e, "for (i64 j0 = 0; j0 < n;) {");
@@ -497,6 +529,37 @@ static void open_pieces(emitter *e, l_val v) {
       if (emit_is_switch(e, i)) snprintf(both, sizeof both, " & u%u", i->g);
       if (pass == 1) line(e, "int w%u = %s & %s%s; OPAQUE(w%u)", k, lower, upper, both, k);
     }
+  for (int pass = 0; pass < 2; pass++)
+    for (l_val k = v + 1; k < e->end[v]; k++) {
+      const l_instr *i = at(e, k);
+      l_val place, other;
+      char f[48], in[2][64] = {"", ""};
+      if (!e->even[k]) continue;
+      bool compares = compares_place(e, v, i, &place, &other);
+      if (pass == 0 && compares) { /* place < c and place >= c change at c; c < place and place <= c behind it */
+        bool swapped = other == i->a, behind = (i->sub == KOP_lt || i->sub == KOP_ge) == swapped;
+        line(e, "CUT_AT(v%u, v%u, %d)", at(e, place)->a, other, behind);
+      }
+      if (pass == 0) continue;
+      const l_val operands[] = {i->a, i->b};
+      for (int o = 0; o < 2 && operands[o]; o++)
+        if (compares && operands[o] == place)
+          snprintf(in[o], sizeof in[o], "%sv%u + j0", o ? ", " : "", at(e, place)->a);
+        else
+          snprintf(in[o], sizeof in[o], "%s%c%u", o ? ", " : "", operands[o] > v ? 'w' : 'v', operands[o]);
+      line(e, "int w%u = %s(%s%s); OPAQUE(w%u)", k, emit_prim(e, f, (kop_id)i->sub, QN_bool, i->type2), in[0], in[1],
+           k);
+    }
+}
+
+/* Is it known that the VEC has at most one element? Then its loop is none, and not marked as vector code. */
+static bool is_single(const emitter *e, l_val v) {
+  const l_instr *from = at(e, at(e, v)->a), *to = at(e, at(e, v)->b);
+  if (from->code != L_INT) return false;
+  const l_instr *ends[] = {to, to->code == L_IMIN ? at(e, to->a) : to, to->code == L_IMIN ? at(e, to->b) : to};
+  for (int k = 0; k < 3; k++)
+    if (ends[k]->code == L_INT && ends[k]->imm <= from->imm + 1) return true;
+  return false;
 }
 
 static void print_vec(emitter *e, l_val v) {
@@ -521,9 +584,11 @@ static void print_vec(emitter *e, l_val v) {
   if (f.strips) {
     print_strips(e, v, &f);
   } else {
-    e->pieces = !f.ordered && has_ranges(e, v);
+    bool even = !f.ordered && find_even(e, v);
+    e->pieces = even || (!f.ordered && has_ranges(e, v));
     if (e->pieces) open_pieces(e, v);
-    if (!f.ordered) print_simd(e, v + 1, end, false);
+    print_switches(e, v + 1, end);
+    if (!f.ordered && !is_single(e, v)) print_simd(e, v + 1, end, false);
     line(e, e->pieces ? "for (i64 j = j0; j < e0; j++) {" : "for (i64 j = 0; j < n; j++) {");
     e->depth++;
     for (l_val k = v + 1; k < end; k++) print_element(e, k);
@@ -684,6 +749,8 @@ static const char preamble[] =
     "#define SIMD _Pragma(\"omp simd\")\n"
     "#define FILLS FILL\n"
     "#define CUT(at) if ((at) > j0 && (at) < e0) e0 = (at);\n"
+    "#define CUT_AT(x, c, plus) { i64 at_; if (!__builtin_sub_overflow(c, x, &at_) && at_ < I64_MAX) CUT(at_ + plus) "
+    "}\n"
     "#define OPAQUE(x) __asm__(\"\" : \"+r\"(x));\n"
     "static __attribute__((noinline, cold)) void fail(const qk_args *a, int check, i64 element) {\n"
     "  u64 now = (u64)check << 48 | (u64)element, old = __atomic_load_n(a->error, __ATOMIC_RELAXED);\n"
@@ -710,6 +777,9 @@ static const char preamble[] =
     "  v##_g = g[m - 1]; \\\n"
     "  if (v##_s >= 4096) for (int l = 0; l < m; l++) g[l] = F(v##_b, g[l]); \\\n"
     "  v##_s += m; if (v##_s % 4096 == 0) v##_b = g[m - 1]; }\n"
+    /* SCAN_STEP for one distance, without a branch: where there is nothing at that distance, what is read is not used */
+    "#define SCAN_SELECT(F, h, W, d, i, y) { h[(i64)(d * 64 + i) * W + r] = y; \\\n"
+    "  const i64 q_ = d * 64 + (i - (1 << d) & 63); y = i >= 1 << d ? F(h[q_ * W + r], y) : y; }\n"
     "#define SCAN_SHIFT(T, g, m, v) { const T y_ = g[m - 1]; for (int l = m - 1; l > 0; l--) g[l] = g[l - 1]; \\\n"
     "  g[0] = v##_p; v##_p = y_; }\n";
 

@@ -20,8 +20,9 @@ bool emit_facts(emitter *e, const l_program *p) {
   e->seen = calloc(p->n + 1, sizeof *e->seen);
   e->spill = calloc(p->n + 1, sizeof *e->spill);
   e->ahead = calloc(p->n + 1, sizeof *e->ahead);
+  e->even = calloc(p->n + 1, sizeof *e->even);
   uint32_t *open = calloc(p->n + 1, sizeof *open);
-  e->failed = !e->end || !e->acc || !e->seg || !e->seen || !e->spill || !e->ahead || !open;
+  e->failed = !e->end || !e->acc || !e->seg || !e->seen || !e->spill || !e->ahead || !e->even || !open;
   uint32_t depth = 0, vec = 0; /* open blocks; 1 + the number of those outside the open VEC */
   for (l_val v = 1; v < p->n && !e->failed; v++) {
     const l_instr *i = &p->code[v];
@@ -50,6 +51,7 @@ void emit_facts_free(emitter *e) {
   free(e->seen);
   free(e->spill);
   free(e->ahead);
+  free(e->even);
 }
 
 /* ---- text -------------------------------------------------------------------------------------------------------- */
@@ -146,7 +148,7 @@ void emit_guard(emitter *e, const l_instr *i, char out[EMIT_TEXT]) {
   if (i->e && !piece) append(out, "%s(j + v%u >= v%u)", out[0] ? " & " : "", from, i->e);
   if (i->f && !piece) append(out, "%s(j + v%u < v%u)", out[0] ? " & " : "", from, i->f);
   if (i->g && !(piece && emit_is_switch(e, i)))
-    append(out, "%s%s%u", out[0] ? " & " : "", emit_is_switch(e, i) ? "u" : "v", i->g);
+    append(out, "%s%s%u", out[0] ? " & " : "", e->even[i->g] ? "w" : emit_is_switch(e, i) ? "u" : "v", i->g);
 }
 
 bool emit_is_switch(const emitter *e, const l_instr *i) {
@@ -290,6 +292,13 @@ void emit_instr(emitter *e, l_val v) {
     break;
   }
   case L_KOP:
+    if (e->even[v] || (i->sub == KOP_select && e->even[i->a])) {
+      if (e->even[v])
+        emit_line(e, "const b8 v%u = w%u;", v, v);
+      else
+        emit_line(e, "const %s v%u = w%u ? v%u : v%u;", T, v, i->a, i->b, i->c);
+      break;
+    }
     print_arguments(e, i, arguments);
     emit_prim(e, f, (kop_id)i->sub, i->dtype, i->type2);
     if (i->sub == KOP_cast && dtype_is_float((qn_dtype)i->dtype) && truncated(e, i->a, 0))

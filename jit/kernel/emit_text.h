@@ -39,6 +39,7 @@ typedef struct emitter {
   uint32_t *seg;  /* for emit_c: the segment of a VEC's instruction */
   uint32_t *seen; /* for emit_c: the last segment that has read the value */
   uint8_t *spill; /* for emit_c: the value crosses segments */
+  uint8_t *even;  /* for emit_c: the bool is the same for all elements of a piece, and stands in the int w7 */
 } emitter;
 
 /* Fills in the facts. False when memory is short; emit_facts_free in any case. */
@@ -189,6 +190,8 @@ void emit_acc_pushed(emitter *e, const l_instr *push, const char *from, const ch
 void emit_acc_root(emitter *e, l_val v, const char *from, const char *width, bool whole);
 /* The push of value b to cell `cell` (an index into v) whose k is `k`. */
 void emit_acc_step(emitter *e, const l_instr *push, const char *cell, const char *k);
+/* In C, before the loop that does the next: where the step stands in its chain, as ints of which compilers know nothing (emit_is_switch). */
+void emit_scan_switches(emitter *e, l_val v);
 /* A SCAN with many results for element j of its VEC. */
 void emit_acc_scan(emitter *e, l_val v);
 
