@@ -343,6 +343,12 @@ static void prompt_comment(qn_vm *vm, const ast_module *tree, uint32_t source) {
   ip->comment = source;
 }
 
+/* A unit runs no more: it has ended, or an exception of a host passes. */
+static void unit_left(unit **u) {
+  if (*u) (*u)->running--;
+  *u = NULL;
+}
+
 qn_value run_text(qn_vm *vm, scope *s, uint32_t source, bool prompt, bool *incomplete) {
   if (prompt) {
     uint32_t *place = &interp_of(vm)->recent[source % RECENT_PROMPTS];
@@ -360,15 +366,17 @@ qn_value run_text(qn_vm *vm, scope *s, uint32_t source, bool prompt, bool *incom
   }
   units_sweep(vm);
   if (prompt) prompt_comment(vm, tree, source);
-  unit *u = resolve_unit(vm, s, tree, source, prompt);
+  text_buf warnings TEXT_OWNED;
+  text_init(&warnings, vm);
+  unit *u = resolve_unit(vm, s, tree, source, prompt, &warnings);
   ast_free(vm, tree);
+  if (!u) source_loose(vm, source);
   qn_value r = value_error();
-  if (u) {
-    u->running++;
-    r = run_unit(vm, u);
-    u->running--;
-  } else {
-    source_loose(vm, source);
+  {
+    unit *runs __attribute__((cleanup(unit_left))) = u;
+    if (u) u->running++;
+    if (!warnings.failed && warnings.text) vm_write(vm, 2, warnings.text, warnings.len);
+    if (u) r = run_unit(vm, u);
   }
   if (prompt && u && value_is_error(r)) /* what an input that failed did not come to is not defined */
     for (uint32_t i = 0; i < s->n; i++)
@@ -570,47 +578,49 @@ static bool ask_host(qn_vm *vm, const char *from, const char *name, qn_source *s
   return vm->config.resolve(vm->config.user, from, name, source);
 }
 
-static void free_source(qn_vm *vm, qn_source *source) {
-  VM_HOST(host, vm);
-  if (source->free) source->free(vm->config.user, source);
+/* A host's source, given back however its module ends. */
+typedef struct lent_source {
+  qn_source source;
+  qn_vm *vm;
+} lent_source;
+
+static void free_source(lent_source *l) {
+  VM_HOST(host, l->vm);
+  if (l->source.free) l->source.free(l->vm->config.user, &l->source);
 }
 
 /* The module under a key that the host has for it, or that is made of who asks and what for. */
 static qn_value load_resolved(qn_vm *vm, scope *from, const char *importer, const char *name, const qn_source *source,
                               span at) {
-  text_buf key;
+  text_buf key TEXT_OWNED;
   text_init(&key, vm);
   if (source->key)
     text_adds(&key, source->key);
   else
     text_addf(&key, "%s > %s", importer, name);
-  if (key.failed) {
-    text_free(&key);
-    return raise_memory(vm);
-  }
+  if (key.failed) return raise_memory(vm);
   scope *s;
   const char *called = source->key ? source->key : name;
   qn_value r = import_key(vm, from, key.text ? key.text : "", at, &s);
   if (!s) r = load_module(vm, from, key.text ? key.text : "", called, source->text, source->len, NULL, false);
-  text_free(&key);
   return r;
 }
 
 static qn_value import_resolved(qn_vm *vm, scope *from, const char *name, span at, bool *known) {
-  qn_source source = {.key = NULL};
+  lent_source lent __attribute__((cleanup(free_source))) = {.vm = vm};
+  const qn_source *source = &lent.source;
   const char *importer = from->key ? from->key : from->text ? from->text : from->module->name->text;
-  *known = ask_host(vm, importer, name, &source);
+  *known = ask_host(vm, importer, name, &lent.source);
   qn_value r = value_nil();
   if (*known)
-    r = load_resolved(vm, from, importer, name, &source, at);
-  else if (source.error) {
+    r = load_resolved(vm, from, importer, name, source, at);
+  else if (source->error) {
     *known = true;
     text_buf t;
     text_init(&t, vm);
-    text_adds(&t, source.error);
+    text_adds(&t, source->error);
     r = raise_text(vm, E_import, at, &t);
   }
-  free_source(vm, &source);
   return r;
 }
 
@@ -707,6 +717,33 @@ static bool set_text(qn_vm *vm, scope *s, const char *name) {
   return true;
 }
 
+/* What the main scope is to a text that calls a host, which evaluates another one. */
+typedef struct main_place {
+  qn_vm *vm; /* NULL: it has ended */
+  bool nested, prompting;
+  char *dir, *text;
+} main_place;
+
+static void main_enter(qn_vm *vm, bool prompt, main_place *was) {
+  interp *ip = interp_of(vm);
+  *was = (main_place){vm, vm->depth > 1, ip->prompting, ip->main->dir, ip->main->text};
+  ip->prompting = prompt;
+  if (was->nested) ip->main->dir = ip->main->text = NULL;
+}
+
+static void main_leave(main_place *was) {
+  qn_vm *vm = was->vm;
+  if (!vm) return;
+  was->vm = NULL;
+  interp *ip = interp_of(vm);
+  ip->prompting = was->prompting;
+  if (!was->nested) return;
+  free_text(vm, ip->main->dir);
+  free_text(vm, ip->main->text);
+  ip->main->dir = was->dir;
+  ip->main->text = was->text;
+}
+
 qn_value interp_eval(qn_vm *vm, const char *name, const char *text, size_t len, bool prompt, bool *incomplete) {
   interp *ip = interp_of(vm);
   text_buf label;
@@ -721,23 +758,13 @@ qn_value interp_eval(qn_vm *vm, const char *name, const char *text, size_t len, 
   if (label.failed) raise_memory(vm);
   text_free(&label); /* before anything runs, which a host may leave without a word */
   scope *s = ip->main;
-  struct {
-    char *dir, *text;
-  } outer = {s->dir, s->text}; /* of a text that calls a host, which evaluates this one */
-  bool nested = vm->depth > 1, prompting = ip->prompting;
-  ip->prompting = prompt;
-  if (nested) s->dir = s->text = NULL;
+  main_place was __attribute__((cleanup(main_leave)));
+  main_enter(vm, prompt, &was);
   if (source && set_text(vm, s, prompt ? "" : name))
     r = run_text(vm, s, source, prompt, &more);
   else
     source_drop(vm, source);
-  ip->prompting = prompting;
-  if (nested) {
-    free_text(vm, s->dir);
-    free_text(vm, s->text);
-    s->dir = outer.dir;
-    s->text = outer.text;
-  }
+  main_leave(&was);
   if (incomplete) *incomplete = more;
   if (!prompt || more) return r;
   ip->prompts++;

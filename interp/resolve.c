@@ -79,11 +79,7 @@ void warn(resolver *r, span at, const char *format, ...) {
   va_end(args);
   int row = 0, column = 0;
   if (s) source_position(s, at.start, &row, &column);
-  text_buf t;
-  text_init(&t, r->vm);
-  text_addf(&t, "warning: %s\n  --> %s:%d:%d\n", line, s ? s->name : "", row, column);
-  if (!t.failed && t.text) vm_write(r->vm, 2, t.text, t.len);
-  text_free(&t);
+  text_addf(r->warnings, "warning: %s\n  --> %s:%d:%d\n", line, s ? s->name : "", row, column);
 }
 
 /* ---- functions being resolved --------------------------------------------------------------------------------------------- */
@@ -935,7 +931,7 @@ static bool resolve_root(resolver *r, const ast_module *tree) {
   return ok && (r->prompt || check_pending(r));
 }
 
-unit *resolve_unit(qn_vm *vm, scope *s, const ast_module *tree, uint32_t source, bool prompt) {
+unit *resolve_unit(qn_vm *vm, scope *s, const ast_module *tree, uint32_t source, bool prompt, text_buf *warnings) {
   interp *ip = interp_of(vm);
   unit *u = mem_zalloc(vm, sizeof *u);
   if (!u) {
@@ -946,7 +942,7 @@ unit *resolve_unit(qn_vm *vm, scope *s, const ast_module *tree, uint32_t source,
   u->scope = s;
   u->number = ++ip->next_unit;
   u->source = source;
-  resolver r = {.vm = vm, .ip = ip, .scope = s, .unit = u, .prompt = prompt};
+  resolver r = {.vm = vm, .ip = ip, .scope = s, .unit = u, .prompt = prompt, .warnings = warnings};
   bool ok = resolve_root(&r, tree);
   mem_free(vm, r.pending, r.pending_cap * sizeof *r.pending);
   mem_free(vm, r.ended, r.ended_cap * sizeof *r.ended);

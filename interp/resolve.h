@@ -77,6 +77,7 @@ typedef struct resolver {
   ended_name *ended; /* for messages: the names of blocks that have ended */
   uint32_t nended, ended_cap;
   uint32_t nasked; /* names that nothing defines, so far */
+  text_buf *warnings;
   bool sizes;      /* in an expression among the sizes of a signature */
 } resolver;
 

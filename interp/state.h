@@ -230,8 +230,9 @@ QN_MUST_CHECK qn_value import_module(qn_vm *vm, scope *from, const char *name, b
 /* ---- resolver (resolve.c) ---------------------------------------------------------------------------------------------------- */
 
 typedef struct ast_module ast_module;
-/* Turns a tree into a unit; NULL with an error raised. */
-QN_MUST_CHECK unit *resolve_unit(qn_vm *vm, scope *s, const ast_module *tree, uint32_t source, bool prompt);
+/* Turns a tree into a unit; NULL with an error raised. Warnings are for the caller to write. */
+QN_MUST_CHECK unit *resolve_unit(qn_vm *vm, scope *s, const ast_module *tree, uint32_t source, bool prompt,
+                                 text_buf *warnings);
 void unit_free(qn_vm *vm, unit *u);
 
 /* ---- builtins (builtin.c) -------------------------------------------------------------------------------------------------------- */
