@@ -163,6 +163,8 @@ void text_adds(text_buf *t, const char *s);
 void text_addf(text_buf *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void text_repeat(text_buf *t, const char *s, int n);
 void text_free(text_buf *t);
+/* `text_buf t TEXT_OWNED;`: freed as its block is left. In files compiled with -fexceptions also when a host's exception passes. */
+#define TEXT_OWNED __attribute__((cleanup(text_free)))
 /* The buffer as a string value; frees the buffer. Error value when it failed. */
 QN_MUST_CHECK qn_value text_take(text_buf *t);
 /* The shortest text that reads back to `x` as a double (or as a float when `f32`): "1.0", "1e-7", "inf", "nan". Of several

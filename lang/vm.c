@@ -368,10 +368,11 @@ void vm_run_unwound(vm_run *run) {
 }
 
 void vm_host_begin(qn_vm *vm, vm_host *host) {
-  *host = (vm_host){vm, vm->host, vm->run, vm->depth, vm->error, vm->rec};
+  *host = (vm_host){vm, vm->host, vm->run, vm->depth, vm->error, vm->rec, vm->asked};
   vm->host = host;
   vm->error = NULL;
   vm->rec = NULL;
+  vm->asked = (rec_asked){.nojit = 0};
 }
 
 void vm_host_end(vm_host *host) {
@@ -380,6 +381,7 @@ void vm_host_end(vm_host *host) {
   error_clear(vm);
   vm->error = host->error;
   vm->rec = host->rec;
+  vm->asked = host->asked;
   vm->host = host->outer;
 }
 
@@ -445,17 +447,27 @@ static const char *const log_names[] = {
 };
 enum { LOG_COUNT = sizeof log_names / sizeof *log_names };
 
-void vm_logf(qn_vm *vm, log_channel c, const char *format, ...) {
-  text_buf t;
-  text_init(&t, vm);
-  text_addf(&t, "[%s] ", log_names[__builtin_ctz((unsigned)c)]);
+static void add_log(text_buf *out, log_channel c, const char *format, va_list args) {
+  text_addf(out, "[%s] ", log_names[__builtin_ctz((unsigned)c)]);
+  text_addv(out, format, args);
+  text_add(out, "\n", 1);
+}
+
+void log_line(text_buf *out, log_channel c, const char *format, ...) {
   va_list args;
   va_start(args, format);
-  text_addv(&t, format, args);
+  add_log(out, c, format, args);
   va_end(args);
-  text_add(&t, "\n", 1);
+}
+
+void vm_logf(qn_vm *vm, log_channel c, const char *format, ...) {
+  text_buf t TEXT_OWNED;
+  text_init(&t, vm);
+  va_list args;
+  va_start(args, format);
+  add_log(&t, c, format, args);
+  va_end(args);
   if (!t.failed) vm_write(vm, 2, t.text, t.len);
-  text_free(&t);
 }
 
 bool log_parse(const char *text, uint32_t *bits) {

@@ -120,6 +120,19 @@ typedef struct vm_mark {
 } vm_mark;
 enum { RUN_MARKS = 16 };
 
+/* What the evaluation in progress asks of the recorder (jit/trace). Each begins with nothing, in callbacks of the host too, and what
+ * it asked for ends with it, however it ends. */
+typedef struct rec_asked {
+  int nojit;      /* calls of nojit functions in progress */
+  int alone;      /* eager calls of functions that have a graph: what they call is in it */
+  bool sync_once; /* explain: record whatever --jit says, and plan on this thread */
+  int refused;    /* why there is no `served`: a break_reason */
+  void *served;   /* explain: the entry that belongs to the watched call that ended last, or NULL */
+  /* graph: a jit_anchor, whose call's function and arguments (with defaults) are kept here, owned; unset: none yet. */
+  void *watched;
+  qn_value watched_fn, watched_args;
+} rec_asked;
+
 struct qn_vm {
   /* The value stack: frames of user functions and every temporary. Unwinding is "release down to a mark". Memory above
    * `sp` is uninitialised. It never moves. */
@@ -149,6 +162,7 @@ struct qn_vm {
   vm_hooks hooks;
   /* Recording (jit/trace/rec.h): non-NULL while a graph is being recorded or pending. Tested on every op. */
   struct recording *rec;
+  rec_asked asked;
   uint32_t next_node;     /* first free graph node id of this VM */
   uint64_t last_fn;       /* qn_fn.id of the function that was made last */
   /* progress(): the label, when the bar was drawn last, and whether it stands on the terminal now. */
@@ -203,8 +217,8 @@ void vm_run_end(qn_vm *vm, vm_run *run);
 void vm_run_unwound(vm_run *run); /* nothing if it has ended */
 #define VM_RUN(name) vm_run name __attribute__((cleanup(vm_run_unwound))) = {.vm = NULL}
 
-/* A callback of the host is about to run, and may call the API: it neither sees nor changes the error and the recording of the
- * evaluation that called it. Declared VM_HOST, in a file compiled with -fexceptions; ends with its block, however that is left. */
+/* A callback of the host is about to run, and may call the API: it neither sees nor changes the error, the recording and what is asked
+ * of the recorder in the evaluation that called it. Declared VM_HOST, in a file compiled with -fexceptions; ends with its block, however that is left. */
 typedef struct vm_host {
   qn_vm *vm;
   struct vm_host *outer;
@@ -212,6 +226,7 @@ typedef struct vm_host {
   int depth;
   struct qn_error_object *error;
   struct recording *rec;
+  rec_asked asked;
 } vm_host;
 void vm_host_begin(qn_vm *vm, vm_host *host);
 void vm_host_end(vm_host *host);
@@ -278,6 +293,8 @@ void vm_write(qn_vm *vm, int stream, const char *text, size_t len);
 static inline bool vm_logs(const qn_vm *vm, log_channel c) { return (vm->log & (uint32_t)c) != 0; }
 /* One line to the log (stderr sink), prefixed with the channel's name. */
 void vm_logf(qn_vm *vm, log_channel c, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* The same to a text that is written later: a host may leave from within what writes it. */
+void log_line(text_buf *out, log_channel c, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Parses "breaks,recompiles" into channel bits; false on an unknown name. */
 bool log_parse(const char *text, uint32_t *bits);
 /* Sets tunables from "name=value,name=value" (--set, QUERN_SET). */

@@ -97,7 +97,7 @@ static int fits(qn_vm *vm, qn_value graph, const qn_value *args, int nargs) {
 /* Is a graph that was just made of a call of `fn` the graph of all calls that it fits? */
 static bool lasts(qn_vm *vm, qn_value graph) {
   const graph_body *b = body_of(graph);
-  const entry *e = jit_of(vm)->served;
+  const entry *e = vm->asked.served;
   if (b->rest || b->call.nguards || !e) return false;
   for (uint32_t i = 0; i < e->pattern.nroots; i++)
     if (e->pattern.roots[i].kind == ROOT_GLOBAL && !e->pattern.roots[i].by_value) return false;

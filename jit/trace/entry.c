@@ -29,6 +29,9 @@ anchor_entries *anchor_entries_of(qn_vm *vm, jit_anchor *a) {
 }
 
 void entry_free(qn_vm *vm, entry *e) {
+  if (vm->asked.served == e) vm->asked.served = NULL;
+  for (vm_host *h = vm->host; h; h = h->outer)
+    if (h->asked.served == e) h->asked.served = NULL;
   job_cancel(vm, e);
   pattern_free(vm, &e->pattern);
   template_free(vm, &e->result);
@@ -346,7 +349,7 @@ static entry *entry_make(struct recording *r, qn_value result) {
   memcpy(e->why_text, r->why_text, sizeof e->why_text);
   bool capture = r->capturing;
   if (capture) {
-    bool any = value_is(jit_of(vm)->watched_fn, TAG_FN); /* somebody asks for the graph, whatever it computes */
+    bool any = value_is(vm->asked.watched_fn, TAG_FN); /* somebody asks for the graph, whatever it computes */
     for (uint32_t i = 1; i < r->g->n && !any; i++) any = r->g->nodes[i].kind == NODE_OP && !r->g->nodes[i].type.weak;
     break_reason broken = any ? BREAK_none : BREAK_no_arrays;
     if (capture && broken == BREAK_none && !template_make(r, result, &e->result, &broken) && error_pending(vm))
@@ -400,8 +403,8 @@ static bool error_repeats(qn_vm *vm) {
 
 /* What explain asks for: the entry that belongs to the call that ends now, or why there is none. */
 static void answer(qn_vm *vm, entry *served, break_reason refused) {
-  jit_of(vm)->served = served;
-  jit_of(vm)->refused = refused;
+  vm->asked.served = served;
+  vm->asked.refused = refused;
 }
 
 /* Makes the call in the interpreter; there is no entry for it. */
@@ -502,12 +505,12 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
     } else {
       list->anchor->state = ANCHOR_EAGER;
       list->anchor->countdown = INT32_MAX;
-      if (vm_logs(vm, LOG_breaks))
-        vm_logf(vm, LOG_breaks, "%s stays eager: %s", list->anchor->name ? list->anchor->name : "fn",
-                break_reasons[r->why]);
     }
-    answer(vm, NULL, complete ? BREAK_memory : r->why);
+    break_reason why = r->why;
     rec_free(r);
+    if (!complete && vm_logs(vm, LOG_breaks))
+      vm_logf(vm, LOG_breaks, "%s stays eager: %s", list->anchor->name ? list->anchor->name : "fn", break_reasons[why]);
+    answer(vm, NULL, complete ? BREAK_memory : why);
     return result;
   }
   rec_free(r);
@@ -515,18 +518,22 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
   e->hash = e->why == BREAK_no_arrays && pattern_any_text(&e->pattern) ? 0 : hash;
   e = list_add(vm, list, e);
   answer(vm, e, BREAK_none);
+  text_buf log TEXT_OWNED;
+  text_init(&log, vm);
   if (e->state == ENTRY_BROKEN) {
-    log_entry(vm, list->anchor, e);
+    log_entry(vm, list->anchor, e, &log);
+    log_write(vm, &log);
     return result;
   }
-  bool sync = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY || jit_of(vm)->sync_once;
+  bool sync = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY || vm->asked.sync_once;
   graph *copy = graph_copy(e->graph);
   if (!copy || !job_submit(vm, e, copy, list->anchor->name, sync)) {
     e->state = ENTRY_BROKEN;
     e->why = BREAK_memory;
     error_clear(vm);
   }
-  if (e->state != ENTRY_BROKEN) log_entry(vm, list->anchor, e);
+  if (e->state != ENTRY_BROKEN) log_entry(vm, list->anchor, e, &log);
+  log_write(vm, &log);
   if (sync) jit_drain(vm, true);
   return result;
 }
@@ -704,12 +711,10 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, entry *e, call_inputs 
   if (value_is_error(compiled) && (!error_catchable(vm) || vm->error->id == E_memory)) return compiled;
   qn_error_object *error = value_is_error(compiled) ? error_take(vm) : NULL;
   vm->draw = draw;
-  int32_t countdown = site->anchor->countdown;
-  uint8_t state = site->anchor->state;
+  ANCHOR_LENT(lent, site->anchor);
   site->anchor->state = ANCHOR_NEVER; /* recursion below this call runs eagerly too */
   qn_value eager = site->run(site->ctx);
-  site->anchor->state = state;
-  site->anchor->countdown = countdown;
+  anchor_give_back(&lent);
   char where[160] = "", node[200] = "";
   if (error) {
     /* The message is the interpreter's, as it is without --jit verify: compiled code only has to fail at the same place. */
@@ -895,24 +900,24 @@ static void rest_end(const qn_vm *vm, jit_anchor *a, anchor_entries *list, const
   if (list->rests < REST_DOUBLED) list->rests++;
 }
 
-static bool keep_call(qn_vm *vm, vm_jit *j, const rec_call_site *site) {
+static bool keep_call(qn_vm *vm, const rec_call_site *site) {
   qn_list *l = list_from(vm, site->args, (size_t)site->nargs);
   if (!l) return false;
-  j->watched = NULL; /* the outermost call is the one */
-  j->watched_fn = value_retain(site->fn);
-  j->watched_args = value_obj(TAG_LIST, l);
+  vm->asked.watched = NULL; /* the outermost call is the one */
+  vm->asked.watched_fn = value_retain(site->fn);
+  vm->asked.watched_args = value_obj(TAG_LIST, l);
   return true;
 }
 
 qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   jit_anchor *a = site->anchor;
   vm_jit *j = jit_of(vm);
-  if (j->watched == a && !keep_call(vm, j, site)) return value_error();
-  if (!j->sync_once && (vm->config.jit == QN_JIT_OFF || a->state == ANCHOR_NEVER)) {
+  if (vm->asked.watched == a && !keep_call(vm, site)) return value_error();
+  if (!vm->asked.sync_once && (vm->config.jit == QN_JIT_OFF || a->state == ANCHOR_NEVER)) {
     a->countdown = INT32_MAX;
     return run_plain(vm, site, BREAK_none); /* nobody wanted a graph */
   }
-  if (j->nojit || j->alone) return run_plain(vm, site, j->nojit ? BREAK_nojit : BREAK_none);
+  if (vm->asked.nojit || vm->asked.alone) return run_plain(vm, site, vm->asked.nojit ? BREAK_nojit : BREAK_none);
   if (a->state == ANCHOR_COLD) {
     if (!a->entries) { /* the first call */
       if (!anchor_entries_of(vm, a)) {
@@ -945,7 +950,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     }
     if (!entry_fits(vm, e, site, &inputs, NULL)) continue;
     /* Perhaps there is more memory by now; and who asks for a graph gets one that computes nothing, too. */
-    bool retry = e->why == BREAK_memory || (e->why == BREAK_no_arrays && value_is(j->watched_fn, TAG_FN));
+    bool retry = e->why == BREAK_memory || (e->why == BREAK_no_arrays && value_is(vm->asked.watched_fn, TAG_FN));
     if (e->state == ENTRY_BROKEN && retry && !list->full) {
       *last = e->next;
       list->count--;
@@ -969,9 +974,9 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
       short_call c;
       bool rests = !timed && rest_begin(vm, site, &c);
       j->calls_eager++;
-      j->alone += alone;
+      vm->asked.alone += alone;
       result = site->run(site->ctx);
-      j->alone -= alone;
+      vm->asked.alone -= alone;
       if (rests) rest_end(vm, a, list, &c);
     } else if (vm->config.jit == QN_JIT_VERIFY) {
       result = verified(vm, site, e, &inputs);
@@ -1026,6 +1031,8 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
 void jit_drain(qn_vm *vm, bool wait) {
   compile_task *reports;
   job *done = job_take_mail(vm, wait, &reports);
+  text_buf log TEXT_OWNED;
+  text_init(&log, vm);
   while (done) {
     job *next = done->next;
     entry *e = done->entry;
@@ -1034,24 +1041,25 @@ void jit_drain(qn_vm *vm, bool wait) {
     if (done->plan) {
       e->plan = done->plan;
       e->state = ENTRY_READY;
-      log_plan(vm, done->name, e);
+      log_plan(vm, done->name, e, &log);
     } else {
       e->state = ENTRY_BROKEN;
       e->why = done->why[0] ? BREAK_compile : BREAK_memory;
       snprintf(e->why_text, sizeof e->why_text, "%.60s", done->why);
       if (vm_logs(vm, LOG_breaks))
-        vm_logf(vm, LOG_breaks, "%s stays eager for this call shape: %s%s%s", done->name ? done->name : "fn",
-                break_reasons[e->why], done->why[0] ? ": " : "", done->why);
+        log_line(&log, LOG_breaks, "%s stays eager for this call shape: %s%s%s", done->name ? done->name : "fn",
+                 break_reasons[e->why], done->why[0] ? ": " : "", done->why);
     }
     job_free(done);
     done = next;
   }
   while (reports) {
     compile_task *next = reports->next;
-    log_compiled(vm, reports);
+    log_compiled(vm, reports, &log);
     compile_task_free(reports);
     reports = next;
   }
+  log_write(vm, &log);
   char text[256];
   while (compile_trouble(vm->engine, text, sizeof text) || gpu_trouble(vm->engine, text, sizeof text)) {
     vm_write(vm, 2, text, strlen(text));
@@ -1060,7 +1068,6 @@ void jit_drain(qn_vm *vm, bool wait) {
 }
 
 void jit_cancel(qn_vm *vm) {
-  jit_of(vm)->served = NULL;
   for (anchor_entries *a = jit_of(vm)->anchors; a; a = a->next)
     for (entry **p = &a->first; *p;) {
       entry *e = *p;

@@ -76,6 +76,35 @@ static qn_value call_builtin(qn_vm *vm, jit_anchor *a, qn_value fn, const qn_val
   return result;
 }
 
+/* Looking must not change what the program computes, nor when its functions are recorded. */
+typedef struct asking {
+  qn_vm *vm; /* NULL: it has ended */
+  jit_anchor *anchor;
+  uint8_t state;
+  int32_t countdown;
+  bool sync_once;
+  uint64_t draw;
+} asking;
+
+static void asking_begin(qn_vm *vm, jit_anchor *a, asking *k) {
+  *k = (asking){vm, a, a->state, a->countdown, vm->asked.sync_once, vm->draw};
+  a->state = ANCHOR_ACTIVE;
+  a->countdown = 0;
+  vm->asked.sync_once = true;
+}
+
+static void asking_end(asking *k) {
+  qn_vm *vm = k->vm;
+  if (!vm) return;
+  k->vm = NULL;
+  vm->draw = k->draw;
+  vm->asked.sync_once = k->sync_once;
+  if (k->state == ANCHOR_ACTIVE) return;
+  k->anchor->state = k->state;
+  k->anchor->countdown = k->countdown;
+}
+#define ASKING(name) asking name __attribute__((cleanup(asking_end))) = {.vm = NULL}
+
 bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int nargs, served *s) {
   jit_anchor *a = value_is(fn, TAG_FN) ? anchor_of_value(vm, fn) : NULL;
   if (!a) {
@@ -87,34 +116,26 @@ bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int n
   if (!anchor_entries_of(vm, a)) return false;
   if (vm->rec && !rec_break(vm->rec, BREAK_effect, what)) return false;
   jit_drain(vm, true);
-  vm_jit *j = jit_of(vm);
-  uint8_t state = a->state;
-  int32_t countdown = a->countdown;
-  a->state = ANCHOR_ACTIVE;
-  a->countdown = 0;
-  j->sync_once = true;
-  j->served = NULL;
+  ASKING(was);
+  asking_begin(vm, a, &was);
+  vm->asked.served = NULL;
   /* Calls that the interpreter does not hand over at all. */
-  j->refused = vm->rec ? BREAK_nested : BREAK_no_arguments;
-  uint64_t draw = vm->draw; /* looking must not change what the program computes */
+  vm->asked.refused = vm->rec ? BREAK_nested : BREAK_no_arguments;
   bool direct = value_fn(fn)->head.flags == FN_BUILTIN && !vm->rec;
   qn_value result = direct ? call_builtin(vm, a, fn, args, nargs) : vm->hooks.call(vm, fn, args, nargs, value_nil());
-  vm->draw = draw;
-  j->sync_once = false;
-  if (state != ANCHOR_ACTIVE) {
-    a->state = state;
-    a->countdown = countdown;
-  }
+  asking_end(&was);
   if (value_is_error(result)) return false;
-  entry *e = j->served;
-  break_reason refused = j->refused;
+  break_reason refused = (break_reason)vm->asked.refused;
   value_release(vm, result);
-  while (e && e->state == ENTRY_COMPILING) {
+  const entry *waited = vm->asked.served;
+  while (waited && waited->state == ENTRY_COMPILING) {
     struct timespec pause = {0, 200000};
     nanosleep(&pause, NULL);
     if (vm_poll(vm)) return false;
     jit_drain(vm, true);
+    waited = vm->asked.served;
   }
+  entry *e = vm->asked.served;
   *s = (served){.anchor = a, .entry = e, .why = !e ? refused : e->state == ENTRY_BROKEN ? e->why : BREAK_none};
   if (s->why == BREAK_memory) {
     raise_memory(vm);
@@ -251,51 +272,55 @@ qn_value jit_code_text(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) 
 
 /* ---- the log ---------------------------------------------------------------------------------------------------------------------- */
 
-static void log_text(qn_vm *vm, log_channel c, const char *name, text_buf *t) {
+void log_write(qn_vm *vm, const text_buf *text) {
+  if (!text->failed && text->text) vm_write(vm, 2, text->text, text->len);
+}
+
+static void log_text(text_buf *out, log_channel c, const char *name, text_buf *t) {
   while (t->len && t->text && t->text[t->len - 1] == '\n') t->len--;
   text_add(t, "", 1);
-  if (!t->failed) vm_logf(vm, c, "%s%s", name ? name : "fn", t->text);
+  if (!t->failed) log_line(out, c, "%s%s", name ? name : "fn", t->text);
   text_free(t);
 }
 
-void log_entry(qn_vm *vm, const jit_anchor *a, const entry *e) {
+void log_entry(qn_vm *vm, const jit_anchor *a, const entry *e, text_buf *out) {
   text_buf t;
   if (e->state == ENTRY_BROKEN) {
     if (!vm_logs(vm, LOG_breaks)) return;
     int line;
     const char *name = place_line(vm, e->why_at.source ? e->why_at : a->at, &line);
-    vm_logf(vm, LOG_breaks, "%s stays eager for this call shape: %s%s%s (%s:%d)", a->name ? a->name : "fn",
-            break_reasons[e->why], e->why_text[0] ? ": " : "", e->why_text, name, line);
+    log_line(out, LOG_breaks, "%s stays eager for this call shape: %s%s%s (%s:%d)", a->name ? a->name : "fn",
+             break_reasons[e->why], e->why_text[0] ? ": " : "", e->why_text, name, line);
     return;
   }
   if (vm_logs(vm, LOG_guards)) {
     text_init(&t, vm);
     text_adds(&t, ":\n");
     entry_guards(e, &t);
-    log_text(vm, LOG_guards, a->name, &t);
+    log_text(out, LOG_guards, a->name, &t);
   }
   if (vm_logs(vm, LOG_graph) && e->graph) {
     text_init(&t, vm);
     text_adds(&t, ", as recorded:\n");
     graph_print(e->graph, &t);
-    log_text(vm, LOG_graph, a->name, &t);
+    log_text(out, LOG_graph, a->name, &t);
   }
 }
 
-void log_plan(qn_vm *vm, const char *name, const entry *e) {
+void log_plan(qn_vm *vm, const char *name, const entry *e, text_buf *out) {
   const plan *p = e->plan->plan;
   text_buf t;
   if (vm_logs(vm, LOG_graph)) {
     text_init(&t, vm);
     text_adds(&t, ", simplified:\n");
     graph_print(p->graph, &t);
-    log_text(vm, LOG_graph, name, &t);
+    log_text(out, LOG_graph, name, &t);
   }
   if (vm_logs(vm, LOG_fusion)) {
     text_init(&t, vm);
     text_adds(&t, ":\n");
     plan_print(p, &t);
-    log_text(vm, LOG_fusion, name, &t);
+    log_text(out, LOG_fusion, name, &t);
   }
   for (uint32_t i = 0; vm_logs(vm, LOG_kernels) && i < p->nkernels; i++) {
     const plan_kernel *k = &p->kernels[i];
@@ -310,17 +335,17 @@ void log_plan(qn_vm *vm, const char *name, const entry *e) {
     for (int l = 0; l < n; l++) text_addf(&t, l ? ", %d" : " %d", lines[l]);
     text_adds(&t, "\n");
     l_print(k->program, &t);
-    log_text(vm, LOG_kernels, name, &t);
+    log_text(out, LOG_kernels, name, &t);
   }
   if (vm_logs(vm, LOG_code)) {
     text_init(&t, vm);
     text_adds(&t, ":\n");
     plan_source(p, &t);
-    log_text(vm, LOG_code, name, &t);
+    log_text(out, LOG_code, name, &t);
   }
 }
 
-void log_compiled(qn_vm *vm, const compile_task *c) {
+void log_compiled(qn_vm *vm, const compile_task *c, text_buf *out) {
   const compile_report *r = &c->report;
   const char *name = c->shown[0] ? c->shown : "fn";
   double ms = (double)atomic_load(&c->plan->compile_us) * 1e-3;
@@ -335,15 +360,15 @@ void log_compiled(qn_vm *vm, const compile_task *c) {
     text_decimal(&t, ms, 'f', 1);
     text_add(&t, "", 1);
     if (!t.failed)
-      vm_logf(vm, LOG_kernels, "%s: %u kernel%s %s, %s ms", name, n, n == 1 ? "" : "s", how[r->how], t.text);
+      log_line(out, LOG_kernels, "%s: %u kernel%s %s, %s ms", name, n, n == 1 ? "" : "s", how[r->how], t.text);
     text_free(&t);
   }
   if (vm_logs(vm, LOG_cache) && r->looked) {
     if (r->how == COMPILED_CACHED)
-      vm_logf(vm, LOG_cache, "%s: %s found, %zu bytes", name, r->key, r->bytes);
+      log_line(out, LOG_cache, "%s: %s found, %zu bytes", name, r->key, r->bytes);
     else
-      vm_logf(vm, LOG_cache, "%s: %s not found; %s", name, r->key,
-              r->stored ? "compiled and stored" : "nothing to store");
+      log_line(out, LOG_cache, "%s: %s not found; %s", name, r->key,
+               r->stored ? "compiled and stored" : "nothing to store");
   }
 }
 

@@ -111,17 +111,16 @@ static bool body_of_entry(qn_vm *vm, const entry *e, qn_value fn, qn_value kept,
 }
 
 static qn_value graph_of_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, int ndefaults, bool cure) {
-  vm_jit *j = jit_of(vm);
-  jit_anchor *watched = j->watched; /* a function whose graph is taken may take another's */
-  qn_value watched_fn = j->watched_fn, watched_args = j->watched_args;
-  j->watched = value_is(fn, TAG_FN) ? anchor_of_value(vm, fn) : NULL;
-  j->watched_fn = j->watched_args = value_unset();
+  jit_anchor *watched = vm->asked.watched; /* a function whose graph is taken may take another's */
+  qn_value watched_fn = vm->asked.watched_fn, watched_args = vm->asked.watched_args;
+  vm->asked.watched = value_is(fn, TAG_FN) ? anchor_of_value(vm, fn) : NULL;
+  vm->asked.watched_fn = vm->asked.watched_args = value_unset();
   served s;
   bool ok = !error_pending(vm) && serve(vm, "graph", fn, args, nargs, &s);
-  qn_value kept_fn = j->watched_fn, kept = j->watched_args, result = value_error();
-  j->watched = watched;
-  j->watched_fn = watched_fn;
-  j->watched_args = watched_args;
+  qn_value kept_fn = vm->asked.watched_fn, kept = vm->asked.watched_args, result = value_error();
+  vm->asked.watched = watched;
+  vm->asked.watched_fn = watched_fn;
+  vm->asked.watched_args = watched_args;
   const graph *g = ok && s.entry ? s.entry->graph : NULL;
   if (ok && (!g || kept.head == TAG_UNSET)) {
     result = raise_no_graph(vm, &s, "graph");

@@ -121,15 +121,9 @@ void rec_abandon(qn_vm *vm) {
     rec_free(vm->rec);
     vm->rec = outer;
   }
-  if (vm->run || !vm->jit) return;
-  /* Nothing runs any more, so neither does what these speak of. */
-  vm_jit *j = jit_of(vm);
-  j->nojit = j->alone = 0;
-  j->sync_once = false;
-  j->watched = NULL;
-  value_release(vm, j->watched_fn);
-  value_release(vm, j->watched_args);
-  j->watched_fn = j->watched_args = value_unset();
+  value_release(vm, vm->asked.watched_fn);
+  value_release(vm, vm->asked.watched_args);
+  vm->asked = (rec_asked){.nojit = 0};
 }
 
 bool rec_end(struct recording *r) {

@@ -329,21 +329,29 @@ typedef struct vm_jit {
   uint64_t epoch; /* bumped when a watched global is rebound */
   anchor_entries *anchors;
   chain_anchor *chains;
-  struct made *made; /* by functions that are backends (backend.c), the latest first */
-  bool sync_once;    /* explain: record whatever --jit says, and plan on this thread */
-  entry *served;     /* explain: the entry that belongs to the watched call that ended last; or NULL and why not */
-  break_reason refused;
-  jit_anchor
-      *watched; /* graph: whose call's function and arguments (with defaults) are kept here, owned; unset: none yet */
-  qn_value watched_fn, watched_args;
-  int nojit;                    /* calls of nojit functions in progress */
-  int alone;                    /* eager calls of functions that have a graph: what they call is in it */
+  struct made *made;            /* by functions that are backends (backend.c), the latest first */
   atomic_int mail;              /* finished jobs or reports wait */
   struct job *mailbox;          /* under the engine's lock */
   struct compile_task *reports; /* the same, of compiled plans */
   uint64_t calls_compiled, calls_eager, recordings;
 } vm_jit;
 static inline vm_jit *jit_of(qn_vm *vm) { return (vm_jit *)vm->jit; }
+
+/* An anchor is in another state for the time of a call. It is as it was when the block is left, by a host's exception too: in files
+ * that are compiled with -fexceptions. */
+typedef struct anchor_lent {
+  jit_anchor *anchor; /* NULL: it has been given back */
+  uint8_t state;
+  int32_t countdown;
+} anchor_lent;
+static inline void anchor_give_back(anchor_lent *l) {
+  if (!l->anchor) return;
+  l->anchor->state = l->state;
+  l->anchor->countdown = l->countdown;
+  l->anchor = NULL;
+}
+#define ANCHOR_LENT(name, a)                                                                                           \
+  anchor_lent name __attribute__((cleanup(anchor_give_back))) = {(a), (a)->state, (a)->countdown}
 
 /* ---- rec.c ----------------------------------------------------------------------------------------------------------------------- */
 
@@ -630,13 +638,15 @@ int kernel_lines(qn_vm *vm, const plan *p, const plan_kernel *k, int lines[KERNE
 int line_add(int lines[KERNEL_LINES_MOST], int n, int line);
 /* Source name and line of a place; "?" and 0 if it has none. */
 const char *place_line(qn_vm *vm, span at, int *line);
-/* Lines of QUERN_LOG, where their channels are on: about a recorded call, */
-void log_entry(qn_vm *vm, const jit_anchor *a, const entry *e);
+/* Lines of QUERN_LOG, where their channels are on, for the caller to write when nothing is left that must be done: about a recorded
+ * call, */
+void log_entry(qn_vm *vm, const jit_anchor *a, const entry *e, text_buf *out);
 /* its plan, */
-void log_plan(qn_vm *vm, const char *name, const entry *e);
-/* the code of its kernels, */
-void log_compiled(qn_vm *vm, const compile_task *t);
-/* and an input that is copied before each call since it does not lie contiguously. */
+void log_plan(qn_vm *vm, const char *name, const entry *e, text_buf *out);
+/* the code of its kernels. */
+void log_compiled(qn_vm *vm, const compile_task *t, text_buf *out);
+void log_write(qn_vm *vm, const text_buf *text);
+/* An input that is copied before each call since it does not lie contiguously. */
 void log_copy(qn_vm *vm, const char *name, const entry *e, uint32_t input);
 
 /* ---- transform.c ------------------------------------------------------------------------------------------------------------------------ */

@@ -142,8 +142,8 @@ static bool option_is(qn_vm *vm, qn_value options, const char *name, qn_value *o
 
 /* jit(f, fullgraph: true): the entry of the call must not be broken. */
 static qn_value check_fullgraph(qn_vm *vm, const jit_anchor *a, qn_value result) {
-  const entry *e = jit_of(vm)->served;
-  break_reason why = !e ? jit_of(vm)->refused : e->state == ENTRY_BROKEN ? e->why : BREAK_none;
+  const entry *e = vm->asked.served;
+  break_reason why = !e ? (break_reason)vm->asked.refused : e->state == ENTRY_BROKEN ? e->why : BREAK_none;
   if (why == BREAK_none || why == BREAK_memory) return result; /* memory may be there next time */
   value_release(vm, result);
   raise(vm, E_no_graph, e ? e->why_at : SPAN_NONE, "%s cannot be captured as one graph: %s%s%s",
@@ -156,7 +156,6 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
   const qn_fn *f = value_fn(fn);
   if (f->head.flags == FN_GRAPH) return body_call(vm, fn, args, nargs, kwargs, at);
   const transform_def *def = f->code;
-  vm_jit *j = jit_of(vm);
   if (!vm_enter(vm, (size_t)nargs + 1)) return value_error();
   transform_site c = {.vm = vm};
   qn_value *mark = vm->sp;
@@ -181,21 +180,21 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
       result = value_error();
       break;
     }
-    j->nojit++;
+    vm->asked.nojit++;
     result = inner_run(&c);
-    j->nojit--;
-    j->served = NULL;
-    j->refused = BREAK_nojit;
+    vm->asked.nojit--;
+    vm->asked.served = NULL;
+    vm->asked.refused = BREAK_nojit;
     break;
   case TRANSFORM_JIT: {
     qn_value options = f->ncaptures > 1 ? f->captures[1] : value_nil(), backend = value_nil();
     option_is(vm, options, "backend", &backend);
     bool eager = value_is(backend, TAG_STR) && strcmp(value_str(backend)->text, "eager") == 0;
     bool full = option_is(vm, options, "fullgraph", &option) && value_is(option, TAG_BOOL) && option.u.i;
-    if (value_is(backend, TAG_FN) && !vm->rec && !j->nojit && !j->alone) {
+    if (value_is(backend, TAG_FN) && !vm->rec && !vm->asked.nojit && !vm->asked.alone) {
       result = backend_call(vm, fn, backend, full, mark, nargs, kwargs);
-      j->served = NULL;
-      j->refused = BREAK_backend_function;
+      vm->asked.served = NULL;
+      vm->asked.refused = BREAK_backend_function;
       break;
     }
     int device = vm->rec ? -1 : backend_device(backend), before = 0;
@@ -207,8 +206,8 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
     if (!a) {
       result = inner_run(&c);
       if (eager) {
-        j->served = NULL;
-        j->refused = BREAK_backend;
+        vm->asked.served = NULL;
+        vm->asked.refused = BREAK_backend;
       }
       if (device >= 0) backend_leave(vm, before);
       break;

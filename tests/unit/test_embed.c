@@ -19,7 +19,8 @@
 #include <sanitizer/lsan_interface.h>
 #endif
 
-#include "lang/vm.h"
+#include "interp/state.h"
+#include "jit/trace/trace.h"
 
 static qn_vm *open_jit(qn_jit_mode jit) {
   qn_config config;
@@ -190,6 +191,164 @@ START_TEST(exceptions_pass_through_callbacks) {
     }
     qn_vm_close(vm);
   }
+  leaks_count(true);
+}
+END_TEST
+
+/* A callback that evaluates a text which is left, catches that, and goes on. */
+static const char *inner_text;
+static void __attribute__((noinline)) catch_inner(qn_vm *vm, const char *text) {
+  if (strncmp(text, "leave", 5) == 0) leave(vm, text);
+  if (strncmp(text, "catch", 5) == 0) leave_by(vm, inner_text);
+}
+
+/* What an evaluation asked of the recorder ends with it, however it ends; the one around it goes on with what it asked for itself. */
+START_TEST(what_was_asked_for_ends_with_an_exception) {
+  static const char *const inner[] = {
+      "let h = nojit(fn(x) {\n  print(\"leave\")\n  x * 2 })\nh(ones(3))",
+      "explain(fn(x) {\n  print(\"leave\")\n  x * 2 }, ones(3))",
+      "try { graph(fn(x) {\n  print(\"leave\")\n  x * 2 }, ones(3)) } catch e { print(\"leave\") }",
+      "let h = jit(fn(x) {\n  print(\"leave\")\n  x * 2 }, backend: \"cpu\")\nh(ones(3))",
+  };
+  leaks_count(false);
+  for (size_t i = 0; i < sizeof inner / sizeof *inner; i++)
+    for (int around = 0; around < 2; around++) {
+      qn_vm *vm = open_calling(catch_inner, QN_JIT_OFF);
+      vm_jit *j = vm->jit;
+      inner_text = inner[i];
+      good(vm, "fn f(x) = x * 2 + 1");
+      if (around)
+        good(vm, "print(\"catch\")\nf(ones(4))\nlet e = explain(f, ones(4))");
+      else
+        leave_by(vm, inner_text);
+      uint64_t recordings = j->recordings;
+      good(vm, "f(ones(3))");
+      ck_assert_uint_eq(j->recordings, recordings);
+      good(vm, "let e = explain(f, ones(4))");
+      ck_assert_msg(number(vm, "e.graphs") == 1, "%s", inner_text);
+      ck_assert(number(vm, "len(e.breaks)") == 0);
+      ck_assert(number(vm, "if graph(f, ones(4))(ones(4))[0] == 3 { 1 } else { 0 }") == 1);
+      ck_assert(number(vm, "explain(nojit(f), ones(4)).graphs") == 0);
+      qn_vm_close(vm);
+    }
+  leaks_count(true);
+}
+END_TEST
+
+static jit_anchor *anchor_named(qn_vm *vm, const char *name) {
+  qn_value f;
+  ck_assert_int_eq(qn_get_global(vm, name, &f), QN_OK);
+  jit_anchor *a = vm->hooks.anchor(f);
+  qn_release(vm, f);
+  ck_assert_ptr_nonnull(a);
+  return a;
+}
+
+/* Looking changes nothing, even where the call that is looked at is left. */
+START_TEST(an_explain_that_is_left_changes_nothing) {
+  leaks_count(false);
+  qn_vm *vm = open_calling(leave, QN_JIT_ON);
+  ck_assert_int_eq(qn_set_tunable(vm, "jit.hot", "100"), QN_OK);
+  good(vm, "let go = true\nfn f(x) {\n  let r = rand(3)\n  if go { print(\"leave\") }\n  x * r }");
+  good(vm, "go = false\nf(ones(3))\ngo = true\nseed(3)");
+  jit_anchor *a = anchor_named(vm, "f");
+  int state = a->state;
+  int32_t countdown = a->countdown;
+  uint64_t draw = vm->draw;
+  for (int i = 0; i < 2; i++) {
+    leave_by(vm, i ? "code(f, ones(3))" : "explain(f, ones(3))");
+    ck_assert_int_eq(a->state, state);
+    ck_assert_int_eq(a->countdown, countdown);
+    ck_assert_uint_eq(vm->draw, draw);
+  }
+  qn_vm_close(vm);
+  /* and under --jit verify the eager run of a call */
+  vm = open_calling(leave, QN_JIT_VERIFY);
+  good(vm, "let go = false\nfn g() { if go { print(\"leave\") } }\nfn f(x) {\n  g()\n  x * 2 }\nfor _ in 0..4 { "
+           "f(ones(3)) }");
+  a = anchor_named(vm, "f");
+  state = a->state;
+  leave_by(vm, "go = true\nf(ones(3))");
+  ck_assert_int_eq(a->state, state);
+  qn_vm_close(vm);
+  leaks_count(true);
+}
+END_TEST
+
+/* Finished plans that were being told of in the log when a host left are there all the same. */
+static int leaves;
+static void leave_log(void *user, int stream, const char *text, size_t len) {
+  (void)user, (void)len;
+  if (stream == 2 && text[0] == '[' && leaves && !--leaves) _Unwind_ForcedUnwind(&exception, stop, NULL);
+}
+
+static bool __attribute__((noinline)) left_by(qn_vm *vm, const char *text) {
+  leave_to = __builtin_frame_address(0);
+  if (setjmp(left)) return true;
+  good(vm, text);
+  return false;
+}
+
+START_TEST(a_host_that_leaves_the_log_loses_no_plan) {
+  leaks_count(false);
+  for (int at = 1; at < 12; at++) {
+    qn_config config;
+    qn_config_init(&config);
+    config.write = leave_log;
+    config.jit = QN_JIT_ON;
+    qn_vm *vm = qn_vm_open(&config);
+    ck_assert_int_eq(qn_set_tunable(vm, "jit.hot", "1"), QN_OK);
+    ck_assert_int_eq(qn_set_tunable(vm, "jit.cc", "0"), QN_OK);
+    ck_assert(log_parse("all", &vm->log));
+    leaves = 0;
+    good(vm, "fn f(x) = x * 2 + 1\nfn g(x) = sum(x) * x\nfn h(x) = tanh(x) @ x\nfn k(x) = x - 1");
+    good(vm, "f(ones(3))\ng(ones(3))\nh(ones(3))");
+    vm_jit *j = vm->jit;
+    for (int i = 0; i < 20000 && !atomic_load(&j->mail); i++) usleep(500);
+    usleep(20000); /* mostly all three are there */
+    leaves = at;
+    bool was_left = left_by(vm, "k(ones(3))");
+    leaves = 0;
+    (void)was_left;
+    for (anchor_entries *a = j->anchors; a; a = a->next)
+      for (entry *e = a->first; e; e = e->next) {
+        for (int i = 0; i < 20000 && e->state == ENTRY_COMPILING; i++) {
+          usleep(500);
+          jit_drain(vm, true);
+        }
+        ck_assert_int_eq(e->state, ENTRY_READY);
+      }
+    qn_vm_close(vm);
+  }
+  leaks_count(true);
+}
+END_TEST
+
+static uint32_t units_running(qn_vm *vm) {
+  uint32_t n = 0;
+  for (const unit *u = interp_of(vm)->units; u; u = u->next) n += u->running;
+  return n;
+}
+
+/* The text of an evaluation that was left goes as any other does. */
+START_TEST(texts_that_are_left_go) {
+  leaks_count(false);
+  qn_vm *vm = open_calling(catch_inner, QN_JIT_OFF);
+  inner_text = "let x = 1\nprint(\"leave\")\nx";
+  for (int i = 0; i < 200; i++) {
+    leave_by(vm, inner_text);
+    ck_assert_uint_eq(units_running(vm), 0);
+    good(vm, "print(\"catch\")\n1");
+    ck_assert_uint_eq(units_running(vm), 0);
+  }
+  ck_assert_uint_lt(interp_of(vm)->nunits, 60);
+  /* so does one whose warning was left */
+  for (int i = 0; i < 100; i++) {
+    leaves = 0;
+    leave_by(vm, "fn f() {\n  let unused = 1\n  2 }\nprint(\"leave\")");
+  }
+  ck_assert_uint_lt(interp_of(vm)->nunits, 60);
+  qn_vm_close(vm);
   leaks_count(true);
 }
 END_TEST
@@ -729,6 +888,10 @@ int main(void) {
   ADD(callbacks_compute_inside_a_gradient)
   c = tcase_create("exceptions");
   ADD(exceptions_pass_through_callbacks)
+  ADD(what_was_asked_for_ends_with_an_exception)
+  ADD(an_explain_that_is_left_changes_nothing)
+  ADD(a_host_that_leaves_the_log_loses_no_plan)
+  ADD(texts_that_are_left_go)
   c = tcase_create("constant_memory");
   ADD(evals_leave_nothing_behind)
   c = tcase_create("memory_limit");
