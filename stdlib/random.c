@@ -63,6 +63,7 @@ static inline __attribute__((always_inline)) qn_value draw_few(qn_vm *vm, op_id 
 }
 
 static __attribute__((noinline)) bool other_sizes(qn_vm *vm, const char *fn, qn_value rest, eager_drawing *d) {
+  d->values = 0;
   if (!arg_shape(vm, fn, rest, d->shape, &d->rank)) return false;
   d->n = drawing_size(d);
   return true;
@@ -84,6 +85,7 @@ static inline __attribute__((always_inline)) bool sizes_of(qn_vm *vm, const char
   } while (++i < rank);
   d->rank = rank;
   d->n = n;
+  d->values = 0;
   return true;
 }
 
@@ -150,22 +152,15 @@ qn_value builtin_randint(qn_vm *vm, const qn_value *args) {
       !sizes_of(vm, "randint", args[2], &d) ||
       (args[3].head != TAG_NIL && (dtype = int_dtype(vm, args[3], low, high)) < 0))
     return value_error();
-  d.dtype = QN_i64;
   uint64_t values = (uint64_t)high - (uint64_t)low;
   if (__builtin_expect(high <= low || values > most, 0))
     return raise(vm, E_argument, SPAN_NONE, "randint: from %lld to %lld - 1 there are %s", (long long)low,
                  (long long)high, high <= low ? "no integers" : "more than 2**63 integers");
-  qn_value x = d.n <= DRAW_FEW ? draw_few(vm, OP_random_bits, &d, args[4], 0) : value_unset();
-  if (__builtin_expect(x.head == TAG_ARRAY, 1)) { /* few of them: the same, in place */
-    int64_t *p = (int64_t *)(void *)value_array(x)->storage->data;
-    int64_t *end = p + d.n; /* there is one at least */
-#pragma GCC unroll 2
-    do {
-      *p = (int64_t)((uint64_t)(*p & INT64_MAX) % values) + low;
-    } while (++p != end);
-    return dtype == QN_i64 ? x : use_dtype(vm, x, (qn_dtype)dtype);
-  }
-  if (x.head == TAG_UNSET) x = draw_op(vm, "randint", OP_random_bits, &d, args[4], 0);
+  d.dtype = (qn_dtype)dtype, d.values = values, d.low = low;
+  qn_value x = draw_few(vm, OP_random_bits, &d, args[4], 0);
+  if (__builtin_expect(x.head != TAG_UNSET, 1)) return x;
+  d.dtype = QN_i64;
+  x = draw_op(vm, "randint", OP_random_bits, &d, args[4], 0);
   x = use2(vm, OP_bitand, x, value_int(INT64_MAX), NULL);
   if (values != most) x = use2(vm, OP_mod, x, value_int((int64_t)values), NULL);
   if (low) x = use2(vm, OP_add, x, value_int(low), NULL);

@@ -11,6 +11,14 @@ _Static_assert(OP_random_uniform == OP_random_bits + 1 && OP_random_normal == OP
                "vm_loops.draw has the RANDOM ops in their order");
 
 void eager_draw_some(const vm_loops *l, op_id op, const eager_drawing *d, void *out, uint64_t first, uint64_t n) {
+  if (d->values) {
+    uint64_t bits[DRAW_FEW];
+    void *to = d->dtype == QN_i64 ? out : bits;
+    l->draw[OP_random_bits - OP_random_bits][QN_i64](to, d->words, first, n);
+    l->below(to, d->values, d->low, n);
+    if (to != out) l->cast[QN_i64][d->dtype](out, bits, NULL, NULL, VM_A, (int64_t)n);
+    return;
+  }
   float wide[DRAW_FEW];
   bool rounded = d->dtype == QN_f16 || d->dtype == QN_bf16;
   l->draw[op - OP_random_bits][d->dtype](rounded ? wide : out, d->words, first, n);

@@ -14,6 +14,8 @@ typedef struct eager_drawing {
   qn_dtype dtype;
   int rank;
   uint64_t n, words[3]; /* those of the key, and the draw number */
+  uint64_t values;      /* of bits: 0, or as vm_loops.below takes them; then dtype is any of integers */
+  int64_t low;
   int64_t shape[ARRAY_MAX_RANK];
 } eager_drawing;
 
@@ -23,7 +25,7 @@ static inline uint64_t drawing_size(const eager_drawing *d) {
   return n;
 }
 
-/* Numbers of any dtype from the one numbered `first` on, n of them; of a dtype that is rounded at most DRAW_FEW. */
+/* Numbers of any dtype from the one numbered `first` on, n of them; of a dtype that is rounded, and of integers, at most DRAW_FEW. */
 void eager_draw_some(const vm_loops *l, op_id op, const eager_drawing *d, void *out, uint64_t first, uint64_t n);
 /* Fills an array, in pieces that threads share. False with an error raised. */
 QN_MUST_CHECK bool eager_draw_many(qn_vm *vm, op_id op, const eager_drawing *d, void *out);
@@ -42,10 +44,12 @@ QN_MUST_CHECK static inline __attribute__((always_inline)) qn_value eager_draw(q
     value_release(vm, value_obj(TAG_ARRAY, out));
     return value_error();
   }
-  if (dtype == QN_f16 || dtype == QN_bf16)
+  if (dtype == QN_f16 || dtype == QN_bf16 || (d->values && dtype != QN_i64)) {
     eager_draw_some(l, op, d, out->storage->data, 0, d->n);
-  else
+  } else {
     l->draw[op - OP_random_bits][dtype](out->storage->data, d->words, 0, d->n);
+    if (d->values) l->below(out->storage->data, d->values, d->low, d->n);
+  }
   return value_obj(TAG_ARRAY, out);
 }
 

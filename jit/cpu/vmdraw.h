@@ -134,3 +134,38 @@ DRAW(uniform_f16, f32)
 DRAW(uniform_bf16, f32)
 DRAW(normal_f64, f64)
 DRAW(normal_f32, f32)
+
+/* Integers below a bound of at most 2^63 from bits, plus low: the low 63 bits modulo the bound, which is exact in both ways.
+ * A quotient by a 64-bit reciprocal is less than 3/2 too small, so one remainder is to be mended. One by f64 is off by 2^12 and a rounding
+ * at most, the quotient of what then remains by one: that is vector code where there are instructions for it. The bound is below 2^61 so that
+ * no difference wraps. */
+static void draw_below(void *o, u64 values, i64 low, u64 n) {
+  u64 *x = o;
+  if (n < VM_WORDS) { /* less than a reciprocal costs */
+    for (u64 i = 0; i < n; i++) {
+      SCALAR x[i] = (x[i] & ~(u64)0 >> 1) % values + (u64)low;
+    }
+    return;
+  }
+  const u64 reciprocal = ~(u64)0 / values;
+  u64 at = 0;
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+  const i64 d = (i64)values;
+  const f64 over = 1 / (f64)d;
+  if (values < (u64)1 << 61) {
+    SIMD for (u64 i = 0; i < n; i++) {
+      i64 r = (i64)(x[i] & ~(u64)0 >> 1);
+      r -= (i64)((f64)r * over) * d;
+      r -= (i64)((f64)r * over) * d;
+      r += r < 0 ? d : 0;
+      r -= r >= d ? d : 0;
+      x[i] = (u64)r + (u64)low;
+    }
+    at = n;
+  }
+#endif
+  for (; at < n; at++) {
+    u64 b = x[at] & ~(u64)0 >> 1, r = b - (u64)((unsigned __int128)b * reciprocal >> 64) * values;
+    x[at] = r - (r >= values ? values : 0) + (u64)low;
+  }
+}

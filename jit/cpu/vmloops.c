@@ -625,6 +625,7 @@ const vm_loops TABLE(VM_ISA) = {
     .draw = {{[QN_i64] = draw_bits_of},
              {[QN_f64] = draw_uniform_f64, [QN_f32] = draw_uniform_f32, [QN_f16] = draw_uniform_f16, [QN_bf16] = draw_uniform_bf16},
              {[QN_f64] = draw_normal_f64, [QN_f32] = draw_normal_f32, [QN_f16] = draw_normal_f32, [QN_bf16] = draw_normal_f32}},
+    .below = draw_below,
     .arg = {{COMPUTED(ROW_ARGMAX)}, {COMPUTED(ROW_ARGMIN)}},
     .args = {{COMPUTED(ROW_ARGSMAX)}, {COMPUTED(ROW_ARGSMIN)}},
     .scan64 = {FOLD_TABLE(ROW_SCAN)},

@@ -64,6 +64,8 @@ typedef struct vm_loops {
   /* The n random numbers from the one numbered `first` on of a draw (words: those of the key, and the draw number), by RANDOM op (bits,
    * uniform, normal) and dtype; for f16 and bf16 they are f32, to be rounded. */
   void (*draw[3][QN_DTYPE_COUNT])(void *out, const uint64_t words[3], uint64_t first, uint64_t n);
+  /* What randint makes of bits, in place: the low 63 modulo values (at most 2^63), plus low. */
+  void (*below)(void *bits, uint64_t values, int64_t low, uint64_t n);
   /* argmax and argmin: the best value and its index so far (index < 0: none), candidates numbered from `index`. */
   void (*arg[2][QN_DTYPE_COUNT])(void *best, int64_t *at, const void *x, int64_t index, int64_t n);
   void (*args[2][QN_DTYPE_COUNT])(void *best, int64_t *at, const void *x, const int64_t *index, int64_t k, int64_t n);
