@@ -144,7 +144,8 @@ QN_API void qn_interrupt_clear(qn_vm *vm);
 
 /* The thread that uses the VM goes on on another C stack, of `size` bytes from `low` on, which the host has made: a fiber or
  * coroutine. Said before the first call from there; again for the next stack; low NULL: there are none any more. A stack that nobody
- * has told of works, too, but recursion uses 64 KiB of it at most (or config.stack_bytes). Evaluations that are in progress must end
+ * has told of works, too, but recursion uses 64 KiB of it at most (or config.stack_bytes). It has to be told of where it is a piece of
+ * the thread's own stack, which nobody can see. Evaluations that are in progress must end
  * in the order inverse to that in which they began, whatever stacks they are on. */
 QN_API void qn_stack_changed(qn_vm *vm, void *low, size_t size);
 

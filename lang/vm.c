@@ -195,16 +195,22 @@ static const vm_stack *thread_stack(void) {
 
 static bool stack_has(const char *low, const char *high, const char *here) { return here > low && here <= high; }
 
+static bool bound_to_host(const qn_vm *vm) { return vm->bound.low == vm->host_low && vm->bound.high == vm->host_high; }
+
 void vm_bind_thread(qn_vm *vm) {
   char *here = __builtin_frame_address(0);
   pthread_t self = pthread_self();
-  if (stack_has(vm->bound.low, vm->bound.high, here) && pthread_equal(self, vm->bound.thread)) return;
-  const vm_stack *own = thread_stack();
+  /* The host's comes first: it may be a piece of the thread's own. */
+  bool hosts = stack_has(vm->host_low, vm->host_high, here);
+  if (stack_has(vm->bound.low, vm->bound.high, here) && pthread_equal(self, vm->bound.thread) &&
+      hosts == bound_to_host(vm))
+    return;
+  const vm_stack *own = hosts ? NULL : thread_stack();
   vm->bound = (vm_stack){.thread = self};
-  if (own && stack_has(own->low, own->high, here))
-    vm->bound = *own;
-  else if (stack_has(vm->host_low, vm->host_high, here))
+  if (hosts)
     vm->bound = (vm_stack){self, vm->host_low, vm->host_high};
+  else if (own && stack_has(own->low, own->high, here))
+    vm->bound = *own;
   size_t use = vm->config.stack_bytes;
   if (vm->bound.low) {
     size_t room = (size_t)(here - vm->bound.low);
@@ -302,7 +308,9 @@ static void run_abandon(qn_vm *vm, vm_run *run) {
 static __attribute__((noinline, cold)) void drop_left(qn_vm *vm, const vm_run *run, const char *here) {
   for (int i = 0; i < vm->depth && i < RUN_MARKS; i++) {
     const vm_mark m = vm->marks[i];
-    if (m.run != run && !(stack_has(vm->bound.low, vm->bound.high, m.frame) && m.frame < here)) continue;
+    bool same = stack_has(vm->bound.low, vm->bound.high, m.frame) &&
+                stack_has(vm->host_low, vm->host_high, m.frame) == bound_to_host(vm);
+    if (m.run != run && !(same && m.frame < here)) continue;
     vm->depth = i + 1;
     vm->rec = NULL;
     vm->host = m.host;

@@ -654,6 +654,54 @@ START_TEST(fibers_have_stacks_of_their_own) {
 }
 END_TEST
 
+/* A stack that is a piece of the thread's own: where an array lies on it, as coroutine libraries have them. */
+static qn_vm *piece_vm;
+static bool through_fiber;
+static void piece_main(void) {
+  fiber_main();
+  if (fiber_failed || !through_fiber) return;
+  /* an evaluation on the thread's stack waits in a callback, further down, until this one has ended */
+  good(piece_vm, "let inner = sum(ones(5))");
+}
+
+static char *piece;
+enum { PIECE = 256 << 10 };
+static void to_piece(qn_vm *vm, const char *text) {
+  (void)text;
+  piece_vm = fiber_vm = vm;
+  getcontext(&fiber_context);
+  fiber_context.uc_stack.ss_sp = piece;
+  fiber_context.uc_stack.ss_size = PIECE;
+  fiber_context.uc_link = &host_context;
+  makecontext(&fiber_context, piece_main, 0);
+  swapcontext(&host_context, &fiber_context);
+  ck_assert_msg(!fiber_failed, "%s", fiber_failed);
+}
+
+START_TEST(fibers_on_the_threads_own_stack) {
+  enum { GUARD = 64 << 10 };
+  char room[GUARD + PIECE + 4096];
+  memset(room, 0x5a, GUARD); /* what recursion without bounds would write over */
+  piece = room + GUARD;
+  qn_vm *vm = open_calling(to_piece, QN_JIT_OFF);
+  qn_stack_changed(vm, piece, PIECE);
+  for (int i = 0; i < 3; i++) {
+    through_fiber = false;
+    ck_assert(number(vm, recursive) == 20); /* the thread's own stack is known now */
+    to_piece(vm, "");
+    /* the evaluation that calls the callback goes on behind it */
+    through_fiber = true;
+    good(vm, "fn f(x) {\n  print(1)\n  x + 1 }\nlet after = f(41)");
+    ck_assert(number(vm, "after + inner") == 47);
+    ck_assert_int_eq(vm->depth, 0);
+  }
+  for (int i = 0; i < GUARD; i++) ck_assert_int_eq(room[i], 0x5a);
+  qn_stack_changed(vm, NULL, 0);
+  ck_assert(number(vm, recursive) == 20);
+  qn_vm_close(vm);
+}
+END_TEST
+
 /* ---- processes and threads -------------------------------------------------------------------------------------------------------- */
 
 static const char work[] =
@@ -905,6 +953,7 @@ int main(void) {
   ADD(modules_go_by_the_hosts_keys)
   c = tcase_create("fibers");
   ADD(fibers_have_stacks_of_their_own)
+  ADD(fibers_on_the_threads_own_stack)
   c = tcase_create("forks");
   ADD(forked_children_go_on)
   c = tcase_create("signals");
