@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the jobs of ./dev need: dev.py ROOT
+"""What the jobs of ./dev need, and their first steps: dev.py ROOT
 
 Every job that `./dev help` names has a row in `./dev needs`. On a machine where no package is found each job asks apt-get for just the
 packages of its row, as its first step. (The machine is a copy of the script that finds nothing, and an apt-get that writes down what
@@ -18,6 +18,20 @@ ARGUMENTS = {"run": ["x.qn"], "soak": ["0.01"], "fuzz": ["1"]}
 def run(script, *args, **env):
     return subprocess.run(["bash", script, *args], env=dict(os.environ, **env), capture_output=True, text=True, stdin=subprocess.DEVNULL,
                           timeout=60)
+
+
+def seeds(folder, text):
+    """`./dev fuzz` in a fresh clone: scripts of the same name in several folders are all seeds. (Nothing is built, so there are no targets.)"""
+    names = [f"{place}/{name}.qn" for place in ("tests/a", "tests/b", "examples", "stdlib") for name in ("same", place[-1])]
+    for name in names:
+        os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
+        open(os.path.join(folder, name), "w").close()
+    script = os.path.join(folder, "seeds")
+    with open(script, "w", encoding="utf-8") as f:
+        f.write(re.sub(r"^(need|build)\(\) \{", r"\1() { return 0; }\n\1_really() {", text, flags=re.M))
+    done = run(script, "fuzz", "1", CI="")
+    kept = [name for _, _, files in os.walk(os.path.join(folder, "build", "fuzz", "seeds")) for name in files]
+    return [] if done.returncode == 0 and len(kept) == len(names) else [f"fuzz: status {done.returncode}, {len(kept)} seeds of {len(names)}\n{done.stderr}"]
 
 
 def main():
@@ -49,6 +63,7 @@ def main():
             first = set(asked[0].split()) if asked else set()
             if done.returncode == 0 or first != set(rows[job].split()):
                 bad.append(f"{job} asks for {sorted(first)}, its row has {rows[job].split()}; status {done.returncode}\n{done.stderr[-500:]}")
+        bad += seeds(folder, text)
     for line in bad:
         print("FAILED", line)
     print(f"{len(jobs)} jobs, {len(bad)} complaints")
