@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "interp/pager.h"
 #include "interp/prompt.h"
 #include "interp/terminal.h"
 #include "lang/look.h"
@@ -21,6 +22,15 @@ const int command_count = sizeof commands / sizeof *commands;
 
 static void put(text_buf *t) {
   if (t->text && !t->failed) fwrite(t->text, 1, t->len, stdout);
+  text_free(t);
+}
+
+/* Texts that may be long: in pages where somebody types. */
+static void put_pages(session *s, text_buf *t) {
+  if (t->text && !t->failed && s->editor && !s->transcript)
+    pager_show(edit_terminal(s->editor), t->text, t->len);
+  else if (t->text && !t->failed)
+    terminal_write_text(stdout, t->text, t->len);
   text_free(t);
 }
 
@@ -66,18 +76,27 @@ static void command_doc(session *s, const char *argument) {
   }
   free(looks);
   if (!found) found = interp_help(s->vm, argument, &t);
+  if (found) {
+    put_pages(s, &t);
+    return;
+  }
   fflush(stdout);
-  if (t.text && !t.failed) terminal_write_text(found ? stdout : stderr, t.text, t.len);
+  if (t.text && !t.failed) terminal_write_text(stderr, t.text, t.len);
   text_free(&t);
 }
 
-static void print_command(const command *c) { printf("  :%-8s %-9s %s\n", c->name, c->argument, c->doc); }
+static void add_command(text_buf *t, const command *c) {
+  text_addf(t, "  :%-8s %-9s %s\n", c->name, c->argument, c->doc);
+}
 
 static void command_help(session *s, const char *argument) {
+  text_buf t;
+  text_init(&t, NULL);
   if (*argument) {
     for (int i = 0; i < command_count; i++) {
       if (*argument != ':' || strcmp(argument + 1, commands[i].name) != 0) continue;
-      print_command(&commands[i]);
+      add_command(&t, &commands[i]);
+      put_pages(s, &t);
       return;
     }
     command_doc(s, argument);
@@ -87,8 +106,8 @@ static void command_help(session *s, const char *argument) {
       "A line that is complete is run and its value shown, unless it ends in `;`. `_` is the last value shown or "
       "kept.\n"
       "What needs more lines gets them: brackets that are open, `\"\"\"`, an operator at the end.\n\n";
-  terminal_write_text(stdout, about, sizeof about - 1);
-  for (int i = 0; i < command_count; i++) print_command(&commands[i]);
+  text_adds(&t, about);
+  for (int i = 0; i < command_count; i++) add_command(&t, &commands[i]);
   static const char keys[] =
       "\n"
       "  Tab               completes names, fields, modules, files and parameters; again: the next choice\n"
@@ -100,8 +119,11 @@ static void command_help(session *s, const char *argument) {
       "  Ctrl-W, -U, -K    cut the word before, the line before, the line behind; Ctrl-Y puts it back, Alt-Y an "
       "older one\n"
       "  Ctrl-A, -E, Alt-B, -F, Alt-<, ->   to the line's begin and end, by words, to the text's begin and end\n"
-      "  Ctrl-_            takes the last change back; Ctrl-L clears the screen, Ctrl-Z stops the process\n";
-  terminal_write_text(stdout, keys, sizeof keys - 1);
+      "  Ctrl-_            takes the last change back; Ctrl-L clears the screen, Ctrl-Z stops the process\n"
+      "\n"
+      "Help that is longer than the screen comes in pages: Space goes on, q ends.\n";
+  text_adds(&t, keys);
+  put_pages(s, &t);
 }
 
 static void command_quit(session *s, const char *argument) {
@@ -166,7 +188,7 @@ static void command_vars(session *s, const char *argument) {
   text_adds(&t, ", at most it was ");
   text_size(&t, (double)m->peak);
   text_adds(&t, "\n");
-  put(&t);
+  put_pages(s, &t);
 }
 
 static void command_reset(session *s, const char *argument) {

@@ -161,6 +161,8 @@ int edit_columns(editor *e) {
   return e->term.columns;
 }
 
+terminal *edit_terminal(editor *e) { return &e->term; }
+
 /* ---- positions ---------------------------------------------------------------------------------------------------------- */
 
 static uint32_t code_at(const editor *e, size_t at) {

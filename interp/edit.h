@@ -50,5 +50,7 @@ void edit_close(editor *e);
 QN_MUST_CHECK edit_end edit_read(editor *e, const char **text, size_t *len);
 /* Columns of the terminal. */
 int edit_columns(editor *e);
+/* The terminal, between two texts; what was typed ahead is in it. */
+terminal *edit_terminal(editor *e);
 
 #endif

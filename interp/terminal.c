@@ -131,22 +131,33 @@ static size_t fitting(const char *line, size_t len, int width) {
   return len;
 }
 
+bool text_rows_next(text_rows *r, int columns) {
+  enum { NARROW = 20, CODE = 4 /* columns */ };
+  if (r->at >= r->len) return false;
+  const char *line = r->text + r->at, *stop = memchr(line, '\n', r->len - r->at);
+  size_t n = stop ? (size_t)(stop - line) : r->len - r->at, part = n;
+  if (!r->inside) {
+    r->indent = 0;
+    while (r->indent < n && line[r->indent] == ' ') r->indent++;
+  }
+  r->lead = r->inside ? (int)r->indent + 2 : 0;
+  if (columns > NARROW && r->indent < CODE) part = fitting(line, n, columns - r->lead);
+  r->row = line;
+  r->n = part;
+  r->inside = part < n;
+  while (part < n && line[part] == ' ') part++;
+  r->at += r->inside ? part : n + (stop != NULL);
+  int64_t wide = utf8_columns(r->row, r->n) + r->lead;
+  r->high = columns > 0 && wide > columns ? (int)((wide - 1) / columns) + 1 : 1;
+  return true;
+}
+
 void terminal_write_text(FILE *to, const char *text, size_t len) {
   struct winsize size;
   int width = isatty(fileno(to)) && ioctl(fileno(to), TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
-  for (const char *line = text, *end = text + len; line < end;) {
-    const char *stop = memchr(line, '\n', (size_t)(end - line));
-    size_t n = stop ? (size_t)(stop - line) : (size_t)(end - line), indent = strspn(line, " ");
-    for (bool first = true; width > 20 && indent < 4; first = false) {
-      size_t part = fitting(line, n, first ? width : width - (int)indent - 2);
-      if (part == n) break;
-      fprintf(to, "%.*s\n%*s", (int)part, line, (int)indent + 2, "");
-      while (part < n && line[part] == ' ') part++;
-      line += part;
-      n -= part;
-    }
-    fprintf(to, "%.*s%s", (int)n, line, stop ? "\n" : "");
-    line += n + (stop != NULL);
+  for (text_rows r = {.text = text, .len = len}; text_rows_next(&r, width);) {
+    bool ends = r.inside || text[r.at - 1] == '\n';
+    fprintf(to, "%*s%.*s%s", r.lead, "", (int)r.n, r.row, ends ? "\n" : "");
   }
 }
 

@@ -67,8 +67,21 @@ void terminal_measure(terminal *t);
 void terminal_suspend(terminal *t);
 /* Wakes a terminal_key that waits; for signal handlers. */
 void terminal_wake(void);
-/* Writes a text of lines. On a terminal those that are too long break at blanks and go on two columns further in than they begin;
- * lines that begin with four blanks are code and stay as they are. */
+/* A text of lines, set in rows of so many columns: lines that are too long break at blanks and go on two columns further in than they
+ * begin; lines that begin with four blanks are code and stay as they are, so that the terminal wraps them. */
+typedef struct text_rows {
+  const char *text;
+  size_t len, at;  /* where the next row begins */
+  size_t indent;   /* of the line that the next row is in */
+  bool inside;     /* the next row goes on with a line */
+  const char *row; /* this row, without its end */
+  size_t n;        /* its bytes */
+  int lead;        /* blanks before it */
+  int high;        /* rows of the terminal that it takes */
+} text_rows;
+/* The next row; false: there is none. `columns` 0: rows are lines. */
+bool text_rows_next(text_rows *r, int columns);
+/* Writes a text, set for the terminal if it is one. */
 void terminal_write_text(FILE *to, const char *text, size_t len);
 /* For lines that the system edits. Forgets wakes up to now; then waits until a line can be read, or false: woken before. */
 bool terminal_line_begin(void);

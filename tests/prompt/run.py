@@ -14,6 +14,7 @@ import re
 import select
 import signal
 import struct
+import subprocess
 import sys
 import tempfile
 import termios
@@ -1088,6 +1089,104 @@ def case_help_of_own_functions(place):
     p.answer("?random numbers", "nothing is called 'random numbers'; this mentions it:", "  seed             starts the random numbers anew")
     p.answer('"5"', 'qn> "5"', '"5"')
     p.answer("5", "qn> 5", "5")
+    ends_well(p)
+
+
+STATUS = re.compile(r"-- more \((\d+) %\): Space goes on, q ends --")
+
+
+def pages(p, text, key, most=60):
+    """Types a line whose answer is long, and `key` at the end of each page; the pages, without the status lines."""
+    p.type(text)
+    p.type("\r", settle=0.3)
+    shown, part = [], 0
+    for _ in range(most):
+        p.wait(lambda: STATUS.fullmatch(p.line()) or p.line() == "qn>", "the end of a page, or the prompt")
+        found = STATUS.fullmatch(p.line())
+        if not found:
+            return shown
+        need(part < int(found[1]) < 100, f"the part that has been shown grows\n{p.show()}")
+        part = int(found[1])
+        shown.append(p.screen.lines()[:-1])
+        need(len(p.screen.lines()) == p.screen.height, f"a page fills the screen\n{p.show()}")
+        p.type(key)
+    raise AssertionError(f"it never ends\n{p.show()}")
+
+
+def answer_to(p, text):
+    """What was answered to the line typed last, however many screens ago."""
+    rows = p.screen.logical()
+    at = max(i for i, row in enumerate(rows) if row == "qn> " + text)
+    return rows[at + 1:-1]
+
+
+def case_long_help_in_pages(place):
+    """What is longer than the screen stops at its end: Space and Enter go on, q ends. Nothing of it is lost, no status line stays."""
+    source = "fn long(x) {\n" + "".join(f"  let v{i} = x + {i}\n" for i in range(40)) + "  x\n}"
+    texts = ("?", "?linalg", "help E203", "?functions", "?array", ":vars", "??long")
+    tall = Prompt(place, columns=100, rows=1000)
+    tall.type(paste(source) + "\r")
+    whole = {}
+    for text in texts:
+        tall.answer(text)
+        whole[text] = answer_to(tall, text)
+    ends_well(tall)
+    p = Prompt(place, columns=100, rows=12)
+    p.type(paste(source) + "\r")
+    for text in texts:
+        for key in (" ", "\r", "\x1b[6~") if text == "??long" else (" ",):
+            shown = pages(p, text, key)
+            need(len(whole[text]) < 12 or len(shown) == (len(whole[text]) - 1) // 11, f"{text}: {len(shown)} pages of {len(whole[text])} lines")
+            if text != ":vars":  # the memory in use
+                need(answer_to(p, text) == whole[text], f"{text}, all of it:\n{answer_to(p, text)}\n{whole[text]}")
+    need(len(whole["?"]) > 24 and len(whole["??long"]) == 43 and len(whole["?linalg"]) > 60, "texts that are long")
+    for key in ("q", "Q", "\x03", "\x04", "\x1b"):
+        need(len(pages(p, "??long", "x" + key)) == 1, f"{key!r} ends it")
+        need(len(answer_to(p, "??long")) == 11, f"{key!r} ends it after a page, and x does nothing\n{p.show()}")
+    p.answer("1 + 1", "2")
+    ends_well(p)
+
+
+def case_long_help_and_sizes(place):
+    """The pager in a terminal that changes: what follows is set for its new size, and the status line does not stay."""
+    p = Prompt(place, columns=70, rows=12)
+    p.type("?functions\r")
+    p.wait(lambda: STATUS.fullmatch(p.line()), "the end of a page")
+    for columns, rows in ((30, 8), (100, 20), (70, 6)):
+        resize(p, columns, rows)
+        p.wait(lambda: "".join(p.screen.logical()[-1:]).startswith("-- more"), f"the status line at {columns}")
+        before = len(p.screen.logical())
+        p.type(" ")
+        p.wait(lambda: "".join(p.screen.logical()[-1:]).startswith("-- more"), f"the next page at {columns}")
+        status = sum(row.startswith("-- more") for row in p.screen.logical())
+        need(status == 1, f"one status line at {columns}\n{p.show()}")
+        high = (len("-- more (10 %): Space goes on, q ends --") - 1) // columns + 1
+        need(len(p.screen.logical()) - before == rows - 1, f"{len(p.screen.logical()) - before} rows more, {high}\n{p.show()}")
+    p.type("q")
+    p.wait(lambda: p.line() == "qn>", "the prompt")
+    names = [row for row in p.screen.logical() if row and not row.startswith(("qn>", "Quern"))]
+    need(len(names) == len(set(names)) and names == sorted(names, key=names.index), f"no line twice\n{names}")
+    # Very small, and a hangup while it waits.
+    resize(p, 4, 2)
+    p.type("?functions\r")
+    p.type("  ")
+    need(p.status is None, "it lives")
+    os.kill(p.pid, signal.SIGHUP)
+    p.wait(lambda: p.status is not None, "the end")
+
+
+def case_long_help_without_an_editor(place):
+    """Pages are for people at a terminal: not in pipes, scripts, -e, pasted transcripts, terminals that can do nothing."""
+    env = dict(place.env, TERM="xterm")
+    for args, text in ((["help", "functions"], ""), ([], "?functions\nhelp functions\n:help\n"), (["-e", "1"], "")):
+        done = subprocess.run([place.quern, *args], input=text, capture_output=True, text=True, env=env, cwd=place.folder, timeout=120)
+        need(done.returncode == 0 and "-- more" not in done.stdout + done.stderr, f"{args}: {done.stdout[-500:]}")
+    p = Prompt(place, "help", "functions", rows=8, start=False)
+    p.wait(lambda: p.status is not None, "the end of quern help on a terminal")
+    need(p.status == 0 and "-- more" not in "\n".join(p.screen.logical()), p.show())
+    p = Prompt(place, rows=8)
+    p.type(paste("qn> ?functions\nqn> 1 + 1\n") + "\r")
+    p.wait(lambda: p.screen.lines()[-2:] == ["2", "qn>"], "a transcript goes through")
     ends_well(p)
 
 
