@@ -31,6 +31,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 F4 = 4
+SKIPPED = 77  # the exit status without a GPU
 
 
 class Row:
@@ -359,6 +360,10 @@ def main():
     o = parser.parse_args()
     o.python = o.python or interpreter()
     o.quern, end = os.path.abspath(o.quern), time.monotonic() + o.limit
+    there = subprocess.run([o.quern, "--device", "gpu", "-e", "[1]"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if there.returncode != 0:
+        print(f"there is no GPU:\n{there.stdout}")
+        return SKIPPED
     o.folder = tempfile.mkdtemp(prefix="quern-bench-")
     table, peers = Table(o), {}
     try:
@@ -391,7 +396,8 @@ def main():
         for peer in peers.values():
             peer.lines.kill()
         shutil.rmtree(o.folder, ignore_errors=True)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
