@@ -892,7 +892,7 @@ static bool make_profile(fuser *f) {
   if (!f->profile) return out_of_memory(f);
   for (uint32_t i = 0; i < g->ninputs; i++) f->inputs += fuse_bytes(g, g->inputs[i]);
   for (uint32_t a = 0; a < f->ngroups; a++)
-    if (!recount_group(f, a)) return false;
+    if (f->groups[a].alive && (!goes_on(f) || !recount_group(f, a))) return false;
   return true;
 }
 
@@ -1256,7 +1256,7 @@ static bool write_groups(fuser *f) {
     if (f->groups[a].alive && !waits[a]) make_ready(&r, a);
   while (r.n) {
     uint32_t a = take_ready(&r);
-    if (!write_group(f, a)) return false;
+    if (!goes_on(f) || !write_group(f, a)) return false;
     const group *x = &f->groups[a];
     for (uint32_t i = 0; i < x->n; i++) {
       const unit *u = &f->units[x->units[i]];

@@ -1,9 +1,7 @@
 /* Plans: fusion, lowering and scheduling put together, then slots for host scalars, buffers, and their places in memory.
  *
  * Memory. A buffer that is neither input, constant nor output is a temporary; it lives from the step that writes it to the last
- * step that reads it. Temporaries are placed by decreasing size. Each goes over an operand that the same step reads for the
- * last time, where the schedule allows that; else into the gap it fits best: in the memory of an output that is not written
- * yet, or in the arena; else on top of the arena. Sizes that are no plain numbers are laid out behind all others, and share a
+ * step that reads it; place.c finds where. Sizes that are no plain numbers are laid out behind all others, and share a
  * place only with buffers of the same size.
  *
  * The peak of a plan must not be above that of running the graph node by node, or a few pages. Where it is, fusion is done again with a limit
@@ -14,31 +12,27 @@
 #include <string.h>
 
 #include "jit/kernel/fuse.h"
+#include "jit/kernel/place.h"
 #include "jit/kernel/plan.h"
 #include "jit/kernel/schedule.h"
 #include "lang/value.h"
 #include "lang/vm.h"
 
-enum { FUSION_TRIES = 4 }; /* with less and less memory, before every node is a kernel of its own */
+#define BYTES_MOST ((int64_t)1 << 46) /* of a buffer that place.c places, so that sums fit */
+enum { FUSION_TRIES = 4 };            /* with less and less memory, before every node is a kernel of its own */
 
 /* A buffer while memory is planned. */
 typedef struct span_of_life {
-  uint32_t buffer;
-  uint32_t first, last; /* steps */
-  int64_t bytes;        /* rounded; -1: not a plain number */
+  uint32_t first, last; /* steps; the first one UINT32_MAX: it is never in use */
+  int64_t bytes;        /* rounded; -1: not a plain number, or more than any machine has */
   int64_t exact;        /* not rounded: an output's array is no larger */
   qn_dim size;          /* bytes, rounded */
-  int64_t offset;
-  uint32_t region;  /* 0: not placed, 1: the arena, 2 + k: output k */
-  uint32_t number;  /* in the order of placing */
-  uint32_t next;    /* 1 + the next buffer of the timeline's list */
-  uint32_t overlap; /* 1 + the first of those with which it may be stored over something */
+  uint32_t place;       /* 1 + number among those that place.c places */
 } span_of_life;
 
 /* A step's output may be written over its operand. */
 typedef struct overlap {
   uint32_t over, by; /* buffers */
-  uint32_t next;     /* 1 + the next one of the same `by` */
 } overlap;
 
 typedef struct planner {
@@ -54,7 +48,6 @@ typedef struct planner {
   uint32_t *buffer_of;   /* by node: 1 + buffer */
   uint32_t *slot_of;     /* by node: 1 + scalar slot */
   span_of_life *lives;   /* by buffer */
-  uint32_t *born, *dies; /* by buffer: steps */
   overlap *overlaps;
   uint32_t noverlaps, overlaps_cap;
 } planner;
@@ -192,7 +185,7 @@ static bool note_overlap(planner *m, uint32_t over, uint32_t by) {
     m->overlaps = more;
     m->overlaps_cap = cap;
   }
-  m->overlaps[m->noverlaps++] = (overlap){over, by, 0};
+  m->overlaps[m->noverlaps++] = (overlap){over, by};
   return true;
 }
 
@@ -390,15 +383,12 @@ static bool find_lives(planner *m) {
   if (!m->lives) return out_of_memory(m);
   for (uint32_t b = 0; b < p->nbuffers; b++) {
     span_of_life *v = &m->lives[b];
-    *v = (span_of_life){.buffer = b, .first = UINT32_MAX};
+    *v = (span_of_life){.first = UINT32_MAX};
     v->size = rounded_bytes(m->g, &p->buffers[b]);
     qn_dim bytes = dim_mul(&m->g->dims, p->buffers[b].elements, (qn_dim)dtype_size((qn_dtype)p->buffers[b].dtype));
-    if (!dim_is_const(&m->g->dims, v->size, &v->bytes) || !dim_is_const(&m->g->dims, bytes, &v->exact)) v->bytes = -1;
-  }
-  for (uint32_t i = m->noverlaps; i-- > 0;) {
-    overlap *o = &m->overlaps[i];
-    o->next = m->lives[o->by].overlap;
-    m->lives[o->by].overlap = i + 1;
+    if (!dim_is_const(&m->g->dims, v->size, &v->bytes) || !dim_is_const(&m->g->dims, bytes, &v->exact) ||
+        v->bytes > BYTES_MOST)
+      v->bytes = -1;
   }
   for (uint32_t i = 0; i < p->nsteps; i++) {
     const plan_step *s = &p->steps[i];
@@ -413,246 +403,108 @@ static bool find_lives(planner *m) {
   return true;
 }
 
-static bool may_overlap(const planner *m, uint32_t over, uint32_t by) {
-  for (uint32_t i = m->lives[by].overlap; i; i = m->overlaps[i - 1].next)
-    if (m->overlaps[i - 1].over == over) return true;
-  return false;
+/* Can buffers x and y lie in the same bytes (whole buffers, at one offset)? A step reads x for the last time and writes y. */
+static bool in_place(const planner *m, uint32_t x, uint32_t y) {
+  const plan_buffer *a = &m->p->buffers[x], *b = &m->p->buffers[y];
+  return m->lives[x].place && m->lives[y].place && m->lives[x].last == m->lives[y].first &&
+         a->elements == b->elements && dtype_size((qn_dtype)a->dtype) == dtype_size((qn_dtype)b->dtype);
 }
 
-/* Can both lie in the same bytes (whole buffers, at one offset)? */
-static bool in_place(const planner *m, const span_of_life *x, const span_of_life *y) {
-  const plan_buffer *a = &m->p->buffers[x->buffer], *b = &m->p->buffers[y->buffer];
-  if (x->bytes < 0 || a->elements != b->elements || dtype_size((qn_dtype)a->dtype) != dtype_size((qn_dtype)b->dtype))
-    return false;
-  return (x->last == y->first && may_overlap(m, x->buffer, y->buffer)) ||
-         (y->last == x->first && may_overlap(m, y->buffer, x->buffer));
-}
-
-static bool together(const span_of_life *x, const span_of_life *y) {
-  return x->first <= y->last && y->first <= x->last;
-}
-
-static int by_size(const void *a, const void *b) {
-  const span_of_life *x = *(span_of_life *const *)a, *y = *(span_of_life *const *)b;
-  if (x->bytes != y->bytes) return x->bytes < y->bytes ? 1 : -1;
-  if (x->first != y->first) return x->first < y->first ? -1 : 1;
-  return x->buffer < y->buffer ? -1 : 1;
-}
-
-static int by_birth(const void *a, const void *b) {
-  const span_of_life *x = *(span_of_life *const *)a, *y = *(span_of_life *const *)b;
-  if (x->first != y->first) return x->first < y->first ? -1 : 1;
-  if (x->bytes != y->bytes) return x->bytes < y->bytes ? 1 : -1;
-  return x->buffer < y->buffer ? -1 : 1;
-}
-
-static int by_length(const void *a, const void *b) {
-  const span_of_life *x = *(span_of_life *const *)a, *y = *(span_of_life *const *)b;
-  uint32_t length_x = x->last - x->first, length_y = y->last - y->first;
-  if (length_x != length_y) return length_x < length_y ? 1 : -1;
-  return by_size(a, b);
-}
-
-/* What is placed, by the time it lives: a life of several steps is in the list of that step it goes through whose number has the
- * most trailing zeros (there is one), any other in that of its step. */
-typedef struct timeline {
-  planner *m;
-  uint32_t *head; /* by step: 1 + buffer */
-  uint32_t nsteps;
-  const span_of_life **near; /* what was found */
-  uint32_t n;
-} timeline;
-
-static void timeline_add(timeline *t, span_of_life *v) {
-  uint32_t at = v->last;
-  if (v->first != v->last)
-    at = at >> (31 - __builtin_clz(v->first ^ v->last)) << (31 - __builtin_clz(v->first ^ v->last));
-  v->next = t->head[at];
-  t->head[at] = v->buffer + 1;
-}
-
-static void timeline_collect(timeline *t, uint32_t at, const span_of_life *v) {
-  t->m->p->work++;
-  for (uint32_t b = t->head[at]; b; b = t->m->lives[b - 1].next) {
-    t->m->p->work++;
-    const span_of_life *x = &t->m->lives[b - 1];
-    if (together(x, v) && x->bytes) t->near[t->n++] = x;
-  }
-}
-
-static int by_place(const void *a, const void *b) {
-  const span_of_life *x = *(const span_of_life *const *)a, *y = *(const span_of_life *const *)b;
-  if (x->region != y->region) return x->region < y->region ? -1 : 1;
-  if (x->offset != y->offset) return x->offset < y->offset ? -1 : 1;
-  return x->number < y->number ? -1 : 1;
-}
-
-/* Collects what is placed and lives together with v, by region and offset. */
-static void timeline_find(timeline *t, const span_of_life *v) {
-  t->n = 0;
-  for (uint32_t at = v->first; at <= v->last; at++) timeline_collect(t, at, v);
-  for (int h = 0; h < 31 && (t->nsteps >> h); h++) { /* steps outside whose lives reach far enough */
-    uint64_t below = (uint64_t)(v->first >> h) << h, above = ((uint64_t)(v->last >> h) + 1) << h;
-    if (below && below < v->first && __builtin_ctzll(below) == h) timeline_collect(t, (uint32_t)below, v);
-    if (above <= t->nsteps && __builtin_ctzll(above) == h) timeline_collect(t, (uint32_t)above, v);
-  }
-  qsort(t->near, t->n, sizeof *t->near, by_place);
-}
-
-/* Are the bytes free of all that lives then, but for what v may lie on? */
-static bool is_free(const timeline *t, const span_of_life *v, uint32_t region, int64_t offset) {
-  for (uint32_t i = 0; i < t->n; i++) {
-    const span_of_life *x = t->near[i];
-    if (x->region != region || x->offset + x->bytes <= offset || offset + v->bytes <= x->offset) continue;
-    if (x->offset != offset || !in_place(t->m, x, v)) return false;
-  }
-  return true;
-}
-
-/* The smallest gap of a region that holds v: its offset, and its size in *size; -1 if there is none below `end`, beyond
- * which nothing may be written. What is placed in the region while v lives is in `near`, by offset. */
-static int64_t best_gap(const span_of_life *const *near, uint32_t n, const span_of_life *v, int64_t end,
-                        int64_t *size) {
-  int64_t at = 0, best = -1;
-  for (uint32_t i = 0; i <= n; i++) {
-    int64_t to = i < n ? near[i]->offset : end;
-    if (to - at >= (i < n ? v->bytes : v->exact) && (best < 0 || to - at < *size)) {
-      best = at;
-      *size = to - at;
-    }
-    if (i < n && near[i]->offset + near[i]->bytes > at) at = near[i]->offset + near[i]->bytes;
-  }
-  return best;
-}
-
-/* Gives every buffer in `order` a place; what lives with it is in t. The end of the arena. */
-static int64_t place_in_order(timeline *t, span_of_life **order, uint32_t n, span_of_life **outputs, uint32_t nout) {
-  int64_t top = 0;
-  memset(t->head, 0, (t->nsteps + 1) * sizeof *t->head);
-  for (uint32_t k = 0; k < nout; k++) {
-    outputs[k]->number = k;
-    timeline_add(t, outputs[k]);
-  }
-  for (uint32_t i = 0; i < n && !cancelled(t->m->cancel); i++) {
-    span_of_life *v = order[i];
-    const span_of_life *under = NULL;
-    v->region = 0;
-    v->offset = 0;
-    timeline_find(t, v);
-    for (uint32_t k = 0; k < t->n; k++) {
-      const span_of_life *x = t->near[k];
-      if ((!under || x->number < under->number) && in_place(t->m, x, v) && is_free(t, v, x->region, x->offset))
-        under = x;
-    }
-    if (under) {
-      v->region = under->region;
-      v->offset = under->offset;
-    }
-    int64_t smallest = INT64_MAX;
-    uint32_t from = 0, to = 0;
-    while (to < t->n && t->near[to]->region == 1) to++;
-    uint32_t in_arena = to;
-    for (uint32_t k = 0; k <= nout && !under; k++) { /* the outputs by number, then the arena */
-      uint32_t region = k < nout ? outputs[k]->region : 1;
-      int64_t size = 0, end = k < nout ? outputs[k]->exact : top;
-      if (k < nout) {
-        for (from = to; from < t->n && t->near[from]->region < region;) from++;
-        for (to = from; to < t->n && t->near[to]->region == region;) to++;
-        if (outputs[k]->first <= v->last || end < v->exact) continue;
-      } else {
-        from = 0;
-        to = in_arena;
-      }
-      int64_t at = best_gap(t->near + from, to - from, v, end, &size);
-      if (at < 0 || size >= smallest) continue;
-      smallest = size;
-      v->region = region;
-      v->offset = at;
-    }
-    if (!v->region) { /* above everything that is in use then */
-      v->region = 1;
-      for (uint32_t k = 0; k < in_arena; k++)
-        if (t->near[k]->offset + t->near[k]->bytes > v->offset) v->offset = t->near[k]->offset + t->near[k]->bytes;
-      if (__builtin_add_overflow(v->offset, v->bytes, &top)) top = INT64_MAX / 2;
-    }
-    v->number = nout + i;
-    timeline_add(t, v);
-  }
-  return top;
-}
-
-/* Places by decreasing size; where that takes more than `enough` bytes, by decreasing length of life or in the order of the
- * program, if one of these takes less. */
+/* Places all buffers of known size. */
 static bool place_buffers(planner *m, int64_t enough, int64_t *arena_bytes) {
-  static int (*const orders[])(const void *, const void *) = {by_size, by_length, by_birth};
-  enum { ORDERS = sizeof orders / sizeof *orders };
   plan *p = m->p;
-  uint32_t n = 0, nout = 0;
-  span_of_life **order = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *order);
-  span_of_life **outputs = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *outputs);
-  timeline t = {.m = m, .nsteps = p->nsteps};
-  t.head = arena_alloc(&m->arena, (p->nsteps + 1) * sizeof *t.head);
-  t.near = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *t.near);
-  if (!order || !outputs || !t.head || !t.near) return out_of_memory(m);
+  placing x = {.steps = p->nsteps, .cancel = m->cancel, .arena = &m->arena};
+  x.lives = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *x.lives);
+  x.pairs = arena_alloc(&m->arena, (m->noverlaps + 1) * sizeof *x.pairs);
+  if (!x.lives || !x.pairs) return out_of_memory(m);
   for (uint32_t b = 0; b < p->nbuffers; b++) {
     span_of_life *v = &m->lives[b];
-    if (v->bytes < 0 || v->first == UINT32_MAX) continue;
-    if (p->buffers[b].where == WHERE_ARENA) order[n++] = v;
-    if (is_output(&p->buffers[b])) {
-      v->region = 2 + p->buffers[b].index;
-      outputs[nout++] = v;
-    }
+    const plan_buffer *to = &p->buffers[b];
+    if (v->bytes < 0 || v->first == UINT32_MAX || (to->where != WHERE_ARENA && !is_output(to))) continue;
+    x.lives[x.n] = (place_life){.first = v->first, .last = v->last, .bytes = v->bytes, .exact = v->exact};
+    x.lives[x.n].output = is_output(to);
+    x.lives[x.n].region = is_output(to) ? PLACE_OUTPUTS + to->index : PLACE_NOWHERE;
+    v->place = ++x.n;
   }
-  int64_t top = INT64_MAX;
-  int best = 0, last = 0;
-  for (int o = 0; o < ORDERS && top > enough; o++) {
-    if (!goes_on(m)) return false;
-    qsort(order, n, sizeof *order, orders[o]);
-    int64_t end = place_in_order(&t, order, n, outputs, nout);
-    if (end < top) {
-      top = end;
-      best = o;
-    }
-    last = o;
+  for (uint32_t i = 0; i < m->noverlaps; i++) {
+    const overlap *o = &m->overlaps[i];
+    if (in_place(m, o->over, o->by))
+      x.pairs[x.npairs++] = (place_pair){.over = m->lives[o->over].place - 1, .by = m->lives[o->by].place - 1};
   }
-  if (best != last) {
-    qsort(order, n, sizeof *order, orders[best]);
-    top = place_in_order(&t, order, n, outputs, nout);
+  bool ok = place(&x, enough, arena_bytes);
+  p->work += x.work;
+  if (!ok) return goes_on(m) && out_of_memory(m);
+  for (uint32_t b = 0; b < p->nbuffers; b++) {
+    if (!m->lives[b].place || is_output(&p->buffers[b])) continue;
+    const place_life *v = &x.lives[m->lives[b].place - 1];
+    p->buffers[b].offset = v->offset;
+    if (v->region == PLACE_ARENA) continue;
+    p->buffers[b].where = WHERE_OUTPUT;
+    p->buffers[b].index = v->region - PLACE_OUTPUTS;
   }
-  if (!goes_on(m)) return false;
-  for (uint32_t i = 0; i < n; i++) {
-    plan_buffer *b = &p->buffers[order[i]->buffer];
-    b->offset = order[i]->offset;
-    if (order[i]->region == 1) continue;
-    b->where = WHERE_OUTPUT;
-    b->index = order[i]->region - 2;
-  }
-  *arena_bytes = top;
   return true;
 }
 
-/* Behind all others: buffers whose size is no plain number. */
+/* A buffer whose size is no plain number. */
+typedef struct unsized {
+  qn_dim size;
+  uint32_t first, last, buffer;
+} unsized;
+
+static int by_unsized(const void *a, const void *b) {
+  const unsized *x = a, *y = b;
+  if (x->size != y->size) return x->size > y->size ? -1 : 1; /* in the order in which the sizes came up */
+  if (x->first != y->first) return x->first < y->first ? -1 : 1;
+  return x->buffer < y->buffer ? -1 : 1;
+}
+
+/* The heap of places in use: the one that is free first is on top. */
+typedef struct used {
+  uint32_t last;
+  qn_dim offset;
+} used;
+
+static void used_sink(used *heap, uint32_t n, used x) {
+  uint32_t i = 0;
+  for (uint32_t k; (k = 2 * i + 1) < n; i = k) {
+    if (k + 1 < n && heap[k + 1].last < heap[k].last) k++;
+    if (heap[k].last >= x.last) break;
+    heap[i] = heap[k];
+  }
+  heap[i] = x;
+}
+
+static void used_rise(used *heap, uint32_t i, used x) {
+  for (; i && heap[(i - 1) / 2].last > x.last; i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
+  heap[i] = x;
+}
+
+/* Behind all others: buffers whose size is no plain number. Those of one size share as few places as there can be. */
 static bool place_symbolic(planner *m, int64_t fixed) {
   plan *p = m->p;
+  uint32_t n = 0, places = 0;
+  unsized *all = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *all);
+  used *heap = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *heap);
+  if (!all || !heap) return out_of_memory(m);
   qn_dim top = fixed;
   for (uint32_t b = 0; b < p->nbuffers; b++) {
-    span_of_life *v = &m->lives[b];
-    if (v->bytes >= 0 || p->buffers[b].where != WHERE_ARENA || v->first == UINT32_MAX) continue;
-    for (uint32_t a = 0; a < b && !v->region; a++) { /* a place of the same size that is free meanwhile */
-      const span_of_life *x = &m->lives[a];
-      if (!x->region || x->bytes >= 0 || x->size != v->size || together(x, v)) continue;
-      bool taken = false;
-      for (uint32_t c = 0; c < b && !taken; c++)
-        taken = m->lives[c].region && m->lives[c].bytes < 0 && p->buffers[c].offset == p->buffers[a].offset &&
-                together(&m->lives[c], v);
-      if (taken) continue;
-      v->region = 1;
-      p->buffers[b].offset = p->buffers[a].offset;
+    const span_of_life *v = &m->lives[b];
+    if (v->bytes < 0 && p->buffers[b].where == WHERE_ARENA && v->first != UINT32_MAX)
+      all[n++] = (unsized){v->size, v->first, v->last, b};
+  }
+  qsort(all, n, sizeof *all, by_unsized);
+  for (uint32_t i = 0; i < n; i++) {
+    const unsized *v = &all[i];
+    used place = {v->last, top};
+    if (i && v->size != all[i - 1].size) places = 0;
+    if (places && heap[0].last < v->first) {
+      place.offset = heap[0].offset;
+      used_sink(heap, places, place);
+    } else {
+      top = dim_add(&m->g->dims, top, v->size);
+      used_rise(heap, places++, place);
     }
-    if (v->region) continue;
-    v->region = 1;
-    p->buffers[b].offset = top;
-    top = dim_add(&m->g->dims, top, v->size);
+    p->buffers[v->buffer].offset = place.offset;
   }
   p->arena_bytes = top;
   return true;
@@ -666,7 +518,7 @@ static bool plan_memory(planner *m) {
   plan *p = m->p;
   graph *g = m->g;
   int64_t fixed = 0, others = 0;
-  if (!find_lives(m)) return false;
+  if (!find_lives(m) || !goes_on(m)) return false;
   for (uint32_t i = 0; i < g->ninputs; i++) add_bytes(&others, fuse_bytes(g, g->inputs[i]));
   for (uint32_t b = 0; b < p->nbuffers; b++)
     if (is_output(&p->buffers[b])) add_bytes(&others, dim_hint(&g->dims, m->lives[b].size));
