@@ -9,6 +9,7 @@ one process; `seed(0)` stands between them, at which callgrind writes its counte
   turns           programs of the interpreter alone: per turn of a loop, per update of a value with one owner, per call
   compiled call   y = f(...), a compiled function of eight tiny arrays, less the instructions inside its kernels
   start           of a process that runs an empty program
+  long calls      what a call costs for each of its layers, globals, branches: as much where there are many as where there are few
 
 And what 300 calls cost the calling thread while a compiler runs that does not end, as a multiple of the same calls with
 `--jit off`: recording, looking up and running plans on the block VM included.
@@ -175,6 +176,32 @@ TURNS = {
     "array element": (local("let x = zeros(2000)", "x[i] = i * 0.5"), 220, 1),
     "call of fib": ("for _ in 0..COUNT { fib(8) }", 270, 67),
 }
+# Calls that are COUNT long, run with these options: what they cost for each of COUNT is the same for all lengths.
+CHECKPOINTED = """
+fn layer(x, w) = tanh(x * w)
+let saved = checkpoint(layer)
+let ruled = custom_grad(fn(x) tanh(x * 1.5), fn(x, ct) ct * 2)
+fn many(x, ws) { for w in ws { x = saved(x, w) }; x }
+fn total(x, ws) = sum(many(x, ws))
+fn one(x, w, n) { for _ in 0..n { x = saved(x, w) }; sum(x) }
+fn by_rule(x, n) { for _ in 0..n { x = ruled(x) }; sum(x) }
+let ws = list(map(0..COUNT, fn(i) ones(4) * (1 + i / 10_000)))
+let f = x
+seed(0)
+"""
+RECORDED = ["--jit", "sync", "--set", "jit.hot=1", "--set", "jit.cc=0", "--set", "jit.nodes=100_000"]
+LENGTHS = {
+    "checkpointed layer": (["--jit", "off"], CHECKPOINTED + "grad(total, (0, 1))(x, ws)"),
+    "checkpointed layer with a host number": (["--jit", "off"], CHECKPOINTED + "grad(one, (0, 1))(x, 1.5, COUNT)"),
+    "checkpointed layer, pullback": (["--jit", "off"], CHECKPOINTED + "let (y, back) = vjp(fn(x) many(x, ws), x)\nback(y)"),
+    "checkpointed layer, in lanes": (["--jit", "off"], CHECKPOINTED + "vmap(grad(fn(x) total(x, ws)))(m.reshape(1, 4))"),
+    "layer with a rule": (["--jit", "off"], CHECKPOINTED + "grad(by_rule)(x, COUNT)"),
+    "global that is recorded": (RECORDED, lambda n: "".join(f"let g{i} = x\n" for i in range(n)) + "fn f(x) {\n" + "".join(f"  x = x + g{i}\n" for i in range(n)) +
+                                "  x\n}\nseed(0)\nf(x)"),
+    "branch that is recorded": (RECORDED, "fn f(x, l) { for w in l { if w > 0 { x = x + 1 } }; x }\nlet l = list(map(0..COUNT, fn(i) i + 1))\nseed(0)\nf(x, l)"),
+    "result that is recorded": (RECORDED, "fn f(x, n) { let l = (); for i in 0..n { l = append(l, x + i) }; l }\nseed(0)\nf(x, COUNT)"),
+}
+FEW, MANY, LENGTH_BOUND = 250, 4000, 1.1
 START_BOUND = 5_000_000  # a process that runs an empty program, the system's loader included
 
 CALLS_SETUP = """
@@ -215,6 +242,18 @@ def turn_costs(quern, programs, folder):
     parts = {int(path.rsplit(".", 1)[1]): totals(path) for path in glob.glob(out + ".[0-9]*")}
     # part k is what ran before the k-th seed(0), counted from 1: the first is the setup
     return [(parts[3 * at + 4] - parts[3 * at + 3]) / (LONG - SHORT) for at in range(len(programs))]
+
+
+def length_cost(quern, folder, options, program, count):
+    """What a call that is `count` long costs for each of them."""
+    script, out = os.path.join(folder, "length.qn"), os.path.join(folder, f"length{count}")
+    text = program(count) if callable(program) else program.replace("COUNT", str(count))
+    with open(script, "w", encoding="utf-8") as f:
+        f.write(f"{SETUP}\n{text}\nseed(0)\n")
+    for path in glob.glob(out + "*"):
+        os.remove(path)
+    callgrind([quern, *options, "--threads", "1", script], out, "--dump-before=builtin_seed")
+    return totals(out + ".2") / count
 
 
 def compiled_call(quern, folder):
@@ -298,6 +337,13 @@ def main():
     with tempfile.TemporaryDirectory(prefix="quern-cost-") as folder:
         for (name, (_, bound, calls)), cost in zip(turns.items(), turn_costs(quern, [text for text, _, _ in turns.values()], folder)):
             check(name, cost / calls, bound)
+        for name, (flags, program) in LENGTHS.items():
+            if options.pattern and not re.search(options.pattern, name):
+                continue
+            few, many = (length_cost(quern, folder, flags, program, count) for count in (FEW, MANY))
+            print(f"{name}: {few:.0f} of {FEW}, {many:.0f} of {MANY}")
+            if many > LENGTH_BOUND * few:
+                failed.append(f"{name}: {many:.0f} of {MANY} exceed {few:.0f} of {FEW}")
         if not options.pattern:
             check("compiled call", compiled_call(quern, folder), COMPILED_BOUND)
             empty, out = os.path.join(folder, "empty.qn"), os.path.join(folder, "empty")

@@ -19,6 +19,7 @@
 #include "jit/graph/grad.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "lang/error.h"
@@ -98,6 +99,11 @@ static bool out_of_memory(op_refusal *why, uint32_t *culprit) {
   return false;
 }
 
+static int by_number(const void *a, const void *b) {
+  uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+  return (x > y) - (x < y);
+}
+
 static bool is_float(const graph *g, uint32_t node) { return dtype_is_float((qn_dtype)g->nodes[node].type.dtype); }
 
 /* "zero: ..." */
@@ -106,12 +112,20 @@ static bool ends_silently(const graph_node *n) {
   return n->kind == NODE_OP && reason && strncmp(reason, "zero", 4) == 0;
 }
 
-/* One differentiation. */
+/* What is known of a node. */
+typedef struct node_state {
+  bool active;
+  uint32_t cotangent; /* 0: none */
+} node_state;
+
+/* One differentiation. It takes time and memory by the nodes that it looks at, however many lie below. */
 typedef struct backward {
   graph *g;
-  uint32_t from, last; /* nodes [from, last] are looked at */
-  bool *active;
-  uint32_t *cotangents;
+  uint32_t from, last;   /* nodes [from, last] are looked at */
+  node_state *states;    /* of these, from - from on */
+  uint32_t *below;       /* nodes of wrt below `from`, ascending: of the others there nothing is known */
+  node_state *of_below;
+  uint32_t nbelow;
   const graph_rules *rules;
   graph_region *regions; /* outermost ones that begin at `from` or later, by descending end */
   uint32_t nregions;
@@ -120,11 +134,45 @@ typedef struct backward {
   op_refusal *why;
 } backward;
 
-/* The region that node i belongs to, or NULL. */
-static const graph_region *region_of(const backward *b, uint32_t i) {
-  for (uint32_t k = 0; k < b->nregions; k++)
-    if (i >= b->regions[k].first && i < b->regions[k].end) return &b->regions[k];
-  return NULL;
+/* NULL: nothing is or will be known of the node. */
+static node_state *state_of(const backward *b, uint32_t node) {
+  if (node >= b->from) return node <= b->last ? &b->states[node - b->from] : NULL;
+  uint32_t low = 0, high = b->nbelow;
+  while (low < high) {
+    uint32_t mid = low + (high - low) / 2;
+    if (b->below[mid] < node)
+      low = mid + 1;
+    else
+      high = mid;
+  }
+  return low < b->nbelow && b->below[low] == node ? &b->of_below[low] : NULL;
+}
+
+static bool is_active(const backward *b, uint32_t node) {
+  const node_state *s = state_of(b, node);
+  return s && s->active;
+}
+
+static uint32_t cotangent_of(const backward *b, uint32_t node) {
+  const node_state *s = state_of(b, node);
+  return s ? s->cotangent : 0;
+}
+
+/* The states, of which those of wrt are active. */
+static bool take_states(backward *b, const uint32_t *wrt, int nwrt) {
+  size_t n = b->last >= b->from ? b->last - b->from + (size_t)1 : 0;
+  b->states = arena_alloc(&b->scratch, (n + 1) * sizeof *b->states);
+  b->below = arena_alloc(&b->scratch, ((size_t)nwrt + 1) * sizeof *b->below);
+  b->of_below = arena_alloc(&b->scratch, ((size_t)nwrt + 1) * sizeof *b->of_below);
+  if (!b->states || !b->below || !b->of_below) return out_of_memory(b->why, b->culprit);
+  for (int i = 0; i < nwrt; i++)
+    if (wrt[i] < b->from) b->below[b->nbelow++] = wrt[i];
+  qsort(b->below, b->nbelow, sizeof *b->below, by_number);
+  for (int i = 0; i < nwrt; i++) {
+    node_state *s = state_of(b, wrt[i]);
+    if (s) s->active = true;
+  }
+  return true;
 }
 
 /* The last node to look at where a region that the last root lies in is looked at as a whole: its other results come behind the
@@ -138,7 +186,7 @@ static uint32_t whole_regions(const backward *b) {
   return last;
 }
 
-/* Picks the regions that count. One that lies in another is that one's. */
+/* Picks the regions that count. One that lies in another is that one's, and comes before it. */
 static bool take_regions(backward *b) {
   const graph_rules *r = b->rules;
   if (!r || !r->n) return true;
@@ -147,15 +195,8 @@ static bool take_regions(backward *b) {
   for (uint32_t i = r->n; i-- > 0;) {
     const graph_region *x = &r->regions[i];
     if (x->first < b->from || x->first > b->last || x->first == x->end) continue;
-    uint32_t at = b->nregions;
-    const graph_region *outer = region_of(b, x->first);
-    if (outer) continue;
-    while (at > 0 && b->regions[at - 1].end < x->end) {
-      b->regions[at] = b->regions[at - 1];
-      at--;
-    }
-    b->regions[at] = *x;
-    b->nregions++;
+    if (b->nregions && x->end > b->regions[b->nregions - 1].first) continue;
+    b->regions[b->nregions++] = *x;
   }
   return true;
 }
@@ -172,7 +213,7 @@ static bool mark_region(backward *b, const graph_region *x) {
   const graph *g = b->g;
   bool any = false, *needed = arena_alloc(&b->scratch, (x->end - x->first) * sizeof *needed);
   if (!needed) return out_of_memory(b->why, b->culprit);
-  for (uint32_t k = 0; k < x->nargs; k++) any |= x->args[k] && b->active[x->args[k]];
+  for (uint32_t k = 0; k < x->nargs; k++) any |= x->args[k] && is_active(b, x->args[k]);
   for (uint32_t k = 0; k < x->nouts; k++)
     if (x->outs[k] >= x->first && x->outs[k] < x->end) needed[x->outs[k] - x->first] = true;
   for (uint32_t i = x->end; i-- > x->first;) {
@@ -181,23 +222,20 @@ static bool mark_region(backward *b, const graph_region *x) {
     for (int k = 0; k < n->nin; k++)
       if (n->in[k] >= x->first) needed[n->in[k] - x->first] = true;
     for (int k = 0; k < n->nin; k++)
-      if (n->in[k] < x->first && b->active[n->in[k]] && !is_among(x->args, x->nargs, n->in[k]))
+      if (n->in[k] < x->first && is_active(b, n->in[k]) && !is_among(x->args, x->nargs, n->in[k]))
         return refuse(
             b->why, b->culprit, i, "%s",
             "the function in custom_grad uses a value that is differentiated and is not one of its arguments, "
             "so backward cannot give its gradient; pass it as an argument");
   }
   for (uint32_t k = 0; k < x->nouts && any; k++)
-    if (x->outs[k] && is_float(g, x->outs[k])) b->active[x->outs[k]] = true;
+    if (x->outs[k] >= b->from && is_float(g, x->outs[k])) b->states[x->outs[k] - b->from].active = true;
   return true;
 }
 
 /* Which nodes up to the last root depend on wrt. */
-static bool mark_active(backward *b, const uint32_t *wrt, int nwrt) {
+static bool mark_active(backward *b) {
   const graph *g = b->g;
-  bool *active = b->active;
-  for (int i = 0; i < nwrt; i++)
-    if (wrt[i] <= b->last) active[wrt[i]] = true;
   uint32_t next = b->nregions; /* regions lie in descending order */
   for (uint32_t i = b->from; i <= b->last; i++) {
     while (next && b->regions[next - 1].first < i) next--;
@@ -209,22 +247,23 @@ static bool mark_active(backward *b, const uint32_t *wrt, int nwrt) {
     const graph_node *n = &g->nodes[i];
     bool regions = n->kind == NODE_IF || n->kind == NODE_LOOP; /* they have no type of their own */
     if (!(is_float(g, i) || regions) || n->kind == NODE_TAP || ends_silently(n)) continue;
-    for (int k = 0; k < n->nin && !active[i]; k++) active[i] = active[n->in[k]];
+    node_state *s = &b->states[i - b->from];
+    for (int k = 0; k < n->nin && !s->active; k++) s->active = is_active(b, n->in[k]);
   }
   return true;
 }
 
-/* Adds to the cotangent of node j, at `site`. */
+/* Adds to the cotangent of node j, which is active, at `site`. */
 static void contribute(backward *b, uint32_t j, uint32_t ct, uint32_t site) {
-  const uint32_t in[] = {b->cotangents[j], ct};
-  b->cotangents[j] = in[0] ? graph_op(b->g, OP_add, in, 2, NULL, site) : ct;
+  node_state *s = state_of(b, j);
+  const uint32_t in[] = {s->cotangent, ct};
+  s->cotangent = in[0] ? graph_op(b->g, OP_add, in, 2, NULL, site) : ct;
 }
 
 /* Hands out the cotangent of node i. */
 static bool step(backward *b, uint32_t i) {
   graph *g = b->g;
-  const bool *active = b->active;
-  uint32_t *cotangents = b->cotangents, *culprit = b->culprit;
+  uint32_t *culprit = b->culprit;
   op_refusal *why = b->why;
   arena *scratch = &b->scratch;
   graph_node n = g->nodes[i]; /* the list moves while nodes are appended */
@@ -238,9 +277,9 @@ static bool step(backward *b, uint32_t i) {
   uint32_t *out = arena_alloc(scratch, n.nin * sizeof *out);
   if (!wanted || !out) return out_of_memory(why, culprit);
   bool any = false;
-  for (int k = 0; k < n.nin; k++) any |= wanted[k] = active[n.in[k]];
+  for (int k = 0; k < n.nin; k++) any |= wanted[k] = is_active(b, n.in[k]);
   if (!any) return true;
-  grad_ctx c = {g, i, n.site, (op_id)n.op, n.nin, n.in, n.type, graph_attr(&n), cotangents[i], wanted, out};
+  grad_ctx c = {g, i, n.site, (op_id)n.op, n.nin, n.in, n.type, graph_attr(&n), cotangent_of(b, i), wanted, out};
   rules[n.op](&c);
   for (int k = 0; k < n.nin; k++) {
     if (!wanted[k] || !out[k]) continue;
@@ -269,7 +308,7 @@ static bool make_again(backward *b, const graph_region *x, uint32_t *map, uint32
   bool *needed = arena_alloc(&b->scratch, n * sizeof *needed);
   if (!needed) return false;
   for (uint32_t k = 0; k < x->nouts; k++)
-    if (x->outs[k] && b->cotangents[x->outs[k]]) needed[x->outs[k] - x->first] = true;
+    if (x->outs[k] && cotangent_of(b, x->outs[k])) needed[x->outs[k] - x->first] = true;
   for (uint32_t i = n; i-- > 0;) {
     if (!needed[i]) continue;
     const graph_node *node = &g->nodes[x->first + i];
@@ -328,14 +367,23 @@ static const uint32_t *copied_list(arena *a, const uint32_t *list, uint32_t n, c
   return to;
 }
 
-/* The regions that lie in region x, as those of its copy; the owner is told of them. */
+/* The regions that lie in region x, as those of its copy; the owner is told of them. They stand before x, one behind another. */
 static bool copy_regions(backward *b, const graph_region *x, const uint32_t *map, graph_rules *inner) {
   const graph_rules *r = b->rules;
-  graph_region *list = arena_alloc(&b->scratch, (r->n + 1) * sizeof *list);
+  uint32_t low = 0, high = r->n;
+  while (low < high) { /* the first that ends behind x's first node */
+    uint32_t mid = low + (high - low) / 2;
+    if (r->regions[mid].end <= x->first)
+      low = mid + 1;
+    else
+      high = mid;
+  }
+  while (high < r->n && r->regions[high].end <= x->end) high++;
+  graph_region *list = arena_alloc(&b->scratch, (high - low + (size_t)1) * sizeof *list);
   if (!list) return false;
   inner->regions = list;
   inner->n = 0;
-  for (uint32_t i = 0; i < r->n; i++) {
+  for (uint32_t i = low; i < high; i++) {
     const graph_region *y = &r->regions[i];
     if (y->first < x->first || y->end > x->end || (y->first == x->first && y->end == x->end)) continue;
     graph_region copy = *y;
@@ -368,15 +416,16 @@ static bool region_again(backward *b, const graph_region *x) {
   int nroots = 0;
   for (uint32_t k = 0; k < x->nouts; k++) {
     uint32_t o = x->outs[k];
-    if (!o || !b->cotangents[o] || !b->active[o]) continue;
+    node_state *s = o ? state_of(b, o) : NULL;
+    if (!s || !s->cotangent || !s->active) continue;
     roots[nroots] = map[o - x->first];
-    seeds[nroots++] = b->cotangents[o];
-    b->cotangents[o] = 0; /* of a result that is given twice */
+    seeds[nroots++] = s->cotangent;
+    s->cotangent = 0; /* of a result that is given twice */
   }
   uint32_t *wrt = arena_alloc(&b->scratch, (2 * (size_t)nmarks + 1) * sizeof *wrt), *grads = wrt + nmarks, nwrt = 0;
   if (!wrt) return out_of_memory(b->why, b->culprit);
   for (uint32_t m = 0; m < nmarks; m++)
-    if (b->active[marks[2 * m]]) {
+    if (is_active(b, marks[2 * m])) {
       wrt[nwrt] = marks[2 * m + 1];
       marks[2 * nwrt] = marks[2 * m];
       nwrt++;
@@ -394,11 +443,11 @@ static bool region_rule(backward *b, const graph_region *x) {
   uint32_t *given = arena_alloc(&b->scratch, (x->nouts + (size_t)x->nargs + 1) * sizeof *given),
            *grads = given + x->nouts;
   if (!given) return out_of_memory(b->why, b->culprit);
-  for (uint32_t k = 0; k < x->nouts; k++) given[k] = x->outs[k] ? b->cotangents[x->outs[k]] : 0;
+  for (uint32_t k = 0; k < x->nouts; k++) given[k] = x->outs[k] ? cotangent_of(b, x->outs[k]) : 0;
   *b->culprit = x->end - 1;
   if (!b->rules->apply(b->rules->ctx, x, given, grads, b->why)) return false;
   for (uint32_t k = 0; k < x->nargs; k++)
-    if (grads[k] && x->args[k] <= b->last && b->active[x->args[k]])
+    if (grads[k] && is_active(b, x->args[k]))
       contribute(b, x->args[k], grads[k], g->nodes[x->end - 1].site);
   return !g->failed || out_of_memory(b->why, b->culprit);
 }
@@ -407,7 +456,7 @@ static bool step_region(backward *b, const graph_region *x) {
   bool any = false;
   for (uint32_t k = 0; k < x->nouts; k++) {
     uint32_t o = x->outs[k];
-    any |= o && o <= b->last && b->active[o] && b->cotangents[o];
+    any |= o && is_active(b, o) && cotangent_of(b, o);
   }
   return !any || (x->again ? region_again(b, x) : region_rule(b, x));
 }
@@ -421,7 +470,7 @@ static bool walk(backward *b) {
     if (next < b->nregions && i < b->regions[next].end) {
       if (!step_region(b, &b->regions[next])) return false;
       i = b->regions[next].first;
-    } else if (b->cotangents[i] && b->active[i] && !step(b, i)) {
+    } else if (cotangent_of(b, i) && is_active(b, i) && !step(b, i)) {
       return false;
     }
   }
@@ -443,22 +492,18 @@ bool graph_vjp(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *s
     if (roots[i] > b.last) b.last = roots[i];
   b.last = whole_regions(&b);
   arena_init(&b.scratch, g->arena.vm);
-  b.active = arena_alloc(&b.scratch, (b.last + 1) * sizeof *b.active);
-  b.cotangents = arena_alloc(&b.scratch, (b.last + 1) * sizeof *b.cotangents);
-  bool ok = b.active && b.cotangents;
-  if (!ok) out_of_memory(why, culprit);
-  ok = ok && take_regions(&b) && mark_active(&b, wrt, nwrt);
+  bool ok = take_states(&b, wrt, nwrt) && take_regions(&b) && mark_active(&b);
   for (int i = 0; i < nroots && ok; i++) {
     uint32_t root = roots[i];
-    if (!b.active[root]) continue;
+    if (!is_active(&b, root)) continue;
     uint32_t seed = seeds[i] ? seeds[i]
                              : graph_const_scalar(g, (qn_dtype)g->nodes[root].type.dtype, g->nodes[root].type.weak, 1,
                                                   1, g->nodes[root].site);
     contribute(&b, root, seed, g->nodes[root].site);
-    ok = b.cotangents[root] || out_of_memory(why, culprit);
+    ok = cotangent_of(&b, root) || out_of_memory(why, culprit);
   }
   ok = ok && walk(&b);
-  for (int i = 0; i < nwrt && ok; i++) grads[i] = wrt[i] <= b.last ? b.cotangents[wrt[i]] : 0;
+  for (int i = 0; i < nwrt && ok; i++) grads[i] = cotangent_of(&b, wrt[i]);
   arena_free(&b.scratch);
 #ifdef QN_CHECKED
   char wrong[160];

@@ -10,6 +10,7 @@
  *
  * A pullback is a body cut out of a recording: the nodes of a backward pass, bound to the values of the forward pass that they read.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "jit/trace/trace.h"
@@ -318,29 +319,51 @@ static bool region_opens(struct recording *r, const graph_region *x, const uint3
   return ok;
 }
 
+/* Where a region opens or closes. */
+typedef struct border {
+  uint32_t node, region;
+} border;
+
+static int by_node(const void *a, const void *b) {
+  const border *x = a, *y = b;
+  if (x->node != y->node) return x->node < y->node ? -1 : 1;
+  return (x->region > y->region) - (x->region < y->region);
+}
+
 bool body_append(struct recording *r, const graph_body *b, const uint32_t *inputs, uint32_t *out) {
   qn_vm *vm = r->vm;
   const graph *g = b->call.graph;
   const region_list *regions = &b->regions;
-  node_copy c;
-  uint32_t *ends = mem_zalloc(vm, (regions->n + (size_t)1) * sizeof *ends);
-  if (!ends) return false;
-  bool ok = copy_begin(&c, vm, r->g, g, rec_site(r));
-  for (uint32_t i = 1; i < g->n && ok; i++) {
-    for (uint32_t k = 0; k < regions->n && ok; k++)
-      if (regions->list[k].first == i) ok = region_opens(r, &regions->list[k], c.map);
+  uint32_t n = regions->n;
+  node_copy c = {.vm = vm};
+  size_t bytes = n * sizeof(uint32_t), border_bytes = 2 * n * sizeof(border);
+  uint32_t *ends = mem_zalloc(vm, bytes + 1);
+  border *open = ends ? mem_alloc(vm, border_bytes + 1) : NULL, *close = open ? open + n : NULL;
+  bool ok = open && copy_begin(&c, vm, r->g, g, rec_site(r));
+  for (uint32_t k = 0; k < n && ok; k++) {
+    open[k] = (border){regions->list[k].first, k};
+    close[k] = (border){regions->list[k].end, k};
+  }
+  if (ok && n) {
+    qsort(open, n, sizeof *open, by_node);
+    qsort(close, n, sizeof *close, by_node);
+  }
+  for (uint32_t i = 1, opens = 0, closes = 0; i < g->n && ok; i++) {
+    for (; opens < n && open[opens].node <= i && ok; opens++)
+      if (open[opens].node == i) ok = region_opens(r, &regions->list[open[opens].region], c.map);
     ok = ok && (c.map[i] = g->nodes[i].kind == NODE_INPUT ? inputs[g->nodes[i].payload.input] : copy_node(&c, i)) != 0;
-    for (uint32_t k = 0; k < regions->n && ok; k++) {
-      if (regions->list[k].end != i + 1) continue;
+    for (; closes < n && close[closes].node <= i + 1 && ok; closes++) {
+      if (close[closes].node != i + 1) continue;
       ok = lanes_advance(r); /* a region has its own counterparts */
-      ends[k] = r->g->n;
+      ends[close[closes].region] = r->g->n;
     }
   }
   for (uint32_t i = 0; i < g->noutputs && ok; i++) out[i] = c.map[g->outputs[i]];
   ok = ok && regions_copy(vm, g, regions, 0, &r->regions, c.map, ends) && rec_room(r);
   if (!ok) copy_failed(&c);
-  copy_end(&c);
-  mem_free(vm, ends, (regions->n + (size_t)1) * sizeof *ends);
+  if (c.from) copy_end(&c);
+  if (open) mem_free(vm, open, border_bytes + 1);
+  if (ends) mem_free(vm, ends, bytes + 1);
   return ok;
 }
 

@@ -298,6 +298,7 @@ static qn_value call_grad(struct recording *r, const rec_call_site *site) {
   }
   uint32_t root = root_node(r, root_value, name), seed = 0;
   if (root == UINT32_MAX || !backward(r, from, &root, &seed, root != 0, &l)) goto done;
+  if (!rec_hand_numbers(r, l.grads, l.n)) goto done;
   qn_value grads[MOST_WRT];
   uint32_t made = 0;
   r->handing_grads = true;
@@ -480,6 +481,10 @@ static qn_value bind_body(struct recording *r, graph_body *b, const node_list *b
   body_release(vm, b);
   if (!f) return value_error();
   qn_value fn = value_obj(TAG_FN, f);
+  if (!rec_hand_numbers(r, bound->nodes, bound->n)) {
+    value_release(vm, fn);
+    return value_error();
+  }
   r->handing_grads = true;
   for (uint32_t i = 0; i < bound->n; i++) {
     f->captures[i] = rec_value_of(r, bound->nodes[i]);
@@ -604,6 +609,7 @@ static qn_value call_jvp(struct recording *r, const rec_call_site *site) {
   for (uint32_t i = 0; i < w.out.n && ok; i++) ok = leaves_add(&dy, w.out.grads[i]);
   ok = ok && backward(r, w.before.n, t.roots, t.seeds, t.n, &dy) && trust_dead(r, w.before.n, &dy);
   forward_go_on(r, &w);
+  ok = ok && rec_hand_numbers(r, dy.grads, dy.n);
   if (ok) {
     r->handing_grads = true;
     pair[1] = tree_rebuild(vm, w.y, grad_leaf, &dy);

@@ -270,11 +270,11 @@ bool pattern_fix_layouts(struct recording *r) {
     bool dot = n->kind == NODE_OP && n->op == OP_dot && n->attr != NULL;
     if (dot || (seen[i] && n->kind == NODE_OP && passes_layout(n)))
       for (int k = 0; k < (dot ? 2 : 1); k++) seen[n->in[k]] = 1;
-    if (!seen[i] || n->kind != NODE_INPUT || !value_is(r->vals[i], TAG_ARRAY)) continue;
-    for (uint32_t k = 0; k < r->pattern.n; k++) {
-      pat *x = &r->pattern.pats[k];
-      if (x->kind == PAT_ARRAY && x->input == n->payload.input) x->layout = strides_code(value_array(r->vals[i]));
-    }
+  }
+  for (uint32_t k = 0; k < r->pattern.n; k++) {
+    pat *x = &r->pattern.pats[k];
+    uint32_t i = x->kind == PAT_ARRAY ? g->inputs[x->input] : 0;
+    if (seen[i] && value_is(r->vals[i], TAG_ARRAY)) x->layout = strides_code(value_array(r->vals[i]));
   }
   mem_free(vm, seen, g->n);
   return true;
@@ -685,13 +685,10 @@ static bool output_of(struct recording *r, node_list *nodes, tpl *x, uint32_t no
     nodes->nodes[nodes->n++] = node;
     return true;
   }
-  for (uint32_t i = 0; i < r->g->noutputs; i++)
-    if (r->g->outputs[i] == node) {
-      x->output = i;
-      return true;
-    }
-  x->output = r->g->noutputs;
-  if (graph_output(r->g, node)) return true;
+  uint32_t known = key_number(&r->output_numbers, node);
+  x->output = known ? known - 1 : r->g->noutputs;
+  if (known) return true;
+  if (graph_output(r->g, node)) return key_add(r->vm, &r->output_numbers, node, x->output + 1);
   raise_memory(r->vm);
   return false;
 }

@@ -163,6 +163,8 @@ void rec_free(struct recording *r) {
   regions_cut(vm, &r->regions, 0);
   mem_free(vm, r->regions.list, r->regions.cap * sizeof *r->regions.list);
   lanes_free(r);
+  key_index *const indices[] = {&r->globals, &r->output_numbers, &r->observed_nodes};
+  for (int i = 0; i < 3; i++) mem_free(vm, indices[i]->slots, indices[i]->cap * sizeof *indices[i]->slots);
   pattern_free(vm, &r->pattern);
   if (r->g) graph_free(r->g);
   mem_free(vm, r, sizeof *r);
@@ -180,6 +182,32 @@ bool rec_room(struct recording *r) {
   old = r->vals_cap;
   if (!mem_grow(r->vm, (void **)&r->vals, &r->vals_cap, r->g->n, sizeof *r->vals)) return false;
   for (uint32_t i = old; i < r->vals_cap; i++) r->vals[i] = value_unset();
+  return true;
+}
+
+/* ---- numbers by keys ---------------------------------------------------------------------------------------------------------- */
+
+static struct key_number *key_slot(const key_index *x, uint64_t key) {
+  uint32_t at = (uint32_t)(key * 0x9e3779b97f4a7c15u >> 32) & (x->cap - 1);
+  while (x->slots[at].key && x->slots[at].key != key) at = (at + 1) & (x->cap - 1);
+  return &x->slots[at];
+}
+
+uint32_t key_number(const key_index *x, uint64_t key) { return x->cap ? key_slot(x, key)->number : 0; }
+
+bool key_add(qn_vm *vm, key_index *x, uint64_t key, uint32_t number) {
+  if (2 * (x->n + 1) > x->cap) {
+    key_index wide = {.cap = x->cap ? 2 * x->cap : 16};
+    wide.slots = mem_zalloc(vm, wide.cap * sizeof *wide.slots);
+    if (!wide.slots) return false;
+    for (uint32_t i = 0; i < x->cap; i++)
+      if (x->slots[i].key) *key_slot(&wide, x->slots[i].key) = x->slots[i];
+    mem_free(vm, x->slots, x->cap * sizeof *x->slots);
+    wide.n = x->n;
+    *x = wide;
+  }
+  *key_slot(x, key) = (struct key_number){key, number};
+  x->n++;
   return true;
 }
 
@@ -693,6 +721,41 @@ qn_value rec_value_of(struct recording *r, uint32_t node) {
   return value_obj(TAG_ARRAY, a);
 }
 
+bool rec_hand_numbers(struct recording *r, const uint32_t *nodes, uint32_t n) {
+  qn_vm *vm = r->vm;
+  uint32_t last = 0;
+  if (r->hollow || r->lanes) return true;
+  if (!rec_room(r)) return false;
+  for (uint32_t k = 0; k < n; k++)
+    if (nodes[k] > last && r->g->nodes[nodes[k]].type.weak && !node_has_value(r, nodes[k])) last = nodes[k];
+  if (!last) return true;
+  uint8_t *needed = mem_zalloc(vm, last + (size_t)1);
+  if (!needed) return false;
+  for (uint32_t k = 0; k < n; k++)
+    if (nodes[k] <= last) needed[nodes[k]] = r->g->nodes[nodes[k]].type.weak;
+  qn_value *arrays = NULL; /* held, so that they are run */
+  uint32_t narrays = 0, cap = 0;
+  bool ok = true;
+  for (uint32_t i = last; i > 0 && ok; i--) {
+    const graph_node *x = &r->g->nodes[i];
+    if (!needed[i] || x->kind != NODE_OP || node_has_value(r, i)) continue;
+    if (x->type.weak) {
+      for (int k = 0; k < x->nin; k++) needed[x->in[k]] = 1;
+      continue;
+    }
+    ok = mem_grow(vm, (void **)&arrays, &cap, narrays + (size_t)1, sizeof *arrays);
+    if (!ok) break;
+    arrays[narrays] = rec_value_of(r, i);
+    ok = !value_is_error(arrays[narrays]);
+    narrays += ok;
+  }
+  ok = ok && (!narrays || rec_run_pending(r));
+  while (narrays > 0) value_release(vm, arrays[--narrays]);
+  mem_free(vm, arrays, cap * sizeof *arrays);
+  mem_free(vm, needed, last + (size_t)1);
+  return ok;
+}
+
 /* x[mask] of lanes, by a mask that all of them share: x at the mask's true elements. */
 static qn_value compress_lanes(qn_vm *vm, const qn_value *in) {
   qn_value at[ARRAY_MAX_RANK + 1] = {in[0]}, out = value_error(), where = op_apply(vm, OP_nonzero, &in[1], 1, NULL);
@@ -917,9 +980,9 @@ qn_value rec_observe(qn_vm *vm, qn_value v) {
   if (r->hollow)
     return raise(vm, E_no_graph, SPAN_NONE, "a graph is being rewritten: its numbers have no values to look at");
   if (r->capturing) {
-    for (uint32_t i = 0; i < r->nobserved; i++)
-      if (r->observed[i].node == node) return plain(v);
-    if (!mem_grow(vm, (void **)&r->observed, &r->observed_cap, r->nobserved + 1, sizeof *r->observed))
+    if (key_number(&r->observed_nodes, node)) return plain(v);
+    if (!mem_grow(vm, (void **)&r->observed, &r->observed_cap, r->nobserved + 1, sizeof *r->observed) ||
+        !key_add(vm, &r->observed_nodes, node, 1))
       return value_error();
     r->observed[r->nobserved++] = (struct observed){node, plain(v)};
   }
@@ -1062,9 +1125,13 @@ bool rec_effect(qn_vm *vm, const builtin_def *def, qn_value *args, int nargs) {
 qn_value rec_global(qn_vm *vm, rec_cell *cell, qn_value *slot, qn_str *name) {
   struct recording *r = vm->rec;
   if (!r->capturing) return value_retain(*slot);
-  for (uint32_t i = 0; i < r->pattern.nroots; i++)
-    if (r->pattern.roots[i].slot == slot) return value_retain(r->pattern.roots[i].stand_in);
-  return pattern_root(r, ROOT_GLOBAL, *slot, slot, cell, name);
+  uint32_t known = key_number(&r->globals, (uintptr_t)slot);
+  if (known) return value_retain(r->pattern.roots[known - 1].stand_in);
+  known = r->pattern.nroots + 1;
+  qn_value v = pattern_root(r, ROOT_GLOBAL, *slot, slot, cell, name);
+  if (value_is_error(v) || key_add(vm, &r->globals, (uintptr_t)slot, known)) return v;
+  value_release(vm, v);
+  return value_error();
 }
 
 void rec_global_changed(qn_vm *vm, rec_cell *cell, qn_value old, qn_value now) {

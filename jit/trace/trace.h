@@ -105,6 +105,15 @@ struct lanes {
   graph_batch batch;
 };
 
+/* Numbers (from 1 on) by keys that are not 0. */
+typedef struct key_index {
+  struct key_number {
+    uint64_t key;
+    uint32_t number;
+  } * slots;
+  uint32_t n, cap; /* a power of two, or 0 */
+} key_index;
+
 /* The nodes that a gradient in progress differentiates by. */
 typedef struct derived_by {
   const struct derived_by *outer;
@@ -165,6 +174,9 @@ struct recording {
   span why_at;
   char why_text[64]; /* what exactly: a function's name */
   pattern pattern;
+  key_index globals;        /* roots of the pattern, by slot */
+  key_index output_numbers; /* of the graph, by node */
+  key_index observed_nodes; /* in `observed` */
   struct observed {
     uint32_t node;
     qn_value value;
@@ -389,6 +401,12 @@ void rec_forget(struct recording *r, rec_marked before);
 QN_MUST_CHECK bool rec_room(struct recording *r);
 /* The value for a node that was appended directly: a pending array, or a host scalar computed now. Owned. */
 QN_MUST_CHECK qn_value rec_value_of(struct recording *r, uint32_t node);
+/* 0: there is none. */
+uint32_t key_number(const key_index *x, uint64_t key);
+/* Adds one that is not there. False with an error raised. */
+QN_MUST_CHECK bool key_add(qn_vm *vm, key_index *x, uint64_t key, uint32_t number);
+/* Before gradients are handed on (`handing_grads`): what the numbers among these nodes (0: none) read of arrays is run, once for all. */
+QN_MUST_CHECK bool rec_hand_numbers(struct recording *r, const uint32_t *nodes, uint32_t n);
 qn_value rec_raise_refusal(struct recording *r, uint32_t node, const op_refusal *why);
 /* vm_hooks.same_fn. No guard can tell whether two functions that the call was given are one, so such a call is not captured. */
 QN_MUST_CHECK int rec_same_fn(qn_vm *vm, qn_value a, qn_value b);
