@@ -92,7 +92,7 @@ typedef enum op_raises {
  *   scan, recurrence, sort, argsort, gather, gather_add, concat, iota   axes = mask with the one axis; iota also d = shape
  *              scan: flags & ATTR_REVERSE runs from the end, & ATTR_EXCLUSIVE leaves the own element out;
  *              recurrence: & ATTR_EXCLUSIVE multiplies by the coefficient of the element before;
- *              sort: & ATTR_DESCENDING
+ *              sort, argsort: & ATTR_DESCENDING; argsort: d[0], if n is 1, says how many of each line are wanted, from the first
  *   reshape, broadcast, random_*  d[0..n) = shape
  *              reshape: flags & ATTR_ANEW: what is made from it is made once more (checkpoint), so it is not simplified away
  *   permute    d[i] = which input axis becomes axis i
@@ -111,7 +111,7 @@ typedef enum op_raises {
  *              operand that then lay as the transposes of its matrices, without gaps
  *   product    flags & ATTR_X_ACROSS, & ATTR_Y_ACROSS: the operand is given so
  *   any fallible op: flags & ATTR_PROVEN says that an earlier node has made the same check, so this one cannot fail
- * Steps of slices, interior counts, permutations and what a window has are plain integers; the other members of d are dims.
+ * Steps of slices, interior counts, permutations, what a window has and how many argsort gives are plain integers; the other members of d are dims.
  */
 enum { OP_ATTR_DIMS = 3 * ARRAY_MAX_RANK };
 enum { ATTR_REVERSE = 1, ATTR_EXCLUSIVE = 2, ATTR_DESCENDING = 4, ATTR_WEAK = 8, ATTR_PROVEN = 16, ATTR_LIBRARY = 32, ATTR_X_ACROSS = 64,

@@ -135,13 +135,10 @@ qn_value builtin_topk(qn_vm *vm, const qn_value *args) {
   if (k < 0 || k > n)
     return raise(vm, E_argument, SPAN_NONE, "topk: k is %lld, but axis %d has the size %lld", (long long)k, axis,
                  (long long)n);
-  op_attr attr = {.axes = (uint8_t)(1u << axis), .flags = ATTR_DESCENDING};
-  qn_value order = op1(vm, OP_argsort, x, &attr);
-  if (value_is_error(order)) return order;
-  qn_value indices = to_slice(vm, order, axis, 0, k, 1);
-  value_release(vm, order);
+  op_attr attr = {.axes = (uint8_t)(1u << axis), .flags = ATTR_DESCENDING, .n = 1, .d = {k}};
+  qn_value indices = op1(vm, OP_argsort, x, &attr);
   if (value_is_error(indices)) return indices;
-  attr.flags = 0;
+  attr = (op_attr){.axes = (uint8_t)(1u << axis)};
   qn_value values = op2(vm, OP_gather, x, indices, &attr);
   if (value_is_error(values)) {
     value_release(vm, indices);

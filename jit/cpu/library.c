@@ -68,6 +68,8 @@ static qn_array *nonzero(qn_vm *vm, const qn_array *x) {
 
 qn_array *library_apply(qn_vm *vm, op_id op, qn_array *const *in, const op_attr *attr) {
   if (op == OP_recurrence) return recurrence_apply(vm, in[0], in[1], attr);
+  if (op == OP_argsort && attr->n)
+    return sort_first(vm, in[0], __builtin_ctz(attr->axes), (attr->flags & ATTR_DESCENDING) != 0, attr->d[0]);
   if (op == OP_sort || op == OP_argsort)
     return sort_along(vm, in[0], attr->axes ? __builtin_ctz(attr->axes) : 0, (attr->flags & ATTR_DESCENDING) != 0,
                       op == OP_argsort);
@@ -83,10 +85,27 @@ qn_array *library_apply(qn_vm *vm, op_id op, qn_array *const *in, const op_attr 
   return out;
 }
 
+/* An argsort of which the first few are wanted: all of it, and a copy of these. */
+static qn_array *first_there(qn_vm *vm, const qn_array *x, const op_attr *attr, qn_array *out, bool *refused) {
+  op_attr whole = *attr;
+  int64_t shape[ARRAY_MAX_RANK];
+  memcpy(shape, x->shape, x->rank * sizeof *shape);
+  shape[__builtin_ctz(attr->axes)] = attr->d[0];
+  whole.n = 0;
+  qn_array *all = library_there(vm, OP_argsort, x, &whole, NULL, refused), *made = NULL;
+  qn_array *part = all ? array_view(vm, all, QN_i64, all->rank, shape, all->strides, 0) : NULL;
+  if (part && !out) made = array_duplicate(vm, part);
+  if (part && out && array_copy_on(vm, out, part)) made = out;
+  if (part) value_release(vm, value_obj(TAG_ARRAY, part));
+  if (all) value_release(vm, value_obj(TAG_ARRAY, all));
+  return made;
+}
+
 qn_array *library_there(qn_vm *vm, op_id op, const qn_array *x, const op_attr *attr, qn_array *out, bool *refused) {
   *refused = op != OP_sort && op != OP_argsort;
   if (*refused) return NULL;
   bool indices = op == OP_argsort;
+  if (attr->n) return first_there(vm, x, attr, out, refused);
   qn_array *made = out ? NULL : array_new_on(vm, x->device, indices ? QN_i64 : (qn_dtype)x->dtype, x->rank, x->shape);
   if (!out && !made) return NULL;
   int axis = attr->axes ? __builtin_ctz(attr->axes) : 0;
@@ -117,7 +136,7 @@ qn_value eager_sort(qn_vm *vm, op_id op, const qn_value in[3]) {
 }
 
 qn_value eager_fast_sort(qn_vm *vm, op_id op, qn_value in, const op_attr *attr) {
-  if ((op != OP_sort && op != OP_argsort) || !attr->axes) return value_unset();
+  if ((op != OP_sort && op != OP_argsort) || !attr->axes || attr->n) return value_unset();
   qn_value args[3] = {in, value_int(__builtin_ctz(attr->axes)), value_bool(attr->flags & ATTR_DESCENDING)};
   return eager_sort(vm, op, args);
 }

@@ -7,6 +7,10 @@
  *   long      items with keys are made, sorted by radix in the memory of a thread, and become elements again
  *   huge      items are placed by the highest bits in which keys differ, and what is equal in these sorted as above
  *
+ * Of few indices of a line (sort_first) the elements are looked at once: those whose keys are below the last of the best so far are
+ * inserted where very few are wanted, else collected, and when there are several times as many as are wanted they are sorted and cut. Threads share lines or parts of one; the
+ * best of parts are sorted once more.
+ *
  * Threads share lines, or the parts of a huge line. Keys do not tell -0 from 0 and NaNs from each other: where a line has such, they are
  * stored once more, in the order in which they are there. Lines whose elements lie apart while neighbours lie side by side (columns) are
  * taken by the tile into memory of the thread.
@@ -383,31 +387,164 @@ static bool sort_huge_lines(const sorting *s, int threads) {
   return true;
 }
 
-/* ---- arrays -------------------------------------------------------------------------------------------------------- */
+/* ---- the first few of lines ------------------------------------------------------------------------------------------ */
 
-static __attribute__((noinline)) bool sort_many(sorting *s) {
-  const vm_loops *l = cpu_loops(s->vm);
-  if (!l) return false;
-  s->loops = l->sorts;
-  s->total = s->x->size / s->n;
-  bool narrow = s->size <= 4;
-  s->kind = s->indices ? narrow && s->n <= UINT32_MAX ? SORT_64 : SORT_PAIR : narrow ? SORT_32 : SORT_64;
-  s->low = s->indices && s->kind == SORT_64 ? 32 : 0;
-  int64_t apart = s->step < 0 ? -s->step : s->step;
-  s->tiles =
-      s->lines > 1 && apart > s->size && s->next == s->size && s->out_next == s->out_size && !inserts(s) && !ranks(s);
-  if (s->n > SHARED) {
-    int threads = cpu_threads(s->vm, s->n);
-    if (!threads) return false;
-    if (s->n > HUGE_LINE || (threads > 1 && s->total < 4 * threads)) return sort_huge_lines(s, threads);
-  }
-  return sort_lines(s);
+enum {
+  SEEN_AT_ONCE = 1024, /* items that are made at once, at most */
+  INSERTED_OF = 16,    /* so few that are wanted are kept in order, else */
+  COLLECTED = 64,      /* items that are collected before they are cut, at least: this many, */
+  KEPT = 4,            /* and this many times those wanted */
+  FEW_OF_LINE = 8,     /* a line must have so many times the elements wanted */
+  FEW_OF_PART = 16
+}; /* so must a part of one */
+
+typedef struct choosing {
+  sorting s; /* its result has lines of `first` elements */
+  int64_t first, enough, parts, part;
+  /* of a line in parts: where it is, and what is best in each, `first` items apart */
+  const char *in;
+  char *best;
+  int64_t *found;
+} choosing;
+
+/* Sorts n items in `a` and leaves the first ones in `a`. Returns how many. */
+static int64_t keep_first(const choosing *c, sort_room *r, char *a, char *b, int64_t n) {
+  const sorting *s = &c->s;
+  const void *sorted = s->loops->sort[s->kind](r, a, b, n, s->low);
+  if (n > c->first) n = c->first;
+  if (sorted != a) memcpy(a, sorted, (size_t)n * sort_item_size(s->kind));
+  return n;
 }
 
-qn_array *sort_along(qn_vm *vm, const qn_array *x, int axis, bool descending, bool indices) {
+/* The first items of n elements, of which the first has the index `index`, in the thread's memory. Returns how many. */
+static int64_t choose(const choosing *c, sort_room *r, const char *in, int64_t step, int64_t index, int64_t n,
+                      char **out) {
+  const sorting *s = &c->s;
+  size_t item = sort_item_size(s->kind), all = rounded((size_t)(c->enough + SEEN_AT_ONCE) * item);
+  char *a = (char *)r + room_head(), *b = a + all, *seen = b + all;
+  int64_t have = 0;
+  bool limited = false;
+  sort_seen unused = {0};
+  *out = a;
+  for (int64_t at = 0, m; at < n && !r->stopped; at += m) {
+    if (c->first > INSERTED_OF && have >= c->enough) have = keep_first(c, r, a, b, have), limited = true;
+    m = c->first <= INSERTED_OF ? SEEN_AT_ONCE
+        : limited               ? 2 * at
+                  : c->enough - have; /* of few that were seen the last of the best is far from that of all */
+    if (m > SEEN_AT_ONCE) m = SEEN_AT_ONCE;
+    if (m > n - at) m = n - at;
+    sort_elements e = {.in = in + at * step, .step = step, .n = m, .first = index + at, .descending = s->descending};
+    if (c->first <= INSERTED_OF) {
+      s->loops->items[s->dtype](&e, e.in, s->kind, seen, &unused);
+      have = s->loops->keep[s->kind](a, have, c->first, seen, m);
+      continue;
+    }
+    char *to = a + (size_t)have * item;
+    s->loops->items[s->dtype](&e, e.in, s->kind, limited ? seen : to, &unused);
+    have += limited ? s->loops->below[s->kind](seen, m, a + (size_t)(c->first - 1) * item, to) : m;
+  }
+  return c->first <= INSERTED_OF ? have : keep_first(c, r, a, b, have);
+}
+
+static void choose_line(const choosing *c, sort_room *r, const char *in, int64_t step, char *out, int64_t out_step) {
+  char *items;
+  int64_t n = choose(c, r, in, step, 0, c->s.n, &items);
+  if (!r->stopped) c->s.loops->indices[c->s.kind](items, n, out, out_step);
+}
+
+static sort_room *room_for(const sorting *s, cpu_pieces *p, int thread) {
+  sort_room *r = room_of(s, thread);
+  r->stops = room_stops, r->ctx = p, r->thread = thread, r->stopped = false;
+  return r;
+}
+
+static void choose_lines_piece(cpu_pieces *p, int thread, int64_t piece) {
+  const choosing *c = p->ctx;
+  const sorting *s = &c->s;
+  int64_t line = piece * s->each, end = s->total - line < s->each ? s->total : line + s->each;
+  sort_room *r = room_for(s, p, thread);
+  char *tile = (char *)r + s->room - rounded((size_t)(s->n * s->size * TILE));
+  while (line < end && !r->stopped) {
+    const char *in;
+    char *out;
+    int64_t lines = locate(s, line, &in, &out);
+    if (lines > end - line) lines = end - line;
+    if (s->tiles && lines > TILE) lines = TILE;
+    line += lines;
+    if (s->tiles) move_tile(s->size, s->n, lines, tile, s->size, s->n * s->size, in, s->step, s->next);
+    for (int64_t l = 0; l < lines && !r->stopped; l++, in += s->next, out += s->out_next)
+      choose_line(c, r, s->tiles ? tile + l * s->n * s->size : in, s->tiles ? s->size : s->step, out, s->out_step);
+  }
+}
+
+static void choose_part_piece(cpu_pieces *p, int thread, int64_t part) {
+  const choosing *c = p->ctx;
+  int64_t from = part * c->part, n = c->s.n - from < c->part ? c->s.n - from : c->part;
+  sort_room *r = room_for(&c->s, p, thread);
+  char *items;
+  c->found[part] = choose(c, r, c->in + from * c->s.step, c->s.step, from, n, &items);
+  size_t item = sort_item_size(c->s.kind);
+  memcpy(c->best + (size_t)(part * c->first) * item, items, (size_t)c->found[part] * item);
+}
+
+/* Every line with all threads: the best of its parts, then of those. */
+static bool choose_parts(choosing *c, int threads, sort_room *last) {
+  const sorting *s = &c->s;
+  size_t item = sort_item_size(s->kind);
+  for (int64_t line = 0; line < s->total; line++) {
+    char *out;
+    (void)locate(s, line, &c->in, &out);
+    if (!pieces_run(s->vm, threads, c->parts, choose_part_piece, c)) return false;
+    int64_t n = 0;
+    for (int64_t k = 0; k < c->parts; n += c->found[k++])
+      memmove(c->best + (size_t)n * item, c->best + (size_t)(k * c->first) * item, (size_t)c->found[k] * item);
+    last->stopped = false;
+    n = keep_first(c, last, c->best, c->best + (size_t)(c->parts * c->first) * item, n);
+    s->loops->indices[s->kind](c->best, n, out, s->out_step);
+  }
+  return true;
+}
+
+static bool never_stops(sort_room *r) { return (void)r, false; }
+
+static bool choose_many(choosing *c) {
+  sorting *s = &c->s;
+  qn_vm *vm = s->vm;
+  size_t item = sort_item_size(s->kind);
+  int threads = cpu_threads(vm, s->total * s->n);
+  if (!threads) return false;
+  c->enough = KEPT * c->first < COLLECTED ? COLLECTED : KEPT * c->first;
+  bool parted = s->n > SHARED && threads > 1 && s->total < 4 * threads && c->first <= s->n / (threads * FEW_OF_PART);
+  s->tiles = s->tiles && !parted;
+  c->parts = parted ? 4 * (int64_t)threads : 1;
+  while (c->parts > threads && s->n / c->parts < c->first * FEW_OF_PART) c->parts--;
+  c->part = (s->n + c->parts - 1) / c->parts;
+  c->parts = (s->n + c->part - 1) / c->part;
+  s->each = PART / s->n;
+  if (threads > 1 && s->each > s->total / (4 * threads)) s->each = s->total / (4 * threads);
+  if (s->each < 1) s->each = 1;
+  if (s->tiles) s->each = (s->each + TILE - 1) / TILE * TILE;
+  int64_t pieces = parted ? c->parts : (s->total + s->each - 1) / s->each;
+  if (threads > pieces) threads = (int)pieces;
+  s->room = room_head() + 2 * rounded((size_t)(c->enough + SEEN_AT_ONCE) * item) + rounded(SEEN_AT_ONCE * item) +
+            (s->tiles ? rounded((size_t)(s->n * s->size * TILE)) : 0);
+  size_t rooms = (size_t)threads * s->room, best = parted ? rounded((size_t)(2 * c->parts * c->first) * item) : 0;
+  size_t all = rooms + best + rounded((size_t)c->parts * sizeof *c->found) + (parted ? sizeof(sort_room) : 0);
+  if (!(s->rooms = mem_buffer(vm, all))) return false;
+  c->best = s->rooms + rooms;
+  c->found = (int64_t *)(void *)(c->best + best);
+  sort_room *last = (sort_room *)(void *)((char *)c->found + rounded((size_t)c->parts * sizeof *c->found));
+  if (parted) last->stops = never_stops;
+  bool ok = parted ? choose_parts(c, threads, last) : pieces_run(vm, threads, pieces, choose_lines_piece, c);
+  mem_buffer_free(vm, s->rooms, all);
+  return ok;
+}
+
+/* ---- arrays -------------------------------------------------------------------------------------------------------- */
+
+/* Where the lines of x are, and those of the result. */
+static sorting sorting_of(qn_vm *vm, const qn_array *x, const qn_array *out, int axis, bool descending, bool indices) {
   int rank = x->rank;
-  qn_array *out = array_new(vm, indices ? QN_i64 : (qn_dtype)x->dtype, rank, x->shape);
-  if (!out || x->size == 0) return out;
   sorting s;
   s.vm = vm, s.x = x, s.out = out, s.dtype = (qn_dtype)x->dtype, s.descending = descending, s.indices = indices;
   s.size = (int64_t)dtype_size((qn_dtype)x->dtype), s.out_size = indices ? (int64_t)sizeof(int64_t) : s.size;
@@ -419,11 +556,65 @@ qn_array *sort_along(qn_vm *vm, const qn_array *x, int axis, bool descending, bo
     s.inner = rank - 1 == axis ? rank - 2 : rank - 1;
     s.lines = x->shape[s.inner], s.next = x->strides[s.inner] * s.size, s.out_next = out->strides[s.inner] * s.out_size;
   }
-  if (rank < 3 && x->size <= PART / 8 && inserts(&s)) {
+  return s;
+}
+
+/* The loops, kind of items and number of the lines of an array that is not empty. */
+static bool sorting_begin(sorting *s) {
+  const vm_loops *l = cpu_loops(s->vm);
+  if (!l) return false;
+  s->loops = l->sorts;
+  s->total = s->x->size / s->n;
+  bool narrow = s->size <= 4;
+  s->kind = s->indices ? narrow && s->n <= UINT32_MAX ? SORT_64 : SORT_PAIR : narrow ? SORT_32 : SORT_64;
+  s->low = s->indices && s->kind == SORT_64 ? 32 : 0;
+  int64_t apart = s->step < 0 ? -s->step : s->step;
+  s->tiles = s->lines > 1 && apart > s->size && s->next == s->size && !inserts(s) && !ranks(s);
+  return true;
+}
+
+static __attribute__((noinline)) bool sort_many(sorting *s) {
+  if (!sorting_begin(s)) return false;
+  s->tiles = s->tiles && s->out_next == s->out_size;
+  if (s->n > SHARED) {
+    int threads = cpu_threads(s->vm, s->n);
+    if (!threads) return false;
+    if (s->n > HUGE_LINE || (threads > 1 && s->total < 4 * threads)) return sort_huge_lines(s, threads);
+  }
+  return sort_lines(s);
+}
+
+qn_array *sort_along(qn_vm *vm, const qn_array *x, int axis, bool descending, bool indices) {
+  qn_array *out = array_new(vm, indices ? QN_i64 : (qn_dtype)x->dtype, x->rank, x->shape);
+  if (!out || x->size == 0) return out;
+  sorting s = sorting_of(vm, x, out, axis, descending, indices);
+  if (x->rank < 3 && x->size <= PART / 8 && inserts(&s)) {
     insert_lines(&s, array_data(x), array_data(out), s.lines);
     return out;
   }
   if (sort_many(&s)) return out;
+  value_release(vm, value_obj(TAG_ARRAY, out));
+  return NULL;
+}
+
+qn_array *sort_first(qn_vm *vm, const qn_array *x, int axis, bool descending, int64_t k) {
+  int64_t shape[ARRAY_MAX_RANK];
+  memcpy(shape, x->shape, x->rank * sizeof *shape);
+  shape[axis] = k;
+  qn_array *out = array_new(vm, QN_i64, x->rank, shape);
+  if (!out || out->size == 0) return out;
+  choosing c = {.s = sorting_of(vm, x, out, axis, descending, true), .first = k};
+  bool ok = false;
+  if (k <= c.s.n / FEW_OF_LINE && !inserts(&c.s) && !ranks(&c.s)) {
+    ok = sorting_begin(&c.s) && choose_many(&c);
+  } else {
+    qn_array *all = sort_along(vm, x, axis, descending, true);
+    qn_array *part = all ? array_view(vm, all, QN_i64, all->rank, shape, all->strides, 0) : NULL;
+    ok = part && array_copy_watched(vm, out, part);
+    if (part) value_release(vm, value_obj(TAG_ARRAY, part));
+    if (all) value_release(vm, value_obj(TAG_ARRAY, all));
+  }
+  if (ok) return out;
   value_release(vm, value_obj(TAG_ARRAY, out));
   return NULL;
 }

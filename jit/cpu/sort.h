@@ -8,4 +8,8 @@
  * array, or NULL with an error raised. */
 QN_MUST_CHECK qn_array *sort_along(qn_vm *vm, const qn_array *x, int axis, bool descending, bool indices);
 
+/* The first k (from 0 to its size) of the indices that sort each line: those of sort_along, without sorting all of a line of which they
+ * are few. */
+QN_MUST_CHECK qn_array *sort_first(qn_vm *vm, const qn_array *x, int axis, bool descending, int64_t k);
+
 #endif

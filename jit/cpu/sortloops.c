@@ -225,5 +225,7 @@ const sort_loops TABLE(VM_ISA) = {
     .indices = {[SORT_64] = indices_packed, [SORT_PAIR] = indices_paired},
     .count = {count_32, count_64, count_pair},
     .place = {place_32, place_64, place_pair},
+    .keep = {keep_32, keep_64, keep_pair},
+    .below = {below_32, below_64, below_pair},
     .sort = {sort_32, sort_64, sort_pair},
 };

@@ -67,6 +67,10 @@ typedef struct sort_loops { /* of a vm_loops */
   void (*count[SORT_KINDS])(const void *items, int64_t n, unsigned shift, int64_t *counts);
   /* Places items by their digits; at[digit] is where the next one goes. */
   void (*place[SORT_KINDS])(const void *items, int64_t n, unsigned shift, int64_t *at, void *to);
+  /* The items whose keys are below that of `limit`, in their order, to `to`, which has room for all. Returns how many. */
+  int64_t (*below[SORT_KINDS])(const void *items, int64_t n, const void *limit, void *to);
+  /* Inserts items into `best`, sorted ones of which there are `have`; the first k stay. Returns how many there are then. */
+  int64_t (*keep[SORT_KINDS])(void *best, int64_t have, int64_t k, const void *items, int64_t n);
   /* Sorts items, stable by the bits of their keys from `low` on; items that are equal there must be in the order of the bits below.
    * Returns where they are then: in `a` or in `b`. */
   void *(*sort[SORT_KINDS])(sort_room *r, void *a, void *b, int64_t n, unsigned low);

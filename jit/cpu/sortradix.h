@@ -128,6 +128,51 @@ static void NAME(place)(const void *items, int64_t n, unsigned shift, int64_t *a
   }
 }
 
+/* Most are not below: a block is looked at as a whole first. */
+static int64_t NAME(below)(const void *items, int64_t n, const void *limit, void *to) {
+  enum { BLOCK = 64 };
+  const ITEM *a = items;
+  ITEM *b = to;
+  const WORD most = KEY(*(const ITEM *)limit);
+  int64_t found = 0;
+  for (int64_t i = 0; i < n; i += BLOCK) {
+    int64_t end = n - i < BLOCK ? n : i + BLOCK;
+    WORD any = 0;
+    if (n - i >= BLOCK)
+      _Pragma("omp simd reduction(| : any)") for (int64_t j = i; j < i + BLOCK; j++) any |= (WORD)(KEY(a[j]) < most);
+    else
+      any = 1;
+    for (int64_t j = i; any && j < end; j++) {
+      b[found] = a[j];
+      found += KEY(a[j]) < most;
+    }
+  }
+  return found;
+}
+
+static int64_t NAME(keep)(void *best, int64_t have, int64_t k, const void *items, int64_t n) {
+  enum { BLOCK = 32 };
+  const ITEM *a = items;
+  ITEM *b = best;
+  for (int64_t i = 0; i < n; i += BLOCK) {
+    int64_t end = n - i < BLOCK ? n : i + BLOCK;
+    if (have == k && n - i >= BLOCK) {
+      const WORD most = KEY(b[k - 1]);
+      WORD any = 0;
+      _Pragma("omp simd reduction(| : any)") for (int64_t j = i; j < i + BLOCK; j++) any |= (WORD)(KEY(a[j]) < most);
+      if (!any) continue;
+    }
+    for (int64_t j = i; j < end; j++) {
+      const ITEM x = a[j];
+      if (have == k && KEY(x) >= KEY(b[k - 1])) continue;
+      int64_t at = have < k ? have++ : k - 1;
+      for (; at > 0 && KEY(b[at - 1]) > KEY(x); at--) b[at] = b[at - 1];
+      b[at] = x;
+    }
+  }
+  return have;
+}
+
 #undef ITEM
 #undef KEY
 #undef WORD

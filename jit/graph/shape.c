@@ -526,7 +526,17 @@ static bool shape_same(const infer *f) {
   case OP_recurrence:
     if ((axis = one_axis(f, x->rank)) < 0 || !check_same_sizes(f, 0, 1, -1)) return false;
     break;
-  default: /* scans and sorts */
+  case OP_argsort:
+    if ((axis = one_axis(f, x->rank)) < 0) return false;
+    if (!f->attr->n) break;
+    if (!check_attr_count(f, 1)) return false;
+    if (f->attr->d[0] < 0 || f->attr->d[0] > dim_hint(f->dims, x->shape[axis]))
+      return refuse(f, E_argument, "the first %lld of axis %d, which has %lld", (long long)f->attr->d[0], axis,
+                    hint(f, x->shape[axis]));
+    memcpy(shape, x->shape, x->rank * sizeof *shape);
+    shape[axis] = f->attr->d[0];
+    return set_shape(f, x->rank, shape);
+  default: /* scans and sort */
     if (one_axis(f, x->rank) < 0) return false;
   }
   return set_shape(f, x->rank, x->shape);

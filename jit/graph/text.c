@@ -49,6 +49,7 @@ static const char *list_name(op_id op) {
   case OP_pad: return "pad";
   case OP_index:
   case OP_scatter: return "leading";
+  case OP_argsort: return "first";
   default: return "shape";
   }
 }

@@ -565,6 +565,10 @@ START_TEST(sorting_stays_on_the_device) {
   c = during(vm, "z = sort(m[:, ::-1])"); /* short lines, as they lie */
   ck_assert_uint_eq(c.launches, 1);
   ck_assert_uint_eq(c.to_device + c.to_host + c.allocations + c.questions, 0);
+  run(vm, "let t = topk(x, 4)");
+  c = during(vm, "t = topk(m, 4)"); /* all is sorted, the first are copied, and gathered */
+  ck_assert_uint_eq(c.to_device + c.to_host, 0);
+  prints(vm, "topk(x, 2)[1]", "i64[2] gpu(0)\n[1913,  825]");
   prints(vm, "y[:3]", "f32[3] gpu(0)\n[-750.0, -749.5, -749.0]");
   prints(vm, "i[2997:]", "i64[3] gpu(0)\n[1088,    0,    7]");
   run(vm, "fn f(x) = sort(x * 2.0)[1:] + sort(x)[0]\nlet w = f(x)");

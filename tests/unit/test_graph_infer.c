@@ -220,10 +220,13 @@ START_TEST(shapes_of_results) {
   gives(OP_dot, IN(ARRAY(f32, 3), ARRAY(f32, 7, 3, 5)), ATTR(0), ARRAY(f32, 7, 5));
   gives(OP_dot, IN(ARRAY(bool, 2, 1, 4, 3), ARRAY(bool, 6, 3, 5)), ATTR(0), ARRAY(i64, 2, 6, 4, 5));
   gives(OP_argsort, IN(ARRAY(f32, 4, 3)), ATTR(.axes = 1), ARRAY(i64, 4, 3));
+  gives(OP_argsort, IN(ARRAY(f32, 4, 3)), ATTR(.axes = 1, .n = 1, .d = {2}), ARRAY(i64, 2, 3));
 }
 END_TEST
 
 START_TEST(refusals_say_what_disagrees) {
+  refuses(OP_argsort, IN(ARRAY(f32, 4, 3)), ATTR(.axes = 1, .n = 1, .d = {5}), 317,
+          "the first 5 of axis 0, which has 4");
   refuses(OP_add, IN(ARRAY(f32, 4, 3), ARRAY(f32, 5)), ATTR(0), 203, "shapes do not broadcast: axis -1 is 3 and 5");
   refuses(OP_add, IN(ARRAY(f32, 4, 3), ARRAY(f32, 5, 3)), ATTR(0), 203, "shapes do not broadcast: axis -2 is 4 and 5");
   refuses(OP_add, IN(ARRAY(f32, 0), ARRAY(f32, 2)), ATTR(0), 203, "shapes do not broadcast: axis -1 is 0 and 2");
