@@ -433,6 +433,7 @@ static int64_t choose(const choosing *c, sort_room *r, const char *in, int64_t s
                   : c->enough - have; /* of few that were seen the last of the best is far from that of all */
     if (m > SEEN_AT_ONCE) m = SEEN_AT_ONCE;
     if (m > n - at) m = n - at;
+    if (at / PART != (at + m) / PART && r->stops(r)) r->stopped = true;
     sort_elements e = {.in = in + at * step, .step = step, .n = m, .first = index + at, .descending = s->descending};
     if (c->first <= INSERTED_OF) {
       s->loops->items[s->dtype](&e, e.in, s->kind, seen, &unused);
