@@ -51,14 +51,15 @@ scope *scope_new(qn_vm *vm, scope *outer, const char *name) {
   return s;
 }
 
-static void scope_drop_values(qn_vm *vm, scope *s) {
-  for (uint32_t i = 0; i < s->n; i++) slot_set(vm, &s->cells[i]->value, value_unset());
+void scope_drop_values(qn_vm *vm, scope *s) {
+  for (uint32_t i = 0; i < s->n; i++) cell_set(vm, s->cells[i], value_unset());
 }
 
 void scope_free(qn_vm *vm, scope *s) {
   scope_drop_values(vm, s);
   for (uint32_t i = 0; i < s->n; i++) {
     value_release(vm, value_obj(TAG_STR, s->cells[i]->name));
+    source_let_go(vm, s->cells[i]->decl.source);
     mem_free(vm, s->cells[i], sizeof *s->cells[i]);
   }
   mem_free(vm, s->cells, s->cap * sizeof *s->cells);
@@ -272,52 +273,12 @@ qn_value interp_module_record(qn_vm *vm, qn_value module) {
 
 /* ---- running ------------------------------------------------------------------------------------------------------------------ */
 
-static bool unit_is_dead(const unit *u) {
-  for (const fn_code *c = u->codes; c; c = c->next)
-    if (c->shared.refs) return false;
-  return !u->running;
-}
-
-/* Frees the unit that `*at` is, and its text. */
-static void unit_drop(qn_vm *vm, unit **at) {
-  unit *u = *at;
-  *at = u->next;
-  interp_of(vm)->nunits--;
-  source_drop(vm, u->source);
-  unit_free(vm, u);
-}
-
-/* Frees all units that nothing refers to; not often, so that each eval pays for a few. */
-static void units_sweep(qn_vm *vm) {
-  interp *ip = interp_of(vm);
-  if (ip->nunits < ip->sweep_at) return;
-  for (const vm_host *h = vm->host; h; h = h->outer)
-    if (h->error) return; /* it may lie in one of them */
-  for (unit **at = &ip->units; *at;) {
-    if (unit_is_dead(*at))
-      unit_drop(vm, at);
-    else
-      at = &(*at)->next;
-  }
-  ip->sweep_at = 2 * ip->nunits + UNITS_FEW;
-}
-
 /* A text has been read and has no unit: it goes when so many others have followed that its error has been dropped. */
 static void source_loose(qn_vm *vm, uint32_t source) {
   interp *ip = interp_of(vm);
   uint32_t *place = &ip->loose[ip->nloose++ % LOOSE_TEXTS];
   source_drop(vm, *place);
   *place = source;
-}
-
-/* A text has been run. What it left behind keeps it. */
-static void unit_done(qn_vm *vm, unit *u) {
-  if (vm->error || !unit_is_dead(u)) return;
-  for (unit **at = &interp_of(vm)->units; *at; at = &(*at)->next)
-    if (*at == u) {
-      unit_drop(vm, at);
-      return;
-    }
 }
 
 static qn_value run_unit(qn_vm *vm, const unit *u) {
@@ -411,9 +372,11 @@ static qn_value fail_cycle(qn_vm *vm, const scope *from, const scope *target, sp
   return raise_text(vm, E_import_cycle, at, &t);
 }
 
+/* No import finds the scope any more. It goes when nothing else refers to it (sweep.c). */
 static void forget_key(qn_vm *vm, scope *s) {
   free_text(vm, s->key);
   s->key = NULL;
+  interp_of(vm)->ndropped++;
 }
 
 /* Runs a module's text under its key. `name` is how messages call it. */
@@ -517,10 +480,8 @@ static qn_value import_again(qn_vm *vm, scope *from, scope *s, const char *path,
   s->key = NULL;
   qn_value r = load_file(vm, from, path, real, text, len);
   mem_free(vm, text, len + 1);
-  if (value_is_error(r))
-    s->key = key;
-  else
-    free_text(vm, key);
+  s->key = key;
+  if (!value_is_error(r)) forget_key(vm, s);
   value_release(vm, was);
   if (value_is_error(r)) return r;
   text_buf t;
@@ -934,6 +895,7 @@ bool interp_open(qn_vm *vm, const builtin_table *table) {
   vm->hooks.looks = parse_looks;
   vm->hooks.unwound = interp_unwound;
   ip->returned = value_nil();
+  ip->drop_at = 1;
   ip->lambda = str_intern(vm, "fn", 2);
   ip->builtin = ip->lambda ? scope_new(vm, NULL, "builtins") : NULL;
   if (!ip->builtin) return false;

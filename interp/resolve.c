@@ -825,6 +825,7 @@ node *function_node(resolver *r, const ast_node *n, qn_str *name, bool local) {
   if (!code->params || !out->initials || !resolve_params(r, code, n, out->initials)) return NULL;
   if (!unit_anchor(r, &code->anchor, code->name->text, n->at)) return NULL;
   code->shared.id = ++r->ip->next_code;
+  code->shared.home = r->unit;
   code->next = r->unit->codes;
   r->unit->codes = code;
   function f;

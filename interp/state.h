@@ -1,9 +1,10 @@
 /* What the interpreter keeps: scopes and their cells, units of code, function code, modules. Internal to this room.
  *
  * A unit is one text after resolution: its nodes, function code and constants. It lives as long as it runs or some function value
- * has code of it; then it goes, with its text, its entries and what was compiled for it (units_sweep).
+ * has code of it; then it goes, with its text, its entries and what was compiled for it (sweep.c).
  *
- * A scope is the top level of a module: a table of cells. A name that is no local resolves to a cell of its module's scope,
+ * A scope is the top level of a module: a table of cells, which stays as long as the module can be imported or something has it or a
+ * function of it. A name that is no local resolves to a cell of its module's scope,
  * whether or not it is defined yet: globals are late bound. A cell without a value reads its `shadow`, the builtin of the
  * same name, so a module may define a name that the standard library has too.
  */
@@ -65,6 +66,7 @@ QN_MUST_CHECK global_cell *scope_cell(qn_vm *vm, scope *s, qn_str *name);
 /* The cell, or NULL if there is none. */
 global_cell *scope_find(const scope *s, const qn_str *name);
 QN_MUST_CHECK scope *scope_new(qn_vm *vm, scope *outer, const char *name);
+void scope_drop_values(qn_vm *vm, scope *s);
 void scope_free(qn_vm *vm, scope *s);
 /* A name that nothing defines, where it stands, and variables around it with names much like it (up to NULL), or NULL. */
 typedef struct undefined_name {
@@ -194,6 +196,7 @@ typedef struct interp {
   bool prompting;                  /* an input of the prompt runs: imports of files that have changed load them again */
   uint32_t comment;                /* the prompt's last text if it was but a comment (held for the text below it), else 0 */
   uint32_t nunits, sweep_at;       /* units; when so many are there, those that are dead are looked for */
+  uint32_t ndropped, drop_at;      /* the same of scopes without a key */
   uint32_t loose[LOOSE_TEXTS], nloose; /* texts without a unit, the latest of which an error may be about */
   builtin_info *builtins; /* rows of the table, then the ops */
   uint32_t nbuiltins, builtins_cap;
@@ -219,6 +222,13 @@ static inline void slot_set(qn_vm *vm, qn_value *slot, qn_value v) {
   *slot = v;
   value_release(vm, old);
 }
+
+/* ---- what goes (sweep.c) ---- */
+
+/* Frees all units and scopes that nothing refers to; not often, so that each eval pays for a few. */
+void units_sweep(qn_vm *vm);
+/* A text has been run: it goes, unless something that it left behind keeps it. */
+void unit_done(qn_vm *vm, unit *u);
 
 /* ---- units and modules (module.c) ------------------------------------------------------------------------------------------ */
 

@@ -32,8 +32,7 @@ const char *value_kind_name(qn_value v) {
 
 /* ---- freeing ------------------------------------------------------------------------------------------------- */
 
-/* The items of a container that is being freed, and their number. */
-static qn_value *container_items(obj_head *o, uint32_t *n) {
+qn_value *value_parts(obj_head *o, uint32_t *n) {
   switch (o->tag) {
   case TAG_LIST: *n = ((qn_list *)o)->len; return ((qn_list *)o)->items;
   case TAG_RECORD: *n = ((qn_record *)o)->len; return ((qn_record *)o)->items;
@@ -62,7 +61,7 @@ static void object_free(qn_vm *vm, obj_head *o) {
   }
   case TAG_FN: {
     qn_fn *f = (qn_fn *)o;
-    bool shares = f->head.flags == FN_GRAPH || (f->head.flags == FN_USER && !vm->closing);
+    bool shares = f->head.flags == FN_GRAPH || (f->head.flags == FN_USER && !vm->closing && f->stand != FN_BARE);
     if (shares && --((fn_shared *)f->code)->refs == 0 && f->head.flags == FN_GRAPH) vm->hooks.free_graph(vm, f->code);
     mem_free(vm, f, sizeof *f + f->ncaptures * sizeof(qn_value));
     break;
@@ -80,7 +79,7 @@ static void object_free(qn_vm *vm, obj_head *o) {
 static __attribute__((noinline)) void container_free(qn_vm *vm, obj_head *o) {
   obj_head *parent = NULL;
   uint32_t n;
-  qn_value *items = container_items(o, &n);
+  qn_value *items = value_parts(o, &n);
   o->refs = n;
   for (;;) {
     while (o->refs) {
@@ -88,7 +87,7 @@ static __attribute__((noinline)) void container_free(qn_vm *vm, obj_head *o) {
       if (!value_is_heap(*slot)) continue;
       obj_head *item = slot->u.p;
       if (--item->refs) continue;
-      qn_value *below = container_items(item, &n);
+      qn_value *below = value_parts(item, &n);
       if (!n) {
         object_free(vm, item);
         continue;
@@ -102,7 +101,7 @@ static __attribute__((noinline)) void container_free(qn_vm *vm, obj_head *o) {
     object_free(vm, o);
     if (!parent) return;
     o = parent;
-    items = container_items(o, &n);
+    items = value_parts(o, &n);
     parent = items[o->refs].u.p;
   }
 }
@@ -285,6 +284,11 @@ int64_t range_length(const qn_range *r) {
 }
 
 void fn_renew(qn_vm *vm, qn_fn *f) { f->id = ++vm->last_fn; }
+
+void fn_make_bare(qn_fn *f) {
+  f->stand = FN_BARE;
+  ((fn_shared *)f->code)->refs--;
+}
 
 qn_fn *fn_like(qn_vm *vm, const qn_fn *from) {
   qn_fn *f = fn_new(vm, (fn_kind)from->head.flags, from->code, from->ncaptures);

@@ -84,6 +84,8 @@ static inline qn_value value_retain(qn_value v) {
   if (value_is_heap(v)) ((obj_head *)v.u.p)->refs++;
   return v;
 }
+/* What a list, record or function holds, and how many; NULL and 0 for others. */
+qn_value *value_parts(obj_head *o, uint32_t *n);
 /* Frees the object whose last reference went away; iterative, so any depth is safe. */
 void value_free(qn_vm *vm, qn_value v);
 static inline void value_release(qn_vm *vm, qn_value v) {
@@ -284,7 +286,7 @@ typedef enum fn_kind { FN_USER, FN_BUILTIN, FN_TRANSFORM, FN_GRAPH } fn_kind;
 struct qn_fn {
   obj_head head; /* flags: fn_kind */
   uint32_t ncaptures;
-  uint32_t stand; /* number + 1 among the stand-ins of the recording that made it one (jit/trace); else 0 */
+  uint32_t stand; /* number + 1 among the stand-ins of the recording that made it one (jit/trace); FN_BARE; else 0 */
   uint64_t id;    /* which function it is: no other has the number, but for what stands for it (fn_like) */
   void *code; /* of an FN_USER or FN_GRAPH shared by the functions that have it (fn_shared); else it lives as long as the VM */
   qn_value captures[];
@@ -292,11 +294,16 @@ struct qn_fn {
 /* How the code of an FN_USER or FN_GRAPH begins. The function that loses the last reference to an FN_GRAPH's hands it to
  * vm_hooks.free_graph; that of an FN_USER is freed by its owner, some time after there are no functions that have it. */
 typedef struct fn_shared {
-  uint32_t refs; /* functions */
+  uint32_t refs; /* functions; bare ones do not count */
   uint64_t id;   /* of an FN_USER: its own for ever, where other code may get the address */
+  void *home;    /* of an FN_USER: what it belongs to, all of whose code is freed at once; else NULL */
 } fn_shared;
 /* Captures are nil, to be filled in by the caller. Shares the code of an FN_USER or FN_GRAPH. */
 QN_MUST_CHECK qn_fn *fn_new(qn_vm *vm, fn_kind kind, void *code, uint32_t ncaptures);
+/* The function (an FN_USER that nobody else has) gives up its share of the code, for a holder that goes before the code does: it only
+ * says what fn_like makes. */
+enum { FN_BARE = UINT32_MAX };
+void fn_make_bare(qn_fn *f);
 /* The same function once more, but for its captures, which are nil. */
 QN_MUST_CHECK qn_fn *fn_like(qn_vm *vm, const qn_fn *f);
 /* A function of its own from then on, as if it had been made now. */

@@ -339,8 +339,15 @@ done:
 
 /* ---- recording a call -------------------------------------------------------------------------------------------------------------- */
 
-/* Turns a finished recording into an entry. The recording gives up its pattern and graph. */
-static entry *entry_make(struct recording *r, qn_value result) {
+/* What the code belongs to on which entries of this function hang (anchor_of_value); NULL: it is nobody's. */
+static const void *home_of(qn_value fn) {
+  const qn_fn *f = value_fn(fn);
+  while (f->head.flags == FN_TRANSFORM) f = value_fn(f->captures[0]);
+  return f->head.flags == FN_USER ? ((const fn_shared *)f->code)->home : NULL;
+}
+
+/* Turns a finished recording of a call of `fn` into an entry. The recording gives up its pattern and graph. */
+static entry *entry_make(struct recording *r, qn_value fn, qn_value result) {
   qn_vm *vm = r->vm;
   entry *e = mem_zalloc(vm, sizeof *e);
   if (!e) return NULL;
@@ -366,6 +373,7 @@ static entry *entry_make(struct recording *r, qn_value result) {
     break_reason none;
     if (!guards_make(r, e, &none)) error_clear(vm);
   }
+  template_settle(&e->result, home_of(fn));
   for (uint32_t i = 0; i < r->pattern.nroots; i++) {
     value_release(vm, r->pattern.roots[i].stand_in);
     r->pattern.roots[i].stand_in = value_nil();
@@ -497,7 +505,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
     vm->draw = draw;
     return run_plain(vm, site, BREAK_memory); /* any other error comes again */
   }
-  entry *e = complete ? entry_make(r, result) : NULL;
+  entry *e = complete ? entry_make(r, fn, result) : NULL;
   if (value_is_scalar(result)) result.head &= 0xff;
   if (!e) {
     if (complete) {

@@ -218,6 +218,7 @@ qn_value pattern_root(struct recording *r, root_kind kind, qn_value v, qn_value 
   root *x = &p->roots[p->nroots];
   *x = (root){.kind = (uint8_t)kind, .first = p->n, .slot = slot, .cell = cell, .name = name, .stand_in = value_nil()};
   if (kind == ROOT_ARG) x->arg = p->nargs++;
+  if (cell) cell->roots++;
   p->nroots++;
   qn_value s = stand_in(r, v, 0, NULL);
   if (value_is_error(s)) return s;
@@ -291,7 +292,10 @@ bool pattern_any_text(pattern *p) {
 void pattern_free(qn_vm *vm, pattern *p) {
   for (uint32_t i = 0; i < p->n; i++)
     if (p->pats[i].kind != PAT_FN) value_release(vm, p->pats[i].value);
-  for (uint32_t i = 0; i < p->nroots; i++) value_release(vm, p->roots[i].stand_in);
+  for (uint32_t i = 0; i < p->nroots; i++) {
+    value_release(vm, p->roots[i].stand_in);
+    if (p->roots[i].cell && !vm->closing) p->roots[i].cell->roots--; /* at the end cells may have gone */
+  }
   mem_free(vm, p->pats, p->cap * sizeof *p->pats);
   mem_free(vm, p->dims, p->dims_cap * sizeof *p->dims);
   mem_free(vm, p->roots, p->roots_cap * sizeof *p->roots);
@@ -798,6 +802,14 @@ bool template_make(struct recording *r, qn_value v, tpl_list *out, break_reason 
   return make(r, v, out, NULL, broken, 0, value_unset());
 }
 
+void template_settle(tpl_list *t, const void *home) {
+  for (uint32_t i = 0; i < t->n && home; i++) {
+    if (t->tpls[i].kind != TPL_FN) continue;
+    qn_fn *f = value_fn(t->tpls[i].value);
+    if (f->head.flags == FN_USER && ((const fn_shared *)f->code)->home == home && f->stand != FN_BARE) fn_make_bare(f);
+  }
+}
+
 bool template_of_nodes(struct recording *r, qn_value v, tpl_list *out, node_list *nodes) {
   break_reason broken = BREAK_none;
   if (make(r, v, out, nodes, &broken, 0, v)) return true;
@@ -813,10 +825,17 @@ bool template_copy(qn_vm *vm, const tpl_list *from, tpl_list *to) {
       !mem_grow(vm, (void **)&to->paths, &to->paths_cap, from->npaths, sizeof *to->paths))
     return false;
   for (uint32_t i = 0; i < from->n; i++) {
-    to->tpls[i] = from->tpls[i];
-    value_retain(to->tpls[i].value);
+    tpl *x = &to->tpls[i];
+    *x = from->tpls[i];
+    if (x->kind == TPL_FN && value_fn(x->value)->stand == FN_BARE) {
+      qn_fn *f = fn_like(vm, value_fn(x->value));
+      x->value = f ? value_obj(TAG_FN, f) : value_nil();
+      if (!f) return false;
+    } else {
+      value_retain(x->value);
+    }
+    to->n = i + 1;
   }
-  to->n = from->n;
   to->made = from->made;
   to->npaths = from->npaths;
   if (from->npaths) memcpy(to->paths, from->paths, from->npaths * sizeof *to->paths);

@@ -89,6 +89,7 @@ void rec_leave(qn_vm *vm);
  * identifies the global; its later rebinding bumps the epoch if it was guarded by value. */
 typedef struct rec_cell {
   uint32_t watched; /* nonzero: some entry guards this cell by value */
+  uint32_t roots;   /* of patterns, which look at it: it has to stay */
 } rec_cell;
 QN_MUST_CHECK qn_value rec_global(qn_vm *vm, rec_cell *cell, qn_value *slot, qn_str *name);
 /* To be called when a global cell with cell->watched is rebound, also outside recordings. */

@@ -459,7 +459,9 @@ typedef struct node_list {
   uint32_t *nodes, n, cap;
 } node_list;
 QN_MUST_CHECK bool template_of_nodes(struct recording *r, qn_value v, tpl_list *out, node_list *nodes);
-/* A copy of a template. */
+/* The template belongs to an entry of code at `home` (fn_shared) and goes with that: it does not keep functions of that code alive. */
+void template_settle(tpl_list *t, const void *home);
+/* A copy of a template, which belongs to nobody. */
 QN_MUST_CHECK bool template_copy(qn_vm *vm, const tpl_list *from, tpl_list *to);
 uint64_t template_hash(const tpl_list *t, uint64_t seed);
 

@@ -586,6 +586,171 @@ START_TEST(modules_go_by_the_hosts_keys) {
 }
 END_TEST
 
+/* A module of many kinds of values: functions in lists and records, closures, some that are had from several places, a module. */
+static const char *const module_texts[] = {
+    "import part\nlet table = zeros(500)\nfn f(x) = x * 2 + table[0] + VERSION\nfn rec(n) = if n == 0 { 0 } else { "
+    "rec(n - 1) }\n"
+    "fn make(k) = fn(x) x * k + VERSION\nlet made = make(3)\nlet all = (f, rec, made, {deep: (f, make(4))})\nlet same "
+    "= all\n"
+    "fn loss(x) = sum(tanh(x) * table[0])\nlet g = grad(loss)\nfn who() = VERSION + part.one()",
+    "fn one() = 1",
+    "fn broken(x) = x\nlet kept = (broken, fn(x) broken(x))\nbroken(1) + \"text\"",
+};
+
+static bool versions(void *user, const char *from, const char *name, qn_source *out) {
+  (void)user, (void)from;
+  static char text[1024];
+  int which = strcmp(name, "m") == 0 ? 0 : strcmp(name, "part") == 0 ? 1 : strcmp(name, "failing") == 0 ? 2 : -1;
+  if (which < 0) return false;
+  size_t n = 0;
+  for (const char *p = module_texts[which]; *p;)
+    if (strncmp(p, "VERSION", 7) == 0)
+      n += (size_t)snprintf(text + n, sizeof text - n, "%d", version), p += 7;
+    else
+      text[n++] = *p++;
+  text[n] = 0;
+  out->key = name;
+  out->text = text;
+  out->len = n;
+  return true;
+}
+
+static qn_vm *open_versions(qn_jit_mode jit) {
+  qn_config config;
+  qn_config_init(&config);
+  config.resolve = versions;
+  config.jit = jit;
+  qn_vm *vm = qn_vm_open(&config);
+  ck_assert_int_eq(qn_set_tunable(vm, "jit.hot", "1"), QN_OK);
+  ck_assert_int_eq(qn_set_tunable(vm, "jit.cc", "0"), QN_OK);
+  return vm;
+}
+
+static uint32_t scopes(qn_vm *vm) {
+  uint32_t n = 0;
+  for (const scope *s = interp_of(vm)->scopes; s; s = s->next) n++;
+  return n;
+}
+
+static void drop(qn_vm *vm, const char *key) { ck_assert_int_eq(qn_module_drop(vm, key), QN_OK); }
+
+START_TEST(modules_that_were_replaced_go) {
+  for (qn_jit_mode jit = QN_JIT_ON; jit <= QN_JIT_SYNC; jit++) {
+    qn_vm *vm = open_versions(jit);
+    version = 0;
+    size_t before = 0, after = 0;
+    uint32_t most = 0;
+    for (int i = 0; i < 300; i++) {
+      version = i;
+      good(vm, "import m\nlet r = m.f(ones(5)) + m.made(ones(5)) + m.g(ones(5))\nlet w = m.who()\nlet h = "
+               "m.all[3].deep[1](2)");
+      ck_assert(number(vm, "w") == i + 1);
+      ck_assert(number(vm, "r[0]") == 2 + i + 3 + i);
+      ck_assert_int_eq(run(vm, "import failing"), QN_ERROR);
+      drop(vm, "m");
+      if (i % 3 == 0) drop(vm, "part"); /* each has its own, then */
+      if (i % 7 == 0) good(vm, "m = nil");
+      if (i < 50) continue;
+      if (scopes(vm) > most) most = scopes(vm);
+      size_t *max = i < 150 ? &before : &after, now = mem_stats_of(vm)->live;
+      if (now > *max) *max = now;
+    }
+    ck_assert_uint_lt(most, 30);
+    ck_assert_msg(after < before + 60000, "%zu bytes, then %zu (jit %d)", before, after, jit);
+    qn_vm_close(vm);
+  }
+}
+END_TEST
+
+/* Whoever has a module or anything of it keeps all that this needs. */
+START_TEST(modules_stay_while_something_has_them) {
+  static const char *const holds[] = {"m",     "m.rec",     "m.made", "(1, {x: m.f})",
+                                      "m.all", "m.same[3]", "m.g",    "fn(x) m.f(x)"};
+  static const char *const uses[] = {"k.who() + k.all[3].deep[0](1)",
+                                     "k(5)",
+                                     "k(1)",
+                                     "k[1].x(2)",
+                                     "k[3].deep[1](1) + k[1](3)",
+                                     "k.deep[0](7)",
+                                     "sum(k(ones(2)))",
+                                     "k(1)"};
+  for (qn_jit_mode jit = QN_JIT_ON; jit <= QN_JIT_SYNC; jit++)
+    for (size_t i = 0; i < sizeof holds / sizeof *holds; i++) {
+      qn_vm *vm = open_versions(jit);
+      version = 1;
+      char text[200];
+      snprintf(text, sizeof text, "import m\nlet k = %s\nlet first = 0.0 + %s", holds[i], uses[i]);
+      good(vm, text);
+      double first = number(vm, "first");
+      bool global = strncmp(holds[i], "fn", 2) == 0; /* reads what m is then */
+      drop(vm, "m");
+      drop(vm, "part");
+      if (!global) good(vm, "m = nil");
+      for (int more = 0; more < 60; more++) {
+        version = 2 + more;
+        good(vm, "import m as other\nother.f(ones(3))\nother.who()");
+        drop(vm, "m");
+        snprintf(text, sizeof text, "0.0 + %s", uses[i]);
+        ck_assert_msg(number(vm, text) == first, "%s", holds[i]);
+      }
+      qn_vm_close(vm);
+    }
+}
+END_TEST
+
+/* A function that the host calls while its module has been dropped and replaced, by itself even. */
+static void replace_module(qn_vm *vm, const char *text) {
+  (void)text;
+  if (qn_module_drop(vm, "m") != QN_OK) return;
+  version++;
+  for (int i = 0; i < 40; i++) good(vm, "import m as other\nother.who()");
+}
+
+START_TEST(a_module_that_runs_is_not_freed) {
+  qn_config config;
+  qn_config_init(&config);
+  config.resolve = versions;
+  config.write = write_through;
+  qn_vm *vm = host_vm = qn_vm_open(&config);
+  on_write = replace_module;
+  version = 1;
+  for (int i = 0; i < 30; i++) {
+    good(vm, "import m\nlet run = fn(m) {\n  let f = m.make(10)\n  m = nil\n  print(1)\n  f(1) }");
+    ck_assert(
+        number(vm,
+               "import m as now\nm = nil\nlet before = now.who()\nlet arg = now\nnow = nil\nlet got = run(arg)\narg = "
+               "nil\ngot - before") == 9);
+    good(vm, "let m = nil");
+  }
+  ck_assert_uint_lt(scopes(vm), 20);
+  qn_vm_close(vm);
+}
+END_TEST
+
+/* Entries make closures of a text without keeping it. */
+START_TEST(results_that_are_functions_keep_no_text) {
+  for (qn_jit_mode jit = QN_JIT_ON; jit <= QN_JIT_SYNC; jit++) {
+    qn_vm *vm = open_versions(jit);
+    size_t before = 0, after = 0;
+    for (int i = 0; i < 600; i++) {
+      good(vm, "fn f(x) {\n  let s = x + 1\n  (x * 2, fn(y) y + s, {act: fn(z) z * 2}) }\nfn mk(k) {\n  let t = k * "
+               "3\n  fn(y) "
+               "y + t }\nfn g(x) = mk(x * 2)");
+      good(vm,
+           "let r = f(ones(3))[1](ones(3)) + f(ones(3))[2].act(ones(3)) + g(ones(3))(ones(3)) + g(ones(3))(ones(3))");
+      ck_assert(number(vm, "r[0]") == 3 + 2 + 7 + 7);
+      if (i % 5 == 0) good(vm, "let held = f(ones(3))[1]\nlet graphed = graph(g, ones(3))");
+      ck_assert(number(vm, "held(ones(3))[0] + graphed(ones(3))(ones(3))[0]") == 3 + 7);
+      if (i < 100) continue;
+      size_t *max = i < 300 ? &before : &after, now = mem_stats_of(vm)->live;
+      if (now > *max) *max = now;
+    }
+    ck_assert_msg(after < before + 60000, "%zu bytes, then %zu (jit %d)", before, after, jit);
+    qn_vm_close(vm);
+  }
+}
+END_TEST
+
 /* ---- stacks ------------------------------------------------------------------------------------------------------------------ */
 
 static ucontext_t host_context, fiber_context;
@@ -942,6 +1107,7 @@ int main(void) {
   ADD(texts_that_are_left_go)
   c = tcase_create("constant_memory");
   ADD(evals_leave_nothing_behind)
+  ADD(results_that_are_functions_keep_no_text)
   c = tcase_create("memory_limit");
   ADD(evals_without_end_fit_a_limit)
   c = tcase_create("code_of_functions");
@@ -951,6 +1117,9 @@ int main(void) {
   ADD(kernels_read_no_further_than_the_tail)
   c = tcase_create("modules");
   ADD(modules_go_by_the_hosts_keys)
+  ADD(modules_that_were_replaced_go)
+  ADD(modules_stay_while_something_has_them)
+  ADD(a_module_that_runs_is_not_freed)
   c = tcase_create("fibers");
   ADD(fibers_have_stacks_of_their_own)
   ADD(fibers_on_the_threads_own_stack)
