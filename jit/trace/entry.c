@@ -542,7 +542,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
   }
   if (e->state != ENTRY_BROKEN) log_entry(vm, list->anchor, e, &log);
   log_write(vm, &log);
-  if (sync) jit_drain(vm, true);
+  if (sync) jit_drain(vm);
   return result;
 }
 
@@ -938,7 +938,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     a->state = ANCHOR_ACTIVE;
   }
   if (a->state == ANCHOR_RESTING) a->state = ANCHOR_ACTIVE;
-  if (atomic_load_explicit(&j->mail, memory_order_relaxed)) jit_drain(vm, false);
+  if (atomic_load_explicit(&j->box->mail, memory_order_relaxed)) jit_drain(vm);
   anchor_entries *list = a->entries;
   int64_t came = list->first && race_on(vm, list->first) ? timeline_now() : 0;
   call_inputs inputs;
@@ -1036,18 +1036,24 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
 
 /* ---- finished jobs ------------------------------------------------------------------------------------------------------------------------ */
 
-void jit_drain(qn_vm *vm, bool wait) {
+void jit_drain(qn_vm *vm) {
   compile_task *reports;
-  job *done = job_take_mail(vm, wait, &reports);
+  job *done = job_take_mail(vm, &reports);
   text_buf log TEXT_OWNED;
   text_init(&log, vm);
   while (done) {
     job *next = done->next;
     entry *e = done->entry;
+    if (!e) {
+      job_free(done);
+      done = next;
+      continue;
+    }
     e->job = NULL;
     e->plan_ms = done->ms;
     if (done->plan) {
       e->plan = done->plan;
+      done->plan = NULL;
       e->state = ENTRY_READY;
       log_plan(vm, done->name, e, &log);
     } else {

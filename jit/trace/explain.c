@@ -115,7 +115,7 @@ bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int n
   }
   if (!anchor_entries_of(vm, a)) return false;
   if (vm->rec && !rec_break(vm->rec, BREAK_effect, what)) return false;
-  jit_drain(vm, true);
+  jit_drain(vm);
   ASKING(was);
   asking_begin(vm, a, &was);
   vm->asked.served = NULL;
@@ -132,7 +132,7 @@ bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int n
     struct timespec pause = {0, 200000};
     nanosleep(&pause, NULL);
     if (vm_poll(vm)) return false;
-    jit_drain(vm, true);
+    jit_drain(vm);
     waited = vm->asked.served;
   }
   entry *e = vm->asked.served;

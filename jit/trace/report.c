@@ -16,7 +16,7 @@ static bool plans_made(qn_vm *vm) {
         struct timespec pause = {0, 200000};
         nanosleep(&pause, NULL);
         if (vm_poll(vm)) return false;
-        jit_drain(vm, true);
+        jit_drain(vm);
       }
   return true;
 }

@@ -342,9 +342,8 @@ typedef struct vm_jit {
   anchor_entries *anchors;
   chain_anchor *chains;
   struct made *made;            /* by functions that are backends (backend.c), the latest first */
-  atomic_int mail;              /* finished jobs or reports wait */
-  struct job *mailbox;          /* under the engine's lock */
-  struct compile_task *reports; /* the same, of compiled plans */
+  struct mailbox *box;          /* what has been made for this VM */
+  struct job *unsent;           /* what the planners could not be given yet */
   uint64_t calls_compiled, calls_eager, recordings;
 } vm_jit;
 static inline vm_jit *jit_of(qn_vm *vm) { return (vm_jit *)vm->jit; }
@@ -585,8 +584,8 @@ void entry_guards(const entry *e, text_buf *out);
 void entry_number_guard(const entry *e, uint32_t i, text_buf *out);
 /* Do the numbers that steered the recording lead the same way? `why` (may be NULL) receives the first that does not. */
 bool entry_guards_hold(qn_vm *vm, const entry *e, const qn_value *scalars, text_buf *why);
-/* Takes finished jobs from the mailbox. Called at anchors, without waiting; `wait` as in job_take_mail. */
-void jit_drain(qn_vm *vm, bool wait);
+/* Takes finished jobs from the mailbox, and sends what could not be sent. Called at anchors; waits for nobody. */
+void jit_drain(qn_vm *vm);
 
 /* ---- worker.c --------------------------------------------------------------------------------------------------------------------------- */
 
@@ -596,12 +595,21 @@ typedef struct waiting {
   double since; /* milliseconds */
   size_t size;  /* smaller ones are taken first */
 } waiting;
+/* A VM's mailbox. Compiler threads, which hardly run on a busy machine, put into it what they have made, without a lock for which its VM
+ * could have to wait. What is put into one whose VM has closed goes with the last who knows it. */
+typedef struct mailbox {
+  atomic_int refs; /* the VM, and the jobs and tasks that are not in it */
+  atomic_int mail; /* something is in it, or waits to be sent */
+  atomic_bool closed;
+  _Atomic(struct job *) jobs;
+  _Atomic(struct compile_task *) reports; /* of compiled plans */
+} mailbox;
 typedef struct job {
   waiting line;     /* among what is to be planned; first */
   struct job *next; /* in the VM's mailbox */
-  qn_vm *vm;        /* to whom the plan goes; NULL: cancelled */
+  struct mailbox *box; /* where the plan goes; NULL: it is there */
   atomic_bool cancelled;
-  entry *entry;
+  entry *entry; /* of the VM's thread alone; NULL: nobody wants the plan any more */
   graph *graph; /* owned until the plan takes it over */
   int64_t tune[TUNABLE_COUNT];
   bool spawn;        /* the VM may start a compiler */
@@ -616,7 +624,7 @@ typedef struct job {
 typedef struct compile_task {
   waiting line;              /* among what is to be compiled; first */
   struct compile_task *next; /* among the VM's reports */
-  qn_vm *vm;                 /* who gets the report; NULL: nobody */
+  struct mailbox *box;       /* where the report goes; NULL: it is there */
   shared_plan *plan;         /* holds a reference */
   int64_t tune[TUNABLE_COUNT];
   bool spawn;
@@ -627,9 +635,8 @@ typedef struct compile_task {
 bool job_submit(qn_vm *vm, entry *e, graph *g, const char *name, bool sync);
 /* Forgets the entry's job. */
 void job_cancel(qn_vm *vm, entry *e);
-/* The VM's finished jobs and reports, as lists; the caller frees them. Without `wait` there is nothing yet when another thread,
- * which may be of the lowest class, is at the mailbox this moment. */
-job *job_take_mail(qn_vm *vm, bool wait, compile_task **reports);
+/* The VM's finished jobs and reports, as lists; the caller frees them. */
+job *job_take_mail(qn_vm *vm, compile_task **reports);
 void job_free(job *j);
 void compile_task_free(compile_task *t);
 QN_MUST_CHECK bool engine_jit_open(qn_vm *vm);

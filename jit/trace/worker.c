@@ -9,6 +9,10 @@
  * Nobody waits behind a slow job. Of what waits the smallest is taken first, unless something has waited long. Each of the two
  * crews has a member in reserve, who takes what the others have left waiting for some time, and then another one stands by. A
  * job that is cancelled ends within milliseconds (lang/cancel.h).
+ *
+ * On a busy machine a thread of the idle class may stand still for seconds, whatever it holds. So threads of the host never wait for
+ * the queues' lock: where it is taken they send later (job_submit) or let go (job_cancel), and mailboxes have none. Only who
+ * closes an engine waits.
  */
 #define _GNU_SOURCE
 #include <sched.h>
@@ -37,7 +41,8 @@ enum {
 typedef struct crew {
   pthread_cond_t work;    /* something waits: for members that have nothing to do */
   pthread_cond_t reserve; /* the same, for the one in reserve */
-  int n, wanted;          /* threads; how many of them are no reserves */
+  atomic_int n;           /* threads */
+  int wanted;             /* how many of them are no reserves */
   int patience;           /* milliseconds */
   waiting *queue;
   pthread_t threads[CREW_MOST];
@@ -45,7 +50,7 @@ typedef struct crew {
 } crew;
 
 typedef struct engine_jit {
-  pthread_mutex_t lock;
+  pthread_mutex_t lock; /* of the crews and their queues; first: tests hold it */
   crew planners, compilers;
   bool closing;
   pid_t process; /* that has the threads: a forked child has none of them */
@@ -59,13 +64,37 @@ void shared_plan_release(shared_plan *s) {
   free(s);
 }
 
+static void mailbox_release(mailbox *b) {
+  if (!b || atomic_fetch_sub_explicit(&b->refs, 1, memory_order_acq_rel) != 1) return;
+  for (job *j = atomic_load(&b->jobs), *next; j; j = next) {
+    next = j->next;
+    job_free(j);
+  }
+  for (compile_task *t = atomic_load(&b->reports), *next; t; t = next) {
+    next = t->next;
+    compile_task_free(t);
+  }
+  free(b);
+}
+
+static mailbox *mailbox_hold(mailbox *b) {
+  atomic_fetch_add_explicit(&b->refs, 1, memory_order_relaxed);
+  return b;
+}
+
 void job_free(job *j) {
   if (j->graph) graph_free(j->graph);
+  if (j->plan) {
+    atomic_store(&j->plan->abandoned, true);
+    shared_plan_release(j->plan);
+  }
+  mailbox_release(j->box);
   free(j);
 }
 
 void compile_task_free(compile_task *t) {
   shared_plan_release(t->plan);
+  mailbox_release(t->box);
   free(t);
 }
 
@@ -108,7 +137,7 @@ static compile_task *task_of(const job *j) {
     atomic_store(&j->plan->compile_us, 1);
     return NULL;
   }
-  t->vm = j->vm;
+  t->box = mailbox_hold(j->box);
   t->plan = j->plan;
   atomic_fetch_add(&t->plan->refs, 1);
   memcpy(t->tune, j->tune, sizeof t->tune);
@@ -126,19 +155,27 @@ static void compile(qn_engine *engine, compile_task *t) {
   timeline_end(engine, TIMELINE_compile, t->shown, begin, "kernels", t->plan->plan->nkernels);
 }
 
-/* Into the VM's mailbox, under the lock. */
+static void push(mailbox *b, job *j) {
+  j->next = atomic_load(&b->jobs);
+  while (!atomic_compare_exchange_weak(&b->jobs, &j->next, j)) {}
+}
+
+/* Into the VM's mailbox, where it is its own. */
 static void deliver(job *j) {
-  vm_jit *box = jit_of(j->vm);
-  j->next = box->mailbox;
-  box->mailbox = j;
-  atomic_store(&box->mail, 1);
+  mailbox *b = j->box;
+  j->box = NULL;
+  push(b, j);
+  atomic_store(&b->mail, 1);
+  mailbox_release(b);
 }
 
 static void report(compile_task *t) {
-  vm_jit *box = jit_of(t->vm);
-  t->next = box->reports;
-  box->reports = t;
-  atomic_store(&box->mail, 1);
+  mailbox *b = t->box;
+  t->box = NULL;
+  t->next = atomic_load(&b->reports);
+  while (!atomic_compare_exchange_weak(&b->reports, &t->next, t)) {}
+  atomic_store(&b->mail, 1);
+  mailbox_release(b);
 }
 
 /* ---- crews ------------------------------------------------------------------------------------------------------------ */
@@ -260,9 +297,14 @@ static void crew_free(crew *c) {
   pthread_cond_destroy(&c->reserve);
 }
 
+/* Somebody waits for the threads now. */
+static void crew_hurry(const crew *c) {
+  for (int i = 0, n = atomic_load(&c->n); i < n; i++) crew_class(c->threads[i], SCHED_OTHER);
+}
+
 /* Ends the threads, which have been told. */
 static void crew_join(crew *c) {
-  for (int i = 0; i < c->n; i++) crew_class(c->threads[i], SCHED_OTHER);
+  crew_hurry(c);
   for (int i = 0; i < c->n; i++) pthread_join(c->threads[i], NULL);
 }
 
@@ -282,10 +324,7 @@ static void *compiler(void *arg) {
     if (!atomic_load(&t->plan->abandoned)) compile(r.engine, t);
     pthread_mutex_lock(&ej->lock);
     c->at[r.number] = NULL;
-    if (t->vm)
-      report(t);
-    else
-      compile_task_free(t);
+    report(t);
   }
   pthread_mutex_unlock(&ej->lock);
   return NULL;
@@ -318,7 +357,7 @@ static void engine_jit_forked(qn_engine *engine) {
   team_forked(engine);
   for (int i = 0; i < planners.n; i++) {
     job *j = planners.at[i];
-    if (!j || !j->vm) continue;
+    if (!j || !j->box) continue;
     j->graph = NULL; /* in whatever state it is */
     j->plan = NULL;
     j->why[0] = 0;
@@ -326,10 +365,11 @@ static void engine_jit_forked(qn_engine *engine) {
   }
 }
 
-/* The lock of a jit whose threads are those of this process. */
-static void lock_jit(qn_engine *engine) {
+/* The lock of a jit whose threads are those of this process, for a thread of the host. These do not wait for it: who has it may be of
+ * the idle class and not get on for seconds. */
+static bool try_lock_jit(qn_engine *engine) {
   engine_jit_forked(engine);
-  pthread_mutex_lock(&((engine_jit *)engine->jit)->lock);
+  return pthread_mutex_trylock(&((engine_jit *)engine->jit)->lock) == 0;
 }
 
 static void *planner(void *arg) {
@@ -343,17 +383,14 @@ static void *planner(void *arg) {
     job *j = crew_take(c);
     crew_took(r.engine, c, r.number, j, planner);
     pthread_mutex_unlock(&ej->lock);
-    make_plan(r.engine, j);
+    if (!atomic_load(&j->box->closed)) make_plan(r.engine, j);
+    bool wanted = !atomic_load(&j->cancelled);
+    if (j->plan && !wanted) atomic_store(&j->plan->abandoned, true);
+    compile_task *t = wanted ? task_of(j) : NULL;
     pthread_mutex_lock(&ej->lock);
     c->at[r.number] = NULL;
-    if (j->vm) {
-      compile_task *t = task_of(j);
-      deliver(j);
-      if (t) submit_task(r.engine, t);
-    } else { /* nobody waits any more */
-      if (j->plan) shared_plan_release(j->plan);
-      job_free(j);
-    }
+    deliver(j);
+    if (t) submit_task(r.engine, t);
   }
   pthread_mutex_unlock(&ej->lock);
   return NULL;
@@ -364,7 +401,10 @@ static void *planner(void *arg) {
 static void engine_jit_close(qn_engine *engine) {
   engine_jit *ej = engine->jit;
   if (!ej) return;
-  lock_jit(engine);
+  engine_jit_forked(engine);
+  crew_hurry(&ej->planners);
+  crew_hurry(&ej->compilers);
+  pthread_mutex_lock(&ej->lock);
   ej->closing = true;
   for (int i = 0; i < ej->planners.n; i++)
     if (ej->planners.at[i]) atomic_store(&((job *)ej->planners.at[i])->cancelled, true);
@@ -391,6 +431,11 @@ static void engine_jit_close(qn_engine *engine) {
 
 bool engine_jit_open(qn_vm *vm) {
   qn_engine *engine = vm->engine;
+  if (!(jit_of(vm)->box = calloc(1, sizeof(mailbox)))) {
+    raise_memory(vm);
+    return false;
+  }
+  atomic_init(&jit_of(vm)->box->refs, 1);
   if (__atomic_load_n(&engine->jit, __ATOMIC_ACQUIRE)) return true;
   engine_jit *ej = calloc(1, sizeof *ej);
   if (!ej) {
@@ -420,7 +465,7 @@ bool job_submit(qn_vm *vm, entry *e, graph *g, const char *name, bool sync) {
     graph_free(g);
     return false;
   }
-  j->vm = vm;
+  j->box = mailbox_hold(jit_of(vm)->box);
   j->entry = e;
   j->graph = g;
   j->name = name;
@@ -434,13 +479,16 @@ bool job_submit(qn_vm *vm, entry *e, graph *g, const char *name, bool sync) {
     make_plan(vm->engine, j);
     compile_task *t = vm->config.jit == QN_JIT_OFF ? NULL : task_of(j);
     if (t) compile(vm->engine, t);
-    lock_jit(vm->engine);
     deliver(j);
     if (t) report(t);
-    pthread_mutex_unlock(&ej->lock);
     return true;
   }
-  lock_jit(vm->engine);
+  if (!try_lock_jit(vm->engine)) { /* jit_drain sends it */
+    j->next = jit_of(vm)->unsent;
+    jit_of(vm)->unsent = j;
+    atomic_store(&j->box->mail, 1);
+    return true;
+  }
   bool ok = crew_submit(vm->engine, &ej->planners, planner, 1, &j->line, g->n);
   pthread_mutex_unlock(&ej->lock);
   if (!ok) {
@@ -450,14 +498,34 @@ bool job_submit(qn_vm *vm, entry *e, graph *g, const char *name, bool sync) {
   return ok;
 }
 
+/* Sends what could not be sent before. */
+static void send_again(qn_vm *vm) {
+  vm_jit *jit = jit_of(vm);
+  engine_jit *ej = vm->engine->jit;
+  if (!jit->unsent) return;
+  if (!try_lock_jit(vm->engine)) {
+    atomic_store(&jit->box->mail, 1);
+    return;
+  }
+  while (jit->unsent) {
+    job *j = jit->unsent;
+    jit->unsent = j->next;
+    if (!crew_submit(vm->engine, &ej->planners, planner, 1, &j->line, j->graph->n)) deliver(j);
+  }
+  pthread_mutex_unlock(&ej->lock);
+}
+
 /* Takes `j` out of its VM's mailbox; true if it was there. */
-static bool take_back(const job *j) {
-  for (job **p = &jit_of(j->vm)->mailbox; *p; p = &(*p)->next)
-    if (*p == j) {
-      *p = j->next;
-      return true;
-    }
-  return false;
+static bool take_back(mailbox *b, const job *j) {
+  bool found = false;
+  for (job *x = atomic_exchange(&b->jobs, NULL), *next; x; x = next) {
+    next = x->next;
+    if (x == j)
+      found = true;
+    else
+      push(b, x);
+  }
+  return found;
 }
 
 void job_cancel(qn_vm *vm, entry *e) {
@@ -466,59 +534,41 @@ void job_cancel(qn_vm *vm, entry *e) {
     if (e->plan) atomic_store(&e->plan->abandoned, true);
     return;
   }
-  engine_jit *ej = vm->engine->jit;
-  lock_jit(vm->engine);
-  bool mine = take_back(j) || crew_withdraw(&ej->planners, &j->line);
-  if (!mine) { /* a planner has it and frees it */
-    j->vm = NULL;
-    atomic_store(&j->cancelled, true);
-  }
-  pthread_mutex_unlock(&ej->lock);
-  if (mine) {
-    if (j->plan) {
-      atomic_store(&j->plan->abandoned, true);
-      shared_plan_release(j->plan);
-    }
-    job_free(j);
-  }
   e->job = NULL;
+  j->entry = NULL;
+  atomic_store(&j->cancelled, true);
+  for (job **p = &jit_of(vm)->unsent; *p; p = &(*p)->next)
+    if (*p == j) {
+      *p = j->next;
+      job_free(j);
+      return;
+    }
+  if (take_back(jit_of(vm)->box, j)) {
+    job_free(j);
+    return;
+  }
+  engine_jit *ej = vm->engine->jit;
+  if (!try_lock_jit(vm->engine)) return; /* it comes to the mailbox soon, where it is dropped */
+  bool mine = crew_withdraw(&ej->planners, &j->line);
+  pthread_mutex_unlock(&ej->lock);
+  if (mine) job_free(j);
 }
 
-job *job_take_mail(qn_vm *vm, bool wait, compile_task **reports) {
-  engine_jit *ej = vm->engine->jit;
-  vm_jit *box = jit_of(vm);
-  *reports = NULL;
-  if (wait)
-    lock_jit(vm->engine);
-  else if (pthread_mutex_trylock(&ej->lock) != 0)
-    return NULL;
-  job *list = box->mailbox;
-  *reports = box->reports;
-  box->mailbox = NULL;
-  box->reports = NULL;
-  atomic_store(&box->mail, 0);
-  pthread_mutex_unlock(&ej->lock);
-  return list;
+job *job_take_mail(qn_vm *vm, compile_task **reports) {
+  mailbox *b = jit_of(vm)->box;
+  engine_jit_forked(vm->engine);
+  atomic_store(&b->mail, 0);
+  send_again(vm);
+  *reports = atomic_exchange(&b->reports, NULL);
+  return atomic_exchange(&b->jobs, NULL);
 }
 
 void engine_jit_forget(qn_vm *vm) {
   for (anchor_entries *a = jit_of(vm)->anchors; a; a = a->next)
     for (entry *e = a->first; e; e = e->next) job_cancel(vm, e);
-  engine_jit *ej = vm->engine->jit;
-  if (!ej) return;
-  lock_jit(vm->engine);
-  for (waiting *w = ej->compilers.queue; w; w = w->next)
-    if (((compile_task *)w)->vm == vm) ((compile_task *)w)->vm = NULL;
-  for (int i = 0; i < ej->compilers.n; i++) {
-    compile_task *t = ej->compilers.at[i];
-    if (t && t->vm == vm) t->vm = NULL;
-  }
-  compile_task *reports = jit_of(vm)->reports;
-  jit_of(vm)->reports = NULL;
-  pthread_mutex_unlock(&ej->lock);
-  while (reports) {
-    compile_task *next = reports->next;
-    compile_task_free(reports);
-    reports = next;
-  }
+  mailbox *b = jit_of(vm)->box;
+  if (!b) return;
+  atomic_store(&b->closed, true);
+  jit_of(vm)->box = NULL;
+  mailbox_release(b);
 }

@@ -304,7 +304,7 @@ START_TEST(a_host_that_leaves_the_log_loses_no_plan) {
     good(vm, "fn f(x) = x * 2 + 1\nfn g(x) = sum(x) * x\nfn h(x) = tanh(x) @ x\nfn k(x) = x - 1");
     good(vm, "f(ones(3))\ng(ones(3))\nh(ones(3))");
     vm_jit *j = vm->jit;
-    for (int i = 0; i < 20000 && !atomic_load(&j->mail); i++) usleep(500);
+    for (int i = 0; i < 20000 && !atomic_load(&j->box->mail); i++) usleep(500);
     usleep(20000); /* mostly all three are there */
     leaves = at;
     bool was_left = left_by(vm, "k(ones(3))");
@@ -314,7 +314,7 @@ START_TEST(a_host_that_leaves_the_log_loses_no_plan) {
       for (entry *e = a->first; e; e = e->next) {
         for (int i = 0; i < 20000 && e->state == ENTRY_COMPILING; i++) {
           usleep(500);
-          jit_drain(vm, true);
+          jit_drain(vm);
         }
         ck_assert_int_eq(e->state, ENTRY_READY);
       }
@@ -960,6 +960,55 @@ START_TEST(vms_move_between_threads) {
 }
 END_TEST
 
+/* As a compiler thread does that has lost its processor for seconds. */
+static pthread_mutex_t *queues_lock(qn_vm *vm) { return vm->engine->jit; }
+
+static uint32_t entries_ready(qn_vm *vm, bool wait) {
+  uint32_t n = 0;
+  for (const anchor_entries *a = jit_of(vm)->anchors; a; a = a->next)
+    for (const entry *e = a->first; e; e = e->next) {
+      for (int i = 0; i < 100000 && wait && e->state == ENTRY_COMPILING; i++) {
+        usleep(500);
+        jit_drain(vm);
+      }
+      n += e->state == ENTRY_READY;
+    }
+  return n;
+}
+
+START_TEST(nobody_waits_for_a_compiler_thread) {
+  qn_vm *vm = open_jit(QN_JIT_ON), *other = open_jit(QN_JIT_ON);
+  good(vm, "fn f(x) = x * 2\nf(ones(3))");
+  entries_ready(vm, true); /* the threads are there */
+  pthread_mutex_t *lock = queues_lock(vm);
+  for (int i = 0; i < 5; i++) {
+    ck_assert_int_eq(pthread_mutex_lock(lock), 0);
+    good(vm, "fn g(x) = x * 3 + 1\nfn h(x) = sum(x) * x\nlet r = g(ones(3)) + h(ones(3))\nr = sum(g(ones(4)))\nr = "
+             "g(ones(3))");
+    for (int k = 0; k < 30; k++)
+      good(vm, "let k = fn(x) x * 5\nk(ones(3))\nk = nil"); /* given up before they are sent */
+    good(other, "fn g(x) = x * 3 + 1\ng(ones(3))");
+    qn_vm_close(other);
+    ck_assert_int_eq(pthread_mutex_unlock(lock), 0);
+    good(vm, "f(ones(3))");
+    ck_assert_uint_ge(entries_ready(vm, true), 4); /* f, and all that waited */
+    other = open_jit(QN_JIT_ON);
+    /* while they are at work */
+    good(vm, "fn a(x) = sum(tanh(x) * x)\nfn b(x) = exp(x) + 1\nlet z = a(ones(9)) + sum(b(ones(3)))");
+    ck_assert_int_eq(pthread_mutex_lock(lock), 0);
+    good(vm, "a = nil\nb = nil");
+    for (int k = 0; k < 30; k++) good(vm, "let k = fn(x) x * 5\nk(ones(3))\nk = nil");
+    ck_assert_int_eq(pthread_mutex_unlock(lock), 0);
+  }
+  good(vm, "f(ones(3))");
+  entries_ready(vm, true);
+  for (const anchor_entries *a = jit_of(vm)->anchors; a; a = a->next)
+    for (const entry *e = a->first; e; e = e->next) ck_assert_int_eq(e->state, ENTRY_READY);
+  qn_vm_close(vm);
+  qn_vm_close(other);
+}
+END_TEST
+
 /* ---- interrupts ------------------------------------------------------------------------------------------------------------------------ */
 
 static atomic_bool sending;
@@ -1129,6 +1178,7 @@ int main(void) {
   ADD(our_threads_take_no_signals)
   c = tcase_create("threads");
   ADD(vms_move_between_threads)
+  ADD(nobody_waits_for_a_compiler_thread)
   c = tcase_create("interrupts");
   ADD(interrupts_wait_for_the_next_call)
   c = tcase_create("names");
