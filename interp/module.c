@@ -67,6 +67,7 @@ void scope_free(qn_vm *vm, scope *s) {
   free_text(vm, s->key);
   free_text(vm, s->dir);
   free_text(vm, s->text);
+  mem_free(vm, s->imports, s->imports_cap * sizeof *s->imports);
   s->module->scope = NULL;
   value_release(vm, value_obj(TAG_MODULE, s->module));
   mem_free(vm, s, sizeof *s);
@@ -448,11 +449,13 @@ static char *read_file(qn_vm *vm, const char *path, size_t *len) {
   return NULL;
 }
 
-static uint64_t text_hash(const char *text, size_t len) { /* FNV-1a */
-  uint64_t h = 0xcbf29ce484222325;
+/* FNV-1a, which may be taken of a text part by part. */
+#define TEXT_HASH 0xcbf29ce484222325u
+static uint64_t hash_more(uint64_t h, const char *text, size_t len) {
   for (size_t i = 0; i < len; i++) h = (h ^ (unsigned char)text[i]) * 0x100000001b3;
   return h;
 }
+static uint64_t text_hash(const char *text, size_t len) { return hash_more(TEXT_HASH, text, len); }
 
 /* Loads the text of a file that `real` is the canonical path of. */
 static qn_value load_file(qn_vm *vm, scope *from, const char *path, const char *real, const char *text, size_t len) {
@@ -462,15 +465,54 @@ static qn_value load_file(qn_vm *vm, scope *from, const char *path, const char *
   free_text(vm, dir);
   scope *s = value_is_error(r) ? NULL : loaded(vm, real);
   if (s) s->written = text_hash(text, len);
+  if (s && !(s->text = copy_text(vm, path, strlen(path)))) error_clear(vm); /* messages call it by its name */
   return r;
 }
 
-/* At the prompt: the module `s` of a file, loaded again where the file has changed since. What has values of the module as it was
- * keeps these; a text with an error leaves everything as it is. */
+/* The module `from` of a file has imported the file `s`. */
+static bool note_import(qn_vm *vm, scope *from, scope *s) {
+  if (!from->key || !s) return true;
+  for (uint32_t i = 0; i < from->nimports; i++)
+    if (from->imports[i] == s) return true;
+  if (!mem_grow(vm, (void **)&from->imports, &from->imports_cap, (size_t)from->nimports + 1, sizeof *from->imports))
+    return false;
+  from->imports[from->nimports++] = s;
+  return true;
+}
+
+static bool file_is(const char *path, uint64_t hash) {
+  FILE *f = fopen(path, "rb");
+  if (!f) return false;
+  char part[4096];
+  uint64_t h = TEXT_HASH;
+  for (size_t n; (n = fread(part, 1, sizeof part, f)) > 0;) h = hash_more(h, part, n);
+  bool same = !ferror(f) && h == hash;
+  fclose(f);
+  return same;
+}
+
+/* A module that `s`, whose own text is as it was, has imported, itself or through others, and that would be another one now: its file
+ * has changed, or it has been loaded again. NULL if there is none. `search` numbers the searches. */
+static const scope *changed_import(scope *s, uint32_t search) {
+  s->looked = search;
+  for (uint32_t i = 0; i < s->nimports; i++) {
+    scope *other = s->imports[i];
+    if (other->looked == search) continue;
+    if (!other->key || (other->state == SCOPE_READY && !file_is(other->key, other->written))) return other;
+    const scope *changed = changed_import(other, search);
+    if (changed) return changed;
+  }
+  return NULL;
+}
+
+/* At the prompt: the module `s` of a file, loaded again where the file or one that it imports, itself or through others, has changed
+ * since. What has values of the module as it was keeps these; a text with an error leaves everything as it is. */
 static qn_value import_again(qn_vm *vm, scope *from, scope *s, const char *path, const char *real, qn_value was) {
   size_t len;
   char *text = read_file(vm, path, &len);
-  if (!text || text_hash(text, len) == s->written) {
+  bool own = text && text_hash(text, len) != s->written;
+  const scope *changed = text && !own ? changed_import(s, ++interp_of(vm)->searches) : NULL;
+  if (!own && !changed) {
     if (text) mem_free(vm, text, len + 1);
     if (text) return was;
     value_release(vm, was);
@@ -486,7 +528,11 @@ static qn_value import_again(qn_vm *vm, scope *from, scope *s, const char *path,
   if (value_is_error(r)) return r;
   text_buf t;
   text_init(&t, vm);
-  text_addf(&t, "%s has changed: it is loaded again\n", path);
+  if (own)
+    text_addf(&t, "%s has changed: it is loaded again\n", path);
+  else
+    text_addf(&t, "%s is loaded again: %s, which it needs, has changed\n", path,
+              changed->text ? changed->text : changed->module->name->text);
   if (!t.failed) vm_write(vm, 2, t.text, t.len);
   text_free(&t);
   return r;
@@ -497,13 +543,18 @@ static qn_value import_file(qn_vm *vm, scope *from, const char *path, span at) {
   if (!realpath(path, real)) return raise(vm, E_file, SPAN_NONE, "cannot read %s: %s", path, strerror(errno));
   scope *s;
   qn_value r = import_key(vm, from, real, at, &s);
-  if (s) return interp_of(vm)->prompting && !value_is_error(r) ? import_again(vm, from, s, path, real, r) : r;
-  size_t len;
-  char *text = read_file(vm, path, &len);
-  if (!text) return value_error();
-  r = load_file(vm, from, path, real, text, len);
-  mem_free(vm, text, len + 1);
-  return r;
+  if (s) {
+    if (interp_of(vm)->prompting && !value_is_error(r)) r = import_again(vm, from, s, path, real, r);
+  } else {
+    size_t len;
+    char *text = read_file(vm, path, &len);
+    if (!text) return value_error();
+    r = load_file(vm, from, path, real, text, len);
+    mem_free(vm, text, len + 1);
+  }
+  if (value_is_error(r) || note_import(vm, from, loaded(vm, real))) return r;
+  value_release(vm, r);
+  return value_error();
 }
 
 static bool file_exists(const char *path) {

@@ -52,13 +52,17 @@ typedef struct scope {
   scope_state state;
   char *key;              /* what "once per VM" goes by: a canonical path, "<std>/nn", or a host's name */
   char *dir;              /* folder that imports are relative to; NULL: none */
-  char *text;             /* of the main scope: the name of the text that runs, which is what its imports come from; NULL: none */
+  /* Of the main scope: the name of the text that runs, which is what its imports come from; of a file: how it was called; NULL: none. */
+  char *text;
   qn_module *module;      /* the module value's object; the scope owns one reference */
   struct scope *importer; /* while loading: who asked, for messages about cycles */
   int depth;              /* while loading: of the evaluation (vm->depth) */
   struct scope *next;     /* of the VM */
   bool library;           /* embedded text: no warnings */
   uint64_t written;       /* hash of a file's text, to tell whether it has changed since */
+  struct scope **imports; /* of a file: the files that it imported, as they were then */
+  uint32_t nimports, imports_cap;
+  uint32_t looked; /* the last search for changed files that came here */
 } scope;
 
 /* The cell of a name in a scope, made if need be; NULL with an error raised. `name` is interned. */
@@ -194,6 +198,7 @@ typedef struct interp {
   uint64_t next_code;
   uint32_t recent[RECENT_PROMPTS]; /* the prompt's latest texts, held: notes, :copies and logs speak of them */
   bool prompting;                  /* an input of the prompt runs: imports of files that have changed load them again */
+  uint32_t searches;               /* for changed files among the imports of modules, so far */
   uint32_t comment;                /* the prompt's last text if it was but a comment (held for the text below it), else 0 */
   uint32_t nunits, sweep_at;       /* units; when so many are there, those that are dead are looked for */
   uint32_t ndropped, drop_at;      /* the same of scopes without a key */

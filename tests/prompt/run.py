@@ -1254,6 +1254,43 @@ def case_import_of_a_changed_file(place):
     ends_well(p)
 
 
+def case_import_of_what_a_changed_file_is_imported_by(place):
+    """A module is loaded again when anything that it imports has changed, at any depth and however it came to be known."""
+    place.write("deep/inner.qn", "fn w() = 1\n")
+    place.write("deep/middle.qn", "import inner\nfn v() = inner.w() * 10\n")
+    place.write("outer.qn", 'import "deep/middle.qn" as middle\nfn u() = middle.v() + 1\n')
+    place.write("other.qn", 'import "deep/inner.qn" as inner\nfn t() = inner.w()\n')
+    p = Prompt(place, columns=120)
+    p.answer("import outer", )
+    p.answer("import other", )
+    p.answer("outer.u()", "11")
+    p.answer("import outer", "qn> import outer")
+    place.write("deep/inner.qn", "fn w() = 2\n")
+    p.answer("import outer", "qn> import outer", "deep/inner.qn has changed: it is loaded again",
+             "deep/middle.qn is loaded again: deep/inner.qn, which it needs, has changed",
+             "outer.qn is loaded again: deep/inner.qn, which it needs, has changed")
+    p.answer("outer.u()", "21")
+    p.answer("import outer", "qn> import outer")
+    p.answer("other.t()", "1")
+    p.answer("import other", "qn> import other", "other.qn is loaded again: deep/inner.qn, which it needs, has changed")
+    p.answer("other.t()", "2")
+    place.write("deep/inner.qn", "fn w() = 3\n")
+    p.answer('import "deep/inner.qn" as i', 'qn> import "deep/inner.qn" as i', "deep/inner.qn has changed: it is loaded again")
+    p.answer("import outer", "qn> import outer", "deep/middle.qn is loaded again: deep/inner.qn, which it needs, has changed",
+             "outer.qn is loaded again: deep/inner.qn, which it needs, has changed")
+    p.answer("outer.u()", "31")
+    place.write("deep/inner.qn", "fn w() = 3 +\n* 2")
+    p.type("import outer\r")
+    p.wait(lambda: any("error[E1" in line for line in p.screen.lines()), "the error of the new text")
+    p.answer("outer.u()", "31")
+    place.write("deep/inner.qn", "fn w() = 4\n")
+    p.answer("import outer", "qn> import outer", "deep/inner.qn has changed: it is loaded again",
+             "deep/middle.qn is loaded again: deep/inner.qn, which it needs, has changed",
+             "outer.qn is loaded again: deep/inner.qn, which it needs, has changed")
+    p.answer("outer.u()", "41")
+    ends_well(p)
+
+
 def case_type_ahead(place):
     """What is typed while something runs comes to the prompt."""
     p = Prompt(place)
