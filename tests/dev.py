@@ -34,6 +34,17 @@ def seeds(folder, text):
     return [] if done.returncode == 0 and len(kept) == len(names) else [f"fuzz: status {done.returncode}, {len(kept)} seeds of {len(names)}\n{done.stderr}"]
 
 
+def unknown(script):
+    """A job that there is not is an error, which names those that there are."""
+    bad = []
+    for args in (["needs", "foo"], ["needs", "build test"], ["foo"]):
+        done = run(script, *args)
+        good = done.returncode == 2 and not done.stdout and f"there is no job '{args[-1]}'" in done.stderr and "gpu-test" in done.stderr
+        bad += [] if good else [f"{args}: status {done.returncode}\n{done.stdout}{done.stderr}"]
+    one = run(script, "needs", "build").stdout
+    return bad + ([] if one.startswith("build: ") and one.count("\n") == 1 else [f"./dev needs build: {one}"])
+
+
 def main():
     root = os.path.abspath(sys.argv[1])
     script = os.path.join(root, "dev")
@@ -64,6 +75,7 @@ def main():
             if done.returncode == 0 or first != set(rows[job].split()):
                 bad.append(f"{job} asks for {sorted(first)}, its row has {rows[job].split()}; status {done.returncode}\n{done.stderr[-500:]}")
         bad += seeds(folder, text)
+    bad += unknown(script)
     for line in bad:
         print("FAILED", line)
     print(f"{len(jobs)} jobs, {len(bad)} complaints")
