@@ -348,7 +348,9 @@ static void command_graph(session *s, const char *argument) {
 }
 
 static void command_code(session *s, const char *argument) {
+  s->code = true;
   if (!no_argument(argument, ":code f(x)")) ask(s, "code", argument);
+  s->code = false;
 }
 
 /* ---- which text is a command --------------------------------------------------------------------------------------------- */

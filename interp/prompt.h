@@ -11,6 +11,7 @@ typedef struct session {
   bool terminal;  /* input and output are one */
   bool ended;
   bool interrupted;  /* the last input */
+  bool code;         /* what runs makes a text of C, which is shown as it is, from its first kernel on */
   bool transcript;   /* what is being typed holds inputs that were pasted with their prompts */
   copy_count copied; /* by the last input */
   copy_count copy_places[COPY_PLACES];

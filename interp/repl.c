@@ -108,16 +108,45 @@ static void show_text(const char *text, size_t len) {
   fputs("\n", stdout);
 }
 
+/* A text as the language writes it: on a line where it fits, else over its lines. */
+static bool show_quoted(const session *s, qn_value v, text_buf *t) {
+  const qn_str *x = value_str(v);
+  int wide = columns(s) > 0 ? columns(s) : 100;
+  bool lines = x->len >= (uint32_t)wide;
+  if (!lines) {
+    text_quoted(t, x->text, x->len);
+    lines = !t->failed && utf8_columns(t->text, t->len) > wide;
+  }
+  if (!lines || !memchr(x->text, '\n', x->len)) return t->len || format_repr(s->vm, v, t);
+  t->len = 0;
+  text_quoted_lines(t, x->text, x->len);
+  return true;
+}
+
+/* Generated C without what stands before its first kernel: each begins with a comment. */
+static const char *kernels_of(const char *text, size_t len) {
+  size_t lines = 0;
+  for (size_t at = 0; at < len; at += line_length(text + at, len - at) + 1, lines++) {
+    if (len - at < 3 || memcmp(text + at, "/* ", 3) != 0) continue;
+    if (lines) printf("(The %zu lines before this, of what kernels use, are in code(...) of the call.)\n", lines);
+    return text + at;
+  }
+  return text;
+}
+
 static void show(session *s, qn_value v) {
   text_buf t;
   text_init(&t, s->vm);
   format_options options = {.width = columns(s)};
   vm_run run;
   vm_run_begin(s->vm, &run);
-  /* Texts of one line are quoted, so that "5" and 5 differ; others, which no number looks like, are shown as they are. */
-  bool text = value_is(v, TAG_STR) && !memchr(value_str(v)->text, '\n', value_str(v)->len);
-  if ((text ? format_repr(s->vm, v, &t) : format_print(s->vm, v, &options, &t)) && !t.failed)
-    show_text(t.text ? t.text : "", t.len);
+  /* Texts are quoted, so that "5" and 5 differ, and what was printed and what is a value. */
+  bool text = value_is(v, TAG_STR) && !s->code;
+  if ((text ? show_quoted(s, v, &t) : format_print(s->vm, v, &options, &t)) && !t.failed) {
+    const char *from = t.text ? t.text : "";
+    if (s->code && value_is(v, TAG_STR)) from = kernels_of(from, t.len);
+    show_text(from, t.len - (size_t)(t.text ? from - t.text : 0));
+  }
   else if (error_pending(s->vm))
     cli_report(s->vm);
   else

@@ -1092,6 +1092,34 @@ def case_help_of_own_functions(place):
     ends_well(p)
 
 
+def case_texts_are_quoted(place):
+    """Every text that is a value is told from a number and from what is printed; a long one of lines keeps its lines."""
+    p = Prompt(place, columns=40, rows=30)
+    p.answer('"5\\n"', 'qn> "5\\n"', '"5\\n"')
+    p.answer('"a\\nb"', 'qn> "a\\nb"', '"a\\nb"')
+    p.answer('"\\n"', 'qn> "\\n"', '"\\n"')
+    p.answer('""', 'qn> ""', '""')
+    p.answer('let long = repeat("x", 30) + "\\n\\{say \\"hi\\"\\}\\n"')
+    p.answer("long", "qn> long", '"""' + "x" * 30, '\\{say "hi"\\}', '"""')
+    p.answer('long + "\\"\\"\\""', 'qn> long + "\\"\\"\\""', '"""' + "x" * 30, '\\{say "hi"\\}', '\\"\\"\\""""')
+    p.answer('repeat("y", 41)', 'qn> repeat("y", 41)', '"' + "y" * 39, "yy\"")
+    ends_well(p)
+
+
+def case_code_begins_with_its_kernels(place):
+    """:code shows the kernels; one line says what stands before them, and code(...) has it."""
+    p = Prompt(place, columns=100, rows=60)
+    p.answer("fn step(x) = tanh(x) * 2")
+    p.type(ctrl("l") + ":code step(ones(1000))\r")
+    p.wait(lambda: any("tanh_f32(" in r for r in p.screen.lines()) and p.line() == "qn>", "the code", 60)
+    lines = p.screen.lines()
+    need(re.match(r"\(The \d+ lines before this, of what kernels use, are in code\(\.\.\.\) of the call\.\)", lines[1]), p.show())
+    need(lines[2].startswith("/* tanh_mul_f32"), p.show())
+    need(not any("#define" in r for r in lines), p.show())
+    p.answer('contains(code(step, ones(1000)), "#define FN")', "true")
+    ends_well(p)
+
+
 STATUS = re.compile(r"-- more \((\d+) %\): Space goes on, q ends --")
 
 
@@ -1209,7 +1237,7 @@ def case_echo(place):
     """Values that are huge are shown in part."""
     p = Prompt(place, rows=30)
     p.type('let s = "line\\n"; for _ in 0..16 { s = s + s }; s\r', settle=0.5)
-    p.wait(lambda: p.screen.lines()[-3:] == ["line", "... 325680 bytes more; print(_) shows all", "qn>"], "a cut")
+    p.wait(lambda: p.screen.lines()[-3:] == ["line", "... 325683 bytes more; print(_) shows all", "qn>"], "a cut")
     p.answer("ones(1000, 1000).shape", "(1000, 1000)")
     ends_well(p)
 
