@@ -197,7 +197,8 @@ qn_value eval_template(qn_vm *vm, node *h, qn_value *fp) {
         return v;
       }
     }
-    bool ok = p->text ? format_spec(vm, v, p->text->text, p->text->len, &t) : format_among(vm, v, NULL, &t, &own);
+    bool ok = p->text ? format_spec_among(vm, v, p->text->text, p->text->len, &t, &own)
+                      : format_among(vm, v, NULL, &t, &own);
     value_release(vm, v);
     if (ok) continue;
     raise_at(vm, p->value->at);

@@ -111,7 +111,7 @@ static void show_text(const char *text, size_t len) {
 /* A text as the language writes it: on a line where it fits, else over its lines. */
 static bool show_quoted(const session *s, qn_value v, text_buf *t) {
   const qn_str *x = value_str(v);
-  int wide = columns(s) > 0 ? columns(s) : 100;
+  int wide = columns(s) > 0 ? columns(s) : FORMAT_COLUMNS;
   bool lines = x->len >= (uint32_t)wide;
   if (!lines) {
     text_quoted(t, x->text, x->len);
@@ -119,7 +119,7 @@ static bool show_quoted(const session *s, qn_value v, text_buf *t) {
   }
   if (!lines || !memchr(x->text, '\n', x->len)) return t->len || format_repr(s->vm, v, t);
   t->len = 0;
-  text_quoted_lines(t, x->text, x->len);
+  format_lines(x->text, x->len, t);
   return true;
 }
 
@@ -137,7 +137,8 @@ static const char *kernels_of(const char *text, size_t len) {
 static void show(session *s, qn_value v) {
   text_buf t;
   text_init(&t, s->vm);
-  format_options options = {.width = columns(s)};
+  int wide = columns(s);
+  format_options options = {.width = wide < FORMAT_COLUMNS ? wide : FORMAT_COLUMNS};
   vm_run run;
   vm_run_begin(s->vm, &run);
   /* Texts are quoted, so that "5" and 5 differ, and what was printed and what is a value. */
@@ -146,8 +147,7 @@ static void show(session *s, qn_value v) {
     const char *from = t.text ? t.text : "";
     if (s->code && value_is(v, TAG_STR)) from = kernels_of(from, t.len);
     show_text(from, t.len - (size_t)(t.text ? from - t.text : 0));
-  }
-  else if (error_pending(s->vm))
+  } else if (error_pending(s->vm))
     cli_report(s->vm);
   else
     fprintf(stderr, "quern: no memory is left to show this value\n");

@@ -29,8 +29,7 @@ enum {
   EDGE = 3,            /* items shown at each end of a shortened axis */
   FLOAT_DIGITS = 5,    /* significant digits of the largest element shown */
   SMALL_ARRAY = 100,   /* elements up to which an array inside a tree shows its body */
-  WIDTH = 100,
-  CODE_BYTES = 4 /* most bytes of one code point */
+  CODE_BYTES = 4       /* most bytes of one code point */
 };
 
 typedef struct format {
@@ -43,11 +42,14 @@ typedef struct format {
   bool repr;      /* arrays as literals, everything in full */
   qn_value whole; /* repr: what is written; `seen`: places of it so far */
   uint64_t seen;
-  size_t line;  /* where the current line begins in `out` */
-  size_t limit; /* an attempt to write on one line gives up beyond this length of `out` ... */
-  bool no_fit;  /* ... or when it meets what needs lines of its own */
-  size_t most;  /* beyond this length of `out` containers inside others are left out */
+  size_t line;             /* where the current line begins in `out` */
+  size_t limit;            /* an attempt to write on one line gives up beyond this length of `out` ... */
+  bool no_fit;             /* ... or when it meets what needs lines of its own */
+  size_t most;             /* beyond this length of `out` containers inside others are left out */
+  const struct spec *spec; /* of an array's elements; NULL: the layout chooses */
 } format;
+
+static bool spec_scalar(qn_vm *vm, qn_value v, qn_dtype dtype, const struct spec *s, text_buf *out);
 
 /* Is it pointless to go on? */
 static bool full(const format *f) { return f->out->failed || f->no_fit || f->out->len > f->limit; }
@@ -76,6 +78,7 @@ static void pad(text_buf *t, int64_t n) {
 typedef enum cell_style { CELL_PLAIN, CELL_FIXED, CELL_EXPONENT } cell_style;
 
 typedef struct cells {
+  const format *f;
   qn_dtype dtype;
   cell_style style;
   int decimals;
@@ -83,7 +86,9 @@ typedef struct cells {
 } cells;
 
 static void cell_text(const cells *c, text_buf *t, qn_value v) {
-  if (c->style == CELL_PLAIN || !isfinite(v.u.f))
+  if (c->f->spec)
+    (void)spec_scalar(c->f->vm, v, c->dtype, c->f->spec, t); /* which fits the dtype: format_spec_among has looked */
+  else if (c->style == CELL_PLAIN || !isfinite(v.u.f))
     scalar_text(t, c->dtype, v);
   else
     text_decimal(t, v.u.f, c->style == CELL_FIXED ? 'f' : 'e', c->decimals);
@@ -217,14 +222,14 @@ static void body_windows(body *b) {
 static void body_plan(body *b, format *f, const qn_array *a) {
   b->f = f;
   b->a = a;
-  b->cells = (cells){.dtype = (qn_dtype)a->dtype};
+  b->cells = (cells){.f = f, .dtype = (qn_dtype)a->dtype};
   body_windows(b);
   if (a->size == 0) return;
   text_buf scratch;
   text_init(&scratch, f->vm);
   survey s = {0};
   int64_t index[ARRAY_MAX_RANK] = {0};
-  if (dtype_is_float((qn_dtype)a->dtype)) {
+  if (dtype_is_float((qn_dtype)a->dtype) && !f->spec) {
     do survey_add(&s, (qn_dtype)a->dtype, element_at(a, index).u.f, &scratch);
     while (next_shown(b, index));
     choose_float_style(&b->cells, &s);
@@ -233,7 +238,8 @@ static void body_plan(body *b, format *f, const qn_array *a) {
   do {
     scratch.len = 0;
     cell_text(&b->cells, &scratch, element_at(a, index));
-    if ((int)scratch.len > b->cells.width) b->cells.width = (int)scratch.len;
+    int wide = scratch.len ? (int)utf8_columns(scratch.text, scratch.len) : 0;
+    if (wide > b->cells.width) b->cells.width = wide;
   } while (next_shown(b, index));
   if (scratch.failed) f->out->failed = true;
   text_free(&scratch);
@@ -251,7 +257,7 @@ static void body_cell(body *b, const int64_t *index) {
   size_t start = t->len;
   cell_text(&b->cells, t, element_at(b->a, index));
   if (t->failed || b->one_line) return;
-  int missing = b->cells.width - (int)(t->len - start);
+  int missing = b->cells.width - (int)utf8_columns(t->text + start, t->len - start);
   if (missing <= 0) return;
   text_repeat(t, " ", missing);
   if (t->failed) return;
@@ -758,7 +764,7 @@ static bool repr_value(format *f, qn_value v) {
 bool format_repr(qn_vm *vm, qn_value v, text_buf *out) {
   format f = {.vm = vm,
               .out = out,
-              .width = WIDTH,
+              .width = FORMAT_COLUMNS,
               .max_items = INT64_MAX,
               .max_depth = REPR_DEPTH,
               .repr = true,
@@ -766,6 +772,23 @@ bool format_repr(qn_vm *vm, qn_value v, text_buf *out) {
               .limit = SIZE_MAX,
               .most = SIZE_MAX};
   return repr_value(&f, v);
+}
+
+void format_lines(const char *text, size_t len, text_buf *out) {
+  text_adds(out, "\"\"\"");
+  for (size_t at = 0, end; at <= len; at = end + 1) {
+    for (end = at; end < len && text[end] != '\n' && text[end] != '"'; end++) {}
+    size_t start = out->len;
+    text_quoted(out, text + at, end - at);
+    if (out->failed) return;
+    memmove(out->text + start, out->text + start + 1, out->len - start - 1); /* without its quotes */
+    out->len -= 2;
+    if (end == len) break;
+    /* Quotes need no escape unless they could be the end. */
+    bool plain = text[end] == '\n' || (end + 1 < len && text[end + 1] != '"');
+    text_addf(out, "%s%c", plain ? "" : "\\", text[end]);
+  }
+  text_adds(out, "\"\"\"");
 }
 
 /* ---- trees ---------------------------------------------------------------------------------------------------------------- */
@@ -885,7 +908,7 @@ static bool print_entry(format *f, qn_value v, int64_t indent) {
 static bool print_value(qn_vm *vm, qn_value v, const format_options *options, text_buf *out, bool *own) {
   format f = {.vm = vm,
               .out = out,
-              .width = WIDTH,
+              .width = FORMAT_COLUMNS,
               .max_items = vm->tune[TUNE_print_items],
               .max_depth = PRINT_DEPTH,
               .limit = SIZE_MAX,
@@ -1085,37 +1108,42 @@ static bool spec_scalar(qn_vm *vm, qn_value v, qn_dtype dtype, const spec *s, te
   return good || spec_refuse(vm, s, v);
 }
 
-static bool spec_elements(qn_vm *vm, const body *b, int axis, int64_t *index, const spec *s, text_buf *out) {
-  const qn_array *a = b->a;
-  if (axis == a->rank) return spec_scalar(vm, element_at(a, index), (qn_dtype)a->dtype, s, out);
-  text_adds(out, "[");
-  const window *w = &b->windows[axis];
-  if (w->size > 0) {
-    int64_t i = 0, before = 0;
-    do {
-      if (i > 0) text_adds(out, i == before + 1 ? ", " : ", ..., ");
-      index[axis] = i;
-      if (!spec_elements(vm, b, axis + 1, index, s, out)) return false;
-      before = i;
-    } while (!out->failed && window_next(w, &i));
+/* An array whose elements have the format. */
+static bool spec_array(qn_vm *vm, qn_value v, const spec *s, text_buf *out, bool *own) {
+  format f = {.vm = vm,
+              .out = out,
+              .width = FORMAT_COLUMNS,
+              .max_items = vm->tune[TUNE_print_items],
+              .limit = SIZE_MAX,
+              .spec = s};
+  for (f.line = out->len; f.line > 0 && out->text[f.line - 1] != '\n'; f.line--) {}
+  qn_array *a = readable(&f, value_array(v));
+  if (!a) return false;
+  bool good = true;
+  if (a->rank == 0) {
+    good = spec_scalar(vm, array_get_flat(a, 0), (qn_dtype)a->dtype, s, out);
+  } else if (a->size == 0) {
+    write_body(&f, a, 0, true);
+  } else {
+    text_buf first;
+    text_init(&first, vm);
+    good = spec_scalar(vm, array_get_flat(a, 0), (qn_dtype)a->dtype, s, &first) && array_among(&f, value_array(v), own);
+    text_free(&first);
   }
-  text_adds(out, "]");
-  return true;
+  return finished(&f, a, good);
 }
 
 bool format_spec(qn_vm *vm, qn_value v, const char *text, size_t len, text_buf *out) {
+  bool own;
+  return format_spec_among(vm, v, text, len, out, &own);
+}
+
+bool format_spec_among(qn_vm *vm, qn_value v, const char *text, size_t len, text_buf *out, bool *own) {
   spec s;
+  *own = false;
   if (!spec_parse(vm, text, len, &s)) return false;
   if (value_is_scalar(v)) return spec_scalar(vm, v, QN_f64, &s, out);
-  if (value_is(v, TAG_ARRAY)) {
-    format f = {.vm = vm, .out = out, .width = WIDTH, .max_items = vm->tune[TUNE_print_items], .limit = SIZE_MAX};
-    qn_array *a = readable(&f, value_array(v));
-    if (!a) return false;
-    body b = {.f = &f, .a = a};
-    body_windows(&b);
-    int64_t index[ARRAY_MAX_RANK] = {0};
-    return finished(&f, a, spec_elements(vm, &b, 0, index, &s, out));
-  }
+  if (value_is(v, TAG_ARRAY)) return spec_array(vm, v, &s, out, own);
   if ((s.type && s.type != 's') || s.commas || s.sign != '-' || s.align == '=') return spec_refuse(vm, &s, v);
   text_buf shown;
   text_init(&shown, vm);

@@ -4,8 +4,12 @@
 
 #include "lang/vm.h"
 
+/* Columns that values are laid out for; narrower where the terminal is. Not wider: a text that is made of a value, which is not
+ * known to go to a terminal, is as its print. */
+enum { FORMAT_COLUMNS = 100 };
+
 typedef struct format_options {
-  int width;         /* columns to fit into; 0: 100 */
+  int width;         /* columns to fit into; 0: FORMAT_COLUMNS */
   int64_t max_items; /* elements above which arrays are shortened; 0: the tunable print.items */
 } format_options;
 
@@ -18,8 +22,12 @@ QN_MUST_CHECK bool format_print(qn_vm *vm, qn_value v, const format_options *opt
 QN_MUST_CHECK bool format_among(qn_vm *vm, qn_value v, const format_options *options, text_buf *out, bool *own);
 /* Text that parses back to an equal value; what cannot, prints in ‹...›. */
 QN_MUST_CHECK bool format_repr(qn_vm *vm, qn_value v, text_buf *out);
+/* A text as a literal over as many lines as it has, between three quotes each. */
+void format_lines(const char *text, size_t len, text_buf *out);
 /* "{x:spec}": [[fill]align][sign][0][width][,][.precision][type] with type one of d f e g % x b s; rank-0 arrays as
- * numbers, larger arrays elementwise. E317 for a spec that does not fit the value. */
+ * numbers, larger arrays elementwise, laid out as without one. E317 for a spec that does not fit the value. */
 QN_MUST_CHECK bool format_spec(qn_vm *vm, qn_value v, const char *spec, size_t len, text_buf *out);
+/* The same among other text: *own is format_among's. */
+QN_MUST_CHECK bool format_spec_among(qn_vm *vm, qn_value v, const char *spec, size_t len, text_buf *out, bool *own);
 
 #endif

@@ -86,13 +86,12 @@ void text_int(text_buf *t, int64_t i) {
   text_add(t, digits + n, sizeof digits - (size_t)n);
 }
 
-/* Text between quotes of a literal. Over `lines`, quotes need no escape unless they could be its end. */
-static void add_escaped(text_buf *t, const char *text, size_t len, bool lines) {
+void text_quoted(text_buf *t, const char *text, size_t len) {
+  text_add(t, "\"", 1);
   size_t start = 0;
   for (size_t i = 0; i < len; i++) {
     unsigned char c = (unsigned char)text[i];
     if (c >= 0x20 && c != 0x7f && c != '"' && c != '\\' && c != '{' && c != '}') continue;
-    if (lines && (c == '\n' || (c == '"' && i + 1 < len && text[i + 1] != '"'))) continue;
     text_add(t, text + start, i - start);
     start = i + 1;
     if (c == '\n')
@@ -105,18 +104,7 @@ static void add_escaped(text_buf *t, const char *text, size_t len, bool lines) {
       text_addf(t, "\\%c", c);
   }
   text_add(t, text + start, len - start);
-}
-
-void text_quoted(text_buf *t, const char *text, size_t len) {
   text_add(t, "\"", 1);
-  add_escaped(t, text, len, false);
-  text_add(t, "\"", 1);
-}
-
-void text_quoted_lines(text_buf *t, const char *text, size_t len) {
-  text_adds(t, "\"\"\"");
-  add_escaped(t, text, len, true);
-  text_adds(t, "\"\"\"");
 }
 
 qn_value text_take(text_buf *t) {

@@ -179,8 +179,6 @@ void text_decimal(text_buf *t, double x, char style, int precision);
 void text_int(text_buf *t, int64_t i);
 /* `text` as a string literal of the language, quotes included. */
 void text_quoted(text_buf *t, const char *text, size_t len);
-/* The same as a literal over as many lines as the text has, between three quotes each. */
-void text_quoted_lines(text_buf *t, const char *text, size_t len);
 
 /* Reads a decimal number, correctly rounded, whatever the locale: sign, digits (`_` between them), `.digits`, `e` and an
  * exponent; also "inf" and "nan". The whole text must be the number. Too large is inf. */

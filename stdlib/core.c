@@ -59,7 +59,8 @@ qn_value builtin_print(qn_vm *vm, const qn_value *args) {
     stream = strcmp(to, "stdout") == 0 ? 1 : strcmp(to, "stderr") == 0 ? 2 : 0;
   }
   if (!stream) return raise(vm, E_argument, SPAN_NONE, "print: to is \"stdout\" or \"stderr\"");
-  format_options options = {.width = terminal_width(vm, stream)};
+  int columns = terminal_width(vm, stream);
+  format_options options = {.width = columns < FORMAT_COLUMNS ? columns : FORMAT_COLUMNS};
   text_buf t;
   text_init(&t, vm);
   bool good = true, own = false;

@@ -1120,6 +1120,18 @@ def case_code_begins_with_its_kernels(place):
     ends_well(p)
 
 
+def case_wide_terminals_show_what_texts_have(place):
+    """A value's echo, its print and its place in a text are laid out alike, however wide the terminal is."""
+    p = Prompt(place, columns=160, rows=40)
+    p.answer('let r = {first: "a text of some length", m: (arange(9).reshape(3, 3) / 7), second: 2};')
+    want = ["{", '  first: "a text of some length"',
+            "  m: f32[3, 3] cpu [[0.0000, 0.1429, 0.2857], [0.4286, 0.5714, 0.7143], [0.8571, 1.0000, 1.1429]]", "  second: 2", "}"]
+    for text in ("r", "print(r)", 'print("{r}")'):
+        p.type(ctrl("l"))
+        p.answer(text, "qn> " + text, *want)
+    ends_well(p)
+
+
 STATUS = re.compile(r"-- more \((\d+) %\): Space goes on, q ends --")
 
 
