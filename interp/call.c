@@ -1350,6 +1350,56 @@ qn_value eval_method(qn_vm *vm, node *h, qn_value *fp) {
   return call_node(vm, n, f, receiver, fp);
 }
 
+/* The function of the library, written in Quern, that a call has called, or NULL. Only by names: variables of the top level, and what
+ * modules have. */
+static const fn_code *library_code(qn_vm *vm, const n_call *c) {
+  if (c->callee->kind != N_GLOBAL) return NULL;
+  qn_value f = cell_get(((const n_global *)c->callee)->cell);
+  if (c->method) {
+    if (!value_is(f, TAG_MODULE)) return NULL;
+    const global_cell *cell = scope_find(((const qn_module *)f.u.p)->scope, c->method);
+    f = cell ? cell->value : value_unset();
+  }
+  if (!value_is(f, TAG_FN) || value_fn(f)->head.flags != FN_USER) return NULL;
+  const fn_code *code = value_fn(f)->code;
+  const source_text *s = source_get(vm, code->at.source);
+  return s && s->library ? code : NULL;
+}
+
+/* The call gave a value that nothing takes. Names of the cure are those of the call where they are variables. */
+static __attribute__((noinline, cold)) qn_value fail_lost_result(qn_vm *vm, const n_call *c, const fn_code *code) {
+  text_buf t, call;
+  text_init(&t, vm);
+  text_init(&call, vm);
+  text_span(vm, &call, c->h.at);
+  const char *written = call.text && !call.failed ? call.text : "f(x)";
+  text_addf(&t, "values do not change: %s gives new ones, which are lost here; write ", code->name->text);
+  bool steps = code->nparams > 2 && c->n > 2 && strcmp(code->params[2].name->text, "state") == 0;
+  const node *first = c->n ? c->args[0].value : NULL, *third = steps ? c->args[2].value : NULL;
+  const qn_str *x = first && first->kind == N_LOCAL    ? ((const n_local *)first)->name
+                    : first && first->kind == N_GLOBAL ? ((const n_global *)first)->cell->name
+                                                       : NULL;
+  const qn_str *s = third && third->kind == N_LOCAL    ? ((const n_local *)third)->name
+                    : third && third->kind == N_GLOBAL ? ((const n_global *)third)->cell->name
+                                                       : NULL;
+  if (steps)
+    text_addf(&t, "(%s, %s) = %s", x ? x->text : "params", s ? s->text : "state", written);
+  else
+    text_addf(&t, "let y = %s, or remove it", written);
+  text_free(&call);
+  return raise_text(vm, E_lost_value, c->h.at, &t);
+}
+
+qn_value eval_lost(qn_vm *vm, node *h, qn_value *fp) {
+  const n_one *n = (const n_one *)h;
+  qn_value r = eval(vm, n->a, fp);
+  if (r.head == TAG_NIL || value_stops(r) || (n->a->eval != eval_call && n->a->eval != eval_method)) return r;
+  const fn_code *code = library_code(vm, (const n_call *)n->a);
+  if (__builtin_expect(!code, 1)) return r;
+  value_release(vm, r);
+  return fail_lost_result(vm, (const n_call *)n->a, code);
+}
+
 /* ---- calls from C --------------------------------------------------------------------------------------------------------------------- */
 
 qn_value call_value(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs) {

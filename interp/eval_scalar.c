@@ -334,9 +334,52 @@ static bool is_kind_name(const char *name) {
   return false;
 }
 
+/* Is what an operand holds known where it stands: a literal, or a variable of the top level and what is reached from it? Parameters and
+ * what loops go over may hold one kind or the other (`padding == "same"`). */
+static bool is_known_kind(const node *n) {
+  while (n && (n->kind == N_FIELD || n->kind == N_INDEX))
+    n = n->kind == N_FIELD ? ((const n_field *)n)->object : ((const n_index *)n)->object;
+  return n && (n->kind == N_GLOBAL || n->kind == N_ARRAY || n->eval == eval_list || n->eval == eval_record ||
+               (n->kind == N_CONST && value_is(((const n_const *)n)->v, TAG_LIST)));
+}
+
+static bool has_text(qn_value list) {
+  const qn_list *l = value_list(list);
+  return l->len > 0 && value_is(l->items[0], TAG_STR);
+}
+
+/* The same of a container beside one value, which one of its items was meant to be compared with. */
+static const char *never_equal_held(const n_binary *n, qn_value a, qn_value b) {
+  const node *held = n->a;
+  if (value_is(b, TAG_LIST) || value_is(b, TAG_RECORD) || value_is(b, TAG_ARRAY)) {
+    qn_value t = a;
+    a = b;
+    b = t;
+    held = n->b;
+  }
+  bool text = value_is(b, TAG_STR);
+  if (!text && !value_is_scalar(b)) return NULL;
+  if (value_is(a, TAG_LIST) && text && has_text(a))
+    return "a list is never equal to a text; map(xs, fn(x) x == \"a\") compares each item, and contains(xs, \"a\") "
+           "looks for one";
+  if (!is_known_kind(held)) return NULL;
+  if (value_is(a, TAG_LIST))
+    return text ? "a list is never equal to a text; an item is xs[0], and contains(xs, x) looks for one"
+                : "a list is never equal to a number or a bool; array(xs) == 1 compares each number, and xs[0] is an "
+                  "item";
+  if (value_is(a, TAG_RECORD))
+    return text ? "a record is never equal to a text; compare a field: r.name == \"a\""
+                : "a record is never equal to a number or a bool; compare a field: r.name == 1";
+  if (value_is(a, TAG_ARRAY) && text)
+    return "an array is never equal to a text: arrays hold numbers and bools; texts stand in lists";
+  return NULL;
+}
+
 /* What is to be said of a comparison that is the same whatever the values are, and by mistake: NULL for others. Texts beside numbers
  * and functions may be marks (`size == "same"`), unless they read as what they are compared with; nil is for comparing with. */
-static const char *never_equal(qn_vm *vm, qn_value a, qn_value b) {
+static const char *never_equal(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
+  const char *held = never_equal_held(n, a, b);
+  if (held) return held;
   if (value_tag_of(a) > value_tag_of(b)) {
     qn_value t = a;
     a = b;
@@ -375,7 +418,7 @@ static const char *never_equal(qn_vm *vm, qn_value a, qn_value b) {
 
 /* Writes it, once at each place. */
 static void warn_unequal(qn_vm *vm, n_binary *n, qn_value a, qn_value b) {
-  const char *why = n->warned ? NULL : never_equal(vm, a, b);
+  const char *why = n->warned ? NULL : never_equal(vm, n, a, b);
   if (!why) return;
   n->warned = true;
   const source_text *s = source_get(vm, n->mark.source);

@@ -395,6 +395,8 @@ QN_MUST_CHECK bool place_bind(qn_vm *vm, const place *p, qn_value *fp, qn_value 
 /* call.c */
 qn_value eval_call(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_method(qn_vm *vm, node *n, qn_value *fp);
+/* A call as a statement: what a function of the library gives must not be lost. */
+qn_value eval_lost(qn_vm *vm, node *n, qn_value *fp);
 qn_value call_value(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs);
 
 /* Adds the frame of the function `fn` (nil: the top level) to the pending error's trace. */

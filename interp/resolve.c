@@ -140,6 +140,46 @@ int find_capture(resolver *r, function *f, qn_str *name) {
   return (int)f->ncaptures++;
 }
 
+void note_made(resolver *r, const qn_str *name, span at) {
+  enum { MADE_MAX = 10000 }; /* beyond, messages are less helpful */
+  const global_cell *c = r->nmade < MADE_MAX ? scope_find(r->scope, name) : NULL;
+  if (!c) return;
+  if (mem_grow(r->vm, (void **)&r->made, &r->made_cap, (size_t)r->nmade + 1, sizeof *r->made))
+    r->made[r->nmade++] = (made_global){c, at};
+  else
+    error_clear(r->vm);
+}
+
+span hidden_by(const resolver *r, const qn_str *name, uint32_t before) {
+  for (uint32_t i = before; i > 0; i--)
+    if (r->fn->vars[i - 1].name == name) return r->fn->vars[i - 1].decl;
+  const global_cell *c = at_top(r) ? scope_find(r->scope, name) : NULL;
+  if (!c) return SPAN_NONE;
+  for (uint32_t i = r->nmade; i > 0; i--)
+    if (r->made[i - 1].cell == c) return r->made[i - 1].at;
+  return c->declared && c->value.head != TAG_UNSET ? c->decl : SPAN_NONE; /* of an earlier text */
+}
+
+/* A let in a block made a variable that nothing reads, and one of its name goes on: an assignment was meant. False: no such. */
+static bool warn_hiding(resolver *r, const variable *v, uint32_t before) {
+  if (r->fn->blocks == 0 || (r->fn->outer && r->fn->blocks == 1)) return false;
+  span hidden = hidden_by(r, v->name, before);
+  if (!hidden.source) return false;
+  warn_hidden(r, v->name, v->decl, hidden);
+  return true;
+}
+
+void warn_hidden(resolver *r, const qn_str *name, span at, span hidden) {
+  int here = 0, row = 0, column = 0;
+  const source_text *s = source_get(r->vm, hidden.source);
+  source_position(source_get(r->vm, at.source), at.start, &here, &column);
+  if (s) source_position(s, hidden.start, &row, &column);
+  char where[64] = "the one before the block";
+  if (s && hidden.source == at.source && row != here) snprintf(where, sizeof where, "the one of line %d", row);
+  warn(r, at, "this let makes a new '%s', which ends with its block; %s stays as it is: write %s = ... to change it",
+       name->text, where, name->text);
+}
+
 void forget(resolver *r, uint32_t first) {
   enum { ENDED_MAX = 10000 }; /* beyond, messages are less helpful */
   function *f = r->fn;
@@ -151,7 +191,7 @@ void forget(resolver *r, uint32_t first) {
       else
         error_clear(r->vm);
     }
-    if (v->expects_use && v->reads == 0 && v->name->text[0] != '_')
+    if (v->expects_use && v->reads == 0 && v->name->text[0] != '_' && !warn_hiding(r, v, first))
       warn(r, v->decl, "'%s' is never used; the name _%s says that this is meant", v->name->text, v->name->text);
   }
   f->nvars = first;
@@ -947,6 +987,7 @@ unit *resolve_unit(qn_vm *vm, scope *s, const ast_module *tree, uint32_t source,
   bool ok = resolve_root(&r, tree);
   mem_free(vm, r.pending, r.pending_cap * sizeof *r.pending);
   mem_free(vm, r.ended, r.ended_cap * sizeof *r.ended);
+  mem_free(vm, r.made, r.made_cap * sizeof *r.made);
   if (!ok) {
     raise_at(vm, tree->root->at);
     unit_free(vm, u);

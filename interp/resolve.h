@@ -32,6 +32,18 @@ typedef struct event {
   uint32_t slot;
 } event;
 
+/* The condition of a while loop whose body is being resolved. */
+typedef struct loop_test {
+  const struct loop_test *outer;
+  const ast_node *cond;
+} loop_test;
+
+/* A variable that a let of the top level has made. */
+typedef struct made_global {
+  const global_cell *cell;
+  span at;
+} made_global;
+
 /* The function whose body is being resolved. */
 typedef struct function {
   struct function *outer;
@@ -48,6 +60,8 @@ typedef struct function {
   uint32_t top, most; /* slots in use, and at most */
   uint32_t blocks;    /* open blocks: a `let` at the top level outside any block is a global */
   uint32_t loops, tries;
+  uint32_t loop_vars;            /* variables made before the innermost loop began */
+  const struct loop_test *tests; /* of the while loops around, innermost first */
   uint32_t signals; /* break, continue and return nodes made so far */
   uint32_t early;   /* early returns turned into branches, one inside the other */
 } function;
@@ -76,7 +90,10 @@ typedef struct resolver {
   uint32_t npending, pending_cap;
   ended_name *ended; /* for messages: the names of blocks that have ended */
   uint32_t nended, ended_cap;
+  made_global *made; /* for messages */
+  uint32_t nmade, made_cap;
   uint32_t nasked; /* names that nothing defines, so far */
+  const qn_str *hiding; /* what the last let was told to hide, or NULL */
   text_buf *warnings;
   bool sizes;      /* in an expression among the sizes of a signature */
 } resolver;
@@ -104,6 +121,13 @@ variable *find_variable(function *f, const qn_str *name);
 int find_capture(resolver *r, function *f, qn_str *name);
 /* Ends the visibility of variables from number `first` on, with warnings. */
 void forget(resolver *r, uint32_t first);
+/* A let has made a variable of the top level: remembered for messages. */
+void note_made(resolver *r, const qn_str *name, span at);
+/* Where the variable was made that a let in a block hides; none: it hides none that was made by a let before it. The name of a variable of
+ * the function, made before its number `before`. */
+span hidden_by(const resolver *r, const qn_str *name, uint32_t before);
+/* Says that a let at `at` hides the variable made at `hidden`, which an assignment would change. */
+void warn_hidden(resolver *r, const qn_str *name, span at, span hidden);
 /* Can a value be left out without a trace? As far as its outermost operation tells. */
 bool has_no_effect(resolver *r, const ast_node *n);
 bool is_self(const function *f, const qn_str *name);

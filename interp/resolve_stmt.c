@@ -95,6 +95,20 @@ bool has_no_effect(resolver *r, const ast_node *n) {
   }
 }
 
+/* grad(f)(x) and its like: nothing but what f does by the way comes of such a call. Where it is tried for its error, or f is written
+ * right there, that is what it may be for. */
+static void warn_lost_derivative(resolver *r, const ast_node *n) {
+  static const char *const names[] = {"grad", "value_and_grad", "jacobian", "hessian"};
+  const ast_node *callee = n->kids[0];
+  if (r->fn->tries > 0 || callee->kind != AST_call || callee->kids[0]->kind != AST_name) return;
+  if (callee->n < 2 || callee->kids[1]->kind == AST_fn) return;
+  const char *name = callee->kids[0]->u.s->text;
+  const builtin_def *def;
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    if (strcmp(names[i], name) == 0 && is_pure(r, callee->kids[0]->u.s, &def))
+      warn(r, n->at, "what %s(f)(x) gives is lost: nothing is changed by it; write let g = %s(f)(x)", name, name);
+}
+
 static bool check_lost(resolver *r, const ast_node *n) {
   switch ((ast_kind)n->kind) {
   case AST_binary:
@@ -121,6 +135,7 @@ static bool check_lost(resolver *r, const ast_node *n) {
   case AST_call:
   case AST_method: {
     const ast_node *callee = n->kids[0];
+    if (n->kind == AST_call) warn_lost_derivative(r, n);
     if (n->kind == AST_call && callee->kind != AST_name) return true;
     if (n->kind == AST_method && callee->kind == AST_name) {
       /* A record's or module's own function may have an effect. */
@@ -222,14 +237,65 @@ static node *store_node(resolver *r, const ast_node *n, place *p, node *value) {
   return &out->h;
 }
 
+/* Does a name stand in an expression, outside of functions in it? As far as it is worth looking. */
+static bool mentions(const ast_node *n, const qn_str *name, int depth) {
+  if (!n || depth == 0 || n->kind == AST_fn) return false;
+  if (n->kind == AST_name) return n->u.s == name;
+  for (uint32_t i = 0; i < n->n; i++)
+    if (mentions(n->kids[i], name, depth - 1)) return true;
+  return false;
+}
+
+/* Is a value made of what a variable held, as sums are (`total + i`, `append(xs, v)`, `f(state)`)? */
+static bool goes_on(const ast_node *value, const qn_str *name) {
+  enum { LOOKED_AT = 12 };
+  return mentions(value, name, LOOKED_AT);
+}
+
+/* `let total = total + i` in a loop, or a let of what the condition of the loop around asks for: the variable outside stays as it is
+ * though it was meant to change. What hides a variable of the loop itself, a parameter or an import is free to. */
+static void check_hiding(resolver *r, const ast_node *pattern, const ast_node *value) {
+  enum { LOOKED_AT = 12 };
+  function *f = r->fn;
+  if (f->loops == 0 || value->kind == AST_fn) return;
+  if (pattern->kind == AST_pat_list || pattern->kind == AST_pat_record || pattern->kind == AST_pat_field) {
+    for (uint32_t i = 0; i < pattern->n; i++) check_hiding(r, pattern->kids[i], value);
+    return;
+  }
+  if (pattern->kind != AST_name || pattern->u.s->text[0] == '_') return;
+  const qn_str *name = pattern->u.s;
+  const variable *own = find_variable(f, name);
+  if (own && (own >= f->vars + f->loop_vars || !own->expects_use)) return;
+  bool asked = goes_on(value, name);
+  for (const loop_test *t = f->tests; t && !asked; t = t->outer) asked = mentions(t->cond, name, LOOKED_AT);
+  span hidden = asked ? hidden_by(r, name, f->loop_vars) : SPAN_NONE;
+  if (hidden.source) warn_hidden(r, name, pattern->at, hidden);
+  r->hiding = hidden.source ? name : r->hiding;
+}
+
+/* Names that a let of the top level makes. */
+static void note_pattern(resolver *r, const ast_node *pattern) {
+  if (pattern->kind == AST_name) note_made(r, pattern->u.s, pattern->at);
+  if (pattern->kind == AST_pat_list || pattern->kind == AST_pat_record || pattern->kind == AST_pat_field)
+    for (uint32_t i = 0; i < pattern->n; i++) note_pattern(r, pattern->kids[i]);
+}
+
 static node *let_node(resolver *r, const ast_node *n) {
   const ast_node *pattern = n->kids[AST_let_pattern], *value = n->kids[AST_let_value];
   node *v;
+  uint32_t first = r->fn->nvars;
+  bool global = defines_global(r);
+  r->hiding = NULL;
+  if (!global) check_hiding(r, pattern, value);
+  bool told = r->hiding != NULL;
   if (value->kind == AST_fn && pattern->kind == AST_name)
     v = function_node(r, value, pattern->u.s, false);
   else
     v = expression(r, value);
   place *p = v ? place_of(r, pattern, true, true) : NULL;
+  if (p && global) note_pattern(r, pattern);
+  if (p && told) /* once is enough */
+    for (uint32_t i = first; i < r->fn->nvars; i++) r->fn->vars[i].reads++;
   return p ? store_node(r, n, p, v) : NULL;
 }
 
@@ -344,15 +410,17 @@ static node *for_node(resolver *r, const ast_node *n) {
   function *f = r->fn;
   event mark[3];
   if (!(out->site = site_begin(r, mark))) return NULL;
-  uint32_t vars = f->nvars;
+  uint32_t vars = f->nvars, loop_vars = f->loop_vars;
   out->first = f->top;
   f->blocks++;
   f->loops++;
+  f->loop_vars = vars;
   out->place = place_of(r, n->kids[AST_for_pattern], true, false);
   out->last = f->top;
   out->body = out->place ? block_node(r, n->kids[AST_for_body], false, false) : NULL;
   f->loops--;
   f->blocks--;
+  f->loop_vars = loop_vars;
   if (!out->body) return NULL;
   forget(r, vars);
   f->top = out->first;
@@ -365,9 +433,16 @@ static node *while_node(resolver *r, const ast_node *n) {
   if (!out || !unit_anchor(r, &out->anchor, "loop", n->at) || !(out->site = site_begin(r, mark))) return NULL;
   out->cond = expression(r, n->kids[AST_while_cond]);
   if (!out->cond) return NULL;
-  r->fn->loops++;
+  function *f = r->fn;
+  uint32_t loop_vars = f->loop_vars;
+  loop_test test = {f->tests, n->kids[AST_while_cond]};
+  f->loops++;
+  f->loop_vars = f->nvars;
+  f->tests = &test;
   out->body = block_node(r, n->kids[AST_while_body], false, false);
-  r->fn->loops--;
+  f->tests = test.outer;
+  f->loop_vars = loop_vars;
+  f->loops--;
   return out->body && site_end(r, out->site, mark) ? &out->h : NULL;
 }
 
@@ -426,8 +501,15 @@ static node *statement(resolver *r, const ast_node *n, bool used, bool tail) {
   case AST_import: return import_node(r, n);
   case AST_if: return if_node(r, n, used, tail);
   case AST_try: return try_node(r, n, used);
-  default: return expression(r, n);
+  default: break;
   }
+  node *out = expression(r, n);
+  bool call = n->kind == AST_call || n->kind == AST_method;
+  if (!out || used || !call || r->scope->library) return out;
+  n_one *lost = node_new(r, sizeof *lost, eval_lost, n);
+  if (!lost) return NULL;
+  lost->a = out;
+  return &lost->h;
 }
 
 /* ---- blocks -------------------------------------------------------------------------------------------------------------------------- */

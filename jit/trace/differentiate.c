@@ -102,6 +102,33 @@ static void raise_not_float(qn_vm *vm, const char *name, int position, qn_value 
   text_free(&t);
 }
 
+/* Counts the numbers and numeric arrays of a tree. */
+static qn_value count_number(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  if (value_is_number(v) || value_is(v, TAG_ARRAY)) ++*(uint32_t *)ctx;
+  return value_retain(v);
+}
+
+/* An argument whose leaves are ints and bools alone would be given back as it is, with gradients of nil: nothing would be learnt.
+ * One without numbers has nothing to learn. False with an error raised. */
+static bool has_float(qn_vm *vm, const char *name, int position, qn_value x) {
+  uint32_t numbers = 0;
+  qn_value same = tree_rebuild(vm, x, count_number, &numbers);
+  if (value_is_error(same)) return false;
+  value_release(vm, same);
+  if (!numbers) return true;
+  text_buf t;
+  text_init(&t, vm);
+  text_kind(&t, x);
+  text_add(&t, "", 1);
+  raise(vm, E_not_diff, SPAN_NONE,
+        "%s differentiates by floats, and argument %d, %s, has none; write its numbers as floats (1.0) or convert them "
+        "with f32(...)",
+        name, position + 1, t.failed ? "a tree" : t.text);
+  text_free(&t);
+  return false;
+}
+
 /* ---- the rules of regions --------------------------------------------------------------------------------------------------------- */
 
 /* The cotangents of a custom_grad's results as an argument of its backward. */
@@ -282,6 +309,7 @@ static qn_value call_grad(struct recording *r, const rec_call_site *site) {
     if (value_is_error(aliased)) goto done;
     value_release(vm, x);
     mark[which[i]] = aliased;
+    if (l.n == first[i] && !has_float(vm, name, which[i], aliased)) goto done;
   }
   derived_by by = {r->wrt, l.nodes, l.n};
   r->wrt = &by;

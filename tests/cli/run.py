@@ -178,9 +178,20 @@ def case_warnings_of_comparisons(p):
             return f.read()
     for mode in (["off"], ["on"], ["sync", "--set", "jit.hot=1"], ["verify", "--set", "jit.hot=2"]):
         result = p.script(source("never_equal.qn"), "--jit", *mode)
-        need(result.err.count("warning:") == 11, "eleven warnings", result)
+        need(result.err.count("warning:") == 18, "eighteen warnings", result)
         result = p.script(source("never_equal_quiet.qn"), "--jit", *mode)
         need(result.status == 0 and not result.err, "no warning", result)
+
+
+def case_warnings_of_hiding(p):
+    """A let that hides what was meant to change warns once; one that may hide it does not."""
+    def script(name):
+        with open(os.path.join(ROOT, "tests", "language", "syntax", name), encoding="utf-8") as f:
+            return p.script(f.read())
+    result = script("let_hides.qn")
+    need(result.status == 0 and result.err.count("warning:") == 6, "six warnings", result)
+    result = script("let_hides_quiet.qn")
+    need(result.status == 0 and not result.err, "no warning", result)
 
 
 def case_full_disk(p):
