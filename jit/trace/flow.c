@@ -269,6 +269,9 @@ static int error_counts(qn_vm *vm) {
   return any != 0;
 }
 
+/* No lane is at work here, as a look has shown: what led here ends. Seen by error_counts only. */
+static void raise_no_lane(qn_vm *vm) { raise(vm, E_not_batched, SPAN_NONE, "no lane comes here"); }
+
 /* A lane's value as all lanes'; owned. */
 static qn_value all_lanes(void *ctx, const char *path, qn_value v) {
   (void)path;
@@ -282,7 +285,7 @@ bool lanes_effect(struct recording *r, const builtin_def *def, qn_value *args, i
   if (!r->lanes) return true;
   if (value_is(r->active, TAG_ARRAY)) {
     int any = any_lane(vm, r->active);
-    if (any == 0) raise(vm, E_not_batched, SPAN_NONE, "no lane comes here"); /* seen by error_counts only */
+    if (any == 0) raise_no_lane(vm);
     if (any <= 0) return false;
   }
   if (def->effect != BUILTIN_TAP && def->effect != BUILTIN_STATE) return true;
@@ -548,6 +551,10 @@ rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm 
   ok = ok && !value_is_error(masks[1]);
   ok = ok && run_arm(vm, then, value_retain(masks[0]), assigned, before, &ends[0]);
   ok = ok && run_arm(vm, otherwise, value_retain(masks[1]), assigned, before, &ends[1]);
+  if (ok && !ends[0].run && !ends[1].run && value_is(before_active, TAG_ARRAY)) { /* nor in the arm around */
+    raise_no_lane(vm);
+    ok = false;
+  }
   if (ok) {
     rec_at(vm, at);
     const arm_end *a = &ends[0], *b = &ends[1];
