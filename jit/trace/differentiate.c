@@ -481,9 +481,15 @@ static void forward_free(qn_vm *vm, forward *w, qn_value *mark) {
   leaves_free(&w->out);
 }
 
+/* A number that depends on nothing is an output as well: it gets a node. */
 static qn_value keep_floats(void *ctx, const char *path, qn_value v) {
-  (void)ctx, (void)path;
-  return is_float_leaf(v) ? value_retain(v) : value_nil();
+  (void)path;
+  struct recording *r = ctx;
+  if (!is_float_leaf(v)) return value_nil();
+  if (!value_is(v, TAG_FLOAT) || rec_traced(r, v)) return value_retain(v);
+  uint32_t node = rec_node(r, v);
+  if (node) return value_traced(v, r->base + node);
+  return error_pending(r->vm) ? value_error() : raise_memory(r->vm);
 }
 
 /* The template of the arguments' cotangents: trees like the arguments whose float leaves are the outputs in order. */
@@ -492,7 +498,7 @@ static bool result_template(struct recording *r, const qn_value *args, int nargs
   node_list in_order = {0};
   qn_list *l = list_from(vm, args, (size_t)nargs);
   if (!l) return false;
-  qn_value all = value_obj(TAG_LIST, l), floats = tree_rebuild(vm, all, keep_floats, NULL);
+  qn_value all = value_obj(TAG_LIST, l), floats = tree_rebuild(vm, all, keep_floats, r);
   bool ok = !value_is_error(floats) &&
             template_of_nodes(r, nargs == 1 ? value_list(floats)->items[0] : floats, out, &in_order);
   value_release(vm, all);
@@ -780,16 +786,21 @@ static qn_value shape_cell(qn_vm *vm, qn_value v, qn_value rows, qn_value column
 }
 
 /* Fills in cells[k * nx + j], the derivative of y's leaf k by x's leaf j, from the linear map `map`: of each leaf of its argument the
- * unit vectors go through it in lanes. */
+ * unit vectors go through it in lanes. Where the other leaf is a host float, the block has the array's dtype. */
 static bool fill_cells(qn_vm *vm, qn_value map, qn_value argument, const leaf_list *from, const leaf_list *to,
                        bool turn, qn_value *cells) {
-  qn_value captures[3] = {map, value_int(0), value_int(0)}, lanes = transform_new(vm, TRANSFORM_VMAP, captures, 3);
-  bool ok = !value_is_error(lanes);
+  bool ok = true;
   for (uint32_t i = 0; i < from->n && ok; i++) {
     one_leaf o = {.which = i, .v = unit_vectors(vm, from->items[i])};
-    qn_value in = value_is_error(o.v) ? o.v : tree_rebuild(vm, argument, place_leaf, &o);
-    bool many = value_is(o.v, TAG_ARRAY);
-    qn_value out = value_is_error(in) ? in : vm->hooks.call(vm, many ? lanes : map, &in, 1, value_nil());
+    qn_value in = value_is_error(o.v) ? o.v : tree_rebuild(vm, argument, place_leaf, &o), through = value_retain(map);
+    if (value_is(o.v, TAG_ARRAY)) {
+      qn_value captures[4] = {map, value_int(0), value_int(0), value_dtype(value_array(o.v)->dtype)};
+      value_release(vm, through);
+      through = transform_new(vm, TRANSFORM_VMAP, captures, 4);
+    }
+    qn_value out = value_error();
+    if (!value_is_error(in) && !value_is_error(through)) out = vm->hooks.call(vm, through, &in, 1, value_nil());
+    if (!value_is_error(through)) value_release(vm, through);
     if (!value_is_error(o.v)) value_release(vm, o.v);
     if (!value_is_error(in)) value_release(vm, in);
     leaf_list got = {.vm = vm};
@@ -801,7 +812,6 @@ static bool fill_cells(qn_vm *vm, qn_value map, qn_value argument, const leaf_li
     mem_free(vm, got.items, got.cap * sizeof *got.items);
     if (!value_is_error(out)) value_release(vm, out);
   }
-  if (!value_is_error(lanes)) value_release(vm, lanes);
   return ok;
 }
 
@@ -894,7 +904,7 @@ static region_rule *rule_make(struct recording *r, qn_value backward, qn_value a
   if (!rule) return NULL;
   rule->refs = 1;
   rule->backward = value_retain(backward);
-  qn_value cts = tree_rebuild(vm, y, keep_floats, NULL), like = tree_rebuild(vm, args, keep_floats, NULL);
+  qn_value cts = tree_rebuild(vm, y, keep_floats, r), like = tree_rebuild(vm, args, keep_floats, r);
   node_list floats = {0};
   bool ok = !value_is_error(cts) && !value_is_error(like) && template_of_nodes(r, cts, &rule->cts, outs) &&
             template_of_nodes(r, args, &rule->args, nodes) && template_of_nodes(r, like, &rule->like, &floats);

@@ -485,15 +485,16 @@ static bool lanes_in(lane_args *m, qn_value in_axes, qn_value *args, int nargs) 
 typedef struct lane_results {
   struct recording *r;
   struct lanes *level;
+  qn_dtype floats; /* what host floats become arrays of */
   lane_args path;
   shared_parts functions; /* looked through */
 } lane_results;
 
-/* The lanes of a host number as `stack` gives them. */
+/* The lanes of a host number as `stack` gives them, floats in the results' dtype. */
 static qn_value stacked_number(lane_results *m, qn_value v, uint32_t node) {
   struct recording *r = m->r;
   qn_vm *vm = r->vm;
-  op_attr to = {.dtype = value_is(v, TAG_BOOL) ? QN_bool : value_is(v, TAG_INT) ? QN_i64 : QN_f32};
+  op_attr to = {.dtype = value_is(v, TAG_BOOL) ? QN_bool : value_is(v, TAG_INT) ? QN_i64 : m->floats};
   uint32_t whole = node ? batch_whole(&m->level->batch, node) : 0;
   qn_value x = whole ? rec_value_of(r, whole) : value_nil();
   if (value_is_error(x)) return x;
@@ -774,7 +775,8 @@ static qn_value lanes_inline(struct recording *r, const rec_call_site *site) {
   if (!lanes_in(&m, in_axes, mark, nargs)) goto done;
   qn_value value = vm->hooks.call(vm, f->captures[0], mark, nargs, mark[nargs]);
   if (value_is_error(value)) goto done;
-  lane_results results = {.r = r, .level = &l, .path = {.r = r, .whole = value}};
+  lane_results results = {.r = r, .level = &l, .floats = QN_f32, .path = {.r = r, .whole = value}};
+  if (f->ncaptures > 3) results.floats = (qn_dtype)f->captures[3].u.i;
   path_push(&results.path, "the result");
   if (lanes_advance(r)) result = lane_out(&results, value, out_axes, false);
   shared_free(vm, &results.functions);

@@ -229,7 +229,8 @@ typedef struct transform_def {
 extern const transform_def transform_defs[];
 /* captures: GRAD, VALUE_AND_GRAD: fn, wrt (int or list of ints), aux (bool). JIT: fn, options record. NOJIT, CHECKPOINT: fn.
  * VJP: fn; its call gives (y, pullback). JVP: fn; called on the arguments and as many tangents. CUSTOM_GRAD: fn, backward.
- * VMAP: fn, in_axes, out_axes. JACOBIAN: fn, wrt. HESSIAN: the function's gradient by wrt, wrt. */
+ * VMAP: fn, in_axes, out_axes; and of those that jacobian makes the dtype that host floats come out in. JACOBIAN: fn, wrt. HESSIAN: the
+ * function's gradient by wrt, wrt. */
 QN_MUST_CHECK qn_value transform_new(qn_vm *vm, transform_kind kind, const qn_value *captures, int n);
 QN_MUST_CHECK qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs,
                                       span at);
