@@ -201,7 +201,7 @@ void emit_scan_switches(emitter *e, l_val v) {
        inner ? 64 : 1, v, n, inner ? 4096 : 64, v, n);
   line(e, "OPAQUE(in%u) OPAQUE(up%u) OPAQUE(end%u)", v, v, v);
   if (inner)
-    line(e, "int last%u = v%u_s %% 4096 == 4095, i%u = v%u_s %% 64; OPAQUE(last%u) OPAQUE(i%u)", v, n, v, n, v, v);
+    line(e, "int last%u = v%u_s %% 4096 == 4095, at%u = v%u_s %% 64; OPAQUE(last%u) OPAQUE(at%u)", v, n, v, n, v, v);
 }
 
 void emit_acc_scan(emitter *e, l_val v) {
@@ -221,7 +221,7 @@ void emit_acc_scan(emitter *e, l_val v) {
       line(e, "  if (v%u_s %% 64 == 63) v%u_g[r] = z;", n, n);
       line(e, "  if (v%u_s %% 4096 == 4095) v%u_b[r] = y;", n, n);
     } else {
-      for (int d = 0; d < 6; d++) line(e, "  SCAN_SELECT(%s, v%u_h, v%u, %d, i%u, y)", f, n, a->a, d, v);
+      for (int d = 0; d < 6; d++) line(e, "  SCAN_SELECT(%s, v%u_h, v%u, %d, at%u, y)", f, n, a->a, d, v);
       line(e, "  y = in%u ? %s(v%u_g[r], y) : y;", v, f, n);
       line(e, "  const %s z = y; y = up%u ? %s(v%u_b[r], y) : y;", T, v, f, n);
       line(e, "  v%u_g[r] = end%u ? z : v%u_g[r];", n, v, n);

@@ -533,7 +533,7 @@ static void open_pieces(emitter *e, l_val v) {
       if (i->f) snprintf(upper, sizeof upper, "(j0 + v%u < v%u)", from, i->f);
       if (pass == 0 && i->e) line(e, "CUT(v%u - v%u)", i->e, from);
       if (pass == 0 && i->f) line(e, "CUT(v%u - v%u)", i->f, from);
-      if (emit_is_switch(e, i)) snprintf(both, sizeof both, " & u%u", i->g);
+      if (emit_is_switch(e, i)) snprintf(both, sizeof both, " & all%u", i->g);
       if (pass == 1) line(e, "int w%u = %s & %s%s; OPAQUE(w%u)", k, lower, upper, both, k);
     }
   for (int pass = 0; pass < 2; pass++)
@@ -586,7 +586,7 @@ static void print_vec(emitter *e, l_val v) {
   for (l_val k = v + 1; k < end; k++) {
     bool first = emit_is_switch(e, at(e, k));
     for (l_val s = v + 1; s < k && first; s++) first = !emit_is_switch(e, at(e, s)) || at(e, s)->g != at(e, k)->g;
-    if (first) line(e, "int u%u = v%u; OPAQUE(u%u)", at(e, k)->g, at(e, k)->g, at(e, k)->g);
+    if (first) line(e, "int all%u = v%u; OPAQUE(all%u)", at(e, k)->g, at(e, k)->g, at(e, k)->g);
   }
   if (f.strips) {
     print_strips(e, v, &f);

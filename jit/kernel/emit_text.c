@@ -148,7 +148,7 @@ void emit_guard(emitter *e, const l_instr *i, char out[EMIT_TEXT]) {
   if (i->e && !piece) append(out, "%s(j + v%u >= v%u)", out[0] ? " & " : "", from, i->e);
   if (i->f && !piece) append(out, "%s(j + v%u < v%u)", out[0] ? " & " : "", from, i->f);
   if (i->g && !(piece && emit_is_switch(e, i)))
-    append(out, "%s%s%u", out[0] ? " & " : "", e->even[i->g] ? "w" : emit_is_switch(e, i) ? "u" : "v", i->g);
+    append(out, "%s%s%u", out[0] ? " & " : "", e->even[i->g] ? "w" : emit_is_switch(e, i) ? "all" : "v", i->g);
 }
 
 bool emit_is_switch(const emitter *e, const l_instr *i) {

@@ -67,7 +67,7 @@ uint8_t emit_buffer_type(const emitter *e, int64_t b);
 void emit_guard(emitter *e, const l_instr *i, char out[EMIT_TEXT]);
 /* In C, in a VEC that runs in pieces: the instruction whose w7 tells whether this one's range holds in the piece; 0: it has none. */
 l_val emit_piece_guard(const emitter *e, const l_instr *i);
-/* In C: is this a memory access in a VEC whose bool is the same for all elements? Then it is written u7, an int of which compilers know
+/* In C: is this a memory access in a VEC whose bool is the same for all elements? Then it is written all7, an int of which compilers know
  * nothing: gcc vectorises no loop with a mask that it knows to be a bool from outside. */
 bool emit_is_switch(const emitter *e, const l_instr *i);
 /* `const f32 v7 = ...;` for INT .. LOAD (no FINISH or SCAN); nothing for other instructions. */
