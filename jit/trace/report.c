@@ -85,6 +85,7 @@ static void add_function(qn_vm *vm, text_buf *t, const anchor_entries *a) {
     add_place(vm, t, a->recompiles[i].at);
     text_adds(t, "\n");
   }
+  if (a->rests) text_adds(t, "  its calls are short and stay eager, which is faster\n");
   if (a->full) text_adds(t, "  too many call shapes: others stay eager (jit.entries, jit.misses)\n");
 }
 

@@ -166,7 +166,7 @@ static void gather(summary *s, const anchor_entries *const *list) {
       if (!plan_of(e)) {
         *(is_idle(e) ? &x->idle : &x->eager) += 1;
       } else {
-        *(entry_stays_eager(e) ? &x->slower : &x->compiled) += 1;
+        *(entry_stays_eager(e) || list[i]->rests ? &x->slower : &x->compiled) += 1;
         x->calls += e->hits;
       }
     }
@@ -408,7 +408,7 @@ static fate fate_of(const summary *s, const told *x) {
 }
 
 static void add_rest(const summary *s, text_buf *t) {
-  static const char *const titles[] = {[FATE_slower] = "compiled, but eager calls are faster: ",
+  static const char *const titles[] = {[FATE_slower] = "compiled, but calls stay eager, which is faster: ",
                                        [FATE_within] = "compiled as parts of others: ",
                                        [FATE_idle] = "compute nothing with arrays: ",
                                        [FATE_seldom] = "not recorded: "};
@@ -440,19 +440,21 @@ static void add_rest(const summary *s, text_buf *t) {
 
 /* How many functions of the program and of the library did what. */
 static void add_counts(const summary *s, text_buf *t) {
-  uint32_t compiled[2] = {0}, eager[2] = {0};
+  uint32_t compiled[2] = {0}, eager[2] = {0}, slower = 0;
   for (uint32_t i = 0; i < s->n; i++) {
     const told *x = &s->list[i];
     compiled[x->library] += x->compiled || x->slower;
     eager[x->library] += x->eager && !x->compiled && !x->slower;
+    slower += !x->library && x->slower && !x->compiled;
   }
   size_t from = t->len;
   if (!compiled[0] && !compiled[1] && !eager[0] && !eager[1]) {
     text_adds(t, "Nothing was compiled.\n");
     return;
   }
-  text_addf(t, "%s: %u function%s compiled, %u stay%s eager", s->file, compiled[0], plural(compiled[0]), eager[0],
-            eager[0] == 1 ? "s" : "");
+  text_addf(t, "%s: %u function%s compiled, ", s->file, compiled[0], plural(compiled[0]));
+  if (slower) text_addf(t, "%u of them %s faster eager, ", slower, slower == 1 ? "is" : "are");
+  text_addf(t, "%u stay%s eager", eager[0], eager[0] == 1 ? "s" : "");
   if (compiled[1] || eager[1]) text_addf(t, " (of the library %u and %u)", compiled[1], eager[1]);
   end_line(t, from);
 }

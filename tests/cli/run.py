@@ -651,6 +651,18 @@ def case_explain_groups(p):
     need("pair_force (line 2)" in out and "prelude" not in out, "parts of others, and nothing of the library", result)
 
 
+def case_explain_of_short_calls(p):
+    """A function whose calls stay eager because that is faster is not told as one that runs compiled. (Here no compiler ever ends, and every
+    call counts as short.)"""
+    script = p.write("short.qn", "fn f(x) = sin(x) * 2\nlet x = ones(2)\nfor _ in 0..400 { f(x) }\n")
+    env = {"PATH": compiler_in_front(p, 60)}
+    result = p.run("--jit", "on", "--set", "jit.short=1000000000", "explain", script, env=env)
+    need(result.status == 0 and "short.qn: 1 function compiled, 1 of them is faster eager, 0 stay eager\n"
+         "compiled, but calls stay eager, which is faster: f (line 1)\n" in result.out, "what is faster", result)
+    result = p.run("--jit", "on", "--set", "jit.short=1000000000", "explain", "--all", script, env=env)
+    need("its calls are short and stay eager, which is faster" in result.out, "the whole report", result)
+
+
 def case_explain_fits_two_screens(p):
     """However many functions there are, and however long their names and arguments: 48 lines of 100 columns, and a count of the rest."""
     name = "a_function_with_a_name_that_is_rather_long_for_a_function_é"
