@@ -336,7 +336,7 @@ qn_value run_text(qn_vm *vm, scope *s, uint32_t source, bool prompt, bool *incom
   qn_value r = value_error();
   {
     unit *runs __attribute__((cleanup(unit_left))) = u;
-    if (u) u->running++;
+    if (runs) runs->running++;
     if (!warnings.failed && warnings.text) vm_write(vm, 2, warnings.text, warnings.len);
     if (u) r = run_unit(vm, u);
   }
