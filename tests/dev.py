@@ -52,6 +52,9 @@ def main():
     rows = dict(line.split(": ") for line in run(script, "needs").stdout.splitlines())
     bad = [f"{job} has no row in ./dev needs" for job in sorted(jobs - set(rows))]
     bad += [f"./dev help does not name {job}" for job in sorted(set(rows) - jobs)]
+    with open(os.path.join(root, "tests", "chroot.sh"), encoding="utf-8") as f:
+        tried = set(re.findall(r"[a-z-]+", f.read().partition("set -- ")[2].partition("\n\n")[0]))
+    bad += [f"tests/chroot.sh does not try {job}" for job in sorted(jobs - tried)]
     with tempfile.TemporaryDirectory(prefix="quern-dev-") as folder:
         with open(script, encoding="utf-8") as f:
             text, n = re.subn(r"^present\(\) \{", "present() { return 1; }\nfound() {", f.read(), flags=re.M)
