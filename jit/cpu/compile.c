@@ -377,6 +377,7 @@ typedef struct batch {
   char (*texts)[24];
   uint32_t *which;
   uint32_t n;
+  uint32_t *slots, cap; /* 1 + index in the others, by hash: open addressing, a power of two */
 } batch;
 
 static bool batch_alloc(batch *b, uint32_t n) {
@@ -385,7 +386,9 @@ static bool batch_alloc(batch *b, uint32_t n) {
   b->names = calloc(n + 1, sizeof *b->names);
   b->texts = calloc(n + 1, sizeof *b->texts);
   b->which = calloc(n + 1, sizeof *b->which);
-  return b->programs && b->names && b->texts && b->which;
+  for (b->cap = 16; b->cap / 2 < n; b->cap *= 2) {}
+  b->slots = calloc(b->cap, sizeof *b->slots);
+  return b->programs && b->names && b->texts && b->which && b->slots;
 }
 
 static void batch_free(batch *b) {
@@ -393,11 +396,14 @@ static void batch_free(batch *b) {
   free(b->names);
   free(b->texts);
   free(b->which);
+  free(b->slots);
 }
 
 static void batch_add(batch *b, const plan *p, uint32_t kernel) {
-  for (uint32_t i = 0; i < b->n; i++)
-    if (p->kernels[b->which[i]].hash == p->kernels[kernel].hash) return;
+  uint32_t at = (uint32_t)p->kernels[kernel].hash & (b->cap - 1);
+  for (; b->slots[at]; at = (at + 1) & (b->cap - 1))
+    if (p->kernels[b->which[b->slots[at] - 1]].hash == p->kernels[kernel].hash) return;
+  b->slots[at] = b->n + 1;
   b->programs[b->n] = p->kernels[kernel].program;
   snprintf(b->texts[b->n], sizeof *b->texts, "k%016llx", (unsigned long long)p->kernels[kernel].hash);
   b->names[b->n] = b->texts[b->n];
@@ -458,6 +464,8 @@ static bool take_object(code_table *t, const plan *p, const batch *b, const char
   return handle && use_object(t, p, b, handle);
 }
 
+static bool given_up(const compile_options *o) { return atomic_load_explicit(o->abandon, memory_order_relaxed); }
+
 /* Code for a batch, whose text this is, from the cache or the compiler. */
 static void code_batch(code_table *t, const plan *p, const batch *b, const text_buf *text, const compile_options *o,
                        compile_report *report) {
@@ -473,10 +481,11 @@ static void code_batch(code_table *t, const plan *p, const batch *b, const text_
   cache_access access = limit > 0 ? cache_folder(folder, sizeof folder) : CACHE_NONE;
   if (access != CACHE_WRITES && *folder) tell(t, TROUBLE_FOLDER, no_folder, folder);
   report->looked = access != CACHE_NONE;
+  if (given_up(o)) return;
   if (access != CACHE_NONE && cache_find(folder, key, o->spawn ? maker : "", path)) {
     if (cache_read(path, &object, &size) == CACHE_DAMAGED)
       tell(t, TROUBLE_DAMAGED, "quern: a damaged file in the kernel cache was removed (%s)", path);
-    bool done = object && take_object(t, p, b, object, size);
+    bool done = object && !given_up(o) && take_object(t, p, b, object, size);
     free(object);
     report->bytes = size;
     if (done) {
@@ -484,14 +493,14 @@ static void code_batch(code_table *t, const plan *p, const batch *b, const text_
       return;
     }
   }
-  if (!o->spawn) return;
+  if (!o->spawn || given_up(o)) return;
   if (!can) {
     tell(t, TROUBLE_NO_COMPILER, "quern: there is no C compiler (%s) on PATH; kernels run on the block VM",
          "cc, gcc, clang");
     return;
   }
   object = compile_text(t, cc, text->text, text->len, o->abandon, &size);
-  if (object && take_object(t, p, b, object, size)) {
+  if (object && !given_up(o) && take_object(t, p, b, object, size)) {
     report->how = COMPILED_NOW;
     report->bytes = size;
     report->stored = access == CACHE_WRITES && cache_write(folder, path, object, size, limit);

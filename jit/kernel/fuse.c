@@ -661,7 +661,8 @@ static bool estimate(fuser *f, uint32_t a, uint32_t b, double *ns) {
                      .n = n,
                      .stored = to->stored,
                      .scratch = to->scratch,
-                     .most = VALUES_LEAST + VALUES_PER_UNIT * n};
+                     .most = VALUES_LEAST + VALUES_PER_UNIT * n,
+                     .cancel = f->cancel};
   const char *why = NULL;
   uint32_t made = 0;
   r.made = &made;
@@ -675,6 +676,7 @@ static bool estimate(fuser *f, uint32_t a, uint32_t b, double *ns) {
   k_free(k);
   unplace(f, n);
   if (!ok && why == lower_no_memory) return out_of_memory(f);
+  if (!goes_on(f)) return false;
   *ns = ok ? cost.nanoseconds : -1;
   *known = (struct fuse_estimate){key | 1, *ns};
   f->memo->n++;
@@ -1306,7 +1308,7 @@ static bool run(fuser *f) {
 
 bool fuse(graph *g, schedule_target target, const int64_t *tune, int64_t limit, const uint8_t *awkward, fuse_memo *memo,
           cancel_flag cancel, fusion *f, const char **why) {
-  *f = (fusion){.g = g};
+  *f = (fusion){.g = g, .cancel = cancel};
   arena_init(&f->arena, NULL);
   fuser s = {.to = f,
              .g = g,
@@ -1329,6 +1331,7 @@ k_kernel *fuse_lower(fusion *f, uint32_t number, const char **why) {
   const fuse_group *x = &f->groups[number];
   lower_request r = {
       .g = f->g, .place = f->place, .nodes = x->nodes, .n = x->n, .stored = f->stored, .scratch = f->scratch};
+  r.cancel = f->cancel;
   for (uint32_t i = 0; i < x->n; i++) f->place[x->nodes[i]] = PLACE_INLINE;
   k_kernel *k = lower(&r, why);
   for (uint32_t i = 0; i < x->n; i++) f->place[x->nodes[i]] = PLACE_BUFFER;

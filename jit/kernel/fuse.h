@@ -26,6 +26,7 @@ enum { FUSE_NOTHING = 0 };
 typedef struct fusion {
   arena arena;
   graph *g;           /* borrowed; its table of dims grows */
+  cancel_flag cancel;
   fuse_group *groups; /* in an order in which they can run, fallible ones in program order */
   uint32_t n;
   uint32_t *group_of; /* by node: 1 + the group that computes it, 0: none */

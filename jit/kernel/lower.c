@@ -30,6 +30,7 @@ const char lower_cancelled[] = "cancelled";
 typedef struct axis_class {
   uint32_t parent;
   uint32_t next; /* ring of the class's members */
+  uint32_t members;
   qn_dim extent;
   k_form form; /* its coordinate once `made` */
   bool made, reversed;
@@ -131,22 +132,27 @@ static bool make_classes(lowering *l) {
     for (int a = 0; a < t->rank; a++) {
       uint32_t s = i * ARRAY_MAX_RANK + (uint32_t)a;
       l->classes[s].parent = l->classes[s].next = s;
+      l->classes[s].members = 1;
       l->classes[s].extent = t->shape[a];
     }
   }
   return true;
 }
 
-/* Would joining make two axes of one node the same? (x + transpose(x)) Such axes stay apart. */
-static bool collide(const lowering *l, uint32_t a, uint32_t b) {
+/* Would joining two roots make two axes of one node the same? (x + transpose(x)) Such axes stay apart. */
+static bool collide(lowering *l, uint32_t a, uint32_t b) {
   const axis_class *c = l->classes;
+  if (c[a].members > c[b].members) { /* the few are looked at */
+    uint32_t t = a;
+    a = b;
+    b = t;
+  }
   uint32_t s = a;
   do {
-    uint32_t t = b;
-    do {
-      if (s / ARRAY_MAX_RANK == t / ARRAY_MAX_RANK) return true;
-      t = c[t].next;
-    } while (t != b);
+    uint32_t node = s / ARRAY_MAX_RANK;
+    int rank = node_of(l, l->nodes[node].node)->type.rank;
+    for (int i = 0; i < rank; i++)
+      if (root(l, node * ARRAY_MAX_RANK + (uint32_t)i) == b) return true;
     s = c[s].next;
   } while (s != a);
   return false;
@@ -166,6 +172,7 @@ static void link_slots(lowering *l, uint32_t a, uint32_t b, int depth) {
   c[a].next = c[b].next;
   c[b].next = next;
   c[b].parent = a;
+  c[a].members += c[b].members;
   c[a].reversed |= c[b].reversed;
   c[a].whole |= c[b].whole;
   if (!c[b].nparts) return;
@@ -985,6 +992,7 @@ k_val lower_value(lowering *l, uint32_t n, const k_form *at, k_guard guard) {
   int rank = node->type.rank;
   if (l->why) return 0;
   if (l->k->failed) return lower_refuse(l, lower_no_memory);
+  if (cancelled(l->r->cancel)) return lower_refuse(l, lower_cancelled);
   if (l->r->most && l->k->n + l->nmemo > l->r->most) return lower_refuse(l, "a kernel of very many values");
   if (node->type.weak) return value_scalar(l, n);
   guard = needed_guard(l, &node->type, at, guard);

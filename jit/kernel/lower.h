@@ -26,6 +26,7 @@ typedef struct lower_request {
                               of what the sizes of the recorded call say */
   uint32_t most;  /* values and demands for them that it may take; 0: any number */
   uint32_t *made; /* NULL, or set to how many it took, also when it is refused */
+  cancel_flag cancel;
   uint32_t *scratch;       /* as long as the graph, all zero; zero again afterwards */
 } lower_request;
 
