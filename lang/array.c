@@ -95,7 +95,8 @@ static bool raise_shape(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shap
 /* ---- making -------------------------------------------------------------------------------------------------- */
 
 /* All but size, shape, strides and storage. */
-static inline void header_begin(qn_array *a, qn_dtype dtype, int rank) {
+static inline void header_begin(qn_vm *vm, qn_array *a, qn_dtype dtype, int rank) {
+  vm->arrays_made++;
   a->head = (obj_head){.refs = 1, .tag = TAG_ARRAY};
   a->dtype = (uint8_t)dtype;
   a->rank = (uint8_t)rank;
@@ -113,7 +114,7 @@ static inline __attribute__((always_inline)) qn_array *new_header(qn_vm *vm, qn_
   }
   qn_array *a = list_take(lists_of(vm), &lists_of(vm)->small[HEADER_CLASS], HEADER_CLASS * SMALL_STEP);
   if (__builtin_expect(!a, 0) && !(a = mem_alloc(vm, sizeof *a))) return NULL;
-  header_begin(a, dtype, rank);
+  header_begin(vm, a, dtype, rank);
   a->storage = NULL;
   int64_t size = 1;
   for (int i = rank - 1; i >= 0; i--) {
@@ -243,8 +244,8 @@ static inline qn_array *pair_take(qn_vm *vm, size_t bytes) {
 }
 
 /* Of a pair: all but shape and strides. */
-static inline void pair_begin(qn_array *a, qn_dtype dtype, int rank, int64_t size) {
-  header_begin(a, dtype, rank);
+static inline void pair_begin(qn_vm *vm, qn_array *a, qn_dtype dtype, int rank, int64_t size) {
+  header_begin(vm, a, dtype, rank);
   a->size = size;
 }
 
@@ -317,7 +318,7 @@ qn_array *array_new(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
   size_t bytes = size * dtype_size(dtype);
   qn_array *a = bytes <= INLINE_MAX ? pair_take(vm, bytes) : NULL;
   if (__builtin_expect(!a, 0)) return new_array(vm, dtype, rank, shape);
-  pair_begin(a, dtype, rank, (int64_t)size);
+  pair_begin(vm, a, dtype, rank, (int64_t)size);
   a->shape[0] = (int64_t)size;
   a->strides[0] = 1;
   if (rank == 1) return a;
@@ -334,7 +335,7 @@ qn_array *array_new_like(qn_vm *vm, qn_dtype dtype, const qn_array *x) {
   size_t bytes = (size_t)x->size * dtype_size(dtype);
   qn_array *a = x->contiguous && bytes - 1 < INLINE_MAX ? pair_take(vm, bytes) : NULL;
   if (__builtin_expect(!a, 0)) return array_new(vm, dtype, x->rank, x->shape);
-  pair_begin(a, dtype, x->rank, x->size);
+  pair_begin(vm, a, dtype, x->rank, x->size);
   for (int i = 0, rank = x->rank; i < rank; i++) {
     a->shape[i] = x->shape[i];
     a->strides[i] = x->strides[i];
@@ -373,6 +374,7 @@ qn_array *array_view(qn_vm *vm, const qn_array *base, qn_dtype dtype, int rank, 
     mem_free(vm, a, sizeof *a);
     return unusual_view(vm, base, dtype, rank, shape, offset);
   }
+  vm->arrays_made++;
   /* A contiguous view keeps the strides of its shape, also along axes of size 1, where any would do. */
   if (odd && !gaps) shape_strides(rank, shape, a->strides);
   a->head = (obj_head){.refs = 1, .tag = TAG_ARRAY};
@@ -730,6 +732,7 @@ static bool array_writable(const qn_array *a) {
 bool array_own(qn_vm *vm, qn_value *v) {
   qn_array *a = value_array(*v);
   if (!array_force(vm, a)) return false;
+  vm->arrays_made++;
   if (array_writable(a)) return true;
   qn_array *copy = array_copy(vm, a);
   if (!copy) return false;

@@ -165,6 +165,7 @@ struct qn_vm {
   rec_asked asked;
   uint32_t next_node;     /* first free graph node id of this VM */
   uint64_t last_fn;       /* qn_fn.id of the function that was made last */
+  uint64_t arrays_made;   /* how many arrays were made or written to */
   /* progress(): the label, when the bar was drawn last, and whether it stands on the terminal now. */
   char progress_label[64];
   double progress_drawn;

@@ -1,8 +1,9 @@
 /* Anchors and entries: counting, recording, look-up, replay.
  *
- * rec_call is the one way in. A cold anchor counts down and runs. An active one looks for an entry whose pattern and scalar
- * guards fit (the entry used last is tried first, others by the hash of the call's static facts) and runs its plan where that is faster than
- * the interpreter; while it is still being compiled the body simply runs.
+ * rec_call is the one way in. A cold anchor counts down and runs; that of a function whose calls neither make nor change
+ * arrays stays cold. An active one looks for an entry whose pattern and scalar guards fit (the entry used last is tried
+ * first, others by the hash of the call's static facts) and runs its plan where that is faster than the interpreter; while
+ * it is still being compiled the body simply runs.
  * When nothing fits, the call is recorded, which costs about as much as running it, and the graph goes to the compiler
  * threads. Recordings that break off leave an entry too, behind all others: calls like that one run eagerly without being recorded
  * again. Anchors whose calls are short and stay eager rest: they are asked for a few of them only.
@@ -917,6 +918,28 @@ static bool keep_call(qn_vm *vm, const rec_call_site *site) {
   return true;
 }
 
+/* Makes a call of a function of which nothing is recorded yet, and sees whether it has to do with arrays. */
+static qn_value run_watched(qn_vm *vm, const rec_call_site *site, anchor_entries *list) {
+  uint64_t before = vm->arrays_made;
+  qn_value result = site->run(site->ctx);
+  list->watched = true;
+  list->computes |= vm->arrays_made != before;
+  return result;
+}
+
+/* A hot function has not been seen to do anything with arrays: its calls are looked at now and then. */
+static qn_value run_quiet(qn_vm *vm, const rec_call_site *site, anchor_entries *list) {
+  enum { QUIET_DOUBLED = 6 };
+  site->anchor->countdown = 1 << list->quiet;
+  qn_value result = run_watched(vm, site, list);
+  if (list->computes)
+    site->anchor->countdown = 0;
+  else if (list->quiet < QUIET_DOUBLED)
+    list->quiet++;
+  answer(vm, NULL, BREAK_no_arrays);
+  return result;
+}
+
 qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   jit_anchor *a = site->anchor;
   vm_jit *j = jit_of(vm);
@@ -934,7 +957,9 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
       }
       a->countdown = (int32_t)vm->tune[TUNE_jit_hot] - 1;
     }
-    if (a->countdown > 0) return site->run(site->ctx);
+    anchor_entries *list = a->entries;
+    if (a->countdown > 0) return run_watched(vm, site, list);
+    if (list->watched && !list->computes && !vm->asked.sync_once) return run_quiet(vm, site, list);
     a->state = ANCHOR_ACTIVE;
   }
   if (a->state == ANCHOR_RESTING) a->state = ANCHOR_ACTIVE;

@@ -855,6 +855,36 @@ def case_export_damaged(p):
     refused(data[:32] + hashlib.sha256(data[:32] + body).digest() + body, "the file is damaged: the graph's text: line 2: unknown op mux")
 
 
+def case_no_arrays_no_recording(p):
+    """A function that makes and changes no arrays is not recorded; one that makes them from numbers alone, or late, is."""
+    text = """
+let code = {a: 1, b: 2, c: 3}
+fn coded(c) = code[c]
+let total = 0
+for _ in 0..30 { total += sum(map(chars("abcabc"), coded)) }
+fn of_record(r) = r.n + len(r.text)
+for i in 0..300 { total += of_record({n: i, text: "abc"}) }
+fn from_numbers(sizes) = sum(arange(sizes[0]) * 2)
+for i in 0..30 { total += int(from_numbers((3, i))) }
+fn late(l, arrays) = if arrays { sum(ones(3) * l[0]) } else { l[0] }
+for i in 0..40 { total += int(late((i,), i > 20)) }
+fn in_place(x) { for i in 0..3 { x[i] = 1 }; nil }
+let r = {x: zeros(3)}
+for i in 0..30 { in_place(r.x) }
+print(total)
+"""
+    want = p.script(text, "--jit", "off")
+    for mode in ("on", "sync", "verify"):
+        result = p.script(text, "--jit", mode, "--log", "guards,breaks,recompiles")
+        need(result.status == 0 and result.out == want.out, mode, result)
+        need("nothing was computed" not in result.err and "of_record" not in result.err and "coded" not in result.err, f"{mode}: no recording", result)
+        for name in ("from_numbers", "late", "in_place"):
+            need(f"] {name}" in result.err, f"{mode}: a recording of {name}", result)
+    script = p.write("script.qn", text)
+    told = p.run("explain", "--all", script)
+    need(re.search(r"^not recorded: .*of_record", told.out, re.M), "the functions that were not", told)
+
+
 def case_too_many_shapes(p):
     """A function that meets too many call shapes stays eager for others, says so once, and goes on giving right results."""
     text = "fn f(x) = x * 2 + 1\nlet s = 0.0\nfor n in 1..30 { s += float(sum(f(ones(n)))) }\nfor n in 1..30 { s += float(sum(f(ones(n)))) }\nprint(s)\n"
