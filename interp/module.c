@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "interp/node.h"
+#include "lang/format.h"
 
 /* ---- scopes ------------------------------------------------------------------------------------------------------------- */
 
@@ -819,8 +820,7 @@ static bool name_is_good(qn_vm *vm, const char *name) {
   bool good = !(name[0] >= '0' && name[0] <= '9') && name[0];
   for (const char *p = name; *p && good; p++)
     good = *p == '_' || (*p >= '0' && *p <= '9') || (*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') || *p & 0x80;
-  for (const char *const *word = parse_keywords; *word && good; word++) good = strcmp(*word, name) != 0;
-  if (good) return true;
+  if (good && !name_is_word(name) && strcmp(name, "_") != 0) return true;
   text_buf t;
   text_init(&t, vm);
   text_quoted(&t, name, strlen(name));

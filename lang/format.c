@@ -521,7 +521,7 @@ static bool print_array(format *f, qn_array *from) {
 
 /* The elements alone, on the current line: true if they fit. */
 static bool short_array(format *f, const qn_array *a) {
-  if (a->size == 0 || a->size > SMALL_ARRAY || a->size > f->max_items) return false;
+  if (a->size > SMALL_ARRAY || a->size > f->max_items) return false;
   attempt before = attempt_begin(f);
   write_body(f, a, 0, true);
   return attempt_end(f, &before);
@@ -572,22 +572,26 @@ static bool too_deep(const format *f) {
   return f->depth >= f->max_depth || (f->depth > 0 && f->out->len > f->most) || (limit && here < limit + STACK_SLACK);
 }
 
-/* May a record field be written without quotes? Keywords may not. */
-static bool plain_name(const qn_str *s) {
-  static const char *const keywords[] = {
+bool name_is_word(const char *name) {
+  static const char *const words[] = {
 #define KEYWORD(terminal, word, look) word,
 #define WORD(word) word,
 #include "lang/keywords.def"
   };
+  for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+    if (strcmp(words[i], name) == 0) return true;
+  return false;
+}
+
+/* May a record field be written without quotes? Words of the language may not. */
+static bool plain_name(const qn_str *s) {
   if (s->len == 0 || (s->text[0] >= '0' && s->text[0] <= '9')) return false;
   for (uint32_t i = 0; i < s->len; i++) {
     char c = s->text[i];
     bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
     if (!letter) return false;
   }
-  for (size_t i = 0; i < sizeof keywords / sizeof *keywords; i++)
-    if (strcmp(keywords[i], s->text) == 0) return false;
-  return true;
+  return !name_is_word(s->text);
 }
 
 static void field_name(text_buf *t, const qn_str *name) {

@@ -30,4 +30,7 @@ QN_MUST_CHECK bool format_spec(qn_vm *vm, qn_value v, const char *spec, size_t l
 /* The same among other text: *own is format_among's. */
 QN_MUST_CHECK bool format_spec_among(qn_vm *vm, qn_value v, const char *spec, size_t len, text_buf *out, bool *own);
 
+/* Is this one of the words of the language, which cannot be names? */
+bool name_is_word(const char *name);
+
 #endif

@@ -94,6 +94,30 @@ static qn_value round_ints(qn_vm *vm, qn_value x, int64_t digits) {
   return out;
 }
 
+/* Floats to a multiple of a power of ten, ties to even multiples. Halves compute in f32 and are rounded to their dtype once. What is
+ * too large to be scaled has no digits to lose. */
+static qn_value round_floats(qn_vm *vm, qn_value x, int64_t digits) {
+  qn_dtype dtype = is_array(x) ? (qn_dtype)value_array(x)->dtype : QN_f64;
+  if (dtype == QN_f16 || dtype == QN_bf16) {
+    qn_value wide = to_dtype(vm, x, QN_f32);
+    if (value_is_error(wide)) return wide;
+    qn_value out = round_floats(vm, wide, digits);
+    value_release(vm, wide);
+    return use_dtype(vm, out, dtype);
+  }
+  double power = 1;
+  for (int64_t i = digits < 0 ? -digits : digits; i > 0; i--) power *= 10;
+  if (!dtype_holds(dtype, value_float(power))) /* nothing is as small, or as large */
+    return digits > 0 ? op1(vm, OP_stop_gradient, x, NULL) : op2(vm, OP_mul, x, value_float(0), NULL);
+  qn_value scale = value_float(power);
+  if (digits < 0) return use2(vm, OP_mul, use1(vm, OP_round, op2(vm, OP_div, x, scale, NULL), NULL), scale, NULL);
+  qn_value scaled = op2(vm, OP_mul, x, scale, NULL);
+  if (value_is_error(scaled)) return scaled;
+  qn_value finite = op1(vm, OP_isfinite, scaled, NULL);
+  qn_value rounded = use2(vm, OP_div, use1(vm, OP_round, scaled, NULL), scale, NULL);
+  return use3(vm, OP_where, finite, rounded, op1(vm, OP_stop_gradient, x, NULL), NULL);
+}
+
 qn_value builtin_round(qn_vm *vm, const qn_value *args) {
   qn_value x = args[0];
   int64_t digits;
@@ -104,11 +128,7 @@ qn_value builtin_round(qn_vm *vm, const qn_value *args) {
   bool ints = is_array(x) ? !dtype_is_float((qn_dtype)value_array(x)->dtype) : !value_is(x, TAG_FLOAT);
   if (ints && digits > 0) return value_retain(x);
   if (ints) return round_ints(vm, x, digits);
-  double power = 1;
-  for (int64_t i = digits < 0 ? -digits : digits; i > 0; i--) power *= 10;
-  qn_value scale = value_float(power);
-  op_id there = digits > 0 ? OP_mul : OP_div, back = digits > 0 ? OP_div : OP_mul;
-  return use2(vm, back, use1(vm, OP_round, op2(vm, there, x, scale, NULL), NULL), scale, NULL);
+  return round_floats(vm, x, digits);
 }
 
 qn_value builtin_argsort(qn_vm *vm, const qn_value *args) {

@@ -276,8 +276,11 @@ static inline bool pad_evenly(qn_value width, int rank, qn_dim *d) {
 
 qn_value builtin_pad(qn_vm *vm, const qn_value *args) {
   qn_dim d[OP_ATTR_DIMS];
+  qn_value with = args[2];
+  bool bools = is_array(args[0]) && value_array(args[0])->dtype == QN_bool;
+  if (bools && value_is(with, TAG_INT) && with.u.i == 0) with = value_bool(false); /* which the default is */
   if (!vm->rec && is_array(args[0]) && pad_evenly(args[1], value_array(args[0])->rank, d)) {
-    qn_value now = eager_pad(vm, value_array(args[0]), args[2], d);
+    qn_value now = eager_pad(vm, value_array(args[0]), with, d);
     if (!value_is(now, TAG_UNSET)) return now;
   }
   qn_value x = array_arg(vm, "pad", args[0]), out = value_unset();
@@ -286,11 +289,11 @@ qn_value builtin_pad(qn_vm *vm, const qn_value *args) {
   if (!pad_widths(vm, args[1], rank, d))
     out = value_error();
   else if (!vm->rec)
-    out = eager_pad(vm, value_array(x), args[2], d);
+    out = eager_pad(vm, value_array(x), with, d);
   if (value_is(out, TAG_UNSET)) {
     op_attr attr = {.n = (uint8_t)(3 * rank)};
     memcpy(attr.d, d, (size_t)attr.n * sizeof *d);
-    return use2(vm, OP_pad, x, value_retain(args[2]), &attr);
+    return use2(vm, OP_pad, x, value_retain(with), &attr);
   }
   value_release(vm, x);
   return out;

@@ -1050,7 +1050,7 @@ END_TEST
 
 START_TEST(globals_have_names_of_the_language) {
   qn_vm *vm = open_jit(QN_JIT_OFF);
-  static const char *const bad[] = {"", "if", "a b", "1x", "a.b", "a-b", "true", " a", "a\n"};
+  static const char *const bad[] = {"", "if", "a b", "1x", "a.b", "a-b", "true", " a", "a\n", "pi", "inf", "nan", "new", "_"};
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     ck_assert_msg(qn_set_global(vm, bad[i], qn_int(1)) == QN_ERROR, "%s", bad[i]);
     ck_assert_str_eq(qn_error_id(vm), "E317");
