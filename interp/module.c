@@ -68,6 +68,7 @@ void scope_free(qn_vm *vm, scope *s) {
   free_text(vm, s->key);
   free_text(vm, s->dir);
   free_text(vm, s->text);
+  for (uint32_t i = 0; i < s->nimports; i++) value_release(vm, value_obj(TAG_MODULE, s->imports[i]));
   mem_free(vm, s->imports, s->imports_cap * sizeof *s->imports);
   s->module->scope = NULL;
   value_release(vm, value_obj(TAG_MODULE, s->module));
@@ -474,10 +475,11 @@ static qn_value load_file(qn_vm *vm, scope *from, const char *path, const char *
 static bool note_import(qn_vm *vm, scope *from, scope *s) {
   if (!from->key || !s) return true;
   for (uint32_t i = 0; i < from->nimports; i++)
-    if (from->imports[i] == s) return true;
+    if (from->imports[i] == s->module) return true;
   if (!mem_grow(vm, (void **)&from->imports, &from->imports_cap, (size_t)from->nimports + 1, sizeof *from->imports))
     return false;
-  from->imports[from->nimports++] = s;
+  from->imports[from->nimports++] = s->module;
+  s->module->head.refs++;
   return true;
 }
 
@@ -497,7 +499,7 @@ static bool file_is(const char *path, uint64_t hash) {
 static const scope *changed_import(scope *s, uint32_t search) {
   s->looked = search;
   for (uint32_t i = 0; i < s->nimports; i++) {
-    scope *other = s->imports[i];
+    scope *other = s->imports[i]->scope;
     if (other->looked == search) continue;
     if (!other->key || (other->state == SCOPE_READY && !file_is(other->key, other->written))) return other;
     const scope *changed = changed_import(other, search);

@@ -60,7 +60,7 @@ typedef struct scope {
   struct scope *next;     /* of the VM */
   bool library;           /* embedded text: no warnings */
   uint64_t written;       /* hash of a file's text, to tell whether it has changed since */
-  struct scope **imports; /* of a file: the files that it imported, as they were then */
+  qn_module **imports;    /* of a file: the modules of files that it imported, owned, as they were then */
   uint32_t nimports, imports_cap;
   uint32_t looked; /* the last search for changed files that came here */
 } scope;
