@@ -1,6 +1,6 @@
 /* `quern help`: functions, modules, dtypes, parts of the language, error ids and tunables, from the tables and texts that
  * define them. */
-#define _GNU_SOURCE /* strcasestr */
+#include <stdio.h>
 #include <string.h>
 
 #include "interp/node.h"
@@ -198,29 +198,151 @@ static bool help_unknown(qn_vm *vm, const char *topic, text_buf *out) {
   return false;
 }
 
-/* Is every word of a text, without regard to case, in one of two others? */
-static bool mentions(const char *words, const char *a, const char *b) {
-  char word[64];
-  for (const char *s = words + strspn(words, " "); *s; s += strspn(s, " ")) {
-    size_t n = strcspn(s, " ");
-    if (n >= sizeof word) return false;
-    memcpy(word, s, n);
-    word[n] = 0;
-    if (!strcasestr(a, word) && !strcasestr(b, word)) return false;
-    s += n;
+/* ---- search ----
+ *
+ * A question is its words without those that carry no meaning; words count as the same if their stems do. What has more of the words
+ * comes first, then what has them in its name, then in its first line. */
+
+enum { ASKED_MOST = 8, WORD_MOST = 32, SHOWN_MOST = 12, FOUND_MOST = 512, SUMMARY_MOST = 70 };
+
+typedef struct asked_word {
+  char stem[WORD_MOST];
+  const char *also; /* another stem for the same thing, or NULL */
+} asked_word;
+
+typedef struct found {
+  char name[64];
+  text_buf summary;
+  int score;
+} found;
+
+typedef struct question {
+  qn_vm *vm;
+  asked_word words[ASKED_MOST];
+  int n;
+  found *list;
+  int nfound;
+} question;
+
+static bool word_char(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c & 0x80;
+}
+
+/* The next word from `*at` on, as its stem: small letters, no ending of a plural or a verb. False at the end. */
+static bool next_stem(const char **at, const char *end, char stem[WORD_MOST]) {
+  static const char *const endings[][2] = {{"ices", "ix"}, {"ies", "y"}, {"ches", "ch"}, {"shes", "sh"}, {"xes", "x"},
+                                           {"sses", "ss"}, {"ing", ""},  {"ed", ""},     {"es", "e"},    {"s", ""}};
+  const char *s = *at;
+  while (s < end && !word_char(*s)) s++;
+  if (s == end) return false;
+  size_t n = 0;
+  for (; s < end && word_char(*s); s++) {
+    char c = *s >= 'A' && *s <= 'Z' ? (char)(*s + 32) : *s;
+    if (n < WORD_MOST - 1) stem[n++] = c;
   }
+  stem[n] = 0;
+  *at = s;
+  for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+    const char *from = endings[i][0], *to = endings[i][1];
+    size_t len = strlen(from);
+    if (n < len + 3 || strcmp(stem + n - len, from) != 0) continue;
+    if (strcmp(from, "s") == 0 && strchr("su", stem[n - 2])) continue; /* less, plus */
+    n = n - len + strlen(to);
+    memmove(stem + n - strlen(to), to, strlen(to) + 1);
+    break;
+  }
+  if (n > 3 && stem[n - 1] == stem[n - 2] && !strchr("aeiouls", stem[n - 1])) stem[--n] = 0; /* plotting */
+  if (n > 3 && stem[n - 1] == 'e') stem[--n] = 0;
   return true;
 }
 
-/* What the builtin functions and the pages say about some words: a line for each. */
-static bool help_search(qn_vm *vm, const char *words, text_buf *out) {
-  enum { MOST = 20, SHORTEST = 3 };
-  int found = 0;
-  size_t start = out->len;
-  if (strlen(words) < SHORTEST) return false;
-  text_addf(out, "nothing is called '%s'; this mentions it:\n", words);
+static bool is_filler(const char *stem) {
+  static const char *const fillers[] = {"a",   "an",    "the",  "how",  "do",  "do",   "i",    "to",   "in",
+                                        "of",  "on",    "my",   "is",   "are", "it",   "for",  "with", "and",
+                                        "or",  "can",   "what", "we",   "me",  "you",  "from", "by",   "at",
+                                        "get", "there", "that", "this", "use", "does", "be"};
+  for (size_t i = 0; i < sizeof fillers / sizeof *fillers; i++)
+    if (strcmp(stem, fillers[i]) == 0) return true;
+  return false;
+}
+
+/* Stems of words that name the same thing here. */
+static const char *other_stem(const char *stem) {
+  static const char *const same[][2] = {{"read", "load"},     {"invers", "inv"},        {"averag", "mean"},
+                                        {"mov", "window"},    {"clos", "lambda"},       {"closur", "lambda"},
+                                        {"dict", "record"},   {"dictionary", "record"}, {"tensor", "array"},
+                                        {"loop", "for"},      {"deriv", "gradient"},    {"derivativ", "gradient"},
+                                        {"autograd", "grad"}, {"delet", "remov"},       {"length", "len"},
+                                        {"writ", "sav"},      {"text", "str"},          {"exception", "try"},
+                                        {"regex", "match"},   {"plot", "line"},         {"roll", "window"}};
+  for (size_t i = 0; i < sizeof same / sizeof *same; i++)
+    if (strcmp(stem, same[i][0]) == 0) return same[i][1];
+  return NULL;
+}
+
+static bool is_asked(const asked_word *w, const char *stem) {
+  size_t n = strlen(w->stem);
+  return strcmp(w->stem, stem) == 0 || (n >= 4 && strncmp(w->stem, stem, n) == 0) ||
+         (w->also && strcmp(w->also, stem) == 0);
+}
+
+/* Which of the words are in a text, as bits. */
+static unsigned words_in(const question *q, const char *text, size_t len) {
+  unsigned bits = 0;
+  char stem[WORD_MOST];
+  for (const char *at = text, *end = text + len; next_stem(&at, end, stem);)
+    for (int i = 0; i < q->n; i++)
+      if (is_asked(&q->words[i], stem)) bits |= 1u << i;
+  return bits;
+}
+
+static int bits_in(unsigned bits) {
+  int n = 0;
+  for (; bits; bits &= bits - 1) n++;
+  return n;
+}
+
+/* A thing of this name about which `text` is said; `summary` is shown (NULL: the first line of the text). */
+static void consider(question *q, const char *name, const char *text, size_t len, const char *summary) {
+  enum { WORD = 100, NAMED = 10, FIRST = 1, WHOLE = 5 };
+  if (q->nfound == FOUND_MOST) return;
+  size_t line = 0;
+  while (line < len && text[line] != '\n') line++;
+  unsigned named = words_in(q, name, strlen(name)), first = words_in(q, text, line), all = words_in(q, text, len);
+  if (!(named | all)) return;
+  found *f = &q->list[q->nfound++];
+  snprintf(f->name, sizeof f->name, "%s", name);
+  f->score = WORD * bits_in(named | all) + NAMED * bits_in(named) + FIRST * bits_in(first);
+  for (int i = 0; i < q->n; i++) f->score += strcmp(q->words[i].stem, name) == 0 ? WHOLE : 0;
+  text_init(&f->summary, q->vm);
+  text_add(&f->summary, summary ? summary : text, summary ? strlen(summary) : line);
+}
+
+/* The functions of the library's modules, as their texts have them: a comment above each. */
+static void consider_module(question *q, const embedded_module *m) {
+  text_buf doc TEXT_OWNED;
+  text_init(&doc, q->vm);
+  for (const char *line = m->text, *next; line; line = next) {
+    size_t len = strcspn(line, "\n");
+    next = line[len] ? line + len + 1 : NULL;
+    if (line[0] == '#') {
+      text_add(&doc, line + 1 + (line[1] == ' '), len - 1 - (line[1] == ' '));
+      text_adds(&doc, "\n");
+      continue;
+    }
+    if (strncmp(line, "fn ", 3) == 0 && line[3] != '_' && !doc.failed && doc.text) {
+      char name[64];
+      snprintf(name, sizeof name, "%s.%.*s", m->name, (int)strcspn(line + 3, "("), line + 3);
+      consider(q, name, doc.text, doc.len, NULL);
+    }
+    doc.len = 0;
+  }
+}
+
+static void consider_all(question *q) {
+  qn_vm *vm = q->vm;
   const scope *s = interp_of(vm)->builtin;
-  for (uint32_t i = 0; i < s->n && found < MOST; i++) {
+  for (uint32_t i = 0; i < s->n; i++) {
     const global_cell *c = s->cells[i];
     if (!value_is(c->value, TAG_FN) || c->name->text[0] == '_') continue;
     text_buf doc;
@@ -230,19 +352,84 @@ static bool help_search(qn_vm *vm, const char *words, text_buf *out) {
       text_adds(&doc, ((const builtin_def *)fn->code)->doc);
     else if (fn->head.flags == FN_USER)
       comment_above(vm, ((fn_code *)fn->code)->at, &doc);
-    if (doc.text && !doc.failed && mentions(words, c->name->text, doc.text)) {
-      text_addf(out, "  %-16s %.*s\n", c->name->text, (int)strcspn(doc.text, "\n"), doc.text);
-      found++;
-    }
+    if (!doc.failed) consider(q, c->name->text, doc.text ? doc.text : "", doc.len, NULL);
     text_free(&doc);
   }
-  for (int i = 0; i < TOPICS && found < MOST; i++) {
-    if (!topics[i].text || !mentions(words, topics[i].name, topics[i].text)) continue;
-    text_addf(out, "  %-16s a page: help %s\n", topics[i].name, topics[i].name);
-    found++;
+  for (int i = 0; i < TOPICS; i++) {
+    if (!topics[i].example) continue;
+    /* Other names of a topic are its, too; of its example the names of functions. */
+    text_buf all TEXT_OWNED;
+    text_init(&all, vm);
+    text_addf(&all, "%s\n", topics[i].text);
+    for (int k = 0; k < TOPICS; k++)
+      if (!topics[k].example && strcmp(topics[k].text, topics[i].name) == 0) text_addf(&all, "%s\n", topics[k].name);
+    for (const char *fn = strstr(topics[i].example, "fn "); fn; fn = strstr(fn + 3, "fn "))
+      text_addf(&all, "%.*s\n", (int)strcspn(fn + 3, "("), fn + 3);
+    char page[96];
+    snprintf(page, sizeof page, "a page: help %s", topics[i].name);
+    if (!all.failed) consider(q, topics[i].name, all.text, all.len, page);
   }
-  if (!found) out->len = start;
-  return found > 0;
+  for (int i = 0; i < vm->builtins->nmodules; i++)
+    if (strcmp(vm->builtins->modules[i].name, "prelude") != 0) consider_module(q, &vm->builtins->modules[i]);
+}
+
+/* Takes the words of a question apart; false if it has none that means something. */
+static bool question_read(question *q, const char *words) {
+  char stem[WORD_MOST];
+  for (const char *at = words, *end = words + strlen(words); q->n < ASKED_MOST;) {
+    const char *from = at + strspn(at, " ");
+    if (!next_stem(&at, end, stem)) break;
+    char raw[WORD_MOST] = "";
+    for (size_t i = 0; from + i < at && i < WORD_MOST - 1; i++) raw[i] = from[i];
+    if (is_filler(raw) || is_filler(stem)) continue;
+    memcpy(q->words[q->n].stem, stem, sizeof stem);
+    q->words[q->n++].also = other_stem(stem);
+  }
+  return q->n > 0;
+}
+
+/* Names of other languages among the words, with what is written here. */
+static bool search_foreign(const char *words, text_buf *out) {
+  bool any = false;
+  for (const char *s = words + strspn(words, " "); *s; s += strspn(s, " ")) {
+    size_t n = strcspn(s, " ");
+    char word[WORD_MOST] = "";
+    memcpy(word, s, n < WORD_MOST ? n : 0);
+    const char *cure = is_filler(word) ? NULL : foreign_cure(FOREIGN_NAME | FOREIGN_MEMBER, s, n);
+    if (cure) text_addf(out, "  %-16.*s %s\n", (int)n, s, cure);
+    any |= cure != NULL;
+    s += n;
+  }
+  return any;
+}
+
+/* What functions, modules and pages say about some words: a line for each of the best. */
+static bool help_search(qn_vm *vm, const char *words, text_buf *out) {
+  question q = {.vm = vm};
+  if (!question_read(&q, words)) return false;
+  q.list = mem_zalloc(vm, FOUND_MOST * sizeof *q.list);
+  if (!q.list) return false;
+  size_t start = out->len;
+  text_addf(out, "nothing is called '%s'; this mentions it:\n", words);
+  bool any = search_foreign(words, out);
+  consider_all(&q);
+  for (int shown = 0; shown < SHOWN_MOST; shown++) {
+    found *best = NULL;
+    for (int i = 0; i < q.nfound; i++)
+      if (q.list[i].score > (best ? best->score : 0)) best = &q.list[i];
+    if (!best) break;
+    const char *summary = best->summary.failed || !best->summary.text ? "" : best->summary.text;
+    size_t len = strlen(summary);
+    if (len > SUMMARY_MOST)
+      for (len = SUMMARY_MOST; len > 0 && summary[len] != ' '; len--) {}
+    text_addf(out, "  %-16s %.*s%s\n", best->name, (int)len, summary, summary[len] ? " ..." : "");
+    best->score = 0;
+    any = true;
+  }
+  for (int i = 0; i < q.nfound; i++) text_free(&q.list[i].summary);
+  mem_free(vm, q.list, FOUND_MOST * sizeof *q.list);
+  if (!any) out->len = start;
+  return any;
 }
 
 /* A builtin, a module, or a name in one. */

@@ -1086,9 +1086,36 @@ def case_help_of_own_functions(place):
     p.answer("?double", "qn> ?double", "double(x)", "Twice as much.")
     p.answer("??double", "qn> ??double", "fn double(x) = x * 2")
     p.answer("??sum", "There is no source: it is no function written in Quern.")
-    p.answer("?random numbers", "nothing is called 'random numbers'; this mentions it:", "  seed             starts the random numbers anew")
+    p.type("?random numbers\r")
+    p.wait(lambda: "nothing is called 'random numbers'; this mentions it:" in p.screen.lines() and
+           "  seed             starts the random numbers anew" in p.screen.lines() and p.line() == "qn>", "what has to do with random numbers")
     p.answer('"5"', 'qn> "5"', '"5"')
     p.answer("5", "qn> 5", "5")
+    ends_well(p)
+
+
+def case_questions_find_what_they_mean(place):
+    """?some words: filler and plurals do not matter; what has all of the words comes first, then what has fewer; at most 12 and the names of
+    other languages."""
+    p = Prompt(place, columns=120, rows=40)
+    for asked, first, *others in (
+            ("read csv", "load", "read_text"), ("read a csv file", "load", "save"), ("how do I sort a list", "sort", "lists"),
+            ("matrix inverse", "linalg", "matmul"), ("files", "load", "save", "read_text"), ("gradient of a function", "grad"),
+            ("Gradients", "grad", "value_and_grad", "optim.adam"), ("moving average", "mean", "windows"), ("dropping units", "nn.dropout")):
+        p.type(ctrl("l") + "?" + asked + "\r")
+        p.wait(lambda: p.line() == "qn>" and any(r.startswith("nothing is called") for r in p.screen.lines()), "an answer to " + asked)
+        lines = p.screen.lines()
+        at = lines.index(f"nothing is called '{asked}'; this mentions it:")
+        names = [r.split()[0] for r in lines[at + 1:] if r.startswith("  ")]
+        need(first in names[:3] and all(name in names for name in others) and len(names) <= 14, f"{asked}: {names}")
+        need(all(len(r) < 110 for r in lines), p.show())
+    for asked, line in (("modules", "import nn"), ("loops", "for pattern in"), ("closures", "fn name("), ("inverse", "Products are")):
+        p.type(ctrl("l") + "?" + asked + "\r")
+        p.wait(lambda: any(r.startswith(line) for r in p.screen.lines()), "the page of " + asked)
+        p.type("q")
+        p.type(ctrl("u"))
+    p.type(ctrl("l"))
+    p.answer("?how do the", "there is no help on 'how do the'")
     ends_well(p)
 
 
