@@ -41,19 +41,21 @@ static uint32_t lines_in(const text_buf *t) {
 
 /* ---- lines that fit -------------------------------------------------------------------------------------------------------- */
 
-/* Ends a line that began at `from`, cut to so many columns. */
+/* Ends a line that began at `from`, cut to so many columns: between words where one ends in the line's second half. */
 static void cut_line(text_buf *t, size_t from, int columns) {
   if (t->failed || utf8_columns(t->text + from, t->len - from) <= columns) return;
   size_t at = from;
   for (int used = 0; at < t->len;) {
     uint32_t code;
     int bytes = utf8_decode(t->text + at, &code), width = utf8_width(code);
-    if (used + width > columns - 3) break;
+    if (used + width > columns - 4) break; /* " ..." */
     used += width;
     at += (size_t)bytes;
   }
-  t->len = at;
-  text_adds(t, "...");
+  size_t blank = at;
+  while (blank > from && t->text[blank] != ' ') blank--;
+  t->len = blank - from > (at - from) / 2 ? blank : at;
+  text_adds(t, t->len == blank ? " ..." : "...");
 }
 
 static void end_line(text_buf *t, size_t from) {
@@ -428,7 +430,7 @@ static void add_rest(const summary *s, text_buf *t) {
       text_free(&item);
     }
     items_end(&l);
-    if (which == FATE_seldom && (l.n || !s->n)) {
+    if (which == FATE_seldom && l.n) {
       size_t from = t->len;
       text_addf(t,
                 "A function is recorded when it is called with arrays for the %lldth time; --set jit.hot=1: at once.",
@@ -436,6 +438,27 @@ static void add_rest(const summary *s, text_buf *t) {
       end_line(t, from);
     }
   }
+}
+
+/* Nothing of the program was ever asked about: why, and what makes it be. */
+static void add_none(const summary *s, text_buf *t) {
+  for (uint32_t i = 0; i < s->n; i++)
+    if (!s->list[i].library) return;
+  text_addf(
+      t,
+      "No function of the program was called with an array, a list or a record; only such calls are recorded (from\n"
+      "the %lldth on; --set jit.hot=1: at once). Loops outside functions are not, whatever they compute.\n"
+      "cure: put what the loop repeats into a function of its arrays: fn step(u) = ..., then u = step(u)\n",
+      (long long)s->vm->tune[TUNE_jit_hot]);
+}
+
+/* Compiled functions that have other calls, too, which are told as eager. */
+static bool add_mixed(const summary *s, text_buf *t) {
+  uint32_t mixed = 0;
+  for (uint32_t i = 0; i < s->n; i++)
+    mixed += !s->list[i].library && s->list[i].eager && (s->list[i].compiled || s->list[i].slower);
+  if (mixed) text_addf(t, "  %u of the compiled stay%s eager for other calls\n", mixed, mixed == 1 ? "s" : "");
+  return mixed != 0;
 }
 
 /* How many functions of the program and of the library did what. */
@@ -470,8 +493,10 @@ bool report_summary(qn_vm *vm, const char *file, const anchor_entries *const *li
   bool good = add_eager(&s, &eager);
   add_rest(&s, &rest);
   add_counts(&s, out);
+  uint32_t mixed = add_mixed(&s, out);
+  add_none(&s, &rest);
   text_add(out, eager.text, eager.len);
-  add_all_compiled(&s, out, SUMMARY_LINES - 3 - lines_in(&eager) - lines_in(&rest));
+  add_all_compiled(&s, out, SUMMARY_LINES - 3 - mixed - lines_in(&eager) - lines_in(&rest));
   text_add(out, rest.text, rest.len);
   if (n)
     text_addf(out, "In all %u line%s (call shapes, guards, kernels, the library's functions): quern explain --all %s\n",

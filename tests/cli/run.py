@@ -630,6 +630,25 @@ settle(x, v)
 """
 
 
+def case_explain_tells_the_cause(p):
+    """Where nothing is recorded, the summary tells why and what to do; counts and reasons agree; no word is cut."""
+    loop = p.write("pde.qn", "let u = zeros(8, 8)\nfor i in 0..30 { u = u + 0.1 * (u.T - u) }\n")
+    walk = p.write("walk.qn", "fn walk(n) {\n  let x = zeros(10)\n  for i in 0..n { x = x + 1 }\n  sum(x)\n}\nfor i in 0..30 { walk(10) }\n")
+    for script in (loop, walk):
+        result = p.run("--jit", "sync", "explain", script)
+        need("Nothing was compiled.\nNo function of the program was called with an array, a list or a record" in result.out and
+             "Loops outside functions are not" in result.out and "cure: put what the loop repeats into a function" in result.out, "cause and cure", result)
+    script = p.write("mixed.qn", "fn f(x, n) = if n > 0 { if x[0] > 1 { x } else { x * 2 } } else { x + 1 }\n"
+                     "for i in 0..30 { f(ones(4), 0); f(ones(4), 1) }\n")
+    result = p.run("--jit", "sync", "explain", script)
+    need("mixed.qn: 1 function compiled" in result.out and "\n  1 of the compiled stays eager for other calls\nstays eager: " in result.out, "what is both", result)
+    fields = ", ".join(f"a_field_of_number_{i}: {i}.5" for i in range(12))
+    script = p.write("long.qn", "fn f(x, p, q) = sum(x * p.a_field_of_number_1 + q.a_field_of_number_2)\nlet p = {" + fields + "}\n"
+                     "for i in 0..30 { f(ones(4), p, p) }\n")
+    result = p.run("--jit", "sync", "explain", script)
+    need(re.search(r"    for \(f32\[4\], \{.* \.\.\., \{.* \.\.\.\)\n", result.out), "arguments are cut between words", result)
+
+
 def case_explain_groups(p):
     """The summary of a program: what is alike stands together, what matters first."""
     script = p.write("gas.qn", GAS)
