@@ -278,6 +278,15 @@ static __attribute__((cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_s
     text_kind(&t, v);
     text_addf(&t, " has no fields; '%s' needs a record, module or array", name->text);
   }
+  if (value_is(v, TAG_LIST) && value_list(v)->len > 0 && value_is(value_list(v)->items[0], TAG_RECORD)) {
+    const qn_record *first = value_record(value_list(v)->items[0]);
+    for (uint32_t i = 0; i < first->len; i++)
+      if (record_name(first, i) == name || strcmp(record_name(first, i)->text, name->text) == 0)
+        text_addf(
+            &t,
+            "; its first item has it: xs[0].%s; the steps of optim give a list, (p, state) = optim.adam(p, g, state)",
+            name->text);
+  }
   bool record = value_is(v, TAG_RECORD), module = value_is(v, TAG_MODULE);
   bool cured = !record && !module && !is_array_field(name);
   const char *cure = cured ? foreign_cure(FOREIGN_MEMBER, name->text, name->len) : NULL;

@@ -266,7 +266,13 @@ static inline qn_value matmul(qn_vm *vm, const n_binary *n, qn_value a, qn_value
 
 /* Where a nil came from, if a call gave it: functions are worth their last statement. */
 static void text_nil(text_buf *t, qn_value v, const node *n) {
-  if (!value_is(v, TAG_NIL) || n->eval != eval_call) return;
+  if (!value_is(v, TAG_NIL)) return;
+  if (n && n->eval != eval_call && n->kind != N_CONST) {
+    text_adds(
+        t, "; nil comes of an if without else, of find where nothing is found, and of get and env without a default");
+    return;
+  }
+  if (!n || n->eval != eval_call) return;
   const node *callee = ((const n_call *)n)->callee;
   qn_value f = callee->kind == N_GLOBAL ? cell_get(((const n_global *)callee)->cell) : value_unset();
   if (!value_is(f, TAG_FN)) return;
@@ -905,6 +911,20 @@ static __attribute__((cold)) qn_value fail_condition(qn_vm *vm, qn_value v, cons
   return raise_text(vm, E_condition, n->at, &t);
 }
 
+/* The same of an operand of `and`, `or`, by which other languages choose a value. */
+static __attribute__((cold)) qn_value fail_operand(qn_vm *vm, qn_value v, const node *n) {
+  if (!value_is(v, TAG_NIL) && !value_is(v, TAG_STR)) return fail_condition(vm, v, n);
+  text_buf t;
+  text_init(&t, vm);
+  text_kind(&t, v);
+  text_adds(&t, value_is(v, TAG_NIL)
+                    ? " is not a condition; a default for nil is written if x == nil { d } else { x }, and get(r, "
+                      "\"name\", d), env(\"NAME\", d) take one"
+                    : " is not a condition, and and, or give bools; a choice is written if c { a } else { b }, a test "
+                      "text != \"\"");
+  return raise_text(vm, E_condition, n->at, &t);
+}
+
 /* A bool, or a bool array with one element? */
 static bool truth_kind(qn_value v) {
   if (value_is(v, TAG_BOOL)) return true;
@@ -996,6 +1016,10 @@ qn_value eval_logic(qn_vm *vm, node *h, qn_value *fp) {
       value_release(vm, a);
       return value_error();
     }
+  } else if (value_is(a, TAG_NIL) || value_is(a, TAG_STR)) {
+    fail_operand(vm, a, n->a);
+    value_release(vm, a);
+    return value_error();
   } else {
     truth = condition(vm, a, n->a);
     if (truth < 0) return value_error();
@@ -1005,7 +1029,7 @@ qn_value eval_logic(qn_vm *vm, node *h, qn_value *fp) {
   qn_value b = eval(vm, n->b, fp);
   if (value_stops(b)) return b;
   if (!truth_kind(b)) {
-    fail_condition(vm, b, n->b);
+    fail_operand(vm, b, n->b);
     value_release(vm, b);
     return value_error();
   }

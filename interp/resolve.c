@@ -187,7 +187,7 @@ void forget(resolver *r, uint32_t first) {
     const variable *v = &f->vars[i];
     if (r->nended < ENDED_MAX && (v->expects_use || first > 0 || !f->outer)) { /* no parameter */
       if (mem_grow(r->vm, (void **)&r->ended, &r->ended_cap, (size_t)r->nended + 1, sizeof *r->ended))
-        r->ended[r->nended++] = (ended_name){v->name, v->decl, f->at};
+        r->ended[r->nended++] = (ended_name){v->name, v->decl, v->value, f->at};
       else
         error_clear(r->vm);
     }
@@ -923,6 +923,12 @@ static void note_ended(resolver *r, const qn_str *name, span use) {
   for (uint32_t i = r->nended; i > 0; i--) {
     const ended_name *e = &r->ended[i - 1];
     if (e->name != name) continue;
+    if (e->value.source && e->value.start <= use.start && use.end <= e->value.end) {
+      raise_note(r->vm, e->decl,
+                 "a function calls itself by the name that fn gives it: fn %s(...) instead of let %s = fn(...)",
+                 name->text, name->text);
+      return;
+    }
     if (e->decl.start < use.start) {
       raise_note(r->vm, e->decl, "this %s ends with its block; let %s = nil before the block makes one that stays",
                  name->text, name->text);

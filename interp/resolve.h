@@ -16,6 +16,7 @@ typedef struct variable {
   qn_str *name;
   uint32_t slot;
   span decl;
+  span value; /* of a let: the text of the function that it is bound to */
   uint32_t reads;
   bool expects_use; /* made by let or fn: never reading it is worth a warning */
   bool captured, warned;
@@ -76,7 +77,8 @@ typedef struct pending_name {
 /* A variable whose block has ended. */
 typedef struct ended_name {
   qn_str *name;
-  span decl, function; /* where it was made; the text of the function that it belonged to */
+  span decl, value,
+      function; /* value: as variable has it; where it was made; the text of the function that it belonged to */
 } ended_name;
 
 typedef struct resolver {

@@ -294,6 +294,7 @@ static node *let_node(resolver *r, const ast_node *n) {
     v = expression(r, value);
   place *p = v ? place_of(r, pattern, true, true) : NULL;
   if (p && global) note_pattern(r, pattern);
+  if (p && value->kind == AST_fn && r->fn->nvars > first) r->fn->vars[first].value = value->at;
   if (p && told) /* once is enough */
     for (uint32_t i = first; i < r->fn->nvars; i++) r->fn->vars[i].reads++;
   return p ? store_node(r, n, p, v) : NULL;

@@ -489,7 +489,8 @@ static qn_value update(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *val
     return value_nil();
   }
   raise_at(vm, n->mark);
-  note_operand(vm, n->value->at, s.v, n->value);
+  bool index = vm->error && (vm->error->id == E_index || vm->error->id == E_index_kind); /* no fault of the value */
+  if (!index) note_operand(vm, n->value->at, s.v, n->value);
   value_release(vm, s.v);
   return value_error();
 }

@@ -244,7 +244,8 @@ bool vm_thread(pthread_t *thread, size_t stack, void *(*run)(void *), void *arg)
 
 bool vm_stack_overflow(qn_vm *vm) {
   if ((char *)__builtin_frame_address(0) < vm->c_stack_limit)
-    raise(vm, E_recursion, SPAN_NONE, "calls nest too deep for the C stack of this thread");
+    raise(vm, E_recursion, SPAN_NONE,
+          "calls nest too deep for the C stack of this thread; does the recursion end? A loop needs no stack");
   else
     raise(vm, E_too_large, SPAN_NONE, "a call, or an array literal, of more than %d values",
           VALUE_STACK / 100000 * 100000);

@@ -437,6 +437,11 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
     if (before && p->last == T_DOTDOT) return "a slice is written x[2:]";
     break;
   case T_DOT:
+    if (p->last == T_NAME && p->before == T_IMPORT) {
+      const char *cure =
+          foreign_cure(FOREIGN_NAME, p->text->text + p->last_token.start, p->last_token.end - p->last_token.start);
+      if (cure) return cure;
+    }
     if (p->last == T_NAME && p->before == T_IMPORT)
       return "a file in a folder is imported by import \"lib/util.qn\" as util";
     break;
