@@ -406,7 +406,7 @@ static bool search_foreign(const char *words, text_buf *out) {
 /* What functions, modules and pages say about some words: a line for each of the best. */
 static bool help_search(qn_vm *vm, const char *words, text_buf *out) {
   question q = {.vm = vm};
-  if (!question_read(&q, words)) return false;
+  if (strchr(words, '_') || !question_read(&q, words)) return false; /* a name is no question */
   q.list = mem_zalloc(vm, FOUND_MOST * sizeof *q.list);
   if (!q.list) return false;
   size_t start = out->len;
