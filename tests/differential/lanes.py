@@ -229,7 +229,7 @@ def check_in(o, lanes, seed, folder):
     for what, flags in (("eager", ["--jit", "off", *there]), ("compiled", sync + there)):
         target = os.path.join(folder, what + ".npz")
         own = run([o.quern, *flags, together, folder, target], folder)
-        if own and own[0] == "E406":
+        if own and (own[0] == "E406" or own[1].startswith("vmap: with the axis of the lanes")):  # which makes one axis too many
             raise Refused(own[1])
         same = own and error and own[0] == error[0] and own[2] == error[2] and own[1].startswith(error[1] + ", in lane ")
         if (own or error) and not same:
