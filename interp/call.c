@@ -122,8 +122,12 @@ typedef struct recorded_run {
 static qn_value run_recorded(void *ctx) {
   recorded_run *r = ctx;
   qn_value own = r->fp[-1];
-  r->fp[-1] = r->site->fn; /* perhaps a stand-in with traced captures */
+  vm_owned held;
+  vm_own(r->vm, &held, vm_drop_value, &own);
+  r->fp[-1] = value_retain(r->site->fn); /* perhaps a stand-in with traced captures */
   qn_value v = run_body(r->vm, r->code, r->fp);
+  vm_disown(r->vm, &held);
+  value_release(r->vm, r->fp[-1]);
   r->fp[-1] = own;
   return v;
 }

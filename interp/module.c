@@ -590,7 +590,9 @@ static qn_value import_embedded(qn_vm *vm, scope *from, const embedded_module *m
 /* Asks the host. What it gives is its own until it is freed; `source` starts as zeros. */
 static bool ask_host(qn_vm *vm, const char *from, const char *name, qn_source *source) {
   VM_HOST(host, vm);
-  return vm->config.resolve(vm->config.user, from, name, source);
+  bool known = vm->config.resolve(vm->config.user, from, name, source);
+  vm_host_end(&host);
+  return known;
 }
 
 /* A host's source, given back however its module ends. */
@@ -602,6 +604,7 @@ typedef struct lent_source {
 static void free_source(lent_source *l) {
   VM_HOST(host, l->vm);
   if (l->source.free) l->source.free(l->vm->config.user, &l->source);
+  vm_host_end(&host);
 }
 
 /* The module under a key that the host has for it, or that is made of who asks and what for. */

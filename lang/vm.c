@@ -297,6 +297,7 @@ static void plan_check(qn_vm *vm) {
 /* Ends the innermost evaluation, whose code was left without a word. */
 static void run_abandon(qn_vm *vm, vm_run *run) {
   vm->run = run->outer;
+  vm->owned = run->owned;
   vm->device = run->device;
   if (vm->hooks.unwound) vm->hooks.unwound(vm);
   vm_pop_to(vm, run->sp);
@@ -315,6 +316,7 @@ static __attribute__((noinline, cold)) void drop_left(qn_vm *vm, const vm_run *r
     vm->depth = i + 1;
     vm->rec = NULL;
     vm->host = m.host;
+    vm->owned = m.owned;
     if (vm->hooks.unwound) vm->hooks.unwound(vm);
     vm_pop_to(vm, m.sp);
     error_clear(vm);
@@ -335,10 +337,11 @@ void vm_run_begin(qn_vm *vm, vm_run *run) {
   if (__builtin_expect(vm->run != NULL, 0)) drop_left(vm, run, here);
   run->vm = vm;
   run->outer = vm->run;
+  run->owned = vm->owned;
   run->sp = vm->sp;
   run->device = vm->device;
   vm->run = run;
-  if (vm->depth < RUN_MARKS) vm->marks[vm->depth] = (vm_mark){run, vm->host, vm->sp, here};
+  if (vm->depth < RUN_MARKS) vm->marks[vm->depth] = (vm_mark){run, vm->owned, vm->host, vm->sp, here};
   bool nested = vm->depth++ > 0;
   if (!nested || vm->host) error_clear(vm);
   if (nested) return;
@@ -392,6 +395,26 @@ void vm_host_end(vm_host *host) {
   vm->rec = host->rec;
   vm->asked = host->asked;
   vm->host = host->outer;
+  host->vm = NULL;
+}
+
+void vm_drop_value(qn_vm *vm, void *value) { value_release(vm, *(qn_value *)value); }
+
+void vm_drop_text(qn_vm *vm, void *text) {
+  (void)vm;
+  text_free(text);
+}
+
+void vm_host_unwound(vm_host *host) {
+  qn_vm *vm = host->vm;
+  if (__builtin_expect(!vm, 1)) return;
+  vm_host_end(host);
+  const vm_owned *first = vm->run ? vm->run->owned : NULL;
+  while (vm->owned != first) {
+    vm_owned *o = vm->owned;
+    vm->owned = o->outer;
+    o->drop(vm, o->what);
+  }
 }
 
 bool vm_poll_slow(qn_vm *vm) {
@@ -447,6 +470,7 @@ void vm_write(qn_vm *vm, int stream, const char *text, size_t len) {
   }
   VM_HOST(host, vm);
   vm->config.write(vm->config.user, stream, text, len);
+  vm_host_end(&host);
 }
 
 static const char *const log_names[] = {

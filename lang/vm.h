@@ -111,9 +111,18 @@ typedef struct vm_stack {
   char *low, *high;
 } vm_stack;
 
+/* What a frame of the library owns while the program runs, and with it callbacks: when a host's exception leaves one, it is dropped, the
+ * latest first, while all these frames are still there. The record lies in the frame. */
+typedef struct vm_owned {
+  struct vm_owned *outer;
+  void (*drop)(qn_vm *vm, void *what);
+  void *what;
+} vm_owned;
+
 /* What is needed of an evaluation whose record is gone. */
 typedef struct vm_mark {
   struct vm_run *run;
+  vm_owned *owned;
   struct vm_host *host; /* the callback that it began in, or NULL */
   qn_value *sp;
   char *frame; /* where the C stack ended */
@@ -184,6 +193,7 @@ struct qn_vm {
   int depth;              /* evaluations in progress, one inside another through callbacks of the host */
   struct vm_run *run;     /* the innermost of them */
   struct vm_host *host;   /* the innermost callback in progress */
+  vm_owned *owned;        /* by frames of the library, the latest first */
   vm_mark marks[RUN_MARKS]; /* of the outermost evaluations */
   uint64_t check_interval, step_end;
   double deadline, last_check;
@@ -207,6 +217,7 @@ void vm_close(qn_vm *vm); /* calls the hooks first */
 typedef struct vm_run {
   qn_vm *vm; /* while it lasts */
   struct vm_run *outer;
+  vm_owned *owned; /* before it */
   qn_value *sp;
   uint64_t fp_mode;
   int device; /* of new arrays, before it */
@@ -219,7 +230,8 @@ void vm_run_unwound(vm_run *run); /* nothing if it has ended */
 #define VM_RUN(name) vm_run name __attribute__((cleanup(vm_run_unwound))) = {.vm = NULL}
 
 /* A callback of the host is about to run, and may call the API: it neither sees nor changes the error, the recording and what is asked
- * of the recorder in the evaluation that called it. Declared VM_HOST, in a file compiled with -fexceptions; ends with its block, however that is left. */
+ * of the recorder in the evaluation that called it. Declared VM_HOST, in a file compiled with -fexceptions, and ended by vm_host_end. If an
+ * exception leaves it, what the frames of its evaluation own is dropped (vm_owned). */
 typedef struct vm_host {
   qn_vm *vm;
   struct vm_host *outer;
@@ -231,9 +243,19 @@ typedef struct vm_host {
 } vm_host;
 void vm_host_begin(qn_vm *vm, vm_host *host);
 void vm_host_end(vm_host *host);
+void vm_host_unwound(vm_host *host); /* nothing if it has ended */
 #define VM_HOST(name, vm)                                                                                              \
-  vm_host name __attribute__((cleanup(vm_host_end)));                                                                  \
+  vm_host name __attribute__((cleanup(vm_host_unwound)));                                                                \
   vm_host_begin(vm, &name)
+static inline void vm_own(qn_vm *vm, vm_owned *o, void (*drop)(qn_vm *vm, void *what), void *what) {
+  *o = (vm_owned){vm->owned, drop, what};
+  vm->owned = o;
+}
+static inline void vm_disown(qn_vm *vm, const vm_owned *o) { vm->owned = o->outer; }
+/* For vm_own: a qn_value and a text_buf. */
+void vm_drop_value(qn_vm *vm, void *value);
+void vm_drop_text(qn_vm *vm, void *text);
+
 /* What an API call returns after its work: QN_OK, or the kind of the error that is pending. */
 qn_status vm_status(const qn_vm *vm);
 /* Binds the VM to the C stack of the caller, if it is not yet: vm_run_begin does it, and vm_open. */

@@ -122,7 +122,7 @@ typedef struct output_looks {
 } output_looks;
 output_looks output_look(const qn_vm *vm, int stream);
 /* Writes a text, after a progress bar is taken away. */
-void output_write(qn_vm *vm, int stream, const text_buf *t);
+void output_write(qn_vm *vm, int stream, text_buf *t);
 
 /* ---- values ---------------------------------------------------------------------------------------------------------- */
 

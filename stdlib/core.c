@@ -46,9 +46,12 @@ static void progress_clear(qn_vm *vm) {
   vm_write(vm, 2, "\r\x1b[K", 4);
 }
 
-void output_write(qn_vm *vm, int stream, const text_buf *t) {
+void output_write(qn_vm *vm, int stream, text_buf *t) {
   progress_clear(vm);
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_text, t);
   vm_write(vm, stream, t->text, t->len);
+  vm_disown(vm, &held);
 }
 
 qn_value builtin_print(qn_vm *vm, const qn_value *args) {

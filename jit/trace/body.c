@@ -625,6 +625,8 @@ qn_value rec_within(qn_vm *vm, const rec_call_site *site,
   struct recording *own = rec_begin(vm, false);
   if (!own) return value_error();
   own->at = site->at;
+  vm_owned held;
+  vm_own(vm, &held, rec_drop, own);
   qn_value result = work(own, site);
   if (value_is_error(result)) {
     qn_error_object *later = error_take(vm);
@@ -636,6 +638,7 @@ qn_value rec_within(qn_vm *vm, const rec_call_site *site,
     value_release(vm, result);
     result = value_error();
   }
+  vm_disown(vm, &held);
   rec_free(own);
   if (value_is_scalar(result)) result.head &= 0xff;
   return result;

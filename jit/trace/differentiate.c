@@ -46,6 +46,11 @@ static void leaves_free(leaves *l) {
   mem_free(l->r->vm, l->grads, l->grads_cap * sizeof *l->grads);
 }
 
+static void leaves_drop(qn_vm *vm, void *l) {
+  (void)vm;
+  leaves_free(l);
+}
+
 /* A node of its own with the same value; 0 with an error raised. */
 static uint32_t alias_of_node(struct recording *r, uint32_t node) {
   graph_type t = node ? r->g->nodes[node].type : (graph_type){0};
@@ -316,7 +321,10 @@ static qn_value call_grad(struct recording *r, const rec_call_site *site) {
   }
   derived_by by = {r->wrt, l.nodes, l.n};
   r->wrt = &by;
+  vm_owned held;
+  vm_own(vm, &held, leaves_drop, &l);
   value = vm->hooks.call(vm, f->captures[0], mark, nargs, site->args[nargs]);
+  vm_disown(vm, &held);
   r->wrt = by.outer;
   if (value_is_error(value)) goto done;
   qn_value root_value = value;
@@ -433,7 +441,10 @@ static bool forward_call(struct recording *r, const rec_call_site *site, int nar
   }
   derived_by by = {r->wrt, w->in.nodes, w->in.n};
   r->wrt = &by;
+  vm_owned held;
+  vm_own(vm, &held, leaves_drop, &w->in);
   qn_value y = vm->hooks.call(vm, f->captures[0], all, nargs, site->args[site->nargs - 1]);
+  vm_disown(vm, &held);
   r->wrt = by.outer;
   if (value_is_error(y)) return false;
   w->y = y;
@@ -927,6 +938,18 @@ static region_rule *rule_make(struct recording *r, qn_value backward, qn_value a
   return NULL;
 }
 
+/* What a region owns while its function runs. */
+typedef struct region_owned {
+  leaves *in;
+  qn_value args;
+} region_owned;
+
+static void region_drop(qn_vm *vm, void *what) {
+  region_owned *o = what;
+  leaves_free(o->in);
+  value_release(vm, o->args);
+}
+
 qn_value region_call(struct recording *r, const rec_call_site *site) {
   qn_vm *vm = r->vm;
   const qn_fn *f = value_fn(site->fn);
@@ -952,7 +975,11 @@ qn_value region_call(struct recording *r, const rec_call_site *site) {
   graph_region x = {.first = r->g->n, .again = !custom};
   const derived_by *by = r->wrt;
   if (custom) r->wrt = NULL; /* its derivative does not go through what it does */
+  region_owned owned = {&in, args};
+  vm_owned held;
+  vm_own(vm, &held, region_drop, &owned);
   y = vm->hooks.call(vm, f->captures[0], custom ? value_list(args)->items : site->args, nargs, site->args[nargs]);
+  vm_disown(vm, &held);
   r->wrt = by;
   if (value_is_error(y)) goto done;
   bool computed = false;

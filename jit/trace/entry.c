@@ -477,9 +477,13 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
   }
   bool complete = r->capturing; /* the pattern describes the whole call */
   uint64_t draw = vm->draw;
+  vm_owned held, held_stand;
+  vm_own(vm, &held, rec_drop, r);
+  vm_own(vm, &held_stand, vm_drop_value, &stand);
   site->fn = stand;
   qn_value result = site->run(site->ctx);
   site->fn = fn;
+  vm_disown(vm, &held);
   value_release(vm, stand);
   if (value_is_error(result)) {
     /* Earlier pending work may have failed first; then that is the error. */

@@ -356,6 +356,10 @@ static void frame_free(qn_vm *vm, rec_frame *f) {
   value_release(vm, f->again);
 }
 
+void frames_drop(struct recording *r) {
+  while (r->frames) frame_free(r->vm, r->frames);
+}
+
 /* Lanes of `mask` leave with values; `result` is a call's, a loop's are in its slots. */
 static bool leave_with(qn_vm *vm, rec_frame *f, qn_value *who, qn_value **values, qn_value mask, qn_value result) {
   uint32_t n = frame_values(f);
@@ -534,6 +538,26 @@ static void arm_free(qn_vm *vm, arm_end *end, uint32_t n) {
   free_values(vm, &end->slots, n);
 }
 
+/* What an if owns while its arms run. */
+typedef struct if_owned {
+  qn_value p, not_p, masks[2], active; /* active: before it */
+  qn_value *before;                    /* what the slots held */
+  arm_end ends[2];
+  uint32_t nslots;
+} if_owned;
+
+static void if_drop(qn_vm *vm, void *what) {
+  if_owned *o = what;
+  for (int i = 0; i < 2; i++) {
+    arm_free(vm, &o->ends[i], o->nslots);
+    value_release(vm, o->masks[i]);
+  }
+  free_values(vm, &o->before, o->nslots);
+  value_release(vm, o->p);
+  value_release(vm, o->not_p);
+  value_release(vm, o->active);
+}
+
 rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm otherwise, rec_slots assigned,
                   bool used, qn_value *result) {
   struct recording *r = vm->rec;
@@ -542,12 +566,21 @@ rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm 
   qn_value p = predicate_of(vm, predicate);
   if (value_is(p, TAG_UNSET)) return REC_NOT_YET;
   if (value_is_error(p)) return REC_FAILED;
-  qn_value before_active = value_retain(r->active), *before = NULL, masks[2] = {value_error(), value_error()};
-  arm_end ends[2] = {{.value = value_nil(), .active = value_unset()}, {.value = value_nil(), .active = value_unset()}};
-  qn_value not_p = op_apply(vm, OP_invert, &p, 1, NULL);
-  bool ok = !value_is_error(not_p) && save_slots(vm, assigned, &before);
+  if_owned o = {.p = p,
+                .masks = {value_error(), value_error()},
+                .active = value_retain(r->active),
+                .ends = {{.value = value_nil(), .active = value_unset()}, {.value = value_nil(), .active = value_unset()}},
+                .nslots = (uint32_t)assigned.n};
+  const qn_value before_active = o.active;
+  qn_value *masks = o.masks;
+  arm_end *ends = o.ends;
+  o.not_p = op_apply(vm, OP_invert, &p, 1, NULL);
+  bool ok = !value_is_error(o.not_p) && save_slots(vm, assigned, &o.before);
+  const qn_value *before = o.before;
+  vm_owned held;
+  vm_own(vm, &held, if_drop, &o);
   if (ok) masks[0] = mask_and(vm, r->active, p);
-  if (ok && !value_is_error(masks[0])) masks[1] = mask_and(vm, r->active, not_p);
+  if (ok && !value_is_error(masks[0])) masks[1] = mask_and(vm, r->active, o.not_p);
   ok = ok && !value_is_error(masks[1]);
   ok = ok && run_arm(vm, then, value_retain(masks[0]), assigned, before, &ends[0]);
   ok = ok && run_arm(vm, otherwise, value_retain(masks[1]), assigned, before, &ends[1]);
@@ -585,14 +618,8 @@ rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm 
   }
   if (!ok) set_mask(vm, &r->active, value_retain(before_active)); /* what goes wrong here concerns all who came */
   bool left = ok && is_none(r->active);
-  arm_free(vm, &ends[0], (uint32_t)assigned.n);
-  arm_free(vm, &ends[1], (uint32_t)assigned.n);
-  free_values(vm, &before, (uint32_t)assigned.n);
-  value_release(vm, p);
-  value_release(vm, not_p);
-  value_release(vm, masks[0]);
-  value_release(vm, masks[1]);
-  value_release(vm, before_active);
+  vm_disown(vm, &held);
+  if_drop(vm, &o);
   if (!ok) raise_at(vm, at);
   return !ok ? REC_FAILED : left ? REC_LEFT : REC_DONE;
 }

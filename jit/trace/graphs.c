@@ -570,7 +570,10 @@ qn_value jit_graph_rewrite(qn_vm *vm, qn_value g, qn_value rule) {
     w.r->hollow = true;
     w.r->grads = 1; /* whatever breaks, it goes on */
     w.r->placed = true;
+    vm_owned held;
+    vm_own(vm, &held, rec_drop, w.r);
     if (record_anew(&w)) result = rewritten(&w, g);
+    vm_disown(vm, &held);
     rec_free(w.r);
   }
   if (w.map) mem_free(vm, w.map, bytes);

@@ -757,6 +757,21 @@ static bool close_lanes(struct recording *r, struct lanes *l) {
   return ok;
 }
 
+/* What a vmap owns while its function runs. */
+typedef struct lanes_owned {
+  struct lanes *level;
+  qn_value active, in_axes, out_axes;
+} lanes_owned;
+
+/* An exception passes: the recording goes as well. */
+static void lanes_drop(qn_vm *vm, void *what) {
+  lanes_owned *o = what;
+  arena_free(&o->level->batch.memory);
+  value_release(vm, o->active);
+  value_release(vm, o->in_axes);
+  value_release(vm, o->out_axes);
+}
+
 static qn_value lanes_inline(struct recording *r, const rec_call_site *site) {
   qn_vm *vm = r->vm;
   const qn_fn *f = value_fn(site->fn);
@@ -773,7 +788,11 @@ static qn_value lanes_inline(struct recording *r, const rec_call_site *site) {
   if (!(open = open_lanes(r, &l, m.lanes))) goto done;
   m.level = &l;
   if (!lanes_in(&m, in_axes, mark, nargs)) goto done;
+  lanes_owned owned = {&l, active, in_axes, out_axes};
+  vm_owned held;
+  vm_own(vm, &held, lanes_drop, &owned);
   qn_value value = vm->hooks.call(vm, f->captures[0], mark, nargs, mark[nargs]);
+  vm_disown(vm, &held);
   if (value_is_error(value)) goto done;
   lane_results results = {.r = r, .level = &l, .floats = QN_f32, .path = {.r = r, .whole = value}};
   if (f->ncaptures > 3) results.floats = (qn_dtype)f->captures[3].u.i;

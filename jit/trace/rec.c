@@ -126,6 +126,15 @@ void rec_abandon(qn_vm *vm) {
   vm->asked = (rec_asked){.nojit = 0};
 }
 
+void rec_drop(qn_vm *vm, void *recording) {
+  struct recording *r = recording;
+  struct recording *on = vm->rec;
+  vm->rec = r;
+  frames_drop(r);
+  vm->rec = on;
+  rec_free(r);
+}
+
 bool rec_end(struct recording *r) {
   if (r->ended) return true;
   r->ending = true;

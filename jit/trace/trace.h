@@ -373,6 +373,7 @@ QN_MUST_CHECK struct recording *rec_begin(qn_vm *vm, bool capture);
 /* Runs what is pending and leaves the recording: vm->rec becomes NULL. The struct stays for its owner (rec_free). */
 QN_MUST_CHECK bool rec_end(struct recording *r);
 void rec_free(struct recording *r);
+void rec_drop(qn_vm *vm, void *recording); /* the same, for vm_own */
 /* Executes pending nodes that something outside needs, and all fallible ones, in program order. */
 QN_MUST_CHECK bool rec_run_pending(struct recording *r);
 /* The capture fails for a reason; outside gradients this also ends the recording. False if pending work raised. */
@@ -702,6 +703,7 @@ uint32_t lanes_whole(const struct recording *r, uint32_t node);
 uint32_t lanes_outermost(const struct recording *r, uint32_t node);
 qn_value lanes_raise_read(struct recording *r, qn_value v);
 void lanes_free(struct recording *r); /* what a recording keeps for them */
+void frames_drop(struct recording *r); /* those in progress, whose calls and loops are left by an exception */
 /* Node i has failed: if it is the counterpart of an op of lanes, the pending error names the first lane that fails. */
 void lanes_blame(struct recording *r, uint32_t node);
 /* Names the first lane of a mask in the pending error. 1; 0: there is none, and the error is gone; -1: another error came first. */

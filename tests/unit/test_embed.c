@@ -195,6 +195,36 @@ START_TEST(exceptions_pass_through_callbacks) {
 }
 END_TEST
 
+/* Neither the texts that are left nor what their frames, recordings and lanes held stays. */
+START_TEST(what_exceptions_leave_goes) {
+  static const char *const texts[] = {
+      "print(\"leave\")",
+      "fn f(x) { let y = x * 2\n  print(\"leave\")\n  y }\nf(ones(4))",
+      "grad(fn(x) { let y = x * 2\n  print(\"leave\")\n  sum(y) })(ones(4))",
+      "jacobian(fn(x) {\n  print(\"leave\")\n  x * 2 })(ones(4))",
+      "custom_grad(fn(x) {\n  print(\"leave\")\n  x * 2 }, fn(ct, x) ct)(ones(4))",
+      "jit(fn(x) {\n  print(\"leave\")\n  x * 2 })(ones(4))",
+      "explain(fn(x) {\n  print(\"leave\")\n  x * 2 }, ones(4))",
+      "vmap(fn(x) {\n  print(\"leave\")\n  x * 2 })(ones(4))",
+  };
+  leaks_count(false);
+  for (qn_jit_mode jit = QN_JIT_ON; jit <= QN_JIT_SYNC; jit++)
+    for (size_t t = 0; t < sizeof texts / sizeof *texts; t++) {
+      qn_vm *vm = open_calling(leave, jit);
+      size_t before = 0, after = 0;
+      for (int i = 0; i < 1200; i++) { /* texts are swept now and then: the most of each half */
+        leave_by(vm, texts[t]);
+        good(vm, "3");
+        size_t *most = i < 600 ? &before : &after, now = mem_stats_of(vm)->live;
+        if (now > *most) *most = now;
+      }
+      ck_assert_msg(after < before + (16 << 10), "%s: %zu bytes, then %zu", texts[t], before, after);
+      qn_vm_close(vm);
+    }
+  leaks_count(true);
+}
+END_TEST
+
 /* A callback that evaluates a text which is left, catches that, and goes on. */
 static const char *inner_text;
 static void __attribute__((noinline)) catch_inner(qn_vm *vm, const char *text) {
@@ -1150,6 +1180,7 @@ int main(void) {
   ADD(callbacks_compute_inside_a_gradient)
   c = tcase_create("exceptions");
   ADD(exceptions_pass_through_callbacks)
+  ADD(what_exceptions_leave_goes)
   ADD(what_was_asked_for_ends_with_an_exception)
   ADD(an_explain_that_is_left_changes_nothing)
   ADD(a_host_that_leaves_the_log_loses_no_plan)
