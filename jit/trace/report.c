@@ -97,14 +97,21 @@ static void add_all(qn_vm *vm, text_buf *out, const anchor_entries *const *list,
     recorded = true;
     add_function(vm, out, list[i]);
   }
-  for (uint32_t i = 0; i < n; i++) {
-    if (list[i]->first) continue;
-    text_adds(out, named ? ", " : recorded ? "\nnot recorded: " : "not recorded: ");
-    named = true;
-    report_name(vm, out, list[i]->anchor);
-    add_place(vm, out, list[i]->anchor->at);
+  static const char *const titles[] = {"compute nothing with arrays: ", "not recorded: "};
+  for (int cold = 0; cold < 2; cold++) {
+    bool listed = false;
+    for (uint32_t i = 0; i < n; i++) {
+      if (list[i]->first || (list[i]->quiet == 0) != cold) continue;
+      if (listed)
+        text_adds(out, ", ");
+      else
+        text_addf(out, "%s%s", recorded && !named ? "\n" : "", titles[cold]);
+      listed = named = true;
+      report_name(vm, out, list[i]->anchor);
+      add_place(vm, out, list[i]->anchor->at);
+    }
+    if (listed) text_adds(out, "\n");
   }
-  if (named) text_adds(out, "\n");
   if (!recorded)
     text_addf(out,
               "Nothing was compiled. A function is recorded when it is called with arrays for the %lldth time; --set "

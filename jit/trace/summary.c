@@ -164,6 +164,7 @@ static void gather(summary *s, const anchor_entries *const *list) {
     told *x = &s->list[i];
     x->a = list[i];
     x->library = place_in_library(s->vm, list[i]->anchor->at);
+    x->idle = !list[i]->first && list[i]->quiet > 0;
     for (const entry *e = list[i]->first; e; e = e->next) {
       if (!plan_of(e)) {
         *(is_idle(e) ? &x->idle : &x->eager) += 1;
