@@ -1379,7 +1379,11 @@ static __attribute__((noinline, cold)) qn_value fail_lost_result(qn_vm *vm, cons
   const char *written = call.text && !call.failed ? call.text : "f(x)";
   text_addf(&t, "values do not change: %s gives new ones, which are lost here; write ", code->name->text);
   bool steps = code->nparams > 2 && c->n > 2 && strcmp(code->params[2].name->text, "state") == 0;
-  const node *first = c->n ? c->args[0].value : NULL, *third = steps ? c->args[2].value : NULL;
+  const node *first = c->n && !c->args[0].keyword ? c->args[0].value : NULL, *third = NULL;
+  for (uint32_t i = 0; i < c->n && steps; i++) {
+    const qn_str *keyword = c->args[i].keyword;
+    if (keyword ? strcmp(keyword->text, "state") == 0 : i == 2) third = c->args[i].value;
+  }
   const qn_str *x = first && first->kind == N_LOCAL    ? ((const n_local *)first)->name
                     : first && first->kind == N_GLOBAL ? ((const n_global *)first)->cell->name
                                                        : NULL;

@@ -464,7 +464,13 @@ static int run_help(const options *o, char **argv, int argc) {
   text_buf t;
   text_init(&t, vm);
   bool found = interp_help(vm, argv[0], &t);
-  if (t.text && !t.failed) terminal_write_text(found ? stdout : stderr, t.text, t.len);
+  if (t.failed || (!t.text && !error_pending(vm))) raise_memory(vm);
+  if (error_pending(vm)) {
+    text_free(&t);
+    cli_report(vm);
+    return close_vm(o, vm, EXIT_SCRIPT);
+  }
+  terminal_write_text(found ? stdout : stderr, t.text, t.len);
   text_free(&t);
   return close_vm(o, vm, found ? EXIT_FINE : EXIT_MISUSE);
 }

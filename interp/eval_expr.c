@@ -282,10 +282,14 @@ static __attribute__((cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_s
     const qn_record *first = value_record(value_list(v)->items[0]);
     for (uint32_t i = 0; i < first->len; i++)
       if (record_name(first, i) == name || strcmp(record_name(first, i)->text, name->text) == 0)
-        text_addf(
-            &t,
-            "; its first item has it: xs[0].%s; the steps of optim give a list, (p, state) = optim.adam(p, g, state)",
-            name->text);
+        text_addf(&t, "; its first item has it: xs[0].%s", name->text);
+    const qn_list *l = value_list(v); /* of parameters and state, perhaps */
+    bool step = l->len == 2 && (value_is(l->items[1], TAG_NIL) ||
+                                (value_is(l->items[1], TAG_RECORD) && record_find(value_record(l->items[1]), name) < 0));
+    if (step)
+      text_adds(&t, "; the steps of optim give a list, (p, state) = optim.adam(p, g, state)");
+    else if (record_find(first, name) >= 0)
+      text_addf(&t, ", and map(xs, fn(r) r.%s) those of all", name->text);
   }
   bool record = value_is(v, TAG_RECORD), module = value_is(v, TAG_MODULE);
   bool cured = !record && !module && !is_array_field(name);

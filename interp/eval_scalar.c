@@ -365,10 +365,11 @@ static const char *never_equal_held(const n_binary *n, qn_value a, qn_value b) {
   }
   bool text = value_is(b, TAG_STR);
   if (!text && !value_is_scalar(b)) return NULL;
-  if (value_is(a, TAG_LIST) && text && has_text(a))
+  bool known = is_known_kind(held);
+  if (value_is(a, TAG_LIST) && text && has_text(a) && (known || held->kind == N_FIELD)) /* a table's column */
     return "a list is never equal to a text; map(xs, fn(x) x == \"a\") compares each item, and contains(xs, \"a\") "
            "looks for one";
-  if (!is_known_kind(held)) return NULL;
+  if (!known) return NULL;
   if (value_is(a, TAG_LIST))
     return text ? "a list is never equal to a text; an item is xs[0], and contains(xs, x) looks for one"
                 : "a list is never equal to a number or a bool; array(xs) == 1 compares each number, and xs[0] is an "

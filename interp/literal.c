@@ -140,6 +140,7 @@ static qn_dtype stack_dtype(const qn_value *items, size_t n, int dtype) {
   if (dtype >= 0) return (qn_dtype)dtype;
   operand_type type = value_operand_type(items[0]);
   for (size_t i = 1; i < n; i++) {
+    if (value_is(items[i], TAG_ARRAY) && value_array(items[i])->dtype == type.dtype && !type.weak) continue;
     operand_type o = value_operand_type(items[i]);
     if (o.dtype != type.dtype || o.weak != type.weak) type = dtype_promote(type, o);
   }
@@ -153,8 +154,9 @@ static qn_value stack_items(qn_vm *vm, qn_value *items, size_t n, int dtype) {
   shape_of_item(items[0], &rank, shape);
   for (size_t i = 1; i < n; i++) {
     shape_of_item(items[i], &rank2, shape2);
-    if (rank != rank2 || memcmp(shape, shape2, (size_t)rank * sizeof *shape) != 0)
-      return fail_ragged(vm, rank, shape, rank2, shape2);
+    bool same = rank == rank2;
+    for (int k = 0; k < rank && same; k++) same = shape[k] == shape2[k];
+    if (!same) return fail_ragged(vm, rank, shape, rank2, shape2);
   }
   if (rank == ARRAY_MAX_RANK) return raise(vm, E_rank, SPAN_NONE, "arrays have at most %d axes", ARRAY_MAX_RANK);
   qn_dtype d = stack_dtype(items, n, dtype);

@@ -157,7 +157,9 @@ span hidden_by(const resolver *r, const qn_str *name, uint32_t before) {
   if (!c) return SPAN_NONE;
   for (uint32_t i = r->nmade; i > 0; i--)
     if (r->made[i - 1].cell == c) return r->made[i - 1].at;
-  return c->declared && c->value.head != TAG_UNSET ? c->decl : SPAN_NONE; /* of an earlier text */
+  /* Of an earlier text: a variable; functions and modules are free to be hidden. */
+  bool variable = c->value.head != TAG_UNSET && !value_is(c->value, TAG_FN) && !value_is(c->value, TAG_MODULE);
+  return c->declared && variable ? c->decl : SPAN_NONE;
 }
 
 /* A let in a block made a variable that nothing reads, and one of its name goes on: an assignment was meant. False: no such. */

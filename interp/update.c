@@ -613,7 +613,10 @@ qn_value eval_update_one(qn_vm *vm, node *h, qn_value *fp) {
     }
   }
   if (x && x->head == TAG_ARRAY && i.head == TAG_INT) {
-    if (index_put_number(vm, *x, i.u.i, v)) return value_nil();
+    if (index_put_number(vm, *x, i.u.i, v)) {
+      vm->arrays_made++;
+      return value_nil();
+    }
     if (index_takes_number(vm, *x, i.u.i, v)) { /* but for its other owners */
       vm->updating = p->at;
       if (!array_own(vm, x))

@@ -10,6 +10,8 @@
 #ifndef LANG_ARRAY_H
 #define LANG_ARRAY_H
 
+#include <string.h>
+
 #include "lang/dtype.h"
 #include "lang/mem.h"
 #include "lang/value.h"
@@ -109,5 +111,16 @@ int64_t shape_strides(int rank, const int64_t *shape, int64_t *strides);
 bool shape_equal(const qn_array *a, const qn_array *b);
 /* Strides of a view of `a` with the new shape, if it can be a view without copying (NumPy's rule). */
 bool shape_reshape_strides(const qn_array *a, int rank, const int64_t *shape, int64_t *strides);
+
+/* dtype, rank, device and whether an array is contiguous, as one number. */
+static inline uint32_t array_form(const qn_array *a) {
+  uint32_t form;
+  memcpy(&form, (const char *)a + offsetof(qn_array, dtype), sizeof form);
+  return form;
+}
+_Static_assert(offsetof(qn_array, dtype) + 1 == offsetof(qn_array, rank) &&
+                   offsetof(qn_array, rank) + 1 == offsetof(qn_array, device) &&
+                   offsetof(qn_array, device) + 1 == offsetof(qn_array, contiguous),
+               "they lie side by side");
 
 #endif

@@ -42,28 +42,34 @@ static bool operands(qn_vm *vm, const char *fn, qn_value key, int64_t draw, qn_v
   return false;
 }
 
+/* array_form of a key that can be read here. */
+static inline uint32_t key_form(void) {
+  static const uint8_t bytes[4] = {QN_i64, 1, 0, true};
+  uint32_t form;
+  memcpy(&form, bytes, sizeof form);
+  return form;
+}
+
 /* Numbers at once, while nothing is recorded: fills the words in. Unset: not so, nothing is drawn. */
 static inline __attribute__((always_inline)) qn_value draw_few(qn_vm *vm, op_id op, eager_drawing *d, qn_value key,
-                                                               int64_t number) {
+                                                               int64_t number, bool below) {
   bool counted = key.head == TAG_NIL;
   const qn_array *a = value_array(key);
   if (vm->rec) return value_unset();
   if (counted) {
     d->words[0] = vm->seed, d->words[1] = vm->seed >> 32, d->words[2] = vm->draw;
-  } else if (key.head == TAG_ARRAY && a->dtype == QN_i64 && a->rank == 1 && a->size == 2 && a->contiguous &&
-             a->storage && !a->device) {
+  } else if (key.head == TAG_ARRAY && array_form(a) == key_form() && a->size == 2 && a->storage) {
     memcpy(d->words, a->storage->data + a->offset * (int64_t)sizeof *d->words, 2 * sizeof *d->words);
     d->words[2] = (uint64_t)number;
   } else {
     return value_unset();
   }
-  qn_value out = eager_draw(vm, op, d);
-  vm->draw += counted && out.head != TAG_UNSET;
+  qn_value out = eager_draw(vm, op, d, below);
+  if (counted) vm->draw += out.head != TAG_UNSET;
   return out;
 }
 
 static __attribute__((noinline)) bool other_sizes(qn_vm *vm, const char *fn, qn_value rest, eager_drawing *d) {
-  d->values = 0;
   if (!arg_shape(vm, fn, rest, d->shape, &d->rank)) return false;
   d->n = drawing_size(d);
   return true;
@@ -85,7 +91,6 @@ static inline __attribute__((always_inline)) bool sizes_of(qn_vm *vm, const char
   } while (++i < rank);
   d->rank = rank;
   d->n = n;
-  d->values = 0;
   return true;
 }
 
@@ -101,7 +106,7 @@ static __attribute__((noinline)) qn_value draw_op(qn_vm *vm, const char *fn, op_
 
 static inline __attribute__((always_inline)) qn_value draw(qn_vm *vm, const char *fn, op_id op, eager_drawing *d,
                                                            qn_value key, int64_t number) {
-  qn_value few = draw_few(vm, op, d, key, number);
+  qn_value few = draw_few(vm, op, d, key, number, false);
   return few.head == TAG_UNSET ? draw_op(vm, fn, op, d, key, number) : few;
 }
 
@@ -142,6 +147,19 @@ static __attribute__((noinline)) int int_dtype(qn_vm *vm, qn_value v, int64_t lo
   return -1;
 }
 
+/* Integers from d->low on, below d->low + d->values. */
+static __attribute__((noinline)) qn_value draw_ints(qn_vm *vm, eager_drawing *d, qn_value key) {
+  qn_value x = draw_few(vm, OP_random_bits, d, key, 0, true);
+  if (x.head != TAG_UNSET) return x;
+  qn_dtype dtype = d->dtype;
+  d->dtype = QN_i64;
+  x = draw_op(vm, "randint", OP_random_bits, d, key, 0);
+  x = use2(vm, OP_bitand, x, value_int(INT64_MAX), NULL);
+  if (d->values >> 63 == 0) x = use2(vm, OP_mod, x, value_int((int64_t)d->values), NULL);
+  if (d->low) x = use2(vm, OP_add, x, value_int(d->low), NULL);
+  return use_dtype(vm, x, dtype);
+}
+
 qn_value builtin_randint(qn_vm *vm, const qn_value *args) {
   const uint64_t most = (uint64_t)1 << 63;
   int64_t low = args[0].u.i, high = args[1].u.i;
@@ -156,15 +174,20 @@ qn_value builtin_randint(qn_vm *vm, const qn_value *args) {
   if (__builtin_expect(high <= low || values > most, 0))
     return raise(vm, E_argument, SPAN_NONE, "randint: from %lld to %lld - 1 there are %s", (long long)low,
                  (long long)high, high <= low ? "no integers" : "more than 2**63 integers");
+  if (d.n <= 8 && dtype == QN_i64) { /* fewer than vm_loops.below is prepared for */
+    d.dtype = QN_i64;
+    qn_value x = draw_few(vm, OP_random_bits, &d, args[4], 0, false);
+    if (__builtin_expect(x.head == TAG_ARRAY, 1)) {
+      int64_t *p = (int64_t *)(void *)value_array(x)->storage->data, *end = p + d.n; /* there is one at least */
+#pragma GCC unroll 2
+      do {
+        *p = (int64_t)((uint64_t)(*p & INT64_MAX) % values) + low;
+      } while (++p != end);
+    }
+    if (x.head != TAG_UNSET) return x;
+  }
   d.dtype = (qn_dtype)dtype, d.values = values, d.low = low;
-  qn_value x = draw_few(vm, OP_random_bits, &d, args[4], 0);
-  if (__builtin_expect(x.head != TAG_UNSET, 1)) return x;
-  d.dtype = QN_i64;
-  x = draw_op(vm, "randint", OP_random_bits, &d, args[4], 0);
-  x = use2(vm, OP_bitand, x, value_int(INT64_MAX), NULL);
-  if (values != most) x = use2(vm, OP_mod, x, value_int((int64_t)values), NULL);
-  if (low) x = use2(vm, OP_add, x, value_int(low), NULL);
-  return use_dtype(vm, x, (qn_dtype)dtype);
+  return draw_ints(vm, &d, args[4]);
 }
 
 /* Does a host number lie from 0 to 1? A recorded one is guarded by the answer. */
@@ -241,7 +264,7 @@ qn_value builtin_key(qn_vm *vm, const qn_value *args) {
 qn_value random_split(qn_vm *vm, qn_value key, int64_t n) {
   if (n < 0) return raise(vm, E_shape, SPAN_NONE, "split: %lld keys", (long long)n);
   eager_drawing d = {.dtype = QN_i64, .rank = 2, .n = (uint64_t)n, .shape = {n, 1}};
-  qn_value bits = draw_few(vm, OP_random_bits, &d, key, -1);
+  qn_value bits = draw_few(vm, OP_random_bits, &d, key, -1, false);
   if (bits.head == TAG_ARRAY) {
     d.shape[1] = 2;
     qn_array *keys = array_new(vm, QN_i64, 2, d.shape);

@@ -1,4 +1,6 @@
 /* Builtins made of reductions, sorting and products. */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "jit/cpu/eager.h"
@@ -105,17 +107,21 @@ static qn_value round_floats(qn_vm *vm, qn_value x, int64_t digits) {
     value_release(vm, wide);
     return use_dtype(vm, out, dtype);
   }
-  double power = 1;
-  for (int64_t i = digits < 0 ? -digits : digits; i > 0; i--) power *= 10;
-  if (!dtype_holds(dtype, value_float(power))) /* nothing is as small, or as large */
-    return digits > 0 ? op1(vm, OP_stop_gradient, x, NULL) : op2(vm, OP_mul, x, value_float(0), NULL);
-  qn_value scale = value_float(power);
+  char text[16];
+  snprintf(text, sizeof text, "1e%d", (int)(digits < 0 ? -digits : digits));
+  qn_value scale = value_float(strtod(text, NULL)); /* rounded once */
+  if (!dtype_holds(dtype, scale)) { /* nothing is as small, or as large */
+    if (digits > 0) return op1(vm, OP_stop_gradient, x, NULL);
+    qn_value none = op2(vm, OP_mul, x, value_float(0), NULL);
+    return use3(vm, OP_where, op1(vm, OP_isfinite, x, NULL), none, op1(vm, OP_stop_gradient, x, NULL), NULL);
+  }
   if (digits < 0) return use2(vm, OP_mul, use1(vm, OP_round, op2(vm, OP_div, x, scale, NULL), NULL), scale, NULL);
   qn_value scaled = op2(vm, OP_mul, x, scale, NULL);
   if (value_is_error(scaled)) return scaled;
-  qn_value finite = op1(vm, OP_isfinite, scaled, NULL);
+  qn_value whole = value_float(dtype == QN_f64 ? 0x1p52 : 0x1p23); /* from here on there is nothing behind the point */
+  qn_value inside = use2(vm, OP_lt, op1(vm, OP_abs, scaled, NULL), whole, NULL);
   qn_value rounded = use2(vm, OP_div, use1(vm, OP_round, scaled, NULL), scale, NULL);
-  return use3(vm, OP_where, finite, rounded, op1(vm, OP_stop_gradient, x, NULL), NULL);
+  return use3(vm, OP_where, inside, rounded, op1(vm, OP_stop_gradient, x, NULL), NULL);
 }
 
 qn_value builtin_round(qn_vm *vm, const qn_value *args) {

@@ -58,5 +58,5 @@ qn_value eager_fast_draw(qn_vm *vm, op_id op, const qn_value *in, const op_attr 
   }
   for (int i = 0; i < d.rank; i++) d.shape[i] = attr->d[i];
   d.n = drawing_size(&d);
-  return eager_draw(vm, op, &d);
+  return eager_draw(vm, op, &d, false);
 }

@@ -30,9 +30,10 @@ void eager_draw_some(const vm_loops *l, op_id op, const eager_drawing *d, void *
 /* Fills an array, in pieces that threads share. False with an error raised. */
 QN_MUST_CHECK bool eager_draw_many(qn_vm *vm, op_id op, const eager_drawing *d, void *out);
 
-/* The op has the dtype. Unset: not here, the slow way does it. */
-QN_MUST_CHECK static inline __attribute__((always_inline)) qn_value eager_draw(qn_vm *vm, op_id op,
-                                                                               const eager_drawing *d) {
+/* The op has the dtype, or it draws bits for integers below d->values, which nobody else has to fill in. Unset: not here, the
+ * slow way does it. */
+QN_MUST_CHECK static inline __attribute__((always_inline)) qn_value eager_draw(qn_vm *vm, op_id op, eager_drawing *d,
+                                                                               bool below) {
   const vm_loops *l = cpu_loops(vm);
   if (__builtin_expect(!l, 0)) return value_error();
   qn_dtype dtype = d->dtype;
@@ -40,15 +41,17 @@ QN_MUST_CHECK static inline __attribute__((always_inline)) qn_value eager_draw(q
   qn_array *out = array_new(vm, dtype, d->rank, d->shape);
   if (__builtin_expect(!out, 0)) return value_error();
   if (d->n > DRAW_FEW) {
+    if (!below) d->values = 0;
     if (eager_draw_many(vm, op, d, out->storage->data)) return value_obj(TAG_ARRAY, out);
     value_release(vm, value_obj(TAG_ARRAY, out));
     return value_error();
   }
-  if (dtype == QN_f16 || dtype == QN_bf16 || (d->values && dtype != QN_i64)) {
+  if (dtype == QN_f16 || dtype == QN_bf16 || (below && dtype != QN_i64)) {
+    if (!below) d->values = 0;
     eager_draw_some(l, op, d, out->storage->data, 0, d->n);
   } else {
     l->draw[op - OP_random_bits][dtype](out->storage->data, d->words, 0, d->n);
-    if (d->values) l->below(out->storage->data, d->values, d->low, d->n);
+    if (below) l->below(out->storage->data, d->values, d->low, d->n);
   }
   return value_obj(TAG_ARRAY, out);
 }

@@ -77,16 +77,6 @@ static inline __attribute__((always_inline)) const strip *strip_known(qn_vm *vm,
   return __builtin_expect(row != NULL, 1) ? row[number] : NULL;
 }
 
-/* dtype, rank, device and whether an array is contiguous, as one number. */
-static inline uint32_t array_form(const qn_array *a) {
-  uint32_t form;
-  memcpy(&form, (const char *)a + offsetof(qn_array, dtype), sizeof form);
-  return form;
-}
-_Static_assert(offsetof(qn_array, dtype) + 1 == offsetof(qn_array, rank) &&
-                   offsetof(qn_array, rank) + 1 == offsetof(qn_array, device) &&
-                   offsetof(qn_array, device) + 1 == offsetof(qn_array, contiguous),
-               "they lie side by side");
 /* On the CPU and contiguous? */
 static inline bool array_in_order(const qn_array *a) {
   static const uint8_t yes[2] = {0, true};

@@ -1121,6 +1121,8 @@ void jit_cancel(qn_vm *vm) {
       }
       *p = e->next;
       a->count--;
+      a->misses = 0; /* what is dropped may come again */
+      a->full = false;
       entry_free(vm, e);
     }
 }

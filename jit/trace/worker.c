@@ -321,7 +321,7 @@ static void *compiler(void *arg) {
     compile_task *t = crew_take(c);
     crew_took(r.engine, c, r.number, t, compiler);
     pthread_mutex_unlock(&ej->lock);
-    if (!atomic_load(&t->plan->abandoned)) compile(r.engine, t);
+    if (!atomic_load(&t->plan->abandoned) && !atomic_load(&t->box->closed)) compile(r.engine, t);
     pthread_mutex_lock(&ej->lock);
     c->at[r.number] = NULL;
     report(t);
@@ -389,6 +389,10 @@ static void *planner(void *arg) {
     compile_task *t = wanted ? task_of(j) : NULL;
     pthread_mutex_lock(&ej->lock);
     c->at[r.number] = NULL;
+    if (t && (atomic_load(&j->cancelled) || atomic_load(&j->box->closed))) { /* while the lock was waited for */
+      compile_task_free(t);
+      t = NULL;
+    }
     deliver(j);
     if (t) submit_task(r.engine, t);
   }

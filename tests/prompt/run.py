@@ -324,7 +324,7 @@ def case_multi_line(place):
     need(p.screen.lines()[-9:][0] == "qn> fn f(x) {", p.show())
     p.type(ctrl("c"))
     p.type('let s = """a\rb"""\r')
-    p.answer("s", "a", "b")
+    p.answer("s", '"a\\nb"')
     p.type("1 +\r")
     p.answer("2", "3")
     p.type("x = = {\r")
