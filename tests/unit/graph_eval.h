@@ -150,12 +150,13 @@ static inline double eval_extremum(double a, double b, bool smaller) {
   return (a < b) == smaller ? a : b;
 }
 
-/* Some powers are products by definition (jit/kernel/math.def). */
-static double eval_pow(double a, double b) {
-  return b == 1 ? a : b == 2 ? a * a : b == 3 ? a * a * a : b == -1 ? 1 / a : pow(a, b);
+/* Some powers are products by definition (jit/kernel/math.def), each rounded. */
+static double eval_pow(qn_dtype d, double a, double b) {
+  double square = d == QN_f32 ? (float)(a * a) : a * a;
+  return b == 1 ? a : b == 2 ? square : b == 3 ? square * a : b == -1 ? 1 / a : pow(a, b);
 }
 
-static inline double eval_float_op(op_id op, double a, double b) {
+static inline double eval_float_op(qn_dtype d, op_id op, double a, double b) {
   switch (op) {
   case OP_add: return a + b;
   case OP_sub: return a - b;
@@ -163,7 +164,7 @@ static inline double eval_float_op(op_id op, double a, double b) {
   case OP_div: return a / b;
   case OP_floordiv: return floor(a / b);
   case OP_mod: return a - b * floor(a / b);
-  case OP_pow: return eval_pow(a, b);
+  case OP_pow: return eval_pow(d, a, b);
   case OP_smul: return a == 0 || b == 0 ? 0 : a * b;
   case OP_neg: return -a;
   case OP_abs: return fabs(a);
@@ -275,7 +276,7 @@ static inline bool eval_pointwise(eval *e, const graph_node *n, eval_value *out)
         out->i[at] = eval_wrap(d, i);
       }
     } else if (isfloat) {
-      out->f[at] = eval_round(d, eval_float_op(op, in[0]->f[p[0]], n->nin > 1 ? in[1]->f[p[1]] : 0));
+      out->f[at] = eval_round(d, eval_float_op(d, op, in[0]->f[p[0]], n->nin > 1 ? in[1]->f[p[1]] : 0));
     } else {
       int64_t a = in[0]->i[p[0]], b = n->nin > 1 ? in[1]->i[p[1]] : 0;
       if (!proven && (op == OP_floordiv || op == OP_mod) && b == 0) return false;
