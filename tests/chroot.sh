@@ -31,16 +31,16 @@ if [ ! -e "$base/.complete" ]; then
   touch "$base/.complete"
 fi
 
-export root folder base here=$folder/here machine=$folder/here/root
+export root folder base here=$folder/here machine=$folder/here/merged
 # Runs ./dev there. In a namespace of its own, with which all mounts go: nothing of this machine is ever below what is removed.
 inside() {
   mount -t overlay overlay -o "lowerdir=$base,upperdir=$here/upper,workdir=$here/work" "$machine"
   mount -t proc proc "$machine/proc"
   mount --rbind /dev "$machine/dev"
   mount --bind "$folder/debs" "$machine/var/cache/apt/archives"
-  git clone -q --no-hardlinks "$root" "$machine/root/quern"
-  exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb ${http_proxy:+"http_proxy=$http_proxy"} \
-    ${https_proxy:+"https_proxy=$https_proxy"} chroot "$machine" /bin/sh -c 'cd /root/quern && exec ./dev "$@"' sh "$@"
+  git clone -q --no-hardlinks "$root" "$machine/quern"
+  exec env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp TERM=dumb ${http_proxy:+"http_proxy=$http_proxy"} \
+    ${https_proxy:+"https_proxy=$https_proxy"} chroot "$machine" /bin/sh -c 'cd /quern && exec ./dev "$@"' sh "$@"
 }
 export -f inside
 
