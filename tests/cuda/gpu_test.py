@@ -3,12 +3,14 @@
 
   gpu_test.py [PART...] [--quern build/quern] [--out FOLDER] [--limit SECONDS] [--scale X] [--list]
 
-The parts stand below, in order, each a function with its limit in seconds and its word for the table. A part makes checks;
-what it could not begin within its limit is counted as left out, not as failed. All of it goes to FOLDER while it runs (log.txt:
+The parts stand below, each a function with its limit in seconds and its word for the table. Those that end by themselves come first,
+in order; then those that can fill any time. A part makes checks; what it could not begin within its time is counted as left out, not as
+failed. All of it goes to FOLDER while it runs (log.txt:
 everything; summary.txt: the table; failing random programs in failures.tar.gz), so a run that is ended loses nothing. --limit
-bounds the whole: later parts get less time. --scale stretches the parts' limits, for a slow machine.
+bounds the whole: each part gets its share of what is left, by the limits of those that are still to come, so that all are reached; what a part
+leaves is the others'. --scale stretches the parts' limits, for a slow machine.
 
-A new part: a function with @part(LIMIT). It calls p.check(good, name, text) for each thing it looks at, p.each(jobs, function) to
+A new part: a function with @part(LIMIT), or @part(LIMIT, fills=True) if it rarely ends before that. It calls p.check(good, name, text) for each thing it looks at, p.each(jobs, function) to
 look at many beside each other, p.output(command) to run a program within the part's time, and p.skip(why) for what cannot be done here.
 
 Kernels are cached in a folder of the run's own. Status 1 if a part fails, 77 if there is no GPU.
@@ -31,22 +33,28 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TESTS = os.path.dirname(HERE)
 ROOT = os.path.dirname(TESTS)
 MODES = ("off", "sync", "on", "verify")
+sys.path.insert(0, TESTS)
+from examples import KERNELS  # the library's products are none
+
 SKIPPED = 77
 GPU = ["--device", "gpu"]
 # What an example prints of times, and where its arrays are.
 VARYING = re.compile(r"[0-9.]+ (?:ns|us|ms|s|seconds)\b|\b(?:cpu|gpu\(0\))")
-# What it tells of kernels: the library's products are none.
-KERNELS = re.compile(r"^.*\bkernels?\b.*\n|^  .*\boperations?\n|^  \.\.\.\n", re.M)
 NUMBER = re.compile(r"-?\d+\.?\d*(?:e[-+]?\d+)?")
 PARTS = {}
 
 
-def part(limit):
+def part(limit, fills=False):
     """Adds a function to the parts; its first line of documentation is what --list shows."""
     def add(function):
-        PARTS[function.__name__] = (function, limit)
+        PARTS[function.__name__] = (function, limit, fills)
         return function
     return add
+
+
+def in_order(names):
+    """Those that end by themselves, then those that fill their time."""
+    return sorted(names, key=lambda name: PARTS[name][2])
 
 
 class Late(Exception):
@@ -172,7 +180,7 @@ def kernels(p):
     p.each(range(1, 321, 32), unit, 8)
 
 
-@part(120)
+@part(200, fills=True)
 def language(p):
     """the language scripts in four modes, arrays on the device"""
     run = [sys.executable, os.path.join(TESTS, "language", "run.py"), "--quern", p.o.quern, *GPU]
@@ -180,7 +188,7 @@ def language(p):
     def one(job):
         status, text = p.output(run + ["--mode", job[0], job[1]])
         p.check(status == 0, f"{os.path.relpath(job[1], TESTS)} [{job[0]}]", text)
-    p.each([(mode, path) for path in scripts() for mode in MODES], one)
+    p.each([(mode, path) for mode in MODES for path in scripts()], one)
 
 
 def agree(one, two):
@@ -235,13 +243,13 @@ def differential_run(p, what, *flags):
         print(failures[-6000:], flush=True)
 
 
-@part(150)
+@part(150, fills=True)
 def differential(p):
     """at least 1,000 random programs without products: the CPU's bits, eager and compiled"""
     differential_run(p, "with the CPU's bits", "--count", "1200", "--products", "none")
 
 
-@part(50)
+@part(50, fills=True)
 def products(p):
     """random programs with products: the CPU's bits if gpu.portable is set; without, eager and compiled are the same"""
     bits = portable(p)
@@ -254,7 +262,7 @@ def products(p):
         differential_run(p, "with products, the CPU's bits", "--count", "200", "--batch", "4", "--products", "many")
 
 
-@part(40)
+@part(40, fills=True)
 def sorting(p):
     """sort and argsort of every dtype, length, layout and axis: NumPy's stable order"""
     command = [sys.executable, os.path.join(TESTS, "differential", "sorting.py"), "--quern", p.o.quern, "--seed", "random", "--count", "40",
@@ -263,7 +271,7 @@ def sorting(p):
     p.check(status == 0, "sorting there: the order of NumPy", text)
 
 
-@part(60)
+@part(60, fills=True)
 def lanes(p):
     """random programs in all lanes of vmap at once: the bits of the CPU's loop over the lanes"""
     bits = portable(p)
@@ -307,7 +315,7 @@ for (name, f, bytes) in (("add", add, 12), ("maximum", relu_like, 8), ("8 ops", 
 """
 
 
-@part(170)
+@part(170, fills=True)
 def block_vm(p):
     """the block VM alone: language scripts, random programs with the CPU's bits, and how fast it is beside compiled kernels"""
     path = temporary(p, BLOCK_VM_TIMES)
@@ -328,11 +336,11 @@ def block_vm(p):
     def one(job):
         status, text = p.output(run + ["--mode", job[0], job[1]], env=environment)
         p.check(status == 0, f"{os.path.relpath(job[1], TESTS)} [{job[0]}]", text)
-    p.each([(mode, path) for path in scripts() for mode in ("off", "sync")], one)
+    p.each([(mode, path) for mode in ("off", "sync") for path in scripts()], one)
     differential_run(p, "with the CPU's bits", "--count", "200", "--products", "none", "--set", "gpu.vm=2")
 
 
-@part(240)
+@part(240, fills=True)
 def layouts(p):
     """products of many layouts, dtypes and batches, and their gradients: eager and compiled, and with gpu.portable the CPU"""
     def one(job):
@@ -544,7 +552,7 @@ def calls(p):
 SANITIZED = ("reductions", "indexing_combined", "stdlib_random", "broadcast_scans", "same_bits", "scatter", "slices", "matmul", "grad")
 
 
-@part(110)
+@part(110, fills=True)
 def sanitizer(p):
     """compute-sanitizer finds nothing in the kernels of some scripts: memory, races, barriers"""
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
@@ -574,9 +582,11 @@ def table(o, rows):
     return text
 
 
-def run_part(o, name, rows):
-    function, limit = PARTS[name]
-    p = Part(o, name, min(limit * o.scale, o.end - time.monotonic()))
+def run_part(o, name, later, rows):
+    function, limit, _ = PARTS[name]
+    left = o.end - time.monotonic()
+    share = left * limit / (limit + sum(PARTS[n][1] for n in later))
+    p = Part(o, name, min(limit * o.scale, share))
     print(f"==== {name}", flush=True)
     p.say(f"==== {name}")
     if p.left() < 1:
@@ -599,14 +609,15 @@ def main():
     parser.add_argument("--quern", default=os.path.join(ROOT, "build", "quern"))
     parser.add_argument("--device-test", default=os.path.join(ROOT, "build", "tests", "cuda_device"))
     parser.add_argument("--out", default=os.environ.get("OUT") or os.path.join(ROOT, "build", "gpu-test"))
-    parser.add_argument("--limit", type=float, default=540, help="seconds for everything")
+    parser.add_argument("--limit", type=float, default=560, help="seconds for everything")
     parser.add_argument("--scale", type=float, default=1, help="factor for the parts' limits")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--list", action="store_true", help="the parts")
     o = parser.parse_args()
     if o.list:
-        for name, (function, limit) in PARTS.items():
-            print(f"{name:14}{limit:5} s  {function.__doc__}")
+        for name in in_order(PARTS):
+            function, limit, fills = PARTS[name]
+            print(f"{name:14}{limit:5} s{'+' if fills else ' '} {function.__doc__}")
         return 0
     unknown = [name for name in o.parts if name not in PARTS]
     if unknown:
@@ -623,8 +634,9 @@ def main():
         o.folder = folder
         os.environ["QUERN_CACHE"] = os.path.join(folder, "cache")
         try:
-            for name in o.parts or PARTS:
-                run_part(o, name, rows)
+            names = in_order(o.parts or PARTS)
+            for at, name in enumerate(names):
+                run_part(o, name, names[at + 1:], rows)
                 kept = [k for k in ("differential", "products") if glob.glob(os.path.join(folder, k, "*"))]
                 if kept:
                     with tarfile.open(os.path.join(o.out, "failures.tar.gz"), "w:gz") as archive:
