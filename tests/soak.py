@@ -65,7 +65,7 @@ TESTS = {
     "differential.sorting": Test(10, 12, "differential/sorting.py"),
     "differential.sorting_threads": Test(10, 8, "differential/sorting.py", "--threads", "5", "--set", "par.grain=1"),
     "gpu.random_programs": Test(20, 50, "differential/run.py", *GPU, limit=300, driver="compiling"),
-    "gpu.sorting": Test(10, 2, "differential/sorting.py", "--longest", "5000", "--device", "gpu", "--jit", "sync", limit=300, driver="compiling"),
+    "gpu.sorting": Test(10, 2, "differential/sorting.py", "--edges", "--longest", "5000", "--device", "gpu", "--jit", "sync", limit=300, driver="compiling"),
     "damage.programs": Test(15, 800, "fuzz/programs.py"),
     **{f"damage.{kind}": Test(6, 15 if kind == "cache" else 8000, "fuzz/damage.py", kind, limit=60) for kind in DAMAGED},
     "memfail.scripts": Test(45, None, "language/memfail.py", "SCRIPTS", limit=50),

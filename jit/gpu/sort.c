@@ -1,7 +1,8 @@
 /* sort and argsort on the device: the launches of sort.cu. All are asked for, none is waited for.
  *
  * Long lines need two sets of keys and indices, and counts of at most a byte for an element; all of it is one block, given back at once, since its
- * next user comes later in the stream. A pass for each byte of an element: which digits are equal everywhere is not known here. */
+ * next user comes later in the stream. A pass for each byte of an element: which digits are equal everywhere is not known here. The first
+ * and the last one need only one of the sets. */
 #include <string.h>
 
 #include "jit/gpu/state.h"
@@ -10,8 +11,9 @@ extern const char sort_source[]; /* made of sort.cu */
 
 /* Its kernels are called k<SORT_HASH>_0 and so on, in this order. */
 #define SORT_HASH 0x736f7274206c696eull
-enum { SORT_SHORT, SORT_ITEMS, SORT_COUNT, SORT_SUMS, SORT_PLACE, SORT_STORE, SORT_KERNELS };
-enum { THREADS = 256, TILE = 2048, SHORT_LINE = 1024, FEW_TILES = 64 }; /* as in sort.cu */
+enum { SORT_FEW, SORT_SHORT, SORT_SHORT_WIDE, SORT_COUNT, SORT_SUMS, SORT_PLACE, SORT_KERNELS };
+enum { THREADS = 256, TILE = 2048, OWN = 16, FEW_TILES = 64 }; /* as in sort.cu */
+enum { RANKED = 16, SHORT_LINE = THREADS * OWN };              /* elements at most */
 enum { BLOCKS_PER_UNIT = 16 };
 
 /* What the kernels are given: the text has the same declaration. */
@@ -22,7 +24,9 @@ typedef struct sort_words {
   int64_t x_step, out_step;
   int64_t shape[8], x_at[8], out_at[8];
   int rank;
-  int size, is_signed, descending, indices, shift;
+  int size, is_signed, descending, indices;
+  int padded;
+  int shift, first, last;
 } sort_words;
 _Static_assert(ARRAY_MAX_RANK == 8, "the kernels' words have 8 axes");
 
@@ -56,18 +60,22 @@ static bool launch(qn_vm *vm, gpu_stream *s, int kernel, int64_t instances, sort
 static size_t rounded(int64_t bytes) { return ((size_t)bytes + 255) & ~(size_t)255; }
 
 static bool sort_long(qn_vm *vm, gpu_stream *s, sort_words *w) {
-  int64_t total = w->n * w->lines, groups = (total + THREADS - 1) / THREADS;
+  int64_t total = w->n * w->lines;
   w->tiles = (w->n + TILE - 1) / TILE;
-  size_t keys = rounded(total * (w->size == 8 ? 8 : 4)), indices = rounded(total * 4),
+  size_t sets = w->size == 1   ? 0
+                : w->size == 2 ? 1
+                               : 2,
+         keys = rounded(total * (w->size == 8 ? 8 : 4)), indices = rounded(total * 4),
          totals = rounded(w->lines * 256 * 4), counts = rounded(w->lines * 256 * w->tiles * 4),
-         bytes = 2 * keys + 2 * indices + totals + counts;
+         bytes = sets * (keys + indices) + totals + counts;
   CUdeviceptr memory = gpu_alloc(vm, s, bytes);
   if (!memory) return false;
-  w->keys = memory, w->keys_to = w->keys + keys;
-  w->index = w->keys_to + keys, w->index_to = w->index + indices;
-  w->totals = w->index_to + indices, w->counts = w->totals + totals;
-  bool ok = launch(vm, s, SORT_ITEMS, groups, w);
+  w->totals = memory, w->counts = w->totals + totals;
+  w->keys_to = w->counts + counts, w->index_to = w->keys_to + keys;
+  w->keys = w->index_to + indices, w->index = w->keys + keys;
+  bool ok = true;
   for (w->shift = 0; ok && w->shift < 8 * w->size; w->shift += 8) {
+    w->first = w->shift == 0, w->last = w->shift == 8 * (w->size - 1);
     ok = launch(vm, s, SORT_COUNT, w->lines * w->tiles, w) &&
          launch(vm, s, SORT_SUMS, w->tiles <= FEW_TILES ? w->lines : w->lines * 256, w) &&
          launch(vm, s, SORT_PLACE, w->lines * w->tiles, w);
@@ -75,9 +83,20 @@ static bool sort_long(qn_vm *vm, gpu_stream *s, sort_words *w) {
     w->keys = w->keys_to, w->keys_to = k;
     w->index = w->index_to, w->index_to = i;
   }
-  ok = ok && launch(vm, s, SORT_STORE, groups, w);
   gpu_free(vm, s, memory, bytes);
   return ok;
+}
+
+/* Lines padded to powers of two, as many as fill a block. */
+static bool sort_short(qn_vm *vm, gpu_stream *s, sort_words *w) {
+  for (w->padded = OWN; w->padded < w->n;) w->padded *= 2;
+  int64_t group = SHORT_LINE / w->padded;
+  return launch(vm, s, w->size == 8 ? SORT_SHORT_WIDE : SORT_SHORT, (w->lines + group - 1) / group, w);
+}
+
+static bool sort_few(qn_vm *vm, gpu_stream *s, sort_words *w) {
+  int64_t group = THREADS / w->n;
+  return launch(vm, s, SORT_FEW, (w->lines + group - 1) / group, w);
 }
 
 device_answer gpu_sort(qn_vm *vm, qn_array *out, const qn_array *x, int axis, bool descending, bool indices) {
@@ -103,8 +122,7 @@ device_answer gpu_sort(qn_vm *vm, qn_array *out, const qn_array *x, int axis, bo
   }
   w.lines = x->size / w.n;
   if (!gpu_enter(s)) return gpu_raise(vm, s, GPU_NO_DEVICE, "sorting") ? DEVICE_DONE : DEVICE_FAILS;
-  int64_t group = w.n < THREADS ? THREADS / w.n : 1;
-  bool ok = w.n <= SHORT_LINE ? launch(vm, s, SORT_SHORT, (w.lines + group - 1) / group, &w) : sort_long(vm, s, &w);
+  bool ok = w.n <= RANKED ? sort_few(vm, s, &w) : w.n <= SHORT_LINE ? sort_short(vm, s, &w) : sort_long(vm, s, &w);
   gpu_leave(s);
   return ok ? DEVICE_DONE : DEVICE_FAILS;
 }

@@ -2,12 +2,27 @@
  * NVRTC; it needs no header.
  *
  * An element's key is an unsigned number in the order of the elements, as on the CPU: -0 counts as 0, every NaN has the largest key. With
- * its key goes its index in the line; the result's elements are read from the array by these, so equal keys may be different bits.
+ * its key goes its index in the line, so that equal keys keep their order. A key tells its element's bits again, but for zeros and NaNs:
+ * these are read from the array, by their index.
  *
- * Short lines: a block of 256 threads ranks the elements of as many lines as it has room for: an element's place is the number of those
- * that come before it. Long lines: digits of 8 bits, from the lowest up. In each pass, tiles of 2,048 elements are counted; a block for each
+ * Few elements (RANKED): an element's place is the number of those that come before it. Lines of up to 4,096: a block sorts as many lines
+ * as fill it up, a line padded to a power of two with what comes last, by Batcher's bitonic network. A thread has 16 neighbours in
+ * registers. The first step of each merge compares places that lie opposite, so all steps put the smaller first, and no direction is kept;
+ * strides below 16 are a thread's own business, those below 512 shuffles in a warp, the three longest go through shared memory. Keys of up to 4
+ * bytes are one number of 64 bits with their indices; longer ones have theirs beside them. Elements are read and written with
+ * neighbouring threads at neighbouring elements, whatever place they begin at: the network takes any order, and the result is turned
+ * in shared memory, where every 16 words one is left out, so that neither way has conflicts of banks.
+ *
+ * Not measured; expected of 4096 lines of 1,024 f32: 34 steps of 512 comparisons at 7 instructions, 20 steps of shuffles and one through
+ * shared memory at 8 an element, 45 for reading, keys and writing, together some 44 million instructions of warps, or 70 to 90 us of an H200's 528
+ * schedulers at 1.75 GHz; shuffles (two of 32 bits an element and step) take a third of that beside them. Ranks took 2,160 us.
+ * NVRTC 13.0 gives keys of 4 bytes 116 registers if it may, two blocks a multiprocessor; bounds make it 78 for three without spilling (four
+ * spill). Shared memory (34 KiB, 43 with indices) has room for as many.
+ * A line that one warp holds (32 elements a thread, 15 steps of shuffles) would save a quarter of the shuffles and cost half of the warps.
+ *
+ * Longer lines: digits of 8 bits, from the lowest up. In each pass, tiles of 2,048 elements are counted; a block for each
  * line and digit adds the tiles' counts up; then elements are placed. Their order in a tile: eight parts, one a warp, each 32 elements at a
- * time, in which lanes find out who has the same digit. */
+ * time, in which lanes find out who has the same digit. The first pass reads the array itself, the last one writes the result. */
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -22,11 +37,13 @@ typedef struct sort_words {
   i64 x_step, out_step; /* along a line; all steps are in elements */
   i64 shape[8], x_at[8], out_at[8];
   int rank; /* of the axes that lines are numbered along */
-  int size, is_signed, descending, indices, shift;
+  int size, is_signed, descending, indices;
+  int padded;             /* n and what is added to it: a power of two */
+  int shift, first, last; /* a pass: its digit, and whether it is the first or the last one */
 } sort_words;
 
 #define FN static __device__ __forceinline__
-enum { THREADS = 256, WARPS = 8, ROUNDS = 8, TILE = 2048, SHORT = 1024, FEW_TILES = 64 };
+enum { THREADS = 256, WARPS = 8, ROUNDS = 8, TILE = 2048, FEW_TILES = 64, OWN = 16, ROOM = THREADS * (OWN + 1) };
 
 FN i64 place_of(const sort_words *w, const i64 *at, i64 line) {
   i64 place = 0;
@@ -47,6 +64,20 @@ FN u64 bits_of(const sort_words *w, i64 i) {
   }
 }
 
+/* `many` numbers from place `at` on, `hop` apart: those whose own numbers, `step` apart, are below `left`; else 0. */
+#define LOADS(T, from) \
+  { _Pragma("unroll") for (int r = 0; r < many; r++) to[r] = r * step < left ? ((const T *)from)[at + r * hop] : 0; }
+FN void load(const sort_words *w, u64 *to, const int many, const int wide, i64 at, i64 hop, i64 left, i64 step) {
+  if (wide)
+    LOADS(u64, w->x)
+  else if (w->size == 4)
+    LOADS(u32, w->x)
+  else if (w->size == 2)
+    LOADS(u16, w->x)
+  else
+    LOADS(u8, w->x)
+}
+
 FN u64 key_of(const sort_words *w, u64 bits) {
   const u64 all = ~0ull >> (64 - 8 * w->size), top = all ^ all >> 1, flip = w->descending ? all : 0;
   if (!w->infinity) return bits ^ (w->is_signed ? top : 0) ^ flip;
@@ -56,13 +87,21 @@ FN u64 key_of(const sort_words *w, u64 bits) {
   return z ^ (z & top ? all : top) ^ flip;
 }
 
-/* Stores the element at `index` of the line that begins at x, or the index. */
-FN void store(const sort_words *w, i64 to, i64 x, i64 index) {
+/* The element with this key, `index` in the line that begins at x. */
+FN u64 bits_with(const sort_words *w, u64 key, i64 x, i64 index) {
+  const u64 all = ~0ull >> (64 - 8 * w->size), top = all ^ all >> 1, flip = w->descending ? all : 0, own = key ^ flip;
+  if (!w->infinity) return own ^ (w->is_signed ? top : 0);
+  const u64 bits = own ^ (own & top ? top : all);
+  return key == all || bits == 0 ? bits_of(w, x + index * w->x_step) : bits;
+}
+
+/* Stores that element, or the index. */
+FN void store(const sort_words *w, i64 to, u64 key, i64 x, i64 index) {
   if (w->indices) {
     ((i64 *)w->out)[to] = index;
     return;
   }
-  const u64 bits = bits_of(w, x + index * w->x_step);
+  const u64 bits = bits_with(w, key, x, index);
   switch (w->size) {
   case 1: ((u8 *)w->out)[to] = (u8)bits; break;
   case 2: ((u16 *)w->out)[to] = (u16)bits; break;
@@ -71,63 +110,224 @@ FN void store(const sort_words *w, i64 to, i64 x, i64 index) {
   }
 }
 
-/* Keys of up to 4 bytes are kept in 4. */
-FN u64 key_at(const sort_words *w, i64 i) { return w->size == 8 ? ((const u64 *)w->keys)[i] : ((const u32 *)w->keys)[i]; }
-FN void put_key(const sort_words *w, u64 keys, i64 i, u64 key) {
-  if (w->size == 8)
-    ((u64 *)keys)[i] = key;
-  else
-    ((u32 *)keys)[i] = (u32)key;
-}
+/* ---- few elements ------------------------------------------------------------------------------------------------------- */
 
-/* Short lines; instances: groups of as many lines as THREADS elements hold, at least one. */
-extern "C" __global__ void k736f7274206c696e_0(const u64 *block, i64 instances, const __grid_constant__ sort_words w) {
-  __shared__ u64 keys[SHORT];
-  const int n = (int)w.n, group = n < THREADS ? THREADS / n : 1;
+/* Instances: groups of as many lines as THREADS elements hold. */
+extern "C" __global__ void __launch_bounds__(THREADS)
+    k736f7274206c696e_0(const u64 *block, i64 instances, const __grid_constant__ sort_words w) {
+  __shared__ u64 keys[THREADS];
+  const int n = (int)w.n, group = THREADS / n, e = (int)threadIdx.x, line = e / n, i = e - line * n;
   (void)block;
   for (i64 g = blockIdx.x; g < instances; g += gridDim.x) {
-    const i64 first = g * group;
-    const int lines = w.lines - first < group ? (int)(w.lines - first) : group;
-    for (int e = (int)threadIdx.x; e < lines * n; e += THREADS)
-      keys[e] = key_of(&w, bits_of(&w, place_of(&w, w.x_at, first + e / n) + e % n * w.x_step));
+    const int there = line < group && g * group + line < w.lines;
+    const i64 x = there ? place_of(&w, w.x_at, g * group + line) : 0;
+    const u64 own = there ? key_of(&w, bits_of(&w, x + i * w.x_step)) : 0;
+    keys[e] = own;
     __syncthreads();
-    for (int e = (int)threadIdx.x; e < lines * n; e += THREADS) {
-      const int line = e / n, i = e % n;
-      const u64 *all = keys + line * n, own = all[i];
+    if (there) {
+      const u64 *all = keys + (e - i);
       int before = 0;
       for (int j = 0; j < n; j++) before += all[j] < own || (all[j] == own && j < i);
-      store(&w, place_of(&w, w.out_at, first + line) + before * w.out_step, place_of(&w, w.x_at, first + line), i);
+      store(&w, place_of(&w, w.out_at, g * group + line) + before * w.out_step, own, x, i);
     }
     __syncthreads();
   }
 }
 
-/* Keys and indices of long lines; instances: of THREADS elements. */
-extern "C" __global__ void k736f7274206c696e_1(const u64 *block, i64 instances, const __grid_constant__ sort_words w) {
-  (void)block;
-  for (i64 g = blockIdx.x; g < instances; g += gridDim.x) {
-    const i64 e = g * THREADS + threadIdx.x;
-    if (e < w.n * w.lines) {
-      const i64 line = e / w.n, i = e - line * w.n;
-      put_key(&w, w.keys, e, key_of(&w, bits_of(&w, place_of(&w, w.x_at, line) + i * w.x_step)));
-      ((u32 *)w.index)[e] = (u32)i;
+/* ---- short lines --------------------------------------------------------------------------------------------------------- */
+
+/* `wide`: the index lies beside the key; else it is the key's lower half. It is a constant everywhere, as are counts. */
+typedef struct item {
+  u64 key;
+  u32 index;
+} item;
+FN int before(item a, item b, const int wide) { return a.key < b.key || (wide && a.key == b.key && a.index < b.index); }
+FN void put_in_order(item *a, item *b, const int wide) {
+  const item x = *a, y = *b;
+  const int swap = before(y, x, wide);
+  a->key = swap ? y.key : x.key;
+  b->key = swap ? x.key : y.key;
+  if (wide) a->index = swap ? y.index : x.index;
+  if (wide) b->index = swap ? x.index : y.index;
+}
+/* The smaller of two, or the larger. */
+FN void keep(item *own, item other, int larger, const int wide) {
+  const int take = before(other, *own, wide) != larger;
+  own->key = take ? other.key : own->key;
+  if (wide) own->index = take ? other.index : own->index;
+}
+
+/* A thread's own, once they are a bitonic row. */
+FN void merge_own(item *v, const int wide) {
+#pragma unroll
+  for (int h = OWN / 2; h > 0; h /= 2) {
+#pragma unroll
+    for (int r = 0; r < OWN; r++)
+      if (!(r & h)) put_in_order(&v[r], &v[r + h], wide);
+  }
+}
+FN void sort_own(item *v, const int wide) {
+#pragma unroll
+  for (int size = 2; size <= OWN; size *= 2) {
+#pragma unroll
+    for (int r = 0; r < OWN; r++)
+      if (!(r & size / 2)) put_in_order(&v[r], &v[r ^ (size - 1)], wide);
+#pragma unroll
+    for (int h = size / 4; h > 0; h /= 2) {
+#pragma unroll
+      for (int r = 0; r < OWN; r++)
+        if (!(r & h)) put_in_order(&v[r], &v[r + h], wide);
     }
   }
+}
+
+FN item from_lane(item v, u32 mask, const int wide) {
+  const item other = {__shfl_xor_sync(~0u, v.key, mask), wide ? __shfl_xor_sync(~0u, v.index, mask) : 0u};
+  return other;
+}
+/* Compares with the thread that mask tells; `opposite`: its last element with the first, and so on. */
+FN void step_in_warp(item *v, u32 mask, int larger, const int opposite, const int wide) {
+  if (opposite) {
+#pragma unroll
+    for (int r = 0; r < OWN / 2; r++) {
+      const item a = from_lane(v[OWN - 1 - r], mask, wide), b = from_lane(v[r], mask, wide);
+      keep(&v[r], a, larger, wide);
+      keep(&v[OWN - 1 - r], b, larger, wide);
+    }
+  } else {
+#pragma unroll
+    for (int r = 0; r < OWN; r++) keep(&v[r], from_lane(v[r], mask, wide), larger, wide);
+  }
+}
+/* Nobody reads what lies there before and behind. */
+FN void step_in_block(item *v, u32 mask, int larger, const int opposite, const int wide, u64 *keys, u16 *indices) {
+  const u32 t = threadIdx.x, from = t ^ mask;
+#pragma unroll
+  for (int r = 0; r < OWN; r++) {
+    keys[r * THREADS + t] = v[r].key;
+    if (wide) indices[r * THREADS + t] = (u16)v[r].index;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int r = 0; r < OWN; r++) {
+    const u32 at = (opposite ? OWN - 1 - r : r) * THREADS + from;
+    const item other = {keys[at], wide ? (u32)indices[at] : 0u};
+    keep(&v[r], other, larger, wide);
+  }
+  __syncthreads();
+}
+
+/* Lines of `threads` threads. */
+FN void sort_block(item *v, u32 threads, const int wide, u64 *keys, u16 *indices) {
+  const u32 t = threadIdx.x;
+  sort_own(v, wide);
+#pragma unroll 1
+  for (u32 reach = 2; reach <= threads; reach *= 2) {
+    const int beyond = (t & reach / 2) != 0;
+    if (reach <= 32)
+      step_in_warp(v, reach - 1, beyond, 1, wide);
+    else
+      step_in_block(v, reach - 1, beyond, 1, wide, keys, indices);
+#pragma unroll 1
+    for (u32 h = reach / 4; h > 0; h /= 2) {
+      const int larger = (t & h) != 0;
+      if (h < 32)
+        step_in_warp(v, h, larger, 0, wide);
+      else
+        step_in_block(v, h, larger, 0, wide, keys, indices);
+    }
+    merge_own(v, wide);
+  }
+}
+
+/* Instances: groups of as many lines as fill a block. */
+FN void sort_lines(const sort_words *w, i64 instances, const int wide, u64 *keys, u16 *indices) {
+  const u32 t = threadIdx.x, threads = (u32)w->padded / OWN, own = t & (threads - 1), first = t - own;
+  const i64 group = THREADS / threads;
+  for (i64 g = blockIdx.x; g < instances; g += gridDim.x) {
+    const i64 line = g * group + first / threads;
+    const u32 n = line < w->lines ? (u32)w->n : 0;
+    const i64 x = n ? place_of(w, w->x_at, line) : 0;
+    u64 bits[OWN];
+    item v[OWN];
+    load(w, bits, OWN, wide, x + own * w->x_step, threads * w->x_step, (i64)n - own, threads);
+#pragma unroll
+    for (int r = 0; r < OWN; r++) {
+      const u32 i = r * threads + own;
+      const u64 key = key_of(w, bits[r]);
+      v[r].key = i >= n ? ~0ull : wide ? key : key << 32 | i;
+      v[r].index = i;
+    }
+    sort_block(v, threads, wide, keys, indices);
+#pragma unroll
+    for (int r = 0; r < OWN; r++) {
+      keys[t * (OWN + 1) + r] = v[r].key;
+      if (wide) indices[t * (OWN + 1) + r] = (u16)v[r].index;
+    }
+    __syncthreads();
+    const i64 out = n ? place_of(w, w->out_at, line) : 0;
+#pragma unroll 4
+    for (u32 i = own; i < n; i += threads) {
+      const u32 at = first * OWN + i, to = at + at / OWN;
+      const u64 key = wide ? keys[to] : keys[to] >> 32;
+      store(w, out + i * w->out_step, key, x, wide ? (u32)indices[to] : (u32)keys[to]);
+    }
+    __syncthreads();
+  }
+}
+
+/* Keys of up to 4 bytes; of 8. */
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
+    k736f7274206c696e_1(const u64 *block, i64 instances, const __grid_constant__ sort_words w) {
+  __shared__ u64 keys[ROOM];
+  (void)block;
+  sort_lines(&w, instances, 0, keys, 0);
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
+    k736f7274206c696e_2(const u64 *block, i64 instances, const __grid_constant__ sort_words w) {
+  __shared__ u64 keys[ROOM];
+  __shared__ u16 indices[ROOM];
+  (void)block;
+  sort_lines(&w, instances, 1, keys, indices);
+}
+
+/* ---- long lines ------------------------------------------------------------------------------------------------------------ */
+
+/* Keys of up to 4 bytes are kept in 4. Of a line that begins at x, those of ROUNDS elements from i on, `step` apart: */
+FN void load_keys(const sort_words *w, u64 *to, i64 line, i64 x, i64 i, i64 step) {
+  const int many = ROUNDS;
+  const i64 left = w->n - i, at = line * w->n + i, hop = step;
+  if (w->first) {
+    load(w, to, many, w->size == 8, x + i * w->x_step, step * w->x_step, left, step);
+#pragma unroll
+    for (int r = 0; r < many; r++) to[r] = key_of(w, to[r]);
+  } else if (w->size == 8)
+    LOADS(u64, w->keys)
+  else
+    LOADS(u32, w->keys)
+}
+FN void put_key(const sort_words *w, i64 at, u64 key) {
+  if (w->size == 8)
+    ((u64 *)w->keys_to)[at] = key;
+  else
+    ((u32 *)w->keys_to)[at] = (u32)key;
 }
 
 /* counts[line][digit][tile]; instances: tiles of all lines. */
-extern "C" __global__ void k736f7274206c696e_2(const u64 *block, i64 instances, const __grid_constant__ sort_words w) {
+extern "C" __global__ void k736f7274206c696e_3(const u64 *block, i64 instances, const __grid_constant__ sort_words w) {
   __shared__ u32 bins[256];
   const u32 t = threadIdx.x;
   (void)block;
   for (i64 g = blockIdx.x; g < instances; g += gridDim.x) {
     const i64 line = g / w.tiles, tile = g - line * w.tiles, begin = tile * TILE;
+    const i64 x = w.first ? place_of(&w, w.x_at, line) : 0;
     bins[t] = 0;
     __syncthreads();
-    for (int r = 0; r < ROUNDS; r++) {
-      const i64 i = begin + r * THREADS + t;
-      if (i < w.n) atomicAdd(&bins[key_at(&w, line * w.n + i) >> w.shift & 255], 1u);
-    }
+    u64 keys[ROUNDS];
+    load_keys(&w, keys, line, x, begin + t, THREADS);
+#pragma unroll
+    for (int r = 0; r < ROUNDS; r++)
+      if (begin + t + r * THREADS < w.n) atomicAdd(&bins[keys[r] >> w.shift & 255], 1u);
     __syncthreads();
     ((u32 *)w.counts)[(line * 256 + t) * w.tiles + tile] = bins[t];
     __syncthreads();
@@ -136,7 +336,7 @@ extern "C" __global__ void k736f7274206c696e_2(const u64 *block, i64 instances, 
 
 /* Counts become how many elements of the digit tiles before have; totals[line][digit]. Instances: lines of few tiles, a digit a thread; else
  * digits of all lines. */
-extern "C" __global__ void k736f7274206c696e_3(const u64 *block, i64 instances, const __grid_constant__ sort_words w) {
+extern "C" __global__ void k736f7274206c696e_4(const u64 *block, i64 instances, const __grid_constant__ sort_words w) {
   __shared__ u32 sums[THREADS];
   const u32 t = threadIdx.x;
   (void)block;
@@ -170,13 +370,15 @@ extern "C" __global__ void k736f7274206c696e_3(const u64 *block, i64 instances, 
 }
 
 /* Places the elements of tiles by their digits; instances: tiles of all lines. */
-extern "C" __global__ void k736f7274206c696e_4(const u64 *block, i64 instances, const __grid_constant__ sort_words w) {
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+    k736f7274206c696e_5(const u64 *block, i64 instances, const __grid_constant__ sort_words w) {
   __shared__ u32 warps[WARPS][256]; /* how many of a digit a warp has had; then those of the warps before it */
   __shared__ u32 base[256], sums[256];
   const u32 t = threadIdx.x, lane = t & 31, warp = t >> 5;
   (void)block;
   for (i64 g = blockIdx.x; g < instances; g += gridDim.x) {
     const i64 line = g / w.tiles, tile = g - line * w.tiles, begin = tile * TILE;
+    const i64 x = w.first || w.last ? place_of(&w, w.x_at, line) : 0, out = w.last ? place_of(&w, w.out_at, line) : 0;
     const u32 own = ((const u32 *)w.totals)[line * 256 + t];
     for (int k = 0; k < WARPS; k++) warps[k][t] = 0;
     sums[t] = own;
@@ -189,13 +391,13 @@ extern "C" __global__ void k736f7274206c696e_4(const u64 *block, i64 instances, 
     }
     base[t] = sums[t] - own + ((const u32 *)w.counts)[(line * 256 + t) * w.tiles + tile];
     __syncthreads();
+    const i64 mine = begin + (i64)warp * (32 * ROUNDS) + lane;
     u64 keys[ROUNDS];
     u32 ranks[ROUNDS];
+    load_keys(&w, keys, line, x, mine, 32);
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
-      const i64 i = begin + (i64)warp * (32 * ROUNDS) + r * 32 + lane;
-      const int there = i < w.n;
-      keys[r] = there ? key_at(&w, line * w.n + i) : 0;
+      const int there = mine + r * 32 < w.n;
       const u32 digit = there ? (u32)(keys[r] >> w.shift) & 255 : 256;
       const u32 same = __match_any_sync(~0u, digit), before = __popc(same & ((1u << lane) - 1));
       const u32 had = there ? warps[warp][digit] : 0;
@@ -214,26 +416,19 @@ extern "C" __global__ void k736f7274206c696e_4(const u64 *block, i64 instances, 
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < ROUNDS; r++) {
-      const i64 i = begin + (i64)warp * (32 * ROUNDS) + r * 32 + lane;
+      const i64 i = mine + r * 32;
       if (i < w.n) {
         const u32 digit = (u32)(keys[r] >> w.shift) & 255;
-        const i64 to = line * w.n + base[digit] + warps[warp][digit] + ranks[r];
-        put_key(&w, w.keys_to, to, keys[r]);
-        ((u32 *)w.index_to)[to] = ((const u32 *)w.index)[line * w.n + i];
+        const u32 index = w.first ? (u32)i : ((const u32 *)w.index)[line * w.n + i];
+        const i64 place = (i64)base[digit] + warps[warp][digit] + ranks[r], to = line * w.n + place;
+        if (w.last) {
+          store(&w, out + place * w.out_step, keys[r], x, index);
+        } else {
+          put_key(&w, to, keys[r]);
+          ((u32 *)w.index_to)[to] = index;
+        }
       }
     }
     __syncthreads();
-  }
-}
-
-/* The result, by the sorted indices; instances: of THREADS elements. */
-extern "C" __global__ void k736f7274206c696e_5(const u64 *block, i64 instances, const __grid_constant__ sort_words w) {
-  (void)block;
-  for (i64 g = blockIdx.x; g < instances; g += gridDim.x) {
-    const i64 e = g * THREADS + threadIdx.x;
-    if (e < w.n * w.lines) {
-      const i64 line = e / w.n, i = e - line * w.n;
-      store(&w, place_of(&w, w.out_at, line) + i * w.out_step, place_of(&w, w.x_at, line), ((const u32 *)w.index)[e]);
-    }
   }
 }

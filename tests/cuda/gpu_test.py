@@ -266,7 +266,7 @@ def products(p):
 def sorting(p):
     """sort and argsort of every dtype, length, layout and axis: NumPy's stable order"""
     command = [sys.executable, os.path.join(TESTS, "differential", "sorting.py"), "--quern", p.o.quern, "--seed", "random", "--count", "40",
-               "--seconds", str(max(1.0, p.left() * 0.8 - 5)), "--device", "gpu", "--jit", "sync"]
+               "--edges", "--seconds", str(max(1.0, p.left() * 0.8 - 5)), "--device", "gpu", "--jit", "sync"]
     status, text = p.output(command, timeout=p.left())
     p.check(status == 0, "sorting there: the order of NumPy", text)
 

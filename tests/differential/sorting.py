@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Sorting against NumPy's stable order: sorting.py [--quern build/quern] [--seed N|random] [--count N] [--seconds S] [--longest N]
-  [--threads N] [--device D] [--jit MODE] [--set NAME=VALUE]...
+  [--edges] [--threads N] [--device D] [--jit MODE] [--set NAME=VALUE]...
 
 Arrays of every dtype, with lengths around every length at which the way of sorting changes, few and many different values, presorted,
 reversed, with zeros of both signs and NaNs of several bits, contiguous, strided, reversed and permuted, along every axis, up and down.
-`argsort` must be the order that NumPy's stable argsort gives of equal keys, and `sort` those elements, bit for bit. Script i sorts 20 arrays of the seed N + i.
+`argsort` must be the order that NumPy's stable argsort gives of equal keys, and `sort` those elements, bit for bit. Script i sorts 20 arrays of the seed N + i. With `--edges` the first one sorts lines of every length around those at which a
+GPU's way changes, in every dtype, few and many beside each other.
 """
 import argparse
 import json
@@ -21,6 +22,7 @@ import numpy as np
 KINDS = {"bool": np.bool_, "u8": np.uint8, "i8": np.int8, "i16": np.int16, "i32": np.int32, "i64": np.int64,
          "f16": np.float16, "bf16": np.uint16, "f32": np.float32, "f64": np.float64}
 NAMES = {"bool": "BOOL", "u8": "U8", "i8": "I8", "i16": "I16", "i32": "I32", "i64": "I64", "f16": "F16", "bf16": "BF16", "f32": "F32", "f64": "F64"}
+EDGES = sorted({1, *(n + k for n in (2, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096) for k in (-1, 0, 1))})
 LENGTHS = [1, 2, 3, 15, 16, 17, 18, 31, 95, 96, 97, 127, 128, 129, 200, 500, 1000, 2047, 2048, 4095, 4096, 4097, 10000, 16384, 32768, 32769,
            50000, 65536, 70000, 131073, 262143, 262145, 300000]
 
@@ -107,8 +109,11 @@ def read(path):
             for k, h in head.items() if k != "__metadata__"}
 
 
-def shape_of(rng, longest):
-    n = int(rng.choice([m for m in LENGTHS if m <= longest]))
+def shape_of(rng, longest, n=None):
+    if n is None:
+        n = int(rng.choice([m for m in LENGTHS if m <= longest]))
+    else:  # a block of the GPU sorts 4096 elements, ranks 256: fewer lines than it has room for, as many, more
+        return (int(rng.choice([1, 2, 3, max(1, 4096 // n), max(1, 256 // n) + 1])), n)
     if rng.integers(0, 2) or n > 70000:
         return (n,)
     rest = [int(rng.integers(1, 1 + max(1, min(40, 100000 // n)))) for _ in range(rng.integers(1, 3))]
@@ -141,6 +146,7 @@ def main():
     p.add_argument("--count", type=int, default=12)
     p.add_argument("--seconds", type=float, default=60, help="time at most")
     p.add_argument("--longest", type=int, default=300000)
+    p.add_argument("--edges", action="store_true")
     for name in ("--threads", "--device", "--set", "--jit"):
         p.add_argument(name, action="append", default=[], help="given to Quern")
     o = p.parse_args()
@@ -153,13 +159,14 @@ def main():
                 break
             rng = np.random.default_rng(seed)
             arrays, script, cases = {}, ['let all = load("in.safetensors")'], []
+            edges = EDGES if o.edges and seed == start else (None, None)
             for kind in KINDS:
-                for _ in range(2):
+                for length in edges:
                     k = len(cases)
-                    shape = shape_of(rng, o.longest)
+                    shape = shape_of(rng, o.longest, length)
                     source, text, view = views(rng, shape)
                     x = draw(kind, rng, int(np.prod(source))).reshape(source)
-                    axis, down = int(rng.integers(-len(shape), len(shape))), bool(rng.integers(0, 2))
+                    axis, down = -1 if length else int(rng.integers(-len(shape), len(shape))), bool(rng.integers(0, 2))
                     arrays[f"x{k}"] = (kind, x)
                     cases.append((kind, view(x), axis, down, text))
                     script.append(f'fn view{k}(x) = {text}\nlet x{k} = view{k}(all.x{k})')
@@ -172,7 +179,7 @@ def main():
                 f.write("\n".join(script))
             done += 1
             ran = subprocess.run([os.path.abspath(o.quern), *options, "s.qn"], cwd=folder, capture_output=True, text=True, timeout=600)
-            if ran.returncode:
+            if ran.returncode or "NVRTC failed" in ran.stderr:
                 sys.exit(f"FAILED --seed {seed}: status {ran.returncode}\n{ran.stderr[-2000:]}")
             out = read(os.path.join(folder, "out.safetensors"))
             for k, (kind, x, axis, down, text) in enumerate(cases):
