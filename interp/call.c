@@ -191,10 +191,16 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
   } else {
     r = run_body(vm, code, fp);
   }
-  if (code->result && !value_is_error(r) && !signature_result(vm, code, fp, r)) {
-    value_release(vm, r);
-    r = value_error();
-    raise_at(vm, code->result_at);
+  if (code->result && !value_is_error(r)) {
+    vm_owned held;
+    vm_own(vm, &held, vm_drop_value, &r); /* sizes of its type may be expressions */
+    bool fits = signature_result(vm, code, fp, r);
+    vm_disown(vm, &held);
+    if (!fits) {
+      value_release(vm, r);
+      r = value_error();
+      raise_at(vm, code->result_at);
+    }
   }
   return r;
 }
@@ -276,7 +282,7 @@ static inline __attribute__((always_inline)) qn_value run_frame(qn_vm *vm, fn_co
   for (uint32_t i = code->nparams; i < code->nslots; i++) fp[i] = value_nil();
   vm->sp = fp + code->nslots;
   qn_value r;
-  if (__builtin_expect(vm_poll(vm), 0)) {
+  if (__builtin_expect(vm_poll_between(vm), 0)) {
     r = value_error();
     raise_at(vm, at);
   } else if ((heads & TAG_HEAP) | (uint64_t)code->watched | (uint64_t)(vm->rec != NULL) | value_fn(fp[-1])->head.aux) {
@@ -515,7 +521,10 @@ static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nk
     qn_value kwargs = kwargs_record(vm, kw, nkw);
     if (value_is_error(kwargs)) break;
     if (vm->rec) rec_at(vm, at);
+    vm_owned held;
+    vm_own(vm, &held, vm_drop_value, &kwargs);
     r = transform_call(vm, f, pos, (int)npos, kwargs, at.source ? at : interp_of(vm)->place.calling);
+    vm_disown(vm, &held);
     value_release(vm, kwargs);
     if (value_is_error(r)) {
       interp_of(vm)->place.error_place = at;
@@ -840,11 +849,16 @@ static __attribute__((noinline)) qn_value run_operation(qn_vm *vm, const n_call 
  * observes nothing, so it needs none of a builtin's surroundings, and its operands need not lie on the stack. */
 static __attribute__((noinline)) qn_value call_operation(qn_vm *vm, n_call *n, const builtin_info *info,
                                                          qn_value receiver, qn_value *fp) {
-  qn_value in[3] = {receiver, value_nil(), value_bool(false)}, r; /* what a reduction has where nothing is given */
-  if (!vm_enter(vm, 8)) {                                         /* more than such builtins have parameters */
+  if (!vm_enter(vm, 12)) { /* more than twice as many parameters as such builtins have */
     value_release(vm, receiver);
     return fail_overflow(vm, n);
   }
+  /* Here the operands are found when an exception of a host passes. What a reduction has where nothing is given: */
+  qn_value *in = vm->sp, r;
+  in[0] = receiver;
+  in[1] = value_nil();
+  in[2] = value_bool(false);
+  vm->sp = in + 3;
   const call_arg *arg = n->args, *end = arg + n->n;
   for (; arg < end; arg++) {
     r = argument(vm, arg->value, fp);
@@ -852,9 +866,14 @@ static __attribute__((noinline)) qn_value call_operation(qn_vm *vm, n_call *n, c
     in[arg->slot] = r;
   }
   r = vm->rec ? value_unset() : operate(vm, info, in);
-  if (__builtin_expect(r.head == TAG_UNSET, 0)) return run_operation(vm, n, info, in, receiver.head != TAG_UNSET);
+  if (__builtin_expect(r.head == TAG_UNSET, 0)) {
+    vm->sp = in;
+    const qn_value operands[3] = {in[0], in[1], in[2]};
+    return run_operation(vm, n, info, operands, receiver.head != TAG_UNSET);
+  }
   if (__builtin_expect(value_is_error(r), 0)) note_laid(vm, n, in, receiver.head != TAG_UNSET);
 out:
+  vm->sp = in;
   value_release(vm, in[0]);
   if ((in[1].head | in[2].head) & TAG_HEAP) {
     value_release(vm, in[1]);
@@ -949,21 +968,22 @@ run_pure(qn_vm *vm, interp *ip, const n_call *n, const builtin_info *info, const
 }
 
 /* The call of a pure builtin of few parameters by a node that is laid out for it, outside of recordings: it calls no function, so
- * what it is told need not lie on the stack. Takes over the receiver (unset: none). */
+ * what it is told need not lie on the stack in order, only somewhere while the other arguments are evaluated. Takes over the receiver
+ * (unset: none). */
 static __attribute__((noinline)) qn_value call_pure(qn_vm *vm, n_call *n, const builtin_info *info, qn_value receiver,
                                                     qn_value *fp) {
-  qn_value in[PURE_PARAMS], r;
+  qn_value in[PURE_PARAMS], r, *mark = vm->sp;
   uint32_t nparams = (uint32_t)info->sig.nparams, rest = info->rest ? info->rest - 1u : nparams;
   qn_list *l = NULL;
-  if (!vm_enter(vm, 8) || (rest < nparams && !(l = rest_list(vm, n->nrest)))) {
+  if (!vm_enter(vm, PURE_PARAMS + 1) || (rest < nparams && !(l = rest_list(vm, n->nrest)))) {
     value_release(vm, receiver);
     return fail_overflow(vm, n);
   }
   for (uint32_t i = 0; i < nparams; i++) in[i] = info->sig.params[i].def;
-  if (receiver.head != TAG_UNSET) in[0] = receiver;
+  if (receiver.head != TAG_UNSET) *vm->sp++ = in[0] = receiver;
   if (l) {
     l->len = 0;
-    in[rest] = value_obj(TAG_LIST, l);
+    *vm->sp++ = in[rest] = value_obj(TAG_LIST, l);
   }
   const call_arg *arg = n->args, *end = arg + n->n;
   for (; arg < end; arg++) {
@@ -976,10 +996,11 @@ static __attribute__((noinline)) qn_value call_pure(qn_vm *vm, n_call *n, const 
     if (arg->slot == rest)
       l->items[l->len++] = v;
     else
-      in[arg->slot] = v;
+      *vm->sp++ = in[arg->slot] = v;
   }
   r = run_pure(vm, interp_of(vm), n, info, in, receiver.head != TAG_UNSET);
 out:
+  vm->sp = mark;
   if (l) rest_leave(vm, in[rest]);
   value_release(vm, receiver);
   for (const call_arg *done = n->args; done < arg; done++)

@@ -129,7 +129,7 @@ qn_value eval_record(qn_vm *vm, node *h, qn_value *fp) {
   if (!r) return value_error();
   qn_value out = value_obj(TAG_RECORD, r), v = value_nil();
   for (uint32_t i = 0; i < n->n; i++) {
-    v = eval(vm, n->fields[i].value, fp);
+    v = eval_beside(vm, n->fields[i].value, fp, out);
     if (value_stops(v)) goto stop;
     if (n->fields[i].name) {
       if (record_set(vm, r, n->fields[i].name, v)) continue;
@@ -172,8 +172,11 @@ stop:
 qn_value eval_template(qn_vm *vm, node *h, qn_value *fp) {
   n_template *n = (n_template *)h;
   bool own = false; /* the part before has lines of its own */
+  qn_value v;
   text_buf t;
   text_init(&t, vm);
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_text, &t);
   for (uint32_t i = 0; i < n->n; i++) {
     const n_part *p = &n->parts[i];
     if (own && (p->value || p->text->text[0] != '\n')) text_adds(&t, "\n");
@@ -182,30 +185,29 @@ qn_value eval_template(qn_vm *vm, node *h, qn_value *fp) {
       text_add(&t, p->text->text, p->text->len);
       continue;
     }
-    qn_value v = eval(vm, p->value, fp);
-    if (value_stops(v)) {
-      text_free(&t);
-      return v;
-    }
+    v = eval(vm, p->value, fp);
+    if (value_stops(v)) goto stop;
     if (vm->rec) { /* the text depends on it */
       rec_at(vm, p->value->at);
       qn_value seen = rec_observe_tree(vm, v);
       value_release(vm, v);
       v = seen;
-      if (value_is_error(v)) {
-        text_free(&t);
-        return v;
-      }
+      if (value_is_error(v)) goto stop;
     }
-    bool ok = p->text ? format_spec_among(vm, v, p->text->text, p->text->len, &t, &own)
-                      : format_among(vm, v, NULL, &t, &own);
+    bool ok =
+        p->text ? format_spec_among(vm, v, p->text->text, p->text->len, &t, &own) : format_among(vm, v, NULL, &t, &own);
     value_release(vm, v);
     if (ok) continue;
     raise_at(vm, p->value->at);
-    text_free(&t);
-    return value_error();
+    v = value_error();
+    goto stop;
   }
+  vm_disown(vm, &held);
   return text_take(&t);
+stop:
+  vm_disown(vm, &held);
+  text_free(&t);
+  return v;
 }
 
 /* ---- ranges, fields ------------------------------------------------------------------------------------------------------ */
@@ -284,8 +286,8 @@ static __attribute__((cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_s
       if (record_name(first, i) == name || strcmp(record_name(first, i)->text, name->text) == 0)
         text_addf(&t, "; its first item has it: xs[0].%s", name->text);
     const qn_list *l = value_list(v); /* of parameters and state, perhaps */
-    bool step = l->len == 2 && (value_is(l->items[1], TAG_NIL) ||
-                                (value_is(l->items[1], TAG_RECORD) && record_find(value_record(l->items[1]), name) < 0));
+    bool step = l->len == 2 && (value_is(l->items[1], TAG_NIL) || (value_is(l->items[1], TAG_RECORD) &&
+                                                                   record_find(value_record(l->items[1]), name) < 0));
     if (step)
       text_adds(&t, "; the steps of optim give a list, (p, state) = optim.adam(p, g, state)");
     else if (record_find(first, name) >= 0)
@@ -472,7 +474,7 @@ qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
   bool local = n->object->kind == N_LOCAL && !h->flag; /* flag: the index rebinds the object's variable */
   qn_value x = local ? fp[n->object->slot] : eval(vm, n->object, fp);
   if (value_stops(x)) return x;
-  qn_value i = eval(vm, n->items[0], fp);
+  qn_value i = local ? eval(vm, n->items[0], fp) : eval_beside(vm, n->items[0], fp, x);
   if (value_stops(i)) {
     if (!local) value_release(vm, x);
     return i;
@@ -507,8 +509,11 @@ qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
 static __attribute__((noinline)) qn_value index_evaluated(qn_vm *vm, n_index *n, qn_value *fp) {
   qn_value x = eval(vm, n->object, fp);
   if (value_stops(x)) return x;
-  qn_value *mark = vm->sp, stopped;
-  if (!push_index_values(vm, n->items, n->n, fp, &stopped)) {
+  qn_value *mark = vm->sp + 1, stopped = value_error();
+  bool room = vm_enter(vm, 1);
+  if (room) *vm->sp++ = x;
+  if (!room || !push_index_values(vm, n->items, n->n, fp, &stopped)) {
+    if (room) vm->sp = mark - 1;
     value_release(vm, x);
     return stopped;
   }
@@ -523,6 +528,7 @@ static __attribute__((noinline)) qn_value index_evaluated(qn_vm *vm, n_index *n,
     r = index_items_of(vm, n->items, n->n, mark, !value_is(x, TAG_ARRAY), items) ? index_get(vm, x, items, (int)n->n)
                                                                                  : value_error();
   vm_pop_to(vm, mark);
+  vm->sp = mark - 1;
   return finish_index(vm, n, x, r);
 }
 
@@ -555,7 +561,7 @@ qn_value eval_fn_node(qn_vm *vm, node *h, qn_value *fp) {
   }
   f->head.aux = data; /* a call may be worth recording even without array arguments */
   for (uint32_t i = 0; i < code->ninitial; i++) {
-    qn_value v = eval(vm, n->initials[i], fp);
+    qn_value v = eval_beside(vm, n->initials[i], fp, value_obj(TAG_FN, f));
     if (value_stops(v)) {
       value_release(vm, value_obj(TAG_FN, f));
       return v;

@@ -68,6 +68,20 @@ void note_operand(qn_vm *vm, span at, qn_value v, const node *n) {
 
 /* ---- variables and constants ------------------------------------------------------------------------------------------ */
 
+qn_value eval_holding(qn_vm *vm, node *n, qn_value *fp, qn_value v) {
+  if (n->kind == N_LOCAL || n->kind == N_CONST) return eval(vm, n, fp);
+  if (!vm_enter(vm, 1)) {
+    raise_at(vm, n->at);
+    return value_error();
+  }
+  qn_value *held = vm->sp++;
+  *held = v;
+  qn_value r = eval(vm, n, fp);
+  vm_pop_to(vm, held + 1);
+  vm->sp = held;
+  return r;
+}
+
 qn_value eval_const(qn_vm *vm, node *n, qn_value *fp) {
   (void)vm, (void)fp;
   return value_retain(((n_const *)n)->v);
@@ -434,7 +448,7 @@ static void warn_unequal(qn_vm *vm, n_binary *n, qn_value a, qn_value b) {
   text_buf t;
   text_init(&t, vm);
   text_addf(&t, "warning: %s\n  --> %s:%d:%d\n", why, s ? s->name : "", row, column);
-  if (!t.failed && t.text) vm_write(vm, 2, t.text, t.len);
+  if (!t.failed && t.text) vm_write_later(vm, t.text, t.len);
   text_free(&t);
 }
 
@@ -684,7 +698,7 @@ INLINE bool fast_other(qn_value a, qn_value b, int known, qn_value *r) {
 #define GET_ANY_ANY                                                                                                    \
   qn_value a = eval(vm, n->a, fp);                                                                                     \
   if (value_stops(a)) return a;                                                                                        \
-  qn_value b = eval(vm, n->b, fp);                                                                                     \
+  qn_value b = eval_beside(vm, n->b, fp, a);                                                                           \
   if (value_stops(b)) {                                                                                                \
     value_release(vm, a);                                                                                              \
     return b;                                                                                                          \
@@ -997,7 +1011,10 @@ static qn_value logic_lanes(qn_vm *vm, n_binary *n, qn_value *fp, qn_value a, bo
   logic_arm keep = {vm, NULL, fp, a}, other = {vm, n->b, fp, value_nil()};
   rec_arm arms[2] = {{run_logic_arm, is_or ? &keep : &other}, {run_logic_arm, is_or ? &other : &keep}};
   qn_value result = value_nil();
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_value, &a);
   rec_answer answer = rec_if(vm, n->h.at, a, arms[0], arms[1], (rec_slots){NULL, 0}, true, &result);
+  vm_disown(vm, &held);
   value_release(vm, a);
   return answer == REC_DONE ? result : answer == REC_LEFT ? value_signal(SIGNAL_RETURN) : value_error();
 }

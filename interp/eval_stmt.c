@@ -81,9 +81,17 @@ static bool is_traced(qn_value v) {
 
 /* A loop while the lanes of a vmap are open (rec.h); not on the stack, where recursion through loops would feel it. */
 typedef struct lanes_loop {
+  struct recording *rec;
   rec_frame frame;
+  vm_owned held;
   qn_value *slots[SITE_MAX];
 } lanes_loop;
+
+static void lanes_loop_drop(qn_vm *vm, void *what) {
+  lanes_loop *l = what;
+  rec_frame_drop(l->rec, &l->frame);
+  mem_free(vm, l, sizeof *l);
+}
 
 /* *out: NULL where no lanes are open. */
 static bool lanes_loop_begin(qn_vm *vm, lanes_loop **out, const node *h, const site *s, qn_value *fp) {
@@ -97,7 +105,9 @@ static bool lanes_loop_begin(qn_vm *vm, lanes_loop **out, const node *h, const s
     raise(vm, E_not_batched, h->at, "vmap: a loop here rebinds at most %d variables", SITE_MAX - 1);
     return false;
   }
+  l->rec = vm->rec;
   rec_frame_enter(vm, &l->frame, true, (rec_slots){l->slots, count});
+  vm_own(vm, &l->held, lanes_loop_drop, l);
   *out = l;
   return true;
 }
@@ -112,6 +122,7 @@ static bool lanes_loop_next(qn_vm *vm, lanes_loop *l, qn_value *r) {
 
 static qn_value lanes_loop_end(qn_vm *vm, lanes_loop *l, qn_value r) {
   if (!l) return r;
+  vm_disown(vm, &l->held);
   rec_answer answer = rec_loop_leave(vm, &l->frame, !value_is_error(r));
   mem_free(vm, l, sizeof *l);
   switch (answer) {
@@ -123,13 +134,18 @@ static qn_value lanes_loop_end(qn_vm *vm, lanes_loop *l, qn_value r) {
 
 /* ---- if ------------------------------------------------------------------------------------------------------------------- */
 
+/* The predicate is the caller's. */
 static rec_answer offer_if(qn_vm *vm, n_if *n, qn_value predicate, qn_value *fp, qn_value *result) {
   qn_value *slots[SITE_MAX];
   int count = n->site->escapes && !rec_lanes(vm) ? -1 : site_slots(n->site, fp, slots);
   if (count < 0) return REC_NOT_YET;
   arm then = {vm, n->then, fp}, otherwise = {vm, n->otherwise, fp};
-  return rec_if(vm, n->h.at, predicate, (rec_arm){run_arm, &then}, (rec_arm){run_arm, &otherwise},
-                (rec_slots){slots, count}, n->h.flag != 0, result);
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_value, &predicate);
+  rec_answer answer = rec_if(vm, n->h.at, predicate, (rec_arm){run_arm, &then}, (rec_arm){run_arm, &otherwise},
+                             (rec_slots){slots, count}, n->h.flag != 0, result);
+  vm_disown(vm, &held);
+  return answer;
 }
 
 qn_value eval_if(qn_vm *vm, node *h, qn_value *fp) {
@@ -239,7 +255,10 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
     qn_range *range = range_new(vm, start, stop, 1);
     if (!range) return value_error();
     qn_value v = value_obj(TAG_RANGE, range);
+    vm_owned held;
+    vm_own(vm, &held, vm_drop_value, &v);
     rec_answer answer = offer_loop(vm, &n->anchor, h, n->site, v, NULL, n->body, variable, fp);
+    vm_disown(vm, &held);
     value_release(vm, v);
     if (answer == REC_DONE || answer == REC_FAILED) return answer == REC_DONE ? value_nil() : value_error();
   }
@@ -247,7 +266,7 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
   lanes_loop *lanes;
   if (!lanes_loop_begin(vm, &lanes, h, n->site, fp)) return value_error();
   for (int64_t i = start; i < stop; i++) {
-    if (__builtin_expect(vm_poll(vm), 0)) {
+    if (__builtin_expect(vm_poll_between(vm), 0)) {
       raise_at(vm, h->at);
       r = value_error();
       break;
@@ -293,28 +312,29 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   qn_value it = eval(vm, n->iterable, fp);
   if (value_stops(it)) return it;
   int64_t len = iterable_length(it);
-  qn_value r = value_nil();
-  if (len < 0) {
-    r = fail_iterable(vm, it, n->iterable);
+  qn_value r = value_nil(), *mark = vm->sp;
+  if (len < 0 || !vm_enter(vm, 1)) {
+    r = len < 0 ? fail_iterable(vm, it, n->iterable) : value_error();
     value_release(vm, it);
     return r;
   }
+  *vm->sp++ = it;
   if (vm->rec) {
     qn_value *variable = n->place->kind == PLACE_LOCAL ? &fp[n->place->slot] : NULL;
     rec_answer answer = offer_loop(vm, &n->anchor, h, n->site, it, NULL, n->body, variable, fp);
     if (answer == REC_DONE || answer == REC_FAILED) {
-      value_release(vm, it);
+      vm_pop_to(vm, mark);
       return answer == REC_DONE ? value_nil() : value_error();
     }
   }
   lanes_loop *lanes;
   if (!lanes_loop_begin(vm, &lanes, h, n->site, fp)) {
-    value_release(vm, it);
+    vm_pop_to(vm, mark);
     return value_error();
   }
   bool shown = (value_is(it, TAG_LIST) || value_is(it, TAG_RANGE)) && ((obj_head *)it.u.p)->aux == OBJ_PROGRESS;
   for (int64_t i = 0; i < len;) {
-    if (__builtin_expect(vm_poll(vm), 0)) {
+    if (__builtin_expect(vm_poll_between(vm), 0)) {
       raise_at(vm, h->at);
       r = value_error();
       break;
@@ -348,7 +368,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   }
   r = lanes_loop_end(vm, lanes, r);
   if (shown) vm->hooks.progress(vm, len, len);
-  value_release(vm, it);
+  vm_pop_to(vm, mark);
   for (uint32_t i = n->first; i < n->last; i++) slot_set(vm, &fp[i], value_nil());
   return r;
 }
@@ -380,7 +400,7 @@ static qn_value while_lanes(qn_vm *vm, n_while *n, qn_value *fp) {
       truth = condition(vm, c, n->cond);
       if (truth >= 0) truth = rec_loop_test(vm, &lanes->frame, value_bool(truth), truth);
     }
-    if (truth >= 0 && vm_poll(vm)) {
+    if (truth >= 0 && vm_poll_between(vm)) {
       raise_at(vm, n->h.at);
       truth = -1;
     }
@@ -410,7 +430,7 @@ qn_value eval_while(qn_vm *vm, node *h, qn_value *fp) {
       if (truth < 0) return value_error();
     }
     if (!truth) return value_nil();
-    if (__builtin_expect(vm_poll(vm), 0)) {
+    if (__builtin_expect(vm_poll_between(vm), 0)) {
       raise_at(vm, h->at);
       return value_error();
     }

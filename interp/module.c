@@ -462,9 +462,11 @@ static uint64_t text_hash(const char *text, size_t len) { return hash_more(TEXT_
 /* Loads the text of a file that `real` is the canonical path of. */
 static qn_value load_file(qn_vm *vm, scope *from, const char *path, const char *real, const char *text, size_t len) {
   const char *slash = strrchr(path, '/');
-  char *dir = copy_text(vm, path, slash ? (size_t)(slash - path) + 1 : 0);
-  qn_value r = dir ? load_module(vm, from, real, path, text, len, dir, false) : value_error();
-  free_text(vm, dir);
+  text_buf dir TEXT_OWNED;
+  text_init(&dir, vm);
+  text_add(&dir, path, slash ? (size_t)(slash - path) + 1 : 0);
+  if (dir.failed) return raise_memory(vm);
+  qn_value r = load_module(vm, from, real, path, text, len, dir.text ? dir.text : "", false);
   scope *s = value_is_error(r) ? NULL : loaded(vm, real);
   if (s) s->written = text_hash(text, len);
   if (s && !(s->text = copy_text(vm, path, strlen(path)))) error_clear(vm); /* messages call it by its name */
@@ -508,6 +510,22 @@ static const scope *changed_import(scope *s, uint32_t search) {
   return NULL;
 }
 
+/* A module that is loaded again, until it is: an exception passes. */
+typedef struct reload {
+  scope *s;
+  char *key; /* of s, which has none meanwhile; NULL: it has it */
+  vm_memory text;
+  qn_value was, now;
+} reload;
+
+static void reload_drop(qn_vm *vm, void *what) {
+  reload *l = what;
+  if (l->key) l->s->key = l->key;
+  vm_drop_memory(vm, &l->text);
+  value_release(vm, l->was);
+  value_release(vm, l->now);
+}
+
 /* At the prompt: the module `s` of a file, loaded again where the file or one that it imports, itself or through others, has changed
  * since. What has values of the module as it was keeps these; a text with an error leaves everything as it is. */
 static qn_value import_again(qn_vm *vm, scope *from, scope *s, const char *path, const char *real, qn_value was) {
@@ -521,23 +539,28 @@ static qn_value import_again(qn_vm *vm, scope *from, scope *s, const char *path,
     value_release(vm, was);
     return value_error();
   }
-  char *key = s->key;
+  reload l = {s, s->key, {text, len + 1}, was, value_nil()};
+  vm_owned held;
+  vm_own(vm, &held, reload_drop, &l);
   s->key = NULL;
   qn_value r = load_file(vm, from, path, real, text, len);
-  mem_free(vm, text, len + 1);
-  s->key = key;
-  if (!value_is_error(r)) forget_key(vm, s);
-  value_release(vm, was);
-  if (value_is_error(r)) return r;
-  text_buf t;
-  text_init(&t, vm);
-  if (own)
-    text_addf(&t, "%s has changed: it is loaded again\n", path);
-  else
-    text_addf(&t, "%s is loaded again: %s, which it needs, has changed\n", path,
-              changed->text ? changed->text : changed->module->name->text);
-  if (!t.failed) vm_write(vm, 2, t.text, t.len);
-  text_free(&t);
+  s->key = l.key;
+  l.key = NULL;
+  if (!value_is_error(r)) {
+    l.now = r;
+    const char *cause = own ? NULL : changed->text ? changed->text : changed->module->name->text;
+    text_buf t TEXT_OWNED;
+    text_init(&t, vm);
+    if (own)
+      text_addf(&t, "%s has changed: it is loaded again\n", path);
+    else
+      text_addf(&t, "%s is loaded again: %s, which it needs, has changed\n", path, cause);
+    forget_key(vm, s);
+    if (!t.failed) vm_write(vm, 2, t.text, t.len);
+  }
+  vm_disown(vm, &held);
+  l.now = value_nil();
+  reload_drop(vm, &l);
   return r;
 }
 
@@ -552,7 +575,11 @@ static qn_value import_file(qn_vm *vm, scope *from, const char *path, span at) {
     size_t len;
     char *text = read_file(vm, path, &len);
     if (!text) return value_error();
+    vm_memory all = {text, len + 1};
+    vm_owned held;
+    vm_own(vm, &held, vm_drop_memory, &all);
     r = load_file(vm, from, path, real, text, len);
+    vm_disown(vm, &held);
     mem_free(vm, text, len + 1);
   }
   if (value_is_error(r) || note_import(vm, from, loaded(vm, real))) return r;
@@ -567,23 +594,18 @@ static bool file_exists(const char *path) {
 }
 
 static qn_value import_embedded(qn_vm *vm, scope *from, const embedded_module *m, span at) {
-  text_buf key;
+  text_buf key TEXT_OWNED;
   text_init(&key, vm);
   text_addf(&key, "<std>/%s", m->name);
-  if (key.failed) {
-    text_free(&key);
-    return raise_memory(vm);
-  }
+  if (key.failed) return raise_memory(vm);
   scope *s;
   qn_value r = import_key(vm, from, key.text, at, &s);
   if (!s) {
-    text_buf name;
+    text_buf name TEXT_OWNED;
     text_init(&name, vm);
     text_addf(&name, "%s.qn", m->name);
     r = name.failed ? raise_memory(vm) : load_module(vm, from, key.text, name.text, m->text, m->len, NULL, true);
-    text_free(&name);
   }
-  text_free(&key);
   return r;
 }
 
@@ -698,7 +720,7 @@ qn_value import_module(qn_vm *vm, scope *from, const char *name, bool path, span
     if (!from->library && !vm_may(vm, QN_CAP_READ, "importing files")) return value_error();
     return fail_import(vm, name, NULL, at);
   }
-  text_buf file;
+  text_buf file TEXT_OWNED;
   text_init(&file, vm);
   if (!(path && name[0] == '/') && from->dir) text_adds(&file, from->dir);
   text_adds(&file, name);
@@ -712,7 +734,6 @@ qn_value import_module(qn_vm *vm, scope *from, const char *name, bool path, span
     r = import_embedded(vm, from, m, at);
   else
     r = fail_import(vm, name, file.text, at);
-  text_free(&file);
   return r;
 }
 

@@ -283,6 +283,13 @@ typedef struct n_import {
 
 /* ---- evaluators, by file -------------------------------------------------------------------------------------------- */
 
+/* Evaluates `n` while the caller needs `v` (which stays its own) further on. A heap value waits on the value stack, where it is found
+ * when an exception of a host passes. */
+qn_value eval_holding(qn_vm *vm, node *n, qn_value *fp, qn_value v);
+static inline qn_value eval_beside(qn_vm *vm, node *n, qn_value *fp, qn_value v) {
+  return __builtin_expect(value_is_heap(v), 0) ? eval_holding(vm, n, fp, v) : eval(vm, n, fp);
+}
+
 /* eval_scalar.c: variables, constants, operators */
 qn_value eval_const(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_nil(qn_vm *vm, node *n, qn_value *fp);

@@ -225,9 +225,10 @@ static bool put(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, const qn_v
     }
   } else {
     ok = fail_kind(vm, *x,
-                   value_is(*x, TAG_STR)      ? "does not change; build a new string"
-                   : value_is(*x, TAG_RECORD) ? "has fields with names or texts: r[\"name\"] = v, and r[str(i)] = v by a number"
-                                              : "has no items to assign");
+                   value_is(*x, TAG_STR) ? "does not change; build a new string"
+                   : value_is(*x, TAG_RECORD)
+                       ? "has fields with names or texts: r[\"name\"] = v, and r[str(i)] = v by a number"
+                       : "has no items to assign");
   }
   if (!ok) raise_at(vm, steps->mark);
   return ok;
@@ -498,10 +499,12 @@ static qn_value update(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *val
 /* The same with indices that lie in variables and hold arrays: the right side may change the variables, the store what they hold. */
 static __attribute__((noinline)) qn_value update_held(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *values) {
   uint32_t held = n->place->nvalues;
-  for (uint32_t i = 0; i < held; i++) value_retain(values[i]);
+  qn_value *mark = vm->sp;
+  if (!vm_enter(vm, held)) return value_error();
+  for (uint32_t i = 0; i < held; i++) *vm->sp++ = value_retain(values[i]);
   qn_value v = eval(vm, n->value, fp);
-  if (!value_stops(v)) v = update(vm, n, fp, values, v, true);
-  for (uint32_t i = 0; i < held; i++) value_release(vm, values[i]);
+  if (!value_stops(v)) v = update(vm, n, fp, mark, v, true);
+  vm_pop_to(vm, mark);
   return v;
 }
 
@@ -598,7 +601,7 @@ qn_value eval_update_one(qn_vm *vm, node *h, qn_value *fp) {
   const place *p = n->place;
   qn_value i = eval(vm, p->steps[0].items[0], fp);
   if (value_stops(i)) return i;
-  qn_value v = eval(vm, n->value, fp);
+  qn_value v = eval_beside(vm, n->value, fp, i);
   if (value_stops(v)) {
     value_release(vm, i);
     return v;

@@ -143,6 +143,7 @@ qn_vm *vm_open(const qn_config *config) {
   vm->next_node = 1;
   vm->next_check = UINT64_MAX;
   text_init(&vm->report, vm);
+  text_init(&vm->later, vm);
   vm->began = vm_seconds();
   vm->owns_engine = !vm->config.engine;
   vm->engine = engine_join(vm->config.engine);
@@ -164,6 +165,7 @@ void vm_close(qn_vm *vm) {
   if (vm->mem) {
     error_clear(vm);
     text_free(&vm->report);
+    text_free(&vm->later);
     sources_close(vm);
     layouts_close(vm);
     error_close(vm);
@@ -289,7 +291,7 @@ double vm_seconds(void) {
 }
 
 static void plan_check(qn_vm *vm) {
-  uint64_t next = vm->config.step_limit ? vm->step_end : UINT64_MAX;
+  uint64_t next = vm->later.len ? 0 : vm->config.step_limit ? vm->step_end : UINT64_MAX;
   if (vm->config.time_limit > 0 && next - vm->steps > vm->check_interval) next = vm->steps + vm->check_interval;
   vm->next_check = next;
 }
@@ -405,6 +407,11 @@ void vm_drop_text(qn_vm *vm, void *text) {
   text_free(text);
 }
 
+void vm_drop_memory(qn_vm *vm, void *memory) {
+  const vm_memory *m = memory;
+  if (m->p) mem_free(vm, m->p, m->bytes);
+}
+
 void vm_host_unwound(vm_host *host) {
   qn_vm *vm = host->vm;
   if (__builtin_expect(!vm, 1)) return;
@@ -448,6 +455,11 @@ bool vm_poll_slow(qn_vm *vm) {
   return false;
 }
 
+bool vm_poll_between_slow(qn_vm *vm) {
+  vm_write_waiting(vm);
+  return vm_poll_slow(vm);
+}
+
 /* ---- devices --------------------------------------------------------------------------------------------------- */
 
 bool vm_use_device(qn_vm *vm, int device) {
@@ -462,12 +474,30 @@ bool vm_use_device(qn_vm *vm, int device) {
 
 /* ---- output and logs ----------------------------------------------------------------------------------------- */
 
+void vm_write_later(qn_vm *vm, const char *text, size_t len) {
+  if (!len) return;
+  if (!vm->config.write) {
+    vm_write(vm, 2, text, len);
+    return;
+  }
+  text_add(&vm->later, text, len);
+  vm->next_check = 0;
+}
+
+void vm_write_waiting(qn_vm *vm) {
+  if (!vm->later.len) return;
+  text_buf t TEXT_OWNED = vm->later;
+  text_init(&vm->later, vm);
+  vm_write(vm, 2, t.text, t.len);
+}
+
 void vm_write(qn_vm *vm, int stream, const char *text, size_t len) {
   if (!len) return;
   if (!vm->config.write) {
     fwrite(text, 1, len, stream == 2 ? stderr : stdout);
     return;
   }
+  vm_write_waiting(vm);
   VM_HOST(host, vm);
   vm->config.write(vm->config.user, stream, text, len);
   vm_host_end(&host);
@@ -500,7 +530,7 @@ void vm_logf(qn_vm *vm, log_channel c, const char *format, ...) {
   va_start(args, format);
   add_log(&t, c, format, args);
   va_end(args);
-  if (!t.failed) vm_write(vm, 2, t.text, t.len);
+  if (!t.failed) vm_write_later(vm, t.text, t.len);
 }
 
 bool log_parse(const char *text, uint32_t *bits) {

@@ -201,6 +201,7 @@ struct qn_vm {
   /* What the qn_error_ functions hand out. */
   char error_name[16];
   text_buf report;
+  text_buf later; /* what vm_write_later was given and the host has not been */
 };
 
 /* Opens a VM with lang's part only; the floors above add theirs (interp_open, then stdlib's qn_vm_open). */
@@ -252,9 +253,14 @@ static inline void vm_own(qn_vm *vm, vm_owned *o, void (*drop)(qn_vm *vm, void *
   vm->owned = o;
 }
 static inline void vm_disown(qn_vm *vm, const vm_owned *o) { vm->owned = o->outer; }
-/* For vm_own: a qn_value and a text_buf. */
+/* For vm_own: a qn_value, a text_buf, and memory of mem_alloc. */
+typedef struct vm_memory {
+  void *p; /* NULL: none */
+  size_t bytes;
+} vm_memory;
 void vm_drop_value(qn_vm *vm, void *value);
 void vm_drop_text(qn_vm *vm, void *text);
+void vm_drop_memory(qn_vm *vm, void *memory);
 
 /* What an API call returns after its work: QN_OK, or the kind of the error that is pending. */
 qn_status vm_status(const qn_vm *vm);
@@ -282,6 +288,14 @@ static inline bool vm_poll(qn_vm *vm) {
   vm->steps++;
   if (__builtin_expect((atomic_load_explicit(&vm->interrupt, memory_order_relaxed) != 0) | (vm->steps >= vm->next_check), 0))
     return vm_poll_slow(vm);
+  return false;
+}
+/* The same between steps of the program, where whatever is owned is found when a host's exception passes: what waits to be written is. */
+bool vm_poll_between_slow(qn_vm *vm);
+static inline bool vm_poll_between(qn_vm *vm) {
+  vm->steps++;
+  if (__builtin_expect((atomic_load_explicit(&vm->interrupt, memory_order_relaxed) != 0) | (vm->steps >= vm->next_check), 0))
+    return vm_poll_between_slow(vm);
   return false;
 }
 /* The same for loops of C code over many items that cost little each: looks at every 4,096th. `i` counts them. */
@@ -313,10 +327,14 @@ QN_MUST_CHECK bool vm_use_device(qn_vm *vm, int device);
 /* Seconds of a clock that only goes forward. */
 double vm_seconds(void);
 void vm_write(qn_vm *vm, int stream, const char *text, size_t len);
+/* To stderr, from code that a host's exception must not leave: log lines and warnings are told of wherever they come up. A host's sink
+ * gets it before anything else is written, at the next vm_poll_between, or at the end of the evaluation. */
+void vm_write_later(qn_vm *vm, const char *text, size_t len);
+void vm_write_waiting(qn_vm *vm); /* now */
 static inline bool vm_logs(const qn_vm *vm, log_channel c) { return (vm->log & (uint32_t)c) != 0; }
-/* One line to the log (stderr sink), prefixed with the channel's name. */
+/* One line to the log (vm_write_later), prefixed with the channel's name. */
 void vm_logf(qn_vm *vm, log_channel c, const char *format, ...) __attribute__((format(printf, 3, 4)));
-/* The same to a text that is written later: a host may leave from within what writes it. */
+/* The same to a text that is written later. */
 void log_line(text_buf *out, log_channel c, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Parses "breaks,recompiles" into channel bits; false on an unknown name. */
 bool log_parse(const char *text, uint32_t *bits);

@@ -481,7 +481,10 @@ static void progress_draw(qn_vm *vm, int64_t done, int64_t total) {
   text_repeat(&t, "#", full);
   text_repeat(&t, "-", BAR - full);
   text_addf(&t, "] %lld/%lld", (long long)done, (long long)total);
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_text, &t);
   if (!t.failed) vm_write(vm, 2, t.text, t.len);
+  vm_disown(vm, &held);
   text_free(&t);
 }
 

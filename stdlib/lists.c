@@ -6,7 +6,14 @@
 
 /* ---- functions over items ------------------------------------------------------------------------------------------ */
 
-static qn_value call1(qn_vm *vm, qn_value f, qn_value x) { return vm->hooks.call(vm, f, &x, 1, value_nil()); }
+/* f(x) of an item that the caller owns. */
+static qn_value call1(qn_vm *vm, qn_value f, qn_value x) {
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_value, &x);
+  qn_value r = vm->hooks.call(vm, f, &x, 1, value_nil());
+  vm_disown(vm, &held);
+  return r;
+}
 
 /* The sequence argument, with a word for those who give the function first. */
 static bool sequence_arg(qn_vm *vm, const char *fn, qn_value v, sequence *s) {
@@ -15,29 +22,20 @@ static bool sequence_arg(qn_vm *vm, const char *fn, qn_value v, sequence *s) {
   return false;
 }
 
-qn_value builtin_map(qn_vm *vm, const qn_value *args) {
-  sequence s;
-  if (!sequence_arg(vm, "map", args[0], &s)) return value_error();
-  qn_value out = list_value(list_new(vm, 0));
-  for (int64_t i = 0; i < s.n && !value_is_error(out); i++) {
-    qn_value item = sequence_item(vm, &s, i);
-    qn_value made = value_is_error(item) ? item : call1(vm, args[1], item);
+static bool map_into(qn_vm *vm, sequence *s, qn_value f, qn_list *out) {
+  for (int64_t i = 0; i < s->n; i++) {
+    qn_value item = sequence_item(vm, s, i);
+    qn_value made = value_is_error(item) ? item : call1(vm, f, item);
     value_release(vm, item);
-    if (value_is_error(made) || !list_push(vm, value_list(out), made)) {
-      value_release(vm, out);
-      return value_error();
-    }
+    if (value_is_error(made) || !list_push(vm, out, made)) return false;
   }
-  return out;
+  return true;
 }
 
-qn_value builtin_filter(qn_vm *vm, const qn_value *args) {
-  sequence s;
-  if (!sequence_arg(vm, "filter", args[0], &s)) return value_error();
-  qn_value out = list_value(list_new(vm, 0));
-  for (int64_t i = 0; i < s.n && !value_is_error(out); i++) {
-    qn_value item = sequence_item(vm, &s, i);
-    qn_value answer = value_is_error(item) ? item : call1(vm, args[1], item);
+static bool filter_into(qn_vm *vm, sequence *s, qn_value f, qn_list *out) {
+  for (int64_t i = 0; i < s->n; i++) {
+    qn_value item = sequence_item(vm, s, i);
+    qn_value answer = value_is_error(item) ? item : call1(vm, f, item);
     bool test = value_is(answer, TAG_BOOL) || (is_array(answer) && value_array(answer)->dtype == QN_bool);
     if (!test && !value_is_error(answer)) {
       text_buf t;
@@ -50,28 +48,51 @@ qn_value builtin_filter(qn_vm *vm, const qn_value *args) {
     }
     int keep = value_is_error(answer) || !test ? -1 : rec_truth(vm, answer, SPAN_NONE);
     value_release(vm, answer);
-    if (keep > 0 ? !list_push(vm, value_list(out), item) : keep < 0) {
+    if (keep > 0 ? !list_push(vm, out, item) : keep < 0) {
       if (keep < 0) value_release(vm, item);
-      value_release(vm, out);
-      return value_error();
+      return false;
     }
     if (keep == 0) value_release(vm, item);
   }
-  return out;
+  return true;
 }
+
+/* The list that `into` makes of a sequence. */
+static qn_value new_list(qn_vm *vm, const char *fn, const qn_value *args,
+                         bool (*into)(qn_vm *vm, sequence *s, qn_value f, qn_list *out)) {
+  sequence s;
+  if (!sequence_arg(vm, fn, args[0], &s)) return value_error();
+  qn_value out = list_value(list_new(vm, 0));
+  if (value_is_error(out)) return out;
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_value, &out);
+  bool good = into(vm, &s, args[1], value_list(out));
+  vm_disown(vm, &held);
+  if (good) return out;
+  value_release(vm, out);
+  return value_error();
+}
+
+qn_value builtin_map(qn_vm *vm, const qn_value *args) { return new_list(vm, "map", args, map_into); }
+qn_value builtin_filter(qn_vm *vm, const qn_value *args) { return new_list(vm, "filter", args, filter_into); }
 
 qn_value builtin_fold(qn_vm *vm, const qn_value *args) {
   sequence s;
   if (!sequence_arg(vm, "fold", args[0], &s)) return value_error();
   if (!value_is(args[1], TAG_FN) && value_is(args[2], TAG_FN))
     return raise(vm, E_type, SPAN_NONE, "fold: the function stands before the start: fold(list, f, start)");
-  qn_value state = value_retain(args[2]);
+  qn_value in[2] = {value_retain(args[2]), value_nil()}, state = in[0];
+  vm_owned held[2];
+  for (int k = 0; k < 2; k++) vm_own(vm, &held[k], vm_drop_value, &in[k]);
   for (int64_t i = 0; i < s.n && !value_is_error(state); i++) {
-    qn_value in[2] = {state, sequence_item(vm, &s, i)};
+    in[0] = state;
+    in[1] = sequence_item(vm, &s, i);
     state = value_is_error(in[1]) ? in[1] : vm->hooks.call(vm, args[1], in, 2, value_nil());
     value_release(vm, in[0]);
     value_release(vm, in[1]);
+    in[0] = in[1] = value_nil();
   }
+  vm_disown(vm, &held[0]);
   return state;
 }
 
@@ -292,7 +313,7 @@ static bool merge_sort(qn_vm *vm, const qn_value *keys, uint32_t *order, uint32_
 
 /* What to compare an item by, with a plain value: one-element arrays are read, traced numbers observed. Owned. */
 static qn_value sort_key(qn_vm *vm, qn_value item, qn_value by) {
-  qn_value key = value_is(by, TAG_NIL) ? value_retain(item) : call1(vm, by, item);
+  qn_value key = value_is(by, TAG_NIL) ? value_retain(item) : vm->hooks.call(vm, by, &item, 1, value_nil());
   if (is_array(key) && value_array(key)->size == 1) {
     qn_value plain;
     if (!array_item(vm, value_array(key), 0, &plain)) plain = value_error();
@@ -311,14 +332,18 @@ static qn_value sort_list(qn_vm *vm, qn_value x, bool descending, qn_value by) {
   qn_value keys = list_value(list_new(vm, n));
   if (value_is_error(keys)) return keys;
   qn_value out = value_error();
-  uint32_t *order = mem_alloc(vm, 2 * (size_t)n * sizeof *order);
-  bool good = order != NULL;
+  bool good = true;
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_value, &keys);
   for (uint32_t i = 0; i < n && good; i++) {
-    order[i] = i;
     qn_value key = sort_key(vm, l->items[i], by);
     good = !value_is_error(key);
     if (good) value_list(keys)->items[i] = key;
   }
+  vm_disown(vm, &held);
+  uint32_t *order = good ? mem_alloc(vm, 2 * (size_t)n * sizeof *order) : NULL;
+  good = order != NULL;
+  for (uint32_t i = 0; i < n && good; i++) order[i] = i;
   if (good && merge_sort(vm, value_list(keys)->items, order, order + n, n, descending)) {
     out = list_value(list_new(vm, n));
     for (uint32_t i = 0; i < n && !value_is_error(out); i++) {
@@ -328,7 +353,7 @@ static qn_value sort_list(qn_vm *vm, qn_value x, bool descending, qn_value by) {
       out = value_error();
     }
   }
-  mem_free(vm, order, 2 * (size_t)n * sizeof *order);
+  if (order) mem_free(vm, order, 2 * (size_t)n * sizeof *order);
   value_release(vm, keys);
   return out;
 }

@@ -156,7 +156,10 @@ static qn_value transformed(qn_vm *vm, transform_kind kind, const char *fn, cons
   qn_value f = transform_new(vm, kind, args, 1);
   if (value_is_error(f)) return f;
   const qn_list *rest = value_list(args[1]);
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_value, &f);
   qn_value result = vm->hooks.call(vm, f, rest->items, (int)rest->len, value_nil());
+  vm_disown(vm, &held);
   value_release(vm, f);
   return result;
 }

@@ -23,7 +23,8 @@ struct trees_walk {
   uint32_t depth, frames_cap;
   qn_value *levels; /* borrowed: k containers a frame */
   uint32_t levels_cap;
-  uint64_t seen; /* places */
+  qn_value *values; /* borrowed: of the place in progress, one a tree */
+  uint64_t seen;    /* places */
 };
 typedef trees_walk walk;
 
@@ -97,11 +98,22 @@ static qn_value enter(walk *w, const qn_value *values, trees_visit visit, void *
   return value_unset();
 }
 
+/* What a walk owns. */
+static void walk_drop(qn_vm *vm, void *what) {
+  walk *w = what;
+  while (w->depth) value_release(vm, w->frames[--w->depth].out);
+  mem_free(vm, w->frames, w->frames_cap * sizeof *w->frames);
+  mem_free(vm, w->levels, w->levels_cap * sizeof *w->levels);
+  mem_free(vm, w->values, w->k * sizeof *w->values);
+}
+
 qn_value trees_map(qn_vm *vm, const char *fn, const qn_value *trees, uint32_t k, bool all, trees_visit visit,
                    void *ctx) {
   walk w = {.vm = vm, .fn = fn, .k = k, .all = all};
-  qn_value *values = mem_alloc(vm, k * sizeof *values);
+  qn_value *values = w.values = mem_alloc(vm, k * sizeof *values);
   if (!values) return value_error();
+  vm_owned held;
+  vm_own(vm, &held, walk_drop, &w);
   qn_value done = enter(&w, trees, visit, ctx);
   while (w.depth && !value_is_error(done)) {
     frame *f = &w.frames[w.depth - 1];
@@ -124,10 +136,8 @@ qn_value trees_map(qn_vm *vm, const char *fn, const qn_value *trees, uint32_t k,
     }
     done = tree_place(vm, trees[0], &w.seen) ? enter(&w, values, visit, ctx) : value_error();
   }
-  while (w.depth) value_release(vm, w.frames[--w.depth].out);
-  mem_free(vm, w.frames, w.frames_cap * sizeof *w.frames);
-  mem_free(vm, w.levels, w.levels_cap * sizeof *w.levels);
-  mem_free(vm, values, k * sizeof *values);
+  vm_disown(vm, &held);
+  walk_drop(vm, &w);
   return done;
 }
 
@@ -157,12 +167,13 @@ static qn_value visit_call(void *ctx, const walk *w, const qn_value *values) {
   return out;
 }
 
-/* All trees in a list of their own: the first, then those of a list of others. Owned, or NULL. */
+/* All trees one behind another on the value stack, from where they are to be popped: the first, then those of a list of others. NULL
+ * with an error raised. */
 static qn_value *with_others(qn_vm *vm, qn_value first, const qn_list *others) {
-  qn_value *trees = mem_alloc(vm, (others->len + (size_t)1) * sizeof *trees);
-  if (!trees) return NULL;
-  trees[0] = first;
-  for (uint32_t i = 0; i < others->len; i++) trees[i + 1] = others->items[i];
+  if (!vm_enter(vm, others->len + (size_t)1)) return NULL;
+  qn_value *trees = vm->sp;
+  *vm->sp++ = value_retain(first);
+  for (uint32_t i = 0; i < others->len; i++) *vm->sp++ = value_retain(others->items[i]);
   return trees;
 }
 
@@ -174,7 +185,7 @@ qn_value builtin_tree_map(qn_vm *vm, const qn_value *args) {
   qn_value *trees = with_others(vm, args[1], others);
   if (!trees) return value_error();
   qn_value out = trees_map(vm, "tree_map", trees, c.k, false, visit_call, &c);
-  mem_free(vm, trees, c.k * sizeof *trees);
+  vm_pop_to(vm, trees);
   return out;
 }
 
@@ -235,7 +246,7 @@ qn_value builtin_same_shapes(qn_vm *vm, const qn_value *args) {
   qn_value *trees = with_others(vm, args[0], others);
   if (!trees) return value_error();
   qn_value walked = trees_map(vm, "same_shapes", trees, c.k, false, visit_shapes, &c);
-  mem_free(vm, trees, c.k * sizeof *trees);
+  vm_pop_to(vm, trees);
   value_release(vm, walked);
   return value_is_error(walked) ? value_error() : value_bool(c.same);
 }

@@ -477,9 +477,14 @@ static bool walk(backward *b) {
   return true;
 }
 
+/* However a differentiation ends: a region's owner may be left by an exception (this file is compiled with -fexceptions). */
+static void backward_end(backward *b) { arena_free(&b->scratch); }
+
 bool graph_vjp(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots, const uint32_t *wrt,
                int nwrt, const graph_rules *rules, uint32_t *grads, uint32_t *culprit, op_refusal *why) {
-  backward b = {.g = g, .from = from ? from : 1, .rules = rules, .culprit = culprit, .why = why};
+  backward b __attribute__((cleanup(backward_end))) = {
+      .g = g, .from = from ? from : 1, .rules = rules, .culprit = culprit, .why = why};
+  arena_init(&b.scratch, g->arena.vm);
   why->id = 0;
   *culprit = 0;
   for (int i = 0; i < nwrt; i++) {
@@ -491,7 +496,6 @@ bool graph_vjp(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *s
   for (int i = 0; i < nroots; i++)
     if (roots[i] > b.last) b.last = roots[i];
   b.last = whole_regions(&b);
-  arena_init(&b.scratch, g->arena.vm);
   bool ok = take_states(&b, wrt, nwrt) && take_regions(&b) && mark_active(&b);
   for (int i = 0; i < nroots && ok; i++) {
     uint32_t root = roots[i];
@@ -504,7 +508,6 @@ bool graph_vjp(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *s
   }
   ok = ok && walk(&b);
   for (int i = 0; i < nwrt && ok; i++) grads[i] = cotangent_of(&b, wrt[i]);
-  arena_free(&b.scratch);
 #ifdef QN_CHECKED
   char wrong[160];
   if (ok && g->n < CHECKED_NODES && !graph_verify(g, wrong, sizeof wrong)) {

@@ -134,7 +134,10 @@ static qn_value function_for(qn_vm *vm, qn_value fn, qn_value backend, const qn_
     return value_unset();
   }
   bool last = lasts(vm, graph);
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_value, &graph);
   qn_value run = vm->hooks.call(vm, backend, &graph, 1, value_nil());
+  vm_disown(vm, &held);
   if (!value_is_error(run) && !value_is(run, TAG_FN)) {
     raise(vm, E_type, SPAN_NONE, "jit: the backend gives the function to call in the graph's place, not %s",
           value_kind_name(run));
@@ -159,7 +162,10 @@ qn_value backend_call(qn_vm *vm, qn_value fn, qn_value backend, bool fullgraph, 
     error_clear(vm);
     return vm->hooks.call(vm, inner, args, nargs, kwargs);
   }
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_value, &run);
   qn_value result = vm->hooks.call(vm, run, args, nargs, value_nil());
+  vm_disown(vm, &held);
   value_release(vm, run);
   return result;
 }

@@ -175,26 +175,43 @@ static bool take_gradient(void *ctx, qn_value like, qn_value given) {
   return c->grads[k] || error_pending(c->r->vm) || (raise_memory(c->r->vm), false);
 }
 
+/* What a rule owns while it is asked. */
+typedef struct rule_owned {
+  qn_value *values; /* `made` of them */
+  size_t bytes;
+  uint32_t made;
+  qn_value args, like;
+} rule_owned;
+
+static void rule_drop(qn_vm *vm, void *what) {
+  rule_owned *o = what;
+  value_release(vm, o->args);
+  value_release(vm, o->like);
+  while (o->made-- > 0) value_release(vm, o->values[o->made]);
+  if (o->values) mem_free(vm, o->values, o->bytes);
+}
+
 /* graph_rules.apply: calls backward(cotangent, args...). */
 static bool apply_rule(void *ctx, const graph_region *x, const uint32_t *cotangents, uint32_t *grads, op_refusal *why) {
   struct recording *r = ctx;
   qn_vm *vm = r->vm;
   const region_rule *rule = x->rule;
-  size_t bytes = (x->nargs + 1) * sizeof(qn_value);
-  qn_value *values = mem_alloc(vm, bytes), args = value_error(), like = value_error(), gs = value_error(),
-           *mark = vm->sp;
-  uint32_t made = 0;
+  rule_owned o = {.bytes = (x->nargs + 1) * sizeof(qn_value), .args = value_error(), .like = value_error()};
+  qn_value *values = o.values = mem_alloc(vm, o.bytes), gs = value_error(), *mark = vm->sp;
   bool ok = values && rec_room(r);
-  for (; made < x->nargs && ok; made += ok) ok = !value_is_error(values[made] = rec_value_of(r, x->args[made]));
-  ok = ok && !value_is_error(args = template_build(vm, &rule->args, values, NULL)) &&
-       !value_is_error(like = template_build(vm, &rule->like, values, NULL));
-  uint32_t nargs = ok ? value_list(args)->len : 0;
+  for (; o.made < x->nargs && ok; o.made += ok) ok = !value_is_error(values[o.made] = rec_value_of(r, x->args[o.made]));
+  ok = ok && !value_is_error(o.args = template_build(vm, &rule->args, values, NULL)) &&
+       !value_is_error(o.like = template_build(vm, &rule->like, values, NULL));
+  uint32_t nargs = ok ? value_list(o.args)->len : 0;
   if (ok && (ok = vm_enter(vm, nargs + 1))) {
     qn_value ct = cotangents_value(r, rule, x, cotangents);
     if ((ok = !value_is_error(ct))) {
       *vm->sp++ = ct;
-      for (uint32_t i = 0; i < nargs; i++) *vm->sp++ = value_retain(value_list(args)->items[i]);
+      for (uint32_t i = 0; i < nargs; i++) *vm->sp++ = value_retain(value_list(o.args)->items[i]);
+      vm_owned held;
+      vm_own(vm, &held, rule_drop, &o);
       gs = vm->hooks.call(vm, rule->backward, mark, (int)nargs + 1, value_nil());
+      vm_disown(vm, &held);
       ok = !value_is_error(gs);
       if (!ok && vm->error && vm->error->id == E_arity && !vm->error->nframes)
         raise_note(vm, SPAN_NONE, "custom_grad calls backward with the cotangent of the result, then the arguments");
@@ -203,14 +220,11 @@ static bool apply_rule(void *ctx, const graph_region *x, const uint32_t *cotange
   region_grads c = {.r = r, .region = x, .rule = rule, .grads = grads};
   ok = ok &&
        companion_walk(vm, "custom_grad: what backward returns", nargs == 1 ? "the argument" : "the list of arguments",
-                      nargs == 1 ? value_list(like)->items[0] : like, gs, (int)rule->levels, take_gradient, &c);
+                      nargs == 1 ? value_list(o.like)->items[0] : o.like, gs, (int)rule->levels, take_gradient, &c);
   ok = ok && rec_room(r);
   vm_pop_to(vm, mark);
-  if (!value_is_error(args)) value_release(vm, args);
-  if (!value_is_error(like)) value_release(vm, like);
   if (!value_is_error(gs)) value_release(vm, gs);
-  while (made-- > 0) value_release(vm, values[made]);
-  if (values) mem_free(vm, values, bytes);
+  rule_drop(vm, &o);
   why->id = 0;
   return ok;
 }
@@ -236,7 +250,11 @@ static bool backward(struct recording *r, uint32_t from, const uint32_t *roots, 
   if (n) memcpy(regions, r->regions.list, n * sizeof *regions);
   graph_rules rules = {.regions = regions, .n = n, .ctx = r, .apply = apply_rule, .add = add_region};
   op_refusal why = {0};
+  vm_memory copies = {regions, (n + 1) * sizeof *regions};
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_memory, &copies); /* a custom_grad's rule is the program's */
   bool ok = graph_vjp(r->g, from, roots, seeds, nroots, wrt->nodes, (int)wrt->n, &rules, wrt->grads, &culprit, &why);
+  vm_disown(vm, &held);
   mem_free(vm, regions, (n + 1) * sizeof *regions);
   if (ok) return rec_room(r);
   if (r->g->failed && !error_pending(vm))
@@ -298,6 +316,10 @@ static qn_value call_grad(struct recording *r, const rec_call_site *site) {
       f->ncaptures > 3 ? transform_defs[TRANSFORM_HESSIAN].name : def->name; /* the gradient within one */
   leaves l = {.r = r, .name = name};
   qn_value *mark = vm->sp, result = value_error(), value = value_unset();
+  vm_owned held[3];
+  vm_own(vm, &held[0], leaves_drop, &l);
+  vm_own(vm, &held[1], vm_drop_value, &wrt);
+  vm_own(vm, &held[2], vm_drop_value, &value);
   bool one = value_is(wrt, TAG_INT);
   uint32_t nwrt;
   int which[MOST_WRT];
@@ -321,10 +343,7 @@ static qn_value call_grad(struct recording *r, const rec_call_site *site) {
   }
   derived_by by = {r->wrt, l.nodes, l.n};
   r->wrt = &by;
-  vm_owned held;
-  vm_own(vm, &held, leaves_drop, &l);
   value = vm->hooks.call(vm, f->captures[0], mark, nargs, site->args[nargs]);
-  vm_disown(vm, &held);
   r->wrt = by.outer;
   if (value_is_error(value)) goto done;
   qn_value root_value = value;
@@ -361,6 +380,7 @@ static qn_value call_grad(struct recording *r, const rec_call_site *site) {
     result = list_of(vm, pair, 2);
   }
 done:
+  vm_disown(vm, &held[0]);
   vm_pop_to(vm, mark);
   value_release(vm, wrt);
   value_release(vm, value);
@@ -409,15 +429,27 @@ static bool stand_in_leaf(void *ctx, const char *path, qn_value v) {
   return !is_float_leaf(v) || (l->grads[l->at++] = stand_in_node(l->r, v)) != 0;
 }
 
+/* An exception passes: the recording goes as well. */
+static void forward_drop(qn_vm *vm, void *what) {
+  forward *w = what;
+  value_release(vm, w->y);
+  leaves_free(&w->in);
+  leaves_free(&w->out);
+}
+
+/* `held` is its owner's until forward_free. */
+static void forward_begin(struct recording *r, const rec_call_site *site, forward *w, vm_owned *held) {
+  *w = (forward){.y = value_unset()};
+  w->in = w->out = (leaves){.r = r, .name = ((const transform_def *)value_fn(site->fn)->code)->name};
+  vm_own(r->vm, held, forward_drop, w);
+}
+
 /* Calls f on the first `nargs` of the arguments, differentiated by those in `which` (NULL: all of them). False with an error raised. */
 static bool forward_call(struct recording *r, const rec_call_site *site, int nargs, const int *which, int nwhich,
                          forward *w) {
   qn_vm *vm = r->vm;
   const qn_fn *f = value_fn(site->fn);
   const char *name = ((const transform_def *)f->code)->name;
-  w->in = w->out = (leaves){.r = r, .name = name};
-  w->held = false;
-  w->y = value_unset();
   w->nargs = which ? nwhich : nargs;
   if (!vm_enter(vm, 2 * (size_t)nargs + (size_t)w->nargs + 1)) return false;
   qn_value *all = vm->sp;
@@ -441,10 +473,7 @@ static bool forward_call(struct recording *r, const rec_call_site *site, int nar
   }
   derived_by by = {r->wrt, w->in.nodes, w->in.n};
   r->wrt = &by;
-  vm_owned held;
-  vm_own(vm, &held, leaves_drop, &w->in);
   qn_value y = vm->hooks.call(vm, f->captures[0], all, nargs, site->args[site->nargs - 1]);
-  vm_disown(vm, &held);
   r->wrt = by.outer;
   if (value_is_error(y)) return false;
   w->y = y;
@@ -476,8 +505,12 @@ static bool forward_transpose(struct recording *r, forward *w) {
       roots[n] = w->out.nodes[i];
       seeds[n++] = w->out.grads[i];
     }
+  vm_memory both = {roots, 2 * (w->out.n + (size_t)1) * sizeof *roots};
+  vm_owned held;
+  vm_own(vm, &held, vm_drop_memory, &both);
   bool ok = backward(r, w->from, roots, seeds, n, &w->in);
-  mem_free(vm, roots, 2 * (w->out.n + (size_t)1) * sizeof *roots);
+  vm_disown(vm, &held);
+  mem_free(vm, roots, both.bytes);
   return ok;
 }
 
@@ -487,12 +520,11 @@ static void forward_go_on(struct recording *r, forward *w) {
   w->held = false;
 }
 
-static void forward_free(qn_vm *vm, forward *w, qn_value *mark) {
+static void forward_free(qn_vm *vm, forward *w, const vm_owned *held, qn_value *mark) {
+  vm_disown(vm, held);
   forward_go_on(w->in.r, w);
   vm_pop_to(vm, mark);
-  value_release(vm, w->y);
-  leaves_free(&w->in);
-  leaves_free(&w->out);
+  forward_drop(vm, w);
 }
 
 /* A number that depends on nothing is an output as well: it gets a node. */
@@ -589,13 +621,15 @@ static qn_value call_vjp(struct recording *r, const rec_call_site *site) {
   qn_vm *vm = r->vm;
   qn_value *mark = vm->sp, pair[2] = {value_error(), value_error()}, result = value_error();
   forward w;
+  vm_owned held;
+  forward_begin(r, site, &w, &held);
   if (forward_call(r, site, site->nargs - 1, NULL, 0, &w) && forward_transpose(r, &w) &&
       !value_is_error(pair[1] = pullback_of(r, site, &w))) {
     pair[0] = w.y;
     w.y = value_unset();
     result = list_of(vm, pair, 2);
   }
-  forward_free(vm, &w, mark);
+  forward_free(vm, &w, &held, mark);
   return result;
 }
 
@@ -645,6 +679,8 @@ static qn_value call_jvp(struct recording *r, const rec_call_site *site) {
                  "jvp takes the function's arguments and as many tangents: jvp(f, x, dx), jvp(f, x, y, dx, dy)");
   qn_value *mark = vm->sp, pair[2] = {value_error(), value_error()}, result = value_error();
   forward w;
+  vm_owned held[3];
+  forward_begin(r, site, &w, &held[0]);
   bool ok = forward_call(r, site, n, NULL, 0, &w) && forward_transpose(r, &w);
   tangents t = {.r = r, .in = &w.in};
   size_t bytes = 2 * (w.in.n + (size_t)1) * sizeof *t.roots;
@@ -655,7 +691,11 @@ static qn_value call_jvp(struct recording *r, const rec_call_site *site) {
     ok = companion_walk(vm, "jvp: the tangent", "the argument", site->args[i], site->args[n + i], 0, take_tangent, &t);
   leaves dy = {.r = r};
   for (uint32_t i = 0; i < w.out.n && ok; i++) ok = leaves_add(&dy, w.out.grads[i]);
+  vm_memory both = {t.roots, bytes};
+  vm_own(vm, &held[1], vm_drop_memory, &both);
+  vm_own(vm, &held[2], leaves_drop, &dy);
   ok = ok && backward(r, w.before.n, t.roots, t.seeds, t.n, &dy) && trust_dead(r, w.before.n, &dy);
+  vm_disown(vm, &held[1]);
   forward_go_on(r, &w);
   ok = ok && rec_hand_numbers(r, dy.grads, dy.n);
   if (ok) {
@@ -671,7 +711,7 @@ static qn_value call_jvp(struct recording *r, const rec_call_site *site) {
   }
   if (t.roots) mem_free(vm, t.roots, bytes);
   leaves_free(&dy);
-  forward_free(vm, &w, mark);
+  forward_free(vm, &w, &held[0], mark);
   return result;
 }
 
@@ -696,8 +736,14 @@ static qn_value pushforward_of(struct recording *r, const rec_call_site *site, f
     seeds[nroots++] = dx.grads[i];
   }
   for (uint32_t i = 0; i < w->out.n && ok; i++) ok = leaves_add(&dy, w->out.grads[i]);
-  ok = ok && backward(r, w->before.n, roots, seeds, nroots, &dy) && fill_leaves(&dy, &w->y, 1) &&
-       (b = body_new(vm)) != NULL;
+  vm_memory both = {roots, bytes};
+  vm_owned held[3];
+  vm_own(vm, &held[0], vm_drop_memory, &both);
+  vm_own(vm, &held[1], leaves_drop, &dx);
+  vm_own(vm, &held[2], leaves_drop, &dy);
+  ok = ok && backward(r, w->before.n, roots, seeds, nroots, &dy);
+  vm_disown(vm, &held[0]);
+  ok = ok && fill_leaves(&dy, &w->y, 1) && (b = body_new(vm)) != NULL;
   if (ok) {
     b->anchor.name = "pushforward";
     b->anchor.at = site->at;
@@ -730,6 +776,11 @@ typedef struct leaf_list {
   uint32_t n, cap;
   int64_t elements;
 } leaf_list;
+
+static void leaf_list_drop(qn_vm *vm, void *what) {
+  const leaf_list *l = what;
+  mem_free(vm, l->items, l->cap * sizeof *l->items);
+}
 
 static bool list_leaf(void *ctx, const char *path, qn_value v) {
   (void)path;
@@ -864,6 +915,12 @@ static qn_value call_jacobian(struct recording *r, const rec_call_site *site) {
   leaf_list xs = {.vm = vm}, ys = {.vm = vm};
   qn_value *cells = NULL, x = value_error(), y = value_error();
   size_t ncells = 0;
+  vm_owned held, held_parts[4];
+  forward_begin(r, site, &w, &held);
+  vm_own(vm, &held_parts[0], vm_drop_value, &x);
+  vm_own(vm, &held_parts[1], vm_drop_value, &y);
+  vm_own(vm, &held_parts[2], leaf_list_drop, &xs);
+  vm_own(vm, &held_parts[3], leaf_list_drop, &ys);
   if (forward_call(r, site, nargs, which, (int)nwrt, &w)) {
     qn_list *l = one ? NULL : list_from(vm, w.args, nwrt);
     x = l ? value_obj(TAG_LIST, l) : one ? value_retain(w.args[0]) : value_error();
@@ -890,7 +947,7 @@ static qn_value call_jacobian(struct recording *r, const rec_call_site *site) {
   if (!value_is_error(map)) value_release(vm, map);
   if (!value_is_error(x)) value_release(vm, x);
   if (!value_is_error(y)) value_release(vm, y);
-  forward_free(vm, &w, mark);
+  forward_free(vm, &w, &held, mark);
   return result;
 }
 

@@ -256,10 +256,12 @@ static bool inputs_grow(qn_vm *vm, call_inputs *c, uint32_t n) {
   return true;
 }
 
+/* Before the program goes on: a host may leave from there. */
 static void inputs_free(qn_vm *vm, call_inputs *c) {
   if (c->cap <= FEW) return;
   mem_free(vm, c->arrays, c->cap * sizeof *c->arrays);
   mem_free(vm, c->scalars, c->cap * sizeof *c->scalars);
+  c->cap = 0;
 }
 
 static bool entry_fits(qn_vm *vm, entry *e, const rec_call_site *site, call_inputs *c, text_buf *why) {
@@ -715,8 +717,31 @@ done:
   return found;
 }
 
+/* What a verified call owns while the interpreter makes it. */
+typedef struct verified_call {
+  call_inputs *inputs; /* of which so many are held */
+  uint32_t held;
+  qn_value compiled;
+  qn_error_object *error;
+} verified_call;
+
+static void verified_release(qn_vm *vm, const verified_call *v) {
+  for (uint32_t i = 0; i < v->held; i++)
+    if (v->inputs->arrays[i]) value_release(vm, value_obj(TAG_ARRAY, v->inputs->arrays[i]));
+}
+
+/* An exception passes. */
+static void verified_drop(qn_vm *vm, void *what) {
+  verified_call *v = what;
+  verified_release(vm, v);
+  inputs_free(vm, v->inputs);
+  value_release(vm, v->compiled);
+  if (v->error) error_free(vm, v->error);
+}
+
 /* Both ways, with the same inputs: they are held, since the interpreter may release or overwrite the call's arguments. */
-static qn_value both_ways(qn_vm *vm, rec_call_site *site, entry *e, call_inputs *c) {
+static qn_value both_ways(qn_vm *vm, rec_call_site *site, entry *e, verified_call *v) {
+  call_inputs *c = v->inputs;
   const char *name = site->anchor->name ? site->anchor->name : "fn";
   uint64_t draw = vm->draw;
   qn_value compiled = replay(vm, e, site, c);
@@ -726,7 +751,12 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, entry *e, call_inputs 
   vm->draw = draw;
   ANCHOR_LENT(lent, site->anchor);
   site->anchor->state = ANCHOR_NEVER; /* recursion below this call runs eagerly too */
+  v->compiled = compiled;
+  v->error = error;
+  vm_owned held;
+  vm_own(vm, &held, verified_drop, v);
   qn_value eager = site->run(site->ctx);
+  vm_disown(vm, &held);
   anchor_give_back(&lent);
   char where[160] = "", node[200] = "";
   if (error) {
@@ -768,17 +798,17 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, entry *e, call_inputs 
 }
 
 static qn_value verified(qn_vm *vm, rec_call_site *site, entry *e, call_inputs *c) {
-  uint32_t n = e->pattern.ninputs, held = 0;
+  uint32_t n = e->pattern.ninputs;
+  verified_call v = {.inputs = c, .compiled = value_nil()};
   qn_value result = value_error();
-  for (; held < n; held++) {
-    if (!c->arrays[held]) continue;
-    qn_array *flat = array_contiguous(vm, c->arrays[held]);
+  for (; v.held < n; v.held++) {
+    if (!c->arrays[v.held]) continue;
+    qn_array *flat = array_contiguous(vm, c->arrays[v.held]);
     if (!flat) break;
-    c->arrays[held] = flat;
+    c->arrays[v.held] = flat;
   }
-  if (held == n) result = both_ways(vm, site, e, c);
-  for (uint32_t i = 0; i < held; i++)
-    if (c->arrays[i]) value_release(vm, value_obj(TAG_ARRAY, c->arrays[i]));
+  if (v.held == n) result = both_ways(vm, site, e, &v);
+  verified_release(vm, &v);
   return result;
 }
 
@@ -1011,6 +1041,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
       short_call c;
       bool rests = !timed && rest_begin(vm, site, &c);
       j->calls_eager++;
+      inputs_free(vm, &inputs);
       vm->asked.alone += alone;
       result = site->run(site->ctx);
       vm->asked.alone -= alone;
@@ -1026,7 +1057,10 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
       timeline_end(vm->engine, TIMELINE_run, a->name, begin, "kernels", e->plan->plan->nkernels);
       /* What compiled code could not do the interpreter does again from the start (nothing has happened yet), so that the
        * error comes with its operands and its trace. */
-      if (value_is_error(result) && error_repeats(vm)) result = site->run(site->ctx);
+      if (value_is_error(result) && error_repeats(vm)) {
+        inputs_free(vm, &inputs);
+        result = site->run(site->ctx);
+      }
     }
     if (timed)
       race_note(vm, e, timeline_now() - start);
@@ -1040,13 +1074,12 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   if (go_on && again) {
     go_on = note_miss(vm, site, list, break_reasons[BREAK_memory]);
   } else if (go_on && list->first) { /* only now, as telling the reason takes longer than looking */
-    text_buf why;
+    text_buf why TEXT_OWNED;
     text_init(&why, vm);
     if (inputs_room(vm, &inputs, list->first->pattern.ninputs)) entry_fits(vm, list->first, site, &inputs, &why);
     text_add(&why, "", 1);
     error_clear(vm);
     go_on = note_miss(vm, site, list, why.failed ? "another call shape" : why.text);
-    text_free(&why);
   }
   inputs_free(vm, &inputs);
   if (!go_on) {
@@ -1105,8 +1138,8 @@ void jit_drain(qn_vm *vm) {
   log_write(vm, &log);
   char text[256];
   while (compile_trouble(vm->engine, text, sizeof text) || gpu_trouble(vm->engine, text, sizeof text)) {
-    vm_write(vm, 2, text, strlen(text));
-    vm_write(vm, 2, "\n", 1);
+    vm_write_later(vm, text, strlen(text));
+    vm_write_later(vm, "\n", 1);
   }
 }
 

@@ -273,7 +273,7 @@ qn_value jit_code_text(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) 
 /* ---- the log ---------------------------------------------------------------------------------------------------------------------- */
 
 void log_write(qn_vm *vm, const text_buf *text) {
-  if (!text->failed && text->text) vm_write(vm, 2, text->text, text->len);
+  if (!text->failed && text->text) vm_write_later(vm, text->text, text->len);
 }
 
 static void log_text(text_buf *out, log_channel c, const char *name, text_buf *t) {

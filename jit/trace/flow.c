@@ -347,8 +347,9 @@ static void free_values(qn_vm *vm, qn_value **values, uint32_t n) {
   *values = NULL;
 }
 
-static void frame_free(qn_vm *vm, rec_frame *f) {
-  vm->rec->frames = f->outer;
+static void frame_free(struct recording *r, rec_frame *f) {
+  qn_vm *vm = r->vm;
+  r->frames = f->outer;
   free_values(vm, &f->left, frame_values(f));
   free_values(vm, &f->kept, frame_values(f));
   value_release(vm, f->entry);
@@ -357,7 +358,11 @@ static void frame_free(qn_vm *vm, rec_frame *f) {
 }
 
 void frames_drop(struct recording *r) {
-  while (r->frames) frame_free(r->vm, r->frames);
+  while (r->frames) frame_free(r, r->frames);
+}
+
+void rec_frame_drop(struct recording *r, rec_frame *f) {
+  for (rec_frame *last = NULL; last != f;) frame_free(r, last = r->frames);
 }
 
 /* Lanes of `mask` leave with values; `result` is a call's, a loop's are in its slots. */
@@ -409,7 +414,7 @@ qn_value rec_call_leave(qn_vm *vm, rec_frame *f, qn_value v) {
     v = all;
   }
   set_mask(vm, &r->active, value_retain(f->entry));
-  frame_free(vm, f);
+  frame_free(r, f);
   return v;
 }
 
@@ -481,7 +486,7 @@ rec_answer rec_loop_leave(qn_vm *vm, rec_frame *f, bool ok) {
     ok = !value_is_error(rest);
     set_mask(vm, &r->active, ok ? rest : value_retain(f->entry));
   }
-  frame_free(vm, f);
+  frame_free(r, f);
   return !ok ? REC_FAILED : is_none(r->active) ? REC_LEFT : REC_DONE;
 }
 

@@ -116,7 +116,11 @@ static qn_value graph_of_call(qn_vm *vm, qn_value fn, const qn_value *args, int 
   vm->asked.watched = value_is(fn, TAG_FN) ? anchor_of_value(vm, fn) : NULL;
   vm->asked.watched_fn = vm->asked.watched_args = value_unset();
   served s;
+  vm_owned held[2];
+  vm_own(vm, &held[0], vm_drop_value, &watched_fn);
+  vm_own(vm, &held[1], vm_drop_value, &watched_args);
   bool ok = !error_pending(vm) && serve(vm, "graph", fn, args, nargs, &s);
+  vm_disown(vm, &held[0]);
   qn_value kept_fn = vm->asked.watched_fn, kept = vm->asked.watched_args, result = value_error();
   vm->asked.watched = watched;
   vm->asked.watched_fn = watched_fn;
@@ -389,9 +393,19 @@ typedef struct rewriting {
   struct recording *r;
   const graph_body *from;
   qn_value rule;
-  uint32_t *map;    /* nodes of the old graph in the recording */
-  uint32_t *starts; /* where in it the place of each begins, and the end */
+  uint32_t *map;        /* nodes of the old graph in the recording */
+  uint32_t *starts;     /* where in it the place of each begins, and the end */
+  size_t bytes;         /* of both */
+  uint32_t *in, in_cap; /* operands of the node in progress */
 } rewriting;
+
+/* What it owns. */
+static void rewriting_drop(qn_vm *vm, void *what) {
+  rewriting *w = what;
+  if (w->r) rec_drop(vm, w->r);
+  if (w->map) mem_free(vm, w->map, w->bytes);
+  mem_free(vm, w->in, w->in_cap * sizeof *w->in);
+}
 
 /* What the rule gives for node i, as a node; 0: keeps it, UINT32_MAX: an error is raised. */
 static uint32_t ask_rule(rewriting *w, uint32_t i) {
@@ -407,7 +421,12 @@ static uint32_t ask_rule(rewriting *w, uint32_t i) {
     ok = !value_is_error(x);
     if (ok) l->items[k] = x;
   }
-  if (ok) out = vm->hooks.call(vm, w->rule, args, 2, value_nil());
+  if (ok) {
+    vm_owned held[2];
+    for (int k = 0; k < 2; k++) vm_own(vm, &held[k], vm_drop_value, &args[k]);
+    out = vm->hooks.call(vm, w->rule, args, 2, value_nil());
+    vm_disown(vm, &held[0]);
+  }
   for (int k = 0; k < 2; k++)
     if (!value_is_error(args[k])) value_release(vm, args[k]);
   if (value_is_error(out)) return UINT32_MAX;
@@ -467,7 +486,6 @@ static bool record_anew(rewriting *w) {
   struct recording *r = w->r;
   qn_vm *vm = r->vm;
   const graph *g = w->from->call.graph;
-  uint32_t *in = NULL, in_cap = 0;
   bool ok = true;
   for (uint32_t i = 0; i < g->ninputs && ok; i++)
     ok = (w->map[g->inputs[i]] = graph_input(r->g, g->nodes[g->inputs[i]].type, 0)) != 0;
@@ -480,7 +498,8 @@ static bool record_anew(rewriting *w) {
       ok = false;
     } else if (!node && n->kind == NODE_CONST) {
       node = graph_const(r->g, n->type, n->payload.data, 0);
-    } else if (!node && mem_grow(vm, (void **)&in, &in_cap, n->nin + 1u, sizeof *in)) {
+    } else if (!node && mem_grow(vm, (void **)&w->in, &w->in_cap, n->nin + 1u, sizeof *w->in)) {
+      uint32_t *in = w->in;
       for (int k = 0; k < n->nin; k++) in[k] = w->map[n->in[k]];
       op_attr attr = graph_attr(n);
       uint32_t site = 0;
@@ -493,7 +512,6 @@ static bool record_anew(rewriting *w) {
   }
   w->starts[g->n] = r->g->n;
   for (uint32_t i = 0; i < w->from->regions.n && ok; i++) ok = region_anew(w, &w->from->regions.list[i]);
-  mem_free(vm, in, in_cap * sizeof *in);
   if (ok && rec_room(r)) return true;
   if (!error_pending(vm)) raise_memory(vm);
   return false;
@@ -563,20 +581,19 @@ qn_value jit_graph_rewrite(qn_vm *vm, qn_value g, qn_value rule) {
   const graph *old = body_of(g)->call.graph;
   rewriting w = {.from = body_of(g), .rule = rule};
   qn_value result = value_error();
-  size_t bytes = (2 * (size_t)old->n + 1) * sizeof *w.map;
-  w.map = mem_zalloc(vm, bytes);
+  w.bytes = (2 * (size_t)old->n + 1) * sizeof *w.map;
+  w.map = mem_zalloc(vm, w.bytes);
   w.starts = w.map ? w.map + old->n : NULL;
   if (w.map && (w.r = rec_begin(vm, false))) {
     w.r->hollow = true;
     w.r->grads = 1; /* whatever breaks, it goes on */
     w.r->placed = true;
     vm_owned held;
-    vm_own(vm, &held, rec_drop, w.r);
+    vm_own(vm, &held, rewriting_drop, &w);
     if (record_anew(&w)) result = rewritten(&w, g);
     vm_disown(vm, &held);
-    rec_free(w.r);
   }
-  if (w.map) mem_free(vm, w.map, bytes);
+  rewriting_drop(vm, &w);
   vm->rec = outer;
   return result;
 }

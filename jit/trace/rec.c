@@ -127,12 +127,9 @@ void rec_abandon(qn_vm *vm) {
 }
 
 void rec_drop(qn_vm *vm, void *recording) {
-  struct recording *r = recording;
-  struct recording *on = vm->rec;
-  vm->rec = r;
-  frames_drop(r);
-  vm->rec = on;
-  rec_free(r);
+  (void)vm;
+  frames_drop(recording);
+  rec_free(recording);
 }
 
 bool rec_end(struct recording *r) {

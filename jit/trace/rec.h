@@ -175,6 +175,8 @@ QN_MUST_CHECK int rec_loop_test(qn_vm *vm, rec_frame *f, qn_value condition, int
 QN_MUST_CHECK int rec_loop_next(qn_vm *vm, rec_frame *f, rec_exit how, qn_value v);
 /* The loop is over; `ok`: without an error. As rec_if: REC_DONE, REC_LEFT or REC_FAILED. */
 QN_MUST_CHECK rec_answer rec_loop_leave(qn_vm *vm, rec_frame *f, bool ok);
+/* An exception of a host passes: the frame and those within it are no more. */
+void rec_frame_drop(struct recording *r, rec_frame *f);
 /* May a handler see the pending error? Not if it is one of single lanes. */
 bool rec_try_catches(const qn_vm *vm);
 /* Is a condition that differs from lane to lane true in all that are at work? 1; 0, and from then on those where it is not are at
