@@ -506,7 +506,7 @@ static qn_array *run_library(qn_vm *vm, op_id op, qn_array *const *in, int nin, 
                              const graph_type *t, const qk_scalar *keys, int device) {
   if (!device) return library_apply(vm, op, in, attr);
   bool refused;
-  qn_array *out = library_there(vm, op, in[0], attr, NULL, &refused);
+  qn_array *out = library_there(vm, op, in, attr, NULL, &refused);
   return refused ? through_host(vm, run_library, op, in, nin, attr, t, keys, device) : out;
 }
 

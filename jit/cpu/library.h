@@ -15,8 +15,8 @@ QN_MUST_CHECK qn_array *recurrence_apply(qn_vm *vm, qn_array *by, qn_array *plus
 /* Runs one on strict, forced arrays of any layout. A new contiguous array, or NULL with an error raised. */
 QN_MUST_CHECK qn_array *library_apply(qn_vm *vm, op_id op, qn_array *const *in, const op_attr *attr);
 
-/* sort or argsort where the operand is, on a device: to `out`, contiguous and beside it, or, where that is NULL, to a new array. NULL with
- * *refused: not there, or not yet, and nothing is raised. */
-QN_MUST_CHECK qn_array *library_there(qn_vm *vm, op_id op, const qn_array *x, const op_attr *attr, qn_array *out, bool *refused);
+/* Runs one where the operands are, on a device: to `out`, contiguous and beside them, or, where that is NULL, to a new array. A size that data tell is
+ * set in `out`, which has room for all. NULL with *refused: not there, or not yet, and nothing is raised. */
+QN_MUST_CHECK qn_array *library_there(qn_vm *vm, op_id op, qn_array *const *in, const op_attr *attr, qn_array *out, bool *refused);
 
 #endif

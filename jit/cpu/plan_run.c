@@ -5,7 +5,7 @@
  *   steps      kernels (compiled code when it is there), library ops on array headers over the buffers, host scalars
  *
  * On a device the arena is a block of the device's memory, constants are kept there, kernels that follow each other run there as one
- * (jit/kernel/device.h), with the products between them where the device can; products are its library's, sorting its own, and other library ops and host scalars take their operands to the CPU.
+ * (jit/kernel/device.h), with the products between them where the device can; products are its library's, sorting and masks its own; what is left takes its operands to the CPU.
  * Checks of kernels are waited for at the end, and before another step's error may be told. Where the device refuses, the whole
  * plan runs on the CPU with copies. That gives other bits where there are products: then it is only asked for its error, and the
  * call is left to the interpreter.
@@ -161,6 +161,16 @@ static bool run_product_step(plan_frame *f, const plan_step *s) {
   return ok;
 }
 
+/* Sizes that this node's result tells. */
+static void set_symbols(plan_frame *f, uint32_t node, const qn_array *out) {
+  const dim_table *t = &f->p->graph->dims;
+  for (uint32_t i = 0; i < t->n; i++) {
+    const dim_expr *e = &t->exprs[i];
+    if (e->op == DIM_SYMBOL && e->source == DIM_FROM_NODE && e->ref == node && e->axis < out->rank)
+      f->symbols[i] = out->shape[e->axis];
+  }
+}
+
 static bool run_library_call(plan_frame *f, const plan_step *s) {
   graph *g = f->p->graph;
   const graph_node *n = &g->nodes[s->node];
@@ -175,11 +185,15 @@ static bool run_library_call(plan_frame *f, const plan_step *s) {
     operands[i] = &in[i].a;
   }
   static const op_attr none;
-  if (f->device && (n->op == OP_sort || n->op == OP_argsort)) {
+  if (f->device) {
     buffer_array result;
     bool refused;
     array_over(f, &result, s->buffers[n->nin], &n->type);
-    if (library_there(f->vm, (op_id)n->op, operands[0], n->attr ? n->attr : &none, &result.a, &refused)) return true;
+    bool done = library_there(f->vm, (op_id)n->op, operands, n->attr ? n->attr : &none, &result.a, &refused) != NULL;
+    if (done) {
+      set_symbols(f, s->node, &result.a);
+      return true;
+    }
     if (!refused) {
       raise_node_site(f, s->node);
       return false;
@@ -205,11 +219,7 @@ static bool run_library_call(plan_frame *f, const plan_step *s) {
     value_release(f->vm, value_obj(TAG_ARRAY, out));
     return false;
   }
-  for (uint32_t i = 0; i < g->dims.n; i++) {
-    const dim_expr *e = &g->dims.exprs[i];
-    if (e->op == DIM_SYMBOL && e->source == DIM_FROM_NODE && e->ref == s->node && e->axis < out->rank)
-      f->symbols[i] = out->shape[e->axis];
-  }
+  set_symbols(f, s->node, out);
   value_release(f->vm, value_obj(TAG_ARRAY, out));
   return true;
 }

@@ -277,7 +277,8 @@ const device_kernels gpu_kernels = {.ready = ready,
                                     .plan_close = gpu_plan_close,
                                     .has_product = gpu_has_product,
                                     .product = gpu_product,
-                                    .sort = gpu_sort};
+                                    .sort = gpu_sort,
+                                    .compress = gpu_compress};
 
 /* ---- copies between layouts -------------------------------------------------------------------------------------------------- */
 

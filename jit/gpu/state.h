@@ -128,7 +128,8 @@ typedef struct gpu_stream {
   bool abandoned;        /* something that writes to `mapped` was not waited for */
   char *answers;         /* pinned memory for small reads */
   const gpu_code *own;   /* kernels of our own, once they are compiled */
-  const gpu_code *sorts; /* those of sort.c, likewise */
+  const gpu_code *sorts; /* those of sort.c and compress.c, likewise */
+  const gpu_code *compresses;
 } gpu_stream;
 
 typedef struct gpu_vm {
@@ -229,6 +230,13 @@ CUgraph gpu_product_capture(gpu_stream *s, const gpu_made *x, const uint64_t add
 const char *gpu_sort_text(void);
 /* As device_kernels.sort. */
 device_answer gpu_sort(qn_vm *vm, qn_array *out, const qn_array *x, int axis, bool descending, bool indices);
+
+/* ---- masks (compress.c) ---- */
+
+/* The text of its kernels. */
+const char *gpu_compress_text(void);
+/* As device_kernels.compress. */
+device_answer gpu_compress(qn_vm *vm, const qn_array *x, const qn_array *mask, qn_array *to, qn_array **made);
 
 /* Copies elements between two layouts on the device. */
 QN_MUST_CHECK bool gpu_copy_elements(qn_vm *vm, qn_array *to, const qn_array *from);

@@ -74,6 +74,10 @@ typedef struct device_kernels {
   /* Stores x sorted along an axis, or (`indices`) the i64 indices that sort it, to `out`, a contiguous array beside it. Stable, nan last. Not waited
    * for. REFUSES: there is no code for it, or not yet. */
   device_answer (*sort)(qn_vm *vm, qn_array *out, const qn_array *x, int axis, bool descending, bool indices);
+  /* The cells of x for which `mask` is true, in order; or, where x is NULL, the coordinates of these, i64[n, rank]. Both are contiguous. Stored to
+   * `to`, contiguous and with room for all of them, whose size is then set; where that is NULL, to a new array, *made. Their number is
+   * waited for. REFUSES: as of sort. */
+  device_answer (*compress)(qn_vm *vm, const qn_array *x, const qn_array *mask, qn_array *to, qn_array **made);
 
   /* ---- plans ---- */
 

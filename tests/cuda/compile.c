@@ -5,6 +5,7 @@
  *   files PATH...      L programs in texts: the goldens, and what QUERN_LOG=kernels writes
  *   random FIRST N     random L programs (l_random.h), which use every construct
  *   graphs FIRST N     the kernels of the plans of random graphs (graph_random.h)
+ *   sort, compress     the kernels of sorting and of masks
  *   vm CLASS           the block VM's interpreter for a class of dtypes, by number
  *   ops CLASS          the one-op kernels of the ops of a class (POINTWISE, REDUCE ..) over dtypes, layouts and attributes
  *
@@ -297,12 +298,22 @@ static bool interpreter(const nvrtc *n, const char *keep, uint32_t number) {
   return ok;
 }
 
-/* The kernels of sorting. */
-static bool sorting(const nvrtc *n, const char *keep) {
+/* Kernels that are texts of their own, by name. */
+typedef struct own_text {
+  const char *name, *(*text)(void);
+} own_text;
+static const own_text own_texts[] = {{"sort", gpu_sort_text}, {"compress", gpu_compress_text}};
+static const own_text *own_named(const char *name) {
+  for (size_t i = 0; i < sizeof own_texts / sizeof *own_texts; i++)
+    if (strcmp(name, own_texts[i].name) == 0) return &own_texts[i];
+  return NULL;
+}
+
+static bool own(const nvrtc *n, const own_text *which, const char *keep) {
   text_buf out;
   text_init(&out, NULL);
-  text_adds(&out, gpu_sort_text());
-  bool ok = compiles(n, "sort", keep, 0, false, &out);
+  text_adds(&out, which->text());
+  bool ok = compiles(n, which->name, keep, 0, false, &out);
   text_free(&out);
   return ok;
 }
@@ -348,9 +359,9 @@ int main(int argc, char **argv) {
     } else if (strcmp(argv[i], "vm") == 0 && !last) {
       what = "vm";
       ok &= interpreter(&n, keep, (uint32_t)strtoul(argv[++i], NULL, 10));
-    } else if (strcmp(argv[i], "sort") == 0) {
-      what = "sort";
-      ok &= sorting(&n, keep);
+    } else if (own_named(argv[i])) {
+      what = argv[i];
+      ok &= own(&n, own_named(what), keep);
     } else if (strcmp(argv[i], "ops") == 0 && !last) {
       what = argv[++i];
       ok &= take_ops(&s, what);
@@ -360,7 +371,7 @@ int main(int argc, char **argv) {
       fatal(argv[i]);
     }
   }
-  if (!s.n && strcmp(what, "vm") != 0 && strcmp(what, "sort") != 0) fatal("no programs");
+  if (!s.n && strcmp(what, "vm") != 0 && !own_named(what)) fatal("no programs");
   for (uint32_t from = 0; from < s.n; from += UNIT)
     ok &= unit(&n, what, keep, &s, from, s.n - from < UNIT ? s.n - from : UNIT);
   for (uint32_t i = 0; i < s.n; i++) l_free(s.all[i]);

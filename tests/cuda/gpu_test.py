@@ -549,7 +549,8 @@ def calls(p):
         p.note(f"{name}: {times[0][0]:.1f} us, eager {times[-1][0]:.1f}")
 
 
-SANITIZED = ("reductions", "indexing_combined", "stdlib_random", "broadcast_scans", "same_bits", "scatter", "slices", "matmul", "grad")
+SANITIZED = ("reductions", "indexing_combined", "stdlib_random", "broadcast_scans", "same_bits", "scatter", "slices", "matmul", "grad",
+             "masks", "sorting_lengths")
 
 
 @part(110, fills=True)

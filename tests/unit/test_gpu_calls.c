@@ -580,10 +580,89 @@ START_TEST(sorting_stays_on_the_device) {
 }
 END_TEST
 
+/* What an expression brings to the host, warm: nothing, or the number of true elements, which is a result's size. */
+typedef struct stays {
+  const char *text;
+  unsigned long to_host;
+} stays;
+static const stays staying[] = {
+    {"m[b]", 1},
+    {"m[:, b[0]]", 1},
+    {"m[b[:, 0]]", 1},
+    {"m[::-1, 1:][b[::-1, 1:]]", 1},
+    {"m[m > 9]", 1},
+    {"nonzero(b)", 1},
+    {"nonzero(m)", 1},
+    {"unique(x)", 1},
+    {"unique(f64(m))", 1},
+    {"grad(fn(m) sum(m[b] ** 2))(m)", 2},
+    {"update(m)", 0},
+    {"m[b] + sort(x)[:len(m[b])]", 2},
+    {"sort(x, descending: true)", 0},
+    {"argsort(m, axis: 0)", 0},
+    {"topk(x, 2)", 0},
+    {"cumsum(x)", 0},
+    {"cumprod(x)", 0},
+    {"cummax(x)", 0},
+    {"grad(fn(x) sum(cumprod(x)))(x)", 2}, /* recurrence is the CPU's */
+    {"grad(fn(x) sum(sort(x)[:2]))(x)", 0},
+    {"grad(fn(x) max(x))(x)", 0},
+    {"gather(m, i, 1)", 0},
+    {"take(x, i[0])", 0},
+    {"x[i]", 0},
+    {"scatter_add(x, i[0], 1.0)", 0},
+    {"argmax(m, axis: 0)", 0},
+    {"roll(x, 2)", 0},
+    {"pad(x, 2)", 0},
+    {"repeat(m, 3, axis: 1)", 0},
+    {"permutation(7)", 0},
+    {"randint(0, 9, 5)", 0},
+    {"randn(9)", 0},
+    {"bernoulli(x * 0.01)", 0},
+    {"conv2d(m.reshape(1, 1, 3, 4), m.reshape(1, 1, 3, 4))", 0},
+    {"max_pool2d(m.reshape(1, 1, 3, 4), 2)", 0},
+    {"einsum(\"ij,kj->ik\", m, m)", 0},
+    {"vmap(fn(a) sort(a))(m)", 0},
+    {"vmap(fn(a, j) a[j])(m, i[:, 0])", 0},
+    {"jacobian(fn(a) a * a)(x)", 0},
+    {"hessian(fn(a) sum(a * a * a))(x)", 0},
+    {"eye(4)", 0},
+    {"arange(9)", 0},
+    {"round(x, digits: 1)", 0},
+    {"cross_entropy(m, i[:, 0])", 0},
+    {"layer_norm(m, x[:4], x[:4])", 0},
+};
+
+START_TEST(masks_without_memory) {
+  qn_vm *vm = vm_compiling();
+  run(vm, "let m = arange(12).reshape(3, 4) * 3; let b = m > 9; let y = m[b]; let z = m[b[:, 0]]; let w = nonzero(b)\n"
+          "fn f(m, b) = m[b] + 1\nfor _ in 0..5 { y = f(m, b) }");
+  fail_each_allocation(vm, "y = 0", "y = m[b]; z = m[b[:, 0]]; w = nonzero(b)",
+                       "[sum(m[b]), sum(m[b[:, 0]]), sum(nonzero(b))]", "i64[3] gpu(0)\n[180, 180,  24]");
+  fail_each_allocation(vm, "y = 0", "y = f(m, b)", "f(m, b)[:2]", "i64[2] gpu(0)\n[13, 16]");
+  qn_vm_close(vm);
+}
+END_TEST
+
+START_TEST(ops_stay_on_the_device) {
+  qn_vm *vm = vm_compiling();
+  run(vm, "let m = f32((arange(12) * 7) % 11).reshape(3, 4); let x = f32((arange(9) * 5) % 7) + 0.5; let b = m > 3; "
+          "let i = m[:, :2] // 4\n"
+          "i = i64(i)\nlet y = x\nfn update(m) {\n  let z = m\n  z[b] = 5.0\n  z\n}");
+  for (size_t k = 0; k < sizeof staying / sizeof *staying; k++) {
+    for (int n = 0; n < 3; n++) run(vm, staying[k].text);
+    fake_count c = during(vm, staying[k].text);
+    ck_assert_msg(c.to_host == staying[k].to_host, "%s: %lu copies to the host", staying[k].text, c.to_host);
+  }
+  qn_vm_close(vm);
+}
+END_TEST
+
 int main(void) {
   Suite *s = suite_create("gpu_calls");
   CASE(tcase_create("counts"), a_plan_is_one_copy_and_one_graph, numbers_that_change_are_one_copy,
-       a_plan_of_one_kernel_is_one_launch, an_op_is_one_launch, sorting_stays_on_the_device);
+       a_plan_of_one_kernel_is_one_launch, an_op_is_one_launch, sorting_stays_on_the_device, ops_stay_on_the_device);
+  CASE(tcase_create("masks"), masks_without_memory);
   CASE(tcase_create("sizes"), sizes_and_addresses_change, work_may_be_done_late, graphs_are_kept_for_some_sizes,
        constants_are_sent_once, two_vms_run_one_program);
   CASE(tcase_create("errors"), the_first_failed_check_is_the_error);

@@ -1,0 +1,109 @@
+/* x[mask] and nonzero on the device: the launches of compress.cu.
+ *
+ * How many there are is counted first, and waited for: the result's size depends on it, and so does whatever the program does next. All that
+ * comes behind is asked for and not waited for. Cells larger than a word need a list of places, 8 bytes a cell. */
+#include <string.h>
+
+#include "jit/gpu/state.h"
+
+extern const char compress_source[]; /* made of compress.cu */
+
+/* Its kernels are called k<COMPRESS_HASH>_0 and so on, in this order. */
+#define COMPRESS_HASH 0x636f6d7072657373ull
+enum { COMPRESS_COUNT, COMPRESS_SUMS, COMPRESS_STORE, COMPRESS_CELLS, COMPRESS_KERNELS };
+enum { THREADS = 256, STEP = 2048 }; /* as in compress.cu */
+enum { TILES = 4096, BLOCKS_PER_UNIT = 16 };
+
+/* What the kernels are given: the text has the same declaration. */
+typedef struct compress_words {
+  uint64_t mask, x, to, counts;
+  int64_t n, tile, tiles;
+  int64_t cell, total;
+  int64_t shape[8];
+  int rank;
+  int word;
+} compress_words;
+_Static_assert(ARRAY_MAX_RANK == 8, "the kernels' words have 8 axes");
+
+const char *gpu_compress_text(void) { return compress_source; }
+
+static bool launch(qn_vm *vm, gpu_stream *s, int kernel, int64_t instances, compress_words *w) {
+  CUdeviceptr block = 0;
+  void *arguments[] = {&block, &instances, w};
+  int64_t most = (int64_t)s->device->units * BLOCKS_PER_UNIT;
+  unsigned blocks = (unsigned)(instances < most ? instances : most);
+  CUresult rc = s->engine->libraries.driver.cuLaunchKernel(s->compresses->functions[kernel], blocks, 1, 1, THREADS, 1,
+                                                           1, 0, s->stream, arguments, NULL);
+  return rc == GPU_OK || gpu_raise(vm, s, rc, "a launch");
+}
+
+/* The largest word that cells of so many bytes at these addresses are made of. */
+static int word_of(uint64_t bytes, uint64_t x, uint64_t to) {
+  uint64_t all = bytes | x | to | 8;
+  return 1 << __builtin_ctzll(all);
+}
+
+/* Stores the cells, or coordinates, of those that are true. */
+static bool store(qn_vm *vm, gpu_stream *s, compress_words *w, const qn_array *x, const qn_array *to) {
+  int64_t cell = 1;
+  for (int k = w->rank; x && k < x->rank; k++) cell *= x->shape[k];
+  size_t bytes = x ? (size_t)cell * dtype_size((qn_dtype)x->dtype) : 0;
+  w->to = (uint64_t)(uintptr_t)array_data(to);
+  if (!x) return launch(vm, s, COMPRESS_STORE, w->tiles, w);
+  if (!bytes) return true;
+  w->x = (uint64_t)(uintptr_t)array_data(x);
+  w->word = word_of(bytes, w->x, w->to);
+  w->cell = (int64_t)bytes / w->word;
+  if (w->cell == 1) return launch(vm, s, COMPRESS_STORE, w->tiles, w);
+  size_t list = (size_t)to->shape[0] * sizeof(int64_t);
+  compress_words places = *w;
+  CUdeviceptr memory = gpu_alloc(vm, s, list);
+  if (!memory) return false;
+  places.to = memory, places.word = 0;
+  places.rank = 1, places.shape[0] = w->n;
+  w->mask = memory, w->total = to->shape[0] * w->cell;
+  bool ok = launch(vm, s, COMPRESS_STORE, w->tiles, &places) &&
+            launch(vm, s, COMPRESS_CELLS, (w->total + THREADS - 1) / THREADS, w);
+  gpu_free(vm, s, memory, list);
+  return ok;
+}
+
+/* Counts; *count is known when it returns. */
+static bool count_true(qn_vm *vm, gpu_stream *s, compress_words *w, int64_t *count) {
+  return launch(vm, s, COMPRESS_COUNT, w->tiles, w) && launch(vm, s, COMPRESS_SUMS, 1, w) &&
+         gpu_read(vm, s, count, w->counts + (uint64_t)w->tiles * sizeof *count, sizeof *count);
+}
+
+device_answer gpu_compress(qn_vm *vm, const qn_array *x, const qn_array *mask, qn_array *to, qn_array **made) {
+  gpu_stream *s = gpu_stream_of(vm, mask->device);
+  if (!s) return DEVICE_FAILS;
+  if (!gpu_text_code(vm, s, compress_source, COMPRESS_HASH, COMPRESS_KERNELS, &s->compresses)) return DEVICE_REFUSES;
+  int64_t shape[ARRAY_MAX_RANK] = {0, mask->rank}, count = 0;
+  int rank = x ? x->rank - mask->rank + 1 : 2;
+  for (int k = 1; x && k < rank; k++) shape[k] = x->shape[mask->rank + k - 1];
+  compress_words w = {.mask = (uint64_t)(uintptr_t)array_data(mask), .n = mask->size, .rank = mask->rank};
+  for (int k = 0; k < mask->rank; k++) w.shape[k] = mask->shape[k];
+  int64_t steps = (w.n + STEP - 1) / STEP, each = (steps + TILES - 1) / TILES;
+  w.tile = each * STEP;
+  w.tiles = each ? (steps + each - 1) / each : 0;
+  size_t bytes = (size_t)(w.tiles + 1) * sizeof(int64_t);
+  if (!gpu_enter(s)) return gpu_raise(vm, s, GPU_NO_DEVICE, "x[mask]") ? DEVICE_DONE : DEVICE_FAILS;
+  bool own = false, ok = !w.n || (w.counts = gpu_alloc(vm, s, bytes)) != 0;
+  if (ok && w.n) ok = count_true(vm, s, &w, &count);
+  shape[0] = count;
+  if (ok && to) {
+    to->shape[0] = count;
+    to->size = shape_strides(rank, shape, to->strides);
+  } else if (ok) {
+    to = *made = array_new_on(vm, mask->device, x ? (qn_dtype)x->dtype : QN_i64, rank, shape);
+    ok = own = to != NULL;
+  }
+  bool stored = ok && (!count || store(vm, s, &w, x, to));
+  if (w.counts) gpu_free(vm, s, w.counts, bytes);
+  gpu_leave(s);
+  if (own && !stored) {
+    value_release(vm, value_obj(TAG_ARRAY, to));
+    *made = NULL;
+  }
+  return stored ? DEVICE_DONE : DEVICE_FAILS;
+}

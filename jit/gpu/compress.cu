@@ -1,0 +1,141 @@
+/* x[mask] and the coordinates of true elements, on the device (compress.c): stable. The text is embedded in the library and compiled by NVRTC;
+ * it needs no header.
+ *
+ * The mask is cut into tiles, at most TILES: so one block adds up how many are true in each. Then the tiles' blocks store what their true
+ * elements have: the cell of x at that place where a cell is a word, or the place's coordinates. Larger cells are copied by the list of
+ * places. A warp has 256 elements at a time, 32 a vote. */
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned u32;
+typedef long long i64;
+typedef unsigned long long u64;
+
+typedef struct compress_words {
+  u64 mask, x, to, counts; /* addresses; a count for each tile, and behind the last one that of all */
+  i64 n, tile, tiles;      /* elements of the mask, in a tile */
+  i64 cell, total;         /* words of a cell; of all cells that are copied */
+  i64 shape[8];            /* of the mask */
+  int rank;
+  int word; /* bytes: 1, 2, 4, 8; 0: coordinates */
+} compress_words;
+
+#define FN static __device__ __forceinline__
+enum { THREADS = 256, WARPS = 8, ROUNDS = 8, STEP = 2048 };
+
+FN void copy_word(const compress_words *w, i64 to, i64 from) {
+  switch (w->word) {
+  case 1: ((u8 *)w->to)[to] = ((const u8 *)w->x)[from]; break;
+  case 2: ((u16 *)w->to)[to] = ((const u16 *)w->x)[from]; break;
+  case 4: ((u32 *)w->to)[to] = ((const u32 *)w->x)[from]; break;
+  default: ((u64 *)w->to)[to] = ((const u64 *)w->x)[from]; break;
+  }
+}
+
+FN void put_coordinates(const compress_words *w, i64 at, i64 i) {
+  i64 *to = (i64 *)w->to + at * w->rank;
+  for (int k = w->rank - 1; k > 0; k--) {
+    const i64 q = i / w->shape[k];
+    to[k] = i - q * w->shape[k];
+    i = q;
+  }
+  if (w->rank) to[0] = i;
+}
+
+/* How many are true; instances: tiles. */
+extern "C" __global__ void k636f6d7072657373_0(const u64 *block, i64 instances, const __grid_constant__ compress_words w) {
+  __shared__ u32 all;
+  const u32 t = threadIdx.x;
+  const u8 *mask = (const u8 *)w.mask;
+  (void)block;
+  for (i64 g = blockIdx.x; g < instances; g += gridDim.x) {
+    const i64 begin = g * w.tile, end = begin + w.tile < w.n ? begin + w.tile : w.n;
+    u32 own = 0;
+    for (i64 i = begin + t; i < end; i += THREADS) own += mask[i] != 0;
+    if (t == 0) all = 0;
+    __syncthreads();
+    if (own) atomicAdd(&all, own);
+    __syncthreads();
+    if (t == 0) ((i64 *)w.counts)[g] = all;
+    __syncthreads();
+  }
+}
+
+/* Counts become how many tiles before have; one instance. */
+extern "C" __global__ void k636f6d7072657373_1(const u64 *block, i64 instances, const __grid_constant__ compress_words w) {
+  __shared__ i64 sums[THREADS];
+  const u32 t = threadIdx.x;
+  i64 *counts = (i64 *)w.counts, before = 0;
+  (void)block;
+  for (i64 first = 0; first < w.tiles; first += THREADS) {
+    const i64 own = first + t < w.tiles ? counts[first + t] : 0;
+    sums[t] = own;
+    __syncthreads();
+    for (u32 h = 1; h < THREADS; h *= 2) {
+      const i64 left = t >= h ? sums[t - h] : 0;
+      __syncthreads();
+      sums[t] += left;
+      __syncthreads();
+    }
+    if (first + t < w.tiles) counts[first + t] = before + sums[t] - own;
+    before += sums[THREADS - 1];
+    __syncthreads();
+  }
+  if (t == 0) counts[w.tiles] = before;
+}
+
+/* Words or coordinates; instances: tiles. */
+extern "C" __global__ void k636f6d7072657373_2(const u64 *block, i64 instances, const __grid_constant__ compress_words w) {
+  __shared__ u32 warps[WARPS];
+  const u32 t = threadIdx.x, lane = t & 31, warp = t >> 5;
+  const u8 *mask = (const u8 *)w.mask;
+  (void)block;
+  for (i64 g = blockIdx.x; g < instances; g += gridDim.x) {
+    const i64 begin = g * w.tile, end = begin + w.tile < w.n ? begin + w.tile : w.n;
+    i64 base = ((const i64 *)w.counts)[g];
+    for (i64 first = begin; first < end; first += STEP) {
+      const i64 mine = first + warp * (32 * ROUNDS) + lane;
+      u32 votes[ROUNDS], own = 0, before = 0, all = 0;
+#pragma unroll
+      for (int r = 0; r < ROUNDS; r++) {
+        const int set = mine + r * 32 < end && mask[mine + r * 32] != 0;
+        votes[r] = __ballot_sync(~0u, set);
+        own += __popc(votes[r]);
+      }
+      if (lane == 0) warps[warp] = own;
+      __syncthreads();
+#pragma unroll
+      for (int k = 0; k < WARPS; k++) {
+        before += k < (int)warp ? warps[k] : 0;
+        all += warps[k];
+      }
+      __syncthreads();
+      i64 to = base + before;
+#pragma unroll
+      for (int r = 0; r < ROUNDS; r++) {
+        const i64 at = to + __popc(votes[r] & ((1u << lane) - 1));
+        if (votes[r] >> lane & 1) {
+          if (w.word)
+            copy_word(&w, at, mine + r * 32);
+          else
+            put_coordinates(&w, at, mine + r * 32);
+        }
+        to += __popc(votes[r]);
+      }
+      base += all;
+    }
+  }
+}
+
+/* Cells of more than a word: `mask` is the list of their places. Instances: of THREADS words. */
+extern "C" __global__ void k636f6d7072657373_3(const u64 *block, i64 instances, const __grid_constant__ compress_words w) {
+  const i64 *places = (const i64 *)w.mask;
+  (void)block;
+  for (i64 g = blockIdx.x; g < instances; g += gridDim.x) {
+    const i64 e = g * THREADS + threadIdx.x;
+    if (e < w.total) {
+      const i64 k = w.total >> 32 ? e / w.cell : (i64)((u32)e / (u32)w.cell);
+      copy_word(&w, e, places[k] * w.cell + (e - k * w.cell));
+    }
+  }
+}
