@@ -278,7 +278,11 @@ qn_value builtin_pad(qn_vm *vm, const qn_value *args) {
   qn_dim d[OP_ATTR_DIMS];
   qn_value with = args[2];
   bool bools = is_array(args[0]) && value_array(args[0])->dtype == QN_bool;
-  if (bools && value_is(with, TAG_INT) && with.u.i == 0) with = value_bool(false); /* which the default is */
+  if (bools && value_is(with, TAG_INT) && with.u.i == 0) { /* which the default is */
+    qn_value seen = rec_observe(vm, with);
+    if (value_is_error(seen)) return seen;
+    with = value_bool(false);
+  }
   if (!vm->rec && is_array(args[0]) && pad_evenly(args[1], value_array(args[0])->rank, d)) {
     qn_value now = eager_pad(vm, value_array(args[0]), with, d);
     if (!value_is(now, TAG_UNSET)) return now;
