@@ -164,7 +164,7 @@ span hidden_by(const resolver *r, const qn_str *name, uint32_t before) {
 
 /* A let in a block made a variable that nothing reads, and one of its name goes on: an assignment was meant. False: no such. */
 static bool warn_hiding(resolver *r, const variable *v, uint32_t before) {
-  if (r->fn->blocks == 0 || (r->fn->outer && r->fn->blocks == 1)) return false;
+  if (r->fn->outer && r->fn->blocks <= 1) return false; /* the function's own block; the top level's lets are globals */
   span hidden = hidden_by(r, v->name, before);
   if (!hidden.source) return false;
   warn_hidden(r, v->name, v->decl, hidden);
