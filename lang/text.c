@@ -86,22 +86,32 @@ void text_int(text_buf *t, int64_t i) {
   text_add(t, digits + n, sizeof digits - (size_t)n);
 }
 
+/* What a terminal obeys, or what changes how the text around it is read without being seen: controls, line separators, marks of
+ * the order and of bytes. */
+static bool is_control(uint32_t code) {
+  return code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0x200e || code == 0x200f ||
+         (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069) || code == 0xfeff;
+}
+
 void text_quoted(text_buf *t, const char *text, size_t len) {
   text_add(t, "\"", 1);
   size_t start = 0;
-  for (size_t i = 0; i < len; i++) {
-    unsigned char c = (unsigned char)text[i];
-    if (c >= 0x20 && c != 0x7f && c != '"' && c != '\\' && c != '{' && c != '}') continue;
+  for (size_t i = 0, bytes; i < len; i += bytes) {
+    uint32_t c = (unsigned char)text[i];
+    bool whole = c < 0x80 || len - i >= (c < 0xe0 ? 2 : c < 0xf0 ? 3 : 4); /* names that a host gives may be cut */
+    bytes = whole ? (size_t)utf8_decode(text + i, &c) : 1;
+    bool control = is_control(c);
+    if (!control && c != '"' && c != '\\' && c != '{' && c != '}') continue;
     text_add(t, text + start, i - start);
-    start = i + 1;
+    start = i + bytes;
     if (c == '\n')
       text_add(t, "\\n", 2);
     else if (c == '\t')
       text_add(t, "\\t", 2);
-    else if (c < 0x20 || c == 0x7f)
-      text_addf(t, "\\u{%x}", c);
+    else if (control)
+      text_addf(t, "\\u{%x}", (unsigned)c);
     else
-      text_addf(t, "\\%c", c);
+      text_addf(t, "\\%c", (int)c);
   }
   text_add(t, text + start, len - start);
   text_add(t, "\"", 1);
