@@ -278,7 +278,8 @@ static uint32_t root_node(struct recording *r, qn_value v, const char *name) {
   raise(r->vm, E_not_diff, SPAN_NONE, "%s needs a function with a scalar float result, not %s%s", name,
         t.failed ? "this" : t.text,
         !value_is(v, TAG_ARRAY)     ? ""
-        : value_array(v)->rank == 0 ? "; its dtype is no float: make the arguments floats, as in 1.0 or f32(x)"
+        : value_array(v)->rank == 0 ? "; ints and bools have no derivative, also where argmax, a comparison or i64(x) "
+                                      "made them of floats"
                                     : "; reduce it with sum or mean");
   text_free(&t);
   return UINT32_MAX;
