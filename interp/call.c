@@ -1398,7 +1398,6 @@ static __attribute__((noinline, cold)) qn_value fail_lost_result(qn_vm *vm, cons
   text_init(&call, vm);
   text_span(vm, &call, c->h.at);
   const char *written = call.text && !call.failed ? call.text : "f(x)";
-  text_addf(&t, "values do not change: %s gives new ones, which are lost here; write ", code->name->text);
   bool steps = code->nparams > 2 && c->n > 2 && strcmp(code->params[2].name->text, "state") == 0;
   const node *first = c->n && !c->args[0].keyword ? c->args[0].value : NULL, *third = NULL;
   for (uint32_t i = 0; i < c->n && steps; i++) {
@@ -1412,9 +1411,10 @@ static __attribute__((noinline, cold)) qn_value fail_lost_result(qn_vm *vm, cons
                     : third && third->kind == N_GLOBAL ? ((const n_global *)third)->cell->name
                                                        : NULL;
   if (steps)
-    text_addf(&t, "(%s, %s) = %s", x ? x->text : "params", s ? s->text : "state", written);
+    text_addf(&t, "values do not change: %s gives new ones, which are lost here; write (%s, %s) = %s",
+              code->name->text, x ? x->text : "params", s ? s->text : "state", written);
   else
-    text_addf(&t, "let y = %s, or remove it", written);
+    text_addf(&t, "the result of %s is lost here; write let y = %s, or remove it", code->name->text, written);
   text_free(&call);
   return raise_text(vm, E_lost_value, c->h.at, &t);
 }
