@@ -1411,8 +1411,8 @@ static __attribute__((noinline, cold)) qn_value fail_lost_result(qn_vm *vm, cons
                     : third && third->kind == N_GLOBAL ? ((const n_global *)third)->cell->name
                                                        : NULL;
   if (steps)
-    text_addf(&t, "values do not change: %s gives new ones, which are lost here; write (%s, %s) = %s",
-              code->name->text, x ? x->text : "params", s ? s->text : "state", written);
+    text_addf(&t, "values do not change: %s gives new ones, which are lost here; write (%s, %s) = %s", code->name->text,
+              x ? x->text : "params", s ? s->text : "state", written);
   else
     text_addf(&t, "the result of %s is lost here; write let y = %s, or remove it", code->name->text, written);
   text_free(&call);

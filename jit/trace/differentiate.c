@@ -101,9 +101,15 @@ static void raise_not_float(qn_vm *vm, const char *name, int position, qn_value 
   text_init(&t, vm);
   text_kind(&t, x);
   text_add(&t, "", 1);
+  bool tree = value_is(x, TAG_LIST) || value_is(x, TAG_RECORD);
   raise(vm, E_not_diff, SPAN_NONE,
-        "%s differentiates by floats, and argument %d is %s; pass a float or convert it with f32(...)", name,
-        position + 1, t.failed ? "none" : t.text);
+        tree ? "%s differentiates by floats, and argument %d, %s, has none; write its numbers as floats (1.0) or "
+               "convert them with f32(...)"
+             : "%s differentiates by floats, and argument %d is %s; pass a float or convert it with f32(...)",
+        name, position + 1,
+        !t.failed ? t.text
+        : tree    ? "a tree"
+                  : "none");
   text_free(&t);
 }
 
@@ -122,15 +128,7 @@ static bool has_float(qn_vm *vm, const char *name, int position, qn_value x) {
   if (value_is_error(same)) return false;
   value_release(vm, same);
   if (!numbers) return true;
-  text_buf t;
-  text_init(&t, vm);
-  text_kind(&t, x);
-  text_add(&t, "", 1);
-  raise(vm, E_not_diff, SPAN_NONE,
-        "%s differentiates by floats, and argument %d, %s, has none; write its numbers as floats (1.0) or convert them "
-        "with f32(...)",
-        name, position + 1, t.failed ? "a tree" : t.text);
-  text_free(&t);
+  raise_not_float(vm, name, position, x);
   return false;
 }
 
