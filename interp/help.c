@@ -257,10 +257,10 @@ static bool next_stem(const char **at, const char *end, char stem[WORD_MOST]) {
 }
 
 static bool is_filler(const char *stem) {
-  static const char *const fillers[] = {"a",   "an",    "the",  "how",  "do",  "do",   "i",    "to",   "in",
-                                        "of",  "on",    "my",   "is",   "are", "it",   "for",  "with", "and",
-                                        "or",  "can",   "what", "we",   "me",  "you",  "from", "by",   "at",
-                                        "get", "there", "that", "this", "use", "does", "be"};
+  static const char *const fillers[] = {"a",     "an",   "the",  "how", "do",   "i",    "to",   "in",  "of",
+                                        "on",    "my",   "is",   "are", "it",   "for",  "with", "and", "or",
+                                        "can",   "what", "we",   "me",  "you",  "from", "by",   "at",  "get",
+                                        "there", "that", "this", "use", "does", "be"};
   for (size_t i = 0; i < sizeof fillers / sizeof *fillers; i++)
     if (strcmp(stem, fillers[i]) == 0) return true;
   return false;

@@ -77,8 +77,9 @@ typedef struct pending_name {
 /* A variable whose block has ended. */
 typedef struct ended_name {
   qn_str *name;
-  span decl, value,
-      function; /* value: as variable has it; where it was made; the text of the function that it belonged to */
+  span decl;     /* where it was made */
+  span value;    /* as variable has it */
+  span function; /* the text of the one that it belonged to */
 } ended_name;
 
 typedef struct resolver {

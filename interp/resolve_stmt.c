@@ -237,6 +237,8 @@ static node *store_node(resolver *r, const ast_node *n, place *p, node *value) {
   return &out->h;
 }
 
+enum { LOOKED_AT = 12 }; /* levels of an expression */
+
 /* Does a name stand in an expression, outside of functions in it? As far as it is worth looking. */
 static bool mentions(const ast_node *n, const qn_str *name, int depth) {
   if (!n || depth == 0 || n->kind == AST_fn) return false;
@@ -246,16 +248,9 @@ static bool mentions(const ast_node *n, const qn_str *name, int depth) {
   return false;
 }
 
-/* Is a value made of what a variable held, as sums are (`total + i`, `append(xs, v)`, `f(state)`)? */
-static bool goes_on(const ast_node *value, const qn_str *name) {
-  enum { LOOKED_AT = 12 };
-  return mentions(value, name, LOOKED_AT);
-}
-
 /* `let total = total + i` in a loop, or a let of what the condition of the loop around asks for: the variable outside stays as it is
  * though it was meant to change. What hides a variable of the loop itself, a parameter or an import is free to. */
 static void check_hiding(resolver *r, const ast_node *pattern, const ast_node *value) {
-  enum { LOOKED_AT = 12 };
   function *f = r->fn;
   if (f->loops == 0 || value->kind == AST_fn) return;
   if (pattern->kind == AST_pat_list || pattern->kind == AST_pat_record || pattern->kind == AST_pat_field) {
@@ -266,7 +261,7 @@ static void check_hiding(resolver *r, const ast_node *pattern, const ast_node *v
   const qn_str *name = pattern->u.s;
   const variable *own = find_variable(f, name);
   if (own && (own >= f->vars + f->loop_vars || !own->expects_use)) return;
-  bool asked = goes_on(value, name);
+  bool asked = mentions(value, name, LOOKED_AT); /* it is made of what the variable held */
   for (const loop_test *t = f->tests; t && !asked; t = t->outer) asked = mentions(t->cond, name, LOOKED_AT);
   span hidden = asked ? hidden_by(r, name, f->loop_vars) : SPAN_NONE;
   if (hidden.source) warn_hidden(r, name, pattern->at, hidden);

@@ -440,10 +440,8 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
     if (p->last == T_NAME && p->before == T_IMPORT) {
       const char *cure =
           foreign_cure(FOREIGN_NAME, p->text->text + p->last_token.start, p->last_token.end - p->last_token.start);
-      if (cure) return cure;
+      return cure ? cure : "a file in a folder is imported by import \"lib/util.qn\" as util";
     }
-    if (p->last == T_NAME && p->before == T_IMPORT)
-      return "a file in a folder is imported by import \"lib/util.qn\" as util";
     break;
   case T_LB:
     if ((p->last == T_LET || p->last == T_FOR) && !before) return "a pattern stands in parentheses: (a, b)";

@@ -114,19 +114,17 @@ static void raise_not_float(qn_vm *vm, const char *name, int position, qn_value 
 }
 
 /* Counts the numbers and numeric arrays of a tree. */
-static qn_value count_number(void *ctx, const char *path, qn_value v) {
+static bool count_number(void *ctx, const char *path, qn_value v) {
   (void)path;
   if (value_is_number(v) || value_is(v, TAG_ARRAY)) ++*(uint32_t *)ctx;
-  return value_retain(v);
+  return true;
 }
 
 /* An argument whose leaves are ints and bools alone would be given back as it is, with gradients of nil: nothing would be learnt.
  * One without numbers has nothing to learn. False with an error raised. */
 static bool has_float(qn_vm *vm, const char *name, int position, qn_value x) {
   uint32_t numbers = 0;
-  qn_value same = tree_rebuild(vm, x, count_number, &numbers);
-  if (value_is_error(same)) return false;
-  value_release(vm, same);
+  if (!tree_each(vm, x, count_number, &numbers)) return false;
   if (!numbers) return true;
   raise_not_float(vm, name, position, x);
   return false;

@@ -36,7 +36,12 @@ void report_name(qn_vm *vm, text_buf *t, const jit_anchor *a) {
   for (uint32_t i = 0; i < depth; i++) text_adds(t, ")");
 }
 
-static const char *plural(uint64_t n) { return n == 1 ? "" : "s"; }
+const char *report_plural(uint64_t n) { return n == 1 ? "" : "s"; }
+
+const char *report_ordinal(int64_t n) {
+  static const char *const endings[] = {"th", "st", "nd", "rd"};
+  return n % 10 > 3 || n / 10 % 10 == 1 ? "th" : endings[n % 10];
+}
 
 /* Lines of a text, each with an indentation. */
 static void add_indented(text_buf *t, const text_buf *lines, const char *indent) {
@@ -55,8 +60,8 @@ static void add_entry(qn_vm *vm, text_buf *t, const entry *e) {
     add_place(vm, t, e->why_at);
     text_adds(t, "\n");
   } else {
-    text_addf(t, "  one graph, %u kernel%s, %llu call%s%s:\n", p->nkernels, plural(p->nkernels),
-              (unsigned long long)e->hits, plural(e->hits),
+    text_addf(t, "  one graph, %u kernel%s, %llu call%s%s:\n", p->nkernels, report_plural(p->nkernels),
+              (unsigned long long)e->hits, report_plural(e->hits),
               entry_stays_eager(e) ? "; stays eager, which is faster" : "");
   }
   text_buf guards;
@@ -69,7 +74,7 @@ static void add_entry(qn_vm *vm, text_buf *t, const entry *e) {
     int lines[KERNEL_LINES_MOST];
     int n = kernel_lines(vm, p, k, lines);
     text_addf(t, "    %s: %u operation%s, %lld bytes", k->program->name ? k->program->name : "kernel", k->nops,
-              plural(k->nops), (long long)dim_hint(&p->graph->dims, k->bytes));
+              report_plural(k->nops), (long long)dim_hint(&p->graph->dims, k->bytes));
     for (int l = 0; l < n; l++) text_addf(t, "%s%d", l ? ", " : n == 1 ? ", line " : ", lines ", lines[l]);
     text_adds(t, "\n");
   }
@@ -114,9 +119,9 @@ static void add_all(qn_vm *vm, text_buf *out, const anchor_entries *const *list,
   }
   if (!recorded)
     text_addf(out,
-              "Nothing was compiled. A function is recorded when it is called with arrays for the %lldth time; --set "
+              "Nothing was compiled. A function is recorded when it is called with arrays for the %lld%s time; --set "
               "jit.hot=1 records the first call.\n",
-              (long long)vm->tune[TUNE_jit_hot]);
+              (long long)vm->tune[TUNE_jit_hot], report_ordinal(vm->tune[TUNE_jit_hot]));
 }
 
 bool jit_report(qn_vm *vm, const char *file, bool all, text_buf *out) {

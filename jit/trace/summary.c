@@ -27,8 +27,6 @@ typedef struct summary {
   uint32_t n;
 } summary;
 
-static const char *plural(uint64_t n) { return n == 1 ? "" : "s"; }
-
 static const plan *plan_of(const entry *e) { return e->plan ? e->plan->plan : NULL; }
 
 static bool is_idle(const entry *e) { return e->why == BREAK_no_arrays || e->why == BREAK_no_arguments; }
@@ -261,7 +259,7 @@ static bool add_eager(const summary *s, text_buf *t) {
     if (places > PLACES_MOST) text_addf(t, "  and in %u more places\n", places - PLACES_MOST);
     add_cure(t, break_cures[why]);
   }
-  if (left) text_addf(t, "and for %u more reason%s\n", left, plural(left));
+  if (left) text_addf(t, "and for %u more reason%s\n", left, report_plural(left));
   mem_free(s->vm, list, (most + 1) * sizeof *list);
   return true;
 }
@@ -334,8 +332,8 @@ static void add_compiled(const summary *s, text_buf *t, const told *x, bool deta
   size_t from = t->len;
   text_adds(t, "  ");
   add_function(s, t, x->a->anchor);
-  text_addf(t, ": one graph, %u kernel%s, %llu call%s", p->nkernels, plural(p->nkernels), (unsigned long long)x->calls,
-            plural(x->calls));
+  text_addf(t, ": one graph, %u kernel%s, %llu call%s", p->nkernels, report_plural(p->nkernels),
+            (unsigned long long)x->calls, report_plural(x->calls));
   if (x->compiled + x->slower > 1) text_addf(t, "; %u call shapes", x->compiled + x->slower);
   if (x->slower) text_addf(t, ", %u faster eager", x->slower);
   if (x->a->full) text_adds(t, "; more stay eager (jit.entries)");
@@ -434,8 +432,8 @@ static void add_rest(const summary *s, text_buf *t) {
     if (which == FATE_seldom && l.n) {
       size_t from = t->len;
       text_addf(t,
-                "A function is recorded when it is called with arrays for the %lldth time; --set jit.hot=1: at once.",
-                (long long)s->vm->tune[TUNE_jit_hot]);
+                "A function is recorded when it is called with arrays for the %lld%s time; --set jit.hot=1: at once.",
+                (long long)s->vm->tune[TUNE_jit_hot], report_ordinal(s->vm->tune[TUNE_jit_hot]));
       end_line(t, from);
     }
   }
@@ -448,9 +446,9 @@ static void add_none(const summary *s, text_buf *t) {
   text_addf(
       t,
       "No function of the program was called with an array, a list or a record; only such calls are recorded (from\n"
-      "the %lldth on; --set jit.hot=1: at once). Loops outside functions are not, whatever they compute.\n"
+      "the %lld%s on; --set jit.hot=1: at once). Loops outside functions are not, whatever they compute.\n"
       "cure: put what the loop repeats into a function of its arrays: fn step(u) = ..., then u = step(u)\n",
-      (long long)s->vm->tune[TUNE_jit_hot]);
+      (long long)s->vm->tune[TUNE_jit_hot], report_ordinal(s->vm->tune[TUNE_jit_hot]));
 }
 
 /* Compiled functions that have other calls, too, which are told as eager. */
@@ -476,7 +474,7 @@ static void add_counts(const summary *s, text_buf *t) {
     text_adds(t, "Nothing was compiled.\n");
     return;
   }
-  text_addf(t, "%s: %u function%s compiled, ", s->file, compiled[0], plural(compiled[0]));
+  text_addf(t, "%s: %u function%s compiled, ", s->file, compiled[0], report_plural(compiled[0]));
   if (slower) text_addf(t, "%u of them %s faster eager, ", slower, slower == 1 ? "is" : "are");
   text_addf(t, "%u stay%s eager", eager[0], eager[0] == 1 ? "s" : "");
   if (compiled[1] || eager[1]) text_addf(t, " (of the library %u and %u)", compiled[1], eager[1]);
@@ -501,7 +499,7 @@ bool report_summary(qn_vm *vm, const char *file, const anchor_entries *const *li
   text_add(out, rest.text, rest.len);
   if (n)
     text_addf(out, "In all %u line%s (call shapes, guards, kernels, the library's functions): quern explain --all %s\n",
-              lines, plural(lines), file);
+              lines, report_plural(lines), file);
   text_free(&eager);
   text_free(&rest);
   mem_free(vm, s.list, (n + 1) * sizeof *s.list);

@@ -649,6 +649,8 @@ void engine_jit_forget(qn_vm *vm); /* the VM closes */
 
 /* What a function is called in reports, with its transforms: "grad(loss)". */
 void report_name(qn_vm *vm, text_buf *t, const jit_anchor *a);
+const char *report_plural(uint64_t n); /* "" or "s" */
+const char *report_ordinal(int64_t n); /* what stands behind the number: "st" of 1 */
 /* The most important of what became of n functions, in at most SUMMARY_LINES lines of SUMMARY_COLUMNS columns. `file`: whose lines need no
  * name. `lines`: how long the whole report is. False: memory was short (raised). */
 enum { SUMMARY_LINES = 48, SUMMARY_COLUMNS = 100 };

@@ -189,7 +189,7 @@ def case_warnings_of_hiding(p):
         with open(os.path.join(ROOT, "tests", "language", "syntax", name), encoding="utf-8") as f:
             return p.script(f.read())
     result = script("let_hides.qn")
-    need(result.status == 0 and result.err.count("warning:") == 6, "six warnings", result)
+    need(result.status == 0 and result.err.count("warning:") == 11, "eleven warnings", result)
     result = script("let_hides_quiet.qn")
     need(result.status == 0 and not result.err, "no warning", result)
 
@@ -638,6 +638,9 @@ def case_explain_tells_the_cause(p):
         result = p.run("--jit", "sync", "explain", script)
         need("Nothing was compiled.\nNo function of the program was called with an array, a list or a record" in result.out and
              "Loops outside functions are not" in result.out and "cure: put what the loop repeats into a function" in result.out, "cause and cure", result)
+    for hot, nth in ((1, "1st"), (2, "2nd"), (8, "8th"), (11, "11th"), (23, "23rd"), (112, "112th")):
+        result = p.run("--set", f"jit.hot={hot}", "explain", loop)
+        need(f"the {nth} on;" in result.out, f"{nth} in words", result)
     script = p.write("mixed.qn", "fn f(x, n) = if n > 0 { if x[0] > 1 { x } else { x * 2 } } else { x + 1 }\n"
                      "for i in 0..30 { f(ones(4), 0); f(ones(4), 1) }\n")
     result = p.run("--jit", "sync", "explain", script)
