@@ -1355,6 +1355,10 @@ qn_value eval_method(qn_vm *vm, node *h, qn_value *fp) {
     value_release(vm, receiver);
     return call_node(vm, n, f, value_unset(), fp);
   }
+  if (n->lost && !value_is(receiver, TAG_MODULE)) {
+    value_release(vm, receiver);
+    return raise(vm, E_lost_value, n->h.at, "%s", n->lost->text);
+  }
   if (!value_is(receiver, TAG_MODULE)) f = find_method(vm, n, fp);
   if (f.head == TAG_UNSET) {
     fail_method(vm, n, receiver);

@@ -153,6 +153,7 @@ typedef struct n_call {
   qn_str *method;       /* x.f(...), else NULL */
   uint32_t ncandidates; /* of a method: what f may be, nearest first */
   node **candidates;
+  const qn_str *lost;   /* of a method whose value nobody uses: what is to be said if it is no function of the receiver's own; else NULL */
   /* `xs = append(xs, v)`, `r.a = append(r.a, v)`: what the result replaces, and which argument it is (a method's receiver is 0);
    * NULL if there is none. flag CALL_MOVES: also a user function may have the place's last reference. */
   node *moved;

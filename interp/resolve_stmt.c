@@ -54,28 +54,63 @@ static const char *lost_in(const resolver *r) {
                       : "the value of this expression is lost; assign it or remove it";
 }
 
-/* `name` is the function that is called, or NULL; `def` its row, if it has one. */
-static bool fail_lost(resolver *r, const ast_node *n, const char *name, const builtin_def *def) {
+/* Why a call of the function `name` without effect is an error; `def` is its row, if it has one. */
+static void text_lost_call(resolver *r, const ast_node *n, const char *name, const builtin_def *def, text_buf *t) {
   const ast_node *first = !def ? NULL : n->kind == AST_method ? n->kids[0] : n->n > 1 ? n->kids[1] : NULL;
-  if (first && first->kind == AST_name && (strchr(def->signature, '@') || def->effect == BUILTIN_CHOICE)) {
-    text_buf t, args;
-    text_init(&t, r->vm);
-    text_init(&args, r->vm);
-    for (uint32_t i = n->kind == AST_method ? 1 : 2; i < n->n; i++) {
-      text_adds(&args, ", ");
-      text_span(r->vm, &args, n->kids[i]->at);
-    }
-    text_addf(&t, "values do not change: %s gives a new one, which is lost here; write %s = %s(%s%s)", def->name,
-              first->u.s->text, def->name, first->u.s->text, args.text ? args.text : "");
-    text_free(&args);
-    raise_text(r->vm, E_lost_value, n->at, &t);
+  if (!first || first->kind != AST_name || !(strchr(def->signature, '@') || def->effect == BUILTIN_CHOICE)) {
+    text_addf(t, "the result of %s is lost: it has no other effect; assign it or remove it", name);
+    return;
+  }
+  text_addf(t, "values do not change: %s gives a new one, which is lost here; write %s = %s(%s", def->name,
+            first->u.s->text, def->name, first->u.s->text);
+  for (uint32_t i = n->kind == AST_method ? 1 : 2; i < n->n; i++) {
+    text_adds(t, ", ");
+    text_span(r->vm, t, n->kids[i]->at);
+  }
+  text_adds(t, ")");
+}
+
+/* A call of a function without effect, or (name: NULL) another expression that nobody uses. */
+static bool fail_lost(resolver *r, const ast_node *n, const char *name, const builtin_def *def) {
+  if (!name) {
+    raise(r->vm, E_lost_value, n->at, "%s", lost_in(r));
     return false;
   }
-  if (name)
-    raise(r->vm, E_lost_value, n->at, "the result of %s is lost: it has no other effect; assign it or remove it", name);
-  else
-    raise(r->vm, E_lost_value, n->at, "%s", lost_in(r));
+  text_buf t;
+  text_init(&t, r->vm);
+  text_lost_call(r, n, name, def, &t);
+  raise_text(r->vm, E_lost_value, n->at, &t);
   return false;
+}
+
+/* May the value of an expression be a record or module? Their own functions may have an effect, whatever they are called. */
+static bool may_have_functions(const ast_node *n) {
+  switch ((ast_kind)n->kind) {
+  case AST_name:
+  case AST_field:
+  case AST_index:
+  case AST_call:
+  case AST_method:
+  case AST_record:
+  case AST_if:
+  case AST_block:
+  case AST_try: return true;
+  default: return false;
+  }
+}
+
+/* A method that nobody uses the value of, and that is a function without effect unless its receiver has one of this name: running it
+ * tells (eval_method). */
+static bool lost_method(resolver *r, const ast_node *n, n_call *call) {
+  const builtin_def *def;
+  if (!may_have_functions(n->kids[0]) || !is_pure(r, n->u.s, &def)) return true;
+  text_buf t;
+  text_init(&t, r->vm);
+  text_lost_call(r, n, n->u.s->text, def, &t);
+  qn_value message = text_take(&t);
+  if (value_is_error(message) || !unit_keep(r, message)) return false;
+  call->lost = value_str(message);
+  return true;
 }
 
 bool has_no_effect(resolver *r, const ast_node *n) {
@@ -137,11 +172,7 @@ static bool check_lost(resolver *r, const ast_node *n) {
     const ast_node *callee = n->kids[0];
     if (n->kind == AST_call) warn_lost_derivative(r, n);
     if (n->kind == AST_call && callee->kind != AST_name) return true;
-    if (n->kind == AST_method && callee->kind == AST_name) {
-      /* A record's or module's own function may have an effect. */
-      global_cell *c = scope_find(r->scope, callee->u.s);
-      if (c && value_is(c->value, TAG_MODULE)) return true;
-    }
+    if (n->kind == AST_method && may_have_functions(callee)) return true; /* lost_method */
     qn_str *name = n->kind == AST_call ? callee->u.s : n->u.s;
     const builtin_def *def;
     return !is_pure(r, name, &def) || fail_lost(r, n, name->text, def);
@@ -501,7 +532,9 @@ static node *statement(resolver *r, const ast_node *n, bool used, bool tail) {
   }
   node *out = expression(r, n);
   bool call = n->kind == AST_call || n->kind == AST_method;
-  if (!out || used || !call || r->scope->library) return out;
+  if (!out || used || !call) return out;
+  if (out->eval == eval_method && !lost_method(r, n, (n_call *)out)) return NULL;
+  if (r->scope->library) return out;
   n_one *lost = node_new(r, sizeof *lost, eval_lost, n);
   if (!lost) return NULL;
   lost->a = out;
