@@ -26,6 +26,74 @@ void region_rule_release(qn_vm *vm, region_rule *rule) {
   mem_free(vm, rule, sizeof *rule);
 }
 
+enum { RULE_DEPTH = 8 }; /* functions within a rule's function that are looked at */
+
+/* The function as an entry of code at `home` has it, which goes with that code: it does not keep functions of it alive. `home` NULL: as
+ * it is again. Owned. */
+static qn_value rule_function(qn_vm *vm, qn_value v, const void *home, int depth) {
+  const qn_fn *f = value_is(v, TAG_FN) ? value_fn(v) : NULL;
+  bool user = f && f->head.flags == FN_USER, bare = user && home && ((const fn_shared *)f->code)->home == home;
+  if (!f || depth == RULE_DEPTH || !(bare || (user && f->stand == FN_BARE) || f->head.flags == FN_TRANSFORM))
+    return value_retain(v);
+  qn_fn *own = fn_like(vm, f);
+  if (!own) return value_error();
+  qn_value out = value_obj(TAG_FN, own);
+  for (uint32_t i = 0; i < f->ncaptures; i++) {
+    qn_value part = rule_function(vm, f->captures[i], home, depth + 1);
+    if (value_is_error(part)) {
+      value_release(vm, out);
+      return part;
+    }
+    own->captures[i] = part;
+  }
+  if (bare) fn_make_bare(own);
+  return out;
+}
+
+static region_rule *rule_copy(qn_vm *vm, const region_rule *rule, const void *home) {
+  region_rule *own = mem_zalloc(vm, sizeof *own);
+  if (!own) return NULL;
+  own->refs = 1;
+  own->lanes = rule->lanes;
+  own->levels = rule->levels;
+  own->settled = home != NULL;
+  own->backward = home || rule->settled ? rule_function(vm, rule->backward, home, 0) : value_retain(rule->backward);
+  if (!value_is_error(own->backward) && template_copy(vm, &rule->cts, &own->cts) &&
+      template_copy(vm, &rule->args, &own->args) && template_copy(vm, &rule->like, &own->like)) {
+    template_settle(&own->args, home);
+    template_settle(&own->like, home);
+    return own;
+  }
+  region_rule_release(vm, own);
+  return NULL;
+}
+
+bool region_own_rule(qn_vm *vm, graph_region *x) {
+  region_rule *rule = x->rule, *own;
+  if (rule->refs == 1 && !rule->settled) return true;
+  if (!(own = rule_copy(vm, rule, NULL))) return false;
+  region_rule_release(vm, rule);
+  x->rule = own;
+  return true;
+}
+
+bool regions_settle(qn_vm *vm, region_list *l, const void *home) {
+  const region_rule *last = NULL; /* the rule of the region before, and what became of it: it may be of the same call */
+  region_rule *own = NULL;
+  for (uint32_t i = 0; i < l->n && home; i++) {
+    region_rule *rule = l->list[i].rule;
+    if (!rule || rule->settled) continue;
+    if (rule == last)
+      own->refs++;
+    else if (!(own = rule_copy(vm, rule, home)))
+      return false;
+    last = rule;
+    l->list[i].rule = own;
+    region_rule_release(vm, rule);
+  }
+  return true;
+}
+
 bool regions_add(qn_vm *vm, region_list *l, const graph_region *region) {
   if (!mem_grow(vm, (void **)&l->list, &l->cap, l->n + 1, sizeof *l->list)) return false;
   uint32_t n = region->nargs + region->nouts;

@@ -400,6 +400,7 @@ static entry *entry_make(struct recording *r, qn_value fn, qn_value result) {
     e->regions = r->regions;
     r->g = NULL;
     r->regions = (region_list){0};
+    if (!regions_settle(vm, &e->regions, home_of(fn))) error_clear(vm); /* the code stays with the entry, then */
   }
   return e;
 }

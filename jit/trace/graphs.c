@@ -88,8 +88,10 @@ static bool body_of_entry(qn_vm *vm, const entry *e, qn_value fn, qn_value kept,
     memcpy(c->guards, e->guards, e->nguards * sizeof *c->guards);
     c->nguards = e->nguards;
   }
-  for (uint32_t i = 0; i < e->regions.n; i++)
+  for (uint32_t i = 0; i < e->regions.n; i++) {
     if (!regions_add(vm, &b->regions, &e->regions.list[i])) return false;
+    if (e->regions.list[i].rule && !region_own_rule(vm, &b->regions.list[i])) return false;
+  }
   c->draw_input = e->draw_input;
   memcpy(c->key_inputs, e->key_inputs, sizeof c->key_inputs);
   c->ndraws = e->ndraws;

@@ -685,25 +685,6 @@ static qn_value rule_axes(qn_vm *vm, const region_rule *rule, const struct lanes
   return result;
 }
 
-/* A rule that a graph's body has, too, stays as it is there: the region gets one of its own. */
-static bool own_rule(qn_vm *vm, graph_region *x) {
-  region_rule *rule = x->rule, *own;
-  if (rule->refs == 1) return true;
-  if (!(own = mem_zalloc(vm, sizeof *own))) return false;
-  own->refs = 1;
-  own->lanes = rule->lanes;
-  own->levels = rule->levels;
-  own->backward = value_retain(rule->backward);
-  if (!template_copy(vm, &rule->cts, &own->cts) || !template_copy(vm, &rule->args, &own->args) ||
-      !template_copy(vm, &rule->like, &own->like)) {
-    region_rule_release(vm, own);
-    return false;
-  }
-  region_rule_release(vm, rule);
-  x->rule = own;
-  return true;
-}
-
 /* What lies outside of the lanes differentiates their counterparts: the regions become those of the counterparts, and the rule of a
  * custom_grad is done in all lanes. Where its arguments have no lanes, but the results do, it cannot be: it has no arguments then, so
  * that their derivative is refused. */
@@ -726,7 +707,7 @@ static bool lift_region(struct recording *r, const struct lanes *l, graph_region
     if (whole || !lanes) args[i] = whole;
   }
   if (!anew) return true;
-  if (!own_rule(r->vm, x)) {
+  if (!region_own_rule(r->vm, x)) {
     value_release(r->vm, captures[1]);
     return false;
   }

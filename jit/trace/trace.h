@@ -571,8 +571,13 @@ typedef struct region_rule {
   tpl_list like;      /* the float leaves of the arguments: numbers in args */
   uint32_t lanes;     /* depth of the vmap that backward has been made for last; 0: none */
   uint32_t levels;    /* how many vmaps it has been made for: leading axes of what it takes and returns */
+  bool settled;       /* it is an entry's (regions_settle): not to be called */
 } region_rule;
 void region_rule_release(qn_vm *vm, region_rule *rule);
+/* A rule that others have, too, stays as it is there: the region gets one of its own, which may be called. */
+QN_MUST_CHECK bool region_own_rule(qn_vm *vm, graph_region *x);
+/* The regions belong to an entry of code at `home` (as in template_settle). */
+QN_MUST_CHECK bool regions_settle(qn_vm *vm, region_list *l, const void *home);
 qn_value differentiate_call(struct recording *r, const rec_call_site *site);
 qn_value region_call(struct recording *r, const rec_call_site *site);
 

@@ -781,6 +781,37 @@ START_TEST(results_that_are_functions_keep_no_text) {
 }
 END_TEST
 
+/* Functions with a rule of their own for the derivative that are defined again and again: neither what was recorded of them nor what was
+ * recorded of functions that call them keeps them. */
+START_TEST(custom_grads_that_were_replaced_go) {
+  static const char *const texts[] = {
+      "let h = custom_grad(fn(x) x * 2, fn(ct, x) ct * 3)",
+      "let k = fn(x) x * 3\nlet h = custom_grad(fn(x) x * 2, jit(fn(ct, x) k(ct)))",
+      "let h = (fn(k) custom_grad(fn(x) x * k(2), fn(ct, x) ct * k(3)))(fn(y) y)",
+      "let h = custom_grad(fn(x) vmap(fn(y) y * 2)(x), vmap(fn(ct, x) ct * 3))",
+  };
+  for (size_t t = 0; t < sizeof texts / sizeof *texts; t++)
+    for (qn_jit_mode jit = QN_JIT_ON; jit <= QN_JIT_VERIFY; jit++) {
+      qn_vm *vm = open_jit(jit);
+      size_t before = 0, after = 0;
+      good(vm, "let h = fn(x) x\nfn far(x) = sum(h(x) * 2)\nlet held = 0");
+      for (int i = 0; i < 300; i++) {
+        good(vm, texts[t]);
+        good(vm,
+             "fn f(x) = sum(h(x))\nfn g(x) = grad(f)(x)\nlet r = h(ones(3)) + h(ones(3)) + g(ones(3)) + g(ones(3))");
+        good(vm, "let s = grad(far)(ones(3)) + grad(far)(ones(3))");
+        ck_assert(number(vm, "r[0] + s[0]") == 2 + 2 + 3 + 3 + 6 + 6);
+        if (i % 5 == 0) good(vm, "held = (h, graph(f, ones(3)))");
+        ck_assert(number(vm, "held[0](ones(3))[0] + held[1](ones(3))") == 2 + 6);
+        size_t *most = i < 150 ? &before : &after, now = mem_stats_of(vm)->live;
+        if (now > *most) *most = now;
+      }
+      ck_assert_msg(after < before + 100000, "%s: %zu bytes, then %zu (jit %d)", texts[t], before, after, jit);
+      qn_vm_close(vm);
+    }
+}
+END_TEST
+
 /* ---- stacks ------------------------------------------------------------------------------------------------------------------ */
 
 static ucontext_t host_context, fiber_context;
@@ -1080,7 +1111,8 @@ END_TEST
 
 START_TEST(globals_have_names_of_the_language) {
   qn_vm *vm = open_jit(QN_JIT_OFF);
-  static const char *const bad[] = {"", "if", "a b", "1x", "a.b", "a-b", "true", " a", "a\n", "pi", "inf", "nan", "new", "_"};
+  static const char *const bad[] = {"",   "if",  "a b", "1x",  "a.b", "a-b", "true",
+                                    " a", "a\n", "pi",  "inf", "nan", "new", "_"};
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
     ck_assert_msg(qn_set_global(vm, bad[i], qn_int(1)) == QN_ERROR, "%s", bad[i]);
     ck_assert_str_eq(qn_error_id(vm), "E317");
@@ -1188,6 +1220,7 @@ int main(void) {
   c = tcase_create("constant_memory");
   ADD(evals_leave_nothing_behind)
   ADD(results_that_are_functions_keep_no_text)
+  ADD(custom_grads_that_were_replaced_go)
   c = tcase_create("memory_limit");
   ADD(evals_without_end_fit_a_limit)
   c = tcase_create("code_of_functions");
