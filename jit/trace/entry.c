@@ -1159,4 +1159,5 @@ void jit_cancel(qn_vm *vm) {
       a->full = false;
       entry_free(vm, e);
     }
+  jobs_drop(vm);
 }

@@ -599,7 +599,7 @@ void jit_drain(qn_vm *vm);
 
 /* What waits in one of its queues. */
 typedef struct waiting {
-  struct waiting *next;
+  struct waiting *next, **link; /* link: what points to it; NULL: it is in no queue */
   double since; /* milliseconds */
   size_t size;  /* smaller ones are taken first */
 } waiting;
@@ -641,8 +641,10 @@ typedef struct compile_task {
 } compile_task;
 /* Hands a graph (taken over) to the compiler threads, or compiles it here when `sync`. False: memory was short. */
 bool job_submit(qn_vm *vm, entry *e, graph *g, const char *name, bool sync);
-/* Forgets the entry's job. */
+/* Forgets the entry's job; however many there are, in constant time. */
 void job_cancel(qn_vm *vm, entry *e);
+/* Frees what has been forgotten and is the VM's own again: jit_drain does, too. */
+void jobs_drop(qn_vm *vm);
 /* The VM's finished jobs and reports, as lists; the caller frees them. */
 job *job_take_mail(qn_vm *vm, compile_task **reports);
 void job_free(job *j);

@@ -201,27 +201,27 @@ static bool crew_grow(qn_engine *engine, crew *c, void *(*run)(void *)) {
   return true;
 }
 
-/* Takes something out of the queue, under the lock; false: it is not there. */
-static bool crew_withdraw(crew *c, const waiting *w) {
-  for (waiting **p = &c->queue; *p; p = &(*p)->next)
-    if (*p == w) {
-      *p = w->next;
-      return true;
-    }
-  return false;
+/* Takes something out of its queue, under the lock; false: it is in none. */
+static bool crew_withdraw(waiting *w) {
+  if (!w->link) return false;
+  *w->link = w->next;
+  if (w->next) w->next->link = w->link;
+  w->link = NULL;
+  return true;
 }
 
 /* Queues something and makes sure that somebody works on it, under the lock: the first calls start the threads, one of them in
  * reserve. False, and it is not queued: there are none. */
 static bool crew_submit(qn_engine *engine, crew *c, void *(*run)(void *), int64_t wanted, waiting *w, size_t size) {
-  *w = (waiting){.next = c->queue, .since = now_ms(), .size = size};
+  *w = (waiting){.next = c->queue, .link = &c->queue, .since = now_ms(), .size = size};
+  if (w->next) w->next->link = &w->next;
   c->queue = w;
   if (wanted > CREW_MOST - CREW_RESERVES) wanted = CREW_MOST - CREW_RESERVES;
   if (c->wanted < wanted) c->wanted = (int)wanted;
   while (c->n <= c->wanted && crew_grow(engine, c, run)) {}
   pthread_cond_signal(&c->work);
   pthread_cond_signal(&c->reserve);
-  return c->n > 0 || !crew_withdraw(c, w);
+  return c->n > 0 || !crew_withdraw(w);
 }
 
 /* Since when the oldest in the queue waits; 0: there is nothing. */
@@ -234,18 +234,17 @@ static double crew_oldest(const crew *c) {
 
 /* What comes next of a queue that is not empty: the smallest of all, or of those that have waited long. */
 static void *crew_take(crew *c) {
-  waiting **best = NULL;
+  waiting *best = NULL;
   bool best_late = false;
   double now = now_ms();
-  for (waiting **p = &c->queue; *p; p = &(*p)->next) {
-    bool late = now - (*p)->since > LONG_WAIT_MS;
-    if (best && (late != best_late ? best_late : (*p)->size >= (*best)->size)) continue;
-    best = p;
+  for (waiting *w = c->queue; w; w = w->next) {
+    bool late = now - w->since > LONG_WAIT_MS;
+    if (best && (late != best_late ? best_late : w->size >= best->size)) continue;
+    best = w;
     best_late = late;
   }
-  waiting *w = *best;
-  *best = w->next;
-  return w;
+  crew_withdraw(best);
+  return best;
 }
 
 /* The scheduling class of the threads, and back when they are to end: on a busy machine they would be late (where it may not
@@ -421,8 +420,8 @@ static void engine_jit_close(qn_engine *engine) {
   pthread_mutex_unlock(&ej->lock);
   crew_join(&ej->planners); /* then no more compilers are started */
   crew_join(&ej->compilers);
-  while (ej->planners.queue) job_free(crew_take(&ej->planners));
-  while (ej->compilers.queue) compile_task_free(crew_take(&ej->compilers));
+  for (waiting *w; (w = ej->planners.queue); job_free((job *)w)) crew_withdraw(w);
+  for (waiting *w; (w = ej->compilers.queue); compile_task_free((compile_task *)w)) crew_withdraw(w);
   compile_engine_close(engine);
   gpu_engine_close(engine);
   cpu_engine_close(engine);
@@ -514,22 +513,12 @@ static void send_again(qn_vm *vm) {
   while (jit->unsent) {
     job *j = jit->unsent;
     jit->unsent = j->next;
-    if (!crew_submit(vm->engine, &ej->planners, planner, 1, &j->line, j->graph->n)) deliver(j);
+    if (!j->entry)
+      job_free(j);
+    else if (!crew_submit(vm->engine, &ej->planners, planner, 1, &j->line, j->graph->n))
+      deliver(j);
   }
   pthread_mutex_unlock(&ej->lock);
-}
-
-/* Takes `j` out of its VM's mailbox; true if it was there. */
-static bool take_back(mailbox *b, const job *j) {
-  bool found = false;
-  for (job *x = atomic_exchange(&b->jobs, NULL), *next; x; x = next) {
-    next = x->next;
-    if (x == j)
-      found = true;
-    else
-      push(b, x);
-  }
-  return found;
 }
 
 void job_cancel(qn_vm *vm, entry *e) {
@@ -541,21 +530,31 @@ void job_cancel(qn_vm *vm, entry *e) {
   e->job = NULL;
   j->entry = NULL;
   atomic_store(&j->cancelled, true);
-  for (job **p = &jit_of(vm)->unsent; *p; p = &(*p)->next)
-    if (*p == j) {
-      *p = j->next;
-      job_free(j);
-      return;
-    }
-  if (take_back(jit_of(vm)->box, j)) {
-    job_free(j);
-    return;
-  }
-  engine_jit *ej = vm->engine->jit;
-  if (!try_lock_jit(vm->engine)) return; /* it comes to the mailbox soon, where it is dropped */
-  bool mine = crew_withdraw(&ej->planners, &j->line);
-  pthread_mutex_unlock(&ej->lock);
+  /* Where it has not been sent, is in the mailbox or comes there soon, it is dropped with the others that nobody wants. */
+  atomic_store(&jit_of(vm)->box->mail, 1);
+  if (!try_lock_jit(vm->engine)) return;
+  bool mine = crew_withdraw(&j->line);
+  pthread_mutex_unlock(&((engine_jit *)vm->engine->jit)->lock);
   if (mine) job_free(j);
+}
+
+void jobs_drop(qn_vm *vm) {
+  vm_jit *jit = jit_of(vm);
+  for (job **p = &jit->unsent, *j; (j = *p);) {
+    if (j->entry) {
+      p = &j->next;
+      continue;
+    }
+    *p = j->next;
+    job_free(j);
+  }
+  for (job *j = atomic_exchange(&jit->box->jobs, NULL), *next; j; j = next) {
+    next = j->next;
+    if (j->entry)
+      push(jit->box, j);
+    else
+      job_free(j);
+  }
 }
 
 job *job_take_mail(qn_vm *vm, compile_task **reports) {
@@ -568,10 +567,11 @@ job *job_take_mail(qn_vm *vm, compile_task **reports) {
 }
 
 void engine_jit_forget(qn_vm *vm) {
-  for (anchor_entries *a = jit_of(vm)->anchors; a; a = a->next)
-    for (entry *e = a->first; e; e = e->next) job_cancel(vm, e);
   mailbox *b = jit_of(vm)->box;
   if (!b) return;
+  for (anchor_entries *a = jit_of(vm)->anchors; a; a = a->next)
+    for (entry *e = a->first; e; e = e->next) job_cancel(vm, e);
+  jobs_drop(vm);
   atomic_store(&b->closed, true);
   jit_of(vm)->box = NULL;
   mailbox_release(b);

@@ -1037,6 +1037,66 @@ static uint32_t entries_ready(qn_vm *vm, bool wait) {
   return n;
 }
 
+/* Milliseconds of this thread. */
+static double thread_ms(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
+/* Where the jobs are that are cancelled: not sent, waiting or in the mailbox. */
+enum { UNSENT, QUEUED, DELIVERED, JOB_PLACES };
+
+/* What it takes to cancel each of n outstanding jobs, in nanoseconds. */
+static double cancelling(int n, int where) {
+  qn_vm *vm = open_jit(QN_JIT_ON);
+  ck_assert_int_eq(qn_set_tunable(vm, "jit.cc", "0"), QN_OK);
+  pthread_mutex_t *lock = queues_lock(vm);
+  text_buf t;
+  text_init(&t, NULL);
+  text_adds(&t, "let x = ones(4)\n");
+  for (int i = 0; i < n; i++) text_addf(&t, "fn f%d(x) = x * 2 + %d\nf%d(x)\n", i, i, i);
+  if (where == UNSENT) ck_assert_int_eq(pthread_mutex_lock(lock), 0);
+  good(vm, t.text);
+  text_free(&t);
+  if (where ==
+      DELIVERED) { /* one after another sends what could not be sent before, and takes nothing out of the mailbox */
+    int mail = 0, before = -1;
+    while (mail != before) {
+      before = mail;
+      usleep(100000);
+      mail = 0;
+      for (const job *j = atomic_load(&jit_of(vm)->box->jobs); j; j = j->next) mail++;
+    }
+  }
+  double from = thread_ms();
+  jit_cancel(vm);
+  double took = (thread_ms() - from) * 1e6 / n;
+  if (getenv("QUERN_TEST_TIMES")) fprintf(stderr, "place %d: %.0f ns for each of %d jobs\n", where, took, n);
+  if (where == UNSENT) {
+    ck_assert_ptr_null(jit_of(vm)->unsent);
+    ck_assert_int_eq(pthread_mutex_unlock(lock), 0);
+  }
+  if (where == DELIVERED)
+    for (const job *j = atomic_load(&jit_of(vm)->box->jobs); j; j = j->next) ck_assert_ptr_nonnull(j->entry);
+  good(vm, "f1(x)");
+  qn_vm_close(vm);
+  return took;
+}
+
+START_TEST(cancelling_is_linear) {
+  for (int where = 0; where < JOB_PLACES; where++) {
+    double few = 0, many = 0;
+    for (int tries = 0; tries < 4; tries++) { /* something else may have taken the caches */
+      few = cancelling(500, where);
+      many = cancelling(10000, where);
+      if (many < 5 * few) break;
+    }
+    ck_assert_msg(many < 5 * few, "place %d: %.0f ns a job of 500, %.0f of 10,000", where, few, many);
+  }
+}
+END_TEST
+
 START_TEST(nobody_waits_for_a_compiler_thread) {
   qn_vm *vm = open_jit(QN_JIT_ON), *other = open_jit(QN_JIT_ON);
   good(vm, "fn f(x) = x * 2\nf(ones(3))");
@@ -1243,6 +1303,8 @@ int main(void) {
   c = tcase_create("threads");
   ADD(vms_move_between_threads)
   ADD(nobody_waits_for_a_compiler_thread)
+  c = tcase_create("cancelling");
+  ADD(cancelling_is_linear)
   c = tcase_create("interrupts");
   ADD(interrupts_wait_for_the_next_call)
   c = tcase_create("names");
