@@ -18,6 +18,7 @@
  */
 #include "jit/graph/grad.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -179,8 +180,10 @@ static bool take_states(backward *b, const uint32_t *wrt, int nwrt) {
  * root, too. */
 static uint32_t whole_regions(const backward *b) {
   uint32_t last = b->last;
-  for (uint32_t i = 0; b->rules && i < b->rules->n; i++) {
+  for (uint32_t i = b->rules ? b->rules->n : 0; i-- > 0;) {
     const graph_region *x = &b->rules->regions[i];
+    if (x->end <= b->from) break; /* nor do those before it */
+    if (b->rules->work) ++*b->rules->work;
     if (x->first >= b->from && x->first <= b->last && x->end > last + 1) last = x->end - 1;
   }
   return last;
@@ -189,11 +192,14 @@ static uint32_t whole_regions(const backward *b) {
 /* Picks the regions that count. One that lies in another is that one's, and comes before it. */
 static bool take_regions(backward *b) {
   const graph_rules *r = b->rules;
-  if (!r || !r->n) return true;
-  b->regions = arena_alloc(&b->scratch, r->n * sizeof *b->regions);
+  uint32_t low = r ? r->n : 0;
+  while (low && r->regions[low - 1].end > b->from) low--;
+  if (!r || low == r->n) return true;
+  b->regions = arena_alloc(&b->scratch, (r->n - low) * sizeof *b->regions);
   if (!b->regions) return out_of_memory(b->why, b->culprit);
-  for (uint32_t i = r->n; i-- > 0;) {
+  for (uint32_t i = r->n; i-- > low;) {
     const graph_region *x = &r->regions[i];
+    if (r->work) ++*r->work;
     if (x->first < b->from || x->first > b->last || x->first == x->end) continue;
     if (b->nregions && x->end > b->regions[b->nregions - 1].first) continue;
     b->regions[b->nregions++] = *x;
@@ -201,10 +207,28 @@ static bool take_regions(backward *b) {
   return true;
 }
 
-static bool is_among(const uint32_t *list, uint32_t n, uint32_t x) {
-  for (uint32_t i = 0; i < n; i++)
-    if (list[i] == x) return true;
-  return false;
+/* Numbers of nodes, by hash. */
+typedef struct node_numbers {
+  uint32_t *slots; /* pairs of node (0: free) and number */
+  uint32_t mask;
+} node_numbers;
+
+/* Room for `most` nodes. */
+static bool numbers_make(backward *b, size_t most, node_numbers *t) {
+  size_t cap = 4;
+  while (cap < 2 * most) cap *= 2;
+  t->mask = (uint32_t)(cap - 1);
+  return (t->slots = arena_alloc(&b->scratch, 2 * cap * sizeof *t->slots)) != NULL;
+}
+
+/* Where the node stands with its number, or may be put. */
+static uint32_t *number_slot(const backward *b, const node_numbers *t, uint32_t node) {
+  uint32_t i = node * 0x9e3779b1u & t->mask;
+  for (;; i = (i + 1) & t->mask) {
+    uint32_t *slot = &t->slots[2 * (size_t)i];
+    if (b->rules->work) ++*b->rules->work;
+    if (!*slot || *slot == node) return slot;
+  }
 }
 
 /* Of a region with a rule of its own only the results are active. What they do not depend on (lanes beside their counterparts) does
@@ -212,8 +236,13 @@ static bool is_among(const uint32_t *list, uint32_t n, uint32_t x) {
 static bool mark_region(backward *b, const graph_region *x) {
   const graph *g = b->g;
   bool any = false, *needed = arena_alloc(&b->scratch, (x->end - x->first) * sizeof *needed);
-  if (!needed) return out_of_memory(b->why, b->culprit);
-  for (uint32_t k = 0; k < x->nargs; k++) any |= x->args[k] && is_active(b, x->args[k]);
+  node_numbers args;
+  if (!needed || !numbers_make(b, x->nargs, &args)) return out_of_memory(b->why, b->culprit);
+  for (uint32_t k = 0; k < x->nargs; k++) {
+    if (!x->args[k]) continue;
+    any |= is_active(b, x->args[k]);
+    *number_slot(b, &args, x->args[k]) = x->args[k];
+  }
   for (uint32_t k = 0; k < x->nouts; k++)
     if (x->outs[k] >= x->first && x->outs[k] < x->end) needed[x->outs[k] - x->first] = true;
   for (uint32_t i = x->end; i-- > x->first;) {
@@ -222,7 +251,7 @@ static bool mark_region(backward *b, const graph_region *x) {
     for (int k = 0; k < n->nin; k++)
       if (n->in[k] >= x->first) needed[n->in[k] - x->first] = true;
     for (int k = 0; k < n->nin; k++)
-      if (n->in[k] < x->first && is_active(b, n->in[k]) && !is_among(x->args, x->nargs, n->in[k]))
+      if (n->in[k] < x->first && is_active(b, n->in[k]) && !*number_slot(b, &args, n->in[k]))
         return refuse(
             b->why, b->culprit, i, "%s",
             "the function in custom_grad uses a value that is differentiated and is not one of its arguments, "
@@ -319,7 +348,8 @@ static bool make_again(backward *b, const graph_region *x, uint32_t *map, uint32
         most++;
   }
   *marks = arena_alloc(&b->scratch, (2 * (size_t)most + 1) * sizeof **marks);
-  if (!*marks) return false;
+  node_numbers marked; /* of outer nodes among the marks, from 1 on */
+  if (!*marks || !numbers_make(b, most, &marked)) return false;
   for (uint32_t i = 0; i < n; i++) {
     if (!needed[i]) continue;
     graph_node node = g->nodes[x->first + i];
@@ -335,14 +365,14 @@ static bool make_again(backward *b, const graph_region *x, uint32_t *map, uint32
         in[k] = map[j - x->first];
         continue;
       }
-      uint32_t m = 0;
-      while (m < *nmarks && (*marks)[2 * m] != j) m++;
-      if (m == *nmarks) {
+      uint32_t *slot = number_slot(b, &marked, j), m = *nmarks;
+      if (!*slot) {
         (*marks)[2 * m] = j;
         if (!((*marks)[2 * m + 1] = mark_anew(g, j, node.site))) return false;
-        (*nmarks)++;
+        slot[0] = j;
+        slot[1] = ++*nmarks;
       }
-      in[k] = (*marks)[2 * m + 1];
+      in[k] = (*marks)[2 * (slot[1] - 1) + 1];
     }
     if (node.kind != NODE_OP) { /* an input that came up inside, or a region of control flow: as it is */
       map[i] = x->first + i;
@@ -509,6 +539,7 @@ bool graph_vjp(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *s
   ok = ok && walk(&b);
   for (int i = 0; i < nwrt && ok; i++) grads[i] = cotangent_of(&b, wrt[i]);
 #ifdef QN_CHECKED
+  for (uint32_t i = 1; rules && i < rules->n; i++) assert(rules->regions[i - 1].end <= rules->regions[i].end);
   char wrong[160];
   if (ok && g->n < CHECKED_NODES && !graph_verify(g, wrong, sizeof wrong)) {
     why->id = E_internal;

@@ -259,6 +259,7 @@ typedef struct graph_rules {
   bool (*apply)(void *ctx, const graph_region *region, const uint32_t *cotangents, uint32_t *grads, op_refusal *why);
   /* A region was made once more as part of another one. False: memory is short. */
   bool (*add)(void *ctx, const graph_region *copy);
+  uint64_t *work; /* to which is added what regions took, in steps of loops that no node pays for; NULL: nobody asks */
 } graph_rules;
 
 /* As graph_dce for a graph with regions, which get their nodes' new numbers: what their rules need stays where their results are

@@ -237,13 +237,15 @@ static bool add_region(void *ctx, const graph_region *copy) {
 static bool backward(struct recording *r, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots,
                      leaves *wrt) {
   qn_vm *vm = r->vm;
-  uint32_t n = r->regions.n, culprit = 0;
+  uint32_t low = r->regions.n, culprit = 0;
+  while (low && r->regions.list[low - 1].end > from) low--; /* others end before it begins */
+  uint32_t n = r->regions.n - low;
   graph_region *regions = mem_alloc(vm, (n + 1) * sizeof *regions);
   if (!regions || !leaves_room(wrt)) {
     if (regions) mem_free(vm, regions, (n + 1) * sizeof *regions);
     return false;
   }
-  if (n) memcpy(regions, r->regions.list, n * sizeof *regions);
+  if (n) memcpy(regions, r->regions.list + low, n * sizeof *regions);
   graph_rules rules = {.regions = regions, .n = n, .ctx = r, .apply = apply_rule, .add = add_region};
   op_refusal why = {0};
   vm_memory copies = {regions, (n + 1) * sizeof *regions};
