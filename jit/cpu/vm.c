@@ -44,7 +44,7 @@ void vmcode_free(void *vm_code);
 void vmcode_free(void *vm_code) { free_code(vm_code); }
 
 vm_fn vm_loop_of(const vm_loops *l, const l_program *p, const l_instr *i) {
-  if (i->code == L_MATH) return l->math[i->sub][i->sub == MATH_philox_uniform ? i->dtype : i->type2];
+  if (i->code == L_MATH) return l->math[i->sub][math_rows[i->sub].kind == MATH_IS_WORD ? i->dtype : i->type2];
   if (i->sub == KOP_cast && p->code[i->a].dtype != i->dtype) return l->cast[p->code[i->a].dtype][i->dtype];
   if (i->sub == KOP_cast || i->sub == KOP_copy || i->sub == KOP_bitcast)
     return l->copy[vm_size_class(dtype_size((qn_dtype)i->dtype))];

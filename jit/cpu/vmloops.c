@@ -301,21 +301,8 @@ static void iota_b8(void *o, const void *a, const void *b, const void *c, int mo
   for (int64_t i = 0; i < n; i++) out[i] = first + step * (uint64_t)i != 0;
 }
 
-/* ---- functions ---- */
-#define MATHS1(X, T)                                                                                                   \
-  X(exp, T) X(exp2, T) X(expm1, T) X(log, T) X(log2, T) X(log10, T) X(log1p, T) X(arcsin, T) X(arccos, T) X(arctan, T)  \
-  X(sinh, T) X(cosh, T) X(tanh, T) X(sigmoid, T) X(erf, T) X(silu, T) X(gelu, T) X(gelu_tanh, T) \
-  X(rsqrt, T) X(sign, T)
-#define MATHS2(X, T) X(arctan2, T) X(pow, T) X(smul, T) X(floordiv, T) /* the table's */
-#define MATHS2_PLAIN(X, T) X(arctan2, T) X(smul, T) X(floordiv, T)
-#define MATHS_RARE1(X, T) X(sin, T) X(cos, T) X(tan, T)
-#define MATHS_TEST(X, T) X(isnan, T) X(isinf, T) X(isfinite, T)
-#define MATHS_INT2(X, T) X(smul, T) X(floordiv, T) X(mod, T) X(pow, T)
+/* ---- functions: a loop for each type of each row of mathfns.h ---- */
 #define MATH_INTS(X) X(u8) X(i8) X(i16) X(i32) X(i64)
-
-#define MAKE_MATH1(F, T) LOOP1(math_##F##_##T, T, T, F##_##T)
-#define MAKE_MATH2(F, T) LOOP2_SPLAT(math_##F##_##T, T, T, F##_##T, SIMD)
-#define MAKE_MATH2P(F, T) LOOP2_SPLAT(math_##F##_##T, T, T, F##_##T, )
 /* Powers by one number of the simple ones (math.def): the compiler sees what is left of pow. */
 #define POW_BY(T, EXPONENT)                                                                                            \
   if (!(mode & VM_B) && *(const T *)b == (EXPONENT)) {                                                                 \
@@ -332,16 +319,37 @@ static void iota_b8(void *o, const void *a, const void *b, const void *c, int mo
     POW_BY(T, 2) POW_BY(T, 3) POW_BY(T, -1) POW_BY(T, 1)                                                               \
     math_pow_any_##T(o, a, b, c, mode, n);                                                                             \
   }
-#define MAKE_RARE1(F, T) REPAIR1(F, T) LOOP1_RARE(math_##F##_##T, T, F)
-#define MAKE_TEST(F, T) LOOP1(math_##F##_##T, T, b8, F##_##T)
-#define MAKE_MATHS(T)                                                                                                  \
-  MATHS1(MAKE_MATH1, T) MATHS2_PLAIN(MAKE_MATH2, T) MAKE_POW(T) MATHS_RARE1(MAKE_RARE1, T) MATHS_TEST(MAKE_TEST, T)                      \
-  REPAIR2(mod, T) LOOP2_RARE(math_mod_##T, T, mod)                                                                                     \
-  LOOP1(math_philox_uniform_##T, u64, T, philox_uniform_##T)
-#define MAKE_MATHS_INT(T) MAKE_MATH1(sign, T) MATHS_INT2(MAKE_MATH2P, T) MATHS_TEST(MAKE_TEST, T)
-REALS(MAKE_MATHS)
-MATH_INTS(MAKE_MATHS_INT)
-MATHS_TEST(MAKE_TEST, b8)
+#define REAL_PLAIN1(F, T) LOOP1(math_##F##_##T, T, T, F##_##T)
+#define REAL_PLAIN2(F, T) LOOP2_SPLAT(math_##F##_##T, T, T, F##_##T, SIMD)
+#define REAL_RARE1(F, T) REPAIR1(F, T) LOOP1_RARE(math_##F##_##T, T, F)
+#define REAL_RARE2(F, T) REPAIR2(F, T) LOOP2_RARE(math_##F##_##T, T, F)
+#define REAL_POW2(F, T) MAKE_POW(T)
+#define REAL_TEST1(F, T) LOOP1(math_##F##_##T, T, b8, F##_##T)
+#define REAL_WORD1(F, T) LOOP1(math_##F##_##T, u64, T, F##_##T)
+#define INT_PLAIN1 REAL_PLAIN1
+#define INT_PLAIN2(F, T) LOOP2_SPLAT(math_##F##_##T, T, T, F##_##T, )
+#define INT_RARE2 INT_PLAIN2
+#define INT_POW2 INT_PLAIN2
+#define INT_TEST1 REAL_TEST1
+
+/* The macro itself where the row has integers, or bool */
+#define NO_LOOP(F, T)
+#define IF_INT_REAL(m) NO_LOOP
+#define IF_INT_NUM(m) m
+#define IF_INT_ALL(m) m
+#define IF_BOOL_REAL(m) NO_LOOP
+#define IF_BOOL_NUM(m) NO_LOOP
+#define IF_BOOL_ALL(m) m
+#define APPLY(m, F, T) m(F, T)
+
+#define REAL_LOOP(F, n, types, kind, T, meaning) REAL_##kind##n(F, T)
+#define INT_LOOP(F, n, types, kind, T, meaning) APPLY(IF_INT_##types(INT_##kind##n), F, T)
+#define BOOL_LOOP(F, n, types, kind, T, meaning) APPLY(IF_BOOL_##types(REAL_##kind##n), F, T)
+#define REAL_LOOPS(T) MATHS(REAL_LOOP, T)
+#define INT_LOOPS(T) MATHS(INT_LOOP, T)
+REALS(REAL_LOOPS)
+MATH_INTS(INT_LOOPS)
+MATHS(BOOL_LOOP, b8)
 
 /* ---- reductions ---- */
 #define ROWS(F, T)                                                                                                     \
@@ -568,9 +576,11 @@ COMPUTED(MAKE_ARGS)
 #define ROWS_INT(T) KOPS_BIT2(ROW, T) ROW(not, T, T) KOPS_INT2(ROW, T) KOPS_SLOW2(ROW, T)
 #define ROW_CAST(S, T) [AT_##S][AT_##T] = cast_loop_##S##_##T,
 #define ROW_MATH(F, T) [MATH_##F][AT_##T] = math_##F##_##T,
-#define ROWS_MATH(T)                                                                                                   \
-  MATHS1(ROW_MATH, T) MATHS2(ROW_MATH, T) MATHS_RARE1(ROW_MATH, T) MATHS_TEST(ROW_MATH, T) ROW_MATH(mod, T) ROW_MATH(philox_uniform, T)
-#define ROWS_MATH_INT(T) ROW_MATH(sign, T) MATHS_INT2(ROW_MATH, T) MATHS_TEST(ROW_MATH, T)
+#define REAL_ROW(F, n, types, kind, T, meaning) ROW_MATH(F, T)
+#define INT_ROW(F, n, types, kind, T, meaning) APPLY(IF_INT_##types(ROW_MATH), F, T)
+#define BOOL_ROW(F, n, types, kind, T, meaning) APPLY(IF_BOOL_##types(ROW_MATH), F, T)
+#define REAL_ROWS(T) MATHS(REAL_ROW, T)
+#define INT_ROWS(T) MATHS(INT_ROW, T)
 #define ROW_IOTA(T) [AT_##T] = iota_##T,
 #define ROW_DOT(T) [AT_##T] = dot_##T,
 #define ROW_DOTS(T) [AT_##T] = dots_##T,
@@ -604,7 +614,7 @@ const vm_loops TABLE(VM_ISA) = {
             [KOP_select][QN_f16] = bits_select_u16, [KOP_select][QN_bf16] = bits_select_u16,
             [KOP_copy][QN_f16] = bits_copy_u16, [KOP_copy][QN_bf16] = bits_copy_u16,
             [KOP_bitcast][QN_f16] = bits_copy_u16, [KOP_bitcast][QN_bf16] = bits_copy_u16},
-    .math = {REALS(ROWS_MATH) MATH_INTS(ROWS_MATH_INT) MATHS_TEST(ROW_MATH, b8)},
+    .math = {REALS(REAL_ROWS) MATH_INTS(INT_ROWS) MATHS(BOOL_ROW, b8)},
     .cast = {EACH_CAST(ROW_CAST) ROW_CAST(f16, f32) ROW_CAST(f32, f16) ROW_CAST(f32, bf16) ROW_CAST(bf16, f32)},
     .iota = {WORDS(ROW_IOTA) ROW_IOTA(b8)},
     .fill = {bits_fill_u8, bits_fill_u16, bits_fill_u32, bits_fill_u64},

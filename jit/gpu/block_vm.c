@@ -260,7 +260,7 @@ static void kop(translator *t, l_val v) {
   uint8_t from = instr(t, i->a)->dtype;
   uint32_t size = (uint32_t)size_class(i->dtype);
   if (i->code == L_MATH)
-    ADD(vm_number(VM_MATHS, i->sub, i->sub == MATH_philox_uniform ? i->dtype : i->type2), d, a, b);
+    ADD(vm_number(VM_MATHS, i->sub, math_rows[i->sub].kind == MATH_IS_WORD ? i->dtype : i->type2), d, a, b);
   else if (i->sub == KOP_select)
     ADD(VM_SELECT1 + size, d, a, b, c);
   else if (i->sub == KOP_copy || i->sub == KOP_bitcast || (i->sub == KOP_cast && from == i->dtype))

@@ -98,8 +98,8 @@ static void list_ops(writer *w, const char *list, int arity, bool slow) {
   for (int fn = 0; fn < MATH_COUNT && slow; fn++)
     for (int d = 0; d < QN_DTYPE_COUNT && math_rows[fn].arity == arity; d++) {
       uint8_t in[2] = {(uint8_t)d, (uint8_t)d}, to = (uint8_t)d;
-      if (fn == MATH_philox_uniform) in[0] = QN_u64;
-      if (fn == MATH_isnan || fn == MATH_isinf || fn == MATH_isfinite) to = QN_bool;
+      if (math_rows[fn].kind == MATH_IS_WORD) in[0] = QN_u64;
+      if (math_rows[fn].kind == MATH_IS_TEST) to = QN_bool;
       if (!has(w, in[0]) || !has(w, d) || math_misuse((uint8_t)fn, to, in, arity)) continue;
       math_name(name, sizeof name, (math_id)fn, (qn_dtype)to, (qn_dtype)in[0]);
       if (use(w, name))

@@ -17,11 +17,9 @@ const kop_row kop_rows[KOP_COUNT] = {
 #undef KOP
 };
 
-const math_row math_rows[MATH_COUNT] = {
-#define MATH(name, arity, meaning) {#name, arity},
-#include "jit/kernel/mathfns.def"
-#undef MATH
-};
+#define MATH_ROW(name, arity, types, kind, t, meaning) {#name, arity, MATH_IS_##kind},
+const math_row math_rows[MATH_COUNT] = {MATHS(MATH_ROW, )};
+#undef MATH_ROW
 
 int kop_find(const char *name) {
   for (int i = 0; i < KOP_COUNT; i++)

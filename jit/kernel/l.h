@@ -32,6 +32,7 @@
 
 #include <stdatomic.h>
 
+#include "jit/kernel/mathfns.h"
 #include "lang/op.h"
 
 typedef enum kop_id {
@@ -43,14 +44,12 @@ typedef enum kop_id {
 typedef struct kop_row { const char *name; uint8_t arity; const char *types; } kop_row;
 extern const kop_row kop_rows[KOP_COUNT];
 
-/* Functions of math.def (exp, log, ...): MATH_<name>; one row per name, bodies per dtype. */
-typedef enum math_id {
-#define MATH(name, arity, meaning) MATH_##name,
-#include "jit/kernel/mathfns.def"
-#undef MATH
-  MATH_COUNT
-} math_id;
-typedef struct math_row { const char *name; uint8_t arity; } math_row;
+/* Functions of mathfns.h (exp, log, ...): MATH_<name>; one row per name, bodies per dtype. */
+#define MATH_ID(name, arity, types, kind, t, meaning) MATH_##name,
+typedef enum math_id { MATHS(MATH_ID, ) MATH_COUNT } math_id;
+#undef MATH_ID
+typedef enum math_kind { MATH_IS_PLAIN, MATH_IS_RARE, MATH_IS_POW, MATH_IS_TEST, MATH_IS_WORD } math_kind;
+typedef struct math_row { const char *name; uint8_t arity, kind; } math_row;
 extern const math_row math_rows[MATH_COUNT];
 /* Number of a name, or -1. */
 int kop_find(const char *name);

@@ -146,11 +146,11 @@ const char *math_misuse(uint8_t fn, uint8_t result, const uint8_t *in, int n) {
   if (n != math_rows[fn].arity) return "wrong number of operands";
   for (int k = 0; k < n; k++)
     if (in[k] != in[0] || storage_only(in[k])) return "wrong dtypes of operands";
-  if (fn == MATH_philox_uniform)
-    return in[0] == QN_u64 && (result == QN_f32 || result == QN_f64) ? NULL : "philox_uniform is a float from u64";
+  uint8_t kind = math_rows[fn].kind;
+  if (kind == MATH_IS_WORD)
+    return in[0] == QN_u64 && (result == QN_f32 || result == QN_f64) ? NULL : "a float from u64";
   if (in[0] != QN_f32 && in[0] != QN_f64) return "functions take f32 or f64";
-  bool test = fn == MATH_isnan || fn == MATH_isinf || fn == MATH_isfinite;
-  return result == (test ? QN_bool : in[0]) ? NULL : "wrong dtype of the result";
+  return result == (kind == MATH_IS_TEST ? QN_bool : in[0]) ? NULL : "wrong dtype of the result";
 }
 
 static bool kop_ok(checker *c, const l_instr *i) {

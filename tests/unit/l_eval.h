@@ -154,25 +154,15 @@ static uint64_t ev_kop(kop_id op, qn_dtype result, qn_dtype t, qn_dtype first, u
   }
 }
 
-#define EV_MATHS(T) \
-  switch (fn) { \
-  case MATH_exp: return EV_P_##T(exp_##T(x)); case MATH_exp2: return EV_P_##T(exp2_##T(x)); \
-  case MATH_expm1: return EV_P_##T(expm1_##T(x)); case MATH_log: return EV_P_##T(log_##T(x)); \
-  case MATH_log2: return EV_P_##T(log2_##T(x)); case MATH_log10: return EV_P_##T(log10_##T(x)); \
-  case MATH_log1p: return EV_P_##T(log1p_##T(x)); case MATH_sin: return EV_P_##T(sin_##T(x)); \
-  case MATH_cos: return EV_P_##T(cos_##T(x)); case MATH_tan: return EV_P_##T(tan_##T(x)); \
-  case MATH_arcsin: return EV_P_##T(arcsin_##T(x)); case MATH_arccos: return EV_P_##T(arccos_##T(x)); \
-  case MATH_arctan: return EV_P_##T(arctan_##T(x)); case MATH_arctan2: return EV_P_##T(arctan2_##T(x, y)); \
-  case MATH_sinh: return EV_P_##T(sinh_##T(x)); case MATH_cosh: return EV_P_##T(cosh_##T(x)); \
-  case MATH_tanh: return EV_P_##T(tanh_##T(x)); case MATH_sigmoid: return EV_P_##T(sigmoid_##T(x)); \
-  case MATH_silu: return EV_P_##T(silu_##T(x)); case MATH_gelu: return EV_P_##T(gelu_##T(x)); \
-  case MATH_gelu_tanh: return EV_P_##T(gelu_tanh_##T(x)); \
-  case MATH_erf: return EV_P_##T(erf_##T(x)); case MATH_rsqrt: return EV_P_##T(rsqrt_##T(x)); \
-  case MATH_pow: return EV_P_##T(pow_##T(x, y)); case MATH_smul: return EV_P_##T(smul_##T(x, y)); \
-  case MATH_sign: return EV_P_##T(sign_##T(x)); case MATH_floordiv: return EV_P_##T(floordiv_##T(x, y)); \
-  case MATH_mod: return EV_P_##T(mod_##T(x, y)); case MATH_isnan: return isnan_##T(x); \
-  case MATH_isinf: return isinf_##T(x); case MATH_isfinite: return isfinite_##T(x); \
-  default: return 0; }
+#define EV_PLAIN1(F, T) EV_P_##T(F##_##T(x))
+#define EV_PLAIN2(F, T) EV_P_##T(F##_##T(x, y))
+#define EV_RARE1 EV_PLAIN1
+#define EV_RARE2 EV_PLAIN2
+#define EV_POW2 EV_PLAIN2
+#define EV_TEST1(F, T) F##_##T(x)
+#define EV_WORD1(F, T) 0 /* the operand is no float */
+#define EV_MATH(F, n, types, kind, T, meaning) case MATH_##F: return EV_##kind##n(F, T);
+#define EV_MATHS(T) switch (fn) { MATHS(EV_MATH, T) default: return 0; }
 
 static uint64_t ev_math(math_id fn, qn_dtype t, uint64_t a, uint64_t b) {
   if (t == QN_f64) {
