@@ -122,7 +122,8 @@ static bool on_resolve(void *user, const char *from, const char *name, qn_source
   return false;
 }
 
-enum { ROUNDS = 2000, SLACK = 8 << 10 };
+/* So a leak of 28 bytes a round is seen; with compiler threads, whose jobs are in use as long as they take, one of 220. */
+enum { ROUNDS = 600, SLACK = 8 << 10, SLACK_THREADS = 64 << 10 };
 
 typedef struct setting {
   qn_jit_mode jit;
@@ -193,8 +194,9 @@ static void leaves_nothing(const setting *s, const char *text) {
   if (!gone && !s->may_stay && getenv("LEAVE_SHOW")) fprintf(stderr, "NEVER LEFT: %s\n", flat(text));
   ck_assert_msg(gone || s->may_stay || getenv("LEAVE_SHOW"), "%s (%s): it was never left", text, mode);
   if (!getenv("LEAVE_SHOW")) {
-    ck_assert_msg(most[1] < most[0] + SLACK, "%s (%s): %zu bytes, then %zu", text, mode, most[0], most[1]);
     bool threads = s->jit == QN_JIT_ON; /* they come and go in their own time */
+    ck_assert_msg(most[1] < most[0] + (threads ? SLACK_THREADS : SLACK), "%s (%s): %zu bytes, then %zu", text, mode,
+                  most[0], most[1]);
     ck_assert_msg(threads || process[1] < process[0] + 4 * SLACK, "%s (%s): %ld bytes of the process, then %ld", text,
                   mode, process[0], process[1]);
   }
