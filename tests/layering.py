@@ -25,7 +25,7 @@ FLOORS = [
     ("stdlib",),
     ("interp/main.c",),
 ]
-TOP = re.compile(r"lang|parser|interp|jit|stdlib|examples|tests|CMakeLists\.txt|README\.md|dev|LICENSE|\..*")
+TOP = re.compile(r"lang|parser|interp|jit|stdlib|examples|tests|CMakeLists\.txt|README\.md|CONTRIBUTING\.md|CHANGELOG\.md|dev|LICENSE|\..*")
 MAX_LINES = 1500
 COUNTED = (".c", ".h", ".def", ".re", ".y", ".qn", ".py", ".cmake")
 
