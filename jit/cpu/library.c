@@ -128,6 +128,22 @@ static qn_array *compress_there(qn_vm *vm, qn_array *x, qn_array *mask, qn_array
   return dense ? made : NULL;
 }
 
+static qn_array *recurrence_there(qn_vm *vm, qn_array *by, qn_array *plus, const op_attr *attr, qn_array *out,
+                                  bool *refused) {
+  qn_array *a = array_contiguous(vm, by), *b = a ? array_contiguous(vm, plus) : NULL;
+  qn_array *made = b && !out ? array_new_on(vm, b->device, (qn_dtype)b->dtype, b->rank, b->shape) : NULL;
+  device_answer answer = DEVICE_FAILS;
+  if (b && (out || made))
+    answer = vm->hooks.kernels->recurrence(vm, out ? out : made, a, b, __builtin_ctz(attr->axes),
+                                           (attr->flags & ATTR_REVERSE) != 0, (attr->flags & ATTR_EXCLUSIVE) != 0);
+  *refused = answer == DEVICE_REFUSES;
+  if (b) value_release(vm, value_obj(TAG_ARRAY, b));
+  if (a) value_release(vm, value_obj(TAG_ARRAY, a));
+  if (answer == DEVICE_DONE) return out ? out : made;
+  if (made) value_release(vm, value_obj(TAG_ARRAY, made));
+  return NULL;
+}
+
 qn_array *library_there(qn_vm *vm, op_id op, qn_array *const *in, const op_attr *attr, qn_array *out, bool *refused) {
   switch (op) {
   case OP_sort:
@@ -135,6 +151,7 @@ qn_array *library_there(qn_vm *vm, op_id op, qn_array *const *in, const op_attr 
     return attr->n ? first_there(vm, in[0], attr, out, refused) : sort_there(vm, op, in[0], attr, out, refused);
   case OP_compress: return compress_there(vm, in[0], in[1], out, refused);
   case OP_nonzero: return compress_there(vm, NULL, in[0], out, refused);
+  case OP_recurrence: return recurrence_there(vm, in[0], in[1], attr, out, refused);
   default: *refused = true; return NULL;
   }
 }

@@ -11,8 +11,8 @@ extern const char compress_source[]; /* made of compress.cu */
 /* Its kernels are called k<COMPRESS_HASH>_0 and so on, in this order. */
 #define COMPRESS_HASH 0x636f6d7072657373ull
 enum { COMPRESS_COUNT, COMPRESS_SUMS, COMPRESS_STORE, COMPRESS_CELLS, COMPRESS_KERNELS };
-enum { THREADS = 256, STEP = 2048 }; /* as in compress.cu */
-enum { TILES = 4096, BLOCKS_PER_UNIT = 16 };
+enum { THREADS = GPU_TEXT_THREADS, STEP = 2048 }; /* as in compress.cu */
+enum { TILES = 4096 };
 
 /* What the kernels are given: the text has the same declaration. */
 typedef struct compress_words {
@@ -28,13 +28,7 @@ _Static_assert(ARRAY_MAX_RANK == 8, "the kernels' words have 8 axes");
 const char *gpu_compress_text(void) { return compress_source; }
 
 static bool launch(qn_vm *vm, gpu_stream *s, int kernel, int64_t instances, compress_words *w) {
-  CUdeviceptr block = 0;
-  void *arguments[] = {&block, &instances, w};
-  int64_t most = (int64_t)s->device->units * BLOCKS_PER_UNIT;
-  unsigned blocks = (unsigned)(instances < most ? instances : most);
-  CUresult rc = s->engine->libraries.driver.cuLaunchKernel(s->compresses->functions[kernel], blocks, 1, 1, THREADS, 1,
-                                                           1, 0, s->stream, arguments, NULL);
-  return rc == GPU_OK || gpu_raise(vm, s, rc, "a launch");
+  return gpu_text_launch(vm, s, s->compresses, kernel, instances, w);
 }
 
 /* The largest word that cells of so many bytes at these addresses are made of. */

@@ -278,7 +278,8 @@ const device_kernels gpu_kernels = {.ready = ready,
                                     .has_product = gpu_has_product,
                                     .product = gpu_product,
                                     .sort = gpu_sort,
-                                    .compress = gpu_compress};
+                                    .compress = gpu_compress,
+                                    .recurrence = gpu_recurrence};
 
 /* ---- copies between layouts -------------------------------------------------------------------------------------------------- */
 
@@ -327,6 +328,17 @@ const gpu_code *gpu_text_code(qn_vm *vm, gpu_stream *s, const char *text, uint64
   if (c && wait) gpu_code_wait(s->engine, c);
   if (c && atomic_load_explicit(&c->state, memory_order_acquire) == CODE_READY) *kept = c;
   return *kept;
+}
+
+bool gpu_text_launch(qn_vm *vm, gpu_stream *s, const gpu_code *code, int kernel, int64_t instances, void *words) {
+  enum { BLOCKS_PER_UNIT = 16 };
+  CUdeviceptr block = 0;
+  void *arguments[] = {&block, &instances, words};
+  int64_t most = (int64_t)s->device->units * BLOCKS_PER_UNIT;
+  unsigned blocks = (unsigned)(instances < most ? instances : most);
+  CUresult rc = driver(s)->cuLaunchKernel(code->functions[kernel], blocks, 1, 1, GPU_TEXT_THREADS, 1, 1, 0, s->stream,
+                                          arguments, NULL);
+  return rc == GPU_OK || gpu_raise(vm, s, rc, "a launch");
 }
 
 const gpu_code *gpu_own_code(qn_vm *vm, gpu_stream *s) {

@@ -12,9 +12,8 @@ extern const char sort_source[]; /* made of sort.cu */
 /* Its kernels are called k<SORT_HASH>_0 and so on, in this order. */
 #define SORT_HASH 0x736f7274206c696eull
 enum { SORT_FEW, SORT_SHORT, SORT_SHORT_WIDE, SORT_COUNT, SORT_SUMS, SORT_PLACE, SORT_KERNELS };
-enum { THREADS = 256, TILE = 2048, OWN = 16, FEW_TILES = 64 }; /* as in sort.cu */
-enum { RANKED = 16, SHORT_LINE = THREADS * OWN };              /* elements at most */
-enum { BLOCKS_PER_UNIT = 16 };
+enum { THREADS = GPU_TEXT_THREADS, TILE = 2048, OWN = 16, FEW_TILES = 64 }; /* as in sort.cu */
+enum { RANKED = 16, SHORT_LINE = THREADS * OWN };                           /* elements at most */
 
 /* What the kernels are given: the text has the same declaration. */
 typedef struct sort_words {
@@ -48,13 +47,7 @@ static uint64_t infinity_of(qn_dtype d) {
 }
 
 static bool launch(qn_vm *vm, gpu_stream *s, int kernel, int64_t instances, sort_words *w) {
-  CUdeviceptr block = 0;
-  void *arguments[] = {&block, &instances, w};
-  int64_t most = (int64_t)s->device->units * BLOCKS_PER_UNIT;
-  unsigned blocks = (unsigned)(instances < most ? instances : most);
-  CUresult rc = s->engine->libraries.driver.cuLaunchKernel(s->sorts->functions[kernel], blocks, 1, 1, THREADS, 1, 1, 0,
-                                                           s->stream, arguments, NULL);
-  return rc == GPU_OK || gpu_raise(vm, s, rc, "a launch");
+  return gpu_text_launch(vm, s, s->sorts, kernel, instances, w);
 }
 
 static size_t rounded(int64_t bytes) { return ((size_t)bytes + 255) & ~(size_t)255; }

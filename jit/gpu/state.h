@@ -128,8 +128,8 @@ typedef struct gpu_stream {
   bool abandoned;        /* something that writes to `mapped` was not waited for */
   char *answers;         /* pinned memory for small reads */
   const gpu_code *own;   /* kernels of our own, once they are compiled */
-  const gpu_code *sorts; /* those of sort.c and compress.c, likewise */
-  const gpu_code *compresses;
+  const gpu_code *sorts; /* those of sort.c and its like, likewise */
+  const gpu_code *compresses, *recurrences;
 } gpu_stream;
 
 typedef struct gpu_vm {
@@ -238,6 +238,14 @@ const char *gpu_compress_text(void);
 /* As device_kernels.compress. */
 device_answer gpu_compress(qn_vm *vm, const qn_array *x, const qn_array *mask, qn_array *to, qn_array **made);
 
+/* ---- recurrences (recurrence.c) ---- */
+
+/* The text of its kernel. */
+const char *gpu_recurrence_text(void);
+/* As device_kernels.recurrence. */
+device_answer gpu_recurrence(qn_vm *vm, qn_array *to, const qn_array *by, const qn_array *plus, int axis, bool reverse,
+                             bool exclusive);
+
 /* Copies elements between two layouts on the device. */
 QN_MUST_CHECK bool gpu_copy_elements(qn_vm *vm, qn_array *to, const qn_array *from);
 /* Kernels of our own: the first four copy elements of 1 to 8 bytes, REPORT tells what the error cell holds. NULL while they are
@@ -248,6 +256,10 @@ const gpu_code *gpu_own_code(qn_vm *vm, gpu_stream *s);
  * is compiled, or if it cannot be. Under `sync` and `verify` it is waited for. */
 const gpu_code *gpu_text_code(qn_vm *vm, gpu_stream *s, const char *text, uint64_t hash, uint32_t functions,
                               const gpu_code **kept);
+/* Launches one of its kernels with these words, by blocks of GPU_TEXT_THREADS; inside gpu_enter. */
+enum { GPU_TEXT_THREADS = 256 };
+QN_MUST_CHECK bool gpu_text_launch(qn_vm *vm, gpu_stream *s, const gpu_code *code, int kernel, int64_t instances,
+                                   void *words);
 
 /* What sizes decide about a launch of a program. */
 typedef struct gpu_setup {

@@ -78,6 +78,10 @@ typedef struct device_kernels {
    * `to`, contiguous and with room for all of them, whose size is then set; where that is NULL, to a new array, *made. Their number is
    * waited for. REFUSES: as of sort. */
   device_answer (*compress)(qn_vm *vm, const qn_array *x, const qn_array *mask, qn_array *to, qn_array **made);
+  /* OP_recurrence of two contiguous arrays, stored to `to`, which is one, too. Not waited for. REFUSES: as of sort, and few long chains, and
+   * f16 and bf16. */
+  device_answer (*recurrence)(qn_vm *vm, qn_array *to, const qn_array *by, const qn_array *plus, int axis, bool reverse,
+                              bool exclusive);
 
   /* ---- plans ---- */
 

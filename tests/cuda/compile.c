@@ -5,7 +5,7 @@
  *   files PATH...      L programs in texts: the goldens, and what QUERN_LOG=kernels writes
  *   random FIRST N     random L programs (l_random.h), which use every construct
  *   graphs FIRST N     the kernels of the plans of random graphs (graph_random.h)
- *   sort, compress     the kernels of sorting and of masks
+ *   sort, compress, recurrence   the kernels of these files of jit/gpu
  *   vm CLASS           the block VM's interpreter for a class of dtypes, by number
  *   ops CLASS          the one-op kernels of the ops of a class (POINTWISE, REDUCE ..) over dtypes, layouts and attributes
  *
@@ -302,7 +302,8 @@ static bool interpreter(const nvrtc *n, const char *keep, uint32_t number) {
 typedef struct own_text {
   const char *name, *(*text)(void);
 } own_text;
-static const own_text own_texts[] = {{"sort", gpu_sort_text}, {"compress", gpu_compress_text}};
+static const own_text own_texts[] = {
+    {"sort", gpu_sort_text}, {"compress", gpu_compress_text}, {"recurrence", gpu_recurrence_text}};
 static const own_text *own_named(const char *name) {
   for (size_t i = 0; i < sizeof own_texts / sizeof *own_texts; i++)
     if (strcmp(name, own_texts[i].name) == 0) return &own_texts[i];
