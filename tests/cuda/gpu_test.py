@@ -262,7 +262,7 @@ def products(p):
         differential_run(p, "with products, the CPU's bits", "--count", "200", "--batch", "4", "--products", "many")
 
 
-@part(40, fills=True)
+@part(60, fills=True)
 def sorting(p):
     """sort and argsort of every dtype, length, layout and axis: NumPy's stable order"""
     command = [sys.executable, os.path.join(TESTS, "differential", "sorting.py"), "--quern", p.o.quern, "--seed", "random", "--count", "40",
