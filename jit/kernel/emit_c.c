@@ -484,12 +484,14 @@ static void print_strips(emitter *e, l_val v, const vec_facts *f) {
     if (emit_is_lane_push(e, v, k)) line(e, "v%u_k += n;", at(e, k)->a);
 }
 
-static bool has_ranges(const emitter *e, l_val v) {
+/* How many guards with a range a straight VEC has. */
+static uint32_t count_ranges(const emitter *e, l_val v) {
+  uint32_t n = 0;
   for (l_val k = v + 1; k < e->end[v]; k++) {
     const l_instr *i = at(e, k);
-    if ((i->code == L_LOAD || i->code == L_STORE) && (i->e || i->f)) return true;
+    n += (i->code == L_LOAD || i->code == L_STORE) && (i->e || i->f);
   }
-  return false;
+  return n;
 }
 
 /* Does this compare the element's number, plus something, with a number from outside the VEC? */
@@ -502,9 +504,9 @@ static bool compares_place(const emitter *e, l_val v, const l_instr *i, l_val *p
   return *other < v && v < *place && p->code == L_IOTA && p->dtype == QN_i64 && step->code == L_INT && step->imm == 1;
 }
 
-/* Fills in e->even for the straight VEC: comparisons of the element's number, and what is made of such. False: there are none. */
-static bool find_even(emitter *e, l_val v) {
-  bool any = false;
+/* Fills in e->even for the straight VEC: comparisons of the element's number, and what is made of such. How many there are. */
+static uint32_t find_even(emitter *e, l_val v) {
+  uint32_t n = 0;
   for (l_val k = v + 1; k < e->end[v]; k++) {
     const l_instr *i = at(e, k);
     l_val place, other;
@@ -512,9 +514,19 @@ static bool find_even(emitter *e, l_val v) {
         i->code == L_KOP && i->dtype == QN_bool && (i->sub == KOP_and || i->sub == KOP_or || i->sub == KOP_not);
     e->even[k] = compares_place(e, v, i, &place, &other) ||
                  (logic && (i->a < v || e->even[i->a]) && (i->sub == KOP_not || i->b < v || e->even[i->b]));
-    any |= e->even[k];
+    n += e->even[k];
   }
-  return any;
+  return n;
+}
+
+/* Is the straight VEC cut into pieces? Not where very many guards would each be asked in every piece (a concat of hundreds of arrays):
+ * compilers take long for that. Fills in e->even. */
+static bool has_pieces(emitter *e, l_val v) {
+  enum { GUARDS_MOST = 100 };
+  uint32_t n = count_ranges(e, v) + find_even(e, v);
+  if (n <= GUARDS_MOST) return n > 0;
+  for (l_val k = v + 1; k < e->end[v]; k++) e->even[k] = 0;
+  return false;
 }
 
 /* The loop over pieces [j0, e0) of a straight VEC, in each of which every range of a guard holds or does not: w7 tells. So no element
@@ -591,8 +603,7 @@ static void print_vec(emitter *e, l_val v) {
   if (f.strips) {
     print_strips(e, v, &f);
   } else {
-    bool even = !f.ordered && find_even(e, v);
-    e->pieces = even || (!f.ordered && has_ranges(e, v));
+    e->pieces = !f.ordered && has_pieces(e, v);
     if (e->pieces) open_pieces(e, v);
     print_switches(e, v + 1, end);
     if (!f.ordered && !is_single(e, v)) print_simd(e, v + 1, end, false);
