@@ -52,18 +52,4 @@ void interp_parameters(qn_vm *vm, qn_value f, void (*each)(void *ctx, const char
 /* Bytes that a value and what it consists of take, each shared part once. */
 size_t interp_bytes(qn_value v);
 
-/* What `quern help topic` says: a function, module or name in one (optim.adam), dtype, keyword or subject (topics.def), error
- * id, "functions", "errors", "tunables", or "topics", which lists them. False: there is none, and the text says what comes nearest. */
-bool interp_help(qn_vm *vm, const char *topic, text_buf *out);
-
-/* The parts of the language, and lists, that it explains beside names. */
-void interp_topics(void (*each)(void *ctx, const char *name), void *ctx);
-/* The same about a value of the session: a function, module, or what kind of value it is. */
-void interp_describe(qn_vm *vm, const char *name, qn_value v, text_buf *out);
-/* The text of a function's definition, as it was run; false if it is none that is written in Quern. */
-bool interp_source(qn_vm *vm, qn_value v, text_buf *out);
-
-/* The command line and the prompt (cli.c, repl.c: part of the binary, not of the library). */
-int interp_main(int argc, char **argv);
-
 #endif

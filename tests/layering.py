@@ -23,7 +23,7 @@ FLOORS = [
     ("jit/trace",),
     ("interp",),
     ("stdlib",),
-    ("interp/main.c",),
+    ("interp/prompt",),
 ]
 TOP = re.compile(r"lang|parser|interp|jit|stdlib|examples|tests|CMakeLists\.txt|README\.md|CONTRIBUTING\.md|CHANGELOG\.md|dev|LICENSE|\..*")
 MAX_LINES = 1500

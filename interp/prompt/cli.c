@@ -3,8 +3,9 @@
  * Part of the binary, not of the library: it is the only code that installs a signal handler (Ctrl-C calls qn_interrupt),
  * reads QUERN_LOG and QUERN_SET, and ends with an exit status: 0, 1 for an error in the script, 2 for misuse.
  */
-#include "interp/cli.h"
-#include "interp/terminal.h"
+#include "interp/prompt/cli.h"
+#include "interp/prompt/help.h"
+#include "interp/prompt/terminal.h"
 #include "jit/gpu/gpu.h"
 #include "jit/trace/rec.h"
 #include "lang/timeline.h"
@@ -463,7 +464,7 @@ static int run_help(const options *o, char **argv, int argc) {
   if (!vm) return status;
   text_buf t;
   text_init(&t, vm);
-  bool found = interp_help(vm, argv[0], &t);
+  bool found = help_about(vm, argv[0], &t);
   if (t.failed || (!t.text && !error_pending(vm))) raise_memory(vm);
   if (error_pending(vm)) {
     text_free(&t);
@@ -538,7 +539,7 @@ static int run_doctor(const options *o) {
   return close_vm(o, vm, status);
 }
 
-int interp_main(int argc, char **argv) {
+int main(int argc, char **argv) {
   options o = {.nsets = 0};
   qn_config_init(&o.config);
   int status = parse_options(argc, argv, &o);

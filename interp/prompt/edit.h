@@ -1,10 +1,10 @@
 /* The line editor: text of one or more lines, typed at a terminal. It knows nothing of the language; what it needs to know, a
  * host tells it. */
-#ifndef INTERP_EDIT_H
-#define INTERP_EDIT_H
+#ifndef INTERP_PROMPT_EDIT_H
+#define INTERP_PROMPT_EDIT_H
 
-#include "interp/history.h"
-#include "interp/terminal.h"
+#include "interp/prompt/history.h"
+#include "interp/prompt/terminal.h"
 
 /* What could stand in the place of bytes [start, cursor). */
 typedef struct choices {

@@ -1,6 +1,6 @@
 /* What the files of the binary share: the command line (cli.c) and the prompt (repl.c). */
-#ifndef INTERP_CLI_H
-#define INTERP_CLI_H
+#ifndef INTERP_PROMPT_CLI_H
+#define INTERP_PROMPT_CLI_H
 
 #include "interp/interp.h"
 

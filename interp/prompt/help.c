@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "interp/node.h"
+#include "interp/prompt/help.h"
 
 /* A script, indented. */
 static void help_script(const char *title, const char *script, text_buf *out) {
@@ -39,7 +40,7 @@ static const struct {
 } topics[] = {
 #define TOPIC(name, text, example) {name, text, example},
 #define ALSO(name, topic) {name, topic, NULL},
-#include "interp/topics.def"
+#include "interp/prompt/topics.def"
 };
 enum { TOPICS = sizeof topics / sizeof *topics };
 
@@ -467,7 +468,7 @@ static bool help_name(qn_vm *vm, const char *topic, text_buf *out) {
   return found;
 }
 
-bool interp_help(qn_vm *vm, const char *topic, text_buf *out) {
+bool help_about(qn_vm *vm, const char *topic, text_buf *out) {
   int64_t id;
   if ((topic[0] == 'E' || topic[0] == 'e') && int_parse(topic + 1, strlen(topic + 1), &id) && id > 0 && id < 1000) {
     const error_row *e = error_find((int)id);
@@ -500,7 +501,7 @@ bool interp_help(qn_vm *vm, const char *topic, text_buf *out) {
   return found;
 }
 
-bool interp_source(qn_vm *vm, qn_value v, text_buf *out) {
+bool help_source(qn_vm *vm, qn_value v, text_buf *out) {
   if (!value_is(v, TAG_FN) || value_fn(v)->head.flags != FN_USER) return false;
   span at = ((const fn_code *)value_fn(v)->code)->at;
   const source_text *s = source_get(vm, at.source);
@@ -510,7 +511,7 @@ bool interp_source(qn_vm *vm, qn_value v, text_buf *out) {
   return true;
 }
 
-void interp_describe(qn_vm *vm, const char *name, qn_value v, text_buf *out) {
+void help_value(qn_vm *vm, const char *name, qn_value v, text_buf *out) {
   if (value_is(v, TAG_FN) || value_is(v, TAG_DTYPE)) {
     size_t before = out->len;
     help_function(vm, v, out);
@@ -535,7 +536,7 @@ void interp_describe(qn_vm *vm, const char *name, qn_value v, text_buf *out) {
   text_adds(out, "\n");
 }
 
-void interp_topics(void (*each)(void *ctx, const char *name), void *ctx) {
+void help_subjects(void (*each)(void *ctx, const char *name), void *ctx) {
   for (int i = 0; i < TOPICS; i++) each(ctx, topics[i].name);
   static const char *const lists[] = {"errors", "functions", "topics", "tunables"};
   for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) each(ctx, lists[i]);

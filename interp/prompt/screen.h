@@ -1,8 +1,8 @@
 /* What the editor shows: rows of text that are drawn over those before them. Internal to the editor. */
-#ifndef INTERP_SCREEN_H
-#define INTERP_SCREEN_H
+#ifndef INTERP_PROMPT_SCREEN_H
+#define INTERP_PROMPT_SCREEN_H
 
-#include "interp/terminal.h"
+#include "interp/prompt/terminal.h"
 
 typedef struct screen_row {
   size_t start, end; /* in frame.text */

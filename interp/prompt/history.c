@@ -3,7 +3,7 @@
  * are kept writes the newest into a new file and puts that in the place of the old one, under the same lock; whoever waited
  * for the lock meanwhile sees that the path means another file now, and opens it again.
  */
-#include "interp/history.h"
+#include "interp/prompt/history.h"
 
 #include <errno.h>
 #include <fcntl.h>

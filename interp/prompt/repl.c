@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "interp/prompt.h"
+#include "interp/prompt/prompt.h"
 #include "lang/format.h"
 #include "lang/look.h"
 #include "parser/parser.h"

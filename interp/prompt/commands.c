@@ -5,18 +5,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "interp/pager.h"
-#include "interp/prompt.h"
-#include "interp/terminal.h"
+#include "interp/prompt/help.h"
+#include "interp/prompt/pager.h"
+#include "interp/prompt/prompt.h"
+#include "interp/prompt/terminal.h"
 #include "lang/look.h"
 #include "parser/parser.h"
 
 #define COMMAND(verb, shown, kind, meaning) static void command_##verb(session *s, const char *argument);
-#include "interp/commands.def"
+#include "interp/prompt/commands.def"
 
 const command commands[] = {
 #define COMMAND(verb, shown, kind, meaning) {#verb, shown, ARGUMENT_##kind, meaning, command_##verb},
-#include "interp/commands.def"
+#include "interp/prompt/commands.def"
 };
 const int command_count = sizeof commands / sizeof *commands;
 
@@ -67,15 +68,15 @@ static void command_doc(session *s, const char *argument) {
   if (looks) {
     parse_looks(s->vm, argument, len, looks);
     if (chain_begin(argument, looks, len) == 0 && chain_value(s->vm, argument, looks, 0, len, &v)) {
-      if (!source || !interp_source(s->vm, v, &t)) {
-        interp_describe(s->vm, argument, v, &t);
+      if (!source || !help_source(s->vm, v, &t)) {
+        help_value(s->vm, argument, v, &t);
         if (source) text_adds(&t, "There is no source: it is no function written in Quern.\n");
       }
       found = true;
     }
   }
   free(looks);
-  if (!found) found = interp_help(s->vm, argument, &t);
+  if (!found) found = help_about(s->vm, argument, &t);
   if (found) {
     put_pages(s, &t);
     return;

@@ -7,12 +7,12 @@
  * The text is UTF-8 without control characters other than newline and tab. Positions are bytes; the cursor stands before a
  * character that takes columns, never inside one.
  */
-#include "interp/edit.h"
+#include "interp/prompt/edit.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "interp/screen.h"
+#include "interp/prompt/screen.h"
 #include "lang/look.h"
 
 enum {

@@ -7,7 +7,7 @@
  * Signals interrupt the wait through a pipe that their handlers write to, because the thread that gets a signal need not be
  * the one that waits. While the terminal is raw, what ends the process puts the terminal back first.
  */
-#include "interp/terminal.h"
+#include "interp/prompt/terminal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "interp/cli.h"
+#include "interp/prompt/cli.h"
 
 enum { KEY_DELAY = 40, PASTE_DELAY = 3000 /* milliseconds */ };
 static const char PASTE_ON[] = "\033[?2004h", PASTE_OFF[] = "\033[?2004l";

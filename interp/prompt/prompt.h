@@ -1,9 +1,9 @@
 /* What the files of the prompt share: the session (repl.c), its commands (commands.c), completion (complete.c). */
-#ifndef INTERP_PROMPT_H
-#define INTERP_PROMPT_H
+#ifndef INTERP_PROMPT_PROMPT_H
+#define INTERP_PROMPT_PROMPT_H
 
-#include "interp/cli.h"
-#include "interp/edit.h"
+#include "interp/prompt/cli.h"
+#include "interp/prompt/edit.h"
 
 typedef struct session {
   qn_vm *vm;

@@ -1,6 +1,6 @@
 /* What was typed at the prompt, in this session and in those before. */
-#ifndef INTERP_HISTORY_H
-#define INTERP_HISTORY_H
+#ifndef INTERP_PROMPT_HISTORY_H
+#define INTERP_PROMPT_HISTORY_H
 
 #include <stdbool.h>
 #include <stddef.h>

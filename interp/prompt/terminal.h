@@ -1,6 +1,6 @@
 /* A terminal without its line editing: keys come in, text goes out. For the line editor (edit.c). */
-#ifndef INTERP_TERMINAL_H
-#define INTERP_TERMINAL_H
+#ifndef INTERP_PROMPT_TERMINAL_H
+#define INTERP_PROMPT_TERMINAL_H
 
 #include <stdbool.h>
 #include <stddef.h>

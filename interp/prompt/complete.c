@@ -9,7 +9,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "interp/prompt.h"
+#include "interp/prompt/help.h"
+#include "interp/prompt/prompt.h"
 #include "lang/look.h"
 #include "parser/parser.h"
 
@@ -388,7 +389,7 @@ void prompt_complete(void *ctx, const char *text, size_t len, size_t cursor, cho
       complete_code(&r, len - from);
     if (kind == ARGUMENT_NAME && r.word == 0) {
       offer_modules(&r);
-      interp_topics(offer_name, &r);
+      help_subjects(offer_name, &r);
     }
     out->start += from;
   }

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "interp/cli.h"
+#include "interp/prompt/cli.h"
 #include "interp/signature.h"
 
 /* ---- the command line ---------------------------------------------------------------------------------------------------- */

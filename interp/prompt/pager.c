@@ -2,9 +2,9 @@
  * that says how to go on; when a key has been pressed it goes, and the next page is written in its place. Rows are set when their page
  * is, for the size that the terminal has then.
  */
-#include "interp/pager.h"
+#include "interp/prompt/pager.h"
 
-#include "interp/screen.h"
+#include "interp/prompt/screen.h"
 
 /* The rows of a text on a terminal. */
 static int rows_of(const char *text, size_t len, int columns) {

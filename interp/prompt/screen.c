@@ -6,7 +6,7 @@
  * text is copied and when its width changes. Its last column filled, a terminal waits with wrapping until the next character;
  * erasing would take away the last one, so a full row is followed by nothing or by a line's end.
  */
-#include "interp/screen.h"
+#include "interp/prompt/screen.h"
 
 #include <stdlib.h>
 #include <string.h>
