@@ -59,7 +59,7 @@ def case_subproject(root):
             f.write('#include "lang/quern.h"\nint main(void) { return qn_vm_open(NULL) == NULL; }\n')
         for name, level in {"": "-O2", "Debug": None, "Release": "-O3", "RelWithDebInfo": "-O2"}.items():
             files = configure(host, f"-DCMAKE_BUILD_TYPE={name}", env={"CI": "true"})
-            assert "test_value.c" not in files and "main.c" in files, sorted(files)
+            assert "test_value.c" not in files and "cli.c" in files, sorted(files)
             flags = files["value.c"]
             assert optimisation(flags) == ([level] if level else []), (name, flags)
             assert "-Werror" not in flags, flags
