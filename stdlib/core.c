@@ -47,9 +47,9 @@ static void progress_clear(qn_vm *vm) {
 }
 
 void output_write(qn_vm *vm, int stream, text_buf *t) {
-  progress_clear(vm);
   vm_owned held;
   vm_own(vm, &held, vm_drop_text, t);
+  progress_clear(vm);
   vm_write(vm, stream, t->text, t->len);
   vm_disown(vm, &held);
 }

@@ -374,12 +374,18 @@ static qn_record *new_figure(qn_vm *vm, figure_kind kind, const qn_value *labels
   return NULL;
 }
 
+static void figure_drop(qn_vm *vm, void *f) { figure_close(vm, f); }
+
 /* Draws a figure (taken over) and gives it back. */
 static qn_value drawn(qn_vm *vm, const char *fn, qn_value v) {
   figure f;
   bool good = figure_open(vm, fn, v, &f);
   if (good) {
+    vm_owned held[2];
+    vm_own(vm, &held[0], vm_drop_value, &v);
+    vm_own(vm, &held[1], figure_drop, &f);
     good = figure_sketch(vm, &f);
+    vm_disown(vm, &held[0]);
     figure_close(vm, &f);
   }
   if (good) {

@@ -89,7 +89,7 @@ typedef struct leaver {
 
 static void on_write(void *user, int stream, const char *text, size_t len) {
   leaver *l = user;
-  if (stream == 1 && len >= 5 && memcmp(text, "leave", 5) == 0) leave();
+  if (stream == 1 && memmem(text, len, "leave", 5)) leave();
   if (stream == 2 && l->warnings >= 0 && !l->warnings--) leave();
 }
 
@@ -394,7 +394,10 @@ START_TEST(builtins_that_call_are_left) {
       OUT "grad(fn(p) sum(tree_map(fn(x) out(x) * 2, p).a))({a: ones(3), b: ones(2)})",
       OUT "vmap(fn(x) sum(array(map((1.0, 2.0), fn(k) out(k) * x))))(ones(3))",
       "assert(try { print(\"leave\") } catch _ { false }, \"a{1}\")",
-      "plot([1.0, 2.0, 3.0])\nprint(\"leave\")",
+      "plot([1.0, 2.0, 3.0], title: \"leave\")",
+      "hist([1.0, 2.0, 3.0], title: \"leave\")",
+      "show(ones(4, 4), title: \"leave\")",
+      "for x in progress(map(0..3, fn(i) (i, \"a{i}\"))) { print(\"leave\", x) }",
       "print((1, \"a{1}\"), to: \"stdout\")\nprint(\"leave {(1, 2)}\")",
   };
   IN_ALL_MODES(((setting){.warnings = -1}), texts);
