@@ -175,6 +175,7 @@ graph_body *body_new(qn_vm *vm) {
 static void body_free(qn_vm *vm, void *code) {
   graph_body *b = code;
   anchor_close(vm, &b->anchor);
+  chains_leave(vm, b);
   if (b->call.graph) graph_free(b->call.graph);
   pattern_free(vm, &b->call.pattern);
   template_free(vm, &b->call.result);

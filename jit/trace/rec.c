@@ -1211,6 +1211,7 @@ static void jit_close(qn_vm *vm) {
     next = c->next;
     mem_free(vm, c, sizeof *c);
   }
+  j->chains = NULL;
   backends_close(vm);
   mem_free(vm, j, sizeof *j);
   vm->jit = NULL;

@@ -322,6 +322,7 @@ typedef struct graph_body {
   qn_value params; /* a list of the names of the pattern's arguments (but the rest); nil: they have none */
   /* So many of these (but the rest) may be left out, from the last on: the captures behind the bound ones. */
   uint32_t ndefaults;
+  bool chained; /* entries of transformed functions hang on its hash */
   qn_value like; /* of a pullback: a tree of prototypes for its one argument, in place of the pattern; else unset */
   region_list regions;
   uint64_t hash; /* of everything above */
@@ -337,12 +338,16 @@ typedef struct chain_anchor {
   void *code;           /* of the innermost function: where it lies, or its id or hash where it may go */
   const void *chain[8]; /* transform_defs, outermost first */
   jit_anchor anchor;
+  /* Of a graph's code: values with a graph of this hash that have been looked up. Where there are none it goes some time (jit.chains_left). */
+  bool graph;
+  uint32_t live;
 } chain_anchor;
 
 typedef struct vm_jit {
   uint64_t epoch; /* bumped when a watched global is rebound */
   anchor_entries *anchors;
   chain_anchor *chains;
+  uint32_t chains_left; /* those of graphs that have gone */
   struct made *made;            /* by functions that are backends (backend.c), the latest first */
   struct mailbox *box;          /* what has been made for this VM */
   struct job *unsent;           /* what the planners could not be given yet */
@@ -728,6 +733,7 @@ QN_MUST_CHECK int lanes_guard(struct recording *r, op_id op, const qn_value *in,
 /* Before an effect: its arguments become those of all lanes. False with an error raised, which nobody sees if no lane is at work. */
 QN_MUST_CHECK bool lanes_effect(struct recording *r, const builtin_def *def, qn_value *args, int nargs);
 
+void chains_leave(qn_vm *vm, const graph_body *b); /* the graph goes */
 /* The anchor where entries of this function value hang; NULL for builtins and for chains of too many transforms, and with an
  * error raised when there is no memory for it. */
 jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn);

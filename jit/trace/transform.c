@@ -43,6 +43,52 @@ const qn_fn *transform_within(qn_value fn) {
   return f;
 }
 
+/* Chains of graphs are kept when their last graph goes, as one like it may come; when there are many such, all of them go. */
+enum { CHAINS_LEFT = 8 };
+
+static void chain_free(qn_vm *vm, chain_anchor **at) {
+  chain_anchor *c = *at;
+  *at = c->next;
+  anchor_close(vm, &c->anchor);
+  mem_free(vm, c, sizeof *c);
+}
+
+static void chains_sweep(qn_vm *vm) {
+  vm_jit *j = jit_of(vm);
+  if (j->chains_left < CHAINS_LEFT) return;
+  for (chain_anchor **at = &j->chains; *at;)
+    if ((*at)->graph && !(*at)->live)
+      chain_free(vm, at);
+    else
+      at = &(*at)->next;
+  j->chains_left = 0;
+}
+
+/* Graphs of this hash become more or fewer by one. How many there are then, as far as chains know. */
+static uint32_t chains_count(qn_vm *vm, uint64_t hash, int more) {
+  vm_jit *j = jit_of(vm);
+  uint32_t live = 0;
+  for (chain_anchor *c = j->chains; c; c = c->next) {
+    if (!c->graph || (uint64_t)(uintptr_t)c->code != hash) continue;
+    if (more > 0 && !c->live) j->chains_left--;
+    c->live += (uint32_t)more;
+    if (more < 0 && !c->live) j->chains_left++;
+    live = c->live;
+  }
+  return live;
+}
+
+/* The graph is looked up. How many of its hash have been and are there. */
+static uint32_t chains_join(qn_vm *vm, graph_body *b) {
+  uint32_t live = chains_count(vm, b->hash, !b->chained);
+  b->chained = true;
+  return live ? live : 1;
+}
+
+void chains_leave(qn_vm *vm, const graph_body *b) {
+  if (b->chained && vm->jit) chains_count(vm, b->hash, -1);
+}
+
 jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn) {
   const void *chain[8];
   uint32_t depth = 0;
@@ -63,11 +109,18 @@ jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn) {
                                           : f->code;
   hash ^= (uint64_t)(uintptr_t)code;
   vm_jit *j = jit_of(vm);
+  graph_body *body = graph ? f->code : NULL;
   for (chain_anchor *c = j->chains; c; c = c->next)
-    if (c->hash == hash && c->code == code && c->depth == depth && memcmp(c->chain, chain, depth * sizeof *chain) == 0)
+    if (c->hash == hash && c->code == code && c->graph == graph && c->depth == depth &&
+        memcmp(c->chain, chain, depth * sizeof *chain) == 0) {
+      if (graph) chains_join(vm, body);
       return &c->anchor;
+    }
+  chains_sweep(vm);
   chain_anchor *c = mem_zalloc(vm, sizeof *c);
   if (!c) return NULL;
+  if (graph) c->live = chains_join(vm, body);
+  c->graph = graph;
   c->hash = hash;
   c->code = code;
   c->depth = depth;
@@ -82,13 +135,10 @@ jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn) {
 void anchors_forget(qn_vm *vm, uint64_t code) {
   if (!vm->jit) return;
   for (chain_anchor **at = &jit_of(vm)->chains, *c; (c = *at);) {
-    if ((uint64_t)(uintptr_t)c->code != code) {
+    if (c->graph || (uint64_t)(uintptr_t)c->code != code)
       at = &c->next;
-      continue;
-    }
-    *at = c->next;
-    anchor_close(vm, &c->anchor);
-    mem_free(vm, c, sizeof *c);
+    else
+      chain_free(vm, at);
   }
 }
 

@@ -803,6 +803,7 @@ START_TEST(custom_grads_that_were_replaced_go) {
         ck_assert(number(vm, "r[0] + s[0]") == 2 + 2 + 3 + 3 + 6 + 6);
         if (i % 5 == 0) good(vm, "held = (h, graph(f, ones(3)))");
         ck_assert(number(vm, "held[0](ones(3))[0] + held[1](ones(3))") == 2 + 6);
+        if (i % 5 < 2) ck_assert(number(vm, "grad(held[1])(ones(3))[0] + vmap(held[0])(ones(2, 3))[0, 0]") == 3 + 2);
         size_t *most = i < 150 ? &before : &after, now = mem_stats_of(vm)->live;
         if (now > *most) *most = now;
       }
