@@ -155,7 +155,9 @@ static int64_t call_elements(const fn_code *code, const qn_value *fp) {
 /* Does this call of a function that has to do with arrays go through its anchor? */
 static inline bool call_asks(qn_vm *vm, fn_code *code, const qn_value *fp) {
   if (anchor_wants(vm, &code->anchor)) return true;
-  return code->anchor.state == ANCHOR_RESTING && anchor_wakes(&code->anchor, call_elements(code, fp));
+  if (code->anchor.state == ANCHOR_RESTING && anchor_wakes(&code->anchor, call_elements(code, fp))) return true;
+  anchor_passed(&code->anchor);
+  return false;
 }
 
 static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, qn_value *fp, span at) {
@@ -167,7 +169,7 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
   qn_value r;
   if (!at.source) at = interp_of(vm)->place.calling;
   if (vm->rec) {
-    rec_enter(vm, at, code->name->text);
+    rec_enter(vm, at, &code->anchor);
     if (rec_lanes(vm)) {
       rec_frame frame;
       rec_frame_enter(vm, &frame, false, (rec_slots){NULL, 0});
@@ -176,7 +178,10 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
       r = run_body(vm, code, fp);
     }
     if (vm->rec) rec_leave(vm);
-  } else if (call_has_data(code, fp) && call_asks(vm, code, fp)) {
+  } else if (!call_has_data(code, fp)) {
+    if (vm->counting) anchor_passed_idle(vm, &code->anchor);
+    r = run_body(vm, code, fp);
+  } else if (call_asks(vm, code, fp)) {
     recorded_run run = {vm, code, fp, NULL};
     rec_call_site site = {.anchor = &code->anchor,
                           .fn = fp[-1],

@@ -850,7 +850,7 @@ static bool resolve_body(resolver *r, fn_code *code, const ast_node *n) {
   if (!code->data || !code->capture_names) return false;
   if (f->ndata) memcpy(code->data, f->data, f->ndata * sizeof *f->data);
   for (uint32_t i = 0; i < f->ncaptures; i++) code->capture_names[i] = f->captures[i].name;
-  code->watched = code->typed || code->result || code->ndata;
+  code->watched = code->typed || code->result || code->ndata || r->vm->counting;
   return true;
 }
 

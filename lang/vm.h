@@ -38,12 +38,12 @@ typedef enum log_channel {
 } log_channel;
 
 struct qn_engine {
-  atomic_int refs;   /* open VMs, and the host that made it */
-  struct pool *pool; /* array buffers (mem.c) */
-  void *cpu;         /* jit/cpu's: the threads that run kernels */
-  void *code;        /* jit/cpu/compile.c's: compiled kernels */
-  void *gpu;         /* jit/gpu's: the driver, devices and compiled kernels */
-  void *jit;         /* jit/trace's: workers and their queue */
+  atomic_int refs;           /* open VMs, and the host that made it */
+  struct pool *pool;         /* array buffers (mem.c) */
+  void *cpu;                 /* jit/cpu's: the threads that run kernels */
+  void *code;                /* jit/cpu/compile.c's: compiled kernels */
+  void *gpu;                 /* jit/gpu's: the driver, devices and compiled kernels */
+  void *jit;                 /* jit/trace's: workers and their queue */
   struct timeline *timeline; /* what happened when, for --trace (timeline.h); NULL: nobody wants to know */
   void (*jit_close)(qn_engine *engine);
   void (*jit_forked)(qn_engine *engine); /* makes the jit usable in a forked child; nothing where that was done */
@@ -82,7 +82,7 @@ typedef struct vm_hooks {
   void *(*anchor)(qn_value fn);
   /* The look (lang/look.h) of every byte of a source text (parser); keeps a pending error. */
   void (*looks)(qn_vm *vm, const char *text, size_t len, uint8_t *looks);
-  const device_memory *device; /* NULL: there is only the CPU */
+  const device_memory *device;          /* NULL: there is only the CPU */
   const struct device_kernels *kernels; /* and what runs kernels there (jit/kernel/device.h) */
   /* Shows how far a `for` over a list or range marked OBJ_PROGRESS is: before each item, and at the end (done == total) (stdlib). */
   void (*progress)(qn_vm *vm, int64_t done, int64_t total);
@@ -146,55 +146,59 @@ struct qn_vm {
   /* The value stack: frames of user functions and every temporary. Unwinding is "release down to a mark". Memory above
    * `sp` is uninitialised. It never moves. */
   qn_value *stack, *sp, *stack_limit;
-  atomic_int interrupt;   /* set by qn_interrupt; looked at on loop back edges, calls, kernel launches */
-  uint64_t next_check;    /* value of `steps` at which limits are looked at; UINT64_MAX without limits */
-  char *c_stack_limit;    /* deepest address that recursion may reach (stacks grow downwards); bound.thread's */
+  atomic_int interrupt; /* set by qn_interrupt; looked at on loop back edges, calls, kernel launches */
+  uint64_t next_check;  /* value of `steps` at which limits are looked at; UINT64_MAX without limits */
+  char *c_stack_limit;  /* deepest address that recursion may reach (stacks grow downwards); bound.thread's */
   qn_engine *engine;
-  struct qn_error_object *error; /* pending, or NULL */
+  struct qn_error_object *error;        /* pending, or NULL */
   struct qn_error_object *memory_error; /* allocated beforehand */
-  uint64_t steps;         /* loop iterations and calls, counted where interrupts are polled */
-  struct mem_state *mem;  /* mem.c */
+  uint64_t steps;                       /* loop iterations and calls, counted where interrupts are polled */
+  struct mem_state *mem;                /* mem.c */
   struct source_table *sources;
   struct intern_table *interned;
   struct layout_table *layouts;
   int64_t tune[TUNABLE_COUNT];
-  uint32_t log;           /* log_channel bits */
-  span updating;          /* place of the assignment or call that may have to copy: what copies.at becomes if it does */
+  uint32_t log;  /* log_channel bits */
+  span updating; /* place of the assignment or call that may have to copy: what copies.at becomes if it does */
   copy_count copies;
-  copy_count copy_places[COPY_PLACES]; /* the same by place, first met first; whoever reads them sets ncopy_places to 0 */
+  copy_count
+      copy_places[COPY_PLACES]; /* the same by place, first met first; whoever reads them sets ncopy_places to 0 */
   uint32_t ncopy_places;
-  uint8_t device;         /* code of the device where new arrays are made (vm_use_device) */
-  bool closing;           /* code goes before all functions have gone */
-  bool owns_engine;       /* holds a reference to the default engine */
+  uint8_t device; /* code of the device where new arrays are made (vm_use_device) */
+  bool closing;   /* code goes before all functions have gone */
+  bool
+      counting; /* calls of functions without arrays are counted, too, for jit_report; from before the code is resolved on */
+  bool owns_engine; /* holds a reference to the default engine */
   qn_config config;
   const builtin_table *builtins;
   vm_hooks hooks;
   /* Recording (jit/trace/rec.h): non-NULL while a graph is being recorded or pending. Tested on every op. */
   struct recording *rec;
   rec_asked asked;
-  uint32_t next_node;     /* first free graph node id of this VM */
-  uint64_t last_fn;       /* qn_fn.id of the function that was made last */
-  uint64_t arrays_made;   /* how many arrays were made or written to */
+  uint32_t next_node;   /* first free graph node id of this VM */
+  uint64_t last_fn;     /* qn_fn.id of the function that was made last */
+  uint64_t arrays_made; /* how many arrays were made or written to */
   /* progress(): the label, when the bar was drawn last, and whether it stands on the terminal now. */
   char progress_label[64];
   double progress_drawn;
   bool progress_shown;
-  const void *drawn;      /* the figure that was drawn last: the prompt does not show the record of what was just drawn; not owned */
+  const void *
+      drawn; /* the figure that was drawn last: the prompt does not show the record of what was just drawn; not owned */
   /* Randomness: the seed and the next draw number. */
   uint64_t seed, draw;
-  void *cpu;              /* jit/cpu's state of this VM (cpu_open) */
-  void *eager;            /* jit/cpu/eager.c's one-op kernels (eager_close) */
-  void *gpu;              /* jit/gpu's state of this VM */
-  void *jit;              /* jit/trace's state of this VM (jit_open) */
-  void *interp;           /* interp's state of this VM */
+  void *cpu;    /* jit/cpu's state of this VM (cpu_open) */
+  void *eager;  /* jit/cpu/eager.c's one-op kernels (eager_close) */
+  void *gpu;    /* jit/gpu's state of this VM */
+  void *jit;    /* jit/trace's state of this VM (jit_open) */
+  void *interp; /* interp's state of this VM */
   /* The thread, stack and limits of the running evaluation (vm_run_begin). */
   vm_stack bound;
   char *host_low, *host_high; /* a stack that the host made: qn_stack_changed; NULL: none */
-  int depth;              /* evaluations in progress, one inside another through callbacks of the host */
-  struct vm_run *run;     /* the innermost of them */
-  struct vm_host *host;   /* the innermost callback in progress */
-  vm_owned *owned;        /* by frames of the library, the latest first */
-  vm_mark marks[RUN_MARKS]; /* of the outermost evaluations */
+  int depth;                  /* evaluations in progress, one inside another through callbacks of the host */
+  struct vm_run *run;         /* the innermost of them */
+  struct vm_host *host;       /* the innermost callback in progress */
+  vm_owned *owned;            /* by frames of the library, the latest first */
+  vm_mark marks[RUN_MARKS];   /* of the outermost evaluations */
   uint64_t check_interval, step_end;
   double deadline, last_check;
   double began; /* when the VM was opened: what time() counts from */
@@ -221,7 +225,7 @@ typedef struct vm_run {
   vm_owned *owned; /* before it */
   qn_value *sp;
   uint64_t fp_mode;
-  int device; /* of new arrays, before it */
+  int device;     /* of new arrays, before it */
   vm_stack bound; /* of the outer evaluation */
   char *c_stack_limit;
 } vm_run;
@@ -246,7 +250,7 @@ void vm_host_begin(qn_vm *vm, vm_host *host);
 void vm_host_end(vm_host *host);
 void vm_host_unwound(vm_host *host); /* nothing if it has ended */
 #define VM_HOST(name, vm)                                                                                              \
-  vm_host name __attribute__((cleanup(vm_host_unwound)));                                                                \
+  vm_host name __attribute__((cleanup(vm_host_unwound)));                                                              \
   vm_host_begin(vm, &name)
 static inline void vm_own(qn_vm *vm, vm_owned *o, void (*drop)(qn_vm *vm, void *what), void *what) {
   *o = (vm_owned){vm->owned, drop, what};
@@ -286,7 +290,8 @@ void fp_mode_leave(uint64_t mode);
 bool vm_poll_slow(qn_vm *vm);
 static inline bool vm_poll(qn_vm *vm) {
   vm->steps++;
-  if (__builtin_expect((atomic_load_explicit(&vm->interrupt, memory_order_relaxed) != 0) | (vm->steps >= vm->next_check), 0))
+  if (__builtin_expect(
+          (atomic_load_explicit(&vm->interrupt, memory_order_relaxed) != 0) | (vm->steps >= vm->next_check), 0))
     return vm_poll_slow(vm);
   return false;
 }
@@ -309,7 +314,8 @@ QN_MUST_CHECK static inline bool tree_place(qn_vm *vm, qn_value root, uint64_t *
 /* False, with E602 raised, when the C stack or the value stack is used up; `slots` values are about to be pushed. */
 bool vm_stack_overflow(qn_vm *vm);
 static inline bool vm_enter(qn_vm *vm, size_t slots) {
-  if (__builtin_expect((char *)__builtin_frame_address(0) < vm->c_stack_limit || (size_t)(vm->stack_limit - vm->sp) < slots, 0))
+  if (__builtin_expect(
+          (char *)__builtin_frame_address(0) < vm->c_stack_limit || (size_t)(vm->stack_limit - vm->sp) < slots, 0))
     return vm_stack_overflow(vm);
   return true;
 }

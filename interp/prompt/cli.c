@@ -396,6 +396,7 @@ static int run_file(const options *o, char **argv, int argc) {
   int status;
   qn_vm *vm = open_vm(o, argv + 1, argc - 1, &status);
   if (vm) {
+    vm->counting = o->explain;
     status = run(vm, argv[0], text, len);
     if (o->explain) explain(vm, argv[0], o->all);
     status = close_vm(o, vm, status);

@@ -661,6 +661,10 @@ qn_value body_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_v
                            .run = body_run_within,
                            .ctx = &c};
   bool hot = !vm->rec && anchor_wants(vm, &b->anchor);
+  if (vm->rec)
+    rec_part(vm->rec, &b->anchor);
+  else if (!hot)
+    anchor_passed(&b->anchor);
   qn_value result = hot ? rec_call(vm, &c.site) : body_run_within(&c);
   vm_pop_to(vm, mark);
   return result;
@@ -694,6 +698,8 @@ qn_value rec_within(qn_vm *vm, const rec_call_site *site,
   struct recording *own = rec_begin(vm, false);
   if (!own) return value_error();
   own->at = site->at;
+  if (site->anchor) own->of = anchor_entries_of(vm, site->anchor);
+  error_clear(vm);
   vm_owned held;
   vm_own(vm, &held, rec_drop, own);
   qn_value result = work(own, site);

@@ -23,11 +23,64 @@ anchor_entries *anchor_entries_of(qn_vm *vm, jit_anchor *a) {
   anchor_entries *e = mem_zalloc(vm, sizeof *e);
   if (!e) return NULL;
   e->anchor = a;
+  e->id = ++jit_of(vm)->last_id;
   e->next = jit_of(vm)->anchors;
   jit_of(vm)->anchors = e;
   a->entries = e;
   return e;
 }
+
+/* ---- counting calls ---------------------------------------------------------------------------------------------------------- */
+
+void parts_add(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls) {
+  uint32_t i = 0;
+  while (i < l->n && l->list[i].id != id) i++;
+  if (i == l->n) {
+    if (!mem_grow(vm, (void **)&l->list, &l->cap, l->n + 1, sizeof *l->list)) {
+      error_clear(vm);
+      return;
+    }
+    l->list[l->n++] = (struct part){.id = id};
+  }
+  l->list[i].calls += calls;
+}
+
+void parts_free(qn_vm *vm, part_list *l) {
+  mem_free(vm, l->list, l->cap * sizeof *l->list);
+  *l = (part_list){0};
+}
+
+/* The calls of an entry that goes are counted on. */
+static void keep_counts(qn_vm *vm, anchor_entries *list, const entry *e) {
+  list->calls[CALL_compiled] += e->replays;
+  list->calls[CALL_verified] += e->verified;
+  list->calls[CALL_waited] += e->waited;
+  list->calls[CALL_timed] += e->timed;
+  list->calls[CALL_eager] += e->hits - e->replays - e->verified - e->waited - e->timed;
+  for (uint32_t i = 0; i < e->parts.n; i++)
+    parts_add(vm, &list->parts, e->parts.list[i].id, e->parts.list[i].calls * e->replays);
+}
+
+void anchor_passed_idle(qn_vm *vm, jit_anchor *a) {
+  anchor_entries *list = vm->jit ? anchor_entries_of(vm, a) : NULL;
+  if (list)
+    list->calls[CALL_idle]++;
+  else
+    error_clear(vm);
+}
+
+/* Of a call that is made in the interpreter. */
+static void count_plain(qn_vm *vm, jit_anchor *a, break_reason why) {
+  anchor_entries *list = anchor_entries_of(vm, a);
+  if (!list)
+    error_clear(vm);
+  else if (why != BREAK_none)
+    list->refused[why]++;
+  else
+    list->calls[vm->asked.alone ? CALL_around : CALL_early]++;
+}
+
+/* ---- entries' life --------------------------------------------------------------------------------------------------------------- */
 
 void entry_free(qn_vm *vm, entry *e) {
   if (vm->asked.served == e) vm->asked.served = NULL;
@@ -42,6 +95,7 @@ void entry_free(qn_vm *vm, entry *e) {
   if (e->graph) graph_free(e->graph);
   regions_cut(vm, &e->regions, 0);
   mem_free(vm, e->regions.list, e->regions.cap * sizeof *e->regions.list);
+  parts_free(vm, &e->parts);
   mem_free(vm, e, sizeof *e);
 }
 
@@ -57,8 +111,13 @@ void anchor_close(qn_vm *vm, jit_anchor *a) {
     }
   for (entry *x = e->first, *next; x; x = next) {
     next = x->next;
+    keep_counts(vm, e, x);
     entry_free(vm, x);
   }
+  for (anchor_entries *other = jit_of(vm)->anchors; other && e->parts.n; other = other->next)
+    for (uint32_t i = 0; i < e->parts.n; i++)
+      if (e->parts.list[i].id == other->id) other->calls[CALL_part] += e->parts.list[i].calls;
+  parts_free(vm, &e->parts);
   mem_free(vm, e->recompiles, e->recompiles_cap * sizeof *e->recompiles);
   mem_free(vm, e, sizeof *e);
 }
@@ -421,6 +480,7 @@ static void answer(qn_vm *vm, entry *served, break_reason refused) {
 
 /* Makes the call in the interpreter; there is no entry for it. */
 static qn_value run_plain(qn_vm *vm, const rec_call_site *site, break_reason why) {
+  count_plain(vm, site->anchor, why);
   qn_value result = site->run(site->ctx);
   answer(vm, NULL, why);
   return result;
@@ -460,6 +520,8 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
   uint64_t hash = pattern_hash(site->fn, site->args, site->nargs);
   struct recording *r = rec_begin(vm, true);
   if (!r) return value_error();
+  list->calls[CALL_recorded]++;
+  r->of = list;
   r->at = site->at;
   qn_value fn = site->fn;
   qn_value stand = pattern_root(r, ROOT_FN, fn, NULL, NULL, NULL);
@@ -511,15 +573,20 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
     rec_free(r);
     if (!again) return value_error();
     vm->draw = draw;
-    return run_plain(vm, site, BREAK_memory); /* any other error comes again */
+    result = site->run(site->ctx); /* any error but that of memory comes again */
+    answer(vm, NULL, BREAK_memory);
+    return result;
   }
   entry *e = complete ? entry_make(r, fn, result) : NULL;
+  for (uint32_t i = 0; e && e->state != ENTRY_BROKEN && i < r->parts.n; i++)
+    parts_add(vm, &e->parts, r->parts.list[i].id, r->parts.list[i].calls);
   if (value_is_scalar(result)) result.head &= 0xff;
   if (!e) {
     if (complete) {
       error_clear(vm); /* no memory for an entry: the call itself went well */
     } else {
       list->anchor->state = ANCHOR_EAGER;
+      list->gave_up = (uint8_t)r->why;
       list->anchor->countdown = INT32_MAX;
     }
     break_reason why = r->why;
@@ -956,6 +1023,7 @@ static bool keep_call(qn_vm *vm, const rec_call_site *site) {
 /* Makes a call of a function of which nothing is recorded yet, and sees whether it has to do with arrays. */
 static qn_value run_watched(qn_vm *vm, const rec_call_site *site, anchor_entries *list) {
   uint64_t before = vm->arrays_made;
+  list->calls[CALL_early]++;
   qn_value result = site->run(site->ctx);
   list->watched = true;
   list->computes |= vm->arrays_made != before;
@@ -985,14 +1053,15 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   }
   if (vm->asked.nojit || vm->asked.alone) return run_plain(vm, site, vm->asked.nojit ? BREAK_nojit : BREAK_none);
   if (a->state == ANCHOR_COLD) {
-    if (!a->entries) { /* the first call */
-      if (!anchor_entries_of(vm, a)) {
-        error_clear(vm);
-        return run_plain(vm, site, BREAK_memory);
-      }
+    anchor_entries *list = anchor_entries_of(vm, a);
+    if (!list) {
+      error_clear(vm);
+      return run_plain(vm, site, BREAK_memory);
+    }
+    if (!list->begun) { /* the first call */
+      list->begun = true;
       a->countdown = (int32_t)vm->tune[TUNE_jit_hot] - 1;
     }
-    anchor_entries *list = a->entries;
     if (a->countdown > 0) return run_watched(vm, site, list);
     if (list->watched && !list->computes && !vm->asked.sync_once) return run_quiet(vm, site, list);
     a->state = ANCHOR_ACTIVE;
@@ -1022,6 +1091,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     if (e->state == ENTRY_BROKEN && retry && !list->full) {
       *last = e->next;
       list->count--;
+      keep_counts(vm, list, e);
       entry_free(vm, e);
       again = true;
       break;
@@ -1039,6 +1109,9 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     int64_t start = !timed ? 0 : now && came ? came : timeline_now();
     if (!now) {
       bool alone = ready && !e->device && !entry_stays_eager(e); /* what it calls has its graph in this one's */
+      bool late = ready && (e->device || !e->race.code);
+      e->timed += timed;
+      e->waited += !timed && (late || e->state == ENTRY_COMPILING);
       short_call c;
       bool rests = !timed && rest_begin(vm, site, &c);
       j->calls_eager++;
@@ -1048,6 +1121,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
       vm->asked.alone -= alone;
       if (rests) rest_end(vm, a, list, &c);
     } else if (vm->config.jit == QN_JIT_VERIFY) {
+      e->verified++;
       result = verified(vm, site, e, &inputs);
     } else {
       j->calls_compiled++;
@@ -1058,9 +1132,13 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
       timeline_end(vm->engine, TIMELINE_run, a->name, begin, "kernels", e->plan->plan->nkernels);
       /* What compiled code could not do the interpreter does again from the start (nothing has happened yet), so that the
        * error comes with its operands and its trace. */
-      if (value_is_error(result) && error_repeats(vm)) {
-        inputs_free(vm, &inputs);
-        result = site->run(site->ctx);
+      if (value_is_error(result)) {
+        e->hits--, e->replays--;
+        list->calls[CALL_again]++;
+        if (error_repeats(vm)) {
+          inputs_free(vm, &inputs);
+          result = site->run(site->ctx);
+        }
       }
     }
     if (timed)
@@ -1157,6 +1235,7 @@ void jit_cancel(qn_vm *vm) {
       a->count--;
       a->misses = 0; /* what is dropped may come again */
       a->full = false;
+      keep_counts(vm, a, e);
       entry_free(vm, e);
     }
   jobs_drop(vm);

@@ -3,6 +3,7 @@
  * All three make the call (on this thread, waiting for the plan: the one place where somebody who asks waits), whatever --jit
  * says, so that their answers do not depend on timing, and read the entry that served it.
  */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -207,6 +208,37 @@ static qn_value reason_record(qn_vm *vm, const char *reason, int line) {
   return value_error();
 }
 
+static qn_value empty_list(qn_vm *vm) {
+  qn_list *l = list_new(vm, 0);
+  return l ? value_obj(TAG_LIST, l) : value_error();
+}
+
+/* A text for each guard. */
+static qn_value guard_list(qn_vm *vm, const entry *e) {
+  text_buf t TEXT_OWNED;
+  text_init(&t, vm);
+  entry_guards(e, &t);
+  qn_list *l = list_new(vm, 0);
+  bool ok = l && !t.failed;
+  for (size_t at = 0, end; ok && at < t.len; at = end + 1) {
+    for (end = at; end < t.len && t.text[end] != '\n'; end++) {}
+    qn_str *s = str_new(vm, t.text + at, end - at);
+    push_item(vm, l, s ? value_obj(TAG_STR, s) : value_error(), &ok);
+  }
+  if (ok) return value_obj(TAG_LIST, l);
+  if (t.failed) raise_memory(vm);
+  if (l) value_release(vm, value_obj(TAG_LIST, l));
+  return value_error();
+}
+
+/* More digits of a time say nothing. */
+static double three_digits(double x) {
+  double unit = 1, parts = 1;
+  while (x >= 1000 * unit && unit < 1e12) unit *= 10;
+  while (x * parts < 100 && parts < 1e6) parts *= 10;
+  return round(x / unit * parts) * unit / parts;
+}
+
 qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
   served s;
   if (!serve(vm, "explain", fn, args, nargs, &s)) return value_error();
@@ -225,23 +257,20 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
   const anchor_entries *list = s.anchor->entries;
   for (uint32_t i = 0; i < list->nrecompiles && ok; i++)
     push_item(vm, recompiles, reason_record(vm, list->recompiles[i].text, line_at(vm, list->recompiles[i].at)), &ok);
-  text_buf guards;
-  text_init(&guards, vm);
-  if (e) entry_guards(e, &guards);
-  if (guards.len && guards.text && guards.text[guards.len - 1] == '\n') guards.len--;
-  qn_value guard_text = text_take(&guards);
+  qn_value guards = e ? guard_list(vm, e) : empty_list(vm);
+  ok = ok && !value_is_error(guards);
   if (ok) {
     put_field(vm, r, "graphs", value_int(p ? 1 : 0), &ok);
     put_field(vm, r, "kernels", value_obj(TAG_LIST, kernels), &ok);
     put_field(vm, r, "breaks", value_obj(TAG_LIST, breaks), &ok);
     put_field(vm, r, "recompiles", value_obj(TAG_LIST, recompiles), &ok);
-    put_field(vm, r, "guards", guard_text, &ok);
+    put_field(vm, r, "guards", guards, &ok);
     put_field(vm, r, "compiled", value_int(compiled), &ok);
     put_field(vm, r, "calls", value_int(e ? (int64_t)e->hits : 0), &ok);
     put_field(vm, r, "replays", value_int(e ? (int64_t)e->replays : 0), &ok);
     put_field(vm, r, "eager_is_faster", value_bool(e && entry_stays_eager(e)), &ok);
     double ms = e ? e->plan_ms + (e->plan ? (double)atomic_load(&e->plan->compile_us) * 1e-3 : 0) : 0;
-    put_field(vm, r, "compile_ms", value_float(ms), &ok);
+    put_field(vm, r, "compile_ms", value_float(three_digits(ms)), &ok);
     put_field(vm, r, "peak_bytes", value_int(p ? p->peak_bytes : 0), &ok);
     put_field(vm, r, "eager_peak_bytes", value_int(p ? p->eager_peak_bytes : 0), &ok);
     if (ok) return value_obj(TAG_RECORD, r);
@@ -249,7 +278,7 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
     if (kernels) value_release(vm, value_obj(TAG_LIST, kernels));
     if (breaks) value_release(vm, value_obj(TAG_LIST, breaks));
     if (recompiles) value_release(vm, value_obj(TAG_LIST, recompiles));
-    if (!value_is_error(guard_text)) value_release(vm, guard_text);
+    if (!value_is_error(guards)) value_release(vm, guards);
   }
   if (r) value_release(vm, value_obj(TAG_RECORD, r));
   return value_error();

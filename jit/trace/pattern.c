@@ -661,7 +661,8 @@ void pattern_print(const pattern *p, text_buf *out) {
   for (uint32_t i = 0; i < p->nroots; i++) {
     const root *x = &p->roots[i];
     if (x->kind == ROOT_FN && p->pats[x->first].n == 0) continue;
-    if (p->pats[x->first].tag == TAG_UNSET) continue; /* that no builtin is hidden goes without saying */
+    /* That no builtin is hidden goes without saying. */
+    if (p->pats[x->first].tag == TAG_UNSET || x->library) continue;
     if (x->kind == ROOT_ARG)
       text_addf(out, "argument %u: ", x->arg + 1);
     else if (x->kind == ROOT_GLOBAL)

@@ -25,6 +25,11 @@ const char *const break_reasons[BREAK_COUNT] = {
 #include "jit/trace/breaks.def"
 #undef BREAK
 };
+const char *const call_fates[CALL_FATES] = {
+#define CALL_FATE(symbol, text) text,
+#include "jit/trace/fates.def"
+#undef CALL_FATE
+};
 const char *const break_cures[BREAK_COUNT] = {
 #define BREAK(symbol, reason, cure) cure,
 #include "jit/trace/breaks.def"
@@ -164,7 +169,7 @@ void rec_free(struct recording *r) {
   for (uint32_t i = 0; i < r->vals_cap; i++) value_release(vm, r->vals[i]);
   mem_free(vm, r->vals, r->vals_cap * sizeof *r->vals);
   mem_free(vm, r->calls, r->calls_cap * sizeof *r->calls);
-  mem_free(vm, r->functions, r->functions_cap * sizeof *r->functions);
+  mem_free(vm, r->callees, r->callees_cap * sizeof *r->callees);
   mem_free(vm, r->observed, r->observed_cap * sizeof *r->observed);
   regions_cut(vm, &r->regions, 0);
   mem_free(vm, r->regions.list, r->regions.cap * sizeof *r->regions.list);
@@ -173,6 +178,9 @@ void rec_free(struct recording *r) {
   for (int i = 0; i < 3; i++) mem_free(vm, indices[i]->slots, indices[i]->cap * sizeof *indices[i]->slots);
   pattern_free(vm, &r->pattern);
   if (r->g) graph_free(r->g);
+  for (uint32_t i = 0; r->of && i < r->parts.n; i++)
+    parts_add(vm, &r->of->parts, r->parts.list[i].id, r->parts.list[i].calls);
+  parts_free(vm, &r->parts);
   mem_free(vm, r, sizeof *r);
 }
 
@@ -221,13 +229,24 @@ bool key_add(qn_vm *vm, key_index *x, uint64_t key, uint32_t number) {
 
 void rec_at(qn_vm *vm, span at) { vm->rec->at = at; }
 
-void rec_enter(qn_vm *vm, span call, const char *function) {
+void rec_part(struct recording *r, jit_anchor *callee) {
+  anchor_entries *x = anchor_entries_of(r->vm, callee);
+  if (!x)
+    error_clear(r->vm);
+  else if (r->of)
+    parts_add(r->vm, &r->parts, x->id, 1);
+  else
+    x->calls[CALL_part]++;
+}
+
+void rec_enter(qn_vm *vm, span call, jit_anchor *callee) {
   struct recording *r = vm->rec;
+  rec_part(r, callee);
   /* A failed growth loses only places: the chain is cut there. */
   if (!r->cut && mem_grow(vm, (void **)&r->calls, &r->calls_cap, r->ncalls + 1, sizeof *r->calls) &&
-      mem_grow(vm, (void **)&r->functions, &r->functions_cap, r->ncalls + 1, sizeof *r->functions)) {
+      mem_grow(vm, (void **)&r->callees, &r->callees_cap, r->ncalls + 1, sizeof *r->callees)) {
     r->calls[r->ncalls] = r->parent;
-    r->functions[r->ncalls] = function;
+    r->callees[r->ncalls] = callee;
     r->at = call;
     r->parent = rec_site(r);
     r->ncalls++;
@@ -253,7 +272,7 @@ uint32_t rec_site(struct recording *r) {
   if (r->last_site && r->last_at.source == r->at.source && r->last_at.start == r->at.start &&
       r->last_at.end == r->at.end)
     return r->last_site;
-  const char *function = r->ncalls ? r->functions[r->ncalls - 1] : NULL;
+  const char *function = r->ncalls ? r->callees[r->ncalls - 1]->name : NULL;
   r->last_at = r->at;
   return r->last_site = graph_site_add(r->g, r->at, r->parent, function);
 }
@@ -1135,6 +1154,8 @@ qn_value rec_global(qn_vm *vm, rec_cell *cell, qn_value *slot, qn_str *name) {
   if (known) return value_retain(r->pattern.roots[known - 1].stand_in);
   known = r->pattern.nroots + 1;
   qn_value v = pattern_root(r, ROOT_GLOBAL, *slot, slot, cell, name);
+  const jit_anchor *reader = r->ncalls ? r->callees[r->ncalls - 1] : r->of ? r->of->anchor : NULL;
+  if (!value_is_error(v)) r->pattern.roots[known - 1].library = reader && place_in_library(vm, reader->at);
   if (value_is_error(v) || key_add(vm, &r->globals, (uintptr_t)slot, known)) return v;
   value_release(vm, v);
   return value_error();
@@ -1204,6 +1225,7 @@ static void jit_close(qn_vm *vm) {
       entry_free(vm, x);
     }
     mem_free(vm, e->recompiles, e->recompiles_cap * sizeof *e->recompiles);
+    parts_free(vm, &e->parts);
     if (e->anchor) e->anchor->entries = NULL;
     mem_free(vm, e, sizeof *e);
   }

@@ -35,14 +35,6 @@ QN_MUST_CHECK qn_value op_apply(qn_vm *vm, op_id op, const qn_value *in, int nin
 
 /* Where hotness is counted and compiled entries hang: a function's code or a loop header, plus its chain of transforms.
  * Embedded in the interpreter's code objects; zero-initialised; freed with anchor_close. */
-typedef struct jit_anchor {
-  int32_t countdown; /* calls with arrays until rec_call is asked; starts at 0 = "not set up yet" */
-  uint8_t state;     /* anchor_state */
-  int64_t most;      /* resting: a call on more elements than this is looked at all the same */
-  const char *name;  /* of the function, for messages */
-  span at;           /* of its definition */
-  void *entries;     /* trace's */
-} jit_anchor;
 typedef enum anchor_state {
   ANCHOR_COLD,
   ANCHOR_ACTIVE,
@@ -50,6 +42,16 @@ typedef enum anchor_state {
   ANCHOR_RESTING /* its calls are short and stay eager: the next `countdown` of them are not looked at */,
   ANCHOR_NEVER /* nojit */
 } anchor_state;
+enum { ANCHOR_STATES = ANCHOR_NEVER + 1 };
+typedef struct jit_anchor {
+  int32_t countdown;              /* calls with arrays until rec_call is asked; starts at 0 = "not set up yet" */
+  uint8_t state;                  /* anchor_state */
+  int64_t most;                   /* resting: a call on more elements than this is looked at all the same */
+  const char *name;               /* of the function, for messages */
+  span at;                        /* of its definition */
+  void *entries;                  /* trace's */
+  uint64_t passed[ANCHOR_STATES]; /* calls that were made without rec_call, by the state they met */
+} jit_anchor;
 void anchor_close(qn_vm *vm, jit_anchor *a);
 /* Closes the anchors of transforms of the function code with this id (fn_shared), of which there are no functions any more. */
 void anchors_forget(qn_vm *vm, uint64_t code);
@@ -59,6 +61,10 @@ void anchors_forget(qn_vm *vm, uint64_t code);
 static inline bool anchor_wants(qn_vm *vm, jit_anchor *a) {
   return vm->rec == NULL && a->state != ANCHOR_NEVER && (a->state == ANCHOR_ACTIVE || --a->countdown <= 0);
 }
+/* A call is made without rec_call, outside recordings. */
+static inline void anchor_passed(jit_anchor *a) { a->passed[a->state]++; }
+/* A call without arrays is made outside recordings; told where vm->counting. */
+void anchor_passed_idle(qn_vm *vm, jit_anchor *a);
 
 static inline bool anchor_wakes(const jit_anchor *a, int64_t elements) { return elements > a->most; }
 
@@ -69,8 +75,8 @@ typedef struct rec_call_site {
                            traced captures here: `run` must take the function from the site */
   qn_value *args; /* on the value stack; owned by it; rec_call may replace them by traced stand-ins while recording */
   int nargs;
-  bool rests; /* anchor_wakes is asked, so the anchor may rest */
-  span at;          /* of the call */
+  bool rests;                 /* anchor_wakes is asked, so the anchor may rest */
+  span at;                    /* of the call */
   qn_value (*run)(void *ctx); /* owned result or error value */
   void *ctx;
 } rec_call_site;
@@ -81,7 +87,7 @@ QN_MUST_CHECK qn_value rec_call(qn_vm *vm, rec_call_site *site);
 
 /* The place of what is evaluated next; nested user calls push and pop the chain. */
 void rec_at(qn_vm *vm, span at);
-void rec_enter(qn_vm *vm, span call, const char *function);
+void rec_enter(qn_vm *vm, span call, jit_anchor *callee);
 void rec_leave(qn_vm *vm);
 
 /* A global or captured value was read: returns what to use in its place (owned), so that arrays and numbers reached through it

@@ -4,6 +4,9 @@
  * what made it be recorded again. Functions that were never recorded are named at the end. What `quern explain FILE` prints of
  * this is summary.c's.
  */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "jit/trace/trace.h"
@@ -25,6 +28,17 @@ static void add_place(qn_vm *vm, text_buf *t, span at) {
   int line;
   const char *file = place_line(vm, at, &line);
   if (line) text_addf(t, " (%s:%d)", file, line);
+}
+
+void report_place(qn_vm *vm, text_buf *t, const char *file, span at) {
+  int line;
+  const char *name = place_line(vm, at, &line);
+  if (!line)
+    text_adds(t, "nowhere");
+  else if (file && strcmp(name, file) == 0)
+    text_addf(t, "line %d", line);
+  else
+    text_addf(t, "%s:%d", name, line);
 }
 
 void report_name(qn_vm *vm, text_buf *t, const jit_anchor *a) {
@@ -53,16 +67,178 @@ static void add_indented(text_buf *t, const text_buf *lines, const char *indent)
   }
 }
 
+/* ---- calls ------------------------------------------------------------------------------------------------------------------ */
+
+/* A sum of numbers of calls, as items of a line that goes on below where it is full. */
+typedef struct call_sum {
+  text_buf *out;
+  size_t from; /* where the line begins */
+  uint64_t total;
+} call_sum;
+
+enum { CALLS_COLUMNS = 8 /* of the total */, CALLERS_MOST = 3 };
+
+static void sum_add(call_sum *s, uint64_t calls, const char *text, const char *more) {
+  if (!calls) return;
+  char number[24];
+  snprintf(number, sizeof number, "%llu", (unsigned long long)calls);
+  size_t wide = strlen(number) + strlen(text) + strlen(more) + 4; /* ", ", a blank, the comma that follows */
+  if (s->total && !s->out->failed) {
+    text_adds(s->out, ",");
+    if (utf8_columns(s->out->text + s->from, s->out->len - s->from) + (int64_t)wide > SUMMARY_COLUMNS) {
+      text_adds(s->out, "\n");
+      s->from = s->out->len;
+      text_addf(s->out, "%*s ", CALLS_COLUMNS, "");
+    }
+  }
+  text_addf(s->out, " %s %s%s", number, text, more);
+  s->total += calls;
+}
+
+/* Calls of a function in recordings and graphs of another one. */
+static uint64_t calls_within(const anchor_entries *outer, uint32_t id) {
+  uint64_t n = 0;
+  for (uint32_t i = 0; i < outer->parts.n; i++)
+    if (outer->parts.list[i].id == id) n += outer->parts.list[i].calls;
+  for (const entry *e = outer->first; e; e = e->next)
+    for (uint32_t i = 0; i < e->parts.n; i++)
+      if (e->parts.list[i].id == id) n += e->parts.list[i].calls * e->replays;
+  return n;
+}
+
+/* Those that have most of them by name. */
+static void add_within(call_sum *s, qn_vm *vm, const anchor_entries *a) {
+  const anchor_entries *said[CALLERS_MOST];
+  uint64_t left = a->calls[CALL_part];
+  for (const anchor_entries *o = jit_of(vm)->anchors; o; o = o->next) left += calls_within(o, a->id);
+  for (int n = 0; n < CALLERS_MOST && left; n++) {
+    const anchor_entries *best = NULL;
+    uint64_t most = 0;
+    for (const anchor_entries *o = jit_of(vm)->anchors; o; o = o->next) {
+      uint64_t calls = calls_within(o, a->id);
+      bool before = false;
+      for (int i = 0; i < n; i++) before |= said[i] == o;
+      if (before || calls <= most) continue;
+      best = o;
+      most = calls;
+    }
+    if (!best) break;
+    said[n] = best;
+    left -= most;
+    text_buf name;
+    text_init(&name, vm);
+    report_name(vm, &name, best->anchor);
+    text_add(&name, "", 1);
+    if (best == a)
+      sum_add(s, most, "in graphs of its own calls", "");
+    else
+      sum_add(s, most, "in graphs of ", name.failed ? "a function" : name.text);
+    text_free(&name);
+  }
+  sum_add(s, left, call_fates[CALL_part], "");
+}
+
+/* Each call falls in one item. */
+static void add_sum(call_sum *s, qn_vm *vm, const anchor_entries *a) {
+  uint64_t calls[CALL_FATES], refused[BREAK_COUNT];
+  memcpy(calls, a->calls, sizeof calls);
+  memcpy(refused, a->refused, sizeof refused);
+  for (const entry *e = a->first; e; e = e->next) {
+    uint64_t left = e->hits - e->replays - e->verified - e->waited - e->timed;
+    calls[CALL_compiled] += e->replays;
+    calls[CALL_verified] += e->verified;
+    calls[CALL_waited] += e->waited;
+    calls[CALL_timed] += e->timed;
+    if (e->state == ENTRY_BROKEN)
+      refused[e->why] += left;
+    else
+      calls[CALL_slower] += left;
+  }
+  const uint64_t *passed = a->anchor->passed;
+  calls[CALL_early] += passed[ANCHOR_COLD];
+  calls[CALL_resting] += passed[ANCHOR_RESTING];
+  calls[CALL_around] += passed[ANCHOR_NEVER];
+  refused[a->gave_up] += passed[ANCHOR_EAGER];
+  if (!a->first && a->quiet) {
+    refused[BREAK_no_arrays] += calls[CALL_early];
+    calls[CALL_early] = 0;
+  }
+  bool off = vm->config.jit == QN_JIT_OFF;
+  for (int i = 0; i < CALL_FATES; i++)
+    if (i == CALL_part)
+      add_within(s, vm, a);
+    else
+      sum_add(s, calls[i], i == CALL_early && off ? "with --jit off" : call_fates[i], "");
+  for (int i = 0; i < BREAK_COUNT; i++) sum_add(s, refused[i], "eager: ", break_reasons[i]);
+}
+
+typedef struct called {
+  uint64_t calls;
+  uint32_t number;  /* of the function */
+  size_t from, len; /* its lines */
+} called;
+
+static int by_calls(const void *a, const void *b) {
+  const called *x = a, *y = b;
+  if (x->calls != y->calls) return x->calls > y->calls ? -1 : 1;
+  return x->number < y->number ? -1 : x->number > y->number;
+}
+
+bool report_calls(qn_vm *vm, const char *file, const anchor_entries *const *list, uint32_t n, uint32_t most,
+                  text_buf *out) {
+  size_t bytes = (n + 1) * sizeof(called);
+  called *sums = mem_alloc(vm, bytes);
+  if (!sums) return false;
+  text_buf all;
+  text_init(&all, vm);
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    if (file && place_in_library(vm, list[i]->anchor->at)) continue;
+    called *c = &sums[count];
+    *c = (called){.number = i, .from = all.len};
+    text_addf(&all, "%*s ", CALLS_COLUMNS, "");
+    report_name(vm, &all, list[i]->anchor);
+    text_adds(&all, " (");
+    report_place(vm, &all, file, list[i]->anchor->at);
+    text_adds(&all, "):");
+    call_sum s = {.out = &all, .from = c->from};
+    add_sum(&s, vm, list[i]);
+    text_adds(&all, "\n");
+    c->calls = s.total;
+    c->len = all.len - c->from;
+    count += s.total > 0;
+  }
+  qsort(sums, count, sizeof *sums, by_calls);
+  uint32_t used = 1, said = 0;
+  if (count) text_adds(out, "calls:\n");
+  for (; said < count && !all.failed; said++) {
+    uint32_t lines = 0;
+    for (size_t k = 0; k < sums[said].len; k++) lines += all.text[sums[said].from + k] == '\n';
+    if (used + lines > most - (said + 1 < count)) break;
+    used += lines;
+    text_addf(out, "%*llu", CALLS_COLUMNS, (unsigned long long)sums[said].calls);
+    text_add(out, all.text + sums[said].from + CALLS_COLUMNS, sums[said].len - CALLS_COLUMNS);
+  }
+  if (said < count) text_addf(out, "  and those of %u more functions\n", count - said);
+  text_free(&all);
+  mem_free(vm, sums, bytes);
+  return true;
+}
+
+/* ---- all of it ---------------------------------------------------------------------------------------------------------------- */
+
 static void add_entry(qn_vm *vm, text_buf *t, const entry *e) {
   const plan *p = e->plan && e->plan->plan ? e->plan->plan : NULL;
   if (!p) {
     text_addf(t, "  stays eager: %s%s%s", break_reasons[e->why], e->why_text[0] ? ": " : "", e->why_text);
     add_place(vm, t, e->why_at);
-    text_adds(t, "\n");
+    text_addf(t, ", %llu call%s\n", (unsigned long long)e->hits, report_plural(e->hits));
   } else {
-    text_addf(t, "  one graph, %u kernel%s, %llu call%s%s:\n", p->nkernels, report_plural(p->nkernels),
-              (unsigned long long)e->hits, report_plural(e->hits),
-              entry_stays_eager(e) ? "; stays eager, which is faster" : "");
+    uint64_t calls = e->replays + e->verified;
+    text_addf(t, "  one graph, %u kernel%s, %llu call%s", p->nkernels, report_plural(p->nkernels),
+              (unsigned long long)calls, report_plural(calls));
+    if (e->hits > calls) text_addf(t, ", %llu more eager", (unsigned long long)(e->hits - calls));
+    text_addf(t, "%s:\n", entry_stays_eager(e) ? "; stays eager, which is faster" : "");
   }
   text_buf guards;
   text_init(&guards, vm);
@@ -94,7 +270,7 @@ static void add_function(qn_vm *vm, text_buf *t, const anchor_entries *a) {
   if (a->full) text_adds(t, "  too many call shapes: others stay eager (jit.entries, jit.misses)\n");
 }
 
-static void add_all(qn_vm *vm, text_buf *out, const anchor_entries *const *list, uint32_t n) {
+static bool add_all(qn_vm *vm, text_buf *out, const anchor_entries *const *list, uint32_t n) {
   bool recorded = false, named = false;
   for (uint32_t i = 0; i < n; i++) {
     if (!list[i]->first) continue;
@@ -102,15 +278,17 @@ static void add_all(qn_vm *vm, text_buf *out, const anchor_entries *const *list,
     recorded = true;
     add_function(vm, out, list[i]);
   }
-  static const char *const titles[] = {"compute nothing with arrays: ", "not recorded: "};
-  for (int cold = 0; cold < 2; cold++) {
+  static const char *const titles[] = {
+      "compute nothing with arrays: ", "recorded calls ended in errors: ", "not recorded: "};
+  for (int title = 0; title < 3; title++) {
     bool listed = false;
     for (uint32_t i = 0; i < n; i++) {
-      if (list[i]->first || (list[i]->quiet == 0) != cold) continue;
+      if (list[i]->first || !list[i]->begun) continue;
+      if (title != (list[i]->quiet ? 0 : list[i]->calls[CALL_recorded] ? 1 : 2)) continue;
       if (listed)
         text_adds(out, ", ");
       else
-        text_addf(out, "%s%s", recorded && !named ? "\n" : "", titles[cold]);
+        text_addf(out, "%s%s", recorded && !named ? "\n" : "", titles[title]);
       listed = named = true;
       report_name(vm, out, list[i]->anchor);
       add_place(vm, out, list[i]->anchor->at);
@@ -122,6 +300,8 @@ static void add_all(qn_vm *vm, text_buf *out, const anchor_entries *const *list,
               "Nothing was compiled. A function is recorded when it is called with arrays for the %lld%s time; --set "
               "jit.hot=1 records the first call.\n",
               (long long)vm->tune[TUNE_jit_hot], report_ordinal(vm->tune[TUNE_jit_hot]));
+  text_adds(out, n ? "\n" : "");
+  return report_calls(vm, NULL, list, n, UINT32_MAX, out);
 }
 
 bool jit_report(qn_vm *vm, const char *file, bool all, text_buf *out) {
@@ -135,15 +315,15 @@ bool jit_report(qn_vm *vm, const char *file, bool all, text_buf *out) {
   for (const anchor_entries *a = jit_of(vm)->anchors; a; a = a->next) list[--i] = a;
   bool good = true;
   if (all) {
-    add_all(vm, out, list, n);
+    good = add_all(vm, out, list, n);
   } else {
     text_buf full;
     text_init(&full, vm);
-    add_all(vm, &full, list, n);
+    good = add_all(vm, &full, list, n);
     uint32_t lines = 0;
     for (size_t at = 0; at < full.len; at++) lines += full.text[at] == '\n';
     text_free(&full);
-    good = report_summary(vm, file, list, n, lines, out);
+    good = good && report_summary(vm, file, list, n, lines, out);
   }
   mem_free(vm, list, (n + 1) * sizeof *list);
   return good;

@@ -16,7 +16,7 @@ typedef struct told {
   bool library;
   uint32_t compiled, slower, eager,
       idle;                 /* its call shapes: compiled; compiled, but eager is faster; eager; without arrays */
-  uint64_t calls;           /* that compiled shapes served */
+  uint64_t calls, runs;     /* that compiled shapes served; of these, with their code */
   const jit_anchor *within; /* a compiled function that it is a part of, or NULL */
 } told;
 
@@ -30,6 +30,9 @@ typedef struct summary {
 static const plan *plan_of(const entry *e) { return e->plan ? e->plan->plan : NULL; }
 
 static bool is_idle(const entry *e) { return e->why == BREAK_no_arrays || e->why == BREAK_no_arguments; }
+
+/* Has it never been called with an array, but in others' graphs? */
+static bool is_scalar(const anchor_entries *a) { return !a->begun && !a->first; }
 
 static uint32_t lines_in(const text_buf *t) {
   uint32_t n = 0;
@@ -105,17 +108,7 @@ static void items_end(items *l) {
   end_line(l->out, l->from);
 }
 
-/* "line 3", or "nn.qn:3" in another file. */
-static void add_place(const summary *s, text_buf *t, span at) {
-  int line;
-  const char *file = place_line(s->vm, at, &line);
-  if (!line)
-    text_adds(t, "nowhere");
-  else if (strcmp(file, s->file) == 0)
-    text_addf(t, "line %d", line);
-  else
-    text_addf(t, "%s:%d", file, line);
-}
+static void add_place(const summary *s, text_buf *t, span at) { report_place(s->vm, t, s->file, at); }
 
 static void add_function(const summary *s, text_buf *t, const jit_anchor *a) {
   report_name(s->vm, t, a);
@@ -169,6 +162,7 @@ static void gather(summary *s, const anchor_entries *const *list) {
       } else {
         *(entry_stays_eager(e) || list[i]->rests ? &x->slower : &x->compiled) += 1;
         x->calls += e->hits;
+        x->runs += e->replays + e->verified;
       }
     }
   }
@@ -333,7 +327,7 @@ static void add_compiled(const summary *s, text_buf *t, const told *x, bool deta
   text_adds(t, "  ");
   add_function(s, t, x->a->anchor);
   text_addf(t, ": one graph, %u kernel%s, %llu call%s", p->nkernels, report_plural(p->nkernels),
-            (unsigned long long)x->calls, report_plural(x->calls));
+            (unsigned long long)x->runs, report_plural(x->runs));
   if (x->compiled + x->slower > 1) text_addf(t, "; %u call shapes", x->compiled + x->slower);
   if (x->slower) text_addf(t, ", %u faster eager", x->slower);
   if (x->a->full) text_adds(t, "; more stay eager (jit.entries)");
@@ -396,22 +390,24 @@ static void add_all_compiled(const summary *s, text_buf *t, uint32_t room) {
 
 /* ---- the rest ---------------------------------------------------------------------------------------------------------------- */
 
-typedef enum fate { FATE_none, FATE_slower, FATE_within, FATE_idle, FATE_seldom } fate;
+typedef enum fate { FATE_none, FATE_slower, FATE_within, FATE_idle, FATE_failed, FATE_seldom } fate;
 
 /* Of a function that has no paragraph of its own. */
 static fate fate_of(const summary *s, const told *x) {
-  if (x->library || x->eager || has_paragraph(x)) return FATE_none;
+  if (x->library || x->eager || has_paragraph(x) || (is_scalar(x->a) && !x->within)) return FATE_none;
   if (x->compiled) return FATE_within;
   if (x->slower) return FATE_slower;
   if (x->idle && !x->within) return FATE_idle;
   if (told_elsewhere(s, x)) return FATE_none;
-  return x->within ? FATE_within : FATE_seldom;
+  if (x->within) return FATE_within;
+  return x->a->calls[CALL_recorded] ? FATE_failed : FATE_seldom;
 }
 
 static void add_rest(const summary *s, text_buf *t) {
   static const char *const titles[] = {[FATE_slower] = "compiled, but calls stay eager, which is faster: ",
                                        [FATE_within] = "compiled as parts of others: ",
                                        [FATE_idle] = "compute nothing with arrays: ",
+                                       [FATE_failed] = "recorded calls ended in errors: ",
                                        [FATE_seldom] = "not recorded: "};
   for (fate which = FATE_slower; which <= FATE_seldom; which++) {
     items l = {.out = t};
@@ -442,7 +438,7 @@ static void add_rest(const summary *s, text_buf *t) {
 /* Nothing of the program was ever asked about: why, and what makes it be. */
 static void add_none(const summary *s, text_buf *t) {
   for (uint32_t i = 0; i < s->n; i++)
-    if (!s->list[i].library) return;
+    if (!s->list[i].library && !is_scalar(s->list[i].a)) return;
   text_addf(
       t,
       "No function of the program was called with an array, a list or a record; only such calls are recorded (from\n"
@@ -486,6 +482,7 @@ bool report_summary(qn_vm *vm, const char *file, const anchor_entries *const *li
   summary s = {.vm = vm, .file = file, .n = n, .list = mem_zalloc(vm, (n + 1) * sizeof *s.list)};
   if (!s.list) return false;
   gather(&s, list);
+  enum { CALL_LINES = 12 };
   text_buf eager, rest;
   text_init(&eager, vm);
   text_init(&rest, vm);
@@ -494,6 +491,7 @@ bool report_summary(qn_vm *vm, const char *file, const anchor_entries *const *li
   add_counts(&s, out);
   uint32_t mixed = add_mixed(&s, out);
   add_none(&s, &rest);
+  good = good && report_calls(vm, file, list, n, CALL_LINES, &rest);
   text_add(out, eager.text, eager.len);
   add_all_compiled(&s, out, SUMMARY_LINES - 3 - mixed - lines_in(&eager) - lines_in(&rest));
   text_add(out, rest.text, rest.len);

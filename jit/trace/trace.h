@@ -64,6 +64,7 @@ typedef enum root_kind { ROOT_ARG, ROOT_FN, ROOT_GLOBAL } root_kind;
 typedef struct root {
   uint8_t kind;  /* root_kind */
   bool by_value; /* a global without arrays and numbers: looked at only when the epoch has moved */
+  bool library;  /* a global that the library reads: not worth telling */
   uint32_t arg;
   uint32_t first; /* of its pattern */
   qn_value *slot; /* of a global */
@@ -97,6 +98,14 @@ typedef struct lanes_pause {
   struct lanes *at; /* NULL: none was in progress */
   uint32_t seen;    /* lanes_seen when it began */
 } lanes_pause;
+/* Functions whose calls are parts of a recording or graph, and how many. */
+typedef struct part_list {
+  struct part {
+    uint32_t id; /* of the function's anchor_entries, which may have gone */
+    uint64_t calls;
+  } * list;
+  uint32_t n, cap;
+} part_list;
 /* A vmap in progress. */
 struct lanes {
   struct lanes *outer;
@@ -164,8 +173,8 @@ struct recording {
   span last_at;
   uint32_t *calls;
   uint32_t ncalls, calls_cap; /* parents to return to; a marker where the function changes */
-  const char **functions;
-  uint32_t functions_cap;
+  jit_anchor **callees;       /* the functions called, in step with `calls` */
+  uint32_t callees_cap;
   /* capture: the part that becomes an entry */
   bool capturing;
   bool ending; /* no more is recorded: results get their data */
@@ -199,6 +208,9 @@ struct recording {
   uint32_t draw_input, key_inputs[2]; /* nodes; 0: none yet */
   uint64_t draw_start, ndraws;
   region_list regions; /* parts with derivatives of their own */
+  /* Calls that are parts of it. They are told of the function that is recorded, or of nobody, when the recording is freed. */
+  part_list parts;
+  struct anchor_entries *of; /* or NULL */
 };
 
 /* ---- result templates -------------------------------------------------------------------------------------------------------- */
@@ -288,6 +300,9 @@ typedef struct entry {
   uint32_t draw_input, key_inputs[2]; /* graph input numbers + 1; 0: none */
   uint64_t ndraws;
   uint64_t hits, replays; /* calls that it served; of these, with its plan */
+  /* Of the others: those to which plan or code came too late, were timed, were done both ways (--jit verify). */
+  uint64_t waited, timed, verified;
+  part_list parts; /* of each replay */
   race race;
   bool told_copies; /* QUERN_LOG=copies has named the inputs that are copied */
   double plan_ms;
@@ -295,14 +310,30 @@ typedef struct entry {
   region_list regions; /* of the graph as recorded */
 } entry;
 
+/* What became of calls, for the report: each is counted once. */
+typedef enum call_fate {
+#define CALL_FATE(symbol, text) CALL_##symbol,
+#include "jit/trace/fates.def"
+#undef CALL_FATE
+  CALL_FATES
+} call_fate;
+extern const char *const call_fates[CALL_FATES];
+
 /* What hangs on an anchor. */
 typedef struct anchor_entries {
   jit_anchor *anchor;
   struct anchor_entries *next; /* of the VM, to free them all */
+  uint32_t id;                 /* for part_list */
+  bool begun;                  /* the first call has come */
+  uint8_t gave_up;             /* of an anchor that is ANCHOR_EAGER: why, a break_reason */
   entry *first;                /* most recently used first */
+  /* Calls by what became of them, without those that its entries count; those that stayed eager for a reason that no entry has. */
+  uint64_t calls[CALL_FATES], refused[BREAK_COUNT];
+  part_list parts; /* of its recordings, and of the replays of entries that have gone */
   uint32_t count, misses;
   bool watched, computes; /* a call was watched before any was recorded; one of these had to do with arrays */
-  uint8_t quiet;          /* calls that were watched when the function was hot, and had not: while there are any it is not recorded */
+  uint8_t
+      quiet; /* calls that were watched when the function was hot, and had not: while there are any it is not recorded */
   bool full;              /* too many: other call shapes stay eager */
   uint32_t streak, rests; /* short calls one after another that stayed eager; times that the anchor has rested since */
   struct miss {
@@ -352,6 +383,7 @@ typedef struct vm_jit {
   struct mailbox *box;          /* what has been made for this VM */
   struct job *unsent;           /* what the planners could not be given yet */
   uint64_t calls_compiled, calls_eager, recordings;
+  uint32_t last_id; /* of anchor_entries */
 } vm_jit;
 static inline vm_jit *jit_of(qn_vm *vm) { return (vm_jit *)vm->jit; }
 
@@ -375,6 +407,8 @@ static inline void anchor_give_back(anchor_lent *l) {
 
 /* Begins a recording on the VM (which has none). NULL with an error raised. */
 QN_MUST_CHECK struct recording *rec_begin(qn_vm *vm, bool capture);
+/* A call of this function is a part of the recording. */
+void rec_part(struct recording *r, jit_anchor *callee);
 /* Runs what is pending and leaves the recording: vm->rec becomes NULL. The struct stays for its owner (rec_free). */
 QN_MUST_CHECK bool rec_end(struct recording *r);
 void rec_free(struct recording *r);
@@ -589,6 +623,9 @@ qn_value region_call(struct recording *r, const rec_call_site *site);
 /* ---- entry.c -------------------------------------------------------------------------------------------------------------------------- */
 
 QN_MUST_CHECK anchor_entries *anchor_entries_of(qn_vm *vm, jit_anchor *a);
+/* Adds to the calls of a part. A count that finds no memory is lost. */
+void parts_add(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls);
+void parts_free(qn_vm *vm, part_list *l);
 void entry_free(qn_vm *vm, entry *e);
 /* Has its compiled code turned out slower than eager calls? */
 bool entry_stays_eager(const entry *e);
@@ -618,8 +655,8 @@ typedef struct mailbox {
   _Atomic(struct compile_task *) reports; /* of compiled plans */
 } mailbox;
 typedef struct job {
-  waiting line;     /* among what is to be planned; first */
-  struct job *next; /* in the VM's mailbox */
+  waiting line;        /* among what is to be planned; first */
+  struct job *next;    /* in the VM's mailbox */
   struct mailbox *box; /* where the plan goes; NULL: it is there */
   atomic_bool cancelled;
   entry *entry; /* of the VM's thread alone; NULL: nobody wants the plan any more */
@@ -659,6 +696,12 @@ void engine_jit_forget(qn_vm *vm); /* the VM closes */
 
 /* ---- report.c, summary.c --------------------------------------------------------------------------------------------------------------- */
 
+/* "line 3", in another file than this one (NULL: in any) "nn.qn:3". */
+void report_place(qn_vm *vm, text_buf *t, const char *file, span at);
+/* What became of all calls of functions, a line for each function (of the script `file`; NULL: of the library, too), those with most
+ * calls first, in at most `most` lines. Each call is told once. */
+QN_MUST_CHECK bool report_calls(qn_vm *vm, const char *file, const anchor_entries *const *list, uint32_t n,
+                                uint32_t most, text_buf *out);
 /* What a function is called in reports, with its transforms: "grad(loss)". */
 void report_name(qn_vm *vm, text_buf *t, const jit_anchor *a);
 const char *report_plural(uint64_t n); /* "" or "s" */
@@ -716,7 +759,7 @@ uint32_t lanes_whole(const struct recording *r, uint32_t node);
 /* Its counterpart for all lanes of all levels; itself if it has none. */
 uint32_t lanes_outermost(const struct recording *r, uint32_t node);
 qn_value lanes_raise_read(struct recording *r, qn_value v);
-void lanes_free(struct recording *r); /* what a recording keeps for them */
+void lanes_free(struct recording *r);  /* what a recording keeps for them */
 void frames_drop(struct recording *r); /* those in progress, whose calls and loops are left by an exception */
 /* Node i has failed: if it is the counterpart of an op of lanes, the pending error names the first lane that fails. */
 void lanes_blame(struct recording *r, uint32_t node);

@@ -252,7 +252,11 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
       result = value_error();
       break;
     }
-    a = vm->rec || eager ? NULL : anchor_if_any(vm, fn);
+    a = eager ? NULL : anchor_if_any(vm, fn);
+    if (a && vm->rec) {
+      rec_part(vm->rec, a);
+      a = NULL;
+    }
     if (!a) {
       result = inner_run(&c);
       if (eager) {
@@ -275,9 +279,17 @@ qn_value transform_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs,
     break;
   }
   default:
-    a = vm->rec ? NULL : anchor_if_any(vm, fn);
+    a = anchor_if_any(vm, fn);
     c.site.anchor = a;
-    result = a && anchor_wants(vm, a) ? rec_call(vm, &c.site) : run(&c);
+    if (a && anchor_wants(vm, a)) {
+      result = rec_call(vm, &c.site);
+      break;
+    }
+    if (a && vm->rec)
+      rec_part(vm->rec, a);
+    else if (a)
+      anchor_passed(a);
+    result = run(&c);
     break;
   }
   vm_pop_to(vm, mark);

@@ -665,12 +665,80 @@ def case_explain_groups(p):
             "compiled:\n  verlet (line 7): one graph, ", "\n    for (f32[20, 2], f32[20, 2])\n    lines 3-4, 6, 9: ",
             "  many (line 25): one graph, 1 kernel, N calls; 5 call shapes\n    mostly for (f32[",
             "    recorded again 4 times, last: argument 1 is f32[2] instead of f32[1] (line 37)\n",
-            "accelerate (line 6) in verlet", "compute nothing with arrays: size (line 24)\n", "not recorded: settle (line 26)\n")
+            "accelerate (line 6) in verlet", "compute nothing with arrays: size (line 24)\n", "not recorded: settle (line 26)\n",
+            "calls:\n     100 many (line 25): 88 compiled, 7 before it was recorded, 5 recorded\n")
     at = 0
     for text in want:
         need(text in out[at:], f"the summary should say, in this order, {text}", result)
         at = out.index(text, at)
     need("pair_force (line 2)" in out and "prelude" not in out, "parts of others, and nothing of the library", result)
+
+
+CALLED = """
+fn inner(x) = x * 2 + 1
+fn outer(x) = sum(inner(x) * inner(x + 1))
+fn reads(x) {
+  let y = inner(x)
+  if float(sum(y)) > 1000000 { print("large") }
+  y
+}
+fn fib(n) = if n < 2 { n } else { fib(n - 1) + fib(n - 2) }
+fn tail(x, n) = if n == 0 { sum(x) } else { tail(x * 0.5, n - 1) }
+fn loss(w) = sum((w - 1) ** 2)
+fn step(w) = w - 0.1 * grad(loss)(w)
+fn shapes(x) = x + 1
+fn fails(x, n) = x[n] * 2
+fn length(l) = len(l)
+fn seldom(x) = -x
+let w = ones(4)
+for i in 0..60 {
+  outer(w)
+  reads(w)
+  tail(w, 3)
+  w = step(w)
+  shapes(ones(i + 1))
+  length((1, 2))
+  let _ = grad(loss)(w)
+  vmap(inner)(ones(2, 3))
+  try { fails(w, i) } catch _ { nil }
+}
+fib(10)
+seldom(w)
+seldom(w)
+"""
+CALLS = {"inner": 60 * 4, "outer": 60, "reads": 60, "fib": 177, "tail": 240, "loss": 120, "step": 60, "shapes": 60, "fails": 60, "length": 60,
+         "seldom": 2, "grad(loss)": 120, "vmap(inner)": 60}
+
+
+def sums(text):
+    """function: (calls, {what became of them: calls})"""
+    out = {}
+    for total, name, items in re.findall(r"^ {0,7}(\d+) (\S+) \([^)]*\):((?:.*\n(?= {10}))*.*)$", text, re.M):
+        out[name] = int(total), {what: int(n) for n, what in re.findall(r" (\d+) ((?:(?!, +\d).)+)", re.sub(r"\n +", " ", items))}
+    return out
+
+
+def case_explain_counts_calls(p):
+    """Each call of a function is told once: the items of a function's line add up to its calls, whatever the mode and the timing."""
+    script = p.write("called.qn", CALLED)
+    options = (["sync"], ["sync", "--set", "jit.hot=1"], ["on"], ["on", "--set", "jit.short=1000000000"], ["off"], ["verify"],
+               ["sync", "--set", "jit.entries=4"])
+    for mode in options:
+        result = p.run("--jit", *mode, "explain", "--all", script)
+        need(result.status == 0 and not result.err, f"{mode}", result)
+        told = sums(result.out[result.out.index("\ncalls:\n"):])
+        for name, calls in CALLS.items():
+            total, parts = told.get(name, (0, {}))
+            need(total == sum(parts.values()), f"{mode}: the sum of {name}: {total} and {parts}", result)
+            # verify makes calls twice, the second time eagerly, with all that they call
+            need(total == calls or (mode == ["verify"] and total > calls), f"{mode}: {calls} calls of {name}, not {total}: {parts}", result)
+    told = sums(p.run("--jit", "sync", "explain", "--all", script).out)
+    need(told["outer"] == (60, {"compiled": 52, "before it was recorded": 7, "recorded": 1}), "outer", told)
+    need(told["seldom"] == (2, {"before it was recorded": 2}) and told["fib"] == (177, {"without arrays": 177}), "what is not recorded", told)
+    need(told["length"] == (60, {"eager: nothing was computed on arrays": 60}), "length", told)
+    need(told["reads"][1]["eager: array data is read by the interpreter"] == 52, "reads", told)
+    need(told["inner"][1]["in graphs of outer"] == 53 * 2 and told["inner"][1]["in graphs of vmap(inner)"] == 60, "inner", told)
+    need(told["fails"] == (60, {"before it was recorded": 7, "recorded": 53}), "calls that fail", told)
 
 
 def case_explain_of_short_calls(p):
