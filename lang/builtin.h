@@ -26,7 +26,7 @@ typedef enum builtin_effect {
   BUILTIN_TAP,    /* returns nil and only writes out (print, progress, save): kept in order */
   BUILTIN_STATE,  /* changes the VM (seed) or the outside */
   BUILTIN_HIGHER, /* calls functions it is given (tree_map, grad): pure if they are */
-  BUILTIN_CHOICE  /* as HIGHER, but the function, its last parameter, only tells how to order or choose: called for its value alone */
+  BUILTIN_CHOICE /* as HIGHER, but the function, its last parameter, only tells how to order or choose: called for its value alone */
 } builtin_effect;
 
 typedef qn_value (*builtin_fn)(qn_vm *vm, const qn_value *args);
@@ -38,6 +38,12 @@ typedef struct builtin_def {
   const char *doc;
   builtin_fn call;
 } builtin_def;
+
+/* A heading in help and the reference, over the rows of a table from `first` on to the next heading. */
+typedef struct topic_row {
+  const char *title;
+  int first;
+} topic_row;
 
 /* A module of the standard library written in Quern, embedded as text. */
 typedef struct embedded_module {
@@ -54,6 +60,8 @@ typedef struct builtin_example {
 typedef struct builtin_table {
   const builtin_def *builtins;
   int nbuiltins;
+  const topic_row *topics; /* of the builtins */
+  int ntopics;
   const builtin_example *examples; /* for builtins, ops and what the prelude defines */
   int nexamples;
   const embedded_module *modules;

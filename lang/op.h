@@ -7,6 +7,7 @@
 #define LANG_OP_H
 
 #include "lang/array.h"
+#include "lang/builtin.h"
 
 typedef int64_t qn_dim;
 
@@ -137,6 +138,8 @@ typedef struct op_row {
   const char *doc;
 } op_row;
 extern const op_row op_rows[OP_COUNT];
+extern const topic_row op_topics[]; /* of those that are functions */
+extern const int op_topic_count;
 /* id of a name, or OP_COUNT. */
 op_id op_find(const char *name, size_t len);
 

@@ -3,7 +3,7 @@
 
 They stand between `<!-- generated: NAME -->` and `<!-- end -->`: tables from the rows of dtypes.def, promote.def, errors.def and
 tunables.def, and every function with its signature, sentence and example, as `quern help` has them, in the order and under
-the headings of the files that define them. What the examples print is what they printed here. `--check` changes nothing, shows
+the headings of `quern help functions`. What the examples print is what they printed here. `--check` changes nothing, shows
 what would change, and fails if anything would.
 """
 import argparse
@@ -76,43 +76,17 @@ class Quern:
         return done.stdout
 
 
-def groups():
-    """(title, names): the functions, under the headings of the files that define them."""
-    out = []
-    names = {"POINTWISE": [], "REDUCE": [], "SCAN": []}
-    text = read("stdlib", "builtins.def")
-    own = set()
-    for part in re.split(r"^/\* ---- ", text, flags=re.M)[1:]:
-        title = re.match(r"\S+ ?:? ?(.*?) ---- \*/", part).group(1)
-        listed = re.findall(r"^BUILTIN\((\w+),", part, re.M)
-        own |= set(listed)
-        out.append((title or re.match(r"(\w+)", part).group(1), listed))
-    for part in re.split(r"^/\* ---- ", read("lang", "ops.def"), flags=re.M)[1:]:
-        title = re.match(r"(.*?) ---- \*/", part).group(1)
-        listed = [n for n in re.findall(r"^OP_(?:POINTWISE|REDUCE|SCAN)\((\w+),", part, re.M) if n not in own]
-        own |= set(listed)
-        if listed:
-            kind, _, rest = title.partition(" ")
-            names = {"POINTWISE:": "elementwise: " + re.sub(r" \(.*", "", rest), "REDUCE": "more reductions", "SCAN": "running results"}
-            out.append((names.get(kind, title.lower()), listed))
-    for part in re.split(r"^# ---- ", read("stdlib", "prelude.qn"), flags=re.M)[1:]:
-        title = re.match(r"(.*?) -+\n", part).group(1)
-        listed = re.findall(r"^fn ([a-z]\w*)", part, re.M)
-        if listed:
-            out.append((title, listed))
-    return out
+def groups(quern):
+    """(title, names): the functions by topic, as `quern help functions` has them."""
+    for title, lines in re.findall(r"^(\S.*)\n((?:  .*\n)+)", quern.help("functions"), re.M):
+        yield title, lines.split()
 
 
 def functions(quern):
-    known = quern.help("functions").split()
-    out, done = [], set()
-    for title, listed in groups():
-        listed = [n for n in listed if n in known and n not in done]
-        if not listed:
-            continue
+    out = []
+    for title, listed in groups(quern):
         out.append(f"### {title[0].upper() + title[1:]}\n")
         for name in listed:
-            done.add(name)
             page = quern.help(name)
             found = re.match(r"(.*)\n\n((?:.+\n)*)\nExample:\n\n((?:    .*\n|\n)+)", page)
             if not found:
@@ -126,9 +100,6 @@ def functions(quern):
                 script += "".join(f"# => {line}".rstrip() + "\n" for line in printed)
             text = doc.strip()
             out.append(f"**`{signature}`** · {' '.join(text.split())}\n\n```quern\n{script}```\n")
-    missing = set(known) - done
-    if missing:
-        sys.exit(f"functions without a heading: {sorted(missing)}")
     return "\n".join(out)
 
 

@@ -6,7 +6,16 @@
 static const builtin_def rows[] = {
 #define BUILTIN(name, signature, effect, doc) {#name, signature, BUILTIN_##effect, doc, builtin_##name},
 #include "stdlib/builtins.def"
-#undef BUILTIN
+};
+
+enum {
+#define BUILTIN(name, signature, effect, doc) ROW_##name,
+#define TOPIC(id, title) FIRST_OF_##id, BEFORE_##id = FIRST_OF_##id - 1, /* it takes no number */
+#include "stdlib/builtins.def"
+};
+static const topic_row topics[] = {
+#define TOPIC(id, title) {title, FIRST_OF_##id},
+#include "stdlib/builtins.def"
 };
 
 static const builtin_example examples[] = {
@@ -18,6 +27,8 @@ static const builtin_example examples[] = {
 const builtin_table stdlib_table = {
     .builtins = rows,
     .nbuiltins = sizeof rows / sizeof *rows,
+    .topics = topics,
+    .ntopics = sizeof topics / sizeof *topics,
     .examples = examples,
     .nexamples = sizeof examples / sizeof *examples,
     .modules = stdlib_modules,

@@ -15,7 +15,6 @@
 
 #define BUILTIN(name, signature, effect, doc) qn_value builtin_##name(qn_vm *vm, const qn_value *args);
 #include "stdlib/builtins.def"
-#undef BUILTIN
 
 /* ---- arguments ------------------------------------------------------------------------------------------------ */
 
@@ -66,7 +65,8 @@ QN_MUST_CHECK qn_value use2(qn_vm *vm, op_id op, qn_value x, qn_value y, const o
 QN_MUST_CHECK qn_value use3(qn_vm *vm, op_id op, qn_value x, qn_value y, qn_value z, const op_attr *attr);
 
 /* All of these borrow x unless their name begins with `use`, and give owned values. */
-QN_MUST_CHECK qn_value to_dtype(qn_vm *vm, qn_value x, qn_dtype dtype); /* array or host number, which must fit; an array results */
+QN_MUST_CHECK qn_value to_dtype(qn_vm *vm, qn_value x,
+                                qn_dtype dtype); /* array or host number, which must fit; an array results */
 QN_MUST_CHECK qn_value use_dtype(qn_vm *vm, qn_value x, qn_dtype dtype);
 QN_MUST_CHECK qn_value to_shape(qn_vm *vm, qn_value x, int rank, const int64_t *shape); /* reshape, no -1 */
 QN_MUST_CHECK qn_value use_shape(qn_vm *vm, qn_value x, int rank, const int64_t *shape);

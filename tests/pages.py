@@ -110,7 +110,17 @@ def topics(p):
             p.bad.append(f"{name}: no example")
             continue
         p.expect(name, example, None)
-    for name in p.help("functions").split():
+    listed = p.help("functions")
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lang", "REFERENCE.md"), encoding="utf-8") as f:
+        part = re.search(r"<!-- generated: functions -->(.*?)<!-- end -->", f.read(), re.S).group(1)
+    want = re.findall(r"^### (.*)$|^\*\*`(\w+)", part, re.M)
+    found = [(title, "") if title else ("", name) for title, names in re.findall(r"^(?! )(\S.*)\n(?=  )|^  (.*)$", listed, re.M)
+             for name in (names.split() or [""])]
+    if found != want:
+        p.bad.append("help functions: not the headings and names of the reference")
+    if any(len(line) > 100 for line in listed.splitlines()):
+        p.bad.append("help functions: a long line")
+    for name in " ".join(re.findall(r"^  (.*)$", listed, re.M)).split():
         example = script_below(p.help(name), "Example")
         if example:
             p.expect(name, example, None)

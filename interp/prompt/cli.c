@@ -465,7 +465,7 @@ static int run_help(const options *o, char **argv, int argc) {
   if (!vm) return status;
   text_buf t;
   text_init(&t, vm);
-  bool found = help_about(vm, argv[0], &t);
+  bool found = help_about(vm, argv[0], cli_columns(1), &t);
   if (t.failed || (!t.text && !error_pending(vm))) raise_memory(vm);
   if (error_pending(vm)) {
     text_free(&t);

@@ -76,7 +76,7 @@ static void command_doc(session *s, const char *argument) {
     }
   }
   free(looks);
-  if (!found) found = help_about(s->vm, argument, &t);
+  if (!found) found = help_about(s->vm, argument, s->editor ? edit_columns(s->editor) : cli_columns(1), &t);
   if (found) {
     put_pages(s, &t);
     return;

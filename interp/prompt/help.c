@@ -5,6 +5,7 @@
 
 #include "interp/node.h"
 #include "interp/prompt/help.h"
+#include "lang/format.h"
 
 /* A script, indented. */
 static void help_script(const char *title, const char *script, text_buf *out) {
@@ -65,18 +66,26 @@ static bool help_topic(const char *name, text_buf *out) {
   return false;
 }
 
-static void help_topics(text_buf *out) {
-  text_adds(out, "quern help NAME explains\n\n  ");
-  int column = 2;
-  for (int i = 0; i < TOPICS; i++) {
-    int len = (int)strlen(topics[i].name);
-    if (column + len > 90) {
-      text_adds(out, "\n  ");
-      column = 2;
-    }
-    text_addf(out, "%s  ", topics[i].name);
-    column += len + 2;
+/* Names in lines of so many columns. */
+typedef struct name_lines {
+  text_buf *out;
+  int columns, used; /* 0: nothing is there yet */
+} name_lines;
+
+static void name_add(name_lines *l, const char *name) {
+  int len = (int)utf8_columns(name, strlen(name));
+  if (!l->used || l->used + 2 + len > l->columns) {
+    text_adds(l->out, l->used ? "\n" : "");
+    l->used = 0;
   }
+  text_addf(l->out, "  %s", name);
+  l->used += 2 + len;
+}
+
+static void help_topics(int columns, text_buf *out) {
+  text_adds(out, "quern help NAME explains\n\n");
+  name_lines l = {.out = out, .columns = columns};
+  for (int i = 0; i < TOPICS; i++) name_add(&l, topics[i].name);
   text_adds(out, "\n  functions, and each by its name (softmax); dtypes (f32) and modules (nn, optim.adam)\n"
                  "  errors, and each by its id (E203)\n  tunables\n");
 }
@@ -145,12 +154,78 @@ static void help_example(qn_vm *vm, const char *name, text_buf *out) {
     if (strcmp(t->examples[i].name, name) == 0) help_script("Example:", t->examples[i].script, out);
 }
 
-/* `quern help functions`: those of the builtin scope. */
-static void help_functions(qn_vm *vm, text_buf *out) {
+/* The value of a public function of the builtin scope; NULL: it has none of that name. */
+static const qn_fn *public_function(qn_vm *vm, const char *name) {
   const scope *s = interp_of(vm)->builtin;
   for (uint32_t i = 0; i < s->n; i++)
-    if (value_is(s->cells[i]->value, TAG_FN) && s->cells[i]->name->text[0] != '_')
-      text_addf(out, "%s\n", s->cells[i]->name->text);
+    if (strcmp(s->cells[i]->name->text, name) == 0 && value_is(s->cells[i]->value, TAG_FN))
+      return name[0] == '_' ? NULL : value_fn(s->cells[i]->value);
+  return NULL;
+}
+
+/* Is there a row of this name? */
+static bool has_row(const builtin_table *t, const char *name) {
+  int i = 0;
+  while (i < t->nbuiltins && strcmp(t->builtins[i].name, name) != 0) i++;
+  return i < t->nbuiltins;
+}
+
+/* A name under its heading, which stands before the first. */
+static void topic_add(name_lines *l, const char *title, size_t len, const char *name) {
+  if (!l->used) text_addf(l->out, "%.*s\n", (int)len, title);
+  name_add(l, name);
+}
+
+static void topic_end(name_lines *l) {
+  if (l->used) text_adds(l->out, "\n\n");
+  l->used = 0;
+}
+
+/* The last line like `# ---- Statistics ----` above a place of a text; "" if there is none. */
+static const char *heading_above(const source_text *s, uint32_t place, size_t *len) {
+  static const char mark[] = "# ---- ";
+  const char *title = "";
+  *len = 0;
+  for (uint32_t i = 0; s && i < s->nlines && s->lines[i] < place; i++) {
+    const char *line = s->text + s->lines[i], *end;
+    if (strncmp(line, mark, strlen(mark)) != 0 || !(end = strstr(line + strlen(mark), " --"))) continue;
+    title = line + strlen(mark);
+    *len = (size_t)(end - title);
+  }
+  return title;
+}
+
+/* `quern help functions`: those of the builtin scope, under the headings of the tables and of the text that define them. */
+static void help_functions(qn_vm *vm, int columns, text_buf *out) {
+  const builtin_table *t = vm->builtins;
+  name_lines l = {.out = out, .columns = columns};
+  for (int i = 0, row = 0; i < t->ntopics; i++) {
+    const char *title = t->topics[i].title;
+    for (int end = i + 1 < t->ntopics ? t->topics[i + 1].first : t->nbuiltins; row < end; row++)
+      if (public_function(vm, t->builtins[row].name)) topic_add(&l, title, strlen(title), t->builtins[row].name);
+    topic_end(&l);
+  }
+  for (int i = 0, op = 0; i < op_topic_count; i++) {
+    const char *title = op_topics[i].title;
+    for (int end = i + 1 < op_topic_count ? op_topics[i + 1].first : OP_COUNT; op < end; op++)
+      if (public_function(vm, op_rows[op].name) && !has_row(t, op_rows[op].name))
+        topic_add(&l, title, strlen(title), op_rows[op].name);
+    topic_end(&l);
+  }
+  const scope *s = interp_of(vm)->builtin;
+  const char *last = "";
+  for (uint32_t i = 0; i < s->n; i++) {
+    const global_cell *c = s->cells[i];
+    const qn_fn *f = public_function(vm, c->name->text);
+    if (!f || f->head.flags != FN_USER) continue;
+    span at = ((const fn_code *)f->code)->at;
+    size_t len;
+    const char *title = heading_above(source_get(vm, at.source), at.start, &len);
+    if (title != last) topic_end(&l);
+    topic_add(&l, last = title, len, c->name->text);
+  }
+  topic_end(&l);
+  text_adds(out, "`quern help softmax` explains one of them, at the prompt ?softmax.\n");
 }
 
 static void help_module(qn_vm *vm, const scope *s, text_buf *out) {
@@ -468,8 +543,9 @@ static bool help_name(qn_vm *vm, const char *topic, text_buf *out) {
   return found;
 }
 
-bool help_about(qn_vm *vm, const char *topic, text_buf *out) {
+bool help_about(qn_vm *vm, const char *topic, int columns, text_buf *out) {
   int64_t id;
+  if (columns <= 0 || columns > FORMAT_COLUMNS) columns = FORMAT_COLUMNS;
   if ((topic[0] == 'E' || topic[0] == 'e') && int_parse(topic + 1, strlen(topic + 1), &id) && id > 0 && id < 1000) {
     const error_row *e = error_find((int)id);
     if (e) {
@@ -481,11 +557,11 @@ bool help_about(qn_vm *vm, const char *topic, text_buf *out) {
   }
   if (help_tunables(strcmp(topic, "tunables") == 0 ? NULL : topic, out)) return true;
   if (strcmp(topic, "topics") == 0) {
-    help_topics(out);
+    help_topics(columns, out);
     return true;
   }
   if (strcmp(topic, "functions") == 0) {
-    help_functions(vm, out);
+    help_functions(vm, columns, out);
     return true;
   }
   if (strcmp(topic, "errors") == 0) {
