@@ -10,6 +10,7 @@
  * rec_enter and rec_leave. An assignment `xs = f(xs, ...)` or `r.a = f(r.a, ...)` may lend the place's own reference to the
  * call, so that the callee finds a value with one owner and updates it in place.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include "interp/signature.h"
@@ -95,6 +96,7 @@ static __attribute__((cold)) qn_value fail_callable(qn_vm *vm, qn_value f, span 
   case TAG_FLOAT: /* 2(x + 1), (a + b)(c + d) */
     if (s && strchr("0123456789(", s->text[at.start])) text_adds(&t, "; a product is written a * b");
     break;
+  case TAG_NIL: text_adds(&t, nil_origin); break;
   default: break;
   }
   return raise_text(vm, E_not_callable, at, &t);
@@ -385,7 +387,13 @@ static bool fail_keyword(qn_vm *vm, const params *p, const qn_str *name, bool re
   for (uint32_t i = 0; i < p->n && n < MOST; i++)
     if (!param_rest(p, i)) names[n++] = param_name(p, i)->text;
   text_addf(&t, repeated ? "argument '%s' is given twice" : "there is no parameter '%s'", name->text);
-  const char *cure = repeated ? NULL : foreign_cure(FOREIGN_KEYWORD, name->text, name->len);
+  const char *cure = NULL;
+  if (!repeated && p->info) {
+    char own[64];
+    int len = snprintf(own, sizeof own, "%s.%s", p->info->def.name, name->text);
+    if (len > 0 && (size_t)len < sizeof own) cure = foreign_cure(FOREIGN_KEYWORD, own, (size_t)len);
+  }
+  if (!repeated && !cure) cure = foreign_cure(FOREIGN_KEYWORD, name->text, name->len);
   if (cure)
     text_addf(&t, ": %s", cure);
   else if (!repeated && text_nearest(&near, name->text, names, n) && !near.failed)

@@ -253,6 +253,17 @@ static bool names_function(qn_vm *vm, const qn_str *name) {
   return c && value_is(c->value, TAG_FN);
 }
 
+/* Of a field that is read by its key, r["name"] or r[k]: how one that may be missing is read. */
+static void text_by_key(qn_vm *vm, text_buf *t, span mark) {
+  enum { KEY_MOST = 32 };
+  const source_text *s = source_get(vm, mark.source);
+  if (!s || mark.end > s->len || mark.end < mark.start + 3 || s->text[mark.start] != '[') return;
+  uint32_t len = mark.end - mark.start - 2;
+  bool whole = len <= KEY_MOST && s->text[mark.end - 1] == ']' && !memchr(s->text + mark.start + 1, '\n', len);
+  text_addf(t, "; get(r, %.*s, 0) is 0 where there is none", whole ? (int)len : 3,
+            whole ? s->text + mark.start + 1 : "key");
+}
+
 static __attribute__((cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_str *name, span mark) {
   enum { MOST = 256 };
   const char *names[MOST];
@@ -279,6 +290,7 @@ static __attribute__((cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_s
   } else {
     text_kind(&t, v);
     text_addf(&t, " has no fields; '%s' needs a record, module or array", name->text);
+    if (value_is(v, TAG_NIL)) text_adds(&t, nil_origin);
   }
   if (value_is(v, TAG_LIST) && value_list(v)->len > 0 && value_is(value_list(v)->items[0], TAG_RECORD)) {
     const qn_record *first = value_record(value_list(v)->items[0]);
@@ -300,6 +312,7 @@ static __attribute__((cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_s
   bool function = !cure && !module && names_function(vm, name);
   if (!cure && (record || !function)) add_names(&t, vm, name->text, names, n, "it has");
   if (function) text_addf(&t, "; a function is called with parentheses: x.%s()", name->text);
+  if (record && !function) text_by_key(vm, &t, mark);
   return raise_text(vm,
                     value_is(v, TAG_RECORD) || value_is(v, TAG_MODULE) || value_is(v, TAG_ARRAY) || value_is_graph(v)
                         ? E_key
@@ -408,6 +421,8 @@ qn_value eval_field(qn_vm *vm, node *h, qn_value *fp) {
   qn_value r = v.head == TAG_RECORD && value_record(v)->layout == n->cache.layout
                    ? value_retain(value_record(v)->items[n->cache.index])
                    : field_of(vm, v, n->name, n->mark, &n->cache);
+  if (value_is_error(r) && n->h.flag && value_is(v, TAG_RECORD))
+    raise_note(vm, SPAN_NONE, "r[%s] is the field that the variable %s names", n->name->text, n->name->text);
   value_release(vm, v);
   return r;
 }

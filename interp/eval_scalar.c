@@ -278,12 +278,14 @@ static inline qn_value matmul(qn_vm *vm, const n_binary *n, qn_value a, qn_value
   return value_is(r, TAG_UNSET) ? product(vm, n, a, b) : r;
 }
 
+const char nil_origin[] =
+    "; nil comes of an if without else, of find where nothing is found, and of get and env without a default";
+
 /* Where a nil came from, if a call gave it: functions are worth their last statement. */
 static void text_nil(text_buf *t, qn_value v, const node *n) {
   if (!value_is(v, TAG_NIL)) return;
   if (n && n->eval != eval_call && n->kind != N_CONST) {
-    text_adds(
-        t, "; nil comes of an if without else, of find where nothing is found, and of get and env without a default");
+    text_adds(t, nil_origin);
     return;
   }
   if (!n || n->eval != eval_call) return;
@@ -298,6 +300,26 @@ static void text_nil(text_buf *t, qn_value v, const node *n) {
               "; %s gave nil: a function is worth its last statement, and a loop, an assignment, a print or an if "
               "without else is worth nil",
               ((const fn_code *)value_fn(f)->code)->name->text);
+}
+
+/* How numbers in records are computed with. */
+static void text_trees(text_buf *t, ast_op op, qn_value a, qn_value b) {
+  bool both = value_is(a, TAG_RECORD) && value_is(b, TAG_RECORD);
+  const char *sign = ast_op_spelling(op);
+  if (both && (op == AST_OP_add || op == AST_OP_bitor)) text_adds(t, "; fields of both are {..a, ..b}");
+  if (both)
+    text_addf(t, "; numbers in two trees are computed by tree_map(fn(a, b) a %s b, x, y)", sign);
+  else if (value_is(a, TAG_RECORD))
+    text_addf(t, "; the numbers in a tree are computed by tree_map(fn(a) a %s v, x)", sign);
+  else
+    text_addf(t, "; the numbers in a tree are computed by tree_map(fn(a) v %s a, x)", sign);
+}
+
+/* An operand that is a function was meant to be called. */
+static void text_uncalled(qn_vm *vm, text_buf *t, qn_value v) {
+  if (!value_is(v, TAG_FN)) return;
+  text_adds(t, "; a function's value is had by calling it: ");
+  interp_signature(vm, v, t);
 }
 
 static __attribute__((cold)) qn_value fail_kinds(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
@@ -318,8 +340,11 @@ static __attribute__((cold)) qn_value fail_kinds(qn_vm *vm, const n_binary *n, q
                                      : "; one more item is append(xs, v)");
   else if (list)
     text_adds(&t, "; lists are written ( ), arrays [ ]");
-  else if ((n->op == AST_OP_add || n->op == AST_OP_bitor) && value_is(a, TAG_RECORD) && value_is(b, TAG_RECORD))
-    text_adds(&t, "; fields of both are {..a, ..b}");
+  else if (value_is(a, TAG_FN) || value_is(b, TAG_FN))
+    text_uncalled(vm, &t, value_is(a, TAG_FN) ? a : b);
+  else if ((value_is(a, TAG_RECORD) && (value_is(b, TAG_RECORD) || value_is_number(b) || value_is(b, TAG_ARRAY))) ||
+           (value_is(b, TAG_RECORD) && (value_is_number(a) || value_is(a, TAG_ARRAY))))
+    text_trees(&t, (ast_op)n->op, a, b);
   text_nil(&t, a, n->a);
   text_nil(&t, b, n->b);
   return raise_text(vm, E_type, n->mark, &t);

@@ -46,7 +46,7 @@ bool index_int(qn_vm *vm, qn_value v, const char *what, int64_t *out) {
   if (value_is(v, TAG_FLOAT))
     text_adds(&t, "; int(x) and a // b give ints");
   else if (value_is(v, TAG_NIL) && !range)
-    text_adds(&t, "; a new axis is written new: x[:, new], a whole one x[:]");
+    text_adds(&t, "; find gives nil where nothing is found; a new axis is written new: x[:, new], a whole one x[:]");
   else if (value_is(v, TAG_LIST) && !range)
     text_adds(&t, "; several items are taken by an array, x[[0, 2]], one item along several axes by x[0, 2]");
   else if (is_int_array(v) && !range)
@@ -649,8 +649,9 @@ static bool storable(qn_vm *vm, const qn_array *x, qn_value v) {
     text_buf t;
     text_init(&t, vm);
     text_kind(&t, v);
-    text_addf(&t, " cannot be stored in an array of %s, which keeps its dtype; convert one of them",
-              dtype_rows[x->dtype].name);
+    qn_dtype holds = array || from != QN_f64 ? from : QN_f32;
+    text_addf(&t, " cannot be stored in an array of %s, which keeps its dtype; x = %s(x) makes one that can hold it",
+              dtype_rows[x->dtype].name, dtype_rows[holds].name);
     raise_text(vm, E_dtype, SPAN_NONE, &t);
     return false;
   }

@@ -697,8 +697,12 @@ static qn_value fail_import(qn_vm *vm, const char *name, const char *tried, span
   text_addf(&t, "there is no module '%s'", name);
   if (tried) text_addf(&t, ": neither the file %s nor one in the standard library", tried);
   const char *cure = foreign_cure(FOREIGN_NAME, name, strlen(name));
+  size_t len = strlen(name);
+  bool path = strchr(name, '/') != NULL, ending = len > 3 && strcmp(name + len - 3, ".qn") == 0;
   if (cure)
     text_addf(&t, "; %s", cure);
+  else if (path && !ending)
+    text_adds(&t, "; a path is given with its ending: \"./util.qn\"");
   else if (text_nearest(&near, name, list, n) && !near.failed)
     text_addf(&t, "; nearest: %s", near.text);
   text_free(&near);

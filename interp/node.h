@@ -16,6 +16,7 @@
 /* The fields that every array has. */
 enum { ARRAY_FIELDS = 6 };
 extern const char *const array_fields[ARRAY_FIELDS];
+extern const char nil_origin[]; /* where a nil comes from, as the end of a message */
 bool is_array_field(const qn_str *name);
 
 typedef enum node_kind {
@@ -183,7 +184,7 @@ typedef struct n_index {
 } n_index;
 
 typedef struct n_field {
-  node h;
+  node h; /* flag: there is a variable of the field's name, too */
   span mark;
   node *object;
   qn_str *name;

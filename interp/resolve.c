@@ -335,6 +335,7 @@ node *name_node(resolver *r, const ast_node *n, qn_str *name, bool callee) {
   global_cell *c = scope_cell(r->vm, r->scope, name);
   node *out = c ? global_node(r, n, c) : NULL;
   if (!out) return NULL;
+  c->read = true;
   if (!is_defined(r, c)) ((n_global *)out)->near = near_variables(r, name);
   ((n_global *)out)->size = r->sizes;
   if (!pend(r, (n_global *)out)) return NULL;

@@ -269,6 +269,9 @@ static node *field_expression(resolver *r, const ast_node *n) {
   out->mark = ast_mark(n);
   out->name = n->u.s;
   out->object = expression(r, n->kids[AST_field_object]);
+  for (function *f = r->fn; f && !out->h.flag; f = f->outer) out->h.flag = find_variable(f, n->u.s) != NULL;
+  const global_cell *c = scope_find(r->scope, n->u.s);
+  out->h.flag |= c && (c->declared || c->unit == r->unit->number);
   return out->object ? &out->h : NULL;
 }
 

@@ -259,7 +259,11 @@ static bool match(const matcher *m, const type_sig *sig, qn_value v) {
     if (value_is(v, (value_tag)sig->tag) || (sig->tag == TAG_FLOAT && value_is(v, TAG_INT)) ||
         (sig->tag == TAG_FN && value_is(v, TAG_DTYPE)))
       return true;
-    return refuse(m, sig, v, "%s", "");
+    return refuse(m, sig, v, "%s",
+                  sig->tag == TAG_LIST && value_is(v, TAG_ARRAY) && value_array(v)->rank == 1
+                      ? "lists are written ( ), arrays [ ]"
+                  : sig->tag == TAG_INT && value_is(v, TAG_FLOAT) ? "int(x) and a // b give ints"
+                                                                  : "");
   case SIG_ARRAY: return match_array(m, sig, v);
   case SIG_LIST:
     if (!value_is(v, TAG_LIST)) return refuse(m, sig, v, "a list is expected");

@@ -26,6 +26,7 @@ typedef struct global_cell {
   rec_cell rec;
   uint32_t unit;  /* the unit being compiled that declares it; counts once that unit is accepted (`declared`) */
   bool declared;  /* the module's own code defines it: visible from outside */
+  bool read;      /* some code mentions it */
   qn_value value; /* unset until the definition has run */
   struct global_cell *shadow; /* the builtin of this name, or NULL */
   qn_str *name;               /* interned, owned */

@@ -477,6 +477,14 @@ static __attribute__((noinline)) bool update_view(qn_vm *vm, const n_assign *n, 
   return true;
 }
 
+/* A dtype that cannot be stored (which compiled code never meets) lies in no one step: the pending error is that of the whole path. */
+static void place_error(qn_vm *vm, const place *p) {
+  const path_step *last = p->n ? &p->steps[p->n - 1] : NULL;
+  bool here = last && vm->error->refs == 1 && vm->error->at.source == last->mark.source &&
+              vm->error->at.start == last->mark.start;
+  if (here) vm->error->at.start = p->at.start;
+}
+
 /* Stores `v` (taken over) at the path of an assignment, whose index values are given. `places`: those of the last step may name places. */
 static qn_value update(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *values, qn_value v, bool places) {
   store s = {.v = v, .assign = n->op == AST_OP_none ? NULL : n};
@@ -490,6 +498,7 @@ static qn_value update(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *val
     return value_nil();
   }
   raise_at(vm, n->mark);
+  if (vm->error && vm->error->id == E_dtype) place_error(vm, n->place);
   bool index = vm->error && (vm->error->id == E_index || vm->error->id == E_index_kind); /* no fault of the value */
   if (!index) note_operand(vm, n->value->at, s.v, n->value);
   value_release(vm, s.v);

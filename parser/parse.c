@@ -238,6 +238,8 @@ static const char *slip_of_words(const parser *p, int kind, token t) {
   if (p->depth && p->brackets[p->depth - 1].kind == BRACKET_ROUND && is_operator(kind) && opened_by(p, "->"))
     return "a function as a value is written fn(x) x + 1; -> gives the type of a result";
   if (string && (p->last == T_STRING || p->last == T_SEND) && after_operand(p)) return "strings are joined by +";
+  if (kind == T_NAME && (p->last == T_STRING || p->last == T_SEND) && after_operand(p) && !foreign_word(p, kind, t))
+    return "strings are joined by +, and \"{x}\" has a value in it";
   if (p->last == T_DOT && (is_operator(kind) || kind == T_ASSIGN || kind == T_OPASSIGN)) return "operators act on every element by themselves: x * y, x / y, x + y";
   if (p->last == T_DOT && kind == T_LP) return "functions act on every element by themselves: exp(x), not exp.(x)";
   if (kind == T_LP && p->last == T_AT && p->before != T_NAME) return "a function as a value is written fn(x) x + 1";
@@ -295,11 +297,19 @@ static const char *before_parens(const parser *p) {
   return NULL;
 }
 
-/* Does a comment that touches a name stand between the last good token and this one: `n = #xs`? */
+static const char LUA_LENGTH[] = "# begins a comment; the number of items is len(xs)";
+
+/* Does a comment that touches a name or a text stand between the last good token and this one: `n = #xs`? */
 static bool lua_length(const parser *p, token t) {
   const char *s = p->text->text + p->last_token.end, *mark = memchr(s, '#', t.start - p->last_token.end);
-  char c = mark ? mark[1] | 32 : 0;
-  return c >= 'a' && c <= 'z';
+  char c = mark ? mark[1] : 0;
+  return ((c | 32) >= 'a' && (c | 32) <= 'z') || c == '"';
+}
+
+/* Does a statement `name = value` or `name += value` go on so behind its name? */
+static bool assigns(const char *rest) {
+  rest += strspn(rest, "+-*/%") <= 2 ? strspn(rest, "+-*/%") : 0;
+  return rest[0] == '=' && rest[1] != '=';
 }
 
 /* The message for what stands at `t`, if it is a known slip; the error's id goes to *id. */
@@ -308,7 +318,7 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
   bool after = after_operand(p), before = before_operand(p), body = accepts(p, T_LC), statement = accepts(p, T_LET);
   bracket_kind in = p->depth ? p->brackets[p->depth - 1].kind : BRACKET_BLOCK;
   *id = E_slip;
-  if (before && p->last && lua_length(p, t)) return "# begins a comment; the number of items is len(xs)";
+  if (before && p->last && lua_length(p, t)) return LUA_LENGTH;
   if (p->last == T_RP && (kind == T_LC || kind == T_LREC || kind == T_LEMPTY || kind == T_RETURN || kind == T_NAME)) {
     const char *word = before_parens(p);
     if (word) return foreign_cure(FOREIGN_SYNTAX, word, strcspn(word, "( \t"));
@@ -319,6 +329,8 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
                 (p->before == 0 || p->before == T_NL || p->before == T_SEMI || p->before == T_LC);
   if (p->last == T_CATCH && (kind == T_LC || kind == T_LREC || kind == T_LEMPTY))
     return *id = E_syntax, "catch names the error: catch e { ... }, or catch _ { ... }";
+  if (p->last == T_NAME && p->before == T_LET && !after && (kind == T_NL || kind == T_SEMI || kind == LEX_END))
+    return "a variable has a value from the beginning: let a = 0, or let a = nil";
   bool spread = kind == T_ELLIPSIS || kind == T_POW || kind == T_STAR;
   if ((names || opened) && spread) return "what is spread begins with two points: {..r, b: 2}";
   if ((names || opened) && p->brackets[p->depth ? p->depth - 1 : 0].kind != BRACKET_RECORD)
@@ -369,6 +381,7 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
   case T_FOR:
     if (after && (in == BRACKET_SQUARE || in == BRACKET_ROUND))
       return "a loop is no expression: append to a list in a for loop, or use vmap";
+    if (after && in == BRACKET_RECORD) return "a loop is no expression: let r = {}, then r[k] = v in a for loop";
     break;
   case T_LET:
     if (p->last == T_LP && accepts(p, T_NAME) && !before) return "a loop over numbers is written for i in 0..n { ... }";
@@ -452,9 +465,12 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
   case T_LP:
     if (p->last == T_NAME && p->before == T_LET) return "a function is written fn f(x) = x + 1, or fn f(x) { ... }";
     if (p->last == T_CATCH) return "the name of the error stands without parentheses: catch e { ... }";
+    if (!before && accepts(p, T_RP) && accepts(p, T_NAME) && (p->last == T_LP || p->last == T_COMMA))
+      return "a parameter is a name; its items are taken apart in the body: let (a, b) = p";
     break;
   case T_ELSE:
-    if (statement) return *id = E_syntax, "else stands behind the '}' of an if, with no other statement between";
+    if (statement || after)
+      return *id = E_syntax, "else stands behind the '}' of an if, with no other statement between";
     break;
   case T_CATCH:
     if (statement) return *id = E_syntax, "catch stands behind the '}' of a try";
@@ -512,11 +528,15 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
        header = body && !statement && (after || named || p->last == T_ELSE || p->last == T_TRY);
   bool literal = kind != T_NAME && kind != T_FN && kind != T_NOT && begins_value(kind);
   bool jump = kind == T_RETURN || kind == T_BREAK || kind == T_CONTINUE, call = kind == T_NAME && *rest == '(';
+  jump |= kind == T_NAME && assigns((const char *)lexer_skip(p, rest));
   if (!cure && call && after && !header && in == BRACKET_BLOCK && p->last != T_NAME)
     return *id = E_syntax, p->last == T_INT || p->last == T_FLOAT
                                ? "statements on one line are separated by ';'; a product is written 2 * f(x)"
                                : "statements on one line are separated by ';'";
-  if (!cure && call && p->last == T_NAME) cure = foreign_word(p, p->last, p->last_token);
+  if (!cure && kind == T_NAME && p->last == T_RC && after && !header && in == BRACKET_BLOCK && !foreign_word(p, kind, t))
+    return *id = E_syntax, "statements on one line are separated by ';'";
+  bool made = kind == T_NAME && t.end - t.start == 3 && !memcmp(p->text->text + t.start, "new", 3); /* throw new E() */
+  if (!cure && (call || made) && p->last == T_NAME) cure = foreign_word(p, p->last, p->last_token);
   if (!cure && !(header && call)) cure = foreign_word(p, kind, t);
   if (!cure && header && (jump || call || literal || (named && begins_value(kind))))
     cure = named ? "a body stands in braces { }, a short one behind =: fn f(x) = x + 1" : "a body stands in braces { }";
@@ -621,7 +641,10 @@ static parse_outcome drive(parser *p) {
       bool ends = p->last == 0 || p->last == T_NL || p->last == T_SEMI || lexer_can_end(p->last);
       if (p->mode == PARSE_PROMPT && !p->lines_open && (p->depth || !ends)) return PARSE_INCOMPLETE;
       if (p->depth) {
-        unclosed(p);
+        if (before_operand(p) && lua_length(p, t))
+          parser_fail(p, E_slip, p->last_token.end, p->last_token.end + 1, "%s", LUA_LENGTH);
+        else
+          unclosed(p);
         return PARSE_ERROR;
       }
     }

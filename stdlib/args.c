@@ -21,6 +21,10 @@ qn_value arg_refuse(qn_vm *vm, const char *fn, const char *what, qn_value v) {
     text_addf(&t, ": %s((x, y))", fn);
   else if (value_is(v, TAG_ARRAY) && strstr(what, "list of ints"))
     text_adds(&t, "; lists are written ( )");
+  else if (value_is(v, TAG_FLOAT) && strstr(what, " ints"))
+    text_adds(&t, "; int(x) and a // b give ints");
+  else if (value_is_number(v) && strstr(what, "a list, record, text"))
+    text_adds(&t, "; a list of one item is written (1,)");
   else if (strstr(what, "keepdims"))
     text_adds(&t, "; several axes are a list: axis: (0, 1)");
   else if (value_is(v, TAG_FN) && strstr(what, "dtype"))
@@ -420,7 +424,8 @@ static qn_value array_of_numbers(qn_vm *vm, const qn_value *items, uint32_t n, q
     if (!value_is_scalar(items[i]) || (vm->rec && value_node(items[i]))) return value_unset();
   if (dtype == QN_DTYPE_COUNT) dtype = common_dtype(items, n);
   for (uint32_t i = 0; i < n; i++)
-    if ((value_is(items[i], TAG_FLOAT) && !dtype_is_float(dtype)) || !dtype_holds(dtype, items[i])) return value_unset();
+    if ((value_is(items[i], TAG_FLOAT) && !dtype_is_float(dtype)) || !dtype_holds(dtype, items[i]))
+      return value_unset();
   int64_t shape = n;
   qn_array *a = array_new(vm, dtype, 1, &shape);
   if (!a) return value_error();

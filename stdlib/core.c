@@ -405,7 +405,9 @@ qn_value builtin_append(qn_vm *vm, const qn_value *args) {
   if (!value_is(args[0], TAG_LIST)) {
     if (is_array(args[0]))
       return raise(vm, E_type, SPAN_NONE,
-                   "append: arrays have a fixed size; use concat((x, y)) or collect a list and stack it");
+                   value_array(args[0])->size
+                       ? "append: arrays have a fixed size; use concat((x, y)) or collect a list and stack it"
+                       : "append: [] is an array, and arrays have a fixed size; an empty list is written ()");
     return arg_refuse(vm, "append", "a list", args[0]);
   }
   qn_value out = own_list(vm, args[0]);

@@ -368,6 +368,9 @@ qn_value builtin_sort(qn_vm *vm, const qn_value *args) {
   if (!arg_bool(vm, "sort", "true or false as descending", args[2], &descending)) return value_error();
   if (value_is(args[1], TAG_FN))
     return raise(vm, E_type, SPAN_NONE, "sort: the second argument is the axis of an array; write by: fn(item) ...");
+  if (value_is(x, TAG_LIST) && value_is(args[3], TAG_STR))
+    return raise(vm, E_type, SPAN_NONE, "sort: by is a function of an item, not a text; write by: fn(r) r.%s",
+                 value_str(args[3])->len < 40 ? value_str(args[3])->text : "name");
   if (value_is(x, TAG_LIST)) return sort_list(vm, x, descending, args[3]);
   if (!is_array(x)) return arg_refuse(vm, "sort", "a list or an array", x);
   if (!value_is(args[3], TAG_NIL))

@@ -3,7 +3,8 @@
 
 #include "stdlib/builtins.h"
 
-static bool arg_fn(qn_vm *vm, const char *fn, qn_value v) {
+/* `gives`: it gives a function, which takes the arguments. */
+static bool arg_fn(qn_vm *vm, const char *fn, qn_value v, bool gives) {
   if (value_is(v, TAG_FN)) return true;
   text_buf t;
   text_init(&t, vm);
@@ -12,6 +13,8 @@ static bool arg_fn(qn_vm *vm, const char *fn, qn_value v) {
   if (value_is(v, TAG_DTYPE)) {
     const char *name = dtype_rows[v.u.i].name;
     text_addf(&t, "; write fn(x) %s(x)", name);
+  } else if (gives && (value_is(v, TAG_ARRAY) || value_is(v, TAG_FLOAT) || value_is(v, TAG_RECORD))) {
+    text_addf(&t, "; it takes the function itself, what it gives the arguments: %s(f)(x), not %s(f(x))", fn, fn);
   }
   raise_text(vm, E_not_callable, SPAN_NONE, &t);
   return false;
@@ -25,7 +28,7 @@ static void text_called(text_buf *t, const char *fn) {
 /* wrt: an int or a list of ints. */
 static qn_value gradient(qn_vm *vm, transform_kind kind, const char *fn, const qn_value *args) {
   bool plain = kind == TRANSFORM_JACOBIAN || kind == TRANSFORM_HESSIAN;
-  if (!arg_fn(vm, fn, args[0])) return value_error();
+  if (!arg_fn(vm, fn, args[0], true)) return value_error();
   const qn_value *wrt = &args[1];
   uint32_t n = 1;
   if (value_is(args[1], TAG_LIST)) {
@@ -91,7 +94,7 @@ qn_value builtin_jit(qn_vm *vm, const qn_value *args) {
   static const char *const modes[] = {"default", "reduce-overhead", "max-autotune"};
   static const char *const backends[] = {"cpu", "gpu", "eager"};
   bool fullgraph;
-  if (!arg_fn(vm, "jit", args[0]) || !arg_bool(vm, "jit", "true or false as fullgraph", args[2], &fullgraph))
+  if (!arg_fn(vm, "jit", args[0], true) || !arg_bool(vm, "jit", "true or false as fullgraph", args[2], &fullgraph))
     return value_error();
   if (!one_of(args[1], modes, 3)) {
     text_buf t;
@@ -137,22 +140,22 @@ static bool arg_lane_axes(qn_vm *vm, const char *name, qn_value v) {
 }
 
 qn_value builtin_vmap(qn_vm *vm, const qn_value *args) {
-  if (!arg_fn(vm, "vmap", args[0]) || !arg_lane_axes(vm, "in_axes", args[1]) || !arg_lane_axes(vm, "out_axes", args[2]))
+  if (!arg_fn(vm, "vmap", args[0], true) || !arg_lane_axes(vm, "in_axes", args[1]) || !arg_lane_axes(vm, "out_axes", args[2]))
     return value_error();
   return transform_new(vm, TRANSFORM_VMAP, args, 3);
 }
 
 qn_value builtin_nojit(qn_vm *vm, const qn_value *args) {
-  return arg_fn(vm, "nojit", args[0]) ? transform_new(vm, TRANSFORM_NOJIT, args, 1) : value_error();
+  return arg_fn(vm, "nojit", args[0], true) ? transform_new(vm, TRANSFORM_NOJIT, args, 1) : value_error();
 }
 
 qn_value builtin_checkpoint(qn_vm *vm, const qn_value *args) {
-  return arg_fn(vm, "checkpoint", args[0]) ? transform_new(vm, TRANSFORM_CHECKPOINT, args, 1) : value_error();
+  return arg_fn(vm, "checkpoint", args[0], true) ? transform_new(vm, TRANSFORM_CHECKPOINT, args, 1) : value_error();
 }
 
 /* f(..args) as a transform makes it. */
 static qn_value transformed(qn_vm *vm, transform_kind kind, const char *fn, const qn_value *args) {
-  if (!arg_fn(vm, fn, args[0])) return value_error();
+  if (!arg_fn(vm, fn, args[0], false)) return value_error();
   qn_value f = transform_new(vm, kind, args, 1);
   if (value_is_error(f)) return f;
   const qn_list *rest = value_list(args[1]);
@@ -168,7 +171,7 @@ qn_value builtin_vjp(qn_vm *vm, const qn_value *args) { return transformed(vm, T
 qn_value builtin_jvp(qn_vm *vm, const qn_value *args) { return transformed(vm, TRANSFORM_JVP, "jvp", args); }
 
 qn_value builtin_custom_grad(qn_vm *vm, const qn_value *args) {
-  if (!arg_fn(vm, "custom_grad", args[0]) || !arg_fn(vm, "custom_grad", args[1])) return value_error();
+  if (!arg_fn(vm, "custom_grad", args[0], false) || !arg_fn(vm, "custom_grad", args[1], false)) return value_error();
   return transform_new(vm, TRANSFORM_CUSTOM_GRAD, args, 2);
 }
 
@@ -185,7 +188,7 @@ qn_value builtin_stop_gradient(qn_vm *vm, const qn_value *args) {
 
 static qn_value inspect(qn_vm *vm, const char *fn, const qn_value *args,
                         qn_value (*what)(qn_vm *, qn_value, const qn_value *, int)) {
-  if (!arg_fn(vm, fn, args[0])) return value_error();
+  if (!arg_fn(vm, fn, args[0], false)) return value_error();
   return what(vm, args[0], value_list(args[1])->items, (int)value_list(args[1])->len);
 }
 
@@ -196,6 +199,6 @@ qn_value builtin_graph(qn_vm *vm, const qn_value *args) {
 }
 qn_value builtin_rewrite(qn_vm *vm, const qn_value *args) {
   if (!value_is_graph(args[0])) return arg_refuse(vm, "rewrite", "a graph", args[0]);
-  return arg_fn(vm, "rewrite", args[1]) ? jit_graph_rewrite(vm, args[0], args[1]) : value_error();
+  return arg_fn(vm, "rewrite", args[1], false) ? jit_graph_rewrite(vm, args[0], args[1]) : value_error();
 }
 qn_value builtin_code(qn_vm *vm, const qn_value *args) { return inspect(vm, "code", args, jit_code_text); }

@@ -445,6 +445,27 @@ def case_npy_headers(p):
         need(result.status == 1 and result.error in ("E502", "E205", "E601", "E605", "E206"), f"header {bad}", result)
 
 
+def case_main(p):
+    """A script that defines main and never mentions it is told so; others, modules and texts of -e are not."""
+    main = "fn main() { print(1) }\n"
+    result = p.script(main)
+    need(result.status == 0 and not result.out and result.err.startswith("warning: main is never called") and "main()" in result.err, "told", result)
+    p.write("m.qn", main)
+    for text in (main + "main()\n", main + "let f = main\nf()\n", "import m\nm.main()\n", "import m\n", "let main = 3\n"):
+        need(not p.script(text).err, f"not told of {text}", p.script(text))
+
+
+def case_places_of_updates(p):
+    """What is wrong with a value that is stored is shown at the whole place; a field that a variable names is told."""
+    result = p.script("let r = {f: arange(3)}\nlet i = 0\nr.f[i] += 0.5\n")
+    need(result.error == "E206" and "\n    3 | r.f[i] += 0.5\n      | ~~~~~~\n" in result.err, "the place", result)
+    for text in ('let d = {b: 1}\nlet k = "b"\nprint(d.k)\n', 'fn f(d, k) = d.k\nprint(f({b: 1}, "b"))\n',
+                 'fn f(d, k) { let g = fn() d.k; g() }\nprint(f({b: 1}, "b"))\n'):
+        result = p.script(text)
+        need(result.error == "E310" and "= r[k] is the field that the variable k names" in result.err, "a field by its key", result)
+    need("variable" not in p.script("print({b: 1}.k)\n").err, "no such variable")
+
+
 def case_imports(p):
     p.write("a.qn", "import \"b.qn\" as b\nlet one = 1\n")
     p.write("b.qn", "import \"a.qn\" as a\n")
