@@ -421,6 +421,38 @@ node *try_node(resolver *r, const ast_node *n, bool used) {
   return site_end(r, out->site, mark) ? &out->h : NULL;
 }
 
+/* Does a pattern bind a name? */
+static bool binds(const ast_node *pattern, const qn_str *name) {
+  if (pattern->kind == AST_name) return pattern->u.s == name;
+  bool any = false;
+  for (uint32_t i = 0; i < pattern->n && !any; i++) any = pattern->kids[i] && binds(pattern->kids[i], name);
+  return any;
+}
+
+/* An assignment to the loop's own variable at the end of a turn is lost. */
+static void warn_lost_turn(resolver *r, const ast_node *loop, const ast_node *block) {
+  const ast_node *last = block->n ? block->kids[block->n - 1] : NULL;
+  for (uint32_t i = 0; i + 1 < block->n; i++)
+    if (block->kids[i]->kind == AST_let) return; /* of that name, perhaps */
+  if (last && last->kind == AST_if) {
+    warn_lost_turn(r, loop, last->kids[AST_if_then]);
+    const ast_node *other = last->kids[AST_if_otherwise];
+    if (other && other->kind == AST_block) warn_lost_turn(r, loop, other);
+  }
+  if (!last || last->kind != AST_assign) return;
+  const ast_node *root = last->kids[AST_assign_target];
+  while (root->kind == AST_index || root->kind == AST_field) root = root->kids[0];
+  if (root->kind != AST_name || !binds(loop->kids[AST_for_pattern], root->u.s)) return;
+  const char *name = root->u.s->text;
+  if (loop->kids[AST_for_iterable]->kind == AST_range)
+    warn(r, last->at, "this '%s' is lost: each turn of the loop has the next number; while counts as it is told", name);
+  else
+    warn(r, last->at,
+         "this '%s' is lost: each turn of the loop has a new one; for (i, %s) in enumerate(xs) { xs[i] = ... } "
+         "changes xs",
+         name, name);
+}
+
 static node *for_node(resolver *r, const ast_node *n) {
   n_for *out = node_new(r, sizeof *out, eval_for, n);
   if (!out || !unit_anchor(r, &out->anchor, "loop", n->at)) return NULL;
@@ -449,6 +481,7 @@ static node *for_node(resolver *r, const ast_node *n) {
   f->blocks--;
   f->loop_vars = loop_vars;
   if (!out->body) return NULL;
+  warn_lost_turn(r, n, n->kids[AST_for_body]);
   forget(r, vars);
   f->top = out->first;
   return site_end(r, out->site, mark) ? &out->h : NULL;

@@ -607,6 +607,8 @@ again:
       TAKE();
       if (in && (in->kind == BRACKET_STRING || in->kind == BRACKET_TEXT) && lexer_can_end(p->last))
         SLIP("a value in a string has no conversion: \"{repr(x)}\" shows it as it is written, \"{x:>8}\" formats it");
+      if (p->last == T_NAME && p->last_token.end == t->start && *YYCURSOR == '(')
+        SLIP("names have no '!': functions give new values, as in xs = append(xs, v), xs = sort(xs)");
       SLIP("write 'not' (for arrays, elementwise: ~)");
     }
     "?" | "?." | "??" {
@@ -627,7 +629,7 @@ again:
     "=>"       {
       TAKE();
       if (p->last == T_RP && lexer_in_header(p, t->start)) SLIP("a short body stands behind =: fn f(x) = x + 1");
-      SLIP("a comparison is written >=, a function fn(x) x + 1");
+      SLIP("a comparison is written >=, a function fn(x) x + 1, a field of a record {a: 1}");
     }
     ":="       { TAKE(); SLIP("a new variable is written let x = 1, an assignment x = 1"); }
     "<<" | "<<=" { TAKE(); SLIP("a shift is written shl(a, n)"); }

@@ -238,6 +238,7 @@ static const char *slip_of_words(const parser *p, int kind, token t) {
   if (p->depth && p->brackets[p->depth - 1].kind == BRACKET_ROUND && is_operator(kind) && opened_by(p, "->"))
     return "a function as a value is written fn(x) x + 1; -> gives the type of a result";
   if (string && (p->last == T_STRING || p->last == T_SEND) && after_operand(p)) return "strings are joined by +";
+  if (kind == T_NAME && p->last == T_STRING && p->last_token.end == t.start) return "a quote in a string is written \\\"";
   if (kind == T_NAME && (p->last == T_STRING || p->last == T_SEND) && after_operand(p) && !foreign_word(p, kind, t))
     return "strings are joined by +, and \"{x}\" has a value in it";
   if (p->last == T_DOT && (is_operator(kind) || kind == T_ASSIGN || kind == T_OPASSIGN)) return "operators act on every element by themselves: x * y, x / y, x + y";

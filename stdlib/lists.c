@@ -386,7 +386,17 @@ qn_value builtin_sort(qn_vm *vm, const qn_value *args) {
 static qn_value number_item(qn_vm *vm, const char *fn, sequence *s, int64_t i) {
   qn_value item = sequence_item(vm, s, i);
   if (is_array(item) || value_is_scalar(item) || value_is_error(item)) return item;
-  (void)arg_refuse(vm, fn, "numbers and arrays in the list", item);
+  bool most = strcmp(fn, "max") == 0, extreme = most || strcmp(fn, "min") == 0;
+  if (value_is(item, TAG_STR) && extreme && i == 0) {
+    text_buf t;
+    text_init(&t, vm);
+    text_addf(&t, "%s: expected numbers and arrays in the list, not ", fn);
+    text_kind(&t, item);
+    text_addf(&t, "; the %s of texts is sort(xs)[%d]", most ? "last" : "first", most ? -1 : 0);
+    raise_text(vm, E_type, SPAN_NONE, &t);
+  } else {
+    (void)arg_refuse(vm, fn, "numbers and arrays in the list", item);
+  }
   value_release(vm, item);
   return value_error();
 }

@@ -211,6 +211,12 @@ qn_value builtin_roll(qn_vm *vm, const qn_value *args) {
   if (value_is_error(x)) return x;
   int64_t shift;
   int axis;
+  if (value_is(args[1], TAG_LIST) || value_is(args[2], TAG_LIST)) {
+    value_release(vm, x);
+    return raise(vm, E_type, SPAN_NONE,
+                 "roll: one axis takes one shift; several are rolled one after the other: x.roll(1, axis: 0).roll(1, "
+                 "axis: 1)");
+  }
   if (!arg_int(vm, "roll", "an int as shift", args[1], &shift) ||
       !arg_axis(vm, "roll", args[2], value_array(x)->rank, &axis)) {
     value_release(vm, x);

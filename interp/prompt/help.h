@@ -5,7 +5,8 @@
 #include "interp/interp.h"
 
 /* What `quern help topic` says: a function, module or name in one (optim.adam), dtype, keyword or subject (topics.def), error
- * id, "functions", "errors", "tunables", or "topics", which lists them. Lists of names have lines of so many columns (0: nobody knows). False: there is none, and the text says what comes nearest. */
+ * id, "functions", "errors", "tunables", or "topics", which lists them. Lists of names have lines of so many columns (0: nobody knows).
+ * False: there is none, and the text says what comes nearest. */
 bool help_about(qn_vm *vm, const char *topic, int columns, text_buf *out);
 /* Calls `each` for every part of the language and every list that help_about knows beside names. */
 void help_subjects(void (*each)(void *ctx, const char *name), void *ctx);

@@ -368,7 +368,8 @@ static bool same_lanes(lane_args *m, qn_value v, int axis) {
     snprintf(m->first, sizeof m->first, "%s", t.text);
     m->lanes = n;
   } else if (!t.failed) {
-    raise(m->r->vm, E_lanes, SPAN_NONE, "vmap: %s, and %s", m->first, t.text);
+    raise(m->r->vm, E_lanes, SPAN_NONE, "vmap: %s, and %s; nil in in_axes passes an argument to every lane as it is",
+          m->first, t.text);
   } else {
     raise_memory(m->r->vm);
   }

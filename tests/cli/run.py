@@ -455,6 +455,19 @@ def case_main(p):
         need(not p.script(text).err, f"not told of {text}", p.script(text))
 
 
+def case_lost_turns(p):
+    """What a loop's own variable is given at the end of a turn is lost, which is told; what is read again or belongs to others is not."""
+    for text, want in (("let xs = (1, 2)\nfor x in xs { x = x * 2 }\n", "for (i, x) in enumerate(xs) { xs[i] = ... }"),
+                       ("for (k, v) in items({a: 1}) { if v > 0 { v += 1 } else { print(k) } }\n", "this 'v' is lost"),
+                       ("for r in ({a: 1},) { r.a = 2 }\n", "this 'r' is lost"),
+                       ("for i in 0..3 {\n  print(i)\n  i += 1\n}\n", "while counts as it is told")):
+        result = p.script(text)
+        need(result.status == 0 and want in result.err and result.err.count("warning") == 1, "told", result)
+    for text in ("let s = 0\nfor x in (1, 2) { x = x * 2; s += x }\nprint(s)\n", "let y = 0\nfor x in (1, 2) { y = x }\nprint(y)\n",
+                 "for x in (1, 2) { let x = 3; x = 4; print(x) }\n", "let x = 0\nwhile x < 3 { x += 1 }\n"):
+        need("is lost" not in p.script(text).err, f"not told of {text}", p.script(text))
+
+
 def case_places_of_updates(p):
     """What is wrong with a value that is stored is shown at the whole place; a field that a variable names is told."""
     result = p.script("let r = {f: arange(3)}\nlet i = 0\nr.f[i] += 0.5\n")
