@@ -1088,7 +1088,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     if (!entry_fits(vm, e, site, &inputs, NULL)) continue;
     /* Perhaps there is more memory by now; and who asks for a graph gets one that computes nothing, too. */
     bool retry = e->why == BREAK_memory || (e->why == BREAK_no_arrays && value_is(vm->asked.watched_fn, TAG_FN));
-    if (e->state == ENTRY_BROKEN && retry && !list->full) {
+    if (e->state == ENTRY_BROKEN && retry && !list->full && !e->running) {
       *last = e->next;
       list->count--;
       keep_counts(vm, list, e);
@@ -1102,6 +1102,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
       list->first = e;
     }
     e->hits++;
+    e->running++;
     qn_value result;
     bool ready = e->state == ENTRY_READY && vm->config.jit != QN_JIT_OFF, timed = false;
     bool now = ready && runs_now(vm, list, e, &timed);
@@ -1145,6 +1146,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
       race_note(vm, e, timeline_now() - start);
     else if (ready && e->hits >= e->race.again)
       e->race.calls = 0;
+    e->running--;
     answer(vm, e, BREAK_none);
     inputs_free(vm, &inputs);
     return result;

@@ -307,6 +307,7 @@ typedef struct entry {
   bool told_copies; /* QUERN_LOG=copies has named the inputs that are copied */
   double plan_ms;
   struct job *job;     /* being compiled, or NULL */
+  uint32_t running;    /* calls that it serves and that have not ended, or that an exception has left: it is not recorded again */
   region_list regions; /* of the graph as recorded */
 } entry;
 

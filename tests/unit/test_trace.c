@@ -13,6 +13,7 @@
 
 #include "interp/interp.h"
 #include "jit/trace/rec.h"
+#include "jit/trace/trace.h"
 #include "lang/array.h"
 #include "lang/quern.h"
 #include "lang/vm.h"
@@ -283,6 +284,40 @@ START_TEST(globals_of_the_host) {
 }
 END_TEST
 
+/* Writes that are due make every entry one that memory was short for, as a compiler's answer may at any time. */
+static qn_vm *short_of_memory;
+static uint32_t entries_in_use;
+static void forget_memory(void *user, int stream, const char *text, size_t len) {
+  (void)user, (void)stream, (void)text, (void)len;
+  for (anchor_entries *a = short_of_memory ? jit_of(short_of_memory)->anchors : NULL; a; a = a->next)
+    for (entry *e = a->first; e; e = e->next) {
+      if (e->state == ENTRY_BROKEN) e->why = BREAK_memory;
+      if (e->running > entries_in_use) entries_in_use = e->running;
+    }
+}
+
+/* An entry is recorded again when there is more memory, but not while a call that it serves is in progress, which will count itself there. */
+START_TEST(entries_in_use_stay) {
+  qn_config config;
+  qn_config_init(&config);
+  config.jit = QN_JIT_SYNC;
+  config.write = forget_memory;
+  qn_vm *vm = qn_vm_open(&config);
+  ck_assert_ptr_nonnull(vm);
+  ck_assert_int_eq(qn_set_tunable(vm, "jit.hot", "1"), QN_OK);
+  run(vm, "fn f(x, n) {\n  let y = x * 2\n  print(n)\n  if n > 0 { return f(y, n - 1) }\n  y + 1 }");
+  run(vm, "for n in 0..12 { f(ones(3), n) }"); /* from some number on one entry serves all */
+  short_of_memory = vm;
+  entries_in_use = 0;
+  ck_assert_double_eq(run_float(vm, "float(sum(f(ones(3), 6)))"), 3 * (128 + 1));
+  short_of_memory = NULL;
+  ck_assert_uint_ge(entries_in_use, 2); /* else nothing was tried */
+  for (anchor_entries *a = jit_of(vm)->anchors; a; a = a->next)
+    for (entry *e = a->first; e; e = e->next) ck_assert_uint_eq(e->running, 0);
+  qn_vm_close(vm);
+}
+END_TEST
+
 /* Builtins of another library that compute with what they read themselves. */
 static qn_value peek(qn_vm *vm, const qn_value *args) {
   qn_value v = args[0];
@@ -372,6 +407,7 @@ int main(void) {
   add(s, tcase_create("interrupt_ends_compiled_calls"), interrupt_ends_compiled_calls);
   add(s, tcase_create("arrays_in_and_out"), arrays_in_and_out);
   add(s, tcase_create("globals_of_the_host"), globals_of_the_host);
+  add(s, tcase_create("entries_in_use_stay"), entries_in_use_stay);
   add(s, tcase_create("reads_without_derivative_are_errors"), reads_without_derivative_are_errors);
   SRunner *r = srunner_create(s);
   srunner_run_all(r, CK_ENV);
