@@ -54,6 +54,7 @@ static region_rule *rule_copy(qn_vm *vm, const region_rule *rule, const void *ho
   region_rule *own = mem_zalloc(vm, sizeof *own);
   if (!own) return NULL;
   own->refs = 1;
+  own->number = rule->number;
   own->lanes = rule->lanes;
   own->levels = rule->levels;
   own->settled = home != NULL;
@@ -237,7 +238,7 @@ void body_finish(graph_body *b) {
   for (uint32_t i = 0; i < b->regions.n; i++) {
     const graph_region *x = &b->regions.list[i];
     h = hash_mix(hash_mix(h, x->first), x->end);
-    h = hash_mix(h, (uint64_t)(uintptr_t)x->rule);
+    h = hash_mix(h, x->rule ? ((const region_rule *)x->rule)->number : 0);
     for (uint32_t k = 0; k < x->nargs + x->nouts; k++) h = hash_mix(h, x->args[k]);
   }
   b->hash = h;

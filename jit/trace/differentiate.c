@@ -973,6 +973,7 @@ static region_rule *rule_make(struct recording *r, qn_value backward, qn_value a
   region_rule *rule = mem_zalloc(vm, sizeof *rule);
   if (!rule) return NULL;
   rule->refs = 1;
+  rule->number = ++jit_of(vm)->last_rule;
   rule->backward = value_retain(backward);
   qn_value cts = tree_rebuild(vm, y, keep_floats, r), like = tree_rebuild(vm, args, keep_floats, r);
   node_list floats = {0};

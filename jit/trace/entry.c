@@ -36,10 +36,13 @@ void parts_add(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls) {
   uint32_t i = 0;
   while (i < l->n && l->list[i].id != id) i++;
   if (i == l->n) {
+    qn_error_object *pending = error_take(vm); /* this may be done while a call that has failed is left */
     if (!mem_grow(vm, (void **)&l->list, &l->cap, l->n + 1, sizeof *l->list)) {
       error_clear(vm);
+      error_put_back(vm, pending);
       return;
     }
+    error_put_back(vm, pending);
     l->list[l->n++] = (struct part){.id = id};
   }
   l->list[i].calls += calls;

@@ -719,6 +719,7 @@ static bool lift_region(struct recording *r, const struct lanes *l, graph_region
   if (value_is_error(all_lanes)) return false;
   value_release(r->vm, rule->backward);
   rule->backward = all_lanes;
+  rule->number = ++jit_of(r->vm)->last_rule;
   rule->lanes = l->depth;
   rule->levels++;
   return true;

@@ -385,6 +385,7 @@ typedef struct vm_jit {
   struct job *unsent;           /* what the planners could not be given yet */
   uint64_t calls_compiled, calls_eager, recordings;
   uint32_t last_id; /* of anchor_entries */
+  uint64_t last_rule;
 } vm_jit;
 static inline vm_jit *jit_of(qn_vm *vm) { return (vm_jit *)vm->jit; }
 
@@ -606,6 +607,7 @@ qn_value text_value(qn_vm *vm, const char *s);
 /* How a region with a rule is differentiated: shared by the copies of the region. */
 typedef struct region_rule {
   uint32_t refs;
+  uint64_t number;    /* of the VM's rules; copies have it, too, so that equal graphs can be told (an address may come again) */
   qn_value backward;  /* the function */
   tpl_list cts, args; /* its arguments: outputs are numbers in the region's outs and args */
   tpl_list like;      /* the float leaves of the arguments: numbers in args */

@@ -553,6 +553,7 @@ static region_rule *r_rule(unpacker *u, const graph *g, const graph_region *x) {
   region_rule *rule = mem_zalloc(u->vm, sizeof *rule);
   if (!rule) return NULL;
   rule->refs = 1;
+  rule->number = ++jit_of(u->vm)->last_rule;
   rule->backward = value_nil();
   qn_value backward;
   outputs outs = {g, x->outs, x->nouts}, args = {g, x->args, x->nargs};
