@@ -378,6 +378,7 @@ bool method_candidates(resolver *r, const ast_node *n, n_call *call) {
   global_cell *cell = scope_cell(r->vm, r->scope, name);
   node *c = cell ? global_node(r, n, cell) : NULL;
   if (!c) return false;
+  cell->read = true;
   call->candidates[call->ncandidates++] = c;
   return true;
 }

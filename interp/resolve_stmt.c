@@ -443,14 +443,18 @@ static void warn_lost_turn(resolver *r, const ast_node *loop, const ast_node *bl
   const ast_node *root = last->kids[AST_assign_target];
   while (root->kind == AST_index || root->kind == AST_field) root = root->kids[0];
   if (root->kind != AST_name || !binds(loop->kids[AST_for_pattern], root->u.s)) return;
-  const char *name = root->u.s->text;
-  if (loop->kids[AST_for_iterable]->kind == AST_range)
+  const char *name = root->u.s->text, *index = strcmp(name, "i") == 0 ? "k" : "i";
+  const ast_node *over = loop->kids[AST_for_iterable];
+  if (name[0] == '_') return; /* meant to be */
+  bool counts =
+      over->kind == AST_call && over->kids[0]->kind == AST_name && strcmp(over->kids[0]->u.s->text, "range") == 0;
+  if (counts || over->kind == AST_range)
     warn(r, last->at, "this '%s' is lost: each turn of the loop has the next number; while counts as it is told", name);
   else
     warn(r, last->at,
-         "this '%s' is lost: each turn of the loop has a new one; for (i, %s) in enumerate(xs) { xs[i] = ... } "
+         "this '%s' is lost: each turn of the loop has a new one; for (%s, %s) in enumerate(xs) { xs[%s] = ... } "
          "changes xs",
-         name, name);
+         name, index, name, index);
 }
 
 static node *for_node(resolver *r, const ast_node *n) {

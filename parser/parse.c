@@ -238,17 +238,22 @@ static const char *slip_of_words(const parser *p, int kind, token t) {
   if (p->depth && p->brackets[p->depth - 1].kind == BRACKET_ROUND && is_operator(kind) && opened_by(p, "->"))
     return "a function as a value is written fn(x) x + 1; -> gives the type of a result";
   if (string && (p->last == T_STRING || p->last == T_SEND) && after_operand(p)) return "strings are joined by +";
-  if (kind == T_NAME && p->last == T_STRING && p->last_token.end == t.start) return "a quote in a string is written \\\"";
-  if (kind == T_NAME && (p->last == T_STRING || p->last == T_SEND) && after_operand(p) && !foreign_word(p, kind, t))
+  if (kind == T_NAME && p->last == T_STRING && p->last_token.end == t.start)
+    return "a quote in a string is written \\\"";
+  bool within = p->depth && p->brackets[p->depth - 1].kind != BRACKET_BLOCK; /* else a statement may be meant */
+  if (within && kind == T_NAME && (p->last == T_STRING || p->last == T_SEND) && after_operand(p) &&
+      !foreign_word(p, kind, t))
     return "strings are joined by +, and \"{x}\" has a value in it";
-  if (p->last == T_DOT && (is_operator(kind) || kind == T_ASSIGN || kind == T_OPASSIGN)) return "operators act on every element by themselves: x * y, x / y, x + y";
+  if (p->last == T_DOT && (is_operator(kind) || kind == T_ASSIGN || kind == T_OPASSIGN))
+    return "operators act on every element by themselves: x * y, x / y, x + y";
   if (p->last == T_DOT && kind == T_LP) return "functions act on every element by themselves: exp(x), not exp.(x)";
   if (kind == T_LP && p->last == T_AT && p->before != T_NAME) return "a function as a value is written fn(x) x + 1";
   if ((p->last == T_INT || p->last == T_FLOAT) && after_operand(p) && kind == T_NAME && p->last_token.end < t.start &&
-      !foreign_word(p, kind, t) && p->text->text[t.end] != '(' && !(p->depth && p->brackets[p->depth - 1].kind == BRACKET_SQUARE))
+      !foreign_word(p, kind, t) && p->text->text[t.end] != '(' &&
+      !(p->depth && p->brackets[p->depth - 1].kind == BRACKET_SQUARE))
     return "a product is written 2 * x";
-  if (p->depth && p->brackets[p->depth - 1].kind == BRACKET_SQUARE && literal_begins(p) && after_operand(p) && p->last_token.end < t.start &&
-      (kind == T_INT || kind == T_FLOAT || kind == T_NAME))
+  if (p->depth && p->brackets[p->depth - 1].kind == BRACKET_SQUARE && literal_begins(p) && after_operand(p) &&
+      p->last_token.end < t.start && (kind == T_INT || kind == T_FLOAT || kind == T_NAME))
     return "items are separated by commas, rows stand in brackets: [[1, 2], [3, 4]]";
   if (string && p->last == T_NAME && p->last_token.end == t.start && t.start - p->last_token.start <= 2)
     return "a string has no letter in front: \"{x}\" interpolates, and \\\\ is a backslash";
@@ -300,10 +305,11 @@ static const char *before_parens(const parser *p) {
 
 static const char LUA_LENGTH[] = "# begins a comment; the number of items is len(xs)";
 
-/* Does a comment that touches a name or a text stand between the last good token and this one: `n = #xs`? */
+/* Does a comment that touches a name or a text stand on the last good token's line, before this one: `n = #xs`? */
 static bool lua_length(const parser *p, token t) {
+  if (p->last == T_NL || p->last == T_SEMI || p->last == T_LC) return false;
   const char *s = p->text->text + p->last_token.end, *mark = memchr(s, '#', t.start - p->last_token.end);
-  char c = mark ? mark[1] : 0;
+  char c = mark && !memchr(s, '\n', (size_t)(mark - s)) ? mark[1] : 0;
   return ((c | 32) >= 'a' && (c | 32) <= 'z') || c == '"';
 }
 
@@ -534,7 +540,8 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
     return *id = E_syntax, p->last == T_INT || p->last == T_FLOAT
                                ? "statements on one line are separated by ';'; a product is written 2 * f(x)"
                                : "statements on one line are separated by ';'";
-  if (!cure && kind == T_NAME && p->last == T_RC && after && !header && in == BRACKET_BLOCK && !foreign_word(p, kind, t))
+  if (!cure && kind == T_NAME && p->last == T_RC && after && !header && in == BRACKET_BLOCK &&
+      !foreign_word(p, kind, t))
     return *id = E_syntax, "statements on one line are separated by ';'";
   bool made = kind == T_NAME && t.end - t.start == 3 && !memcmp(p->text->text + t.start, "new", 3); /* throw new E() */
   if (!cure && (call || made) && p->last == T_NAME) cure = foreign_word(p, p->last, p->last_token);

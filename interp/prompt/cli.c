@@ -398,7 +398,7 @@ static int run_file(const options *o, char **argv, int argc) {
   if (vm) {
     vm->counting = o->explain;
     status = run(vm, argv[0], text, len);
-    if (status == EXIT_FINE && interp_unread_function(vm, "main"))
+    if (status == EXIT_FINE && interp_unread_function(vm, "main") && fflush(stdout) == 0)
       fputs("warning: main is never called: a script runs its lines from the first on; end it with main()\n", stderr);
     if (o->explain) explain(vm, argv[0], o->all);
     status = close_vm(o, vm, status);
