@@ -1046,6 +1046,14 @@ static qn_value run_quiet(qn_vm *vm, const rec_call_site *site, anchor_entries *
   return result;
 }
 
+/* The rules of its derivatives hold what their functions captured when it was recorded, so they are not those of every call that it serves:
+ * who asks for a graph gets one with its own. Code has no rules. */
+static bool entry_has_rules(const entry *e) {
+  bool any = false;
+  for (uint32_t i = 0; i < e->regions.n; i++) any |= e->regions.list[i].rule != NULL;
+  return any;
+}
+
 qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   jit_anchor *a = site->anchor;
   vm_jit *j = jit_of(vm);
@@ -1076,7 +1084,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   call_inputs inputs;
   inputs.cap = 0;
   uint64_t hash = 0;
-  bool again = false;
+  bool again = false, own_rules = false;
   entry **last = &list->first;
   for (entry *e = list->first; e; last = &e->next, e = e->next) {
     if (!inputs_room(vm, &inputs, e->pattern.ninputs)) {
@@ -1090,8 +1098,10 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     }
     if (!entry_fits(vm, e, site, &inputs, NULL)) continue;
     /* Perhaps there is more memory by now; and who asks for a graph gets one that computes nothing, too. */
-    bool retry = e->why == BREAK_memory || (e->why == BREAK_no_arrays && value_is(vm->asked.watched_fn, TAG_FN));
-    if (e->state == ENTRY_BROKEN && retry && !list->full && !e->running) {
+    bool asked = value_is(vm->asked.watched_fn, TAG_FN);
+    bool retry = e->state == ENTRY_BROKEN && !list->full && (e->why == BREAK_memory || (e->why == BREAK_no_arrays && asked));
+    own_rules = asked && entry_has_rules(e);
+    if ((retry || own_rules) && !e->running) {
       *last = e->next;
       list->count--;
       keep_counts(vm, list, e);
@@ -1155,7 +1165,9 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     return result;
   }
   bool go_on = !list->full;
-  if (go_on && again) {
+  if (own_rules) {
+    go_on = true;
+  } else if (go_on && again) {
     go_on = note_miss(vm, site, list, break_reasons[BREAK_memory]);
   } else if (go_on && list->first) { /* only now, as telling the reason takes longer than looking */
     text_buf why TEXT_OWNED;
