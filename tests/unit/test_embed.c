@@ -3,7 +3,6 @@
 #include <check.h>
 #include <dirent.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,13 +13,13 @@
 #include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
-#include <unwind.h>
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/lsan_interface.h>
 #endif
 
 #include "interp/state.h"
 #include "jit/trace/trace.h"
+#include "tests/unit/unwind.h"
 
 static qn_vm *open_jit(qn_jit_mode jit) {
   qn_config config;
@@ -129,18 +128,6 @@ START_TEST(callbacks_compute_inside_a_gradient) {
   }
 }
 END_TEST
-
-/* As an exception would, unwinds to the frame of `leave_by`: cleanups run on the way, and longjmp ends it there. */
-static jmp_buf left;
-static struct _Unwind_Exception exception;
-static char *leave_to;
-
-static _Unwind_Reason_Code stop(int version, _Unwind_Action actions, _Unwind_Exception_Class kind,
-                                struct _Unwind_Exception *e, struct _Unwind_Context *context, void *param) {
-  (void)version, (void)kind, (void)e, (void)param;
-  if ((char *)_Unwind_GetCFA(context) > leave_to || (actions & _UA_END_OF_STACK)) longjmp(left, 1);
-  return _URC_NO_REASON;
-}
 
 static void leave(qn_vm *vm, const char *text) {
   if (strncmp(text, "leave", 5) == 0) _Unwind_ForcedUnwind(&exception, stop, NULL);

@@ -5,20 +5,19 @@
 #define _GNU_SOURCE
 #include <check.h>
 #include <malloc.h>
-#include <setjmp.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <unwind.h>
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/lsan_interface.h>
 #endif
 
 #include "interp/state.h"
 #include "jit/trace/trace.h"
+#include "tests/unit/unwind.h"
 
 /* ---- memory of the process ------------------------------------------------------------------------------------------------ */
 
@@ -67,17 +66,6 @@ static void leaks_count(bool they_do) {
 }
 
 /* ---- leaving --------------------------------------------------------------------------------------------------------------- */
-
-static jmp_buf left;
-static struct _Unwind_Exception exception;
-static char *leave_to;
-
-static _Unwind_Reason_Code stop(int version, _Unwind_Action actions, _Unwind_Exception_Class kind,
-                                struct _Unwind_Exception *e, struct _Unwind_Context *context, void *param) {
-  (void)version, (void)kind, (void)e, (void)param;
-  if ((char *)_Unwind_GetCFA(context) > leave_to || (actions & _UA_END_OF_STACK)) longjmp(left, 1);
-  return _URC_NO_REASON;
-}
 
 static void leave(void) { _Unwind_ForcedUnwind(&exception, stop, NULL); }
 
