@@ -203,10 +203,11 @@ static bool crew_grow(qn_engine *engine, crew *c, void *(*run)(void *)) {
 
 /* Takes something out of its queue, under the lock; false: it is in none. */
 static bool crew_withdraw(waiting *w) {
-  if (!w->link) return false;
-  *w->link = w->next;
-  if (w->next) w->next->link = w->link;
-  w->link = NULL;
+  waiting **link = w->link;
+  if (!link) return false;
+  w->link = NULL; /* first, for crew_inherit */
+  *link = w->next;
+  if (w->next) w->next->link = link;
   return true;
 }
 
@@ -338,6 +339,12 @@ static void submit_task(qn_engine *engine, compile_task *t) {
 
 /* ---- planning ---------------------------------------------------------------------------------------------------------- */
 
+/* Takes over the queue of before a fork, which may have come amid an update: the links are set anew. */
+static void crew_inherit(crew *c, waiting *queue) {
+  c->queue = queue;
+  for (waiting **at = &c->queue; *at; at = &(*at)->next) (*at)->link = at;
+}
+
 /* In a forked child: the threads are not there, nor what they were at. Kernels stay with the block VM, what was being planned
  * stays eager. */
 static void engine_jit_forked(qn_engine *engine) {
@@ -350,8 +357,8 @@ static void engine_jit_forked(qn_engine *engine) {
   waiting *tasks = ej->compilers.queue;
   crew_init(&ej->planners, PLAN_PATIENCE_MS);
   crew_init(&ej->compilers, CC_PATIENCE_MS);
-  ej->planners.queue = planners.queue;
-  ej->compilers.queue = tasks;
+  crew_inherit(&ej->planners, planners.queue);
+  crew_inherit(&ej->compilers, tasks);
   compile_engine_forked(engine);
   team_forked(engine);
   for (int i = 0; i < planners.n; i++) {
