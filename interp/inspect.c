@@ -32,13 +32,13 @@ void interp_globals(qn_vm *vm, void (*each)(void *ctx, const char *name, qn_valu
     if (s->cells[i]->value.head != TAG_UNSET) each(ctx, s->cells[i]->name->text, s->cells[i]->value);
 }
 
-bool interp_unread_function(qn_vm *vm, const char *name) {
+span interp_unread_function(qn_vm *vm, const char *name) {
   const scope *s = interp_of(vm)->main;
   for (uint32_t i = 0; i < s->n; i++) {
     const global_cell *c = s->cells[i];
-    if (strcmp(c->name->text, name) == 0) return c->declared && !c->read && value_is(c->value, TAG_FN);
+    if (strcmp(c->name->text, name) == 0 && c->declared && !c->read && value_is(c->value, TAG_FN)) return c->decl;
   }
-  return false;
+  return SPAN_NONE;
 }
 
 bool interp_reset(qn_vm *vm) {

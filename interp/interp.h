@@ -49,8 +49,8 @@ bool interp_field(qn_value v, const char *name, size_t len, qn_value *out);
 void interp_fields(qn_value v, void (*each)(void *ctx, const char *name), void *ctx);
 /* The parameters that can be given by name; `position` is where they can be given without it (INT32_MAX: nowhere). */
 void interp_parameters(qn_vm *vm, qn_value f, void (*each)(void *ctx, const char *name, int position), void *ctx);
-/* Has the program a function of this name that its own code never mentions? */
-bool interp_unread_function(qn_vm *vm, const char *name);
+/* Where the program defines a function of this name that its own code never mentions; SPAN_NONE if there is none. */
+span interp_unread_function(qn_vm *vm, const char *name);
 /* Bytes that a value and what it consists of take, each shared part once. */
 size_t interp_bytes(qn_value v);
 

@@ -385,6 +385,19 @@ static bool ends_with(const char *text, const char *end) {
   return n >= e && strcmp(text + n - e, end) == 0;
 }
 
+/* A script that defines main as programs of other languages do, and never mentions it. */
+static void warn_main(qn_vm *vm) {
+  span at = interp_unread_function(vm, "main");
+  const source_text *s = source_get(vm, at.source);
+  if (!s || fflush(stdout) != 0) return;
+  int row, column;
+  source_position(s, at.start, &row, &column);
+  fprintf(
+      stderr,
+      "warning: main is never called: a script runs its lines from the first on; end it with main()\n  --> %s:%d:%d\n",
+      s->name, row, column);
+}
+
 static int run_file(const options *o, char **argv, int argc) {
   size_t len;
   if (ends_with(argv[0], ".qnx"))
@@ -398,8 +411,7 @@ static int run_file(const options *o, char **argv, int argc) {
   if (vm) {
     vm->counting = o->explain;
     status = run(vm, argv[0], text, len);
-    if (status == EXIT_FINE && interp_unread_function(vm, "main") && fflush(stdout) == 0)
-      fputs("warning: main is never called: a script runs its lines from the first on; end it with main()\n", stderr);
+    if (status == EXIT_FINE) warn_main(vm);
     if (o->explain) explain(vm, argv[0], o->all);
     status = close_vm(o, vm, status);
   }
