@@ -161,13 +161,13 @@ struct qn_vm {
   uint32_t log;  /* log_channel bits */
   span updating; /* place of the assignment or call that may have to copy: what copies.at becomes if it does */
   copy_count copies;
-  copy_count
-      copy_places[COPY_PLACES]; /* the same by place, first met first; whoever reads them sets ncopy_places to 0 */
+  /* The same by place, first met first; whoever reads them sets ncopy_places to 0. */
+  copy_count copy_places[COPY_PLACES];
   uint32_t ncopy_places;
   uint8_t device; /* code of the device where new arrays are made (vm_use_device) */
   bool closing;   /* code goes before all functions have gone */
-  bool
-      counting; /* calls of functions without arrays are counted, too, for jit_report; from before the code is resolved on */
+  /* Calls of functions without arrays are counted, too, for jit_report; from before the code is resolved on. */
+  bool counting;
   bool owns_engine; /* holds a reference to the default engine */
   qn_config config;
   const builtin_table *builtins;
@@ -182,8 +182,8 @@ struct qn_vm {
   char progress_label[64];
   double progress_drawn;
   bool progress_shown;
-  const void *
-      drawn; /* the figure that was drawn last: the prompt does not show the record of what was just drawn; not owned */
+  /* The figure that was drawn last: the prompt does not show the record of what was just drawn; not owned. */
+  const void *drawn;
   /* Randomness: the seed and the next draw number. */
   uint64_t seed, draw;
   void *cpu;    /* jit/cpu's state of this VM (cpu_open) */
@@ -329,9 +329,9 @@ static inline void vm_pop_to(qn_vm *vm, qn_value *mark) {
 /* New arrays (of literals, files, creating ops) are made on this device from now on. False with E210 if it is not there. */
 QN_MUST_CHECK bool vm_use_device(qn_vm *vm, int device);
 
-/* stream 1 is stdout, 2 stderr; goes to the host's sink if it has one. */
 /* Seconds of a clock that only goes forward. */
 double vm_seconds(void);
+/* Stream 1 is stdout, 2 stderr; goes to the host's sink if it has one. */
 void vm_write(qn_vm *vm, int stream, const char *text, size_t len);
 /* To stderr, from code that a host's exception must not leave: log lines and warnings are told of wherever they come up. A host's sink
  * gets it before anything else is written, at the next vm_poll_between, or at the end of the evaluation. */

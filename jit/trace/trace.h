@@ -333,8 +333,8 @@ typedef struct anchor_entries {
   part_list parts; /* of its recordings, and of the replays of entries that have gone */
   uint32_t count, misses;
   bool watched, computes; /* a call was watched before any was recorded; one of these had to do with arrays */
-  uint8_t
-      quiet; /* calls that were watched when the function was hot, and had not: while there are any it is not recorded */
+  /* Calls that were watched when the function was hot, and had not: while there are any it is not recorded. */
+  uint8_t quiet;
   bool full;              /* too many: other call shapes stay eager */
   uint32_t streak, rests; /* short calls one after another that stayed eager; times that the anchor has rested since */
   struct miss {
