@@ -898,12 +898,25 @@ static qn_value row_leaf(void *ctx, const char *path, qn_value v) {
   return is_float_leaf(v) ? tree_rebuild(c->vm, c->x, cell_leaf, c) : value_nil();
 }
 
+/* What a Jacobian owns while its map is made and runs: the map, and the cells so far. */
+typedef struct jacobian_owned {
+  qn_value map, *cells;
+  size_t ncells;
+} jacobian_owned;
+
+static void jacobian_drop(qn_vm *vm, void *what) {
+  jacobian_owned *o = what;
+  for (size_t i = 0; i < o->ncells; i++) value_release(vm, o->cells[i]);
+  if (o->cells) mem_free(vm, o->cells, o->ncells * sizeof *o->cells);
+  if (!value_is_error(o->map)) value_release(vm, o->map);
+}
+
 static qn_value call_jacobian(struct recording *r, const rec_call_site *site) {
   qn_vm *vm = r->vm;
   const qn_fn *f = value_fn(site->fn);
   int nargs = site->nargs - 1, which[MOST_WRT];
   uint32_t nwrt;
-  qn_value *mark = vm->sp, result = value_error(), map = value_error();
+  qn_value *mark = vm->sp, result = value_error();
   qn_value wrt = rec_observe_tree(vm, f->captures[1]);
   if (value_is_error(wrt)) return wrt;
   bool one = value_is(wrt, TAG_INT),
@@ -912,14 +925,15 @@ static qn_value call_jacobian(struct recording *r, const rec_call_site *site) {
   if (!good) return result;
   forward w;
   leaf_list xs = {.vm = vm}, ys = {.vm = vm};
-  qn_value *cells = NULL, x = value_error(), y = value_error();
-  size_t ncells = 0;
-  vm_owned held, held_parts[4];
+  qn_value x = value_error(), y = value_error();
+  jacobian_owned own = {.map = value_error()};
+  vm_owned held, held_parts[5];
   forward_begin(r, site, &w, &held);
   vm_own(vm, &held_parts[0], vm_drop_value, &x);
   vm_own(vm, &held_parts[1], vm_drop_value, &y);
   vm_own(vm, &held_parts[2], leaf_list_drop, &xs);
   vm_own(vm, &held_parts[3], leaf_list_drop, &ys);
+  vm_own(vm, &held_parts[4], jacobian_drop, &own);
   if (forward_call(r, site, nargs, which, (int)nwrt, &w)) {
     qn_list *l = one ? NULL : list_from(vm, w.args, nwrt);
     x = l ? value_obj(TAG_LIST, l) : one ? value_retain(w.args[0]) : value_error();
@@ -927,23 +941,23 @@ static qn_value call_jacobian(struct recording *r, const rec_call_site *site) {
   }
   if (!value_is_error(x) && tree_each(vm, x, list_leaf, &xs) && tree_each(vm, y, list_leaf, &ys) &&
       forward_transpose(r, &w)) {
-    ncells = (size_t)xs.n * ys.n + 1;
-    cells = mem_alloc(vm, ncells * sizeof *cells);
-    for (size_t i = 0; i < ncells && cells; i++) cells[i] = value_nil();
+    size_t ncells = (size_t)xs.n * ys.n + 1;
+    own.cells = mem_alloc(vm, ncells * sizeof *own.cells);
+    if (own.cells) own.ncells = ncells;
+    for (size_t i = 0; i < own.ncells; i++) own.cells[i] = value_nil();
     bool turn = xs.elements < ys.elements; /* fewer columns than rows */
-    if (cells) map = turn ? pushforward_of(r, site, &w) : pullback_of(r, site, &w);
+    if (own.cells) own.map = turn ? pushforward_of(r, site, &w) : pullback_of(r, site, &w);
     /* The map takes one argument as it is, several as a list. */
     qn_value argument = turn && nwrt == 1 && !one ? value_list(x)->items[0] : turn ? x : y;
-    if (!value_is_error(map) && fill_cells(vm, map, argument, turn ? &xs : &ys, turn ? &ys : &xs, turn, cells)) {
-      cell_walk c = {.vm = vm, .x = x, .cells = cells};
+    if (!value_is_error(own.map) &&
+        fill_cells(vm, own.map, argument, turn ? &xs : &ys, turn ? &ys : &xs, turn, own.cells)) {
+      cell_walk c = {.vm = vm, .x = x, .cells = own.cells};
       result = tree_rebuild(vm, y, row_leaf, &c);
     }
   }
-  for (size_t i = 0; i < ncells && cells; i++) value_release(vm, cells[i]);
-  if (cells) mem_free(vm, cells, ncells * sizeof *cells);
+  jacobian_drop(vm, &own);
   mem_free(vm, xs.items, xs.cap * sizeof *xs.items);
   mem_free(vm, ys.items, ys.cap * sizeof *ys.items);
-  if (!value_is_error(map)) value_release(vm, map);
   if (!value_is_error(x)) value_release(vm, x);
   if (!value_is_error(y)) value_release(vm, y);
   forward_free(vm, &w, &held, mark);

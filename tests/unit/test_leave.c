@@ -473,6 +473,12 @@ START_TEST(warnings_are_left) {
   static const char *const texts[] = {
       "let t = ones(2).shape == [2]\nprint(\"leave\")",
       "fn g(x) = x == \"1\"\nlet t = map((1, 2), fn(x) (x, g(x)))\nprint(\"leave\")",
+  /* within the backward passes of a Jacobian, where nothing is printed: of the function, and of its pullback */
+#define WARNS                                                                                                          \
+  "fn g(x) = x == \"1\"\nlet h = custom_grad(fn(x) x * 2, fn(ct, x) {\n  let _a = (g(1), g(2))\n  ct * 2 })\n"         \
+  "let h2 = custom_grad(fn(x) x * 3, fn(ct, x) h(ct) * 1.5)\n"
+      WARNS "jacobian(fn(x) concat((h(x), x)))(ones(4))",
+      WARNS "jacobian(fn(x) concat((h2(x), x)))(ones(4))",
   };
   IN_ALL_MODES(((setting){.warnings = 0}), texts);
 }
