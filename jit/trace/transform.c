@@ -46,22 +46,34 @@ const qn_fn *transform_within(qn_value fn) {
 /* Chains of graphs are kept when their last graph goes, as one like it may come; when there are many such, all of them go. */
 enum { CHAINS_LEFT = 8 };
 
-static void chain_free(qn_vm *vm, chain_anchor **at) {
+/* Takes a chain out of the VM's list to the front of `gone`. */
+static void chain_take(vm_jit *j, chain_anchor **at, chain_anchor **gone) {
   chain_anchor *c = *at;
   *at = c->next;
-  anchor_close(vm, &c->anchor);
-  mem_free(vm, c, sizeof *c);
+  if (c->graph && !c->live) j->chains_left--;
+  c->next = *gone;
+  *gone = c;
+}
+
+/* Of chains that have been taken out: with what their entries hold, functions and graphs may go, and with these chains of the list. */
+static void chains_free(qn_vm *vm, chain_anchor *gone) {
+  for (chain_anchor *c; (c = gone);) {
+    gone = c->next;
+    anchor_close(vm, &c->anchor);
+    mem_free(vm, c, sizeof *c);
+  }
 }
 
 static void chains_sweep(qn_vm *vm) {
   vm_jit *j = jit_of(vm);
   if (j->chains_left < CHAINS_LEFT) return;
+  chain_anchor *gone = NULL;
   for (chain_anchor **at = &j->chains; *at;)
     if ((*at)->graph && !(*at)->live)
-      chain_free(vm, at);
+      chain_take(j, at, &gone);
     else
       at = &(*at)->next;
-  j->chains_left = 0;
+  chains_free(vm, gone);
 }
 
 /* Graphs of this hash become more or fewer by one. How many there are then, as far as chains know. */
@@ -134,12 +146,14 @@ jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn) {
 
 void anchors_forget(qn_vm *vm, uint64_t code) {
   if (!vm->jit) return;
+  chain_anchor *gone = NULL;
   for (chain_anchor **at = &jit_of(vm)->chains, *c; (c = *at);) {
     if (c->graph || (uint64_t)(uintptr_t)c->code != code)
       at = &c->next;
     else
-      chain_free(vm, at);
+      chain_take(jit_of(vm), at, &gone);
   }
+  chains_free(vm, gone);
 }
 
 /* The same for a call that can go without: what has no memory for its anchor is simply not compiled. */

@@ -440,6 +440,30 @@ START_TEST(evals_without_end_fit_a_limit) {
 }
 END_TEST
 
+/* Code of transformed graphs stays a while when the graphs have gone, and it is known how much of it there is; graphs that it holds go
+ * with it. */
+START_TEST(code_of_graphs_that_have_gone_is_counted) {
+  qn_vm *vm = open_jit(QN_JIT_SYNC);
+  const vm_jit *j = vm->jit;
+  uint32_t most = 0;
+  for (int i = 0; i < 60; i++) {
+    char text[256];
+    snprintf(text, sizeof text,
+             "let inner = graph(fn(x) x * %d, ones(3))\nlet outer = graph(fn(x) (x + %d, inner), ones(3))\n"
+             "let y = jit(inner)(ones(3))\nlet z = jit(outer)(ones(3))\nlet w = vmap(inner)(ones(2, 3))",
+             i % 7, i);
+    good(vm, text);
+    uint32_t gone = 0, all = 0;
+    for (const chain_anchor *c = j->chains; c; c = c->next, all++) gone += c->graph && !c->live;
+    ck_assert_uint_eq(j->chains_left, gone);
+    if (all > most) most = all;
+  }
+  ck_assert_uint_gt(most, 3);
+  ck_assert_uint_lt(most, 40);
+  qn_vm_close(vm);
+}
+END_TEST
+
 /* Functions outlive their text, whoever holds them, and say where they fail. */
 START_TEST(functions_keep_their_text) {
   qn_vm *vm = open_jit(QN_JIT_SYNC);
@@ -1267,6 +1291,7 @@ int main(void) {
   ADD(texts_that_are_left_go)
   c = tcase_create("constant_memory");
   ADD(evals_leave_nothing_behind)
+  ADD(code_of_graphs_that_have_gone_is_counted)
   ADD(results_that_are_functions_keep_no_text)
   ADD(custom_grads_that_were_replaced_go)
   c = tcase_create("memory_limit");
