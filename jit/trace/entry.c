@@ -32,7 +32,7 @@ anchor_entries *anchor_entries_of(qn_vm *vm, jit_anchor *a) {
 
 /* ---- counting calls ---------------------------------------------------------------------------------------------------------- */
 
-void parts_add(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls) {
+bool parts_add(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls) {
   uint32_t i = 0;
   while (i < l->n && l->list[i].id != id) i++;
   if (i == l->n) {
@@ -40,12 +40,36 @@ void parts_add(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls) {
     if (!mem_grow(vm, (void **)&l->list, &l->cap, l->n + 1, sizeof *l->list)) {
       error_clear(vm);
       error_put_back(vm, pending);
-      return;
+      return false;
     }
     error_put_back(vm, pending);
     l->list[l->n++] = (struct part){.id = id};
   }
   l->list[i].calls += calls;
+  return true;
+}
+
+void parts_count(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls) {
+  if (parts_add(vm, l, id, calls)) return;
+  for (anchor_entries *a = jit_of(vm)->anchors; a; a = a->next)
+    if (a->id == id) a->calls[CALL_part] += calls;
+}
+
+static void parts_forget(part_list *l, uint32_t id) {
+  uint32_t i = 0;
+  while (i < l->n && l->list[i].id != id) i++;
+  if (i < l->n) l->list[i] = l->list[--l->n];
+}
+
+/* The function with this id has gone: nobody asks for its calls any more. */
+static void part_gone(qn_vm *vm, uint32_t id) {
+  for (anchor_entries *a = jit_of(vm)->anchors; a; a = a->next) {
+    parts_forget(&a->parts, id);
+    for (entry *e = a->first; e; e = e->next) parts_forget(&e->parts, id);
+  }
+  for (struct recording *r = vm->rec; r; r = r->outer) parts_forget(&r->parts, id);
+  for (const vm_host *h = vm->host; h; h = h->outer)
+    for (struct recording *r = h->rec; r; r = r->outer) parts_forget(&r->parts, id);
 }
 
 void parts_free(qn_vm *vm, part_list *l) {
@@ -61,26 +85,30 @@ static void keep_counts(qn_vm *vm, anchor_entries *list, const entry *e) {
   list->calls[CALL_timed] += e->timed;
   list->calls[CALL_eager] += e->hits - e->replays - e->verified - e->waited - e->timed;
   for (uint32_t i = 0; i < e->parts.n; i++)
-    parts_add(vm, &list->parts, e->parts.list[i].id, e->parts.list[i].calls * e->replays);
+    parts_count(vm, &list->parts, e->parts.list[i].id, e->parts.list[i].calls * e->replays);
 }
 
 void anchor_passed_idle(qn_vm *vm, jit_anchor *a) {
   anchor_entries *list = vm->jit ? anchor_entries_of(vm, a) : NULL;
-  if (list)
+  if (list) {
     list->calls[CALL_idle]++;
-  else
+  } else {
     error_clear(vm);
+    anchor_passed(a);
+  }
 }
 
 /* Of a call that is made in the interpreter. */
 static void count_plain(qn_vm *vm, jit_anchor *a, break_reason why) {
   anchor_entries *list = anchor_entries_of(vm, a);
-  if (!list)
+  if (!list) {
     error_clear(vm);
-  else if (why != BREAK_none)
+    anchor_passed(a);
+  } else if (why != BREAK_none) {
     list->refused[why]++;
-  else
-    list->calls[vm->asked.alone ? CALL_around : CALL_early]++;
+  } else {
+    list->calls[a->state == ANCHOR_NEVER ? CALL_within : vm->asked.alone ? CALL_around : CALL_early]++;
+  }
 }
 
 /* ---- entries' life --------------------------------------------------------------------------------------------------------------- */
@@ -120,6 +148,7 @@ void anchor_close(qn_vm *vm, jit_anchor *a) {
   for (anchor_entries *other = jit_of(vm)->anchors; other && e->parts.n; other = other->next)
     for (uint32_t i = 0; i < e->parts.n; i++)
       if (e->parts.list[i].id == other->id) other->calls[CALL_part] += e->parts.list[i].calls;
+  if (e->part && !vm->closing) part_gone(vm, e->id);
   parts_free(vm, &e->parts);
   mem_free(vm, e->recompiles, e->recompiles_cap * sizeof *e->recompiles);
   mem_free(vm, e, sizeof *e);
@@ -522,7 +551,10 @@ static entry *list_add(qn_vm *vm, anchor_entries *list, entry *e) {
 static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
   uint64_t hash = pattern_hash(site->fn, site->args, site->nargs);
   struct recording *r = rec_begin(vm, true);
-  if (!r) return value_error();
+  if (!r) { /* the interpreter may get along with what memory there is */
+    error_clear(vm);
+    return run_plain(vm, site, BREAK_memory);
+  }
   list->calls[CALL_recorded]++;
   r->of = list;
   r->at = site->at;
@@ -581,8 +613,11 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
     return result;
   }
   entry *e = complete ? entry_make(r, fn, result) : NULL;
-  for (uint32_t i = 0; e && e->state != ENTRY_BROKEN && i < r->parts.n; i++)
-    parts_add(vm, &e->parts, r->parts.list[i].id, r->parts.list[i].calls);
+  for (uint32_t i = 0; e && e->state != ENTRY_BROKEN && i < r->parts.n; i++) {
+    if (parts_add(vm, &e->parts, r->parts.list[i].id, r->parts.list[i].calls)) continue;
+    e->state = ENTRY_BROKEN;
+    e->why = BREAK_memory;
+  }
   if (value_is_scalar(result)) result.head &= 0xff;
   if (!e) {
     if (complete) {
@@ -1057,7 +1092,10 @@ static bool entry_has_rules(const entry *e) {
 qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   jit_anchor *a = site->anchor;
   vm_jit *j = jit_of(vm);
-  if (vm->asked.watched == a && !keep_call(vm, site)) return value_error();
+  if (vm->asked.watched == a && !keep_call(vm, site)) {
+    ((anchor_entries *)a->entries)->refused[BREAK_memory]++; /* who watches has made them */
+    return value_error();
+  }
   if (!vm->asked.sync_once && (vm->config.jit == QN_JIT_OFF || a->state == ANCHOR_NEVER)) {
     a->countdown = INT32_MAX;
     return run_plain(vm, site, BREAK_none); /* nobody wanted a graph */

@@ -179,7 +179,7 @@ void rec_free(struct recording *r) {
   pattern_free(vm, &r->pattern);
   if (r->g) graph_free(r->g);
   for (uint32_t i = 0; r->of && i < r->parts.n; i++)
-    parts_add(vm, &r->of->parts, r->parts.list[i].id, r->parts.list[i].calls);
+    parts_count(vm, &r->of->parts, r->parts.list[i].id, r->parts.list[i].calls);
   parts_free(vm, &r->parts);
   mem_free(vm, r, sizeof *r);
 }
@@ -231,12 +231,15 @@ void rec_at(qn_vm *vm, span at) { vm->rec->at = at; }
 
 void rec_part(struct recording *r, jit_anchor *callee) {
   anchor_entries *x = anchor_entries_of(r->vm, callee);
-  if (!x)
+  if (!x) {
     error_clear(r->vm);
-  else if (r->of)
-    parts_add(r->vm, &r->parts, x->id, 1);
-  else
+    anchor_passed(callee);
+  } else if (r->of) {
+    x->part = true;
+    parts_count(r->vm, &r->parts, x->id, 1);
+  } else {
     x->calls[CALL_part]++;
+  }
 }
 
 void rec_enter(qn_vm *vm, span call, jit_anchor *callee) {

@@ -40,7 +40,7 @@ typedef enum anchor_state {
   ANCHOR_ACTIVE,
   ANCHOR_EAGER /* gave up: too many shapes */,
   ANCHOR_RESTING /* its calls are short and stay eager: the next `countdown` of them are not looked at */,
-  ANCHOR_NEVER /* nojit */
+  ANCHOR_NEVER /* of calls inside one that --jit verify makes in the interpreter; closed */
 } anchor_state;
 enum { ANCHOR_STATES = ANCHOR_NEVER + 1 };
 typedef struct jit_anchor {

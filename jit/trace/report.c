@@ -157,7 +157,7 @@ static void add_sum(call_sum *s, qn_vm *vm, const anchor_entries *a) {
   const uint64_t *passed = a->anchor->passed;
   calls[CALL_early] += passed[ANCHOR_COLD];
   calls[CALL_resting] += passed[ANCHOR_RESTING];
-  calls[CALL_around] += passed[ANCHOR_NEVER];
+  calls[CALL_within] += passed[ANCHOR_NEVER];
   refused[a->gave_up] += passed[ANCHOR_EAGER];
   if (!a->first && a->quiet) {
     refused[BREAK_no_arrays] += calls[CALL_early];

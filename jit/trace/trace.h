@@ -101,7 +101,7 @@ typedef struct lanes_pause {
 /* Functions whose calls are parts of a recording or graph, and how many. */
 typedef struct part_list {
   struct part {
-    uint32_t id; /* of the function's anchor_entries, which may have gone */
+    uint32_t id; /* of the function's anchor_entries */
     uint64_t calls;
   } * list;
   uint32_t n, cap;
@@ -326,6 +326,7 @@ typedef struct anchor_entries {
   struct anchor_entries *next; /* of the VM, to free them all */
   uint32_t id;                 /* for part_list */
   bool begun;                  /* the first call has come */
+  bool part;                   /* its id has been in a part_list */
   uint8_t gave_up;             /* of an anchor that is ANCHOR_EAGER: why, a break_reason */
   entry *first;                /* most recently used first */
   /* Calls by what became of them, without those that its entries count; those that stayed eager for a reason that no entry has. */
@@ -626,8 +627,10 @@ qn_value region_call(struct recording *r, const rec_call_site *site);
 /* ---- entry.c -------------------------------------------------------------------------------------------------------------------------- */
 
 QN_MUST_CHECK anchor_entries *anchor_entries_of(qn_vm *vm, jit_anchor *a);
-/* Adds to the calls of a part. A count that finds no memory is lost. */
-void parts_add(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls);
+/* Adds to the calls of a part. False: memory was short; no error is raised. */
+QN_MUST_CHECK bool parts_add(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls);
+/* The same for calls that have been made: where memory is short nobody is told to have made them. */
+void parts_count(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls);
 void parts_free(qn_vm *vm, part_list *l);
 void entry_free(qn_vm *vm, entry *e);
 /* Has its compiled code turned out slower than eager calls? */

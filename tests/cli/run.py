@@ -766,6 +766,8 @@ def case_explain_counts_calls(p):
             need(total == sum(parts.values()), f"{mode}: the sum of {name}: {total} and {parts}", result)
             # verify makes calls twice, the second time eagerly, with all that they call
             need(total == calls or (mode == ["verify"] and total > calls), f"{mode}: {calls} calls of {name}, not {total}: {parts}", result)
+    tail = sums(p.run("--jit", "verify", "explain", "--all", script).out)["tail"][1]
+    need(tail["eager, in calls of it that were compared (--jit verify)"] and "while a caller was compiled" not in tail, "recursion", tail)
     told = sums(p.run("--jit", "sync", "explain", "--all", script).out)
     need(told["outer"] == (60, {"compiled": 52, "before it was recorded": 7, "recorded": 1}), "outer", told)
     need(told["seldom"] == (2, {"before it was recorded": 2}) and told["fib"] == (177, {"without arrays": 177}), "what is not recorded", told)

@@ -440,6 +440,22 @@ START_TEST(evals_without_end_fit_a_limit) {
 }
 END_TEST
 
+/* A function counts what it calls, but not for those that have gone. */
+START_TEST(counts_of_what_has_gone_go) {
+  qn_vm *vm = open_jit(QN_JIT_SYNC);
+  good(vm, "fn fails(f, x) {\n  f(x)\n  assert(false, \"no\") }\nfn works(f, x) = f(x) * 2");
+  for (int i = 0; i < 300; i++)
+    good(vm, "try { fails(fn(x) x * 2, ones(3)) } catch _ { nil }\nlet y = works(fn(x) x + 1, ones(3))");
+  const jit_anchor *fails = anchor_named(vm, "fails");
+  ck_assert_uint_lt(((const anchor_entries *)fails->entries)->parts.n, 60); /* texts are swept now and then */
+  const anchor_entries *works = anchor_named(vm, "works")->entries;
+  uint32_t n = works->parts.n;
+  for (const entry *e = works->first; e; e = e->next) n += e->parts.n;
+  ck_assert_uint_lt(n, 60);
+  qn_vm_close(vm);
+}
+END_TEST
+
 /* Code of transformed graphs stays a while when the graphs have gone, and it is known how much of it there is; graphs that it holds go
  * with it. */
 START_TEST(code_of_graphs_that_have_gone_is_counted) {
@@ -461,6 +477,49 @@ START_TEST(code_of_graphs_that_have_gone_is_counted) {
   ck_assert_uint_gt(most, 3);
   ck_assert_uint_lt(most, 40);
   qn_vm_close(vm);
+}
+END_TEST
+
+/* What was told of calls of a function; `memory`: of those that stayed eager since memory was short. */
+static uint64_t told(const jit_anchor *a, uint64_t *memory) {
+  uint64_t n = 0;
+  const anchor_entries *list = a->entries;
+  for (int i = 0; i < ANCHOR_STATES; i++) n += a->passed[i];
+  *memory = list ? list->refused[BREAK_memory] : 0;
+  for (int i = 0; list && i < CALL_FATES; i++) n += list->calls[i];
+  for (int i = 0; list && i < BREAK_COUNT; i++) n += list->refused[i];
+  for (const entry *e = list ? list->first : NULL; e; e = e->next) n += e->hits;
+  return n;
+}
+
+/* Each call is counted once, whatever allocation fails. */
+START_TEST(calls_are_counted_without_memory) {
+  bool failed = false, eager = false;
+  for (int ask = 0; ask < 2; ask++)
+    for (uint64_t n = 1; n < 80; n++) {
+      qn_vm *vm = open_jit(QN_JIT_SYNC);
+      good(vm, "fn f(x) = x * 2 + 1\nlet x = ones(3)\nlet asks = fn(x) graph(f, x)");
+      const jit_anchor *a = anchor_named(vm, "f");
+      qn_value f, x, result;
+      ck_assert_int_eq(qn_get_global(vm, ask ? "asks" : "f", &f), QN_OK);
+      ck_assert_int_eq(qn_get_global(vm, "x", &x), QN_OK);
+      mem_fail_at(vm, n);
+      qn_status status = qn_call(vm, f, &x, 1, &result);
+      mem_fail_at(vm, 0);
+      uint64_t memory, calls = told(a, &memory);
+      ck_assert_uint_le(calls, 1);
+      if (!ask) ck_assert_uint_eq(calls, 1);
+      if (ask)
+        failed |= memory && status != QN_OK;
+      else
+        eager |= memory && status == QN_OK;
+      qn_release(vm, result);
+      qn_release(vm, f);
+      qn_release(vm, x);
+      qn_vm_close(vm);
+    }
+  ck_assert(failed);
+  ck_assert(eager);
 }
 END_TEST
 
@@ -1291,7 +1350,9 @@ int main(void) {
   ADD(texts_that_are_left_go)
   c = tcase_create("constant_memory");
   ADD(evals_leave_nothing_behind)
+  ADD(counts_of_what_has_gone_go)
   ADD(code_of_graphs_that_have_gone_is_counted)
+  ADD(calls_are_counted_without_memory)
   ADD(results_that_are_functions_keep_no_text)
   ADD(custom_grads_that_were_replaced_go)
   c = tcase_create("memory_limit");
