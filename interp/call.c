@@ -1320,7 +1320,7 @@ static __attribute__((noinline, cold)) qn_value fail_method(qn_vm *vm, n_call *n
     text_adds(&t, "neither a field of ");
     text_kind(&t, receiver);
     text_addf(&t, " nor a function is named '%s'", n->method->text);
-    cure = foreign_cure(FOREIGN_MEMBER, n->method->text, n->method->len);
+    cure = foreign_cure(foreign_member(receiver), n->method->text, n->method->len);
   }
   if (cure)
     text_addf(&t, ": %s", cure);

@@ -307,7 +307,7 @@ static __attribute__((cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_s
   }
   bool record = value_is(v, TAG_RECORD), module = value_is(v, TAG_MODULE);
   bool cured = !record && !module && !is_array_field(name);
-  const char *cure = cured ? foreign_cure(FOREIGN_MEMBER, name->text, name->len) : NULL;
+  const char *cure = cured ? foreign_cure(foreign_member(v), name->text, name->len) : NULL;
   if (cure) text_addf(&t, ": %s", cure);
   bool function = !cure && !module && names_function(vm, name);
   if (!cure && (record || !function)) add_names(&t, vm, name->text, names, n, "it has");
@@ -411,6 +411,13 @@ qn_value *peek_path(const qn_vm *vm, const node *n, qn_value *fp, bool own) {
   }
 }
 
+/* Does the variable that has the field's name hold the name of a field that there is? What one of an outer function holds is not known. */
+static bool named_by_variable(const n_field *n, const qn_record *r, const qn_value *fp) {
+  if (n->h.flag == NAMESAKE_NONE || n->h.flag == NAMESAKE_OUTER) return n->h.flag == NAMESAKE_OUTER;
+  qn_value v = n->h.flag == NAMESAKE_LOCAL ? fp[n->h.slot] : n->namesake->value;
+  return value_is(v, TAG_STR) && record_find(r, value_str(v)) >= 0;
+}
+
 qn_value eval_field(qn_vm *vm, node *h, qn_value *fp) {
   n_field *n = (n_field *)h;
   const qn_value *seen = peek(vm, n->object, fp, false);
@@ -421,7 +428,7 @@ qn_value eval_field(qn_vm *vm, node *h, qn_value *fp) {
   qn_value r = v.head == TAG_RECORD && value_record(v)->layout == n->cache.layout
                    ? value_retain(value_record(v)->items[n->cache.index])
                    : field_of(vm, v, n->name, n->mark, &n->cache);
-  if (value_is_error(r) && n->h.flag && value_is(v, TAG_RECORD))
+  if (value_is_error(r) && value_is(v, TAG_RECORD) && named_by_variable(n, value_record(v), fp))
     raise_note(vm, SPAN_NONE, "r[%s] is the field that the variable %s names", n->name->text, n->name->text);
   value_release(vm, v);
   return r;
@@ -439,8 +446,11 @@ static qn_value fail_record_index(qn_vm *vm, qn_value x, qn_value key) {
   text_buf t;
   text_init(&t, vm);
   text_kind(&t, x);
-  text_adds(&t, value_is(x, TAG_RECORD) ? " is indexed by a field's name as a str, r[\"name\"] or r[str(i)], not by "
-                                        : " cannot be indexed by ");
+  bool number = value_is_number(key);
+  if (value_is(x, TAG_RECORD))
+    text_addf(&t, " is indexed by a field's name as a str, r[\"name\"]%s, not by ", number ? " or r[str(i)]" : "");
+  else
+    text_adds(&t, " cannot be indexed by ");
   text_kind(&t, key);
   return raise_text(vm, E_index_kind, SPAN_NONE, &t);
 }

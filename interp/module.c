@@ -696,7 +696,7 @@ static qn_value fail_import(qn_vm *vm, const char *name, const char *tried, span
   text_init(&near, vm);
   text_addf(&t, "there is no module '%s'", name);
   if (tried) text_addf(&t, ": neither the file %s nor one in the standard library", tried);
-  const char *cure = foreign_cure(FOREIGN_NAME, name, strlen(name));
+  const char *cure = foreign_cure(FOREIGN_IMPORT, name, strlen(name));
   size_t len = strlen(name);
   bool path = strchr(name, '/') != NULL, ending = len > 3 && strcmp(name + len - 3, ".qn") == 0;
   if (cure)

@@ -18,6 +18,10 @@ enum { ARRAY_FIELDS = 6 };
 extern const char *const array_fields[ARRAY_FIELDS];
 extern const char nil_origin[]; /* where a nil comes from, as the end of a message */
 bool is_array_field(const qn_str *name);
+/* The rows of foreign.def that tell of a member of `v` which there is not. */
+static inline foreign_place foreign_member(qn_value v) {
+  return value_is(v, TAG_ARRAY) ? FOREIGN_MEMBER | FOREIGN_ARRAY : FOREIGN_MEMBER;
+}
 
 typedef enum node_kind {
   N_OTHER,
@@ -183,12 +187,15 @@ typedef struct n_index {
   node *items[];
 } n_index;
 
+/* The variable that has a field's name, too: `r.k` may have been meant as `r[k]`. */
+typedef enum field_namesake { NAMESAKE_NONE, NAMESAKE_LOCAL, NAMESAKE_OUTER, NAMESAKE_GLOBAL } field_namesake;
 typedef struct n_field {
-  node h; /* flag: there is a variable of the field's name, too */
+  node h; /* flag: a field_namesake; slot: that of a local one */
   span mark;
   node *object;
   qn_str *name;
   field_cache cache;
+  const struct global_cell *namesake; /* a global one */
 } n_field;
 
 typedef enum capture_from { FROM_LOCAL, FROM_CAPTURE, FROM_SELF } capture_from;

@@ -20,6 +20,7 @@ typedef struct variable {
   uint32_t reads;
   bool expects_use; /* made by let or fn: never reading it is worth a warning */
   bool captured, warned;
+  bool function; /* bound to a function that is written there */
 } variable;
 
 typedef struct captured {

@@ -262,6 +262,21 @@ static node *index_expression(resolver *r, const ast_node *n) {
   return &out->h;
 }
 
+static void field_namesake_of(resolver *r, n_field *out) {
+  for (function *f = r->fn; f; f = f->outer) {
+    const variable *v = find_variable(f, out->name);
+    if (v && v->function) return;
+    if (!v) continue;
+    out->h.flag = f == r->fn ? NAMESAKE_LOCAL : NAMESAKE_OUTER;
+    out->h.slot = v->slot;
+    return;
+  }
+  const global_cell *c = scope_find(r->scope, out->name);
+  if (!c || (!c->declared && c->unit != r->unit->number)) return;
+  out->h.flag = NAMESAKE_GLOBAL;
+  out->namesake = c;
+}
+
 static node *field_expression(resolver *r, const ast_node *n) {
   n_field *out = node_new(r, sizeof *out, eval_field, n);
   if (!out || !unit_layout(r, &out->cache.layout)) return NULL;
@@ -269,9 +284,7 @@ static node *field_expression(resolver *r, const ast_node *n) {
   out->mark = ast_mark(n);
   out->name = n->u.s;
   out->object = expression(r, n->kids[AST_field_object]);
-  for (function *f = r->fn; f && !out->h.flag; f = f->outer) out->h.flag = find_variable(f, n->u.s) != NULL;
-  const global_cell *c = scope_find(r->scope, n->u.s);
-  out->h.flag |= c && (c->declared || c->unit == r->unit->number);
+  field_namesake_of(r, out);
   return out->object ? &out->h : NULL;
 }
 

@@ -321,18 +321,21 @@ static node *let_node(resolver *r, const ast_node *n) {
   place *p = v ? place_of(r, pattern, true, true) : NULL;
   if (p && global) note_pattern(r, pattern);
   if (p && value->kind == AST_fn && r->fn->nvars > first) r->fn->vars[first].value = value->at;
+  for (uint32_t i = first; p && value->kind == AST_fn && i < r->fn->nvars; i++) r->fn->vars[i].function = true;
   if (p && told) /* once is enough */
     for (uint32_t i = first; i < r->fn->nvars; i++) r->fn->vars[i].reads++;
   return p ? store_node(r, n, p, v) : NULL;
 }
 
 static node *define_node(resolver *r, const ast_node *n) {
+  uint32_t first = r->fn->nvars;
   bool global = defines_global(r);
   node *f = function_node(r, n, n->u.s, !global);
   if (!f) return NULL;
   ast_node name = {
       .kind = AST_name, .at = ast_mark(n), .mark_start = n->mark_start, .mark_end = n->mark_end, .u.s = n->u.s};
   place *p = place_of(r, &name, true, true);
+  for (uint32_t i = first; p && i < r->fn->nvars; i++) r->fn->vars[i].function = true;
   return p ? store_node(r, n, p, f) : NULL;
 }
 

@@ -583,8 +583,7 @@ bool name_is_word(const char *name) {
   return false;
 }
 
-/* May a record field be written without quotes? Words of the language may not. */
-static bool plain_name(const qn_str *s) {
+bool name_is_plain(const qn_str *s) {
   if (s->len == 0 || (s->text[0] >= '0' && s->text[0] <= '9')) return false;
   for (uint32_t i = 0; i < s->len; i++) {
     char c = s->text[i];
@@ -595,7 +594,7 @@ static bool plain_name(const qn_str *s) {
 }
 
 static void field_name(text_buf *t, const qn_str *name) {
-  if (plain_name(name))
+  if (name_is_plain(name))
     text_add(t, name->text, name->len);
   else
     text_quoted(t, name->text, name->len);

@@ -32,5 +32,7 @@ QN_MUST_CHECK bool format_spec_among(qn_vm *vm, qn_value v, const char *spec, si
 
 /* Is this one of the words of the language, which cannot be names? */
 bool name_is_word(const char *name);
+/* May a record's field of this name be written without quotes, as r.name and {name: v}? Words of the language may not. */
+bool name_is_plain(const qn_str *name);
 
 #endif

@@ -124,6 +124,8 @@ static const struct {
 #define KEYWORD FOREIGN_KEYWORD
 #define TYPE FOREIGN_TYPE
 #define CALL FOREIGN_CALL
+#define IMPORT FOREIGN_IMPORT
+#define ARRAY FOREIGN_ARRAY
 #define FOREIGN(word, where, cure) {word, where, cure},
 #include "parser/foreign.def"
 #undef SYNTAX
@@ -132,6 +134,8 @@ static const struct {
 #undef KEYWORD
 #undef TYPE
 #undef CALL
+#undef IMPORT
+#undef ARRAY
 };
 
 const char *foreign_cure(foreign_place where, const char *word, size_t len) {
@@ -459,7 +463,7 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
   case T_DOT:
     if (p->last == T_NAME && p->before == T_IMPORT) {
       const char *cure =
-          foreign_cure(FOREIGN_NAME, p->text->text + p->last_token.start, p->last_token.end - p->last_token.start);
+          foreign_cure(FOREIGN_IMPORT, p->text->text + p->last_token.start, p->last_token.end - p->last_token.start);
       return cure ? cure : "a file in a folder is imported by import \"lib/util.qn\" as util";
     }
     break;

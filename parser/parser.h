@@ -28,7 +28,9 @@ typedef enum foreign_place {
   FOREIGN_MEMBER = 4,
   FOREIGN_KEYWORD = 8,
   FOREIGN_TYPE = 16,
-  FOREIGN_CALL = 32
+  FOREIGN_CALL = 32,
+  FOREIGN_IMPORT = 64,
+  FOREIGN_ARRAY = 128
 } foreign_place;
 /* What to write instead of a word from another language, or NULL if it is none that turns up there. */
 const char *foreign_cure(foreign_place where, const char *word, size_t len);

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "jit/cpu/eager.h"
+#include "lang/format.h"
 #include "stdlib/builtins.h"
 
 /* ---- functions over items ------------------------------------------------------------------------------------------ */
@@ -358,6 +359,23 @@ static qn_value sort_list(qn_vm *vm, qn_value x, bool descending, qn_value by) {
   return out;
 }
 
+/* A field's name instead of the function that gives the field. */
+static qn_value fail_by_text(qn_vm *vm, const qn_str *name) {
+  text_buf t;
+  text_init(&t, vm);
+  text_adds(&t, "sort: by is a function of an item, not a text; write by: fn(r) r");
+  if (name->len >= 40) {
+    text_adds(&t, ".name");
+  } else if (name_is_plain(name)) {
+    text_addf(&t, ".%s", name->text);
+  } else {
+    text_adds(&t, "[");
+    text_quoted(&t, name->text, name->len);
+    text_adds(&t, "]");
+  }
+  return raise_text(vm, E_type, SPAN_NONE, &t);
+}
+
 qn_value builtin_sort(qn_vm *vm, const qn_value *args) {
   qn_value x = args[0];
   bool descending;
@@ -368,9 +386,7 @@ qn_value builtin_sort(qn_vm *vm, const qn_value *args) {
   if (!arg_bool(vm, "sort", "true or false as descending", args[2], &descending)) return value_error();
   if (value_is(args[1], TAG_FN))
     return raise(vm, E_type, SPAN_NONE, "sort: the second argument is the axis of an array; write by: fn(item) ...");
-  if (value_is(x, TAG_LIST) && value_is(args[3], TAG_STR))
-    return raise(vm, E_type, SPAN_NONE, "sort: by is a function of an item, not a text; write by: fn(r) r.%s",
-                 value_str(args[3])->len < 40 ? value_str(args[3])->text : "name");
+  if (value_is(x, TAG_LIST) && value_is(args[3], TAG_STR)) return fail_by_text(vm, value_str(args[3]));
   if (value_is(x, TAG_LIST)) return sort_list(vm, x, descending, args[3]);
   if (!is_array(x)) return arg_refuse(vm, "sort", "a list or an array", x);
   if (!value_is(args[3], TAG_NIL))

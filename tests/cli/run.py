@@ -449,7 +449,7 @@ def case_main(p):
     """A script that defines main and never mentions it is told so; others, modules and texts of -e are not."""
     main = "fn main() { print(1) }\n"
     result = p.script(main)
-    need(result.status == 0 and not result.out and result.err.startswith("warning: main is never called") and "main()" in result.err, "told", result)
+    need(result.status == 0 and not result.out and result.err.startswith("warning: main is never called") and "main()\n  --> " in result.err and result.err.endswith(".qn:1:4\n"), "told", result)
     p.write("m.qn", main)
     for text in (main + "main()\n", main + "let f = main\nf()\n", "import m\nm.main()\n", "import m\n", "let main = 3\n"):
         need(not p.script(text).err, f"not told of {text}", p.script(text))
@@ -477,6 +477,10 @@ def case_places_of_updates(p):
         result = p.script(text)
         need(result.error == "E310" and "= r[k] is the field that the variable k names" in result.err, "a field by its key", result)
     need("variable" not in p.script("print({b: 1}.k)\n").err, "no such variable")
+    for text in ("fn size(x) = 3\nprint({b: 1}.size)\n", "let size = 3\nprint({b: 1}.size)\n", 'let size = "c"\nprint({b: 1}.size)\n',
+                 "fn f(size) = {b: 1}.size\nprint(f(fn(x) x))\n", "fn f() { fn size(x) = 3\n let g = fn() { size(1); {b: 1}.size }\n g() }\nprint(f())\n"):
+        result = p.script(text)
+        need(result.error == "E310" and "variable" not in result.err, "a variable that names no field", result)
 
 
 def case_imports(p):
@@ -484,6 +488,9 @@ def case_imports(p):
     p.write("b.qn", "import \"a.qn\" as a\n")
     need_error(p.run(p.path("a.qn")), "E504")
     need_error(p.script("import nowhere\n"), "E503", 1)
+    for name in ("main", "sample", "repeat", "push"):
+        result = p.script(f"import {name}\n")
+        need(result.error == "E503" and "nor one in the standard library\n" in result.err, "no cure of another thing", result)
     p.write("bad.qn", "let x = 1\nlet y = x +* 2\n")
     result = p.script("import \"bad.qn\" as bad\n")
     need(result.status == 1 and result.error in ("E102", "E503") and "bad.qn" in result.err, "names the file at fault", result)

@@ -346,7 +346,7 @@ END_TEST
 /* foreign.def offers cures for names that nobody defined: a builtin of such a name would hide its row. */
 START_TEST(words_of_others_are_no_builtins) {
   qn_vm *vm = open_vm();
-  enum { SYNTAX = 0, NAME = 1, MEMBER = 0, KEYWORD = 0, TYPE = 0, CALL = 0 };
+  enum { SYNTAX = 0, NAME = 1, MEMBER = 0, KEYWORD = 0, TYPE = 0, CALL = 0, IMPORT = 0, ARRAY = 0 };
   static const struct {
     const char *word;
     int looked_up;
