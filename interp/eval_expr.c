@@ -538,6 +538,7 @@ static __attribute__((noinline)) qn_value index_evaluated(qn_vm *vm, n_index *n,
   bool room = vm_enter(vm, 1);
   if (room) *vm->sp++ = x;
   if (!room || !push_index_values(vm, n->items, n->n, fp, &stopped)) {
+    if (value_is_error(stopped)) raise_at(vm, n->mark);
     if (room) vm->sp = mark - 1;
     value_release(vm, x);
     return stopped;

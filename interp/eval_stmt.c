@@ -315,6 +315,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   qn_value r = value_nil(), *mark = vm->sp;
   if (len < 0 || !vm_enter(vm, 1)) {
     r = len < 0 ? fail_iterable(vm, it, n->iterable) : value_error();
+    raise_at(vm, h->at);
     value_release(vm, it);
     return r;
   }

@@ -440,7 +440,10 @@ qn_value eval_set_global(qn_vm *vm, node *h, qn_value *fp) {
 qn_value eval_destructure(qn_vm *vm, node *h, qn_value *fp) {
   n_assign *n = (n_assign *)h;
   qn_value *mark = vm->sp, stopped;
-  if (!place_push(vm, n->place, fp, &stopped)) return stopped;
+  if (!place_push(vm, n->place, fp, &stopped)) {
+    if (value_is_error(stopped)) raise_at(vm, n->mark);
+    return stopped;
+  }
   qn_value v = eval(vm, n->value, fp);
   if (!value_stops(v)) v = place_put(vm, n->place, fp, mark, v) ? value_nil() : value_error();
   vm_pop_to(vm, mark);
@@ -509,7 +512,10 @@ static qn_value update(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *val
 static __attribute__((noinline)) qn_value update_held(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *values) {
   uint32_t held = n->place->nvalues;
   qn_value *mark = vm->sp;
-  if (!vm_enter(vm, held)) return value_error();
+  if (!vm_enter(vm, held)) {
+    raise_at(vm, n->mark);
+    return value_error();
+  }
   for (uint32_t i = 0; i < held; i++) *vm->sp++ = value_retain(values[i]);
   qn_value v = eval(vm, n->value, fp);
   if (!value_stops(v)) v = update(vm, n, fp, mark, v, true);
@@ -521,7 +527,10 @@ static __attribute__((noinline)) qn_value update_pushed(qn_vm *vm, n_assign *n, 
   const place *p = n->place;
   const path_step *last = &p->steps[p->n - 1];
   qn_value *mark = vm->sp, stopped;
-  if (!place_push(vm, p, fp, &stopped)) return stopped;
+  if (!place_push(vm, p, fp, &stopped)) {
+    if (value_is_error(stopped)) raise_at(vm, n->mark);
+    return stopped;
+  }
   qn_value v = eval(vm, n->value, fp);
   if (!value_stops(v)) {
     bool places = !last->name && hold_arrays(mark + p->nvalues - last->nvalues, last->nvalues);

@@ -1,6 +1,7 @@
 /* The interpreter as a host sees it: texts, prompts, calls, globals, errors, limits, capabilities, resolvers, several VMs. */
 #include <check.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -282,6 +283,40 @@ START_TEST(small_stacks) {
 }
 END_TEST
 
+/* Wherever recursion finds the stack used up, the error has the place of the statement, not of one around it. */
+START_TEST(overflows_have_places) {
+  static const char *const statements[] = {
+      "for k in (1,) { f(n) }",
+      "for k in 0..1 { f(n) }",
+      "let _ = (f(n), 2)[0]",
+      "let _ = (1, 2)[f(n)]",
+      "let _ = x[f(n):]",
+      "let _ = {a: f(n), b: (f(n), 1), c: [f(n)]}",
+      "x[i] = f(n)",
+      "x[0] = f(n)",
+      "x[f(n):] += 1",
+      "y[f(n)] = 1",
+      "r.a[f(n)] = 1",
+      "(y[0], y[f(n)]) = (1, 2)",
+  };
+  for (size_t i = 0; i < sizeof statements / sizeof *statements; i++)
+    for (size_t size = 60000; size < 62000; size += 48) {
+      char text[300];
+      snprintf(text, sizeof text,
+               "fn f(n) {\n  let (x, y, i, r) = ([1, 2], (1, 2), [0], {a: (1, 2)})\n  if true {\n    %s\n  }\n  n\n}",
+               statements[i]);
+      qn_config config;
+      qn_config_init(&config);
+      config.stack_bytes = size;
+      qn_vm *vm = open_with(&config);
+      ck_assert_int_eq(run(vm, text, NULL), QN_OK);
+      fails(vm, "f(1)", "E602");
+      ck_assert_msg(qn_error_line(vm) == 4 || qn_error_line(vm) == 2, "%s", qn_error_report(vm));
+      qn_vm_close(vm);
+    }
+}
+END_TEST
+
 static bool resolve(void *user, const char *from, const char *name, qn_source *out) {
   (void)user, (void)from;
   out->key = name;
@@ -385,6 +420,7 @@ int main(void) {
   ADD(builtins_look_at_limits)
   c = tcase_create("small_stacks");
   ADD(small_stacks)
+  ADD(overflows_have_places)
   c = tcase_create("imports_by_host");
   ADD(imports_by_host)
   c = tcase_create("vms_apart");
