@@ -1286,6 +1286,17 @@ static qn_value find_method(qn_vm *vm, const n_call *n, qn_value *fp) {
   return value_unset();
 }
 
+/* Is this the builtin of the method's name? */
+static bool is_builtin_method(const n_call *n, qn_value f) {
+  if (f.head != TAG_FN) return false;
+  for (uint32_t i = 0; i < n->ncandidates; i++) {
+    const global_cell *c =
+        n->candidates[i]->kind == N_GLOBAL ? ((const n_global *)n->candidates[i])->cell->shadow : NULL;
+    if (c && c->value.head == TAG_FN && c->value.u.p == f.u.p) return true;
+  }
+  return false;
+}
+
 typedef struct name_list {
   const char *names[512];
   int n;
@@ -1368,11 +1379,12 @@ qn_value eval_method(qn_vm *vm, node *h, qn_value *fp) {
     value_release(vm, receiver);
     return call_node(vm, n, f, value_unset(), fp);
   }
-  if (n->lost && !value_is(receiver, TAG_MODULE)) {
+  if (!value_is(receiver, TAG_MODULE)) f = find_method(vm, n, fp);
+  if (n->lost && is_builtin_method(n, f)) {
+    value_release(vm, f);
     value_release(vm, receiver);
     return raise(vm, E_lost_value, n->h.at, "%s", n->lost->text);
   }
-  if (!value_is(receiver, TAG_MODULE)) f = find_method(vm, n, fp);
   if (f.head == TAG_UNSET) {
     fail_method(vm, n, receiver);
     value_release(vm, receiver);
@@ -1434,6 +1446,12 @@ static __attribute__((noinline, cold)) qn_value fail_lost_result(qn_vm *vm, cons
     text_addf(&t, "the result of %s is lost here; write let y = %s, or remove it", code->name->text, written);
   text_free(&call);
   return raise_text(vm, E_lost_value, c->h.at, &t);
+}
+
+qn_value eval_lost_builtin(qn_vm *vm, node *h, qn_value *fp) {
+  const n_lost *n = (const n_lost *)h;
+  if (n->cell->value.head == TAG_UNSET) return raise(vm, E_lost_value, n->h.at, "%s", n->lost->text);
+  return eval(vm, n->call, fp);
 }
 
 qn_value eval_lost(qn_vm *vm, node *h, qn_value *fp) {

@@ -158,7 +158,7 @@ typedef struct n_call {
   qn_str *method;       /* x.f(...), else NULL */
   uint32_t ncandidates; /* of a method: what f may be, nearest first */
   node **candidates;
-  const qn_str *lost;   /* of a method whose value nobody uses: what is to be said if it is no function of the receiver's own; else NULL */
+  const qn_str *lost;   /* of a method whose value nobody uses: what to say if it is the builtin; else NULL */
   /* `xs = append(xs, v)`, `r.a = append(r.a, v)`: what the result replaces, and which argument it is (a method's receiver is 0);
    * NULL if there is none. flag CALL_MOVES: also a user function may have the place's last reference. */
   node *moved;
@@ -173,6 +173,14 @@ typedef struct n_call {
   uint32_t n, nrest;                    /* of the arguments laid out, how many the rest parameter takes */
   call_arg args[];
 } n_call;
+
+/* A call, whose value nobody uses, of what is a builtin without effect unless the program defines a function of its name meanwhile. */
+typedef struct n_lost {
+  node h;
+  node *call;
+  const global_cell *cell; /* of the name */
+  const qn_str *lost;      /* what is to be said if it is the builtin still */
+} n_lost;
 
 typedef struct n_slice {
   node h;
@@ -195,7 +203,7 @@ typedef struct n_field {
   node *object;
   qn_str *name;
   field_cache cache;
-  const struct global_cell *namesake; /* a global one */
+  const global_cell *namesake; /* a global one */
 } n_field;
 
 typedef enum capture_from { FROM_LOCAL, FROM_CAPTURE, FROM_SELF } capture_from;
@@ -413,6 +421,7 @@ qn_value eval_call(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_method(qn_vm *vm, node *n, qn_value *fp);
 /* A call as a statement: what a function of the library gives must not be lost. */
 qn_value eval_lost(qn_vm *vm, node *n, qn_value *fp);
+qn_value eval_lost_builtin(qn_vm *vm, node *n, qn_value *fp);
 qn_value call_value(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs);
 
 /* Adds the frame of the function `fn` (nil: the top level) to the pending error's trace. */

@@ -762,9 +762,7 @@ static bool lost_update(resolver *r, const ast_node *block) {
   if (last->kind == AST_let) {
     const ast_node *pattern = last->kids[AST_let_pattern];
     if (pattern->kind == AST_name && pattern->u.s->text[0] != '_' && has_no_effect(r, last->kids[AST_let_value])) {
-      raise(r->vm, E_lost_value, last->at,
-            "this variable is lost when the function returns, and let is worth nil; end with %s to return it",
-            pattern->u.s->text);
+      raise(r->vm, E_lost_value, last->at, LOST_LET, pattern->u.s->text);
       return false;
     }
   }

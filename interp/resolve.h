@@ -132,8 +132,10 @@ void note_made(resolver *r, const qn_str *name, span at);
 span hidden_by(const resolver *r, const qn_str *name, uint32_t before);
 /* Says that a let at `at` hides the variable made at `hidden`, which an assignment would change. */
 void warn_hidden(resolver *r, const qn_str *name, span at, span hidden);
-/* Can a value be left out without a trace? As far as its outermost operation tells. */
+/* Can a value be left out without a trace? As far as its outermost operation tells; false where only running it does. */
 bool has_no_effect(resolver *r, const ast_node *n);
+/* What is said of a let at a function's end, by the variable's name. */
+#define LOST_LET "this variable is lost when the function returns, and let is worth nil; end with %s to return it"
 bool is_self(const function *f, const qn_str *name);
 QN_MUST_CHECK bool note_local(resolver *r, uint32_t slot);
 QN_MUST_CHECK bool note_global(resolver *r, global_cell *cell);

@@ -38,14 +38,21 @@ static bool is_known(resolver *r, qn_str *name) {
 }
 
 /* A function without effect? *def: its row in the table; NULL for those of the prelude, which are compositions of such. */
-static bool is_pure(resolver *r, qn_str *name, const builtin_def **def) {
+static bool is_pure_cell(const global_cell *c, const builtin_def **def) {
   *def = NULL;
-  const global_cell *c = builtin_cell(r, name);
   if (!c || !value_is(c->value, TAG_FN)) return false;
   if (value_fn(c->value)->head.flags != FN_BUILTIN) return value_fn(c->value)->head.flags == FN_USER;
   *def = value_fn(c->value)->code;
   return (*def)->effect == BUILTIN_PURE || (*def)->effect == BUILTIN_CHOICE;
 }
+
+/* Is this name one of such a function here? */
+static bool is_pure(resolver *r, qn_str *name, const builtin_def **def) {
+  return is_pure_cell(builtin_cell(r, name), def);
+}
+
+/* Does a function at the prompt run after inputs to come? They may give names that are builtins' by now another meaning. */
+static bool is_late(const resolver *r) { return r->prompt && r->fn->outer; }
 
 /* In the body of a loop an expression is meant to be the loop's value, as in other languages. */
 static const char *lost_in(const resolver *r) {
@@ -84,7 +91,7 @@ static bool fail_lost(resolver *r, const ast_node *n, const char *name, const bu
 }
 
 /* May the value of an expression be a record or module? Their own functions may have an effect, whatever they are called. */
-static bool may_have_functions(const ast_node *n) {
+static bool is_container(const ast_node *n) {
   switch ((ast_kind)n->kind) {
   case AST_name:
   case AST_field:
@@ -99,18 +106,37 @@ static bool may_have_functions(const ast_node *n) {
   }
 }
 
-/* A method that nobody uses the value of, and that is a function without effect unless its receiver has one of this name: running it
- * tells (eval_method). */
-static bool lost_method(resolver *r, const ast_node *n, n_call *call) {
+/* May a call, or a method, of this name turn out to be one of another function than now? Then running it tells. */
+static bool may_change(const resolver *r, const ast_node *n) {
+  return is_late(r) || (n->kind == AST_method && is_container(n->kids[0]));
+}
+
+/* A call whose value nobody uses, and which is one of a function without effect, unless it is one of the receiver's own function, or of
+ * the program's own, when it runs: gives the node that tells then. `let`: the variable that the value is bound to, or NULL. */
+static node *lost_call(resolver *r, const ast_node *n, node *call, const char *let) {
+  qn_str *name = n->kind == AST_method ? n->u.s : n->kids[0]->kind == AST_name ? n->kids[0]->u.s : NULL;
+  bool method = call->eval == eval_method;
+  const scope *builtins = r->scope->outer;
   const builtin_def *def;
-  if (!may_have_functions(n->kids[0]) || !is_pure(r, n->u.s, &def)) return true;
+  if (!name || !may_change(r, n) || !builtins) return call;
+  if (!(method ? is_pure_cell(scope_find(builtins, name), &def) : is_pure(r, name, &def))) return call;
   text_buf t;
   text_init(&t, r->vm);
-  text_lost_call(r, n, n->u.s->text, def, &t);
+  if (let)
+    text_addf(&t, LOST_LET, let);
+  else
+    text_lost_call(r, n, name->text, def, &t);
   qn_value message = text_take(&t);
-  if (value_is_error(message) || !unit_keep(r, message)) return false;
-  call->lost = value_str(message);
-  return true;
+  if (value_is_error(message) || !unit_keep(r, message)) return NULL;
+  if (method) {
+    ((n_call *)call)->lost = value_str(message);
+    return call;
+  }
+  n_lost *out = node_new(r, sizeof *out, eval_lost_builtin, n);
+  if (!out || !(out->cell = scope_cell(r->vm, r->scope, name))) return NULL;
+  out->call = call;
+  out->lost = value_str(message);
+  return &out->h;
 }
 
 bool has_no_effect(resolver *r, const ast_node *n) {
@@ -119,9 +145,8 @@ bool has_no_effect(resolver *r, const ast_node *n) {
   case AST_call:
   case AST_method: {
     const ast_node *callee = n->kids[0];
-    if (n->kind == AST_call) return callee->kind == AST_name && is_pure(r, callee->u.s, &def);
-    global_cell *c = callee->kind == AST_name ? scope_find(r->scope, callee->u.s) : NULL;
-    return !(c && value_is(c->value, TAG_MODULE)) && is_pure(r, n->u.s, &def);
+    if (may_change(r, n) || (n->kind == AST_call && callee->kind != AST_name)) return false; /* lost_call */
+    return is_pure(r, n->kind == AST_call ? callee->u.s : n->u.s, &def);
   }
   case AST_if:
   case AST_block:
@@ -172,7 +197,7 @@ static bool check_lost(resolver *r, const ast_node *n) {
     const ast_node *callee = n->kids[0];
     if (n->kind == AST_call) warn_lost_derivative(r, n);
     if (n->kind == AST_call && callee->kind != AST_name) return true;
-    if (n->kind == AST_method && may_have_functions(callee)) return true; /* lost_method */
+    if (may_change(r, n)) return true; /* lost_call */
     qn_str *name = n->kind == AST_call ? callee->u.s : n->u.s;
     const builtin_def *def;
     return !is_pure(r, name, &def) || fail_lost(r, n, name->text, def);
@@ -306,7 +331,8 @@ static void note_pattern(resolver *r, const ast_node *pattern) {
     for (uint32_t i = 0; i < pattern->n; i++) note_pattern(r, pattern->kids[i]);
 }
 
-static node *let_node(resolver *r, const ast_node *n) {
+/* `tail`: what it binds is lost with the function that it ends (lost_update). */
+static node *let_node(resolver *r, const ast_node *n, bool tail) {
   const ast_node *pattern = n->kids[AST_let_pattern], *value = n->kids[AST_let_value];
   node *v;
   uint32_t first = r->fn->nvars;
@@ -318,6 +344,9 @@ static node *let_node(resolver *r, const ast_node *n) {
     v = function_node(r, value, pattern->u.s, false);
   else
     v = expression(r, value);
+  if (v && tail && pattern->kind == AST_name && pattern->u.s->text[0] != '_' &&
+      (value->kind == AST_call || value->kind == AST_method))
+    v = lost_call(r, value, v, pattern->u.s->text);
   place *p = v ? place_of(r, pattern, true, true) : NULL;
   if (p && global) note_pattern(r, pattern);
   if (p && value->kind == AST_fn && r->fn->nvars > first) r->fn->vars[first].value = value->at;
@@ -557,7 +586,7 @@ static node *import_node(resolver *r, const ast_node *n) {
 static node *statement(resolver *r, const ast_node *n, bool used, bool tail) {
   if (!used && !check_lost(r, n)) return NULL;
   switch ((ast_kind)n->kind) {
-  case AST_let: return let_node(r, n);
+  case AST_let: return let_node(r, n, tail);
   case AST_assign: return assign_node(r, n);
   case AST_define: return define_node(r, n);
   case AST_for: return for_node(r, n);
@@ -573,8 +602,9 @@ static node *statement(resolver *r, const ast_node *n, bool used, bool tail) {
   node *out = expression(r, n);
   bool call = n->kind == AST_call || n->kind == AST_method;
   if (!out || used || !call) return out;
-  if (out->eval == eval_method && !lost_method(r, n, (n_call *)out)) return NULL;
-  if (r->scope->library) return out;
+  node *made = out;
+  out = lost_call(r, n, made, NULL);
+  if (!out || r->scope->library || out != made) return out;
   n_one *lost = node_new(r, sizeof *lost, eval_lost, n);
   if (!lost) return NULL;
   lost->a = out;

@@ -1286,6 +1286,18 @@ def case_redefinition(place):
     ends_well(p)
 
 
+def case_own_functions_of_builtin_names(place):
+    """A function may call, for its effect, one that the program defines later on, though a builtin has its name by now."""
+    p = Prompt(place, rows=40)
+    p.answer("fn f(xs) { sort(xs); (2, 1).sort(); xs.sort(); let y = sort(xs) }", "warning: 'y' is never used; the name _y says that this is meant",
+             "  --> <prompt 1>:1:52")
+    p.answer("let id = try { f((3, 1)) } catch e { e.id }")
+    p.answer("id", '"E107"')
+    p.answer("fn sort(x) { print(x) }")
+    p.answer("f((3, 1))", "(3, 1)", "(2, 1)", "(3, 1)", "(3, 1)")
+    ends_well(p)
+
+
 def case_import_of_a_changed_file(place):
     """A file that has changed since it was imported is loaded again; what has its old values keeps them."""
     def write(text):
