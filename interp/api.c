@@ -27,12 +27,7 @@ static qn_status finish(qn_vm *vm, api_run *run, qn_value r, qn_value *result) {
   if (value_is_error(r) && !error_pending(vm)) raise(vm, E_internal, SPAN_NONE, "something failed without saying what");
   qn_status status = value_is_error(r) ? vm_status(vm) : QN_OK;
   if (value_node(r)) r.head &= 0xff; /* numbers leave without what the recorder knew of them */
-  if (__builtin_expect(vm->later.len != 0, 0)) {
-    vm_owned held;
-    vm_own(vm, &held, vm_drop_value, &r);
-    vm_write_waiting(vm);
-    vm_disown(vm, &held);
-  }
+  vm_write_last(vm, &r);
   if (result)
     *result = value_is_error(r) ? value_nil() : r;
   else

@@ -471,7 +471,7 @@ static void warn_unequal(qn_vm *vm, n_binary *n, qn_value a, qn_value b) {
   int row = 0, column = 0;
   if (s) source_position(s, n->mark.start, &row, &column);
   text_buf t;
-  text_init(&t, vm);
+  text_init(&t, NULL);
   text_addf(&t, "warning: %s\n  --> %s:%d:%d\n", why, s ? s->name : "", row, column);
   if (!t.failed && t.text) vm_write_later(vm, t.text, t.len);
   text_free(&t);

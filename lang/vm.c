@@ -143,7 +143,7 @@ qn_vm *vm_open(const qn_config *config) {
   vm->next_node = 1;
   vm->next_check = UINT64_MAX;
   text_init(&vm->report, vm);
-  text_init(&vm->later, vm);
+  text_init(&vm->later, NULL);
   vm->began = vm_seconds();
   vm->owns_engine = !vm->config.engine;
   vm->engine = engine_join(vm->config.engine);
@@ -158,6 +158,7 @@ qn_vm *vm_open(const qn_config *config) {
 
 void vm_close(qn_vm *vm) {
   if (!vm) return;
+  vm_write_waiting(vm); /* a host that leaves from here has an open VM */
   if (vm->stack) vm_pop_to(vm, vm->stack);
   vm->closing = true;
   if (vm->hooks.close_interp) vm->hooks.close_interp(vm);
@@ -165,7 +166,6 @@ void vm_close(qn_vm *vm) {
   if (vm->mem) {
     error_clear(vm);
     text_free(&vm->report);
-    text_free(&vm->later);
     sources_close(vm);
     layouts_close(vm);
     error_close(vm);
@@ -174,6 +174,7 @@ void vm_close(qn_vm *vm) {
   }
   if (vm->stack) munmap(vm->stack, stack_map_bytes());
   if (vm->engine) engine_leave(vm->engine, vm->owns_engine);
+  text_free(&vm->later);
   free(vm);
 }
 
@@ -291,9 +292,9 @@ double vm_seconds(void) {
 }
 
 static void plan_check(qn_vm *vm) {
-  uint64_t next = vm->later.len ? 0 : vm->config.step_limit ? vm->step_end : UINT64_MAX;
+  uint64_t next = vm->config.step_limit ? vm->step_end : UINT64_MAX;
   if (vm->config.time_limit > 0 && next - vm->steps > vm->check_interval) next = vm->steps + vm->check_interval;
-  vm->next_check = next;
+  vm->next_check = vm->later.len ? 0 : next;
 }
 
 /* Ends the innermost evaluation, whose code was left without a word. */
@@ -446,7 +447,8 @@ bool vm_poll_slow(qn_vm *vm) {
       raise_text(vm, E_limit, SPAN_NONE, &t);
       return true;
     }
-    if (took < 20e-6 && vm->check_interval < CHECK_MOST)
+    bool whole = vm->next_check != 0; /* else it was cut short by what waits to be written */
+    if (whole && took < 20e-6 && vm->check_interval < CHECK_MOST)
       vm->check_interval *= 2;
     else if (took > 1e-3)
       vm->check_interval = 1;
@@ -481,14 +483,23 @@ void vm_write_later(qn_vm *vm, const char *text, size_t len) {
     return;
   }
   text_add(&vm->later, text, len);
+  vm->later.failed = false; /* the process has no memory for this text; there may be some for the next */
   vm->next_check = 0;
 }
 
 void vm_write_waiting(qn_vm *vm) {
   if (!vm->later.len) return;
   text_buf t TEXT_OWNED = vm->later;
-  text_init(&vm->later, vm);
+  text_init(&vm->later, NULL);
   vm_write(vm, 2, t.text, t.len);
+}
+
+void vm_write_last(qn_vm *vm, qn_value *held) {
+  if (__builtin_expect(vm->later.len == 0, 1)) return;
+  vm_owned owned;
+  vm_own(vm, &owned, vm_drop_value, held);
+  vm_write_waiting(vm);
+  vm_disown(vm, &owned);
 }
 
 void vm_write(qn_vm *vm, int stream, const char *text, size_t len) {
@@ -525,7 +536,7 @@ void log_line(text_buf *out, log_channel c, const char *format, ...) {
 
 void vm_logf(qn_vm *vm, log_channel c, const char *format, ...) {
   text_buf t TEXT_OWNED;
-  text_init(&t, vm);
+  text_init(&t, NULL);
   va_list args;
   va_start(args, format);
   add_log(&t, c, format, args);

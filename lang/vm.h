@@ -205,7 +205,8 @@ struct qn_vm {
   /* What the qn_error_ functions hand out. */
   char error_name[16];
   text_buf report;
-  text_buf later; /* what vm_write_later was given and the host has not been */
+  /* What vm_write_later was given and the host has not been; not of the VM's memory, which may be short. */
+  text_buf later;
 };
 
 /* Opens a VM with lang's part only; the floors above add theirs (interp_open, then stdlib's qn_vm_open). */
@@ -334,9 +335,11 @@ double vm_seconds(void);
 /* Stream 1 is stdout, 2 stderr; goes to the host's sink if it has one. */
 void vm_write(qn_vm *vm, int stream, const char *text, size_t len);
 /* To stderr, from code that a host's exception must not leave: log lines and warnings are told of wherever they come up. A host's sink
- * gets it before anything else is written, at the next vm_poll_between, or at the end of the evaluation. */
+ * gets it before anything else is written, at the next vm_poll_between, or at the end of the evaluation; what one leaves that an
+ * exception ends, or what comes up outside all of them, in the next one or when the VM is closed. */
 void vm_write_later(qn_vm *vm, const char *text, size_t len);
-void vm_write_waiting(qn_vm *vm); /* now */
+void vm_write_waiting(qn_vm *vm);              /* now */
+void vm_write_last(qn_vm *vm, qn_value *held); /* the same where an evaluation ends; its result is owned meanwhile */
 static inline bool vm_logs(const qn_vm *vm, log_channel c) { return (vm->log & (uint32_t)c) != 0; }
 /* One line to the log (vm_write_later), prefixed with the channel's name. */
 void vm_logf(qn_vm *vm, log_channel c, const char *format, ...) __attribute__((format(printf, 3, 4)));

@@ -30,6 +30,7 @@ qn_status qn_to_text(qn_vm *vm, qn_value v, qn_value *result) {
     text = text_take(&t);
   else
     text_free(&t);
+  vm_write_last(vm, &text);
   vm_run_end(vm, &run);
   if (!value_is_error(text)) *result = text;
   return vm_status(vm);

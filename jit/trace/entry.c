@@ -640,7 +640,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
   e = list_add(vm, list, e);
   answer(vm, e, BREAK_none);
   text_buf log TEXT_OWNED;
-  text_init(&log, vm);
+  text_init(&log, NULL);
   if (e->state == ENTRY_BROKEN) {
     log_entry(vm, list->anchor, e, &log);
     log_write(vm, &log);
@@ -1236,7 +1236,7 @@ void jit_drain(qn_vm *vm) {
   compile_task *reports;
   job *done = job_take_mail(vm, &reports);
   text_buf log TEXT_OWNED;
-  text_init(&log, vm);
+  text_init(&log, NULL);
   while (done) {
     job *next = done->next;
     entry *e = done->entry;

@@ -523,6 +523,20 @@ START_TEST(calls_are_counted_without_memory) {
 }
 END_TEST
 
+/* Turning a value into text is an evaluation as any other: what waits to be written comes at its end. */
+START_TEST(texts_of_values_leave_no_lines_waiting) {
+  qn_vm *vm = open_calling(nothing, QN_JIT_OFF);
+  vm_write_later(vm, "line\n", 5);
+  ck_assert_int_eq(calls, 0);
+  qn_value text;
+  ck_assert_int_eq(qn_to_text(vm, qn_int(3), &text), QN_OK);
+  ck_assert_int_eq(calls, 1);
+  qn_release(vm, text);
+  qn_vm_close(vm);
+  ck_assert_int_eq(calls, 1);
+}
+END_TEST
+
 /* Functions outlive their text, whoever holds them, and say where they fail. */
 START_TEST(functions_keep_their_text) {
   qn_vm *vm = open_jit(QN_JIT_SYNC);
@@ -1353,6 +1367,7 @@ int main(void) {
   ADD(counts_of_what_has_gone_go)
   ADD(code_of_graphs_that_have_gone_is_counted)
   ADD(calls_are_counted_without_memory)
+  ADD(texts_of_values_leave_no_lines_waiting)
   ADD(results_that_are_functions_keep_no_text)
   ADD(custom_grads_that_were_replaced_go)
   c = tcase_create("memory_limit");

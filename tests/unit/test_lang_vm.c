@@ -199,6 +199,57 @@ START_TEST(output_and_logs_go_to_the_host) {
 }
 END_TEST
 
+static void with_sink_and_limits(qn_config *c) {
+  with_sink(c);
+  c->time_limit = 1000;
+  c->step_limit = 1 << 20;
+}
+
+static void written_is(const char *text) { ck_assert_str_eq(written[2].text ? written[2].text : "", text); }
+
+/* What must wait comes at the next step, always, once and in order. */
+START_TEST(what_waits_to_be_written_comes) {
+  vm_run run;
+  for (int limits = 0; limits < 2; limits++) {
+    qn_vm *vm = open_with(limits ? with_sink_and_limits : with_sink);
+    ck_assert(log_parse("breaks", &vm->log));
+    vm_run_begin(vm, &run);
+    for (int i = 0; i < 10000; i++) ck_assert(!vm_poll_between(vm)); /* the clock is looked at seldom now */
+    for (uint64_t n = 1; n < 4; n++) {                               /* the VM's memory may be short */
+      mem_fail_at(vm, n);
+      vm_logf(vm, LOG_breaks, "%d", (int)n);
+      vm_write_later(vm, "later\n", 6);
+      mem_fail_at(vm, 0);
+    }
+    ck_assert(!vm_poll(vm)); /* not where a host may not leave */
+    written_is("");
+    ck_assert(!vm_poll_between(vm));
+    written_is("[breaks] 1\nlater\n[breaks] 2\nlater\n[breaks] 3\nlater\n");
+    text_free(&written[2]);
+    vm_write_later(vm, "held\n", 5);
+    qn_value result = str_value(vm, "result");
+    vm_write_last(vm, &result);
+    vm_run_end(vm, &run);
+    written_is("held\n");
+    ck_assert_ptr_null(vm->owned);
+    value_release(vm, result);
+    vm_run_begin(vm, &run);
+    vm_write_later(vm, "left\n", 5);
+    vm_run_unwound(&run);
+    vm_write_later(vm, "outside\n", 8);
+    vm_run_begin(vm, &run);
+    ck_assert(!vm_poll_between(vm));
+    written_is("held\nleft\noutside\n");
+    ck_assert(!vm_poll_between(vm));
+    vm_run_end(vm, &run);
+    vm_write_later(vm, "closed\n", 7);
+    vm_close(vm);
+    written_is("held\nleft\noutside\nclosed\n");
+    text_free(&written[2]);
+  }
+}
+END_TEST
+
 START_TEST(tunables_are_set_by_name) {
   qn_vm *vm = vm_make();
   ck_assert_int_eq(vm->tune[TUNE_jit_hot], tunable_rows[TUNE_jit_hot].def);
@@ -468,8 +519,8 @@ int main(void) {
        the_value_stack_ends_and_pops);
   CASE(tcase_create("limits"), interrupts_stop_the_running_evaluation, steps_are_limited_per_evaluation,
        time_is_limited, the_hosts_float_mode_comes_back);
-  CASE(tcase_create("settings"), output_and_logs_go_to_the_host, tunables_are_set_by_name, capabilities_are_asked,
-       short_configs_of_older_hosts);
+  CASE(tcase_create("settings"), output_and_logs_go_to_the_host, what_waits_to_be_written_comes,
+       tunables_are_set_by_name, capabilities_are_asked, short_configs_of_older_hosts);
   CASE(tcase_create("memory"), source_texts_that_find_no_memory, vms_that_find_no_memory);
   TCase *t = tcase_create("failing_allocations");
   tcase_add_loop_test(t, no_failed_allocation_leaks, 0, 13);
