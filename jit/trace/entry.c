@@ -414,9 +414,9 @@ static qn_value replay(qn_vm *vm, entry *e, const rec_call_site *site, call_inpu
   }
   e->told_copies |= copies != 0;
   if (ok && plan_run(vm, p, &e->there, c->arrays, weak, out)) {
-    vm->draw += e->ndraws;
     call_values call = {&e->pattern, site->fn, site->args};
     result = template_build(vm, &e->result, out, &call);
+    if (!value_is_error(result)) vm->draw += e->ndraws; /* else the call is made again, with the same numbers */
     for (uint32_t i = 0; i < nout; i++) value_release(vm, out[i]);
   }
   for (uint32_t i = 0; i < n && copies; i++)
@@ -1137,7 +1137,8 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     if (!entry_fits(vm, e, site, &inputs, NULL)) continue;
     /* Perhaps there is more memory by now; and who asks for a graph gets one that computes nothing, too. */
     bool asked = value_is(vm->asked.watched_fn, TAG_FN);
-    bool retry = e->state == ENTRY_BROKEN && !list->full && (e->why == BREAK_memory || (e->why == BREAK_no_arrays && asked));
+    bool retry =
+        e->state == ENTRY_BROKEN && !list->full && (e->why == BREAK_memory || (e->why == BREAK_no_arrays && asked));
     own_rules = asked && entry_has_rules(e);
     if ((retry || own_rules) && !e->running) {
       *last = e->next;
