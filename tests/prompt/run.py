@@ -3,7 +3,7 @@
 
   run.py [--quern build/quern] CASE ...       (each function case_NAME below is a case; `all` runs them all)
 
-Each case gets a fresh home folder. CTest lists the cases by name. screen.py is the terminal.
+Each case gets a fresh home folder. CTest lists the cases by name. session.py types and waits, screen.py is the terminal.
 """
 import argparse
 import fcntl
@@ -22,119 +22,10 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from screen import Screen  # noqa: E402
+from session import (BACKTAB, DELETE, DOWN, END, ESC, HOME, LEFT, RIGHT, SLOW, UP, Prompt, ctrl, keys_are_read, paste,  # noqa: E402
+                     seconds_of, state_of, waits_for_keys)
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-UP, DOWN, RIGHT, LEFT = (f"\x1b[{c}" for c in "ABCD")
-HOME, END, DELETE, BACKTAB, ESC = "\x1b[H", "\x1b[F", "\x1b[3~", "\x1b[Z", "\x1b"
-SLOW = float(os.environ.get("QUERN_TEST_SLOW", "1"))
-
-
-def ctrl(c):
-    return chr(ord(c) & 31)
-
-
-def paste(text):
-    return f"\x1b[200~{text}\x1b[201~"
-
-
-class Prompt:
-    """The binary on a terminal of its own."""
-
-    def __init__(self, place, *args, columns=80, rows=24, color=False, start=True, **env):
-        self.screen = Screen(columns, rows)
-        self.place, self.status = place, None
-        environment = dict(place.env, TERM="xterm-256color", **env)
-        if not color:
-            environment["NO_COLOR"] = "1"
-        self.pid, self.fd = pty.fork()
-        if self.pid == 0:
-            try:
-                os.chdir(place.folder)
-                fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-                os.execve(place.quern, [place.quern, *args], environment)
-            finally:
-                os._exit(127)
-        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        if start:
-            self.wait(lambda: self.line() == "qn>" and self.screen.paste, "the first prompt")
-
-    def read(self, seconds):
-        """Takes what comes within the time; False if nothing did."""
-        try:
-            if not select.select([self.fd], [], [], seconds)[0]:
-                return False
-            data = os.read(self.fd, 65536)
-        except OSError:
-            data = b""
-        if not data:
-            self.status = self.status if self.status is not None else self.reap()
-            return False
-        self.screen.feed(data)
-        return True
-
-    def reap(self):
-        for _ in range(200):
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                return os.waitstatus_to_exitcode(status)
-            time.sleep(0.05)
-        return None
-
-    def wait(self, condition, what, seconds=20):
-        end = time.monotonic() + seconds * SLOW
-        while not condition():
-            if time.monotonic() > end or self.status is not None:
-                raise AssertionError(f"expected {what}; the screen:\n{self.show()}")
-            self.read(0.1)
-
-    def type(self, keys, settle=0.12):
-        """Types, and waits until nothing more comes."""
-        data = keys.encode() if isinstance(keys, str) else keys
-        # Keys behind Enter come later: what comes at once counts as pasted.
-        enter = data.find(b"\r")
-        while enter >= 0 and enter + 1 < len(data) and not data.startswith(b"\x1b[200~"):
-            self.type(data[:enter + 1], settle)
-            data = data[enter + 1:]
-            enter = data.find(b"\r")
-        while data:
-            select.select([], [self.fd], [], 10)
-            data = data[os.write(self.fd, data[:512]):]
-            while self.read(0):
-                pass
-        if settle >= 0.1:  # a busy machine may take its time to begin
-            self.read(0.7 * SLOW)
-        while self.read(settle * SLOW):
-            pass
-
-    def line(self):
-        """The last line that is not blank."""
-        lines = [r for r in self.screen.lines() if r]
-        return lines[-1] if lines else ""
-
-    def show(self):
-        lines = self.screen.lines()
-        return "\n".join(f"  |{line}" for line in lines) + f"\n  cursor {self.screen.cursor()}, status {self.status}"
-
-    def expect(self, *lines, cursor=None):
-        """The screen ends with these lines, and the cursor stands in this column of the last of them (or on row, column from there)."""
-        def good():
-            shown = self.screen.lines()
-            while shown and not shown[-1]:
-                shown.pop()
-            return shown[-len(lines):] == list(lines) and (cursor is None or self.screen.x == cursor)
-        self.wait(good, "\n".join(lines) + ("" if cursor is None else f"\nwith the cursor in column {cursor}"), 10)
-
-    def answer(self, text, *lines, seconds=20):
-        """Types a line; these lines come, then the prompt."""
-        self.type(text)
-        self.type("\r")
-        want = [*lines, "qn>"]
-        self.wait(lambda: [r for r in self.screen.lines() if r][-len(want):] == want and self.screen.paste, "\n".join(want), seconds)
-
-    def end(self):
-        self.type("\x04")
-        self.wait(lambda: self.status is not None, "the end", 20) if self.status is None else None
-        return self.status
 
 
 class Place:
@@ -483,7 +374,7 @@ def case_paste(place):
     p.wait(lambda: "20" in p.screen.lines(), "the value")
     need(place.history()[-1] == "let c = 4\nlet d = 5\nc * d", place.history())
     big = "\n".join(f"let w{i} = {i}" for i in range(3000))
-    p.type(paste(big), settle=0.6)
+    p.type(paste(big))
     p.expect("... let w2999 = 2999")
     p.answer("", seconds=60)
     p.answer("w2999", "2999")
@@ -634,9 +525,9 @@ def case_menu_grows_and_shrinks(place):
     p.type("e\t")
     need(len([r for r in p.screen.lines() if r]) <= 10, p.show())
     for _ in range(30):
-        p.type("\t", settle=0.03)
+        p.type("\t", patience=0)
     for _ in range(5):
-        p.type(BACKTAB, settle=0.03)
+        p.type(BACKTAB, patience=0)
     p.type(DOWN + UP + RIGHT + LEFT)
     p.type(ESC)
     p.expect("7", "qn> e", cursor=5)
@@ -756,15 +647,17 @@ def case_interrupt(place):
             "fn f(n) = if n > 0 { f(n - 1) + f(n - 1) } else { 0 }\nf(60)")
     for text in busy:
         for _ in range(2):
-            p.type(paste(text) + "\r", settle=0.8)
+            p.type(paste(text) + "\r", patience=0)
+            p.computes()
             p.type("\x03")
             p.wait(lambda: "E603" in "\n".join(p.screen.lines()) and p.line() == "qn>", f"the end of: {text}")
             p.answer("a", "35")
             p.type(ctrl("l"))
     # Pressed more often than needed it does no harm.
-    p.type("while true {}\r", settle=0.8)
+    p.type("while true {}\r", patience=0)
+    p.computes()
     for _ in range(4):
-        p.type("\x03", settle=0.02)
+        p.type("\x03", patience=0)
     p.type(ctrl("l"))
     os.kill(p.pid, signal.SIGINT)
     p.type("")
@@ -784,11 +677,11 @@ def case_interrupt_kernels(place):
                  "sum(exp(sin(v.reshape(-1, 1) + rand(1, 64))))", "list(concat((v, v, v)))", "while true { let _w = v[v > 0.5] }",
                  "fn g(x) = exp(sin(x)) * 2 + tanh(x)\nfor _ in 0..100000 { g(v) }", "permutation(20_000_000)",
                  "while true { let _r = split(replace(s, \"a\", \"c\"), \"b\") }"):
-        p.type(paste(text) + "\r", settle=0.01)
+        p.type(paste(text) + "\r", patience=0)
         p.wait(lambda: p.screen.cursor()[1] == 0, f"the beginning of: {text}", 30)
-        time.sleep(0.2)
+        p.computes(0.2)
         start = time.monotonic()
-        p.type("\x03", settle=0.01)
+        p.type("\x03", patience=0)
         p.wait(lambda: "E603" in "\n".join(p.screen.lines()[-12:]) and p.line() == "qn>", f"the end of: {text}", 30)
         need(time.monotonic() - start < 5 * SLOW, f"{time.monotonic() - start:.1f} s until it ended: {text}")
         p.type(ctrl("l"))
@@ -820,7 +713,7 @@ def case_closed(place):
     before = termios.tcgetattr(t.fd)[3]
     need(not before & termios.ICANON, "its own editing is off")
     os.kill(t.pid, signal.SIGTERM)
-    time.sleep(0.5)
+    t.wait(lambda: t.status is not None, "the end by a signal")
     after = termios.tcgetattr(t.fd)[3]
     need(after & termios.ICANON and after & termios.ECHO, "its own editing is on again")
 
@@ -829,8 +722,7 @@ def resize(p, columns, rows=24):
     p.screen.resize(columns, rows)
     fcntl.ioctl(p.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     os.kill(p.pid, signal.SIGWINCH)
-    while p.read(0.3 * SLOW):
-        pass
+    p.settle()
 
 
 def case_resize(place):
@@ -876,12 +768,13 @@ def case_stop_and_go_on(place):
     p.wait(lambda: p.line() == "qn>", "the prompt")
     p.type("abc")
     os.kill(p.pid, signal.SIGSTOP)
-    time.sleep(0.2)
+    p.wait(lambda: state_of(p.pid) == ["T"], "a process that is stopped")
     mode = termios.tcgetattr(p.fd)
     mode[3] |= termios.ICANON | termios.ECHO
     termios.tcsetattr(p.fd, termios.TCSANOW, mode)
     os.kill(p.pid, signal.SIGCONT)
-    time.sleep(0.3)
+    p.wait(p.own_editing, "its own editing")
+    p.settle()
     p.type("d")
     p.expect("qn> abcd", cursor=8)
     p.type(ctrl("z"))  # of a group without a shell: goes on at once
@@ -909,7 +802,15 @@ def case_job_control(place):
             need(time.monotonic() < end, f"expected {wanted} after {keys!r}, seen {seen!r}")
             if select.select([fd], [], [], 0.1)[0]:
                 seen += os.read(fd, 65536).decode(errors="replace")
-        time.sleep(0.2 * SLOW)
+        # Whoever has the terminal waits for keys, or code runs.
+        begin, running = os.tcgetpgrp(fd), seconds_of(os.tcgetpgrp(fd))
+        while not (waits_for_keys(os.tcgetpgrp(fd)) and keys_are_read(fd)):
+            need(time.monotonic() < end, f"nobody waits for keys after {keys!r}, seen {seen!r}")
+            if os.tcgetpgrp(fd) != begin:
+                begin, running = os.tcgetpgrp(fd), seconds_of(os.tcgetpgrp(fd))
+            if seconds_of(begin) > running + 0.1:
+                break
+            select.select([fd], [], [], 0.002)
     answer("", "shell$ ")
     answer(place.quern + "\n", "qn> ")
     answer("(1,\r", "... ")
@@ -1155,7 +1056,7 @@ STATUS = re.compile(r"-- more \((\d+) %\): Space goes on, q ends --")
 def pages(p, text, key, most=60):
     """Types a line whose answer is long, and `key` at the end of each page; the pages, without the status lines."""
     p.type(text)
-    p.type("\r", settle=0.3)
+    p.type("\r")
     shown, part = [], 0
     for _ in range(most):
         p.wait(lambda: STATUS.fullmatch(p.line()) or p.line() == "qn>", "the end of a page, or the prompt")
@@ -1251,7 +1152,7 @@ def case_errors_go_on(place):
     p = Prompt(place, rows=50)
     p.answer("let a = 1")
     for text in ("1 / ", "error(\"mine\")", "[1, 2", "x y z", "zeros(-1)", "(" * 500, "\"open", "load(\"nowhere.npy\")", "fn f(x) = f(x)\nf(1)", "let", "}"):
-        p.type(paste(text) + "\r", settle=0.25)
+        p.type(paste(text) + "\r")
         p.type(ctrl("c"))
         p.wait(lambda: p.line() == "qn>", "the prompt")
         p.type(ctrl("l"))
@@ -1265,7 +1166,7 @@ def case_errors_go_on(place):
 def case_echo(place):
     """Values that are huge are shown in part."""
     p = Prompt(place, rows=30)
-    p.type('let s = "line\\n"; for _ in 0..16 { s = s + s }; s\r', settle=0.5)
+    p.type('let s = "line\\n"; for _ in 0..16 { s = s + s }; s\r')
     p.wait(lambda: p.screen.lines()[-3:] == ["line", "... 325683 bytes more; print(_) shows all", "qn>"], "a cut")
     p.answer("ones(1000, 1000).shape", "(1000, 1000)")
     ends_well(p)
@@ -1357,8 +1258,8 @@ def case_import_of_what_a_changed_file_is_imported_by(place):
 def case_type_ahead(place):
     """What is typed while something runs comes to the prompt."""
     p = Prompt(place)
-    p.type("let i = 0; while i < 3000000 { i += 1 }\r", settle=0.05)
-    p.type("i + 1\r", settle=0.3)
+    p.type("let i = 0; while i < 3000000 { i += 1 }\r", patience=0)
+    p.type("i + 1\r")
     p.wait(lambda: "3000001" in p.screen.lines(), "the value")
     ends_well(p)
 
@@ -1391,7 +1292,7 @@ def case_tour(place):
     for _, inputs in tour():
         for lines, answer in inputs:
             for line in lines:
-                p.type(line[4:].lstrip() + "\r", settle=0.05)
+                p.type(line[4:].lstrip() + "\r", patience=0)
             want = [*lines, *answer, "qn>"]
             p.wait(lambda: anonymous(p.screen.logical()[-len(want):]) == anonymous(want), "\n".join(want), 60)
     ends_well(p)
@@ -1429,12 +1330,12 @@ def case_fuzz(place):
                     n = rng.randrange(1, 12)
                     some, keys = keys[:n], keys[n:]
                     done += some
-                    p.type("".join(some), settle=0.01)
+                    p.type("".join(some), patience=0)
                 if rng.random() < 0.2:
                     p.type(bytes(rng.choice([rng.randrange(256), 27, 91, 0x41 + rng.randrange(20)]) for _ in range(30))
-                           .translate(None, b"\x03\x04\x0a\x0d\x1a"), settle=0.1)
-                p.type(ctrl("g"), settle=0.06)  # ends a search or menu
-                p.type(ctrl("g"), settle=0.1)
+                           .translate(None, b"\x03\x04\x0a\x0d\x1a"))
+                p.type(ctrl("g"), patience=0)  # ends a search or menu
+                p.type(ctrl("g"))
                 need(p.status is None, f"it ended with status {p.status}")
                 compared += int(check_shown(p, rng) or 0)
             except AssertionError as e:
@@ -1461,7 +1362,7 @@ def check_shown(p, rng):
     """What is shown is what a fresh drawing shows; submitted as a comment, it is what the history has."""
     at = p.screen.cursor()
     before = content(p.screen.lines(), at[0])
-    p.type(ctrl("l"), settle=0.15)
+    p.type(ctrl("l"))
     now = p.screen.cursor()
     fresh = content(p.screen.lines(), now[0])
     compared = len(fresh[0]) < p.screen.height and before[0] and before[0][0].startswith("qn>")
@@ -1469,14 +1370,14 @@ def check_shown(p, rng):
         need(before == fresh and at[1] == now[1], f"drawn afresh it differs: {before} {at}, {fresh} {now}")
     # A comment has one line, so all lines but the first are joined to it: Ctrl-K at their ends.
     p.type("\x1b<" + (ctrl("e") + ctrl("k")) * 200)
-    p.type("\x1b<# " + ctrl("e"), settle=0.15)
+    p.type("\x1b<# " + ctrl("e"))
     rows = p.screen.logical()
     # A text higher than the screen is shown without its first rows, prompt and all: then there is no line to compare.
     first = max((i for i, r in enumerate(rows) if r.startswith("qn>")), default=len(rows))
     while len(rows) > first + 1 and not rows[-1]:
         rows.pop()
     shown = rows[first:]
-    p.type("\r", settle=0.1)
+    p.type("\r")
     p.wait(lambda: p.line() == "qn>" or p.status is not None, "the next prompt", 10)
     if len(shown) == 1 and "\t" not in p.place.history()[-1]:
         need("qn> " + p.place.history()[-1] == shown[0], f"{p.place.history()[-1]!r} was submitted, {shown[0]!r} shown")
