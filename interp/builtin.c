@@ -34,7 +34,7 @@ static bool axis_of(qn_vm *vm, op_id op, qn_value v, int rank, int *out) {
   }
   if (!index_int(vm, v, "axis", &i)) return false;
   if (i < -rank || i >= rank) {
-    raise(vm, E_axis, SPAN_NONE, "%s: axis %lld of an array of rank %d", op_rows[op].name, (long long)i, rank);
+    raise_error(vm, E_axis, SPAN_NONE, "%s: axis %lld of an array of rank %d", op_rows[op].name, (long long)i, rank);
     return false;
   }
   *out = (int)(i < 0 ? i + rank : i);
@@ -50,7 +50,7 @@ static bool axes_of(qn_vm *vm, op_id op, qn_value v, int rank, uint8_t *mask) {
     int axis;
     if (!axis_of(vm, op, l ? l->items[i] : v, rank, &axis)) return false;
     if (*mask & 1u << axis) {
-      raise(vm, E_axis, SPAN_NONE, "%s: axis %d is named twice", op_rows[op].name, axis);
+      raise_error(vm, E_axis, SPAN_NONE, "%s: axis %d is named twice", op_rows[op].name, axis);
       return false;
     }
     *mask |= (uint8_t)(1u << axis);
@@ -63,19 +63,19 @@ static qn_value call_along(qn_vm *vm, op_id op, const qn_value *args) {
   int rank = rank_of(args[0]);
   if (op_rows[op].klass == CLASS_REDUCE) {
     if (!axes_of(vm, op, args[1], rank, &attr.axes)) return value_error();
-    if (!value_is(args[2], TAG_BOOL)) return raise(vm, E_type, SPAN_NONE, "%s: keepdims is a bool", op_rows[op].name);
+    if (!value_is(args[2], TAG_BOOL)) return raise_error(vm, E_type, SPAN_NONE, "%s: keepdims is a bool", op_rows[op].name);
     attr.keepdims = args[2].u.i != 0;
     return op_apply(vm, op, args, 1, &attr);
   }
   int axis = 0;
   if (value_is(args[1], TAG_NIL)) {
     if (rank > 1)
-      return raise(vm, E_axis, SPAN_NONE, "%s of an array of rank %d needs axis: the axis it runs along",
+      return raise_error(vm, E_axis, SPAN_NONE, "%s of an array of rank %d needs axis: the axis it runs along",
                    op_rows[op].name, rank);
   } else if (!axis_of(vm, op, args[1], rank, &axis)) {
     return value_error();
   }
-  if (rank == 0) return raise(vm, E_rank, SPAN_NONE, "%s needs an array of rank 1 or more", op_rows[op].name);
+  if (rank == 0) return raise_error(vm, E_rank, SPAN_NONE, "%s needs an array of rank 1 or more", op_rows[op].name);
   attr.axes = (uint8_t)(1u << axis);
   return op_apply(vm, op, args, 1, &attr);
 }
@@ -224,7 +224,7 @@ builtin_info *builtin_row(qn_vm *vm, const qn_fn *fn) {
     uint32_t i = ip->nbuiltins;
     while (i > 0 && ip->builtins[i - 1].def.call != def->call) i--;
     if (i == 0) {
-      raise(vm, E_internal, SPAN_NONE, "the builtin %s is not in the table", def->name);
+      raise_error(vm, E_internal, SPAN_NONE, "the builtin %s is not in the table", def->name);
       return NULL;
     }
     info = &ip->builtins[i - 1];

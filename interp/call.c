@@ -52,8 +52,8 @@ static bool fail_arity(qn_vm *vm, qn_value f, uint32_t given, const qn_str *miss
   arity_text(vm, f, &t);
   if (value_fn(f)->head.flags == FN_BUILTIN) {
     const char *name = ((const builtin_def *)value_fn(f)->code)->name,
-               *cure = foreign_cure(FOREIGN_CALL, name, strlen(name));
-    if (cure) text_addf(&t, "; %s", cure);
+               *hint = foreign_hint(FOREIGN_CALL, name, strlen(name));
+    if (hint) text_addf(&t, "; %s", hint);
   }
   const builtin_info *info = !missing && value_fn(f)->head.flags == FN_BUILTIN ? builtin_of(vm, value_fn(f)) : NULL;
   if (info && info->def.effect == BUILTIN_PURE && strcmp(info->sig.params[0].name->text, "f") == 0) {
@@ -126,7 +126,7 @@ static qn_value run_recorded(void *ctx) {
   qn_value own = r->fp[-1];
   vm_owned held;
   vm_own(r->vm, &held, vm_drop_value, &own);
-  r->fp[-1] = value_retain(r->site->fn); /* perhaps a stand-in with traced captures */
+  r->fp[-1] = value_retain(r->site->fn); /* perhaps a tracer with traced captures */
   qn_value v = run_body(r->vm, r->code, r->fp);
   vm_disown(r->vm, &held);
   value_release(r->vm, r->fp[-1]);
@@ -172,7 +172,7 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
   if (!at.source) at = interp_of(vm)->place.calling;
   if (vm->rec) {
     rec_enter(vm, at, &code->anchor);
-    if (rec_lanes(vm)) {
+    if (rec_in_vmap(vm)) {
       rec_frame frame;
       rec_frame_enter(vm, &frame, false, (rec_slots){NULL, 0});
       r = rec_call_leave(vm, &frame, run_body(vm, code, fp));
@@ -387,15 +387,15 @@ static bool fail_keyword(qn_vm *vm, const params *p, const qn_str *name, bool re
   for (uint32_t i = 0; i < p->n && n < MOST; i++)
     if (!param_rest(p, i)) names[n++] = param_name(p, i)->text;
   text_addf(&t, repeated ? "argument '%s' is given twice" : "there is no parameter '%s'", name->text);
-  const char *cure = NULL;
+  const char *hint = NULL;
   if (!repeated && p->info) {
     char own[64];
     int len = snprintf(own, sizeof own, "%s.%s", p->info->def.name, name->text);
-    if (len > 0 && (size_t)len < sizeof own) cure = foreign_cure(FOREIGN_KEYWORD, own, (size_t)len);
+    if (len > 0 && (size_t)len < sizeof own) hint = foreign_hint(FOREIGN_KEYWORD, own, (size_t)len);
   }
-  if (!repeated && !cure) cure = foreign_cure(FOREIGN_KEYWORD, name->text, name->len);
-  if (cure)
-    text_addf(&t, ": %s", cure);
+  if (!repeated && !hint) hint = foreign_hint(FOREIGN_KEYWORD, name->text, name->len);
+  if (hint)
+    text_addf(&t, ": %s", hint);
   else if (!repeated && text_nearest(&near, name->text, names, n) && !near.failed)
     text_addf(&t, "; nearest: %s", near.text);
   arity_text(vm, p->f, &t);
@@ -485,7 +485,7 @@ static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nk
       if (vm->rec) rec_at(vm, at);
       r = convert_dtype(vm, (qn_dtype)f.u.i, *pos);
     } else {
-      raise(vm, E_arity, SPAN_NONE, "%s(x) converts one value", dtype_rows[f.u.i].name);
+      raise_error(vm, E_arity, SPAN_NONE, "%s(x) converts one value", dtype_rows[f.u.i].name);
     }
     goto out;
   }
@@ -553,7 +553,7 @@ out:
 }
 
 static bool positional_first(qn_vm *vm, span at) {
-  raise(vm, E_keyword, at, "positional arguments stand before keywords");
+  raise_error(vm, E_keyword, at, "positional arguments stand before keywords");
   return false;
 }
 
@@ -1322,7 +1322,7 @@ static __attribute__((noinline, cold)) qn_value fail_method(qn_vm *vm, n_call *n
   text_buf t, near;
   text_init(&t, vm);
   text_init(&near, vm);
-  const char *cure = NULL;
+  const char *hint = NULL;
   bool field = value_is(receiver, TAG_ARRAY) && is_array_field(n->method);
   if (field) {
     text_addf(&t, "'%s' is a field of arrays, not a function: x.%s, without parentheses", n->method->text,
@@ -1331,10 +1331,10 @@ static __attribute__((noinline, cold)) qn_value fail_method(qn_vm *vm, n_call *n
     text_adds(&t, "neither a field of ");
     text_kind(&t, receiver);
     text_addf(&t, " nor a function is named '%s'", n->method->text);
-    cure = foreign_cure(foreign_member(receiver), n->method->text, n->method->len);
+    hint = foreign_hint(foreign_member(receiver), n->method->text, n->method->len);
   }
-  if (cure)
-    text_addf(&t, ": %s", cure);
+  if (hint)
+    text_addf(&t, ": %s", hint);
   else if (!field && text_nearest(&near, n->method->text, l.names, l.n) && !near.failed)
     text_addf(&t, "; nearest: %s", near.text);
   text_free(&near);
@@ -1383,7 +1383,7 @@ qn_value eval_method(qn_vm *vm, node *h, qn_value *fp) {
   if (n->lost && is_builtin_method(n, f)) {
     value_release(vm, f);
     value_release(vm, receiver);
-    return raise(vm, E_lost_value, n->h.at, "%s", n->lost->text);
+    return raise_error(vm, E_lost_value, n->h.at, "%s", n->lost->text);
   }
   if (f.head == TAG_UNSET) {
     fail_method(vm, n, receiver);
@@ -1420,7 +1420,7 @@ static const fn_code *library_code(qn_vm *vm, const n_call *c) {
   return s && s->library ? code : NULL;
 }
 
-/* The call gave a value that nothing takes. Names of the cure are those of the call where they are variables. */
+/* The call gave a value that nothing takes. Names of the hint are those of the call where they are variables. */
 static __attribute__((noinline, cold)) qn_value fail_lost_result(qn_vm *vm, const n_call *c, const fn_code *code) {
   text_buf t, call;
   text_init(&t, vm);
@@ -1450,7 +1450,7 @@ static __attribute__((noinline, cold)) qn_value fail_lost_result(qn_vm *vm, cons
 
 qn_value eval_lost_builtin(qn_vm *vm, node *h, qn_value *fp) {
   const n_lost *n = (const n_lost *)h;
-  if (n->cell->value.head == TAG_UNSET) return raise(vm, E_lost_value, n->h.at, "%s", n->lost->text);
+  if (n->cell->value.head == TAG_UNSET) return raise_error(vm, E_lost_value, n->h.at, "%s", n->lost->text);
   return eval(vm, n->call, fp);
 }
 

@@ -20,7 +20,7 @@ static bool append_spread(qn_vm *vm, qn_list *out, qn_value v, span at) {
     const qn_range *r = value_range(v);
     int64_t n = range_length(r);
     if (n > INT32_MAX) {
-      raise(vm, E_too_large, SPAN_NONE, "%lld items are too many for a list", (long long)n);
+      raise_error(vm, E_too_large, SPAN_NONE, "%lld items are too many for a list", (long long)n);
       ok = false;
     }
     for (int64_t i = 0; ok && i < n; i++) ok = !vm_poll(vm) && list_push(vm, out, value_int(range_item(r, i)));
@@ -306,11 +306,11 @@ static __attribute__((cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_s
       text_addf(&t, ", and map(xs, fn(r) r.%s) those of all", name->text);
   }
   bool record = value_is(v, TAG_RECORD), module = value_is(v, TAG_MODULE);
-  bool cured = !record && !module && !is_array_field(name);
-  const char *cure = cured ? foreign_cure(foreign_member(v), name->text, name->len) : NULL;
-  if (cure) text_addf(&t, ": %s", cure);
-  bool function = !cure && !module && names_function(vm, name);
-  if (!cure && (record || !function)) add_names(&t, vm, name->text, names, n, "it has");
+  bool hintd = !record && !module && !is_array_field(name);
+  const char *hint = hintd ? foreign_hint(foreign_member(v), name->text, name->len) : NULL;
+  if (hint) text_addf(&t, ": %s", hint);
+  bool function = !hint && !module && names_function(vm, name);
+  if (!hint && (record || !function)) add_names(&t, vm, name->text, names, n, "it has");
   if (function) text_addf(&t, "; a function is called with parentheses: x.%s()", name->text);
   if (record && !function) text_by_key(vm, &t, mark);
   return raise_text(vm,
@@ -325,7 +325,7 @@ static qn_value array_field(qn_vm *vm, qn_value v, const qn_str *name, span mark
   const char *s = name->text;
   if (s[0] == 'T' && s[1] == 0) {
     if (a->rank > 2)
-      return raise(vm, E_rank, mark, "T is for arrays of rank 2 or less; permute or transpose names the axes");
+      return raise_error(vm, E_rank, mark, "T is for arrays of rank 2 or less; permute or transpose names the axes");
     if (a->rank < 2) return value_retain(v);
     if (!vm->rec && !array_pending(a)) {
       int64_t shape[2] = {a->shape[1], a->shape[0]}, strides[2] = {a->strides[1], a->strides[0]};
@@ -369,7 +369,7 @@ qn_value field_of(qn_vm *vm, qn_value v, qn_str *name, span mark, field_cache *c
     global_cell *c = scope_find(m->scope, name);
     if (!c || !c->declared) return no_field(vm, v, name, mark);
     if (c->value.head == TAG_UNSET)
-      return raise(vm, E_unset, mark, "'%s' of module %s has no value yet", name->text, m->name->text);
+      return raise_error(vm, E_unset, mark, "'%s' of module %s has no value yet", name->text, m->name->text);
     if (vm->rec) return rec_global(vm, &c->rec, &c->value, c->name);
     return value_retain(c->value);
   }

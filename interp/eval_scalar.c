@@ -98,7 +98,7 @@ qn_value eval_local(qn_vm *vm, node *n, qn_value *fp) {
 }
 
 static __attribute__((noinline, cold)) qn_value global_unset(qn_vm *vm, node *n, global_cell *c) {
-  if (c->declared) return raise(vm, E_unset, n->at, "'%s' is used before it has a value", c->name->text);
+  if (c->declared) return raise_error(vm, E_unset, n->at, "'%s' is used before it has a value", c->name->text);
   undefined_name u = {c->name, ((n_global *)n)->near, n->at, 0, ((n_global *)n)->size};
   return raise_undefined(vm, interp_of(vm)->main, &u);
 }
@@ -115,7 +115,7 @@ qn_value eval_global(qn_vm *vm, node *n, qn_value *fp) {
   return value_retain(c->value);
 }
 
-/* The function value stands below the frame. While recording it may be a stand-in whose captures are traced (rec_call). */
+/* The function value stands below the frame. While recording it may be a tracer whose captures are traced (rec_call). */
 qn_value eval_capture(qn_vm *vm, node *n, qn_value *fp) {
   (void)vm;
   return value_retain(value_fn(fp[-1])->captures[n->slot]);
@@ -155,13 +155,13 @@ op_id op_of_ast(ast_op op) {
 }
 
 static qn_value fail_overflow(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
-  return raise(vm, E_overflow, n->mark, "%lld %s %lld does not fit 64 bits", (long long)a.u.i,
+  return raise_error(vm, E_overflow, n->mark, "%lld %s %lld does not fit 64 bits", (long long)a.u.i,
                ast_op_spelling((ast_op)n->op), (long long)b.u.i);
 }
 
 static qn_value int_pow(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   if (b.u.i < 0) {
-    return raise(vm, E_neg_exponent, n->mark, "%lld ** %lld: a negative exponent needs a float, %lld.0 ** %lld",
+    return raise_error(vm, E_neg_exponent, n->mark, "%lld ** %lld: a negative exponent needs a float, %lld.0 ** %lld",
                  (long long)a.u.i, (long long)b.u.i, (long long)a.u.i, (long long)b.u.i);
   }
   int64_t base = a.u.i, result = 1;
@@ -180,16 +180,16 @@ static qn_value int_binary(qn_vm *vm, const n_binary *n, qn_value a, qn_value b)
   case AST_OP_mul: return __builtin_mul_overflow(x, y, &r) ? fail_overflow(vm, n, a, b) : value_int(r);
   case AST_OP_div:
     if (y == 0)
-      return raise(vm, E_div_zero, n->mark, "%lld / 0; of floats, as in %lld.0 / 0, it is no error", (long long)x,
+      return raise_error(vm, E_div_zero, n->mark, "%lld / 0; of floats, as in %lld.0 / 0, it is no error", (long long)x,
                    (long long)x);
     return value_float((double)x / (double)y);
   case AST_OP_floordiv:
-    if (y == 0) return raise(vm, E_div_zero, n->mark, "%lld // 0", (long long)x);
+    if (y == 0) return raise_error(vm, E_div_zero, n->mark, "%lld // 0", (long long)x);
     if (y == -1) return __builtin_sub_overflow((int64_t)0, x, &r) ? fail_overflow(vm, n, a, b) : value_int(r);
     r = x / y;
     return value_int(r - (x % y != 0 && (x < 0) != (y < 0)));
   case AST_OP_mod:
-    if (y == 0) return raise(vm, E_div_zero, n->mark, "%lld %% 0", (long long)x);
+    if (y == 0) return raise_error(vm, E_div_zero, n->mark, "%lld %% 0", (long long)x);
     if (y == -1) return value_int(0);
     r = x % y;
     return value_int(r + (r != 0 && (r < 0) != (y < 0) ? y : 0));
@@ -202,7 +202,7 @@ static qn_value int_binary(qn_vm *vm, const n_binary *n, qn_value a, qn_value b)
   case AST_OP_ge: return value_bool(x >= y);
   case AST_OP_bitor: return value_int(x | y);
   case AST_OP_bitand: return value_int(x & y);
-  default: return raise(vm, E_type, n->mark, "%s takes arrays, not two ints", ast_op_spelling((ast_op)n->op));
+  default: return raise_error(vm, E_type, n->mark, "%s takes arrays, not two ints", ast_op_spelling((ast_op)n->op));
   }
 }
 
@@ -238,10 +238,10 @@ static bool join(qn_vm *vm, const n_binary *n, qn_value *a, qn_value b) {
 static __attribute__((noinline)) qn_value product(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   const qn_array *x = value_array(a), *y = value_array(b);
   if (x->rank == 0 || y->rank == 0)
-    return raise(vm, E_matmul_shape, n->mark, "@ needs arrays of rank 1 or more; * multiplies by a number");
+    return raise_error(vm, E_matmul_shape, n->mark, "@ needs arrays of rank 1 or more; * multiplies by a number");
   int64_t k = x->shape[x->rank - 1], l = y->shape[y->rank == 1 ? 0 : y->rank - 2];
   if (k != l) {
-    return raise(vm, E_matmul_shape, n->mark,
+    return raise_error(vm, E_matmul_shape, n->mark,
                  "matrix product: the last axis of the left operand is %lld, axis %d of the right one is %lld",
                  (long long)k, y->rank == 1 ? 0 : -2, (long long)l);
   }
@@ -874,7 +874,7 @@ eval_fn accumulate_eval(const n_binary *n) {
 qn_value eval_add_global(qn_vm *vm, node *h, qn_value *fp) {
   const n_assign *a = (const n_assign *)h;
   const n_binary *n = (const n_binary *)a->value;
-  global_cell *c = a->place->cell;
+  global_cell *c = a->target->cell;
   if (vm->rec || c->value.head == TAG_UNSET) return eval_set_global(vm, h, fp);
   qn_value b = eval(vm, n->b, fp), r;
   if (value_stops(b)) return b;
@@ -887,7 +887,7 @@ qn_value eval_add_global(qn_vm *vm, node *h, qn_value *fp) {
   } else if (!binary_into(vm, n, &c->value, b)) {
     return value_error();
   }
-  cell_defined(vm, c, a->place->at);
+  cell_defined(vm, c, a->target->at);
   return value_nil();
 }
 
@@ -900,7 +900,7 @@ qn_value eval_unary(qn_vm *vm, node *h, qn_value *fp) {
   if (a.head == TAG_INT) {
     if (!neg) return value_int(~a.u.i);
     if (a.u.i != INT64_MIN) return value_int(-a.u.i);
-    return raise(vm, E_overflow, n->mark, "-(%lld) does not fit 64 bits", (long long)a.u.i);
+    return raise_error(vm, E_overflow, n->mark, "-(%lld) does not fit 64 bits", (long long)a.u.i);
   }
   if (a.head == TAG_FLOAT && neg) return value_float(-a.u.f);
   if (a.head == TAG_BOOL && !neg) return value_bool(!a.u.i);

@@ -80,47 +80,47 @@ static bool is_traced(qn_value v) {
 }
 
 /* A loop while the lanes of a vmap are open (rec.h); not on the stack, where recursion through loops would feel it. */
-typedef struct lanes_loop {
+typedef struct vmap_loop {
   struct recording *rec;
   rec_frame frame;
   vm_owned held;
   qn_value *slots[SITE_MAX];
-} lanes_loop;
+} vmap_loop;
 
-static void lanes_loop_drop(qn_vm *vm, void *what) {
-  lanes_loop *l = what;
+static void vmap_loop_drop(qn_vm *vm, void *what) {
+  vmap_loop *l = what;
   rec_frame_drop(l->rec, &l->frame);
   mem_free(vm, l, sizeof *l);
 }
 
 /* *out: NULL where no lanes are open. */
-static bool lanes_loop_begin(qn_vm *vm, lanes_loop **out, const node *h, const site *s, qn_value *fp) {
+static bool vmap_loop_begin(qn_vm *vm, vmap_loop **out, const node *h, const site *s, qn_value *fp) {
   *out = NULL;
-  if (__builtin_expect(!vm->rec, 1) || !rec_lanes(vm)) return true;
-  lanes_loop *l = mem_alloc(vm, sizeof *l);
+  if (__builtin_expect(!vm->rec, 1) || !rec_in_vmap(vm)) return true;
+  vmap_loop *l = mem_alloc(vm, sizeof *l);
   if (!l) return false;
   int count = site_slots(s, fp, l->slots);
   if (count < 0) {
     mem_free(vm, l, sizeof *l);
-    raise(vm, E_not_batched, h->at, "vmap: a loop here rebinds at most %d variables", SITE_MAX - 1);
+    raise_error(vm, E_not_batched, h->at, "vmap: a loop here rebinds at most %d variables", SITE_MAX - 1);
     return false;
   }
   l->rec = vm->rec;
   rec_frame_enter(vm, &l->frame, true, (rec_slots){l->slots, count});
-  vm_own(vm, &l->held, lanes_loop_drop, l);
+  vm_own(vm, &l->held, vmap_loop_drop, l);
   *out = l;
   return true;
 }
 
 /* After a body. False: the loop is over, and *r nil or the error value. */
-static bool lanes_loop_next(qn_vm *vm, lanes_loop *l, qn_value *r) {
+static bool vmap_loop_next(qn_vm *vm, vmap_loop *l, qn_value *r) {
   rec_exit how = exit_of(vm, r);
   int next = rec_loop_next(vm, &l->frame, how, *r);
   *r = next < 0 ? value_error() : value_nil();
   return next > 0;
 }
 
-static qn_value lanes_loop_end(qn_vm *vm, lanes_loop *l, qn_value r) {
+static qn_value vmap_loop_end(qn_vm *vm, vmap_loop *l, qn_value r) {
   if (!l) return r;
   vm_disown(vm, &l->held);
   rec_answer answer = rec_loop_leave(vm, &l->frame, !value_is_error(r));
@@ -137,7 +137,7 @@ static qn_value lanes_loop_end(qn_vm *vm, lanes_loop *l, qn_value r) {
 /* The predicate is the caller's. */
 static rec_answer offer_if(qn_vm *vm, n_if *n, qn_value predicate, qn_value *fp, qn_value *result) {
   qn_value *slots[SITE_MAX];
-  int count = n->site->escapes && !rec_lanes(vm) ? -1 : site_slots(n->site, fp, slots);
+  int count = n->site->escapes && !rec_in_vmap(vm) ? -1 : site_slots(n->site, fp, slots);
   if (count < 0) return REC_NOT_YET;
   arm then = {vm, n->then, fp}, otherwise = {vm, n->otherwise, fp};
   vm_owned held;
@@ -249,8 +249,8 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
   qn_value r = value_nil();
   if (!range_bound(vm, n->start, fp, "a range's start", &start, &r)) return r;
   if (!range_bound(vm, n->stop, fp, "a range's end", &stop, &r)) return r;
-  bool local = n->place->kind == PLACE_LOCAL, unused = n->place->kind == PLACE_NONE;
-  qn_value *variable = local ? &fp[n->place->slot] : NULL;
+  bool local = n->target->kind == LVALUE_LOCAL, unused = n->target->kind == LVALUE_NONE;
+  qn_value *variable = local ? &fp[n->target->slot] : NULL;
   if (vm->rec) {
     qn_range *range = range_new(vm, start, stop, 1);
     if (!range) return value_error();
@@ -263,8 +263,8 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
     if (answer == REC_DONE || answer == REC_FAILED) return answer == REC_DONE ? value_nil() : value_error();
   }
   node *body = n->body;
-  lanes_loop *lanes;
-  if (!lanes_loop_begin(vm, &lanes, h, n->site, fp)) return value_error();
+  vmap_loop *lanes;
+  if (!vmap_loop_begin(vm, &lanes, h, n->site, fp)) return value_error();
   for (int64_t i = start; i < stop; i++) {
     if (__builtin_expect(vm_poll_between(vm), 0)) {
       raise_at(vm, h->at);
@@ -274,15 +274,15 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
     if (local) {
       if (value_is_heap(*variable)) value_release(vm, *variable);
       *variable = value_int(i);
-    } else if (!unused && !place_bind(vm, n->place, fp, value_int(i))) {
+    } else if (!unused && !lvalue_bind(vm, n->target, fp, value_int(i))) {
       r = value_error();
       break;
     }
     r = eval(vm, body, fp);
-    if (!(lanes ? lanes_loop_next(vm, lanes, &r) : next_iteration(vm, &r))) break;
+    if (!(lanes ? vmap_loop_next(vm, lanes, &r) : next_iteration(vm, &r))) break;
     r = value_nil();
   }
-  r = lanes_loop_end(vm, lanes, r);
+  r = vmap_loop_end(vm, lanes, r);
   if (local) slot_set(vm, variable, value_nil());
   return r;
 }
@@ -321,15 +321,15 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   }
   *vm->sp++ = it;
   if (vm->rec) {
-    qn_value *variable = n->place->kind == PLACE_LOCAL ? &fp[n->place->slot] : NULL;
+    qn_value *variable = n->target->kind == LVALUE_LOCAL ? &fp[n->target->slot] : NULL;
     rec_answer answer = offer_loop(vm, &n->anchor, h, n->site, it, NULL, n->body, variable, fp);
     if (answer == REC_DONE || answer == REC_FAILED) {
       vm_pop_to(vm, mark);
       return answer == REC_DONE ? value_nil() : value_error();
     }
   }
-  lanes_loop *lanes;
-  if (!lanes_loop_begin(vm, &lanes, h, n->site, fp)) {
+  vmap_loop *lanes;
+  if (!vmap_loop_begin(vm, &lanes, h, n->site, fp)) {
     vm_pop_to(vm, mark);
     return value_error();
   }
@@ -357,17 +357,17 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
       item = s ? value_obj(TAG_STR, s) : value_error();
     }
     }
-    if (value_is_error(item) || !place_bind(vm, n->place, fp, item)) {
+    if (value_is_error(item) || !lvalue_bind(vm, n->target, fp, item)) {
       raise_at(vm, n->iterable->at);
       r = value_error();
       break;
     }
     i += step;
     r = eval(vm, n->body, fp);
-    if (!(lanes ? lanes_loop_next(vm, lanes, &r) : next_iteration(vm, &r))) break;
+    if (!(lanes ? vmap_loop_next(vm, lanes, &r) : next_iteration(vm, &r))) break;
     r = value_nil();
   }
-  r = lanes_loop_end(vm, lanes, r);
+  r = vmap_loop_end(vm, lanes, r);
   if (shown) vm->hooks.progress(vm, len, len);
   vm_pop_to(vm, mark);
   for (uint32_t i = n->first; i < n->last; i++) slot_set(vm, &fp[i], value_nil());
@@ -376,14 +376,14 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
 
 /* A while loop in the lanes of a vmap, whose condition may be true in some of them. */
 static qn_value while_lanes(qn_vm *vm, n_while *n, qn_value *fp) {
-  lanes_loop *lanes;
-  if (!lanes_loop_begin(vm, &lanes, &n->h, n->site, fp)) return value_error();
+  vmap_loop *lanes;
+  if (!vmap_loop_begin(vm, &lanes, &n->h, n->site, fp)) return value_error();
   qn_value r = value_nil();
   for (;;) {
     qn_value c = eval(vm, n->cond, fp);
     int truth = -1;
     if (value_stops(c)) {
-      if (!lanes_loop_next(vm, lanes, &c)) {
+      if (!vmap_loop_next(vm, lanes, &c)) {
         r = c;
         break;
       }
@@ -408,9 +408,9 @@ static qn_value while_lanes(qn_vm *vm, n_while *n, qn_value *fp) {
     r = truth < 0 ? value_error() : value_nil();
     if (truth <= 0) break;
     r = eval(vm, n->body, fp);
-    if (!lanes_loop_next(vm, lanes, &r)) break;
+    if (!vmap_loop_next(vm, lanes, &r)) break;
   }
-  return lanes_loop_end(vm, lanes, r);
+  return vmap_loop_end(vm, lanes, r);
 }
 
 qn_value eval_while(qn_vm *vm, node *h, qn_value *fp) {
@@ -418,7 +418,7 @@ qn_value eval_while(qn_vm *vm, node *h, qn_value *fp) {
   if (vm->rec) {
     rec_answer answer = offer_loop(vm, &n->anchor, h, n->site, value_unset(), n->cond, n->body, NULL, fp);
     if (answer == REC_DONE || answer == REC_FAILED) return answer == REC_DONE ? value_nil() : value_error();
-    if (rec_lanes(vm)) return while_lanes(vm, n, fp);
+    if (rec_in_vmap(vm)) return while_lanes(vm, n, fp);
   }
   for (;;) {
     qn_value c = eval(vm, n->cond, fp);
@@ -458,7 +458,7 @@ qn_value eval_return(qn_vm *vm, node *h, qn_value *fp) {
 qn_value eval_import(qn_vm *vm, node *h, qn_value *fp) {
   (void)fp;
   n_import *n = (n_import *)h;
-  if (memchr(n->name->text, 0, n->name->len)) return raise(vm, E_import, n->mark, "the name of a module holds no NUL");
+  if (memchr(n->name->text, 0, n->name->len)) return raise_error(vm, E_import, n->mark, "the name of a module holds no NUL");
   qn_value m = import_module(vm, n->from, n->name->text, n->path, n->mark);
   if (value_is_error(m)) {
     raise_at(vm, n->mark);

@@ -121,7 +121,7 @@ bool index_slice_of(qn_vm *vm, qn_value start, qn_value stop, qn_value step, ind
   if (!value_is(step, TAG_NIL)) {
     if (!index_int(vm, step, "a slice's step", &out->step)) return false;
     if (out->step == 0) {
-      raise(vm, E_index_kind, SPAN_NONE, "a slice's step cannot be 0");
+      raise_error(vm, E_index_kind, SPAN_NONE, "a slice's step cannot be 0");
       return false;
     }
   }
@@ -146,7 +146,7 @@ bool index_position(qn_vm *vm, int64_t i, int64_t n, const char *what, int64_t *
   *out = i < 0 ? i + n : i;
   if (*out >= 0 && *out < n) return true;
   bool next = i == n && strcmp(what, "list") == 0;
-  raise(vm, E_index, SPAN_NONE, "index %lld is out of bounds for a %s of %lld%s", (long long)i, what, (long long)n,
+  raise_error(vm, E_index, SPAN_NONE, "index %lld is out of bounds for a %s of %lld%s", (long long)i, what, (long long)n,
         next ? ", whose items count from 0; xs = append(xs, v) adds one" : "");
   return false;
 }
@@ -181,7 +181,7 @@ typedef struct index_plan {
 } index_plan;
 
 static bool too_many(qn_vm *vm, const qn_array *x, int given) {
-  raise(vm, E_index_kind, SPAN_NONE, "an array of rank %d takes at most %d ind%s, not %d", x->rank, x->rank,
+  raise_error(vm, E_index_kind, SPAN_NONE, "an array of rank %d takes at most %d ind%s, not %d", x->rank, x->rank,
         x->rank == 1 ? "ex" : "ices", given);
   return false;
 }
@@ -189,7 +189,7 @@ static bool too_many(qn_vm *vm, const qn_array *x, int given) {
 static bool plan_int(qn_vm *vm, const qn_array *x, int axis, int64_t i, index_plan *p) {
   int64_t n = x->shape[axis], at = i < 0 ? i + n : i;
   if (at < 0 || at >= n) {
-    raise(vm, E_index, SPAN_NONE, "index %lld is out of bounds for axis %d of size %lld", (long long)i, axis,
+    raise_error(vm, E_index, SPAN_NONE, "index %lld is out of bounds for axis %d of size %lld", (long long)i, axis,
           (long long)n);
     return false;
   }
@@ -210,7 +210,7 @@ static bool plan_items(qn_vm *vm, const qn_array *x, const index_item *items, in
   }
   if (used > x->rank) return too_many(vm, x, used);
   if (ellipses > 1) {
-    raise(vm, E_index_kind, SPAN_NONE, "an index has at most one ...");
+    raise_error(vm, E_index_kind, SPAN_NONE, "an index has at most one ...");
     return false;
   }
   int axis = 0, runs = 0;
@@ -251,12 +251,12 @@ static bool plan_items(qn_vm *vm, const qn_array *x, const index_item *items, in
         if (item->kind == INDEX_MASK) {
           const qn_array *m = value_array(item->array);
           if (axes == 0) {
-            raise(vm, E_index_kind, SPAN_NONE, "a bool without axes is not an index; where(c, a, b) chooses");
+            raise_error(vm, E_index_kind, SPAN_NONE, "a bool without axes is not an index; where(c, a, b) chooses");
             return false;
           }
           for (int k = 0; k < axes; k++) {
             if (m->shape[k] == x->shape[axis + k]) continue;
-            raise(vm, E_index, SPAN_NONE, "the mask has size %lld along axis %d, where the array has %lld",
+            raise_error(vm, E_index, SPAN_NONE, "the mask has size %lld along axis %d, where the array has %lld",
                   (long long)m->shape[k], axis + k, (long long)x->shape[axis + k]);
             return false;
           }
@@ -271,7 +271,7 @@ static bool plan_items(qn_vm *vm, const qn_array *x, const index_item *items, in
     }
     }
     if (p->rank > ARRAY_MAX_RANK) {
-      raise(vm, E_rank, SPAN_NONE, "the result would have more than %d axes", ARRAY_MAX_RANK);
+      raise_error(vm, E_rank, SPAN_NONE, "the result would have more than %d axes", ARRAY_MAX_RANK);
       return false;
     }
   }
@@ -436,7 +436,7 @@ static int joint_rank(const operands *o, int first) {
 /* Do the joint axes and `others` behind them make an array? */
 static bool check_rank(qn_vm *vm, int joint, int others) {
   if (joint + others <= ARRAY_MAX_RANK) return true;
-  raise(vm, E_rank, SPAN_NONE, "the result would have more than %d axes", ARRAY_MAX_RANK);
+  raise_error(vm, E_rank, SPAN_NONE, "the result would have more than %d axes", ARRAY_MAX_RANK);
   return false;
 }
 
@@ -451,7 +451,7 @@ static bool joint_shape(qn_vm *vm, const operands *o, int first, int joint, int6
       if (*at == 1) {
         *at = a->shape[i];
       } else if (a->shape[i] != 1 && a->shape[i] != *at) {
-        raise(vm, E_broadcast, SPAN_NONE, "the index arrays do not broadcast together");
+        raise_error(vm, E_broadcast, SPAN_NONE, "the index arrays do not broadcast together");
         return false;
       }
     }
@@ -870,7 +870,7 @@ static bool element_put(qn_vm *vm, qn_value *x, const index_item *items, int n, 
     int64_t size = a->shape[i];
     at[i] = items[i].start < 0 ? items[i].start + size : items[i].start;
     if (at[i] < 0 || at[i] >= size) {
-      raise(vm, E_index, SPAN_NONE, "index %lld is out of bounds for axis %d of size %lld", (long long)items[i].start,
+      raise_error(vm, E_index, SPAN_NONE, "index %lld is out of bounds for axis %d of size %lld", (long long)items[i].start,
             i, (long long)size);
       return true;
     }

@@ -87,7 +87,7 @@ qn_value interp_convert_number(qn_vm *vm, qn_dtype dtype, qn_value v) {
 qn_value convert_dtype(qn_vm *vm, qn_dtype dtype, qn_value v) {
   op_attr attr = {.dtype = (uint8_t)dtype};
   if ((int)dtype >= DTYPE_PUBLIC)
-    return raise(vm, E_dtype, SPAN_NONE, "%s is reserved: no array has it yet", dtype_rows[dtype].name);
+    return raise_error(vm, E_dtype, SPAN_NONE, "%s is reserved: no array has it yet", dtype_rows[dtype].name);
   if (value_is(v, TAG_ARRAY)) {
     if (value_array(v)->dtype == dtype) return value_retain(v);
     return op_apply(vm, OP_cast, &v, 1, &attr);
@@ -158,7 +158,7 @@ static qn_value stack_items(qn_vm *vm, qn_value *items, size_t n, int dtype) {
     for (int k = 0; k < rank && same; k++) same = shape[k] == shape2[k];
     if (!same) return fail_ragged(vm, rank, shape, rank2, shape2);
   }
-  if (rank == ARRAY_MAX_RANK) return raise(vm, E_rank, SPAN_NONE, "arrays have at most %d axes", ARRAY_MAX_RANK);
+  if (rank == ARRAY_MAX_RANK) return raise_error(vm, E_rank, SPAN_NONE, "arrays have at most %d axes", ARRAY_MAX_RANK);
   qn_dtype d = stack_dtype(items, n, dtype);
   if (!vm->rec && n <= INT32_MAX) {
     qn_value now = eager_stack(vm, items, (int)n, 0, d);
@@ -170,7 +170,7 @@ static qn_value stack_items(qn_vm *vm, qn_value *items, size_t n, int dtype) {
     slot_set(vm, &items[i], a);
   }
   if (n == 1) return value_retain(items[0]);
-  if (n > INT32_MAX) return raise(vm, E_too_large, SPAN_NONE, "too many items");
+  if (n > INT32_MAX) return raise_error(vm, E_too_large, SPAN_NONE, "too many items");
   op_attr attr = {.axes = 1};
   return op_apply(vm, OP_concat, items, (int)n, &attr);
 }
@@ -292,7 +292,7 @@ static form collect(qn_vm *vm, const n_items *n, qn_value *fp, int dtype, litera
                     : value_is(v, TAG_ARRAY) && value_array(v)->rank ? value_array(v)->shape[0]
                                                                      : -1;
       if (len < 0) {
-        raise(vm, E_not_iterable, item->at, "only lists, ranges and arrays spread into an array");
+        raise_error(vm, E_not_iterable, item->at, "only lists, ranges and arrays spread into an array");
         ok = false;
       }
       for (int64_t k = 0; ok && k < len; k++) {
@@ -318,7 +318,7 @@ static form collect(qn_vm *vm, const n_items *n, qn_value *fp, int dtype, litera
   }
   if (l.rank == ARRAY_MAX_RANK) {
     vm_pop_to(vm, mark);
-    return stop(out, raise(vm, E_rank, SPAN_NONE, "arrays have at most %d axes", ARRAY_MAX_RANK));
+    return stop(out, raise_error(vm, E_rank, SPAN_NONE, "arrays have at most %d axes", ARRAY_MAX_RANK));
   }
   out->rank = l.rank + 1;
   out->shape[0] = (int64_t)count;

@@ -188,22 +188,22 @@ static const embedded_module *home_of(const builtin_table *table, const qn_str *
 }
 
 /* What a name that is not defined may have been meant to be, behind `before`; nothing if there is no guess. Where another
- * language's name has a cure, only names of the program itself are guessed besides. */
+ * language's name has a hint, only names of the program itself are guessed besides. */
 static void suggest(qn_vm *vm, const scope *s, const undefined_name *u, const char *before, text_buf *t) {
-  const char *cure = foreign_cure(FOREIGN_NAME, u->name->text, u->name->len);
-  if (!cure && behind_comment(vm, u->at)) cure = "a comment begins with #";
-  if (!cure && u->size) cure = "a size is a name that is an axis by itself, as n in f32[n]";
-  bool module = !cure && vm->builtins && embedded(vm->builtins, u->name->text);
+  const char *hint = foreign_hint(FOREIGN_NAME, u->name->text, u->name->len);
+  if (!hint && behind_comment(vm, u->at)) hint = "a comment begins with #";
+  if (!hint && u->size) hint = "a size is a name that is an axis by itself, as n in f32[n]";
+  bool module = !hint && vm->builtins && embedded(vm->builtins, u->name->text);
   if (module) text_addf(t, "%simport %s makes this module of the library known", before, u->name->text);
-  const embedded_module *home = cure || module || !vm->builtins ? NULL : home_of(vm->builtins, u->name);
+  const embedded_module *home = hint || module || !vm->builtins ? NULL : home_of(vm->builtins, u->name);
   if (home) text_addf(t, "%sit is %s.%s behind import %s", before, home->name, u->name->text, home->name);
   module |= home != NULL;
-  if (cure) text_addf(t, "%s%s", before, cure);
+  if (hint) text_addf(t, "%s%s", before, hint);
   names l = {.vm = vm};
   add_variables(&l, u->near);
   add_scope(&l, s, u->unit);
-  if (!cure && !module) add_scope(&l, s->outer, 0);
-  add_nearest(&l, u->name, cure || module ? "; " : before, t);
+  if (!hint && !module) add_scope(&l, s->outer, 0);
+  add_nearest(&l, u->name, hint || module ? "; " : before, t);
 }
 
 qn_value raise_undefined(qn_vm *vm, const scope *s, const undefined_name *u) {
@@ -422,7 +422,7 @@ static qn_value import_key(qn_vm *vm, scope *from, const char *key, span at, sco
 static char *read_file(qn_vm *vm, const char *path, size_t *len) {
   FILE *f = fopen(path, "rb");
   if (!f) {
-    raise(vm, E_file, SPAN_NONE, "cannot read %s: %s", path, strerror(errno));
+    raise_error(vm, E_file, SPAN_NONE, "cannot read %s: %s", path, strerror(errno));
     return NULL;
   }
   uint32_t cap = 0;
@@ -434,7 +434,7 @@ static char *read_file(qn_vm *vm, const char *path, size_t *len) {
     *len += n;
     if (n) continue;
     if (ferror(f)) {
-      raise(vm, E_file, SPAN_NONE, "cannot read %s: %s", path, strerror(errno));
+      raise_error(vm, E_file, SPAN_NONE, "cannot read %s: %s", path, strerror(errno));
       break;
     }
     fclose(f);
@@ -566,7 +566,7 @@ static qn_value import_again(qn_vm *vm, scope *from, scope *s, const char *path,
 
 static qn_value import_file(qn_vm *vm, scope *from, const char *path, span at) {
   char real[PATH_MAX];
-  if (!realpath(path, real)) return raise(vm, E_file, SPAN_NONE, "cannot read %s: %s", path, strerror(errno));
+  if (!realpath(path, real)) return raise_error(vm, E_file, SPAN_NONE, "cannot read %s: %s", path, strerror(errno));
   scope *s;
   qn_value r = import_key(vm, from, real, at, &s);
   if (s) {
@@ -667,7 +667,7 @@ static qn_value import_resolved(qn_vm *vm, scope *from, const char *name, span a
 bool interp_module_drop(qn_vm *vm, const char *key) {
   scope *s = loaded(vm, key);
   if (!s || s->state == SCOPE_LOADING) {
-    raise(vm, E_import, SPAN_NONE, s ? "the module '%s' is being loaded" : "no module is known by '%s'", key);
+    raise_error(vm, E_import, SPAN_NONE, s ? "the module '%s' is being loaded" : "no module is known by '%s'", key);
     return false;
   }
   forget_key(vm, s);
@@ -696,11 +696,11 @@ static qn_value fail_import(qn_vm *vm, const char *name, const char *tried, span
   text_init(&near, vm);
   text_addf(&t, "there is no module '%s'", name);
   if (tried) text_addf(&t, ": neither the file %s nor one in the standard library", tried);
-  const char *cure = foreign_cure(FOREIGN_IMPORT, name, strlen(name));
+  const char *hint = foreign_hint(FOREIGN_IMPORT, name, strlen(name));
   size_t len = strlen(name);
   bool path = strchr(name, '/') != NULL, ending = len > 3 && strcmp(name + len - 3, ".qn") == 0;
-  if (cure)
-    text_addf(&t, "; %s", cure);
+  if (hint)
+    text_addf(&t, "; %s", hint);
   else if (path && !ending)
     text_adds(&t, "; a path is given with its ending: \"./util.qn\"");
   else if (text_nearest(&near, name, list, n) && !near.failed)
@@ -827,7 +827,7 @@ qn_value interp_eval(qn_vm *vm, const char *name, const char *text, size_t len, 
 static global_cell *main_cell(qn_vm *vm, const char *name) {
   size_t len = strlen(name);
   if (!utf8_valid(name, len)) {
-    raise(vm, E_text, SPAN_NONE, "the name of a global is not UTF-8 at byte %zu", utf8_valid_prefix(name, len));
+    raise_error(vm, E_text, SPAN_NONE, "the name of a global is not UTF-8 at byte %zu", utf8_valid_prefix(name, len));
     return NULL;
   }
   qn_str *s = str_intern(vm, name, len);
@@ -973,7 +973,7 @@ bool interp_open(qn_vm *vm, const builtin_table *table) {
   vm->hooks.anchor = anchor_of;
   vm->hooks.fn_name = fn_name;
   vm->hooks.parameters = interp_parameters;
-  vm->hooks.looks = parse_looks;
+  vm->hooks.highlights = parse_highlights;
   vm->hooks.unwound = interp_unwound;
   ip->returned = value_nil();
   ip->drop_at = 1;

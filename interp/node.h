@@ -239,7 +239,7 @@ typedef struct n_block {
 } n_block;
 
 /* Where a value goes. */
-typedef enum place_kind { PLACE_NONE, PLACE_LOCAL, PLACE_GLOBAL, PLACE_PATH, PLACE_LIST, PLACE_RECORD } place_kind;
+typedef enum lvalue_kind { LVALUE_NONE, LVALUE_LOCAL, LVALUE_GLOBAL, LVALUE_PATH, LVALUE_LIST, LVALUE_RECORD } lvalue_kind;
 typedef struct path_step {
   qn_str *name; /* a field, or NULL: an index */
   span mark;
@@ -247,8 +247,8 @@ typedef struct path_step {
   uint32_t n, nvalues; /* index items, and the values they leave on the stack */
   node **items;
 } path_step;
-typedef struct place place;
-struct place {
+typedef struct lvalue lvalue;
+struct lvalue {
   uint8_t kind;
   bool defines; /* let: a new binding (a global need not have a value yet) */
   span at;
@@ -258,14 +258,14 @@ struct place {
   uint32_t n;       /* steps of a path, items of a list or record */
   uint32_t nvalues; /* stack values that evaluating the indices leaves, nested places included */
   path_step *steps;
-  place **items;
-  qn_str **fields; /* of PLACE_RECORD */
+  lvalue **items;
+  qn_str **fields; /* of LVALUE_RECORD */
 };
 
 typedef struct n_assign {
   node h;
   span mark;
-  place *place;
+  lvalue *target;
   node *value;
   uint8_t op;  /* ast_op of op=, or AST_OP_none */
   uint8_t row; /* op_id */
@@ -273,7 +273,7 @@ typedef struct n_assign {
 
 typedef struct n_for {
   node h;
-  place *place; /* where each item goes */
+  lvalue *target; /* where each item goes */
   node *iterable;
   node *start, *stop;   /* instead of iterable: `a..b` in the header */
   uint32_t first, last; /* slots of the pattern's variables */
@@ -410,11 +410,11 @@ qn_value eval_set_global(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_update(qn_vm *vm, node *n, qn_value *fp);     /* a path, plain or op= */
 qn_value eval_update_one(qn_vm *vm, node *n, qn_value *fp); /* x[i] = v for a local x */
 /* The evaluator for x.a.b = v, a path of fields. */
-eval_fn fields_eval(const place *p);
+eval_fn fields_eval(const lvalue *p);
 qn_value eval_add_fields(qn_vm *vm, node *n, qn_value *fp); /* x.a.b = x.a.b + e */
 qn_value eval_destructure(qn_vm *vm, node *n, qn_value *fp);
 /* Binds a value to a place without indices to evaluate (patterns). Takes over `v`. */
-QN_MUST_CHECK bool place_bind(qn_vm *vm, const place *p, qn_value *fp, qn_value v);
+QN_MUST_CHECK bool lvalue_bind(qn_vm *vm, const lvalue *p, qn_value *fp, qn_value v);
 
 /* call.c */
 qn_value eval_call(qn_vm *vm, node *n, qn_value *fp);

@@ -323,7 +323,7 @@ static const char *const *near_variables(resolver *r, const qn_str *name) {
 node *name_node(resolver *r, const ast_node *n, qn_str *name, bool callee) {
   function *f = r->fn;
   if (strcmp(name->text, "_") == 0 && !r->prompt) {
-    raise(r->vm, E_undefined, n->at, "_ binds nothing and has no value");
+    raise_error(r->vm, E_undefined, n->at, "_ binds nothing and has no value");
     return NULL;
   }
   variable *v = find_variable(f, name);
@@ -385,22 +385,22 @@ bool method_candidates(resolver *r, const ast_node *n, n_call *call) {
 
 /* ---- places ------------------------------------------------------------------------------------------------------------------------ */
 
-static place *place_new(resolver *r, place_kind kind, span at) {
-  place *p = unit_alloc(r, sizeof *p);
+static lvalue *lvalue_new(resolver *r, lvalue_kind kind, span at) {
+  lvalue *p = unit_alloc(r, sizeof *p);
   if (!p) return NULL;
   p->kind = (uint8_t)kind;
   p->at = at;
   return p;
 }
 
-static place *fail_outward(resolver *r, const qn_str *name, span at) {
-  raise(r->vm, E_assign_outward, at,
+static lvalue *fail_outward(resolver *r, const qn_str *name, span at) {
+  raise_error(r->vm, E_assign_outward, at,
         "a function cannot assign '%s', which lives outside it; return the value and assign it there", name->text);
   return NULL;
 }
 
 /* The variable that an assignment changes, as a place of its kind. */
-static place *variable_place(resolver *r, const ast_node *n, qn_str *name) {
+static lvalue *variable_lvalue(resolver *r, const ast_node *n, qn_str *name) {
   function *f = r->fn;
   variable *v = find_variable(f, name);
   if (v) {
@@ -409,7 +409,7 @@ static place *variable_place(resolver *r, const ast_node *n, qn_str *name) {
       warn(r, n->at, "'%s' is rebound after a function has captured its value; the function keeps the old one",
            name->text);
     }
-    place *p = place_new(r, PLACE_LOCAL, n->at);
+    lvalue *p = lvalue_new(r, LVALUE_LOCAL, n->at);
     if (!p || !note_local(r, v->slot)) return NULL;
     p->slot = v->slot;
     p->name = name;
@@ -429,7 +429,7 @@ static place *variable_place(resolver *r, const ast_node *n, qn_str *name) {
                          &(undefined_name){name, near_variables(r, name), n->at, r->unit->number, false});
     return NULL;
   }
-  place *p = place_new(r, PLACE_GLOBAL, n->at);
+  lvalue *p = lvalue_new(r, LVALUE_GLOBAL, n->at);
   if (!p || !note_global(r, c)) return NULL;
   p->cell = c;
   p->name = name;
@@ -437,19 +437,19 @@ static place *variable_place(resolver *r, const ast_node *n, qn_str *name) {
   return p;
 }
 
-static place *let_place(resolver *r, const ast_node *n, bool expects_use) {
+static lvalue *let_lvalue(resolver *r, const ast_node *n, bool expects_use) {
   qn_str *name = n->u.s;
-  place *p;
-  if (strcmp(name->text, "_") == 0) return place_new(r, PLACE_NONE, n->at);
+  lvalue *p;
+  if (strcmp(name->text, "_") == 0) return lvalue_new(r, LVALUE_NONE, n->at);
   if (defines_global(r)) {
     global_cell *c = scope_cell(r->vm, r->scope, name);
-    p = c ? place_new(r, PLACE_GLOBAL, n->at) : NULL;
+    p = c ? lvalue_new(r, LVALUE_GLOBAL, n->at) : NULL;
     if (!p || !note_global(r, c)) return NULL;
     p->cell = c;
     p->defines = true;
   } else {
     variable *v = declare(r, name, n->at, expects_use);
-    p = v ? place_new(r, PLACE_LOCAL, n->at) : NULL;
+    p = v ? lvalue_new(r, LVALUE_LOCAL, n->at) : NULL;
     if (!p) return NULL;
     p->slot = v->slot;
   }
@@ -457,7 +457,7 @@ static place *let_place(resolver *r, const ast_node *n, bool expects_use) {
   return p;
 }
 
-static place *path_place(resolver *r, const ast_node *n) {
+static lvalue *path_lvalue(resolver *r, const ast_node *n) {
   uint32_t steps = 0;
   const ast_node *at = n;
   while (at->kind == AST_index || at->kind == AST_field) {
@@ -465,12 +465,12 @@ static place *path_place(resolver *r, const ast_node *n) {
     at = at->kids[0];
   }
   if (at->kind != AST_name) {
-    raise(r->vm, E_pattern, n->at, "an assignment changes a variable; this begins with another expression");
+    raise_error(r->vm, E_pattern, n->at, "an assignment changes a variable; this begins with another expression");
     return NULL;
   }
-  place *root = variable_place(r, at, at->u.s);
+  lvalue *root = variable_lvalue(r, at, at->u.s);
   if (!root) return NULL;
-  root->kind = PLACE_PATH;
+  root->kind = LVALUE_PATH;
   root->at = n->at;
   root->n = steps;
   root->steps = unit_alloc(r, steps * sizeof *root->steps);
@@ -491,7 +491,7 @@ static place *path_place(resolver *r, const ast_node *n) {
     }
     s->n = level->n - 1;
     if (s->n > INDEX_MAX) {
-      raise(r->vm, E_index_kind, s->mark, "an index has at most %d items", INDEX_MAX);
+      raise_error(r->vm, E_index_kind, s->mark, "an index has at most %d items", INDEX_MAX);
       return NULL;
     }
     s->items = unit_alloc(r, s->n * sizeof *s->items);
@@ -507,9 +507,9 @@ static place *path_place(resolver *r, const ast_node *n) {
   return root;
 }
 
-static bool repeated(resolver *r, const place *p, const place *in) {
+static bool repeated(resolver *r, const lvalue *p, const lvalue *in) {
   if (in == p || !in) return false;
-  if (in->kind == PLACE_LIST || in->kind == PLACE_RECORD) {
+  if (in->kind == LVALUE_LIST || in->kind == LVALUE_RECORD) {
     for (uint32_t i = 0; i < in->n && in->items[i]; i++)
       if (repeated(r, p, in->items[i])) return true;
     return false;
@@ -517,26 +517,26 @@ static bool repeated(resolver *r, const place *p, const place *in) {
   return in->name && in->name == p->name;
 }
 
-static bool check_repeated(resolver *r, const place *all, const place *p) {
-  if (p->kind == PLACE_LIST || p->kind == PLACE_RECORD) {
+static bool check_repeated(resolver *r, const lvalue *all, const lvalue *p) {
+  if (p->kind == LVALUE_LIST || p->kind == LVALUE_RECORD) {
     for (uint32_t i = 0; i < p->n; i++)
       if (!check_repeated(r, all, p->items[i])) return false;
     return true;
   }
   if (!p->name || !repeated(r, p, all)) return true;
-  raise(r->vm, E_pattern, p->at, "'%s' stands twice in the pattern", p->name->text);
+  raise_error(r->vm, E_pattern, p->at, "'%s' stands twice in the pattern", p->name->text);
   return false;
 }
 
-static place *pattern_place(resolver *r, const ast_node *n, bool lets, bool expects_use) {
+static lvalue *pattern_lvalue(resolver *r, const ast_node *n, bool lets, bool expects_use) {
   if (n->kind == AST_name) {
-    if (lets) return let_place(r, n, expects_use);
-    if (strcmp(n->u.s->text, "_") == 0) return place_new(r, PLACE_NONE, n->at);
-    return variable_place(r, n, n->u.s);
+    if (lets) return let_lvalue(r, n, expects_use);
+    if (strcmp(n->u.s->text, "_") == 0) return lvalue_new(r, LVALUE_NONE, n->at);
+    return variable_lvalue(r, n, n->u.s);
   }
-  if (n->kind == AST_index || n->kind == AST_field) return path_place(r, n);
+  if (n->kind == AST_index || n->kind == AST_field) return path_lvalue(r, n);
   bool list = n->kind == AST_pat_list;
-  place *p = place_new(r, list ? PLACE_LIST : PLACE_RECORD, n->at);
+  lvalue *p = lvalue_new(r, list ? LVALUE_LIST : LVALUE_RECORD, n->at);
   if (!p) return NULL;
   p->items = unit_alloc(r, n->n * sizeof *p->items);
   p->fields = list ? NULL : unit_alloc(r, n->n * sizeof *p->fields);
@@ -544,7 +544,7 @@ static place *pattern_place(resolver *r, const ast_node *n, bool lets, bool expe
   for (uint32_t i = 0; i < n->n; i++) {
     const ast_node *kid = n->kids[i];
     if (!list) p->fields[i] = kid->u.s;
-    p->items[i] = pattern_place(r, list ? kid : kid->kids[AST_pat_field_target], lets, expects_use);
+    p->items[i] = pattern_lvalue(r, list ? kid : kid->kids[AST_pat_field_target], lets, expects_use);
     if (!p->items[i]) return NULL;
     p->n = i + 1;
     p->nvalues += p->items[i]->nvalues;
@@ -552,8 +552,8 @@ static place *pattern_place(resolver *r, const ast_node *n, bool lets, bool expe
   return p;
 }
 
-place *place_of(resolver *r, const ast_node *target, bool lets, bool expects_use) {
-  place *p = pattern_place(r, target, lets, expects_use);
+lvalue *lvalue_of(resolver *r, const ast_node *target, bool lets, bool expects_use) {
+  lvalue *p = pattern_lvalue(r, target, lets, expects_use);
   if (p && lets && !check_repeated(r, p, p)) return NULL;
   return p;
 }
@@ -561,12 +561,12 @@ place *place_of(resolver *r, const ast_node *target, bool lets, bool expects_use
 /* ---- shape signatures ----------------------------------------------------------------------------------------------------------------- */
 
 static bool fail_type(resolver *r, span at, const qn_str *name) {
-  const char *cure = foreign_cure(FOREIGN_TYPE, name->text, name->len);
-  if (cure) {
-    raise(r->vm, E_signature, at, "'%s' is no type; %s", name->text, cure);
+  const char *hint = foreign_hint(FOREIGN_TYPE, name->text, name->len);
+  if (hint) {
+    raise_error(r->vm, E_signature, at, "'%s' is no type; %s", name->text, hint);
     return false;
   }
-  raise(r->vm, E_signature, at,
+  raise_error(r->vm, E_signature, at,
         "'%s' is no type; there are dtypes (f32, i64 ...), int float bool str fn list record dtype, number numbers "
         "ints tree any, shapes "
         "f32[n, 3], "
@@ -613,7 +613,7 @@ static bool dim_name(resolver *r, shape_names *s, const ast_node *n, sig_dim *d)
     if (s->code->params[i].name != name) continue;
     const ast_node *type = param_type(s, i);
     if (!type || type->kind != AST_type_name || strcmp(type->u.s->text, "int") != 0) {
-      raise(r->vm, E_signature, n->at, "the size '%s' is named like a parameter, which is no int; rename one of them",
+      raise_error(r->vm, E_signature, n->at, "the size '%s' is named like a parameter, which is no int; rename one of them",
             name->text);
       return false;
     }
@@ -629,7 +629,7 @@ static bool dim_name(resolver *r, shape_names *s, const ast_node *n, sig_dim *d)
     return true;
   }
   if (code->ndims == s->dims_cap) {
-    raise(r->vm, E_signature, n->at, "too many names of sizes in one signature");
+    raise_error(r->vm, E_signature, n->at, "too many names of sizes in one signature");
     return false;
   }
   if (s->fresh) {
@@ -661,7 +661,7 @@ static bool array_type(resolver *r, shape_names *s, const ast_node *n, type_sig 
       d->kind = DIM_ANY;
     } else if (kid->kind == AST_ellipsis) {
       if (rest) {
-        raise(r->vm, E_signature, kid->at, "a shape has at most one ...");
+        raise_error(r->vm, E_signature, kid->at, "a shape has at most one ...");
         return false;
       }
       rest = true;
@@ -762,7 +762,7 @@ static bool lost_update(resolver *r, const ast_node *block) {
   if (last->kind == AST_let) {
     const ast_node *pattern = last->kids[AST_let_pattern];
     if (pattern->kind == AST_name && pattern->u.s->text[0] != '_' && has_no_effect(r, last->kids[AST_let_value])) {
-      raise(r->vm, E_lost_value, last->at, LOST_LET, pattern->u.s->text);
+      raise_error(r->vm, E_lost_value, last->at, LOST_LET, pattern->u.s->text);
       return false;
     }
   }
@@ -770,10 +770,10 @@ static bool lost_update(resolver *r, const ast_node *block) {
   const ast_node *root = last->kids[AST_assign_target];
   while (root->kind == AST_index || root->kind == AST_field) root = root->kids[0];
   if (root->kind == AST_name)
-    raise(r->vm, E_lost_value, last->at, "this update is lost when the function returns; end with %s to return it",
+    raise_error(r->vm, E_lost_value, last->at, "this update is lost when the function returns; end with %s to return it",
           root->u.s->text);
   else
-    raise(r->vm, E_lost_value, last->at, "this update is lost when the function returns; end with the value to return");
+    raise_error(r->vm, E_lost_value, last->at, "this update is lost when the function returns; end with the value to return");
   return false;
 }
 
@@ -786,12 +786,12 @@ static bool resolve_params(resolver *r, fn_code *code, const ast_node *n, node *
     p->initial = -1;
     for (uint32_t k = 0; k < i; k++) {
       if (code->params[k].name != p->name || strcmp(p->name->text, "_") == 0) continue;
-      raise(r->vm, E_pattern, ast_mark(kid), "'%s' is the name of two parameters", p->name->text);
+      raise_error(r->vm, E_pattern, ast_mark(kid), "'%s' is the name of two parameters", p->name->text);
       return false;
     }
     if (kid->flags & AST_REST) {
       if (i + 1 < code->nparams) {
-        raise(r->vm, E_pattern, kid->at, "..%s takes all further arguments and must be the last parameter",
+        raise_error(r->vm, E_pattern, kid->at, "..%s takes all further arguments and must be the last parameter",
               p->name->text);
         return false;
       }

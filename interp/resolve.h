@@ -151,7 +151,7 @@ QN_MUST_CHECK node *global_node(resolver *r, const ast_node *n, global_cell *cel
 QN_MUST_CHECK bool method_candidates(resolver *r, const ast_node *n, n_call *call);
 
 /* Where a pattern's or target's values go. `lets`: new variables. */
-QN_MUST_CHECK place *place_of(resolver *r, const ast_node *target, bool lets, bool expects_use);
+QN_MUST_CHECK lvalue *lvalue_of(resolver *r, const ast_node *target, bool lets, bool expects_use);
 
 QN_MUST_CHECK site *site_begin(resolver *r, event *mark);
 QN_MUST_CHECK bool site_end(resolver *r, site *s, const event *mark);

@@ -98,7 +98,7 @@ static bool check_fields(resolver *r, const ast_node *n) {
       if (other->kind == AST_spread || other->u.s->len != field->u.s->len ||
           memcmp(other->u.s->text, field->u.s->text, field->u.s->len) != 0)
         continue;
-      raise(r->vm, E_syntax, ast_mark(field), "the field '%s' stands twice in this record", field->u.s->text);
+      raise_error(r->vm, E_syntax, ast_mark(field), "the field '%s' stands twice in this record", field->u.s->text);
       return false;
     }
   }
@@ -171,7 +171,7 @@ static bool call_arguments(resolver *r, const ast_node *n, n_call *out) {
       keywords = true;
       for (uint32_t k = 0; k < out->n; k++) {
         if (out->args[k].keyword != a->keyword) continue;
-        raise(r->vm, E_keyword, ast_mark(kid), "argument '%s' is given twice", a->keyword->text);
+        raise_error(r->vm, E_keyword, ast_mark(kid), "argument '%s' is given twice", a->keyword->text);
         return false;
       }
       a->value = argument_expression(r, kid->kids[AST_keyword_value]);
@@ -180,7 +180,7 @@ static bool call_arguments(resolver *r, const ast_node *n, n_call *out) {
       a->value = expression(r, kid->kids[AST_spread_value]);
     } else {
       if (keywords) {
-        raise(r->vm, E_keyword, kid->at, "positional arguments stand before keywords");
+        raise_error(r->vm, E_keyword, kid->at, "positional arguments stand before keywords");
         return false;
       }
       a->value = argument_expression(r, kid);
@@ -239,7 +239,7 @@ node *index_item_node(resolver *r, const ast_node *n) {
 static node *index_expression(resolver *r, const ast_node *n) {
   uint32_t count = n->n - 1;
   if (count > INDEX_MAX) {
-    raise(r->vm, E_index_kind, ast_mark(n), "an index has at most %d items", INDEX_MAX);
+    raise_error(r->vm, E_index_kind, ast_mark(n), "an index has at most %d items", INDEX_MAX);
     return NULL;
   }
   n_index *out = node_new(r, sizeof *out + count * sizeof *out->items, eval_index, n);
@@ -316,7 +316,7 @@ static node *expression_of_kind(resolver *r, const ast_node *n) {
   case AST_if: return if_node(r, n, true, false);
   case AST_try: return try_node(r, n, true);
   case AST_block: return block_node(r, n, true, false);
-  default: raise(r->vm, E_misplaced, n->at, "this cannot be used as a value"); return NULL;
+  default: raise_error(r->vm, E_misplaced, n->at, "this cannot be used as a value"); return NULL;
   }
 }
 

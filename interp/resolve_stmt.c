@@ -80,7 +80,7 @@ static void text_lost_call(resolver *r, const ast_node *n, const char *name, con
 /* A call of a function without effect, or (name: NULL) another expression that nobody uses. */
 static bool fail_lost(resolver *r, const ast_node *n, const char *name, const builtin_def *def) {
   if (!name) {
-    raise(r->vm, E_lost_value, n->at, "%s", lost_in(r));
+    raise_error(r->vm, E_lost_value, n->at, "%s", lost_in(r));
     return false;
   }
   text_buf t;
@@ -173,7 +173,7 @@ static bool check_lost(resolver *r, const ast_node *n) {
   switch ((ast_kind)n->kind) {
   case AST_binary:
     if (n->op == AST_OP_eq) {
-      raise(r->vm, E_lost_value, n->at, "the result of == is lost; = assigns");
+      raise_error(r->vm, E_lost_value, n->at, "the result of == is lost; = assigns");
       return false;
     }
     return fail_lost(r, n, NULL, NULL);
@@ -187,9 +187,9 @@ static bool check_lost(resolver *r, const ast_node *n) {
   case AST_field:
     if (n->kind == AST_name && !is_known(r, n->u.s)) return true;
     if (r->fn->loops)
-      raise(r->vm, E_lost_value, n->at, "%s", lost_in(r));
+      raise_error(r->vm, E_lost_value, n->at, "%s", lost_in(r));
     else
-      raise(r->vm, E_lost_value, n->at,
+      raise_error(r->vm, E_lost_value, n->at,
             "the value of this expression is lost; assign it or remove it; a call is written %s()", n->u.s->text);
     return false;
   case AST_call:
@@ -209,17 +209,17 @@ static bool check_lost(resolver *r, const ast_node *n) {
 /* ---- assignments ----------------------------------------------------------------------------------------------------------- */
 
 /* A path without indices? */
-static bool only_names(const place *p) {
+static bool only_names(const lvalue *p) {
   for (uint32_t i = 0; i < p->n; i++)
     if (!p->steps[i].name) return false;
-  return p->kind == PLACE_PATH;
+  return p->kind == LVALUE_PATH;
 }
 
 /* Does the node read what a place holds? Indices count as the same where they are one constant, or one local that `settled` says to
  * keep its value from the target's evaluation to the end. */
-static bool reads_place(const node *a, const place *p, bool settled) {
-  if (p->kind != PLACE_LOCAL && p->kind != PLACE_GLOBAL && p->kind != PLACE_PATH) return false;
-  for (uint32_t i = p->kind == PLACE_PATH ? p->n : 0; i > 0; i--) {
+static bool reads_lvalue(const node *a, const lvalue *p, bool settled) {
+  if (p->kind != LVALUE_LOCAL && p->kind != LVALUE_GLOBAL && p->kind != LVALUE_PATH) return false;
+  for (uint32_t i = p->kind == LVALUE_PATH ? p->n : 0; i > 0; i--) {
     const path_step *step = &p->steps[i - 1];
     if (step->name) {
       if (a->kind != N_FIELD || ((const n_field *)a)->name != step->name) return false;
@@ -241,16 +241,16 @@ static bool reads_place(const node *a, const place *p, bool settled) {
 }
 
 /* `x = f(x, ...)`, `x = x.f(...)`: lets the call take the place's own reference. `settled`: evaluating the value assigns nothing. */
-static void mark_moved(resolver *r, node *value, const place *p, bool settled) {
+static void mark_moved(resolver *r, node *value, const lvalue *p, bool settled) {
   if (value->eval != eval_call && value->eval != eval_method) return;
   n_call *c = (n_call *)value;
   bool method = value->eval == eval_method;
   node *found = NULL;
   uint32_t at = 0;
-  if (method && reads_place(c->callee, p, settled)) found = c->callee;
+  if (method && reads_lvalue(c->callee, p, settled)) found = c->callee;
   for (uint32_t i = 0; i < c->n && !found; i++) {
     if (c->args[i].keyword || c->args[i].spread) return;
-    if (!reads_place(c->args[i].value, p, settled)) continue;
+    if (!reads_lvalue(c->args[i].value, p, settled)) continue;
     found = c->args[i].value;
     at = i + method;
   }
@@ -263,29 +263,29 @@ static void mark_moved(resolver *r, node *value, const place *p, bool settled) {
 
 /* `x = x + e`: what is added goes into x's own memory. */
 static void mark_accumulation(n_assign *n, bool settled) {
-  const place *p = n->place;
+  const lvalue *p = n->target;
   const n_binary *b = (const n_binary *)n->value;
-  if (!settled || n->value->kind != N_BINARY || !reads_place(b->a, p, settled)) return;
+  if (!settled || n->value->kind != N_BINARY || !reads_lvalue(b->a, p, settled)) return;
   eval_fn into = NULL;
-  if (p->kind == PLACE_LOCAL) into = accumulate_eval(b);
-  if (p->kind == PLACE_GLOBAL && b->op == AST_OP_add) into = eval_add_global;
+  if (p->kind == LVALUE_LOCAL) into = accumulate_eval(b);
+  if (p->kind == LVALUE_GLOBAL && b->op == AST_OP_add) into = eval_add_global;
   if (only_names(p) && b->op == AST_OP_add) into = eval_add_fields;
   if (into) n->h.eval = into;
 }
 
-static node *store_node(resolver *r, const ast_node *n, place *p, node *value) {
+static node *store_node(resolver *r, const ast_node *n, lvalue *p, node *value) {
   n_assign *out = node_new(r, sizeof *out, eval_destructure, n);
   if (!out) return NULL;
   out->mark = ast_mark(n);
-  out->place = p;
+  out->target = p;
   out->value = value;
   out->op = AST_OP_none;
-  if (p->kind == PLACE_LOCAL) {
+  if (p->kind == LVALUE_LOCAL) {
     out->h.eval = eval_set_local;
     out->h.slot = p->slot;
-  } else if (p->kind == PLACE_GLOBAL) {
+  } else if (p->kind == LVALUE_GLOBAL) {
     out->h.eval = eval_set_global;
-  } else if (p->kind == PLACE_PATH) {
+  } else if (p->kind == LVALUE_PATH) {
     bool one = p->n == 1 && !p->steps->name && p->steps->n == 1 && p->steps->nvalues == 1;
     out->h.eval = one ? eval_update_one : eval_update;
     if (only_names(p)) out->h.eval = fields_eval(p);
@@ -347,7 +347,7 @@ static node *let_node(resolver *r, const ast_node *n, bool tail) {
   if (v && tail && pattern->kind == AST_name && pattern->u.s->text[0] != '_' &&
       (value->kind == AST_call || value->kind == AST_method))
     v = lost_call(r, value, v, pattern->u.s->text);
-  place *p = v ? place_of(r, pattern, true, true) : NULL;
+  lvalue *p = v ? lvalue_of(r, pattern, true, true) : NULL;
   if (p && global) note_pattern(r, pattern);
   if (p && value->kind == AST_fn && r->fn->nvars > first) r->fn->vars[first].value = value->at;
   for (uint32_t i = first; p && value->kind == AST_fn && i < r->fn->nvars; i++) r->fn->vars[i].function = true;
@@ -363,7 +363,7 @@ static node *define_node(resolver *r, const ast_node *n) {
   if (!f) return NULL;
   ast_node name = {
       .kind = AST_name, .at = ast_mark(n), .mark_start = n->mark_start, .mark_end = n->mark_end, .u.s = n->u.s};
-  place *p = place_of(r, &name, true, true);
+  lvalue *p = lvalue_of(r, &name, true, true);
   for (uint32_t i = first; p && i < r->fn->nvars; i++) r->fn->vars[i].function = true;
   return p ? store_node(r, n, p, f) : NULL;
 }
@@ -385,12 +385,12 @@ static node *assign_node(resolver *r, const ast_node *n) {
     bool settled = r->fn->nevents == mark;
     bool rebound = old->kind == N_LOCAL && rebound_since(r, old->slot, mark);
     node *sum = binary_node(r, n, op, old, v, rebound);
-    place *p = sum ? place_of(r, target, false, false) : NULL;
+    lvalue *p = sum ? lvalue_of(r, target, false, false) : NULL;
     node *out = p ? store_node(r, n, p, sum) : NULL;
     if (out) mark_accumulation((n_assign *)out, settled);
     return out;
   }
-  place *p = place_of(r, target, false, false);
+  lvalue *p = lvalue_of(r, target, false, false);
   uint32_t mark = r->fn->nevents;
   node *v = p ? expression(r, value) : NULL;
   node *out = v ? store_node(r, n, p, v) : NULL;
@@ -510,9 +510,9 @@ static node *for_node(resolver *r, const ast_node *n) {
   f->blocks++;
   f->loops++;
   f->loop_vars = vars;
-  out->place = place_of(r, n->kids[AST_for_pattern], true, false);
+  out->target = lvalue_of(r, n->kids[AST_for_pattern], true, false);
   out->last = f->top;
-  out->body = out->place ? block_node(r, n->kids[AST_for_body], false, false) : NULL;
+  out->body = out->target ? block_node(r, n->kids[AST_for_body], false, false) : NULL;
   f->loops--;
   f->blocks--;
   f->loop_vars = loop_vars;
@@ -545,7 +545,7 @@ static node *while_node(resolver *r, const ast_node *n) {
 /* ---- the rest ---------------------------------------------------------------------------------------------------------------------- */
 
 static node *misplaced(resolver *r, const ast_node *n, const char *what) {
-  raise(r->vm, E_misplaced, n->at, "%s", what);
+  raise_error(r->vm, E_misplaced, n->at, "%s", what);
   return NULL;
 }
 

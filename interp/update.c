@@ -112,7 +112,7 @@ static bool put_item(qn_vm *vm, qn_value *item, path_step *steps, uint32_t n, co
 static bool put_field(qn_vm *vm, qn_value *x, qn_str *name, bool adds, path_step *steps, uint32_t n,
                       const qn_value *values, store *s) {
   if (value_is(*x, TAG_MODULE)) {
-    raise(vm, E_module_assign, SPAN_NONE, "a module's names are set by its own code only");
+    raise_error(vm, E_module_assign, SPAN_NONE, "a module's names are set by its own code only");
     return false;
   }
   if (value_is(*x, TAG_ARRAY))
@@ -217,7 +217,7 @@ static bool put(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, const qn_v
     } else if (!index_items_of(vm, steps->items, 1, values, true, &item)) {
       ok = false;
     } else if (item.kind != INDEX_INT) {
-      raise(vm, E_index_kind, SPAN_NONE, "a list is assigned one item at a time; join slices with +");
+      raise_error(vm, E_index_kind, SPAN_NONE, "a list is assigned one item at a time; join slices with +");
       ok = false;
     } else {
       ok = index_position(vm, item.start, value_list(*x)->len, "list", &at) && list_own(vm, x) &&
@@ -236,16 +236,16 @@ static bool put(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, const qn_v
 
 /* ---- places ------------------------------------------------------------------------------------------------------------- */
 
-static bool unset_variable(qn_vm *vm, const place *p) {
+static bool unset_variable(qn_vm *vm, const lvalue *p) {
   const global_cell *c = p->cell;
-  raise(vm, c->declared ? E_unset : E_undefined, p->at,
+  raise_error(vm, c->declared ? E_unset : E_undefined, p->at,
         c->declared ? "'%s' is used before it has a value" : "'%s' is not defined", c->name->text);
   return false;
 }
 
 /* Where the first `steps` steps of a path lead, if every container on the way has one owner and records are as they were the last time:
  * nothing needs to be copied, looked up or told. NULL: path_put does it. */
-static qn_value *path_to(qn_vm *vm, const place *p, uint32_t steps, qn_value *fp, const qn_value *values) {
+static qn_value *path_to(qn_vm *vm, const lvalue *p, uint32_t steps, qn_value *fp, const qn_value *values) {
   qn_value *x = &fp[p->slot];
   if (p->cell) {
     x = &p->cell->value;
@@ -270,12 +270,12 @@ static qn_value *path_to(qn_vm *vm, const place *p, uint32_t steps, qn_value *fp
   return x;
 }
 
-static inline qn_value *path_item(qn_vm *vm, const place *p, qn_value *fp, const qn_value *values) {
+static inline qn_value *path_item(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value *values) {
   return path_to(vm, p, p->n, fp, values);
 }
 
 /* Updates the variable at the root of a path. `s->v` is released by the caller. */
-static bool path_put(qn_vm *vm, const place *p, qn_value *fp, const qn_value *values, store *s) {
+static bool path_put(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value *values, store *s) {
   vm->updating = p->at;
   if (!p->cell) return put(vm, &fp[p->slot], p->steps, p->n, values, s);
   global_cell *c = p->cell;
@@ -305,9 +305,9 @@ static bool path_put(qn_vm *vm, const place *p, qn_value *fp, const qn_value *va
 }
 
 /* Evaluates the indices of a place, nested places in order. */
-static bool place_push(qn_vm *vm, const place *p, qn_value *fp, qn_value *stopped) {
+static bool lvalue_push(qn_vm *vm, const lvalue *p, qn_value *fp, qn_value *stopped) {
   qn_value *mark = vm->sp;
-  if (p->kind == PLACE_PATH) {
+  if (p->kind == LVALUE_PATH) {
     for (uint32_t i = 0; i < p->n; i++) {
       const path_step *step = &p->steps[i];
       if (!step->name && !push_index_values(vm, step->items, step->n, fp, stopped)) {
@@ -315,9 +315,9 @@ static bool place_push(qn_vm *vm, const place *p, qn_value *fp, qn_value *stoppe
         return false;
       }
     }
-  } else if (p->kind == PLACE_LIST || p->kind == PLACE_RECORD) {
+  } else if (p->kind == LVALUE_LIST || p->kind == LVALUE_RECORD) {
     for (uint32_t i = 0; i < p->n; i++) {
-      if (place_push(vm, p->items[i], fp, stopped)) continue;
+      if (lvalue_push(vm, p->items[i], fp, stopped)) continue;
       vm_pop_to(vm, mark);
       return false;
     }
@@ -325,21 +325,21 @@ static bool place_push(qn_vm *vm, const place *p, qn_value *fp, qn_value *stoppe
   return true;
 }
 
-static bool place_put(qn_vm *vm, const place *p, qn_value *fp, const qn_value *values, qn_value v);
+static bool lvalue_put(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value *values, qn_value v);
 
 /* (x[i], x[j]) = (x[j], x[i]): the views on the right are detached from x before any of them is stored. */
-static bool detach_items(qn_vm *vm, const place *p, qn_value *fp, const qn_value *values, qn_value v) {
+static bool detach_items(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value *values, qn_value v) {
   if (!value_is(v, TAG_LIST) || !value_unique(v)) return true;
   for (uint32_t i = 0; i < p->n; i++) {
-    const place *to = p->items[i];
-    const qn_value *x = to->kind == PLACE_PATH ? path_to(vm, to, to->n - 1, fp, values) : NULL;
+    const lvalue *to = p->items[i];
+    const qn_value *x = to->kind == LVALUE_PATH ? path_to(vm, to, to->n - 1, fp, values) : NULL;
     if (x && value_is(*x, TAG_ARRAY) && !detach(vm, value_array(*x), &value_list(v)->items[i])) return false;
     values += to->nvalues;
   }
   return true;
 }
 
-static bool list_put(qn_vm *vm, const place *p, qn_value *fp, const qn_value *values, qn_value v) {
+static bool list_put(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value *values, qn_value v) {
   int64_t n = value_is(v, TAG_LIST)                                ? value_list(v)->len
               : value_is(v, TAG_RANGE)                             ? range_length(value_range(v))
               : value_is(v, TAG_ARRAY) && value_array(v)->rank > 0 ? value_array(v)->shape[0]
@@ -357,7 +357,7 @@ static bool list_put(qn_vm *vm, const place *p, qn_value *fp, const qn_value *va
     qn_value item = value_is(v, TAG_LIST)    ? value_retain(value_list(v)->items[i])
                     : value_is(v, TAG_RANGE) ? value_int(range_item(value_range(v), i))
                                              : index_row(vm, v, i);
-    ok = !value_is_error(item) && place_put(vm, p->items[i], fp, values, item);
+    ok = !value_is_error(item) && lvalue_put(vm, p->items[i], fp, values, item);
     values += p->items[i]->nvalues;
   }
   if (!ok) raise_at(vm, p->at);
@@ -365,7 +365,7 @@ static bool list_put(qn_vm *vm, const place *p, qn_value *fp, const qn_value *va
   return ok;
 }
 
-static bool record_put(qn_vm *vm, const place *p, qn_value *fp, const qn_value *values, qn_value v) {
+static bool record_put(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value *values, qn_value v) {
   bool ok = value_is(v, TAG_RECORD) || value_is(v, TAG_MODULE);
   if (!ok) {
     text_buf t;
@@ -376,7 +376,7 @@ static bool record_put(qn_vm *vm, const place *p, qn_value *fp, const qn_value *
   }
   for (uint32_t i = 0; ok && i < p->n; i++) {
     qn_value item = field_of(vm, v, p->fields[i], p->items[i]->at, NULL);
-    ok = !value_is_error(item) && place_put(vm, p->items[i], fp, values, item);
+    ok = !value_is_error(item) && lvalue_put(vm, p->items[i], fp, values, item);
     values += p->items[i]->nvalues;
   }
   if (!ok) raise_at(vm, p->at);
@@ -385,11 +385,11 @@ static bool record_put(qn_vm *vm, const place *p, qn_value *fp, const qn_value *
 }
 
 /* Takes over `v`. */
-static bool place_put(qn_vm *vm, const place *p, qn_value *fp, const qn_value *values, qn_value v) {
-  switch ((place_kind)p->kind) {
-  case PLACE_NONE: value_release(vm, v); return true;
-  case PLACE_LOCAL: slot_set(vm, &fp[p->slot], v); return true;
-  case PLACE_GLOBAL:
+static bool lvalue_put(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value *values, qn_value v) {
+  switch ((lvalue_kind)p->kind) {
+  case LVALUE_NONE: value_release(vm, v); return true;
+  case LVALUE_LOCAL: slot_set(vm, &fp[p->slot], v); return true;
+  case LVALUE_GLOBAL:
     if (!p->defines && p->cell->value.head == TAG_UNSET) {
       value_release(vm, v);
       return unset_variable(vm, p);
@@ -397,19 +397,19 @@ static bool place_put(qn_vm *vm, const place *p, qn_value *fp, const qn_value *v
     cell_set(vm, p->cell, v);
     cell_defined(vm, p->cell, p->at);
     return true;
-  case PLACE_PATH: {
+  case LVALUE_PATH: {
     store s = {.v = v};
     bool ok = path_put(vm, p, fp, values, &s);
     value_release(vm, s.v);
     return ok;
   }
-  case PLACE_LIST: return list_put(vm, p, fp, values, v);
-  case PLACE_RECORD: return record_put(vm, p, fp, values, v);
+  case LVALUE_LIST: return list_put(vm, p, fp, values, v);
+  case LVALUE_RECORD: return record_put(vm, p, fp, values, v);
   }
   return true;
 }
 
-bool place_bind(qn_vm *vm, const place *p, qn_value *fp, qn_value v) { return place_put(vm, p, fp, NULL, v); }
+bool lvalue_bind(qn_vm *vm, const lvalue *p, qn_value *fp, qn_value v) { return lvalue_put(vm, p, fp, NULL, v); }
 
 /* ---- statements --------------------------------------------------------------------------------------------------------------- */
 
@@ -425,7 +425,7 @@ qn_value eval_set_global(qn_vm *vm, node *h, qn_value *fp) {
   n_assign *n = (n_assign *)h;
   qn_value v = eval(vm, n->value, fp);
   if (value_stops(v)) return v;
-  const place *p = n->place;
+  const lvalue *p = n->target;
   global_cell *c = p->cell;
   if (!p->defines && c->value.head == TAG_UNSET) {
     value_release(vm, v);
@@ -440,12 +440,12 @@ qn_value eval_set_global(qn_vm *vm, node *h, qn_value *fp) {
 qn_value eval_destructure(qn_vm *vm, node *h, qn_value *fp) {
   n_assign *n = (n_assign *)h;
   qn_value *mark = vm->sp, stopped;
-  if (!place_push(vm, n->place, fp, &stopped)) {
+  if (!lvalue_push(vm, n->target, fp, &stopped)) {
     if (value_is_error(stopped)) raise_at(vm, n->mark);
     return stopped;
   }
   qn_value v = eval(vm, n->value, fp);
-  if (!value_stops(v)) v = place_put(vm, n->place, fp, mark, v) ? value_nil() : value_error();
+  if (!value_stops(v)) v = lvalue_put(vm, n->target, fp, mark, v) ? value_nil() : value_error();
   vm_pop_to(vm, mark);
   return v;
 }
@@ -453,7 +453,7 @@ qn_value eval_destructure(qn_vm *vm, node *h, qn_value *fp) {
 /* A path that ends in indices with index arrays or masks, where every container on the way has one owner. False: not so. */
 static __attribute__((noinline)) bool update_places(qn_vm *vm, const n_assign *n, qn_value *fp, const qn_value *values,
                                                     qn_value v, bool *ok) {
-  const place *p = n->place;
+  const lvalue *p = n->target;
   const path_step *last = &p->steps[p->n - 1];
   if (vm->rec) return false;
   if (n->op != AST_OP_none && n->op != AST_OP_add && n->op != AST_OP_mul) return false;
@@ -467,7 +467,7 @@ static __attribute__((noinline)) bool update_places(qn_vm *vm, const n_assign *n
 /* x[items] = v and x[items] op= v of a variable that is an array, by basic indices. False: not so. */
 static __attribute__((noinline)) bool update_view(qn_vm *vm, const n_assign *n, qn_value *fp, const qn_value *values,
                                                   qn_value v, bool *ok) {
-  const place *p = n->place;
+  const lvalue *p = n->target;
   path_step *step = p->steps;
   qn_value *x = p->cell ? &p->cell->value : &fp[p->slot];
   if (vm->rec || x->head != TAG_ARRAY || (p->cell && p->cell->rec.watched)) return false;
@@ -481,7 +481,7 @@ static __attribute__((noinline)) bool update_view(qn_vm *vm, const n_assign *n, 
 }
 
 /* A dtype that cannot be stored (which compiled code never meets) lies in no one step: the pending error is that of the whole path. */
-static void place_error(qn_vm *vm, const place *p) {
+static void place_error(qn_vm *vm, const lvalue *p) {
   const path_step *last = p->n ? &p->steps[p->n - 1] : NULL;
   bool here = last && vm->error->refs == 1 && vm->error->at.source == last->mark.source &&
               vm->error->at.start == last->mark.start;
@@ -491,17 +491,17 @@ static void place_error(qn_vm *vm, const place *p) {
 /* Stores `v` (taken over) at the path of an assignment, whose index values are given. `places`: those of the last step may name places. */
 static qn_value update(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *values, qn_value v, bool places) {
   store s = {.v = v, .assign = n->op == AST_OP_none ? NULL : n};
-  bool ok, basic = n->place->n == 1 && !n->place->steps->name;
+  bool ok, basic = n->target->n == 1 && !n->target->steps->name;
   if (places ? !update_places(vm, n, fp, values, v, &ok) : !basic || !update_view(vm, n, fp, values, v, &ok)) {
-    qn_value *item = path_item(vm, n->place, fp, values);
-    ok = item ? put_here(vm, item, &s) : path_put(vm, n->place, fp, values, &s);
+    qn_value *item = path_item(vm, n->target, fp, values);
+    ok = item ? put_here(vm, item, &s) : path_put(vm, n->target, fp, values, &s);
   }
   if (ok) {
     value_release(vm, s.v);
     return value_nil();
   }
   raise_at(vm, n->mark);
-  if (vm->error && vm->error->id == E_dtype) place_error(vm, n->place);
+  if (vm->error && vm->error->id == E_dtype) place_error(vm, n->target);
   bool index = vm->error && (vm->error->id == E_index || vm->error->id == E_index_kind); /* no fault of the value */
   if (!index) note_operand(vm, n->value->at, s.v, n->value);
   value_release(vm, s.v);
@@ -510,7 +510,7 @@ static qn_value update(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *val
 
 /* The same with indices that lie in variables and hold arrays: the right side may change the variables, the store what they hold. */
 static __attribute__((noinline)) qn_value update_held(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *values) {
-  uint32_t held = n->place->nvalues;
+  uint32_t held = n->target->nvalues;
   qn_value *mark = vm->sp;
   if (!vm_enter(vm, held)) {
     raise_at(vm, n->mark);
@@ -524,10 +524,10 @@ static __attribute__((noinline)) qn_value update_held(qn_vm *vm, n_assign *n, qn
 }
 
 static __attribute__((noinline)) qn_value update_pushed(qn_vm *vm, n_assign *n, qn_value *fp) {
-  const place *p = n->place;
+  const lvalue *p = n->target;
   const path_step *last = &p->steps[p->n - 1];
   qn_value *mark = vm->sp, stopped;
-  if (!place_push(vm, p, fp, &stopped)) {
+  if (!lvalue_push(vm, p, fp, &stopped)) {
     if (value_is_error(stopped)) raise_at(vm, n->mark);
     return stopped;
   }
@@ -542,7 +542,7 @@ static __attribute__((noinline)) qn_value update_pushed(qn_vm *vm, n_assign *n, 
 
 qn_value eval_update(qn_vm *vm, node *h, qn_value *fp) {
   n_assign *n = (n_assign *)h;
-  const place *p = n->place;
+  const lvalue *p = n->target;
   const path_step *step = p->steps;
   qn_value here[3 * INDEX_READ];
   index_read how = p->n == 1 && !step->name ? index_values_read(vm, step->items, step->n, fp, here) : READ_NOT;
@@ -555,8 +555,8 @@ qn_value eval_update(qn_vm *vm, node *h, qn_value *fp) {
 /* x.name = v with a local x. */
 static qn_value eval_update_field(qn_vm *vm, node *h, qn_value *fp) {
   n_assign *n = (n_assign *)h;
-  const path_step *step = n->place->steps;
-  qn_value v = eval(vm, n->value, fp), *x = &fp[n->place->slot];
+  const path_step *step = n->target->steps;
+  qn_value v = eval(vm, n->value, fp), *x = &fp[n->target->slot];
   if (value_stops(v)) return v;
   if (x->head == TAG_RECORD && value_unique(*x) && value_record(*x)->layout == step->cache.layout) {
     slot_set(vm, &value_record(*x)->items[step->cache.index], v);
@@ -567,7 +567,7 @@ static qn_value eval_update_field(qn_vm *vm, node *h, qn_value *fp) {
 
 static inline qn_value update_fields(qn_vm *vm, n_assign *n, qn_value *fp, qn_value v) {
   if (value_stops(v)) return v;
-  qn_value *item = path_item(vm, n->place, fp, NULL);
+  qn_value *item = path_item(vm, n->target, fp, NULL);
   if (!item) return update(vm, n, fp, NULL, v, false);
   slot_set(vm, item, v);
   return value_nil();
@@ -578,17 +578,17 @@ static qn_value eval_update_fields(qn_vm *vm, node *h, qn_value *fp) {
   return update_fields(vm, n, fp, eval(vm, n->value, fp));
 }
 
-eval_fn fields_eval(const place *p) { return p->n == 1 && !p->cell ? eval_update_field : eval_update_fields; }
+eval_fn fields_eval(const lvalue *p) { return p->n == 1 && !p->cell ? eval_update_field : eval_update_fields; }
 
 /* x.a.b = x.a.b + e where a text or list was seen there: it grows in place. */
 static qn_value eval_join_fields(qn_vm *vm, node *h, qn_value *fp) {
   n_assign *n = (n_assign *)h;
   const n_binary *sum = (const n_binary *)n->value;
-  const qn_value *old = path_item(vm, n->place, fp, NULL);
+  const qn_value *old = path_item(vm, n->target, fp, NULL);
   if (!old || (old->head != TAG_STR && old->head != TAG_LIST)) return eval_update_fields(vm, h, fp);
   qn_value v = eval(vm, sum->b, fp);
   if (value_stops(v)) return v;
-  qn_value *item = path_item(vm, n->place, fp, NULL);
+  qn_value *item = path_item(vm, n->target, fp, NULL);
   if (item) return binary_into(vm, sum, item, v) ? value_nil() : value_error();
   /* A function that captured the variable has made it shared. */
   qn_value now = eval(vm, sum->a, fp);
@@ -605,7 +605,7 @@ qn_value eval_add_fields(qn_vm *vm, node *h, qn_value *fp) {
   n_assign *n = (n_assign *)h;
   qn_value v = eval(vm, n->value, fp);
   bool joins = v.head == TAG_STR || v.head == TAG_LIST;
-  h->eval = joins ? eval_join_fields : fields_eval(n->place);
+  h->eval = joins ? eval_join_fields : fields_eval(n->target);
   return update_fields(vm, n, fp, v);
 }
 
@@ -616,7 +616,7 @@ static __attribute__((noinline)) qn_value update_by(qn_vm *vm, n_assign *n, qn_v
 /* x[i] = v with one index: list items without the detour over the stack. */
 qn_value eval_update_one(qn_vm *vm, node *h, qn_value *fp) {
   n_assign *n = (n_assign *)h;
-  const place *p = n->place;
+  const lvalue *p = n->target;
   qn_value i = eval(vm, p->steps[0].items[0], fp);
   if (value_stops(i)) return i;
   qn_value v = eval_beside(vm, n->value, fp, i);

@@ -61,7 +61,7 @@ qn_status qn_string(qn_vm *vm, const char *utf8, size_t len, qn_value *result) {
   error_clear(vm);
   *result = value_nil();
   if (!utf8_valid(utf8, len)) {
-    raise(vm, E_text, SPAN_NONE, "the text is not UTF-8 at byte %zu", utf8_valid_prefix(utf8, len));
+    raise_error(vm, E_text, SPAN_NONE, "the text is not UTF-8 at byte %zu", utf8_valid_prefix(utf8, len));
     return failed(vm);
   }
   return hand_out(vm, TAG_STR, str_new(vm, utf8, len), result);
@@ -121,7 +121,7 @@ qn_status qn_item(qn_vm *vm, qn_value list, size_t index, qn_value *result) {
   if (!value_is(list, TAG_LIST) && !value_is(list, TAG_RECORD)) return wrong_kind(vm, "a list or record", list);
   size_t n = qn_length(list);
   if (index >= n) {
-    raise(vm, E_index, SPAN_NONE, "index %zu is out of bounds for %zu items", index, n);
+    raise_error(vm, E_index, SPAN_NONE, "index %zu is out of bounds for %zu items", index, n);
     return failed(vm);
   }
   *result = value_retain(value_is(list, TAG_LIST) ? value_list(list)->items[index] : value_record(list)->items[index]);
@@ -135,7 +135,7 @@ qn_status qn_field(qn_vm *vm, qn_value record, const char *name, qn_value *resul
   if (!value_is(record, TAG_RECORD)) return wrong_kind(vm, "a record", record);
   int i = record_find_text(value_record(record), name, strlen(name));
   if (i < 0) {
-    raise(vm, E_key, SPAN_NONE, "the record has no field %s", name);
+    raise_error(vm, E_key, SPAN_NONE, "the record has no field %s", name);
     return failed(vm);
   }
   *result = value_retain(value_record(record)->items[i]);
@@ -155,7 +155,7 @@ qn_status qn_record_from(qn_vm *vm, const char *const *names, const qn_value *it
   for (size_t i = 0; ok && i < n; i++) {
     size_t len = strlen(names[i]);
     if (!utf8_valid(names[i], len)) {
-      raise(vm, E_text, SPAN_NONE, "the name of field %zu is not UTF-8", i);
+      raise_error(vm, E_text, SPAN_NONE, "the name of field %zu is not UTF-8", i);
       ok = false;
       break;
     }
@@ -174,7 +174,7 @@ qn_status qn_array_from(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shap
   error_clear(vm);
   *result = value_nil();
   if ((int)dtype < 0 || (int)dtype >= DTYPE_PUBLIC) {
-    raise(vm, E_dtype, SPAN_NONE, "arrays cannot have dtype number %d", (int)dtype);
+    raise_error(vm, E_dtype, SPAN_NONE, "arrays cannot have dtype number %d", (int)dtype);
     return failed(vm);
   }
   qn_array *a = array_new(vm, dtype, rank, shape);
@@ -196,7 +196,7 @@ qn_status qn_array_read(qn_vm *vm, qn_value array, void *data, size_t bytes) {
   qn_array *a = value_array(array);
   size_t need = (size_t)a->size * dtype_size((qn_dtype)a->dtype);
   if (bytes != need) {
-    raise(vm, E_argument, SPAN_NONE, "the array has %zu bytes, the buffer %zu", need, bytes);
+    raise_error(vm, E_argument, SPAN_NONE, "the array has %zu bytes, the buffer %zu", need, bytes);
     return failed(vm);
   }
   qn_array *c = array_to_cpu(vm, a);

@@ -79,7 +79,7 @@ bool shape_reshape_strides(const qn_array *a, int rank, const int64_t *shape, in
 
 static bool raise_shape(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
   if (rank > ARRAY_MAX_RANK || rank < 0) {
-    raise(vm, E_rank, SPAN_NONE, "an array of rank %d: arrays have at most %d axes", rank, ARRAY_MAX_RANK);
+    raise_error(vm, E_rank, SPAN_NONE, "an array of rank %d: arrays have at most %d axes", rank, ARRAY_MAX_RANK);
     return false;
   }
   bool negative = false;
@@ -173,7 +173,7 @@ bool array_allocate(qn_vm *vm, qn_array *a) {
     const device_memory *d = vm->hooks.device;
     void *data;
     if (!d) {
-      raise(vm, E_device, SPAN_NONE, "this device is not there");
+      raise_error(vm, E_device, SPAN_NONE, "this device is not there");
       return false;
     }
     if (!(s = mem_alloc(vm, sizeof *s))) return false;
@@ -431,7 +431,7 @@ qn_array *array_new_on(qn_vm *vm, int device, qn_dtype dtype, int rank, const in
 bool array_force(qn_vm *vm, qn_array *a) {
   if (a->storage) return true;
   if (vm->hooks.force) return vm->hooks.force(vm, a);
-  raise(vm, E_internal, SPAN_NONE, "an array is pending and nothing can run it");
+  raise_error(vm, E_internal, SPAN_NONE, "an array is pending and nothing can run it");
   return false;
 }
 

@@ -18,7 +18,7 @@ typedef struct sig_reader {
 } sig_reader;
 
 static bool sig_fail(sig_reader *r, const char *what) {
-  raise(r->vm, E_internal, SPAN_NONE, "signature %s: %s at \"%s\"", r->text, what, r->at);
+  raise_error(r->vm, E_internal, SPAN_NONE, "signature %s: %s at \"%s\"", r->text, what, r->at);
   return false;
 }
 

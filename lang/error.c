@@ -13,7 +13,7 @@
 #include "lang/op.h"
 
 const error_row error_rows[] = {
-#define PAGE(example, cure) example, cure, NULL
+#define PAGE(example, hint) example, hint, NULL
 #define WHEN(sentence) NULL, NULL, sentence
 #define ERR(id, symbol, title, help, page) {id, #symbol, title, help, page},
 #include "lang/errors.def"
@@ -114,7 +114,7 @@ qn_value raise_text(qn_vm *vm, error_id id, span at, text_buf *message) {
   return value_error();
 }
 
-qn_value raise(qn_vm *vm, error_id id, span at, const char *format, ...) {
+qn_value raise_error(qn_vm *vm, error_id id, span at, const char *format, ...) {
   if (vm->error) return value_error();
   text_buf t;
   text_init(&t, vm);
@@ -369,7 +369,7 @@ static uint32_t skip_code_points(const source_text *s, uint32_t offset, int64_t 
 }
 
 /* The span that a trace entry describes; SPAN_NONE where the text is not known. */
-static span entry_span(qn_vm *vm, const qn_record *r) {
+static span specialization_span(qn_vm *vm, const qn_record *r) {
   qn_value name = get_field(r, "source");
   if (!value_is(name, TAG_STR)) return SPAN_NONE;
   uint32_t source = source_find(vm, value_str(name)->text);
@@ -408,7 +408,7 @@ qn_value raise_record(qn_vm *vm, span at, qn_value record) {
       if (!value_is(l->items[i], TAG_RECORD)) continue;
       const qn_record *entry = value_record(l->items[i]);
       qn_value function = get_field(entry, "function");
-      span place = entry_span(vm, entry);
+      span place = specialization_span(vm, entry);
       if (!e->at.source) e->at = place;
       raise_frame(vm, place, value_is(function, TAG_STR) ? value_str(function) : NULL);
     }

@@ -18,7 +18,7 @@ typedef enum error_id {
 typedef struct error_row {
   int id;
   const char *symbol, *title, *help;
-  const char *example, *cure; /* scripts: one that ends with this error, and one that does not; or NULL, and then */
+  const char *example, *hint; /* scripts: one that ends with this error, and one that does not; or NULL, and then */
   const char *when;           /* what makes it happen */
 } error_row;
 extern const error_row error_rows[];
@@ -56,12 +56,10 @@ typedef struct qn_error_object {
   qn_value payload; /* error(record) keeps the value */
 } qn_error_object;
 
-/* The symbol has a name of its own: a host that calls libc's raise() must not get this one. */
-#define raise raise_error
-/* Raises and returns the error value, so that `return raise(...)` reads well. `at` may be SPAN_NONE: the interpreter fills
+/* Raises and returns the error value, so that `return raise_error(...)` reads well. `at` may be SPAN_NONE: the interpreter fills
  * in the place of the expression that was being evaluated. */
 #define SPAN_NONE ((span){0, 0, 0})
-qn_value raise(qn_vm *vm, error_id id, span at, const char *format, ...) __attribute__((format(printf, 4, 5)));
+qn_value raise_error(qn_vm *vm, error_id id, span at, const char *format, ...) __attribute__((format(printf, 4, 5)));
 qn_value raise_text(qn_vm *vm, error_id id, span at, text_buf *message); /* takes over and frees the buffer */
 /* The preallocated out-of-memory error. */
 qn_value raise_memory(qn_vm *vm);

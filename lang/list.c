@@ -22,7 +22,7 @@ static bool items_fill(qn_vm *vm, qn_value *to, const qn_value *from, size_t n) 
 
 qn_list *list_new(qn_vm *vm, size_t n) {
   if (n > UINT32_MAX) {
-    raise(vm, E_too_large, SPAN_NONE, "a list of %zu items is too large", n);
+    raise_error(vm, E_too_large, SPAN_NONE, "a list of %zu items is too large", n);
     return NULL;
   }
   qn_list *l = mem_alloc(vm, sizeof *l);
@@ -71,7 +71,7 @@ bool list_extend(qn_vm *vm, qn_value *v, const qn_list *tail) {
   qn_list *l = value_list(*v);
   size_t len = (size_t)l->len + tail->len;
   if (len > UINT32_MAX) {
-    raise(vm, E_too_large, SPAN_NONE, "the joined list is too long");
+    raise_error(vm, E_too_large, SPAN_NONE, "the joined list is too long");
     return false;
   }
   if (l->head.refs != 1 || l == tail) {

@@ -11,7 +11,9 @@
 
 typedef int64_t qn_dim;
 
+/* clang-format off */
 typedef enum op_class { CLASS_POINTWISE, CLASS_REDUCE, CLASS_SCAN, CLASS_VIEW, CLASS_INDEX, CLASS_DOT, CLASS_LIBRARY, CLASS_RANDOM } op_class;
+/* clang-format on */
 
 typedef enum op_id {
 #define OP(klass, name, ...) OP_##name,
@@ -46,6 +48,7 @@ typedef enum op_id {
  * Operands, in order: index (x, i1 .. ik); scatter (x, i1 .. ik, v); gather (x, i); gather_add (x, i, v); slice_put (x, v);
  * compress (x, mask); pad (x, value); where (condition, a, b). `v` broadcasts to the elements that it is stored to.
  */
+/* clang-format off */
 typedef enum op_dtype_rule {
   DT_arith, DT_arith_keep, DT_num, DT_div, DT_float, DT_round, DT_compare, DT_bits, DT_ints, DT_test, DT_select, DT_attr,
   DT_same, DT_first, DT_sum, DT_arg, DT_index, DT_test_bool, DT_dot
@@ -53,8 +56,9 @@ typedef enum op_dtype_rule {
 
 typedef enum op_shape_rule {
   SH_broadcast, SH_reduce, SH_same, SH_attr, SH_broadcast_to, SH_permute, SH_slice, SH_window, SH_pad, SH_concat, SH_index,
-  SH_gather, SH_data, SH_dot, SH_product
+  SH_gather, SH_data, SH_dot, SH_gemm
 } op_shape_rule;
+/* clang-format on */
 
 /* What becomes of an op when it is done in all lanes at once (jit/graph/batch.c): the lanes are axis 0 of the operands that differ
  * from lane to lane. */
@@ -115,8 +119,10 @@ typedef enum op_raises {
  * Steps of slices, interior counts, permutations, what a window has and how many argsort gives are plain integers; the other members of d are dims.
  */
 enum { OP_ATTR_DIMS = 3 * ARRAY_MAX_RANK };
+/* clang-format off */
 enum { ATTR_REVERSE = 1, ATTR_EXCLUSIVE = 2, ATTR_DESCENDING = 4, ATTR_WEAK = 8, ATTR_PROVEN = 16, ATTR_LIBRARY = 32, ATTR_X_ACROSS = 64,
        ATTR_Y_ACROSS = 128, ATTR_ANEW = ATTR_REVERSE /* of a reshape */ };
+/* clang-format on */
 typedef enum scatter_mode { SCATTER_SET, SCATTER_ADD, SCATTER_MUL, SCATTER_MIN, SCATTER_MAX } scatter_mode;
 typedef enum draw_mode { DRAW_COUNTED, DRAW_KEYED } draw_mode;
 typedef struct op_attr {

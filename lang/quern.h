@@ -82,8 +82,10 @@ typedef enum qn_kind {
 
 /* Element types of arrays, in the order of the table lang/dtypes.def (checked there). */
 typedef enum qn_dtype {
+/* clang-format off */
   QN_bool, QN_u8, QN_i8, QN_i16, QN_i32, QN_i64, QN_f16, QN_bf16, QN_f32, QN_f64,
   QN_u16, QN_u32, QN_u64, QN_c64, QN_c128, /* reserved */
+/* clang-format on */
   QN_DTYPE_COUNT
 } qn_dtype;
 

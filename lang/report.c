@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "lang/internal.h"
-#include "lang/look.h"
+#include "lang/highlight.h"
 
 enum {
   TAB = 4,
@@ -26,10 +26,10 @@ enum {
 static const char *const STYLE_ERROR = "\033[1;31m", *const STYLE_BOLD = "\033[1m", *const STYLE_DIM = "\033[34m",
                          *const STYLE_OFF = "\033[0m";
 
-const char *look_style(look l) {
-  static const char *const styles[LOOK_COUNT] = {
-#define X(name, style) [LOOK_##name] = style,
-      LOOKS(X)
+const char *highlight_style(highlight l) {
+  static const char *const styles[HIGHLIGHT_COUNT] = {
+#define X(name, style) [HIGHLIGHT_##name] = style,
+      HIGHLIGHTS(X)
 #undef X
   };
   return styles[l];
@@ -46,7 +46,7 @@ typedef struct report {
   text_buf *out;
   const source_text *source;
   bool color;
-  const uint8_t *looks; /* of every byte of the source, where colours are wanted and known */
+  const uint8_t *highlights; /* of every byte of the source, where colours are wanted and known */
   int number_width;
   int columns; /* of the terminal; 0: none */
 } report;
@@ -122,15 +122,15 @@ static void line_text(report *r, uint32_t line, int from, int to) {
   const source_text *s = r->source;
   uint32_t end = line_end(s, line);
   int column = 0;
-  look now = LOOK_plain;
+  highlight now = HIGHLIGHT_plain;
   for (uint32_t i = line_start(s, line); i < end && column < to;) {
     uint32_t code;
     int n = utf8_decode(s->text + i, &code), width = width_at(code, column);
     if (column >= from) {
-      look next = r->looks ? (look)r->looks[i] : LOOK_plain;
+      highlight next = r->highlights ? (highlight)r->highlights[i] : HIGHLIGHT_plain;
       if (next != now) {
-        if (*look_style(now)) text_adds(r->out, LOOK_OFF);
-        text_adds(r->out, look_style(next));
+        if (*highlight_style(now)) text_adds(r->out, HIGHLIGHT_OFF);
+        text_adds(r->out, highlight_style(next));
         now = next;
       }
       if (code == '\t')
@@ -143,7 +143,7 @@ static void line_text(report *r, uint32_t line, int from, int to) {
     i += (uint32_t)n;
     column += width;
   }
-  if (*look_style(now)) text_adds(r->out, LOOK_OFF);
+  if (*highlight_style(now)) text_adds(r->out, HIGHLIGHT_OFF);
 }
 
 /* A label to be written below an underline. */
@@ -369,11 +369,11 @@ void error_render(qn_vm *vm, const qn_error_object *e, text_buf *out, bool color
         done[k] = true;
       }
     r.source = source_get(vm, all[i].at.source);
-    uint8_t *looks = color && vm->hooks.looks && r.source->len <= LOOKS_MOST ? mem_try_alloc(vm, r.source->len) : NULL;
-    if (looks) vm->hooks.looks(vm, r.source->text, r.source->len, looks);
-    r.looks = looks;
+    uint8_t *highlights = color && vm->hooks.highlights && r.source->len <= LOOKS_MOST ? mem_try_alloc(vm, r.source->len) : NULL;
+    if (highlights) vm->hooks.highlights(vm, r.source->text, r.source->len, highlights);
+    r.highlights = highlights;
     excerpt(&r, here, count);
-    mem_free(vm, looks, r.source->len);
+    mem_free(vm, highlights, r.source->len);
   }
   for (int i = 0; i < e->nnotes; i++)
     if (!source_get(vm, e->notes[i].at.source)) text_addf(out, "      = %s\n", e->notes[i].text->text);

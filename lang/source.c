@@ -62,17 +62,17 @@ static void raise_invalid(qn_vm *vm, const char *name, const char *text, size_t 
   for (size_t i = 0; i < good; i++) line += text[i] == '\n';
   bool marked = len > 1 && (!memcmp(text, "\xff\xfe", 2) || !memcmp(text, "\xfe\xff", 2));
   if (marked || (len > 3 && !text[1] && !text[3]))
-    raise(vm, E_text, SPAN_NONE, "%s: the text is UTF-16; save it as UTF-8", name);
+    raise_error(vm, E_text, SPAN_NONE, "%s: the text is UTF-16; save it as UTF-8", name);
   else if (!text[good])
-    raise(vm, E_text, SPAN_NONE, "%s, line %d: the text has a NUL byte", name, line);
+    raise_error(vm, E_text, SPAN_NONE, "%s, line %d: the text has a NUL byte", name, line);
   else
-    raise(vm, E_text, SPAN_NONE, "%s, line %d: the byte 0x%02x is not UTF-8", name, line, (unsigned char)text[good]);
+    raise_error(vm, E_text, SPAN_NONE, "%s, line %d: the byte 0x%02x is not UTF-8", name, line, (unsigned char)text[good]);
 }
 
 uint32_t source_add(qn_vm *vm, const char *name, const char *text, size_t len) {
   struct source_table *t = vm->sources;
   if (len >= UINT32_MAX / 2) {
-    raise(vm, E_too_large, SPAN_NONE, "%s: a source text of %zu bytes is too large", name, len);
+    raise_error(vm, E_too_large, SPAN_NONE, "%s: a source text of %zu bytes is too large", name, len);
     return 0;
   }
   if ((len && memchr(text, 0, len)) || !utf8_valid(text, len)) {

@@ -122,7 +122,7 @@ qn_value text_take(text_buf *t) {
   qn_value v = value_error();
   if (t->failed) {
     if (t->len > TEXT_MAX / 2)
-      raise(vm, E_too_large, SPAN_NONE, "the text is too large; strings have at most 2**31 - 1 bytes");
+      raise_error(vm, E_too_large, SPAN_NONE, "the text is too large; strings have at most 2**31 - 1 bytes");
     else
       raise_memory(vm);
   } else {

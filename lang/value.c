@@ -252,7 +252,7 @@ int value_equal(qn_vm *vm, qn_value a, qn_value b) {
 
 qn_range *range_new(qn_vm *vm, int64_t start, int64_t stop, int64_t step) {
   if (step == 0) {
-    raise(vm, E_argument, SPAN_NONE, "a range's step cannot be 0");
+    raise_error(vm, E_argument, SPAN_NONE, "a range's step cannot be 0");
     return NULL;
   }
   qn_range *r = mem_alloc(vm, sizeof *r);
@@ -270,7 +270,7 @@ qn_range *range_slice(qn_vm *vm, const qn_range *r, int64_t first, int64_t n, in
     fits = stop != last;
   }
   if (fits) return range_new(vm, range_item(r, first), stop, by);
-  raise(vm, E_overflow, SPAN_NONE, "the end or step of this part of a range does not fit 64 bits");
+  raise_error(vm, E_overflow, SPAN_NONE, "the end or step of this part of a range does not fit 64 bits");
   return NULL;
 }
 

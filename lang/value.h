@@ -286,7 +286,7 @@ typedef enum fn_kind { FN_USER, FN_BUILTIN, FN_TRANSFORM, FN_GRAPH } fn_kind;
 struct qn_fn {
   obj_head head; /* flags: fn_kind */
   uint32_t ncaptures;
-  uint32_t stand; /* number + 1 among the stand-ins of the recording that made it one (jit/trace); FN_BARE; else 0 */
+  uint32_t stand; /* number + 1 among the tracers of the recording that made it one (jit/trace); FN_BARE; else 0 */
   uint64_t id;    /* which function it is: no other has the number, but for what stands for it (fn_like) */
   void *code; /* of an FN_USER or FN_GRAPH shared by the functions that have it (fn_shared); else it lives as long as the VM */
   qn_value captures[];

@@ -20,7 +20,7 @@
 #endif
 
 #include "lang/internal.h"
-#include "lang/timeline.h"
+#include "lang/trace_events.h"
 
 enum {
   VALUE_STACK = 1 << 20,    /* slots; address space, touched as it is used */
@@ -56,7 +56,7 @@ static qn_engine *engine_open(void) {
 static void engine_close(qn_engine *e) {
   if (!e) return;
   if (e->jit_close) e->jit_close(e);
-  timeline_close(e);
+  trace_events_close(e);
   pool_close(e->pool);
   free(e);
 }
@@ -110,7 +110,7 @@ void qn_after_fork(qn_engine *engine) {
   }
   if (!engine) return;
   pool_forked(engine->pool);
-  timeline_forked(engine);
+  trace_events_forked(engine);
   if (engine->jit_forked) engine->jit_forked(engine);
 }
 
@@ -247,10 +247,10 @@ bool vm_thread(pthread_t *thread, size_t stack, void *(*run)(void *), void *arg)
 
 bool vm_stack_overflow(qn_vm *vm) {
   if ((char *)__builtin_frame_address(0) < vm->c_stack_limit)
-    raise(vm, E_recursion, SPAN_NONE,
+    raise_error(vm, E_recursion, SPAN_NONE,
           "calls nest too deep for the C stack of this thread; does the recursion end? A loop needs no stack");
   else
-    raise(vm, E_too_large, SPAN_NONE, "a call, or an array literal, of more than %d values",
+    raise_error(vm, E_too_large, SPAN_NONE, "a call, or an array literal, of more than %d values",
           VALUE_STACK / 100000 * 100000);
   return false;
 }
@@ -427,11 +427,11 @@ void vm_host_unwound(vm_host *host) {
 
 bool vm_poll_slow(qn_vm *vm) {
   if (atomic_exchange(&vm->interrupt, 0)) {
-    raise(vm, E_interrupted, SPAN_NONE, "interrupted");
+    raise_error(vm, E_interrupted, SPAN_NONE, "interrupted");
     return true;
   }
   if (vm->config.step_limit && vm->steps >= vm->step_end) {
-    raise(vm, E_limit, SPAN_NONE, "the limit of %llu steps is reached", (unsigned long long)vm->config.step_limit);
+    raise_error(vm, E_limit, SPAN_NONE, "the limit of %llu steps is reached", (unsigned long long)vm->config.step_limit);
     return true;
   }
   if (vm->config.time_limit > 0) {
@@ -466,7 +466,7 @@ bool vm_poll_between_slow(qn_vm *vm) {
 
 bool vm_use_device(qn_vm *vm, int device) {
   if (device && !vm->hooks.device) {
-    raise(vm, E_device, SPAN_NONE, "gpu(%d) is not there", device - 1);
+    raise_error(vm, E_device, SPAN_NONE, "gpu(%d) is not there", device - 1);
     return false;
   }
   if (device && !vm->hooks.device->open(vm, device)) return false;
@@ -588,7 +588,7 @@ bool tunable_set(qn_vm *vm, const char *name, const char *value) {
     if (strcmp(row->name, name) != 0) continue;
     int64_t v;
     if (!int_parse(value, strlen(value), &v) || v < row->min || v > row->max) {
-      raise(vm, E_argument, SPAN_NONE, "%s takes an integer from %lld to %lld, not %s", name, (long long)row->min,
+      raise_error(vm, E_argument, SPAN_NONE, "%s takes an integer from %lld to %lld, not %s", name, (long long)row->min,
             (long long)row->max, value);
       return false;
     }
@@ -606,7 +606,7 @@ bool tunable_set_list(qn_vm *vm, const char *text) {
     char name[64], value[64];
     size_t name_len = equals ? (size_t)(equals - text) : n, value_len = equals ? n - name_len - 1 : 0;
     if (n && (!equals || name_len >= sizeof name || value_len >= sizeof value)) {
-      raise(vm, E_argument, SPAN_NONE, "tunables are set by name=value, not %.*s", (int)(n < 100 ? n : 100), text);
+      raise_error(vm, E_argument, SPAN_NONE, "tunables are set by name=value, not %.*s", (int)(n < 100 ? n : 100), text);
       return false;
     }
     if (n) {
@@ -624,7 +624,7 @@ bool tunable_set_list(qn_vm *vm, const char *text) {
 
 bool vm_may(qn_vm *vm, uint32_t capability, const char *what) {
   if (vm->config.capabilities & capability) return true;
-  raise(vm, E_capability, SPAN_NONE, "%s is not permitted here", what);
+  raise_error(vm, E_capability, SPAN_NONE, "%s is not permitted here", what);
   return false;
 }
 
@@ -632,7 +632,7 @@ bool vm_may(qn_vm *vm, uint32_t capability, const char *what) {
 bool vm_takes(qn_vm *vm, const qn_value *values, size_t n) {
   for (size_t i = 0; i < n; i++)
     if (value_is_heap(values[i]) && mem_is_foreign(vm, values[i].u.p)) {
-      raise(vm, E_argument, SPAN_NONE, "the value belongs to another VM");
+      raise_error(vm, E_argument, SPAN_NONE, "the value belongs to another VM");
       return false;
     }
   return true;

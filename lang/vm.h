@@ -44,7 +44,7 @@ struct qn_engine {
   void *code;                /* jit/cpu/compile.c's: compiled kernels */
   void *gpu;                 /* jit/gpu's: the driver, devices and compiled kernels */
   void *jit;                 /* jit/trace's: workers and their queue */
-  struct timeline *timeline; /* what happened when, for --trace (timeline.h); NULL: nobody wants to know */
+  struct trace_events *trace_events; /* what happened when, for --trace (trace_events.h); NULL: nobody wants to know */
   void (*jit_close)(qn_engine *engine);
   void (*jit_forked)(qn_engine *engine); /* makes the jit usable in a forked child; nothing where that was done */
 };
@@ -80,8 +80,8 @@ typedef struct vm_hooks {
   void (*parameters)(qn_vm *vm, qn_value fn, void (*each)(void *ctx, const char *name, int position), void *ctx);
   /* The anchor in the code of an FN_USER value (jit/trace/rec.h's jit_anchor), NULL for others (interp). */
   void *(*anchor)(qn_value fn);
-  /* The look (lang/look.h) of every byte of a source text (parser); keeps a pending error. */
-  void (*looks)(qn_vm *vm, const char *text, size_t len, uint8_t *looks);
+  /* The highlight (lang/highlight.h) of every byte of a source text (parser); keeps a pending error. */
+  void (*highlights)(qn_vm *vm, const char *text, size_t len, uint8_t *highlights);
   const device_memory *device;          /* NULL: there is only the CPU */
   const struct device_kernels *kernels; /* and what runs kernels there (jit/kernel/device.h) */
   /* Shows how far a `for` over a list or range marked OBJ_PROGRESS is: before each item, and at the end (done == total) (stdlib). */

@@ -323,7 +323,7 @@ void grammar_start(void *engine, parser *p) { grammarInit(engine, p); }
 
 void grammar_push(void *engine, int terminal, token t) { grammar(engine, terminal, t); }
 
-// Runs the automaton's reductions for this look-ahead on paper: `below` is what remains of the real stack, `over` holds
+// Runs the automaton's reductions for this highlight-ahead on paper: `below` is what remains of the real stack, `over` holds
 // the states pushed since. (Inside %syntax_error it would be too late: the default reductions have happened by then.)
 bool grammar_accepts(const void *engine, int terminal) {
   const yyStackEntry *below = ((const yyParser *)engine)->yytos;

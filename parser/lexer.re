@@ -379,7 +379,7 @@ static int single_quote(parser *p, token *t, const unsigned char *s) {
 static int strange(parser *p, token *t, const unsigned char *s) {
   static const struct {
     uint32_t code;
-    const char *cure;
+    const char *hint;
   } known[] = {
       {0xd7, "write *"},      {0xf7, "write /"},       {0x2212, "write -"},    {0x2013, "write -"},
       {0x2264, "write <="},   {0x2265, "write >="},    {0x2260, "write !="},   {0x221e, "write inf"},
@@ -396,11 +396,11 @@ static int strange(parser *p, token *t, const unsigned char *s) {
   };
   uint32_t code;
   int len = utf8_decode((const char *)s, &code);
-  const char *cure = NULL;
+  const char *hint = NULL;
   for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-    if (known[i].code == code) cure = known[i].cure;
+    if (known[i].code == code) hint = known[i].hint;
   uint32_t end = t->start + (uint32_t)len;
-  if (cure) return parser_fail(p, E_slip, t->start, end, "the character U+%04X has no meaning here; %s", code, cure);
+  if (hint) return parser_fail(p, E_slip, t->start, end, "the character U+%04X has no meaning here; %s", code, hint);
   if (code > 32 && code != 127) {
     bool shown = code < 127 || utf8_width(code) > 0;
     return parser_fail(p, E_syntax, t->start, end, "the character %s%.*s%s (U+%04X) has no meaning here", shown ? "'" : "",

@@ -21,7 +21,7 @@ int parser_fail(parser *p, error_id id, uint32_t start, uint32_t end, const char
   vsnprintf(message, sizeof message, format, args);
   va_end(args);
   p->failed = true;
-  (void)raise(p->vm, id, (span){p->source, start, end}, "%s", message);
+  (void)raise_error(p->vm, id, (span){p->source, start, end}, "%s", message);
   return LEX_FAILED;
 }
 
@@ -116,7 +116,7 @@ static void describe_found(const parser *p, int kind, token t, text_buf *out) {
 static const struct {
   const char *word;
   int where;
-  const char *cure;
+  const char *hint;
 } foreign_words[] = {
 #define SYNTAX FOREIGN_SYNTAX
 #define NAME FOREIGN_NAME
@@ -126,7 +126,7 @@ static const struct {
 #define CALL FOREIGN_CALL
 #define IMPORT FOREIGN_IMPORT
 #define ARRAY FOREIGN_ARRAY
-#define FOREIGN(word, where, cure) {word, where, cure},
+#define FOREIGN(word, where, hint) {word, where, hint},
 #include "parser/foreign.def"
 #undef SYNTAX
 #undef NAME
@@ -138,11 +138,11 @@ static const struct {
 #undef ARRAY
 };
 
-const char *foreign_cure(foreign_place where, const char *word, size_t len) {
+const char *foreign_hint(foreign_place where, const char *word, size_t len) {
   for (size_t i = 0; i < sizeof foreign_words / sizeof *foreign_words; i++)
     if ((foreign_words[i].where & where) && strlen(foreign_words[i].word) == len &&
         !memcmp(foreign_words[i].word, word, len))
-      return foreign_words[i].cure;
+      return foreign_words[i].hint;
   return NULL;
 }
 
@@ -153,7 +153,7 @@ static bool line_inside(const parser *p, token t) {
 }
 
 static const char *foreign_word(const parser *p, int kind, token t) {
-  return kind == T_NAME ? foreign_cure(FOREIGN_SYNTAX, p->text->text + t.start, t.end - t.start) : NULL;
+  return kind == T_NAME ? foreign_hint(FOREIGN_SYNTAX, p->text->text + t.start, t.end - t.start) : NULL;
 }
 
 /* Does a token begin a value, as the argument of a call without parentheses would? */
@@ -332,7 +332,7 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
   if (before && p->last && lua_length(p, t)) return LUA_LENGTH;
   if (p->last == T_RP && (kind == T_LC || kind == T_LREC || kind == T_LEMPTY || kind == T_RETURN || kind == T_NAME)) {
     const char *word = before_parens(p);
-    if (word) return foreign_cure(FOREIGN_SYNTAX, word, strcspn(word, "( \t"));
+    if (word) return foreign_hint(FOREIGN_SYNTAX, word, strcspn(word, "( \t"));
   }
   /* `{ x = 1 }` and `{ f(x) }` as statements: after the brace only the names of a pattern make sense. */
   bool names = accepts(p, T_COLON) && accepts(p, T_COMMA) && accepts(p, T_RC) && !after && !accepts(p, T_NL);
@@ -462,9 +462,9 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
     break;
   case T_DOT:
     if (p->last == T_NAME && p->before == T_IMPORT) {
-      const char *cure =
-          foreign_cure(FOREIGN_IMPORT, p->text->text + p->last_token.start, p->last_token.end - p->last_token.start);
-      return cure ? cure : "a file in a folder is imported by import \"lib/util.qn\" as util";
+      const char *hint =
+          foreign_hint(FOREIGN_IMPORT, p->text->text + p->last_token.start, p->last_token.end - p->last_token.start);
+      return hint ? hint : "a file in a folder is imported by import \"lib/util.qn\" as util";
     }
     break;
   case T_LB:
@@ -533,29 +533,29 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
            "use "
            "parentheses";
   if (kind != LEX_END && line_inside(p, t)) return *id = E_syntax, NULL;
-  const char *cure = slip_of_words(p, kind, t);
+  const char *hint = slip_of_words(p, kind, t);
   /* `if (c) print(1)`: the call is as it should be, its braces are missing. */
   bool named = accepts(p, T_ASSIGN),
        header = body && !statement && (after || named || p->last == T_ELSE || p->last == T_TRY);
   bool literal = kind != T_NAME && kind != T_FN && kind != T_NOT && begins_value(kind);
   bool jump = kind == T_RETURN || kind == T_BREAK || kind == T_CONTINUE, call = kind == T_NAME && *rest == '(';
   jump |= kind == T_NAME && assigns((const char *)lexer_skip(p, rest));
-  if (!cure && call && after && !header && in == BRACKET_BLOCK && p->last != T_NAME)
+  if (!hint && call && after && !header && in == BRACKET_BLOCK && p->last != T_NAME)
     return *id = E_syntax, p->last == T_INT || p->last == T_FLOAT
                                ? "statements on one line are separated by ';'; a product is written 2 * f(x)"
                                : "statements on one line are separated by ';'";
-  if (!cure && kind == T_NAME && p->last == T_RC && after && !header && in == BRACKET_BLOCK &&
+  if (!hint && kind == T_NAME && p->last == T_RC && after && !header && in == BRACKET_BLOCK &&
       !foreign_word(p, kind, t))
     return *id = E_syntax, "statements on one line are separated by ';'";
   bool made = kind == T_NAME && t.end - t.start == 3 && !memcmp(p->text->text + t.start, "new", 3); /* throw new E() */
-  if (!cure && (call || made) && p->last == T_NAME) cure = foreign_word(p, p->last, p->last_token);
-  if (!cure && !(header && call)) cure = foreign_word(p, kind, t);
-  if (!cure && header && (jump || call || literal || (named && begins_value(kind))))
-    cure = named ? "a body stands in braces { }, a short one behind =: fn f(x) = x + 1" : "a body stands in braces { }";
-  if (!cure && (begins_value(kind) || kind == T_LC || kind == T_LREC || kind == T_LEMPTY || kind == T_COLON ||
+  if (!hint && (call || made) && p->last == T_NAME) hint = foreign_word(p, p->last, p->last_token);
+  if (!hint && !(header && call)) hint = foreign_word(p, kind, t);
+  if (!hint && header && (jump || call || literal || (named && begins_value(kind))))
+    hint = named ? "a body stands in braces { }, a short one behind =: fn f(x) = x + 1" : "a body stands in braces { }";
+  if (!hint && (begins_value(kind) || kind == T_LC || kind == T_LREC || kind == T_LEMPTY || kind == T_COLON ||
                 kind == T_LET || kind == T_IF))
-    cure = foreign_word(p, p->last, p->last_token);
-  if (cure) return cure;
+    hint = foreign_word(p, p->last, p->last_token);
+  if (hint) return hint;
   /* `lett x = 1`: two names at the beginning of a statement. */
   if (kind == T_NAME && p->last == T_NAME &&
       (p->before == 0 || p->before == T_NL || p->before == T_SEMI || p->before == T_LC)) {
@@ -676,7 +676,7 @@ static ast_module *parse_source(qn_vm *vm, const source_text *text, uint32_t sou
                                 parse_outcome *outcome) {
   *outcome = PARSE_ERROR;
   if (text->len > INT32_MAX) {
-    (void)raise(vm, E_too_large, (span){source, 0, 0}, "a source text has at most 2 GiB");
+    (void)raise_error(vm, E_too_large, (span){source, 0, 0}, "a source text has at most 2 GiB");
     return NULL;
   }
   ast_module *module = mem_zalloc(vm, sizeof *module);
@@ -717,7 +717,7 @@ ast_module *parse_text(qn_vm *vm, uint32_t source, parse_mode mode, parse_outcom
   const source_text *text = source_get(vm, source);
   if (text) return parse_source(vm, text, source, mode, outcome);
   *outcome = PARSE_ERROR;
-  (void)raise(vm, E_text, SPAN_NONE, "there is no source text %u", source);
+  (void)raise_error(vm, E_text, SPAN_NONE, "there is no source text %u", source);
   return NULL;
 }
 

@@ -33,13 +33,13 @@ typedef enum foreign_place {
   FOREIGN_ARRAY = 128
 } foreign_place;
 /* What to write instead of a word from another language, or NULL if it is none that turns up there. */
-const char *foreign_cure(foreign_place where, const char *word, size_t len);
+const char *foreign_hint(foreign_place where, const char *word, size_t len);
 
 /* Would parse_text at the prompt ask for more? Nothing is kept; false, too, where memory is short. `text` ends with a NUL. */
 bool parse_incomplete(qn_vm *vm, const char *text, size_t len);
 /* The words that cannot be names; ends with NULL. */
 extern const char *const parse_keywords[];
-/* The look (lang/look.h) of every byte of a text, right or wrong, that ends with a NUL. Keeps a pending error. */
-void parse_looks(qn_vm *vm, const char *text, size_t len, uint8_t *looks);
+/* The highlight (lang/highlight.h) of every byte of a text, right or wrong, that ends with a NUL. Keeps a pending error. */
+void parse_highlights(qn_vm *vm, const char *text, size_t len, uint8_t *highlights);
 
 #endif

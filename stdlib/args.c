@@ -65,7 +65,7 @@ bool arg_dtype(qn_vm *vm, const char *fn, qn_value v, qn_dtype otherwise, qn_dty
     return true;
   }
   if (value_is(v, TAG_STR) && (int)dtype_find(value_str(v)->text, value_str(v)->len) < DTYPE_PUBLIC) {
-    raise(vm, E_type, SPAN_NONE, "%s: a dtype has no quotes: write %s", fn, value_str(v)->text);
+    raise_error(vm, E_type, SPAN_NONE, "%s: a dtype has no quotes: write %s", fn, value_str(v)->text);
     return false;
   }
   if (!value_is(v, TAG_DTYPE)) {
@@ -74,7 +74,7 @@ bool arg_dtype(qn_vm *vm, const char *fn, qn_value v, qn_dtype otherwise, qn_dty
   }
   *out = (qn_dtype)v.u.i;
   if ((int)*out >= DTYPE_PUBLIC) {
-    raise(vm, E_dtype, SPAN_NONE, "%s: arrays of %s are not supported", fn, dtype_rows[*out].name);
+    raise_error(vm, E_dtype, SPAN_NONE, "%s: arrays of %s are not supported", fn, dtype_rows[*out].name);
     return false;
   }
   return true;
@@ -83,9 +83,9 @@ bool arg_dtype(qn_vm *vm, const char *fn, qn_value v, qn_dtype otherwise, qn_dty
 static bool axis_of(qn_vm *vm, const char *fn, int64_t axis, int rank, int *out) {
   if (axis < -rank || axis >= rank) {
     if (rank == 0)
-      raise(vm, E_axis, SPAN_NONE, "%s: axis %lld of an array of rank 0, which has no axes", fn, (long long)axis);
+      raise_error(vm, E_axis, SPAN_NONE, "%s: axis %lld of an array of rank 0, which has no axes", fn, (long long)axis);
     else
-      raise(vm, E_axis, SPAN_NONE, "%s: axis %lld is out of range; an array of rank %d has the axes %d to %d", fn,
+      raise_error(vm, E_axis, SPAN_NONE, "%s: axis %lld is out of range; an array of rank %d has the axes %d to %d", fn,
             (long long)axis, rank, -rank, rank - 1);
     return false;
   }
@@ -114,7 +114,7 @@ bool arg_axes(qn_vm *vm, const char *fn, qn_value v, int rank, uint8_t *mask) {
     if (!arg_int(vm, fn, "an int or a list of ints as axis", items[i], &axis)) return false;
     if (!axis_of(vm, fn, axis, rank, &at)) return false;
     if (*mask & 1u << at) {
-      raise(vm, E_axis, SPAN_NONE, "%s: axis %lld is named twice", fn, (long long)axis);
+      raise_error(vm, E_axis, SPAN_NONE, "%s: axis %lld is named twice", fn, (long long)axis);
       return false;
     }
     *mask |= (uint8_t)(1u << at);
@@ -155,7 +155,7 @@ bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_
     rest = value_list(rest)->items[0];
   if (value_is(rest, TAG_LIST) && value_list(rest)->len == 2 && value_is(value_list(rest)->items[0], TAG_LIST) &&
       value_is(value_list(rest)->items[1], TAG_DTYPE)) {
-    raise(vm, E_type, SPAN_NONE, "%s: the dtype is given by name: dtype: %s", fn,
+    raise_error(vm, E_type, SPAN_NONE, "%s: the dtype is given by name: dtype: %s", fn,
           dtype_rows[value_list(rest)->items[1].u.i].name);
     return false;
   }
@@ -169,12 +169,12 @@ bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_
     int64_t k;
     if (value_is(items[i], TAG_DTYPE)) {
       const char *name = dtype_rows[items[i].u.i].name;
-      raise(vm, E_type, SPAN_NONE, "%s: expected %s, not the dtype %s; write dtype: %s", fn, what, name, name);
+      raise_error(vm, E_type, SPAN_NONE, "%s: expected %s, not the dtype %s; write dtype: %s", fn, what, name, name);
       return false;
     }
     if (!arg_int(vm, fn, what, items[i], &k)) return false;
     if (i == ARRAY_MAX_RANK) {
-      raise(vm, E_rank, SPAN_NONE, "%s: %u sizes or axes; an array has at most %d axes", fn, count, ARRAY_MAX_RANK);
+      raise_error(vm, E_rank, SPAN_NONE, "%s: %u sizes or axes; an array has at most %d axes", fn, count, ARRAY_MAX_RANK);
       return false;
     }
     out[i] = k;
@@ -193,11 +193,11 @@ bool arg_shape(qn_vm *vm, const char *fn, qn_value rest, int64_t *shape, int *ra
   int64_t strides[ARRAY_MAX_RANK];
   for (int i = 0; i < *rank; i++)
     if (shape[i] < 0) {
-      raise(vm, E_shape, SPAN_NONE, "%s: size %lld is negative", fn, (long long)shape[i]);
+      raise_error(vm, E_shape, SPAN_NONE, "%s: size %lld is negative", fn, (long long)shape[i]);
       return false;
     }
   if (shape_strides(*rank, shape, strides) < 0) {
-    raise(vm, E_too_large, SPAN_NONE, "%s: more than 2**48 elements", fn);
+    raise_error(vm, E_too_large, SPAN_NONE, "%s: more than 2**48 elements", fn);
     return false;
   }
   return true;
@@ -386,12 +386,12 @@ static bool shapes_agree(qn_vm *vm, const char *fn, const qn_value *items, uint3
 }
 
 qn_value stack_values(qn_vm *vm, const char *fn, const qn_value *items, uint32_t n, int64_t axis, qn_dtype dtype) {
-  if (n == 0) return raise(vm, E_argument, SPAN_NONE, "%s: nothing to stack", fn);
+  if (n == 0) return raise_error(vm, E_argument, SPAN_NONE, "%s: nothing to stack", fn);
   if (!shapes_agree(vm, fn, items, n)) return value_error();
   const qn_array *first = is_array(items[0]) ? value_array(items[0]) : NULL;
   int rank = first ? first->rank : 0, at;
   if (rank == ARRAY_MAX_RANK)
-    return raise(vm, E_rank, SPAN_NONE, "%s: an array has at most %d axes", fn, ARRAY_MAX_RANK);
+    return raise_error(vm, E_rank, SPAN_NONE, "%s: an array has at most %d axes", fn, ARRAY_MAX_RANK);
   if (!axis_of(vm, fn, axis, rank + 1, &at)) return value_error();
   if (dtype == QN_DTYPE_COUNT) dtype = common_dtype(items, n);
   if (!vm->rec && n <= INT32_MAX) {
@@ -448,7 +448,7 @@ static qn_value array_nested(qn_vm *vm, const char *fn, qn_value v, qn_dtype dty
   }
   if (!value_is(v, TAG_LIST)) return arg_refuse(vm, fn, "an array, a number or a list of these", v);
   if (depth == ARRAY_MAX_RANK)
-    return raise(vm, E_rank, SPAN_NONE, "%s: lists nest deeper than the %d axes of an array", fn, ARRAY_MAX_RANK);
+    return raise_error(vm, E_rank, SPAN_NONE, "%s: lists nest deeper than the %d axes of an array", fn, ARRAY_MAX_RANK);
   const qn_list *l = value_list(v);
   if (l->len == 0) {
     int64_t none = 0;
@@ -498,10 +498,10 @@ bool sequence_of(qn_vm *vm, const char *fn, qn_value v, sequence *s) {
     }
   }
   if (value_is(v, TAG_RECORD))
-    raise(vm, E_not_iterable, SPAN_NONE, "%s: a record has no order of its own; use items(r), keys(r) or values(r)",
+    raise_error(vm, E_not_iterable, SPAN_NONE, "%s: a record has no order of its own; use items(r), keys(r) or values(r)",
           fn);
   else
-    raise(vm, E_not_iterable, SPAN_NONE, "%s: expected a list, range, text or array of rank 1 or more, not %s", fn,
+    raise_error(vm, E_not_iterable, SPAN_NONE, "%s: expected a list, range, text or array of rank 1 or more, not %s", fn,
           is_array(v) ? "an array of rank 0" : value_kind_name(v));
   return false;
 }

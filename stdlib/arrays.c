@@ -65,7 +65,7 @@ qn_value builtin_eye(qn_vm *vm, const qn_value *args) {
   if (!value_is(args[1], TAG_NIL) && !arg_int(vm, "eye", "an int as number of columns", args[1], &m))
     return value_error();
   if (!arg_dtype(vm, "eye", args[2], QN_f32, &dtype)) return value_error();
-  if (n < 0 || m < 0) return raise(vm, E_shape, SPAN_NONE, "eye: size %lld is negative", (long long)(n < 0 ? n : m));
+  if (n < 0 || m < 0) return raise_error(vm, E_shape, SPAN_NONE, "eye: size %lld is negative", (long long)(n < 0 ? n : m));
   int64_t rows[2] = {n, 1}, columns[2] = {1, m}, shape[2] = {n, m};
   if (!vm->rec && n <= EYE_SMALL && m <= EYE_SMALL) {
     qn_value now = eager_full(vm, value_bool(false), dtype, 2, shape);
@@ -91,7 +91,7 @@ static int64_t int_steps(int64_t start, int64_t stop, int64_t step) {
 }
 
 static qn_value too_many(qn_vm *vm, const char *fn) {
-  return raise(vm, E_too_large, SPAN_NONE, "%s: more than 2**48 elements", fn);
+  return raise_error(vm, E_too_large, SPAN_NONE, "%s: more than 2**48 elements", fn);
 }
 
 /* How many steps fit steers what is recorded; start and step are data. `n`: the three numbers. */
@@ -126,7 +126,7 @@ qn_value builtin_arange(qn_vm *vm, const qn_value *args) {
   if (vm->rec && !observe_steps(vm, numbers)) return value_error();
   start = numbers[0], stop = numbers[1], step = numbers[2];
   if (!floats) {
-    if (step.u.i == 0) return raise(vm, E_argument, SPAN_NONE, "arange: the step is 0");
+    if (step.u.i == 0) return raise_error(vm, E_argument, SPAN_NONE, "arange: the step is 0");
     int64_t n = int_steps(start.u.i, stop.u.i, step.u.i);
     if (n < 0) return too_many(vm, "arange");
     qn_value out = vm->rec ? value_unset() : eager_steps(vm, n, start.u.i, step.u.i);
@@ -138,7 +138,7 @@ qn_value builtin_arange(qn_vm *vm, const qn_value *args) {
   }
   double from = qn_as_float(start), to = qn_as_float(stop), by = qn_as_float(step);
   if (by == 0 || !isfinite(from) || !isfinite(to) || !isfinite(by))
-    return raise(vm, E_argument, SPAN_NONE, "arange: start and stop must be finite, and the step finite and not 0");
+    return raise_error(vm, E_argument, SPAN_NONE, "arange: start and stop must be finite, and the step finite and not 0");
   double steps = ceil((to - from) / by);
   if (steps > (double)ARRAY_MAX_ELEMENTS) return too_many(vm, "arange");
   int64_t n = steps > 0 ? (int64_t)steps : 0;
@@ -168,11 +168,11 @@ qn_value builtin_to(qn_vm *vm, const qn_value *args) {
   if (value_is(target, TAG_STR) && ((int)dtype_find(value_str(target)->text, value_str(target)->len) < DTYPE_PUBLIC ||
                                     strcmp(value_str(target)->text, "cpu") == 0 ||
                                     strcmp(value_str(target)->text, "gpu") == 0))
-    return raise(vm, E_type, SPAN_NONE, "to: dtypes and devices have no quotes: write %s", value_str(target)->text);
+    return raise_error(vm, E_type, SPAN_NONE, "to: dtypes and devices have no quotes: write %s", value_str(target)->text);
   if (!value_is(target, TAG_DEVICE)) return arg_refuse(vm, "to", "a dtype like f32 or i64, or cpu or gpu", target);
   if (target.u.i != 0 && (!vm->hooks.device || !vm->hooks.device->open(vm, (int)target.u.i)))
     return error_pending(vm) ? value_error()
-                             : raise(vm, E_device, SPAN_NONE, "gpu(%d) is not there", (int)target.u.i - 1);
+                             : raise_error(vm, E_device, SPAN_NONE, "gpu(%d) is not there", (int)target.u.i - 1);
   if (is_array(x) && value_array(x)->device == target.u.i) return value_retain(x);
   qn_value here = arg_array(vm, "to", x, QN_DTYPE_COUNT);
   if (value_is_error(here)) return here;
@@ -184,6 +184,6 @@ qn_value builtin_to(qn_vm *vm, const qn_value *args) {
 qn_value builtin_gpu(qn_vm *vm, const qn_value *args) {
   int64_t n;
   if (!arg_int(vm, "gpu", "an int as number", args[0], &n)) return value_error();
-  if (n < 0 || n > 200) return raise(vm, E_argument, SPAN_NONE, "gpu: there is no device of number %lld", (long long)n);
+  if (n < 0 || n > 200) return raise_error(vm, E_argument, SPAN_NONE, "gpu: there is no device of number %lld", (long long)n);
   return value_device((int)n + 1);
 }

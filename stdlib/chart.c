@@ -243,7 +243,7 @@ static bool draw_image(chart *c) {
       CHART_HEIGHT - 2.0 * MARGIN - (f->title->len ? LINE_HEIGHT + 4 : 0) - (f->x_label->len ? LINE_HEIGHT + 4 : 0);
   double sx = room_x / (double)f->width, sy = room_y / (double)f->height, s = sx < sy ? sx : sy;
   double width = (double)f->width * s, height = (double)f->height * s;
-  if (!f->picture && (width < room_x / 8 || height < room_y / 8)) { /* a strip: proportions would hide it */
+  if (!f->picture && (width < room_x / 8 || height < room_y / 8)) { /* a op_program: proportions would hide it */
     width = room_x;
     height = room_y;
   }

@@ -61,7 +61,7 @@ qn_value builtin_print(qn_vm *vm, const qn_value *args) {
     const char *to = value_str(args[1])->text;
     stream = strcmp(to, "stdout") == 0 ? 1 : strcmp(to, "stderr") == 0 ? 2 : 0;
   }
-  if (!stream) return raise(vm, E_argument, SPAN_NONE, "print: to is \"stdout\" or \"stderr\"");
+  if (!stream) return raise_error(vm, E_argument, SPAN_NONE, "print: to is \"stdout\" or \"stderr\"");
   int columns = terminal_width(vm, stream);
   format_options options = {.width = columns < FORMAT_COLUMNS ? columns : FORMAT_COLUMNS};
   text_buf t;
@@ -164,11 +164,11 @@ qn_value builtin_int(qn_vm *vm, const qn_value *args) {
     if (int_parse(text, len, &n)) return value_int(n);
     if (len > (size_t)(*text == '-') && strspn(text + (*text == '-'), "0123456789_") == len - (size_t)(*text == '-') &&
         len < 1000)
-      return raise(vm, E_parse_number, SPAN_NONE, "int: %.*s does not fit 64 bits; float(...) takes it", (int)len,
+      return raise_error(vm, E_parse_number, SPAN_NONE, "int: %.*s does not fit 64 bits; float(...) takes it", (int)len,
                    text);
     double f;
     if (len <= 40 && float_parse(text, len, &f))
-      return raise(vm, E_parse_number, SPAN_NONE, "int: \"%.*s\" is no integer; int(float(...)) cuts the fraction off",
+      return raise_error(vm, E_parse_number, SPAN_NONE, "int: \"%.*s\" is no integer; int(float(...)) cuts the fraction off",
                    (int)len, text);
     return not_number(vm, "int", value_str(x));
   }
@@ -217,7 +217,7 @@ qn_value builtin_len(qn_vm *vm, const qn_value *args) {
   case TAG_RANGE: break;
   case TAG_ARRAY:
     if (value_array(x)->rank > 0) break;
-    return raise(vm, E_rank, SPAN_NONE, "len: an array of rank 0 has no axis to count");
+    return raise_error(vm, E_rank, SPAN_NONE, "len: an array of rank 0 has no axis to count");
   default: return arg_refuse(vm, "len", "a list, record, text, range or array", x);
   }
   sequence s;
@@ -234,7 +234,7 @@ qn_value builtin_range(qn_vm *vm, const qn_value *args) {
   } else if (!arg_int(vm, "range", what, args[1], &stop)) {
     return value_error();
   }
-  if (step == 0) return raise(vm, E_argument, SPAN_NONE, "range: the step is 0");
+  if (step == 0) return raise_error(vm, E_argument, SPAN_NONE, "range: the step is 0");
   qn_range *r = range_new(vm, start, stop, step);
   return r ? value_obj(TAG_RANGE, r) : value_error();
 }
@@ -242,7 +242,7 @@ qn_value builtin_range(qn_vm *vm, const qn_value *args) {
 /* A list of `n` items; more than a list can hold is E605. */
 static qn_list *list_of(qn_vm *vm, const char *fn, int64_t n) {
   if (n < UINT32_MAX / 2) return list_new(vm, (size_t)n);
-  raise(vm, E_too_large, SPAN_NONE, "%s: %lld items are too many for a list", fn, (long long)n);
+  raise_error(vm, E_too_large, SPAN_NONE, "%s: %lld items are too many for a list", fn, (long long)n);
   return NULL;
 }
 
@@ -267,7 +267,7 @@ qn_value builtin_enumerate(qn_vm *vm, const qn_value *args) {
   int64_t start;
   if (!sequence_of(vm, "enumerate", args[0], &s) || !arg_int(vm, "enumerate", "an int as start", args[1], &start))
     return value_error();
-  if (start > INT64_MAX - s.n) return raise(vm, E_overflow, SPAN_NONE, "enumerate: the numbers leave 64 bits");
+  if (start > INT64_MAX - s.n) return raise_error(vm, E_overflow, SPAN_NONE, "enumerate: the numbers leave 64 bits");
   qn_value out = list_value(list_of(vm, "enumerate", s.n));
   for (int64_t i = 0; i < s.n && !value_is_error(out); i++) {
     qn_value pair = use_pair(vm, value_int(start + i), sequence_item(vm, &s, i));
@@ -349,7 +349,7 @@ qn_value builtin_get(qn_vm *vm, const qn_value *args) {
 }
 
 static qn_value no_position(qn_vm *vm, const char *fn, int64_t i, int64_t n) {
-  return raise(vm, E_index, SPAN_NONE, "%s: index %lld is out of bounds for a list of %lld", fn, (long long)i,
+  return raise_error(vm, E_index, SPAN_NONE, "%s: index %lld is out of bounds for a list of %lld", fn, (long long)i,
                (long long)n);
 }
 
@@ -404,7 +404,7 @@ qn_value builtin_remove(qn_vm *vm, const qn_value *args) {
 qn_value builtin_append(qn_vm *vm, const qn_value *args) {
   if (!value_is(args[0], TAG_LIST)) {
     if (is_array(args[0]))
-      return raise(vm, E_type, SPAN_NONE,
+      return raise_error(vm, E_type, SPAN_NONE,
                    value_array(args[0])->size
                        ? "append: arrays have a fixed size; use concat((x, y)) or collect a list and stack it"
                        : "append: [] is an array, and arrays have a fixed size; an empty list is written ()");
@@ -534,6 +534,6 @@ qn_value builtin_env(qn_vm *vm, const qn_value *args) {
   const char *text = memchr(name->text, 0, name->len) ? NULL : getenv(name->text);
   if (!text) return value_retain(args[1]);
   if (!utf8_valid(text, strlen(text)))
-    return raise(vm, E_text, SPAN_NONE, "env: the value of %s is not UTF-8", name->text);
+    return raise_error(vm, E_text, SPAN_NONE, "env: the value of %s is not UTF-8", name->text);
   return new_str(vm, text, strlen(text));
 }

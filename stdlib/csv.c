@@ -460,7 +460,7 @@ static bool write_rows(qn_vm *vm, qn_value v, text_buf *t, bytes *out) {
   }
   int64_t rows = a->rank ? a->shape[0] : 1, columns = a->rank == 2 ? a->shape[1] : 1;
   if (good && (!rows || !columns)) {
-    raise(vm, E_argument, SPAN_NONE, "save: .csv cannot hold an array without elements");
+    raise_error(vm, E_argument, SPAN_NONE, "save: .csv cannot hold an array without elements");
     good = false;
   }
   for (int64_t i = 0; good && i < rows; i++) {
@@ -485,7 +485,7 @@ static bool write_item(qn_vm *vm, text_buf *t, const qn_str *name, qn_value colu
   else if (value_is_scalar(v))
     text_number(t, v, false);
   else {
-    raise(vm, E_type, SPAN_NONE, "save: column %s of a .csv file holds numbers or texts; item %lld is of kind %s",
+    raise_error(vm, E_type, SPAN_NONE, "save: column %s of a .csv file holds numbers or texts; item %lld is of kind %s",
           name->text, (long long)row, value_kind_name(v));
     return false;
   }
@@ -516,7 +516,7 @@ static bool write_columns(qn_vm *vm, qn_record *columns, text_buf *t, bytes *out
       return false;
     }
     if (rows >= 0 && n != rows) {
-      raise(vm, E_shape, SPAN_NONE, "save: column %s has %lld items, column %s %lld", record_name(columns, 0)->text,
+      raise_error(vm, E_shape, SPAN_NONE, "save: column %s has %lld items, column %s %lld", record_name(columns, 0)->text,
             (long long)rows, name, (long long)n);
       return false;
     }

@@ -35,7 +35,7 @@ typedef struct einsum {
 } einsum;
 
 static bool refuse(qn_vm *vm, const qn_str *spec, const char *why) {
-  raise(vm, E_argument, SPAN_NONE, "einsum: \"%s\": %s", spec->text, why);
+  raise_error(vm, E_argument, SPAN_NONE, "einsum: \"%s\": %s", spec->text, why);
   return false;
 }
 
@@ -53,7 +53,7 @@ static bool read_labels(qn_vm *vm, const qn_str *spec, const char **at, int rank
   }
   if (dots < 0) dots = ellipsis ? rank - letters : 0;
   if (dots < 0 || (rank >= 0 && letters + dots != rank)) {
-    raise(vm, E_argument, SPAN_NONE, "einsum: \"%s\": an operand of rank %d has %d labels", spec->text, rank, letters);
+    raise_error(vm, E_argument, SPAN_NONE, "einsum: \"%s\": an operand of rank %d has %d labels", spec->text, rank, letters);
     return false;
   }
   *n = 0;
@@ -91,10 +91,10 @@ static bool parse(einsum *e, const qn_str *spec) {
       if (*size == 0 || *size == 2) *size = a->shape[k] + 1;
       if (*size != a->shape[k] + 1 && a->shape[k] != 1) {
         if (label < LETTERS)
-          raise(e->vm, E_broadcast, SPAN_NONE, "einsum: \"%s\": axis %c has the sizes %lld and %lld", spec->text,
+          raise_error(e->vm, E_broadcast, SPAN_NONE, "einsum: \"%s\": axis %c has the sizes %lld and %lld", spec->text,
                 label < 26 ? 'a' + label : 'A' + label - 26, (long long)*size - 1, (long long)a->shape[k]);
         else
-          raise(e->vm, E_broadcast, SPAN_NONE, "einsum: \"%s\": sizes %lld and %lld under ... do not broadcast",
+          raise_error(e->vm, E_broadcast, SPAN_NONE, "einsum: \"%s\": sizes %lld and %lld under ... do not broadcast",
                 spec->text, (long long)*size - 1, (long long)a->shape[k]);
         return false;
       }
@@ -236,7 +236,7 @@ static bool contract(einsum *e, term *x, term *y, const bool *needed) {
   for (int i = 0; i < y->rank; i++)
     if (place_of(x, y->labels[i]) < 0) right[nright++] = y->labels[i], sizes[3] *= size_of(e, y->labels[i]);
   if (nbatch + nleft + nright > ARRAY_MAX_RANK) {
-    raise(vm, E_rank, SPAN_NONE, "einsum: an intermediate result would have %d axes; an array has at most %d",
+    raise_error(vm, E_rank, SPAN_NONE, "einsum: an intermediate result would have %d axes; an array has at most %d",
           nbatch + nleft + nright, ARRAY_MAX_RANK);
     return false;
   }
@@ -280,7 +280,7 @@ qn_value builtin_einsum(qn_vm *vm, const qn_value *args) {
   if (!arg_str(vm, "einsum", "a specification like \"ij,jk->ik\"", args[0], &spec)) return value_error();
   const qn_list *l = value_list(args[1]);
   if (l->len == 0 || l->len > MAX_OPERANDS)
-    return raise(vm, E_argument, SPAN_NONE, "einsum: %u operands; 1 to %d are possible", l->len, MAX_OPERANDS);
+    return raise_error(vm, E_argument, SPAN_NONE, "einsum: %u operands; 1 to %d are possible", l->len, MAX_OPERANDS);
   einsum e = {.vm = vm, .n = (int)l->len};
   bool good = true;
   for (int i = 0; i < e.n; i++) e.terms[i].v = value_unset();

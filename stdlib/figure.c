@@ -194,7 +194,7 @@ static int kind_of(qn_value v) {
 bool figure_is(qn_value v) { return kind_of(v) >= 0; }
 
 static bool refuse_field(qn_vm *vm, const char *fn, const char *name) {
-  raise(vm, E_argument, SPAN_NONE, "%s: the figure's field %s is not what plot, hist and show make", fn, name);
+  raise_error(vm, E_argument, SPAN_NONE, "%s: the figure's field %s is not what plot, hist and show make", fn, name);
   return false;
 }
 
@@ -206,7 +206,7 @@ static bool hold_numbers(qn_vm *vm, const char *fn, figure *f, qn_value v, int r
   value_release(vm, x);
   if (!a || !list_push(vm, f->held, value_obj(TAG_ARRAY, a))) return false;
   if (a->rank != rank) {
-    raise(vm, E_rank, SPAN_NONE, "%s: numbers of rank %d are needed, not %d", fn, rank, a->rank);
+    raise_error(vm, E_rank, SPAN_NONE, "%s: numbers of rank %d are needed, not %d", fn, rank, a->rank);
     return false;
   }
   *data = (const double *)(const void *)array_data(a);
@@ -411,15 +411,15 @@ static bool add_series(qn_vm *vm, qn_list *series, const char *name, size_t len,
   const qn_array *a = value_array(y);
   bool good = false;
   if (a->rank != 1)
-    raise(vm, E_rank, SPAN_NONE, "plot: a series of numbers has rank 1, not %d", a->rank);
+    raise_error(vm, E_rank, SPAN_NONE, "plot: a series of numbers has rank 1, not %d", a->rank);
   else if (a->size == 0)
-    raise(vm, E_argument, SPAN_NONE, "plot: there is nothing to draw: %.*s%sno numbers", (int)(len < 60 ? len : 60),
+    raise_error(vm, E_argument, SPAN_NONE, "plot: there is nothing to draw: %.*s%sno numbers", (int)(len < 60 ? len : 60),
           name, len ? " has " : "");
   else if (is_array(x) && value_array(x)->shape[0] != a->shape[0])
-    raise(vm, E_shape, SPAN_NONE, "plot: x has %lld numbers and %s%.*s has %lld", (long long)value_array(x)->shape[0],
+    raise_error(vm, E_shape, SPAN_NONE, "plot: x has %lld numbers and %s%.*s has %lld", (long long)value_array(x)->shape[0],
           len ? "" : "y", (int)(len < 60 ? len : 60), name, (long long)a->shape[0]);
   else if (series->len == FIGURE_SERIES_MAX)
-    raise(vm, E_argument, SPAN_NONE, "plot: at most %d series can be drawn", FIGURE_SERIES_MAX);
+    raise_error(vm, E_argument, SPAN_NONE, "plot: at most %d series can be drawn", FIGURE_SERIES_MAX);
   else
     good = true;
   qn_record *r = good ? record_new(vm) : NULL;
@@ -476,13 +476,13 @@ qn_value builtin_plot(qn_vm *vm, const qn_value *args) {
   if (value_is_error(x)) return x;
   qn_record *r = NULL;
   if (has_x && value_array(x)->rank != 1)
-    raise(vm, E_rank, SPAN_NONE, "plot: x has rank 1, not %d", value_array(x)->rank);
+    raise_error(vm, E_rank, SPAN_NONE, "plot: x has rank 1, not %d", value_array(x)->rank);
   else
     r = new_figure(vm, FIGURE_plot, args + 2);
   qn_list *series = r ? list_new(vm, 0) : NULL;
   bool good = series && add_all(vm, series, x, args[has_x ? 1 : 0]);
   if (good && !series->len) {
-    raise(vm, E_argument, SPAN_NONE, "plot: there is nothing to draw: no series");
+    raise_error(vm, E_argument, SPAN_NONE, "plot: there is nothing to draw: no series");
     good = false;
   }
   if (good)
@@ -542,7 +542,7 @@ static bool check_edges(qn_vm *vm, qn_value edges) {
   const double *p = (const double *)(const void *)array_data(a);
   bool good = a->rank == 1 && a->size >= 2 && number_drawn(p[0]) && number_drawn(p[a->size - 1]);
   for (int64_t i = 0; good && i + 1 < a->size; i++) good = p[i] < p[i + 1];
-  if (!good) raise(vm, E_argument, SPAN_NONE, "hist: bins is how many, or at least two finite edges that increase");
+  if (!good) raise_error(vm, E_argument, SPAN_NONE, "hist: bins is how many, or at least two finite edges that increase");
   return good;
 }
 
@@ -560,7 +560,7 @@ static bool fill_hist(qn_vm *vm, qn_record *r, const qn_array *x, qn_value bins)
   qn_value edges;
   if (value_is(bins, TAG_INT)) {
     if (bins.u.i < 1 || bins.u.i > BINS_MAX) {
-      raise(vm, E_argument, SPAN_NONE, "hist: bins is 1 to %d, not %lld", BINS_MAX, (long long)bins.u.i);
+      raise_error(vm, E_argument, SPAN_NONE, "hist: bins is 1 to %d, not %lld", BINS_MAX, (long long)bins.u.i);
       return false;
     }
     edges = equal_edges(vm, x, bins.u.i);
@@ -599,7 +599,7 @@ qn_value builtin_hist(qn_vm *vm, const qn_value *args) {
   if (value_is_error(x)) return x;
   qn_record *r = NULL;
   if (value_array(x)->size == 0)
-    raise(vm, E_argument, SPAN_NONE, "hist: there is nothing to draw: x has no elements");
+    raise_error(vm, E_argument, SPAN_NONE, "hist: there is nothing to draw: x has no elements");
   else
     r = new_figure(vm, FIGURE_hist, args + 2);
   bool good = r && fill_hist(vm, r, value_array(x), args[1]);
@@ -619,7 +619,7 @@ qn_value builtin_show(qn_vm *vm, const qn_value *args) {
   if (figure_is(args[0])) return drawn(vm, "show", value_retain(args[0]));
   if (!arg_end(vm, args[1]) || !arg_end(vm, args[2])) return value_error();
   if (value_is_number(args[1]) && value_is_number(args[2]) && !(number_value(args[1]) < number_value(args[2])))
-    return raise(vm, E_argument, SPAN_NONE, "show: low must be below high");
+    return raise_error(vm, E_argument, SPAN_NONE, "show: low must be below high");
   qn_value image = is_array(args[0]) ? value_retain(args[0]) : arg_array(vm, "show", args[0], QN_DTYPE_COUNT);
   if (value_is_error(image)) return image;
   const qn_array *a = value_array(image);
@@ -637,9 +637,9 @@ qn_value builtin_show(qn_vm *vm, const qn_value *args) {
     if (a->rank == 1) text_adds(&t, "; plot draws lines");
     raise_text(vm, E_rank, SPAN_NONE, &t);
   } else if (a->size == 0) {
-    raise(vm, E_argument, SPAN_NONE, "show: there is nothing to draw: the array has no elements");
+    raise_error(vm, E_argument, SPAN_NONE, "show: there is nothing to draw: the array has no elements");
   } else if (a->rank == 3 && !dtype_is_float(dtype) && dtype != QN_u8 && dtype != QN_i32 && dtype != QN_bool) {
-    raise(vm, E_dtype, SPAN_NONE, "show: colours are u8 (0 to 255), i32 (0 to 65535) or floats (0 to 1), not %s",
+    raise_error(vm, E_dtype, SPAN_NONE, "show: colours are u8 (0 to 255), i32 (0 to 65535) or floats (0 to 1), not %s",
           dtype_rows[dtype].name);
   } else {
     r = new_figure(vm, FIGURE_show, args + 3);

@@ -189,7 +189,7 @@ bool elements_read(qn_dtype stored, bool swapped, char *to, const uint8_t *from,
 
 qn_value text_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) {
   if (len > TEXT_MAX) {
-    raise(vm, E_too_large, SPAN_NONE, "%s: a text has at most 2**31 bytes", path);
+    raise_error(vm, E_too_large, SPAN_NONE, "%s: a text has at most 2**31 bytes", path);
     return value_error();
   }
   if (!utf8_valid((const char *)data, len)) {
@@ -203,7 +203,7 @@ qn_value text_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len)
 bool arg_path(qn_vm *vm, const char *fn, qn_value v, qn_str **out) {
   if (!arg_str(vm, fn, "a path", v, out)) return false;
   if (memchr((*out)->text, 0, (*out)->len)) {
-    raise(vm, E_file, SPAN_NONE, "%s: a path holds no NUL", fn);
+    raise_error(vm, E_file, SPAN_NONE, "%s: a path holds no NUL", fn);
     return false;
   }
   return true;

@@ -19,7 +19,7 @@ static qn_value call1(qn_vm *vm, qn_value f, qn_value x) {
 /* The sequence argument, with a word for those who give the function first. */
 static bool sequence_arg(qn_vm *vm, const char *fn, qn_value v, sequence *s) {
   if (!value_is(v, TAG_FN)) return sequence_of(vm, fn, v, s);
-  raise(vm, E_type, SPAN_NONE, "%s: the list comes first: %s(list, f)", fn, fn);
+  raise_error(vm, E_type, SPAN_NONE, "%s: the list comes first: %s(list, f)", fn, fn);
   return false;
 }
 
@@ -81,7 +81,7 @@ qn_value builtin_fold(qn_vm *vm, const qn_value *args) {
   sequence s;
   if (!sequence_arg(vm, "fold", args[0], &s)) return value_error();
   if (!value_is(args[1], TAG_FN) && value_is(args[2], TAG_FN))
-    return raise(vm, E_type, SPAN_NONE, "fold: the function stands before the start: fold(list, f, start)");
+    return raise_error(vm, E_type, SPAN_NONE, "fold: the function stands before the start: fold(list, f, start)");
   qn_value in[2] = {value_retain(args[2]), value_nil()}, state = in[0];
   vm_owned held[2];
   for (int k = 0; k < 2; k++) vm_own(vm, &held[k], vm_drop_value, &in[k]);
@@ -167,7 +167,7 @@ qn_value builtin_reverse(qn_vm *vm, const qn_value *args) {
     qn_range *out = n ? range_slice(vm, r, n - 1, n, -1) : range_new(vm, 0, 0, 1);
     return out ? value_obj(TAG_RANGE, out) : value_error();
   }
-  if (is_array(x)) return raise(vm, E_type, SPAN_NONE, "reverse: arrays are reversed by flip(x, axis)");
+  if (is_array(x)) return raise_error(vm, E_type, SPAN_NONE, "reverse: arrays are reversed by flip(x, axis)");
   return arg_refuse(vm, "reverse", "a list, range or text", x);
 }
 
@@ -208,8 +208,8 @@ qn_value builtin_contains(qn_vm *vm, const qn_value *args) {
     uint64_t step = r->step > 0 ? (uint64_t)r->step : -(uint64_t)r->step;
     return value_bool(inside && distance % step == 0);
   }
-  if (value_is(x, TAG_RECORD)) return raise(vm, E_type, SPAN_NONE, "contains: use has(record, name) for fields");
-  if (is_array(x)) return raise(vm, E_type, SPAN_NONE, "contains: use any(x == value) for arrays");
+  if (value_is(x, TAG_RECORD)) return raise_error(vm, E_type, SPAN_NONE, "contains: use has(record, name) for fields");
+  if (is_array(x)) return raise_error(vm, E_type, SPAN_NONE, "contains: use any(x == value) for arrays");
   if (!value_is(x, TAG_LIST)) return arg_refuse(vm, "contains", "a list, range or text", x);
   int64_t at = list_position(vm, value_list(x), args[1], 0);
   return at == -2 ? value_error() : value_bool(at >= 0);
@@ -277,7 +277,7 @@ static int compare(qn_vm *vm, order_walk *w, qn_value a, qn_value b, int depth) 
     if (x->len != y->len) return x->len > y->len ? 1 : -1;
     return remember && !shared_join(vm, &w->equal, a, b) ? COMPARE_FAILED : 0;
   }
-  raise(vm, E_type, SPAN_NONE, "sort: %s and %s have no order; by: may give numbers, texts or lists of these",
+  raise_error(vm, E_type, SPAN_NONE, "sort: %s and %s have no order; by: may give numbers, texts or lists of these",
         value_kind_name(a), value_kind_name(b));
   return COMPARE_FAILED;
 }
@@ -385,12 +385,12 @@ qn_value builtin_sort(qn_vm *vm, const qn_value *args) {
   }
   if (!arg_bool(vm, "sort", "true or false as descending", args[2], &descending)) return value_error();
   if (value_is(args[1], TAG_FN))
-    return raise(vm, E_type, SPAN_NONE, "sort: the second argument is the axis of an array; write by: fn(item) ...");
+    return raise_error(vm, E_type, SPAN_NONE, "sort: the second argument is the axis of an array; write by: fn(item) ...");
   if (value_is(x, TAG_LIST) && value_is(args[3], TAG_STR)) return fail_by_text(vm, value_str(args[3]));
   if (value_is(x, TAG_LIST)) return sort_list(vm, x, descending, args[3]);
   if (!is_array(x)) return arg_refuse(vm, "sort", "a list or an array", x);
   if (!value_is(args[3], TAG_NIL))
-    return raise(vm, E_type, SPAN_NONE, "sort: by is for lists; x[argsort(key)] sorts an array");
+    return raise_error(vm, E_type, SPAN_NONE, "sort: by is for lists; x[argsort(key)] sorts an array");
   int axis;
   if (!arg_axis(vm, "sort", args[1], value_array(x)->rank, &axis)) return value_error();
   op_attr attr = {.axes = (uint8_t)(1u << axis), .flags = descending ? ATTR_DESCENDING : 0};
@@ -423,10 +423,10 @@ static qn_value reduce(qn_vm *vm, const char *fn, op_id op, op_id combine, qn_va
   qn_value x = args[0];
   bool keepdims, several = value_is_scalar(x) && !value_is(args[1], TAG_NIL);
   if (several && (combine == OP_maximum || combine == OP_minimum))
-    return raise(vm, E_type, SPAN_NONE, "%s reduces one array or list, %s((a, b)); %s(a, b) is for two values", fn, fn,
+    return raise_error(vm, E_type, SPAN_NONE, "%s reduces one array or list, %s((a, b)); %s(a, b) is for two values", fn, fn,
                  op_rows[combine].name);
   if (several && value_is_scalar(args[1]) && value_is_scalar(args[2]) && !value_is(args[2], TAG_BOOL))
-    return raise(vm, E_type, SPAN_NONE, "%s reduces one array or list: %s((a, b, c))", fn, fn);
+    return raise_error(vm, E_type, SPAN_NONE, "%s reduces one array or list: %s((a, b, c))", fn, fn);
   if (!arg_bool(vm, fn, "true or false as keepdims", args[2], &keepdims)) return value_error();
   if (is_array(x)) {
     op_attr attr = {.keepdims = keepdims};
@@ -435,7 +435,7 @@ static qn_value reduce(qn_vm *vm, const char *fn, op_id op, op_id combine, qn_va
   }
   if (value_is(x, TAG_STR)) return arg_refuse(vm, fn, "an array or a list of numbers", x);
   if (!value_is(args[1], TAG_NIL))
-    return raise(vm, E_axis, SPAN_NONE, "%s: axis is for arrays, not for %s", fn, value_kind_name(x));
+    return raise_error(vm, E_axis, SPAN_NONE, "%s: axis is for arrays, not for %s", fn, value_kind_name(x));
   if (value_is_scalar(x)) {
     if (value_is(x, TAG_BOOL) && combine != OP_maximum && combine != OP_minimum)
       return op2(vm, combine, empty, x, NULL);
@@ -445,7 +445,7 @@ static qn_value reduce(qn_vm *vm, const char *fn, op_id op, op_id combine, qn_va
   if (!sequence_of(vm, fn, x, &s)) return value_error();
   if (s.n == 0) {
     if (value_is(empty, TAG_UNSET))
-      return raise(vm, E_empty_reduce, SPAN_NONE, "%s of an empty %s", fn, value_kind_name(x));
+      return raise_error(vm, E_empty_reduce, SPAN_NONE, "%s of an empty %s", fn, value_kind_name(x));
     return empty;
   }
   qn_value sum = number_item(vm, fn, &s, 0);

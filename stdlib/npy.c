@@ -232,7 +232,7 @@ bool npy_write(qn_vm *vm, qn_value v, bytes *out) {
   text_init(&t, vm);
   bool good = type != NULL;
   if (!good) {
-    raise(vm, E_dtype, SPAN_NONE,
+    raise_error(vm, E_dtype, SPAN_NONE,
           "save: .npy has no %s, which .safetensors has; or convert with x.to(f32), which holds every such number",
           dtype_rows[dtype].name);
   } else {

@@ -192,7 +192,7 @@ typedef struct writer {
 } writer;
 
 static bool too_large(qn_vm *vm) {
-  raise(vm, E_too_large, SPAN_NONE, "save: .npz holds at most 4 GiB; .npy has no such limit");
+  raise_error(vm, E_too_large, SPAN_NONE, "save: .npz holds at most 4 GiB; .npy has no such limit");
   return false;
 }
 
@@ -213,7 +213,7 @@ static bool write_member(writer *w, qn_value v, const text_buf *name) {
   qn_vm *vm = w->vm;
   size_t local = w->out->len;
   if (name->len > 0xffff) {
-    raise(vm, E_argument, SPAN_NONE, "save: a dotted name has more than 65,535 bytes");
+    raise_error(vm, E_argument, SPAN_NONE, "save: a dotted name has more than 65,535 bytes");
     return false;
   }
   if (w->entries == 0xfffe || local >= UINT32_MAX) return too_large(vm);
@@ -246,9 +246,9 @@ static qn_value visit_member(void *ctx, const trees_walk *walk, const qn_value *
   if (name.failed) {
     raise_memory(vm);
   } else if (key && record_find(w->names, key) >= 0) {
-    raise(vm, E_argument, SPAN_NONE, "save: two leaves have the dotted name %s", key->text);
+    raise_error(vm, E_argument, SPAN_NONE, "save: two leaves have the dotted name %s", key->text);
   } else if (key && !is_array(values[0]) && !value_is_scalar(values[0])) {
-    raise(vm, E_type, SPAN_NONE, "save: .npz holds arrays and numbers; %s is of kind %s", key->text,
+    raise_error(vm, E_type, SPAN_NONE, "save: .npz holds arrays and numbers; %s is of kind %s", key->text,
           value_kind_name(values[0]));
   } else if (key && record_set(vm, w->names, key, value_nil())) {
     text_adds(&name, ".npy");

@@ -8,7 +8,7 @@
  *         32..63  SHA-256 of all bytes but these
  *         64..    the description, and zeros up to a multiple of 64; then the elements to the end of the file
  *
- * Numbers are little-endian. The description is what jit/trace/pack.c writes (jit/trace/README.md has its form); it names each run of
+ * Numbers are little-endian. The description is what jit/trace/serialize.c writes (jit/trace/README.md has its form); it names each run of
  * elements where it is used, and the runs lie in that order, each from a multiple of 64 on.
  *
  * The hash finds files that were cut or damaged; it is no signature, so the reader behind it trusts nothing either.
@@ -49,8 +49,8 @@ bool qnx_write(qn_vm *vm, qn_value v, bytes *out) {
     arg_refuse(vm, "save", "a graph for .qnx (graph(f, ...) makes one of a function)", v);
     return false;
   }
-  graph_pack p;
-  bool ok = jit_graph_pack(vm, v, &p) && bytes_add(vm, out, NULL, HEADER) &&
+  graph_serialize p;
+  bool ok = jit_graph_serialize(vm, v, &p) && bytes_add(vm, out, NULL, HEADER) &&
             bytes_add(vm, out, p.text.text, p.text.len) && align(vm, out);
   size_t start = out->len;
   for (uint32_t i = 0; i < p.n && ok; i++) ok = align(vm, out) && bytes_add(vm, out, p.runs[i].data, p.runs[i].bytes);
@@ -62,12 +62,12 @@ bool qnx_write(qn_vm *vm, qn_value v, bytes *out) {
     put_u64(out->data + 24, out->len - start);
     hash_file(out->data, out->len, out->data + HASH_AT);
   }
-  graph_pack_free(vm, &p);
+  graph_serialize_free(vm, &p);
   return ok;
 }
 
 /* Where the parts lie. False, with the error raised, if this is no such file, or not all of it. */
-static bool read_header(qn_vm *vm, const char *path, const uint8_t *data, size_t len, graph_packed *parts) {
+static bool read_header(qn_vm *vm, const char *path, const uint8_t *data, size_t len, graph_serialized *parts) {
   if (len < sizeof magic || memcmp(data, magic, sizeof magic) != 0)
     return file_refuse(vm, path, len ? "it is no .qnx file" : "the file is empty");
   if (len < HEADER) return file_refuse(vm, path, "the file is truncated");
@@ -82,15 +82,15 @@ static bool read_header(qn_vm *vm, const char *path, const uint8_t *data, size_t
   if (elements != rest - start || get_u32(data + 8) == 0 || get_u32(data + 12) != 0 ||
       memcmp(hash, data + HASH_AT, HASH) != 0)
     return file_refuse(vm, path, "the file is damaged: its contents do not have its hash");
-  *parts = (graph_packed){data + HEADER, data + HEADER + start, (size_t)text, (size_t)elements};
+  *parts = (graph_serialized){data + HEADER, data + HEADER + start, (size_t)text, (size_t)elements};
   return true;
 }
 
 qn_value qnx_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) {
-  graph_packed parts;
+  graph_serialized parts;
   if (!read_header(vm, path, data, len, &parts)) return value_error();
   char why[400];
-  qn_value g = jit_graph_unpack(vm, &parts, why, sizeof why);
+  qn_value g = jit_graph_deserialize(vm, &parts, why, sizeof why);
   if (value_is_error(g) && !error_pending(vm)) file_refuse(vm, path, "the file is damaged: %s", why);
   return g;
 }

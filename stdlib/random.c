@@ -113,7 +113,7 @@ static inline __attribute__((always_inline)) qn_value draw(qn_vm *vm, const char
 static __attribute__((noinline)) bool float_dtype(qn_vm *vm, const char *fn, qn_value v, qn_dtype *out) {
   if (!arg_dtype(vm, fn, v, QN_f32, out)) return false;
   if (dtype_is_float(*out)) return true;
-  raise(vm, E_dtype, SPAN_NONE, "%s: numbers of %s; randint draws integers and bernoulli bools", fn,
+  raise_error(vm, E_dtype, SPAN_NONE, "%s: numbers of %s; randint draws integers and bernoulli bools", fn,
         dtype_rows[*out].name);
   return false;
 }
@@ -142,7 +142,7 @@ static __attribute__((noinline)) int int_dtype(qn_vm *vm, qn_value v, int64_t lo
   if (high <= low || /* which is told first */
       (dtype_is_int(dtype) && dtype_holds(dtype, value_int(low)) && dtype_holds(dtype, value_int(high - 1))))
     return (int)dtype;
-  raise(vm, E_dtype, SPAN_NONE, "randint: %s does not hold the integers from %lld to %lld", dtype_rows[dtype].name,
+  raise_error(vm, E_dtype, SPAN_NONE, "randint: %s does not hold the integers from %lld to %lld", dtype_rows[dtype].name,
         (long long)low, (long long)high - 1);
   return -1;
 }
@@ -172,9 +172,9 @@ qn_value builtin_randint(qn_vm *vm, const qn_value *args) {
     return value_error();
   uint64_t values = (uint64_t)high - (uint64_t)low;
   if (__builtin_expect(high <= low || values > most, 0))
-    return raise(vm, E_argument, SPAN_NONE, "randint: from %lld to %lld - 1 there are %s", (long long)low,
+    return raise_error(vm, E_argument, SPAN_NONE, "randint: from %lld to %lld - 1 there are %s", (long long)low,
                  (long long)high, high <= low ? "no integers" : "more than 2**63 integers");
-  if (d.n <= 8 && dtype == QN_i64) { /* fewer than vm_loops.below is prepared for */
+  if (d.n <= 8 && dtype == QN_i64) { /* fewer than bvm_loops.below is prepared for */
     d.dtype = QN_i64;
     qn_value x = draw_few(vm, OP_random_bits, &d, args[4], 0, false);
     if (__builtin_expect(x.head == TAG_ARRAY, 1)) {
@@ -236,7 +236,7 @@ qn_value builtin_permutation(qn_vm *vm, const qn_value *args) {
     n = value_array(x)->shape[0];
   else if (!arg_int(vm, "permutation", "an int or an array of rank 1 or more", x, &n))
     return value_error();
-  if (n < 0) return raise(vm, E_shape, SPAN_NONE, "permutation: size %lld is negative", (long long)n);
+  if (n < 0) return raise_error(vm, E_shape, SPAN_NONE, "permutation: size %lld is negative", (long long)n);
   op_attr attr = {.axes = 1};
   eager_drawing d = {.dtype = QN_i64, .rank = 1, .n = (uint64_t)n, .shape = {n}};
   qn_value order = use1(vm, OP_argsort, draw(vm, "permutation", OP_random_bits, &d, args[1], 0), &attr);
@@ -262,7 +262,7 @@ qn_value builtin_key(qn_vm *vm, const qn_value *args) {
 }
 
 qn_value random_split(qn_vm *vm, qn_value key, int64_t n) {
-  if (n < 0) return raise(vm, E_shape, SPAN_NONE, "split: %lld keys", (long long)n);
+  if (n < 0) return raise_error(vm, E_shape, SPAN_NONE, "split: %lld keys", (long long)n);
   eager_drawing d = {.dtype = QN_i64, .rank = 2, .n = (uint64_t)n, .shape = {n, 1}};
   qn_value bits = draw_few(vm, OP_random_bits, &d, key, -1, false);
   if (bits.head == TAG_ARRAY) {

@@ -60,7 +60,7 @@ qn_value builtin_gelu(qn_vm *vm, const qn_value *args) {
     return value_error();
   bool named = form->len == 4, exact = named && memcmp(form->text, "none", 4) == 0;
   if (!exact && !(named && memcmp(form->text, "tanh", 4) == 0))
-    return raise(vm, E_argument, SPAN_NONE, "gelu: approximate is \"none\" or \"tanh\", not \"%s\"", form->text);
+    return raise_error(vm, E_argument, SPAN_NONE, "gelu: approximate is \"none\" or \"tanh\", not \"%s\"", form->text);
   return op1(vm, exact ? OP_gelu : OP_gelu_tanh, args[0], NULL);
 }
 
@@ -130,7 +130,7 @@ qn_value builtin_round(qn_vm *vm, const qn_value *args) {
   if (!is_array(x) && !value_is_scalar(x)) return arg_refuse(vm, "round", "a number or an array", x);
   if (!arg_int(vm, "round", "an int as number of digits", args[1], &digits)) return value_error();
   if (digits == 0) return op1(vm, OP_round, x, NULL);
-  if (digits < -300 || digits > 300) return raise(vm, E_argument, SPAN_NONE, "round: digits go from -300 to 300");
+  if (digits < -300 || digits > 300) return raise_error(vm, E_argument, SPAN_NONE, "round: digits go from -300 to 300");
   bool ints = is_array(x) ? !dtype_is_float((qn_dtype)value_array(x)->dtype) : !value_is(x, TAG_FLOAT);
   if (ints && digits > 0) return value_retain(x);
   if (ints) return round_ints(vm, x, digits);
@@ -159,7 +159,7 @@ qn_value builtin_topk(qn_vm *vm, const qn_value *args) {
     return value_error();
   int64_t n = value_array(x)->shape[axis];
   if (k < 0 || k > n)
-    return raise(vm, E_argument, SPAN_NONE, "topk: k is %lld, but axis %d has the size %lld", (long long)k, axis,
+    return raise_error(vm, E_argument, SPAN_NONE, "topk: k is %lld, but axis %d has the size %lld", (long long)k, axis,
                  (long long)n);
   op_attr attr = {.axes = (uint8_t)(1u << axis), .flags = ATTR_DESCENDING, .n = 1, .d = {k}};
   qn_value indices = op1(vm, OP_argsort, x, &attr);

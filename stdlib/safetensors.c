@@ -346,10 +346,10 @@ static qn_value visit_leaf(void *ctx, const trees_walk *walk, const qn_value *va
   if (!name) return value_error();
   bool good = false;
   if (!is_array(values[0]) && !value_is_scalar(values[0]))
-    raise(vm, E_type, SPAN_NONE, "save: .safetensors holds arrays and numbers; %s is of kind %s", name->text,
+    raise_error(vm, E_type, SPAN_NONE, "save: .safetensors holds arrays and numbers; %s is of kind %s", name->text,
           value_kind_name(values[0]));
   else if (record_find(l->flat, name) >= 0)
-    raise(vm, E_argument, SPAN_NONE, "save: two leaves have the dotted name %s", name->text);
+    raise_error(vm, E_argument, SPAN_NONE, "save: two leaves have the dotted name %s", name->text);
   else
     good = record_set(vm, l->flat, name, value_retain(values[0]));
   value_release(vm, value_obj(TAG_STR, name));

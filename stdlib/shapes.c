@@ -36,7 +36,7 @@ qn_value builtin_reshape(qn_vm *vm, const qn_value *args) {
   for (int i = 0; i < rank; i++) {
     int64_t n = shape[i];
     if (__builtin_expect(n < 0, 0)) {
-      if ((fits = n == -1) && open >= 0) return raise(vm, E_shape, SPAN_NONE, "reshape: only one size may be -1");
+      if ((fits = n == -1) && open >= 0) return raise_error(vm, E_shape, SPAN_NONE, "reshape: only one size may be -1");
       open = i;
       n = 1;
     }
@@ -74,7 +74,7 @@ qn_value builtin_transpose(qn_vm *vm, const qn_value *args) {
     if (rank < 2) return x;
     if (rank > 2) {
       value_release(vm, x);
-      return raise(vm, E_rank, SPAN_NONE,
+      return raise_error(vm, E_rank, SPAN_NONE,
                    "transpose: an array of rank %d; name the two axes, as in transpose(x, -2, -1), or use permute",
                    rank);
     }
@@ -114,7 +114,7 @@ qn_value builtin_permute(qn_vm *vm, const qn_value *args) {
   int n, order[ARRAY_MAX_RANK], rank = value_array(x)->rank;
   bool good = arg_ints(vm, "permute", "axes as ints or one list of ints", args[1], axes, &n);
   if (good && n != rank) {
-    raise(vm, E_axis, SPAN_NONE, "permute: %d axes given for an array of rank %d; name each once", n, rank);
+    raise_error(vm, E_axis, SPAN_NONE, "permute: %d axes given for an array of rank %d; name each once", n, rank);
     good = false;
   }
   unsigned seen = 0;
@@ -122,7 +122,7 @@ qn_value builtin_permute(qn_vm *vm, const qn_value *args) {
     order[i] = (int)axes[i];
     good = (uint64_t)axes[i] < (uint64_t)rank || arg_axis(vm, "permute", value_int(axes[i]), rank, &order[i]);
     if (good && (seen & 1u << order[i])) {
-      raise(vm, E_axis, SPAN_NONE, "permute: axis %lld is named twice", (long long)axes[i]);
+      raise_error(vm, E_axis, SPAN_NONE, "permute: axis %lld is named twice", (long long)axes[i]);
       good = false;
     }
     if (good) seen |= 1u << order[i];
@@ -155,7 +155,7 @@ qn_value builtin_squeeze(qn_vm *vm, const qn_value *args) {
     bool drop = mask >> i & 1;
     if (drop && a->shape[i] != 1) {
       if (!value_is(args[1], TAG_NIL)) {
-        raise(vm, E_shape, SPAN_NONE, "squeeze: axis %d has the size %lld, not 1", i, (long long)a->shape[i]);
+        raise_error(vm, E_shape, SPAN_NONE, "squeeze: axis %d has the size %lld, not 1", i, (long long)a->shape[i]);
         value_release(vm, x);
         return value_error();
       }
@@ -175,7 +175,7 @@ qn_value builtin_expand_dims(qn_vm *vm, const qn_value *args) {
   bool good = !value_is(args[1], TAG_NIL);
   if (!good) arg_refuse(vm, "expand_dims", "an int or a list of ints as axis", args[1]);
   if (good && rank > ARRAY_MAX_RANK) {
-    raise(vm, E_rank, SPAN_NONE, "expand_dims: an array has at most %d axes", ARRAY_MAX_RANK);
+    raise_error(vm, E_rank, SPAN_NONE, "expand_dims: an array has at most %d axes", ARRAY_MAX_RANK);
     good = false;
   }
   if (!good || !arg_axes(vm, "expand_dims", args[1], rank, &mask)) {
@@ -213,7 +213,7 @@ qn_value builtin_roll(qn_vm *vm, const qn_value *args) {
   int axis;
   if (value_is(args[1], TAG_LIST) || value_is(args[2], TAG_LIST)) {
     value_release(vm, x);
-    return raise(vm, E_type, SPAN_NONE,
+    return raise_error(vm, E_type, SPAN_NONE,
                  "roll: one axis takes one shift; several are rolled one after the other: x.roll(1, axis: 0).roll(1, "
                  "axis: 1)");
   }
@@ -241,7 +241,7 @@ static bool pad_widths(qn_vm *vm, qn_value widths, int rank, qn_dim *d) {
   bool list = value_is(widths, TAG_LIST);
   bool pair = list && rank == 1 && value_list(widths)->len == 2;
   if (list && !pair && value_list(widths)->len != (uint32_t)rank) {
-    raise(vm, E_argument, SPAN_NONE, "pad: %u widths for an array of rank %d", value_list(widths)->len, rank);
+    raise_error(vm, E_argument, SPAN_NONE, "pad: %u widths for an array of rank %d", value_list(widths)->len, rank);
     return false;
   }
   for (int i = 0; i < rank; i++) {
@@ -256,11 +256,11 @@ static bool pad_widths(qn_vm *vm, qn_value widths, int rank, qn_dim *d) {
     }
     for (int k = 0; k < 2; k++) {
       if (sides[k] < 0) {
-        raise(vm, E_shape, SPAN_NONE, "pad: width %lld is negative; a slice cuts elements off", (long long)sides[k]);
+        raise_error(vm, E_shape, SPAN_NONE, "pad: width %lld is negative; a slice cuts elements off", (long long)sides[k]);
         return false;
       }
       if (sides[k] > ARRAY_MAX_ELEMENTS) {
-        raise(vm, E_too_large, SPAN_NONE, "pad: more than 2**48 elements");
+        raise_error(vm, E_too_large, SPAN_NONE, "pad: more than 2**48 elements");
         return false;
       }
       d[3 * i + k] = sides[k];
@@ -310,11 +310,11 @@ qn_value builtin_pad(qn_vm *vm, const qn_value *args) {
 }
 
 static qn_value repeat_items(qn_vm *vm, qn_value x, int64_t n) {
-  if (n < 0) return raise(vm, E_argument, SPAN_NONE, "repeat: a negative number of times");
+  if (n < 0) return raise_error(vm, E_argument, SPAN_NONE, "repeat: a negative number of times");
   if (value_is(x, TAG_STR)) {
     const qn_str *s = value_str(x);
     if (s->len && n > TEXT_MAX / s->len)
-      return raise(vm, E_too_large, SPAN_NONE, "repeat: a text has at most 2**31 bytes");
+      return raise_error(vm, E_too_large, SPAN_NONE, "repeat: a text has at most 2**31 bytes");
     text_buf t;
     text_init(&t, vm);
     for (int64_t i = 0; i < n && s->len && !t.failed; i++) {
@@ -327,7 +327,7 @@ static qn_value repeat_items(qn_vm *vm, qn_value x, int64_t n) {
     return text_take(&t);
   }
   const qn_list *l = value_list(x);
-  if (l->len && n > INT32_MAX / l->len) return raise(vm, E_too_large, SPAN_NONE, "repeat: too many items for a list");
+  if (l->len && n > INT32_MAX / l->len) return raise_error(vm, E_too_large, SPAN_NONE, "repeat: too many items for a list");
   qn_value out = list_value(list_new(vm, (size_t)n * l->len));
   if (value_is_error(out)) return out;
   for (size_t i = 0; i < value_list(out)->len; i++) {
@@ -351,7 +351,7 @@ qn_value builtin_repeat(qn_vm *vm, const qn_value *args) {
   int64_t shape[ARRAY_MAX_RANK], outer = 1, inner = 1;
   bool flat = value_is(args[2], TAG_NIL);
   bool good = n >= 0;
-  if (!good) raise(vm, E_argument, SPAN_NONE, "repeat: a negative number of times");
+  if (!good) raise_error(vm, E_argument, SPAN_NONE, "repeat: a negative number of times");
   if (good && !flat) good = arg_axis(vm, "repeat", args[2], rank, &axis);
   if (flat) {
     rank = 1;
@@ -366,7 +366,7 @@ qn_value builtin_repeat(qn_vm *vm, const qn_value *args) {
   int64_t split[4] = {outer, shape[axis], 1, inner}, strides[ARRAY_MAX_RANK];
   if (good && __builtin_mul_overflow(shape[axis], n, &shape[axis])) shape[axis] = INT64_MAX;
   if (good && shape_strides(rank, shape, strides) < 0) {
-    raise(vm, E_too_large, SPAN_NONE, "repeat: more than 2**48 elements");
+    raise_error(vm, E_too_large, SPAN_NONE, "repeat: more than 2**48 elements");
     good = false;
   }
   if (!good) {
@@ -382,7 +382,7 @@ qn_value builtin_repeat(qn_vm *vm, const qn_value *args) {
 
 qn_value builtin_stack(qn_vm *vm, const qn_value *args) {
   int64_t axis;
-  if (is_array(args[1])) return raise(vm, E_type, SPAN_NONE, "stack: arrays are given as one list: stack((x, y))");
+  if (is_array(args[1])) return raise_error(vm, E_type, SPAN_NONE, "stack: arrays are given as one list: stack((x, y))");
   if (!arg_int(vm, "stack", "an int as axis", args[1], &axis)) return value_error();
   if (!value_is(args[0], TAG_LIST)) return arg_refuse(vm, "stack", "a list of arrays", args[0]);
   const qn_list *l = value_list(args[0]);
@@ -396,7 +396,7 @@ qn_value builtin_stack(qn_vm *vm, const qn_value *args) {
 qn_value builtin_concat(qn_vm *vm, const qn_value *args) {
   if (!value_is(args[0], TAG_LIST)) return arg_refuse(vm, "concat", "a list of arrays", args[0]);
   const qn_list *l = value_list(args[0]);
-  if (l->len == 0) return raise(vm, E_argument, SPAN_NONE, "concat: nothing to join");
+  if (l->len == 0) return raise_error(vm, E_argument, SPAN_NONE, "concat: nothing to join");
   if (!vm->rec && args[1].head == TAG_INT && l->len <= INT32_MAX) {
     qn_value now = eager_concat(vm, l->items, (int)l->len, args[1].u.i);
     if (!value_is(now, TAG_UNSET)) return now;
@@ -417,7 +417,7 @@ qn_value builtin_chunk(qn_vm *vm, const qn_value *args) {
   if (!arg_int(vm, "chunk", "an int as number of pieces", args[1], &n) ||
       !arg_axis(vm, "chunk", args[2], value_array(x)->rank, &axis))
     return value_error();
-  if (n < 1 || n > INT32_MAX) return raise(vm, E_argument, SPAN_NONE, "chunk: %lld pieces", (long long)n);
+  if (n < 1 || n > INT32_MAX) return raise_error(vm, E_argument, SPAN_NONE, "chunk: %lld pieces", (long long)n);
   int64_t size = value_array(x)->shape[axis], start = 0;
   qn_value out = list_value(list_new(vm, (size_t)n));
   for (int64_t i = 0; i < n && !value_is_error(out); i++) {
@@ -453,7 +453,7 @@ qn_value take_rows(qn_vm *vm, qn_value x, qn_value index, int axis) {
   op_attr attr = {.n = 1, .d = {1}};
   int before = value_array(x)->rank, k = value_array(index)->rank, rank = before - 1 + k;
   if (rank > ARRAY_MAX_RANK)
-    return raise(vm, E_rank, SPAN_NONE, "take: the result would have %d axes; an array has at most %d", rank,
+    return raise_error(vm, E_rank, SPAN_NONE, "take: the result would have %d axes; an array has at most %d", rank,
                  ARRAY_MAX_RANK);
   qn_value out = use2(vm, OP_index, use_move_axis(vm, value_retain(x), axis, 0), value_retain(index), &attr);
   /* The index's axes lie in front: put the `axis` leading ones of x before them. */
@@ -482,7 +482,7 @@ qn_value builtin_take(qn_vm *vm, const qn_value *args) {
   if (value_is(args[1], TAG_INT)) {
     int64_t i = args[1].u.i, n = a->shape[axis], shape[ARRAY_MAX_RANK];
     if (i < -n || i >= n)
-      return raise(vm, E_index, SPAN_NONE, "take: index %lld is out of bounds for axis %d of size %lld", (long long)i,
+      return raise_error(vm, E_index, SPAN_NONE, "take: index %lld is out of bounds for axis %d of size %lld", (long long)i,
                    axis, (long long)n);
     for (int k = 0, j = 0; k < a->rank; k++)
       if (k != axis) shape[j++] = a->shape[k];

@@ -31,7 +31,7 @@ static qn_value split_text(qn_vm *vm, const qn_str *s, qn_value by) {
     qn_str *separator = NULL;
     good = arg_str(vm, "split", "a text as separator", by, &separator);
     if (good && separator->len == 0) {
-      raise(vm, E_argument, SPAN_NONE, "split: the separator is empty; chars(text) gives the characters");
+      raise_error(vm, E_argument, SPAN_NONE, "split: the separator is empty; chars(text) gives the characters");
       good = false;
     }
     while (good) {
@@ -52,7 +52,7 @@ qn_value builtin_split(qn_vm *vm, const qn_value *args) {
   if (!is_array(args[0])) return arg_refuse(vm, "split", "a text or a random key", args[0]);
   const qn_array *a = value_array(args[0]);
   if (a->dtype != QN_i64 || a->rank != 1 || a->shape[0] != 2)
-    return raise(vm, E_type, SPAN_NONE, "split: takes a text or a random key, i64[2]; chunk(x, n) cuts arrays");
+    return raise_error(vm, E_type, SPAN_NONE, "split: takes a text or a random key, i64[2]; chunk(x, n) cuts arrays");
   int64_t n = 2;
   if (!value_is(args[1], TAG_NIL) && !arg_int(vm, "split", "a number of keys", args[1], &n)) return value_error();
   return random_split(vm, args[0], n);
@@ -96,7 +96,7 @@ qn_value builtin_chars(qn_vm *vm, const qn_value *args) {
 qn_value builtin_join(qn_vm *vm, const qn_value *args) {
   qn_str *separator;
   if (value_is(args[0], TAG_STR) && value_is(args[1], TAG_LIST))
-    return raise(vm, E_type, SPAN_NONE, "join: the list comes first: join(list, separator)");
+    return raise_error(vm, E_type, SPAN_NONE, "join: the list comes first: join(list, separator)");
   if (!value_is(args[0], TAG_LIST)) return arg_refuse(vm, "join", "a list of texts", args[0]);
   if (!arg_str(vm, "join", "a text as separator", args[1], &separator)) return value_error();
   const qn_list *l = value_list(args[0]);
@@ -156,7 +156,7 @@ qn_value builtin_replace(qn_vm *vm, const qn_value *args) {
   if (!arg_str(vm, "replace", "a text", args[0], &s) || !arg_str(vm, "replace", "a text to look for", args[1], &old) ||
       !arg_str(vm, "replace", "a text to put there", args[2], &new))
     return value_error();
-  if (old->len == 0) return raise(vm, E_argument, SPAN_NONE, "replace: the text to look for is empty");
+  if (old->len == 0) return raise_error(vm, E_argument, SPAN_NONE, "replace: the text to look for is empty");
   text_buf t;
   text_init(&t, vm);
   const char *p = s->text, *end = p + s->len;
@@ -240,9 +240,9 @@ static qn_value padded(qn_vm *vm, const char *fn, const qn_value *args, bool lef
   if (!arg_str(vm, fn, "a text", args[0], &s) || !arg_int(vm, fn, "an int as width", args[1], &width) ||
       !arg_str(vm, fn, "a character as fill", args[2], &fill))
     return value_error();
-  if (str_length(fill) != 1) return raise(vm, E_argument, SPAN_NONE, "%s: fill is one character", fn);
+  if (str_length(fill) != 1) return raise_error(vm, E_argument, SPAN_NONE, "%s: fill is one character", fn);
   int64_t missing = width < 0 ? 0 : width - str_length(s);
-  if (missing > TEXT_MAX) return raise(vm, E_too_large, SPAN_NONE, "%s: a text has at most 2**31 bytes", fn);
+  if (missing > TEXT_MAX) return raise_error(vm, E_too_large, SPAN_NONE, "%s: a text has at most 2**31 bytes", fn);
   text_buf t;
   text_init(&t, vm);
   if (!left) text_add(&t, s->text, s->len);
@@ -280,7 +280,7 @@ qn_value builtin_ord(qn_vm *vm, const qn_value *args) {
   qn_str *s;
   if (!arg_str(vm, "ord", "a character", args[0], &s)) return value_error();
   if (str_length(s) != 1)
-    return raise(vm, E_argument, SPAN_NONE, "ord: takes one character, not %lld", (long long)str_length(s));
+    return raise_error(vm, E_argument, SPAN_NONE, "ord: takes one character, not %lld", (long long)str_length(s));
   uint32_t code;
   utf8_decode(s->text, &code);
   return value_int(code);
@@ -290,7 +290,7 @@ qn_value builtin_chr(qn_vm *vm, const qn_value *args) {
   int64_t code;
   if (!arg_int(vm, "chr", "a code point", args[0], &code)) return value_error();
   if (code < 0 || code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff))
-    return raise(vm, E_argument, SPAN_NONE, "chr: %lld is no code point", (long long)code);
+    return raise_error(vm, E_argument, SPAN_NONE, "chr: %lld is no code point", (long long)code);
   char bytes[4];
   return new_str(vm, bytes, (size_t)utf8_encode((uint32_t)code, bytes));
 }

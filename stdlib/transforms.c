@@ -34,7 +34,7 @@ static qn_value gradient(qn_vm *vm, transform_kind kind, const char *fn, const q
   if (value_is(args[1], TAG_LIST)) {
     wrt = value_list(args[1])->items;
     n = value_list(args[1])->len;
-    if (n == 0) return raise(vm, E_argument, SPAN_NONE, "%s: wrt names no argument", fn);
+    if (n == 0) return raise_error(vm, E_argument, SPAN_NONE, "%s: wrt names no argument", fn);
   }
   for (uint32_t i = 0; i < n; i++) {
     int64_t at;
@@ -47,7 +47,7 @@ static qn_value gradient(qn_vm *vm, transform_kind kind, const char *fn, const q
       return raise_text(vm, E_type, SPAN_NONE, &t);
     }
     if (!arg_int(vm, fn, "an int or a list of ints as wrt", wrt[i], &at)) return value_error();
-    if (at < 0) return raise(vm, E_argument, SPAN_NONE, "%s: wrt counts arguments from 0", fn);
+    if (at < 0) return raise_error(vm, E_argument, SPAN_NONE, "%s: wrt counts arguments from 0", fn);
   }
   if (!plain && !value_is(args[2], TAG_BOOL)) {
     text_buf t;
@@ -104,9 +104,9 @@ qn_value builtin_jit(qn_vm *vm, const qn_value *args) {
     return raise_text(vm, E_argument, SPAN_NONE, &t);
   }
   if (!value_is(args[3], TAG_NIL) && !value_is(args[3], TAG_BOOL))
-    return raise(vm, E_argument, SPAN_NONE, "jit: dynamic is nil, true or false");
+    return raise_error(vm, E_argument, SPAN_NONE, "jit: dynamic is nil, true or false");
   if (!value_is(args[4], TAG_NIL) && !value_is(args[4], TAG_FN) && !one_of(args[4], backends, 3))
-    return raise(vm, E_argument, SPAN_NONE, "jit: backend is nil, \"cpu\", \"gpu\", \"eager\" or a function");
+    return raise_error(vm, E_argument, SPAN_NONE, "jit: backend is nil, \"cpu\", \"gpu\", \"eager\" or a function");
   qn_record *r = record_new(vm);
   if (!r) return value_error();
   qn_value options = value_obj(TAG_RECORD, r), out = value_error();

@@ -218,7 +218,7 @@ qn_value builtin_tree_leaves(qn_vm *vm, const qn_value *args) { return collect(v
 
 qn_value builtin_tree_zip(qn_vm *vm, const qn_value *args) {
   const qn_list *trees = value_list(args[0]);
-  if (trees->len == 0) return raise(vm, E_argument, SPAN_NONE, "tree_zip: no trees");
+  if (trees->len == 0) return raise_error(vm, E_argument, SPAN_NONE, "tree_zip: no trees");
   return collect(vm, "tree_zip", trees->items, trees->len, true);
 }
 

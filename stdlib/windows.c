@@ -42,7 +42,7 @@ static const char *axis_name(const sweeps *w, int i) { return w->n == 1 ? "lengt
 static bool each_axis(qn_vm *vm, const sweeps *w, const char *what, qn_value v, int64_t least, int64_t out[SPATIAL]) {
   bool list = value_is(v, TAG_LIST);
   if (list && value_list(v)->len != (uint32_t)w->n) {
-    raise(vm, E_argument, SPAN_NONE, "%s: %s is an int or a list of %d, not of %u", w->fn, what, w->n,
+    raise_error(vm, E_argument, SPAN_NONE, "%s: %s is an int or a list of %d, not of %u", w->fn, what, w->n,
           value_list(v)->len);
     return false;
   }
@@ -51,7 +51,7 @@ static bool each_axis(qn_vm *vm, const sweeps *w, const char *what, qn_value v, 
     snprintf(words, sizeof words, "an int or a list of ints as %s", what);
     if (!arg_int(vm, w->fn, words, list ? value_list(v)->items[i] : v, &out[i])) return false;
     if (out[i] < least || out[i] > ARRAY_MAX_ELEMENTS) {
-      raise(vm, out[i] < least ? E_argument : E_too_large, SPAN_NONE, "%s: %s %lld along the %s; %s", w->fn, what,
+      raise_error(vm, out[i] < least ? E_argument : E_too_large, SPAN_NONE, "%s: %s %lld along the %s; %s", w->fn, what,
             (long long)out[i], axis_name(w, i),
             out[i] < least ? least ? "it is at least 1" : "it is not negative" : "at most 2**48");
       return false;
@@ -68,11 +68,11 @@ static bool text_is(qn_value v, const char *text) {
 static bool read_padding(qn_vm *vm, sweeps *w, qn_value v, const int64_t *lengths) {
   bool same = text_is(v, "same"), list = value_is(v, TAG_LIST);
   if (value_is(v, TAG_STR) && !same && !text_is(v, "valid")) {
-    raise(vm, E_argument, SPAN_NONE, "%s: padding \"%s\"; a text is \"same\" or \"valid\"", w->fn, value_str(v)->text);
+    raise_error(vm, E_argument, SPAN_NONE, "%s: padding \"%s\"; a text is \"same\" or \"valid\"", w->fn, value_str(v)->text);
     return false;
   }
   if (list && value_list(v)->len != (uint32_t)w->n) {
-    raise(vm, E_argument, SPAN_NONE, "%s: padding of %u axes; there are %d", w->fn, value_list(v)->len, w->n);
+    raise_error(vm, E_argument, SPAN_NONE, "%s: padding of %u axes; there are %d", w->fn, value_list(v)->len, w->n);
     return false;
   }
   for (int i = 0; i < w->n; i++) {
@@ -93,7 +93,7 @@ static bool read_padding(qn_vm *vm, sweeps *w, qn_value v, const int64_t *length
     }
     for (int k = 0; k < 2; k++)
       if (sides[k] < 0 || sides[k] > ARRAY_MAX_ELEMENTS) {
-        raise(vm, sides[k] < 0 ? E_shape : E_too_large, SPAN_NONE, "%s: padding %lld along the %s%s", w->fn,
+        raise_error(vm, sides[k] < 0 ? E_shape : E_too_large, SPAN_NONE, "%s: padding %lld along the %s%s", w->fn,
               (long long)sides[k], axis_name(w, i), sides[k] < 0 ? "; a slice cuts elements off" : "; at most 2**48");
         return false;
       }
@@ -114,7 +114,7 @@ static bool read_sweeps(qn_vm *vm, sweeps *w, const qn_array *x, const int64_t *
     w->s[i] = (sweep){.size = sizes[i], .step = steps[i], .apart = apart[i]};
     int64_t reach;
     if (__builtin_mul_overflow(sizes[i], apart[i], &reach) || reach > ARRAY_MAX_ELEMENTS) {
-      raise(vm, E_too_large, SPAN_NONE, "%s: a window of more than 2**48 elements", w->fn);
+      raise_error(vm, E_too_large, SPAN_NONE, "%s: a window of more than 2**48 elements", w->fn);
       return false;
     }
   }
@@ -212,14 +212,14 @@ static qn_value pool(qn_vm *vm, const char *fn, op_id op, const qn_value *args) 
   if (!is_array(args[0])) return arg_refuse(vm, fn, "an array", args[0]);
   qn_array *x = value_array(args[0]);
   if (x->rank < 2 || x->rank + SPATIAL > ARRAY_MAX_RANK)
-    return raise(vm, E_rank, SPAN_NONE, "%s: an array of rank 2 to %d whose last axes are height and width, not %d", fn,
+    return raise_error(vm, E_rank, SPAN_NONE, "%s: an array of rank 2 to %d whose last axes are height and width, not %d", fn,
                  ARRAY_MAX_RANK - SPATIAL, x->rank);
   qn_value stride = value_is(args[2], TAG_NIL) ? args[1] : args[2];
   if (!each_axis(vm, &w, "size", args[1], 1, sizes) || !read_sweeps(vm, &w, x, sizes, stride, args[3], value_int(1)))
     return value_error();
   for (int i = 0; i < w.n; i++)
     if (w.s[i].low >= w.s[i].size || w.s[i].high >= w.s[i].size)
-      return raise(vm, E_argument, SPAN_NONE, "%s: padding %lld along the %s would make windows of padding alone", fn,
+      return raise_error(vm, E_argument, SPAN_NONE, "%s: padding %lld along the %s would make windows of padding alone", fn,
                    (long long)(w.s[i].low > w.s[i].high ? w.s[i].low : w.s[i].high), axis_name(&w, i));
   qn_dtype d = (qn_dtype)x->dtype;
   bool sums = op == OP_sum;
@@ -272,7 +272,7 @@ static bool read_convolution(qn_vm *vm, convolution *c, const qn_value *args) {
   c->out = w->shape[0];
   if (!arg_int(vm, c->w.fn, "an int as groups", args[5], &c->groups)) return false;
   if (c->groups < 1) {
-    raise(vm, E_argument, SPAN_NONE, "%s: %lld groups; there is at least 1", c->w.fn, (long long)c->groups);
+    raise_error(vm, E_argument, SPAN_NONE, "%s: %lld groups; there is at least 1", c->w.fn, (long long)c->groups);
     return false;
   }
   why[0] = 0;

@@ -73,7 +73,7 @@ TESTS = {
     **{f"files.{kind}": Test(3, 4, "files.py", kind) for kind in ("npy", "safetensors", "csv", "png")},
     "strings": Test(4, 1, "strings.py"),
     # These count programs alone; their own counts from seed 1 on stand in the unit tests.
-    "unit.vm_random": Test(0, 100, unit=("test_vm_random", "random_programs")),
+    "unit.block_vm_random": Test(0, 100, unit=("test_block_vm_random", "random_programs")),
     "unit.emit": Test(0, 64, unit=("test_emit", "random_programs")),
     "unit.gpu_vm": Test(0, 60, unit=("test_gpu_vm", "random"), driver="compiling"),
     "unit.gpu_vm_compiled": Test(0, 8, unit=("test_gpu_vm", "compiled"), driver="compiling"),

@@ -8,7 +8,7 @@
 #include "interp/prompt/terminal.h"
 #include "jit/gpu/gpu.h"
 #include "jit/trace/rec.h"
-#include "lang/timeline.h"
+#include "lang/trace_events.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -246,7 +246,7 @@ static bool set_args(qn_vm *vm, char **args, int n) {
   for (int i = 0; i < n && ok; i++) {
     size_t len = strlen(args[i]);
     if (!utf8_valid(args[i], len)) {
-      raise(vm, E_text, SPAN_NONE, "argument %d of the script is not UTF-8", i + 1);
+      raise_error(vm, E_text, SPAN_NONE, "argument %d of the script is not UTF-8", i + 1);
       ok = false;
       break;
     }
@@ -277,7 +277,7 @@ static qn_vm *open_vm(const options *o, char **args, int nargs, int *status) {
   vm->log |= bits | o->log;
   FILE *trace =
       o->trace ? fopen(o->trace, "ab") : NULL; /* that it cannot be written is to be said before the script runs */
-  if (o->trace && (!trace || fclose(trace) != 0 || !timeline_start(vm->engine))) {
+  if (o->trace && (!trace || fclose(trace) != 0 || !trace_events_start(vm->engine))) {
     fprintf(stderr, "quern: --trace: cannot write %s: %s\n", o->trace, strerror(errno));
     qn_vm_close(vm);
     return NULL;
@@ -310,11 +310,11 @@ static bool output_written(void) {
   return false;
 }
 
-/* The timeline into the file that --trace names. */
+/* The trace_events into the file that --trace names. */
 static bool write_trace(const options *o, qn_vm *vm) {
   text_buf t;
   text_init(&t, NULL);
-  timeline_text(vm->engine, &t);
+  trace_events_text(vm->engine, &t);
   errno = 0;
   FILE *f = t.failed ? NULL : fopen(o->trace, "wb");
   bool ok = f && fwrite(t.text, 1, t.len, f) == t.len;
@@ -335,9 +335,9 @@ static int close_vm(const options *o, qn_vm *vm, int status) {
 /* ---- running --------------------------------------------------------------------------------------------------------------- */
 
 static int run(qn_vm *vm, const char *name, const char *text, size_t len) {
-  int64_t begin = timeline_begin(vm->engine);
+  int64_t begin = trace_events_begin(vm->engine);
   qn_status status = qn_eval(vm, name, text, len, NULL);
-  timeline_end(vm->engine, TIMELINE_script, name, begin, NULL, 0);
+  trace_events_end(vm->engine, TRACE_EVENTS_script, name, begin, NULL, 0);
   if (status != QN_OK) cli_report(vm);
   return status == QN_OK ? EXIT_FINE : EXIT_SCRIPT;
 }

@@ -9,7 +9,7 @@
 #include "interp/prompt/pager.h"
 #include "interp/prompt/prompt.h"
 #include "interp/prompt/terminal.h"
-#include "lang/look.h"
+#include "lang/highlight.h"
 #include "parser/parser.h"
 
 #define COMMAND(verb, shown, kind, meaning) static void command_##verb(session *s, const char *argument);
@@ -62,12 +62,12 @@ static void command_doc(session *s, const char *argument) {
   text_buf t;
   text_init(&t, s->vm);
   size_t len = strlen(argument);
-  uint8_t *looks = malloc(len + 1);
+  uint8_t *highlights = malloc(len + 1);
   qn_value v;
   bool found = false;
-  if (looks) {
-    parse_looks(s->vm, argument, len, looks);
-    if (chain_begin(argument, looks, len) == 0 && chain_value(s->vm, argument, looks, 0, len, &v)) {
+  if (highlights) {
+    parse_highlights(s->vm, argument, len, highlights);
+    if (chain_begin(argument, highlights, len) == 0 && chain_value(s->vm, argument, highlights, 0, len, &v)) {
       if (!source || !help_source(s->vm, v, &t)) {
         help_value(s->vm, argument, v, &t);
         if (source) text_adds(&t, "There is no source: it is no function written in Quern.\n");
@@ -75,7 +75,7 @@ static void command_doc(session *s, const char *argument) {
       found = true;
     }
   }
-  free(looks);
+  free(highlights);
   if (!found) found = help_about(s->vm, argument, s->editor ? edit_columns(s->editor) : cli_columns(1), &t);
   if (found) {
     put_pages(s, &t);
@@ -285,11 +285,11 @@ static void command_copies(session *s, const char *argument) {
 /* ---- what the compiler does ---------------------------------------------------------------------------------------------- */
 
 /* Does some argument have a name or a spread? Then a call of the whole is asked about. */
-static bool has_keywords(const char *text, const uint8_t *looks, size_t from, size_t to) {
+static bool has_keywords(const char *text, const uint8_t *highlights, size_t from, size_t to) {
   int depth = 0;
   for (size_t i = from; i < to; i++) {
-    if (looks[i] == LOOK_operator && i + 1 < to && text[i] == '.' && text[i + 1] == '.') return true;
-    if (looks[i] != LOOK_plain) continue;
+    if (highlights[i] == HIGHLIGHT_operator && i + 1 < to && text[i] == '.' && text[i + 1] == '.') return true;
+    if (highlights[i] != HIGHLIGHT_plain) continue;
     if (strchr("([{", text[i])) depth++;
     if (strchr(")]}", text[i])) depth--;
     if (depth == 0 && text[i] == ':') return true;
@@ -304,26 +304,26 @@ static void ask(session *s, const char *verb, const char *argument) {
     fprintf(stderr, "this is not complete: %s\n", argument);
     return;
   }
-  uint8_t *looks = malloc(len + 1);
-  if (!looks) return;
-  parse_looks(s->vm, argument, len, looks);
+  uint8_t *highlights = malloc(len + 1);
+  if (!highlights) return;
+  parse_highlights(s->vm, argument, len, highlights);
   int depth = 0;
   for (size_t i = 0; i < len && !open; i++) {
-    if (looks[i] != LOOK_plain) continue;
+    if (highlights[i] != HIGHLIGHT_plain) continue;
     if (argument[i] == '(' && depth == 0 && i) open = i;
     if (strchr("([{", argument[i])) depth++;
     if (strchr(")]}", argument[i])) depth--;
   }
-  bool call = open && argument[len - 1] == ')' && chain_begin(argument, looks, open) == 0;
+  bool call = open && argument[len - 1] == ')' && chain_begin(argument, highlights, open) == 0;
   depth = 0;
   for (size_t i = open; call && i + 1 < len; i++) {
-    if (looks[i] != LOOK_plain) continue;
+    if (highlights[i] != HIGHLIGHT_plain) continue;
     if (strchr("([{", argument[i])) depth++;
     if (strchr(")]}", argument[i]) && --depth == 0) call = false; /* the call ends before the text does */
   }
   qn_value f;
-  call = call && !has_keywords(argument, looks, open + 1, len - 1) &&
-         chain_value(s->vm, argument, looks, 0, open, &f) && value_is(f, TAG_FN) &&
+  call = call && !has_keywords(argument, highlights, open + 1, len - 1) &&
+         chain_value(s->vm, argument, highlights, 0, open, &f) && value_is(f, TAG_FN) &&
          value_fn(f)->head.flags != FN_BUILTIN;
   text_buf t;
   text_init(&t, NULL);
@@ -334,7 +334,7 @@ static void ask(session *s, const char *verb, const char *argument) {
   } else {
     text_addf(&t, "%s(fn() { %s })", verb, argument);
   }
-  free(looks);
+  free(highlights);
   bool more;
   if (!t.failed) session_run(s, t.text, t.len, true, &more);
   text_free(&t);

@@ -1,6 +1,6 @@
 /* Completion at the prompt: what could stand where the cursor is.
  *
- * The looks of the text say whether the cursor is in a string (file names), a comment (nothing) or code. In code the characters
+ * The highlights of the text say whether the cursor is in a string (file names), a comment (nothing) or code. In code the characters
  * before the word tell the rest: a point (fields, modules' names, functions as methods), `import`, an open bracket of a call
  * (its keyword parameters, too). Values are looked up without running anything, so `f(x).` offers what any value has.
  */
@@ -11,13 +11,13 @@
 
 #include "interp/prompt/help.h"
 #include "interp/prompt/prompt.h"
-#include "lang/look.h"
+#include "lang/highlight.h"
 #include "parser/parser.h"
 
 typedef struct request {
   qn_vm *vm;
   const char *text;
-  const uint8_t *looks;
+  const uint8_t *highlights;
   size_t cursor, word; /* the word to be completed is [word, cursor) */
   choices *out;
 } request;
@@ -48,21 +48,21 @@ static void offer_name(void *ctx, const char *name) { offer(ctx, name); }
 /* ---- chains -------------------------------------------------------------------------------------------------------------- */
 
 /* The opening bracket of the closing one at `at`; SIZE_MAX if there is none. */
-static size_t opening(const char *text, const uint8_t *looks, size_t at) {
+static size_t opening(const char *text, const uint8_t *highlights, size_t at) {
   int depth = 0;
   for (size_t i = at + 1; i-- > 0;) {
-    if (looks[i] != LOOK_plain) continue;
+    if (highlights[i] != HIGHLIGHT_plain) continue;
     if (strchr(")]}", text[i])) depth++;
     if (strchr("([{", text[i]) && --depth == 0) return i;
   }
   return SIZE_MAX;
 }
 
-size_t chain_begin(const char *text, const uint8_t *looks, size_t end) {
+size_t chain_begin(const char *text, const uint8_t *highlights, size_t end) {
   size_t at = end;
   for (;;) {
     if (at > 0 && text[at - 1] == ']') {
-      size_t open = opening(text, looks, at - 1);
+      size_t open = opening(text, highlights, at - 1);
       if (open == SIZE_MAX || open == 0) return end;
       at = open;
       continue;
@@ -89,7 +89,7 @@ static bool constant_index(qn_vm *vm, const char *text, size_t len, qn_value in,
   return true;
 }
 
-bool chain_value(qn_vm *vm, const char *text, const uint8_t *looks, size_t begin, size_t end, qn_value *out) {
+bool chain_value(qn_vm *vm, const char *text, const uint8_t *highlights, size_t begin, size_t end, qn_value *out) {
   size_t at = begin;
   while (at < end && in_word(text[at])) at++;
   if (at == begin || !interp_lookup(vm, text + begin, at - begin, out)) return false;
@@ -101,7 +101,7 @@ bool chain_value(qn_vm *vm, const char *text, const uint8_t *looks, size_t begin
     } else {
       int depth = 0;
       for (; at < end; at++) {
-        if (looks[at] != LOOK_plain) continue;
+        if (highlights[at] != HIGHLIGHT_plain) continue;
         if (text[at] == '[') depth++;
         if (text[at] == ']' && --depth == 0) break;
       }
@@ -120,11 +120,11 @@ typedef struct call_place {
 } call_place;
 
 /* The call whose bracket is the innermost open one before `at`; with `outer` those around other brackets count, too. */
-static bool find_call(qn_vm *vm, const char *text, const uint8_t *looks, size_t at, bool outer, call_place *out) {
+static bool find_call(qn_vm *vm, const char *text, const uint8_t *highlights, size_t at, bool outer, call_place *out) {
   int depth = 0, commas = 0;
   for (size_t i = at; i-- > 0;) {
     char c = text[i];
-    if (looks[i] != LOOK_plain) continue;
+    if (highlights[i] != HIGHLIGHT_plain) continue;
     if (strchr(")]}", c)) depth++;
     if (c == ',' && depth == 0) commas++;
     if (!strchr("([{", c)) continue;
@@ -132,10 +132,10 @@ static bool find_call(qn_vm *vm, const char *text, const uint8_t *looks, size_t 
       depth--;
       continue;
     }
-    size_t begin = c == '(' ? chain_begin(text, looks, i) : i;
+    size_t begin = c == '(' ? chain_begin(text, highlights, i) : i;
     if (begin < i) {
       out->given = commas;
-      if (chain_value(vm, text, looks, begin, i, &out->fn))
+      if (chain_value(vm, text, highlights, begin, i, &out->fn))
         return value_is(out->fn, TAG_FN) || value_is(out->fn, TAG_DTYPE);
     }
     size_t name = c == '(' ? word_begin(text, i) : i;
@@ -167,18 +167,18 @@ static void offer_parameter(void *ctx, const char *name, int position) {
 
 bool prompt_hint(void *ctx, const char *text, size_t len, size_t cursor, text_buf *out) {
   session *s = ctx;
-  uint8_t *looks = malloc(len + 1);
-  if (!looks) return false;
-  parse_looks(s->vm, text, len, looks);
+  uint8_t *highlights = malloc(len + 1);
+  if (!highlights) return false;
+  parse_highlights(s->vm, text, len, highlights);
   vm_run run;
   vm_run_begin(s->vm, &run);
   call_place call;
-  bool found = find_call(s->vm, text, looks, cursor, true, &call);
+  bool found = find_call(s->vm, text, highlights, cursor, true, &call);
   if (found) found = interp_signature(s->vm, call.fn, out);
   if (found && value_is(call.fn, TAG_FN) && value_fn(call.fn)->head.flags == FN_BUILTIN)
     text_addf(out, "  %s", ((const builtin_def *)value_fn(call.fn)->code)->doc);
   vm_run_end(s->vm, &run);
-  free(looks);
+  free(highlights);
   return found;
 }
 
@@ -251,7 +251,7 @@ static void offer_modules(request *r) {
 /* Words of the text itself: parameters and locals of a function that is being typed. */
 static void offer_words(request *r, size_t len) {
   for (size_t i = 0; i < len;) {
-    if (r->looks[i] != LOOK_name && r->looks[i] != LOOK_call) {
+    if (r->highlights[i] != HIGHLIGHT_name && r->highlights[i] != HIGHLIGHT_call) {
       i++;
       continue;
     }
@@ -284,9 +284,9 @@ static void offer_function(void *ctx, const char *name) {
 
 /* Behind a point. */
 static void offer_fields(request *r) {
-  size_t end = r->word - 1, begin = chain_begin(r->text, r->looks, end);
+  size_t end = r->word - 1, begin = chain_begin(r->text, r->highlights, end);
   qn_value v;
-  bool known = begin < end && chain_value(r->vm, r->text, r->looks, begin, end, &v);
+  bool known = begin < end && chain_value(r->vm, r->text, r->highlights, begin, end, &v);
   if (known) interp_fields(v, offer_name, r);
   r->out->first = r->out->n;
   if (!(known && value_is(v, TAG_MODULE)) && !(known && r->out->n && value_is(v, TAG_RECORD)))
@@ -295,9 +295,9 @@ static void offer_fields(request *r) {
 
 /* The beginning of the string that the cursor stands in; SIZE_MAX if it stands in none. */
 static size_t string_begin(const request *r) {
-  if (!r->cursor || r->looks[r->cursor - 1] != LOOK_string) return SIZE_MAX;
+  if (!r->cursor || r->highlights[r->cursor - 1] != HIGHLIGHT_string) return SIZE_MAX;
   size_t s = r->cursor - 1;
-  while (s > 0 && r->looks[s - 1] == LOOK_string) s--;
+  while (s > 0 && r->highlights[s - 1] == HIGHLIGHT_string) s--;
   if (r->text[s] != '"') return SIZE_MAX - 1;
   for (size_t i = s + 1; i < r->cursor; i++) {
     if (r->text[i] == '\\')
@@ -315,7 +315,7 @@ static void complete_code(request *r, size_t len) {
     offer_files(r, string, NULL);
     return;
   }
-  if (r->cursor && r->looks[r->cursor - 1] == LOOK_comment) return;
+  if (r->cursor && r->highlights[r->cursor - 1] == HIGHLIGHT_comment) return;
   r->out->start = r->word = word_begin(r->text, r->cursor);
   size_t before = r->word;
   if (before && r->text[before - 1] == '.' && !(before > 1 && r->text[before - 2] == '.')) {
@@ -324,7 +324,7 @@ static void complete_code(request *r, size_t len) {
   }
   size_t blank = skip_blanks_back(r->text, before);
   if (blank < before && blank >= 6 && strncmp(r->text + blank - 6, "import", 6) == 0 &&
-      r->looks[blank - 1] == LOOK_keyword) {
+      r->highlights[blank - 1] == HIGHLIGHT_keyword) {
     offer_modules(r);
     return;
   }
@@ -332,7 +332,7 @@ static void complete_code(request *r, size_t len) {
   parameters p = {.request = r};
   while (blank > 0 && (r->text[blank - 1] == '\n' || r->text[blank - 1] == ' ')) blank--;
   bool argument = blank && (r->text[blank - 1] == '(' || r->text[blank - 1] == ',');
-  if (argument && find_call(r->vm, r->text, r->looks, before, false, &call)) {
+  if (argument && find_call(r->vm, r->text, r->highlights, before, false, &call)) {
     p.given = call.given;
     interp_parameters(r->vm, call.fn, offer_parameter, &p);
     /* Right behind the bracket and its commas parameters are all that is offered: names are too many to see them. */
@@ -362,8 +362,8 @@ void prompt_complete(void *ctx, const char *text, size_t len, size_t cursor, cho
   session *s = ctx;
   command_argument kind = ARGUMENT_EXPRESSION;
   size_t blank = strspn(text, " \t"), from = argument_begin(text, cursor, &kind);
-  uint8_t *looks = malloc(len + 1);
-  if (!looks) return;
+  uint8_t *highlights = malloc(len + 1);
+  if (!highlights) return;
   vm_run run;
   vm_run_begin(s->vm, &run);
   if (text[blank] == ':' && !from) {
@@ -381,8 +381,8 @@ void prompt_complete(void *ctx, const char *text, size_t len, size_t cursor, cho
     if (from > cursor) from = 0;
     from += strspn(text + from, " \t");
     if (from > cursor) from = cursor;
-    request r = {.vm = s->vm, .text = text + from, .looks = looks, .cursor = cursor - from, .out = out};
-    parse_looks(s->vm, r.text, len - from, looks);
+    request r = {.vm = s->vm, .text = text + from, .highlights = highlights, .cursor = cursor - from, .out = out};
+    parse_highlights(s->vm, r.text, len - from, highlights);
     if (kind == ARGUMENT_FILE)
       offer_files(&r, 0, NULL);
     else if (kind != ARGUMENT_NOTHING)
@@ -395,6 +395,6 @@ void prompt_complete(void *ctx, const char *text, size_t len, size_t cursor, cho
   }
   error_clear(s->vm);
   vm_run_end(s->vm, &run);
-  free(looks);
+  free(highlights);
   choices_sort(out);
 }

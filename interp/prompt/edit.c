@@ -1,6 +1,6 @@
 /* The editor: a text, a cursor, and what keys do to them.
  *
- * Every key changes the state, then the whole picture is built anew: prompt and text with their looks, and below them the
+ * Every key changes the state, then the whole picture is built anew: prompt and text with their highlights, and below them the
  * panel, which is a hint, a menu of completions, or the search in the history. screen.c draws what is new in it. While more keys
  * wait to be read nothing is drawn, so that what is typed ahead or pasted costs one drawing.
  *
@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "interp/prompt/screen.h"
-#include "lang/look.h"
+#include "lang/highlight.h"
 
 enum {
   TEXT_LONGEST = PASTE_MOST,
@@ -81,7 +81,7 @@ struct editor {
   screen screen;
   char *text; /* NUL-terminated */
   size_t len, cap, cursor;
-  uint8_t *looks;
+  uint8_t *highlights;
   size_t looks_cap;
   int goal; /* column that up and down aim at; -1: the cursor's own */
   run run, ran;
@@ -149,7 +149,7 @@ void edit_close(editor *e) {
   free(e->draft);
   free(e->searched);
   free(e->text);
-  free(e->looks);
+  free(e->highlights);
   text_free(&e->query);
   screen_free(&e->screen);
   terminal_free(&e->term);
@@ -383,29 +383,29 @@ static void transpose(editor *e) {
   free(swapped);
 }
 
-/* ---- looks -------------------------------------------------------------------------------------------------------------- */
+/* ---- highlights -------------------------------------------------------------------------------------------------------------- */
 
-/* The looks of the text as it is; NULL where memory is short. */
+/* The highlights of the text as it is; NULL where memory is short. */
 static const uint8_t *find_looks(editor *e) {
   if (e->len + 1 > e->looks_cap) {
-    uint8_t *more = realloc(e->looks, e->cap);
+    uint8_t *more = realloc(e->highlights, e->cap);
     if (!more) return NULL;
-    e->looks = more;
+    e->highlights = more;
     e->looks_cap = e->cap;
   }
-  e->host.looks(e->host.ctx, e->text, e->len, e->looks);
-  return e->looks;
+  e->host.highlights(e->host.ctx, e->text, e->len, e->highlights);
+  return e->highlights;
 }
 
 static bool is_bracket(char c) { return c && strchr("()[]{}", c); }
 
 /* The bracket that belongs to the one at `at`, or SIZE_MAX. Brackets in strings and comments do not count. */
-static size_t partner(const editor *e, const uint8_t *looks, size_t at) {
+static size_t partner(const editor *e, const uint8_t *highlights, size_t at) {
   bool forward = strchr("([{", e->text[at]) != NULL;
   int depth = 0;
   for (size_t i = at; i < e->len; forward ? i++ : i--) {
     char c = e->text[i];
-    if (is_bracket(c) && looks[i] == LOOK_plain) {
+    if (is_bracket(c) && highlights[i] == HIGHLIGHT_plain) {
       depth += strchr("([{", c) ? 1 : -1;
       if (depth == 0) return i;
     }
@@ -416,10 +416,10 @@ static size_t partner(const editor *e, const uint8_t *looks, size_t at) {
 
 /* Open brackets before `at`, each counted once a line that opens it. */
 static int open_brackets(editor *e, size_t at) {
-  const uint8_t *looks = find_looks(e);
+  const uint8_t *highlights = find_looks(e);
   int depth = 0;
-  for (size_t i = 0; looks && i < at; i++) {
-    if (looks[i] != LOOK_plain || !is_bracket(e->text[i])) continue;
+  for (size_t i = 0; highlights && i < at; i++) {
+    if (highlights[i] != HIGHLIGHT_plain || !is_bracket(e->text[i])) continue;
     if (strchr("([{", e->text[i]))
       depth++;
     else if (depth)
@@ -725,14 +725,14 @@ static bool menu_key(editor *e, int key) {
 static const char *styled(const editor *e, const char *style) { return e->host.color ? style : NULL; }
 
 static void draw_text(editor *e, frame *f, bool last) {
-  const uint8_t *looks = find_looks(e);
+  const uint8_t *highlights = find_looks(e);
   size_t pair[2] = {SIZE_MAX, SIZE_MAX};
-  if (looks && e->host.color && !last) {
+  if (highlights && e->host.color && !last) {
     size_t at = e->cursor < e->len && is_bracket(e->text[e->cursor])  ? e->cursor
                 : e->cursor > 0 && is_bracket(e->text[e->cursor - 1]) ? e->cursor - 1
                                                                       : SIZE_MAX;
-    if (at != SIZE_MAX && looks[at] == LOOK_plain) {
-      pair[1] = partner(e, looks, at);
+    if (at != SIZE_MAX && highlights[at] == HIGHLIGHT_plain) {
+      pair[1] = partner(e, highlights, at);
       if (pair[1] != SIZE_MAX) pair[0] = at;
     }
   }
@@ -747,7 +747,7 @@ static void draw_text(editor *e, frame *f, bool last) {
     if (i == e->cursor && !last) frame_cursor(f);
     uint32_t code;
     size_t n = (size_t)utf8_decode(e->text + i, &code);
-    const char *style = looks ? styled(e, look_style((look)looks[i])) : NULL;
+    const char *style = highlights ? styled(e, highlight_style((highlight)highlights[i])) : NULL;
     if (i == pair[0] || i == pair[1]) style = STYLE_BRACKET;
     if (i >= found && i < found_end) style = styled(e, STYLE_FOUND);
     if (code == '\n') {

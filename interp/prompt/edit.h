@@ -24,8 +24,8 @@ typedef struct edit_host {
   void *ctx;
   bool color;
   const char *prompt, *more; /* before the first line and before the others */
-  /* The look (lang/look.h) of every byte. */
-  void (*looks)(void *ctx, const char *text, size_t len, uint8_t *looks);
+  /* The highlight (lang/highlight.h) of every byte. */
+  void (*highlights)(void *ctx, const char *text, size_t len, uint8_t *highlights);
   /* Does the text need more lines? */
   bool (*incomplete)(void *ctx, const char *text, size_t len);
   void (*complete)(void *ctx, const char *text, size_t len, size_t cursor, choices *out);

@@ -97,7 +97,7 @@ typedef struct export {
   qn_list *rest;       /* further arguments; owned */
   bool shaped;         /* some argument was made from its signature */
   text_buf missing;    /* a line for each parameter without a value */
-  text_buf cure;       /* words for the command line */
+  text_buf hint;       /* words for the command line */
 }
 export;
 
@@ -162,7 +162,7 @@ static qn_value evaluate(export *x, const char *what, const char *text) {
   char label[64];
   snprintf(label, sizeof label, "<%s>", what);
   size_t len = strlen(text);
-  if (!utf8_valid(text, len)) return raise(x->vm, E_text, SPAN_NONE, "%s is not UTF-8", what);
+  if (!utf8_valid(text, len)) return raise_error(x->vm, E_text, SPAN_NONE, "%s is not UTF-8", what);
   return interp_eval(x->vm, label, text, len, false, NULL);
 }
 
@@ -277,7 +277,7 @@ static bool has_size(export *x, const sig_dim *d) { return size_of(x, d) >= 0; }
 static bool has_name(export *x, const sig_dim *d) { return (void)x, d->kind != DIM_ANY && d->kind != DIM_REST; }
 
 /* Does the signature say all that is needed to make an argument, if all its sizes are as asked? With has_size: it does (sizes that are
- * missing by name go to the cure). With has_name: it would if these were known, so they are what to ask for. */
+ * missing by name go to the hint). With has_name: it would if these were known, so they are what to ask for. */
 static bool says_all(export *x, const type_sig *sig, bool (*asked)(export *, const sig_dim *)) {
   bool all = true;
   switch ((sig_kind)sig->kind) {
@@ -305,7 +305,7 @@ static qn_value make_value(export *x, const type_sig *sig) {
   if (sig->kind == SIG_HOST) return value_float(1);
   if (sig->kind == SIG_ARRAY) {
     int64_t shape[ARRAY_MAX_RANK];
-    if (sig->n > ARRAY_MAX_RANK) return raise(vm, E_rank, SPAN_NONE, "arrays have at most %d axes", ARRAY_MAX_RANK);
+    if (sig->n > ARRAY_MAX_RANK) return raise_error(vm, E_rank, SPAN_NONE, "arrays have at most %d axes", ARRAY_MAX_RANK);
     for (uint32_t i = 0; i < sig->n; i++) shape[i] = size_of(x, &sig->dims[i]);
     qn_array *a = array_new(vm, sig->dtype < 0 ? QN_f32 : (qn_dtype)sig->dtype, (int)sig->n, shape);
     if (!a) return value_error();
@@ -403,20 +403,20 @@ static void text_example(export *x, const type_sig *sig, text_buf *t) {
   }
 }
 
-/* Adds a word to the cure, once. */
-static void add_cure(export *x, const text_buf *word) {
+/* Adds a word to the hint, once. */
+static void add_hint(export *x, const text_buf *word) {
   char *s = word->failed || !word->text ? NULL : strndup(word->text, word->len);
   text_buf quoted;
   text_init(&quoted, NULL);
   text_adds(&quoted, " ");
   if (s) text_word(&quoted, s);
-  text_add(&x->cure, "", 1); /* to look into it; the end is taken off again */
-  if (s && !quoted.failed && !x->cure.failed) {
-    x->cure.len--;
+  text_add(&x->hint, "", 1); /* to highlight into it; the end is taken off again */
+  if (s && !quoted.failed && !x->hint.failed) {
+    x->hint.len--;
     text_add(&quoted, "", 1);
-    const char *found = quoted.failed ? NULL : strstr(x->cure.text, quoted.text);
+    const char *found = quoted.failed ? NULL : strstr(x->hint.text, quoted.text);
     size_t n = quoted.len - 1;
-    if (!found || (found[n] && found[n] != ' ')) text_add(&x->cure, quoted.text, n);
+    if (!found || (found[n] && found[n] != ' ')) text_add(&x->hint, quoted.text, n);
   }
   text_free(&quoted);
   free(s);
@@ -431,7 +431,7 @@ static void ask_sizes(export *x, const type_sig *sig) {
     text_buf word;
     text_init(&word, NULL);
     text_addf(&word, "%s=%d", d->name->text, SOME_SIZE);
-    add_cure(x, &word);
+    add_hint(x, &word);
     text_free(&word);
   }
 }
@@ -455,12 +455,12 @@ static void tell_missing(export *x, uint32_t i) {
   text_init(&word, NULL);
   text_addf(&word, "%s=", p->name->text);
   text_example(x, p->type, &word);
-  add_cure(x, &word);
+  add_hint(x, &word);
   text_free(&word);
 }
 
 static int report_missing(const export *x) {
-  if (!x->cure.len && !x->cure.failed && !x->missing.failed) {
+  if (!x->hint.len && !x->hint.failed && !x->missing.failed) {
     fprintf(stderr, "quern: export: with these ARGs the signature of %s asks for sizes that no array has:\n%.*s",
             x->line->name, (int)x->missing.len, x->missing.text);
     return EXIT_MISUSE;
@@ -474,12 +474,12 @@ static int report_missing(const export *x) {
     text_adds(&line, " ");
     text_word(&line, x->line->args[i]);
   }
-  if (!line.failed && !x->missing.failed && !x->cure.failed)
+  if (!line.failed && !x->missing.failed && !x->hint.failed)
     fprintf(stderr,
             "quern: export: the signature of %s does not say what it is called with:\n%.*s"
             "a command line that does, with values of yours in place of these:\n  quern export %.*s%.*s\n",
-            x->line->name, (int)x->missing.len, x->missing.text, (int)line.len, line.text, (int)x->cure.len,
-            x->cure.text);
+            x->line->name, (int)x->missing.len, x->missing.text, (int)line.len, line.text, (int)x->hint.len,
+            x->hint.text);
   text_free(&line);
   return EXIT_MISUSE;
 }
@@ -604,7 +604,7 @@ int export_show(qn_vm *vm, const char *path) {
   vm_run run;
   vm_run_begin(vm, &run);
   qn_value g = utf8_valid(path, strlen(path)) ? call_builtin(vm, "load", path, NULL)
-                                              : raise(vm, E_text, SPAN_NONE, "the name of the file is not UTF-8");
+                                              : raise_error(vm, E_text, SPAN_NONE, "the name of the file is not UTF-8");
   bool good = !value_is_error(g);
   if (good) {
     report_graph(path, "", g, vm->hooks.graph_text);
@@ -647,11 +647,11 @@ int export_run(qn_vm *vm, const export_line *line) {
   vm_run_begin(vm, &run);
   export x = {.vm = vm, .line = line, .fn = find(vm, line->name)};
   text_init(&x.missing, NULL);
-  text_init(&x.cure, NULL);
+  text_init(&x.hint, NULL);
   qn_value *mark = vm->sp;
   int status = EXIT_SCRIPT;
   if (!value_is_error(x.fn) && !value_is(x.fn, TAG_FN)) {
-    raise(vm, E_not_callable, SPAN_NONE, "export: %s is %s, no function", line->name, value_kind_name(x.fn));
+    raise_error(vm, E_not_callable, SPAN_NONE, "export: %s is %s, no function", line->name, value_kind_name(x.fn));
   } else if (!value_is_error(x.fn) && (x.rest = list_new(vm, 0)) != NULL) {
     x.code = code_of(x.fn);
     status = export_value(&x);
@@ -660,7 +660,7 @@ int export_run(qn_vm *vm, const export_line *line) {
   if (x.rest) value_release(vm, value_obj(TAG_LIST, x.rest));
   if (!value_is_error(x.fn)) value_release(vm, x.fn);
   text_free(&x.missing);
-  text_free(&x.cure);
+  text_free(&x.hint);
   vm_run_end(vm, &run);
   if (error_pending(vm)) cli_report(vm);
   return status;

@@ -26,7 +26,7 @@ static void help_error(const error_row *e, text_buf *out) {
     return;
   }
   help_script("Example, which ends with this error:", e->example, out);
-  help_script("Cure:", e->cure, out);
+  help_script("Cure:", e->hint, out);
 }
 
 /* `quern help errors`. */
@@ -262,10 +262,10 @@ static bool help_unknown(qn_vm *vm, const char *topic, text_buf *out) {
   text_buf t;
   text_init(&t, vm);
   text_addf(out, "there is no help on '%s'", topic);
-  const char *cure = foreign_cure(FOREIGN_NAME, topic, strlen(topic));
-  if (!cure) cure = foreign_cure(FOREIGN_MEMBER, topic, strlen(topic));
-  if (cure)
-    text_addf(out, "; %s", cure);
+  const char *hint = foreign_hint(FOREIGN_NAME, topic, strlen(topic));
+  if (!hint) hint = foreign_hint(FOREIGN_MEMBER, topic, strlen(topic));
+  if (hint)
+    text_addf(out, "; %s", hint);
   else if (text_nearest(&t, topic, l->names, l->n) && !t.failed)
     text_addf(out, "; nearest: %s", t.text);
   text_adds(out, "\n");
@@ -471,9 +471,9 @@ static bool search_foreign(const char *words, text_buf *out) {
     size_t n = strcspn(s, " ");
     char word[WORD_MOST] = "";
     memcpy(word, s, n < WORD_MOST ? n : 0);
-    const char *cure = is_filler(word) ? NULL : foreign_cure(FOREIGN_NAME | FOREIGN_MEMBER, s, n);
-    if (cure) text_addf(out, "  %-16.*s %s\n", (int)n, s, cure);
-    any |= cure != NULL;
+    const char *hint = is_filler(word) ? NULL : foreign_hint(FOREIGN_NAME | FOREIGN_MEMBER, s, n);
+    if (hint) text_addf(out, "  %-16.*s %s\n", (int)n, s, hint);
+    any |= hint != NULL;
     s += n;
   }
   return any;
@@ -571,7 +571,7 @@ bool help_about(qn_vm *vm, const char *topic, int columns, text_buf *out) {
   if (help_topic(topic, out)) return true;
   vm_run run;
   vm_run_begin(vm, &run);
-  bool foreign = foreign_cure(FOREIGN_NAME, topic, strlen(topic)) || foreign_cure(FOREIGN_MEMBER, topic, strlen(topic));
+  bool foreign = foreign_hint(FOREIGN_NAME, topic, strlen(topic)) || foreign_hint(FOREIGN_MEMBER, topic, strlen(topic));
   bool found = help_name(vm, topic, out) || (!foreign && help_search(vm, topic, out)) || help_unknown(vm, topic, out);
   vm_run_end(vm, &run);
   return found;

@@ -45,9 +45,9 @@ bool session_run(session *s, const char *text, size_t len, bool last, bool *more
 void prompt_complete(void *ctx, const char *text, size_t len, size_t cursor, choices *out);
 bool prompt_hint(void *ctx, const char *text, size_t len, size_t cursor, text_buf *out);
 
-/* Where the chain of names, fields and indices begins that ends at `end`: `nn.linear`, `layers[0].w`. `looks` are the text's. */
-size_t chain_begin(const char *text, const uint8_t *looks, size_t end);
+/* Where the chain of names, fields and indices begins that ends at `end`: `nn.linear`, `layers[0].w`. `highlights` are the text's. */
+size_t chain_begin(const char *text, const uint8_t *highlights, size_t end);
 /* The value of such a chain, borrowed, if it can be had without running anything. */
-bool chain_value(qn_vm *vm, const char *text, const uint8_t *looks, size_t begin, size_t end, qn_value *out);
+bool chain_value(qn_vm *vm, const char *text, const uint8_t *highlights, size_t begin, size_t end, qn_value *out);
 
 #endif

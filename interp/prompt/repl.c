@@ -17,7 +17,7 @@
 
 #include "interp/prompt/prompt.h"
 #include "lang/format.h"
-#include "lang/look.h"
+#include "lang/highlight.h"
 #include "parser/parser.h"
 
 static const char PROMPT[] = "qn> ", MORE[] = "... ";
@@ -249,10 +249,10 @@ static void run_transcript(session *s, const char *text, size_t len) {
 
 /* ---- with the editor ------------------------------------------------------------------------------------------------------ */
 
-static void looks(void *ctx, const char *text, size_t len, uint8_t *out) {
-  parse_looks(((session *)ctx)->vm, text, len, out);
+static void highlights(void *ctx, const char *text, size_t len, uint8_t *out) {
+  parse_highlights(((session *)ctx)->vm, text, len, out);
   /* What is wrong at the end may be the beginning of something: `2.` of 2.5. */
-  for (size_t i = len; i > 0 && out[i - 1] == LOOK_wrong; i--) out[i - 1] = LOOK_plain;
+  for (size_t i = len; i > 0 && out[i - 1] == HIGHLIGHT_wrong; i--) out[i - 1] = HIGHLIGHT_plain;
 }
 
 static void edit_loop(session *s, history *h) {
@@ -365,7 +365,7 @@ int repl_run(qn_vm *vm) {
                       .color = cli_colors(1),
                       .prompt = PROMPT,
                       .more = MORE,
-                      .looks = looks,
+                      .highlights = highlights,
                       .incomplete = incomplete,
                       .complete = prompt_complete,
                       .hint = prompt_hint,

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lang/look.h"
+#include "lang/highlight.h"
 
 static void frame_clear(frame *f) {
   f->text.len = 0;
@@ -39,7 +39,7 @@ void screen_free(screen *s) {
 static screen_row *last_row(const frame *f) { return &f->rows[f->n - 1]; }
 
 static void end_style(frame *f) {
-  if (f->style) text_adds(&f->text, LOOK_OFF);
+  if (f->style) text_adds(&f->text, HIGHLIGHT_OFF);
   f->style = NULL;
 }
 

@@ -9,7 +9,7 @@
  *
  * The compiler runs in a folder of its own under the temporary directory, at SCHED_IDLE and in a process group of its own
  * (Ctrl-C at the terminal does not reach it; abandoning a plan kills the whole group). posix_spawn, never fork: a fork of a
- * process with an OpenMP team and gigabytes of arrays is slow and hangs in its next parallel region.
+ * process with an OpenMP pool and gigabytes of arrays is slow and hangs in its next parallel region.
  *
  * Loaded objects stay until the engine closes: plans of several VMs share them.
  */
@@ -61,7 +61,7 @@ typedef struct code_table {
   void **objects;  /* dlopen handles */
   uint32_t nobjects, objects_cap;
   char troubles[TROUBLE_COUNT][240];
-  uint8_t told[TROUBLE_COUNT]; /* 0 nothing, 1 to be told, 2 told */
+  uint8_t reported[TROUBLE_COUNT]; /* 0 nothing, 1 to be told, 2 told */
 } code_table;
 
 static code_table *table_of(qn_engine *engine) {
@@ -91,9 +91,9 @@ void compile_engine_close(qn_engine *engine) {
 
 static void tell(code_table *t, trouble what, const char *format, const char *detail) {
   pthread_mutex_lock(&t->lock);
-  if (!t->told[what]) {
+  if (!t->reported[what]) {
     snprintf(t->troubles[what], sizeof t->troubles[what], format, detail);
-    t->told[what] = 1;
+    t->reported[what] = 1;
   }
   pthread_mutex_unlock(&t->lock);
 }
@@ -104,9 +104,9 @@ bool compile_trouble(qn_engine *engine, char *text, size_t size) {
   bool found = false;
   pthread_mutex_lock(&t->lock);
   for (int i = 0; i < TROUBLE_COUNT && !found; i++)
-    if (t->told[i] == 1) {
+    if (t->reported[i] == 1) {
       snprintf(text, size, "%s", t->troubles[i]);
-      t->told[i] = 2;
+      t->reported[i] = 2;
       found = true;
     }
   pthread_mutex_unlock(&t->lock);

@@ -31,7 +31,7 @@ typedef struct compile_options {
 void compile_plan(qn_engine *engine, plan *p, const compile_options *options);
 
 /* Something that the user should be told once (no compiler found, the cache folder cannot be written, a damaged cache file
- * was dropped): copies the next untold sentence and returns true. Any thread. */
+ * was dropped): copies the next unreported sentence and returns true. Any thread. */
 bool compile_trouble(qn_engine *engine, char *text, size_t size);
 
 /* The C source of a plan's kernels, as it is compiled: for code(f, ...) and QUERN_LOG=code. */

@@ -3,15 +3,15 @@
 #define JIT_CPU_CPU_H
 
 #include "jit/cpu/run.h"
-#include "jit/cpu/vm.h"
+#include "jit/cpu/block_vm.h"
 
 /* The VM's state, made if need be; NULL with an error raised. */
 struct cpu_state *cpu_of(qn_vm *vm);
 
 /* The loops of this processor; NULL with an error raised. The VM's state begins with a pointer to them. */
-const vm_loops *cpu_loops_first(qn_vm *vm);
-static inline const vm_loops *cpu_loops(qn_vm *vm) {
-  return __builtin_expect(vm->cpu != NULL, 1) ? *(const vm_loops *const *)(const void *)vm->cpu : cpu_loops_first(vm);
+const bvm_loops *cpu_loops_first(qn_vm *vm);
+static inline const bvm_loops *cpu_loops(qn_vm *vm) {
+  return __builtin_expect(vm->cpu != NULL, 1) ? *(const bvm_loops *const *)(const void *)vm->cpu : cpu_loops_first(vm);
 }
 
 /* How many threads may share work that is worth so many elements of pointwise work: at least 1; 0 with an error raised. */
@@ -19,15 +19,15 @@ int cpu_threads(qn_vm *vm, int64_t work);
 
 /* The end of order INNER (l.h): 64 lanes, of which the first n (1..64) are x[0..n) and the others the identity, folded by halving
  * to one value, `out`. `lanes` is room for 64 elements; it may be `x`, and `out` may be the start of it. */
-void vm_fold_lanes(vm_fn fold, size_t size, void *out, char *lanes, const char *x, int64_t n);
+void bvm_fold_lanes(bvm_fn fold, size_t size, void *out, char *lanes, const char *x, int64_t n);
 
 /* The memory of a plan's arena: one piece a VM, as large as the largest plan that runs. */
 QN_MUST_CHECK void *cpu_slab(qn_vm *vm, size_t bytes);
 void cpu_slab_leave(qn_vm *vm);
 
 /* As kernel_run, with what the failed check showed (block VM only). */
-QN_MUST_CHECK bool kernel_launch(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase *compiled,
+QN_MUST_CHECK bool kernel_launch(qn_vm *vm, const l_program *p, void **bvm_code, const qk_phase *compiled,
                                  void *const *buffers, const int64_t *ints, const qk_scalar *scalars,
-                                 vm_failure *failure);
+                                 bvm_failure *failure);
 
 #endif

@@ -1,7 +1,7 @@
 /* Eager dispatch: one op, now (eager.h).
  *
  *   fast path   a POINTWISE op on small arrays (eager_fast.c): the loops of the block VM are called directly; rules and kernels were
- *               asked once for such operands (eager_strip.c)
+ *               asked once for such operands (op_program.c)
  *   tiny        a REDUCE or SCAN op of few elements (eager_reduce.c): those loops again
  *   views       slices, transposes, broadcasts and most reshapes are new headers on the same storage (eager_view.c, which also
  *               joins small arrays)
@@ -20,13 +20,13 @@
 
 #include "jit/cpu/cpu.h"
 #include "jit/cpu/eager_index.h"
-#include "jit/cpu/eager_strip.h"
+#include "jit/cpu/op_program.h"
 #include "jit/cpu/library.h"
 #include "jit/cpu/opbody.h"
-#include "jit/cpu/product.h"
+#include "jit/cpu/gemm.h"
 #include "jit/kernel/device.h"
 #include "jit/kernel/lower.h"
-#include "lang/timeline.h"
+#include "lang/trace_events.h"
 
 #define GRAD(fn) 0
 #define NO_GRAD(why) 0
@@ -51,7 +51,7 @@ typedef struct op_kernel {
   uint64_t hash; /* 0: free */
   op_key key;
   l_program *program;
-  void *vm_code;
+  void *bvm_code;
   device_program there; /* the same on a device; its program is made when it is first wanted */
 } op_kernel;
 
@@ -64,7 +64,7 @@ typedef struct sent_scalar {
 } sent_scalar;
 
 typedef struct eager_state {
-  eager_kept kept;   /* first (eager_strip.h) */
+  eager_kept kept;   /* first (op_program.h) */
   op_kernel **table; /* open addressing; cap is a power of two */
   uint32_t n, cap;
   sent_scalar sent[1 << SENT_BITS];
@@ -81,11 +81,11 @@ static eager_state *state_of(qn_vm *vm) {
 void eager_close(qn_vm *vm) {
   eager_state *s = vm->eager;
   if (!s) return;
-  strips_free(vm, &s->kept);
+  op_programs_free(vm, &s->kept);
   folds_free(vm, &s->kept);
   for (uint32_t i = 0; i < s->cap; i++)
     if (s->table[i]) {
-      if (s->table[i]->vm_code) vmcode_free(s->table[i]->vm_code);
+      if (s->table[i]->bvm_code) bvm_code_free(s->table[i]->bvm_code);
       l_free(s->table[i]->program);
       l_free((l_program *)(uintptr_t)s->table[i]->there.program);
       mem_free(vm, s->table[i], sizeof *s->table[i]);
@@ -142,7 +142,7 @@ static op_kernel *find_kernel(qn_vm *vm, eager_state *s, const op_key *key) {
     if (why == lower_no_memory)
       raise_memory(vm);
     else
-      raise(vm, E_internal, SPAN_NONE, "no kernel for %s of this layout: %s", op_rows[key->bytes[0]].name, why);
+      raise_error(vm, E_internal, SPAN_NONE, "no kernel for %s of this layout: %s", op_rows[key->bytes[0]].name, why);
     return NULL;
   }
   s->table[at] = k;
@@ -161,7 +161,7 @@ const l_program *eager_program(qn_vm *vm, const op_call *call) {
   eager_state *s = state_of(vm);
   if (!s) return NULL;
   if (!op_call_key(call, &key, ints)) {
-    raise(vm, E_internal, SPAN_NONE, "no kernel for %s of contiguous operands", op_rows[call->op].name);
+    raise_error(vm, E_internal, SPAN_NONE, "no kernel for %s of contiguous operands", op_rows[call->op].name);
     return NULL;
   }
   op_kernel *k = find_kernel(vm, s, &key);
@@ -203,12 +203,12 @@ bool value_graph_type(qn_value v, graph_type *out) {
 
 qn_value op_refuse(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_refusal *why) {
   if (why)
-    raise(vm, (error_id)why->id, SPAN_NONE, "%s", why->text);
+    raise_error(vm, (error_id)why->id, SPAN_NONE, "%s", why->text);
   else {
     const char *kind = "that";
     for (int i = nin; i-- > 0;)
       if (!value_is(in[i], TAG_ARRAY) && !value_is_scalar(in[i])) kind = value_kind_name(in[i]);
-    raise(vm, E_type, SPAN_NONE, "%s takes arrays and numbers, not %s", op_rows[op].name, kind);
+    raise_error(vm, E_type, SPAN_NONE, "%s takes arrays and numbers, not %s", op_rows[op].name, kind);
   }
   return value_error();
 }
@@ -222,7 +222,7 @@ qn_value op_raise_devices(qn_vm *vm, const char *what, int one, int other) {
     else
       snprintf(names[i], sizeof names[i], "cpu");
   }
-  return raise(vm, E_device, SPAN_NONE, "%s of arrays on %s and on %s", what, names[0], names[1]);
+  return raise_error(vm, E_device, SPAN_NONE, "%s of arrays on %s and on %s", what, names[0], names[1]);
 }
 
 /* The element of an operand that meets flat element `flat` of a result of this shape, as a host scalar. */
@@ -255,26 +255,26 @@ qn_value eager_raise_check(qn_vm *vm, op_id op, qn_dtype dtype, int64_t element,
   if (!value_is(shown, TAG_UNSET)) number_text(shown, number);
   switch ((op_raises)op_rows[op].raises) {
   case RAISES_int_div:
-    return raise(vm, E_div_zero, SPAN_NONE, "element %lld: integer %s by 0", (long long)element,
+    return raise_error(vm, E_div_zero, SPAN_NONE, "element %lld: integer %s by 0", (long long)element,
                  op == OP_mod ? "remainder" : "division");
   case RAISES_int_pow:
-    return raise(vm, E_neg_exponent, SPAN_NONE, "element %lld: an integer to the power %s", (long long)element, number);
+    return raise_error(vm, E_neg_exponent, SPAN_NONE, "element %lld: an integer to the power %s", (long long)element, number);
   case RAISES_shift:
-    return raise(vm, E_shift, SPAN_NONE, "element %lld: a shift by %s; %s shifts by 0 to %d", (long long)element,
+    return raise_error(vm, E_shift, SPAN_NONE, "element %lld: a shift by %s; %s shifts by 0 to %d", (long long)element,
                  number, dtype_rows[dtype].name, (int)dtype_size(dtype) * 8 - 1);
   case RAISES_to_int:
-    return raise(vm, E_to_int, SPAN_NONE, "%s is not representable as %s (element %lld)", number,
+    return raise_error(vm, E_to_int, SPAN_NONE, "%s is not representable as %s (element %lld)", number,
                  dtype_rows[dtype].name, (long long)element);
   case RAISES_bounds:
-    return raise(vm, E_index, SPAN_NONE, "index %s is out of bounds for axis %d of size %lld", number, axis,
+    return raise_error(vm, E_index, SPAN_NONE, "index %s is out of bounds for axis %d of size %lld", number, axis,
                  (long long)size);
-  default: return raise(vm, E_internal, SPAN_NONE, "%s failed at element %lld", op_rows[op].name, (long long)element);
+  default: return raise_error(vm, E_internal, SPAN_NONE, "%s failed at element %lld", op_rows[op].name, (long long)element);
   }
 }
 
 /* The same for a one-op kernel with these strict operands. */
 static qn_value check_failed(qn_vm *vm, op_id op, qn_array *const *in, const qn_array *out, const l_program *p,
-                             const vm_failure *failure) {
+                             const bvm_failure *failure) {
   uint64_t number = failure->error >> 48;
   int64_t element = (int64_t)(failure->error & 0xffffffffffffu);
   int axis = number < p->nchecks ? (int)p->checks[number].detail : 0;
@@ -303,7 +303,7 @@ static qn_array *through_host(qn_vm *vm, run_fn run, op_id op, qn_array *const *
   qn_array *here[OP_CALL_OPERANDS] = {NULL}, *out = NULL;
   int n = keys ? 0 : nin, made = 0;
   if (n > OP_CALL_OPERANDS) {
-    raise(vm, E_too_large, SPAN_NONE, "%s of %d operands", op_rows[op].name, n);
+    raise_error(vm, E_too_large, SPAN_NONE, "%s of %d operands", op_rows[op].name, n);
     return NULL;
   }
   while (made < n && (here[made] = array_to_device(vm, in[made], 0))) made++;
@@ -327,7 +327,7 @@ static qn_array *run_kernel(qn_vm *vm, op_id op, qn_array *const *in, int nin, c
   op_operand operands[OP_CALL_OPERANDS];
   op_call call = {.op = op, .nin = keys ? 0 : nin, .attr = attr, .in = operands};
   if (nin > OP_CALL_OPERANDS) {
-    raise(vm, E_too_large, SPAN_NONE, "%s of %d operands", op_rows[op].name, nin);
+    raise_error(vm, E_too_large, SPAN_NONE, "%s of %d operands", op_rows[op].name, nin);
     goto fail;
   }
   if (keys) call.nin = nin;
@@ -337,7 +337,7 @@ static qn_array *run_kernel(qn_vm *vm, op_id op, qn_array *const *in, int nin, c
   op_key key;
   int64_t ints[OP_CALL_INTS];
   if (!op_call_key(&call, &key, ints)) {
-    raise(vm, E_rank, SPAN_NONE, "%s: too many axes at once", op_rows[op].name);
+    raise_error(vm, E_rank, SPAN_NONE, "%s: too many axes at once", op_rows[op].name);
     goto fail;
   }
   op_kernel *k = find_kernel(vm, s, &key);
@@ -349,17 +349,17 @@ static qn_array *run_kernel(qn_vm *vm, op_id op, qn_array *const *in, int nin, c
   if (device) {
     device_program *there = out->size > 0 ? program_there(k) : NULL;
     bool able = there && vm->hooks.kernels->ready(vm, device, &there, 1, waits(vm));
-    int64_t begin = timeline_begin(vm->engine);
+    int64_t begin = trace_events_begin(vm->engine);
     device_answer answer = out->size == 0 ? DEVICE_DONE
                            : able         ? vm->hooks.kernels->launch(vm, device, there, buffers, ints, keys)
                                           : DEVICE_REFUSES;
-    timeline_end(vm->engine, TIMELINE_kernel, op_rows[op].name, begin, "gpu", device - 1);
+    trace_events_end(vm->engine, TRACE_EVENTS_kernel, op_rows[op].name, begin, "gpu", device - 1);
     if (answer == DEVICE_DONE) return out;
     value_release(vm, value_obj(TAG_ARRAY, out));
     return answer == DEVICE_FAILS ? NULL : through_host(vm, run_kernel, op, in, nin, attr, t, keys, device);
   }
-  vm_failure failure;
-  if (kernel_launch(vm, k->program, &k->vm_code, NULL, buffers, ints, keys, &failure)) return out;
+  bvm_failure failure;
+  if (kernel_launch(vm, k->program, &k->bvm_code, NULL, buffers, ints, keys, &failure)) return out;
   if (failure.error != ~(uint64_t)0) check_failed(vm, op, in, out, k->program, &failure);
 fail:
   value_release(vm, value_obj(TAG_ARRAY, out));
@@ -380,7 +380,7 @@ bool eager_check_fit(qn_vm *vm, qn_value v, qn_dtype to) {
   if (dtype_holds(to, v)) return true;
   char number[40];
   number_text(v, number);
-  raise(vm, E_weak_range, SPAN_NONE, "%s does not fit %s, the dtype of the array beside it", number,
+  raise_error(vm, E_weak_range, SPAN_NONE, "%s does not fit %s, the dtype of the array beside it", number,
         dtype_rows[to].name);
   return false;
 }
@@ -461,7 +461,7 @@ qn_value eager_weak_cast(qn_vm *vm, qn_value v, qn_dtype to) {
     if (v.u.f > -0x1.0000000000001p63 && v.u.f < 0x1p63) return value_int((int64_t)v.u.f);
     char number[40];
     number_text(v, number);
-    return raise(vm, E_to_int, SPAN_NONE, "%s is not representable as int", number);
+    return raise_error(vm, E_to_int, SPAN_NONE, "%s is not representable as int", number);
   }
 }
 
@@ -512,21 +512,21 @@ static qn_array *run_library(qn_vm *vm, op_id op, qn_array *const *in, int nin, 
 
 /* OP_dot: by the device's library where that makes such a product (the attribute's flags say so already of a recorded one). */
 static qn_array *run_dot(qn_vm *vm, qn_array *const *in, const op_attr *attr, const graph_type *t, int device) {
-  uint8_t flags = attr->flags & ATTR_LIBRARY ? attr->flags : product_flags(vm, in[0], in[1]);
+  uint8_t flags = attr->flags & ATTR_LIBRARY ? attr->flags : gemm_flags(vm, in[0], in[1]);
   bool refused = true;
-  qn_array *out = device && flags ? product_apply(vm, in[0], in[1], flags, &refused) : NULL;
+  qn_array *out = device && flags ? gemm_apply(vm, in[0], in[1], flags, &refused) : NULL;
   static const op_attr none;
   return out || !refused ? out : run_kernel(vm, OP_dot, in, 2, &none, t, NULL, device);
 }
 
-qn_array *eager_product(qn_vm *vm, qn_array *const in[2], const op_attr *attr) {
+qn_array *eager_gemm(qn_vm *vm, qn_array *const in[2], const op_attr *attr) {
   graph_type types[2];
   op_types t;
   op_refusal why;
   for (int i = 0; i < 2; i++)
     if (!value_graph_type(value_obj(TAG_ARRAY, in[i]), &types[i])) return NULL;
-  if (!op_infer(NULL, OP_product, types, 2, attr, &t, &why)) {
-    raise(vm, (error_id)why.id, SPAN_NONE, "%s", why.text);
+  if (!op_infer(NULL, OP_gemm, types, 2, attr, &t, &why)) {
+    raise_error(vm, (error_id)why.id, SPAN_NONE, "%s", why.text);
     return NULL;
   }
   int device = in[0]->device;
@@ -534,14 +534,14 @@ qn_array *eager_product(qn_vm *vm, qn_array *const in[2], const op_attr *attr) {
   qn_array *out = NULL, *as_dot[2] = {NULL, NULL};
   if (device) {
     out = array_new_on(vm, device, (qn_dtype)t.result.dtype, t.result.rank, t.result.shape);
-    if (!out || product_stored(vm, in[0], in[1], attr->flags, out, &refused)) return out;
+    if (!out || gemm_stored(vm, in[0], in[1], attr->flags, out, &refused)) return out;
     value_release(vm, value_obj(TAG_ARRAY, out));
     if (!refused) return NULL;
   }
   static const op_attr none;
   bool ok = true;
   for (int i = 0; i < 2 && ok; i++)
-    ok = (as_dot[i] = product_operand(vm, in[i], (attr->flags & (i ? ATTR_Y_ACROSS : ATTR_X_ACROSS)) != 0)) != NULL;
+    ok = (as_dot[i] = gemm_operand(vm, in[i], (attr->flags & (i ? ATTR_Y_ACROSS : ATTR_X_ACROSS)) != 0)) != NULL;
   out = ok ? run_kernel(vm, OP_dot, as_dot, 2, &none, &t.result, NULL, device) : NULL;
   for (int i = 0; i < 2; i++)
     if (as_dot[i]) value_release(vm, value_obj(TAG_ARRAY, as_dot[i]));
@@ -585,8 +585,8 @@ static qn_value apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op
   if (made == nin) {
     if (op_rows[op].klass == CLASS_VIEW || op == OP_slice_put)
       out = as_value(eager_run_view(vm, op, operands, nin, attr, &t.result));
-    else if (op == OP_product)
-      out = as_value(eager_product(vm, operands, attr));
+    else if (op == OP_gemm)
+      out = as_value(eager_gemm(vm, operands, attr));
     else if (op == OP_dot)
       out = as_value(run_dot(vm, operands, attr, &t.result, device));
     else if (library_has(op))

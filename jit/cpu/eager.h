@@ -44,7 +44,7 @@ QN_MUST_CHECK qn_value eager_slow(qn_vm *vm, op_id op, const qn_value *in, int n
 
 /* The one-op kernel of a call; NULL with an error raised. It lives as long as the VM. */
 const l_program *eager_program(qn_vm *vm, const op_call *call);
-/* What the fast ways keep (eager_strip.h), made if need be; NULL with an error raised. */
+/* What the fast ways keep (op_program.h), made if need be; NULL with an error raised. */
 struct eager_kept *eager_keeps(qn_vm *vm);
 
 /* VIEW ops, slice_put and iota, with the same meaning; and those of them that have operands, on strict ones of one device (owned; NULL
@@ -78,8 +78,8 @@ QN_MUST_CHECK bool eager_check_fit(qn_vm *vm, qn_value v, qn_dtype to);
 /* A number as a weak scalar of a type (bool, i64, f64). */
 QN_MUST_CHECK qn_value eager_weak_cast(qn_vm *vm, qn_value v, qn_dtype to);
 
-/* OP_product of arrays that are stored as the flags say (product.h). Owned; NULL with an error raised. */
-QN_MUST_CHECK qn_array *eager_product(qn_vm *vm, qn_array *const in[2], const op_attr *attr);
+/* OP_gemm of arrays that are stored as the flags say (gemm.h). Owned; NULL with an error raised. */
+QN_MUST_CHECK qn_array *eager_gemm(qn_vm *vm, qn_array *const in[2], const op_attr *attr);
 
 /* Raises the error of a refused op with operand texts as notes. */
 qn_value op_refuse(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_refusal *why);

@@ -1,6 +1,6 @@
 /* The fast path of eager dispatch (eager.c): POINTWISE ops on small arrays, whatever their dtypes, shapes and strides.
  *
- * What is to be done to elements of such kinds is looked up (eager_strip.h): the loops of the block VM, which are called directly. They run
+ * What is to be done to elements of such kinds is looked up (op_program.h): the loops of the block VM, which are called directly. They run
  * over whole arrays where all are contiguous and of one shape; else elements are first put into the result's order, few of them as
  * one piece, more row by row. Host numbers and arrays of one element are operands that are repeated. What is pending or on a device,
  * large, wrong or fails a check is left to the slow way, which also says what is wrong.
@@ -9,9 +9,9 @@
 
 #include "jit/cpu/cpu.h"
 #include "jit/cpu/eager.h"
-#include "jit/cpu/eager_strip.h"
+#include "jit/cpu/op_program.h"
 
-enum { BLOCK = STRIP_BLOCK, OPERANDS = STRIP_OPERANDS };
+enum { BLOCK = PROGRAM_BLOCK, OPERANDS = PROGRAM_OPERANDS };
 
 /* Loops over operands, whose number is known where they are: written out. */
 #if defined(__clang__)
@@ -57,22 +57,22 @@ static inline bool scalar_fits(qn_value v, qn_dtype d, char cell[8]) {
 
 /* ---- everything in one order ------------------------------------------------------------------------------------------ */
 
-static __attribute__((noinline)) bool run_blocks(const strip *s, const void *const *from, uint32_t vectors, char *out,
+static __attribute__((noinline)) bool run_blocks(const op_program *s, const void *const *from, uint32_t vectors, char *out,
                                                  int64_t n) {
   size_t out_size = dtype_size((qn_dtype)s->result);
   for (int64_t i = 0; i < n; i += BLOCK) {
-    const void *at[STRIP_SLOTS];
+    const void *at[PROGRAM_SLOTS];
     for (int k = 0; k < OPERANDS; k++)
       at[k] = vectors >> k & 1 ? (const char *)from[k] + (size_t)i * s->size[k] : from[k];
-    if (!strip_run(s, at, vectors, out + (size_t)i * out_size, n - i < BLOCK ? n - i : BLOCK)) return false;
+    if (!op_program_run(s, at, vectors, out + (size_t)i * out_size, n - i < BLOCK ? n - i : BLOCK)) return false;
   }
   return true;
 }
 
-/* Strips of more than one step. Unset: a check has failed, or there is no strip. */
-static __attribute__((noinline)) qn_value run_steps(qn_vm *vm, const strip *s, const qn_array *x, const void *a,
+/* Strips of more than one step. Unset: a check has failed, or there is no op_program. */
+static __attribute__((noinline)) qn_value run_steps(qn_vm *vm, const op_program *s, const qn_array *x, const void *a,
                                                     const void *b, const void *c, size_t vectors) {
-  const void *at[STRIP_SLOTS];
+  const void *at[PROGRAM_SLOTS];
   if (__builtin_expect(!s->usable, 0)) return value_unset();
   qn_array *out = array_new_like(vm, (qn_dtype)s->result, x);
   if (__builtin_expect(!out, 0)) return value_error();
@@ -81,7 +81,7 @@ static __attribute__((noinline)) qn_value run_steps(qn_vm *vm, const strip *s, c
   at[2] = c;
   int64_t n = out->size;
   char *to = out->storage->data;
-  if (n <= BLOCK ? strip_run(s, at, vectors, to, n) : run_blocks(s, at, (uint32_t)vectors, to, n))
+  if (n <= BLOCK ? op_program_run(s, at, vectors, to, n) : run_blocks(s, at, (uint32_t)vectors, to, n))
     return value_obj(TAG_ARRAY, out);
   value_release(vm, value_obj(TAG_ARRAY, out));
   return value_unset();
@@ -89,7 +89,7 @@ static __attribute__((noinline)) qn_value run_steps(qn_vm *vm, const strip *s, c
 
 /* The result of the shape of x, where all operands are in its order or repeated. Unset: a check has failed. */
 static inline __attribute__((always_inline)) qn_value
-run_whole(qn_vm *vm, const strip *s, const qn_array *x, const void *a, const void *b, const void *c, uint32_t vectors) {
+run_whole(qn_vm *vm, const op_program *s, const qn_array *x, const void *a, const void *b, const void *c, uint32_t vectors) {
   if (!s->fn) return run_steps(vm, s, x, a, b, c, vectors);
   qn_array *out = array_new_like(vm, (qn_dtype)s->result, x);
   if (__builtin_expect(!out, 0)) return value_error();
@@ -100,7 +100,7 @@ run_whole(qn_vm *vm, const strip *s, const qn_array *x, const void *a, const voi
 /* ---- broadcast and strided operands --------------------------------------------------------------------------------- */
 
 typedef struct fast_op {
-  const strip *strip;
+  const op_program *op_program;
   int nin;
   const qn_array *a[OPERANDS]; /* NULL: a number, at from[] */
   const void *from[OPERANDS];  /* the first element */
@@ -110,8 +110,8 @@ static inline size_t bytes_of(const qn_array *a) { return dtype_size((qn_dtype)a
 
 /* A piece of the result on operands that are in its order or repeated. */
 static inline bool run_piece(const fast_op *f, const void **at, uint32_t vectors, char *out, int64_t n) {
-  if (!f->strip->fn) return strip_run(f->strip, at, vectors, out, n);
-  f->strip->fn(out, at[0], at[1], at[2], (int)vectors, n);
+  if (!f->op_program->fn) return op_program_run(f->op_program, at, vectors, out, n);
+  f->op_program->fn(out, at[0], at[1], at[2], (int)vectors, n);
   return true;
 }
 
@@ -228,7 +228,7 @@ void eager_write_out(void *to, const qn_array *a) {
 
 /* Are the last two axes that matter all, and may one loop go over each row? */
 static inline __attribute__((always_inline)) bool in_rows(const fast_op *f, int nin, const fast_nest *n) {
-  bool yes = f->strip->fn && n->rank == 2;
+  bool yes = f->op_program->fn && n->rank == 2;
   EACH_OPERAND(k, nin) yes = yes && (n->stride[k][0] & ~(int64_t)1) == 0;
   return yes;
 }
@@ -237,7 +237,7 @@ static inline __attribute__((always_inline)) bool in_rows(const fast_op *f, int 
 static inline __attribute__((always_inline)) void run_two_axes(const fast_op *f, int nin, const fast_nest *n,
                                                                char *out) {
   const char *from[OPERANDS];
-  int64_t step[OPERANDS], out_step = n->size[0] * (int64_t)dtype_size((qn_dtype)f->strip->result);
+  int64_t step[OPERANDS], out_step = n->size[0] * (int64_t)dtype_size((qn_dtype)f->op_program->result);
   uint32_t mode = 0;
   EACH_OPERAND(k, OPERANDS) {
     from[k] = f->from[k];
@@ -247,7 +247,7 @@ static inline __attribute__((always_inline)) void run_two_axes(const fast_op *f,
     mode |= (uint32_t)n->stride[k][0] << k;
   }
   for (int64_t i = 0, rows = n->size[1], length = n->size[0]; i < rows; i++, out += out_step) {
-    f->strip->fn(out, from[0], from[1], from[2], (int)mode, length);
+    f->op_program->fn(out, from[0], from[1], from[2], (int)mode, length);
     EACH_OPERAND(k, nin) from[k] += step[k];
   }
 }
@@ -256,7 +256,7 @@ static inline __attribute__((always_inline)) void run_two_axes(const fast_op *f,
 static inline __attribute__((always_inline)) bool run_few(const fast_op *f, int nin, const fast_nest *n, char *out,
                                                           int64_t total) {
   _Alignas(64) char held[OPERANDS][BLOCK * 8];
-  const void *at[STRIP_SLOTS];
+  const void *at[PROGRAM_SLOTS];
   uint32_t vectors = 0;
   EACH_OPERAND(k, OPERANDS) {
     at[k] = f->from[k];
@@ -270,10 +270,10 @@ static inline __attribute__((always_inline)) bool run_few(const fast_op *f, int 
 }
 
 /* One row of the result: blocks of operands with odd strides are gathered first. */
-static bool run_row(const fast_op *f, const vm_loops *l, const fast_nest *n, const char *const *row, char *out,
+static bool run_row(const fast_op *f, const bvm_loops *l, const fast_nest *n, const char *const *row, char *out,
                     size_t out_size) {
   _Alignas(64) char held[OPERANDS][BLOCK * 8];
-  int64_t length = n->size[0], step = f->strip->fn ? length : BLOCK;
+  int64_t length = n->size[0], step = f->op_program->fn ? length : BLOCK;
   uint32_t vectors = 0;
   for (int k = 0; k < f->nin; k++) {
     int64_t stride = f->a[k] ? n->stride[k][0] : 0;
@@ -282,7 +282,7 @@ static bool run_row(const fast_op *f, const vm_loops *l, const fast_nest *n, con
   }
   for (int64_t i = 0; i < length; i += step) {
     int64_t m = length - i < step ? length - i : step;
-    const void *at[STRIP_SLOTS];
+    const void *at[PROGRAM_SLOTS];
     for (int k = 0; k < OPERANDS; k++) {
       at[k] = row[k];
       if (!(vectors >> k & 1)) continue;
@@ -290,7 +290,7 @@ static bool run_row(const fast_op *f, const vm_loops *l, const fast_nest *n, con
       size_t size = bytes_of(f->a[k]);
       at[k] = row[k] + i * stride * (int64_t)size;
       if (stride == 1) continue;
-      l->load[vm_size_class(size)](held[k], at[k], stride, m);
+      l->load[bvm_size_class(size)](held[k], at[k], stride, m);
       at[k] = held[k];
     }
     if (!run_piece(f, at, vectors, out + (size_t)i * out_size, m)) return false;
@@ -298,8 +298,8 @@ static bool run_row(const fast_op *f, const vm_loops *l, const fast_nest *n, con
   return true;
 }
 
-static __attribute__((noinline)) bool run_rows(const fast_op *f, const vm_loops *l, const fast_nest *n, char *out) {
-  size_t out_size = dtype_size((qn_dtype)f->strip->result);
+static __attribute__((noinline)) bool run_rows(const fast_op *f, const bvm_loops *l, const fast_nest *n, char *out) {
+  size_t out_size = dtype_size((qn_dtype)f->op_program->result);
   const char *from[OPERANDS];
   int64_t size[OPERANDS] = {0};
   for (int k = 0; k < OPERANDS; k++) {
@@ -330,8 +330,8 @@ static inline __attribute__((always_inline)) qn_value run_spread(qn_vm *vm, cons
   if (!make_nest(f, nin, rank, shape, &total, &n) || total > vm->tune[TUNE_par_grain]) return value_unset();
   if (!total && shape_strides(rank, shape, (int64_t[ARRAY_MAX_RANK]){0}) < 0)
     return value_unset(); /* as the rules say it */
-  const vm_loops *l = cpu_loops(vm);
-  qn_array *out = l ? array_new(vm, (qn_dtype)f->strip->result, rank, shape) : NULL;
+  const bvm_loops *l = cpu_loops(vm);
+  qn_array *out = l ? array_new(vm, (qn_dtype)f->op_program->result, rank, shape) : NULL;
   if (!out) return value_error();
   char *to = out->storage->data;
   if (total && in_rows(f, nin, &n)) {
@@ -435,14 +435,14 @@ static inline __attribute__((always_inline)) qn_value any(qn_vm *vm, op_id op, c
       kind = a->dtype;
       if (!x || a->rank > x->rank || (a->rank == x->rank && a->size > x->size)) x = a;
     } else if (value_is_scalar(in[k])) {
-      kind = STRIP_WEAK + (uint32_t)value_tag_of(in[k]);
+      kind = PROGRAM_WEAK + (uint32_t)value_tag_of(in[k]);
     } else {
       return value_unset();
     }
-    number |= kind << ((nin > 2 ? nin : 2) - 1 - k) * STRIP_KIND_BITS;
+    number |= kind << ((nin > 2 ? nin : 2) - 1 - k) * PROGRAM_KIND_BITS;
   }
   if (!x || x->size > vm->tune[TUNE_par_grain]) return value_unset();
-  const strip *s = f.strip = strip_of(vm, op, number);
+  const op_program *s = f.op_program = op_program_of(vm, op, number);
   if (__builtin_expect(!s, 0)) return value_error();
   if (__builtin_expect(!s->usable, 0)) return value_unset();
   f.nin = nin;
@@ -493,14 +493,14 @@ static inline bool gappy(const qn_array *a) {
   return a->storage && !a->device && !a->contiguous && (uint64_t)a->size - 1 < BLOCK;
 }
 
-static inline __attribute__((always_inline)) qn_value run_plain(qn_vm *vm, const strip *s, const qn_array *x,
+static inline __attribute__((always_inline)) qn_value run_plain(qn_vm *vm, const op_program *s, const qn_array *x,
                                                                 const void *a, const void *b, uint32_t vectors) {
   if (__builtin_expect(!s, 0)) return value_error();
   if (__builtin_expect(!s->usable, 0)) return value_unset();
   return run_whole(vm, s, x, a, b, NULL, vectors);
 }
 
-static __attribute__((noinline)) qn_value one_with_gaps(qn_vm *vm, const strip *s, const qn_array *x) {
+static __attribute__((noinline)) qn_value one_with_gaps(qn_vm *vm, const op_program *s, const qn_array *x) {
   _Alignas(64) char held[BLOCK * 8];
   if (__builtin_expect(!s, 0)) return value_error();
   if (!s->usable) return value_unset();
@@ -511,8 +511,8 @@ static __attribute__((noinline)) qn_value one_with_gaps(qn_vm *vm, const strip *
 qn_value eager_one(qn_vm *vm, op_id op, qn_value a) {
   if (a.head == TAG_ARRAY && op != OP_stop_gradient) {
     const qn_array *x = value_array(a);
-    if (plain(vm, x)) return run_plain(vm, strip_of(vm, op, strip_number(x->dtype, 0)), x, array_data(x), NULL, 1);
-    if (gappy(x)) return one_with_gaps(vm, strip_of(vm, op, strip_number(x->dtype, 0)), x);
+    if (plain(vm, x)) return run_plain(vm, op_program_of(vm, op, op_program_number(x->dtype, 0)), x, array_data(x), NULL, 1);
+    if (gappy(x)) return one_with_gaps(vm, op_program_of(vm, op, op_program_number(x->dtype, 0)), x);
   }
   return any_one(vm, op, &a);
 }
@@ -521,8 +521,8 @@ qn_value eager_one(qn_vm *vm, op_id op, qn_value a) {
 static inline __attribute__((always_inline)) qn_value with_number(qn_vm *vm, op_id op, qn_value a, qn_value b,
                                                                   bool turned) {
   const qn_array *x = value_array(a);
-  uint32_t number = STRIP_WEAK + (uint32_t)b.head, kind = x->dtype;
-  const strip *s = strip_of(vm, op, turned ? strip_number(number, kind) : strip_number(kind, number));
+  uint32_t number = PROGRAM_WEAK + (uint32_t)b.head, kind = x->dtype;
+  const op_program *s = op_program_of(vm, op, turned ? op_program_number(number, kind) : op_program_number(kind, number));
   _Alignas(8) char cell[8];
   if (__builtin_expect(!s, 0)) return value_error();
   if (!scalar_fits(b, (qn_dtype)s->scalar[turned ? 0 : 1], cell)) return value_unset();
@@ -530,7 +530,7 @@ static inline __attribute__((always_inline)) qn_value with_number(qn_vm *vm, op_
 }
 
 /* x and y, both plain, whose shape is that of the last axes of x: row by row. `turned`: y is the first operand. */
-static __attribute__((noinline)) qn_value run_suffix(qn_vm *vm, const strip *s, const qn_array *x, const qn_array *y,
+static __attribute__((noinline)) qn_value run_suffix(qn_vm *vm, const op_program *s, const qn_array *x, const qn_array *y,
                                                      bool turned) {
   if (__builtin_expect(!s, 0)) return value_error();
   const char *big = array_data(x), *small = array_data(y);
@@ -553,7 +553,7 @@ static __attribute__((noinline)) qn_value run_suffix(qn_vm *vm, const strip *s, 
 }
 
 /* x and y, both plain, whose shape is that of the first axes of x, the others being 1. */
-static __attribute__((noinline)) qn_value run_prefix(qn_vm *vm, const strip *s, const qn_array *x, const qn_array *y,
+static __attribute__((noinline)) qn_value run_prefix(qn_vm *vm, const op_program *s, const qn_array *x, const qn_array *y,
                                                      bool turned) {
   _Alignas(64) char held[BLOCK * 8];
   if (__builtin_expect(!s, 0)) return value_error();
@@ -565,7 +565,7 @@ static __attribute__((noinline)) qn_value run_prefix(qn_vm *vm, const strip *s, 
 
 /* x and y, both plain, where y has size 1 along the last axes, as many as x has that are not 1: each element of y beside all of x.
  * Unset: they are not so. */
-static __attribute__((noinline)) qn_value run_outer(qn_vm *vm, const strip *s, const qn_array *x, const qn_array *y,
+static __attribute__((noinline)) qn_value run_outer(qn_vm *vm, const op_program *s, const qn_array *x, const qn_array *y,
                                                     bool turned) {
   _Alignas(64) char wide[BLOCK * 8], tall[BLOCK * 8];
   if (__builtin_expect(!s, 0)) return value_error();
@@ -592,9 +592,9 @@ static __attribute__((noinline)) qn_value run_outer(qn_vm *vm, const strip *s, c
   char *end = wide;
   for (int64_t i = y->size; i > 0; i--, end += (size_t)n * size) memcpy(end, row, (size_t)n * size);
   repeat_each(column, y->size, n, step, tall);
-  const void *at[STRIP_SLOTS] = {turned ? tall : wide, turned ? wide : tall};
+  const void *at[PROGRAM_SLOTS] = {turned ? tall : wide, turned ? wide : tall};
   at[2] = NULL;
-  if (strip_run(s, at, VM_A | VM_B, to, out->size)) return value_obj(TAG_ARRAY, out);
+  if (op_program_run(s, at, VM_A | VM_B, to, out->size)) return value_obj(TAG_ARRAY, out);
   value_release(vm, value_obj(TAG_ARRAY, out));
   return value_unset();
 }
@@ -606,8 +606,8 @@ static __attribute__((noinline)) qn_value with_gaps(qn_vm *vm, op_id op, qn_valu
   const qn_array *x = value_array(a.head == TAG_ARRAY ? a : b);
   uint32_t kind[2], vectors = 0;
   EACH_OPERAND(k, 2)
-  kind[k] = in[k].head == TAG_ARRAY ? value_array(in[k])->dtype : STRIP_WEAK + (uint32_t)in[k].head;
-  const strip *s = strip_of(vm, op, strip_number(kind[0], kind[1]));
+  kind[k] = in[k].head == TAG_ARRAY ? value_array(in[k])->dtype : PROGRAM_WEAK + (uint32_t)in[k].head;
+  const op_program *s = op_program_of(vm, op, op_program_number(kind[0], kind[1]));
   if (__builtin_expect(!s, 0)) return value_error();
   if (!s->usable) return value_unset();
   const void *at[2];
@@ -633,7 +633,7 @@ static __attribute__((noinline)) qn_value two(qn_vm *vm, op_id op, qn_value a, q
   if (a.head == TAG_ARRAY && b.head == TAG_ARRAY) {
     const qn_array *x = value_array(a), *y = value_array(b);
     if (plain(vm, x) && plain(vm, y)) {
-      const strip *s = strip_of(vm, op, strip_number(x->dtype, y->dtype));
+      const op_program *s = op_program_of(vm, op, op_program_number(x->dtype, y->dtype));
       if (same_shape(x, y)) return run_plain(vm, s, x, array_data(x), array_data(y), 3);
       qn_value r = is_suffix(x, y)              ? run_suffix(vm, s, x, y, false)
                    : is_suffix(y, x)            ? run_suffix(vm, s, y, x, true)
@@ -660,18 +660,18 @@ static inline const char *data_of(const qn_array *a, size_t size) {
   return a->storage->data + a->offset * (int64_t)size;
 }
 
-/* Two plain arrays of one shape, or a plain array and a number, for which there is a strip: most come here. */
+/* Two plain arrays of one shape, or a plain array and a number, for which there is a op_program: most come here. */
 qn_value eager_two(qn_vm *vm, op_id op, qn_value a, qn_value b) {
   if (a.head == TAG_ARRAY && plain(vm, value_array(a))) {
     const qn_array *x = value_array(a), *y = value_array(b);
     if (b.head == TAG_ARRAY) {
       if (y->storage && !y->device && y->contiguous && same_shape(x, y)) {
-        const strip *s = strip_known(vm, op, strip_number(x->dtype, y->dtype));
+        const op_program *s = op_program_known(vm, op, op_program_number(x->dtype, y->dtype));
         if (__builtin_expect(s != NULL, 1))
           return run_whole(vm, s, x, data_of(x, s->size[0]), data_of(y, s->size[1]), NULL, 3);
       }
     } else if (b.head - TAG_BOOL <= TAG_FLOAT - TAG_BOOL) {
-      const strip *s = strip_known(vm, op, strip_number(x->dtype, STRIP_WEAK + (uint32_t)b.head));
+      const op_program *s = op_program_known(vm, op, op_program_number(x->dtype, PROGRAM_WEAK + (uint32_t)b.head));
       _Alignas(8) char cell[8];
       if (__builtin_expect(s != NULL, 1) && scalar_fits(b, (qn_dtype)s->scalar[1], cell))
         return run_whole(vm, s, x, data_of(x, s->size[0]), cell, NULL, 1);
@@ -681,7 +681,7 @@ qn_value eager_two(qn_vm *vm, op_id op, qn_value a, qn_value b) {
 }
 
 /* Numbers and plain arrays of at most a block, of the shape of the first that is largest, of its last axes or of one element, for which
- * there is a strip. Unset: they are more than that. */
+ * there is a op_program. Unset: they are more than that. */
 static inline __attribute__((always_inline)) qn_value three(qn_vm *vm, op_id op, const qn_value *in) {
   _Alignas(8) char cell[OPERANDS][8];
   _Alignas(64) char held[OPERANDS][BLOCK * 8];
@@ -690,7 +690,7 @@ static inline __attribute__((always_inline)) qn_value three(qn_vm *vm, op_id op,
   uint32_t number = 0, vectors = 0;
   EACH_OPERAND(k, OPERANDS) {
     const qn_array *a = value_array(in[k]);
-    uint32_t kind = STRIP_WEAK + (uint32_t)in[k].head;
+    uint32_t kind = PROGRAM_WEAK + (uint32_t)in[k].head;
     if (in[k].head == TAG_ARRAY) {
       if (!a->storage || !array_in_order(a)) return value_unset();
       kind = a->dtype;
@@ -701,11 +701,11 @@ static inline __attribute__((always_inline)) qn_value three(qn_vm *vm, op_id op,
     } else if (in[k].head - TAG_BOOL > TAG_FLOAT - TAG_BOOL) {
       return value_unset();
     }
-    number = number << STRIP_KIND_BITS | kind;
+    number = number << PROGRAM_KIND_BITS | kind;
   }
-  const strip *s = x && most <= BLOCK ? strip_known(vm, op, number) : NULL;
+  const op_program *s = x && most <= BLOCK ? op_program_known(vm, op, number) : NULL;
   if (!s || !s->usable) return value_unset();
-  const void *at[STRIP_SLOTS];
+  const void *at[PROGRAM_SLOTS];
   EACH_OPERAND(k, OPERANDS) {
     const qn_array *a = value_array(in[k]);
     if (in[k].head != TAG_ARRAY) {
@@ -733,7 +733,7 @@ static inline __attribute__((always_inline)) qn_value three(qn_vm *vm, op_id op,
   char *to = out->storage->data;
   if (s->fn) {
     s->fn(to, at[0], at[1], at[2], (int)vectors, most);
-  } else if (!strip_run(s, at, vectors, to, most)) {
+  } else if (!op_program_run(s, at, vectors, to, most)) {
     value_release(vm, value_obj(TAG_ARRAY, out));
     return value_unset();
   }
@@ -749,7 +749,7 @@ qn_value eager_convert(qn_vm *vm, qn_value a, qn_dtype to) {
   if (!value_is(a, TAG_ARRAY)) return value_unset();
   const qn_array *x = value_array(a);
   if (x->dtype == to) return x->storage ? value_retain(a) : value_unset();
-  if (plain(vm, x)) return run_plain(vm, strip_of(vm, OP_cast, strip_number(x->dtype, to)), x, array_data(x), NULL, 1);
+  if (plain(vm, x)) return run_plain(vm, op_program_of(vm, OP_cast, op_program_number(x->dtype, to)), x, array_data(x), NULL, 1);
   return any(vm, OP_cast, &a, 1, to);
 }
 

@@ -57,7 +57,7 @@ static int64_t offsets_of(const qn_array *a, int rank, const int64_t *shape, int
 }
 
 /* The elements of an integer array, broadcast to a shape of n elements, as i64 in `to`. */
-static __attribute__((noinline)) void load_indices(const vm_loops *l, const qn_array *a, int rank, const int64_t *shape,
+static __attribute__((noinline)) void load_indices(const bvm_loops *l, const qn_array *a, int rank, const int64_t *shape,
                                                    int64_t n, int64_t *to) {
   qn_dtype d = (qn_dtype)a->dtype;
   const char *from = array_data(a);
@@ -66,7 +66,7 @@ static __attribute__((noinline)) void load_indices(const vm_loops *l, const qn_a
     size_t size = dtype_size(d);
     int64_t at[EAGER_PLACES];
     offsets_of(a, rank, shape, at);
-    l->gather[vm_size_class(size)](dense, from, at, 1, n);
+    l->gather[bvm_size_class(size)](dense, from, at, 1, n);
     from = dense;
   }
   if (d == QN_i64)
@@ -76,7 +76,7 @@ static __attribute__((noinline)) void load_indices(const vm_loops *l, const qn_a
 }
 
 /* The same, in `to` or where they are. */
-static inline const int64_t *indices_of(const vm_loops *l, const qn_array *a, int rank, const int64_t *shape, int64_t n,
+static inline const int64_t *indices_of(const bvm_loops *l, const qn_array *a, int rank, const int64_t *shape, int64_t n,
                                         int64_t *to) {
   if (a->dtype == QN_i64 && a->contiguous && a->size == n) return (const int64_t *)(const void *)array_data(a);
   load_indices(l, a, rank, shape, n, to);
@@ -97,7 +97,7 @@ static inline bool index_offsets(const int64_t *index, int64_t n, int64_t size, 
 
 /* The numbers of an index array of at most EAGER_PLACES elements as positions along an axis of this size: where they are, or in `room`. False:
  * one is out of bounds. */
-static inline bool bounded(const vm_loops *l, const qn_array *a, int64_t size, int64_t *room, const int64_t **index) {
+static inline bool bounded(const bvm_loops *l, const qn_array *a, int64_t size, int64_t *room, const int64_t **index) {
   int64_t n = a->size;
   const int64_t *own = indices_of(l, a, a->rank, a->shape, n, room);
   bool outside = false;
@@ -133,7 +133,7 @@ static __attribute__((noinline)) int64_t mask_offsets(const qn_array *mask, cons
 /* ---- places -------------------------------------------------------------------------------------------------------------- */
 
 /* Offsets of the joint axes of index arrays and masks, and their shape; how many, or -1: not here. */
-static int64_t join(const vm_loops *l, const eager_pick *p, int64_t *list, int *rank, int64_t *shape) {
+static int64_t join(const bvm_loops *l, const eager_pick *p, int64_t *list, int *rank, int64_t *shape) {
   int64_t counts[ARRAY_MAX_RANK], n = 1;
   int axis = 0;
   *rank = 1;
@@ -187,7 +187,7 @@ static inline int64_t with_own(const eager_pick *p, int axis, int64_t *at, int64
 }
 
 /* The same with the joint axes, whose shape this gives, too. */
-static __attribute__((noinline)) int64_t with_joint(const vm_loops *l, const eager_pick *p, int64_t *at, int64_t n,
+static __attribute__((noinline)) int64_t with_joint(const bvm_loops *l, const eager_pick *p, int64_t *at, int64_t n,
                                                     int *rank, int64_t *shape) {
   int64_t list[EAGER_PLACES], all;
   *rank = 1;
@@ -210,7 +210,7 @@ static inline bool is_alike(const eager_pick *p) {
 }
 
 /* with_joint of such, -1 also if they are out of bounds. */
-static inline __attribute__((always_inline)) int64_t with_alike(const vm_loops *l, const eager_pick *p, int64_t *at,
+static inline __attribute__((always_inline)) int64_t with_alike(const bvm_loops *l, const eager_pick *p, int64_t *at,
                                                                 int64_t n) {
   int64_t room[EAGER_PLACES], size = p->index[0]->size;
   const int64_t *index;
@@ -227,7 +227,7 @@ static inline __attribute__((always_inline)) int64_t with_alike(const vm_loops *
   return n * size;
 }
 
-static inline __attribute__((always_inline)) bool find(const vm_loops *l, const eager_pick *p, eager_places *to) {
+static inline __attribute__((always_inline)) bool find(const bvm_loops *l, const eager_pick *p, eager_places *to) {
   int64_t joint[ARRAY_MAX_RANK], n = 1;
   const int64_t *shape = p->index[0]->shape;
   int rank = p->index[0]->rank, lead = p->lead, i = 0;
@@ -252,23 +252,23 @@ static inline __attribute__((always_inline)) bool find(const vm_loops *l, const 
 }
 
 __attribute__((noinline)) bool eager_find(qn_vm *vm, const eager_pick *p, eager_places *to) {
-  const vm_loops *l = cpu_loops(vm);
+  const bvm_loops *l = cpu_loops(vm);
   return l && find(l, p, to);
 }
 
 typedef void (*gather_fn)(void *out, const void *base, const int64_t *index, int64_t vstride, int64_t n);
-static inline gather_fn gather_of(const vm_loops *l, const qn_array *x) {
-  return l->gather[vm_size_class(dtype_size((qn_dtype)x->dtype))];
+static inline gather_fn gather_of(const bvm_loops *l, const qn_array *x) {
+  return l->gather[bvm_size_class(dtype_size((qn_dtype)x->dtype))];
 }
 
-static qn_value read_places(qn_vm *vm, const vm_loops *l, const qn_array *x, const eager_places *p) {
+static qn_value read_places(qn_vm *vm, const bvm_loops *l, const qn_array *x, const eager_places *p) {
   qn_array *out = array_new(vm, (qn_dtype)x->dtype, p->rank, p->shape);
   if (!out) return value_error();
   gather_of(l, x)(out->storage->data, x->storage->data, p->at, 1, p->n);
   return value_obj(TAG_ARRAY, out);
 }
 
-static __attribute__((noinline)) qn_value read_found(qn_vm *vm, const vm_loops *l, const qn_array *x,
+static __attribute__((noinline)) qn_value read_found(qn_vm *vm, const bvm_loops *l, const qn_array *x,
                                                      const eager_pick *p) {
   eager_places places;
   return find(l, p, &places) ? read_places(vm, l, x, &places) : value_unset();
@@ -276,7 +276,7 @@ static __attribute__((noinline)) qn_value read_found(qn_vm *vm, const vm_loops *
 
 /* What index arrays of one shape name that govern the last axes of the result: behind each place along the others the elements of one index
  * array are read at once. */
-static inline __attribute__((always_inline)) qn_value read_last(qn_vm *vm, const vm_loops *l, const qn_array *x,
+static inline __attribute__((always_inline)) qn_value read_last(qn_vm *vm, const bvm_loops *l, const qn_array *x,
                                                                 const eager_pick *p) {
   const qn_array *a = p->index[0];
   int64_t at[EAGER_PLACES], room[EAGER_PLACES], shape[ARRAY_MAX_RANK], n = 1, size = a->size;
@@ -317,7 +317,7 @@ static inline __attribute__((always_inline)) qn_value read_last(qn_vm *vm, const
 }
 
 qn_value eager_pick_apply(qn_vm *vm, const qn_array *x, const eager_pick *p) {
-  const vm_loops *l = cpu_loops(vm);
+  const bvm_loops *l = cpu_loops(vm);
   if (!l) return value_error();
   return p->rank == p->lead && is_alike(p) ? read_last(vm, l, x, p) : read_found(vm, l, x, p);
 }
@@ -325,14 +325,14 @@ qn_value eager_pick_apply(qn_vm *vm, const qn_array *x, const eager_pick *p) {
 /* ---- the whole of an axis, or all of them ----------------------------------------------------------------------------- */
 
 /* `bounded` of an index array that is read as it lies. */
-static inline bool plain_indices(const vm_loops *l, const qn_array *a, int64_t size, int64_t *room,
+static inline bool plain_indices(const bvm_loops *l, const qn_array *a, int64_t size, int64_t *room,
                                  const int64_t **index) {
   return a->dtype == QN_i64 && a->contiguous && (uint64_t)a->size - 1 < EAGER_PLACES &&
          bounded(l, a, size, room, index);
 }
 
 /* Rows are what lies behind an element of the axis. */
-static inline __attribute__((always_inline)) qn_value read_rows(qn_vm *vm, const vm_loops *l, const qn_array *x,
+static inline __attribute__((always_inline)) qn_value read_rows(qn_vm *vm, const bvm_loops *l, const qn_array *x,
                                                                 const qn_array *by, int axis) {
   int64_t room[EAGER_PLACES], before = 1, row = 1, shape[ARRAY_MAX_RANK], n = by->size, length = x->shape[axis];
   const int64_t *index;
@@ -373,7 +373,7 @@ static inline int64_t masked(const qn_array *x, const qn_array *mask, int64_t *a
   return n;
 }
 
-static inline qn_value read_masked(qn_vm *vm, const vm_loops *l, const qn_array *x, const qn_array *mask) {
+static inline qn_value read_masked(qn_vm *vm, const bvm_loops *l, const qn_array *x, const qn_array *mask) {
   int64_t at[EAGER_PLACES], n = masked(x, mask, at);
   if (n < 0) return value_unset();
   qn_array *out = array_new(vm, (qn_dtype)x->dtype, 1, &n);
@@ -384,7 +384,7 @@ static inline qn_value read_masked(qn_vm *vm, const vm_loops *l, const qn_array 
 
 qn_value eager_named(qn_vm *vm, const qn_array *x, const qn_array *by) {
   if (!eager_here(x) || !eager_here(by) || !x->rank) return value_unset();
-  const vm_loops *l = cpu_loops(vm);
+  const bvm_loops *l = cpu_loops(vm);
   if (!l) return value_error();
   return by->dtype == QN_bool ? read_masked(vm, l, x, by) : read_rows(vm, l, x, by, 0);
 }
@@ -408,7 +408,7 @@ static __attribute__((noinline)) qn_value take_apart(qn_vm *vm, const qn_array *
 
 qn_value eager_take(qn_vm *vm, const qn_array *x, const qn_array *index, int axis) {
   if (!eager_here(x) || !eager_here(index)) return value_unset();
-  const vm_loops *l = cpu_loops(vm);
+  const bvm_loops *l = cpu_loops(vm);
   if (!l) return value_error();
   qn_value rows = read_rows(vm, l, x, index, axis);
   return value_is(rows, TAG_UNSET) ? take_apart(vm, x, index, axis) : rows;
@@ -430,7 +430,7 @@ static inline const void *plain_elements(qn_value v, qn_dtype d, const qn_array 
 }
 
 qn_value eager_add_at(qn_vm *vm, qn_array *x, const qn_array *by, qn_value v) {
-  const vm_loops *l = cpu_loops(vm);
+  const bvm_loops *l = cpu_loops(vm);
   if (!l) return value_error();
   qn_dtype d = (qn_dtype)x->dtype;
   int64_t room[EAGER_PLACES];
@@ -453,7 +453,7 @@ bool eager_put_named(qn_vm *vm, qn_value *x, const qn_array *by, qn_value v, int
   int64_t room[EAGER_PLACES], at[EAGER_PLACES], n = by->size;
   const int64_t *index;
   if (!eager_here(a) || !eager_here(by)) return false;
-  const vm_loops *l = cpu_loops(vm);
+  const bvm_loops *l = cpu_loops(vm);
   bool mask = by->dtype == QN_bool;
   if (!l) return false;
   if (__builtin_expect(mask, 0) ? mode != SCATTER_SET || (n = masked(a, by, at)) < 0
@@ -476,7 +476,7 @@ bool eager_put_named(qn_vm *vm, qn_value *x, const qn_array *by, qn_value v, int
   }
   int64_t step = value_is(v, TAG_ARRAY);
   if (mode == SCATTER_SET)
-    l->put[vm_size_class(dtype_size(d))](to, index, from, step, n);
+    l->put[bvm_size_class(dtype_size(d))](to, index, from, step, n);
   else
     l->update[kop][d](to, index, from, step, n);
   return true;
@@ -485,7 +485,7 @@ bool eager_put_named(qn_vm *vm, qn_value *x, const qn_array *by, qn_value v, int
 /* ---- stores ---------------------------------------------------------------------------------------------------------------- */
 
 /* Elements of f16 and bf16 combine as f32, each rounded. */
-static void update_narrow(const vm_loops *l, int kop, qn_dtype d, char *base, const int64_t *at, const char *v,
+static void update_narrow(const bvm_loops *l, int kop, qn_dtype d, char *base, const int64_t *at, const char *v,
                           int64_t step, int64_t n) {
   for (int64_t i = 0; i < n; i++, v += 2 * step) {
     float element, other;
@@ -506,7 +506,7 @@ bool eager_fits(const eager_places *p, qn_value v) {
   return true;
 }
 
-static void store(const vm_loops *l, qn_dtype d, char *base, const eager_places *p, qn_value v, int mode) {
+static void store(const bvm_loops *l, qn_dtype d, char *base, const eager_places *p, qn_value v, int mode) {
   _Alignas(8) char dense[EAGER_PLACES * 8];
   size_t size = dtype_size(d);
   const char *from = dense;
@@ -520,7 +520,7 @@ static void store(const vm_loops *l, qn_dtype d, char *base, const eager_places 
     if (step && (a->size != p->n || !a->contiguous)) {
       int64_t at[EAGER_PLACES];
       offsets_of(a, p->rank, p->shape, at);
-      l->gather[vm_size_class(size)](dense, from, at, 1, p->n);
+      l->gather[bvm_size_class(size)](dense, from, at, 1, p->n);
       from = dense;
     }
   }
@@ -529,7 +529,7 @@ static void store(const vm_loops *l, qn_dtype d, char *base, const eager_places 
   int kop = combine[mode];
   if (d == QN_bool) kop = kop == KOP_add ? KOP_max : kop == KOP_mul ? KOP_min : kop;
   if (mode == SCATTER_SET)
-    l->put[vm_size_class(size)](base, p->at, from, step, p->n);
+    l->put[bvm_size_class(size)](base, p->at, from, step, p->n);
   else if (l->update[kop][d])
     l->update[kop][d](base, p->at, from, step, p->n);
   else
@@ -537,7 +537,7 @@ static void store(const vm_loops *l, qn_dtype d, char *base, const eager_places 
 }
 
 bool eager_store(qn_vm *vm, const qn_array *x, const eager_places *p, qn_value v, int mode) {
-  const vm_loops *l = cpu_loops(vm);
+  const bvm_loops *l = cpu_loops(vm);
   if (!l) return false;
   store(l, (qn_dtype)x->dtype, x->storage->data, p, v, mode);
   return true;
@@ -585,7 +585,7 @@ static qn_value stored(qn_vm *vm, const qn_array *x, qn_value v) {
 }
 
 /* Places along one axis by an index array of the same rank, in an array that begins at `offset`. */
-static bool find_along(const vm_loops *l, const qn_array *x, const int64_t *strides, int64_t offset, qn_value by,
+static bool find_along(const bvm_loops *l, const qn_array *x, const int64_t *strides, int64_t offset, qn_value by,
                        int axis, eager_places *to) {
   if (!value_is(by, TAG_ARRAY)) return false;
   const qn_array *index = value_array(by);
@@ -607,7 +607,7 @@ static bool find_along(const vm_loops *l, const qn_array *x, const int64_t *stri
 }
 
 /* Of rows without gaps, where all of it is read as it lies, each along itself. */
-static inline qn_value gather_rows(qn_vm *vm, const vm_loops *l, const qn_array *x, const qn_array *by) {
+static inline qn_value gather_rows(qn_vm *vm, const bvm_loops *l, const qn_array *x, const qn_array *by) {
   int last = x->rank - 1;
   int64_t at[EAGER_PLACES], *to = at, n = by->size, count, size, row = 0;
   if (by->rank != x->rank || last < 0 || !x->contiguous || by->dtype != QN_i64 || !by->contiguous ||
@@ -631,7 +631,7 @@ static inline qn_value gather_rows(qn_vm *vm, const vm_loops *l, const qn_array 
 }
 
 qn_value eager_fast_gather(qn_vm *vm, qn_value in, qn_value index, int axis) {
-  const vm_loops *l = cpu_loops(vm);
+  const bvm_loops *l = cpu_loops(vm);
   if (!l) return value_error();
   eager_places places;
   const qn_array *x = value_array(in);
@@ -645,7 +645,7 @@ qn_value eager_fast_gather(qn_vm *vm, qn_value in, qn_value index, int axis) {
 }
 
 /* scatter and gather_add: a copy of x with v at the places. */
-static qn_value copy_with(qn_vm *vm, const vm_loops *l, op_id op, const qn_value *in, int nin, const op_attr *attr) {
+static qn_value copy_with(qn_vm *vm, const bvm_loops *l, op_id op, const qn_value *in, int nin, const op_attr *attr) {
   qn_array *x = value_array(in[0]);
   int64_t strides[ARRAY_MAX_RANK];
   eager_places places;
@@ -674,7 +674,7 @@ qn_value eager_fast_index(qn_vm *vm, op_id op, const qn_value *in, int nin, cons
   if (nin < 2 || !value_is(in[0], TAG_ARRAY)) return value_unset();
   const qn_array *x = value_array(in[0]);
   if (!eager_here(x)) return value_unset();
-  const vm_loops *l = cpu_loops(vm);
+  const bvm_loops *l = cpu_loops(vm);
   if (!l) return value_error();
   switch (op) {
   case OP_index: {

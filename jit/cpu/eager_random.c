@@ -1,6 +1,6 @@
 /* The fast path of eager dispatch (eager.c): random numbers without a kernel, many of them in pieces.
  *
- * The block VM's loops make them (vm_loops.draw), and their bits are those of the kernel. Arrays of keys and devices are left to the slow way.
+ * The block VM's loops make them (bvm_loops.draw), and their bits are those of the kernel. Arrays of keys and devices are left to the slow way.
  */
 #include "jit/cpu/eager_random.h"
 
@@ -8,9 +8,9 @@
 #include "jit/cpu/pieces.h"
 
 _Static_assert(OP_random_uniform == OP_random_bits + 1 && OP_random_normal == OP_random_bits + 2,
-               "vm_loops.draw has the RANDOM ops in their order");
+               "bvm_loops.draw has the RANDOM ops in their order");
 
-void eager_draw_some(const vm_loops *l, op_id op, const eager_drawing *d, void *out, uint64_t first, uint64_t n) {
+void eager_draw_some(const bvm_loops *l, op_id op, const eager_drawing *d, void *out, uint64_t first, uint64_t n) {
   if (d->values) {
     uint64_t bits[DRAW_FEW];
     void *to = d->dtype == QN_i64 ? out : bits;
@@ -28,7 +28,7 @@ void eager_draw_some(const vm_loops *l, op_id op, const eager_drawing *d, void *
 enum { DRAW_PIECE = 16 * DRAW_FEW, DRAW_WORTH = 4 /* pointwise elements that drawing one is worth */ };
 
 typedef struct drawing_pieces {
-  const vm_loops *loops;
+  const bvm_loops *loops;
   op_id op;
   const eager_drawing *d;
   char *out;

@@ -3,7 +3,7 @@
 #define JIT_CPU_EAGER_RANDOM_H
 
 #include "jit/cpu/cpu.h"
-#include "jit/cpu/vmloops.h"
+#include "jit/cpu/block_vm_loops.h"
 #include "lang/vm.h"
 
 enum { DRAW_FEW = 1024 };
@@ -14,7 +14,7 @@ typedef struct eager_drawing {
   qn_dtype dtype;
   int rank;
   uint64_t n, words[3]; /* those of the key, and the draw number */
-  uint64_t values;      /* of bits: 0, or as vm_loops.below takes them; then dtype is any of integers */
+  uint64_t values;      /* of bits: 0, or as bvm_loops.below takes them; then dtype is any of integers */
   int64_t low;
   int64_t shape[ARRAY_MAX_RANK];
 } eager_drawing;
@@ -26,7 +26,7 @@ static inline uint64_t drawing_size(const eager_drawing *d) {
 }
 
 /* Numbers of any dtype from the one numbered `first` on, n of them; of a dtype that is rounded, and of integers, at most DRAW_FEW. */
-void eager_draw_some(const vm_loops *l, op_id op, const eager_drawing *d, void *out, uint64_t first, uint64_t n);
+void eager_draw_some(const bvm_loops *l, op_id op, const eager_drawing *d, void *out, uint64_t first, uint64_t n);
 /* Fills an array, in pieces that threads share. False with an error raised. */
 QN_MUST_CHECK bool eager_draw_many(qn_vm *vm, op_id op, const eager_drawing *d, void *out);
 
@@ -34,7 +34,7 @@ QN_MUST_CHECK bool eager_draw_many(qn_vm *vm, op_id op, const eager_drawing *d, 
  * slow way does it. */
 QN_MUST_CHECK static inline __attribute__((always_inline)) qn_value eager_draw(qn_vm *vm, op_id op, eager_drawing *d,
                                                                                bool below) {
-  const vm_loops *l = cpu_loops(vm);
+  const bvm_loops *l = cpu_loops(vm);
   if (__builtin_expect(!l, 0)) return value_error();
   qn_dtype dtype = d->dtype;
   if (vm->device || d->n - 1 >= DRAW_MOST) return value_unset();

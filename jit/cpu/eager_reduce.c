@@ -14,7 +14,7 @@
 
 #include "jit/cpu/cpu.h"
 #include "jit/cpu/eager.h"
-#include "jit/cpu/eager_strip.h"
+#include "jit/cpu/op_program.h"
 #include "jit/cpu/opbody.h"
 
 /* More elements than TINY are faster many results at a time, as kernels do it; few are not worth vectors. */
@@ -39,8 +39,8 @@ typedef struct fold_plan {
   uint8_t to;          /* dtype in which it computes */
   uint8_t result;      /* and of the result */
   uint8_t size;        /* bytes of an element of `to` */
-  vm_fn widen, narrow; /* from the operand's dtype, to the result's; NULL: the same */
-  vm_fn step,
+  bvm_fn widen, narrow; /* from the operand's dtype, to the result's; NULL: the same */
+  bvm_fn step,
       divide; /* of two elements; of means, by the number of elements, in the result's dtype (bools) or else in `to` */
   void (*tree)(void *out, const void *x, int64_t rows, int64_t n);
   void (*chains)(void *out, const void *x, int64_t outer, int64_t n, int64_t inner);
@@ -52,7 +52,7 @@ typedef struct fold_plan {
 enum { FIRST = OP_sum, MEAN = OP_cummin + 1, PLANS = (MEAN - FIRST + 1) * DTYPE_PUBLIC };
 _Static_assert(OP_cummin - OP_sum == 11, "eight reductions and four scans in a row");
 
-static void make_plan(const vm_loops *l, int op, qn_dtype from, fold_plan *p) {
+static void make_plan(const bvm_loops *l, int op, qn_dtype from, fold_plan *p) {
   bool mean = op == MEAN;
   op_id row = mean ? OP_sum : (op_id)op;
   bool arg = op_rows[row].dtype_rule == DT_arg, scan = op_rows[row].klass == CLASS_SCAN;
@@ -79,7 +79,7 @@ static void make_plan(const vm_loops *l, int op, qn_dtype from, fold_plan *p) {
 }
 
 static __attribute__((noinline, cold)) const fold_plan *make_plans(qn_vm *vm, int op, qn_dtype d) {
-  const vm_loops *l = cpu_loops(vm);
+  const bvm_loops *l = cpu_loops(vm);
   eager_kept *k = l ? eager_keeps(vm) : NULL;
   if (!k || !(k->folds = mem_zalloc(vm, PLANS * sizeof *k->folds))) return NULL;
   for (int i = 0; i < PLANS; i++) make_plan(l, FIRST + i / DTYPE_PUBLIC, (qn_dtype)(i % DTYPE_PUBLIC), &k->folds[i]);
@@ -113,7 +113,7 @@ typedef struct fold_nest {
 } fold_nest;
 
 /* A chain over many elements: a row of results at a time. */
-static __attribute__((noinline)) void chain_rows(vm_fn step, size_t size, const fold_nest *f, char *out,
+static __attribute__((noinline)) void chain_rows(bvm_fn step, size_t size, const fold_nest *f, char *out,
                                                  const char *x) {
   size_t row = (size_t)f->inner * size;
   for (int64_t o = 0; o < f->outer; o++, out += row, x += (size_t)f->n * row) {
@@ -149,7 +149,7 @@ static bool fold_apart(const fold_plan *p, const qn_array *x, uint32_t axes, cha
 }
 
 /* out /= n, of float dtype d. */
-static inline void divide(vm_fn by, qn_dtype d, void *out, int64_t n, int64_t results) {
+static inline void divide(bvm_fn by, qn_dtype d, void *out, int64_t n, int64_t results) {
   union {
     float narrow;
     double wide;
@@ -293,7 +293,7 @@ static __attribute__((noinline)) qn_value reduce_arg(qn_vm *vm, int op, const qn
     }
     return value_obj(TAG_ARRAY, out);
   }
-  void (*column)(void *, const void *, int64_t, int64_t) = cpu_loops(vm)->load[vm_size_class(size)];
+  void (*column)(void *, const void *, int64_t, int64_t) = cpu_loops(vm)->load[bvm_size_class(size)];
   for (; outer > 0; outer--, source += (size_t)(n * inner) * size)
     for (int64_t i = 0; i < inner; i++) {
       column(held, source + (size_t)i * size, inner, n);

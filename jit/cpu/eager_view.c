@@ -13,7 +13,7 @@
 
 #include "jit/cpu/cpu.h"
 #include "jit/cpu/eager.h"
-#include "jit/cpu/eager_strip.h"
+#include "jit/cpu/op_program.h"
 
 static inline qn_value as_value(qn_array *a) { return a ? value_obj(TAG_ARRAY, a) : value_error(); }
 
@@ -247,16 +247,16 @@ static inline void copy_runs(char *to, size_t row, const char *from, size_t run,
 
 /* The elements of an array of at most a block in one piece and in dtype d: where they lie or in `held`. NULL: not here, or with an
  * error raised. */
-static const char *in_one_piece(qn_vm *vm, const qn_array *a, qn_dtype d, char held[2][STRIP_BLOCK * 8]) {
+static const char *in_one_piece(qn_vm *vm, const qn_array *a, qn_dtype d, char held[2][PROGRAM_BLOCK * 8]) {
   const char *at = array_data(a);
   if (!a->contiguous) {
     eager_write_out(held[0], a);
     at = held[0];
   }
   if (a->dtype == d) return at;
-  const strip *s = strip_of(vm, OP_cast, strip_number(a->dtype, d));
-  const void *from[STRIP_SLOTS] = {at};
-  return s && s->usable && strip_run(s, from, 1, held[1], a->size) ? held[1] : NULL;
+  const op_program *s = op_program_of(vm, OP_cast, op_program_number(a->dtype, d));
+  const void *from[PROGRAM_SLOTS] = {at};
+  return s && s->usable && op_program_run(s, from, 1, held[1], a->size) ? held[1] : NULL;
 }
 
 /* How parts lie in a new array, behind one another along an axis. */
@@ -272,8 +272,8 @@ typedef struct joint {
 /* A part with gaps or of another dtype, at `to`, its runs `row` bytes apart. False: not here, or with an error raised. */
 static __attribute__((noinline)) bool put_converted(qn_vm *vm, joint j, qn_array *out, char *to, size_t row,
                                                     const qn_array *a, size_t run) {
-  _Alignas(64) char held[2][STRIP_BLOCK * 8];
-  if (a->size <= STRIP_BLOCK) {
+  _Alignas(64) char held[2][PROGRAM_BLOCK * 8];
+  if (a->size <= PROGRAM_BLOCK) {
     const char *from = in_one_piece(vm, a, (qn_dtype)out->dtype, held);
     if (from) copy_runs(to, row, from, run, j.rows);
     return from != NULL;
@@ -287,7 +287,7 @@ static __attribute__((noinline)) bool put_converted(qn_vm *vm, joint j, qn_array
 }
 
 /* Can a part be put into an array of dtype d? */
-static inline bool may_join(const qn_array *a, qn_dtype d) { return a->dtype == d || a->size <= STRIP_BLOCK; }
+static inline bool may_join(const qn_array *a, qn_dtype d) { return a->dtype == d || a->size <= PROGRAM_BLOCK; }
 
 /* A new array with the parts, which have been looked at. */
 static inline __attribute__((always_inline)) qn_value join(qn_vm *vm, joint j, qn_dtype d, int rank,
@@ -419,8 +419,8 @@ static void put_box(char *to, const int64_t *steps, const qn_array *x, const cha
 /* The same of an array with gaps, or where the last axis steps further. `at`: elements. */
 static __attribute__((noinline)) void put_gappy(const qn_array *out, int64_t at, const int64_t *steps,
                                                 const qn_array *x, size_t size) {
-  if (!x->contiguous && x->size <= STRIP_BLOCK && x->rank && steps[x->rank - 1] == (int64_t)size) {
-    _Alignas(64) char held[STRIP_BLOCK * 8];
+  if (!x->contiguous && x->size <= PROGRAM_BLOCK && x->rank && steps[x->rank - 1] == (int64_t)size) {
+    _Alignas(64) char held[PROGRAM_BLOCK * 8];
     eager_write_out(held, x);
     put_box(array_data(out) + at * (int64_t)size, steps, x, held, size);
     return;
@@ -446,11 +446,11 @@ qn_value eager_pad(qn_vm *vm, const qn_array *x, qn_value with, const qn_dim *d)
     steps[i] = total * (between + 1);
     if (__builtin_mul_overflow(total, shape[i], &total) || (uint64_t)total - 1 >= (uint64_t)most) return value_unset();
   }
-  const vm_loops *l = cpu_loops(vm);
+  const bvm_loops *l = cpu_loops(vm);
   size_t size = dtype_size((qn_dtype)x->dtype);
   qn_array *out = l ? array_new(vm, (qn_dtype)x->dtype, x->rank, shape) : NULL;
   if (!out) return value_error();
-  l->fill[vm_size_class(size)](out->storage->data, number, NULL, NULL, 0, total);
+  l->fill[bvm_size_class(size)](out->storage->data, number, NULL, NULL, 0, total);
   if (!x->size) return value_obj(TAG_ARRAY, out);
   bool dense = x->contiguous && x->rank && steps[x->rank - 1] == 1;
   for (int i = 0; i < x->rank; i++) steps[i] *= (int64_t)size;
@@ -521,7 +521,7 @@ static qn_value iota(qn_vm *vm, const op_attr *attr) {
     if (i < axis) outer *= attr->d[i];
     if (i > axis) inner *= attr->d[i];
   }
-  const vm_loops *l = cpu_loops(vm);
+  const bvm_loops *l = cpu_loops(vm);
   if (!l) return value_error();
   if ((int)d >= DTYPE_PUBLIC || (dtype_is_int(d) && !l->iota[d])) return value_unset();
   qn_array *out = array_new(vm, d, rank, attr->d);
@@ -628,7 +628,7 @@ qn_value eager_stack(qn_vm *vm, const qn_value *in, int nin, int64_t along, qn_d
 qn_value eager_full(qn_vm *vm, qn_value v, qn_dtype dtype, int rank, const int64_t *shape) {
   _Alignas(8) char cell[8];
   if (vm->device || !cell_of(v, dtype, cell)) return value_unset();
-  const vm_loops *l = cpu_loops(vm);
+  const bvm_loops *l = cpu_loops(vm);
   qn_array *out = l ? array_new(vm, dtype, rank, shape) : NULL;
   if (!out) return value_error();
   size_t size = dtype_size(dtype);
@@ -638,14 +638,14 @@ qn_value eager_full(qn_vm *vm, qn_value v, qn_dtype dtype, int rank, const int64
       value_release(vm, value_obj(TAG_ARRAY, out));
       return value_error();
     }
-    l->fill[vm_size_class(size)](array_data(out) + (size_t)i * size, cell, NULL, NULL, 0, left < PIECE ? left : PIECE);
+    l->fill[bvm_size_class(size)](array_data(out) + (size_t)i * size, cell, NULL, NULL, 0, left < PIECE ? left : PIECE);
   }
   return value_obj(TAG_ARRAY, out);
 }
 
 qn_value eager_steps(qn_vm *vm, int64_t n, int64_t first, int64_t step) {
   if (vm->device || !small(vm, n)) return value_unset();
-  const vm_loops *l = cpu_loops(vm);
+  const bvm_loops *l = cpu_loops(vm);
   qn_array *out = l ? array_new(vm, QN_i64, 1, &n) : NULL;
   if (!out) return value_error();
   l->iota[QN_i64](array_data(out), &first, &step, NULL, 0, n);

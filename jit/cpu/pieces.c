@@ -2,7 +2,7 @@
  * thread at the clock, too. */
 #include "jit/cpu/pieces.h"
 
-#include "jit/cpu/team.h"
+#include "jit/cpu/thread_pool.h"
 
 bool pieces_stop(cpu_pieces *p, int thread) {
   if (atomic_load_explicit(&p->stop, memory_order_relaxed)) return true;
@@ -25,14 +25,14 @@ bool pieces_run(qn_vm *vm, int threads, int64_t n, void (*work)(cpu_pieces *p, i
   cpu_pieces p = {.vm = vm, .ctx = ctx, .work = work, .n = n};
   atomic_init(&p.next, 0);
   atomic_init(&p.stop, false);
-  bool token = threads > 1 && n > 1 && team_take(vm->engine);
+  bool token = threads > 1 && n > 1 && thread_pool_take(vm->engine);
   if (token) {
-    team_run(vm->engine, threads - 1, vm->tune[TUNE_par_spin], take, &p);
-    team_leave(vm->engine);
+    thread_pool_run(vm->engine, threads - 1, vm->tune[TUNE_par_spin], take, &p);
+    thread_pool_leave(vm->engine);
   } else {
     take(&p, 0);
   }
   if (!atomic_load(&p.stop)) return true;
-  if (!error_pending(vm) && !vm_poll_slow(vm)) raise(vm, E_interrupted, SPAN_NONE, "interrupted");
+  if (!error_pending(vm) && !vm_poll_slow(vm)) raise_error(vm, E_interrupted, SPAN_NONE, "interrupted");
   return false;
 }

@@ -1,4 +1,4 @@
-/* Work in pieces that are no kernel's: each is done once, by any thread of the engine's team, in any order. */
+/* Work in pieces that are no kernel's: each is done once, by any thread of the engine's pool, in any order. */
 #ifndef JIT_CPU_PIECES_H
 #define JIT_CPU_PIECES_H
 

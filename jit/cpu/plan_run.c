@@ -19,8 +19,8 @@
 #include "jit/cpu/cpu.h"
 #include "jit/cpu/eager.h"
 #include "jit/cpu/library.h"
-#include "jit/cpu/product.h"
-#include "lang/timeline.h"
+#include "jit/cpu/gemm.h"
+#include "lang/trace_events.h"
 
 typedef struct plan_frame {
   qn_vm *vm;
@@ -61,16 +61,16 @@ static void raise_node_site(plan_frame *f, uint32_t node) {
 }
 
 /* The value that a check showed, as a host scalar. */
-static qn_value shown_value(const vm_failure *failure) {
+static qn_value shown_value(const bvm_failure *failure) {
   return failure->shown ? dtype_load((qn_dtype)failure->dtype, &failure->bits) : value_unset();
 }
 
-static void raise_check(plan_frame *f, const l_program *p, const vm_failure *failure) {
+static void raise_check(plan_frame *f, const l_program *p, const bvm_failure *failure) {
   uint64_t number = failure->error >> 48;
   const l_check *c = number < p->nchecks ? &p->checks[number] : NULL;
   const graph *g = f->p->graph;
   if (!c || c->node >= g->n || g->nodes[c->node].kind != NODE_OP) {
-    raise(f->vm, c ? (error_id)c->id : E_internal, SPAN_NONE, "a check of the kernel %s failed",
+    raise_error(f->vm, c ? (error_id)c->id : E_internal, SPAN_NONE, "a check of the kernel %s failed",
           p->name ? p->name : "");
   } else {
     const graph_node *n = &g->nodes[c->node];
@@ -94,13 +94,13 @@ static bool run_kernel_step(plan_frame *f, const plan_step *s) {
   for (uint32_t i = 0; i < s->nbuffers; i++) f->step_buffers[i] = f->buffers[s->buffers[i]];
   for (uint32_t i = 0; i < s->nscalars; i++) f->step_scalars[i] = f->slots[s->scalars[i]];
   const qk_phase *code = atomic_load_explicit(&k->code, memory_order_acquire);
-  vm_failure failure;
-  if (kernel_launch(f->vm, k->program, &k->vm_code, code, f->step_buffers, ints, f->step_scalars, &failure))
+  bvm_failure failure;
+  if (kernel_launch(f->vm, k->program, &k->bvm_code, code, f->step_buffers, ints, f->step_scalars, &failure))
     return true;
   if (failure.error == ~(uint64_t)0) return false;
   if (code) { /* for the value; what is stored again is the same, or about to be thrown away */
-    vm_failure again;
-    if (!kernel_launch(f->vm, k->program, &k->vm_code, NULL, f->step_buffers, ints, f->step_scalars, &again)) {
+    bvm_failure again;
+    if (!kernel_launch(f->vm, k->program, &k->bvm_code, NULL, f->step_buffers, ints, f->step_scalars, &again)) {
       if (again.error == ~(uint64_t)0) return false;
       if (again.error == failure.error) failure = again;
     }
@@ -146,16 +146,16 @@ static bool send(plan_frame *f, void *to, const void *from, size_t bytes) {
 enum { LIBRARY_OPERANDS = 4 };
 
 /* A product on the device that the plan is for, where its operands are. */
-static bool run_product_step(plan_frame *f, const plan_step *s) {
+static bool run_gemm_step(plan_frame *f, const plan_step *s) {
   const graph *g = f->p->graph;
   const graph_node *n = &g->nodes[s->node];
   buffer_array a[3];
   bool refused;
   for (int i = 0; i < 3; i++) array_over(f, &a[i], s->buffers[i], i < 2 ? &g->nodes[n->in[i]].type : &n->type);
-  if (product_stored(f->vm, &a[0].a, &a[1].a, n->attr->flags, &a[2].a, &refused)) return true;
+  if (gemm_stored(f->vm, &a[0].a, &a[1].a, n->attr->flags, &a[2].a, &refused)) return true;
   if (!refused) return false;
   qn_array *const in[2] = {&a[0].a, &a[1].a};
-  qn_array *out = eager_product(f->vm, in, n->attr);
+  qn_array *out = eager_gemm(f->vm, in, n->attr);
   bool ok = out && (!out->size || array_copy_on(f->vm, &a[2].a, out));
   if (out) value_release(f->vm, value_obj(TAG_ARRAY, out));
   return ok;
@@ -177,7 +177,7 @@ static bool run_library_call(plan_frame *f, const plan_step *s) {
   buffer_array in[LIBRARY_OPERANDS];
   qn_array *operands[LIBRARY_OPERANDS];
   if (n->nin > LIBRARY_OPERANDS || s->nbuffers != n->nin + 1u) {
-    raise(f->vm, E_internal, SPAN_NONE, "a plan gives %s %u buffers", op_rows[n->op].name, s->nbuffers);
+    raise_error(f->vm, E_internal, SPAN_NONE, "a plan gives %s %u buffers", op_rows[n->op].name, s->nbuffers);
     return false;
   }
   for (int i = 0; i < n->nin; i++) {
@@ -203,8 +203,8 @@ static bool run_library_call(plan_frame *f, const plan_step *s) {
   for (; f->device && taken < n->nin; taken++)
     if (!(operands[taken] = array_to_cpu(f->vm, operands[taken]))) break;
   qn_array *out = NULL;
-  if (n->op == OP_product)
-    out = eager_product(f->vm, operands, n->attr);
+  if (n->op == OP_gemm)
+    out = eager_gemm(f->vm, operands, n->attr);
   else if (!f->device || taken == n->nin)
     out = library_apply(f->vm, (op_id)n->op, operands, n->attr ? n->attr : &none);
   while (taken-- > 0) value_release(f->vm, value_obj(TAG_ARRAY, operands[taken]));
@@ -226,9 +226,9 @@ static bool run_library_call(plan_frame *f, const plan_step *s) {
 
 static bool run_library_step(plan_frame *f, const plan_step *s) {
   op_id op = (op_id)f->p->graph->nodes[s->node].op;
-  int64_t begin = timeline_begin(f->vm->engine);
-  bool ok = op == OP_product && f->device ? run_product_step(f, s) : run_library_call(f, s);
-  timeline_end(f->vm->engine, TIMELINE_kernel, op_rows[op].name, begin, "library", 1);
+  int64_t begin = trace_events_begin(f->vm->engine);
+  bool ok = op == OP_gemm && f->device ? run_gemm_step(f, s) : run_library_call(f, s);
+  trace_events_end(f->vm->engine, TRACE_EVENTS_kernel, op_rows[op].name, begin, "library", 1);
   return ok;
 }
 
@@ -300,17 +300,17 @@ static bool run_step(plan_frame *f, const plan_step *s) {
 /* Can a step run before kernels that precede it? */
 static bool goes_ahead(const plan_step *s) { return s->kind == STEP_SCALAR && !s->nbuffers; }
 
-static bool is_product(const plan_step *s) { return s->kind == STEP_LIBRARY && s->op == OP_product; }
+static bool is_product(const plan_step *s) { return s->kind == STEP_LIBRARY && s->op == OP_gemm; }
 
 /* device_call.product */
-static bool call_product(const device_call *call, uint32_t step, device_product *p) {
+static bool call_gemm(const device_call *call, uint32_t step, device_gemm *p) {
   plan_frame *f = (plan_frame *)(uintptr_t)call->caller;
   const plan_step *s = &f->p->steps[step];
   const graph *g = f->p->graph;
   const graph_node *n = &g->nodes[s->node];
   buffer_array in[2];
   for (int i = 0; i < 2; i++) array_over(f, &in[i], s->buffers[i], &g->nodes[n->in[i]].type);
-  return product_signature(&in[0].a, &in[1].a, n->attr->flags, p);
+  return gemm_signature(&in[0].a, &in[1].a, n->attr->flags, p);
 }
 
 /* Runs steps from `first` on, up to the next that is no kernel, no host scalar's and (where these `join`) no product: all as one,
@@ -333,11 +333,11 @@ static uint32_t run_stretch(plan_frame *f, uint32_t first, bool join, bool *apar
   }
   if (!n) return run_step(f, &p->steps[first]);
   device_call call = {
-      .symbols = f->symbols, .buffers = f->buffers, .slots = f->slots, .product = call_product, .caller = f};
+      .symbols = f->symbols, .buffers = f->buffers, .slots = f->slots, .product = call_gemm, .caller = f};
   device_answer answer = DEVICE_DONE;
-  int64_t begin = timeline_begin(f->vm->engine);
+  int64_t begin = trace_events_begin(f->vm->engine);
   if (kernels || products) answer = f->vm->hooks.kernels->plan_kernels(f->vm, f->there, &call, first, n);
-  timeline_end(f->vm->engine, TIMELINE_kernel, "steps on the device", begin, "steps", n);
+  trace_events_end(f->vm->engine, TRACE_EVENTS_kernel, "steps on the device", begin, "steps", n);
   *apart = answer == DEVICE_REFUSES && products;
   f->refused = answer == DEVICE_REFUSES && !products;
   if (error && answer == DEVICE_DONE)
@@ -529,7 +529,7 @@ static bool refuse(qn_vm *vm, plan *p, int device, qn_array *const *inputs, cons
                    qn_value *outputs) {
   if (!run_through_host(vm, p, device, inputs, scalars, outputs)) return false;
   for (uint32_t o = 0; o < p->noutputs; o++) value_release(vm, outputs[o]);
-  raise(vm, E_internal, SPAN_NONE, "a compiled check failed on the device");
+  raise_error(vm, E_internal, SPAN_NONE, "a compiled check failed on the device");
   return false;
 }
 
@@ -545,7 +545,7 @@ bool plan_run(qn_vm *vm, plan *p, device_plan **there, qn_array *const *inputs, 
     if (!refused) return false;
     if (p->nproducts) return refuse(vm, p, device, inputs, scalars, outputs);
   } else if (p->nproducts) {
-    raise(vm, E_internal, SPAN_NONE, "a plan with products of the device's library is not ready");
+    raise_error(vm, E_internal, SPAN_NONE, "a plan with products of the device's library is not ready");
     return false;
   }
   return run_through_host(vm, p, device, inputs, scalars, outputs);

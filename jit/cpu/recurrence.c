@@ -60,7 +60,7 @@ static bool fill(qn_vm *vm, qn_dtype d, const nest *f, void *s, const void *a, c
   case QN_f64: return rows_double(vm, f, s, a, b);
   case QN_f16:
   case QN_bf16: return chains_half(vm, d, f, s, a, b);
-  default: raise(vm, E_internal, SPAN_NONE, "a recurrence of %s", dtype_rows[d].name); return false;
+  default: raise_error(vm, E_internal, SPAN_NONE, "a recurrence of %s", dtype_rows[d].name); return false;
   }
 }
 

@@ -1,6 +1,6 @@
 /* Launching kernels (run.h): phases one after the other, each over the instances [0, n) of its PAR.
  *
- * Threads. All parallel work of an engine is done by one team of threads (team.h); one VM at a time may open parallel regions,
+ * Threads. All parallel work of an engine is done by one pool of threads (thread_pool.h); one VM at a time may open parallel regions,
  * others run serially and get the same bits. A phase goes parallel when
  * its work passes par.grain. Threads take chunks of instances from a counter; between chunks they look at the interrupt flag.
  * Every thread has a frame of its own (locals, accumulators, registers) in memory that the VM keeps from launch to launch.
@@ -16,8 +16,8 @@
 
 #include "jit/cpu/cpu.h"
 #include "jit/cpu/eager.h"
-#include "jit/cpu/team.h"
-#include "lang/timeline.h"
+#include "jit/cpu/thread_pool.h"
+#include "lang/trace_events.h"
 
 /* ---- state --------------------------------------------------------------------------------------------------------------------- */
 
@@ -29,7 +29,7 @@ typedef struct cpu_piece {
 } cpu_piece;
 
 struct cpu_state {
-  const vm_loops *loops;
+  const bvm_loops *loops;
   int threads;
   cpu_piece frames[MAX_THREADS]; /* memory of each thread's frame */
   cpu_piece slab;                /* the arena of the running plan */
@@ -39,8 +39,8 @@ bool cpu_open(qn_vm *vm) {
   if (vm->cpu) return true;
   struct cpu_state *s = mem_zalloc(vm, sizeof *s);
   if (!s) return false;
-  s->loops = vm_loops_pick();
-  s->threads = vm->config.threads > 0 ? vm->config.threads : team_processors();
+  s->loops = bvm_loops_pick();
+  s->threads = vm->config.threads > 0 ? vm->config.threads : thread_pool_processors();
   if (s->threads > MAX_THREADS) s->threads = MAX_THREADS;
   vm->cpu = s;
   void (*none)(qn_engine *) = NULL; /* trace's, which does more, stays */
@@ -65,15 +65,15 @@ void cpu_close(qn_vm *vm) {
   vm->cpu = NULL;
 }
 
-void cpu_engine_close(qn_engine *engine) { team_close(engine); }
+void cpu_engine_close(qn_engine *engine) { thread_pool_close(engine); }
 
-const char *cpu_isa_name(void) { return vm_loops_pick()->name; }
+const char *cpu_isa_name(void) { return bvm_loops_pick()->name; }
 
 struct cpu_state *cpu_of(qn_vm *vm) {
   return vm->cpu || cpu_open(vm) ? vm->cpu : NULL;
 }
 
-const vm_loops *cpu_loops_first(qn_vm *vm) {
+const bvm_loops *cpu_loops_first(qn_vm *vm) {
   _Static_assert(offsetof(struct cpu_state, loops) == 0, "cpu_loops finds them there");
   struct cpu_state *s = cpu_of(vm);
   return s ? s->loops : NULL;
@@ -115,15 +115,15 @@ typedef struct launch {
   struct cpu_state *s;
   vmcode *code;
   qk_phase compiled; /* or NULL */
-  vm_phase *phase;
+  bvm_phase *phase;
   qk_args args;
   size_t tables_bytes, regs_bytes;
   int64_t block;
   bool again; /* the sizes of the last launch: what was made from them is still there */
   bool quick; /* all phases so far ran on one thread, each in one piece */
   int64_t n, chunk;
-  vm_frame *own;        /* the launcher's frame: tables in the code, registers in the first thread's memory */
-  vm_failure *failures; /* per thread */
+  bvm_frame *own;        /* the launcher's frame: tables in the code, registers in the first thread's memory */
+  bvm_failure *failures; /* per thread */
   _Atomic int64_t next; /* first instance that nobody has taken */
   atomic_bool stop;     /* an interrupt, or a limit, was seen */
   _Atomic uint64_t error;
@@ -136,20 +136,20 @@ static inline bool must_stop(qn_vm *vm, bool own) {
 }
 
 static void raise_stopped(qn_vm *vm) {
-  if (!error_pending(vm) && !vm_poll_slow(vm)) raise(vm, E_interrupted, SPAN_NONE, "interrupted");
+  if (!error_pending(vm) && !vm_poll_slow(vm)) raise_error(vm, E_interrupted, SPAN_NONE, "interrupted");
 }
 
 static void work(void *ctx, int thread) {
   launch *l = ctx;
-  vm_frame other, *f = thread ? &other : l->own;
+  bvm_frame other, *f = thread ? &other : l->own;
   qk_args args = l->args;
   char *memory = l->s->frames[thread].data;
   if (l->compiled) {
     args.scratch = memory;
     args.error = &l->error;
   } else if (thread) {
-    vm_frame_init(f, l->code, &args, memory, memory + l->tables_bytes, l->block);
-    (void)vm_phase_begin(f, l->phase);
+    bvm_frame_init(f, l->code, &args, memory, memory + l->tables_bytes, l->block);
+    (void)bvm_phase_begin(f, l->phase);
   }
   for (;;) {
     int64_t lo = atomic_fetch_add_explicit(&l->next, l->chunk, memory_order_relaxed);
@@ -157,11 +157,11 @@ static void work(void *ctx, int thread) {
     int64_t hi = l->n - lo < l->chunk ? l->n : lo + l->chunk;
     if (l->compiled)
       l->compiled(&args, lo, hi);
-    else if (!vm_phase_run(f, l->phase, lo, hi))
+    else if (!bvm_phase_run(f, l->phase, lo, hi))
       atomic_store(&l->stop, true);
     if (must_stop(l->vm, thread == 0)) atomic_store(&l->stop, true);
   }
-  l->failures[thread] = l->compiled ? (vm_failure){.error = ~(uint64_t)0} : f->failure;
+  l->failures[thread] = l->compiled ? (bvm_failure){.error = ~(uint64_t)0} : f->failure;
 }
 
 /* How many threads, and chunks of how many instances: several per thread, but not so small that taking them costs, nor so
@@ -189,32 +189,32 @@ static void place_frame(launch *l) {
   vmcode *code = l->code;
   void *regs = l->s->frames[0].data;
   if (code->regs == regs && code->regs_block == l->block) {
-    vm_frame_again(l->own, code, &l->args, code->tables, regs, l->block);
+    bvm_frame_again(l->own, code, &l->args, code->tables, regs, l->block);
     return;
   }
-  vm_frame_init(l->own, code, &l->args, code->tables, regs, l->block);
+  bvm_frame_init(l->own, code, &l->args, code->tables, regs, l->block);
   code->regs = regs;
   code->regs_block = l->block;
 }
 
 /* Runs one phase. False with an error raised, or *failure set. */
-static bool run_phase(launch *l, vm_failure *failure, size_t scratch_bytes) {
+static bool run_phase(launch *l, bvm_failure *failure, size_t scratch_bytes) {
   qn_vm *vm = l->vm;
   struct cpu_state *s = l->s;
   const l_instr *par = l->code->ops[l->phase->par].in;
   if (!l->again) {
-    (void)vm_phase_begin(l->own, l->phase);
-    l->phase->work = vm_phase_work(l->own, l->phase);
-    l->phase->bytes = vm_phase_bytes(l->own, l->phase);
+    (void)bvm_phase_begin(l->own, l->phase);
+    l->phase->work = bvm_phase_work(l->own, l->phase);
+    l->phase->bytes = bvm_phase_bytes(l->own, l->phase);
   }
   l->n = l->phase->instances = l->own->idx[par->a];
   if (l->n <= 0) return true;
   int64_t threads = share_out(l, par->imm > 0 ? par->imm : 1);
   l->quick &= threads == 1 && l->n <= l->chunk;
-  bool token = threads > 1 && team_take(vm->engine);
+  bool token = threads > 1 && thread_pool_take(vm->engine);
   if (!token) threads = 1;
   size_t bytes = l->compiled ? scratch_bytes : l->regs_bytes + l->phase->bytes;
-  vm_failure failures[MAX_THREADS];
+  bvm_failure failures[MAX_THREADS];
   l->failures = failures;
   bool ok = true;
   for (int t = 0; t < threads && ok; t++) {
@@ -230,18 +230,18 @@ static bool run_phase(launch *l, vm_failure *failure, size_t scratch_bytes) {
       work(l, 0);
     } else {
       for (int t = 0; t < threads; t++) failures[t].error = ~(uint64_t)0; /* not all may come */
-      team_run(vm->engine, (int)threads - 1, vm->tune[TUNE_par_spin], work, l);
+      thread_pool_run(vm->engine, (int)threads - 1, vm->tune[TUNE_par_spin], work, l);
     }
     for (int t = 0; t < threads; t++)
       if (failures[t].error < failure->error) *failure = failures[t];
     uint64_t error = atomic_load(&l->error);
-    if (error < failure->error) *failure = (vm_failure){.error = error};
+    if (error < failure->error) *failure = (bvm_failure){.error = error};
     if (atomic_load(&l->stop)) {
       raise_stopped(vm);
       ok = false;
     }
   }
-  if (token) team_leave(vm->engine);
+  if (token) thread_pool_leave(vm->engine);
   return ok && failure->error == ~(uint64_t)0;
 }
 
@@ -249,8 +249,8 @@ static bool run_phase(launch *l, vm_failure *failure, size_t scratch_bytes) {
 
 enum { FEW_BUFFERS = 24 };
 
-static size_t scratch_size(const vm_frame *f, const l_program *p, uint32_t b) {
-  int64_t n = vm_scratch_elements(f, b);
+static size_t scratch_size(const bvm_frame *f, const l_program *p, uint32_t b) {
+  int64_t n = bvm_scratch_elements(f, b);
   return ((size_t)(n > 0 ? n : 0) * dtype_size((qn_dtype)p->buffers[b].dtype) + 127) & ~(size_t)63;
 }
 
@@ -272,7 +272,7 @@ static bool scalars_steer(const l_program *p) {
 
 /* A launch of compiled code like the last one (vmcode.quick). */
 static bool launch_quick(qn_vm *vm, struct cpu_state *s, const vmcode *code, const qk_phase *compiled,
-                         void *const *buffers, const int64_t *ints, const qk_scalar *scalars, vm_failure *failure) {
+                         void *const *buffers, const int64_t *ints, const qk_scalar *scalars, bvm_failure *failure) {
   void *scratch = piece_take(vm, &s->frames[0], code->scratch);
   if (!scratch) return false;
   _Atomic uint64_t error;
@@ -300,25 +300,25 @@ static bool launch_quick(qn_vm *vm, struct cpu_state *s, const vmcode *code, con
   return ok;
 }
 
-bool kernel_launch(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase *compiled, void *const *buffers,
-                   const int64_t *ints, const qk_scalar *scalars, vm_failure *failure) {
+bool kernel_launch(qn_vm *vm, const l_program *p, void **bvm_code, const qk_phase *compiled, void *const *buffers,
+                   const int64_t *ints, const qk_scalar *scalars, bvm_failure *failure) {
   struct cpu_state *s = cpu_of(vm);
-  *failure = (vm_failure){.error = ~(uint64_t)0};
+  *failure = (bvm_failure){.error = ~(uint64_t)0};
   if (!s) return false;
-  int64_t begin = timeline_begin(vm->engine);
-  if (!*vm_code && !(*vm_code = vmcode_make(p, s->loops))) {
+  int64_t begin = trace_events_begin(vm->engine);
+  if (!*bvm_code && !(*bvm_code = bvm_code_make(p, s->loops))) {
     raise_memory(vm);
     return false;
   }
-  vmcode *code = *vm_code;
+  vmcode *code = *bvm_code;
   if (compiled && code->quick && (p->nints == 0 || memcmp(code->ints, ints, p->nints * sizeof *ints) == 0)) {
     bool done = launch_quick(vm, s, code, compiled, buffers, ints, scalars, failure);
-    timeline_end(vm->engine, TIMELINE_kernel, p->name ? p->name : "kernel", begin, "compiled", true);
+    trace_events_end(vm->engine, TRACE_EVENTS_kernel, p->name ? p->name : "kernel", begin, "compiled", true);
     return done;
   }
   void *few[FEW_BUFFERS], **all = few;
   if (p->nbuffers > FEW_BUFFERS && !(all = mem_alloc(vm, p->nbuffers * sizeof *all))) return false;
-  vm_frame f;
+  bvm_frame f;
   launch l = {
       .vm = vm,
       .s = s,
@@ -327,8 +327,8 @@ bool kernel_launch(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase
       .quick = compiled != NULL,
       .args = {.buf = all, .ints = ints, .scalars = scalars, .interrupt = &vm->interrupt, .tile = s->loops->tile}};
   l.block = vm->tune[TUNE_vm_block];
-  l.tables_bytes = vm_tables_bytes(p, code->naccs);
-  l.regs_bytes = vm_regs_bytes(code, l.block);
+  l.tables_bytes = bvm_tables_bytes(p, code->naccs);
+  l.regs_bytes = bvm_regs_bytes(code, l.block);
   bool ok = piece_take(vm, &s->frames[0], l.regs_bytes) != NULL;
   size_t scratch = 0;
   char *scratch_data = NULL;
@@ -345,7 +345,7 @@ bool kernel_launch(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase
     }
     l.quick &= !some;
     if (some) {
-      if (!l.again) (void)vm_phase_begin(&f, &code->phases[0]);
+      if (!l.again) (void)bvm_phase_begin(&f, &code->phases[0]);
       for (uint32_t b = 0; b < p->nbuffers; b++)
         if (p->buffers[b].mode == BUF_SCRATCH) scratch += scratch_size(&f, p, b);
       ok = (scratch_data = mem_buffer(vm, scratch)) != NULL;
@@ -369,14 +369,14 @@ bool kernel_launch(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase
   if (scratch_data) mem_buffer_free(vm, scratch_data, scratch);
   for (int t = 0; t < s->threads; t++) piece_leave(vm, &s->frames[t]);
   if (all != few) mem_free(vm, all, p->nbuffers * sizeof *all);
-  timeline_end(vm->engine, TIMELINE_kernel, p->name ? p->name : "kernel", begin, "compiled", compiled != NULL);
+  trace_events_end(vm->engine, TRACE_EVENTS_kernel, p->name ? p->name : "kernel", begin, "compiled", compiled != NULL);
   return ok;
 }
 
-bool kernel_run(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase *code, void *const *buffers,
+bool kernel_run(qn_vm *vm, const l_program *p, void **bvm_code, const qk_phase *code, void *const *buffers,
                 const int64_t *ints, const qk_scalar *scalars, uint64_t *error) {
-  vm_failure failure;
-  bool ok = kernel_launch(vm, p, vm_code, code, buffers, ints, scalars, &failure);
+  bvm_failure failure;
+  bool ok = kernel_launch(vm, p, bvm_code, code, buffers, ints, scalars, &failure);
   *error = failure.error;
   return ok;
 }

@@ -1,16 +1,16 @@
-/* Running L programs and plans on the CPU: one team of threads per engine, the block VM, compiled code when it is there. */
+/* Running L programs and plans on the CPU: one pool of threads per engine, the block VM, compiled code when it is there. */
 #ifndef JIT_CPU_RUN_H
 #define JIT_CPU_RUN_H
 
 #include "jit/kernel/plan.h"
 #include "lang/vm.h"
 
-/* Runs one L program once: `args` without scratch, error and interrupt (filled in here). `vm_code` caches the block VM's
- * translation (*vm_code NULL at first; freed by vmcode_free). `code` may be NULL. On a failed check: false, with *error set
+/* Runs one L program once: `args` without scratch, error and interrupt (filled in here). `bvm_code` caches the block VM's
+ * translation (*bvm_code NULL at first; freed by bvm_code_free). `code` may be NULL. On a failed check: false, with *error set
  * (check number << 48 | element) and nothing raised. On an interrupt or short memory: false with the error raised and *error ~0. */
-QN_MUST_CHECK bool kernel_run(qn_vm *vm, const l_program *p, void **vm_code, const qk_phase *code, void *const *buffers,
+QN_MUST_CHECK bool kernel_run(qn_vm *vm, const l_program *p, void **bvm_code, const qk_phase *code, void *const *buffers,
                               const int64_t *ints, const qk_scalar *scalars, uint64_t *error);
-void vmcode_free(void *vm_code);
+void bvm_code_free(void *bvm_code);
 
 /* Runs a plan where its inputs are, or, if it has no arrays as inputs, where the VM makes new arrays. On a device that has no code
  * for it, or where a check fails, it runs on the CPU with copies. *there is what a device keeps of the plan: NULL at first, given

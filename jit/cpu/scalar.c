@@ -6,15 +6,15 @@
  */
 #include "jit/cpu/eager.h"
 #include "jit/cpu/opbody.h"
-#include "jit/cpu/vmloops.h"
+#include "jit/cpu/block_vm_loops.h"
 
 static qn_value overflow(qn_vm *vm, const char *what) {
-  return raise(vm, E_overflow, SPAN_NONE, "the %s does not fit 64 bits; use floats for larger numbers", what);
+  return raise_error(vm, E_overflow, SPAN_NONE, "the %s does not fit 64 bits; use floats for larger numbers", what);
 }
 
 /* In the words of the interpreter: recording or not, an error reads the same. */
 static qn_value overflow2(qn_vm *vm, int64_t a, const char *op, int64_t b) {
-  return raise(vm, E_overflow, SPAN_NONE, "%lld %s %lld does not fit 64 bits", (long long)a, op, (long long)b);
+  return raise_error(vm, E_overflow, SPAN_NONE, "%lld %s %lld does not fit 64 bits", (long long)a, op, (long long)b);
 }
 
 static int64_t floor_div(int64_t a, int64_t b) {
@@ -30,7 +30,7 @@ static int64_t floor_mod(int64_t a, int64_t b) {
 
 static qn_value int_pow(qn_vm *vm, int64_t base, int64_t n) {
   if (n < 0)
-    return raise(vm, E_neg_exponent, SPAN_NONE, "%lld ** %lld: a negative exponent needs a float, %lld.0 ** %lld",
+    return raise_error(vm, E_neg_exponent, SPAN_NONE, "%lld ** %lld: a negative exponent needs a float, %lld.0 ** %lld",
                  (long long)base, (long long)n, (long long)base, (long long)n);
   int64_t r = 1, square = base;
   for (int64_t bits = n;; bits >>= 1) {
@@ -50,12 +50,12 @@ static qn_value int_op(qn_vm *vm, op_id op, int64_t a, int64_t b, int64_t c) {
     return a == 0 || b == 0 ? value_int(0) : __builtin_mul_overflow(a, b, &r) ? overflow2(vm, a, "*", b) : value_int(r);
   case OP_neg:
     if (!__builtin_sub_overflow((int64_t)0, a, &r)) return value_int(r);
-    return raise(vm, E_overflow, SPAN_NONE, "-(%lld) does not fit 64 bits", (long long)a);
+    return raise_error(vm, E_overflow, SPAN_NONE, "-(%lld) does not fit 64 bits", (long long)a);
   case OP_abs:
     return a < 0 && __builtin_sub_overflow((int64_t)0, a, &a) ? overflow(vm, "absolute value") : value_int(a);
   case OP_floordiv:
   case OP_mod:
-    if (b == 0) return raise(vm, E_div_zero, SPAN_NONE, "%lld %s 0", (long long)a, op == OP_mod ? "%" : "//");
+    if (b == 0) return raise_error(vm, E_div_zero, SPAN_NONE, "%lld %s 0", (long long)a, op == OP_mod ? "%" : "//");
     if (b == -1 && op == OP_mod) return value_int(0);
     if (b == -1) return __builtin_sub_overflow((int64_t)0, a, &r) ? overflow2(vm, a, "//", b) : value_int(r);
     return value_int(op == OP_mod ? floor_mod(a, b) : floor_div(a, b));
@@ -70,11 +70,11 @@ static qn_value int_op(qn_vm *vm, op_id op, int64_t a, int64_t b, int64_t c) {
   case OP_shl:
   case OP_shr:
     if (b < 0 || b > 63)
-      return raise(vm, E_shift, SPAN_NONE, "a shift by %lld; 64-bit integers shift by 0 to 63", (long long)b);
+      return raise_error(vm, E_shift, SPAN_NONE, "a shift by %lld; 64-bit integers shift by 0 to 63", (long long)b);
     if (op == OP_shr) return value_int(a >> b);
     r = (int64_t)((uint64_t)a << b);
     if (r >> b == a) return value_int(r);
-    return raise(vm, E_overflow, SPAN_NONE,
+    return raise_error(vm, E_overflow, SPAN_NONE,
                  "shl(%lld, %lld) does not fit 64 bits; elements of arrays lose the bits above: shl([x], n)",
                  (long long)a, (long long)b);
   case OP_eq: return value_bool(a == b);
@@ -93,10 +93,10 @@ static qn_value int_op(qn_vm *vm, op_id op, int64_t a, int64_t b, int64_t c) {
 
 /* One element through the loops of the block VM. */
 static bool through_loops(op_id op, qn_dtype d, const void *a, const void *b, const void *c, void *out) {
-  const vm_loops *loops = vm_loops_pick();
+  const bvm_loops *loops = bvm_loops_pick();
   op_body body = op_bodies[op];
-  vm_fn fn = body.kind == BODY_KOP
-                 ? (body.which == KOP_select ? loops->select[vm_size_class(dtype_size(d))] : loops->kop[body.which][d])
+  bvm_fn fn = body.kind == BODY_KOP
+                 ? (body.which == KOP_select ? loops->select[bvm_size_class(dtype_size(d))] : loops->kop[body.which][d])
              : body.kind == BODY_MATH ? loops->math[body.which][d]
                                       : NULL;
   if (fn) fn(out, a, b, c, 0, 1);
@@ -132,7 +132,7 @@ qn_value scalar_apply(qn_vm *vm, op_id op, const qn_value *in, int nin) {
   graph_type types[3];
   op_types t;
   op_refusal why;
-  if (nin < 1 || nin > 3) return raise(vm, E_arity, SPAN_NONE, "%s of %d numbers", op_rows[op].name, nin);
+  if (nin < 1 || nin > 3) return raise_error(vm, E_arity, SPAN_NONE, "%s of %d numbers", op_rows[op].name, nin);
   for (int i = 0; i < nin; i++)
     if (!value_graph_type(in[i], &types[i])) {
       why.id = E_type;
@@ -159,7 +159,7 @@ qn_value scalar_apply(qn_vm *vm, op_id op, const qn_value *in, int nin) {
       (value_is(in[0], TAG_INT) || value_is(in[1], TAG_INT)))
     return compare_mixed(op, in[0], in[1]);
   if (op == OP_div && !value_is(in[0], TAG_FLOAT) && !value_is(in[1], TAG_FLOAT) && in[1].u.i == 0)
-    return raise(vm, E_div_zero, SPAN_NONE, "%lld / 0; of floats, as in %lld.0 / 0, it is no error",
+    return raise_error(vm, E_div_zero, SPAN_NONE, "%lld / 0; of floats, as in %lld.0 / 0, it is no error",
                  (long long)in[0].u.i, (long long)in[0].u.i);
   double x[3] = {0, 0, 0};
   uint8_t condition = first ? in[0].u.i != 0 : 0;

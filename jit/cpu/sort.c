@@ -562,7 +562,7 @@ static sorting sorting_of(qn_vm *vm, const qn_array *x, const qn_array *out, int
 
 /* The loops, kind of items and number of the lines of an array that is not empty. */
 static bool sorting_begin(sorting *s) {
-  const vm_loops *l = cpu_loops(s->vm);
+  const bvm_loops *l = cpu_loops(s->vm);
   if (!l) return false;
   s->loops = l->sorts;
   s->total = s->x->size / s->n;

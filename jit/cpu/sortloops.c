@@ -43,10 +43,11 @@ FLOAT_KEYS(bf16, u16, 0x8000, 0x7f80)
 FLOAT_KEYS(f32, u32, 0x80000000u, 0x7f800000u)
 FLOAT_KEYS(f64, u64, (u64)1 << 63, 0x7ff0000000000000u)
 
-#define EACH_DTYPE(DO)                                                                                                 \
-  DO(u8, u8, 32)                                                                                                       \
-  DO(i8, u8, 32) DO(i16, u16, 32) DO(i32, u32, 32) DO(f16, u16, 32) DO(bf16, u16, 32) DO(f32, u32, 32)                 \
-      DO(i64, u64, 64) DO(f64, u64, 64)
+/* clang-format off */
+#define EACH_DTYPE(DO) \
+  DO(u8, u8, 32) DO(i8, u8, 32) DO(i16, u16, 32) DO(i32, u32, 32) DO(f16, u16, 32) DO(bf16, u16, 32) DO(f32, u32, 32) \
+  DO(i64, u64, 64) DO(f64, u64, 64)
+/* clang-format on */
 
 /* Items of elements that are `step` bytes apart. */
 #define ITEMS_LOOP(NAME, W, ITEM, MAKE)                                                                                \

@@ -1,4 +1,4 @@
-/* The loops of sorting. sortloops.c is compiled once per instruction set, as vmloops.c is; all tables give the same order.
+/* The loops of sorting. sortloops.c is compiled once per instruction set, as block_vm_loops.c is; all tables give the same order.
  *
  * What is sorted are keys: unsigned numbers in the order of the elements. Integers are biased. Floats have their bits folded; -0 counts
  * as 0, every NaN has the largest key. A descending sort complements the keys of numbers, so NaN stays last. Three kinds of items carry
@@ -52,7 +52,7 @@ typedef struct sort_room {
   bool stopped;
 } sort_room;
 
-typedef struct sort_loops { /* of a vm_loops */
+typedef struct sort_loops { /* of a bvm_loops */
   /* Items of elements, by dtype; `line` is the line's first element. Adds to what was seen. */
   void (*items[QN_DTYPE_COUNT])(const sort_elements *e, const char *line, sort_kind kind, void *items, sort_seen *seen);
   /* Elements of items, or their indices; step in bytes. All zeros are positive and NaNs are any: `specials` mends that. `out` may be

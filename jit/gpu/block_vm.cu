@@ -1,6 +1,6 @@
 /* The block VM on the device: one kernel that interprets phases of L programs, as block_vm.c has translated them. The text is embedded in
  * the library and compiled by NVRTC, behind definitions that block_vm_text.c prints: the words of printed kernels, the numbers and
- * tables of vmops.def, and for the dtypes of a class the lists VM_FOLDS .. VM_TILES with every primitive and function.
+ * tables of block_vm_ops.def, and for the dtypes of a class the lists VM_FOLDS .. VM_TILES with every primitive and function.
  *
  * A block of 64 threads runs one instance at a time, and all of its threads run the same instructions. Index values and uniform values are
  * cells in shared memory, which all threads write alike; the instructions lie behind them. A cell changes only where a loop goes back, between barriers. Vector values are
@@ -99,7 +99,7 @@ FN_SLOW u64 vm_identity(int f, b8 zero) {
 #define HAS(flag) (a->flags & (flag))
 
 /* Chain r becomes leaf number `leaves` of its tree. */
-FN_SLOW void vm_leaf(const u64 *shared_, const vm_acc *a, i64 r, u64 leaves) {
+FN_SLOW void vm_leaf(const u64 *shared_, const bvm_acc *a, i64 r, u64 leaves) {
   const u64 tree = shared_[a->tree];
   const i64 width = HAS(VMF_LANES) ? 64 : (i64)shared_[a->results];
   u64 x = vm_get(ACC_CELLS, r, a->size);
@@ -110,7 +110,7 @@ FN_SLOW void vm_leaf(const u64 *shared_, const vm_acc *a, i64 r, u64 leaves) {
 }
 
 /* Leaves the result in chain r. */
-FN_SLOW void vm_root(const u64 *shared_, const vm_acc *a, i64 r) {
+FN_SLOW void vm_root(const u64 *shared_, const bvm_acc *a, i64 r) {
   const i64 width = HAS(VMF_LANES) ? 64 : (i64)shared_[a->results];
   const u64 cells = ACC_CELLS, tree = shared_[a->tree], k = shared_[a->k];
   const u64 nothing = vm_identity(a->fold, HAS(VMF_DOT) != 0);
@@ -136,7 +136,7 @@ FN_SLOW void vm_root(const u64 *shared_, const vm_acc *a, i64 r) {
   }
 }
 
-static __device__ __noinline__ void vm_whole_root(u64 *shared_, const vm_acc *a) {
+static __device__ __noinline__ void vm_whole_root(u64 *shared_, const bvm_acc *a) {
   const int t = threadIdx.x;
   if (shared_[a->done]) return;
   SYNC
@@ -152,7 +152,7 @@ static __device__ __noinline__ void vm_whole_root(u64 *shared_, const vm_acc *a)
 }
 
 /* One result, rooted: 64 lanes become one, at cell 0. */
-static __device__ __noinline__ void vm_lanes(u64 *shared_, const vm_acc *a) {
+static __device__ __noinline__ void vm_lanes(u64 *shared_, const bvm_acc *a) {
   const int t = threadIdx.x;
   const u64 cells = ACC_CELLS, index = shared_[a->index];
   if (!HAS(VMF_LANES) || shared_[a->done] == 2) return;
@@ -173,7 +173,7 @@ static __device__ __noinline__ void vm_lanes(u64 *shared_, const vm_acc *a) {
   SYNC
 }
 
-static __device__ __noinline__ void vm_empty(u64 *shared_, const vm_acc *a) {
+static __device__ __noinline__ void vm_empty(u64 *shared_, const bvm_acc *a) {
   const int t = threadIdx.x;
   const u64 id = vm_identity(a->fold, 0), zero = vm_identity(a->fold, 1);
   const i64 results = HAS(VMF_LANES) ? 64 : (i64)shared_[a->results], states = (i64)shared_[a->results];
@@ -193,14 +193,14 @@ static __device__ __noinline__ void vm_empty(u64 *shared_, const vm_acc *a) {
 }
 
 /* Value x for k to cell r. */
-FN_SLOW void vm_arg(const u64 *shared_, const vm_acc *a, i64 r, u64 x, i64 k) {
+FN_SLOW void vm_arg(const u64 *shared_, const bvm_acc *a, i64 r, u64 x, i64 k) {
   if (!vm_better(a->fold, x, vm_get(ACC_CELLS, r, a->size), (i64)vm_get(shared_[a->index], r, 8))) return;
   vm_put(ACC_CELLS, r, a->size, x);
   vm_put(shared_[a->index], r, 8, (u64)k);
 }
 
 /* A PUSH outside VECs, by all threads; the count follows. */
-static __device__ __noinline__ void vm_push(const u64 *shared_, const vm_acc *a, u64 x, u64 times, i64 k) {
+static __device__ __noinline__ void vm_push(const u64 *shared_, const bvm_acc *a, u64 x, u64 times, i64 k) {
   const int t = threadIdx.x;
   const u64 n = shared_[a->k];
   const b8 lanes = HAS(VMF_LANES) != 0;
@@ -216,7 +216,7 @@ static __device__ __noinline__ void vm_push(const u64 *shared_, const vm_acc *a,
   if (HAS(VMF_TREE) && (n + 1) % a->chain == 0 && (lanes || t == 0)) vm_leaf(shared_, a, r, n / a->chain);
 }
 
-static __device__ __noinline__ void vm_partial(u64 *shared_, const vm_acc *a, u64 to, i64 at, u64 index, i64 iat) {
+static __device__ __noinline__ void vm_partial(u64 *shared_, const bvm_acc *a, u64 to, i64 at, u64 index, i64 iat) {
   const int t = threadIdx.x;
   vm_whole_root(shared_, a);
   if (!HAS(VMF_INNER)) vm_lanes(shared_, a);
@@ -229,7 +229,7 @@ static __device__ __noinline__ void vm_partial(u64 *shared_, const vm_acc *a, u6
   SYNC
 }
 
-static __device__ __noinline__ void vm_merge(u64 *shared_, const vm_acc *a, u64 from, i64 at, u64 index, i64 iat) {
+static __device__ __noinline__ void vm_merge(u64 *shared_, const bvm_acc *a, u64 from, i64 at, u64 index, i64 iat) {
   const int t = threadIdx.x;
   const i64 results = HAS(VMF_MANY) ? (i64)shared_[a->results] : HAS(VMF_INNER) ? 64 : 1;
   const u64 cells = ACC_CELLS;
@@ -255,7 +255,7 @@ static __device__ __noinline__ void vm_merge(u64 *shared_, const vm_acc *a, u64 
 }
 
 /* The running value of a strip of m elements, whose first one is number s; y is the thread's. */
-static __device__ __noinline__ u64 vm_scan(const u64 *shared_, const vm_acc *a, u64 *x_, u64 y, i64 s, int m, b8 exclusive) {
+static __device__ __noinline__ u64 vm_scan(const u64 *shared_, const bvm_acc *a, u64 *x_, u64 y, i64 s, int m, b8 exclusive) {
   const int t = threadIdx.x, f = a->fold, size = a->size;
   const u64 c = vm_get(shared_[a->c], 0, size), g = vm_get(shared_[a->g], 0, size), b = vm_get(shared_[a->b], 0, size),
             p = vm_get(shared_[a->p], 0, size);
@@ -302,7 +302,7 @@ static __device__ __noinline__ u64 vm_scan(const u64 *shared_, const vm_acc *a, 
 }
 
 /* The running value of result r at number s. */
-static __device__ __noinline__ u64 vm_scans(const u64 *shared_, const vm_acc *a, i64 r, u64 y, i64 s, b8 exclusive) {
+static __device__ __noinline__ u64 vm_scans(const u64 *shared_, const bvm_acc *a, i64 r, u64 y, i64 s, b8 exclusive) {
   const int f = a->fold, size = a->size;
   const i64 width = (i64)shared_[a->results];
   const u64 c = shared_[a->c], g = shared_[a->g], b = shared_[a->b], h = shared_[a->h];
@@ -468,7 +468,7 @@ VM_SLOW2(X)
   }
 /* Pushes and tiles, by all threads. */
 #define LANES(T, F) \
-  const vm_acc *const a = (const vm_acc *)w1; \
+  const bvm_acc *const a = (const bvm_acc *)w1; \
   T *const to = (T *)ACC_CELLS + t; const T *const x = AT(T, OP_A); T s = *to; \
   const int sx = STEP(OP_A), m = nu; \
   STRIPS4 { \
@@ -482,7 +482,7 @@ VM_SLOW2(X)
   if (HAS(VMF_TREE) && (j0 + pass) % 1024 == 0 && n - j0 >= pass) vm_leaf(shared_, a, t, shared_[a->k] / 1024 + j0 / 1024);
 /* One chain over the elements in order, by thread 0. */
 #define CHAIN(T, STEP_) \
-  const vm_acc *const a = (const vm_acc *)w1; \
+  const bvm_acc *const a = (const bvm_acc *)w1; \
   SYNC on_[t] = (u8)on; \
   SYNC if (t == 0) { \
     const T *const x = AT(T, OP_A), *const y = AT(T, OP_B); \
@@ -738,7 +738,7 @@ extern "C" __global__ void __launch_bounds__(64, 16)
             fail(a0, (int)OP_D, CELL(OP_B) + CELL(OP_C) * (j + 64 * u));
         break;
       }
-#define ACC_(o) const vm_acc *const a = (const vm_acc *)(descriptions + (o))
+#define ACC_(o) const bvm_acc *const a = (const bvm_acc *)(descriptions + (o))
 #define VALUE_(o) vm_get((u64)AT(char, o) + ((o) & VM_VECTOR ? (u64)(t * (a->size - 1)) : 0), u * STEP(o), a->size)
       case VM_ACC: {
         ACC_(OP_D);

@@ -3,7 +3,7 @@
  *   block_vm_text.c   the interpreter's text, for a class of dtypes: definitions made from the tables, then block_vm.cu
  *   block_vm.c        translation of an L program to the interpreter's instructions; launches
  *
- * Instructions are two u64: op d a b, c e f g, 16 bits each. An op is a VMOP of vmops.def or one of the numbered ones below. */
+ * Instructions are two u64: op d a b, c e f g, 16 bits each. An op is a VMOP of block_vm_ops.def or one of the numbered ones below. */
 #ifndef JIT_GPU_BLOCK_VM_H
 #define JIT_GPU_BLOCK_VM_H
 
@@ -11,11 +11,11 @@
 
 enum {
 #define VMOP(name, operands, meaning) VM_##name,
-#include "jit/gpu/vmops.def"
+#include "jit/gpu/block_vm_ops.def"
 #undef VMOP
   VMOP_COUNT,
 #define VMFLAG(name, bit, meaning) VMF_##name = bit,
-#include "jit/gpu/vmops.def"
+#include "jit/gpu/block_vm_ops.def"
 #undef VMFLAG
   VM_VECTOR = 0x8000
 };
@@ -37,17 +37,17 @@ static inline uint16_t vm_number(int base, int row, int dtype) { return (uint16_
 
 typedef struct block_vm_head {
 #define VMHEAD(name, meaning) int64_t name;
-#include "jit/gpu/vmops.def"
+#include "jit/gpu/block_vm_ops.def"
 #undef VMHEAD
 } block_vm_head;
 typedef struct block_vm_acc {
 #define VMACC(name, meaning) uint16_t name;
-#include "jit/gpu/vmops.def"
+#include "jit/gpu/block_vm_ops.def"
 #undef VMACC
 } block_vm_acc;
 typedef struct block_vm_tile {
 #define VMTILE(name) uint16_t name;
-#include "jit/gpu/vmops.def"
+#include "jit/gpu/block_vm_ops.def"
 #undef VMTILE
 } block_vm_tile;
 

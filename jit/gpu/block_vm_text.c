@@ -226,22 +226,22 @@ void block_vm_text(block_vm_class c, text_buf *out) {
   math_uses_init(&w.uses);
 #define VMOP(name, operands, meaning) text_addf(&lists, "#define VM_%s %d\n", #name, VM_##name);
 #define VMFLAG(name, bit, meaning) text_addf(&lists, "#define VMF_%s %d\n", #name, bit);
-#include "jit/gpu/vmops.def"
+#include "jit/gpu/block_vm_ops.def"
 #undef VMOP
 #undef VMFLAG
   static const char head[] = "typedef struct vm_head {"
 #define VMHEAD(name, meaning) " i64 " #name ";"
-#include "jit/gpu/vmops.def"
+#include "jit/gpu/block_vm_ops.def"
 #undef VMHEAD
                              " } vm_head;\n";
-  static const char acc[] = "typedef struct vm_acc {"
+  static const char acc[] = "typedef struct bvm_acc {"
 #define VMACC(name, meaning) " u16 " #name ";"
-#include "jit/gpu/vmops.def"
+#include "jit/gpu/block_vm_ops.def"
 #undef VMACC
-                            " } vm_acc;\n";
+                            " } bvm_acc;\n";
   static const char tile[] = "typedef struct vm_tile {"
 #define VMTILE(name) " u16 " #name ";"
-#include "jit/gpu/vmops.def"
+#include "jit/gpu/block_vm_ops.def"
 #undef VMTILE
                              " } vm_tile;\n";
   text_adds(&lists, head);

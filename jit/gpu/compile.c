@@ -16,7 +16,7 @@
 
 #include "jit/gpu/state.h"
 #include "jit/kernel/cache.h"
-#include "lang/timeline.h"
+#include "lang/trace_events.h"
 
 struct gpu_job {
   gpu_job *next;
@@ -207,9 +207,9 @@ static bool make(gpu_engine *e, const gpu_job *j) {
 /* Under the lock, which it gives up meanwhile. */
 static void run_job(gpu_engine *e, gpu_job *j) {
   pthread_mutex_unlock(&e->lock);
-  int64_t begin = timeline_begin(e->engine);
+  int64_t begin = trace_events_begin(e->engine);
   bool ok = make(e, j);
-  timeline_end(e->engine, TIMELINE_compile, "for the GPU", begin, "kernels", j->n);
+  trace_events_end(e->engine, TRACE_EVENTS_compile, "for the GPU", begin, "kernels", j->n);
   pthread_mutex_lock(&e->lock);
   for (uint32_t i = 0; i < j->n; i++)
     atomic_store_explicit(&j->codes[i]->state, ok ? CODE_READY : CODE_FAILED, memory_order_release);

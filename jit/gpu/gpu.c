@@ -35,7 +35,7 @@ void gpu_engine_close(qn_engine *engine) {
   engine->gpu = NULL;
   if (!gpu_ours(e)) return;
   gpu_compile_close(e);
-  for (int i = 0; i < GPU_DEVICES; i++) gpu_products_close(e, &e->devices[i]);
+  for (int i = 0; i < GPU_DEVICES; i++) gpu_gemms_close(e, &e->devices[i]);
   for (int i = 0; i < GPU_DEVICES; i++)
     if (e->devices[i].context) e->libraries.driver.cuDevicePrimaryCtxRelease_v2(e->devices[i].handle);
   libraries_close(&e->libraries);
@@ -92,9 +92,9 @@ void gpu_tell(gpu_engine *e, gpu_trouble_id what, const char *format, ...) {
   va_list args;
   va_start(args, format);
   pthread_mutex_lock(&e->lock);
-  if (!e->told[what]) {
+  if (!e->reported[what]) {
     vsnprintf(e->troubles[what], sizeof e->troubles[what], format, args);
-    e->told[what] = 1;
+    e->reported[what] = 1;
   }
   pthread_mutex_unlock(&e->lock);
   va_end(args);
@@ -106,9 +106,9 @@ bool gpu_trouble(qn_engine *engine, char *text, size_t size) {
   if (!e) return false;
   pthread_mutex_lock(&e->lock);
   for (int i = 0; i < GPU_TROUBLES && !found; i++)
-    if (e->told[i] == 1) {
+    if (e->reported[i] == 1) {
       snprintf(text, size, "%s", e->troubles[i]);
-      e->told[i] = 2;
+      e->reported[i] = 2;
       found = true;
     }
   pthread_mutex_unlock(&e->lock);
@@ -119,9 +119,9 @@ bool gpu_raise(qn_vm *vm, const gpu_stream *s, CUresult rc, const char *what) {
   const char *text = NULL;
   if (s->engine->libraries.driver.cuGetErrorString(rc, &text) != GPU_OK || !text) text = "unknown error";
   if (rc == GPU_OUT_OF_MEMORY)
-    raise(vm, E_memory, SPAN_NONE, "gpu(%d) has no memory left for %s", s->number, what);
+    raise_error(vm, E_memory, SPAN_NONE, "gpu(%d) has no memory left for %s", s->number, what);
   else
-    raise(vm, E_internal, SPAN_NONE, "gpu(%d): %s failed: %s (%d)", s->number, what, text, (int)rc);
+    raise_error(vm, E_internal, SPAN_NONE, "gpu(%d): %s failed: %s (%d)", s->number, what, text, (int)rc);
   return false;
 }
 
@@ -140,7 +140,7 @@ gpu_stream *gpu_stream_of(qn_vm *vm, int device) {
   const char *why;
   gpu_device *d = gpu_device_of(e, number, &why);
   if (!d) {
-    raise(vm, E_device, SPAN_NONE, "gpu(%d) is not there: %s", number, why);
+    raise_error(vm, E_device, SPAN_NONE, "gpu(%d) is not there: %s", number, why);
     return NULL;
   }
   gpu_stream *s = mem_zalloc(vm, sizeof *s);

@@ -10,7 +10,7 @@ void gpu_attach(qn_vm *vm);
 void gpu_close(qn_vm *vm);
 void gpu_engine_close(qn_engine *engine);
 
-/* Something that the user should be told once: copies the next untold sentence and returns true. */
+/* Something that the user should be told once: copies the next unreported sentence and returns true. */
 bool gpu_trouble(qn_engine *engine, char *text, size_t size);
 
 /* What was found of CUDA's libraries and devices, a line each (quern doctor). */

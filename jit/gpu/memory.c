@@ -132,7 +132,7 @@ static bool hold(qn_vm *vm, gpu_stream *s, size_t size) {
     drop_scratch(vm, s);
     if (mem_hold(vm, size)) return true;
   }
-  raise(vm, E_memory, SPAN_NONE, "gpu(%d): %zu bytes are beyond the memory limit; the program's arrays there take %zu",
+  raise_error(vm, E_memory, SPAN_NONE, "gpu(%d): %zu bytes are beyond the memory limit; the program's arrays there take %zu",
         s->number, size, s->live);
   return false;
 }
@@ -297,7 +297,7 @@ static bool open_for(qn_vm *vm, int device) { return gpu_stream_of(vm, device) !
 static gpu_stream *entered(qn_vm *vm, int device) {
   gpu_stream *s = gpu_stream_of(vm, device);
   if (s && !gpu_enter(s)) {
-    raise(vm, E_internal, SPAN_NONE, "gpu(%d) cannot be entered", device - 1);
+    raise_error(vm, E_internal, SPAN_NONE, "gpu(%d) cannot be entered", device - 1);
     return NULL;
   }
   return s;

@@ -13,7 +13,7 @@
  *     take turns: a few blocks are kept, each with its graph, and one that holds these words already needs no copy.
  * Kernels come one after the other, so all of them share the stream's scratch.
  *
- * Products (by the device's library, product.c) are captured and become children of the graph. Their addresses cannot be patched:
+ * Products (by the device's library, gemm.c) are captured and become children of the graph. Their addresses cannot be patched:
  * those of operands, results and of the scratch. So these stand behind the words that are sent, and a graph runs only where they
  * are what it was made with; otherwise it is made anew. That is worth it for addresses that come again, as they do in a loop, since
  * memory that is given back is used again. `debt` tells whether they do: making a graph counts in it, running one takes off. A plan
@@ -242,7 +242,7 @@ static const l_program *program_of(const plan *p, uint32_t step) {
 }
 
 static bool is_product(const plan *p, uint32_t step) {
-  return p->steps[step].kind == STEP_LIBRARY && p->steps[step].op == OP_product;
+  return p->steps[step].kind == STEP_LIBRARY && p->steps[step].op == OP_gemm;
 }
 
 static sequence *sequence_of(qn_vm *vm, gpu_plan *g, uint32_t first, uint32_t n, bool joined) {
@@ -370,15 +370,15 @@ static device_answer add_step(qn_vm *vm, const gpu_plan *g, instance *i, uint32_
 static device_answer add_product(qn_vm *vm, const gpu_plan *g, instance *i, uint32_t step_number,
                                  const device_call *call) {
   static const uint64_t nowhere[3];
-  device_product p;
+  device_gemm p;
   if (!call->product(call, step_number, &p)) return DEVICE_REFUSES;
   if (p.batch < 1 || p.m < 1 || p.n < 1) return DEVICE_DONE;
-  const gpu_made *made = gpu_product_made(vm, g->stream, &p);
+  const gpu_made *made = gpu_gemm_made(vm, g->stream, &p);
   if (!made) return DEVICE_REFUSES;
   uint32_t at = i->nsent + 3 * i->nproducts++;
   for (uint32_t k = 0; k < 3; k++)
     i->pointers[i->npointers++] = (pointer){at + k, g->shown.plan->steps[step_number].buffers[k]};
-  size_t scratch = gpu_product_scratch(made, nowhere);
+  size_t scratch = gpu_gemm_scratch(made, nowhere);
   if (scratch > i->scratch) i->scratch = scratch;
   i->functions[i->nfunctions++] = (function){.at = at, .product = made};
   return DEVICE_DONE;
@@ -461,7 +461,7 @@ static bool add_kernel(const gpu_stream *s, instance *i, CUdeviceptr block, cons
 }
 
 static bool add_captured(gpu_stream *s, const instance *i, const function *f, CUgraph graph, CUgraphNode *last) {
-  CUgraph child = gpu_product_capture(s, f->product, i->words + f->at, i->base);
+  CUgraph child = gpu_gemm_capture(s, f->product, i->words + f->at, i->base);
   if (!child) return false;
   CUresult rc = driver(s)->cuGraphAddChildGraphNode(last, graph, *last ? last : NULL, *last != NULL, child);
   driver(s)->cuGraphDestroy(child); /* the node has a copy */
@@ -549,7 +549,7 @@ static bool place_scratch(qn_vm *vm, gpu_stream *s, instance *i) {
   size_t most = i->scratch;
   for (uint32_t k = 0; k < i->nfunctions && i->nproducts; k++) {
     const function *f = &i->functions[k];
-    size_t bytes = f->product ? gpu_product_scratch(f->product, i->words + f->at) : 0;
+    size_t bytes = f->product ? gpu_gemm_scratch(f->product, i->words + f->at) : 0;
     if (bytes > most) most = bytes;
   }
   if (most && !gpu_scratch(vm, s, most)) return false;
@@ -562,7 +562,7 @@ static bool place_scratch(qn_vm *vm, gpu_stream *s, instance *i) {
 }
 
 static bool run_function(qn_vm *vm, gpu_stream *s, const instance *i, const function *f, CUdeviceptr block) {
-  if (f->product) return gpu_product_run(vm, s, f->product, i->words + f->at, i->base);
+  if (f->product) return gpu_gemm_run(vm, s, f->product, i->words + f->at, i->base);
   CUdeviceptr words = block ? block + f->at * sizeof *i->words : 0;
   int64_t instances = f->instances;
   void *arguments[] = {&words, &instances, i->words + f->at};

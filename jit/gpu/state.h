@@ -16,7 +16,7 @@
 
 enum { GPU_DEVICES = 16, GPU_TROUBLES = 5 };
 
-typedef struct gpu_products gpu_products; /* product.c */
+typedef struct gpu_gemms gpu_gemms; /* gemm.c */
 
 typedef struct gpu_device {
   bool tried;
@@ -25,7 +25,7 @@ typedef struct gpu_device {
   CUcontext context;
   int arch;  /* 90 for sm_90 */
   int units; /* multiprocessors */
-  gpu_products *products;
+  gpu_gemms *products;
 } gpu_device;
 
 /* Compiled code of one program for one device. In the engine's table until the engine closes. */
@@ -61,7 +61,7 @@ typedef struct gpu_engine {
   pid_t process;       /* that opened the driver */
   atomic_bool closing; /* written under the lock */
   char troubles[GPU_TROUBLES][320];
-  uint8_t told[GPU_TROUBLES]; /* 0 nothing, 1 to be told, 2 told */
+  uint8_t reported[GPU_TROUBLES]; /* 0 nothing, 1 to be told, 2 told */
 } gpu_engine;
 
 typedef enum gpu_trouble_id {
@@ -205,24 +205,24 @@ extern const device_kernels gpu_kernels;
 /* How these programs can run now: as device_kernels.ready, which says no only to RUNS_NOT. */
 typedef enum gpu_runs { RUNS_NOT, RUNS_INTERPRETED, RUNS_COMPILED } gpu_runs;
 gpu_runs gpu_ready(qn_vm *vm, int device, device_program *const *programs, uint32_t n, bool wait);
-/* ---- matrix products by the library (product.c) ---- */
+/* ---- matrix products by the library (gemm.c) ---- */
 
-bool gpu_has_product(qn_vm *vm, int device, const device_product *p);
-device_answer gpu_product(qn_vm *vm, int device, const device_product *p, void *const buffers[3]);
-void gpu_products_close(gpu_engine *e, gpu_device *d);
+bool gpu_has_gemm(qn_vm *vm, int device, const device_gemm *p);
+device_answer gpu_gemm(qn_vm *vm, int device, const device_gemm *p, void *const buffers[3]);
+void gpu_gemms_close(gpu_engine *e, gpu_device *d);
 
-/* The parts of gpu_product, for plans that keep products; inside gpu_enter. Addresses are those of x, y and the result as words;
+/* The parts of gpu_gemm, for plans that keep products; inside gpu_enter. Addresses are those of x, y and the result as words;
  * operands at odd ones are copied. */
 typedef struct gpu_made gpu_made; /* how the library makes a signature; lives as long as the engine */
 /* NULL: it is not the library's. */
-const gpu_made *gpu_product_made(qn_vm *vm, gpu_stream *s, const device_product *p);
+const gpu_made *gpu_gemm_made(qn_vm *vm, gpu_stream *s, const device_gemm *p);
 /* Bytes that it works in, besides. */
-size_t gpu_product_scratch(const gpu_made *x, const uint64_t addresses[3]);
+size_t gpu_gemm_scratch(const gpu_made *x, const uint64_t addresses[3]);
 /* In the stream's order, with that memory at `scratch`. False with an error raised. */
-QN_MUST_CHECK bool gpu_product_run(qn_vm *vm, gpu_stream *s, const gpu_made *x, const uint64_t addresses[3],
+QN_MUST_CHECK bool gpu_gemm_run(qn_vm *vm, gpu_stream *s, const gpu_made *x, const uint64_t addresses[3],
                                    CUdeviceptr scratch);
 /* What that would do as a graph, owned; NULL: it cannot be captured. Nothing is raised. */
-CUgraph gpu_product_capture(gpu_stream *s, const gpu_made *x, const uint64_t addresses[3], CUdeviceptr scratch);
+CUgraph gpu_gemm_capture(gpu_stream *s, const gpu_made *x, const uint64_t addresses[3], CUdeviceptr scratch);
 
 /* ---- sorting (sort.c) ---- */
 

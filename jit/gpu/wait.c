@@ -10,7 +10,7 @@
 
 #include "jit/gpu/state.h"
 
-enum { SPINS = 400, LOOKS = 64 };
+enum { SPINS = 400, HIGHLIGHTS = 64 };
 
 static const cuda_driver *driver(const gpu_stream *s) { return &s->engine->libraries.driver; }
 
@@ -75,7 +75,7 @@ bool gpu_cells(qn_vm *vm, gpu_stream *s) {
 /* Until the report is there. It is no mistake of ours alone when it does not come: the driver is asked now and then. */
 static bool wait_for_report(qn_vm *vm, gpu_stream *s) {
   for (uint32_t turn = 0;; turn++) {
-    for (int i = 0; i < LOOKS; i++)
+    for (int i = 0; i < HIGHLIGHTS; i++)
       if (__atomic_load_n(&s->mapped->reported, __ATOMIC_ACQUIRE)) return true;
     CUresult rc = turn % 16 == 15 ? driver(s)->cuStreamQuery(s->stream) : GPU_NOT_READY;
     if (rc == GPU_OK && __atomic_load_n(&s->mapped->reported, __ATOMIC_ACQUIRE)) return true;

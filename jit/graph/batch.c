@@ -11,7 +11,7 @@
  * Bits. Orders of reductions depend on the axis and its length alone, so rules are free to move the lanes' axis anywhere but
  * onto a reduced one. Stores of scatter go in row-major order: the lanes come first, and lanes do not meet.
  *
- * Batches inside this one. What depends on a stand-in of an inner batch has no meaning here: the inner batch says so of its
+ * Batches inside this one. What depends on a tracer of an inner batch has no meaning here: the inner batch says so of its
  * nodes (BATCH_INNER) whenever this one advances, and when it ends. In turn an inner batch that goes on must not take what this
  * one has appended for nodes of its lane: draws have no operand that would tell.
  */
@@ -416,7 +416,7 @@ bool batch_bind(graph_batch *b, uint32_t lane, uint32_t node) {
   return true;
 }
 
-/* The stand-in is zeros, though nothing looks at them. */
+/* The tracer is zeros, though nothing looks at them. */
 uint32_t batch_lane(graph_batch *b, uint32_t node, uint32_t site) {
   if (!node) return 0;
   graph_type t = b->g->nodes[node].type;

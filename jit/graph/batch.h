@@ -1,15 +1,15 @@
 /* Batching inside one graph: what vmap is made of.
  *
- * A computation of one lane is recorded as always, on stand-ins: nodes with the type of one lane's value (batch_lane). For every
- * stand-in there is a node that holds all lanes, the batch axis first. batch_advance walks the nodes that came since and appends,
- * for each that depends on a stand-in, its counterpart for all lanes by the op's BATCH_ rule (lang/op.h). The lane's own nodes
+ * A computation of one lane is recorded as always, on tracers: nodes with the type of one lane's value (batch_lane). For every
+ * tracer there is a node that holds all lanes, the batch axis first. batch_advance walks the nodes that came since and appends,
+ * for each that depends on a tracer, its counterpart for all lanes by the op's BATCH_ rule (lang/op.h). The lane's own nodes
  * only carry types: nothing that is executed depends on them, so they go with the dead nodes. (A node that has got its
  * counterpart is marked ATTR_PROVEN: the check is the counterpart's.)
  *
  * A batch may be advanced as often as anybody needs a counterpart: before a pending node is executed all batches must have been.
  * Only ops of the table are appended, so the result differentiates, and what graph_grad appended in a lane is batched like
  * everything else. Batches nest: a batch is begun inside another one, on the same graph, and ended before it. What the inner
- * one appends may depend on a stand-in of the outer one, which therefore advances after it; batch_advance sees to that.
+ * one appends may depend on a tracer of the outer one, which therefore advances after it; batch_advance sees to that.
  *
  * The counterpart of a node equals the lane's results one after the other, bit for bit, with three exceptions: draws without a
  * key, whose lanes get numbers of their own (REFERENCE.md has the mapping); products by a device's library, whose order of
@@ -33,7 +33,7 @@ typedef struct graph_batch {
   uint32_t told;       /* `outer` knows of the nodes below */
 } graph_batch;
 
-/* The node depends on a stand-in of a batch inside this one: only its counterpart there counts. */
+/* The node depends on a tracer of a batch inside this one: only its counterpart there counts. */
 enum { BATCH_INNER = (int)0x7fffffff };
 
 /* A batch over the nodes from `from` on, inside `outer` (NULL: inside none). */

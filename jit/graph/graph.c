@@ -166,7 +166,7 @@ bool graph_fix_flags(graph *g, uint32_t node, uint8_t flags) {
   return attr != NULL;
 }
 
-bool graph_fix_product(graph *g, uint32_t node, uint8_t flags) {
+bool graph_fix_gemm(graph *g, uint32_t node, uint8_t flags) {
   const op_attr *attr = take_attr(g, &(op_attr){.flags = flags});
   if (attr) g->nodes[node].attr = attr;
   return attr != NULL;

@@ -153,7 +153,7 @@ uint32_t graph_op(graph *g, op_id op, const uint32_t *in, int nin, const op_attr
 /* Gives a node's attributes these flags. False when memory is short. */
 bool graph_fix_flags(graph *g, uint32_t node, uint8_t flags);
 /* Says of a dot how a device's library made it (op.h). False when memory is short. */
-QN_MUST_CHECK bool graph_fix_product(graph *g, uint32_t node, uint8_t flags);
+QN_MUST_CHECK bool graph_fix_gemm(graph *g, uint32_t node, uint8_t flags);
 uint32_t graph_cast(graph *g, uint32_t node, qn_dtype dtype, uint32_t site); /* the node itself if it has the dtype, not weak */
 bool graph_output(graph *g, uint32_t node);
 /* Appends a copy of a node whose operands are map[..] of the old ones. Dims keep their numbers: `to` has a copy of from's

@@ -709,7 +709,7 @@ static bool shape_dot(const infer *f) {
 }
 
 /* The operands' matrices may be given as their transposes. */
-static bool shape_product(const infer *f) {
+static bool shape_gemm(const infer *f) {
   graph_type in[2] = {f->in[0], f->in[1]};
   for (int i = 0; i < 2; i++) {
     int r = in[i].rank;
@@ -738,7 +738,7 @@ static bool (*const shape_rules[])(const infer *) = {
     [SH_gather] = shape_gather,
     [SH_data] = shape_data,
     [SH_dot] = shape_dot,
-    [SH_product] = shape_product,
+    [SH_gemm] = shape_gemm,
 };
 
 bool op_infer(dim_table *dims, op_id op, const graph_type *in, int nin, const op_attr *attr, op_types *out,

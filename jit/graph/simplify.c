@@ -220,7 +220,7 @@ uint32_t rewrite_number(rewriter *r, const graph_type *like, double f, int64_t i
 /* ---- products of a device's library ------------------------------------------------------------------------------------ */
 
 /* The operand of a dot as the library takes it: its batch is that of the result, or it is one matrix for all, and it is given
- * as the flags say. As jit/cpu/product.c does. 0: it cannot be had. */
+ * as the flags say. As jit/cpu/gemm.c does. 0: it cannot be had. */
 static uint32_t stored_operand(rewriter *r, const graph_node *n, int which) {
   dim_table *t = &r->g->dims;
   uint32_t x = n->in[which];
@@ -249,10 +249,10 @@ static uint32_t stored_operand(rewriter *r, const graph_node *n, int which) {
 }
 
 /* A dot that a device's library made becomes a product: its operands' views end up at what is stored. */
-static uint32_t library_product(rewriter *r, const graph_node *n) {
+static uint32_t library_gemm(rewriter *r, const graph_node *n) {
   uint32_t in[2] = {stored_operand(r, n, 0), stored_operand(r, n, 1)};
   op_attr attr = {.flags = n->attr->flags & (ATTR_X_ACROSS | ATTR_Y_ACROSS)};
-  uint32_t p = in[0] && in[1] ? rewrite_op(r, OP_product, in, 2, &attr, n->site) : 0;
+  uint32_t p = in[0] && in[1] ? rewrite_op(r, OP_gemm, in, 2, &attr, n->site) : 0;
   return p && graph_type_same(&r->g->nodes[p].type, &n->type) ? p : share(r, n);
 }
 
@@ -271,7 +271,7 @@ static uint32_t renew(rewriter *r, const graph *from, uint32_t i, const uint32_t
   }
   for (int k = 0; k < n.nin; k++) in[k] = map[n.in[k]];
   n.in = in;
-  if (n.kind == NODE_OP && n.op == OP_dot && n.attr && (n.attr->flags & ATTR_LIBRARY)) return library_product(r, &n);
+  if (n.kind == NODE_OP && n.op == OP_dot && n.attr && (n.attr->flags & ATTR_LIBRARY)) return library_gemm(r, &n);
   return n.kind == NODE_CONST ? share(r, &n) : rewrite(r, &n);
 }
 

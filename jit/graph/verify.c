@@ -95,7 +95,7 @@ static bool check_attr(const verifier *v, const graph_node *n) {
   if (n->attr->n > OP_ATTR_DIMS) return wrong(v, "too many attributes");
   if (n->attr->mode > SCATTER_MAX) return wrong(v, "unknown mode");
   uint8_t across = n->attr->flags & (ATTR_X_ACROSS | ATTR_Y_ACROSS), library = n->attr->flags & ATTR_LIBRARY;
-  if ((library && op != OP_dot) || (across && op != OP_product && !library))
+  if ((library && op != OP_dot) || (across && op != OP_gemm && !library))
     return wrong(v, "%s is no product of the library", op_rows[op].name);
   for (int i = 0; i < 2 && across; i++)
     if ((across & (i ? ATTR_Y_ACROSS : ATTR_X_ACROSS)) && v->g->nodes[n->in[i]].type.rank < 2)

@@ -26,13 +26,13 @@ typedef enum device_answer {
 /* A matrix product as a device's library makes it: `batch` products of an m by k and a k by n matrix, m by n results one after
  * the other. All matrices are row-major without gaps. The library's bits are those of its signature: of all that stands here, and
  * of nothing else. */
-typedef struct device_product {
+typedef struct device_gemm {
   uint8_t dtype; /* of all three: f16, bf16, f32, f64 */
   bool x_across; /* x is stored as k by m */
   bool y_across; /* y is stored as n by k */
   int64_t batch, m, n, k;
   int64_t x_step, y_step; /* elements from one matrix to the next; 0: one for all */
-} device_product;
+} device_gemm;
 
 struct plan;
 
@@ -51,7 +51,7 @@ struct device_call {
   const qk_scalar *slots;   /* host scalars */
   /* What a step that is a product asks for; its operands lie as the signature says, but maybe not at multiples of 16 bytes. An
    * empty result has batch, m or n 0. False: the device cannot make it so. */
-  bool (*product)(const device_call *call, uint32_t step, device_product *p);
+  bool (*product)(const device_call *call, uint32_t step, device_gemm *p);
   const void *caller; /* what that needs */
 };
 
@@ -67,9 +67,9 @@ typedef struct device_kernels {
                           const qk_scalar *scalars);
   /* Does the device's library make such a product? The answer for a signature stays the same as long as gpu.portable does; the
    * first one may take a while. Where it is no, products are kernels of our own. */
-  bool (*has_product)(qn_vm *vm, int device, const device_product *p);
-  /* Makes it: x, y, result, at multiples of 16 bytes. Refuses what has_product does not have. */
-  device_answer (*product)(qn_vm *vm, int device, const device_product *p, void *const buffers[3]);
+  bool (*has_gemm)(qn_vm *vm, int device, const device_gemm *p);
+  /* Makes it: x, y, result, at multiples of 16 bytes. Refuses what has_gemm does not have. */
+  device_answer (*product)(qn_vm *vm, int device, const device_gemm *p, void *const buffers[3]);
 
   /* Stores x sorted along an axis, or (`indices`) the i64 indices that sort it, to `out`, a contiguous array beside it. Stable, nan last. Not waited
    * for. REFUSES: there is no code for it, or not yet. */

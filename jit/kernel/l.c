@@ -46,7 +46,7 @@ const l_row l_rows[L_CODE_COUNT] = {
 _Static_assert(L_IADD + 1 == L_ISUB && L_IADD + 6 == L_IMAX, "index arithmetic is consecutive");
 _Static_assert(KOP_eq + 1 == KOP_ne && KOP_eq + 5 == KOP_ge, "comparisons are consecutive");
 
-enum { LOOK_BACK = 400 };
+enum { HIGHLIGHT_BACK = 400 };
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
@@ -134,7 +134,7 @@ static bool opens(uint8_t code) {
 /* An earlier, still visible instruction equal to `i` (code, dtype, operands a and b, imm), or 0. */
 static l_val find_equal(const l_program *p, const l_instr *i) {
   uint32_t ended = 0; /* blocks that we are inside of, looking back, but that the end of the code is not */
-  uint32_t stop = p->n > LOOK_BACK ? p->n - LOOK_BACK : 1;
+  uint32_t stop = p->n > HIGHLIGHT_BACK ? p->n - HIGHLIGHT_BACK : 1;
   for (uint32_t k = p->n; k-- > stop;) {
     const l_instr *c = &p->code[k];
     if (c->code == L_END)

@@ -323,7 +323,7 @@ static bool library_step(planner *m, uint32_t n, plan_step *s) {
   }
   *s = (plan_step){.kind = STEP_LIBRARY, .op = node->op, .node = n, .attr = node->attr, .buffers = buffers};
   s->nbuffers = (uint32_t)node->nin + 1;
-  m->p->nproducts += node->op == OP_product;
+  m->p->nproducts += node->op == OP_gemm;
   return true;
 }
 

@@ -103,8 +103,8 @@ typedef struct schedule_numbers {
   /* what the estimate knows of it, in nanoseconds */
   double launch_ns;    /* to start a kernel */
   double phase_ns;     /* and each phase of it */
-  double team_ns;      /* more for a phase that threads share, which those over team_points points do */
-  int64_t team_points;
+  double pool_ns;      /* more for a phase that threads share, which those over pool_points points do */
+  int64_t pool_points;
   double node_ns;      /* an instance takes at least this for each value, however many run beside each other */
   int64_t plain_least, plain_most; /* elements of c in an instance of a plain nest: as many as leave `instances` */
   int64_t instances;

@@ -32,8 +32,8 @@
 const schedule_numbers schedule_numbers_of[] = {
     [TARGET_CPU] = {.launch_ns = 60,
                     .phase_ns = 60,
-                    .team_ns = 2000,
-                    .team_points = 32768,
+                    .pool_ns = 2000,
+                    .pool_points = 32768,
                     .plain_least = 8192,
                     .plain_most = 8192,
                     .instances = 1,
@@ -417,7 +417,7 @@ static void size_product(nest *s, bool first) {
 }
 
 /* Is the nest one product of plain loads with elementwise work behind it? Then its axes are m, n_axis and P. */
-static bool find_product(nest *s, bool first) {
+static bool find_gemm(nest *s, bool first) {
   const k_kernel *k = s->k;
   k_val dot = 0;
   for (uint32_t v = 1; v < k->n; v++) {
@@ -513,7 +513,7 @@ int64_t nest_slab(const nest *s) {
 
 static bool choose_shape(nest *s, bool first) {
   const k_kernel *k = s->k;
-  if (find_product(s, first)) return true;
+  if (find_gemm(s, first)) return true;
   if (!choose_roles(s)) return false;
   bool reduces = false;
   for (uint32_t v = 1; v < k->n; v++) reduces |= s->needed[v] && k_folds(&k->nodes[v]);
@@ -884,14 +884,14 @@ static double nest_cost(const nest *s, schedule_cost *cost) {
         1 + (double)axis_hint(k, s->m) * (double)axis_hint(k, s->n_axis) / (double)(s->by->dot_rows * s->by->dot_cols);
   if (s->shape == SHAPE_PRODUCT && s->dot_slab)
     instances *= (double)axis_hint(k, k->nodes[s->dot].axis) / (double)s->dot_slab;
-  bool team = k_points(k, s->axes) >= s->by->team_points;
-  double threads = !team || instances < 1 ? 1 : instances < 4 ? instances : 4;
+  bool pool = k_points(k, s->axes) >= s->by->pool_points;
+  double threads = !pool || instances < 1 ? 1 : instances < 4 ? instances : 4;
   double passes =
       s->first.stages * (double)k_points(k, s->par | axis_bit(s->r)) + s->second.stages * (double)k_points(k, s->par);
   cost->bytes += (int64_t)bytes;
   cost->phases += phases;
   int merges = s->shape == SHAPE_SPLIT ? s->first.stages : phases - 1; /* these phases are short */
-  return s->by->phase_ns * phases + (team ? s->by->team_ns * (phases - merges) : 0) + NS_BYTE * bytes + work / threads +
+  return s->by->phase_ns * phases + (pool ? s->by->pool_ns * (phases - merges) : 0) + NS_BYTE * bytes + work / threads +
          s->by->node_ns * nodes + NS_ROW * passes;
 }
 

@@ -84,7 +84,7 @@ void backends_close(qn_vm *vm) {
 
 /* Do the arguments fit the graph? -1: an error is raised. */
 static int fits(qn_vm *vm, qn_value graph, const qn_value *args, int nargs) {
-  const entry *e = &body_of(graph)->call;
+  const specialization *e = &body_of(graph)->call;
   size_t n = e->graph->ninputs + (size_t)1;
   qn_array **arrays = mem_zalloc(vm, n * sizeof *arrays);
   qn_value *scalars = arrays ? mem_zalloc(vm, n * sizeof *scalars) : NULL;
@@ -97,7 +97,7 @@ static int fits(qn_vm *vm, qn_value graph, const qn_value *args, int nargs) {
 /* Is a graph that was just made of a call of `fn` the graph of all calls that it fits? */
 static bool lasts(qn_vm *vm, qn_value graph) {
   const graph_body *b = body_of(graph);
-  const entry *e = vm->asked.served;
+  const specialization *e = vm->asked.served;
   if (b->rest || b->call.nguards || !e) return false;
   for (uint32_t i = 0; i < e->pattern.nroots; i++)
     if (e->pattern.roots[i].kind == ROOT_GLOBAL && !e->pattern.roots[i].by_value) return false;
@@ -139,7 +139,7 @@ static qn_value function_for(qn_vm *vm, qn_value fn, qn_value backend, const qn_
   qn_value run = vm->hooks.call(vm, backend, &graph, 1, value_nil());
   vm_disown(vm, &held);
   if (!value_is_error(run) && !value_is(run, TAG_FN)) {
-    raise(vm, E_type, SPAN_NONE, "jit: the backend gives the function to call in the graph's place, not %s",
+    raise_error(vm, E_type, SPAN_NONE, "jit: the backend gives the function to call in the graph's place, not %s",
           value_kind_name(run));
     value_release(vm, run);
     run = value_error();
@@ -153,7 +153,7 @@ qn_value backend_call(qn_vm *vm, qn_value fn, qn_value backend, bool fullgraph, 
                       qn_value kwargs) {
   qn_value inner = value_fn(fn)->captures[0];
   if (!value_is(kwargs, TAG_NIL))
-    return raise(vm, E_argument, SPAN_NONE,
+    return raise_error(vm, E_argument, SPAN_NONE,
                  "jit: a graph has no keywords; give all arguments by position where a function is the backend");
   qn_value run = function_for(vm, fn, backend, args, nargs);
   if (value_is_error(run)) return run;

@@ -221,7 +221,7 @@ void jit_graph_parameters(const qn_fn *graph, void (*each)(void *ctx, const char
 }
 
 void body_finish(graph_body *b) {
-  const entry *e = &b->call;
+  const specialization *e = &b->call;
   uint64_t h = hash_mix(hash_mix(graph_hash(e->graph), b->nbound), b->rest);
   for (uint32_t i = 0; i < b->nbound && b->bound; i++) h = hash_mix(h, b->bound[i]);
   h = pattern_own_hash(&e->pattern, h);
@@ -369,7 +369,7 @@ bool body_cut(struct recording *r, graph_body *b, uint32_t mark, const uint32_t 
 /* A region is about to be copied: its arguments are, and where it has a rule they differ in all lanes or in none. */
 static bool region_opens(struct recording *r, const graph_region *x, const uint32_t *map) {
   qn_vm *vm = r->vm;
-  if (!r->lanes || !x->rule) return lanes_advance(r);
+  if (!r->lanes || !x->rule) return vmap_advance(r);
   if (!rec_room(r)) return false;
   qn_list *args = list_new(vm, x->nargs);
   if (!args) return false;
@@ -383,7 +383,7 @@ static bool region_opens(struct recording *r, const graph_region *x, const uint3
     args->items[k] = v;
     if (dtype_is_float((qn_dtype)r->g->nodes[map[x->args[k]]].type.dtype)) ok = push_node(vm, &floats, map[x->args[k]]);
   }
-  ok = ok && lanes_spread(r, floats.nodes, floats.n, value_obj(TAG_LIST, args)) && lanes_advance(r);
+  ok = ok && vmap_spread(r, floats.nodes, floats.n, value_obj(TAG_LIST, args)) && vmap_advance(r);
   mem_free(vm, floats.nodes, floats.cap * sizeof *floats.nodes);
   value_release(vm, value_obj(TAG_LIST, args));
   return ok;
@@ -424,7 +424,7 @@ bool body_append(struct recording *r, const graph_body *b, const uint32_t *input
     ok = ok && (c.map[i] = g->nodes[i].kind == NODE_INPUT ? inputs[g->nodes[i].payload.input] : copy_node(&c, i)) != 0;
     for (; closes < n && close[closes].node <= i + 1 && ok; closes++) {
       if (close[closes].node != i + 1) continue;
-      ok = lanes_advance(r); /* a region has its own counterparts */
+      ok = vmap_advance(r); /* a region has its own counterparts */
       ends[close[closes].region] = r->g->n;
     }
   }
@@ -451,7 +451,7 @@ static bool take_cotangent(void *ctx, qn_value like, qn_value given) {
 static bool fill_zeros(qn_vm *vm, qn_value *from, const qn_value *end) {
   for (qn_value *v = from; v < end; v++) {
     if (!value_is(*v, TAG_ARRAY) || value_array(*v)->storage || value_array(*v)->node) continue;
-    qn_value zeros = companion_zeros(vm, *v);
+    qn_value zeros = tree_match_zeros(vm, *v);
     value_release(vm, *v);
     *v = zeros;
     if (value_is_error(zeros)) {
@@ -544,7 +544,7 @@ static bool bind_arguments(qn_vm *vm, const graph_body *b, const rec_call_site *
 /* The values of the graph's inputs, owned, in in[0..ninputs); the arguments stay on the stack. */
 static bool collect_inputs(struct recording *r, const graph_body *b, const rec_call_site *site, qn_value *in) {
   qn_vm *vm = r->vm;
-  const entry *e = &b->call;
+  const specialization *e = &b->call;
   uint32_t ninputs = e->graph->ninputs;
   qn_value *mark = vm->sp;
   if (!bind_arguments(vm, b, site)) {
@@ -554,7 +554,7 @@ static bool collect_inputs(struct recording *r, const graph_body *b, const rec_c
   if (b->like.head != TAG_UNSET) {
     for (uint32_t i = 0; i < b->nbound; i++) in[i] = value_retain(value_fn(site->fn)->captures[i]);
     input_list l = {in + b->nbound};
-    bool ok = companion_walk(vm, "the cotangent", "the result", b->like, mark[0], 0, take_cotangent, &l) &&
+    bool ok = tree_match_walk(vm, "the cotangent", "the result", b->like, mark[0], 0, take_cotangent, &l) &&
               fill_zeros(vm, in + b->nbound, l.at);
     vm_pop_to(vm, mark);
     return ok;
@@ -568,7 +568,7 @@ static bool collect_inputs(struct recording *r, const graph_body *b, const rec_c
   int nargs = (int)e->pattern.nargs;
   if (ok && !pattern_match(&e->pattern, true, value_nil(), args, nargs, arrays, scalars, &why)) {
     text_add(&why, "", 1);
-    raise(vm, E_argument, SPAN_NONE, "the graph was recorded for another call: %s",
+    raise_error(vm, E_argument, SPAN_NONE, "the graph was recorded for another call: %s",
           why.failed ? "the arguments differ" : why.text);
     ok = false;
   }
@@ -581,9 +581,9 @@ static bool collect_inputs(struct recording *r, const graph_body *b, const rec_c
       scalars[i] = rec_observe(vm, in[i]);
       ok = !value_is_error(scalars[i]);
     }
-  if (ok && e->nguards && !entry_guards_hold(vm, e, scalars, &why)) {
+  if (ok && e->nguards && !specialization_guards_hold(vm, e, scalars, &why)) {
     text_add(&why, "", 1);
-    raise(vm, E_argument, SPAN_NONE, "the graph was recorded with other numbers, which steered the program: %s",
+    raise_error(vm, E_argument, SPAN_NONE, "the graph was recorded with other numbers, which steered the program: %s",
           why.failed ? "they differ" : why.text);
     ok = false;
   }

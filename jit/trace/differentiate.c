@@ -6,7 +6,7 @@
  * same graph, and the derivatives are pending arrays like any other. Nothing is executed for the sake of differentiation, and
  * derivatives of derivatives need no further code.
  *
- * vjp     The backward pass from stand-ins for the result's cotangents is cut out of the recording as a graph of its own (body.c),
+ * vjp     The backward pass from tracers for the result's cotangents is cut out of the recording as a graph of its own (body.c),
  *         bound to the values of the forward pass that it reads: the pullback. What was appended goes again.
  * jvp     The pullback is linear in the cotangents, and so its own backward pass, with the tangents of the arguments as what comes
  *         in, gives the tangents of the result by the cotangents that nobody needs to know: forward mode without rules of its own.
@@ -81,7 +81,7 @@ static qn_value alias_leaf(void *ctx, const char *path, qn_value v) {
 
 /* What came of a leaf, as a value. */
 static qn_value leaf_value(struct recording *r, qn_value like, uint32_t node) {
-  return node ? rec_value_of(r, node) : companion_zeros(r->vm, like);
+  return node ? rec_value_of(r, node) : tree_match_zeros(r->vm, like);
 }
 
 static qn_value grad_leaf(void *ctx, const char *path, qn_value v) {
@@ -102,7 +102,7 @@ static void raise_not_float(qn_vm *vm, const char *name, int position, qn_value 
   text_kind(&t, x);
   text_add(&t, "", 1);
   bool tree = value_is(x, TAG_LIST) || value_is(x, TAG_RECORD);
-  raise(vm, E_not_diff, SPAN_NONE,
+  raise_error(vm, E_not_diff, SPAN_NONE,
         tree ? "%s differentiates by floats, and argument %d, %s, has none; write its numbers as floats (1.0) or "
                "convert them with f32(...)"
              : "%s differentiates by floats, and argument %d is %s; pass a float or convert it with f32(...)",
@@ -143,7 +143,7 @@ static qn_value cotangents_value(struct recording *r, const region_rule *rule, c
     qn_value out = cotangents[made] ? value_nil() : rec_value_of(r, x->outs[made]);
     values[made] = cotangents[made]      ? rec_value_of(r, cotangents[made])
                    : value_is_error(out) ? out
-                                         : companion_zeros(vm, out);
+                                         : tree_match_zeros(vm, out);
     if (!value_is_error(out)) value_release(vm, out);
     if (value_is_error(values[made])) break;
   }
@@ -215,7 +215,7 @@ static bool apply_rule(void *ctx, const graph_region *x, const uint32_t *cotange
   }
   region_grads c = {.r = r, .region = x, .rule = rule, .grads = grads};
   ok = ok &&
-       companion_walk(vm, "custom_grad: what backward returns", nargs == 1 ? "the argument" : "the list of arguments",
+       tree_match_walk(vm, "custom_grad: what backward returns", nargs == 1 ? "the argument" : "the list of arguments",
                       nargs == 1 ? value_list(o.like)->items[0] : o.like, gs, (int)rule->levels, take_gradient, &c);
   ok = ok && rec_room(r);
   vm_pop_to(vm, mark);
@@ -273,7 +273,7 @@ static uint32_t root_node(struct recording *r, qn_value v, const char *name) {
   text_init(&t, r->vm);
   text_kind(&t, v);
   text_add(&t, "", 1);
-  raise(r->vm, E_not_diff, SPAN_NONE, "%s needs a function with a scalar float result, not %s%s", name,
+  raise_error(r->vm, E_not_diff, SPAN_NONE, "%s needs a function with a scalar float result, not %s%s", name,
         t.failed ? "this" : t.text,
         !value_is(v, TAG_ARRAY)     ? ""
         : value_array(v)->rank == 0 ? "; ints and bools have no derivative, also where argmax, a comparison or i64(x) "
@@ -290,13 +290,13 @@ static bool positions(qn_vm *vm, const char *name, qn_value wrt, int nargs, int 
   bool one = value_is(wrt, TAG_INT);
   *n = one ? 1 : value_is(wrt, TAG_LIST) ? value_list(wrt)->len : 0;
   if (!*n || *n > MOST_WRT) {
-    raise(vm, E_argument, SPAN_NONE, "%s: wrt is the position of an argument or a list of positions", name);
+    raise_error(vm, E_argument, SPAN_NONE, "%s: wrt is the position of an argument or a list of positions", name);
     return false;
   }
   for (uint32_t i = 0; i < *n; i++) {
     qn_value w = one ? wrt : value_list(wrt)->items[i];
     if (!value_is(w, TAG_INT) || w.u.i < -nargs || w.u.i >= nargs) {
-      raise(vm, E_argument, SPAN_NONE, "%s: wrt names an argument that the call does not have (%d given)", name, nargs);
+      raise_error(vm, E_argument, SPAN_NONE, "%s: wrt names an argument that the call does not have (%d given)", name, nargs);
       return false;
     }
     which[i] = (int)(w.u.i < 0 ? w.u.i + nargs : w.u.i);
@@ -348,7 +348,7 @@ static qn_value call_grad(struct recording *r, const rec_call_site *site) {
   qn_value root_value = value;
   if (aux) {
     if (!value_is(value, TAG_LIST) || value_list(value)->len != 2) {
-      raise(vm, E_not_diff, SPAN_NONE, "with aux: true the function returns (value, aux)");
+      raise_error(vm, E_not_diff, SPAN_NONE, "with aux: true the function returns (value, aux)");
       goto done;
     }
     root_value = value_list(value)->items[0];
@@ -393,14 +393,14 @@ done:
 typedef struct forward {
   leaves in; /* of the arguments */
   leaves
-      out; /* float leaves of the result: nodes, 0 where it does not depend on the recording; grads: their stand-ins */
+      out; /* float leaves of the result: nodes, 0 where it does not depend on the recording; grads: their tracers */
   qn_value *args; /* the differentiated ones, on the value stack */
   int nargs;
   qn_value y; /* owned; unset before the call */
   uint32_t from;
   rec_marked before; /* what follows the forward pass */
-  bool held;         /* lanes_hold */
-  lanes_pause pause; /* what was held before */
+  bool held;         /* vmap_hold */
+  vmap_pause pause; /* what was held before */
 } forward;
 
 static bool out_leaf(void *ctx, const char *path, qn_value v) {
@@ -410,7 +410,7 @@ static bool out_leaf(void *ctx, const char *path, qn_value v) {
 }
 
 /* A node of the type of a leaf that depends on nothing: it stands for a cotangent that is not known. 0 with an error raised. */
-static uint32_t stand_in_node(struct recording *r, qn_value like) {
+static uint32_t tracer_node(struct recording *r, qn_value like) {
   bool weak = value_is(like, TAG_FLOAT);
   const qn_array *a = weak ? NULL : value_array(like);
   uint32_t node = graph_const_scalar(r->g, weak ? QN_f64 : (qn_dtype)a->dtype, weak, 0, 0, rec_site(r));
@@ -422,10 +422,10 @@ static uint32_t stand_in_node(struct recording *r, qn_value like) {
   return alias_of_node(r, node);
 }
 
-static bool stand_in_leaf(void *ctx, const char *path, qn_value v) {
+static bool tracer_leaf(void *ctx, const char *path, qn_value v) {
   (void)path;
   leaves *l = ctx;
-  return !is_float_leaf(v) || (l->grads[l->at++] = stand_in_node(l->r, v)) != 0;
+  return !is_float_leaf(v) || (l->grads[l->at++] = tracer_node(l->r, v)) != 0;
 }
 
 /* An exception passes: the recording goes as well. */
@@ -467,7 +467,7 @@ static bool forward_call(struct recording *r, const rec_call_site *site, int nar
     if (nargs)
       raise_not_float(vm, name, which ? which[0] : 0, w->args[0]);
     else
-      raise(vm, E_arity, SPAN_NONE, "%s takes the function and its arguments: %s(f, x)", name, name);
+      raise_error(vm, E_arity, SPAN_NONE, "%s takes the function and its arguments: %s(f, x)", name, name);
     return false;
   }
   derived_by by = {r->wrt, w->in.nodes, w->in.n};
@@ -482,7 +482,7 @@ static bool forward_call(struct recording *r, const rec_call_site *site, int nar
     text_init(&t, vm);
     text_kind(&t, y);
     text_add(&t, "", 1);
-    raise(vm, E_not_diff, SPAN_NONE, "%s needs a function whose result is or holds a float or a float array, not %s",
+    raise_error(vm, E_not_diff, SPAN_NONE, "%s needs a function whose result is or holds a float or a float array, not %s",
           name, t.failed ? "this" : t.text);
     text_free(&t);
     return false;
@@ -490,12 +490,12 @@ static bool forward_call(struct recording *r, const rec_call_site *site, int nar
   return true;
 }
 
-/* The backward pass from stand-ins for the cotangents of the results. */
+/* The backward pass from tracers for the cotangents of the results. */
 static bool forward_transpose(struct recording *r, forward *w) {
   qn_vm *vm = r->vm;
-  if (!(w->held = lanes_hold(r, &w->pause))) return false;
+  if (!(w->held = vmap_hold(r, &w->pause))) return false;
   w->before = rec_mark(r);
-  if (!leaves_room(&w->out) || !tree_each(vm, w->y, stand_in_leaf, &w->out)) return false;
+  if (!leaves_room(&w->out) || !tree_each(vm, w->y, tracer_leaf, &w->out)) return false;
   uint32_t *roots = mem_alloc(vm, 2 * (w->out.n + (size_t)1) * sizeof *roots), *seeds = roots + w->out.n + 1;
   if (!roots) return false;
   int n = 0;
@@ -515,7 +515,7 @@ static bool forward_transpose(struct recording *r, forward *w) {
 
 /* The counterparts of a vmap's lanes are made again; those of nodes that have gone were not. */
 static void forward_go_on(struct recording *r, forward *w) {
-  if (w->held) lanes_go_on(r, &w->pause);
+  if (w->held) vmap_go_on(r, &w->pause);
   w->held = false;
 }
 
@@ -582,7 +582,7 @@ static bool fill_leaf(void *ctx, const char *path, qn_value v) {
   leaves *l = ctx;
   if (!is_float_leaf(v)) return true;
   uint32_t i = l->at++;
-  if (!l->grads[i]) l->grads[i] = stand_in_node(l->r, v);
+  if (!l->grads[i]) l->grads[i] = tracer_node(l->r, v);
   return l->grads[i] != 0;
 }
 
@@ -602,7 +602,7 @@ static qn_value pullback_of(struct recording *r, const rec_call_site *site, forw
   if (!b) return value_error();
   b->anchor.name = "pullback";
   b->anchor.at = site->at;
-  qn_value like = companion_prototype(vm, w->y), result = value_error();
+  qn_value like = tree_match_prototype(vm, w->y), result = value_error();
   if (!value_is_error(like)) b->like = like;
   bool ok = !value_is_error(like) && result_template(r, w->args, w->nargs, &b->call.result) &&
             body_cut(r, b, w->before.n, w->out.grads, w->out.n, w->in.grads, w->in.n, &bound);
@@ -654,7 +654,7 @@ static bool take_tangent(void *ctx, qn_value like, qn_value given) {
   return t->seeds[t->n++] != 0;
 }
 
-/* What led to the pullback alone is computed from stand-ins, if at all: its checks say nothing. */
+/* What led to the pullback alone is computed from tracers, if at all: its checks say nothing. */
 static bool trust_dead(struct recording *r, uint32_t from, const leaves *l) {
   graph *g = r->g;
   uint8_t *needed = mem_zalloc(r->vm, g->n);
@@ -674,7 +674,7 @@ static qn_value call_jvp(struct recording *r, const rec_call_site *site) {
   qn_vm *vm = r->vm;
   int given = site->nargs - 1, n = given / 2;
   if (!given || given % 2)
-    return raise(vm, E_arity, SPAN_NONE,
+    return raise_error(vm, E_arity, SPAN_NONE,
                  "jvp takes the function's arguments and as many tangents: jvp(f, x, dx), jvp(f, x, y, dx, dy)");
   qn_value *mark = vm->sp, pair[2] = {value_error(), value_error()}, result = value_error();
   forward w;
@@ -687,7 +687,7 @@ static qn_value call_jvp(struct recording *r, const rec_call_site *site) {
   t.seeds = t.roots + (ok ? w.in.n + 1 : 0);
   w.in.at = 0;
   for (int i = 0; i < n && ok; i++)
-    ok = companion_walk(vm, "jvp: the tangent", "the argument", site->args[i], site->args[n + i], 0, take_tangent, &t);
+    ok = tree_match_walk(vm, "jvp: the tangent", "the argument", site->args[i], site->args[n + i], 0, take_tangent, &t);
   leaves dy = {.r = r};
   for (uint32_t i = 0; i < w.out.n && ok; i++) ok = leaves_add(&dy, w.out.grads[i]);
   vm_memory both = {t.roots, bytes};
@@ -748,7 +748,7 @@ static qn_value pushforward_of(struct recording *r, const rec_call_site *site, f
     b->anchor.at = site->at;
     qn_list *l = w->nargs == 1 ? NULL : list_from(vm, w->args, (size_t)w->nargs);
     qn_value x = l ? value_obj(TAG_LIST, l) : value_retain(w->args[0]);
-    qn_value like = w->nargs == 1 || l ? companion_prototype(vm, x) : value_error();
+    qn_value like = w->nargs == 1 || l ? tree_match_prototype(vm, x) : value_error();
     value_release(vm, x);
     if (!value_is_error(like)) b->like = like;
     ok = !value_is_error(like) && result_template(r, &w->y, 1, &b->call.result) &&
@@ -829,7 +829,7 @@ static qn_value shape_cell(qn_vm *vm, qn_value v, qn_value rows, qn_value column
   if (!ra || !value_is(v, TAG_ARRAY)) return v;
   if (ra + rb > ARRAY_MAX_RANK) {
     value_release(vm, v);
-    return raise(vm, E_rank, SPAN_NONE,
+    return raise_error(vm, E_rank, SPAN_NONE,
                  "a derivative of an array of rank %d by one of rank %d has %d axes; arrays have at most %d",
                  turn ? rb : ra, turn ? ra : rb, ra + rb, ARRAY_MAX_RANK);
   }
@@ -968,7 +968,7 @@ qn_value differentiate_call(struct recording *r, const rec_call_site *site) {
   transform_kind kind = ((const transform_def *)value_fn(site->fn)->code)->kind;
   if (site->nargs && (kind == TRANSFORM_VJP || kind == TRANSFORM_JVP) &&
       value_is(site->args[site->nargs - 1], TAG_RECORD))
-    return raise(r->vm, E_keyword, SPAN_NONE, "%s takes no keyword arguments", transform_defs[kind].name);
+    return raise_error(r->vm, E_keyword, SPAN_NONE, "%s takes no keyword arguments", transform_defs[kind].name);
   r->grads++;
   qn_value v = kind == TRANSFORM_VJP                                     ? call_vjp(r, site)
                : kind == TRANSFORM_JVP                                   ? call_jvp(r, site)
@@ -1028,7 +1028,7 @@ qn_value region_call(struct recording *r, const rec_call_site *site) {
   bool custom = def->kind == TRANSFORM_CUSTOM_GRAD;
   int nargs = site->nargs - 1;
   if (custom && value_is(site->args[nargs], TAG_RECORD))
-    return raise(vm, E_keyword, SPAN_NONE, "a function with custom_grad takes no keyword arguments");
+    return raise_error(vm, E_keyword, SPAN_NONE, "a function with custom_grad takes no keyword arguments");
   leaves in = {.r = r}, out = {.r = r};
   qn_value args = value_unset(), y = value_error(), result = value_error();
   node_list arg_nodes = {0}, outs = {0};
@@ -1041,8 +1041,8 @@ qn_value region_call(struct recording *r, const rec_call_site *site) {
     value_release(vm, value_obj(TAG_LIST, l));
     if (value_is_error(args)) goto done;
   }
-  if (custom && !lanes_spread(r, in.nodes, in.n, args)) goto done;
-  if (!lanes_advance(r)) goto done; /* a region has its own counterparts */
+  if (custom && !vmap_spread(r, in.nodes, in.n, args)) goto done;
+  if (!vmap_advance(r)) goto done; /* a region has its own counterparts */
   graph_region x = {.first = r->g->n, .again = !custom};
   const derived_by *by = r->wrt;
   if (custom) r->wrt = NULL; /* its derivative does not go through what it does */
@@ -1062,7 +1062,7 @@ qn_value region_call(struct recording *r, const rec_call_site *site) {
   result = tree_rebuild(vm, y, alias_leaf, &out);
   value_release(vm, y);
   if (value_is_error(result)) goto done;
-  bool ok = lanes_advance(r);
+  bool ok = vmap_advance(r);
   x.end = r->g->n;
   if (ok && custom) {
     ok = (rule = rule_make(r, f->captures[1], args, result, &arg_nodes, &outs)) != NULL;

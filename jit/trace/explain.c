@@ -110,7 +110,7 @@ bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int n
   jit_anchor *a = value_is(fn, TAG_FN) ? anchor_of_value(vm, fn) : NULL;
   if (!a) {
     if (error_pending(vm)) return false;
-    raise(vm, E_type, SPAN_NONE, "%s takes a function within at most eight transforms, not %s", what,
+    raise_error(vm, E_type, SPAN_NONE, "%s takes a function within at most eight transforms, not %s", what,
           value_is(fn, TAG_FN) ? "one within more" : value_kind_name(fn));
     return false;
   }
@@ -128,7 +128,7 @@ bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int n
   if (value_is_error(result)) return false;
   break_reason refused = (break_reason)vm->asked.refused;
   value_release(vm, result);
-  const entry *waited = vm->asked.served;
+  const specialization *waited = vm->asked.served;
   while (waited && waited->state == ENTRY_COMPILING) {
     struct timespec pause = {0, 200000};
     nanosleep(&pause, NULL);
@@ -136,7 +136,7 @@ bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int n
     jit_drain(vm);
     waited = vm->asked.served;
   }
-  entry *e = vm->asked.served;
+  specialization *e = vm->asked.served;
   *s = (served){.anchor = a, .entry = e, .why = !e ? refused : e->state == ENTRY_BROKEN ? e->why : BREAK_none};
   if (s->why == BREAK_memory) {
     raise_memory(vm);
@@ -214,10 +214,10 @@ static qn_value empty_list(qn_vm *vm) {
 }
 
 /* A text for each guard. */
-static qn_value guard_list(qn_vm *vm, const entry *e) {
+static qn_value guard_list(qn_vm *vm, const specialization *e) {
   text_buf t TEXT_OWNED;
   text_init(&t, vm);
-  entry_guards(e, &t);
+  specialization_guards(e, &t);
   qn_list *l = list_new(vm, 0);
   bool ok = l && !t.failed;
   for (size_t at = 0, end; ok && at < t.len; at = end + 1) {
@@ -242,7 +242,7 @@ static double three_digits(double x) {
 qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
   served s;
   if (!serve(vm, "explain", fn, args, nargs, &s)) return value_error();
-  entry *e = s.entry;
+  specialization *e = s.entry;
   plan *p = e && e->plan ? e->plan->plan : NULL;
   qn_record *r = record_new(vm);
   qn_list *kernels = list_new(vm, 0), *breaks = list_new(vm, 0), *recompiles = list_new(vm, 0);
@@ -254,7 +254,7 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
     push_item(vm, kernels, kernel_record(vm, p, &p->kernels[i]), &ok);
   }
   if (ok && s.why != BREAK_none) push_item(vm, breaks, reason_record(vm, s.text, line_at(vm, s.at)), &ok);
-  const anchor_entries *list = s.anchor->entries;
+  const anchor_specializations *list = s.anchor->entries;
   for (uint32_t i = 0; i < list->nrecompiles && ok; i++)
     push_item(vm, recompiles, reason_record(vm, list->recompiles[i].text, line_at(vm, list->recompiles[i].at)), &ok);
   qn_value guards = e ? guard_list(vm, e) : empty_list(vm);
@@ -268,7 +268,7 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
     put_field(vm, r, "compiled", value_int(compiled), &ok);
     put_field(vm, r, "calls", value_int(e ? (int64_t)e->hits : 0), &ok);
     put_field(vm, r, "replays", value_int(e ? (int64_t)e->replays : 0), &ok);
-    put_field(vm, r, "eager_is_faster", value_bool(e && entry_stays_eager(e)), &ok);
+    put_field(vm, r, "eager_is_faster", value_bool(e && specialization_stays_eager(e)), &ok);
     double ms = e ? e->plan_ms + (e->plan ? (double)atomic_load(&e->plan->compile_us) * 1e-3 : 0) : 0;
     put_field(vm, r, "compile_ms", value_float(three_digits(ms)), &ok);
     put_field(vm, r, "peak_bytes", value_int(p ? p->peak_bytes : 0), &ok);
@@ -285,7 +285,7 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
 }
 
 qn_value raise_no_graph(qn_vm *vm, const served *s, const char *what) {
-  return raise(vm, E_no_graph, s->at, "%s has no %s for this call: %s",
+  return raise_error(vm, E_no_graph, s->at, "%s has no %s for this call: %s",
                s->anchor->name ? s->anchor->name : "the function", what, s->text);
 }
 
@@ -312,7 +312,7 @@ static void log_text(text_buf *out, log_channel c, const char *name, text_buf *t
   text_free(t);
 }
 
-void log_entry(qn_vm *vm, const jit_anchor *a, const entry *e, text_buf *out) {
+void log_entry(qn_vm *vm, const jit_anchor *a, const specialization *e, text_buf *out) {
   text_buf t;
   if (e->state == ENTRY_BROKEN) {
     if (!vm_logs(vm, LOG_breaks)) return;
@@ -325,7 +325,7 @@ void log_entry(qn_vm *vm, const jit_anchor *a, const entry *e, text_buf *out) {
   if (vm_logs(vm, LOG_guards)) {
     text_init(&t, vm);
     text_adds(&t, ":\n");
-    entry_guards(e, &t);
+    specialization_guards(e, &t);
     log_text(out, LOG_guards, a->name, &t);
   }
   if (vm_logs(vm, LOG_graph) && e->graph) {
@@ -336,7 +336,7 @@ void log_entry(qn_vm *vm, const jit_anchor *a, const entry *e, text_buf *out) {
   }
 }
 
-void log_plan(qn_vm *vm, const char *name, const entry *e, text_buf *out) {
+void log_plan(qn_vm *vm, const char *name, const specialization *e, text_buf *out) {
   const plan *p = e->plan->plan;
   text_buf t;
   if (vm_logs(vm, LOG_graph)) {
@@ -401,7 +401,7 @@ void log_compiled(qn_vm *vm, const compile_task *c, text_buf *out) {
   }
 }
 
-void log_copy(qn_vm *vm, const char *name, const entry *e, uint32_t input) {
+void log_copy(qn_vm *vm, const char *name, const specialization *e, uint32_t input) {
   text_buf t;
   text_init(&t, vm);
   pattern_input_name(&e->pattern, input, &t);

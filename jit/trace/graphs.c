@@ -61,7 +61,7 @@ static bool fit_arguments(qn_vm *vm, graph_body *b, const qn_value *args, int na
     b->rest = true;
     ok = nargs + 1 >= (int)p->nargs &&
          pattern_match(p, true, value_nil(), value_list(kept)->items, (int)p->nargs, arrays, scalars, NULL);
-    if (!ok) raise(vm, E_no_graph, SPAN_NONE, "graph: the function binds its arguments in a way that a graph cannot");
+    if (!ok) raise_error(vm, E_no_graph, SPAN_NONE, "graph: the function binds its arguments in a way that a graph cannot");
   }
   if (arrays) mem_free(vm, arrays, (n + 1) * sizeof *arrays);
   if (scalars) mem_free(vm, scalars, (n + 1) * sizeof *scalars);
@@ -69,10 +69,10 @@ static bool fit_arguments(qn_vm *vm, graph_body *b, const qn_value *args, int na
 }
 
 /* The body of what an entry recorded. `fn` and `kept` are the function and all arguments of the call. */
-static bool body_of_entry(qn_vm *vm, const entry *e, qn_value fn, qn_value kept, const qn_value *args, int nargs,
+static bool body_of_specialization(qn_vm *vm, const specialization *e, qn_value fn, qn_value kept, const qn_value *args, int nargs,
                           graph_body *b, qn_value *values) {
   uint32_t n = e->graph->ninputs;
-  entry *c = &b->call;
+  specialization *c = &b->call;
   if (!(c->graph = graph_copy(e->graph))) {
     if (!error_pending(vm)) raise_memory(vm);
     return false;
@@ -112,7 +112,7 @@ static bool body_of_entry(qn_vm *vm, const entry *e, qn_value fn, qn_value kept,
   return ok && name_params(vm, b, fn);
 }
 
-static qn_value graph_of_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, int ndefaults, bool cure) {
+static qn_value graph_of_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, int ndefaults, bool hint) {
   jit_anchor *watched = vm->asked.watched; /* a function whose graph is taken may take another's */
   qn_value watched_fn = vm->asked.watched_fn, watched_args = vm->asked.watched_args;
   vm->asked.watched = value_is(fn, TAG_FN) ? anchor_of_value(vm, fn) : NULL;
@@ -130,14 +130,14 @@ static qn_value graph_of_call(qn_vm *vm, qn_value fn, const qn_value *args, int 
   const graph *g = ok && s.entry ? s.entry->graph : NULL;
   if (ok && (!g || kept.head == TAG_UNSET)) {
     result = raise_no_graph(vm, &s, "graph");
-    if (cure && break_cures[s.why]) raise_note(vm, SPAN_NONE, "%s", break_cures[s.why]);
+    if (hint && break_hints[s.why]) raise_note(vm, SPAN_NONE, "%s", break_hints[s.why]);
   }
   if (g && kept.head != TAG_UNSET) {
     graph_body *b = body_new(vm);
     size_t bytes = (g->ninputs + (size_t)ndefaults + 1) * sizeof(qn_value);
     qn_value *values = b ? mem_alloc(vm, bytes) : NULL;
     if (b) b->ndefaults = (uint32_t)ndefaults;
-    if (values && body_of_entry(vm, s.entry, kept_fn, kept, args, nargs, b, values)) {
+    if (values && body_of_specialization(vm, s.entry, kept_fn, kept, args, nargs, b, values)) {
       b->anchor.name = "graph";
       b->anchor.at = s.anchor->at;
       result = body_value(vm, b, values);
@@ -200,7 +200,7 @@ qn_value jit_graph_parse(qn_vm *vm, const qn_str *text) {
   if (!g || !graph_runnable(g, why, sizeof why) || !graph_distrust(g)) {
     if (g && g->arena.failed) snprintf(why, sizeof why, "out of memory");
     if (g) graph_free(g);
-    return raise(vm, E_argument, SPAN_NONE, "graph: the text is no graph that can be run: %s",
+    return raise_error(vm, E_argument, SPAN_NONE, "graph: the text is no graph that can be run: %s",
                  why[0] ? why : "it holds a NUL");
   }
   graph_body *b = body_new(vm);
@@ -366,7 +366,7 @@ void jit_graph_signature(const qn_fn *graph, text_buf *out) {
 /* Those that are about what it is bound to alone always hold. */
 void jit_graph_conditions(const qn_fn *graph, text_buf *out) {
   const graph_body *b = graph->code;
-  const entry *e = &b->call;
+  const specialization *e = &b->call;
   bool free[GUARDS_MAX];
   for (uint32_t i = 0; i < e->nguards; i++) {
     const scalar_guard *x = &e->guards[i];
@@ -376,7 +376,7 @@ void jit_graph_conditions(const qn_fn *graph, text_buf *out) {
     for (int k = 0; k < x->nin && x->op < GUARD_INPUT; k++) free[i] |= free[x->in[k]];
     if (!free[i] || !x->compare) continue;
     text_adds(out, "  only where ");
-    entry_number_guard(e, i, out);
+    specialization_number_guard(e, i, out);
     text_adds(out, ", since this steered the function\n");
   }
 }
@@ -535,8 +535,8 @@ static qn_value rewritten(rewriting *w, qn_value old) {
   for (uint32_t i = 0; i < g->noutputs; i++) lists[g->ninputs + i] = w->map[g->outputs[i]];
   if (!body_cut(r, b, 1, lists, g->ninputs, lists + g->ninputs, g->noutputs, &bound)) goto done;
   uint32_t more = bound.n, ninputs = g->ninputs + more;
-  const entry *e = &from->call;
-  entry *c = &b->call;
+  const specialization *e = &from->call;
+  specialization *c = &b->call;
   bytes = (ninputs + from->ndefaults + (size_t)1) * sizeof *values;
   if (!(values = mem_alloc(vm, bytes)) || !template_copy(vm, &e->result, &c->result) ||
       !pattern_copy_args(vm, &e->pattern, e->pattern.nargs, &c->pattern))

@@ -1,8 +1,8 @@
 /* Patterns and templates: what the values of a call must look like for an entry to apply, and how its result is rebuilt.
  *
  * While a call is recorded, pattern_root walks each value that the call can see (arguments, the function's captures, globals
- * when they are read), writes down its structure in preorder and returns a stand-in: the same tree whose arrays and numbers
- * are fresh graph inputs. Stand-ins have headers of their own, so one array reached by two ways is two inputs, as it must
+ * when they are read), writes down its structure in preorder and returns a tracer: the same tree whose arrays and numbers
+ * are fresh graph inputs. Tracers have headers of their own, so one array reached by two ways is two inputs, as it must
  * be: the next call may bring two different ones.
  *
  * When a call comes, pattern_match walks its values along the preorder: containers by structure (records by layout),
@@ -41,7 +41,7 @@ static pat *pat_add(qn_vm *vm, pattern *p) {
   return x;
 }
 
-/* Breaks the capture without ending the recording: the stand-in is then simply the value itself. */
+/* Breaks the capture without ending the recording: the tracer is then simply the value itself. */
 static void give_up(struct recording *r, break_reason why) { rec_stop_capture(r, why, NULL); }
 
 /* Where a value stands in what it is a part of; NULL: it is the root itself. */
@@ -50,7 +50,7 @@ typedef struct step {
   uint32_t item;
 } step;
 
-static qn_value stand_in(struct recording *r, qn_value v, int depth, const step *at);
+static qn_value tracer(struct recording *r, qn_value v, int depth, const step *at);
 
 static bool register_input(struct recording *r, pat *x, graph_type type, uint32_t *node) {
   x->input = r->g->ninputs;
@@ -64,7 +64,7 @@ static bool register_input(struct recording *r, pat *x, graph_type type, uint32_
   return true;
 }
 
-static qn_value stand_in_array(struct recording *r, qn_value v) {
+static qn_value tracer_array(struct recording *r, qn_value v) {
   qn_vm *vm = r->vm;
   pattern *p = &r->pattern;
   qn_array *a = value_array(v);
@@ -93,10 +93,10 @@ static qn_value stand_in_array(struct recording *r, qn_value v) {
   return stand ? value_obj(TAG_ARRAY, stand) : value_error();
 }
 
-static qn_value stand_in_items(struct recording *r, const qn_value *from, qn_value *to, uint32_t n, qn_value whole,
+static qn_value tracer_items(struct recording *r, const qn_value *from, qn_value *to, uint32_t n, qn_value whole,
                                int depth, const step *at) {
   for (uint32_t i = 0; i < n; i++) {
-    to[i] = stand_in(r, from[i], depth + 1, &(step){at, i});
+    to[i] = tracer(r, from[i], depth + 1, &(step){at, i});
     if (value_is_error(to[i])) {
       to[i] = value_nil();
       value_release(r->vm, whole);
@@ -107,7 +107,7 @@ static qn_value stand_in_items(struct recording *r, const qn_value *from, qn_val
 }
 
 /* A function of the root that is being made: it is noted where, so that a result that holds it can tell. */
-static qn_fn *stand_in_fn(struct recording *r, const qn_fn *f, const step *at) {
+static qn_fn *tracer_fn(struct recording *r, const qn_fn *f, const step *at) {
   qn_vm *vm = r->vm;
   uint32_t steps = 0;
   for (const step *s = at; s; s = s->up) steps++;
@@ -126,16 +126,16 @@ static qn_fn *stand_in_fn(struct recording *r, const qn_fn *f, const step *at) {
 /* NULL: it is none of the call's values. */
 static const struct fn_place *place_of(const struct recording *r, qn_value fn) {
   uint32_t i = value_fn(fn)->stand;
-  return i && i <= r->nfns && r->fns[i - 1].stand_in.u.p == fn.u.p ? &r->fns[i - 1] : NULL;
+  return i && i <= r->nfns && r->fns[i - 1].tracer.u.p == fn.u.p ? &r->fns[i - 1] : NULL;
 }
 
-static qn_value stand_in(struct recording *r, qn_value v, int depth, const step *at) {
+static qn_value tracer(struct recording *r, qn_value v, int depth, const step *at) {
   qn_vm *vm = r->vm;
   if (depth > PATTERN_DEPTH) give_up(r, BREAK_too_deep);
   if (r->pattern.n > PARTS_PER_LEAF * (uint64_t)r->vm->tune[TUNE_jit_leaves]) give_up(r, BREAK_too_many_leaves);
   if (!r->capturing) return value_retain(v);
   switch (value_tag_of(v)) {
-  case TAG_ARRAY: return stand_in_array(r, v);
+  case TAG_ARRAY: return tracer_array(r, v);
   case TAG_INT:
   case TAG_FLOAT: {
     pat *x = pat_add(vm, &r->pattern);
@@ -157,7 +157,7 @@ static qn_value stand_in(struct recording *r, qn_value v, int depth, const step 
     x->kind = PAT_LIST;
     x->tag = TAG_LIST;
     x->n = l->len;
-    return stand_in_items(r, l->items, copy->items, l->len, value_obj(TAG_LIST, copy), depth, at);
+    return tracer_items(r, l->items, copy->items, l->len, value_obj(TAG_LIST, copy), depth, at);
   }
   case TAG_RECORD: {
     qn_record *rec = value_record(v);
@@ -174,7 +174,7 @@ static qn_value stand_in(struct recording *r, qn_value v, int depth, const step 
     x->tag = TAG_RECORD;
     x->n = rec->len;
     x->value = value_obj(TAG_RECORD, names);
-    return stand_in_items(r, rec->items, copy->items, rec->len, value_obj(TAG_RECORD, copy), depth, at);
+    return tracer_items(r, rec->items, copy->items, rec->len, value_obj(TAG_RECORD, copy), depth, at);
   }
   case TAG_FN: {
     qn_fn *f = value_fn(v);
@@ -186,9 +186,9 @@ static qn_value stand_in(struct recording *r, qn_value v, int depth, const step 
     x->value.u.p = f->code;
     x->layout = code_id(f);
     if (f->head.flags == FN_BUILTIN) return value_retain(v); /* the only one with this code */
-    qn_fn *copy = stand_in_fn(r, f, at);
+    qn_fn *copy = tracer_fn(r, f, at);
     if (!copy) return value_error();
-    return stand_in_items(r, f->captures, copy->captures, f->ncaptures, value_obj(TAG_FN, copy), depth, at);
+    return tracer_items(r, f->captures, copy->captures, f->ncaptures, value_obj(TAG_FN, copy), depth, at);
   }
   case TAG_UNSET:
   case TAG_NIL:
@@ -216,16 +216,16 @@ qn_value pattern_root(struct recording *r, root_kind kind, qn_value v, qn_value 
   if (!mem_grow(vm, (void **)&p->roots, &p->roots_cap, p->nroots + 1, sizeof *p->roots)) return value_error();
   uint32_t index = p->nroots, leaves = p->leaves;
   root *x = &p->roots[p->nroots];
-  *x = (root){.kind = (uint8_t)kind, .first = p->n, .slot = slot, .cell = cell, .name = name, .stand_in = value_nil()};
+  *x = (root){.kind = (uint8_t)kind, .first = p->n, .slot = slot, .cell = cell, .name = name, .tracer = value_nil()};
   if (kind == ROOT_ARG) x->arg = p->nargs++;
   if (cell) cell->roots++;
   p->nroots++;
-  qn_value s = stand_in(r, v, 0, NULL);
+  qn_value s = tracer(r, v, 0, NULL);
   if (value_is_error(s)) return s;
   x = &p->roots[index];
   x->by_value = kind == ROOT_GLOBAL && p->leaves == leaves;
   if (x->by_value && r->capturing) cell->watched = 1;
-  x->stand_in = value_retain(s);
+  x->tracer = value_retain(s);
   return s;
 }
 
@@ -293,7 +293,7 @@ void pattern_free(qn_vm *vm, pattern *p) {
   for (uint32_t i = 0; i < p->n; i++)
     if (p->pats[i].kind != PAT_FN) value_release(vm, p->pats[i].value);
   for (uint32_t i = 0; i < p->nroots; i++) {
-    value_release(vm, p->roots[i].stand_in);
+    value_release(vm, p->roots[i].tracer);
     if (p->roots[i].cell && !vm->closing) p->roots[i].cell->roots--; /* at the end cells may have gone */
   }
   mem_free(vm, p->pats, p->cap * sizeof *p->pats);
@@ -590,7 +590,7 @@ bool pattern_copy_args(qn_vm *vm, const pattern *from, uint32_t nargs, pattern *
     const root *x = &from->roots[i];
     if (x->kind != ROOT_ARG || x->arg >= nargs) continue;
     to->roots[to->nroots] = *x;
-    to->roots[to->nroots++].stand_in = value_nil();
+    to->roots[to->nroots++].tracer = value_nil();
   }
   to->nargs = nargs < from->nargs ? nargs : from->nargs;
   to->ninputs = from->ninputs;
@@ -609,7 +609,7 @@ bool pattern_add_input(qn_vm *vm, pattern *p, const graph_type *t, uint32_t inpu
   x->tag = (uint8_t)(!t->weak ? TAG_ARRAY : t->dtype == QN_f64 ? TAG_FLOAT : t->dtype == QN_i64 ? TAG_INT : TAG_BOOL);
   x->value = value_nil();
   for (int i = 0; i < t->rank; i++) p->dims[p->ndims++] = t->shape[i];
-  p->roots[p->nroots++] = (root){.kind = ROOT_ARG, .arg = p->nargs++, .first = p->n - 1, .stand_in = value_nil()};
+  p->roots[p->nroots++] = (root){.kind = ROOT_ARG, .arg = p->nargs++, .first = p->n - 1, .tracer = value_nil()};
   p->ninputs = input + 1;
   return true;
 }
@@ -815,7 +815,7 @@ bool template_of_nodes(struct recording *r, qn_value v, tpl_list *out, node_list
   break_reason broken = BREAK_none;
   if (make(r, v, out, nodes, &broken, 0, v)) return true;
   if (broken == BREAK_too_deep)
-    raise(r->vm, E_recursion, SPAN_NONE, "a value nests too deep");
+    raise_error(r->vm, E_recursion, SPAN_NONE, "a value nests too deep");
   else if (!error_pending(r->vm))
     raise_memory(r->vm);
   return false;
@@ -896,7 +896,7 @@ static qn_value build(building *b) {
   case TPL_VALUE: return value_retain(x->value);
   case TPL_AGAIN: return value_retain(b->made[x->output - 1]);
   case TPL_GIVEN:
-    if (!b->call) return raise(vm, E_internal, SPAN_NONE, "a template of nodes has a function of a call");
+    if (!b->call) return raise_error(vm, E_internal, SPAN_NONE, "a template of nodes has a function of a call");
     return value_retain(given_value(b->t, x, b->call));
   case TPL_LIST: {
     qn_list *l = list_new(vm, x->n);

@@ -16,12 +16,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "jit/cpu/product.h"
+#include "jit/cpu/gemm.h"
 #include "jit/gpu/gpu.h"
 #include "jit/trace/trace.h"
 
 const char *const break_reasons[BREAK_COUNT] = {
-#define BREAK(symbol, reason, cure) reason,
+#define BREAK(symbol, reason, hint) reason,
 #include "jit/trace/breaks.def"
 #undef BREAK
 };
@@ -30,8 +30,8 @@ const char *const call_fates[CALL_FATES] = {
 #include "jit/trace/fates.def"
 #undef CALL_FATE
 };
-const char *const break_cures[BREAK_COUNT] = {
-#define BREAK(symbol, reason, cure) cure,
+const char *const break_hints[BREAK_COUNT] = {
+#define BREAK(symbol, reason, hint) hint,
 #include "jit/trace/breaks.def"
 #undef BREAK
 };
@@ -84,10 +84,10 @@ static void adopt(qn_vm *vm, qn_array *a, qn_array *result) {
 /* What the program holds has no data as long as a capture goes on, so that nothing can look at it unseen. Gives it what there is. */
 static void show_values(struct recording *r) {
   for (uint32_t i = 0; i < r->vals_cap; i++)
-    if (r->stand_ins[i] && value_is(r->vals[i], TAG_ARRAY)) adopt(r->vm, r->stand_ins[i], value_array(r->vals[i]));
+    if (r->tracers[i] && value_is(r->vals[i], TAG_ARRAY)) adopt(r->vm, r->tracers[i], value_array(r->vals[i]));
 }
 
-/* Has data that the program must not see yet: it gets a stand-in of it. */
+/* Has data that the program must not see yet: it gets a tracer of it. */
 static bool hides(const struct recording *r, uint32_t node) {
   return r->capturing && !r->ending && r->g->nodes[node].kind == NODE_OP;
 }
@@ -110,7 +110,7 @@ qn_array *rec_input(struct recording *r, uint32_t node, qn_array *data) {
   a->node = data->node;
   a->device = data->device;
   if (!r->capturing) adopt(vm, a, data);
-  r->stand_ins[node] = a;
+  r->tracers[node] = a;
   a->head.refs++;
   return a;
 }
@@ -155,12 +155,12 @@ void rec_free(struct recording *r) {
     free_ids(r);
     if (vm->rec == r) vm->rec = NULL;
   }
-  for (uint32_t i = 0; i < r->nfns; i++) value_release(vm, r->fns[i].stand_in);
+  for (uint32_t i = 0; i < r->nfns; i++) value_release(vm, r->fns[i].tracer);
   mem_free(vm, r->fns, r->fns_cap * sizeof *r->fns);
   mem_free(vm, r->fn_paths, r->fn_paths_cap * sizeof *r->fn_paths);
-  for (uint32_t i = 0; i < r->stand_ins_cap; i++)
-    if (r->stand_ins[i]) value_release(vm, value_obj(TAG_ARRAY, r->stand_ins[i]));
-  mem_free(vm, r->stand_ins, r->stand_ins_cap * sizeof *r->stand_ins);
+  for (uint32_t i = 0; i < r->tracers_cap; i++)
+    if (r->tracers[i]) value_release(vm, value_obj(TAG_ARRAY, r->tracers[i]));
+  mem_free(vm, r->tracers, r->tracers_cap * sizeof *r->tracers);
   while (r->nborrowed) {
     const struct borrowed *b = &r->borrowed[--r->nborrowed];
     b->array->node = b->node;
@@ -173,7 +173,7 @@ void rec_free(struct recording *r) {
   mem_free(vm, r->observed, r->observed_cap * sizeof *r->observed);
   regions_cut(vm, &r->regions, 0);
   mem_free(vm, r->regions.list, r->regions.cap * sizeof *r->regions.list);
-  lanes_free(r);
+  vmap_free(r);
   key_index *const indices[] = {&r->globals, &r->output_numbers, &r->observed_nodes};
   for (int i = 0; i < 3; i++) mem_free(vm, indices[i]->slots, indices[i]->cap * sizeof *indices[i]->slots);
   pattern_free(vm, &r->pattern);
@@ -190,9 +190,9 @@ bool rec_room(struct recording *r) {
     return false;
   }
   if (r->g->n <= r->vals_cap) return true;
-  uint32_t old = r->stand_ins_cap;
-  if (!mem_grow(r->vm, (void **)&r->stand_ins, &r->stand_ins_cap, r->g->n, sizeof *r->stand_ins)) return false;
-  for (uint32_t i = old; i < r->stand_ins_cap; i++) r->stand_ins[i] = NULL;
+  uint32_t old = r->tracers_cap;
+  if (!mem_grow(r->vm, (void **)&r->tracers, &r->tracers_cap, r->g->n, sizeof *r->tracers)) return false;
+  for (uint32_t i = old; i < r->tracers_cap; i++) r->tracers[i] = NULL;
   old = r->vals_cap;
   if (!mem_grow(r->vm, (void **)&r->vals, &r->vals_cap, r->g->n, sizeof *r->vals)) return false;
   for (uint32_t i = old; i < r->vals_cap; i++) r->vals[i] = value_unset();
@@ -230,7 +230,7 @@ bool key_add(qn_vm *vm, key_index *x, uint64_t key, uint32_t number) {
 void rec_at(qn_vm *vm, span at) { vm->rec->at = at; }
 
 void rec_part(struct recording *r, jit_anchor *callee) {
-  anchor_entries *x = anchor_entries_of(r->vm, callee);
+  anchor_specializations *x = anchor_entries_of(r->vm, callee);
   if (!x) {
     error_clear(r->vm);
     anchor_passed(callee);
@@ -301,7 +301,7 @@ uint32_t rec_traced(const struct recording *r, qn_value v) {
   if (node >= r->vals_cap) return 0;
   qn_value own = r->vals[node];
   if ((own.head & 0xff) == (v.head & 0xff) && own.u.i == v.u.i) return node;
-  return array && r->stand_ins[node] == v.u.p ? node : 0;
+  return array && r->tracers[node] == v.u.p ? node : 0;
 }
 
 static uint32_t keep(struct recording *r, uint32_t node, qn_value owned) {
@@ -427,8 +427,8 @@ static bool run_node(struct recording *r, uint32_t i) {
     } else {
       op_attr attr = graph_attr(n);
       if (n->op == OP_dot && !attr.flags) { /* the plan makes the product as this call does */
-        attr.flags = product_flags(vm, value_array(in[0]), value_array(in[1]));
-        if (attr.flags) ok = graph_fix_product(r->g, i, attr.flags) || (raise_memory(vm), false);
+        attr.flags = gemm_flags(vm, value_array(in[0]), value_array(in[1]));
+        if (attr.flags) ok = graph_fix_gemm(r->g, i, attr.flags) || (raise_memory(vm), false);
       }
       if (ok) out = eager_apply(vm, (op_id)n->op, in, n->nin, &attr);
     }
@@ -440,7 +440,7 @@ static bool run_node(struct recording *r, uint32_t i) {
   }
   if (value_is(out, TAG_ARRAY) && value_is(r->vals[i], TAG_ARRAY) && hides(r, i)) {
     if (!name_node(r, &out, i)) return false;
-    r->stand_ins[i] = value_array(r->vals[i]);
+    r->tracers[i] = value_array(r->vals[i]);
     r->vals[i] = out;
     return true;
   }
@@ -458,7 +458,7 @@ static bool run_node(struct recording *r, uint32_t i) {
 /* Does somebody besides the recording hold node i's array? */
 static bool held(const struct recording *r, uint32_t i) {
   if (!value_is(r->vals[i], TAG_ARRAY)) return false;
-  if (r->stand_ins[i] && r->g->nodes[i].kind == NODE_OP) return r->stand_ins[i]->head.refs > 1;
+  if (r->tracers[i] && r->g->nodes[i].kind == NODE_OP) return r->tracers[i]->head.refs > 1;
   return ((obj_head *)r->vals[i].u.p)->refs > 1;
 }
 
@@ -466,8 +466,8 @@ static bool held(const struct recording *r, uint32_t i) {
 static void let_go(struct recording *r, uint32_t i) {
   value_release(r->vm, r->vals[i]);
   r->vals[i] = value_unset();
-  if (r->stand_ins[i]) value_release(r->vm, value_obj(TAG_ARRAY, r->stand_ins[i]));
-  r->stand_ins[i] = NULL;
+  if (r->tracers[i]) value_release(r->vm, value_obj(TAG_ARRAY, r->tracers[i]));
+  r->tracers[i] = NULL;
 }
 
 static bool node_has_value(const struct recording *r, uint32_t i) {
@@ -484,23 +484,23 @@ static void need(const struct recording *r, uint32_t j, uint8_t *needed, uint32_
 /* The lanes that somebody holds: those of last time that still are, and new ones. What nobody holds any more comes back by rec_value_of
  * only, which says so (`reopened`). */
 static bool keep_lanes(struct recording *r) {
-  uint32_t kept = 0, before = r->nlanes_kept, n = r->g->n;
+  uint32_t kept = 0, before = r->nvmap_kept, n = r->g->n;
   if (!r->lanes) {
-    r->nlanes_kept = r->lanes_looked = 0;
+    r->nvmap_kept = r->vmap_looked = 0;
     return true;
   }
-  if (r->reopened || !r->lanes_looked) before = 0, r->lanes_looked = 1;
+  if (r->reopened || !r->vmap_looked) before = 0, r->vmap_looked = 1;
   for (uint32_t k = 0; k < before; k++) {
-    uint32_t i = r->lanes_kept[k];
-    if (held(r, i) && lanes_whole(r, i)) r->lanes_kept[kept++] = i;
+    uint32_t i = r->vmap_kept[k];
+    if (held(r, i) && vmap_whole(r, i)) r->vmap_kept[kept++] = i;
   }
-  for (uint32_t i = r->lanes_looked; i < n; i++) {
-    if (!held(r, i) || !lanes_whole(r, i)) continue;
-    if (!mem_grow(r->vm, (void **)&r->lanes_kept, &r->lanes_kept_cap, kept + 1, sizeof *r->lanes_kept)) return false;
-    r->lanes_kept[kept++] = i;
+  for (uint32_t i = r->vmap_looked; i < n; i++) {
+    if (!held(r, i) || !vmap_whole(r, i)) continue;
+    if (!mem_grow(r->vm, (void **)&r->vmap_kept, &r->vmap_kept_cap, kept + 1, sizeof *r->vmap_kept)) return false;
+    r->vmap_kept[kept++] = i;
   }
-  r->nlanes_kept = kept;
-  r->lanes_looked = n;
+  r->nvmap_kept = kept;
+  r->vmap_looked = n;
   return true;
 }
 
@@ -508,13 +508,13 @@ bool rec_run_pending(struct recording *r) {
   qn_vm *vm = r->vm;
   if (r->hollow) return true;
   const graph *g = r->g;
-  if (r->lanes_held.on) {
-    raise(vm, E_not_diff, SPAN_NONE,
+  if (r->vmap_held.on) {
+    raise_error(vm, E_not_diff, SPAN_NONE,
           "custom_grad: vjp, jvp and jacobian run backward before the cotangent has a value, so it can neither read "
           "the data of an array nor print it or try; where(mask, a, b) selects without reading");
     return false;
   }
-  if (!lanes_advance(r) || !rec_room(r) || !keep_lanes(r)) return false;
+  if (!vmap_advance(r) || !rec_room(r) || !keep_lanes(r)) return false;
   uint32_t n = g->n, from = r->reopened ? 1 : r->done;
   if (from >= n) return true;
   /* uses[i]: how many needed pending nodes read node i; UINT32_MAX/2 bias marks "needed" */
@@ -529,14 +529,14 @@ bool rec_run_pending(struct recording *r) {
   struct recording *active = vm->rec;
   vm->rec = NULL; /* the executor runs eagerly */
   /* Lanes are not executed: of those that are held the counterparts are, and stay. */
-  for (uint32_t k = 0; k < r->nlanes_kept; k++) {
-    uint32_t whole = lanes_outermost(r, r->lanes_kept[k]);
+  for (uint32_t k = 0; k < r->nvmap_kept; k++) {
+    uint32_t whole = vmap_outermost(r, r->vmap_kept[k]);
     uses[whole]++;
     need(r, whole, needed, &from);
   }
   for (uint32_t i = n - 1; i >= from; i--) {
     const graph_node *node = &g->nodes[i];
-    if (node->kind != NODE_OP || node_has_value(r, i) || (r->lanes && lanes_whole(r, i))) continue;
+    if (node->kind != NODE_OP || node_has_value(r, i) || (r->lanes && vmap_whole(r, i))) continue;
     if (!needed[i] && (i < from_held || !held(r, i)) && (i < r->done || !graph_fallible(g, i))) continue;
     needed[i] = 1;
     for (int k = 0; k < node->nin; k++) {
@@ -550,7 +550,7 @@ bool rec_run_pending(struct recording *r) {
     if (node->kind != NODE_OP || !needed[i] || node_has_value(r, i)) continue;
     ok = run_node(r, i);
     if (!ok) {
-      lanes_blame(r, i);
+      vmap_blame(r, i);
       break;
     }
     for (int k = 0; k < node->nin; k++) {
@@ -617,11 +617,11 @@ qn_value rec_computed(struct recording *r, uint32_t node) {
 /* An array of the recording in progress is to have data. */
 static bool force_traced(qn_vm *vm, struct recording *r, qn_array *a) {
   if (r->hollow) {
-    raise(vm, E_no_graph, SPAN_NONE, "a graph is being rewritten: its arrays have no elements to look at");
+    raise_error(vm, E_no_graph, SPAN_NONE, "a graph is being rewritten: its arrays have no elements to look at");
     return false;
   }
   if (rec_is_lane(vm, value_obj(TAG_ARRAY, a))) {
-    lanes_raise_read(r, value_obj(TAG_ARRAY, a));
+    vmap_raise_read(r, value_obj(TAG_ARRAY, a));
     return false;
   }
   return rec_break(r, BREAK_host_read, NULL);
@@ -645,14 +645,14 @@ static bool rec_force(qn_vm *vm, qn_array *a) {
     if (!ok) return false;
     if (!array_pending(a)) return true;
   }
-  raise(vm, E_internal, SPAN_NONE, "an array has lost its data");
+  raise_error(vm, E_internal, SPAN_NONE, "an array has lost its data");
   return false;
 }
 
 /* ---- ops ------------------------------------------------------------------------------------------------------------------------------- */
 
 qn_value rec_raise_refusal(struct recording *r, uint32_t node, const op_refusal *why) {
-  raise(r->vm, (error_id)why->id, SPAN_NONE, "%s", why->text);
+  raise_error(r->vm, (error_id)why->id, SPAN_NONE, "%s", why->text);
   if (node && node < r->g->n) raise_at_site(r, r->g->nodes[node].site);
   return value_error();
 }
@@ -662,16 +662,16 @@ qn_value rec_raise_refusal(struct recording *r, uint32_t node, const op_refusal 
 static bool eval_weak(struct recording *r, uint32_t node) {
   qn_vm *vm = r->vm;
   if (r->lanes) {
-    if (!lanes_advance(r) || !rec_room(r)) return false;
+    if (!vmap_advance(r) || !rec_room(r)) return false;
     const graph_node *n = &r->g->nodes[node];
-    if (lanes_whole(r, node)) {
+    if (vmap_whole(r, node)) {
       bool read = n->kind == NODE_OP && n->op == OP_cast && !r->g->nodes[n->in[0]].type.weak && !r->handing_grads;
       if (!read) { /* only the node counts */
         r->vals[node] = n->type.dtype == QN_bool ? value_bool(false) : value_float(NAN);
         return true;
       }
       qn_value lane = rec_value_of(r, n->in[0]);
-      if (!value_is_error(lane)) lanes_raise_read(r, lane);
+      if (!value_is_error(lane)) vmap_raise_read(r, lane);
       value_release(vm, lane);
       return false;
     }
@@ -728,9 +728,9 @@ qn_value rec_value_of(struct recording *r, uint32_t node) {
     if (value_is(r->vals[node], TAG_UNSET) && !eval_weak(r, node)) return value_error();
     return value_traced(plain(r->vals[node]), r->base + node);
   }
-  if (r->stand_ins[node]) return value_retain(value_obj(TAG_ARRAY, r->stand_ins[node]));
-  bool stand_in = node_has_value(r, node) && hides(r, node);
-  if (!value_is(r->vals[node], TAG_UNSET) && !stand_in) return value_retain(r->vals[node]);
+  if (r->tracers[node]) return value_retain(value_obj(TAG_ARRAY, r->tracers[node]));
+  bool tracer = node_has_value(r, node) && hides(r, node);
+  if (!value_is(r->vals[node], TAG_UNSET) && !tracer) return value_retain(r->vals[node]);
   if (n->kind == NODE_CONST) return load_const(r, node) ? value_retain(r->vals[node]) : value_error();
   int64_t shape[ARRAY_MAX_RANK];
   for (int k = 0; k < n->type.rank; k++) shape[k] = dim_hint(&r->g->dims, n->type.shape[k]);
@@ -739,8 +739,8 @@ qn_value rec_value_of(struct recording *r, uint32_t node) {
   a->node = r->base + node;
   a->device = r->device;
   a->head.refs++;
-  if (stand_in) {
-    r->stand_ins[node] = a;
+  if (tracer) {
+    r->tracers[node] = a;
     return value_obj(TAG_ARRAY, a);
   }
   r->vals[node] = value_obj(TAG_ARRAY, a);
@@ -810,12 +810,12 @@ static qn_value apply_data_shaped(struct recording *r, op_id op, const qn_value 
                                   const uint32_t *nodes) {
   qn_vm *vm = r->vm;
   uint32_t site = rec_site(r);
-  if (op == OP_compress && lanes_whole(r, nodes[0]) && !lanes_whole(r, nodes[1]) && value_is(in[1], TAG_ARRAY) &&
+  if (op == OP_compress && vmap_whole(r, nodes[0]) && !vmap_whole(r, nodes[1]) && value_is(in[1], TAG_ARRAY) &&
       value_array(in[1])->rank > 0)
     return compress_lanes(vm, in);
   for (int k = 0; k < nin; k++)
-    if (lanes_whole(r, nodes[k]))
-      return raise(
+    if (vmap_whole(r, nodes[k]))
+      return raise_error(
           vm, E_not_batched, SPAN_NONE,
           op == OP_compress
               ? "vmap: x[mask] would have another size in each lane; use where(mask, x, 0), which keeps the size"
@@ -840,7 +840,7 @@ static qn_value apply_data_shaped(struct recording *r, op_id op, const qn_value 
 bool rec_appended(struct recording *r) {
   qn_vm *vm = r->vm;
   if (r->tries) return rec_run_pending(r);
-  if (r->lanes_held.on) return true; /* a backward pass whose cotangents have no values, of any length: nothing runs */
+  if (r->vmap_held.on) return true; /* a backward pass whose cotangents have no values, of any length: nothing runs */
   if (r->g->n - (r->capturing ? 0 : r->done) > (uint64_t)vm->tune[TUNE_jit_nodes])
     return rec_break(r, BREAK_too_many_nodes, NULL);
   size_t most = (size_t)vm->tune[TUNE_jit_pending_bytes];
@@ -856,7 +856,7 @@ rec_marked rec_mark(const struct recording *r) {
 void rec_forget(struct recording *r, rec_marked before) {
   graph *g = r->g;
   bool known = g->ninputs != before.ninputs || r->nobserved != before.nobserved || r->regions.n != before.nregions ||
-               lanes_know(r, before.n);
+               vmap_know(r, before.n);
   for (uint32_t i = before.n; i < g->n && i < r->vals_cap && !known; i++) known = !value_is(r->vals[i], TAG_UNSET);
   if (!known) {
     g->n = before.n;
@@ -882,7 +882,7 @@ static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int
 /* The quotient of two host ints is that of two floats, except that there is none by 0: a guard says so. */
 static bool divisor_stays(struct recording *r, qn_value a, qn_value b) {
   uint32_t node = rec_traced(r, b);
-  if (value_is(a, TAG_FLOAT) || value_is(b, TAG_FLOAT) || !node || lanes_whole(r, node)) return true;
+  if (value_is(a, TAG_FLOAT) || value_is(b, TAG_FLOAT) || !node || vmap_whole(r, node)) return true;
   qn_value test = rec_apply(r, OP_ne, (qn_value[]){b, value_int(0)}, 2, NULL);
   return !value_is_error(test) && !value_is_error(rec_observe(r->vm, test));
 }
@@ -907,7 +907,7 @@ static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int
       if (!error_pending(vm)) raise_memory(vm);
       return value_error();
     }
-    if (!lanes_advance(r)) return value_error();
+    if (!vmap_advance(r)) return value_error();
     return value_traced(out, r->base + node);
   }
   int device = -1;
@@ -972,7 +972,7 @@ static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int
     raise_memory(vm);
     goto done;
   }
-  if (!lanes_advance(r)) goto done;
+  if (!vmap_advance(r)) goto done;
   out = rec_value_of(r, node);
   if (value_is_error(out)) goto done;
   if (!rec_appended(r)) {
@@ -989,7 +989,7 @@ qn_value op_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_att
   if (!attr) attr = &none;
   if (__builtin_expect(vm->rec == NULL, 1)) return eager_apply(vm, op, in, nin, attr);
   qn_value safe[LANES_GUARDED];
-  int guarded = lanes_guard(vm->rec, op, in, nin, attr, safe);
+  int guarded = vmap_guard(vm->rec, op, in, nin, attr, safe);
   if (guarded == 0) return rec_apply(vm->rec, op, in, nin, attr);
   if (guarded < 0) return value_error();
   qn_value out = rec_apply(vm->rec, op, safe, nin, attr);
@@ -1004,9 +1004,9 @@ qn_value rec_observe(qn_vm *vm, qn_value v) {
   if (!value_is_scalar(v)) return v;
   uint32_t node = r ? rec_traced(r, v) : 0;
   if (!node) return plain(v);
-  if (lanes_whole(r, node)) return lanes_raise_read(r, v);
+  if (vmap_whole(r, node)) return vmap_raise_read(r, v);
   if (r->hollow)
-    return raise(vm, E_no_graph, SPAN_NONE, "a graph is being rewritten: its numbers have no values to look at");
+    return raise_error(vm, E_no_graph, SPAN_NONE, "a graph is being rewritten: its numbers have no values to look at");
   if (r->capturing) {
     if (key_number(&r->observed_nodes, node)) return plain(v);
     if (!mem_grow(vm, (void **)&r->observed, &r->observed_cap, r->nobserved + 1, sizeof *r->observed) ||
@@ -1044,7 +1044,7 @@ int rec_truth(qn_vm *vm, qn_value v, span at) {
   if (value_is(v, TAG_ARRAY) && value_array(v)->dtype == QN_bool && value_array(v)->size == 1) {
     qn_array *a = value_array(v);
     if (vm->rec && rec_is_lane(vm, v)) {
-      lanes_raise_read(vm->rec, v);
+      vmap_raise_read(vm->rec, v);
       raise_at(vm, at);
       return -1;
     }
@@ -1061,14 +1061,14 @@ int rec_truth(qn_vm *vm, qn_value v, span at) {
   text_add(&t, "", 1);
   const char *kind = t.failed ? "this" : t.text;
   if (value_is(v, TAG_ARRAY) && value_array(v)->dtype == QN_bool)
-    raise(vm, E_condition, at,
+    raise_error(vm, E_condition, at,
           "a condition needs one bool, not %s; reduce it with any(...) or all(...), or use & | ~ elementwise", kind);
   else if (value_is(v, TAG_ARRAY) || value_is_number(v))
-    raise(vm, E_condition, at, "a condition needs a bool, not %s; write the comparison, like x != 0", kind);
+    raise_error(vm, E_condition, at, "a condition needs a bool, not %s; write the comparison, like x != 0", kind);
   else if (value_is(v, TAG_NIL))
-    raise(vm, E_condition, at, "a condition needs a bool, not nil; write x != nil");
+    raise_error(vm, E_condition, at, "a condition needs a bool, not nil; write x != nil");
   else
-    raise(vm, E_condition, at, "a condition needs a bool, not %s; write the test, like len(x) > 0", kind);
+    raise_error(vm, E_condition, at, "a condition needs a bool, not %s; write the test, like len(x) > 0", kind);
   text_free(&t);
   return -1;
 }
@@ -1118,7 +1118,7 @@ static bool carries_leaf(void *ctx, const char *path, qn_value v) {
 bool rec_carries(qn_vm *vm, const char *name, qn_value result, bool reads) {
   if (tree_each(vm, result, carries_leaf, reads ? vm->rec : NULL)) return true;
   if (!error_pending(vm))
-    raise(vm, E_not_diff, SPAN_NONE,
+    raise_error(vm, E_not_diff, SPAN_NONE,
           "%s reads numbers that a gradient differentiates by, and what it gives has no derivative; "
           "stop_gradient(x) takes them as constants, custom_grad tells a derivative",
           name);
@@ -1144,7 +1144,7 @@ void rec_try_end(qn_vm *vm) {
 }
 
 bool rec_effect(qn_vm *vm, const builtin_def *def, qn_value *args, int nargs) {
-  if (!lanes_effect(vm->rec, def, args, nargs)) return false;
+  if (!vmap_effect(vm->rec, def, args, nargs)) return false;
   return rec_break(vm->rec, BREAK_effect, def->name);
 }
 
@@ -1154,7 +1154,7 @@ qn_value rec_global(qn_vm *vm, rec_cell *cell, qn_value *slot, qn_str *name) {
   struct recording *r = vm->rec;
   if (!r->capturing) return value_retain(*slot);
   uint32_t known = key_number(&r->globals, (uintptr_t)slot);
-  if (known) return value_retain(r->pattern.roots[known - 1].stand_in);
+  if (known) return value_retain(r->pattern.roots[known - 1].tracer);
   known = r->pattern.nroots + 1;
   qn_value v = pattern_root(r, ROOT_GLOBAL, *slot, slot, cell, name);
   const jit_anchor *reader = r->ncalls ? r->callees[r->ncalls - 1] : r->of ? r->of->anchor : NULL;
@@ -1221,11 +1221,11 @@ static void jit_close(qn_vm *vm) {
   if (!j) return;
   if (vm->rec) rec_free(vm->rec);
   engine_jit_forget(vm);
-  for (anchor_entries *e = j->anchors, *next; e; e = next) {
+  for (anchor_specializations *e = j->anchors, *next; e; e = next) {
     next = e->next;
-    for (entry *x = e->first, *after; x; x = after) {
+    for (specialization *x = e->first, *after; x; x = after) {
       after = x->next;
-      entry_free(vm, x);
+      specialization_free(vm, x);
     }
     mem_free(vm, e->recompiles, e->recompiles_cap * sizeof *e->recompiles);
     parts_free(vm, &e->parts);

@@ -5,7 +5,7 @@
  *   calls        rec_call around every call of a user function whose anchor asks for it (anchor_wants)
  *   branches     rec_if for a traced condition, else rec_truth for the test of if, while, and, or, not
  *   loops        rec_loop at loop headers; `for` over a range observes its bounds (rec_int)
- *   lanes        while rec_lanes(vm): rec_frame_enter .. rec_call_leave around the body of every user function, rec_frame_enter,
+ *   lanes        while rec_in_vmap(vm): rec_frame_enter .. rec_call_leave around the body of every user function, rec_frame_enter,
  *                rec_loop_test, rec_loop_next .. rec_loop_leave around loops; rec_try_catches before a handler runs
  *   try          rec_try_begin / rec_try_end around a body
  *   globals      rec_global when it reads a global while recording; captured values likewise (rec_capture)
@@ -71,9 +71,9 @@ static inline bool anchor_wakes(const jit_anchor *a, int64_t elements) { return 
 /* A call the interpreter is about to make. `run` executes the body on the (possibly replaced) arguments. */
 typedef struct rec_call_site {
   jit_anchor *anchor;
-  qn_value fn; /* the function value, borrowed; its captures are inputs. While recording rec_call puts a stand-in with
+  qn_value fn; /* the function value, borrowed; its captures are inputs. While recording rec_call puts a tracer with
                            traced captures here: `run` must take the function from the site */
-  qn_value *args; /* on the value stack; owned by it; rec_call may replace them by traced stand-ins while recording */
+  qn_value *args; /* on the value stack; owned by it; rec_call may replace them by traced tracers while recording */
   int nargs;
   bool rests;                 /* anchor_wakes is asked, so the anchor may rest */
   span at;                    /* of the call */
@@ -156,9 +156,9 @@ void rec_try_end(qn_vm *vm);
 /* The arguments (owned by the caller) are then what the effect sees: all lanes of a vmap. */
 QN_MUST_CHECK bool rec_effect(qn_vm *vm, const builtin_def *def, qn_value *args, int nargs);
 
-/* ---- lanes of a vmap in progress (flow.c) ------------------------------------------------------------------------------------- */
+/* ---- lanes of a vmap in progress (vmap_control.c) ------------------------------------------------------------------------------------- */
 
-bool rec_lanes(const qn_vm *vm);
+bool rec_in_vmap(const qn_vm *vm);
 /* Does this array or number differ from lane to lane? */
 bool rec_is_lane(const qn_vm *vm, qn_value v);
 /* A user function's body or a loop in progress, on the C stack of whoever runs it; lanes that leave early wait here. */
@@ -258,7 +258,7 @@ QN_MUST_CHECK qn_value jit_export(qn_vm *vm, qn_value fn, const qn_value *args, 
 /* A graph value as bytes: a description, and apart from it the elements of its arrays, each run from a multiple of GRAPH_RUN_ALIGN
  * on. The graph (and what else there is to own the runs) lives in `kept`. README.md says how the description is made. */
 enum { GRAPH_RUN_ALIGN = 64 };
-typedef struct graph_pack {
+typedef struct graph_serialize {
   text_buf text;
   struct graph_run {
     const void *data;
@@ -266,16 +266,16 @@ typedef struct graph_pack {
   } * runs;
   uint32_t n, cap;
   qn_value kept;
-} graph_pack;
+} graph_serialize;
 /* False with an error raised: a part is a function of the program, memory is short. To be freed in any case. */
-QN_MUST_CHECK bool jit_graph_pack(qn_vm *vm, qn_value g, graph_pack *out);
-void graph_pack_free(qn_vm *vm, graph_pack *p);
+QN_MUST_CHECK bool jit_graph_serialize(qn_vm *vm, qn_value g, graph_serialize *out);
+void graph_serialize_free(qn_vm *vm, graph_serialize *p);
 /* And back; trusts nothing. The error value with `why` filled in: the bytes are damaged; else (`why` empty) with an error raised. */
-typedef struct graph_packed {
+typedef struct graph_serialized {
   const uint8_t *text, *data;
   size_t text_len, data_len;
-} graph_packed;
-QN_MUST_CHECK qn_value jit_graph_unpack(qn_vm *vm, const graph_packed *from, char *why, size_t size);
+} graph_serialized;
+QN_MUST_CHECK qn_value jit_graph_deserialize(qn_vm *vm, const graph_serialized *from, char *why, size_t size);
 QN_MUST_CHECK qn_value jit_graph_parse(qn_vm *vm, const qn_str *text);
 QN_MUST_CHECK qn_value jit_graph_rewrite(qn_vm *vm, qn_value g, qn_value rule);
 /* Fields of graphs; unset: there is none of that name. */

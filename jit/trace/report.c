@@ -13,8 +13,8 @@
 
 /* Plans that are being made are waited for; their kernels' compilers are not. False: interrupted. */
 static bool plans_made(qn_vm *vm) {
-  for (anchor_entries *a = jit_of(vm)->anchors; a; a = a->next)
-    for (entry *e = a->first; e; e = e->next)
+  for (anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next)
+    for (specialization *e = a->first; e; e = e->next)
       while (e->state == ENTRY_COMPILING && e->job) {
         struct timespec pause = {0, 200000};
         nanosleep(&pause, NULL);
@@ -96,25 +96,25 @@ static void sum_add(call_sum *s, uint64_t calls, const char *text, const char *m
 }
 
 /* Calls of a function in recordings and graphs of another one. */
-static uint64_t calls_within(const anchor_entries *outer, uint32_t id) {
+static uint64_t calls_within(const anchor_specializations *outer, uint32_t id) {
   uint64_t n = 0;
   for (uint32_t i = 0; i < outer->parts.n; i++)
     if (outer->parts.list[i].id == id) n += outer->parts.list[i].calls;
-  for (const entry *e = outer->first; e; e = e->next)
+  for (const specialization *e = outer->first; e; e = e->next)
     for (uint32_t i = 0; i < e->parts.n; i++)
       if (e->parts.list[i].id == id) n += e->parts.list[i].calls * e->replays;
   return n;
 }
 
 /* Those that have most of them by name. */
-static void add_within(call_sum *s, qn_vm *vm, const anchor_entries *a) {
-  const anchor_entries *said[CALLERS_MOST];
+static void add_within(call_sum *s, qn_vm *vm, const anchor_specializations *a) {
+  const anchor_specializations *said[CALLERS_MOST];
   uint64_t left = a->calls[CALL_part];
-  for (const anchor_entries *o = jit_of(vm)->anchors; o; o = o->next) left += calls_within(o, a->id);
+  for (const anchor_specializations *o = jit_of(vm)->anchors; o; o = o->next) left += calls_within(o, a->id);
   for (int n = 0; n < CALLERS_MOST && left; n++) {
-    const anchor_entries *best = NULL;
+    const anchor_specializations *best = NULL;
     uint64_t most = 0;
-    for (const anchor_entries *o = jit_of(vm)->anchors; o; o = o->next) {
+    for (const anchor_specializations *o = jit_of(vm)->anchors; o; o = o->next) {
       uint64_t calls = calls_within(o, a->id);
       bool before = false;
       for (int i = 0; i < n; i++) before |= said[i] == o;
@@ -139,11 +139,11 @@ static void add_within(call_sum *s, qn_vm *vm, const anchor_entries *a) {
 }
 
 /* Each call falls in one item. */
-static void add_sum(call_sum *s, qn_vm *vm, const anchor_entries *a) {
+static void add_sum(call_sum *s, qn_vm *vm, const anchor_specializations *a) {
   uint64_t calls[CALL_FATES], refused[BREAK_COUNT];
   memcpy(calls, a->calls, sizeof calls);
   memcpy(refused, a->refused, sizeof refused);
-  for (const entry *e = a->first; e; e = e->next) {
+  for (const specialization *e = a->first; e; e = e->next) {
     uint64_t left = e->hits - e->replays - e->verified - e->waited - e->timed;
     calls[CALL_compiled] += e->replays;
     calls[CALL_verified] += e->verified;
@@ -184,7 +184,7 @@ static int by_calls(const void *a, const void *b) {
   return x->number < y->number ? -1 : x->number > y->number;
 }
 
-bool report_calls(qn_vm *vm, const char *file, const anchor_entries *const *list, uint32_t n, uint32_t most,
+bool report_calls(qn_vm *vm, const char *file, const anchor_specializations *const *list, uint32_t n, uint32_t most,
                   text_buf *out) {
   size_t bytes = (n + 1) * sizeof(called);
   called *sums = mem_alloc(vm, bytes);
@@ -227,7 +227,7 @@ bool report_calls(qn_vm *vm, const char *file, const anchor_entries *const *list
 
 /* ---- all of it ---------------------------------------------------------------------------------------------------------------- */
 
-static void add_entry(qn_vm *vm, text_buf *t, const entry *e) {
+static void add_entry(qn_vm *vm, text_buf *t, const specialization *e) {
   const plan *p = e->plan && e->plan->plan ? e->plan->plan : NULL;
   if (!p) {
     text_addf(t, "  stays eager: %s%s%s", break_reasons[e->why], e->why_text[0] ? ": " : "", e->why_text);
@@ -238,11 +238,11 @@ static void add_entry(qn_vm *vm, text_buf *t, const entry *e) {
     text_addf(t, "  one graph, %u kernel%s, %llu call%s", p->nkernels, report_plural(p->nkernels),
               (unsigned long long)calls, report_plural(calls));
     if (e->hits > calls) text_addf(t, ", %llu more eager", (unsigned long long)(e->hits - calls));
-    text_addf(t, "%s:\n", entry_stays_eager(e) ? "; stays eager, which is faster" : "");
+    text_addf(t, "%s:\n", specialization_stays_eager(e) ? "; stays eager, which is faster" : "");
   }
   text_buf guards;
   text_init(&guards, vm);
-  entry_guards(e, &guards);
+  specialization_guards(e, &guards);
   if (!guards.failed) add_indented(t, &guards, p ? "    where " : "    for ");
   text_free(&guards);
   for (uint32_t i = 0; p && i < p->nkernels; i++) {
@@ -256,11 +256,11 @@ static void add_entry(qn_vm *vm, text_buf *t, const entry *e) {
   }
 }
 
-static void add_function(qn_vm *vm, text_buf *t, const anchor_entries *a) {
+static void add_function(qn_vm *vm, text_buf *t, const anchor_specializations *a) {
   report_name(vm, t, a->anchor);
   add_place(vm, t, a->anchor->at);
   text_adds(t, "\n");
-  for (const entry *e = a->first; e; e = e->next) add_entry(vm, t, e);
+  for (const specialization *e = a->first; e; e = e->next) add_entry(vm, t, e);
   for (uint32_t i = 0; i < a->nrecompiles; i++) {
     text_addf(t, "  recorded again: %s", a->recompiles[i].text);
     add_place(vm, t, a->recompiles[i].at);
@@ -270,7 +270,7 @@ static void add_function(qn_vm *vm, text_buf *t, const anchor_entries *a) {
   if (a->full) text_adds(t, "  too many call shapes: others stay eager (jit.entries, jit.misses)\n");
 }
 
-static bool add_all(qn_vm *vm, text_buf *out, const anchor_entries *const *list, uint32_t n) {
+static bool add_all(qn_vm *vm, text_buf *out, const anchor_specializations *const *list, uint32_t n) {
   bool recorded = false, named = false;
   for (uint32_t i = 0; i < n; i++) {
     if (!list[i]->first) continue;
@@ -307,12 +307,12 @@ static bool add_all(qn_vm *vm, text_buf *out, const anchor_entries *const *list,
 bool jit_report(qn_vm *vm, const char *file, bool all, text_buf *out) {
   if (!plans_made(vm)) return false;
   uint32_t n = 0;
-  for (const anchor_entries *a = jit_of(vm)->anchors; a; a = a->next) n++;
+  for (const anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next) n++;
   /* In the order of their first calls: the VM's list has the latest first. */
-  const anchor_entries **list = mem_alloc(vm, (n + 1) * sizeof *list);
+  const anchor_specializations **list = mem_alloc(vm, (n + 1) * sizeof *list);
   if (!list) return false;
   uint32_t i = n;
-  for (const anchor_entries *a = jit_of(vm)->anchors; a; a = a->next) list[--i] = a;
+  for (const anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next) list[--i] = a;
   bool good = true;
   if (all) {
     good = add_all(vm, out, list, n);

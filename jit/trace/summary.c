@@ -11,28 +11,28 @@
 #include "jit/trace/trace.h"
 
 /* What became of a function. */
-typedef struct told {
-  const anchor_entries *a;
+typedef struct fn_report {
+  const anchor_specializations *a;
   bool library;
   uint32_t compiled, slower, eager,
       idle;                 /* its call shapes: compiled; compiled, but eager is faster; eager; without arrays */
   uint64_t calls, runs;     /* that compiled shapes served; of these, with their code */
   const jit_anchor *within; /* a compiled function that it is a part of, or NULL */
-} told;
+} fn_report;
 
 typedef struct summary {
   qn_vm *vm;
   const char *file;
-  told *list;
+  fn_report *list;
   uint32_t n;
 } summary;
 
-static const plan *plan_of(const entry *e) { return e->plan ? e->plan->plan : NULL; }
+static const plan *plan_of(const specialization *e) { return e->plan ? e->plan->plan : NULL; }
 
-static bool is_idle(const entry *e) { return e->why == BREAK_no_arrays || e->why == BREAK_no_arguments; }
+static bool is_idle(const specialization *e) { return e->why == BREAK_no_arrays || e->why == BREAK_no_arguments; }
 
 /* Has it never been called with an array, but in others' graphs? */
-static bool is_scalar(const anchor_entries *a) { return !a->begun && !a->first; }
+static bool is_scalar(const anchor_specializations *a) { return !a->begun && !a->first; }
 
 static uint32_t lines_in(const text_buf *t) {
   uint32_t n = 0;
@@ -130,18 +130,18 @@ static bool computes(const plan *p, span at) {
   return false;
 }
 
-static void find_within(const summary *s, told *x) {
+static void find_within(const summary *s, fn_report *x) {
   for (uint32_t i = 0; i < s->n && !x->within; i++) {
     const jit_anchor *other = s->list[i].a->anchor;
     if (!s->list[i].compiled && !s->list[i].slower) continue;
     if (other == x->a->anchor || holds(other->at, x->a->anchor->at)) continue;
-    for (const entry *e = s->list[i].a->first; e && !x->within; e = e->next)
+    for (const specialization *e = s->list[i].a->first; e && !x->within; e = e->next)
       if (plan_of(e) && computes(plan_of(e), x->a->anchor->at)) x->within = other;
   }
 }
 
 /* The same code under other transforms has been recorded: nothing is to be said of it without them. */
-static bool told_elsewhere(const summary *s, const told *x) {
+static bool reported_elsewhere(const summary *s, const fn_report *x) {
   for (uint32_t i = 0; i < s->n; i++) {
     const jit_anchor *a = s->list[i].a->anchor;
     if (a != x->a->anchor && s->list[i].a->first && holds(a->at, x->a->anchor->at) && holds(x->a->anchor->at, a->at))
@@ -150,17 +150,17 @@ static bool told_elsewhere(const summary *s, const told *x) {
   return false;
 }
 
-static void gather(summary *s, const anchor_entries *const *list) {
+static void gather(summary *s, const anchor_specializations *const *list) {
   for (uint32_t i = 0; i < s->n; i++) {
-    told *x = &s->list[i];
+    fn_report *x = &s->list[i];
     x->a = list[i];
     x->library = place_in_library(s->vm, list[i]->anchor->at);
     x->idle = !list[i]->first && list[i]->quiet > 0;
-    for (const entry *e = list[i]->first; e; e = e->next) {
+    for (const specialization *e = list[i]->first; e; e = e->next) {
       if (!plan_of(e)) {
         *(is_idle(e) ? &x->idle : &x->eager) += 1;
       } else {
-        *(entry_stays_eager(e) || list[i]->rests ? &x->slower : &x->compiled) += 1;
+        *(specialization_stays_eager(e) || list[i]->rests ? &x->slower : &x->compiled) += 1;
         x->calls += e->hits;
         x->runs += e->replays + e->verified;
       }
@@ -174,7 +174,7 @@ static void gather(summary *s, const anchor_entries *const *list) {
 
 /* A place that keeps a function eager. */
 typedef struct broken {
-  const entry *e;
+  const specialization *e;
   uint32_t number; /* of the function */
 } broken;
 
@@ -189,7 +189,7 @@ static int by_place(const void *a, const void *b) {
 }
 
 /* Do two reasons stand on one line of the summary? */
-static bool same_place(const summary *s, const entry *a, const entry *b) {
+static bool same_place(const summary *s, const specialization *a, const specialization *b) {
   int line, other;
   const char *file = place_line(s->vm, a->why_at, &line);
   return a->why == b->why && strcmp(a->why_text, b->why_text) == 0 && file == place_line(s->vm, b->why_at, &other) &&
@@ -212,15 +212,15 @@ static void add_broken(const summary *s, text_buf *t, const broken *list, uint32
 }
 
 /* Over two lines at most. */
-static void add_cure(text_buf *t, const char *cure) {
-  static const char title[] = "  cure: ";
-  size_t len = cure ? strlen(cure) : 0, room = SUMMARY_COLUMNS - (sizeof title - 1), cut = len;
+static void add_hint(text_buf *t, const char *hint) {
+  static const char title[] = "  hint: ";
+  size_t len = hint ? strlen(hint) : 0, room = SUMMARY_COLUMNS - (sizeof title - 1), cut = len;
   if (!len) return;
   if (len > room)
-    for (cut = room; cut > 0 && cure[cut] != ' '; cut--) {}
+    for (cut = room; cut > 0 && hint[cut] != ' '; cut--) {}
   text_adds(t, title);
-  text_add(t, cure, cut ? cut : len);
-  if (cut && cut < len) text_addf(t, "\n    %s", cure + cut + 1);
+  text_add(t, hint, cut ? cut : len);
+  if (cut && cut < len) text_addf(t, "\n    %s", hint + cut + 1);
   text_adds(t, "\n");
 }
 
@@ -233,7 +233,7 @@ static bool add_eager(const summary *s, text_buf *t) {
   broken *list = mem_alloc(s->vm, (most + 1) * sizeof *list);
   if (!list) return false;
   for (uint32_t i = 0; i < s->n; i++)
-    for (const entry *e = s->list[i].library ? NULL : s->list[i].a->first; e; e = e->next)
+    for (const specialization *e = s->list[i].library ? NULL : s->list[i].a->first; e; e = e->next)
       if (!plan_of(e) && !is_idle(e)) list[n++] = (broken){e, i};
   qsort(list, n, sizeof *list, by_place);
   uint32_t left = 0;
@@ -251,7 +251,7 @@ static bool add_eager(const summary *s, text_buf *t) {
       if (places++ < PLACES_MOST) add_broken(s, t, list + k, next - k);
     }
     if (places > PLACES_MOST) text_addf(t, "  and in %u more places\n", places - PLACES_MOST);
-    add_cure(t, break_cures[why]);
+    add_hint(t, break_hints[why]);
   }
   if (left) text_addf(t, "and for %u more reason%s\n", left, report_plural(left));
   mem_free(s->vm, list, (most + 1) * sizeof *list);
@@ -311,17 +311,17 @@ static void add_lines(const summary *s, text_buf *t, const plan *p, span functio
   if (n) text_adds(t, ": ");
 }
 
-static const entry *most_called(const anchor_entries *a) {
-  const entry *best = NULL;
-  for (const entry *e = a->first; e; e = e->next)
-    if (plan_of(e) && !entry_stays_eager(e) && (!best || e->hits > best->hits)) best = e;
+static const specialization *most_called(const anchor_specializations *a) {
+  const specialization *best = NULL;
+  for (const specialization *e = a->first; e; e = e->next)
+    if (plan_of(e) && !specialization_stays_eager(e) && (!best || e->hits > best->hits)) best = e;
   return best;
 }
 
 /* A function with compiled call shapes: at most DETAIL_LINES lines, the first of which says the most. */
 enum { DETAIL_LINES = 4, ARGUMENT_COLUMNS = 12 /* at least */ };
-static void add_compiled(const summary *s, text_buf *t, const told *x, bool details) {
-  const entry *e = most_called(x->a);
+static void add_compiled(const summary *s, text_buf *t, const fn_report *x, bool details) {
+  const specialization *e = most_called(x->a);
   const plan *p = plan_of(e);
   size_t from = t->len;
   text_adds(t, "  ");
@@ -367,7 +367,7 @@ static void add_compiled(const summary *s, text_buf *t, const told *x, bool deta
 }
 
 /* Has a function a paragraph? Not if it is called as a part of others only. */
-static bool has_paragraph(const told *x) { return !x->library && x->compiled && !(x->within && !x->calls); }
+static bool has_paragraph(const fn_report *x) { return !x->library && x->compiled && !(x->within && !x->calls); }
 
 /* Those that are no part of others come first; of them as many have details as there is room for. */
 static void add_all_compiled(const summary *s, text_buf *t, uint32_t room) {
@@ -380,7 +380,7 @@ static void add_all_compiled(const summary *s, text_buf *t, uint32_t room) {
   text_adds(t, "compiled:\n");
   for (int within = 0; within < 2; within++)
     for (uint32_t i = 0; i < s->n && said < headlines; i++) {
-      const told *x = &s->list[i];
+      const fn_report *x = &s->list[i];
       if (!has_paragraph(x) || (x->within != NULL) != within) continue;
       add_compiled(s, t, x, !within && said < detailed);
       said++;
@@ -393,12 +393,12 @@ static void add_all_compiled(const summary *s, text_buf *t, uint32_t room) {
 typedef enum fate { FATE_none, FATE_slower, FATE_within, FATE_idle, FATE_failed, FATE_seldom } fate;
 
 /* Of a function that has no paragraph of its own. */
-static fate fate_of(const summary *s, const told *x) {
+static fate fate_of(const summary *s, const fn_report *x) {
   if (x->library || x->eager || has_paragraph(x) || (is_scalar(x->a) && !x->within)) return FATE_none;
   if (x->compiled) return FATE_within;
   if (x->slower) return FATE_slower;
   if (x->idle && !x->within) return FATE_idle;
-  if (told_elsewhere(s, x)) return FATE_none;
+  if (reported_elsewhere(s, x)) return FATE_none;
   if (x->within) return FATE_within;
   return x->a->calls[CALL_recorded] ? FATE_failed : FATE_seldom;
 }
@@ -412,7 +412,7 @@ static void add_rest(const summary *s, text_buf *t) {
   for (fate which = FATE_slower; which <= FATE_seldom; which++) {
     items l = {.out = t};
     for (uint32_t i = 0; i < s->n; i++) {
-      const told *x = &s->list[i];
+      const fn_report *x = &s->list[i];
       if (fate_of(s, x) != which) continue;
       text_buf item;
       text_init(&item, s->vm);
@@ -443,7 +443,7 @@ static void add_none(const summary *s, text_buf *t) {
       t,
       "No function of the program was called with an array, a list or a record; only such calls are recorded (from\n"
       "the %lld%s on; --set jit.hot=1: at once). Loops outside functions are not, whatever they compute.\n"
-      "cure: put what the loop repeats into a function of its arrays: fn step(u) = ..., then u = step(u)\n",
+      "hint: put what the loop repeats into a function of its arrays: fn step(u) = ..., then u = step(u)\n",
       (long long)s->vm->tune[TUNE_jit_hot], report_ordinal(s->vm->tune[TUNE_jit_hot]));
 }
 
@@ -460,7 +460,7 @@ static bool add_mixed(const summary *s, text_buf *t) {
 static void add_counts(const summary *s, text_buf *t) {
   uint32_t compiled[2] = {0}, eager[2] = {0}, slower = 0;
   for (uint32_t i = 0; i < s->n; i++) {
-    const told *x = &s->list[i];
+    const fn_report *x = &s->list[i];
     compiled[x->library] += x->compiled || x->slower;
     eager[x->library] += x->eager && !x->compiled && !x->slower;
     slower += !x->library && x->slower && !x->compiled;
@@ -477,7 +477,7 @@ static void add_counts(const summary *s, text_buf *t) {
   end_line(t, from);
 }
 
-bool report_summary(qn_vm *vm, const char *file, const anchor_entries *const *list, uint32_t n, uint32_t lines,
+bool report_summary(qn_vm *vm, const char *file, const anchor_specializations *const *list, uint32_t n, uint32_t lines,
                     text_buf *out) {
   summary s = {.vm = vm, .file = file, .n = n, .list = mem_zalloc(vm, (n + 1) * sizeof *s.list)};
   if (!s.list) return false;

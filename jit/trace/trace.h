@@ -1,18 +1,18 @@
 /* Inside jit/trace: the recording, patterns and templates of values, entries, and the VM's and engine's compiler state.
  *
  *   rec.c       deferred execution: op_apply while recording, running what is pending, places, observations, breaks
- *   pattern.c   patterns (what a call's values must look like), stand-ins, result templates, reasons of misses
- *   entry.c     anchors and entries: record, look up, replay
+ *   pattern.c   patterns (what a call's values must look like), tracers, result templates, reasons of misses
+ *   specialization.c     anchors and entries: record, look up, replay
  *   worker.c    compiler threads and the mailbox
  *   transform.c calls of transforms; jit, nojit
  *   differentiate.c  grad, value_and_grad, vjp, jvp, jacobian, hessian, checkpoint, custom_grad
- *   companion.c trees that must look like another one: cotangents, tangents, gradients
+ *   tree_match.c trees that must look like another one: cotangents, tangents, gradients
  *   body.c      graphs as function values: cut out of a recording, called
- *   lanes.c     vmap
- *   flow.c      control flow that differs between the lanes of a vmap
+ *   vmap.c     vmap
+ *   vmap_control.c      control flow that differs between the lanes of a vmap
  *   backend.c   jit(f, backend: ...): another device, or a function that takes graphs
  *   graphs.c    graph(...): made from a recorded call or from text, walked, rewritten
- *   pack.c      graphs as bytes; unpack.c reads them back
+ *   serialize.c      graphs as bytes; deserialize.c reads them back
  *   explain.c   explain, code
  *   report.c    what became of a program's functions, as text; summary.c, in two screens
  */
@@ -28,12 +28,12 @@
 #include "jit/trace/rec.h"
 
 typedef enum break_reason {
-#define BREAK(symbol, reason, cure) BREAK_##symbol,
+#define BREAK(symbol, reason, hint) BREAK_##symbol,
 #include "jit/trace/breaks.def"
 #undef BREAK
   BREAK_COUNT
 } break_reason;
-extern const char *const break_reasons[BREAK_COUNT], *const break_cures[BREAK_COUNT];
+extern const char *const break_reasons[BREAK_COUNT], *const break_hints[BREAK_COUNT];
 
 /* ---- patterns -------------------------------------------------------------------------------------------------------------- */
 
@@ -71,7 +71,7 @@ typedef struct root {
   rec_cell *cell;
   /* Of a global, borrowed (names live as long as the VM); of a graph's argument, in its body's `params`; or NULL. */
   qn_str *name;
-  qn_value stand_in; /* while recording: what rec_global returns again; owned */
+  qn_value tracer; /* while recording: what rec_global returns again; owned */
 } root;
 
 /* Everything a call's values must fulfil, built while recording. */
@@ -92,16 +92,16 @@ typedef struct region_list {
   graph_region *list;
   uint32_t n, cap;
 } region_list;
-/* Which vmap's lanes get no counterparts for now (lanes_hold). */
-typedef struct lanes_pause {
+/* Which vmap's lanes get no counterparts for now (vmap_hold). */
+typedef struct vmap_pause {
   bool on;          /* that of `at` and those around it; those inside it go on */
   struct lanes *at; /* NULL: none was in progress */
-  uint32_t seen;    /* lanes_seen when it began */
-} lanes_pause;
+  uint32_t seen;    /* vmap_seen when it began */
+} vmap_pause;
 /* Functions whose calls are parts of a recording or graph, and how many. */
 typedef struct part_list {
   struct part {
-    uint32_t id; /* of the function's anchor_entries */
+    uint32_t id; /* of the function's anchor_specializations */
     uint64_t calls;
   } * list;
   uint32_t n, cap;
@@ -144,10 +144,10 @@ struct recording {
   uint32_t vals_cap;
   /* Per node, owned or NULL: the header without data that the program has of a value in vals with data, so that every look at
    * it is noticed: of inputs, and of what was run early while capturing. */
-  qn_array **stand_ins;
-  uint32_t stand_ins_cap;
+  qn_array **tracers;
+  uint32_t tracers_cap;
   struct fn_place {
-    qn_value stand_in;    /* owned */
+    qn_value tracer;    /* owned */
     uint32_t root;        /* of the pattern */
     uint32_t path, steps; /* in fn_paths: how it is reached from there, the last step first */
   } * fns;                /* functions among the call's values, builtins aside */
@@ -193,15 +193,15 @@ struct recording {
   uint32_t nobserved, observed_cap;
   /* vmap */
   struct lanes *lanes;      /* the innermost one in progress */
-  uint32_t lanes_seen;      /* nodes below have their counterparts, where they differ from lane to lane */
-  lanes_pause lanes_held;   /* lanes_hold */
+  uint32_t vmap_seen;      /* nodes below have their counterparts, where they differ from lane to lane */
+  vmap_pause vmap_held;   /* vmap_hold */
   bool had_lanes;           /* a vmap has been recorded */
-  bool lanes_failed;        /* the pending error is one of single lanes */
+  bool vmap_failed;        /* the pending error is one of single lanes */
   qn_value active;          /* the lanes at work: nil all, unset none, or a bool that differs from lane to lane */
   struct rec_frame *frames; /* functions and loops in progress, the innermost first */
   int arms;                 /* arms of branches in progress */
-  uint32_t *lanes_kept;     /* lanes' nodes that the program held when pending work ran last */
-  uint32_t nlanes_kept, lanes_kept_cap, lanes_looked; /* nodes below the latter have been looked at for it */
+  uint32_t *vmap_kept;     /* lanes' nodes that the program held when pending work ran last */
+  uint32_t nvmap_kept, vmap_kept_cap, vmap_looked; /* nodes below the latter have been looked at for it */
   struct lane_check *checks;                          /* fallible ops of lanes, for their errors */
   uint32_t nchecks, checks_cap;
   /* random numbers: inputs made on demand */
@@ -210,7 +210,7 @@ struct recording {
   region_list regions; /* parts with derivatives of their own */
   /* Calls that are parts of it. They are told of the function that is recorded, or of nobody, when the recording is freed. */
   part_list parts;
-  struct anchor_entries *of; /* or NULL */
+  struct anchor_specializations *of; /* or NULL */
 };
 
 /* ---- result templates -------------------------------------------------------------------------------------------------------- */
@@ -252,11 +252,11 @@ typedef struct shared_plan {
 } shared_plan;
 void shared_plan_release(shared_plan *s);
 
-typedef enum entry_state {
+typedef enum specialization_state {
   ENTRY_COMPILING, /* calls run eagerly meanwhile */
   ENTRY_READY,
   ENTRY_BROKEN /* the recording broke off: calls like this run eagerly */
-} entry_state;
+} specialization_state;
 
 /* A scalar guard: host scalar expressions over the weak inputs, evaluated in order, some compared. */
 typedef struct scalar_guard {
@@ -271,7 +271,7 @@ typedef struct scalar_guard {
 enum { GUARD_INPUT = OP_COUNT, GUARD_CONST = OP_COUNT + 1, GUARDS_MAX = 256 };
 _Static_assert(OP_COUNT + 1 <= UINT8_MAX, "scalar_guard.op");
 
-/* Which way is faster, the plan or the eager call (entry.c)? */
+/* Which way is faster, the plan or the eager call (specialization.c)? */
 typedef struct race {
   uint8_t calls;    /* of this round, timed in both ways in turn */
   uint8_t rounds;   /* that have ended */
@@ -281,9 +281,9 @@ typedef struct race {
   uint64_t again;   /* hits of the entry at which the next round begins */
 } race;
 
-typedef struct entry {
-  struct entry *next;
-  uint8_t state;  /* entry_state */
+typedef struct specialization {
+  struct specialization *next;
+  uint8_t state;  /* specialization_state */
   uint8_t device; /* code of the device where its plan runs */
   uint64_t hash;  /* pattern_hash of the recorded call; 0: it may be any */
   pattern pattern;
@@ -304,12 +304,12 @@ typedef struct entry {
   uint64_t waited, timed, verified;
   part_list parts; /* of each replay */
   race race;
-  bool told_copies; /* QUERN_LOG=copies has named the inputs that are copied */
+  bool reported_copies; /* QUERN_LOG=copies has named the inputs that are copied */
   double plan_ms;
   struct job *job;     /* being compiled, or NULL */
   uint32_t running;    /* calls that it serves and that have not ended, or that an exception has left: it is not recorded again */
   region_list regions; /* of the graph as recorded */
-} entry;
+} specialization;
 
 /* What became of calls, for the report: each is counted once. */
 typedef enum call_fate {
@@ -321,14 +321,14 @@ typedef enum call_fate {
 extern const char *const call_fates[CALL_FATES];
 
 /* What hangs on an anchor. */
-typedef struct anchor_entries {
+typedef struct anchor_specializations {
   jit_anchor *anchor;
-  struct anchor_entries *next; /* of the VM, to free them all */
+  struct anchor_specializations *next; /* of the VM, to free them all */
   uint32_t id;                 /* for part_list */
   bool begun;                  /* the first call has come */
   bool part;                   /* its id has been in a part_list */
   uint8_t gave_up;             /* of an anchor that is ANCHOR_EAGER: why, a break_reason */
-  entry *first;                /* most recently used first */
+  specialization *first;                /* most recently used first */
   /* Calls by what became of them, without those that its entries count; those that stayed eager for a reason that no entry has. */
   uint64_t calls[CALL_FATES], refused[BREAK_COUNT];
   part_list parts; /* of its recordings, and of the replays of entries that have gone */
@@ -343,7 +343,7 @@ typedef struct anchor_entries {
     char text[240];
   } * recompiles; /* reasons of re-recordings */
   uint32_t nrecompiles, recompiles_cap;
-} anchor_entries;
+} anchor_specializations;
 
 /* What a graph as a value is made of: FN_GRAPH's code. */
 typedef struct graph_body {
@@ -351,7 +351,7 @@ typedef struct graph_body {
   uint32_t nbound; /* captures of the function */
   uint32_t *bound; /* the inputs of the graph that they are; NULL: the first ones, in order */
   bool rest;       /* the last argument of the pattern is the list of all that are left */
-  entry call;      /* graph; pattern of the arguments (whose inputs follow), guards, result, random inputs; no plan */
+  specialization call;      /* graph; pattern of the arguments (whose inputs follow), guards, result, random inputs; no plan */
   qn_value params; /* a list of the names of the pattern's arguments (but the rest); nil: they have none */
   /* So many of these (but the rest) may be left out, from the last on: the captures behind the bound ones. */
   uint32_t ndefaults;
@@ -378,14 +378,14 @@ typedef struct chain_anchor {
 
 typedef struct vm_jit {
   uint64_t epoch; /* bumped when a watched global is rebound */
-  anchor_entries *anchors;
+  anchor_specializations *anchors;
   chain_anchor *chains;
   uint32_t chains_left; /* those of graphs that have gone */
   struct made *made;            /* by functions that are backends (backend.c), the latest first */
   struct mailbox *box;          /* what has been made for this VM */
   struct job *unsent;           /* what the planners could not be given yet */
   uint64_t calls_compiled, calls_eager, recordings;
-  uint32_t last_id; /* of anchor_entries */
+  uint32_t last_id; /* of anchor_specializations */
   uint64_t last_rule;
 } vm_jit;
 static inline vm_jit *jit_of(qn_vm *vm) { return (vm_jit *)vm->jit; }
@@ -428,7 +428,7 @@ uint32_t rec_node(struct recording *r, qn_value v);
 uint32_t rec_traced(const struct recording *r, qn_value v);
 /* The same without running anything: for where a pattern is still being made. */
 void rec_stop_capture(struct recording *r, break_reason why, const char *text);
-/* The stand-in (owned) of an array that becomes input `node`: it has no data until the capture ends or breaks, so that every
+/* The tracer (owned) of an array that becomes input `node`: it has no data until the capture ends or breaks, so that every
  * look at it is noticed. Takes over `data`. NULL with an error raised. */
 QN_MUST_CHECK qn_array *rec_input(struct recording *r, uint32_t node, qn_array *data);
 uint32_t rec_site(struct recording *r);
@@ -459,7 +459,7 @@ QN_MUST_CHECK qn_value rec_computed(struct recording *r, uint32_t node);
 
 /* ---- pattern.c --------------------------------------------------------------------------------------------------------------------- */
 
-/* Appends the pattern of `v` as a root and returns its stand-in: the same value whose arrays and numbers are graph inputs of
+/* Appends the pattern of `v` as a root and returns its tracer: the same value whose arrays and numbers are graph inputs of
  * the recording. Owned; error value when memory is short. A value that cannot be guarded breaks the capture. */
 QN_MUST_CHECK qn_value pattern_root(struct recording *r, root_kind kind, qn_value v, qn_value *slot, rec_cell *cell,
                                     qn_str *name);
@@ -520,20 +520,20 @@ uint64_t hash_mix(uint64_t h, uint64_t x);
 /* Kinds, names, dtypes and sizes of a tree. */
 uint64_t value_structure_hash(qn_value v, uint64_t seed);
 
-/* ---- companion.c ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- tree_match.c ----------------------------------------------------------------------------------------------------------------------- */
 
 /* Is `given` a tree like `like`, with the same dtype and shape at every float leaf? nil stands for zeros, of a subtree too; a number
  * may stand for an array of rank 0; what is at other leaves does not matter. `lanes`: how many vmaps `given` was made in, where host floats that differ are f64 arrays, and each
  * lane has given something for those that do not. Calls `leaf` for the float leaves of `like` in order with
  * what is there: an array, a float, or nil. False with an error raised that says at which path: `what` names the tree ("vjp: the
  * cotangent"), `of` what it belongs to ("the result"). */
-QN_MUST_CHECK bool companion_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given, int lanes,
+QN_MUST_CHECK bool tree_match_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given, int lanes,
                                   bool (*leaf)(void *ctx, qn_value like, qn_value given), void *ctx);
 bool is_float_leaf(qn_value v);
 /* The same tree with arrays without data for float arrays, 0.0 for floats, and nil for all other leaves. Owned. */
-QN_MUST_CHECK qn_value companion_prototype(qn_vm *vm, qn_value v);
+QN_MUST_CHECK qn_value tree_match_prototype(qn_vm *vm, qn_value v);
 /* Zeros of a prototype's or leaf's dtype and shape. */
-QN_MUST_CHECK qn_value companion_zeros(qn_vm *vm, qn_value like);
+QN_MUST_CHECK qn_value tree_match_zeros(qn_vm *vm, qn_value like);
 
 /* ---- body.c ---------------------------------------------------------------------------------------------------------------------------- */
 
@@ -590,7 +590,7 @@ void body_name_params(graph_body *b, qn_value params);
 /* What serves a call: an entry, whose plan is ready unless it is broken; or none, and why. */
 typedef struct served {
   jit_anchor *anchor;
-  entry *entry;
+  specialization *entry;
   break_reason why; /* BREAK_none: there is a plan */
   span at;
   char text[160]; /* the reason in words */
@@ -624,22 +624,22 @@ QN_MUST_CHECK bool regions_settle(qn_vm *vm, region_list *l, const void *home);
 qn_value differentiate_call(struct recording *r, const rec_call_site *site);
 qn_value region_call(struct recording *r, const rec_call_site *site);
 
-/* ---- entry.c -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- specialization.c -------------------------------------------------------------------------------------------------------------------------- */
 
-QN_MUST_CHECK anchor_entries *anchor_entries_of(qn_vm *vm, jit_anchor *a);
+QN_MUST_CHECK anchor_specializations *anchor_entries_of(qn_vm *vm, jit_anchor *a);
 /* Adds to the calls of a part. False: memory was short; no error is raised. */
 QN_MUST_CHECK bool parts_add(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls);
 /* The same for calls that have been made: where memory is short nobody is told to have made them. */
 void parts_count(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls);
 void parts_free(qn_vm *vm, part_list *l);
-void entry_free(qn_vm *vm, entry *e);
+void specialization_free(qn_vm *vm, specialization *e);
 /* Has its compiled code turned out slower than eager calls? */
-bool entry_stays_eager(const entry *e);
+bool specialization_stays_eager(const specialization *e);
 /* What a call must fulfil to be served by the entry, as text, one guard a line; one guard about numbers, on no line. */
-void entry_guards(const entry *e, text_buf *out);
-void entry_number_guard(const entry *e, uint32_t i, text_buf *out);
+void specialization_guards(const specialization *e, text_buf *out);
+void specialization_number_guard(const specialization *e, uint32_t i, text_buf *out);
 /* Do the numbers that steered the recording lead the same way? `why` (may be NULL) receives the first that does not. */
-bool entry_guards_hold(qn_vm *vm, const entry *e, const qn_value *scalars, text_buf *why);
+bool specialization_guards_hold(qn_vm *vm, const specialization *e, const qn_value *scalars, text_buf *why);
 /* Takes finished jobs from the mailbox, and sends what could not be sent. Called at anchors; waits for nobody. */
 void jit_drain(qn_vm *vm);
 
@@ -665,7 +665,7 @@ typedef struct job {
   struct job *next;    /* in the VM's mailbox */
   struct mailbox *box; /* where the plan goes; NULL: it is there */
   atomic_bool cancelled;
-  entry *entry; /* of the VM's thread alone; NULL: nobody wants the plan any more */
+  specialization *entry; /* of the VM's thread alone; NULL: nobody wants the plan any more */
   graph *graph; /* owned until the plan takes it over */
   int64_t tune[TUNABLE_COUNT];
   bool spawn;        /* the VM may start a compiler */
@@ -688,9 +688,9 @@ typedef struct compile_task {
   compile_report report;
 } compile_task;
 /* Hands a graph (taken over) to the compiler threads, or compiles it here when `sync`. False: memory was short. */
-bool job_submit(qn_vm *vm, entry *e, graph *g, const char *name, bool sync);
+bool job_submit(qn_vm *vm, specialization *e, graph *g, const char *name, bool sync);
 /* Forgets the entry's job; however many there are, in constant time. */
-void job_cancel(qn_vm *vm, entry *e);
+void job_cancel(qn_vm *vm, specialization *e);
 /* Frees what has been forgotten and is the VM's own again: jit_drain does, too. */
 void jobs_drop(qn_vm *vm);
 /* The VM's finished jobs and reports, as lists; the caller frees them. */
@@ -706,7 +706,7 @@ void engine_jit_forget(qn_vm *vm); /* the VM closes */
 void report_place(qn_vm *vm, text_buf *t, const char *file, span at);
 /* What became of all calls of functions, a line for each function (of the script `file`; NULL: of the library, too), those with most
  * calls first, in at most `most` lines. Each call is told once. */
-QN_MUST_CHECK bool report_calls(qn_vm *vm, const char *file, const anchor_entries *const *list, uint32_t n,
+QN_MUST_CHECK bool report_calls(qn_vm *vm, const char *file, const anchor_specializations *const *list, uint32_t n,
                                 uint32_t most, text_buf *out);
 /* What a function is called in reports, with its transforms: "grad(loss)". */
 void report_name(qn_vm *vm, text_buf *t, const jit_anchor *a);
@@ -715,7 +715,7 @@ const char *report_ordinal(int64_t n); /* what stands behind the number: "st" of
 /* The most important of what became of n functions, in at most SUMMARY_LINES lines of SUMMARY_COLUMNS columns. `file`: whose lines need no
  * name. `lines`: how long the whole report is. False: memory was short (raised). */
 enum { SUMMARY_LINES = 48, SUMMARY_COLUMNS = 100 };
-QN_MUST_CHECK bool report_summary(qn_vm *vm, const char *file, const anchor_entries *const *list, uint32_t n,
+QN_MUST_CHECK bool report_summary(qn_vm *vm, const char *file, const anchor_specializations *const *list, uint32_t n,
                                   uint32_t lines, text_buf *out);
 
 /* ---- explain.c: the log ---------------------------------------------------------------------------------------------------------------- */
@@ -733,54 +733,54 @@ int line_add(int lines[KERNEL_LINES_MOST], int n, int line);
 const char *place_line(qn_vm *vm, span at, int *line);
 /* Lines of QUERN_LOG, where their channels are on, for the caller to write when nothing is left that must be done: about a recorded
  * call, */
-void log_entry(qn_vm *vm, const jit_anchor *a, const entry *e, text_buf *out);
+void log_entry(qn_vm *vm, const jit_anchor *a, const specialization *e, text_buf *out);
 /* its plan, */
-void log_plan(qn_vm *vm, const char *name, const entry *e, text_buf *out);
+void log_plan(qn_vm *vm, const char *name, const specialization *e, text_buf *out);
 /* the code of its kernels. */
 void log_compiled(qn_vm *vm, const compile_task *t, text_buf *out);
 void log_write(qn_vm *vm, const text_buf *text);
 /* An input that is copied before each call since it does not lie contiguously. */
-void log_copy(qn_vm *vm, const char *name, const entry *e, uint32_t input);
+void log_copy(qn_vm *vm, const char *name, const specialization *e, uint32_t input);
 
 /* ---- transform.c ------------------------------------------------------------------------------------------------------------------------ */
 
-/* ---- lanes.c --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- vmap.c --------------------------------------------------------------------------------------------------------------------------- */
 
 /* The call of a vmap; site->args: the positional arguments, then the keywords (a record or nil). */
-QN_MUST_CHECK qn_value lanes_call(qn_vm *vm, const rec_call_site *site);
+QN_MUST_CHECK qn_value vmap_call(qn_vm *vm, const rec_call_site *site);
 /* Appends the counterparts of what was recorded since. False with an error raised: memory is short, or something cannot be done in
  * all lanes at once. */
-QN_MUST_CHECK bool lanes_advance(struct recording *r);
-/* From here on no counterparts are made of the lanes in progress until lanes_go_on: what is appended may be taken out again. Lanes
- * that are begun meanwhile get theirs, and end before it. Nothing can run. `before`: for lanes_go_on. */
-QN_MUST_CHECK bool lanes_hold(struct recording *r, lanes_pause *before);
+QN_MUST_CHECK bool vmap_advance(struct recording *r);
+/* From here on no counterparts are made of the lanes in progress until vmap_go_on: what is appended may be taken out again. Lanes
+ * that are begun meanwhile get theirs, and end before it. Nothing can run. `before`: for vmap_go_on. */
+QN_MUST_CHECK bool vmap_hold(struct recording *r, vmap_pause *before);
 /* Before a call whose derivative has a rule of its own: where any of `args` differs from lane to lane, the nodes (its float leaves)
  * do so from now on, too, so that the rule can be done in all lanes; but for host floats. */
-QN_MUST_CHECK bool lanes_spread(struct recording *r, const uint32_t *nodes, uint32_t n, qn_value args);
-void lanes_go_on(struct recording *r, const lanes_pause *before);
+QN_MUST_CHECK bool vmap_spread(struct recording *r, const uint32_t *nodes, uint32_t n, qn_value args);
+void vmap_go_on(struct recording *r, const vmap_pause *before);
 /* Do lanes say anything of the nodes from `from` on? Then these stay. */
-bool lanes_know(const struct recording *r, uint32_t from);
-/* The counterpart of a node at the innermost level where it has one, after lanes_advance; 0: it is the same in all lanes. */
-uint32_t lanes_whole(const struct recording *r, uint32_t node);
+bool vmap_know(const struct recording *r, uint32_t from);
+/* The counterpart of a node at the innermost level where it has one, after vmap_advance; 0: it is the same in all lanes. */
+uint32_t vmap_whole(const struct recording *r, uint32_t node);
 /* Its counterpart for all lanes of all levels; itself if it has none. */
-uint32_t lanes_outermost(const struct recording *r, uint32_t node);
-qn_value lanes_raise_read(struct recording *r, qn_value v);
-void lanes_free(struct recording *r);  /* what a recording keeps for them */
+uint32_t vmap_outermost(const struct recording *r, uint32_t node);
+qn_value vmap_raise_read(struct recording *r, qn_value v);
+void vmap_free(struct recording *r);  /* what a recording keeps for them */
 void frames_drop(struct recording *r); /* those in progress, whose calls and loops are left by an exception */
 /* Node i has failed: if it is the counterpart of an op of lanes, the pending error names the first lane that fails. */
-void lanes_blame(struct recording *r, uint32_t node);
+void vmap_blame(struct recording *r, uint32_t node);
 /* Names the first lane of a mask in the pending error. 1; 0: there is none, and the error is gone; -1: another error came first. */
-int lanes_name_first(struct recording *r, qn_value mask);
+int vmap_name_first(struct recording *r, qn_value mask);
 
-/* ---- flow.c ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- vmap_control.c ------------------------------------------------------------------------------------------------------------------------------ */
 
 enum { LANES_GUARDED = ARRAY_MAX_RANK + 3 }; /* operands that a fallible op has at most */
 /* Gives an op that may fail operands that cannot fail in lanes that are not at work. Their number; then safe[0..nin) are all
  * operands, owned. -1 with an error raised. */
-QN_MUST_CHECK int lanes_guard(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr,
+QN_MUST_CHECK int vmap_guard(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr,
                               qn_value *safe);
 /* Before an effect: its arguments become those of all lanes. False with an error raised, which nobody sees if no lane is at work. */
-QN_MUST_CHECK bool lanes_effect(struct recording *r, const builtin_def *def, qn_value *args, int nargs);
+QN_MUST_CHECK bool vmap_effect(struct recording *r, const builtin_def *def, qn_value *args, int nargs);
 
 void chains_leave(qn_vm *vm, const graph_body *b); /* the graph goes */
 /* The anchor where entries of this function value hang; NULL for builtins and for chains of too many transforms, and with an

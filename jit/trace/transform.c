@@ -24,7 +24,7 @@ const transform_def transform_defs[] = {
 
 qn_value transform_new(qn_vm *vm, transform_kind kind, const qn_value *captures, int n) {
   if (!value_is(captures[0], TAG_FN))
-    return raise(vm, E_type, SPAN_NONE, "%s takes a function, not %s", transform_defs[kind].name,
+    return raise_error(vm, E_type, SPAN_NONE, "%s takes a function, not %s", transform_defs[kind].name,
                  value_kind_name(captures[0]));
   qn_fn *f = fn_new(vm, FN_TRANSFORM, (void *)(uintptr_t)&transform_defs[kind], (uint32_t)n);
   if (!f) return value_error();
@@ -189,7 +189,7 @@ static qn_value region_run(void *ctx) {
 
 static qn_value vmap_run(void *ctx) {
   transform_site *c = ctx;
-  return lanes_call(c->vm, &c->site);
+  return vmap_call(c->vm, &c->site);
 }
 
 static bool option_is(qn_vm *vm, qn_value options, const char *name, qn_value *out) {
@@ -206,13 +206,13 @@ static bool option_is(qn_vm *vm, qn_value options, const char *name, qn_value *o
 
 /* jit(f, fullgraph: true): the entry of the call must not be broken. */
 static qn_value check_fullgraph(qn_vm *vm, const jit_anchor *a, qn_value result) {
-  const entry *e = vm->asked.served;
+  const specialization *e = vm->asked.served;
   break_reason why = !e ? (break_reason)vm->asked.refused : e->state == ENTRY_BROKEN ? e->why : BREAK_none;
   if (why == BREAK_none || why == BREAK_memory) return result; /* memory may be there next time */
   value_release(vm, result);
-  raise(vm, E_no_graph, e ? e->why_at : SPAN_NONE, "%s cannot be captured as one graph: %s%s%s",
+  raise_error(vm, E_no_graph, e ? e->why_at : SPAN_NONE, "%s cannot be captured as one graph: %s%s%s",
         a->name ? a->name : "the function", break_reasons[why], e && e->why_text[0] ? ": " : "", e ? e->why_text : "");
-  if (break_cures[why]) raise_note(vm, SPAN_NONE, "%s", break_cures[why]);
+  if (break_hints[why]) raise_note(vm, SPAN_NONE, "%s", break_hints[why]);
   return value_error();
 }
 

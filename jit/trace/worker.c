@@ -22,10 +22,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "jit/cpu/team.h"
+#include "jit/cpu/thread_pool.h"
 #include "jit/gpu/gpu.h"
 #include "jit/trace/trace.h"
-#include "lang/timeline.h"
+#include "lang/trace_events.h"
 
 enum {
   CREW_MOST = 64,
@@ -59,7 +59,7 @@ typedef struct engine_jit {
 void shared_plan_release(shared_plan *s) {
   if (atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1) return;
   for (uint32_t i = 0; i < s->plan->nkernels; i++)
-    if (s->plan->kernels[i].vm_code) vmcode_free(s->plan->kernels[i].vm_code);
+    if (s->plan->kernels[i].bvm_code) bvm_code_free(s->plan->kernels[i].bvm_code);
   plan_free(s->plan);
   free(s);
 }
@@ -107,7 +107,7 @@ static double now_ms(void) {
 /* Graph to plan; the job gives up its graph. */
 static void make_plan(qn_engine *engine, job *j) {
   double start = now_ms();
-  int64_t begin = timeline_begin(engine);
+  int64_t begin = trace_events_begin(engine);
   graph *simple = graph_simplify(j->graph, &j->cancelled);
   graph_free(j->graph);
   j->graph = NULL;
@@ -126,7 +126,7 @@ static void make_plan(qn_engine *engine, job *j) {
   }
   j->plan = s;
   j->ms = now_ms() - start;
-  timeline_end(engine, TIMELINE_plan, j->shown, begin, "kernels", s->plan->nkernels);
+  trace_events_end(engine, TRACE_EVENTS_plan, j->shown, begin, "kernels", s->plan->nkernels);
 }
 
 /* What is to be compiled of a job whose plan is made; NULL: nothing, or memory is short (the block VM runs the kernels). */
@@ -148,11 +148,11 @@ static compile_task *task_of(const job *j) {
 
 static void compile(qn_engine *engine, compile_task *t) {
   double start = now_ms();
-  int64_t begin = timeline_begin(engine);
+  int64_t begin = trace_events_begin(engine);
   compile_options o = {.tune = t->tune, .spawn = t->spawn, .abandon = &t->plan->abandoned, .report = &t->report};
   compile_plan(engine, t->plan->plan, &o);
   atomic_store(&t->plan->compile_us, (long)((now_ms() - start) * 1e3) + 1);
-  timeline_end(engine, TIMELINE_compile, t->shown, begin, "kernels", t->plan->plan->nkernels);
+  trace_events_end(engine, TRACE_EVENTS_compile, t->shown, begin, "kernels", t->plan->plan->nkernels);
 }
 
 static void push(mailbox *b, job *j) {
@@ -360,7 +360,7 @@ static void engine_jit_forked(qn_engine *engine) {
   crew_inherit(&ej->planners, planners.queue);
   crew_inherit(&ej->compilers, tasks);
   compile_engine_forked(engine);
-  team_forked(engine);
+  thread_pool_forked(engine);
   for (int i = 0; i < planners.n; i++) {
     job *j = planners.at[i];
     if (!j || !j->box) continue;
@@ -469,7 +469,7 @@ bool engine_jit_open(qn_vm *vm) {
   return true;
 }
 
-bool job_submit(qn_vm *vm, entry *e, graph *g, const char *name, bool sync) {
+bool job_submit(qn_vm *vm, specialization *e, graph *g, const char *name, bool sync) {
   job *j = calloc(1, sizeof *j);
   if (!j) {
     graph_free(g);
@@ -528,7 +528,7 @@ static void send_again(qn_vm *vm) {
   pthread_mutex_unlock(&ej->lock);
 }
 
-void job_cancel(qn_vm *vm, entry *e) {
+void job_cancel(qn_vm *vm, specialization *e) {
   job *j = e->job;
   if (!j) {
     if (e->plan) atomic_store(&e->plan->abandoned, true);
@@ -576,8 +576,8 @@ job *job_take_mail(qn_vm *vm, compile_task **reports) {
 void engine_jit_forget(qn_vm *vm) {
   mailbox *b = jit_of(vm)->box;
   if (!b) return;
-  for (anchor_entries *a = jit_of(vm)->anchors; a; a = a->next)
-    for (entry *e = a->first; e; e = e->next) job_cancel(vm, e);
+  for (anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next)
+    for (specialization *e = a->first; e; e = e->next) job_cancel(vm, e);
   jobs_drop(vm);
   atomic_store(&b->closed, true);
   jit_of(vm)->box = NULL;

@@ -618,7 +618,7 @@ def case_explain(p):
         result = p.run("--jit", mode, "explain", script)
         need(result.status == 0 and result.out.startswith("8.0\n") and not result.err, "the script's output first", result)
         for text in ("1 function compiled, 1 stays eager", "f (line 1): one graph, 1 kernel", "for (f32[4])", "line 1: tanh_mul_sum_f32",
-                     "stays eager: a condition is an array's element\n  line 3 in g\n  cure: where(", "not recorded: seldom (line 5)\n",
+                     "stays eager: a condition is an array's element\n  line 3 in g\n  hint: where(", "not recorded: seldom (line 5)\n",
                      f"In all {lines} lines", f"quern explain --all {script}\n"):
             need(text in result.out, f"the summary should say {text}", result)
     result = p.run("explain", p.write("idle.qn", "print(1)\n"))
@@ -678,7 +678,7 @@ def case_explain_tells_the_cause(p):
     for script in (loop, walk):
         result = p.run("--jit", "sync", "explain", script)
         need("Nothing was compiled.\nNo function of the program was called with an array, a list or a record" in result.out and
-             "Loops outside functions are not" in result.out and "cure: put what the loop repeats into a function" in result.out, "cause and cure", result)
+             "Loops outside functions are not" in result.out and "hint: put what the loop repeats into a function" in result.out, "cause and cure", result)
     for hot, nth in ((1, "1st"), (2, "2nd"), (8, "8th"), (11, "11th"), (23, "23rd"), (112, "112th")):
         result = p.run("--set", f"jit.hot={hot}", "explain", loop)
         need(f"the {nth} on;" in result.out, f"{nth} in words", result)
@@ -699,7 +699,7 @@ def case_explain_groups(p):
     result = p.run("--jit", "sync", "explain", script)
     out = re.sub(r", \d+ calls", ", N calls", result.out[result.out.index("gas.qn: "):])
     want = (" functions compiled, 6 stay eager\n",
-            "stays eager: array data is read by the interpreter\n  line 13 in energy\n  line 16 in largest\n  cure: ",
+            "stays eager: array data is read by the interpreter\n  line 13 in energy\n  line 16 in largest\n  hint: ",
             "  line 21: print, in report (2 call shapes)\n",
             "  line 17: compress, in fast\n",
             "stays eager: a condition is an array's element\n  line 18 in both, in adapt\n",

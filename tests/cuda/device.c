@@ -5,7 +5,7 @@
  *
  * Status 77 where there is no GPU, 1 if a program fails. */
 #include "tests/cuda/nvrtc.h"
-#include "tests/unit/vm_case.h"
+#include "tests/unit/block_vm_case.h"
 
 #include "jit/kernel/emit.h"
 

@@ -161,7 +161,7 @@ static inline void random_attr(rng *r, graph *g, op_id op, const graph_type *in,
 /* Appends a random op on random nodes; 0 if what was drawn does not fit. */
 static inline uint32_t random_op(rng *r, graph *g, const random_options *o) {
   op_id op = (op_id)rng_below(r, OP_COUNT - 1);
-  op = (op_id)(op + (op >= OP_product)); /* which graphs get for a device only, when they are simplified */
+  op = (op_id)(op + (op >= OP_gemm)); /* which graphs get for a device only, when they are simplified */
   uint32_t in[8];
   graph_type types[8];
   op_attr attr;

@@ -142,7 +142,7 @@ static void case_end(const l_case *c, void *ours[CASE_BUFFERS], uint64_t error, 
 }
 
 /* Runs the program with code of the VM (`loops`) or compiled code, and compares. */
-static inline void case_run(const l_case *c, const vm_loops *loops, const qk_phase *compiled, int64_t block,
+static inline void case_run(const l_case *c, const bvm_loops *loops, const qk_phase *compiled, int64_t block,
                             int threads, char *why, size_t size) {
   void *ours[CASE_BUFFERS];
   case_begin(c, ours);
@@ -153,12 +153,12 @@ static inline void case_run(const l_case *c, const vm_loops *loops, const qk_pha
   case_need(vm && cpu_open(vm), c->seed, "no VM");
   vm->tune[TUNE_vm_block] = block;
   if (threads > 1) vm->tune[TUNE_par_grain] = 1;
-  void *code = vmcode_make(c->p, loops);
+  void *code = bvm_code_make(c->p, loops);
   case_need(code != NULL, c->seed, "no code");
-  vm_failure f;
+  bvm_failure f;
   bool ok = kernel_launch(vm, c->p, &code, compiled, ours, c->info.ints, c->info.scalars, &f);
   case_need(!error_pending(vm) && ok == (f.error == ~0ull), c->seed, "no result");
-  vmcode_free(code);
+  bvm_code_free(code);
   cpu_close(vm);
   vm_close(vm);
   case_end(c, ours, f.error, why, size);

@@ -54,6 +54,7 @@ static inline float ev_f32(uint64_t x) { float f; uint32_t u = (uint32_t)x; memc
 static inline double ev_f64(uint64_t x) { double f; memcpy(&f, &x, 8); return f; }
 static inline uint64_t ev_bf32(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
 static inline uint64_t ev_bf64(double f) { uint64_t u; memcpy(&u, &f, 8); return u; }
+/* clang-format off */
 /* bits to a C value of type T and back, by dtype */
 #define EV_GET_f32(x) ev_f32(x)
 #define EV_GET_f64(x) ev_f64(x)
@@ -78,6 +79,7 @@ static inline uint64_t EV_P_f64(f64 x) { return ev_bf64(x); }
   case KOP_fma: return EV_P_##T(fma_##T(EV_G_##T(a), EV_G_##T(b), EV_G_##T(c)));
 #define EV_INTEGER(T) EV2(add, T) EV2(sub, T) EV2(mul, T) EV1(neg, T) EV1(abs, T) EV2(min, T) EV2(max, T) EV2(and, T) \
   EV2(or, T) EV2(xor, T) EV1(not, T) EV2(shl, T) EV2(shr, T) EV2(idiv, T) EV2(imod, T) EV2(ipow, T) EV_COMPARE(T)
+/* clang-format on */
 
 static uint64_t ev_cast(qn_dtype from, qn_dtype to, uint64_t a) {
   if (from == to) return a;

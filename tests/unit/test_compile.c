@@ -193,15 +193,15 @@ START_TEST(compiled_code_runs) {
   ck_assert_ptr_nonnull(code);
   float x[10], y[10];
   for (int i = 0; i < 10; i++) x[i] = (float)i - 4.5f;
-  void *buffers[] = {x, y}, *vm_code = NULL;
+  void *buffers[] = {x, y}, *bvm_code = NULL;
   int64_t ints[8] = {0};
   uint64_t error;
   for (uint32_t i = 0; i < p->steps[0].nints; i++) ints[i] = 10;
   qn_vm *vm = vm_make();
   ck_assert(cpu_open(vm));
-  ck_assert(kernel_run(vm, p->kernels[0].program, &vm_code, code, buffers, ints, NULL, &error));
+  ck_assert(kernel_run(vm, p->kernels[0].program, &bvm_code, code, buffers, ints, NULL, &error));
   for (int i = 0; i < 10; i++) ck_assert(y[i] == x[i] * x[i]);
-  if (vm_code) vmcode_free(vm_code);
+  if (bvm_code) bvm_code_free(bvm_code);
   cpu_close(vm);
   vm_close(vm);
   plan_free(p);

@@ -327,8 +327,8 @@ START_TEST(a_host_that_leaves_the_log_loses_no_plan) {
     bool was_left = left_by(vm, "k(ones(3))");
     leaves = 0;
     (void)was_left;
-    for (anchor_entries *a = j->anchors; a; a = a->next)
-      for (entry *e = a->first; e; e = e->next) {
+    for (anchor_specializations *a = j->anchors; a; a = a->next)
+      for (specialization *e = a->first; e; e = e->next) {
         for (int i = 0; i < 20000 && e->state == ENTRY_COMPILING; i++) {
           usleep(500);
           jit_drain(vm);
@@ -447,10 +447,10 @@ START_TEST(counts_of_what_has_gone_go) {
   for (int i = 0; i < 300; i++)
     good(vm, "try { fails(fn(x) x * 2, ones(3)) } catch _ { nil }\nlet y = works(fn(x) x + 1, ones(3))");
   const jit_anchor *fails = anchor_named(vm, "fails");
-  ck_assert_uint_lt(((const anchor_entries *)fails->entries)->parts.n, 60); /* texts are swept now and then */
-  const anchor_entries *works = anchor_named(vm, "works")->entries;
+  ck_assert_uint_lt(((const anchor_specializations *)fails->entries)->parts.n, 60); /* texts are swept now and then */
+  const anchor_specializations *works = anchor_named(vm, "works")->entries;
   uint32_t n = works->parts.n;
-  for (const entry *e = works->first; e; e = e->next) n += e->parts.n;
+  for (const specialization *e = works->first; e; e = e->next) n += e->parts.n;
   ck_assert_uint_lt(n, 60);
   qn_vm_close(vm);
 }
@@ -483,12 +483,12 @@ END_TEST
 /* What was told of calls of a function; `memory`: of those that stayed eager since memory was short. */
 static uint64_t told(const jit_anchor *a, uint64_t *memory) {
   uint64_t n = 0;
-  const anchor_entries *list = a->entries;
+  const anchor_specializations *list = a->entries;
   for (int i = 0; i < ANCHOR_STATES; i++) n += a->passed[i];
   *memory = list ? list->refused[BREAK_memory] : 0;
   for (int i = 0; list && i < CALL_FATES; i++) n += list->calls[i];
   for (int i = 0; list && i < BREAK_COUNT; i++) n += list->refused[i];
-  for (const entry *e = list ? list->first : NULL; e; e = e->next) n += e->hits;
+  for (const specialization *e = list ? list->first : NULL; e; e = e->next) n += e->hits;
   return n;
 }
 
@@ -1111,8 +1111,8 @@ static pthread_mutex_t *queues_lock(qn_vm *vm) { return vm->engine->jit; }
 
 static uint32_t entries_ready(qn_vm *vm, bool wait) {
   uint32_t n = 0;
-  for (const anchor_entries *a = jit_of(vm)->anchors; a; a = a->next)
-    for (const entry *e = a->first; e; e = e->next) {
+  for (const anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next)
+    for (const specialization *e = a->first; e; e = e->next) {
       for (int i = 0; i < 100000 && wait && e->state == ENTRY_COMPILING; i++) {
         usleep(500);
         jit_drain(vm);
@@ -1208,8 +1208,8 @@ START_TEST(nobody_waits_for_a_compiler_thread) {
   }
   good(vm, "f(ones(3))");
   entries_ready(vm, true);
-  for (const anchor_entries *a = jit_of(vm)->anchors; a; a = a->next)
-    for (const entry *e = a->first; e; e = e->next) ck_assert_int_eq(e->state, ENTRY_READY);
+  for (const anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next)
+    for (const specialization *e = a->first; e; e = e->next) ck_assert_int_eq(e->state, ENTRY_READY);
   qn_vm_close(vm);
   qn_vm_close(other);
 }

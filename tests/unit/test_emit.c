@@ -86,7 +86,7 @@ static void random_batch(uint64_t first, uint32_t n) {
   for (uint32_t i = 0; i < n; i++) {
     qk_phase *code = unit_phases(&u, programs[i], names[i]);
     for (int threads = 1; threads <= 3; threads += 2) {
-      case_run(&cases[i], vm_loops_pick(), code, 512, threads, why, sizeof why);
+      case_run(&cases[i], bvm_loops_pick(), code, 512, threads, why, sizeof why);
       if (!why[0]) continue;
       if (getenv("QN_TEST_SHOW")) case_show(&cases[i]);
       fprintf(stderr, "program %llu (%s/k.c, %s), %d threads: %s\n", (unsigned long long)(first + i), u.folder,

@@ -373,7 +373,7 @@ START_TEST(products_without_the_library) {
     prints(vm, "all(f(x, x.T).to(cpu) == p)", "true");
     ck_assert(shows(vm, "str(graph(f, x, x.T))", "dot %1, %2 : f32[6, 6]"));
     const gpu_engine *e = vm->engine->gpu;
-    ck_assert_int_eq(e->told[GPU_TROUBLE_LT] != 0, i == 0);
+    ck_assert_int_eq(e->reported[GPU_TROUBLE_LT] != 0, i == 0);
     ck_assert(i == 1 || strstr(e->troubles[GPU_TROUBLE_LT], "no cuBLASLt (it cannot be started): matrix products"));
     qn_vm_close(vm);
   }

@@ -6,7 +6,7 @@
 #include "interp/interp.h"
 #include "tests/unit/gpu.h"
 #include "tests/unit/seeds.h"
-#include "tests/unit/vm_case.h"
+#include "tests/unit/block_vm_case.h"
 
 /* QN_TEST_FIRST and QN_TEST_COUNT say which programs. */
 static void random_programs(int gpu_vm, uint64_t n) {

@@ -33,7 +33,7 @@ typedef struct trial {
   const graph *lane;  /* one lane's computation */
   unsigned differ;    /* bit i: input i differs from lane to lane */
   unsigned differ_in; /* of nested batches: from inner lane to inner lane */
-  int lanes, lanes_in;
+  int lanes, vmap_in;
   bool symbolic; /* the number of lanes is a symbol */
   double data[MOST_INPUTS][MOST_LANES][MOST_ELEMENTS];
 } trial;
@@ -272,7 +272,7 @@ static bool may_refuse(const graph *g, uint32_t node, const op_refusal *why) {
 
 START_TEST(every_op_in_all_lanes_is_the_op_in_each) {
   op_id op = (op_id)_i;
-  if (op == OP_product) return; /* appended after batching */
+  if (op == OP_gemm) return; /* appended after batching */
   rng r = {(uint64_t)_i * 977 + 5};
   trial *t = calloc(1, sizeof *t);
   int equal = 0, raised = 0, refused = 0, others = 0;
@@ -379,7 +379,7 @@ static graph *nested_graph(const trial *t, uint32_t *map, uint32_t *whole, rng *
     for (int level = 0; level < 2; level++) {
       if (!((level ? t->differ : t->differ_in) >> k & 1)) continue;
       memmove(x.shape + 1, x.shape, x.rank * sizeof *x.shape);
-      x.shape[0] = level ? t->lanes : t->lanes_in;
+      x.shape[0] = level ? t->lanes : t->vmap_in;
       x.rank++;
     }
     inputs[k] = graph_input(g, x, 0);
@@ -388,7 +388,7 @@ static graph *nested_graph(const trial *t, uint32_t *map, uint32_t *whole, rng *
   for (uint32_t k = 0; k < t->lane->ninputs; k++)
     if (t->differ >> k & 1) inputs[k] = batch_lane(&outer, inputs[k], 0);
   bool ok = batch_advance(&outer, &culprit, &why);
-  batch_begin(&inner, g, &outer, t->lanes_in, g->n);
+  batch_begin(&inner, g, &outer, t->vmap_in, g->n);
   for (uint32_t k = 0; k < t->lane->ninputs; k++)
     map[t->lane->inputs[k]] = t->differ_in >> k & 1 ? batch_lane(&inner, inputs[k], 0) : inputs[k];
   for (uint32_t i = 1; i < n && ok; i++) {
@@ -440,12 +440,12 @@ static bool run_nested(const trial *t, rng *r) {
     static double data[64 * MOST_ELEMENTS];
     int64_t n = elements(t->lane, &t->lane->nodes[t->lane->inputs[k]].type), at = 0;
     for (int a = 0; a < (t->differ >> k & 1 ? t->lanes : 1); a++)
-      for (int b = 0; b < (t->differ_in >> k & 1 ? t->lanes_in : 1); b++, at += n) nested_data(t, k, a, b, data + at);
+      for (int b = 0; b < (t->differ_in >> k & 1 ? t->vmap_in : 1); b++, at += n) nested_data(t, k, a, b, data + at);
     eval_input(&all, k, data);
   }
   bool ran = eval_run(&all), raises = false;
   for (int a = 0; a < t->lanes; a++)
-    for (int b = 0; b < t->lanes_in; b++) {
+    for (int b = 0; b < t->vmap_in; b++) {
       eval_init(&one, t->lane, NULL);
       for (uint32_t k = 0; k < t->lane->ninputs; k++) {
         double data[MOST_ELEMENTS];
@@ -455,7 +455,7 @@ static bool run_nested(const trial *t, rng *r) {
       raises |= !eval_run(&one);
       for (uint32_t i = 1; ran && i < t->lane->n; i++) {
         const eval_value *lane = &one.v[i], *w = &all.v[g->outputs[i - 1]];
-        int64_t at = (bits[i] & 1 ? a : 0) * (bits[i] & 2 ? t->lanes_in : 1) + (bits[i] & 2 ? b : 0);
+        int64_t at = (bits[i] & 1 ? a : 0) * (bits[i] & 2 ? t->vmap_in : 1) + (bits[i] & 2 ? b : 0);
         ck_assert_int_eq(w->rank, lane->rank + (bits[i] & 1) + (bits[i] >> 1));
         for (int64_t e = 0; e < lane->n; e++)
           ck_assert_msg(same_element(lane, e, w, at * lane->n + e), "%%%u, lane %d, %d, element %d: %g and %g\n%s%s", i,
@@ -488,7 +488,7 @@ START_TEST(batches_inside_batches) {
     t->differ = arrays_among_inputs(g, rng_next(&r));
     t->differ_in = arrays_among_inputs(g, rng_next(&r));
     t->lanes = 1 + rng_below(&r, 3);
-    t->lanes_in = 1 + rng_below(&r, 2);
+    t->vmap_in = 1 + rng_below(&r, 2);
     compared += run_nested(t, &r);
     graph_free(g);
   }

@@ -167,7 +167,7 @@ START_TEST(products_of_a_library_take_what_is_stored) {
                                           "  %4 = dot %3, %2 library x_across : f32[4, 7]\n"
                                           "  return %4\n}\n",
                                           "graph(%1: f32[5, 4], %2: f32[5, 7]) {\n"
-                                          "  %3 = product %1, %2 x_across : f32[4, 7]\n"
+                                          "  %3 = gemm %1, %2 x_across : f32[4, 7]\n"
                                           "  return %3\n}\n"},
                                          {"graph(%1: f32[2, 1, 4, 5], %2: f32[3, 7, 5], %3: f32[5]) {\n"
                                           "  %4 = permute %2 order=[0, 2, 1] : f32[3, 5, 7]\n"
@@ -179,8 +179,8 @@ START_TEST(products_of_a_library_take_what_is_stored) {
                                           "  %5 = broadcast %1 shape=[2, 3, 4, 5] : f32[2, 3, 4, 5]\n"
                                           "  %6 = broadcast %4 shape=[2, 3, 5, 7] : f32[2, 3, 5, 7]\n"
                                           "  %7 = permute %6 order=[0, 1, 3, 2] : f32[2, 3, 7, 5]\n"
-                                          "  %8 = product %5, %7 y_across : f32[2, 3, 4, 7]\n"
-                                          "  %9 = product %1, %3 : f32[2, 1, 4]\n"
+                                          "  %8 = gemm %5, %7 y_across : f32[2, 3, 4, 7]\n"
+                                          "  %9 = gemm %1, %3 : f32[2, 1, 4]\n"
                                           "  return %8, %9\n}\n"}};
   for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
     char why[256] = "";
@@ -201,7 +201,7 @@ START_TEST(products_of_a_library_take_what_is_stored) {
       "graph(%1: f32[5, 4]) {\n  %2 = exp %1 library : f32[5, 4]\n  return %2\n}\n",
       "graph(%1: f32[5, 4], %2: f32[4]) {\n  %3 = dot %1, %2 x_across : f32[5]\n  return %3\n}\n",
       "graph(%1: f32[5, 4], %2: f32[4]) {\n  %3 = dot %1, %2 library y_across : f32[5]\n  return %3\n}\n",
-      "graph(%1: f32[5, 4], %2: f32[4]) {\n  %3 = product %1, %2 x_across : f32[5]\n  return %3\n}\n"};
+      "graph(%1: f32[5, 4], %2: f32[4]) {\n  %3 = gemm %1, %2 x_across : f32[5]\n  return %3\n}\n"};
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
     char why[256] = "";
     graph *g = graph_parse(wrong[i], why, sizeof why);

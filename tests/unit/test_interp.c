@@ -378,7 +378,7 @@ START_TEST(warnings_go_to_the_sink) {
 }
 END_TEST
 
-/* foreign.def offers cures for names that nobody defined: a builtin of such a name would hide its row. */
+/* foreign.def offers hints for names that nobody defined: a builtin of such a name would hide its row. */
 START_TEST(words_of_others_are_no_builtins) {
   qn_vm *vm = open_vm();
   enum { SYNTAX = 0, NAME = 1, MEMBER = 0, KEYWORD = 0, TYPE = 0, CALL = 0, IMPORT = 0, ARRAY = 0 };
@@ -386,7 +386,7 @@ START_TEST(words_of_others_are_no_builtins) {
     const char *word;
     int looked_up;
   } words[] = {
-#define FOREIGN(word, where, cure) {word, where},
+#define FOREIGN(word, where, hint) {word, where},
 #include "parser/foreign.def"
   };
   for (size_t i = 0; i < sizeof words / sizeof *words; i++) {

@@ -28,7 +28,7 @@ static void expect_report(qn_vm *vm, const char *want) {
 START_TEST(narrow_terminals_break_between_words) {
   qn_vm *vm = vm_make();
   uint32_t s = add(vm, "a.qn", "let result_of_this = first_operand_of_it + second_operand_of_it * 3\n");
-  (void)raise(vm, E_type, (span){s, 41, 65}, "one two three four five six seven eight nine");
+  (void)raise_error(vm, E_type, (span){s, 41, 65}, "one two three four five six seven eight nine");
   text_buf t;
   text_init(&t, NULL);
   error_render(vm, vm->error, &t, false, 40);
@@ -46,7 +46,7 @@ END_TEST
 START_TEST(operands_are_labelled) {
   qn_vm *vm = vm_make();
   uint32_t s = add(vm, "train.qn", "\n\n\n\n\n\n\n\n\n\n\n  let h = x @ w + b\n");
-  raise(vm, E_broadcast, find(vm, s, "+"), "shapes do not broadcast: axis %d is %d and %d", -1, 3, 5);
+  raise_error(vm, E_broadcast, find(vm, s, "+"), "shapes do not broadcast: axis %d is %d and %d", -1, 3, 5);
   raise_note(vm, find(vm, s, "x @ w"), "f32[4, 3]  x @ w");
   raise_note(vm, find(vm, s, "b\n"), "f32[5]  b, from train.qn:8");
   vm->error->notes[1].at.end--;
@@ -63,17 +63,17 @@ END_TEST
 START_TEST(the_place_is_underlined_without_notes) {
   qn_vm *vm = vm_make();
   uint32_t s = add(vm, "a.qn", "let x = 1 // 0");
-  raise(vm, E_div_zero, find(vm, s, "1 // 0"), "integer division by zero");
+  raise_error(vm, E_div_zero, find(vm, s, "1 // 0"), "integer division by zero");
   expect_report(vm, "error[E306]: integer division by zero\n"
                     "  --> a.qn:1:9\n"
                     "    1 | let x = 1 // 0\n"
                     "      |         ~~~~~~\n");
-  raise(vm, E_syntax, (span){s, 14, 14}, "an operand is missing");
+  raise_error(vm, E_syntax, (span){s, 14, 14}, "an operand is missing");
   expect_report(vm, "error[E102]: an operand is missing\n"
                     "  --> a.qn:1:15\n"
                     "    1 | let x = 1 // 0\n"
                     "      |               ~\n");
-  raise(vm, E_file, SPAN_NONE, "no place");
+  raise_error(vm, E_file, SPAN_NONE, "no place");
   raise_note(vm, SPAN_NONE, "try another name");
   expect_report(vm, "error[E501]: no place\n"
                     "      = try another name\n");
@@ -84,7 +84,7 @@ END_TEST
 START_TEST(tabs_and_wide_characters_are_measured) {
   qn_vm *vm = vm_make();
   uint32_t s = add(vm, "wide.qn", "\tlet \xe5\x90\x8d\xe5\x89\x8d = e\xcc\x81 + b\r\nnext");
-  raise(vm, E_type, find(vm, s, "b"), "no");
+  raise_error(vm, E_type, find(vm, s, "b"), "no");
   expect_report(vm, "error[E301]: no\n"
                     "  --> wide.qn:1:16\n"
                     "    1 |     let \xe5\x90\x8d\xe5\x89\x8d = e\xcc\x81 + b\n"
@@ -92,7 +92,7 @@ START_TEST(tabs_and_wide_characters_are_measured) {
   s = add(vm, "control.qn",
           "a\x01"
           "b c");
-  raise(vm, E_type, find(vm, s, "c"), "no");
+  raise_error(vm, E_type, find(vm, s, "c"), "no");
   expect_report(vm, "error[E301]: no\n"
                     "  --> control.qn:1:5\n"
                     "    1 | a\xef\xbf\xbd"
@@ -105,14 +105,14 @@ END_TEST
 START_TEST(spans_of_several_lines) {
   qn_vm *vm = vm_make();
   uint32_t s = add(vm, "m.qn", "let y = f(a,\n          b)\nlet z = g(1,\n\n\n  2)\n");
-  raise(vm, E_arity, find(vm, s, "f(a,\n          b)"), "two");
+  raise_error(vm, E_arity, find(vm, s, "f(a,\n          b)"), "two");
   expect_report(vm, "error[E403]: two\n"
                     "  --> m.qn:1:9\n"
                     "    1 | let y = f(a,\n"
                     "      |         ~~~~\n"
                     "    2 |           b)\n"
                     "      |           ~~\n");
-  raise(vm, E_arity, find(vm, s, "g(1,\n\n\n  2)"), "four");
+  raise_error(vm, E_arity, find(vm, s, "g(1,\n\n\n  2)"), "four");
   raise_note(vm, find(vm, s, "1"), "int 1");
   expect_report(vm, "error[E403]: four\n"
                     "  --> m.qn:3:9\n"
@@ -129,7 +129,7 @@ END_TEST
 START_TEST(notes_in_other_places) {
   qn_vm *vm = vm_make();
   uint32_t s = add(vm, "a.qn", "let w = zeros(3)\nlet u = 1\nlet y = x + w\n"), o = add(vm, "lib.qn", "fn f(x) = x");
-  raise(vm, E_broadcast, find(vm, s, "x + w"), "no");
+  raise_error(vm, E_broadcast, find(vm, s, "x + w"), "no");
   raise_note(vm, find(vm, s, "zeros(3)"), "made here");
   raise_note(vm, find(vm, o, "= x"), "and there");
   expect_report(vm, "error[E203]: no\n"
@@ -155,7 +155,7 @@ START_TEST(long_lines_are_cut) {
   text[1000] = 0;
   memcpy(text + 500, " bad ", 5);
   uint32_t s = add(vm, "long.qn", text);
-  raise(vm, E_type, find(vm, s, "bad"), "no");
+  raise_error(vm, E_type, find(vm, s, "bad"), "no");
   text_buf t;
   text_init(&t, NULL);
   error_render(vm, vm->error, &t, false, 0);
@@ -174,7 +174,7 @@ START_TEST(traces_show_functions_and_repetition) {
   uint32_t s = add(vm, "t.qn", "fn f(n) = f(n - 1)\nf(10)\n");
   qn_str *f = str_intern(vm, "f", 1);
   size_t start = live(vm);
-  raise(vm, E_recursion, find(vm, s, "n - 1"), "recursion too deep");
+  raise_error(vm, E_recursion, find(vm, s, "n - 1"), "recursion too deep");
   raise_frame(vm, find(vm, s, "n - 1"), f);
   for (int i = 0; i < 1000; i++) raise_frame(vm, find(vm, s, "f(n - 1)"), f);
   raise_frame(vm, find(vm, s, "f(10)"), NULL);
@@ -199,7 +199,7 @@ END_TEST
 START_TEST(colours_are_optional) {
   qn_vm *vm = vm_make();
   uint32_t s = add(vm, "a.qn", "x");
-  raise(vm, E_undefined, find(vm, s, "x"), "x is not defined");
+  raise_error(vm, E_undefined, find(vm, s, "x"), "x is not defined");
   text_buf t;
   text_init(&t, NULL);
   error_render(vm, vm->error, &t, true, 0);
@@ -222,7 +222,7 @@ START_TEST(caught_errors_are_records_and_go_back) {
   qn_vm *vm = vm_make();
   uint32_t s = add(vm, "a.qn", "\nlet \xc3\xa4 = g(1)\n");
   qn_str *g = str_intern(vm, "g", 1);
-  raise(vm, E_index, find(vm, s, "g(1)"), "index 5 is out of bounds");
+  raise_error(vm, E_index, find(vm, s, "g(1)"), "index 5 is out of bounds");
   raise_frame(vm, find(vm, s, "g(1)"), g);
   raise_frame(vm, find(vm, s, "let"), NULL);
   value_release(vm, value_obj(TAG_STR, g));
@@ -288,18 +288,18 @@ END_TEST
 START_TEST(the_first_error_stays) {
   qn_vm *vm = vm_make();
   size_t start = live(vm);
-  ck_assert(value_is_error(raise(vm, E_index, SPAN_NONE, "first")));
-  raise(vm, E_key, SPAN_NONE, "second");
+  ck_assert(value_is_error(raise_error(vm, E_index, SPAN_NONE, "first")));
+  raise_error(vm, E_key, SPAN_NONE, "second");
   raise_memory(vm);
   ck_assert_int_eq(vm->error->id, E_index);
   raise_at(vm, (span){1, 2, 3});
   raise_at(vm, (span){4, 5, 6});
   ck_assert_uint_eq(vm->error->at.source, 1);
   qn_error_object *e = error_take(vm);
-  raise(vm, E_key, SPAN_NONE, "third");
+  raise_error(vm, E_key, SPAN_NONE, "third");
   error_put_back(vm, e); /* another one is pending: that one stays */
   ck_assert_int_eq(taken_error(vm), E_key);
-  raise(vm, E_interrupted, SPAN_NONE, "stop");
+  raise_error(vm, E_interrupted, SPAN_NONE, "stop");
   ck_assert(!error_catchable(vm));
   error_clear(vm);
   /* The error for want of memory needs none, also when it is held while it happens again. */
@@ -328,7 +328,7 @@ START_TEST(hosts_see_errors) {
   ck_assert_str_eq(qn_error_report(vm), "");
   ck_assert_int_eq(qn_error_line(vm), 0);
   uint32_t s = add(vm, "a.qn", "\n\nx");
-  raise(vm, E_undefined, find(vm, s, "x"), "x is not defined");
+  raise_error(vm, E_undefined, find(vm, s, "x"), "x is not defined");
   ck_assert_str_eq(qn_error_id(vm), "E401");
   ck_assert_str_eq(qn_error_source(vm), "a.qn");
   ck_assert_int_eq(qn_error_line(vm), 3);
@@ -478,7 +478,7 @@ START_TEST(texts_know_lines_and_columns) {
   ck_assert_uint_eq(source_find(vm, "b.qn"), 0);
   uint32_t odd = add(vm, "\xff\xc3\xa9\xc3.qn", "");
   ck_assert_str_eq(source_get(vm, odd)->name, "?\xc3\xa9?.qn");
-  raise(vm, E_file, SPAN_NONE, "\xe2\x82: no file\xc3");
+  raise_error(vm, E_file, SPAN_NONE, "\xe2\x82: no file\xc3");
   ck_assert_str_eq(qn_error_message(vm), "??: no file?");
   error_clear(vm);
   vm_close(vm);

@@ -543,7 +543,7 @@ END_TEST
 static qn_value doubled(void *ctx, const char *path, qn_value v) {
   (void)path;
   if (value_is(v, TAG_INT)) return value_int(v.u.i * 2);
-  if (value_is(v, TAG_STR) && ctx) return raise(ctx, E_user, SPAN_NONE, "no strings");
+  if (value_is(v, TAG_STR) && ctx) return raise_error(ctx, E_user, SPAN_NONE, "no strings");
   return value_retain(v);
 }
 

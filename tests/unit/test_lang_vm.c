@@ -431,7 +431,7 @@ static bool fill_arena(qn_vm *vm) {
 
 /* Raising, noting, catching and rethrowing; whatever fails, some error must be pending. */
 static bool catch_errors(qn_vm *vm) {
-  raise(vm, E_index, (span){1, 0, 1}, "index %d", 5);
+  raise_error(vm, E_index, (span){1, 0, 1}, "index %d", 5);
   ck_assert(error_pending(vm));
   raise_note(vm, SPAN_NONE, "a note that is long enough to need more than the smallest block there is, and then more");
   raise_frame(vm, (span){1, 0, 1}, NULL);

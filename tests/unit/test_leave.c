@@ -260,7 +260,7 @@ START_TEST(nested_transforms_are_left) {
 }
 END_TEST
 
-START_TEST(lanes_are_left) {
+START_TEST(vmap_are_left) {
   static const char *const texts[] = {
       "vmap(fn(x) {\n  let y = x * 2\n  if x > 1 {\n    print(\"leave\")\n    y = x * 3 }\n  y })([0.5, 1.5, 2.5])",
       "vmap(fn(x) if x > 1 { x } else {\n  print(\"leave\")\n  x * 2 })([0.5, 1.5, 2.5])",
@@ -492,7 +492,7 @@ int main(void) {
   } cases[] = {
       {tcase_create("transforms"), transforms_are_left},
       {tcase_create("nested_transforms"), nested_transforms_are_left},
-      {tcase_create("lanes"), lanes_are_left},
+      {tcase_create("lanes"), vmap_are_left},
       {tcase_create("statements"), statements_are_left},
       {tcase_create("expressions"), expressions_are_left},
       {tcase_create("builtins"), builtins_that_call_are_left},

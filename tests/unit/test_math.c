@@ -12,7 +12,7 @@
  */
 #include <math.h>
 
-#include "jit/cpu/vmloops.h"
+#include "jit/cpu/block_vm_loops.h"
 #include "jit/kernel/math.h"
 #include "jit/kernel/prims.h"
 #include "tests/unit/lang.h"
@@ -64,12 +64,13 @@ static long double rsqrt_ref(long double x) { return 1 / sqrtl(x); }
   static long double name##_r(long double x) { return ref(x); }
 FN1(exp, expl)
 FN1(exp2, exp2l)
+/* clang-format off */
 FN1(expm1, expm1_ref) FN1(log, logl) FN1(log2, log2l) FN1(log10, log10l) FN1(log1p, log1pl) FN1(sin, sinl)
-    FN1(cos, cosl) FN1(tan, tanl) FN1(arcsin, asinl) FN1(arccos, acosl) FN1(arctan, atanl) FN1(sinh, sinhl)
-        FN1(cosh, coshl) FN1(tanh, tanhl) FN1(sigmoid, sigmoid_ref) FN1(erf, erfl) FN1(rsqrt, rsqrt_ref)
-            FN1(silu, silu_ref) FN1(gelu, gelu_ref) FN1(gelu_tanh, gelu_tanh_ref)
-
-            typedef struct function {
+FN1(cos, cosl) FN1(tan, tanl) FN1(arcsin, asinl) FN1(arccos, acosl) FN1(arctan, atanl) FN1(sinh, sinhl)
+FN1(cosh, coshl) FN1(tanh, tanhl) FN1(sigmoid, sigmoid_ref) FN1(erf, erfl) FN1(rsqrt, rsqrt_ref) FN1(silu, silu_ref)
+FN1(gelu, gelu_ref) FN1(gelu_tanh, gelu_tanh_ref)
+/* clang-format on */
+typedef struct function {
   const char *name;
   float (*f)(float);
   double (*d)(double);

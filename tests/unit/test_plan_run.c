@@ -94,7 +94,7 @@ static bool run_plan(qn_vm *vm, const graph *from, const int64_t *tune, const in
   if (fits && !plan_run(vm, p, &there, in->arrays, in->weak, o->values)) note_error(vm, o, true);
   plan_forget(vm, &there);
   for (uint32_t k = 0; k < p->nkernels; k++)
-    if (p->kernels[k].vm_code) vmcode_free(p->kernels[k].vm_code);
+    if (p->kernels[k].bvm_code) bvm_code_free(p->kernels[k].bvm_code);
   plan_free(p);
   return fits;
 }

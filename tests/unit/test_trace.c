@@ -289,8 +289,8 @@ static qn_vm *short_of_memory;
 static uint32_t entries_in_use;
 static void forget_memory(void *user, int stream, const char *text, size_t len) {
   (void)user, (void)stream, (void)text, (void)len;
-  for (anchor_entries *a = short_of_memory ? jit_of(short_of_memory)->anchors : NULL; a; a = a->next)
-    for (entry *e = a->first; e; e = e->next) {
+  for (anchor_specializations *a = short_of_memory ? jit_of(short_of_memory)->anchors : NULL; a; a = a->next)
+    for (specialization *e = a->first; e; e = e->next) {
       if (e->state == ENTRY_BROKEN) e->why = BREAK_memory;
       if (e->running > entries_in_use) entries_in_use = e->running;
     }
@@ -312,8 +312,8 @@ START_TEST(entries_in_use_stay) {
   ck_assert_double_eq(run_float(vm, "float(sum(f(ones(3), 6)))"), 3 * (128 + 1));
   short_of_memory = NULL;
   ck_assert_uint_ge(entries_in_use, 2); /* else nothing was tried */
-  for (anchor_entries *a = jit_of(vm)->anchors; a; a = a->next)
-    for (entry *e = a->first; e; e = e->next) ck_assert_uint_eq(e->running, 0);
+  for (anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next)
+    for (specialization *e = a->first; e; e = e->next) ck_assert_uint_eq(e->running, 0);
   qn_vm_close(vm);
 }
 END_TEST

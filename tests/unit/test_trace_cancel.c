@@ -57,7 +57,7 @@ static qn_vm *vm_with_job(place at, bool *locked) {
     jit_cancel(vm);
     good(vm, "f(x)");
   }
-  entry *e = entry_at(vm, "f", 0);
+  specialization *e = entry_at(vm, "f", 0);
   ck_assert_int_eq(e->state, ENTRY_COMPILING);
   ck_assert_ptr_nonnull(e->job);
   if (at == UNSENT) ck_assert_ptr_eq(jit_of(vm)->unsent, e->job);

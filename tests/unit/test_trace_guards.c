@@ -1,12 +1,12 @@
 /* Guards: for each kind of guard a call that it lets pass and one that it does not, with the reason that is printed, asked of the
- * entry itself (pattern_match, entry_guards_hold). What programs see of it is in tests/language/jit/guards.qn. */
+ * entry itself (pattern_match, specialization_guards_hold). What programs see of it is in tests/language/jit/guards.qn. */
 #include "tests/unit/gpu.h"
 #include "tests/unit/trace_case.h"
 
 enum { INPUTS = 64 };
 
 /* Would the entry serve the call? `why` receives the reason against it. */
-static bool fits(qn_vm *vm, const char *name, const entry *e, qn_value args, bool check_by_value, char *why,
+static bool fits(qn_vm *vm, const char *name, const specialization *e, qn_value args, bool check_by_value, char *why,
                  size_t size) {
   qn_array *arrays[INPUTS] = {NULL};
   qn_value scalars[INPUTS], f;
@@ -16,11 +16,11 @@ static bool fits(qn_vm *vm, const char *name, const entry *e, qn_value args, boo
   text_buf t;
   text_init(&t, NULL);
   bool ok = pattern_match(&e->pattern, check_by_value, f, l->items, (int)l->len, arrays, scalars, &t) &&
-            entry_guards_hold(vm, e, scalars, &t);
+            specialization_guards_hold(vm, e, scalars, &t);
   snprintf(why, size, "%.*s", (int)t.len, t.text ? t.text : "");
   /* Whether somebody wants to know changes nothing. */
   bool quiet = pattern_match(&e->pattern, check_by_value, f, l->items, (int)l->len, arrays, scalars, NULL) &&
-               entry_guards_hold(vm, e, scalars, NULL);
+               specialization_guards_hold(vm, e, scalars, NULL);
   ck_assert_int_eq(ok, quiet);
   ck_assert(!error_pending(vm));
   text_free(&t);
@@ -111,7 +111,7 @@ START_TEST(each_kind_of_guard) {
     qn_value made = value_of(vm, c->made), passes = value_of(vm, c->passes), fails = value_of(vm, c->fails);
     qn_release(vm, call_with(vm, "f", made));
     ck_assert_msg(entries_in(vm, "f") == 1 && entry_at(vm, "f", 0)->state == ENTRY_READY, "%s", c->fn);
-    entry *e = entry_at(vm, "f", 0);
+    specialization *e = entry_at(vm, "f", 0);
     char why[300];
     ck_assert_msg(fits(vm, "f", e, made, true, why, sizeof why), "%s %s: %s", c->fn, c->made, why);
     ck_assert_msg(fits(vm, "f", e, passes, true, why, sizeof why), "%s %s: %s", c->fn, c->passes, why);
@@ -174,7 +174,7 @@ START_TEST(globals) {
              list[i].before, list[i].body);
     good(vm, text);
     qn_value args = value_of(vm, "(ones(3),)");
-    entry *e = entry_at(vm, "f", 0);
+    specialization *e = entry_at(vm, "f", 0);
     ck_assert_ptr_nonnull(e);
     ck_assert_msg(fits(vm, "f", e, args, true, why, sizeof why), "%s: %s", list[i].before, why);
     snprintf(text, sizeof text, "g = %s", list[i].passes);
@@ -198,10 +198,10 @@ END_TEST
 START_TEST(builtins_that_become_hidden) {
   qn_vm *vm = trace_vm(QN_JIT_SYNC);
   good(vm, "fn f(x) = tanh(x) * 2\nlet out = f(ones(3))");
-  entry *e = entry_at(vm, "f", 0);
+  specialization *e = entry_at(vm, "f", 0);
   text_buf t;
   text_init(&t, NULL);
-  entry_guards(e, &t);
+  specialization_guards(e, &t);
   ck_assert_str_eq(t.text, "argument 1: f32[3]\n");
   text_free(&t);
   qn_vm_close(vm);
@@ -226,7 +226,7 @@ START_TEST(guards_as_text) {
     good(vm, list[i][1]);
     text_buf t;
     text_init(&t, NULL);
-    entry_guards(entry_at(vm, "f", 0), &t);
+    specialization_guards(entry_at(vm, "f", 0), &t);
     ck_assert_str_eq(t.text, list[i][2]);
     text_free(&t);
     qn_vm_close(vm);
@@ -240,7 +240,7 @@ START_TEST(places_and_layouts) {
   tune(vm, "jit.hot", "1");
   good(vm, "fn f(x) = x * 2\nlet out = f(ones(3))");
   char why[300];
-  entry *e = entry_at(vm, "f", 0);
+  specialization *e = entry_at(vm, "f", 0);
   qn_value there = value_of(vm, "(zeros(3),)"), here = value_of(vm, "(zeros(3).to(cpu),)");
   ck_assert_msg(fits(vm, "f", e, there, true, why, sizeof why), "%s", why);
   ck_assert(!fits(vm, "f", e, here, true, why, sizeof why));

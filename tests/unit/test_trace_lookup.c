@@ -1,4 +1,4 @@
-/* Which entry serves a call (jit/trace/entry.c): the one used last first, the others by hash, those that stay eager last; hashes that are
+/* Which entry serves a call (jit/trace/specialization.c): the one used last first, the others by hash, those that stay eager last; hashes that are
  * the same for different calls; and where recording ends: too many entries, misses, nodes, bytes, leaves, guards. */
 #include "tests/unit/trace_case.h"
 
@@ -32,7 +32,7 @@ static void calls(qn_vm *vm, const char *name, const char *text, double want) {
 static void order(qn_vm *vm, const char *want) {
   char text[200] = "";
   size_t len = 0;
-  for (const entry *e = entry_at(vm, "f", 0); e; e = e->next) {
+  for (const specialization *e = entry_at(vm, "f", 0); e; e = e->next) {
     const pattern *p = &e->pattern;
     for (uint32_t i = 0; i < p->nroots; i++)
       if (p->roots[i].kind == ROOT_ARG && p->roots[i].arg == 0)
@@ -50,7 +50,7 @@ START_TEST(most_recently_used_first) {
     calls(vm, "f", text, 2 * i);
   }
   order(vm, "4 3 2 1");
-  entry *two = entry_at(vm, "f", 2), *one = entry_at(vm, "f", 3);
+  specialization *two = entry_at(vm, "f", 2), *one = entry_at(vm, "f", 3);
   calls(vm, "f", "(ones(2),)", 4);
   order(vm, "2 4 3 1");
   ck_assert_ptr_eq(entry_at(vm, "f", 0), two);
@@ -168,7 +168,7 @@ START_TEST(all_hashes_collide) {
         qn_release(vm, f);
       }
       if (turn == 1 || turn == 2)
-        for (entry *e = entry_at(vm, "f", 0); e; e = e->next) e->hash = one;
+        for (specialization *e = entry_at(vm, "f", 0); e; e = e->next) e->hash = one;
       calls(vm, "f", args[i], sums[i]);
       ck_assert_uint_eq(entries_in(vm, "f"), turn == 0 ? (uint32_t)i + 1 : N);
       ck_assert_uint_eq(entry_at(vm, "f", 0)->replays, (uint64_t)turn);
@@ -187,7 +187,7 @@ START_TEST(any_text) {
     ck_assert_double_eq(number(vm, text), 8 + i);
   }
   ck_assert_uint_eq(entries_in(vm, "f"), 1);
-  const entry *e = entry_at(vm, "f", 0);
+  const specialization *e = entry_at(vm, "f", 0);
   ck_assert_int_eq(e->why, BREAK_no_arrays);
   ck_assert_uint_eq(e->hash, 0);
   ck_assert_uint_eq(e->hits, 19);
@@ -206,7 +206,7 @@ START_TEST(too_many_entries) {
       snprintf(text, sizeof text, "(ones(%d),)", i);
       calls(vm, "f", text, 2 * i);
     }
-  anchor_entries *list = entries_of(vm, "f");
+  anchor_specializations *list = entries_of(vm, "f");
   order(vm, "3 2 1");
   ck_assert_uint_eq(list->count, 3);
   ck_assert(list->full);
@@ -228,7 +228,7 @@ START_TEST(too_many_misses) {
     snprintf(text, sizeof text, "(ones(%d),)", i);
     calls(vm, "f", text, 2 * i);
   }
-  anchor_entries *list = entries_of(vm, "f");
+  anchor_specializations *list = entries_of(vm, "f");
   order(vm, "3 2 1"); /* the first was no miss */
   ck_assert(list->full);
   ck_assert_uint_eq(list->refused[BREAK_too_many_shapes], 3);
@@ -246,7 +246,7 @@ START_TEST(too_many_nodes) {
   ck_assert_int_eq(entry_at(vm, "f", 0)->state, ENTRY_READY);
   ck_assert_uint_le(entry_at(vm, "f", 0)->graph->n, 40);
   calls(vm, "f", "(ones(2), 100)", 202); /* run early, given up */
-  entry *last = entry_at(vm, "f", 1);
+  specialization *last = entry_at(vm, "f", 1);
   ck_assert_int_eq(last->state, ENTRY_BROKEN);
   ck_assert_int_eq(last->why, BREAK_too_many_nodes);
   ck_assert_ptr_null(last->graph);
@@ -274,7 +274,7 @@ START_TEST(too_many_bytes_pending) {
   tune(vm, "jit.pending_bytes", "65536"); /* 16 results of 4 kB each */
   calls(vm, "f", "(ones(1024), 8)", 1024 * 28);
   calls(vm, "f", "(ones(1024), 60)", 1024 * 1770);
-  entry *e = entry_at(vm, "f", 0);
+  specialization *e = entry_at(vm, "f", 0);
   ck_assert_int_eq(e->state, ENTRY_READY);
   ck_assert_int_eq(e->why, BREAK_none);
   calls(vm, "f", "(ones(1024), 60)", 1024 * 1770);
@@ -289,7 +289,7 @@ START_TEST(too_many_leaves) {
   calls(vm, "f", "(many(9),)", 4); /* as many as there may be */
   ck_assert_int_eq(entry_at(vm, "f", 0)->state, ENTRY_READY);
   calls(vm, "f", "(many(10),)", 4);
-  anchor_entries *list = entries_of(vm, "f");
+  anchor_specializations *list = entries_of(vm, "f");
   ck_assert_int_eq(list->anchor->state, ANCHOR_EAGER); /* its pattern is not whole: nothing can be looked up */
   ck_assert_int_eq(list->gave_up, BREAK_too_many_leaves);
   calls(vm, "f", "(many(10),)", 4);
@@ -322,8 +322,8 @@ START_TEST(too_many_guards) {
     char text[60];
     snprintf(text, sizeof text, "(ones(2), list(0..%d))", n);
     calls(vm, "f", text, 2 + 2 * n);
-    const entry *e = NULL;
-    for (const entry *x = entry_at(vm, "f", 0); x; x = x->next)
+    const specialization *e = NULL;
+    for (const specialization *x = entry_at(vm, "f", 0); x; x = x->next)
       if (!e || x->pattern.leaves > e->pattern.leaves) e = x;
     if (e->state == ENTRY_READY) {
       fit++;

@@ -1,4 +1,4 @@
-/* Replay (jit/trace/entry.c): a call that a plan serves gives what the recorded and the eager call give, for all forms of inputs and
+/* Replay (jit/trace/specialization.c): a call that a plan serves gives what the recorded and the eager call give, for all forms of inputs and
  * results; what it counts; random numbers; errors; allocations that fail. */
 #include "tests/unit/trace_case.h"
 
@@ -51,10 +51,10 @@ static const replay_case cases[] = {
     {"branches on numbers", "fn f(x, n) = if n > 3 { x * n } else { x + n }", "(ones(2), 1)", "([1.0, 2.0], 3)"},
 };
 
-static entry *only_entry(qn_vm *vm) {
-  entry *found = NULL;
-  for (anchor_entries *a = jit_of(vm)->anchors; a; a = a->next)
-    for (entry *e = a->first; e; e = e->next) {
+static specialization *only_entry(qn_vm *vm) {
+  specialization *found = NULL;
+  for (anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next)
+    for (specialization *e = a->first; e; e = e->next) {
       if (e->state != ENTRY_READY) continue;
       ck_assert_ptr_null(found);
       found = e;
@@ -100,7 +100,7 @@ START_TEST(results_are_those_of_eager_calls) {
         qn_release(vm, b);
         qn_release(vm, again);
       }
-      const entry *e = only_entry(vm);
+      const specialization *e = only_entry(vm);
       ck_assert_msg(e->hits == 4, "%s: %d hits", c->what, (int)e->hits);
       ck_assert_uint_eq(e->replays, modes[m] == QN_JIT_SYNC ? 4 : 0);
       ck_assert_uint_eq(e->verified, modes[m] == QN_JIT_SYNC ? 0 : 4);
@@ -144,7 +144,7 @@ START_TEST(errors_are_the_interpreters) {
   good(off, program);
   good(vm, program);
   for (int i = 0; i < 3; i++) good(vm, "f([1.0, 2.0, 3.0], [0, 2])");
-  entry *e = only_entry(vm);
+  specialization *e = only_entry(vm);
   uint64_t replays = e->replays, hits = e->hits;
   ck_assert_uint_eq(replays, 2);
   ck_assert_int_eq(qn_eval(off, "test.qn", call, strlen(call), NULL), QN_ERROR);
@@ -175,7 +175,7 @@ START_TEST(allocations_fail) {
   qn_vm *vm = trace_vm(QN_JIT_SYNC);
   good(vm, program);
   good(vm, "f(l, 2)");
-  entry *e = entry_at(vm, "f", 0);
+  specialization *e = entry_at(vm, "f", 0);
   ck_assert_int_eq(e->state, ENTRY_READY);
   good(vm, "seed(5)");
   double want = number(vm, "shown(f(l, 2))");
@@ -216,7 +216,7 @@ START_TEST(calls_within_calls) {
   qn_vm *vm = trace_vm(QN_JIT_SYNC);
   good(vm, "fn inner(x) = tanh(x) * 2\nfn outer(x) = inner(x) + inner(x + 1)\nlet x = ones(3)\n"
            "for _ in 0..5 { outer(x) }");
-  const entry *e = entry_at(vm, "outer", 0);
+  const specialization *e = entry_at(vm, "outer", 0);
   ck_assert_uint_eq(e->replays, 4);
   ck_assert_uint_eq(e->parts.n, 1);
   ck_assert_uint_eq(e->parts.list[0].id, entries_of(vm, "inner")->id);

@@ -51,16 +51,16 @@ static inline double number(qn_vm *vm, const char *text) {
 }
 
 /* What hangs on the function of this name; NULL: it has not been called yet. */
-static inline anchor_entries *entries_of(qn_vm *vm, const char *name) {
-  for (anchor_entries *a = jit_of(vm)->anchors; a; a = a->next)
+static inline anchor_specializations *entries_of(qn_vm *vm, const char *name) {
+  for (anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next)
     if (a->anchor->name && strcmp(a->anchor->name, name) == 0) return a;
   return NULL;
 }
 
 /* The entry at a place of the list, from 0 on; NULL: it is not so long. */
-static inline entry *entry_at(qn_vm *vm, const char *name, uint32_t at) {
-  anchor_entries *list = entries_of(vm, name);
-  entry *e = list ? list->first : NULL;
+static inline specialization *entry_at(qn_vm *vm, const char *name, uint32_t at) {
+  anchor_specializations *list = entries_of(vm, name);
+  specialization *e = list ? list->first : NULL;
   for (; e && at > 0; at--) e = e->next;
   return e;
 }

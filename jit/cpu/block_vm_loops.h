@@ -1,5 +1,5 @@
 /* The loops of the block VM: every kernel primitive, function, conversion, memory access and reduction step over a run of
- * elements. vmloops.c is compiled once per instruction set; all tables give the same bits.
+ * elements. block_vm_loops.c is compiled once per instruction set; all tables give the same bits.
  *
  * A loop computes n elements; operand i is a vector if bit i of `mode` is set, else one element that is repeated. Results may
  * be written over an operand exactly (same address), never shifted. Booleans are bytes 0 or 1. */
@@ -9,15 +9,15 @@
 #include "jit/kernel/l.h"
 
 enum { VM_A = 1, VM_B = 2, VM_C = 4 };
-typedef void (*vm_fn)(void *out, const void *a, const void *b, const void *c, int mode, int64_t n);
+typedef void (*bvm_fn)(void *out, const void *a, const void *b, const void *c, int mode, int64_t n);
 
 /* out[b][i][j] = x[b][i][0] * y[b][0][j] + ...: what dot does, for `count` times m rows by n columns, k >= 1 elements each; steps in
  * elements. */
-typedef struct vm_product {
+typedef struct bvm_gemm {
   int64_t count, m, n, k;
   int64_t x_next, x_row, x_step;
   int64_t y_next, y_step, y_column;
-} vm_product;
+} bvm_gemm;
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
 enum { VM_WORDS = 8 }; /* random numbers that are made at once */
@@ -26,18 +26,18 @@ enum { VM_WORDS = 4 };
 #endif
 
 enum { VM_SIZES = 4 }; /* element sizes 1, 2, 4, 8 are numbered 0..3 */
-static inline int vm_size_class(size_t bytes) { return bytes == 1 ? 0 : bytes == 2 ? 1 : bytes == 4 ? 2 : 3; }
+static inline int bvm_size_class(size_t bytes) { return bytes == 1 ? 0 : bytes == 2 ? 1 : bytes == 4 ? 2 : 3; }
 
-typedef struct vm_loops {
+typedef struct bvm_loops {
   const char *name;
   /* Missing entries are NULL. kop and math by the last operand's dtype (philox_uniform: by the result's). */
-  vm_fn kop[KOP_COUNT][QN_DTYPE_COUNT];
-  vm_fn math[MATH_COUNT][QN_DTYPE_COUNT];
-  vm_fn cast[QN_DTYPE_COUNT][QN_DTYPE_COUNT]; /* from, to */
-  vm_fn iota[QN_DTYPE_COUNT]; /* a: first, b: step (both i64) */
-  vm_fn fill[VM_SIZES];       /* out = a repeated */
-  vm_fn copy[VM_SIZES];
-  vm_fn select[VM_SIZES];
+  bvm_fn kop[KOP_COUNT][QN_DTYPE_COUNT];
+  bvm_fn math[MATH_COUNT][QN_DTYPE_COUNT];
+  bvm_fn cast[QN_DTYPE_COUNT][QN_DTYPE_COUNT]; /* from, to */
+  bvm_fn iota[QN_DTYPE_COUNT]; /* a: first, b: step (both i64) */
+  bvm_fn fill[VM_SIZES];       /* out = a repeated */
+  bvm_fn copy[VM_SIZES];
+  bvm_fn select[VM_SIZES];
   /* stride in elements */
   void (*load[VM_SIZES])(void *out, const void *from, int64_t stride, int64_t n);
   void (*store[VM_SIZES])(void *to, const void *from, int64_t stride, int64_t n);
@@ -57,7 +57,7 @@ typedef struct vm_loops {
   /* acc[i] = fma(x[i], y[i], acc[i]), or x[i] * y[i] when first. */
   void (*dots[QN_DTYPE_COUNT])(void *acc, const void *x, const void *y, int mode, int64_t n, bool first);
   /* Products of few elements: a chain after the other; of f16 and bf16 in f32, rounded at the end. */
-  void (*product[QN_DTYPE_COUNT])(void *out, const void *x, const void *y, const vm_product *p);
+  void (*product[QN_DTYPE_COUNT])(void *out, const void *x, const void *y, const bvm_gemm *p);
   /* base[at[i]] = f(base[at[i]], v[i * step]), one after the other; put stores v. Offsets in elements. */
   void (*update[KOP_COUNT][QN_DTYPE_COUNT])(void *base, const int64_t *at, const void *v, int64_t step, int64_t n);
   void (*put[VM_SIZES])(void *base, const int64_t *at, const void *v, int64_t step, int64_t n);
@@ -73,13 +73,13 @@ typedef struct vm_loops {
   void (*scan64[KOP_COUNT][QN_DTYPE_COUNT])(void *x, int64_t n);
   void (*tile)(const qk_tile *t);
   const struct sort_loops *sorts; /* sortloops.h */
-} vm_loops;
+} bvm_loops;
 
-extern const vm_loops vm_loops_base;
+extern const bvm_loops bvm_loops_base;
 #if defined(__x86_64__)
-extern const vm_loops vm_loops_v3, vm_loops_v4;
+extern const bvm_loops bvm_loops_v3, bvm_loops_v4;
 #endif
 /* The table for this processor. */
-const vm_loops *vm_loops_pick(void);
+const bvm_loops *bvm_loops_pick(void);
 
 #endif

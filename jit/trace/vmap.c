@@ -1,14 +1,14 @@
 /* vmap: a function called once for all lanes.
  *
  * The inner function runs while a recording is on (one is begun if there is none), with every array that is mapped replaced by a
- * stand-in of one lane's shape. What depends on a stand-in is a lane's value; it only carries types. graph_batch (batch.h)
+ * tracer of one lane's shape. What depends on a tracer is a lane's value; it only carries types. graph_batch (batch.h)
  * appends the counterpart that holds all lanes: after every op, so that at any time it is known which values differ from lane to
  * lane, and what cannot be done in all lanes at once is refused at its line. Lanes nest, and gradients and lanes nest in each other.
  *
  * Lanes are never executed. Where pending work runs (rec_run_pending), counterparts do: those of the lanes' arrays that the program
- * still holds, and all fallible ones. A look at a lane's data is an error; conditions select (flow.c).
+ * still holds, and all fallible ones. A look at a lane's data is an error; conditions select (vmap_control.c).
  *
- * An error of a counterpart names its first lane: the op is repeated lane by lane on the operands (lanes_blame), which also gives
+ * An error of a counterpart names its first lane: the op is repeated lane by lane on the operands (vmap_blame), which also gives
  * the message that the lane alone would have got.
  */
 #include <stdarg.h>
@@ -19,7 +19,7 @@
 
 /* ---- what differs from lane to lane -------------------------------------------------------------------------------------- */
 
-uint32_t lanes_whole(const struct recording *r, uint32_t node) {
+uint32_t vmap_whole(const struct recording *r, uint32_t node) {
   for (const struct lanes *l = r->lanes; l; l = l->outer) {
     uint32_t w = batch_whole(&l->batch, node);
     if (w) return w;
@@ -27,7 +27,7 @@ uint32_t lanes_whole(const struct recording *r, uint32_t node) {
   return 0;
 }
 
-uint32_t lanes_outermost(const struct recording *r, uint32_t node) {
+uint32_t vmap_outermost(const struct recording *r, uint32_t node) {
   for (const struct lanes *l = r->lanes; l; l = l->outer) {
     uint32_t w = batch_whole(&l->batch, node);
     if (w) node = w;
@@ -35,16 +35,16 @@ uint32_t lanes_outermost(const struct recording *r, uint32_t node) {
   return node;
 }
 
-bool rec_lanes(const qn_vm *vm) { return vm->rec && vm->rec->lanes; }
+bool rec_in_vmap(const qn_vm *vm) { return vm->rec && vm->rec->lanes; }
 
 bool rec_is_lane(const qn_vm *vm, qn_value v) {
   const struct recording *r = vm->rec;
   if (!r || !r->lanes || !(value_is(v, TAG_ARRAY) || value_is_scalar(v))) return false;
   uint32_t node = rec_traced(r, v);
-  return node && lanes_whole(r, node);
+  return node && vmap_whole(r, node);
 }
 
-qn_value lanes_raise_read(struct recording *r, qn_value v) {
+qn_value vmap_raise_read(struct recording *r, qn_value v) {
   text_buf t;
   text_init(&t, r->vm);
   text_adds(&t, "vmap computes all lanes at once, and this needs the number of one lane: ");
@@ -69,9 +69,9 @@ struct lane_check {
   int64_t sizes[ARRAY_MAX_RANK]; /* of the levels, innermost first */
 };
 
-void lanes_free(struct recording *r) {
+void vmap_free(struct recording *r) {
   mem_free(r->vm, r->checks, r->checks_cap * sizeof *r->checks);
-  mem_free(r->vm, r->lanes_kept, r->lanes_kept_cap * sizeof *r->lanes_kept);
+  mem_free(r->vm, r->vmap_kept, r->vmap_kept_cap * sizeof *r->vmap_kept);
   value_release(r->vm, r->active);
 }
 
@@ -79,11 +79,11 @@ void lanes_free(struct recording *r) {
 static bool note_checks(struct recording *r, const uint8_t *fallible, uint32_t from, uint32_t end) {
   const graph *g = r->g;
   for (uint32_t i = from; i < end; i++) {
-    if (!fallible[i - from] || !lanes_whole(r, i)) continue;
+    if (!fallible[i - from] || !vmap_whole(r, i)) continue;
     const graph_node *n = &g->nodes[i];
     if (!mem_grow(r->vm, (void **)&r->checks, &r->checks_cap, r->nchecks + 1, sizeof *r->checks)) return false;
     struct lane_check *c = &r->checks[r->nchecks];
-    *c = (struct lane_check){.first = end, .last = lanes_outermost(r, i), .node = i};
+    *c = (struct lane_check){.first = end, .last = vmap_outermost(r, i), .node = i};
     if (!(c->wholes = arena_alloc(&r->g->arena, 2 * n->nin * sizeof *c->wholes + 1))) {
       r->g->failed = true;
       return false;
@@ -107,10 +107,10 @@ static bool note_checks(struct recording *r, const uint8_t *fallible, uint32_t f
 }
 
 /* The innermost level that is held; NULL: none. */
-static struct lanes *held_level(const struct recording *r) { return r->lanes_held.on ? r->lanes_held.at : NULL; }
+static struct lanes *held_level(const struct recording *r) { return r->vmap_held.on ? r->vmap_held.at : NULL; }
 
-bool lanes_advance(struct recording *r) {
-  uint32_t from = r->lanes_seen, n = r->g->n;
+bool vmap_advance(struct recording *r) {
+  uint32_t from = r->vmap_seen, n = r->g->n;
   if (!r->lanes || r->lanes == held_level(r) || from >= n) return true;
   qn_vm *vm = r->vm;
   struct lanes *outermost = r->lanes;
@@ -128,26 +128,26 @@ bool lanes_advance(struct recording *r) {
       rec_raise_refusal(r, culprit, &why);
     ok = false;
   }
-  r->lanes_seen = r->g->n;
+  r->vmap_seen = r->g->n;
   ok = ok && (!any || note_checks(r, fallible, from, n)) && rec_room(r);
   if (fallible != few) mem_free(vm, fallible, n - from);
   if (!ok && !error_pending(vm)) raise_memory(vm);
   return ok;
 }
 
-bool lanes_hold(struct recording *r, lanes_pause *before) {
-  if (!lanes_advance(r)) return false;
-  *before = r->lanes_held;
-  r->lanes_held = (lanes_pause){true, r->lanes, r->lanes_seen};
+bool vmap_hold(struct recording *r, vmap_pause *before) {
+  if (!vmap_advance(r)) return false;
+  *before = r->vmap_held;
+  r->vmap_held = (vmap_pause){true, r->lanes, r->vmap_seen};
   return true;
 }
 
-void lanes_go_on(struct recording *r, const lanes_pause *before) {
-  r->lanes_seen = r->lanes_held.seen; /* of levels that were held; those inside them have ended */
-  r->lanes_held = *before;
+void vmap_go_on(struct recording *r, const vmap_pause *before) {
+  r->vmap_seen = r->vmap_held.seen; /* of levels that were held; those inside them have ended */
+  r->vmap_held = *before;
 }
 
-bool lanes_know(const struct recording *r, uint32_t from) {
+bool vmap_know(const struct recording *r, uint32_t from) {
   for (const struct lanes *l = r->lanes; l; l = l->outer)
     for (uint32_t i = from; i < r->g->n && i < l->batch.cap; i++)
       if (l->batch.whole[i]) return true;
@@ -200,14 +200,14 @@ static bool next_lane(int nlevels, const int64_t *sizes, int64_t *at) {
   return false;
 }
 
-void lanes_blame(struct recording *r, uint32_t node) {
+void vmap_blame(struct recording *r, uint32_t node) {
   qn_vm *vm = r->vm;
   const struct lane_check *c = NULL;
   for (uint32_t i = 0; i < r->nchecks; i++)
     if (node >= r->checks[i].first && node <= r->checks[i].last && (!c || r->checks[i].last < c->last))
       c = &r->checks[i];
   if (!c || !error_catchable(vm)) return;
-  r->lanes_failed = true;
+  r->vmap_failed = true;
   qn_error_object *e = error_take(vm);
   const graph_node *n = &r->g->nodes[c->node];
   qn_value in[ARRAY_MAX_RANK + 3], one[ARRAY_MAX_RANK + 3];
@@ -256,7 +256,7 @@ void lanes_blame(struct recording *r, uint32_t node) {
   value_release(vm, value_obj(TAG_STR, found));
 }
 
-int lanes_name_first(struct recording *r, qn_value mask) {
+int vmap_name_first(struct recording *r, qn_value mask) {
   qn_vm *vm = r->vm;
   if (!value_is(mask, TAG_ARRAY)) return value_is(mask, TAG_NIL);
   uint32_t node = rec_traced(r, mask), bit = 1, bits = 0;
@@ -368,7 +368,7 @@ static bool same_lanes(lane_args *m, qn_value v, int axis) {
     snprintf(m->first, sizeof m->first, "%s", t.text);
     m->lanes = n;
   } else if (!t.failed) {
-    raise(m->r->vm, E_lanes, SPAN_NONE, "vmap: %s, and %s; nil in in_axes passes an argument to every lane as it is",
+    raise_error(m->r->vm, E_lanes, SPAN_NONE, "vmap: %s, and %s; nil in in_axes passes an argument to every lane as it is",
           m->first, t.text);
   } else {
     raise_memory(m->r->vm);
@@ -390,8 +390,8 @@ static qn_value move_axis(qn_vm *vm, qn_value v, int from, int to) {
   return out;
 }
 
-/* The stand-in of one array's lane. */
-static qn_value stand_in(lane_args *m, qn_value v, int axis) {
+/* The tracer of one array's lane. */
+static qn_value tracer(lane_args *m, qn_value v, int axis) {
   struct recording *r = m->r;
   qn_vm *vm = r->vm;
   if (!rec_place(r, value_array(v)->device)) return op_raise_devices(vm, "vmap", r->device, value_array(v)->device);
@@ -400,7 +400,7 @@ static qn_value stand_in(lane_args *m, qn_value v, int axis) {
   uint32_t whole = rec_node(r, all);
   value_release(vm, all);
   uint32_t lane = whole ? batch_lane(&m->level->batch, whole, rec_site(r)) : 0;
-  if (lane) return lanes_advance(r) ? rec_value_of(r, lane) : value_error();
+  if (lane) return vmap_advance(r) ? rec_value_of(r, lane) : value_error();
   return error_pending(vm) ? value_error() : raise_memory(vm);
 }
 
@@ -413,7 +413,7 @@ static qn_value lane_in(lane_args *m, qn_value v, qn_value axes) {
   if (one && value_is(v, TAG_ARRAY)) {
     int axis = axis_in(m, "in_axes", axes, v, value_array(v)->rank);
     if (axis < 0) return value_error();
-    if (m->level) return stand_in(m, v, axis);
+    if (m->level) return tracer(m, v, axis);
     return same_lanes(m, v, axis) ? value_nil() : value_error();
   }
   if (one && !list && !record) return m->level ? value_retain(v) : value_nil();
@@ -437,7 +437,7 @@ static qn_value lane_in(lane_args *m, qn_value v, qn_value axes) {
     int at = record && !one ? record_find(value_record(axes), name) : 0;
     if (record && !one && at >= 0) axis = value_record(axes)->items[at];
     if (at < 0)
-      raise(vm, E_argument, SPAN_NONE, "vmap: in_axes has no field for %s", m->path);
+      raise_error(vm, E_argument, SPAN_NONE, "vmap: in_axes has no field for %s", m->path);
     else
       made = lane_in(m, from[i], axis);
     path_pop(m, before);
@@ -450,12 +450,12 @@ static qn_value lane_in(lane_args *m, qn_value v, qn_value axes) {
   return out;
 }
 
-/* All arguments of a call: positional ones, then the keywords, a record or nil. Stand-ins replace them when there is a level. */
-static bool lanes_in(lane_args *m, qn_value in_axes, qn_value *args, int nargs) {
+/* All arguments of a call: positional ones, then the keywords, a record or nil. Tracers replace them when there is a level. */
+static bool vmap_in(lane_args *m, qn_value in_axes, qn_value *args, int nargs) {
   qn_vm *vm = m->r->vm;
   bool each = value_is(in_axes, TAG_LIST);
   if (each && value_list(in_axes)->len != (uint32_t)nargs) {
-    raise(vm, E_argument, SPAN_NONE, "vmap: in_axes has %u entr%s for %d positional argument%s",
+    raise_error(vm, E_argument, SPAN_NONE, "vmap: in_axes has %u entr%s for %d positional argument%s",
           value_list(in_axes)->len, value_list(in_axes)->len == 1 ? "y" : "ies", nargs, nargs == 1 ? "" : "s");
     return false;
   }
@@ -476,7 +476,7 @@ static bool lanes_in(lane_args *m, qn_value in_axes, qn_value *args, int nargs) 
     args[i] = v;
   }
   if (!m->level && m->lanes < 0)
-    raise(vm, E_lanes, SPAN_NONE, "vmap: no argument is an array with lanes%s",
+    raise_error(vm, E_lanes, SPAN_NONE, "vmap: no argument is an array with lanes%s",
           value_is(in_axes, TAG_INT) ? "" : "; in_axes names no array");
   return m->level || m->lanes >= 0;
 }
@@ -549,7 +549,7 @@ static qn_value lane_out(lane_results *m, qn_value v, qn_value axes, bool inside
     if (array && !node) return error_pending(vm) ? value_error() : raise_memory(vm);
     if (value_is(axes, TAG_NIL)) {
       if (!node || !batch_whole(&m->level->batch, node)) return value_retain(v);
-      return raise(vm, E_argument, SPAN_NONE, "vmap: out_axes is nil for %s, which differs from lane to lane",
+      return raise_error(vm, E_argument, SPAN_NONE, "vmap: out_axes is nil for %s, which differs from lane to lane",
                    m->path.path);
     }
     if (!value_is(axes, TAG_INT)) return raise_axes(&m->path, "out_axes", axes, v);
@@ -557,7 +557,7 @@ static qn_value lane_out(lane_results *m, qn_value v, qn_value axes, bool inside
     if (axis < 0) return value_error();
     if (!array) return stacked_number(m, v, node);
     if (rank > ARRAY_MAX_RANK)
-      return raise(vm, E_rank, SPAN_NONE, "vmap: with its lanes %s would have more than %d axes", m->path.path,
+      return raise_error(vm, E_rank, SPAN_NONE, "vmap: with its lanes %s would have more than %d axes", m->path.path,
                    ARRAY_MAX_RANK);
     uint32_t whole = batch_whole_always(&m->level->batch, node);
     if (!whole) return raise_memory(vm);
@@ -585,7 +585,7 @@ static qn_value lane_out(lane_results *m, qn_value v, qn_value axes, bool inside
     qn_value made = value_error();
     if (record && !one && at >= 0) axis = value_record(axes)->items[at];
     if (at < 0)
-      raise(vm, E_argument, SPAN_NONE, "vmap: out_axes has no field for %s", m->path.path);
+      raise_error(vm, E_argument, SPAN_NONE, "vmap: out_axes has no field for %s", m->path.path);
     else
       made = lane_out(m, from[i], axis, true);
     path_pop(&m->path, before);
@@ -601,14 +601,14 @@ static qn_value lane_out(lane_results *m, qn_value v, qn_value axes, bool inside
 /* ---- the call ------------------------------------------------------------------------------------------------------------------------- */
 
 static bool open_lanes(struct recording *r, struct lanes *l, int64_t n) {
-  if (!lanes_advance(r)) return false;
+  if (!vmap_advance(r)) return false;
   l->outer = r->lanes;
   l->depth = l->outer ? l->outer->depth + 1 : 1;
   l->nregions = r->regions.n;
   batch_begin(&l->batch, r->g, l->outer ? &l->outer->batch : NULL, n, r->g->n);
   r->lanes = l;
   r->had_lanes = true;
-  r->lanes_seen = r->g->n;
+  r->vmap_seen = r->g->n;
   return true;
 }
 
@@ -629,10 +629,10 @@ static bool not_of_lane(void *ctx, const char *path, qn_value v) {
   return !node || !batch_whole(&s->level->batch, node);
 }
 
-bool lanes_spread(struct recording *r, const uint32_t *nodes, uint32_t n, qn_value args) {
+bool vmap_spread(struct recording *r, const uint32_t *nodes, uint32_t n, qn_value args) {
   qn_vm *vm = r->vm;
   for (struct lanes *level = r->lanes; level != held_level(r); level = level->outer) {
-    if (!lanes_advance(r)) return false;
+    if (!vmap_advance(r)) return false;
     lane_search s = {r, level};
     if (tree_each_part(vm, args, not_of_lane, &s)) continue;
     if (error_pending(vm)) return false;
@@ -644,12 +644,12 @@ bool lanes_spread(struct recording *r, const uint32_t *nodes, uint32_t n, qn_val
       }
       if (batch_whole(&level->batch, node) || r->g->nodes[node].type.weak) continue;
       uint32_t whole = batch_whole_always(&level->batch, node);
-      if (whole && !lanes_advance(r)) return false; /* what makes it is the lanes' of levels around, not of this one */
+      if (whole && !vmap_advance(r)) return false; /* what makes it is the lanes' of levels around, not of this one */
       if (whole && batch_bind(&level->batch, node, whole)) continue;
       if (r->g->failed || r->g->nodes[node].type.rank < ARRAY_MAX_RANK) {
         raise_memory(vm);
       } else {
-        raise(vm, E_rank, SPAN_NONE, "vmap: with its lanes an argument of custom_grad would have more than %d axes",
+        raise_error(vm, E_rank, SPAN_NONE, "vmap: with its lanes an argument of custom_grad would have more than %d axes",
               ARRAY_MAX_RANK);
       }
       return false;
@@ -736,26 +736,26 @@ static bool close_lanes(struct recording *r, struct lanes *l) {
   }
   r->lanes = l->outer;
   batch_end(&l->batch); /* what the results have appended is still to be seen by the lanes around */
-  if (!r->lanes) r->lanes_failed = false;
+  if (!r->lanes) r->vmap_failed = false;
   return ok;
 }
 
 /* What a vmap owns while its function runs. */
-typedef struct lanes_owned {
+typedef struct vmap_owned {
   struct lanes *level;
   qn_value active, in_axes, out_axes;
-} lanes_owned;
+} vmap_owned;
 
 /* An exception passes: the recording goes as well. */
-static void lanes_drop(qn_vm *vm, void *what) {
-  lanes_owned *o = what;
+static void vmap_drop(qn_vm *vm, void *what) {
+  vmap_owned *o = what;
   arena_free(&o->level->batch.memory);
   value_release(vm, o->active);
   value_release(vm, o->in_axes);
   value_release(vm, o->out_axes);
 }
 
-static qn_value lanes_inline(struct recording *r, const rec_call_site *site) {
+static qn_value vmap_inline(struct recording *r, const rec_call_site *site) {
   qn_vm *vm = r->vm;
   const qn_fn *f = value_fn(site->fn);
   int nargs = site->nargs - 1;
@@ -767,20 +767,20 @@ static qn_value lanes_inline(struct recording *r, const rec_call_site *site) {
   bool open = false;
   if (value_is_error(out_axes) || !vm_enter(vm, (size_t)nargs + 1)) goto done;
   for (int i = 0; i <= nargs; i++) *vm->sp++ = value_retain(site->args[i]);
-  if (!lanes_in(&m, in_axes, mark, nargs)) goto done;
+  if (!vmap_in(&m, in_axes, mark, nargs)) goto done;
   if (!(open = open_lanes(r, &l, m.lanes))) goto done;
   m.level = &l;
-  if (!lanes_in(&m, in_axes, mark, nargs)) goto done;
-  lanes_owned owned = {&l, active, in_axes, out_axes};
+  if (!vmap_in(&m, in_axes, mark, nargs)) goto done;
+  vmap_owned owned = {&l, active, in_axes, out_axes};
   vm_owned held;
-  vm_own(vm, &held, lanes_drop, &owned);
+  vm_own(vm, &held, vmap_drop, &owned);
   qn_value value = vm->hooks.call(vm, f->captures[0], mark, nargs, mark[nargs]);
   vm_disown(vm, &held);
   if (value_is_error(value)) goto done;
   lane_results results = {.r = r, .level = &l, .floats = QN_f32, .path = {.r = r, .whole = value}};
   if (f->ncaptures > 3) results.floats = (qn_dtype)f->captures[3].u.i;
   path_push(&results.path, "the result");
-  if (lanes_advance(r)) result = lane_out(&results, value, out_axes, false);
+  if (vmap_advance(r)) result = lane_out(&results, value, out_axes, false);
   shared_free(vm, &results.functions);
   value_release(vm, value);
 done:
@@ -801,4 +801,4 @@ done:
 }
 
 /* The call of a vmap: inside the recording that is on, or in one of its own. */
-qn_value lanes_call(qn_vm *vm, const rec_call_site *site) { return rec_within(vm, site, lanes_inline); }
+qn_value vmap_call(qn_vm *vm, const rec_call_site *site) { return rec_within(vm, site, vmap_inline); }

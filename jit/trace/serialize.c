@@ -13,46 +13,46 @@
 
 enum { IN_TEXT = 256 }; /* constants of fewer bytes stand in the text */
 
-typedef struct packer {
+typedef struct serializer {
   qn_vm *vm;
-  graph_pack *out;
+  graph_serialize *out;
   int depth; /* of values and graphs in one another */
-} packer;
+} serializer;
 
 /* ---- numbers, texts, runs ---------------------------------------------------------------------------------------------------- */
 
-static void w_int(packer *p, uint64_t x, int bytes) {
+static void w_int(serializer *p, uint64_t x, int bytes) {
   char b[8];
   for (int i = 0; i < bytes; i++) b[i] = (char)(x >> 8 * i);
   text_add(&p->out->text, b, (size_t)bytes);
 }
 
-static void w_u8(packer *p, int x) { w_int(p, (uint64_t)x, 1); }
-static void w_u32(packer *p, uint32_t x) { w_int(p, x, 4); }
+static void w_u8(serializer *p, int x) { w_int(p, (uint64_t)x, 1); }
+static void w_u32(serializer *p, uint32_t x) { w_int(p, x, 4); }
 
-static void w_text(packer *p, const char *s, size_t len) {
+static void w_text(serializer *p, const char *s, size_t len) {
   w_u32(p, (uint32_t)len);
   text_add(&p->out->text, s, len);
 }
 
-static void w_field(packer *p, qn_value record, uint32_t i) {
+static void w_field(serializer *p, qn_value record, uint32_t i) {
   const qn_str *name = record_name(value_record(record), i);
   w_text(p, name->text, name->len);
 }
 
-static void w_name(packer *p, const char *s) { w_text(p, s, strlen(s)); }
+static void w_name(serializer *p, const char *s) { w_text(p, s, strlen(s)); }
 
-static void w_shape(packer *p, qn_dtype dtype, int rank, const int64_t *shape) {
+static void w_shape(serializer *p, qn_dtype dtype, int rank, const int64_t *shape) {
   w_name(p, dtype_rows[dtype].name);
   w_u8(p, rank);
   for (int i = 0; i < rank; i++) w_int(p, (uint64_t)shape[i], 8);
 }
 
-static bool keep(packer *p, qn_value v) { return list_push(p->vm, value_list(p->out->kept), v); }
+static bool keep(serializer *p, qn_value v) { return list_push(p->vm, value_list(p->out->kept), v); }
 
 static bool add_run(void *ctx, const void *data, size_t bytes) {
-  packer *p = ctx;
-  graph_pack *o = p->out;
+  serializer *p = ctx;
+  graph_serialize *o = p->out;
   if (!mem_grow(p->vm, (void **)&o->runs, &o->cap, o->n + 1, sizeof *o->runs)) return false;
   o->runs[o->n++] = (struct graph_run){data, bytes};
   return true;
@@ -60,9 +60,9 @@ static bool add_run(void *ctx, const void *data, size_t bytes) {
 
 /* ---- values --------------------------------------------------------------------------------------------------------------------- */
 
-static bool w_graph(packer *p, qn_value g);
+static bool w_graph(serializer *p, qn_value g);
 
-static bool refuse(packer *p, const char *what, qn_value v) {
+static bool refuse(serializer *p, const char *what, qn_value v) {
   text_buf t;
   text_init(&t, p->vm);
   text_addf(&t,
@@ -75,7 +75,7 @@ static bool refuse(packer *p, const char *what, qn_value v) {
 }
 
 /* Of a cotangent's prototype, dtype and shape are all there is. */
-static bool w_array(packer *p, qn_array *a, bool prototype) {
+static bool w_array(serializer *p, qn_array *a, bool prototype) {
   w_u8(p, prototype ? 'p' : 'a');
   w_shape(p, (qn_dtype)a->dtype, a->rank, a->shape);
   if (prototype) return true;
@@ -85,9 +85,9 @@ static bool w_array(packer *p, qn_array *a, bool prototype) {
   return bytes == 0 || add_run(p, array_data(here), bytes);
 }
 
-static bool w_value(packer *p, qn_value v, const char *what, bool prototypes) {
+static bool w_value(serializer *p, qn_value v, const char *what, bool prototypes) {
   if (p->depth > PATTERN_DEPTH || !vm_enter(p->vm, 0)) {
-    if (!error_pending(p->vm)) raise(p->vm, E_recursion, SPAN_NONE, "a value nests too deep");
+    if (!error_pending(p->vm)) raise_error(p->vm, E_recursion, SPAN_NONE, "a value nests too deep");
     return false;
   }
   bool ok = true;
@@ -147,7 +147,7 @@ static bool w_value(packer *p, qn_value v, const char *what, bool prototypes) {
 /* ---- patterns and templates ------------------------------------------------------------------------------------------------------- */
 
 /* The pattern at *at, which then stands behind it. Patterns nest no deeper than PATTERN_DEPTH. */
-static bool w_pattern(packer *p, const pattern *from, uint32_t *at) {
+static bool w_pattern(serializer *p, const pattern *from, uint32_t *at) {
   const pat *x = &from->pats[(*at)++];
   switch ((pat_kind)x->kind) {
   case PAT_ARRAY:
@@ -161,7 +161,7 @@ static bool w_pattern(packer *p, const pattern *from, uint32_t *at) {
     return true;
   case PAT_EXACT: w_u8(p, 'v'); return w_value(p, x->value, "such an argument", false);
   case PAT_FN:
-    raise(p->vm, E_type, SPAN_NONE,
+    raise_error(p->vm, E_type, SPAN_NONE,
           "a graph with a function among its arguments cannot be written: let the function that is exported take "
           "arrays alone");
     return false;
@@ -177,9 +177,9 @@ static bool w_pattern(packer *p, const pattern *from, uint32_t *at) {
   return true;
 }
 
-static bool w_body(packer *p, const graph_body *b);
+static bool w_body(serializer *p, const graph_body *b);
 
-static bool w_template(packer *p, const tpl_list *from, uint32_t *at) {
+static bool w_template(serializer *p, const tpl_list *from, uint32_t *at) {
   const tpl *x = &from->tpls[(*at)++];
   switch ((tpl_kind)x->kind) {
   case TPL_OUTPUT:
@@ -208,14 +208,14 @@ static bool w_template(packer *p, const tpl_list *from, uint32_t *at) {
   return true;
 }
 
-static bool w_whole_template(packer *p, const tpl_list *t) {
+static bool w_whole_template(serializer *p, const tpl_list *t) {
   uint32_t at = 0;
   return w_template(p, t, &at);
 }
 
 /* ---- guards ------------------------------------------------------------------------------------------------------------------------- */
 
-static bool w_guards(packer *p, const entry *e) {
+static bool w_guards(serializer *p, const specialization *e) {
   bool ok = true;
   w_u32(p, e->nguards);
   for (uint32_t i = 0; i < e->nguards && ok; i++) {
@@ -243,7 +243,7 @@ static bool w_guards(packer *p, const entry *e) {
 
 /* The number that a node must be for the graph to be called at all, or one that it may be. */
 static qn_value number_like(const graph_body *b, const graph_node *n) {
-  const entry *e = &b->call;
+  const specialization *e = &b->call;
   if (n->kind == NODE_CONST) return dtype_load((qn_dtype)n->type.dtype, n->payload.data);
   for (uint32_t i = 0; i < e->nguards && n->kind == NODE_INPUT; i++)
     if (e->guards[i].op == GUARD_INPUT && e->guards[i].compare && e->guards[i].in[0] == n->payload.input)
@@ -299,7 +299,7 @@ static qn_value rule_graph(qn_vm *vm, const graph_body *b, const graph_region *x
   return result;
 }
 
-static bool w_regions(packer *p, const graph_body *b) {
+static bool w_regions(serializer *p, const graph_body *b) {
   bool ok = true;
   w_u32(p, b->regions.n);
   for (uint32_t i = 0; i < b->regions.n && ok; i++) {
@@ -324,10 +324,10 @@ static bool w_regions(packer *p, const graph_body *b) {
 
 /* ---- graphs ------------------------------------------------------------------------------------------------------------------------------ */
 
-static bool w_text_of(packer *p, const graph *g) {
+static bool w_text_of(serializer *p, const graph *g) {
   char why[256] = "";
   if (!graph_runnable(g, why, sizeof why)) {
-    raise(p->vm, E_argument, SPAN_NONE, "this graph cannot be written: %s", why);
+    raise_error(p->vm, E_argument, SPAN_NONE, "this graph cannot be written: %s", why);
     return false;
   }
   text_buf t;
@@ -341,10 +341,10 @@ static bool w_text_of(packer *p, const graph *g) {
 }
 
 /* All of a graph but what it is bound to. */
-static bool w_body(packer *p, const graph_body *b) {
-  const entry *e = &b->call;
+static bool w_body(serializer *p, const graph_body *b) {
+  const specialization *e = &b->call;
   if (p->depth > PATTERN_DEPTH || !vm_enter(p->vm, 0)) {
-    if (!error_pending(p->vm)) raise(p->vm, E_recursion, SPAN_NONE, "graphs nest too deep");
+    if (!error_pending(p->vm)) raise_error(p->vm, E_recursion, SPAN_NONE, "graphs nest too deep");
     return false;
   }
   if (!w_text_of(p, e->graph)) return false;
@@ -378,7 +378,7 @@ static bool w_body(packer *p, const graph_body *b) {
   return ok;
 }
 
-static bool w_graph(packer *p, qn_value g) {
+static bool w_graph(serializer *p, qn_value g) {
   const graph_body *b = body_of(g);
   bool ok = w_body(p, b);
   for (uint32_t i = 0; i < b->nbound + b->ndefaults && ok; i++)
@@ -386,21 +386,21 @@ static bool w_graph(packer *p, qn_value g) {
   return ok;
 }
 
-bool jit_graph_pack(qn_vm *vm, qn_value g, graph_pack *out) {
-  *out = (graph_pack){.kept = value_nil()};
+bool jit_graph_serialize(qn_vm *vm, qn_value g, graph_serialize *out) {
+  *out = (graph_serialize){.kept = value_nil()};
   text_init(&out->text, vm);
   qn_list *kept = list_new(vm, 0);
   if (!kept) return false;
   out->kept = value_obj(TAG_LIST, kept);
-  packer p = {.vm = vm, .out = out};
+  serializer p = {.vm = vm, .out = out};
   if (!keep(&p, value_retain(g)) || !w_graph(&p, g)) return false;
   if (out->text.failed) raise_memory(vm);
   return !out->text.failed;
 }
 
-void graph_pack_free(qn_vm *vm, graph_pack *p) {
+void graph_serialize_free(qn_vm *vm, graph_serialize *p) {
   text_free(&p->text);
   mem_free(vm, p->runs, p->cap * sizeof *p->runs);
   value_release(vm, p->kept);
-  *p = (graph_pack){.kept = value_nil()};
+  *p = (graph_serialize){.kept = value_nil()};
 }

@@ -4,7 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "jit/cpu/team.h"
+#include "jit/cpu/thread_pool.h"
 
 enum { PIECES = 64, HELPERS = 3 };
 
@@ -22,7 +22,7 @@ static void work(void *ctx, int thread) {
 
 static void run(qn_engine *engine, int64_t spin) {
   region r = {0};
-  team_run(engine, HELPERS, spin, work, &r);
+  thread_pool_run(engine, HELPERS, spin, work, &r);
   for (int k = 0; k < PIECES; k++) ck_assert_int_eq(r.done[k], 1);
   ck_assert_int_eq(r.threads[0], 1);
   for (int t = 1; t <= HELPERS; t++) ck_assert_int_le(r.threads[t], 1);
@@ -30,55 +30,55 @@ static void run(qn_engine *engine, int64_t spin) {
 
 START_TEST(every_piece_is_done_once) {
   qn_engine engine = {0};
-  ck_assert(team_take(&engine));
+  ck_assert(thread_pool_take(&engine));
   for (int i = 0; i < 20000; i++) run(&engine, i % 3 ? 50 : 0);
   for (int i = 0; i < 20; i++) { /* helpers have gone to sleep */
     usleep(2000);
     run(&engine, 0);
   }
-  team_leave(&engine);
-  team_close(&engine);
+  thread_pool_leave(&engine);
+  thread_pool_close(&engine);
   ck_assert_ptr_null(engine.cpu);
 }
 END_TEST
 
 START_TEST(one_holder_at_a_time) {
   qn_engine engine = {0};
-  ck_assert(team_take(&engine));
-  ck_assert(!team_take(&engine));
-  team_leave(&engine);
-  ck_assert(team_take(&engine));
-  team_leave(&engine);
-  team_close(&engine);
-  team_close(&engine);
+  ck_assert(thread_pool_take(&engine));
+  ck_assert(!thread_pool_take(&engine));
+  thread_pool_leave(&engine);
+  ck_assert(thread_pool_take(&engine));
+  thread_pool_leave(&engine);
+  thread_pool_close(&engine);
+  thread_pool_close(&engine);
 }
 END_TEST
 
 START_TEST(a_forked_child_works_alone) {
   qn_engine engine = {0};
-  ck_assert(team_take(&engine));
+  ck_assert(thread_pool_take(&engine));
   run(&engine, 10);
   pid_t child = fork();
   ck_assert_int_ge(child, 0);
   if (child == 0) {
     region r = {0};
-    team_run(&engine, HELPERS, 10, work, &r);
+    thread_pool_run(&engine, HELPERS, 10, work, &r);
     bool good = true;
     for (int k = 0; k < PIECES; k++) good = good && r.done[k] == 1;
-    team_leave(&engine);
-    team_close(&engine);
+    thread_pool_leave(&engine);
+    thread_pool_close(&engine);
     _exit(good ? 0 : 1);
   }
   int status = -1;
   ck_assert_int_eq(waitpid(child, &status, 0), child);
   ck_assert_int_eq(status, 0);
-  team_leave(&engine);
-  team_close(&engine);
+  thread_pool_leave(&engine);
+  thread_pool_close(&engine);
 }
 END_TEST
 
 int main(void) {
-  Suite *suite = suite_create("team");
+  Suite *suite = suite_create("pool");
   TCase *c = tcase_create("regions");
   tcase_set_timeout(c, 60);
   tcase_add_test(c, every_piece_is_done_once);

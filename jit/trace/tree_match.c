@@ -12,7 +12,7 @@ bool is_float_leaf(qn_value v) {
   return value_is(v, TAG_FLOAT) || (value_is(v, TAG_ARRAY) && dtype_is_float((qn_dtype)value_array(v)->dtype));
 }
 
-typedef struct companion {
+typedef struct tree_match {
   qn_vm *vm;
   const char *what, *of;
   bool (*leaf)(void *ctx, qn_value like, qn_value given);
@@ -21,10 +21,10 @@ typedef struct companion {
   qn_value whole; /* what `like` is a part of; `seen`: places of it so far */
   uint64_t seen;
   text_buf path; /* ".w[1]" */
-} companion;
+} tree_match;
 
 /* The kind of a value, of arrays the shape that a lane sees. */
-static void text_lane(const companion *c, text_buf *t, qn_value v) {
+static void text_lane(const tree_match *c, text_buf *t, qn_value v) {
   const qn_array *a = value_is(v, TAG_ARRAY) ? value_array(v) : NULL;
   if (a && a->rank >= c->lanes)
     text_shape(t, (qn_dtype)a->dtype, a->rank - c->lanes, a->shape + c->lanes);
@@ -33,7 +33,7 @@ static void text_lane(const companion *c, text_buf *t, qn_value v) {
 }
 
 /* "jvp: the tangent is f32[3] at .w where the argument has f32[4]" */
-static bool differs(companion *c, qn_value like, qn_value given, const char *detail) {
+static bool differs(tree_match *c, qn_value like, qn_value given, const char *detail) {
   text_buf t;
   text_init(&t, c->vm);
   text_addf(&t, "%s is ", c->what);
@@ -66,7 +66,7 @@ static qn_value sum_of_lanes(qn_vm *vm, qn_value given) {
   return number;
 }
 
-static bool walk_leaf(companion *c, qn_value like, qn_value given) {
+static bool walk_leaf(tree_match *c, qn_value like, qn_value given) {
   qn_vm *vm = c->vm;
   if (value_is(given, TAG_NIL)) return c->leaf(c->ctx, like, given);
   if (value_is(like, TAG_FLOAT)) {
@@ -101,7 +101,7 @@ static bool walk_leaf(companion *c, qn_value like, qn_value given) {
   return c->leaf(c->ctx, like, given);
 }
 
-static bool walk(companion *c, qn_value like, qn_value given) {
+static bool walk(tree_match *c, qn_value like, qn_value given) {
   qn_vm *vm = c->vm;
   if (!vm_enter(vm, 0) || !tree_place(vm, c->whole, &c->seen)) return false;
   bool none = value_is(given, TAG_NIL);
@@ -132,9 +132,9 @@ static bool walk(companion *c, qn_value like, qn_value given) {
   return !is_float_leaf(like) || walk_leaf(c, like, given);
 }
 
-bool companion_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given, int lanes,
+bool tree_match_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given, int lanes,
                     bool (*leaf)(void *ctx, qn_value like, qn_value given), void *ctx) {
-  companion c = {.vm = vm, .what = what, .of = of, .leaf = leaf, .ctx = ctx, .lanes = lanes, .whole = like};
+  tree_match c = {.vm = vm, .what = what, .of = of, .leaf = leaf, .ctx = ctx, .lanes = lanes, .whole = like};
   text_init(&c.path, vm);
   bool ok = walk(&c, like, given);
   text_free(&c.path);
@@ -151,9 +151,9 @@ static qn_value prototype_leaf(void *ctx, const char *path, qn_value v) {
   return value_obj(TAG_ARRAY, p);
 }
 
-qn_value companion_prototype(qn_vm *vm, qn_value v) { return tree_rebuild(vm, v, prototype_leaf, vm); }
+qn_value tree_match_prototype(qn_vm *vm, qn_value v) { return tree_rebuild(vm, v, prototype_leaf, vm); }
 
-qn_value companion_zeros(qn_vm *vm, qn_value like) {
+qn_value tree_match_zeros(qn_vm *vm, qn_value like) {
   if (value_is(like, TAG_FLOAT)) return value_float(0);
   const qn_array *a = value_array(like);
   qn_value zero = value_float(0), fitted = op_apply(vm, OP_fit, &zero, 1, &(op_attr){.dtype = a->dtype});

@@ -1,14 +1,14 @@
-/* Matrix products on a device by its library (product.h).
+/* Matrix products on a device by its library (gemm.h).
  *
  * An operand is one matrix or a batch of them. It is stored without gaps in row-major order, or each matrix is (`across`: the rows
  * of its transpose follow each other); whatever else it is, it is copied. Across is chosen where the elements of columns are
  * neighbours in memory, as in x.T, and the operand is no vector. Its batch is that of the result, or one matrix for all; where it
  * broadcasts otherwise it is written out. Many matrices times one are one product of all their rows.
  *
- * The signature (device_product) follows from shapes and flags alone. Addresses do not belong to it: operands at odd ones are
+ * The signature (device_gemm) follows from shapes and flags alone. Addresses do not belong to it: operands at odd ones are
  * copied.
  */
-#include "jit/cpu/product.h"
+#include "jit/cpu/gemm.h"
 
 #include <string.h>
 
@@ -56,8 +56,8 @@ static void sizes_of(const qn_array *const in[2], bool stored, uint8_t flags, pr
   }
 }
 
-static device_product signature_of(const product_sizes *s, uint8_t dtype, uint8_t flags) {
-  device_product p = {.dtype = dtype,
+static device_gemm signature_of(const product_sizes *s, uint8_t dtype, uint8_t flags) {
+  device_gemm p = {.dtype = dtype,
                       .x_across = (flags & ATTR_X_ACROSS) != 0,
                       .y_across = (flags & ATTR_Y_ACROSS) != 0,
                       .batch = s->total,
@@ -80,7 +80,7 @@ static bool runs_across(const qn_array *a) {
   return r > 1 && a->shape[r - 2] > 1 && a->shape[r - 1] > 1 && a->strides[r - 2] == 1 && a->strides[r - 1] != 1;
 }
 
-uint8_t product_flags(qn_vm *vm, const qn_array *x, const qn_array *y) {
+uint8_t gemm_flags(qn_vm *vm, const qn_array *x, const qn_array *y) {
   const device_kernels *d = vm->hooks.kernels;
   const qn_array *const in[2] = {x, y};
   product_sizes s;
@@ -90,11 +90,11 @@ uint8_t product_flags(qn_vm *vm, const qn_array *x, const qn_array *y) {
   if (runs_across(y)) flags |= ATTR_Y_ACROSS;
   sizes_of(in, false, flags, &s);
   if (s.total < 1 || s.m < 1 || s.n < 1 || s.k < 1) return 0;
-  device_product p = signature_of(&s, x->dtype, flags);
-  return d->has_product(vm, x->device, &p) ? flags : 0;
+  device_gemm p = signature_of(&s, x->dtype, flags);
+  return d->has_gemm(vm, x->device, &p) ? flags : 0;
 }
 
-bool product_signature(const qn_array *x, const qn_array *y, uint8_t flags, device_product *p) {
+bool gemm_signature(const qn_array *x, const qn_array *y, uint8_t flags, device_gemm *p) {
   const qn_array *const in[2] = {x, y};
   product_sizes s;
   sizes_of(in, true, flags, &s);
@@ -104,7 +104,7 @@ bool product_signature(const qn_array *x, const qn_array *y, uint8_t flags, devi
 
 /* ---- operands -------------------------------------------------------------------------------------------------------- */
 
-qn_array *product_operand(qn_vm *vm, qn_array *a, bool across) {
+qn_array *gemm_operand(qn_vm *vm, qn_array *a, bool across) {
   int64_t shape[ARRAY_MAX_RANK], strides[ARRAY_MAX_RANK];
   int r = a->rank;
   if (!across || r < 2) {
@@ -149,14 +149,14 @@ static qn_array *settled(qn_vm *vm, qn_array *a) {
 /* Operands that are stored as the flags say; *refused tells of the device. */
 static bool run(qn_vm *vm, qn_array *x, qn_array *y, const product_sizes *s, uint8_t flags, qn_array *out,
                 bool *refused) {
-  device_product p = signature_of(s, x->dtype, flags);
+  device_gemm p = signature_of(s, x->dtype, flags);
   void *buffers[3] = {array_data(x), array_data(y), array_data(out)};
   device_answer answer = vm->hooks.kernels->product(vm, x->device, &p, buffers);
   *refused = answer == DEVICE_REFUSES;
   return answer == DEVICE_DONE;
 }
 
-bool product_stored(qn_vm *vm, qn_array *x, qn_array *y, uint8_t flags, qn_array *out, bool *refused) {
+bool gemm_stored(qn_vm *vm, qn_array *x, qn_array *y, uint8_t flags, qn_array *out, bool *refused) {
   const qn_array *const in[2] = {x, y};
   product_sizes s;
   *refused = false;
@@ -174,7 +174,7 @@ bool product_stored(qn_vm *vm, qn_array *x, qn_array *y, uint8_t flags, qn_array
   return ok;
 }
 
-qn_array *product_apply(qn_vm *vm, qn_array *x, qn_array *y, uint8_t flags, bool *refused) {
+qn_array *gemm_apply(qn_vm *vm, qn_array *x, qn_array *y, uint8_t flags, bool *refused) {
   const qn_array *const in[2] = {x, y};
   qn_array *stored[2] = {NULL, NULL}, *out = NULL;
   int64_t shape[ARRAY_MAX_RANK];
@@ -188,7 +188,7 @@ qn_array *product_apply(qn_vm *vm, qn_array *x, qn_array *y, uint8_t flags, bool
   bool ok = true;
   for (int i = 0; i < 2 && ok; i++) {
     qn_array *a = (qn_array *)in[i], *wide = s.spread[i] ? spread(vm, &s, a) : a;
-    if (wide) stored[i] = settled(vm, product_operand(vm, wide, (flags & (i ? ATTR_Y_ACROSS : ATTR_X_ACROSS)) != 0));
+    if (wide) stored[i] = settled(vm, gemm_operand(vm, wide, (flags & (i ? ATTR_Y_ACROSS : ATTR_X_ACROSS)) != 0));
     if (wide && wide != a) value_release(vm, value_obj(TAG_ARRAY, wide));
     ok = stored[i] != NULL;
   }

@@ -2,7 +2,7 @@
  *
  * A kernel's product of few terms is one chain of fma upward in k from the first product on (l.h, order DOT), of integers one of
  * multiplications and additions, of f16 and bf16 one in f32 that is rounded once, whatever the layout of the operands: so the loop of
- * the block VM that goes through any strides (vm_loops.product) computes the same bits. Operands of another dtype than the result's are
+ * the block VM that goes through any strides (bvm_loops.product) computes the same bits. Operands of another dtype than the result's are
  * converted into a buffer first. Axes before the last two are merged where the operands' memory allows it, so that most products of
  * many matrices are one call of the loop, too. Whatever is different is left to the slow way, which also finds what is wrong.
  */
@@ -23,7 +23,7 @@ typedef struct outer_axes {
 /* An axis before the last two, of sizes nx and ny, of which the result has *n: merged into the one that is gone through before it, the
  * first ones into the rows, where it can. False: it does not broadcast, or there are too many terms. */
 static inline __attribute__((always_inline)) bool join_axis(int64_t nx, int64_t sx, int64_t ny, int64_t sy,
-                                                            vm_product *p, outer_axes *outer, int64_t *terms,
+                                                            bvm_gemm *p, outer_axes *outer, int64_t *terms,
                                                             int64_t *n) {
   int64_t most = nx == 1 ? ny : nx;
   *n = most;
@@ -51,7 +51,7 @@ static inline __attribute__((always_inline)) bool join_axis(int64_t nx, int64_t 
 }
 
 /* All these axes. */
-static __attribute__((noinline)) bool join_axes(const qn_array *x, const qn_array *y, vm_product *p, outer_axes *outer,
+static __attribute__((noinline)) bool join_axes(const qn_array *x, const qn_array *y, bvm_gemm *p, outer_axes *outer,
                                                 int64_t *shape) {
   int xs = x->rank - 2, ys = y->rank - 2, most = xs > ys ? xs : ys;
   int64_t terms = p->m * p->n * p->k;
@@ -64,9 +64,9 @@ static __attribute__((noinline)) bool join_axes(const qn_array *x, const qn_arra
   return true;
 }
 
-typedef void (*product_fn)(void *out, const void *x, const void *y, const vm_product *p);
+typedef void (*product_fn)(void *out, const void *x, const void *y, const bvm_gemm *p);
 
-static __attribute__((noinline)) void each_of_outer(product_fn fn, const vm_product *p, const outer_axes *o,
+static __attribute__((noinline)) void each_of_outer(product_fn fn, const bvm_gemm *p, const outer_axes *o,
                                                     const char *x, const char *y, char *out, int64_t size) {
   int64_t index[ARRAY_MAX_RANK] = {0}, step = p->count * p->m * p->n * size;
   for (;; out += step) {
@@ -88,7 +88,7 @@ static inline __attribute__((always_inline)) qn_value multiply(qn_vm *vm, produc
                                                                const char *dx, const qn_array *y, const char *dy) {
   int xr = x->rank, yr = y->rank, rank = 0;
   if (!xr || !yr) return value_unset();
-  vm_product p;
+  bvm_gemm p;
   int64_t shape[ARRAY_MAX_RANK];
   p.count = p.m = p.n = 1;
   p.k = x->shape[xr - 1], p.x_step = x->strides[xr - 1];
@@ -133,13 +133,13 @@ typedef struct converted {
 } converted;
 
 /* An operand's elements as dtype d: how they lie, and where. NULL: not here. */
-static const qn_array *convert(const vm_loops *l, const qn_array *a, qn_dtype d, converted *to, const char **data) {
+static const qn_array *convert(const bvm_loops *l, const qn_array *a, qn_dtype d, converted *to, const char **data) {
   *data = to->data;
   if (a->dtype == d) {
     *data = array_data(a);
     return a;
   }
-  vm_fn cast = l->cast[a->dtype][d];
+  bvm_fn cast = l->cast[a->dtype][d];
   if (!cast || (uint64_t)(a->size - 1) >= MOST_CONVERTED) return NULL;
   if (a->contiguous) {
     cast(to->data, array_data(a), NULL, NULL, VM_A, a->size);
@@ -159,7 +159,7 @@ static const qn_array *convert(const vm_loops *l, const qn_array *a, qn_dtype d,
 }
 
 /* Operands of two dtypes, or of one in which is not computed. */
-static __attribute__((noinline)) qn_value multiply_converted(qn_vm *vm, const vm_loops *l, const qn_array *x,
+static __attribute__((noinline)) qn_value multiply_converted(qn_vm *vm, const bvm_loops *l, const qn_array *x,
                                                              const qn_array *y) {
   qn_dtype d = (qn_dtype)x->dtype;
   if (y->dtype != d) d = dtype_promote((operand_type){d, false}, (operand_type){(qn_dtype)y->dtype, false}).dtype;
@@ -172,7 +172,7 @@ static __attribute__((noinline)) qn_value multiply_converted(qn_vm *vm, const vm
 
 qn_value eager_fast_dot(qn_vm *vm, const qn_array *x, const qn_array *y) {
   if (!x->storage || x->device || !y->storage || y->device) return value_unset();
-  const vm_loops *l = cpu_loops(vm);
+  const bvm_loops *l = cpu_loops(vm);
   if (__builtin_expect(!l, 0)) return value_error();
   qn_dtype d = (qn_dtype)x->dtype;
   product_fn fn = l->product[d];

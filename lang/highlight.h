@@ -1,4 +1,4 @@
-/* How source text is coloured: every byte has a look, which the parser gives (hooks.looks) and whoever shows text on a
+/* How source text is coloured: every byte has a look, which the parser gives (hooks.highlights) and whoever shows text on a
  * terminal turns into colours: the excerpts of error reports, and the prompt. */
 #ifndef LANG_LOOK_H
 #define LANG_LOOK_H
@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 /* Name, and the terminal's code that begins it. */
-#define LOOKS(X)                                                                                                       \
+#define HIGHLIGHTS(X)                                                                                                       \
   X(plain, "") /* blanks, brackets, commas */                                                                          \
   X(name, "")  /* of a variable or field */                                                                            \
   X(keyword, "\033[1;35m")                                                                                             \
@@ -18,15 +18,15 @@
   X(call, "\033[34m") /* a name that is called */                                                                      \
   X(operator, "\033[33m")                                                                                              \
   X(wrong, "\033[4;31m") /* no token of the language */
-typedef enum look {
-#define X(name, style) LOOK_##name,
-  LOOKS(X)
+typedef enum highlight {
+#define X(name, style) HIGHLIGHT_##name,
+  HIGHLIGHTS(X)
 #undef X
-      LOOK_COUNT
-} look;
+      HIGHLIGHT_COUNT
+} highlight;
 
-/* The code that begins a look on a terminal ("" for none); LOOK_OFF ends it. */
-const char *look_style(look l);
-#define LOOK_OFF "\033[0m"
+/* The code that begins a look on a terminal ("" for none); HIGHLIGHT_OFF ends it. */
+const char *highlight_style(highlight l);
+#define HIGHLIGHT_OFF "\033[0m"
 
 #endif

@@ -1,6 +1,6 @@
-/* The block VM's interpreter (vm.h): structures by recursion, everything else by a switch; in a VEC each instruction works on
- * one block. Reductions are in vm_acc.c. */
-#include "jit/cpu/vm_exec.h"
+/* The block VM's interpreter (block_vm.h): structures by recursion, everything else by a switch; in a VEC each instruction works on
+ * one block. Reductions are in block_vm_acc.c. */
+#include "jit/cpu/block_vm_exec.h"
 
 #include <string.h>
 
@@ -8,10 +8,10 @@
 
 static size_t round64(size_t n) { return (n + 63) & ~(size_t)63; }
 
-size_t vm_tables_bytes(const l_program *p, uint32_t naccs) {
-  return round64(p->n * sizeof(void *)) + 2 * round64(p->n * 8) + round64((naccs + 1) * sizeof(vm_acc));
+size_t bvm_tables_bytes(const l_program *p, uint32_t naccs) {
+  return round64(p->n * sizeof(void *)) + 2 * round64(p->n * 8) + round64((naccs + 1) * sizeof(bvm_acc));
 }
-size_t vm_regs_bytes(const vmcode *code, int64_t block) {
+size_t bvm_regs_bytes(const vmcode *code, int64_t block) {
   return (code->nregs + TEMP_MASKS + code->nmasks + code->nswaps) * (size_t)block * 8;
 }
 
@@ -21,7 +21,7 @@ static char *bump(char **at, size_t bytes) {
   return p;
 }
 
-void vm_frame_again(vm_frame *f, const vmcode *code, const qk_args *args, void *tables, void *regs, int64_t block) {
+void bvm_frame_again(bvm_frame *f, const vmcode *code, const qk_args *args, void *tables, void *regs, int64_t block) {
   const l_program *p = code->p;
   char *at = tables;
   f->code = code;
@@ -29,10 +29,10 @@ void vm_frame_again(vm_frame *f, const vmcode *code, const qk_args *args, void *
   f->val = (void **)(void *)bump(&at, p->n * sizeof(void *));
   f->idx = (int64_t *)(void *)bump(&at, p->n * 8);
   f->uni = (uint64_t *)(void *)bump(&at, p->n * 8);
-  f->accs = (vm_acc *)(void *)bump(&at, (code->naccs + 1) * sizeof(vm_acc));
+  f->accs = (bvm_acc *)(void *)bump(&at, (code->naccs + 1) * sizeof(bvm_acc));
   f->regs = regs;
   f->temps = f->regs + (size_t)code->nregs * (size_t)block * 8;
-  f->dynamic = f->regs + vm_regs_bytes(code, block);
+  f->dynamic = f->regs + bvm_regs_bytes(code, block);
   f->block = block;
   f->n = 1;
   f->o = f->i0 = 0;
@@ -41,9 +41,9 @@ void vm_frame_again(vm_frame *f, const vmcode *code, const qk_args *args, void *
   f->failure.error = ~(uint64_t)0;
 }
 
-void vm_frame_init(vm_frame *f, const vmcode *code, const qk_args *args, void *tables, void *regs, int64_t block) {
+void bvm_frame_init(bvm_frame *f, const vmcode *code, const qk_args *args, void *tables, void *regs, int64_t block) {
   const l_program *p = code->p;
-  vm_frame_again(f, code, args, tables, regs, block);
+  bvm_frame_again(f, code, args, tables, regs, block);
   f->val[0] = NULL;
   for (uint32_t v = 1; v < p->n; v++) {
     const l_instr *i = &p->code[v];
@@ -53,49 +53,49 @@ void vm_frame_init(vm_frame *f, const vmcode *code, const qk_args *args, void *t
   }
 }
 
-int64_t vm_phase_begin(vm_frame *f, const vm_phase *ph) {
+int64_t bvm_phase_begin(bvm_frame *f, const bvm_phase *ph) {
   /* Only launch-time values: nothing here can fail or be interrupted. */
   bool ok = frame_run(f, 0, f->code->prelude_end) && frame_run(f, ph->before, ph->par);
   (void)ok;
   return f->idx[f->code->ops[ph->par].in->a];
 }
 
-int64_t vm_scratch_elements(const vm_frame *f, uint32_t b) { return f->idx[f->code->p->buffers[b].size]; }
+int64_t bvm_scratch_elements(const bvm_frame *f, uint32_t b) { return f->idx[f->code->p->buffers[b].size]; }
 
-static size_t local_bytes(const vm_frame *f, const l_instr *i) {
+static size_t local_bytes(const bvm_frame *f, const l_instr *i) {
   return (size_t)(f->idx[i->a] > 0 ? f->idx[i->a] : 0) * dtype_size((qn_dtype)i->dtype);
 }
 
-size_t vm_phase_bytes(const vm_frame *f, const vm_phase *ph) {
+size_t bvm_phase_bytes(const bvm_frame *f, const bvm_phase *ph) {
   size_t bytes = 0;
   for (uint32_t k = 0; k < ph->nplaces; k++) {
-    const vm_op *o = &f->code->ops[f->code->places[ph->places + k]];
+    const bvm_op *o = &f->code->ops[f->code->places[ph->places + k]];
     if (o->code == L_TILE)
       bytes += QK_TILE_WORK;
     else if (o->code == L_LOCAL)
       bytes += round64(local_bytes(f, o->in));
     else
-      bytes += vm_acc_bytes(f, &f->code->accs[f->code->acc_of[o->at]]);
+      bytes += bvm_acc_bytes(f, &f->code->accs[f->code->acc_of[o->at]]);
   }
   return bytes;
 }
 
 /* Gives locals and accumulators their places. */
-static void place(vm_frame *f, const vm_phase *ph) {
+static void place(bvm_frame *f, const bvm_phase *ph) {
   char *at = f->dynamic;
   for (uint32_t k = 0; k < ph->nplaces; k++) {
-    const vm_op *o = &f->code->ops[f->code->places[ph->places + k]];
+    const bvm_op *o = &f->code->ops[f->code->places[ph->places + k]];
     if (o->code == L_TILE)
       f->val[o->at] = bump(&at, QK_TILE_WORK);
     else if (o->code == L_LOCAL)
       f->val[o->at] = bump(&at, local_bytes(f, o->in));
     else
-      at = vm_acc_place(f, &f->code->accs[f->code->acc_of[o->at]], at);
+      at = bvm_acc_place(f, &f->code->accs[f->code->acc_of[o->at]], at);
   }
 }
 
 /* Bounds that are known at launch count; others are taken for 64. */
-static int64_t trips(const vm_frame *f, l_val v, int64_t unknown) {
+static int64_t trips(const bvm_frame *f, l_val v, int64_t unknown) {
   const l_instr *i = &f->code->p->code[v];
   if (i->code == L_INT || i->code == L_PARAM) return f->idx[v];
   if (!l_is_index_op(i->code)) return unknown;
@@ -105,10 +105,10 @@ static int64_t trips(const vm_frame *f, l_val v, int64_t unknown) {
   return l_index_value((l_code)i->code, a, b);
 }
 
-static int64_t range_work(const vm_frame *f, const vm_phase *ph, uint32_t from, uint32_t to, int depth) {
+static int64_t range_work(const bvm_frame *f, const bvm_phase *ph, uint32_t from, uint32_t to, int depth) {
   int64_t work = 1;
   for (uint32_t k = from; k < to; k++) {
-    const vm_op *o = &f->code->ops[k];
+    const bvm_op *o = &f->code->ops[k];
     switch (o->code) {
     case L_FOR:
     case L_VEC: {
@@ -134,20 +134,20 @@ static int64_t range_work(const vm_frame *f, const vm_phase *ph, uint32_t from, 
   return work;
 }
 
-int64_t vm_phase_work(const vm_frame *f, const vm_phase *ph) { return range_work(f, ph, ph->par + 1, ph->end, 0); }
+int64_t bvm_phase_work(const bvm_frame *f, const bvm_phase *ph) { return range_work(f, ph, ph->par + 1, ph->end, 0); }
 
 /* ---- values ---- */
 
 /* A value as n elements: itself, or a scalar repeated in temporary `slot`. */
-const void *vm_vector(vm_frame *f, l_val v, int slot) {
+const void *bvm_vector(bvm_frame *f, l_val v, int slot) {
   if (!f->code->scalar[v] || f->n == 1) return f->val[v];
   char *t = f->temps + (size_t)slot * (size_t)f->block * 8;
   size_t size = dtype_size((qn_dtype)f->code->p->code[v].dtype);
-  f->code->loops->fill[vm_size_class(size)](t, f->val[v], NULL, NULL, 0, f->n);
+  f->code->loops->fill[bvm_size_class(size)](t, f->val[v], NULL, NULL, 0, f->n);
   return t;
 }
 
-static char *buffer_base(const vm_frame *f, int64_t b) { return b >= 0 ? (char *)f->args->buf[b] : (char *)f->val[-b]; }
+static char *buffer_base(const bvm_frame *f, int64_t b) { return b >= 0 ? (char *)f->args->buf[b] : (char *)f->val[-b]; }
 
 /* The part of the block that a guard lets through by its bounds, and the mask that says the rest (or NULL). */
 typedef struct guard {
@@ -155,18 +155,18 @@ typedef struct guard {
   const uint8_t *where;
 } guard;
 
-static guard guard_of(vm_frame *f, const l_instr *i) {
+static guard guard_of(bvm_frame *f, const l_instr *i) {
   guard g = {0, f->n, NULL};
   if (i->e && f->idx[i->e] > f->i0) g.from = f->idx[i->e] - f->i0;
   if (i->f && f->idx[i->f] < f->i0 + g.to) g.to = f->idx[i->f] - f->i0;
   if (g.from > f->n) g.from = f->n;
   if (g.to < g.from) g.to = g.from;
-  if (i->g) g.where = vm_vector(f, i->g, 0);
+  if (i->g) g.where = bvm_vector(f, i->g, 0);
   return g;
 }
 
 /* Restricts a guard to the lanes that are active. */
-static void guard_active(vm_frame *f, guard *g) {
+static void guard_active(bvm_frame *f, guard *g) {
   if (!f->active) return;
   if (!g->where) {
     g->where = f->active;
@@ -188,22 +188,22 @@ static void copy_one(char *to, const char *from, int size) {
 
 /* Element offsets of a block with vindex: stride * j + vindex[j] * vstride, in temporary 2. Elements that a guard leaves out may have
  * any index: the product wraps. */
-static const int64_t *offsets_of(vm_frame *f, const l_instr *i, int64_t stride) {
-  const int64_t *v = vm_vector(f, i->c, 2);
+static const int64_t *offsets_of(bvm_frame *f, const l_instr *i, int64_t stride) {
+  const int64_t *v = bvm_vector(f, i->c, 2);
   int64_t *t = (int64_t *)(void *)(f->temps + 2 * (size_t)f->block * 8), vstride = f->idx[i->d];
   for (int64_t j = 0; j < f->n; j++) t[j] = (int64_t)((uint64_t)(stride * j) + (uint64_t)v[j] * (uint64_t)vstride);
   return t;
 }
 
 /* Where a block's first element lies. Behind a guard that does not hold this may be anywhere, so that the sums wrap. */
-static char *address_of(const vm_frame *f, const l_instr *i, int64_t stride, int64_t bytes) {
+static char *address_of(const bvm_frame *f, const l_instr *i, int64_t stride, int64_t bytes) {
   uint64_t at = (uint64_t)f->idx[i->a] + (uint64_t)stride * (uint64_t)f->o;
   return (char *)((uintptr_t)buffer_base(f, i->imm) + (uintptr_t)(at * (uint64_t)bytes));
 }
 
-static void load(vm_frame *f, const vm_op *o) {
+static void load(bvm_frame *f, const bvm_op *o) {
   const l_instr *i = o->in;
-  const vm_loops *l = f->code->loops;
+  const bvm_loops *l = f->code->loops;
   const int64_t bytes = (int64_t)1 << o->size, stride = i->b ? f->idx[i->b] : 0, n = f->n;
   char *base = address_of(f, i, stride, bytes), *out = f->val[o->at];
   bool vector = (o->flags & OP_VECTOR) && !(o->flags & OP_ONCE);
@@ -234,7 +234,7 @@ static void load(vm_frame *f, const vm_op *o) {
   if (i->c) guard_active(f, &g);
   if (!g.where && g.from == 0 && g.to == n && i->c) {
     if (stride == 0)
-      l->gather[o->size](out, base, vm_vector(f, i->c, 2), f->idx[i->d], n);
+      l->gather[o->size](out, base, bvm_vector(f, i->c, 2), f->idx[i->d], n);
     else
       l->gather[o->size](out, base, offsets_of(f, i, stride), 1, n);
     return;
@@ -261,9 +261,9 @@ static void load(vm_frame *f, const vm_op *o) {
     if (!g.where || g.where[j]) copy_one(out + j * bytes, base + (at ? at[j] : stride * j) * bytes, o->size);
 }
 
-static void store(vm_frame *f, const vm_op *o) {
+static void store(bvm_frame *f, const bvm_op *o) {
   const l_instr *i = o->in;
-  const vm_loops *l = f->code->loops;
+  const bvm_loops *l = f->code->loops;
   const int64_t bytes = (int64_t)1 << o->size, stride = i->b ? f->idx[i->b] : 0;
   char *base = address_of(f, i, stride, bytes);
   if (!(o->flags & OP_VECTOR)) {
@@ -280,7 +280,7 @@ static void store(vm_frame *f, const vm_op *o) {
       l->fill[o->size](to, f->val[i->h], NULL, NULL, 0, g.to - g.from);
       return;
     }
-    const char *from = (const char *)vm_vector(f, i->h, 3) + g.from * bytes;
+    const char *from = (const char *)bvm_vector(f, i->h, 3) + g.from * bytes;
     if (stride == 1) {
       if (to != from) memmove(to, from, (size_t)((g.to - g.from) * bytes));
     } else if (stride == 0) {
@@ -290,14 +290,14 @@ static void store(vm_frame *f, const vm_op *o) {
     }
     return;
   }
-  const char *from = vm_vector(f, i->h, 3);
+  const char *from = bvm_vector(f, i->h, 3);
   const int64_t *at = i->c ? offsets_of(f, i, stride) : NULL;
   for (int64_t j = g.from; j < g.to; j++)
     if (!g.where || g.where[j]) copy_one(base + (at ? at[j] : stride * j) * bytes, from + j * bytes, o->size);
 }
 
 /* element = f(element, value), one after the other; f16 and bf16 by way of f32. */
-static void update_one(const vm_loops *l, uint8_t op, uint8_t dtype, void *element, const void *value) {
+static void update_one(const bvm_loops *l, uint8_t op, uint8_t dtype, void *element, const void *value) {
   uint8_t compute = dtype_rows[dtype].compute;
   if (compute == dtype) {
     l->kop[op][dtype](element, element, value, NULL, 0, 1);
@@ -315,9 +315,9 @@ static void update_one(const vm_loops *l, uint8_t op, uint8_t dtype, void *eleme
     if (!g.where || g.where[j]) ((T *)(void *)base)[at ? at[j] : stride * j] += ((const T *)(const void *)from)[j];    \
   return;
 
-static void update(vm_frame *f, const vm_op *o) {
+static void update(bvm_frame *f, const bvm_op *o) {
   const l_instr *i = o->in;
-  const vm_loops *l = f->code->loops;
+  const bvm_loops *l = f->code->loops;
   uint8_t dtype = f->code->p->code[i->h].dtype;
   const int64_t bytes = (int64_t)1 << o->size, stride = i->b ? f->idx[i->b] : 0;
   char *base = address_of(f, i, stride, bytes);
@@ -328,7 +328,7 @@ static void update(vm_frame *f, const vm_op *o) {
   }
   guard g = guard_of(f, i);
   guard_active(f, &g);
-  const char *from = vm_vector(f, i->h, 3);
+  const char *from = bvm_vector(f, i->h, 3);
   if (!g.where && !i->c && stride == 1 && dtype_rows[dtype].compute == dtype) {
     char *to = base + g.from * bytes;
     if (g.to > g.from) l->kop[i->sub][dtype](to, to, from + g.from * bytes, NULL, VM_A | VM_B, g.to - g.from);
@@ -351,7 +351,7 @@ static void update(vm_frame *f, const vm_op *o) {
 
 /* ---- checks ---- */
 
-static void fail(vm_frame *f, const l_instr *i, int64_t element, int64_t j) {
+static void fail(bvm_frame *f, const l_instr *i, int64_t element, int64_t j) {
   uint64_t now = (uint64_t)i->imm << 48 | ((uint64_t)element & 0xffffffffffffu);
   if (now >= f->failure.error) return;
   f->failure.error = now;
@@ -365,13 +365,13 @@ static void fail(vm_frame *f, const l_instr *i, int64_t element, int64_t j) {
   }
 }
 
-static void check(vm_frame *f, const vm_op *o) {
+static void check(bvm_frame *f, const bvm_op *o) {
   const l_instr *i = o->in;
   if (!(o->flags & OP_VECTOR)) {
     if (!*(const uint8_t *)f->val[i->a]) fail(f, i, f->idx[i->b], 0);
     return;
   }
-  const uint8_t *ok = vm_vector(f, i->a, 0);
+  const uint8_t *ok = bvm_vector(f, i->a, 0);
   const uint8_t *bad = memchr(ok, 0, (size_t)f->n);
   if (!bad) return;
   for (int64_t j = bad - ok; j < f->n; j++)
@@ -380,32 +380,32 @@ static void check(vm_frame *f, const vm_op *o) {
 
 /* ---- typed values ---- */
 
-static void compute(vm_frame *f, const vm_op *o) {
+static void compute(bvm_frame *f, const bvm_op *o) {
   const l_instr *i = o->in;
   if (o->dest && !f->active) {
     const l_instr *s = &f->code->p->code[o->dest];
     if (f->idx[s->b] == 1)
-      f->val[o->at] = buffer_base(f, s->imm) + ((f->idx[s->a] + f->o) << vm_size_class(dtype_size((qn_dtype)i->dtype)));
+      f->val[o->at] = buffer_base(f, s->imm) + ((f->idx[s->a] + f->o) << bvm_size_class(dtype_size((qn_dtype)i->dtype)));
     else
       f->val[o->at] = f->regs + (f->code->reg[o->at] - 1) * (size_t)f->block * 8;
   }
   o->fn(f->val[o->at], f->val[i->a], f->val[i->b], f->val[i->c], o->mode, o->flags & OP_ONCE ? 1 : f->n);
 }
 
-static void carry(vm_frame *f, const vm_op *o) {
+static void carry(bvm_frame *f, const bvm_op *o) {
   const l_instr *i = o->in;
   size_t size = (size_t)1 << o->size;
   if (f->code->scalar[o->at])
     copy_one(f->val[o->at], f->val[i->a], o->size);
   else
-    memcpy(f->val[o->at], vm_vector(f, i->a, 3), (size_t)f->n * size);
+    memcpy(f->val[o->at], bvm_vector(f, i->a, 3), (size_t)f->n * size);
 }
 
 /* The SETs that ran in this iteration of the loop that ends at `end`: all new values are taken before any carry changes. A
  * new value that is itself a carry is taken through a temporary. */
-static void set_carries(vm_frame *f, uint32_t begin, uint32_t end, const uint8_t *active) {
-  const vm_op *ops = f->code->ops;
-  const vm_loops *l = f->code->loops;
+static void set_carries(bvm_frame *f, uint32_t begin, uint32_t end, const uint8_t *active) {
+  const bvm_op *ops = f->code->ops;
+  const bvm_loops *l = f->code->loops;
   char *swap = f->temps + (TEMP_MASKS + f->code->nmasks) * (size_t)f->block * 8;
   for (int pass = 0; pass < 2; pass++) {
     uint32_t swaps = 0;
@@ -423,7 +423,7 @@ static void set_carries(vm_frame *f, uint32_t begin, uint32_t end, const uint8_t
       bool is_carry = from->code == L_CARRY && s->b != s->a;
       if (pass == 0) {
         if (is_carry) {
-          memcpy(swap + (size_t)swaps * (size_t)f->block * 8, vm_vector(f, s->b, 3), (size_t)n * size);
+          memcpy(swap + (size_t)swaps * (size_t)f->block * 8, bvm_vector(f, s->b, 3), (size_t)n * size);
           swaps++;
         }
         continue;
@@ -435,22 +435,22 @@ static void set_carries(vm_frame *f, uint32_t begin, uint32_t end, const uint8_t
         mode |= n == 1 ? 0 : VM_B;
       }
       if (active && !f->code->scalar[s->a])
-        l->select[vm_size_class(size)](f->val[s->a], active, value, f->val[s->a], mode, n);
+        l->select[bvm_size_class(size)](f->val[s->a], active, value, f->val[s->a], mode, n);
       else if (mode & VM_B)
         memcpy(f->val[s->a], value, (size_t)n * size);
       else
-        l->fill[vm_size_class(size)](f->val[s->a], value, NULL, NULL, 0, n);
+        l->fill[bvm_size_class(size)](f->val[s->a], value, NULL, NULL, 0, n);
     }
   }
 }
 
-static bool interrupted(const vm_frame *f) {
+static bool interrupted(const bvm_frame *f) {
   return atomic_load_explicit(f->args->interrupt, memory_order_relaxed) != 0;
 }
 
 /* ---- structures ---- */
 
-static bool run_for(vm_frame *f, const vm_op *o, uint32_t pc) {
+static bool run_for(bvm_frame *f, const bvm_op *o, uint32_t pc) {
   const l_instr *i = o->in;
   int64_t to = f->idx[i->b], step = i->c ? f->idx[i->c] : 1;
   if (step <= 0) step = 1;
@@ -462,7 +462,7 @@ static bool run_for(vm_frame *f, const vm_op *o, uint32_t pc) {
   return true;
 }
 
-static bool run_while(vm_frame *f, const vm_op *o, uint32_t pc) {
+static bool run_while(bvm_frame *f, const bvm_op *o, uint32_t pc) {
   const l_instr *i = o->in;
   if (!(o->flags & OP_VECTOR)) {
     while (*(const uint8_t *)f->val[i->a]) {
@@ -477,7 +477,7 @@ static bool run_while(vm_frame *f, const vm_op *o, uint32_t pc) {
   bool ok = true;
   f->depth++;
   while (ok) {
-    const uint8_t *c = vm_vector(f, i->a, 0);
+    const uint8_t *c = bvm_vector(f, i->a, 0);
     for (int64_t j = 0; j < f->n; j++) mask[j] = outer ? c[j] & outer[j] : c[j];
     if (!memchr(mask, 1, (size_t)f->n)) break;
     if (interrupted(f)) ok = false;
@@ -490,15 +490,15 @@ static bool run_while(vm_frame *f, const vm_op *o, uint32_t pc) {
   return ok;
 }
 
-static bool run_vec(vm_frame *f, const vm_op *o, uint32_t pc) {
+static bool run_vec(bvm_frame *f, const bvm_op *o, uint32_t pc) {
   int64_t from = f->idx[o->in->a], to = f->idx[o->in->b], count = to - from;
   bool ok = true, many = (o->flags & OP_MANY) != 0;
-  if (many) vm_acc_vec_begin(f, pc, o->end);
+  if (many) bvm_acc_vec_begin(f, pc, o->end);
   for (int64_t k = 0; k < count && ok; k += f->block) {
     f->o = k;
     f->i0 = from + k;
     f->n = count - k < f->block ? count - k : f->block;
-    if (many && k) vm_acc_vec_block(f, pc, o->end);
+    if (many && k) bvm_acc_vec_block(f, pc, o->end);
     ok = frame_run(f, pc + 1, o->end);
     if ((k & 0xfffff) == 0 && k && interrupted(f)) ok = false;
   }
@@ -507,10 +507,10 @@ static bool run_vec(vm_frame *f, const vm_op *o, uint32_t pc) {
   return ok;
 }
 
-bool frame_run(vm_frame *f, uint32_t pc, uint32_t end) {
-  const vm_op *ops = f->code->ops;
+bool frame_run(bvm_frame *f, uint32_t pc, uint32_t end) {
+  const bvm_op *ops = f->code->ops;
   for (; pc < end; pc++) {
-    const vm_op *o = &ops[pc];
+    const bvm_op *o = &ops[pc];
     const l_instr *i = o->in;
     int64_t *idx = f->idx;
     switch ((l_code)o->code) {
@@ -555,12 +555,12 @@ bool frame_run(vm_frame *f, uint32_t pc, uint32_t end) {
     case L_LOAD: load(f, o); break;
     case L_STORE: store(f, o); break;
     case L_RMW: update(f, o); break;
-    case L_ACC: vm_acc_reset(f, o); break;
-    case L_PUSH: vm_acc_push(f, o); break;
-    case L_SCAN: vm_acc_scan(f, o); break;
-    case L_PARTIAL: vm_acc_partial(f, o); break;
-    case L_MERGE: vm_acc_merge(f, o); break;
-    case L_FINISH: vm_acc_finish(f, o); break;
+    case L_ACC: bvm_acc_reset(f, o); break;
+    case L_PUSH: bvm_acc_push(f, o); break;
+    case L_SCAN: bvm_acc_scan(f, o); break;
+    case L_PARTIAL: bvm_acc_partial(f, o); break;
+    case L_MERGE: bvm_acc_merge(f, o); break;
+    case L_FINISH: bvm_acc_finish(f, o); break;
     case L_TILE: {
       const l_tile *t = &f->code->p->tiles[i->imm];
       const l_program *p = f->code->p;
@@ -616,8 +616,8 @@ bool frame_run(vm_frame *f, uint32_t pc, uint32_t end) {
   return true;
 }
 
-bool vm_phase_run(vm_frame *f, const vm_phase *ph, int64_t lo, int64_t hi) {
-  const vm_op *par = &f->code->ops[ph->par];
+bool bvm_phase_run(bvm_frame *f, const bvm_phase *ph, int64_t lo, int64_t hi) {
+  const bvm_op *par = &f->code->ops[ph->par];
   if (ph->nplaces) place(f, ph);
   for (int64_t i = lo; i < hi; i++) {
     f->idx[par->at] = i;

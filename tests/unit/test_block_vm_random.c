@@ -8,11 +8,11 @@
 static int check_program(uint64_t seed) {
   l_case c;
   case_open(&c, seed);
-  const vm_loops *tables[3] = {vm_loops_pick()};
+  const bvm_loops *tables[3] = {bvm_loops_pick()};
   int n = 1, failures = 0;
 #if defined(__x86_64__)
-  if (tables[0] == &vm_loops_v4) tables[n++] = &vm_loops_v3;
-  if (tables[0] != &vm_loops_base) tables[n++] = &vm_loops_base;
+  if (tables[0] == &bvm_loops_v4) tables[n++] = &bvm_loops_v3;
+  if (tables[0] != &bvm_loops_base) tables[n++] = &bvm_loops_base;
 #endif
   static const int64_t blocks[] = {512, 64, 256};
   for (int t = 0; t < n; t++)

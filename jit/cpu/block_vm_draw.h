@@ -1,4 +1,4 @@
-/* Random numbers, a part of vmloops.c: the words of Philox 4x32-10 and what is made of them, VM_WORDS elements at a time.
+/* Random numbers, a part of block_vm_loops.c: the words of Philox 4x32-10 and what is made of them, VM_WORDS elements at a time.
  *
  * They follow lower_ops.c step by step: all steps of uniform numbers are exact, those of normal ones round once each. An integer of more
  * than 31 bits goes to a float by way of parts that are exact in f64, so that it is vector code without instructions for 64 bits. */

@@ -11,14 +11,14 @@
 #include <string.h>
 
 #include "jit/cpu/cpu.h"
-#include "jit/cpu/vm_exec.h"
+#include "jit/cpu/block_vm_exec.h"
 
 static size_t round64(size_t n) { return (n + 63) & ~(size_t)63; }
 
-static bool has_lanes(const vm_acc_plan *a) { return !a->many && !a->arg && a->order == ORDER_INNER; }
-static bool has_rows(const vm_acc_plan *a) { return a->many && !a->arg && a->order == ORDER_INNER; }
-static bool has_tree(const vm_acc_plan *a) { return a->order != ORDER_FREE && !has_rows(a); }
-static int64_t chain_length(const vm_acc_plan *a) {
+static bool has_lanes(const bvm_acc_plan *a) { return !a->many && !a->arg && a->order == ORDER_INNER; }
+static bool has_rows(const bvm_acc_plan *a) { return a->many && !a->arg && a->order == ORDER_INNER; }
+static bool has_tree(const bvm_acc_plan *a) { return a->order != ORDER_FREE && !has_rows(a); }
+static int64_t chain_length(const bvm_acc_plan *a) {
   switch ((l_order)a->order) {
   case ORDER_INNER: return ORDER_BLOCK;
   case ORDER_OUTER: return ORDER_OUTER_CHAIN;
@@ -65,17 +65,17 @@ static void scan_zero(uint8_t op, uint8_t dtype, void *out) {
     identity(op, dtype, out);
 }
 
-static void fill(const vm_frame *f, const vm_acc_plan *a, void *to, const void *value, int64_t n) {
-  f->code->loops->fill[vm_size_class(a->size)](to, value, NULL, NULL, 0, n);
+static void fill(const bvm_frame *f, const bvm_acc_plan *a, void *to, const void *value, int64_t n) {
+  f->code->loops->fill[bvm_size_class(a->size)](to, value, NULL, NULL, 0, n);
 }
 
 /* ---- memory ---- */
 
-static int64_t results_of(const vm_frame *f, const vm_acc_plan *a) {
+static int64_t results_of(const bvm_frame *f, const bvm_acc_plan *a) {
   const l_instr *i = &f->code->p->code[a->at];
   return !a->many ? 1 : f->idx[i->a] > 0 ? f->idx[i->a] : 0;
 }
-static int levels_of(const vm_frame *f, const vm_acc_plan *a) {
+static int levels_of(const bvm_frame *f, const bvm_acc_plan *a) {
   const l_instr *i = &f->code->p->code[a->at];
   if (!has_tree(a)) return 0;
   if (!i->b) return 48;
@@ -84,23 +84,23 @@ static int levels_of(const vm_frame *f, const vm_acc_plan *a) {
   for (int64_t n = f->idx[i->b] / (a->merged ? 1 : chain_length(a)) + 1; n > 1; n >>= 1) levels++;
   return levels;
 }
-static int64_t width_of(const vm_frame *f, const vm_acc_plan *a) {
+static int64_t width_of(const bvm_frame *f, const bvm_acc_plan *a) {
   return has_lanes(a) ? ORDER_LANES : results_of(f, a);
 }
 /* Scan state: per result the group (or chain) totals G and C, block totals B, the last result; INNER with many results also
  * the last 64 values of each of the 6 steps. */
-static int64_t scan_rows(const vm_acc_plan *a) { return !a->scanned ? 0 : has_rows(a) ? 4 + 6 * ORDER_LANES : 4; }
+static int64_t scan_rows(const bvm_acc_plan *a) { return !a->scanned ? 0 : has_rows(a) ? 4 + 6 * ORDER_LANES : 4; }
 
-size_t vm_acc_bytes(const vm_frame *f, const vm_acc_plan *a) {
+size_t bvm_acc_bytes(const bvm_frame *f, const bvm_acc_plan *a) {
   size_t r = (size_t)results_of(f, a), w = (size_t)width_of(f, a), s = a->size;
   return round64((has_rows(a) ? ORDER_LANES : 1) * w * s) + round64((size_t)levels_of(f, a) * w * s) +
          round64((size_t)scan_rows(a) * r * s) + (a->arg ? round64(r * 8) : 0);
 }
 
-char *vm_acc_place(vm_frame *f, const vm_acc_plan *a, char *at) {
-  vm_acc *s = &f->accs[f->code->acc_of[a->at]];
+char *bvm_acc_place(bvm_frame *f, const bvm_acc_plan *a, char *at) {
+  bvm_acc *s = &f->accs[f->code->acc_of[a->at]];
   size_t r = (size_t)results_of(f, a), w = (size_t)width_of(f, a), size = a->size;
-  *s = (vm_acc){.results = (int64_t)r, .levels = levels_of(f, a)};
+  *s = (bvm_acc){.results = (int64_t)r, .levels = levels_of(f, a)};
   s->chain = at;
   at += round64((has_rows(a) ? ORDER_LANES : 1) * w * size);
   s->tree = at;
@@ -114,12 +114,12 @@ char *vm_acc_place(vm_frame *f, const vm_acc_plan *a, char *at) {
   return at;
 }
 
-static const vm_acc_plan *plan_of(const vm_frame *f, l_val v) { return &f->code->accs[f->code->acc_of[v]]; }
-static vm_acc *state_of(vm_frame *f, l_val v) { return &f->accs[f->code->acc_of[v]]; }
+static const bvm_acc_plan *plan_of(const bvm_frame *f, l_val v) { return &f->code->accs[f->code->acc_of[v]]; }
+static bvm_acc *state_of(bvm_frame *f, l_val v) { return &f->accs[f->code->acc_of[v]]; }
 
-void vm_acc_reset(vm_frame *f, const vm_op *o) {
-  const vm_acc_plan *a = plan_of(f, o->at);
-  vm_acc *s = state_of(f, o->at);
+void bvm_acc_reset(bvm_frame *f, const bvm_op *o) {
+  const bvm_acc_plan *a = plan_of(f, o->at);
+  bvm_acc *s = state_of(f, o->at);
   s->k = s->k0 = s->scanned = s->folded = 0;
   s->leaves = s->leaves0 = 0;
   s->done = false;
@@ -135,7 +135,7 @@ void vm_acc_reset(vm_frame *f, const vm_op *o) {
 /* ---- trees ---- */
 
 /* Adds leaf number s->leaves for elements from..from + n of the width; the leaf is overwritten. */
-static void add_leaf(const vm_acc_plan *a, vm_acc *s, char *leaf, int64_t width, int64_t from, int64_t n) {
+static void add_leaf(const bvm_acc_plan *a, bvm_acc *s, char *leaf, int64_t width, int64_t from, int64_t n) {
   size_t size = a->size;
   int l = 0;
   for (; s->leaves >> l & 1 && l < s->levels - 1; l++)
@@ -144,7 +144,7 @@ static void add_leaf(const vm_acc_plan *a, vm_acc *s, char *leaf, int64_t width,
 }
 
 /* The root of the subtrees into `out`; false if there is none. */
-static bool tree_root(const vm_acc_plan *a, const vm_acc *s, char *out, int64_t width, int64_t from, int64_t n) {
+static bool tree_root(const bvm_acc_plan *a, const bvm_acc *s, char *out, int64_t width, int64_t from, int64_t n) {
   bool any = false;
   for (int l = 0; l < s->levels && s->leaves >> l; l++) {
     if (!(s->leaves >> l & 1)) continue;
@@ -160,8 +160,8 @@ static bool tree_root(const vm_acc_plan *a, const vm_acc *s, char *out, int64_t 
 
 /* ---- pushes ---- */
 
-static void push_lanes(vm_frame *f, const vm_acc_plan *a, vm_acc *s, const char *x, int64_t n) {
-  const vm_loops *l = f->code->loops;
+static void push_lanes(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, const char *x, int64_t n) {
+  const bvm_loops *l = f->code->loops;
   size_t size = a->size;
   while (n > 0) {
     int64_t pos = s->k % ORDER_BLOCK, lane = pos % ORDER_LANES, m;
@@ -193,7 +193,7 @@ static void push_lanes(vm_frame *f, const vm_acc_plan *a, vm_acc *s, const char 
   }
 }
 
-void vm_fold_lanes(vm_fn fold, size_t size, void *out, char *lanes, const char *x, int64_t n) {
+void bvm_fold_lanes(bvm_fn fold, size_t size, void *out, char *lanes, const char *x, int64_t n) {
   if (n == 1) {
     memmove(out, x, size);
     return;
@@ -206,13 +206,13 @@ void vm_fold_lanes(vm_fn fold, size_t size, void *out, char *lanes, const char *
   fold(out, x, x + size, NULL, VM_A | VM_B, 1);
 }
 
-static void fold_lanes(const vm_acc_plan *a, char *lanes) {
-  vm_fold_lanes(a->fold, a->size, lanes, lanes, lanes, ORDER_LANES);
+static void fold_lanes(const bvm_acc_plan *a, char *lanes) {
+  bvm_fold_lanes(a->fold, a->size, lanes, lanes, lanes, ORDER_LANES);
 }
 
 /* Any order: 64 lanes at a time where that pays. */
-static void push_free(vm_frame *f, const vm_acc_plan *a, vm_acc *s, const char *x, int64_t n) {
-  const vm_loops *l = f->code->loops;
+static void push_free(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, const char *x, int64_t n) {
+  const bvm_loops *l = f->code->loops;
   char lanes[ORDER_LANES * 8] __attribute__((aligned(64)));
   if (n >= 2 * ORDER_LANES) {
     int64_t rows = n / ORDER_LANES;
@@ -231,9 +231,9 @@ static void push_free(vm_frame *f, const vm_acc_plan *a, vm_acc *s, const char *
 }
 
 /* One result, orders OUTER, TREE and DOT. */
-static void push_chain(vm_frame *f, const vm_acc_plan *a, vm_acc *s, const char *x, const char *y, int mode,
+static void push_chain(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, const char *x, const char *y, int mode,
                        int64_t n) {
-  const vm_loops *l = f->code->loops;
+  const bvm_loops *l = f->code->loops;
   int64_t length = chain_length(a);
   while (n > 0) {
     int64_t pos = s->k % length, m = length - pos < n ? length - pos : n;
@@ -253,9 +253,9 @@ static void push_chain(vm_frame *f, const vm_acc_plan *a, vm_acc *s, const char 
 }
 
 /* Many results: those of the running block, one k. */
-static void push_many(vm_frame *f, const vm_acc_plan *a, vm_acc *s, const char *x, const char *y, int mode, int64_t k,
+static void push_many(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, const char *x, const char *y, int mode, int64_t k,
                       int64_t n) {
-  const vm_loops *l = f->code->loops;
+  const bvm_loops *l = f->code->loops;
   size_t size = a->size;
   int64_t from = f->i0, length = chain_length(a), pos = s->k % length;
   char *c = s->chain + (size_t)from * size;
@@ -278,7 +278,7 @@ static void push_many(vm_frame *f, const vm_acc_plan *a, vm_acc *s, const char *
 }
 
 /* Pushes the value of a PUSH or a SCAN. */
-static void push_value(vm_frame *f, const vm_op *o, const vm_acc_plan *a, vm_acc *s) {
+static void push_value(bvm_frame *f, const bvm_op *o, const bvm_acc_plan *a, bvm_acc *s) {
   const l_instr *i = o->in;
   bool vector = (o->flags & OP_VECTOR) != 0;
   int64_t n = vector ? f->n : 1;
@@ -289,7 +289,7 @@ static void push_value(vm_frame *f, const vm_op *o, const vm_acc_plan *a, vm_acc
     y = f->val[i->d];
     mode = (f->code->scalar[i->b] ? 0 : VM_A) | (f->code->scalar[i->d] ? 0 : VM_B);
   } else {
-    x = vm_vector(f, i->b, 3);
+    x = bvm_vector(f, i->b, 3);
   }
   int64_t k = i->code == L_PUSH && i->c ? f->idx[i->c] + (a->many || !vector ? 0 : f->o) : s->k;
   if (a->many)
@@ -305,24 +305,24 @@ static void push_value(vm_frame *f, const vm_op *o, const vm_acc_plan *a, vm_acc
     push_chain(f, a, s, x, y, mode, n);
 }
 
-void vm_acc_push(vm_frame *f, const vm_op *o) { push_value(f, o, plan_of(f, o->in->a), state_of(f, o->in->a)); }
+void bvm_acc_push(bvm_frame *f, const bvm_op *o) { push_value(f, o, plan_of(f, o->in->a), state_of(f, o->in->a)); }
 
-void vm_acc_vec_begin(vm_frame *f, uint32_t pc, uint32_t end) {
+void bvm_acc_vec_begin(bvm_frame *f, uint32_t pc, uint32_t end) {
   for (uint32_t k = pc + 1; k < end; k++) {
-    const vm_op *o = &f->code->ops[k];
+    const bvm_op *o = &f->code->ops[k];
     if ((o->code != L_PUSH && o->code != L_SCAN) || !plan_of(f, o->in->a)->many) continue;
-    vm_acc *s = state_of(f, o->in->a);
+    bvm_acc *s = state_of(f, o->in->a);
     s->k0 = s->k;
     s->leaves0 = s->leaves;
     s->scanned0 = s->scanned;
   }
 }
 
-void vm_acc_vec_block(vm_frame *f, uint32_t pc, uint32_t end) {
+void bvm_acc_vec_block(bvm_frame *f, uint32_t pc, uint32_t end) {
   for (uint32_t k = pc + 1; k < end; k++) {
-    const vm_op *o = &f->code->ops[k];
+    const bvm_op *o = &f->code->ops[k];
     if ((o->code != L_PUSH && o->code != L_SCAN) || !plan_of(f, o->in->a)->many) continue;
-    vm_acc *s = state_of(f, o->in->a);
+    bvm_acc *s = state_of(f, o->in->a);
     s->scanned = s->scanned0;
     s->k = s->k0;
     s->leaves = s->leaves0;
@@ -332,7 +332,7 @@ void vm_acc_vec_block(vm_frame *f, uint32_t pc, uint32_t end) {
 /* ---- results ---- */
 
 /* The unfinished chain of elements from..from + n becomes the last leaf (in place, counted by the caller's copy of s). */
-static void close_chain(const vm_acc_plan *a, vm_acc *s, char *chain, int64_t width, int64_t from, int64_t n) {
+static void close_chain(const bvm_acc_plan *a, bvm_acc *s, char *chain, int64_t width, int64_t from, int64_t n) {
   if (has_tree(a) && s->k % chain_length(a) != 0) {
     add_leaf(a, s, chain, width, from, n);
     s->leaves++;
@@ -340,7 +340,7 @@ static void close_chain(const vm_acc_plan *a, vm_acc *s, char *chain, int64_t wi
 }
 
 /* One result: its root in s->chain (64 lanes for INNER), once. */
-static void finish_one(vm_frame *f, const vm_acc_plan *a, vm_acc *s) {
+static void finish_one(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s) {
   if (s->done) return;
   s->done = true;
   int64_t width = has_lanes(a) ? ORDER_LANES : 1;
@@ -358,7 +358,7 @@ static void finish_one(vm_frame *f, const vm_acc_plan *a, vm_acc *s) {
 
 /* Many results from..from + n: their roots into `out`. State is left as it is, but for the rows of INNER, which are folded
  * once. */
-static void finish_many(vm_frame *f, const vm_acc_plan *a, vm_acc *s, char *out, int64_t from, int64_t n) {
+static void finish_many(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, char *out, int64_t from, int64_t n) {
   size_t size = a->size;
   if (a->arg) {
     memcpy(out, s->chain + (size_t)from * size, (size_t)n * size);
@@ -399,9 +399,9 @@ static void finish_many(vm_frame *f, const vm_acc_plan *a, vm_acc *s, char *out,
   }
 }
 
-void vm_acc_finish(vm_frame *f, const vm_op *o) {
-  const vm_acc_plan *a = plan_of(f, o->in->a);
-  vm_acc *s = state_of(f, o->in->a);
+void bvm_acc_finish(bvm_frame *f, const bvm_op *o) {
+  const bvm_acc_plan *a = plan_of(f, o->in->a);
+  bvm_acc *s = state_of(f, o->in->a);
   if (a->many) {
     if (a->arg) {
       memcpy(f->val[o->at], s->index + f->i0, (size_t)f->n * 8);
@@ -422,14 +422,14 @@ void vm_acc_finish(vm_frame *f, const vm_op *o) {
   memcpy(f->val[o->at], s->chain, a->size);
 }
 
-static char *buffer_at(const vm_frame *f, int64_t b, int64_t element, size_t size) {
+static char *buffer_at(const bvm_frame *f, int64_t b, int64_t element, size_t size) {
   return (b >= 0 ? (char *)f->args->buf[b] : (char *)f->val[-b]) + element * (int64_t)size;
 }
 
-void vm_acc_partial(vm_frame *f, const vm_op *o) {
+void bvm_acc_partial(bvm_frame *f, const bvm_op *o) {
   const l_instr *i = o->in;
-  const vm_acc_plan *a = plan_of(f, i->a);
-  vm_acc *s = state_of(f, i->a);
+  const bvm_acc_plan *a = plan_of(f, i->a);
+  bvm_acc *s = state_of(f, i->a);
   char *to = buffer_at(f, i->imm, f->idx[i->b], a->size);
   if (a->many)
     finish_many(f, a, s, to, 0, s->results);
@@ -440,11 +440,11 @@ void vm_acc_partial(vm_frame *f, const vm_op *o) {
   if (a->arg) memcpy(buffer_at(f, i->imm2, f->idx[i->d], 8), s->index, (size_t)s->results * 8);
 }
 
-void vm_acc_merge(vm_frame *f, const vm_op *o) {
+void bvm_acc_merge(bvm_frame *f, const bvm_op *o) {
   const l_instr *i = o->in;
-  const vm_loops *l = f->code->loops;
-  const vm_acc_plan *a = plan_of(f, i->a);
-  vm_acc *s = state_of(f, i->a);
+  const bvm_loops *l = f->code->loops;
+  const bvm_acc_plan *a = plan_of(f, i->a);
+  bvm_acc *s = state_of(f, i->a);
   int64_t width = has_lanes(a) ? ORDER_LANES : s->results;
   const char *from = buffer_at(f, i->imm, f->idx[i->b], a->size);
   if (a->arg) {
@@ -473,8 +473,8 @@ void vm_acc_merge(vm_frame *f, const vm_op *o) {
 enum { SCAN_G, SCAN_B, SCAN_C, SCAN_LAST };
 
 /* One result: x[0..n) becomes its running values. */
-static void scan_one(vm_frame *f, const vm_acc_plan *a, vm_acc *s, char *x, int64_t n) {
-  const vm_loops *l = f->code->loops;
+static void scan_one(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, char *x, int64_t n) {
+  const bvm_loops *l = f->code->loops;
   size_t size = a->size;
   char *g = s->scan + SCAN_G * size, *b = s->scan + SCAN_B * size;
   const int64_t block = 64 * ORDER_LANES;
@@ -510,7 +510,7 @@ static void scan_one(vm_frame *f, const vm_acc_plan *a, vm_acc *s, char *x, int6
 }
 
 /* Many results from..from + n, one k: x becomes the running values. */
-static void scan_many(const vm_acc_plan *a, vm_acc *s, char *x, int64_t from, int64_t n) {
+static void scan_many(const bvm_acc_plan *a, bvm_acc *s, char *x, int64_t from, int64_t n) {
   size_t size = a->size, bytes = (size_t)n * size;
 #define SCAN_ROW(r) (s->scan + ((size_t)(r) * (size_t)s->results + (size_t)from) * size)
   char *g = SCAN_ROW(SCAN_G), *b = SCAN_ROW(SCAN_B), *c = SCAN_ROW(SCAN_C);
@@ -536,13 +536,13 @@ static void scan_many(const vm_acc_plan *a, vm_acc *s, char *x, int64_t from, in
 #undef SCAN_ROW
 }
 
-void vm_acc_scan(vm_frame *f, const vm_op *o) {
+void bvm_acc_scan(bvm_frame *f, const bvm_op *o) {
   const l_instr *i = o->in;
-  const vm_acc_plan *a = plan_of(f, i->a);
-  vm_acc *s = state_of(f, i->a);
+  const bvm_acc_plan *a = plan_of(f, i->a);
+  bvm_acc *s = state_of(f, i->a);
   size_t size = a->size;
   char *out = f->val[o->at];
-  const void *x = vm_vector(f, i->b, 3);
+  const void *x = bvm_vector(f, i->b, 3);
   if (x != out) memcpy(out, x, (size_t)f->n * size);
   if (a->finished)
     push_value(f, o, a, s);

@@ -1,4 +1,4 @@
-/* Matrix products on register tiles, one variant per instruction set; included by vmloops.c alone.
+/* Matrix products on register tiles, one variant per instruction set; included by block_vm_loops.c alone.
  *
  * out[m][n] = sum over k of x[m][k] * y[k][n]: the first product, then one chain of fma upward in k, in chunks of
  * 4,096 that combine by the balanced tree (l.h, order DOT). Every element is a chain of its own, so rows, columns,
@@ -396,9 +396,11 @@ static inline bool tile_lanes_f64(const f64 *x, const f64 *y, int64_t depth, f64
 #define TILE_CASE(T, n)                                                                                                \
   case n: tile_kernel_##T(n, x, xs, y, ys, out, ld, depth, first); break;
 #if defined(__AVX512F__)
+/* clang-format off */
 #define TILE_CASES(T)                                                                                                  \
   TILE_CASE(T, 1) TILE_CASE(T, 2) TILE_CASE(T, 3) TILE_CASE(T, 4) TILE_CASE(T, 5) TILE_CASE(T, 6) TILE_CASE(T, 7)      \
   TILE_CASE(T, 8) TILE_CASE(T, 9) TILE_CASE(T, 10) TILE_CASE(T, 11) TILE_CASE(T, 12) TILE_CASE(T, 13)
+/* clang-format on */
 #elif defined(__AVX2__) && defined(__FMA__)
 #define TILE_CASES(T) TILE_CASE(T, 1) TILE_CASE(T, 2) TILE_CASE(T, 3) TILE_CASE(T, 4) TILE_CASE(T, 5)
 #else

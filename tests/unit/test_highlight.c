@@ -1,4 +1,4 @@
-/* Looks of source texts (lang/look.h) and completeness, as the prompt asks for them: what has which look, that no text does
+/* Highlights of source texts (lang/highlight.h) and completeness, as the prompt asks for them: what has which highlight, that no text does
  * harm, and that a pending error survives. */
 #include <check.h>
 #include <stdio.h>
@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "lang/error.h"
-#include "lang/look.h"
+#include "lang/highlight.h"
 #include "lang/vm.h"
 #include "parser/parser.h"
 
@@ -26,21 +26,21 @@ static void close_vm(void) {
 static void check_looks(const char *text, const char *want) {
   static const char letters[] = " nkc1s#fo!";
   size_t len = strlen(text);
-  uint8_t *looks = malloc(len + 1);
+  uint8_t *highlights = malloc(len + 1);
   char *got = malloc(len + 1);
-  parse_looks(vm, text, len, looks);
+  parse_highlights(vm, text, len, highlights);
   for (size_t i = 0; i < len; i++) {
-    ck_assert_uint_lt(looks[i], LOOK_COUNT);
-    got[i] = letters[looks[i]];
+    ck_assert_uint_lt(highlights[i], HIGHLIGHT_COUNT);
+    got[i] = letters[highlights[i]];
   }
   got[len] = 0;
   ck_assert_msg(strcmp(got, want) == 0, "%s\n%s instead of\n%s", text, got, want);
   ck_assert(!error_pending(vm));
-  free(looks);
+  free(highlights);
   free(got);
 }
 
-START_TEST(looks) {
+START_TEST(highlights) {
   check_looks("let a = f(1.5, b) # c", "kkk n o f 111  n  ###");
   check_looks("if true { x.y }", "kk cccc   n n  ");
   check_looks("\"a{b:.2f}c\" + nil", "sssnsssssss o ccc");
@@ -62,9 +62,9 @@ END_TEST
 
 START_TEST(keywords) {
   for (const char *const *k = parse_keywords; *k; k++) {
-    uint8_t looks[16];
-    parse_looks(vm, *k, strlen(*k), looks);
-    ck_assert_msg(looks[0] == LOOK_keyword || looks[0] == LOOK_constant, "%s is no keyword", *k);
+    uint8_t highlights[16];
+    parse_highlights(vm, *k, strlen(*k), highlights);
+    ck_assert_msg(highlights[0] == HIGHLIGHT_keyword || highlights[0] == HIGHLIGHT_constant, "%s is no keyword", *k);
   }
 }
 END_TEST
@@ -77,7 +77,7 @@ static uint32_t next(uint32_t n) {
   return state % n;
 }
 
-/* Pieces of texts in any order: looks of every byte, and the same answer to "incomplete?" as the parser gives. */
+/* Pieces of texts in any order: highlights of every byte, and the same answer to "incomplete?" as the parser gives. */
 START_TEST(random_texts) {
   static const char *const pieces[] = {
       "\"",       "{",    "}",  "(",  ")", "[", "]", "\\", "\"\"\"",   "\n",           " ",     "a",     "fn ",
@@ -92,10 +92,10 @@ START_TEST(random_texts) {
       len += strlen(piece);
     }
     text[len] = 0;
-    uint8_t *looks = malloc(len + 1);
-    parse_looks(vm, text, len, looks);
-    for (size_t i = 0; i < len; i++) ck_assert_uint_lt(looks[i], LOOK_COUNT);
-    free(looks);
+    uint8_t *highlights = malloc(len + 1);
+    parse_highlights(vm, text, len, highlights);
+    for (size_t i = 0; i < len; i++) ck_assert_uint_lt(highlights[i], HIGHLIGHT_COUNT);
+    free(highlights);
     ck_assert(!error_pending(vm));
     bool more = parse_incomplete(vm, text, len);
     ck_assert(!error_pending(vm));
@@ -111,9 +111,9 @@ START_TEST(random_texts) {
 END_TEST
 
 START_TEST(pending_errors) {
-  uint8_t looks[8];
-  (void)raise(vm, E_argument, SPAN_NONE, "mine");
-  parse_looks(vm, "a ? \"b", 6, looks);
+  uint8_t highlights[8];
+  (void)raise_error(vm, E_argument, SPAN_NONE, "mine");
+  parse_highlights(vm, "a ? \"b", 6, highlights);
   ck_assert(error_pending(vm));
   ck_assert_str_eq(vm->error->message->text, "mine");
   error_clear(vm);
@@ -122,10 +122,10 @@ END_TEST
 
 START_TEST(failing_allocations) {
   static const char text[] = "fn f(a, b) { let c = \"x{a}y\" ? 'b' }\n\"open";
-  uint8_t looks[sizeof text];
+  uint8_t highlights[sizeof text];
   for (uint64_t n = 1; n < 40; n++) {
     mem_fail_at(vm, n);
-    parse_looks(vm, text, sizeof text - 1, looks);
+    parse_highlights(vm, text, sizeof text - 1, highlights);
     ck_assert(!error_pending(vm));
     (void)parse_incomplete(vm, text, sizeof text - 1);
     ck_assert(!error_pending(vm));
@@ -135,7 +135,7 @@ START_TEST(failing_allocations) {
 END_TEST
 
 int main(void) {
-  Suite *suite = suite_create("looks");
+  Suite *suite = suite_create("highlights");
   TCase *c;
 #define CASE(tcase, test)                                                                                              \
   c = tcase;                                                                                                           \
@@ -143,7 +143,7 @@ int main(void) {
   tcase_set_timeout(c, 120);                                                                                           \
   tcase_add_test(c, test);                                                                                             \
   suite_add_tcase(suite, c)
-  CASE(tcase_create("looks"), looks);
+  CASE(tcase_create("highlights"), highlights);
   CASE(tcase_create("unfinished"), unfinished);
   CASE(tcase_create("keywords"), keywords);
   CASE(tcase_create("random texts"), random_texts);

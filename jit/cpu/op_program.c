@@ -1,9 +1,9 @@
-/* Strips (eager_strip.h): kernels of one op taken apart into the calls of loops that they make, and the table of these.
+/* Strips (op_program.h): kernels of one op taken apart into the calls of loops that they make, and the table of these.
  *
  * The kernel of a conversion or an op on contiguous operands of rank 1 is a VEC of loads, primitives, functions, checks and a store. Each
  * of its instructions that computes becomes a step; a value takes a slot from its step to its last use. What only a failed check would show
- * is left out: strips do not tell what has failed, they only say that something has. */
-#include "jit/cpu/eager_strip.h"
+ * is left out: op_programs do not tell what has failed, they only say that something has. */
+#include "jit/cpu/op_program.h"
 
 #include <string.h>
 
@@ -14,18 +14,18 @@ enum { STEPS_MAX = 32, CODE_MAX = 128, SAMPLE = 1000 };
 
 typedef struct maker {
   qn_vm *vm;
-  const vm_loops *loops;
-  strip_step steps[STEPS_MAX];
-  uint64_t bits[STRIP_CONSTS];
+  const bvm_loops *loops;
+  op_program_step steps[STEPS_MAX];
+  uint64_t bits[PROGRAM_CONSTS];
   int nsteps, nconsts;
   uint32_t temps; /* bits of slots in use */
 } maker;
 
 static int take_temp(maker *m) {
-  for (int i = 0; i < STRIP_TEMPS; i++)
+  for (int i = 0; i < PROGRAM_TEMPS; i++)
     if (!(m->temps >> i & 1)) {
       m->temps |= 1u << i;
-      return STRIP_TEMP + i;
+      return PROGRAM_TEMP + i;
     }
   return -1;
 }
@@ -70,8 +70,8 @@ static bool add_program(maker *m, const l_program *p, const uint8_t *operands, u
   for (l_val v = 1; v < p->n; v++) {
     const l_instr *i = &p->code[v];
     if (m->nsteps == STEPS_MAX) return false;
-    strip_step *s = &m->steps[m->nsteps];
-    *s = (strip_step){.fn = NULL};
+    op_program_step *s = &m->steps[m->nsteps];
+    *s = (op_program_step){.fn = NULL};
     if (l_rows[i->code].result == 'I' && i->code != L_IVALUE) continue; /* where the elements are, the walk knows */
     switch (i->code) {
     case L_PHASE:
@@ -82,9 +82,9 @@ static bool add_program(maker *m, const l_program *p, const uint8_t *operands, u
       if (vecs++) return false;
       continue;
     case L_CONST:
-      if (m->nconsts == STRIP_CONSTS) return false;
+      if (m->nconsts == PROGRAM_CONSTS) return false;
       m->bits[m->nconsts] = (uint64_t)i->imm;
-      slot[v] = (uint8_t)(STRIP_CONST + m->nconsts++);
+      slot[v] = (uint8_t)(PROGRAM_CONST + m->nconsts++);
       continue;
     case L_LOAD:
       if (!plain_access(p, i) || i->h) return false;
@@ -92,7 +92,7 @@ static bool add_program(maker *m, const l_program *p, const uint8_t *operands, u
       continue;
     case L_STORE: /* of a value that is not computed: a copy */
       if (p->code[stored].code == L_KOP || p->code[stored].code == L_MATH) continue;
-      s->fn = m->loops->copy[vm_size_class(dtype_size((qn_dtype)p->code[stored].dtype))];
+      s->fn = m->loops->copy[bvm_size_class(dtype_size((qn_dtype)p->code[stored].dtype))];
       s->in[0] = slot[stored];
       s->nin = 1;
       s->out = out;
@@ -101,7 +101,7 @@ static bool add_program(maker *m, const l_program *p, const uint8_t *operands, u
     case L_KOP:
     case L_MATH: {
       if (!last[v]) continue;
-      if (!(s->fn = vm_loop_of(m->loops, p, i))) return false;
+      if (!(s->fn = bvm_loop_of(m->loops, p, i))) return false;
       const l_val in[3] = {i->a, i->b, i->c};
       for (int k = 0; k < 3; k++) s->in[k] = slot[in[k]];
       s->nin = i->c ? 3 : i->b ? 2 : 1;
@@ -114,9 +114,9 @@ static bool add_program(maker *m, const l_program *p, const uint8_t *operands, u
     }
     m->nsteps++;
     for (l_val u = 1; u < v; u++)
-      if (last[u] == v && slot[u] >= STRIP_TEMP && slot[u] < STRIP_CONST && slot[u] != out &&
+      if (last[u] == v && slot[u] >= PROGRAM_TEMP && slot[u] < PROGRAM_CONST && slot[u] != out &&
           (p->code[u].code == L_KOP || p->code[u].code == L_MATH))
-        m->temps &= ~(1u << (slot[u] - STRIP_TEMP));
+        m->temps &= ~(1u << (slot[u] - PROGRAM_TEMP));
   }
   return true;
 }
@@ -124,7 +124,7 @@ static bool add_program(maker *m, const l_program *p, const uint8_t *operands, u
 /* The kernel of an op on contiguous strict operands; NULL with an error raised. */
 static const l_program *program_of(qn_vm *vm, op_id op, const qn_dtype *in, int nin, qn_dtype result,
                                    const op_attr *attr) {
-  op_operand operands[STRIP_OPERANDS];
+  op_operand operands[PROGRAM_OPERANDS];
   op_call call = {.op = op, .nin = nin, .attr = attr, .in = operands};
   call.out = (op_operand){.dtype = (uint8_t)result, .rank = 1, .shape = {SAMPLE}, .strides = {1}};
   for (int i = 0; i < nin; i++) {
@@ -134,13 +134,13 @@ static const l_program *program_of(qn_vm *vm, op_id op, const qn_dtype *in, int 
   return eager_program(vm, &call);
 }
 
-/* False: there is no strip, or an error is raised. */
-static bool build(maker *m, op_id op, const graph_type *types, int nin, const op_attr *attr, strip *s) {
+/* False: there is no op_program, or an error is raised. */
+static bool build(maker *m, op_id op, const graph_type *types, int nin, const op_attr *attr, op_program *s) {
   op_types t;
   op_refusal why;
   if (op == OP_stop_gradient || op == OP_fit || !op_infer(NULL, op, types, nin, attr, &t, &why) || t.weak) return false;
-  uint8_t operands[STRIP_OPERANDS] = {0, 1, 2};
-  qn_dtype strict[STRIP_OPERANDS];
+  uint8_t operands[PROGRAM_OPERANDS] = {0, 1, 2};
+  qn_dtype strict[PROGRAM_OPERANDS];
   const l_program *p;
   for (int i = 0; i < nin; i++) {
     op_role role = op_operand_role(op, i, nin);
@@ -158,25 +158,25 @@ static bool build(maker *m, op_id op, const graph_type *types, int nin, const op
   }
   s->result = t.result.dtype;
   p = program_of(m->vm, op, strict, nin, (qn_dtype)s->result, attr);
-  return p && add_program(m, p, operands, STRIP_RESULT);
+  return p && add_program(m, p, operands, PROGRAM_RESULT);
 }
 
-static size_t strip_bytes(const strip *s) { return sizeof *s + (s->nsteps + 1u) * sizeof *s->steps; }
+static size_t strip_bytes(const op_program *s) { return sizeof *s + (s->nsteps + 1u) * sizeof *s->steps; }
 static size_t row_length(op_id op) {
   int digits = op_rows[op].arity > 2 ? op_rows[op].arity : 2;
-  return (size_t)1 << digits * STRIP_KIND_BITS;
+  return (size_t)1 << digits * PROGRAM_KIND_BITS;
 }
 
 /* `numbers`: which operands are host numbers. What is made of these and of constants alone is made once; what is made of other repeated
  * operands has as many elements as the result. */
-static void find_modes(strip *s, uint32_t numbers) {
-  for (uint32_t operands = 0; operands < 1 << STRIP_OPERANDS; operands++) {
-    uint32_t vectors = operands, single = numbers | ~(((uint32_t)1 << STRIP_CONST) - 1);
+static void find_modes(op_program *s, uint32_t numbers) {
+  for (uint32_t operands = 0; operands < 1 << PROGRAM_OPERANDS; operands++) {
+    uint32_t vectors = operands, single = numbers | ~(((uint32_t)1 << PROGRAM_CONST) - 1);
     for (int i = 0; i < s->nsteps; i++) {
-      strip_step *step = &s->steps[i];
-      vm_fn fn = step->fn ? step->fn : step->once;
+      op_program_step *step = &s->steps[i];
+      bvm_fn fn = step->fn ? step->fn : step->once;
       uint32_t mode = 0;
-      bool once = fn && step->out != STRIP_RESULT;
+      bool once = fn && step->out != PROGRAM_RESULT;
       for (int k = 0; k < (fn ? step->nin : 1); k++) {
         mode |= (vectors >> step->in[k] & 1) << k;
         once = once && single >> step->in[k] & 1;
@@ -188,52 +188,52 @@ static void find_modes(strip *s, uint32_t numbers) {
       uint32_t bit = 1u << step->out;
       single = once ? single | bit : single & ~bit;
       vectors = once ? vectors & ~bit : vectors | bit;
-      if (step->out >= STRIP_TEMP && step->out - STRIP_TEMP >= s->ntemps)
-        s->ntemps = (uint8_t)(step->out - STRIP_TEMP + 1);
+      if (step->out >= PROGRAM_TEMP && step->out - PROGRAM_TEMP >= s->ntemps)
+        s->ntemps = (uint8_t)(step->out - PROGRAM_TEMP + 1);
     }
   }
 }
 
-__attribute__((noinline, cold)) const strip *strip_make(qn_vm *vm, op_id op, uint32_t number) {
-  enum { DIGIT = (1 << STRIP_KIND_BITS) - 1 };
+__attribute__((noinline, cold)) const op_program *op_program_make(qn_vm *vm, op_id op, uint32_t number) {
+  enum { DIGIT = (1 << PROGRAM_KIND_BITS) - 1 };
   maker m = {.vm = vm, .loops = cpu_loops(vm)};
   eager_kept *t = m.loops ? eager_keeps(vm) : NULL;
-  if (!t || (!t->strips[op] && !(t->strips[op] = mem_zalloc(vm, row_length(op) * sizeof *t->strips[op])))) return NULL;
+  if (!t || (!t->op_programs[op] && !(t->op_programs[op] = mem_zalloc(vm, row_length(op) * sizeof *t->op_programs[op])))) return NULL;
   int nin = op_rows[op].arity;
-  graph_type types[STRIP_OPERANDS];
+  graph_type types[PROGRAM_OPERANDS];
   for (int i = 0; i < nin; i++) {
-    uint32_t kind = number >> ((nin > 2 ? nin : 2) - 1 - i) * STRIP_KIND_BITS & DIGIT;
+    uint32_t kind = number >> ((nin > 2 ? nin : 2) - 1 - i) * PROGRAM_KIND_BITS & DIGIT;
     types[i] = (graph_type){.dtype = (uint8_t)kind, .rank = 1, .shape = {SAMPLE}};
     if (kind < DTYPE_PUBLIC) continue;
-    uint32_t tag = kind - STRIP_WEAK;
+    uint32_t tag = kind - PROGRAM_WEAK;
     types[i] = (graph_type){.dtype = tag == TAG_BOOL ? QN_bool : tag == TAG_INT ? QN_i64 : QN_f64, .weak = true};
   }
   op_attr attr = {0};
   if (op == OP_cast) attr.dtype = number & DIGIT;
-  strip made = {.fn = NULL};
+  op_program made = {.fn = NULL};
   made.usable = build(&m, op, types, nin, &attr, &made);
   if (vm->error) return NULL;
   made.nsteps = made.usable ? (uint8_t)m.nsteps : 0;
   made.nconsts = (uint8_t)m.nconsts;
-  strip *s = mem_alloc(vm, strip_bytes(&made));
+  op_program *s = mem_alloc(vm, strip_bytes(&made));
   if (!s) return NULL;
   *s = made;
   memcpy(s->steps, m.steps, s->nsteps * sizeof *s->steps);
   memcpy(s->bits, m.bits, sizeof m.bits);
-  s->steps[s->nsteps] = (strip_step){.out = STRIP_SLOTS};
+  s->steps[s->nsteps] = (op_program_step){.out = PROGRAM_SLOTS};
   uint32_t numbers = 0;
   for (int i = 0; i < nin; i++) numbers |= (uint32_t)types[i].weak << i;
   find_modes(s, numbers);
   bool in_order = s->nsteps == 1 && s->steps[0].fn;
   for (int i = 0; i < nin && in_order; i++) in_order = s->steps[0].in[i] == i;
   if (in_order) s->fn = s->steps[0].fn;
-  return t->strips[op][number] = s;
+  return t->op_programs[op][number] = s;
 }
 
-void strips_free(qn_vm *vm, eager_kept *t) {
+void op_programs_free(qn_vm *vm, eager_kept *t) {
   for (int op = 0; op < OP_COUNT; op++) {
-    for (size_t i = 0; t->strips[op] && i < row_length((op_id)op); i++)
-      if (t->strips[op][i]) mem_free(vm, (strip *)(uintptr_t)t->strips[op][i], strip_bytes(t->strips[op][i]));
-    mem_free(vm, t->strips[op], row_length((op_id)op) * sizeof *t->strips[op]);
+    for (size_t i = 0; t->op_programs[op] && i < row_length((op_id)op); i++)
+      if (t->op_programs[op][i]) mem_free(vm, (op_program *)(uintptr_t)t->op_programs[op][i], strip_bytes(t->op_programs[op][i]));
+    mem_free(vm, t->op_programs[op], row_length((op_id)op) * sizeof *t->op_programs[op]);
   }
 }

@@ -1,7 +1,7 @@
-/* The loops of vmloops.h, made from the rows of prims.def and math.def by macros. Compiled once per instruction set: VM_ISA
+/* The loops of block_vm_loops.h, made from the rows of prims.def and math.def by macros. Compiled once per instruction set: VM_ISA
  * names the table, and the compiler's vectoriser does the rest (`omp simd`: iterations are independent, see the contract on
  * aliasing). Elements that need the slow form of a function are repaired after the fast form ran over 64 of them. */
-#include "jit/cpu/vmloops.h"
+#include "jit/cpu/block_vm_loops.h"
 
 #include <string.h>
 
@@ -14,6 +14,9 @@
 #if defined(__F16C__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
+
+/* Macros over macros, whose rows the formatter does not know. */
+/* clang-format off */
 
 #define SIMD _Pragma("omp simd")
 /* In a loop of few turns: what prepares vectors would cost more than the turns. */
@@ -481,7 +484,7 @@ NUMBERS(DOTS)
 /* Of elements T, which are computed as C by way of GET and PUT. `kept`: as many elements as a row has, if few: they are read once; else 0. */
 #define PRODUCT(T, C, GET, PUT)                                                                                        \
   static inline __attribute__((always_inline)) void product_of_##T(T *out, const T *first, const T *start,             \
-                                                                   const vm_product *p, int kept) {                    \
+                                                                   const bvm_gemm *p, int kept) {                    \
     int64_t sx = p->x_step, sy = p->y_step, depth = p->k, columns = p->n, next = p->y_column;                          \
     for (int64_t b = p->count; b > 0; b--, first += p->x_next, start += p->y_next) {                                   \
       const T *row = first;                                                                                            \
@@ -504,7 +507,7 @@ NUMBERS(DOTS)
       }                                                                                                                \
     }                                                                                                                  \
   }                                                                                                                    \
-  static void product_##T(void *out, const void *x, const void *y, const vm_product *p) {                              \
+  static void product_##T(void *out, const void *x, const void *y, const bvm_gemm *p) {                              \
     switch (p->k) {                                                                                                    \
     case 1: product_of_##T(out, x, y, p, 1); return;                                                                   \
     case 2: product_of_##T(out, x, y, p, 2); return;                                                                   \
@@ -550,8 +553,8 @@ PRODUCT(f16, f32, cast_f16_f32, cast_f32_f16)
 #define MAKE_ARGS(T) ARG(max, T) ARG(min, T)
 COMPUTED(MAKE_ARGS)
 
-#include "jit/cpu/vmdraw.h"
-#include "jit/cpu/vmtile.h"
+#include "jit/cpu/block_vm_draw.h"
+#include "jit/cpu/block_vm_tile.h"
 
 /* ---- the table ---- */
 #define AT_f32 QN_f32
@@ -601,13 +604,13 @@ COMPUTED(MAKE_ARGS)
 #define ROW_ARGSMAX(T) [AT_##T] = args_max_##T,
 #define ROW_ARGSMIN(T) [AT_##T] = args_min_##T,
 
-#define TABLE2(isa) vm_loops_##isa
+#define TABLE2(isa) bvm_loops_##isa
 #define TABLE(isa) TABLE2(isa)
 #define SORTS2(isa) sort_loops_##isa
 #define SORTS(isa) SORTS2(isa)
 #define TEXT2(isa) #isa
 #define TEXT(isa) TEXT2(isa)
-const vm_loops TABLE(VM_ISA) = {
+const bvm_loops TABLE(VM_ISA) = {
     .name = TEXT(VM_ISA),
     .kop = {COMPUTED(ROWS_ALL) NUMBERS(ROWS_NUM) REALS(ROWS_REAL) WORDS(ROWS_INT) KOPS_BIT2(ROW, b8) ROW(not, b8, b8)
             ROW(mulhi, u32, u32) ROW(mulhi, u64, u64)
@@ -644,16 +647,16 @@ const vm_loops TABLE(VM_ISA) = {
 };
 
 #if defined(VM_ISA_base)
-const vm_loops *vm_loops_pick(void) {
+const bvm_loops *bvm_loops_pick(void) {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd"))
-    return &vm_loops_v4;
+    return &bvm_loops_v4;
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
       __builtin_cpu_supports("bmi2"))
-    return &vm_loops_v3;
+    return &bvm_loops_v3;
 #endif
-  return &vm_loops_base;
+  return &bvm_loops_base;
 }
 #endif

@@ -1,6 +1,6 @@
 /* Matrix products by cuBLASLt (state.h).
  *
- * A signature (device_product) is asked for once: the library's first choice for it, with descriptors and layouts, stays in the
+ * A signature (device_gemm) is asked for once: the library's first choice for it, with descriptors and layouts, stays in the
  * device's table until the engine closes. So all calls of one signature, by whichever VM, eager or from a plan, run the same
  * algorithm. What that rests on: on one device and version of the library its answer depends on what it is asked alone, and what is
  * asked is in the signature (pointers are promised to be multiples of 16, whatever they are); an algorithm gives the same bits
@@ -26,7 +26,7 @@ enum { ALIGNMENT = 16, CHOICES = 8 };
 #define WORKSPACE_MOST ((uint64_t)32 << 20)
 
 struct gpu_made {
-  device_product is;
+  device_gemm is;
   bool has;
   cublasLtMatmulDesc_t desc;
   cublasLtMatrixLayout_t a, b, d;
@@ -35,7 +35,7 @@ struct gpu_made {
 };
 typedef gpu_made product;
 
-struct gpu_products {
+struct gpu_gemms {
   bool tried;
   cublasLtHandle_t handle; /* NULL: there is no library */
   product **table;         /* open addressing; cap is a power of two */
@@ -49,18 +49,18 @@ static uint64_t mix(uint64_t h, uint64_t x) {
   return h ^ h >> 29;
 }
 
-static uint64_t hash_of(const device_product *p) {
+static uint64_t hash_of(const device_gemm *p) {
   uint64_t h = mix(p->dtype, (uint64_t)p->x_across << 1 | p->y_across);
   h = mix(mix(mix(h, (uint64_t)p->batch), (uint64_t)p->m), (uint64_t)p->n);
   return mix(mix(mix(h, (uint64_t)p->k), (uint64_t)p->x_step), (uint64_t)p->y_step);
 }
 
-static bool same(const device_product *p, const device_product *q) {
+static bool same(const device_gemm *p, const device_gemm *q) {
   return p->dtype == q->dtype && p->x_across == q->x_across && p->y_across == q->y_across && p->batch == q->batch &&
          p->m == q->m && p->n == q->n && p->k == q->k && p->x_step == q->x_step && p->y_step == q->y_step;
 }
 
-static product **slot_of(product **table, uint32_t cap, const device_product *p) {
+static product **slot_of(product **table, uint32_t cap, const device_gemm *p) {
   uint32_t i = (uint32_t)(hash_of(p) >> 32) & (cap - 1);
   while (table[i] && !same(&table[i]->is, p)) i = (i + 1) & (cap - 1);
   return &table[i];
@@ -97,7 +97,7 @@ static bool make_layout(const cuda_lt *lt, cublasLtMatrixLayout_t *to, cudaDataT
 }
 
 static bool make_operation(const cuda_lt *lt, product *x) {
-  const device_product *p = &x->is;
+  const device_gemm *p = &x->is;
   lt_types t;
   int32_t a = p->y_across ? LT_OP_T : LT_OP_N, b = p->x_across ? LT_OP_T : LT_OP_N;
   if (!types_of(p->dtype, &t)) return false;
@@ -149,8 +149,8 @@ static void drop(const cuda_lt *lt, product *x) {
 /* ---- the table (under the engine's lock, inside gpu_enter) ------------------------------------------------------------------ */
 
 /* The device's table, with the library opened; NULL when memory is short. */
-static gpu_products *products_of(gpu_stream *s) {
-  gpu_products *t = s->device->products;
+static gpu_gemms *products_of(gpu_stream *s) {
+  gpu_gemms *t = s->device->products;
   if (!t && !(t = s->device->products = calloc(1, sizeof *t))) return NULL;
   if (!t->tried) {
     libraries *l = &s->engine->libraries;
@@ -164,8 +164,8 @@ static gpu_products *products_of(gpu_stream *s) {
   return t;
 }
 
-static const product *find(gpu_stream *s, const device_product *p) {
-  gpu_products *t = products_of(s);
+static const product *find(gpu_stream *s, const device_gemm *p) {
+  gpu_gemms *t = products_of(s);
   if (!t || !t->handle) return NULL;
   if (2 * t->n >= t->cap) {
     uint32_t cap = t->cap ? 2 * t->cap : 64;
@@ -187,8 +187,8 @@ static const product *find(gpu_stream *s, const device_product *p) {
   return *slot = x;
 }
 
-void gpu_products_close(gpu_engine *e, gpu_device *d) {
-  gpu_products *t = d->products;
+void gpu_gemms_close(gpu_engine *e, gpu_device *d) {
+  gpu_gemms *t = d->products;
   const cuda_lt *lt = &e->libraries.lt;
   if (!t) return;
   d->products = NULL;
@@ -209,7 +209,7 @@ void gpu_products_close(gpu_engine *e, gpu_device *d) {
 /* ---- device_kernels ----------------------------------------------------------------------------------------------------------- */
 
 /* What is known of a signature, asked for if need be; NULL: nothing. Inside gpu_enter. */
-static const product *known(qn_vm *vm, gpu_stream *s, const device_product *p) {
+static const product *known(qn_vm *vm, gpu_stream *s, const device_gemm *p) {
   lt_types t;
   if (vm->tune[TUNE_gpu_portable] || p->batch < 1 || p->batch > INT32_MAX || p->m < 1 || p->n < 1 || p->k < 1 ||
       !types_of(p->dtype, &t))
@@ -225,7 +225,7 @@ static const product *known(qn_vm *vm, gpu_stream *s, const device_product *p) {
   return x && x->has ? x : NULL;
 }
 
-bool gpu_has_product(qn_vm *vm, int device, const device_product *p) {
+bool gpu_has_gemm(qn_vm *vm, int device, const device_gemm *p) {
   gpu_stream *s = gpu_stream_of(vm, device);
   if (!s) {
     error_clear(vm);
@@ -251,7 +251,7 @@ static cublasStatus_t ask(gpu_stream *s, const product *x, const CUdeviceptr at[
 }
 
 static bool failed(qn_vm *vm, const gpu_stream *s, cublasStatus_t rc) {
-  raise(vm, E_internal, SPAN_NONE, "gpu(%d): a matrix product failed in cuBLASLt (status %d)", s->number, (int)rc);
+  raise_error(vm, E_internal, SPAN_NONE, "gpu(%d): a matrix product failed in cuBLASLt (status %d)", s->number, (int)rc);
   return false;
 }
 
@@ -266,17 +266,17 @@ static device_answer run(qn_vm *vm, gpu_stream *s, const product *x, void *const
 
 /* ---- products of plans (sequence.c) --------------------------------------------------------------------------------------------- */
 
-const gpu_made *gpu_product_made(qn_vm *vm, gpu_stream *s, const device_product *p) { return known(vm, s, p); }
+const gpu_made *gpu_gemm_made(qn_vm *vm, gpu_stream *s, const device_gemm *p) { return known(vm, s, p); }
 
 static size_t operand_bytes(const product *x, int i) {
-  const device_product *p = &x->is;
+  const device_gemm *p = &x->is;
   int64_t one = i ? p->k * p->n : p->m * p->k, n = (i ? p->y_step : p->x_step) ? p->batch : 1;
   return (size_t)(one * n) * dtype_size((qn_dtype)p->dtype);
 }
 
 static size_t rounded(size_t bytes) { return (bytes + 511) & ~(size_t)511; }
 
-size_t gpu_product_scratch(const gpu_made *x, const uint64_t addresses[3]) {
+size_t gpu_gemm_scratch(const gpu_made *x, const uint64_t addresses[3]) {
   size_t bytes = rounded(x->workspace);
   for (int i = 0; i < 2; i++)
     if (addresses[i] % ALIGNMENT) bytes += rounded(operand_bytes(x, i));
@@ -300,14 +300,14 @@ static bool ask_with_copies(gpu_stream *s, const product *x, const uint64_t addr
   return *rc == GPU_OK && *lt == LT_OK;
 }
 
-bool gpu_product_run(qn_vm *vm, gpu_stream *s, const gpu_made *x, const uint64_t addresses[3], CUdeviceptr scratch) {
+bool gpu_gemm_run(qn_vm *vm, gpu_stream *s, const gpu_made *x, const uint64_t addresses[3], CUdeviceptr scratch) {
   CUresult rc;
   cublasStatus_t lt;
   if (ask_with_copies(s, x, addresses, scratch, s->stream, &rc, &lt)) return true;
   return rc != GPU_OK ? gpu_raise(vm, s, rc, "a copy") : failed(vm, s, lt);
 }
 
-CUgraph gpu_product_capture(gpu_stream *s, const gpu_made *x, const uint64_t addresses[3], CUdeviceptr scratch) {
+CUgraph gpu_gemm_capture(gpu_stream *s, const gpu_made *x, const uint64_t addresses[3], CUdeviceptr scratch) {
   const cuda_driver *d = &s->engine->libraries.driver;
   CUgraph graph = NULL;
   CUresult rc;
@@ -327,7 +327,7 @@ CUgraph gpu_product_capture(gpu_stream *s, const gpu_made *x, const uint64_t add
 
 /* ---- eager products -------------------------------------------------------------------------------------------------------------- */
 
-device_answer gpu_product(qn_vm *vm, int device, const device_product *p, void *const buffers[3]) {
+device_answer gpu_gemm(qn_vm *vm, int device, const device_gemm *p, void *const buffers[3]) {
   gpu_stream *s = gpu_stream_of(vm, device);
   if (!s) return DEVICE_FAILS;
   if (!gpu_enter(s)) {

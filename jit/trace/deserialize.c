@@ -1,4 +1,4 @@
-/* Graphs from bytes: the reader of what pack.c writes (README.md has the form). It trusts nothing: whoever made the bytes may have
+/* Graphs from bytes: the reader of what serialize.c writes (README.md has the form). It trusts nothing: whoever made the bytes may have
  * made their hash, too.
  *
  * Every count is compared with the bytes that are left before memory is taken for it. The graph's text goes through the parser and
@@ -14,7 +14,7 @@
 
 enum { REGION_DEPTH = 64, GRAPH_DEPTH = 8 };
 
-typedef struct unpacker {
+typedef struct deserializer {
   qn_vm *vm;
   const uint8_t *p, *end;         /* what is left of the description */
   const uint8_t *data, *data_end; /* and of the elements */
@@ -22,10 +22,10 @@ typedef struct unpacker {
   char *why;
   size_t size;
   int depth, graphs;
-} unpacker;
+} deserializer;
 
 /* Says what is wrong, unless something was before. */
-__attribute__((format(printf, 2, 3))) static bool wrong(unpacker *u, const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static bool wrong(deserializer *u, const char *format, ...) {
   if (u->why[0] || error_pending(u->vm)) return false;
   va_list args;
   va_start(args, format);
@@ -34,32 +34,32 @@ __attribute__((format(printf, 2, 3))) static bool wrong(unpacker *u, const char 
   return false;
 }
 
-static bool ended(unpacker *u) { return wrong(u, "the description ends early"); }
+static bool ended(deserializer *u) { return wrong(u, "the description ends early"); }
 
 /* ---- numbers, texts, runs ---------------------------------------------------------------------------------------------------- */
 
-static bool r_int(unpacker *u, int bytes, uint64_t *out) {
+static bool r_int(deserializer *u, int bytes, uint64_t *out) {
   *out = 0;
   if (u->end - u->p < bytes) return ended(u);
   for (int i = 0; i < bytes; i++) *out |= (uint64_t)*u->p++ << 8 * i;
   return true;
 }
 
-static bool r_u8(unpacker *u, uint8_t *out) {
+static bool r_u8(deserializer *u, uint8_t *out) {
   uint64_t x = 0;
   if (!r_int(u, 1, &x)) return false;
   *out = (uint8_t)x;
   return true;
 }
 
-static bool r_u32(unpacker *u, uint32_t *out) {
+static bool r_u32(deserializer *u, uint32_t *out) {
   uint64_t x = 0;
   if (!r_int(u, 4, &x)) return false;
   *out = (uint32_t)x;
   return true;
 }
 
-static bool r_bool(unpacker *u, bool *out) {
+static bool r_bool(deserializer *u, bool *out) {
   uint8_t x = 0;
   if (!r_u8(u, &x)) return false;
   *out = x != 0;
@@ -67,11 +67,11 @@ static bool r_bool(unpacker *u, bool *out) {
 }
 
 /* How many things follow, each of at least `each` bytes. */
-static bool r_count(unpacker *u, size_t each, uint32_t *out) {
+static bool r_count(deserializer *u, size_t each, uint32_t *out) {
   return r_u32(u, out) && (*out <= (size_t)(u->end - u->p) / each || ended(u));
 }
 
-static bool r_text(unpacker *u, const char **text, uint32_t *len) {
+static bool r_text(deserializer *u, const char **text, uint32_t *len) {
   if (!r_count(u, 1, len)) return false;
   *text = (const char *)u->p;
   u->p += *len;
@@ -79,7 +79,7 @@ static bool r_text(unpacker *u, const char **text, uint32_t *len) {
 }
 
 /* An interned name; NULL if there is none. */
-static qn_str *r_name(unpacker *u) {
+static qn_str *r_name(deserializer *u) {
   const char *text;
   uint32_t len;
   if (!r_text(u, &text, &len)) return NULL;
@@ -90,7 +90,7 @@ static qn_str *r_name(unpacker *u) {
   return str_intern(u->vm, text, len);
 }
 
-static bool r_dtype(unpacker *u, uint8_t *out) {
+static bool r_dtype(deserializer *u, uint8_t *out) {
   const char *text;
   uint32_t len;
   if (!r_text(u, &text, &len)) return false;
@@ -99,7 +99,7 @@ static bool r_dtype(unpacker *u, uint8_t *out) {
   return (int)d < DTYPE_PUBLIC || wrong(u, "there is no dtype %.*s", (int)(len < 20 ? len : 20), text);
 }
 
-static bool r_shape(unpacker *u, graph_type *t) {
+static bool r_shape(deserializer *u, graph_type *t) {
   *t = (graph_type){0};
   if (!r_dtype(u, &t->dtype) || !r_u8(u, &t->rank)) return false;
   if (t->rank > ARRAY_MAX_RANK) return wrong(u, "an array has %d axes", t->rank);
@@ -114,7 +114,7 @@ static bool r_shape(unpacker *u, graph_type *t) {
 
 /* The next run of elements; NULL if there are not so many bytes. */
 static const void *take_run(void *ctx, size_t bytes) {
-  unpacker *u = ctx;
+  deserializer *u = ctx;
   size_t at = (size_t)(u->data - u->data_start), to = (at + GRAPH_RUN_ALIGN - 1) / GRAPH_RUN_ALIGN * GRAPH_RUN_ALIGN;
   if (to - at > (size_t)(u->data_end - u->data) || bytes > (size_t)(u->data_end - u->data) - (to - at)) {
     wrong(u, "elements are missing");
@@ -127,10 +127,10 @@ static const void *take_run(void *ctx, size_t bytes) {
 
 /* ---- values --------------------------------------------------------------------------------------------------------------------- */
 
-static qn_value r_graph(unpacker *u);
-static qn_value r_value(unpacker *u, bool prototypes);
+static qn_value r_graph(deserializer *u);
+static qn_value r_value(deserializer *u, bool prototypes);
 
-static qn_value r_array(unpacker *u, bool prototype) {
+static qn_value r_array(deserializer *u, bool prototype) {
   graph_type t;
   if (!r_shape(u, &t)) return value_error();
   if (prototype) {
@@ -155,7 +155,7 @@ static qn_value r_array(unpacker *u, bool prototype) {
 }
 
 /* Reads the name of one more field, which gets nil. */
-static bool r_field(unpacker *u, qn_record *r) {
+static bool r_field(deserializer *u, qn_record *r) {
   qn_str *name = r_name(u);
   bool ok = name && (record_find(r, name) < 0 || wrong(u, "two fields have one name")) &&
             record_set(u->vm, r, name, value_nil());
@@ -163,7 +163,7 @@ static bool r_field(unpacker *u, qn_record *r) {
   return ok;
 }
 
-static qn_value r_list(unpacker *u, bool prototypes) {
+static qn_value r_list(deserializer *u, bool prototypes) {
   uint32_t n;
   qn_list *l = r_count(u, 1, &n) ? list_new(u->vm, 0) : NULL;
   for (uint32_t i = 0; l && i < n; i++) { /* room for what is there: lists in lists may all claim what is left */
@@ -176,7 +176,7 @@ static qn_value r_list(unpacker *u, bool prototypes) {
   return l ? value_obj(TAG_LIST, l) : value_error();
 }
 
-static qn_value r_record(unpacker *u, bool prototypes) {
+static qn_value r_record(deserializer *u, bool prototypes) {
   uint32_t n;
   qn_record *r = r_count(u, 5, &n) ? record_new(u->vm) : NULL;
   for (uint32_t i = 0; r && i < n; i++) {
@@ -190,7 +190,7 @@ static qn_value r_record(unpacker *u, bool prototypes) {
   return r ? value_obj(TAG_RECORD, r) : value_error();
 }
 
-static qn_value r_text_value(unpacker *u) {
+static qn_value r_text_value(deserializer *u) {
   const char *text;
   uint32_t len;
   if (!r_text(u, &text, &len)) return value_error();
@@ -202,7 +202,7 @@ static qn_value r_text_value(unpacker *u) {
   return s ? value_obj(TAG_STR, s) : value_error();
 }
 
-static qn_value r_range(unpacker *u) {
+static qn_value r_range(deserializer *u) {
   uint64_t x[3];
   for (int i = 0; i < 3; i++)
     if (!r_int(u, 8, &x[i])) return value_error();
@@ -214,7 +214,7 @@ static qn_value r_range(unpacker *u) {
   return r ? value_obj(TAG_RANGE, r) : value_error();
 }
 
-static qn_value r_value_of(unpacker *u, uint8_t kind, bool prototypes) {
+static qn_value r_value_of(deserializer *u, uint8_t kind, bool prototypes) {
   uint64_t x = 0;
   uint8_t small = 0;
   switch (kind) {
@@ -251,7 +251,7 @@ static qn_value r_value_of(unpacker *u, uint8_t kind, bool prototypes) {
 }
 
 /* Owned; the error value if something is wrong. */
-static qn_value r_value(unpacker *u, bool prototypes) {
+static qn_value r_value(deserializer *u, bool prototypes) {
   uint8_t kind = 0;
   if (!r_u8(u, &kind)) return value_error();
   if (u->depth > 2 * PATTERN_DEPTH) {
@@ -265,7 +265,7 @@ static qn_value r_value(unpacker *u, bool prototypes) {
   return v;
 }
 
-static qn_value r_number(unpacker *u) {
+static qn_value r_number(deserializer *u) {
   qn_value v = r_value(u, false);
   if (value_is_error(v) || value_is_scalar(v)) return v;
   value_release(u->vm, v);
@@ -276,7 +276,7 @@ static qn_value r_number(unpacker *u) {
 /* ---- what a graph's inputs come from ------------------------------------------------------------------------------------------- */
 
 typedef struct reading {
-  unpacker *u;
+  deserializer *u;
   graph_body *b;
   uint8_t *sources; /* per input: 1 an argument or bound, 2 the random counter or key */
 } reading;
@@ -296,7 +296,7 @@ static bool claim(reading *r, uint32_t input, const graph_type *t, uint8_t sourc
 
 /* Reads a pattern and appends it. */
 static bool r_pattern(reading *r, int depth) {
-  unpacker *u = r->u;
+  deserializer *u = r->u;
   pattern *p = &r->b->call.pattern;
   uint8_t kind = 0;
   if (depth > PATTERN_DEPTH) return wrong(u, "patterns nest too deep");
@@ -362,13 +362,13 @@ static bool r_pattern(reading *r, int depth) {
 }
 
 static bool r_arguments(reading *r) {
-  unpacker *u = r->u;
+  deserializer *u = r->u;
   pattern *p = &r->b->call.pattern;
   uint32_t n;
   if (!r_count(u, 1, &n)) return false;
   for (uint32_t i = 0; i < n; i++) {
     if (!mem_grow(u->vm, (void **)&p->roots, &p->roots_cap, p->nroots + 1, sizeof *p->roots)) return false;
-    p->roots[p->nroots++] = (root){.kind = ROOT_ARG, .arg = i, .first = p->n, .stand_in = value_nil()};
+    p->roots[p->nroots++] = (root){.kind = ROOT_ARG, .arg = i, .first = p->n, .tracer = value_nil()};
     if (!r_pattern(r, 0)) return false;
   }
   p->nargs = n;
@@ -400,7 +400,7 @@ static bool r_cotangent(reading *r) {
 
 /* ---- templates ------------------------------------------------------------------------------------------------------------------- */
 
-static graph_body *r_body(unpacker *u);
+static graph_body *r_body(deserializer *u);
 
 /* The nodes that a template's outputs are. */
 typedef struct outputs {
@@ -410,7 +410,7 @@ typedef struct outputs {
 } outputs;
 
 /* Is the template at `at` what input `i` of a graph can be bound to? */
-static bool binds(unpacker *u, const graph_body *b, uint32_t i, const tpl *x, const outputs *from) {
+static bool binds(deserializer *u, const graph_body *b, uint32_t i, const tpl *x, const outputs *from) {
   graph_type t = {0};
   if (i >= b->nbound) return true;
   if (x->kind == TPL_OUTPUT)
@@ -422,7 +422,7 @@ static bool binds(unpacker *u, const graph_body *b, uint32_t i, const tpl *x, co
 }
 
 /* Appends a template. */
-static bool r_template(unpacker *u, tpl_list *out, const outputs *from, int depth) {
+static bool r_template(deserializer *u, tpl_list *out, const outputs *from, int depth) {
   qn_vm *vm = u->vm;
   const graph_body *body = NULL;
   uint8_t kind = 0;
@@ -478,7 +478,7 @@ static bool r_template(unpacker *u, tpl_list *out, const outputs *from, int dept
 
 /* ---- guards ------------------------------------------------------------------------------------------------------------------------- */
 
-static bool r_operation(unpacker *u, scalar_guard *x, uint32_t number) {
+static bool r_operation(deserializer *u, scalar_guard *x, uint32_t number) {
   const char *name;
   uint32_t len;
   if (!r_text(u, &name, &len) || !r_dtype(u, &x->dtype) || !r_u8(u, &x->nin)) return false;
@@ -495,7 +495,7 @@ static bool r_operation(unpacker *u, scalar_guard *x, uint32_t number) {
 }
 
 static bool r_guard(reading *r, scalar_guard *x, uint32_t number) {
-  unpacker *u = r->u;
+  deserializer *u = r->u;
   uint8_t kind = 0;
   if (!r_u8(u, &kind)) return false;
   x->value = value_nil();
@@ -515,8 +515,8 @@ static bool r_guard(reading *r, scalar_guard *x, uint32_t number) {
 }
 
 static bool r_guards(reading *r) {
-  unpacker *u = r->u;
-  entry *e = &r->b->call;
+  deserializer *u = r->u;
+  specialization *e = &r->b->call;
   uint32_t n;
   if (!r_count(u, 2, &n)) return false;
   if (n > GUARDS_MAX) return wrong(u, "there are too many guards");
@@ -530,14 +530,14 @@ static bool r_guards(reading *r) {
 
 /* ---- regions -------------------------------------------------------------------------------------------------------------------------- */
 
-static bool r_numbers(unpacker *u, uint32_t *out, uint32_t n, uint32_t from, uint32_t end) {
+static bool r_numbers(deserializer *u, uint32_t *out, uint32_t n, uint32_t from, uint32_t end) {
   for (uint32_t i = 0; i < n; i++)
     if (!r_u32(u, &out[i]) || out[i] < from || out[i] >= end) return wrong(u, "a region has no such node");
   return true;
 }
 
 /* Outputs are nodes of float types, and nothing else is a float: so a walk over the tree meets them one by one. */
-static bool floats_alone(unpacker *u, const graph *g, const tpl_list *t, const uint32_t *nodes) {
+static bool floats_alone(deserializer *u, const graph *g, const tpl_list *t, const uint32_t *nodes) {
   for (uint32_t i = 0; i < t->n; i++) {
     const tpl *x = &t->tpls[i];
     bool ok = x->kind == TPL_LIST || x->kind == TPL_RECORD || (x->kind == TPL_VALUE && value_is(x->value, TAG_NIL)) ||
@@ -549,7 +549,7 @@ static bool floats_alone(unpacker *u, const graph *g, const tpl_list *t, const u
 
 static bool is_list(const tpl_list *t) { return t->n && t->tpls[0].kind == TPL_LIST; }
 
-static region_rule *r_rule(unpacker *u, const graph *g, const graph_region *x) {
+static region_rule *r_rule(deserializer *u, const graph *g, const graph_region *x) {
   region_rule *rule = mem_zalloc(u->vm, sizeof *rule);
   if (!rule) return NULL;
   rule->refs = 1;
@@ -571,7 +571,7 @@ static region_rule *r_rule(unpacker *u, const graph *g, const graph_region *x) {
   return NULL;
 }
 
-static bool r_region(unpacker *u, graph_body *b) {
+static bool r_region(deserializer *u, graph_body *b) {
   const graph *g = b->call.graph;
   graph_region x = {0};
   uint8_t kind = 0;
@@ -605,7 +605,7 @@ typedef struct nesting {
 } nesting;
 
 /* Regions come in the order of their ends; each lies within another or apart from it. Fills in parents; depths count from within. */
-static bool regions_nest(unpacker *u, const graph_body *b, nesting *n, uint32_t *stack) {
+static bool regions_nest(deserializer *u, const graph_body *b, nesting *n, uint32_t *stack) {
   const graph *g = b->call.graph;
   const graph_region *list = b->regions.list;
   uint32_t top = 0;
@@ -635,7 +635,7 @@ static bool read_through(const graph_body *b, const nesting *n, uint32_t node, u
   return true;
 }
 
-static bool regions_closed(unpacker *u, const graph_body *b) {
+static bool regions_closed(deserializer *u, const graph_body *b) {
   const graph *g = b->call.graph;
   uint32_t nr = b->regions.n;
   if (!nr) return true;
@@ -654,7 +654,7 @@ static bool regions_closed(unpacker *u, const graph_body *b) {
   return ok || wrong(u, "something reads the inside of a region");
 }
 
-static bool r_regions(unpacker *u, graph_body *b) {
+static bool r_regions(deserializer *u, graph_body *b) {
   uint32_t n;
   if (!r_count(u, 17, &n)) return false;
   for (uint32_t i = 0; i < n; i++)
@@ -664,7 +664,7 @@ static bool r_regions(unpacker *u, graph_body *b) {
 
 /* ---- graphs ------------------------------------------------------------------------------------------------------------------------------ */
 
-static graph *r_graph_text(unpacker *u) {
+static graph *r_graph_text(deserializer *u) {
   const char *text;
   uint32_t len;
   if (!r_text(u, &text, &len)) return NULL;
@@ -689,7 +689,7 @@ static graph *r_graph_text(unpacker *u) {
   return NULL;
 }
 
-static bool r_params(unpacker *u, qn_value *names, bool *rest, uint32_t *ndefaults) {
+static bool r_params(deserializer *u, qn_value *names, bool *rest, uint32_t *ndefaults) {
   uint32_t n;
   qn_list *l = r_count(u, 4, &n) ? list_new(u->vm, 0) : NULL;
   if (!l) return false;
@@ -709,7 +709,7 @@ static bool r_params(unpacker *u, qn_value *names, bool *rest, uint32_t *ndefaul
 }
 
 /* The inputs that the function's captures are. Their values come last and are checked when they are there. */
-static bool r_bound(unpacker *u, graph_body *b) {
+static bool r_bound(deserializer *u, graph_body *b) {
   uint32_t n;
   if (!r_count(u, 4, &n)) return false;
   if (n > b->call.graph->ninputs) return wrong(u, "more inputs are bound than there are");
@@ -722,7 +722,7 @@ static bool r_bound(unpacker *u, graph_body *b) {
 }
 
 static bool r_draws(reading *r) {
-  entry *e = &r->b->call;
+  specialization *e = &r->b->call;
   uint32_t *inputs[3] = {&e->draw_input, &e->key_inputs[0], &e->key_inputs[1]};
   graph_type t = {.dtype = QN_i64, .weak = true};
   for (int i = 0; i < 3; i++) {
@@ -735,7 +735,7 @@ static bool r_draws(reading *r) {
 }
 
 static bool r_call(reading *r) {
-  unpacker *u = r->u;
+  deserializer *u = r->u;
   graph_body *b = r->b;
   const graph *g = b->call.graph;
   qn_value names = value_nil();
@@ -765,7 +765,7 @@ static bool r_call(reading *r) {
 }
 
 /* A body without what it is bound to; NULL if something is wrong. */
-static graph_body *r_body(unpacker *u) {
+static graph_body *r_body(deserializer *u) {
   if (u->graphs == GRAPH_DEPTH) {
     wrong(u, "graphs nest too deep");
     return NULL;
@@ -792,7 +792,7 @@ static graph_body *r_body(unpacker *u) {
   return NULL;
 }
 
-static qn_value r_graph(unpacker *u) {
+static qn_value r_graph(deserializer *u) {
   qn_vm *vm = u->vm;
   graph_body *b = r_body(u);
   if (!b) return value_error();
@@ -815,8 +815,8 @@ static qn_value r_graph(unpacker *u) {
   return g;
 }
 
-qn_value jit_graph_unpack(qn_vm *vm, const graph_packed *from, char *why, size_t size) {
-  unpacker u = {.vm = vm,
+qn_value jit_graph_deserialize(qn_vm *vm, const graph_serialized *from, char *why, size_t size) {
+  deserializer u = {.vm = vm,
                 .p = from->text,
                 .end = from->text + from->text_len,
                 .data = from->data,

@@ -1,9 +1,9 @@
-/* The threads of an engine that help to run kernels (team.h).
+/* The threads of an engine that help to run kernels (thread_pool.h).
  *
  * A region is a word with a number of free seats and of helpers inside. Who opens the region works too; when it finds
  * no more work it takes the seats that are left away and waits for those inside only. A helper that is late, because
  * its processor is busy with something else, finds no seat and is never waited for. That is the point of having
- * threads of our own: an OpenMP region ends when every thread of its team has come by, and on a machine with other
+ * threads of our own: an OpenMP region ends when every thread of its pool has come by, and on a machine with other
  * work each region then costs a time slice of the scheduler.
  *
  * Helpers look for seats for a while before they sleep on a futex, so that regions that follow each other closely cost
@@ -14,7 +14,7 @@
  * thread took 1.9 and a peer with threads of its own 1.6.
  */
 #define _GNU_SOURCE
-#include "jit/cpu/team.h"
+#include "jit/cpu/thread_pool.h"
 
 #include <limits.h>
 #include <linux/futex.h>
@@ -31,10 +31,10 @@ enum { MAX_HELPERS = 255, STACK = 1 << 20, JOIN_SPINS = 400 };
 #define SEATS ((uint64_t)0xffff << 16)
 #define INSIDE ((uint64_t)0xffff)
 
-typedef struct cpu_team {
+typedef struct thread_pool {
   atomic_int taken; /* by a VM */
   _Atomic uint64_t region;
-  team_work work; /* of the region: set before it opens */
+  thread_pool_work work; /* of the region: set before it opens */
   void *ctx;
   _Atomic int64_t spin;
   _Atomic uint32_t calls;   /* futex of sleeping helpers: counts openings */
@@ -44,7 +44,7 @@ typedef struct cpu_team {
   pid_t process; /* that has the helpers */
   int nhelpers;
   pthread_t helpers[MAX_HELPERS];
-} cpu_team;
+} thread_pool;
 
 static void futex_wait(_Atomic uint32_t *at, uint32_t seen) {
   syscall(SYS_futex, at, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
@@ -63,7 +63,7 @@ static int64_t now_us(void) {
   return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
 }
 
-int team_processors(void) {
+int thread_pool_processors(void) {
   cpu_set_t set;
   return sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0 ? CPU_COUNT(&set) : 1;
 }
@@ -71,7 +71,7 @@ int team_processors(void) {
 /* ---- helpers ------------------------------------------------------------------------------------------------------- */
 
 /* Takes a seat if there is one, works, and leaves. */
-static bool help(cpu_team *t) {
+static bool help(thread_pool *t) {
   uint64_t r = atomic_load_explicit(&t->region, memory_order_relaxed);
   if (!(r & SEATS) || !atomic_compare_exchange_strong(&t->region, &r, r - SEAT + 1)) return false;
   t->work(t->ctx, (int)((r & SEATS) / SEAT));
@@ -81,7 +81,7 @@ static bool help(cpu_team *t) {
 }
 
 static void *helper(void *arg) {
-  cpu_team *t = arg;
+  thread_pool *t = arg;
   (void)fp_mode_enter();
   while (!atomic_load(&t->closing)) {
     for (int64_t end = now_us() + atomic_load(&t->spin); now_us() < end;)
@@ -99,14 +99,14 @@ static void *helper(void *arg) {
 }
 
 /* As many helpers as asked for, or as the system allows. */
-static void grow(cpu_team *t, int helpers) {
+static void grow(thread_pool *t, int helpers) {
   while (t->nhelpers < helpers && vm_thread(&t->helpers[t->nhelpers], STACK, helper, t)) t->nhelpers++;
 }
 
 /* ---- regions --------------------------------------------------------------------------------------------------------- */
 
-static cpu_team *team_of(qn_engine *engine) {
-  cpu_team *t = __atomic_load_n((cpu_team **)&engine->cpu, __ATOMIC_ACQUIRE);
+static thread_pool *thread_pool_of(qn_engine *engine) {
+  thread_pool *t = __atomic_load_n((thread_pool **)&engine->cpu, __ATOMIC_ACQUIRE);
   if (t || !(t = calloc(1, sizeof *t))) return t;
   t->process = getpid();
   void *none = NULL;
@@ -115,15 +115,15 @@ static cpu_team *team_of(qn_engine *engine) {
   return none;
 }
 
-bool team_take(qn_engine *engine) {
-  cpu_team *t = engine ? team_of(engine) : NULL;
+bool thread_pool_take(qn_engine *engine) {
+  thread_pool *t = engine ? thread_pool_of(engine) : NULL;
   int free_now = 0;
   return t && atomic_compare_exchange_strong(&t->taken, &free_now, 1);
 }
-void team_leave(qn_engine *engine) { atomic_store(&((cpu_team *)engine->cpu)->taken, 0); }
+void thread_pool_leave(qn_engine *engine) { atomic_store(&((thread_pool *)engine->cpu)->taken, 0); }
 
-void team_run(qn_engine *engine, int helpers, int64_t spin, team_work work, void *ctx) {
-  cpu_team *t = engine->cpu;
+void thread_pool_run(qn_engine *engine, int helpers, int64_t spin, thread_pool_work work, void *ctx) {
+  thread_pool *t = engine->cpu;
   if (helpers > MAX_HELPERS) helpers = MAX_HELPERS;
   atomic_store_explicit(&t->spin, spin, memory_order_relaxed);
   if (t->nhelpers < helpers) grow(t, helpers);
@@ -149,8 +149,8 @@ void team_run(qn_engine *engine, int helpers, int64_t spin, team_work work, void
   atomic_store_explicit(&t->awaited, 0, memory_order_relaxed);
 }
 
-void team_forked(qn_engine *engine) {
-  cpu_team *t = engine->cpu;
+void thread_pool_forked(qn_engine *engine) {
+  thread_pool *t = engine->cpu;
   if (!t || t->process == getpid()) return;
   t->process = getpid();
   t->nhelpers = 0;
@@ -160,8 +160,8 @@ void team_forked(qn_engine *engine) {
   atomic_store(&t->sleeping, 0);
 }
 
-void team_close(qn_engine *engine) {
-  cpu_team *t = engine->cpu;
+void thread_pool_close(qn_engine *engine) {
+  thread_pool *t = engine->cpu;
   if (!t) return;
   atomic_store(&t->closing, true);
   atomic_fetch_add(&t->calls, 1);

@@ -9,7 +9,7 @@
  * rest of the statements is skipped by the interpreter's own signal.
  *
  * Errors count for lanes that are at work. What may fail on data is given operands that cannot fail in the other lanes
- * (lanes_guard). An error of the interpreter itself in an arm makes the recorder look whether any lane is there: if not, the error
+ * (vmap_guard). An error of the interpreter itself in an arm makes the recorder look whether any lane is there: if not, the error
  * has not happened. So does an effect. Looking reads data, which ends the capture, but not the call. Where arms nest deep
  * (recursion), it is looked before an arm is run at all.
  *
@@ -207,7 +207,7 @@ static bool may_fail(op_id op, const qn_value *in, int nin, int k, int64_t *harm
   }
 }
 
-int lanes_guard(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr, qn_value *safe) {
+int vmap_guard(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr, qn_value *safe) {
   qn_vm *vm = r->vm;
   int guarded = 0;
   int64_t harmless;
@@ -258,29 +258,29 @@ int lanes_guard(struct recording *r, op_id op, const qn_value *in, int nin, cons
 /* An error has come out of code that only the lanes at work run. 1: it stands, 0: no lane was there, it has gone. */
 static int error_counts(qn_vm *vm) {
   struct recording *r = vm->rec;
-  if (r->lanes_failed || !error_catchable(vm) || is_all(r->active) || vm->error->id == E_memory) return 1;
+  if (r->vmap_failed || !error_catchable(vm) || is_all(r->active) || vm->error->id == E_memory) return 1;
   if (is_none(r->active)) {
     error_clear(vm);
     return 0;
   }
   rec_stop_capture(r, BREAK_branch, NULL);
-  int any = lanes_name_first(r, r->active);
-  if (any > 0) r->lanes_failed = true;
+  int any = vmap_name_first(r, r->active);
+  if (any > 0) r->vmap_failed = true;
   return any != 0;
 }
 
 /* No lane is at work here, as a look has shown: what led here ends. Seen by error_counts only. */
-static void raise_no_lane(qn_vm *vm) { raise(vm, E_not_batched, SPAN_NONE, "no lane comes here"); }
+static void raise_no_lane(qn_vm *vm) { raise_error(vm, E_not_batched, SPAN_NONE, "no lane comes here"); }
 
 /* A lane's value as all lanes'; owned. */
 static qn_value all_lanes(void *ctx, const char *path, qn_value v) {
   (void)path;
   qn_vm *vm = ctx;
   if (!rec_is_lane(vm, v)) return value_retain(v);
-  return rec_value_of(vm->rec, lanes_outermost(vm->rec, rec_traced(vm->rec, v)));
+  return rec_value_of(vm->rec, vmap_outermost(vm->rec, rec_traced(vm->rec, v)));
 }
 
-bool lanes_effect(struct recording *r, const builtin_def *def, qn_value *args, int nargs) {
+bool vmap_effect(struct recording *r, const builtin_def *def, qn_value *args, int nargs) {
   qn_vm *vm = r->vm;
   if (!r->lanes) return true;
   if (value_is(r->active, TAG_ARRAY)) {
@@ -319,12 +319,12 @@ int rec_all_lanes(qn_vm *vm, qn_value condition) {
 
 void rec_blame_lanes(qn_vm *vm) {
   struct recording *r = vm->rec;
-  if (!rec_lanes(vm) || !value_is(r->active, TAG_ARRAY)) return;
-  r->lanes_failed = true;
-  if (lanes_name_first(r, r->active) < 0) return;
+  if (!rec_in_vmap(vm) || !value_is(r->active, TAG_ARRAY)) return;
+  r->vmap_failed = true;
+  if (vmap_name_first(r, r->active) < 0) return;
 }
 
-bool rec_try_catches(const qn_vm *vm) { return !rec_lanes(vm) || !vm->rec->lanes_failed; }
+bool rec_try_catches(const qn_vm *vm) { return !rec_in_vmap(vm) || !vm->rec->vmap_failed; }
 
 /* ---- frames ---------------------------------------------------------------------------------------------------------------------------- */
 

@@ -14,13 +14,13 @@
 
 #include "jit/gpu/gpu.h"
 #include "jit/trace/trace.h"
-#include "lang/timeline.h"
+#include "lang/trace_events.h"
 
-static void guards_drop(qn_vm *vm, entry *e);
+static void guards_drop(qn_vm *vm, specialization *e);
 
-anchor_entries *anchor_entries_of(qn_vm *vm, jit_anchor *a) {
+anchor_specializations *anchor_entries_of(qn_vm *vm, jit_anchor *a) {
   if (a->entries) return a->entries;
-  anchor_entries *e = mem_zalloc(vm, sizeof *e);
+  anchor_specializations *e = mem_zalloc(vm, sizeof *e);
   if (!e) return NULL;
   e->anchor = a;
   e->id = ++jit_of(vm)->last_id;
@@ -51,7 +51,7 @@ bool parts_add(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls) {
 
 void parts_count(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls) {
   if (parts_add(vm, l, id, calls)) return;
-  for (anchor_entries *a = jit_of(vm)->anchors; a; a = a->next)
+  for (anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next)
     if (a->id == id) a->calls[CALL_part] += calls;
 }
 
@@ -63,9 +63,9 @@ static void parts_forget(part_list *l, uint32_t id) {
 
 /* The function with this id has gone: nobody asks for its calls any more. */
 static void part_gone(qn_vm *vm, uint32_t id) {
-  for (anchor_entries *a = jit_of(vm)->anchors; a; a = a->next) {
+  for (anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next) {
     parts_forget(&a->parts, id);
-    for (entry *e = a->first; e; e = e->next) parts_forget(&e->parts, id);
+    for (specialization *e = a->first; e; e = e->next) parts_forget(&e->parts, id);
   }
   for (struct recording *r = vm->rec; r; r = r->outer) parts_forget(&r->parts, id);
   for (const vm_host *h = vm->host; h; h = h->outer)
@@ -78,7 +78,7 @@ void parts_free(qn_vm *vm, part_list *l) {
 }
 
 /* The calls of an entry that goes are counted on. */
-static void keep_counts(qn_vm *vm, anchor_entries *list, const entry *e) {
+static void keep_counts(qn_vm *vm, anchor_specializations *list, const specialization *e) {
   list->calls[CALL_compiled] += e->replays;
   list->calls[CALL_verified] += e->verified;
   list->calls[CALL_waited] += e->waited;
@@ -89,7 +89,7 @@ static void keep_counts(qn_vm *vm, anchor_entries *list, const entry *e) {
 }
 
 void anchor_passed_idle(qn_vm *vm, jit_anchor *a) {
-  anchor_entries *list = vm->jit ? anchor_entries_of(vm, a) : NULL;
+  anchor_specializations *list = vm->jit ? anchor_entries_of(vm, a) : NULL;
   if (list) {
     list->calls[CALL_idle]++;
   } else {
@@ -100,7 +100,7 @@ void anchor_passed_idle(qn_vm *vm, jit_anchor *a) {
 
 /* Of a call that is made in the interpreter. */
 static void count_plain(qn_vm *vm, jit_anchor *a, break_reason why) {
-  anchor_entries *list = anchor_entries_of(vm, a);
+  anchor_specializations *list = anchor_entries_of(vm, a);
   if (!list) {
     error_clear(vm);
     anchor_passed(a);
@@ -113,7 +113,7 @@ static void count_plain(qn_vm *vm, jit_anchor *a, break_reason why) {
 
 /* ---- entries' life --------------------------------------------------------------------------------------------------------------- */
 
-void entry_free(qn_vm *vm, entry *e) {
+void specialization_free(qn_vm *vm, specialization *e) {
   if (vm->asked.served == e) vm->asked.served = NULL;
   for (vm_host *h = vm->host; h; h = h->outer)
     if (h->asked.served == e) h->asked.served = NULL;
@@ -131,21 +131,21 @@ void entry_free(qn_vm *vm, entry *e) {
 }
 
 void anchor_close(qn_vm *vm, jit_anchor *a) {
-  anchor_entries *e = a->entries;
+  anchor_specializations *e = a->entries;
   if (!e || !vm->jit) return;
   a->entries = NULL;
   a->state = ANCHOR_NEVER;
-  for (anchor_entries **p = &jit_of(vm)->anchors; *p; p = &(*p)->next)
+  for (anchor_specializations **p = &jit_of(vm)->anchors; *p; p = &(*p)->next)
     if (*p == e) {
       *p = e->next;
       break;
     }
-  for (entry *x = e->first, *next; x; x = next) {
+  for (specialization *x = e->first, *next; x; x = next) {
     next = x->next;
     keep_counts(vm, e, x);
-    entry_free(vm, x);
+    specialization_free(vm, x);
   }
-  for (anchor_entries *other = jit_of(vm)->anchors; other && e->parts.n; other = other->next)
+  for (anchor_specializations *other = jit_of(vm)->anchors; other && e->parts.n; other = other->next)
     for (uint32_t i = 0; i < e->parts.n; i++)
       if (e->parts.list[i].id == other->id) other->calls[CALL_part] += e->parts.list[i].calls;
   if (e->part && !vm->closing) part_gone(vm, e->id);
@@ -158,7 +158,7 @@ void anchor_close(qn_vm *vm, jit_anchor *a) {
 
 /* Builds the guards for the observed scalars: the weak nodes they depend on, in order. False: `*broken` says why; then the guards
  * are those that can be computed, which tell the calls that break off like this one from others. */
-static bool guards_make(struct recording *r, entry *e, break_reason *broken) {
+static bool guards_make(struct recording *r, specialization *e, break_reason *broken) {
   enum { NEEDED = UINT32_MAX };
   qn_vm *vm = r->vm;
   const graph *g = r->g;
@@ -227,7 +227,7 @@ static bool guards_make(struct recording *r, entry *e, break_reason *broken) {
   return *broken == BREAK_none;
 }
 
-static void guards_drop(qn_vm *vm, entry *e) {
+static void guards_drop(qn_vm *vm, specialization *e) {
   mem_free(vm, e->guards, e->nguards * sizeof *e->guards);
   e->guards = NULL;
   e->nguards = 0;
@@ -239,7 +239,7 @@ static bool same_scalar(qn_value a, qn_value b) {
 }
 
 /* A guard's expression: "argument 2", "add(argument 2, int 1)". */
-static void print_guard(const entry *e, uint32_t i, text_buf *out, int depth) {
+static void print_guard(const specialization *e, uint32_t i, text_buf *out, int depth) {
   const scalar_guard *x = &e->guards[i];
   if (x->op == GUARD_INPUT) {
     pattern_input_name(&e->pattern, x->in[0], out);
@@ -257,22 +257,22 @@ static void print_guard(const entry *e, uint32_t i, text_buf *out, int depth) {
   }
 }
 
-void entry_number_guard(const entry *e, uint32_t i, text_buf *out) {
+void specialization_number_guard(const specialization *e, uint32_t i, text_buf *out) {
   print_guard(e, i, out, 0);
   text_adds(out, " is ");
   text_kind(out, e->guards[i].value);
 }
 
-void entry_guards(const entry *e, text_buf *out) {
+void specialization_guards(const specialization *e, text_buf *out) {
   pattern_print(&e->pattern, out);
   for (uint32_t i = 0; i < e->nguards; i++) {
     if (!e->guards[i].compare) continue;
-    entry_number_guard(e, i, out);
+    specialization_number_guard(e, i, out);
     text_adds(out, "\n");
   }
 }
 
-bool entry_guards_hold(qn_vm *vm, const entry *e, const qn_value *scalars, text_buf *why) {
+bool specialization_guards_hold(qn_vm *vm, const specialization *e, const qn_value *scalars, text_buf *why) {
   qn_value vals[GUARDS_MAX];
   for (uint32_t i = 0; i < e->nguards; i++) {
     const scalar_guard *x = &e->guards[i];
@@ -355,7 +355,7 @@ static void inputs_free(qn_vm *vm, call_inputs *c) {
   c->cap = 0;
 }
 
-static bool entry_fits(qn_vm *vm, entry *e, const rec_call_site *site, call_inputs *c, text_buf *why) {
+static bool specialization_fits(qn_vm *vm, specialization *e, const rec_call_site *site, call_inputs *c, text_buf *why) {
   uint64_t epoch = jit_of(vm)->epoch;
   if (!pattern_match(&e->pattern, e->epoch != epoch, site->fn, site->args, site->nargs, c->arrays, c->scalars, why))
     return false;
@@ -368,12 +368,12 @@ static bool entry_fits(qn_vm *vm, entry *e, const rec_call_site *site, call_inpu
       c->arrays[e->key_inputs[i] - 1] = NULL;
       c->scalars[e->key_inputs[i] - 1] = value_int((int64_t)(i ? vm->seed >> 32 : vm->seed & 0xffffffffu));
     }
-  if (e->nguards && !entry_guards_hold(vm, e, c->scalars, why)) return false;
+  if (e->nguards && !specialization_guards_hold(vm, e, c->scalars, why)) return false;
   e->epoch = epoch;
   return true;
 }
 
-static qn_value replay(qn_vm *vm, entry *e, const rec_call_site *site, call_inputs *c) {
+static qn_value replay(qn_vm *vm, specialization *e, const rec_call_site *site, call_inputs *c) {
   const char *name = site->anchor->name;
   plan *p = e->plan->plan;
   uint32_t n = e->pattern.ninputs;
@@ -409,10 +409,10 @@ static qn_value replay(qn_vm *vm, entry *e, const rec_call_site *site, call_inpu
       c->arrays[i] = flat;
       owned[i / 64] |= (uint64_t)1 << (i % 64);
       copies++;
-      if (vm_logs(vm, LOG_copies) && !e->told_copies) log_copy(vm, name, e, i);
+      if (vm_logs(vm, LOG_copies) && !e->reported_copies) log_copy(vm, name, e, i);
     }
   }
-  e->told_copies |= copies != 0;
+  e->reported_copies |= copies != 0;
   if (ok && plan_run(vm, p, &e->there, c->arrays, weak, out)) {
     call_values call = {&e->pattern, site->fn, site->args};
     result = template_build(vm, &e->result, out, &call);
@@ -441,9 +441,9 @@ static const void *home_of(qn_value fn) {
 }
 
 /* Turns a finished recording of a call of `fn` into an entry. The recording gives up its pattern and graph. */
-static entry *entry_make(struct recording *r, qn_value fn, qn_value result) {
+static specialization *specialization_make(struct recording *r, qn_value fn, qn_value result) {
   qn_vm *vm = r->vm;
-  entry *e = mem_zalloc(vm, sizeof *e);
+  specialization *e = mem_zalloc(vm, sizeof *e);
   if (!e) return NULL;
   e->why = r->why;
   e->why_at = r->why_at;
@@ -469,8 +469,8 @@ static entry *entry_make(struct recording *r, qn_value fn, qn_value result) {
   }
   template_settle(&e->result, home_of(fn));
   for (uint32_t i = 0; i < r->pattern.nroots; i++) {
-    value_release(vm, r->pattern.roots[i].stand_in);
-    r->pattern.roots[i].stand_in = value_nil();
+    value_release(vm, r->pattern.roots[i].tracer);
+    r->pattern.roots[i].tracer = value_nil();
   }
   e->pattern = r->pattern;
   memset(&r->pattern, 0, sizeof r->pattern);
@@ -505,7 +505,7 @@ static bool error_repeats(qn_vm *vm) {
 }
 
 /* What explain asks for: the entry that belongs to the call that ends now, or why there is none. */
-static void answer(qn_vm *vm, entry *served, break_reason refused) {
+static void answer(qn_vm *vm, specialization *served, break_reason refused) {
   vm->asked.served = served;
   vm->asked.refused = refused;
 }
@@ -519,7 +519,7 @@ static qn_value run_plain(qn_vm *vm, const rec_call_site *site, break_reason why
 }
 
 /* Do two recordings break off at one place for calls of one shape? */
-static bool same_break(const entry *a, const entry *b) {
+static bool same_break(const specialization *a, const specialization *b) {
   return a->state == ENTRY_BROKEN && b->state == ENTRY_BROKEN && a->hash && a->hash == b->hash && a->why == b->why &&
          a->why_at.source == b->why_at.source && a->why_at.start == b->why_at.start;
 }
@@ -527,9 +527,9 @@ static bool same_break(const entry *a, const entry *b) {
 /* A new entry (taken over) is the first to be looked at next; one that stays eager the last of all, so that it serves only what no
  * plan does. Where numbers of many values lead to one break, one entry without guards on numbers serves all of them. What serves
  * calls like this one. */
-static entry *list_add(qn_vm *vm, anchor_entries *list, entry *e) {
+static specialization *list_add(qn_vm *vm, anchor_specializations *list, specialization *e) {
   enum { ALIKE = 4 };
-  entry **at = &list->first, *first = NULL;
+  specialization **at = &list->first, *first = NULL;
   uint32_t alike = 1;
   for (; e->state == ENTRY_BROKEN && *at; at = &(*at)->next) {
     if (!same_break(*at, e)) continue;
@@ -538,7 +538,7 @@ static entry *list_add(qn_vm *vm, anchor_entries *list, entry *e) {
   }
   if (alike == ALIKE) {
     guards_drop(vm, first);
-    entry_free(vm, e);
+    specialization_free(vm, e);
     return first;
   }
   list->count++;
@@ -548,7 +548,7 @@ static entry *list_add(qn_vm *vm, anchor_entries *list, entry *e) {
 }
 
 /* Runs the body under the recorder and, when that worked, leaves an entry. */
-static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
+static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *list) {
   uint64_t hash = pattern_hash(site->fn, site->args, site->nargs);
   struct recording *r = rec_begin(vm, true);
   if (!r) { /* the interpreter may get along with what memory there is */
@@ -603,7 +603,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
       const root *x = &r->pattern.roots[i];
       if (x->kind != ROOT_ARG) continue;
       value_release(vm, site->args[x->arg]);
-      site->args[x->arg] = value_retain(x->stand_in);
+      site->args[x->arg] = value_retain(x->tracer);
     }
     rec_free(r);
     if (!again) return value_error();
@@ -612,7 +612,7 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_entries *list) {
     answer(vm, NULL, BREAK_memory);
     return result;
   }
-  entry *e = complete ? entry_make(r, fn, result) : NULL;
+  specialization *e = complete ? specialization_make(r, fn, result) : NULL;
   for (uint32_t i = 0; e && e->state != ENTRY_BROKEN && i < r->parts.n; i++) {
     if (parts_add(vm, &e->parts, r->parts.list[i].id, r->parts.list[i].calls)) continue;
     e->state = ENTRY_BROKEN;
@@ -727,7 +727,7 @@ static bool run_graph(qn_vm *vm, graph *g, const call_inputs *c, const qk_scalar
   bool ok = plan_run(vm, p, &there, c->arrays, weak, out);
   plan_forget(vm, &there);
   for (uint32_t k = 0; k < p->nkernels; k++)
-    if (p->kernels[k].vm_code) vmcode_free(p->kernels[k].vm_code);
+    if (p->kernels[k].bvm_code) bvm_code_free(p->kernels[k].bvm_code);
   plan_free(p);
   return ok;
 }
@@ -768,7 +768,7 @@ static uint32_t run_nodes(qn_vm *vm, const graph *g, int device, const call_inpu
 
 /* The first node of the entry's graph whose compiled value differs from the eager one; 0 if none does alone. First all nodes
  * are results of one plan, which is quick; where that hides the difference, as it fuses otherwise, each is one's only result. */
-static uint32_t first_difference(qn_vm *vm, const entry *e, const call_inputs *c, char *what, size_t size) {
+static uint32_t first_difference(qn_vm *vm, const specialization *e, const call_inputs *c, char *what, size_t size) {
   enum { MOST_PLANS = 256 };
   const graph *g = e->graph;
   uint32_t found = 0, inputs = e->pattern.ninputs, nweak = 0;
@@ -846,7 +846,7 @@ static void verified_drop(qn_vm *vm, void *what) {
 }
 
 /* Both ways, with the same inputs: they are held, since the interpreter may release or overwrite the call's arguments. */
-static qn_value both_ways(qn_vm *vm, rec_call_site *site, entry *e, verified_call *v) {
+static qn_value both_ways(qn_vm *vm, rec_call_site *site, specialization *e, verified_call *v) {
   call_inputs *c = v->inputs;
   const char *name = site->anchor->name ? site->anchor->name : "fn";
   uint64_t draw = vm->draw;
@@ -880,7 +880,7 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, entry *e, verified_cal
     error_free(vm, error);
     value_release(vm, eager);
     error_clear(vm);
-    return raise(vm, E_mismatch, site->at, "compiled execution of %s fails with: %s; eager execution %s", name, where,
+    return raise_error(vm, E_mismatch, site->at, "compiled execution of %s fails with: %s; eager execution %s", name, where,
                  none ? "does not" : "fails otherwise");
   }
   if (value_is_error(eager)) {
@@ -888,7 +888,7 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, entry *e, verified_cal
     if (!error_catchable(vm) || vm->error->id == E_memory || vm->error->id == E_recursion) return eager;
     snprintf(where, sizeof where, "%s", vm->error->message ? vm->error->message->text : "");
     error_clear(vm);
-    return raise(vm, E_mismatch, site->at, "eager execution of %s fails with: %s; compiled execution does not", name,
+    return raise_error(vm, E_mismatch, site->at, "eager execution of %s fails with: %s; compiled execution does not", name,
                  where);
   }
   if (after == vm->draw && same_bits(vm, compiled, eager, where, sizeof where)) {
@@ -899,11 +899,11 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, entry *e, verified_cal
   value_release(vm, eager);
   if (error_pending(vm)) return value_error();
   first_difference(vm, e, c, node, sizeof node);
-  return raise(vm, E_mismatch, site->at, "compiled and eager results of %s differ at %s%s%s", name,
+  return raise_error(vm, E_mismatch, site->at, "compiled and eager results of %s differ at %s%s%s", name,
                where[0] ? where : "the random counter", node[0] ? "; the first node that differs is " : "", node);
 }
 
-static qn_value verified(qn_vm *vm, rec_call_site *site, entry *e, call_inputs *c) {
+static qn_value verified(qn_vm *vm, rec_call_site *site, specialization *e, call_inputs *c) {
   uint32_t n = e->pattern.ninputs;
   verified_call v = {.inputs = c, .compiled = value_nil()};
   qn_value result = value_error();
@@ -919,7 +919,7 @@ static qn_value verified(qn_vm *vm, rec_call_site *site, entry *e, call_inputs *
 }
 
 /* Counts a re-recording and its reason. False: the function has had too many and stays eager. */
-static bool note_miss(qn_vm *vm, const rec_call_site *site, anchor_entries *list, const char *why) {
+static bool note_miss(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, const char *why) {
   jit_anchor *a = site->anchor;
   int line;
   span at = site->at.source ? site->at : a->at;
@@ -969,7 +969,7 @@ enum {
   RACE_REST = 128     /* hits of the entry between rounds, at first and where both ways take as long */
 };
 
-static void race_over(const qn_vm *vm, entry *e, int64_t fast, int64_t slow) {
+static void race_over(const qn_vm *vm, specialization *e, int64_t fast, int64_t slow) {
   race *r = &e->race;
   r->calls = RACE_CALLS;
   r->eager = (double)r->least[0] * 100 > (double)r->least[1] * (double)vm->tune[TUNE_jit_earn];
@@ -979,7 +979,7 @@ static void race_over(const qn_vm *vm, entry *e, int64_t fast, int64_t slow) {
 }
 
 /* A call of the round took so long. */
-static void race_note(const qn_vm *vm, entry *e, int64_t took) {
+static void race_note(const qn_vm *vm, specialization *e, int64_t took) {
   race *r = &e->race;
   int64_t *least = &r->least[r->calls % 2];
   if (r->calls < 2 || took < *least) *least = took;
@@ -991,12 +991,12 @@ static void race_note(const qn_vm *vm, entry *e, int64_t took) {
   if (clear || r->calls >= RACE_CALLS) race_over(vm, e, fast, slow);
 }
 
-static bool race_on(const qn_vm *vm, const entry *e) {
+static bool race_on(const qn_vm *vm, const specialization *e) {
   return vm->config.jit == QN_JIT_ON && e->state == ENTRY_READY && !e->device && e->race.calls < RACE_CALLS;
 }
 
 /* Does the plan run, or does the call stay eager? `*timed`: the round goes on, so the call is to be timed. */
-static bool runs_now(qn_vm *vm, const anchor_entries *list, entry *e, bool *timed) {
+static bool runs_now(qn_vm *vm, const anchor_specializations *list, specialization *e, bool *timed) {
   bool wait = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY;
   *timed = false;
   if (e->device) return plan_ready(vm, e->plan->plan, &e->there, e->device, wait);
@@ -1008,7 +1008,7 @@ static bool runs_now(qn_vm *vm, const anchor_entries *list, entry *e, bool *time
   return *timed ? r->calls % 2 == 0 : !r->eager;
 }
 
-bool entry_stays_eager(const entry *e) { return e->race.code && e->race.eager; }
+bool specialization_stays_eager(const specialization *e) { return e->race.code && e->race.eager; }
 
 /* Short calls (jit.short) that stay eager should not even be looked up, which may take longer than they do: after a streak of
  * them the anchor rests for so many calls, unless a larger one comes. */
@@ -1032,13 +1032,13 @@ static bool rest_begin(const qn_vm *vm, const rec_call_site *site, short_call *c
     c->elements += value_array(site->args[i])->size;
   }
   if (!c->elements && vm->device) return false;
-  c->begin = timeline_now();
+  c->begin = trace_events_now();
   return true;
 }
 
-static void rest_end(const qn_vm *vm, jit_anchor *a, anchor_entries *list, const short_call *c) {
+static void rest_end(const qn_vm *vm, jit_anchor *a, anchor_specializations *list, const short_call *c) {
   if (a->state != ANCHOR_ACTIVE) return;
-  if (timeline_now() - c->begin >= vm->tune[TUNE_jit_short] * 1000) {
+  if (trace_events_now() - c->begin >= vm->tune[TUNE_jit_short] * 1000) {
     list->streak = list->rests = 0;
     return;
   }
@@ -1059,7 +1059,7 @@ static bool keep_call(qn_vm *vm, const rec_call_site *site) {
 }
 
 /* Makes a call of a function of which nothing is recorded yet, and sees whether it has to do with arrays. */
-static qn_value run_watched(qn_vm *vm, const rec_call_site *site, anchor_entries *list) {
+static qn_value run_watched(qn_vm *vm, const rec_call_site *site, anchor_specializations *list) {
   uint64_t before = vm->arrays_made;
   list->calls[CALL_early]++;
   qn_value result = site->run(site->ctx);
@@ -1069,7 +1069,7 @@ static qn_value run_watched(qn_vm *vm, const rec_call_site *site, anchor_entries
 }
 
 /* A hot function has not been seen to do anything with arrays: its calls are looked at now and then. */
-static qn_value run_quiet(qn_vm *vm, const rec_call_site *site, anchor_entries *list) {
+static qn_value run_quiet(qn_vm *vm, const rec_call_site *site, anchor_specializations *list) {
   enum { QUIET_DOUBLED = 6 };
   site->anchor->countdown = 1 << list->quiet;
   qn_value result = run_watched(vm, site, list);
@@ -1083,7 +1083,7 @@ static qn_value run_quiet(qn_vm *vm, const rec_call_site *site, anchor_entries *
 
 /* The rules of its derivatives hold what their functions captured when it was recorded, so they are not those of every call that it serves:
  * who asks for a graph gets one with its own. Code has no rules. */
-static bool entry_has_rules(const entry *e) {
+static bool specialization_has_rules(const specialization *e) {
   bool any = false;
   for (uint32_t i = 0; i < e->regions.n; i++) any |= e->regions.list[i].rule != NULL;
   return any;
@@ -1093,7 +1093,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   jit_anchor *a = site->anchor;
   vm_jit *j = jit_of(vm);
   if (vm->asked.watched == a && !keep_call(vm, site)) {
-    ((anchor_entries *)a->entries)->refused[BREAK_memory]++; /* who watches has made them */
+    ((anchor_specializations *)a->entries)->refused[BREAK_memory]++; /* who watches has made them */
     return value_error();
   }
   if (!vm->asked.sync_once && (vm->config.jit == QN_JIT_OFF || a->state == ANCHOR_NEVER)) {
@@ -1102,7 +1102,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   }
   if (vm->asked.nojit || vm->asked.alone) return run_plain(vm, site, vm->asked.nojit ? BREAK_nojit : BREAK_none);
   if (a->state == ANCHOR_COLD) {
-    anchor_entries *list = anchor_entries_of(vm, a);
+    anchor_specializations *list = anchor_entries_of(vm, a);
     if (!list) {
       error_clear(vm);
       return run_plain(vm, site, BREAK_memory);
@@ -1117,14 +1117,14 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   }
   if (a->state == ANCHOR_RESTING) a->state = ANCHOR_ACTIVE;
   if (atomic_load_explicit(&j->box->mail, memory_order_relaxed)) jit_drain(vm);
-  anchor_entries *list = a->entries;
-  int64_t came = list->first && race_on(vm, list->first) ? timeline_now() : 0;
+  anchor_specializations *list = a->entries;
+  int64_t came = list->first && race_on(vm, list->first) ? trace_events_now() : 0;
   call_inputs inputs;
   inputs.cap = 0;
   uint64_t hash = 0;
   bool again = false, own_rules = false;
-  entry **last = &list->first;
-  for (entry *e = list->first; e; last = &e->next, e = e->next) {
+  specialization **last = &list->first;
+  for (specialization *e = list->first; e; last = &e->next, e = e->next) {
     if (!inputs_room(vm, &inputs, e->pattern.ninputs)) {
       error_clear(vm);
       inputs_free(vm, &inputs);
@@ -1134,17 +1134,17 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
       if (!hash) hash = pattern_hash(site->fn, site->args, site->nargs);
       if (e->hash && e->hash != hash) continue;
     }
-    if (!entry_fits(vm, e, site, &inputs, NULL)) continue;
+    if (!specialization_fits(vm, e, site, &inputs, NULL)) continue;
     /* Perhaps there is more memory by now; and who asks for a graph gets one that computes nothing, too. */
     bool asked = value_is(vm->asked.watched_fn, TAG_FN);
     bool retry =
         e->state == ENTRY_BROKEN && !list->full && (e->why == BREAK_memory || (e->why == BREAK_no_arrays && asked));
-    own_rules = asked && entry_has_rules(e);
+    own_rules = asked && specialization_has_rules(e);
     if ((retry || own_rules) && !e->running) {
       *last = e->next;
       list->count--;
       keep_counts(vm, list, e);
-      entry_free(vm, e);
+      specialization_free(vm, e);
       again = true;
       break;
     }
@@ -1159,9 +1159,9 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     bool ready = e->state == ENTRY_READY && vm->config.jit != QN_JIT_OFF, timed = false;
     bool now = ready && runs_now(vm, list, e, &timed);
     /* what stays eager need not be looked up */
-    int64_t start = !timed ? 0 : now && came ? came : timeline_now();
+    int64_t start = !timed ? 0 : now && came ? came : trace_events_now();
     if (!now) {
-      bool alone = ready && !e->device && !entry_stays_eager(e); /* what it calls has its graph in this one's */
+      bool alone = ready && !e->device && !specialization_stays_eager(e); /* what it calls has its graph in this one's */
       bool late = ready && (e->device || !e->race.code);
       e->timed += timed;
       e->waited += !timed && (late || e->state == ENTRY_COMPILING);
@@ -1180,9 +1180,9 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
       j->calls_compiled++;
       e->replays++;
       list->streak = list->rests = 0;
-      int64_t begin = timeline_begin(vm->engine);
+      int64_t begin = trace_events_begin(vm->engine);
       result = replay(vm, e, site, &inputs);
-      timeline_end(vm->engine, TIMELINE_run, a->name, begin, "kernels", e->plan->plan->nkernels);
+      trace_events_end(vm->engine, TRACE_EVENTS_run, a->name, begin, "kernels", e->plan->plan->nkernels);
       /* What compiled code could not do the interpreter does again from the start (nothing has happened yet), so that the
        * error comes with its operands and its trace. */
       if (value_is_error(result)) {
@@ -1195,7 +1195,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
       }
     }
     if (timed)
-      race_note(vm, e, timeline_now() - start);
+      race_note(vm, e, trace_events_now() - start);
     else if (ready && e->hits >= e->race.again)
       e->race.calls = 0;
     e->running--;
@@ -1211,7 +1211,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   } else if (go_on && list->first) { /* only now, as telling the reason takes longer than looking */
     text_buf why TEXT_OWNED;
     text_init(&why, vm);
-    if (inputs_room(vm, &inputs, list->first->pattern.ninputs)) entry_fits(vm, list->first, site, &inputs, &why);
+    if (inputs_room(vm, &inputs, list->first->pattern.ninputs)) specialization_fits(vm, list->first, site, &inputs, &why);
     text_add(&why, "", 1);
     error_clear(vm);
     go_on = note_miss(vm, site, list, why.failed ? "another call shape" : why.text);
@@ -1225,9 +1225,9 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     return result;
   }
   list->streak = list->rests = 0;
-  int64_t begin = timeline_begin(vm->engine);
+  int64_t begin = trace_events_begin(vm->engine);
   qn_value result = record(vm, site, list);
-  timeline_end(vm->engine, TIMELINE_recording, a->name, begin, NULL, 0);
+  trace_events_end(vm->engine, TRACE_EVENTS_recording, a->name, begin, NULL, 0);
   return result;
 }
 
@@ -1240,7 +1240,7 @@ void jit_drain(qn_vm *vm) {
   text_init(&log, NULL);
   while (done) {
     job *next = done->next;
-    entry *e = done->entry;
+    specialization *e = done->entry;
     if (!e) {
       job_free(done);
       done = next;
@@ -1279,9 +1279,9 @@ void jit_drain(qn_vm *vm) {
 }
 
 void jit_cancel(qn_vm *vm) {
-  for (anchor_entries *a = jit_of(vm)->anchors; a; a = a->next)
-    for (entry **p = &a->first; *p;) {
-      entry *e = *p;
+  for (anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next)
+    for (specialization **p = &a->first; *p;) {
+      specialization *e = *p;
       bool compiling = e->plan && !e->device && !best_code(vm, e->plan);
       if (!e->job && !compiling) {
         p = &e->next;
@@ -1292,7 +1292,7 @@ void jit_cancel(qn_vm *vm) {
       a->misses = 0; /* what is dropped may come again */
       a->full = false;
       keep_counts(vm, a, e);
-      entry_free(vm, e);
+      specialization_free(vm, e);
     }
   jobs_drop(vm);
 }

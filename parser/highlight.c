@@ -6,31 +6,31 @@
  */
 #include <string.h>
 
-#include "lang/look.h"
+#include "lang/highlight.h"
 #include "lang/vm.h"
 #include "parser/state.h"
 
 const char *const parse_keywords[] = {
-#define KEYWORD(terminal, word, look) word,
+#define KEYWORD(terminal, word, highlight) word,
 #define WORD(word)
 #include "lang/keywords.def"
     NULL};
 
-static look look_of(int kind) {
+static highlight highlight_of(int kind) {
   switch (kind) {
-#define KEYWORD(terminal, word, look)                                                                                  \
+#define KEYWORD(terminal, word, highlight)                                                                                  \
   case T_##terminal:                                                                                                   \
-    return LOOK_##look;
+    return HIGHLIGHT_##highlight;
 #define WORD(word)
 #include "lang/keywords.def"
   case T_INT:
-  case T_FLOAT: return LOOK_number;
+  case T_FLOAT: return HIGHLIGHT_number;
   case T_STRING:
   case T_SBEG:
   case T_SMID:
   case T_SEND:
-  case T_FMT: return LOOK_string;
-  case T_NAME: return LOOK_name;
+  case T_FMT: return HIGHLIGHT_string;
+  case T_NAME: return HIGHLIGHT_name;
   case T_LP:
   case T_RP:
   case T_LB:
@@ -43,22 +43,22 @@ static look look_of(int kind) {
   case T_COLON:
   case T_SEMI:
   case T_DOT:
-  case T_NL: return LOOK_plain;
-  default: return LOOK_operator;
+  case T_NL: return HIGHLIGHT_plain;
+  default: return HIGHLIGHT_operator;
   }
 }
 
-static void paint(uint8_t *looks, size_t from, size_t to, look l) {
-  if (to > from) memset(looks + from, (int)l, to - from);
+static void paint(uint8_t *highlights, size_t from, size_t to, highlight l) {
+  if (to > from) memset(highlights + from, (int)l, to - from);
 }
 
 /* Between tokens there are blanks and comments. */
-static void paint_gap(const char *text, uint8_t *looks, size_t from, size_t to) {
+static void paint_gap(const char *text, uint8_t *highlights, size_t from, size_t to) {
   for (size_t i = from; i < to; i++) {
     if (text[i] != '#') continue;
     size_t end = i;
     while (end < to && text[end] != '\n') end++;
-    paint(looks, i, end, LOOK_comment);
+    paint(highlights, i, end, HIGHLIGHT_comment);
     i = end;
   }
 }
@@ -75,7 +75,7 @@ static size_t skip_string(const char *text, size_t len, size_t s, bool triple) {
 }
 
 /* Goes on behind what the lexer refused, by an error up to `end`; it began at `from`. */
-static size_t resume(parser *p, uint8_t *looks, size_t from, size_t end) {
+static size_t resume(parser *p, uint8_t *highlights, size_t from, size_t end) {
   const char *text = p->text->text;
   size_t len = p->text->len, to = (size_t)((const char *)p->at - text);
   if (to <= from) to = from + 1;
@@ -89,14 +89,14 @@ static size_t resume(parser *p, uint8_t *looks, size_t from, size_t end) {
       if (in->kind == BRACKET_STRING) p->lines_open--;
       p->depth--;
     }
-    paint(looks, from, to, LOOK_string);
+    paint(highlights, from, to, HIGHLIGHT_string);
     p->before = p->last;
     p->last = T_STRING;
     if (text[from] == '\n' && to == from) to = from + 1;
   } else {
     if (to < end && end <= len) to = end;
     while (to < len && ((unsigned char)text[to] & 0xc0) == 0x80) to++;
-    paint(looks, from, to, LOOK_wrong);
+    paint(highlights, from, to, HIGHLIGHT_wrong);
     p->before = p->last;
     p->last = T_NAME;
   }
@@ -130,8 +130,8 @@ static void close_lexer(parser *p) {
   mem_free(vm, p, sizeof *p);
 }
 
-void parse_looks(qn_vm *vm, const char *text, size_t len, uint8_t *looks) {
-  memset(looks, LOOK_plain, len);
+void parse_highlights(qn_vm *vm, const char *text, size_t len, uint8_t *highlights) {
+  memset(highlights, HIGHLIGHT_plain, len);
   if (len > INT32_MAX || !utf8_valid(text, len)) return;
   qn_error_object *pending = error_take(vm);
   source_text source = {.text = (char *)text, .len = len};
@@ -142,13 +142,13 @@ void parse_looks(qn_vm *vm, const char *text, size_t len, uint8_t *looks) {
     token t;
     int kind = lexer_next(p, &t);
     if (kind == LEX_END) {
-      paint_gap(text, looks, at, len);
+      paint_gap(text, highlights, at, len);
       break;
     }
     if (t.start < at) t.start = (uint32_t)at;
-    paint_gap(text, looks, at, t.start);
+    paint_gap(text, highlights, at, t.start);
     if (kind == LEX_INCOMPLETE) { /* three quotes that are still open, possibly behind an interpolation */
-      paint(looks, t.start, len, LOOK_string);
+      paint(highlights, t.start, len, HIGHLIGHT_string);
       break;
     }
     if (kind == LEX_FAILED) {
@@ -156,12 +156,12 @@ void parse_looks(qn_vm *vm, const char *text, size_t len, uint8_t *looks) {
       error_clear(vm);
       p->failed = false;
       if (p->chars.failed || t.start >= len) break;
-      at = resume(p, looks, t.start, end);
+      at = resume(p, highlights, t.start, end);
       continue;
     }
-    paint(looks, t.start, t.end, look_of(kind));
+    paint(highlights, t.start, t.end, highlight_of(kind));
     if (kind == T_LP && p->last == T_NAME && p->last_token.end == t.start)
-      paint(looks, p->last_token.start, t.start, LOOK_call);
+      paint(highlights, p->last_token.start, t.start, HIGHLIGHT_call);
     at = t.end;
     p->before = p->last;
     p->last = kind;

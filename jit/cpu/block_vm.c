@@ -1,4 +1,4 @@
-/* Translation for the block VM (vm.h): an L program becomes a list of decoded instructions, once.
+/* Translation for the block VM (block_vm.h): an L program becomes a list of decoded instructions, once.
  *
  * Slots are instruction numbers. A value outside VECs lives in the frame's `uni`; a vector value in a register: a piece of
  * vm.block elements, shared by values that do not live at the same time (linear scan over the body; what is used in a loop
@@ -6,7 +6,7 @@
  * memory may be written while the value lives. A value that is stored with stride 1 is computed into its destination when
  * nothing in between could see the difference. What does not depend on the element is computed once a block.
  */
-#include "jit/cpu/vm.h"
+#include "jit/cpu/block_vm.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -40,15 +40,15 @@ static void free_code(vmcode *c) {
   free(c->ints);
   free(c);
 }
-void vmcode_free(void *vm_code);
-void vmcode_free(void *vm_code) { free_code(vm_code); }
+void bvm_code_free(void *bvm_code);
+void bvm_code_free(void *bvm_code) { free_code(bvm_code); }
 
-vm_fn vm_loop_of(const vm_loops *l, const l_program *p, const l_instr *i) {
+bvm_fn bvm_loop_of(const bvm_loops *l, const l_program *p, const l_instr *i) {
   if (i->code == L_MATH) return l->math[i->sub][math_rows[i->sub].kind == MATH_IS_WORD ? i->dtype : i->type2];
   if (i->sub == KOP_cast && p->code[i->a].dtype != i->dtype) return l->cast[p->code[i->a].dtype][i->dtype];
   if (i->sub == KOP_cast || i->sub == KOP_copy || i->sub == KOP_bitcast)
-    return l->copy[vm_size_class(dtype_size((qn_dtype)i->dtype))];
-  if (i->sub == KOP_select) return l->select[vm_size_class(dtype_size((qn_dtype)i->dtype))];
+    return l->copy[bvm_size_class(dtype_size((qn_dtype)i->dtype))];
+  if (i->sub == KOP_select) return l->select[bvm_size_class(dtype_size((qn_dtype)i->dtype))];
   return l->kop[i->sub][i->type2];
 }
 
@@ -89,7 +89,7 @@ static void find_uses(translator *t, uint32_t begin, uint32_t end) {
   open_loop loops[64];
   int n = 0;
   for (uint32_t at = begin + 1; at < end; at++) {
-    const vm_op *o = &t->c->ops[at];
+    const bvm_op *o = &t->c->ops[at];
     while (n && at > loops[n - 1].end) n--;
     if (o->code == L_FOR || o->code == L_WHILE) loops[n++] = (open_loop){at, o->end};
     for (const l_operand *r = l_rows[o->code].operands; r->role; r++)
@@ -126,7 +126,7 @@ static void find_destination(translator *t, uint32_t vec, uint32_t at) {
   if (!store->b || store->c || store->e || store->f || store->g || c->scalar[v]) return;
   uint32_t made = t->pos[v];
   if (made <= vec || made >= at) return;
-  vm_op *o = &c->ops[made];
+  bvm_op *o = &c->ops[made];
   if ((o->code != L_KOP && o->code != L_MATH) || o->dest || !o->fn) return;
   for (uint32_t k = made + 1; k <= t->last[v]; k++) {
     if (k == at) continue;
@@ -159,7 +159,7 @@ static bool assign_registers(translator *t, uint32_t begin, uint32_t end) {
   uint32_t base = c->nregs;
   c->nregs = 0;
   for (uint32_t at = begin; at < end; at++) {
-    vm_op *o = &c->ops[at];
+    bvm_op *o = &c->ops[at];
     uint32_t reuse = 0;
     uint8_t size = (uint8_t)dtype_size((qn_dtype)o->in->dtype);
     bool makes = at > begin && l_rows[o->code].result == 'V' && !c->scalar[o->at];
@@ -188,21 +188,21 @@ static bool assign_registers(translator *t, uint32_t begin, uint32_t end) {
 
 /* ---- decoding ---- */
 
-static void decode(translator *t, vm_op *o, bool in_vec) {
+static void decode(translator *t, bvm_op *o, bool in_vec) {
   const l_instr *i = o->in;
   vmcode *c = t->c;
   if (in_vec) o->flags |= OP_VECTOR;
-  o->size = (uint8_t)vm_size_class(dtype_size((qn_dtype)i->dtype));
+  o->size = (uint8_t)bvm_size_class(dtype_size((qn_dtype)i->dtype));
   switch (i->code) {
   case L_KOP:
   case L_MATH:
-    o->fn = vm_loop_of(c->loops, t->p, i);
+    o->fn = bvm_loop_of(c->loops, t->p, i);
     if (in_vec && !c->scalar[o->at])
       o->mode = (uint8_t)((varies(t, i->a) ? VM_A : 0) | (varies(t, i->b) ? VM_B : 0) | (varies(t, i->c) ? VM_C : 0));
     break;
   case L_IOTA: o->fn = c->loops->iota[i->dtype]; break;
   case L_STORE:
-  case L_RMW: o->size = (uint8_t)vm_size_class(dtype_size((qn_dtype)t->p->code[i->h].dtype)); break;
+  case L_RMW: o->size = (uint8_t)bvm_size_class(dtype_size((qn_dtype)t->p->code[i->h].dtype)); break;
   default: break;
   }
   if (in_vec && c->scalar[o->at]) o->flags |= OP_ONCE;
@@ -211,8 +211,8 @@ static void decode(translator *t, vm_op *o, bool in_vec) {
 static bool note_acc(translator *t, l_val at) {
   vmcode *c = t->c;
   const l_instr *i = &t->p->code[at];
-  vm_acc_plan *a = &c->accs[c->naccs];
-  *a = (vm_acc_plan){.at = at,
+  bvm_acc_plan *a = &c->accs[c->naccs];
+  *a = (bvm_acc_plan){.at = at,
                      .op = i->sub,
                      .dtype = i->dtype,
                      .order = (uint8_t)i->imm,
@@ -238,7 +238,7 @@ static bool translate(translator *t) {
     if (i->code == L_PHASE) {
       if (prelude) c->prelude_end = c->nops;
       prelude = false;
-      c->phases[c->nphases++] = (vm_phase){.before = c->nops, .places = c->nplaces};
+      c->phases[c->nphases++] = (bvm_phase){.before = c->nops, .places = c->nplaces};
       continue;
     }
     if (i->code == L_CONST || i->code == L_INT || i->code == L_SYNC) continue; /* set when the frame is made */
@@ -247,13 +247,13 @@ static bool translate(translator *t) {
       c->places[c->nplaces++] = c->nops;
       c->phases[c->nphases - 1].nplaces++;
     }
-    vm_op *o = &c->ops[c->nops];
-    *o = (vm_op){.code = i->code, .at = v, .in = i};
+    bvm_op *o = &c->ops[c->nops];
+    *o = (bvm_op){.code = i->code, .at = v, .in = i};
     decode(t, o, vec != 0);
     c->nmasks += i->code == L_WHILE && vec;
     c->nswaps += i->code == L_SET && p->code[i->b].code == L_CARRY;
     if (i->code == L_PUSH || i->code == L_MERGE || i->code == L_FINISH || i->code == L_PARTIAL || i->code == L_SCAN) {
-      vm_acc_plan *a = &c->accs[c->acc_of[i->a]];
+      bvm_acc_plan *a = &c->accs[c->acc_of[i->a]];
       if (i->code == L_SCAN) a->scanned = true;
       if (i->code == L_MERGE) a->merged = true;
       if (vec && a->many) c->ops[vec - 1].flags |= OP_MANY;
@@ -285,7 +285,7 @@ static bool translate(translator *t) {
   return true;
 }
 
-vmcode *vmcode_make(const l_program *p, const vm_loops *loops) {
+vmcode *bvm_code_make(const l_program *p, const bvm_loops *loops) {
   uint32_t n = p->n + 1, naccs = 0, nphases = 0;
   for (l_val v = 1; v < p->n; v++) {
     naccs += p->code[v].code == L_ACC;
@@ -302,7 +302,7 @@ vmcode *vmcode_make(const l_program *p, const vm_loops *loops) {
   c->acc_of = calloc(n, sizeof *c->acc_of);
   c->places = calloc(n, sizeof *c->places);
   c->ints = calloc(p->nints + 1u, sizeof *c->ints);
-  c->tables = aligned_alloc(64, (vm_tables_bytes(p, naccs) + 63) & ~(size_t)63);
+  c->tables = aligned_alloc(64, (bvm_tables_bytes(p, naccs) + 63) & ~(size_t)63);
   translator t = {.c = c, .p = p};
   t.kinds = calloc(n, 1);
   t.last = calloc(n, sizeof *t.last);

@@ -2,7 +2,7 @@
  * block sizes, threads and instruction sets change nothing. */
 #include <math.h>
 
-#include "jit/cpu/vm.h"
+#include "jit/cpu/block_vm.h"
 #include "jit/cpu/cpu.h"
 #include "tests/unit/lang.h"
 
@@ -29,13 +29,13 @@ static void cpu_drop(qn_vm *vm) {
 }
 
 /* The tables that this processor can run. */
-static int tables(const vm_loops *out[3]) {
+static int tables(const bvm_loops *out[3]) {
   int n = 0;
-  out[n++] = &vm_loops_base;
+  out[n++] = &bvm_loops_base;
 #if defined(__x86_64__)
-  const vm_loops *best = vm_loops_pick();
-  if (best != &vm_loops_base) out[n++] = &vm_loops_v3;
-  if (best == &vm_loops_v4) out[n++] = &vm_loops_v4;
+  const bvm_loops *best = bvm_loops_pick();
+  if (best != &bvm_loops_base) out[n++] = &bvm_loops_v3;
+  if (best == &bvm_loops_v4) out[n++] = &bvm_loops_v4;
 #endif
   return n;
 }
@@ -48,23 +48,23 @@ static l_program *parse(const char *text) {
 }
 
 typedef struct setting {
-  const vm_loops *loops;
+  const bvm_loops *loops;
   int64_t block;
   int threads;
 } setting;
 
 /* Runs a program once; returns the error cell. */
 static uint64_t run_with(const setting *how, const l_program *p, void *const *buffers, const int64_t *ints,
-                         const qk_scalar *scalars, vm_failure *failure) {
+                         const qk_scalar *scalars, bvm_failure *failure) {
   qn_vm *vm = cpu_make(how->threads);
   vm->tune[TUNE_vm_block] = how->block;
   vm->tune[TUNE_par_grain] = how->threads > 1 ? 1 : 32768;
-  void *code = vmcode_make(p, how->loops);
+  void *code = bvm_code_make(p, how->loops);
   ck_assert(code != NULL);
-  vm_failure f;
+  bvm_failure f;
   bool ok = kernel_launch(vm, p, &code, NULL, buffers, ints, scalars, &f);
   ck_assert(ok == (f.error == ~(uint64_t)0));
-  vmcode_free(code);
+  bvm_code_free(code);
   cpu_drop(vm);
   if (failure) *failure = f;
   return f.error;
@@ -74,7 +74,7 @@ static uint64_t run_with(const setting *how, const l_program *p, void *const *bu
 static void run_all(const char *text, void **buffers, int which, size_t bytes, const int64_t *ints,
                     const qk_scalar *scalars) {
   l_program *p = parse(text);
-  const vm_loops *all[3];
+  const bvm_loops *all[3];
   int n = tables(all);
   char *start = malloc(bytes + 1), *first = malloc(bytes + 1), *out = buffers[which];
   memcpy(start, out, bytes);
@@ -550,7 +550,7 @@ START_TEST(checks) {
       "    %10 = var %9\n    %11 = imul %10 %4\n    %12 = vec %2 %4 {\n      %13 = i64 load b0 base=%11 stride=%3\n"
       "      %14 = bool ge %13 %6\n      %15 = bool lt %13 %7\n      check c1 %15 at=%11 stride=%3 shows=%13\n"
       "      check c0 %14 at=%11 stride=%3 shows=%13\n      store b1 %13 base=%11 stride=%3\n    }\n  }\n}\n");
-  const vm_loops *all[3];
+  const bvm_loops *all[3];
   int n = tables(all);
   for (int round = 0; round < 20; round++) {
     for (int i = 0; i < N; i++) x[i] = i % 1000;
@@ -567,7 +567,7 @@ START_TEST(checks) {
     for (int t = 0; t < n; t++)
       for (int threads = 1; threads <= 4; threads += 3) {
         setting how = {all[t], 64, threads};
-        vm_failure f;
+        bvm_failure f;
         void *buffers[] = {x, out};
         ck_assert_uint_eq(run_with(&how, p, buffers, (int64_t[]){N}, NULL, &f), want);
         if (want != ~(uint64_t)0) ck_assert_int_eq((int64_t)f.bits, shown);
@@ -588,7 +588,7 @@ START_TEST(in_place) {
       "      %7 = f32 load b0 base=%2 stride=%3\n      %8 = f32 add %7 %7\n      %9 = f32 mul %7 %7\n"
       "      store b1 %8 base=%2 stride=%3\n      %11 = f32 sub %9 %7\n      store b2 %11 base=%2 stride=%3\n    }\n  "
       "}\n}\n");
-  setting how = {vm_loops_pick(), 64, 1};
+  setting how = {bvm_loops_pick(), 64, 1};
   void *buffers[] = {x, x, x + N};
   run_with(&how, p, buffers, (int64_t[]){N}, NULL, NULL);
   for (int i = 0; i < N; i++) {
@@ -605,7 +605,7 @@ static _Alignas(64) char work[QK_TILE_WORK];
 
 START_TEST(tiles) {
   fill_data();
-  const vm_loops *all[3];
+  const bvm_loops *all[3];
   int n = tables(all);
   static const int64_t shapes[][3] = {{1, 1, 1},     {1, 1, 5000}, {3, 5, 7},       {6, 16, 64},    {14, 32, 300},
                                       {15, 33, 257}, {57, 130, 9}, {1, 100, 90},    {100, 1, 90},   {7, 3, 9000},
@@ -640,7 +640,7 @@ START_TEST(tiles_of_other_types) {
   static int32_t xi[M * K], yi[K * N], outi[M * N];
   static uint16_t xh[M * K], yh[K * N];
   static float outh[M * N];
-  const vm_loops *all[3];
+  const bvm_loops *all[3];
   int n = tables(all);
   for (int i = 0; i < M * K; i++)
     x[i] = random_float(), xi[i] = (int32_t)random_bits(), xh[i] = f32_to_f16(random_float());
@@ -673,7 +673,7 @@ START_TEST(deep_tiles_of_other_types) {
   enum { K = 37003, CHUNK = 4096, LEAVES = (K + CHUNK - 1) / CHUNK };
   static double x[2 * K], y[2 * K];
   static uint16_t xh[2 * K], yh[2 * K];
-  const vm_loops *all[3];
+  const bvm_loops *all[3];
   int n = tables(all);
   for (int i = 0; i < 2 * K; i++) {
     x[i] = random_float(), y[i] = random_float();
@@ -706,7 +706,7 @@ START_TEST(deep_tiles_of_other_types) {
 END_TEST
 
 /* Every loop of every table gives the bits of the base table on random operands, in every mode. */
-static void compare_loops(const vm_loops *l, vm_fn f, vm_fn g, const void *a, const void *b, const void *c, size_t size,
+static void compare_loops(const bvm_loops *l, bvm_fn f, bvm_fn g, const void *a, const void *b, const void *c, size_t size,
                           bool real, const char *what, int which, int dtype) {
   static char x[64 * 1024], y[64 * 1024];
   if (!f || !g) {
@@ -741,7 +741,7 @@ START_TEST(tables_agree) {
     double d[512];
     uint8_t b[4096];
   } a, b, flags;
-  const vm_loops *all[3];
+  const bvm_loops *all[3];
   int n = tables(all);
   for (int round = 0; round < 12; round++)
     for (int d = 0; d < QN_DTYPE_COUNT; d++) {
@@ -761,7 +761,7 @@ START_TEST(tables_agree) {
       if (round % 3 == 2 && !real && d != QN_bool)
         for (int i = 0; i < 4096; i++) b.b[i] = i % size == 0 ? (uint8_t)(random_bits() % 5) : 0;
       for (int t = 1; t < n; t++) {
-        const vm_loops *l = all[t], *base = all[0];
+        const bvm_loops *l = all[t], *base = all[0];
         for (int k = 0; k < KOP_COUNT; k++) {
           if (k == KOP_select) continue;
           bool test = k >= KOP_eq && k <= KOP_ge;
@@ -794,7 +794,7 @@ START_TEST(interrupts) {
   ck_assert(!kernel_run(vm, p, &code, NULL, buffers, NULL, NULL, &error));
   ck_assert_uint_eq(error, ~(uint64_t)0);
   ck_assert_int_eq(taken_error(vm), E_interrupted);
-  vmcode_free(code);
+  bvm_code_free(code);
   l_free(p);
   cpu_drop(vm);
 }

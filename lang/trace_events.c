@@ -1,10 +1,10 @@
 /* Collecting spans of time and writing them in Chrome's trace event format: one "X" event a span, times in microseconds from
- * the start of the timeline, a number for every thread, and a name made from what a thread did.
+ * the start of the trace_events, a number for every thread, and a name made from what a thread did.
  *
  * One lock guards everything: spans are long beside it. They lie in blocks of a fixed size, so that adding one never moves those
  * before it.
  */
-#include "lang/timeline.h"
+#include "lang/trace_events.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +28,7 @@ typedef struct span_block {
   trace_span spans[BLOCK_SPANS];
 } span_block;
 
-struct timeline {
+struct trace_events {
   pthread_mutex_t lock;
   int64_t start;
   span_block *first, *newest;
@@ -39,29 +39,29 @@ struct timeline {
   uint32_t nthreads;
 };
 
-int64_t timeline_now(void) {
+int64_t trace_events_now(void) {
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec + 1;
 }
 
-bool timeline_start(qn_engine *engine) {
-  struct timeline *t = engine->timeline ? NULL : calloc(1, sizeof *t);
-  if (!t) return engine->timeline != NULL;
+bool trace_events_start(qn_engine *engine) {
+  struct trace_events *t = engine->trace_events ? NULL : calloc(1, sizeof *t);
+  if (!t) return engine->trace_events != NULL;
   pthread_mutex_init(&t->lock, NULL);
-  t->start = timeline_now();
-  engine->timeline = t;
+  t->start = trace_events_now();
+  engine->trace_events = t;
   return true;
 }
 
-void timeline_forked(qn_engine *engine) {
-  if (engine->timeline) pthread_mutex_init(&engine->timeline->lock, NULL);
+void trace_events_forked(qn_engine *engine) {
+  if (engine->trace_events) pthread_mutex_init(&engine->trace_events->lock, NULL);
 }
 
-void timeline_close(qn_engine *engine) {
-  struct timeline *t = engine->timeline;
+void trace_events_close(qn_engine *engine) {
+  struct trace_events *t = engine->trace_events;
   if (!t) return;
-  engine->timeline = NULL;
+  engine->trace_events = NULL;
   while (t->first) {
     span_block *next = t->first->next;
     free(t->first);
@@ -72,7 +72,7 @@ void timeline_close(qn_engine *engine) {
 }
 
 /* The number of the calling thread. */
-static uint16_t thread_number(struct timeline *t) {
+static uint16_t thread_number(struct trace_events *t) {
   uint32_t i = 0;
   while (i < t->nthreads && !pthread_equal(t->threads[i], pthread_self())) i++;
   if (i == THREADS_MOST) return THREADS_MOST - 1;
@@ -80,7 +80,7 @@ static uint16_t thread_number(struct timeline *t) {
   return (uint16_t)i;
 }
 
-static trace_span *room(struct timeline *t) {
+static trace_span *room(struct trace_events *t) {
   if (t->newest && t->newest->n < BLOCK_SPANS) return &t->newest->spans[t->newest->n++];
   span_block *b = t->nblocks < BLOCKS_MOST ? malloc(sizeof *b) : NULL;
   if (!b) return NULL;
@@ -95,10 +95,10 @@ static trace_span *room(struct timeline *t) {
   return b->spans;
 }
 
-void timeline_add(qn_engine *engine, timeline_kind kind, const char *name, int64_t begin, const char *label,
+void trace_events_add(qn_engine *engine, trace_events_kind kind, const char *name, int64_t begin, const char *label,
                   int64_t number) {
-  struct timeline *t = engine->timeline;
-  int64_t end = timeline_now();
+  struct trace_events *t = engine->trace_events;
+  int64_t end = trace_events_now();
   pthread_mutex_lock(&t->lock);
   trace_span *s = room(t);
   if (s) {
@@ -120,7 +120,7 @@ void timeline_add(qn_engine *engine, timeline_kind kind, const char *name, int64
 
 static const char *const kind_names[] = {
 #define X(name) #name,
-    TIMELINE_KINDS(X)
+    TRACE_EVENTS_KINDS(X)
 #undef X
 };
 
@@ -141,13 +141,13 @@ static void add_us(text_buf *out, int64_t ns) { text_addf(out, "%lld.%03d", (lon
 
 /* What a thread is, from what it did. */
 static const char *thread_name(uint32_t did) {
-  const uint32_t plan = 1u << TIMELINE_plan, compile = 1u << TIMELINE_compile;
+  const uint32_t plan = 1u << TRACE_EVENTS_plan, compile = 1u << TRACE_EVENTS_compile;
   if (did & ~(plan | compile)) return "script";
   return did & compile ? "compiler" : "planner";
 }
 
-void timeline_text(qn_engine *engine, text_buf *out) {
-  struct timeline *t = engine->timeline;
+void trace_events_text(qn_engine *engine, text_buf *out) {
+  struct trace_events *t = engine->trace_events;
   pthread_mutex_lock(&t->lock);
   text_adds(out, "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n"
                  "{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": 1, \"args\": {\"name\": \"quern\"}}");

@@ -1,0 +1,28 @@
+/* What the block VM's interpreter (block_vm_exec.c) and its reductions (block_vm_acc.c) know of each other. */
+#ifndef JIT_CPU_VM_EXEC_H
+#define JIT_CPU_VM_EXEC_H
+
+#include "jit/cpu/block_vm.h"
+
+/* Temporary blocks of a frame: these for single instructions, then masks of WHILEs in a VEC (vmcode.nmasks), then carries that
+ * change places (vmcode.nswaps). */
+enum { TEMP_MASKS = 4 };
+
+/* Runs ops[pc..end). False: interrupted. */
+QN_MUST_CHECK bool frame_run(bvm_frame *f, uint32_t pc, uint32_t end);
+const void *bvm_vector(bvm_frame *f, l_val v, int slot);
+
+/* ---- accumulators (block_vm_acc.c) ---- */
+size_t bvm_acc_bytes(const bvm_frame *f, const bvm_acc_plan *a);
+char *bvm_acc_place(bvm_frame *f, const bvm_acc_plan *a, char *at); /* returns what follows */
+void bvm_acc_reset(bvm_frame *f, const bvm_op *o);
+void bvm_acc_push(bvm_frame *f, const bvm_op *o);
+void bvm_acc_scan(bvm_frame *f, const bvm_op *o);
+void bvm_acc_partial(bvm_frame *f, const bvm_op *o);
+void bvm_acc_merge(bvm_frame *f, const bvm_op *o);
+void bvm_acc_finish(bvm_frame *f, const bvm_op *o);
+/* A VEC begins that pushes to accumulators with many results: each of its blocks starts with the same counts. */
+void bvm_acc_vec_begin(bvm_frame *f, uint32_t pc, uint32_t end);
+void bvm_acc_vec_block(bvm_frame *f, uint32_t pc, uint32_t end);
+
+#endif

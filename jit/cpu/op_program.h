@@ -1,0 +1,125 @@
+/* Strips: what an elementwise op does to its operands, as the calls of loops that the block VM would make for one block.
+ *
+ * A op_program is made of one-op kernels, once for each op and kinds of operands: the rules say which conversions there are, and the
+ * kernels of these and of the op itself (for operands without gaps) are straight lines of loads, primitives, checks and one store.
+ * So what a op_program computes is what the kernels compute, and nothing about arithmetic is written down here. */
+#ifndef JIT_CPU_EAGER_STRIP_H
+#define JIT_CPU_EAGER_STRIP_H
+
+#include <stddef.h>
+#include <string.h>
+
+#include "jit/cpu/block_vm.h"
+
+/* Where values are: the operands, the result, values on the way, constants. */
+enum {
+  PROGRAM_OPERANDS = 3,
+  PROGRAM_RESULT = PROGRAM_OPERANDS,
+  PROGRAM_TEMP = PROGRAM_RESULT + 1,
+  PROGRAM_TEMPS = 8,
+  PROGRAM_CONST = PROGRAM_TEMP + PROGRAM_TEMPS,
+  PROGRAM_CONSTS = 8,
+  PROGRAM_SLOTS = PROGRAM_CONST + PROGRAM_CONSTS
+};
+enum { PROGRAM_BLOCK = 256 }; /* elements at a time at most, unless the op_program is one loop */
+
+typedef struct op_program_step {
+  bvm_fn fn; /* NULL: a step of another kind */
+  bvm_fn
+      once; /* one element, made of host numbers and constants; NULL: a check, that in[0] holds for all elements, or the end */
+  uint8_t out, in[3]; /* out: PROGRAM_SLOTS at the end */
+  uint8_t nin;        /* of fn and once */
+  uint8_t mode
+      [1 << PROGRAM_OPERANDS]; /* of fn, by which operands of the op_program are vectors; of a check whether in[0] is one */
+} op_program_step;
+
+/* The kind of an operand: its dtype, or PROGRAM_WEAK + the tag of a host number. */
+enum { PROGRAM_WEAK = DTYPE_PUBLIC - TAG_BOOL, PROGRAM_KIND_BITS = 4 };
+_Static_assert(PROGRAM_WEAK + TAG_FLOAT < 1 << PROGRAM_KIND_BITS, "a kind of operand is one digit of a number");
+_Static_assert(TAG_INT == TAG_BOOL + 1 && TAG_FLOAT == TAG_BOOL + 2, "host numbers are numbered in a row");
+
+typedef struct op_program {
+  bvm_fn fn;                       /* the only step, of the operands in their order; NULL: there are more, or none */
+  bool usable;                    /* else the op on such operands is left to the slow way */
+  uint8_t result;                 /* dtype */
+  uint8_t scalar[PROGRAM_OPERANDS]; /* of host numbers: the dtype in which the op takes them */
+  uint8_t size[PROGRAM_OPERANDS];   /* bytes of an element */
+  uint8_t nsteps, nconsts, ntemps;
+  uint64_t bits[PROGRAM_CONSTS];
+  op_program_step steps[];
+} op_program;
+
+/* What the fast ways keep, the first member of a VM's eager state. Strips of an op by the kinds of its operands, a digit each; one that
+ * takes fewer than two has the last digit 0, a conversion the target there. */
+typedef struct eager_kept {
+  const op_program **op_programs[OP_COUNT]; /* NULL: none so far */
+  struct fold_plan *folds;        /* eager_reduce.c's; NULL: none so far */
+} eager_kept;
+static inline uint32_t op_program_number(uint32_t a, uint32_t b) { return a << PROGRAM_KIND_BITS | b; }
+static inline uint32_t op_program_number3(uint32_t a, uint32_t b, uint32_t c) { return op_program_number(op_program_number(a, b), c); }
+
+/* Makes it; NULL with an error raised. */
+QN_MUST_CHECK const op_program *op_program_make(qn_vm *vm, op_id op, uint32_t number);
+void op_programs_free(qn_vm *vm, eager_kept *t);
+void folds_free(qn_vm *vm, eager_kept *t);
+
+static inline __attribute__((always_inline)) const op_program *op_program_of(qn_vm *vm, op_id op, uint32_t number) {
+  const eager_kept *t = vm->eager;
+  const op_program **row = __builtin_expect(t != NULL, 1) ? t->op_programs[op] : NULL;
+  const op_program *s = __builtin_expect(row != NULL, 1) ? row[number] : NULL;
+  return __builtin_expect(s != NULL, 1) ? s : op_program_make(vm, op, number);
+}
+
+/* The same if it is there already, else NULL. */
+static inline __attribute__((always_inline)) const op_program *op_program_known(qn_vm *vm, op_id op, uint32_t number) {
+  const eager_kept *t = vm->eager;
+  const op_program **row = __builtin_expect(t != NULL, 1) ? t->op_programs[op] : NULL;
+  return __builtin_expect(row != NULL, 1) ? row[number] : NULL;
+}
+
+/* On the CPU and contiguous? */
+static inline bool array_in_order(const qn_array *a) {
+  static const uint8_t yes[2] = {0, true};
+  uint16_t is, wanted;
+  memcpy(&is, (const char *)a + offsetof(qn_array, device), sizeof is);
+  memcpy(&wanted, yes, sizeof wanted);
+  return is == wanted;
+}
+
+/* Of bytes that are 0 or 1. */
+static inline bool all_hold(const uint8_t *ok, int64_t n) {
+  if (n > 32) return !memchr(ok, 0, (size_t)n);
+  for (; n >= 4; n -= 4, ok += 4) {
+    uint32_t four;
+    memcpy(&four, ok, 4);
+    if (four != 0x01010101) return false;
+  }
+  for (int64_t i = 0; i < n; i++)
+    if (!ok[i]) return false;
+  return true;
+}
+
+/* The steps on n <= PROGRAM_BLOCK elements: operand i is at at[i], a vector if bit i of `vectors` is set. `at` has PROGRAM_SLOTS places, of which
+ * the operands are filled in. False: a check has failed. */
+static inline __attribute__((always_inline)) bool op_program_run(const op_program *s, const void **at, size_t vectors, void *out,
+                                                            int64_t n) {
+  _Alignas(64) char temps[PROGRAM_TEMPS][PROGRAM_BLOCK * 8];
+  enum { FEW = 3 };
+  at[PROGRAM_RESULT] = out;
+  for (int i = 0; i < FEW; i++) at[PROGRAM_TEMP + i] = temps[i];
+  for (int i = FEW; i < s->ntemps; i++) at[PROGRAM_TEMP + i] = temps[i];
+  for (int i = 0, count = s->nconsts; i < count; i++) at[PROGRAM_CONST + i] = &s->bits[i];
+  for (const op_program_step *step = s->steps;; step++) {
+    bvm_fn fn = step->fn;
+    if (__builtin_expect(fn != NULL, 1))
+      fn((void *)(uintptr_t)at[step->out], at[step->in[0]], at[step->in[1]], at[step->in[2]], step->mode[vectors], n);
+    else if (step->once)
+      step->once((void *)(uintptr_t)at[step->out], at[step->in[0]], at[step->in[1]], at[step->in[2]], 0, 1);
+    else if (step->out == PROGRAM_SLOTS)
+      return true;
+    else if (!all_hold(at[step->in[0]], step->mode[vectors] ? n : 1))
+      return false;
+  }
+}
+
+#endif
