@@ -24,7 +24,8 @@ static void end(api_run *r) {
 
 /* Hands a result out, or drops it; the call's status. A failure that nobody described is one all the same. */
 static qn_status finish(qn_vm *vm, api_run *run, qn_value r, qn_value *result) {
-  if (value_is_error(r) && !error_pending(vm)) raise_error(vm, E_internal, SPAN_NONE, "something failed without saying what");
+  if (value_is_error(r) && !error_pending(vm))
+    raise_error(vm, E_internal, SPAN_NONE, "something failed without saying what");
   qn_status status = value_is_error(r) ? vm_status(vm) : QN_OK;
   if (value_node(r)) r.head &= 0xff; /* numbers leave without what the recorder knew of them */
   vm_write_last(vm, &r);

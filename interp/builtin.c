@@ -63,7 +63,8 @@ static qn_value call_along(qn_vm *vm, op_id op, const qn_value *args) {
   int rank = rank_of(args[0]);
   if (op_rows[op].klass == CLASS_REDUCE) {
     if (!axes_of(vm, op, args[1], rank, &attr.axes)) return value_error();
-    if (!value_is(args[2], TAG_BOOL)) return raise_error(vm, E_type, SPAN_NONE, "%s: keepdims is a bool", op_rows[op].name);
+    if (!value_is(args[2], TAG_BOOL))
+      return raise_error(vm, E_type, SPAN_NONE, "%s: keepdims is a bool", op_rows[op].name);
     attr.keepdims = args[2].u.i != 0;
     return op_apply(vm, op, args, 1, &attr);
   }
@@ -71,7 +72,7 @@ static qn_value call_along(qn_vm *vm, op_id op, const qn_value *args) {
   if (value_is(args[1], TAG_NIL)) {
     if (rank > 1)
       return raise_error(vm, E_axis, SPAN_NONE, "%s of an array of rank %d needs axis: the axis it runs along",
-                   op_rows[op].name, rank);
+                         op_rows[op].name, rank);
   } else if (!axis_of(vm, op, args[1], rank, &axis)) {
     return value_error();
   }

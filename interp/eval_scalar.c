@@ -156,13 +156,13 @@ op_id op_of_ast(ast_op op) {
 
 static qn_value fail_overflow(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   return raise_error(vm, E_overflow, n->mark, "%lld %s %lld does not fit 64 bits", (long long)a.u.i,
-               ast_op_spelling((ast_op)n->op), (long long)b.u.i);
+                     ast_op_spelling((ast_op)n->op), (long long)b.u.i);
 }
 
 static qn_value int_pow(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   if (b.u.i < 0) {
     return raise_error(vm, E_neg_exponent, n->mark, "%lld ** %lld: a negative exponent needs a float, %lld.0 ** %lld",
-                 (long long)a.u.i, (long long)b.u.i, (long long)a.u.i, (long long)b.u.i);
+                       (long long)a.u.i, (long long)b.u.i, (long long)a.u.i, (long long)b.u.i);
   }
   int64_t base = a.u.i, result = 1;
   for (uint64_t e = (uint64_t)b.u.i; e; e >>= 1) {
@@ -181,7 +181,7 @@ static qn_value int_binary(qn_vm *vm, const n_binary *n, qn_value a, qn_value b)
   case AST_OP_div:
     if (y == 0)
       return raise_error(vm, E_div_zero, n->mark, "%lld / 0; of floats, as in %lld.0 / 0, it is no error", (long long)x,
-                   (long long)x);
+                         (long long)x);
     return value_float((double)x / (double)y);
   case AST_OP_floordiv:
     if (y == 0) return raise_error(vm, E_div_zero, n->mark, "%lld // 0", (long long)x);
@@ -242,8 +242,8 @@ static __attribute__((noinline)) qn_value product(qn_vm *vm, const n_binary *n, 
   int64_t k = x->shape[x->rank - 1], l = y->shape[y->rank == 1 ? 0 : y->rank - 2];
   if (k != l) {
     return raise_error(vm, E_matmul_shape, n->mark,
-                 "matrix product: the last axis of the left operand is %lld, axis %d of the right one is %lld",
-                 (long long)k, y->rank == 1 ? 0 : -2, (long long)l);
+                       "matrix product: the last axis of the left operand is %lld, axis %d of the right one is %lld",
+                       (long long)k, y->rank == 1 ? 0 : -2, (long long)l);
   }
   bool row = x->rank == 1, column = y->rank == 1;
   qn_value in[2] = {value_retain(a), value_retain(b)};

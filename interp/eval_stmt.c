@@ -458,7 +458,8 @@ qn_value eval_return(qn_vm *vm, node *h, qn_value *fp) {
 qn_value eval_import(qn_vm *vm, node *h, qn_value *fp) {
   (void)fp;
   n_import *n = (n_import *)h;
-  if (memchr(n->name->text, 0, n->name->len)) return raise_error(vm, E_import, n->mark, "the name of a module holds no NUL");
+  if (memchr(n->name->text, 0, n->name->len))
+    return raise_error(vm, E_import, n->mark, "the name of a module holds no NUL");
   qn_value m = import_module(vm, n->from, n->name->text, n->path, n->mark);
   if (value_is_error(m)) {
     raise_at(vm, n->mark);

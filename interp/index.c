@@ -146,8 +146,8 @@ bool index_position(qn_vm *vm, int64_t i, int64_t n, const char *what, int64_t *
   *out = i < 0 ? i + n : i;
   if (*out >= 0 && *out < n) return true;
   bool next = i == n && strcmp(what, "list") == 0;
-  raise_error(vm, E_index, SPAN_NONE, "index %lld is out of bounds for a %s of %lld%s", (long long)i, what, (long long)n,
-        next ? ", whose items count from 0; xs = append(xs, v) adds one" : "");
+  raise_error(vm, E_index, SPAN_NONE, "index %lld is out of bounds for a %s of %lld%s", (long long)i, what,
+              (long long)n, next ? ", whose items count from 0; xs = append(xs, v) adds one" : "");
   return false;
 }
 
@@ -182,7 +182,7 @@ typedef struct index_plan {
 
 static bool too_many(qn_vm *vm, const qn_array *x, int given) {
   raise_error(vm, E_index_kind, SPAN_NONE, "an array of rank %d takes at most %d ind%s, not %d", x->rank, x->rank,
-        x->rank == 1 ? "ex" : "ices", given);
+              x->rank == 1 ? "ex" : "ices", given);
   return false;
 }
 
@@ -190,7 +190,7 @@ static bool plan_int(qn_vm *vm, const qn_array *x, int axis, int64_t i, index_pl
   int64_t n = x->shape[axis], at = i < 0 ? i + n : i;
   if (at < 0 || at >= n) {
     raise_error(vm, E_index, SPAN_NONE, "index %lld is out of bounds for axis %d of size %lld", (long long)i, axis,
-          (long long)n);
+                (long long)n);
     return false;
   }
   p->start[axis] = at, p->size[axis] = 1, p->step[axis] = 1;
@@ -257,7 +257,7 @@ static bool plan_items(qn_vm *vm, const qn_array *x, const index_item *items, in
           for (int k = 0; k < axes; k++) {
             if (m->shape[k] == x->shape[axis + k]) continue;
             raise_error(vm, E_index, SPAN_NONE, "the mask has size %lld along axis %d, where the array has %lld",
-                  (long long)m->shape[k], axis + k, (long long)x->shape[axis + k]);
+                        (long long)m->shape[k], axis + k, (long long)x->shape[axis + k]);
             return false;
           }
         }
@@ -870,8 +870,8 @@ static bool element_put(qn_vm *vm, qn_value *x, const index_item *items, int n, 
     int64_t size = a->shape[i];
     at[i] = items[i].start < 0 ? items[i].start + size : items[i].start;
     if (at[i] < 0 || at[i] >= size) {
-      raise_error(vm, E_index, SPAN_NONE, "index %lld is out of bounds for axis %d of size %lld", (long long)items[i].start,
-            i, (long long)size);
+      raise_error(vm, E_index, SPAN_NONE, "index %lld is out of bounds for axis %d of size %lld",
+                  (long long)items[i].start, i, (long long)size);
       return true;
     }
   }

@@ -158,7 +158,7 @@ typedef struct n_call {
   qn_str *method;       /* x.f(...), else NULL */
   uint32_t ncandidates; /* of a method: what f may be, nearest first */
   node **candidates;
-  const qn_str *lost;   /* of a method whose value nobody uses: what to say if it is the builtin; else NULL */
+  const qn_str *lost; /* of a method whose value nobody uses: what to say if it is the builtin; else NULL */
   /* `xs = append(xs, v)`, `r.a = append(r.a, v)`: what the result replaces, and which argument it is (a method's receiver is 0);
    * NULL if there is none. flag CALL_MOVES: also a user function may have the place's last reference. */
   node *moved;
@@ -168,9 +168,9 @@ typedef struct n_call {
   const struct builtin_info *operation; /* the same, if it is an op; else NULL */
   bool reads_only;                      /* and whether its arguments are variables and constants */
   bool pure;                            /* and whether it calls nothing, told these arguments: builtin_info's */
-  uint8_t borrows;                      /* and whether variables and constants, perhaps in a list, are all that it needs: BORROWS_ */
-  bool defaults;                        /* whether parameters are not given */
-  uint32_t n, nrest;                    /* of the arguments laid out, how many the rest parameter takes */
+  uint8_t borrows;   /* and whether variables and constants, perhaps in a list, are all that it needs: BORROWS_ */
+  bool defaults;     /* whether parameters are not given */
+  uint32_t n, nrest; /* of the arguments laid out, how many the rest parameter takes */
   call_arg args[];
 } n_call;
 
@@ -239,7 +239,14 @@ typedef struct n_block {
 } n_block;
 
 /* Where a value goes. */
-typedef enum lvalue_kind { LVALUE_NONE, LVALUE_LOCAL, LVALUE_GLOBAL, LVALUE_PATH, LVALUE_LIST, LVALUE_RECORD } lvalue_kind;
+typedef enum lvalue_kind {
+  LVALUE_NONE,
+  LVALUE_LOCAL,
+  LVALUE_GLOBAL,
+  LVALUE_PATH,
+  LVALUE_LIST,
+  LVALUE_RECORD
+} lvalue_kind;
 typedef struct path_step {
   qn_str *name; /* a field, or NULL: an index */
   span mark;

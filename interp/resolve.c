@@ -395,7 +395,8 @@ static lvalue *lvalue_new(resolver *r, lvalue_kind kind, span at) {
 
 static lvalue *fail_outward(resolver *r, const qn_str *name, span at) {
   raise_error(r->vm, E_assign_outward, at,
-        "a function cannot assign '%s', which lives outside it; return the value and assign it there", name->text);
+              "a function cannot assign '%s', which lives outside it; return the value and assign it there",
+              name->text);
   return NULL;
 }
 
@@ -566,12 +567,13 @@ static bool fail_type(resolver *r, span at, const qn_str *name) {
     raise_error(r->vm, E_signature, at, "'%s' is no type; %s", name->text, hint);
     return false;
   }
-  raise_error(r->vm, E_signature, at,
-        "'%s' is no type; there are dtypes (f32, i64 ...), int float bool str fn list record dtype, number numbers "
-        "ints tree any, shapes "
-        "f32[n, 3], "
-        "lists (T, T) and records {w: T}",
-        name->text);
+  raise_error(
+      r->vm, E_signature, at,
+      "'%s' is no type; there are dtypes (f32, i64 ...), int float bool str fn list record dtype, number numbers "
+      "ints tree any, shapes "
+      "f32[n, 3], "
+      "lists (T, T) and records {w: T}",
+      name->text);
   return false;
 }
 
@@ -613,8 +615,8 @@ static bool dim_name(resolver *r, shape_names *s, const ast_node *n, sig_dim *d)
     if (s->code->params[i].name != name) continue;
     const ast_node *type = param_type(s, i);
     if (!type || type->kind != AST_type_name || strcmp(type->u.s->text, "int") != 0) {
-      raise_error(r->vm, E_signature, n->at, "the size '%s' is named like a parameter, which is no int; rename one of them",
-            name->text);
+      raise_error(r->vm, E_signature, n->at,
+                  "the size '%s' is named like a parameter, which is no int; rename one of them", name->text);
       return false;
     }
     d->kind = DIM_PARAM;
@@ -770,10 +772,11 @@ static bool lost_update(resolver *r, const ast_node *block) {
   const ast_node *root = last->kids[AST_assign_target];
   while (root->kind == AST_index || root->kind == AST_field) root = root->kids[0];
   if (root->kind == AST_name)
-    raise_error(r->vm, E_lost_value, last->at, "this update is lost when the function returns; end with %s to return it",
-          root->u.s->text);
+    raise_error(r->vm, E_lost_value, last->at,
+                "this update is lost when the function returns; end with %s to return it", root->u.s->text);
   else
-    raise_error(r->vm, E_lost_value, last->at, "this update is lost when the function returns; end with the value to return");
+    raise_error(r->vm, E_lost_value, last->at,
+                "this update is lost when the function returns; end with the value to return");
   return false;
 }
 
@@ -792,7 +795,7 @@ static bool resolve_params(resolver *r, fn_code *code, const ast_node *n, node *
     if (kid->flags & AST_REST) {
       if (i + 1 < code->nparams) {
         raise_error(r->vm, E_pattern, kid->at, "..%s takes all further arguments and must be the last parameter",
-              p->name->text);
+                    p->name->text);
         return false;
       }
       code->rest = true;

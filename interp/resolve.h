@@ -64,8 +64,8 @@ typedef struct function {
   uint32_t loops, tries;
   uint32_t loop_vars;            /* variables made before the innermost loop began */
   const struct loop_test *tests; /* of the while loops around, innermost first */
-  uint32_t signals; /* break, continue and return nodes made so far */
-  uint32_t early;   /* early returns turned into branches, one inside the other */
+  uint32_t signals;              /* break, continue and return nodes made so far */
+  uint32_t early;                /* early returns turned into branches, one inside the other */
 } function;
 
 typedef struct pending_name {
@@ -96,10 +96,10 @@ typedef struct resolver {
   uint32_t nended, ended_cap;
   made_global *made; /* for messages */
   uint32_t nmade, made_cap;
-  uint32_t nasked; /* names that nothing defines, so far */
+  uint32_t nasked;      /* names that nothing defines, so far */
   const qn_str *hiding; /* what the last let was told to hide, or NULL */
   text_buf *warnings;
-  bool sizes;      /* in an expression among the sizes of a signature */
+  bool sizes; /* in an expression among the sizes of a signature */
 } resolver;
 
 static inline bool at_top(const resolver *r) { return !r->fn->outer; }

@@ -190,7 +190,7 @@ static bool check_lost(resolver *r, const ast_node *n) {
       raise_error(r->vm, E_lost_value, n->at, "%s", lost_in(r));
     else
       raise_error(r->vm, E_lost_value, n->at,
-            "the value of this expression is lost; assign it or remove it; a call is written %s()", n->u.s->text);
+                  "the value of this expression is lost; assign it or remove it; a call is written %s()", n->u.s->text);
     return false;
   case AST_call:
   case AST_method: {

@@ -51,8 +51,8 @@ typedef struct scope {
   uint32_t *index; /* hash table of cell numbers + 1 */
   uint32_t index_cap;
   scope_state state;
-  char *key;              /* what "once per VM" goes by: a canonical path, "<std>/nn", or a host's name */
-  char *dir;              /* folder that imports are relative to; NULL: none */
+  char *key; /* what "once per VM" goes by: a canonical path, "<std>/nn", or a host's name */
+  char *dir; /* folder that imports are relative to; NULL: none */
   /* Of the main scope: the name of the text that runs, which is what its imports come from; of a file: how it was called; NULL: none. */
   char *text;
   qn_module *module;      /* the module value's object; the scope owns one reference */
@@ -120,8 +120,8 @@ typedef struct fn_code {
   fn_shared shared;
   jit_anchor anchor;
   struct fn_code *next; /* of the unit */
-  qn_str *name; /* "fn" for a lambda without a name */
-  span at;      /* the whole definition */
+  qn_str *name;         /* "fn" for a lambda without a name */
+  span at;              /* the whole definition */
   uint32_t nparams;
   uint32_t nslots;    /* of the frame, parameters first */
   uint32_t ncaptures; /* captured locals; defaults follow them in the function value */
@@ -134,8 +134,8 @@ typedef struct fn_code {
   fn_param *params;
   qn_str **capture_names;
   fn_dim *dims;
-  global_cell *
-      *data; /* globals that the body reads other than to call them: what makes a call interesting to the recorder */
+  /* globals that the body reads other than to call them: what makes a call interesting to the recorder */
+  global_cell **data;
   type_sig *result;
   span result_at;
   node *body;
@@ -165,10 +165,11 @@ typedef struct builtin_info {
   builtin_def def;
   signature sig;
   bool parsed;
-  bool plain;   /* no rest and no keyword-only parameter: positional arguments fill the row */
-  bool moves;   /* a parameter takes a value over to change it */
-  bool pure;    /* it calls and changes nothing, and has at most PURE_PARAMS parameters ... */
-  uint8_t chooses; /* ... while this one, 1 + its number, the function that it calls otherwise, is not given; 0: always */
+  bool plain; /* no rest and no keyword-only parameter: positional arguments fill the row */
+  bool moves; /* a parameter takes a value over to change it */
+  bool pure;  /* it calls and changes nothing, and has at most PURE_PARAMS parameters ... */
+  /* ... while this one, 1 + its number, the function that it calls otherwise, is not given; 0: always */
+  uint8_t chooses;
   uint8_t rest; /* 1 + the number of the rest parameter; 0: there is none */
   /* Where the builtin is an op on its first arguments, the others left out: how many these are (else 0), and the op. A pointwise op
    * takes numbers, too; a reduction over all axes is meant for an array only, whatever else the builtin of its name takes. */
@@ -185,8 +186,9 @@ typedef struct builtin_info {
 typedef struct interp_place {
   span calling;     /* place of the innermost builtin that calls functions */
   span error_place; /* of the call that an error passed last: where the next frame of its trace lies */
-  uint32_t refused; /* 1 + the number of the argument that the signature of the called function has just refused, or 0 */
-  bool rethrown;    /* the pending error came with a trace that has the current function's frame already */
+  /* 1 + the number of the argument that the signature of the called function has just refused, or 0 */
+  uint32_t refused;
+  bool rethrown; /* the pending error came with a trace that has the current function's frame already */
 } interp_place;
 
 enum { LOOSE_TEXTS = 16, RECENT_PROMPTS = 64, UNITS_FEW = 16 };
@@ -200,11 +202,11 @@ typedef struct interp {
   uint32_t recent[RECENT_PROMPTS]; /* the prompt's latest texts, held: notes, :copies and logs speak of them */
   bool prompting;                  /* an input of the prompt runs: imports of files that have changed load them again */
   uint32_t searches;               /* for changed files among the imports of modules, so far */
-  uint32_t comment;                /* the prompt's last text if it was but a comment (held for the text below it), else 0 */
-  uint32_t nunits, sweep_at;       /* units; when so many are there, those that are dead are looked for */
-  uint32_t ndropped, drop_at;      /* the same of scopes without a key */
+  uint32_t comment;           /* the prompt's last text if it was but a comment (held for the text below it), else 0 */
+  uint32_t nunits, sweep_at;  /* units; when so many are there, those that are dead are looked for */
+  uint32_t ndropped, drop_at; /* the same of scopes without a key */
   uint32_t loose[LOOSE_TEXTS], nloose; /* texts without a unit, the latest of which an error may be about */
-  builtin_info *builtins; /* rows of the table, then the ops */
+  builtin_info *builtins;              /* rows of the table, then the ops */
   uint32_t nbuiltins, builtins_cap;
   char (*signatures)[96]; /* of the op functions */
   qn_str *lambda;         /* what functions without a name are called in messages: "fn" */

@@ -239,7 +239,7 @@ static bool put(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, const qn_v
 static bool unset_variable(qn_vm *vm, const lvalue *p) {
   const global_cell *c = p->cell;
   raise_error(vm, c->declared ? E_unset : E_undefined, p->at,
-        c->declared ? "'%s' is used before it has a value" : "'%s' is not defined", c->name->text);
+              c->declared ? "'%s' is used before it has a value" : "'%s' is not defined", c->name->text);
   return false;
 }
 

@@ -24,23 +24,23 @@ enum { ARRAY_TAIL = 64 };
 
 typedef struct qn_storage {
   uint32_t refs;
-  uint8_t device;   /* code: 0 cpu */
-  uint8_t foreign;  /* imported or exported (DLPack): never written in place */
+  uint8_t device;  /* code: 0 cpu */
+  uint8_t foreign; /* imported or exported (DLPack): never written in place */
   size_t bytes;
-  char *data;       /* from mem_buffer unless foreign */
+  char *data;                 /* from mem_buffer unless foreign */
   void (*deleter)(void *ctx); /* of foreign memory */
   void *ctx;
 } qn_storage;
 
 struct qn_array {
-  obj_head head;   /* aux: flags below */
-  uint8_t dtype;   /* qn_dtype */
+  obj_head head; /* aux: flags below */
+  uint8_t dtype; /* qn_dtype */
   uint8_t rank;
   uint8_t device;
-  uint8_t contiguous; /* row-major without gaps: strides are those of the shape */
-  uint32_t node;   /* graph node, meaningful while its recording lasts (rec.h); 0: none */
-  int64_t size;    /* elements */
-  int64_t offset;  /* elements from storage->data */
+  uint8_t contiguous;  /* row-major without gaps: strides are those of the shape */
+  uint32_t node;       /* graph node, meaningful while its recording lasts (rec.h); 0: none */
+  int64_t size;        /* elements */
+  int64_t offset;      /* elements from storage->data */
   qn_storage *storage; /* NULL: pending */
   int64_t shape[ARRAY_MAX_RANK];
   int64_t strides[ARRAY_MAX_RANK]; /* in elements; 0 for broadcast axes; may be negative */
@@ -64,8 +64,8 @@ QN_MUST_CHECK qn_array *array_view(qn_vm *vm, const qn_array *base, qn_dtype dty
                                    const int64_t *strides, int64_t offset);
 /* The same part with data of its own where that costs no more than a view: few elements that lie in one piece in the CPU's memory.
  * So what is read from an array element by element or row by row does not make it shared. */
-QN_MUST_CHECK qn_array *array_part(qn_vm *vm, const qn_array *base, int rank, const int64_t *shape, const int64_t *strides,
-                                   int64_t offset);
+QN_MUST_CHECK qn_array *array_part(qn_vm *vm, const qn_array *base, int rank, const int64_t *shape,
+                                   const int64_t *strides, int64_t offset);
 QN_MUST_CHECK qn_array *array_from_scalar(qn_vm *vm, qn_dtype dtype, qn_value scalar); /* rank 0 */
 
 /* Allocates storage for a header, on its device. */

@@ -8,9 +8,9 @@ typedef enum dtype_class { DCLASS_BOOL, DCLASS_INT, DCLASS_UINT, DCLASS_FLOAT, D
 
 typedef struct dtype_row {
   const char *name;
-  uint8_t size;     /* bytes */
-  uint8_t klass;    /* dtype_class */
-  uint8_t compute;  /* qn_dtype in which kernels compute it */
+  uint8_t size;    /* bytes */
+  uint8_t klass;   /* dtype_class */
+  uint8_t compute; /* qn_dtype in which kernels compute it */
   const char *doc;
 } dtype_row;
 extern const dtype_row dtype_rows[QN_DTYPE_COUNT];

@@ -46,9 +46,9 @@ typedef struct qn_error_object {
   uint32_t refs;
   error_id id;
   qn_str *message;
-  uint32_t
-      named; /* bytes of the library function's name that the message begins with, once raise_through has put it there */
-  span at;   /* innermost place */
+  /* bytes of the library function's name that the message begins with, once raise_through has put it there */
+  uint32_t named;
+  span at; /* innermost place */
   error_note notes[ERROR_NOTES];
   int nnotes;
   error_frame frames[ERROR_FRAMES]; /* innermost first; the middle of deep recursions is left out */

@@ -7,7 +7,7 @@
 #include <stdint.h>
 
 /* Name, and the terminal's code that begins it. */
-#define HIGHLIGHTS(X)                                                                                                       \
+#define HIGHLIGHTS(X)                                                                                                  \
   X(plain, "") /* blanks, brackets, commas */                                                                          \
   X(name, "")  /* of a variable or field */                                                                            \
   X(keyword, "\033[1;35m")                                                                                             \

@@ -12,10 +12,10 @@
 
 #include "lang/quern.h"
 
-QN_MUST_CHECK void *mem_alloc(qn_vm *vm, size_t bytes);               /* uninitialised */
-QN_MUST_CHECK void *mem_zalloc(qn_vm *vm, size_t bytes);              /* zeroed */
+QN_MUST_CHECK void *mem_alloc(qn_vm *vm, size_t bytes);                        /* uninitialised */
+QN_MUST_CHECK void *mem_zalloc(qn_vm *vm, size_t bytes);                       /* zeroed */
 QN_MUST_CHECK void *mem_realloc(qn_vm *vm, void *p, size_t old, size_t bytes); /* p stays valid on failure */
-void mem_free(qn_vm *vm, void *p, size_t bytes);                      /* p may be NULL; bytes as allocated */
+void mem_free(qn_vm *vm, void *p, size_t bytes);                               /* p may be NULL; bytes as allocated */
 
 /* As mem_alloc and mem_realloc, but without raising: for code that reports the failure later or not at all. */
 QN_MUST_CHECK void *mem_try_alloc(qn_vm *vm, size_t bytes);
@@ -50,9 +50,9 @@ QN_MUST_CHECK bool mem_open(qn_vm *vm); /* raises nothing */
 void mem_close(qn_vm *vm);
 
 typedef struct mem_stats {
-  size_t live, peak;       /* bytes in use, values and arrays */
-  size_t buffers, pooled;  /* bytes of live and of idle array buffers */
-  uint64_t allocations;    /* count, for tests */
+  size_t live, peak;      /* bytes in use, values and arrays */
+  size_t buffers, pooled; /* bytes of live and of idle array buffers */
+  uint64_t allocations;   /* count, for tests */
 } mem_stats;
 mem_stats *mem_stats_of(qn_vm *vm);
 

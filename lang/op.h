@@ -126,18 +126,18 @@ enum { ATTR_REVERSE = 1, ATTR_EXCLUSIVE = 2, ATTR_DESCENDING = 4, ATTR_WEAK = 8,
 typedef enum scatter_mode { SCATTER_SET, SCATTER_ADD, SCATTER_MUL, SCATTER_MIN, SCATTER_MAX } scatter_mode;
 typedef enum draw_mode { DRAW_COUNTED, DRAW_KEYED } draw_mode;
 typedef struct op_attr {
-  uint8_t dtype;    /* qn_dtype */
-  uint8_t axes;     /* bit i: axis i */
+  uint8_t dtype; /* qn_dtype */
+  uint8_t axes;  /* bit i: axis i */
   uint8_t keepdims;
-  uint8_t mode;     /* scatter_mode, draw_mode */
-  uint8_t flags;    /* ATTR_ bits */
-  uint8_t n;        /* entries of d in use */
+  uint8_t mode;  /* scatter_mode, draw_mode */
+  uint8_t flags; /* ATTR_ bits */
+  uint8_t n;     /* entries of d in use */
   qn_dim d[OP_ATTR_DIMS];
 } op_attr;
 
 typedef struct op_row {
   const char *name;
-  uint8_t klass;    /* op_class */
+  uint8_t klass; /* op_class */
   int8_t arity;
   uint8_t dtype_rule, shape_rule, batch_rule, raises;
   const char *no_grad; /* reason, or NULL when there is a gradient rule */

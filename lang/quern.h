@@ -82,10 +82,10 @@ typedef enum qn_kind {
 
 /* Element types of arrays, in the order of the table lang/dtypes.def (checked there). */
 typedef enum qn_dtype {
-/* clang-format off */
+  /* clang-format off */
   QN_bool, QN_u8, QN_i8, QN_i16, QN_i32, QN_i64, QN_f16, QN_bf16, QN_f32, QN_f64,
   QN_u16, QN_u32, QN_u64, QN_c64, QN_c128, /* reserved */
-/* clang-format on */
+  /* clang-format on */
   QN_DTYPE_COUNT
 } qn_dtype;
 
@@ -98,26 +98,28 @@ enum { QN_CAP_READ = 1, QN_CAP_WRITE = 2, QN_CAP_ENV = 4, QN_CAP_SPAWN = 8, QN_C
 
 /* A module as config.resolve gives it. Everything is zero before. */
 typedef struct qn_source {
-  const char *key; /* what the module is known by: two imports with one key are one module, which is loaded once (`text` is only looked at
-                      the first time). NULL: "FROM > NAME", so that each importing module has its own */
+  /* what the module is known by: two imports with one key are one module, which is loaded once (`text` is only looked at
+     the first time). NULL: "FROM > NAME", so that each importing module has its own */
+  const char *key;
   const char *text;
   size_t len;
-  void (*free)(void *user, struct qn_source *source); /* called when the text and the key have been copied; may be NULL */
-  const char *error; /* where false is returned: why; NULL: there is no such module */
-  void *own;         /* the host's */
+  void (*free)(void *user,
+               struct qn_source *source); /* called when the text and the key have been copied; may be NULL */
+  const char *error;                      /* where false is returned: why; NULL: there is no such module */
+  void *own;                              /* the host's */
 } qn_source;
 
 /* Configuration of a VM. Start from qn_config_init; `size` lets the struct grow without breaking hosts. */
 typedef struct qn_config {
   size_t size;
-  qn_engine *engine;      /* NULL: the process's default engine, made at first use */
-  size_t memory_limit;    /* bytes of values and arrays; 0: no limit */
-  uint64_t step_limit;    /* loop iterations and calls; 0: no limit */
-  double time_limit;      /* seconds of a qn_eval or qn_call; 0: no limit */
-  size_t stack_bytes;     /* C stack that recursion may use; 0: 3/4 of the thread's limit, at most 6 MiB */
-  uint32_t capabilities;  /* QN_CAP_ bits */
+  qn_engine *engine;     /* NULL: the process's default engine, made at first use */
+  size_t memory_limit;   /* bytes of values and arrays; 0: no limit */
+  uint64_t step_limit;   /* loop iterations and calls; 0: no limit */
+  double time_limit;     /* seconds of a qn_eval or qn_call; 0: no limit */
+  size_t stack_bytes;    /* C stack that recursion may use; 0: 3/4 of the thread's limit, at most 6 MiB */
+  uint32_t capabilities; /* QN_CAP_ bits */
   qn_jit_mode jit;
-  int threads;            /* of parallel kernels; 0: all processors */
+  int threads; /* of parallel kernels; 0: all processors */
   /* Where print, warnings, progress and logs go; NULL writes to stdout (stream 1) and stderr (stream 2). */
   void (*write)(void *user, int stream, const char *text, size_t len);
   /* Finds the module that `from` calls `name`, before the standard library is asked: false if there is none. `from` is the key of the
@@ -190,9 +192,9 @@ QN_API qn_value qn_float(double f);
 QN_API QN_MUST_CHECK qn_status qn_string(qn_vm *vm, const char *utf8, size_t len, qn_value *result);
 
 /* An array of rank 0 in the CPU's memory, such as sum(x), counts as the number that it holds. */
-QN_API bool qn_as_bool(qn_value v);     /* false unless QN_BOOL */
-QN_API int64_t qn_as_int(qn_value v);   /* 0 unless QN_INT */
-QN_API double qn_as_float(qn_value v);  /* of QN_FLOAT or QN_INT, else NaN */
+QN_API bool qn_as_bool(qn_value v);                       /* false unless QN_BOOL */
+QN_API int64_t qn_as_int(qn_value v);                     /* 0 unless QN_INT */
+QN_API double qn_as_float(qn_value v);                    /* of QN_FLOAT or QN_INT, else NaN */
 QN_API const char *qn_as_string(qn_value v, size_t *len); /* borrowed from v; NULL unless QN_STR */
 
 /* Lists and records: length, item, field (QN_ERROR if absent). `qn_list`/`qn_record` copy their items. */

@@ -369,7 +369,8 @@ void error_render(qn_vm *vm, const qn_error_object *e, text_buf *out, bool color
         done[k] = true;
       }
     r.source = source_get(vm, all[i].at.source);
-    uint8_t *highlights = color && vm->hooks.highlights && r.source->len <= LOOKS_MOST ? mem_try_alloc(vm, r.source->len) : NULL;
+    uint8_t *highlights =
+        color && vm->hooks.highlights && r.source->len <= LOOKS_MOST ? mem_try_alloc(vm, r.source->len) : NULL;
     if (highlights) vm->hooks.highlights(vm, r.source->text, r.source->len, highlights);
     r.highlights = highlights;
     excerpt(&r, here, count);

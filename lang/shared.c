@@ -183,10 +183,11 @@ bool tree_is_endless(qn_vm *vm, qn_value root, bool captures) {
     snprintf(sum, sizeof sum, "more than 2**62");
   else
     snprintf(sum, sizeof sum, "%llu", (unsigned long long)places);
-  raise_error(vm, E_too_large, SPAN_NONE,
-        "this value holds the same parts many times over: it has %s values in all, too many to go through them one by "
-        "one "
-        "(tree.places allows %llu)",
-        sum, (unsigned long long)most);
+  raise_error(
+      vm, E_too_large, SPAN_NONE,
+      "this value holds the same parts many times over: it has %s values in all, too many to go through them one by "
+      "one "
+      "(tree.places allows %llu)",
+      sum, (unsigned long long)most);
   return true;
 }

@@ -66,7 +66,8 @@ static void raise_invalid(qn_vm *vm, const char *name, const char *text, size_t 
   else if (!text[good])
     raise_error(vm, E_text, SPAN_NONE, "%s, line %d: the text has a NUL byte", name, line);
   else
-    raise_error(vm, E_text, SPAN_NONE, "%s, line %d: the byte 0x%02x is not UTF-8", name, line, (unsigned char)text[good]);
+    raise_error(vm, E_text, SPAN_NONE, "%s, line %d: the byte 0x%02x is not UTF-8", name, line,
+                (unsigned char)text[good]);
 }
 
 uint32_t source_add(qn_vm *vm, const char *name, const char *text, size_t len) {

@@ -96,7 +96,7 @@ static trace_span *room(struct trace_events *t) {
 }
 
 void trace_events_add(qn_engine *engine, trace_events_kind kind, const char *name, int64_t begin, const char *label,
-                  int64_t number) {
+                      int64_t number) {
   struct trace_events *t = engine->trace_events;
   int64_t end = trace_events_now();
   pthread_mutex_lock(&t->lock);

@@ -7,7 +7,7 @@
 
 #include "lang/vm.h"
 
-#define TRACE_EVENTS_KINDS(X)                                                                                              \
+#define TRACE_EVENTS_KINDS(X)                                                                                          \
   X(script)    /* a file or text */                                                                                    \
   X(recording) /* a call that is run under the recorder */                                                             \
   X(plan)      /* a graph made into a plan */                                                                          \
@@ -24,21 +24,23 @@ typedef enum trace_events_kind {
 /* Begins to collect, before other threads of the engine run. False: memory is short. It ends with the engine. */
 QN_MUST_CHECK bool trace_events_start(qn_engine *engine);
 void trace_events_forked(qn_engine *engine); /* in a forked child */
-void trace_events_close(qn_engine *engine); /* engine_close calls it, after the last thread has ended */
+void trace_events_close(qn_engine *engine);  /* engine_close calls it, after the last thread has ended */
 
 /* Nanoseconds of a clock that only goes forward, never 0. */
 int64_t trace_events_now(void);
 /* A span from `begin` until now. The name is copied and cut to a length; NULL: a function without one. `label` (static, or
  * NULL) names `number` in the span's details. What finds no memory is left out and counted. */
 void trace_events_add(qn_engine *engine, trace_events_kind kind, const char *name, int64_t begin, const char *label,
-                  int64_t number);
+                      int64_t number);
 /* All spans so far in Chrome's trace event format. */
 void trace_events_text(qn_engine *engine, text_buf *out);
 
 /* For the places that add: when it begins, or 0 where nobody collects; and its end. */
-static inline int64_t trace_events_begin(const qn_engine *engine) { return engine->trace_events ? trace_events_now() : 0; }
+static inline int64_t trace_events_begin(const qn_engine *engine) {
+  return engine->trace_events ? trace_events_now() : 0;
+}
 static inline void trace_events_end(qn_engine *engine, trace_events_kind kind, const char *name, int64_t begin,
-                                const char *label, int64_t number) {
+                                    const char *label, int64_t number) {
   if (begin) trace_events_add(engine, kind, name, begin, label, number);
 }
 

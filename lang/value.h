@@ -136,8 +136,8 @@ uint32_t str_hash_of(const qn_str *s);
 bool str_equal(const qn_str *a, const qn_str *b);
 int str_compare(const qn_str *a, const qn_str *b); /* -1, 0 or 1, by code point */
 int64_t str_length(const qn_str *s);               /* code points */
-size_t str_offset(const qn_str *s, int64_t i); /* of code point i in bytes; at most the length */
-int64_t utf8_count(const char *text, size_t len); /* code points */
+size_t str_offset(const qn_str *s, int64_t i);     /* of code point i in bytes; at most the length */
+int64_t utf8_count(const char *text, size_t len);  /* code points */
 bool utf8_valid(const char *text, size_t len);
 size_t utf8_valid_prefix(const char *text, size_t len); /* bytes of the longest valid beginning */
 /* Puts '?' in place of each byte that is not part of UTF-8: for names of files in messages. */
@@ -288,7 +288,8 @@ struct qn_fn {
   uint32_t ncaptures;
   uint32_t stand; /* number + 1 among the tracers of the recording that made it one (jit/trace); FN_BARE; else 0 */
   uint64_t id;    /* which function it is: no other has the number, but for what stands for it (fn_like) */
-  void *code; /* of an FN_USER or FN_GRAPH shared by the functions that have it (fn_shared); else it lives as long as the VM */
+  /* of an FN_USER or FN_GRAPH shared by the functions that have it (fn_shared); else it lives as long as the VM */
+  void *code;
   qn_value captures[];
 };
 /* How the code of an FN_USER or FN_GRAPH begins. The function that loses the last reference to an FN_GRAPH's hands it to

@@ -248,10 +248,10 @@ bool vm_thread(pthread_t *thread, size_t stack, void *(*run)(void *), void *arg)
 bool vm_stack_overflow(qn_vm *vm) {
   if ((char *)__builtin_frame_address(0) < vm->c_stack_limit)
     raise_error(vm, E_recursion, SPAN_NONE,
-          "calls nest too deep for the C stack of this thread; does the recursion end? A loop needs no stack");
+                "calls nest too deep for the C stack of this thread; does the recursion end? A loop needs no stack");
   else
     raise_error(vm, E_too_large, SPAN_NONE, "a call, or an array literal, of more than %d values",
-          VALUE_STACK / 100000 * 100000);
+                VALUE_STACK / 100000 * 100000);
   return false;
 }
 
@@ -431,7 +431,8 @@ bool vm_poll_slow(qn_vm *vm) {
     return true;
   }
   if (vm->config.step_limit && vm->steps >= vm->step_end) {
-    raise_error(vm, E_limit, SPAN_NONE, "the limit of %llu steps is reached", (unsigned long long)vm->config.step_limit);
+    raise_error(vm, E_limit, SPAN_NONE, "the limit of %llu steps is reached",
+                (unsigned long long)vm->config.step_limit);
     return true;
   }
   if (vm->config.time_limit > 0) {
@@ -589,7 +590,7 @@ bool tunable_set(qn_vm *vm, const char *name, const char *value) {
     int64_t v;
     if (!int_parse(value, strlen(value), &v) || v < row->min || v > row->max) {
       raise_error(vm, E_argument, SPAN_NONE, "%s takes an integer from %lld to %lld, not %s", name, (long long)row->min,
-            (long long)row->max, value);
+                  (long long)row->max, value);
       return false;
     }
     vm->tune[i] = v;
@@ -606,7 +607,8 @@ bool tunable_set_list(qn_vm *vm, const char *text) {
     char name[64], value[64];
     size_t name_len = equals ? (size_t)(equals - text) : n, value_len = equals ? n - name_len - 1 : 0;
     if (n && (!equals || name_len >= sizeof name || value_len >= sizeof value)) {
-      raise_error(vm, E_argument, SPAN_NONE, "tunables are set by name=value, not %.*s", (int)(n < 100 ? n : 100), text);
+      raise_error(vm, E_argument, SPAN_NONE, "tunables are set by name=value, not %.*s", (int)(n < 100 ? n : 100),
+                  text);
       return false;
     }
     if (n) {

@@ -38,12 +38,12 @@ typedef enum log_channel {
 } log_channel;
 
 struct qn_engine {
-  atomic_int refs;           /* open VMs, and the host that made it */
-  struct pool *pool;         /* array buffers (mem.c) */
-  void *cpu;                 /* jit/cpu's: the threads that run kernels */
-  void *code;                /* jit/cpu/compile.c's: compiled kernels */
-  void *gpu;                 /* jit/gpu's: the driver, devices and compiled kernels */
-  void *jit;                 /* jit/trace's: workers and their queue */
+  atomic_int refs;                   /* open VMs, and the host that made it */
+  struct pool *pool;                 /* array buffers (mem.c) */
+  void *cpu;                         /* jit/cpu's: the threads that run kernels */
+  void *code;                        /* jit/cpu/compile.c's: compiled kernels */
+  void *gpu;                         /* jit/gpu's: the driver, devices and compiled kernels */
+  void *jit;                         /* jit/trace's: workers and their queue */
   struct trace_events *trace_events; /* what happened when, for --trace (trace_events.h); NULL: nobody wants to know */
   void (*jit_close)(qn_engine *engine);
   void (*jit_forked)(qn_engine *engine); /* makes the jit usable in a forked child; nothing where that was done */
@@ -300,7 +300,8 @@ static inline bool vm_poll(qn_vm *vm) {
 bool vm_poll_between_slow(qn_vm *vm);
 static inline bool vm_poll_between(qn_vm *vm) {
   vm->steps++;
-  if (__builtin_expect((atomic_load_explicit(&vm->interrupt, memory_order_relaxed) != 0) | (vm->steps >= vm->next_check), 0))
+  if (__builtin_expect(
+          (atomic_load_explicit(&vm->interrupt, memory_order_relaxed) != 0) | (vm->steps >= vm->next_check), 0))
     return vm_poll_between_slow(vm);
   return false;
 }

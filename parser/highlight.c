@@ -18,7 +18,7 @@ const char *const parse_keywords[] = {
 
 static highlight highlight_of(int kind) {
   switch (kind) {
-#define KEYWORD(terminal, word, highlight)                                                                                  \
+#define KEYWORD(terminal, word, highlight)                                                                             \
   case T_##terminal:                                                                                                   \
     return HIGHLIGHT_##highlight;
 #define WORD(word)

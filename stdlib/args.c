@@ -86,7 +86,7 @@ static bool axis_of(qn_vm *vm, const char *fn, int64_t axis, int rank, int *out)
       raise_error(vm, E_axis, SPAN_NONE, "%s: axis %lld of an array of rank 0, which has no axes", fn, (long long)axis);
     else
       raise_error(vm, E_axis, SPAN_NONE, "%s: axis %lld is out of range; an array of rank %d has the axes %d to %d", fn,
-            (long long)axis, rank, -rank, rank - 1);
+                  (long long)axis, rank, -rank, rank - 1);
     return false;
   }
   *out = (int)(axis < 0 ? axis + rank : axis);
@@ -156,7 +156,7 @@ bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_
   if (value_is(rest, TAG_LIST) && value_list(rest)->len == 2 && value_is(value_list(rest)->items[0], TAG_LIST) &&
       value_is(value_list(rest)->items[1], TAG_DTYPE)) {
     raise_error(vm, E_type, SPAN_NONE, "%s: the dtype is given by name: dtype: %s", fn,
-          dtype_rows[value_list(rest)->items[1].u.i].name);
+                dtype_rows[value_list(rest)->items[1].u.i].name);
     return false;
   }
   const qn_value *items = &rest;
@@ -174,7 +174,8 @@ bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_
     }
     if (!arg_int(vm, fn, what, items[i], &k)) return false;
     if (i == ARRAY_MAX_RANK) {
-      raise_error(vm, E_rank, SPAN_NONE, "%s: %u sizes or axes; an array has at most %d axes", fn, count, ARRAY_MAX_RANK);
+      raise_error(vm, E_rank, SPAN_NONE, "%s: %u sizes or axes; an array has at most %d axes", fn, count,
+                  ARRAY_MAX_RANK);
       return false;
     }
     out[i] = k;
@@ -498,11 +499,11 @@ bool sequence_of(qn_vm *vm, const char *fn, qn_value v, sequence *s) {
     }
   }
   if (value_is(v, TAG_RECORD))
-    raise_error(vm, E_not_iterable, SPAN_NONE, "%s: a record has no order of its own; use items(r), keys(r) or values(r)",
-          fn);
+    raise_error(vm, E_not_iterable, SPAN_NONE,
+                "%s: a record has no order of its own; use items(r), keys(r) or values(r)", fn);
   else
-    raise_error(vm, E_not_iterable, SPAN_NONE, "%s: expected a list, range, text or array of rank 1 or more, not %s", fn,
-          is_array(v) ? "an array of rank 0" : value_kind_name(v));
+    raise_error(vm, E_not_iterable, SPAN_NONE, "%s: expected a list, range, text or array of rank 1 or more, not %s",
+                fn, is_array(v) ? "an array of rank 0" : value_kind_name(v));
   return false;
 }
 

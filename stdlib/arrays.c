@@ -65,7 +65,8 @@ qn_value builtin_eye(qn_vm *vm, const qn_value *args) {
   if (!value_is(args[1], TAG_NIL) && !arg_int(vm, "eye", "an int as number of columns", args[1], &m))
     return value_error();
   if (!arg_dtype(vm, "eye", args[2], QN_f32, &dtype)) return value_error();
-  if (n < 0 || m < 0) return raise_error(vm, E_shape, SPAN_NONE, "eye: size %lld is negative", (long long)(n < 0 ? n : m));
+  if (n < 0 || m < 0)
+    return raise_error(vm, E_shape, SPAN_NONE, "eye: size %lld is negative", (long long)(n < 0 ? n : m));
   int64_t rows[2] = {n, 1}, columns[2] = {1, m}, shape[2] = {n, m};
   if (!vm->rec && n <= EYE_SMALL && m <= EYE_SMALL) {
     qn_value now = eager_full(vm, value_bool(false), dtype, 2, shape);
@@ -138,7 +139,8 @@ qn_value builtin_arange(qn_vm *vm, const qn_value *args) {
   }
   double from = qn_as_float(start), to = qn_as_float(stop), by = qn_as_float(step);
   if (by == 0 || !isfinite(from) || !isfinite(to) || !isfinite(by))
-    return raise_error(vm, E_argument, SPAN_NONE, "arange: start and stop must be finite, and the step finite and not 0");
+    return raise_error(vm, E_argument, SPAN_NONE,
+                       "arange: start and stop must be finite, and the step finite and not 0");
   double steps = ceil((to - from) / by);
   if (steps > (double)ARRAY_MAX_ELEMENTS) return too_many(vm, "arange");
   int64_t n = steps > 0 ? (int64_t)steps : 0;
@@ -165,10 +167,11 @@ qn_value builtin_to(qn_vm *vm, const qn_value *args) {
   if (value_is(target, TAG_FN) && value_fn(target)->head.flags == FN_BUILTIN &&
       ((const builtin_def *)value_fn(target)->code)->call == builtin_gpu)
     target = value_device(1); /* x.to(gpu) means the first one */
-  if (value_is(target, TAG_STR) && ((int)dtype_find(value_str(target)->text, value_str(target)->len) < DTYPE_PUBLIC ||
-                                    strcmp(value_str(target)->text, "cpu") == 0 ||
-                                    strcmp(value_str(target)->text, "gpu") == 0))
-    return raise_error(vm, E_type, SPAN_NONE, "to: dtypes and devices have no quotes: write %s", value_str(target)->text);
+  if (value_is(target, TAG_STR) &&
+      ((int)dtype_find(value_str(target)->text, value_str(target)->len) < DTYPE_PUBLIC ||
+       strcmp(value_str(target)->text, "cpu") == 0 || strcmp(value_str(target)->text, "gpu") == 0))
+    return raise_error(vm, E_type, SPAN_NONE, "to: dtypes and devices have no quotes: write %s",
+                       value_str(target)->text);
   if (!value_is(target, TAG_DEVICE)) return arg_refuse(vm, "to", "a dtype like f32 or i64, or cpu or gpu", target);
   if (target.u.i != 0 && (!vm->hooks.device || !vm->hooks.device->open(vm, (int)target.u.i)))
     return error_pending(vm) ? value_error()
@@ -184,6 +187,7 @@ qn_value builtin_to(qn_vm *vm, const qn_value *args) {
 qn_value builtin_gpu(qn_vm *vm, const qn_value *args) {
   int64_t n;
   if (!arg_int(vm, "gpu", "an int as number", args[0], &n)) return value_error();
-  if (n < 0 || n > 200) return raise_error(vm, E_argument, SPAN_NONE, "gpu: there is no device of number %lld", (long long)n);
+  if (n < 0 || n > 200)
+    return raise_error(vm, E_argument, SPAN_NONE, "gpu: there is no device of number %lld", (long long)n);
   return value_device((int)n + 1);
 }

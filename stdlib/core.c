@@ -165,11 +165,11 @@ qn_value builtin_int(qn_vm *vm, const qn_value *args) {
     if (len > (size_t)(*text == '-') && strspn(text + (*text == '-'), "0123456789_") == len - (size_t)(*text == '-') &&
         len < 1000)
       return raise_error(vm, E_parse_number, SPAN_NONE, "int: %.*s does not fit 64 bits; float(...) takes it", (int)len,
-                   text);
+                         text);
     double f;
     if (len <= 40 && float_parse(text, len, &f))
-      return raise_error(vm, E_parse_number, SPAN_NONE, "int: \"%.*s\" is no integer; int(float(...)) cuts the fraction off",
-                   (int)len, text);
+      return raise_error(vm, E_parse_number, SPAN_NONE,
+                         "int: \"%.*s\" is no integer; int(float(...)) cuts the fraction off", (int)len, text);
     return not_number(vm, "int", value_str(x));
   }
   default: return arg_refuse(vm, "int", "a number, an array of one element or a text", x);
@@ -350,7 +350,7 @@ qn_value builtin_get(qn_vm *vm, const qn_value *args) {
 
 static qn_value no_position(qn_vm *vm, const char *fn, int64_t i, int64_t n) {
   return raise_error(vm, E_index, SPAN_NONE, "%s: index %lld is out of bounds for a list of %lld", fn, (long long)i,
-               (long long)n);
+                     (long long)n);
 }
 
 static qn_value no_field(qn_vm *vm, const char *fn, const qn_record *r, const qn_str *name) {
@@ -405,9 +405,9 @@ qn_value builtin_append(qn_vm *vm, const qn_value *args) {
   if (!value_is(args[0], TAG_LIST)) {
     if (is_array(args[0]))
       return raise_error(vm, E_type, SPAN_NONE,
-                   value_array(args[0])->size
-                       ? "append: arrays have a fixed size; use concat((x, y)) or collect a list and stack it"
-                       : "append: [] is an array, and arrays have a fixed size; an empty list is written ()");
+                         value_array(args[0])->size
+                             ? "append: arrays have a fixed size; use concat((x, y)) or collect a list and stack it"
+                             : "append: [] is an array, and arrays have a fixed size; an empty list is written ()");
     return arg_refuse(vm, "append", "a list", args[0]);
   }
   qn_value out = own_list(vm, args[0]);

@@ -486,7 +486,7 @@ static bool write_item(qn_vm *vm, text_buf *t, const qn_str *name, qn_value colu
     text_number(t, v, false);
   else {
     raise_error(vm, E_type, SPAN_NONE, "save: column %s of a .csv file holds numbers or texts; item %lld is of kind %s",
-          name->text, (long long)row, value_kind_name(v));
+                name->text, (long long)row, value_kind_name(v));
     return false;
   }
   return true;
@@ -516,8 +516,8 @@ static bool write_columns(qn_vm *vm, qn_record *columns, text_buf *t, bytes *out
       return false;
     }
     if (rows >= 0 && n != rows) {
-      raise_error(vm, E_shape, SPAN_NONE, "save: column %s has %lld items, column %s %lld", record_name(columns, 0)->text,
-            (long long)rows, name, (long long)n);
+      raise_error(vm, E_shape, SPAN_NONE, "save: column %s has %lld items, column %s %lld",
+                  record_name(columns, 0)->text, (long long)rows, name, (long long)n);
       return false;
     }
     rows = n;

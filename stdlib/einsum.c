@@ -53,7 +53,8 @@ static bool read_labels(qn_vm *vm, const qn_str *spec, const char **at, int rank
   }
   if (dots < 0) dots = ellipsis ? rank - letters : 0;
   if (dots < 0 || (rank >= 0 && letters + dots != rank)) {
-    raise_error(vm, E_argument, SPAN_NONE, "einsum: \"%s\": an operand of rank %d has %d labels", spec->text, rank, letters);
+    raise_error(vm, E_argument, SPAN_NONE, "einsum: \"%s\": an operand of rank %d has %d labels", spec->text, rank,
+                letters);
     return false;
   }
   *n = 0;
@@ -92,10 +93,10 @@ static bool parse(einsum *e, const qn_str *spec) {
       if (*size != a->shape[k] + 1 && a->shape[k] != 1) {
         if (label < LETTERS)
           raise_error(e->vm, E_broadcast, SPAN_NONE, "einsum: \"%s\": axis %c has the sizes %lld and %lld", spec->text,
-                label < 26 ? 'a' + label : 'A' + label - 26, (long long)*size - 1, (long long)a->shape[k]);
+                      label < 26 ? 'a' + label : 'A' + label - 26, (long long)*size - 1, (long long)a->shape[k]);
         else
           raise_error(e->vm, E_broadcast, SPAN_NONE, "einsum: \"%s\": sizes %lld and %lld under ... do not broadcast",
-                spec->text, (long long)*size - 1, (long long)a->shape[k]);
+                      spec->text, (long long)*size - 1, (long long)a->shape[k]);
         return false;
       }
     }
@@ -237,7 +238,7 @@ static bool contract(einsum *e, term *x, term *y, const bool *needed) {
     if (place_of(x, y->labels[i]) < 0) right[nright++] = y->labels[i], sizes[3] *= size_of(e, y->labels[i]);
   if (nbatch + nleft + nright > ARRAY_MAX_RANK) {
     raise_error(vm, E_rank, SPAN_NONE, "einsum: an intermediate result would have %d axes; an array has at most %d",
-          nbatch + nleft + nright, ARRAY_MAX_RANK);
+                nbatch + nleft + nright, ARRAY_MAX_RANK);
     return false;
   }
   uint8_t labels[2 * ARRAY_MAX_RANK];

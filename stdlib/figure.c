@@ -413,11 +413,12 @@ static bool add_series(qn_vm *vm, qn_list *series, const char *name, size_t len,
   if (a->rank != 1)
     raise_error(vm, E_rank, SPAN_NONE, "plot: a series of numbers has rank 1, not %d", a->rank);
   else if (a->size == 0)
-    raise_error(vm, E_argument, SPAN_NONE, "plot: there is nothing to draw: %.*s%sno numbers", (int)(len < 60 ? len : 60),
-          name, len ? " has " : "");
+    raise_error(vm, E_argument, SPAN_NONE, "plot: there is nothing to draw: %.*s%sno numbers",
+                (int)(len < 60 ? len : 60), name, len ? " has " : "");
   else if (is_array(x) && value_array(x)->shape[0] != a->shape[0])
-    raise_error(vm, E_shape, SPAN_NONE, "plot: x has %lld numbers and %s%.*s has %lld", (long long)value_array(x)->shape[0],
-          len ? "" : "y", (int)(len < 60 ? len : 60), name, (long long)a->shape[0]);
+    raise_error(vm, E_shape, SPAN_NONE, "plot: x has %lld numbers and %s%.*s has %lld",
+                (long long)value_array(x)->shape[0], len ? "" : "y", (int)(len < 60 ? len : 60), name,
+                (long long)a->shape[0]);
   else if (series->len == FIGURE_SERIES_MAX)
     raise_error(vm, E_argument, SPAN_NONE, "plot: at most %d series can be drawn", FIGURE_SERIES_MAX);
   else
@@ -542,7 +543,8 @@ static bool check_edges(qn_vm *vm, qn_value edges) {
   const double *p = (const double *)(const void *)array_data(a);
   bool good = a->rank == 1 && a->size >= 2 && number_drawn(p[0]) && number_drawn(p[a->size - 1]);
   for (int64_t i = 0; good && i + 1 < a->size; i++) good = p[i] < p[i + 1];
-  if (!good) raise_error(vm, E_argument, SPAN_NONE, "hist: bins is how many, or at least two finite edges that increase");
+  if (!good)
+    raise_error(vm, E_argument, SPAN_NONE, "hist: bins is how many, or at least two finite edges that increase");
   return good;
 }
 
@@ -640,7 +642,7 @@ qn_value builtin_show(qn_vm *vm, const qn_value *args) {
     raise_error(vm, E_argument, SPAN_NONE, "show: there is nothing to draw: the array has no elements");
   } else if (a->rank == 3 && !dtype_is_float(dtype) && dtype != QN_u8 && dtype != QN_i32 && dtype != QN_bool) {
     raise_error(vm, E_dtype, SPAN_NONE, "show: colours are u8 (0 to 255), i32 (0 to 65535) or floats (0 to 1), not %s",
-          dtype_rows[dtype].name);
+                dtype_rows[dtype].name);
   } else {
     r = new_figure(vm, FIGURE_show, args + 3);
   }

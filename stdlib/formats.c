@@ -105,8 +105,8 @@ static qn_value visit_like(void *ctx, const trees_walk *w, const qn_value *value
   int at = record_find(c->flat, value_str(name));
   qn_value out = value_error();
   if (at < 0 && !value_str(name)->len) {
-    raise_error(vm, E_key, SPAN_NONE, "load: %s holds a record of arrays; like is a record or list, not one %s", c->path,
-          is_array(values[0]) ? "array" : "number");
+    raise_error(vm, E_key, SPAN_NONE, "load: %s holds a record of arrays; like is a record or list, not one %s",
+                c->path, is_array(values[0]) ? "array" : "number");
   } else if (at < 0) {
     raise_error(vm, E_key, SPAN_NONE, "load: %s has no array called %s", c->path, value_str(name)->text);
   } else if (shape_is_like(c, value_str(name), c->flat->items[at], values[0])) {

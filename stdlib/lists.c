@@ -278,7 +278,7 @@ static int compare(qn_vm *vm, order_walk *w, qn_value a, qn_value b, int depth) 
     return remember && !shared_join(vm, &w->equal, a, b) ? COMPARE_FAILED : 0;
   }
   raise_error(vm, E_type, SPAN_NONE, "sort: %s and %s have no order; by: may give numbers, texts or lists of these",
-        value_kind_name(a), value_kind_name(b));
+              value_kind_name(a), value_kind_name(b));
   return COMPARE_FAILED;
 }
 
@@ -385,7 +385,8 @@ qn_value builtin_sort(qn_vm *vm, const qn_value *args) {
   }
   if (!arg_bool(vm, "sort", "true or false as descending", args[2], &descending)) return value_error();
   if (value_is(args[1], TAG_FN))
-    return raise_error(vm, E_type, SPAN_NONE, "sort: the second argument is the axis of an array; write by: fn(item) ...");
+    return raise_error(vm, E_type, SPAN_NONE,
+                       "sort: the second argument is the axis of an array; write by: fn(item) ...");
   if (value_is(x, TAG_LIST) && value_is(args[3], TAG_STR)) return fail_by_text(vm, value_str(args[3]));
   if (value_is(x, TAG_LIST)) return sort_list(vm, x, descending, args[3]);
   if (!is_array(x)) return arg_refuse(vm, "sort", "a list or an array", x);
@@ -423,8 +424,8 @@ static qn_value reduce(qn_vm *vm, const char *fn, op_id op, op_id combine, qn_va
   qn_value x = args[0];
   bool keepdims, several = value_is_scalar(x) && !value_is(args[1], TAG_NIL);
   if (several && (combine == OP_maximum || combine == OP_minimum))
-    return raise_error(vm, E_type, SPAN_NONE, "%s reduces one array or list, %s((a, b)); %s(a, b) is for two values", fn, fn,
-                 op_rows[combine].name);
+    return raise_error(vm, E_type, SPAN_NONE, "%s reduces one array or list, %s((a, b)); %s(a, b) is for two values",
+                       fn, fn, op_rows[combine].name);
   if (several && value_is_scalar(args[1]) && value_is_scalar(args[2]) && !value_is(args[2], TAG_BOOL))
     return raise_error(vm, E_type, SPAN_NONE, "%s reduces one array or list: %s((a, b, c))", fn, fn);
   if (!arg_bool(vm, fn, "true or false as keepdims", args[2], &keepdims)) return value_error();

@@ -232,9 +232,10 @@ bool npy_write(qn_vm *vm, qn_value v, bytes *out) {
   text_init(&t, vm);
   bool good = type != NULL;
   if (!good) {
-    raise_error(vm, E_dtype, SPAN_NONE,
-          "save: .npy has no %s, which .safetensors has; or convert with x.to(f32), which holds every such number",
-          dtype_rows[dtype].name);
+    raise_error(
+        vm, E_dtype, SPAN_NONE,
+        "save: .npy has no %s, which .safetensors has; or convert with x.to(f32), which holds every such number",
+        dtype_rows[dtype].name);
   } else {
     text_addf(&t, "{'descr': '%c%s', 'fortran_order': False, 'shape': (", dtype_size(dtype) == 1 ? '|' : '<',
               type->name);

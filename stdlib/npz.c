@@ -249,7 +249,7 @@ static qn_value visit_member(void *ctx, const trees_walk *walk, const qn_value *
     raise_error(vm, E_argument, SPAN_NONE, "save: two leaves have the dotted name %s", key->text);
   } else if (key && !is_array(values[0]) && !value_is_scalar(values[0])) {
     raise_error(vm, E_type, SPAN_NONE, "save: .npz holds arrays and numbers; %s is of kind %s", key->text,
-          value_kind_name(values[0]));
+                value_kind_name(values[0]));
   } else if (key && record_set(vm, w->names, key, value_nil())) {
     text_adds(&name, ".npy");
     good = write_member(w, values[0], &name);

@@ -114,7 +114,7 @@ static __attribute__((noinline)) bool float_dtype(qn_vm *vm, const char *fn, qn_
   if (!arg_dtype(vm, fn, v, QN_f32, out)) return false;
   if (dtype_is_float(*out)) return true;
   raise_error(vm, E_dtype, SPAN_NONE, "%s: numbers of %s; randint draws integers and bernoulli bools", fn,
-        dtype_rows[*out].name);
+              dtype_rows[*out].name);
   return false;
 }
 
@@ -142,8 +142,8 @@ static __attribute__((noinline)) int int_dtype(qn_vm *vm, qn_value v, int64_t lo
   if (high <= low || /* which is told first */
       (dtype_is_int(dtype) && dtype_holds(dtype, value_int(low)) && dtype_holds(dtype, value_int(high - 1))))
     return (int)dtype;
-  raise_error(vm, E_dtype, SPAN_NONE, "randint: %s does not hold the integers from %lld to %lld", dtype_rows[dtype].name,
-        (long long)low, (long long)high - 1);
+  raise_error(vm, E_dtype, SPAN_NONE, "randint: %s does not hold the integers from %lld to %lld",
+              dtype_rows[dtype].name, (long long)low, (long long)high - 1);
   return -1;
 }
 
@@ -173,7 +173,7 @@ qn_value builtin_randint(qn_vm *vm, const qn_value *args) {
   uint64_t values = (uint64_t)high - (uint64_t)low;
   if (__builtin_expect(high <= low || values > most, 0))
     return raise_error(vm, E_argument, SPAN_NONE, "randint: from %lld to %lld - 1 there are %s", (long long)low,
-                 (long long)high, high <= low ? "no integers" : "more than 2**63 integers");
+                       (long long)high, high <= low ? "no integers" : "more than 2**63 integers");
   if (d.n <= 8 && dtype == QN_i64) { /* fewer than bvm_loops.below is prepared for */
     d.dtype = QN_i64;
     qn_value x = draw_few(vm, OP_random_bits, &d, args[4], 0, false);

@@ -70,10 +70,13 @@ static qn_value round_ints(qn_vm *vm, qn_value x, int64_t digits) {
   int64_t power = 1;
   for (; digits < 0 && power <= INT64_MAX / 10; digits++) power *= 10;
   bool held = !is_array(x) || dtype_holds((qn_dtype)value_array(x)->dtype, value_int(power));
-  if (digits == -1 && (!is_array(x) || value_array(x)->dtype == QN_i64)) { /* 10**19 is no int: what comes near wraps or is an error, as all products */
+  if (digits == -1 &&
+      (!is_array(x) ||
+       value_array(x)->dtype == QN_i64)) { /* 10**19 is no int: what comes near wraps or is an error, as all products */
     const int64_t half = INT64_C(5000000000000000000);
     qn_value above = op2(vm, OP_gt, x, value_int(half), NULL), below = op2(vm, OP_lt, x, value_int(-half), NULL);
-    qn_value whole = use2(vm, OP_sub, use2(vm, OP_mul, above, value_int(10), NULL), use2(vm, OP_mul, below, value_int(10), NULL), NULL);
+    qn_value whole = use2(vm, OP_sub, use2(vm, OP_mul, above, value_int(10), NULL),
+                          use2(vm, OP_mul, below, value_int(10), NULL), NULL);
     return use2(vm, OP_mul, whole, value_int(power), NULL);
   }
   if (digits < 0 || !held) return op2(vm, OP_mul, x, value_int(0), NULL); /* less than half of it */
@@ -110,7 +113,7 @@ static qn_value round_floats(qn_vm *vm, qn_value x, int64_t digits) {
   char text[16];
   snprintf(text, sizeof text, "1e%d", (int)(digits < 0 ? -digits : digits));
   qn_value scale = value_float(strtod(text, NULL)); /* rounded once */
-  if (!dtype_holds(dtype, scale)) { /* nothing is as small, or as large */
+  if (!dtype_holds(dtype, scale)) {                 /* nothing is as small, or as large */
     if (digits > 0) return op1(vm, OP_stop_gradient, x, NULL);
     qn_value none = op2(vm, OP_mul, x, value_float(0), NULL);
     return use3(vm, OP_where, op1(vm, OP_isfinite, x, NULL), none, op1(vm, OP_stop_gradient, x, NULL), NULL);
@@ -160,7 +163,7 @@ qn_value builtin_topk(qn_vm *vm, const qn_value *args) {
   int64_t n = value_array(x)->shape[axis];
   if (k < 0 || k > n)
     return raise_error(vm, E_argument, SPAN_NONE, "topk: k is %lld, but axis %d has the size %lld", (long long)k, axis,
-                 (long long)n);
+                       (long long)n);
   op_attr attr = {.axes = (uint8_t)(1u << axis), .flags = ATTR_DESCENDING, .n = 1, .d = {k}};
   qn_value indices = op1(vm, OP_argsort, x, &attr);
   if (value_is_error(indices)) return indices;

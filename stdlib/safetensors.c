@@ -347,7 +347,7 @@ static qn_value visit_leaf(void *ctx, const trees_walk *walk, const qn_value *va
   bool good = false;
   if (!is_array(values[0]) && !value_is_scalar(values[0]))
     raise_error(vm, E_type, SPAN_NONE, "save: .safetensors holds arrays and numbers; %s is of kind %s", name->text,
-          value_kind_name(values[0]));
+                value_kind_name(values[0]));
   else if (record_find(l->flat, name) >= 0)
     raise_error(vm, E_argument, SPAN_NONE, "save: two leaves have the dotted name %s", name->text);
   else

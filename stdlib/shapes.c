@@ -74,9 +74,9 @@ qn_value builtin_transpose(qn_vm *vm, const qn_value *args) {
     if (rank < 2) return x;
     if (rank > 2) {
       value_release(vm, x);
-      return raise_error(vm, E_rank, SPAN_NONE,
-                   "transpose: an array of rank %d; name the two axes, as in transpose(x, -2, -1), or use permute",
-                   rank);
+      return raise_error(
+          vm, E_rank, SPAN_NONE,
+          "transpose: an array of rank %d; name the two axes, as in transpose(x, -2, -1), or use permute", rank);
     }
   } else if (!arg_axis(vm, "transpose", args[1], rank, &a) || !arg_axis(vm, "transpose", args[2], rank, &b)) {
     value_release(vm, x);
@@ -213,9 +213,10 @@ qn_value builtin_roll(qn_vm *vm, const qn_value *args) {
   int axis;
   if (value_is(args[1], TAG_LIST) || value_is(args[2], TAG_LIST)) {
     value_release(vm, x);
-    return raise_error(vm, E_type, SPAN_NONE,
-                 "roll: one axis takes one shift; several are rolled one after the other: x.roll(1, axis: 0).roll(1, "
-                 "axis: 1)");
+    return raise_error(
+        vm, E_type, SPAN_NONE,
+        "roll: one axis takes one shift; several are rolled one after the other: x.roll(1, axis: 0).roll(1, "
+        "axis: 1)");
   }
   if (!arg_int(vm, "roll", "an int as shift", args[1], &shift) ||
       !arg_axis(vm, "roll", args[2], value_array(x)->rank, &axis)) {
@@ -256,7 +257,8 @@ static bool pad_widths(qn_vm *vm, qn_value widths, int rank, qn_dim *d) {
     }
     for (int k = 0; k < 2; k++) {
       if (sides[k] < 0) {
-        raise_error(vm, E_shape, SPAN_NONE, "pad: width %lld is negative; a slice cuts elements off", (long long)sides[k]);
+        raise_error(vm, E_shape, SPAN_NONE, "pad: width %lld is negative; a slice cuts elements off",
+                    (long long)sides[k]);
         return false;
       }
       if (sides[k] > ARRAY_MAX_ELEMENTS) {
@@ -327,7 +329,8 @@ static qn_value repeat_items(qn_vm *vm, qn_value x, int64_t n) {
     return text_take(&t);
   }
   const qn_list *l = value_list(x);
-  if (l->len && n > INT32_MAX / l->len) return raise_error(vm, E_too_large, SPAN_NONE, "repeat: too many items for a list");
+  if (l->len && n > INT32_MAX / l->len)
+    return raise_error(vm, E_too_large, SPAN_NONE, "repeat: too many items for a list");
   qn_value out = list_value(list_new(vm, (size_t)n * l->len));
   if (value_is_error(out)) return out;
   for (size_t i = 0; i < value_list(out)->len; i++) {
@@ -382,7 +385,8 @@ qn_value builtin_repeat(qn_vm *vm, const qn_value *args) {
 
 qn_value builtin_stack(qn_vm *vm, const qn_value *args) {
   int64_t axis;
-  if (is_array(args[1])) return raise_error(vm, E_type, SPAN_NONE, "stack: arrays are given as one list: stack((x, y))");
+  if (is_array(args[1]))
+    return raise_error(vm, E_type, SPAN_NONE, "stack: arrays are given as one list: stack((x, y))");
   if (!arg_int(vm, "stack", "an int as axis", args[1], &axis)) return value_error();
   if (!value_is(args[0], TAG_LIST)) return arg_refuse(vm, "stack", "a list of arrays", args[0]);
   const qn_list *l = value_list(args[0]);
@@ -454,7 +458,7 @@ qn_value take_rows(qn_vm *vm, qn_value x, qn_value index, int axis) {
   int before = value_array(x)->rank, k = value_array(index)->rank, rank = before - 1 + k;
   if (rank > ARRAY_MAX_RANK)
     return raise_error(vm, E_rank, SPAN_NONE, "take: the result would have %d axes; an array has at most %d", rank,
-                 ARRAY_MAX_RANK);
+                       ARRAY_MAX_RANK);
   qn_value out = use2(vm, OP_index, use_move_axis(vm, value_retain(x), axis, 0), value_retain(index), &attr);
   /* The index's axes lie in front: put the `axis` leading ones of x before them. */
   int order[ARRAY_MAX_RANK];
@@ -482,8 +486,8 @@ qn_value builtin_take(qn_vm *vm, const qn_value *args) {
   if (value_is(args[1], TAG_INT)) {
     int64_t i = args[1].u.i, n = a->shape[axis], shape[ARRAY_MAX_RANK];
     if (i < -n || i >= n)
-      return raise_error(vm, E_index, SPAN_NONE, "take: index %lld is out of bounds for axis %d of size %lld", (long long)i,
-                   axis, (long long)n);
+      return raise_error(vm, E_index, SPAN_NONE, "take: index %lld is out of bounds for axis %d of size %lld",
+                         (long long)i, axis, (long long)n);
     for (int k = 0, j = 0; k < a->rank; k++)
       if (k != axis) shape[j++] = a->shape[k];
     return use_shape(vm, to_slice(vm, x, axis, i < 0 ? i + n : i, 1, 1), a->rank - 1, shape);

@@ -140,7 +140,8 @@ static bool arg_lane_axes(qn_vm *vm, const char *name, qn_value v) {
 }
 
 qn_value builtin_vmap(qn_vm *vm, const qn_value *args) {
-  if (!arg_fn(vm, "vmap", args[0], true) || !arg_lane_axes(vm, "in_axes", args[1]) || !arg_lane_axes(vm, "out_axes", args[2]))
+  if (!arg_fn(vm, "vmap", args[0], true) || !arg_lane_axes(vm, "in_axes", args[1]) ||
+      !arg_lane_axes(vm, "out_axes", args[2]))
     return value_error();
   return transform_new(vm, TRANSFORM_VMAP, args, 3);
 }

@@ -43,7 +43,7 @@ static bool each_axis(qn_vm *vm, const sweeps *w, const char *what, qn_value v, 
   bool list = value_is(v, TAG_LIST);
   if (list && value_list(v)->len != (uint32_t)w->n) {
     raise_error(vm, E_argument, SPAN_NONE, "%s: %s is an int or a list of %d, not of %u", w->fn, what, w->n,
-          value_list(v)->len);
+                value_list(v)->len);
     return false;
   }
   for (int i = 0; i < w->n; i++) {
@@ -52,8 +52,8 @@ static bool each_axis(qn_vm *vm, const sweeps *w, const char *what, qn_value v, 
     if (!arg_int(vm, w->fn, words, list ? value_list(v)->items[i] : v, &out[i])) return false;
     if (out[i] < least || out[i] > ARRAY_MAX_ELEMENTS) {
       raise_error(vm, out[i] < least ? E_argument : E_too_large, SPAN_NONE, "%s: %s %lld along the %s; %s", w->fn, what,
-            (long long)out[i], axis_name(w, i),
-            out[i] < least ? least ? "it is at least 1" : "it is not negative" : "at most 2**48");
+                  (long long)out[i], axis_name(w, i),
+                  out[i] < least ? least ? "it is at least 1" : "it is not negative" : "at most 2**48");
       return false;
     }
   }
@@ -68,7 +68,8 @@ static bool text_is(qn_value v, const char *text) {
 static bool read_padding(qn_vm *vm, sweeps *w, qn_value v, const int64_t *lengths) {
   bool same = text_is(v, "same"), list = value_is(v, TAG_LIST);
   if (value_is(v, TAG_STR) && !same && !text_is(v, "valid")) {
-    raise_error(vm, E_argument, SPAN_NONE, "%s: padding \"%s\"; a text is \"same\" or \"valid\"", w->fn, value_str(v)->text);
+    raise_error(vm, E_argument, SPAN_NONE, "%s: padding \"%s\"; a text is \"same\" or \"valid\"", w->fn,
+                value_str(v)->text);
     return false;
   }
   if (list && value_list(v)->len != (uint32_t)w->n) {
@@ -94,7 +95,8 @@ static bool read_padding(qn_vm *vm, sweeps *w, qn_value v, const int64_t *length
     for (int k = 0; k < 2; k++)
       if (sides[k] < 0 || sides[k] > ARRAY_MAX_ELEMENTS) {
         raise_error(vm, sides[k] < 0 ? E_shape : E_too_large, SPAN_NONE, "%s: padding %lld along the %s%s", w->fn,
-              (long long)sides[k], axis_name(w, i), sides[k] < 0 ? "; a slice cuts elements off" : "; at most 2**48");
+                    (long long)sides[k], axis_name(w, i),
+                    sides[k] < 0 ? "; a slice cuts elements off" : "; at most 2**48");
         return false;
       }
     s->low = sides[0];
@@ -212,15 +214,16 @@ static qn_value pool(qn_vm *vm, const char *fn, op_id op, const qn_value *args) 
   if (!is_array(args[0])) return arg_refuse(vm, fn, "an array", args[0]);
   qn_array *x = value_array(args[0]);
   if (x->rank < 2 || x->rank + SPATIAL > ARRAY_MAX_RANK)
-    return raise_error(vm, E_rank, SPAN_NONE, "%s: an array of rank 2 to %d whose last axes are height and width, not %d", fn,
-                 ARRAY_MAX_RANK - SPATIAL, x->rank);
+    return raise_error(vm, E_rank, SPAN_NONE,
+                       "%s: an array of rank 2 to %d whose last axes are height and width, not %d", fn,
+                       ARRAY_MAX_RANK - SPATIAL, x->rank);
   qn_value stride = value_is(args[2], TAG_NIL) ? args[1] : args[2];
   if (!each_axis(vm, &w, "size", args[1], 1, sizes) || !read_sweeps(vm, &w, x, sizes, stride, args[3], value_int(1)))
     return value_error();
   for (int i = 0; i < w.n; i++)
     if (w.s[i].low >= w.s[i].size || w.s[i].high >= w.s[i].size)
-      return raise_error(vm, E_argument, SPAN_NONE, "%s: padding %lld along the %s would make windows of padding alone", fn,
-                   (long long)(w.s[i].low > w.s[i].high ? w.s[i].low : w.s[i].high), axis_name(&w, i));
+      return raise_error(vm, E_argument, SPAN_NONE, "%s: padding %lld along the %s would make windows of padding alone",
+                         fn, (long long)(w.s[i].low > w.s[i].high ? w.s[i].low : w.s[i].high), axis_name(&w, i));
   qn_dtype d = (qn_dtype)x->dtype;
   bool sums = op == OP_sum;
   int lead = x->rank - w.n;

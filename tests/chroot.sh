@@ -17,7 +17,7 @@ shift
 base=$folder/base
 [ $# -gt 0 ] || set -- help needs "demo 1" "run examples/heat.qn" repl build "build checked" "build fuzz" "test -R ^unit.lang_value" \
   "check -R ^unit.lang_value" "soak 0.1 strings" gpu-pack gpu-test "fuzz 5" "bench --row add --rounds 1 --seconds 0.05 --warm 0.1" \
-  "bench interp --row start --rounds 1" "bench gpu" reference
+  "bench interp --row start --rounds 1" "bench gpu" format reference
 
 if [ ! -e "$base/.complete" ]; then
   mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | sed 1q)

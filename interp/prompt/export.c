@@ -305,7 +305,8 @@ static qn_value make_value(export *x, const type_sig *sig) {
   if (sig->kind == SIG_HOST) return value_float(1);
   if (sig->kind == SIG_ARRAY) {
     int64_t shape[ARRAY_MAX_RANK];
-    if (sig->n > ARRAY_MAX_RANK) return raise_error(vm, E_rank, SPAN_NONE, "arrays have at most %d axes", ARRAY_MAX_RANK);
+    if (sig->n > ARRAY_MAX_RANK)
+      return raise_error(vm, E_rank, SPAN_NONE, "arrays have at most %d axes", ARRAY_MAX_RANK);
     for (uint32_t i = 0; i < sig->n; i++) shape[i] = size_of(x, &sig->dims[i]);
     qn_array *a = array_new(vm, sig->dtype < 0 ? QN_f32 : (qn_dtype)sig->dtype, (int)sig->n, shape);
     if (!a) return value_error();

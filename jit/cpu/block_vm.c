@@ -213,12 +213,12 @@ static bool note_acc(translator *t, l_val at) {
   const l_instr *i = &t->p->code[at];
   bvm_acc_plan *a = &c->accs[c->naccs];
   *a = (bvm_acc_plan){.at = at,
-                     .op = i->sub,
-                     .dtype = i->dtype,
-                     .order = (uint8_t)i->imm,
-                     .size = (uint8_t)dtype_size((qn_dtype)i->dtype),
-                     .many = i->a != 0,
-                     .arg = is_arg(i->sub)};
+                      .op = i->sub,
+                      .dtype = i->dtype,
+                      .order = (uint8_t)i->imm,
+                      .size = (uint8_t)dtype_size((qn_dtype)i->dtype),
+                      .many = i->a != 0,
+                      .arg = is_arg(i->sub)};
   a->fold = a->arg ? NULL : c->loops->kop[i->sub][i->dtype];
   c->acc_of[at] = (uint16_t)c->naccs++;
   return true;

@@ -253,8 +253,8 @@ static void push_chain(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, const ch
 }
 
 /* Many results: those of the running block, one k. */
-static void push_many(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, const char *x, const char *y, int mode, int64_t k,
-                      int64_t n) {
+static void push_many(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, const char *x, const char *y, int mode,
+                      int64_t k, int64_t n) {
   const bvm_loops *l = f->code->loops;
   size_t size = a->size;
   int64_t from = f->i0, length = chain_length(a), pos = s->k % length;

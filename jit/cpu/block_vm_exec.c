@@ -147,7 +147,9 @@ const void *bvm_vector(bvm_frame *f, l_val v, int slot) {
   return t;
 }
 
-static char *buffer_base(const bvm_frame *f, int64_t b) { return b >= 0 ? (char *)f->args->buf[b] : (char *)f->val[-b]; }
+static char *buffer_base(const bvm_frame *f, int64_t b) {
+  return b >= 0 ? (char *)f->args->buf[b] : (char *)f->val[-b];
+}
 
 /* The part of the block that a guard lets through by its bounds, and the mask that says the rest (or NULL). */
 typedef struct guard {
@@ -385,7 +387,8 @@ static void compute(bvm_frame *f, const bvm_op *o) {
   if (o->dest && !f->active) {
     const l_instr *s = &f->code->p->code[o->dest];
     if (f->idx[s->b] == 1)
-      f->val[o->at] = buffer_base(f, s->imm) + ((f->idx[s->a] + f->o) << bvm_size_class(dtype_size((qn_dtype)i->dtype)));
+      f->val[o->at] =
+          buffer_base(f, s->imm) + ((f->idx[s->a] + f->o) << bvm_size_class(dtype_size((qn_dtype)i->dtype)));
     else
       f->val[o->at] = f->regs + (f->code->reg[o->at] - 1) * (size_t)f->block * 8;
   }

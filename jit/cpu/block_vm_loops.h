@@ -34,8 +34,8 @@ typedef struct bvm_loops {
   bvm_fn kop[KOP_COUNT][QN_DTYPE_COUNT];
   bvm_fn math[MATH_COUNT][QN_DTYPE_COUNT];
   bvm_fn cast[QN_DTYPE_COUNT][QN_DTYPE_COUNT]; /* from, to */
-  bvm_fn iota[QN_DTYPE_COUNT]; /* a: first, b: step (both i64) */
-  bvm_fn fill[VM_SIZES];       /* out = a repeated */
+  bvm_fn iota[QN_DTYPE_COUNT];                 /* a: first, b: step (both i64) */
+  bvm_fn fill[VM_SIZES];                       /* out = a repeated */
   bvm_fn copy[VM_SIZES];
   bvm_fn select[VM_SIZES];
   /* stride in elements */

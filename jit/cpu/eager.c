@@ -256,19 +256,21 @@ qn_value eager_raise_check(qn_vm *vm, op_id op, qn_dtype dtype, int64_t element,
   switch ((op_raises)op_rows[op].raises) {
   case RAISES_int_div:
     return raise_error(vm, E_div_zero, SPAN_NONE, "element %lld: integer %s by 0", (long long)element,
-                 op == OP_mod ? "remainder" : "division");
+                       op == OP_mod ? "remainder" : "division");
   case RAISES_int_pow:
-    return raise_error(vm, E_neg_exponent, SPAN_NONE, "element %lld: an integer to the power %s", (long long)element, number);
+    return raise_error(vm, E_neg_exponent, SPAN_NONE, "element %lld: an integer to the power %s", (long long)element,
+                       number);
   case RAISES_shift:
     return raise_error(vm, E_shift, SPAN_NONE, "element %lld: a shift by %s; %s shifts by 0 to %d", (long long)element,
-                 number, dtype_rows[dtype].name, (int)dtype_size(dtype) * 8 - 1);
+                       number, dtype_rows[dtype].name, (int)dtype_size(dtype) * 8 - 1);
   case RAISES_to_int:
     return raise_error(vm, E_to_int, SPAN_NONE, "%s is not representable as %s (element %lld)", number,
-                 dtype_rows[dtype].name, (long long)element);
+                       dtype_rows[dtype].name, (long long)element);
   case RAISES_bounds:
     return raise_error(vm, E_index, SPAN_NONE, "index %s is out of bounds for axis %d of size %lld", number, axis,
-                 (long long)size);
-  default: return raise_error(vm, E_internal, SPAN_NONE, "%s failed at element %lld", op_rows[op].name, (long long)element);
+                       (long long)size);
+  default:
+    return raise_error(vm, E_internal, SPAN_NONE, "%s failed at element %lld", op_rows[op].name, (long long)element);
   }
 }
 
@@ -381,7 +383,7 @@ bool eager_check_fit(qn_vm *vm, qn_value v, qn_dtype to) {
   char number[40];
   number_text(v, number);
   raise_error(vm, E_weak_range, SPAN_NONE, "%s does not fit %s, the dtype of the array beside it", number,
-        dtype_rows[to].name);
+              dtype_rows[to].name);
   return false;
 }
 

@@ -57,8 +57,8 @@ static inline bool scalar_fits(qn_value v, qn_dtype d, char cell[8]) {
 
 /* ---- everything in one order ------------------------------------------------------------------------------------------ */
 
-static __attribute__((noinline)) bool run_blocks(const op_program *s, const void *const *from, uint32_t vectors, char *out,
-                                                 int64_t n) {
+static __attribute__((noinline)) bool run_blocks(const op_program *s, const void *const *from, uint32_t vectors,
+                                                 char *out, int64_t n) {
   size_t out_size = dtype_size((qn_dtype)s->result);
   for (int64_t i = 0; i < n; i += BLOCK) {
     const void *at[PROGRAM_SLOTS];
@@ -88,8 +88,9 @@ static __attribute__((noinline)) qn_value run_steps(qn_vm *vm, const op_program 
 }
 
 /* The result of the shape of x, where all operands are in its order or repeated. Unset: a check has failed. */
-static inline __attribute__((always_inline)) qn_value
-run_whole(qn_vm *vm, const op_program *s, const qn_array *x, const void *a, const void *b, const void *c, uint32_t vectors) {
+static inline __attribute__((always_inline)) qn_value run_whole(qn_vm *vm, const op_program *s, const qn_array *x,
+                                                                const void *a, const void *b, const void *c,
+                                                                uint32_t vectors) {
   if (!s->fn) return run_steps(vm, s, x, a, b, c, vectors);
   qn_array *out = array_new_like(vm, (qn_dtype)s->result, x);
   if (__builtin_expect(!out, 0)) return value_error();
@@ -511,7 +512,8 @@ static __attribute__((noinline)) qn_value one_with_gaps(qn_vm *vm, const op_prog
 qn_value eager_one(qn_vm *vm, op_id op, qn_value a) {
   if (a.head == TAG_ARRAY && op != OP_stop_gradient) {
     const qn_array *x = value_array(a);
-    if (plain(vm, x)) return run_plain(vm, op_program_of(vm, op, op_program_number(x->dtype, 0)), x, array_data(x), NULL, 1);
+    if (plain(vm, x))
+      return run_plain(vm, op_program_of(vm, op, op_program_number(x->dtype, 0)), x, array_data(x), NULL, 1);
     if (gappy(x)) return one_with_gaps(vm, op_program_of(vm, op, op_program_number(x->dtype, 0)), x);
   }
   return any_one(vm, op, &a);
@@ -522,7 +524,8 @@ static inline __attribute__((always_inline)) qn_value with_number(qn_vm *vm, op_
                                                                   bool turned) {
   const qn_array *x = value_array(a);
   uint32_t number = PROGRAM_WEAK + (uint32_t)b.head, kind = x->dtype;
-  const op_program *s = op_program_of(vm, op, turned ? op_program_number(number, kind) : op_program_number(kind, number));
+  const op_program *s =
+      op_program_of(vm, op, turned ? op_program_number(number, kind) : op_program_number(kind, number));
   _Alignas(8) char cell[8];
   if (__builtin_expect(!s, 0)) return value_error();
   if (!scalar_fits(b, (qn_dtype)s->scalar[turned ? 0 : 1], cell)) return value_unset();
@@ -530,8 +533,8 @@ static inline __attribute__((always_inline)) qn_value with_number(qn_vm *vm, op_
 }
 
 /* x and y, both plain, whose shape is that of the last axes of x: row by row. `turned`: y is the first operand. */
-static __attribute__((noinline)) qn_value run_suffix(qn_vm *vm, const op_program *s, const qn_array *x, const qn_array *y,
-                                                     bool turned) {
+static __attribute__((noinline)) qn_value run_suffix(qn_vm *vm, const op_program *s, const qn_array *x,
+                                                     const qn_array *y, bool turned) {
   if (__builtin_expect(!s, 0)) return value_error();
   const char *big = array_data(x), *small = array_data(y);
   int64_t n = y->size, total = x->size;
@@ -553,8 +556,8 @@ static __attribute__((noinline)) qn_value run_suffix(qn_vm *vm, const op_program
 }
 
 /* x and y, both plain, whose shape is that of the first axes of x, the others being 1. */
-static __attribute__((noinline)) qn_value run_prefix(qn_vm *vm, const op_program *s, const qn_array *x, const qn_array *y,
-                                                     bool turned) {
+static __attribute__((noinline)) qn_value run_prefix(qn_vm *vm, const op_program *s, const qn_array *x,
+                                                     const qn_array *y, bool turned) {
   _Alignas(64) char held[BLOCK * 8];
   if (__builtin_expect(!s, 0)) return value_error();
   if (!s->usable || x->size > BLOCK) return value_unset();
@@ -565,8 +568,8 @@ static __attribute__((noinline)) qn_value run_prefix(qn_vm *vm, const op_program
 
 /* x and y, both plain, where y has size 1 along the last axes, as many as x has that are not 1: each element of y beside all of x.
  * Unset: they are not so. */
-static __attribute__((noinline)) qn_value run_outer(qn_vm *vm, const op_program *s, const qn_array *x, const qn_array *y,
-                                                    bool turned) {
+static __attribute__((noinline)) qn_value run_outer(qn_vm *vm, const op_program *s, const qn_array *x,
+                                                    const qn_array *y, bool turned) {
   _Alignas(64) char wide[BLOCK * 8], tall[BLOCK * 8];
   if (__builtin_expect(!s, 0)) return value_error();
   int rank = y->rank, inner = rank;
@@ -749,7 +752,8 @@ qn_value eager_convert(qn_vm *vm, qn_value a, qn_dtype to) {
   if (!value_is(a, TAG_ARRAY)) return value_unset();
   const qn_array *x = value_array(a);
   if (x->dtype == to) return x->storage ? value_retain(a) : value_unset();
-  if (plain(vm, x)) return run_plain(vm, op_program_of(vm, OP_cast, op_program_number(x->dtype, to)), x, array_data(x), NULL, 1);
+  if (plain(vm, x))
+    return run_plain(vm, op_program_of(vm, OP_cast, op_program_number(x->dtype, to)), x, array_data(x), NULL, 1);
   return any(vm, OP_cast, &a, 1, to);
 }
 

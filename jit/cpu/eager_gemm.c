@@ -22,9 +22,8 @@ typedef struct outer_axes {
 
 /* An axis before the last two, of sizes nx and ny, of which the result has *n: merged into the one that is gone through before it, the
  * first ones into the rows, where it can. False: it does not broadcast, or there are too many terms. */
-static inline __attribute__((always_inline)) bool join_axis(int64_t nx, int64_t sx, int64_t ny, int64_t sy,
-                                                            bvm_gemm *p, outer_axes *outer, int64_t *terms,
-                                                            int64_t *n) {
+static inline __attribute__((always_inline)) bool join_axis(int64_t nx, int64_t sx, int64_t ny, int64_t sy, bvm_gemm *p,
+                                                            outer_axes *outer, int64_t *terms, int64_t *n) {
   int64_t most = nx == 1 ? ny : nx;
   *n = most;
   if (most == 1) return true;

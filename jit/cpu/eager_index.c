@@ -57,8 +57,8 @@ static int64_t offsets_of(const qn_array *a, int rank, const int64_t *shape, int
 }
 
 /* The elements of an integer array, broadcast to a shape of n elements, as i64 in `to`. */
-static __attribute__((noinline)) void load_indices(const bvm_loops *l, const qn_array *a, int rank, const int64_t *shape,
-                                                   int64_t n, int64_t *to) {
+static __attribute__((noinline)) void load_indices(const bvm_loops *l, const qn_array *a, int rank,
+                                                   const int64_t *shape, int64_t n, int64_t *to) {
   qn_dtype d = (qn_dtype)a->dtype;
   const char *from = array_data(a);
   _Alignas(8) char dense[EAGER_PLACES * 8];
@@ -76,8 +76,8 @@ static __attribute__((noinline)) void load_indices(const bvm_loops *l, const qn_
 }
 
 /* The same, in `to` or where they are. */
-static inline const int64_t *indices_of(const bvm_loops *l, const qn_array *a, int rank, const int64_t *shape, int64_t n,
-                                        int64_t *to) {
+static inline const int64_t *indices_of(const bvm_loops *l, const qn_array *a, int rank, const int64_t *shape,
+                                        int64_t n, int64_t *to) {
   if (a->dtype == QN_i64 && a->contiguous && a->size == n) return (const int64_t *)(const void *)array_data(a);
   load_indices(l, a, rank, shape, n, to);
   return to;

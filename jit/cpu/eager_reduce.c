@@ -35,10 +35,10 @@ static inline qn_dtype fold_dtype(op_id op, qn_dtype d) {
 
 /* How an op computes on a dtype. */
 typedef struct fold_plan {
-  bool usable;         /* else it is left to the slow way */
-  uint8_t to;          /* dtype in which it computes */
-  uint8_t result;      /* and of the result */
-  uint8_t size;        /* bytes of an element of `to` */
+  bool usable;          /* else it is left to the slow way */
+  uint8_t to;           /* dtype in which it computes */
+  uint8_t result;       /* and of the result */
+  uint8_t size;         /* bytes of an element of `to` */
   bvm_fn widen, narrow; /* from the operand's dtype, to the result's; NULL: the same */
   bvm_fn step,
       divide; /* of two elements; of means, by the number of elements, in the result's dtype (bools) or else in `to` */

@@ -263,8 +263,8 @@ static const char *in_one_piece(qn_vm *vm, const qn_array *a, qn_dtype d, char h
 typedef struct joint {
   int axis;
   bool new_axis; /* the parts do not have it: each is one place along it */
-  bool
-      plain; /* all parts lie in one piece and have the array's dtype; else there may be numbers among parts of one element */
+  /* all parts lie in one piece and have the array's dtype; else there may be numbers among parts of one element */
+  bool plain;
   int64_t rows;  /* runs of each part, one before all of the others' */
   int64_t inner; /* elements behind the axis */
 } joint;

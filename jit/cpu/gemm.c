@@ -58,12 +58,12 @@ static void sizes_of(const qn_array *const in[2], bool stored, uint8_t flags, pr
 
 static device_gemm signature_of(const product_sizes *s, uint8_t dtype, uint8_t flags) {
   device_gemm p = {.dtype = dtype,
-                      .x_across = (flags & ATTR_X_ACROSS) != 0,
-                      .y_across = (flags & ATTR_Y_ACROSS) != 0,
-                      .batch = s->total,
-                      .m = s->m,
-                      .n = s->n,
-                      .k = s->k};
+                   .x_across = (flags & ATTR_X_ACROSS) != 0,
+                   .y_across = (flags & ATTR_Y_ACROSS) != 0,
+                   .batch = s->total,
+                   .m = s->m,
+                   .n = s->n,
+                   .k = s->k};
   if (p.batch > 1 && s->one[1] && !s->one[0] && !p.x_across) {
     p.m *= p.batch;
     p.batch = 1;

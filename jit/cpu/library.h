@@ -7,7 +7,9 @@
 #include "lang/vm.h"
 
 /* Is `op` one of these? */
-static inline bool library_has(op_id op) { return op == OP_sort || op == OP_argsort || op == OP_compress || op == OP_nonzero || op == OP_recurrence; }
+static inline bool library_has(op_id op) {
+  return op == OP_sort || op == OP_argsort || op == OP_compress || op == OP_nonzero || op == OP_recurrence;
+}
 
 /* OP_recurrence, of two arrays of one shape (recurrence.c). A new array, or NULL with an error raised. */
 QN_MUST_CHECK qn_array *recurrence_apply(qn_vm *vm, qn_array *by, qn_array *plus, const op_attr *attr);
@@ -17,6 +19,7 @@ QN_MUST_CHECK qn_array *library_apply(qn_vm *vm, op_id op, qn_array *const *in, 
 
 /* Runs one where the operands are, on a device: to `out`, contiguous and beside them, or, where that is NULL, to a new array. A size that data tell is
  * set in `out`, which has room for all. NULL with *refused: not there, or not yet, and nothing is raised. */
-QN_MUST_CHECK qn_array *library_there(qn_vm *vm, op_id op, qn_array *const *in, const op_attr *attr, qn_array *out, bool *refused);
+QN_MUST_CHECK qn_array *library_there(qn_vm *vm, op_id op, qn_array *const *in, const op_attr *attr, qn_array *out,
+                                      bool *refused);
 
 #endif

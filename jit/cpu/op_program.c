@@ -198,7 +198,9 @@ __attribute__((noinline, cold)) const op_program *op_program_make(qn_vm *vm, op_
   enum { DIGIT = (1 << PROGRAM_KIND_BITS) - 1 };
   maker m = {.vm = vm, .loops = cpu_loops(vm)};
   eager_kept *t = m.loops ? eager_keeps(vm) : NULL;
-  if (!t || (!t->op_programs[op] && !(t->op_programs[op] = mem_zalloc(vm, row_length(op) * sizeof *t->op_programs[op])))) return NULL;
+  if (!t ||
+      (!t->op_programs[op] && !(t->op_programs[op] = mem_zalloc(vm, row_length(op) * sizeof *t->op_programs[op]))))
+    return NULL;
   int nin = op_rows[op].arity;
   graph_type types[PROGRAM_OPERANDS];
   for (int i = 0; i < nin; i++) {
@@ -233,7 +235,8 @@ __attribute__((noinline, cold)) const op_program *op_program_make(qn_vm *vm, op_
 void op_programs_free(qn_vm *vm, eager_kept *t) {
   for (int op = 0; op < OP_COUNT; op++) {
     for (size_t i = 0; t->op_programs[op] && i < row_length((op_id)op); i++)
-      if (t->op_programs[op][i]) mem_free(vm, (op_program *)(uintptr_t)t->op_programs[op][i], strip_bytes(t->op_programs[op][i]));
+      if (t->op_programs[op][i])
+        mem_free(vm, (op_program *)(uintptr_t)t->op_programs[op][i], strip_bytes(t->op_programs[op][i]));
     mem_free(vm, t->op_programs[op], row_length((op_id)op) * sizeof *t->op_programs[op]);
   }
 }

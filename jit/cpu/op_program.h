@@ -25,12 +25,13 @@ enum { PROGRAM_BLOCK = 256 }; /* elements at a time at most, unless the op_progr
 
 typedef struct op_program_step {
   bvm_fn fn; /* NULL: a step of another kind */
-  bvm_fn
-      once; /* one element, made of host numbers and constants; NULL: a check, that in[0] holds for all elements, or the end */
+  /* one element, made of host numbers and constants; NULL: a check, that in[0] holds for all elements, or the end */
+  bvm_fn once;
   uint8_t out, in[3]; /* out: PROGRAM_SLOTS at the end */
   uint8_t nin;        /* of fn and once */
   uint8_t mode
-      [1 << PROGRAM_OPERANDS]; /* of fn, by which operands of the op_program are vectors; of a check whether in[0] is one */
+      [1
+       << PROGRAM_OPERANDS]; /* of fn, by which operands of the op_program are vectors; of a check whether in[0] is one */
 } op_program_step;
 
 /* The kind of an operand: its dtype, or PROGRAM_WEAK + the tag of a host number. */
@@ -39,9 +40,9 @@ _Static_assert(PROGRAM_WEAK + TAG_FLOAT < 1 << PROGRAM_KIND_BITS, "a kind of ope
 _Static_assert(TAG_INT == TAG_BOOL + 1 && TAG_FLOAT == TAG_BOOL + 2, "host numbers are numbered in a row");
 
 typedef struct op_program {
-  bvm_fn fn;                       /* the only step, of the operands in their order; NULL: there are more, or none */
-  bool usable;                    /* else the op on such operands is left to the slow way */
-  uint8_t result;                 /* dtype */
+  bvm_fn fn;                        /* the only step, of the operands in their order; NULL: there are more, or none */
+  bool usable;                      /* else the op on such operands is left to the slow way */
+  uint8_t result;                   /* dtype */
   uint8_t scalar[PROGRAM_OPERANDS]; /* of host numbers: the dtype in which the op takes them */
   uint8_t size[PROGRAM_OPERANDS];   /* bytes of an element */
   uint8_t nsteps, nconsts, ntemps;
@@ -53,10 +54,12 @@ typedef struct op_program {
  * takes fewer than two has the last digit 0, a conversion the target there. */
 typedef struct eager_kept {
   const op_program **op_programs[OP_COUNT]; /* NULL: none so far */
-  struct fold_plan *folds;        /* eager_reduce.c's; NULL: none so far */
+  struct fold_plan *folds;                  /* eager_reduce.c's; NULL: none so far */
 } eager_kept;
 static inline uint32_t op_program_number(uint32_t a, uint32_t b) { return a << PROGRAM_KIND_BITS | b; }
-static inline uint32_t op_program_number3(uint32_t a, uint32_t b, uint32_t c) { return op_program_number(op_program_number(a, b), c); }
+static inline uint32_t op_program_number3(uint32_t a, uint32_t b, uint32_t c) {
+  return op_program_number(op_program_number(a, b), c);
+}
 
 /* Makes it; NULL with an error raised. */
 QN_MUST_CHECK const op_program *op_program_make(qn_vm *vm, op_id op, uint32_t number);
@@ -101,8 +104,8 @@ static inline bool all_hold(const uint8_t *ok, int64_t n) {
 
 /* The steps on n <= PROGRAM_BLOCK elements: operand i is at at[i], a vector if bit i of `vectors` is set. `at` has PROGRAM_SLOTS places, of which
  * the operands are filled in. False: a check has failed. */
-static inline __attribute__((always_inline)) bool op_program_run(const op_program *s, const void **at, size_t vectors, void *out,
-                                                            int64_t n) {
+static inline __attribute__((always_inline)) bool op_program_run(const op_program *s, const void **at, size_t vectors,
+                                                                 void *out, int64_t n) {
   _Alignas(64) char temps[PROGRAM_TEMPS][PROGRAM_BLOCK * 8];
   enum { FEW = 3 };
   at[PROGRAM_RESULT] = out;

@@ -71,7 +71,7 @@ static void raise_check(plan_frame *f, const l_program *p, const bvm_failure *fa
   const graph *g = f->p->graph;
   if (!c || c->node >= g->n || g->nodes[c->node].kind != NODE_OP) {
     raise_error(f->vm, c ? (error_id)c->id : E_internal, SPAN_NONE, "a check of the kernel %s failed",
-          p->name ? p->name : "");
+                p->name ? p->name : "");
   } else {
     const graph_node *n = &g->nodes[c->node];
     const graph_type *x = n->nin ? &g->nodes[n->in[0]].type : &n->type;

@@ -124,8 +124,8 @@ typedef struct launch {
   int64_t n, chunk;
   bvm_frame *own;        /* the launcher's frame: tables in the code, registers in the first thread's memory */
   bvm_failure *failures; /* per thread */
-  _Atomic int64_t next; /* first instance that nobody has taken */
-  atomic_bool stop;     /* an interrupt, or a limit, was seen */
+  _Atomic int64_t next;  /* first instance that nobody has taken */
+  atomic_bool stop;      /* an interrupt, or a limit, was seen */
   _Atomic uint64_t error;
 } launch;
 

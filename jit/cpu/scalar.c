@@ -31,7 +31,7 @@ static int64_t floor_mod(int64_t a, int64_t b) {
 static qn_value int_pow(qn_vm *vm, int64_t base, int64_t n) {
   if (n < 0)
     return raise_error(vm, E_neg_exponent, SPAN_NONE, "%lld ** %lld: a negative exponent needs a float, %lld.0 ** %lld",
-                 (long long)base, (long long)n, (long long)base, (long long)n);
+                       (long long)base, (long long)n, (long long)base, (long long)n);
   int64_t r = 1, square = base;
   for (int64_t bits = n;; bits >>= 1) {
     if (bits & 1 && __builtin_mul_overflow(r, square, &r)) return overflow2(vm, base, "**", n);
@@ -75,8 +75,8 @@ static qn_value int_op(qn_vm *vm, op_id op, int64_t a, int64_t b, int64_t c) {
     r = (int64_t)((uint64_t)a << b);
     if (r >> b == a) return value_int(r);
     return raise_error(vm, E_overflow, SPAN_NONE,
-                 "shl(%lld, %lld) does not fit 64 bits; elements of arrays lose the bits above: shl([x], n)",
-                 (long long)a, (long long)b);
+                       "shl(%lld, %lld) does not fit 64 bits; elements of arrays lose the bits above: shl([x], n)",
+                       (long long)a, (long long)b);
   case OP_eq: return value_bool(a == b);
   case OP_ne: return value_bool(a != b);
   case OP_lt: return value_bool(a < b);
@@ -95,10 +95,10 @@ static qn_value int_op(qn_vm *vm, op_id op, int64_t a, int64_t b, int64_t c) {
 static bool through_loops(op_id op, qn_dtype d, const void *a, const void *b, const void *c, void *out) {
   const bvm_loops *loops = bvm_loops_pick();
   op_body body = op_bodies[op];
-  bvm_fn fn = body.kind == BODY_KOP
-                 ? (body.which == KOP_select ? loops->select[bvm_size_class(dtype_size(d))] : loops->kop[body.which][d])
-             : body.kind == BODY_MATH ? loops->math[body.which][d]
-                                      : NULL;
+  bvm_fn fn = body.kind == BODY_KOP    ? (body.which == KOP_select ? loops->select[bvm_size_class(dtype_size(d))]
+                                                                   : loops->kop[body.which][d])
+              : body.kind == BODY_MATH ? loops->math[body.which][d]
+                                       : NULL;
   if (fn) fn(out, a, b, c, 0, 1);
   return fn != NULL;
 }
@@ -160,7 +160,7 @@ qn_value scalar_apply(qn_vm *vm, op_id op, const qn_value *in, int nin) {
     return compare_mixed(op, in[0], in[1]);
   if (op == OP_div && !value_is(in[0], TAG_FLOAT) && !value_is(in[1], TAG_FLOAT) && in[1].u.i == 0)
     return raise_error(vm, E_div_zero, SPAN_NONE, "%lld / 0; of floats, as in %lld.0 / 0, it is no error",
-                 (long long)in[0].u.i, (long long)in[0].u.i);
+                       (long long)in[0].u.i, (long long)in[0].u.i);
   double x[3] = {0, 0, 0};
   uint8_t condition = first ? in[0].u.i != 0 : 0;
   for (int i = first; i < nin; i++) x[i] = as_double(in[i]);

@@ -251,7 +251,8 @@ static cublasStatus_t ask(gpu_stream *s, const product *x, const CUdeviceptr at[
 }
 
 static bool failed(qn_vm *vm, const gpu_stream *s, cublasStatus_t rc) {
-  raise_error(vm, E_internal, SPAN_NONE, "gpu(%d): a matrix product failed in cuBLASLt (status %d)", s->number, (int)rc);
+  raise_error(vm, E_internal, SPAN_NONE, "gpu(%d): a matrix product failed in cuBLASLt (status %d)", s->number,
+              (int)rc);
   return false;
 }
 

@@ -132,8 +132,9 @@ static bool hold(qn_vm *vm, gpu_stream *s, size_t size) {
     drop_scratch(vm, s);
     if (mem_hold(vm, size)) return true;
   }
-  raise_error(vm, E_memory, SPAN_NONE, "gpu(%d): %zu bytes are beyond the memory limit; the program's arrays there take %zu",
-        s->number, size, s->live);
+  raise_error(vm, E_memory, SPAN_NONE,
+              "gpu(%d): %zu bytes are beyond the memory limit; the program's arrays there take %zu", s->number, size,
+              s->live);
   return false;
 }
 

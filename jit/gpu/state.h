@@ -220,7 +220,7 @@ const gpu_made *gpu_gemm_made(qn_vm *vm, gpu_stream *s, const device_gemm *p);
 size_t gpu_gemm_scratch(const gpu_made *x, const uint64_t addresses[3]);
 /* In the stream's order, with that memory at `scratch`. False with an error raised. */
 QN_MUST_CHECK bool gpu_gemm_run(qn_vm *vm, gpu_stream *s, const gpu_made *x, const uint64_t addresses[3],
-                                   CUdeviceptr scratch);
+                                CUdeviceptr scratch);
 /* What that would do as a graph, owned; NULL: it cannot be captured. Nothing is raised. */
 CUgraph gpu_gemm_capture(gpu_stream *s, const gpu_made *x, const uint64_t addresses[3], CUdeviceptr scratch);
 

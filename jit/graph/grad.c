@@ -122,9 +122,9 @@ typedef struct node_state {
 /* One differentiation. It takes time and memory by the nodes that it looks at, however many lie below. */
 typedef struct backward {
   graph *g;
-  uint32_t from, last;   /* nodes [from, last] are looked at */
-  node_state *states;    /* of these, from - from on */
-  uint32_t *below;       /* nodes of wrt below `from`, ascending: of the others there nothing is known */
+  uint32_t from, last; /* nodes [from, last] are looked at */
+  node_state *states;  /* of these, from - from on */
+  uint32_t *below;     /* nodes of wrt below `from`, ascending: of the others there nothing is known */
   node_state *of_below;
   uint32_t nbelow;
   const graph_rules *rules;
@@ -477,8 +477,7 @@ static bool region_rule(backward *b, const graph_region *x) {
   *b->culprit = x->end - 1;
   if (!b->rules->apply(b->rules->ctx, x, given, grads, b->why)) return false;
   for (uint32_t k = 0; k < x->nargs; k++)
-    if (grads[k] && is_active(b, x->args[k]))
-      contribute(b, x->args[k], grads[k], g->nodes[x->end - 1].site);
+    if (grads[k] && is_active(b, x->args[k])) contribute(b, x->args[k], grads[k], g->nodes[x->end - 1].site);
   return !g->failed || out_of_memory(b->why, b->culprit);
 }
 

@@ -42,20 +42,20 @@ typedef struct graph_type {
 
 /* What a node is: an op of the table, or one of these. */
 typedef enum graph_kind {
-  NODE_OP,     /* op, operands, attr */
-  NODE_INPUT,  /* payload.input: position among the graph's inputs */
-  NODE_CONST,  /* payload.data: elements, row-major; rank 0 for scalars */
-  NODE_IF,     /* operands: predicate, captured values; regions[0], regions[1]; results by NODE_PROJ */
-  NODE_LOOP,   /* operands: initial carries, captured values; regions[0] header (gives the predicate), regions[1] body */
-  NODE_PROJ,   /* payload.index-th result of operand 0 */
-  NODE_TAP     /* an effect that returns nothing: payload.tap names a row of the recorder's taps */
+  NODE_OP,    /* op, operands, attr */
+  NODE_INPUT, /* payload.input: position among the graph's inputs */
+  NODE_CONST, /* payload.data: elements, row-major; rank 0 for scalars */
+  NODE_IF,    /* operands: predicate, captured values; regions[0], regions[1]; results by NODE_PROJ */
+  NODE_LOOP,  /* operands: initial carries, captured values; regions[0] header (gives the predicate), regions[1] body */
+  NODE_PROJ,  /* payload.index-th result of operand 0 */
+  NODE_TAP    /* an effect that returns nothing: payload.tap names a row of the recorder's taps */
 } graph_kind;
 
 typedef struct graph graph;
 
 typedef struct graph_node {
-  uint8_t kind;  /* graph_kind */
-  uint8_t op;    /* op_id of NODE_OP */
+  uint8_t kind; /* graph_kind */
+  uint8_t op;   /* op_id of NODE_OP */
   uint16_t nin;
   uint32_t site; /* index into graph->sites; 0 unknown */
   const uint32_t *in;
@@ -89,7 +89,7 @@ struct graph {
   uint32_t nsites, sites_cap;
   dim_table dims;
   bool fast_math; /* simplification may use rows that change bits */
-  bool failed; /* out of memory while building: the graph must not be used */
+  bool failed;    /* out of memory while building: the graph must not be used */
 };
 
 enum { GRAPH_MAX_NODES = INT32_MAX - 1 };
@@ -145,7 +145,8 @@ uint32_t graph_input(graph *g, graph_type type, uint32_t site);
 uint32_t graph_const(graph *g, graph_type type, const void *data, uint32_t site); /* copies the elements */
 uint32_t graph_const_scalar(graph *g, qn_dtype dtype, bool weak, double f, int64_t i, uint32_t site);
 /* Appends an op with strict operands and a type that is already inferred. */
-uint32_t graph_node_raw(graph *g, op_id op, const uint32_t *in, int nin, const op_attr *attr, graph_type type, uint32_t site);
+uint32_t graph_node_raw(graph *g, op_id op, const uint32_t *in, int nin, const op_attr *attr, graph_type type,
+                        uint32_t site);
 /* Appends an op as the language means it: promotes, fits and casts operands, infers the type. For differentiation and the
  * recorder. Operands' errors must have been excluded by the caller or by op_infer. A constant scalar that is cast or fitted
  * becomes a constant of that type where this is exact or in range. */
@@ -154,7 +155,8 @@ uint32_t graph_op(graph *g, op_id op, const uint32_t *in, int nin, const op_attr
 bool graph_fix_flags(graph *g, uint32_t node, uint8_t flags);
 /* Says of a dot how a device's library made it (op.h). False when memory is short. */
 QN_MUST_CHECK bool graph_fix_gemm(graph *g, uint32_t node, uint8_t flags);
-uint32_t graph_cast(graph *g, uint32_t node, qn_dtype dtype, uint32_t site); /* the node itself if it has the dtype, not weak */
+uint32_t graph_cast(graph *g, uint32_t node, qn_dtype dtype,
+                    uint32_t site); /* the node itself if it has the dtype, not weak */
 bool graph_output(graph *g, uint32_t node);
 /* Appends a copy of a node whose operands are map[..] of the old ones. Dims keep their numbers: `to` has a copy of from's
  * table. Regions are copied. Inputs are appended to `to`'s. */
@@ -202,14 +204,14 @@ static inline bool graph_fallible(const graph *g, uint32_t node) { return graph_
 
 typedef struct op_types {
   graph_type result;
-  qn_dtype compute;  /* strict dtype of the data operands */
-  bool weak;         /* all operands are weak: computed as host scalars (compute is bool, i64 or f64) */
+  qn_dtype compute; /* strict dtype of the data operands */
+  bool weak;        /* all operands are weak: computed as host scalars (compute is bool, i64 or f64) */
 } op_types;
 
 /* Why a rule refused; the caller turns it into an error with places and operands' texts. */
 typedef struct op_refusal {
-  int id;           /* error_id */
-  char text[256];   /* the sentence */
+  int id;         /* error_id */
+  char text[256]; /* the sentence */
 } op_refusal;
 
 /* What an operand is to its op, which says how it is made strict. */
@@ -224,8 +226,8 @@ op_role op_operand_role(op_id op, int i, int nin);
 
 /* Result type of an op. `dims` may be NULL when all sizes are plain numbers. A size that only data tells (compress, nonzero:
  * axis 0) is its upper bound here; graph_op gives the node a symbol. False fills in `why`; arguments are not changed. */
-QN_MUST_CHECK bool op_infer(dim_table *dims, op_id op, const graph_type *in, int nin, const op_attr *attr, op_types *out,
-                            op_refusal *why);
+QN_MUST_CHECK bool op_infer(dim_table *dims, op_id op, const graph_type *in, int nin, const op_attr *attr,
+                            op_types *out, op_refusal *why);
 
 /* ---- passes ------------------------------------------------------------------------------------------------------------ */
 
@@ -282,8 +284,8 @@ QN_MUST_CHECK bool graph_grad(graph *g, uint32_t from, uint32_t root, uint32_t s
 void graph_print(const graph *g, text_buf *out);
 /* The attributes of an op by name, for those who walk a graph: `each` gets a list of n numbers, or (n -1) a text, or (no text) a
  * flag that is set. */
-void graph_attr_each(op_id op, const op_attr *a, void (*each)(void *ctx, const char *name, const char *text, const int64_t *d, int n),
-                     void *ctx);
+void graph_attr_each(op_id op, const op_attr *a,
+                     void (*each)(void *ctx, const char *name, const char *text, const int64_t *d, int n), void *ctx);
 /* Parses what graph_print writes; NULL with a message in `why`. */
 QN_MUST_CHECK graph *graph_parse(const char *text, char *why, size_t size);
 /* For texts that leave their program: places stay behind, and elements of constants of at least `least` bytes stand elsewhere
@@ -292,7 +294,7 @@ typedef struct graph_store {
   size_t least;
   void *ctx;
   bool (*put)(void *ctx, const void *data, size_t bytes); /* printing; false: memory is short */
-  const void *(*take)(void *ctx, size_t bytes);           /* parsing: the same in the same order; NULL: there are not so many */
+  const void *(*take)(void *ctx, size_t bytes); /* parsing: the same in the same order; NULL: there are not so many */
 } graph_store;
 void graph_print_apart(const graph *g, const graph_store *elements, text_buf *out);
 QN_MUST_CHECK graph *graph_parse_apart(const char *text, const graph_store *elements, char *why, size_t size);

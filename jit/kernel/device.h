@@ -46,9 +46,9 @@ typedef struct device_plan {
 /* A call of a plan: what its steps refer to, by number. Symbols and slots may change from step to step. */
 typedef struct device_call device_call;
 struct device_call {
-  const int64_t *symbols;   /* values of dim expressions */
-  void *const *buffers;     /* addresses on the device */
-  const qk_scalar *slots;   /* host scalars */
+  const int64_t *symbols; /* values of dim expressions */
+  void *const *buffers;   /* addresses on the device */
+  const qk_scalar *slots; /* host scalars */
   /* What a step that is a product asks for; its operands lie as the signature says, but maybe not at multiples of 16 bytes. An
    * empty result has batch, m or n 0. False: the device cannot make it so. */
   bool (*product)(const device_call *call, uint32_t step, device_gemm *p);

@@ -83,8 +83,8 @@ typedef struct group {
   uint32_t *units; /* ascending */
   double ns;       /* estimate, with the start; < 0: not known yet */
   int64_t space;
-  uint32_t
-      time; /* no earlier than its last node and than the groups it reads: groups run in the order of their times */
+  /* no earlier than its last node and than the groups it reads: groups run in the order of their times */
+  uint32_t time;
   uint8_t kind;
   bool alive;
   bool dot, scatter;

@@ -25,13 +25,13 @@ enum { FUSE_NOTHING = 0 };
 
 typedef struct fusion {
   arena arena;
-  graph *g;           /* borrowed; its table of dims grows */
+  graph *g; /* borrowed; its table of dims grows */
   cancel_flag cancel;
   fuse_group *groups; /* in an order in which they can run, fallible ones in program order */
   uint32_t n;
   uint32_t *group_of; /* by node: 1 + the group that computes it, 0: none */
-  uint32_t
-      *base; /* by node: the node whose buffer holds its elements in row-major order (itself unless a view), 0: none */
+  /* by node: the node whose buffer holds its elements in row-major order (itself unless a view), 0: none */
+  uint32_t *base;
   uint8_t *stored;    /* by node: a kernel or library step writes it to a buffer */
   uint8_t *place;     /* by node: lower_place as seen from a kernel that does not compute it */
   uint32_t *scratch;  /* by node: for lower */

@@ -92,7 +92,8 @@ k_kernel *k_new(const char *name, dim_table *dims) {
   k->n = 1;
   if (grow(k, (void **)&k->nodes, 0, &k->cap, sizeof *k->nodes) &&
       grow(k, (void **)&k->forms, 0, &k->forms_cap, sizeof *k->forms) &&
-      grow(k, (void **)&k->atoms, 0, &k->atoms_cap, sizeof *k->atoms) && /* an atom 0 to look at, where one has failed */
+      grow(k, (void **)&k->atoms, 0, &k->atoms_cap,
+           sizeof *k->atoms) && /* an atom 0 to look at, where one has failed */
       grow(k, (void **)&k->guards, 0, &k->guards_cap, sizeof *k->guards)) {
     k->guards[k->nguards++] = (k_condition){0, NULL, 0, 0}; /* guard 0 holds always */
     (void)k_number(k, 0);                                   /* form 0 is the number 0 */

@@ -36,10 +36,10 @@
 #include "jit/graph/dim.h"
 #include "jit/kernel/l.h"
 
-typedef uint32_t k_val;  /* index of a node; 0: none */
-typedef uint32_t k_form; /* index of a linear form; 0: the number 0 */
+typedef uint32_t k_val;   /* index of a node; 0: none */
+typedef uint32_t k_form;  /* index of a linear form; 0: the number 0 */
 typedef uint32_t k_guard; /* index of a guard; 0: none */
-typedef uint32_t k_mask; /* set of axes */
+typedef uint32_t k_mask;  /* set of axes */
 enum { K_AXES_MAX = 32 };
 
 typedef enum k_code {
@@ -55,13 +55,13 @@ typedef enum k_code {
   K_DOT,    /* 6  sum over `axis` of a * b by fma, chains of order dot */
   K_FOLD,   /* 7  for axis = 0, 1, ..: the nodes to END, with carries */
   K_WHILE,  /* 7  while carry a (bool): the nodes to END */
-  K_CARRY,  /* 7  a value that starts as a and that SET changes; before its FOLD or WHILE; read after END: the final value */
-  K_SET,    /* 7  carry a becomes b at the end of the iteration */
-  K_IF,     /* 8  uniform choice: if a (bool, no axes) the nodes to ELSE or END */
-  K_ELSE,   /* 8 */
-  K_END,    /* 7, 8 */
-  K_CHECK,  /* 9  a (bool) false is failure of check imm at element `at`; b: the offending value, or none */
-  K_STORE,  /* 10 buffer[at] = a if guard */
+  K_CARRY, /* 7  a value that starts as a and that SET changes; before its FOLD or WHILE; read after END: the final value */
+  K_SET,   /* 7  carry a becomes b at the end of the iteration */
+  K_IF,    /* 8  uniform choice: if a (bool, no axes) the nodes to ELSE or END */
+  K_ELSE,  /* 8 */
+  K_END,   /* 7, 8 */
+  K_CHECK, /* 9  a (bool) false is failure of check imm at element `at`; b: the offending value, or none */
+  K_STORE, /* 10 buffer[at] = a if guard */
   K_STOREF, /* 11 buffer[at] = sub(buffer[at], a) if guard, in row-major order of the axes; sub may be copy: the last wins */
   K_CODE_COUNT
 } k_code;
@@ -71,12 +71,13 @@ enum { K_LITERAL_MAX = 8 }; /* larger numbers in forms are parameters of the pro
 
 typedef struct k_node {
   uint8_t code, sub, dtype;
-  uint8_t order; /* l_order of REDUCE and SCAN: INNER or OUTER, by the axis; where any order gives the same bits it is only a hint */
+  /* l_order of REDUCE and SCAN: INNER or OUTER, by the axis; where any order gives the same bits it is only a hint */
+  uint8_t order;
   uint8_t flags;
-  uint8_t axis;  /* of REDUCE, SCAN, DOT, FOLD */
+  uint8_t axis; /* of REDUCE, SCAN, DOT, FOLD */
   int32_t buffer;
   k_val a, b, c;
-  k_mask axes;   /* of the value; of an effect: what it runs over */
+  k_mask axes; /* of the value; of an effect: what it runs over */
   k_form at;
   k_guard guard;
   uint64_t imm;
@@ -85,9 +86,9 @@ typedef struct k_node {
 typedef enum k_atom_kind { ATOM_AXIS, ATOM_DIV, ATOM_MOD, ATOM_VALUE } k_atom_kind;
 typedef struct k_atom {
   uint8_t kind;
-  uint32_t ref;  /* axis or k_val */
-  k_form of;     /* DIV, MOD */
-  qn_dim by;     /* > 0 */
+  uint32_t ref; /* axis or k_val */
+  k_form of;    /* DIV, MOD */
+  qn_dim by;    /* > 0 */
   k_mask axes;
 } k_atom;
 typedef struct k_term {
@@ -102,13 +103,13 @@ typedef struct k_linear {
 } k_linear;
 
 typedef struct k_range {
-  k_form form;   /* 0 <= form < extent */
+  k_form form; /* 0 <= form < extent */
   qn_dim extent;
 } k_range;
 typedef struct k_condition {
   uint32_t n;
   k_range *ranges; /* ascending by form */
-  k_val where;           /* bool, or 0 */
+  k_val where;     /* bool, or 0 */
   k_mask axes;
 } k_condition;
 
@@ -119,8 +120,8 @@ typedef struct k_axis {
 
 typedef struct k_buffer {
   uint8_t dtype;
-  uint8_t mode;    /* l_buffer_mode */
-  uint32_t ref;    /* what it is to the graph: a node */
+  uint8_t mode; /* l_buffer_mode */
+  uint32_t ref; /* what it is to the graph: a node */
   qn_dim elements;
 } k_buffer;
 
@@ -206,7 +207,9 @@ bool k_store(k_kernel *k, int buffer, k_form at, k_guard guard, k_val v, k_mask 
 bool k_storef(k_kernel *k, kop_id op, int buffer, k_form at, k_guard guard, k_val v, k_mask over);
 bool k_check(k_kernel *k, int check, k_val ok, k_form element, k_val shows, k_mask over);
 
-static inline bool k_is_effect(const k_node *n) { return n->code == K_CHECK || n->code == K_STORE || n->code == K_STOREF; }
+static inline bool k_is_effect(const k_node *n) {
+  return n->code == K_CHECK || n->code == K_STORE || n->code == K_STOREF;
+}
 /* Does every order of combination give the same bits? */
 static inline bool k_free_order(uint8_t op, uint8_t dtype) {
   return !(dtype_is_float((qn_dtype)dtype) && (op == KOP_add || op == KOP_mul));

@@ -41,7 +41,11 @@ typedef enum kop_id {
 #undef KOP
   KOP_COUNT
 } kop_id;
-typedef struct kop_row { const char *name; uint8_t arity; const char *types; } kop_row;
+typedef struct kop_row {
+  const char *name;
+  uint8_t arity;
+  const char *types;
+} kop_row;
 extern const kop_row kop_rows[KOP_COUNT];
 
 /* Functions of mathfns.h (exp, log, ...): MATH_<name>; one row per name, bodies per dtype. */
@@ -49,7 +53,10 @@ extern const kop_row kop_rows[KOP_COUNT];
 typedef enum math_id { MATHS(MATH_ID, ) MATH_COUNT } math_id;
 #undef MATH_ID
 typedef enum math_kind { MATH_IS_PLAIN, MATH_IS_RARE, MATH_IS_POW, MATH_IS_TEST, MATH_IS_WORD } math_kind;
-typedef struct math_row { const char *name; uint8_t arity, kind; } math_row;
+typedef struct math_row {
+  const char *name;
+  uint8_t arity, kind;
+} math_row;
 extern const math_row math_rows[MATH_COUNT];
 /* Number of a name, or -1. */
 int kop_find(const char *name);
@@ -106,8 +113,8 @@ extern const l_row l_rows[L_CODE_COUNT];
 enum { L_SHARED = 1, L_UNROLL = 2, L_EXCLUSIVE = 4 };
 
 typedef struct l_instr {
-  uint8_t code; /* l_code */
-  uint8_t sub;  /* kop_id or math_id */
+  uint8_t code;         /* l_code */
+  uint8_t sub;          /* kop_id or math_id */
   uint8_t dtype, type2; /* qn_dtype */
   uint8_t flags;
   l_val a, b, c, d, e, f, g, h;
@@ -122,26 +129,26 @@ typedef struct l_tile {
   l_val x_base, x_m, x_k, y_base, y_k, y_n;
   l_val rows, cols, depth;
   int32_t tile_rows, tile_cols; /* constants chosen by the schedule */
-  l_val out; /* L_LOCAL */
+  l_val out;                    /* L_LOCAL */
 } l_tile;
 
 typedef enum l_buffer_mode { BUF_IN, BUF_OUT, BUF_INOUT, BUF_SCRATCH } l_buffer_mode;
 typedef struct l_buffer {
   uint8_t dtype;
-  uint8_t mode;  /* l_buffer_mode; SCRATCH: partials, `size` elements (an index expression evaluated by the launcher) */
-  l_val size;    /* of SCRATCH; otherwise 0 */
+  uint8_t mode; /* l_buffer_mode; SCRATCH: partials, `size` elements (an index expression evaluated by the launcher) */
+  l_val size;   /* of SCRATCH; otherwise 0 */
 } l_buffer;
 
 /* A check's error, for L_CHECK number i: what to raise and where (a site of the graph). */
 typedef struct l_check {
-  int id;        /* error_id */
+  int id; /* error_id */
   uint32_t site;
   uint32_t node;  /* graph node that is checked; 0 in one-op kernels */
   int64_t detail; /* op-specific: the axis of an index, the target dtype of a conversion ... */
 } l_check;
 
 typedef struct l_program {
-  arena arena;   /* owns everything below; no VM inside */
+  arena arena; /* owns everything below; no VM inside */
   l_instr *code;
   uint32_t n, cap;
   l_buffer *buffers;
@@ -157,7 +164,10 @@ typedef struct l_program {
 
 /* ---- what kernels receive --------------------------------------------------------------------------------------------------- */
 
-typedef union qk_scalar { int64_t i; double f; } qk_scalar;
+typedef union qk_scalar {
+  int64_t i;
+  double f;
+} qk_scalar;
 
 /* A TILE as compiled code calls it: x, y and out point to the first elements, strides in elements, `ld` is out's row stride;
  * xd, yd, od are the qn_dtypes. `work` is QK_TILE_WORK bytes of the calling thread, for packed operands. */
@@ -175,7 +185,7 @@ typedef struct qk_args {
   void *const *buf;
   const int64_t *ints;
   const qk_scalar *scalars;
-  void *scratch;                /* of the calling thread: l_scratch_bytes, 64-byte aligned: locals and accumulators */
+  void *scratch; /* of the calling thread: l_scratch_bytes, 64-byte aligned: locals and accumulators */
   _Atomic uint64_t *error;
   const atomic_int *interrupt;
   void (*tile)(const qk_tile *t); /* of the running processor */
@@ -189,7 +199,7 @@ void l_free(l_program *p);
 l_val l_emit(l_program *p, l_instr i); /* 0 when memory is short (p->failed); fills in type2 */
 /* Shorthands of l_emit. Index arithmetic folds constants and neutral elements, and finds equal instructions of open blocks. */
 l_val l_int(l_program *p, int64_t value);
-l_val l_param(l_program *p, uint32_t number); /* raises p->nints */
+l_val l_param(l_program *p, uint32_t number);               /* raises p->nints */
 l_val l_index(l_program *p, l_code code, l_val a, l_val b); /* IADD .. IMAX */
 static inline bool l_is_index_op(int code) { return code >= L_IADD && code <= L_IMAX; }
 int64_t l_index_value(l_code code, int64_t a, int64_t b); /* of IADD .. IMAX on numbers; wraps like the executors do */
@@ -197,14 +207,16 @@ l_val l_const(l_program *p, qn_dtype dtype, uint64_t bits);
 l_val l_kop(l_program *p, kop_id op, qn_dtype dtype, l_val a, l_val b, l_val c);
 l_val l_math(l_program *p, math_id fn, qn_dtype dtype, l_val a, l_val b, l_val c);
 void l_end(l_program *p);
-int l_tile_add(l_program *p, l_tile t);   /* -1 when memory is short */
-int l_check_add(l_program *p, l_check c); /* -1 when memory is short */
+int l_tile_add(l_program *p, l_tile t);                                         /* -1 when memory is short */
+int l_check_add(l_program *p, l_check c);                                       /* -1 when memory is short */
 int l_buffer_add(l_program *p, qn_dtype dtype, l_buffer_mode mode, l_val size); /* -1 when memory is short */
 /* Kind of every instruction's result: kinds[0..p->n) (verified programs only). */
 typedef enum l_kind { KIND_NONE, KIND_INDEX, KIND_UNIFORM, KIND_VECTOR, KIND_LOOP, KIND_ACC, KIND_LOCAL } l_kind;
 void l_kinds(const l_program *p, uint8_t *kinds);
 /* Operand `i` of an instruction by its row. */
-static inline l_val l_operand_of(const l_instr *in, const l_operand *o) { return *(const l_val *)((const char *)in + o->at); }
+static inline l_val l_operand_of(const l_instr *in, const l_operand *o) {
+  return *(const l_val *)((const char *)in + o->at);
+}
 /* Every rule above; false fills in `why`. Run on every program in checked builds and on every parsed one. */
 QN_MUST_CHECK bool l_verify(const l_program *p, char *why, size_t size);
 /* Text form, one instruction a line, numbers as in the program; parses back to the identical program. */

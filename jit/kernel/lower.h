@@ -22,12 +22,13 @@ typedef struct lower_request {
   const uint32_t *buffers; /* nodes whose buffers come first, in this order; NULL if nbuffers is 0 */
   uint32_t nbuffers;
   const qn_dim (*strides)[ARRAY_MAX_RANK]; /* of buffers, by node; NULL: all are row-major */
-  const uint8_t *joins;    /* NULL, or of REDUCE nodes: a bit per axis that is joined with the reduced axis behind it; instead
-                              of what the sizes of the recorded call say */
+  /* NULL, or of REDUCE nodes: a bit per axis that is joined with the reduced axis behind it; instead
+     of what the sizes of the recorded call say */
+  const uint8_t *joins;
   uint32_t most;  /* values and demands for them that it may take; 0: any number */
   uint32_t *made; /* NULL, or set to how many it took, also when it is refused */
   cancel_flag cancel;
-  uint32_t *scratch;       /* as long as the graph, all zero; zero again afterwards */
+  uint32_t *scratch; /* as long as the graph, all zero; zero again afterwards */
 } lower_request;
 
 /* Owned, finished (k_finish), not verified. k->buffers[i].ref is the node that buffer i holds, k->scalars[i] the weak node of

@@ -516,7 +516,7 @@ l_program *kernel_for_op(const op_key *key, schedule_target target, const char *
   r.magnitudes = key->bytes + r.at;
   r.at = (uint16_t)(r.at + r.nsizes);
   uint32_t operands[OP_CALL_OPERANDS];
-  qn_dim strides[OP_CALL_OPERANDS + 2][ARRAY_MAX_RANK] = {{0}}; /* by node: inputs are nodes 1.. */
+  qn_dim strides[OP_CALL_OPERANDS + 2][ARRAY_MAX_RANK] = {{0}};                /* by node: inputs are nodes 1.. */
   bool random = op_rows[op].klass == CLASS_RANDOM, numbers = random && !joins; /* draws by host numbers */
   for (int i = 0; i < nin; i++) {
     graph_type t = {.dtype = QN_i64, .weak = numbers};

@@ -44,10 +44,10 @@ typedef struct planner {
   cancel_flag cancel;
   fusion f;
   const char *why;
-  arena arena;           /* freed at the end */
-  uint32_t *buffer_of;   /* by node: 1 + buffer */
-  uint32_t *slot_of;     /* by node: 1 + scalar slot */
-  span_of_life *lives;   /* by buffer */
+  arena arena;         /* freed at the end */
+  uint32_t *buffer_of; /* by node: 1 + buffer */
+  uint32_t *slot_of;   /* by node: 1 + scalar slot */
+  span_of_life *lives; /* by buffer */
   overlap *overlaps;
   uint32_t noverlaps, overlaps_cap;
 } planner;

@@ -23,22 +23,23 @@ enum { PLAN_PEAK_LEAST = 16384 };
 
 typedef struct plan_kernel {
   l_program *program;
-  uint64_t hash;               /* l_hash */
+  uint64_t hash; /* l_hash */
   uint32_t nphases;
   _Atomic(const qk_phase *) code; /* compiled phases, or NULL: the block VM runs `program` */
-  void *bvm_code;               /* what the block VM made of `program` (jit/cpu), released by it */
+  void *bvm_code;                 /* what the block VM made of `program` (jit/cpu), released by it */
   uint32_t node_first, node_last; /* for people: which graph nodes it computes */
   uint32_t nops;
-  qn_dim bytes;                /* compulsory bytes: inputs read once, outputs written once */
-  const uint32_t *nodes;       /* the graph nodes, nops of them */
+  qn_dim bytes;          /* compulsory bytes: inputs read once, outputs written once */
+  const uint32_t *nodes; /* the graph nodes, nops of them */
 } plan_kernel;
 
 typedef enum plan_where { WHERE_INPUT, WHERE_CONST, WHERE_OUTPUT, WHERE_ARENA } plan_where;
 typedef struct plan_buffer {
-  uint8_t where;    /* plan_where */
+  uint8_t where; /* plan_where */
   uint8_t dtype;
-  uint32_t index;   /* input number; of WHERE_OUTPUT: the output whose new array's memory holds it. Besides the output itself
-                       (offset 0) these may be temporaries of any dtype that are dead before the output is written */
+  /* input number; of WHERE_OUTPUT: the output whose new array's memory holds it. Besides the output itself
+     (offset 0) these may be temporaries of any dtype that are dead before the output is written */
+  uint32_t index;
   const void *data; /* of a constant */
   qn_dim elements;  /* of a data-dependent node: the upper bound */
   qn_dim offset;    /* in the arena or the output's memory, bytes, a multiple of 64 */
@@ -47,23 +48,23 @@ typedef struct plan_buffer {
 typedef enum plan_step_kind {
   STEP_KERNEL,  /* launch kernels[what] */
   STEP_LIBRARY, /* a LIBRARY or data-dependent INDEX node: op, attr; operands and result are buffers */
-  STEP_SCALAR   /* a weak host scalar: op on scalar slots `scalars` into slot `out`, raising what eager execution raises; for a
+  STEP_SCALAR /* a weak host scalar: op on scalar slots `scalars` into slot `out`, raising what eager execution raises; for a
                    `fit` that means: checks that the number fits attr->dtype and copies it. A `cast` with nbuffers 1 reads its
                    operand from that buffer (one element) */
 } plan_step_kind;
 typedef struct plan_step {
   uint8_t kind;
-  uint8_t op;             /* op_id */
-  uint32_t what;          /* kernel number */
-  uint32_t node;          /* graph node, for errors and --jit verify */
+  uint8_t op;    /* op_id */
+  uint32_t what; /* kernel number */
+  uint32_t node; /* graph node, for errors and --jit verify */
   const op_attr *attr;
   const uint32_t *buffers; /* one per l_buffer that is no scratch, in order; LIBRARY: operands, then the result */
   uint32_t nbuffers;
-  const qn_dim *ints;      /* args->ints */
+  const qn_dim *ints; /* args->ints */
   uint32_t nints;
   const uint32_t *scalars; /* scalar slots: args->scalars, or the operands of a STEP_SCALAR */
   uint32_t nscalars;
-  uint32_t out;            /* scalar slot written by STEP_SCALAR */
+  uint32_t out; /* scalar slot written by STEP_SCALAR */
 } plan_step;
 
 typedef struct plan_output {
@@ -78,22 +79,26 @@ enum { PLAN_FEW = 24 };
 
 typedef struct plan {
   schedule_target target; /* what its kernels are scheduled for; they run anywhere */
-  graph *graph; /* owned: types, places, dims; its input order is the plan's */
+  graph *graph;           /* owned: types, places, dims; its input order is the plan's */
   arena arena;
-  plan_kernel *kernels; uint32_t nkernels;
-  plan_buffer *buffers; uint32_t nbuffers;
-  plan_step *steps; uint32_t nsteps;
-  plan_output *outputs; uint32_t noutputs;
-  uint32_t nscalars;        /* slots; the weak inputs come first, in input order */
+  plan_kernel *kernels;
+  uint32_t nkernels;
+  plan_buffer *buffers;
+  uint32_t nbuffers;
+  plan_step *steps;
+  uint32_t nsteps;
+  plan_output *outputs;
+  uint32_t noutputs;
+  uint32_t nscalars;            /* slots; the weak inputs come first, in input order */
   const qk_scalar *scalar_init; /* their values before the first step: constants; those of inputs are 0 */
-  graph_type *scalar_types; /* weak types of the slots */
-  uint32_t nproducts;       /* steps that are products of a device's library: then the plan is for a device only */
-  bool here_only;           /* a kernel cannot be launched on a device (l_launches) */
+  graph_type *scalar_types;     /* weak types of the slots */
+  uint32_t nproducts;           /* steps that are products of a device's library: then the plan is for a device only */
+  bool here_only;               /* a kernel cannot be launched on a device (l_launches) */
   uint32_t most_ints, most_buffers, most_scalars; /* of one step */
-  bool fixed;               /* all sizes are numbers, and tables of PLAN_FEW places are enough to run it */
+  bool fixed; /* all sizes are numbers, and tables of PLAN_FEW places are enough to run it */
   qn_dim arena_bytes;
   int64_t peak_bytes, eager_peak_bytes; /* at the recorded sizes */
-  uint64_t work;            /* what planning took, in steps of its loops: about linear in the graph */
+  uint64_t work;                        /* what planning took, in steps of its loops: about linear in the graph */
 } plan;
 
 /* Fuses, schedules and plans a verified, simplified graph (taken over, also on failure). `tune` is a copy of the VM's

@@ -46,16 +46,21 @@ typedef double f64;
 /* Whole bodies must come together in a loop for it to become vector code, whatever the compiler thinks of its size. */
 #define FN static inline __attribute__((always_inline))
 #define FN_SLOW static __attribute__((noinline, unused))
-#define PRIM(R, name, params, ...) FN R name params { __VA_ARGS__ }
+#define PRIM(R, name, params, ...)                                                                                     \
+  FN R name params { __VA_ARGS__ }
 #include "jit/kernel/prims.def"
 
-#define HELPER(R, name, params, ...) FN R name params { __VA_ARGS__ }
-#define SLOW(R, name, params, ...) FN_SLOW R name params { __VA_ARGS__ }
-#define MATH1(R, name, T, ...) FN R name##_##T(T a) { __VA_ARGS__ }
-#define MATH2(R, name, T, ...) FN R name##_##T(T a, T b) { __VA_ARGS__ }
-#define MATH_RARE1(name, T) \
+#define HELPER(R, name, params, ...)                                                                                   \
+  FN R name params { __VA_ARGS__ }
+#define SLOW(R, name, params, ...)                                                                                     \
+  FN_SLOW R name params { __VA_ARGS__ }
+#define MATH1(R, name, T, ...)                                                                                         \
+  FN R name##_##T(T a) { __VA_ARGS__ }
+#define MATH2(R, name, T, ...)                                                                                         \
+  FN R name##_##T(T a, T b) { __VA_ARGS__ }
+#define MATH_RARE1(name, T)                                                                                            \
   FN T name##_##T(T a) { return name##_rare_##T(a) ? name##_slow_##T(a) : name##_fast_##T(a); }
-#define MATH_RARE2(name, T) \
+#define MATH_RARE2(name, T)                                                                                            \
   FN T name##_##T(T a, T b) { return name##_rare_##T(a, b) ? name##_slow_##T(a, b) : name##_fast_##T(a, b); }
 #include "jit/kernel/math.def"
 

@@ -101,11 +101,11 @@ enum {
 /* What differs between machines: a CPU wants few long instances whose data stays in its caches, a GPU thousands of short ones. */
 typedef struct schedule_numbers {
   /* what the estimate knows of it, in nanoseconds */
-  double launch_ns;    /* to start a kernel */
-  double phase_ns;     /* and each phase of it */
-  double pool_ns;      /* more for a phase that threads share, which those over pool_points points do */
+  double launch_ns; /* to start a kernel */
+  double phase_ns;  /* and each phase of it */
+  double pool_ns;   /* more for a phase that threads share, which those over pool_points points do */
   int64_t pool_points;
-  double node_ns;      /* an instance takes at least this for each value, however many run beside each other */
+  double node_ns; /* an instance takes at least this for each value, however many run beside each other */
   int64_t plain_least, plain_most; /* elements of c in an instance of a plain nest: as many as leave `instances` */
   int64_t instances;
   int64_t split_row; /* elements of a row from which on few rows are split */
@@ -119,12 +119,13 @@ typedef struct schedule_numbers {
   bool slab_tiles;     /* do slabs have tiles of c, too? */
   int64_t keep_row;    /* longer rows are computed again rather than kept */
   int keep_weight;     /* what weighs more is kept */
-  int64_t dot_rows; /* a tile; with its columns doubled, then its rows, where that leaves dot_tiles of them */
+  int64_t dot_rows;    /* a tile; with its columns doubled, then its rows, where that leaves dot_tiles of them */
   int64_t dot_cols;
   int64_t dot_most_rows;
   int64_t dot_tiles;
   int64_t dot_least; /* results of a tile, where there are so many */
-  int64_t dot_slab;  /* a product of fewer than dot_spread tiles is cut along its depth, into pieces that are no shorter */
+  /* a product of fewer than dot_spread tiles is cut along its depth, into pieces that are no shorter */
+  int64_t dot_slab;
   int64_t dot_spread;
   bool dot_room; /* do sums of chunks lie behind the tile? */
 } schedule_numbers;

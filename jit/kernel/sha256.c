@@ -22,8 +22,10 @@ static uint32_t root_fraction(uint32_t p, int root) {
       unsigned __int128 cube = high + (low >> 32); /* floor(mid**3 / 2**32) */
       small = cube < (unsigned __int128)p << 64;
     }
-    if (small) lo = mid;
-    else hi = mid;
+    if (small)
+      lo = mid;
+    else
+      hi = mid;
   }
   return (uint32_t)lo;
 }
@@ -44,7 +46,8 @@ static void constants(uint32_t k[64], uint32_t h[8]) {
 static void rounds(sha256 *s, const uint32_t k[64], const uint8_t *block) {
   uint32_t w[64];
   for (int i = 0; i < 16; i++)
-    w[i] = (uint32_t)block[4 * i] << 24 | (uint32_t)block[4 * i + 1] << 16 | (uint32_t)block[4 * i + 2] << 8 | block[4 * i + 3];
+    w[i] = (uint32_t)block[4 * i] << 24 | (uint32_t)block[4 * i + 1] << 16 | (uint32_t)block[4 * i + 2] << 8 |
+           block[4 * i + 3];
   for (int i = 16; i < 64; i++) {
     uint32_t a = w[i - 15], b = w[i - 2];
     w[i] = w[i - 16] + (ror(a, 7) ^ ror(a, 18) ^ a >> 3) + w[i - 7] + (ror(b, 17) ^ ror(b, 19) ^ b >> 10);

@@ -63,8 +63,8 @@ enum { MADE_MOST = 64 };
 typedef struct made {
   struct made *next;
   qn_value fn, graph, run;
-  uint64_t
-      epoch; /* of the VM then: functions that the graph went through have not been rebound as long as it is the same */
+  /* of the VM then: functions that the graph went through have not been rebound as long as it is the same */
+  uint64_t epoch;
 } made;
 
 static void made_free(qn_vm *vm, made *m) {
@@ -140,7 +140,7 @@ static qn_value function_for(qn_vm *vm, qn_value fn, qn_value backend, const qn_
   vm_disown(vm, &held);
   if (!value_is_error(run) && !value_is(run, TAG_FN)) {
     raise_error(vm, E_type, SPAN_NONE, "jit: the backend gives the function to call in the graph's place, not %s",
-          value_kind_name(run));
+                value_kind_name(run));
     value_release(vm, run);
     run = value_error();
   }
@@ -154,7 +154,7 @@ qn_value backend_call(qn_vm *vm, qn_value fn, qn_value backend, bool fullgraph, 
   qn_value inner = value_fn(fn)->captures[0];
   if (!value_is(kwargs, TAG_NIL))
     return raise_error(vm, E_argument, SPAN_NONE,
-                 "jit: a graph has no keywords; give all arguments by position where a function is the backend");
+                       "jit: a graph has no keywords; give all arguments by position where a function is the backend");
   qn_value run = function_for(vm, fn, backend, args, nargs);
   if (value_is_error(run)) return run;
   if (run.head == TAG_UNSET) {

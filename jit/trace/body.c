@@ -569,7 +569,7 @@ static bool collect_inputs(struct recording *r, const graph_body *b, const rec_c
   if (ok && !pattern_match(&e->pattern, true, value_nil(), args, nargs, arrays, scalars, &why)) {
     text_add(&why, "", 1);
     raise_error(vm, E_argument, SPAN_NONE, "the graph was recorded for another call: %s",
-          why.failed ? "the arguments differ" : why.text);
+                why.failed ? "the arguments differ" : why.text);
     ok = false;
   }
   if (ok) pattern_values(&e->pattern, value_nil(), args, nargs, in);
@@ -584,7 +584,7 @@ static bool collect_inputs(struct recording *r, const graph_body *b, const rec_c
   if (ok && e->nguards && !specialization_guards_hold(vm, e, scalars, &why)) {
     text_add(&why, "", 1);
     raise_error(vm, E_argument, SPAN_NONE, "the graph was recorded with other numbers, which steered the program: %s",
-          why.failed ? "they differ" : why.text);
+                why.failed ? "they differ" : why.text);
     ok = false;
   }
   text_free(&why);

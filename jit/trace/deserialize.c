@@ -817,13 +817,13 @@ static qn_value r_graph(deserializer *u) {
 
 qn_value jit_graph_deserialize(qn_vm *vm, const graph_serialized *from, char *why, size_t size) {
   deserializer u = {.vm = vm,
-                .p = from->text,
-                .end = from->text + from->text_len,
-                .data = from->data,
-                .data_start = from->data,
-                .data_end = from->data + from->data_len,
-                .why = why,
-                .size = size};
+                    .p = from->text,
+                    .end = from->text + from->text_len,
+                    .data = from->data,
+                    .data_start = from->data,
+                    .data_end = from->data + from->data_len,
+                    .why = why,
+                    .size = size};
   why[0] = 0;
   qn_value g = r_graph(&u);
   if (value_is_error(g)) {

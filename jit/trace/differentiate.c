@@ -103,13 +103,13 @@ static void raise_not_float(qn_vm *vm, const char *name, int position, qn_value 
   text_add(&t, "", 1);
   bool tree = value_is(x, TAG_LIST) || value_is(x, TAG_RECORD);
   raise_error(vm, E_not_diff, SPAN_NONE,
-        tree ? "%s differentiates by floats, and argument %d, %s, has none; write its numbers as floats (1.0) or "
-               "convert them with f32(...)"
-             : "%s differentiates by floats, and argument %d is %s; pass a float or convert it with f32(...)",
-        name, position + 1,
-        !t.failed ? t.text
-        : tree    ? "a tree"
-                  : "none");
+              tree ? "%s differentiates by floats, and argument %d, %s, has none; write its numbers as floats (1.0) or "
+                     "convert them with f32(...)"
+                   : "%s differentiates by floats, and argument %d is %s; pass a float or convert it with f32(...)",
+              name, position + 1,
+              !t.failed ? t.text
+              : tree    ? "a tree"
+                        : "none");
   text_free(&t);
 }
 
@@ -216,7 +216,7 @@ static bool apply_rule(void *ctx, const graph_region *x, const uint32_t *cotange
   region_grads c = {.r = r, .region = x, .rule = rule, .grads = grads};
   ok = ok &&
        tree_match_walk(vm, "custom_grad: what backward returns", nargs == 1 ? "the argument" : "the list of arguments",
-                      nargs == 1 ? value_list(o.like)->items[0] : o.like, gs, (int)rule->levels, take_gradient, &c);
+                       nargs == 1 ? value_list(o.like)->items[0] : o.like, gs, (int)rule->levels, take_gradient, &c);
   ok = ok && rec_room(r);
   vm_pop_to(vm, mark);
   if (!value_is_error(gs)) value_release(vm, gs);
@@ -274,11 +274,12 @@ static uint32_t root_node(struct recording *r, qn_value v, const char *name) {
   text_kind(&t, v);
   text_add(&t, "", 1);
   raise_error(r->vm, E_not_diff, SPAN_NONE, "%s needs a function with a scalar float result, not %s%s", name,
-        t.failed ? "this" : t.text,
-        !value_is(v, TAG_ARRAY)     ? ""
-        : value_array(v)->rank == 0 ? "; ints and bools have no derivative, also where argmax, a comparison or i64(x) "
-                                      "made them of floats"
-                                    : "; reduce it with sum or mean");
+              t.failed ? "this" : t.text,
+              !value_is(v, TAG_ARRAY) ? ""
+              : value_array(v)->rank == 0
+                  ? "; ints and bools have no derivative, also where argmax, a comparison or i64(x) "
+                    "made them of floats"
+                  : "; reduce it with sum or mean");
   text_free(&t);
   return UINT32_MAX;
 }
@@ -296,7 +297,8 @@ static bool positions(qn_vm *vm, const char *name, qn_value wrt, int nargs, int 
   for (uint32_t i = 0; i < *n; i++) {
     qn_value w = one ? wrt : value_list(wrt)->items[i];
     if (!value_is(w, TAG_INT) || w.u.i < -nargs || w.u.i >= nargs) {
-      raise_error(vm, E_argument, SPAN_NONE, "%s: wrt names an argument that the call does not have (%d given)", name, nargs);
+      raise_error(vm, E_argument, SPAN_NONE, "%s: wrt names an argument that the call does not have (%d given)", name,
+                  nargs);
       return false;
     }
     which[i] = (int)(w.u.i < 0 ? w.u.i + nargs : w.u.i);
@@ -391,16 +393,15 @@ done:
 
 /* A function's call on aliased arguments, all of which are differentiated. */
 typedef struct forward {
-  leaves in; /* of the arguments */
-  leaves
-      out; /* float leaves of the result: nodes, 0 where it does not depend on the recording; grads: their tracers */
+  leaves in;  /* of the arguments */
+  leaves out; /* float leaves of the result: nodes, 0 where it does not depend on the recording; grads: their tracers */
   qn_value *args; /* the differentiated ones, on the value stack */
   int nargs;
   qn_value y; /* owned; unset before the call */
   uint32_t from;
   rec_marked before; /* what follows the forward pass */
   bool held;         /* vmap_hold */
-  vmap_pause pause; /* what was held before */
+  vmap_pause pause;  /* what was held before */
 } forward;
 
 static bool out_leaf(void *ctx, const char *path, qn_value v) {
@@ -482,8 +483,9 @@ static bool forward_call(struct recording *r, const rec_call_site *site, int nar
     text_init(&t, vm);
     text_kind(&t, y);
     text_add(&t, "", 1);
-    raise_error(vm, E_not_diff, SPAN_NONE, "%s needs a function whose result is or holds a float or a float array, not %s",
-          name, t.failed ? "this" : t.text);
+    raise_error(vm, E_not_diff, SPAN_NONE,
+                "%s needs a function whose result is or holds a float or a float array, not %s", name,
+                t.failed ? "this" : t.text);
     text_free(&t);
     return false;
   }
@@ -675,7 +677,7 @@ static qn_value call_jvp(struct recording *r, const rec_call_site *site) {
   int given = site->nargs - 1, n = given / 2;
   if (!given || given % 2)
     return raise_error(vm, E_arity, SPAN_NONE,
-                 "jvp takes the function's arguments and as many tangents: jvp(f, x, dx), jvp(f, x, y, dx, dy)");
+                       "jvp takes the function's arguments and as many tangents: jvp(f, x, dx), jvp(f, x, y, dx, dy)");
   qn_value *mark = vm->sp, pair[2] = {value_error(), value_error()}, result = value_error();
   forward w;
   vm_owned held[3];
@@ -830,8 +832,8 @@ static qn_value shape_cell(qn_vm *vm, qn_value v, qn_value rows, qn_value column
   if (ra + rb > ARRAY_MAX_RANK) {
     value_release(vm, v);
     return raise_error(vm, E_rank, SPAN_NONE,
-                 "a derivative of an array of rank %d by one of rank %d has %d axes; arrays have at most %d",
-                 turn ? rb : ra, turn ? ra : rb, ra + rb, ARRAY_MAX_RANK);
+                       "a derivative of an array of rank %d by one of rank %d has %d axes; arrays have at most %d",
+                       turn ? rb : ra, turn ? ra : rb, ra + rb, ARRAY_MAX_RANK);
   }
   if (turn && rb) {
     op_attr order = {.n = (uint8_t)(rb + 1)};

@@ -111,7 +111,7 @@ bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int n
   if (!a) {
     if (error_pending(vm)) return false;
     raise_error(vm, E_type, SPAN_NONE, "%s takes a function within at most eight transforms, not %s", what,
-          value_is(fn, TAG_FN) ? "one within more" : value_kind_name(fn));
+                value_is(fn, TAG_FN) ? "one within more" : value_kind_name(fn));
     return false;
   }
   if (!anchor_entries_of(vm, a)) return false;
@@ -286,7 +286,7 @@ qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
 
 qn_value raise_no_graph(qn_vm *vm, const served *s, const char *what) {
   return raise_error(vm, E_no_graph, s->at, "%s has no %s for this call: %s",
-               s->anchor->name ? s->anchor->name : "the function", what, s->text);
+                     s->anchor->name ? s->anchor->name : "the function", what, s->text);
 }
 
 qn_value jit_code_text(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {

@@ -61,7 +61,8 @@ static bool fit_arguments(qn_vm *vm, graph_body *b, const qn_value *args, int na
     b->rest = true;
     ok = nargs + 1 >= (int)p->nargs &&
          pattern_match(p, true, value_nil(), value_list(kept)->items, (int)p->nargs, arrays, scalars, NULL);
-    if (!ok) raise_error(vm, E_no_graph, SPAN_NONE, "graph: the function binds its arguments in a way that a graph cannot");
+    if (!ok)
+      raise_error(vm, E_no_graph, SPAN_NONE, "graph: the function binds its arguments in a way that a graph cannot");
   }
   if (arrays) mem_free(vm, arrays, (n + 1) * sizeof *arrays);
   if (scalars) mem_free(vm, scalars, (n + 1) * sizeof *scalars);
@@ -69,8 +70,8 @@ static bool fit_arguments(qn_vm *vm, graph_body *b, const qn_value *args, int na
 }
 
 /* The body of what an entry recorded. `fn` and `kept` are the function and all arguments of the call. */
-static bool body_of_specialization(qn_vm *vm, const specialization *e, qn_value fn, qn_value kept, const qn_value *args, int nargs,
-                          graph_body *b, qn_value *values) {
+static bool body_of_specialization(qn_vm *vm, const specialization *e, qn_value fn, qn_value kept, const qn_value *args,
+                                   int nargs, graph_body *b, qn_value *values) {
   uint32_t n = e->graph->ninputs;
   specialization *c = &b->call;
   if (!(c->graph = graph_copy(e->graph))) {
@@ -201,7 +202,7 @@ qn_value jit_graph_parse(qn_vm *vm, const qn_str *text) {
     if (g && g->arena.failed) snprintf(why, sizeof why, "out of memory");
     if (g) graph_free(g);
     return raise_error(vm, E_argument, SPAN_NONE, "graph: the text is no graph that can be run: %s",
-                 why[0] ? why : "it holds a NUL");
+                       why[0] ? why : "it holds a NUL");
   }
   graph_body *b = body_new(vm);
   if (!b) {

@@ -94,7 +94,7 @@ static qn_value tracer_array(struct recording *r, qn_value v) {
 }
 
 static qn_value tracer_items(struct recording *r, const qn_value *from, qn_value *to, uint32_t n, qn_value whole,
-                               int depth, const step *at) {
+                             int depth, const step *at) {
   for (uint32_t i = 0; i < n; i++) {
     to[i] = tracer(r, from[i], depth + 1, &(step){at, i});
     if (value_is_error(to[i])) {

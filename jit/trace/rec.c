@@ -509,9 +509,10 @@ bool rec_run_pending(struct recording *r) {
   if (r->hollow) return true;
   const graph *g = r->g;
   if (r->vmap_held.on) {
-    raise_error(vm, E_not_diff, SPAN_NONE,
-          "custom_grad: vjp, jvp and jacobian run backward before the cotangent has a value, so it can neither read "
-          "the data of an array nor print it or try; where(mask, a, b) selects without reading");
+    raise_error(
+        vm, E_not_diff, SPAN_NONE,
+        "custom_grad: vjp, jvp and jacobian run backward before the cotangent has a value, so it can neither read "
+        "the data of an array nor print it or try; where(mask, a, b) selects without reading");
     return false;
   }
   if (!vmap_advance(r) || !rec_room(r) || !keep_lanes(r)) return false;
@@ -1062,7 +1063,8 @@ int rec_truth(qn_vm *vm, qn_value v, span at) {
   const char *kind = t.failed ? "this" : t.text;
   if (value_is(v, TAG_ARRAY) && value_array(v)->dtype == QN_bool)
     raise_error(vm, E_condition, at,
-          "a condition needs one bool, not %s; reduce it with any(...) or all(...), or use & | ~ elementwise", kind);
+                "a condition needs one bool, not %s; reduce it with any(...) or all(...), or use & | ~ elementwise",
+                kind);
   else if (value_is(v, TAG_ARRAY) || value_is_number(v))
     raise_error(vm, E_condition, at, "a condition needs a bool, not %s; write the comparison, like x != 0", kind);
   else if (value_is(v, TAG_NIL))
@@ -1119,9 +1121,9 @@ bool rec_carries(qn_vm *vm, const char *name, qn_value result, bool reads) {
   if (tree_each(vm, result, carries_leaf, reads ? vm->rec : NULL)) return true;
   if (!error_pending(vm))
     raise_error(vm, E_not_diff, SPAN_NONE,
-          "%s reads numbers that a gradient differentiates by, and what it gives has no derivative; "
-          "stop_gradient(x) takes them as constants, custom_grad tells a derivative",
-          name);
+                "%s reads numbers that a gradient differentiates by, and what it gives has no derivative; "
+                "stop_gradient(x) takes them as constants, custom_grad tells a derivative",
+                name);
   return false;
 }
 

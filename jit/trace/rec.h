@@ -71,7 +71,7 @@ static inline bool anchor_wakes(const jit_anchor *a, int64_t elements) { return 
 /* A call the interpreter is about to make. `run` executes the body on the (possibly replaced) arguments. */
 typedef struct rec_call_site {
   jit_anchor *anchor;
-  qn_value fn; /* the function value, borrowed; its captures are inputs. While recording rec_call puts a tracer with
+  qn_value fn;    /* the function value, borrowed; its captures are inputs. While recording rec_call puts a tracer with
                            traced captures here: `run` must take the function from the site */
   qn_value *args; /* on the value stack; owned by it; rec_call may replace them by traced tracers while recording */
   int nargs;

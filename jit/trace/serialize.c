@@ -162,8 +162,8 @@ static bool w_pattern(serializer *p, const pattern *from, uint32_t *at) {
   case PAT_EXACT: w_u8(p, 'v'); return w_value(p, x->value, "such an argument", false);
   case PAT_FN:
     raise_error(p->vm, E_type, SPAN_NONE,
-          "a graph with a function among its arguments cannot be written: let the function that is exported take "
-          "arrays alone");
+                "a graph with a function among its arguments cannot be written: let the function that is exported take "
+                "arrays alone");
     return false;
   case PAT_LIST:
   case PAT_RECORD: break;

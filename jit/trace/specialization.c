@@ -355,7 +355,8 @@ static void inputs_free(qn_vm *vm, call_inputs *c) {
   c->cap = 0;
 }
 
-static bool specialization_fits(qn_vm *vm, specialization *e, const rec_call_site *site, call_inputs *c, text_buf *why) {
+static bool specialization_fits(qn_vm *vm, specialization *e, const rec_call_site *site, call_inputs *c,
+                                text_buf *why) {
   uint64_t epoch = jit_of(vm)->epoch;
   if (!pattern_match(&e->pattern, e->epoch != epoch, site->fn, site->args, site->nargs, c->arrays, c->scalars, why))
     return false;
@@ -880,16 +881,16 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, specialization *e, ver
     error_free(vm, error);
     value_release(vm, eager);
     error_clear(vm);
-    return raise_error(vm, E_mismatch, site->at, "compiled execution of %s fails with: %s; eager execution %s", name, where,
-                 none ? "does not" : "fails otherwise");
+    return raise_error(vm, E_mismatch, site->at, "compiled execution of %s fails with: %s; eager execution %s", name,
+                       where, none ? "does not" : "fails otherwise");
   }
   if (value_is_error(eager)) {
     value_release(vm, compiled);
     if (!error_catchable(vm) || vm->error->id == E_memory || vm->error->id == E_recursion) return eager;
     snprintf(where, sizeof where, "%s", vm->error->message ? vm->error->message->text : "");
     error_clear(vm);
-    return raise_error(vm, E_mismatch, site->at, "eager execution of %s fails with: %s; compiled execution does not", name,
-                 where);
+    return raise_error(vm, E_mismatch, site->at, "eager execution of %s fails with: %s; compiled execution does not",
+                       name, where);
   }
   if (after == vm->draw && same_bits(vm, compiled, eager, where, sizeof where)) {
     value_release(vm, compiled);
@@ -900,7 +901,7 @@ static qn_value both_ways(qn_vm *vm, rec_call_site *site, specialization *e, ver
   if (error_pending(vm)) return value_error();
   first_difference(vm, e, c, node, sizeof node);
   return raise_error(vm, E_mismatch, site->at, "compiled and eager results of %s differ at %s%s%s", name,
-               where[0] ? where : "the random counter", node[0] ? "; the first node that differs is " : "", node);
+                     where[0] ? where : "the random counter", node[0] ? "; the first node that differs is " : "", node);
 }
 
 static qn_value verified(qn_vm *vm, rec_call_site *site, specialization *e, call_inputs *c) {
@@ -1161,7 +1162,8 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     /* what stays eager need not be looked up */
     int64_t start = !timed ? 0 : now && came ? came : trace_events_now();
     if (!now) {
-      bool alone = ready && !e->device && !specialization_stays_eager(e); /* what it calls has its graph in this one's */
+      bool alone =
+          ready && !e->device && !specialization_stays_eager(e); /* what it calls has its graph in this one's */
       bool late = ready && (e->device || !e->race.code);
       e->timed += timed;
       e->waited += !timed && (late || e->state == ENTRY_COMPILING);
@@ -1211,7 +1213,8 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   } else if (go_on && list->first) { /* only now, as telling the reason takes longer than looking */
     text_buf why TEXT_OWNED;
     text_init(&why, vm);
-    if (inputs_room(vm, &inputs, list->first->pattern.ninputs)) specialization_fits(vm, list->first, site, &inputs, &why);
+    if (inputs_room(vm, &inputs, list->first->pattern.ninputs))
+      specialization_fits(vm, list->first, site, &inputs, &why);
     text_add(&why, "", 1);
     error_clear(vm);
     go_on = note_miss(vm, site, list, why.failed ? "another call shape" : why.text);

@@ -147,7 +147,7 @@ struct recording {
   qn_array **tracers;
   uint32_t tracers_cap;
   struct fn_place {
-    qn_value tracer;    /* owned */
+    qn_value tracer;      /* owned */
     uint32_t root;        /* of the pattern */
     uint32_t path, steps; /* in fn_paths: how it is reached from there, the last step first */
   } * fns;                /* functions among the call's values, builtins aside */
@@ -193,16 +193,16 @@ struct recording {
   uint32_t nobserved, observed_cap;
   /* vmap */
   struct lanes *lanes;      /* the innermost one in progress */
-  uint32_t vmap_seen;      /* nodes below have their counterparts, where they differ from lane to lane */
-  vmap_pause vmap_held;   /* vmap_hold */
+  uint32_t vmap_seen;       /* nodes below have their counterparts, where they differ from lane to lane */
+  vmap_pause vmap_held;     /* vmap_hold */
   bool had_lanes;           /* a vmap has been recorded */
-  bool vmap_failed;        /* the pending error is one of single lanes */
+  bool vmap_failed;         /* the pending error is one of single lanes */
   qn_value active;          /* the lanes at work: nil all, unset none, or a bool that differs from lane to lane */
   struct rec_frame *frames; /* functions and loops in progress, the innermost first */
   int arms;                 /* arms of branches in progress */
-  uint32_t *vmap_kept;     /* lanes' nodes that the program held when pending work ran last */
+  uint32_t *vmap_kept;      /* lanes' nodes that the program held when pending work ran last */
   uint32_t nvmap_kept, vmap_kept_cap, vmap_looked; /* nodes below the latter have been looked at for it */
-  struct lane_check *checks;                          /* fallible ops of lanes, for their errors */
+  struct lane_check *checks;                       /* fallible ops of lanes, for their errors */
   uint32_t nchecks, checks_cap;
   /* random numbers: inputs made on demand */
   uint32_t draw_input, key_inputs[2]; /* nodes; 0: none yet */
@@ -306,8 +306,9 @@ typedef struct specialization {
   race race;
   bool reported_copies; /* QUERN_LOG=copies has named the inputs that are copied */
   double plan_ms;
-  struct job *job;     /* being compiled, or NULL */
-  uint32_t running;    /* calls that it serves and that have not ended, or that an exception has left: it is not recorded again */
+  struct job *job; /* being compiled, or NULL */
+  /* calls that it serves and that have not ended, or that an exception has left: it is not recorded again */
+  uint32_t running;
   region_list regions; /* of the graph as recorded */
 } specialization;
 
@@ -324,11 +325,11 @@ extern const char *const call_fates[CALL_FATES];
 typedef struct anchor_specializations {
   jit_anchor *anchor;
   struct anchor_specializations *next; /* of the VM, to free them all */
-  uint32_t id;                 /* for part_list */
-  bool begun;                  /* the first call has come */
-  bool part;                   /* its id has been in a part_list */
-  uint8_t gave_up;             /* of an anchor that is ANCHOR_EAGER: why, a break_reason */
-  specialization *first;                /* most recently used first */
+  uint32_t id;                         /* for part_list */
+  bool begun;                          /* the first call has come */
+  bool part;                           /* its id has been in a part_list */
+  uint8_t gave_up;                     /* of an anchor that is ANCHOR_EAGER: why, a break_reason */
+  specialization *first;               /* most recently used first */
   /* Calls by what became of them, without those that its entries count; those that stayed eager for a reason that no entry has. */
   uint64_t calls[CALL_FATES], refused[BREAK_COUNT];
   part_list parts; /* of its recordings, and of the replays of entries that have gone */
@@ -351,11 +352,12 @@ typedef struct graph_body {
   uint32_t nbound; /* captures of the function */
   uint32_t *bound; /* the inputs of the graph that they are; NULL: the first ones, in order */
   bool rest;       /* the last argument of the pattern is the list of all that are left */
-  specialization call;      /* graph; pattern of the arguments (whose inputs follow), guards, result, random inputs; no plan */
+  /* graph; pattern of the arguments (whose inputs follow), guards, result, random inputs; no plan */
+  specialization call;
   qn_value params; /* a list of the names of the pattern's arguments (but the rest); nil: they have none */
   /* So many of these (but the rest) may be left out, from the last on: the captures behind the bound ones. */
   uint32_t ndefaults;
-  bool chained; /* entries of transformed functions hang on its hash */
+  bool chained;  /* entries of transformed functions hang on its hash */
   qn_value like; /* of a pullback: a tree of prototypes for its one argument, in place of the pattern; else unset */
   region_list regions;
   uint64_t hash; /* of everything above */
@@ -381,9 +383,9 @@ typedef struct vm_jit {
   anchor_specializations *anchors;
   chain_anchor *chains;
   uint32_t chains_left; /* those of graphs that have gone */
-  struct made *made;            /* by functions that are backends (backend.c), the latest first */
-  struct mailbox *box;          /* what has been made for this VM */
-  struct job *unsent;           /* what the planners could not be given yet */
+  struct made *made;    /* by functions that are backends (backend.c), the latest first */
+  struct mailbox *box;  /* what has been made for this VM */
+  struct job *unsent;   /* what the planners could not be given yet */
   uint64_t calls_compiled, calls_eager, recordings;
   uint32_t last_id; /* of anchor_specializations */
   uint64_t last_rule;
@@ -527,8 +529,8 @@ uint64_t value_structure_hash(qn_value v, uint64_t seed);
  * lane has given something for those that do not. Calls `leaf` for the float leaves of `like` in order with
  * what is there: an array, a float, or nil. False with an error raised that says at which path: `what` names the tree ("vjp: the
  * cotangent"), `of` what it belongs to ("the result"). */
-QN_MUST_CHECK bool tree_match_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given, int lanes,
-                                  bool (*leaf)(void *ctx, qn_value like, qn_value given), void *ctx);
+QN_MUST_CHECK bool tree_match_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given,
+                                   int lanes, bool (*leaf)(void *ctx, qn_value like, qn_value given), void *ctx);
 bool is_float_leaf(qn_value v);
 /* The same tree with arrays without data for float arrays, 0.0 for floats, and nil for all other leaves. Owned. */
 QN_MUST_CHECK qn_value tree_match_prototype(qn_vm *vm, qn_value v);
@@ -608,7 +610,8 @@ qn_value text_value(qn_vm *vm, const char *s);
 /* How a region with a rule is differentiated: shared by the copies of the region. */
 typedef struct region_rule {
   uint32_t refs;
-  uint64_t number;    /* of the VM's rules; copies have it, too, so that equal graphs can be told (an address may come again) */
+  /* of the VM's rules; copies have it, too, so that equal graphs can be told (an address may come again) */
+  uint64_t number;
   qn_value backward;  /* the function */
   tpl_list cts, args; /* its arguments: outputs are numbers in the region's outs and args */
   tpl_list like;      /* the float leaves of the arguments: numbers in args */
@@ -648,8 +651,8 @@ void jit_drain(qn_vm *vm);
 /* What waits in one of its queues. */
 typedef struct waiting {
   struct waiting *next, **link; /* link: what points to it; NULL: it is in no queue */
-  double since; /* milliseconds */
-  size_t size;  /* smaller ones are taken first */
+  double since;                 /* milliseconds */
+  size_t size;                  /* smaller ones are taken first */
 } waiting;
 /* A VM's mailbox. Compiler threads, which hardly run on a busy machine, put into it what they have made, without a lock for which its VM
  * could have to wait. What is put into one whose VM has closed goes with the last who knows it. */
@@ -666,7 +669,7 @@ typedef struct job {
   struct mailbox *box; /* where the plan goes; NULL: it is there */
   atomic_bool cancelled;
   specialization *entry; /* of the VM's thread alone; NULL: nobody wants the plan any more */
-  graph *graph; /* owned until the plan takes it over */
+  graph *graph;          /* owned until the plan takes it over */
   int64_t tune[TUNABLE_COUNT];
   bool spawn;        /* the VM may start a compiler */
   uint8_t device;    /* code; kernels are compiled here for the CPU only */
@@ -765,7 +768,7 @@ uint32_t vmap_whole(const struct recording *r, uint32_t node);
 /* Its counterpart for all lanes of all levels; itself if it has none. */
 uint32_t vmap_outermost(const struct recording *r, uint32_t node);
 qn_value vmap_raise_read(struct recording *r, qn_value v);
-void vmap_free(struct recording *r);  /* what a recording keeps for them */
+void vmap_free(struct recording *r);   /* what a recording keeps for them */
 void frames_drop(struct recording *r); /* those in progress, whose calls and loops are left by an exception */
 /* Node i has failed: if it is the counterpart of an op of lanes, the pending error names the first lane that fails. */
 void vmap_blame(struct recording *r, uint32_t node);
@@ -778,7 +781,7 @@ enum { LANES_GUARDED = ARRAY_MAX_RANK + 3 }; /* operands that a fallible op has 
 /* Gives an op that may fail operands that cannot fail in lanes that are not at work. Their number; then safe[0..nin) are all
  * operands, owned. -1 with an error raised. */
 QN_MUST_CHECK int vmap_guard(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr,
-                              qn_value *safe);
+                             qn_value *safe);
 /* Before an effect: its arguments become those of all lanes. False with an error raised, which nobody sees if no lane is at work. */
 QN_MUST_CHECK bool vmap_effect(struct recording *r, const builtin_def *def, qn_value *args, int nargs);
 

@@ -25,7 +25,7 @@ const transform_def transform_defs[] = {
 qn_value transform_new(qn_vm *vm, transform_kind kind, const qn_value *captures, int n) {
   if (!value_is(captures[0], TAG_FN))
     return raise_error(vm, E_type, SPAN_NONE, "%s takes a function, not %s", transform_defs[kind].name,
-                 value_kind_name(captures[0]));
+                       value_kind_name(captures[0]));
   qn_fn *f = fn_new(vm, FN_TRANSFORM, (void *)(uintptr_t)&transform_defs[kind], (uint32_t)n);
   if (!f) return value_error();
   for (int i = 0; i < n; i++) f->captures[i] = value_retain(captures[i]);
@@ -211,7 +211,8 @@ static qn_value check_fullgraph(qn_vm *vm, const jit_anchor *a, qn_value result)
   if (why == BREAK_none || why == BREAK_memory) return result; /* memory may be there next time */
   value_release(vm, result);
   raise_error(vm, E_no_graph, e ? e->why_at : SPAN_NONE, "%s cannot be captured as one graph: %s%s%s",
-        a->name ? a->name : "the function", break_reasons[why], e && e->why_text[0] ? ": " : "", e ? e->why_text : "");
+              a->name ? a->name : "the function", break_reasons[why], e && e->why_text[0] ? ": " : "",
+              e ? e->why_text : "");
   if (break_hints[why]) raise_note(vm, SPAN_NONE, "%s", break_hints[why]);
   return value_error();
 }

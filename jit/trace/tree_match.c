@@ -133,7 +133,7 @@ static bool walk(tree_match *c, qn_value like, qn_value given) {
 }
 
 bool tree_match_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given, int lanes,
-                    bool (*leaf)(void *ctx, qn_value like, qn_value given), void *ctx) {
+                     bool (*leaf)(void *ctx, qn_value like, qn_value given), void *ctx) {
   tree_match c = {.vm = vm, .what = what, .of = of, .leaf = leaf, .ctx = ctx, .lanes = lanes, .whole = like};
   text_init(&c.path, vm);
   bool ok = walk(&c, like, given);

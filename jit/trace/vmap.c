@@ -63,9 +63,9 @@ struct lane_check {
   uint32_t first, last; /* its counterpart's nodes are among these */
   uint32_t node;        /* of the lane */
   uint8_t nlevels;
-  uint32_t *
-      wholes; /* of each operand: its outermost counterpart or itself, then which levels it has an axis of (bits, innermost: 1);
-                       in the graph's arena */
+  /* of each operand: its outermost counterpart or itself, then which levels it has an axis of (bits, innermost: 1);
+     in the graph's arena */
+  uint32_t *wholes;
   int64_t sizes[ARRAY_MAX_RANK]; /* of the levels, innermost first */
 };
 
@@ -368,8 +368,8 @@ static bool same_lanes(lane_args *m, qn_value v, int axis) {
     snprintf(m->first, sizeof m->first, "%s", t.text);
     m->lanes = n;
   } else if (!t.failed) {
-    raise_error(m->r->vm, E_lanes, SPAN_NONE, "vmap: %s, and %s; nil in in_axes passes an argument to every lane as it is",
-          m->first, t.text);
+    raise_error(m->r->vm, E_lanes, SPAN_NONE,
+                "vmap: %s, and %s; nil in in_axes passes an argument to every lane as it is", m->first, t.text);
   } else {
     raise_memory(m->r->vm);
   }
@@ -456,7 +456,7 @@ static bool vmap_in(lane_args *m, qn_value in_axes, qn_value *args, int nargs) {
   bool each = value_is(in_axes, TAG_LIST);
   if (each && value_list(in_axes)->len != (uint32_t)nargs) {
     raise_error(vm, E_argument, SPAN_NONE, "vmap: in_axes has %u entr%s for %d positional argument%s",
-          value_list(in_axes)->len, value_list(in_axes)->len == 1 ? "y" : "ies", nargs, nargs == 1 ? "" : "s");
+                value_list(in_axes)->len, value_list(in_axes)->len == 1 ? "y" : "ies", nargs, nargs == 1 ? "" : "s");
     return false;
   }
   for (int i = 0; i <= nargs; i++) {
@@ -477,7 +477,7 @@ static bool vmap_in(lane_args *m, qn_value in_axes, qn_value *args, int nargs) {
   }
   if (!m->level && m->lanes < 0)
     raise_error(vm, E_lanes, SPAN_NONE, "vmap: no argument is an array with lanes%s",
-          value_is(in_axes, TAG_INT) ? "" : "; in_axes names no array");
+                value_is(in_axes, TAG_INT) ? "" : "; in_axes names no array");
   return m->level || m->lanes >= 0;
 }
 
@@ -550,7 +550,7 @@ static qn_value lane_out(lane_results *m, qn_value v, qn_value axes, bool inside
     if (value_is(axes, TAG_NIL)) {
       if (!node || !batch_whole(&m->level->batch, node)) return value_retain(v);
       return raise_error(vm, E_argument, SPAN_NONE, "vmap: out_axes is nil for %s, which differs from lane to lane",
-                   m->path.path);
+                         m->path.path);
     }
     if (!value_is(axes, TAG_INT)) return raise_axes(&m->path, "out_axes", axes, v);
     int rank = array ? value_array(v)->rank + 1 : 1, axis = axis_in(&m->path, "out_axes", axes, v, rank);
@@ -558,7 +558,7 @@ static qn_value lane_out(lane_results *m, qn_value v, qn_value axes, bool inside
     if (!array) return stacked_number(m, v, node);
     if (rank > ARRAY_MAX_RANK)
       return raise_error(vm, E_rank, SPAN_NONE, "vmap: with its lanes %s would have more than %d axes", m->path.path,
-                   ARRAY_MAX_RANK);
+                         ARRAY_MAX_RANK);
     uint32_t whole = batch_whole_always(&m->level->batch, node);
     if (!whole) return raise_memory(vm);
     return move_axis(vm, rec_value_of(r, whole), 0, axis);
@@ -649,8 +649,8 @@ bool vmap_spread(struct recording *r, const uint32_t *nodes, uint32_t n, qn_valu
       if (r->g->failed || r->g->nodes[node].type.rank < ARRAY_MAX_RANK) {
         raise_memory(vm);
       } else {
-        raise_error(vm, E_rank, SPAN_NONE, "vmap: with its lanes an argument of custom_grad would have more than %d axes",
-              ARRAY_MAX_RANK);
+        raise_error(vm, E_rank, SPAN_NONE,
+                    "vmap: with its lanes an argument of custom_grad would have more than %d axes", ARRAY_MAX_RANK);
       }
       return false;
     }

@@ -571,11 +571,12 @@ rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm 
   qn_value p = predicate_of(vm, predicate);
   if (value_is(p, TAG_UNSET)) return REC_NOT_YET;
   if (value_is_error(p)) return REC_FAILED;
-  if_owned o = {.p = p,
-                .masks = {value_error(), value_error()},
-                .active = value_retain(r->active),
-                .ends = {{.value = value_nil(), .active = value_unset()}, {.value = value_nil(), .active = value_unset()}},
-                .nslots = (uint32_t)assigned.n};
+  if_owned o = {
+      .p = p,
+      .masks = {value_error(), value_error()},
+      .active = value_retain(r->active),
+      .ends = {{.value = value_nil(), .active = value_unset()}, {.value = value_nil(), .active = value_unset()}},
+      .nslots = (uint32_t)assigned.n};
   const qn_value before_active = o.active;
   qn_value *masks = o.masks;
   arm_end *ends = o.ends;

@@ -25,8 +25,10 @@ static ref_array ref_new(uint8_t dtype, int rank, const int64_t *shape) {
     a.shape[k] = shape[k];
     a.n *= shape[k];
   }
-  if (ref_is_float(dtype)) a.f = calloc((size_t)a.n + 1, sizeof *a.f);
-  else a.i = calloc((size_t)a.n + 1, sizeof *a.i);
+  if (ref_is_float(dtype))
+    a.f = calloc((size_t)a.n + 1, sizeof *a.f);
+  else
+    a.i = calloc((size_t)a.n + 1, sizeof *a.i);
   return a;
 }
 static void ref_free(ref_array *a) {
@@ -54,8 +56,10 @@ static int64_t ref_wrap(uint8_t d, int64_t x) {
   }
 }
 static void ref_set(ref_array *a, int64_t at, double f, int64_t i) {
-  if (a->f) a->f[at] = ref_round(a->dtype, f);
-  else a->i[at] = ref_wrap(a->dtype, i);
+  if (a->f)
+    a->f[at] = ref_round(a->dtype, f);
+  else
+    a->i[at] = ref_wrap(a->dtype, i);
 }
 static void ref_unflat(const ref_array *a, int64_t at, int64_t *index) {
   for (int k = a->rank - 1; k >= 0; k--) {
@@ -77,8 +81,10 @@ static int64_t ref_broadcast(const ref_array *a, int r, const int64_t *index) {
 __attribute__((unused)) static void ref_load(ref_array *a, const void *data) {
   for (int64_t k = 0; k < a->n; k++) {
     qn_value v = dtype_load((qn_dtype)a->dtype, (const char *)data + (size_t)k * dtype_size((qn_dtype)a->dtype));
-    if (a->f) a->f[k] = v.u.f;
-    else a->i[k] = v.u.i;
+    if (a->f)
+      a->f[k] = v.u.f;
+    else
+      a->i[k] = v.u.i;
   }
 }
 
@@ -176,18 +182,28 @@ static int ref_axis(uint8_t mask) {
 static void ref_join(int op, bool floats, double *f, int64_t *i, double x, int64_t y) {
   switch (op) {
   case OP_sum:
-  case OP_cumsum: *f += x; *i = (int64_t)((uint64_t)*i + (uint64_t)y); break;
+  case OP_cumsum:
+    *f += x;
+    *i = (int64_t)((uint64_t)*i + (uint64_t)y);
+    break;
   case OP_prod:
-  case OP_cumprod: *f *= x; *i = (int64_t)((uint64_t)*i * (uint64_t)y); break;
+  case OP_cumprod:
+    *f *= x;
+    *i = (int64_t)((uint64_t)*i * (uint64_t)y);
+    break;
   case OP_max:
   case OP_cummax:
-    if (floats) *f = *f != *f ? *f : x != x || x > *f ? x : *f;
-    else *i = y > *i ? y : *i;
+    if (floats)
+      *f = *f != *f ? *f : x != x || x > *f ? x : *f;
+    else
+      *i = y > *i ? y : *i;
     break;
   case OP_min:
   case OP_cummin:
-    if (floats) *f = *f != *f ? *f : x != x || x < *f ? x : *f;
-    else *i = y < *i ? y : *i;
+    if (floats)
+      *f = *f != *f ? *f : x != x || x < *f ? x : *f;
+    else
+      *i = y < *i ? y : *i;
     break;
   case OP_any: *i |= y; break;
   case OP_all: *i &= y; break;
@@ -264,8 +280,9 @@ static void ref_op(int op, const op_attr *attr, const ref_array *in, int nin, re
       int64_t xi = x->i ? x->i[k] : 0;
       if (arg) {
         bool nan_old = f[at] != f[at], nan_new = xf != xf;
-        bool better = !seen[at] || (x->f ? (nan_new && !nan_old) || (!nan_old && (op == OP_argmax ? xf > f[at] : xf < f[at]))
-                                         : (op == OP_argmax ? xi > v[at] : xi < v[at]));
+        bool better =
+            !seen[at] || (x->f ? (nan_new && !nan_old) || (!nan_old && (op == OP_argmax ? xf > f[at] : xf < f[at]))
+                               : (op == OP_argmax ? xi > v[at] : xi < v[at]));
         if (better || (number < best[at] && (x->f ? xf == f[at] || (nan_old && nan_new) : xi == v[at]))) {
           f[at] = xf;
           v[at] = xi;
@@ -326,8 +343,10 @@ static void ref_op(int op, const op_attr *attr, const ref_array *in, int nin, re
         oy[by] = q;
         if (!column) oy[by + 1] = ix[out->rank - 1];
         int64_t a = ref_flat(x, ox), b = ref_flat(y, oy);
-        if (x->f) f += x->f[a] * y->f[b];
-        else v = (int64_t)((uint64_t)v + (uint64_t)x->i[a] * (uint64_t)y->i[b]);
+        if (x->f)
+          f += x->f[a] * y->f[b];
+        else
+          v = (int64_t)((uint64_t)v + (uint64_t)x->i[a] * (uint64_t)y->i[b]);
       }
       ref_set(out, k, f, v);
     }
@@ -335,7 +354,8 @@ static void ref_op(int op, const op_attr *attr, const ref_array *in, int nin, re
   }
   default: break;
   }
-#define COPY(to, from_array, from) ref_set(out, to, (from_array)->f ? (from_array)->f[from] : 0, (from_array)->i ? (from_array)->i[from] : 0)
+#define COPY(to, from_array, from)                                                                                     \
+  ref_set(out, to, (from_array)->f ? (from_array)->f[from] : 0, (from_array)->i ? (from_array)->i[from] : 0)
   switch (op) {
   case OP_reshape:
     for (int64_t k = 0; k < out->n; k++) COPY(k, x, k);
@@ -372,8 +392,10 @@ static void ref_op(int op, const op_attr *attr, const ref_array *in, int nin, re
   case OP_pad: {
     ref_array cells = {.rank = out->rank, .n = 1};
     for (int64_t k = 0; k < out->n; k++) {
-      if (op == OP_pad) COPY(k, &in[1], 0);
-      else COPY(k, x, k);
+      if (op == OP_pad)
+        COPY(k, &in[1], 0);
+      else
+        COPY(k, x, k);
     }
     for (int a = 0; a < out->rank; a++) {
       cells.shape[a] = op == OP_pad ? x->shape[a] : attr->d[3 * a + 1];
@@ -444,11 +466,26 @@ static void ref_op(int op, const op_attr *attr, const ref_array *in, int nin, re
         double f = out->f ? out->f[at] : 0, g = v->f ? v->f[from] : 0;
         int64_t i = out->i ? out->i[at] : 0, h = v->i ? v->i[from] : 0;
         switch (attr->mode) {
-        case SCATTER_ADD: f += g; i += h; break;
-        case SCATTER_MUL: f *= g; i *= h; break;
-        case SCATTER_MIN: f = ref_float_op(OP_minimum, f, g); i = i < h ? i : h; break;
-        case SCATTER_MAX: f = ref_float_op(OP_maximum, f, g); i = i > h ? i : h; break;
-        default: f = g; i = h; break;
+        case SCATTER_ADD:
+          f += g;
+          i += h;
+          break;
+        case SCATTER_MUL:
+          f *= g;
+          i *= h;
+          break;
+        case SCATTER_MIN:
+          f = ref_float_op(OP_minimum, f, g);
+          i = i < h ? i : h;
+          break;
+        case SCATTER_MAX:
+          f = ref_float_op(OP_maximum, f, g);
+          i = i > h ? i : h;
+          break;
+        default:
+          f = g;
+          i = h;
+          break;
         }
         ref_set(out, at, f, i);
       }
@@ -468,7 +505,8 @@ static void ref_op(int op, const op_attr *attr, const ref_array *in, int nin, re
       for (int a = 0; a < x->rank; a++)
         if (a != axis && x->shape[a] == 1) own[a] = 0;
       int64_t cell = ref_flat(x, own);
-      if (op == OP_gather) COPY(k, x, cell);
+      if (op == OP_gather)
+        COPY(k, x, cell);
       else {
         int64_t from = ref_broadcast(&in[2], index->rank, ix);
         ref_set(out, cell, out->f ? out->f[cell] + in[2].f[from] : 0, out->i ? out->i[cell] + in[2].i[from] : 0);

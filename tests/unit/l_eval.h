@@ -11,12 +11,15 @@
 #include "jit/kernel/l.h"
 #include "jit/kernel/prims.h"
 
-typedef struct ev_leaf { uint64_t v[64]; int64_t at[64]; } ev_leaf;
+typedef struct ev_leaf {
+  uint64_t v[64];
+  int64_t at[64];
+} ev_leaf;
 typedef struct ev_result {
-  uint64_t *v, *w;   /* pushed values (and factors) */
+  uint64_t *v, *w; /* pushed values (and factors) */
   int64_t *k;
   size_t n, cap;
-  ev_leaf *leaves;   /* merged */
+  ev_leaf *leaves; /* merged */
   size_t nleaves, leaves_cap;
 } ev_result;
 typedef struct ev_acc {
@@ -26,16 +29,16 @@ typedef struct ev_acc {
 
 typedef struct ev {
   const l_program *p;
-  void **buf;              /* args, then scratch */
-  int64_t *buf_size;       /* elements, for bounds checks; -1 unknown */
+  void **buf;        /* args, then scratch */
+  int64_t *buf_size; /* elements, for bounds checks; -1 unknown */
   const int64_t *ints;
   const qk_scalar *scalars;
-  uint64_t *val;           /* by instruction: bits, or an index */
+  uint64_t *val; /* by instruction: bits, or an index */
   void **local;
   int64_t *local_size;
   ev_acc *acc;
   uint64_t error;
-  l_val *match;            /* END of each opener; ELSE of each IF */
+  l_val *match; /* END of each opener; ELSE of each IF */
   l_val *orelse;
   char why[200];
 } ev;
@@ -50,10 +53,27 @@ static void ev_write(qn_dtype d, void *base, int64_t i, uint64_t x) {
   size_t n = dtype_size(d);
   memcpy((char *)base + (size_t)i * n, &x, n);
 }
-static inline float ev_f32(uint64_t x) { float f; uint32_t u = (uint32_t)x; memcpy(&f, &u, 4); return f; }
-static inline double ev_f64(uint64_t x) { double f; memcpy(&f, &x, 8); return f; }
-static inline uint64_t ev_bf32(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
-static inline uint64_t ev_bf64(double f) { uint64_t u; memcpy(&u, &f, 8); return u; }
+static inline float ev_f32(uint64_t x) {
+  float f;
+  uint32_t u = (uint32_t)x;
+  memcpy(&f, &u, 4);
+  return f;
+}
+static inline double ev_f64(uint64_t x) {
+  double f;
+  memcpy(&f, &x, 8);
+  return f;
+}
+static inline uint64_t ev_bf32(float f) {
+  uint32_t u;
+  memcpy(&u, &f, 4);
+  return u;
+}
+static inline uint64_t ev_bf64(double f) {
+  uint64_t u;
+  memcpy(&u, &f, 8);
+  return u;
+}
 /* clang-format off */
 /* bits to a C value of type T and back, by dtype */
 #define EV_GET_f32(x) ev_f32(x)
@@ -138,19 +158,27 @@ static uint64_t ev_kop(kop_id op, qn_dtype result, qn_dtype t, qn_dtype first, u
   if (op == KOP_bitcast) return a;
   if (op == KOP_mulhi) return t == QN_u32 ? mulhi_u32((u32)a, (u32)b) : mulhi_u64(a, b);
   switch (t) {
-  case QN_f32: switch (op) { EV_FLOAT(f32) default: return 0; }
-  case QN_f64: switch (op) { EV_FLOAT(f64) default: return 0; }
-  case QN_i8: switch (op) { EV_INTEGER(i8) default: return 0; }
-  case QN_i16: switch (op) { EV_INTEGER(i16) default: return 0; }
-  case QN_i32: switch (op) { EV_INTEGER(i32) default: return 0; }
-  case QN_i64: switch (op) { EV_INTEGER(i64) default: return 0; }
-  case QN_u8: switch (op) { EV_INTEGER(u8) default: return 0; }
-  case QN_u32: switch (op) { EV_INTEGER(u32) default: return 0; }
-  case QN_u64: switch (op) { EV_INTEGER(u64) default: return 0; }
+  case QN_f32:
+    switch (op) { EV_FLOAT(f32) default : return 0; }
+  case QN_f64:
+    switch (op) { EV_FLOAT(f64) default : return 0; }
+  case QN_i8:
+    switch (op) { EV_INTEGER(i8) default : return 0; }
+  case QN_i16:
+    switch (op) { EV_INTEGER(i16) default : return 0; }
+  case QN_i32:
+    switch (op) { EV_INTEGER(i32) default : return 0; }
+  case QN_i64:
+    switch (op) { EV_INTEGER(i64) default : return 0; }
+  case QN_u8:
+    switch (op) { EV_INTEGER(u8) default : return 0; }
+  case QN_u32:
+    switch (op) { EV_INTEGER(u32) default : return 0; }
+  case QN_u64:
+    switch (op) { EV_INTEGER(u64) default : return 0; }
   case QN_bool:
     switch (op) {
-      EV2(min, b8) EV2(max, b8) EV2(and, b8) EV2(or, b8) EV2(xor, b8) EV1(not, b8) EV_COMPARE(b8)
-    default: return 0;
+      EV2(min, b8) EV2(max, b8) EV2(and, b8) EV2(or, b8) EV2(xor, b8) EV1(not, b8) EV_COMPARE(b8) default : return 0;
     }
   default: return op == KOP_select ? ((b8)a ? b : c) : a; /* f16, bf16: moved only */
   }
@@ -163,8 +191,11 @@ static uint64_t ev_kop(kop_id op, qn_dtype result, qn_dtype t, qn_dtype first, u
 #define EV_POW2 EV_PLAIN2
 #define EV_TEST1(F, T) F##_##T(x)
 #define EV_WORD1(F, T) 0 /* the operand is no float */
-#define EV_MATH(F, n, types, kind, T, meaning) case MATH_##F: return EV_##kind##n(F, T);
-#define EV_MATHS(T) switch (fn) { MATHS(EV_MATH, T) default: return 0; }
+#define EV_MATH(F, n, types, kind, T, meaning)                                                                         \
+  case MATH_##F:                                                                                                       \
+    return EV_##kind##n(F, T);
+#define EV_MATHS(T)                                                                                                    \
+  switch (fn) { MATHS(EV_MATH, T) default : return 0; }
 
 static uint64_t ev_math(math_id fn, qn_dtype t, uint64_t a, uint64_t b) {
   if (t == QN_f64) {
@@ -186,7 +217,8 @@ static void ev_join(const l_instr *acc, uint64_t *v, int64_t *k, uint64_t w, int
     return;
   }
   bool floats = dtype_is_float(d);
-  bool nan_v = floats && ev_kop(KOP_ne, QN_bool, d, d, *v, *v, 0), nan_w = floats && ev_kop(KOP_ne, QN_bool, d, d, w, w, 0);
+  bool nan_v = floats && ev_kop(KOP_ne, QN_bool, d, d, *v, *v, 0),
+       nan_w = floats && ev_kop(KOP_ne, QN_bool, d, d, w, w, 0);
   bool better = ev_kop(acc->sub == KOP_argmax ? KOP_gt : KOP_lt, QN_bool, d, d, w, *v, 0) != 0;
   bool equal = ev_kop(KOP_eq, QN_bool, d, d, w, *v, 0) != 0 || (nan_v && nan_w);
   if ((nan_w && !nan_v) || (!nan_v && better) || (equal && j < *k)) {
@@ -235,7 +267,10 @@ static bool ev_root(const l_instr *acc, ev_result *r, ev_leaf *out) {
     return true;
   }
   if (!r->n) return false;
-  size_t per = acc->imm == ORDER_INNER ? ORDER_BLOCK : acc->imm == ORDER_OUTER ? ORDER_OUTER_CHAIN : acc->imm == ORDER_DOT ? ORDER_DOT_CHUNK : 1;
+  size_t per = acc->imm == ORDER_INNER   ? ORDER_BLOCK
+               : acc->imm == ORDER_OUTER ? ORDER_OUTER_CHAIN
+               : acc->imm == ORDER_DOT   ? ORDER_DOT_CHUNK
+                                         : 1;
   if (acc->imm == ORDER_FREE) per = r->n;
   size_t n = (r->n + per - 1) / per;
   ev_leaf *leaf = calloc(n, sizeof *leaf);
@@ -246,8 +281,10 @@ static bool ev_root(const l_instr *acc, ev_result *r, ev_leaf *out) {
       int l = lanes == 64 ? (int)(i % 64) : 0;
       if (acc->imm == ORDER_DOT) {
         uint64_t start = some[l] ? leaf[b].v[l] : d == QN_f32 ? ev_bf32(-0.0f) : d == QN_f64 ? ev_bf64(-0.0) : 0;
-        if (dtype_is_float(d)) leaf[b].v[l] = ev_kop(KOP_fma, d, d, d, r->v[i], r->w[i], start);
-        else leaf[b].v[l] = ev_kop(KOP_add, d, d, d, ev_kop(KOP_mul, d, d, d, r->v[i], r->w[i], 0), start, 0);
+        if (dtype_is_float(d))
+          leaf[b].v[l] = ev_kop(KOP_fma, d, d, d, r->v[i], r->w[i], start);
+        else
+          leaf[b].v[l] = ev_kop(KOP_add, d, d, d, ev_kop(KOP_mul, d, d, d, r->v[i], r->w[i], 0), start, 0);
       } else if (!some[l]) {
         leaf[b].v[l] = r->v[i];
         leaf[b].at[l] = r->k[i];
@@ -300,9 +337,16 @@ static uint64_t ev_scan(const l_instr *acc, ev_result *r, bool exclusive) {
     uint64_t result = 0;
     bool has_b = false, has_g = false;
     uint64_t B = 0, G = 0;
-#define LOCAL_LAST(from, to, res) do { size_t cnt = (to) - (from); for (size_t q = 0; q < cnt; q++) l[q] = r->v[(from) + q]; \
-    for (size_t h = 1; h < 64; h *= 2) { memcpy(m, l, sizeof l); for (size_t q = h; q < cnt; q++) l[q] = J(m[q - h], m[q]); } \
-    res = l[cnt - 1]; } while (0)
+#define LOCAL_LAST(from, to, res)                                                                                      \
+  do {                                                                                                                 \
+    size_t cnt = (to) - (from);                                                                                        \
+    for (size_t q = 0; q < cnt; q++) l[q] = r->v[(from) + q];                                                          \
+    for (size_t h = 1; h < 64; h *= 2) {                                                                               \
+      memcpy(m, l, sizeof l);                                                                                          \
+      for (size_t q = h; q < cnt; q++) l[q] = J(m[q - h], m[q]);                                                       \
+    }                                                                                                                  \
+    res = l[cnt - 1];                                                                                                  \
+  } while (0)
     for (size_t b = 0; b < block; b += 4096) {
       uint64_t total = 0, g2 = 0;
       bool hg = false;
@@ -378,7 +422,10 @@ static qn_dtype ev_memory_type(const ev *e, int64_t b) {
   return (qn_dtype)(b < 0 ? e->p->code[-b].dtype : e->p->buffers[b].dtype);
 }
 
-typedef struct ev_vec { bool on; int64_t i, from; } ev_vec;
+typedef struct ev_vec {
+  bool on;
+  int64_t i, from;
+} ev_vec;
 
 /* The end of an iteration: the SETs directly in the loop at `loop`, all at once. */
 static void ev_sets(ev *e, l_val loop) {
@@ -386,9 +433,12 @@ static void ev_sets(ev *e, l_val loop) {
   for (int pass = 0; pass < 2; pass++)
     for (l_val n = loop + 1, i = 0; n < e->match[loop] && i < 64; n++) {
       const l_instr *c = &e->p->code[n];
-      if (e->match[n]) n = e->match[n];
-      else if (c->code == L_SET && pass == 0) next[i++] = e->val[c->b];
-      else if (c->code == L_SET) e->val[c->a] = next[i++];
+      if (e->match[n])
+        n = e->match[n];
+      else if (c->code == L_SET && pass == 0)
+        next[i++] = e->val[c->b];
+      else if (c->code == L_SET)
+        e->val[c->a] = next[i++];
     }
 }
 
@@ -425,29 +475,37 @@ static bool ev_instr(ev *e, l_val n, ev_vec v) {
   case L_IMOD:
     x = ev_index(e, c->a);
     y = ev_index(e, c->b);
-    if (y <= 0) *to = 0;
+    if (y <= 0)
+      *to = 0;
     else {
       int64_t q = x / y - (x % y < 0);
       *to = (uint64_t)(c->code == L_IDIV ? q : x - q * y);
     }
     return true;
-  case L_IMIN: *to = (uint64_t)(ev_index(e, c->a) < ev_index(e, c->b) ? ev_index(e, c->a) : ev_index(e, c->b)); return true;
-  case L_IMAX: *to = (uint64_t)(ev_index(e, c->a) > ev_index(e, c->b) ? ev_index(e, c->a) : ev_index(e, c->b)); return true;
+  case L_IMIN:
+    *to = (uint64_t)(ev_index(e, c->a) < ev_index(e, c->b) ? ev_index(e, c->a) : ev_index(e, c->b));
+    return true;
+  case L_IMAX:
+    *to = (uint64_t)(ev_index(e, c->a) > ev_index(e, c->b) ? ev_index(e, c->a) : ev_index(e, c->b));
+    return true;
   case L_IVALUE: *to = ev_cast((qn_dtype)p->code[c->a].dtype, QN_i64, e->val[c->a]); return true;
   case L_CONST: *to = (uint64_t)c->imm; return true;
-  case L_SCALAR: *to = c->dtype == QN_bool ? (uint64_t)(e->scalars[c->imm].i != 0) : (uint64_t)e->scalars[c->imm].i; return true;
+  case L_SCALAR:
+    *to = c->dtype == QN_bool ? (uint64_t)(e->scalars[c->imm].i != 0) : (uint64_t)e->scalars[c->imm].i;
+    return true;
   case L_IOTA:
     x = ev_index(e, c->a) + (c->b ? ev_index(e, c->b) * (v.i - v.from) : 0);
     *to = ev_cast(QN_i64, (qn_dtype)c->dtype, (uint64_t)x);
     return true;
   case L_KOP:
-    *to = ev_kop((kop_id)c->sub, (qn_dtype)c->dtype, (qn_dtype)c->type2, (qn_dtype)p->code[c->a].dtype, e->val[c->a], e->val[c->b],
-                 e->val[c->c]);
+    *to = ev_kop((kop_id)c->sub, (qn_dtype)c->dtype, (qn_dtype)c->type2, (qn_dtype)p->code[c->a].dtype, e->val[c->a],
+                 e->val[c->b], e->val[c->c]);
     return true;
   case L_MATH:
     if (c->sub == MATH_philox_uniform)
       *to = c->dtype == QN_f64 ? ev_bf64(philox_uniform_f64(e->val[c->a])) : ev_bf32(philox_uniform_f32(e->val[c->a]));
-    else *to = ev_math((math_id)c->sub, (qn_dtype)c->type2, e->val[c->a], e->val[c->b]);
+    else
+      *to = ev_math((math_id)c->sub, (qn_dtype)c->type2, e->val[c->a], e->val[c->b]);
     return true;
   case L_LOAD: {
     if (!ev_guard(e, c, v)) {
@@ -560,7 +618,8 @@ static bool ev_instr(ev *e, l_val n, ev_vec v) {
         for (int64_t k = 0; k < depth; k++) {
           int64_t xa = ev_index(e, t->x_base) + i * ev_index(e, t->x_m) + k * ev_index(e, t->x_k);
           int64_t ya = ev_index(e, t->y_base) + k * ev_index(e, t->y_k) + j * ev_index(e, t->y_n);
-          if ((xs >= 0 && (xa < 0 || xa >= xs)) || (ys >= 0 && (ya < 0 || ya >= ys))) return ev_bad(e, n, "tile out of bounds", xa);
+          if ((xs >= 0 && (xa < 0 || xa >= xs)) || (ys >= 0 && (ya < 0 || ya >= ys)))
+            return ev_bad(e, n, "tile out of bounds", xa);
           ev_push(&r, ev_cast(d, od, ev_read(d, xm, xa)), ev_cast(d, od, ev_read(d, ym, ya)), k);
         }
         ev_write(od, om, i * t->tile_cols + j, ev_finish(&acc, &r));
@@ -604,7 +663,8 @@ static bool ev_run(ev *e, l_val from, l_val to, ev_vec vec) {
     case L_IF: {
       bool yes = e->val[c->a] != 0;
       l_val other = e->orelse[n];
-      if (yes ? !ev_run(e, n + 1, other ? other : e->match[n], vec) : other && !ev_run(e, other + 1, e->match[n], vec)) return false;
+      if (yes ? !ev_run(e, n + 1, other ? other : e->match[n], vec) : other && !ev_run(e, other + 1, e->match[n], vec))
+        return false;
       n = e->match[n];
       break;
     }
@@ -624,8 +684,8 @@ static bool ev_run(ev *e, l_val from, l_val to, ev_vec vec) {
 
 /* Runs a verified program. sizes[b]: elements of buffer b (or -1). False: e->why says what is wrong with the program. *error as
  * in kernel_run. */
-static bool l_eval(const l_program *p, void *const *buffers, const int64_t *sizes, const int64_t *ints, const qk_scalar *scalars,
-                   uint64_t *error, char *why, size_t why_size) {
+static bool l_eval(const l_program *p, void *const *buffers, const int64_t *sizes, const int64_t *ints,
+                   const qk_scalar *scalars, uint64_t *error, char *why, size_t why_size) {
   ev e = {.p = p, .ints = ints, .scalars = scalars, .error = ~(uint64_t)0};
   e.val = calloc(p->n, sizeof *e.val);
   e.local = calloc(p->n, sizeof *e.local);

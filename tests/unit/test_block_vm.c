@@ -607,10 +607,10 @@ START_TEST(tiles) {
   fill_data();
   const bvm_loops *all[3];
   int n = tables(all);
-  static const int64_t shapes[][3] = {{1, 1, 1},     {1, 1, 5000}, {3, 5, 7},       {6, 16, 64},    {14, 32, 300},
-                                      {15, 33, 257}, {57, 130, 9}, {1, 100, 90},    {100, 1, 90},   {7, 3, 9000},
-                                      {20, 40, 0},   {64, 64, 64}, {257, 300, 130}, {130, 513, 70}, {300, 290, 20},
-                                      {1, 1, 32768}, {1, 1, 45001}, {1, 1, 70001},  {2, 3, 20001},  {4, 4, 8200},
+  static const int64_t shapes[][3] = {{1, 1, 1},      {1, 1, 5000},  {3, 5, 7},       {6, 16, 64},    {14, 32, 300},
+                                      {15, 33, 257},  {57, 130, 9},  {1, 100, 90},    {100, 1, 90},   {7, 3, 9000},
+                                      {20, 40, 0},    {64, 64, 64},  {257, 300, 130}, {130, 513, 70}, {300, 290, 20},
+                                      {1, 1, 32768},  {1, 1, 45001}, {1, 1, 70001},   {2, 3, 20001},  {4, 4, 8200},
                                       {10, 1, 13000}, {1, 16, 8500}, {1, 17, 4097}};
   for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
     for (int layout = 0; layout < 4; layout++) {
@@ -706,8 +706,8 @@ START_TEST(deep_tiles_of_other_types) {
 END_TEST
 
 /* Every loop of every table gives the bits of the base table on random operands, in every mode. */
-static void compare_loops(const bvm_loops *l, bvm_fn f, bvm_fn g, const void *a, const void *b, const void *c, size_t size,
-                          bool real, const char *what, int which, int dtype) {
+static void compare_loops(const bvm_loops *l, bvm_fn f, bvm_fn g, const void *a, const void *b, const void *c,
+                          size_t size, bool real, const char *what, int which, int dtype) {
   static char x[64 * 1024], y[64 * 1024];
   if (!f || !g) {
     ck_assert(!f == !g);

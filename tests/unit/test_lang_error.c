@@ -487,9 +487,9 @@ END_TEST
 
 int main(void) {
   Suite *s = suite_create("lang_error");
-  CASE(tcase_create("reports"), narrow_terminals_break_between_words, operands_are_labelled, the_place_is_underlined_without_notes,
-       tabs_and_wide_characters_are_measured, spans_of_several_lines, notes_in_other_places, long_lines_are_cut,
-       colours_are_optional);
+  CASE(tcase_create("reports"), narrow_terminals_break_between_words, operands_are_labelled,
+       the_place_is_underlined_without_notes, tabs_and_wide_characters_are_measured, spans_of_several_lines,
+       notes_in_other_places, long_lines_are_cut, colours_are_optional);
   CASE(tcase_create("traces"), traces_show_functions_and_repetition);
   CASE(tcase_create("records"), caught_errors_are_records_and_go_back, records_of_the_program_keep_their_fields);
   CASE(tcase_create("raising"), the_first_error_stays, hosts_see_errors);

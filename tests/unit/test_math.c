@@ -69,8 +69,8 @@ FN1(expm1, expm1_ref) FN1(log, logl) FN1(log2, log2l) FN1(log10, log10l) FN1(log
 FN1(cos, cosl) FN1(tan, tanl) FN1(arcsin, asinl) FN1(arccos, acosl) FN1(arctan, atanl) FN1(sinh, sinhl)
 FN1(cosh, coshl) FN1(tanh, tanhl) FN1(sigmoid, sigmoid_ref) FN1(erf, erfl) FN1(rsqrt, rsqrt_ref) FN1(silu, silu_ref)
 FN1(gelu, gelu_ref) FN1(gelu_tanh, gelu_tanh_ref)
-/* clang-format on */
-typedef struct function {
+    /* clang-format on */
+    typedef struct function {
   const char *name;
   float (*f)(float);
   double (*d)(double);
@@ -83,8 +83,8 @@ static const function functions[] = {
     ROW(exp, -750, 750), ROW(exp2, -1080, 1080),  ROW(expm1, -50, 750), ROW(log, 0, 10),      ROW(log2, 0, 10),
     ROW(log10, 0, 10),   ROW(log1p, -1, 10),      ROW(sin, -100, 100),  ROW(cos, -100, 100),  ROW(tan, -100, 100),
     ROW(arcsin, -1, 1),  ROW(arccos, -1, 1),      ROW(arctan, -10, 10), ROW(sinh, -720, 720), ROW(cosh, -720, 720),
-    ROW(tanh, -22, 22),  ROW(sigmoid, -750, 750), ROW(erf, -7, 7),      ROW(rsqrt, 0, 100),
-    ROW(silu, -750, 60), ROW(gelu, -39, 9),       ROW(gelu_tanh, -22, 9)};
+    ROW(tanh, -22, 22),  ROW(sigmoid, -750, 750), ROW(erf, -7, 7),      ROW(rsqrt, 0, 100),   ROW(silu, -750, 60),
+    ROW(gelu, -39, 9),   ROW(gelu_tanh, -22, 9)};
 enum { WIDE = 3 /* the last ones: within 4 ulp */ };
 enum { FUNCTIONS = sizeof functions / sizeof *functions };
 
@@ -138,8 +138,8 @@ START_TEST(special_values) {
       double x = special[k], got = t->d(x), most = i < FUNCTIONS - WIDE ? 2 : 4;
       long double want = t->ref(x);
       bool sign = isnan(got) || want != 0 || !signbit(got) == !signbit(want);
-      ck_assert_msg(ulp64(got, want) <= most && sign, "%s(%a) in f64 is %a, not %La: %g ulp, signs %d %d", t->name, x, got,
-                    want, ulp64(got, want), signbit(got) != 0, signbit(want) != 0);
+      ck_assert_msg(ulp64(got, want) <= most && sign, "%s(%a) in f64 is %a, not %La: %g ulp, signs %d %d", t->name, x,
+                    got, want, ulp64(got, want), signbit(got) != 0, signbit(want) != 0);
       float xf = (float)x, gotf = t->f(xf);
       want = t->ref(xf);
       sign = isnan(gotf) || want != 0 || !signbit(gotf) == !signbit(want);
@@ -281,7 +281,8 @@ START_TEST(division_with_floor) {
   }
   ck_assert(floordiv_f64(1.0, 0.1) == 9);
   ck_assert(floordiv_f64(-1, INFINITY) == -1);
-  ck_assert(isnan(floordiv_f64(INFINITY, 3)) && isnan(floordiv_f32(-INFINITY, 3)) && floordiv_f64(INFINITY, 0) == INFINITY);
+  ck_assert(isnan(floordiv_f64(INFINITY, 3)) && isnan(floordiv_f32(-INFINITY, 3)) &&
+            floordiv_f64(INFINITY, 0) == INFINITY);
   ck_assert(mod_f64(-1, INFINITY) == INFINITY);
 }
 END_TEST
