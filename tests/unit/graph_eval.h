@@ -121,6 +121,13 @@ static inline int64_t eval_flat(const eval_value *v, const int64_t *c) {
   return at;
 }
 
+/* Is there an element at these coordinates? A slice of fixed size may be of an axis that data have made shorter: no graph of these data. */
+static inline bool eval_within(eval *e, const eval_value *v, const int64_t *c) {
+  for (int k = 0; k < v->rank; k++)
+    if (c[k] < 0 || c[k] >= v->shape[k]) e->misfit = true;
+  return !e->misfit;
+}
+
 /* Element of `v` that broadcasts to coordinates c of a shape with `rank` axes. */
 static inline int64_t eval_broadcast(const eval_value *v, int rank, const int64_t *c) {
   int64_t at = 0;
@@ -427,6 +434,7 @@ static inline void eval_view(eval *e, const graph_node *n, eval_value *out) {
     for (int64_t k = 0; k < out->n; k++) {
       eval_coords(out->shape, out->rank, k, c);
       for (int a = 0; a < out->rank; a++) o[a] = eval_dim(e, d[3 * a]) + c[a] * d[3 * a + 2];
+      if (!eval_within(e, x, o)) return;
       eval_copy(out, k, x, eval_flat(x, o));
     }
     break;
@@ -558,6 +566,7 @@ static inline void eval_slice_put(eval *e, const graph_node *n, eval_value *out)
   for (int64_t m = 0; m < count; m++) {
     eval_coords(shape, x->rank, m, c);
     for (int a = 0; a < x->rank; a++) o[a] = eval_dim(e, n->attr->d[3 * a]) + c[a] * n->attr->d[3 * a + 2];
+    if (!eval_within(e, x, o)) return;
     eval_copy(out, eval_flat(x, o), v, eval_broadcast(v, x->rank, c));
   }
 }
@@ -729,7 +738,7 @@ static inline bool eval_node(eval *e, uint32_t at) {
   case CLASS_POINTWISE: return eval_pointwise(e, n, out);
   case CLASS_REDUCE: eval_reduce(e, n, out); return true;
   case CLASS_SCAN: eval_scan(e, n, out); return true;
-  case CLASS_VIEW: eval_view(e, n, out); return true;
+  case CLASS_VIEW: eval_view(e, n, out); return !e->misfit;
   case CLASS_DOT: eval_dot(e, n, out); return true;
   case CLASS_LIBRARY: (n->op == OP_recurrence ? eval_recurrence : eval_sort)(e, n, out); return true;
   case CLASS_RANDOM: eval_random(e, n, out); return true;
@@ -751,7 +760,7 @@ static inline bool eval_node(eval *e, uint32_t at) {
   case OP_scatter: return eval_index(e, n, out);
   case OP_gather:
   case OP_gather_add: return eval_gather(e, n, out);
-  case OP_slice_put: eval_slice_put(e, n, out); return true;
+  case OP_slice_put: eval_slice_put(e, n, out); return !e->misfit;
   default: return false;
   }
 }
