@@ -10,7 +10,11 @@
  */
 #include <string.h>
 
-#include "jit/trace/trace.h"
+#include "jit/trace/graphs.h"
+#include "jit/trace/pattern.h"
+#include "jit/trace/report.h"
+#include "jit/trace/specialization.h"
+#include "jit/trace/transform.h"
 
 typedef struct mover {
   qn_vm *vm;

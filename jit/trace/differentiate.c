@@ -18,7 +18,13 @@
  */
 #include <string.h>
 
-#include "jit/trace/trace.h"
+#include "jit/cpu/eager.h"
+#include "jit/trace/gradients.h"
+#include "jit/trace/graphs.h"
+#include "jit/trace/pattern.h"
+#include "jit/trace/recording.h"
+#include "jit/trace/specialization.h"
+#include "jit/trace/vmap.h"
 
 /* The differentiated leaves of a call, in tree order. */
 typedef struct leaves {

@@ -8,7 +8,15 @@
 #include <string.h>
 #include <time.h>
 
-#include "jit/trace/trace.h"
+#include "jit/cpu/compile.h"
+#include "jit/cpu/run.h"
+#include "jit/trace/breaks.h"
+#include "jit/trace/jobs.h"
+#include "jit/trace/pattern.h"
+#include "jit/trace/recording.h"
+#include "jit/trace/report.h"
+#include "jit/trace/specialization.h"
+#include "jit/trace/transform.h"
 
 /* ---- building records ---------------------------------------------------------------------------------------------------------- */
 

@@ -10,7 +10,13 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "jit/trace/trace.h"
+#include "jit/trace/gradients.h"
+#include "jit/trace/graphs.h"
+#include "jit/trace/pattern.h"
+#include "jit/trace/recording.h"
+#include "jit/trace/report.h"
+#include "jit/trace/specialization.h"
+#include "jit/trace/transform.h"
 
 /* ---- from a call ------------------------------------------------------------------------------------------------------------------ */
 

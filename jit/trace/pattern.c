@@ -13,7 +13,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "jit/trace/trace.h"
+#include "jit/trace/breaks.h"
+#include "jit/trace/graphs.h"
+#include "jit/trace/pattern.h"
+#include "jit/trace/recording.h"
+#include "jit/trace/specialization.h"
 
 enum {
   PARTS_PER_LEAF =

@@ -18,7 +18,18 @@
 
 #include "jit/cpu/gemm.h"
 #include "jit/gpu/gpu.h"
-#include "jit/trace/trace.h"
+#include "jit/cpu/eager.h"
+#include "jit/cpu/run.h"
+#include "jit/trace/breaks.h"
+#include "jit/trace/gradients.h"
+#include "jit/trace/graphs.h"
+#include "jit/trace/jobs.h"
+#include "jit/trace/pattern.h"
+#include "jit/trace/recording.h"
+#include "jit/trace/report.h"
+#include "jit/trace/specialization.h"
+#include "jit/trace/transform.h"
+#include "jit/trace/vmap.h"
 
 const char *const break_reasons[BREAK_COUNT] = {
 #define BREAK(symbol, reason, hint) reason,

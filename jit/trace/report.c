@@ -9,7 +9,11 @@
 #include <string.h>
 #include <time.h>
 
-#include "jit/trace/trace.h"
+#include "jit/trace/jobs.h"
+#include "jit/trace/recording.h"
+#include "jit/trace/report.h"
+#include "jit/trace/specialization.h"
+#include "jit/trace/transform.h"
 
 /* Plans that are being made are waited for; their kernels' compilers are not. False: interrupted. */
 static bool plans_made(qn_vm *vm) {

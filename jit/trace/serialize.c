@@ -9,7 +9,11 @@
  */
 #include <string.h>
 
-#include "jit/trace/trace.h"
+#include "jit/trace/gradients.h"
+#include "jit/trace/graphs.h"
+#include "jit/trace/pattern.h"
+#include "jit/trace/specialization.h"
+#include "jit/trace/vmap.h"
 
 enum { IN_TEXT = 256 }; /* constants of fewer bytes stand in the text */
 

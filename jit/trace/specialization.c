@@ -13,7 +13,16 @@
 #include <string.h>
 
 #include "jit/gpu/gpu.h"
-#include "jit/trace/trace.h"
+#include "jit/cpu/compile.h"
+#include "jit/cpu/eager.h"
+#include "jit/cpu/run.h"
+#include "jit/trace/breaks.h"
+#include "jit/trace/gradients.h"
+#include "jit/trace/jobs.h"
+#include "jit/trace/pattern.h"
+#include "jit/trace/recording.h"
+#include "jit/trace/report.h"
+#include "jit/trace/specialization.h"
 #include "lang/trace_events.h"
 
 static void guards_drop(qn_vm *vm, specialization *e);

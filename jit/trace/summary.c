@@ -8,7 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "jit/trace/trace.h"
+#include "jit/trace/breaks.h"
+#include "jit/trace/pattern.h"
+#include "jit/trace/recording.h"
+#include "jit/trace/report.h"
+#include "jit/trace/specialization.h"
 
 /* What became of a function. */
 typedef struct fn_report {

@@ -6,7 +6,14 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "jit/trace/trace.h"
+#include "jit/trace/breaks.h"
+#include "jit/trace/gradients.h"
+#include "jit/trace/graphs.h"
+#include "jit/trace/recording.h"
+#include "jit/trace/report.h"
+#include "jit/trace/specialization.h"
+#include "jit/trace/transform.h"
+#include "jit/trace/vmap.h"
 
 const transform_def transform_defs[] = {
     [TRANSFORM_GRAD] = {TRANSFORM_GRAD, "grad"},

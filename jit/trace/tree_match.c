@@ -6,7 +6,8 @@
  */
 #include <string.h>
 
-#include "jit/trace/trace.h"
+#include "jit/trace/gradients.h"
+#include "jit/trace/vmap.h"
 
 bool is_float_leaf(qn_value v) {
   return value_is(v, TAG_FLOAT) || (value_is(v, TAG_ARRAY) && dtype_is_float((qn_dtype)value_array(v)->dtype));

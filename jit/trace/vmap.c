@@ -15,12 +15,18 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "jit/trace/trace.h"
+#include "jit/cpu/eager.h"
+#include "jit/graph/batch.h"
+#include "jit/trace/gradients.h"
+#include "jit/trace/pattern.h"
+#include "jit/trace/recording.h"
+#include "jit/trace/specialization.h"
+#include "jit/trace/vmap.h"
 
 /* ---- what differs from lane to lane -------------------------------------------------------------------------------------- */
 
 uint32_t vmap_whole(const struct recording *r, uint32_t node) {
-  for (const struct lanes *l = r->lanes; l; l = l->outer) {
+  for (const struct vmap_level *l = r->lanes; l; l = l->outer) {
     uint32_t w = batch_whole(&l->batch, node);
     if (w) return w;
   }
@@ -28,7 +34,7 @@ uint32_t vmap_whole(const struct recording *r, uint32_t node) {
 }
 
 uint32_t vmap_outermost(const struct recording *r, uint32_t node) {
-  for (const struct lanes *l = r->lanes; l; l = l->outer) {
+  for (const struct vmap_level *l = r->lanes; l; l = l->outer) {
     uint32_t w = batch_whole(&l->batch, node);
     if (w) node = w;
   }
@@ -88,11 +94,11 @@ static bool note_checks(struct recording *r, const uint8_t *fallible, uint32_t f
       r->g->failed = true;
       return false;
     }
-    for (const struct lanes *l = r->lanes; l && c->nlevels < ARRAY_MAX_RANK; l = l->outer)
+    for (const struct vmap_level *l = r->lanes; l && c->nlevels < ARRAY_MAX_RANK; l = l->outer)
       c->sizes[c->nlevels++] = l->batch.lanes;
     for (int k = 0; k < n->nin; k++) {
       uint32_t node = n->in[k], bits = 0, bit = 1;
-      for (const struct lanes *l = r->lanes; l; l = l->outer, bit <<= 1) {
+      for (const struct vmap_level *l = r->lanes; l; l = l->outer, bit <<= 1) {
         uint32_t w = batch_whole(&l->batch, node);
         if (!w) continue;
         node = w;
@@ -107,13 +113,13 @@ static bool note_checks(struct recording *r, const uint8_t *fallible, uint32_t f
 }
 
 /* The innermost level that is held; NULL: none. */
-static struct lanes *held_level(const struct recording *r) { return r->vmap_held.on ? r->vmap_held.at : NULL; }
+static struct vmap_level *held_level(const struct recording *r) { return r->vmap_held.on ? r->vmap_held.at : NULL; }
 
 bool vmap_advance(struct recording *r) {
   uint32_t from = r->vmap_seen, n = r->g->n;
   if (!r->lanes || r->lanes == held_level(r) || from >= n) return true;
   qn_vm *vm = r->vm;
-  struct lanes *outermost = r->lanes;
+  struct vmap_level *outermost = r->lanes;
   while (outermost->outer != held_level(r)) outermost = outermost->outer;
   uint8_t few[64], *fallible = few;
   bool any = false, ok = true;
@@ -148,7 +154,7 @@ void vmap_go_on(struct recording *r, const vmap_pause *before) {
 }
 
 bool vmap_know(const struct recording *r, uint32_t from) {
-  for (const struct lanes *l = r->lanes; l; l = l->outer)
+  for (const struct vmap_level *l = r->lanes; l; l = l->outer)
     for (uint32_t i = from; i < r->g->n && i < l->batch.cap; i++)
       if (l->batch.whole[i]) return true;
   return r->nchecks && r->checks[r->nchecks - 1].last >= from;
@@ -262,7 +268,7 @@ int vmap_name_first(struct recording *r, qn_value mask) {
   uint32_t node = rec_traced(r, mask), bit = 1, bits = 0;
   int64_t sizes[ARRAY_MAX_RANK], at[ARRAY_MAX_RANK] = {0};
   int nlevels = 0;
-  for (const struct lanes *l = r->lanes; l && nlevels < ARRAY_MAX_RANK; l = l->outer, bit <<= 1) {
+  for (const struct vmap_level *l = r->lanes; l && nlevels < ARRAY_MAX_RANK; l = l->outer, bit <<= 1) {
     uint32_t w = node ? batch_whole(&l->batch, node) : 0;
     if (w) {
       node = w;
@@ -304,9 +310,9 @@ int vmap_name_first(struct recording *r, qn_value mask) {
 
 typedef struct lane_args {
   struct recording *r;
-  struct lanes *level; /* NULL: lanes are counted */
-  int64_t lanes;       /* -1: none found yet */
-  qn_value whole;      /* of which a part is looked at; `seen`: places of it so far */
+  struct vmap_level *level; /* NULL: lanes are counted */
+  int64_t lanes;            /* -1: none found yet */
+  qn_value whole;           /* of which a part is looked at; `seen`: places of it so far */
   uint64_t seen;
   char path[128]; /* of the value that is looked at: "argument 2.w" */
   size_t len;
@@ -485,7 +491,7 @@ static bool vmap_in(lane_args *m, qn_value in_axes, qn_value *args, int nargs) {
 
 typedef struct lane_results {
   struct recording *r;
-  struct lanes *level;
+  struct vmap_level *level;
   qn_dtype floats; /* what host floats become arrays of */
   lane_args path;
   shared_parts functions; /* looked through */
@@ -600,7 +606,7 @@ static qn_value lane_out(lane_results *m, qn_value v, qn_value axes, bool inside
 
 /* ---- the call ------------------------------------------------------------------------------------------------------------------------- */
 
-static bool open_lanes(struct recording *r, struct lanes *l, int64_t n) {
+static bool open_lanes(struct recording *r, struct vmap_level *l, int64_t n) {
   if (!vmap_advance(r)) return false;
   l->outer = r->lanes;
   l->depth = l->outer ? l->outer->depth + 1 : 1;
@@ -614,7 +620,7 @@ static bool open_lanes(struct recording *r, struct lanes *l, int64_t n) {
 
 typedef struct lane_search {
   const struct recording *r;
-  const struct lanes *level;
+  const struct vmap_level *level;
 } lane_search;
 
 /* Stops at the first value that differs between the lanes of the level. */
@@ -622,7 +628,7 @@ static bool not_of_lane(void *ctx, const char *path, qn_value v) {
   (void)path;
   const lane_search *s = ctx;
   uint32_t node = value_is(v, TAG_ARRAY) || value_is_scalar(v) ? rec_traced(s->r, v) : 0;
-  for (const struct lanes *l = s->r->lanes; node && l != s->level; l = l->outer) {
+  for (const struct vmap_level *l = s->r->lanes; node && l != s->level; l = l->outer) {
     uint32_t w = batch_whole(&l->batch, node);
     if (w) node = w;
   }
@@ -631,14 +637,14 @@ static bool not_of_lane(void *ctx, const char *path, qn_value v) {
 
 bool vmap_spread(struct recording *r, const uint32_t *nodes, uint32_t n, qn_value args) {
   qn_vm *vm = r->vm;
-  for (struct lanes *level = r->lanes; level != held_level(r); level = level->outer) {
+  for (struct vmap_level *level = r->lanes; level != held_level(r); level = level->outer) {
     if (!vmap_advance(r)) return false;
     lane_search s = {r, level};
     if (tree_each_part(vm, args, not_of_lane, &s)) continue;
     if (error_pending(vm)) return false;
     for (uint32_t i = 0; i < n; i++) {
       uint32_t node = nodes[i];
-      for (const struct lanes *l = r->lanes; l != level; l = l->outer) {
+      for (const struct vmap_level *l = r->lanes; l != level; l = l->outer) {
         uint32_t w = batch_whole(&l->batch, node);
         if (w) node = w;
       }
@@ -664,7 +670,7 @@ static qn_value keep_axes(void *ctx, const char *path, qn_value v) {
   return value_is(v, TAG_INT) && v.u.i == 0 ? v : value_nil();
 }
 
-static qn_value rule_axes(qn_vm *vm, const region_rule *rule, const struct lanes *l, const uint32_t *args,
+static qn_value rule_axes(qn_vm *vm, const region_rule *rule, const struct vmap_level *l, const uint32_t *args,
                           uint32_t nargs) {
   qn_value *axes = mem_alloc(vm, (nargs + (size_t)1) * sizeof *axes), result = value_error();
   if (!axes) return result;
@@ -689,7 +695,7 @@ static qn_value rule_axes(qn_vm *vm, const region_rule *rule, const struct lanes
 /* What lies outside of the lanes differentiates their counterparts: the regions become those of the counterparts, and the rule of a
  * custom_grad is done in all lanes. Where its arguments have no lanes, but the results do, it cannot be: it has no arguments then, so
  * that their derivative is refused. */
-static bool lift_region(struct recording *r, const struct lanes *l, graph_region *x) {
+static bool lift_region(struct recording *r, const struct vmap_level *l, graph_region *x) {
   uint32_t *args = (uint32_t *)x->args, *outs = (uint32_t *)x->outs; /* one list of the recording's */
   bool any = false, lanes = false;
   for (uint32_t i = 0; i < x->nouts; i++) any |= outs[i] && batch_whole(&l->batch, outs[i]);
@@ -726,7 +732,7 @@ static bool lift_region(struct recording *r, const struct lanes *l, graph_region
 }
 
 /* The lanes' values go; nobody can use them any more. */
-static bool close_lanes(struct recording *r, struct lanes *l) {
+static bool close_lanes(struct recording *r, struct vmap_level *l) {
   bool ok = true;
   for (uint32_t i = l->nregions; i < r->regions.n && ok; i++) ok = lift_region(r, l, &r->regions.list[i]);
   for (uint32_t i = l->batch.from; i < r->g->n && i < r->vals_cap; i++) {
@@ -742,7 +748,7 @@ static bool close_lanes(struct recording *r, struct lanes *l) {
 
 /* What a vmap owns while its function runs. */
 typedef struct vmap_owned {
-  struct lanes *level;
+  struct vmap_level *level;
   qn_value active, in_axes, out_axes;
 } vmap_owned;
 
@@ -762,7 +768,7 @@ static qn_value vmap_inline(struct recording *r, const rec_call_site *site) {
   qn_value result = value_error(), *mark = vm->sp;
   qn_value active = value_retain(r->active), in_axes = rec_observe_tree(vm, f->captures[1]);
   qn_value out_axes = value_is_error(in_axes) ? in_axes : rec_observe_tree(vm, f->captures[2]);
-  struct lanes l = {.outer = NULL};
+  struct vmap_level l = {.outer = NULL};
   lane_args m = {.r = r, .lanes = -1};
   bool open = false;
   if (value_is_error(out_axes) || !vm_enter(vm, (size_t)nargs + 1)) goto done;

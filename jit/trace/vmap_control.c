@@ -18,7 +18,9 @@
  */
 #include <string.h>
 
-#include "jit/trace/trace.h"
+#include "jit/graph/batch.h"
+#include "jit/trace/recording.h"
+#include "jit/trace/vmap.h"
 
 enum { ARMS_BLIND = 6 }; /* arms within arms that are run without looking whether any lane takes them */
 
@@ -58,7 +60,7 @@ static qn_value predicate_of(qn_vm *vm, qn_value v) {
 }
 
 /* The mask as the levels outside of the innermost one have it: lanes any of whose inner lanes are at work. Takes over. */
-static qn_value any_inner(qn_vm *vm, const struct lanes *l, qn_value mask) {
+static qn_value any_inner(qn_vm *vm, const struct vmap_level *l, qn_value mask) {
   struct recording *r = vm->rec;
   uint32_t node = value_is(mask, TAG_ARRAY) ? rec_traced(r, mask) : 0;
   uint32_t whole = node ? batch_whole(&l->batch, node) : 0;
@@ -76,7 +78,7 @@ static int any_lane(qn_vm *vm, qn_value mask) {
   struct recording *r = vm->rec;
   if (!value_is(mask, TAG_ARRAY)) return is_all(mask);
   qn_value any = value_retain(mask), number;
-  for (const struct lanes *l = r->lanes; l && !value_is_error(any); l = l->outer) any = any_inner(vm, l, any);
+  for (const struct vmap_level *l = r->lanes; l && !value_is_error(any); l = l->outer) any = any_inner(vm, l, any);
   if (value_is_error(any)) return -1;
   bool ok = rec_break(r, BREAK_branch, NULL) && array_item(vm, value_array(any), 0, &number);
   value_release(vm, any);
@@ -219,7 +221,7 @@ int vmap_guard(struct recording *r, op_id op, const qn_value *in, int nin, const
   if (!any) return 0;
   /* What all lanes share stays so: it is safe if no lane is at work. */
   qn_value mask = value_retain(r->active);
-  for (const struct lanes *l = r->lanes; l && !value_is_error(mask); l = l->outer) {
+  for (const struct vmap_level *l = r->lanes; l && !value_is_error(mask); l = l->outer) {
     bool lane = false;
     for (int k = 0; k < nin && !lane; k++) {
       uint32_t node = value_is(in[k], TAG_ARRAY) || value_is_scalar(in[k]) ? rec_traced(r, in[k]) : 0;

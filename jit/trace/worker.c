@@ -24,7 +24,10 @@
 
 #include "jit/cpu/thread_pool.h"
 #include "jit/gpu/gpu.h"
-#include "jit/trace/trace.h"
+#include "jit/cpu/compile.h"
+#include "jit/cpu/run.h"
+#include "jit/trace/jobs.h"
+#include "jit/trace/specialization.h"
 #include "lang/trace_events.h"
 
 enum {

@@ -18,7 +18,10 @@
 #endif
 
 #include "interp/state.h"
-#include "jit/trace/trace.h"
+#include "jit/trace/jobs.h"
+#include "jit/trace/recording.h"
+#include "jit/trace/specialization.h"
+#include "jit/trace/transform.h"
 #include "tests/unit/unwind.h"
 
 static qn_vm *open_jit(qn_jit_mode jit) {

@@ -16,7 +16,7 @@
 #endif
 
 #include "interp/state.h"
-#include "jit/trace/trace.h"
+#include "jit/trace/vmap.h"
 #include "tests/unit/unwind.h"
 
 /* ---- memory of the process ------------------------------------------------------------------------------------------------ */

@@ -13,7 +13,7 @@
 
 #include "interp/interp.h"
 #include "jit/trace/rec.h"
-#include "jit/trace/trace.h"
+#include "jit/trace/specialization.h"
 #include "lang/array.h"
 #include "lang/quern.h"
 #include "lang/vm.h"

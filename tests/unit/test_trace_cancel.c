@@ -3,6 +3,7 @@
  * it takes for many jobs is told in test_embed.c (cancelling_is_linear); functions that are replaced meanwhile in test_trace.c. */
 #include <pthread.h>
 
+#include "jit/trace/jobs.h"
 #include "tests/unit/trace_case.h"
 
 /* As a compiler thread does that has lost its processor. */

@@ -11,7 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "jit/trace/trace.h"
+#include "jit/trace/specialization.h"
 #include "lang/quern.h"
 #include "tests/unit/lang.h"
 

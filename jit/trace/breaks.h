@@ -1,0 +1,13 @@
+/* Why a capture broke off: an enum of the rows of breaks.def, with the reason and a hint for each. */
+#ifndef JIT_TRACE_BREAKS_H
+#define JIT_TRACE_BREAKS_H
+
+typedef enum break_reason {
+#define BREAK(symbol, reason, hint) BREAK_##symbol,
+#include "jit/trace/breaks.def"
+#undef BREAK
+  BREAK_COUNT
+} break_reason;
+extern const char *const break_reasons[BREAK_COUNT], *const break_hints[BREAK_COUNT];
+
+#endif

@@ -1,0 +1,42 @@
+/* Gradients (differentiate.c): regions with a derivative of their own, and trees that must look like another one (tree_match.c). */
+#ifndef JIT_TRACE_GRADIENTS_H
+#define JIT_TRACE_GRADIENTS_H
+
+#include "jit/trace/recording.h"
+
+/* How a region with a rule is differentiated: shared by the copies of the region. */
+typedef struct region_rule {
+  uint32_t refs;
+  /* of the VM's rules; copies have it, too, so that equal graphs can be told (an address may come again) */
+  uint64_t number;
+  qn_value backward;  /* the function */
+  tpl_list cts, args; /* its arguments: outputs are numbers in the region's outs and args */
+  tpl_list like;      /* the float leaves of the arguments: numbers in args */
+  uint32_t lanes;     /* depth of the vmap that backward has been made for last; 0: none */
+  uint32_t levels;    /* how many vmaps it has been made for: leading axes of what it takes and returns */
+  bool settled;       /* it is an entry's (regions_settle): not to be called */
+} region_rule;
+void region_rule_release(qn_vm *vm, region_rule *rule);
+/* A rule that others have, too, stays as it is there: the region gets one of its own, which may be called. */
+QN_MUST_CHECK bool region_own_rule(qn_vm *vm, graph_region *x);
+/* The regions belong to an entry of code at `home` (as in template_settle). */
+QN_MUST_CHECK bool regions_settle(qn_vm *vm, region_list *l, const void *home);
+qn_value differentiate_call(struct recording *r, const rec_call_site *site);
+qn_value region_call(struct recording *r, const rec_call_site *site);
+
+/* ---- trees that match ---- */
+
+/* Is `given` a tree like `like`, with the same dtype and shape at every float leaf? nil stands for zeros, of a subtree too; a number
+ * may stand for an array of rank 0; what is at other leaves does not matter. `lanes`: how many vmaps `given` was made in, where host floats that differ are f64 arrays, and each
+ * lane has given something for those that do not. Calls `leaf` for the float leaves of `like` in order with
+ * what is there: an array, a float, or nil. False with an error raised that says at which path: `what` names the tree ("vjp: the
+ * cotangent"), `of` what it belongs to ("the result"). */
+QN_MUST_CHECK bool tree_match_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given,
+                                   int lanes, bool (*leaf)(void *ctx, qn_value like, qn_value given), void *ctx);
+bool is_float_leaf(qn_value v);
+/* The same tree with arrays without data for float arrays, 0.0 for floats, and nil for all other leaves. Owned. */
+QN_MUST_CHECK qn_value tree_match_prototype(qn_vm *vm, qn_value v);
+/* Zeros of a prototype's or leaf's dtype and shape. */
+QN_MUST_CHECK qn_value tree_match_zeros(qn_vm *vm, qn_value like);
+
+#endif

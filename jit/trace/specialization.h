@@ -1,0 +1,160 @@
+/* Specializations: what a call was recorded as, guarded by its pattern, with the plan that replays it; the anchors they hang on; the VM's part. */
+#ifndef JIT_TRACE_SPECIALIZATION_H
+#define JIT_TRACE_SPECIALIZATION_H
+
+#include "jit/cpu/run.h"
+#include "jit/kernel/plan.h"
+#include "jit/trace/pattern.h"
+#include "jit/trace/recording.h"
+
+/* A plan that a VM and the compiler threads may share. */
+typedef struct shared_plan {
+  atomic_int refs;
+  atomic_bool abandoned;  /* nobody will run it: no need to go on compiling */
+  atomic_long compile_us; /* what compiling its kernels took, once that is known */
+  plan *plan;
+} shared_plan;
+void shared_plan_release(shared_plan *s);
+
+typedef enum specialization_state {
+  ENTRY_COMPILING, /* calls run eagerly meanwhile */
+  ENTRY_READY,
+  ENTRY_BROKEN /* the recording broke off: calls like this run eagerly */
+} specialization_state;
+
+/* A scalar guard: host scalar expressions over the weak inputs, evaluated in order, some compared. */
+typedef struct scalar_guard {
+  uint8_t op; /* op_id, or OP_COUNT for an input, OP_COUNT + 1 for a constant */
+  uint8_t nin;
+  uint8_t dtype;  /* of its value */
+  bool compare;   /* the value must equal `value` */
+  uint32_t in[3]; /* guard numbers; of an input: the graph input number */
+  qn_value value; /* to compare with, or the constant; scalars only */
+} scalar_guard;
+
+enum { GUARD_INPUT = OP_COUNT, GUARD_CONST = OP_COUNT + 1, GUARDS_MAX = 256 };
+_Static_assert(OP_COUNT + 1 <= UINT8_MAX, "scalar_guard.op");
+
+/* Which way is faster, the plan or the eager call (specialization.c)? */
+typedef struct race {
+  uint8_t calls;    /* of this round, timed in both ways in turn */
+  uint8_t rounds;   /* that have ended */
+  bool code;        /* the plan had its best code; else the block VM ran what is being compiled */
+  bool eager;       /* how the last round ended: eager calls are faster */
+  int64_t least[2]; /* nanoseconds of the fastest call: the plan, the eager call */
+  uint64_t again;   /* hits of the entry at which the next round begins */
+} race;
+
+typedef struct specialization {
+  struct specialization *next;
+  uint8_t state;  /* specialization_state */
+  uint8_t device; /* code of the device where its plan runs */
+  uint64_t hash;  /* pattern_hash of the recorded call; 0: it may be any */
+  pattern pattern;
+  uint64_t epoch; /* at which the by-value globals were last found unchanged */
+  scalar_guard *guards;
+  uint32_t nguards;
+  tpl_list result;
+  shared_plan *plan;  /* NULL until ready */
+  device_plan *there; /* what the device keeps of the plan */
+  graph *graph;       /* as recorded, for explain and --jit verify; owned */
+  break_reason why;
+  span why_at;
+  char why_text[64];
+  uint32_t draw_input, key_inputs[2]; /* graph input numbers + 1; 0: none */
+  uint64_t ndraws;
+  uint64_t hits, replays; /* calls that it served; of these, with its plan */
+  /* Of the others: those to which plan or code came too late, were timed, were done both ways (--jit verify). */
+  uint64_t waited, timed, verified;
+  part_list parts; /* of each replay */
+  race race;
+  bool reported_copies; /* QUERN_LOG=copies has named the inputs that are copied */
+  double plan_ms;
+  struct job *job; /* being compiled, or NULL */
+  /* calls that it serves and that have not ended, or that an exception has left: it is not recorded again */
+  uint32_t running;
+  region_list regions; /* of the graph as recorded */
+} specialization;
+
+/* What became of calls, for the report: each is counted once. */
+typedef enum call_fate {
+#define CALL_FATE(symbol, text) CALL_##symbol,
+#include "jit/trace/fates.def"
+#undef CALL_FATE
+  CALL_FATES
+} call_fate;
+extern const char *const call_fates[CALL_FATES];
+
+/* What hangs on an anchor. */
+typedef struct anchor_specializations {
+  jit_anchor *anchor;
+  struct anchor_specializations *next; /* of the VM, to free them all */
+  uint32_t id;                         /* for part_list */
+  bool begun;                          /* the first call has come */
+  bool part;                           /* its id has been in a part_list */
+  uint8_t gave_up;                     /* of an anchor that is ANCHOR_EAGER: why, a break_reason */
+  specialization *first;               /* most recently used first */
+  /* Calls by what became of them, without those that its entries count; those that stayed eager for a reason that no entry has. */
+  uint64_t calls[CALL_FATES], refused[BREAK_COUNT];
+  part_list parts; /* of its recordings, and of the replays of entries that have gone */
+  uint32_t count, misses;
+  bool watched, computes; /* a call was watched before any was recorded; one of these had to do with arrays */
+  /* Calls that were watched when the function was hot, and had not: while there are any it is not recorded. */
+  uint8_t quiet;
+  bool full;              /* too many: other call shapes stay eager */
+  uint32_t streak, rests; /* short calls one after another that stayed eager; times that the anchor has rested since */
+  struct miss {
+    span at;
+    char text[240];
+  } * recompiles; /* reasons of re-recordings */
+  uint32_t nrecompiles, recompiles_cap;
+} anchor_specializations;
+
+typedef struct vm_jit {
+  uint64_t epoch; /* bumped when a watched global is rebound */
+  anchor_specializations *anchors;
+  struct chain_anchor *chains;
+  uint32_t chains_left; /* those of graphs that have gone */
+  struct made *made;    /* by functions that are backends (backend.c), the latest first */
+  struct mailbox *box;  /* what has been made for this VM */
+  struct job *unsent;   /* what the planners could not be given yet */
+  uint64_t calls_compiled, calls_eager, recordings;
+  uint32_t last_id; /* of anchor_specializations */
+  uint64_t last_rule;
+} vm_jit;
+static inline vm_jit *jit_of(qn_vm *vm) { return (vm_jit *)vm->jit; }
+
+/* An anchor is in another state for the time of a call. It is as it was when the block is left, by a host's exception too: in files
+ * that are compiled with -fexceptions. */
+typedef struct anchor_lent {
+  jit_anchor *anchor; /* NULL: it has been given back */
+  uint8_t state;
+  int32_t countdown;
+} anchor_lent;
+static inline void anchor_give_back(anchor_lent *l) {
+  if (!l->anchor) return;
+  l->anchor->state = l->state;
+  l->anchor->countdown = l->countdown;
+  l->anchor = NULL;
+}
+#define ANCHOR_LENT(name, a)                                                                                           \
+  anchor_lent name __attribute__((cleanup(anchor_give_back))) = {(a), (a)->state, (a)->countdown}
+
+QN_MUST_CHECK anchor_specializations *anchor_entries_of(qn_vm *vm, jit_anchor *a);
+/* Adds to the calls of a part. False: memory was short; no error is raised. */
+QN_MUST_CHECK bool parts_add(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls);
+/* The same for calls that have been made: where memory is short nobody is told to have made them. */
+void parts_count(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls);
+void parts_free(qn_vm *vm, part_list *l);
+void specialization_free(qn_vm *vm, specialization *e);
+/* Has its compiled code turned out slower than eager calls? */
+bool specialization_stays_eager(const specialization *e);
+/* What a call must fulfil to be served by the entry, as text, one guard a line; one guard about numbers, on no line. */
+void specialization_guards(const specialization *e, text_buf *out);
+void specialization_number_guard(const specialization *e, uint32_t i, text_buf *out);
+/* Do the numbers that steered the recording lead the same way? `why` (may be NULL) receives the first that does not. */
+bool specialization_guards_hold(qn_vm *vm, const specialization *e, const qn_value *scalars, text_buf *why);
+/* Takes finished jobs from the mailbox, and sends what could not be sent. Called at anchors; waits for nobody. */
+void jit_drain(qn_vm *vm);
+
+#endif
