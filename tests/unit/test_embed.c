@@ -1147,8 +1147,8 @@ static double cancelling(int n, int where) {
   if (where == UNSENT) ck_assert_int_eq(pthread_mutex_lock(lock), 0);
   good(vm, t.text);
   text_free(&t);
-  if (where ==
-      DELIVERED) { /* one after another sends what could not be sent before, and takes nothing out of the mailbox */
+  /* One after another sends what could not be sent before, and takes nothing out of the mailbox. */
+  if (where == DELIVERED) {
     int mail = 0, before = -1;
     while (mail != before) {
       before = mail;
@@ -1165,8 +1165,11 @@ static double cancelling(int n, int where) {
     ck_assert_ptr_null(jit_of(vm)->unsent);
     ck_assert_int_eq(pthread_mutex_unlock(lock), 0);
   }
-  if (where == DELIVERED)
-    for (const job *j = atomic_load(&jit_of(vm)->box->jobs); j; j = j->next) ck_assert_ptr_nonnull(j->entry);
+  if (where == DELIVERED) {
+    int late = 0; /* what the planner had in hand comes afterwards, for nobody */
+    for (const job *j = atomic_load(&jit_of(vm)->box->jobs); j; j = j->next) late += !j->entry;
+    ck_assert_int_le(late, 1);
+  }
   good(vm, "f1(x)");
   qn_vm_close(vm);
   return took;
