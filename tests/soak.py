@@ -31,7 +31,8 @@ DAMAGED = ("npy", "npz", "safetensors", "csv", "png", "qnx", "cache")
 
 
 class Test:
-    """A script of this folder with its options, or a case of a unit test; `seconds` of a turn among the others, `count` from seed 1 on."""
+    """A script of this folder with its options, or a case of a unit test; `seconds` of a turn among the others. In each run of the tests
+    `count` from seed 1 on are tried, which take a processor about ten seconds, and no more than `limit` seconds."""
 
     def __init__(self, seconds, count, script=None, *options, unit=None, limit=None, driver=None):
         self.seconds, self.count, self.script, self.options, self.unit = seconds, count, script, list(options), unit
@@ -59,17 +60,17 @@ def scripts():
 
 GPU = ("--device", "gpu", "--batch", "1", "--set", "gpu.portable=1")
 TESTS = {
-    "differential.random_programs": Test(60, 600, "differential/run.py", limit=300),
-    "differential.lanes": Test(40, 300, "differential/lanes.py", limit=300),
-    "differential.aliasing": Test(15, 2000, "differential/aliasing.py"),
+    "differential.random_programs": Test(60, 65, "differential/run.py"),
+    "differential.lanes": Test(40, 80, "differential/lanes.py"),
+    "differential.aliasing": Test(15, 1300, "differential/aliasing.py"),
     "differential.sorting": Test(10, 12, "differential/sorting.py"),
     "differential.sorting_threads": Test(10, 8, "differential/sorting.py", "--threads", "5", "--set", "par.grain=1"),
-    "gpu.random_programs": Test(20, 50, "differential/run.py", *GPU, limit=300, driver="compiling"),
-    "gpu.sorting": Test(10, 2, "differential/sorting.py", "--edges", "--longest", "5000", "--device", "gpu", "--jit", "sync", limit=300, driver="compiling"),
+    "gpu.random_programs": Test(20, 8, "differential/run.py", *GPU, driver="compiling"),
+    "gpu.sorting": Test(10, 1, "differential/sorting.py", "--edges", "--longest", "5000", "--device", "gpu", "--jit", "sync", driver="compiling"),
     "damage.programs": Test(15, 800, "fuzz/programs.py"),
-    **{f"damage.{kind}": Test(6, 15 if kind == "cache" else 8000, "fuzz/damage.py", kind, limit=60) for kind in DAMAGED},
-    "memfail.scripts": Test(45, None, "language/memfail.py", "SCRIPTS", limit=50),
-    "prompt.fuzz": Test(20, 6, "prompt/run.py", "fuzz"),
+    **{f"damage.{kind}": Test(6, {"cache": 12, "qnx": 3000}.get(kind, 8000), "fuzz/damage.py", kind) for kind in DAMAGED},
+    "memfail.scripts": Test(45, None, "language/memfail.py", "SCRIPTS", limit=10),
+    "prompt.fuzz": Test(20, 60, "prompt/run.py", "fuzz"),
     **{f"files.{kind}": Test(3, 4, "files.py", kind) for kind in ("npy", "safetensors", "csv", "png")},
     "strings": Test(4, 1, "strings.py"),
     # These count programs alone; their own counts from seed 1 on stand in the unit tests.

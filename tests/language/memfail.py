@@ -148,11 +148,14 @@ def main():
 
         def turn(case):
             """A few runs of one case: (how many, complaints)."""
+            if time.monotonic() >= end:
+                return 0, []
             if case.queue is None:
                 complaint = case.prepare(order, bound)
-                return 1, [f"{case.path} [{case.mode}] {complaint}"] if complaint else []
+                if complaint:
+                    return 1, [f"{case.path} [{case.mode}] {complaint}"]
             bad, done = [], 0
-            while case.queue and done < 4 and time.monotonic() < end:
+            while case.queue and done < (100 if case is start else 4) and time.monotonic() < end:
                 complaint = case.judge(case.queue.pop())
                 bad += [complaint] if complaint else []
                 done += 1
