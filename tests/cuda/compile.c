@@ -11,7 +11,10 @@
  *
  * Equal programs are compiled once; some go into one unit, which is compiled to a cubin for sm_90. Status 1, with the compiler's
  * messages, if a unit fails, and if a source has no programs. --keep writes the texts there. All but `files` is compiled the quick
- * way: whether a text is right CUDA C does not depend on how hard the compiler optimizes, and the goldens are compiled as for users. */
+ * way: whether a text is right CUDA C does not depend on how hard the compiler optimizes, and the goldens are compiled as for users.
+ *
+ * In the folder that the environment's NVRTC_TAKEN names lies an empty file for each text that the compiler took with the same options:
+ * it is not asked again (but with --keep). */
 #include "tests/cuda/nvrtc.h"
 
 #include <time.h>
@@ -260,6 +263,26 @@ static bool take_ops(programs *s, const char *klass) {
 
 /* ---- units -------------------------------------------------------------------------------------------------------------- */
 
+static uint64_t hash_text(uint64_t h, const char *text) {
+  do h = (h ^ (unsigned char)*text) * 1099511628211u; /* FNV-1a, the end included */
+  while (*text++);
+  return h;
+}
+
+/* The file that says that this text was taken; false: nobody wants to know. */
+static bool taken_path(const char *text, bool quick, char *path, size_t size) {
+  const char *folder = getenv("NVRTC_TAKEN");
+  uint64_t hash[2] = {14695981039346656037u, 7809847782465536322u};
+  for (int k = 0; k < 2; k++) {
+    for (size_t i = 0; i < sizeof nvrtc_options / sizeof *nvrtc_options - !quick; i++)
+      hash[k] = hash_text(hash[k], nvrtc_options[i]);
+    hash[k] = hash_text(hash[k], text);
+  }
+  if (folder)
+    snprintf(path, size, "%s/%016llx%016llx", folder, (unsigned long long)hash[0], (unsigned long long)hash[1]);
+  return folder && *folder;
+}
+
 static bool compiles(const nvrtc *n, const char *name, const char *keep, uint32_t from, bool quick, text_buf *out) {
   text_add(out, "", 1);
   if (out->failed) fatal("no text");
@@ -271,9 +294,19 @@ static bool compiles(const nvrtc *n, const char *name, const char *keep, uint32_
     if (f) fclose(f);
   }
   size_t size = 0;
+  char taken[600];
+  bool told = !keep && taken_path(out->text, quick, taken, sizeof taken);
+  FILE *before = told ? fopen(taken, "r") : NULL;
+  if (before) {
+    fclose(before);
+    printf("%s %u: ok before\n", name, from);
+    return true;
+  }
   char *cubin = nvrtc_cubin(n, name, out->text, quick, &size);
   printf("%s %u: %s, %zu bytes\n", name, from, cubin ? "ok" : "FAILED", size);
   fflush(stdout);
+  FILE *now = told && cubin ? fopen(taken, "w") : NULL;
+  if (now) fclose(now);
   if (cubin && keep) {
     char path[600];
     snprintf(path, sizeof path, "%s/%s_%u.cubin", keep, name, from);

@@ -36,14 +36,15 @@ static bool nvrtc_open(nvrtc *n, const char *path) {
          symbol_of(library, "nvrtcGetCUBIN", &n->cubin) && symbol_of(library, "nvrtcDestroyProgram", &n->destroy);
 }
 
+static const char *const nvrtc_options[] = {"-arch=sm_90", "-fmad=false", "-prec-div=true",     "-prec-sqrt=true",
+                                            "-ftz=false",  "-w",          "--Ofast-compile=mid"};
+
 /* The cubin, malloc'ed; NULL with the compiler's messages on stderr. `quick`: as gpu_unit's. */
 static char *nvrtc_cubin(const nvrtc *n, const char *name, const char *text, bool quick, size_t *size) {
-  static const char *const options[] = {"-arch=sm_90", "-fmad=false", "-prec-div=true",     "-prec-sqrt=true",
-                                        "-ftz=false",  "-w",          "--Ofast-compile=mid"};
   void *program = NULL;
   char *cubin = NULL;
   int rc = n->create(&program, text, name, 0, NULL, NULL);
-  if (rc == 0) rc = n->compile(program, quick ? 7 : 6, options);
+  if (rc == 0) rc = n->compile(program, quick ? 7 : 6, nvrtc_options);
   if (rc != 0 && program && n->log_size(program, size) == 0 && *size > 1) {
     char *log = calloc(1, *size + 1);
     if (log && n->log(program, log) == 0) fprintf(stderr, "%.4000s\n", log);

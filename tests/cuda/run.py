@@ -58,7 +58,9 @@ def fetch(folder):
 
 
 def compile_kernels(folder, command):
-    environment = dict(os.environ, LD_LIBRARY_PATH=folder)  # the library opens its builtins by name
+    taken = os.path.join(folder, "taken-" + WHEEL.partition("==")[2])
+    os.makedirs(taken, exist_ok=True)
+    environment = dict(os.environ, LD_LIBRARY_PATH=folder, NVRTC_TAKEN=taken)  # the library opens its builtins by name
     # What NVRTC itself leaves allocated is not ours to report.
     environment["ASAN_OPTIONS"] = environment.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
     return subprocess.run([command[0], os.path.join(folder, NAMES[1])] + command[1:], env=environment).returncode
