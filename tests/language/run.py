@@ -20,11 +20,15 @@ modes, in which it must do the same: `--jit off`, `--jit sync --set jit.hot=1` (
 `--jit on` (compiled beside execution) and `--jit verify` (each call both ways). What differs is shown as a diff, and a
 graph that the compiler gave up is a failure. A script may write below the folder named by the environment variable
 QUERN_TEST_TMP, which is fresh for each run.
+
+With --many PROGRAM (tests/language/many.c) the scripts of a mode run in one process, one after another; with --device they share an engine,
+and a script that made no array in the first mode has shown all that it does there.
 """
 import argparse
 import difflib
 import os
 import re
+import select
 import shlex
 import shutil
 import signal
@@ -109,6 +113,76 @@ def run(quern, path, flags, args, stdin="", timeout=300, env=None):
     return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
 
 
+class Many:
+    """Scripts in one process, each with a VM of its own: the program that many.c makes, begun anew when it has ended."""
+
+    def __init__(self, program, share):
+        self.command = [program] + (["share"] if share else [])
+        self.process = self.folder = None
+        self.arrays = 0  # made by the last script
+
+    def begin(self):
+        self.folder = tempfile.mkdtemp(prefix="quern-many-")
+        env = dict(os.environ, QUERN_LOG="breaks", COLUMNS="80")
+        self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=open(os.path.join(self.folder, "own"), "wb"), env=env)
+
+    def file(self, name):
+        with open(os.path.join(self.folder, name), "rb") as f:
+            return f.read().decode(errors="replace")
+
+    def run(self, path, flags, args, stdin, timeout):
+        """As the function `run`."""
+        if not self.process:
+            self.begin()
+        scratch = os.path.join(self.folder, "scratch")
+        os.mkdir(scratch)
+        names = [os.path.join(self.folder, name) for name in ("out", "err", "in")]
+        with open(names[2], "wb") as f:
+            f.write(stdin.encode())
+        words = [*names, scratch, *flags, path, *args]
+        answer = b""
+        try:
+            self.process.stdin.write(f"{len(words)}\n".encode() + b"".join(word.encode() + b"\0" for word in words))
+            self.process.stdin.flush()
+            if select.select([self.process.stdout], [], [], timeout)[0]:
+                answer = self.process.stdout.readline()
+            else:
+                self.process.kill()
+                self.process.wait()
+        except BrokenPipeError:
+            pass
+        out, err = self.file("out"), self.file("err")
+        shutil.rmtree(scratch, ignore_errors=True)
+        if answer:
+            status, self.arrays = map(int, answer.split())
+        else:
+            killed = self.process.poll() is not None
+            status = None if killed else self.process.wait()
+            err += self.file("own")
+            self.drop()
+        return status, out, err
+
+    def drop(self):
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.process.stdout.close()
+        try:
+            self.process.stdin.close()
+        except BrokenPipeError:
+            pass
+        self.process = None
+
+    def end(self):
+        """Ends the process; a complaint if that went wrong (leaks are told there), or None."""
+        if not self.process:
+            return None
+        self.process.stdin.close()
+        status, err = self.process.wait(), self.file("own")
+        self.process.stdout.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return f"{status_text(status)}\n{err}" if status or err.strip() else None
+
+
 def diff(want, got, name):
     lines = difflib.unified_diff(want, got, "expected", name, lineterm="", n=3)
     return "\n".join("    " + line for line in lines)
@@ -155,15 +229,19 @@ def modes_of(want, chosen):
     return {name: MODES[name] for name in chosen}
 
 
-def test(quern, path, chosen, timeout, device):
-    """Runs one script in all modes; True if all is well."""
+def test(quern, path, chosen, timeout, device, many=None):
+    """Runs one script in all modes; True if all is well. `many`: the process of each mode, or None."""
     want = Expectation(path)
     if device:
         want.flags += ["--device", device]
         want.out = [NAMED_CPU.sub("gpu(0)", line) for line in want.out]
     good = True
     for name, flags in modes_of(want, chosen).items():
-        status, out, err = run(quern, path, flags + want.flags, want.args, want.stdin, timeout)
+        if many:
+            process = many.get(name) or many.setdefault(name, Many(many["program"], device is not None))
+            status, out, err = process.run(path, flags + want.flags, want.args, want.stdin, timeout)
+        else:
+            status, out, err = run(quern, path, flags + want.flags, want.args, want.stdin, timeout)
         if device:
             out = NAMED_CPU.sub("gpu(0)", out)
         bad = compare(want, path, status, out, err)
@@ -174,6 +252,8 @@ def test(quern, path, chosen, timeout, device):
                 print("  " + complaint)
             if err.strip():
                 print("  stderr:\n" + "\n".join("    " + line for line in err.splitlines()[-60:]))
+        elif many and device and not process.arrays:
+            break
     return good
 
 
@@ -184,9 +264,16 @@ def main():
     parser.add_argument("--mode", action="append", choices=list(MODES), help="only this mode (repeatable)")
     parser.add_argument("--device", help="run on this device: cpu and gpu(0) in what is printed count as one")
     parser.add_argument("--timeout", type=float, default=180, help="seconds for one run")
+    parser.add_argument("--many", metavar="PROGRAM", help="one process a mode: what tests/language/many.c makes")
     options = parser.parse_args()
     quern = os.path.abspath(options.quern)
-    good = [test(quern, path, options.mode or list(MODES), options.timeout, options.device) for path in options.scripts]
+    many = {"program": os.path.abspath(options.many)} if options.many else None
+    good = [test(quern, path, options.mode or list(MODES), options.timeout, options.device, many) for path in options.scripts]
+    for name, process in (many or {}).items():
+        complaint = process.end() if name != "program" else None
+        if complaint:
+            good.append(False)
+            print(f"FAILED the process of {name}: {complaint}")
     print(f"{sum(good)} passed, {len(good) - sum(good)} failed")
     return 0 if all(good) else 1
 
