@@ -134,15 +134,13 @@ static qn_value run_recorded(void *ctx) {
   return v;
 }
 
-static bool is_data(qn_value v) { return (v.head & 0xff) - TAG_LIST <= TAG_ARRAY - TAG_LIST; }
-
 /* Is there an array or container among what the call works on? */
 static bool call_has_data(const fn_code *code, const qn_value *fp) {
   for (uint32_t i = 0; i < code->nparams; i++)
-    if (is_data(fp[i])) return true;
+    if (value_is_data(fp[i])) return true;
   if (value_fn(fp[-1])->head.aux) return true;
   for (uint32_t i = 0; i < code->ndata; i++)
-    if (is_data(code->data[i]->value)) return true;
+    if (value_is_data(code->data[i]->value)) return true;
   return false;
 }
 
@@ -170,8 +168,7 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
   }
   qn_value r;
   if (!at.source) at = interp_of(vm)->place.calling;
-  if (vm->rec) {
-    rec_enter(vm, at, &code->anchor);
+  if (rec_enter(vm, at, &code->anchor)) {
     if (rec_in_vmap(vm)) {
       rec_frame frame;
       rec_frame_enter(vm, &frame, false, (rec_slots){NULL, 0});
@@ -179,7 +176,7 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
     } else {
       r = run_body(vm, code, fp);
     }
-    if (vm->rec) rec_leave(vm);
+    rec_leave(vm);
   } else if (!call_has_data(code, fp)) {
     if (vm->counting) anchor_passed_idle(vm, &code->anchor);
     r = run_body(vm, code, fp);
@@ -292,7 +289,8 @@ static inline __attribute__((always_inline)) qn_value run_frame(qn_vm *vm, fn_co
   if (__builtin_expect(vm_poll_between(vm), 0)) {
     r = value_error();
     raise_at(vm, at);
-  } else if ((heads & TAG_HEAP) | (uint64_t)code->watched | (uint64_t)(vm->rec != NULL) | value_fn(fp[-1])->head.aux) {
+  } else if ((heads & TAG_HEAP) | (uint64_t)code->watched | (uint64_t)rec_hears_calls(vm) |
+             value_fn(fp[-1])->head.aux) {
     r = run_watched(vm, code, fp, at);
   } else {
     r = run_body(vm, code, fp);
@@ -314,33 +312,10 @@ static __attribute__((noinline, cold)) void builtin_failed(qn_vm *vm, const buil
   ip->place.rethrown = info->def.effect == BUILTIN_STATE;
 }
 
-/* Before a builtin while a call is recorded. *lossy: it reads floats that a gradient differentiates by. */
-static bool builtin_recorded(qn_vm *vm, const builtin_info *info, qn_value *args, span at, bool *lossy) {
-  rec_at(vm, at);
-  builtin_effect effect = info->def.effect;
-  bool effects = effect != BUILTIN_PURE && effect != BUILTIN_HIGHER && effect != BUILTIN_CHOICE;
-  bool outputs = effect == BUILTIN_TAP || effect == BUILTIN_STATE; /* what they give only shows what they were given */
-  if (effects && !rec_effect(vm, &info->def, args, info->sig.nparams)) return false;
-  for (int i = 0; vm->rec && i < info->sig.nparams; i++) {
-    if (info->sig.params[i].data || !(value_node(args[i]) || is_data(args[i]))) continue;
-    bool array = value_is(args[i], TAG_ARRAY);
-    if (!outputs && !*lossy && (!array || effect == BUILTIN_READ)) {
-      int reads = rec_differentiated(vm, args[i]);
-      if (reads < 0) return false;
-      *lossy = reads;
-    }
-    if (array) continue;
-    qn_value plain = rec_observe_tree(vm, args[i]);
-    if (value_is_error(plain)) return false;
-    slot_set(vm, &args[i], plain);
-  }
-  return true;
-}
-
 /* Calls a builtin whose arguments lie on the stack, one per parameter. */
 static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args, span at) {
-  bool lossy = false;
-  if (vm->rec && !builtin_recorded(vm, info, args, at, &lossy)) return value_error();
+  bool lossy;
+  if (!rec_builtin(vm, &info->def, &info->sig, args, at, &lossy)) return value_error();
   span outer = interp_of(vm)->place.calling;
   interp_of(vm)->place.calling = at;
   if (info->moves && at.source) vm->updating = at;
@@ -482,7 +457,7 @@ static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nk
   qn_value f = base[0], *pos = base + 1, *kw = pos + npos, r = value_error();
   if (value_is(f, TAG_DTYPE)) {
     if (npos == 1 && nkw == 0) {
-      if (vm->rec) rec_at(vm, at);
+      rec_at(vm, at);
       r = convert_dtype(vm, (qn_dtype)f.u.i, *pos);
     } else {
       raise_error(vm, E_arity, SPAN_NONE, "%s(x) converts one value", dtype_rows[f.u.i].name);
@@ -533,7 +508,7 @@ static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nk
   case FN_GRAPH: {
     qn_value kwargs = kwargs_record(vm, kw, nkw);
     if (value_is_error(kwargs)) break;
-    if (vm->rec) rec_at(vm, at);
+    rec_at(vm, at);
     vm_owned held;
     vm_own(vm, &held, vm_drop_value, &kwargs);
     r = transform_call(vm, f, pos, (int)npos, kwargs, at.source ? at : interp_of(vm)->place.calling);
@@ -840,7 +815,7 @@ static inline __attribute__((always_inline)) qn_value operate(qn_vm *vm, const b
 static inline __attribute__((always_inline)) qn_value argument(qn_vm *vm, node *a, qn_value *fp) {
   if (a->kind == N_LOCAL) return value_retain(fp[a->slot]);
   if (a->kind == N_CONST) return value_retain(((n_const *)a)->v);
-  if (a->kind == N_GLOBAL && !vm->rec) {
+  if (a->kind == N_GLOBAL && !rec_hears_globals(vm)) {
     qn_value v = ((n_global *)a)->cell->value;
     if (v.head == TAG_ARRAY) return value_retain(v);
   }
@@ -878,7 +853,7 @@ static __attribute__((noinline)) qn_value call_operation(qn_vm *vm, n_call *n, c
     if (__builtin_expect(value_stops(r), 0)) goto out;
     in[arg->slot] = r;
   }
-  r = vm->rec ? value_unset() : operate(vm, info, in);
+  r = op_deferred(vm) ? value_unset() : operate(vm, info, in);
   if (__builtin_expect(r.head == TAG_UNSET, 0)) {
     vm->sp = in;
     const qn_value operands[3] = {in[0], in[1], in[2]};
@@ -1099,7 +1074,7 @@ static inline qn_value call_borrowing(qn_vm *vm, n_call *n, const builtin_info *
 static __attribute__((noinline)) qn_value call_laid(qn_vm *vm, n_call *n, const builtin_info *info, qn_value receiver,
                                                     qn_value *fp) {
   uint32_t nparams = (uint32_t)info->sig.nparams, extra = receiver.head != TAG_UNSET;
-  if (n->pure && !vm->rec) return call_pure(vm, n, info, receiver, fp);
+  if (n->pure && !rec_hears_calls(vm)) return call_pure(vm, n, info, receiver, fp);
   if (!vm_enter(vm, (size_t)nparams + 4)) {
     value_release(vm, receiver);
     return fail_overflow(vm, n);
@@ -1247,7 +1222,7 @@ static __attribute__((noinline)) qn_value call_dtype(qn_vm *vm, n_call *n, qn_va
 /* The common call, a global function with the right number of positional arguments, is done in one piece. */
 qn_value eval_call(qn_vm *vm, node *h, qn_value *fp) {
   n_call *n = (n_call *)h;
-  if (!n->direct || vm->rec) return call_any(vm, n, fp);
+  if (!n->direct || rec_hears_globals(vm)) return call_any(vm, n, fp);
   qn_value f = cell_get(n->direct);
   if (f.head != TAG_FN) return f.head == TAG_DTYPE ? call_dtype(vm, n, f, fp) : call_any(vm, n, fp);
   const builtin_info *laid = n->laid;
@@ -1271,11 +1246,9 @@ static qn_value find_method(qn_vm *vm, const n_call *n, qn_value *fp) {
     if (c->kind == N_GLOBAL) {
       global_cell *cell = ((n_global *)c)->cell;
       if (callable(cell->value)) return eval(vm, c, fp);
-      if (vm->rec) { /* that it is no function decided */
-        qn_value seen = rec_global(vm, &cell->rec, &cell->value, cell->name);
-        if (value_is_error(seen)) return seen;
-        value_release(vm, seen);
-      }
+      qn_value seen = rec_global(vm, &cell->rec, &cell->value, cell->name); /* that it is no function decided */
+      if (value_is_error(seen)) return seen;
+      value_release(vm, seen);
       if (cell->shadow && callable(cell->shadow->value)) return value_retain(cell->shadow->value);
       continue;
     }
@@ -1344,12 +1317,12 @@ static __attribute__((noinline, cold)) qn_value fail_method(qn_vm *vm, n_call *n
 
 qn_value eval_method(qn_vm *vm, node *h, qn_value *fp) {
   n_call *n = (n_call *)h;
-  if (n->operation && n->reads_only && !vm->rec && n->candidates[0]->kind == N_GLOBAL) {
+  if (n->operation && n->reads_only && !rec_hears_globals(vm) && n->candidates[0]->kind == N_GLOBAL) {
     qn_value x = read_here(n->callee, fp), same = cell_get(((n_global *)n->candidates[0])->cell);
     if (x.head == TAG_ARRAY && same.head == TAG_FN && value_fn(same)->code == n->operation)
       return call_reading(vm, n, n->operation, x, fp);
   }
-  if (n->borrows && !n->operation && !vm->rec && n->candidates[0]->kind == N_GLOBAL) {
+  if (n->borrows && !n->operation && !rec_hears_globals(vm) && n->candidates[0]->kind == N_GLOBAL) {
     qn_value x = read_here(n->callee, fp), same = cell_get(((n_global *)n->candidates[0])->cell);
     if (x.head == TAG_ARRAY && same.head == TAG_FN && value_fn(same)->code == n->laid)
       return call_borrowing(vm, n, n->laid, x, fp);
@@ -1357,7 +1330,7 @@ qn_value eval_method(qn_vm *vm, node *h, qn_value *fp) {
   qn_value receiver = eval(vm, n->callee, fp);
   if (value_stops(receiver)) return receiver;
   qn_value f = value_unset();
-  if (n->operation && receiver.head == TAG_ARRAY && !vm->rec && n->candidates[0]->kind == N_GLOBAL) {
+  if (n->operation && receiver.head == TAG_ARRAY && !rec_hears_globals(vm) && n->candidates[0]->kind == N_GLOBAL) {
     f = cell_get(((n_global *)n->candidates[0])->cell); /* the same as the last time? */
     if (f.head == TAG_FN && value_fn(f)->code == n->operation) return call_operation(vm, n, n->operation, receiver, fp);
     f = value_unset();

@@ -187,13 +187,9 @@ qn_value eval_template(qn_vm *vm, node *h, qn_value *fp) {
     }
     v = eval(vm, p->value, fp);
     if (value_stops(v)) goto stop;
-    if (vm->rec) { /* the text depends on it */
-      rec_at(vm, p->value->at);
-      qn_value seen = rec_observe_tree(vm, v);
-      value_release(vm, v);
-      v = seen;
-      if (value_is_error(v)) goto stop;
-    }
+    rec_at(vm, p->value->at);
+    v = rec_observe_take(vm, v); /* the text depends on it */
+    if (value_is_error(v)) goto stop;
     bool ok =
         p->text ? format_spec_among(vm, v, p->text->text, p->text->len, &t, &own) : format_among(vm, v, NULL, &t, &own);
     value_release(vm, v);
@@ -327,13 +323,13 @@ static qn_value array_field(qn_vm *vm, qn_value v, const qn_str *name, span mark
     if (a->rank > 2)
       return raise_error(vm, E_rank, mark, "T is for arrays of rank 2 or less; permute or transpose names the axes");
     if (a->rank < 2) return value_retain(v);
-    if (!vm->rec && !array_pending(a)) {
+    if (op_at_hand(vm, a)) {
       int64_t shape[2] = {a->shape[1], a->shape[0]}, strides[2] = {a->strides[1], a->strides[0]};
       qn_array *turned = array_view(vm, a, (qn_dtype)a->dtype, 2, shape, strides, a->offset);
       return turned ? value_obj(TAG_ARRAY, turned) : value_error();
     }
     op_attr attr = {.n = 2, .d = {1, 0}};
-    if (vm->rec) rec_at(vm, mark);
+    rec_at(vm, mark);
     return op_apply(vm, OP_permute, &v, 1, &attr);
   }
   if (strcmp(s, "shape") == 0) {
@@ -370,8 +366,7 @@ qn_value field_of(qn_vm *vm, qn_value v, qn_str *name, span mark, field_cache *c
     if (!c || !c->declared) return no_field(vm, v, name, mark);
     if (c->value.head == TAG_UNSET)
       return raise_error(vm, E_unset, mark, "'%s' of module %s has no value yet", name->text, m->name->text);
-    if (vm->rec) return rec_global(vm, &c->rec, &c->value, c->name);
-    return value_retain(c->value);
+    return rec_global(vm, &c->rec, &c->value, c->name);
   }
   if (value_is(v, TAG_ARRAY)) return array_field(vm, v, name, mark);
   if (value_is_graph(v)) {
@@ -385,7 +380,7 @@ qn_value *peek_path(const qn_vm *vm, const node *n, qn_value *fp, bool own) {
   switch ((node_kind)n->kind) {
   case N_GLOBAL: {
     global_cell *c = ((const n_global *)n)->cell;
-    return vm->rec || c->value.head == TAG_UNSET ? NULL : &c->value;
+    return rec_hears_globals(vm) || c->value.head == TAG_UNSET ? NULL : &c->value;
   }
   case N_FIELD: {
     const n_field *f = (const n_field *)n;
@@ -504,6 +499,7 @@ qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
     if (!local) value_release(vm, x);
     return i;
   }
+  rec_at(vm, n->mark);
   if (i.head == TAG_INT) {
     if (x.head == TAG_LIST) {
       const qn_list *l = value_list(x);
@@ -513,19 +509,19 @@ qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
         if (!local) value_release(vm, x);
         return r;
       }
-    } else if (x.head == TAG_ARRAY && !vm->rec && value_array(x)->rank > 0) {
+    } else if (x.head == TAG_ARRAY && value_array(x)->rank > 0) {
       int64_t size = value_array(x)->shape[0], at = i.u.i < 0 ? i.u.i + size : i.u.i;
       if (at >= 0 && at < size) {
         qn_value r = index_row(vm, x, at);
+        if (value_is_error(r)) raise_at(vm, n->mark);
         if (!local) value_release(vm, x);
         return r;
       }
     }
   }
   if (local) value_retain(x);
-  if (vm->rec) rec_at(vm, n->mark);
   qn_value r = value_unset();
-  if (i.head == TAG_ARRAY && x.head == TAG_ARRAY && !vm->rec) r = get_named(vm, n, x, i);
+  if (i.head == TAG_ARRAY && x.head == TAG_ARRAY && !op_deferred(vm)) r = get_named(vm, n, x, i);
   if (value_is(r, TAG_UNSET)) r = get_one(vm, x, i, n->mark);
   value_release(vm, i);
   return finish_index(vm, n, x, r);
@@ -544,7 +540,7 @@ static __attribute__((noinline)) qn_value index_evaluated(qn_vm *vm, n_index *n,
     return stopped;
   }
   index_item items[INDEX_MAX];
-  if (vm->rec) rec_at(vm, n->mark);
+  rec_at(vm, n->mark);
   qn_value r = value_unset();
   if (value_is(x, TAG_RECORD))
     r = fail_record_index(vm, x, n->n && vm->sp > mark ? *mark : value_nil());

@@ -108,11 +108,10 @@ qn_value eval_global(qn_vm *vm, node *n, qn_value *fp) {
   global_cell *c = ((n_global *)n)->cell;
   if (c->value.head == TAG_UNSET) {
     if (!c->shadow || c->shadow->value.head == TAG_UNSET) return global_unset(vm, n, c);
-    if (vm->rec && value_is_error(rec_global(vm, &c->rec, &c->value, c->name))) return value_error();
+    if (value_is_error(rec_global(vm, &c->rec, &c->value, c->name))) return value_error();
     return value_retain(c->shadow->value);
   }
-  if (vm->rec) return rec_global(vm, &c->rec, &c->value, c->name);
-  return value_retain(c->value);
+  return rec_global(vm, &c->rec, &c->value, c->name);
 }
 
 /* The function value stands below the frame. While recording it may be a tracer whose captures are traced (rec_call). */
@@ -274,7 +273,7 @@ static __attribute__((noinline)) qn_value product(qn_vm *vm, const n_binary *n, 
 }
 
 static inline qn_value matmul(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
-  qn_value r = vm->rec ? value_unset() : eager_fast_dot(vm, value_array(a), value_array(b));
+  qn_value r = op_deferred(vm) ? value_unset() : eager_fast_dot(vm, value_array(a), value_array(b));
   return value_is(r, TAG_UNSET) ? product(vm, n, a, b) : r;
 }
 
@@ -354,7 +353,7 @@ static bool ast_op_compares(ast_op op) { return op >= AST_OP_eq && op <= AST_OP_
 _Static_assert(AST_OP_eq + 5 == AST_OP_ge && AST_OP_eq + 1 == AST_OP_ne, "comparisons are consecutive");
 
 static qn_value apply_op(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
-  if (vm->rec) rec_at(vm, n->mark);
+  rec_at(vm, n->mark);
   if (n->op == AST_OP_matmul) return matmul(vm, n, a, b);
   qn_value in[2] = {a, b};
   return op_apply(vm, (op_id)n->row, in, 2, NULL);
@@ -477,8 +476,8 @@ static void warn_unequal(qn_vm *vm, n_binary *n, qn_value a, qn_value b) {
   text_free(&t);
 }
 
-/* Equality by structure while a call is recorded: the answer depends on the numbers inside, and on the data of arrays. */
-static qn_value equal_recorded(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
+/* Equality by structure: the answer depends on the numbers inside, and on the data of arrays. */
+static qn_value equal_trees(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   rec_at(vm, n->mark);
   qn_value x = rec_observe_tree(vm, a), y = value_is_error(x) ? x : rec_observe_tree(vm, b);
   int equal = value_is_error(y) ? -1 : value_equal(vm, x, y);
@@ -505,11 +504,10 @@ static qn_value binary_borrowed(qn_vm *vm, const n_binary *n, qn_value a, qn_val
   bool array_a = value_is(a, TAG_ARRAY), array_b = value_is(b, TAG_ARRAY);
   bool numeric = (array_a || value_is_scalar(a)) && (array_b || value_is_scalar(b));
   if (op == AST_OP_eq || op == AST_OP_ne) {
-    if (numeric && (array_a || array_b || (traced && vm->rec)) && op_equals(a, b)) return apply_op(vm, n, a, b);
+    if (numeric && (array_a || array_b || rec_number(vm, a) || rec_number(vm, b)) && op_equals(a, b))
+      return apply_op(vm, n, a, b);
     if (value_tag_of(a) != value_tag_of(b)) warn_unequal(vm, (n_binary *)n, a, b);
-    if (vm->rec) return equal_recorded(vm, n, a, b);
-    int equal = value_equal(vm, a, b);
-    return equal < 0 ? value_error() : value_bool((equal == 1) == (op == AST_OP_eq));
+    return equal_trees(vm, n, a, b);
   }
   if (op == AST_OP_matmul && !(array_a && array_b)) return fail_kinds(vm, n, a, b);
   if (numeric) return apply_op(vm, n, a, b);
@@ -556,7 +554,7 @@ enum { OWN_A = 1, OWN_B = 2 };
 static bool is_numeric(qn_value v) { return value_is(v, TAG_ARRAY) || value_is_scalar(v); }
 
 static __attribute__((noinline)) qn_value slow_product(qn_vm *vm, const n_binary *n, qn_value a, qn_value b, int own) {
-  if (vm->rec) rec_at(vm, n->mark);
+  rec_at(vm, n->mark);
   qn_value r = matmul(vm, n, a, b);
   if (value_is_error(r)) note_operands(vm, n, a, b);
   if (own & OWN_A) value_release(vm, a);
@@ -566,7 +564,7 @@ static __attribute__((noinline)) qn_value slow_product(qn_vm *vm, const n_binary
 
 static __attribute__((noinline)) qn_value slow(qn_vm *vm, const n_binary *n, qn_value a, qn_value b, int own) {
   qn_value r;
-  if ((a.head == TAG_ARRAY || b.head == TAG_ARRAY) && !vm->rec && n->op != AST_OP_matmul &&
+  if ((a.head == TAG_ARRAY || b.head == TAG_ARRAY) && !op_deferred(vm) && n->op != AST_OP_matmul &&
       (r = eager_two(vm, (op_id)n->row, a, b)).head != TAG_UNSET) {
     if (value_is_error(r)) note_operands(vm, n, a, b);
     if (own & OWN_A) value_release(vm, a);
@@ -576,7 +574,7 @@ static __attribute__((noinline)) qn_value slow(qn_vm *vm, const n_binary *n, qn_
   if (value_stops(a)) return a;
   if (value_stops(b)) return b;
   if ((a.head == TAG_ARRAY || b.head == TAG_ARRAY) && is_numeric(a) && is_numeric(b) && n->op != AST_OP_matmul) {
-    if (vm->rec) rec_at(vm, n->mark);
+    rec_at(vm, n->mark);
     qn_value in[2] = {a, b};
     r = op_apply(vm, (op_id)n->row, in, 2, NULL);
     if (value_is_error(r)) note_operands(vm, n, a, b);
@@ -596,7 +594,7 @@ static __attribute__((noinline)) qn_value slow(qn_vm *vm, const n_binary *n, qn_
 static __attribute__((noinline)) qn_value on_variables(qn_vm *vm, node *h, qn_value *fp) {
   const n_binary *n = (const n_binary *)h;
   qn_value a = VALUE_OF(n->a), b = n->b->kind == N_CONST ? n->k : VALUE_OF(n->b);
-  qn_value r = vm->rec || n->op == AST_OP_matmul ? value_unset() : eager_two(vm, (op_id)n->row, a, b);
+  qn_value r = rec_hears_globals(vm) || n->op == AST_OP_matmul ? value_unset() : eager_two(vm, (op_id)n->row, a, b);
   if (__builtin_expect(r.head == TAG_ARRAY, 1)) return r;
   if (value_is_error(r)) note_operands(vm, n, a, b);
   if (r.head != TAG_UNSET) return r;
@@ -775,7 +773,7 @@ static inline const qn_array *peek_matrix(const qn_vm *vm, const node *n, qn_val
 static qn_value eval_product(qn_vm *vm, node *h, qn_value *fp) {
   n_binary *n = (n_binary *)h;
   qn_array turned[2];
-  const qn_array *x = vm->rec ? NULL : peek_matrix(vm, n->a, fp, &turned[0]);
+  const qn_array *x = op_deferred(vm) ? NULL : peek_matrix(vm, n->a, fp, &turned[0]);
   const qn_array *y = x ? peek_matrix(vm, n->b, fp, &turned[1]) : NULL;
   if (y) {
     qn_value r = eager_fast_dot(vm, x, y);
@@ -875,7 +873,7 @@ qn_value eval_add_global(qn_vm *vm, node *h, qn_value *fp) {
   const n_assign *a = (const n_assign *)h;
   const n_binary *n = (const n_binary *)a->value;
   global_cell *c = a->target->cell;
-  if (vm->rec || c->value.head == TAG_UNSET) return eval_set_global(vm, h, fp);
+  if (rec_hears_globals(vm) || c->value.head == TAG_UNSET) return eval_set_global(vm, h, fp);
   qn_value b = eval(vm, n->b, fp), r;
   if (value_stops(b)) return b;
   if (__builtin_expect(c->rec.watched != 0, 0)) {
@@ -908,8 +906,8 @@ qn_value eval_unary(qn_vm *vm, node *h, qn_value *fp) {
   qn_value r;
   if (value_is(a, TAG_ARRAY) || value_is_scalar(a)) {
     op_id op = neg ? OP_neg : OP_invert;
-    r = vm->rec ? value_unset() : eager_one(vm, op, a);
-    if (vm->rec) rec_at(vm, n->mark);
+    r = op_deferred(vm) ? value_unset() : eager_one(vm, op, a);
+    rec_at(vm, n->mark);
     if (r.head == TAG_UNSET) r = op_apply(vm, op, &a, 1, NULL);
   } else {
     text_buf t;
@@ -999,7 +997,7 @@ qn_value eval_not(qn_vm *vm, node *h, qn_value *fp) {
   if (value_stops(a)) return a;
   qn_value r;
   if (truth_kind(a)) {
-    if (vm->rec) rec_at(vm, n->mark);
+    rec_at(vm, n->mark);
     r = op_apply(vm, OP_invert, &a, 1, NULL);
     if (!value_is_error(r)) r = as_rank0(vm, r);
     if (value_is_error(r)) raise_at(vm, n->mark);
@@ -1052,7 +1050,7 @@ qn_value eval_logic(qn_vm *vm, node *h, qn_value *fp) {
   if (value_stops(a)) return a;
   bool array = value_is(a, TAG_ARRAY);
   int truth;
-  if (vm->rec && rec_is_lane(vm, a) && truth_kind(a)) return logic_lanes(vm, n, fp, a, is_or);
+  if (truth_kind(a) && rec_is_lane(vm, a)) return logic_lanes(vm, n, fp, a, is_or);
   if (array) {
     truth = condition(vm, value_retain(a), n->a);
     if (truth < 0) {
@@ -1079,10 +1077,5 @@ qn_value eval_logic(qn_vm *vm, node *h, qn_value *fp) {
   if (value_is(b, TAG_ARRAY)) return as_rank0(vm, b);
   if (!array) return b;
   qn_array *r = array_settle(vm, array_from_scalar(vm, QN_bool, (qn_value){.head = TAG_BOOL, .u = b.u}));
-  if (!r) return value_error();
-  if (vm->rec && !rec_const(vm, r)) {
-    value_release(vm, value_obj(TAG_ARRAY, r));
-    return value_error();
-  }
-  return value_obj(TAG_ARRAY, r);
+  return r ? rec_literal(vm, r) : value_error();
 }

@@ -75,13 +75,8 @@ static qn_value run_arm(void *ctx, rec_exit *how) {
   return v;
 }
 
-static bool is_traced(qn_value v) {
-  return (value_is(v, TAG_ARRAY) && value_array(v)->node) || (value_is(v, TAG_BOOL) && value_node(v));
-}
-
 /* A loop while the lanes of a vmap are open (rec.h); not on the stack, where recursion through loops would feel it. */
 typedef struct vmap_loop {
-  struct recording *rec;
   rec_frame frame;
   vm_owned held;
   qn_value *slots[SITE_MAX];
@@ -89,14 +84,14 @@ typedef struct vmap_loop {
 
 static void vmap_loop_drop(qn_vm *vm, void *what) {
   vmap_loop *l = what;
-  rec_frame_drop(l->rec, &l->frame);
+  rec_frame_drop(&l->frame);
   mem_free(vm, l, sizeof *l);
 }
 
 /* *out: NULL where no lanes are open. */
 static bool vmap_loop_begin(qn_vm *vm, vmap_loop **out, const node *h, const site *s, qn_value *fp) {
   *out = NULL;
-  if (__builtin_expect(!vm->rec, 1) || !rec_in_vmap(vm)) return true;
+  if (!rec_in_vmap(vm)) return true;
   vmap_loop *l = mem_alloc(vm, sizeof *l);
   if (!l) return false;
   int count = site_slots(s, fp, l->slots);
@@ -105,7 +100,6 @@ static bool vmap_loop_begin(qn_vm *vm, vmap_loop **out, const node *h, const sit
     raise_error(vm, E_not_batched, h->at, "vmap: a loop here rebinds at most %d variables", SITE_MAX - 1);
     return false;
   }
-  l->rec = vm->rec;
   rec_frame_enter(vm, &l->frame, true, (rec_slots){l->slots, count});
   vm_own(vm, &l->held, vmap_loop_drop, l);
   *out = l;
@@ -134,10 +128,10 @@ static qn_value vmap_loop_end(qn_vm *vm, vmap_loop *l, qn_value r) {
 
 /* ---- if ------------------------------------------------------------------------------------------------------------------- */
 
-/* The predicate is the caller's. */
+/* A branch that lanes of a vmap take or not; the predicate is the caller's. */
 static rec_answer offer_if(qn_vm *vm, n_if *n, qn_value predicate, qn_value *fp, qn_value *result) {
   qn_value *slots[SITE_MAX];
-  int count = n->site->escapes && !rec_in_vmap(vm) ? -1 : site_slots(n->site, fp, slots);
+  int count = site_slots(n->site, fp, slots);
   if (count < 0) return REC_NOT_YET;
   arm then = {vm, n->then, fp}, otherwise = {vm, n->otherwise, fp};
   vm_owned held;
@@ -156,7 +150,7 @@ qn_value eval_if(qn_vm *vm, node *h, qn_value *fp) {
     truth = c.u.i != 0;
   } else {
     if (value_stops(c)) return c;
-    if (vm->rec && is_traced(c)) {
+    if (rec_is_lane(vm, c)) {
       qn_value result = value_nil();
       rec_answer answer = offer_if(vm, n, c, fp, &result);
       if (answer == REC_DONE || answer == REC_LEFT || answer == REC_FAILED) {
@@ -176,10 +170,10 @@ qn_value eval_if(qn_vm *vm, node *h, qn_value *fp) {
 qn_value eval_try(qn_vm *vm, node *h, qn_value *fp) {
   n_try *n = (n_try *)h;
   qn_value *mark = vm->sp;
-  if (vm->rec && !rec_try_begin(vm)) return value_error();
+  if (!rec_try_begin(vm)) return value_error();
   qn_value r = eval(vm, n->body, fp);
-  if (vm->rec) rec_try_end(vm);
-  if (!value_is_error(r) || !error_catchable(vm) || (vm->rec && !rec_try_catches(vm))) return r;
+  rec_try_end(vm);
+  if (!value_is_error(r) || !error_catchable(vm) || !rec_try_catches(vm)) return r;
   vm_pop_to(vm, mark);
   trace_frame(vm, fp[-1]);
   qn_error_object *e = error_take(vm);
@@ -197,24 +191,6 @@ qn_value eval_try(qn_vm *vm, node *h, qn_value *fp) {
 }
 
 /* ---- loops ------------------------------------------------------------------------------------------------------------------- */
-
-/* Offers a loop to the recorder. The loop variable, where there is one, is the first carried slot. */
-static rec_answer offer_loop(qn_vm *vm, jit_anchor *anchor, node *h, const site *s, qn_value range, node *cond,
-                             node *body, qn_value *variable, qn_value *fp) {
-  qn_value *slots[SITE_MAX];
-  int first = variable != NULL;
-  slots[0] = variable;
-  int count = s->escapes ? -1 : site_slots(s, fp, slots + first);
-  if (count < 0) return REC_NOT_YET;
-  arm header = {vm, cond, fp}, run = {vm, body, fp};
-  rec_loop_site offer = {.anchor = anchor,
-                         .at = h->at,
-                         .range = range,
-                         .header = {run_arm, &header},
-                         .body = {run_arm, &run},
-                         .carried = {slots, count + first}};
-  return rec_loop(vm, &offer);
-}
 
 /* What becomes of a body's result: true to go on with the next iteration, else `*r` is the loop's value. */
 static inline bool next_iteration(qn_vm *vm, qn_value *r) {
@@ -251,17 +227,6 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
   if (!range_bound(vm, n->stop, fp, "a range's end", &stop, &r)) return r;
   bool local = n->target->kind == LVALUE_LOCAL, unused = n->target->kind == LVALUE_NONE;
   qn_value *variable = local ? &fp[n->target->slot] : NULL;
-  if (vm->rec) {
-    qn_range *range = range_new(vm, start, stop, 1);
-    if (!range) return value_error();
-    qn_value v = value_obj(TAG_RANGE, range);
-    vm_owned held;
-    vm_own(vm, &held, vm_drop_value, &v);
-    rec_answer answer = offer_loop(vm, &n->anchor, h, n->site, v, NULL, n->body, variable, fp);
-    vm_disown(vm, &held);
-    value_release(vm, v);
-    if (answer == REC_DONE || answer == REC_FAILED) return answer == REC_DONE ? value_nil() : value_error();
-  }
   node *body = n->body;
   vmap_loop *lanes;
   if (!vmap_loop_begin(vm, &lanes, h, n->site, fp)) return value_error();
@@ -320,14 +285,6 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
     return r;
   }
   *vm->sp++ = it;
-  if (vm->rec) {
-    qn_value *variable = n->target->kind == LVALUE_LOCAL ? &fp[n->target->slot] : NULL;
-    rec_answer answer = offer_loop(vm, &n->anchor, h, n->site, it, NULL, n->body, variable, fp);
-    if (answer == REC_DONE || answer == REC_FAILED) {
-      vm_pop_to(vm, mark);
-      return answer == REC_DONE ? value_nil() : value_error();
-    }
-  }
   vmap_loop *lanes;
   if (!vmap_loop_begin(vm, &lanes, h, n->site, fp)) {
     vm_pop_to(vm, mark);
@@ -347,7 +304,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
     case TAG_LIST: item = value_retain(value_list(it)->items[i]); break;
     case TAG_RANGE: item = value_int(range_item(value_range(it), i)); break;
     case TAG_ARRAY:
-      if (vm->rec) rec_at(vm, n->iterable->at);
+      rec_at(vm, n->iterable->at);
       item = index_row(vm, it, i);
       break;
     default: {
@@ -415,11 +372,7 @@ static qn_value while_lanes(qn_vm *vm, n_while *n, qn_value *fp) {
 
 qn_value eval_while(qn_vm *vm, node *h, qn_value *fp) {
   n_while *n = (n_while *)h;
-  if (vm->rec) {
-    rec_answer answer = offer_loop(vm, &n->anchor, h, n->site, value_unset(), n->cond, n->body, NULL, fp);
-    if (answer == REC_DONE || answer == REC_FAILED) return answer == REC_DONE ? value_nil() : value_error();
-    if (rec_in_vmap(vm)) return while_lanes(vm, n, fp);
-  }
+  if (rec_in_vmap(vm)) return while_lanes(vm, n, fp);
   for (;;) {
     qn_value c = eval(vm, n->cond, fp);
     int truth;

@@ -24,10 +24,8 @@ static bool is_int_array(qn_value v) { return value_is(v, TAG_ARRAY) && dtype_is
 
 bool index_int(qn_vm *vm, qn_value v, const char *what, int64_t *out) {
   if (value_is(v, TAG_INT)) {
-    if (value_node(v) && vm->rec) {
-      v = rec_observe(vm, v);
-      if (value_is_error(v)) return false;
-    }
+    v = rec_observe(vm, v);
+    if (value_is_error(v)) return false;
     *out = v.u.i;
     return true;
   }
@@ -58,7 +56,7 @@ bool index_int(qn_vm *vm, qn_value v, const char *what, int64_t *out) {
 }
 
 bool index_item_of(qn_vm *vm, qn_value v, bool host, index_item *out) {
-  if (v.head == TAG_ARRAY && !host && !vm->rec && value_array(v)->rank > 0 &&
+  if (v.head == TAG_ARRAY && !host && value_array(v)->rank > 0 &&
       (value_array(v)->dtype == QN_i64 || value_array(v)->dtype == QN_bool)) {
     out->kind = value_array(v)->dtype == QN_bool ? INDEX_MASK : INDEX_ARRAY;
     out->array = v;
@@ -76,7 +74,7 @@ bool index_item_of(qn_vm *vm, qn_value v, bool host, index_item *out) {
     out->start = r->start, out->stop = r->stop, out->step = r->step;
     return true;
   }
-  if (!host && value_is(v, TAG_INT) && vm->rec) {
+  if (!host && value_is(v, TAG_INT) && rec_number(vm, v)) {
     out->kind = INDEX_ARRAY;
     out->array = v;
     return true;
@@ -88,7 +86,7 @@ bool index_item_of(qn_vm *vm, qn_value v, bool host, index_item *out) {
       out->array = v;
       return true;
     }
-    if (is_int_array(v) && !host && (a->rank > 0 || vm->rec)) {
+    if (is_int_array(v) && !host && (a->rank > 0 || op_deferred(vm))) {
       out->kind = INDEX_ARRAY;
       out->array = v;
       return true;
@@ -347,7 +345,7 @@ static int64_t basic_layout(const qn_array *x, const index_plan *p, int64_t *str
 static qn_value basic_get(qn_vm *vm, qn_value x, const index_plan *p) {
   const qn_array *a = value_array(x);
   if (p->whole && p->same) return value_retain(x);
-  if (!vm->rec && !array_pending(a)) {
+  if (op_at_hand(vm, a)) {
     int64_t strides[ARRAY_MAX_RANK], offset = basic_layout(a, p, strides);
     qn_array *part = array_part(vm, a, p->rank, p->shape, strides, offset);
     return part ? value_obj(TAG_ARRAY, part) : value_error();
@@ -462,7 +460,7 @@ static bool joint_shape(qn_vm *vm, const operands *o, int first, int joint, int6
 /* The plan as the fast way has it, while nothing is recorded. False: an array is not in the CPU's memory. */
 static bool pick_of(const qn_vm *vm, const qn_array *x, const index_plan *p, eager_pick *to) {
   int64_t strides[ARRAY_MAX_RANK];
-  if (vm->rec || !eager_here(x)) return false;
+  if (op_deferred(vm) || !eager_here(x)) return false;
   to->rank = to->n = 0;
   to->offset = basic_layout(x, p, strides);
   to->lead = p->together ? p->lead : 0;
@@ -602,7 +600,7 @@ qn_value index_get(qn_vm *vm, qn_value x, const index_item *items, int n) {
 
 qn_value index_row(qn_vm *vm, qn_value x, int64_t i) {
   const qn_array *a = value_array(x);
-  if (!vm->rec && !array_pending(a)) {
+  if (op_at_hand(vm, a)) {
     qn_array *v = array_part(vm, a, a->rank - 1, a->shape + 1, a->strides + 1, a->offset + i * a->strides[0]);
     return v ? value_obj(TAG_ARRAY, v) : value_error();
   }
@@ -671,19 +669,14 @@ static qn_value as_dtype(qn_vm *vm, const qn_array *x, qn_value v) {
   op_attr attr = {.dtype = x->dtype};
   if (value_is(v, TAG_ARRAY))
     return value_array(v)->dtype == x->dtype ? value_retain(v) : op_apply(vm, OP_cast, &v, 1, &attr);
-  if (vm->rec && value_node(v)) return op_apply(vm, OP_fit, &v, 1, &attr);
+  if (rec_number(vm, v)) return op_apply(vm, OP_fit, &v, 1, &attr);
   qn_array *a = array_from_scalar(vm, (qn_dtype)x->dtype, (qn_value){.head = v.head & 0xff, .u = v.u});
   if (a && x->device) {
     qn_array *there = array_to_device(vm, a, x->device);
     value_release(vm, value_obj(TAG_ARRAY, a));
     a = there;
   }
-  if (!a) return value_error();
-  if (vm->rec && !rec_const(vm, a)) {
-    value_release(vm, value_obj(TAG_ARRAY, a));
-    return value_error();
-  }
-  return value_obj(TAG_ARRAY, a);
+  return a ? rec_literal(vm, a) : value_error();
 }
 
 static bool check_broadcast(qn_vm *vm, const qn_array *v, int rank, const int64_t *shape) {
@@ -720,7 +713,7 @@ static bool basic_put(qn_vm *vm, qn_value *x, const index_plan *p, qn_value v) {
   v = fit_shape_take(vm, v, p->rank, p->shape);
   if (value_is_error(v)) return false;
   qn_array *a = value_array(*x);
-  if (!vm->rec && !array_pending(a)) {
+  if (op_at_hand(vm, a)) {
     if (!array_force(vm, value_array(v)) || !array_own(vm, x)) {
       value_release(vm, v);
       return false;
@@ -859,7 +852,7 @@ static bool advanced_put(qn_vm *vm, qn_value *x, const index_plan *p, qn_value v
 /* One element of an array that has its data and one owner: no views. False: not this case. */
 static bool element_put(qn_vm *vm, qn_value *x, const index_item *items, int n, qn_value v, bool *ok) {
   qn_array *a = value_array(*x);
-  if (vm->rec || array_pending(a) || n != a->rank || !value_is_scalar(v)) return false;
+  if (!op_at_hand(vm, a) || n != a->rank || !value_is_scalar(v)) return false;
   for (int i = 0; i < n; i++)
     if (items[i].kind != INDEX_INT) return false;
   *ok = false;
@@ -886,7 +879,8 @@ static bool element_put(qn_vm *vm, qn_value *x, const index_item *items, int n, 
 bool index_put_number(const qn_vm *vm, qn_value x, int64_t i, qn_value v) {
   const qn_array *a = value_array(x);
   const qn_storage *s = a->storage;
-  if (vm->rec || !s || a->rank != 1 || a->device || a->head.refs != 1 || s->refs != 1 || s->foreign) return false;
+  if (op_deferred(vm) || !s || a->rank != 1 || a->device || a->head.refs != 1 || s->refs != 1 || s->foreign)
+    return false;
   if (i < 0) i += a->shape[0];
   if (i < 0 || i >= a->shape[0] || (a->strides[0] == 0 && a->size > 1)) return false;
   char *to = s->data + (a->offset + i * a->strides[0]) * (int64_t)dtype_size((qn_dtype)a->dtype);
@@ -914,7 +908,7 @@ bool index_put_number(const qn_vm *vm, qn_value x, int64_t i, qn_value v) {
 
 bool index_takes_number(const qn_vm *vm, qn_value x, int64_t i, qn_value v) {
   const qn_array *a = value_array(x);
-  if (vm->rec || !eager_here(a) || a->rank != 1 || (a->head.refs == 1 && a->storage->refs == 1)) return false;
+  if (op_deferred(vm) || !eager_here(a) || a->rank != 1 || (a->head.refs == 1 && a->storage->refs == 1)) return false;
   if (i < 0) i += a->shape[0];
   return (uint64_t)i < (uint64_t)a->shape[0] && (v.head == TAG_INT || v.head == TAG_FLOAT) && index_may_store(a, v);
 }
@@ -934,7 +928,7 @@ bool index_put_places(qn_vm *vm, qn_value *x, node *const *items, uint32_t n, co
   const qn_array *a = value_array(*x);
   bool set = op == OP_COUNT;
   scatter_mode mode = set ? SCATTER_SET : op == OP_add ? SCATTER_ADD : SCATTER_MUL;
-  if (!index_may_store(a, v) || (!set && a->dtype == QN_bool)) return false;
+  if (op_deferred(vm) || !index_may_store(a, v) || (!set && a->dtype == QN_bool)) return false;
   if (n == 1 && items[0]->kind != N_SLICE && value_array(*values)->rank > 0 &&
       eager_put_named(vm, x, value_array(*values), v, mode, ok))
     return true;

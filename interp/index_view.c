@@ -36,7 +36,7 @@ static inline __attribute__((always_inline)) bool int_here(const node *a, const 
 }
 
 index_read index_values_read(const qn_vm *vm, node *const *items, uint32_t n, const qn_value *fp, qn_value *out) {
-  if (vm->rec || n > INDEX_READ) return READ_NOT;
+  if (rec_hears_globals(vm) || n > INDEX_READ) return READ_NOT;
   index_read read = READ_INTS;
   for (uint32_t i = 0; i < n; i++) {
     const node *item = items[i];
@@ -197,7 +197,7 @@ static bool region_of(const qn_array *a, node *const *items, uint32_t n, const q
 bool index_pick(const qn_vm *vm, const qn_array *a, node *const *items, uint32_t n, const qn_value *values,
                 eager_pick *to) {
   region r;
-  if (vm->rec || !eager_here(a) || !region_of(a, items, n, values, &r) || !r.p.n) return false;
+  if (op_deferred(vm) || !eager_here(a) || !region_of(a, items, n, values, &r) || !r.p.n) return false;
   *to = r.p;
   return true;
 }
@@ -220,13 +220,13 @@ static inline __attribute__((always_inline)) qn_value view_of(qn_vm *vm, qn_valu
 qn_value index_view(qn_vm *vm, qn_value x, node *const *items, uint32_t n, const qn_value *values) {
   const qn_array *a = value_array(x);
   region r;
-  return vm->rec || array_pending(a) || !region_of(a, items, n, values, &r) ? value_unset() : view_of(vm, x, &r);
+  return !op_at_hand(vm, a) || !region_of(a, items, n, values, &r) ? value_unset() : view_of(vm, x, &r);
 }
 
 qn_value index_view_here(qn_vm *vm, qn_value x, node *const *items, uint32_t n, const qn_value *fp) {
   const qn_array *a = value_array(x);
   region r;
-  return vm->rec || array_pending(a) || !walk(a, items, n, true, NULL, fp, &r) ? value_unset() : view_of(vm, x, &r);
+  return !op_at_hand(vm, a) || !walk(a, items, n, true, NULL, fp, &r) ? value_unset() : view_of(vm, x, &r);
 }
 
 /* A header on the caller's stack, for array_copy_watched alone. */
@@ -331,7 +331,7 @@ static bool store_value(qn_vm *vm, qn_value *x, node *const *items, uint32_t n, 
 bool index_put_view(qn_vm *vm, qn_value *x, node *const *items, uint32_t n, const qn_value *values, qn_value v,
                     bool *ok) {
   region l;
-  if (vm->rec || !eager_here(value_array(*x)) || !region_of(value_array(*x), items, n, values, &l) || l.p.n)
+  if (op_deferred(vm) || !eager_here(value_array(*x)) || !region_of(value_array(*x), items, n, values, &l) || l.p.n)
     return false;
   return store_value(vm, x, items, n, values, &l, v, ok);
 }
@@ -341,7 +341,7 @@ bool index_apply_view(qn_vm *vm, qn_value *x, node *const *items, uint32_t n, co
   const qn_array *a = value_array(*x);
   region l;
   if (!value_is(v, TAG_ARRAY) && !value_is_scalar(v)) return false;
-  if (vm->rec || !eager_here(a) || !region_of(a, items, n, values, &l) || l.p.n || l.size == 0) return false;
+  if (op_deferred(vm) || !eager_here(a) || !region_of(a, items, n, values, &l) || l.p.n || l.size == 0) return false;
   /* The op is done on a header that lives no longer than it. */
   qn_array old;
   header_of(&old, a, &l, a->storage, l.p.offset);

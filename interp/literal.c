@@ -70,11 +70,7 @@ static qn_value array_of_numbers(qn_vm *vm, const qn_value *v, int dtype, int ra
     dtype_store(d, to, x);
   }
   if (!(a = array_settle(vm, a))) return value_error();
-  if (vm->rec && !rec_const(vm, a)) {
-    value_release(vm, value_obj(TAG_ARRAY, a));
-    return value_error();
-  }
-  return value_obj(TAG_ARRAY, a);
+  return rec_literal(vm, a);
 }
 
 qn_value interp_convert_number(qn_vm *vm, qn_dtype dtype, qn_value v) {
@@ -99,7 +95,7 @@ qn_value convert_dtype(qn_vm *vm, qn_dtype dtype, qn_value v) {
     text_kind(&t, v);
     return raise_text(vm, E_type, SPAN_NONE, &t);
   }
-  if (vm->rec && value_node(v)) return interp_convert_number(vm, dtype, v);
+  if (rec_number(vm, v)) return interp_convert_number(vm, dtype, v);
   return array_of_numbers(vm, &v, (int)dtype, 0, NULL);
 }
 
@@ -160,7 +156,7 @@ static qn_value stack_items(qn_vm *vm, qn_value *items, size_t n, int dtype) {
   }
   if (rank == ARRAY_MAX_RANK) return raise_error(vm, E_rank, SPAN_NONE, "arrays have at most %d axes", ARRAY_MAX_RANK);
   qn_dtype d = stack_dtype(items, n, dtype);
-  if (!vm->rec && n <= INT32_MAX) {
+  if (!op_deferred(vm) && n <= INT32_MAX) {
     qn_value now = eager_stack(vm, items, (int)n, 0, d);
     if (!value_is(now, TAG_UNSET)) return now;
   }
@@ -202,7 +198,7 @@ static form stop(literal *out, qn_value v) {
 
 /* Adds a value to the literal in progress. Takes over `v`. */
 static bool add_value(qn_vm *vm, qn_value *mark, form *state, size_t *count, literal *l, qn_value v, int dtype) {
-  bool number = v.head == TAG_INT || v.head == TAG_FLOAT || v.head == TAG_BOOL || (value_is_scalar(v) && !vm->rec);
+  bool number = value_is_scalar(v) && !rec_number(vm, v);
   if (!number && !value_is(v, TAG_ARRAY) && !value_is_scalar(v)) {
     text_buf t;
     text_init(&t, vm);
@@ -406,7 +402,7 @@ static qn_value literal_here(qn_vm *vm, const n_items *n, const qn_value *fp, in
   qn_value v[FEW_ITEMS];
   literal l;
   int count;
-  if (vm->rec || vm->device || !read_items(n, fp, v, FEW_ITEMS, &count, &l)) return value_unset();
+  if (rec_hears_globals(vm) || vm->device || !read_items(n, fp, v, FEW_ITEMS, &count, &l)) return value_unset();
   uint64_t heads = 0;
   for (int i = 0; i < count; i++) heads |= v[i].head;
   if (!(heads & TAG_HEAP)) return numbers_here(vm, v, count, dtype, &l);

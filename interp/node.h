@@ -57,13 +57,11 @@ typedef struct field_cache {
 /* Remembers where `r`, which has it, keeps field `i`. */
 void field_cache_set(qn_vm *vm, field_cache *c, const qn_record *r, uint32_t i);
 
-/* What a branch, loop or try may change outside itself: the recorder's business. */
+/* What a branch or loop may change outside itself: the recorder's business. */
 typedef struct site {
-  uint32_t id;
   uint32_t nlocals, nglobals;
   uint32_t *locals;
   global_cell **globals;
-  bool escapes; /* break, continue or return leave it */
 } site;
 
 typedef struct n_const {
@@ -228,7 +226,6 @@ typedef struct n_try {
   node h;
   node *body, *handler;
   int32_t error_slot; /* -1: `catch _` */
-  site *site;
 } n_try;
 
 typedef struct n_block {
@@ -286,14 +283,12 @@ typedef struct n_for {
   uint32_t first, last; /* slots of the pattern's variables */
   node *body;
   site *site;
-  jit_anchor anchor;
 } n_for;
 
 typedef struct n_while {
   node h;
   node *cond, *body;
   site *site;
-  jit_anchor anchor;
 } n_while;
 
 typedef struct n_import {

@@ -36,16 +36,6 @@ bool unit_keep(resolver *r, qn_value v) {
   return true;
 }
 
-bool unit_anchor(resolver *r, jit_anchor *a, const char *name, span at) {
-  unit *u = r->unit;
-  if (!mem_grow(r->vm, (void **)&u->anchors, &u->anchors_cap, (size_t)u->nanchors + 1, sizeof *u->anchors))
-    return false;
-  a->name = name;
-  a->at = at;
-  u->anchors[u->nanchors++] = a;
-  return true;
-}
-
 bool unit_layout(resolver *r, record_layout **slot) {
   unit *u = r->unit;
   if (!mem_grow(r->vm, (void **)&u->layouts, &u->layouts_cap, (size_t)u->nlayouts + 1, sizeof *u->layouts))
@@ -56,14 +46,13 @@ bool unit_layout(resolver *r, record_layout **slot) {
 
 void unit_free(qn_vm *vm, unit *u) {
   for (const fn_code *c = u->codes; c; c = c->next) anchors_forget(vm, c->shared.id);
-  for (uint32_t i = 0; i < u->nanchors; i++) anchor_close(vm, u->anchors[i]);
+  for (fn_code *c = u->codes; c; c = c->next) anchor_close(vm, &c->anchor);
   for (uint32_t i = 0; i < u->nlayouts; i++) {
     record_layout *l = *(record_layout **)u->layouts[i];
     if (l) layout_release(vm, l);
   }
   for (uint32_t i = 0; i < u->nkept; i++) value_release(vm, u->kept[i]);
   mem_free(vm, u->kept, u->kept_cap * sizeof *u->kept);
-  mem_free(vm, u->anchors, u->anchors_cap * sizeof *u->anchors);
   mem_free(vm, u->layouts, u->layouts_cap * sizeof *u->layouts);
   arena_free(&u->nodes);
   mem_free(vm, u, sizeof *u);
@@ -223,21 +212,14 @@ bool module_defines(const resolver *r, const global_cell *c) { return c->declare
 
 /* ---- sites -------------------------------------------------------------------------------------------------------------------- */
 
-/* `mark` remembers where the site's assignments begin: event.slot holds their number, and two more numbers lie behind it. */
-site *site_begin(resolver *r, event *mark) {
-  site *s = unit_alloc(r, sizeof *s);
-  if (!s) return NULL;
-  s->id = ++r->ip->next_site;
-  mark[0].slot = r->fn->nevents;
-  mark[1].slot = r->fn->top;
-  mark[2].slot = r->fn->signals;
-  return s;
+site *site_begin(resolver *r, site_mark *mark) {
+  *mark = (site_mark){r->fn->nevents, r->fn->top};
+  return unit_alloc(r, sizeof(site));
 }
 
-bool site_end(resolver *r, site *s, const event *mark) {
+bool site_end(resolver *r, site *s, const site_mark *mark) {
   const function *f = r->fn;
-  uint32_t from = mark[0].slot, outer = mark[1].slot, most = f->nevents - from;
-  s->escapes = f->signals != mark[2].slot;
+  uint32_t from = mark->events, outer = mark->top, most = f->nevents - from;
   if (most == 0) return true;
   s->locals = unit_alloc(r, most * sizeof *s->locals);
   s->globals = unit_alloc(r, most * sizeof *s->globals);
@@ -868,7 +850,8 @@ node *function_node(resolver *r, const ast_node *n, qn_str *name, bool local) {
   code->params = unit_alloc(r, code->nparams * sizeof *code->params);
   out->initials = unit_alloc(r, code->nparams * sizeof *out->initials);
   if (!code->params || !out->initials || !resolve_params(r, code, n, out->initials)) return NULL;
-  if (!unit_anchor(r, &code->anchor, code->name->text, n->at)) return NULL;
+  code->anchor.name = code->name->text;
+  code->anchor.at = n->at;
   code->shared.id = ++r->ip->next_code;
   code->shared.home = r->unit;
   code->next = r->unit->codes;

@@ -64,7 +64,6 @@ typedef struct function {
   uint32_t loops, tries;
   uint32_t loop_vars;            /* variables made before the innermost loop began */
   const struct loop_test *tests; /* of the while loops around, innermost first */
-  uint32_t signals;              /* break, continue and return nodes made so far */
   uint32_t early;                /* early returns turned into branches, one inside the other */
 } function;
 
@@ -111,7 +110,6 @@ QN_MUST_CHECK void *unit_alloc(resolver *r, size_t bytes);
 QN_MUST_CHECK void *node_new(resolver *r, size_t bytes, eval_fn eval, const ast_node *at);
 /* Lets the unit own a value. */
 QN_MUST_CHECK bool unit_keep(resolver *r, qn_value v);
-QN_MUST_CHECK bool unit_anchor(resolver *r, jit_anchor *a, const char *name, span at);
 QN_MUST_CHECK bool unit_layout(resolver *r, record_layout **slot);
 
 void warn(resolver *r, span at, const char *format, ...) __attribute__((format(printf, 3, 4)));
@@ -153,8 +151,12 @@ QN_MUST_CHECK bool method_candidates(resolver *r, const ast_node *n, n_call *cal
 /* Where a pattern's or target's values go. `lets`: new variables. */
 QN_MUST_CHECK lvalue *lvalue_of(resolver *r, const ast_node *target, bool lets, bool expects_use);
 
-QN_MUST_CHECK site *site_begin(resolver *r, event *mark);
-QN_MUST_CHECK bool site_end(resolver *r, site *s, const event *mark);
+/* Where the assignments within a site begin, and the locals that are its own. */
+typedef struct site_mark {
+  uint32_t events, top;
+} site_mark;
+QN_MUST_CHECK site *site_begin(resolver *r, site_mark *mark);
+QN_MUST_CHECK bool site_end(resolver *r, site *s, const site_mark *mark);
 
 /* ---- nodes ---------------------------------------------------------------------------------------------------------------- */
 

@@ -413,10 +413,10 @@ static node *assign_node(resolver *r, const ast_node *n) {
 node *if_node(resolver *r, const ast_node *n, bool used, bool tail) {
   n_if *out = node_new(r, sizeof *out, eval_if, n);
   if (!out) return NULL;
-  event mark[3];
+  site_mark mark;
   out->h.flag = used;
   out->cond = expression(r, n->kids[AST_if_cond]);
-  if (!out->cond || !(out->site = site_begin(r, mark))) return NULL;
+  if (!out->cond || !(out->site = site_begin(r, &mark))) return NULL;
   out->then = block_node(r, n->kids[AST_if_then], used, tail);
   if (!out->then) return NULL;
   const ast_node *other = n->kids[AST_if_otherwise];
@@ -424,13 +424,12 @@ node *if_node(resolver *r, const ast_node *n, bool used, bool tail) {
     out->otherwise = other->kind == AST_if ? if_node(r, other, used, tail) : block_node(r, other, used, tail);
     if (!out->otherwise) return NULL;
   }
-  return site_end(r, out->site, mark) ? &out->h : NULL;
+  return site_end(r, out->site, &mark) ? &out->h : NULL;
 }
 
 node *try_node(resolver *r, const ast_node *n, bool used) {
   n_try *out = node_new(r, sizeof *out, eval_try, n);
-  event mark[3];
-  if (!out || !(out->site = site_begin(r, mark))) return NULL;
+  if (!out) return NULL;
   function *f = r->fn;
   f->tries++;
   out->body = block_node(r, n->kids[AST_try_body], used, false);
@@ -450,7 +449,7 @@ node *try_node(resolver *r, const ast_node *n, bool used) {
   if (!out->handler) return NULL;
   forget(r, first);
   f->top = top;
-  return site_end(r, out->site, mark) ? &out->h : NULL;
+  return &out->h;
 }
 
 /* Does a pattern bind a name? */
@@ -491,7 +490,7 @@ static void warn_lost_turn(resolver *r, const ast_node *loop, const ast_node *bl
 
 static node *for_node(resolver *r, const ast_node *n) {
   n_for *out = node_new(r, sizeof *out, eval_for, n);
-  if (!out || !unit_anchor(r, &out->anchor, "loop", n->at)) return NULL;
+  if (!out) return NULL;
   const ast_node *over = n->kids[AST_for_iterable];
   if (over->kind == AST_range) {
     out->h.eval = eval_for_range;
@@ -503,8 +502,8 @@ static node *for_node(resolver *r, const ast_node *n) {
     if (!out->iterable) return NULL;
   }
   function *f = r->fn;
-  event mark[3];
-  if (!(out->site = site_begin(r, mark))) return NULL;
+  site_mark mark;
+  if (!(out->site = site_begin(r, &mark))) return NULL;
   uint32_t vars = f->nvars, loop_vars = f->loop_vars;
   out->first = f->top;
   f->blocks++;
@@ -520,13 +519,13 @@ static node *for_node(resolver *r, const ast_node *n) {
   warn_lost_turn(r, n, n->kids[AST_for_body]);
   forget(r, vars);
   f->top = out->first;
-  return site_end(r, out->site, mark) ? &out->h : NULL;
+  return site_end(r, out->site, &mark) ? &out->h : NULL;
 }
 
 static node *while_node(resolver *r, const ast_node *n) {
   n_while *out = node_new(r, sizeof *out, eval_while, n);
-  event mark[3];
-  if (!out || !unit_anchor(r, &out->anchor, "loop", n->at) || !(out->site = site_begin(r, mark))) return NULL;
+  site_mark mark;
+  if (!out || !(out->site = site_begin(r, &mark))) return NULL;
   out->cond = expression(r, n->kids[AST_while_cond]);
   if (!out->cond) return NULL;
   function *f = r->fn;
@@ -539,7 +538,7 @@ static node *while_node(resolver *r, const ast_node *n) {
   f->tests = test.outer;
   f->loop_vars = loop_vars;
   f->loops--;
-  return out->body && site_end(r, out->site, mark) ? &out->h : NULL;
+  return out->body && site_end(r, out->site, &mark) ? &out->h : NULL;
 }
 
 /* ---- the rest ---------------------------------------------------------------------------------------------------------------------- */
@@ -555,7 +554,6 @@ static node *signal_node(resolver *r, const ast_node *n, signal_kind kind) {
   node *out = node_new(r, sizeof *out, eval_signal, n);
   if (!out) return NULL;
   out->flag = (uint8_t)kind;
-  r->fn->signals++;
   return out;
 }
 
@@ -565,7 +563,6 @@ static node *return_node(resolver *r, const ast_node *n, bool tail) {
   if (tail) return value ? expression(r, value) : nil_node(r, n);
   n_one *out = node_new(r, sizeof *out, eval_return, n);
   if (!out || (value && !(out->a = expression(r, value)))) return NULL;
-  r->fn->signals++;
   return &out->h;
 }
 
@@ -625,16 +622,16 @@ static node *early_return(resolver *r, const ast_node *block, uint32_t at) {
   const ast_node *n = block->kids[at];
   n_if *out = node_new(r, sizeof *out, eval_if, n);
   if (!out) return NULL;
-  event mark[3];
+  site_mark mark;
   out->h.flag = true;
   out->cond = expression(r, n->kids[AST_if_cond]);
-  if (!out->cond || !(out->site = site_begin(r, mark))) return NULL;
+  if (!out->cond || !(out->site = site_begin(r, &mark))) return NULL;
   out->then = block_node(r, n->kids[AST_if_then], true, true);
   if (!out->then) return NULL;
   r->fn->early++;
   out->otherwise = statements(r, block, at + 1, true, true);
   r->fn->early--;
-  return out->otherwise && site_end(r, out->site, mark) ? &out->h : NULL;
+  return out->otherwise && site_end(r, out->site, &mark) ? &out->h : NULL;
 }
 
 /* Statements of a block from number `from` on, without a scope of their own. */

@@ -152,8 +152,6 @@ typedef struct unit {
   uint32_t number;
   qn_value *kept; /* owned constants and names */
   uint32_t nkept, kept_cap;
-  void **anchors; /* jit_anchor of functions and loops, to be closed */
-  uint32_t nanchors, anchors_cap;
   void **layouts; /* record_layout * of field sites: addresses of the slots that own a reference */
   uint32_t nlayouts, layouts_cap;
   node *body;
@@ -197,7 +195,7 @@ typedef struct interp {
   scope *scopes; /* all */
   scope *builtin, *main;
   unit *units;
-  uint32_t next_unit, next_site, prompts;
+  uint32_t next_unit, prompts;
   uint64_t next_code;
   uint32_t recent[RECENT_PROMPTS]; /* the prompt's latest texts, held: notes, :copies and logs speak of them */
   bool prompting;                  /* an input of the prompt runs: imports of files that have changed load them again */

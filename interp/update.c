@@ -137,9 +137,9 @@ static bool put_field(qn_vm *vm, qn_value *x, qn_str *name, bool adds, path_step
 /* `*v`, which is about to be stored into `x`, is a view of it that nobody else has: x would be shared and copied for its sake. The
  * part alone is copied instead. */
 static bool detach(qn_vm *vm, const qn_array *x, qn_value *v) {
-  if (!value_is(*v, TAG_ARRAY) || vm->rec) return true;
+  if (!value_is(*v, TAG_ARRAY)) return true;
   qn_array *a = value_array(*v);
-  if (a->head.refs != 1 || array_pending(a) || a->storage != x->storage) return true;
+  if (!op_at_hand(vm, a) || a->head.refs != 1 || a->storage != x->storage) return true;
   qn_array *copy = array_duplicate(vm, a);
   if (!copy) return false;
   value_release(vm, *v);
@@ -202,7 +202,7 @@ static bool put(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, const qn_v
   if (steps->name) {
     ok = put_field(vm, x, steps->name, false, steps, n, values, s);
   } else if (value_is(*x, TAG_ARRAY)) {
-    if (vm->rec) rec_at(vm, steps->mark);
+    rec_at(vm, steps->mark);
     ok = put_array(vm, x, steps, n, values, s);
   } else if (value_is(*x, TAG_RECORD) && steps->nvalues == 1 && value_is(values[0], TAG_STR)) {
     qn_value name = values[0];
@@ -249,7 +249,7 @@ static qn_value *path_to(qn_vm *vm, const lvalue *p, uint32_t steps, qn_value *f
   qn_value *x = &fp[p->slot];
   if (p->cell) {
     x = &p->cell->value;
-    if (vm->rec || p->cell->rec.watched) return NULL;
+    if (rec_hears_globals(vm) || p->cell->rec.watched) return NULL;
   }
   for (uint32_t i = 0; i < steps; i++) {
     const path_step *step = &p->steps[i];
@@ -279,18 +279,10 @@ static bool path_put(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value *v
   vm->updating = p->at;
   if (!p->cell) return put(vm, &fp[p->slot], p->steps, p->n, values, s);
   global_cell *c = p->cell;
-  if (c->value.head == TAG_UNSET) {
-    if (!c->shadow || c->shadow->value.head == TAG_UNSET) return unset_variable(vm, p);
-    qn_value own = value_retain(c->shadow->value);
-    bool ok = put(vm, &own, p->steps, p->n, values, s);
-    if (ok)
-      cell_set(vm, c, own);
-    else
-      value_release(vm, own);
-    return ok;
-  }
-  if (vm->rec) {
-    qn_value now = rec_global(vm, &c->rec, &c->value, c->name);
+  bool unset = c->value.head == TAG_UNSET;
+  if (unset && (!c->shadow || c->shadow->value.head == TAG_UNSET)) return unset_variable(vm, p);
+  if (unset || rec_hears_globals(vm)) {
+    qn_value now = unset ? value_retain(c->shadow->value) : rec_global(vm, &c->rec, &c->value, c->name);
     if (value_is_error(now)) return false;
     bool ok = put(vm, &now, p->steps, p->n, values, s);
     if (ok)
@@ -455,7 +447,6 @@ static __attribute__((noinline)) bool update_places(qn_vm *vm, const n_assign *n
                                                     qn_value v, bool *ok) {
   const lvalue *p = n->target;
   const path_step *last = &p->steps[p->n - 1];
-  if (vm->rec) return false;
   if (n->op != AST_OP_none && n->op != AST_OP_add && n->op != AST_OP_mul) return false;
   qn_value *x = path_to(vm, p, p->n - 1, fp, values);
   if (!x || x->head != TAG_ARRAY) return false;
@@ -469,8 +460,8 @@ static __attribute__((noinline)) bool update_view(qn_vm *vm, const n_assign *n, 
                                                   qn_value v, bool *ok) {
   const lvalue *p = n->target;
   path_step *step = p->steps;
-  qn_value *x = p->cell ? &p->cell->value : &fp[p->slot];
-  if (vm->rec || x->head != TAG_ARRAY || (p->cell && p->cell->rec.watched)) return false;
+  qn_value *x = path_to(vm, p, 0, fp, values);
+  if (!x || x->head != TAG_ARRAY) return false;
   vm->updating = p->at;
   if (n->op == AST_OP_none
           ? !index_put_view(vm, x, step->items, step->n, values, v, ok)

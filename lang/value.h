@@ -64,6 +64,8 @@ static inline bool value_is_error(qn_value v) { return v.head == TAG_ERROR; }
 static inline bool value_is_number(qn_value v) { return value_is(v, TAG_INT) || value_is(v, TAG_FLOAT); }
 /* bool, int or float: what may be weak beside an array */
 static inline bool value_is_scalar(qn_value v) { return (v.head & 0xff) - TAG_BOOL <= TAG_FLOAT - TAG_BOOL; }
+/* an array, or what may hold some */
+static inline bool value_is_data(qn_value v) { return (v.head & 0xff) - TAG_LIST <= TAG_ARRAY - TAG_LIST; }
 
 static inline qn_value value_nil(void) { return (qn_value){.head = TAG_NIL, .u.i = 0}; }
 static inline qn_value value_bool(bool b) { return (qn_value){.head = TAG_BOOL, .u.i = b}; }

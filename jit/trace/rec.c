@@ -238,7 +238,7 @@ bool key_add(qn_vm *vm, key_index *x, uint64_t key, uint32_t number) {
 
 /* ---- places ----------------------------------------------------------------------------------------------------------------- */
 
-void rec_at(qn_vm *vm, span at) { vm->rec->at = at; }
+void rec_set_place(qn_vm *vm, span at) { vm->rec->at = at; }
 
 void rec_part(struct recording *r, jit_anchor *callee) {
   anchor_specializations *x = anchor_entries_of(r->vm, callee);
@@ -253,7 +253,7 @@ void rec_part(struct recording *r, jit_anchor *callee) {
   }
 }
 
-void rec_enter(qn_vm *vm, span call, jit_anchor *callee) {
+void rec_push_call(qn_vm *vm, span call, jit_anchor *callee) {
   struct recording *r = vm->rec;
   rec_part(r, callee);
   /* A failed growth loses only places: the chain is cut there. */
@@ -270,7 +270,7 @@ void rec_enter(qn_vm *vm, span call, jit_anchor *callee) {
   }
 }
 
-void rec_leave(qn_vm *vm) {
+void rec_pop_call(qn_vm *vm) {
   struct recording *r = vm->rec;
   if (r->cut) {
     r->cut--;
@@ -361,7 +361,7 @@ uint32_t rec_node(struct recording *r, qn_value v) {
   return keep(r, node, (qn_value){.head = v.head & 0xff, .u = v.u});
 }
 
-bool rec_const(qn_vm *vm, qn_array *a) {
+bool rec_constant(qn_vm *vm, qn_array *a) {
   struct recording *r = vm->rec;
   if (array_pending(a)) return true;
   qn_array *c = array_to_cpu(vm, a);
@@ -1011,7 +1011,7 @@ qn_value op_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_att
 
 /* ---- observations ------------------------------------------------------------------------------------------------------------------------ */
 
-qn_value rec_observe(qn_vm *vm, qn_value v) {
+qn_value rec_guard(qn_vm *vm, qn_value v) {
   struct recording *r = vm->rec;
   if (!value_is_scalar(v)) return v;
   uint32_t node = r ? rec_traced(r, v) : 0;
@@ -1042,7 +1042,7 @@ static qn_value observe_leaf(void *ctx, const char *path, qn_value v) {
   return value_is_scalar(v) ? rec_observe(ctx, v) : value_retain(v);
 }
 
-qn_value rec_observe_tree(qn_vm *vm, qn_value v) {
+qn_value rec_guard_tree(qn_vm *vm, qn_value v) {
   if (value_is_scalar(v)) return rec_observe(vm, v);
   if (!value_is(v, TAG_LIST) && !value_is(v, TAG_RECORD)) return value_retain(v);
   return tree_rebuild_parts(vm, v, observe_leaf, vm);
@@ -1103,7 +1103,8 @@ static bool mark_float(void *ctx, const char *path, qn_value v) {
   return true;
 }
 
-int rec_differentiated(qn_vm *vm, qn_value v) {
+/* Does a float in `v` depend on what a gradient in progress differentiates by? 1, 0, or -1 with an error raised. */
+static int differentiated(qn_vm *vm, qn_value v) {
   struct recording *r = vm->rec;
   if (!r || !r->wrt || (value_is_scalar(v) && !value_node(v))) return 0;
   const graph *g = r->g;
@@ -1140,12 +1141,7 @@ bool rec_carries(qn_vm *vm, const char *name, qn_value result, bool reads) {
 
 /* ---- control flow and effects --------------------------------------------------------------------------------------------------------------- */
 
-rec_answer rec_loop(qn_vm *vm, const rec_loop_site *site) {
-  (void)vm, (void)site;
-  return REC_UNROLL;
-}
-
-bool rec_try_begin(qn_vm *vm) {
+bool rec_try_push(qn_vm *vm) {
   struct recording *r = vm->rec;
   if (!rec_break(r, BREAK_try_body, NULL)) return false;
   r->tries++;
@@ -1156,14 +1152,33 @@ void rec_try_end(qn_vm *vm) {
   if (vm->rec && vm->rec->tries) vm->rec->tries--;
 }
 
-bool rec_effect(qn_vm *vm, const builtin_def *def, qn_value *args, int nargs) {
-  if (!vmap_effect(vm->rec, def, args, nargs)) return false;
-  return rec_break(vm->rec, BREAK_effect, def->name);
+bool rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *sig, qn_value *args, span at, bool *lossy) {
+  rec_at(vm, at);
+  builtin_effect effect = def->effect;
+  bool effects = effect != BUILTIN_PURE && effect != BUILTIN_HIGHER && effect != BUILTIN_CHOICE;
+  bool outputs = effect == BUILTIN_TAP || effect == BUILTIN_STATE; /* what they give only shows what they were given */
+  if (effects && !(vmap_effect(vm->rec, def, args, sig->nparams) && rec_break(vm->rec, BREAK_effect, def->name)))
+    return false;
+  for (int i = 0; vm->rec && i < sig->nparams; i++) {
+    if (sig->params[i].data || !(value_node(args[i]) || value_is_data(args[i]))) continue;
+    bool array = value_is(args[i], TAG_ARRAY);
+    if (!outputs && !*lossy && (!array || effect == BUILTIN_READ)) {
+      int reads = differentiated(vm, args[i]);
+      if (reads < 0) return false;
+      *lossy = reads;
+    }
+    if (array) continue;
+    qn_value plain = rec_observe_tree(vm, args[i]);
+    if (value_is_error(plain)) return false;
+    value_release(vm, args[i]);
+    args[i] = plain;
+  }
+  return true;
 }
 
 /* ---- globals ---------------------------------------------------------------------------------------------------------------------------------- */
 
-qn_value rec_global(qn_vm *vm, rec_cell *cell, qn_value *slot, qn_str *name) {
+qn_value rec_root(qn_vm *vm, rec_cell *cell, qn_value *slot, qn_str *name) {
   struct recording *r = vm->rec;
   if (!r->capturing) return value_retain(*slot);
   uint32_t known = key_number(&r->globals, (uintptr_t)slot);

@@ -4,17 +4,17 @@
  * What the interpreter does
  *   calls        rec_call around every call of a user function whose anchor asks for it (anchor_wants)
  *   branches     rec_if for a traced condition, else rec_truth for the test of if, while, and, or, not
- *   loops        rec_loop at loop headers; `for` over a range observes its bounds (rec_int)
+ *   loops        run as usual, their ops are appended; `for` over a range observes its bounds (index_int)
  *   lanes        while rec_in_vmap(vm): rec_frame_enter .. rec_call_leave around the body of every user function, rec_frame_enter,
  *                rec_loop_test, rec_loop_next .. rec_loop_leave around loops; rec_try_catches before a handler runs
  *   try          rec_try_begin / rec_try_end around a body
  *   globals      rec_global when it reads a global while recording; captured values likewise (rec_capture)
- *   places       rec_at before it evaluates an operation while recording, so that nodes know where they come from
+ *   places       rec_at before it evaluates an operation, so that nodes know where they come from
  *   host scalars an operation on traced bools, ints, floats (value_node != 0) goes through op_apply
- *   effects      rec_effect before a builtin that is no PURE, HIGHER or CHOICE one runs
- *   builtins     host numbers among their arguments are observed (rec_observe_tree) unless the parameter is data (`~x` in the
- *                signature: the builtin passes it to op_apply as an operand)
- *   literals     rec_const for arrays built from untraced host numbers
+ *   builtins     rec_builtin before one runs, rec_carries after it: effects wait for what is pending, and host numbers among the
+ *                arguments are observed unless the parameter is data (`~x` in the signature: the builtin passes it to op_apply
+ *                as an operand)
+ *   literals     rec_const, rec_literal for arrays built from untraced host numbers
  * Everything else follows from array_force: who needs data, gets it.
  *
  * Node ids. A traced value's node id is recording base + graph node index; ids below vm->rec->base are stale: "not traced".
@@ -30,6 +30,10 @@
 /* Applies an op to arrays and host scalars: eager, or deferred while recording. All scalars: a host scalar results.
  * Borrowed operands, owned result. `attr` may be NULL. Errors carry no place; the interpreter adds it (raise_at). */
 QN_MUST_CHECK qn_value op_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
+/* Are ops on arrays deferred? Then views are ops, too, and nothing is made or stored to where it lies. */
+static inline bool op_deferred(const qn_vm *vm) { return __builtin_expect(vm->rec != NULL, 0); }
+/* Has the array its data, so that a view of it can be made, and its elements be read, without an op? */
+static inline bool op_at_hand(const qn_vm *vm, const qn_array *a) { return !op_deferred(vm) && !array_pending(a); }
 
 /* ---- anchors --------------------------------------------------------------------------------------------------------------- */
 
@@ -83,12 +87,28 @@ typedef struct rec_call_site {
 /* Makes the call: replays a compiled entry, or runs the body under the recorder, or just runs it. Owned result. */
 QN_MUST_CHECK qn_value rec_call(qn_vm *vm, rec_call_site *site);
 
-/* ---- inside a recording (call only while vm->rec) ------------------------------------------------------------------------------ */
+/* ---- what the interpreter tells a recording ------------------------------------------------------------------------------------
+ * Each of these looks for itself whether something is recorded, and does nothing, or only what is asked of it anyway, where not. The
+ * others below are for recordings only. */
 
 /* The place of what is evaluated next; nested user calls push and pop the chain. */
-void rec_at(qn_vm *vm, span at);
-void rec_enter(qn_vm *vm, span call, jit_anchor *callee);
-void rec_leave(qn_vm *vm);
+void rec_set_place(qn_vm *vm, span at);
+static inline void rec_at(qn_vm *vm, span at) {
+  if (__builtin_expect(vm->rec != NULL, 0)) rec_set_place(vm, at);
+}
+/* A user function is about to run; false: nobody needs to know. */
+void rec_push_call(qn_vm *vm, span call, jit_anchor *callee);
+static inline bool rec_enter(qn_vm *vm, span call, jit_anchor *callee) {
+  if (!vm->rec) return false;
+  rec_push_call(vm, call, callee);
+  return true;
+}
+void rec_pop_call(qn_vm *vm);
+static inline void rec_leave(qn_vm *vm) {
+  if (vm->rec) rec_pop_call(vm);
+}
+/* Is every call of a user function told by rec_enter, also one that has nothing to do with arrays? */
+static inline bool rec_hears_calls(const qn_vm *vm) { return vm->rec != NULL; }
 
 /* A global or captured value was read: returns what to use in its place (owned), so that arrays and numbers reached through it
  * are inputs of the graph. A global without a value, which lets a builtin be seen, is guarded too: unset comes back then. `cell`
@@ -97,16 +117,31 @@ typedef struct rec_cell {
   uint32_t watched; /* nonzero: some entry guards this cell by value */
   uint32_t roots;   /* of patterns, which look at it: it has to stay */
 } rec_cell;
-QN_MUST_CHECK qn_value rec_global(qn_vm *vm, rec_cell *cell, qn_value *slot, qn_str *name);
+QN_MUST_CHECK qn_value rec_root(qn_vm *vm, rec_cell *cell, qn_value *slot, qn_str *name);
+static inline qn_value rec_global(qn_vm *vm, rec_cell *cell, qn_value *slot, qn_str *name) {
+  return __builtin_expect(vm->rec != NULL, 0) ? rec_root(vm, cell, slot, name) : value_retain(*slot);
+}
+/* Must globals be read by rec_global? Else they may be read, and updated, where they lie. */
+static inline bool rec_hears_globals(const qn_vm *vm) { return vm->rec != NULL; }
 /* To be called when a global cell with cell->watched is rebound, also outside recordings. */
 void rec_global_changed(qn_vm *vm, rec_cell *cell, qn_value old, qn_value now);
 
 /* A traced host scalar steers the trace: remembers the guard and returns the plain concrete value. */
-QN_MUST_CHECK qn_value rec_observe(qn_vm *vm, qn_value v);
-/* The same for every number in a list or record; owned result. */
-QN_MUST_CHECK qn_value rec_observe_tree(qn_vm *vm, qn_value v);
-/* Does a float in `v` depend on what a gradient in progress differentiates by? 1, 0, or -1 with an error raised. */
-QN_MUST_CHECK int rec_differentiated(qn_vm *vm, qn_value v);
+QN_MUST_CHECK qn_value rec_guard(qn_vm *vm, qn_value v);
+static inline qn_value rec_observe(qn_vm *vm, qn_value v) { return value_node(v) ? rec_guard(vm, v) : v; }
+/* The same for every number in a list or record; owned result. `_take`: takes `v` over. */
+QN_MUST_CHECK qn_value rec_guard_tree(qn_vm *vm, qn_value v);
+static inline qn_value rec_observe_tree(qn_vm *vm, qn_value v) {
+  return __builtin_expect(vm->rec != NULL, 0) ? rec_guard_tree(vm, v) : value_retain(v);
+}
+static inline qn_value rec_observe_take(qn_vm *vm, qn_value v) {
+  if (__builtin_expect(vm->rec == NULL, 1)) return v;
+  qn_value plain = rec_guard_tree(vm, v);
+  value_release(vm, v);
+  return plain;
+}
+/* Is it a host number that an op has made in a recording? What is computed with it goes through op_apply then. */
+static inline bool rec_number(const qn_vm *vm, qn_value v) { return value_node(v) && vm->rec; }
 /* A builtin has read such floats and gives `result`: false, with an error raised, if that holds floats which do not carry a derivative.
  * `reads`: it is declared to read data; then arrays that the recording made do carry one. */
 QN_MUST_CHECK bool rec_carries(qn_vm *vm, const char *name, qn_value result, bool reads);
@@ -120,7 +155,6 @@ typedef enum rec_answer {
   REC_NOT_YET,
   REC_DONE,
   REC_LEFT, /* the same, and nobody goes on behind the branch: the interpreter leaves as by a return of nil */
-  REC_UNROLL,
   REC_FAILED
 } rec_answer;
 /* How an arm or a body ends. */
@@ -136,33 +170,41 @@ typedef struct rec_slots {
 /* `used`: somebody looks at the value. */
 QN_MUST_CHECK rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm otherwise,
                                 rec_slots assigned, bool used, qn_value *result);
-/* A loop: REC_UNROLL means "run it as usual, its ops are appended"; REC_DONE: it became a region. */
-typedef struct rec_loop_site {
-  jit_anchor *anchor; /* of the header */
-  span at;
-  qn_value range; /* what `for` goes over, or unset for while */
-  rec_arm header; /* evaluates the condition of a while */
-  rec_arm body;
-  rec_slots carried;
-} rec_loop_site;
-QN_MUST_CHECK rec_answer rec_loop(qn_vm *vm, const rec_loop_site *site);
 /* An array built from untraced host numbers (an array literal): becomes a constant of the graph. */
-QN_MUST_CHECK bool rec_const(qn_vm *vm, qn_array *a);
+QN_MUST_CHECK bool rec_constant(qn_vm *vm, qn_array *a);
+static inline bool rec_const(qn_vm *vm, qn_array *a) { return vm->rec == NULL || rec_constant(vm, a); }
+/* The same as a value, which takes over the array. */
+static inline qn_value rec_literal(qn_vm *vm, qn_array *a) {
+  if (rec_const(vm, a)) return value_obj(TAG_ARRAY, a);
+  value_release(vm, value_obj(TAG_ARRAY, a));
+  return value_error();
+}
 /* Inside a try body ops run at once, so that errors appear where they belong. False: earlier pending work has failed; the error
  * is not the body's to catch. */
-QN_MUST_CHECK bool rec_try_begin(qn_vm *vm);
+QN_MUST_CHECK bool rec_try_push(qn_vm *vm);
+static inline bool rec_try_begin(qn_vm *vm) { return vm->rec == NULL || rec_try_push(vm); }
 void rec_try_end(qn_vm *vm);
-/* Before an effect (a builtin that is no PURE, HIGHER or CHOICE one): pending fallible work finishes first. */
-/* The arguments (owned by the caller) are then what the effect sees: all lanes of a vmap. */
-QN_MUST_CHECK bool rec_effect(qn_vm *vm, const builtin_def *def, qn_value *args, int nargs);
+/* A builtin is about to run on these arguments, owned by the caller, one per parameter: traced numbers in them become plain unless the
+ * parameter is data. Before an effect (a builtin that is no PURE, HIGHER or CHOICE one) pending fallible work finishes, and the
+ * arguments become what the effect sees: all lanes of a vmap. *lossy: it reads floats that a gradient differentiates by; its result is
+ * then asked rec_carries. */
+QN_MUST_CHECK bool rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *sig, qn_value *args, span at,
+                                    bool *lossy);
+static inline bool rec_builtin(qn_vm *vm, const builtin_def *def, const signature *sig, qn_value *args, span at,
+                               bool *lossy) {
+  *lossy = false;
+  return __builtin_expect(vm->rec == NULL, 1) || rec_builtin_call(vm, def, sig, args, at, lossy);
+}
 
 /* ---- lanes of a vmap in progress (vmap_control.c) ------------------------------------------------------------------------------------- */
 
-bool rec_in_vmap(const qn_vm *vm);
+bool rec_has_lanes(const qn_vm *vm);
+static inline bool rec_in_vmap(const qn_vm *vm) { return __builtin_expect(vm->rec != NULL, 0) && rec_has_lanes(vm); }
 /* Does this array or number differ from lane to lane? */
 bool rec_is_lane(const qn_vm *vm, qn_value v);
 /* A user function's body or a loop in progress, on the C stack of whoever runs it; lanes that leave early wait here. */
 typedef struct rec_frame {
+  struct recording *rec;
   struct rec_frame *outer;
   rec_slots slots; /* of a loop: what it may rebind */
   bool loop;
@@ -182,7 +224,7 @@ QN_MUST_CHECK int rec_loop_next(qn_vm *vm, rec_frame *f, rec_exit how, qn_value 
 /* The loop is over; `ok`: without an error. As rec_if: REC_DONE, REC_LEFT or REC_FAILED. */
 QN_MUST_CHECK rec_answer rec_loop_leave(qn_vm *vm, rec_frame *f, bool ok);
 /* An exception of a host passes: the frame and those within it are no more. */
-void rec_frame_drop(struct recording *r, rec_frame *f);
+void rec_frame_drop(rec_frame *f);
 /* May a handler see the pending error? Not if it is one of single lanes. */
 bool rec_try_catches(const qn_vm *vm);
 /* Is a condition that differs from lane to lane true in all that are at work? 1; 0, and from then on those where it is not are at

@@ -41,7 +41,7 @@ uint32_t vmap_outermost(const struct recording *r, uint32_t node) {
   return node;
 }
 
-bool rec_in_vmap(const qn_vm *vm) { return vm->rec && vm->rec->lanes; }
+bool rec_has_lanes(const qn_vm *vm) { return vm->rec->lanes != NULL; }
 
 bool rec_is_lane(const qn_vm *vm, qn_value v) {
   const struct recording *r = vm->rec;

@@ -332,7 +332,8 @@ bool rec_try_catches(const qn_vm *vm) { return !rec_in_vmap(vm) || !vm->rec->vma
 
 void rec_frame_enter(qn_vm *vm, rec_frame *f, bool loop, rec_slots slots) {
   struct recording *r = vm->rec;
-  *f = (rec_frame){.outer = r->frames,
+  *f = (rec_frame){.rec = r,
+                   .outer = r->frames,
                    .loop = loop,
                    .slots = slots,
                    .entry = value_retain(r->active),
@@ -363,7 +364,8 @@ void frames_drop(struct recording *r) {
   while (r->frames) frame_free(r, r->frames);
 }
 
-void rec_frame_drop(struct recording *r, rec_frame *f) {
+void rec_frame_drop(rec_frame *f) {
+  struct recording *r = f->rec;
   for (rec_frame *last = NULL; last != f;) frame_free(r, last = r->frames);
 }
 
