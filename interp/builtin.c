@@ -125,6 +125,14 @@ static const char *op_signature(op_id op, char out[96]) {
   return out;
 }
 
+static builtin_work work_of(op_id op) {
+  switch ((op_class)op_rows[op].klass) {
+  case CLASS_REDUCE: return WORK_REDUCE;
+  case CLASS_SCAN: return WORK_SCAN;
+  default: return WORK_POINTWISE;
+  }
+}
+
 /* ---- binding ----------------------------------------------------------------------------------------------------------------- */
 
 static bool bind_name(qn_vm *vm, const char *name, qn_value v) {
@@ -164,8 +172,13 @@ bool builtins_bind(qn_vm *vm) {
   if (!ip->builtins || !ip->signatures) return false;
   for (int op = 0; op < OP_COUNT; op++) {
     if (!op_is_public((op_id)op)) continue;
-    builtin_def def = {op_rows[op].name, op_signature((op_id)op, ip->signatures[op]), BUILTIN_PURE, op_rows[op].doc,
-                       op_functions[op]};
+    builtin_def def = {op_rows[op].name,
+                       op_signature((op_id)op, ip->signatures[op]),
+                       BUILTIN_PURE,
+                       op_rows[op].doc,
+                       op_functions[op],
+                       work_of((op_id)op),
+                       op};
     if (!bind_function(vm, &def)) return false;
   }
   for (int i = 0; i < table->nbuiltins; i++)
@@ -186,23 +199,8 @@ void builtins_free(qn_vm *vm) {
 static bool parse(qn_vm *vm, builtin_info *info) {
   if (!signature_parse(vm, info->def.signature, &info->sig)) return false;
   info->parsed = info->plain = true;
-  for (int op = 0; op < OP_COUNT; op++) {
-    bool averages = op == OP_sum && strcmp(info->def.name, "mean") == 0;
-    bool reduces = averages || (op_rows[op].klass == CLASS_REDUCE && strcmp(info->def.name, op_rows[op].name) == 0);
-    reduces = reduces && info->sig.nparams == 3; /* x, axis, keepdims */
-    bool own = info->def.call == op_functions[op], scans = own && op_rows[op].klass == CLASS_SCAN;
-    bool converts = op == OP_cast && strcmp(info->def.name, "to") == 0;
-    if (!reduces && !scans && !converts && !(own && op_rows[op].klass == CLASS_POINTWISE)) continue;
-    info->op = (uint8_t)op;
-    info->operands = (uint8_t)op_rows[op].arity;
-    info->reduces = reduces;
-    info->averages = averages;
-    info->scans = scans;
-    info->along = reduces || scans || converts || info->operands != info->sig.nparams;
-    info->converts = converts;
-    info->operand_tags =
-        1u << TAG_ARRAY | (reduces || scans || converts ? 0 : 1u << TAG_BOOL | 1u << TAG_INT | 1u << TAG_FLOAT);
-  }
+  if (info->def.work >= WORK_POINTWISE && info->def.work <= WORK_CAST)
+    info->operands = (uint8_t)op_rows[info->def.op].arity;
   for (int i = 0; i < info->sig.nparams; i++) {
     if (info->sig.params[i].rest || info->sig.params[i].keyword_only) info->plain = false;
     if (info->sig.params[i].rest && i < UINT8_MAX) info->rest = (uint8_t)(i + 1);

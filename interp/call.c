@@ -784,31 +784,31 @@ static inline __attribute__((always_inline)) qn_value operate_along(qn_vm *vm, c
                                                                     const qn_value *args) {
   if (args[0].head != TAG_ARRAY) return value_unset();
   int64_t rank = value_array(args[0])->rank;
-  if (info->converts)
+  op_id op = (op_id)info->def.op;
+  if (info->def.work == WORK_CAST)
     return args[1].head == TAG_DTYPE ? eager_convert(vm, args[0], (qn_dtype)args[1].u.i) : value_unset();
-  if (info->scans)
-    return eager_scan(vm, (op_id)info->op, args[0],
-                      args[1].head == TAG_NIL && rank == 1 ? 1 : axis_mask(args[1], rank));
+  if (info->def.work == WORK_SCAN)
+    return eager_scan(vm, op, args[0], args[1].head == TAG_NIL && rank == 1 ? 1 : axis_mask(args[1], rank));
   if (args[2].head != TAG_BOOL) return value_unset();
   uint8_t axes = axes_mask(args[1], rank);
   bool keepdims = args[2].u.i != 0;
-  return info->averages ? eager_mean(vm, args[0], axes, keepdims)
-                        : eager_reduce(vm, (op_id)info->op, args[0], axes, keepdims);
+  return info->def.work == WORK_MEAN ? eager_mean(vm, args[0], axes, keepdims)
+                                     : eager_reduce(vm, op, args[0], axes, keepdims);
 }
 
 /* The builtin as the op that it is on these arguments, one per parameter, outside of recordings; unset: it is more than that here. */
 static inline __attribute__((always_inline)) qn_value operate(qn_vm *vm, const builtin_info *info,
                                                               const qn_value *args) {
-  if (info->along) return operate_along(vm, info, args);
+  if (info->def.work != WORK_POINTWISE) return operate_along(vm, info, args);
   static const op_attr none;
-  op_id op = (op_id)info->op;
+  op_id op = (op_id)info->def.op;
   qn_value r = info->operands == 2   ? eager_two(vm, op, args[0], args[1])
                : info->operands == 1 ? eager_one(vm, op, args[0])
                                      : eager_three(vm, op, args);
   if (__builtin_expect(r.head != TAG_UNSET, 1)) return r;
-  uint32_t tags = 0;
-  for (int i = 0; i < info->operands; i++) tags |= 1u << (args[i].head & 31);
-  return tags & ~info->operand_tags ? r : eager_slow(vm, op, args, info->operands, &none);
+  for (int i = 0; i < info->operands; i++)
+    if (args[i].head != TAG_ARRAY && !value_is_scalar(args[i])) return r;
+  return eager_slow(vm, op, args, info->operands, &none);
 }
 
 /* The value of an argument. */

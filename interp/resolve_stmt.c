@@ -158,15 +158,13 @@ bool has_no_effect(resolver *r, const ast_node *n) {
 /* grad(f)(x) and its like: nothing but what f does by the way comes of such a call. Where it is tried for its error, or f is written
  * right there, that is what it may be for. */
 static void warn_lost_derivative(resolver *r, const ast_node *n) {
-  static const char *const names[] = {"grad", "value_and_grad", "jacobian", "hessian"};
   const ast_node *callee = n->kids[0];
   if (r->fn->tries > 0 || callee->kind != AST_call || callee->kids[0]->kind != AST_name) return;
   if (callee->n < 2 || callee->kids[1]->kind == AST_fn) return;
-  const char *name = callee->kids[0]->u.s->text;
   const builtin_def *def;
-  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-    if (strcmp(names[i], name) == 0 && is_pure(r, callee->kids[0]->u.s, &def))
-      warn(r, n->at, "what %s(f)(x) gives is lost: nothing is changed by it; write let g = %s(f)(x)", name, name);
+  if (is_pure(r, callee->kids[0]->u.s, &def) && def && def->work == WORK_DERIVE)
+    warn(r, n->at, "what %s(f)(x) gives is lost: nothing is changed by it; write let g = %s(f)(x)", def->name,
+         def->name);
 }
 
 static bool check_lost(resolver *r, const ast_node *n) {
@@ -477,8 +475,9 @@ static void warn_lost_turn(resolver *r, const ast_node *loop, const ast_node *bl
   const char *name = root->u.s->text, *index = strcmp(name, "i") == 0 ? "k" : "i";
   const ast_node *over = loop->kids[AST_for_iterable];
   if (name[0] == '_') return; /* meant to be */
-  bool counts =
-      over->kind == AST_call && over->kids[0]->kind == AST_name && strcmp(over->kids[0]->u.s->text, "range") == 0;
+  const builtin_def *def;
+  bool counts = over->kind == AST_call && over->kids[0]->kind == AST_name && is_pure(r, over->kids[0]->u.s, &def) &&
+                def && def->work == WORK_COUNT;
   if (counts || over->kind == AST_range)
     warn(r, last->at, "this '%s' is lost: each turn of the loop has the next number; while counts as it is told", name);
   else

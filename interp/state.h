@@ -169,15 +169,9 @@ typedef struct builtin_info {
   /* ... while this one, 1 + its number, the function that it calls otherwise, is not given; 0: always */
   uint8_t chooses;
   uint8_t rest; /* 1 + the number of the rest parameter; 0: there is none */
-  /* Where the builtin is an op on its first arguments, the others left out: how many these are (else 0), and the op. A pointwise op
-   * takes numbers, too; a reduction over all axes is meant for an array only, whatever else the builtin of its name takes. */
-  uint8_t operands, op;
-  bool reduces;
-  bool along;            /* not a pointwise op of its parameters */
-  bool averages;         /* and the sum that it is, is divided by the number of elements */
-  bool scans;            /* its second parameter is an axis */
-  bool converts;         /* its second parameter is what to convert to */
-  uint32_t operand_tags; /* the kinds of values that this holds for: bits 1 << tag */
+  /* Where the builtin's work is an op: on so many of its first arguments; else 0. A pointwise op takes numbers, too; the others are
+   * meant for an array only, whatever else the builtin takes. */
+  uint8_t operands;
 } builtin_info;
 
 /* Where an evaluation is: each call of the API has its own. */
