@@ -6,7 +6,6 @@
 
 #include "interp/index.h"
 #include "interp/interp.h"
-#include "jit/cpu/eager.h"
 
 /* ---- arguments ------------------------------------------------------------------------------------------------ */
 
@@ -30,15 +29,6 @@ qn_value arg_refuse(qn_vm *vm, const char *fn, const char *what, qn_value v) {
   else if (value_is(v, TAG_FN) && strstr(what, "dtype"))
     text_adds(&t, "; dtypes are f32, f64, i64, bool ...");
   return raise_text(vm, E_type, SPAN_NONE, &t);
-}
-
-bool arg_int(qn_vm *vm, const char *fn, const char *what, qn_value v, int64_t *out) {
-  if (!value_is(v, TAG_INT)) {
-    arg_refuse(vm, fn, what, v);
-    return false;
-  }
-  *out = v.u.i;
-  return true;
 }
 
 bool arg_str(qn_vm *vm, const char *fn, const char *what, qn_value v, qn_str **out) {
@@ -94,7 +84,11 @@ static bool axis_of(qn_vm *vm, const char *fn, int64_t axis, int rank, int *out)
 }
 
 bool arg_axis(qn_vm *vm, const char *fn, qn_value v, int rank, int *out) {
-  int64_t axis;
+  int64_t axis = v.u.i < 0 ? v.u.i + rank : v.u.i;
+  if (v.head == TAG_INT && (uint64_t)axis < (uint64_t)rank) {
+    *out = (int)axis;
+    return true;
+  }
   return arg_int(vm, fn, "an int as axis", v, &axis) && axis_of(vm, fn, axis, rank, out);
 }
 
@@ -184,12 +178,7 @@ bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_
   return true;
 }
 
-bool arg_shape(qn_vm *vm, const char *fn, qn_value rest, int64_t *shape, int *rank) {
-  if (plain_ints(rest, shape, rank) && *rank <= 4) {
-    uint64_t bits = 0;
-    for (int i = 0; i < *rank; i++) bits |= (uint64_t)shape[i];
-    if (bits < 1 << 12) return true; /* less than 2**48 elements */
-  }
+static __attribute__((noinline)) bool odd_shape(qn_vm *vm, const char *fn, qn_value rest, int64_t *shape, int *rank) {
   if (!arg_ints(vm, fn, "sizes as ints or one list of ints", rest, shape, rank)) return false;
   int64_t strides[ARRAY_MAX_RANK];
   for (int i = 0; i < *rank; i++)
@@ -204,24 +193,30 @@ bool arg_shape(qn_vm *vm, const char *fn, qn_value rest, int64_t *shape, int *ra
   return true;
 }
 
-/* ---- ops ------------------------------------------------------------------------------------------------------- */
-
-/* Views of arrays that are not recorded do without the rules. */
-static inline qn_value apply_view(qn_vm *vm, op_id op, const qn_value *in, int n, const op_attr *attr) {
-  return vm->rec ? op_apply(vm, op, in, n, attr) : eager_view(vm, op, in, n, attr);
+bool arg_shape(qn_vm *vm, const char *fn, qn_value rest, int64_t *shape, int *rank) {
+  const qn_list *l = value_list(rest);
+  if (rest.head == TAG_LIST && l->len <= 4) { /* most are few and less than 2**12, so less than 2**48 elements */
+    const qn_value *item = l->items;
+    int n = (int)l->len, i = 0;
+    for (; i < n && item[i].head == TAG_INT && (uint64_t)item[i].u.i < 1 << 12; i++) shape[i] = item[i].u.i;
+    *rank = n;
+    if (i == n) return true;
+  }
+  return odd_shape(vm, fn, rest, shape, rank);
 }
+
+/* ---- ops ------------------------------------------------------------------------------------------------------- */
 
 qn_value use1(qn_vm *vm, op_id op, qn_value x, const op_attr *attr) {
   if (value_is_error(x)) return x;
-  qn_value out = op_rows[op].klass == CLASS_VIEW ? apply_view(vm, op, &x, 1, attr) : op_apply(vm, op, &x, 1, attr);
+  qn_value out = op_apply(vm, op, &x, 1, attr);
   value_release(vm, x);
   return out;
 }
 
 qn_value use2(qn_vm *vm, op_id op, qn_value x, qn_value y, const op_attr *attr) {
   qn_value in[2] = {x, y}, out = value_error();
-  if (!value_is_error(x) && !value_is_error(y))
-    out = op_rows[op].klass == CLASS_VIEW ? apply_view(vm, op, in, 2, attr) : op_apply(vm, op, in, 2, attr);
+  if (!value_is_error(x) && !value_is_error(y)) out = op_apply(vm, op, in, 2, attr);
   value_release(vm, x);
   value_release(vm, y);
   return out;
@@ -235,10 +230,7 @@ qn_value use3(qn_vm *vm, op_id op, qn_value x, qn_value y, qn_value z, const op_
 }
 
 qn_value to_dtype(qn_vm *vm, qn_value x, qn_dtype dtype) {
-  if (is_array(x) && value_array(x)->dtype == dtype) return value_retain(x);
-  if (value_is_scalar(x)) return interp_convert_number(vm, dtype, x);
-  op_attr attr = {.dtype = (uint8_t)dtype};
-  return op1(vm, OP_cast, x, &attr);
+  return value_is_scalar(x) ? interp_convert_number(vm, dtype, x) : op_cast(vm, x, dtype);
 }
 
 qn_value use_dtype(qn_vm *vm, qn_value x, qn_dtype dtype) {
@@ -248,63 +240,23 @@ qn_value use_dtype(qn_vm *vm, qn_value x, qn_dtype dtype) {
   return out;
 }
 
-static op_attr shape_attr(int rank, const int64_t *shape) {
-  op_attr attr = {.n = (uint8_t)rank};
-  for (int i = 0; i < rank; i++) attr.d[i] = shape[i];
-  return attr;
-}
-
-static __attribute__((noinline)) qn_value shape_op(qn_vm *vm, op_id op, qn_value x, int rank, const int64_t *shape) {
-  op_attr attr = shape_attr(rank, shape);
-  return op1(vm, op, x, &attr);
-}
-
-static bool has_shape(qn_value x, int rank, const int64_t *shape) {
-  if (!is_array(x) || value_array(x)->rank != rank) return false;
-  for (int i = 0; i < rank; i++)
-    if (value_array(x)->shape[i] != shape[i]) return false;
-  return true;
-}
-
-qn_value to_shape(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
-  if (has_shape(x, rank, shape)) return value_retain(x);
-  qn_value now = vm->rec || !is_array(x) ? value_unset() : eager_reshape(vm, value_array(x), rank, shape);
-  return value_is(now, TAG_UNSET) ? shape_op(vm, OP_reshape, x, rank, shape) : now;
-}
-
 qn_value use_shape(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
   if (value_is_error(x)) return x;
-  qn_value out = to_shape(vm, x, rank, shape);
+  qn_value out = op_reshape(vm, x, rank, shape);
   value_release(vm, x);
   return out;
-}
-
-qn_value to_broadcast(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
-  if (has_shape(x, rank, shape)) return value_retain(x);
-  qn_value now = vm->rec || !is_array(x) ? value_unset() : eager_broadcast(vm, value_array(x), rank, shape);
-  return value_is(now, TAG_UNSET) ? shape_op(vm, OP_broadcast, x, rank, shape) : now;
 }
 
 qn_value use_broadcast(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
   if (value_is_error(x)) return x;
-  qn_value out = to_broadcast(vm, x, rank, shape);
+  qn_value out = op_broadcast(vm, x, rank, shape);
   value_release(vm, x);
   return out;
 }
 
-qn_value to_permute(qn_vm *vm, qn_value x, const int *order) {
-  int rank = value_array(x)->rank, same = 0;
-  while (same < rank && order[same] == same) same++;
-  if (same == rank) return value_retain(x);
-  if (!vm->rec && value_array(x)->storage) return eager_permute(vm, value_array(x), order);
-  op_attr attr = {.n = (uint8_t)rank};
-  for (int i = 0; i < rank; i++) attr.d[i] = order[i];
-  return apply_view(vm, OP_permute, &x, 1, &attr);
-}
-
 qn_value use_permute(qn_vm *vm, qn_value x, const int *order) {
   if (value_is_error(x)) return x;
-  qn_value out = to_permute(vm, x, order);
+  qn_value out = op_permute(vm, x, order);
   value_release(vm, x);
   return out;
 }
@@ -323,33 +275,8 @@ qn_value use_move_axis(qn_vm *vm, qn_value x, int from, int to) {
   return use_permute(vm, x, order);
 }
 
-qn_value to_slice(qn_vm *vm, qn_value x, int axis, int64_t start, int64_t size, int64_t step) {
-  const qn_array *a = value_array(x);
-  op_attr attr = {.n = (uint8_t)(3 * a->rank)};
-  for (int i = 0; i < a->rank; i++) {
-    attr.d[3 * i] = i == axis ? start : 0;
-    attr.d[3 * i + 1] = i == axis ? size : a->shape[i];
-    attr.d[3 * i + 2] = i == axis ? step : 1;
-  }
-  return apply_view(vm, OP_slice, &x, 1, &attr);
-}
-
-qn_value iota(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape, int axis) {
-  op_attr attr = shape_attr(rank, shape);
-  attr.dtype = (uint8_t)dtype;
-  attr.axes = (uint8_t)(1u << axis);
-  return op_apply(vm, OP_iota, NULL, 0, &attr);
-}
-
-qn_value to_concat(qn_vm *vm, const qn_value *parts, int n, int axis) {
-  qn_value now = vm->rec ? value_unset() : eager_concat(vm, parts, n, axis);
-  if (!value_is(now, TAG_UNSET)) return now;
-  op_attr attr = {.axes = (uint8_t)(1u << axis)};
-  return apply_view(vm, OP_concat, parts, n, &attr);
-}
-
 qn_value use_concat(qn_vm *vm, qn_value *parts, int n, int axis) {
-  qn_value out = to_concat(vm, parts, n, axis);
+  qn_value out = op_concat(vm, parts, n, axis);
   for (int i = 0; i < n; i++) value_release(vm, parts[i]);
   return out;
 }
@@ -362,6 +289,19 @@ static qn_dtype common_dtype(const qn_value *items, uint32_t n) {
     if (o.dtype != t.dtype || o.weak != t.weak) t = dtype_promote(t, o);
   }
   return t.weak && t.dtype == QN_f64 ? QN_f32 : t.dtype;
+}
+
+/* Are they all arrays of the first one's dtype and shape? */
+static bool all_alike(const qn_value *items, uint32_t n) {
+  const qn_array *first = value_array(items[0]);
+  if (!is_array(items[0])) return false;
+  for (uint32_t i = 1; i < n; i++) {
+    const qn_array *a = value_array(items[i]);
+    if (!is_array(items[i]) || a->dtype != first->dtype || a->rank != first->rank) return false;
+    for (int k = 0; k < first->rank; k++)
+      if (a->shape[k] != first->shape[k]) return false;
+  }
+  return true;
 }
 
 static bool shapes_agree(qn_vm *vm, const char *fn, const qn_value *items, uint32_t n) {
@@ -388,33 +328,26 @@ static bool shapes_agree(qn_vm *vm, const char *fn, const qn_value *items, uint3
 
 qn_value stack_values(qn_vm *vm, const char *fn, const qn_value *items, uint32_t n, int64_t axis, qn_dtype dtype) {
   if (n == 0) return raise_error(vm, E_argument, SPAN_NONE, "%s: nothing to stack", fn);
-  if (!shapes_agree(vm, fn, items, n)) return value_error();
+  bool alike = all_alike(items, n);
+  if (!alike && !shapes_agree(vm, fn, items, n)) return value_error();
   const qn_array *first = is_array(items[0]) ? value_array(items[0]) : NULL;
   int rank = first ? first->rank : 0, at;
   if (rank == ARRAY_MAX_RANK)
     return raise_error(vm, E_rank, SPAN_NONE, "%s: an array has at most %d axes", fn, ARRAY_MAX_RANK);
   if (!axis_of(vm, fn, axis, rank + 1, &at)) return value_error();
-  if (dtype == QN_DTYPE_COUNT) dtype = common_dtype(items, n);
-  if (!vm->rec && n <= INT32_MAX) {
-    qn_value now = eager_stack(vm, items, (int)n, at, dtype);
-    if (!value_is(now, TAG_UNSET)) return now;
-  }
-  int64_t shape[ARRAY_MAX_RANK];
-  for (int i = 0; i <= rank; i++) shape[i] = i == at ? 1 : first->shape[i < at ? i : i - 1];
-  qn_value *parts = mem_alloc(vm, n * sizeof *parts);
-  if (!parts) return value_error();
-  qn_value out = value_nil();
+  if (dtype == QN_DTYPE_COUNT) dtype = alike ? (qn_dtype)first->dtype : common_dtype(items, n);
+  if (n > INT32_MAX) return raise_error(vm, E_too_large, SPAN_NONE, "%s: too many items", fn);
+  if (alike || rank) return op_stack(vm, items, (int)n, at, dtype);
+  /* Numbers that the dtype does not hold have errors of their own. */
+  qn_value *parts = mem_alloc(vm, n * sizeof *parts), out = value_error();
+  if (!parts) return out;
   uint32_t made = 0;
   for (; made < n; made++) {
-    parts[made] = use_shape(vm, to_dtype(vm, items[made], dtype), rank + 1, shape);
+    parts[made] = to_dtype(vm, items[made], dtype);
     if (value_is_error(parts[made])) break;
   }
-  if (made == n) {
-    out = use_concat(vm, parts, (int)n, at);
-  } else {
-    while (made) value_release(vm, parts[--made]);
-    out = value_error();
-  }
+  if (made == n) out = op_stack(vm, parts, (int)n, at, dtype);
+  while (made) value_release(vm, parts[--made]);
   mem_free(vm, parts, n * sizeof *parts);
   return out;
 }
@@ -422,7 +355,7 @@ qn_value stack_values(qn_vm *vm, const char *fn, const qn_value *items, uint32_t
 /* A list of untraced host numbers in one go; unset if it is none, or if a conversion may fail or is no mere store. */
 static qn_value array_of_numbers(qn_vm *vm, const qn_value *items, uint32_t n, qn_dtype dtype) {
   for (uint32_t i = 0; i < n; i++)
-    if (!value_is_scalar(items[i]) || (vm->rec && value_node(items[i]))) return value_unset();
+    if (!value_is_scalar(items[i]) || value_node(items[i])) return value_unset();
   if (dtype == QN_DTYPE_COUNT) dtype = common_dtype(items, n);
   for (uint32_t i = 0; i < n; i++)
     if ((value_is(items[i], TAG_FLOAT) && !dtype_is_float(dtype)) || !dtype_holds(dtype, items[i]))
@@ -434,7 +367,7 @@ static qn_value array_of_numbers(qn_vm *vm, const qn_value *items, uint32_t n, q
   for (uint32_t i = 0; i < n; i++) dtype_store(dtype, p + i * dtype_size(dtype), items[i]);
   if (!(a = array_settle(vm, a))) return value_error();
   qn_value out = value_obj(TAG_ARRAY, a);
-  if (!vm->rec || rec_const(vm, a)) return out;
+  if (rec_const(vm, a)) return out;
   value_release(vm, out);
   return value_error();
 }
@@ -444,8 +377,7 @@ static qn_value array_nested(qn_vm *vm, const char *fn, qn_value v, qn_dtype dty
   if (value_is(v, TAG_RANGE)) {
     const qn_range *r = value_range(v);
     int64_t n = range_length(r);
-    qn_value i = iota(vm, QN_i64, 1, &n, 0);
-    return use2(vm, OP_add, use2(vm, OP_mul, i, value_int(r->step), NULL), value_int(r->start), NULL);
+    return op_steps(vm, n, r->start, r->step);
   }
   if (!value_is(v, TAG_LIST)) return arg_refuse(vm, fn, "an array, a number or a list of these", v);
   if (depth == ARRAY_MAX_RANK)
@@ -453,7 +385,7 @@ static qn_value array_nested(qn_vm *vm, const char *fn, qn_value v, qn_dtype dty
   const qn_list *l = value_list(v);
   if (l->len == 0) {
     int64_t none = 0;
-    return to_broadcast(vm, value_float(0), 1, &none);
+    return op_full(vm, value_float(0), QN_f32, 1, &none);
   }
   qn_value out = array_of_numbers(vm, l->items, l->len, dtype);
   if (!value_is(out, TAG_UNSET)) return out;

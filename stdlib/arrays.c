@@ -1,21 +1,17 @@
 /* Builtins that make arrays, and conversion between dtypes. Constants are a broadcast number and sequences are iota, so that
- * everything can be recorded. Outside recordings they are stored at once: what does not fit memory is an error here. */
+ * everything can be recorded. */
 #include <math.h>
 
-#include "jit/cpu/eager.h"
 #include "stdlib/builtins.h"
 
-/* One value in every element. Borrows. */
+/* One value in every element. Borrows. A number that the dtype does not hold has an error of its own. */
 static qn_value filled(qn_vm *vm, qn_value v, qn_dtype dtype, int rank, const int64_t *shape) {
-  if (!vm->rec) {
-    qn_value now = eager_full(vm, v, dtype, rank, shape);
-    if (!value_is(now, TAG_UNSET)) return now;
-  }
-  qn_value wide = use_broadcast(vm, to_dtype(vm, v, dtype), rank, shape);
-  if (vm->rec || value_is_error(wide)) return wide;
-  qn_array *stored = array_contiguous(vm, value_array(wide));
-  value_release(vm, wide);
-  return stored ? value_obj(TAG_ARRAY, stored) : value_error();
+  if (is_array(v) || dtype_holds(dtype, v)) return op_full(vm, v, dtype, rank, shape);
+  qn_value one = to_dtype(vm, v, dtype);
+  if (value_is_error(one)) return one;
+  qn_value out = op_full(vm, one, dtype, rank, shape);
+  value_release(vm, one);
+  return out;
 }
 
 static qn_value constant(qn_vm *vm, const char *fn, const qn_value *args, int64_t number) {
@@ -56,7 +52,6 @@ static qn_value constant_like(qn_vm *vm, const char *fn, const qn_value *args, i
 qn_value builtin_zeros_like(qn_vm *vm, const qn_value *args) { return constant_like(vm, "zeros_like", args, 0); }
 qn_value builtin_ones_like(qn_vm *vm, const qn_value *args) { return constant_like(vm, "ones_like", args, 1); }
 
-enum { EYE_SMALL = 128 }; /* rows and columns that are stored without ops */
 qn_value builtin_eye(qn_vm *vm, const qn_value *args) {
   int64_t n, m;
   qn_dtype dtype;
@@ -67,19 +62,7 @@ qn_value builtin_eye(qn_vm *vm, const qn_value *args) {
   if (!arg_dtype(vm, "eye", args[2], QN_f32, &dtype)) return value_error();
   if (n < 0 || m < 0)
     return raise_error(vm, E_shape, SPAN_NONE, "eye: size %lld is negative", (long long)(n < 0 ? n : m));
-  int64_t rows[2] = {n, 1}, columns[2] = {1, m}, shape[2] = {n, m};
-  if (!vm->rec && n <= EYE_SMALL && m <= EYE_SMALL) {
-    qn_value now = eager_full(vm, value_bool(false), dtype, 2, shape);
-    if (value_is_error(now)) return now;
-    if (!value_is(now, TAG_UNSET)) {
-      size_t each = dtype_size(dtype);
-      char *to = array_data(value_array(now));
-      for (int64_t i = 0; i < n && i < m; i++) dtype_store(dtype, to + (size_t)(i * m + i) * each, value_bool(true));
-      return now;
-    }
-  }
-  qn_value same = use2(vm, OP_eq, iota(vm, QN_i64, 2, rows, 0), iota(vm, QN_i64, 2, columns, 1), NULL);
-  return use_dtype(vm, same, dtype);
+  return op_eye(vm, n, m, dtype);
 }
 
 /* Number of steps of size `step` from `start` that stay before `stop`; -1 if there are too many. */
@@ -124,18 +107,14 @@ qn_value builtin_arange(qn_vm *vm, const qn_value *args) {
   }
   qn_dtype dtype;
   if (!arg_dtype(vm, "arange", args[3], floats ? QN_f32 : QN_i64, &dtype)) return value_error();
-  if (vm->rec && !observe_steps(vm, numbers)) return value_error();
+  bool traced = value_node(start) || value_node(stop) || value_node(step);
+  if (traced && !observe_steps(vm, numbers)) return value_error();
   start = numbers[0], stop = numbers[1], step = numbers[2];
   if (!floats) {
     if (step.u.i == 0) return raise_error(vm, E_argument, SPAN_NONE, "arange: the step is 0");
     int64_t n = int_steps(start.u.i, stop.u.i, step.u.i);
     if (n < 0) return too_many(vm, "arange");
-    qn_value out = vm->rec ? value_unset() : eager_steps(vm, n, start.u.i, step.u.i);
-    if (!value_is(out, TAG_UNSET)) return use_dtype(vm, out, dtype);
-    out = iota(vm, QN_i64, 1, &n, 0);
-    if (step.u.i != 1) out = use2(vm, OP_mul, out, step, NULL);
-    if (start.u.i != 0) out = use2(vm, OP_add, out, start, NULL);
-    return use_dtype(vm, out, dtype);
+    return use_dtype(vm, op_steps(vm, n, start.u.i, step.u.i), dtype);
   }
   double from = qn_as_float(start), to = qn_as_float(stop), by = qn_as_float(step);
   if (by == 0 || !isfinite(from) || !isfinite(to) || !isfinite(by))
@@ -144,7 +123,7 @@ qn_value builtin_arange(qn_vm *vm, const qn_value *args) {
   double steps = ceil((to - from) / by);
   if (steps > (double)ARRAY_MAX_ELEMENTS) return too_many(vm, "arange");
   int64_t n = steps > 0 ? (int64_t)steps : 0;
-  qn_value out = iota(vm, QN_f64, 1, &n, 0);
+  qn_value out = op_iota(vm, QN_f64, 1, &n, 0);
   if (value_is(step, TAG_INT)) step = value_float(by);
   if (value_is(start, TAG_INT)) start = value_float(from);
   out = use2(vm, OP_add, use2(vm, OP_mul, out, step, NULL), start, NULL);

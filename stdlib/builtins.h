@@ -20,7 +20,10 @@
 
 /* Raises E301: "reshape: expected <what>, not <kind of v>". */
 qn_value arg_refuse(qn_vm *vm, const char *fn, const char *what, qn_value v);
-QN_MUST_CHECK bool arg_int(qn_vm *vm, const char *fn, const char *what, qn_value v, int64_t *out);
+QN_MUST_CHECK static inline bool arg_int(qn_vm *vm, const char *fn, const char *what, qn_value v, int64_t *out) {
+  *out = v.u.i;
+  return value_is(v, TAG_INT) || (arg_refuse(vm, fn, what, v), false);
+}
 QN_MUST_CHECK bool arg_str(qn_vm *vm, const char *fn, const char *what, qn_value v, qn_str **out);
 QN_MUST_CHECK bool arg_bool(qn_vm *vm, const char *fn, const char *what, qn_value v, bool *out);
 /* nil stands for `otherwise`. */
@@ -64,23 +67,15 @@ QN_MUST_CHECK qn_value use1(qn_vm *vm, op_id op, qn_value x, const op_attr *attr
 QN_MUST_CHECK qn_value use2(qn_vm *vm, op_id op, qn_value x, qn_value y, const op_attr *attr);
 QN_MUST_CHECK qn_value use3(qn_vm *vm, op_id op, qn_value x, qn_value y, qn_value z, const op_attr *attr);
 
-/* All of these borrow x unless their name begins with `use`, and give owned values. */
-QN_MUST_CHECK qn_value to_dtype(qn_vm *vm, qn_value x,
-                                qn_dtype dtype); /* array or host number, which must fit; an array results */
+/* An array or a host number, which is borrowed and must fit, as an array of a dtype. */
+QN_MUST_CHECK qn_value to_dtype(qn_vm *vm, qn_value x, qn_dtype dtype);
+/* The doors of these names (jit/run/door.h); x, or all n parts, are released, also on failure. */
 QN_MUST_CHECK qn_value use_dtype(qn_vm *vm, qn_value x, qn_dtype dtype);
-QN_MUST_CHECK qn_value to_shape(qn_vm *vm, qn_value x, int rank, const int64_t *shape); /* reshape, no -1 */
 QN_MUST_CHECK qn_value use_shape(qn_vm *vm, qn_value x, int rank, const int64_t *shape);
-QN_MUST_CHECK qn_value to_broadcast(qn_vm *vm, qn_value x, int rank, const int64_t *shape);
 QN_MUST_CHECK qn_value use_broadcast(qn_vm *vm, qn_value x, int rank, const int64_t *shape);
-QN_MUST_CHECK qn_value to_permute(qn_vm *vm, qn_value x, const int *order);
 QN_MUST_CHECK qn_value use_permute(qn_vm *vm, qn_value x, const int *order);
 /* Axis `from` to place `to`, the others in order. */
 QN_MUST_CHECK qn_value use_move_axis(qn_vm *vm, qn_value x, int from, int to);
-/* Elements start, start + step, ... (size of them) of one axis. */
-QN_MUST_CHECK qn_value to_slice(qn_vm *vm, qn_value x, int axis, int64_t start, int64_t size, int64_t step);
-QN_MUST_CHECK qn_value iota(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape, int axis);
-/* Concatenates; use_concat releases the n parts, also on failure. */
-QN_MUST_CHECK qn_value to_concat(qn_vm *vm, const qn_value *parts, int n, int axis);
 QN_MUST_CHECK qn_value use_concat(qn_vm *vm, qn_value *parts, int n, int axis);
 /* Stacks arrays and numbers of one shape along a new axis of the result, in a dtype as arg_array has it. Borrows. */
 QN_MUST_CHECK qn_value stack_values(qn_vm *vm, const char *fn, const qn_value *items, uint32_t n, int64_t axis,
@@ -102,8 +97,6 @@ QN_MUST_CHECK qn_value sequence_item(qn_vm *vm, sequence *s, int64_t i);
 
 /* n keys made from one (random.c). */
 QN_MUST_CHECK qn_value random_split(qn_vm *vm, qn_value key, int64_t n);
-/* x[i], by an index array along one axis (shapes.c). Borrows both. */
-QN_MUST_CHECK qn_value take_rows(qn_vm *vm, qn_value x, qn_value index, int axis);
 
 /* Walks k trees in step and builds a tree like the first, with what `visit` returns (owned, or the error value) in place of
  * each leaf: an array or number. `all`: in place of everything that is no container. Owned, or the error value (trees.c). */

@@ -108,19 +108,10 @@ qn_value builtin_format(qn_vm *vm, const qn_value *args) {
 
 /* ---- numbers ----------------------------------------------------------------------------------------------------- */
 
-/* A one-element array or traced number as a weak scalar: read at once, or by an op that is recorded and may be differentiated. */
+/* A one-element array or traced number as a weak scalar. */
 static qn_value weak_scalar(qn_vm *vm, const char *fn, qn_value x, qn_dtype dtype) {
   if (is_array(x) && value_array(x)->size != 1) return arg_refuse(vm, fn, "a number or an array of one element", x);
-  if (!vm->rec) {
-    qn_value item;
-    if (!array_item(vm, value_array(x), 0, &item)) return value_error();
-    if (dtype == QN_f64) return value_is(item, TAG_FLOAT) ? item : value_float((double)item.u.i);
-    if (!value_is(item, TAG_FLOAT)) return value_int(item.u.i);
-    if (item.u.f >= -0x1p63 && item.u.f < 0x1p63) return value_int((int64_t)item.u.f);
-  }
-  op_attr attr = {.dtype = (uint8_t)dtype, .flags = ATTR_WEAK};
-  if (!is_array(x)) return op1(vm, OP_cast, x, &attr);
-  return use1(vm, OP_cast, to_shape(vm, x, 0, NULL), &attr);
+  return op_number(vm, x, dtype);
 }
 
 static qn_value not_number(qn_vm *vm, const char *fn, const qn_str *s) {
@@ -151,7 +142,7 @@ qn_value builtin_int(qn_vm *vm, const qn_value *args) {
     text_adds(&t, " has no value as a 64-bit integer");
     return raise_text(vm, E_to_int, SPAN_NONE, &t);
   }
-  if (is_array(x) || (vm->rec && value_is_scalar(x) && value_node(x))) return weak_scalar(vm, "int", x, QN_i64);
+  if (is_array(x) || (value_is_scalar(x) && value_node(x))) return weak_scalar(vm, "int", x, QN_i64);
   switch ((int)value_tag_of(x)) {
   case TAG_BOOL:
   case TAG_INT: return value_int(x.u.i);
@@ -178,7 +169,7 @@ qn_value builtin_int(qn_vm *vm, const qn_value *args) {
 
 qn_value builtin_float(qn_vm *vm, const qn_value *args) {
   qn_value x = args[0];
-  if (is_array(x) || (vm->rec && value_is_scalar(x) && value_node(x))) return weak_scalar(vm, "float", x, QN_f64);
+  if (is_array(x) || (value_is_scalar(x) && value_node(x))) return weak_scalar(vm, "float", x, QN_f64);
   switch ((int)value_tag_of(x)) {
   case TAG_BOOL:
   case TAG_INT: return value_float((double)x.u.i);

@@ -179,7 +179,7 @@ static bool normalise(einsum *e, term *t) {
     t->v = use_shape(vm, t->v, t->rank + 1, shape);
     if (value_is_error(t->v)) return false;
     qn_value flat = t->v;
-    t->v = n ? to_slice(vm, flat, t->rank, 0, n, n + 1) : value_retain(flat);
+    t->v = n ? op_slice(vm, flat, t->rank, 0, n, n + 1) : value_retain(flat);
     value_release(vm, flat);
     t->labels[t->rank++] = (uint8_t)label;
     i = -1;

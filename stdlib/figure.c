@@ -466,7 +466,7 @@ static bool add_all(qn_vm *vm, qn_list *series, qn_value x, qn_value y) {
   bool good = true;
   int64_t rows = value_array(all)->shape[0];
   for (int64_t i = 0; good && i < value_array(all)->shape[1]; i++)
-    good = add_series(vm, series, "", 0, x, use_shape(vm, to_slice(vm, all, 1, i, 1, 1), 1, &rows));
+    good = add_series(vm, series, "", 0, x, use_shape(vm, op_slice(vm, all, 1, i, 1, 1), 1, &rows));
   value_release(vm, all);
   return good;
 }

@@ -1,7 +1,6 @@
 /* Builtins over sequences (lists, ranges, texts, rows of arrays), and those reductions that also take lists. */
 #include <string.h>
 
-#include "jit/cpu/eager.h"
 #include "lang/format.h"
 #include "stdlib/builtins.h"
 
@@ -322,7 +321,7 @@ static qn_value sort_key(qn_vm *vm, qn_value item, qn_value by) {
     return plain;
   }
   if (value_is_error(key)) return key;
-  qn_value plain = vm->rec ? rec_observe_tree(vm, key) : value_retain(key);
+  qn_value plain = rec_observe_tree(vm, key);
   value_release(vm, key);
   return plain;
 }
@@ -379,10 +378,6 @@ static qn_value fail_by_text(qn_vm *vm, const qn_str *name) {
 qn_value builtin_sort(qn_vm *vm, const qn_value *args) {
   qn_value x = args[0];
   bool descending;
-  if (!vm->rec && args[3].head == TAG_NIL) {
-    qn_value now = eager_sort(vm, OP_sort, args);
-    if (!value_is(now, TAG_UNSET)) return now;
-  }
   if (!arg_bool(vm, "sort", "true or false as descending", args[2], &descending)) return value_error();
   if (value_is(args[1], TAG_FN))
     return raise_error(vm, E_type, SPAN_NONE,
@@ -394,8 +389,7 @@ qn_value builtin_sort(qn_vm *vm, const qn_value *args) {
     return raise_error(vm, E_type, SPAN_NONE, "sort: by is for lists; x[argsort(key)] sorts an array");
   int axis;
   if (!arg_axis(vm, "sort", args[1], value_array(x)->rank, &axis)) return value_error();
-  op_attr attr = {.axes = (uint8_t)(1u << axis), .flags = descending ? ATTR_DESCENDING : 0};
-  return op1(vm, OP_sort, x, &attr);
+  return op_sort(vm, OP_sort, x, axis, descending);
 }
 
 /* ---- reductions of arrays and sequences ------------------------------------------------------------------------------------ */

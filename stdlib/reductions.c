@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "jit/cpu/eager.h"
 #include "stdlib/builtins.h"
 
 /* Elements in the masked axes. */
@@ -22,36 +21,18 @@ qn_value builtin_count(qn_vm *vm, const qn_value *args) {
   return value_int(axes_size(value_array(args[0]), mask));
 }
 
-/* Integers are summed in f64, since the sum of a few large ones is beyond what f32 tells apart or i64 holds; f16 and bf16 as f32
- * and rounded once, since their sums leave the range soon. */
 qn_value builtin_mean(qn_vm *vm, const qn_value *args) {
   bool keepdims;
+  uint8_t axes;
   if (!arg_bool(vm, "mean", "true or false as keepdims", args[2], &keepdims)) return value_error();
   qn_value x = args[0];
   if (value_is_scalar(x) && value_is(args[1], TAG_NIL)) return op2(vm, OP_div, x, value_int(1), NULL);
   x = arg_array(vm, "mean", x, QN_DTYPE_COUNT);
   if (value_is_error(x)) return x;
-  op_attr attr = {.keepdims = keepdims};
-  qn_dtype dtype = (qn_dtype)value_array(x)->dtype;
-  if (!arg_axes(vm, "mean", args[1], value_array(x)->rank, &attr.axes)) {
-    value_release(vm, x);
-    return value_error();
-  }
-  if (!vm->rec) {
-    qn_value tiny = is_array(x) ? eager_mean(vm, x, attr.axes, attr.keepdims) : value_unset();
-    if (!value_is(tiny, TAG_UNSET)) {
-      value_release(vm, x);
-      return tiny;
-    }
-  }
-  int64_t n = axes_size(value_array(x), attr.axes);
-  bool narrow = dtype == QN_f16 || dtype == QN_bf16;
-  if (narrow)
-    x = use_dtype(vm, x, QN_f32);
-  else if (dtype_is_int(dtype))
-    x = use_dtype(vm, x, QN_f64);
-  qn_value out = use2(vm, OP_div, use1(vm, OP_sum, x, &attr), value_int(n), NULL);
-  return narrow ? use_dtype(vm, out, dtype) : out;
+  bool good = arg_axes(vm, "mean", args[1], value_array(x)->rank, &axes);
+  qn_value out = good ? op_mean(vm, x, axes, keepdims) : value_error();
+  value_release(vm, x);
+  return out;
 }
 
 qn_value builtin_gelu(qn_vm *vm, const qn_value *args) {
@@ -141,16 +122,13 @@ qn_value builtin_round(qn_vm *vm, const qn_value *args) {
 }
 
 qn_value builtin_argsort(qn_vm *vm, const qn_value *args) {
-  qn_value now = vm->rec ? value_unset() : eager_sort(vm, OP_argsort, args);
-  if (!value_is(now, TAG_UNSET)) return now;
   bool descending;
   int axis;
   if (!is_array(args[0])) return arg_refuse(vm, "argsort", "an array", args[0]);
   if (!arg_axis(vm, "argsort", args[1], value_array(args[0])->rank, &axis) ||
       !arg_bool(vm, "argsort", "true or false as descending", args[2], &descending))
     return value_error();
-  op_attr attr = {.axes = (uint8_t)(1u << axis), .flags = descending ? ATTR_DESCENDING : 0};
-  return op1(vm, OP_argsort, args[0], &attr);
+  return op_sort(vm, OP_argsort, args[0], axis, descending);
 }
 
 qn_value builtin_topk(qn_vm *vm, const qn_value *args) {

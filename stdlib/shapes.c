@@ -1,8 +1,6 @@
 /* Builtins that rearrange, join and pick elements: all are maps of coordinates or the index ops. */
 #include <string.h>
 
-#include "jit/cpu/eager.h"
-#include "jit/cpu/eager_index.h"
 #include "stdlib/builtins.h"
 
 /* The argument as an array with storage or pending: host numbers become rank 0. Owned. */
@@ -24,7 +22,7 @@ static void text_sizes(text_buf *t, const int64_t *shape, int rank) {
 /* ---- one array in another shape ---------------------------------------------------------------------------------------- */
 
 static qn_value shaped(qn_vm *vm, qn_value x, int rank, const int64_t *shape) {
-  return is_array(x) ? to_shape(vm, x, rank, shape) : use_shape(vm, array_arg(vm, "reshape", x), rank, shape);
+  return is_array(x) ? op_reshape(vm, x, rank, shape) : use_shape(vm, array_arg(vm, "reshape", x), rank, shape);
 }
 
 qn_value builtin_reshape(qn_vm *vm, const qn_value *args) {
@@ -106,8 +104,7 @@ static inline bool plain_order(qn_value axes, int rank, int *order) {
 
 qn_value builtin_permute(qn_vm *vm, const qn_value *args) {
   int few[ARRAY_MAX_RANK];
-  if (!vm->rec && is_array(args[0]) && plain_order(args[1], value_array(args[0])->rank, few))
-    return to_permute(vm, args[0], few);
+  if (is_array(args[0]) && plain_order(args[1], value_array(args[0])->rank, few)) return op_permute(vm, args[0], few);
   qn_value x = array_arg(vm, "permute", args[0]);
   if (value_is_error(x)) return x;
   int64_t axes[ARRAY_MAX_RANK];
@@ -136,7 +133,7 @@ qn_value builtin_broadcast_to(qn_vm *vm, const qn_value *args) {
   int64_t shape[ARRAY_MAX_RANK];
   int rank;
   if (!arg_shape(vm, "broadcast_to", args[1], shape, &rank)) return value_error();
-  if (is_array(args[0])) return to_broadcast(vm, args[0], rank, shape);
+  if (is_array(args[0])) return op_broadcast(vm, args[0], rank, shape);
   return use_broadcast(vm, array_arg(vm, "broadcast_to", args[0]), rank, shape);
 }
 
@@ -226,8 +223,8 @@ qn_value builtin_roll(qn_vm *vm, const qn_value *args) {
   int64_t n = value_array(x)->shape[axis];
   if (n) shift = (shift % n + n) % n;
   if (n == 0 || shift == 0) return x;
-  qn_value parts[2] = {to_slice(vm, x, axis, n - shift, shift, 1), value_nil()};
-  parts[1] = value_is_error(parts[0]) ? value_error() : to_slice(vm, x, axis, 0, n - shift, 1);
+  qn_value parts[2] = {op_slice(vm, x, axis, n - shift, shift, 1), value_nil()};
+  parts[1] = value_is_error(parts[0]) ? value_error() : op_slice(vm, x, axis, 0, n - shift, 1);
   value_release(vm, x);
   if (value_is_error(parts[1])) {
     value_release(vm, parts[0]);
@@ -272,16 +269,6 @@ static bool pad_widths(qn_vm *vm, qn_value widths, int rank, qn_dim *d) {
   return true;
 }
 
-/* The same where it is one int that needs no look. */
-static inline bool pad_evenly(qn_value width, int rank, qn_dim *d) {
-  if (width.head != TAG_INT || (uint64_t)width.u.i > (uint64_t)ARRAY_MAX_ELEMENTS) return false;
-  for (int i = 0; i < rank; i++) {
-    d[3 * i] = d[3 * i + 1] = width.u.i;
-    d[3 * i + 2] = 0;
-  }
-  return true;
-}
-
 qn_value builtin_pad(qn_vm *vm, const qn_value *args) {
   qn_dim d[OP_ATTR_DIMS];
   qn_value with = args[2];
@@ -291,22 +278,9 @@ qn_value builtin_pad(qn_vm *vm, const qn_value *args) {
     if (value_is_error(seen)) return seen;
     with = value_bool(false);
   }
-  if (!vm->rec && is_array(args[0]) && pad_evenly(args[1], value_array(args[0])->rank, d)) {
-    qn_value now = eager_pad(vm, value_array(args[0]), with, d);
-    if (!value_is(now, TAG_UNSET)) return now;
-  }
-  qn_value x = array_arg(vm, "pad", args[0]), out = value_unset();
+  qn_value x = array_arg(vm, "pad", args[0]);
   if (value_is_error(x)) return x;
-  int rank = value_array(x)->rank;
-  if (!pad_widths(vm, args[1], rank, d))
-    out = value_error();
-  else if (!vm->rec)
-    out = eager_pad(vm, value_array(x), with, d);
-  if (value_is(out, TAG_UNSET)) {
-    op_attr attr = {.n = (uint8_t)(3 * rank)};
-    memcpy(attr.d, d, (size_t)attr.n * sizeof *d);
-    return use2(vm, OP_pad, x, value_retain(with), &attr);
-  }
+  qn_value out = pad_widths(vm, args[1], value_array(x)->rank, d) ? op_pad(vm, x, with, d) : value_error();
   value_release(vm, x);
   return out;
 }
@@ -390,10 +364,6 @@ qn_value builtin_stack(qn_vm *vm, const qn_value *args) {
   if (!arg_int(vm, "stack", "an int as axis", args[1], &axis)) return value_error();
   if (!value_is(args[0], TAG_LIST)) return arg_refuse(vm, "stack", "a list of arrays", args[0]);
   const qn_list *l = value_list(args[0]);
-  if (!vm->rec && (int32_t)l->len > 0) {
-    qn_value now = eager_stack(vm, l->items, (int)l->len, axis, QN_DTYPE_COUNT);
-    if (!value_is(now, TAG_UNSET)) return now;
-  }
   return stack_values(vm, "stack", l->items, l->len, axis, QN_DTYPE_COUNT);
 }
 
@@ -401,16 +371,12 @@ qn_value builtin_concat(qn_vm *vm, const qn_value *args) {
   if (!value_is(args[0], TAG_LIST)) return arg_refuse(vm, "concat", "a list of arrays", args[0]);
   const qn_list *l = value_list(args[0]);
   if (l->len == 0) return raise_error(vm, E_argument, SPAN_NONE, "concat: nothing to join");
-  if (!vm->rec && args[1].head == TAG_INT && l->len <= INT32_MAX) {
-    qn_value now = eager_concat(vm, l->items, (int)l->len, args[1].u.i);
-    if (!value_is(now, TAG_UNSET)) return now;
-  }
   for (uint32_t i = 0; i < l->len; i++)
     if (!is_array(l->items[i]) || value_array(l->items[i])->rank == 0)
       return arg_refuse(vm, "concat", "arrays of rank 1 or more (stack joins numbers)", l->items[i]);
   int axis;
   if (!arg_axis(vm, "concat", args[1], value_array(l->items[0])->rank, &axis)) return value_error();
-  return to_concat(vm, l->items, (int)l->len, axis);
+  return op_concat(vm, l->items, (int)l->len, axis);
 }
 
 qn_value builtin_chunk(qn_vm *vm, const qn_value *args) {
@@ -426,7 +392,7 @@ qn_value builtin_chunk(qn_vm *vm, const qn_value *args) {
   qn_value out = list_value(list_new(vm, (size_t)n));
   for (int64_t i = 0; i < n && !value_is_error(out); i++) {
     int64_t len = size / n + (i < size % n);
-    qn_value piece = to_slice(vm, x, axis, start, len, 1);
+    qn_value piece = op_slice(vm, x, axis, start, len, 1);
     if (value_is_error(piece)) {
       value_release(vm, out);
       return piece;
@@ -451,36 +417,10 @@ static qn_value index_arg(qn_vm *vm, const char *fn, qn_value v) {
   return bad;
 }
 
-qn_value take_rows(qn_vm *vm, qn_value x, qn_value index, int axis) {
-  qn_value few = vm->rec ? value_unset() : eager_take(vm, value_array(x), value_array(index), axis);
-  if (!value_is(few, TAG_UNSET)) return few;
-  op_attr attr = {.n = 1, .d = {1}};
-  int before = value_array(x)->rank, k = value_array(index)->rank, rank = before - 1 + k;
-  if (rank > ARRAY_MAX_RANK)
-    return raise_error(vm, E_rank, SPAN_NONE, "take: the result would have %d axes; an array has at most %d", rank,
-                       ARRAY_MAX_RANK);
-  qn_value out = use2(vm, OP_index, use_move_axis(vm, value_retain(x), axis, 0), value_retain(index), &attr);
-  /* The index's axes lie in front: put the `axis` leading ones of x before them. */
-  int order[ARRAY_MAX_RANK];
-  for (int i = 0; i < rank; i++) order[i] = i < axis ? k + i : i < axis + k ? i - axis : i;
-  return use_permute(vm, out, order);
-}
-
-/* The axis that an int means outside of recordings, or -1: arg_axis sees to it. */
-static inline int plain_axis(const qn_vm *vm, qn_value v, int rank) {
-  int64_t axis = v.u.i < 0 ? v.u.i + rank : v.u.i;
-  return v.head == TAG_INT && !vm->rec && (uint64_t)axis < (uint64_t)rank ? (int)axis : -1;
-}
-
 qn_value builtin_take(qn_vm *vm, const qn_value *args) {
   qn_value x = args[0];
   int axis;
   if (!is_array(x)) return arg_refuse(vm, "take", "an array", x);
-  if (args[1].head == TAG_ARRAY && (axis = plain_axis(vm, args[2], value_array(x)->rank)) >= 0 &&
-      dtype_is_int((qn_dtype)value_array(args[1])->dtype)) {
-    qn_value few = eager_take(vm, value_array(x), value_array(args[1]), axis);
-    if (!value_is(few, TAG_UNSET)) return few;
-  }
   const qn_array *a = value_array(x);
   if (!arg_axis(vm, "take", args[2], a->rank, &axis)) return value_error();
   if (value_is(args[1], TAG_INT)) {
@@ -490,11 +430,15 @@ qn_value builtin_take(qn_vm *vm, const qn_value *args) {
                          (long long)i, axis, (long long)n);
     for (int k = 0, j = 0; k < a->rank; k++)
       if (k != axis) shape[j++] = a->shape[k];
-    return use_shape(vm, to_slice(vm, x, axis, i < 0 ? i + n : i, 1, 1), a->rank - 1, shape);
+    return use_shape(vm, op_slice(vm, x, axis, i < 0 ? i + n : i, 1, 1), a->rank - 1, shape);
   }
   qn_value index = index_arg(vm, "take", args[1]);
   if (value_is_error(index)) return index;
-  qn_value out = take_rows(vm, x, index, axis);
+  int rank = a->rank - 1 + value_array(index)->rank;
+  qn_value out = rank <= ARRAY_MAX_RANK ? op_take(vm, x, index, axis)
+                                        : raise_error(vm, E_rank, SPAN_NONE,
+                                                      "take: the result would have %d axes; an array has at most %d",
+                                                      rank, ARRAY_MAX_RANK);
   value_release(vm, index);
   return out;
 }
@@ -502,34 +446,28 @@ qn_value builtin_take(qn_vm *vm, const qn_value *args) {
 qn_value builtin_gather(qn_vm *vm, const qn_value *args) {
   int axis;
   if (!is_array(args[0])) return arg_refuse(vm, "gather", "an array", args[0]);
-  if ((axis = plain_axis(vm, args[2], value_array(args[0])->rank)) >= 0) {
-    qn_value few = eager_fast_gather(vm, args[0], args[1], axis);
-    if (!value_is(few, TAG_UNSET)) return few;
-  }
   if (!arg_axis(vm, "gather", args[2], value_array(args[0])->rank, &axis)) return value_error();
-  op_attr attr = {.axes = (uint8_t)(1u << axis)};
-  return use2(vm, OP_gather, value_retain(args[0]), index_arg(vm, "gather", args[1]), &attr);
+  qn_value index = index_arg(vm, "gather", args[1]);
+  if (value_is_error(index)) return index;
+  qn_value out = op_gather(vm, args[0], index, axis);
+  value_release(vm, index);
+  return out;
 }
 
 qn_value builtin_scatter_add(qn_vm *vm, const qn_value *args) {
   if (!is_array(args[0])) return arg_refuse(vm, "scatter_add", "an array", args[0]);
   if (!is_array(args[2]) && !value_is_scalar(args[2]))
     return arg_refuse(vm, "scatter_add", "an array or a number as v", args[2]);
-  if (!vm->rec && args[1].head == TAG_ARRAY && args[2].head == TAG_ARRAY) {
-    qn_value few = eager_add_at(vm, value_array(args[0]), value_array(args[1]), args[2]);
-    if (!value_is(few, TAG_UNSET)) return few;
-  }
   qn_value index = value_is(args[1], TAG_INT) ? to_dtype(vm, args[1], QN_i64) : index_arg(vm, "scatter_add", args[1]);
-  op_attr attr = {.n = 1, .d = {1}, .mode = SCATTER_ADD};
-  return use3(vm, OP_scatter, value_retain(args[0]), index, value_retain(args[2]), &attr);
+  if (value_is_error(index)) return index;
+  qn_value out = op_add_at(vm, args[0], index, args[2]);
+  value_release(vm, index);
+  return out;
 }
 
 qn_value builtin_nonzero(qn_vm *vm, const qn_value *args) {
   if (!is_array(args[0])) return arg_refuse(vm, "nonzero", "an array", args[0]);
-  if (value_array(args[0])->dtype == QN_bool) {
-    qn_value few = vm->rec ? value_unset() : eager_fast_nonzero(vm, args[0]);
-    return value_is(few, TAG_UNSET) ? op1(vm, OP_nonzero, args[0], NULL) : few;
-  }
+  if (value_array(args[0])->dtype == QN_bool) return op_nonzero(vm, args[0]);
   return use1(vm, OP_nonzero, op2(vm, OP_ne, args[0], value_int(0), NULL), NULL);
 }
 
@@ -544,8 +482,8 @@ qn_value builtin_unique(qn_vm *vm, const qn_value *args) {
   qn_value sorted = use1(vm, OP_sort, x, &along);
   if (value_is_error(sorted)) return sorted;
   /* An element stays if it differs from the one before it; all NaNs count as one. */
-  qn_value before = to_slice(vm, sorted, 0, 0, n - 1, 1);
-  qn_value after = value_is_error(before) ? before : to_slice(vm, sorted, 0, 1, n - 1, 1);
+  qn_value before = op_slice(vm, sorted, 0, 0, n - 1, 1);
+  qn_value after = value_is_error(before) ? before : op_slice(vm, sorted, 0, 1, n - 1, 1);
   qn_value differ = value_is_error(after) ? after : op2(vm, OP_ne, after, before, NULL);
   if (floats && !value_is_error(differ)) {
     qn_value nans = use2(vm, OP_bitand, op1(vm, OP_isnan, after, NULL), op1(vm, OP_isnan, before, NULL), NULL);

@@ -176,7 +176,7 @@ static qn_value use_windows(qn_vm *vm, qn_value x, const sweeps *w, qn_value fil
       x = use_move_axis(vm, use_window(vm, x, axis, s->size, s->step, s->apart), rank + *more, lead + *more);
       ++*more;
     } else if (s->step > 1) {
-      qn_value part = to_slice(vm, x, axis, 0, s->count, s->step);
+      qn_value part = op_slice(vm, x, axis, 0, s->count, s->step);
       value_release(vm, x);
       x = part;
     }

@@ -4,6 +4,7 @@
 
 #include "jit/graph/graph.h"
 #include "jit/kernel/plan.h"
+#include "jit/run/door.h"
 #include "lang/vm.h"
 
 /* Runs one op now. Operands: arrays (forced here) and host scalars, as the language has them: promotion, weak numbers and
@@ -32,10 +33,12 @@ QN_MUST_CHECK qn_value eager_scan(qn_vm *vm, op_id op, qn_value x, uint8_t axes)
 /* Products, random numbers, nonzero, sorting. Unset: not here, the slow way does it. */
 QN_MUST_CHECK qn_value eager_fast_dot(qn_vm *vm, const qn_array *x, const qn_array *y);
 QN_MUST_CHECK qn_value eager_fast_draw(qn_vm *vm, op_id op, const qn_value *in, const op_attr *attr);
+/* As op_draw; with `values` as op_draw_ints, of bits. */
+QN_MUST_CHECK qn_value eager_draw(qn_vm *vm, op_id op, const op_drawing *what, int64_t low, uint64_t values);
 QN_MUST_CHECK qn_value eager_fast_nonzero(qn_vm *vm, qn_value in);
 QN_MUST_CHECK qn_value eager_fast_sort(qn_vm *vm, op_id op, qn_value in, const op_attr *attr);
-/* sort or argsort, outside of recordings, of an array along an axis (an int, negative ones from the end), descending or not (a bool). */
-QN_MUST_CHECK qn_value eager_sort(qn_vm *vm, op_id op, const qn_value in[3]);
+/* sort or argsort of an array along an axis. */
+QN_MUST_CHECK qn_value eager_sort(qn_vm *vm, op_id op, const qn_array *x, int axis, bool descending);
 /* Copies the elements of an array in the CPU's memory, in row-major order. */
 void eager_write_out(void *to, const qn_array *a);
 /* Sum and division by the number of elements, of an array, where both have nothing to ask; otherwise unset. */
@@ -52,12 +55,12 @@ struct eager_kept *eager_keeps(qn_vm *vm);
 QN_MUST_CHECK qn_value eager_view(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
 QN_MUST_CHECK qn_array *eager_run_view(qn_vm *vm, op_id op, qn_array *const *in, int nin, const op_attr *attr,
                                        const graph_type *t);
-/* What builtins make, outside of recordings, without an op. Unset: an op is to say or do it.
- * An array in another shape, and broadcast to one; one that is not pending, with its axes in an order that names each once; arrays joined
- * along an axis, which may be negative or none of theirs, n > 0. */
+/* What the doors make (jit/run/door.h), outside of recordings, without an op. Unset: an op is to say or do it.
+ * An array in another shape, and broadcast to one; one that is not pending, with its axes in an order that names each once; arrays
+ * joined along an axis, n > 0. */
+QN_MUST_CHECK qn_value eager_permute(qn_vm *vm, const qn_array *a, const int *order);
 QN_MUST_CHECK qn_value eager_reshape(qn_vm *vm, qn_array *a, int rank, const int64_t *shape);
 QN_MUST_CHECK qn_value eager_broadcast(qn_vm *vm, qn_array *a, int rank, const int64_t *shape);
-QN_MUST_CHECK qn_value eager_permute(qn_vm *vm, const qn_array *a, const int *order);
 QN_MUST_CHECK qn_value eager_concat(qn_vm *vm, const qn_value *in, int nin, int64_t axis);
 /* An array between copies of a number; d: for each axis how many before, behind and between its elements, all at least 0. */
 QN_MUST_CHECK qn_value eager_pad(qn_vm *vm, const qn_array *x, qn_value with, const qn_dim *d);

@@ -1,62 +1,108 @@
 /* The fast path of eager dispatch (eager.c): random numbers without a kernel, many of them in pieces.
  *
- * The block VM's loops make them (bvm_loops.draw), and their bits are those of the kernel. Arrays of keys and devices are left to the slow way.
+ * The block VM's loops make them (bvm_loops.draw), and their bits are those of the kernel. A kernel of one draw costs thousands of
+ * instructions for the operands of its key; this costs some hundred and the loop. Arrays of keys, keys that are not at hand and
+ * devices are left to the slow way.
  */
-#include "jit/cpu/eager_random.h"
+#include <string.h>
 
+#include "jit/cpu/cpu.h"
 #include "jit/cpu/eager.h"
 #include "jit/cpu/pieces.h"
 
 _Static_assert(OP_random_uniform == OP_random_bits + 1 && OP_random_normal == OP_random_bits + 2,
                "bvm_loops.draw has the RANDOM ops in their order");
 
-void eager_draw_some(const bvm_loops *l, op_id op, const eager_drawing *d, void *out, uint64_t first, uint64_t n) {
+enum { FEW = 8 /* fewer than bvm_loops.below is prepared for */ };
+enum { DRAW_FEW = 1024, DRAW_PIECE = 16 * DRAW_FEW, DRAW_WORTH = 4 /* pointwise elements that drawing one is worth */ };
+#define DRAW_MOST ((uint64_t)1 << 48) /* and more are no array's */
+
+typedef struct drawing {
+  const bvm_loops *loops;
+  op_id op;
+  qn_dtype dtype;
+  uint64_t n, words[3]; /* those of the key, and the draw number */
+  uint64_t values;      /* of bits: 0, or as bvm_loops.below takes them; then dtype is any of integers */
+  int64_t low;
+  char *out;
+} drawing;
+
+/* Numbers from the one numbered `first` on, n of them, at most DRAW_FEW. */
+static inline __attribute__((always_inline)) void draw_some(const drawing *d, void *out, uint64_t first, uint64_t n) {
+  const bvm_loops *l = d->loops;
+  if (d->values && n <= FEW && d->dtype == QN_i64) {
+    int64_t *to = out;
+    l->draw[0][QN_i64](to, d->words, first, n);
+    for (uint64_t i = 0; i < n; i++) to[i] = (int64_t)((uint64_t)(to[i] & INT64_MAX) % d->values) + d->low;
+    return;
+  }
   if (d->values) {
     uint64_t bits[DRAW_FEW];
     void *to = d->dtype == QN_i64 ? out : bits;
-    l->draw[OP_random_bits - OP_random_bits][QN_i64](to, d->words, first, n);
+    l->draw[0][QN_i64](to, d->words, first, n);
     l->below(to, d->values, d->low, n);
     if (to != out) l->cast[QN_i64][d->dtype](out, bits, NULL, NULL, VM_A, (int64_t)n);
     return;
   }
   float wide[DRAW_FEW];
   bool rounded = d->dtype == QN_f16 || d->dtype == QN_bf16;
-  l->draw[op - OP_random_bits][d->dtype](rounded ? wide : out, d->words, first, n);
+  l->draw[d->op - OP_random_bits][d->dtype](rounded ? wide : out, d->words, first, n);
   if (rounded) l->cast[QN_f32][d->dtype](out, wide, NULL, NULL, VM_A, (int64_t)n);
 }
 
-enum { DRAW_PIECE = 16 * DRAW_FEW, DRAW_WORTH = 4 /* pointwise elements that drawing one is worth */ };
-
-typedef struct drawing_pieces {
-  const bvm_loops *loops;
-  op_id op;
-  const eager_drawing *d;
-  char *out;
-} drawing_pieces;
-
 static void draw_piece(cpu_pieces *p, int thread, int64_t piece) {
-  const drawing_pieces *j = p->ctx;
+  const drawing *d = p->ctx;
   (void)thread;
-  uint64_t first = (uint64_t)piece * DRAW_PIECE, end = j->d->n - first < DRAW_PIECE ? j->d->n : first + DRAW_PIECE;
+  uint64_t first = (uint64_t)piece * DRAW_PIECE, end = d->n - first < DRAW_PIECE ? d->n : first + DRAW_PIECE;
   for (; first < end; first += DRAW_FEW)
-    eager_draw_some(j->loops, j->op, j->d, j->out + first * dtype_size(j->d->dtype), first,
-                    end - first < DRAW_FEW ? end - first : DRAW_FEW);
+    draw_some(d, d->out + first * dtype_size(d->dtype), first, end - first < DRAW_FEW ? end - first : DRAW_FEW);
 }
 
-bool eager_draw_many(qn_vm *vm, op_id op, const eager_drawing *d, void *out) {
-  drawing_pieces j = {.loops = cpu_loops(vm), .op = op, .d = d, .out = out};
+/* Of this shape. Unset: not here. */
+static inline __attribute__((always_inline)) qn_value draw(qn_vm *vm, drawing *d, int rank, const int64_t *shape) {
+  d->loops = cpu_loops(vm);
+  if (!d->loops) return value_error();
+  d->n = 1;
+  for (int i = 0; i < rank; i++) d->n *= (uint64_t)shape[i];
+  if (vm->device || d->n - 1 >= DRAW_MOST) return value_unset();
+  qn_array *out = array_new(vm, d->dtype, rank, shape);
+  if (!out) return value_error();
+  d->out = out->storage->data;
+  if (d->n <= DRAW_FEW) {
+    draw_some(d, d->out, 0, d->n);
+    return value_obj(TAG_ARRAY, out);
+  }
   int threads = cpu_threads(vm, d->n > INT64_MAX / DRAW_WORTH ? INT64_MAX : (int64_t)d->n * DRAW_WORTH);
-  return threads && j.loops && pieces_run(vm, threads, (int64_t)((d->n + DRAW_PIECE - 1) / DRAW_PIECE), draw_piece, &j);
+  if (threads && pieces_run(vm, threads, (int64_t)((d->n + DRAW_PIECE - 1) / DRAW_PIECE), draw_piece, d))
+    return value_obj(TAG_ARRAY, out);
+  value_release(vm, value_obj(TAG_ARRAY, out));
+  return value_error();
+}
+
+qn_value eager_draw(qn_vm *vm, op_id op, const op_drawing *what, int64_t low, uint64_t values) {
+  drawing d;
+  d.op = op, d.dtype = what->dtype, d.values = values, d.low = low;
+  const qn_array *key = value_array(what->key);
+  bool counted = what->key.head == TAG_NIL;
+  if (counted) {
+    d.words[0] = vm->seed, d.words[1] = vm->seed >> 32, d.words[2] = vm->draw;
+  } else {
+    if (!key->storage || key->device || !key->contiguous) return value_unset();
+    memcpy(d.words, array_data(key), 2 * sizeof *d.words);
+    d.words[2] = (uint64_t)what->number;
+  }
+  qn_value out = draw(vm, &d, what->rank, what->shape);
+  if (counted) vm->draw += out.head != TAG_UNSET;
+  return out;
 }
 
 qn_value eager_fast_draw(qn_vm *vm, op_id op, const qn_value *in, const op_attr *attr) {
-  eager_drawing d = {.dtype = (qn_dtype)attr->dtype, .rank = attr->n};
+  drawing d;
+  d.op = op, d.dtype = (qn_dtype)attr->dtype, d.values = 0;
   if (op == OP_random_bits ? d.dtype != QN_i64 : !dtype_is_float(d.dtype)) return value_unset();
   for (int i = 0; i < 3; i++) {
     if (in[i].head != TAG_INT) return value_unset();
     d.words[i] = (uint64_t)in[i].u.i;
   }
-  for (int i = 0; i < d.rank; i++) d.shape[i] = attr->d[i];
-  d.n = drawing_size(&d);
-  return eager_draw(vm, op, &d, false);
+  return draw(vm, &d, attr->n, attr->d);
 }

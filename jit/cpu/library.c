@@ -164,18 +164,13 @@ qn_value eager_fast_nonzero(qn_vm *vm, qn_value in) {
   return out ? value_obj(TAG_ARRAY, out) : value_error();
 }
 
-qn_value eager_sort(qn_vm *vm, op_id op, const qn_value in[3]) {
-  if (in[0].head != TAG_ARRAY || in[1].head != TAG_INT || in[2].head != TAG_BOOL) return value_unset();
-  const qn_array *x = value_array(in[0]);
-  int64_t rank = x->rank, axis = in[1].u.i;
-  if (axis < 0) axis += rank;
-  if (!x->storage || x->device || (uint64_t)axis >= (uint64_t)rank) return value_unset();
-  qn_array *out = sort_along(vm, x, (int)axis, in[2].u.i != 0, op == OP_argsort);
+qn_value eager_sort(qn_vm *vm, op_id op, const qn_array *x, int axis, bool descending) {
+  if (!x->storage || x->device || axis >= x->rank) return value_unset();
+  qn_array *out = sort_along(vm, x, axis, descending, op == OP_argsort);
   return out ? value_obj(TAG_ARRAY, out) : value_error();
 }
 
 qn_value eager_fast_sort(qn_vm *vm, op_id op, qn_value in, const op_attr *attr) {
-  if ((op != OP_sort && op != OP_argsort) || !attr->axes || attr->n) return value_unset();
-  qn_value args[3] = {in, value_int(__builtin_ctz(attr->axes)), value_bool(attr->flags & ATTR_DESCENDING)};
-  return eager_sort(vm, op, args);
+  if ((op != OP_sort && op != OP_argsort) || in.head != TAG_ARRAY || !attr->axes || attr->n) return value_unset();
+  return eager_sort(vm, op, value_array(in), __builtin_ctz(attr->axes), (attr->flags & ATTR_DESCENDING) != 0);
 }

@@ -363,7 +363,7 @@ uint32_t rec_node(struct recording *r, qn_value v) {
 
 bool rec_constant(qn_vm *vm, qn_array *a) {
   struct recording *r = vm->rec;
-  if (array_pending(a)) return true;
+  if (!r || array_pending(a)) return true;
   qn_array *c = array_to_cpu(vm, a);
   if (!c) return false;
   uint32_t node = graph_const(r->g, type_of_array(c), array_data(c), rec_site(r));
@@ -1044,7 +1044,7 @@ static qn_value observe_leaf(void *ctx, const char *path, qn_value v) {
 
 qn_value rec_guard_tree(qn_vm *vm, qn_value v) {
   if (value_is_scalar(v)) return rec_observe(vm, v);
-  if (!value_is(v, TAG_LIST) && !value_is(v, TAG_RECORD)) return value_retain(v);
+  if (!vm->rec || (!value_is(v, TAG_LIST) && !value_is(v, TAG_RECORD))) return value_retain(v);
   return tree_rebuild_parts(vm, v, observe_leaf, vm);
 }
 

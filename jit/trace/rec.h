@@ -23,13 +23,11 @@
 #define JIT_TRACE_REC_H
 
 #include "jit/graph/graph.h"
+#include "jit/run/door.h"
 #include "lang/vm.h"
 
 /* ---- ops ------------------------------------------------------------------------------------------------------------------- */
 
-/* Applies an op to arrays and host scalars: eager, or deferred while recording. All scalars: a host scalar results.
- * Borrowed operands, owned result. `attr` may be NULL. Errors carry no place; the interpreter adds it (raise_at). */
-QN_MUST_CHECK qn_value op_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
 /* Are ops on arrays deferred? Then views are ops, too, and nothing is made or stored to where it lies. */
 static inline bool op_deferred(const qn_vm *vm) { return __builtin_expect(vm->rec != NULL, 0); }
 /* Has the array its data, so that a view of it can be made, and its elements be read, without an op? */
