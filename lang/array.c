@@ -170,7 +170,7 @@ bool array_allocate(qn_vm *vm, qn_array *a) {
   size_t bytes = (size_t)a->size * dtype_size((qn_dtype)a->dtype);
   qn_storage *s;
   if (a->device) {
-    const device_memory *d = vm->hooks.device;
+    const device_memory *d = device_memory_of(vm, a->device);
     void *data;
     if (!d) {
       raise_error(vm, E_device, SPAN_NONE, "this device is not there");
@@ -207,7 +207,7 @@ static void storage_free(qn_vm *vm, qn_storage *s) {
   if (s->deleter)
     s->deleter(s->ctx);
   else if (s->device)
-    vm->hooks.device->free(vm, s->device, s->data, s->bytes);
+    device_memory_of(vm, s->device)->free(vm, s->device, s->data, s->bytes);
   else
     mem_buffer_free(vm, s->data, s->bytes);
   mem_free(vm, s, sizeof *s);
@@ -591,7 +591,7 @@ bool array_copy_watched(qn_vm *vm, qn_array *to, const qn_array *from) {
 }
 
 bool array_copy_on(qn_vm *vm, qn_array *to, const qn_array *from) {
-  return to->device ? vm->hooks.device->copy_elements(vm, to, from) : array_copy_watched(vm, to, from);
+  return to->device ? device_memory_of(vm, to->device)->copy_elements(vm, to, from) : array_copy_watched(vm, to, from);
 }
 
 qn_array *array_duplicate(qn_vm *vm, qn_array *a) {
@@ -625,7 +625,7 @@ qn_array *array_to_cpu(qn_vm *vm, qn_array *a) {
   qn_array *c = array_contiguous(vm, a);
   if (!c || !c->device) return c;
   qn_array *out = array_new(vm, (qn_dtype)c->dtype, c->rank, c->shape);
-  if (out && !vm->hooks.device->read(vm, c, array_data(out))) {
+  if (out && !device_memory_of(vm, c->device)->read(vm, c, array_data(out))) {
     array_drop(vm, out);
     out = NULL;
   }
@@ -642,7 +642,7 @@ qn_array *array_to_device(qn_vm *vm, qn_array *a, int device) {
   qn_array *c = array_to_cpu(vm, a);
   if (!c || !device) return c;
   qn_array *out = array_new_on(vm, device, (qn_dtype)c->dtype, c->rank, c->shape);
-  if (out && !vm->hooks.device->write(vm, out, array_data(c))) {
+  if (out && !device_memory_of(vm, device)->write(vm, out, array_data(c))) {
     array_drop(vm, out);
     out = NULL;
   }
@@ -684,7 +684,7 @@ bool array_item(qn_vm *vm, qn_array *a, int64_t index, qn_value *out) {
   }
   _Alignas(16) char bytes[16];
   qn_array one = element_at(a, flat_offset(a, index));
-  if (!vm->hooks.device->read(vm, &one, bytes)) return false;
+  if (!device_memory_of(vm, a->device)->read(vm, &one, bytes)) return false;
   *out = dtype_load((qn_dtype)a->dtype, bytes);
   return true;
 }
@@ -698,7 +698,7 @@ bool array_store(qn_vm *vm, qn_array *a, int64_t at, qn_value v) {
   _Alignas(16) char bytes[16];
   qn_array one = element_at(a, at);
   dtype_store((qn_dtype)a->dtype, bytes, v);
-  return vm->hooks.device->write(vm, &one, bytes);
+  return device_memory_of(vm, a->device)->write(vm, &one, bytes);
 }
 
 /* Has every element a place of its own? Broadcasts and windows that overlap have elements in common. Axes that step further

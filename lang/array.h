@@ -24,7 +24,7 @@ enum { ARRAY_TAIL = 64 };
 
 typedef struct qn_storage {
   uint32_t refs;
-  uint8_t device;  /* code: 0 cpu */
+  uint8_t device;  /* its code (device.h): 0 cpu */
   uint8_t foreign; /* imported or exported (DLPack): never written in place */
   size_t bytes;
   char *data;                 /* from mem_buffer unless foreign */

@@ -475,17 +475,11 @@ static bool attempt_end(format *f, const attempt *a) {
 
 /* ---- arrays --------------------------------------------------------------------------------------------------------- */
 
-static void device_text(text_buf *t, int code) {
-  if (code == 0)
-    text_adds(t, "cpu");
-  else
-    text_addf(t, "gpu(%d)", code - 1);
-}
-
 static void write_header(format *f, const qn_array *a) {
   text_shape(f->out, (qn_dtype)a->dtype, a->rank, a->shape);
   text_adds(f->out, " ");
-  device_text(f->out, f->device);
+  char name[DEVICE_NAME];
+  text_adds(f->out, device_name(f->vm, f->device, name));
 }
 
 /* The elements of an array where they can be read: owned. What follows is about that array's device. */
@@ -620,7 +614,11 @@ static void atom_text(const qn_vm *vm, text_buf *t, qn_value v) {
   case TAG_INT:
   case TAG_FLOAT: scalar_text(t, QN_f64, v); break;
   case TAG_DTYPE: text_adds(t, dtype_rows[v.u.i].name); break;
-  case TAG_DEVICE: device_text(t, (int)v.u.i); break;
+  case TAG_DEVICE: {
+    char name[DEVICE_NAME];
+    text_adds(t, device_name(vm, (int)v.u.i, name));
+    break;
+  }
   case TAG_RANGE: {
     const qn_range *r = value_range(v);
     if (r->step == 1) {

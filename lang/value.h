@@ -24,7 +24,7 @@ typedef enum value_tag {
   TAG_INT = 2,
   TAG_FLOAT = 3,
   TAG_DTYPE = 4,  /* u.i is a qn_dtype */
-  TAG_DEVICE = 5, /* u.i is a device code: 0 cpu, 1 + n gpu(n) */
+  TAG_DEVICE = 5, /* u.i is the code of a device (device.h) */
   /* Signals: never visible to programs. */
   TAG_ERROR = 8,   /* the VM holds an error object (or an interrupt) */
   TAG_UNSET = 9,   /* a slot or argument without a value */

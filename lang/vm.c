@@ -466,11 +466,7 @@ bool vm_poll_between_slow(qn_vm *vm) {
 /* ---- devices --------------------------------------------------------------------------------------------------- */
 
 bool vm_use_device(qn_vm *vm, int device) {
-  if (device && !vm->hooks.device) {
-    raise_error(vm, E_device, SPAN_NONE, "gpu(%d) is not there", device - 1);
-    return false;
-  }
-  if (device && !vm->hooks.device->open(vm, device)) return false;
+  if (!device_open(vm, device)) return false;
   vm->device = (uint8_t)device;
   return true;
 }

@@ -8,6 +8,7 @@
 
 #include "lang/array.h"
 #include "lang/builtin.h"
+#include "lang/device.h"
 #include "lang/error.h"
 #include "lang/mem.h"
 
@@ -40,30 +41,13 @@ typedef enum log_channel {
 struct qn_engine {
   atomic_int refs;                   /* open VMs, and the host that made it */
   struct pool *pool;                 /* array buffers (mem.c) */
-  void *cpu;                         /* jit/cpu's: the threads that run kernels */
+  void *devices[DEVICE_FAMILIES];    /* of each family of devices: what VMs share (jit/run/device.h) */
   void *code;                        /* jit/cpu/compile.c's: compiled kernels */
-  void *gpu;                         /* jit/gpu's: the driver, devices and compiled kernels */
   void *jit;                         /* jit/trace's: workers and their queue */
   struct trace_events *trace_events; /* what happened when, for --trace (trace_events.h); NULL: nobody wants to know */
   void (*jit_close)(qn_engine *engine);
   void (*jit_forked)(qn_engine *engine); /* makes the jit usable in a forked child; nothing where that was done */
 };
-
-/* Memory of devices other than the CPU (jit/gpu). Failures are raised. Work of a VM on a device runs in the order in which it
- * was asked for; only what reads memory of the device to the host waits. */
-typedef struct device_memory {
-  /* Makes the device usable for this VM; arrays can be there from then on. */
-  bool (*open)(qn_vm *vm, int device);
-  void *(*alloc)(qn_vm *vm, int device, size_t bytes);
-  void (*free)(qn_vm *vm, int device, void *data, size_t bytes);
-  /* Between two layouts of one shape and dtype, both on the same device. */
-  bool (*copy_elements)(qn_vm *vm, qn_array *to, const qn_array *from);
-  /* Contiguous arrays, to and from memory of the host: `to` has the data, `from` may be overwritten on return. */
-  bool (*read)(qn_vm *vm, const qn_array *from, void *to);
-  bool (*write)(qn_vm *vm, qn_array *to, const void *from);
-  /* Waits until everything asked for is done. */
-  bool (*wait)(qn_vm *vm);
-} device_memory;
 
 /* Calls from below into floors above, filled in when the VM opens. */
 typedef struct vm_hooks {
@@ -82,8 +66,8 @@ typedef struct vm_hooks {
   void *(*anchor)(qn_value fn);
   /* The highlight (lang/highlight.h) of every byte of a source text (parser); keeps a pending error. */
   void (*highlights)(qn_vm *vm, const char *text, size_t len, uint8_t *highlights);
-  const device_memory *device;          /* NULL: there is only the CPU */
-  const struct device_kernels *kernels; /* and what runs kernels there (jit/kernel/device.h) */
+  /* Memory of devices, by family (jit/run); NULL: the VM has none of that family, or its memory is the host's. */
+  const device_memory *devices[DEVICE_FAMILIES];
   /* Shows how far a `for` over a list or range marked OBJ_PROGRESS is: before each item, and at the end (done == total) (stdlib). */
   void (*progress)(qn_vm *vm, int64_t done, int64_t total);
   /* The text of an FN_GRAPH value (jit/trace). */
@@ -186,11 +170,10 @@ struct qn_vm {
   const void *drawn;
   /* Randomness: the seed and the next draw number. */
   uint64_t seed, draw;
-  void *cpu;    /* jit/cpu's state of this VM (cpu_open) */
-  void *eager;  /* jit/cpu/eager.c's one-op kernels (eager_close) */
-  void *gpu;    /* jit/gpu's state of this VM */
-  void *jit;    /* jit/trace's state of this VM (jit_open) */
-  void *interp; /* interp's state of this VM */
+  void *devices[DEVICE_FAMILIES]; /* of each family: its state of this VM; NULL: none yet */
+  void *eager;                    /* jit/cpu/eager.c's one-op kernels (eager_close) */
+  void *jit;                      /* jit/trace's state of this VM (jit_open) */
+  void *interp;                   /* interp's state of this VM */
   /* The thread, stack and limits of the running evaluation (vm_run_begin). */
   vm_stack bound;
   char *host_low, *host_high; /* a stack that the host made: qn_stack_changed; NULL: none */

@@ -2,6 +2,7 @@
  * everything can be recorded. */
 #include <math.h>
 
+#include "jit/run/device.h"
 #include "stdlib/builtins.h"
 
 /* One value in every element. Borrows. A number that the dtype does not hold has an error of its own. */
@@ -145,16 +146,13 @@ qn_value builtin_to(qn_vm *vm, const qn_value *args) {
   }
   if (value_is(target, TAG_FN) && value_fn(target)->head.flags == FN_BUILTIN &&
       ((const builtin_def *)value_fn(target)->code)->call == builtin_gpu)
-    target = value_device(1); /* x.to(gpu) means the first one */
-  if (value_is(target, TAG_STR) &&
-      ((int)dtype_find(value_str(target)->text, value_str(target)->len) < DTYPE_PUBLIC ||
-       strcmp(value_str(target)->text, "cpu") == 0 || strcmp(value_str(target)->text, "gpu") == 0))
+    target = value_device(device_code(device_family_find("gpu"), 0)); /* x.to(gpu) means the first one */
+  if (value_is(target, TAG_STR) && ((int)dtype_find(value_str(target)->text, value_str(target)->len) < DTYPE_PUBLIC ||
+                                    device_shown(device_family_find(value_str(target)->text))))
     return raise_error(vm, E_type, SPAN_NONE, "to: dtypes and devices have no quotes: write %s",
                        value_str(target)->text);
   if (!value_is(target, TAG_DEVICE)) return arg_refuse(vm, "to", "a dtype like f32 or i64, or cpu or gpu", target);
-  if (target.u.i != 0 && (!vm->hooks.device || !vm->hooks.device->open(vm, (int)target.u.i)))
-    return error_pending(vm) ? value_error()
-                             : raise_error(vm, E_device, SPAN_NONE, "gpu(%d) is not there", (int)target.u.i - 1);
+  if (!device_open(vm, (int)target.u.i)) return value_error();
   if (is_array(x) && value_array(x)->device == target.u.i) return value_retain(x);
   qn_value here = arg_array(vm, "to", x, QN_DTYPE_COUNT);
   if (value_is_error(here)) return here;
@@ -168,5 +166,6 @@ qn_value builtin_gpu(qn_vm *vm, const qn_value *args) {
   if (!arg_int(vm, "gpu", "an int as number", args[0], &n)) return value_error();
   if (n < 0 || n > 200)
     return raise_error(vm, E_argument, SPAN_NONE, "gpu: there is no device of number %lld", (long long)n);
-  return value_device((int)n + 1);
+  if (n >= DEVICE_NUMBERS) return raise_error(vm, E_device, SPAN_NONE, "gpu(%lld) is not there", (long long)n);
+  return value_device(device_code(device_family_find("gpu"), (int)n));
 }

@@ -514,7 +514,7 @@ qn_value builtin_progress(qn_vm *vm, const qn_value *args) {
 qn_value builtin_time(qn_vm *vm, const qn_value *args) {
   (void)args;
   if (!vm_may(vm, QN_CAP_CLOCK, "reading the clock")) return value_error();
-  if (vm->gpu && !vm->hooks.device->wait(vm)) return value_error();
+  if (!devices_wait(vm)) return value_error();
   return value_float(vm_seconds() - vm->began);
 }
 

@@ -1,6 +1,7 @@
 /* Builtins that bind the compiler's transforms and its inspection (jit/trace/rec.h). */
 #include <string.h>
 
+#include "jit/run/device.h"
 #include "stdlib/builtins.h"
 
 /* `gives`: it gives a function, which takes the arguments. */
@@ -90,9 +91,24 @@ static bool set_option(qn_vm *vm, qn_record *r, const char *name, qn_value v) {
   return good;
 }
 
+/* A family of devices by its name, or "eager". */
+static bool is_backend(qn_value v) {
+  return value_is(v, TAG_STR) &&
+         (strcmp(value_str(v)->text, "eager") == 0 || device_family_find(value_str(v)->text) >= 0);
+}
+
+static qn_value refuse_backend(qn_vm *vm) {
+  text_buf t;
+  text_init(&t, vm);
+  text_adds(&t, "jit: backend is nil, ");
+  for (int i = 0; i < FAMILY_COUNT; i++)
+    if (device_shown(i)) text_addf(&t, "\"%s\", ", device_families[i]->name);
+  text_adds(&t, "\"eager\" or a function");
+  return raise_text(vm, E_argument, SPAN_NONE, &t);
+}
+
 qn_value builtin_jit(qn_vm *vm, const qn_value *args) {
   static const char *const modes[] = {"default", "reduce-overhead", "max-autotune"};
-  static const char *const backends[] = {"cpu", "gpu", "eager"};
   bool fullgraph;
   if (!arg_fn(vm, "jit", args[0], true) || !arg_bool(vm, "jit", "true or false as fullgraph", args[2], &fullgraph))
     return value_error();
@@ -105,8 +121,7 @@ qn_value builtin_jit(qn_vm *vm, const qn_value *args) {
   }
   if (!value_is(args[3], TAG_NIL) && !value_is(args[3], TAG_BOOL))
     return raise_error(vm, E_argument, SPAN_NONE, "jit: dynamic is nil, true or false");
-  if (!value_is(args[4], TAG_NIL) && !value_is(args[4], TAG_FN) && !one_of(args[4], backends, 3))
-    return raise_error(vm, E_argument, SPAN_NONE, "jit: backend is nil, \"cpu\", \"gpu\", \"eager\" or a function");
+  if (!value_is(args[4], TAG_NIL) && !value_is(args[4], TAG_FN) && !is_backend(args[4])) return refuse_backend(vm);
   qn_record *r = record_new(vm);
   if (!r) return value_error();
   qn_value options = value_obj(TAG_RECORD, r), out = value_error();

@@ -6,7 +6,7 @@
 #include "interp/prompt/cli.h"
 #include "interp/prompt/help.h"
 #include "interp/prompt/terminal.h"
-#include "jit/gpu/gpu.h"
+#include "jit/run/device.h"
 #include "jit/trace/rec.h"
 #include "lang/trace_events.h"
 
@@ -149,15 +149,6 @@ static bool parse_jit(const char *text, qn_jit_mode *mode) {
   return false;
 }
 
-/* The code of a device. */
-static bool parse_device(const char *text, int *code) {
-  uint64_t n = 0;
-  if (strncmp(text, "gpu:", 4) == 0 && (!parse_count(text + 4, &n) || n > 15)) return false;
-  bool gpu = strcmp(text, "gpu") == 0 || strncmp(text, "gpu:", 4) == 0;
-  *code = gpu ? 1 + (int)n : 0;
-  return gpu || strcmp(text, "cpu") == 0;
-}
-
 /* Is a name that of an option? One that lacks its value counts as no option, but as *bare. */
 static bool is_option(const char *name, const char *option, const char *value, bool *bare) {
   bool same = strcmp(name, option) == 0;
@@ -184,7 +175,7 @@ static int set_option(options *o, const char *name, const char *value) {
     if (o->nsets == SETS) return cli_misuse("--set: too many, at '%s'", value);
     o->sets[o->nsets++] = value;
   } else if (is_option(name, "--device", value, &bare)) {
-    if (!parse_device(value, &o->device)) return cli_misuse("--device takes cpu, gpu or gpu:N, not '%s'", value);
+    if ((o->device = device_parse(value)) < 0) return cli_misuse("--device takes cpu, gpu or gpu:N, not '%s'", value);
   } else if (is_option(name, "--fail-alloc", value, &bare)) {
     if (!parse_count(value, &o->fail_alloc)) return cli_misuse("--fail-alloc takes a number, not '%s'", value);
     o->count_allocs = o->fail_alloc == 0;
@@ -529,11 +520,11 @@ static int run_doctor(const options *o) {
   printf("memory       %.1f GiB\n", (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / (1 << 30));
   printf("C compiler   %s\n",
          find_program("cc", program, sizeof program) ? program : "none: kernels run on the block VM");
-  text_buf gpu;
-  text_init(&gpu, NULL);
-  gpu_report(&gpu);
-  if (gpu.text && !gpu.failed) fwrite(gpu.text, 1, gpu.len, stdout);
-  text_free(&gpu);
+  text_buf found;
+  text_init(&found, NULL);
+  devices_report(&found);
+  if (found.text && !found.failed) fwrite(found.text, 1, found.len, stdout);
+  text_free(&found);
   const char *cache = getenv("QUERN_CACHE"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
   if (cache && *cache)
     snprintf(program, sizeof program, "%s", cache);

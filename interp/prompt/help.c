@@ -608,7 +608,9 @@ void help_value(qn_vm *vm, const char *name, qn_value v, text_buf *out) {
   }
   text_addf(out, "%s: ", name);
   text_kind(out, v);
-  if (value_is(v, TAG_ARRAY) && value_array(v)->device) text_addf(out, " on gpu(%d)", value_array(v)->device - 1);
+  char device[DEVICE_NAME];
+  if (value_is(v, TAG_ARRAY) && value_array(v)->device)
+    text_addf(out, " on %s", device_name(vm, value_array(v)->device, device));
   text_adds(out, "\n");
 }
 

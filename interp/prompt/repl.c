@@ -164,7 +164,7 @@ static bool is_silent(const char *text, size_t n) {
 static double seconds(session *s) {
   vm_run run;
   vm_run_begin(s->vm, &run);
-  if (s->vm->gpu && !s->vm->hooks.device->wait(s->vm)) error_clear(s->vm);
+  if (!devices_wait(s->vm)) error_clear(s->vm);
   vm_run_end(s->vm, &run);
   struct timespec t;
   clock_gettime(CLOCK_MONOTONIC, &t);

@@ -4,6 +4,7 @@
 
 #include "jit/cpu/run.h"
 #include "jit/cpu/block_vm.h"
+#include "jit/run/device.h"
 
 /* The VM's state, made if need be; NULL with an error raised. */
 struct cpu_state *cpu_of(qn_vm *vm);
@@ -11,7 +12,9 @@ struct cpu_state *cpu_of(qn_vm *vm);
 /* The loops of this processor; NULL with an error raised. The VM's state begins with a pointer to them. */
 const bvm_loops *cpu_loops_first(qn_vm *vm);
 static inline const bvm_loops *cpu_loops(qn_vm *vm) {
-  return __builtin_expect(vm->cpu != NULL, 1) ? *(const bvm_loops *const *)(const void *)vm->cpu : cpu_loops_first(vm);
+  return __builtin_expect(vm->devices[FAMILY_cpu] != NULL, 1)
+             ? *(const bvm_loops *const *)(const void *)vm->devices[FAMILY_cpu]
+             : cpu_loops_first(vm);
 }
 
 /* How many threads may share work that is worth so many elements of pointwise work: at least 1; 0 with an error raised. */

@@ -24,7 +24,7 @@
 #include "jit/cpu/library.h"
 #include "jit/cpu/opbody.h"
 #include "jit/cpu/gemm.h"
-#include "jit/kernel/device.h"
+#include "jit/run/device.h"
 #include "jit/kernel/lower.h"
 #include "lang/trace_events.h"
 
@@ -214,15 +214,9 @@ qn_value op_refuse(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_re
 }
 
 qn_value op_raise_devices(qn_vm *vm, const char *what, int one, int other) {
-  char names[2][16];
-  for (int i = 0; i < 2; i++) {
-    int code = i ? other : one;
-    if (code)
-      snprintf(names[i], sizeof names[i], "gpu(%d)", code - 1);
-    else
-      snprintf(names[i], sizeof names[i], "cpu");
-  }
-  return raise_error(vm, E_device, SPAN_NONE, "%s of arrays on %s and on %s", what, names[0], names[1]);
+  char first[DEVICE_NAME], second[DEVICE_NAME];
+  return raise_error(vm, E_device, SPAN_NONE, "%s of arrays on %s and on %s", what, device_name(vm, one, first),
+                     device_name(vm, other, second));
 }
 
 /* The element of an operand that meets flat element `flat` of a result of this shape, as a host scalar. */
@@ -350,12 +344,14 @@ static qn_array *run_kernel(qn_vm *vm, op_id op, qn_array *const *in, int nin, c
   buffers[n] = array_data(out);
   if (device) {
     device_program *there = out->size > 0 ? program_there(k) : NULL;
-    bool able = there && vm->hooks.kernels->ready(vm, device, &there, 1, waits(vm));
+    const device_kernels *d = device_kernels_of(device);
+    bool able = there && d->ready(vm, device, &there, 1, waits(vm));
     int64_t begin = trace_events_begin(vm->engine);
     device_answer answer = out->size == 0 ? DEVICE_DONE
-                           : able         ? vm->hooks.kernels->launch(vm, device, there, buffers, ints, keys)
+                           : able         ? d->launch(vm, device, there, buffers, ints, keys)
                                           : DEVICE_REFUSES;
-    trace_events_end(vm->engine, TRACE_EVENTS_kernel, op_rows[op].name, begin, "gpu", device - 1);
+    trace_events_end(vm->engine, TRACE_EVENTS_kernel, op_rows[op].name, begin,
+                     device_families[device_family_of(device)]->name, device_number(device));
     if (answer == DEVICE_DONE) return out;
     value_release(vm, value_obj(TAG_ARRAY, out));
     return answer == DEVICE_FAILS ? NULL : through_host(vm, run_kernel, op, in, nin, attr, t, keys, device);

@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-#include "jit/kernel/device.h"
+#include "jit/run/device.h"
 
 enum { ALIGNMENT = 16 };
 
@@ -81,17 +81,16 @@ static bool runs_across(const qn_array *a) {
 }
 
 uint8_t gemm_flags(qn_vm *vm, const qn_array *x, const qn_array *y) {
-  const device_kernels *d = vm->hooks.kernels;
   const qn_array *const in[2] = {x, y};
   product_sizes s;
-  if (!x->device || !d || !dtype_is_float((qn_dtype)x->dtype)) return 0;
+  if (!x->device || !dtype_is_float((qn_dtype)x->dtype)) return 0;
   uint8_t flags = ATTR_LIBRARY;
   if (runs_across(x)) flags |= ATTR_X_ACROSS;
   if (runs_across(y)) flags |= ATTR_Y_ACROSS;
   sizes_of(in, false, flags, &s);
   if (s.total < 1 || s.m < 1 || s.n < 1 || s.k < 1) return 0;
   device_gemm p = signature_of(&s, x->dtype, flags);
-  return d->has_gemm(vm, x->device, &p) ? flags : 0;
+  return device_kernels_of(x->device)->has_gemm(vm, x->device, &p) ? flags : 0;
 }
 
 bool gemm_signature(const qn_array *x, const qn_array *y, uint8_t flags, device_gemm *p) {
@@ -151,7 +150,7 @@ static bool run(qn_vm *vm, qn_array *x, qn_array *y, const product_sizes *s, uin
                 bool *refused) {
   device_gemm p = signature_of(s, x->dtype, flags);
   void *buffers[3] = {array_data(x), array_data(y), array_data(out)};
-  device_answer answer = vm->hooks.kernels->product(vm, x->device, &p, buffers);
+  device_answer answer = device_kernels_of(x->device)->product(vm, x->device, &p, buffers);
   *refused = answer == DEVICE_REFUSES;
   return answer == DEVICE_DONE;
 }

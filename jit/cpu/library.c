@@ -8,7 +8,7 @@
 
 #include "jit/cpu/eager.h"
 #include "jit/cpu/sort.h"
-#include "jit/kernel/device.h"
+#include "jit/run/device.h"
 
 enum { PIECE = 1 << 20 }; /* elements between two looks at interrupts */
 
@@ -92,7 +92,7 @@ static qn_array *sort_there(qn_vm *vm, op_id op, const qn_array *x, const op_att
   if (!out && !made) return NULL;
   int axis = attr->axes ? __builtin_ctz(attr->axes) : 0;
   device_answer answer =
-      vm->hooks.kernels->sort(vm, out ? out : made, x, axis, (attr->flags & ATTR_DESCENDING) != 0, indices);
+      device_kernels_of(x->device)->sort(vm, out ? out : made, x, axis, (attr->flags & ATTR_DESCENDING) != 0, indices);
   if (answer == DEVICE_DONE) return out ? out : made;
   *refused = answer == DEVICE_REFUSES;
   if (made) value_release(vm, value_obj(TAG_ARRAY, made));
@@ -119,7 +119,7 @@ static qn_array *compress_there(qn_vm *vm, qn_array *x, qn_array *mask, qn_array
            *made = out;
   *refused = false;
   if (dense) {
-    device_answer answer = vm->hooks.kernels->compress(vm, all, dense, out, &made);
+    device_answer answer = device_kernels_of(mask->device)->compress(vm, all, dense, out, &made);
     *refused = answer == DEVICE_REFUSES;
     if (answer != DEVICE_DONE) made = NULL;
     value_release(vm, value_obj(TAG_ARRAY, dense));
@@ -134,8 +134,9 @@ static qn_array *recurrence_there(qn_vm *vm, qn_array *by, qn_array *plus, const
   qn_array *made = b && !out ? array_new_on(vm, b->device, (qn_dtype)b->dtype, b->rank, b->shape) : NULL;
   device_answer answer = DEVICE_FAILS;
   if (b && (out || made))
-    answer = vm->hooks.kernels->recurrence(vm, out ? out : made, a, b, __builtin_ctz(attr->axes),
-                                           (attr->flags & ATTR_REVERSE) != 0, (attr->flags & ATTR_EXCLUSIVE) != 0);
+    answer = device_kernels_of(by->device)
+                 ->recurrence(vm, out ? out : made, a, b, __builtin_ctz(attr->axes), (attr->flags & ATTR_REVERSE) != 0,
+                              (attr->flags & ATTR_EXCLUSIVE) != 0);
   *refused = answer == DEVICE_REFUSES;
   if (b) value_release(vm, value_obj(TAG_ARRAY, b));
   if (a) value_release(vm, value_obj(TAG_ARRAY, a));

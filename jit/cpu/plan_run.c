@@ -5,7 +5,7 @@
  *   steps      kernels (compiled code when it is there), library ops on array headers over the buffers, host scalars
  *
  * On a device the arena is a block of the device's memory, constants are kept there, kernels that follow each other run there as one
- * (jit/kernel/device.h), with the products between them where the device can; products are its library's, sorting and masks its own; what is left takes its operands to the CPU.
+ * (jit/run/device.h), with the products between them where the device can; products are its library's, sorting and masks its own; what is left takes its operands to the CPU.
  * Checks of kernels are waited for at the end, and before another step's error may be told. Where the device refuses, the whole
  * plan runs on the CPU with copies. That gives other bits where there are products: then it is only asked for its error, and the
  * call is left to the interpreter.
@@ -20,6 +20,7 @@
 #include "jit/cpu/eager.h"
 #include "jit/cpu/library.h"
 #include "jit/cpu/gemm.h"
+#include "jit/run/device.h"
 #include "lang/trace_events.h"
 
 typedef struct plan_frame {
@@ -140,7 +141,7 @@ static bool send(plan_frame *f, void *to, const void *from, size_t bytes) {
                 .storage = &s,
                 .shape = {(int64_t)bytes},
                 .strides = {1}};
-  return f->vm->hooks.device->write(f->vm, &a, from);
+  return device_memory_of(f->vm, f->device)->write(f->vm, &a, from);
 }
 
 enum { LIBRARY_OPERANDS = 4 };
@@ -277,7 +278,7 @@ static bool run_scalar_step(plan_frame *f, const plan_step *s) {
 static bool checks_there(plan_frame *f, bool ok) {
   bool done = ok || f->refused;
   qn_error_object *error = !done && error_catchable(f->vm) ? error_take(f->vm) : NULL;
-  device_answer answer = f->vm->hooks.kernels->plan_checks(f->vm, f->there);
+  device_answer answer = device_kernels_of(f->device)->plan_checks(f->vm, f->there);
   if (answer == DEVICE_FAILS)
     f->refused = false; /* interrupted while waiting: that is the error */
   else if (done || error)
@@ -336,7 +337,7 @@ static uint32_t run_stretch(plan_frame *f, uint32_t first, bool join, bool *apar
       .symbols = f->symbols, .buffers = f->buffers, .slots = f->slots, .product = call_gemm, .caller = f};
   device_answer answer = DEVICE_DONE;
   int64_t begin = trace_events_begin(f->vm->engine);
-  if (kernels || products) answer = f->vm->hooks.kernels->plan_kernels(f->vm, f->there, &call, first, n);
+  if (kernels || products) answer = device_kernels_of(f->device)->plan_kernels(f->vm, f->there, &call, first, n);
   trace_events_end(f->vm->engine, TRACE_EVENTS_kernel, "steps on the device", begin, "steps", n);
   *apart = answer == DEVICE_REFUSES && products;
   f->refused = answer == DEVICE_REFUSES && !products;
@@ -348,7 +349,7 @@ static uint32_t run_stretch(plan_frame *f, uint32_t first, bool join, bool *apar
 }
 
 static uint32_t run_there(plan_frame *f, uint32_t first) {
-  bool apart = false, join = f->p->nproducts && f->vm->hooks.kernels->plan_joins(f->vm, f->there);
+  bool apart = false, join = f->p->nproducts && device_kernels_of(f->device)->plan_joins(f->vm, f->there);
   uint32_t n = run_stretch(f, first, join, &apart);
   return apart ? run_stretch(f, first, false, &apart) : n;
 }
@@ -417,7 +418,7 @@ static bool place_buffers(plan_frame *f) {
   size_t arena = (size_t)size_of(f, p->arena_bytes);
   char *slab = NULL;
   if (arena && f->device) {
-    slab = f->slab = f->vm->hooks.device->alloc(f->vm, f->device, arena);
+    slab = f->slab = device_memory_of(f->vm, f->device)->alloc(f->vm, f->device, arena);
     f->slab_bytes = arena;
   } else if (arena) {
     slab = cpu_slab(f->vm, arena);
@@ -482,11 +483,12 @@ static size_t part(size_t *at, size_t n, size_t size) {
 
 bool plan_ready(qn_vm *vm, plan *p, device_plan **there, int device, bool wait) {
   if (p->nproducts && p->here_only) return false;
-  return vm->hooks.kernels->plan_ready(vm, device, p, there, wait);
+  if (*there && (*there)->device != device) plan_forget(vm, there);
+  return device_kernels_of(device)->plan_ready(vm, device, p, there, wait);
 }
 
 void plan_forget(qn_vm *vm, device_plan **there) {
-  if (*there) vm->hooks.kernels->plan_close(vm, *there);
+  if (*there) device_kernels_of((*there)->device)->plan_close(vm, *there);
   *there = NULL;
 }
 
@@ -602,8 +604,8 @@ static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inpu
   for (uint32_t i = 0; i < p->graph->ninputs && p->nscalars; i++) weak += inputs[i] == NULL;
   for (uint32_t i = 0; i < p->nscalars; i++)
     f.slots[i] = i < weak ? scalars[i] : p->scalar_init ? p->scalar_init[i] : (qk_scalar){0};
-  bool ok = (!device || vm->hooks.kernels->plan_begin(vm, there)) && read_symbols(&f, scalars) && make_outputs(&f) &&
-            place_buffers(&f);
+  bool ok = (!device || device_kernels_of(device)->plan_begin(vm, there)) && read_symbols(&f, scalars) &&
+            make_outputs(&f) && place_buffers(&f);
   for (uint32_t i = 0; i < p->nsteps && ok;) {
     const plan_step *s = &p->steps[i];
     uint32_t n = device ? run_there(&f, i) : s->kind == STEP_KERNEL ? run_kernel_step(&f, s) : run_step(&f, s);
@@ -617,7 +619,7 @@ static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inpu
   if (!device)
     cpu_slab_leave(vm);
   else if (f.slab)
-    vm->hooks.device->free(vm, device, f.slab, f.slab_bytes);
+    device_memory_of(vm, device)->free(vm, device, f.slab, f.slab_bytes);
   *refused = f.refused;
   if (memory) mem_free(vm, memory, bytes + 1);
   return ok;

@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "jit/cpu/compile.h"
 #include "jit/cpu/cpu.h"
 #include "jit/cpu/eager.h"
 #include "jit/cpu/thread_pool.h"
@@ -36,16 +37,16 @@ struct cpu_state {
 };
 
 bool cpu_open(qn_vm *vm) {
-  if (vm->cpu) return true;
+  if (vm->devices[FAMILY_cpu]) return true;
   struct cpu_state *s = mem_zalloc(vm, sizeof *s);
   if (!s) return false;
   s->loops = bvm_loops_pick();
   s->threads = vm->config.threads > 0 ? vm->config.threads : thread_pool_processors();
   if (s->threads > MAX_THREADS) s->threads = MAX_THREADS;
-  vm->cpu = s;
+  vm->devices[FAMILY_cpu] = s;
   void (*none)(qn_engine *) = NULL; /* trace's, which does more, stays */
   if (vm->engine)
-    __atomic_compare_exchange_n(&vm->engine->jit_close, &none, cpu_engine_close, false, __ATOMIC_ACQ_REL,
+    __atomic_compare_exchange_n(&vm->engine->jit_close, &none, devices_engine_close, false, __ATOMIC_ACQ_REL,
                                 __ATOMIC_ACQUIRE);
   return true;
 }
@@ -56,21 +57,37 @@ static void piece_free(qn_vm *vm, cpu_piece *p) {
 }
 
 void cpu_close(qn_vm *vm) {
-  struct cpu_state *s = vm->cpu;
+  struct cpu_state *s = vm->devices[FAMILY_cpu];
   eager_close(vm);
   if (!s) return;
   for (int i = 0; i < MAX_THREADS; i++) piece_free(vm, &s->frames[i]);
   piece_free(vm, &s->slab);
   mem_free(vm, s, sizeof *s);
-  vm->cpu = NULL;
+  vm->devices[FAMILY_cpu] = NULL;
 }
 
-void cpu_engine_close(qn_engine *engine) { thread_pool_close(engine); }
+static void cpu_engine_close(qn_engine *engine) {
+  compile_engine_close(engine);
+  thread_pool_close(engine);
+}
+
+static void cpu_engine_forked(qn_engine *engine) {
+  compile_engine_forked(engine);
+  thread_pool_forked(engine);
+}
+
+const device_family device_cpu = {.name = "cpu",
+                                  .devices = 1,
+                                  .open = cpu_open,
+                                  .close = cpu_close,
+                                  .engine_close = cpu_engine_close,
+                                  .engine_forked = cpu_engine_forked,
+                                  .trouble = compile_trouble};
 
 const char *cpu_isa_name(void) { return bvm_loops_pick()->name; }
 
 struct cpu_state *cpu_of(qn_vm *vm) {
-  return vm->cpu || cpu_open(vm) ? vm->cpu : NULL;
+  return vm->devices[FAMILY_cpu] || cpu_open(vm) ? vm->devices[FAMILY_cpu] : NULL;
 }
 
 const bvm_loops *cpu_loops_first(qn_vm *vm) {
@@ -105,7 +122,7 @@ void *cpu_slab(qn_vm *vm, size_t bytes) {
   return s ? piece_take(vm, &s->slab, bytes) : NULL;
 }
 void cpu_slab_leave(qn_vm *vm) {
-  if (vm->cpu) piece_leave(vm, &((struct cpu_state *)vm->cpu)->slab);
+  if (vm->devices[FAMILY_cpu]) piece_leave(vm, &((struct cpu_state *)vm->devices[FAMILY_cpu])->slab);
 }
 
 /* ---- one phase --------------------------------------------------------------------------------------------------------------------- */

@@ -3,6 +3,7 @@
 #define JIT_CPU_RUN_H
 
 #include "jit/kernel/plan.h"
+#include "jit/run/device.h"
 #include "lang/vm.h"
 
 /* Runs one L program once: `args` without scratch, error and interrupt (filled in here). `bvm_code` caches the block VM's
@@ -23,10 +24,9 @@ QN_MUST_CHECK bool plan_run(qn_vm *vm, plan *p, device_plan **there, qn_array *c
 bool plan_ready(qn_vm *vm, plan *p, device_plan **there, int device, bool wait);
 void plan_forget(qn_vm *vm, device_plan **there);
 
-/* State that jit/cpu keeps: vm->cpu, and engine->cpu at the engine's first VM. jit_open and close_jit call these. */
+/* The VM's state, made if need be. False with an error raised. Everything that runs kernels does so by itself. */
 QN_MUST_CHECK bool cpu_open(qn_vm *vm);
 void cpu_close(qn_vm *vm);
-void cpu_engine_close(qn_engine *engine);
 
 /* The functions of one instruction set: chosen when an engine opens. */
 const char *cpu_isa_name(void);

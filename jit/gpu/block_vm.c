@@ -20,6 +20,7 @@
 #include "jit/gpu/block_vm.h"
 #include "jit/kernel/emit.h"
 #include "jit/kernel/emit_text.h"
+#include "jit/kernel/launch.h"
 
 enum {
   VM_SHARED_MOST = 44 << 10,

@@ -1,6 +1,4 @@
-/* The engine's part and a VM's streams (gpu.h, state.h). */
-#include "jit/gpu/gpu.h"
-
+/* The family's row in the table of devices (jit/run/device.h), the engine's part and a VM's streams (state.h). */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +10,7 @@
 /* ---- the engine ---------------------------------------------------------------------------------------------------- */
 
 gpu_engine *gpu_engine_of(qn_engine *engine) {
-  gpu_engine *e = __atomic_load_n((gpu_engine **)&engine->gpu, __ATOMIC_ACQUIRE);
+  gpu_engine *e = __atomic_load_n((gpu_engine **)&engine->devices[FAMILY_gpu], __ATOMIC_ACQUIRE);
   if (e) return e;
   if (!(e = calloc(1, sizeof *e))) return NULL;
   e->engine = engine;
@@ -21,7 +19,8 @@ gpu_engine *gpu_engine_of(qn_engine *engine) {
   pthread_cond_init(&e->done, NULL);
   e->tail = &e->queue;
   void *none = NULL; /* two VMs may come at once */
-  if (__atomic_compare_exchange_n(&engine->gpu, &none, e, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return e;
+  if (__atomic_compare_exchange_n(&engine->devices[FAMILY_gpu], &none, e, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+    return e;
   pthread_cond_destroy(&e->work);
   pthread_cond_destroy(&e->done);
   pthread_mutex_destroy(&e->lock);
@@ -29,10 +28,10 @@ gpu_engine *gpu_engine_of(qn_engine *engine) {
   return none;
 }
 
-void gpu_engine_close(qn_engine *engine) {
-  gpu_engine *e = engine->gpu;
+static void engine_close(qn_engine *engine) {
+  gpu_engine *e = engine->devices[FAMILY_gpu];
   if (!e) return;
-  engine->gpu = NULL;
+  engine->devices[FAMILY_gpu] = NULL;
   if (!gpu_ours(e)) return;
   gpu_compile_close(e);
   for (int i = 0; i < GPU_DEVICES; i++) gpu_gemms_close(e, &e->devices[i]);
@@ -100,8 +99,8 @@ void gpu_tell(gpu_engine *e, gpu_trouble_id what, const char *format, ...) {
   va_end(args);
 }
 
-bool gpu_trouble(qn_engine *engine, char *text, size_t size) {
-  gpu_engine *e = __atomic_load_n((gpu_engine **)&engine->gpu, __ATOMIC_ACQUIRE);
+static bool trouble(qn_engine *engine, char *text, size_t size) {
+  gpu_engine *e = __atomic_load_n((gpu_engine **)&engine->devices[FAMILY_gpu], __ATOMIC_ACQUIRE);
   bool found = false;
   if (!e) return false;
   pthread_mutex_lock(&e->lock);
@@ -128,15 +127,15 @@ bool gpu_raise(qn_vm *vm, const gpu_stream *s, CUresult rc, const char *what) {
 /* ---- a VM's part ------------------------------------------------------------------------------------------------------ */
 
 gpu_stream *gpu_stream_of(qn_vm *vm, int device) {
-  gpu_vm *g = vm->gpu;
-  int number = device - 1;
+  gpu_vm *g = vm->devices[FAMILY_gpu];
+  int number = device_number(device);
   if (g && number < GPU_DEVICES && g->of[number]) return g->of[number];
   gpu_engine *e = gpu_engine_of(vm->engine);
   if (!e || (!g && !(g = mem_zalloc(vm, sizeof *g)))) {
     if (!error_pending(vm)) raise_memory(vm);
     return NULL;
   }
-  vm->gpu = g;
+  vm->devices[FAMILY_gpu] = g;
   const char *why;
   gpu_device *d = gpu_device_of(e, number, &why);
   if (!d) {
@@ -161,16 +160,25 @@ gpu_stream *gpu_stream_of(qn_vm *vm, int device) {
   return g->of[number] = s;
 }
 
-void gpu_attach(qn_vm *vm) {
-  vm->hooks.device = &gpu_memory;
-  vm->hooks.kernels = &gpu_kernels;
-}
-
-void gpu_close(qn_vm *vm) {
-  if (!vm->gpu) return;
+static void vm_part_close(qn_vm *vm) {
+  if (!vm->devices[FAMILY_gpu]) return;
   gpu_memory_close(vm);
-  mem_free(vm, vm->gpu, sizeof(gpu_vm));
-  vm->gpu = NULL;
+  mem_free(vm, vm->devices[FAMILY_gpu], sizeof(gpu_vm));
+  vm->devices[FAMILY_gpu] = NULL;
 }
 
-void gpu_report(text_buf *out) { libraries_report(out); }
+const device_family device_gpu = {.name = "gpu",
+                                  .devices = GPU_DEVICES,
+                                  .memory = {.name = "gpu",
+                                             .open = gpu_open,
+                                             .alloc = gpu_array_alloc,
+                                             .free = gpu_array_free,
+                                             .copy_elements = gpu_copy_elements,
+                                             .read = gpu_array_read,
+                                             .write = gpu_array_write,
+                                             .wait = gpu_wait_all},
+                                  .kernels = &gpu_kernels,
+                                  .close = vm_part_close,
+                                  .engine_close = engine_close,
+                                  .trouble = trouble,
+                                  .report = libraries_report};

@@ -11,6 +11,7 @@
 
 #include "jit/gpu/block_vm.h"
 #include "jit/kernel/emit.h"
+#include "jit/kernel/launch.h"
 
 enum { BLOCKS_PER_UNIT = 32 };
 #define SCRATCH_MOST ((size_t)256 << 20)
@@ -83,7 +84,7 @@ static bool interprets(qn_vm *vm, gpu_stream *s, const device_program *p, bool w
 
 gpu_runs gpu_ready(qn_vm *vm, int device, device_program *const *programs, uint32_t n, bool wait) {
   bool all = true, alone = vm->tune[TUNE_gpu_vm] == BLOCK_VM_ALONE;
-  for (uint32_t i = 0; i < n && all; i++) all = has_code(programs[i], device - 1);
+  for (uint32_t i = 0; i < n && all; i++) all = has_code(programs[i], device_number(device));
   if (all && !alone) return RUNS_COMPILED;
   gpu_stream *s = gpu_stream_of(vm, device);
   if (!s) {

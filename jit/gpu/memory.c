@@ -293,31 +293,32 @@ bool gpu_read(qn_vm *vm, gpu_stream *s, void *to, CUdeviceptr from, size_t bytes
 
 /* ---- arrays (device_memory) -------------------------------------------------------------------------------------------------- */
 
-static bool open_for(qn_vm *vm, int device) { return gpu_stream_of(vm, device) != NULL; }
+bool gpu_open(qn_vm *vm, int device) { return gpu_stream_of(vm, device) != NULL; }
 
 static gpu_stream *entered(qn_vm *vm, int device) {
   gpu_stream *s = gpu_stream_of(vm, device);
   if (s && !gpu_enter(s)) {
-    raise_error(vm, E_internal, SPAN_NONE, "gpu(%d) cannot be entered", device - 1);
+    raise_error(vm, E_internal, SPAN_NONE, "gpu(%d) cannot be entered", device_number(device));
     return NULL;
   }
   return s;
 }
 
-static void *array_alloc(qn_vm *vm, int device, size_t bytes) {
+void *gpu_array_alloc(qn_vm *vm, int device, size_t bytes) {
   gpu_stream *s = gpu_stream_of(vm, device);
   return s ? (void *)(uintptr_t)gpu_alloc(vm, s, bytes) : NULL;
 }
 
-static void array_give_back(qn_vm *vm, int device, void *data, size_t bytes) {
-  gpu_vm *g = vm->gpu; /* none: the VM closes and all its memory is gone already */
-  if (g && g->of[device - 1]) gpu_free(vm, g->of[device - 1], (CUdeviceptr)(uintptr_t)data, bytes);
+void gpu_array_free(qn_vm *vm, int device, void *data, size_t bytes) {
+  gpu_vm *g = vm->devices[FAMILY_gpu]; /* none: the VM closes and all its memory is gone already */
+  if (g && g->of[device_number(device)])
+    gpu_free(vm, g->of[device_number(device)], (CUdeviceptr)(uintptr_t)data, bytes);
 }
 
 static size_t bytes_of(const qn_array *a) { return (size_t)a->size * dtype_size((qn_dtype)a->dtype); }
 static CUdeviceptr data_of(const qn_array *a) { return (CUdeviceptr)(uintptr_t)array_data(a); }
 
-static bool array_read_all(qn_vm *vm, const qn_array *from, void *to) {
+bool gpu_array_read(qn_vm *vm, const qn_array *from, void *to) {
   if (from->size == 0) return true;
   gpu_stream *s = entered(vm, from->device);
   if (!s) return false;
@@ -326,7 +327,7 @@ static bool array_read_all(qn_vm *vm, const qn_array *from, void *to) {
   return ok;
 }
 
-static bool array_write_all(qn_vm *vm, qn_array *to, const void *from) {
+bool gpu_array_write(qn_vm *vm, qn_array *to, const void *from) {
   if (to->size == 0) return true;
   gpu_stream *s = entered(vm, to->device);
   if (!s) return false;
@@ -335,8 +336,8 @@ static bool array_write_all(qn_vm *vm, qn_array *to, const void *from) {
   return ok;
 }
 
-static bool wait_all(qn_vm *vm) {
-  gpu_vm *g = vm->gpu;
+bool gpu_wait_all(qn_vm *vm) {
+  gpu_vm *g = vm->devices[FAMILY_gpu];
   for (int i = 0; g && i < GPU_DEVICES; i++) {
     gpu_stream *s = g->of[i];
     if (!s) continue;
@@ -348,16 +349,8 @@ static bool wait_all(qn_vm *vm) {
   return true;
 }
 
-const device_memory gpu_memory = {.open = open_for,
-                                  .alloc = array_alloc,
-                                  .free = array_give_back,
-                                  .copy_elements = gpu_copy_elements,
-                                  .read = array_read_all,
-                                  .write = array_write_all,
-                                  .wait = wait_all};
-
 void gpu_memory_close(qn_vm *vm) {
-  gpu_vm *g = vm->gpu;
+  gpu_vm *g = vm->devices[FAMILY_gpu];
   for (int i = 0; i < GPU_DEVICES; i++) {
     gpu_stream *s = g->of[i];
     if (!s) continue;

@@ -28,6 +28,7 @@
 
 #include "jit/gpu/block_vm.h"
 #include "jit/kernel/emit.h"
+#include "jit/kernel/launch.h"
 #include "jit/kernel/plan.h"
 
 enum { INSTANCES = 8, BLOCKS = 4, BLOCK_NODES = 256, MOST_CHECKS = 65535 /* a number has 16 bits */ };
@@ -195,11 +196,6 @@ static gpu_plan *open_plan(qn_vm *vm, int device, const plan *p) {
 
 bool gpu_plan_ready(qn_vm *vm, int device, const plan *p, device_plan **there, bool wait) {
   gpu_plan *g = (gpu_plan *)*there;
-  if (g && g->shown.device != device) {
-    gpu_plan_close(vm, *there);
-    *there = NULL;
-    g = NULL;
-  }
   if (g && g->ready) return true;
   if (!g) {
     if (!(g = open_plan(vm, device, p))) {

@@ -10,9 +10,8 @@
 #include <sys/types.h>
 #include <stdatomic.h>
 
-#include "jit/gpu/gpu.h"
 #include "jit/gpu/libraries.h"
-#include "jit/kernel/device.h"
+#include "jit/run/device.h"
 
 enum { GPU_DEVICES = 16, GPU_TROUBLES = 5 };
 
@@ -163,7 +162,13 @@ void gpu_free(qn_vm *vm, gpu_stream *s, CUdeviceptr data, size_t bytes);
 QN_MUST_CHECK bool gpu_write(qn_vm *vm, gpu_stream *s, CUdeviceptr to, const void *from, size_t bytes);
 QN_MUST_CHECK bool gpu_read(qn_vm *vm, gpu_stream *s, void *to, CUdeviceptr from, size_t bytes);
 
-extern const device_memory gpu_memory;
+/* device_memory */
+bool gpu_open(qn_vm *vm, int device);
+void *gpu_array_alloc(qn_vm *vm, int device, size_t bytes);
+void gpu_array_free(qn_vm *vm, int device, void *data, size_t bytes);
+bool gpu_array_read(qn_vm *vm, const qn_array *from, void *to);
+bool gpu_array_write(qn_vm *vm, qn_array *to, const void *from);
+bool gpu_wait_all(qn_vm *vm);
 void gpu_memory_close(qn_vm *vm);
 
 /* ---- waiting (wait.c), inside gpu_enter ---- */

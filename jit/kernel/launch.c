@@ -1,7 +1,7 @@
-/* Launch-time values of a program (device.h): what stands before PARs, evaluated from parameters and host scalars. Sizes of
+/* Launch-time values of a program (launch.h): what stands before PARs, evaluated from parameters and host scalars. Sizes of
  * buffers and numbers of instances are such values; typed values beside them are only looked at where they are a host scalar,
  * a constant, or a conversion between integers of one of these. */
-#include "jit/kernel/device.h"
+#include "jit/kernel/launch.h"
 
 /* A typed value as an index. */
 static bool typed(const l_program *p, l_val v, const qk_scalar *scalars, int64_t *out) {

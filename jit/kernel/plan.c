@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "jit/kernel/fuse.h"
+#include "jit/kernel/launch.h"
 #include "jit/kernel/place.h"
 #include "jit/kernel/plan.h"
 #include "jit/kernel/schedule.h"

@@ -1,5 +1,5 @@
 /* A plan: what a graph became after fusion, scheduling and memory planning. Immutable but for `code` of its kernels, which
- * a compiler fills in beside execution. Made without a VM (worker threads make plans), run by a device (jit/cpu/run.h).
+ * a compiler fills in beside execution. Made without a VM (worker threads make plans), run by a device (jit/run/plan_run.h).
  *
  *   graph --fuse--> K kernels --schedule--> L programs --plan--> steps over buffers
  *
@@ -15,7 +15,6 @@
 #define JIT_KERNEL_PLAN_H
 
 #include "jit/graph/graph.h"
-#include "jit/kernel/device.h"
 #include "jit/kernel/schedule.h"
 
 /* Bytes that no plan has to save: what rounding takes of tiny arrays is not worth a kernel. */

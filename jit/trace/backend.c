@@ -1,6 +1,6 @@
 /* jit(f, backend: ...): who runs the calls.
  *
- * "cpu" or "gpu": the call's arrays are moved to the device, and new ones are made there while it runs. The result stays where it
+ * The name of a family of devices: the call's arrays are moved to its first device, and new ones are made there while it runs. The result stays where it
  * was computed. Arrays that f reaches otherwise, as globals and captures, are the program's to move.
  *
  * A function: it gets the graph of a call (graph(f, args...)) and gives the function that is called in its place, now and for
@@ -10,6 +10,7 @@
  */
 #include <string.h>
 
+#include "jit/run/device.h"
 #include "jit/trace/graphs.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/report.h"
@@ -36,8 +37,8 @@ static qn_value move_leaf(void *ctx, const char *path, qn_value v) {
 
 int backend_device(qn_value backend) {
   if (!value_is(backend, TAG_STR)) return -1;
-  const char *name = value_str(backend)->text;
-  return strcmp(name, "cpu") == 0 ? 0 : strcmp(name, "gpu") == 0 ? 1 : -1;
+  int family = device_family_find(value_str(backend)->text);
+  return family < 0 ? -1 : device_code(family, 0);
 }
 
 bool backend_enter(qn_vm *vm, int device, qn_value *args, int nargs, int *before) {

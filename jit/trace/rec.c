@@ -17,9 +17,9 @@
 #include <string.h>
 
 #include "jit/cpu/gemm.h"
-#include "jit/gpu/gpu.h"
 #include "jit/cpu/eager.h"
 #include "jit/cpu/run.h"
+#include "jit/run/device.h"
 #include "jit/trace/breaks.h"
 #include "jit/trace/gradients.h"
 #include "jit/trace/graphs.h"
@@ -1268,8 +1268,7 @@ static void jit_close(qn_vm *vm) {
   backends_close(vm);
   mem_free(vm, j, sizeof *j);
   vm->jit = NULL;
-  gpu_close(vm);
-  cpu_close(vm);
+  devices_close(vm);
 }
 
 bool jit_open(qn_vm *vm) {
@@ -1279,8 +1278,7 @@ bool jit_open(qn_vm *vm) {
   vm->hooks.close_jit = jit_close;
   body_open(vm);
   graphs_open(vm);
-  if (!cpu_open(vm)) return false;
-  gpu_attach(vm);
+  if (!devices_open(vm)) return false;
   vm->jit = mem_zalloc(vm, sizeof(vm_jit));
   if (!vm->jit) return false;
   return engine_jit_open(vm);

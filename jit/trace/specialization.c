@@ -12,10 +12,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "jit/gpu/gpu.h"
 #include "jit/cpu/compile.h"
 #include "jit/cpu/eager.h"
 #include "jit/cpu/run.h"
+#include "jit/run/device.h"
 #include "jit/trace/breaks.h"
 #include "jit/trace/gradients.h"
 #include "jit/trace/jobs.h"
@@ -1284,7 +1284,7 @@ void jit_drain(qn_vm *vm) {
   }
   log_write(vm, &log);
   char text[256];
-  while (compile_trouble(vm->engine, text, sizeof text) || gpu_trouble(vm->engine, text, sizeof text)) {
+  while (devices_trouble(vm->engine, text, sizeof text)) {
     vm_write_later(vm, text, strlen(text));
     vm_write_later(vm, "\n", 1);
   }

@@ -22,10 +22,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "jit/cpu/thread_pool.h"
-#include "jit/gpu/gpu.h"
 #include "jit/cpu/compile.h"
 #include "jit/cpu/run.h"
+#include "jit/run/device.h"
 #include "jit/trace/jobs.h"
 #include "jit/trace/specialization.h"
 #include "lang/trace_events.h"
@@ -362,8 +361,7 @@ static void engine_jit_forked(qn_engine *engine) {
   crew_init(&ej->compilers, CC_PATIENCE_MS);
   crew_inherit(&ej->planners, planners.queue);
   crew_inherit(&ej->compilers, tasks);
-  compile_engine_forked(engine);
-  thread_pool_forked(engine);
+  devices_engine_forked(engine);
   for (int i = 0; i < planners.n; i++) {
     job *j = planners.at[i];
     if (!j || !j->box) continue;
@@ -432,9 +430,7 @@ static void engine_jit_close(qn_engine *engine) {
   crew_join(&ej->compilers);
   for (waiting *w; (w = ej->planners.queue); job_free((job *)w)) crew_withdraw(w);
   for (waiting *w; (w = ej->compilers.queue); compile_task_free((compile_task *)w)) crew_withdraw(w);
-  compile_engine_close(engine);
-  gpu_engine_close(engine);
-  cpu_engine_close(engine);
+  devices_engine_close(engine);
   crew_free(&ej->planners);
   crew_free(&ej->compilers);
   pthread_mutex_destroy(&ej->lock);

@@ -3,6 +3,7 @@
 #define TESTS_VM_CASE_H
 
 #include "jit/gpu/block_vm.h"
+#include "jit/kernel/launch.h"
 #include "tests/unit/l_case.h"
 
 /* `why` is empty, or says what is wrong. False: the device does not run it. */
@@ -12,7 +13,7 @@ static bool vm_case_run(qn_vm *vm, gpu_stream *s, const l_case *c, char *why, si
   device_program p = {.program = c->p, .hash = l_hash(c->p)}, *list = &p;
   bool compiled = vm->tune[TUNE_gpu_vm] == 0;
   why[0] = 0;
-  if (compiled ? !l_launches(c->p) || !gpu_kernels.ready(vm, s->number + 1, &list, 1, true)
+  if (compiled ? !l_launches(c->p) || !gpu_kernels.ready(vm, device_code(FAMILY_gpu, s->number), &list, 1, true)
                : !block_vm_ready(vm, s, &p, true))
     return false;
   case_begin(c, ours);
@@ -24,8 +25,9 @@ static bool vm_case_run(qn_vm *vm, gpu_stream *s, const l_case *c, char *why, si
     there[b] = (void *)(uintptr_t)at;
   }
   gpu_leave(s);
-  device_answer answer = compiled ? gpu_kernels.launch(vm, s->number + 1, &p, there, c->info.ints, c->info.scalars)
-                                  : block_vm_launch(vm, s, &p, there, c->info.ints, c->info.scalars);
+  device_answer answer =
+      compiled ? gpu_kernels.launch(vm, device_code(FAMILY_gpu, s->number), &p, there, c->info.ints, c->info.scalars)
+               : block_vm_launch(vm, s, &p, there, c->info.ints, c->info.scalars);
   case_need(answer != DEVICE_FAILS && gpu_enter(s), c->seed, "the launch fails");
   for (uint32_t b = 0; b < c->n; b++) {
     case_need(gpu_read(vm, s, ours[b], (CUdeviceptr)(uintptr_t)there[b], bytes[b]), c->seed, "nothing can be read");

@@ -8,6 +8,8 @@
 #include "jit/gpu/state.h"
 #include "tests/unit/lang.h"
 
+enum { GPU_0 = FAMILY_gpu * DEVICE_NUMBERS }; /* code of the first one */
+
 /* No CUDA but that of this kind of fake. */
 static inline void only(const char *which) {
   char path[600];
@@ -50,7 +52,7 @@ static inline qn_vm *vm_compiling_with(const qn_config *given) {
   if (given) config = *given;
   config.jit = QN_JIT_SYNC;
   qn_vm *vm = qn_vm_open(&config);
-  if (!vm || !vm_use_device(vm, 1)) ck_abort_msg("no VM");
+  if (!vm || !vm_use_device(vm, GPU_0)) ck_abort_msg("no VM");
   return vm;
 }
 
@@ -58,7 +60,7 @@ static inline qn_vm *vm_compiling_with(const qn_config *given) {
 static inline qn_vm *vm_on_fake(const qn_config *config) {
   only("good");
   qn_vm *vm = qn_vm_open(config);
-  if (!vm || !vm_use_device(vm, 1)) ck_abort_msg("no VM");
+  if (!vm || !vm_use_device(vm, GPU_0)) ck_abort_msg("no VM");
   return vm;
 }
 

@@ -60,7 +60,9 @@ START_TEST(scalars) {
   PRINTS(value_float(1e300), "1e300");
   PRINTS(value_dtype(QN_bf16), "bf16");
   PRINTS(value_device(0), "cpu");
-  PRINTS(value_device(3), "gpu(2)");
+  static const device_memory other = {.name = "gpu"};
+  vm->hooks.devices[3] = &other;
+  PRINTS(value_device(device_code(3, 2)), "gpu(2)");
   PRINTS(str_value(vm, "a \"b\""), "a \"b\"");
   PRINTS(value_obj(TAG_RANGE, range_new(vm, 2, 5, 1)), "2..5");
   PRINTS(value_obj(TAG_RANGE, range_new(vm, 9, 0, -3)), "range(9, 0, -3)");

@@ -96,14 +96,14 @@ static qn_vm *vm_on(int device) {
   return vm;
 }
 
-static gpu_stream *stream_of(qn_vm *vm) { return ((gpu_vm *)vm->gpu)->of[0]; }
+static gpu_stream *stream_of(qn_vm *vm) { return ((gpu_vm *)vm->devices[FAMILY_gpu])->of[0]; }
 
 START_TEST(no_gpu_is_an_error_of_the_program) {
   with_fake();
   setenv("FAKE_DEVICES", "0", 1);
   qn_vm *vm = qn_vm_open(NULL);
   fails(vm, "[1].to(gpu)", "E210", "gpu(0) is not there: the driver finds no GPU");
-  ck_assert(!vm_use_device(vm, 1));
+  ck_assert(!vm_use_device(vm, GPU_0));
   prints(vm, "[1, 2] + 1", "i64[2] cpu\n[2, 3]");
   qn_vm_close(vm);
 }
@@ -122,8 +122,8 @@ START_TEST(a_program_without_devices_opens_nothing) {
   with_fake();
   qn_vm *vm = vm_on(0);
   prints(vm, "sum([1, 2, 3])", "6");
-  ck_assert_ptr_null(vm->gpu);
-  ck_assert_ptr_null(vm->engine->gpu);
+  ck_assert_ptr_null(vm->devices[FAMILY_gpu]);
+  ck_assert_ptr_null(vm->engine->devices[FAMILY_gpu]);
   qn_vm_close(vm);
 }
 END_TEST
@@ -197,7 +197,7 @@ END_TEST
 
 START_TEST(new_arrays_are_made_on_the_vms_device) {
   with_fake();
-  qn_vm *vm = vm_on(1);
+  qn_vm *vm = vm_on(GPU_0);
   prints(vm, "[1, 2]", "i64[2] gpu(0)\n[1, 2]");
   prints(vm, "(zeros(2).device, randn(2).device, arange(2).device)", "(gpu(0), gpu(0), gpu(0))");
   qn_vm_close(vm);
@@ -208,7 +208,7 @@ END_TEST
 
 /* But for the block VM's interpreters. */
 static gpu_code *first_code(qn_vm *vm) {
-  gpu_engine *e = vm->engine->gpu;
+  gpu_engine *e = vm->engine->devices[FAMILY_gpu];
   for (uint32_t i = 0; i < e->cap; i++)
     if (e->table[i] && e->table[i]->hash != block_vm_hash(BLOCK_VM_F32) &&
         e->table[i]->hash != block_vm_hash(BLOCK_VM_ALL))
@@ -237,10 +237,10 @@ START_TEST(compiled_code_is_kept_on_disk) {
   qn_vm_close(vm);
   only("good"); /* the same driver, no compiler */
   vm = qn_vm_open(NULL);
-  ck_assert(vm_use_device(vm, 1));
+  ck_assert(vm_use_device(vm, GPU_0));
   prints(vm, "[1, 2] * 3", "i64[2] gpu(0)\n[3, 6]");
   gpu_code *code = first_code(vm);
-  gpu_code_wait(vm->engine->gpu, code);
+  gpu_code_wait(vm->engine->devices[FAMILY_gpu], code);
   ck_assert_int_eq(atomic_load(&code->state), CODE_READY);
   prints(vm, "[1, 2] * 4", "i64[2] gpu(0)\n[4, 8]");
   qn_vm_close(vm);
@@ -257,7 +257,7 @@ START_TEST(nobody_waits_for_a_compiler) {
   struct timespec begin, end;
   clock_gettime(CLOCK_MONOTONIC, &begin);
   qn_vm *vm = qn_vm_open(NULL);
-  ck_assert(vm && vm_use_device(vm, 1));
+  ck_assert(vm && vm_use_device(vm, GPU_0));
   prints(vm, "sum(zeros(3) + 1)", "3.0");
   vm_close(vm);
   clock_gettime(CLOCK_MONOTONIC, &end);
@@ -283,7 +283,7 @@ END_TEST
 
 /* How often the fake of cuBLASLt was asked for an algorithm. */
 static int queries(qn_vm *vm) {
-  const gpu_engine *e = vm->engine->gpu;
+  const gpu_engine *e = vm->engine->devices[FAMILY_gpu];
   void *f = dlsym(e->libraries.of[LIBRARY_LT].handle, "fake_lt_queries");
   int (*count)(void);
   ck_assert_ptr_nonnull(f);
@@ -372,7 +372,7 @@ START_TEST(products_without_the_library) {
     qn_release(vm, eval(vm, "let x = randn(6, 500); let p = x.to(cpu) @ x.T.to(cpu)\nfn f(p, q) = p @ q"));
     prints(vm, "all(f(x, x.T).to(cpu) == p)", "true");
     ck_assert(shows(vm, "str(graph(f, x, x.T))", "dot %1, %2 : f32[6, 6]"));
-    const gpu_engine *e = vm->engine->gpu;
+    const gpu_engine *e = vm->engine->devices[FAMILY_gpu];
     ck_assert_int_eq(e->reported[GPU_TROUBLE_LT] != 0, i == 0);
     ck_assert(i == 1 || strstr(e->troubles[GPU_TROUBLE_LT], "no cuBLASLt (it cannot be started): matrix products"));
     qn_vm_close(vm);
@@ -402,9 +402,9 @@ START_TEST(copies_of_any_size) {
     ck_assert_ptr_nonnull(a);
     int64_t *data = (int64_t *)(void *)array_data(a);
     for (int64_t i = 0; i < sizes[k]; i++) data[i] = i * 0x9e3779b97f4a7c15;
-    qn_array *there = array_to_device(vm, a, 1);
+    qn_array *there = array_to_device(vm, a, GPU_0);
     ck_assert_ptr_nonnull(there);
-    ck_assert_int_eq(there->device, 1);
+    ck_assert_int_eq(there->device, GPU_0);
     qn_array *back = array_to_cpu(vm, there);
     ck_assert_ptr_nonnull(back);
     ck_assert_int_eq(memcmp(array_data(back), data, (size_t)sizes[k] * 8), 0);
@@ -419,7 +419,7 @@ END_TEST
 
 START_TEST(freed_memory_is_used_again) {
   with_fake();
-  qn_vm *vm = vm_on(1);
+  qn_vm *vm = vm_on(GPU_0);
   qn_release(vm, eval(vm, "let f = fn() { let t = zeros(500_000); for i in 0..50 { t = t + 1 }; float(t[0]) }; f()"));
   uint64_t before = stream_of(vm)->allocations;
   prints(vm, "f()", "50.0");

@@ -198,10 +198,10 @@ START_TEST(constants_are_sent_once) {
   qn_vm *vm = vm_hot(NULL);
   run(vm, "fn f(x) = cumsum(x * [1.0, 2.0, 3.0]) / [4.0, 5.0, 6.0]\nlet x = [1.0, 1.0, 1.0]; let y = x; let z = x");
   for (int i = 0; i < 12; i++) run(vm, "z = y; y = f(x)");
-  size_t live = ((gpu_vm *)vm->gpu)->of[0]->live;
+  size_t live = ((gpu_vm *)vm->devices[FAMILY_gpu])->of[0]->live;
   fake_count c = during(vm, "for i in 0..5 { z = y; y = f(x) }");
   ck_assert_uint_eq(c.to_device, 0);
-  ck_assert_uint_eq(((gpu_vm *)vm->gpu)->of[0]->live, live);
+  ck_assert_uint_eq(((gpu_vm *)vm->devices[FAMILY_gpu])->of[0]->live, live);
   prints(vm, "y", "f32[3] gpu(0)\n[0.25, 0.60, 1.00]");
   qn_vm_close(vm);
 }
@@ -381,11 +381,11 @@ START_TEST(addresses_that_keep_changing_are_given_up) {
   run(vm, two);
   for (int i = 0; i < 6; i++) run(vm, "z = two(all[4:16], w)");
   ck_assert(logged(vm, "for i in 0..60 { z = two(all[4 * i:4 * i + 12], w) }", "addresses keep changing"));
-  size_t live = ((gpu_vm *)vm->gpu)->of[0]->live;
+  size_t live = ((gpu_vm *)vm->devices[FAMILY_gpu])->of[0]->live;
   fake_count c = during(vm, "for i in 0..60 { z = two(all[4 * i:4 * i + 12], w) }");
   ck_assert_uint_eq(c.captures + c.instantiations, 0);
   ck_assert_uint_eq(c.products, 120);
-  ck_assert_uint_eq(((gpu_vm *)vm->gpu)->of[0]->live, live);
+  ck_assert_uint_eq(((gpu_vm *)vm->devices[FAMILY_gpu])->of[0]->live, live);
   qn_vm_close(vm);
   as_eager(two, "let r = (); for i in 0..60 { r = append(r, float(sum(two(all[4 * i:4 * i + 12], w)))) }; r");
 }

@@ -12,7 +12,7 @@
 static void random_programs(int gpu_vm, uint64_t n) {
   qn_vm *vm = vm_compiling();
   vm->tune[TUNE_gpu_vm] = gpu_vm;
-  gpu_stream *s = gpu_stream_of(vm, 1);
+  gpu_stream *s = gpu_stream_of(vm, GPU_0);
   seeds which = seeds_of(1, n);
   uint64_t ran = 0;
   n = which.end - which.first;
@@ -83,7 +83,7 @@ START_TEST(what_all_threads_load_nobody_stores_meanwhile) {
   for (int k = 0; k < 4; k++) {
     setenv("FAKE_REVERSED", k & 1 ? "1" : "0", 1);
     vm->tune[TUNE_gpu_vm] = k & 2;
-    ck_assert(vm_case_run(vm, gpu_stream_of(vm, 1), &c, why, sizeof why));
+    ck_assert(vm_case_run(vm, gpu_stream_of(vm, GPU_0), &c, why, sizeof why));
     ck_assert_msg(!why[0], "%s", why);
   }
   case_close(&c);
@@ -111,7 +111,7 @@ START_TEST(what_is_not_compiled_yet_is_interpreted) {
   /* host scalars stand between kernels */
   qn_release(vm, eval(vm, "fn g(x, n) = x * (n * 2 + 1)\nfor n in 0..20 { let _a = g([1, 2], n) }"));
   prints(vm, "g([1, 2], 3)", "i64[2] gpu(0)\n[ 7, 14]");
-  const gpu_engine *e = vm->engine->gpu; /* nothing else was compiled */
+  const gpu_engine *e = vm->engine->devices[FAMILY_gpu]; /* nothing else was compiled */
   for (uint32_t i = 0; i < e->cap; i++)
     ck_assert(!e->table[i] || e->table[i]->nfunctions == 1 || e->table[i]->nfunctions == OWN_COUNT);
   qn_vm_close(vm);

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "jit/cpu/thread_pool.h"
+#include "jit/run/device.h"
 
 enum { PIECES = 64, HELPERS = 3 };
 
@@ -38,7 +39,7 @@ START_TEST(every_piece_is_done_once) {
   }
   thread_pool_leave(&engine);
   thread_pool_close(&engine);
-  ck_assert_ptr_null(engine.cpu);
+  ck_assert_ptr_null(engine.devices[FAMILY_cpu]);
 }
 END_TEST
 

@@ -1,14 +1,23 @@
-/* What runs kernels on a device other than the CPU, as eager dispatch and plans see it: vm->hooks.kernels. Memory and copies of
- * the device are in hooks.device (lang/vm.h).
+/* Devices: what serves all of them (eager dispatch, plans, the builtins and the command line) sees each family through one row.
+ *
+ * A family is a row of devices.def and a folder of its own beside this one, which defines `device_NAME`, a device_family. Nobody includes
+ * a header of such a folder but its own files; nobody above or beside it knows its name.
  *
  * Code for a device is made beside execution. Until it is there, and wherever a device cannot do something, the caller takes the
  * operands to the CPU, runs there and brings the result back: the bits are the same. A failed check is treated so, too: the CPU
  * finds the same failure and has the words for it. */
-#ifndef JIT_KERNEL_DEVICE_H
-#define JIT_KERNEL_DEVICE_H
+#ifndef JIT_RUN_DEVICE_H
+#define JIT_RUN_DEVICE_H
 
 #include "jit/kernel/l.h"
 #include "lang/vm.h"
+
+enum {
+#define DEVICE(name, shown, doc) FAMILY_##name,
+#include "jit/run/devices.def"
+#undef DEVICE
+  FAMILY_COUNT
+};
 
 /* A program as one VM knows it on devices: zeroed but for program and hash at first. */
 typedef struct device_program {
@@ -86,7 +95,7 @@ typedef struct device_kernels {
   /* ---- plans ---- */
 
   /* Is there code for all kernels of the plan? As `ready`. *there is NULL at first, and the same for one plan, VM and device from
-   * then on; of another device it is made anew. */
+   * then on. */
   bool (*plan_ready)(qn_vm *vm, int device, const struct plan *p, device_plan **there, bool wait);
   /* Begins a call: constants are there and no check has failed. */
   QN_MUST_CHECK bool (*plan_begin)(qn_vm *vm, device_plan *there);
@@ -103,18 +112,52 @@ typedef struct device_kernels {
   void (*plan_close)(qn_vm *vm, device_plan *there);
 } device_kernels;
 
-/* ---- launch-time values (launch.c) ---- */
+/* ---- families ---- */
 
-/* The index values that stand before PARs, by instruction: values[0..p->n). False if one of them needs more than parameters, host
- * scalars and index arithmetic. */
-QN_MUST_CHECK bool l_launch_values(const l_program *p, const int64_t *ints, const qk_scalar *scalars, int64_t *values);
-/* Does one of them depend on host scalars? */
-bool l_launch_scalars(const l_program *p);
-/* Do they need no more than that, whatever the parameters? */
-bool l_launches(const l_program *p);
-/* Does a phase keep something in args->scratch? */
-bool l_needs_scratch(const l_program *p);
-/* Do data decide how long it runs? */
-bool l_unbounded(const l_program *p);
+typedef struct device_family {
+  const char *name;              /* that of its row */
+  int devices;                   /* its devices have numbers below this; at most DEVICE_NUMBERS */
+  device_memory memory;          /* without functions: the host's (the CPU) */
+  const device_kernels *kernels; /* NULL: of the CPU */
+  /* A VM opens (devices_open) and closes: vm->devices has what the family keeps of it, NULL before. `open` may be NULL: nothing is made until
+   * a device is named. `close` gives back the VM's arrays there, too. */
+  bool (*open)(qn_vm *vm);
+  void (*close)(qn_vm *vm);
+  /* An engine closes, once its VMs have: engine->devices has what they shared. After a fork, in the child, where no other thread is: what is
+   * there can be used again. NULL: nothing. */
+  void (*engine_close)(qn_engine *engine);
+  void (*engine_forked)(qn_engine *engine);
+  /* Something that the user should be told once: copies the next unreported sentence and returns true. Any thread. NULL: never. */
+  bool (*trouble)(qn_engine *engine, char *text, size_t size);
+  /* What was found of it on this machine, a line each (quern doctor). NULL: nothing to say. */
+  void (*report)(text_buf *out);
+} device_family;
+
+#define DEVICE(name, shown, doc) extern const device_family device_##name;
+#include "jit/run/devices.def"
+#undef DEVICE
+extern const device_family *const device_families[FAMILY_COUNT];
+
+/* What runs kernels on the device with this code, which is not the CPU. */
+static inline const device_kernels *device_kernels_of(int code) {
+  return device_families[device_family_of(code)]->kernels;
+}
+
+/* All families: when a VM opens (false with an error raised) and closes, when an engine closes, and in a forked child. */
+QN_MUST_CHECK bool devices_open(qn_vm *vm);
+void devices_close(qn_vm *vm);
+void devices_engine_close(qn_engine *engine);
+void devices_engine_forked(qn_engine *engine);
+/* The next sentence of any of them that the user should be told once. */
+bool devices_trouble(qn_engine *engine, char *text, size_t size);
+/* What was found on this machine, a line each. */
+void devices_report(text_buf *out);
+
+/* The family of this name; -1: there is none. */
+int device_family_find(const char *name);
+/* The code of a device by its name on the command line: "cpu", "gpu" (the first), "gpu:3"; -1: there is none. */
+int device_parse(const char *text);
+/* Are programs and users told of the family (or of -1: no)? */
+bool device_shown(int family);
 
 #endif
