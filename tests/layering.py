@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks the house's shape: layering.py ROOT [libquern_internal.a libquern.a]
 
-* an include points to a lower floor or sideways, never up;
+* an include points to a lower floor or sideways, never up, and to no room of a device from above;
 * nothing above the door to array work (jit/run/door.h) goes past it;
 * the top level holds the agreed entries only, and no file of the source tree is longer than 1,500 lines;
 * with the archives: every symbol that shared objects would export begins with qn_, there is no mutable global data, and hosts
@@ -27,6 +27,10 @@ FLOORS = [
     ("stdlib",),
     ("interp/prompt",),
 ]
+# The rooms of devices: reached through the table of devices alone (jit/run/device.h), so nobody above includes their headers. Eager
+# dispatch serves all devices but still lies in jit/cpu: its door may be included.
+DEVICES = ("jit/cpu", "jit/gpu")
+EAGER = re.compile(r"jit/cpu/eager\w*\.h")
 TOP = re.compile(r"lang|parser|interp|jit|stdlib|examples|tests|CMakeLists\.txt|README\.md|CONTRIBUTING\.md|CHANGELOG\.md|dev|LICENSE|\..*")
 MAX_LINES = 1500
 COUNTED = (".c", ".h", ".def", ".re", ".y", ".qn", ".py", ".cmake")
@@ -83,6 +87,8 @@ def check_includes(root):
             yield f"{path}:{number}: {here[1]} includes {target}, which is a floor above"
         elif there[0] == here[0] and there[1] != here[1]:
             yield f"{path}:{number}: {here[1]} includes {target} of its neighbour"
+        elif there[1] in DEVICES and here[1] != there[1] and not EAGER.fullmatch(full):
+            yield f"{path}:{number}: {here[1]} includes {target}, where devices are known by the table of jit/run alone"
 
 
 # Files above the door to array work (jit/run/door.h) that still name eager dispatch; the list only gets shorter.

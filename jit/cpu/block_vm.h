@@ -4,6 +4,7 @@
 #define JIT_CPU_VM_H
 
 #include "jit/cpu/block_vm_loops.h"
+#include "jit/run/host.h"
 #include "lang/vm.h"
 
 /* One decoded instruction. `at` is its number in the program: what it yields lives in slot `at` of the frame. */
@@ -76,14 +77,6 @@ bvm_fn bvm_loop_of(const bvm_loops *loops, const l_program *p, const l_instr *i)
 /* NULL when memory is short. `p` must outlive the result. */
 QN_MUST_CHECK vmcode *bvm_code_make(const l_program *p, const bvm_loops *loops);
 
-/* What a failed check showed: the smallest error so far and the offending value. */
-typedef struct bvm_failure {
-  uint64_t error; /* ~0: none */
-  bool shown;
-  uint8_t dtype; /* of the value shown */
-  uint64_t bits;
-} bvm_failure;
-
 typedef struct bvm_acc {
   char *chain, *tree, *scan;
   int64_t *index; /* of arg*: per result */
@@ -112,7 +105,7 @@ typedef struct bvm_frame {
   int64_t n, o, i0;      /* the running block: elements, offset from the VEC's beginning, i of its first element */
   const uint8_t *active; /* lanes of the innermost WHILE in a VEC; NULL: all */
   int depth;             /* WHILEs in a VEC that are running */
-  bvm_failure failure;
+  kernel_failure failure;
 } bvm_frame;
 
 /* A frame is tables (per instruction) and registers, and behind these the dynamic part. */

@@ -410,7 +410,7 @@ static void batch_add(batch *b, const plan *p, uint32_t kernel) {
   b->which[b->n++] = kernel;
 }
 
-void plan_source(const plan *p, text_buf *out) {
+void cpu_source(const plan *p, text_buf *out) {
   batch b;
   if (batch_alloc(&b, p->nkernels)) {
     for (uint32_t i = 0; i < p->nkernels; i++) batch_add(&b, p, i);
@@ -514,7 +514,7 @@ void compile_engine_forked(qn_engine *engine) {
   if (t) pthread_mutex_init(&t->lock, NULL);
 }
 
-void compile_plan(qn_engine *engine, plan *p, const compile_options *o) {
+void cpu_compile(qn_engine *engine, plan *p, const compile_options *o) {
   code_table *t = table_of(engine);
   compile_report ignored;
   compile_report *report = o->report ? o->report : &ignored;

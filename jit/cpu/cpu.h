@@ -31,6 +31,6 @@ void cpu_slab_leave(qn_vm *vm);
 /* As kernel_run, with what the failed check showed (block VM only). */
 QN_MUST_CHECK bool kernel_launch(qn_vm *vm, const l_program *p, void **bvm_code, const qk_phase *compiled,
                                  void *const *buffers, const int64_t *ints, const qk_scalar *scalars,
-                                 bvm_failure *failure);
+                                 kernel_failure *failure);
 
 #endif

@@ -21,9 +21,9 @@
 #include "jit/cpu/cpu.h"
 #include "jit/cpu/eager_index.h"
 #include "jit/cpu/op_program.h"
-#include "jit/cpu/library.h"
+#include "jit/run/library.h"
 #include "jit/cpu/opbody.h"
-#include "jit/cpu/gemm.h"
+#include "jit/run/gemm.h"
 #include "jit/run/device.h"
 #include "jit/kernel/lower.h"
 #include "lang/trace_events.h"
@@ -270,7 +270,7 @@ qn_value eager_raise_check(qn_vm *vm, op_id op, qn_dtype dtype, int64_t element,
 
 /* The same for a one-op kernel with these strict operands. */
 static qn_value check_failed(qn_vm *vm, op_id op, qn_array *const *in, const qn_array *out, const l_program *p,
-                             const bvm_failure *failure) {
+                             const kernel_failure *failure) {
   uint64_t number = failure->error >> 48;
   int64_t element = (int64_t)(failure->error & 0xffffffffffffu);
   int axis = number < p->nchecks ? (int)p->checks[number].detail : 0;
@@ -356,7 +356,7 @@ static qn_array *run_kernel(qn_vm *vm, op_id op, qn_array *const *in, int nin, c
     value_release(vm, value_obj(TAG_ARRAY, out));
     return answer == DEVICE_FAILS ? NULL : through_host(vm, run_kernel, op, in, nin, attr, t, keys, device);
   }
-  bvm_failure failure;
+  kernel_failure failure;
   if (kernel_launch(vm, k->program, &k->bvm_code, NULL, buffers, ints, keys, &failure)) return out;
   if (failure.error != ~(uint64_t)0) check_failed(vm, op, in, out, k->program, &failure);
 fail:

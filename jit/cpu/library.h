@@ -1,25 +1,13 @@
-/* Ops that are no kernels: sort, argsort, recurrence, and the two whose result size depends on data, compress and nonzero. Used by eager
- * dispatch and by the STEP_LIBRARY steps of plans. */
+/* The ops of jit/run/library.h on the CPU. */
 #ifndef JIT_CPU_LIBRARY_H
 #define JIT_CPU_LIBRARY_H
 
-#include "lang/op.h"
-#include "lang/vm.h"
-
-/* Is `op` one of these? */
-static inline bool library_has(op_id op) {
-  return op == OP_sort || op == OP_argsort || op == OP_compress || op == OP_nonzero || op == OP_recurrence;
-}
+#include "jit/run/library.h"
 
 /* OP_recurrence, of two arrays of one shape (recurrence.c). A new array, or NULL with an error raised. */
 QN_MUST_CHECK qn_array *recurrence_apply(qn_vm *vm, qn_array *by, qn_array *plus, const op_attr *attr);
 
-/* Runs one on strict, forced arrays of any layout. A new contiguous array, or NULL with an error raised. */
-QN_MUST_CHECK qn_array *library_apply(qn_vm *vm, op_id op, qn_array *const *in, const op_attr *attr);
-
-/* Runs one where the operands are, on a device: to `out`, contiguous and beside them, or, where that is NULL, to a new array. A size that data tell is
- * set in `out`, which has room for all. NULL with *refused: not there, or not yet, and nothing is raised. */
-QN_MUST_CHECK qn_array *library_there(qn_vm *vm, op_id op, qn_array *const *in, const op_attr *attr, qn_array *out,
-                                      bool *refused);
+/* device_host.library */
+QN_MUST_CHECK qn_array *cpu_library(qn_vm *vm, op_id op, qn_array *const *in, const op_attr *attr);
 
 #endif

@@ -17,6 +17,8 @@
 #include "jit/cpu/compile.h"
 #include "jit/cpu/cpu.h"
 #include "jit/cpu/eager.h"
+#include "jit/cpu/library.h"
+#include "jit/cpu/opbody.h"
 #include "jit/cpu/thread_pool.h"
 #include "lang/trace_events.h"
 
@@ -76,8 +78,30 @@ static void cpu_engine_forked(qn_engine *engine) {
   thread_pool_forked(engine);
 }
 
+/* One element through the loops of the block VM. */
+static bool one_element(op_id op, qn_dtype d, const void *a, const void *b, const void *c, void *out) {
+  const bvm_loops *loops = bvm_loops_pick();
+  op_body body = op_bodies[op];
+  bvm_fn fn = body.kind == BODY_KOP    ? (body.which == KOP_select ? loops->select[bvm_size_class(dtype_size(d))]
+                                                                   : loops->kop[body.which][d])
+              : body.kind == BODY_MATH ? loops->math[body.which][d]
+                                       : NULL;
+  if (fn) fn(out, a, b, c, 0, 1);
+  return fn != NULL;
+}
+
+static const device_host cpu_host = {.launch = kernel_launch,
+                                     .forget = bvm_code_free,
+                                     .slab = cpu_slab,
+                                     .slab_leave = cpu_slab_leave,
+                                     .library = cpu_library,
+                                     .one = one_element,
+                                     .compile = cpu_compile,
+                                     .source = cpu_source};
+
 const device_family device_cpu = {.name = "cpu",
                                   .devices = 1,
+                                  .host = &cpu_host,
                                   .open = cpu_open,
                                   .close = cpu_close,
                                   .engine_close = cpu_engine_close,
@@ -139,10 +163,10 @@ typedef struct launch {
   bool again; /* the sizes of the last launch: what was made from them is still there */
   bool quick; /* all phases so far ran on one thread, each in one piece */
   int64_t n, chunk;
-  bvm_frame *own;        /* the launcher's frame: tables in the code, registers in the first thread's memory */
-  bvm_failure *failures; /* per thread */
-  _Atomic int64_t next;  /* first instance that nobody has taken */
-  atomic_bool stop;      /* an interrupt, or a limit, was seen */
+  bvm_frame *own;           /* the launcher's frame: tables in the code, registers in the first thread's memory */
+  kernel_failure *failures; /* per thread */
+  _Atomic int64_t next;     /* first instance that nobody has taken */
+  atomic_bool stop;         /* an interrupt, or a limit, was seen */
   _Atomic uint64_t error;
 } launch;
 
@@ -178,7 +202,7 @@ static void work(void *ctx, int thread) {
       atomic_store(&l->stop, true);
     if (must_stop(l->vm, thread == 0)) atomic_store(&l->stop, true);
   }
-  l->failures[thread] = l->compiled ? (bvm_failure){.error = ~(uint64_t)0} : f->failure;
+  l->failures[thread] = l->compiled ? (kernel_failure){.error = ~(uint64_t)0} : f->failure;
 }
 
 /* How many threads, and chunks of how many instances: several per thread, but not so small that taking them costs, nor so
@@ -215,7 +239,7 @@ static void place_frame(launch *l) {
 }
 
 /* Runs one phase. False with an error raised, or *failure set. */
-static bool run_phase(launch *l, bvm_failure *failure, size_t scratch_bytes) {
+static bool run_phase(launch *l, kernel_failure *failure, size_t scratch_bytes) {
   qn_vm *vm = l->vm;
   struct cpu_state *s = l->s;
   const l_instr *par = l->code->ops[l->phase->par].in;
@@ -231,7 +255,7 @@ static bool run_phase(launch *l, bvm_failure *failure, size_t scratch_bytes) {
   bool token = threads > 1 && thread_pool_take(vm->engine);
   if (!token) threads = 1;
   size_t bytes = l->compiled ? scratch_bytes : l->regs_bytes + l->phase->bytes;
-  bvm_failure failures[MAX_THREADS];
+  kernel_failure failures[MAX_THREADS];
   l->failures = failures;
   bool ok = true;
   for (int t = 0; t < threads && ok; t++) {
@@ -252,7 +276,7 @@ static bool run_phase(launch *l, bvm_failure *failure, size_t scratch_bytes) {
     for (int t = 0; t < threads; t++)
       if (failures[t].error < failure->error) *failure = failures[t];
     uint64_t error = atomic_load(&l->error);
-    if (error < failure->error) *failure = (bvm_failure){.error = error};
+    if (error < failure->error) *failure = (kernel_failure){.error = error};
     if (atomic_load(&l->stop)) {
       raise_stopped(vm);
       ok = false;
@@ -289,7 +313,7 @@ static bool scalars_steer(const l_program *p) {
 
 /* A launch of compiled code like the last one (vmcode.quick). */
 static bool launch_quick(qn_vm *vm, struct cpu_state *s, const vmcode *code, const qk_phase *compiled,
-                         void *const *buffers, const int64_t *ints, const qk_scalar *scalars, bvm_failure *failure) {
+                         void *const *buffers, const int64_t *ints, const qk_scalar *scalars, kernel_failure *failure) {
   void *scratch = piece_take(vm, &s->frames[0], code->scratch);
   if (!scratch) return false;
   _Atomic uint64_t error;
@@ -318,9 +342,9 @@ static bool launch_quick(qn_vm *vm, struct cpu_state *s, const vmcode *code, con
 }
 
 bool kernel_launch(qn_vm *vm, const l_program *p, void **bvm_code, const qk_phase *compiled, void *const *buffers,
-                   const int64_t *ints, const qk_scalar *scalars, bvm_failure *failure) {
+                   const int64_t *ints, const qk_scalar *scalars, kernel_failure *failure) {
   struct cpu_state *s = cpu_of(vm);
-  *failure = (bvm_failure){.error = ~(uint64_t)0};
+  *failure = (kernel_failure){.error = ~(uint64_t)0};
   if (!s) return false;
   int64_t begin = trace_events_begin(vm->engine);
   if (!*bvm_code && !(*bvm_code = bvm_code_make(p, s->loops))) {
@@ -392,7 +416,7 @@ bool kernel_launch(qn_vm *vm, const l_program *p, void **bvm_code, const qk_phas
 
 bool kernel_run(qn_vm *vm, const l_program *p, void **bvm_code, const qk_phase *code, void *const *buffers,
                 const int64_t *ints, const qk_scalar *scalars, uint64_t *error) {
-  bvm_failure failure;
+  kernel_failure failure;
   bool ok = kernel_launch(vm, p, bvm_code, code, buffers, ints, scalars, &failure);
   *error = failure.error;
   return ok;

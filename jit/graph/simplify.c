@@ -220,7 +220,7 @@ uint32_t rewrite_number(rewriter *r, const graph_type *like, double f, int64_t i
 /* ---- products of a device's library ------------------------------------------------------------------------------------ */
 
 /* The operand of a dot as the library takes it: its batch is that of the result, or it is one matrix for all, and it is given
- * as the flags say. As jit/cpu/gemm.c does. 0: it cannot be had. */
+ * as the flags say. As jit/run/gemm.c does. 0: it cannot be had. */
 static uint32_t stored_operand(rewriter *r, const graph_node *n, int which) {
   dim_table *t = &r->g->dims;
   uint32_t x = n->in[which];

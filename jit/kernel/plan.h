@@ -25,7 +25,7 @@ typedef struct plan_kernel {
   uint64_t hash; /* l_hash */
   uint32_t nphases;
   _Atomic(const qk_phase *) code; /* compiled phases, or NULL: the block VM runs `program` */
-  void *bvm_code;                 /* what the block VM made of `program` (jit/cpu), released by it */
+  void *bvm_code;                 /* what the block VM made of `program` (the host: jit/run/host.h), released by it */
   uint32_t node_first, node_last; /* for people: which graph nodes it computes */
   uint32_t nops;
   qn_dim bytes;          /* compulsory bytes: inputs read once, outputs written once */

@@ -115,10 +115,11 @@ typedef struct device_kernels {
 /* ---- families ---- */
 
 typedef struct device_family {
-  const char *name;              /* that of its row */
-  int devices;                   /* its devices have numbers below this; at most DEVICE_NUMBERS */
-  device_memory memory;          /* without functions: the host's (the CPU) */
-  const device_kernels *kernels; /* NULL: of the CPU */
+  const char *name;               /* that of its row */
+  int devices;                    /* its devices have numbers below this; at most DEVICE_NUMBERS */
+  device_memory memory;           /* without functions: the host's (the CPU) */
+  const device_kernels *kernels;  /* NULL: of the CPU */
+  const struct device_host *host; /* of the CPU (host.h); NULL: of others */
   /* A VM opens (devices_open) and closes: vm->devices has what the family keeps of it, NULL before. `open` may be NULL: nothing is made until
    * a device is named. `close` gives back the VM's arrays there, too. */
   bool (*open)(qn_vm *vm);

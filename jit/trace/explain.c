@@ -8,8 +8,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "jit/cpu/compile.h"
-#include "jit/cpu/run.h"
+#include "jit/run/compile.h"
+#include "jit/run/plan_run.h"
 #include "jit/trace/breaks.h"
 #include "jit/trace/jobs.h"
 #include "jit/trace/pattern.h"

@@ -2,7 +2,7 @@
 #ifndef JIT_TRACE_JOBS_H
 #define JIT_TRACE_JOBS_H
 
-#include "jit/cpu/compile.h"
+#include "jit/run/compile.h"
 #include "jit/trace/specialization.h"
 
 /* What waits in one of its queues. */

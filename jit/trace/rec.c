@@ -16,10 +16,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "jit/cpu/gemm.h"
 #include "jit/cpu/eager.h"
-#include "jit/cpu/run.h"
 #include "jit/run/device.h"
+#include "jit/run/gemm.h"
+#include "jit/run/plan_run.h"
 #include "jit/trace/breaks.h"
 #include "jit/trace/gradients.h"
 #include "jit/trace/graphs.h"

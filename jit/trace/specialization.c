@@ -12,10 +12,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "jit/cpu/compile.h"
 #include "jit/cpu/eager.h"
-#include "jit/cpu/run.h"
+#include "jit/run/compile.h"
 #include "jit/run/device.h"
+#include "jit/run/plan_run.h"
 #include "jit/trace/breaks.h"
 #include "jit/trace/gradients.h"
 #include "jit/trace/jobs.h"
@@ -737,7 +737,7 @@ static bool run_graph(qn_vm *vm, graph *g, const call_inputs *c, const qk_scalar
   bool ok = plan_run(vm, p, &there, c->arrays, weak, out);
   plan_forget(vm, &there);
   for (uint32_t k = 0; k < p->nkernels; k++)
-    if (p->kernels[k].bvm_code) bvm_code_free(p->kernels[k].bvm_code);
+    if (p->kernels[k].bvm_code) host()->forget(p->kernels[k].bvm_code);
   plan_free(p);
   return ok;
 }

@@ -2,8 +2,8 @@
 #ifndef JIT_TRACE_SPECIALIZATION_H
 #define JIT_TRACE_SPECIALIZATION_H
 
-#include "jit/cpu/run.h"
 #include "jit/kernel/plan.h"
+#include "jit/run/plan_run.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/recording.h"
 

@@ -22,9 +22,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "jit/cpu/compile.h"
-#include "jit/cpu/run.h"
+#include "jit/run/compile.h"
 #include "jit/run/device.h"
+#include "jit/run/plan_run.h"
 #include "jit/trace/jobs.h"
 #include "jit/trace/specialization.h"
 #include "lang/trace_events.h"
@@ -61,7 +61,7 @@ typedef struct engine_jit {
 void shared_plan_release(shared_plan *s) {
   if (atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1) return;
   for (uint32_t i = 0; i < s->plan->nkernels; i++)
-    if (s->plan->kernels[i].bvm_code) bvm_code_free(s->plan->kernels[i].bvm_code);
+    if (s->plan->kernels[i].bvm_code) host()->forget(s->plan->kernels[i].bvm_code);
   plan_free(s->plan);
   free(s);
 }

@@ -155,7 +155,7 @@ static inline void case_run(const l_case *c, const bvm_loops *loops, const qk_ph
   if (threads > 1) vm->tune[TUNE_par_grain] = 1;
   void *code = bvm_code_make(c->p, loops);
   case_need(code != NULL, c->seed, "no code");
-  bvm_failure f;
+  kernel_failure f;
   bool ok = kernel_launch(vm, c->p, &code, compiled, ours, c->info.ints, c->info.scalars, &f);
   case_need(!error_pending(vm) && ok == (f.error == ~0ull), c->seed, "no result");
   bvm_code_free(code);

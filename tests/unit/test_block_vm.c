@@ -55,13 +55,13 @@ typedef struct setting {
 
 /* Runs a program once; returns the error cell. */
 static uint64_t run_with(const setting *how, const l_program *p, void *const *buffers, const int64_t *ints,
-                         const qk_scalar *scalars, bvm_failure *failure) {
+                         const qk_scalar *scalars, kernel_failure *failure) {
   qn_vm *vm = cpu_make(how->threads);
   vm->tune[TUNE_vm_block] = how->block;
   vm->tune[TUNE_par_grain] = how->threads > 1 ? 1 : 32768;
   void *code = bvm_code_make(p, how->loops);
   ck_assert(code != NULL);
-  bvm_failure f;
+  kernel_failure f;
   bool ok = kernel_launch(vm, p, &code, NULL, buffers, ints, scalars, &f);
   ck_assert(ok == (f.error == ~(uint64_t)0));
   bvm_code_free(code);
@@ -567,7 +567,7 @@ START_TEST(checks) {
     for (int t = 0; t < n; t++)
       for (int threads = 1; threads <= 4; threads += 3) {
         setting how = {all[t], 64, threads};
-        bvm_failure f;
+        kernel_failure f;
         void *buffers[] = {x, out};
         ck_assert_uint_eq(run_with(&how, p, buffers, (int64_t[]){N}, NULL, &f), want);
         if (want != ~(uint64_t)0) ck_assert_int_eq((int64_t)f.bits, shown);

@@ -2,6 +2,7 @@
  * node with eager ops. */
 #include "jit/cpu/eager.h"
 #include "jit/cpu/run.h"
+#include "jit/run/plan_run.h"
 #include "jit/kernel/plan.h"
 #include "lang/error.h"
 #include "lang/format.h"

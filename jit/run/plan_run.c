@@ -1,4 +1,4 @@
-/* Running plans (run.h): buffers, then steps in order.
+/* Running plans (plan_run.h): buffers, then steps in order.
  *
  *   symbols    sizes of the inputs, values of scalar inputs, and, as steps find them, sizes that depend on data
  *   buffers    inputs as they are, constants in the plan, new arrays for the outputs, the rest in one arena (the VM's slab)
@@ -16,11 +16,11 @@
  */
 #include <string.h>
 
-#include "jit/cpu/cpu.h"
-#include "jit/cpu/eager.h"
-#include "jit/cpu/library.h"
-#include "jit/cpu/gemm.h"
-#include "jit/run/device.h"
+#include "jit/run/dispatch.h"
+#include "jit/run/gemm.h"
+#include "jit/run/host.h"
+#include "jit/run/library.h"
+#include "jit/run/plan_run.h"
 #include "lang/trace_events.h"
 
 typedef struct plan_frame {
@@ -62,11 +62,11 @@ static void raise_node_site(plan_frame *f, uint32_t node) {
 }
 
 /* The value that a check showed, as a host scalar. */
-static qn_value shown_value(const bvm_failure *failure) {
+static qn_value shown_value(const kernel_failure *failure) {
   return failure->shown ? dtype_load((qn_dtype)failure->dtype, &failure->bits) : value_unset();
 }
 
-static void raise_check(plan_frame *f, const l_program *p, const bvm_failure *failure) {
+static void raise_check(plan_frame *f, const l_program *p, const kernel_failure *failure) {
   uint64_t number = failure->error >> 48;
   const l_check *c = number < p->nchecks ? &p->checks[number] : NULL;
   const graph *g = f->p->graph;
@@ -95,13 +95,13 @@ static bool run_kernel_step(plan_frame *f, const plan_step *s) {
   for (uint32_t i = 0; i < s->nbuffers; i++) f->step_buffers[i] = f->buffers[s->buffers[i]];
   for (uint32_t i = 0; i < s->nscalars; i++) f->step_scalars[i] = f->slots[s->scalars[i]];
   const qk_phase *code = atomic_load_explicit(&k->code, memory_order_acquire);
-  bvm_failure failure;
-  if (kernel_launch(f->vm, k->program, &k->bvm_code, code, f->step_buffers, ints, f->step_scalars, &failure))
+  kernel_failure failure;
+  if (host()->launch(f->vm, k->program, &k->bvm_code, code, f->step_buffers, ints, f->step_scalars, &failure))
     return true;
   if (failure.error == ~(uint64_t)0) return false;
   if (code) { /* for the value; what is stored again is the same, or about to be thrown away */
-    bvm_failure again;
-    if (!kernel_launch(f->vm, k->program, &k->bvm_code, NULL, f->step_buffers, ints, f->step_scalars, &again)) {
+    kernel_failure again;
+    if (!host()->launch(f->vm, k->program, &k->bvm_code, NULL, f->step_buffers, ints, f->step_scalars, &again)) {
       if (again.error == ~(uint64_t)0) return false;
       if (again.error == failure.error) failure = again;
     }
@@ -421,7 +421,7 @@ static bool place_buffers(plan_frame *f) {
     slab = f->slab = device_memory_of(f->vm, f->device)->alloc(f->vm, f->device, arena);
     f->slab_bytes = arena;
   } else if (arena) {
-    slab = cpu_slab(f->vm, arena);
+    slab = host()->slab(f->vm, arena);
   }
   if (arena && !slab) return false;
   for (uint32_t b = 0; b < p->nbuffers; b++) {
@@ -617,7 +617,7 @@ static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inpu
   for (uint32_t o = 0; o < p->noutputs; o++)
     if (f.arrays[o]) value_release(vm, value_obj(TAG_ARRAY, f.arrays[o]));
   if (!device)
-    cpu_slab_leave(vm);
+    host()->slab_leave(vm);
   else if (f.slab)
     device_memory_of(vm, device)->free(vm, device, f.slab, f.slab_bytes);
   *refused = f.refused;

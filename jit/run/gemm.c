@@ -8,11 +8,9 @@
  * The signature (device_gemm) follows from shapes and flags alone. Addresses do not belong to it: operands at odd ones are
  * copied.
  */
-#include "jit/cpu/gemm.h"
+#include "jit/run/gemm.h"
 
 #include <string.h>
-
-#include "jit/run/device.h"
 
 enum { ALIGNMENT = 16 };
 

@@ -1,12 +1,11 @@
 /* Host scalars: the weak arithmetic of the language, by the same primitives and functions as kernels (never libm).
  *
  * Operands are converted to the compute type that the op's dtype rule gives (bool, i64 or f64). Floats and bools then go
- * through the loops of the block VM with one element. Integers are computed here, because host integers are checked: overflow,
+ * through the loops of kernels with one element. Integers are computed here, because host integers are checked: overflow,
  * division by zero, negative exponents and shift counts are errors (E305 to E308), where integer arrays wrap.
  */
-#include "jit/cpu/eager.h"
-#include "jit/cpu/opbody.h"
-#include "jit/cpu/block_vm_loops.h"
+#include "jit/run/dispatch.h"
+#include "jit/run/host.h"
 
 static qn_value overflow(qn_vm *vm, const char *what) {
   return raise_error(vm, E_overflow, SPAN_NONE, "the %s does not fit 64 bits; use floats for larger numbers", what);
@@ -91,22 +90,10 @@ static qn_value int_op(qn_vm *vm, op_id op, int64_t a, int64_t b, int64_t c) {
   }
 }
 
-/* One element through the loops of the block VM. */
-static bool through_loops(op_id op, qn_dtype d, const void *a, const void *b, const void *c, void *out) {
-  const bvm_loops *loops = bvm_loops_pick();
-  op_body body = op_bodies[op];
-  bvm_fn fn = body.kind == BODY_KOP    ? (body.which == KOP_select ? loops->select[bvm_size_class(dtype_size(d))]
-                                                                   : loops->kop[body.which][d])
-              : body.kind == BODY_MATH ? loops->math[body.which][d]
-                                       : NULL;
-  if (fn) fn(out, a, b, c, 0, 1);
-  return fn != NULL;
-}
-
 double scalar_math(op_id op, const double *in) {
   double out = 0;
   int n = op_rows[op].arity;
-  through_loops(op, QN_f64, in, n > 1 ? in + 1 : in, n > 2 ? in + 2 : in, &out);
+  host()->one(op, QN_f64, in, n > 1 ? in + 1 : in, n > 2 ? in + 2 : in, &out);
   return out;
 }
 
@@ -152,7 +139,7 @@ qn_value scalar_apply(qn_vm *vm, op_id op, const qn_value *in, int nin) {
     if (op == OP_where) return value_bool(x[0] ? x[1] : x[2]);
     if (op == OP_isfinite) return value_bool(true);
     if (op == OP_isnan || op == OP_isinf) return value_bool(false);
-    if (!through_loops(op, QN_bool, &x[0], &x[1], &x[2], &out)) out = x[0];
+    if (!host()->one(op, QN_bool, &x[0], &x[1], &x[2], &out)) out = x[0];
     return value_bool(out);
   }
   if (op_rows[op].dtype_rule == DT_compare && value_tag_of(in[0]) != value_tag_of(in[1]) &&
@@ -167,10 +154,10 @@ qn_value scalar_apply(qn_vm *vm, op_id op, const qn_value *in, int nin) {
   if (first) return value_float(condition ? x[1] : x[2]);
   if (t.result.dtype == QN_bool) {
     uint8_t out = 0;
-    through_loops(op, QN_f64, &x[0], &x[1], &x[2], &out);
+    host()->one(op, QN_f64, &x[0], &x[1], &x[2], &out);
     return value_bool(out);
   }
   double out = x[0];
-  if (!through_loops(op, QN_f64, &x[0], &x[1], &x[2], &out)) out = x[0];
+  if (!host()->one(op, QN_f64, &x[0], &x[1], &x[2], &out)) out = x[0];
   return value_float(out);
 }

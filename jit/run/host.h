@@ -1,0 +1,40 @@
+/* The host: what the CPU does for every device. Plans whose arrays are here run by it, whatever a device refuses goes through it, and host
+ * scalars are its numbers. Only the CPU's row of the table of devices has it. */
+#ifndef JIT_RUN_HOST_H
+#define JIT_RUN_HOST_H
+
+#include "jit/kernel/plan.h"
+#include "jit/run/device.h"
+
+/* What a failed check showed: the smallest error so far and the offending value. */
+typedef struct kernel_failure {
+  uint64_t error; /* check number << 48 | element; ~0: none */
+  bool shown;
+  uint8_t dtype; /* of the value shown */
+  uint64_t bits;
+} kernel_failure;
+
+struct compile_options;
+
+typedef struct device_host {
+  /* Runs one L program once: `buffers` without scratch. `kept` caches what the host made of the program (*kept NULL at first; freed by
+   * `forget`). `compiled` may be NULL; only without it a failure shows its value. False: a check failed and nothing is raised, or, on an
+   * interrupt or short memory, with the error raised and failure->error ~0. */
+  bool (*launch)(qn_vm *vm, const l_program *p, void **kept, const qk_phase *compiled, void *const *buffers,
+                 const int64_t *ints, const qk_scalar *scalars, kernel_failure *failure);
+  void (*forget)(void *kept);
+  /* Memory for the arena of the plan that runs: one piece a VM. NULL with an error raised. */
+  void *(*slab)(qn_vm *vm, size_t bytes);
+  void (*slab_leave)(qn_vm *vm);
+  /* One of the ops of library.h, on strict, forced arrays of any layout. A new contiguous array, or NULL with an error raised. */
+  qn_array *(*library)(qn_vm *vm, op_id op, qn_array *const *in, const op_attr *attr);
+  /* One element of a POINTWISE op on operands of one dtype, by the functions that kernels have. False: it has none. */
+  bool (*one)(op_id op, qn_dtype dtype, const void *a, const void *b, const void *c, void *out);
+  /* As compile_plan and plan_source (compile.h). */
+  void (*compile)(qn_engine *engine, plan *p, const struct compile_options *options);
+  void (*source)(const plan *p, text_buf *out);
+} device_host;
+
+static inline const device_host *host(void) { return device_cpu.host; }
+
+#endif
