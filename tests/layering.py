@@ -21,7 +21,7 @@ FLOORS = [
     ("jit/graph",),
     ("jit/kernel",),
     ("jit/run",),
-    ("jit/cpu", "jit/gpu"),
+    ("jit/cpu", "jit/gpu", "jit/ref"),
     ("jit/trace",),
     ("interp",),
     ("stdlib",),
@@ -29,7 +29,7 @@ FLOORS = [
 ]
 # The rooms of devices: reached through the table of devices alone (jit/run/device.h), so nobody above includes their headers. Eager
 # dispatch serves all devices but still lies in jit/cpu: its door may be included.
-DEVICES = ("jit/cpu", "jit/gpu")
+DEVICES = ("jit/cpu", "jit/gpu", "jit/ref")
 EAGER = re.compile(r"jit/cpu/eager\w*\.h")
 TOP = re.compile(r"lang|parser|interp|jit|stdlib|examples|tests|CMakeLists\.txt|README\.md|CONTRIBUTING\.md|CHANGELOG\.md|dev|LICENSE|\..*")
 MAX_LINES = 1500
@@ -108,7 +108,7 @@ def check_door(root):
                     continue
                 with open(os.path.join(folder, name), encoding="utf-8") as f:
                     for number, line in enumerate(f, 1):
-                        found = re.search(r'include "jit/[cg]pu/|\beager_\w+\b(?=[ (;])', line)
+                        found = re.search(r'include "jit/(?:cpu|gpu|ref)/|\beager_\w+\b(?=[ (;])', line)
                         if found and "eager_is_faster" not in line:
                             beside.add(path)
                             if path not in BESIDE_THE_DOOR:

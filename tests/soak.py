@@ -67,6 +67,7 @@ TESTS = {
     "differential.sorting_threads": Test(10, 8, "differential/sorting.py", "--threads", "5", "--set", "par.grain=1"),
     "gpu.random_programs": Test(20, 8, "differential/run.py", *GPU, driver="compiling"),
     "gpu.sorting": Test(10, 1, "differential/sorting.py", "--edges", "--longest", "5000", "--device", "gpu", "--jit", "sync", driver="compiling"),
+    "ref.random_programs": Test(20, 10, "differential/run.py", "--device", "ref", "--batch", "1", "--eager-there"),
     "damage.programs": Test(15, 800, "fuzz/programs.py"),
     **{f"damage.{kind}": Test(6, {"cache": 12, "qnx": 3000}.get(kind, 8000), "fuzz/damage.py", kind) for kind in DAMAGED},
     "memfail.scripts": Test(45, None, "language/memfail.py", "SCRIPTS", limit=10),

@@ -66,16 +66,9 @@ static device_ptr upload(const driver *d, const void *data, size_t n) {
 /* What stands outside PARs: numbers of instances and sizes. Freed by the caller. */
 static int64_t *outer_values(const l_case *c) {
   const l_program *p = c->p;
-  ev e = {.p = p, .ints = c->info.ints, .scalars = c->info.scalars};
-  e.val = calloc(p->n, sizeof *e.val);
-  int depth = 0;
-  for (l_val v = 1; v < p->n; v++) {
-    uint8_t code = p->code[v].code;
-    if (depth == 0 && code != L_PHASE && code != L_PAR && !ev_instr(&e, v, (ev_vec){0})) fatal(e.why);
-    depth += code == L_PAR || code == L_FOR || code == L_VEC || code == L_IF || code == L_WHILE;
-    depth -= code == L_END;
-  }
-  return (int64_t *)e.val;
+  int64_t *values = calloc(p->n, sizeof *values);
+  if (!values || !l_eval_outer(p, c->info.ints, c->info.scalars, values)) fatal("values outside PARs");
+  return values;
 }
 
 static void run_case(const driver *d, void *module, const l_case *c, const char *name, unsigned blocks, char *why,

@@ -43,7 +43,7 @@ MODES = {
     "verify": ["--jit", "verify", "--set", "jit.hot=2"],
 }
 DIRECTIVE = re.compile(r"(?:^|\s)#\s*(=>|error:|stderr:|args:|exit:|flags:|stdin:)(.*)$")
-NAMED_CPU = re.compile(r"\bcpu\b")  # with --device gpu arrays say where they are
+NAMED_CPU = re.compile(r"\bcpu\b")  # with --device arrays say where they are
 REPORT = re.compile(r"^error\[(E\d+)\](.*)$", re.M)
 PLACE = re.compile(r"^\s*--> (.*?):(\d+)(?::(\d+))?", re.M)
 
@@ -234,7 +234,7 @@ def test(quern, path, chosen, timeout, device, many=None):
     want = Expectation(path)
     if device:
         want.flags += ["--device", device]
-        want.out = [NAMED_CPU.sub("gpu(0)", line) for line in want.out]
+        want.out = [NAMED_CPU.sub(f"{device}(0)", line) for line in want.out]
     good = True
     for name, flags in modes_of(want, chosen).items():
         if many:
@@ -243,7 +243,7 @@ def test(quern, path, chosen, timeout, device, many=None):
         else:
             status, out, err = run(quern, path, flags + want.flags, want.args, want.stdin, timeout)
         if device:
-            out = NAMED_CPU.sub("gpu(0)", out)
+            out = NAMED_CPU.sub(f"{device}(0)", out)
         bad = compare(want, path, status, out, err)
         if bad:
             good = False
@@ -262,7 +262,7 @@ def main():
     parser.add_argument("scripts", nargs="+")
     parser.add_argument("--quern", default="build/quern", help="the binary")
     parser.add_argument("--mode", action="append", choices=list(MODES), help="only this mode (repeatable)")
-    parser.add_argument("--device", help="run on this device: cpu and gpu(0) in what is printed count as one")
+    parser.add_argument("--device", help="run on this device: cpu and its name in what is printed count as one")
     parser.add_argument("--timeout", type=float, default=180, help="seconds for one run")
     parser.add_argument("--many", metavar="PROGRAM", help="one process a mode: what tests/language/many.c makes")
     options = parser.parse_args()

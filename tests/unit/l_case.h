@@ -1,10 +1,12 @@
-/* Random L programs with their data and what they must give: l_random.h makes the program, l_eval.h the right results. An
+/* Random L programs with their data and what they must give: l_random.h makes the program, jit/ref/eval.h the right results. An
  * executor passes if case_end says nothing about what it left; case_run does it all for a VM of any settings. */
 #ifndef TESTS_L_CASE_H
 #define TESTS_L_CASE_H
 
+#include <math.h>
+
 #include "jit/cpu/cpu.h"
-#include "tests/unit/l_eval.h"
+#include "jit/ref/eval.h"
 #include "tests/unit/l_random.h"
 
 enum { CASE_BUFFERS = 96 };
@@ -99,7 +101,8 @@ static void case_of(l_case *c, l_program *p, rnd_info info, uint64_t seed) {
     memcpy(c->want[c->n], c->start[c->n], bytes);
     c->n++;
   }
-  bool known = l_eval(c->p, c->want, sizes, info.ints, info.scalars, &c->error, why, sizeof why);
+  const l_eval_options o = {.why = why, .why_size = sizeof why};
+  bool known = l_eval(c->p, c->want, sizes, info.ints, info.scalars, &o, &c->error) == L_EVAL_DONE;
   case_need(known, seed, why);
 }
 

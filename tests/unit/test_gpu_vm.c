@@ -1,5 +1,5 @@
 /* The GPU block VM (jit/gpu/block_vm.h) and printed kernels, compiled for the CPU by the fake of NVRTC: random programs of L give what
- * l_eval.h says, in whatever order the threads of a block run between barriers. On the block VM a language program gives the same
+ * jit/ref/eval.h says, in whatever order the threads of a block run between barriers. On the block VM a language program gives the same
  * results and errors with nothing else compiled. labels: slow */
 #include <unistd.h> /* first: it has an L_SET, too */
 

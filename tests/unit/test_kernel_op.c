@@ -5,7 +5,7 @@
 
 #include "graph_ref.h"
 #include "jit/kernel/plan.h"
-#include "l_eval.h"
+#include "jit/ref/eval.h"
 #include "lang/error.h"
 
 static uint64_t state;
@@ -118,7 +118,8 @@ static uint64_t both_ways(op_id op, const op_attr *attr, operand *in, int nin) {
   ck_assert_msg(p != NULL, "%s has no kernel: %s", op_rows[op].name, refused);
   ck_assert_msg(l_verify(p, why, sizeof why), "%s", why);
   uint64_t error;
-  bool ran = l_eval(p, buffers, NULL, ints, NULL, &error, why, sizeof why);
+  const l_eval_options o = {.why = why, .why_size = sizeof why};
+  bool ran = l_eval(p, buffers, NULL, ints, NULL, &o, &error) == L_EVAL_DONE;
   if (!ran) {
     text_buf text;
     text_init(&text, NULL);
@@ -402,9 +403,8 @@ START_TEST(random_words) {
   ck_assert_ptr_nonnull(p);
   uint64_t out[3], error;
   void *buffers[] = {out};
-  char why[200];
   qk_scalar zero[3] = {{.i = 0}, {.i = 0}, {.i = 0}};
-  ck_assert(l_eval(p, buffers, NULL, slots, zero, &error, why, sizeof why));
+  ck_assert_int_eq(l_eval(p, buffers, NULL, slots, zero, NULL, &error), L_EVAL_DONE);
   ck_assert_uint_eq(out[0], 0xe169c58d6627e8d5u);
   l_free(p);
 }

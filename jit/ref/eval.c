@@ -1,14 +1,12 @@
-/* A slow, plain interpreter of L for tests: one element at a time, every accumulator a list that is combined at the end exactly
+/* A slow, plain interpreter of L (eval.h): one element at a time, every accumulator a list that is combined at the end exactly
  * as l.h says. It shares nothing with the executors but the scalar primitives (prims.h). */
-#ifndef TESTS_L_EVAL_H
-#define TESTS_L_EVAL_H
+#include "jit/ref/eval.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "jit/kernel/l.h"
 #include "jit/kernel/prims.h"
 
 typedef struct ev_leaf {
@@ -21,6 +19,7 @@ typedef struct ev_result {
   size_t n, cap;
   ev_leaf *leaves; /* merged */
   size_t nleaves, leaves_cap;
+  bool lacks; /* memory ran out: what it gives means nothing */
 } ev_result;
 typedef struct ev_acc {
   int64_t results; /* 0: one */
@@ -41,18 +40,14 @@ typedef struct ev {
   l_val *match; /* END of each opener; ELSE of each IF */
   l_val *orelse;
   char why[200];
+  bool lacks, stopped;
+  uint32_t steps;
+  bool (*stop)(void *ctx);
+  void *ctx;
 } ev;
 
-static uint64_t ev_read(qn_dtype d, const void *base, int64_t i) {
-  uint64_t x = 0;
-  size_t n = dtype_size(d);
-  memcpy(&x, (const char *)base + (size_t)i * n, n);
-  return x;
-}
-static void ev_write(qn_dtype d, void *base, int64_t i, uint64_t x) {
-  size_t n = dtype_size(d);
-  memcpy((char *)base + (size_t)i * n, &x, n);
-}
+enum { LOOK = 1024 }; /* steps between two looks at `stop` */
+
 static inline float ev_f32(uint64_t x) {
   float f;
   uint32_t u = (uint32_t)x;
@@ -274,6 +269,10 @@ static bool ev_root(const l_instr *acc, ev_result *r, ev_leaf *out) {
   if (acc->imm == ORDER_FREE) per = r->n;
   size_t n = (r->n + per - 1) / per;
   ev_leaf *leaf = calloc(n, sizeof *leaf);
+  if (!leaf) {
+    r->lacks = true;
+    return false;
+  }
   for (size_t b = 0; b < n; b++) {
     bool some[64] = {0};
     for (int l = 0; l < 64; l++) leaf[b].v[l] = ev_identity(acc);
@@ -309,16 +308,25 @@ static uint64_t ev_finish(const l_instr *acc, ev_result *r) {
   return ev_is_arg(acc->sub) ? (uint64_t)x.at[0] : x.v[0];
 }
 
-static void ev_push(ev_result *r, uint64_t v, uint64_t w, int64_t k) {
+/* Room for one more in a list that grows by doubling; false when memory is short. */
+static bool ev_grow(void **list, size_t cap, size_t size) {
+  void *grown = realloc(*list, cap * size);
+  if (grown) *list = grown;
+  return grown != NULL;
+}
+
+static bool ev_push(ev_result *r, uint64_t v, uint64_t w, int64_t k) {
   if (r->n == r->cap) {
-    r->cap = r->cap ? 2 * r->cap : 64;
-    r->v = realloc(r->v, r->cap * sizeof *r->v);
-    r->w = realloc(r->w, r->cap * sizeof *r->w);
-    r->k = realloc(r->k, r->cap * sizeof *r->k);
+    size_t cap = r->cap ? 2 * r->cap : 64;
+    if (!ev_grow((void **)&r->v, cap, sizeof *r->v) || !ev_grow((void **)&r->w, cap, sizeof *r->w) ||
+        !ev_grow((void **)&r->k, cap, sizeof *r->k))
+      return false;
+    r->cap = cap;
   }
   r->v[r->n] = v;
   r->w[r->n] = w;
   r->k[r->n++] = k;
+  return true;
 }
 
 static uint64_t ev_scan(const l_instr *acc, ev_result *r, bool exclusive) {
@@ -406,6 +414,11 @@ static void ev_acc_clear(ev_acc *a) {
 
 static bool ev_bad(ev *e, l_val at, const char *what, int64_t x) {
   if (!e->why[0]) snprintf(e->why, sizeof e->why, "%%%u: %s (%lld)", at, what, (long long)x);
+  return false;
+}
+
+static bool ev_lacks(ev *e) {
+  e->lacks = true;
   return false;
 }
 
@@ -542,7 +555,7 @@ static bool ev_instr(ev *e, l_val n, ev_vec v) {
   case L_LOCAL:
     size = ev_index(e, c->a);
     free(e->local[n]);
-    e->local[n] = malloc((size_t)(size < 0 ? 0 : size) * dtype_size((qn_dtype)c->dtype) + 8);
+    if (!(e->local[n] = malloc((size_t)(size < 0 ? 0 : size) * dtype_size((qn_dtype)c->dtype) + 8))) return ev_lacks(e);
     memset(e->local[n], 0xa5, (size_t)(size < 0 ? 0 : size) * dtype_size((qn_dtype)c->dtype));
     e->local_size[n] = size;
     return true;
@@ -550,7 +563,7 @@ static bool ev_instr(ev *e, l_val n, ev_vec v) {
     ev_acc_clear(&e->acc[n]);
     e->acc[n].results = c->a ? ev_index(e, c->a) : 0;
     e->acc[n].r = calloc((size_t)(e->acc[n].results ? e->acc[n].results : 1), sizeof *e->acc[n].r);
-    return true;
+    return e->acc[n].r || ev_lacks(e);
   case L_PUSH:
   case L_SCAN: {
     ev_acc *a = &e->acc[c->a];
@@ -561,7 +574,7 @@ static bool ev_instr(ev *e, l_val n, ev_vec v) {
     if (c->code == L_PUSH && c->c) k = ev_index(e, c->c) + (ai->a || !v.on ? 0 : v.i - v.from);
     if (r->nleaves) return ev_bad(e, n, "push after merge", 0);
     if (ai->imm == ORDER_INNER && ai->a && r->n >= 64) return ev_bad(e, n, "too many pushes", (int64_t)r->n);
-    ev_push(r, e->val[c->b], c->code == L_PUSH && c->d ? e->val[c->d] : 0, k);
+    if (!ev_push(r, e->val[c->b], c->code == L_PUSH && c->d ? e->val[c->d] : 0, k)) return ev_lacks(e);
     if (c->code == L_SCAN) *to = ev_scan(ai, r, c->flags & L_EXCLUSIVE);
     return true;
   }
@@ -583,6 +596,7 @@ static bool ev_instr(ev *e, l_val n, ev_vec v) {
       if (at < 0 || at + lanes > size) return ev_bad(e, n, "partial out of bounds", at);
       if (c->code == L_PARTIAL) {
         (void)ev_root(ai, r, &leaf);
+        if (r->lacks) return ev_lacks(e);
         for (int l = 0; l < lanes; l++) ev_write((qn_dtype)ai->dtype, m, at + l, leaf.v[l]);
         for (int l = 0; l < lanes && im; l++) ev_write(QN_i64, im, iat + l, (uint64_t)leaf.at[l]);
       } else {
@@ -590,8 +604,9 @@ static bool ev_instr(ev *e, l_val n, ev_vec v) {
         for (int l = 0; l < lanes && im; l++) leaf.at[l] = (int64_t)ev_read(QN_i64, im, iat + l);
         if (r->n) return ev_bad(e, n, "merge after push", 0);
         if (r->nleaves == r->leaves_cap) {
-          r->leaves_cap = r->leaves_cap ? 2 * r->leaves_cap : 4;
-          r->leaves = realloc(r->leaves, r->leaves_cap * sizeof *r->leaves);
+          size_t cap = r->leaves_cap ? 2 * r->leaves_cap : 4;
+          if (!ev_grow((void **)&r->leaves, cap, sizeof *r->leaves)) return ev_lacks(e);
+          r->leaves_cap = cap;
         }
         r->leaves[r->nleaves++] = leaf;
       }
@@ -603,7 +618,7 @@ static bool ev_instr(ev *e, l_val n, ev_vec v) {
     const l_instr *ai = &p->code[c->a];
     if (ai->a && (v.i < 0 || v.i >= a->results)) return ev_bad(e, n, "no such result", v.i);
     *to = ev_finish(ai, &a->r[ai->a ? v.i : 0]);
-    return true;
+    return !a->r[ai->a ? v.i : 0].lacks || ev_lacks(e);
   }
   case L_TILE: {
     const l_tile *t = &p->tiles[c->imm];
@@ -618,14 +633,21 @@ static bool ev_instr(ev *e, l_val n, ev_vec v) {
         for (int64_t k = 0; k < depth; k++) {
           int64_t xa = ev_index(e, t->x_base) + i * ev_index(e, t->x_m) + k * ev_index(e, t->x_k);
           int64_t ya = ev_index(e, t->y_base) + k * ev_index(e, t->y_k) + j * ev_index(e, t->y_n);
-          if ((xs >= 0 && (xa < 0 || xa >= xs)) || (ys >= 0 && (ya < 0 || ya >= ys)))
+          if ((xs >= 0 && (xa < 0 || xa >= xs)) || (ys >= 0 && (ya < 0 || ya >= ys))) {
+            free(r.v);
+            free(r.w);
+            free(r.k);
             return ev_bad(e, n, "tile out of bounds", xa);
-          ev_push(&r, ev_cast(d, od, ev_read(d, xm, xa)), ev_cast(d, od, ev_read(d, ym, ya)), k);
+          }
+          r.lacks |= !ev_push(&r, ev_cast(d, od, ev_read(d, xm, xa)), ev_cast(d, od, ev_read(d, ym, ya)), k);
         }
-        ev_write(od, om, i * t->tile_cols + j, ev_finish(&acc, &r));
+        uint64_t sum = ev_finish(&acc, &r);
+        e->lacks |= r.lacks;
+        if (!r.lacks) ev_write(od, om, i * t->tile_cols + j, sum);
         free(r.v);
         free(r.w);
         free(r.k);
+        if (e->lacks) return false;
       }
     return true;
   }
@@ -646,6 +668,10 @@ static bool ev_run(ev *e, l_val from, l_val to, ev_vec vec) {
   const l_program *p = e->p;
   for (l_val n = from; n < to; n++) {
     const l_instr *c = &p->code[n];
+    if (++e->steps % LOOK == 0 && e->stop && e->stop(e->ctx)) {
+      e->stopped = true;
+      return false;
+    }
     switch (c->code) {
     case L_FOR:
       for (int64_t i = ev_index(e, c->a); i < ev_index(e, c->b); i += c->c ? ev_index(e, c->c) : 1) {
@@ -682,11 +708,14 @@ static bool ev_run(ev *e, l_val from, l_val to, ev_vec vec) {
   return true;
 }
 
-/* Runs a verified program. sizes[b]: elements of buffer b (or -1). False: e->why says what is wrong with the program. *error as
- * in kernel_run. */
-static bool l_eval(const l_program *p, void *const *buffers, const int64_t *sizes, const int64_t *ints,
-                   const qk_scalar *scalars, uint64_t *error, char *why, size_t why_size) {
-  ev e = {.p = p, .ints = ints, .scalars = scalars, .error = ~(uint64_t)0};
+l_eval_end l_eval(const l_program *p, void *const *buffers, const int64_t *sizes, const int64_t *ints,
+                  const qk_scalar *scalars, const l_eval_options *o, uint64_t *error) {
+  ev e = {.p = p,
+          .ints = ints,
+          .scalars = scalars,
+          .error = ~(uint64_t)0,
+          .stop = o ? o->stop : NULL,
+          .ctx = o ? o->ctx : NULL};
   e.val = calloc(p->n, sizeof *e.val);
   e.local = calloc(p->n, sizeof *e.local);
   e.local_size = calloc(p->n, sizeof *e.local_size);
@@ -697,8 +726,9 @@ static bool l_eval(const l_program *p, void *const *buffers, const int64_t *size
   e.buf_size = calloc(p->nbuffers + 1, sizeof *e.buf_size);
   l_val stack[64];
   int depth = 0;
-  bool ok = true;
-  for (l_val n = 1; n < p->n; n++) {
+  bool ok = e.val && e.local && e.local_size && e.acc && e.match && e.orelse && e.buf && e.buf_size;
+  e.lacks = !ok;
+  for (l_val n = 1; n < p->n && ok; n++) {
     uint8_t code = p->code[n].code;
     if (code == L_PAR || code == L_FOR || code == L_VEC || code == L_IF || code == L_WHILE) stack[depth++] = n;
     if (code == L_ELSE) e.orelse[stack[depth - 1]] = n;
@@ -706,13 +736,17 @@ static bool l_eval(const l_program *p, void *const *buffers, const int64_t *size
   }
   l_val n = 1;
   ev_vec none = {0};
-  for (; n < p->n && p->code[n].code != L_PHASE; n++) ok = ok && ev_instr(&e, n, none);
+  for (; ok && n < p->n && p->code[n].code != L_PHASE; n++) ok = ev_instr(&e, n, none);
   uint32_t given = 0;
-  for (uint32_t b = 0; b < p->nbuffers; b++) {
+  for (uint32_t b = 0; b < p->nbuffers && ok; b++) {
     if (p->buffers[b].mode == BUF_SCRATCH) {
       int64_t size = ev_index(&e, p->buffers[b].size);
       e.buf_size[b] = size;
       e.buf[b] = malloc((size_t)(size < 0 ? 0 : size) * dtype_size((qn_dtype)p->buffers[b].dtype) + 8);
+      if (!e.buf[b]) {
+        ok = ev_lacks(&e);
+        break;
+      }
       memset(e.buf[b], 0x5a, (size_t)(size < 0 ? 0 : size) * dtype_size((qn_dtype)p->buffers[b].dtype));
     } else {
       e.buf[b] = buffers[given];
@@ -732,18 +766,13 @@ static bool l_eval(const l_program *p, void *const *buffers, const int64_t *size
     }
     n = e.match[n];
   }
-  for (l_val i = 0; i < p->n; i++) {
+  for (l_val i = 0; i < p->n && e.local && e.acc; i++) {
     free(e.local[i]);
     ev_acc_clear(&e.acc[i]);
   }
-  for (uint32_t b = 0; b < p->nbuffers; b++)
+  for (uint32_t b = 0; b < p->nbuffers && e.buf; b++)
     if (p->buffers[b].mode == BUF_SCRATCH) free(e.buf[b]);
-  if (why_size) {
-    size_t len = strlen(e.why);
-    if (len >= why_size) len = why_size - 1;
-    memcpy(why, e.why, len);
-    why[len] = 0;
-  }
+  if (o && o->why_size) snprintf(o->why, o->why_size, "%s", e.why);
   *error = e.error;
   free(e.val);
   free(e.local);
@@ -753,7 +782,20 @@ static bool l_eval(const l_program *p, void *const *buffers, const int64_t *size
   free(e.orelse);
   free(e.buf);
   free(e.buf_size);
-  return ok;
+  return ok ? L_EVAL_DONE : e.lacks ? L_EVAL_LACKS_MEMORY : e.stopped ? L_EVAL_STOPPED : L_EVAL_WRONG;
 }
 
-#endif
+bool l_eval_outer(const l_program *p, const int64_t *ints, const qk_scalar *scalars, int64_t *values) {
+  ev e = {.p = p, .ints = ints, .scalars = scalars};
+  int depth = 0;
+  bool ok = (e.val = calloc(p->n, sizeof *e.val)) != NULL;
+  for (l_val v = 1; v < p->n && ok; v++) {
+    uint8_t code = p->code[v].code;
+    if (depth == 0 && code != L_PHASE && code != L_PAR) ok = ev_instr(&e, v, (ev_vec){0});
+    depth += code == L_PAR || code == L_FOR || code == L_VEC || code == L_IF || code == L_WHILE;
+    depth -= code == L_END;
+  }
+  if (ok) memcpy(values, e.val, p->n * sizeof *values);
+  free(e.val);
+  return ok;
+}
