@@ -585,6 +585,10 @@ class Program:
 
         def gain(i, e):
             sums = EPS.get(x.dtype, 0) * (i[0].size + 600) * 4 * (top(i[0]) + top(i[-1]) + 2)
+            if adds and len(i[0]):  # so often to one place at most: each addition rounds a sum that has grown, perhaps always the same way
+                index = within(place(len(i[0]), *i[1:1 + len(more)]), len(i[0])).ravel() % len(i[0])
+                most = int(np.bincount(index).max()) if index.size else 0
+                sums = max(sums, EPS.get(x.dtype, 0) * most * (top(i[0]) + most * (2 if free else top(i[-1]))))
             return e[0] + (0 if free else e[-1] * (i[-1].size + 8)) + sums
         text = text.replace("$n", f"len({x.name})")
         value = "2" if free else f"$v"
