@@ -499,9 +499,8 @@ qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
     if (!local) value_release(vm, x);
     return i;
   }
-  rec_at(vm, n->mark);
   if (i.head == TAG_INT) {
-    if (x.head == TAG_LIST) {
+    if (x.head == TAG_LIST) { /* of which nothing is recorded */
       const qn_list *l = value_list(x);
       uint64_t at = (uint64_t)(i.u.i < 0 ? i.u.i + (int64_t)l->len : i.u.i);
       if (at < l->len) {
@@ -512,6 +511,7 @@ qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
     } else if (x.head == TAG_ARRAY && value_array(x)->rank > 0) {
       int64_t size = value_array(x)->shape[0], at = i.u.i < 0 ? i.u.i + size : i.u.i;
       if (at >= 0 && at < size) {
+        rec_at(vm, n->mark);
         qn_value r = index_row(vm, x, at);
         if (value_is_error(r)) raise_at(vm, n->mark);
         if (!local) value_release(vm, x);
@@ -519,6 +519,7 @@ qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
       }
     }
   }
+  rec_at(vm, n->mark);
   if (local) value_retain(x);
   qn_value r = value_unset();
   if (i.head == TAG_ARRAY && x.head == TAG_ARRAY && !op_deferred(vm)) r = get_named(vm, n, x, i);
