@@ -323,112 +323,83 @@ static bool assigns(const char *rest) {
   return rest[0] == '=' && rest[1] != '=';
 }
 
-/* The message for what stands at `t`, if it is a known slip; the error's id goes to *id. */
-static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
-  const unsigned char *rest = (const unsigned char *)p->text->text + t.end;
-  bool after = after_operand(p), before = before_operand(p), body = accepts(p, T_LC), statement = accepts(p, T_LET);
-  bracket_kind in = p->depth ? p->brackets[p->depth - 1].kind : BRACKET_BLOCK;
-  *id = E_slip;
-  if (before && p->last && lua_length(p, t)) return LUA_LENGTH;
+/* What a slip is found by: the token that is not good, and what could stand there. */
+typedef struct slip {
+  const parser *p;
+  int kind;
+  token t;
+  const unsigned char *rest; /* the text behind it */
+  bool after, before;        /* behind an operand; where one is expected */
+  bool body, statement;      /* before a body; at a statement's beginning */
+  bracket_kind in;
+  error_id id; /* of its message */
+} slip;
+
+/* Each of the following gives the message of a slip of its kind, or NULL. */
+
+/* What the tokens before it show. */
+static const char *slip_before(slip *s) {
+  const parser *p = s->p;
+  token t = s->t;
+  int kind = s->kind;
+  if (s->before && p->last && lua_length(p, t)) return LUA_LENGTH;
   if (p->last == T_RP && (kind == T_LC || kind == T_LREC || kind == T_LEMPTY || kind == T_RETURN || kind == T_NAME)) {
     const char *word = before_parens(p);
     if (word) return foreign_hint(FOREIGN_SYNTAX, word, strcspn(word, "( \t"));
   }
   /* `{ x = 1 }` and `{ f(x) }` as statements: after the brace only the names of a pattern make sense. */
-  bool names = accepts(p, T_COLON) && accepts(p, T_COMMA) && accepts(p, T_RC) && !after && !accepts(p, T_NL);
-  bool opened = p->last == T_LC && accepts(p, T_NAME) && !before && !statement &&
+  bool names = accepts(p, T_COLON) && accepts(p, T_COMMA) && accepts(p, T_RC) && !s->after && !accepts(p, T_NL);
+  bool opened = p->last == T_LC && accepts(p, T_NAME) && !s->before && !s->statement &&
                 (p->before == 0 || p->before == T_NL || p->before == T_SEMI || p->before == T_LC);
   if (p->last == T_CATCH && (kind == T_LC || kind == T_LREC || kind == T_LEMPTY))
-    return *id = E_syntax, "catch names the error: catch e { ... }, or catch _ { ... }";
-  if (p->last == T_NAME && p->before == T_LET && !after && (kind == T_NL || kind == T_SEMI || kind == LEX_END))
+    return s->id = E_syntax, "catch names the error: catch e { ... }, or catch _ { ... }";
+  if (p->last == T_NAME && p->before == T_LET && !s->after && (kind == T_NL || kind == T_SEMI || kind == LEX_END))
     return "a variable has a value from the beginning: let a = 0, or let a = nil";
   bool spread = kind == T_ELLIPSIS || kind == T_POW || kind == T_STAR;
   if ((names || opened) && spread) return "what is spread begins with two points: {..r, b: 2}";
   if ((names || opened) && p->brackets[p->depth ? p->depth - 1 : 0].kind != BRACKET_RECORD)
-    return *id = E_syntax, "a block stands only behind if, else, for, while, try, catch and fn";
-  switch (kind) {
+    return s->id = E_syntax, "a block stands only behind if, else, for, while, try, catch and fn";
+  return NULL;
+}
+
+/* At an operator, an assignment or an arrow. */
+static const char *slip_of_operator(slip *s) {
+  const parser *p = s->p;
+  token t = s->t;
+  int kind = s->kind;
+  switch (s->kind) {
   case T_ASSIGN:
-    if (after && body) return "a comparison is written ==";
-    if (p->last == T_NAME && (p->before == T_LP || p->before == T_COMMA) && in == BRACKET_ROUND && after)
+    if (s->after && s->body) return "a comparison is written ==";
+    if (p->last == T_NAME && (p->before == T_LP || p->before == T_COMMA) && s->in == BRACKET_ROUND && s->after)
       return "a keyword argument is written name: value; a comparison ==";
-    if (after) return "an assignment is a statement, not a value; a comparison is written ==";
+    if (s->after) return "an assignment is a statement, not a value; a comparison is written ==";
     if (p->last == T_NAME && !accepts(p, T_ASSIGN) &&
         (p->before == T_FOR || (p->before == T_LP && p->depth && opened_by(p, "for"))))
       return "a loop over numbers is written for i in 0..n { ... }";
-    if (p->last == T_NAME && !after && accepts(p, T_COMMA) && p->depth && opened_by(p, "let"))
+    if (p->last == T_NAME && !s->after && accepts(p, T_COMMA) && p->depth && opened_by(p, "let"))
       return "a pattern has no defaults; get(r, \"name\", default) reads a field that may be missing";
     break;
-  case T_FMT:
-    if (p->last == T_SBEG || p->last == T_SMID) return "a value stands before the format: \"{x:.3f}\"";
-    break;
-  case T_COLON:
-    if (p->before == T_ARROW) return "a body stands in braces: fn f(x) -> int { ... }";
-    if (before && in == BRACKET_ROUND && p->depth > 0 && (p->last == T_LP || p->last == T_COMMA))
-      return "items and slices are taken with brackets: x[1, :]";
-    if (after && !body && (in == BRACKET_ROUND || in == BRACKET_BLOCK) && p->last != T_NAME)
-      return "a range is written 1..11, without its end; with steps range(1, 11, 2)";
-    if (accepts(p, T_ARROW)) return "a body stands in braces: fn f(x) { ... }; a result type is written -> f32[n]";
-    if (p->last == T_NAME && p->before == T_LET && !after) return "a variable has no declared type: let x = 1";
-    if (body && !statement && after && !strncmp(lexer_line(p, t.start), "for ", 4) && *rest >= '0' && *rest <= '9')
-      return "a range is written 1..11, without its end; with steps range(1, 11, 2)";
-    if (body && !statement) return "a body stands in braces { }, without ':'";
-    break;
   case T_BOR:
-    if (before && p->last != T_NL) return "a function as a value is written fn(x) x + 1";
+    if (s->before && p->last != T_NL) return "a function as a value is written fn(x) x + 1";
     break;
   case T_TILDE:
-    if (after && (p->last == T_STRING || p->last == T_SEND)) return "strings are joined by +";
+    if (s->after && (p->last == T_STRING || p->last == T_SEND)) return "strings are joined by +";
     break;
   case T_AT:
-    if (before && *rest == '(') return "a function as a value is written fn(x) x + 1";
-    if (statement && *rest != ' ') return "there are no decorators; a function is wrapped by a call: let g = jit(f)";
+    if (s->before && *s->rest == '(') return "a function as a value is written fn(x) x + 1";
+    if (s->statement && *s->rest != ' ')
+      return "there are no decorators; a function is wrapped by a call: let g = jit(f)";
     break;
   case T_ARROW:
-    if (after || statement) return "a function as a value is written fn(x) x + 1";
-    break;
-  case T_IF:
-    if (after) return "a choice is written if c { a } else { b }";
-    break;
-  case T_FOR:
-    if (after && (in == BRACKET_SQUARE || in == BRACKET_ROUND))
-      return "a loop is no expression: append to a list in a for loop, or use vmap";
-    if (after && in == BRACKET_RECORD) return "a loop is no expression: let r = {}, then r[k] = v in a for loop";
-    break;
-  case T_LET:
-    if (p->last == T_LP && accepts(p, T_NAME) && !before) return "a loop over numbers is written for i in 0..n { ... }";
-    break;
-  case T_IN:
-  case T_NOT:
-    if (kind == T_IN && !after && p->last == T_NAME && (p->before == T_LP || p->before == T_COMMA))
-      return "a loop has no parentheses: for x in xs { ... }; for (a, b) in pairs { ... } takes items apart";
-    if (after && (kind == T_IN || in_follows(rest)))
-      return "there is no operator in: write contains(xs, x), of a record has(r, \"name\")";
-    break;
-  case T_INT:
-    if (in == BRACKET_RECORD && !before && accepts(p, T_STRING))
-      return "fields of records have names or texts: {\"1\": 2}, r[\"1\"]";
-    break;
-  case T_COMMA:
-    if (thousands(p, t)) return "digits are grouped by '_': 1_000";
-    if (p->before == T_IMPORT && p->last == T_NAME) return "one import names one module: import nn; import optim";
-    if (p->last == T_LB && before) return "a whole axis is written ':', as in x[:, 1]";
-    if (in == BRACKET_RECORD && p->last == T_NL) return *id = E_syntax, "a ',' stands at the end of the line before";
-    if ((accepts(p, T_NL) && in != BRACKET_RECORD) ||
-        (p->last == T_NAME && !p->depth && (accepts(p, T_IN) || accepts(p, T_ASSIGN))) ||
-        (in == BRACKET_BLOCK && (accepts(p, T_IN) || accepts(p, T_ASSIGN))))
-      return "a list stands in parentheses: (a, b)";
-    break;
-  case T_ELLIPSIS:
-    if (accepts(p, T_DOTDOT) && !after) return "what is spread begins with two points: ..xs";
-    if (after) return "a range is written a..b, without b";
+    if (s->after || s->statement) return "a function as a value is written fn(x) x + 1";
     break;
   case T_STAR:
   case T_POW:
-    if (accepts(p, T_DOTDOT) && !after && p->last != T_NL) return "what is spread begins with two points: ..xs";
+    if (accepts(p, T_DOTDOT) && !s->after && p->last != T_NL) return "what is spread begins with two points: ..xs";
     break;
   case T_PLUS:
-    if (before && p->last == T_ASSIGN && p->last_token.end == t.start) return "write x += 1";
-    if (before) return "there is no + in front of a value";
+    if (s->before && p->last == T_ASSIGN && p->last_token.end == t.start) return "write x += 1";
+    if (s->before) return "there is no + in front of a value";
     break;
   case T_EQ:
   case T_NE:
@@ -436,29 +407,77 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
   case T_LE:
   case T_GT:
   case T_GE:
-    *id = E_syntax;
-    if (after && line_has(p, t, '&', '|'))
+    s->id = E_syntax;
+    if (s->after && line_has(p, t, '&', '|'))
       return "& and | bind closer than comparisons: (a > 0) & (b < 2), or, of single conditions, a > 0 and b < 2";
-    if (after) return "comparisons do not chain; write a < b and b < c";
+    if (s->after) return "comparisons do not chain; write a < b and b < c";
     if (kind == T_EQ && p->last == T_NAME && p->before == T_LET) return "a new variable is written let x = 1";
     break;
+  case T_MINUS:
+    if (p->last == T_NAME && p->before == T_LET) return s->id = E_syntax, "names have letters, digits and _, no '-'";
+    break;
+  case T_PERCENT:
+    if (s->statement && *s->rest == ' ' && p->last == 0) return "a comment begins with #";
+    break;
+  default: break;
+  }
+  return NULL;
+}
+
+/* At ':', ',', ';' or the format of a value in a string. */
+static const char *slip_of_mark(slip *s) {
+  const parser *p = s->p;
+  token t = s->t;
+  switch (s->kind) {
+  case T_FMT:
+    if (p->last == T_SBEG || p->last == T_SMID) return "a value stands before the format: \"{x:.3f}\"";
+    break;
+  case T_COLON:
+    if (p->before == T_ARROW) return "a body stands in braces: fn f(x) -> int { ... }";
+    if (s->before && s->in == BRACKET_ROUND && p->depth > 0 && (p->last == T_LP || p->last == T_COMMA))
+      return "items and slices are taken with brackets: x[1, :]";
+    if (s->after && !s->body && (s->in == BRACKET_ROUND || s->in == BRACKET_BLOCK) && p->last != T_NAME)
+      return "a range is written 1..11, without its end; with steps range(1, 11, 2)";
+    if (accepts(p, T_ARROW)) return "a body stands in braces: fn f(x) { ... }; a result type is written -> f32[n]";
+    if (p->last == T_NAME && p->before == T_LET && !s->after) return "a variable has no declared type: let x = 1";
+    if (s->body && !s->statement && s->after && !strncmp(lexer_line(p, t.start), "for ", 4) && *s->rest >= '0' &&
+        *s->rest <= '9')
+      return "a range is written 1..11, without its end; with steps range(1, 11, 2)";
+    if (s->body && !s->statement) return "a body stands in braces { }, without ':'";
+    break;
+  case T_COMMA:
+    if (thousands(p, t)) return "digits are grouped by '_': 1_000";
+    if (p->before == T_IMPORT && p->last == T_NAME) return "one import names one module: import nn; import optim";
+    if (p->last == T_LB && s->before) return "a whole axis is written ':', as in x[:, 1]";
+    if (s->in == BRACKET_RECORD && p->last == T_NL)
+      return s->id = E_syntax, "a ',' stands at the end of the line before";
+    if ((accepts(p, T_NL) && s->in != BRACKET_RECORD) ||
+        (p->last == T_NAME && !p->depth && (accepts(p, T_IN) || accepts(p, T_ASSIGN))) ||
+        (s->in == BRACKET_BLOCK && (accepts(p, T_IN) || accepts(p, T_ASSIGN))))
+      return "a list stands in parentheses: (a, b)";
+    break;
+  case T_SEMI:
+    if (s->in == BRACKET_SQUARE) return "rows stand in brackets, items are separated by commas: [[1, 2], [3, 4]]";
+    break;
+  default: break;
+  }
+  return NULL;
+}
+
+/* At '.', '..' or '...'. */
+static const char *slip_of_points(slip *s) {
+  const parser *p = s->p;
+  switch (s->kind) {
+  case T_ELLIPSIS:
+    if (accepts(p, T_DOTDOT) && !s->after) return "what is spread begins with two points: ..xs";
+    if (s->after) return "a range is written a..b, without b";
+    break;
   case T_DOTDOT:
-    if (after) return *id = E_syntax, "ranges do not chain; a range with steps is range(a, b, step)";
-    if (before && in == BRACKET_SQUARE && accepts(p, T_COLON)) return "a slice is written x[:5]";
-    if (accepts(p, T_NAME) && accepts(p, T_STRING) && !before)
+    if (s->after) return s->id = E_syntax, "ranges do not chain; a range with steps is range(a, b, step)";
+    if (s->before && s->in == BRACKET_SQUARE && accepts(p, T_COLON)) return "a slice is written x[:5]";
+    if (accepts(p, T_NAME) && accepts(p, T_STRING) && !s->before)
       return "a record's type names the fields that must be there; it may have others, too";
-    if (accepts(p, T_NAME) && !before) return "a pattern names every item; the rest of a list is xs[1:]";
-    break;
-  case T_RP:
-  case T_RC:
-    if (!p->depth && (after || statement))
-      return *id = E_syntax, kind == T_RP ? "this ')' closes nothing" : "this '}' closes nothing";
-    if (kind == T_RP && p->last == T_NAME && p->before == T_LP && !after && accepts(p, T_COMMA))
-      return *id = E_syntax, "a pattern of one item is written (a,)";
-    break;
-  case T_RB:
-    if (!p->depth && (after || statement)) return *id = E_syntax, "this ']' closes nothing";
-    if (before && p->last == T_DOTDOT) return "a slice is written x[2:]";
+    if (accepts(p, T_NAME) && !s->before) return "a pattern names every item; the rest of a list is xs[1:]";
     break;
   case T_DOT:
     if (p->last == T_NAME && p->before == T_IMPORT) {
@@ -467,86 +486,161 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
       return hint ? hint : "a file in a folder is imported by import \"lib/util.qn\" as util";
     }
     break;
-  case T_LB:
-    if ((p->last == T_LET || p->last == T_FOR) && !before) return "a pattern stands in parentheses: (a, b)";
+  default: break;
+  }
+  return NULL;
+}
+
+/* At a word of the language, or a number. */
+static const char *slip_of_word(slip *s) {
+  const parser *p = s->p;
+  int kind = s->kind;
+  switch (s->kind) {
+  case T_IF:
+    if (s->after) return "a choice is written if c { a } else { b }";
     break;
-  case T_MINUS:
-    if (p->last == T_NAME && p->before == T_LET) return *id = E_syntax, "names have letters, digits and _, no '-'";
+  case T_FOR:
+    if (s->after && (s->in == BRACKET_SQUARE || s->in == BRACKET_ROUND))
+      return "a loop is no expression: append to a list in a for loop, or use vmap";
+    if (s->after && s->in == BRACKET_RECORD) return "a loop is no expression: let r = {}, then r[k] = v in a for loop";
+    break;
+  case T_LET:
+    if (p->last == T_LP && accepts(p, T_NAME) && !s->before)
+      return "a loop over numbers is written for i in 0..n { ... }";
+    break;
+  case T_IN:
+  case T_NOT:
+    if (kind == T_IN && !s->after && p->last == T_NAME && (p->before == T_LP || p->before == T_COMMA))
+      return "a loop has no parentheses: for x in xs { ... }; for (a, b) in pairs { ... } takes items apart";
+    if (s->after && (kind == T_IN || in_follows(s->rest)))
+      return "there is no operator in: write contains(xs, x), of a record has(r, \"name\")";
+    break;
+  case T_INT:
+    if (s->in == BRACKET_RECORD && !s->before && accepts(p, T_STRING))
+      return "fields of records have names or texts: {\"1\": 2}, r[\"1\"]";
+    break;
+  case T_ELSE:
+    if (s->statement || s->after)
+      return s->id = E_syntax, "else stands behind the '}' of an if, with no other statement between";
+    break;
+  case T_CATCH:
+    if (s->statement) return s->id = E_syntax, "catch stands behind the '}' of a try";
+    break;
+  default: break;
+  }
+  return NULL;
+}
+
+/* At a bracket that is no '{'. */
+static const char *slip_of_bracket(slip *s) {
+  const parser *p = s->p;
+  int kind = s->kind;
+  switch (s->kind) {
+  case T_RP:
+  case T_RC:
+    if (!p->depth && (s->after || s->statement))
+      return s->id = E_syntax, kind == T_RP ? "this ')' closes nothing" : "this '}' closes nothing";
+    if (kind == T_RP && p->last == T_NAME && p->before == T_LP && !s->after && accepts(p, T_COMMA))
+      return s->id = E_syntax, "a pattern of one item is written (a,)";
+    break;
+  case T_RB:
+    if (!p->depth && (s->after || s->statement)) return s->id = E_syntax, "this ']' closes nothing";
+    if (s->before && p->last == T_DOTDOT) return "a slice is written x[2:]";
+    break;
+  case T_LB:
+    if ((p->last == T_LET || p->last == T_FOR) && !s->before) return "a pattern stands in parentheses: (a, b)";
     break;
   case T_LP:
     if (p->last == T_NAME && p->before == T_LET) return "a function is written fn f(x) = x + 1, or fn f(x) { ... }";
     if (p->last == T_CATCH) return "the name of the error stands without parentheses: catch e { ... }";
-    if (!before && accepts(p, T_RP) && accepts(p, T_NAME) && (p->last == T_LP || p->last == T_COMMA))
+    if (!s->before && accepts(p, T_RP) && accepts(p, T_NAME) && (p->last == T_LP || p->last == T_COMMA))
       return "a parameter is a name; its items are taken apart in the body: let (a, b) = p";
-    break;
-  case T_ELSE:
-    if (statement || after)
-      return *id = E_syntax, "else stands behind the '}' of an if, with no other statement between";
-    break;
-  case T_CATCH:
-    if (statement) return *id = E_syntax, "catch stands behind the '}' of a try";
-    break;
-  case T_SEMI:
-    if (in == BRACKET_SQUARE) return "rows stand in brackets, items are separated by commas: [[1, 2], [3, 4]]";
-    break;
-  case T_PERCENT:
-    if (statement && *rest == ' ' && p->last == 0) return "a comment begins with #";
-    break;
-  case T_LC:
-    if (before && (p->last == T_AND || p->last == T_OR || p->last == T_NOT || is_operator(p->last) || p->last == T_IN))
-      return operand_missing(p->last);
-    if (p->last == T_ASSIGN && p->before == T_RP && lexer_in_header(p, t.start))
-      return "a body in braces stands without =: fn f(x) { ... }";
-    if (statement) return *id = E_syntax, "a block stands only behind if, else, for, while, try, catch and fn";
-    if (before && p->depth > 1 && p->brackets[p->depth - 2].at + 1 == t.start &&
-        (p->brackets[p->depth - 2].kind == BRACKET_STRING || p->brackets[p->depth - 2].kind == BRACKET_TEXT))
-      return "a value stands between the braces of a string; braces as text are written \\{ \\}";
-    if (before) {
-      const char *s = (const char *)lexer_skip(p, rest), *e = s;
-      if (!strncmp(s, "...", 3) || !strncmp(s, "**", 2)) return "what is spread begins with two points: {..r, b: 2}";
-      if (*s >= '0' && *s <= '9') {
-        e += strspn(e, "0123456789");
-        e += strspn(e, " \t");
-        if (*e == ':') return "fields of records have names or texts: {\"1\": 2}, r[\"1\"]";
-        if (*e == ',' || *e == '}') return "there are no sets: lists are written (1, 2), records {a: 1}";
-      }
-      e = s;
-      while ((*e >= 'a' && *e <= 'z') || (*e >= 'A' && *e <= 'Z') || *e == '_' || (*e >= '0' && *e <= '9')) e++;
-      if (e > s) {
-        e += strspn(e, " \t");
-        if (e[0] == '=' && e[1] != '=') return "a field of a record is written name: value";
-        if (*e == ',' || *e == '}') return *id = E_syntax, "{a, b} is a pattern; a record is written {a: a, b: b}";
-      }
-      return *id = E_syntax, "a block stands only behind if, else, for, while, try, catch and fn; a record is {a: 1}";
-    }
     break;
   default: break;
   }
-  if (in == BRACKET_RECORD && !before && accepts(p, T_RC) && (p->last == T_NL || after) &&
-      (kind == T_NAME || kind == T_STRING || kind == T_DOTDOT) && !foreign_word(p, kind, t))
-    return *id = E_syntax, "fields are separated by ','; one is missing before this";
-  *id = E_slip;
-  if (statement && p->last == T_NL && kind > 0 &&
-      (kind == T_STAR || kind == T_SLASH || kind == T_PERCENT || kind == T_AT || kind == T_POW || kind == T_AND ||
-       kind == T_OR || kind == T_EQ || kind == T_BOR || kind == T_BAND || kind == T_DOTDOT))
-    return "a statement cannot begin with an operator: to continue the line above, end that line with the operator or "
-           "use "
-           "parentheses";
-  if (kind != LEX_END && line_inside(p, t)) return *id = E_syntax, NULL;
+  return NULL;
+}
+
+/* At the '{' of what was meant to be a value: a set, a record in other notations, a block. */
+static const char *slip_of_value_brace(slip *s) {
+  const char *at = (const char *)lexer_skip(s->p, s->rest), *e = at;
+  if (!strncmp(at, "...", 3) || !strncmp(at, "**", 2)) return "what is spread begins with two points: {..r, b: 2}";
+  if (*at >= '0' && *at <= '9') {
+    e += strspn(e, "0123456789");
+    e += strspn(e, " \t");
+    if (*e == ':') return "fields of records have names or texts: {\"1\": 2}, r[\"1\"]";
+    if (*e == ',' || *e == '}') return "there are no sets: lists are written (1, 2), records {a: 1}";
+  }
+  e = at;
+  while ((*e >= 'a' && *e <= 'z') || (*e >= 'A' && *e <= 'Z') || *e == '_' || (*e >= '0' && *e <= '9')) e++;
+  if (e > at) {
+    e += strspn(e, " \t");
+    if (e[0] == '=' && e[1] != '=') return "a field of a record is written name: value";
+    if (*e == ',' || *e == '}') return s->id = E_syntax, "{a, b} is a pattern; a record is written {a: a, b: b}";
+  }
+  return s->id = E_syntax, "a block stands only behind if, else, for, while, try, catch and fn; a record is {a: 1}";
+}
+
+static const char *slip_of_brace(slip *s) {
+  const parser *p = s->p;
+  token t = s->t;
+  if (s->before && (p->last == T_AND || p->last == T_OR || p->last == T_NOT || is_operator(p->last) || p->last == T_IN))
+    return operand_missing(p->last);
+  if (p->last == T_ASSIGN && p->before == T_RP && lexer_in_header(p, t.start))
+    return "a body in braces stands without =: fn f(x) { ... }";
+  if (s->statement) return s->id = E_syntax, "a block stands only behind if, else, for, while, try, catch and fn";
+  if (s->before && p->depth > 1 && p->brackets[p->depth - 2].at + 1 == t.start &&
+      (p->brackets[p->depth - 2].kind == BRACKET_STRING || p->brackets[p->depth - 2].kind == BRACKET_TEXT))
+    return "a value stands between the braces of a string; braces as text are written \\{ \\}";
+  return s->before ? slip_of_value_brace(s) : NULL;
+}
+
+static const char *slip_of_token(slip *s) {
+  switch (s->kind) {
+  case T_FMT:
+  case T_COLON:
+  case T_COMMA:
+  case T_SEMI: return slip_of_mark(s);
+  case T_ELLIPSIS:
+  case T_DOTDOT:
+  case T_DOT: return slip_of_points(s);
+  case T_IF:
+  case T_FOR:
+  case T_LET:
+  case T_IN:
+  case T_NOT:
+  case T_INT:
+  case T_ELSE:
+  case T_CATCH: return slip_of_word(s);
+  case T_RP:
+  case T_RC:
+  case T_RB:
+  case T_LB:
+  case T_LP: return slip_of_bracket(s);
+  case T_LC: return slip_of_brace(s);
+  default: return slip_of_operator(s);
+  }
+}
+
+/* What words side by side, or one of another language, show. */
+static const char *slip_of_hints(slip *s) {
+  const parser *p = s->p;
+  token t = s->t;
+  int kind = s->kind;
   const char *hint = slip_of_words(p, kind, t);
   /* `if (c) print(1)`: the call is as it should be, its braces are missing. */
   bool named = accepts(p, T_ASSIGN),
-       header = body && !statement && (after || named || p->last == T_ELSE || p->last == T_TRY);
+       header = s->body && !s->statement && (s->after || named || p->last == T_ELSE || p->last == T_TRY);
   bool literal = kind != T_NAME && kind != T_FN && kind != T_NOT && begins_value(kind);
-  bool jump = kind == T_RETURN || kind == T_BREAK || kind == T_CONTINUE, call = kind == T_NAME && *rest == '(';
-  jump |= kind == T_NAME && assigns((const char *)lexer_skip(p, rest));
-  if (!hint && call && after && !header && in == BRACKET_BLOCK && p->last != T_NAME)
-    return *id = E_syntax, p->last == T_INT || p->last == T_FLOAT
-                               ? "statements on one line are separated by ';'; a product is written 2 * f(x)"
-                               : "statements on one line are separated by ';'";
-  if (!hint && kind == T_NAME && p->last == T_RC && after && !header && in == BRACKET_BLOCK &&
+  bool jump = kind == T_RETURN || kind == T_BREAK || kind == T_CONTINUE, call = kind == T_NAME && *s->rest == '(';
+  jump |= kind == T_NAME && assigns((const char *)lexer_skip(p, s->rest));
+  if (!hint && call && s->after && !header && s->in == BRACKET_BLOCK && p->last != T_NAME)
+    return s->id = E_syntax, p->last == T_INT || p->last == T_FLOAT
+                                 ? "statements on one line are separated by ';'; a product is written 2 * f(x)"
+                                 : "statements on one line are separated by ';'";
+  if (!hint && kind == T_NAME && p->last == T_RC && s->after && !header && s->in == BRACKET_BLOCK &&
       !foreign_word(p, kind, t))
-    return *id = E_syntax, "statements on one line are separated by ';'";
+    return s->id = E_syntax, "statements on one line are separated by ';'";
   bool made = kind == T_NAME && t.end - t.start == 3 && !memcmp(p->text->text + t.start, "new", 3); /* throw new E() */
   if (!hint && (call || made) && p->last == T_NAME) hint = foreign_word(p, p->last, p->last_token);
   if (!hint && !(header && call)) hint = foreign_word(p, kind, t);
@@ -555,30 +649,77 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
   if (!hint && (begins_value(kind) || kind == T_LC || kind == T_LREC || kind == T_LEMPTY || kind == T_COLON ||
                 kind == T_LET || kind == T_IF))
     hint = foreign_word(p, p->last, p->last_token);
-  if (hint) return hint;
+  return hint;
+}
+
+/* What is left to be said where nothing else is. */
+static const char *slip_of_place(slip *s) {
+  const parser *p = s->p;
+  token t = s->t;
+  int kind = s->kind;
   /* `lett x = 1`: two names at the beginning of a statement. */
   if (kind == T_NAME && p->last == T_NAME &&
       (p->before == 0 || p->before == T_NL || p->before == T_SEMI || p->before == T_LC)) {
-    const unsigned char *next = lexer_skip(p, rest);
+    const unsigned char *next = lexer_skip(p, s->rest);
     if (next[0] == '=' && next[1] != '=') return "a new variable is written let x = 1";
   }
-  *id = E_syntax;
+  s->id = E_syntax;
   /* A brace is among the brackets already. */
   bool inner = p->depth && p->brackets[p->depth - 1].at == t.start;
-  bracket_kind outer = !inner ? in : p->depth > 1 ? p->brackets[p->depth - 2].kind : BRACKET_BLOCK;
-  if (after && !body && (outer == BRACKET_BLOCK || p->last_token.end == t.start)) {
+  bracket_kind outer = !inner ? s->in : p->depth > 1 ? p->brackets[p->depth - 2].kind : BRACKET_BLOCK;
+  if (s->after && !s->body && (outer == BRACKET_BLOCK || p->last_token.end == t.start)) {
     if (kind == T_LREC)
       return "a record cannot stand behind a value: a call is written f({a: 1}), a changed record {..r, a: 1}";
     if (kind == T_LC || kind == T_LEMPTY)
       return "a block stands only behind if, else, for, while, try, catch and fn; a record is {a: 1}";
   }
-  if ((kind == T_NL || kind == LEX_END) && body && *lexer_skip(p, rest) == '{')
+  if ((kind == T_NL || kind == LEX_END) && s->body && *lexer_skip(p, s->rest) == '{')
     return "'{' stands on the line of what it belongs to";
   if (kind == T_LET || kind == T_RETURN || kind == T_BREAK || kind == T_CONTINUE || kind == T_WHILE || kind == T_FOR ||
       kind == T_IMPORT) {
-    if (before && !statement) return "a statement is no value; a body of statements stands in braces { }";
+    if (s->before && !s->statement) return "a statement is no value; a body of statements stands in braces { }";
   }
   return NULL;
+}
+
+/* What is missing before the token, or stands on the wrong line. */
+static const char *slip_of_line(slip *s) {
+  const parser *p = s->p;
+  int kind = s->kind;
+  if (s->in == BRACKET_RECORD && !s->before && accepts(p, T_RC) && (p->last == T_NL || s->after) &&
+      (kind == T_NAME || kind == T_STRING || kind == T_DOTDOT) && !foreign_word(p, kind, s->t))
+    return s->id = E_syntax, "fields are separated by ','; one is missing before this";
+  s->id = E_slip;
+  if (s->statement && p->last == T_NL && kind > 0 &&
+      (kind == T_STAR || kind == T_SLASH || kind == T_PERCENT || kind == T_AT || kind == T_POW || kind == T_AND ||
+       kind == T_OR || kind == T_EQ || kind == T_BOR || kind == T_BAND || kind == T_DOTDOT))
+    return "a statement cannot begin with an operator: to continue the line above, end that line with the operator or "
+           "use "
+           "parentheses";
+  return NULL;
+}
+
+/* The message for what stands at `t`, if it is a known slip; the error's id goes to *id. */
+static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
+  slip s = {.p = p,
+            .kind = kind,
+            .t = t,
+            .rest = (const unsigned char *)p->text->text + t.end,
+            .after = after_operand(p),
+            .before = before_operand(p),
+            .body = accepts(p, T_LC),
+            .statement = accepts(p, T_LET),
+            .in = p->depth ? p->brackets[p->depth - 1].kind : BRACKET_BLOCK,
+            .id = E_slip};
+  const char *found = slip_before(&s);
+  if (!found) found = slip_of_token(&s);
+  if (!found) found = slip_of_line(&s);
+  if (!found && (kind == LEX_END || !line_inside(p, t))) {
+    found = slip_of_hints(&s);
+    if (!found) found = slip_of_place(&s);
+  }
+  *id = found ? s.id : E_syntax;
+  return found;
 }
 
 /* A bracket that was opened on another line is often what is really wrong. */
