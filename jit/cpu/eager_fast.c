@@ -448,7 +448,7 @@ static inline __attribute__((always_inline)) qn_value any(qn_vm *vm, op_id op, c
   if (__builtin_expect(!s->usable, 0)) return value_unset();
   f.nin = nin;
   uint32_t vectors = 0;
-  bool whole = x->contiguous && x->size;
+  bool whole = x->size && (x->contiguous || x->size <= BLOCK);
   const void *at[OPERANDS] = {NULL, NULL, NULL};
   EACH_OPERAND(k, OPERANDS) f.from[k] = NULL;
   EACH_OPERAND(k, nin) {
@@ -460,8 +460,11 @@ static inline __attribute__((always_inline)) qn_value any(qn_vm *vm, op_id op, c
     }
     at[k] = f.from[k] = a->storage->data + a->offset * (int64_t)s->size[k];
     if (a == x || same_shape(a, x)) {
-      whole = whole && a->contiguous;
       vectors |= 1u << k;
+      if (a->contiguous) continue;
+      whole = whole && a->size <= BLOCK;
+      if (whole) eager_write_out(held[k], a);
+      at[k] = held[k];
     } else if (a->size != 1 && whole) {
       whole = repeat(x, a, s->size[k], held[k]);
       at[k] = held[k];
@@ -489,11 +492,6 @@ static inline bool plain(const qn_vm *vm, const qn_array *a) {
   return a->storage && !a->device && a->contiguous && (uint64_t)a->size - 1 < (uint64_t)vm->tune[TUNE_par_grain];
 }
 
-/* In the CPU's memory, with gaps, and of at most a block. */
-static inline bool gappy(const qn_array *a) {
-  return a->storage && !a->device && !a->contiguous && (uint64_t)a->size - 1 < BLOCK;
-}
-
 static inline __attribute__((always_inline)) qn_value run_plain(qn_vm *vm, const op_program *s, const qn_array *x,
                                                                 const void *a, const void *b, uint32_t vectors) {
   if (__builtin_expect(!s, 0)) return value_error();
@@ -501,20 +499,11 @@ static inline __attribute__((always_inline)) qn_value run_plain(qn_vm *vm, const
   return run_whole(vm, s, x, a, b, NULL, vectors);
 }
 
-static __attribute__((noinline)) qn_value one_with_gaps(qn_vm *vm, const op_program *s, const qn_array *x) {
-  _Alignas(64) char held[BLOCK * 8];
-  if (__builtin_expect(!s, 0)) return value_error();
-  if (!s->usable) return value_unset();
-  eager_write_out(held, x);
-  return run_whole(vm, s, x, held, NULL, NULL, 1);
-}
-
 qn_value eager_one(qn_vm *vm, op_id op, qn_value a) {
   if (a.head == TAG_ARRAY && op != OP_stop_gradient) {
     const qn_array *x = value_array(a);
     if (plain(vm, x))
       return run_plain(vm, op_program_of(vm, op, op_program_number(x->dtype, 0)), x, array_data(x), NULL, 1);
-    if (gappy(x)) return one_with_gaps(vm, op_program_of(vm, op, op_program_number(x->dtype, 0)), x);
   }
   return any_one(vm, op, &a);
 }
@@ -532,128 +521,16 @@ static inline __attribute__((always_inline)) qn_value with_number(qn_vm *vm, op_
   return turned ? run_plain(vm, s, x, cell, array_data(x), 2) : run_plain(vm, s, x, array_data(x), cell, 1);
 }
 
-/* x and y, both plain, whose shape is that of the last axes of x: row by row. `turned`: y is the first operand. */
-static __attribute__((noinline)) qn_value run_suffix(qn_vm *vm, const op_program *s, const qn_array *x,
-                                                     const qn_array *y, bool turned) {
-  if (__builtin_expect(!s, 0)) return value_error();
-  const char *big = array_data(x), *small = array_data(y);
-  int64_t n = y->size, total = x->size;
-  if (n == 1) return run_plain(vm, s, x, turned ? small : big, turned ? big : small, turned ? 2 : 1);
-  if (!s->fn) {
-    _Alignas(64) char held[BLOCK * 8];
-    if (total > BLOCK) return value_unset();
-    size_t size = s->size[turned ? 0 : 1];
-    repeat_row(held, small, (size_t)n * size, (size_t)total * size);
-    return run_steps(vm, s, x, turned ? held : big, turned ? big : held, NULL, 3);
-  }
-  qn_array *out = array_new_like(vm, (qn_dtype)s->result, x);
-  if (__builtin_expect(!out, 0)) return value_error();
-  size_t out_step = (size_t)n * dtype_size((qn_dtype)s->result), step = (size_t)n * s->size[turned ? 1 : 0];
-  char *to = out->storage->data;
-  for (; total > 0; total -= n, to += out_step, big += step)
-    s->fn(to, turned ? small : big, turned ? big : small, NULL, VM_A | VM_B, n);
-  return value_obj(TAG_ARRAY, out);
-}
-
-/* x and y, both plain, whose shape is that of the first axes of x, the others being 1. */
-static __attribute__((noinline)) qn_value run_prefix(qn_vm *vm, const op_program *s, const qn_array *x,
-                                                     const qn_array *y, bool turned) {
-  _Alignas(64) char held[BLOCK * 8];
-  if (__builtin_expect(!s, 0)) return value_error();
-  if (!s->usable || x->size > BLOCK) return value_unset();
-  repeat_each(array_data(y), y->size, x->size / y->size, s->size[turned ? 0 : 1], held);
-  const char *big = array_data(x);
-  return run_whole(vm, s, x, turned ? held : big, turned ? big : held, NULL, 3);
-}
-
-/* x and y, both plain, where y has size 1 along the last axes, as many as x has that are not 1: each element of y beside all of x.
- * Unset: they are not so. */
-static __attribute__((noinline)) qn_value run_outer(qn_vm *vm, const op_program *s, const qn_array *x,
-                                                    const qn_array *y, bool turned) {
-  _Alignas(64) char wide[BLOCK * 8], tall[BLOCK * 8];
-  if (__builtin_expect(!s, 0)) return value_error();
-  int rank = y->rank, inner = rank;
-  while (inner > 0 && y->shape[inner - 1] == 1) inner--;
-  int before = rank - x->rank, ones = inner - before;
-  if (before < 0 || !s->usable || x->size * y->size > BLOCK) return value_unset();
-  for (int i = 0; i < ones; i++)
-    if (x->shape[i] != 1) return value_unset();
-  int64_t shape[ARRAY_MAX_RANK];
-  for (int i = 0; i < rank; i++) shape[i] = i < inner || i < before ? y->shape[i] : x->shape[i - before];
-  qn_array *out = array_new(vm, (qn_dtype)s->result, rank, shape);
-  if (__builtin_expect(!out, 0)) return value_error();
-  const char *row = array_data(x), *column = array_data(y);
-  char *to = out->storage->data;
-  int64_t n = x->size;
-  size_t out_step = (size_t)n * dtype_size((qn_dtype)s->result), size = s->size[turned ? 1 : 0];
-  size_t step = s->size[turned ? 0 : 1];
-  if (s->fn) {
-    for (int64_t i = y->size; i > 0; i--, to += out_step, column += step)
-      s->fn(to, turned ? column : row, turned ? row : column, NULL, turned ? VM_B : VM_A, n);
-    return value_obj(TAG_ARRAY, out);
-  }
-  char *end = wide;
-  for (int64_t i = y->size; i > 0; i--, end += (size_t)n * size) memcpy(end, row, (size_t)n * size);
-  repeat_each(column, y->size, n, step, tall);
-  const void *at[PROGRAM_SLOTS] = {turned ? tall : wide, turned ? wide : tall};
-  at[2] = NULL;
-  if (op_program_run(s, at, VM_A | VM_B, to, out->size)) return value_obj(TAG_ARRAY, out);
-  value_release(vm, value_obj(TAG_ARRAY, out));
-  return value_unset();
-}
-
-/* Of two arrays of one shape or an array and a number, the array or arrays with gaps: these are written out. */
-static __attribute__((noinline)) qn_value with_gaps(qn_vm *vm, op_id op, qn_value a, qn_value b) {
-  _Alignas(64) char held[2][BLOCK * 8];
-  const qn_value in[2] = {a, b};
-  const qn_array *x = value_array(a.head == TAG_ARRAY ? a : b);
-  uint32_t kind[2], vectors = 0;
-  EACH_OPERAND(k, 2)
-  kind[k] = in[k].head == TAG_ARRAY ? value_array(in[k])->dtype : PROGRAM_WEAK + (uint32_t)in[k].head;
-  const op_program *s = op_program_of(vm, op, op_program_number(kind[0], kind[1]));
-  if (__builtin_expect(!s, 0)) return value_error();
-  if (!s->usable) return value_unset();
-  const void *at[2];
-  EACH_OPERAND(k, 2) {
-    at[k] = held[k];
-    if (in[k].head != TAG_ARRAY) {
-      if (!scalar_fits(in[k], (qn_dtype)s->scalar[k], held[k])) return value_unset();
-      continue;
-    }
-    const qn_array *y = value_array(in[k]);
-    vectors |= 1u << k;
-    if (y->contiguous) {
-      at[k] = array_data(y);
-      x = y;
-    } else {
-      eager_write_out(held[k], y);
-    }
-  }
-  return run_whole(vm, s, x, at[0], at[1], NULL, vectors);
-}
-
 static __attribute__((noinline)) qn_value two(qn_vm *vm, op_id op, qn_value a, qn_value b) {
   if (a.head == TAG_ARRAY && b.head == TAG_ARRAY) {
     const qn_array *x = value_array(a), *y = value_array(b);
-    if (plain(vm, x) && plain(vm, y)) {
-      const op_program *s = op_program_of(vm, op, op_program_number(x->dtype, y->dtype));
-      if (same_shape(x, y)) return run_plain(vm, s, x, array_data(x), array_data(y), 3);
-      qn_value r = is_suffix(x, y)              ? run_suffix(vm, s, x, y, false)
-                   : is_suffix(y, x)            ? run_suffix(vm, s, y, x, true)
-                   : is_prefix(x, y)            ? run_prefix(vm, s, x, y, false)
-                   : is_prefix(y, x)            ? run_prefix(vm, s, y, x, true)
-                   : y->shape[y->rank - 1] == 1 ? run_outer(vm, s, x, y, false)
-                                                : run_outer(vm, s, y, x, true);
-      if (r.head != TAG_UNSET) return r;
-    } else if (same_shape(x, y) && (gappy(x) || plain(vm, x)) && (gappy(y) || plain(vm, y))) {
-      return with_gaps(vm, op, a, b);
-    }
+    if (plain(vm, x) && plain(vm, y) && same_shape(x, y))
+      return run_plain(vm, op_program_of(vm, op, op_program_number(x->dtype, y->dtype)), x, array_data(x),
+                       array_data(y), 3);
   } else if (a.head == TAG_ARRAY && b.head - TAG_BOOL <= TAG_FLOAT - TAG_BOOL) {
     if (plain(vm, value_array(a))) return with_number(vm, op, a, b, false);
-    if (gappy(value_array(a))) return with_gaps(vm, op, a, b);
   } else if (b.head == TAG_ARRAY && a.head - TAG_BOOL <= TAG_FLOAT - TAG_BOOL) {
     if (plain(vm, value_array(b))) return with_number(vm, op, b, a, true);
-    if (gappy(value_array(b))) return with_gaps(vm, op, a, b);
   }
   const qn_value in[2] = {a, b};
   return any_two(vm, op, in);
