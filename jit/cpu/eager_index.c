@@ -274,52 +274,10 @@ static __attribute__((noinline)) qn_value read_found(qn_vm *vm, const bvm_loops 
   return find(l, p, &places) ? read_places(vm, l, x, &places) : value_unset();
 }
 
-/* What index arrays of one shape name that govern the last axes of the result: behind each place along the others the elements of one index
- * array are read at once. */
-static inline __attribute__((always_inline)) qn_value read_last(qn_vm *vm, const bvm_loops *l, const qn_array *x,
-                                                                const eager_pick *p) {
-  const qn_array *a = p->index[0];
-  int64_t at[EAGER_PLACES], room[EAGER_PLACES], shape[ARRAY_MAX_RANK], n = 1, size = a->size;
-  const int64_t *index = NULL;
-  qn_array *out;
-  at[0] = p->offset;
-  for (int i = 0; i < p->lead; i++) {
-    if ((n = with_own(p, i, at, n)) < 0) return value_unset();
-    shape[i] = p->shape[i];
-  }
-  if (p->n > 1) {
-    size = with_alike(l, p, at, n);
-    if (size < 0) return value_unset();
-    n = 1;
-  } else if ((uint64_t)size - 1 >= EAGER_PLACES || n * size > EAGER_PLACES ||
-             !bounded(l, a, p->size[0], room, &index)) {
-    return value_unset();
-  }
-  if (p->lead == 0) {
-    out = array_new_like(vm, (qn_dtype)x->dtype, a);
-  } else {
-    if (p->lead + a->rank > ARRAY_MAX_RANK) return value_unset();
-    for (int i = 0; i < a->rank; i++) shape[p->lead + i] = a->shape[i];
-    out = array_new(vm, (qn_dtype)x->dtype, p->lead + a->rank, shape);
-  }
-  if (!out) return value_error();
-  gather_fn gather = gather_of(l, x);
-  char *to = out->storage->data;
-  const char *from = x->storage->data;
-  if (p->n > 1) {
-    gather(to, from, at, 1, size);
-  } else {
-    size_t each = dtype_size((qn_dtype)x->dtype);
-    for (int64_t i = 0; i < n; i++, to += each * (size_t)size)
-      gather(to, from + at[i] * (int64_t)each, index, p->stride[0], size);
-  }
-  return value_obj(TAG_ARRAY, out);
-}
-
 qn_value eager_pick_apply(qn_vm *vm, const qn_array *x, const eager_pick *p) {
   const bvm_loops *l = cpu_loops(vm);
   if (!l) return value_error();
-  return p->rank == p->lead && is_alike(p) ? read_last(vm, l, x, p) : read_found(vm, l, x, p);
+  return read_found(vm, l, x, p);
 }
 
 /* ---- the whole of an axis, or all of them ----------------------------------------------------------------------------- */
