@@ -1322,7 +1322,7 @@ def case_fuzz(place):
     while rounds < place.count and (not rounds or time.monotonic() < end):
         seed = place.seed + rounds
         rng = random.Random(seed)
-        p = Prompt(place, columns=rng.choice([20, 33, 80]), rows=rng.choice([6, 24]))
+        p = Prompt(place, columns=rng.choice([20, 33, 80]), rows=rng.choice([6, 24]), ahead=True)
         for _ in range(6):
             keys, done = [rng.choice(PIECES) for _ in range(rng.randrange(1, 60))], []
             try:

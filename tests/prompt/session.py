@@ -89,7 +89,8 @@ def keys_are_read(terminal):
 class Prompt:
     """The binary on a terminal of its own."""
 
-    def __init__(self, place, *args, columns=80, rows=24, color=False, start=True, **env):
+    def __init__(self, place, *args, columns=80, rows=24, color=False, start=True, ahead=False, **env):
+        """`ahead`: keys may come while code runs; then the terminal neither shows them nor takes Ctrl-S for itself."""
         self.screen = Screen(columns, rows)
         self.place, self.status = place, None
         environment = dict(place.env, TERM="xterm-256color", **env)
@@ -100,6 +101,11 @@ class Prompt:
             try:
                 os.chdir(place.folder)
                 fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+                if ahead:
+                    how = termios.tcgetattr(0)
+                    how[0] &= ~termios.IXON
+                    how[3] &= ~termios.ECHO
+                    termios.tcsetattr(0, termios.TCSANOW, how)
                 os.execve(place.quern, [place.quern, *args], environment)
             finally:
                 os._exit(127)
