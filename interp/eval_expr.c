@@ -47,7 +47,10 @@ qn_value eval_list_spread(qn_vm *vm, node *h, qn_value *fp) {
   n_items *n = (n_items *)h;
   qn_value *mark = vm->sp, stopped = value_error();
   qn_list *l = vm_enter(vm, 1) ? list_new(vm, 0) : NULL;
-  if (!l) return value_error();
+  if (!l) {
+    raise_at(vm, h->at);
+    return value_error();
+  }
   *vm->sp++ = value_obj(TAG_LIST, l);
   for (uint32_t i = 0; i < n->n; i++) {
     bool spread = n->items[i]->kind == N_SPREAD;
@@ -68,7 +71,10 @@ out:
 qn_value eval_list(qn_vm *vm, node *h, qn_value *fp) {
   n_items *n = (n_items *)h;
   qn_value *mark = vm->sp;
-  if (!vm_enter(vm, n->n)) return value_error();
+  if (!vm_enter(vm, n->n)) {
+    raise_at(vm, h->at);
+    return value_error();
+  }
   for (uint32_t i = 0; i < n->n; i++) {
     qn_value v = eval(vm, n->items[i], fp);
     if (value_stops(v)) {
@@ -90,7 +96,10 @@ qn_value eval_list(qn_vm *vm, node *h, qn_value *fp) {
 /* A literal of fixed names: its layout is found once. */
 static qn_value record_fixed(qn_vm *vm, n_record *n, qn_value *fp) {
   qn_value *mark = vm->sp;
-  if (!vm_enter(vm, n->n)) return value_error();
+  if (!vm_enter(vm, n->n)) {
+    raise_at(vm, n->h.at);
+    return value_error();
+  }
   for (uint32_t i = 0; i < n->n; i++) {
     qn_value v = eval(vm, n->fields[i].value, fp);
     if (value_stops(v)) {

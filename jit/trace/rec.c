@@ -1249,15 +1249,16 @@ static void jit_close(qn_vm *vm) {
   if (!j) return;
   if (vm->rec) rec_free(vm->rec);
   engine_jit_forget(vm);
-  for (anchor_specializations *e = j->anchors, *next; e; e = next) {
-    next = e->next;
+  /* What a result holds may be a graph, which closes its own anchor: it is in the list or has none. */
+  for (anchor_specializations *e; (e = j->anchors);) {
+    j->anchors = e->next;
+    if (e->anchor) e->anchor->entries = NULL;
     for (specialization *x = e->first, *after; x; x = after) {
       after = x->next;
       specialization_free(vm, x);
     }
     mem_free(vm, e->recompiles, e->recompiles_cap * sizeof *e->recompiles);
     parts_free(vm, &e->parts);
-    if (e->anchor) e->anchor->entries = NULL;
     mem_free(vm, e, sizeof *e);
   }
   for (chain_anchor *c = j->chains, *next; c; c = next) {

@@ -159,15 +159,13 @@ START_TEST(vms_close_at_each_place) {
   slow_cc_begin(&cc);
   for (place at = UNSENT; at < PLACES; at++)
     for (int own = 0; own < 2; own++) { /* its engine closes, too, or goes on for another VM */
-      qn_engine *engine = NULL;
       qn_vm *stays = NULL;
       bool locked;
       qn_vm *vm = vm_with_job(at, &locked);
       pthread_mutex_t *lock = queues_lock(vm);
       if (!own) {
         qn_config config;
-        qn_config_init(&config);
-        config.engine = engine = vm->engine;
+        qn_config_init(&config); /* the default engine, which is vm's */
         config.jit = QN_JIT_ON;
         stays = qn_vm_open(&config);
         ck_assert_ptr_nonnull(stays);
