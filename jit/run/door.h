@@ -20,16 +20,10 @@
 /* Applies an op to arrays and host scalars. All scalars: a host scalar results. `attr` may be NULL. */
 QN_MUST_CHECK qn_value op_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
 
-/* POINTWISE ops without attributes, by the number of their operands. */
-static inline qn_value op_unary(qn_vm *vm, op_id op, qn_value a) { return op_apply(vm, op, &a, 1, NULL); }
-static inline qn_value op_binary(qn_vm *vm, op_id op, qn_value a, qn_value b) {
-  const qn_value in[2] = {a, b};
-  return op_apply(vm, op, in, 2, NULL);
-}
-static inline qn_value op_ternary(qn_vm *vm, op_id op, qn_value a, qn_value b, qn_value c) {
-  const qn_value in[3] = {a, b, c};
-  return op_apply(vm, op, in, 3, NULL);
-}
+/* POINTWISE ops without attributes, by the number of their operands: as op_apply, and quicker for few elements. */
+QN_MUST_CHECK qn_value op_unary(qn_vm *vm, op_id op, qn_value a);
+QN_MUST_CHECK qn_value op_binary(qn_vm *vm, op_id op, qn_value a, qn_value b);
+QN_MUST_CHECK qn_value op_ternary(qn_vm *vm, op_id op, const qn_value in[3]);
 
 /* ---- dtypes ----------------------------------------------------------------------------------------------------------------- */
 
@@ -53,7 +47,9 @@ QN_MUST_CHECK qn_value op_sort(qn_vm *vm, op_id op, qn_value x, int axis, bool d
 
 /* ---- products --------------------------------------------------------------------------------------------------------------- */
 
-static inline qn_value op_dot(qn_vm *vm, qn_value x, qn_value y) { return op_binary(vm, OP_dot, x, y); }
+/* The product of two arrays as the op has it: the last axis of x with the last but one of y, or the only one, for each of the axes before
+ * them. */
+QN_MUST_CHECK qn_value op_dot(qn_vm *vm, qn_value x, qn_value y);
 
 /* ---- shapes ----------------------------------------------------------------------------------------------------------------- */
 

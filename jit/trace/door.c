@@ -34,6 +34,38 @@ static qn_value use_both(qn_vm *vm, op_id op, qn_value x, qn_value y) {
   return out;
 }
 
+/* ---- any op ------------------------------------------------------------------------------------------------------------------ */
+
+static __attribute__((noinline)) qn_value apply(qn_vm *vm, op_id op, const qn_value *in, int nin) {
+  return op_apply(vm, op, in, nin, NULL);
+}
+
+qn_value op_unary(qn_vm *vm, op_id op, qn_value a) {
+  qn_value now = vm->rec ? value_unset() : eager_one(vm, op, a);
+  return is_set(now) ? now : apply(vm, op, &a, 1);
+}
+
+static __attribute__((noinline)) qn_value apply_two(qn_vm *vm, op_id op, qn_value a, qn_value b) {
+  const qn_value in[2] = {a, b};
+  return op_apply(vm, op, in, 2, NULL);
+}
+
+qn_value op_binary(qn_vm *vm, op_id op, qn_value a, qn_value b) {
+  qn_value now = vm->rec ? value_unset() : eager_two(vm, op, a, b);
+  return is_set(now) ? now : apply_two(vm, op, a, b);
+}
+
+qn_value op_ternary(qn_vm *vm, op_id op, const qn_value in[3]) {
+  qn_value now = vm->rec ? value_unset() : eager_three(vm, op, in);
+  return is_set(now) ? now : apply(vm, op, in, 3);
+}
+
+qn_value op_dot(qn_vm *vm, qn_value x, qn_value y) {
+  bool arrays = value_is(x, TAG_ARRAY) && value_is(y, TAG_ARRAY);
+  qn_value now = vm->rec || !arrays ? value_unset() : eager_fast_dot(vm, value_array(x), value_array(y));
+  return is_set(now) ? now : apply_two(vm, OP_dot, x, y);
+}
+
 /* ---- dtypes ------------------------------------------------------------------------------------------------------------------ */
 
 qn_value op_cast(qn_vm *vm, qn_value x, qn_dtype dtype) {
