@@ -1,10 +1,19 @@
-/* A small evaluator of graphs for tests: every op of the table, element by element, in double precision, rounded to the node's
- * dtype after each op; integers in 64 bits, wrapped. Slow and plain on purpose: it is what the passes are measured against.
+/* What ops mean, for tests: every op of the table in plain C, one element at a time, floats in double precision and rounded to
+ * their dtype after each op (each element of a sum is added in double), integers in 64 bits and wrapped. Slow and plain on purpose, and
+ * nothing is shared with the compiler's lowering: kernels and eager calls (test_kernel_op.c, test_eager.c) and what passes do to graphs
+ * (test_graph_*.c) are measured against it.
  *
+ * One op, with sizes that are numbers:
+ *   eval_value x = eval_new(QN_f32, 1, (int64_t[]){3}), y = eval_new(type and shape of the result);
+ *   eval_set(&x, k, 1.5, 0)                    element k: a double in an array of floats, an integer in others
+ *   eval_op(&(eval_call){.op = OP_exp, .in = {&x}, .nin = 1}, &y)     false if the op raises an error on these data
+ *   y.f[k], y.i[k]; eval_drop(&x), eval_drop(&y)
+ *
+ * A graph:
  *   eval e; eval_init(&e, g, NULL);            sizes are the hints, or values of symbols (indexed like g->dims.exprs)
  *   eval_input(&e, 0, data)                    doubles, in row-major order, for input 0
- *   eval_run(&e)                               false if a node would raise an error
- *   e.v[node].f / .i                           results: f for float nodes, i for integer and bool nodes
+ *   eval_run(&e)                               false if a node raises an error: e.raised
+ *   e.v[node].f / .i                           results
  *   eval_free(&e)
  */
 #ifndef TESTS_GRAPH_EVAL_H
@@ -17,13 +26,28 @@
 
 #include "jit/graph/graph.h"
 
+enum { EVAL_RANK = 2 * ARRAY_MAX_RANK, EVAL_OPERANDS = 32 };
+
+/* An array in row-major order: of floats in f, of integers and bools in i; the other one is NULL. It owns them. */
 typedef struct eval_value {
+  qn_dtype dtype;
   int rank;
-  int64_t shape[16], n;
-  bool isfloat;
+  int64_t shape[EVAL_RANK], n;
   double *f;
   int64_t *i;
 } eval_value;
+
+/* An op with its operands. Where attributes hold sizes that are symbols, dims and symbols say what these are; else both are NULL. */
+typedef struct eval_call {
+  op_id op;
+  const op_attr *attr; /* NULL: none */
+  const eval_value *in[EVAL_OPERANDS];
+  int nin;
+  const dim_table *dims;
+  const int64_t *symbols;
+  bool
+      misfit; /* set if a slice of fixed size is of an axis that data have made shorter: it is no graph of these data */
+} eval_call;
 
 typedef struct eval {
   const graph *g;
@@ -33,15 +57,17 @@ typedef struct eval {
   bool misfit;     /* a size that data tell is not as a fact of the graph's dims says: it is no graph of these data */
 } eval;
 
-static inline int64_t eval_dim(const eval *e, qn_dim d) { return dim_eval(&e->g->dims, d, e->symbols); }
+/* ---- values ---- */
 
-static inline void eval_new(eval_value *v, qn_dtype d, int rank, const int64_t *shape) {
-  v->rank = rank;
-  v->n = 1;
-  v->isfloat = dtype_is_float(d);
-  for (int k = 0; k < rank; k++) v->n *= v->shape[k] = shape[k];
-  v->f = v->isfloat ? calloc((size_t)v->n + 1, sizeof *v->f) : NULL;
-  v->i = v->isfloat ? NULL : calloc((size_t)v->n + 1, sizeof *v->i);
+/* An array of zeros. */
+static inline eval_value eval_new(qn_dtype d, int rank, const int64_t *shape) {
+  eval_value v = {.dtype = d, .rank = rank, .n = 1};
+  for (int k = 0; k < rank; k++) v.n *= v.shape[k] = shape[k];
+  if (dtype_is_float(d))
+    v.f = calloc((size_t)v.n + 1, sizeof *v.f);
+  else
+    v.i = calloc((size_t)v.n + 1, sizeof *v.i);
+  return v;
 }
 
 static inline void eval_drop(eval_value *v) {
@@ -50,7 +76,7 @@ static inline void eval_drop(eval_value *v) {
   memset(v, 0, sizeof *v);
 }
 
-static inline double eval_num(const eval_value *v, int64_t at) { return v->isfloat ? v->f[at] : (double)v->i[at]; }
+static inline double eval_num(const eval_value *v, int64_t at) { return v->f ? v->f[at] : (double)v->i[at]; }
 
 static inline double eval_round(qn_dtype d, double x) {
   switch (d) {
@@ -72,38 +98,28 @@ static inline int64_t eval_wrap(qn_dtype d, int64_t i) {
   }
 }
 
-static inline void eval_init(eval *e, const graph *g, const int64_t *symbols) {
-  memset(e, 0, sizeof *e);
-  e->g = g;
-  e->symbols = calloc(g->dims.n + 1, sizeof *e->symbols);
-  for (uint32_t k = 0; k < g->dims.n; k++) e->symbols[k] = symbols ? symbols[k] : g->dims.exprs[k].hint;
-  e->v = calloc(g->n, sizeof *e->v);
+/* Element `at` becomes f, rounded, in an array of floats, and i, wrapped, in any other. */
+static inline void eval_set(eval_value *v, int64_t at, double f, int64_t i) {
+  if (v->f)
+    v->f[at] = eval_round(v->dtype, f);
+  else
+    v->i[at] = eval_wrap(v->dtype, i);
 }
 
-static inline void eval_shape(const eval *e, const graph_type *t, int64_t *shape) {
-  for (int k = 0; k < t->rank; k++) shape[k] = eval_dim(e, t->shape[k]);
+/* Copies an element between arrays of one kind, floats or integers. */
+static inline void eval_copy(eval_value *to, int64_t at, const eval_value *from, int64_t k) {
+  eval_set(to, at, from->f ? from->f[k] : 0, from->i ? from->i[k] : 0);
 }
 
-static inline void eval_input(eval *e, uint32_t input, const double *data) {
-  uint32_t node = e->g->inputs[input];
-  const graph_type *t = &e->g->nodes[node].type;
-  int64_t shape[8];
-  eval_value *v = &e->v[node];
-  eval_drop(v);
-  eval_shape(e, t, shape);
-  eval_new(v, (qn_dtype)t->dtype, t->rank, shape);
-  for (int64_t k = 0; k < v->n; k++) {
-    if (v->isfloat)
-      v->f[k] = eval_round((qn_dtype)t->dtype, data[k]);
-    else
-      v->i[k] = eval_wrap((qn_dtype)t->dtype, (int64_t)data[k]);
-  }
+static inline void eval_copy_all(eval_value *to, const eval_value *from) {
+  for (int64_t k = 0; k < from->n; k++) eval_copy(to, k, from, k);
 }
 
-static inline void eval_free(eval *e) {
-  for (uint32_t k = 0; k < e->g->n; k++) eval_drop(&e->v[k]);
-  free(e->v);
-  free(e->symbols);
+/* Does element a of v come before element b in ascending (or descending) order? Nans come last, equal elements not at all. */
+static inline bool eval_before(const eval_value *v, int64_t a, int64_t b, bool descending) {
+  if (v->i) return descending ? v->i[a] > v->i[b] : v->i[a] < v->i[b];
+  double x = v->f[a], y = v->f[b];
+  return x == x && (y != y || (descending ? x > y : x < y));
 }
 
 /* ---- coordinates ---- */
@@ -121,11 +137,17 @@ static inline int64_t eval_flat(const eval_value *v, const int64_t *c) {
   return at;
 }
 
-/* Is there an element at these coordinates? A slice of fixed size may be of an axis that data have made shorter: no graph of these data. */
-static inline bool eval_within(eval *e, const eval_value *v, const int64_t *c) {
+/* A size among a call's attributes. */
+static inline int64_t eval_dim(const eval_call *c, qn_dim d) { return c->dims ? dim_eval(c->dims, d, c->symbols) : d; }
+
+/* The one axis of a scan, a sort, a join... */
+static inline int eval_axis(const eval_call *c) { return c->attr && c->attr->axes ? __builtin_ctz(c->attr->axes) : 0; }
+
+/* Is there an element at these coordinates? */
+static inline bool eval_within(eval_call *c, const eval_value *v, const int64_t *at) {
   for (int k = 0; k < v->rank; k++)
-    if (c[k] < 0 || c[k] >= v->shape[k]) e->misfit = true;
-  return !e->misfit;
+    if (at[k] < 0 || at[k] >= v->shape[k]) c->misfit = true;
+  return !c->misfit;
 }
 
 /* Element of `v` that broadcasts to coordinates c of a shape with `rank` axes. */
@@ -133,13 +155,6 @@ static inline int64_t eval_broadcast(const eval_value *v, int rank, const int64_
   int64_t at = 0;
   for (int k = 0; k < v->rank; k++) at = at * v->shape[k] + (v->shape[k] == 1 ? 0 : c[rank - v->rank + k]);
   return at;
-}
-
-static inline void eval_copy(eval_value *to, int64_t at, const eval_value *from, int64_t k) {
-  if (to->isfloat)
-    to->f[at] = eval_num(from, k);
-  else
-    to->i[at] = from->isfloat ? (int64_t)from->f[k] : from->i[k];
 }
 
 /* ---- pointwise ---- */
@@ -153,12 +168,12 @@ static inline int64_t eval_floordiv(int64_t a, int64_t b) {
 
 static inline double eval_extremum(double a, double b, bool smaller) {
   if (a != a || b != b) return NAN;
-  if (a == b) return signbit(a) == smaller ? a : b;
+  if (a == b) return !signbit(a) == !smaller ? a : b;
   return (a < b) == smaller ? a : b;
 }
 
 /* Some powers are products by definition (jit/kernel/math.def), each rounded. */
-static double eval_pow(qn_dtype d, double a, double b) {
+static inline double eval_pow(qn_dtype d, double a, double b) {
   double square = d == QN_f32 ? (float)(a * a) : a * a;
   return b == 1 ? a : b == 2 ? square : b == 3 ? square * a : b == -1 ? 1 / a : pow(a, b);
 }
@@ -206,7 +221,8 @@ static inline double eval_float_op(qn_dtype d, op_id op, double a, double b) {
   case OP_silu: return a / (1 + exp(-a));
   case OP_gelu: return a * 0.5 * erfc(-a * 0.70710678118654752440);
   case OP_gelu_tanh: return a * 0.5 * (1 + tanh(0.79788456080286535588 * (a + 0.044715 * a * a * a)));
-  default: return a;
+  case OP_stop_gradient: return a;
+  default: return NAN;
   }
 }
 
@@ -237,59 +253,77 @@ static inline int64_t eval_int_op(op_id op, int64_t a, int64_t b, bool isbool) {
   case OP_invert: return isbool ? !a : ~a;
   case OP_shl: return (int64_t)(x << (y & 63));
   case OP_shr: return a >> (y & 63);
-  default: return a;
+  case OP_floor:
+  case OP_ceil:
+  case OP_round:
+  case OP_trunc:
+  case OP_stop_gradient: return a;
+  default: return INT64_MIN / 7; /* nothing that an op gives */
   }
 }
 
-static inline bool eval_pointwise(eval *e, const graph_node *n, eval_value *out) {
-  op_id op = (op_id)n->op;
-  qn_dtype d = (qn_dtype)n->type.dtype;
-  const eval_value *in[3] = {0};
-  for (int k = 0; k < n->nin; k++) in[k] = &e->v[n->in[k]];
-  qn_dtype from = (qn_dtype)e->g->nodes[n->in[0]].type.dtype;
-  bool isfloat = in[0]->isfloat, proven = n->attr && (n->attr->flags & ATTR_PROVEN);
+static inline bool eval_compare(op_id op, const eval_value *x, int64_t p, const eval_value *y, int64_t q) {
+  bool lt = x->f ? x->f[p] < y->f[q] : x->i[p] < y->i[q], gt = x->f ? x->f[p] > y->f[q] : x->i[p] > y->i[q];
+  bool eq = x->f ? x->f[p] == y->f[q] : x->i[p] == y->i[q];
+  switch (op) {
+  case OP_eq: return eq;
+  case OP_ne: return !eq;
+  case OP_lt: return lt;
+  case OP_le: return lt || eq;
+  case OP_gt: return gt;
+  default: return gt || eq;
+  }
+}
+
+/* Element p of x becomes element `at` of out; false if it does not fit where it must. */
+static inline bool eval_cast(eval_value *out, int64_t at, const eval_value *x, int64_t p, bool proven) {
+  if (!x->f) {
+    eval_set(out, at, (double)x->i[p], x->i[p]);
+  } else if (out->f || out->dtype == QN_bool) {
+    eval_set(out, at, x->f[p], x->f[p] != 0);
+  } else {
+    double whole = trunc(x->f[p]);
+    int64_t i = whole >= -9e18 && whole <= 9e18 ? (int64_t)whole : 0;
+    if (!proven && ((double)i != whole || eval_wrap(out->dtype, i) != i)) return false;
+    eval_set(out, at, 0, i);
+  }
+  return true;
+}
+
+/* May an op of integers have these operands? */
+static inline bool eval_int_allowed(op_id op, qn_dtype d, int64_t b) {
+  switch (op) {
+  case OP_floordiv:
+  case OP_mod: return b != 0;
+  case OP_pow: return b >= 0;
+  case OP_shl:
+  case OP_shr: return b >= 0 && b < 8 * (int64_t)dtype_size(d);
+  default: return true;
+  }
+}
+
+static inline bool eval_pointwise(eval_call *c, eval_value *out) {
+  const eval_value *x = c->in[0], *y = c->nin > 1 ? c->in[1] : NULL;
+  bool proven = c->attr && (c->attr->flags & ATTR_PROVEN);
   for (int64_t at = 0; at < out->n; at++) {
-    int64_t c[16], p[3] = {0};
-    eval_coords(out->shape, out->rank, at, c);
-    for (int k = 0; k < n->nin; k++) p[k] = eval_broadcast(in[k], out->rank, c);
-    if (op >= OP_eq && op <= OP_ge) {
-      bool lt, eq, un = false;
-      if (isfloat) {
-        double a = in[0]->f[p[0]], b = in[1]->f[p[1]];
-        lt = a < b, eq = a == b, un = a != a || b != b;
-      } else {
-        lt = in[0]->i[p[0]] < in[1]->i[p[1]], eq = in[0]->i[p[0]] == in[1]->i[p[1]];
-      }
-      const bool r[] = {eq, !eq, lt, lt || eq, !lt && !eq && !un, !lt && !un};
-      out->i[at] = r[op - OP_eq];
-    } else if (op == OP_where) {
-      eval_copy(out, at, in[in[0]->i[p[0]] ? 1 : 2], p[in[0]->i[p[0]] ? 1 : 2]);
-    } else if (op == OP_isnan || op == OP_isinf || op == OP_isfinite) {
-      double a = eval_num(in[0], p[0]);
-      out->i[at] = op == OP_isnan ? a != a : op == OP_isinf ? isinf(a) != 0 : isfinite(a) != 0;
-    } else if (op == OP_cast || op == OP_fit) {
-      if (!isfloat && out->isfloat)
-        out->f[at] = eval_round(d, (double)in[0]->i[p[0]]);
-      else if (!isfloat)
-        out->i[at] = eval_wrap(d, in[0]->i[p[0]]);
-      else if (out->isfloat)
-        out->f[at] = eval_round(d, in[0]->f[p[0]]);
-      else if (d == QN_bool)
-        out->i[at] = in[0]->f[p[0]] != 0;
-      else {
-        double a = trunc(in[0]->f[p[0]]);
-        int64_t i = a >= -9e18 && a <= 9e18 ? (int64_t)a : 0;
-        if (!proven && ((double)i != a || eval_wrap(d, i) != i)) return false;
-        out->i[at] = eval_wrap(d, i);
-      }
-    } else if (isfloat) {
-      out->f[at] = eval_round(d, eval_float_op(d, op, in[0]->f[p[0]], n->nin > 1 ? in[1]->f[p[1]] : 0));
+    int64_t ix[EVAL_RANK], p[3] = {0};
+    eval_coords(out->shape, out->rank, at, ix);
+    for (int k = 0; k < c->nin; k++) p[k] = eval_broadcast(c->in[k], out->rank, ix);
+    if (c->op >= OP_eq && c->op <= OP_ge) {
+      out->i[at] = eval_compare(c->op, x, p[0], y, p[1]);
+    } else if (c->op == OP_where) {
+      eval_copy(out, at, c->in[x->i[p[0]] ? 1 : 2], p[x->i[p[0]] ? 1 : 2]);
+    } else if (c->op == OP_isnan || c->op == OP_isinf || c->op == OP_isfinite) {
+      double a = eval_num(x, p[0]);
+      out->i[at] = c->op == OP_isnan ? a != a : c->op == OP_isinf ? isinf(a) != 0 : isfinite(a) != 0;
+    } else if (c->op == OP_cast || c->op == OP_fit) {
+      if (!eval_cast(out, at, x, p[0], proven)) return false;
+    } else if (x->f) {
+      eval_set(out, at, eval_float_op(out->dtype, c->op, x->f[p[0]], y ? y->f[p[1]] : 0), 0);
     } else {
-      int64_t a = in[0]->i[p[0]], b = n->nin > 1 ? in[1]->i[p[1]] : 0;
-      if (!proven && (op == OP_floordiv || op == OP_mod) && b == 0) return false;
-      if (!proven && op == OP_pow && b < 0) return false;
-      if (!proven && (op == OP_shl || op == OP_shr) && (b < 0 || b >= 8 * (int64_t)dtype_size(from))) return false;
-      out->i[at] = eval_wrap(d, eval_int_op(op, a, b, from == QN_bool));
+      int64_t b = y ? y->i[p[1]] : 0;
+      if (!proven && !eval_int_allowed(c->op, x->dtype, b)) return false;
+      eval_set(out, at, 0, eval_int_op(c->op, x->i[p[0]], b, x->dtype == QN_bool));
     }
   }
   return true;
@@ -297,10 +331,9 @@ static inline bool eval_pointwise(eval *e, const graph_node *n, eval_value *out)
 
 /* ---- reductions and scans ---- */
 
-static inline void eval_combine(op_id op, qn_dtype d, eval_value *to, int64_t at, const eval_value *x, int64_t k,
-                                bool first) {
-  (void)d;
-  if (x->isfloat) {
+/* Element k of x joins what reduces to element `at`; the first one is taken as it is. */
+static inline void eval_combine(op_id op, eval_value *to, int64_t at, const eval_value *x, int64_t k, bool first) {
+  if (x->f) {
     double a = to->f[at], b = x->f[k];
     switch (op) {
     case OP_sum:
@@ -326,279 +359,241 @@ static inline void eval_combine(op_id op, qn_dtype d, eval_value *to, int64_t at
   }
 }
 
-static inline void eval_identity(op_id op, qn_dtype d, eval_value *v, int64_t at) {
+/* What nothing reduces to. */
+static inline void eval_identity(op_id op, eval_value *v, int64_t at) {
   bool low = op == OP_max || op == OP_cummax, high = op == OP_min || op == OP_cummin;
-  if (v->isfloat) {
+  if (v->f) {
     v->f[at] = op == OP_sum || op == OP_cumsum ? -0.0 : low ? -INFINITY : high ? INFINITY : 1;
     return;
   }
+  qn_dtype d = v->dtype;
   int bits = 8 * (int)dtype_size(d);
   int64_t most = d == QN_u8 ? 255 : d == QN_bool ? 1 : (int64_t)(((uint64_t)1 << (bits - 1)) - 1);
   int64_t least = d == QN_u8 || d == QN_bool ? 0 : -most - 1;
   v->i[at] = low ? least : high ? most : op == OP_sum || op == OP_cumsum || op == OP_any ? 0 : 1;
 }
 
-static inline void eval_reduce(eval *e, const graph_node *n, eval_value *out) {
-  const eval_value *x = &e->v[n->in[0]];
-  op_id op = (op_id)n->op;
-  qn_dtype d = (qn_dtype)n->type.dtype;
-  bool arg = op == OP_argmax || op == OP_argmin;
+static inline void eval_reduce(eval_call *c, eval_value *out) {
+  const eval_value *x = c->in[0];
+  bool arg = c->op == OP_argmax || c->op == OP_argmin;
   int64_t *count = calloc((size_t)out->n + 1, sizeof *count), *best = calloc((size_t)out->n + 1, sizeof *best);
-  if (!arg)
-    for (int64_t k = 0; k < out->n; k++) eval_identity(op, d, out, k);
+  for (int64_t k = 0; k < out->n && !arg; k++) eval_identity(c->op, out, k);
   for (int64_t k = 0; k < x->n; k++) {
-    int64_t c[16], o[16], at = 0, index = 0;
+    int64_t ix[EVAL_RANK], own[EVAL_RANK], index = 0;
     int m = 0;
-    eval_coords(x->shape, x->rank, k, c);
+    eval_coords(x->shape, x->rank, k, ix);
     for (int a = 0; a < x->rank; a++) {
-      bool reduced = n->attr->axes >> a & 1;
-      if (reduced) index = index * x->shape[a] + c[a];
-      if (!reduced)
-        o[m++] = c[a];
-      else if (n->attr->keepdims)
-        o[m++] = 0;
+      bool reduced = c->attr->axes >> a & 1;
+      if (reduced) index = index * x->shape[a] + ix[a];
+      if (!reduced || c->attr->keepdims) own[m++] = reduced ? 0 : ix[a];
     }
-    at = eval_flat(out, o);
+    int64_t at = eval_flat(out, own);
     if (!arg) {
-      eval_combine(op, d, out, at, x, k, count[at] == 0);
+      eval_combine(c->op, out, at, x, k, count[at] == 0);
     } else {
-      double a = eval_num(x, k), b = count[at] ? eval_num(x, best[at]) : 0;
-      bool wins = b == b && (a != a || (op == OP_argmax ? a > b : a < b));
-      if (count[at] == 0 || wins) {
+      bool nan = x->f && x->f[k] != x->f[k], had = x->f && count[at] && x->f[best[at]] != x->f[best[at]];
+      if (count[at] == 0 || (!had && (nan || eval_before(x, k, best[at], c->op == OP_argmax)))) {
         best[at] = k;
         out->i[at] = index;
       }
     }
     count[at]++;
   }
-  if (out->isfloat)
-    for (int64_t k = 0; k < out->n; k++) out->f[k] = eval_round(d, out->f[k]);
-  else if (!arg)
-    for (int64_t k = 0; k < out->n; k++) out->i[k] = eval_wrap(d, out->i[k]);
+  for (int64_t k = 0; k < out->n; k++) eval_set(out, k, out->f ? out->f[k] : 0, out->i ? out->i[k] : 0);
   free(count);
   free(best);
 }
 
-static inline void eval_scan(eval *e, const graph_node *n, eval_value *out) {
-  const eval_value *x = &e->v[n->in[0]];
-  int axis = __builtin_ctz(n->attr->axes);
-  qn_dtype d = (qn_dtype)n->type.dtype;
-  bool reverse = n->attr->flags & ATTR_REVERSE, exclusive = n->attr->flags & ATTR_EXCLUSIVE;
-  eval_value acc;
-  eval_new(&acc, d, 0, NULL);
+static inline void eval_scan(eval_call *c, eval_value *out) {
+  const eval_value *x = c->in[0];
+  int axis = eval_axis(c);
+  bool reverse = c->attr->flags & ATTR_REVERSE, exclusive = c->attr->flags & ATTR_EXCLUSIVE;
+  eval_value acc = eval_new(out->dtype, 0, NULL);
   for (int64_t k = 0; k < x->n; k++) {
-    int64_t c[16], len = x->shape[axis];
-    eval_coords(x->shape, x->rank, k, c);
-    if (c[axis] != 0) continue;
-    eval_identity((op_id)n->op, d, &acc, 0);
+    int64_t ix[EVAL_RANK], len = x->shape[axis];
+    eval_coords(x->shape, x->rank, k, ix);
+    if (ix[axis] != 0) continue;
+    eval_identity(c->op, &acc, 0);
     for (int64_t s = 0; s < len; s++) {
-      c[axis] = reverse ? len - 1 - s : s;
-      int64_t at = eval_flat(x, c);
+      ix[axis] = reverse ? len - 1 - s : s;
+      int64_t at = eval_flat(x, ix);
       if (exclusive) eval_copy(out, at, &acc, 0);
-      eval_combine((op_id)n->op, d, &acc, 0, x, at, s == 0);
-      if (acc.isfloat && d == QN_f32) acc.f[0] = (float)acc.f[0];
+      eval_combine(c->op, &acc, 0, x, at, s == 0);
+      if (acc.dtype == QN_f32) acc.f[0] = (float)acc.f[0]; /* the only ones whose running value is as narrow as they */
       if (!exclusive) eval_copy(out, at, &acc, 0);
-      if (out->isfloat)
-        out->f[at] = eval_round(d, out->f[at]);
-      else
-        out->i[at] = eval_wrap(d, out->i[at]);
     }
   }
   eval_drop(&acc);
 }
 
-/* ---- views and indexing ---- */
+/* ---- views, iota ---- */
 
-static inline void eval_view(eval *e, const graph_node *n, eval_value *out) {
-  const eval_value *x = &e->v[n->in[0]];
-  const qn_dim *d = n->attr->d;
-  int64_t c[16], o[16];
-  switch ((op_id)n->op) {
-  case OP_reshape:
-    for (int64_t k = 0; k < out->n; k++) eval_copy(out, k, x, k);
-    break;
-  case OP_broadcast:
-    for (int64_t k = 0; k < out->n; k++) {
-      eval_coords(out->shape, out->rank, k, c);
-      eval_copy(out, k, x, eval_broadcast(x, out->rank, c));
-    }
-    break;
-  case OP_permute:
-    for (int64_t k = 0; k < out->n; k++) {
-      eval_coords(out->shape, out->rank, k, c);
-      for (int a = 0; a < out->rank; a++) o[d[a]] = c[a];
-      eval_copy(out, k, x, eval_flat(x, o));
-    }
-    break;
-  case OP_slice:
-    for (int64_t k = 0; k < out->n; k++) {
-      eval_coords(out->shape, out->rank, k, c);
-      for (int a = 0; a < out->rank; a++) o[a] = eval_dim(e, d[3 * a]) + c[a] * d[3 * a + 2];
-      if (!eval_within(e, x, o)) return;
-      eval_copy(out, k, x, eval_flat(x, o));
-    }
-    break;
-  case OP_window:
-    for (int64_t k = 0; k < out->n; k++) {
-      int axis = __builtin_ctz(n->attr->axes);
-      eval_coords(out->shape, out->rank, k, c);
-      c[axis] = c[axis] * d[1] + c[x->rank] * d[2];
-      eval_copy(out, k, x, eval_flat(x, c));
-    }
-    break;
-  case OP_pad:
-    for (int64_t k = 0; k < out->n; k++) eval_copy(out, k, &e->v[n->in[1]], 0);
+/* Where an element of a slice lies in what it is a slice of. */
+static inline void eval_slice_at(const eval_call *c, int rank, const int64_t *ix, int64_t *own) {
+  for (int a = 0; a < rank; a++) own[a] = eval_dim(c, c->attr->d[3 * a]) + ix[a] * c->attr->d[3 * a + 2];
+}
+
+static inline void eval_concat(eval_call *c, eval_value *out) {
+  int axis = eval_axis(c);
+  int64_t start = 0, ix[EVAL_RANK];
+  for (int m = 0; m < c->nin; m++) {
+    const eval_value *x = c->in[m];
     for (int64_t k = 0; k < x->n; k++) {
-      eval_coords(x->shape, x->rank, k, c);
-      for (int a = 0; a < x->rank; a++) o[a] = eval_dim(e, d[3 * a]) + c[a] * (d[3 * a + 2] + 1);
-      eval_copy(out, eval_flat(out, o), x, k);
+      eval_coords(x->shape, x->rank, k, ix);
+      ix[axis] += start;
+      eval_copy(out, eval_flat(out, ix), x, k);
     }
-    break;
-  default: { /* concat */
-    int axis = __builtin_ctz(n->attr->axes);
-    int64_t start = 0;
-    for (int m = 0; m < n->nin; m++) {
-      x = &e->v[n->in[m]];
-      for (int64_t k = 0; k < x->n; k++) {
-        eval_coords(x->shape, x->rank, k, c);
-        c[axis] += start;
-        eval_copy(out, eval_flat(out, c), x, k);
-      }
-      start += x->shape[axis];
-    }
-  }
+    start += x->shape[axis];
   }
 }
 
-static inline void eval_store(eval_value *to, qn_dtype d, int64_t at, const eval_value *v, int64_t k, int mode) {
-  if (to->isfloat) {
-    double a = to->f[at], b = v->f[k];
-    a = mode == SCATTER_SET   ? b
-        : mode == SCATTER_ADD ? a + b
-        : mode == SCATTER_MUL ? a * b
-                              : eval_extremum(a, b, mode == SCATTER_MIN);
-    to->f[at] = eval_round(d, a);
-  } else {
-    op_id op = mode == SCATTER_ADD   ? OP_add
-               : mode == SCATTER_MUL ? OP_mul
-               : mode == SCATTER_MIN ? OP_minimum
-                                     : OP_maximum;
-    to->i[at] = eval_wrap(d, mode == SCATTER_SET ? v->i[k] : eval_int_op(op, to->i[at], v->i[k], false));
+static inline void eval_pad(eval_call *c, eval_value *out) {
+  const eval_value *x = c->in[0];
+  int64_t ix[EVAL_RANK];
+  for (int64_t k = 0; k < out->n; k++) eval_copy(out, k, c->in[1], 0);
+  for (int64_t k = 0; k < x->n; k++) {
+    eval_coords(x->shape, x->rank, k, ix);
+    for (int a = 0; a < x->rank; a++) ix[a] = eval_dim(c, c->attr->d[3 * a]) + ix[a] * (c->attr->d[3 * a + 2] + 1);
+    eval_copy(out, eval_flat(out, ix), x, k);
   }
 }
 
+static inline bool eval_view(eval_call *c, eval_value *out) {
+  const eval_value *x = c->in[0];
+  const qn_dim *d = c->attr ? c->attr->d : NULL;
+  int64_t ix[EVAL_RANK], own[EVAL_RANK];
+  if (c->op == OP_concat || c->op == OP_pad) {
+    (c->op == OP_concat ? eval_concat : eval_pad)(c, out);
+    return true;
+  }
+  for (int64_t k = 0; k < out->n; k++) {
+    int64_t from = k;
+    eval_coords(out->shape, out->rank, k, ix);
+    switch (c->op) {
+    case OP_reshape: break;
+    case OP_broadcast: from = eval_broadcast(x, out->rank, ix); break;
+    case OP_permute:
+      for (int a = 0; a < out->rank; a++) own[d[a]] = ix[a];
+      from = eval_flat(x, own);
+      break;
+    case OP_slice:
+      eval_slice_at(c, out->rank, ix, own);
+      if (!eval_within(c, x, own)) return false;
+      from = eval_flat(x, own);
+      break;
+    case OP_window:
+      ix[eval_axis(c)] = ix[eval_axis(c)] * d[1] + ix[x->rank] * d[2];
+      from = eval_flat(x, ix);
+      break;
+    default: return false;
+    }
+    eval_copy(out, k, x, from);
+  }
+  return true;
+}
+
+static inline void eval_iota(eval_call *c, eval_value *out) {
+  int64_t ix[EVAL_RANK] = {0};
+  for (int64_t k = 0; k < out->n; k++) {
+    eval_coords(out->shape, out->rank, k, ix);
+    eval_set(out, k, (double)ix[eval_axis(c)], ix[eval_axis(c)]);
+  }
+}
+
+/* ---- indexing ---- */
+
+/* Element k of v is stored at an element of `to` in one of the modes of scatter. */
+static inline void eval_store(eval_value *to, int64_t at, const eval_value *v, int64_t k, int mode) {
+  op_id op = mode == SCATTER_ADD   ? OP_add
+             : mode == SCATTER_MUL ? OP_mul
+             : mode == SCATTER_MIN ? OP_minimum
+                                   : OP_maximum;
+  if (mode == SCATTER_SET)
+    eval_copy(to, at, v, k);
+  else if (to->f)
+    eval_set(to, at, eval_float_op(to->dtype, op, to->f[at], v->f[k]), 0);
+  else
+    eval_set(to, at, 0, eval_int_op(op, to->i[at], v->i[k], to->dtype == QN_bool));
+}
+
+/* An index counts from the end if it is negative; false if it is out of bounds. */
 static inline bool eval_at(int64_t *i, int64_t size) {
   if (*i < -size || *i >= size) return false;
   if (*i < 0) *i += size;
   return true;
 }
 
-/* Shape that k index operands (from operand 1) broadcast to. */
-static inline int eval_index_shape(eval *e, const graph_node *n, int k, int64_t *shape) {
-  int rank = 0;
-  for (int m = 1; m <= k; m++)
-    if (e->v[n->in[m]].rank > rank) rank = e->v[n->in[m]].rank;
-  for (int a = 0; a < rank; a++) shape[a] = 1;
-  for (int m = 1; m <= k; m++) {
-    const eval_value *v = &e->v[n->in[m]];
-    for (int a = 0; a < v->rank; a++)
-      if (v->shape[a] != 1) shape[rank - v->rank + a] = v->shape[a];
-  }
-  return rank;
-}
-
-static inline bool eval_index(eval *e, const graph_node *n, eval_value *out) {
-  const eval_value *x = &e->v[n->in[0]];
-  bool scatter = n->op == OP_scatter;
-  int k = (int)n->attr->d[0];
-  eval_value all = {0};
-  int rank = all.rank = eval_index_shape(e, n, k, all.shape);
-  for (int a = k; a < x->rank; a++) all.shape[all.rank++] = x->shape[a];
-  all.n = 1;
+/* index and scatter: the first axes of x by index arrays that broadcast to one shape, its other axes whole. */
+static inline bool eval_index(eval_call *c, eval_value *out) {
+  const eval_value *x = c->in[0];
+  int count = (int)c->attr->d[0];
+  eval_value all = {.n = 1}; /* the shape of what is read or stored: that of the indices, then the other axes */
+  for (int m = 1; m <= count; m++)
+    if (c->in[m]->rank > all.rank) all.rank = c->in[m]->rank;
+  int rank = all.rank;
+  for (int a = 0; a < rank; a++) all.shape[a] = 1;
+  for (int m = 1; m <= count; m++)
+    for (int a = 0; a < c->in[m]->rank; a++)
+      if (c->in[m]->shape[a] != 1) all.shape[rank - c->in[m]->rank + a] = c->in[m]->shape[a];
+  for (int a = count; a < x->rank; a++) all.shape[all.rank++] = x->shape[a];
   for (int a = 0; a < all.rank; a++) all.n *= all.shape[a];
-  if (scatter)
-    for (int64_t m = 0; m < x->n; m++) eval_copy(out, m, x, m);
+  if (c->op == OP_scatter) eval_copy_all(out, x);
   for (int64_t m = 0; m < all.n; m++) {
-    int64_t c[16], o[16];
-    eval_coords(all.shape, all.rank, m, c);
-    for (int a = 0; a < k; a++) {
-      const eval_value *index = &e->v[n->in[1 + a]];
-      o[a] = index->i[eval_broadcast(index, rank, c)];
-      if (!eval_at(&o[a], x->shape[a])) return false;
+    int64_t ix[EVAL_RANK], own[EVAL_RANK];
+    eval_coords(all.shape, all.rank, m, ix);
+    for (int a = 0; a < count; a++) {
+      own[a] = c->in[1 + a]->i[eval_broadcast(c->in[1 + a], rank, ix)];
+      if (!eval_at(&own[a], x->shape[a])) return false;
     }
-    for (int a = k; a < x->rank; a++) o[a] = c[rank + a - k];
-    if (scatter) {
-      const eval_value *v = &e->v[n->in[1 + k]];
-      eval_store(out, (qn_dtype)n->type.dtype, eval_flat(x, o), v, eval_broadcast(v, all.rank, c), n->attr->mode);
-    } else {
-      eval_copy(out, m, x, eval_flat(x, o));
-    }
-  }
-  return true;
-}
-
-static inline bool eval_gather(eval *e, const graph_node *n, eval_value *out) {
-  const eval_value *x = &e->v[n->in[0]], *index = &e->v[n->in[1]];
-  int axis = __builtin_ctz(n->attr->axes);
-  bool add = n->op == OP_gather_add;
-  if (add)
-    for (int64_t m = 0; m < x->n; m++) eval_copy(out, m, x, m);
-  for (int64_t m = 0; m < index->n; m++) {
-    int64_t c[16], from[16];
-    eval_coords(index->shape, index->rank, m, c);
-    memcpy(from, c, sizeof c);
-    from[axis] = index->i[m];
-    if (!eval_at(&from[axis], x->shape[axis])) return false;
-    if (add)
-      eval_store(out, (qn_dtype)n->type.dtype, eval_flat(x, from), &e->v[n->in[2]],
-                 eval_broadcast(&e->v[n->in[2]], index->rank, c), SCATTER_ADD);
+    for (int a = count; a < x->rank; a++) own[a] = ix[rank + a - count];
+    if (c->op == OP_index)
+      eval_copy(out, m, x, eval_flat(x, own));
     else
-      eval_copy(out, m, x, eval_flat(x, from));
+      eval_store(out, eval_flat(x, own), c->in[1 + count], eval_broadcast(c->in[1 + count], all.rank, ix),
+                 c->attr->mode);
   }
   return true;
 }
 
-static inline void eval_slice_put(eval *e, const graph_node *n, eval_value *out) {
-  const eval_value *x = &e->v[n->in[0]], *v = &e->v[n->in[1]];
-  int64_t shape[8], c[16], o[16], count = 1;
-  for (int a = 0; a < x->rank; a++) count *= shape[a] = eval_dim(e, n->attr->d[3 * a + 1]);
-  for (int64_t m = 0; m < x->n; m++) eval_copy(out, m, x, m);
+/* gather and gather_add: along one axis, by an array of x's rank. */
+static inline bool eval_gather(eval_call *c, eval_value *out) {
+  const eval_value *x = c->in[0], *index = c->in[1];
+  int axis = eval_axis(c);
+  if (c->op == OP_gather_add) eval_copy_all(out, x);
+  for (int64_t m = 0; m < index->n; m++) {
+    int64_t ix[EVAL_RANK] = {0}, own[EVAL_RANK];
+    eval_coords(index->shape, index->rank, m, ix);
+    memcpy(own, ix, sizeof ix);
+    own[axis] = index->i[m];
+    if (!eval_at(&own[axis], x->shape[axis])) return false;
+    for (int a = 0; a < x->rank; a++)
+      if (a != axis && x->shape[a] == 1) own[a] = 0;
+    if (c->op == OP_gather)
+      eval_copy(out, m, x, eval_flat(x, own));
+    else
+      eval_store(out, eval_flat(x, own), c->in[2], eval_broadcast(c->in[2], index->rank, ix), SCATTER_ADD);
+  }
+  return true;
+}
+
+static inline bool eval_slice_put(eval_call *c, eval_value *out) {
+  const eval_value *x = c->in[0], *v = c->in[1];
+  int64_t shape[EVAL_RANK], ix[EVAL_RANK], own[EVAL_RANK], count = 1;
+  for (int a = 0; a < x->rank; a++) count *= shape[a] = eval_dim(c, c->attr->d[3 * a + 1]);
+  eval_copy_all(out, x);
   for (int64_t m = 0; m < count; m++) {
-    eval_coords(shape, x->rank, m, c);
-    for (int a = 0; a < x->rank; a++) o[a] = eval_dim(e, n->attr->d[3 * a]) + c[a] * n->attr->d[3 * a + 2];
-    if (!eval_within(e, x, o)) return;
-    eval_copy(out, eval_flat(x, o), v, eval_broadcast(v, x->rank, c));
+    eval_coords(shape, x->rank, m, ix);
+    eval_slice_at(c, x->rank, ix, own);
+    if (!eval_within(c, x, own)) return false;
+    eval_copy(out, eval_flat(x, own), v, eval_broadcast(v, x->rank, ix));
   }
+  return true;
 }
 
-/* Sizes are made here: the symbol of the result gets its value. */
-static inline void eval_data(eval *e, const graph_node *n, eval_value *out) {
-  const eval_value *x = &e->v[n->in[0]], *mask = n->op == OP_nonzero ? x : &e->v[n->in[1]];
-  int64_t count = 0, cell = mask->n ? x->n / mask->n : 1, shape[16], at = 0;
-  for (int64_t k = 0; k < mask->n; k++) count += mask->i[k];
-  if (n->type.shape[0] < 0) e->symbols[~n->type.shape[0]] = count;
-  shape[0] = count;
-  if (n->op == OP_nonzero)
-    shape[1] = x->rank;
-  else
-    memcpy(shape + 1, x->shape + mask->rank, (size_t)(x->rank - mask->rank) * sizeof *shape);
-  eval_new(out, (qn_dtype)n->type.dtype, n->type.rank, shape);
-  for (int64_t k = 0; k < mask->n; k++) {
-    if (!mask->i[k]) continue;
-    if (n->op == OP_nonzero) {
-      int64_t c[16];
-      eval_coords(x->shape, x->rank, k, c);
-      for (int a = 0; a < x->rank; a++) out->i[at++] = c[a];
-    } else {
-      for (int64_t m = 0; m < cell; m++) eval_copy(out, at++, x, k * cell + m);
-    }
-  }
-}
+/* ---- dot, sort, recurrence ---- */
 
-/* ---- dot, sort ---- */
-
-static inline void eval_dot(eval *e, const graph_node *n, eval_value *out) {
-  eval_value x = e->v[n->in[0]], y = e->v[n->in[1]], o = *out; /* with rank 2 at least */
+static inline void eval_dot(eval_call *c, eval_value *out) {
+  eval_value x = *c->in[0], y = *c->in[1], o = *out; /* with rank 2 at least */
   if (x.rank == 1) {
     x.shape[1] = x.shape[0];
     x.shape[0] = 1;
@@ -611,36 +606,32 @@ static inline void eval_dot(eval *e, const graph_node *n, eval_value *out) {
   o.shape[batch] = rows;
   o.shape[batch + 1] = cols;
   for (int64_t k = 0; k < o.n; k++) {
-    int64_t c[16], cx[16], cy[16];
-    eval_coords(o.shape, o.rank, k, c);
+    int64_t ix[EVAL_RANK] = {0}, left[EVAL_RANK], right[EVAL_RANK];
+    eval_coords(o.shape, o.rank, k, ix);
+    memcpy(left, ix, sizeof ix);
+    memcpy(right, ix, sizeof ix);
     double sum = 0;
-    int64_t whole = 0;
+    uint64_t whole = 0;
     for (int64_t m = 0; m < inner; m++) {
-      memcpy(cx, c, sizeof c);
-      memcpy(cy, c, sizeof c);
-      cx[o.rank - 1] = m;
-      cy[o.rank - 2] = m;
-      int64_t px = eval_broadcast(&x, o.rank, cx), py = eval_broadcast(&y, o.rank, cy);
-      if (out->isfloat)
-        sum += x.f[px] * y.f[py];
+      left[o.rank - 1] = right[o.rank - 2] = m;
+      int64_t p = eval_broadcast(&x, o.rank, left), q = eval_broadcast(&y, o.rank, right);
+      if (x.f)
+        sum += x.f[p] * y.f[q];
       else
-        whole = (int64_t)((uint64_t)whole + (uint64_t)x.i[px] * (uint64_t)y.i[py]);
+        whole += (uint64_t)x.i[p] * (uint64_t)y.i[q];
     }
-    if (out->isfloat)
-      out->f[k] = eval_round((qn_dtype)n->type.dtype, sum);
-    else
-      out->i[k] = eval_wrap((qn_dtype)n->type.dtype, whole);
+    eval_set(out, k, sum, (int64_t)whole);
   }
 }
 
-static inline void eval_recurrence(eval *e, const graph_node *n, eval_value *out) {
-  const eval_value *a = &e->v[n->in[0]], *b = &e->v[n->in[1]];
-  int axis = __builtin_ctz(n->attr->axes);
-  bool reverse = n->attr->flags & ATTR_REVERSE, exclusive = n->attr->flags & ATTR_EXCLUSIVE;
+static inline void eval_recurrence(eval_call *c, eval_value *out) {
+  const eval_value *a = c->in[0], *b = c->in[1];
+  int axis = eval_axis(c);
+  bool reverse = c->attr->flags & ATTR_REVERSE, exclusive = c->attr->flags & ATTR_EXCLUSIVE;
   for (int64_t k = 0; k < out->n; k++) {
-    int64_t at = reverse ? out->n - 1 - k : k, c[16] = {0}, before[16];
-    eval_coords(out->shape, out->rank, at, c);
-    memcpy(before, c, sizeof c);
+    int64_t at = reverse ? out->n - 1 - k : k, ix[EVAL_RANK] = {0}, before[EVAL_RANK];
+    eval_coords(out->shape, out->rank, at, ix);
+    memcpy(before, ix, sizeof ix);
     before[axis] += reverse ? 1 : -1;
     out->f[at] = b->f[at];
     if (before[axis] < 0 || before[axis] >= out->shape[axis]) continue;
@@ -649,37 +640,28 @@ static inline void eval_recurrence(eval *e, const graph_node *n, eval_value *out
   }
 }
 
-static inline void eval_sort(eval *e, const graph_node *n, eval_value *out) {
-  const eval_value *x = &e->v[n->in[0]];
-  int axis = __builtin_ctz(n->attr->axes);
-  int64_t len = x->shape[axis];
-  bool down = n->attr->flags & ATTR_DESCENDING;
+/* sort and argsort, by insertion, which keeps equal elements in order. */
+static inline void eval_sort(eval_call *c, eval_value *out) {
+  const eval_value *x = c->in[0];
+  int axis = eval_axis(c);
+  bool down = c->attr->flags & ATTR_DESCENDING;
+  int64_t len = x->shape[axis], stride = 1;
+  for (int a = axis + 1; a < x->rank; a++) stride *= x->shape[a];
   int64_t *order = calloc((size_t)len + 1, sizeof *order);
   for (int64_t k = 0; k < x->n; k++) {
-    int64_t c[16], o[16];
-    eval_coords(x->shape, x->rank, k, c);
-    if (c[axis] != 0) continue;
-    memcpy(o, c, sizeof c);
-    for (int64_t s = 0; s < len; s++) { /* insertion keeps equal elements in order */
-      o[axis] = s;
-      double a = eval_num(x, eval_flat(x, o));
+    int64_t ix[EVAL_RANK];
+    eval_coords(x->shape, x->rank, k, ix);
+    if (ix[axis] != 0) continue; /* k begins a row */
+    for (int64_t s = 0; s < len; s++) {
       int64_t p = s;
-      for (; p > 0; p--) {
-        o[axis] = order[p - 1];
-        double b = eval_num(x, eval_flat(x, o));
-        bool before = a == a && (b != b || (down ? a > b : a < b));
-        if (!before) break;
-        order[p] = order[p - 1];
-      }
+      for (; p > 0 && eval_before(x, k + s * stride, k + order[p - 1] * stride, down); p--) order[p] = order[p - 1];
       order[p] = s;
     }
     for (int64_t s = 0; s < len; s++) {
-      c[axis] = s;
-      o[axis] = order[s];
-      if (n->op == OP_argsort)
-        out->i[eval_flat(out, c)] = order[s];
+      if (c->op == OP_argsort)
+        out->i[k + s * stride] = order[s];
       else
-        eval_copy(out, eval_flat(out, c), x, eval_flat(x, o));
+        eval_copy(out, k + s * stride, x, k + order[s] * stride);
     }
   }
   free(order);
@@ -687,82 +669,131 @@ static inline void eval_sort(eval *e, const graph_node *n, eval_value *out) {
 
 /* ---- random numbers: not Philox, some function of keys and element ---- */
 
-static inline void eval_random(eval *e, const graph_node *n, eval_value *out) {
+static inline void eval_random(eval_call *c, eval_value *out) {
   int rank = 0;
   int64_t each = 1; /* elements that a key draws */
-  for (int m = 0; m < n->nin; m++)
-    if (e->v[n->in[m]].rank > rank) rank = e->v[n->in[m]].rank;
+  for (int m = 0; m < c->nin; m++)
+    if (c->in[m]->rank > rank) rank = c->in[m]->rank;
   for (int a = rank; a < out->rank; a++) each *= out->shape[a];
   for (int64_t k = 0; k < out->n; k++) {
     uint64_t h = (uint64_t)(k % each) * 0x9e3779b97f4a7c15u + 1;
-    int64_t c[16];
-    eval_coords(out->shape, out->rank, k, c);
-    for (int m = 0; m < n->nin; m++) {
-      const eval_value *key = &e->v[n->in[m]];
-      h = (h ^ (uint64_t)key->i[eval_broadcast(key, rank, c)]) * 0xff51afd7ed558ccdu;
-    }
-    if (out->isfloat)
-      out->f[k] = eval_round((qn_dtype)n->type.dtype, (double)(h >> 40) * 0x1p-24);
-    else
-      out->i[k] = (int64_t)h;
+    int64_t ix[EVAL_RANK];
+    eval_coords(out->shape, out->rank, k, ix);
+    for (int m = 0; m < c->nin; m++)
+      h = (h ^ (uint64_t)c->in[m]->i[eval_broadcast(c->in[m], rank, ix)]) * 0xff51afd7ed558ccdu;
+    eval_set(out, k, (double)(h >> 40) * 0x1p-24, (int64_t)h);
   }
+}
+
+/* ---- one op ---- */
+
+/* Fills `out`, which has the type and the shape of the result. Not for ops whose data tell the shape: eval_data. */
+static inline bool eval_op(eval_call *c, eval_value *out) {
+  switch ((op_class)op_rows[c->op].klass) {
+  case CLASS_POINTWISE: return eval_pointwise(c, out);
+  case CLASS_REDUCE: eval_reduce(c, out); return true;
+  case CLASS_SCAN: eval_scan(c, out); return true;
+  case CLASS_VIEW: return eval_view(c, out);
+  case CLASS_DOT: eval_dot(c, out); return true;
+  case CLASS_LIBRARY: (c->op == OP_recurrence ? eval_recurrence : eval_sort)(c, out); return true;
+  case CLASS_RANDOM: eval_random(c, out); return true;
+  case CLASS_INDEX: break;
+  }
+  switch (c->op) {
+  case OP_iota: eval_iota(c, out); return true;
+  case OP_index:
+  case OP_scatter: return eval_index(c, out);
+  case OP_gather:
+  case OP_gather_add: return eval_gather(c, out);
+  case OP_slice_put: return eval_slice_put(c, out);
+  default: return false;
+  }
+}
+
+/* nonzero and compress: makes `out`, whose first axis is as long as there are true elements. Returns that number. */
+static inline int64_t eval_data(const eval_call *c, qn_dtype d, eval_value *out) {
+  const eval_value *x = c->in[0], *mask = c->op == OP_nonzero ? x : c->in[1];
+  int64_t count = 0, cell = mask->n ? x->n / mask->n : 1, shape[EVAL_RANK], ix[EVAL_RANK], at = 0;
+  int rank = c->op == OP_nonzero ? 2 : 1 + x->rank - mask->rank;
+  for (int64_t k = 0; k < mask->n; k++) count += mask->i[k];
+  shape[0] = count;
+  if (c->op == OP_nonzero)
+    shape[1] = x->rank;
+  else
+    memcpy(shape + 1, x->shape + mask->rank, (size_t)(x->rank - mask->rank) * sizeof *shape);
+  *out = eval_new(d, rank, shape);
+  for (int64_t k = 0; k < mask->n; k++) {
+    if (!mask->i[k]) continue;
+    eval_coords(x->shape, x->rank, k, ix);
+    if (c->op == OP_nonzero)
+      for (int a = 0; a < x->rank; a++) out->i[at++] = ix[a];
+    else
+      for (int64_t m = 0; m < cell; m++) eval_copy(out, at++, x, k * cell + m);
+  }
+  return count;
 }
 
 /* ---- graphs ---- */
 
+static inline void eval_init(eval *e, const graph *g, const int64_t *symbols) {
+  memset(e, 0, sizeof *e);
+  e->g = g;
+  e->symbols = calloc(g->dims.n + 1, sizeof *e->symbols);
+  for (uint32_t k = 0; k < g->dims.n; k++) e->symbols[k] = symbols ? symbols[k] : g->dims.exprs[k].hint;
+  e->v = calloc(g->n, sizeof *e->v);
+}
+
+static inline void eval_free(eval *e) {
+  for (uint32_t k = 0; k < e->g->n; k++) eval_drop(&e->v[k]);
+  free(e->v);
+  free(e->symbols);
+}
+
+/* An array of zeros for a node. */
+static inline eval_value eval_made(const eval *e, uint32_t node) {
+  const graph_type *t = &e->g->nodes[node].type;
+  int64_t shape[ARRAY_MAX_RANK];
+  for (int k = 0; k < t->rank; k++) shape[k] = dim_eval(&e->g->dims, t->shape[k], e->symbols);
+  return eval_new((qn_dtype)t->dtype, t->rank, shape);
+}
+
+static inline void eval_input(eval *e, uint32_t input, const double *data) {
+  eval_value *v = &e->v[e->g->inputs[input]];
+  eval_drop(v);
+  *v = eval_made(e, e->g->inputs[input]);
+  for (int64_t k = 0; k < v->n; k++) eval_set(v, k, data[k], v->i ? (int64_t)data[k] : 0);
+}
+
+static inline void eval_constant(eval_value *v, const void *data) {
+  for (int64_t k = 0; k < v->n; k++) {
+    qn_value x = dtype_load(v->dtype, (const char *)data + (size_t)k * dtype_size(v->dtype));
+    eval_set(v, k, v->f ? x.u.f : 0, v->i ? x.u.i : 0);
+  }
+}
+
+/* False if the node raises an error, or if sizes do not fit the data. */
 static inline bool eval_node(eval *e, uint32_t at) {
   const graph_node *n = &e->g->nodes[at];
   eval_value *out = &e->v[at];
-  int64_t shape[8];
   if (n->kind == NODE_INPUT) return out->f || out->i;
-  if (n->kind == NODE_OP && op_rows[n->op].shape_rule == SH_data) {
-    eval_data(e, n, out);
+  if (n->kind == NODE_CONST) {
+    *out = eval_made(e, at);
+    eval_constant(out, n->payload.data);
+    return true;
+  }
+  if (n->kind != NODE_OP || n->nin > EVAL_OPERANDS) return false;
+  eval_call call = {.op = (op_id)n->op, .attr = n->attr, .nin = n->nin, .dims = &e->g->dims, .symbols = e->symbols};
+  for (int k = 0; k < n->nin; k++) call.in[k] = &e->v[n->in[k]];
+  if (op_rows[n->op].shape_rule == SH_data) { /* a size is made here: the symbol of the result gets its value */
+    int64_t count = eval_data(&call, (qn_dtype)n->type.dtype, out);
+    if (n->type.shape[0] < 0) e->symbols[~n->type.shape[0]] = count;
     e->misfit |= !dim_facts_hold(&e->g->dims, e->symbols, NULL);
     return !e->misfit;
   }
-  eval_shape(e, &n->type, shape);
-  eval_new(out, (qn_dtype)n->type.dtype, n->type.rank, shape);
-  if (n->kind == NODE_CONST) {
-    for (int64_t k = 0; k < out->n; k++) {
-      qn_value v = dtype_load((qn_dtype)n->type.dtype,
-                              (const char *)n->payload.data + (size_t)k * dtype_size((qn_dtype)n->type.dtype));
-      if (out->isfloat)
-        out->f[k] = v.u.f;
-      else
-        out->i[k] = v.u.i;
-    }
-    return true;
-  }
-  if (n->kind != NODE_OP) return false;
-  switch ((op_class)op_rows[n->op].klass) {
-  case CLASS_POINTWISE: return eval_pointwise(e, n, out);
-  case CLASS_REDUCE: eval_reduce(e, n, out); return true;
-  case CLASS_SCAN: eval_scan(e, n, out); return true;
-  case CLASS_VIEW: eval_view(e, n, out); return !e->misfit;
-  case CLASS_DOT: eval_dot(e, n, out); return true;
-  case CLASS_LIBRARY: (n->op == OP_recurrence ? eval_recurrence : eval_sort)(e, n, out); return true;
-  case CLASS_RANDOM: eval_random(e, n, out); return true;
-  case CLASS_INDEX: break;
-  }
-  switch ((op_id)n->op) {
-  case OP_iota:
-    for (int64_t k = 0; k < out->n; k++) {
-      int64_t c[16], i;
-      eval_coords(out->shape, out->rank, k, c);
-      i = c[__builtin_ctz(n->attr->axes)];
-      if (out->isfloat)
-        out->f[k] = eval_round((qn_dtype)n->type.dtype, (double)i);
-      else
-        out->i[k] = eval_wrap((qn_dtype)n->type.dtype, i);
-    }
-    return true;
-  case OP_index:
-  case OP_scatter: return eval_index(e, n, out);
-  case OP_gather:
-  case OP_gather_add: return eval_gather(e, n, out);
-  case OP_slice_put: eval_slice_put(e, n, out); return !e->misfit;
-  default: return false;
-  }
+  *out = eval_made(e, at);
+  bool ran = eval_op(&call, out);
+  e->misfit |= call.misfit;
+  return ran;
 }
 
 static inline bool eval_run(eval *e) {
@@ -778,17 +809,17 @@ static inline bool eval_run(eval *e) {
 }
 
 /* Equal bits, all nans being one value. */
+static inline bool eval_same_element(const eval_value *a, int64_t i, const eval_value *b, int64_t j) {
+  if (!a->f != !b->f) return false;
+  if (!a->f) return a->i[i] == b->i[j];
+  return (a->f[i] != a->f[i] && b->f[j] != b->f[j]) || memcmp(&a->f[i], &b->f[j], 8) == 0;
+}
+
 static inline bool eval_same(const eval_value *a, const eval_value *b) {
-  if (a->rank != b->rank || a->n != b->n || a->isfloat != b->isfloat) return false;
-  for (int k = 0; k < a->rank; k++)
-    if (a->shape[k] != b->shape[k]) return false;
-  for (int64_t k = 0; k < a->n; k++) {
-    if (!a->isfloat) {
-      if (a->i[k] != b->i[k]) return false;
-    } else if (!(a->f[k] != a->f[k] && b->f[k] != b->f[k]) && memcmp(&a->f[k], &b->f[k], 8) != 0) {
-      return false;
-    }
-  }
+  if (a->rank != b->rank || a->n != b->n || memcmp(a->shape, b->shape, (size_t)a->rank * sizeof *a->shape) != 0)
+    return false;
+  for (int64_t k = 0; k < a->n; k++)
+    if (!eval_same_element(a, k, b, k)) return false;
   return true;
 }
 

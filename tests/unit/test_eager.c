@@ -1,8 +1,8 @@
-/* Eager ops from outside: every op over dtypes, layouts, broadcasting and sizes against its plain meaning (graph_ref.h), the
+/* Eager ops from outside: every op over dtypes, layouts, broadcasting and sizes against its plain meaning (graph_eval.h), the
  * errors and their words, weak numbers, NaN and signed zeros, any number of threads, and every failed allocation. */
 #include "jit/cpu/cpu.h"
 #include "jit/cpu/eager.h"
-#include "tests/unit/graph_ref.h"
+#include "tests/unit/graph_eval.h"
 #include "tests/unit/lang.h"
 
 static uint64_t state = 1;
@@ -28,20 +28,20 @@ static void cpu_drop(qn_vm *vm) {
 
 enum { OPERANDS = 8 };
 typedef struct operand {
-  ref_array plain;
+  eval_value plain;
   qn_value value;
 } operand;
 
-static qn_value number_of(const ref_array *a, int64_t k) {
+static qn_value number_of(const eval_value *a, int64_t k) {
   return a->f ? value_float(a->f[k]) : a->dtype == QN_bool ? value_bool(a->i[k] != 0) : value_int(a->i[k]);
 }
 
 /* Random values between lo and hi in an array with gaps, reversed or transposed axes. */
 static operand make(qn_vm *vm, uint8_t dtype, int rank, const int64_t *shape, double lo, double hi) {
-  operand o = {.plain = ref_new(dtype, rank, shape)};
+  operand o = {.plain = eval_new((qn_dtype)dtype, rank, shape)};
   for (int64_t k = 0; k < o.plain.n; k++) {
     double x = lo + (hi - lo) * rnd(1000) / 999.0;
-    ref_set(&o.plain, k, x, dtype == QN_bool ? (int64_t)rnd(2) : (int64_t)floor(x));
+    eval_set(&o.plain, k, x, dtype == QN_bool ? (int64_t)rnd(2) : (int64_t)floor(x));
   }
   int order[ARRAY_MAX_RANK];
   int64_t strides[ARRAY_MAX_RANK], stride = 1, low = 0;
@@ -71,7 +71,7 @@ static operand make(qn_vm *vm, uint8_t dtype, int rank, const int64_t *shape, do
   if (!view) ck_abort_msg("no memory");
   for (int64_t k = 0; k < o.plain.n; k++) {
     int64_t ix[ARRAY_MAX_RANK], at = 0;
-    ref_unflat(&o.plain, k, ix);
+    eval_coords(shape, rank, k, ix);
     for (int a = 0; a < rank; a++) at += ix[a] * view->strides[a];
     dtype_store((qn_dtype)dtype, array_data(view) + at * (int64_t)dtype_size((qn_dtype)dtype), number_of(&o.plain, k));
   }
@@ -81,7 +81,7 @@ static operand make(qn_vm *vm, uint8_t dtype, int rank, const int64_t *shape, do
 
 static void drop(qn_vm *vm, operand *in, int nin) {
   for (int i = 0; i < nin; i++) {
-    ref_free(&in[i].plain);
+    eval_drop(&in[i].plain);
     value_release(vm, in[i].value);
   }
 }
@@ -97,18 +97,18 @@ static bool close_to(uint8_t dtype, double a, double b) {
 static void both_ways(qn_vm *vm, op_id op, const op_attr *attr, operand *in, int nin) {
   graph_type types[OPERANDS] = {{0}};
   qn_value values[OPERANDS];
-  ref_array plain[OPERANDS];
+  eval_call plain = {.op = op, .attr = attr, .nin = nin};
   op_types inferred;
   op_refusal why;
   for (int i = 0; i < nin; i++) {
     ck_assert(value_graph_type(in[i].value, &types[i]));
     values[i] = in[i].value;
-    plain[i] = in[i].plain;
+    plain.in[i] = &in[i].plain;
   }
   ck_assert_msg(op_infer(NULL, op, types, nin, attr, &inferred, &why), "%s: %s", op_rows[op].name, why.text);
   const graph_type *t = &inferred.result;
-  ref_array expected = ref_new(t->dtype, t->rank, t->shape);
-  ref_op(op, attr, plain, nin, &expected);
+  eval_value expected = eval_new((qn_dtype)t->dtype, t->rank, t->shape);
+  ck_assert_msg(eval_op(&plain, &expected), "%s has no value", op_rows[op].name);
   qn_value out = eager_apply(vm, op, values, nin, attr);
   ck_assert_msg(!value_is_error(out), "%s: %s", op_rows[op].name, vm->error ? vm->error->message->text : "?");
   const qn_array *a = value_array(out);
@@ -123,7 +123,7 @@ static void both_ways(qn_vm *vm, op_id op, const op_attr *attr, operand *in, int
                  expected.f ? expected.f[k] : 0, (long long)(expected.i ? expected.i[k] : 0));
   }
   value_release(vm, out);
-  ref_free(&expected);
+  eval_drop(&expected);
 }
 
 static const uint8_t floats[] = {QN_f32, QN_f64, QN_f16, QN_bf16}, ints[] = {QN_i64, QN_i32, QN_u8, QN_i8, QN_i16};

@@ -96,12 +96,6 @@ static void set_input(eval *e, const trial *t, uint32_t k, int lane) {
   eval_input(e, k, all);
 }
 
-static bool same_element(const eval_value *a, int64_t i, const eval_value *b, int64_t j) {
-  if (a->isfloat != b->isfloat) return false;
-  if (!a->isfloat) return a->i[i] == b->i[j];
-  return (a->f[i] != a->f[i] && b->f[j] != b->f[j]) || memcmp(&a->f[i], &b->f[j], 8) == 0;
-}
-
 typedef enum outcome { EQUAL, RAISED, REFUSED, OTHER_SIZES } outcome;
 
 /* Runs the trial. The node whose counterpart was refused is *culprit, in the lane's numbers. */
@@ -164,8 +158,9 @@ static outcome run_trial(const trial *t, uint32_t *culprit, op_refusal *why) {
       const eval_value *lane = &one[l].v[i], *whole = &all.v[g->outputs[output[i]]];
       int64_t n = lane->n, from = differs[i] ? l * n : 0;
       for (int64_t k = 0; k < n; k++)
-        ck_assert_msg(same_element(lane, k, whole, from + k), "%%%u, lane %d of %d, element %d: %g and %g\n%s%s", i, l,
-                      t->lanes, (int)k, eval_num(lane, k), eval_num(whole, from + k), printed(t->lane), printed(g));
+        ck_assert_msg(eval_same_element(lane, k, whole, from + k), "%%%u, lane %d of %d, element %d: %g and %g\n%s%s",
+                      i, l, t->lanes, (int)k, eval_num(lane, k), eval_num(whole, from + k), printed(t->lane),
+                      printed(g));
     }
   eval_free(&all);
   for (int l = 0; l < t->lanes; l++) eval_free(&one[l]);
@@ -458,8 +453,9 @@ static bool run_nested(const trial *t, rng *r) {
         int64_t at = (bits[i] & 1 ? a : 0) * (bits[i] & 2 ? t->vmap_in : 1) + (bits[i] & 2 ? b : 0);
         ck_assert_int_eq(w->rank, lane->rank + (bits[i] & 1) + (bits[i] >> 1));
         for (int64_t e = 0; e < lane->n; e++)
-          ck_assert_msg(same_element(lane, e, w, at * lane->n + e), "%%%u, lane %d, %d, element %d: %g and %g\n%s%s", i,
-                        a, b, (int)e, eval_num(lane, e), eval_num(w, at * lane->n + e), printed(t->lane), printed(g));
+          ck_assert_msg(eval_same_element(lane, e, w, at * lane->n + e),
+                        "%%%u, lane %d, %d, element %d: %g and %g\n%s%s", i, a, b, (int)e, eval_num(lane, e),
+                        eval_num(w, at * lane->n + e), printed(t->lane), printed(g));
       }
       eval_free(&one);
     }
