@@ -2,13 +2,18 @@
 """Checks the house's shape: layering.py ROOT [libquern_internal.a libquern.a]
 
 * an include points to a lower floor or sideways, never up, and to no room of a device from above;
-* nothing above the door to array work (jit/run/door.h) goes past it;
+* headers include each other in no circle, nor do the files of a room, as far as they are not listed here;
+* nothing above the door to array work (jit/run/door.h) goes past it, and only the recorder's own files touch a VM's recording;
 * the top level holds the agreed entries only, and no file of the source tree is longer than 1,500 lines;
 * with the archives: every symbol that shared objects would export begins with qn_, there is no mutable global data, and hosts
   that link libquern.a meet no other global name at all, hidden or not.
 
 Prints each violation and ends with status 1 if there is one.
+
+layering.py --includes ROOT [ROOM] prints the table of includes: the rooms with what each sees of the others, then room by room (or of one)
+every file with what it includes of its own room, and the circles.
 """
+import collections
 import os
 import re
 import subprocess
@@ -73,12 +78,15 @@ def includes(root):
                             yield os.path.relpath(path, root), number, found.group(1)
 
 
+def included(root, path, target):
+    """What an include names, from the root. A header beside the file may be named without its folder."""
+    return os.path.normpath(target if os.path.exists(os.path.join(root, target)) else os.path.join(os.path.dirname(path), target))
+
+
 def check_includes(root):
     for path, number, target in includes(root):
-        here = floor_of(path)
-        # A header beside the file may be named without its folder.
-        full = target if os.path.exists(os.path.join(root, target)) else os.path.join(os.path.dirname(path), target)
-        there = floor_of(os.path.normpath(full))
+        here, full = floor_of(path), included(root, path, target)
+        there = floor_of(full)
         if here and full.startswith(("tests/", "examples/")):
             yield f"{path}:{number}: {here[1]} includes {target}, which is no part of the library"
         if not here or not there:
@@ -89,6 +97,89 @@ def check_includes(root):
             yield f"{path}:{number}: {here[1]} includes {target} of its neighbour"
         elif there[1] in DEVICES and here[1] != there[1] and not EAGER.fullmatch(full):
             yield f"{path}:{number}: {here[1]} includes {target}, where devices are known by the table of jit/run alone"
+
+
+# Rooms where a file's subject (NAME.c, NAME.h and what is NAME_impl.h) includes another's header and that one's, over whatever
+# detour, the first one's; each with its reason.
+CIRCLES = {
+    "lang": "values, errors and the VM are made of each other",
+    "jit/kernel": "sched_impl.h is shared by the files of schedule.h alone",
+    "jit/cpu": "eager calls run kernels, and running kernels falls back to eager calls",
+    "jit/trace": "a recording ends in specializations, whose calls record",
+    "interp": "nodes of index reads lie in node.h",
+    "interp/prompt": "the terminal runs the command line's loop",
+}
+
+
+def subject_of(path):
+    """The subject that a source file is about; tables of rows are about nothing that could include anything."""
+    stem, ending = os.path.splitext(path)
+    return None if ending == ".def" else re.sub(r"_impl$", "", stem)
+
+
+def circles(edges):
+    """The strongly connected parts of more than one node of {node: {node...}}, each sorted."""
+    number, low, open_nodes, found = {}, {}, [], []
+
+    def visit(node):
+        number[node] = low[node] = len(number)
+        open_nodes.append(node)
+        for other in sorted(edges.get(node, ())):
+            if other not in number:
+                visit(other)
+            if other in open_nodes:
+                low[node] = min(low[node], low[other])
+        if low[node] == number[node]:
+            at = open_nodes.index(node)
+            part, open_nodes[at:] = open_nodes[at:], []
+            if len(part) > 1:
+                found.append(sorted(part))
+
+    for node in sorted(edges):
+        if node not in number:
+            visit(node)
+    return found
+
+
+def include_edges(root, named):
+    """{named(file): {named(what it includes)}} within the library, without what `named` has no name for."""
+    edges = collections.defaultdict(set)
+    for path, _, target in includes(root):
+        a, full = named(path), included(root, path, target)
+        b = named(full) if os.path.exists(os.path.join(root, full)) else None
+        if a and b and a != b:
+            edges[a].add(b)
+    return edges
+
+
+def check_circles(root):
+    for part in circles(include_edges(root, lambda path: path if path.endswith(".h") else None)):
+        yield f"{', '.join(part)}: headers that include each other"
+    for part in circles(include_edges(root, subject_of)):
+        room = floor_of(part[0])[1]
+        if room not in CIRCLES:
+            yield f"{', '.join(part)}: files of different subjects that include each other"
+
+
+def print_includes(root, only):
+    rooms = [name for names in FLOORS for name in names]
+    lines = collections.Counter(floor_of(path)[1] for path in tracked(root) if floor_of(path) and path.endswith((".c", ".h", ".re", ".y")))
+    sees = include_edges(root, lambda path: floor_of(path)[1] if floor_of(path) else None)
+    width = max(map(len, rooms)) + 2
+    if not only:
+        print(f"{'room':{width}}files  includes of")
+        for room in rooms:
+            print(f"{room:{width}}{lines[room]:5}  {' '.join(other for other in rooms if other in sees[room])}")
+    edges, found = include_edges(root, subject_of), circles(include_edges(root, subject_of))
+    for room in [only] if only else rooms:
+        own = sorted({subject_of(p) for p in tracked(root) if p.endswith((".c", ".h", ".re", ".y")) and (floor_of(p) or (0, ""))[1] == room})
+        print(f"\n{room}")
+        for subject in own:
+            beside = sorted(other[len(room) + 1:] for other in edges[subject] if floor_of(other)[1] == room)
+            print(f"  {subject[len(room) + 1:]:24}{' '.join(beside)}")
+        for part in found:
+            if floor_of(part[0])[1] == room:
+                print(f"  circle of {len(part)}: {' '.join(name[len(room) + 1:] for name in part)}")
 
 
 # Files above the door to array work (jit/run/door.h) that still name eager dispatch; the list only gets shorter.
@@ -115,6 +206,25 @@ def check_door(root):
                                 yield f"{path}:{number}: {found.group(0)} is behind jit/run/door.h"
     for path in sorted(BESIDE_THE_DOOR - beside):
         yield f"{path}: goes through the door; take it off BESIDE_THE_DOOR in tests/layering.py"
+
+
+# Where a VM's recording is touched: its field, and the recorder's own files. Everybody else asks jit/trace/rec.h.
+RECORDER = {
+    "lang/vm.c": "the field: empty at first, put aside while a host's function runs",
+    "lang/value.c": "functions are equal while recording if they do the same",
+    **{f"jit/trace/{name}": "the recorder" for name in (
+        "rec.c", "rec.h", "door.c", "body.c", "explain.c", "graphs.c", "recording.h", "specialization.c", "transform.c", "tree_match.c", "vmap.c",
+        "vmap_control.c")},
+}
+
+
+def check_recorder(root):
+    for path in tracked(root):
+        if path.endswith((".c", ".h", ".def")) and floor_of(path) and path not in RECORDER:
+            with open(os.path.join(root, path), encoding="utf-8") as f:
+                for number, line in enumerate(f, 1):
+                    if re.search(r"\bvm->rec\b", line):
+                        yield f"{path}:{number}: vm->rec belongs to the recorder; jit/trace/rec.h tells about it"
 
 
 def tracked(root):
@@ -202,10 +312,12 @@ def check_names(archive):
 
 
 def main():
+    if sys.argv[1:2] == ["--includes"] and len(sys.argv) in (3, 4):
+        return print_includes(sys.argv[2], sys.argv[3] if len(sys.argv) == 4 else None)
     if len(sys.argv) not in (2, 4):
         sys.exit(__doc__)
     root = sys.argv[1]
-    bad = list(check_includes(root)) + list(check_door(root)) + list(check_files(root))
+    bad = [line for check in (check_includes, check_circles, check_door, check_recorder, check_files) for line in check(root)]
     if len(sys.argv) == 4:
         bad += list(check_archive(sys.argv[2])) + list(check_names(sys.argv[3]))
     for line in bad:
