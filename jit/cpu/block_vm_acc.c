@@ -27,35 +27,9 @@ static int64_t chain_length(const bvm_acc_plan *a) {
   }
 }
 
-/* The value that changes nothing. */
 static void identity(uint8_t op, uint8_t dtype, void *out) {
-  bool real = dtype == QN_f32 || dtype == QN_f64, low = op == KOP_max || op == KOP_argmax;
-  union {
-    float f;
-    double d;
-    uint64_t u;
-  } x = {.u = 0};
-  if (real) {
-    double v = op == KOP_add ? -0.0 : op == KOP_mul ? 1.0 : low ? -__builtin_inf() : __builtin_inf();
-    if (dtype == QN_f64)
-      x.d = v;
-    else
-      x.f = (float)v;
-  } else {
-    int bits = (int)dtype_size((qn_dtype)dtype) * 8;
-    bool sign = dtype_rows[dtype].klass == DCLASS_INT;
-    uint64_t ones = ~(uint64_t)0 >> (64 - bits);
-    switch (op) {
-    case KOP_mul: x.u = 1; break;
-    case KOP_and: x.u = dtype == QN_bool ? 1 : ones; break;
-    case KOP_max:
-    case KOP_argmax: x.u = sign ? (uint64_t)1 << (bits - 1) : 0; break;
-    case KOP_min:
-    case KOP_argmin: x.u = dtype == QN_bool ? 1 : sign ? ones >> 1 : ones; break;
-    default: break;
-    }
-  }
-  memcpy(out, &x, dtype_size((qn_dtype)dtype));
+  uint64_t bits = l_identity(op, dtype);
+  memcpy(out, &bits, dtype_size((qn_dtype)dtype));
 }
 /* What an exclusive scan begins with: 0, 1, or the bound. */
 static void scan_zero(uint8_t op, uint8_t dtype, void *out) {

@@ -203,6 +203,8 @@ l_val l_param(l_program *p, uint32_t number);               /* raises p->nints *
 l_val l_index(l_program *p, l_code code, l_val a, l_val b); /* IADD .. IMAX */
 static inline bool l_is_index_op(int code) { return code >= L_IADD && code <= L_IMAX; }
 int64_t l_index_value(l_code code, int64_t a, int64_t b); /* of IADD .. IMAX on numbers; wraps like the executors do */
+/* The bits of what a reduction by `op` of nothing at all gives (see orders), and what changes nothing in one. */
+uint64_t l_identity(uint8_t op, uint8_t dtype);
 l_val l_const(l_program *p, qn_dtype dtype, uint64_t bits);
 l_val l_kop(l_program *p, kop_id op, qn_dtype dtype, l_val a, l_val b, l_val c);
 l_val l_math(l_program *p, math_id fn, qn_dtype dtype, l_val a, l_val b, l_val c);

@@ -19,16 +19,13 @@ typedef struct l_eval_options {
   void *ctx;
   char *why; /* room for `why_size` bytes; may be NULL where that is 0 */
   size_t why_size;
+  int64_t *values; /* room for p->n: gets what each instruction gave at last, as an index; may be NULL */
 } l_eval_options;
 
 /* Runs a verified program. buffers: without scratch. sizes[b]: elements of buffer b, or -1: unknown; NULL: none is known. *error: check
  * number << 48 | element of the first failed check, or ~0. `o` may be NULL. */
 l_eval_end l_eval(const l_program *p, void *const *buffers, const int64_t *sizes, const int64_t *ints,
                   const qk_scalar *scalars, const l_eval_options *o, uint64_t *error);
-
-/* What stands outside PARs, whatever it takes to compute it: values[0 .. p->n), of which others are 0. False: no memory, or a program that
- * l.h forbids. */
-bool l_eval_outer(const l_program *p, const int64_t *ints, const qk_scalar *scalars, int64_t *values);
 
 /* The bits of one element in memory. */
 static inline uint64_t ev_read(qn_dtype d, const void *base, int64_t i) {

@@ -63,20 +63,12 @@ static device_ptr upload(const driver *d, const void *data, size_t n) {
 
 /* ---- programs ----------------------------------------------------------------------------------------------------------- */
 
-/* What stands outside PARs: numbers of instances and sizes. Freed by the caller. */
-static int64_t *outer_values(const l_case *c) {
-  const l_program *p = c->p;
-  int64_t *values = calloc(p->n, sizeof *values);
-  if (!values || !l_eval_outer(p, c->info.ints, c->info.scalars, values)) fatal("values outside PARs");
-  return values;
-}
-
 static void run_case(const driver *d, void *module, const l_case *c, const char *name, unsigned blocks, char *why,
                      size_t size) {
   void *ours[CASE_BUFFERS];
   device_ptr buffers[CASE_BUFFERS] = {0};
   const l_program *p = c->p;
-  int64_t *values = outer_values(c);
+  const int64_t *values = c->outer;
   case_begin(c, ours);
   for (uint32_t b = 0, k = 0; b < p->nbuffers; b++) {
     bool scratch = p->buffers[b].mode == BUF_SCRATCH;
@@ -120,7 +112,6 @@ static void run_case(const driver *d, void *module, const l_case *c, const char 
   }
   const device_ptr others[] = {cell, answer, memory, block};
   for (size_t i = 0; i < sizeof others / sizeof *others; i++) d->release(others[i]);
-  free(values);
   case_end(c, ours, error, why, size);
 }
 

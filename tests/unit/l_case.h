@@ -19,6 +19,7 @@ typedef struct l_case {
   uint8_t dtype[CASE_BUFFERS];
   void *start[CASE_BUFFERS], *want[CASE_BUFFERS];
   uint64_t error;
+  int64_t *outer; /* what stands outside PARs, by instruction: numbers of instances and sizes */
 } l_case;
 
 static uint64_t noise_state;
@@ -101,7 +102,8 @@ static void case_of(l_case *c, l_program *p, rnd_info info, uint64_t seed) {
     memcpy(c->want[c->n], c->start[c->n], bytes);
     c->n++;
   }
-  const l_eval_options o = {.why = why, .why_size = sizeof why};
+  case_need((c->outer = calloc(p->n, sizeof *c->outer)) != NULL, seed, "no memory");
+  const l_eval_options o = {.why = why, .why_size = sizeof why, .values = c->outer};
   bool known = l_eval(c->p, c->want, sizes, info.ints, info.scalars, &o, &c->error) == L_EVAL_DONE;
   case_need(known, seed, why);
 }
@@ -117,6 +119,7 @@ static void case_close(l_case *c) {
     free(c->start[b]);
     free(c->want[b]);
   }
+  free(c->outer);
   l_free(c->p);
 }
 
