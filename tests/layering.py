@@ -213,7 +213,7 @@ RECORDER = {
     "lang/vm.c": "the field: empty at first, put aside while a host's function runs",
     "lang/value.c": "functions are equal while recording if they do the same",
     **{f"jit/trace/{name}": "the recorder" for name in (
-        "rec.c", "rec.h", "door.c", "body.c", "explain.c", "graphs.c", "recording.h", "specialization.c", "transform.c", "tree_match.c", "vmap.c",
+        "rec.c", "rec.h", "door.c", "body.c", "explain.c", "graphs.c", "recording.c", "recording.h", "specialization.c", "transform.c", "tree_match.c", "vmap.c",
         "vmap_control.c")},
 }
 

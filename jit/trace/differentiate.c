@@ -1,5 +1,5 @@
-/* Derivatives of functions: grad, value_and_grad, vjp, jvp, jacobian, hessian; and functions that tell how they are differentiated: checkpoint,
- * custom_grad.
+/* Derivatives of functions: grad, value_and_grad, vjp, jvp, jacobian, hessian. Functions that say themselves how they are differentiated
+ * (checkpoint, custom_grad) are regions.c's.
  *
  * The inner function runs while a recording is on (one is begun if there is none), with every float leaf of the differentiated
  * arguments replaced by an alias node, so that only uses through the argument count. Then graph_vjp appends the backward pass to the
@@ -13,8 +13,6 @@
  *         What only led to the pullback is dead.
  * jacobian  The unit vectors go through the pullback in lanes (vmap), or, where the argument is smaller than the result, through the
  *         pushforward: the graph that jvp appends. A hessian is the jacobian of a gradient.
- * regions A function wrapped in checkpoint or custom_grad marks the nodes of its call as a region (graph.h). Its results are alias
- *         nodes at the region's end, so that all use of them is seen as use of the region.
  */
 #include <string.h>
 
@@ -25,14 +23,6 @@
 #include "jit/trace/recording.h"
 #include "jit/trace/specialization.h"
 #include "jit/trace/vmap.h"
-
-/* The differentiated leaves of a call, in tree order. */
-typedef struct leaves {
-  struct recording *r;
-  const char *name;        /* of the transform */
-  uint32_t *nodes, *grads; /* alias nodes; what came of them (0: nothing) */
-  uint32_t n, cap, grads_cap, at;
-} leaves;
 
 static bool leaves_add(leaves *l, uint32_t node) {
   if (!mem_grow(l->r->vm, (void **)&l->nodes, &l->cap, l->n + 1, sizeof *l->nodes)) return false;
@@ -47,7 +37,7 @@ static bool leaves_room(leaves *l) {
   return true;
 }
 
-static void leaves_free(leaves *l) {
+void leaves_free(leaves *l) {
   mem_free(l->r->vm, l->nodes, l->cap * sizeof *l->nodes);
   mem_free(l->r->vm, l->grads, l->grads_cap * sizeof *l->grads);
 }
@@ -73,7 +63,7 @@ static uint32_t alias_of_node(struct recording *r, uint32_t node) {
   return made;
 }
 
-static qn_value alias_leaf(void *ctx, const char *path, qn_value v) {
+qn_value leaves_alias(void *ctx, const char *path, qn_value v) {
   (void)path;
   leaves *l = ctx;
   qn_vm *vm = l->r->vm;
@@ -136,101 +126,6 @@ static bool has_float(qn_vm *vm, const char *name, int position, qn_value x) {
   return false;
 }
 
-/* ---- the rules of regions --------------------------------------------------------------------------------------------------------- */
-
-/* The cotangents of a custom_grad's results as an argument of its backward. */
-static qn_value cotangents_value(struct recording *r, const region_rule *rule, const graph_region *x,
-                                 const uint32_t *cotangents) {
-  qn_vm *vm = r->vm;
-  qn_value *values = mem_alloc(vm, (x->nouts + 1) * sizeof *values), result = value_error();
-  if (!values) return result;
-  uint32_t made = 0;
-  for (; made < x->nouts; made++) {
-    qn_value out = cotangents[made] ? value_nil() : rec_value_of(r, x->outs[made]);
-    values[made] = cotangents[made]      ? rec_value_of(r, cotangents[made])
-                   : value_is_error(out) ? out
-                                         : tree_match_zeros(vm, out);
-    if (!value_is_error(out)) value_release(vm, out);
-    if (value_is_error(values[made])) break;
-  }
-  if (made == x->nouts) result = template_build(vm, &rule->cts, values, NULL);
-  while (made-- > 0) value_release(vm, values[made]);
-  mem_free(vm, values, (x->nouts + 1) * sizeof *values);
-  return result;
-}
-
-typedef struct region_grads {
-  struct recording *r;
-  const graph_region *region;
-  const region_rule *rule;
-  uint32_t at; /* in rule->like */
-  uint32_t *grads;
-} region_grads;
-
-static bool take_gradient(void *ctx, qn_value like, qn_value given) {
-  region_grads *c = ctx;
-  (void)like;
-  while (c->rule->like.tpls[c->at].kind != TPL_OUTPUT) c->at++;
-  uint32_t k = c->rule->like.tpls[c->at++].output;
-  if (value_is(given, TAG_NIL)) return true;
-  c->grads[k] = rec_node(c->r, given);
-  return c->grads[k] || error_pending(c->r->vm) || (raise_memory(c->r->vm), false);
-}
-
-/* What a rule owns while it is asked. */
-typedef struct rule_owned {
-  qn_value *values; /* `made` of them */
-  size_t bytes;
-  uint32_t made;
-  qn_value args, like;
-} rule_owned;
-
-static void rule_drop(qn_vm *vm, void *what) {
-  rule_owned *o = what;
-  value_release(vm, o->args);
-  value_release(vm, o->like);
-  while (o->made-- > 0) value_release(vm, o->values[o->made]);
-  if (o->values) mem_free(vm, o->values, o->bytes);
-}
-
-/* graph_rules.apply: calls backward(cotangent, args...). */
-static bool apply_rule(void *ctx, const graph_region *x, const uint32_t *cotangents, uint32_t *grads, op_refusal *why) {
-  struct recording *r = ctx;
-  qn_vm *vm = r->vm;
-  const region_rule *rule = x->rule;
-  rule_owned o = {.bytes = (x->nargs + 1) * sizeof(qn_value), .args = value_error(), .like = value_error()};
-  qn_value *values = o.values = mem_alloc(vm, o.bytes), gs = value_error(), *mark = vm->sp;
-  bool ok = values && rec_room(r);
-  for (; o.made < x->nargs && ok; o.made += ok) ok = !value_is_error(values[o.made] = rec_value_of(r, x->args[o.made]));
-  ok = ok && !value_is_error(o.args = template_build(vm, &rule->args, values, NULL)) &&
-       !value_is_error(o.like = template_build(vm, &rule->like, values, NULL));
-  uint32_t nargs = ok ? value_list(o.args)->len : 0;
-  if (ok && (ok = vm_enter(vm, nargs + 1))) {
-    qn_value ct = cotangents_value(r, rule, x, cotangents);
-    if ((ok = !value_is_error(ct))) {
-      *vm->sp++ = ct;
-      for (uint32_t i = 0; i < nargs; i++) *vm->sp++ = value_retain(value_list(o.args)->items[i]);
-      vm_owned held;
-      vm_own(vm, &held, rule_drop, &o);
-      gs = vm->hooks.call(vm, rule->backward, mark, (int)nargs + 1, value_nil());
-      vm_disown(vm, &held);
-      ok = !value_is_error(gs);
-      if (!ok && vm->error && vm->error->id == E_arity && !vm->error->nframes)
-        raise_note(vm, SPAN_NONE, "custom_grad calls backward with the cotangent of the result, then the arguments");
-    }
-  }
-  region_grads c = {.r = r, .region = x, .rule = rule, .grads = grads};
-  ok = ok &&
-       tree_match_walk(vm, "custom_grad: what backward returns", nargs == 1 ? "the argument" : "the list of arguments",
-                       nargs == 1 ? value_list(o.like)->items[0] : o.like, gs, (int)rule->levels, take_gradient, &c);
-  ok = ok && rec_room(r);
-  vm_pop_to(vm, mark);
-  if (!value_is_error(gs)) value_release(vm, gs);
-  rule_drop(vm, &o);
-  why->id = 0;
-  return ok;
-}
-
 static bool add_region(void *ctx, const graph_region *copy) {
   struct recording *r = ctx;
   if (regions_add(r->vm, &r->regions, copy)) return true;
@@ -252,7 +147,7 @@ static bool backward(struct recording *r, uint32_t from, const uint32_t *roots, 
     return false;
   }
   if (n) memcpy(regions, r->regions.list + low, n * sizeof *regions);
-  graph_rules rules = {.regions = regions, .n = n, .ctx = r, .apply = apply_rule, .add = add_region};
+  graph_rules rules = {.regions = regions, .n = n, .ctx = r, .apply = region_apply_rule, .add = add_region};
   op_refusal why = {0};
   vm_memory copies = {regions, (n + 1) * sizeof *regions};
   vm_owned held;
@@ -342,7 +237,7 @@ static qn_value call_grad(struct recording *r, const rec_call_site *site) {
       goto done;
     }
     first[i] = l.n;
-    qn_value aliased = tree_rebuild(vm, x, alias_leaf, &l);
+    qn_value aliased = tree_rebuild(vm, x, leaves_alias, &l);
     if (value_is_error(aliased)) goto done;
     value_release(vm, x);
     mark[which[i]] = aliased;
@@ -464,7 +359,7 @@ static bool forward_call(struct recording *r, const rec_call_site *site, int nar
   w->args = vm->sp;
   for (int k = 0; k < w->nargs; k++) {
     int i = which ? which[k] : k;
-    qn_value aliased = tree_rebuild(vm, all[i], alias_leaf, &w->in);
+    qn_value aliased = tree_rebuild(vm, all[i], leaves_alias, &w->in);
     if (value_is_error(aliased)) return false;
     value_release(vm, all[i]);
     all[i] = aliased;
@@ -535,7 +430,7 @@ static void forward_free(qn_vm *vm, forward *w, const vm_owned *held, qn_value *
 }
 
 /* A number that depends on nothing is an output as well: it gets a node. */
-static qn_value keep_floats(void *ctx, const char *path, qn_value v) {
+qn_value leaves_keep(void *ctx, const char *path, qn_value v) {
   (void)path;
   struct recording *r = ctx;
   if (!is_float_leaf(v)) return value_nil();
@@ -551,7 +446,7 @@ static bool result_template(struct recording *r, const qn_value *args, int nargs
   node_list in_order = {0};
   qn_list *l = list_from(vm, args, (size_t)nargs);
   if (!l) return false;
-  qn_value all = value_obj(TAG_LIST, l), floats = tree_rebuild(vm, all, keep_floats, r);
+  qn_value all = value_obj(TAG_LIST, l), floats = tree_rebuild(vm, all, leaves_keep, r);
   bool ok = !value_is_error(floats) &&
             template_of_nodes(r, nargs == 1 ? value_list(floats)->items[0] : floats, out, &in_order);
   value_release(vm, all);
@@ -984,114 +879,4 @@ qn_value differentiate_call(struct recording *r, const rec_call_site *site) {
                                                                          : call_grad(r, site);
   r->grads--;
   return v;
-}
-
-/* ---- checkpoint and custom_grad ------------------------------------------------------------------------------------------------------------ */
-
-/* The rule of a custom_grad's call, and the nodes of its arguments. */
-static region_rule *rule_make(struct recording *r, qn_value backward, qn_value args, qn_value y, node_list *nodes,
-                              node_list *outs) {
-  qn_vm *vm = r->vm;
-  region_rule *rule = mem_zalloc(vm, sizeof *rule);
-  if (!rule) return NULL;
-  rule->refs = 1;
-  rule->number = ++jit_of(vm)->last_rule;
-  rule->backward = value_retain(backward);
-  qn_value cts = tree_rebuild(vm, y, keep_floats, r), like = tree_rebuild(vm, args, keep_floats, r);
-  node_list floats = {0};
-  bool ok = !value_is_error(cts) && !value_is_error(like) && template_of_nodes(r, cts, &rule->cts, outs) &&
-            template_of_nodes(r, args, &rule->args, nodes) && template_of_nodes(r, like, &rule->like, &floats);
-  uint32_t k = 0;
-  for (uint32_t i = 0; i < rule->like.n && ok;
-       i++) { /* numbers among all arguments' nodes, which are in the same order */
-    tpl *x = &rule->like.tpls[i];
-    if (x->kind != TPL_OUTPUT) continue;
-    while (k < nodes->n && nodes->nodes[k] != floats.nodes[x->output]) k++;
-    x->output = k;
-  }
-  mem_free(vm, floats.nodes, floats.cap * sizeof *floats.nodes);
-  if (!value_is_error(cts)) value_release(vm, cts);
-  if (!value_is_error(like)) value_release(vm, like);
-  if (ok) return rule;
-  region_rule_release(vm, rule);
-  return NULL;
-}
-
-/* What a region owns while its function runs. */
-typedef struct region_owned {
-  leaves *in;
-  qn_value args;
-} region_owned;
-
-static void region_drop(qn_vm *vm, void *what) {
-  region_owned *o = what;
-  leaves_free(o->in);
-  value_release(vm, o->args);
-}
-
-qn_value region_call(struct recording *r, const rec_call_site *site) {
-  qn_vm *vm = r->vm;
-  const qn_fn *f = value_fn(site->fn);
-  const transform_def *def = f->code;
-  bool custom = def->kind == TRANSFORM_CUSTOM_GRAD;
-  int nargs = site->nargs - 1;
-  if (custom && value_is(site->args[nargs], TAG_RECORD))
-    return raise_error(vm, E_keyword, SPAN_NONE, "a function with custom_grad takes no keyword arguments");
-  leaves in = {.r = r}, out = {.r = r};
-  qn_value args = value_unset(), y = value_error(), result = value_error();
-  node_list arg_nodes = {0}, outs = {0};
-  region_rule *rule = NULL;
-  r->grads++;
-  if (custom) {
-    qn_list *l = list_from(vm, site->args, (size_t)nargs);
-    if (!l) goto done;
-    args = tree_rebuild(vm, value_obj(TAG_LIST, l), alias_leaf, &in);
-    value_release(vm, value_obj(TAG_LIST, l));
-    if (value_is_error(args)) goto done;
-  }
-  if (custom && !vmap_spread(r, in.nodes, in.n, args)) goto done;
-  if (!vmap_advance(r)) goto done; /* a region has its own counterparts */
-  graph_region x = {.first = r->g->n, .again = !custom};
-  const derived_by *by = r->wrt;
-  if (custom) r->wrt = NULL; /* its derivative does not go through what it does */
-  region_owned owned = {&in, args};
-  vm_owned held;
-  vm_own(vm, &held, region_drop, &owned);
-  y = vm->hooks.call(vm, f->captures[0], custom ? value_list(args)->items : site->args, nargs, site->args[nargs]);
-  vm_disown(vm, &held);
-  r->wrt = by;
-  if (value_is_error(y)) goto done;
-  bool computed = false;
-  for (uint32_t i = x.first; i < r->g->n && !computed; i++) computed = r->g->nodes[i].kind == NODE_OP;
-  if (!computed && !custom) { /* what it gives is what it was given */
-    result = y;
-    goto done;
-  }
-  result = tree_rebuild(vm, y, alias_leaf, &out);
-  value_release(vm, y);
-  if (value_is_error(result)) goto done;
-  bool ok = vmap_advance(r);
-  x.end = r->g->n;
-  if (ok && custom) {
-    ok = (rule = rule_make(r, f->captures[1], args, result, &arg_nodes, &outs)) != NULL;
-    x.rule = rule;
-    x.args = arg_nodes.nodes;
-    x.nargs = arg_nodes.n;
-  }
-  x.outs = custom ? outs.nodes : out.nodes;
-  x.nouts = custom ? outs.n : out.n;
-  if (ok && x.nouts && (!custom || in.n)) ok = regions_add(vm, &r->regions, &x);
-  if (!ok) {
-    value_release(vm, result);
-    result = value_error();
-  }
-done:
-  r->grads--;
-  if (rule) region_rule_release(vm, rule);
-  if (!value_is_error(args)) value_release(vm, args);
-  mem_free(vm, arg_nodes.nodes, arg_nodes.cap * sizeof *arg_nodes.nodes);
-  mem_free(vm, outs.nodes, outs.cap * sizeof *outs.nodes);
-  leaves_free(&in);
-  leaves_free(&out);
-  return result;
 }

@@ -1,4 +1,5 @@
-/* Gradients (differentiate.c): regions with a derivative of their own, and trees that must look like another one (tree_match.c). */
+/* Gradients (differentiate.c), regions with a derivative of their own (regions.c), and trees that must look like another one
+ * (tree_match.c). */
 #ifndef JIT_TRACE_GRADIENTS_H
 #define JIT_TRACE_GRADIENTS_H
 
@@ -19,10 +20,35 @@ typedef struct region_rule {
 void region_rule_release(qn_vm *vm, region_rule *rule);
 /* A rule that others have, too, stays as it is there: the region gets one of its own, which may be called. */
 QN_MUST_CHECK bool region_own_rule(qn_vm *vm, graph_region *x);
+/* Regions of `from`, the list of g, that begin at node `mark` or later and whose ops have copies, are added to `to` as regions of the
+ * copies. map[i]: the copy of node i, or 0; that of an input which came up in a region may stand anywhere. `ends` (may be NULL): where each
+ * region's copy ends, if that is beyond its nodes. False with an error raised. */
+QN_MUST_CHECK bool regions_copy(qn_vm *vm, const graph *g, const region_list *from, uint32_t mark, region_list *to,
+                                const uint32_t *map, const uint32_t *ends);
 /* The regions belong to an entry of code at `home` (as in template_settle). */
 QN_MUST_CHECK bool regions_settle(qn_vm *vm, region_list *l, const void *home);
-qn_value differentiate_call(struct recording *r, const rec_call_site *site);
-qn_value region_call(struct recording *r, const rec_call_site *site);
+/* graph_rules.apply, for regions with a rule: calls backward(cotangent, args...) in the recording `ctx`. */
+QN_MUST_CHECK bool region_apply_rule(void *ctx, const graph_region *x, const uint32_t *cotangents, uint32_t *grads,
+                                     op_refusal *why);
+/* The call of a function wrapped in checkpoint or custom_grad, and that of one whose derivative is asked for (grad and its like). Owned, or
+ * the error value. */
+QN_MUST_CHECK qn_value region_call(struct recording *r, const rec_call_site *site);
+QN_MUST_CHECK qn_value differentiate_call(struct recording *r, const rec_call_site *site);
+
+/* ---- float leaves of a tree ---- */
+
+/* The differentiated leaves of a call, in tree order. */
+typedef struct leaves {
+  struct recording *r;
+  const char *name;        /* of the transform */
+  uint32_t *nodes, *grads; /* alias nodes; what came of them (0: nothing) */
+  uint32_t n, cap, grads_cap, at;
+} leaves;
+void leaves_free(leaves *l);
+/* For tree_rebuild, with `leaves` as ctx: float leaves become alias nodes, which are added; others stay. */
+qn_value leaves_alias(void *ctx, const char *path, qn_value v);
+/* For tree_rebuild, with the recording as ctx: float leaves stay, and each has a node then; others become nil. */
+qn_value leaves_keep(void *ctx, const char *path, qn_value v);
 
 /* ---- trees that match ---- */
 

@@ -5,6 +5,7 @@
 #define JIT_TRACE_RECORDING_H
 
 #include "jit/graph/graph.h"
+#include "jit/run/dispatch.h"
 #include "jit/trace/breaks.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/rec.h"
@@ -125,12 +126,24 @@ struct recording {
 
 /* ---- what a recording can do ---- */
 
+/* The type of an array or a host scalar. */
+static inline graph_type type_of_value(qn_value v) {
+  graph_type t = {0};
+  (void)value_graph_type(v, &t);
+  return t;
+}
+/* A host scalar without its node. */
+static inline qn_value value_plain(qn_value v) { return (qn_value){.head = v.head & 0xff, .u = v.u}; }
+
 /* Begins a recording on the VM (which has none). NULL with an error raised. */
 QN_MUST_CHECK struct recording *rec_begin(qn_vm *vm, bool capture);
 /* A call of this function is a part of the recording. */
 void rec_part(struct recording *r, jit_anchor *callee);
 /* Runs what is pending and leaves the recording: vm->rec becomes NULL. The struct stays for its owner (rec_free). */
 QN_MUST_CHECK bool rec_end(struct recording *r);
+/* The same where the call has failed, which pending work may have done before it: then its error, the earlier one, takes the place of
+ * the pending one. */
+void rec_end_failed(struct recording *r);
 void rec_free(struct recording *r);
 void rec_drop(qn_vm *vm, void *recording); /* the same, for vm_own */
 /* Executes pending nodes that something outside needs, and all fallible ones, in program order. */
@@ -158,6 +171,13 @@ typedef struct rec_marked {
 } rec_marked;
 rec_marked rec_mark(const struct recording *r);
 void rec_forget(struct recording *r, rec_marked before);
+/* `owned` is the value of a node that was just appended: gives the node, or 0 where there was none or memory is short. */
+uint32_t rec_keep(struct recording *r, uint32_t node, qn_value owned);
+/* *v, owned, is a result that becomes the value of a node. An op may give back its operand, which keeps its own node: then *v becomes a
+ * header of its own. False with an error raised. */
+QN_MUST_CHECK bool rec_name(struct recording *r, qn_value *v, uint32_t node);
+/* vm_hooks.force: somebody needs the data of a pending array. */
+QN_MUST_CHECK bool rec_force(qn_vm *vm, qn_array *a);
 /* Room in `vals` for all nodes of the graph. */
 QN_MUST_CHECK bool rec_room(struct recording *r);
 /* The value for a node that was appended directly: a pending array, or a host scalar computed now. Owned. */

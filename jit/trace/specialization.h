@@ -146,6 +146,15 @@ QN_MUST_CHECK bool parts_add(qn_vm *vm, part_list *l, uint32_t id, uint64_t call
 /* The same for calls that have been made: where memory is short nobody is told to have made them. */
 void parts_count(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls);
 void parts_free(qn_vm *vm, part_list *l);
+/* The calls that a specialization has served are the anchor's from now on: it goes. */
+void anchor_keep_counts(qn_vm *vm, anchor_specializations *list, const specialization *e);
+/* Takes over a new specialization, which is the first to be looked at next; one that stays eager the last of all, so that it serves
+ * only what no plan does. Where numbers of many values lead to one break, one without guards on numbers serves all of them. Gives what
+ * serves calls like the recorded one. */
+specialization *anchor_add(qn_vm *vm, anchor_specializations *list, specialization *e);
+/* Turns a recording that has ended, of a call of `fn` that gave `result`, into a specialization: it gives up its pattern, graph and
+ * regions. NULL with an error raised. */
+QN_MUST_CHECK specialization *specialization_make(struct recording *r, qn_value fn, qn_value result);
 void specialization_free(qn_vm *vm, specialization *e);
 /* Has its compiled code turned out slower than eager calls? */
 bool specialization_stays_eager(const specialization *e);

@@ -1,0 +1,708 @@
+/* The call of a function whose anchor asks for it: rec_call.
+ *
+ * A cold anchor counts its calls down, and they simply run; that of a function whose calls neither make nor change arrays stays cold.
+ * An active one looks for a specialization whose pattern and guards fit: the one used last is tried first, others where the hash of the
+ * call's static facts is theirs. Its plan runs where that is faster than the interpreter (the race below); while it is still being made
+ * the body simply runs. When nothing fits, the call is recorded, which costs about as much as running it, and the graph goes to the
+ * compiler threads (worker.c). After jit.entries specializations or jit.misses recordings the function stays eager for other calls, and
+ * the log says so. Anchors whose calls are short and stay eager rest: of their calls most are not looked at.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "jit/run/device.h"
+#include "jit/run/plan_run.h"
+#include "jit/trace/breaks.h"
+#include "jit/trace/calls.h"
+#include "jit/trace/jobs.h"
+#include "jit/trace/pattern.h"
+#include "jit/trace/recording.h"
+#include "jit/trace/report.h"
+#include "jit/trace/specialization.h"
+#include "lang/trace_events.h"
+
+/* ---- inputs ------------------------------------------------------------------------------------------------------------------ */
+
+enum { INPUT_BYTES = sizeof(qn_value) + 2 * sizeof(qn_array *) + sizeof(qk_scalar) };
+
+static bool inputs_grow(qn_vm *vm, call_inputs *c, uint32_t n) {
+  if (n <= CALL_INPUTS_FEW) {
+    c->arrays = c->few_arrays;
+    c->scalars = c->few_scalars;
+    c->copies = c->few_copies;
+    c->weak = c->few_weak;
+    c->cap = CALL_INPUTS_FEW;
+    return true;
+  }
+  call_inputs_free(vm, c);
+  c->cap = 0;
+  char *block = mem_alloc(vm, n * INPUT_BYTES);
+  if (!block) return false;
+  c->scalars = (qn_value *)block;
+  c->arrays = (qn_array **)(c->scalars + n);
+  c->copies = c->arrays + n;
+  c->weak = (qk_scalar *)(c->copies + n);
+  c->cap = n;
+  return true;
+}
+
+/* Makes room for n inputs; what was in c is gone. False with an error raised. */
+static inline bool inputs_room(qn_vm *vm, call_inputs *c, uint32_t n) { return n <= c->cap || inputs_grow(vm, c, n); }
+
+void call_inputs_free(qn_vm *vm, call_inputs *c) {
+  if (c->cap <= CALL_INPUTS_FEW) return;
+  mem_free(vm, c->scalars, c->cap * INPUT_BYTES);
+  c->cap = 0;
+}
+
+const qk_scalar *call_weak(call_inputs *c, uint32_t n) {
+  uint32_t nweak = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    if (c->arrays[i]) continue;
+    if (value_is(c->scalars[i], TAG_FLOAT))
+      c->weak[nweak++].f = c->scalars[i].u.f;
+    else
+      c->weak[nweak++].i = c->scalars[i].u.i;
+  }
+  return c->weak;
+}
+
+/* Does the specialization serve the call? Then its inputs are in c. `why` (may be NULL) receives the first difference. */
+static bool specialization_fits(qn_vm *vm, specialization *e, const rec_call_site *site, call_inputs *c,
+                                text_buf *why) {
+  uint64_t epoch = jit_of(vm)->epoch;
+  if (!pattern_match(&e->pattern, e->epoch != epoch, site->fn, site->args, site->nargs, c->arrays, c->scalars, why))
+    return false;
+  if (e->draw_input) {
+    c->arrays[e->draw_input - 1] = NULL;
+    c->scalars[e->draw_input - 1] = value_int((int64_t)vm->draw);
+  }
+  for (int i = 0; i < 2; i++)
+    if (e->key_inputs[i]) {
+      c->arrays[e->key_inputs[i] - 1] = NULL;
+      c->scalars[e->key_inputs[i] - 1] = value_int((int64_t)(i ? vm->seed >> 32 : vm->seed & 0xffffffffu));
+    }
+  if (e->nguards && !specialization_guards_hold(vm, e, c->scalars, why)) return false;
+  e->epoch = epoch;
+  return true;
+}
+
+/* ---- replay ------------------------------------------------------------------------------------------------------------------ */
+
+qn_value call_replay(qn_vm *vm, specialization *e, const rec_call_site *site, call_inputs *c) {
+  enum { FEW_OUTPUTS = 16 };
+  plan *p = e->plan->plan;
+  uint32_t n = e->pattern.ninputs, nout = p->noutputs, ncopies = 0;
+  qn_value few[FEW_OUTPUTS], *out = few, result = value_error();
+  if (nout > FEW_OUTPUTS && !(out = mem_alloc(vm, nout * sizeof *out))) return result;
+  const qk_scalar *weak = call_weak(c, n);
+  bool ok = true;
+  for (uint32_t i = 0; i < n && ok; i++) {
+    if (!c->arrays[i] || c->arrays[i]->contiguous) continue;
+    qn_array *flat = array_contiguous(vm, c->arrays[i]);
+    if (!(ok = flat != NULL)) break;
+    c->arrays[i] = c->copies[ncopies++] = flat;
+    if (vm_logs(vm, LOG_copies) && !e->reported_copies) log_copy(vm, site->anchor->name, e, i);
+  }
+  e->reported_copies |= ncopies != 0;
+  if (ok && plan_run(vm, p, &e->there, c->arrays, weak, out)) {
+    call_values call = {&e->pattern, site->fn, site->args};
+    result = template_build(vm, &e->result, out, &call);
+    if (!value_is_error(result)) vm->draw += e->ndraws; /* else the call is made again, with the same numbers */
+    for (uint32_t i = 0; i < nout; i++) value_release(vm, out[i]);
+  }
+  while (ncopies) value_release(vm, value_obj(TAG_ARRAY, c->copies[--ncopies]));
+  if (out != few) mem_free(vm, out, nout * sizeof *out);
+  return result;
+}
+
+/* ---- calls in the interpreter -------------------------------------------------------------------------------------------------- */
+
+/* Of a call that is made in the interpreter. */
+static void count_plain(qn_vm *vm, jit_anchor *a, break_reason why) {
+  anchor_specializations *list = anchor_entries_of(vm, a);
+  if (!list) {
+    error_clear(vm);
+    anchor_passed(a);
+  } else if (why != BREAK_none) {
+    list->refused[why]++;
+  } else {
+    list->calls[a->state == ANCHOR_NEVER ? CALL_within : vm->asked.alone ? CALL_around : CALL_early]++;
+  }
+}
+
+/* Can the call be made again in the interpreter? That raises the pending error again, with more to say about it; and where
+ * a plan was short of memory, the interpreter may get along with what there is. Clears the error then. */
+static bool error_repeats(qn_vm *vm) {
+  if (!error_catchable(vm)) return false;
+  error_clear(vm);
+  return true;
+}
+
+/* What explain asks for: the entry that belongs to the call that ends now, or why there is none. */
+static void answer(qn_vm *vm, specialization *served, break_reason refused) {
+  vm->asked.served = served;
+  vm->asked.refused = refused;
+}
+
+/* Makes the call in the interpreter; there is no entry for it. */
+static qn_value run_plain(qn_vm *vm, const rec_call_site *site, break_reason why) {
+  count_plain(vm, site->anchor, why);
+  qn_value result = site->run(site->ctx);
+  answer(vm, NULL, why);
+  return result;
+}
+
+static bool keep_call(qn_vm *vm, const rec_call_site *site) {
+  qn_list *l = list_from(vm, site->args, (size_t)site->nargs);
+  if (!l) return false;
+  vm->asked.watched = NULL; /* the outermost call is the one */
+  vm->asked.watched_fn = value_retain(site->fn);
+  vm->asked.watched_args = value_obj(TAG_LIST, l);
+  return true;
+}
+
+/* Makes a call of a function of which nothing is recorded yet, and sees whether it has to do with arrays. */
+static qn_value run_watched(qn_vm *vm, const rec_call_site *site, anchor_specializations *list) {
+  uint64_t before = vm->arrays_made;
+  list->calls[CALL_early]++;
+  qn_value result = site->run(site->ctx);
+  list->watched = true;
+  list->computes |= vm->arrays_made != before;
+  return result;
+}
+
+/* A hot function has not been seen to do anything with arrays: its calls are looked at now and then. */
+static qn_value run_quiet(qn_vm *vm, const rec_call_site *site, anchor_specializations *list) {
+  enum { QUIET_DOUBLED = 6 };
+  site->anchor->countdown = 1 << list->quiet;
+  qn_value result = run_watched(vm, site, list);
+  if (list->computes)
+    site->anchor->countdown = 0;
+  else if (list->quiet < QUIET_DOUBLED)
+    list->quiet++;
+  answer(vm, NULL, BREAK_no_arrays);
+  return result;
+}
+
+/* Its kernels are compiled together. */
+static bool compiled(plan *p) {
+  return p->nkernels == 0 || atomic_load_explicit(&p->kernels[0].code, memory_order_relaxed);
+}
+
+/* There will be no better code than there is. */
+static bool best_code(const qn_vm *vm, const shared_plan *s) {
+  return compiled(s->plan) || !vm->tune[TUNE_jit_cc] || atomic_load_explicit(&s->compile_us, memory_order_relaxed);
+}
+
+/* ---- which way a call takes ---------------------------------------------------------------------------------------------
+ *
+ * The JIT may not make a program slower, so a plan has to earn its place: calls are done in both ways in turn, and timed; the way
+ * whose fastest call took less stays. A round of this begins when the plan is there (the block VM runs it), again when its
+ * kernels are compiled, and from time to time after that, the more seldom the clearer and the older the outcome: what rounds
+ * after the first take more than the faster way alone is a hundredth of the calls between them.
+ *
+ * --jit sync and --jit verify run every plan that there is and never look at a clock. On a device launches return before the
+ * work is done, so time tells nothing: its plans run as soon as their kernels are compiled, and not before. */
+
+enum {
+  RACE_CALLS = 8,     /* of a round at most */
+  RACE_CLEAR = 50000, /* ns: of calls that take longer, fewer show which way is faster */
+  RACE_REST = 128     /* hits of the entry between rounds, at first and where both ways take as long */
+};
+
+static void race_over(const qn_vm *vm, specialization *e, int64_t fast, int64_t slow) {
+  race *r = &e->race;
+  r->calls = RACE_CALLS;
+  r->eager = (double)r->least[0] * 100 > (double)r->least[1] * (double)vm->tune[TUNE_jit_earn];
+  double wait = (double)((uint64_t)RACE_REST << r->rounds) * ((double)slow / (double)(fast > 0 ? fast : 1));
+  r->again = wait < 1e15 ? e->hits + (uint64_t)wait : UINT64_MAX;
+  if (r->rounds < 20) r->rounds++;
+}
+
+/* A call of the round took so long. */
+static void race_note(const qn_vm *vm, specialization *e, int64_t took) {
+  race *r = &e->race;
+  int64_t *least = &r->least[r->calls % 2];
+  if (r->calls < 2 || took < *least) *least = took;
+  if (++r->calls % 2) return;
+  bool eager = r->least[1] < r->least[0];
+  int64_t fast = r->least[eager], slow = r->least[!eager];
+  /* the first run of a plan makes what later ones find */
+  bool clear = slow > RACE_CLEAR && slow > 2 * fast && (!eager || r->calls >= 4);
+  if (clear || r->calls >= RACE_CALLS) race_over(vm, e, fast, slow);
+}
+
+static bool race_on(const qn_vm *vm, const specialization *e) {
+  return vm->config.jit == QN_JIT_ON && e->state == ENTRY_READY && !e->device && e->race.calls < RACE_CALLS;
+}
+
+/* Does the plan run, or does the call stay eager? `*timed`: the round goes on, so the call is to be timed. */
+static bool runs_now(qn_vm *vm, const anchor_specializations *list, specialization *e, bool *timed) {
+  bool wait = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY;
+  *timed = false;
+  if (e->device) return plan_ready(vm, e->plan->plan, &e->there, e->device, wait);
+  if (wait) return true;
+  race *r = &e->race;
+  if (!r->code && best_code(vm, e->plan)) *r = (race){.code = true};
+  if (!r->code && list->streak) return false; /* short calls: what the block VM wants at first they do not earn back */
+  *timed = r->calls < RACE_CALLS;
+  return *timed ? r->calls % 2 == 0 : !r->eager;
+}
+
+bool specialization_stays_eager(const specialization *e) { return e->race.code && e->race.eager; }
+
+/* Short calls (jit.short) that stay eager should not even be looked up, which may take longer than they do: after a streak of
+ * them the anchor rests for so many calls, unless a larger one comes. */
+enum {
+  REST_STREAK = 16,
+  REST_CALLS = 64, /* at first; each time that nothing has changed twice as many */
+  REST_DOUBLED = 4
+};
+
+typedef struct short_call {
+  int64_t begin, elements; /* when it began; in arrays among its arguments */
+} short_call;
+
+/* To be asked before a call that stays eager: may the anchor rest if it turns out short? */
+static bool rest_begin(const qn_vm *vm, const rec_call_site *site, short_call *c) {
+  if (vm->config.jit != QN_JIT_ON || !site->rests) return false;
+  c->elements = 0;
+  for (int i = 0; i < site->nargs; i++) {
+    if (!value_is(site->args[i], TAG_ARRAY)) continue;
+    if (value_array(site->args[i])->device) return false; /* as for races: the clock tells nothing */
+    c->elements += value_array(site->args[i])->size;
+  }
+  if (!c->elements && vm->device) return false;
+  c->begin = trace_events_now();
+  return true;
+}
+
+static void rest_end(const qn_vm *vm, jit_anchor *a, anchor_specializations *list, const short_call *c) {
+  if (a->state != ANCHOR_ACTIVE) return;
+  if (trace_events_now() - c->begin >= vm->tune[TUNE_jit_short] * 1000) {
+    list->streak = list->rests = 0;
+    return;
+  }
+  if (++list->streak < REST_STREAK) return;
+  a->state = ANCHOR_RESTING;
+  a->most = c->elements;
+  a->countdown = REST_CALLS << list->rests;
+  if (list->rests < REST_DOUBLED) list->rests++;
+}
+
+/* ---- recording a call -------------------------------------------------------------------------------------------------------- */
+
+/* Puts tracers in the place of the arguments, and gives that of the function in *fn, owned. False with an error raised. */
+static bool trace_call(struct recording *r, const rec_call_site *site, qn_value *fn) {
+  *fn = pattern_root(r, ROOT_FN, site->fn, NULL, NULL, NULL);
+  for (int i = 0; i < site->nargs && !value_is_error(*fn); i++) {
+    qn_value s = pattern_root(r, ROOT_ARG, site->args[i], NULL, NULL, NULL);
+    if (value_is_error(s)) {
+      value_release(r->vm, *fn);
+      return false;
+    }
+    value_release(r->vm, site->args[i]);
+    site->args[i] = s;
+  }
+  return !value_is_error(*fn);
+}
+
+/* What was pending at the end of a recorded call has failed. Where nothing else has happened the call is made again in the interpreter,
+ * with the draws from `draw` on: what has failed fails there, too, with more to say about it, unless only memory was short. Frees the
+ * recording. */
+static qn_value call_again(qn_vm *vm, const rec_call_site *site, struct recording *r, uint64_t draw) {
+  bool again = r->capturing && error_repeats(vm);
+  for (uint32_t i = 0; i < r->pattern.nroots && again; i++) { /* the body may have assigned its parameters */
+    const root *x = &r->pattern.roots[i];
+    if (x->kind != ROOT_ARG) continue;
+    value_release(vm, site->args[x->arg]);
+    site->args[x->arg] = value_retain(x->tracer);
+  }
+  rec_free(r);
+  if (!again) return value_error();
+  vm->draw = draw;
+  qn_value result = site->run(site->ctx);
+  answer(vm, NULL, BREAK_memory);
+  return result;
+}
+
+/* Hands the graph of a new specialization to the compiler threads, and logs what it is. */
+static void compile_new(qn_vm *vm, const jit_anchor *a, specialization *e) {
+  text_buf log TEXT_OWNED;
+  text_init(&log, NULL);
+  bool sync = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY || vm->asked.sync_once;
+  bool broken = e->state == ENTRY_BROKEN;
+  graph *copy = broken ? NULL : graph_copy(e->graph);
+  if (!broken && (!copy || !job_submit(vm, e, copy, a->name, sync))) {
+    e->state = ENTRY_BROKEN;
+    e->why = BREAK_memory;
+    error_clear(vm);
+  } else {
+    log_entry(vm, a, e, &log);
+  }
+  log_write(vm, &log);
+  if (sync && !broken) jit_drain(vm);
+}
+
+/* A recording of calls that no pattern can describe: the function stays eager from now on. */
+static void give_up(qn_vm *vm, anchor_specializations *list, break_reason why) {
+  list->anchor->state = ANCHOR_EAGER;
+  list->gave_up = (uint8_t)why;
+  list->anchor->countdown = INT32_MAX;
+  if (vm_logs(vm, LOG_breaks))
+    vm_logf(vm, LOG_breaks, "%s stays eager: %s", list->anchor->name ? list->anchor->name : "fn", break_reasons[why]);
+}
+
+/* Runs the body under the recorder and, when that worked, leaves a specialization. */
+static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *list) {
+  uint64_t hash = pattern_hash(site->fn, site->args, site->nargs);
+  struct recording *r = rec_begin(vm, true);
+  if (!r) { /* the interpreter may get along with what memory there is */
+    error_clear(vm);
+    return run_plain(vm, site, BREAK_memory);
+  }
+  list->calls[CALL_recorded]++;
+  r->of = list;
+  r->at = site->at;
+  qn_value fn = site->fn, tracer;
+  if (!trace_call(r, site, &tracer)) {
+    rec_free(r);
+    return value_error();
+  }
+  bool complete = r->capturing; /* the pattern describes the whole call */
+  uint64_t draw = vm->draw;
+  vm_owned held, held_tracer;
+  vm_own(vm, &held, rec_drop, r);
+  vm_own(vm, &held_tracer, vm_drop_value, &tracer);
+  site->fn = tracer;
+  qn_value result = site->run(site->ctx);
+  site->fn = fn;
+  vm_disown(vm, &held);
+  value_release(vm, tracer);
+  if (value_is_error(result)) {
+    rec_end_failed(r);
+    rec_free(r);
+    return result;
+  }
+  if (!rec_end(r)) {
+    value_release(vm, result);
+    return call_again(vm, site, r, draw);
+  }
+  specialization *e = complete ? specialization_make(r, fn, result) : NULL;
+  if (value_is_scalar(result)) result.head &= 0xff;
+  break_reason why = complete ? BREAK_memory : r->why;
+  rec_free(r);
+  if (!e) {
+    if (complete)
+      error_clear(vm); /* no memory for it: the call itself went well */
+    else
+      give_up(vm, list, why);
+    answer(vm, NULL, why);
+    return result;
+  }
+  e->hash = e->why == BREAK_no_arrays && pattern_any_text(&e->pattern) ? 0 : hash;
+  e = anchor_add(vm, list, e);
+  answer(vm, e, BREAK_none);
+  compile_new(vm, list->anchor, e);
+  return result;
+}
+
+/* Counts a re-recording and its reason. False: the function has had too many and stays eager. */
+static bool note_miss(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, const char *why) {
+  jit_anchor *a = site->anchor;
+  int line;
+  span at = site->at.source ? site->at : a->at;
+  const char *name = place_line(vm, at, &line);
+  if (mem_grow(vm, (void **)&list->recompiles, &list->recompiles_cap, list->nrecompiles + 1,
+               sizeof *list->recompiles)) {
+    struct miss *m = &list->recompiles[list->nrecompiles++];
+    m->at = at;
+    snprintf(m->text, sizeof m->text, "%s", why);
+  } else {
+    error_clear(vm);
+  }
+  if (vm_logs(vm, LOG_recompiles))
+    vm_logf(vm, LOG_recompiles, "%s is recorded again: %s (%s:%d)", a->name ? a->name : "fn", why, name, line);
+  if (list->count < (uint64_t)vm->tune[TUNE_jit_entries] && ++list->misses <= (uint64_t)vm->tune[TUNE_jit_misses])
+    return true;
+  list->full = true;
+  if (vm_logs(vm, LOG_recompiles))
+    vm_logf(vm, LOG_recompiles, "%s has too many call shapes (jit.entries, jit.misses): others stay eager",
+            a->name ? a->name : "fn");
+  return false;
+}
+
+/* The rules of its derivatives hold what their functions captured when it was recorded, so they are not those of every call that it serves:
+ * who asks for a graph gets one with its own. Code has no rules. */
+static bool specialization_has_rules(const specialization *e) {
+  bool any = false;
+  for (uint32_t i = 0; i < e->regions.n; i++) any |= e->regions.list[i].rule != NULL;
+  return any;
+}
+
+/* ---- look-up ------------------------------------------------------------------------------------------------------------------ */
+
+/* Why no specialization serves a call. */
+typedef enum lookup_miss {
+  MISS_new,   /* none fits */
+  MISS_again, /* the one that fits had no graph, and gets another chance: it has been dropped */
+  MISS_rules, /* who asks for a graph gets one with the rules of this call: the one that fits has been dropped */
+  MISS_memory /* to look (no error is raised) */
+} lookup_miss;
+
+/* Drops the one at *at, whose calls are counted on. */
+static void drop_at(qn_vm *vm, anchor_specializations *list, specialization **at) {
+  specialization *e = *at;
+  *at = e->next;
+  list->count--;
+  anchor_keep_counts(vm, list, e);
+  specialization_free(vm, e);
+}
+
+/* The specialization that serves the call, which is the first of the list from now on unless it stays eager; its inputs are in c. */
+static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, call_inputs *c,
+                               lookup_miss *miss) {
+  uint64_t hash = 0;
+  specialization **at = &list->first;
+  *miss = MISS_new;
+  for (specialization *e = list->first; e; at = &e->next, e = e->next) {
+    if (!inputs_room(vm, c, e->pattern.ninputs)) {
+      error_clear(vm);
+      *miss = MISS_memory;
+      return NULL;
+    }
+    if (e != list->first) {
+      if (!hash) hash = pattern_hash(site->fn, site->args, site->nargs);
+      if (e->hash && e->hash != hash) continue;
+    }
+    if (!specialization_fits(vm, e, site, c, NULL)) continue;
+    /* Perhaps there is more memory by now; and who asks for a graph gets one that computes nothing, too. */
+    bool asked = value_is(vm->asked.watched_fn, TAG_FN);
+    bool retry =
+        e->state == ENTRY_BROKEN && !list->full && (e->why == BREAK_memory || (e->why == BREAK_no_arrays && asked));
+    bool own_rules = asked && specialization_has_rules(e);
+    if ((retry || own_rules) && !e->running) {
+      drop_at(vm, list, at);
+      *miss = own_rules ? MISS_rules : MISS_again;
+      return NULL;
+    }
+    if (e != list->first && e->state != ENTRY_BROKEN) {
+      *at = e->next;
+      e->next = list->first;
+      list->first = e;
+    }
+    return e;
+  }
+  return NULL;
+}
+
+/* Is a call to be recorded that nothing serves? Notes why it is. */
+static bool is_recorded(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, call_inputs *c,
+                        lookup_miss miss) {
+  if (miss == MISS_rules) return true;
+  if (list->full || miss == MISS_memory) return false;
+  if (miss == MISS_again) return note_miss(vm, site, list, break_reasons[BREAK_memory]);
+  if (!list->first) return true;
+  text_buf why TEXT_OWNED; /* asked for only now: telling the reason takes longer than looking */
+  text_init(&why, vm);
+  if (inputs_room(vm, c, list->first->pattern.ninputs)) specialization_fits(vm, list->first, site, c, &why);
+  text_add(&why, "", 1);
+  error_clear(vm);
+  return note_miss(vm, site, list, why.failed ? "another call shape" : why.text);
+}
+
+/* ---- the call ----------------------------------------------------------------------------------------------------------------- */
+
+/* A call that its specialization leaves to the interpreter; `ready`: there is a plan, `timed`: the call is part of a race. */
+static qn_value serve_eager(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, specialization *e,
+                            bool ready, bool timed) {
+  bool alone = ready && !e->device && !specialization_stays_eager(e); /* what it calls has its graph in this one's */
+  bool late = ready && (e->device || !e->race.code);
+  e->timed += timed;
+  e->waited += !timed && (late || e->state == ENTRY_COMPILING);
+  short_call c;
+  bool rests = !timed && rest_begin(vm, site, &c);
+  jit_of(vm)->calls_eager++;
+  vm->asked.alone += alone;
+  qn_value result = site->run(site->ctx);
+  vm->asked.alone -= alone;
+  if (rests) rest_end(vm, site->anchor, list, &c);
+  return result;
+}
+
+/* A call that its plan makes. What the plan could not do the interpreter does again from the start (nothing has happened yet), so that
+ * an error comes with its operands and its trace. */
+static qn_value serve_compiled(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, specialization *e,
+                               call_inputs *inputs) {
+  jit_of(vm)->calls_compiled++;
+  e->replays++;
+  list->streak = list->rests = 0;
+  int64_t begin = trace_events_begin(vm->engine);
+  qn_value result = call_replay(vm, e, site, inputs);
+  trace_events_end(vm->engine, TRACE_EVENTS_run, site->anchor->name, begin, "kernels", e->plan->plan->nkernels);
+  if (!value_is_error(result)) return result;
+  e->hits--, e->replays--;
+  list->calls[CALL_again]++;
+  if (!error_repeats(vm)) return result;
+  call_inputs_free(vm, inputs);
+  return site->run(site->ctx);
+}
+
+/* A call that a specialization serves. `came`: when it was asked for, or 0 where nobody takes the time. */
+static qn_value serve_call(qn_vm *vm, rec_call_site *site, anchor_specializations *list, specialization *e,
+                           call_inputs *inputs, int64_t came) {
+  e->hits++;
+  e->running++;
+  qn_value result;
+  bool ready = e->state == ENTRY_READY && vm->config.jit != QN_JIT_OFF, timed = false;
+  bool now = ready && runs_now(vm, list, e, &timed);
+  /* what stays eager need not be looked up, so the time for that is the plan's */
+  int64_t start = !timed ? 0 : now && came ? came : trace_events_now();
+  if (!now) {
+    call_inputs_free(vm, inputs);
+    result = serve_eager(vm, site, list, e, ready, timed);
+  } else if (vm->config.jit == QN_JIT_VERIFY) {
+    e->verified++;
+    result = call_verified(vm, site, e, inputs);
+  } else {
+    result = serve_compiled(vm, site, list, e, inputs);
+  }
+  if (timed)
+    race_note(vm, e, trace_events_now() - start);
+  else if (ready && e->hits >= e->race.again)
+    e->race.calls = 0;
+  e->running--;
+  answer(vm, e, BREAK_none);
+  return result;
+}
+
+/* A call that stays eager since the function has too many specializations. */
+static qn_value run_beyond(qn_vm *vm, const rec_call_site *site, anchor_specializations *list) {
+  short_call c;
+  bool rests = rest_begin(vm, site, &c);
+  qn_value result = run_plain(vm, site, BREAK_too_many_shapes);
+  if (rests) rest_end(vm, site->anchor, list, &c);
+  return result;
+}
+
+/* A call of a function that is not hot yet; false: it is now, and the call is still to be made. */
+static bool run_cold(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, qn_value *result) {
+  jit_anchor *a = site->anchor;
+  if (!list->begun) { /* the first call */
+    list->begun = true;
+    a->countdown = (int32_t)vm->tune[TUNE_jit_hot] - 1;
+  }
+  bool cold = a->countdown > 0, quiet = list->watched && !list->computes && !vm->asked.sync_once;
+  if (cold)
+    *result = run_watched(vm, site, list);
+  else if (quiet)
+    *result = run_quiet(vm, site, list);
+  else
+    a->state = ANCHOR_ACTIVE;
+  return cold || quiet;
+}
+
+qn_value rec_call(qn_vm *vm, rec_call_site *site) {
+  jit_anchor *a = site->anchor;
+  if (vm->asked.watched == a && !keep_call(vm, site)) {
+    ((anchor_specializations *)a->entries)->refused[BREAK_memory]++; /* who watches has made them */
+    return value_error();
+  }
+  if (!vm->asked.sync_once && (vm->config.jit == QN_JIT_OFF || a->state == ANCHOR_NEVER)) {
+    a->countdown = INT32_MAX;
+    return run_plain(vm, site, BREAK_none); /* nobody wanted a graph */
+  }
+  if (vm->asked.nojit || vm->asked.alone) return run_plain(vm, site, vm->asked.nojit ? BREAK_nojit : BREAK_none);
+  anchor_specializations *list = anchor_entries_of(vm, a);
+  if (!list) {
+    error_clear(vm);
+    return run_plain(vm, site, BREAK_memory);
+  }
+  qn_value result;
+  if (a->state == ANCHOR_COLD && run_cold(vm, site, list, &result)) return result;
+  if (a->state == ANCHOR_RESTING) a->state = ANCHOR_ACTIVE;
+  if (atomic_load_explicit(&jit_of(vm)->box->mail, memory_order_relaxed)) jit_drain(vm);
+  int64_t came = list->first && race_on(vm, list->first) ? trace_events_now() : 0;
+  call_inputs inputs;
+  inputs.cap = 0;
+  lookup_miss miss;
+  specialization *e = look_up(vm, site, list, &inputs, &miss);
+  if (e) {
+    result = serve_call(vm, site, list, e, &inputs, came);
+    call_inputs_free(vm, &inputs);
+    return result;
+  }
+  bool recorded = is_recorded(vm, site, list, &inputs, miss);
+  call_inputs_free(vm, &inputs);
+  if (miss == MISS_memory) return run_plain(vm, site, BREAK_memory);
+  if (!recorded) return run_beyond(vm, site, list);
+  list->streak = list->rests = 0;
+  int64_t begin = trace_events_begin(vm->engine);
+  result = record(vm, site, list);
+  trace_events_end(vm->engine, TRACE_EVENTS_recording, a->name, begin, NULL, 0);
+  return result;
+}
+
+/* ---- finished jobs ------------------------------------------------------------------------------------------------------------------------ */
+
+void jit_drain(qn_vm *vm) {
+  compile_task *reports;
+  job *done = job_take_mail(vm, &reports);
+  text_buf log TEXT_OWNED;
+  text_init(&log, NULL);
+  while (done) {
+    job *next = done->next;
+    specialization *e = done->entry;
+    if (!e) {
+      job_free(done);
+      done = next;
+      continue;
+    }
+    e->job = NULL;
+    e->plan_ms = done->ms;
+    if (done->plan) {
+      e->plan = done->plan;
+      done->plan = NULL;
+      e->state = ENTRY_READY;
+      log_plan(vm, done->name, e, &log);
+    } else {
+      e->state = ENTRY_BROKEN;
+      e->why = done->why[0] ? BREAK_compile : BREAK_memory;
+      snprintf(e->why_text, sizeof e->why_text, "%.60s", done->why);
+      if (vm_logs(vm, LOG_breaks))
+        log_line(&log, LOG_breaks, "%s stays eager for this call shape: %s%s%s", done->name ? done->name : "fn",
+                 break_reasons[e->why], done->why[0] ? ": " : "", done->why);
+    }
+    job_free(done);
+    done = next;
+  }
+  while (reports) {
+    compile_task *next = reports->next;
+    log_compiled(vm, reports, &log);
+    compile_task_free(reports);
+    reports = next;
+  }
+  log_write(vm, &log);
+  char text[256];
+  while (devices_trouble(vm->engine, text, sizeof text)) {
+    vm_write_later(vm, text, strlen(text));
+    vm_write_later(vm, "\n", 1);
+  }
+}
+
+void jit_cancel(qn_vm *vm) {
+  for (anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next)
+    for (specialization **p = &a->first; *p;) {
+      specialization *e = *p;
+      bool compiling = e->plan && !e->device && !best_code(vm, e->plan);
+      if (!e->job && !compiling) {
+        p = &e->next;
+        continue;
+      }
+      a->misses = 0; /* what is dropped may come again */
+      a->full = false;
+      drop_at(vm, a, p);
+    }
+  jobs_drop(vm);
+}

@@ -1,0 +1,856 @@
+/* A recording: deferred execution. While it is on, ops append nodes to its graph and make pending arrays (rec.c); here is its life, the
+ * values that its nodes have, and how pending nodes are executed.
+ *
+ * A recording keeps one reference to every array it made (vals). When something needs data, or an effect comes, or the
+ * recording ends, rec_run_pending executes the pending nodes in program order with the eager executor: those whose arrays
+ * somebody outside holds (their reference count is above one), what these depend on, and every fallible node. So recording
+ * needs no second evaluator, errors keep their order, and dead results cost nothing.
+ *
+ * Capture. A recording begun by rec_call also captures: it becomes a specialization unless rec_break gives a reason. After a
+ * break the call goes on in plain eager execution, unless a gradient is in progress: that needs its graph to the end.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "jit/cpu/eager.h"
+#include "jit/run/device.h"
+#include "jit/run/gemm.h"
+#include "jit/trace/breaks.h"
+#include "jit/trace/gradients.h"
+#include "jit/trace/pattern.h"
+#include "jit/trace/recording.h"
+#include "jit/trace/specialization.h"
+#include "jit/trace/vmap.h"
+
+/* ---- life ------------------------------------------------------------------------------------------------------------------ */
+
+/* A recording that begins below it has room for its ids: no graph has so many nodes. */
+enum { NODES_APART = 1 << 16 };
+static const uint32_t NODES_END = UINT32_MAX - ((uint32_t)1 << 28);
+
+struct recording *rec_begin(qn_vm *vm, bool capture) {
+  struct recording *r = mem_zalloc(vm, sizeof *r);
+  if (!r) return NULL;
+  r->g = graph_new(vm);
+  if (!r->g) {
+    if (!error_pending(vm)) raise_memory(vm);
+    mem_free(vm, r, sizeof *r);
+    return NULL;
+  }
+  r->vm = vm;
+  if (vm->next_node > NODES_END) vm->next_node = 1;
+  r->base = vm->next_node;
+  r->outer = vm->rec;
+  if (r->outer) r->base = r->outer->base + r->outer->g->n + NODES_APART;
+  /* Recordings that wait for a callback have their ids, and some more. */
+  for (const vm_host *h = vm->host; h; h = h->outer)
+    if (h->rec && r->base < h->rec->base + h->rec->g->n + NODES_APART)
+      r->base = h->rec->base + h->rec->g->n + NODES_APART;
+  r->device = vm->device;
+  r->done = 1;
+  r->capturing = capture;
+  r->last_fn = vm->last_fn;
+  r->active = value_nil();
+  vm->rec = r;
+  jit_of(vm)->recordings++;
+  return r;
+}
+
+/* Gives a pending array the storage of a result with the same shape. */
+static void adopt(qn_vm *vm, qn_array *a, qn_array *result) {
+  if (a == result || a->storage) return;
+  a->storage = storage_retain(result->storage);
+  a->offset = result->offset;
+  a->contiguous = result->contiguous;
+  a->device = result->device;
+  memcpy(a->strides, result->strides, sizeof a->strides);
+  (void)vm;
+}
+
+/* What the program holds has no data as long as a capture goes on, so that nothing can look at it unseen. Gives it what there is. */
+static void show_values(struct recording *r) {
+  for (uint32_t i = 0; i < r->vals_cap; i++)
+    if (r->tracers[i] && value_is(r->vals[i], TAG_ARRAY)) adopt(r->vm, r->tracers[i], value_array(r->vals[i]));
+}
+
+/* Has data that the program must not see yet: it gets a tracer of it. */
+static bool hides(const struct recording *r, uint32_t node) {
+  return r->capturing && !r->ending && r->g->nodes[node].kind == NODE_OP;
+}
+
+void rec_stop_capture(struct recording *r, break_reason why, const char *text) {
+  if (!r->capturing) return;
+  r->capturing = false;
+  r->why = why;
+  r->why_at = r->at;
+  snprintf(r->why_text, sizeof r->why_text, "%s", text ? text : "");
+  show_values(r);
+}
+
+qn_array *rec_input(struct recording *r, uint32_t node, qn_array *data) {
+  qn_vm *vm = r->vm;
+  r->vals[node] = value_obj(TAG_ARRAY, data);
+  data->node = r->base + node;
+  qn_array *a = array_new_header(vm, (qn_dtype)data->dtype, data->rank, data->shape);
+  if (!a) return NULL;
+  a->node = data->node;
+  a->device = data->device;
+  if (!r->capturing) adopt(vm, a, data);
+  r->tracers[node] = a;
+  a->head.refs++;
+  return a;
+}
+
+/* Other recordings may have come and gone while this one waited for a callback. */
+static void free_ids(struct recording *r) {
+  if (r->vm->next_node < r->base + r->g->n) r->vm->next_node = r->base + r->g->n;
+}
+
+void rec_abandon(qn_vm *vm) {
+  while (vm->rec) {
+    struct recording *outer = vm->rec->outer;
+    rec_free(vm->rec);
+    vm->rec = outer;
+  }
+  value_release(vm, vm->asked.watched_fn);
+  value_release(vm, vm->asked.watched_args);
+  vm->asked = (rec_asked){.nojit = 0};
+}
+
+void rec_drop(qn_vm *vm, void *recording) {
+  (void)vm;
+  frames_drop(recording);
+  rec_free(recording);
+}
+
+bool rec_end(struct recording *r) {
+  if (r->ended) return true;
+  r->ending = true;
+  show_values(r);
+  bool ok = rec_run_pending(r);
+  r->ended = true;
+  free_ids(r);
+  if (r->vm->rec == r) r->vm->rec = NULL;
+  return ok;
+}
+
+void rec_end_failed(struct recording *r) {
+  qn_vm *vm = r->vm;
+  qn_error_object *later = error_take(vm);
+  if (rec_end(r))
+    error_put_back(vm, later);
+  else
+    error_free(vm, later);
+}
+
+void rec_free(struct recording *r) {
+  qn_vm *vm = r->vm;
+  if (!r->ended) {
+    r->ended = true;
+    free_ids(r);
+    if (vm->rec == r) vm->rec = NULL;
+  }
+  for (uint32_t i = 0; i < r->nfns; i++) value_release(vm, r->fns[i].tracer);
+  mem_free(vm, r->fns, r->fns_cap * sizeof *r->fns);
+  mem_free(vm, r->fn_paths, r->fn_paths_cap * sizeof *r->fn_paths);
+  for (uint32_t i = 0; i < r->tracers_cap; i++)
+    if (r->tracers[i]) value_release(vm, value_obj(TAG_ARRAY, r->tracers[i]));
+  mem_free(vm, r->tracers, r->tracers_cap * sizeof *r->tracers);
+  while (r->nborrowed) {
+    const struct borrowed *b = &r->borrowed[--r->nborrowed];
+    b->array->node = b->node;
+  }
+  mem_free(vm, r->borrowed, r->borrowed_cap * sizeof *r->borrowed);
+  for (uint32_t i = 0; i < r->vals_cap; i++) value_release(vm, r->vals[i]);
+  mem_free(vm, r->vals, r->vals_cap * sizeof *r->vals);
+  mem_free(vm, r->calls, r->calls_cap * sizeof *r->calls);
+  mem_free(vm, r->callees, r->callees_cap * sizeof *r->callees);
+  mem_free(vm, r->observed, r->observed_cap * sizeof *r->observed);
+  regions_cut(vm, &r->regions, 0);
+  mem_free(vm, r->regions.list, r->regions.cap * sizeof *r->regions.list);
+  vmap_free(r);
+  key_index *const indices[] = {&r->globals, &r->output_numbers, &r->observed_nodes};
+  for (int i = 0; i < 3; i++) mem_free(vm, indices[i]->slots, indices[i]->cap * sizeof *indices[i]->slots);
+  pattern_free(vm, &r->pattern);
+  if (r->g) graph_free(r->g);
+  for (uint32_t i = 0; r->of && i < r->parts.n; i++)
+    parts_count(vm, &r->of->parts, r->parts.list[i].id, r->parts.list[i].calls);
+  parts_free(vm, &r->parts);
+  mem_free(vm, r, sizeof *r);
+}
+
+bool rec_room(struct recording *r) {
+  if (r->g->failed) {
+    raise_memory(r->vm);
+    return false;
+  }
+  if (r->g->n <= r->vals_cap) return true;
+  uint32_t old = r->tracers_cap;
+  if (!mem_grow(r->vm, (void **)&r->tracers, &r->tracers_cap, r->g->n, sizeof *r->tracers)) return false;
+  for (uint32_t i = old; i < r->tracers_cap; i++) r->tracers[i] = NULL;
+  old = r->vals_cap;
+  if (!mem_grow(r->vm, (void **)&r->vals, &r->vals_cap, r->g->n, sizeof *r->vals)) return false;
+  for (uint32_t i = old; i < r->vals_cap; i++) r->vals[i] = value_unset();
+  return true;
+}
+
+/* ---- numbers by keys ---------------------------------------------------------------------------------------------------------- */
+
+static struct key_number *key_slot(const key_index *x, uint64_t key) {
+  uint32_t at = (uint32_t)(key * 0x9e3779b97f4a7c15u >> 32) & (x->cap - 1);
+  while (x->slots[at].key && x->slots[at].key != key) at = (at + 1) & (x->cap - 1);
+  return &x->slots[at];
+}
+
+uint32_t key_number(const key_index *x, uint64_t key) { return x->cap ? key_slot(x, key)->number : 0; }
+
+bool key_add(qn_vm *vm, key_index *x, uint64_t key, uint32_t number) {
+  if (2 * (x->n + 1) > x->cap) {
+    key_index wide = {.cap = x->cap ? 2 * x->cap : 16};
+    wide.slots = mem_zalloc(vm, wide.cap * sizeof *wide.slots);
+    if (!wide.slots) return false;
+    for (uint32_t i = 0; i < x->cap; i++)
+      if (x->slots[i].key) *key_slot(&wide, x->slots[i].key) = x->slots[i];
+    mem_free(vm, x->slots, x->cap * sizeof *x->slots);
+    wide.n = x->n;
+    *x = wide;
+  }
+  *key_slot(x, key) = (struct key_number){key, number};
+  x->n++;
+  return true;
+}
+
+/* ---- places ----------------------------------------------------------------------------------------------------------------- */
+
+void rec_set_place(qn_vm *vm, span at) { vm->rec->at = at; }
+
+void rec_part(struct recording *r, jit_anchor *callee) {
+  anchor_specializations *x = anchor_entries_of(r->vm, callee);
+  if (!x) {
+    error_clear(r->vm);
+    anchor_passed(callee);
+  } else if (r->of) {
+    x->part = true;
+    parts_count(r->vm, &r->parts, x->id, 1);
+  } else {
+    x->calls[CALL_part]++;
+  }
+}
+
+void rec_push_call(qn_vm *vm, span call, jit_anchor *callee) {
+  struct recording *r = vm->rec;
+  rec_part(r, callee);
+  /* A failed growth loses only places: the chain is cut there. */
+  if (!r->cut && mem_grow(vm, (void **)&r->calls, &r->calls_cap, r->ncalls + 1, sizeof *r->calls) &&
+      mem_grow(vm, (void **)&r->callees, &r->callees_cap, r->ncalls + 1, sizeof *r->callees)) {
+    r->calls[r->ncalls] = r->parent;
+    r->callees[r->ncalls] = callee;
+    r->at = call;
+    r->parent = rec_site(r);
+    r->ncalls++;
+  } else {
+    error_clear(vm);
+    r->cut++;
+  }
+}
+
+void rec_pop_call(qn_vm *vm) {
+  struct recording *r = vm->rec;
+  if (r->cut) {
+    r->cut--;
+    return;
+  }
+  if (r->ncalls == 0) return; /* the recording began inside this call */
+  r->parent = r->calls[--r->ncalls];
+  r->last_site = 0;
+}
+
+uint32_t rec_site(struct recording *r) {
+  if (!r->at.source) return r->parent;
+  if (r->last_site && r->last_at.source == r->at.source && r->last_at.start == r->at.start &&
+      r->last_at.end == r->at.end)
+    return r->last_site;
+  const char *function = r->ncalls ? r->callees[r->ncalls - 1]->name : NULL;
+  r->last_at = r->at;
+  return r->last_site = graph_site_add(r->g, r->at, r->parent, function);
+}
+
+/* Gives the pending error the place of a node: its span, and a frame for every call it was made under. */
+static void raise_at_site(struct recording *r, uint32_t site) {
+  const graph *g = r->g;
+  if (!site || site >= g->nsites) return;
+  raise_at(r->vm, g->sites[site].at);
+  for (uint32_t up; (up = g->sites[site].parent) != 0; site = up)
+    raise_through(r->vm, g->sites[up].at, g->sites[site].function);
+  raise_through(r->vm, SPAN_NONE, g->sites[site].function);
+}
+
+/* ---- nodes of values ------------------------------------------------------------------------------------------------------------ */
+
+/* Ids start again after four thousand millions, and values of long ago keep theirs: the value must be the node's own. */
+uint32_t rec_traced(const struct recording *r, qn_value v) {
+  bool array = value_is(v, TAG_ARRAY);
+  uint32_t id = array ? value_array(v)->node : value_node(v);
+  if (id <= r->base || id - r->base >= r->g->n) return 0;
+  uint32_t node = id - r->base;
+  if (node >= r->vals_cap) return 0;
+  qn_value own = r->vals[node];
+  if ((own.head & 0xff) == (v.head & 0xff) && own.u.i == v.u.i) return node;
+  return array && r->tracers[node] == v.u.p ? node : 0;
+}
+
+uint32_t rec_keep(struct recording *r, uint32_t node, qn_value owned) {
+  if (!node || !rec_room(r)) {
+    value_release(r->vm, owned);
+    return 0;
+  }
+  r->vals[node] = owned;
+  return node;
+}
+
+/* Is the value traced in a recording that waits until this one has ended? */
+static bool waits_for(const struct recording *r, qn_value v) {
+  if (r->outer && rec_traced(r->outer, v)) return true;
+  for (const vm_host *h = r->vm->host; h; h = h->outer)
+    if (h->rec && h->rec != r && rec_traced(h->rec, v)) return true;
+  return false;
+}
+
+uint32_t rec_node(struct recording *r, qn_value v) {
+  uint32_t node = rec_traced(r, v);
+  if (node) return node;
+  if (value_is(v, TAG_ARRAY)) {
+    qn_array *a = value_array(v);
+    /* Nobody said where it comes from: fine for deferred execution, but no entry could find it again. */
+    rec_stop_capture(r, BREAK_untracked, NULL);
+    bool waits = waits_for(r, v);
+    if (waits && !mem_grow(r->vm, (void **)&r->borrowed, &r->borrowed_cap, r->nborrowed + 1, sizeof *r->borrowed))
+      return 0;
+    node = rec_keep(r, graph_input(r->g, type_of_value(v), rec_site(r)), value_retain(v));
+    if (!node) return 0;
+    if (waits) r->borrowed[r->nborrowed++] = (struct borrowed){a, a->node}; /* which is kept */
+    a->node = r->base + node;
+    return node;
+  }
+  if (r->outer && rec_traced(r->outer, v)) /* a number of the outer one: it stays that */
+    return rec_keep(r, graph_input(r->g, type_of_value(v), rec_site(r)), v);
+  qn_dtype d = (qn_dtype)type_of_value(v).dtype;
+  node = graph_const_scalar(r->g, d, true, d == QN_f64 ? v.u.f : 0, d == QN_f64 ? 0 : v.u.i, rec_site(r));
+  return rec_keep(r, node, value_plain(v));
+}
+
+bool rec_constant(qn_vm *vm, qn_array *a) {
+  struct recording *r = vm->rec;
+  if (!r || array_pending(a)) return true;
+  qn_array *c = array_to_cpu(vm, a);
+  if (!c) return false;
+  uint32_t node = graph_const(r->g, type_of_value(value_obj(TAG_ARRAY, c)), array_data(c), rec_site(r));
+  value_release(vm, value_obj(TAG_ARRAY, c));
+  a->head.refs++;
+  if (!rec_keep(r, node, value_obj(TAG_ARRAY, a))) {
+    if (!error_pending(vm)) raise_memory(vm);
+    return false;
+  }
+  a->node = r->base + node;
+  return true;
+}
+
+/* ---- running what is pending --------------------------------------------------------------------------------------------------------- */
+
+/* The value of a constant node, made when first needed. */
+static bool load_const(struct recording *r, uint32_t i) {
+  const graph_node *n = &r->g->nodes[i];
+  int64_t shape[ARRAY_MAX_RANK];
+  for (int k = 0; k < n->type.rank; k++) shape[k] = dim_hint(&r->g->dims, n->type.shape[k]);
+  if (n->type.weak) {
+    r->vals[i] = dtype_load((qn_dtype)n->type.dtype, n->payload.data);
+    return true;
+  }
+  qn_array *a = array_new(r->vm, (qn_dtype)n->type.dtype, n->type.rank, shape);
+  if (!a) return false;
+  memcpy(array_data(a), n->payload.data, (size_t)a->size * dtype_size((qn_dtype)n->type.dtype));
+  if (r->device) {
+    qn_array *there = array_to_device(r->vm, a, r->device);
+    value_release(r->vm, value_obj(TAG_ARRAY, a));
+    if (!(a = there)) return false;
+  }
+  a->node = r->base + i;
+  r->vals[i] = value_obj(TAG_ARRAY, a);
+  return true;
+}
+
+bool rec_name(struct recording *r, qn_value *v, uint32_t i) {
+  if (!value_is(*v, TAG_ARRAY)) return true;
+  qn_array *a = value_array(*v);
+  if (a->head.refs > 1) {
+    qn_array *own = array_view(r->vm, a, (qn_dtype)a->dtype, a->rank, a->shape, a->strides, a->offset);
+    value_release(r->vm, *v);
+    *v = own ? value_obj(TAG_ARRAY, own) : value_error();
+    if (!(a = own)) return false;
+  }
+  a->node = r->base + i;
+  return true;
+}
+
+/* Executes node i on its operands' values, which exist. */
+static bool run_node(struct recording *r, uint32_t i) {
+  qn_vm *vm = r->vm;
+  const graph_node *n = &r->g->nodes[i];
+  qn_value few[4], *in = few;
+  if (n->nin > 4 && !(in = mem_alloc(vm, n->nin * sizeof *in))) return false;
+  bool ok = true;
+  for (int k = 0; k < n->nin && ok; k++) {
+    uint32_t j = n->in[k];
+    if (value_is(r->vals[j], TAG_UNSET)) ok = r->g->nodes[j].kind == NODE_CONST && load_const(r, j);
+    in[k] = value_plain(r->vals[j]);
+  }
+  qn_value out = value_error();
+  if (ok) {
+    if (n->type.weak && value_is(in[0], TAG_ARRAY)) { /* a rank-0 array as a host scalar */
+      if (!array_item(vm, value_array(in[0]), 0, &out)) out = value_error();
+      if (!value_is_error(out)) out = eager_weak_cast(vm, out, (qn_dtype)n->type.dtype);
+    } else {
+      op_attr attr = graph_attr(n);
+      if (n->op == OP_dot && !attr.flags) { /* the plan makes the product as this call does */
+        attr.flags = gemm_flags(vm, value_array(in[0]), value_array(in[1]));
+        if (attr.flags) ok = graph_fix_gemm(r->g, i, attr.flags) || (raise_memory(vm), false);
+      }
+      if (ok) out = eager_apply(vm, (op_id)n->op, in, n->nin, &attr);
+    }
+  }
+  if (in != few) mem_free(vm, in, n->nin * sizeof *in);
+  if (value_is_error(out)) {
+    raise_at_site(r, n->site);
+    return false;
+  }
+  if (value_is(out, TAG_ARRAY) && value_is(r->vals[i], TAG_ARRAY) && hides(r, i)) {
+    if (!rec_name(r, &out, i)) return false;
+    r->tracers[i] = value_array(r->vals[i]);
+    r->vals[i] = out;
+    return true;
+  }
+  if (value_is(out, TAG_ARRAY) && value_is(r->vals[i], TAG_ARRAY)) {
+    adopt(vm, value_array(r->vals[i]), value_array(out));
+    value_release(vm, out);
+    return true;
+  }
+  if (!rec_name(r, &out, i)) return false;
+  value_release(vm, r->vals[i]);
+  r->vals[i] = out;
+  return true;
+}
+
+/* Does somebody besides the recording hold node i's array? */
+static bool held(const struct recording *r, uint32_t i) {
+  if (!value_is(r->vals[i], TAG_ARRAY)) return false;
+  if (r->tracers[i] && r->g->nodes[i].kind == NODE_OP) return r->tracers[i]->head.refs > 1;
+  return ((obj_head *)r->vals[i].u.p)->refs > 1;
+}
+
+/* Nobody needs node i's value now; who does later gets it computed again. */
+static void let_go(struct recording *r, uint32_t i) {
+  value_release(r->vm, r->vals[i]);
+  r->vals[i] = value_unset();
+  if (r->tracers[i]) value_release(r->vm, value_obj(TAG_ARRAY, r->tracers[i]));
+  r->tracers[i] = NULL;
+}
+
+static bool node_has_value(const struct recording *r, uint32_t i) {
+  qn_value v = r->vals[i];
+  return value_is(v, TAG_ARRAY) ? !array_pending(value_array(v)) : !value_is(v, TAG_UNSET);
+}
+
+/* Something needs node j: if it has been passed over or has gone since, the walk must reach down to it. */
+static void need(const struct recording *r, uint32_t j, uint8_t *needed, uint32_t *from) {
+  needed[j] = 1;
+  if (j < *from && r->g->nodes[j].kind == NODE_OP && !node_has_value(r, j)) *from = j;
+}
+
+/* The lanes that somebody holds: those of last time that still are, and new ones. What nobody holds any more comes back by rec_value_of
+ * only, which says so (`reopened`). */
+static bool keep_lanes(struct recording *r) {
+  uint32_t kept = 0, before = r->nvmap_kept, n = r->g->n;
+  if (!r->lanes) {
+    r->nvmap_kept = r->vmap_looked = 0;
+    return true;
+  }
+  if (r->reopened || !r->vmap_looked) before = 0, r->vmap_looked = 1;
+  for (uint32_t k = 0; k < before; k++) {
+    uint32_t i = r->vmap_kept[k];
+    if (held(r, i) && vmap_whole(r, i)) r->vmap_kept[kept++] = i;
+  }
+  for (uint32_t i = r->vmap_looked; i < n; i++) {
+    if (!held(r, i) || !vmap_whole(r, i)) continue;
+    if (!mem_grow(r->vm, (void **)&r->vmap_kept, &r->vmap_kept_cap, kept + 1, sizeof *r->vmap_kept)) return false;
+    r->vmap_kept[kept++] = i;
+  }
+  r->nvmap_kept = kept;
+  r->vmap_looked = n;
+  return true;
+}
+
+bool rec_run_pending(struct recording *r) {
+  qn_vm *vm = r->vm;
+  if (r->hollow) return true;
+  const graph *g = r->g;
+  if (r->vmap_held.on) {
+    raise_error(
+        vm, E_not_diff, SPAN_NONE,
+        "custom_grad: vjp, jvp and jacobian run backward before the cotangent has a value, so it can neither read "
+        "the data of an array nor print it or try; where(mask, a, b) selects without reading");
+    return false;
+  }
+  if (!vmap_advance(r) || !rec_room(r) || !keep_lanes(r)) return false;
+  uint32_t n = g->n, from = r->reopened ? 1 : r->done;
+  if (from >= n) return true;
+  /* uses[i]: how many needed pending nodes read node i; UINT32_MAX/2 bias marks "needed" */
+  size_t bytes = n * sizeof(uint32_t);
+  uint32_t *uses = mem_zalloc(vm, bytes);
+  uint8_t *needed = uses ? mem_zalloc(vm, n) : NULL;
+  if (!needed) {
+    if (uses) mem_free(vm, uses, bytes);
+    return false;
+  }
+  uint32_t from_held = from;
+  struct recording *active = vm->rec;
+  vm->rec = NULL; /* the executor runs eagerly */
+  /* Lanes are not executed: of those that are held the counterparts are, and stay. */
+  for (uint32_t k = 0; k < r->nvmap_kept; k++) {
+    uint32_t whole = vmap_outermost(r, r->vmap_kept[k]);
+    uses[whole]++;
+    need(r, whole, needed, &from);
+  }
+  for (uint32_t i = n - 1; i >= from; i--) {
+    const graph_node *node = &g->nodes[i];
+    if (node->kind != NODE_OP || node_has_value(r, i) || (r->lanes && vmap_whole(r, i))) continue;
+    if (!needed[i] && (i < from_held || !held(r, i)) && (i < r->done || !graph_fallible(g, i))) continue;
+    needed[i] = 1;
+    for (int k = 0; k < node->nin; k++) {
+      uses[node->in[k]]++;
+      need(r, node->in[k], needed, &from);
+    }
+  }
+  bool ok = true;
+  for (uint32_t i = from; i < n && ok; i++) {
+    const graph_node *node = &g->nodes[i];
+    if (node->kind != NODE_OP || !needed[i] || node_has_value(r, i)) continue;
+    ok = run_node(r, i);
+    if (!ok) {
+      vmap_blame(r, i);
+      break;
+    }
+    for (int k = 0; k < node->nin; k++) {
+      uint32_t j = node->in[k];
+      if (--uses[j] == 0 && !r->grads && g->nodes[j].kind == NODE_OP && value_is(r->vals[j], TAG_ARRAY) && !held(r, j))
+        let_go(r, j);
+    }
+  }
+  vm->rec = active;
+  mem_free(vm, uses, bytes);
+  mem_free(vm, needed, n);
+  r->done = n;
+  r->reopened = false;
+  r->pending_bytes = 0;
+  return ok;
+}
+
+/* Pending results that somebody holds. */
+static size_t held_bytes(const struct recording *r) {
+  size_t bytes = 0;
+  for (uint32_t i = r->reopened ? 1 : r->done; i < r->g->n && i < r->vals_cap; i++) {
+    if (r->g->nodes[i].kind != NODE_OP || !held(r, i) || node_has_value(r, i)) continue;
+    const qn_array *a = value_array(r->vals[i]);
+    bytes += (size_t)a->size * dtype_size((qn_dtype)a->dtype);
+  }
+  return bytes;
+}
+
+/* The pending results that somebody holds take more than jit.pending_bytes: computes them. A capture goes on: the program sees no more
+ * than before. */
+static bool run_early(struct recording *r) {
+  if (!rec_run_pending(r)) return false;
+  for (uint32_t i = 1; i < r->g->n && !r->grads && !r->lanes; i++)
+    if (r->g->nodes[i].kind == NODE_OP && value_is(r->vals[i], TAG_ARRAY) && !held(r, i)) let_go(r, i);
+  return true;
+}
+
+bool rec_break(struct recording *r, break_reason why, const char *text) {
+  rec_stop_capture(r, why, text);
+  if (r->grads || r->lanes) return rec_run_pending(r);
+  return rec_end(r);
+}
+
+qn_value rec_computed(struct recording *r, uint32_t node) {
+  qn_vm *vm = r->vm;
+  size_t bytes = node + 1;
+  uint8_t *needed = mem_zalloc(vm, bytes);
+  if (!needed) return value_error();
+  bool ok = true;
+  needed[node] = 1;
+  for (uint32_t i = node; i > 0; i--) {
+    const graph_node *n = &r->g->nodes[i];
+    for (int k = 0; needed[i] && n->kind == NODE_OP && !node_has_value(r, i) && k < n->nin; k++) needed[n->in[k]] = 1;
+  }
+  for (uint32_t i = 1; i <= node && ok; i++) {
+    if (!needed[i] || node_has_value(r, i)) continue;
+    const graph_node *n = &r->g->nodes[i];
+    ok = n->kind == NODE_CONST ? load_const(r, i) : n->kind == NODE_OP && run_node(r, i);
+  }
+  mem_free(vm, needed, bytes);
+  return ok ? value_plain(value_retain(r->vals[node])) : value_error();
+}
+
+/* An array of the recording in progress is to have data. */
+static bool force_traced(qn_vm *vm, struct recording *r, qn_array *a) {
+  if (r->hollow) {
+    raise_error(vm, E_no_graph, SPAN_NONE, "a graph is being rewritten: its arrays have no elements to look at");
+    return false;
+  }
+  if (rec_is_lane(vm, value_obj(TAG_ARRAY, a))) {
+    vmap_raise_read(r, value_obj(TAG_ARRAY, a));
+    return false;
+  }
+  return rec_break(r, BREAK_host_read, NULL);
+}
+
+bool rec_force(qn_vm *vm, qn_array *a) {
+  struct recording *r = vm->rec;
+  if (r && rec_traced(r, value_obj(TAG_ARRAY, a))) {
+    if (!force_traced(vm, r, a)) return false;
+    if (!array_pending(a)) return true;
+  }
+  /* A callback of the host looks at what the evaluation around it has made. */
+  for (vm_host *h = vm->host; h; h = h->outer) {
+    if (!h->rec || !rec_traced(h->rec, value_obj(TAG_ARRAY, a))) continue;
+    struct recording *active = vm->rec;
+    vm->rec = h->rec;
+    bool ok = force_traced(vm, h->rec, a);
+    h->rec = vm->rec; /* NULL where that has ended it */
+    vm->rec = active;
+    if (!ok) return false;
+    if (!array_pending(a)) return true;
+  }
+  raise_error(vm, E_internal, SPAN_NONE, "an array has lost its data");
+  return false;
+}
+
+/* ---- values ----------------------------------------------------------------------------------------------------------------- */
+
+qn_value rec_raise_refusal(struct recording *r, uint32_t node, const op_refusal *why) {
+  raise_error(r->vm, (error_id)why->id, SPAN_NONE, "%s", why->text);
+  if (node && node < r->g->n) raise_at_site(r, r->g->nodes[node].site);
+  return value_error();
+}
+
+/* Computes a weak node and the weak nodes it depends on, each after its operands. A rank-0 array among their operands is a host read, unless
+ * the number is the gradient by a host number: that is computed now, the graph goes on, and only who observes it reads. */
+static bool eval_weak(struct recording *r, uint32_t node) {
+  qn_vm *vm = r->vm;
+  if (r->lanes) {
+    if (!vmap_advance(r) || !rec_room(r)) return false;
+    const graph_node *n = &r->g->nodes[node];
+    if (vmap_whole(r, node)) {
+      bool read = n->kind == NODE_OP && n->op == OP_cast && !r->g->nodes[n->in[0]].type.weak && !r->handing_grads;
+      if (!read) { /* only the node counts */
+        r->vals[node] = n->type.dtype == QN_bool ? value_bool(false) : value_float(NAN);
+        return true;
+      }
+      qn_value lane = rec_value_of(r, n->in[0]);
+      if (!value_is_error(lane)) vmap_raise_read(r, lane);
+      value_release(vm, lane);
+      return false;
+    }
+  }
+  /* The time is that of the nodes without a value, however many others there are. */
+  uint32_t few[32], *stack = few, n = 0, cap = 0;
+  stack[n++] = node;
+  bool ok = true;
+  while (ok && n) {
+    uint32_t i = stack[n - 1], before = n;
+    const graph_node *x = &r->g->nodes[i];
+    if (!node_has_value(r, i) && x->type.weak && x->kind == NODE_OP) {
+      for (int k = x->nin; k-- > 0 && ok;) {
+        if (node_has_value(r, x->in[k])) continue;
+        if (n == (cap ? cap : sizeof few / sizeof *few)) {
+          uint32_t *more = cap ? stack : NULL;
+          ok = mem_grow(vm, (void **)&more, &cap, (size_t)n + 1, sizeof *more);
+          if (!ok) break;
+          if (stack == few) memcpy(more, few, sizeof few);
+          stack = more;
+        }
+        stack[n++] = x->in[k];
+      }
+      if (n > before) continue;
+    }
+    n--;
+    if (!ok || node_has_value(r, i)) continue;
+    if (x->kind == NODE_CONST) {
+      ok = load_const(r, i);
+    } else if (x->type.weak) {
+      ok = run_node(r, i);
+    } else {
+      qn_value v = rec_value_of(r, i);
+      ok = !value_is_error(v) && (r->handing_grads ? rec_run_pending(r) : array_force(vm, value_array(v)));
+      value_release(vm, v);
+    }
+  }
+  if (stack != few) mem_free(vm, stack, cap * sizeof *stack);
+  return ok;
+}
+
+qn_value rec_value_of(struct recording *r, uint32_t node) {
+  qn_vm *vm = r->vm;
+  if (!node || !rec_room(r)) {
+    if (!error_pending(vm)) raise_memory(vm);
+    return value_error();
+  }
+  const graph_node *n = &r->g->nodes[node];
+  if (n->type.weak) {
+    if (r->hollow && value_is(r->vals[node], TAG_UNSET)) /* any number does: nobody may look at it */
+      r->vals[node] = n->type.dtype == QN_f64   ? value_float(1)
+                      : n->type.dtype == QN_i64 ? value_int(1)
+                                                : value_bool(true);
+    if (value_is(r->vals[node], TAG_UNSET) && !eval_weak(r, node)) return value_error();
+    return value_traced(value_plain(r->vals[node]), r->base + node);
+  }
+  if (r->tracers[node]) return value_retain(value_obj(TAG_ARRAY, r->tracers[node]));
+  bool tracer = node_has_value(r, node) && hides(r, node);
+  if (!value_is(r->vals[node], TAG_UNSET) && !tracer) return value_retain(r->vals[node]);
+  if (n->kind == NODE_CONST) return load_const(r, node) ? value_retain(r->vals[node]) : value_error();
+  int64_t shape[ARRAY_MAX_RANK];
+  for (int k = 0; k < n->type.rank; k++) shape[k] = dim_hint(&r->g->dims, n->type.shape[k]);
+  qn_array *a = array_new_header(vm, (qn_dtype)n->type.dtype, n->type.rank, shape);
+  if (!a) return value_error();
+  a->node = r->base + node;
+  a->device = r->device;
+  a->head.refs++;
+  if (tracer) {
+    r->tracers[node] = a;
+    return value_obj(TAG_ARRAY, a);
+  }
+  r->vals[node] = value_obj(TAG_ARRAY, a);
+  r->pending_bytes += (size_t)a->size * dtype_size((qn_dtype)a->dtype);
+  r->reopened |= node < r->done;
+  return value_obj(TAG_ARRAY, a);
+}
+
+bool rec_hand_numbers(struct recording *r, const uint32_t *nodes, uint32_t n) {
+  qn_vm *vm = r->vm;
+  uint32_t last = 0;
+  if (r->hollow || r->lanes) return true;
+  if (!rec_room(r)) return false;
+  for (uint32_t k = 0; k < n; k++)
+    if (nodes[k] > last && r->g->nodes[nodes[k]].type.weak && !node_has_value(r, nodes[k])) last = nodes[k];
+  if (!last) return true;
+  uint8_t *needed = mem_zalloc(vm, last + (size_t)1);
+  if (!needed) return false;
+  for (uint32_t k = 0; k < n; k++)
+    if (nodes[k] <= last) needed[nodes[k]] = r->g->nodes[nodes[k]].type.weak;
+  qn_value *arrays = NULL; /* held, so that they are run */
+  uint32_t narrays = 0, cap = 0;
+  bool ok = true;
+  for (uint32_t i = last; i > 0 && ok; i--) {
+    const graph_node *x = &r->g->nodes[i];
+    if (!needed[i] || x->kind != NODE_OP || node_has_value(r, i)) continue;
+    if (x->type.weak) {
+      for (int k = 0; k < x->nin; k++) needed[x->in[k]] = 1;
+      continue;
+    }
+    ok = mem_grow(vm, (void **)&arrays, &cap, narrays + (size_t)1, sizeof *arrays);
+    if (!ok) break;
+    arrays[narrays] = rec_value_of(r, i);
+    ok = !value_is_error(arrays[narrays]);
+    narrays += ok;
+  }
+  ok = ok && (!narrays || rec_run_pending(r));
+  while (narrays > 0) value_release(vm, arrays[--narrays]);
+  mem_free(vm, arrays, cap * sizeof *arrays);
+  mem_free(vm, needed, last + (size_t)1);
+  return ok;
+}
+
+bool rec_appended(struct recording *r) {
+  qn_vm *vm = r->vm;
+  if (r->tries) return rec_run_pending(r);
+  if (r->vmap_held.on) return true; /* a backward pass whose cotangents have no values, of any length: nothing runs */
+  if (r->g->n - (r->capturing ? 0 : r->done) > (uint64_t)vm->tune[TUNE_jit_nodes])
+    return rec_break(r, BREAK_too_many_nodes, NULL);
+  size_t most = (size_t)vm->tune[TUNE_jit_pending_bytes];
+  if (r->pending_bytes <= most || r->hollow) return true;
+  r->pending_bytes = held_bytes(r);
+  return r->pending_bytes <= most - most / 8 || run_early(r); /* so it is not counted again after every node */
+}
+
+rec_marked rec_mark(const struct recording *r) {
+  return (rec_marked){r->g->n, r->g->ninputs, r->nobserved, r->regions.n};
+}
+
+void rec_forget(struct recording *r, rec_marked before) {
+  graph *g = r->g;
+  bool known = g->ninputs != before.ninputs || r->nobserved != before.nobserved || r->regions.n != before.nregions ||
+               vmap_know(r, before.n);
+  for (uint32_t i = before.n; i < g->n && i < r->vals_cap && !known; i++) known = !value_is(r->vals[i], TAG_UNSET);
+  if (!known) {
+    g->n = before.n;
+    if (r->done > g->n) r->done = g->n;
+    return;
+  }
+  for (uint32_t i = before.n; i < g->n; i++) {
+    graph_node *n = &g->nodes[i];
+    if (!graph_fallible(g, i)) continue;
+    op_attr attr = graph_attr(n);
+    graph_fix_flags(g, i, attr.flags | ATTR_PROVEN);
+  }
+}
+
+bool rec_place(struct recording *r, int device) {
+  if (!r->placed) r->device = (uint8_t)device;
+  r->placed = true;
+  return r->device == device;
+}
+
+/* ---- a recording for one call --------------------------------------------------------------------------------------------------------- */
+
+/* Finds the first array: its device goes to *ctx, and the walk stops. */
+static bool device_of_leaf(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  if (!value_is(v, TAG_ARRAY)) return true;
+  *(int *)ctx = value_array(v)->device;
+  return false;
+}
+
+/* The device of the first array in a value; -1: there is none, or an error is pending. */
+static int device_of(qn_vm *vm, qn_value v) {
+  int device = -1;
+  bool all = tree_each_part(vm, v, device_of_leaf, &device);
+  return all ? -1 : device;
+}
+
+qn_value rec_within(qn_vm *vm, const rec_call_site *site,
+                    qn_value (*work)(struct recording *r, const rec_call_site *site)) {
+  int device = -1;
+  for (int i = 0; i < site->nargs && device < 0; i++) device = device_of(vm, site->args[i]);
+  if (error_pending(vm)) return value_error();
+  if (vm->rec && device >= 0 && !rec_place(vm->rec, device) && !rec_break(vm->rec, BREAK_devices, NULL))
+    return value_error();
+  if (vm->rec) return work(vm->rec, site);
+  struct recording *own = rec_begin(vm, false);
+  if (!own) return value_error();
+  own->at = site->at;
+  if (site->anchor) own->of = anchor_entries_of(vm, site->anchor);
+  error_clear(vm);
+  vm_owned held;
+  vm_own(vm, &held, rec_drop, own);
+  qn_value result = work(own, site);
+  if (value_is_error(result)) {
+    rec_end_failed(own);
+  } else if (!rec_end(own)) {
+    value_release(vm, result);
+    result = value_error();
+  }
+  vm_disown(vm, &held);
+  rec_free(own);
+  if (value_is_scalar(result)) result.head &= 0xff;
+  return result;
+}

@@ -1,0 +1,365 @@
+/* Regions of a recording or graph: the nodes of a call of a function wrapped in checkpoint or custom_grad, which is differentiated in a way
+ * of its own (graph_region, jit/graph/graph.h).
+ *
+ * A region's results are alias nodes at its end, so that all use of them is seen as use of the region. That of a checkpoint is computed
+ * again in the backward pass. That of a custom_grad has a rule: the program's backward function, and templates that say how its
+ * arguments are made of the region's nodes; differentiating it calls that function in the recording. Rules are shared by the copies of a
+ * region, and are not copied before one of these has to change its own.
+ */
+#include <string.h>
+
+#include "jit/trace/gradients.h"
+#include "jit/trace/pattern.h"
+#include "jit/trace/recording.h"
+#include "jit/trace/specialization.h"
+#include "jit/trace/vmap.h"
+
+/* ---- rules ---------------------------------------------------------------------------------------------------------------------- */
+
+void region_rule_release(qn_vm *vm, region_rule *rule) {
+  if (!rule || --rule->refs) return;
+  value_release(vm, rule->backward);
+  template_free(vm, &rule->cts);
+  template_free(vm, &rule->args);
+  template_free(vm, &rule->like);
+  mem_free(vm, rule, sizeof *rule);
+}
+
+enum { RULE_DEPTH = 8 }; /* functions within a rule's function that are looked at */
+
+/* The function as an entry of code at `home` has it, which goes with that code: it does not keep functions of it alive. `home` NULL: as
+ * it is again. Owned. */
+static qn_value rule_function(qn_vm *vm, qn_value v, const void *home, int depth) {
+  const qn_fn *f = value_is(v, TAG_FN) ? value_fn(v) : NULL;
+  bool user = f && f->head.flags == FN_USER, bare = user && home && ((const fn_shared *)f->code)->home == home;
+  if (!f || depth == RULE_DEPTH || !(bare || (user && f->stand == FN_BARE) || f->head.flags == FN_TRANSFORM))
+    return value_retain(v);
+  qn_fn *own = fn_like(vm, f);
+  if (!own) return value_error();
+  qn_value out = value_obj(TAG_FN, own);
+  for (uint32_t i = 0; i < f->ncaptures; i++) {
+    qn_value part = rule_function(vm, f->captures[i], home, depth + 1);
+    if (value_is_error(part)) {
+      value_release(vm, out);
+      return part;
+    }
+    own->captures[i] = part;
+  }
+  if (bare) fn_make_bare(own);
+  return out;
+}
+
+static region_rule *rule_copy(qn_vm *vm, const region_rule *rule, const void *home) {
+  region_rule *own = mem_zalloc(vm, sizeof *own);
+  if (!own) return NULL;
+  own->refs = 1;
+  own->number = rule->number;
+  own->lanes = rule->lanes;
+  own->levels = rule->levels;
+  own->settled = home != NULL;
+  own->backward = home || rule->settled ? rule_function(vm, rule->backward, home, 0) : value_retain(rule->backward);
+  if (!value_is_error(own->backward) && template_copy(vm, &rule->cts, &own->cts) &&
+      template_copy(vm, &rule->args, &own->args) && template_copy(vm, &rule->like, &own->like)) {
+    template_settle(&own->args, home);
+    template_settle(&own->like, home);
+    return own;
+  }
+  region_rule_release(vm, own);
+  return NULL;
+}
+
+bool region_own_rule(qn_vm *vm, graph_region *x) {
+  region_rule *rule = x->rule, *own;
+  if (rule->refs == 1 && !rule->settled) return true;
+  if (!(own = rule_copy(vm, rule, NULL))) return false;
+  region_rule_release(vm, rule);
+  x->rule = own;
+  return true;
+}
+
+bool regions_settle(qn_vm *vm, region_list *l, const void *home) {
+  const region_rule *last = NULL; /* the rule of the region before, and what became of it: it may be of the same call */
+  region_rule *own = NULL;
+  for (uint32_t i = 0; i < l->n && home; i++) {
+    region_rule *rule = l->list[i].rule;
+    if (!rule || rule->settled) continue;
+    if (rule == last)
+      own->refs++;
+    else if (!(own = rule_copy(vm, rule, home)))
+      return false;
+    last = rule;
+    l->list[i].rule = own;
+    region_rule_release(vm, rule);
+  }
+  return true;
+}
+
+/* ---- lists of regions ------------------------------------------------------------------------------------------------------------ */
+
+bool regions_add(qn_vm *vm, region_list *l, const graph_region *region) {
+  if (!mem_grow(vm, (void **)&l->list, &l->cap, l->n + 1, sizeof *l->list)) return false;
+  uint32_t n = region->nargs + region->nouts;
+  uint32_t *nodes = mem_alloc(vm, (n + 1) * sizeof *nodes);
+  if (!nodes) return false;
+  if (region->nargs) memcpy(nodes, region->args, region->nargs * sizeof *nodes);
+  if (region->nouts) memcpy(nodes + region->nargs, region->outs, region->nouts * sizeof *nodes);
+  graph_region *x = &l->list[l->n++];
+  *x = *region;
+  x->args = nodes;
+  x->outs = nodes + region->nargs;
+  if (x->rule) ((region_rule *)x->rule)->refs++;
+  return true;
+}
+
+void regions_cut(qn_vm *vm, region_list *l, uint32_t n) {
+  while (l->n > n) {
+    graph_region *x = &l->list[--l->n];
+    mem_free(vm, (void *)x->args, (x->nargs + x->nouts + 1) * sizeof *x->args);
+    region_rule_release(vm, x->rule);
+  }
+}
+
+void regions_drop_empty(qn_vm *vm, region_list *l) {
+  uint32_t n = 0;
+  for (uint32_t i = 0; i < l->n; i++) {
+    graph_region x = l->list[i];
+    l->list[i] = l->list[n]; /* what goes moves to the end */
+    l->list[n] = x;
+    n += x.first < x.end;
+  }
+  regions_cut(vm, l, n);
+}
+
+bool regions_copy(qn_vm *vm, const graph *g, const region_list *from, uint32_t mark, region_list *to,
+                  const uint32_t *map, const uint32_t *ends) {
+  for (uint32_t i = 0; i < from->n; i++) {
+    graph_region x = from->list[i];
+    if (x.first < mark) continue;
+    uint32_t first = 0, end = 0;
+    for (uint32_t k = x.first; k < x.end; k++) {
+      if (!map[k] || g->nodes[k].kind == NODE_INPUT) continue;
+      if (!first) first = map[k];
+      end = map[k] + 1;
+    }
+    if (!first) continue;
+    if (ends && ends[i] > end) end = ends[i];
+    size_t bytes = (x.nargs + x.nouts + 1) * sizeof(uint32_t);
+    uint32_t *nodes = mem_alloc(vm, bytes);
+    if (!nodes) return false;
+    bool whole = true; /* else nothing asks for its derivative */
+    for (uint32_t k = 0; k < x.nargs; k++) whole &= (nodes[k] = map[x.args[k]]) != 0;
+    for (uint32_t k = 0; k < x.nouts; k++) nodes[x.nargs + k] = map[x.outs[k]];
+    x.first = first;
+    x.end = end;
+    x.args = nodes;
+    x.outs = nodes + x.nargs;
+    bool ok = !whole || regions_add(vm, to, &x);
+    mem_free(vm, nodes, bytes);
+    if (!ok) return false;
+  }
+  return true;
+}
+
+/* ---- asking a rule ----------------------------------------------------------------------------------------------------------- */
+
+/* The cotangents of a custom_grad's results as an argument of its backward. */
+static qn_value cotangents_value(struct recording *r, const region_rule *rule, const graph_region *x,
+                                 const uint32_t *cotangents) {
+  qn_vm *vm = r->vm;
+  qn_value *values = mem_alloc(vm, (x->nouts + 1) * sizeof *values), result = value_error();
+  if (!values) return result;
+  uint32_t made = 0;
+  for (; made < x->nouts; made++) {
+    qn_value out = cotangents[made] ? value_nil() : rec_value_of(r, x->outs[made]);
+    values[made] = cotangents[made]      ? rec_value_of(r, cotangents[made])
+                   : value_is_error(out) ? out
+                                         : tree_match_zeros(vm, out);
+    if (!value_is_error(out)) value_release(vm, out);
+    if (value_is_error(values[made])) break;
+  }
+  if (made == x->nouts) result = template_build(vm, &rule->cts, values, NULL);
+  while (made-- > 0) value_release(vm, values[made]);
+  mem_free(vm, values, (x->nouts + 1) * sizeof *values);
+  return result;
+}
+
+typedef struct region_grads {
+  struct recording *r;
+  const graph_region *region;
+  const region_rule *rule;
+  uint32_t at; /* in rule->like */
+  uint32_t *grads;
+} region_grads;
+
+static bool take_gradient(void *ctx, qn_value like, qn_value given) {
+  region_grads *c = ctx;
+  (void)like;
+  while (c->rule->like.tpls[c->at].kind != TPL_OUTPUT) c->at++;
+  uint32_t k = c->rule->like.tpls[c->at++].output;
+  if (value_is(given, TAG_NIL)) return true;
+  c->grads[k] = rec_node(c->r, given);
+  return c->grads[k] || error_pending(c->r->vm) || (raise_memory(c->r->vm), false);
+}
+
+/* What a rule owns while it is asked. */
+typedef struct rule_owned {
+  qn_value *values; /* `made` of them */
+  size_t bytes;
+  uint32_t made;
+  qn_value args, like;
+} rule_owned;
+
+static void rule_drop(qn_vm *vm, void *what) {
+  rule_owned *o = what;
+  value_release(vm, o->args);
+  value_release(vm, o->like);
+  while (o->made-- > 0) value_release(vm, o->values[o->made]);
+  if (o->values) mem_free(vm, o->values, o->bytes);
+}
+
+bool region_apply_rule(void *ctx, const graph_region *x, const uint32_t *cotangents, uint32_t *grads, op_refusal *why) {
+  struct recording *r = ctx;
+  qn_vm *vm = r->vm;
+  const region_rule *rule = x->rule;
+  rule_owned o = {.bytes = (x->nargs + 1) * sizeof(qn_value), .args = value_error(), .like = value_error()};
+  qn_value *values = o.values = mem_alloc(vm, o.bytes), gs = value_error(), *mark = vm->sp;
+  bool ok = values && rec_room(r);
+  for (; o.made < x->nargs && ok; o.made += ok) ok = !value_is_error(values[o.made] = rec_value_of(r, x->args[o.made]));
+  ok = ok && !value_is_error(o.args = template_build(vm, &rule->args, values, NULL)) &&
+       !value_is_error(o.like = template_build(vm, &rule->like, values, NULL));
+  uint32_t nargs = ok ? value_list(o.args)->len : 0;
+  if (ok && (ok = vm_enter(vm, nargs + 1))) {
+    qn_value ct = cotangents_value(r, rule, x, cotangents);
+    if ((ok = !value_is_error(ct))) {
+      *vm->sp++ = ct;
+      for (uint32_t i = 0; i < nargs; i++) *vm->sp++ = value_retain(value_list(o.args)->items[i]);
+      vm_owned held;
+      vm_own(vm, &held, rule_drop, &o);
+      gs = vm->hooks.call(vm, rule->backward, mark, (int)nargs + 1, value_nil());
+      vm_disown(vm, &held);
+      ok = !value_is_error(gs);
+      if (!ok && vm->error && vm->error->id == E_arity && !vm->error->nframes)
+        raise_note(vm, SPAN_NONE, "custom_grad calls backward with the cotangent of the result, then the arguments");
+    }
+  }
+  region_grads c = {.r = r, .region = x, .rule = rule, .grads = grads};
+  ok = ok &&
+       tree_match_walk(vm, "custom_grad: what backward returns", nargs == 1 ? "the argument" : "the list of arguments",
+                       nargs == 1 ? value_list(o.like)->items[0] : o.like, gs, (int)rule->levels, take_gradient, &c);
+  ok = ok && rec_room(r);
+  vm_pop_to(vm, mark);
+  if (!value_is_error(gs)) value_release(vm, gs);
+  rule_drop(vm, &o);
+  why->id = 0;
+  return ok;
+}
+
+/* ---- calls of checkpoint and custom_grad --------------------------------------------------------------------------------------- */
+
+/* The rule of a custom_grad's call, and the nodes of its arguments. */
+static region_rule *rule_make(struct recording *r, qn_value backward, qn_value args, qn_value y, node_list *nodes,
+                              node_list *outs) {
+  qn_vm *vm = r->vm;
+  region_rule *rule = mem_zalloc(vm, sizeof *rule);
+  if (!rule) return NULL;
+  rule->refs = 1;
+  rule->number = ++jit_of(vm)->last_rule;
+  rule->backward = value_retain(backward);
+  qn_value cts = tree_rebuild(vm, y, leaves_keep, r), like = tree_rebuild(vm, args, leaves_keep, r);
+  node_list floats = {0};
+  bool ok = !value_is_error(cts) && !value_is_error(like) && template_of_nodes(r, cts, &rule->cts, outs) &&
+            template_of_nodes(r, args, &rule->args, nodes) && template_of_nodes(r, like, &rule->like, &floats);
+  uint32_t k = 0;
+  for (uint32_t i = 0; i < rule->like.n && ok;
+       i++) { /* numbers among all arguments' nodes, which are in the same order */
+    tpl *x = &rule->like.tpls[i];
+    if (x->kind != TPL_OUTPUT) continue;
+    while (k < nodes->n && nodes->nodes[k] != floats.nodes[x->output]) k++;
+    x->output = k;
+  }
+  mem_free(vm, floats.nodes, floats.cap * sizeof *floats.nodes);
+  if (!value_is_error(cts)) value_release(vm, cts);
+  if (!value_is_error(like)) value_release(vm, like);
+  if (ok) return rule;
+  region_rule_release(vm, rule);
+  return NULL;
+}
+
+/* What a region owns while its function runs. */
+typedef struct region_owned {
+  leaves *in;
+  qn_value args;
+} region_owned;
+
+static void region_drop(qn_vm *vm, void *what) {
+  region_owned *o = what;
+  leaves_free(o->in);
+  value_release(vm, o->args);
+}
+
+qn_value region_call(struct recording *r, const rec_call_site *site) {
+  qn_vm *vm = r->vm;
+  const qn_fn *f = value_fn(site->fn);
+  const transform_def *def = f->code;
+  bool custom = def->kind == TRANSFORM_CUSTOM_GRAD;
+  int nargs = site->nargs - 1;
+  if (custom && value_is(site->args[nargs], TAG_RECORD))
+    return raise_error(vm, E_keyword, SPAN_NONE, "a function with custom_grad takes no keyword arguments");
+  leaves in = {.r = r}, out = {.r = r};
+  qn_value args = value_unset(), y = value_error(), result = value_error();
+  node_list arg_nodes = {0}, outs = {0};
+  region_rule *rule = NULL;
+  r->grads++;
+  if (custom) {
+    qn_list *l = list_from(vm, site->args, (size_t)nargs);
+    if (!l) goto done;
+    args = tree_rebuild(vm, value_obj(TAG_LIST, l), leaves_alias, &in);
+    value_release(vm, value_obj(TAG_LIST, l));
+    if (value_is_error(args)) goto done;
+  }
+  if (custom && !vmap_spread(r, in.nodes, in.n, args)) goto done;
+  if (!vmap_advance(r)) goto done; /* a region has its own counterparts */
+  graph_region x = {.first = r->g->n, .again = !custom};
+  const derived_by *by = r->wrt;
+  if (custom) r->wrt = NULL; /* its derivative does not go through what it does */
+  region_owned owned = {&in, args};
+  vm_owned held;
+  vm_own(vm, &held, region_drop, &owned);
+  y = vm->hooks.call(vm, f->captures[0], custom ? value_list(args)->items : site->args, nargs, site->args[nargs]);
+  vm_disown(vm, &held);
+  r->wrt = by;
+  if (value_is_error(y)) goto done;
+  bool computed = false;
+  for (uint32_t i = x.first; i < r->g->n && !computed; i++) computed = r->g->nodes[i].kind == NODE_OP;
+  if (!computed && !custom) { /* what it gives is what it was given */
+    result = y;
+    goto done;
+  }
+  result = tree_rebuild(vm, y, leaves_alias, &out);
+  value_release(vm, y);
+  if (value_is_error(result)) goto done;
+  bool ok = vmap_advance(r);
+  x.end = r->g->n;
+  if (ok && custom) {
+    ok = (rule = rule_make(r, f->captures[1], args, result, &arg_nodes, &outs)) != NULL;
+    x.rule = rule;
+    x.args = arg_nodes.nodes;
+    x.nargs = arg_nodes.n;
+  }
+  x.outs = custom ? outs.nodes : out.nodes;
+  x.nouts = custom ? outs.n : out.n;
+  if (ok && x.nouts && (!custom || in.n)) ok = regions_add(vm, &r->regions, &x);
+  if (!ok) {
+    value_release(vm, result);
+    result = value_error();
+  }
+done:
+  r->grads--;
+  if (rule) region_rule_release(vm, rule);
+  if (!value_is_error(args)) value_release(vm, args);
+  mem_free(vm, arg_nodes.nodes, arg_nodes.cap * sizeof *arg_nodes.nodes);
+  mem_free(vm, outs.nodes, outs.cap * sizeof *outs.nodes);
+  leaves_free(&in);
+  leaves_free(&out);
+  return result;
+}

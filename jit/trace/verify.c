@@ -1,0 +1,269 @@
+/* --jit verify: each call that a plan serves is made in both ways, and the first difference is an error.
+ *
+ * Results are compared leaf by leaf and bit by bit, all NaNs being one value; of errors what they are and where they happen. When
+ * results differ, the nodes of the recorded graph are computed one by one, in the interpreter's way and as results of plans, to name
+ * the first op that is to blame.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "jit/cpu/eager.h"
+#include "jit/run/compile.h"
+#include "jit/run/device.h"
+#include "jit/run/plan_run.h"
+#include "jit/trace/calls.h"
+#include "jit/trace/report.h"
+
+/* ---- comparing ----------------------------------------------------------------------------------------------------------- */
+
+typedef struct bits_walk {
+  qn_vm *vm;
+  qn_value *leaves;
+  uint32_t n, cap;
+  bool failed;
+} bits_walk;
+static bool collect_leaf(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  bits_walk *w = ctx;
+  if (!mem_grow(w->vm, (void **)&w->leaves, &w->cap, w->n + 1, sizeof *w->leaves)) return false;
+  w->leaves[w->n++] = v;
+  return true;
+}
+
+static bool same_leaf(qn_vm *vm, qn_value a, qn_value b) {
+  if ((a.head & 0xff) != (b.head & 0xff)) return false;
+  if (value_is(a, TAG_FLOAT)) return a.u.i == b.u.i || (a.u.f != a.u.f && b.u.f != b.u.f);
+  if (value_is(a, TAG_ARRAY)) {
+    qn_array *x = value_array(a), *y = value_array(b);
+    if (x->dtype != y->dtype || !shape_equal(x, y) || !(x = array_to_device(vm, x, 0))) return false;
+    bool same = (y = array_to_device(vm, y, 0)) != NULL;
+    for (int64_t i = 0; i < x->size && same; i++) {
+      qn_value p = array_get_flat(x, i), q = array_get_flat(y, i);
+      same = p.u.i == q.u.i || (value_is(p, TAG_FLOAT) && p.u.f != p.u.f && q.u.f != q.u.f);
+    }
+    value_release(vm, value_obj(TAG_ARRAY, x));
+    if (y) value_release(vm, value_obj(TAG_ARRAY, y));
+    return same;
+  }
+  return value_is_heap(a) || a.u.i == b.u.i;
+}
+
+static bool same_bits(qn_vm *vm, qn_value a, qn_value b, char *where, size_t size) {
+  bits_walk x = {.vm = vm}, y = {.vm = vm};
+  bool ok = tree_each(vm, a, collect_leaf, &x) && tree_each(vm, b, collect_leaf, &y) && x.n == y.n;
+  for (uint32_t i = 0; i < x.n && ok; i++)
+    if (!same_leaf(vm, x.leaves[i], y.leaves[i])) {
+      snprintf(where, size, "leaf %u of the result", i + 1);
+      ok = false;
+    }
+  mem_free(vm, x.leaves, x.cap * sizeof *x.leaves);
+  mem_free(vm, y.leaves, y.cap * sizeof *y.leaves);
+  return ok;
+}
+
+/* ---- the node to blame --------------------------------------------------------------------------------------------------- */
+
+/* Simplifies, plans, compiles and runs a graph (taken over). False: that did not work out; an error may be pending. */
+static bool run_graph(qn_vm *vm, graph *g, const call_inputs *c, const qk_scalar *weak, qn_value *out) {
+  graph *simple = graph_simplify(g, NULL);
+  graph_free(g);
+  char why[256];
+  int device = vm->device;
+  for (uint32_t i = 0; simple && i < simple->ninputs; i++)
+    if (c->arrays[i]) device = c->arrays[i]->device;
+  plan *p = simple ? plan_make(simple, device ? TARGET_GPU : TARGET_CPU, vm->tune, NULL, why, sizeof why) : NULL;
+  if (!p) return false;
+  atomic_bool go_on = false;
+  compile_options o = {.tune = vm->tune, .spawn = (vm->config.capabilities & QN_CAP_SPAWN) != 0, .abandon = &go_on};
+  if (vm->tune[TUNE_jit_cc]) compile_plan(vm->engine, p, &o);
+  device_plan *there = NULL;
+  bool ok = plan_run(vm, p, &there, c->arrays, weak, out);
+  plan_forget(vm, &there);
+  for (uint32_t k = 0; k < p->nkernels; k++)
+    if (p->kernels[k].bvm_code) host()->forget(p->kernels[k].bvm_code);
+  plan_free(p);
+  return ok;
+}
+
+/* The graph's values node by node, as far as they can be computed: vals[i] of inputs, constants and ops. Their number. */
+static uint32_t run_nodes(qn_vm *vm, const graph *g, int device, const call_inputs *c, qn_value *vals) {
+  for (uint32_t i = 1; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (n->kind == NODE_INPUT) {
+      qn_array *a = c->arrays[n->payload.input];
+      vals[i] = a ? value_retain(value_obj(TAG_ARRAY, a)) : c->scalars[n->payload.input];
+    } else if (n->kind == NODE_CONST && n->type.weak) {
+      vals[i] = dtype_load((qn_dtype)n->type.dtype, n->payload.data);
+    } else if (n->kind == NODE_CONST) {
+      qn_array *a = array_new(vm, (qn_dtype)n->type.dtype, n->type.rank, n->type.shape);
+      if (!a) return i;
+      memcpy(array_data(a), n->payload.data, (size_t)a->size * dtype_size((qn_dtype)n->type.dtype));
+      qn_array *there = array_to_device(vm, a, device);
+      value_release(vm, value_obj(TAG_ARRAY, a));
+      if (!there) return i;
+      vals[i] = value_obj(TAG_ARRAY, there);
+    } else if (n->type.weak && value_is(vals[n->in[0]], TAG_ARRAY)) {
+      if (!array_item(vm, value_array(vals[n->in[0]]), 0, &vals[i])) return i;
+      vals[i] = eager_weak_cast(vm, vals[i], (qn_dtype)n->type.dtype);
+      if (value_is_error(vals[i])) return i;
+    } else {
+      qn_value *in = mem_alloc(vm, n->nin * sizeof *in + 1);
+      if (!in) return i;
+      for (int k = 0; k < n->nin; k++) in[k] = vals[n->in[k]];
+      op_attr attr = graph_attr(n);
+      vals[i] = eager_apply(vm, (op_id)n->op, in, n->nin, &attr);
+      mem_free(vm, in, n->nin * sizeof *in + 1);
+      if (value_is_error(vals[i])) return i;
+    }
+  }
+  return g->n;
+}
+
+/* The first node of the entry's graph whose compiled value differs from the eager one; 0 if none does alone. First all nodes
+ * are results of one plan, which is quick; where that hides the difference, as it fuses otherwise, each is one's only result. */
+static uint32_t first_difference(qn_vm *vm, const specialization *e, call_inputs *c, char *what, size_t size) {
+  enum { MOST_PLANS = 256 };
+  const graph *g = e->graph;
+  uint32_t found = 0;
+  size_t bytes = g->n * sizeof(qn_value);
+  qn_value *vals = mem_zalloc(vm, bytes), *outs = mem_zalloc(vm, bytes);
+  const qk_scalar *weak = call_weak(c, e->pattern.ninputs);
+  graph *all = graph_copy(g);
+  if (!vals || !outs || !all) {
+    if (all) graph_free(all);
+    goto done;
+  }
+  for (uint32_t i = 0; i < g->n; i++) vals[i] = outs[i] = value_unset();
+  uint32_t n = run_nodes(vm, g, e->device, c, vals), nout = 0;
+  all->noutputs = 0;
+  for (uint32_t i = 1; i < n; i++)
+    if (g->nodes[i].kind == NODE_OP && !g->nodes[i].type.weak && graph_output(all, i)) nout++;
+  if (run_graph(vm, all, c, weak, outs)) {
+    for (uint32_t i = 1, k = 0; i < n && k < nout && !found; i++)
+      if (g->nodes[i].kind == NODE_OP && !g->nodes[i].type.weak && !same_leaf(vm, outs[k++], vals[i])) found = i;
+    for (uint32_t k = 0; k < nout; k++) value_release(vm, outs[k]);
+  }
+  for (uint32_t i = 1, plans = 0; i < n && !found && plans < MOST_PLANS; i++) {
+    if (g->nodes[i].kind != NODE_OP || g->nodes[i].type.weak) continue;
+    graph *part = graph_copy(g);
+    if (!part) break;
+    part->noutputs = 0;
+    plans++;
+    error_clear(vm);
+    if (!graph_output(part, i)) {
+      graph_free(part);
+    } else if (run_graph(vm, part, c, weak, outs)) {
+      if (!same_leaf(vm, outs[0], vals[i])) found = i;
+      value_release(vm, outs[0]);
+    }
+  }
+  if (found) {
+    int line;
+    uint32_t site = g->nodes[found].site;
+    const char *name = place_line(vm, site < g->nsites ? g->sites[site].at : SPAN_NONE, &line);
+    snprintf(what, size, "%%%u, %s (%s:%d)", found, op_rows[g->nodes[found].op].name, name, line);
+  }
+  for (uint32_t i = 0; i < g->n; i++) value_release(vm, vals[i]);
+done:
+  mem_free(vm, vals, bytes);
+  mem_free(vm, outs, bytes);
+  error_clear(vm);
+  return found;
+}
+
+/* ---- the call ------------------------------------------------------------------------------------------------------------ */
+
+/* What a verified call owns while the interpreter makes it. */
+typedef struct verified_call {
+  call_inputs *inputs; /* of which so many are held */
+  uint32_t held;
+  qn_value compiled;
+  qn_error_object *error;
+} verified_call;
+
+static void verified_release(qn_vm *vm, const verified_call *v) {
+  for (uint32_t i = 0; i < v->held; i++)
+    if (v->inputs->arrays[i]) value_release(vm, value_obj(TAG_ARRAY, v->inputs->arrays[i]));
+}
+
+/* An exception passes. */
+static void verified_drop(qn_vm *vm, void *what) {
+  verified_call *v = what;
+  verified_release(vm, v);
+  call_inputs_free(vm, v->inputs);
+  value_release(vm, v->compiled);
+  if (v->error) error_free(vm, v->error);
+}
+
+/* Both ways, with the same inputs: they are held, since the interpreter may release or overwrite the call's arguments. */
+static qn_value both_ways(qn_vm *vm, rec_call_site *site, specialization *e, verified_call *v) {
+  call_inputs *c = v->inputs;
+  const char *name = site->anchor->name ? site->anchor->name : "fn";
+  uint64_t draw = vm->draw;
+  qn_value compiled = call_replay(vm, e, site, c);
+  uint64_t after = vm->draw;
+  if (value_is_error(compiled) && (!error_catchable(vm) || vm->error->id == E_memory)) return compiled;
+  qn_error_object *error = value_is_error(compiled) ? error_take(vm) : NULL;
+  vm->draw = draw;
+  ANCHOR_LENT(lent, site->anchor);
+  site->anchor->state = ANCHOR_NEVER; /* recursion below this call runs eagerly too */
+  v->compiled = compiled;
+  v->error = error;
+  vm_owned held;
+  vm_own(vm, &held, verified_drop, v);
+  qn_value eager = site->run(site->ctx);
+  vm_disown(vm, &held);
+  anchor_give_back(&lent);
+  char where[160] = "", node[200] = "";
+  if (error) {
+    /* The message is the interpreter's, as it is without --jit verify: compiled code only has to fail at the same place. */
+    bool same = value_is_error(eager) && vm->error && vm->error->id == error->id &&
+                vm->error->at.source == error->at.source && vm->error->at.start == error->at.start;
+    if (same || (value_is_error(eager) && !error_catchable(vm))) {
+      error_free(vm, error);
+      return eager;
+    }
+    int line;
+    const char *file = place_line(vm, error->at, &line);
+    snprintf(where, sizeof where, "%s (%s:%d)", error->message ? error->message->text : "", file, line);
+    bool none = !value_is_error(eager);
+    error_free(vm, error);
+    value_release(vm, eager);
+    error_clear(vm);
+    return raise_error(vm, E_mismatch, site->at, "compiled execution of %s fails with: %s; eager execution %s", name,
+                       where, none ? "does not" : "fails otherwise");
+  }
+  if (value_is_error(eager)) {
+    value_release(vm, compiled);
+    if (!error_catchable(vm) || vm->error->id == E_memory || vm->error->id == E_recursion) return eager;
+    snprintf(where, sizeof where, "%s", vm->error->message ? vm->error->message->text : "");
+    error_clear(vm);
+    return raise_error(vm, E_mismatch, site->at, "eager execution of %s fails with: %s; compiled execution does not",
+                       name, where);
+  }
+  if (after == vm->draw && same_bits(vm, compiled, eager, where, sizeof where)) {
+    value_release(vm, compiled);
+    return eager;
+  }
+  value_release(vm, compiled);
+  value_release(vm, eager);
+  if (error_pending(vm)) return value_error();
+  first_difference(vm, e, c, node, sizeof node);
+  return raise_error(vm, E_mismatch, site->at, "compiled and eager results of %s differ at %s%s%s", name,
+                     where[0] ? where : "the random counter", node[0] ? "; the first node that differs is " : "", node);
+}
+
+qn_value call_verified(qn_vm *vm, rec_call_site *site, specialization *e, call_inputs *c) {
+  uint32_t n = e->pattern.ninputs;
+  verified_call v = {.inputs = c, .compiled = value_nil()};
+  qn_value result = value_error();
+  for (; v.held < n; v.held++) {
+    if (!c->arrays[v.held]) continue;
+    qn_array *flat = array_contiguous(vm, c->arrays[v.held]);
+    if (!flat) break;
+    c->arrays[v.held] = flat;
+  }
+  if (v.held == n) result = both_ways(vm, site, e, &v);
+  verified_release(vm, &v);
+  return result;
+}
