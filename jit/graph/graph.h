@@ -46,9 +46,12 @@ typedef enum graph_kind {
   NODE_INPUT, /* payload.input: position among the graph's inputs */
   NODE_CONST, /* payload.data: elements, row-major; rank 0 for scalars */
   NODE_IF,    /* operands: predicate, captured values; regions[0], regions[1]; results by NODE_PROJ */
-  NODE_LOOP,  /* operands: initial carries, captured values; regions[0] header (gives the predicate), regions[1] body */
-  NODE_PROJ,  /* payload.index-th result of operand 0 */
-  NODE_TAP    /* an effect that returns nothing: payload.tap names a row of the recorder's taps */
+  /* operands: initial carries, captured values; regions[0] header (gives the predicate), regions[1] body (gives the carries of the next
+     turn, then rows that are kept: graph_loop_carries); results: the carries at the end, the kept rows as arrays with the turns in
+     front, how many turns there were, and the distance of turns whose rows were kept (both weak i64) */
+  NODE_LOOP,
+  NODE_PROJ, /* payload.index-th result of operand 0 */
+  NODE_TAP   /* an effect that returns nothing: payload.tap names a row of the recorder's taps */
 } graph_kind;
 
 typedef struct graph graph;
@@ -153,14 +156,45 @@ uint32_t graph_node_raw(graph *g, op_id op, const uint32_t *in, int nin, const o
 uint32_t graph_op(graph *g, op_id op, const uint32_t *in, int nin, const op_attr *attr, uint32_t site);
 /* Gives a node's attributes these flags. False when memory is short. */
 bool graph_fix_flags(graph *g, uint32_t node, uint8_t flags);
+/* Gives a node other attributes, which are copied. False when memory is short. */
+QN_MUST_CHECK bool graph_set_attr(graph *g, uint32_t node, const op_attr *attr);
 /* Says of a dot how a device's library made it (op.h). False when memory is short. */
 QN_MUST_CHECK bool graph_fix_gemm(graph *g, uint32_t node, uint8_t flags);
 uint32_t graph_cast(graph *g, uint32_t node, qn_dtype dtype,
                     uint32_t site); /* the node itself if it has the dtype, not weak */
 bool graph_output(graph *g, uint32_t node);
+static inline bool graph_kind_has_regions(uint8_t kind) { return kind == NODE_IF || kind == NODE_LOOP; }
+/* Appends a node with regions, which it takes over, also on failure. Operands and regions as graph_kind says; attr: NULL, or of a
+ * loop that keeps rows graph_loop_attr. */
+uint32_t graph_regions(graph *g, graph_kind kind, const uint32_t *in, int nin, graph *first, graph *second,
+                       const op_attr *attr, uint32_t site);
+/* A loop's body gives `carries` carries, and behind them rows. Those of every turn are kept, or with slots (a power of two) of
+ * so many turns at most: when there are more, every second row goes and the distance of the turns whose rows are kept doubles. */
+static inline op_attr graph_loop_attr(uint32_t carries, int64_t slots) {
+  return (op_attr){.n = 2, .d = {carries, slots}};
+}
+static inline uint32_t graph_loop_carries(const graph_node *n) {
+  return n->attr ? (uint32_t)n->attr->d[0] : n->payload.regions[1]->noutputs;
+}
+static inline int64_t graph_loop_slots(const graph_node *n) { return n->attr ? n->attr->d[1] : 0; }
+/* How many results it has. */
+static inline uint32_t graph_nresults(const graph_node *n) {
+  return n->kind == NODE_LOOP ? n->payload.regions[1]->noutputs + 2 : n->payload.regions[0]->noutputs;
+}
+/* The type of a result, in the words of the region that makes it; a kept row's array has its rows as axis 0, whose size is left 0. */
+graph_type graph_result_type(const graph_node *n, uint32_t index);
+/* The result `index` of a node with regions; `type`: the same with sizes of this graph. Of kept rows that of one row: axis 0 is added, with
+ * a symbol as its size. */
+uint32_t graph_proj(graph *g, uint32_t node, uint32_t index, graph_type type, uint32_t site);
+/* Appends a node as it is; its lists are copied, regions it has none. */
+uint32_t graph_node_as(graph *g, const graph_node *n);
 /* Appends a copy of a node whose operands are map[..] of the old ones. Dims keep their numbers: `to` has a copy of from's
  * table. Regions are copied. Inputs are appended to `to`'s. */
 uint32_t graph_node_copy(graph *to, const graph *from, uint32_t node, const uint32_t *map);
+/* Appends what `from` computes of nodes args[i], which have the types of its inputs; its sizes are said in words of `to`. outs[k] becomes the
+ * node of output k. Copies have no places. False when memory is short, or a size cannot be said in `to` (which is not marked as failed
+ * then). */
+QN_MUST_CHECK bool graph_inline(graph *to, const graph *from, const uint32_t *args, uint32_t *outs);
 /* Copies dims, sites and flags into an empty graph: what graph_node_copy and a copy's sites need. */
 QN_MUST_CHECK bool graph_copy_frame(graph *to, const graph *from);
 /* The value of a constant of one element as a host scalar. */
@@ -168,7 +202,7 @@ bool graph_const_value(const graph *g, uint32_t node, qn_value *value);
 
 /* Ops of host ints that are errors where the result does not fit 64 bits. (Arrays of ints wrap.) */
 static inline bool host_ints_fail(const graph_node *n) {
-  if (!n->type.weak || n->type.dtype != WEAK_INT) return false;
+  if (!n->type.weak || n->type.dtype != QN_i64) return false;
   switch ((op_id)n->op) {
   case OP_add:
   case OP_sub:
@@ -182,7 +216,9 @@ static inline bool host_ints_fail(const graph_node *n) {
 
 /* Can this node fail on data (the `raises` column, given its types)? Such nodes stay even when nothing reads them. A `fit` of a
  * constant cannot: whoever makes the constant has checked it. */
+bool graph_regions_fallible(const graph_node *n);
 static inline bool graph_node_fallible(const graph *g, const graph_node *n) {
+  if (graph_kind_has_regions(n->kind)) return graph_regions_fallible(n);
   if (n->kind != NODE_OP || n->nin == 0 || (n->attr && (n->attr->flags & ATTR_PROVEN))) return false;
   const graph_node *x = &g->nodes[n->in[0]];
   switch ((op_raises)op_rows[n->op].raises) {
@@ -193,7 +229,7 @@ static inline bool graph_node_fallible(const graph *g, const graph_node *n) {
   case RAISES_shift:
   case RAISES_bounds: return true;
   case RAISES_to_int: return dtype_is_float((qn_dtype)x->type.dtype) && dtype_is_int((qn_dtype)n->type.dtype);
-  case RAISES_weak_range: return x->kind != NODE_CONST && n->type.dtype != x->type.dtype && n->type.dtype != WEAK_FLOAT;
+  case RAISES_weak_range: return x->kind != NODE_CONST && n->type.dtype != x->type.dtype && n->type.dtype != QN_f64;
   }
   return false;
 }

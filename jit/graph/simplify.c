@@ -56,6 +56,7 @@ static uint64_t node_hash(const rewriter *r, const graph_node *n) {
     for (size_t i = 0; i < const_bytes(n); i++) h = mix(h, p[i]);
     return h;
   }
+  if (n->kind == NODE_PROJ) return mix(mix(h, n->in[0]), n->payload.index);
   if (commutative(n))
     h = mix(mix(h, n->in[0] ^ n->in[1]), n->in[0] + n->in[1]);
   else
@@ -68,6 +69,7 @@ static bool same_node(const graph_node *a, const graph_node *b) {
   if (a->kind == NODE_CONST) return memcmp(a->payload.data, b->payload.data, const_bytes(a)) == 0;
   bool swapped = commutative(a) && a->in[0] == b->in[1] && a->in[1] == b->in[0];
   if (!swapped && memcmp(a->in, b->in, a->nin * sizeof *a->in) != 0) return false;
+  if (a->kind == NODE_PROJ && a->payload.index != b->payload.index) return false;
   if (!a->attr || !b->attr) return a->attr == b->attr;
   return memcmp(a->attr, b->attr, offsetof(op_attr, d)) == 0 &&
          memcmp(a->attr->d, b->attr->d, a->attr->n * sizeof(qn_dim)) == 0;
@@ -97,8 +99,9 @@ static uint32_t share(rewriter *r, const graph_node *n) {
   uint32_t at = (uint32_t)node_hash(r, n) & (r->hash_cap - 1);
   for (; r->hash[at]; at = (at + 1) & (r->hash_cap - 1))
     if (same_node(&r->g->nodes[r->hash[at]], n)) return r->hash[at];
-  uint32_t node = n->kind == NODE_CONST ? graph_const(r->g, n->type, n->payload.data, n->site)
-                                        : graph_node_raw(r->g, (op_id)n->op, n->in, n->nin, n->attr, n->type, n->site);
+  uint32_t node = n->kind == NODE_CONST  ? graph_const(r->g, n->type, n->payload.data, n->site)
+                  : n->kind == NODE_PROJ ? graph_node_as(r->g, n)
+                                         : graph_node_raw(r->g, (op_id)n->op, n->in, n->nin, n->attr, n->type, n->site);
   if (!node) return 0;
   r->hash[at] = node;
   r->hashed++;
@@ -211,7 +214,7 @@ uint32_t rewrite_op(rewriter *r, op_id op, const uint32_t *in, int nin, const op
 uint32_t rewrite_number(rewriter *r, const graph_type *like, double f, int64_t i, uint32_t site) {
   char data[16] = {0};
   qn_dtype d = (qn_dtype)like->dtype;
-  dtype_store(d, data, dtype_scalar(d, f, i));
+  dtype_store(d, data, dtype_is_float(d) ? value_float(f) : d == QN_bool ? value_bool(i != 0) : value_int(i));
   graph_node c = {
       .kind = NODE_CONST, .site = site, .type = {.dtype = like->dtype, .weak = like->weak}, .payload.data = data};
   return share(r, &c);
@@ -258,12 +261,25 @@ static uint32_t library_gemm(rewriter *r, const graph_node *n) {
 
 /* ---- all nodes ---------------------------------------------------------------------------------------------------------------- */
 
+static uint32_t renew_regions(rewriter *r, const graph_node *n, const uint32_t *map) {
+  graph *parts[2] = {graph_simplify(n->payload.regions[0], r->cancel), NULL};
+  if (parts[0]) parts[1] = graph_simplify(n->payload.regions[1], r->cancel);
+  uint32_t *in = arena_alloc(r->scratch, (n->nin + 1u) * sizeof *in);
+  for (int k = 0; in && k < n->nin; k++) in[k] = map[n->in[k]];
+  if (in) return graph_regions(r->g, (graph_kind)n->kind, in, n->nin, parts[0], parts[1], n->attr, n->site);
+  graph_free(parts[0]);
+  graph_free(parts[1]);
+  return 0;
+}
+
 /* Node i of the old graph in the new one. */
 static uint32_t renew(rewriter *r, const graph *from, uint32_t i, const uint32_t *map) {
   graph_node n = from->nodes[i];
+  if (graph_kind_has_regions(n.kind)) return renew_regions(r, &n, map);
   bool large = n.kind == NODE_CONST && const_bytes(&n) > SHARED_CONST_BYTES;
   bool data_shaped = n.kind == NODE_OP && op_rows[n.op].shape_rule == SH_data; /* its symbol names this very node */
-  if ((n.kind != NODE_OP && n.kind != NODE_CONST) || large || data_shaped) return graph_node_copy(r->g, from, i, map);
+  if ((n.kind != NODE_OP && n.kind != NODE_CONST && n.kind != NODE_PROJ) || large || data_shaped)
+    return graph_node_copy(r->g, from, i, map);
   uint32_t few[8], *in = n.nin <= 8 ? few : arena_alloc(r->scratch, n.nin * sizeof *in);
   if (!in) {
     r->g->failed = true;
@@ -272,7 +288,7 @@ static uint32_t renew(rewriter *r, const graph *from, uint32_t i, const uint32_t
   for (int k = 0; k < n.nin; k++) in[k] = map[n.in[k]];
   n.in = in;
   if (n.kind == NODE_OP && n.op == OP_dot && n.attr && (n.attr->flags & ATTR_LIBRARY)) return library_gemm(r, &n);
-  return n.kind == NODE_CONST ? share(r, &n) : rewrite(r, &n);
+  return n.kind == NODE_OP ? rewrite(r, &n) : share(r, &n);
 }
 
 graph *graph_simplify(const graph *from, cancel_flag cancel) {
@@ -280,7 +296,7 @@ graph *graph_simplify(const graph *from, cancel_flag cancel) {
   if (!g) return NULL;
   arena scratch;
   arena_init(&scratch, from->arena.vm);
-  rewriter r = {.g = g, .scratch = &scratch};
+  rewriter r = {.g = g, .scratch = &scratch, .cancel = cancel};
   uint32_t *map = arena_alloc(&scratch, from->n * sizeof *map);
   bool ok = map && graph_copy_frame(g, from);
   for (uint32_t i = 1; ok && i < from->n; i++)

@@ -69,6 +69,17 @@ static void print_type(const graph *g, const graph_type *t, text_buf *out) {
   text_adds(out, "]");
 }
 
+static void store_number(qn_dtype d, double x, void *to) {
+  uint16_t half;
+  float single = (float)x;
+  switch (d) {
+  case QN_f16: memcpy(to, (half = f64_to_f16(x), &half), 2); break;
+  case QN_bf16: memcpy(to, (half = f64_to_bf16(x), &half), 2); break;
+  case QN_f32: memcpy(to, &single, 4); break;
+  default: memcpy(to, &x, 8);
+  }
+}
+
 static void print_element(qn_dtype d, const char *p, text_buf *out) {
   qn_value v = dtype_load(d, p);
   if (value_is(v, TAG_BOOL)) {
@@ -79,10 +90,10 @@ static void print_element(qn_dtype d, const char *p, text_buf *out) {
     size_t from = out->len, size = dtype_size(d);
     char back[8];
     double x;
-    text_float(out, v.u.f, dtype_compute(d));
+    text_float(out, v.u.f, d != QN_f64);
     if (out->failed) return;
     if (float_parse(out->text + from, out->len - from, &x)) {
-      dtype_store(d, back, value_float(x));
+      store_number(d, x, back);
       if (memcmp(back, p, size) == 0) return;
     }
     out->len = from;
@@ -184,6 +195,7 @@ static void print_node(const graph *g, uint32_t i, int indent, const graph_store
   case NODE_LOOP:
     text_adds(out, n->kind == NODE_IF ? "if" : "loop");
     print_nodes(n->in, n->nin, out);
+    if (n->attr) text_addf(out, " carries=%lld slots=%lld", (long long)n->attr->d[0], (long long)n->attr->d[1]);
     break;
   case NODE_PROJ:
   case NODE_TAP:
@@ -608,7 +620,7 @@ static bool element(parser *p, qn_dtype d, char *to) {
     memcpy(to, &bits, dtype_size(d));
     return expect(p, ")");
   }
-  if (dtype_is_bool(d)) {
+  if (d == QN_bool) {
     if (!word(p, "true") && !word(p, "false")) return bad(p, "expected true or false");
     *to = p->at[-1] == 'e' && p->at[-2] == 'u';
     return true;
@@ -624,7 +636,7 @@ static bool element(parser *p, qn_dtype d, char *to) {
   w = p->at;
   while (is_word(*p->at) || *p->at == '.' || *p->at == '-' || *p->at == '+') p->at++;
   if (!float_parse(w, (size_t)(p->at - w), &x)) return bad(p, "expected a number");
-  dtype_store(d, to, value_float(x));
+  store_number(d, x, to);
   return true;
 }
 
@@ -633,7 +645,7 @@ static bool constant(parser *p, graph_type *t, const void **data) {
   const char *values = p->at;
   p->at += strcspn(p->at, ":");
   if (!expect(p, ":") || !type(p, t)) return false;
-  if (!dtype_public(t->dtype)) return bad(p, "arrays cannot have this dtype");
+  if (t->dtype >= DTYPE_PUBLIC) return bad(p, "arrays cannot have this dtype");
   const char *behind = p->at;
   p->at = values;
   bool apart = p->elements && word(p, "data");
@@ -647,7 +659,7 @@ static bool constant(parser *p, graph_type *t, const void **data) {
   if (apart) {
     if (__builtin_mul_overflow(count, each, &bytes) || !(*data = p->elements->take(p->elements->ctx, bytes)))
       return bad(p, "fewer elements than the type says");
-    if (dtype_is_bool(t->dtype))
+    if (t->dtype == QN_bool)
       for (size_t i = 0; i < count; i++)
         if (((const uint8_t *)*data)[i] > 1) return bad(p, "an element is no bool");
     blanks(p);
@@ -705,14 +717,16 @@ static bool node_refs(parser *p, const uint32_t **out, uint16_t *count) {
 
 static graph *parse_graph(parser *p);
 
-/* Appends a node that no builder makes. */
-static bool append_other(parser *p, const graph_node *n) {
-  /* A builder makes the room and checks the operands; the rest is filled in. */
-  uint32_t at = graph_node_raw(p->g, OP_stop_gradient, n->in, n->nin, NULL, n->type, n->site);
-  if (!at) return memory(p);
-  const uint32_t *in = p->g->nodes[at].in;
-  p->g->nodes[at] = *n;
-  p->g->nodes[at].in = in;
+static bool append_other(parser *p, const graph_node *n) { return graph_node_as(p->g, n) != 0 || memory(p); }
+
+/* "carries=2 slots=0" of a loop that keeps rows. */
+static bool kept_rows(parser *p, graph_node *n, op_attr *attr) {
+  uint32_t carries = 0, slots = 0;
+  if (!word(p, "carries")) return true;
+  if (!expect(p, "=") || !number(p, &carries) || !expect_word(p, "slots") || !expect(p, "=") || !number(p, &slots))
+    return false;
+  *attr = graph_loop_attr(carries, slots);
+  n->attr = attr;
   return true;
 }
 
@@ -730,9 +744,13 @@ static bool regions(parser *p, graph_node *n) {
     ok = made[k] && expect(p, "}");
   }
   p->nesting--;
-  n->payload.regions[0] = made[0];
-  n->payload.regions[1] = made[1];
-  if (ok && append_other(p, n)) return true;
+  if (ok) {
+    graph_type type = n->type;
+    uint32_t at = graph_regions(p->g, (graph_kind)n->kind, n->in, n->nin, made[0], made[1], n->attr, n->site);
+    if (!at) return memory(p);
+    p->g->nodes[at].type = type;
+    return true;
+  }
   graph_free(made[0]);
   graph_free(made[1]);
   return false;
@@ -766,6 +784,7 @@ static bool node(parser *p) {
       return bad(p, "unknown op %.*s", (int)len, w);
     if (!node_refs(p, &n.in, &n.nin)) return false;
     if (op != OP_COUNT && !attributes(p, op, &attr)) return false;
+    if (n.kind == NODE_LOOP && !kept_rows(p, &n, &attr)) return false;
     if ((n.kind == NODE_PROJ || n.kind == NODE_TAP) &&
         (!expect_word(p, "number") || !expect(p, "=") || !number(p, &which)))
       return false;

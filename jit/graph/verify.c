@@ -48,7 +48,9 @@ static bool check_dims(const verifier *v) {
     switch ((dim_source)e->source) {
     case DIM_FROM_INPUT: known = e->ref < g->ninputs && g->nodes[g->inputs[e->ref]].type.rank > e->axis; break;
     case DIM_FROM_SCALAR: known = e->ref < g->ninputs && g->nodes[g->inputs[e->ref]].type.rank == 0; break;
-    case DIM_FROM_NODE: known = e->ref < g->n && (e->ref == 0 || g->nodes[e->ref].kind == NODE_OP); break;
+    case DIM_FROM_NODE:
+      known = e->ref < g->n && (e->ref == 0 || g->nodes[e->ref].kind == NODE_OP || g->nodes[e->ref].kind == NODE_PROJ);
+      break;
     }
     if (!known) return wrong(v, "dim %u has no source", (unsigned)i);
     if (e->hint < 0 && e->source != DIM_FROM_SCALAR) return wrong(v, "dim %u has a negative hint", (unsigned)i);
@@ -68,9 +70,9 @@ static bool check_sites(const verifier *v) {
 }
 
 static bool check_type(const verifier *v, const graph_type *t) {
-  if (!dtype_public(t->dtype)) return wrong(v, "no array has dtype number %d", t->dtype);
+  if (t->dtype >= DTYPE_PUBLIC) return wrong(v, "no array has dtype number %d", t->dtype);
   if (t->rank > ARRAY_MAX_RANK) return wrong(v, "rank %d", t->rank);
-  if (t->weak && (t->rank || !dtype_is_weak(t->dtype)))
+  if (t->weak && (t->rank || (t->dtype != QN_bool && t->dtype != QN_i64 && t->dtype != QN_f64)))
     return wrong(v, "a weak scalar has rank 0 and dtype bool, i64 or f64");
   for (int i = 0; i < t->rank; i++)
     if (!dim_ok(&v->g->dims, t->shape[i])) return wrong(v, "size of axis %d is no dim", i);
@@ -160,7 +162,7 @@ static bool check_region(const verifier *v, const graph_node *n, const graph *r,
 }
 
 static bool is_condition(const graph *g, uint32_t node) {
-  return dtype_is_bool(g->nodes[node].type.dtype) && g->nodes[node].type.rank == 0;
+  return g->nodes[node].type.dtype == QN_bool && g->nodes[node].type.rank == 0;
 }
 
 static bool same_kind(const graph_type *a, const graph_type *b) {
@@ -183,8 +185,11 @@ static bool check_loop(const verifier *v, const graph_node *n) {
   if (!check_region(v, n, header, 0) || !check_region(v, n, body, 0)) return false;
   if (header->noutputs != 1 || !is_condition(header, header->outputs[0]))
     return wrong(v, "a loop's header gives one bool");
-  if (body->noutputs > n->nin) return wrong(v, "a loop's body gives more results than there are carries");
-  for (uint32_t i = 0; i < body->noutputs; i++)
+  uint32_t carries = graph_loop_carries(n);
+  int64_t slots = graph_loop_slots(n);
+  if (carries > body->noutputs || carries > n->nin) return wrong(v, "a loop has more carries than operands or results");
+  if (slots < 0 || (slots & (slots - 1)) || slots == 1) return wrong(v, "a loop's slots are no power of two");
+  for (uint32_t i = 0; i < carries; i++)
     if (!same_kind(&body->nodes[body->outputs[i]].type, &v->g->nodes[n->in[i]].type))
       return wrong(v, "carry %u changes its type", (unsigned)i);
   return true;
@@ -193,10 +198,9 @@ static bool check_loop(const verifier *v, const graph_node *n) {
 static bool check_proj(const verifier *v, const graph_node *n) {
   const graph_node *of = n->nin == 1 ? &v->g->nodes[n->in[0]] : NULL;
   if (!of || (of->kind != NODE_IF && of->kind != NODE_LOOP)) return wrong(v, "proj needs a node with regions");
-  const graph *r = of->payload.regions[of->kind == NODE_IF ? 0 : 1];
-  if (n->payload.index >= r->noutputs) return wrong(v, "no result %u", (unsigned)n->payload.index);
-  return same_kind(&n->type, &r->nodes[r->outputs[n->payload.index]].type) ||
-         wrong(v, "proj has another type than the result");
+  if (n->payload.index >= graph_nresults(of)) return wrong(v, "no result %u", (unsigned)n->payload.index);
+  graph_type made = graph_result_type(of, n->payload.index);
+  return same_kind(&n->type, &made) || wrong(v, "proj has another type than the result");
 }
 
 static bool check_node(verifier *v, uint32_t i) {

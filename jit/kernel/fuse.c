@@ -216,6 +216,7 @@ static qn_dim dim_bound(graph *g, qn_dim d, int depth) {
   if (e.op == DIM_SYMBOL) {
     if (e.source != DIM_FROM_NODE || depth == DIM_MAX_SIZE) return d;
     const graph_node *n = &g->nodes[e.ref];
+    if (n->kind == NODE_PROJ) return d; /* nobody knows before the loop has ended */
     const graph_type *mask = &g->nodes[n->in[n->op == OP_compress ? 1 : 0]].type;
     qn_dim all = 1;
     for (int a = 0; a < mask->rank; a++) all = dim_mul(t, all, dim_bound(g, mask->shape[a], depth + 1));
@@ -281,11 +282,11 @@ static bool find_live(fuser *f) {
   for (uint32_t i = 0; i < g->noutputs; i++) f->live[g->outputs[i]] = 1;
   for (uint32_t n = g->n; n-- > 1;) {
     const graph_node *node = &g->nodes[n];
-    if (node->kind > NODE_CONST) {
-      f->why = "a region is no kernel";
+    if (node->kind == NODE_TAP) {
+      f->why = "an effect is no kernel";
       return false;
     }
-    if (node->kind == NODE_OP && graph_fallible(g, n)) f->live[n] = 1;
+    if (graph_fallible(g, n)) f->live[n] = 1;
     if (!f->live[n]) continue;
     for (int i = 0; i < node->nin; i++) f->live[node->in[i]] = 1;
     for (int a = 0; a < node->type.rank; a++) mark_dim(f, node->type.shape[a], 0);
@@ -360,8 +361,8 @@ static bool choose_buffers(fuser *f, uint8_t *root) {
   }
   for (uint32_t n = 1; n < g->n; n++) {
     const graph_node *node = &g->nodes[n];
-    if (!f->live[n] || node->kind != NODE_OP) continue;
-    bool step = lower_role(g, n) == NODE_IS_STEP;
+    if (!f->live[n] || (node->kind != NODE_OP && !graph_kind_has_regions(node->kind))) continue;
+    bool step = lower_role(g, n) == NODE_IS_STEP || node->kind != NODE_OP;
     bool read = node->type.weak && node->op == OP_cast && !g->nodes[node->in[0]].type.weak;
     for (int i = 0; (step || read || f->awkward[n]) && i < node->nin; i++)
       if (!g->nodes[node->in[i]].type.weak) require(f, node->in[i], root);
@@ -386,6 +387,9 @@ static bool add_unit(fuser *f, uint32_t n, fuse_kind kind, bool value, uint8_t r
   *u = (unit){.node = n, .kind = (uint8_t)kind, .value = value, .root = root != 0, .output = root == 2};
   u->elements = hint_elements(f->g, &node->type);
   u->space = u->elements;
+  f->unit_of[n] = value || kind == FUSE_REGIONS ? f->n : f->unit_of[n];
+  u->bytes = value ? fuse_bytes(f->g, n) : 0;
+  if (node->kind != NODE_OP) return true;
   op_class klass = (op_class)op_rows[node->op].klass;
   if (klass == CLASS_REDUCE || klass == CLASS_SCAN || is_scatter(node)) {
     for (int i = 0; i < node->nin; i++) {
@@ -393,8 +397,6 @@ static bool add_unit(fuser *f, uint32_t n, fuse_kind kind, bool value, uint8_t r
       if (x > u->space) u->space = x;
     }
   }
-  u->bytes = value ? fuse_bytes(f->g, n) : 0;
-  if (value) f->unit_of[n] = f->n;
   return true;
 }
 
@@ -406,13 +408,18 @@ static bool make_units(fuser *f, const uint8_t *root) {
     bool ok = true;
     switch (lower_role(g, n)) {
     case NODE_IS_LEAF: break;
-    case NODE_IS_SCALAR: ok = node->kind != NODE_OP || add_unit(f, n, FUSE_SCALAR, true, root[n]); break;
+    case NODE_IS_SCALAR:
+      if (node->kind == NODE_OP) ok = add_unit(f, n, FUSE_SCALAR, true, root[n]);
+      if (node->kind == NODE_PROJ) ok = add_unit(f, n, FUSE_RESULT, true, root[n]);
+      break;
     case NODE_IS_VIRTUAL:
       if (node->op == OP_fit && graph_fallible(g, n)) ok = add_unit(f, n, FUSE_SCALAR, false, 0);
       if (ok && root[n] && f->to->base[n] == n) ok = add_unit(f, n, FUSE_KERNEL, true, root[n]);
       break;
     case NODE_IS_WORK: ok = add_unit(f, n, FUSE_KERNEL, true, root[n]); break;
     case NODE_IS_STEP: ok = add_unit(f, n, FUSE_LIBRARY, true, root[n] ? root[n] : 1); break;
+    case NODE_IS_REGIONS: ok = add_unit(f, n, FUSE_REGIONS, false, 0); break;
+    case NODE_IS_RESULT: ok = add_unit(f, n, FUSE_RESULT, true, root[n] ? root[n] : 1); break;
     }
     if (!ok) return false;
   }
@@ -429,6 +436,7 @@ static bool add_edge(fuser *f, uint32_t from, uint32_t flags, uint32_t *index) {
 /* How a node reads its operand i. */
 static uint32_t reading(graph *g, uint32_t n, int i) {
   const graph_node *node = &g->nodes[n];
+  if (node->kind != NODE_OP) return EDGE_FORCED;
   switch (node->op) {
   case OP_dot: return EDGE_DOT;
   case OP_index:
@@ -1236,7 +1244,7 @@ static bool write_group(fuser *f, uint32_t a) {
     nodes[i] = u->node;
     if (!u->value) continue;
     to->group_of[u->node] = to->n + 1;
-    to->stored[u->node] = u->kind != FUSE_SCALAR && stored_in(f, u, a, a);
+    to->stored[u->node] = !node_of(f, u->node)->type.weak && stored_in(f, u, a, a);
     if (to->stored[u->node]) to->base[u->node] = u->node;
   }
   to->groups[to->n++] = (fuse_group){x->kind, x->n, nodes};

@@ -9,7 +9,9 @@
 typedef enum fuse_kind {
   FUSE_KERNEL,
   FUSE_LIBRARY, /* one node */
-  FUSE_SCALAR   /* one weak node, or one `fit` whose number is checked */
+  FUSE_SCALAR,  /* one weak node, or one `fit` whose number is checked */
+  FUSE_REGIONS, /* one node with regions */
+  FUSE_RESULT   /* one result of such a node, which writes it: nothing runs */
 } fuse_kind;
 
 typedef struct fuse_group {
@@ -32,7 +34,7 @@ typedef struct fusion {
   uint32_t *group_of; /* by node: 1 + the group that computes it, 0: none */
   /* by node: the node whose buffer holds its elements in row-major order (itself unless a view), 0: none */
   uint32_t *base;
-  uint8_t *stored;    /* by node: a kernel or library step writes it to a buffer */
+  uint8_t *stored;    /* by node: a kernel, library or region step writes it to a buffer */
   uint8_t *place;     /* by node: lower_place as seen from a kernel that does not compute it */
   uint32_t *scratch;  /* by node: for lower */
   int64_t live;       /* bytes that are live at most, simulated; not with FUSE_NOTHING */
@@ -51,7 +53,7 @@ typedef struct fuse_memo {
 } fuse_memo;
 void fuse_memo_free(fuse_memo *m); /* and all zero again */
 
-/* Partition of a simplified graph without regions. `awkward`, by node: read their operands from buffers, never through views
+/* Partition of a simplified graph; its regions are not looked into. `awkward`, by node: read their operands from buffers, never through views
  * (a kernel of such a node alone could not be scheduled). False with a reason (static text): lower_no_memory, lower_cancelled or a defect. `f` may be
  * freed in any case. */
 QN_MUST_CHECK bool fuse(graph *g, schedule_target target, const int64_t *tune, int64_t limit, const uint8_t *awkward,

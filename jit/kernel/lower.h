@@ -45,7 +45,9 @@ typedef enum node_role {
   NODE_IS_SCALAR,  /* weak: a host scalar */
   NODE_IS_VIRTUAL, /* a view, fit, iota: computed wherever it is used */
   NODE_IS_WORK,    /* computed by one kernel */
-  NODE_IS_STEP     /* a library step */
+  NODE_IS_STEP,    /* a library step */
+  NODE_IS_REGIONS, /* a step with regions */
+  NODE_IS_RESULT   /* of such a step: a buffer that it writes */
 } node_role;
 node_role lower_role(const graph *g, uint32_t node);
 

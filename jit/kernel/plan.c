@@ -48,6 +48,8 @@ typedef struct planner {
   arena arena;         /* freed at the end */
   uint32_t *buffer_of; /* by node: 1 + buffer */
   uint32_t *slot_of;   /* by node: 1 + scalar slot */
+  uint32_t *proj_of;   /* by node with regions: its last result; by result: the one before it */
+  uint32_t *region_of; /* by node with regions: its number */
   span_of_life *lives; /* by buffer */
   overlap *overlaps;
   uint32_t noverlaps, overlaps_cap;
@@ -93,7 +95,12 @@ static bool make_slots(planner *m) {
     if (!node->type.weak || m->slot_of[n] || (node->kind == NODE_OP && !m->f.group_of[n])) continue;
     if (node->kind == NODE_CONST) {
       qk_scalar *s = &init[p->nscalars];
-      memcpy(s, node->payload.data, dtype_size(node->type.dtype));
+      if (node->type.dtype == QN_f64)
+        memcpy(&s->f, node->payload.data, sizeof s->f);
+      else if (node->type.dtype == QN_bool)
+        s->i = *(const uint8_t *)node->payload.data != 0;
+      else
+        memcpy(&s->i, node->payload.data, sizeof s->i);
     }
     p->scalar_types[p->nscalars] = node->type;
     m->slot_of[n] = ++p->nscalars;
@@ -111,6 +118,14 @@ static bool add_buffer(planner *m, uint32_t n, plan_where where, uint32_t index)
   if (where == WHERE_CONST) b->data = node->payload.data;
   m->buffer_of[n] = ++m->p->nbuffers;
   return true;
+}
+
+/* Does a size depend on how many turns a loop takes? */
+static bool from_loop(const graph *g, qn_dim d, int depth) {
+  if (d >= 0 || depth > DIM_MAX_SIZE) return d < 0;
+  const dim_expr *e = &g->dims.exprs[~d];
+  if (e->op == DIM_SYMBOL) return e->source == DIM_FROM_NODE && g->nodes[e->ref].kind == NODE_PROJ;
+  return from_loop(g, e->a, depth + 1) || from_loop(g, e->b, depth + 1);
 }
 
 /* The buffer that holds a node's elements in row-major order; -1: none. */
@@ -147,7 +162,13 @@ static bool make_buffers(planner *m) {
     if (m->buffer_of[n] || node->type.weak) continue;
     if (node->kind == NODE_INPUT) add_buffer(m, n, WHERE_INPUT, node->payload.input);
     if (node->kind == NODE_CONST) add_buffer(m, n, WHERE_CONST, 0);
-    if (node->kind == NODE_OP && m->f.stored[n]) add_buffer(m, n, WHERE_ARENA, 0);
+    if ((node->kind == NODE_OP || node->kind == NODE_PROJ) && m->f.stored[n]) add_buffer(m, n, WHERE_ARENA, 0);
+  }
+  for (uint32_t b = 0; b < p->nbuffers; b++) {
+    plan_buffer *buf = &p->buffers[b];
+    if ((buf->where != WHERE_ARENA && !is_output(buf)) || !from_loop(g, buf->elements, 0)) continue;
+    buf->where = WHERE_LATE;
+    p->late = true;
   }
   return true;
 }
@@ -347,17 +368,111 @@ static bool scalar_step(planner *m, uint32_t n, plan_step *s) {
   return true;
 }
 
+/* ---- regions ---------------------------------------------------------------------------------------------------------------------- */
+
+static bool find_results(planner *m) {
+  const graph *g = m->g;
+  uint32_t regions = 0;
+  m->proj_of = arena_alloc(&m->arena, g->n * sizeof *m->proj_of);
+  m->region_of = arena_alloc(&m->arena, g->n * sizeof *m->region_of);
+  if (!m->proj_of || !m->region_of) return out_of_memory(m);
+  for (uint32_t n = 1; n < g->n; n++) {
+    if (graph_kind_has_regions(g->nodes[n].kind)) m->region_of[n] = regions++;
+    if (g->nodes[n].kind != NODE_PROJ) continue;
+    uint32_t of = g->nodes[n].in[0];
+    m->proj_of[n] = m->proj_of[of];
+    m->proj_of[of] = n;
+  }
+  return true;
+}
+
+/* The slot or buffer of a node that a region step reads or writes; a buffer becomes one of the step's. */
+static bool bind_value(planner *m, plan_step *s, uint32_t *buffers, uint32_t n, uint32_t *to) {
+  int64_t b = m->g->nodes[n].type.weak ? (int64_t)m->slot_of[n] - 1 : buffer_for(m, n);
+  if (b < 0) {
+    m->why = "a region reads what nothing computes";
+    return false;
+  }
+  *to = (uint32_t)b;
+  if (!m->g->nodes[n].type.weak) buffers[s->nbuffers++] = (uint32_t)b;
+  return true;
+}
+
+static bool region_step(planner *m, uint32_t n, plan_step *s) {
+  plan *p = m->p;
+  const graph_node *node = &m->g->nodes[n];
+  plan_region *r = &p->regions[m->region_of[n]];
+  *s = (plan_step){.kind = STEP_REGIONS, .node = n, .what = m->region_of[n]};
+  uint32_t *in = take(m, r->nin, sizeof *in), *proj = take(m, r->nout, sizeof *proj),
+           *out = take(m, r->nout, sizeof *out);
+  uint32_t *buffers = take(m, (size_t)r->nin + r->nout, sizeof *buffers);
+  if (!in || !proj || !out || !buffers) return false;
+  for (uint32_t i = 0; i < r->nin; i++)
+    if (!bind_value(m, s, buffers, node->in[i], &in[i])) return false;
+  for (uint32_t x = m->proj_of[n]; x; x = m->proj_of[x]) {
+    uint32_t k = m->g->nodes[x].payload.index;
+    if (!m->f.group_of[x]) continue; /* nobody needs it */
+    if (proj[k]) {
+      m->why = "a result of a region is taken twice";
+      return false;
+    }
+    proj[k] = x;
+    if (!bind_value(m, s, buffers, x, &out[k])) return false;
+  }
+  for (uint32_t k = 0; k < r->nout && r->kind == NODE_IF; k++)
+    if (!proj[k]) {
+      m->why = "a branch has a result that nobody takes";
+      return false;
+    }
+  r->in = in;
+  r->proj = proj;
+  r->out = out;
+  s->buffers = buffers;
+  p->here_only = true;
+  return true;
+}
+
+/* Kernels of all plans lie where those of this one do, so that one list serves compilers and devices. */
+static void move_kernels(plan *p, plan_kernel *to) {
+  for (uint32_t i = 0; i < p->nregions; i++)
+    for (int k = 0; k < 2; k++) {
+      plan *q = p->regions[i].parts[k];
+      move_kernels(q, to + (q->kernels - p->kernels));
+    }
+  p->kernels = to;
+}
+static bool gather_kernels(plan *p) {
+  uint32_t n = p->nkernels;
+  for (uint32_t i = 0; i < p->nregions; i++) n += p->regions[i].parts[0]->nkernels + p->regions[i].parts[1]->nkernels;
+  if (!p->nregions) return true;
+  plan_kernel *all = arena_alloc(&p->arena, (n + 1) * sizeof *all);
+  if (!all) return false;
+  if (p->nkernels) memcpy((void *)all, (const void *)p->kernels, p->nkernels * sizeof *all);
+  p->kernels = all;
+  for (uint32_t i = 0; i < p->nregions; i++)
+    for (int k = 0; k < 2; k++) {
+      plan *q = p->regions[i].parts[k];
+      if (q->nkernels) memcpy((void *)(all + p->nkernels), (const void *)q->kernels, q->nkernels * sizeof *all);
+      q->within = true;
+      move_kernels(q, all + p->nkernels);
+      p->nkernels += q->nkernels;
+    }
+  return true;
+}
+
 static bool make_steps(planner *m) {
   plan *p = m->p;
   p->steps = take(m, m->f.n, sizeof *p->steps);
   p->kernels = take(m, m->f.n, sizeof *p->kernels);
-  if (!p->steps || !p->kernels) return false;
+  if (!p->steps || !p->kernels || (p->nregions && !find_results(m))) return false;
   for (uint32_t i = 0; i < m->f.n; i++) {
     const fuse_group *x = &m->f.groups[i];
+    if (x->kind == FUSE_RESULT) continue;
     plan_step *s = &p->steps[p->nsteps++];
     bool ok = !goes_on(m)               ? false
               : x->kind == FUSE_KERNEL  ? kernel_step(m, i, s)
               : x->kind == FUSE_LIBRARY ? library_step(m, x->nodes[0], s)
+              : x->kind == FUSE_REGIONS ? region_step(m, x->nodes[0], s)
                                         : scalar_step(m, x->nodes[0], s);
     if (!ok && (!m->again || lower_ends(m->why))) return m->again = false;
   }
@@ -622,9 +737,9 @@ static bool settle_sizes(graph *g) {
 }
 
 static void drop(plan *p) {
-  for (uint32_t i = 0; i < p->nkernels; i++) l_free(p->kernels[i].program);
+  for (uint32_t i = 0; i < p->nkernels && !p->within; i++) l_free(p->kernels[i].program);
   arena_free(&p->arena);
-  *p = (plan){.graph = p->graph, .target = p->target, .work = p->work};
+  *p = (plan){.graph = p->graph, .target = p->target, .work = p->work, .regions = p->regions, .nregions = p->nregions};
   arena_init(&p->arena, NULL);
 }
 
@@ -724,6 +839,63 @@ static void sum_up(plan *p) {
              p->most_ints <= PLAN_FEW && p->most_buffers <= PLAN_FEW && p->most_scalars <= PLAN_FEW;
 }
 
+/* Results of branches that nobody takes are not made. */
+static bool drop_results(graph *g) {
+  for (uint32_t i = 1; i < g->n; i++) {
+    graph_node *node = &g->nodes[i];
+    if (node->kind != NODE_IF) continue;
+    uint32_t n = node->payload.regions[0]->noutputs, left = 0;
+    uint32_t *to = calloc(n + 1u, sizeof *to);
+    if (!to) return false;
+    for (uint32_t x = i + 1; x < g->n; x++)
+      if (g->nodes[x].kind == NODE_PROJ && g->nodes[x].in[0] == i) to[g->nodes[x].payload.index] = 1;
+    for (uint32_t k = 0; k < n; k++) {
+      if (!to[k]) continue;
+      for (int a = 0; a < 2; a++) node->payload.regions[a]->outputs[left] = node->payload.regions[a]->outputs[k];
+      to[k] = left++;
+    }
+    for (uint32_t x = i + 1; x < g->n; x++)
+      if (g->nodes[x].kind == NODE_PROJ && g->nodes[x].in[0] == i)
+        g->nodes[x].payload.index = to[g->nodes[x].payload.index];
+    for (int a = 0; a < 2; a++) node->payload.regions[a]->noutputs = left;
+    free(to);
+  }
+  return true;
+}
+
+/* The plans of regions, which do not depend on how what surrounds them is fused. False with a reason. */
+static bool plan_regions(plan *p, const int64_t *tune, cancel_flag cancel, char *why, size_t size,
+                         const char **reason) {
+  const graph *g = p->graph;
+  uint32_t n = 0;
+  for (uint32_t i = 1; i < g->n; i++) n += graph_kind_has_regions(g->nodes[i].kind);
+  if (!n) return true;
+  if (!drop_results(p->graph) || !(p->regions = calloc(n, sizeof *p->regions))) return false;
+  for (uint32_t i = 1; i < g->n; i++) {
+    const graph_node *node = &g->nodes[i];
+    if (!graph_kind_has_regions(node->kind)) continue;
+    plan_region *r = &p->regions[p->nregions++];
+    r->kind = node->kind;
+    r->nin = node->nin;
+    r->nmade = node->payload.regions[node->kind == NODE_LOOP]->noutputs;
+    r->nout = graph_nresults(node);
+    if (node->kind == NODE_LOOP) {
+      r->ncarries = graph_loop_carries(node);
+      r->slots = graph_loop_slots(node);
+    }
+    for (int k = 0; k < 2; k++) {
+      graph *part = graph_copy(node->payload.regions[k]);
+      r->parts[k] = part ? plan_make(part, p->target, tune, cancel, why, size) : NULL;
+      if (!r->parts[k]) {
+        if (cancelled(cancel)) *reason = lower_cancelled;
+        return false;
+      }
+      p->work += r->parts[k]->work;
+    }
+  }
+  return true;
+}
+
 plan *plan_make(graph *g, schedule_target target, const int64_t *tune, cancel_flag cancel, char *why, size_t size) {
   if (size) why[0] = 0;
   plan *p = malloc(sizeof *p);
@@ -735,11 +907,16 @@ plan *plan_make(graph *g, schedule_target target, const int64_t *tune, cancel_fl
   arena_init(&p->arena, NULL);
   const char *reason = lower_no_memory;
   fuse_memo memo = {0};
-  uint8_t *awkward = settle_sizes(g) && copy_constants(g) ? calloc(g->n, 1) : NULL;
+  bool regions = plan_regions(p, tune, cancel, why, size, &reason);
+  if (!regions && size && why[0]) { /* of a region: it says why there is no plan */
+    plan_free(p);
+    return NULL;
+  }
+  uint8_t *awkward = regions && settle_sizes(g) && copy_constants(g) ? calloc(g->n, 1) : NULL;
   bool done = awkward && plan_within(p, tune, awkward, &memo, cancel, &reason);
   free(awkward);
   fuse_memo_free(&memo);
-  if (done) {
+  if (done && (done = gather_kernels(p))) {
     sum_up(p);
     return p;
   }
@@ -751,6 +928,9 @@ plan *plan_make(graph *g, schedule_target target, const int64_t *tune, cancel_fl
 void plan_free(plan *p) {
   if (!p) return;
   drop(p);
+  for (uint32_t i = 0; i < p->nregions; i++)
+    for (int k = 0; k < 2; k++) plan_free(p->regions[i].parts[k]);
+  free(p->regions);
   graph_free(p->graph);
   free(p);
 }
@@ -758,7 +938,7 @@ void plan_free(plan *p) {
 /* ---- text -------------------------------------------------------------------------------------------------------------------------- */
 
 static void print_buffer(const plan *p, uint32_t i, text_buf *out) {
-  static const char *const where[] = {"input ", "constant ", "output ", "arena "};
+  static const char *const where[] = {"input ", "constant ", "output ", "arena ", "late"};
   const plan_buffer *b = &p->buffers[i];
   text_addf(out, "  b%u: %s", i, where[b->where]);
   if (b->where == WHERE_INPUT || b->where == WHERE_OUTPUT) text_int(out, b->index);
@@ -774,6 +954,8 @@ static void print_buffer(const plan *p, uint32_t i, text_buf *out) {
 static void print_step(const plan_step *s, text_buf *out) {
   if (s->kind == STEP_KERNEL)
     text_addf(out, "kernel %u", s->what);
+  else if (s->kind == STEP_REGIONS)
+    text_addf(out, "regions %u", s->what);
   else
     text_addf(out, "%s%s", s->kind == STEP_SCALAR ? "scalar " : "", op_rows[s->op].name);
   for (uint32_t i = 0; i < s->nbuffers; i++) text_addf(out, " b%u", s->buffers[i]);

@@ -9,6 +9,9 @@
  * data-dependent step finds (dim symbols from nodes) are known once it has run; its buffer has room for the upper bound. Peak
  * (live inputs + arena + outputs) is at most the simulated peak of running the graph node by node, or PLAN_PEAK_LEAST.
  *
+ * Regions. A node with regions is a step with plans of its own: one for each arm, or for a loop's header and body. Their kernels are
+ * among those of the outermost plan, which owns all of it; their sizes and steps are theirs.
+ *
  * A plan is right for all sizes for which the facts of its graph's dims hold; it adds some (which axes a reduction joins).
  */
 #ifndef JIT_KERNEL_PLAN_H
@@ -32,7 +35,13 @@ typedef struct plan_kernel {
   const uint32_t *nodes; /* the graph nodes, nops of them */
 } plan_kernel;
 
-typedef enum plan_where { WHERE_INPUT, WHERE_CONST, WHERE_OUTPUT, WHERE_ARENA } plan_where;
+typedef enum plan_where {
+  WHERE_INPUT,
+  WHERE_CONST,
+  WHERE_OUTPUT,
+  WHERE_ARENA,
+  WHERE_LATE /* memory of its own, made when the step that writes it comes: only a loop tells how large it is */
+} plan_where;
 typedef struct plan_buffer {
   uint8_t where; /* plan_where */
   uint8_t dtype;
@@ -47,17 +56,20 @@ typedef struct plan_buffer {
 typedef enum plan_step_kind {
   STEP_KERNEL,  /* launch kernels[what] */
   STEP_LIBRARY, /* a LIBRARY or data-dependent INDEX node: op, attr; operands and result are buffers */
-  STEP_SCALAR /* a weak host scalar: op on scalar slots `scalars` into slot `out`, raising what eager execution raises; for a
+  STEP_SCALAR, /* a weak host scalar: op on scalar slots `scalars` into slot `out`, raising what eager execution raises; for a
                    `fit` that means: checks that the number fits attr->dtype and copies it. A `cast` with nbuffers 1 reads its
                    operand from that buffer (one element) */
+  STEP_REGIONS /* regions[what] */
 } plan_step_kind;
+typedef struct plan_region plan_region;
 typedef struct plan_step {
   uint8_t kind;
   uint8_t op;    /* op_id */
-  uint32_t what; /* kernel number */
+  uint32_t what; /* number of a kernel or region */
   uint32_t node; /* graph node, for errors and --jit verify */
   const op_attr *attr;
-  const uint32_t *buffers; /* one per l_buffer that is no scratch, in order; LIBRARY: operands, then the result */
+  /* KERNEL: one per l_buffer that is no scratch, in order; LIBRARY: operands, then the result; REGIONS: all that are read or written */
+  const uint32_t *buffers;
   uint32_t nbuffers;
   const qn_dim *ints; /* args->ints */
   uint32_t nints;
@@ -74,14 +86,30 @@ typedef struct plan_output {
   graph_type type;
 } plan_output;
 
+/* Operand `i` of a node with regions, or a result: scalar slot or buffer `index`, as the node's type says. */
+struct plan_region {
+  uint8_t kind; /* graph_kind */
+  struct plan *parts[2];
+  uint32_t nin, nmade;  /* operands; results that the arms or the body give */
+  uint32_t ncarries;    /* of a loop: so many of them are carries, the others rows that are kept */
+  int64_t slots;        /* of a loop: graph_loop_slots */
+  uint32_t nout;        /* results, with a loop's numbers of turns behind those of the body */
+  const uint32_t *in;   /* by operand: slot or buffer */
+  const uint32_t *proj; /* by result: the node that takes it; 0: nobody does */
+  const uint32_t *out;  /* by result that is taken: slot or buffer */
+};
+
 enum { PLAN_FEW = 24 };
 
 typedef struct plan {
   schedule_target target; /* what its kernels are scheduled for; they run anywhere */
   graph *graph;           /* owned: types, places, dims; its input order is the plan's */
   arena arena;
-  plan_kernel *kernels;
+  plan_kernel *kernels; /* its own, then those of its regions' plans */
   uint32_t nkernels;
+  bool within; /* a plan of a region: its kernels are the outer plan's */
+  plan_region *regions;
+  uint32_t nregions;
   plan_buffer *buffers;
   uint32_t nbuffers;
   plan_step *steps;
@@ -94,6 +122,7 @@ typedef struct plan {
   uint32_t nproducts;           /* steps that are products of a device's library: then the plan is for a device only */
   bool here_only;               /* a kernel cannot be launched on a device (l_launches) */
   uint32_t most_ints, most_buffers, most_scalars; /* of one step */
+  bool late;                                      /* it has buffers that are WHERE_LATE */
   bool fixed; /* all sizes are numbers, and tables of PLAN_FEW places are enough to run it */
   qn_dim arena_bytes;
   int64_t peak_bytes, eager_peak_bytes; /* at the recorded sizes */
