@@ -128,6 +128,7 @@ typedef struct backward {
   node_state *of_below;
   uint32_t nbelow;
   const graph_rules *rules;
+  uint32_t *proj_of;     /* by node with regions, from - from on: its last result; by result: the one before it */
   graph_region *regions; /* outermost ones that begin at `from` or later, by descending end */
   uint32_t nregions;
   arena scratch;
@@ -165,7 +166,8 @@ static bool take_states(backward *b, const uint32_t *wrt, int nwrt) {
   b->states = arena_alloc(&b->scratch, (n + 1) * sizeof *b->states);
   b->below = arena_alloc(&b->scratch, ((size_t)nwrt + 1) * sizeof *b->below);
   b->of_below = arena_alloc(&b->scratch, ((size_t)nwrt + 1) * sizeof *b->of_below);
-  if (!b->states || !b->below || !b->of_below) return out_of_memory(b->why, b->culprit);
+  b->proj_of = arena_alloc(&b->scratch, (n + 1) * sizeof *b->proj_of);
+  if (!b->states || !b->proj_of || !b->below || !b->of_below) return out_of_memory(b->why, b->culprit);
   for (int i = 0; i < nwrt; i++)
     if (wrt[i] < b->from) b->below[b->nbelow++] = wrt[i];
   qsort(b->below, b->nbelow, sizeof *b->below, by_number);
@@ -274,9 +276,13 @@ static bool mark_active(backward *b) {
       continue;
     }
     const graph_node *n = &g->nodes[i];
-    bool regions = n->kind == NODE_IF || n->kind == NODE_LOOP; /* they have no type of their own */
+    bool regions = graph_kind_has_regions(n->kind); /* they have no type of their own */
     if (!(is_float(g, i) || regions) || n->kind == NODE_TAP || ends_silently(n)) continue;
     node_state *s = &b->states[i - b->from];
+    if (n->kind == NODE_PROJ && n->in[0] >= b->from) {
+      b->proj_of[i - b->from] = b->proj_of[n->in[0] - b->from];
+      b->proj_of[n->in[0] - b->from] = i;
+    }
     for (int k = 0; k < n->nin && !s->active; k++) s->active = is_active(b, n->in[k]);
   }
   return true;
@@ -289,15 +295,39 @@ static void contribute(backward *b, uint32_t j, uint32_t ct, uint32_t site) {
   s->cotangent = in[0] ? graph_op(b->g, OP_add, in, 2, NULL, site) : ct;
 }
 
+/* Hands out the cotangents of a branch's or loop's results, all of which have theirs. */
+static bool step_control(backward *b, uint32_t i) {
+  graph *g = b->g;
+  graph_node n = g->nodes[i];
+  uint32_t nout = graph_nresults(&n);
+  control_grad c = {.g = g, .node = i};
+  c.given = arena_alloc(&b->scratch, (nout + 1u) * sizeof *c.given);
+  c.wanted = arena_alloc(&b->scratch, (n.nin + 1u) * sizeof *c.wanted);
+  c.out = arena_alloc(&b->scratch, (n.nin + 1u) * sizeof *c.out);
+  if (!c.given || !c.wanted || !c.out) return out_of_memory(b->why, b->culprit);
+  bool any = false;
+  for (uint32_t x = b->proj_of[i - b->from]; x; x = b->proj_of[x - b->from]) {
+    c.given[g->nodes[x].payload.index] = cotangent_of(b, x);
+    any |= cotangent_of(b, x) != 0;
+  }
+  for (int k = 0; k < n.nin; k++) c.wanted[k] = is_float(g, n.in[k]) && is_active(b, n.in[k]);
+  *b->culprit = i;
+  if (!any) return true;
+  if (!grad_control(&c, b->why)) return false;
+  for (int k = 0; k < n.nin; k++)
+    if (c.out[k]) contribute(b, n.in[k], c.out[k], n.site);
+  return !g->failed || out_of_memory(b->why, b->culprit);
+}
+
 /* Hands out the cotangent of node i. */
 static bool step(backward *b, uint32_t i) {
   graph *g = b->g;
   uint32_t *culprit = b->culprit;
   op_refusal *why = b->why;
   arena *scratch = &b->scratch;
-  graph_node n = g->nodes[i]; /* the list moves while nodes are appended */
-  if (n.kind == NODE_PROJ)
-    return refuse(why, culprit, i, "%s", "a branch or loop that was captured as a region has no gradient rule");
+  graph_node n = g->nodes[i];           /* the list moves while nodes are appended */
+  if (n.kind == NODE_PROJ) return true; /* its turn comes with that of the node with regions */
+  if (graph_kind_has_regions(n.kind)) return step_control(b, i);
   if (n.kind != NODE_OP || n.nin == 0) return true;
   if (!rules[n.op])
     return refuse(why, culprit, i, "not differentiable: %s",
@@ -499,7 +529,7 @@ static bool walk(backward *b) {
     if (next < b->nregions && i < b->regions[next].end) {
       if (!step_region(b, &b->regions[next])) return false;
       i = b->regions[next].first;
-    } else if (cotangent_of(b, i) && is_active(b, i) && !step(b, i)) {
+    } else if (is_active(b, i) && (cotangent_of(b, i) || graph_kind_has_regions(b->g->nodes[i].kind)) && !step(b, i)) {
       return false;
     }
   }

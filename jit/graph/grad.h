@@ -75,6 +75,20 @@ static inline uint32_t make_smul(grad_ctx *c, uint32_t ct, uint32_t derivative) 
   return make2(c, plain ? OP_mul : OP_smul, ct, derivative);
 }
 
+/* ---- branches and loops (grad_control.c) ------------------------------------------------------------------------------ */
+
+/* The node's results have cotangents `given` (0: none), and operands that are `wanted` get theirs in `out` (0: none), each of its
+ * operand's type. */
+typedef struct control_grad {
+  graph *g;
+  uint32_t node;
+  uint32_t *given;
+  bool *wanted;
+  uint32_t *out;
+} control_grad;
+/* False: not differentiable, as `why` says, or memory is short. */
+QN_MUST_CHECK bool grad_control(control_grad *c, op_refusal *why);
+
 uint32_t grad_reshape_to(grad_ctx *c, uint32_t node, const graph_type *like);
 uint32_t grad_cast_to(grad_ctx *c, uint32_t node, qn_dtype dtype);
 /* An array of one number in every element, with the dtype and shape of `like`. */

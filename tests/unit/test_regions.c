@@ -1,0 +1,501 @@
+/* Nodes with regions in plans: graphs as text, run on inputs, compared with what the same loop gives in C. */
+#include <math.h>
+
+#include "jit/cpu/run.h"
+#include "jit/kernel/plan.h"
+#include "jit/run/host.h"
+#include "jit/run/plan_run.h"
+#include "lang/error.h"
+#include "tests/unit/lang.h"
+
+typedef struct made {
+  plan *p;
+  bool ok;
+  qn_value out[4];
+} made;
+
+/* The plan of a graph (taken over), simplified, run on arrays and host numbers. */
+static made run_graph(qn_vm *vm, graph *g, qn_array *const *arrays, const qk_scalar *weak) {
+  char why[256] = "";
+  ck_assert_msg(graph_verify(g, why, sizeof why), "%s", why);
+  graph *s = graph_simplify(g, NULL);
+  ck_assert(s != NULL);
+  ck_assert_msg(graph_verify(s, why, sizeof why), "simplified: %s", why);
+  graph_free(g);
+  made m = {.p = plan_make(s, TARGET_CPU, vm->tune, NULL, why, sizeof why)};
+  ck_assert_msg(m.p != NULL, "%s", why);
+  device_plan *there = NULL;
+  m.ok = plan_run(vm, m.p, &there, arrays, weak, m.out);
+  plan_forget(vm, &there);
+  return m;
+}
+
+static made run_text(qn_vm *vm, const char *text, qn_array *const *arrays, const qk_scalar *weak) {
+  char why[256] = "";
+  graph *g = graph_parse(text, why, sizeof why);
+  ck_assert_msg(g != NULL, "%s", why);
+  return run_graph(vm, g, arrays, weak);
+}
+
+static void made_free(qn_vm *vm, made *m) {
+  for (uint32_t i = 0; i < m->p->noutputs && m->ok; i++) value_release(vm, m->out[i]);
+  for (uint32_t k = 0; k < m->p->nkernels; k++)
+    if (m->p->kernels[k].bvm_code) host()->forget(m->p->kernels[k].bvm_code);
+  plan_free(m->p);
+}
+
+static qn_array *floats(qn_vm *vm, int64_t n, const float *x) {
+  qn_array *a = array_new(vm, QN_f32, 1, &n);
+  ck_assert(a != NULL);
+  memcpy(array_data(a), x, (size_t)n * sizeof *x);
+  return a;
+}
+
+static void check_floats(qn_value v, int64_t n, const float *x) {
+  ck_assert(value_is(v, TAG_ARRAY));
+  ck_assert_int_eq(value_array(v)->size, n);
+  ck_assert_mem_eq(array_data(value_array(v)), x, (size_t)n * sizeof *x);
+}
+
+static qn_vm *begin(void) {
+  qn_vm *vm = vm_make();
+  if (!cpu_open(vm)) ck_abort_msg("no memory");
+  return vm;
+}
+static void end(qn_vm *vm) {
+  cpu_close(vm);
+  vm_close(vm);
+}
+
+START_TEST(a_branch_takes_the_arm_that_its_condition_says) {
+  qn_vm *vm = begin();
+  const char *text = "graph(%1: weak bool, %2: f32[3], %3: weak f64) {\n"
+                     "  %4 = if %1, %2, %3 : bool[] {\n"
+                     "    graph(%1: f32[3], %2: weak f64) {\n"
+                     "      %3 = neg %1 : f32[3]\n"
+                     "      return %3, %1, %2\n"
+                     "    }\n"
+                     "  } {\n"
+                     "    graph(%1: f32[3], %2: weak f64) {\n"
+                     "      %3 = add %2, %2 : weak f64\n"
+                     "      return %1, %1, %3\n"
+                     "    }\n"
+                     "  }\n"
+                     "  %5 = proj %4 number=0 : f32[3]\n"
+                     "  %6 = proj %4 number=2 : weak f64\n"
+                     "  %7 = abs %5 : f32[3]\n"
+                     "  return %7, %5, %6\n"
+                     "}\n";
+  const float x[] = {1, -2, 3}, neg[] = {-1, 2, -3}, abs[] = {1, 2, 3};
+  qn_array *a = floats(vm, 3, x);
+  for (int yes = 0; yes < 2; yes++) {
+    made m = run_text(vm, text, (qn_array *[]){NULL, a, NULL}, (qk_scalar[]){{.i = yes}, {.f = 1.5}});
+    ck_assert(m.ok);
+    check_floats(m.out[0], 3, abs);
+    check_floats(m.out[1], 3, yes ? neg : x);
+    ck_assert(m.out[2].u.f == (yes ? 1.5 : 3.0));
+    made_free(vm, &m);
+  }
+  value_release(vm, value_obj(TAG_ARRAY, a));
+  end(vm);
+}
+END_TEST
+
+START_TEST(a_loop_of_host_numbers_runs_until_its_condition_fails) {
+  qn_vm *vm = begin();
+  /* the root of a by Newton's iteration, and how many turns it took */
+  const char *text = "graph(%1: weak f64, %2: weak f64) {\n"
+                     "  %3 = const 0 : weak i64\n"
+                     "  %4 = loop %2, %3, %1 : bool[] {\n"
+                     "    graph(%1: weak f64, %2: weak i64, %3: weak f64) {\n"
+                     "      %4 = mul %1, %1 : weak f64\n"
+                     "      %5 = sub %4, %3 : weak f64\n"
+                     "      %6 = abs %5 : weak f64\n"
+                     "      %7 = const 1e-10 : weak f64\n"
+                     "      %8 = gt %6, %7 : weak bool\n"
+                     "      return %8\n"
+                     "    }\n"
+                     "  } {\n"
+                     "    graph(%1: weak f64, %2: weak i64, %3: weak f64) {\n"
+                     "      %4 = div %3, %1 : weak f64\n"
+                     "      %5 = add %1, %4 : weak f64\n"
+                     "      %6 = const 2.0 : weak f64\n"
+                     "      %7 = div %5, %6 : weak f64\n"
+                     "      %8 = const 1 : weak i64\n"
+                     "      %9 = add %2, %8 : weak i64\n"
+                     "      return %7, %9\n"
+                     "    }\n"
+                     "  }\n"
+                     "  %5 = proj %4 number=0 : weak f64\n"
+                     "  %6 = proj %4 number=1 : weak i64\n"
+                     "  return %5, %6\n"
+                     "}\n";
+  made m = run_text(vm, text, (qn_array *[]){NULL, NULL}, (qk_scalar[]){{.f = 2}, {.f = 1}});
+  ck_assert(m.ok);
+  double x = 1;
+  int64_t turns = 0;
+  while (fabs(x * x - 2) > 1e-10) x = (x + 2 / x) / 2, turns++;
+  ck_assert(m.out[0].u.f == x);
+  ck_assert_int_eq(m.out[1].u.i, turns);
+  made_free(vm, &m);
+  end(vm);
+}
+END_TEST
+
+START_TEST(carries_may_change_places_and_turns_may_be_none) {
+  qn_vm *vm = begin();
+  /* a, b = b, a + b, n times; the loop is left by an array of rank 0 */
+  const char *text = "graph(%1: f32[2], %2: f32[2], %3: i32[]) {\n"
+                     "  %4 = loop %1, %2, %3 : bool[] {\n"
+                     "    graph(%1: f32[2], %2: f32[2], %3: i32[]) {\n"
+                     "      %4 = const 0 : i32[]\n"
+                     "      %5 = gt %3, %4 : bool[]\n"
+                     "      return %5\n"
+                     "    }\n"
+                     "  } {\n"
+                     "    graph(%1: f32[2], %2: f32[2], %3: i32[]) {\n"
+                     "      %4 = add %1, %2 : f32[2]\n"
+                     "      %5 = const 1 : i32[]\n"
+                     "      %6 = sub %3, %5 : i32[]\n"
+                     "      return %2, %4, %6\n"
+                     "    }\n"
+                     "  }\n"
+                     "  %5 = proj %4 number=0 : f32[2]\n"
+                     "  %6 = proj %4 number=1 : f32[2]\n"
+                     "  return %5, %6\n"
+                     "}\n";
+  for (int32_t n = 0; n < 6; n++) {
+    float a[] = {1, 3}, b[] = {2, 5};
+    qn_array *in[] = {floats(vm, 2, a), floats(vm, 2, b), array_from_scalar(vm, QN_i32, value_int(n))};
+    made m = run_text(vm, text, in, NULL);
+    ck_assert(m.ok);
+    for (int32_t i = 0; i < n; i++)
+      for (int k = 0; k < 2; k++) {
+        float sum = a[k] + b[k];
+        a[k] = b[k];
+        b[k] = sum;
+      }
+    check_floats(m.out[0], 2, a);
+    check_floats(m.out[1], 2, b);
+    made_free(vm, &m);
+    for (int i = 0; i < 3; i++) value_release(vm, value_obj(TAG_ARRAY, in[i]));
+  }
+  end(vm);
+}
+END_TEST
+
+START_TEST(regions_nest_and_sizes_may_be_symbolic) {
+  qn_vm *vm = begin();
+  /* for i in 0..k { x = if i % 2 == 0 { x + sum(x) } else { x * 2 } } */
+  const char *text = "dim n = input 0 axis 0 hint 3\n"
+                     "graph(%1: f32[n], %2: weak i64) {\n"
+                     "  %3 = const 0 : weak i64\n"
+                     "  %4 = loop %1, %3, %2 : bool[] {\n"
+                     "    dim n = input 0 axis 0 hint 3\n"
+                     "    graph(%1: f32[n], %2: weak i64, %3: weak i64) {\n"
+                     "      %4 = lt %2, %3 : weak bool\n"
+                     "      return %4\n"
+                     "    }\n"
+                     "  } {\n"
+                     "    dim n = input 0 axis 0 hint 3\n"
+                     "    graph(%1: f32[n], %2: weak i64, %3: weak i64) {\n"
+                     "      %4 = const 2 : weak i64\n"
+                     "      %5 = mod %2, %4 : weak i64\n"
+                     "      %6 = const 0 : weak i64\n"
+                     "      %7 = eq %5, %6 : weak bool\n"
+                     "      %8 = if %7, %1 : bool[] {\n"
+                     "        dim n = input 0 axis 0 hint 3\n"
+                     "        graph(%1: f32[n]) {\n"
+                     "          %2 = sum %1 axes=[0] : f32[]\n"
+                     "          %3 = add %1, %2 : f32[n]\n"
+                     "          return %3\n"
+                     "        }\n"
+                     "      } {\n"
+                     "        dim n = input 0 axis 0 hint 3\n"
+                     "        graph(%1: f32[n]) {\n"
+                     "          %2 = add %1, %1 : f32[n]\n"
+                     "          return %2\n"
+                     "        }\n"
+                     "      }\n"
+                     "      %9 = proj %8 number=0 : f32[n]\n"
+                     "      %10 = const 1 : weak i64\n"
+                     "      %11 = add %2, %10 : weak i64\n"
+                     "      return %9, %11\n"
+                     "    }\n"
+                     "  }\n"
+                     "  %5 = proj %4 number=0 : f32[n]\n"
+                     "  return %5\n"
+                     "}\n";
+  for (int n = 1; n < 5; n++) {
+    float x[] = {1, 2, 4, 8};
+    qn_array *a = floats(vm, n, x);
+    made m = run_text(vm, text, (qn_array *[]){a, NULL}, (qk_scalar[]){{.i = 5}});
+    ck_assert(m.ok);
+    for (int i = 0; i < 5; i++) {
+      float sum = 0;
+      for (int k = 0; k < n; k++) sum += x[k]; /* exact here, so in any order */
+      for (int k = 0; k < n; k++) x[k] = i % 2 == 0 ? x[k] + sum : x[k] * 2;
+    }
+    check_floats(m.out[0], n, x);
+    made_free(vm, &m);
+    value_release(vm, value_obj(TAG_ARRAY, a));
+  }
+  end(vm);
+}
+END_TEST
+
+START_TEST(a_check_in_a_body_fails_at_its_place) {
+  qn_vm *vm = begin();
+  const char *text = "site 1 = source 1 3..9 in \"f\"\n"
+                     "graph(%1: weak i64) {\n"
+                     "  %2 = loop %1 : bool[] {\n"
+                     "    graph(%1: weak i64) {\n"
+                     "      %2 = const true : weak bool\n"
+                     "      return %2\n"
+                     "    }\n"
+                     "  } {\n"
+                     "    site 1 = source 1 5..8 in \"f\"\n"
+                     "    graph(%1: weak i64) {\n"
+                     "      %2 = const 1 : weak i64\n"
+                     "      %3 = sub %1, %2 : weak i64\n"
+                     "      %4 = floordiv %2, %3 : weak i64 @1\n"
+                     "      return %3\n"
+                     "    }\n"
+                     "  }\n"
+                     "  %3 = const 7 : weak i64\n"
+                     "  return %3\n"
+                     "}\n";
+  made m = run_text(vm, text, (qn_array *[]){NULL}, (qk_scalar[]){{.i = 4}});
+  ck_assert(!m.ok);
+  ck_assert_int_eq(vm->error->id, E_div_zero);
+  ck_assert_uint_eq(vm->error->at.start, 5);
+  error_clear(vm);
+  made_free(vm, &m);
+  end(vm);
+}
+END_TEST
+
+/* The graph with the gradients of output 0 by these inputs as its only outputs; taken over. */
+static graph *differentiated(graph *g, const uint32_t *inputs, int n) {
+  uint32_t wrt[4], grads[4], culprit;
+  op_refusal why = {0};
+  for (int i = 0; i < n; i++) wrt[i] = g->inputs[inputs[i]];
+  ck_assert_msg(graph_grad(g, 1, g->outputs[0], 0, wrt, n, grads, &culprit, &why), "%s", why.text);
+  g->noutputs = 0;
+  for (int i = 0; i < n; i++) {
+    ck_assert_uint_ne(grads[i], 0);
+    ck_assert(graph_output(g, grads[i]));
+  }
+  return g;
+}
+
+START_TEST(the_gradient_of_a_branch_is_a_branch) {
+  qn_vm *vm = begin();
+  char why[256] = "";
+  /* sum(if p { x * y } else { if y[0] > 1 { 3 * x } else { x } }) */
+  const char *text = "graph(%1: weak bool, %2: f32[2], %3: f32[2]) {\n"
+                     "  %4 = if %1, %2, %3 : bool[] {\n"
+                     "    graph(%1: f32[2], %2: f32[2]) {\n"
+                     "      %3 = mul %1, %2 : f32[2]\n"
+                     "      return %3\n"
+                     "    }\n"
+                     "  } {\n"
+                     "    graph(%1: f32[2], %2: f32[2]) {\n"
+                     "      %3 = max %2 axes=[0] : f32[]\n"
+                     "      %4 = const 1.0 : f32[]\n"
+                     "      %5 = gt %3, %4 : bool[]\n"
+                     "      %6 = if %5, %1 : bool[] {\n"
+                     "        graph(%1: f32[2]) {\n"
+                     "          %2 = const 3.0 : f32[]\n"
+                     "          %3 = mul %1, %2 : f32[2]\n"
+                     "          return %3\n"
+                     "        }\n"
+                     "      } {\n"
+                     "        graph(%1: f32[2]) {\n"
+                     "          return %1\n"
+                     "        }\n"
+                     "      }\n"
+                     "      %7 = proj %6 number=0 : f32[2]\n"
+                     "      return %7\n"
+                     "    }\n"
+                     "  }\n"
+                     "  %5 = proj %4 number=0 : f32[2]\n"
+                     "  %6 = sum %5 axes=[0] : f32[]\n"
+                     "  return %6\n"
+                     "}\n";
+  const float x[] = {5, 7};
+  const float ys[2][2] = {{2, 3}, {0.5f, 1}};
+  for (int round = 0; round < 4; round++) {
+    bool p = round & 1;
+    const float *y = ys[round / 2];
+    graph *g = graph_parse(text, why, sizeof why);
+    ck_assert_msg(g != NULL, "%s", why);
+    qn_array *in[] = {NULL, floats(vm, 2, x), floats(vm, 2, y)};
+    made m = run_graph(vm, differentiated(g, (uint32_t[]){1, 2}, 2), in, (qk_scalar[]){{.i = p}});
+    ck_assert(m.ok);
+    float by = y[1] > 1 ? 3 : 1;
+    check_floats(m.out[0], 2, p ? y : (float[]){by, by});
+    check_floats(m.out[1], 2, p ? x : (float[]){0, 0});
+    made_free(vm, &m);
+    for (int i = 1; i < 3; i++) value_release(vm, value_obj(TAG_ARRAY, in[i]));
+  }
+  end(vm);
+}
+END_TEST
+
+/* x = (x + a / x) / 2, n times, and the derivative of the last x by a and by the first, forward in C. */
+static void babylon(double a, int n, double *x, double *by_a, double *by_x) {
+  double y = *x;
+  *by_a = 0;
+  *by_x = 1;
+  for (int i = 0; i < n; i++) {
+    *by_a = (*by_a + (1 - a / y * *by_a) / y) / 2;
+    *by_x = (*by_x - a / y * *by_x / y) / 2;
+    y = (y + a / y) / 2;
+  }
+  *x = y;
+}
+
+START_TEST(the_gradient_of_a_loop_goes_back_through_its_turns) {
+  qn_vm *vm = begin();
+  char why[256] = "", text[2048];
+  static const int slots[] = {0, 2, 4, 8};
+  static const int turns[] = {0, 1, 2, 3, 5, 8, 17, 40};
+  for (int s = 0; s < 4; s++) {
+    snprintf(text, sizeof text,
+             "graph(%%1: weak f64, %%2: weak f64, %%3: weak i64) {\n"
+             "  %%4 = const 0 : weak i64\n"
+             "  %%5 = loop %%1, %%4, %%2, %%3 carries=2 slots=%d : bool[] {\n"
+             "    graph(%%1: weak f64, %%2: weak i64, %%3: weak f64, %%4: weak i64) {\n"
+             "      %%5 = lt %%2, %%4 : weak bool\n"
+             "      return %%5\n"
+             "    }\n"
+             "  } {\n"
+             "    graph(%%1: weak f64, %%2: weak i64, %%3: weak f64, %%4: weak i64) {\n"
+             "      %%5 = div %%3, %%1 : weak f64\n"
+             "      %%6 = add %%1, %%5 : weak f64\n"
+             "      %%7 = const 2.0 : weak f64\n"
+             "      %%8 = div %%6, %%7 : weak f64\n"
+             "      %%9 = const 1 : weak i64\n"
+             "      %%10 = add %%2, %%9 : weak i64\n"
+             "      return %%8, %%10\n"
+             "    }\n"
+             "  }\n"
+             "  %%6 = proj %%5 number=0 : weak f64\n"
+             "  return %%6\n"
+             "}\n",
+             slots[s]);
+    for (int i = 0; i < 8; i++) {
+      graph *g = graph_parse(text, why, sizeof why);
+      ck_assert_msg(g != NULL, "%s", why);
+      made m = run_graph(vm, differentiated(g, (uint32_t[]){0, 1}, 2), (qn_array *[]){NULL, NULL, NULL},
+                         (qk_scalar[]){{.f = 1.5}, {.f = 3}, {.i = turns[i]}});
+      ck_assert_msg(m.ok, "%s", vm->error ? vm->error->message->text : "");
+      double x = 1.5, by_a, by_x;
+      babylon(3, turns[i], &x, &by_a, &by_x);
+      ck_assert_double_eq_tol(m.out[0].u.f, by_x, 1e-15);
+      ck_assert_double_eq_tol(m.out[1].u.f, by_a, 1e-15);
+      made_free(vm, &m);
+      /* and the second derivative by the first x, against a difference of the first */
+      g = differentiated(differentiated(graph_parse(text, why, sizeof why), (uint32_t[]){0}, 1), (uint32_t[]){0}, 1);
+      m = run_graph(vm, g, (qn_array *[]){NULL, NULL, NULL}, (qk_scalar[]){{.f = 1.5}, {.f = 3}, {.i = turns[i]}});
+      ck_assert_msg(m.ok, "%s", vm->error ? vm->error->message->text : "");
+      double high = 1.5 + 1e-6, low = 1.5 - 1e-6, by_high, by_low;
+      babylon(3, turns[i], &high, &by_a, &by_high);
+      babylon(3, turns[i], &low, &by_a, &by_low);
+      ck_assert_double_eq_tol(m.out[0].u.f, (by_high - by_low) / 2e-6, 1e-8);
+      made_free(vm, &m);
+    }
+  }
+  end(vm);
+}
+END_TEST
+
+START_TEST(the_gradient_of_a_loop_of_arrays_adds_over_turns) {
+  qn_vm *vm = begin();
+  char why[256] = "";
+  /* for k in 0..4 { if x[0] > 2 { x = x * w } else { x = x + w } }; sum(x): by x and w */
+  const char *text = "graph(%1: f32[2], %2: f32[2], %3: weak i64) {\n"
+                     "  %4 = const 0 : weak i64\n"
+                     "  %5 = loop %1, %4, %2, %3 : bool[] {\n"
+                     "    graph(%1: f32[2], %2: weak i64, %3: f32[2], %4: weak i64) {\n"
+                     "      %5 = lt %2, %4 : weak bool\n"
+                     "      return %5\n"
+                     "    }\n"
+                     "  } {\n"
+                     "    graph(%1: f32[2], %2: weak i64, %3: f32[2], %4: weak i64) {\n"
+                     "      %5 = max %1 axes=[0] : f32[]\n"
+                     "      %6 = const 2.0 : f32[]\n"
+                     "      %7 = gt %5, %6 : bool[]\n"
+                     "      %8 = if %7, %1, %3 : bool[] {\n"
+                     "        graph(%1: f32[2], %2: f32[2]) {\n"
+                     "          %3 = mul %1, %2 : f32[2]\n"
+                     "          return %3\n"
+                     "        }\n"
+                     "      } {\n"
+                     "        graph(%1: f32[2], %2: f32[2]) {\n"
+                     "          %3 = add %1, %2 : f32[2]\n"
+                     "          return %3\n"
+                     "        }\n"
+                     "      }\n"
+                     "      %9 = proj %8 number=0 : f32[2]\n"
+                     "      %10 = const 1 : weak i64\n"
+                     "      %11 = add %2, %10 : weak i64\n"
+                     "      return %9, %11\n"
+                     "    }\n"
+                     "  }\n"
+                     "  %6 = proj %5 number=0 : f32[2]\n"
+                     "  %7 = sum %6 axes=[0] : f32[]\n"
+                     "  return %7\n"
+                     "}\n";
+  float x[] = {0.5f, 0.25f}, w[] = {1, 0.5f};
+  qn_array *in[] = {floats(vm, 2, x), floats(vm, 2, w), NULL};
+  graph *g = graph_parse(text, why, sizeof why);
+  ck_assert_msg(g != NULL, "%s", why);
+  made m = run_graph(vm, differentiated(g, (uint32_t[]){0, 1}, 2), in, (qk_scalar[]){{.i = 5}});
+  ck_assert_msg(m.ok, "%s", vm->error ? vm->error->message->text : "");
+  float by_x[] = {1, 1}, by_w[] = {0, 0};
+  for (int k = 0; k < 5; k++) { /* exact: few bits */
+    bool times = x[0] > 2 || x[1] > 2;
+    for (int i = 0; i < 2; i++) {
+      by_w[i] = times ? by_w[i] * w[i] + x[i] : by_w[i] + 1;
+      by_x[i] = times ? by_x[i] * w[i] : by_x[i];
+      x[i] = times ? x[i] * w[i] : x[i] + w[i];
+    }
+  }
+  check_floats(m.out[0], 2, by_x);
+  check_floats(m.out[1], 2, by_w);
+  made_free(vm, &m);
+  for (int i = 0; i < 2; i++) value_release(vm, value_obj(TAG_ARRAY, in[i]));
+  end(vm);
+}
+END_TEST
+
+int main(void) {
+  Suite *s = suite_create("regions");
+  struct {
+    TCase *t;
+    const TTest *f;
+  } cases[] = {
+      {tcase_create("a_branch_takes_the_arm_that_its_condition_says"), a_branch_takes_the_arm_that_its_condition_says},
+      {tcase_create("a_loop_of_host_numbers_runs_until_its_condition_fails"),
+       a_loop_of_host_numbers_runs_until_its_condition_fails},
+      {tcase_create("carries_may_change_places_and_turns_may_be_none"),
+       carries_may_change_places_and_turns_may_be_none},
+      {tcase_create("regions_nest_and_sizes_may_be_symbolic"), regions_nest_and_sizes_may_be_symbolic},
+      {tcase_create("the_gradient_of_a_branch_is_a_branch"), the_gradient_of_a_branch_is_a_branch},
+      {tcase_create("the_gradient_of_a_loop_goes_back_through_its_turns"),
+       the_gradient_of_a_loop_goes_back_through_its_turns},
+      {tcase_create("the_gradient_of_a_loop_of_arrays_adds_over_turns"),
+       the_gradient_of_a_loop_of_arrays_adds_over_turns},
+      {tcase_create("a_check_in_a_body_fails_at_its_place"), a_check_in_a_body_fails_at_its_place}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    tcase_add_test(cases[i].t, cases[i].f);
+    suite_add_tcase(s, cases[i].t);
+  }
+  SRunner *runner = srunner_create(s);
+  srunner_run_all(runner, CK_ENV);
+  int failed = srunner_ntests_failed(runner);
+  srunner_free(runner);
+  return failed != 0;
+}
