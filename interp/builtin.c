@@ -183,7 +183,7 @@ bool builtins_bind(qn_vm *vm) {
   }
   for (int i = 0; i < table->nbuiltins; i++)
     if (!bind_function(vm, &table->builtins[i])) return false;
-  for (int d = 0; d < DTYPE_PUBLIC; d++)
+  for (int d = 0; dtype_public(d); d++)
     if (!bind_name(vm, dtype_rows[d].name, value_dtype((qn_dtype)d))) return false;
   return bind_name(vm, "cpu", value_device(0));
 }

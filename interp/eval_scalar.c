@@ -940,8 +940,8 @@ static __attribute__((cold)) qn_value fail_condition(qn_vm *vm, qn_value v, cons
     text_addf(&t, "len(%s) > 0", x);
   else if (value_is(v, TAG_ARRAY))
     text_addf(&t,
-              value_array(v)->dtype == QN_bool ? "any(%s) or all(%s); elementwise logic is & | ~"
-                                               : "any(%s != 0) or all(%s != 0)",
+              dtype_is_bool(value_array(v)->dtype) ? "any(%s) or all(%s); elementwise logic is & | ~"
+                                                   : "any(%s != 0) or all(%s != 0)",
               x, x);
   else
     text_addf(&t, "%s != nil", x);
@@ -966,7 +966,7 @@ static __attribute__((cold)) qn_value fail_operand(qn_vm *vm, qn_value v, const 
 /* A bool, or a bool array with one element? */
 static bool truth_kind(qn_value v) {
   if (value_is(v, TAG_BOOL)) return true;
-  return value_is(v, TAG_ARRAY) && value_array(v)->dtype == QN_bool && value_array(v)->size == 1;
+  return value_is(v, TAG_ARRAY) && dtype_is_bool(value_array(v)->dtype) && value_array(v)->size == 1;
 }
 
 int condition(qn_vm *vm, qn_value v, node *n) {
@@ -1076,6 +1076,6 @@ qn_value eval_logic(qn_vm *vm, node *h, qn_value *fp) {
   }
   if (value_is(b, TAG_ARRAY)) return as_rank0(vm, b);
   if (!array) return b;
-  qn_array *r = array_settle(vm, array_from_scalar(vm, QN_bool, (qn_value){.head = TAG_BOOL, .u = b.u}));
+  qn_array *r = array_settle(vm, array_from_scalar(vm, DTYPE_TEST, (qn_value){.head = TAG_BOOL, .u = b.u}));
   return r ? rec_literal(vm, r) : value_error();
 }

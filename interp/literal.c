@@ -31,7 +31,7 @@ static qn_value fail_fit(qn_vm *vm, qn_dtype dtype, qn_value v, error_id id) {
 /* A host number as the number that dtype stores: floats are cut to integers, bools count 0 and 1. */
 static qn_value scalar_as(qn_vm *vm, qn_dtype dtype, qn_value v) {
   v.head &= 0xff;
-  if (dtype == QN_bool) {
+  if (dtype_is_bool(dtype)) {
     if (value_is(v, TAG_FLOAT)) return value_bool(v.u.f != 0);
     return value_bool(v.u.i != 0);
   }
@@ -45,10 +45,10 @@ static qn_value scalar_as(qn_vm *vm, qn_dtype dtype, qn_value v) {
 }
 
 static qn_dtype numbers_dtype(const qn_value *v, size_t n) {
-  qn_dtype d = n ? QN_bool : QN_f32;
+  qn_dtype d = n ? WEAK_BOOL : DTYPE_FLOAT;
   for (size_t i = 0; i < n; i++) {
-    if (value_is(v[i], TAG_FLOAT)) return QN_f32;
-    if (value_is(v[i], TAG_INT)) d = QN_i64;
+    if (value_is(v[i], TAG_FLOAT)) return DTYPE_FLOAT;
+    if (value_is(v[i], TAG_INT)) d = DTYPE_INT;
   }
   return d;
 }
@@ -76,13 +76,13 @@ static qn_value array_of_numbers(qn_vm *vm, const qn_value *v, int dtype, int ra
 qn_value interp_convert_number(qn_vm *vm, qn_dtype dtype, qn_value v) {
   op_attr attr = {.dtype = (uint8_t)dtype};
   if (value_is_error(scalar_as(vm, dtype, v))) return value_error();
-  bool cut = dtype == QN_bool || (dtype_is_int(dtype) && value_is(v, TAG_FLOAT));
+  bool cut = dtype_is_bool(dtype) || (dtype_is_int(dtype) && value_is(v, TAG_FLOAT));
   return op_apply(vm, cut ? OP_cast : OP_fit, &v, 1, &attr);
 }
 
 qn_value convert_dtype(qn_vm *vm, qn_dtype dtype, qn_value v) {
   op_attr attr = {.dtype = (uint8_t)dtype};
-  if ((int)dtype >= DTYPE_PUBLIC)
+  if (!dtype_public((int)dtype))
     return raise_error(vm, E_dtype, SPAN_NONE, "%s is reserved: no array has it yet", dtype_rows[dtype].name);
   if (value_is(v, TAG_ARRAY)) {
     if (value_array(v)->dtype == dtype) return value_retain(v);
@@ -140,7 +140,7 @@ static qn_dtype stack_dtype(const qn_value *items, size_t n, int dtype) {
     operand_type o = value_operand_type(items[i]);
     if (o.dtype != type.dtype || o.weak != type.weak) type = dtype_promote(type, o);
   }
-  return type.weak && type.dtype == QN_f64 ? QN_f32 : type.dtype;
+  return type.weak ? dtype_of_weak(type.dtype) : type.dtype;
 }
 
 /* Stacks items (arrays and host numbers, n > 0, on the stack; replaced in place) along a new first axis. */
@@ -374,21 +374,25 @@ static bool read_items(const n_items *n, const qn_value *fp, qn_value *to, int r
 static qn_value numbers_here(qn_vm *vm, const qn_value *v, int n, int dtype, const literal *l) {
   uint32_t tags = 0;
   for (int i = 0; i < n; i++) tags |= 1u << v[i].head;
-  qn_dtype d = dtype >= 0 ? (qn_dtype)dtype : tags & 1u << TAG_FLOAT ? QN_f32 : tags & 1u << TAG_INT ? QN_i64 : QN_bool;
-  if (d == QN_bool ? tags != 1u << TAG_BOOL : dtype_is_int(d) && tags & 1u << TAG_FLOAT) return value_unset();
-  bool any = d == QN_i64 || d == QN_bool || d == QN_f64; /* they have no bounds for these */
+  qn_dtype d = dtype >= 0               ? (qn_dtype)dtype
+               : tags & 1u << TAG_FLOAT ? DTYPE_FLOAT
+               : tags & 1u << TAG_INT   ? DTYPE_INT
+                                        : WEAK_BOOL;
+  if (dtype_is_bool(d) ? tags != 1u << TAG_BOOL : dtype_is_int(d) && tags & 1u << TAG_FLOAT) return value_unset();
+  bool any = dtype_is_weak(d); /* it has no bounds for these */
   for (int i = 0; i < n && !any; i++)
-    if (!(d == QN_f32 && v[i].head == TAG_FLOAT ? v[i].u.f < 0x1p127 && v[i].u.f > -0x1p127 : dtype_holds(d, v[i])))
+    if (!(d == DTYPE_FLOAT && v[i].head == TAG_FLOAT ? v[i].u.f < 0x1p127 && v[i].u.f > -0x1p127
+                                                     : dtype_holds(d, v[i])))
       return value_unset();
   qn_array *a = array_new(vm, d, l->rank, l->shape);
   if (!a) return value_error();
   char *to = array_data(a);
   size_t size = dtype_size(d);
   for (int i = 0; i < n; i++, to += size) {
-    if (d == QN_f32 && v[i].head == TAG_FLOAT) {
+    if (d == DTYPE_FLOAT && v[i].head == TAG_FLOAT) {
       float x = (float)v[i].u.f;
       memcpy(to, &x, sizeof x);
-    } else if (d == QN_i64) {
+    } else if (d == DTYPE_INT) {
       memcpy(to, &v[i].u.i, sizeof v[i].u.i);
     } else {
       dtype_store(d, to, v[i]);

@@ -575,7 +575,7 @@ static bool host_kind(const char *name, uint8_t *tag) {
 
 static bool dtype_named(resolver *r, const qn_str *name, span at, int8_t *out) {
   qn_dtype d = dtype_find(name->text, name->len);
-  if ((int)d >= DTYPE_PUBLIC) return fail_type(r, at, name);
+  if (!dtype_public((int)d)) return fail_type(r, at, name);
   *out = (int8_t)d;
   return true;
 }

@@ -149,7 +149,7 @@ const char *sig_kind_name(sig_kind kind) { return sig_names[kind].name; }
 
 /* Of what is no array, or of no kind that the signature names, where one is expected. */
 static bool refuse_value(const matcher *m, const type_sig *sig, qn_value v) {
-  if (sig->kind == SIG_DTYPE && sig->dtype == QN_bool) return refuse(m, sig, v, "true or false is expected");
+  if (sig->kind == SIG_DTYPE && dtype_is_bool(sig->dtype)) return refuse(m, sig, v, "true or false is expected");
   bool array = !sig_names[sig->kind].takes || sig->kind == SIG_NUMBER;
   return refuse(m, sig, v, "%s is expected%s", sig_names[sig->kind].takes ? sig_names[sig->kind].takes : "an array",
                 array && value_is(v, TAG_LIST) ? "; lists are written ( ), arrays [ ]" : "");
@@ -244,7 +244,7 @@ static bool match_part(const matcher *m, const qn_str *field, uint32_t number, c
 static bool match(const matcher *m, const type_sig *sig, qn_value v) {
   switch ((sig_kind)sig->kind) {
   case SIG_DTYPE:
-    if (sig->dtype == QN_bool && value_is(v, TAG_BOOL)) return true;
+    if (dtype_is_bool(sig->dtype) && value_is(v, TAG_BOOL)) return true;
     if (!value_is(v, TAG_ARRAY)) return refuse_value(m, sig, v);
     return value_array(v)->dtype == sig->dtype || refuse(m, sig, v, "%s", "");
   case SIG_ANY: return true;

@@ -173,13 +173,13 @@ qn_status qn_record_from(qn_vm *vm, const char *const *names, const qn_value *it
 qn_status qn_array_from(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape, const void *data, qn_value *result) {
   error_clear(vm);
   *result = value_nil();
-  if ((int)dtype < 0 || (int)dtype >= DTYPE_PUBLIC) {
+  if (!dtype_public((int)dtype)) {
     raise_error(vm, E_dtype, SPAN_NONE, "arrays cannot have dtype number %d", (int)dtype);
     return failed(vm);
   }
   qn_array *a = array_new(vm, dtype, rank, shape);
   if (!a) return failed(vm);
-  if (dtype == QN_bool) {
+  if (dtype_is_bool(dtype)) {
     const uint8_t *from = data;
     uint8_t *to = (uint8_t *)array_data(a);
     for (int64_t i = 0; i < a->size; i++) to[i] = from[i] != 0;

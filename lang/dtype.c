@@ -10,7 +10,8 @@
 #include "lang/internal.h"
 
 const dtype_row dtype_rows[QN_DTYPE_COUNT] = {
-#define DTYPE(name, size, klass, compute, doc) {#name, size, DCLASS_##klass, QN_##compute, doc},
+#define DTYPE(name, size, klass, compute, digits, least, spelled, npy, doc)                                            \
+  {#name, size, DCLASS_##klass, QN_##compute, digits, least, #spelled, npy, doc},
 #include "lang/dtypes.def"
 #undef DTYPE
 };
@@ -19,10 +20,29 @@ enum {
 #define DTYPE(name, ...) ROW_##name,
 #include "lang/dtypes.def"
 #undef DTYPE
+  ROWS
 };
-#define DTYPE(name, ...) _Static_assert((int)ROW_##name == (int)QN_##name, "dtypes.def and quern.h agree on " #name);
+_Static_assert((int)ROWS == (int)QN_DTYPE_COUNT, "dtypes.def has a row for every dtype of quern.h");
+
+/* What the columns of a class have to say, and what the predicates of dtype.h take for granted. */
+#define IS_BOOL(d, size, digits, least) (d == QN_bool && size == 1 && digits == 1 && !least)
+#define IS_INT(d, size, digits, least) (d >= QN_u8 && d <= QN_i64 && digits == 8 * size - 1 && !least)
+#define IS_UINT(d, size, digits, least) ((d == QN_u8 || d > QN_f64) && digits == 8 * size && !least)
+#define IS_FLOAT(d, size, digits, least) (d >= QN_f16 && d <= QN_f64 && digits < 8 * size && least < 0)
+#define IS_COMPLEX(d, size, digits, least) (d > QN_f64 && digits < 4 * size && least < 0)
+#define DTYPE(name, size, klass, compute, digits, least, ...)                                                          \
+  _Static_assert((int)ROW_##name == (int)QN_##name, "dtypes.def and quern.h agree on " #name);                         \
+  _Static_assert(IS_##klass(QN_##name, size, digits, (least)), "the columns of " #name " agree");
 #include "lang/dtypes.def"
 #undef DTYPE
+
+bool dtype_contains(qn_dtype d, qn_dtype from) {
+  const dtype_row *to = &dtype_rows[d], *of = &dtype_rows[from];
+  if (dtype_is_float(from) && !dtype_is_float(d)) return false;
+  if (dtype_is_signed(from) && to->klass < DCLASS_INT) return false;
+  if (dtype_is_signed(from) && to->klass == DCLASS_UINT) return false;
+  return of->digits <= to->digits && (!dtype_is_float(from) || of->least >= to->least);
+}
 
 qn_dtype dtype_find(const char *name, size_t len) {
   for (int d = 0; d < DTYPE_PUBLIC; d++)
@@ -33,11 +53,12 @@ qn_dtype dtype_find(const char *name, size_t len) {
 /* ---- promotion ----------------------------------------------------------------------------------------------- */
 
 /* Rows of the promotion table: the public dtypes, then the weak kinds. */
-enum { T_bool, T_u8, T_i8, T_i16, T_i32, T_i64, T_f16, T_bf16, T_f32, T_f64, W_bool, W_int, W_float, T_COUNT };
-_Static_assert((int)T_bool == QN_bool && (int)T_u8 == QN_u8 && (int)T_i8 == QN_i8 && (int)T_i16 == QN_i16 &&
-                   (int)T_i32 == QN_i32 && (int)T_i64 == QN_i64 && (int)T_f16 == QN_f16 && (int)T_bf16 == QN_bf16 &&
-                   (int)T_f32 == QN_f32 && (int)T_f64 == QN_f64 && (int)W_bool == DTYPE_PUBLIC,
-               "the promotion table has a row for every public dtype, under its number");
+enum {
+#define DTYPE(name, ...) T_##name,
+#include "lang/dtypes.def"
+#undef DTYPE
+};
+enum { W_bool = DTYPE_PUBLIC, W_int, W_float, T_COUNT };
 
 static const uint8_t promotions[T_COUNT][T_COUNT] = {
 #define PROMOTE(row, ...) [row] = {[row] = __VA_ARGS__},
@@ -48,34 +69,40 @@ static const uint8_t promotions[T_COUNT][T_COUNT] = {
   _Static_assert(sizeof((uint8_t[]){__VA_ARGS__}) == T_COUNT - row, "a result for " #row " with every later type");
 #include "lang/promote.def"
 #undef PROMOTE
+#define PROMOTE(row, ...) +1
+_Static_assert(0
+#include "lang/promote.def"
+                   == T_COUNT,
+               "promote.def has a row for every public dtype and every weak kind");
+#undef PROMOTE
 
 static int promotion_row(operand_type a) {
   if (!a.weak) return (int)a.dtype;
-  return a.dtype == QN_bool ? W_bool : dtype_is_float(a.dtype) ? W_float : W_int;
+  return dtype_is_bool(a.dtype) ? W_bool : dtype_is_float(a.dtype) ? W_float : W_int;
 }
 
 operand_type dtype_promote(operand_type a, operand_type b) {
   int i = promotion_row(a), j = promotion_row(b);
   int r = i <= j ? promotions[i][j] : promotions[j][i];
   switch (r) {
-  case W_bool: return (operand_type){QN_bool, true};
-  case W_int: return (operand_type){QN_i64, true};
-  case W_float: return (operand_type){QN_f64, true};
+  case W_bool: return (operand_type){WEAK_BOOL, true};
+  case W_int: return (operand_type){WEAK_INT, true};
+  case W_float: return (operand_type){WEAK_FLOAT, true};
   default: return (operand_type){(qn_dtype)r, false};
   }
 }
 
 operand_type dtype_to_float(operand_type a) {
-  if (a.weak) return (operand_type){QN_f64, true};
-  return (operand_type){dtype_is_float(a.dtype) ? a.dtype : QN_f32, false};
+  if (a.weak) return (operand_type){WEAK_FLOAT, true};
+  return (operand_type){dtype_is_float(a.dtype) ? a.dtype : DTYPE_FLOAT, false};
 }
 
 operand_type value_operand_type(qn_value v) {
   switch (value_tag_of(v)) {
   case TAG_ARRAY: return (operand_type){(qn_dtype)value_array(v)->dtype, false};
-  case TAG_BOOL: return (operand_type){QN_bool, true};
-  case TAG_INT: return (operand_type){QN_i64, true};
-  default: return (operand_type){QN_f64, true};
+  case TAG_BOOL: return (operand_type){WEAK_BOOL, true};
+  case TAG_INT: return (operand_type){WEAK_INT, true};
+  default: return (operand_type){WEAK_FLOAT, true};
   }
 }
 
@@ -143,18 +170,16 @@ float f16_to_f32(uint16_t h) {
 
 /* ---- elements ------------------------------------------------------------------------------------------------ */
 
+double dtype_round(qn_dtype d, double x) {
+  switch ((int)d) {
+  case QN_f16: return f16_to_f32(f64_to_f16(x));
+  case QN_bf16: return bf16_to_f32(f64_to_bf16(x));
+  case QN_f32: return (float)x;
+  default: return x;
+  }
+}
+
 bool dtype_holds(qn_dtype d, qn_value scalar) {
-  static const struct {
-    int64_t min, max;
-  } ranges[] = {[QN_bool] = {0, 1},
-                [QN_u8] = {0, UINT8_MAX},
-                [QN_i8] = {INT8_MIN, INT8_MAX},
-                [QN_i16] = {INT16_MIN, INT16_MAX},
-                [QN_i32] = {INT32_MIN, INT32_MAX},
-                [QN_i64] = {INT64_MIN, INT64_MAX},
-                [QN_u16] = {0, UINT16_MAX},
-                [QN_u32] = {0, UINT32_MAX},
-                [QN_u64] = {0, INT64_MAX}};
   if (value_is(scalar, TAG_BOOL)) return true;
   if (dtype_rows[d].klass < DCLASS_FLOAT) {
     int64_t i = scalar.u.i;
@@ -163,17 +188,12 @@ bool dtype_holds(qn_dtype d, qn_value scalar) {
       if (!(f >= -0x1p63 && f < 0x1p63) || (double)(int64_t)f != f) return false;
       i = (int64_t)f;
     }
-    return i >= ranges[d].min && i <= ranges[d].max;
+    return i >= dtype_min(d) && (i < 0 || (uint64_t)i <= dtype_max(d));
   }
   double f = value_is(scalar, TAG_FLOAT) ? scalar.u.f : (double)scalar.u.i;
-  if (f != f || f - f != 0) return true; /* NaN and infinities exist in every float type */
-  switch (d) {
-  case QN_f16: return (f64_to_f16(f) & 0x7fff) < 0x7c00;
-  case QN_bf16: return (f64_to_bf16(f) & 0x7fff) < 0x7f80;
-  case QN_f32:
-  case QN_c64: return __builtin_fabs(f) < 0x1.ffffffp127; /* what rounds to infinity begins here */
-  default: return true;
-  }
+  if (f - f != 0) return true; /* NaN and infinities exist in every float type */
+  double rounded = dtype_round(d, f);
+  return rounded - rounded == 0;
 }
 
 #define LOAD(type, make)                                                                                               \

@@ -57,14 +57,14 @@ static bool full(const format *f) { return f->out->failed || f->no_fit || f->out
 /* ---- numbers ------------------------------------------------------------------------------------------------- */
 
 /* The dtype whose shortest text shows a float: a host scalar's is f64, whatever array's format it takes. */
-static qn_dtype text_dtype(qn_dtype dtype) { return dtype_is_float(dtype) ? dtype : QN_f64; }
+static qn_dtype text_dtype(qn_dtype dtype) { return dtype_is_float(dtype) ? dtype : WEAK_FLOAT; }
 
-/* An element of a dtype, or a host scalar (dtype QN_f64 and so on), as the shortest text that reads back. */
+/* An element of a dtype, or a host scalar (dtype WEAK_FLOAT and so on), as the shortest text that reads back. */
 static void scalar_text(text_buf *t, qn_dtype dtype, qn_value v) {
   switch ((int)value_tag_of(v)) {
   case TAG_BOOL: text_adds(t, v.u.i ? "true" : "false"); break;
   case TAG_INT: text_int(t, v.u.i); break;
-  default: text_float_of(t, v.u.f, text_dtype(dtype)); break;
+  default: text_float(t, v.u.f, text_dtype(dtype)); break;
   }
 }
 
@@ -110,7 +110,7 @@ static void survey_add(survey *s, qn_dtype dtype, double x, text_buf *scratch) {
   if (a > s->largest) s->largest = a;
   if (s->smallest == 0 || a < s->smallest) s->smallest = a;
   scratch->len = 0;
-  text_float_of(scratch, a, text_dtype(dtype));
+  text_float(scratch, a, text_dtype(dtype));
   if (scratch->failed) return;
   /* "12.5", "1e-7" or "1.25e-7": the first and last digits that are not 0, and what power of ten the last one stands for. */
   int digits = 0, after = 0, exponent = 0, first = -1, last = 0, last_after = 0;
@@ -339,44 +339,40 @@ typedef struct summary {
   int64_t finite, nans, infs;
 } summary;
 
-#define SUMMARY_ROW(type)                                                                                              \
+#define SUMMARY_ROW(type, read)                                                                                        \
   for (int64_t i = 0; i < n; i++) {                                                                                    \
-    type x = *(const type *)(p + i * step);                                                                            \
-    row += (double)x;                                                                                                  \
-    if (x < s->low_int) s->low_int = x;                                                                                \
-    if (x > s->high_int) s->high_int = x;                                                                              \
-  }                                                                                                                    \
-  s->finite += n;
+    const type *x = (const type *)(p + i * step);                                                                      \
+    int64_t element = read;                                                                                            \
+    row += (double)element;                                                                                            \
+    if (element < s->low_int) s->low_int = element;                                                                    \
+    if (element > s->high_int) s->high_int = element;                                                                  \
+  }
 
 /* Adds `n` elements that lie `step` bytes apart. */
 static void summary_row(summary *s, qn_dtype dtype, const char *p, int64_t n, int64_t step) {
   double row = 0;
-  switch (dtype) {
-  case QN_bool:
-  case QN_u8: SUMMARY_ROW(uint8_t) break;
-  case QN_i8: SUMMARY_ROW(int8_t) break;
-  case QN_i16: SUMMARY_ROW(int16_t) break;
-  case QN_i32: SUMMARY_ROW(int32_t) break;
-  case QN_i64: SUMMARY_ROW(int64_t) break;
-  default:
-    for (int64_t i = 0; i < n; i++) {
-      double x;
-      if (dtype == QN_f32)
-        x = *(const float *)(p + i * step);
-      else if (dtype == QN_f64)
-        x = *(const double *)(p + i * step);
-      else
-        x = dtype_load(dtype, p + i * step).u.f;
-      if (isfinite(x)) {
-        row += x;
-        if (!s->finite || x < s->low) s->low = x;
-        if (!s->finite || x > s->high) s->high = x;
-        s->finite++;
-      } else if (isnan(x)) {
-        s->nans++;
-      } else {
-        s->infs++;
-      }
+  size_t size = dtype_size(dtype);
+  if (!dtype_is_float(dtype)) {
+    switch (dtype_is_signed(dtype) ? size : 0) {
+    case 1: SUMMARY_ROW(int8_t, *x) break;
+    case 2: SUMMARY_ROW(int16_t, *x) break;
+    case 4: SUMMARY_ROW(int32_t, *x) break;
+    case 8: SUMMARY_ROW(int64_t, *x) break;
+    default: SUMMARY_ROW(char, dtype_load(dtype, x).u.i) break;
+    }
+    s->finite += n;
+  }
+  for (int64_t i = 0; i < n && dtype_is_float(dtype); i++, p += step) {
+    double x = size == 4 ? *(const float *)p : size == 8 ? *(const double *)p : dtype_load(dtype, p).u.f;
+    if (isfinite(x)) {
+      row += x;
+      if (!s->finite || x < s->low) s->low = x;
+      if (!s->finite || x > s->high) s->high = x;
+      s->finite++;
+    } else if (isnan(x)) {
+      s->nans++;
+    } else {
+      s->infs++;
     }
   }
   s->sum += row;
@@ -413,7 +409,7 @@ static bool write_summary(format *f, const qn_array *a) {
   s.nans *= times;
   s.infs *= times;
   text_buf *t = f->out;
-  if (dtype == QN_bool) {
+  if (dtype_is_bool(dtype)) {
     text_int(t, (int64_t)s.sum);
     text_adds(t, " of ");
     text_int(t, a->size);
@@ -612,7 +608,7 @@ static void atom_text(const qn_vm *vm, text_buf *t, qn_value v) {
   case TAG_NIL: text_adds(t, "nil"); break;
   case TAG_BOOL:
   case TAG_INT:
-  case TAG_FLOAT: scalar_text(t, QN_f64, v); break;
+  case TAG_FLOAT: scalar_text(t, WEAK_FLOAT, v); break;
   case TAG_DTYPE: text_adds(t, dtype_rows[v.u.i].name); break;
   case TAG_DEVICE: {
     char name[DEVICE_NAME];
@@ -1088,7 +1084,7 @@ static bool spec_scalar(qn_vm *vm, qn_value v, qn_dtype dtype, const spec *s, te
     x = fabs(x);
     if (type == '%') x *= 100;
     if (type == 0 && s->precision < 0)
-      text_float_of(&body, x, text_dtype(dtype));
+      text_float(&body, x, text_dtype(dtype));
     else
       text_decimal(&body, x, type == '%' ? 'f' : type ? type : 'g', s->precision < 0 ? 6 : s->precision);
     if (type == '%') text_adds(&body, "%");
@@ -1143,7 +1139,7 @@ bool format_spec_among(qn_vm *vm, qn_value v, const char *text, size_t len, text
   spec s;
   *own = false;
   if (!spec_parse(vm, text, len, &s)) return false;
-  if (value_is_scalar(v)) return spec_scalar(vm, v, QN_f64, &s, out);
+  if (value_is_scalar(v)) return spec_scalar(vm, v, WEAK_FLOAT, &s, out);
   if (value_is(v, TAG_ARRAY)) return spec_array(vm, v, &s, out, own);
   if ((s.type && s.type != 's') || s.commas || s.sign != '-' || s.align == '=') return spec_refuse(vm, &s, v);
   text_buf shown;

@@ -136,38 +136,22 @@ static bool text_special(text_buf *t, double *x) {
   return false;
 }
 
-/* Bits of the significand, and the exponent of the least one: a number of the dtype is c * 2^q with c < 2^bits, q >= least. */
-static const struct precision {
-  int bits, least;
-} precisions[] = {[QN_f16] = {11, -24}, [QN_bf16] = {8, -133}, [QN_f32] = {24, -149}, [QN_f64] = {53, -1074}};
-
-static double rounded_to(double x, qn_dtype dtype) {
-  switch ((int)dtype) {
-  case QN_f16: return f16_to_f32(f64_to_f16(x));
-  case QN_bf16: return bf16_to_f32(f64_to_bf16(x));
-  case QN_f32: return (float)x;
-  default: return x;
-  }
-}
-
-void text_float_of(text_buf *t, double x, qn_dtype dtype) {
-  x = rounded_to(x, dtype);
+void text_float(text_buf *t, double x, qn_dtype dtype) {
+  x = dtype_round(dtype, x);
   if (text_special(t, &x)) return;
   if (x == 0) {
     text_adds(t, "0.0");
     return;
   }
-  const struct precision *p = &precisions[dtype];
+  const dtype_row *p = &dtype_rows[dtype];
   int wide, exponent;
   uint64_t c = double_parts(x, &wide);
-  int q = wide + 53 - p->bits > p->least ? wide + 53 - p->bits : p->least;
+  int q = wide + 53 - p->digits > p->least ? wide + 53 - p->digits : p->least;
   c >>= q - wide;
-  bool least = c == (uint64_t)1 << (p->bits - 1) && q > p->least;
+  bool least = c == (uint64_t)1 << (p->digits - 1) && q > p->least;
   uint64_t digits = shortest(c, q, least, &exponent);
   text_digits(t, digits, exponent);
 }
-
-void text_float(text_buf *t, double x, bool f32) { text_float_of(t, x, f32 ? QN_f32 : QN_f64); }
 
 /* ---- big integers -------------------------------------------------------------------------------------------- */
 

@@ -30,7 +30,7 @@ def table(head, rows):
 
 
 def dtypes(_):
-    rows = re.findall(r'^DTYPE\((\w+), (\d+), \w+, \w+, "([^"]*)"\)', read("lang", "dtypes.def"), re.M)
+    rows = re.findall(r'^DTYPE\((\w+), (\d+), .*, "([^"]*)"\)', read("lang", "dtypes.def"), re.M)
     public = [(f"`{name}`", size, doc) for name, size, doc in rows if not doc.startswith("reserved")]
     kept = [f"`{name}`" for name, _, doc in rows if doc.startswith("reserved")]
     return (table(("dtype", "bytes", ""), public)

@@ -422,7 +422,7 @@ void text_kind(text_buf *t, qn_value v) {
     break;
   case TAG_FLOAT:
     text_adds(t, "float ");
-    text_float(t, v.u.f, false);
+    text_float(t, v.u.f, WEAK_FLOAT);
     break;
   case TAG_DTYPE: text_addf(t, "dtype %s", dtype_rows[v.u.i].name); break;
   case TAG_DEVICE:

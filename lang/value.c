@@ -133,28 +133,15 @@ static bool range_equal(const qn_range *a, const qn_range *b) {
 
 /* Elements of two contiguous arrays of one dtype and size. Floats compare as IEEE says: NaN is unequal to all. */
 static bool elements_equal(qn_dtype d, const void *a, const void *b, int64_t n) {
-  switch (d) {
-  case QN_f32: {
-    const float *x = a, *y = b;
-    for (int64_t i = 0; i < n; i++)
-      if (!(x[i] == y[i])) return false;
-    return true;
-  }
-  case QN_f64: {
-    const double *x = a, *y = b;
-    for (int64_t i = 0; i < n; i++)
-      if (!(x[i] == y[i])) return false;
-    return true;
-  }
-  case QN_f16:
-  case QN_bf16: {
-    const uint16_t *x = a, *y = b;
-    for (int64_t i = 0; i < n; i++)
-      if (!(d == QN_f16 ? f16_to_f32(x[i]) == f16_to_f32(y[i]) : bf16_to_f32(x[i]) == bf16_to_f32(y[i]))) return false;
-    return true;
-  }
-  default: return n == 0 || memcmp(a, b, (size_t)n * dtype_size(d)) == 0;
-  }
+  if (!dtype_is_float(d)) return n == 0 || memcmp(a, b, (size_t)n * dtype_size(d)) == 0;
+  size_t size = dtype_size(d);
+  bool equal = true;
+  for (int64_t i = 0; i < n && equal; i++)
+    equal = size == 4   ? ((const float *)a)[i] == ((const float *)b)[i]
+            : size == 8 ? ((const double *)a)[i] == ((const double *)b)[i]
+                        : dtype_load(d, (const char *)a + (size_t)i * size).u.f ==
+                              dtype_load(d, (const char *)b + (size_t)i * size).u.f;
+  return equal;
 }
 
 static int array_equal(qn_vm *vm, qn_array *a, qn_array *b) {

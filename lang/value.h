@@ -171,11 +171,9 @@ void text_free(text_buf *t);
 #define TEXT_OWNED __attribute__((cleanup(text_free)))
 /* The buffer as a string value; frees the buffer. Error value when it failed. */
 QN_MUST_CHECK qn_value text_take(text_buf *t);
-/* The shortest text that reads back to `x` as a double (or as a float when `f32`): "1.0", "1e-7", "inf", "nan". Of several
+/* The shortest text that, read as a double, rounds to `x` in the float dtype: "1.0", "1e-7", "inf", "nan". Of several
  * shortest ones it is the one nearest to `x`. Exponents appear below 1e-4 and from 1e16 on. */
-void text_float(text_buf *t, double x, bool f32);
-/* The same for a number of any float dtype: the text reads back, as a double, to one that rounds to `x` in the dtype. */
-void text_float_of(text_buf *t, double x, qn_dtype dtype);
+void text_float(text_buf *t, double x, qn_dtype dtype);
 /* As printf's %f, %e and %g (`style` is 'f', 'e' or 'g') with correct rounding, whatever the locale. */
 void text_decimal(text_buf *t, double x, char style, int precision);
 void text_int(text_buf *t, int64_t i);

@@ -443,7 +443,7 @@ bool vm_poll_slow(qn_vm *vm) {
       text_buf t;
       text_init(&t, vm);
       text_adds(&t, "the time limit of ");
-      text_float(&t, vm->config.time_limit, false);
+      text_float(&t, vm->config.time_limit, WEAK_FLOAT);
       text_adds(&t, " seconds is reached");
       raise_text(vm, E_limit, SPAN_NONE, &t);
       return true;

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "lang/dtype.h"
+
 const ast_kind_row ast_kinds[AST_KIND_COUNT] = {
 #define NODE(kind, name, level, fixed, rest, meaning) {name, level, fixed, rest},
 #define KID(kind, name, place, optional)
@@ -48,7 +50,7 @@ void ast_dump_node(const ast_node *n, text_buf *out) {
   case AST_int: text_addf(out, " %lld", (long long)n->u.i); break;
   case AST_float:
     text_adds(out, " ");
-    text_float(out, n->u.f, false);
+    text_float(out, n->u.f, WEAK_FLOAT);
     break;
   case AST_str:
   case AST_part:

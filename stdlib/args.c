@@ -54,7 +54,7 @@ bool arg_dtype(qn_vm *vm, const char *fn, qn_value v, qn_dtype otherwise, qn_dty
     *out = otherwise;
     return true;
   }
-  if (value_is(v, TAG_STR) && (int)dtype_find(value_str(v)->text, value_str(v)->len) < DTYPE_PUBLIC) {
+  if (value_is(v, TAG_STR) && dtype_public((int)dtype_find(value_str(v)->text, value_str(v)->len))) {
     raise_error(vm, E_type, SPAN_NONE, "%s: a dtype has no quotes: write %s", fn, value_str(v)->text);
     return false;
   }
@@ -63,7 +63,7 @@ bool arg_dtype(qn_vm *vm, const char *fn, qn_value v, qn_dtype otherwise, qn_dty
     return false;
   }
   *out = (qn_dtype)v.u.i;
-  if ((int)*out >= DTYPE_PUBLIC) {
+  if (!dtype_public(*out)) {
     raise_error(vm, E_dtype, SPAN_NONE, "%s: arrays of %s are not supported", fn, dtype_rows[*out].name);
     return false;
   }
@@ -288,7 +288,7 @@ static qn_dtype common_dtype(const qn_value *items, uint32_t n) {
     operand_type o = value_operand_type(items[i]);
     if (o.dtype != t.dtype || o.weak != t.weak) t = dtype_promote(t, o);
   }
-  return t.weak && t.dtype == QN_f64 ? QN_f32 : t.dtype;
+  return t.weak ? dtype_of_weak(t.dtype) : t.dtype;
 }
 
 /* Are they all arrays of the first one's dtype and shape? */
@@ -385,7 +385,7 @@ static qn_value array_nested(qn_vm *vm, const char *fn, qn_value v, qn_dtype dty
   const qn_list *l = value_list(v);
   if (l->len == 0) {
     int64_t none = 0;
-    return op_full(vm, value_float(0), QN_f32, 1, &none);
+    return op_full(vm, value_float(0), DTYPE_FLOAT, 1, &none);
   }
   qn_value out = array_of_numbers(vm, l->items, l->len, dtype);
   if (!value_is(out, TAG_UNSET)) return out;
@@ -413,7 +413,7 @@ qn_value arg_array(qn_vm *vm, const char *fn, qn_value v, qn_dtype dtype) {
 qn_value array_of_ints(qn_vm *vm, const int64_t *items, int n) {
   qn_value values[ARRAY_MAX_RANK];
   for (int i = 0; i < n; i++) values[i] = value_int(items[i]);
-  return array_of_numbers(vm, values, (uint32_t)n, QN_i64);
+  return array_of_numbers(vm, values, (uint32_t)n, DTYPE_INDEX);
 }
 
 /* ---- iteration ---------------------------------------------------------------------------------------------------- */

@@ -19,8 +19,9 @@ static qn_value constant(qn_vm *vm, const char *fn, const qn_value *args, int64_
   int64_t shape[ARRAY_MAX_RANK];
   int rank;
   qn_dtype dtype;
-  if (!arg_shape(vm, fn, args[0], shape, &rank) || !arg_dtype(vm, fn, args[1], QN_f32, &dtype)) return value_error();
-  return filled(vm, dtype == QN_bool ? value_bool(number) : value_int(number), dtype, rank, shape);
+  if (!arg_shape(vm, fn, args[0], shape, &rank) || !arg_dtype(vm, fn, args[1], DTYPE_FLOAT, &dtype))
+    return value_error();
+  return filled(vm, dtype_is_bool(dtype) ? value_bool(number) : value_int(number), dtype, rank, shape);
 }
 
 qn_value builtin_zeros(qn_vm *vm, const qn_value *args) { return constant(vm, "zeros", args, 0); }
@@ -46,7 +47,7 @@ static qn_value constant_like(qn_vm *vm, const char *fn, const qn_value *args, i
   if (!is_array(x) && !value_is_scalar(x)) return arg_refuse(vm, fn, "an array or a number", x);
   qn_dtype dtype = is_array(x) ? (qn_dtype)value_array(x)->dtype : dtype_of_number(x);
   if (!arg_dtype(vm, fn, args[1], dtype, &dtype)) return value_error();
-  return filled(vm, dtype == QN_bool ? value_bool(number) : value_int(number), dtype,
+  return filled(vm, dtype_is_bool(dtype) ? value_bool(number) : value_int(number), dtype,
                 is_array(x) ? value_array(x)->rank : 0, is_array(x) ? value_array(x)->shape : NULL);
 }
 
@@ -60,7 +61,7 @@ qn_value builtin_eye(qn_vm *vm, const qn_value *args) {
   m = n;
   if (!value_is(args[1], TAG_NIL) && !arg_int(vm, "eye", "an int as number of columns", args[1], &m))
     return value_error();
-  if (!arg_dtype(vm, "eye", args[2], QN_f32, &dtype)) return value_error();
+  if (!arg_dtype(vm, "eye", args[2], DTYPE_FLOAT, &dtype)) return value_error();
   if (n < 0 || m < 0)
     return raise_error(vm, E_shape, SPAN_NONE, "eye: size %lld is negative", (long long)(n < 0 ? n : m));
   return op_eye(vm, n, m, dtype);
@@ -107,7 +108,7 @@ qn_value builtin_arange(qn_vm *vm, const qn_value *args) {
     floats |= value_is(numbers[i], TAG_FLOAT);
   }
   qn_dtype dtype;
-  if (!arg_dtype(vm, "arange", args[3], floats ? QN_f32 : QN_i64, &dtype)) return value_error();
+  if (!arg_dtype(vm, "arange", args[3], floats ? DTYPE_FLOAT : DTYPE_INT, &dtype)) return value_error();
   bool traced = value_node(start) || value_node(stop) || value_node(step);
   if (traced && !observe_steps(vm, numbers)) return value_error();
   start = numbers[0], stop = numbers[1], step = numbers[2];
@@ -124,7 +125,7 @@ qn_value builtin_arange(qn_vm *vm, const qn_value *args) {
   double steps = ceil((to - from) / by);
   if (steps > (double)ARRAY_MAX_ELEMENTS) return too_many(vm, "arange");
   int64_t n = steps > 0 ? (int64_t)steps : 0;
-  qn_value out = op_iota(vm, QN_f64, 1, &n, 0);
+  qn_value out = op_iota(vm, DTYPE_WIDE, 1, &n, 0);
   if (value_is(step, TAG_INT)) step = value_float(by);
   if (value_is(start, TAG_INT)) start = value_float(from);
   out = use2(vm, OP_add, use2(vm, OP_mul, out, step, NULL), start, NULL);
@@ -142,12 +143,12 @@ qn_value builtin_to(qn_vm *vm, const qn_value *args) {
   if (!is_array(x) && !value_is_scalar(x)) return arg_refuse(vm, "to", "an array or a number", x);
   if (value_is(target, TAG_DTYPE)) {
     qn_dtype dtype;
-    return arg_dtype(vm, "to", target, QN_f32, &dtype) ? to_dtype(vm, x, dtype) : value_error();
+    return arg_dtype(vm, "to", target, DTYPE_FLOAT, &dtype) ? to_dtype(vm, x, dtype) : value_error();
   }
   if (value_is(target, TAG_FN) && value_fn(target)->head.flags == FN_BUILTIN &&
       ((const builtin_def *)value_fn(target)->code)->call == builtin_gpu)
     target = value_device(device_code(device_family_find("gpu"), 0)); /* x.to(gpu) means the first one */
-  if (value_is(target, TAG_STR) && ((int)dtype_find(value_str(target)->text, value_str(target)->len) < DTYPE_PUBLIC ||
+  if (value_is(target, TAG_STR) && (dtype_public((int)dtype_find(value_str(target)->text, value_str(target)->len)) ||
                                     device_shown(device_family_find(value_str(target)->text))))
     return raise_error(vm, E_type, SPAN_NONE, "to: dtypes and devices have no quotes: write %s",
                        value_str(target)->text);

@@ -43,9 +43,7 @@ QN_MUST_CHECK bool arg_operands(qn_vm *vm, const char *fn, const qn_value *args,
  * or (QN_DTYPE_COUNT) in the one that the items promote to. */
 QN_MUST_CHECK qn_value arg_array(qn_vm *vm, const char *fn, qn_value v, qn_dtype dtype);
 /* The dtype of a new array of a host number: f32, i64 or bool. */
-static inline qn_dtype dtype_of_number(qn_value v) {
-  return value_is(v, TAG_FLOAT) ? QN_f32 : value_is(v, TAG_INT) ? QN_i64 : QN_bool;
-}
+static inline qn_dtype dtype_of_number(qn_value v) { return dtype_of_weak(value_operand_type(v).dtype); }
 /* i64[n], n at most ARRAY_MAX_RANK. */
 QN_MUST_CHECK qn_value array_of_ints(qn_vm *vm, const int64_t *items, int n);
 

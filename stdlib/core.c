@@ -138,11 +138,11 @@ qn_value builtin_int(qn_vm *vm, const qn_value *args) {
     text_buf t;
     text_init(&t, vm);
     text_adds(&t, "int: ");
-    text_float(&t, x.u.f, false);
+    text_float(&t, x.u.f, WEAK_FLOAT);
     text_adds(&t, " has no value as a 64-bit integer");
     return raise_text(vm, E_to_int, SPAN_NONE, &t);
   }
-  if (is_array(x) || (value_is_scalar(x) && value_node(x))) return weak_scalar(vm, "int", x, QN_i64);
+  if (is_array(x) || (value_is_scalar(x) && value_node(x))) return weak_scalar(vm, "int", x, WEAK_INT);
   switch ((int)value_tag_of(x)) {
   case TAG_BOOL:
   case TAG_INT: return value_int(x.u.i);
@@ -169,7 +169,7 @@ qn_value builtin_int(qn_vm *vm, const qn_value *args) {
 
 qn_value builtin_float(qn_vm *vm, const qn_value *args) {
   qn_value x = args[0];
-  if (is_array(x) || (value_is_scalar(x) && value_node(x))) return weak_scalar(vm, "float", x, QN_f64);
+  if (is_array(x) || (value_is_scalar(x) && value_node(x))) return weak_scalar(vm, "float", x, WEAK_FLOAT);
   switch ((int)value_tag_of(x)) {
   case TAG_BOOL:
   case TAG_INT: return value_float((double)x.u.i);

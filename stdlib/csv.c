@@ -287,7 +287,7 @@ static bool judge_rows(table *t) {
 }
 
 static qn_dtype dtype_of(const column *k) {
-  return k->kind == CELL_bool ? QN_bool : k->kind == CELL_int && !k->missing ? QN_i64 : QN_f64;
+  return k->kind == CELL_bool ? WEAK_BOOL : k->kind == CELL_int && !k->missing ? WEAK_INT : WEAK_FLOAT;
 }
 
 static void store_number(qn_array *a, int64_t at, const cell *c) {
@@ -296,9 +296,9 @@ static void store_number(qn_array *a, int64_t at, const cell *c) {
   cell_kind kind = read_cell(c, &i, &f);
   char *to = array_data(a) + (size_t)at * dtype_size((qn_dtype)a->dtype);
   if (kind == CELL_bool) f = (double)i;
-  if (a->dtype == QN_bool)
+  if (dtype_is_bool(a->dtype))
     *to = (char)i;
-  else if (a->dtype == QN_i64)
+  else if (a->dtype == WEAK_INT)
     memcpy(to, &i, sizeof i);
   else
     memcpy(to, &f, sizeof f);
@@ -409,13 +409,13 @@ qn_value csv_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) 
 
 /* ---- writing ---------------------------------------------------------------------------------------------------------------------- */
 
-static void text_number(text_buf *t, qn_value v, bool narrow) {
+static void text_number(text_buf *t, qn_value v, qn_dtype dtype) {
   if (value_is(v, TAG_BOOL))
     text_adds(t, v.u.i ? "true" : "false");
   else if (value_is(v, TAG_INT))
     text_int(t, v.u.i);
   else
-    text_float(t, v.u.f, narrow);
+    text_float(t, v.u.f, dtype_compute(dtype));
 }
 
 /* A text that would not come back as it is stands in quotes; in a header, one that would not look like a name, too. */
@@ -466,7 +466,7 @@ static bool write_rows(qn_vm *vm, qn_value v, text_buf *t, bytes *out) {
   for (int64_t i = 0; good && i < rows; i++) {
     for (int64_t k = 0; k < columns; k++) {
       if (k) text_adds(t, ",");
-      text_number(t, array_get_flat(a, i * columns + k), a->dtype != QN_f64);
+      text_number(t, array_get_flat(a, i * columns + k), a->dtype);
     }
     good = end_row(vm, t, out, i);
   }
@@ -476,14 +476,14 @@ static bool write_rows(qn_vm *vm, qn_value v, text_buf *t, bytes *out) {
 
 static bool write_item(qn_vm *vm, text_buf *t, const qn_str *name, qn_value column, int64_t row) {
   if (is_array(column)) {
-    text_number(t, array_get_flat(value_array(column), row), value_array(column)->dtype != QN_f64);
+    text_number(t, array_get_flat(value_array(column), row), value_array(column)->dtype);
     return true;
   }
   qn_value v = value_list(column)->items[row];
   if (value_is(v, TAG_STR))
     text_cell(t, value_str(v), false);
   else if (value_is_scalar(v))
-    text_number(t, v, false);
+    text_number(t, v, WEAK_FLOAT);
   else {
     raise_error(vm, E_type, SPAN_NONE, "save: column %s of a .csv file holds numbers or texts; item %lld is of kind %s",
                 name->text, (long long)row, value_kind_name(v));

@@ -201,7 +201,7 @@ static bool refuse_field(qn_vm *vm, const char *fn, const char *name) {
 /* The numbers of an array (or what becomes one) of a rank, held by the figure. */
 static bool hold_numbers(qn_vm *vm, const char *fn, figure *f, qn_value v, int rank, const double **data,
                          int64_t *shape) {
-  qn_value x = arg_array(vm, fn, v, QN_f64);
+  qn_value x = arg_array(vm, fn, v, DTYPE_WIDE);
   qn_array *a = value_is_error(x) ? NULL : array_to_cpu(vm, value_array(x));
   value_release(vm, x);
   if (!a || !list_push(vm, f->held, value_obj(TAG_ARRAY, a))) return false;
@@ -298,7 +298,7 @@ static bool open_show(qn_vm *vm, const char *fn, qn_value v, figure *f) {
   f->height = shape[0];
   f->width = shape[1];
   f->channels = colors ? (int)shape[2] : 1;
-  f->picture = colors || ((dtype == QN_u8 || dtype == QN_bool) && auto_range);
+  f->picture = colors || ((dtype == QN_u8 || dtype_is_bool(dtype)) && auto_range);
   f->scale = dtype == QN_u8 ? 255 : dtype == QN_i32 ? 65535 : 1;
   range_start(&f->low, &f->high);
   for (int64_t i = 0; i < f->height * f->width * f->channels; i++) {
@@ -530,7 +530,7 @@ static qn_value equal_edges(qn_vm *vm, const qn_array *x, int64_t bins) {
     high += 0.5 + least;
   }
   int64_t n = bins + 1;
-  qn_array *a = array_new(vm, QN_f64, 1, &n);
+  qn_array *a = array_new(vm, DTYPE_WIDE, 1, &n);
   if (!a) return value_error();
   double *edges = (double *)(void *)array_data(a);
   for (int64_t i = 0; i <= bins; i++) edges[i] = low + (high - low) * ((double)i / (double)bins);
@@ -550,7 +550,7 @@ static bool check_edges(qn_vm *vm, qn_value edges) {
 
 /* As f64 in the CPU's memory, in one piece. */
 static qn_value numbers_of(qn_vm *vm, const char *fn, qn_value v) {
-  qn_value x = arg_array(vm, fn, v, QN_f64);
+  qn_value x = arg_array(vm, fn, v, DTYPE_WIDE);
   if (value_is_error(x)) return x;
   qn_array *a = array_to_cpu(vm, value_array(x));
   value_release(vm, x);
@@ -575,7 +575,7 @@ static bool fill_hist(qn_vm *vm, qn_record *r, const qn_array *x, qn_value bins)
   }
   if (value_is_error(edges)) return false;
   int64_t n = value_array(edges)->size - 1;
-  qn_array *a = array_new(vm, QN_i64, 1, &n);
+  qn_array *a = array_new(vm, DTYPE_INT, 1, &n);
   bool good = a != NULL;
   if (good) {
     int64_t *counts = (int64_t *)(void *)array_data(a);
@@ -640,7 +640,7 @@ qn_value builtin_show(qn_vm *vm, const qn_value *args) {
     raise_text(vm, E_rank, SPAN_NONE, &t);
   } else if (a->size == 0) {
     raise_error(vm, E_argument, SPAN_NONE, "show: there is nothing to draw: the array has no elements");
-  } else if (a->rank == 3 && !dtype_is_float(dtype) && dtype != QN_u8 && dtype != QN_i32 && dtype != QN_bool) {
+  } else if (a->rank == 3 && !dtype_is_float(dtype) && dtype != QN_u8 && dtype != QN_i32 && !dtype_is_bool(dtype)) {
     raise_error(vm, E_dtype, SPAN_NONE, "show: colours are u8 (0 to 255), i32 (0 to 65535) or floats (0 to 1), not %s",
                 dtype_rows[dtype].name);
   } else {

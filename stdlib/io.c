@@ -168,7 +168,7 @@ static uint64_t get_element(const uint8_t *p, size_t size, bool swapped) {
 }
 
 bool elements_read(qn_dtype stored, bool swapped, char *to, const uint8_t *from, int64_t n) {
-  if (stored == QN_bool) {
+  if (dtype_is_bool(stored)) {
     for (int64_t i = 0; i < n; i++) to[i] = from[i] != 0;
     return true;
   }

@@ -36,7 +36,7 @@ static bool filter_into(qn_vm *vm, sequence *s, qn_value f, qn_list *out) {
   for (int64_t i = 0; i < s->n; i++) {
     qn_value item = sequence_item(vm, s, i);
     qn_value answer = value_is_error(item) ? item : call1(vm, f, item);
-    bool test = value_is(answer, TAG_BOOL) || (is_array(answer) && value_array(answer)->dtype == QN_bool);
+    bool test = value_is(answer, TAG_BOOL) || (is_array(answer) && dtype_is_bool(value_array(answer)->dtype));
     if (!test && !value_is_error(answer)) {
       text_buf t;
       text_init(&t, vm);

@@ -16,21 +16,11 @@
 
 static const uint8_t magic[6] = {0x93, 'N', 'U', 'M', 'P', 'Y'};
 
-typedef struct npy_type {
-  char name[3];
-  uint8_t dtype; /* of the elements in the file */
-} npy_type;
-
-static const npy_type npy_types[] = {
-    {"b1", QN_bool}, {"u1", QN_u8},  {"i1", QN_i8},  {"i2", QN_i16}, {"i4", QN_i32}, {"i8", QN_i64},
-    {"f2", QN_f16},  {"f4", QN_f32}, {"f8", QN_f64}, {"u2", QN_u16}, {"u4", QN_u32}, {"u8", QN_u64},
-};
-enum { NPY_TYPES = sizeof npy_types / sizeof *npy_types };
-
 /* ---- the header's dict ------------------------------------------------------------------------------------------------- */
 
 typedef struct header {
-  const npy_type *type;
+  qn_dtype stored; /* of the elements in the file */
+  bool described;  /* `stored` is set */
   bool swapped, fortran;
   int rank;
   int64_t shape[ARRAY_MAX_RANK];
@@ -75,15 +65,17 @@ static bool read_type(reader *r, header *h) {
     s++;
     n--;
   }
-  for (int i = 0; i < NPY_TYPES; i++)
-    if (n == 2 && memcmp(npy_types[i].name, s, 2) == 0) h->type = &npy_types[i];
-  if (!h->type) {
+  h->stored = QN_DTYPE_COUNT;
+  for (int d = 0; d < QN_DTYPE_COUNT; d++)
+    if (n == 2 && *dtype_rows[d].npy && memcmp(dtype_rows[d].npy, s, 2) == 0) h->stored = (qn_dtype)d;
+  if (h->stored == QN_DTYPE_COUNT) {
     char shown[24];
     size_t k = 0;
     for (; k < n && k < sizeof shown - 1; k++) shown[k] = s[k] >= ' ' && s[k] < 127 ? s[k] : '?';
     shown[k] = 0;
     return file_refuse(r->vm, r->path, "the element type \"%s\" has no counterpart", shown);
   }
+  h->described = true;
   h->swapped = order == '>';
   return true;
 }
@@ -124,7 +116,7 @@ static bool read_header(reader *r, header *h) {
     const char *key;
     size_t n;
     if (!read_quoted(r, &key, &n) || !accept(r, ':')) return file_refuse(r->vm, r->path, "the header is no dict");
-    if (n == 5 && memcmp(key, "descr", 5) == 0 && !h->type) {
+    if (n == 5 && memcmp(key, "descr", 5) == 0 && !h->described) {
       if (!read_type(r, h)) return false;
     } else if (n == 13 && memcmp(key, "fortran_order", 13) == 0 && !order) {
       order = true;
@@ -142,7 +134,7 @@ static bool read_header(reader *r, header *h) {
       return file_refuse(r->vm, r->path, "the header is no dict");
     }
   }
-  if (h->type && order && shape) return true;
+  if (h->described && order && shape) return true;
   return file_refuse(r->vm, r->path, "the header lacks descr, fortran_order or shape");
 }
 
@@ -175,7 +167,7 @@ qn_value npy_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) 
 
   int64_t strides[ARRAY_MAX_RANK];
   int64_t n = shape_strides(h.rank, h.shape, strides);
-  qn_dtype stored = (qn_dtype)h.type->dtype;
+  qn_dtype stored = h.stored;
   if (n < 0 || (uint64_t)n > len / dtype_size(stored)) {
     if (n < 0)
       file_refuse(vm, path, "the shape in the header has too many elements");
@@ -225,12 +217,9 @@ bool npy_write(qn_vm *vm, qn_value v, bytes *out) {
   } else {
     dtype = value_operand_type(v).dtype;
   }
-  const npy_type *type = NULL;
-  for (int i = 0; i < NPY_TYPES; i++)
-    if (npy_types[i].dtype == dtype) type = &npy_types[i];
   text_buf t;
   text_init(&t, vm);
-  bool good = type != NULL;
+  bool good = *dtype_rows[dtype].npy;
   if (!good) {
     raise_error(
         vm, E_dtype, SPAN_NONE,
@@ -238,7 +227,7 @@ bool npy_write(qn_vm *vm, qn_value v, bytes *out) {
         dtype_rows[dtype].name);
   } else {
     text_addf(&t, "{'descr': '%c%s', 'fortran_order': False, 'shape': (", dtype_size(dtype) == 1 ? '|' : '<',
-              type->name);
+              dtype_rows[dtype].npy);
     for (int i = 0; i < rank; i++) {
       text_int(&t, shape[i]);
       text_adds(&t, rank == 1 ? "," : i < rank - 1 ? ", " : "");

@@ -399,7 +399,7 @@ static bool fill_samples(qn_vm *vm, const qn_array *a, uint8_t *to) {
     text_adds(&t, ", not ");
     qn_value v = array_get_flat(a, i);
     if (value_is(v, TAG_FLOAT))
-      text_float(&t, v.u.f, a->dtype != QN_f64);
+      text_float(&t, v.u.f, dtype_compute(a->dtype));
     else
       text_int(&t, v.u.i);
     text_adds(&t, "; clip or scale it");
@@ -432,7 +432,7 @@ bool png_write(qn_vm *vm, qn_value image, bytes *out) {
   const qn_array *shape = value_array(image);
   qn_dtype dtype = (qn_dtype)shape->dtype;
   if ((shape->rank != 2 && (shape->rank != 3 || shape->shape[2] < 1 || shape->shape[2] > 4)) || shape->size == 0 ||
-      shape->size > INT32_MAX || (dtype != QN_bool && dtype != QN_u8 && dtype != QN_i32 && !dtype_is_float(dtype)))
+      shape->size > INT32_MAX || (!dtype_is_bool(dtype) && dtype != QN_u8 && dtype != QN_i32 && !dtype_is_float(dtype)))
     return refuse_image(vm, shape);
   qn_array *a = array_to_cpu(vm, value_array(image));
   if (!a) return false;

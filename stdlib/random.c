@@ -14,13 +14,13 @@ static inline __attribute__((always_inline)) bool key_arg(qn_vm *vm, const char 
   const qn_array *a = is_array(key) ? value_array(key) : NULL;
   d->key = key;
   d->number = 0;
-  if (key.head == TAG_NIL || (a && a->dtype == QN_i64 && a->rank == 1 && a->shape[0] == 2)) return true;
+  if (key.head == TAG_NIL || (a && a->dtype == DTYPE_INDEX && a->rank == 1 && a->shape[0] == 2)) return true;
   arg_refuse(vm, fn, "a random key as key(n) makes it, i64[2]", key);
   return false;
 }
 
 static __attribute__((noinline)) bool float_dtype(qn_vm *vm, const char *fn, qn_value v, qn_dtype *out) {
-  if (!arg_dtype(vm, fn, v, QN_f32, out)) return false;
+  if (!arg_dtype(vm, fn, v, DTYPE_FLOAT, out)) return false;
   if (dtype_is_float(*out)) return true;
   raise_error(vm, E_dtype, SPAN_NONE, "%s: numbers of %s; randint draws integers and bernoulli bools", fn,
               dtype_rows[*out].name);
@@ -30,7 +30,7 @@ static __attribute__((noinline)) bool float_dtype(qn_vm *vm, const char *fn, qn_
 static inline __attribute__((always_inline)) qn_value draw_floats(qn_vm *vm, const char *fn, op_id op,
                                                                   const qn_value *args) {
   op_drawing d;
-  d.dtype = QN_f32;
+  d.dtype = DTYPE_FLOAT;
   if (!arg_shape(vm, fn, args[0], d.shape, &d.rank)) return value_error();
   if (args[1].head != TAG_NIL && !float_dtype(vm, fn, args[1], &d.dtype)) return value_error();
   return key_arg(vm, fn, args[2], &d) ? op_draw(vm, op, &d) : value_error();
@@ -42,7 +42,7 @@ qn_value builtin_randn(qn_vm *vm, const qn_value *args) { return draw_floats(vm,
 /* The integer dtype that was asked for and holds what is drawn; or -1 with an error raised. */
 static __attribute__((noinline)) int int_dtype(qn_vm *vm, qn_value v, int64_t low, int64_t high) {
   qn_dtype dtype;
-  if (!arg_dtype(vm, "randint", v, QN_i64, &dtype)) return -1;
+  if (!arg_dtype(vm, "randint", v, DTYPE_INT, &dtype)) return -1;
   if (high <= low || /* which is told first */
       (dtype_is_int(dtype) && dtype_holds(dtype, value_int(low)) && dtype_holds(dtype, value_int(high - 1))))
     return (int)dtype;
@@ -54,7 +54,7 @@ static __attribute__((noinline)) int int_dtype(qn_vm *vm, qn_value v, int64_t lo
 qn_value builtin_randint(qn_vm *vm, const qn_value *args) {
   const uint64_t most = (uint64_t)1 << 63;
   int64_t low, high;
-  int dtype = QN_i64;
+  int dtype = DTYPE_INT;
   op_drawing d;
   if (!arg_int(vm, "randint", "an int as low", args[0], &low) ||
       !arg_int(vm, "randint", "an int as high", args[1], &high) ||
@@ -83,7 +83,7 @@ static bool is_probability(qn_vm *vm, const char *fn, qn_value p) {
     if (value_is(p, TAG_INT))
       text_int(&t, p.u.i);
     else
-      text_float(&t, p.u.f, false);
+      text_float(&t, p.u.f, WEAK_FLOAT);
     raise_text(vm, E_argument, SPAN_NONE, &t);
     return false;
   }
@@ -101,7 +101,7 @@ qn_value builtin_bernoulli(qn_vm *vm, const qn_value *args) {
     d.rank = value_array(p)->rank;
     for (int i = 0; i < d.rank; i++) d.shape[i] = value_array(p)->shape[i];
   }
-  d.dtype = is_array(p) && value_array(p)->dtype == QN_f64 ? QN_f64 : QN_f32;
+  d.dtype = is_array(p) && value_array(p)->dtype == DTYPE_WIDE ? DTYPE_WIDE : DTYPE_FLOAT;
   return use2(vm, OP_lt, op_draw(vm, OP_random_uniform, &d), value_retain(p), NULL);
 }
 
@@ -114,7 +114,7 @@ qn_value builtin_permutation(qn_vm *vm, const qn_value *args) {
   else if (!arg_int(vm, "permutation", "an int or an array of rank 1 or more", x, &n))
     return value_error();
   if (n < 0) return raise_error(vm, E_shape, SPAN_NONE, "permutation: size %lld is negative", (long long)n);
-  op_drawing d = {.dtype = QN_i64, .rank = 1, .shape = {n}};
+  op_drawing d = {.dtype = DTYPE_INDEX, .rank = 1, .shape = {n}};
   if (!key_arg(vm, "permutation", args[1], &d)) return value_error();
   qn_value bits = op_draw(vm, OP_random_bits, &d);
   if (value_is_error(bits)) return bits;
@@ -143,7 +143,7 @@ qn_value builtin_key(qn_vm *vm, const qn_value *args) {
 
 qn_value random_split(qn_vm *vm, qn_value key, int64_t n) {
   if (n < 0) return raise_error(vm, E_shape, SPAN_NONE, "split: %lld keys", (long long)n);
-  op_drawing d = {.dtype = QN_i64, .rank = 2, .shape = {n, 1}};
+  op_drawing d = {.dtype = DTYPE_INDEX, .rank = 2, .shape = {n, 1}};
   if (!key_arg(vm, "split", key, &d)) return value_error();
   d.number = -1;
   qn_value bits = op_draw(vm, OP_random_bits, &d);

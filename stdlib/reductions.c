@@ -52,8 +52,8 @@ static qn_value round_ints(qn_vm *vm, qn_value x, int64_t digits) {
   for (; digits < 0 && power <= INT64_MAX / 10; digits++) power *= 10;
   bool held = !is_array(x) || dtype_holds((qn_dtype)value_array(x)->dtype, value_int(power));
   if (digits == -1 &&
-      (!is_array(x) ||
-       value_array(x)->dtype == QN_i64)) { /* 10**19 is no int: what comes near wraps or is an error, as all products */
+      (!is_array(x) || value_array(x)->dtype ==
+                           DTYPE_INT)) { /* 10**19 is no int: what comes near wraps or is an error, as all products */
     const int64_t half = INT64_C(5000000000000000000);
     qn_value above = op2(vm, OP_gt, x, value_int(half), NULL), below = op2(vm, OP_lt, x, value_int(-half), NULL);
     qn_value whole = use2(vm, OP_sub, use2(vm, OP_mul, above, value_int(10), NULL),
@@ -83,9 +83,9 @@ static qn_value round_ints(qn_vm *vm, qn_value x, int64_t digits) {
 /* Floats to a multiple of a power of ten, ties to even multiples. Halves compute in f32 and are rounded to their dtype once. What is
  * too large to be scaled has no digits to lose. */
 static qn_value round_floats(qn_vm *vm, qn_value x, int64_t digits) {
-  qn_dtype dtype = is_array(x) ? (qn_dtype)value_array(x)->dtype : QN_f64;
-  if (dtype == QN_f16 || dtype == QN_bf16) {
-    qn_value wide = to_dtype(vm, x, QN_f32);
+  qn_dtype dtype = is_array(x) ? (qn_dtype)value_array(x)->dtype : WEAK_FLOAT;
+  if (dtype_is_narrow(dtype)) {
+    qn_value wide = to_dtype(vm, x, dtype_compute(dtype));
     if (value_is_error(wide)) return wide;
     qn_value out = round_floats(vm, wide, digits);
     value_release(vm, wide);
@@ -102,7 +102,8 @@ static qn_value round_floats(qn_vm *vm, qn_value x, int64_t digits) {
   if (digits < 0) return use2(vm, OP_mul, use1(vm, OP_round, op2(vm, OP_div, x, scale, NULL), NULL), scale, NULL);
   qn_value scaled = op2(vm, OP_mul, x, scale, NULL);
   if (value_is_error(scaled)) return scaled;
-  qn_value whole = value_float(dtype == QN_f64 ? 0x1p52 : 0x1p23); /* from here on there is nothing behind the point */
+  qn_value whole = value_float(
+      (double)((int64_t)1 << (dtype_rows[dtype].digits - 1))); /* from here on there is nothing behind the point */
   qn_value inside = use2(vm, OP_lt, op1(vm, OP_abs, scaled, NULL), whole, NULL);
   qn_value rounded = use2(vm, OP_div, use1(vm, OP_round, scaled, NULL), scale, NULL);
   return use3(vm, OP_where, inside, rounded, op1(vm, OP_stop_gradient, x, NULL), NULL);

@@ -19,11 +19,14 @@
 #include "stdlib/builtins.h"
 #include "stdlib/io.h"
 
-static const char *const type_names[QN_DTYPE_COUNT] = {
-    [QN_bool] = "BOOL", [QN_u8] = "U8",   [QN_i8] = "I8",     [QN_i16] = "I16", [QN_i32] = "I32",
-    [QN_i64] = "I64",   [QN_f16] = "F16", [QN_bf16] = "BF16", [QN_f32] = "F32", [QN_f64] = "F64",
-    [QN_u16] = "U16",   [QN_u32] = "U32", [QN_u64] = "U64",
-};
+/* What files call a dtype: its name in capitals; "" if they do not have it. */
+static const char *type_name(qn_dtype d, char out[8]) {
+  int n = 0;
+  for (const char *p = dtype_rows[d].klass == DCLASS_COMPLEX ? "" : dtype_rows[d].name; *p; p++)
+    out[n++] = *p >= 'a' ? (char)(*p - 'a' + 'A') : *p;
+  out[n] = 0;
+  return out;
+}
 
 enum { WIDEST = 8 }; /* bytes of the widest elements */
 
@@ -188,8 +191,9 @@ typedef struct file {
 static bool read_type(json *j, tensor *t) {
   qn_value name = json_text(j);
   if (value_is_error(name)) return false;
+  char known[8];
   for (int d = 0; d < QN_DTYPE_COUNT; d++)
-    if (type_names[d] && strcmp(type_names[d], value_str(name)->text) == 0) t->dtype = (qn_dtype)d;
+    if (*type_name((qn_dtype)d, known) && strcmp(known, value_str(name)->text) == 0) t->dtype = (qn_dtype)d;
   bool good = t->dtype != QN_DTYPE_COUNT ||
               file_refuse(j->vm, j->path, "the element type \"%.20s\" has no counterpart", value_str(name)->text);
   value_release(j->vm, name);
@@ -413,7 +417,8 @@ static bool write_flat(qn_vm *vm, const qn_record *flat, qn_value metadata, text
     if (vm_poll(vm)) return false;
     text_adds(t, t->len > 1 ? "," : "");
     text_json(t, record_name(flat, i));
-    text_addf(t, ":{\"dtype\":\"%s\",\"shape\":[", type_names[dtype]);
+    char named[8];
+    text_addf(t, ":{\"dtype\":\"%s\",\"shape\":[", type_name(dtype, named));
     for (int k = 0; is_array(v) && k < value_array(v)->rank; k++)
       text_addf(t, "%s%lld", k ? "," : "", (long long)value_array(v)->shape[k]);
     text_addf(t, "],\"data_offsets\":[%lld,%lld]}", (long long)from, (long long)(from + bytes_in_file(v)));

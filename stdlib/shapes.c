@@ -272,7 +272,7 @@ static bool pad_widths(qn_vm *vm, qn_value widths, int rank, qn_dim *d) {
 qn_value builtin_pad(qn_vm *vm, const qn_value *args) {
   qn_dim d[OP_ATTR_DIMS];
   qn_value with = args[2];
-  bool bools = is_array(args[0]) && value_array(args[0])->dtype == QN_bool;
+  bool bools = is_array(args[0]) && dtype_is_bool(value_array(args[0])->dtype);
   if (bools && value_is(with, TAG_INT) && with.u.i == 0) { /* which the default is */
     qn_value seen = rec_observe(vm, with);
     if (value_is_error(seen)) return seen;
@@ -411,7 +411,7 @@ static qn_value index_arg(qn_vm *vm, const char *fn, qn_value v) {
       value_is(v, TAG_LIST) || value_is(v, TAG_RANGE) ? arg_array(vm, fn, v, QN_DTYPE_COUNT) : value_retain(v);
   if (value_is_error(index)) return index;
   if (is_array(index) && dtype_is_int((qn_dtype)value_array(index)->dtype)) return index;
-  if (is_array(index) && value_array(index)->size == 0) return use_dtype(vm, index, QN_i64);
+  if (is_array(index) && value_array(index)->size == 0) return use_dtype(vm, index, DTYPE_INDEX);
   qn_value bad = arg_refuse(vm, fn, "an integer array as index", index);
   value_release(vm, index);
   return bad;
@@ -458,7 +458,8 @@ qn_value builtin_scatter_add(qn_vm *vm, const qn_value *args) {
   if (!is_array(args[0])) return arg_refuse(vm, "scatter_add", "an array", args[0]);
   if (!is_array(args[2]) && !value_is_scalar(args[2]))
     return arg_refuse(vm, "scatter_add", "an array or a number as v", args[2]);
-  qn_value index = value_is(args[1], TAG_INT) ? to_dtype(vm, args[1], QN_i64) : index_arg(vm, "scatter_add", args[1]);
+  qn_value index =
+      value_is(args[1], TAG_INT) ? to_dtype(vm, args[1], DTYPE_INDEX) : index_arg(vm, "scatter_add", args[1]);
   if (value_is_error(index)) return index;
   qn_value out = op_add_at(vm, args[0], index, args[2]);
   value_release(vm, index);
@@ -467,7 +468,7 @@ qn_value builtin_scatter_add(qn_vm *vm, const qn_value *args) {
 
 qn_value builtin_nonzero(qn_vm *vm, const qn_value *args) {
   if (!is_array(args[0])) return arg_refuse(vm, "nonzero", "an array", args[0]);
-  if (value_array(args[0])->dtype == QN_bool) return op_nonzero(vm, args[0]);
+  if (dtype_is_bool(value_array(args[0])->dtype)) return op_nonzero(vm, args[0]);
   return use1(vm, OP_nonzero, op2(vm, OP_ne, args[0], value_int(0), NULL), NULL);
 }
 
@@ -492,7 +493,7 @@ qn_value builtin_unique(qn_vm *vm, const qn_value *args) {
   value_release(vm, before);
   value_release(vm, after);
   qn_value parts[2] = {
-      value_is_error(differ) ? differ : use_broadcast(vm, to_dtype(vm, value_bool(true), QN_bool), 1, &one), differ};
+      value_is_error(differ) ? differ : use_broadcast(vm, to_dtype(vm, value_bool(true), DTYPE_TEST), 1, &one), differ};
   if (value_is_error(parts[0])) {
     value_release(vm, differ);
     value_release(vm, sorted);

@@ -51,7 +51,7 @@ qn_value builtin_split(qn_vm *vm, const qn_value *args) {
   if (value_is(args[0], TAG_STR)) return split_text(vm, value_str(args[0]), args[1]);
   if (!is_array(args[0])) return arg_refuse(vm, "split", "a text or a random key", args[0]);
   const qn_array *a = value_array(args[0]);
-  if (a->dtype != QN_i64 || a->rank != 1 || a->shape[0] != 2)
+  if (a->dtype != DTYPE_INDEX || a->rank != 1 || a->shape[0] != 2)
     return raise_error(vm, E_type, SPAN_NONE, "split: takes a text or a random key, i64[2]; chunk(x, n) cuts arrays");
   int64_t n = 2;
   if (!value_is(args[1], TAG_NIL) && !arg_int(vm, "split", "a number of keys", args[1], &n)) return value_error();

@@ -203,8 +203,7 @@ qn_value builtin_windows(qn_vm *vm, const qn_value *args) {
 /* What pads a maximum: smaller than, or as small as, anything. */
 static qn_value lowest(qn_dtype d) {
   if (dtype_is_float(d)) return value_float(-__builtin_inf());
-  if (d == QN_bool) return value_bool(false);
-  return value_int(d == QN_u8 ? 0 : INT64_MIN / (INT64_C(1) << (64 - 8 * dtype_size(d))));
+  return dtype_scalar(d, 0, dtype_min(d));
 }
 
 static qn_value pool(qn_vm *vm, const char *fn, op_id op, const qn_value *args) {
@@ -228,7 +227,7 @@ static qn_value pool(qn_vm *vm, const char *fn, op_id op, const qn_value *args) 
   bool sums = op == OP_sum;
   int lead = x->rank - w.n;
   qn_value v = value_retain(args[0]);
-  if (sums && !dtype_is_float(d)) v = use_dtype(vm, v, QN_f32);
+  if (sums && !dtype_is_float(d)) v = use_dtype(vm, v, DTYPE_FLOAT);
   v = use_windows(vm, v, &w, sums ? value_int(0) : lowest(d), &more);
   if (!more || value_is_error(v)) return v;
   op_attr over = {.axes = (uint8_t)(((1u << more) - 1) << lead)};
@@ -306,7 +305,7 @@ static qn_value depthwise(qn_vm *vm, const convolution *c, qn_value x, qn_value 
     xs[i] = i < LEAD ? from[i] : i == LEAD ? 1 : from[i - 1];
     ws[i] = i == 1 ? c->channels : i == LEAD ? c->out / c->groups : i > LEAD && i <= LEAD + more ? xs[i] : 1;
   }
-  qn_dtype wide = dtype_size(d) == 2 ? QN_f32 : d;
+  qn_dtype wide = dtype_compute(d);
   op_attr over = {.axes = (uint8_t)(((1u << more) - 1) << (LEAD + 1))};
   x = use_shape(vm, use_dtype(vm, x, wide), rank, xs);
   qn_value y = use2(vm, OP_mul, x, use_shape(vm, use_dtype(vm, w, wide), rank, ws), NULL);
@@ -335,7 +334,7 @@ static qn_value convolve(qn_vm *vm, const char *fn, int spatial, const qn_value 
   if (!read_convolution(vm, &c, args)) return value_error();
   const qn_array *a = value_array(args[0]), *b = value_array(args[1]);
   operand_type t = dtype_promote((operand_type){(qn_dtype)a->dtype, false}, (operand_type){(qn_dtype)b->dtype, false});
-  if (t.dtype == QN_bool) t.dtype = QN_i64; /* as under @ */
+  if (dtype_is_bool(t.dtype)) t.dtype = DTYPE_INT; /* as under @ */
   int64_t shape[ARRAY_MAX_RANK] = {c.batch, c.channels};
   for (int i = 0; i < spatial; i++) shape[LEAD + i] = a->shape[a->rank - spatial + i];
   int more;

@@ -308,7 +308,7 @@ static qn_value make_value(export *x, const type_sig *sig) {
     if (sig->n > ARRAY_MAX_RANK)
       return raise_error(vm, E_rank, SPAN_NONE, "arrays have at most %d axes", ARRAY_MAX_RANK);
     for (uint32_t i = 0; i < sig->n; i++) shape[i] = size_of(x, &sig->dims[i]);
-    qn_array *a = array_new(vm, sig->dtype < 0 ? QN_f32 : (qn_dtype)sig->dtype, (int)sig->n, shape);
+    qn_array *a = array_new(vm, sig->dtype < 0 ? DTYPE_FLOAT : (qn_dtype)sig->dtype, (int)sig->n, shape);
     if (!a) return value_error();
     memset(array_data(a), 0, (size_t)a->size * dtype_size((qn_dtype)a->dtype));
     a = array_settle(vm, a);
@@ -360,7 +360,7 @@ enum { SOME_SIZE = 8 };
 /* An expression that the signature allows. */
 static void text_example(export *x, const type_sig *sig, text_buf *t) {
   static const char *const hosts[] = {[TAG_INT] = "8", [TAG_FLOAT] = "1.0", [TAG_BOOL] = "true", [TAG_DTYPE] = "f32"};
-  bool dtyped = sig && sig->dtype >= 0 && sig->dtype != QN_f32;
+  bool dtyped = sig && sig->dtype >= 0 && sig->dtype != DTYPE_FLOAT;
   switch (sig ? (sig_kind)sig->kind : SIG_DTYPE) {
   case SIG_ANY:
   case SIG_NUMBER:

@@ -542,7 +542,7 @@ bool frame_run(bvm_frame *f, uint32_t pc, uint32_t end) {
       break;
     }
     case L_SCALAR:
-      if (i->dtype == QN_bool)
+      if (dtype_is_bool(i->dtype))
         *(uint8_t *)f->val[o->at] = f->args->scalars[i->imm].i != 0;
       else
         memcpy(f->val[o->at], &f->args->scalars[i->imm], 8);

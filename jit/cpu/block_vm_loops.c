@@ -363,7 +363,7 @@ MATHS(BOOL_LOOP, b8)
     /* 4 vectors of lanes at a time stay in registers */                                                               \
     enum { AT_ONCE = VECTOR_BYTES * 4 / sizeof(T) < ORDER_LANES ? VECTOR_BYTES * 4 / sizeof(T) : ORDER_LANES };        \
     for (int j = 0; j < ORDER_LANES; j += AT_ONCE) {                                                                   \
-      T s[AT_ONCE];                                                                                                    \
+      T s[AT_ONCE];                                                                                                       \
       const T *p = x + j;                                                                                              \
       SIMD for (int i = 0; i < AT_ONCE; i++) s[i] = l[j + i];                                                          \
       for (int64_t r = 0; r < nrows; r++, p += ORDER_LANES) {                                                          \
@@ -557,52 +557,39 @@ COMPUTED(MAKE_ARGS)
 #include "jit/cpu/block_vm_tile.h"
 
 /* ---- the table ---- */
-#define AT_f32 QN_f32
-#define AT_f64 QN_f64
-#define AT_u8 QN_u8
-#define AT_i8 QN_i8
-#define AT_i16 QN_i16
-#define AT_i32 QN_i32
-#define AT_i64 QN_i64
-#define AT_u32 QN_u32
-#define AT_u64 QN_u64
-#define AT_b8 QN_bool
-#define AT_f16 QN_f16
-#define AT_bf16 QN_bf16
-
-#define ROW(F, T, R) [KOP_##F][AT_##T] = kop_##F##_##T,
-#define ROWS_ALL(T) KOPS_ALL2(ROW, T) [KOP_select][AT_##T] = sizeof(T) == 1 ? bits_select_u8 : sizeof(T) == 2 ? bits_select_u16 : sizeof(T) == 4 ? bits_select_u32 : bits_select_u64, \
-  [KOP_copy][AT_##T] = sizeof(T) == 1 ? bits_copy_u8 : sizeof(T) == 2 ? bits_copy_u16 : sizeof(T) == 4 ? bits_copy_u32 : bits_copy_u64, \
-  [KOP_bitcast][AT_##T] = sizeof(T) == 1 ? bits_copy_u8 : sizeof(T) == 2 ? bits_copy_u16 : sizeof(T) == 4 ? bits_copy_u32 : bits_copy_u64,
+#define ROW(F, T, R) [KOP_##F][DTYPE_##T] = kop_##F##_##T,
+#define ROWS_ALL(T) KOPS_ALL2(ROW, T) [KOP_select][DTYPE_##T] = sizeof(T) == 1 ? bits_select_u8 : sizeof(T) == 2 ? bits_select_u16 : sizeof(T) == 4 ? bits_select_u32 : bits_select_u64, \
+  [KOP_copy][DTYPE_##T] = sizeof(T) == 1 ? bits_copy_u8 : sizeof(T) == 2 ? bits_copy_u16 : sizeof(T) == 4 ? bits_copy_u32 : bits_copy_u64, \
+  [KOP_bitcast][DTYPE_##T] = sizeof(T) == 1 ? bits_copy_u8 : sizeof(T) == 2 ? bits_copy_u16 : sizeof(T) == 4 ? bits_copy_u32 : bits_copy_u64,
 #define ROWS_NUM(T) KOPS_NUM2(ROW, T) KOPS_NUM1(ROW, T)
 #define ROWS_REAL(T) KOPS_REAL1(ROW, T) ROW(div, T, T) ROW(fma, T, T)
 #define ROWS_INT(T) KOPS_BIT2(ROW, T) ROW(not, T, T) KOPS_INT2(ROW, T) KOPS_SLOW2(ROW, T)
-#define ROW_CAST(S, T) [AT_##S][AT_##T] = cast_loop_##S##_##T,
-#define ROW_MATH(F, T) [MATH_##F][AT_##T] = math_##F##_##T,
+#define ROW_CAST(S, T) [DTYPE_##S][DTYPE_##T] = cast_loop_##S##_##T,
+#define ROW_MATH(F, T) [MATH_##F][DTYPE_##T] = math_##F##_##T,
 #define REAL_ROW(F, n, types, kind, T, meaning) ROW_MATH(F, T)
 #define INT_ROW(F, n, types, kind, T, meaning) APPLY(IF_INT_##types(ROW_MATH), F, T)
 #define BOOL_ROW(F, n, types, kind, T, meaning) APPLY(IF_BOOL_##types(ROW_MATH), F, T)
 #define REAL_ROWS(T) MATHS(REAL_ROW, T)
 #define INT_ROWS(T) MATHS(INT_ROW, T)
-#define ROW_IOTA(T) [AT_##T] = iota_##T,
-#define ROW_DOT(T) [AT_##T] = dot_##T,
-#define ROW_DOTS(T) [AT_##T] = dots_##T,
-#define ROW_PRODUCT(T) [AT_##T] = product_##T,
-#define ROW_UPDATE(F, T) [KOP_##F][AT_##T] = update_##F##_##T,
-#define ROW_ROWS(F, T) [KOP_##F][AT_##T] = rows_##F##_##T,
-#define ROW_CHAIN(F, T) [KOP_##F][AT_##T] = chain_##F##_##T,
-#define ROW_TREE(F, T) [KOP_##F][AT_##T] = tree_##F##_##T,
-#define ROW_CHAINS(F, T) [KOP_##F][AT_##T] = chains_##F##_##T,
-#define ROW_SCAN(F, T) [KOP_##F][AT_##T] = scan64_##F##_##T,
+#define ROW_IOTA(T) [DTYPE_##T] = iota_##T,
+#define ROW_DOT(T) [DTYPE_##T] = dot_##T,
+#define ROW_DOTS(T) [DTYPE_##T] = dots_##T,
+#define ROW_PRODUCT(T) [DTYPE_##T] = product_##T,
+#define ROW_UPDATE(F, T) [KOP_##F][DTYPE_##T] = update_##F##_##T,
+#define ROW_ROWS(F, T) [KOP_##F][DTYPE_##T] = rows_##F##_##T,
+#define ROW_CHAIN(F, T) [KOP_##F][DTYPE_##T] = chain_##F##_##T,
+#define ROW_TREE(F, T) [KOP_##F][DTYPE_##T] = tree_##F##_##T,
+#define ROW_CHAINS(F, T) [KOP_##F][DTYPE_##T] = chains_##F##_##T,
+#define ROW_SCAN(F, T) [KOP_##F][DTYPE_##T] = scan64_##F##_##T,
 #define FOLD_TABLE(ROW)                                                                                                \
   FOLDS_ALL(ROW, b8) FOLDS_BIT(ROW, b8) FOLD_NUMBERS(ROW, f32) FOLD_NUMBERS(ROW, f64) FOLD_WORDS(ROW, u8)               \
   FOLD_WORDS(ROW, i8) FOLD_WORDS(ROW, i16) FOLD_WORDS(ROW, i32) FOLD_WORDS(ROW, i64) FOLD_WORDS(ROW, u32) FOLD_WORDS(ROW, u64)
 #define FOLD_NUMBERS(ROW, T) FOLDS_ALL(ROW, T) FOLDS_NUM(ROW, T)
 #define FOLD_WORDS(ROW, T) FOLD_NUMBERS(ROW, T) FOLDS_BIT(ROW, T)
-#define ROW_ARGMAX(T) [AT_##T] = arg_max_##T,
-#define ROW_ARGMIN(T) [AT_##T] = arg_min_##T,
-#define ROW_ARGSMAX(T) [AT_##T] = args_max_##T,
-#define ROW_ARGSMIN(T) [AT_##T] = args_min_##T,
+#define ROW_ARGMAX(T) [DTYPE_##T] = arg_max_##T,
+#define ROW_ARGMIN(T) [DTYPE_##T] = arg_min_##T,
+#define ROW_ARGSMAX(T) [DTYPE_##T] = args_max_##T,
+#define ROW_ARGSMIN(T) [DTYPE_##T] = args_min_##T,
 
 #define TABLE2(isa) bvm_loops_##isa
 #define TABLE(isa) TABLE2(isa)
@@ -614,9 +601,9 @@ const bvm_loops TABLE(VM_ISA) = {
     .name = TEXT(VM_ISA),
     .kop = {COMPUTED(ROWS_ALL) NUMBERS(ROWS_NUM) REALS(ROWS_REAL) WORDS(ROWS_INT) KOPS_BIT2(ROW, b8) ROW(not, b8, b8)
             ROW(mulhi, u32, u32) ROW(mulhi, u64, u64)
-            [KOP_select][QN_f16] = bits_select_u16, [KOP_select][QN_bf16] = bits_select_u16,
-            [KOP_copy][QN_f16] = bits_copy_u16, [KOP_copy][QN_bf16] = bits_copy_u16,
-            [KOP_bitcast][QN_f16] = bits_copy_u16, [KOP_bitcast][QN_bf16] = bits_copy_u16},
+            [KOP_select][DTYPE_f16] = bits_select_u16, [KOP_select][DTYPE_bf16] = bits_select_u16,
+            [KOP_copy][DTYPE_f16] = bits_copy_u16, [KOP_copy][DTYPE_bf16] = bits_copy_u16,
+            [KOP_bitcast][DTYPE_f16] = bits_copy_u16, [KOP_bitcast][DTYPE_bf16] = bits_copy_u16},
     .math = {REALS(REAL_ROWS) MATH_INTS(INT_ROWS) MATHS(BOOL_ROW, b8)},
     .cast = {EACH_CAST(ROW_CAST) ROW_CAST(f16, f32) ROW_CAST(f32, f16) ROW_CAST(f32, bf16) ROW_CAST(bf16, f32)},
     .iota = {WORDS(ROW_IOTA) ROW_IOTA(b8)},
@@ -635,9 +622,9 @@ const bvm_loops TABLE(VM_ISA) = {
     .product = {NUMBERS(ROW_PRODUCT) ROW_PRODUCT(f16) ROW_PRODUCT(bf16)},
     .update = {FOLD_TABLE(ROW_UPDATE)},
     .put = {bits_put_u8, bits_put_u16, bits_put_u32, bits_put_u64},
-    .draw = {{[QN_i64] = draw_bits_of},
-             {[QN_f64] = draw_uniform_f64, [QN_f32] = draw_uniform_f32, [QN_f16] = draw_uniform_f16, [QN_bf16] = draw_uniform_bf16},
-             {[QN_f64] = draw_normal_f64, [QN_f32] = draw_normal_f32, [QN_f16] = draw_normal_f32, [QN_bf16] = draw_normal_f32}},
+    .draw = {{[DTYPE_i64] = draw_bits_of},
+             {[DTYPE_f64] = draw_uniform_f64, [DTYPE_f32] = draw_uniform_f32, [DTYPE_f16] = draw_uniform_f16, [DTYPE_bf16] = draw_uniform_bf16},
+             {[DTYPE_f64] = draw_normal_f64, [DTYPE_f32] = draw_normal_f32, [DTYPE_f16] = draw_normal_f32, [DTYPE_bf16] = draw_normal_f32}},
     .below = draw_below,
     .arg = {{COMPUTED(ROW_ARGMAX)}, {COMPUTED(ROW_ARGMIN)}},
     .args = {{COMPUTED(ROW_ARGSMAX)}, {COMPUTED(ROW_ARGSMIN)}},

@@ -235,7 +235,7 @@ static void number_text(qn_value v, char out[40]) {
   text_buf t;
   text_init(&t, NULL);
   if (value_is(v, TAG_FLOAT))
-    text_float(&t, v.u.f, false);
+    text_float(&t, v.u.f, WEAK_FLOAT);
   else
     text_addf(&t, "%lld", (long long)v.u.i);
   text_add(&t, "", 1);

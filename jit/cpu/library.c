@@ -41,7 +41,7 @@ static qn_array *compress(qn_vm *vm, qn_array *x, qn_array *mask) {
 
 static qn_array *nonzero(qn_vm *vm, const qn_array *x) {
   int64_t shape[2] = {count_true(x), x->rank};
-  qn_array *out = array_new(vm, QN_i64, 2, shape);
+  qn_array *out = array_new(vm, DTYPE_INDEX, 2, shape);
   if (!out) return NULL;
   const uint8_t *m = (const uint8_t *)array_data(x);
   int64_t *to = (int64_t *)(void *)array_data(out), at[ARRAY_MAX_RANK] = {0};
@@ -87,7 +87,7 @@ qn_array *cpu_library(qn_vm *vm, op_id op, qn_array *const *in, const op_attr *a
 qn_value eager_fast_nonzero(qn_vm *vm, qn_value in) {
   if (!value_is(in, TAG_ARRAY)) return value_unset();
   const qn_array *x = value_array(in);
-  if (!x->storage || x->device || x->dtype != QN_bool || !x->contiguous) return value_unset();
+  if (!x->storage || x->device || !dtype_is_bool(x->dtype) || !x->contiguous) return value_unset();
   qn_array *out = nonzero(vm, x);
   return out ? value_obj(TAG_ARRAY, out) : value_error();
 }

@@ -35,8 +35,6 @@ typedef struct nest {
 ROWS_OF(float)
 ROWS_OF(double)
 
-static float load_half(qn_dtype d, const uint16_t *p) { return d == QN_f16 ? f16_to_f32(*p) : bf16_to_f32(*p); }
-
 /* A chain at a time. */
 static bool chains_half(qn_vm *vm, qn_dtype d, const nest *f, uint16_t *s, const uint16_t *a, const uint16_t *b) {
   int64_t step = f->reverse ? -f->inner : f->inner, size = f->n * f->inner;
@@ -45,9 +43,9 @@ static bool chains_half(qn_vm *vm, qn_dtype d, const nest *f, uint16_t *s, const
       int64_t at = k + (f->reverse ? size - f->inner : 0);
       float last = 0;
       for (int64_t i = 0; i < f->n; i++, at += step) {
-        float by = i ? load_half(d, a + (f->exclusive ? at - step : at)) : 0;
-        last = STRONG(by, last) + load_half(d, b + at);
-        s[at] = d == QN_f16 ? f32_to_f16(last) : f32_to_bf16(last);
+        float by = i ? (float)dtype_load(d, a + (f->exclusive ? at - step : at)).u.f : 0;
+        last = STRONG(by, last) + (float)dtype_load(d, b + at).u.f;
+        dtype_store(d, s + at, value_float(last));
       }
       if (vm_poll_item(vm, k)) return false;
     }
@@ -55,13 +53,10 @@ static bool chains_half(qn_vm *vm, qn_dtype d, const nest *f, uint16_t *s, const
 }
 
 static bool fill(qn_vm *vm, qn_dtype d, const nest *f, void *s, const void *a, const void *b) {
-  switch ((int)d) {
-  case QN_f32: return rows_float(vm, f, s, a, b);
-  case QN_f64: return rows_double(vm, f, s, a, b);
-  case QN_f16:
-  case QN_bf16: return chains_half(vm, d, f, s, a, b);
-  default: raise_error(vm, E_internal, SPAN_NONE, "a recurrence of %s", dtype_rows[d].name); return false;
-  }
+  if (dtype_is_narrow(d)) return chains_half(vm, d, f, s, a, b);
+  if (dtype_is_float(d)) return dtype_size(d) == 8 ? rows_double(vm, f, s, a, b) : rows_float(vm, f, s, a, b);
+  raise_error(vm, E_internal, SPAN_NONE, "a recurrence of %s", dtype_rows[d].name);
+  return false;
 }
 
 qn_array *recurrence_apply(qn_vm *vm, qn_array *by, qn_array *plus, const op_attr *attr) {

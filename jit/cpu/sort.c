@@ -586,7 +586,7 @@ static __attribute__((noinline)) bool sort_many(sorting *s) {
 }
 
 qn_array *sort_along(qn_vm *vm, const qn_array *x, int axis, bool descending, bool indices) {
-  qn_array *out = array_new(vm, indices ? QN_i64 : (qn_dtype)x->dtype, x->rank, x->shape);
+  qn_array *out = array_new(vm, indices ? DTYPE_INDEX : (qn_dtype)x->dtype, x->rank, x->shape);
   if (!out || x->size == 0) return out;
   sorting s = sorting_of(vm, x, out, axis, descending, indices);
   if (x->rank < 3 && x->size <= PART / 8 && inserts(&s)) {
@@ -602,7 +602,7 @@ qn_array *sort_first(qn_vm *vm, const qn_array *x, int axis, bool descending, in
   int64_t shape[ARRAY_MAX_RANK];
   memcpy(shape, x->shape, x->rank * sizeof *shape);
   shape[axis] = k;
-  qn_array *out = array_new(vm, QN_i64, x->rank, shape);
+  qn_array *out = array_new(vm, DTYPE_INDEX, x->rank, shape);
   if (!out || out->size == 0) return out;
   choosing c = {.s = sorting_of(vm, x, out, axis, descending, true), .first = k};
   bool ok = false;
@@ -610,7 +610,7 @@ qn_array *sort_first(qn_vm *vm, const qn_array *x, int axis, bool descending, in
     ok = sorting_begin(&c.s) && choose_many(&c);
   } else {
     qn_array *all = sort_along(vm, x, axis, descending, true);
-    qn_array *part = all ? array_view(vm, all, QN_i64, all->rank, shape, all->strides, 0) : NULL;
+    qn_array *part = all ? array_view(vm, all, DTYPE_INDEX, all->rank, shape, all->strides, 0) : NULL;
     ok = part && array_copy_watched(vm, out, part);
     if (part) value_release(vm, value_obj(TAG_ARRAY, part));
     if (all) value_release(vm, value_obj(TAG_ARRAY, all));

@@ -587,12 +587,13 @@ static void one(translator *t, l_val v) {
   case L_IVALUE: {
     uint8_t from = instr(t, i->a)->dtype;
     t->where[v] = changing(t);
-    ADD(from == QN_i64 || from == QN_u64 ? VM_MOVE8 : vm_number(VM_CASTS, QN_i64, from), t->where[v], at(t, i->a));
+    ADD(dtype_size(from) == 8 && !dtype_is_float(from) ? VM_MOVE8 : vm_number(VM_CASTS, DTYPE_INDEX, from), t->where[v],
+        at(t, i->a));
     break;
   }
   case L_IOTA: {
     uint16_t d = result(t, v, is_uniform(t, i));
-    ADD(i->dtype == QN_bool ? VM_IOTAB : VM_IOTA1 + (uint32_t)size_class(i->dtype), d, at(t, i->a),
+    ADD(dtype_is_bool(i->dtype) ? VM_IOTAB : VM_IOTA1 + (uint32_t)size_class(i->dtype), d, at(t, i->a),
         t->vec ? or_zero(t, i->b) : number(t, 0));
     break;
   }
@@ -892,7 +893,7 @@ static void first_cells(const block_call *c, const block_phase *ph, uint64_t *ce
     case CELL_INT: cells[i] = (uint64_t)c->ints[from->value]; break;
     case CELL_SCALAR:
       memcpy(&cells[i], &c->scalars[from->value], sizeof cells[i]);
-      if (from->dtype == QN_bool) cells[i] = cells[i] != 0;
+      if (dtype_is_bool(from->dtype)) cells[i] = cells[i] != 0;
       break;
     case CELL_LAUNCH: cells[i] = (uint64_t)c->values[from->value]; break;
     case CELL_BUFFER: cells[i] = c->buffers[from->value]; break;

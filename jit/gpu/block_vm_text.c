@@ -51,7 +51,7 @@ static bool prim(writer *w, char name[48], int op, int dtype) {
 static bool reduces(int op, int dtype) {
   switch (op) {
   case KOP_add:
-  case KOP_mul: return dtype != QN_bool;
+  case KOP_mul: return !dtype_is_bool(dtype);
   case KOP_min:
   case KOP_max: return true;
   case KOP_and:
@@ -60,7 +60,7 @@ static bool reduces(int op, int dtype) {
   default: return false;
   }
 }
-static bool computes(const writer *w, int dtype) { return has(w, dtype) && dtype != QN_f16 && dtype != QN_bf16; }
+static bool computes(const writer *w, int dtype) { return has(w, dtype) && !dtype_is_narrow(dtype); }
 
 /* ---- lists: #define NAME(X) X(...) X(...) ---------------------------------------------------------------------------------- */
 
@@ -99,7 +99,7 @@ static void list_ops(writer *w, const char *list, int arity, bool slow) {
     for (int d = 0; d < QN_DTYPE_COUNT && math_rows[fn].arity == arity; d++) {
       uint8_t in[2] = {(uint8_t)d, (uint8_t)d}, to = (uint8_t)d;
       if (math_rows[fn].kind == MATH_IS_WORD) in[0] = QN_u64;
-      if (math_rows[fn].kind == MATH_IS_TEST) to = QN_bool;
+      if (math_rows[fn].kind == MATH_IS_TEST) to = DTYPE_TEST;
       if (!has(w, in[0]) || !has(w, d) || math_misuse((uint8_t)fn, to, in, arity)) continue;
       math_name(name, sizeof name, (math_id)fn, (qn_dtype)to, (qn_dtype)in[0]);
       if (use(w, name))
@@ -178,7 +178,7 @@ static void define_types(writer *w) {
     const char *T = type_of(d);
     if (!computes(w, d)) continue;
     if (dtype_is_float((qn_dtype)d)) {
-      const char *U = d == QN_f32 ? "u32" : "u64";
+      const char *U = dtype_size(d) == 4 ? "u32" : "u64";
       snprintf(name, sizeof name, "bitcast_%s_%s", T, U);
       snprintf(add, sizeof add, "bitcast_%s_%s", U, T);
       if (use(w, name) && use(w, add))
@@ -186,7 +186,7 @@ static void define_types(writer *w) {
       if (prim(w, name, KOP_fma, d)) text_addf(w->out, "#define DOT_%s(x, y, s) %s(x, y, s)\n", T, name);
     } else {
       text_addf(w->out, "#define BITS_%s(x) ((u64)(%s)(x))\n#define FROM_%s(w) ((%s)(w))\n", T, T, T, T);
-      if (d != QN_bool && prim(w, name, KOP_mul, d) && prim(w, add, KOP_add, d))
+      if (!dtype_is_bool(d) && prim(w, name, KOP_mul, d) && prim(w, add, KOP_add, d))
         text_addf(w->out, "#define DOT_%s(x, y, s) %s(s, %s(x, y))\n", T, add, name);
     }
   }
@@ -201,16 +201,16 @@ static void list_dots(writer *w) {
   for (int k = 0; k < 2; k++) {
     begin(w, lists[k].list);
     for (int d = 0; d < QN_DTYPE_COUNT; d++)
-      if (computes(w, d) && d != QN_bool)
+      if (computes(w, d) && !dtype_is_bool(d))
         text_addf(w->out, " X(%d, %s)", k ? listed(w, lists[k].base + d) : d, type_of(d));
     end(w);
   }
   begin(w, "VM_TILES");
   for (int d = 0; d < QN_DTYPE_COUNT; d++) {
-    bool half = d == QN_f16 || d == QN_bf16;
-    int to = half ? QN_f32 : d;
+    bool half = dtype_is_narrow(d);
+    int to = dtype_compute(d);
     char add[48];
-    if (!has(w, d) || d == QN_bool || !prim(w, add, KOP_add, to)) continue;
+    if (!has(w, d) || dtype_is_bool(d) || !prim(w, add, KOP_add, to)) continue;
     snprintf(name, sizeof name, "cast_%s_f32", type_of(d));
     if (half && !use(w, name)) continue;
     text_addf(w->out, " X(%d, %s, %s, %s, %s)", listed(w, VM_TILED + d), type_of(d), type_of(to),

@@ -89,7 +89,7 @@ device_answer gpu_compress(qn_vm *vm, const qn_array *x, const qn_array *mask, q
     to->shape[0] = count;
     to->size = shape_strides(rank, shape, to->strides);
   } else if (ok) {
-    to = *made = array_new_on(vm, mask->device, x ? (qn_dtype)x->dtype : QN_i64, rank, shape);
+    to = *made = array_new_on(vm, mask->device, x ? (qn_dtype)x->dtype : DTYPE_INDEX, rank, shape);
     ok = own = to != NULL;
   }
   bool stored = ok && (!count || store(vm, s, &w, x, to));

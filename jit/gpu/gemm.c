@@ -242,7 +242,7 @@ static cublasStatus_t ask(gpu_stream *s, const product *x, const CUdeviceptr at[
                           CUstream stream) {
   static const float one_f32 = 1, zero_f32 = 0;
   static const double one_f64 = 1, zero_f64 = 0;
-  bool wide = x->is.dtype == QN_f64;
+  bool wide = dtype_size(x->is.dtype) == 8;
   void *a = (void *)(uintptr_t)at[1], *b = (void *)(uintptr_t)at[0], *d = (void *)(uintptr_t)at[2];
   return s->engine->libraries.lt.cublasLtMatmul(s->device->products->handle, x->desc,
                                                 wide ? (const void *)&one_f64 : &one_f32, a, x->a, b, x->b,

@@ -24,14 +24,14 @@ const char *gpu_recurrence_text(void) { return recurrence_source; }
 device_answer gpu_recurrence(qn_vm *vm, qn_array *to, const qn_array *by, const qn_array *plus, int axis, bool reverse,
                              bool exclusive) {
   if (plus->size == 0) return DEVICE_DONE;
-  if (plus->dtype != QN_f32 && plus->dtype != QN_f64) return DEVICE_REFUSES;
+  if (!dtype_is_float(plus->dtype) || dtype_is_narrow(plus->dtype)) return DEVICE_REFUSES;
   recurrence_words w = {.a = (uint64_t)(uintptr_t)array_data(by),
                         .b = (uint64_t)(uintptr_t)array_data(plus),
                         .to = (uint64_t)(uintptr_t)array_data(to),
                         .n = plus->shape[axis],
                         .inner = plus->strides[axis],
                         .chains = plus->size / plus->shape[axis],
-                        .wide = plus->dtype == QN_f64,
+                        .wide = dtype_size(plus->dtype) == 8,
                         .reverse = reverse,
                         .exclusive = exclusive};
   if (w.n > LONG_CHAIN && w.chains < FEW_CHAINS) return DEVICE_REFUSES;

@@ -35,17 +35,6 @@ static const gpu_code *code_of(qn_vm *vm, gpu_stream *s) {
   return gpu_text_code(vm, s, sort_source, SORT_HASH, SORT_KERNELS, &s->sorts);
 }
 
-/* The bits of infinity; 0: no floats. */
-static uint64_t infinity_of(qn_dtype d) {
-  switch ((int)d) {
-  case QN_f16: return 0x7c00;
-  case QN_bf16: return 0x7f80;
-  case QN_f32: return 0x7f800000;
-  case QN_f64: return 0x7ff0000000000000u;
-  default: return 0;
-  }
-}
-
 static bool launch(qn_vm *vm, gpu_stream *s, int kernel, int64_t instances, sort_words *w) {
   return gpu_text_launch(vm, s, s->sorts, kernel, instances, w);
 }
@@ -100,10 +89,10 @@ device_answer gpu_sort(qn_vm *vm, qn_array *out, const qn_array *x, int axis, bo
   if (!code_of(vm, s)) return DEVICE_REFUSES;
   sort_words w = {.x = (uint64_t)(uintptr_t)array_data(x),
                   .out = (uint64_t)(uintptr_t)array_data(out),
-                  .infinity = infinity_of((qn_dtype)x->dtype),
+                  .infinity = dtype_is_float((qn_dtype)x->dtype) ? dtype_infinity((qn_dtype)x->dtype) : 0,
                   .n = 1,
                   .size = (int)dtype_size((qn_dtype)x->dtype),
-                  .is_signed = x->dtype != QN_bool && x->dtype != QN_u8,
+                  .is_signed = dtype_is_signed(x->dtype) || dtype_is_float(x->dtype),
                   .descending = descending,
                   .indices = indices};
   for (int k = 0; k < x->rank; k++) {

@@ -151,7 +151,7 @@ static uint32_t expanded(batching *c, int k) {
 /* The number of the lane, [lanes, 1 ..] to go with index operands of `rank` axes in a lane. */
 static uint32_t lane_number(batching *c, int rank) {
   if (rank + 1 > ARRAY_MAX_RANK) return refuse_rank(c, rank + 1);
-  op_attr attr = {.dtype = QN_i64, .axes = 1, .n = (uint8_t)(rank + 1), .d = {c->b->lanes}};
+  op_attr attr = {.dtype = DTYPE_INDEX, .axes = 1, .n = (uint8_t)(rank + 1), .d = {c->b->lanes}};
   for (int i = 0; i < rank; i++) attr.d[1 + i] = 1;
   return make(c, OP_iota, NULL, 0, &attr);
 }
@@ -162,9 +162,9 @@ static uint32_t lane_number(batching *c, int rank) {
 static uint32_t batch_elementwise(batching *c) {
   uint32_t in[3] = {0};
   bool read = c->op == OP_cast && (c->attr.flags & ATTR_WEAK) && !lane_type(c, 0)->weak;
-  if ((c->type.weak && c->type.dtype == QN_i64) || (read && c->type.dtype != QN_f64))
+  if ((c->type.weak && c->type.dtype == WEAK_INT) || (read && c->type.dtype != WEAK_FLOAT))
     return refuse(c, E_not_batched, "vmap: a host %s cannot differ from lane to lane; keep it in an array",
-                  c->type.dtype == QN_i64 ? "integer" : "bool");
+                  c->type.dtype == WEAK_INT ? "integer" : "bool");
   for (int k = 0; k < c->nin; k++) in[k] = aligned(c, k, c->type.rank);
   if (c->op != OP_cast && c->op != OP_fit) return make(c, c->op, in, c->nin, &c->attr);
   if (!in[0]) return 0;
@@ -231,8 +231,8 @@ static uint32_t batch_pad(batching *c) {
   if (whole(c, 0)) give_entry(c, 3, none);
   uint32_t padded = make2(c, OP_pad, operand(c, 0), number, &c->attr);
   if (!whole(c, 1)) return padded;
-  uint32_t off = graph_const_scalar(c->g, QN_bool, false, 0, 0, c->site),
-           on = graph_const_scalar(c->g, QN_bool, false, 1, 1, c->site);
+  uint32_t off = graph_const_scalar(c->g, DTYPE_TEST, false, 0, 0, c->site),
+           on = graph_const_scalar(c->g, DTYPE_TEST, false, 1, 1, c->site);
   uint32_t added = make2(c, OP_pad, shaped(c, OP_broadcast, off, x.rank, x.shape), on, &lane);
   const uint32_t in[] = {added, aligned(c, 1, c->type.rank), padded};
   return make(c, OP_where, in, 3, NULL);

@@ -10,23 +10,14 @@
 
 /* Is the integer a value of the float dtype? */
 static bool exact_in_float(qn_dtype to, int64_t i) {
-  int64_t limit = to == QN_f64 ? (int64_t)1 << 53 : to == QN_f32 ? 1 << 24 : to == QN_f16 ? 1 << 11 : 1 << 8;
+  int64_t limit = (int64_t)1 << dtype_rows[to].digits;
   return i >= -limit && i <= limit;
-}
-
-static double round_to(qn_dtype d, double x) {
-  switch (d) {
-  case QN_f16: return f16_to_f32(f32_to_f16((float)x));
-  case QN_bf16: return bf16_to_f32(f32_to_bf16((float)x));
-  case QN_f32: return (float)x;
-  default: return x;
-  }
 }
 
 static bool fold_cast(op_id op, const graph_type *type, qn_value x, void *out) {
   qn_dtype d = (qn_dtype)type->dtype;
   if (op == OP_fit && !dtype_holds(d, x)) return false;
-  if (d == QN_bool) {
+  if (dtype_is_bool(d)) {
     dtype_store(d, out, value_bool(value_is(x, TAG_FLOAT) ? x.u.f != 0 : x.u.i != 0));
     return true;
   }
@@ -73,8 +64,7 @@ static bool fold_float(op_id op, qn_dtype d, const double *x, double *out) {
   case OP_sqrt: *out = sqrt(x[0]); break;
   default: return false;
   }
-  if (dtype_size(d) == 2) *out = (float)*out; /* rounded to f32 first, as kernels do */
-  *out = round_to(d, *out);
+  *out = dtype_round(d, dtype_round(dtype_compute(d), *out)); /* as kernels do */
   return true;
 }
 
@@ -109,16 +99,8 @@ static bool compare(op_id op, int order, bool ordered) {
 
 /* The low bytes of an integer, wrapped into its dtype. */
 static void store_wrapped(qn_dtype d, int64_t i, void *out) {
-  if (d == QN_bool)
-    dtype_store(d, out, value_bool(i != 0));
-  else if (d == QN_u8 || d == QN_i8)
-    memcpy(out, &(uint8_t){(uint8_t)i}, 1);
-  else if (d == QN_i16)
-    memcpy(out, &(uint16_t){(uint16_t)i}, 2);
-  else if (d == QN_i32)
-    memcpy(out, &(uint32_t){(uint32_t)i}, 4);
-  else
-    memcpy(out, &i, 8);
+  if (dtype_is_bool(d)) i = i != 0;
+  memcpy(out, &i, dtype_size(d));
 }
 
 bool fold_scalar(op_id op, const graph_type *type, const graph_type *operands, const void *const *data, int nin,
@@ -143,11 +125,11 @@ bool fold_scalar(op_id op, const graph_type *type, const graph_type *operands, c
   if (op >= OP_eq && op <= OP_ge) {
     bool isfloat = dtype_is_float(compute), ordered = !isfloat || (f[0] == f[0] && f[1] == f[1]);
     int order = isfloat ? (f[0] > f[1]) - (f[0] < f[1]) : (x[0] > x[1]) - (x[0] < x[1]);
-    dtype_store(QN_bool, out, value_bool(compare(op, order, ordered)));
+    dtype_store(DTYPE_TEST, out, value_bool(compare(op, order, ordered)));
     return true;
   }
   if (op == OP_invert) {
-    store_wrapped(compute, compute == QN_bool ? !x[0] : ~x[0], out);
+    store_wrapped(compute, dtype_is_bool(compute) ? !x[0] : ~x[0], out);
     return true;
   }
   if (dtype_is_float(compute)) {

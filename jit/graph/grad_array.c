@@ -75,7 +75,7 @@ void grad_prod(grad_ctx *c) {
 
 /* Equal shares to all elements that are the extremum. Shares of f16 and bf16 are counted in f32. */
 void grad_max(grad_ctx *c) {
-  qn_dtype d = (qn_dtype)c->type.dtype, wide = dtype_size(d) == 2 ? QN_f32 : d;
+  qn_dtype d = (qn_dtype)c->type.dtype, wide = dtype_compute(d);
   uint32_t taken = make2(c, OP_eq, c->in[0], keep_axes(c, c->node));
   op_attr attr = {.axes = c->attr.axes, .keepdims = 1};
   uint32_t count = make1_attr(c, OP_sum, grad_cast_to(c, taken, wide), &attr);
@@ -149,14 +149,14 @@ void grad_recurrence(grad_ctx *c) {
 void grad_cummax(grad_ctx *c) {
   graph_type x = grad_type_of(c, c->in[0]);
   bool reverse = c->attr.flags & ATTR_REVERSE;
-  op_attr inclusive = c->attr, scan = c->attr, where = {.dtype = QN_i64, .axes = c->attr.axes, .n = x.rank};
+  op_attr inclusive = c->attr, scan = c->attr, where = {.dtype = DTYPE_INDEX, .axes = c->attr.axes, .n = x.rank};
   inclusive.flags &= (uint8_t)~ATTR_EXCLUSIVE;
   memcpy(where.d, x.shape, x.rank * sizeof *where.d);
   uint32_t extremum = c->attr.flags & ATTR_EXCLUSIVE ? make1_attr(c, c->op, c->in[0], &inclusive) : c->node;
   uint32_t position = graph_op(c->g, OP_iota, NULL, 0, &where, c->site);
   if (reverse) position = make1(c, OP_neg, position);
-  uint32_t nowhere = graph_const_scalar(c->g, QN_i64, false, 0, -((int64_t)1 << 62), c->site);
-  uint32_t start = graph_const_scalar(c->g, QN_i64, false, 0, 0, c->site);
+  uint32_t nowhere = graph_const_scalar(c->g, DTYPE_INDEX, false, 0, -((int64_t)1 << 62), c->site);
+  uint32_t start = graph_const_scalar(c->g, DTYPE_INDEX, false, 0, 0, c->site);
   position = make3(c, OP_where, make2(c, OP_eq, c->in[0], extremum), position, nowhere);
   position = make1_attr(c, OP_cummax, position, &scan);
   uint32_t known = make2(c, OP_gt, position, nowhere); /* false before the first element, and after nan */
@@ -262,7 +262,7 @@ static uint32_t window_slices(grad_ctx *c, const graph_type *x, uint32_t ct, int
 
 /* The windows' elements one after the other, in the axis's place, with the places that they came from. */
 static uint32_t window_places(grad_ctx *c, const graph_type *x, uint32_t ct, int axis) {
-  graph_type rows = grad_type_of(c, ct), places = {.dtype = QN_i64, .rank = 2}, column;
+  graph_type rows = grad_type_of(c, ct), places = {.dtype = DTYPE_INDEX, .rank = 2}, column;
   qn_dim windows = rows.shape[axis], all = dim_mul(dims_of(c), windows, c->attr.d[0]);
   int order[ARRAY_MAX_RANK], last = rows.rank - 1;
   for (int i = 0, from = 0; i < rows.rank; i++) order[i] = i == axis + 1 ? last : from++;
@@ -274,11 +274,11 @@ static uint32_t window_places(grad_ctx *c, const graph_type *x, uint32_t ct, int
   places.shape[1] = c->attr.d[0];
   uint32_t at[2];
   for (int i = 0; i < 2; i++) {
-    op_attr number = {.dtype = QN_i64, .axes = (uint8_t)(1 << i), .n = 2, .d = {places.shape[0], places.shape[1]}};
-    uint32_t step = graph_const_scalar(c->g, QN_i64, false, 0, c->attr.d[1 + i], c->site);
+    op_attr number = {.dtype = DTYPE_INDEX, .axes = (uint8_t)(1 << i), .n = 2, .d = {places.shape[0], places.shape[1]}};
+    uint32_t step = graph_const_scalar(c->g, DTYPE_INDEX, false, 0, c->attr.d[1 + i], c->site);
     at[i] = make2(c, OP_mul, graph_op(c->g, OP_iota, NULL, 0, &number, c->site), step);
   }
-  column = (graph_type){.dtype = QN_i64, .rank = x->rank};
+  column = (graph_type){.dtype = DTYPE_INDEX, .rank = x->rank};
   for (int i = 0; i < x->rank; i++) column.shape[i] = i == axis ? all : 1;
   uint32_t place = broadcast_to(c, grad_reshape_to(c, make2(c, OP_add, at[0], at[1]), &column), &rows);
   graph_type wide = *x;
@@ -292,7 +292,7 @@ void grad_window(grad_ctx *c) {
   graph_type x = grad_type_of(c, c->in[0]);
   qn_dtype d = (qn_dtype)x.dtype;
   int axis = __builtin_ctz(c->attr.axes);
-  uint32_t ct = grad_cast_to(c, c->ct, dtype_size(d) == 2 ? QN_f32 : d);
+  uint32_t ct = grad_cast_to(c, c->ct, dtype_compute(d));
   if (!ct) return;
   uint32_t sum = c->attr.d[0] <= WINDOW_UNROLLED ? window_slices(c, &x, ct, axis) : window_places(c, &x, ct, axis);
   c->out[0] = grad_cast_to(c, sum, d);
@@ -308,8 +308,8 @@ void grad_pad(grad_ctx *c) {
   }
   if (grad_wants(c, 0)) c->out[0] = make1_attr(c, OP_slice, c->ct, &slice);
   if (grad_wants(c, 1)) { /* the sum over the elements that were added */
-    inside.dtype = QN_bool;
-    const uint32_t in[] = {grad_full(c, &inside, 0), graph_const_scalar(c->g, QN_bool, false, 1, 1, c->site)};
+    inside.dtype = DTYPE_TEST;
+    const uint32_t in[] = {grad_full(c, &inside, 0), graph_const_scalar(c->g, DTYPE_TEST, false, 1, 1, c->site)};
     uint32_t added = graph_op(c->g, OP_pad, in, 2, &c->attr, c->site);
     c->out[1] = make3(c, OP_where, added, c->ct, make_number(c, 0)); /* summed by the driver */
   }
@@ -355,12 +355,13 @@ void grad_index(grad_ctx *c) {
 /* Which of the values stored by a scatter stay: the last one stored to a place. Shaped to broadcast over the values; 0 where
  * there is only one. `values` has the shape of all values together. */
 static uint32_t last_stored(grad_ctx *c, int k, const graph_type *values) {
-  graph_type x = grad_type_of(c, c->in[0]), places = {.dtype = QN_i64, .rank = (uint8_t)k}, shape = {.dtype = QN_i64};
+  graph_type x = grad_type_of(c, c->in[0]), places = {.dtype = DTYPE_INDEX, .rank = (uint8_t)k},
+             shape = {.dtype = DTYPE_INDEX};
   shape.rank = (uint8_t)(values->rank - (x.rank - k));
   if (shape.rank == 0) return 0;
   memcpy(places.shape, x.shape, (size_t)k * sizeof *x.shape);
   memcpy(shape.shape, values->shape, shape.rank * sizeof *shape.shape);
-  op_attr count = {.dtype = QN_i64, .axes = 1, .n = 1, .d = {graph_elements(c->g, &shape)}};
+  op_attr count = {.dtype = DTYPE_INDEX, .axes = 1, .n = 1, .d = {graph_elements(c->g, &shape)}};
   uint32_t number = grad_reshape_to(c, graph_op(c->g, OP_iota, NULL, 0, &count, c->site), &shape);
   uint32_t stored = indexed(c, OP_scatter, grad_full(c, &places, 0), k, number, SCATTER_SET);
   uint32_t stays = make2(c, OP_eq, picked(c, stored, k), number);
@@ -387,11 +388,11 @@ static void scatter_mul(grad_ctx *c, int k, uint32_t none) {
   uint32_t v = c->in[k + 1];
   if (grad_wants(c, 0)) c->out[0] = make_smul(c, c->ct, indexed(c, OP_scatter, grad_full(c, &x, 1), k, v, SCATTER_MUL));
   if (!grad_wants(c, k + 1)) return;
-  counts.dtype = QN_i64;
+  counts.dtype = DTYPE_INDEX;
   uint32_t zero = make2(c, OP_eq, v, none), safe = make3(c, OP_where, zero, make_number(c, 1), v);
-  uint32_t zeros = indexed(c, OP_scatter, grad_full(c, &counts, 0), k, grad_cast_to(c, zero, QN_i64), SCATTER_ADD);
+  uint32_t zeros = indexed(c, OP_scatter, grad_full(c, &counts, 0), k, grad_cast_to(c, zero, DTYPE_INDEX), SCATTER_ADD);
   uint32_t nonzero = indexed(c, OP_scatter, c->in[0], k, safe, SCATTER_MUL);
-  uint32_t one = graph_const_scalar(c->g, QN_i64, false, 0, 1, c->site);
+  uint32_t one = graph_const_scalar(c->g, DTYPE_INDEX, false, 0, 1, c->site);
   uint32_t single = make3(c, OP_where, make2(c, OP_eq, picked(c, zeros, k), one), picked(c, nonzero, k), none);
   uint32_t others = make3(c, OP_where, zero, single, make2(c, OP_div, picked(c, c->node, k), safe));
   c->out[k + 1] = make_smul(c, picked(c, c->ct, k), others);
@@ -399,7 +400,7 @@ static void scatter_mul(grad_ctx *c, int k, uint32_t none) {
 
 /* Equal shares to the old element and all values that are the extremum. */
 static void scatter_extremum(grad_ctx *c, int k, uint32_t none) {
-  qn_dtype d = (qn_dtype)c->type.dtype, wide = dtype_size(d) == 2 ? QN_f32 : d;
+  qn_dtype d = (qn_dtype)c->type.dtype, wide = dtype_compute(d);
   uint32_t old = make2(c, OP_eq, c->in[0], c->node), new = make2(c, OP_eq, c->in[k + 1], picked(c, c->node, k));
   uint32_t count = indexed(c, OP_scatter, grad_cast_to(c, old, wide), k, grad_cast_to(c, new, wide), SCATTER_ADD);
   uint32_t share = grad_cast_to(c, make2(c, OP_div, grad_cast_to(c, c->ct, wide), count), d);
@@ -448,7 +449,7 @@ void grad_slice_put(grad_ctx *c) {
 /* Cotangents go back to the coordinates of the true elements. nonzero gives as many as compress did: it has the same symbol. */
 void grad_compress(grad_ctx *c) {
   graph_type x = grad_type_of(c, c->in[0]), mask = grad_type_of(c, c->in[1]);
-  graph_type rows = {.dtype = QN_i64, .rank = 2, .shape = {c->type.shape[0], mask.rank}}, column = {.rank = 1};
+  graph_type rows = {.dtype = DTYPE_INDEX, .rank = 2, .shape = {c->type.shape[0], mask.rank}}, column = {.rank = 1};
   uint32_t in[ARRAY_MAX_RANK + 2] = {grad_full(c, &x, 0)};
   uint32_t where = graph_node_raw(c->g, OP_nonzero, &c->in[1], 1, NULL, rows, c->site);
   column.shape[0] = c->type.shape[0];

@@ -115,8 +115,8 @@ void grad_erf(grad_ctx *c) { by(c, times(c, TWO_OVER_SQRT_PI, make1(c, OP_exp, n
 static uint32_t widened(grad_ctx *c, graph_type *narrow) {
   *narrow = c->type;
   if (c->type.weak || dtype_size((qn_dtype)c->type.dtype) != 2) return c->in[0];
-  c->type.dtype = QN_f32;
-  return grad_cast_to(c, c->in[0], QN_f32);
+  c->type.dtype = dtype_compute(c->type.dtype);
+  return grad_cast_to(c, c->in[0], c->type.dtype);
 }
 
 /* The cotangent by a derivative that was computed on widened operands. */

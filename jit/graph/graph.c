@@ -131,8 +131,7 @@ uint32_t graph_const(graph *g, graph_type type, const void *data, uint32_t site)
 
 uint32_t graph_const_scalar(graph *g, qn_dtype dtype, bool weak, double f, int64_t i, uint32_t site) {
   char data[16] = {0};
-  qn_value v = dtype_is_float(dtype) ? value_float(f) : dtype == QN_bool ? value_bool(i != 0) : value_int(i);
-  dtype_store(dtype, data, v);
+  dtype_store(dtype, data, dtype_scalar(dtype, f, i));
   return graph_const(g, (graph_type){.dtype = (uint8_t)dtype, .weak = weak}, data, site);
 }
 
@@ -253,12 +252,14 @@ static uint32_t const_as(graph *g, uint32_t node, qn_dtype dtype, bool weak, uin
   qn_value v;
   if (n->type.rank || !n->type.weak || !graph_const_value(g, node, &v)) return 0;
   if (dtype_is_float((qn_dtype)n->type.dtype) && !dtype_is_float(dtype)) return 0;
-  if (n->type.dtype == QN_i64 && (dtype == QN_bool || ((v.u.i < 0 ? -(uint64_t)v.u.i : (uint64_t)v.u.i) > (1 << 24) &&
-                                                       dtype_is_float(dtype) && dtype_size(dtype) == 2)))
+  if (n->type.dtype == WEAK_INT &&
+      (dtype_is_bool(dtype) ||
+       ((v.u.i < 0 ? -(uint64_t)v.u.i : (uint64_t)v.u.i) > (1 << 24) && dtype_is_narrow(dtype))))
     return 0; /* a large integer as f16 or bf16 would be rounded by way of f32 */
   if (!dtype_holds(dtype, v)) return 0;
   double f = value_is(v, TAG_FLOAT) ? v.u.f : (double)v.u.i;
-  if (dtype == QN_f32 && !value_is(v, TAG_FLOAT)) f = (double)(float)v.u.i; /* rounded once */
+  if (dtype_is_float(dtype) && dtype_size(dtype) == 4 && !value_is(v, TAG_FLOAT))
+    f = (double)(float)v.u.i; /* rounded once */
   return graph_const_scalar(g, dtype, weak, f, value_is(v, TAG_FLOAT) ? 0 : v.u.i, site);
 }
 
@@ -301,19 +302,19 @@ static bool below_2_53(const graph *g, uint32_t n) {
  * lower 11 too, and so is what r differs from the upper ones. Not needed where a constant is so small that an equal int is one
  * that is not rounded (0 is returned then). */
 static uint32_t compare_mixed(graph *g, op_id op, const uint32_t *in, uint32_t site) {
-  bool turned = g->nodes[in[0]].type.dtype == QN_f64;
+  bool turned = g->nodes[in[0]].type.dtype == WEAK_FLOAT;
   uint32_t i = in[turned], f = in[!turned];
   if (below_2_53(g, i) || below_2_53(g, f)) return 0;
   if (turned) op = op == OP_lt ? OP_gt : op == OP_gt ? OP_lt : op == OP_le ? OP_ge : op == OP_ge ? OP_le : op;
   op_id strictly = op == OP_le ? OP_lt : op == OP_ge ? OP_gt : op;
 #define OP2(op, a, b) graph_op(g, op, (uint32_t[2]){a, b}, 2, NULL, site)
-  uint32_t r = convert(g, i, QN_f64, true, site);
-  uint32_t low = OP2(OP_bitand, i, graph_const_scalar(g, QN_i64, true, 0, 2047, site));
-  uint32_t high = OP2(OP_bitand, i, graph_const_scalar(g, QN_i64, true, 0, ~(int64_t)2047, site));
+  uint32_t r = convert(g, i, WEAK_FLOAT, true, site);
+  uint32_t low = OP2(OP_bitand, i, graph_const_scalar(g, WEAK_INT, true, 0, 2047, site));
+  uint32_t high = OP2(OP_bitand, i, graph_const_scalar(g, WEAK_INT, true, 0, ~(int64_t)2047, site));
   if (!r || !low || !high) return fail(g);
   uint32_t lost =
-      OP2(OP_sub, convert(g, low, QN_f64, true, site), OP2(OP_sub, r, convert(g, high, QN_f64, true, site)));
-  uint32_t lost_test = OP2(op, lost, graph_const_scalar(g, QN_f64, true, 0.0, 0, site));
+      OP2(OP_sub, convert(g, low, WEAK_FLOAT, true, site), OP2(OP_sub, r, convert(g, high, WEAK_FLOAT, true, site)));
+  uint32_t lost_test = OP2(op, lost, graph_const_scalar(g, WEAK_FLOAT, true, 0.0, 0, site));
   if (op == OP_ne) return OP2(OP_bitor, OP2(OP_ne, r, f), lost_test);
   uint32_t tie = OP2(OP_bitand, OP2(OP_eq, r, f), lost_test);
   return op == OP_eq ? tie : OP2(OP_bitor, OP2(strictly, r, f), tie);
@@ -334,8 +335,8 @@ uint32_t graph_op(graph *g, op_id op, const uint32_t *in, int nin, const op_attr
   op_types o;
   op_refusal why;
   if (!op_infer(&g->dims, op, types, nin, attr, &o, &why)) return fail(g);
-  if (o.weak && op_rows[op].dtype_rule == DT_compare && types[0].dtype != types[1].dtype && o.compute == QN_f64 &&
-      (types[0].dtype == QN_i64 || types[1].dtype == QN_i64)) {
+  if (o.weak && op_rows[op].dtype_rule == DT_compare && types[0].dtype != types[1].dtype && o.compute == WEAK_FLOAT &&
+      (types[0].dtype == WEAK_INT || types[1].dtype == WEAK_INT)) {
     uint32_t exact = compare_mixed(g, op, in, site);
     if (exact || g->failed) return exact;
   }
@@ -343,9 +344,9 @@ uint32_t graph_op(graph *g, op_id op, const uint32_t *in, int nin, const op_attr
     nodes[i] = in[i];
     switch (op_operand_role(op, i, nin)) {
     case ROLE_DATA: nodes[i] = convert(g, in[i], o.compute, o.weak, site); break;
-    case ROLE_CONDITION: nodes[i] = convert(g, in[i], QN_bool, o.weak, site); break;
+    case ROLE_CONDITION: nodes[i] = convert(g, in[i], DTYPE_TEST, o.weak, site); break;
     case ROLE_INDEX:
-      if (types[i].weak) nodes[i] = convert(g, in[i], QN_i64, false, site);
+      if (types[i].weak) nodes[i] = convert(g, in[i], DTYPE_INDEX, false, site);
       break;
     case ROLE_AS_IS:
     case ROLE_KEY: break;

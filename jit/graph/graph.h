@@ -202,7 +202,7 @@ bool graph_const_value(const graph *g, uint32_t node, qn_value *value);
 
 /* Ops of host ints that are errors where the result does not fit 64 bits. (Arrays of ints wrap.) */
 static inline bool host_ints_fail(const graph_node *n) {
-  if (!n->type.weak || n->type.dtype != QN_i64) return false;
+  if (!n->type.weak || n->type.dtype != WEAK_INT) return false;
   switch ((op_id)n->op) {
   case OP_add:
   case OP_sub:
@@ -229,7 +229,7 @@ static inline bool graph_node_fallible(const graph *g, const graph_node *n) {
   case RAISES_shift:
   case RAISES_bounds: return true;
   case RAISES_to_int: return dtype_is_float((qn_dtype)x->type.dtype) && dtype_is_int((qn_dtype)n->type.dtype);
-  case RAISES_weak_range: return x->kind != NODE_CONST && n->type.dtype != x->type.dtype && n->type.dtype != QN_f64;
+  case RAISES_weak_range: return x->kind != NODE_CONST && n->type.dtype != x->type.dtype && n->type.dtype != WEAK_FLOAT;
   }
   return false;
 }

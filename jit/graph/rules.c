@@ -126,7 +126,7 @@ static uint32_t times_inverse(rewriter *r, const graph_node *n, double c) {
 
 static uint32_t rule_div_power_of_two(rewriter *r, const graph_node *n) {
   double c = divisor(r, n);
-  int exponent, most = n->type.dtype == QN_f64 ? 1022 : n->type.dtype == QN_f16 ? 14 : 126;
+  int exponent, most = dtype_bias(n->type.dtype) - 1;
   if (c == 0 || fabs(frexp(c, &exponent)) != 0.5) return 0;
   return exponent - 1 >= -most && exponent - 1 <= most ? times_inverse(r, n, c) : 0;
 }
@@ -161,7 +161,7 @@ static uint32_t rule_neg_neg(rewriter *r, const graph_node *n) {
 static uint32_t rule_abs_sign(rewriter *r, const graph_node *n) {
   if (is_op(r, n->in[0], OP_abs)) return n->in[0];
   const graph_node *x = is_op(r, n->in[0], OP_neg);
-  uint32_t inner = x && !can_overflow(n) && n->type.dtype != QN_u8 ? x->in[0] : 0;
+  uint32_t inner = x && !can_overflow(n) && (is_float(n) || dtype_is_signed(n->type.dtype)) ? x->in[0] : 0;
   return inner ? rewrite_op(r, OP_abs, &inner, 1, NULL, n->site) : 0;
 }
 
@@ -179,7 +179,7 @@ static uint32_t rule_round_again(rewriter *r, const graph_node *n) {
 /* ---- bits and choices ------------------------------------------------------------------------------------------------------ */
 
 static uint32_t rule_bitand_ones(rewriter *r, const graph_node *n) {
-  int64_t ones = n->type.dtype == QN_bool ? 1 : n->type.dtype == QN_u8 ? 255 : -1;
+  int64_t ones = dtype_is_signed(n->type.dtype) ? -1 : (int64_t)dtype_max(n->type.dtype);
   return shaped_if(r, n, other_of_number(r, n, 0, ones));
 }
 
@@ -220,17 +220,6 @@ static uint32_t rule_where_nested(rewriter *r, const graph_node *n) {
 
 /* ---- casts ------------------------------------------------------------------------------------------------------------------ */
 
-/* Is every value of one dtype a value of the other? */
-static bool holds_all(qn_dtype from, qn_dtype to) {
-  static const uint8_t bits[] = {[QN_bool] = 1, [QN_u8] = 8, [QN_i8] = 7, [QN_i16] = 15, [QN_i32] = 31, [QN_i64] = 63};
-  static const uint8_t mantissa[] = {[QN_f16] = 11, [QN_bf16] = 8, [QN_f32] = 24, [QN_f64] = 53};
-  if (from == to) return true;
-  if (dtype_is_float(from)) return to == QN_f64 || (to == QN_f32 && dtype_size(from) == 2);
-  if (dtype_is_float(to)) return bits[from] <= mantissa[to];
-  if (to == QN_bool || (to == QN_u8 && from != QN_bool)) return false;
-  return bits[from] <= bits[to];
-}
-
 static uint32_t rule_cast_same(rewriter *r, const graph_node *n) {
   return graph_type_same(&at(r, n->in[0])->type, &n->type) ? n->in[0] : 0;
 }
@@ -241,9 +230,9 @@ static uint32_t rule_cast_exact(rewriter *r, const graph_node *n) {
   uint32_t x = inner->in[0];
   qn_dtype from = (qn_dtype)at(r, x)->type.dtype, to = (qn_dtype)n->type.dtype;
   qn_dtype between = (qn_dtype)inner->type.dtype;
-  if (!holds_all(from, between)) return 0;
+  if (!dtype_contains(between, from)) return 0;
   /* From floats to integers there is a check: it may go only where it cannot fail. Between integers there is none. */
-  if (dtype_is_float(between) && dtype_is_int(to) && !holds_all(from, to)) return 0;
+  if (dtype_is_float(between) && dtype_is_int(to) && !dtype_contains(to, from)) return 0;
   if (at(r, x)->type.weak && !n->type.weak && from == to) return 0; /* a weak one is not an array */
   return rewrite_op(r, OP_cast, &x, 1, n->attr, n->site);
 }
@@ -316,7 +305,7 @@ static uint32_t rule_reduce_in_turn(rewriter *r, const graph_node *n) {
     first.shape[first.rank++] = t.shape[a];
   }
   qn_dtype d = (qn_dtype)n->type.dtype, partial = d;
-  if ((n->op == OP_sum || n->op == OP_prod) && dtype_is_float(d) && dtype_size(d) < 4) partial = QN_f32;
+  if (n->op == OP_sum || n->op == OP_prod) partial = dtype_compute(d);
   op_attr to = {.dtype = partial};
   if (t.dtype != partial) x = rewrite_op(r, OP_cast, &x, 1, &to, n->site);
   if (x) x = rewrite_op(r, (op_id)n->op, &x, 1, &now, n->site);

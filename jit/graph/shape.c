@@ -59,7 +59,7 @@ static const char *shape_words(const infer *f, int rank, const qn_dim *shape, ch
 
 /* "f32[4, 3]", or "float" for a weak operand */
 static const char *type_words(const infer *f, const graph_type *t, char *to) {
-  if (t->weak) return t->dtype == QN_bool ? "bool" : t->dtype == QN_i64 ? "int" : "float";
+  if (t->weak) return dtype_is_bool(t->dtype) ? "bool" : t->dtype == WEAK_INT ? "int" : "float";
   char shape[WORDS];
   snprintf(to, WORDS, "%s%s", dtype_rows[t->dtype].name, shape_words(f, t->rank, t->shape, shape));
   return to;
@@ -67,7 +67,7 @@ static const char *type_words(const infer *f, const graph_type *t, char *to) {
 
 /* "f32", or "float" for a weak operand */
 static const char *dtype_words(const graph_type *t) {
-  if (t->weak) return t->dtype == QN_bool ? "bool" : t->dtype == QN_i64 ? "int" : "float";
+  if (t->weak) return dtype_is_bool(t->dtype) ? "bool" : t->dtype == WEAK_INT ? "int" : "float";
   return dtype_rows[t->dtype].name;
 }
 
@@ -111,13 +111,12 @@ op_role op_operand_role(op_id op, int i, int nin) {
 }
 
 /* What a weak dtype becomes where no array beside it decides. */
-static qn_dtype array_dtype(qn_dtype weak) { return weak == QN_f64 ? QN_f32 : weak; }
 
 static operand_type operand(const infer *f, int i) { return (operand_type){(qn_dtype)f->in[i].dtype, f->in[i].weak}; }
 
 /* Promotion of the data operands. */
 static operand_type promotion(const infer *f) {
-  operand_type p = {QN_bool, true};
+  operand_type p = {WEAK_BOOL, true};
   bool any = false;
   for (int i = 0; i < f->nin; i++) {
     if (op_operand_role(f->op, i, f->nin) != ROLE_DATA) continue;
@@ -132,8 +131,8 @@ static bool answer(const infer *f, operand_type compute, qn_dtype result) {
   bool weak = compute.weak && f->row->klass == CLASS_POINTWISE;
   for (int i = 0; i < f->nin; i++) weak &= f->in[i].weak;
   f->out->weak = f->out->result.weak = weak;
-  f->out->compute = compute.weak && !weak ? array_dtype(compute.dtype) : compute.dtype;
-  if (compute.weak && !weak && result == compute.dtype) result = array_dtype(result);
+  f->out->compute = compute.weak && !weak ? dtype_of_weak(compute.dtype) : compute.dtype;
+  if (compute.weak && !weak && result == compute.dtype) result = dtype_of_weak(result);
   f->out->result.dtype = (uint8_t)result;
   return true;
 }
@@ -144,7 +143,7 @@ static bool answer_same(const infer *f, operand_type compute) { return answer(f,
 
 static bool dtype_arith(const infer *f) {
   operand_type p = promotion(f);
-  if (p.dtype == QN_bool) p.dtype = QN_i64;
+  if (dtype_is_bool(p.dtype)) p.dtype = DTYPE_INT;
   return answer_same(f, p);
 }
 
@@ -152,12 +151,12 @@ static bool dtype_arith_keep(const infer *f) { return answer_same(f, promotion(f
 
 static bool dtype_div(const infer *f) { return answer_same(f, dtype_to_float(promotion(f))); }
 
-static bool dtype_compare(const infer *f) { return answer(f, promotion(f), QN_bool); }
+static bool dtype_compare(const infer *f) { return answer(f, promotion(f), DTYPE_TEST); }
 
 static bool dtype_bits(const infer *f) {
   bool bools = true, ints = true;
   for (int i = 0; i < f->nin; i++) {
-    bools &= f->in[i].dtype == QN_bool;
+    bools &= dtype_is_bool(f->in[i].dtype);
     ints &= dtype_is_int((qn_dtype)f->in[i].dtype);
   }
   if (bools || ints) return answer_same(f, promotion(f));
@@ -176,11 +175,11 @@ static bool dtype_ints(const infer *f) {
   return answer_same(f, promotion(f));
 }
 
-static bool dtype_test(const infer *f) { return answer(f, operand(f, 0), QN_bool); }
+static bool dtype_test(const infer *f) { return answer(f, operand(f, 0), DTYPE_TEST); }
 
 static bool check_condition(const infer *f, int i) {
   char a[WORDS];
-  if (f->in[i].dtype == QN_bool) return true;
+  if (dtype_is_bool(f->in[i].dtype)) return true;
   return refuse(f, E_dtype, "%s needs a bool condition, not %s; write the test, for example x != 0", op_words(f->op),
                 type_words(f, &f->in[i], a));
 }
@@ -190,9 +189,9 @@ static bool dtype_select(const infer *f) { return check_condition(f, 0) && answe
 /* May elements of operand `i` be stored into an array of operand 0's dtype? */
 static bool check_store(const infer *f, int i) {
   qn_dtype to = (qn_dtype)f->in[0].dtype, from = (qn_dtype)f->in[i].dtype;
-  if (f->in[0].weak) to = array_dtype(to);
-  if (from == QN_bool || dtype_is_float(to) || (dtype_is_int(from) && to != QN_bool)) return true;
-  if (to == QN_bool)
+  if (f->in[0].weak) to = dtype_of_weak(to);
+  if (dtype_is_bool(from) || dtype_is_float(to) || (dtype_is_int(from) && !dtype_is_bool(to))) return true;
+  if (dtype_is_bool(to))
     return refuse(f, E_dtype, "%s cannot store %s in a bool array; write the test, for example x != 0", op_words(f->op),
                   dtype_words(&f->in[i]));
   return refuse(f, E_dtype, "%s cannot store %s in an array of %s; convert one of them first", op_words(f->op),
@@ -226,18 +225,18 @@ static bool dtype_same(const infer *f) {
 
 static bool dtype_sum(const infer *f) {
   operand_type p = operand(f, 0);
-  if (!dtype_is_float(p.dtype)) p.dtype = QN_i64;
+  if (!dtype_is_float(p.dtype)) p.dtype = DTYPE_INT;
   return answer_same(f, p);
 }
 
 static bool dtype_index(const infer *f) {
   if (f->op == OP_nonzero && !check_condition(f, 0)) return false;
-  return answer(f, operand(f, 0), QN_i64);
+  return answer(f, operand(f, 0), DTYPE_INDEX);
 }
 
 static bool dtype_test_bool(const infer *f) {
   char a[WORDS];
-  if (f->in[0].dtype == QN_bool) return answer_same(f, operand(f, 0));
+  if (dtype_is_bool(f->in[0].dtype)) return answer_same(f, operand(f, 0));
   return refuse(f, E_dtype, "%s needs bools, not %s; write %s(x != 0)", f->row->name, type_words(f, &f->in[0], a),
                 f->row->name);
 }
@@ -245,13 +244,12 @@ static bool dtype_test_bool(const infer *f) {
 static bool dtype_attr(const infer *f) {
   qn_dtype d = (qn_dtype)f->attr->dtype;
   char a[WORDS];
-  if ((int)d >= DTYPE_PUBLIC) return refuse(f, E_dtype, "arrays cannot have the dtype number %d", (int)d);
+  if (!dtype_public((int)d)) return refuse(f, E_dtype, "arrays cannot have the dtype number %d", (int)d);
   f->out->result = (graph_type){.dtype = (uint8_t)d};
   f->out->compute = f->nin ? (qn_dtype)f->in[0].dtype : d;
   f->out->weak = false;
   if (f->op == OP_cast && (f->attr->flags & ATTR_WEAK)) {
-    if (d != QN_bool && d != QN_i64 && d != QN_f64)
-      return refuse(f, E_dtype, "a host number cannot be of dtype %s", dtype_rows[d].name);
+    if (!dtype_is_weak(d)) return refuse(f, E_dtype, "a host number cannot be of dtype %s", dtype_rows[d].name);
     if (f->in[0].rank)
       return refuse(f, E_rank, "a host number can be made from an array of rank 0, not from %s",
                     type_words(f, &f->in[0], a));
@@ -259,18 +257,18 @@ static bool dtype_attr(const infer *f) {
     f->out->result.weak = true;
   }
   if (f->op == OP_fit) {
-    bool fits = f->in[0].dtype == QN_bool || dtype_is_float(d) || (f->in[0].dtype == QN_i64 && d != QN_bool);
+    bool fits = dtype_is_bool(f->in[0].dtype) || dtype_is_float(d) || (f->in[0].dtype == WEAK_INT && !dtype_is_bool(d));
     if (!f->in[0].weak || !fits)
       return refuse(f, E_dtype, "%s cannot take the dtype %s", type_words(f, &f->in[0], a), dtype_rows[d].name);
   }
-  if (f->op == OP_iota && d == QN_bool) return refuse(f, E_dtype, "an index cannot be a bool");
-  if (f->op == OP_random_bits && d != QN_i64)
+  if (f->op == OP_iota && dtype_is_bool(d)) return refuse(f, E_dtype, "an index cannot be a bool");
+  if (f->op == OP_random_bits && d != DTYPE_INDEX)
     return refuse(f, E_dtype, "random bits are i64, not %s", dtype_rows[d].name);
   if ((f->op == OP_random_uniform || f->op == OP_random_normal) && !dtype_is_float(d))
     return refuse(f, E_dtype, "random numbers need a float dtype, not %s", dtype_rows[d].name);
   if (f->row->klass == CLASS_RANDOM)
     for (int i = 0; i < f->nin; i++)
-      if (f->in[i].dtype != QN_i64)
+      if (f->in[i].dtype != DTYPE_INDEX)
         return refuse(f, E_dtype, "the words of a key are i64 numbers, not %s", type_words(f, &f->in[i], a));
   return true;
 }

@@ -214,7 +214,7 @@ uint32_t rewrite_op(rewriter *r, op_id op, const uint32_t *in, int nin, const op
 uint32_t rewrite_number(rewriter *r, const graph_type *like, double f, int64_t i, uint32_t site) {
   char data[16] = {0};
   qn_dtype d = (qn_dtype)like->dtype;
-  dtype_store(d, data, dtype_is_float(d) ? value_float(f) : d == QN_bool ? value_bool(i != 0) : value_int(i));
+  dtype_store(d, data, dtype_scalar(d, f, i));
   graph_node c = {
       .kind = NODE_CONST, .site = site, .type = {.dtype = like->dtype, .weak = like->weak}, .payload.data = data};
   return share(r, &c);

@@ -69,17 +69,6 @@ static void print_type(const graph *g, const graph_type *t, text_buf *out) {
   text_adds(out, "]");
 }
 
-static void store_number(qn_dtype d, double x, void *to) {
-  uint16_t half;
-  float single = (float)x;
-  switch (d) {
-  case QN_f16: memcpy(to, (half = f64_to_f16(x), &half), 2); break;
-  case QN_bf16: memcpy(to, (half = f64_to_bf16(x), &half), 2); break;
-  case QN_f32: memcpy(to, &single, 4); break;
-  default: memcpy(to, &x, 8);
-  }
-}
-
 static void print_element(qn_dtype d, const char *p, text_buf *out) {
   qn_value v = dtype_load(d, p);
   if (value_is(v, TAG_BOOL)) {
@@ -90,10 +79,10 @@ static void print_element(qn_dtype d, const char *p, text_buf *out) {
     size_t from = out->len, size = dtype_size(d);
     char back[8];
     double x;
-    text_float(out, v.u.f, d != QN_f64);
+    text_float(out, v.u.f, dtype_compute(d));
     if (out->failed) return;
     if (float_parse(out->text + from, out->len - from, &x)) {
-      store_number(d, x, back);
+      dtype_store(d, back, value_float(x));
       if (memcmp(back, p, size) == 0) return;
     }
     out->len = from;
@@ -620,7 +609,7 @@ static bool element(parser *p, qn_dtype d, char *to) {
     memcpy(to, &bits, dtype_size(d));
     return expect(p, ")");
   }
-  if (d == QN_bool) {
+  if (dtype_is_bool(d)) {
     if (!word(p, "true") && !word(p, "false")) return bad(p, "expected true or false");
     *to = p->at[-1] == 'e' && p->at[-2] == 'u';
     return true;
@@ -636,7 +625,7 @@ static bool element(parser *p, qn_dtype d, char *to) {
   w = p->at;
   while (is_word(*p->at) || *p->at == '.' || *p->at == '-' || *p->at == '+') p->at++;
   if (!float_parse(w, (size_t)(p->at - w), &x)) return bad(p, "expected a number");
-  store_number(d, x, to);
+  dtype_store(d, to, value_float(x));
   return true;
 }
 
@@ -645,7 +634,7 @@ static bool constant(parser *p, graph_type *t, const void **data) {
   const char *values = p->at;
   p->at += strcspn(p->at, ":");
   if (!expect(p, ":") || !type(p, t)) return false;
-  if (t->dtype >= DTYPE_PUBLIC) return bad(p, "arrays cannot have this dtype");
+  if (!dtype_public(t->dtype)) return bad(p, "arrays cannot have this dtype");
   const char *behind = p->at;
   p->at = values;
   bool apart = p->elements && word(p, "data");
@@ -659,7 +648,7 @@ static bool constant(parser *p, graph_type *t, const void **data) {
   if (apart) {
     if (__builtin_mul_overflow(count, each, &bytes) || !(*data = p->elements->take(p->elements->ctx, bytes)))
       return bad(p, "fewer elements than the type says");
-    if (t->dtype == QN_bool)
+    if (dtype_is_bool(t->dtype))
       for (size_t i = 0; i < count; i++)
         if (((const uint8_t *)*data)[i] > 1) return bad(p, "an element is no bool");
     blanks(p);

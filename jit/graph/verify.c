@@ -70,9 +70,9 @@ static bool check_sites(const verifier *v) {
 }
 
 static bool check_type(const verifier *v, const graph_type *t) {
-  if (t->dtype >= DTYPE_PUBLIC) return wrong(v, "no array has dtype number %d", t->dtype);
+  if (!dtype_public(t->dtype)) return wrong(v, "no array has dtype number %d", t->dtype);
   if (t->rank > ARRAY_MAX_RANK) return wrong(v, "rank %d", t->rank);
-  if (t->weak && (t->rank || (t->dtype != QN_bool && t->dtype != QN_i64 && t->dtype != QN_f64)))
+  if (t->weak && (t->rank || !dtype_is_weak(t->dtype)))
     return wrong(v, "a weak scalar has rank 0 and dtype bool, i64 or f64");
   for (int i = 0; i < t->rank; i++)
     if (!dim_ok(&v->g->dims, t->shape[i])) return wrong(v, "size of axis %d is no dim", i);
@@ -162,7 +162,7 @@ static bool check_region(const verifier *v, const graph_node *n, const graph *r,
 }
 
 static bool is_condition(const graph *g, uint32_t node) {
-  return g->nodes[node].type.dtype == QN_bool && g->nodes[node].type.rank == 0;
+  return dtype_is_bool(g->nodes[node].type.dtype) && g->nodes[node].type.rank == 0;
 }
 
 static bool same_kind(const graph_type *a, const graph_type *b) {

@@ -496,12 +496,13 @@ static uint32_t count_ranges(const emitter *e, l_val v) {
 
 /* Does this compare the element's number, plus something, with a number from outside the VEC? */
 static bool compares_place(const emitter *e, l_val v, const l_instr *i, l_val *place, l_val *other) {
-  if (i->code != L_KOP || i->sub < KOP_lt || i->sub > KOP_ge || i->type2 != QN_i64) return false;
+  if (i->code != L_KOP || i->sub < KOP_lt || i->sub > KOP_ge || i->type2 != DTYPE_INDEX) return false;
   bool swapped = i->a < v;
   *place = swapped ? i->b : i->a, *other = swapped ? i->a : i->b;
   const l_instr *p = at(e, *place);
   const l_instr *step = at(e, p->b);
-  return *other < v && v < *place && p->code == L_IOTA && p->dtype == QN_i64 && step->code == L_INT && step->imm == 1;
+  return *other < v && v < *place && p->code == L_IOTA && p->dtype == DTYPE_INDEX && step->code == L_INT &&
+         step->imm == 1;
 }
 
 /* Fills in e->even for the straight VEC: comparisons of the element's number, and what is made of such. How many there are. */
@@ -511,7 +512,7 @@ static uint32_t find_even(emitter *e, l_val v) {
     const l_instr *i = at(e, k);
     l_val place, other;
     bool logic =
-        i->code == L_KOP && i->dtype == QN_bool && (i->sub == KOP_and || i->sub == KOP_or || i->sub == KOP_not);
+        i->code == L_KOP && dtype_is_bool(i->dtype) && (i->sub == KOP_and || i->sub == KOP_or || i->sub == KOP_not);
     e->even[k] = compares_place(e, v, i, &place, &other) ||
                  (logic && (i->a < v || e->even[i->a]) && (i->sub == KOP_not || i->b < v || e->even[i->b]));
     n += e->even[k];
@@ -566,7 +567,7 @@ static void open_pieces(emitter *e, l_val v) {
           snprintf(in[o], sizeof in[o], "%sv%u + j0", o ? ", " : "", at(e, place)->a);
         else
           snprintf(in[o], sizeof in[o], "%s%c%u", o ? ", " : "", operands[o] > v ? 'w' : 'v', operands[o]);
-      line(e, "int w%u = %s(%s%s); OPAQUE(w%u)", k, emit_prim(e, f, (kop_id)i->sub, QN_bool, i->type2), in[0], in[1],
+      line(e, "int w%u = %s(%s%s); OPAQUE(w%u)", k, emit_prim(e, f, (kop_id)i->sub, DTYPE_TEST, i->type2), in[0], in[1],
            k);
     }
 }

@@ -158,8 +158,12 @@ bool emit_is_switch(const emitter *e, const l_instr *i) {
 
 /* ---- values ------------------------------------------------------------------------------------------------------ */
 
-static void print_float(emitter *e, l_val v, double x, bool f64) {
-  const char *T = f64 ? "f64" : "f32";
+/* f32 and f64: the others are words to kernels. */
+static bool computed_float(uint8_t d) { return dtype_is_float(d) && !dtype_is_narrow(d); }
+
+static void print_float(emitter *e, l_val v, double x, uint8_t dtype) {
+  const char *T = emit_type(dtype);
+  bool f64 = dtype_size(dtype) == 8;
   if (x != x) {
     emit_line(e, "const %s v%u = NAN%d;", T, v, f64 ? 64 : 32);
   } else if (x - x != 0) {
@@ -167,7 +171,7 @@ static void print_float(emitter *e, l_val v, double x, bool f64) {
   } else {
     text_repeat(e->out, "  ", e->depth);
     text_addf(e->out, "const %s v%u = ", T, v);
-    text_float(e->out, x, !f64);
+    text_float(e->out, x, dtype);
     text_adds(e->out, f64 ? ";\n" : "f;\n");
   }
 }
@@ -175,15 +179,8 @@ static void print_float(emitter *e, l_val v, double x, bool f64) {
 static void print_const(emitter *e, l_val v) {
   const l_instr *i = emit_at(e, v);
   uint64_t bits = (uint64_t)i->imm;
-  if (i->dtype == QN_f32) {
-    float f;
-    uint32_t u = (uint32_t)bits;
-    memcpy(&f, &u, 4);
-    print_float(e, v, (double)f, false);
-  } else if (i->dtype == QN_f64) {
-    double f;
-    memcpy(&f, &bits, 8);
-    print_float(e, v, f, true);
+  if (computed_float(i->dtype)) {
+    print_float(e, v, dtype_load(i->dtype, &bits).u.f, i->dtype);
   } else {
     unsigned long long word =
         dtype_rows[i->dtype].size == 8 ? bits : bits & ((1ull << 8 * dtype_rows[i->dtype].size) - 1);
@@ -205,7 +202,7 @@ void emit_arguments(const l_instr *i, char out[64]) {
 static void print_arguments(const emitter *e, const l_instr *i, char out[64]) {
   const l_val in[] = {i->a, i->b, i->c};
   uint8_t dtype = emit_at(e, i->a)->dtype; /* f16 and bf16 are words: they are only converted */
-  bool constant = e->cuda && (dtype == QN_f32 || dtype == QN_f64);
+  bool constant = e->cuda && computed_float(dtype);
   for (int k = 0; k < 3 && constant; k++) constant = !in[k] || emit_at(e, in[k])->code == L_CONST;
   size_t n = constant ? (size_t)snprintf(out, 64, "OPAQUE_%s(v%u)", emit_type(dtype), i->a) : 0;
   if (!constant)
@@ -272,9 +269,9 @@ void emit_instr(emitter *e, l_val v) {
   case L_IVALUE: emit_line(e, "const i64 v%u = (i64)v%u;", v, i->a); break;
   case L_CONST: print_const(e, v); break;
   case L_SCALAR:
-    if (i->dtype == QN_f64)
+    if (i->dtype == WEAK_FLOAT)
       emit_line(e, "const f64 v%u = a->scalars[%d].f;", v, (int)i->imm);
-    else if (i->dtype == QN_bool)
+    else if (dtype_is_bool(i->dtype))
       emit_line(e, "const b8 v%u = a->scalars[%d].i != 0;", v, (int)i->imm);
     else
       emit_line(e, "const i64 v%u = a->scalars[%d].i;", v, (int)i->imm);
@@ -285,7 +282,7 @@ void emit_instr(emitter *e, l_val v) {
       snprintf(where, sizeof where, "v%u + v%u * j", i->a, i->b);
     else
       snprintf(where, sizeof where, "v%u", i->a);
-    if (i->dtype == QN_bool)
+    if (dtype_is_bool(i->dtype))
       emit_line(e, "const b8 v%u = (%s) != 0;", v, where);
     else
       emit_line(e, "const %s v%u = (%s)(%s);", T, v, T, where);
@@ -320,10 +317,11 @@ void emit_instr(emitter *e, l_val v) {
 void emit_rmw(emitter *e, const l_instr *i) {
   uint8_t dtype = emit_buffer_type(e, i->imm);
   char f[48], in[48], out[48];
-  if (dtype == QN_f16 || dtype == QN_bf16) {
-    emit_prim(e, in, KOP_cast, QN_f32, dtype);
-    emit_prim(e, out, KOP_cast, dtype, QN_f32);
-    emit_prim(e, f, (kop_id)i->sub, QN_f32, QN_f32);
+  if (dtype_is_narrow(dtype)) {
+    uint8_t wide = dtype_compute(dtype);
+    emit_prim(e, in, KOP_cast, wide, dtype);
+    emit_prim(e, out, KOP_cast, dtype, wide);
+    emit_prim(e, f, (kop_id)i->sub, wide, wide);
     emit_line(e, "*q = %s(%s(%s(*q), %s(v%u)));", out, f, in, in, i->h);
   } else {
     emit_line(e, "*q = %s(*q, v%u);", emit_prim(e, f, (kop_id)i->sub, dtype, dtype), i->h);
@@ -482,30 +480,32 @@ void acc_width(const emitter *e, l_val v, char out[24]) {
     snprintf(out, 24, "%d", acc_lanes(e, v) && !e->cuda ? ORDER_LANES : 1);
 }
 
-static const char *bound(uint8_t dtype, bool high) {
-  switch (dtype) {
-  case QN_bool: return high ? "1" : "0";
-  case QN_u8: return high ? "255" : "0";
-  case QN_i8: return high ? "127" : "-128";
-  case QN_i16: return high ? "32767" : "-32768";
-  case QN_i32: return high ? "2147483647" : "(-2147483647 - 1)";
-  case QN_i64: return high ? "9223372036854775807ll" : "(-9223372036854775807ll - 1)";
-  case QN_u32: return high ? "4294967295u" : "0";
-  case QN_u64: return high ? "18446744073709551615ull" : "0";
-  case QN_f32: return high ? "INF32" : "-INF32";
-  default: return high ? "INF64" : "-INF64";
-  }
+/* The largest or the smallest value of a dtype in C. */
+static const char *bound(uint8_t dtype, bool high, char out[48]) {
+  int bytes = (int)dtype_size(dtype);
+  const char *suffix = bytes == 8                              ? dtype_is_signed(dtype) ? "ll" : "ull"
+                       : bytes == 4 && !dtype_is_signed(dtype) ? "u"
+                                                               : "";
+  unsigned long long most = dtype_is_float(dtype) ? 0 : dtype_max(dtype);
+  if (dtype_is_float(dtype))
+    snprintf(out, 48, "%sINF%d", high ? "" : "-", 8 * bytes);
+  else if (high)
+    snprintf(out, 48, "%llu%s", most, suffix);
+  else
+    snprintf(out, 48, dtype_is_signed(dtype) ? "(-%llu%s - 1)" : "0", most, suffix);
+  return out;
 }
 
 void acc_zero(const l_instr *a, char out[80]) {
   const char *text = "0";
+  char number[48];
   switch ((kop_id)a->sub) {
   case KOP_mul: text = "1"; break;
   case KOP_max:
-  case KOP_argmax: text = bound(a->dtype, false); break;
+  case KOP_argmax: text = bound(a->dtype, false, number); break;
   case KOP_min:
-  case KOP_argmin: text = bound(a->dtype, true); break;
-  case KOP_and: text = a->dtype == QN_bool ? "1" : "-1"; break;
+  case KOP_argmin: text = bound(a->dtype, true, number); break;
+  case KOP_and: text = dtype_is_bool(a->dtype) ? "1" : "-1"; break;
   default: break;
   }
   snprintf(out, 80, "(%s)(%s)", emit_type(a->dtype), text);

@@ -589,7 +589,7 @@ k_guard k_guard_range(k_kernel *k, k_guard g, k_form f, qn_dim extent) {
 k_guard k_guard_where(k_kernel *k, k_guard g, k_val where) {
   if (!where) return g;
   k_condition c = k->guards[g];
-  if (c.where && c.where != where) where = k_op(k, KOP_and, QN_bool, c.where, where, 0);
+  if (c.where && c.where != where) where = k_op(k, KOP_and, DTYPE_TEST, c.where, where, 0);
   return guard_find(k, c.ranges, c.n, where);
 }
 
@@ -635,7 +635,7 @@ k_val k_const(k_kernel *k, qn_dtype dtype, uint64_t bits) {
 
 k_val k_const_i(k_kernel *k, qn_dtype dtype, int64_t value) {
   if (dtype_is_float(dtype)) return k_const_f(k, dtype, (double)value);
-  if (dtype == QN_bool) return k_const(k, dtype, value != 0);
+  if (dtype_is_bool(dtype)) return k_const(k, dtype, value != 0);
   size_t bits = 8 * dtype_size(dtype);
   uint64_t mask = bits == 64 ? ~(uint64_t)0 : ((uint64_t)1 << bits) - 1;
   return k_const(k, dtype, (uint64_t)value & mask);
@@ -643,17 +643,7 @@ k_val k_const_i(k_kernel *k, qn_dtype dtype, int64_t value) {
 
 k_val k_const_f(k_kernel *k, qn_dtype dtype, double value) {
   uint64_t bits = 0;
-  float f = (float)value;
-  uint32_t low;
-  switch (dtype) {
-  case QN_f16: bits = f64_to_f16(value); break;
-  case QN_bf16: bits = f64_to_bf16(value); break;
-  case QN_f32:
-    memcpy(&low, &f, sizeof low);
-    bits = low;
-    break;
-  default: memcpy(&bits, &value, sizeof bits); break;
-  }
+  dtype_store(dtype, &bits, value_float(value));
   return k_const(k, dtype, bits);
 }
 
@@ -695,7 +685,7 @@ k_val k_op(k_kernel *k, kop_id op, qn_dtype dtype, k_val a, k_val b, k_val c) {
   if (op == KOP_copy) return a;
   if (op == KOP_cast && k->nodes[a].dtype == dtype) return a;
   if (op == KOP_select && b == c) return b;
-  if (op == KOP_and && dtype == QN_bool && a == b) return a;
+  if (op == KOP_and && dtype_is_bool(dtype) && a == b) return a;
   return intern(k, &(k_node){.code = K_OP,
                              .sub = (uint8_t)op,
                              .dtype = (uint8_t)dtype,
@@ -716,16 +706,16 @@ k_val k_math(k_kernel *k, math_id fn, qn_dtype dtype, k_val a, k_val b, k_val c)
                              .axes = k->nodes[a].axes | k->nodes[b].axes | k->nodes[c].axes});
 }
 
-static bool storage_only(qn_dtype d) { return d == QN_f16 || d == QN_bf16; }
-
 k_val k_cast(k_kernel *k, k_val v, qn_dtype to) {
   if (!v) return 0;
   qn_dtype from = (qn_dtype)k->nodes[v].dtype;
   if (from == to) return v;
-  if (storage_only(from) && to != QN_f32) return k_cast(k, k_op(k, KOP_cast, QN_f32, v, 0, 0), to);
-  if (storage_only(to) && from != QN_f32 &&
-      from != QN_f64) /* small integers are exact in f32; f64 rounds once for the others */
-    return k_op(k, KOP_cast, to, k_op(k, KOP_cast, dtype_size(from) <= 2 ? QN_f32 : QN_f64, v, 0, 0), 0, 0);
+  qn_dtype wide = dtype_compute(from);
+  if (wide != from && to != wide) return k_cast(k, k_op(k, KOP_cast, wide, v, 0, 0), to);
+  if (dtype_is_narrow(to) && !dtype_is_float(from)) { /* from what holds it, so that it is rounded once */
+    wide = dtype_contains(dtype_compute(to), from) ? dtype_compute(to) : DTYPE_WIDE;
+    return k_op(k, KOP_cast, to, k_op(k, KOP_cast, wide, v, 0, 0), 0, 0);
+  }
   return k_op(k, KOP_cast, to, v, 0, 0);
 }
 
@@ -739,7 +729,7 @@ k_val k_reduce(k_kernel *k, kop_id op, l_order order, uint32_t axis, k_val a) {
                              .order = (uint8_t)order,
                              .axis = (uint8_t)axis,
                              .a = a,
-                             .dtype = index ? QN_i64 : k->nodes[a].dtype,
+                             .dtype = index ? DTYPE_INDEX : k->nodes[a].dtype,
                              .axes = without(k->nodes[a].axes, axis)});
 }
 

@@ -60,7 +60,7 @@ static bool form_ok(checker *c, k_form f) {
     case ATOM_VALUE: {
       if (!visible(c, a->ref)) return false;
       uint8_t d = k->nodes[a->ref].dtype;
-      if (dtype_is_float((qn_dtype)d) || d == QN_bool) return bad(c, "a coordinate is an integer");
+      if (dtype_is_float((qn_dtype)d) || dtype_is_bool(d)) return bad(c, "a coordinate is an integer");
       break;
     }
     default:
@@ -77,7 +77,7 @@ static bool guard_ok(checker *c, k_guard g) {
   for (uint32_t i = 0; i < d->n; i++)
     if (!form_ok(c, d->ranges[i].form)) return false;
   if (!d->where) return true;
-  return visible(c, d->where) && (c->k->nodes[d->where].dtype == QN_bool || bad(c, "a guard is a bool"));
+  return visible(c, d->where) && (dtype_is_bool(c->k->nodes[d->where].dtype) || bad(c, "a guard is a bool"));
 }
 
 static bool operands(checker *c, const k_node *n, int least, int most) {
@@ -107,17 +107,16 @@ static bool combines(uint8_t op) {
          op == KOP_xor;
 }
 static bool is_arg(uint8_t op) { return op == KOP_argmax || op == KOP_argmin; }
-static bool storage_only(uint8_t d) { return d == QN_f16 || d == QN_bf16; }
 
 static bool reduction_ok(checker *c, const k_node *n) {
   const k_kernel *k = c->k;
   uint8_t d = k->nodes[n->a].dtype;
   if (n->axis >= k->naxes) return bad(c, "no such axis");
-  if (storage_only(d)) return bad(c, "f16 and bf16 are combined in f32");
+  if (dtype_is_narrow(d)) return bad(c, "f16 and bf16 are combined in f32");
   if (n->code == K_DOT) return (n->dtype == d && k->nodes[n->b].dtype == d) || bad(c, "factors of different dtypes");
   if (!combines(n->sub) && !(is_arg(n->sub) && n->code == K_REDUCE)) return bad(c, "this function does not reduce");
   if (n->order != ORDER_INNER && n->order != ORDER_OUTER) return bad(c, "the order is inner or outer");
-  uint8_t result = is_arg(n->sub) ? QN_i64 : d;
+  uint8_t result = is_arg(n->sub) ? DTYPE_INDEX : d;
   return n->dtype == result || bad(c, "wrong dtype of the result");
 }
 
@@ -162,7 +161,7 @@ static bool node_ok(checker *c, const k_node *n) {
   case K_CONST: return operands(c, n, 0, 0) && axes_ok(c, n);
   case K_SCALAR:
     if (n->imm >= k->nscalars) return bad(c, "no such scalar");
-    return n->dtype == QN_bool || n->dtype == QN_i64 || n->dtype == QN_f64 || bad(c, "scalars are bool, i64 or f64");
+    return dtype_is_weak(n->dtype) || bad(c, "scalars are bool, i64 or f64");
   case K_IOTA: return operands(c, n, 0, 0) && axes_ok(c, n);
   case K_LOAD:
     if (!operands(c, n, n->guard != 0, n->guard != 0) || !buffer_ok(c, n) || !axes_ok(c, n)) return false;
@@ -182,9 +181,9 @@ static bool node_ok(checker *c, const k_node *n) {
   case K_IF:
     if (!operands(c, n, n->code != K_FOLD, n->code != K_FOLD)) return false;
     if (n->code == K_FOLD && n->axis >= k->naxes) return bad(c, "no such axis");
-    if (n->code == K_WHILE && (k->nodes[n->a].code != K_CARRY || k->nodes[n->a].dtype != QN_bool))
+    if (n->code == K_WHILE && (k->nodes[n->a].code != K_CARRY || !dtype_is_bool(k->nodes[n->a].dtype)))
       return bad(c, "the condition is a bool carry");
-    if (n->code == K_IF && (k->nodes[n->a].dtype != QN_bool || k->nodes[n->a].axes))
+    if (n->code == K_IF && (!dtype_is_bool(k->nodes[n->a].dtype) || k->nodes[n->a].axes))
       return bad(c, "the condition is a uniform bool");
     if (c->depth == NEST_MAX) return bad(c, "regions nest too deep");
     c->starts[c->depth++] = c->at;
@@ -200,7 +199,7 @@ static bool node_ok(checker *c, const k_node *n) {
   case K_CHECK:
     if (!operands(c, n, 1, 2) || !axes_ok(c, n)) return false;
     if (n->imm >= k->nchecks) return bad(c, "no such check");
-    return k->nodes[n->a].dtype == QN_bool || bad(c, "a check tests a bool");
+    return dtype_is_bool(k->nodes[n->a].dtype) || bad(c, "a check tests a bool");
   case K_STORE:
   case K_STOREF: return operands(c, n, 1, 1) && buffer_ok(c, n) && axes_ok(c, n) && store_ok(c, n);
   default: return bad(c, "no such node");

@@ -188,19 +188,16 @@ int64_t l_index_value(l_code code, int64_t a, int64_t b) {
 
 uint64_t l_identity(uint8_t op, uint8_t dtype) {
   bool high = op == KOP_min || op == KOP_argmin, low = op == KOP_max || op == KOP_argmax;
+  double real = low ? -__builtin_inf() : high ? __builtin_inf() : op == KOP_mul ? 1.0 : -0.0;
+  int64_t whole = op == KOP_mul;
   uint64_t bits = 0;
-  if (dtype_is_float((qn_dtype)dtype)) {
-    double d = low ? -__builtin_inf() : high ? __builtin_inf() : op == KOP_mul ? 1.0 : -0.0;
-    float f = (float)d;
-    memcpy(&bits, dtype == QN_f64 ? (const void *)&d : &f, dtype == QN_f64 ? sizeof d : sizeof f);
-    return bits;
+  if (!dtype_is_float(dtype)) {
+    if (low) whole = dtype_min(dtype);
+    if (high) whole = (int64_t)dtype_max(dtype);
+    if (op == KOP_and) whole = dtype_is_signed(dtype) ? -1 : (int64_t)dtype_max(dtype);
   }
-  bool is_signed = dtype_rows[dtype].klass == DCLASS_INT;
-  int width = dtype == QN_bool ? 1 : 8 * (int)dtype_size((qn_dtype)dtype);
-  uint64_t ones = ~(uint64_t)0 >> (64 - width);
-  if (low) return is_signed ? (uint64_t)1 << (width - 1) : 0;
-  if (high) return is_signed ? ones >> 1 : ones;
-  return op == KOP_mul ? 1 : op == KOP_and ? ones : 0;
+  dtype_store(dtype, &bits, dtype_is_float(dtype) ? value_float(real) : value_int(whole));
+  return bits;
 }
 
 l_val l_index(l_program *p, l_code code, l_val a, l_val b) {

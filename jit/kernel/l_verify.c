@@ -107,12 +107,10 @@ static bool buffer_ok(checker *c, int64_t b, int dtype, bool writes, bool reads)
 
 /* ---- dtypes ------------------------------------------------------------------------------------------------------ */
 
-static bool storage_only(uint8_t d) { return d == QN_f16 || d == QN_bf16; }
 static char dtype_letter(uint8_t d) {
-  if (d == QN_bool) return 'B';
-  if (d == QN_f32 || d == QN_f64) return 'F';
-  if (d <= QN_i64 || d == QN_u32 || d == QN_u64) return 'I';
-  return '?';
+  if (dtype_is_bool(d)) return 'B';
+  if (dtype_is_float(d)) return dtype_is_narrow(d) ? '?' : 'F';
+  return dtype_in_kernels(d) ? 'I' : '?';
 }
 
 const char *kop_misuse(uint8_t op, uint8_t result, const uint8_t *in, int n) {
@@ -121,36 +119,36 @@ const char *kop_misuse(uint8_t op, uint8_t result, const uint8_t *in, int n) {
   if (n != row->arity) return "wrong number of operands";
   uint8_t a = in[0], last = in[n - 1];
   bool moves = op == KOP_copy || op == KOP_select || op == KOP_cast || op == KOP_bitcast;
-  if (!(moves && storage_only(last)) && !strchr(row->types, dtype_letter(last))) return "not defined for this dtype";
+  if (!(moves && dtype_is_narrow(last)) && !strchr(row->types, dtype_letter(last))) return "not defined for this dtype";
   switch (op) {
   case KOP_cast:
-    if (storage_only(a) && result != QN_f32) return "f16 and bf16 are cast to f32 only";
-    if (storage_only(result) && a != QN_f32 && a != QN_f64) return "f16 and bf16 are cast from f32 and f64 only";
-    return dtype_letter(result) != '?' || storage_only(result) ? NULL : "no such dtype";
+    if (dtype_is_narrow(a) && result != dtype_compute(a)) return "f16 and bf16 are cast to f32 only";
+    if (dtype_is_narrow(result) && dtype_letter(a) != 'F') return "f16 and bf16 are cast from f32 and f64 only";
+    return dtype_letter(result) != '?' || dtype_is_narrow(result) ? NULL : "no such dtype";
   case KOP_bitcast: return dtype_rows[result].size == dtype_rows[a].size ? NULL : "bitcast between sizes";
   case KOP_select:
-    if (a != QN_bool) return "select needs a bool";
+    if (!dtype_is_bool(a)) return "select needs a bool";
     return result == last && in[1] == last ? NULL : "select between dtypes";
   case KOP_mulhi:
-    if (a != QN_u32 && a != QN_u64) return "mulhi needs u32 or u64";
+    if (!dtype_is_word(a)) return "mulhi needs u32 or u64";
     break;
   default: break;
   }
   for (int k = 0; k < n; k++)
     if (in[k] != last) return "operands of different dtypes";
-  return result == (op >= KOP_eq && op <= KOP_ge ? QN_bool : last) ? NULL : "wrong dtype of the result";
+  return result == (op >= KOP_eq && op <= KOP_ge ? DTYPE_TEST : last) ? NULL : "wrong dtype of the result";
 }
 
 const char *math_misuse(uint8_t fn, uint8_t result, const uint8_t *in, int n) {
   if (fn >= MATH_COUNT) return "no such function";
   if (n != math_rows[fn].arity) return "wrong number of operands";
   for (int k = 0; k < n; k++)
-    if (in[k] != in[0] || storage_only(in[k])) return "wrong dtypes of operands";
+    if (in[k] != in[0] || dtype_is_narrow(in[k])) return "wrong dtypes of operands";
   uint8_t kind = math_rows[fn].kind;
   if (kind == MATH_IS_WORD)
-    return in[0] == QN_u64 && (result == QN_f32 || result == QN_f64) ? NULL : "a float from u64";
-  if (in[0] != QN_f32 && in[0] != QN_f64) return "functions take f32 or f64";
-  return result == (kind == MATH_IS_TEST ? QN_bool : in[0]) ? NULL : "wrong dtype of the result";
+    return dtype_is_word(in[0]) && dtype_size(in[0]) == 8 && dtype_letter(result) == 'F' ? NULL : "a float from u64";
+  if (dtype_letter(in[0]) != 'F') return "functions take f32 or f64";
+  return result == (kind == MATH_IS_TEST ? DTYPE_TEST : in[0]) ? NULL : "wrong dtype of the result";
 }
 
 static bool kop_ok(checker *c, const l_instr *i) {
@@ -213,14 +211,14 @@ static bool types_ok(checker *c, const l_instr *i) {
   case L_PARAM: return (i->imm >= 0 && i->imm < p->nints) || bad(c, "no such parameter");
   case L_SCALAR:
     if (i->imm < 0 || i->imm >= p->nscalars) return bad(c, "no such scalar");
-    return i->dtype == QN_bool || i->dtype == QN_i64 || i->dtype == QN_f64 || bad(c, "scalars are bool, i64 or f64");
+    return dtype_is_weak(i->dtype) || bad(c, "scalars are bool, i64 or f64");
   case L_IVALUE: return dtype_letter(p->code[i->a].dtype) != 'F' || bad(c, "an index is an integer");
   case L_VAR:
     if (p->code[i->a].code == L_VEC) return bad(c, "the variable of a VEC is no index");
     for (int s = 0; s < c->depth; s++)
       if (c->stack[s].at == i->a) return true;
     return bad(c, "the loop has ended");
-  case L_CONST: return i->dtype <= QN_f64 || i->dtype == QN_u32 || i->dtype == QN_u64 || bad(c, "no such dtype");
+  case L_CONST: return dtype_in_kernels(i->dtype) || bad(c, "no such dtype");
   case L_IOTA: return dtype_letter(i->dtype) == 'I' || dtype_letter(i->dtype) == 'B' || bad(c, "iota is an integer");
   case L_KOP:
   case L_MATH: return kop_ok(c, i);
@@ -245,11 +243,11 @@ static bool types_ok(checker *c, const l_instr *i) {
     const l_instr *a = &p->code[i->a];
     if (!buffer_ok(c, i->imm, a->dtype, i->code == L_PARTIAL, i->code == L_MERGE)) return false;
     if (is_arg(a->sub) != (i->d != 0)) return bad(c, "arg reductions, and only they, have indices");
-    return !i->d || buffer_ok(c, i->imm2, QN_i64, i->code == L_PARTIAL, i->code == L_MERGE);
+    return !i->d || buffer_ok(c, i->imm2, DTYPE_INDEX, i->code == L_PARTIAL, i->code == L_MERGE);
   }
   case L_FINISH: {
     const l_instr *a = &p->code[i->a];
-    if (i->dtype != (is_arg(a->sub) ? QN_i64 : a->dtype)) return bad(c, "dtype differs from the accumulator's");
+    if (i->dtype != (is_arg(a->sub) ? DTYPE_INDEX : a->dtype)) return bad(c, "dtype differs from the accumulator's");
     return (a->a != 0) == (c->vec != 0) || bad(c, "many results are finished inside a VEC, one result outside");
   }
   case L_CARRY: return true;
@@ -258,18 +256,18 @@ static bool types_ok(checker *c, const l_instr *i) {
     if (block != L_FOR && block != L_WHILE) return bad(c, "stands directly in its loop");
     return p->code[i->a].dtype == p->code[i->b].dtype || bad(c, "dtype differs from the carry's");
   }
-  case L_WHILE: return p->code[i->a].dtype == QN_bool || bad(c, "the condition is a bool");
+  case L_WHILE: return dtype_is_bool(p->code[i->a].dtype) || bad(c, "the condition is a bool");
   case L_IF:
-    return l_rows[p->code[i->a].code].result == 'I' || p->code[i->a].dtype == QN_bool ||
+    return l_rows[p->code[i->a].code].result == 'I' || dtype_is_bool(p->code[i->a].dtype) ||
            bad(c, "the condition is a bool");
   case L_CHECK:
     if (i->imm < 0 || i->imm >= p->nchecks) return bad(c, "no such check");
-    return p->code[i->a].dtype == QN_bool || bad(c, "a check tests a bool");
+    return dtype_is_bool(p->code[i->a].dtype) || bad(c, "a check tests a bool");
   default: return true;
   }
-  if (i->g && p->code[i->g].dtype != QN_bool) return bad(c, "`where` is a bool");
+  if (i->g && !dtype_is_bool(p->code[i->g].dtype)) return bad(c, "`where` is a bool");
   if ((i->c != 0) != (i->d != 0)) return bad(c, "vindex and vstride belong together");
-  if (i->c && p->code[i->c].dtype != QN_i64) return bad(c, "vindex is i64");
+  if (i->c && p->code[i->c].dtype != DTYPE_INDEX) return bad(c, "vindex is i64");
   if ((i->b || i->e || i->f) && !c->vec) return bad(c, "stride, lo and hi belong in a VEC");
   return true;
 }
@@ -289,8 +287,7 @@ static bool tile_ok(checker *c, const l_instr *i) {
   uint8_t y = t->y < 0 ? p->code[-t->y].dtype : p->buffers[t->y].dtype;
   uint8_t out = p->code[t->out].dtype;
   if (x != y) return bad(c, "factors of %s and %s", dtype_rows[x].name, dtype_rows[y].name);
-  return out == (storage_only(x) ? QN_f32 : x) ||
-         bad(c, "the product of %s is no %s", dtype_rows[x].name, dtype_rows[out].name);
+  return out == dtype_compute(x) || bad(c, "the product of %s is no %s", dtype_rows[x].name, dtype_rows[out].name);
 }
 
 /* ---- places ------------------------------------------------------------------------------------------------------ */

@@ -7,7 +7,7 @@
 static bool typed(const l_program *p, l_val v, const qk_scalar *scalars, int64_t *out) {
   const l_instr *i = &p->code[v];
   switch (i->code) {
-  case L_SCALAR: *out = scalars[i->imm].i; return i->dtype != QN_f64;
+  case L_SCALAR: *out = scalars[i->imm].i; return i->dtype != WEAK_FLOAT;
   case L_CONST:
     if (dtype_is_float((qn_dtype)i->dtype)) return false;
     *out = dtype_load((qn_dtype)i->dtype, &i->imm).u.i;
@@ -45,7 +45,7 @@ bool l_launches(const l_program *p) {
     if (i->code == L_PAR || i->code == L_FOR || i->code == L_VEC || i->code == L_IF || i->code == L_WHILE) depth++;
     if (depth || i->code != L_IVALUE) continue;
     const l_instr *x = &p->code[i->a];
-    if (x->code == L_SCALAR ? x->dtype == QN_f64 : x->code != L_CONST || dtype_is_float((qn_dtype)x->dtype))
+    if (x->code == L_SCALAR ? x->dtype == WEAK_FLOAT : x->code != L_CONST || dtype_is_float((qn_dtype)x->dtype))
       return false;
   }
   return true;

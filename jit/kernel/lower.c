@@ -510,11 +510,11 @@ static k_val guarded(lowering *l, k_guard g, k_val inner, k_val otherwise) {
   const k_condition c = k->guards[g];
   k_val holds = c.where;
   for (uint32_t i = 0; i < c.n; i++) {
-    k_val v = k_iota(k, QN_i64, c.ranges[i].form);
-    k_val low = k_op(k, KOP_ge, QN_bool, v, k_const_i(k, QN_i64, 0), 0);
-    k_val high = k_op(k, KOP_lt, QN_bool, v, k_iota(k, QN_i64, k_number(k, c.ranges[i].extent)), 0);
-    k_val both = k_op(k, KOP_and, QN_bool, low, high, 0);
-    holds = holds ? k_op(k, KOP_and, QN_bool, holds, both, 0) : both;
+    k_val v = k_iota(k, DTYPE_INDEX, c.ranges[i].form);
+    k_val low = k_op(k, KOP_ge, DTYPE_TEST, v, k_const_i(k, DTYPE_INDEX, 0), 0);
+    k_val high = k_op(k, KOP_lt, DTYPE_TEST, v, k_iota(k, DTYPE_INDEX, k_number(k, c.ranges[i].extent)), 0);
+    k_val both = k_op(k, KOP_and, DTYPE_TEST, low, high, 0);
+    holds = holds ? k_op(k, KOP_and, DTYPE_TEST, holds, both, 0) : both;
   }
   return k_op(k, KOP_select, (qn_dtype)n.dtype, holds, inner, otherwise);
 }
@@ -715,8 +715,7 @@ static k_val value_iota(lowering *l, uint32_t n, const k_form *at) {
   const graph_node *node = node_of(l, n);
   qn_dtype d = (qn_dtype)node->type.dtype;
   k_form f = node->type.rank ? at[single_axis(node->attr->axes)] : 0;
-  if (dtype_is_float(d)) return k_cast(l->k, k_iota(l->k, QN_i64, f), d);
-  if (d == QN_bool) return k_cast(l->k, k_iota(l->k, QN_i64, f), d);
+  if (!dtype_is_int(d)) return k_cast(l->k, k_iota(l->k, DTYPE_INDEX, f), d);
   return k_iota(l->k, d, f);
 }
 
@@ -742,9 +741,10 @@ static k_mask coordinates_mask(const lowering *l, const k_form *at, int rank, k_
 /* The sum of nothing is 0, where a reduction gives its identity -0.0. */
 static k_val sum_of_some(lowering *l, k_val v, qn_dim extent) {
   k_kernel *k = l->k;
-  qn_dtype d = v ? (qn_dtype)k->nodes[v].dtype : QN_bool;
+  qn_dtype d = v ? (qn_dtype)k->nodes[v].dtype : DTYPE_TEST;
   if (!v || !dtype_is_float(d)) return v;
-  k_val none = k_op(k, KOP_eq, QN_bool, k_iota(k, QN_i64, k_number(k, extent)), k_const_i(k, QN_i64, 0), 0);
+  k_val none =
+      k_op(k, KOP_eq, DTYPE_TEST, k_iota(k, DTYPE_INDEX, k_number(k, extent)), k_const_i(k, DTYPE_INDEX, 0), 0);
   return k_op(k, KOP_select, d, none, k_const(k, d, 0), v);
 }
 
@@ -821,11 +821,7 @@ static k_val before_first(lowering *l, kop_id op, qn_dtype d) {
   if (op == KOP_mul) return k_const_i(k, d, 1);
   bool low = op == KOP_max;
   if (dtype_is_float(d)) return k_const_f(k, d, low ? -(double)INFINITY : (double)INFINITY);
-  if (d == QN_bool) return k_const(k, d, !low);
-  int bits = (int)(8 * dtype_size(d));
-  if (d == QN_u8) return k_const(k, d, low ? 0 : 255);
-  uint64_t top = ((uint64_t)1 << (bits - 1)) - 1;
-  return k_const_i(k, d, low ? -(int64_t)top - 1 : (int64_t)top);
+  return k_const_i(k, d, low ? dtype_min(d) : (int64_t)dtype_max(d));
 }
 
 static k_val value_scan(lowering *l, uint32_t n, const k_form *at, k_guard guard) {
@@ -1046,7 +1042,7 @@ static bool check_indices(lowering *l, uint32_t n, const k_form *at, int rank, c
     if (!v) return false;
     (void)index_coordinate(l, node, v, from->shape[axes[i]], NULL, &ok);
     l_check check = {.id = E_index, .detail = axes[i]};
-    if (!ok || !add_check(l, n, check, ok, flat(l, &whole, at), k_cast(l->k, v, QN_i64), over(l, at, rank)))
+    if (!ok || !add_check(l, n, check, ok, flat(l, &whole, at), k_cast(l->k, v, DTYPE_INDEX), over(l, at, rank)))
       return false;
   }
   return true;
@@ -1146,8 +1142,8 @@ static bool store_scatter(lowering *l, uint32_t n) {
                                    [SCATTER_MAX] = KOP_max};
   kop_id op = s.along ? KOP_add : combine[node->attr->mode];
   update = k_cast(k, update, (qn_dtype)t->dtype);
-  if (t->dtype == QN_bool && op == KOP_add) op = KOP_max;
-  if (t->dtype == QN_bool && op == KOP_mul) op = KOP_min;
+  if (dtype_is_bool(t->dtype) && op == KOP_add) op = KOP_max;
+  if (dtype_is_bool(t->dtype) && op == KOP_mul) op = KOP_min;
   return k_storef(k, op, b, flat(l, t, place), g, update, over(l, s.at, whole)) || lower_refuse(l, lower_no_memory);
 }
 

@@ -39,14 +39,9 @@ static const body bodies[OP_COUNT] = {
 
 kop_id lower_combiner(op_id op) { return (kop_id)bodies[op].id; }
 
-k_val lower_widen(lowering *l, k_val v) {
-  if (!v) return 0;
-  qn_dtype d = (qn_dtype)l->k->nodes[v].dtype;
-  return d == QN_f16 || d == QN_bf16 ? k_cast(l->k, v, QN_f32) : v;
-}
+k_val lower_widen(lowering *l, k_val v) { return v ? k_cast(l->k, v, dtype_compute(l->k->nodes[v].dtype)) : 0; }
 
 static bool floating(qn_dtype d) { return dtype_is_float(d); }
-static bool is_signed(qn_dtype d) { return d == QN_i8 || d == QN_i16 || d == QN_i32 || d == QN_i64; }
 
 /* Ops whose bodies are defined for floats only, on integers and bools. */
 static k_val on_integers(lowering *l, op_id op, qn_dtype d, const k_val *in) {
@@ -61,13 +56,13 @@ static k_val on_integers(lowering *l, op_id op, qn_dtype d, const k_val *in) {
   case OP_round:
   case OP_trunc: return in[0];
   case OP_isnan:
-  case OP_isinf: return k_const(k, QN_bool, 0);
-  case OP_isfinite: return k_const(k, QN_bool, 1);
+  case OP_isinf: return k_const(k, DTYPE_TEST, 0);
+  case OP_isfinite: return k_const(k, DTYPE_TEST, 1);
   case OP_sign: {
     k_val zero = k_const_i(k, d, 0);
-    k_val above = k_cast(k, k_op(k, KOP_gt, QN_bool, in[0], zero, 0), d);
-    if (!is_signed(d)) return above;
-    return k_op(k, KOP_sub, d, above, k_cast(k, k_op(k, KOP_lt, QN_bool, in[0], zero, 0), d), 0);
+    k_val above = k_cast(k, k_op(k, KOP_gt, DTYPE_TEST, in[0], zero, 0), d);
+    if (!dtype_is_signed(d)) return above;
+    return k_op(k, KOP_sub, d, above, k_cast(k, k_op(k, KOP_lt, DTYPE_TEST, in[0], zero, 0), d), 0);
   }
   default: return lower_refuse(l, "a float function of integers");
   }
@@ -93,7 +88,7 @@ k_val lower_pointwise(lowering *l, op_id op, qn_dtype type, const k_val *in, int
     if (!(wide[i] = lower_widen(l, in[i]))) return 0;
   qn_dtype d = (qn_dtype)k->nodes[wide[0]].dtype;
   if (!floating(d) && float_only(op)) return on_integers(l, op, d, wide);
-  qn_dtype result = type == QN_bool ? QN_bool : d;
+  qn_dtype result = dtype_is_bool(type) ? type : d;
   k_val v = bodies[op].kind == 1 ? k_op(k, (kop_id)bodies[op].id, result, wide[0], wide[1], wide[2])
                                  : k_math(k, (math_id)bodies[op].id, result, wide[0], wide[1], wide[2]);
   return k_cast(k, v, type);
@@ -105,16 +100,14 @@ k_val lower_pointwise(lowering *l, op_id op, qn_dtype type, const k_val *in, int
 static k_val holds(lowering *l, k_val x, qn_dtype to) {
   k_kernel *k = l->k;
   qn_dtype d = (qn_dtype)k->nodes[x].dtype;
-  int bits = (int)(8 * dtype_size(to)), mantissa = d == QN_f32 ? 24 : 53;
-  double top = is_signed(to) ? (double)((uint64_t)1 << (bits - 1))
-               : bits == 64  ? 0x1p64
-                             : (double)((uint64_t)1 << bits);
-  double bottom = is_signed(to) ? -top : 0;
+  int bits = (int)(8 * dtype_size(to)), mantissa = dtype_rows[d].digits;
+  double top = 2 * (double)((uint64_t)1 << (dtype_rows[to].digits - 1));
+  double bottom = dtype_is_signed(to) ? -top : 0;
   /* x > bottom - 1, where bottom - 1 is a number of the type; otherwise nothing lies between it and bottom. */
-  bool exact = !is_signed(to) || bits <= mantissa;
-  k_val low = exact ? k_op(k, KOP_gt, QN_bool, x, k_const_f(k, d, bottom - 1), 0)
-                    : k_op(k, KOP_ge, QN_bool, x, k_const_f(k, d, bottom), 0);
-  return k_op(k, KOP_and, QN_bool, low, k_op(k, KOP_lt, QN_bool, x, k_const_f(k, d, top), 0), 0);
+  bool exact = !dtype_is_signed(to) || bits <= mantissa;
+  k_val low = exact ? k_op(k, KOP_gt, DTYPE_TEST, x, k_const_f(k, d, bottom - 1), 0)
+                    : k_op(k, KOP_ge, DTYPE_TEST, x, k_const_f(k, d, bottom), 0);
+  return k_op(k, KOP_and, DTYPE_TEST, low, k_op(k, KOP_lt, DTYPE_TEST, x, k_const_f(k, d, top), 0), 0);
 }
 
 k_val lower_succeeds(lowering *l, op_id op, qn_dtype type, const k_val *in, k_val *shows, l_check *check) {
@@ -122,18 +115,18 @@ k_val lower_succeeds(lowering *l, op_id op, qn_dtype type, const k_val *in, k_va
   *shows = 0;
   qn_dtype d = (qn_dtype)k->nodes[in[0]].dtype;
   switch ((op_raises)op_rows[op].raises) {
-  case RAISES_int_div: check->id = E_div_zero; return k_op(k, KOP_ne, QN_bool, in[1], k_const_i(k, d, 0), 0);
+  case RAISES_int_div: check->id = E_div_zero; return k_op(k, KOP_ne, DTYPE_TEST, in[1], k_const_i(k, d, 0), 0);
   case RAISES_int_pow:
     check->id = E_neg_exponent;
-    *shows = k_cast(k, in[1], QN_i64);
-    return k_op(k, KOP_ge, QN_bool, in[1], k_const_i(k, d, 0), 0);
+    *shows = k_cast(k, in[1], DTYPE_INDEX);
+    return k_op(k, KOP_ge, DTYPE_TEST, in[1], k_const_i(k, d, 0), 0);
   case RAISES_shift: {
     check->id = E_shift;
     check->detail = (int64_t)(8 * dtype_size(d));
-    *shows = k_cast(k, in[1], QN_i64);
-    k_val below = k_op(k, KOP_lt, QN_bool, in[1], k_const_i(k, d, check->detail), 0);
-    if (!is_signed(d)) return below;
-    return k_op(k, KOP_and, QN_bool, k_op(k, KOP_ge, QN_bool, in[1], k_const_i(k, d, 0), 0), below, 0);
+    *shows = k_cast(k, in[1], DTYPE_INDEX);
+    k_val below = k_op(k, KOP_lt, DTYPE_TEST, in[1], k_const_i(k, d, check->detail), 0);
+    if (!dtype_is_signed(d)) return below;
+    return k_op(k, KOP_and, DTYPE_TEST, k_op(k, KOP_ge, DTYPE_TEST, in[1], k_const_i(k, d, 0), 0), below, 0);
   }
   case RAISES_to_int:
     check->id = E_to_int;
@@ -146,12 +139,14 @@ k_val lower_succeeds(lowering *l, op_id op, qn_dtype type, const k_val *in, k_va
 
 k_val lower_index(lowering *l, k_val index, qn_dim size, k_val *ok) {
   k_kernel *k = l->k;
-  bool may_be_negative = is_signed((qn_dtype)k->nodes[index].dtype);
-  k_val i = k_cast(k, index, QN_i64), n = k_iota(k, QN_i64, k_number(k, size)), zero = k_const_i(k, QN_i64, 0);
+  bool may_be_negative = dtype_is_signed((qn_dtype)k->nodes[index].dtype);
+  k_val i = k_cast(k, index, DTYPE_INDEX), n = k_iota(k, DTYPE_INDEX, k_number(k, size)),
+        zero = k_const_i(k, DTYPE_INDEX, 0);
   if (may_be_negative)
-    i = k_op(k, KOP_select, QN_i64, k_op(k, KOP_lt, QN_bool, i, zero, 0), k_op(k, KOP_add, QN_i64, i, n, 0), i);
-  *ok = k_op(k, KOP_lt, QN_bool, i, n, 0);
-  if (may_be_negative) *ok = k_op(k, KOP_and, QN_bool, k_op(k, KOP_ge, QN_bool, i, zero, 0), *ok, 0);
+    i = k_op(k, KOP_select, DTYPE_INDEX, k_op(k, KOP_lt, DTYPE_TEST, i, zero, 0),
+             k_op(k, KOP_add, DTYPE_INDEX, i, n, 0), i);
+  *ok = k_op(k, KOP_lt, DTYPE_TEST, i, n, 0);
+  if (may_be_negative) *ok = k_op(k, KOP_and, DTYPE_TEST, k_op(k, KOP_ge, DTYPE_TEST, i, zero, 0), *ok, 0);
   return i;
 }
 
@@ -169,7 +164,7 @@ static void philox(lowering *l, k_form element, bool small, const k_val *keys, k
   w[1] = small ? word(l, 0)
                : k_cast(k, k_op(k, KOP_shr, QN_u64, k_iota(k, QN_u64, element), k_const(k, QN_u64, 32), 0), QN_u32);
   w[2] = k_cast(k, draw, QN_u32);
-  w[3] = k_cast(k, k_op(k, KOP_shr, QN_i64, draw, k_const_i(k, QN_i64, 32), 0), QN_u32);
+  w[3] = k_cast(k, k_op(k, KOP_shr, DTYPE_INDEX, draw, k_const_i(k, DTYPE_INDEX, 32), 0), QN_u32);
   for (int round = 0; round < 10; round++) {
     if (round) {
       key[0] = u32_op(l, KOP_add, key[0], word(l, 0x9e3779b9u));
@@ -204,7 +199,7 @@ static k_val fraction(lowering *l, k_val x, int bits, int plus, qn_dtype d) {
 static k_val normal(lowering *l, const k_val w[4], qn_dtype d) {
   k_kernel *k = l->k;
   k_val u, v;
-  if (d == QN_f64) {
+  if (dtype_size(d) == 8) {
     u = fraction(l, joined(l, w[0], w[1]), 53, 1, d);
     v = fraction(l, joined(l, w[2], w[3]), 53, 0, d);
   } else {
@@ -223,13 +218,10 @@ k_val lower_random(lowering *l, op_id op, qn_dtype type, k_form element, bool sm
   k_kernel *k = l->k;
   k_val w[4];
   philox(l, element, small, keys, w);
-  qn_dtype d = type == QN_f64 ? QN_f64 : QN_f32;
+  qn_dtype d = dtype_compute(type);
   switch (op) {
   case OP_random_bits: return k_cast(k, joined(l, w[0], w[1]), type);
-  case OP_random_uniform: {
-    int bits = type == QN_f64 ? 53 : type == QN_f32 ? 24 : type == QN_f16 ? 11 : 8;
-    return k_cast(k, fraction(l, joined(l, w[0], w[1]), bits, 0, d), type);
-  }
+  case OP_random_uniform: return k_cast(k, fraction(l, joined(l, w[0], w[1]), dtype_rows[type].digits, 0, d), type);
   default: return k_cast(k, normal(l, w, d), type);
   }
 }

@@ -126,7 +126,7 @@ void math_print(const math_uses *u, math_target target, text_buf *out) {
     }
 }
 
-const char *math_type(qn_dtype dtype) { return dtype == QN_bool ? "b8" : dtype_rows[dtype].name; }
+const char *math_type(qn_dtype dtype) { return dtype_rows[dtype].spelled; }
 
 void math_name(char *name, size_t size, math_id fn, qn_dtype dtype, qn_dtype operand) {
   snprintf(name, size, "%s_%s", math_rows[fn].name, math_type(math_rows[fn].kind == MATH_IS_WORD ? dtype : operand));

@@ -371,7 +371,7 @@ static bool key_draw(key_writer *w, const op_call *c, const op_attr *attr) {
   op_attr head = *attr;
   head.mode = 0; /* whose key it is makes no difference here */
   put_head(w, c, &head, arrays);
-  for (int i = 0; i < c->nin && arrays; i++) put_column(w, &b, &s, i, codes, QN_i64, false);
+  for (int i = 0; i < c->nin && arrays; i++) put_column(w, &b, &s, i, codes, DTYPE_INDEX, false);
   int rank = s.rank;
   if (!arrays || each != 1) codes[rank++] = size_code(w, each);
   put_result(w, &b, codes, rank);
@@ -519,7 +519,7 @@ l_program *kernel_for_op(const op_key *key, schedule_target target, const char *
   qn_dim strides[OP_CALL_OPERANDS + 2][ARRAY_MAX_RANK] = {{0}};                /* by node: inputs are nodes 1.. */
   bool random = op_rows[op].klass == CLASS_RANDOM, numbers = random && !joins; /* draws by host numbers */
   for (int i = 0; i < nin; i++) {
-    graph_type t = {.dtype = QN_i64, .weak = numbers};
+    graph_type t = {.dtype = WEAK_INT, .weak = numbers};
     if (!numbers) {
       t.dtype = take(&r);
       take_shape(&r, &t, strides[i + 1]);

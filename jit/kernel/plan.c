@@ -95,12 +95,7 @@ static bool make_slots(planner *m) {
     if (!node->type.weak || m->slot_of[n] || (node->kind == NODE_OP && !m->f.group_of[n])) continue;
     if (node->kind == NODE_CONST) {
       qk_scalar *s = &init[p->nscalars];
-      if (node->type.dtype == QN_f64)
-        memcpy(&s->f, node->payload.data, sizeof s->f);
-      else if (node->type.dtype == QN_bool)
-        s->i = *(const uint8_t *)node->payload.data != 0;
-      else
-        memcpy(&s->i, node->payload.data, sizeof s->i);
+      memcpy(s, node->payload.data, dtype_size(node->type.dtype));
     }
     p->scalar_types[p->nscalars] = node->type;
     m->slot_of[n] = ++p->nscalars;

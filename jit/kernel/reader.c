@@ -157,26 +157,13 @@ bool reader_constant(reader *r, uint64_t *bits) {
 
 void text_constant(text_buf *out, qn_dtype dtype, uint64_t bits) {
   text_addf(out, "0x%llx (", (unsigned long long)bits);
-  float f;
-  double d;
-  uint32_t low = (uint32_t)bits;
-  switch (dtype) {
-  case QN_f16: text_float(out, f16_to_f32((uint16_t)bits), true); break;
-  case QN_bf16: text_float(out, bf16_to_f32((uint16_t)bits), true); break;
-  case QN_f32:
-    memcpy(&f, &low, sizeof f);
-    text_float(out, f, true);
-    break;
-  case QN_f64:
-    memcpy(&d, &bits, sizeof d);
-    text_float(out, d, false);
-    break;
-  case QN_i8: text_addf(out, "%d", (int8_t)bits); break;
-  case QN_i16: text_addf(out, "%d", (int16_t)bits); break;
-  case QN_i32: text_addf(out, "%d", (int32_t)bits); break;
-  case QN_i64: text_addf(out, "%lld", (long long)bits); break;
-  default: text_addf(out, "%llu", (unsigned long long)bits); break;
-  }
+  qn_value v = dtype_load(dtype, &bits);
+  if (dtype_is_float(dtype))
+    text_float(out, v.u.f, dtype_compute(dtype));
+  else if (dtype_is_signed(dtype))
+    text_int(out, v.u.i);
+  else
+    text_addf(out, "%llu", (unsigned long long)bits);
   text_adds(out, ")");
 }
 

@@ -161,7 +161,7 @@ l_val emit_form(emitter *e, k_form f) {
 }
 
 static l_val uniform_i64(emitter *e, l_val index) {
-  return emit_code(e, (l_instr){.code = L_IOTA, .dtype = QN_i64, .a = index});
+  return emit_code(e, (l_instr){.code = L_IOTA, .dtype = DTYPE_INDEX, .a = index});
 }
 
 bool emit_prepare_form(emitter *e, k_form f, prepared_form *to) {
@@ -208,9 +208,9 @@ static l_val vector_form(emitter *e, const prepared_form *f);
 static l_val vector_part(emitter *e, const struct prepared_part *part) {
   const k_atom *a = &e->k->atoms[part->atom];
   if (a->kind != ATOM_VALUE)
-    return l_kop(e->p, a->kind == ATOM_DIV ? KOP_idiv : KOP_imod, QN_i64, vector_form(e, part->of), part->by, 0);
+    return l_kop(e->p, a->kind == ATOM_DIV ? KOP_idiv : KOP_imod, DTYPE_INDEX, vector_form(e, part->of), part->by, 0);
   l_val v = emit_value(e, a->ref);
-  if (e->k->nodes[a->ref].dtype != QN_i64) v = l_kop(e->p, KOP_cast, QN_i64, v, 0, 0);
+  if (e->k->nodes[a->ref].dtype != DTYPE_INDEX) v = l_kop(e->p, KOP_cast, DTYPE_INDEX, v, 0, 0);
   return v;
 }
 
@@ -222,16 +222,16 @@ static l_val vector_parts(emitter *e, const prepared_form *f) {
   l_val sum = 0;
   for (uint32_t i = 0; i < f->n; i++) {
     l_val v = vector_part(e, &f->parts[i]);
-    if (!is_one(e, f->parts[i].coef)) v = l_kop(e->p, KOP_mul, QN_i64, v, f->parts[i].coef_value, 0);
-    sum = sum ? l_kop(e->p, KOP_add, QN_i64, sum, v, 0) : v;
+    if (!is_one(e, f->parts[i].coef)) v = l_kop(e->p, KOP_mul, DTYPE_INDEX, v, f->parts[i].coef_value, 0);
+    sum = sum ? l_kop(e->p, KOP_add, DTYPE_INDEX, sum, v, 0) : v;
   }
   return sum;
 }
 
 static l_val vector_form(emitter *e, const prepared_form *f) {
   if (f->n && !f->stride && f->base == e->zero) return vector_parts(e, f);
-  l_val v = emit_code(e, (l_instr){.code = L_IOTA, .dtype = QN_i64, .a = f->base, .b = f->stride});
-  return f->n ? l_kop(e->p, KOP_add, QN_i64, v, vector_parts(e, f), 0) : v;
+  l_val v = emit_code(e, (l_instr){.code = L_IOTA, .dtype = DTYPE_INDEX, .a = f->base, .b = f->stride});
+  return f->n ? l_kop(e->p, KOP_add, DTYPE_INDEX, v, vector_parts(e, f), 0) : v;
 }
 
 /* Fills in the address of a memory instruction inside a VEC. */
@@ -249,11 +249,11 @@ static void address(emitter *e, const prepared_form *f, l_instr *i) {
 
 /* ---- guards -------------------------------------------------------------------------------------------------------------- */
 
-static l_val both(emitter *e, l_val a, l_val b) { return !a ? b : !b ? a : l_kop(e->p, KOP_and, QN_bool, a, b, 0); }
+static l_val both(emitter *e, l_val a, l_val b) { return !a ? b : !b ? a : l_kop(e->p, KOP_and, DTYPE_TEST, a, b, 0); }
 
 static l_val in_range(emitter *e, l_val v, l_val extent) {
-  l_val zero = l_const(e->p, QN_i64, 0);
-  return both(e, l_kop(e->p, KOP_ge, QN_bool, v, zero, 0), l_kop(e->p, KOP_lt, QN_bool, v, extent, 0));
+  l_val zero = l_const(e->p, DTYPE_INDEX, 0);
+  return both(e, l_kop(e->p, KOP_ge, DTYPE_TEST, v, zero, 0), l_kop(e->p, KOP_lt, DTYPE_TEST, v, extent, 0));
 }
 
 static l_val least(emitter *e, l_code code, l_val a, l_val b) { return a ? l_index(e->p, code, a, b) : b; }
@@ -412,7 +412,7 @@ static l_val make_value(emitter *e, k_val v) {
     const prepared_form *f = &e->prepared[v]->at;
     if (!f->n) return emit_code(e, (l_instr){.code = L_IOTA, .dtype = n->dtype, .a = f->base, .b = f->stride});
     l_val x = vector_form(e, f);
-    return n->dtype == QN_i64 ? x : l_kop(e->p, KOP_cast, (qn_dtype)n->dtype, x, 0, 0);
+    return n->dtype == DTYPE_INDEX ? x : l_kop(e->p, KOP_cast, (qn_dtype)n->dtype, x, 0, 0);
   }
   case K_LOAD: return emit_load(e, v);
   case K_OP:

@@ -338,7 +338,7 @@ static partials make_partials(emitter *e, k_val v, l_val instances, l_val each, 
   const k_node *n = &e->k->nodes[v];
   l_val size = emit_index(e, L_IADD, emit_index(e, L_IMUL, instances, each), emit_number(e, slack));
   partials p = {scratch(e, e->k->nodes[n->a].dtype, size), -1, each};
-  if (is_arg(n)) p.indices = scratch(e, QN_i64, size);
+  if (is_arg(n)) p.indices = scratch(e, DTYPE_INDEX, size);
   return p;
 }
 

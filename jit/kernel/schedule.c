@@ -374,9 +374,9 @@ static bool find_jobs(nest *s) {
 /* The load behind a factor, if it is a plain one: unguarded and affine in all axes. */
 static k_val factor_load(const k_kernel *k, k_val v) {
   const k_node *n = &k->nodes[v];
-  if (n->code == K_OP && n->sub == KOP_cast && n->dtype == QN_f32) {
+  if (n->code == K_OP && n->sub == KOP_cast) {
     const k_node *x = &k->nodes[n->a];
-    if (x->code == K_LOAD && (x->dtype == QN_f16 || x->dtype == QN_bf16)) {
+    if (x->code == K_LOAD && dtype_is_narrow(x->dtype)) {
       v = n->a;
       n = x;
     }

@@ -77,7 +77,6 @@ static bool ev_lacks(ev *e) {
 #define FLOATS(X) X(f32) X(f64)
 #define INTS(X) X(u8) X(i8) X(i16) X(i32) X(i64) X(u32) X(u64)
 #define HALVES(X) X(f16) X(bf16)
-#define QN_b8 QN_bool
 
 #define WORD(T) \
   static inline T get_##T(uint64_t x) { T v; memcpy(&v, &x, sizeof v); return v; } \
@@ -91,15 +90,15 @@ FLOATS(WORD) INTS(WORD) HALVES(WORD) WORD(b8)
 #define ALL(T) BINARY(min, T) BINARY(max, T) COMPARE(eq, T) COMPARE(ne, T) COMPARE(lt, T) COMPARE(le, T) COMPARE(gt, T) COMPARE(ge, T)
 #define BITS(T) BINARY(and, T) BINARY(or, T) BINARY(xor, T) UNARY(not, T)
 #define NUMBER(T) ALL(T) BINARY(add, T) BINARY(sub, T) BINARY(mul, T) UNARY(neg, T) UNARY(abs, T)
-#define INTEGER(T) case QN_##T: switch (op) { NUMBER(T) BITS(T) BINARY(shl, T) BINARY(shr, T) BINARY(idiv, T) BINARY(imod, T) \
+#define INTEGER(T) case DTYPE_##T: switch (op) { NUMBER(T) BITS(T) BINARY(shl, T) BINARY(shr, T) BINARY(idiv, T) BINARY(imod, T) \
   BINARY(ipow, T) default: return 0; }
-#define FLOAT(T) case QN_##T: switch (op) { NUMBER(T) BINARY(div, T) UNARY(floor, T) UNARY(ceil, T) UNARY(rint, T) UNARY(trunc, T) \
+#define FLOAT(T) case DTYPE_##T: switch (op) { NUMBER(T) BINARY(div, T) UNARY(floor, T) UNARY(ceil, T) UNARY(rint, T) UNARY(trunc, T) \
   UNARY(sqrt, T) case KOP_fma: return put_##T(fma_##T(get_##T(a), get_##T(b), get_##T(c))); default: return 0; }
 
 /* Conversions. f16 and bf16 are converted to and from floats only. */
-#define CAST(S, T) case QN_##T: return put_##T(cast_##S##_##T(get_##S(a)));
+#define CAST(S, T) case DTYPE_##T: return put_##T(cast_##S##_##T(get_##S(a)));
 #define CAST_TO_INTS(S) CAST(S, u8) CAST(S, i8) CAST(S, i16) CAST(S, i32) CAST(S, i64) CAST(S, u32) CAST(S, u64)
-#define CAST_FROM(S, ...) case QN_##S: switch ((int)to) { __VA_ARGS__ default: return 0; }
+#define CAST_FROM(S, ...) case DTYPE_##S: switch ((int)to) { __VA_ARGS__ default: return 0; }
 #define CAST_INT(S) CAST_FROM(S, CAST_TO_INTS(S) CAST(S, b8) CAST(S, f32) CAST(S, f64))
 
 static uint64_t ev_cast(qn_dtype from, qn_dtype to, uint64_t a) {
@@ -119,11 +118,11 @@ static uint64_t ev_cast(qn_dtype from, qn_dtype to, uint64_t a) {
 static uint64_t ev_compute(kop_id op, qn_dtype t, uint64_t a, uint64_t b, uint64_t c) {
   if (op == KOP_bitcast || op == KOP_copy) return a;
   if (op == KOP_select) return (b8)a ? b : c;
-  if (op == KOP_mulhi) return t == QN_u32 ? mulhi_u32((u32)a, (u32)b) : mulhi_u64(a, b);
+  if (op == KOP_mulhi) return dtype_size(t) == 4 ? mulhi_u32((u32)a, (u32)b) : mulhi_u64(a, b);
   switch ((int)t) {
     FLOATS(FLOAT)
     INTS(INTEGER)
-    case QN_b8: switch (op) { ALL(b8) BITS(b8) default: return 0; }
+    case DTYPE_b8: switch (op) { ALL(b8) BITS(b8) default: return 0; }
     default: return 0;
   }
 }
@@ -138,7 +137,7 @@ static uint64_t ev_compute(kop_id op, qn_dtype t, uint64_t a, uint64_t b, uint64
 #define WORD1(F, T) put_##T(F##_##T(a))
 #define MATH(F, n, types, kind, T, meaning) case MATH_##F: return kind##n(F, T);
 static uint64_t ev_math(math_id fn, qn_dtype t, uint64_t a, uint64_t b) {
-  if (t == QN_f64) switch (fn) { MATHS(MATH, f64) default: return 0; }
+  if (dtype_size(t) == 8) switch (fn) { MATHS(MATH, f64) default: return 0; }
   switch (fn) { MATHS(MATH, f32) default: return 0; }
 }
 /* clang-format on */
@@ -382,7 +381,7 @@ static bool ev_subtrees(ev *e, l_val n) {
       size_t leaves = ev_leaves(acc, r);
       ev_leaf x = leaves ? ev_tree(acc, r, 0, leaves) : ev_chain(acc, NULL, 0);
       for (int l = 0; l < lanes; l++) ev_write(m->dtype, m->data, at + l, x.v[l]);
-      for (int l = 0; l < lanes && indices; l++) ev_write(QN_i64, indices->data, index_at + l, (uint64_t)x.at[l]);
+      for (int l = 0; l < lanes && indices; l++) ev_write(DTYPE_INDEX, indices->data, index_at + l, (uint64_t)x.at[l]);
       continue;
     }
     if (r->npushed) return ev_bad(e, n, "merge after push", 0);
@@ -390,7 +389,7 @@ static bool ev_subtrees(ev *e, l_val n) {
     ev_leaf *x = &r->merged[r->nmerged++];
     *x = (ev_leaf){{0}, {0}};
     for (int l = 0; l < lanes; l++) x->v[l] = ev_read(m->dtype, m->data, at + l);
-    for (int l = 0; l < lanes && indices; l++) x->at[l] = (int64_t)ev_read(QN_i64, indices->data, index_at + l);
+    for (int l = 0; l < lanes && indices; l++) x->at[l] = (int64_t)ev_read(DTYPE_INDEX, indices->data, index_at + l);
   }
   return true;
 }
@@ -434,11 +433,11 @@ static bool ev_instr(ev *e, l_val n) {
   case L_INT:
   case L_CONST: *to = (uint64_t)c->imm; return true;
   case L_PARAM: *to = (uint64_t)e->ints[c->imm]; return true;
-  case L_SCALAR: *to = d == QN_bool ? e->scalars[c->imm].i != 0 : (uint64_t)e->scalars[c->imm].i; return true;
+  case L_SCALAR: *to = dtype_is_bool(d) ? e->scalars[c->imm].i != 0 : (uint64_t)e->scalars[c->imm].i; return true;
   case L_VAR:
   case L_CARRY: *to = a; return true;
-  case L_IVALUE: *to = ev_cast(of_a, QN_i64, a); return true;
-  case L_IOTA: *to = ev_cast(QN_i64, d, (uint64_t)ev_along(e, c->a, c->b)); return true;
+  case L_IVALUE: *to = ev_cast(of_a, DTYPE_INDEX, a); return true;
+  case L_IOTA: *to = ev_cast(DTYPE_INDEX, d, (uint64_t)ev_along(e, c->a, c->b)); return true;
   case L_KOP:
     *to = c->sub == KOP_cast ? ev_cast(of_a, d, a)
                              : ev_compute((kop_id)c->sub, (qn_dtype)c->type2, a, b, e->at[c->c].value);

@@ -30,7 +30,7 @@ QN_MUST_CHECK qn_value op_ternary(qn_vm *vm, op_id op, const qn_value in[3]);
 /* x, an array or a host number, as an array of this dtype; an array that has it is the result itself. Fractions are cut off; what an
  * integer dtype cannot represent is E309, and a host number that the dtype does not hold E207. */
 QN_MUST_CHECK qn_value op_cast(qn_vm *vm, qn_value x, qn_dtype dtype);
-/* The host scalar that a host number, or an array of one element, is in this dtype: QN_bool, QN_i64 or QN_f64. */
+/* The host scalar that a host number, or an array of one element, is in this weak dtype. */
 QN_MUST_CHECK qn_value op_number(qn_vm *vm, qn_value x, qn_dtype dtype);
 
 /* ---- along axes ------------------------------------------------------------------------------------------------------------- */

@@ -5,7 +5,8 @@
 
 static qn_array *sort_there(qn_vm *vm, op_id op, const qn_array *x, const op_attr *attr, qn_array *out, bool *refused) {
   bool indices = op == OP_argsort;
-  qn_array *made = out ? NULL : array_new_on(vm, x->device, indices ? QN_i64 : (qn_dtype)x->dtype, x->rank, x->shape);
+  qn_array *made =
+      out ? NULL : array_new_on(vm, x->device, indices ? DTYPE_INDEX : (qn_dtype)x->dtype, x->rank, x->shape);
   *refused = false;
   if (!out && !made) return NULL;
   int axis = attr->axes ? __builtin_ctz(attr->axes) : 0;
@@ -23,7 +24,7 @@ static qn_array *first_there(qn_vm *vm, const qn_array *x, const op_attr *attr, 
   memcpy(shape, x->shape, x->rank * sizeof *shape);
   shape[__builtin_ctz(attr->axes)] = attr->d[0];
   qn_array *all = sort_there(vm, OP_argsort, x, attr, NULL, refused), *made = NULL;
-  qn_array *part = all ? array_view(vm, all, QN_i64, all->rank, shape, all->strides, 0) : NULL;
+  qn_array *part = all ? array_view(vm, all, DTYPE_INDEX, all->rank, shape, all->strides, 0) : NULL;
   if (part && !out) made = array_duplicate(vm, part);
   if (part && out && array_copy_on(vm, out, part)) made = out;
   if (part) value_release(vm, value_obj(TAG_ARRAY, part));

@@ -137,7 +137,7 @@ static void array_over(plan_frame *f, buffer_array *b, uint32_t buffer, const gr
 static bool send(plan_frame *f, void *to, const void *from, size_t bytes) {
   qn_storage s = {.refs = 2, .foreign = 1, .device = (uint8_t)f->device, .bytes = bytes, .data = to};
   qn_array a = {.head = {.refs = 1, .tag = TAG_ARRAY},
-                .dtype = QN_u8,
+                .dtype = DTYPE_BYTE,
                 .rank = 1,
                 .device = (uint8_t)f->device,
                 .contiguous = 1,
@@ -239,15 +239,11 @@ static bool run_library_step(plan_frame *f, const plan_step *s) {
 }
 
 static qn_value slot_value(const plan_frame *f, uint32_t slot) {
-  switch (f->p->scalar_types[slot].dtype) {
-  case QN_bool: return value_bool(f->slots[slot].i != 0);
-  case QN_f64: return value_float(f->slots[slot].f);
-  default: return value_int(f->slots[slot].i);
-  }
+  return dtype_scalar(f->p->scalar_types[slot].dtype, f->slots[slot].f, f->slots[slot].i);
 }
 
 static void set_slot(plan_frame *f, uint32_t slot, qn_value v) {
-  if (f->p->scalar_types[slot].dtype == QN_f64)
+  if (f->p->scalar_types[slot].dtype == WEAK_FLOAT)
     f->slots[slot].f = value_is(v, TAG_FLOAT) ? v.u.f : (double)v.u.i;
   else
     f->slots[slot].i = value_is(v, TAG_FLOAT) ? (int64_t)v.u.f : v.u.i;

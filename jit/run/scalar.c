@@ -93,7 +93,7 @@ static qn_value int_op(qn_vm *vm, op_id op, int64_t a, int64_t b, int64_t c) {
 double scalar_math(op_id op, const double *in) {
   double out = 0;
   int n = op_rows[op].arity;
-  host()->one(op, QN_f64, in, n > 1 ? in + 1 : in, n > 2 ? in + 2 : in, &out);
+  host()->one(op, WEAK_FLOAT, in, n > 1 ? in + 1 : in, n > 2 ? in + 2 : in, &out);
   return out;
 }
 
@@ -128,18 +128,18 @@ qn_value scalar_apply(qn_vm *vm, op_id op, const qn_value *in, int nin) {
   op_attr none = {0};
   if (!op_infer(NULL, op, types, nin, &none, &t, &why)) return op_refuse(vm, op, in, nin, &why);
   int first = op == OP_where ? 1 : 0; /* the condition is a bool whatever the rest is */
-  if (t.compute == QN_i64) {
+  if (t.compute == WEAK_INT) {
     int64_t x[3] = {0, 0, 0};
     for (int i = 0; i < nin; i++) x[i] = in[i].u.i;
     return int_op(vm, op, x[0], x[1], x[2]);
   }
-  if (t.compute == QN_bool) {
+  if (dtype_is_bool(t.compute)) {
     uint8_t x[3] = {0, 0, 0}, out = 0;
     for (int i = 0; i < nin; i++) x[i] = in[i].u.i != 0;
     if (op == OP_where) return value_bool(x[0] ? x[1] : x[2]);
     if (op == OP_isfinite) return value_bool(true);
     if (op == OP_isnan || op == OP_isinf) return value_bool(false);
-    if (!host()->one(op, QN_bool, &x[0], &x[1], &x[2], &out)) out = x[0];
+    if (!host()->one(op, WEAK_BOOL, &x[0], &x[1], &x[2], &out)) out = x[0];
     return value_bool(out);
   }
   if (op_rows[op].dtype_rule == DT_compare && value_tag_of(in[0]) != value_tag_of(in[1]) &&
@@ -152,12 +152,12 @@ qn_value scalar_apply(qn_vm *vm, op_id op, const qn_value *in, int nin) {
   uint8_t condition = first ? in[0].u.i != 0 : 0;
   for (int i = first; i < nin; i++) x[i] = as_double(in[i]);
   if (first) return value_float(condition ? x[1] : x[2]);
-  if (t.result.dtype == QN_bool) {
+  if (dtype_is_bool(t.result.dtype)) {
     uint8_t out = 0;
-    host()->one(op, QN_f64, &x[0], &x[1], &x[2], &out);
+    host()->one(op, WEAK_FLOAT, &x[0], &x[1], &x[2], &out);
     return value_bool(out);
   }
   double out = x[0];
-  if (!host()->one(op, QN_f64, &x[0], &x[1], &x[2], &out)) out = x[0];
+  if (!host()->one(op, WEAK_FLOAT, &x[0], &x[1], &x[2], &out)) out = x[0];
   return value_float(out);
 }

@@ -102,7 +102,7 @@ static bool r_dtype(deserializer *u, uint8_t *out) {
   if (!r_text(u, &text, &len)) return false;
   qn_dtype d = dtype_find(text, len);
   *out = (uint8_t)d;
-  return (int)d < DTYPE_PUBLIC || wrong(u, "there is no dtype %.*s", (int)(len < 20 ? len : 20), text);
+  return dtype_public((int)d) || wrong(u, "there is no dtype %.*s", (int)(len < 20 ? len : 20), text);
 }
 
 static bool r_shape(deserializer *u, graph_type *t) {
@@ -150,7 +150,7 @@ static qn_value r_array(deserializer *u, bool prototype) {
   qn_array *a = array_new(u->vm, (qn_dtype)t.dtype, t.rank, t.shape);
   if (!a) return value_error();
   if (bytes) memcpy(array_data(a), from, bytes);
-  for (size_t i = 0; i < bytes && t.dtype == QN_bool; i++) {
+  for (size_t i = 0; i < bytes && dtype_is_bool(t.dtype); i++) {
     if (from[i] <= 1) continue;
     value_release(u->vm, value_obj(TAG_ARRAY, a));
     wrong(u, "an element is no bool");
@@ -329,7 +329,7 @@ static bool r_pattern(reading *r, int depth) {
   case 'b':
     x.kind = PAT_SCALAR;
     x.tag = kind == 'i' ? TAG_INT : kind == 'd' ? TAG_FLOAT : TAG_BOOL;
-    t.dtype = kind == 'i' ? QN_i64 : kind == 'd' ? QN_f64 : QN_bool;
+    t.dtype = kind == 'i' ? WEAK_INT : kind == 'd' ? WEAK_FLOAT : WEAK_BOOL;
     if (!r_u32(u, &x.input) || !claim(r, x.input, &t, 1)) return false;
     p->leaves++;
     break;
@@ -492,8 +492,7 @@ static bool r_operation(deserializer *u, scalar_guard *x, uint32_t number) {
   if (op == OP_COUNT || op_rows[op].klass != CLASS_POINTWISE || x->nin < 1 || x->nin > 3 ||
       x->nin != op_rows[op].arity || op == OP_fit)
     return wrong(u, "a guard has an unknown operation");
-  if (op == OP_cast && x->dtype != QN_bool && x->dtype != QN_i64 && x->dtype != QN_f64)
-    return wrong(u, "a guard is no host number");
+  if (op == OP_cast && !dtype_is_weak(x->dtype)) return wrong(u, "a guard is no host number");
   x->op = (uint8_t)op;
   for (int k = 0; k < x->nin; k++)
     if (!r_u32(u, &x->in[k]) || x->in[k] >= number) return wrong(u, "a guard reads what comes later");
@@ -730,7 +729,7 @@ static bool r_bound(deserializer *u, graph_body *b) {
 static bool r_draws(reading *r) {
   specialization *e = &r->b->call;
   uint32_t *inputs[3] = {&e->draw_input, &e->key_inputs[0], &e->key_inputs[1]};
-  graph_type t = {.dtype = QN_i64, .weak = true};
+  graph_type t = {.dtype = WEAK_INT, .weak = true};
   for (int i = 0; i < 3; i++) {
     uint32_t x = 0;
     if (!r_u32(r->u, &x) || (x && !claim(r, x - 1, &t, 2))) return false;

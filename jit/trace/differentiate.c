@@ -52,7 +52,7 @@ static uint32_t alias_of_node(struct recording *r, uint32_t node) {
   graph_type t = node ? r->g->nodes[node].type : (graph_type){0};
   uint32_t made = 0;
   if (node && t.weak) {
-    uint32_t in[2] = {node, graph_const_scalar(r->g, QN_f64, true, 1.0, 0, 0)};
+    uint32_t in[2] = {node, graph_const_scalar(r->g, WEAK_FLOAT, true, 1.0, 0, 0)};
     made = in[1] ? graph_op(r->g, OP_mul, in, 2, NULL, rec_site(r)) : 0;
   } else if (node) {
     op_attr a = {.n = t.rank};
@@ -315,7 +315,7 @@ static bool out_leaf(void *ctx, const char *path, qn_value v) {
 static uint32_t tracer_node(struct recording *r, qn_value like) {
   bool weak = value_is(like, TAG_FLOAT);
   const qn_array *a = weak ? NULL : value_array(like);
-  uint32_t node = graph_const_scalar(r->g, weak ? QN_f64 : (qn_dtype)a->dtype, weak, 0, 0, rec_site(r));
+  uint32_t node = graph_const_scalar(r->g, weak ? WEAK_FLOAT : (qn_dtype)a->dtype, weak, 0, 0, rec_site(r));
   if (node && !weak && a->rank) {
     op_attr shape = {.n = a->rank};
     for (int k = 0; k < a->rank; k++) shape.d[k] = a->shape[k];
@@ -698,7 +698,7 @@ static bool list_leaf(void *ctx, const char *path, qn_value v) {
 static qn_value unit_vectors(qn_vm *vm, qn_value like) {
   if (!value_is(like, TAG_ARRAY) || value_array(like)->rank == 0) return value_float(1);
   const qn_array *a = value_array(like);
-  op_attr line = {.axes = 1, .dtype = QN_i64, .n = 1, .d = {a->size}}, column = {.n = 2, .d = {a->size, 1}};
+  op_attr line = {.axes = 1, .dtype = DTYPE_INDEX, .n = 1, .d = {a->size}}, column = {.n = 2, .d = {a->size, 1}};
   op_attr dtype = {.dtype = a->dtype}, shape = {.n = (uint8_t)(a->rank + 1), .d = {a->size}};
   for (int k = 0; k < a->rank; k++) shape.d[k + 1] = a->shape[k];
   qn_value i = op_apply(vm, OP_iota, NULL, 0, &line), out = value_error();

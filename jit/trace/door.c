@@ -71,7 +71,7 @@ qn_value op_dot(qn_vm *vm, qn_value x, qn_value y) {
 qn_value op_cast(qn_vm *vm, qn_value x, qn_dtype dtype) {
   const op_attr attr = {.dtype = (uint8_t)dtype};
   if (is_array(x) && value_array(x)->dtype == dtype) return value_retain(x);
-  bool cut = is_array(x) || dtype == QN_bool || (dtype_is_int(dtype) && value_is(x, TAG_FLOAT));
+  bool cut = is_array(x) || dtype_is_bool(dtype) || (dtype_is_int(dtype) && value_is(x, TAG_FLOAT));
   return op_apply(vm, cut ? OP_cast : OP_fit, &x, 1, &attr);
 }
 
@@ -107,9 +107,11 @@ qn_value op_mean(qn_vm *vm, qn_value x, uint8_t axes, bool keepdims) {
   for (int i = 0; i < a->rank; i++)
     if (axes >> i & 1) n *= a->shape[i];
   qn_dtype dtype = (qn_dtype)a->dtype;
-  bool narrow = dtype == QN_f16 || dtype == QN_bf16;
+  bool narrow = dtype_is_narrow(dtype);
   const op_attr attr = {.axes = axes, .keepdims = keepdims};
-  qn_value wide = narrow ? op_cast(vm, x, QN_f32) : dtype_is_int(dtype) ? op_cast(vm, x, QN_f64) : value_retain(x);
+  qn_value wide = narrow                ? op_cast(vm, x, dtype_compute(dtype))
+                  : dtype_is_int(dtype) ? op_cast(vm, x, DTYPE_WIDE)
+                                        : value_retain(x);
   qn_value out = use_both(vm, OP_div, use(vm, OP_sum, wide, &attr), value_int(n));
   return narrow ? use_cast(vm, out, dtype) : out;
 }
@@ -251,7 +253,7 @@ qn_value op_steps(qn_vm *vm, int64_t n, int64_t start, int64_t step) {
     qn_value now = eager_steps(vm, n, start, step);
     if (is_set(now)) return now;
   }
-  qn_value out = op_iota(vm, QN_i64, 1, &n, 0);
+  qn_value out = op_iota(vm, DTYPE_INDEX, 1, &n, 0);
   if (step != 1) out = use_both(vm, OP_mul, out, value_int(step));
   return start == 0 ? out : use_both(vm, OP_add, out, value_int(start));
 }
@@ -267,8 +269,8 @@ qn_value op_eye(qn_vm *vm, int64_t n, int64_t m, qn_dtype dtype) {
     for (int64_t i = 0; i < n && i < m; i++) dtype_store(dtype, to + (size_t)(i * m + i) * each, value_bool(true));
     return now;
   }
-  qn_value i = op_iota(vm, QN_i64, 2, rows, 0);
-  qn_value same = value_is_error(i) ? i : use_both(vm, OP_eq, i, op_iota(vm, QN_i64, 2, columns, 1));
+  qn_value i = op_iota(vm, DTYPE_INDEX, 2, rows, 0);
+  qn_value same = value_is_error(i) ? i : use_both(vm, OP_eq, i, op_iota(vm, DTYPE_INDEX, 2, columns, 1));
   return use_cast(vm, same, dtype);
 }
 
@@ -369,7 +371,7 @@ qn_value op_draw(qn_vm *vm, op_id op, const op_drawing *d) {
 qn_value op_draw_ints(qn_vm *vm, const op_drawing *d, int64_t low, uint64_t values) {
   qn_value x = vm->rec ? value_unset() : eager_draw(vm, OP_random_bits, d, low, values);
   if (is_set(x)) return x;
-  x = draw_op(vm, OP_random_bits, d, QN_i64);
+  x = draw_op(vm, OP_random_bits, d, DTYPE_INDEX);
   x = use_both(vm, OP_bitand, x, value_int(INT64_MAX));
   if (values >> 63 == 0) x = use_both(vm, OP_mod, x, value_int((int64_t)values));
   if (low) x = use_both(vm, OP_add, x, value_int(low));

@@ -360,7 +360,7 @@ void jit_graph_signature(const qn_fn *graph, text_buf *out) {
     if (value_is(v, TAG_INT))
       text_int(out, v.u.i);
     else if (value_is(v, TAG_FLOAT))
-      text_float(out, v.u.f, false);
+      text_float(out, v.u.f, WEAK_FLOAT);
     else if (value_is(v, TAG_STR))
       text_quoted(out, value_str(v)->text, value_str(v)->len);
     else

@@ -146,7 +146,7 @@ static qn_value tracer(struct recording *r, qn_value v, int depth, const step *a
     if (!x) return value_error();
     x->kind = PAT_SCALAR;
     x->tag = (uint8_t)value_tag_of(v);
-    graph_type t = {.dtype = value_is(v, TAG_INT) ? QN_i64 : QN_f64, .weak = true};
+    graph_type t = {.dtype = value_is(v, TAG_INT) ? WEAK_INT : WEAK_FLOAT, .weak = true};
     v.head &= 0xff;
     uint32_t node;
     if (!register_input(r, x, t, &node)) return value_error();
@@ -610,7 +610,10 @@ bool pattern_add_input(qn_vm *vm, pattern *p, const graph_type *t, uint32_t inpu
   *x = (pat){
       .kind = t->weak ? PAT_SCALAR : PAT_ARRAY, .dtype = t->dtype, .rank = t->rank, .input = input, .dims = p->ndims};
   if (!t->weak) x->n = PAT_ANY_DEVICE;
-  x->tag = (uint8_t)(!t->weak ? TAG_ARRAY : t->dtype == QN_f64 ? TAG_FLOAT : t->dtype == QN_i64 ? TAG_INT : TAG_BOOL);
+  x->tag = (uint8_t)(!t->weak                 ? TAG_ARRAY
+                     : t->dtype == WEAK_FLOAT ? TAG_FLOAT
+                     : t->dtype == WEAK_INT   ? TAG_INT
+                                              : TAG_BOOL);
   x->value = value_nil();
   for (int i = 0; i < t->rank; i++) p->dims[p->ndims++] = t->shape[i];
   p->roots[p->nroots++] = (root){.kind = ROOT_ARG, .arg = p->nargs++, .first = p->n - 1, .tracer = value_nil()};
@@ -955,7 +958,7 @@ static uint32_t print_template(const tpl_list *t, uint32_t at, const graph *g, t
   if (x->kind == TPL_OUTPUT) {
     const graph_type *type = &g->nodes[g->outputs[x->output]].type;
     if (type->weak)
-      text_adds(out, type->dtype == QN_f64 ? "float" : type->dtype == QN_i64 ? "int" : "bool");
+      text_adds(out, type->dtype == WEAK_FLOAT ? "float" : type->dtype == WEAK_INT ? "int" : "bool");
     else
       text_shape(out, (qn_dtype)type->dtype, type->rank, type->shape);
   }

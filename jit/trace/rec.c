@@ -256,7 +256,7 @@ int rec_truth(qn_vm *vm, qn_value v, span at) {
     v = rec_observe(vm, v);
     return value_is_error(v) ? -1 : v.u.i != 0;
   }
-  if (value_is(v, TAG_ARRAY) && value_array(v)->dtype == QN_bool && value_array(v)->size == 1) {
+  if (value_is(v, TAG_ARRAY) && dtype_is_bool(value_array(v)->dtype) && value_array(v)->size == 1) {
     qn_array *a = value_array(v);
     if (vm->rec && rec_is_lane(vm, v)) {
       vmap_raise_read(vm->rec, v);
@@ -275,7 +275,7 @@ int rec_truth(qn_vm *vm, qn_value v, span at) {
   text_kind(&t, v);
   text_add(&t, "", 1);
   const char *kind = t.failed ? "this" : t.text;
-  if (value_is(v, TAG_ARRAY) && value_array(v)->dtype == QN_bool)
+  if (value_is(v, TAG_ARRAY) && dtype_is_bool(value_array(v)->dtype))
     raise_error(vm, E_condition, at,
                 "a condition needs one bool, not %s; reduce it with any(...) or all(...), or use & | ~ elementwise",
                 kind);
@@ -403,7 +403,7 @@ void rec_global_changed(qn_vm *vm, rec_cell *cell, qn_value old, qn_value now) {
 /* ---- randomness --------------------------------------------------------------------------------------------------------------------------------- */
 
 static uint32_t weak_int_input(struct recording *r, int64_t concrete) {
-  graph_type t = {.dtype = QN_i64, .weak = true};
+  graph_type t = {.dtype = WEAK_INT, .weak = true};
   uint32_t node = graph_input(r->g, t, rec_site(r));
   r->pattern.ninputs = r->g->ninputs;
   return rec_keep(r, node, value_int(concrete));

@@ -336,7 +336,7 @@ uint32_t rec_node(struct recording *r, qn_value v) {
   if (r->outer && rec_traced(r->outer, v)) /* a number of the outer one: it stays that */
     return rec_keep(r, graph_input(r->g, type_of_value(v), rec_site(r)), v);
   qn_dtype d = (qn_dtype)type_of_value(v).dtype;
-  node = graph_const_scalar(r->g, d, true, d == QN_f64 ? v.u.f : 0, d == QN_f64 ? 0 : v.u.i, rec_site(r));
+  node = graph_const_scalar(r->g, d, true, d == WEAK_FLOAT ? v.u.f : 0, d == WEAK_FLOAT ? 0 : v.u.i, rec_site(r));
   return rec_keep(r, node, value_plain(v));
 }
 
@@ -653,7 +653,7 @@ static bool eval_weak(struct recording *r, uint32_t node) {
     if (vmap_whole(r, node)) {
       bool read = n->kind == NODE_OP && n->op == OP_cast && !r->g->nodes[n->in[0]].type.weak && !r->handing_grads;
       if (!read) { /* only the node counts */
-        r->vals[node] = n->type.dtype == QN_bool ? value_bool(false) : value_float(NAN);
+        r->vals[node] = dtype_scalar(n->type.dtype, NAN, 0);
         return true;
       }
       qn_value lane = rec_value_of(r, n->in[0]);
@@ -708,9 +708,7 @@ qn_value rec_value_of(struct recording *r, uint32_t node) {
   const graph_node *n = &r->g->nodes[node];
   if (n->type.weak) {
     if (r->hollow && value_is(r->vals[node], TAG_UNSET)) /* any number does: nobody may look at it */
-      r->vals[node] = n->type.dtype == QN_f64   ? value_float(1)
-                      : n->type.dtype == QN_i64 ? value_int(1)
-                                                : value_bool(true);
+      r->vals[node] = dtype_scalar(n->type.dtype, 1, 1);
     if (value_is(r->vals[node], TAG_UNSET) && !eval_weak(r, node)) return value_error();
     return value_traced(value_plain(r->vals[node]), r->base + node);
   }

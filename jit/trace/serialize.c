@@ -252,7 +252,7 @@ static qn_value number_like(const graph_body *b, const graph_node *n) {
   for (uint32_t i = 0; i < e->nguards && n->kind == NODE_INPUT; i++)
     if (e->guards[i].op == GUARD_INPUT && e->guards[i].compare && e->guards[i].in[0] == n->payload.input)
       return e->guards[i].value;
-  return n->type.dtype == QN_f64 ? value_float(1) : n->type.dtype == QN_i64 ? value_int(1) : value_bool(true);
+  return dtype_scalar(n->type.dtype, 1, 1);
 }
 
 /* Some value of a node's type. Owned. */

@@ -52,8 +52,8 @@ static bool differs(tree_match *c, qn_value like, qn_value given, const char *de
 
 /* What the lanes give for a host float that they share, as a host float. */
 static qn_value sum_of_lanes(qn_vm *vm, qn_value given) {
-  op_attr all = {.axes = (uint8_t)((1u << value_array(given)->rank) - 1)}, f64 = {.dtype = QN_f64},
-          weak = {.dtype = QN_f64, .flags = ATTR_WEAK};
+  op_attr all = {.axes = (uint8_t)((1u << value_array(given)->rank) - 1)}, f64 = {.dtype = WEAK_FLOAT},
+          weak = {.dtype = WEAK_FLOAT, .flags = ATTR_WEAK};
   qn_value wide = op_apply(vm, OP_cast, &given, 1, &f64);
   if (value_is_error(wide)) return wide;
   qn_value sum = op_apply(vm, OP_sum, &wide, 1, &all);
@@ -92,7 +92,7 @@ static bool walk_leaf(tree_match *c, qn_value like, qn_value given) {
   }
   if (!value_is(given, TAG_ARRAY)) return differs(c, like, given, "");
   const qn_array *b = value_array(given);
-  if (c->lanes && b->dtype != a->dtype && a->dtype == QN_f64 && is_float_leaf(given) && shape_equal(a, b)) {
+  if (c->lanes && b->dtype != a->dtype && a->dtype == WEAK_FLOAT && is_float_leaf(given) && shape_equal(a, b)) {
     qn_value wide = op_apply(vm, OP_cast, &given, 1, &(op_attr){.dtype = a->dtype});
     bool ok = !value_is_error(wide) && c->leaf(c->ctx, like, wide);
     if (!value_is_error(wide)) value_release(vm, wide);

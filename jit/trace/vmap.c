@@ -501,7 +501,7 @@ typedef struct lane_results {
 static qn_value stacked_number(lane_results *m, qn_value v, uint32_t node) {
   struct recording *r = m->r;
   qn_vm *vm = r->vm;
-  op_attr to = {.dtype = value_is(v, TAG_BOOL) ? QN_bool : value_is(v, TAG_INT) ? QN_i64 : m->floats};
+  op_attr to = {.dtype = value_is(v, TAG_FLOAT) ? m->floats : value_operand_type(v).dtype};
   uint32_t whole = node ? batch_whole(&m->level->batch, node) : 0;
   qn_value x = whole ? rec_value_of(r, whole) : value_nil();
   if (value_is_error(x)) return x;
@@ -783,7 +783,7 @@ static qn_value vmap_inline(struct recording *r, const rec_call_site *site) {
   qn_value value = vm->hooks.call(vm, f->captures[0], mark, nargs, mark[nargs]);
   vm_disown(vm, &held);
   if (value_is_error(value)) goto done;
-  lane_results results = {.r = r, .level = &l, .floats = QN_f32, .path = {.r = r, .whole = value}};
+  lane_results results = {.r = r, .level = &l, .floats = DTYPE_FLOAT, .path = {.r = r, .whole = value}};
   if (f->ncaptures > 3) results.floats = (qn_dtype)f->captures[3].u.i;
   path_push(&results.path, "the result");
   if (vmap_advance(r)) result = lane_out(&results, value, out_axes, false);

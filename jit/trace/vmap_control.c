@@ -54,8 +54,9 @@ static qn_value mask_or(qn_vm *vm, qn_value a, qn_value b) {
 
 /* A condition as a bool of rank 0 (owned); unset if it is none. */
 static qn_value predicate_of(qn_vm *vm, qn_value v) {
-  if (value_is(v, TAG_BOOL)) return op_apply(vm, OP_fit, &v, 1, &(op_attr){.dtype = QN_bool});
-  if (!value_is(v, TAG_ARRAY) || value_array(v)->dtype != QN_bool || value_array(v)->size != 1) return value_unset();
+  if (value_is(v, TAG_BOOL)) return op_apply(vm, OP_fit, &v, 1, &(op_attr){.dtype = DTYPE_TEST});
+  if (!value_is(v, TAG_ARRAY) || !dtype_is_bool(value_array(v)->dtype) || value_array(v)->size != 1)
+    return value_unset();
   return value_array(v)->rank ? op_apply(vm, OP_reshape, &v, 1, &(op_attr){.n = 0}) : value_retain(v);
 }
 
@@ -114,7 +115,7 @@ static int same_part(qn_vm *vm, qn_value a, qn_value b) {
 /* where(mask, a, b) of two host floats as a host float. */
 static qn_value select_floats(qn_vm *vm, qn_value mask, qn_value a, qn_value b) {
   struct recording *r = vm->rec;
-  op_attr f64 = {.dtype = QN_f64}, weak = {.dtype = QN_f64, .flags = ATTR_WEAK};
+  op_attr f64 = {.dtype = WEAK_FLOAT}, weak = {.dtype = WEAK_FLOAT, .flags = ATTR_WEAK};
   qn_value in[3] = {mask, op_apply(vm, OP_cast, &a, 1, &f64), value_error()}, out = value_error();
   if (!value_is_error(in[1])) in[2] = op_apply(vm, OP_cast, &b, 1, &f64);
   if (!value_is_error(in[2])) out = op_apply(vm, OP_where, in, 3, NULL);

@@ -26,7 +26,7 @@ static double random_double(int i) {
 
 static const char *float_text(text_buf *t, double x, bool f32) {
   text_free(t);
-  text_float(t, x, f32);
+  text_float(t, x, f32 ? QN_f32 : QN_f64);
   return t->text;
 }
 
@@ -142,7 +142,7 @@ START_TEST(halves_read_back_and_are_shortest) {
       double x = wide ? bf16_to_f32((uint16_t)bits) : f16_to_f32((uint16_t)bits), y;
       if (!isfinite(x)) continue;
       text_free(&t);
-      text_float_of(&t, x, wide ? QN_bf16 : QN_f16);
+      text_float(&t, x, wide ? QN_bf16 : QN_f16);
       if (!float_parse(t.text, strlen(t.text), &y) || (wide ? f64_to_bf16(y) : f64_to_f16(y)) != bits)
         ck_abort_msg("%a prints as %s", x, t.text);
       int n = significant(t.text);
@@ -267,7 +267,7 @@ START_TEST(the_locale_does_not_matter) {
     if (setlocale(LC_ALL, names[i])) break;
   text_buf t;
   text_init(&t, NULL);
-  text_float(&t, 1.5, false);
+  text_float(&t, 1.5, WEAK_FLOAT);
   text_decimal(&t, 2.25, 'f', 1);
   ck_assert_str_eq(t.text, "1.52.2");
   double x;
