@@ -171,12 +171,10 @@ float f16_to_f32(uint16_t h) {
 /* ---- elements ------------------------------------------------------------------------------------------------ */
 
 double dtype_round(qn_dtype d, double x) {
-  switch ((int)d) {
-  case QN_f16: return f16_to_f32(f64_to_f16(x));
-  case QN_bf16: return bf16_to_f32(f64_to_bf16(x));
-  case QN_f32: return (float)x;
-  default: return x;
-  }
+  uint64_t element;
+  if (!dtype_is_narrow(d)) return dtype_size(d) == 4 ? (float)x : x;
+  dtype_store(d, &element, value_float(x));
+  return dtype_load(d, &element).u.f;
 }
 
 bool dtype_holds(qn_dtype d, qn_value scalar) {
@@ -218,8 +216,11 @@ qn_value dtype_load(qn_dtype d, const void *p) {
   case QN_u16: LOAD(uint16_t, value_int(e));
   case QN_u32: LOAD(uint32_t, value_int(e));
   case QN_u64: LOAD(uint64_t, value_int((int64_t)e));
-  default: return value_nil();
+  case QN_c64:
+  case QN_c128:
+  case QN_DTYPE_COUNT: break;
   }
+  return value_nil();
 }
 
 #define STORE(type, x)                                                                                                 \
@@ -248,6 +249,8 @@ void dtype_store(qn_dtype d, void *p, qn_value scalar) {
   case QN_u16: STORE(uint16_t, i);
   case QN_u32: STORE(uint32_t, i);
   case QN_u64: STORE(uint64_t, i);
-  default: return;
+  case QN_c64:
+  case QN_c128:
+  case QN_DTYPE_COUNT: return;
   }
 }

@@ -534,10 +534,10 @@ bool frame_run(bvm_frame *f, uint32_t pc, uint32_t end) {
     case L_IVALUE: {
       int64_t x = 0;
       uint8_t d = f->code->p->code[i->a].dtype;
-      if (d == QN_i64 || d == QN_u64)
+      if (dtype_size(d) == 8 && !dtype_is_float(d))
         x = *(const int64_t *)f->val[i->a];
       else
-        f->code->loops->cast[d][QN_i64](&x, f->val[i->a], NULL, NULL, 0, 1);
+        f->code->loops->cast[d][DTYPE_INDEX](&x, f->val[i->a], NULL, NULL, 0, 1);
       idx[o->at] = x;
       break;
     }

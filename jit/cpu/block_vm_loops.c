@@ -150,6 +150,8 @@ enum { RARE = 64 };
 #define WORDS(X) X(u8) X(i8) X(i16) X(i32) X(i64) X(u32) X(u64)
 #define NUMBERS(X) REALS(X) WORDS(X)
 #define COMPUTED(X) NUMBERS(X) X(b8)
+#define COUNTED(T) +1
+_Static_assert(0 COMPUTED(COUNTED) COUNTED(f16) COUNTED(bf16) == DTYPE_PUBLIC + 2, "loops for every public dtype, u32 and u64");
 
 #define KOPS_ALL2(X, T) X(min, T, T) X(max, T, T) X(eq, T, b8) X(ne, T, b8) X(lt, T, b8) X(le, T, b8) X(gt, T, b8) X(ge, T, b8)
 #define KOPS_NUM2(X, T) X(add, T, T) X(sub, T, T) X(mul, T, T)

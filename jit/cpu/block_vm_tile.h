@@ -192,7 +192,7 @@ static inline bool tile_lanes_f64(const f64 *x, const f64 *y, int64_t depth, f64
     if (si == 1 && n == width)                                                                                               \
       for (int64_t k = 0; k < depth; k++)                                                                                    \
         for (int i = 0; i < width; i++) panel[k * width + i] = tile_at_##T(p, at + k * sk + i, d);                           \
-    else if (sk == 1 && n == width && width >= 8 && d == QN_##T &&                                                           \
+    else if (sk == 1 && n == width && width >= 8 && d == DTYPE_##T &&                                                        \
              tile_turn_##T((const T *)p + at, si, panel, width, depth))                                                      \
       return;                                                                                                                \
     else                                                                                                                     \
@@ -208,7 +208,7 @@ static inline bool tile_lanes_f64(const f64 *x, const f64 *y, int64_t depth, f64
     switch (d) {                                                                                                             \
     case QN_f16: tile_pack1_##T(panel, p, at, si, sk, n, n, depth, QN_f16); return;                                          \
     case QN_bf16: tile_pack1_##T(panel, p, at, si, sk, n, n, depth, QN_bf16); return;                                        \
-    default: tile_pack1_##T(panel, p, at, si, sk, n, n, depth, QN_##T);                                                      \
+    default: tile_pack1_##T(panel, p, at, si, sk, n, n, depth, DTYPE_##T);                                                   \
     }                                                                                                                        \
   }                                                                                                                          \
   static void tile_pack_y_##T(T *panel, const void *p, int64_t at, int64_t si, int64_t sk, int n, int64_t depth,             \
@@ -216,12 +216,12 @@ static inline bool tile_lanes_f64(const f64 *x, const f64 *y, int64_t depth, f64
     switch (d) {                                                                                                             \
     case QN_f16: tile_pack1_##T(panel, p, at, si, sk, n, TILE_N_##T, depth, QN_f16); return;                                 \
     case QN_bf16: tile_pack1_##T(panel, p, at, si, sk, n, TILE_N_##T, depth, QN_bf16); return;                               \
-    default: tile_pack1_##T(panel, p, at, si, sk, n, TILE_N_##T, depth, QN_##T);                                             \
+    default: tile_pack1_##T(panel, p, at, si, sk, n, TILE_N_##T, depth, DTYPE_##T);                                          \
     }                                                                                                                        \
   }                                                                                                                          \
   /* Columns 0..cols of y from element at: whole panels row by row, others each for itself. */                               \
   static void tile_pack_cols_##T(T *py, const qk_tile *t, int64_t at, int64_t cols, int64_t depth) {                         \
-    int64_t whole = t->y_n == 1 && t->yd == QN_##T ? cols / TILE_N_##T * TILE_N_##T : 0;                                     \
+    int64_t whole = t->y_n == 1 && t->yd == DTYPE_##T ? cols / TILE_N_##T * TILE_N_##T : 0;                                  \
     for (int64_t k = 0; k < depth && whole; k++) {                                                                           \
       const tile_u_##T *from = (const tile_u_##T *)((const T *)t->y + at + k * t->y_k);                                      \
       T *to = py + k * TILE_N_##T;                                                                                           \
@@ -244,14 +244,14 @@ static inline bool tile_lanes_f64(const f64 *x, const f64 *y, int64_t depth, f64
     for (int64_t k = 0; k < depth; k += TILE_SLICE_##T) {                                                                    \
       int64_t d = depth - k < TILE_SLICE_##T ? depth - k : TILE_SLICE_##T;                                                   \
       const T *x = px;                                                                                                       \
-      if (rows == 1 && t->x_k == 1 && t->xd == QN_##T)                                                                       \
+      if (rows == 1 && t->x_k == 1 && t->xd == DTYPE_##T)                                                                    \
         x = (const T *)t->x + m0 * t->x_m + k0 + k;                                                                          \
       else                                                                                                                   \
         for (int m = 0; m < rows; m += high)                                                                                 \
           tile_pack_x_##T(px + m * TILE_SLICE_##T, t->x, (m0 + m) * t->x_m + (k0 + k) * t->x_k, t->x_m, t->x_k,              \
                           rows - m < high ? rows - m : high, d, t->xd);                                                      \
       const int64_t wide = cols > 128 ? TILE_COLS : TILE_N_##T;                                                              \
-      bool once = t->y_n == 1 && t->yd == QN_##T && rows <= TILE_M;                                                          \
+      bool once = t->y_n == 1 && t->yd == DTYPE_##T && rows <= TILE_M;                                                       \
       for (int64_t n = 0; n < cols; n += TILE_N_##T) {                                                                       \
         int nc = cols - n < TILE_N_##T ? (int)(cols - n) : TILE_N_##T;                                                       \
         int64_t at = (n0 + n) * t->y_n + (k0 + k) * t->y_k, ys = TILE_N_##T;                                                 \
@@ -328,12 +328,12 @@ static inline bool tile_lanes_f64(const f64 *x, const f64 *y, int64_t depth, f64
   static void tile_chunks_##T(const qk_tile *t, int64_t x, int64_t y, int many, int64_t depth, T *sums) {                    \
     const void *px = (const char *)t->x + x * (int64_t)dtype_rows[t->xd].size,                                               \
                *py = (const char *)t->y + y * (int64_t)dtype_rows[t->yd].size;                                               \
-    if (t->xd != QN_##T || t->yd != QN_##T)                                                                                  \
+    if (t->xd != DTYPE_##T || t->yd != DTYPE_##T)                                                                            \
       tile_some_##T(many, px, t->x_k, t->xd, py, t->y_k, t->yd, depth, sums);                                                \
     else if (t->x_k != 1 || t->y_k != 1)                                                                                     \
-      tile_some_##T(many, px, t->x_k, QN_##T, py, t->y_k, QN_##T, depth, sums);                                              \
+      tile_some_##T(many, px, t->x_k, DTYPE_##T, py, t->y_k, DTYPE_##T, depth, sums);                                        \
     else if (many < TILE_BESIDE || !tile_lanes_##T(px, py, depth, sums))                                                     \
-      tile_some_##T(many, px, 1, QN_##T, py, 1, QN_##T, depth, sums);                                                        \
+      tile_some_##T(many, px, 1, DTYPE_##T, py, 1, DTYPE_##T, depth, sums);                                                  \
   }                                                                                                                          \
   /* Few elements, as of a vector times a vector: nothing is packed. */                                                      \
   static void tile_few_##T(const qk_tile *t) {                                                                               \

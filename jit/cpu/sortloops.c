@@ -47,6 +47,8 @@ FLOAT_KEYS(f64, u64, (u64)1 << 63, 0x7ff0000000000000u)
 #define EACH_DTYPE(DO) \
   DO(u8, u8, 32) DO(i8, u8, 32) DO(i16, u16, 32) DO(i32, u32, 32) DO(f16, u16, 32) DO(bf16, u16, 32) DO(f32, u32, 32) \
   DO(i64, u64, 64) DO(f64, u64, 64)
+#define COUNTED(NAME, W, K) +1
+_Static_assert(1 EACH_DTYPE(COUNTED) == DTYPE_PUBLIC, "keys of every public dtype; bool has those of u8");
 /* clang-format on */
 
 /* Items of elements that are `step` bytes apart. */
@@ -210,19 +212,19 @@ enum {
 
 #define TABLE2(isa) sort_loops_##isa
 #define TABLE(isa) TABLE2(isa)
-#define BY_DTYPE(NAME, W, K) [QN_##NAME] = PART(NAME),
+#define BY_DTYPE(NAME, W, K) [DTYPE_##NAME] = PART(NAME),
 const sort_loops TABLE(VM_ISA) = {
 #define PART(NAME) items_##NAME
-    .items = {EACH_DTYPE(BY_DTYPE)[QN_bool] = items_u8},
+    .items = {EACH_DTYPE(BY_DTYPE)[DTYPE_b8] = items_u8},
 #undef PART
 #define PART(NAME) elements_##NAME
-    .elements = {EACH_DTYPE(BY_DTYPE)[QN_bool] = elements_u8},
+    .elements = {EACH_DTYPE(BY_DTYPE)[DTYPE_b8] = elements_u8},
 #undef PART
 #define PART(NAME) specials_##NAME
-    .specials = {EACH_DTYPE(BY_DTYPE)[QN_bool] = specials_u8},
+    .specials = {EACH_DTYPE(BY_DTYPE)[DTYPE_b8] = specials_u8},
 #undef PART
 #define PART(NAME) ranks_##NAME
-    .rank = {EACH_DTYPE(BY_DTYPE)[QN_bool] = ranks_u8},
+    .rank = {EACH_DTYPE(BY_DTYPE)[DTYPE_b8] = ranks_u8},
     .indices = {[SORT_64] = indices_packed, [SORT_PAIR] = indices_paired},
     .count = {count_32, count_64, count_pair},
     .place = {place_32, place_64, place_pair},

@@ -14,9 +14,7 @@ static const struct class_row {
   uint64_t hash;
 } classes[BLOCK_VM_CLASSES] = {
     [BLOCK_VM_F32] = {BIT(QN_bool) | BIT(QN_i64) | BIT(QN_f16) | BIT(QN_bf16) | BIT(QN_f32), 0x626c6f636b206633u},
-    [BLOCK_VM_ALL] = {BIT(QN_bool) | BIT(QN_u8) | BIT(QN_i8) | BIT(QN_i16) | BIT(QN_i32) | BIT(QN_i64) | BIT(QN_f16) |
-                          BIT(QN_bf16) | BIT(QN_f32) | BIT(QN_f64) | BIT(QN_u32) | BIT(QN_u64),
-                      0x626c6f636b20766du},
+    [BLOCK_VM_ALL] = {(BIT(DTYPE_PUBLIC) - 1) | BIT(QN_u32) | BIT(QN_u64), 0x626c6f636b20766du},
 };
 
 block_vm_class block_vm_class_of(uint32_t dtypes) {

@@ -77,6 +77,8 @@ static bool ev_lacks(ev *e) {
 #define FLOATS(X) X(f32) X(f64)
 #define INTS(X) X(u8) X(i8) X(i16) X(i32) X(i64) X(u32) X(u64)
 #define HALVES(X) X(f16) X(bf16)
+#define COUNTED(T) +1
+_Static_assert(1 FLOATS(COUNTED) INTS(COUNTED) HALVES(COUNTED) == DTYPE_PUBLIC + 2, "words of every public dtype, of u32 and u64");
 
 #define WORD(T) \
   static inline T get_##T(uint64_t x) { T v; memcpy(&v, &x, sizeof v); return v; } \
