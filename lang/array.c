@@ -292,7 +292,9 @@ void array_free(qn_vm *vm, qn_array *a) {
     free_parts(vm, a);
 }
 
-static void array_drop(qn_vm *vm, qn_array *a) { value_release(vm, value_obj(TAG_ARRAY, a)); }
+void array_drop(qn_vm *vm, qn_array *a) {
+  if (a) value_release(vm, value_obj(TAG_ARRAY, a));
+}
 
 static __attribute__((noinline)) qn_array *new_array(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
   qn_array *a = new_header(vm, dtype, rank, shape);

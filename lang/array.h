@@ -77,6 +77,8 @@ void storage_release(qn_vm *vm, qn_storage *s);
 QN_MUST_CHECK bool array_force(qn_vm *vm, qn_array *a);
 /* A contiguous array of the same elements (itself, retained, if it is so already). Forces. */
 QN_MUST_CHECK qn_array *array_contiguous(qn_vm *vm, qn_array *a);
+/* Gives a reference up; NULL is ignored. */
+void array_drop(qn_vm *vm, qn_array *a);
 /* A new contiguous array of the same elements. Forces. */
 QN_MUST_CHECK qn_array *array_duplicate(qn_vm *vm, qn_array *a);
 /* The same, counted as a copy-on-write copy. */

@@ -42,7 +42,6 @@ struct qn_engine {
   atomic_int refs;                   /* open VMs, and the host that made it */
   struct pool *pool;                 /* array buffers (mem.c) */
   void *devices[DEVICE_FAMILIES];    /* of each family of devices: what VMs share (jit/run/device.h) */
-  void *code;                        /* jit/cpu/compile.c's: compiled kernels */
   void *jit;                         /* jit/trace's: workers and their queue */
   struct trace_events *trace_events; /* what happened when, for --trace (trace_events.h); NULL: nobody wants to know */
   void (*jit_close)(qn_engine *engine);

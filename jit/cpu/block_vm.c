@@ -27,7 +27,8 @@ static bool opens(uint8_t code) {
 }
 static bool is_arg(uint8_t op) { return op == KOP_argmax || op == KOP_argmin; }
 
-static void free_code(vmcode *c) {
+void bvm_code_free(void *code) {
+  vmcode *c = code;
   if (!c) return;
   free(c->ops);
   free(c->phases);
@@ -40,8 +41,6 @@ static void free_code(vmcode *c) {
   free(c->ints);
   free(c);
 }
-void bvm_code_free(void *bvm_code);
-void bvm_code_free(void *bvm_code) { free_code(bvm_code); }
 
 bvm_fn bvm_loop_of(const bvm_loops *l, const l_program *p, const l_instr *i) {
   if (i->code == L_MATH) return l->math[i->sub][math_rows[i->sub].kind == MATH_IS_WORD ? i->dtype : i->type2];
@@ -317,6 +316,6 @@ vmcode *bvm_code_make(const l_program *p, const bvm_loops *loops) {
   free(t.free_regs);
   free(t.reg_size);
   if (ok) return c;
-  free_code(c);
+  bvm_code_free(c);
   return NULL;
 }

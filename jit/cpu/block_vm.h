@@ -1,5 +1,5 @@
 /* The block VM: runs L programs by interpretation, a vec body one instruction at a time on blocks of vm.block elements. The
- * reference executor and the fallback, on any machine, at once. Inside jit/cpu only; run.h is the door. */
+ * reference executor and the fallback, on any machine, at once. Inside jit/cpu only; kernel_launch (cpu.h) is the door. */
 #ifndef JIT_CPU_VM_H
 #define JIT_CPU_VM_H
 
@@ -76,6 +76,7 @@ bvm_fn bvm_loop_of(const bvm_loops *loops, const l_program *p, const l_instr *i)
 
 /* NULL when memory is short. `p` must outlive the result. */
 QN_MUST_CHECK vmcode *bvm_code_make(const l_program *p, const bvm_loops *loops);
+void bvm_code_free(void *code);
 
 typedef struct bvm_acc {
   char *chain, *tree, *scan;

@@ -40,123 +40,62 @@ extern char **environ;
 
 /* ---- the engine's part ------------------------------------------------------------------------------------------------------- */
 
-typedef struct code_entry {
-  uint64_t hash; /* l_hash; 0: free */
-  const qk_phase *phases;
-} code_entry;
-
-typedef enum trouble {
-  TROUBLE_NO_COMPILER,
-  TROUBLE_FOLDER,
-  TROUBLE_DAMAGED,
-  TROUBLE_COMPILER,
-  TROUBLE_OBJECT,
-  TROUBLE_COUNT
-} trouble;
+typedef enum trouble { TROUBLE_NO_COMPILER, TROUBLE_FOLDER, TROUBLE_DAMAGED, TROUBLE_COMPILER, TROUBLE_OBJECT } trouble;
 
 typedef struct code_table {
-  pthread_mutex_t lock;
-  code_entry *entries;
-  uint32_t n, cap; /* cap is a power of two */
-  void **objects;  /* dlopen handles */
+  troubles troubles;
+  pthread_mutex_t lock; /* over what follows */
+  hash_table codes;     /* phases by l_hash */
+  void **objects;       /* dlopen handles */
   uint32_t nobjects, objects_cap;
-  char troubles[TROUBLE_COUNT][240];
-  uint8_t reported[TROUBLE_COUNT]; /* 0 nothing, 1 to be told, 2 told */
 } code_table;
 
-static code_table *table_of(qn_engine *engine) {
-  code_table *t = __atomic_load_n((code_table **)&engine->code, __ATOMIC_ACQUIRE);
-  if (t) return t;
-  t = calloc(1, sizeof *t);
-  if (!t) return NULL;
+static void init(void *part, qn_engine *engine) {
+  code_table *t = part;
+  (void)engine;
+  troubles_init(&t->troubles);
   pthread_mutex_init(&t->lock, NULL);
-  void *none = NULL;
-  if (__atomic_compare_exchange_n(&engine->code, &none, t, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return t;
-  pthread_mutex_destroy(&t->lock);
-  free(t);
-  return none;
 }
 
-void compile_engine_close(qn_engine *engine) {
-  code_table *t = engine->code;
+static code_table *table_of(qn_engine *engine) {
+  cpu_engine *c = cpu_engine_of(engine);
+  return c ? engine_part(engine, &c->code, sizeof(code_table), init) : NULL;
+}
+
+void compile_close(cpu_engine *c) {
+  code_table *t = c->code;
   if (!t) return;
-  for (uint32_t i = 0; i < t->cap; i++) free((void *)(uintptr_t)t->entries[i].phases);
+  for (uint32_t i = 0; i < t->codes.cap; i++) free(t->codes.slots[i].what);
   for (uint32_t i = 0; i < t->nobjects; i++) dlclose(t->objects[i]);
-  free(t->entries);
+  hash_free(&t->codes);
   free(t->objects);
-  pthread_mutex_destroy(&t->lock);
   free(t);
-  engine->code = NULL;
+  c->code = NULL;
 }
 
-static void tell(code_table *t, trouble what, const char *format, const char *detail) {
-  pthread_mutex_lock(&t->lock);
-  if (!t->reported[what]) {
-    snprintf(t->troubles[what], sizeof t->troubles[what], format, detail);
-    t->reported[what] = 1;
-  }
-  pthread_mutex_unlock(&t->lock);
+void compile_forked(cpu_engine *c) {
+  code_table *t = c->code;
+  if (t) init(t, NULL);
 }
 
 bool compile_trouble(qn_engine *engine, char *text, size_t size) {
-  code_table *t = __atomic_load_n((code_table **)&engine->code, __ATOMIC_ACQUIRE);
-  if (!t) return false;
-  bool found = false;
-  pthread_mutex_lock(&t->lock);
-  for (int i = 0; i < TROUBLE_COUNT && !found; i++)
-    if (t->reported[i] == 1) {
-      snprintf(text, size, "%s", t->troubles[i]);
-      t->reported[i] = 2;
-      found = true;
-    }
-  pthread_mutex_unlock(&t->lock);
-  return found;
-}
-
-/* Under the lock. */
-static code_entry *slot_of(code_table *t, uint64_t hash) {
-  if (!t->cap) return NULL;
-  uint32_t i = (uint32_t)hash & (t->cap - 1);
-  while (t->entries[i].hash && t->entries[i].hash != hash) i = (i + 1) & (t->cap - 1);
-  return &t->entries[i];
+  cpu_engine *c = __atomic_load_n((cpu_engine **)&engine->devices[FAMILY_cpu], __ATOMIC_ACQUIRE);
+  code_table *t = c ? __atomic_load_n((code_table **)&c->code, __ATOMIC_ACQUIRE) : NULL;
+  return t && troubles_next(&t->troubles, text, size);
 }
 
 static const qk_phase *code_find(code_table *t, uint64_t hash) {
   pthread_mutex_lock(&t->lock);
-  code_entry *e = slot_of(t, hash);
-  const qk_phase *found = e && e->hash == hash ? e->phases : NULL;
+  const qk_phase *found = hash_find(&t->codes, hash);
   pthread_mutex_unlock(&t->lock);
   return found;
 }
 
-/* Takes over `phases`, or frees them when the hash is there already. Returns what the table has. */
-static const qk_phase *code_add(code_table *t, uint64_t hash, qk_phase *phases) {
+/* Takes `phases` over, unless there are some already. */
+static void code_add(code_table *t, uint64_t hash, qk_phase *phases) {
   pthread_mutex_lock(&t->lock);
-  const qk_phase *result = NULL;
-  if (t->n * 2 >= t->cap) {
-    uint32_t cap = t->cap ? t->cap * 2 : 64;
-    code_table grown = {.entries = calloc(cap, sizeof *grown.entries), .cap = cap};
-    if (grown.entries) {
-      for (uint32_t i = 0; i < t->cap; i++)
-        if (t->entries[i].hash) *slot_of(&grown, t->entries[i].hash) = t->entries[i];
-      free(t->entries);
-      t->entries = grown.entries;
-      t->cap = cap;
-    }
-  }
-  code_entry *e = t->n + 1 < t->cap ? slot_of(t, hash) : NULL;
-  if (e && e->hash) {
-    result = e->phases;
-    free(phases);
-  } else if (e) {
-    *e = (code_entry){hash, phases};
-    t->n++;
-    result = phases;
-  } else {
-    free(phases);
-  }
+  if (hash_find(&t->codes, hash) || !hash_add(&t->codes, hash, phases)) free(phases);
   pthread_mutex_unlock(&t->lock);
-  return result;
 }
 
 /* ---- the compiler -------------------------------------------------------------------------------------------------------------------- */
@@ -241,8 +180,8 @@ static bool run_compiler(code_table *t, const char *cc, char **environment, cons
   posix_spawn_file_actions_destroy(&files);
   posix_spawnattr_destroy(&attr);
   if (rc != 0) {
-    tell(t, TROUBLE_COMPILER, "quern: the C compiler cannot be started (%s); kernels run on the block VM",
-         strerror(rc));
+    troubles_tell(&t->troubles, TROUBLE_COMPILER,
+                  "quern: the C compiler cannot be started (%s); kernels run on the block VM", strerror(rc));
     return false;
   }
   int status = 0;
@@ -294,8 +233,8 @@ static char *compile_text(code_table *t, const char *cc, const char *text, size_
   char folder[512], source[560], object[560], log[560], tmpdir[560];
   snprintf(folder, sizeof folder, "%s/quern-XXXXXX", base && *base && strlen(base) < 400 ? base : "/tmp");
   if (!mkdtemp(folder)) {
-    tell(t, TROUBLE_COMPILER, "quern: no temporary folder for the compiler (%s); kernels run on the block VM",
-         strerror(errno));
+    troubles_tell(&t->troubles, TROUBLE_COMPILER,
+                  "quern: no temporary folder for the compiler (%s); kernels run on the block VM", strerror(errno));
     return NULL;
   }
   snprintf(source, sizeof source, "%s/kernels.c", folder);
@@ -312,7 +251,8 @@ static char *compile_text(code_table *t, const char *cc, const char *text, size_
     char *words = cache_read_file(log, &n), first[160] = "no message";
     if (words && n) snprintf(first, sizeof first, "%.*s", (int)(n < 150 ? n : 150), words);
     free(words);
-    tell(t, TROUBLE_COMPILER, "quern: the C compiler failed; kernels run on the block VM: %s", first);
+    troubles_tell(&t->troubles, TROUBLE_COMPILER, "quern: the C compiler failed; kernels run on the block VM: %s",
+                  first);
   }
   free(environment);
   remove_folder(folder);
@@ -348,8 +288,8 @@ static void *load_object(code_table *t, const char *object, size_t size) {
   }
   if (!handle) {
     const char *why = dlerror();
-    tell(t, TROUBLE_OBJECT, "quern: compiled kernels cannot be loaded, and run on the block VM: %s",
-         why ? why : "no memory");
+    troubles_tell(&t->troubles, TROUBLE_OBJECT, "quern: compiled kernels cannot be loaded, and run on the block VM: %s",
+                  why ? why : "no memory");
     return NULL;
   }
   pthread_mutex_lock(&t->lock);
@@ -371,54 +311,15 @@ static void *load_object(code_table *t, const char *object, size_t size) {
 
 /* ---- a plan --------------------------------------------------------------------------------------------------------------------------------- */
 
-typedef struct batch {
-  const l_program **programs;
-  const char **names;
-  char (*texts)[24];
-  uint32_t *which;
-  uint32_t n;
-  uint32_t *slots, cap; /* 1 + index in the others, by hash: open addressing, a power of two */
-} batch;
-
-static bool batch_alloc(batch *b, uint32_t n) {
-  b->n = 0;
-  b->programs = calloc(n + 1, sizeof *b->programs);
-  b->names = calloc(n + 1, sizeof *b->names);
-  b->texts = calloc(n + 1, sizeof *b->texts);
-  b->which = calloc(n + 1, sizeof *b->which);
-  for (b->cap = 16; b->cap / 2 < n; b->cap *= 2) {}
-  b->slots = calloc(b->cap, sizeof *b->slots);
-  return b->programs && b->names && b->texts && b->which && b->slots;
-}
-
-static void batch_free(batch *b) {
-  free(b->programs);
-  free(b->names);
-  free(b->texts);
-  free(b->which);
-  free(b->slots);
-}
-
-static void batch_add(batch *b, const plan *p, uint32_t kernel) {
-  uint32_t at = (uint32_t)p->kernels[kernel].hash & (b->cap - 1);
-  for (; b->slots[at]; at = (at + 1) & (b->cap - 1))
-    if (p->kernels[b->which[b->slots[at] - 1]].hash == p->kernels[kernel].hash) return;
-  b->slots[at] = b->n + 1;
-  b->programs[b->n] = p->kernels[kernel].program;
-  snprintf(b->texts[b->n], sizeof *b->texts, "k%016llx", (unsigned long long)p->kernels[kernel].hash);
-  b->names[b->n] = b->texts[b->n];
-  b->which[b->n++] = kernel;
-}
-
 void cpu_source(const plan *p, text_buf *out) {
-  batch b;
-  if (batch_alloc(&b, p->nkernels)) {
-    for (uint32_t i = 0; i < p->nkernels; i++) batch_add(&b, p, i);
-    emit_c(b.programs, b.names, b.n, NULL, out);
-  } else {
+  code_unit u;
+  bool ok = code_unit_open(&u, p->nkernels);
+  for (uint32_t i = 0; i < p->nkernels && ok; i++) ok = code_unit_add(&u, p->kernels[i].program, p->kernels[i].hash);
+  if (ok)
+    emit_c(u.programs, u.names, u.n, NULL, out);
+  else
     out->failed = true;
-  }
-  batch_free(&b);
+  code_unit_close(&u);
 }
 
 /* Kernels whose hash the table knows get their code. Returns how many still have none. */
@@ -435,40 +336,39 @@ static uint32_t use_table(code_table *t, plan *p) {
   return missing;
 }
 
-/* Takes a batch's functions out of a loaded object. False, and told, if it lacks some. */
-static bool use_object(code_table *t, const plan *p, const batch *b, void *handle) {
+/* Takes the unit's functions out of a loaded object. False, and told, if it lacks some. */
+static bool use_object(code_table *t, const code_unit *u, void *handle) {
   bool all = true;
-  for (uint32_t i = 0; i < b->n && all; i++) {
-    const plan_kernel *k = &p->kernels[b->which[i]];
-    qk_phase *phases = calloc(k->nphases + 1, sizeof *phases); /* and the one that tells its scratch (emit.h) */
+  for (uint32_t i = 0; i < u->n && all; i++) {
+    qk_phase *phases = calloc(u->functions[i], sizeof *phases);
     char symbol[48];
     bool ok = phases != NULL;
-    for (uint32_t j = 0; j <= k->nphases && ok; j++) {
-      snprintf(symbol, sizeof symbol, "%s_%u", b->names[i], j);
+    for (uint32_t j = 0; j < u->functions[i] && ok; j++) {
+      snprintf(symbol, sizeof symbol, "%s_%u", u->names[i], j);
       void *f = dlsym(handle, symbol);
       memcpy(&phases[j], &f, sizeof f);
       ok = all = f != NULL;
     }
-    if (!all) tell(t, TROUBLE_OBJECT, "quern: compiled kernels lack %s; they run on the block VM", symbol);
+    if (!all)
+      troubles_tell(&t->troubles, TROUBLE_OBJECT, "quern: compiled kernels lack %s; they run on the block VM", symbol);
     if (ok)
-      code_add(t, k->hash, phases);
+      code_add(t, u->hashes[i], phases);
     else
       free(phases);
   }
   return all;
 }
 
-/* Loads an object and takes the batch's functions out of it. */
-static bool take_object(code_table *t, const plan *p, const batch *b, const char *object, size_t size) {
+static bool take_object(code_table *t, const code_unit *u, const char *object, size_t size) {
   void *handle = load_object(t, object, size);
-  return handle && use_object(t, p, b, handle);
+  return handle && use_object(t, u, handle);
 }
 
 static bool given_up(const compile_options *o) { return atomic_load_explicit(o->abandon, memory_order_relaxed); }
 
-/* Code for a batch, whose text this is, from the cache or the compiler. */
-static void code_batch(code_table *t, const plan *p, const batch *b, const text_buf *text, const compile_options *o,
-                       compile_report *report) {
+/* Code for a unit, whose text this is, from the cache or the compiler. */
+static void code_for(code_table *t, const code_unit *u, const text_buf *text, const compile_options *o,
+                     compile_report *report) {
   static const char no_folder[] =
       "quern: kernels are compiled anew in every process: the kernel cache cannot be written (%s)";
   char machine[256], *key = report->key, maker[CACHE_MAKER] = "", cc[1024], folder[1024] = "", path[CACHE_PATH],
@@ -479,13 +379,13 @@ static void code_batch(code_table *t, const plan *p, const batch *b, const text_
   cache_machine(machine, sizeof machine);
   cache_key(key, text->text, text->len, flags, (uint32_t)flag_count(), machine);
   cache_access access = limit > 0 ? cache_folder(folder, sizeof folder) : CACHE_NONE;
-  if (access != CACHE_WRITES && *folder) tell(t, TROUBLE_FOLDER, no_folder, folder);
+  if (access != CACHE_WRITES && *folder) troubles_tell(&t->troubles, TROUBLE_FOLDER, no_folder, folder);
   report->looked = access != CACHE_NONE;
   if (given_up(o)) return;
   if (access != CACHE_NONE && cache_find(folder, key, o->spawn ? maker : "", path)) {
     if (cache_read(path, &object, &size) == CACHE_DAMAGED)
-      tell(t, TROUBLE_DAMAGED, "quern: a damaged file in the kernel cache was removed (%s)", path);
-    bool done = object && !given_up(o) && take_object(t, p, b, object, size);
+      troubles_tell(&t->troubles, TROUBLE_DAMAGED, "quern: a damaged file in the kernel cache was removed (%s)", path);
+    bool done = object && !given_up(o) && take_object(t, u, object, size);
     free(object);
     report->bytes = size;
     if (done) {
@@ -495,23 +395,18 @@ static void code_batch(code_table *t, const plan *p, const batch *b, const text_
   }
   if (!o->spawn || given_up(o)) return;
   if (!can) {
-    tell(t, TROUBLE_NO_COMPILER, "quern: there is no C compiler (%s) on PATH; kernels run on the block VM",
-         "cc, gcc, clang");
+    troubles_tell(&t->troubles, TROUBLE_NO_COMPILER,
+                  "quern: there is no C compiler (%s) on PATH; kernels run on the block VM", "cc, gcc, clang");
     return;
   }
   object = compile_text(t, cc, text->text, text->len, o->abandon, &size);
-  if (object && !given_up(o) && take_object(t, p, b, object, size)) {
+  if (object && !given_up(o) && take_object(t, u, object, size)) {
     report->how = COMPILED_NOW;
     report->bytes = size;
     report->stored = access == CACHE_WRITES && cache_write(folder, path, object, size, limit);
-    if (access == CACHE_WRITES && !report->stored) tell(t, TROUBLE_FOLDER, no_folder, folder);
+    if (access == CACHE_WRITES && !report->stored) troubles_tell(&t->troubles, TROUBLE_FOLDER, no_folder, folder);
   }
   free(object);
-}
-
-void compile_engine_forked(qn_engine *engine) {
-  code_table *t = engine->code;
-  if (t) pthread_mutex_init(&t->lock, NULL);
 }
 
 void cpu_compile(qn_engine *engine, plan *p, const compile_options *o) {
@@ -524,18 +419,18 @@ void cpu_compile(qn_engine *engine, plan *p, const compile_options *o) {
     report->how = COMPILED_BEFORE;
     return;
   }
-  batch b = {0};
+  code_unit u;
   text_buf text;
   text_init(&text, NULL);
-  if (!batch_alloc(&b, p->nkernels)) goto done;
-  for (uint32_t i = 0; i < p->nkernels; i++)
-    if (!atomic_load_explicit(&p->kernels[i].code, memory_order_relaxed)) batch_add(&b, p, i);
-  emit_c(b.programs, b.names, b.n, o->abandon, &text);
-  if (text.failed || atomic_load(o->abandon)) goto done;
-
-  code_batch(t, p, &b, &text, o, report);
-  use_table(t, p);
-done:
+  bool ok = code_unit_open(&u, p->nkernels);
+  for (uint32_t i = 0; i < p->nkernels && ok; i++)
+    if (!atomic_load_explicit(&p->kernels[i].code, memory_order_relaxed))
+      ok = code_unit_add(&u, p->kernels[i].program, p->kernels[i].hash);
+  if (ok) emit_c(u.programs, u.names, u.n, o->abandon, &text);
+  if (ok && !text.failed && !given_up(o)) {
+    code_for(t, &u, &text, o, report);
+    use_table(t, p);
+  }
   text_free(&text);
-  batch_free(&b);
+  code_unit_close(&u);
 }

@@ -2,6 +2,8 @@
 #ifndef JIT_CPU_COMPILE_H
 #define JIT_CPU_COMPILE_H
 
+#include "jit/cpu/engine.h"
+#include "jit/run/code.h"
 #include "jit/run/compile.h"
 
 /* compile_plan and plan_source */
@@ -15,7 +17,7 @@ bool compile_trouble(qn_engine *engine, char *text, size_t size);
 /* The options that the compiler gets; borrowed, *n of them. */
 const char *const *compile_flags(int *n);
 
-void compile_engine_close(qn_engine *engine);
-void compile_engine_forked(qn_engine *engine); /* in a forked child: nobody compiles there yet */
+void compile_close(cpu_engine *c);
+void compile_forked(cpu_engine *c); /* in a forked child: nobody compiles there yet */
 
 #endif

@@ -1,13 +1,14 @@
-/* What the files of jit/cpu know of each other beyond run.h and eager.h. */
+/* Running L programs on the CPU, and what else the files of jit/cpu know of each other: a VM's state, its threads and memory. */
 #ifndef JIT_CPU_CPU_H
 #define JIT_CPU_CPU_H
 
-#include "jit/cpu/run.h"
 #include "jit/cpu/block_vm.h"
-#include "jit/run/device.h"
+#include "jit/run/host.h"
 
-/* The VM's state, made if need be; NULL with an error raised. */
+/* The VM's state, made if need be; NULL or false with an error raised. */
 struct cpu_state *cpu_of(qn_vm *vm);
+QN_MUST_CHECK bool cpu_open(qn_vm *vm);
+void cpu_close(qn_vm *vm);
 
 /* The loops of this processor; NULL with an error raised. The VM's state begins with a pointer to them. */
 const bvm_loops *cpu_loops_first(qn_vm *vm);
@@ -28,7 +29,8 @@ void bvm_fold_lanes(bvm_fn fold, size_t size, void *out, char *lanes, const char
 QN_MUST_CHECK void *cpu_slab(qn_vm *vm, size_t bytes);
 void cpu_slab_leave(qn_vm *vm);
 
-/* As kernel_run, with what the failed check showed (block VM only). */
+/* As device_host.launch: runs one L program once. `bvm_code` caches the block VM's translation: *bvm_code is NULL at first, and freed by
+ * bvm_code_free. */
 QN_MUST_CHECK bool kernel_launch(qn_vm *vm, const l_program *p, void **bvm_code, const qk_phase *compiled,
                                  void *const *buffers, const int64_t *ints, const qk_scalar *scalars,
                                  kernel_failure *failure);

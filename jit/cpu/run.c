@@ -9,13 +9,13 @@
  * smallest of all is the error, whatever the number of threads. Compiled code only keeps the number and element, so when the
  * value is wanted the kernel runs once more on the block VM.
  */
-#include "jit/cpu/run.h"
+#include "jit/cpu/cpu.h"
 
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "jit/cpu/compile.h"
-#include "jit/cpu/cpu.h"
 #include "jit/cpu/eager.h"
 #include "jit/cpu/library.h"
 #include "jit/cpu/opbody.h"
@@ -69,13 +69,19 @@ void cpu_close(qn_vm *vm) {
 }
 
 static void cpu_engine_close(qn_engine *engine) {
-  compile_engine_close(engine);
-  thread_pool_close(engine);
+  cpu_engine *c = engine->devices[FAMILY_cpu];
+  if (!c) return;
+  compile_close(c);
+  thread_pool_close(c);
+  free(c);
+  engine->devices[FAMILY_cpu] = NULL;
 }
 
 static void cpu_engine_forked(qn_engine *engine) {
-  compile_engine_forked(engine);
-  thread_pool_forked(engine);
+  cpu_engine *c = engine->devices[FAMILY_cpu];
+  if (!c) return;
+  compile_forked(c);
+  thread_pool_forked(c);
 }
 
 /* One element through the loops of the block VM. */
@@ -107,8 +113,6 @@ const device_family device_cpu = {.name = "cpu",
                                   .engine_close = cpu_engine_close,
                                   .engine_forked = cpu_engine_forked,
                                   .trouble = compile_trouble};
-
-const char *cpu_isa_name(void) { return bvm_loops_pick()->name; }
 
 struct cpu_state *cpu_of(qn_vm *vm) {
   return vm->devices[FAMILY_cpu] || cpu_open(vm) ? vm->devices[FAMILY_cpu] : NULL;
@@ -411,13 +415,5 @@ bool kernel_launch(qn_vm *vm, const l_program *p, void **bvm_code, const qk_phas
   for (int t = 0; t < s->threads; t++) piece_leave(vm, &s->frames[t]);
   if (all != few) mem_free(vm, all, p->nbuffers * sizeof *all);
   trace_events_end(vm->engine, TRACE_EVENTS_kernel, p->name ? p->name : "kernel", begin, "compiled", compiled != NULL);
-  return ok;
-}
-
-bool kernel_run(qn_vm *vm, const l_program *p, void **bvm_code, const qk_phase *code, void *const *buffers,
-                const int64_t *ints, const qk_scalar *scalars, uint64_t *error) {
-  kernel_failure failure;
-  bool ok = kernel_launch(vm, p, bvm_code, code, buffers, ints, scalars, &failure);
-  *error = failure.error;
   return ok;
 }

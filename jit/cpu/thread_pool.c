@@ -24,8 +24,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "jit/run/device.h"
-
 enum { MAX_HELPERS = 255, STACK = 1 << 20, JOIN_SPINS = 400 };
 
 /* The region's word: its number << 32 | free seats << 16 | helpers inside. */
@@ -107,16 +105,14 @@ static void grow(thread_pool *t, int helpers) {
 
 /* ---- regions --------------------------------------------------------------------------------------------------------- */
 
+static void init(void *part, qn_engine *engine) {
+  (void)engine;
+  ((thread_pool *)part)->process = getpid();
+}
+
 static thread_pool *thread_pool_of(qn_engine *engine) {
-  thread_pool *t = __atomic_load_n((thread_pool **)&engine->devices[FAMILY_cpu], __ATOMIC_ACQUIRE);
-  if (t || !(t = calloc(1, sizeof *t))) return t;
-  t->process = getpid();
-  void *none = NULL;
-  if (__atomic_compare_exchange_n(&engine->devices[FAMILY_cpu], &none, (void *)t, false, __ATOMIC_ACQ_REL,
-                                  __ATOMIC_ACQUIRE))
-    return t;
-  free(t);
-  return none;
+  cpu_engine *c = cpu_engine_of(engine);
+  return c ? engine_part(engine, &c->pool, sizeof(thread_pool), init) : NULL;
 }
 
 bool thread_pool_take(qn_engine *engine) {
@@ -124,10 +120,10 @@ bool thread_pool_take(qn_engine *engine) {
   int free_now = 0;
   return t && atomic_compare_exchange_strong(&t->taken, &free_now, 1);
 }
-void thread_pool_leave(qn_engine *engine) { atomic_store(&((thread_pool *)engine->devices[FAMILY_cpu])->taken, 0); }
+void thread_pool_leave(qn_engine *engine) { atomic_store(&thread_pool_of(engine)->taken, 0); }
 
 void thread_pool_run(qn_engine *engine, int helpers, int64_t spin, thread_pool_work work, void *ctx) {
-  thread_pool *t = engine->devices[FAMILY_cpu];
+  thread_pool *t = thread_pool_of(engine);
   if (helpers > MAX_HELPERS) helpers = MAX_HELPERS;
   atomic_store_explicit(&t->spin, spin, memory_order_relaxed);
   if (t->nhelpers < helpers) grow(t, helpers);
@@ -153,8 +149,8 @@ void thread_pool_run(qn_engine *engine, int helpers, int64_t spin, thread_pool_w
   atomic_store_explicit(&t->awaited, 0, memory_order_relaxed);
 }
 
-void thread_pool_forked(qn_engine *engine) {
-  thread_pool *t = engine->devices[FAMILY_cpu];
+void thread_pool_forked(cpu_engine *c) {
+  thread_pool *t = c->pool;
   if (!t || t->process == getpid()) return;
   t->process = getpid();
   t->nhelpers = 0;
@@ -164,13 +160,13 @@ void thread_pool_forked(qn_engine *engine) {
   atomic_store(&t->sleeping, 0);
 }
 
-void thread_pool_close(qn_engine *engine) {
-  thread_pool *t = engine->devices[FAMILY_cpu];
+void thread_pool_close(cpu_engine *c) {
+  thread_pool *t = c->pool;
   if (!t) return;
   atomic_store(&t->closing, true);
   atomic_fetch_add(&t->calls, 1);
   futex_wake(&t->calls, INT_MAX);
   for (int i = 0; i < t->nhelpers && t->process == getpid(); i++) pthread_join(t->helpers[i], NULL);
   free(t);
-  engine->devices[FAMILY_cpu] = NULL;
+  c->pool = NULL;
 }

@@ -1,8 +1,8 @@
 /* The threads of an engine that help to run kernels. */
-#ifndef JIT_CPU_TEAM_H
-#define JIT_CPU_TEAM_H
+#ifndef JIT_CPU_THREAD_POOL_H
+#define JIT_CPU_THREAD_POOL_H
 
-#include "lang/vm.h"
+#include "jit/cpu/engine.h"
 
 typedef void (*thread_pool_work)(void *ctx, int thread);
 
@@ -19,8 +19,8 @@ void thread_pool_leave(qn_engine *engine);
  * counter until there are none left. Helpers wait `spin` microseconds for the next region before they sleep. */
 void thread_pool_run(qn_engine *engine, int helpers, int64_t spin, thread_pool_work work, void *ctx);
 
-void thread_pool_close(qn_engine *engine);
+void thread_pool_close(cpu_engine *c);
 /* In a forked child: there are no helpers, until some are made. */
-void thread_pool_forked(qn_engine *engine);
+void thread_pool_forked(cpu_engine *c);
 
 #endif

@@ -59,7 +59,6 @@ typedef struct block_phase {
 } block_phase;
 
 typedef struct block_program {
-  uint64_t hash;
   bool able;
   block_vm_class class;
   int strips;
@@ -759,10 +758,14 @@ static bool translate(block_program *out, const l_program *p, int strips) {
   return ok || t.large;
 }
 
-static block_program *program_new(const l_program *p, uint64_t hash) {
+static void program_free(block_program *v) {
+  if (v) free_phases(v);
+  free(v);
+}
+
+static block_program *program_new(const l_program *p) {
   block_program *v = calloc(1, sizeof *v);
   if (!v) return NULL;
-  v->hash = hash;
   uint32_t dtypes = 0;
   for (l_val k = 1; k < p->n; k++)
     if (l_rows[p->code[k].code].result == 'V' || p->code[k].code == L_ACC || p->code[k].code == L_LOCAL) {
@@ -784,46 +787,18 @@ static block_program *program_new(const l_program *p, uint64_t hash) {
 
 /* ---- a stream's programs --------------------------------------------------------------------------------------------------------- */
 
-struct block_programs {
-  block_program **table; /* open addressing; cap is a power of two */
-  uint32_t n, cap;
-};
-
-static block_program **slot_of(block_program **table, uint32_t cap, uint64_t hash) {
-  uint32_t i = (uint32_t)(hash ^ hash >> 32) & (cap - 1);
-  while (table[i] && table[i]->hash != hash) i = (i + 1) & (cap - 1);
-  return &table[i];
-}
-
-/* NULL when memory is short. */
+/* Translated at its first use; NULL when memory is short. */
 static block_program *program_of(gpu_stream *s, const device_program *p) {
-  if (!s->programs && !(s->programs = calloc(1, sizeof *s->programs))) return NULL;
-  struct block_programs *all = s->programs;
-  if (2 * all->n >= all->cap) {
-    uint32_t cap = all->cap ? 2 * all->cap : 64;
-    block_program **table = calloc(cap, sizeof *table);
-    if (!table) return NULL;
-    for (uint32_t i = 0; i < all->cap; i++)
-      if (all->table[i]) *slot_of(table, cap, all->table[i]->hash) = all->table[i];
-    free(all->table);
-    all->table = table;
-    all->cap = cap;
-  }
-  block_program **slot = slot_of(all->table, all->cap, p->hash);
-  if (!*slot && (*slot = program_new(p->program, p->hash))) all->n++;
-  return *slot;
+  block_program *v = hash_find(&s->programs, p->hash);
+  if (v || !(v = program_new(p->program))) return v;
+  if (hash_add(&s->programs, p->hash, v)) return v;
+  program_free(v);
+  return NULL;
 }
 
 void block_vm_close(gpu_stream *s) {
-  struct block_programs *all = s->programs;
-  for (uint32_t i = 0; all && i < all->cap; i++)
-    if (all->table[i]) {
-      free_phases(all->table[i]);
-      free(all->table[i]);
-    }
-  if (all) free(all->table);
-  free(all);
-  s->programs = NULL;
+  for (uint32_t i = 0; i < s->programs.cap; i++) program_free(s->programs.slots[i].what);
+  hash_free(&s->programs);
 }
 
 /* The interpreter's code, in whatever state; asked for if nobody has. */

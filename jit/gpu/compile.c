@@ -29,46 +29,29 @@ struct gpu_job {
   gpu_code *codes[];
 };
 
-/* ---- the table (under the lock) -------------------------------------------------------------------------------------- */
-
-static gpu_code **slot_of(gpu_code **table, uint32_t cap, int device, uint64_t hash) {
-  uint32_t i = (uint32_t)(hash ^ hash >> 32 ^ (uint64_t)device) & (cap - 1);
-  while (table[i] && (table[i]->hash != hash || table[i]->device != device)) i = (i + 1) & (cap - 1);
-  return &table[i];
-}
+/* ---- the tables (under the lock) ------------------------------------------------------------------------------------- */
 
 gpu_code *gpu_code_find(gpu_engine *e, int device, uint64_t hash) {
   pthread_mutex_lock(&e->lock);
-  gpu_code *found = e->cap ? *slot_of(e->table, e->cap, device, hash) : NULL;
+  gpu_code *found = hash_find(&e->devices[device].codes, hash);
   pthread_mutex_unlock(&e->lock);
   return found;
 }
 
+static void code_free(gpu_code *c) {
+  if (c) free(c->functions);
+  free(c);
+}
+
 static gpu_code *code_add(gpu_engine *e, int device, uint64_t hash, uint32_t nfunctions) {
-  if (2 * e->ncode >= e->cap) {
-    uint32_t cap = e->cap ? 2 * e->cap : 64;
-    gpu_code **table = calloc(cap, sizeof *table);
-    if (!table) return NULL;
-    for (uint32_t i = 0; i < e->cap; i++)
-      if (e->table[i]) *slot_of(table, cap, e->table[i]->device, e->table[i]->hash) = e->table[i];
-    free(e->table);
-    e->table = table;
-    e->cap = cap;
-  }
   gpu_code *c = calloc(1, sizeof *c);
   if (!c) return NULL;
-  c->functions = calloc(nfunctions, sizeof *c->functions);
-  if (!c->functions) {
-    free(c);
-    return NULL;
-  }
-  c->hash = hash;
-  c->device = device;
-  c->nfunctions = nfunctions;
+  *c = (gpu_code){.hash = hash, .device = device, .nfunctions = nfunctions};
   atomic_init(&c->state, CODE_QUEUED);
-  *slot_of(e->table, e->cap, device, hash) = c;
-  e->ncode++;
-  return c;
+  c->functions = calloc(nfunctions, sizeof *c->functions);
+  if (c->functions && hash_add(&e->devices[device].codes, hash, c)) return c;
+  code_free(c);
+  return NULL;
 }
 
 /* ---- NVRTC ------------------------------------------------------------------------------------------------------------- */
@@ -109,8 +92,9 @@ static char *compile_text(gpu_engine *e, const gpu_job *j, const char *const *op
     char *log = NULL;
     if (program && n->nvrtcGetProgramLogSize(program, &bytes) == 0 && bytes > 1) log = calloc(1, bytes + 1);
     if (log && n->nvrtcGetProgramLog(program, log) != 0) log[0] = 0;
-    gpu_tell(e, GPU_TROUBLE_COMPILER, "quern: NVRTC failed (%d); kernels run on the CPU, with copies: %.150s", (int)rc,
-             log && log[0] ? log : "no message");
+    troubles_tell(&e->troubles, GPU_TROUBLE_COMPILER,
+                  "quern: NVRTC failed (%d); kernels run on the CPU, with copies: %.150s", (int)rc,
+                  log && log[0] ? log : "no message");
     free(log);
   }
   if (program) n->nvrtcDestroyProgram(&program);
@@ -164,8 +148,8 @@ static bool load(gpu_engine *e, const gpu_job *j, const char *cubin) {
   const char *text = NULL;
   if (rc != GPU_OK && (d->cuGetErrorString(rc, &text) != GPU_OK || !text)) text = "unknown error";
   if (rc != GPU_OK)
-    gpu_tell(e, GPU_TROUBLE_LOAD, "quern: compiled kernels cannot be loaded on gpu(%d), and run on the CPU: %s",
-             j->device, text);
+    troubles_tell(&e->troubles, GPU_TROUBLE_LOAD,
+                  "quern: compiled kernels cannot be loaded on gpu(%d), and run on the CPU: %s", j->device, text);
   return rc == GPU_OK;
 }
 
@@ -186,20 +170,22 @@ static bool make(gpu_engine *e, const gpu_job *j) {
   if (compiler) snprintf(maker, sizeof maker, "%016x", (unsigned)e->libraries.of[LIBRARY_NVRTC].version);
   if (access != CACHE_NONE && cache_find(folder, key, maker, path)) {
     if (cache_read(path, &cubin, &size) == CACHE_DAMAGED)
-      gpu_tell(e, GPU_TROUBLE_CACHE, "quern: a damaged file in the kernel cache was removed (%.200s)", path);
+      troubles_tell(&e->troubles, GPU_TROUBLE_CACHE, "quern: a damaged file in the kernel cache was removed (%.200s)",
+                    path);
     bool done = cubin && load(e, j, cubin);
     free(cubin);
     if (done) return true;
   }
   if (!compiler) {
-    gpu_tell(e, GPU_TROUBLE_NVRTC, "quern: no NVRTC (%.150s): kernels for the GPU run on the CPU, with copies",
-             e->libraries.of[LIBRARY_NVRTC].why);
+    troubles_tell(&e->troubles, GPU_TROUBLE_NVRTC,
+                  "quern: no NVRTC (%.150s): kernels for the GPU run on the CPU, with copies",
+                  e->libraries.of[LIBRARY_NVRTC].why);
     return false;
   }
   cubin = compile_text(e, j, options, noptions, &size);
   bool done = cubin && load(e, j, cubin);
   if (done && access == CACHE_WRITES && !cache_write(folder, path, cubin, size, j->cache_bytes))
-    gpu_tell(e, GPU_TROUBLE_CACHE, "quern: the kernel cache cannot be written (%.200s)", folder);
+    troubles_tell(&e->troubles, GPU_TROUBLE_CACHE, "quern: the kernel cache cannot be written (%.200s)", folder);
   free(cubin);
   return done;
 }
@@ -264,7 +250,7 @@ bool gpu_compile(gpu_engine *e, int device, const gpu_unit *u) {
   pthread_mutex_lock(&e->lock);
   bool ok = true;
   for (uint32_t i = 0; i < u->n && ok; i++) {
-    if (e->cap && *slot_of(e->table, e->cap, device, u->hashes[i])) continue; /* another VM was first */
+    if (hash_find(&e->devices[device].codes, u->hashes[i])) continue; /* another VM was first */
     gpu_code *c = code_add(e, device, u->hashes[i], u->nfunctions[i]);
     ok = c != NULL;
     if (c) j->codes[j->n++] = c;
@@ -311,12 +297,11 @@ void gpu_compile_close(gpu_engine *e) {
     d->cuModuleUnload(e->modules[i]);
     d->cuCtxPopCurrent_v2(&old);
   }
-  for (uint32_t i = 0; i < e->cap; i++)
-    if (e->table[i]) {
-      free(e->table[i]->functions);
-      free(e->table[i]);
-    }
-  free(e->table);
+  for (int d = 0; d < GPU_DEVICES; d++) {
+    hash_table *codes = &e->devices[d].codes;
+    for (uint32_t i = 0; i < codes->cap; i++) code_free(codes->slots[i].what);
+    hash_free(codes);
+  }
   free(e->modules);
   free(e->module_device);
 }

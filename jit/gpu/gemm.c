@@ -38,8 +38,7 @@ typedef gpu_made product;
 struct gpu_gemms {
   bool tried;
   cublasLtHandle_t handle; /* NULL: there is no library */
-  product **table;         /* open addressing; cap is a power of two */
-  uint32_t n, cap;
+  hash_table table;        /* of products, by hash_of or, where another has that, the next number that is free */
 };
 
 /* ---- signatures ------------------------------------------------------------------------------------------------------ */
@@ -60,10 +59,11 @@ static bool same(const device_gemm *p, const device_gemm *q) {
          p->m == q->m && p->n == q->n && p->k == q->k && p->x_step == q->x_step && p->y_step == q->y_step;
 }
 
-static product **slot_of(product **table, uint32_t cap, const device_gemm *p) {
-  uint32_t i = (uint32_t)(hash_of(p) >> 32) & (cap - 1);
-  while (table[i] && !same(&table[i]->is, p)) i = (i + 1) & (cap - 1);
-  return &table[i];
+/* What the table has for a signature, or NULL and where it belongs. */
+static product *find(const gpu_gemms *t, const device_gemm *p, uint64_t *at) {
+  product *x;
+  for (*at = hash_of(p); (x = hash_find(&t->table, *at)) && !same(&x->is, p);) ++*at;
+  return x;
 }
 
 /* ---- asking the library ------------------------------------------------------------------------------------------------ */
@@ -164,27 +164,21 @@ static gpu_gemms *products_of(gpu_stream *s) {
   return t;
 }
 
-static const product *find(gpu_stream *s, const device_gemm *p) {
+static const product *look_up(gpu_stream *s, const device_gemm *p) {
   gpu_gemms *t = products_of(s);
-  if (!t || !t->handle) return NULL;
-  if (2 * t->n >= t->cap) {
-    uint32_t cap = t->cap ? 2 * t->cap : 64;
-    product **table = calloc(cap, sizeof *table);
-    if (!table) return NULL;
-    for (uint32_t i = 0; i < t->cap; i++)
-      if (t->table[i]) *slot_of(table, cap, &t->table[i]->is) = t->table[i];
-    free(t->table);
-    t->table = table;
-    t->cap = cap;
-  }
-  product **slot = slot_of(t->table, t->cap, p), *x = *slot;
-  if (x || !(x = calloc(1, sizeof *x))) return x;
   const cuda_lt *lt = &s->engine->libraries.lt;
+  uint64_t at;
+  if (!t || !t->handle) return NULL;
+  product *x = find(t, p, &at);
+  if (x || !(x = calloc(1, sizeof *x))) return x;
+  if (!hash_add(&t->table, at, x)) {
+    free(x);
+    return NULL;
+  }
   x->is = *p;
   x->has = make_operation(lt, x) && choose(lt, t->handle, x);
   if (!x->has) drop(lt, x);
-  t->n++;
-  return *slot = x;
+  return x;
 }
 
 void gpu_gemms_close(gpu_engine *e, gpu_device *d) {
@@ -192,17 +186,17 @@ void gpu_gemms_close(gpu_engine *e, gpu_device *d) {
   const cuda_lt *lt = &e->libraries.lt;
   if (!t) return;
   d->products = NULL;
-  for (uint32_t i = 0; i < t->cap; i++) {
-    if (!t->table[i]) continue;
-    drop(lt, t->table[i]);
-    free(t->table[i]);
+  for (uint32_t i = 0; i < t->table.cap; i++) {
+    product *x = t->table.slots[i].what;
+    if (x) drop(lt, x);
+    free(x);
   }
   CUcontext old;
   if (t->handle && e->libraries.driver.cuCtxPushCurrent_v2(d->context) == GPU_OK) {
     lt->cublasLtDestroy(t->handle);
     e->libraries.driver.cuCtxPopCurrent_v2(&old);
   }
-  free(t->table);
+  hash_free(&t->table);
   free(t);
 }
 
@@ -215,13 +209,13 @@ static const product *known(qn_vm *vm, gpu_stream *s, const device_gemm *p) {
       !types_of(p->dtype, &t))
     return NULL;
   pthread_mutex_lock(&s->engine->lock);
-  const product *x = find(s, p);
+  const product *x = look_up(s, p);
   bool none = s->device->products && !s->device->products->handle;
   pthread_mutex_unlock(&s->engine->lock);
   if (none)
-    gpu_tell(s->engine, GPU_TROUBLE_LT,
-             "quern: no cuBLASLt (%.150s): matrix products on the GPU are slower kernels of our own",
-             s->engine->libraries.of[LIBRARY_LT].why);
+    troubles_tell(&s->engine->troubles, GPU_TROUBLE_LT,
+                  "quern: no cuBLASLt (%.150s): matrix products on the GPU are slower kernels of our own",
+                  s->engine->libraries.of[LIBRARY_LT].why);
   return x && x->has ? x : NULL;
 }
 

@@ -1,5 +1,4 @@
 /* The family's row in the table of devices (jit/run/device.h), the engine's part and a VM's streams (state.h). */
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,23 +8,18 @@
 
 /* ---- the engine ---------------------------------------------------------------------------------------------------- */
 
-gpu_engine *gpu_engine_of(qn_engine *engine) {
-  gpu_engine *e = __atomic_load_n((gpu_engine **)&engine->devices[FAMILY_gpu], __ATOMIC_ACQUIRE);
-  if (e) return e;
-  if (!(e = calloc(1, sizeof *e))) return NULL;
+static void init(void *part, qn_engine *engine) {
+  gpu_engine *e = part;
   e->engine = engine;
   pthread_mutex_init(&e->lock, NULL);
   pthread_cond_init(&e->work, NULL);
   pthread_cond_init(&e->done, NULL);
+  troubles_init(&e->troubles);
   e->tail = &e->queue;
-  void *none = NULL; /* two VMs may come at once */
-  if (__atomic_compare_exchange_n(&engine->devices[FAMILY_gpu], &none, e, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-    return e;
-  pthread_cond_destroy(&e->work);
-  pthread_cond_destroy(&e->done);
-  pthread_mutex_destroy(&e->lock);
-  free(e);
-  return none;
+}
+
+gpu_engine *gpu_engine_of(qn_engine *engine) {
+  return engine_part(engine, &engine->devices[FAMILY_gpu], sizeof(gpu_engine), init);
 }
 
 static void engine_close(qn_engine *engine) {
@@ -87,31 +81,9 @@ gpu_device *gpu_device_of(gpu_engine *e, int number, const char **why) {
 
 /* ---- troubles -------------------------------------------------------------------------------------------------------- */
 
-void gpu_tell(gpu_engine *e, gpu_trouble_id what, const char *format, ...) {
-  va_list args;
-  va_start(args, format);
-  pthread_mutex_lock(&e->lock);
-  if (!e->reported[what]) {
-    vsnprintf(e->troubles[what], sizeof e->troubles[what], format, args);
-    e->reported[what] = 1;
-  }
-  pthread_mutex_unlock(&e->lock);
-  va_end(args);
-}
-
 static bool trouble(qn_engine *engine, char *text, size_t size) {
   gpu_engine *e = __atomic_load_n((gpu_engine **)&engine->devices[FAMILY_gpu], __ATOMIC_ACQUIRE);
-  bool found = false;
-  if (!e) return false;
-  pthread_mutex_lock(&e->lock);
-  for (int i = 0; i < GPU_TROUBLES && !found; i++)
-    if (e->reported[i] == 1) {
-      snprintf(text, size, "%s", e->troubles[i]);
-      e->reported[i] = 2;
-      found = true;
-    }
-  pthread_mutex_unlock(&e->lock);
-  return found;
+  return e && troubles_next(&e->troubles, text, size);
 }
 
 bool gpu_raise(qn_vm *vm, const gpu_stream *s, CUresult rc, const char *what) {

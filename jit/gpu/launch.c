@@ -23,43 +23,26 @@ static const cuda_driver *driver(const gpu_stream *s) { return &s->engine->libra
 /* Hands the programs that nobody has asked for to the compiler, as one unit. False when memory is short. `wait`: they are wanted
  * now. */
 static bool ask(qn_vm *vm, gpu_stream *s, device_program *const *programs, uint32_t n, bool wait) {
-  const l_program **list = calloc(n, sizeof *list);
-  uint64_t *hashes = calloc(n, sizeof *hashes);
-  uint32_t *functions = calloc(n, sizeof *functions), count = 0;
-  char(*texts)[24] = calloc(n, sizeof *texts);
-  const char **names = calloc(n, sizeof *names);
+  code_unit asked;
   text_buf text;
   text_init(&text, NULL);
-  bool ok = list && hashes && functions && texts && names;
-  for (uint32_t i = 0; i < n && ok; i++) {
-    const device_program *p = programs[i];
-    bool known = gpu_code_find(s->engine, s->number, p->hash) != NULL;
-    for (uint32_t k = 0; k < count && !known; k++) known = hashes[k] == p->hash;
-    if (known) continue;
-    list[count] = p->program;
-    hashes[count] = p->hash;
-    functions[count] = emit_phases(p->program) + 1;
-    snprintf(texts[count], sizeof *texts, "k%016llx", (unsigned long long)p->hash);
-    names[count] = texts[count];
-    count++;
-  }
-  if (ok && count) {
-    emit_cuda(list, names, count, &text);
+  bool ok = code_unit_open(&asked, n);
+  for (uint32_t i = 0; i < n && ok; i++)
+    if (!gpu_code_find(s->engine, s->number, programs[i]->hash))
+      ok = code_unit_add(&asked, programs[i]->program, programs[i]->hash);
+  if (ok && asked.n) {
+    emit_cuda(asked.programs, asked.names, asked.n, &text);
     gpu_unit u = {.text = text.text,
                   .len = text.len,
-                  .n = count,
-                  .hashes = hashes,
-                  .nfunctions = functions,
+                  .n = asked.n,
+                  .hashes = asked.hashes,
+                  .nfunctions = asked.functions,
                   .cache_bytes = vm->tune[TUNE_cache_bytes],
                   .here = wait};
     ok = !text.failed && gpu_compile(s->engine, s->number, &u);
   }
   text_free(&text);
-  free(list);
-  free(hashes);
-  free(functions);
-  free(texts);
-  free(names);
+  code_unit_close(&asked);
   return ok;
 }
 

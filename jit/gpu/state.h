@@ -11,9 +11,10 @@
 #include <stdatomic.h>
 
 #include "jit/gpu/libraries.h"
+#include "jit/run/code.h"
 #include "jit/run/device.h"
 
-enum { GPU_DEVICES = 16, GPU_TROUBLES = 5 };
+enum { GPU_DEVICES = 16 };
 
 typedef struct gpu_gemms gpu_gemms; /* gemm.c */
 
@@ -25,9 +26,10 @@ typedef struct gpu_device {
   int arch;  /* 90 for sm_90 */
   int units; /* multiprocessors */
   gpu_gemms *products;
+  hash_table codes; /* gpu_code by the hash of its program */
 } gpu_device;
 
-/* Compiled code of one program for one device. In the engine's table until the engine closes. */
+/* Compiled code of one program for one device. In the device's table until the engine closes. */
 typedef enum gpu_code_state { CODE_QUEUED, CODE_READY, CODE_FAILED } gpu_code_state;
 typedef struct gpu_code {
   uint64_t hash;
@@ -48,8 +50,6 @@ typedef struct gpu_engine {
   bool opened;
   libraries libraries;
   gpu_device devices[GPU_DEVICES];
-  gpu_code **table; /* open addressing by hash and device; cap is a power of two */
-  uint32_t ncode, cap;
   CUmodule *modules; /* and their devices */
   int *module_device;
   uint32_t nmodules, modules_cap;
@@ -59,8 +59,7 @@ typedef struct gpu_engine {
   int nworkers, idle;
   pid_t process;       /* that opened the driver */
   atomic_bool closing; /* written under the lock */
-  char troubles[GPU_TROUBLES][320];
-  uint8_t reported[GPU_TROUBLES]; /* 0 nothing, 1 to be told, 2 told */
+  troubles troubles;   /* by gpu_trouble_id */
 } gpu_engine;
 
 typedef enum gpu_trouble_id {
@@ -70,7 +69,6 @@ typedef enum gpu_trouble_id {
   GPU_TROUBLE_LOAD,
   GPU_TROUBLE_LT
 } gpu_trouble_id;
-void gpu_tell(gpu_engine *e, gpu_trouble_id what, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* ---- a VM's part (memory.c) ---- */
 
@@ -115,10 +113,10 @@ typedef struct gpu_stream {
   gpu_chunk chunks[GPU_CHUNKS];
   int chunk; /* being filled */
   gpu_memo memos[GPU_MEMOS];
-  struct block_programs *programs; /* the block VM's */
-  uint64_t allocations;            /* from the driver, for tests */
-  size_t live;                     /* bytes of blocks in use */
-  CUdeviceptr scratch;             /* of whatever kernels run: they come one after the other */
+  hash_table programs;  /* the block VM's, by l_hash */
+  uint64_t allocations; /* from the driver, for tests */
+  size_t live;          /* bytes of blocks in use */
+  CUdeviceptr scratch;  /* of whatever kernels run: they come one after the other */
   size_t scratch_bytes;
   bool scratch_stays; /* a launch that tells where it lies is being made */
   CUdeviceptr cell;   /* of errors: ~0 but while kernels with checks run */

@@ -28,7 +28,7 @@ typedef struct plan_kernel {
   uint64_t hash; /* l_hash */
   uint32_t nphases;
   _Atomic(const qk_phase *) code; /* compiled phases, or NULL: the block VM runs `program` */
-  void *bvm_code;                 /* what the block VM made of `program` (the host: jit/run/host.h), released by it */
+  void *host_code;                /* what the host made of `program` (jit/run/host.h), released by it */
   uint32_t node_first, node_last; /* for people: which graph nodes it computes */
   uint32_t nops;
   qn_dim bytes;          /* compulsory bytes: inputs read once, outputs written once */
@@ -146,7 +146,7 @@ void plan_print(const plan *p, text_buf *out);
  *
  *     op_call_key(&call, &key, ints);             fast; no allocation
  *     program = cached by key, else kernel_for_op(&key, &why)
- *     kernel_run(vm, program, ..., buffers, ints, scalars, &error)
+ *     launch(program, ..., buffers, ints, scalars)
  *
  * with buffers = the strict operands' elements 0 in order, then the result's; of RANDOM ops only the result's, and
  * scalars = key words k0, k1 and the draw number (i64). Others have no scalars. What ints mean is between op_call_key and

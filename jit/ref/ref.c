@@ -1,8 +1,8 @@
-/* The device `ref`: runs every kernel by the reference evaluator of L (eval.h), one step after the other, slowly. For tests: they see
- * what serves all devices with one that is as simple as a device can be, and compare programs as users write them with what L means.
+/* The device `ref`: runs every kernel by the reference evaluator of L (eval.h), one step after the other, slowly. It is for tests: they try
+ * what serves all devices on one that is as simple as a device can be, and compare programs as users write them with what L means.
  *
- * Its memory is the host's, though nobody but this file may rely on that. It has one number, ref(0), keeps nothing of a VM but what plans
- * have, makes no products by a library, and refuses what is no kernel. */
+ * Its memory is the host's, though nobody but this file may rely on that. There is one, ref(0). It keeps nothing of a VM but what plans
+ * need, and leaves products, sorting and masks to the host. */
 #include <string.h>
 
 #include "jit/kernel/plan.h"
@@ -81,69 +81,35 @@ static device_answer launch(qn_vm *vm, int device, const device_program *p, void
   return evaluate(vm, p->program, buffers, ints, scalars);
 }
 
-static bool has_gemm(qn_vm *vm, int device, const device_gemm *p) {
-  (void)vm, (void)device, (void)p;
-  return false;
-}
-
-static device_answer gemm(qn_vm *vm, int device, const device_gemm *p, void *const buffers[3]) {
-  (void)vm, (void)device, (void)p, (void)buffers;
-  return DEVICE_REFUSES;
-}
-
-static device_answer sort(qn_vm *vm, qn_array *out, const qn_array *x, int axis, bool descending, bool indices) {
-  (void)vm, (void)out, (void)x, (void)axis, (void)descending, (void)indices;
-  return DEVICE_REFUSES;
-}
-
-static device_answer compress(qn_vm *vm, const qn_array *x, const qn_array *mask, qn_array *to, qn_array **made) {
-  (void)vm, (void)x, (void)mask, (void)to, (void)made;
-  return DEVICE_REFUSES;
-}
-
-static device_answer recurrence(qn_vm *vm, qn_array *to, const qn_array *by, const qn_array *plus, int axis,
-                                bool reverse, bool exclusive) {
-  (void)vm, (void)to, (void)by, (void)plus, (void)axis, (void)reverse, (void)exclusive;
-  return DEVICE_REFUSES;
-}
-
 /* ---- plans ------------------------------------------------------------------------------------------------------------- */
 
 typedef struct ref_plan {
   device_plan shown;
-  bool failed; /* a check of this call */
+  size_t bytes; /* of the piece of memory that it lies in, with the tables of a step behind it */
+  bool failed;  /* a check of this call */
   void **buffers;
   int64_t *ints;
   qk_scalar *scalars;
 } ref_plan;
 
 static void plan_close(qn_vm *vm, device_plan *there) {
-  ref_plan *r = (ref_plan *)there;
-  if (!r) return;
-  const plan *p = r->shown.plan;
-  if (r->shown.constants) mem_free(vm, r->shown.constants, (p->nbuffers + 1) * sizeof *r->shown.constants);
-  if (r->buffers) mem_free(vm, r->buffers, (p->most_buffers + 1) * sizeof *r->buffers);
-  if (r->ints) mem_free(vm, r->ints, (p->most_ints + 1) * sizeof *r->ints);
-  if (r->scalars) mem_free(vm, r->scalars, (p->most_scalars + 1) * sizeof *r->scalars);
-  mem_free(vm, r, sizeof *r);
+  if (there) mem_free(vm, there, ((ref_plan *)there)->bytes);
 }
 
 static bool plan_ready(qn_vm *vm, int device, const plan *p, device_plan **there, bool wait) {
   (void)wait;
   if (*there) return true;
-  ref_plan *r = mem_zalloc(vm, sizeof *r);
-  if (r) {
-    r->shown = (device_plan){.plan = p, .device = device};
-    r->shown.constants = mem_zalloc(vm, (p->nbuffers + 1) * sizeof *r->shown.constants);
-    r->buffers = mem_zalloc(vm, (p->most_buffers + 1) * sizeof *r->buffers);
-    r->ints = mem_zalloc(vm, (p->most_ints + 1) * sizeof *r->ints);
-    r->scalars = mem_zalloc(vm, (p->most_scalars + 1) * sizeof *r->scalars);
-  }
-  if (!r || !r->shown.constants || !r->buffers || !r->ints || !r->scalars) {
-    plan_close(vm, (device_plan *)r);
+  size_t words = (size_t)p->nbuffers + p->most_buffers + p->most_ints + p->most_scalars;
+  size_t bytes = sizeof(ref_plan) + words * sizeof(uint64_t);
+  ref_plan *r = mem_zalloc(vm, bytes);
+  if (!r) {
     error_clear(vm);
     return false;
   }
+  *r = (ref_plan){.shown = {.plan = p, .device = device, .constants = (void **)(void *)(r + 1)}, .bytes = bytes};
+  r->buffers = r->shown.constants + p->nbuffers;
+  r->ints = (int64_t *)(void *)(r->buffers + p->most_buffers);
+  r->scalars = (qk_scalar *)(r->ints + p->most_ints);
   for (uint32_t b = 0; b < p->nbuffers; b++)
     if (p->buffers[b].where == WHERE_CONST) r->shown.constants[b] = (void *)(uintptr_t)p->buffers[b].data;
   *there = &r->shown;
@@ -173,11 +139,6 @@ static device_answer plan_kernels(qn_vm *vm, device_plan *there, const device_ca
   return DEVICE_DONE;
 }
 
-static bool plan_joins(qn_vm *vm, device_plan *there) {
-  (void)vm, (void)there;
-  return false;
-}
-
 static device_answer plan_checks(qn_vm *vm, device_plan *there) {
   (void)vm;
   return ((ref_plan *)there)->failed ? DEVICE_REFUSES : DEVICE_DONE;
@@ -185,15 +146,9 @@ static device_answer plan_checks(qn_vm *vm, device_plan *there) {
 
 static const device_kernels kernels = {.ready = ready,
                                        .launch = launch,
-                                       .has_gemm = has_gemm,
-                                       .product = gemm,
-                                       .sort = sort,
-                                       .compress = compress,
-                                       .recurrence = recurrence,
                                        .plan_ready = plan_ready,
                                        .plan_begin = plan_begin,
                                        .plan_kernels = plan_kernels,
-                                       .plan_joins = plan_joins,
                                        .plan_checks = plan_checks,
                                        .plan_close = plan_close};
 

@@ -64,6 +64,7 @@ struct device_call {
   const void *caller; /* what that needs */
 };
 
+/* What runs there. Functions of what is no kernel, and plan_joins, may be NULL: then the device refuses, and the host does it. */
 typedef struct device_kernels {
   /* ---- one program at a time ---- */
 
@@ -143,6 +144,10 @@ extern const device_family *const device_families[FAMILY_COUNT];
 static inline const device_kernels *device_kernels_of(int code) {
   return device_families[device_family_of(code)]->kernels;
 }
+
+/* *slot, a part of the engine that its VMs share: made of zeros and by `init` (may be NULL) where it is NULL yet, whoever comes first; freed
+ * with free. NULL: memory is short. */
+void *engine_part(qn_engine *engine, void **slot, size_t bytes, void (*init)(void *part, qn_engine *engine));
 
 /* All families: when a VM opens (false with an error raised) and closes, when an engine closes, and in a forked child. */
 QN_MUST_CHECK bool devices_open(qn_vm *vm);

@@ -1,4 +1,5 @@
 /* The table of devices (device.h). */
+#include <stdlib.h>
 #include <string.h>
 
 #include "jit/run/device.h"
@@ -20,6 +21,15 @@ static const struct {
 #include "jit/run/devices.def"
 #undef DEVICE
 };
+
+void *engine_part(qn_engine *engine, void **slot, size_t bytes, void (*init)(void *part, qn_engine *engine)) {
+  void *part = __atomic_load_n(slot, __ATOMIC_ACQUIRE), *none = NULL;
+  if (part || !(part = calloc(1, bytes))) return part;
+  if (init) init(part, engine);
+  if (__atomic_compare_exchange_n(slot, &none, part, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) return part;
+  free(part);
+  return none;
+}
 
 bool devices_open(qn_vm *vm) {
   for (int i = 0; i < FAMILY_COUNT; i++) {

@@ -88,7 +88,8 @@ uint8_t gemm_flags(qn_vm *vm, const qn_array *x, const qn_array *y) {
   sizes_of(in, false, flags, &s);
   if (s.total < 1 || s.m < 1 || s.n < 1 || s.k < 1) return 0;
   device_gemm p = signature_of(&s, x->dtype, flags);
-  return device_kernels_of(x->device)->has_gemm(vm, x->device, &p) ? flags : 0;
+  const device_kernels *d = device_kernels_of(x->device);
+  return d->has_gemm && d->has_gemm(vm, x->device, &p) ? flags : 0;
 }
 
 bool gemm_signature(const qn_array *x, const qn_array *y, uint8_t flags, device_gemm *p) {
@@ -134,10 +135,10 @@ static qn_array *settled(qn_vm *vm, qn_array *a) {
   if (!a || (a->contiguous && (uintptr_t)array_data(a) % ALIGNMENT == 0)) return a;
   qn_array *copy = array_new_on(vm, a->device, (qn_dtype)a->dtype, a->rank, a->shape);
   if (copy && !array_copy_on(vm, copy, a)) {
-    value_release(vm, value_obj(TAG_ARRAY, copy));
+    array_drop(vm, copy);
     copy = NULL;
   }
-  value_release(vm, value_obj(TAG_ARRAY, a));
+  array_drop(vm, a);
   return copy;
 }
 
@@ -166,8 +167,8 @@ bool gemm_stored(qn_vm *vm, qn_array *x, qn_array *y, uint8_t flags, qn_array *o
   x = settled(vm, x);
   y = settled(vm, y);
   bool ok = x && y && run(vm, x, y, &s, flags, out, refused);
-  if (x) value_release(vm, value_obj(TAG_ARRAY, x));
-  if (y) value_release(vm, value_obj(TAG_ARRAY, y));
+  array_drop(vm, x);
+  array_drop(vm, y);
   return ok;
 }
 
@@ -186,15 +187,14 @@ qn_array *gemm_apply(qn_vm *vm, qn_array *x, qn_array *y, uint8_t flags, bool *r
   for (int i = 0; i < 2 && ok; i++) {
     qn_array *a = (qn_array *)in[i], *wide = s.spread[i] ? spread(vm, &s, a) : a;
     if (wide) stored[i] = settled(vm, gemm_operand(vm, wide, (flags & (i ? ATTR_Y_ACROSS : ATTR_X_ACROSS)) != 0));
-    if (wide && wide != a) value_release(vm, value_obj(TAG_ARRAY, wide));
+    if (wide && wide != a) array_drop(vm, wide);
     ok = stored[i] != NULL;
   }
   if (ok && (out = array_new_on(vm, x->device, (qn_dtype)x->dtype, rank, shape)) &&
       !run(vm, stored[0], stored[1], &s, flags, out, refused)) {
-    value_release(vm, value_obj(TAG_ARRAY, out));
+    array_drop(vm, out);
     out = NULL;
   }
-  for (int i = 0; i < 2; i++)
-    if (stored[i]) value_release(vm, value_obj(TAG_ARRAY, stored[i]));
+  for (int i = 0; i < 2; i++) array_drop(vm, stored[i]);
   return out;
 }

@@ -100,12 +100,12 @@ static bool run_kernel_step(plan_frame *f, const plan_step *s) {
   for (uint32_t i = 0; i < s->nscalars; i++) f->step_scalars[i] = f->slots[s->scalars[i]];
   const qk_phase *code = atomic_load_explicit(&k->code, memory_order_acquire);
   kernel_failure failure;
-  if (host()->launch(f->vm, k->program, &k->bvm_code, code, f->step_buffers, ints, f->step_scalars, &failure))
+  if (host()->launch(f->vm, k->program, &k->host_code, code, f->step_buffers, ints, f->step_scalars, &failure))
     return true;
   if (failure.error == ~(uint64_t)0) return false;
   if (code) { /* for the value; what is stored again is the same, or about to be thrown away */
     kernel_failure again;
-    if (!host()->launch(f->vm, k->program, &k->bvm_code, NULL, f->step_buffers, ints, f->step_scalars, &again)) {
+    if (!host()->launch(f->vm, k->program, &k->host_code, NULL, f->step_buffers, ints, f->step_scalars, &again)) {
       if (again.error == ~(uint64_t)0) return false;
       if (again.error == failure.error) failure = again;
     }
@@ -133,38 +133,7 @@ static void array_over(plan_frame *f, buffer_array *b, uint32_t buffer, const gr
   b->s.bytes = (size_t)(b->a.size > 0 ? b->a.size : 0) * dtype_size((qn_dtype)t->dtype);
 }
 
-/* Bytes of the host to memory of the device. */
-static bool send(plan_frame *f, void *to, const void *from, size_t bytes) {
-  qn_storage s = {.refs = 2, .foreign = 1, .device = (uint8_t)f->device, .bytes = bytes, .data = to};
-  qn_array a = {.head = {.refs = 1, .tag = TAG_ARRAY},
-                .dtype = DTYPE_BYTE,
-                .rank = 1,
-                .device = (uint8_t)f->device,
-                .contiguous = 1,
-                .size = (int64_t)bytes,
-                .storage = &s,
-                .shape = {(int64_t)bytes},
-                .strides = {1}};
-  return device_memory_of(f->vm, f->device)->write(f->vm, &a, from);
-}
-
 enum { LIBRARY_OPERANDS = 4 };
-
-/* A product on the device that the plan is for, where its operands are. */
-static bool run_gemm_step(plan_frame *f, const plan_step *s) {
-  const graph *g = f->p->graph;
-  const graph_node *n = &g->nodes[s->node];
-  buffer_array a[3];
-  bool refused;
-  for (int i = 0; i < 3; i++) array_over(f, &a[i], s->buffers[i], i < 2 ? &g->nodes[n->in[i]].type : &n->type);
-  if (gemm_stored(f->vm, &a[0].a, &a[1].a, n->attr->flags, &a[2].a, &refused)) return true;
-  if (!refused) return false;
-  qn_array *const in[2] = {&a[0].a, &a[1].a};
-  qn_array *out = eager_gemm(f->vm, in, n->attr);
-  bool ok = out && (!out->size || array_copy_on(f->vm, &a[2].a, out));
-  if (out) value_release(f->vm, value_obj(TAG_ARRAY, out));
-  return ok;
-}
 
 /* Sizes that this node's result tells. */
 static void set_symbols(plan_frame *f, uint32_t node, const qn_array *out) {
@@ -176,65 +145,59 @@ static void set_symbols(plan_frame *f, uint32_t node, const qn_array *out) {
   }
 }
 
-static bool run_library_call(plan_frame *f, const plan_step *s) {
+/* What a library step does, by whoever can: *out is a new array, where the operands are or on the CPU, or NULL if the device has stored
+ * the result to `to`. False with the error raised. */
+static bool library_call(plan_frame *f, const graph_node *n, qn_array *const *in, qn_array *to, qn_array **out) {
+  static const op_attr none;
+  const op_attr *attr = n->attr ? n->attr : &none;
+  op_id op = (op_id)n->op;
+  bool refused = true;
+  *out = NULL;
+  if (f->device && op == OP_gemm) {
+    if (gemm_stored(f->vm, in[0], in[1], attr->flags, to, &refused)) return true;
+  } else if (f->device) {
+    if (library_there(f->vm, op, in, attr, to, &refused)) return true;
+  }
+  if (!refused) return false;
+  if (op == OP_gemm) return (*out = eager_gemm(f->vm, in, attr)) != NULL;
+  qn_array *here[LIBRARY_OPERANDS];
+  int taken = 0;
+  while (taken < n->nin && (here[taken] = array_to_cpu(f->vm, in[taken]))) taken++;
+  if (taken == n->nin) *out = library_apply(f->vm, op, here, attr);
+  while (taken-- > 0) array_drop(f->vm, here[taken]);
+  return *out != NULL;
+}
+
+static bool run_library_step(plan_frame *f, const plan_step *s) {
   if (f->p->late && !late_make_all(f, s)) return false;
-  graph *g = f->p->graph;
+  const graph *g = f->p->graph;
   const graph_node *n = &g->nodes[s->node];
-  buffer_array in[LIBRARY_OPERANDS];
-  qn_array *operands[LIBRARY_OPERANDS];
+  buffer_array buffers[LIBRARY_OPERANDS], result;
+  qn_array *in[LIBRARY_OPERANDS], *out;
   if (n->nin > LIBRARY_OPERANDS || s->nbuffers != n->nin + 1u) {
     raise_error(f->vm, E_internal, SPAN_NONE, "a plan gives %s %u buffers", op_rows[n->op].name, s->nbuffers);
     return false;
   }
   for (int i = 0; i < n->nin; i++) {
-    array_over(f, &in[i], s->buffers[i], &g->nodes[n->in[i]].type);
-    operands[i] = &in[i].a;
+    array_over(f, &buffers[i], s->buffers[i], &g->nodes[n->in[i]].type);
+    in[i] = &buffers[i].a;
   }
-  static const op_attr none;
-  if (f->device) {
-    buffer_array result;
-    bool refused;
-    array_over(f, &result, s->buffers[n->nin], &n->type);
-    bool done = library_there(f->vm, (op_id)n->op, operands, n->attr ? n->attr : &none, &result.a, &refused) != NULL;
-    if (done) {
-      set_symbols(f, s->node, &result.a);
-      return true;
-    }
-    if (!refused) {
-      raise_node_site(f, s->node);
-      return false;
-    }
-  }
-  int taken = 0;
-  for (; f->device && taken < n->nin; taken++)
-    if (!(operands[taken] = array_to_cpu(f->vm, operands[taken]))) break;
-  qn_array *out = NULL;
-  if (n->op == OP_gemm)
-    out = eager_gemm(f->vm, operands, n->attr);
-  else if (!f->device || taken == n->nin)
-    out = library_apply(f->vm, (op_id)n->op, operands, n->attr ? n->attr : &none);
-  while (taken-- > 0) value_release(f->vm, value_obj(TAG_ARRAY, operands[taken]));
-  if (!out) {
+  array_over(f, &result, s->buffers[n->nin], &n->type);
+  int64_t begin = trace_events_begin(f->vm->engine);
+  bool ok = library_call(f, n, in, &result.a, &out);
+  trace_events_end(f->vm->engine, TRACE_EVENTS_kernel, op_rows[n->op].name, begin, "library", 1);
+  if (!ok) {
     raise_node_site(f, s->node);
     return false;
   }
-  if (out->size && !f->device) {
-    memcpy(f->buffers[s->buffers[n->nin]], array_data(out), (size_t)out->size * dtype_size((qn_dtype)out->dtype));
-  } else if (out->size && !send(f, f->buffers[s->buffers[n->nin]], array_data(out),
-                                (size_t)out->size * dtype_size((qn_dtype)out->dtype))) {
-    value_release(f->vm, value_obj(TAG_ARRAY, out));
-    return false;
-  }
-  set_symbols(f, s->node, out);
-  value_release(f->vm, value_obj(TAG_ARRAY, out));
-  return true;
-}
-
-static bool run_library_step(plan_frame *f, const plan_step *s) {
-  op_id op = (op_id)f->p->graph->nodes[s->node].op;
-  int64_t begin = trace_events_begin(f->vm->engine);
-  bool ok = op == OP_gemm && f->device ? run_gemm_step(f, s) : run_library_call(f, s);
-  trace_events_end(f->vm->engine, TRACE_EVENTS_kernel, op_rows[op].name, begin, "library", 1);
+  set_symbols(f, s->node, out ? out : &result.a);
+  if (!out) return true;
+  array_over(f, &result, s->buffers[n->nin], &n->type); /* now its size is known */
+  if (out->size && out->device == f->device)
+    ok = array_copy_on(f->vm, &result.a, out);
+  else if (out->size)
+    ok = device_memory_of(f->vm, f->device)->write(f->vm, &result.a, array_data(out));
+  array_drop(f->vm, out);
   return ok;
 }
 
@@ -275,6 +238,14 @@ static bool run_scalar_step(plan_frame *f, const plan_step *s) {
   return true;
 }
 
+/* An error that was put aside is that of the call if all before it has gone well. */
+static void error_settle(plan_frame *f, qn_error_object *error, bool well) {
+  if (error && well)
+    error_put_back(f->vm, error);
+  else if (error)
+    error_free(f->vm, error);
+}
+
 /* Waits for the checks so far. When another step has failed (`ok` is false), one that failed before it is the error. */
 static bool checks_there(plan_frame *f, bool ok) {
   bool done = ok || f->refused;
@@ -284,10 +255,7 @@ static bool checks_there(plan_frame *f, bool ok) {
     f->refused = false; /* interrupted while waiting: that is the error */
   else if (done || error)
     f->refused |= answer == DEVICE_REFUSES;
-  if (error && answer == DEVICE_DONE)
-    error_put_back(f->vm, error);
-  else if (error)
-    error_free(f->vm, error);
+  error_settle(f, error, answer == DEVICE_DONE);
   return ok && answer == DEVICE_DONE;
 }
 
@@ -369,15 +337,13 @@ static uint32_t run_stretch(plan_frame *f, uint32_t first, bool join, bool *apar
   trace_events_end(f->vm->engine, TRACE_EVENTS_kernel, "steps on the device", begin, "steps", n);
   *apart = answer == DEVICE_REFUSES && products;
   f->refused = answer == DEVICE_REFUSES && !products;
-  if (error && answer == DEVICE_DONE)
-    error_put_back(f->vm, error);
-  else if (error)
-    error_free(f->vm, error);
+  error_settle(f, error, answer == DEVICE_DONE);
   return answer == DEVICE_DONE && !error ? n : 0;
 }
 
 static uint32_t run_there(plan_frame *f, uint32_t first) {
-  bool apart = false, join = f->p->nproducts && device_kernels_of(f->device)->plan_joins(f->vm, f->there);
+  const device_kernels *d = device_kernels_of(f->device);
+  bool apart = false, join = f->p->nproducts && d->plan_joins && d->plan_joins(f->vm, f->there);
   uint32_t n = run_stretch(f, first, join, &apart);
   return apart ? run_stretch(f, first, false, &apart) : n;
 }
@@ -568,8 +534,7 @@ static bool run_through_host(qn_vm *vm, plan *p, int device, qn_array *const *in
     outputs[o] = value_obj(TAG_ARRAY, there);
   }
   for (uint32_t o = 0; o < p->noutputs && made && !ok; o++) value_release(vm, outputs[o]);
-  for (uint32_t i = 0; i < taken; i++)
-    if (here[i]) value_release(vm, value_obj(TAG_ARRAY, here[i]));
+  for (uint32_t i = 0; i < taken; i++) array_drop(vm, here[i]);
   mem_free(vm, here, (n + 1) * sizeof *here);
   return ok;
 }
@@ -1013,8 +978,7 @@ static bool run_on(qn_vm *vm, plan *p, device_plan *there, qn_array *const *inpu
   if (device) ok = checks_there(&f, ok);
   ok = ok && give_outputs(&f);
   late_free(&f);
-  for (uint32_t o = 0; o < p->noutputs; o++)
-    if (f.arrays[o]) value_release(vm, value_obj(TAG_ARRAY, f.arrays[o]));
+  for (uint32_t o = 0; o < p->noutputs; o++) array_drop(vm, f.arrays[o]);
   if (!device)
     host()->slab_leave(vm);
   else if (f.slab)

@@ -80,7 +80,7 @@ static bool run_graph(qn_vm *vm, graph *g, const call_inputs *c, const qk_scalar
   bool ok = plan_run(vm, p, &there, c->arrays, weak, out);
   plan_forget(vm, &there);
   for (uint32_t k = 0; k < p->nkernels; k++)
-    if (p->kernels[k].bvm_code) host()->forget(p->kernels[k].bvm_code);
+    if (p->kernels[k].host_code) host()->forget(p->kernels[k].host_code);
   plan_free(p);
   return ok;
 }

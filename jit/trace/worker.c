@@ -61,7 +61,7 @@ typedef struct engine_jit {
 void shared_plan_release(shared_plan *s) {
   if (atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1) return;
   for (uint32_t i = 0; i < s->plan->nkernels; i++)
-    if (s->plan->kernels[i].bvm_code) host()->forget(s->plan->kernels[i].bvm_code);
+    if (s->plan->kernels[i].host_code) host()->forget(s->plan->kernels[i].host_code);
   plan_free(s->plan);
   free(s);
 }

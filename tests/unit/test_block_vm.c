@@ -789,10 +789,10 @@ START_TEST(interrupts) {
                        "  %5 = par %1 grain=1 {\n    %6 = bool carry %3\n    while %6 {\n      poll\n    }\n  }\n}\n");
   int64_t out = 0;
   void *buffers[] = {&out}, *code = NULL;
-  uint64_t error;
+  kernel_failure failure;
   qn_interrupt(vm);
-  ck_assert(!kernel_run(vm, p, &code, NULL, buffers, NULL, NULL, &error));
-  ck_assert_uint_eq(error, ~(uint64_t)0);
+  ck_assert(!kernel_launch(vm, p, &code, NULL, buffers, NULL, NULL, &failure));
+  ck_assert_uint_eq(failure.error, ~(uint64_t)0);
   ck_assert_int_eq(taken_error(vm), E_interrupted);
   bvm_code_free(code);
   l_free(p);

@@ -15,7 +15,7 @@
 
 #include "jit/kernel/cache.h"
 #include "jit/cpu/compile.h"
-#include "jit/cpu/run.h"
+#include "jit/cpu/cpu.h"
 #include "tests/unit/lang.h"
 
 static int64_t tune[] = {
@@ -157,7 +157,7 @@ static void engine_told(qn_engine *e, const char *word) {
   ck_assert_msg(told == (word != NULL), "told: %s", text);
   if (word) ck_assert_msg(strstr(text, word) != NULL, "%s is not in: %s", word, text);
   ck_assert_msg(!compile_trouble(e, more, sizeof more), "told, too: %s", more);
-  compile_engine_close(e);
+  devices_engine_close(e);
   qn_engine_close(e);
 }
 
@@ -195,11 +195,11 @@ START_TEST(compiled_code_runs) {
   for (int i = 0; i < 10; i++) x[i] = (float)i - 4.5f;
   void *buffers[] = {x, y}, *bvm_code = NULL;
   int64_t ints[8] = {0};
-  uint64_t error;
+  kernel_failure failure;
   for (uint32_t i = 0; i < p->steps[0].nints; i++) ints[i] = 10;
   qn_vm *vm = vm_make();
   ck_assert(cpu_open(vm));
-  ck_assert(kernel_run(vm, p->kernels[0].program, &bvm_code, code, buffers, ints, NULL, &error));
+  ck_assert(kernel_launch(vm, p->kernels[0].program, &bvm_code, code, buffers, ints, NULL, &failure));
   for (int i = 0; i < 10; i++) ck_assert(y[i] == x[i] * x[i]);
   if (bvm_code) bvm_code_free(bvm_code);
   cpu_close(vm);

@@ -209,10 +209,11 @@ END_TEST
 /* But for the block VM's interpreters. */
 static gpu_code *first_code(qn_vm *vm) {
   gpu_engine *e = vm->engine->devices[FAMILY_gpu];
-  for (uint32_t i = 0; i < e->cap; i++)
-    if (e->table[i] && e->table[i]->hash != block_vm_hash(BLOCK_VM_F32) &&
-        e->table[i]->hash != block_vm_hash(BLOCK_VM_ALL))
-      return e->table[i];
+  const hash_table *codes = &e->devices[0].codes;
+  for (uint32_t i = 0; i < codes->cap; i++)
+    if (codes->slots[i].what && codes->slots[i].hash != block_vm_hash(BLOCK_VM_F32) &&
+        codes->slots[i].hash != block_vm_hash(BLOCK_VM_ALL))
+      return codes->slots[i].what;
   return NULL;
 }
 
@@ -373,8 +374,9 @@ START_TEST(products_without_the_library) {
     prints(vm, "all(f(x, x.T).to(cpu) == p)", "true");
     ck_assert(shows(vm, "str(graph(f, x, x.T))", "dot %1, %2 : f32[6, 6]"));
     const gpu_engine *e = vm->engine->devices[FAMILY_gpu];
-    ck_assert_int_eq(e->reported[GPU_TROUBLE_LT] != 0, i == 0);
-    ck_assert(i == 1 || strstr(e->troubles[GPU_TROUBLE_LT], "no cuBLASLt (it cannot be started): matrix products"));
+    ck_assert_int_eq(e->troubles.state[GPU_TROUBLE_LT] != TROUBLE_NONE, i == 0);
+    ck_assert(i == 1 ||
+              strstr(e->troubles.text[GPU_TROUBLE_LT], "no cuBLASLt (it cannot be started): matrix products"));
     qn_vm_close(vm);
   }
 }

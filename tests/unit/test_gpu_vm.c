@@ -112,8 +112,11 @@ START_TEST(what_is_not_compiled_yet_is_interpreted) {
   qn_release(vm, eval(vm, "fn g(x, n) = x * (n * 2 + 1)\nfor n in 0..20 { let _a = g([1, 2], n) }"));
   prints(vm, "g([1, 2], 3)", "i64[2] gpu(0)\n[ 7, 14]");
   const gpu_engine *e = vm->engine->devices[FAMILY_gpu]; /* nothing else was compiled */
-  for (uint32_t i = 0; i < e->cap; i++)
-    ck_assert(!e->table[i] || e->table[i]->nfunctions == 1 || e->table[i]->nfunctions == OWN_COUNT);
+  const hash_table *codes = &e->devices[0].codes;
+  for (uint32_t i = 0; i < codes->cap; i++) {
+    const gpu_code *c = codes->slots[i].what;
+    ck_assert(!c || c->nfunctions == 1 || c->nfunctions == OWN_COUNT);
+  }
   qn_vm_close(vm);
 }
 END_TEST

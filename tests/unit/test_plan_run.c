@@ -1,7 +1,7 @@
 /* Plans against their graphs: random graphs give the same bits, and the same error at the same place, fused, unfused, and node by
  * node with eager ops. */
 #include "jit/cpu/eager.h"
-#include "jit/cpu/run.h"
+#include "jit/cpu/cpu.h"
 #include "jit/run/plan_run.h"
 #include "jit/kernel/plan.h"
 #include "lang/error.h"
@@ -95,7 +95,7 @@ static bool run_plan(qn_vm *vm, const graph *from, const int64_t *tune, const in
   if (fits && !plan_run(vm, p, &there, in->arrays, in->weak, o->values)) note_error(vm, o, true);
   plan_forget(vm, &there);
   for (uint32_t k = 0; k < p->nkernels; k++)
-    if (p->kernels[k].bvm_code) bvm_code_free(p->kernels[k].bvm_code);
+    if (p->kernels[k].host_code) bvm_code_free(p->kernels[k].host_code);
   plan_free(p);
   return fits;
 }

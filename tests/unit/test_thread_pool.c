@@ -38,7 +38,7 @@ START_TEST(every_piece_is_done_once) {
     run(&engine, 0);
   }
   thread_pool_leave(&engine);
-  thread_pool_close(&engine);
+  devices_engine_close(&engine);
   ck_assert_ptr_null(engine.devices[FAMILY_cpu]);
 }
 END_TEST
@@ -50,8 +50,8 @@ START_TEST(one_holder_at_a_time) {
   thread_pool_leave(&engine);
   ck_assert(thread_pool_take(&engine));
   thread_pool_leave(&engine);
-  thread_pool_close(&engine);
-  thread_pool_close(&engine);
+  devices_engine_close(&engine);
+  devices_engine_close(&engine);
 }
 END_TEST
 
@@ -67,14 +67,14 @@ START_TEST(a_forked_child_works_alone) {
     bool good = true;
     for (int k = 0; k < PIECES; k++) good = good && r.done[k] == 1;
     thread_pool_leave(&engine);
-    thread_pool_close(&engine);
+    devices_engine_close(&engine);
     _exit(good ? 0 : 1);
   }
   int status = -1;
   ck_assert_int_eq(waitpid(child, &status, 0), child);
   ck_assert_int_eq(status, 0);
   thread_pool_leave(&engine);
-  thread_pool_close(&engine);
+  devices_engine_close(&engine);
 }
 END_TEST
 

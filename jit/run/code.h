@@ -1,0 +1,60 @@
+/* What the compilers of devices share: code known by a hash, programs that become one text, and troubles of which the user is told once. */
+#ifndef JIT_RUN_CODE_H
+#define JIT_RUN_CODE_H
+
+#include <pthread.h>
+
+#include "jit/kernel/l.h"
+
+/* ---- things by their hash ------------------------------------------------------------------------------------------------ */
+
+/* Zeroed at first. Its owner frees what it holds, then hash_free. No locks. */
+typedef struct hash_table {
+  struct hash_slot {
+    uint64_t hash;
+    void *what; /* NULL: the slot is free */
+  } * slots;    /* open addressing; cap is a power of two */
+  uint32_t n, cap;
+} hash_table;
+
+/* What was added with this hash; NULL: nothing. */
+void *hash_find(const hash_table *t, uint64_t hash);
+/* Adds what is not there yet. False when memory is short. */
+QN_MUST_CHECK bool hash_add(hash_table *t, uint64_t hash, void *what);
+void hash_free(hash_table *t);
+
+/* ---- programs that are compiled as one text ------------------------------------------------------------------------------ */
+
+/* Each program once. Its functions are called NAME_0 and so on: one for each phase, and one that tells its scratch (emit.h). */
+typedef struct code_unit {
+  uint32_t n;
+  const l_program **programs;
+  const char **names; /* k and the hash in 16 digits */
+  uint64_t *hashes;
+  uint32_t *functions; /* how many */
+  char (*texts)[24];
+  hash_table seen;
+} code_unit;
+
+/* Room for `most` programs. False when memory is short; code_unit_close is due in any case. */
+QN_MUST_CHECK bool code_unit_open(code_unit *u, uint32_t most);
+QN_MUST_CHECK bool code_unit_add(code_unit *u, const l_program *p, uint64_t hash);
+void code_unit_close(code_unit *u);
+
+/* ---- troubles ------------------------------------------------------------------------------------------------------------ */
+
+/* Sentences for the user, one of each kind. Any thread may tell and ask. */
+enum { TROUBLE_KINDS = 5 };
+typedef struct troubles {
+  pthread_mutex_t lock;
+  char text[TROUBLE_KINDS][320];
+  enum { TROUBLE_NONE, TROUBLE_NEW, TROUBLE_REPORTED } state[TROUBLE_KINDS];
+} troubles;
+
+void troubles_init(troubles *t);
+/* Keeps the first sentence of a kind. */
+void troubles_tell(troubles *t, int kind, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* Copies the next sentence that has not been reported; false: there is none. */
+bool troubles_next(troubles *t, char *text, size_t size);
+
+#endif
