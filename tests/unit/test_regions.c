@@ -1,7 +1,7 @@
 /* Nodes with regions in plans: graphs as text, run on inputs, compared with what the same loop gives in C. */
 #include <math.h>
 
-#include "jit/cpu/run.h"
+#include "jit/cpu/cpu.h"
 #include "jit/kernel/plan.h"
 #include "jit/run/host.h"
 #include "jit/run/plan_run.h"
@@ -40,7 +40,7 @@ static made run_text(qn_vm *vm, const char *text, qn_array *const *arrays, const
 static void made_free(qn_vm *vm, made *m) {
   for (uint32_t i = 0; i < m->p->noutputs && m->ok; i++) value_release(vm, m->out[i]);
   for (uint32_t k = 0; k < m->p->nkernels; k++)
-    if (m->p->kernels[k].bvm_code) host()->forget(m->p->kernels[k].bvm_code);
+    if (m->p->kernels[k].host_code) host()->forget(m->p->kernels[k].host_code);
   plan_free(m->p);
 }
 
