@@ -105,7 +105,6 @@ CIRCLES = {
     "lang": "values, errors and the VM are made of each other",
     "jit/kernel": "sched_impl.h is shared by the files of schedule.h alone",
     "jit/cpu": "eager calls run kernels, and running kernels falls back to eager calls",
-    "jit/trace": "a recording ends in specializations, whose calls record",
     "interp": "nodes of index reads lie in node.h",
     "interp/prompt": "the terminal runs the command line's loop",
 }
@@ -212,9 +211,7 @@ def check_door(root):
 RECORDER = {
     "lang/vm.c": "the field: empty at first, put aside while a host's function runs",
     "lang/value.c": "functions are equal while recording if they do the same",
-    **{f"jit/trace/{name}": "the recorder" for name in (
-        "rec.c", "rec.h", "door.c", "body.c", "explain.c", "graphs.c", "recording.c", "recording.h", "specialization.c", "transform.c", "tree_match.c", "vmap.c",
-        "vmap_control.c")},
+    **{f"jit/trace/{name}": "the recorder" for name in ("door.c", "rec.h", "recorder.c", "recording.c", "recording.h", "vmap_control.c", "vmap_lanes.c")},
 }
 
 

@@ -11,9 +11,11 @@
 #include <string.h>
 
 #include "jit/run/device.h"
-#include "jit/trace/graphs.h"
+#include "jit/trace/anchors.h"
+#include "jit/trace/body.h"
+#include "jit/trace/calls.h"
 #include "jit/trace/pattern.h"
-#include "jit/trace/report.h"
+#include "jit/trace/rec.h"
 #include "jit/trace/specialization.h"
 #include "jit/trace/transform.h"
 
@@ -87,18 +89,6 @@ void backends_close(qn_vm *vm) {
   jit_of(vm)->made = NULL;
 }
 
-/* Do the arguments fit the graph? -1: an error is raised. */
-static int fits(qn_vm *vm, qn_value graph, const qn_value *args, int nargs) {
-  const specialization *e = &body_of(graph)->call;
-  size_t n = e->graph->ninputs + (size_t)1;
-  qn_array **arrays = mem_zalloc(vm, n * sizeof *arrays);
-  qn_value *scalars = arrays ? mem_zalloc(vm, n * sizeof *scalars) : NULL;
-  int fit = !scalars ? -1 : pattern_match(&e->pattern, true, value_nil(), args, nargs, arrays, scalars, NULL);
-  if (scalars) mem_free(vm, scalars, n * sizeof *scalars);
-  if (arrays) mem_free(vm, arrays, n * sizeof *arrays);
-  return fit;
-}
-
 /* Is a graph that was just made of a call of `fn` the graph of all calls that it fits? */
 static bool lasts(qn_vm *vm, qn_value graph) {
   const graph_body *b = body_of(graph);
@@ -109,7 +99,7 @@ static bool lasts(qn_vm *vm, qn_value graph) {
   return true;
 }
 
-/* Remembers it; takes over nothing. What finds no memory is made anew next time. */
+/* Remembers what a backend made of a graph; all are retained. Where memory is short it is made anew next time. */
 static void keep(qn_vm *vm, qn_value fn, qn_value graph, qn_value run) {
   made *m = mem_alloc(vm, sizeof *m);
   if (!m) {
@@ -129,7 +119,7 @@ static void keep(qn_vm *vm, qn_value fn, qn_value graph, qn_value run) {
 static qn_value function_for(qn_vm *vm, qn_value fn, qn_value backend, const qn_value *args, int nargs) {
   for (const made *m = jit_of(vm)->made; m; m = m->next) {
     if (m->fn.u.p != fn.u.p || m->epoch != jit_of(vm)->epoch) continue;
-    int fit = fits(vm, m->graph, args, nargs);
+    int fit = call_fits(vm, &body_of(m->graph)->call, args, nargs);
     if (fit < 0) return value_error();
     if (fit) return value_retain(m->run);
   }

@@ -14,12 +14,15 @@
 #include <string.h>
 
 #include "jit/cpu/eager.h"
+#include "jit/trace/anchors.h"
+#include "jit/trace/body.h"
+#include "jit/trace/calls.h"
+#include "jit/trace/chains.h"
 #include "jit/trace/gradients.h"
-#include "jit/trace/graphs.h"
 #include "jit/trace/pattern.h"
+#include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/specialization.h"
-#include "jit/trace/transform.h"
 #include "jit/trace/vmap.h"
 
 /* ---- bodies -------------------------------------------------------------------------------------------------------------------- */
@@ -27,7 +30,7 @@
 graph_body *body_new(qn_vm *vm) {
   graph_body *b = mem_zalloc(vm, sizeof *b);
   if (!b) return NULL;
-  b->shared.refs = 1;
+  b->code.shared.refs = 1;
   b->like = value_unset();
   b->params = value_nil();
   return b;
@@ -35,8 +38,8 @@ graph_body *body_new(qn_vm *vm) {
 
 static void body_free(qn_vm *vm, void *code) {
   graph_body *b = code;
-  anchor_close(vm, &b->anchor);
-  chains_leave(vm, b);
+  anchor_close(vm, &b->code.anchor);
+  chains_leave(vm, &b->code);
   if (b->call.graph) graph_free(b->call.graph);
   pattern_free(vm, &b->call.pattern);
   template_free(vm, &b->call.result);
@@ -50,7 +53,7 @@ static void body_free(qn_vm *vm, void *code) {
 }
 
 void body_release(qn_vm *vm, graph_body *b) {
-  if (--b->shared.refs == 0) body_free(vm, b);
+  if (--b->code.shared.refs == 0) body_free(vm, b);
 }
 
 void body_open(qn_vm *vm) { vm->hooks.free_graph = body_free; }
@@ -101,29 +104,19 @@ void body_finish(graph_body *b) {
     h = hash_mix(h, x->rule ? ((const region_rule *)x->rule)->number : 0);
     for (uint32_t k = 0; k < x->nargs + x->nouts; k++) h = hash_mix(h, x->args[k]);
   }
-  b->hash = h;
+  b->code.shared.id = h;
 }
 
 /* ---- from one graph to another ---------------------------------------------------------------------------------------------------- */
 
-typedef struct node_copy {
-  qn_vm *vm;
-  graph *to;
-  const graph *from;
-  uint32_t *map, *sites; /* of `from`'s nodes and sites; 0: none yet */
-  uint32_t parent;       /* the site under which the copies' sites lie */
-  uint32_t *in;          /* room for operands */
-  uint32_t in_cap;
-} node_copy;
-
-static bool copy_begin(node_copy *c, qn_vm *vm, graph *to, const graph *from, uint32_t parent) {
+bool copy_begin(node_copy *c, qn_vm *vm, graph *to, const graph *from, uint32_t parent) {
   *c = (node_copy){.vm = vm, .to = to, .from = from, .parent = parent};
   c->map = mem_zalloc(vm, from->n * sizeof *c->map);
   c->sites = c->map ? mem_zalloc(vm, from->nsites * sizeof *c->sites) : NULL;
   return c->sites != NULL;
 }
 
-static void copy_end(node_copy *c) {
+void copy_end(node_copy *c) {
   if (c->map) mem_free(c->vm, c->map, c->from->n * sizeof *c->map);
   if (c->sites) mem_free(c->vm, c->sites, c->from->nsites * sizeof *c->sites);
   mem_free(c->vm, c->in, c->in_cap * sizeof *c->in);
@@ -141,8 +134,7 @@ static uint32_t copy_site(node_copy *c, uint32_t site) {
   return c->sites[site];
 }
 
-/* A constant or op whose operands are mapped. */
-static uint32_t copy_node(node_copy *c, uint32_t i) {
+uint32_t copy_node(node_copy *c, uint32_t i) {
   graph_node n = c->from->nodes[i];
   uint32_t site = copy_site(c, n.site);
   if (n.kind == NODE_CONST) return graph_const(c->to, n.type, n.payload.data, site);
@@ -167,12 +159,6 @@ static bool is_small_const(const graph_node *n) {
   size_t bytes = dtype_size((qn_dtype)n->type.dtype);
   for (int i = 0; i < n->type.rank; i++) bytes *= (size_t)n->type.shape[i];
   return bytes <= SMALL_CONST;
-}
-
-static bool push_node(qn_vm *vm, node_list *l, uint32_t node) {
-  if (!mem_grow(vm, (void **)&l->nodes, &l->cap, l->n + 1, sizeof *l->nodes)) return false;
-  l->nodes[l->n++] = node;
-  return true;
 }
 
 /* Marks what `outs` need: everything from `mark` on that they depend on, and what that reads below. Regions are needed as a whole. */
@@ -209,7 +195,7 @@ bool body_cut(struct recording *r, graph_body *b, uint32_t mark, const uint32_t 
   for (uint32_t i = 1; i < g->n && ok; i++) {
     const graph_node *n = &g->nodes[i];
     if (!needed[i] || is_small_const(n) || (i >= mark && n->kind == NODE_OP)) continue;
-    ok = push_node(vm, bound, i) && (c.map[i] = graph_input(to, n->type, 0)) != 0;
+    ok = nodes_add(vm, bound, i) && (c.map[i] = graph_input(to, n->type, 0)) != 0;
   }
   b->nbound = bound->n;
   for (uint32_t k = 0; k < nparams && ok; k++)
@@ -241,59 +227,52 @@ static bool region_opens(struct recording *r, const graph_region *x, const uint3
     ok = !value_is_error(v);
     if (!ok) break;
     args->items[k] = v;
-    if (dtype_is_float((qn_dtype)r->g->nodes[map[x->args[k]]].type.dtype)) ok = push_node(vm, &floats, map[x->args[k]]);
+    if (dtype_is_float((qn_dtype)r->g->nodes[map[x->args[k]]].type.dtype)) ok = nodes_add(vm, &floats, map[x->args[k]]);
   }
   ok = ok && vmap_spread(r, floats.nodes, floats.n, value_obj(TAG_LIST, args)) && vmap_advance(r);
-  mem_free(vm, floats.nodes, floats.cap * sizeof *floats.nodes);
+  nodes_free(vm, &floats);
   value_release(vm, value_obj(TAG_LIST, args));
   return ok;
 }
 
-/* Where a region opens or closes. */
-typedef struct border {
-  uint32_t node, region;
-} border;
+/* The regions of a list by where they begin. */
+typedef struct region_open {
+  uint32_t first, region;
+} region_open;
 
-static int by_node(const void *a, const void *b) {
-  const border *x = a, *y = b;
-  if (x->node != y->node) return x->node < y->node ? -1 : 1;
+static int by_first(const void *a, const void *b) {
+  const region_open *x = a, *y = b;
+  if (x->first != y->first) return x->first < y->first ? -1 : 1;
   return (x->region > y->region) - (x->region < y->region);
 }
 
 bool body_append(struct recording *r, const graph_body *b, const uint32_t *inputs, uint32_t *out) {
   qn_vm *vm = r->vm;
   const graph *g = b->call.graph;
-  const region_list *regions = &b->regions;
+  const region_list *regions = &b->regions; /* by their ends */
   uint32_t n = regions->n;
   node_copy c = {.vm = vm};
-  size_t bytes = n * sizeof(uint32_t), border_bytes = 2 * n * sizeof(border);
-  uint32_t *ends = mem_zalloc(vm, bytes + 1);
-  border *open = ends ? mem_alloc(vm, border_bytes + 1) : NULL, *close = open ? open + n : NULL;
+  size_t bytes = n * sizeof(uint32_t) + 1, open_bytes = n * sizeof(region_open) + 1;
+  uint32_t *ends = mem_zalloc(vm, bytes);
+  region_open *open = ends ? mem_alloc(vm, open_bytes) : NULL;
   bool ok = open && copy_begin(&c, vm, r->g, g, rec_site(r));
-  for (uint32_t k = 0; k < n && ok; k++) {
-    open[k] = (border){regions->list[k].first, k};
-    close[k] = (border){regions->list[k].end, k};
-  }
-  if (ok && n) {
-    qsort(open, n, sizeof *open, by_node);
-    qsort(close, n, sizeof *close, by_node);
-  }
+  for (uint32_t k = 0; k < n && ok; k++) open[k] = (region_open){regions->list[k].first, k};
+  if (ok && n) qsort(open, n, sizeof *open, by_first);
   for (uint32_t i = 1, opens = 0, closes = 0; i < g->n && ok; i++) {
-    for (; opens < n && open[opens].node <= i && ok; opens++)
-      if (open[opens].node == i) ok = region_opens(r, &regions->list[open[opens].region], c.map);
+    for (; opens < n && open[opens].first <= i && ok; opens++)
+      if (open[opens].first == i) ok = region_opens(r, &regions->list[open[opens].region], c.map);
     ok = ok && (c.map[i] = g->nodes[i].kind == NODE_INPUT ? inputs[g->nodes[i].payload.input] : copy_node(&c, i)) != 0;
-    for (; closes < n && close[closes].node <= i + 1 && ok; closes++) {
-      if (close[closes].node != i + 1) continue;
+    for (; closes < n && regions->list[closes].end <= i + 1 && ok; closes++) {
       ok = vmap_advance(r); /* a region has its own counterparts */
-      ends[close[closes].region] = r->g->n;
+      ends[closes] = r->g->n;
     }
   }
   for (uint32_t i = 0; i < g->noutputs && ok; i++) out[i] = c.map[g->outputs[i]];
   ok = ok && regions_copy(vm, g, regions, 0, &r->regions, c.map, ends) && rec_room(r);
   if (!ok) copy_failed(&c);
   if (c.from) copy_end(&c);
-  if (open) mem_free(vm, open, border_bytes + 1);
-  if (ends) mem_free(vm, ends, bytes + 1);
+  mem_free(vm, open, open_bytes);
+  mem_free(vm, ends, bytes);
   return ok;
 }
 
@@ -307,7 +286,7 @@ static bool take_cotangent(void *ctx, qn_value like, qn_value given) {
   return true;
 }
 
-/* nil as a cotangent has left the prototype there, which has no data. */
+/* Puts zeros in the place of prototypes, which stand where the cotangent is nil. False with an error raised. */
 static bool fill_zeros(qn_vm *vm, qn_value *from, const qn_value *end) {
   for (qn_value *v = from; v < end; v++) {
     if (!value_is(*v, TAG_ARRAY) || value_array(*v)->storage || value_array(*v)->node) continue;
@@ -419,14 +398,14 @@ static bool collect_inputs(struct recording *r, const graph_body *b, const rec_c
     vm_pop_to(vm, mark);
     return ok;
   }
-  qn_array **arrays = mem_zalloc(vm, (ninputs + 1) * sizeof *arrays);
-  qn_value *scalars = arrays ? mem_zalloc(vm, (ninputs + 1) * sizeof *scalars) : NULL;
-  bool ok = scalars != NULL;
+  call_inputs inputs;
+  inputs.cap = 0;
+  bool ok = call_inputs_room(vm, &inputs, ninputs);
   text_buf why;
   text_init(&why, vm);
   const qn_value *args = mark;
   int nargs = (int)e->pattern.nargs;
-  if (ok && !pattern_match(&e->pattern, true, value_nil(), args, nargs, arrays, scalars, &why)) {
+  if (ok && !pattern_match(&e->pattern, true, value_nil(), args, nargs, inputs.arrays, inputs.scalars, &why)) {
     text_add(&why, "", 1);
     raise_error(vm, E_argument, SPAN_NONE, "the graph was recorded for another call: %s",
                 why.failed ? "the arguments differ" : why.text);
@@ -438,18 +417,17 @@ static bool collect_inputs(struct recording *r, const graph_body *b, const rec_c
     in[b->bound ? b->bound[i] : i] = value_retain(value_fn(site->fn)->captures[i]);
   for (uint32_t i = 0; i < ninputs && ok && e->nguards; i++)
     if (value_is_scalar(in[i])) {
-      scalars[i] = rec_observe(vm, in[i]);
-      ok = !value_is_error(scalars[i]);
+      inputs.scalars[i] = rec_observe(vm, in[i]);
+      ok = !value_is_error(inputs.scalars[i]);
     }
-  if (ok && e->nguards && !specialization_guards_hold(vm, e, scalars, &why)) {
+  if (ok && e->nguards && !specialization_guards_hold(vm, e, inputs.scalars, &why)) {
     text_add(&why, "", 1);
     raise_error(vm, E_argument, SPAN_NONE, "the graph was recorded with other numbers, which steered the program: %s",
                 why.failed ? "they differ" : why.text);
     ok = false;
   }
   text_free(&why);
-  if (arrays) mem_free(vm, arrays, (ninputs + 1) * sizeof *arrays);
-  if (scalars) mem_free(vm, scalars, (ninputs + 1) * sizeof *scalars);
+  call_inputs_free(vm, &inputs);
   if (!ok) return false;
   if (e->draw_input) in[e->draw_input - 1] = rec_draws(vm, e->ndraws);
   if (e->key_inputs[0] || e->key_inputs[1]) {
@@ -496,37 +474,19 @@ static qn_value body_run(struct recording *r, const rec_call_site *site) {
   return result;
 }
 
-typedef struct body_site {
-  qn_vm *vm;
-  rec_call_site site;
-} body_site;
-
 static qn_value body_run_within(void *ctx) {
-  body_site *c = ctx;
+  own_site *c = ctx;
   return rec_within(c->vm, &c->site, body_run);
 }
 
 qn_value body_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs, span at) {
   graph_body *b = body_of(fn);
-  if (!vm_enter(vm, (size_t)nargs + 2)) return value_error();
-  body_site c = {.vm = vm};
-  qn_value *mark = vm->sp;
-  *vm->sp++ = value_retain(fn); /* its anchor is in the body */
-  for (int i = 0; i < nargs; i++) *vm->sp++ = value_retain(args[i]);
-  *vm->sp++ = value_retain(kwargs);
-  c.site = (rec_call_site){.anchor = &b->anchor,
-                           .fn = fn,
-                           .args = mark + 1,
-                           .nargs = nargs + 1,
-                           .at = at,
-                           .run = body_run_within,
-                           .ctx = &c};
-  bool hot = !vm->rec && anchor_wants(vm, &b->anchor);
-  if (vm->rec)
-    rec_part(vm->rec, &b->anchor);
-  else if (!hot)
-    anchor_passed(&b->anchor);
-  qn_value result = hot ? rec_call(vm, &c.site) : body_run_within(&c);
+  own_site c;
+  qn_value *mark;
+  if (!own_site_begin(&c, vm, fn, args, nargs, kwargs, at, &mark)) return value_error();
+  c.site.anchor = &b->code.anchor;
+  c.site.run = body_run_within;
+  qn_value result = rec_callee(vm, &b->code.anchor) ? rec_call(vm, &c.site) : body_run_within(&c);
   vm_pop_to(vm, mark);
   return result;
 }

@@ -12,20 +12,23 @@
 
 #include "jit/run/device.h"
 #include "jit/run/plan_run.h"
+#include "jit/trace/anchors.h"
 #include "jit/trace/breaks.h"
 #include "jit/trace/calls.h"
 #include "jit/trace/jobs.h"
 #include "jit/trace/pattern.h"
+#include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/report.h"
 #include "jit/trace/specialization.h"
+#include "jit/trace/tracers.h"
 #include "lang/trace_events.h"
 
 /* ---- inputs ------------------------------------------------------------------------------------------------------------------ */
 
 enum { INPUT_BYTES = sizeof(qn_value) + 2 * sizeof(qn_array *) + sizeof(qk_scalar) };
 
-static bool inputs_grow(qn_vm *vm, call_inputs *c, uint32_t n) {
+bool call_inputs_grow(qn_vm *vm, call_inputs *c, uint32_t n) {
   if (n <= CALL_INPUTS_FEW) {
     c->arrays = c->few_arrays;
     c->scalars = c->few_scalars;
@@ -46,9 +49,6 @@ static bool inputs_grow(qn_vm *vm, call_inputs *c, uint32_t n) {
   return true;
 }
 
-/* Makes room for n inputs; what was in c is gone. False with an error raised. */
-static inline bool inputs_room(qn_vm *vm, call_inputs *c, uint32_t n) { return n <= c->cap || inputs_grow(vm, c, n); }
-
 void call_inputs_free(qn_vm *vm, call_inputs *c) {
   if (c->cap <= CALL_INPUTS_FEW) return;
   mem_free(vm, c->scalars, c->cap * INPUT_BYTES);
@@ -65,6 +65,15 @@ const qk_scalar *call_weak(call_inputs *c, uint32_t n) {
       c->weak[nweak++].i = c->scalars[i].u.i;
   }
   return c->weak;
+}
+
+int call_fits(qn_vm *vm, const specialization *e, const qn_value *args, int nargs) {
+  call_inputs c;
+  c.cap = 0;
+  if (!call_inputs_room(vm, &c, e->pattern.ninputs)) return -1;
+  int fit = pattern_match(&e->pattern, true, value_nil(), args, nargs, c.arrays, c.scalars, NULL);
+  call_inputs_free(vm, &c);
+  return fit;
 }
 
 /* Does the specialization serve the call? Then its inputs are in c. `why` (may be NULL) receives the first difference. */
@@ -118,9 +127,9 @@ qn_value call_replay(qn_vm *vm, specialization *e, const rec_call_site *site, ca
 
 /* ---- calls in the interpreter -------------------------------------------------------------------------------------------------- */
 
-/* Of a call that is made in the interpreter. */
+/* Counts a call that the interpreter makes. `why`: it stays eager for this reason; BREAK_none: it comes too early, or around another. */
 static void count_plain(qn_vm *vm, jit_anchor *a, break_reason why) {
-  anchor_specializations *list = anchor_entries_of(vm, a);
+  anchor_specializations *list = anchor_specializations_of(vm, a);
   if (!list) {
     error_clear(vm);
     anchor_passed(a);
@@ -139,13 +148,13 @@ static bool error_repeats(qn_vm *vm) {
   return true;
 }
 
-/* What explain asks for: the entry that belongs to the call that ends now, or why there is none. */
+/* Tells explain, if it asks, what served the call that ends now; NULL: nothing did, for the reason `refused`. */
 static void answer(qn_vm *vm, specialization *served, break_reason refused) {
   vm->asked.served = served;
   vm->asked.refused = refused;
 }
 
-/* Makes the call in the interpreter; there is no entry for it. */
+/* Makes the call in the interpreter; there is no specialization for it. */
 static qn_value run_plain(qn_vm *vm, const rec_call_site *site, break_reason why) {
   count_plain(vm, site->anchor, why);
   qn_value result = site->run(site->ctx);
@@ -185,12 +194,12 @@ static qn_value run_quiet(qn_vm *vm, const rec_call_site *site, anchor_specializ
   return result;
 }
 
-/* Its kernels are compiled together. */
+/* Have the plan's kernels compiled code? They get it together. */
 static bool compiled(plan *p) {
   return p->nkernels == 0 || atomic_load_explicit(&p->kernels[0].code, memory_order_relaxed);
 }
 
-/* There will be no better code than there is. */
+/* Has the plan the best code that it will get? Its kernels are compiled, or nothing more comes of compiling them. */
 static bool best_code(const qn_vm *vm, const shared_plan *s) {
   return compiled(s->plan) || !vm->tune[TUNE_jit_cc] || atomic_load_explicit(&s->compile_us, memory_order_relaxed);
 }
@@ -208,7 +217,7 @@ static bool best_code(const qn_vm *vm, const shared_plan *s) {
 enum {
   RACE_CALLS = 8,     /* of a round at most */
   RACE_CLEAR = 50000, /* ns: of calls that take longer, fewer show which way is faster */
-  RACE_REST = 128     /* hits of the entry between rounds, at first and where both ways take as long */
+  RACE_REST = 128     /* hits of the specialization between rounds, at first and where both ways take as long */
 };
 
 static void race_over(const qn_vm *vm, specialization *e, int64_t fast, int64_t slow) {
@@ -220,7 +229,7 @@ static void race_over(const qn_vm *vm, specialization *e, int64_t fast, int64_t 
   if (r->rounds < 20) r->rounds++;
 }
 
-/* A call of the round took so long. */
+/* Notes how long a call of the round took, in nanoseconds; the last one ends the round. */
 static void race_note(const qn_vm *vm, specialization *e, int64_t took) {
   race *r = &e->race;
   int64_t *least = &r->least[r->calls % 2];
@@ -234,7 +243,7 @@ static void race_note(const qn_vm *vm, specialization *e, int64_t took) {
 }
 
 static bool race_on(const qn_vm *vm, const specialization *e) {
-  return vm->config.jit == QN_JIT_ON && e->state == ENTRY_READY && !e->device && e->race.calls < RACE_CALLS;
+  return vm->config.jit == QN_JIT_ON && e->state == SPEC_READY && !e->device && e->race.calls < RACE_CALLS;
 }
 
 /* Does the plan run, or does the call stay eager? `*timed`: the round goes on, so the call is to be timed. */
@@ -332,14 +341,14 @@ static void compile_new(qn_vm *vm, const jit_anchor *a, specialization *e) {
   text_buf log TEXT_OWNED;
   text_init(&log, NULL);
   bool sync = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY || vm->asked.sync_once;
-  bool broken = e->state == ENTRY_BROKEN;
+  bool broken = e->state == SPEC_BROKEN;
   graph *copy = broken ? NULL : graph_copy(e->graph);
   if (!broken && (!copy || !job_submit(vm, e, copy, a->name, sync))) {
-    e->state = ENTRY_BROKEN;
+    e->state = SPEC_BROKEN;
     e->why = BREAK_memory;
     error_clear(vm);
   } else {
-    log_entry(vm, a, e, &log);
+    log_specialization(vm, a, e, &log);
   }
   log_write(vm, &log);
   if (sync && !broken) jit_drain(vm);
@@ -408,7 +417,8 @@ static qn_value record(qn_vm *vm, rec_call_site *site, anchor_specializations *l
   return result;
 }
 
-/* Counts a re-recording and its reason. False: the function has had too many and stays eager. */
+/* Notes that a call is about to be recorded since none of the specializations served it, and why. False: the function has had too many of
+ * these, and stays eager for other calls from now on. */
 static bool note_miss(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, const char *why) {
   jit_anchor *a = site->anchor;
   int line;
@@ -451,7 +461,7 @@ typedef enum lookup_miss {
   MISS_memory /* to look (no error is raised) */
 } lookup_miss;
 
-/* Drops the one at *at, whose calls are counted on. */
+/* Takes a specialization off the list, where *at leads to it, and frees it. The calls that it has served stay counted. */
 static void drop_at(qn_vm *vm, anchor_specializations *list, specialization **at) {
   specialization *e = *at;
   *at = e->next;
@@ -467,7 +477,7 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
   specialization **at = &list->first;
   *miss = MISS_new;
   for (specialization *e = list->first; e; at = &e->next, e = e->next) {
-    if (!inputs_room(vm, c, e->pattern.ninputs)) {
+    if (!call_inputs_room(vm, c, e->pattern.ninputs)) {
       error_clear(vm);
       *miss = MISS_memory;
       return NULL;
@@ -480,14 +490,14 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
     /* Perhaps there is more memory by now; and who asks for a graph gets one that computes nothing, too. */
     bool asked = value_is(vm->asked.watched_fn, TAG_FN);
     bool retry =
-        e->state == ENTRY_BROKEN && !list->full && (e->why == BREAK_memory || (e->why == BREAK_no_arrays && asked));
+        e->state == SPEC_BROKEN && !list->full && (e->why == BREAK_memory || (e->why == BREAK_no_arrays && asked));
     bool own_rules = asked && specialization_has_rules(e);
     if ((retry || own_rules) && !e->running) {
       drop_at(vm, list, at);
       *miss = own_rules ? MISS_rules : MISS_again;
       return NULL;
     }
-    if (e != list->first && e->state != ENTRY_BROKEN) {
+    if (e != list->first && e->state != SPEC_BROKEN) {
       *at = e->next;
       e->next = list->first;
       list->first = e;
@@ -497,7 +507,7 @@ static specialization *look_up(qn_vm *vm, const rec_call_site *site, anchor_spec
   return NULL;
 }
 
-/* Is a call to be recorded that nothing serves? Notes why it is. */
+/* Is a call that nothing serves to be recorded? Then the reason is noted, for the log and explain. */
 static bool is_recorded(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, call_inputs *c,
                         lookup_miss miss) {
   if (miss == MISS_rules) return true;
@@ -506,7 +516,7 @@ static bool is_recorded(qn_vm *vm, const rec_call_site *site, anchor_specializat
   if (!list->first) return true;
   text_buf why TEXT_OWNED; /* asked for only now: telling the reason takes longer than looking */
   text_init(&why, vm);
-  if (inputs_room(vm, c, list->first->pattern.ninputs)) specialization_fits(vm, list->first, site, c, &why);
+  if (call_inputs_room(vm, c, list->first->pattern.ninputs)) specialization_fits(vm, list->first, site, c, &why);
   text_add(&why, "", 1);
   error_clear(vm);
   return note_miss(vm, site, list, why.failed ? "another call shape" : why.text);
@@ -520,10 +530,9 @@ static qn_value serve_eager(qn_vm *vm, const rec_call_site *site, anchor_special
   bool alone = ready && !e->device && !specialization_stays_eager(e); /* what it calls has its graph in this one's */
   bool late = ready && (e->device || !e->race.code);
   e->timed += timed;
-  e->waited += !timed && (late || e->state == ENTRY_COMPILING);
+  e->waited += !timed && (late || e->state == SPEC_COMPILING);
   short_call c;
   bool rests = !timed && rest_begin(vm, site, &c);
-  jit_of(vm)->calls_eager++;
   vm->asked.alone += alone;
   qn_value result = site->run(site->ctx);
   vm->asked.alone -= alone;
@@ -535,7 +544,6 @@ static qn_value serve_eager(qn_vm *vm, const rec_call_site *site, anchor_special
  * an error comes with its operands and its trace. */
 static qn_value serve_compiled(qn_vm *vm, const rec_call_site *site, anchor_specializations *list, specialization *e,
                                call_inputs *inputs) {
-  jit_of(vm)->calls_compiled++;
   e->replays++;
   list->streak = list->rests = 0;
   int64_t begin = trace_events_begin(vm->engine);
@@ -555,7 +563,7 @@ static qn_value serve_call(qn_vm *vm, rec_call_site *site, anchor_specialization
   e->hits++;
   e->running++;
   qn_value result;
-  bool ready = e->state == ENTRY_READY && vm->config.jit != QN_JIT_OFF, timed = false;
+  bool ready = e->state == SPEC_READY && vm->config.jit != QN_JIT_OFF, timed = false;
   bool now = ready && runs_now(vm, list, e, &timed);
   /* what stays eager need not be looked up, so the time for that is the plan's */
   int64_t start = !timed ? 0 : now && came ? came : trace_events_now();
@@ -614,7 +622,7 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
     return run_plain(vm, site, BREAK_none); /* nobody wanted a graph */
   }
   if (vm->asked.nojit || vm->asked.alone) return run_plain(vm, site, vm->asked.nojit ? BREAK_nojit : BREAK_none);
-  anchor_specializations *list = anchor_entries_of(vm, a);
+  anchor_specializations *list = anchor_specializations_of(vm, a);
   if (!list) {
     error_clear(vm);
     return run_plain(vm, site, BREAK_memory);
@@ -644,6 +652,19 @@ qn_value rec_call(qn_vm *vm, rec_call_site *site) {
   return result;
 }
 
+/* ---- calls of jit/trace itself --------------------------------------------------------------------------------------------------- */
+
+bool own_site_begin(own_site *c, qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs, span at,
+                    qn_value **mark) {
+  *mark = vm->sp;
+  if (!vm_enter(vm, (size_t)nargs + 2)) return false;
+  *vm->sp++ = value_retain(fn); /* a graph's anchor goes with it */
+  *c = (own_site){.vm = vm, .site = {.fn = fn, .args = vm->sp, .nargs = nargs + 1, .at = at, .ctx = c}};
+  for (int i = 0; i < nargs; i++) *vm->sp++ = value_retain(args[i]);
+  *vm->sp++ = value_retain(kwargs);
+  return true;
+}
+
 /* ---- finished jobs ------------------------------------------------------------------------------------------------------------------------ */
 
 void jit_drain(qn_vm *vm) {
@@ -664,10 +685,10 @@ void jit_drain(qn_vm *vm) {
     if (done->plan) {
       e->plan = done->plan;
       done->plan = NULL;
-      e->state = ENTRY_READY;
+      e->state = SPEC_READY;
       log_plan(vm, done->name, e, &log);
     } else {
-      e->state = ENTRY_BROKEN;
+      e->state = SPEC_BROKEN;
       e->why = done->why[0] ? BREAK_compile : BREAK_memory;
       snprintf(e->why_text, sizeof e->why_text, "%.60s", done->why);
       if (vm_logs(vm, LOG_breaks))

@@ -19,15 +19,31 @@ typedef struct call_inputs {
   qn_value few_scalars[CALL_INPUTS_FEW];
   qk_scalar few_weak[CALL_INPUTS_FEW];
 } call_inputs;
+/* Makes room for n inputs; what was in c is gone. False with an error raised. */
+QN_MUST_CHECK bool call_inputs_grow(qn_vm *vm, call_inputs *c, uint32_t n);
+static inline bool call_inputs_room(qn_vm *vm, call_inputs *c, uint32_t n) {
+  return n <= c->cap || call_inputs_grow(vm, c, n);
+}
 /* Must be called before the program goes on: a host's exception may leave from there. */
 void call_inputs_free(qn_vm *vm, call_inputs *c);
 /* The host scalars among the first n inputs, in order, as plan_run takes them; they lie in c. */
 const qk_scalar *call_weak(call_inputs *c, uint32_t n);
 
+/* Are these arguments what a graph's pattern says, whatever its guards do? 1; 0; -1 with an error raised. */
+int call_fits(qn_vm *vm, const specialization *e, const qn_value *args, int nargs);
 /* Runs the plan, which is ready, on inputs that fit. Owned result, or an error; then nothing has happened but what the error says. */
 QN_MUST_CHECK qn_value call_replay(qn_vm *vm, specialization *e, const rec_call_site *site, call_inputs *c);
 /* Makes the call both ways and compares: the result of the interpreter, owned, or its error; E_mismatch, with the first node that
  * differs, where the compiled call does otherwise. */
 QN_MUST_CHECK qn_value call_verified(qn_vm *vm, rec_call_site *site, specialization *e, call_inputs *c);
+
+/* A call that is made at an anchor of jit/trace's own: of a transform, a graph, a builtin. */
+typedef struct own_site {
+  qn_vm *vm;
+  rec_call_site site; /* args: the positional ones, then the keywords (a record or nil); its ctx is the own_site */
+} own_site;
+/* Fills it in, with copies of the arguments on the value stack, which the caller pops: to *mark. False with an error raised. */
+QN_MUST_CHECK bool own_site_begin(own_site *c, qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs,
+                                  span at, qn_value **mark);
 
 #endif

@@ -17,11 +17,12 @@
 #include <string.h>
 
 #include "jit/cpu/eager.h"
+#include "jit/trace/body.h"
 #include "jit/trace/gradients.h"
-#include "jit/trace/graphs.h"
 #include "jit/trace/pattern.h"
+#include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
-#include "jit/trace/specialization.h"
+#include "jit/trace/tracers.h"
 #include "jit/trace/vmap.h"
 
 static bool leaves_add(leaves *l, uint32_t node) {
@@ -30,7 +31,7 @@ static bool leaves_add(leaves *l, uint32_t node) {
   return true;
 }
 
-/* Room for what comes of them, all 0. */
+/* Makes room for what comes of each leaf, and sets it to 0. False with an error raised. */
 static bool leaves_room(leaves *l) {
   if (!mem_grow(l->r->vm, (void **)&l->grads, &l->grads_cap, l->n + 1, sizeof *l->grads)) return false;
   memset(l->grads, 0, l->grads_cap * sizeof *l->grads);
@@ -47,7 +48,7 @@ static void leaves_drop(qn_vm *vm, void *l) {
   leaves_free(l);
 }
 
-/* A node of its own with the same value; 0 with an error raised. */
+/* Appends a node that has the value of another one, so that uses of the one are told from uses of the other. 0 with an error raised. */
 static uint32_t alias_of_node(struct recording *r, uint32_t node) {
   graph_type t = node ? r->g->nodes[node].type : (graph_type){0};
   uint32_t made = 0;
@@ -75,7 +76,7 @@ qn_value leaves_alias(void *ctx, const char *path, qn_value v) {
   return rec_value_of(l->r, node);
 }
 
-/* What came of a leaf, as a value. */
+/* The gradient of a leaf as a value, owned: that of a node, or zeros like the leaf where there is no node. */
 static qn_value leaf_value(struct recording *r, qn_value like, uint32_t node) {
   return node ? rec_value_of(r, node) : tree_match_zeros(r->vm, like);
 }
@@ -93,23 +94,15 @@ static qn_value list_of(qn_vm *vm, qn_value *items, size_t n) {
 }
 
 static void raise_not_float(qn_vm *vm, const char *name, int position, qn_value x) {
-  text_buf t;
-  text_init(&t, vm);
-  text_kind(&t, x);
-  text_add(&t, "", 1);
   bool tree = value_is(x, TAG_LIST) || value_is(x, TAG_RECORD);
   raise_error(vm, E_not_diff, SPAN_NONE,
               tree ? "%s differentiates by floats, and argument %d, %s, has none; write its numbers as floats (1.0) or "
                      "convert them with f32(...)"
                    : "%s differentiates by floats, and argument %d is %s; pass a float or convert it with f32(...)",
-              name, position + 1,
-              !t.failed ? t.text
-              : tree    ? "a tree"
-                        : "none");
-  text_free(&t);
+              name, position + 1, kind_said(x).text);
 }
 
-/* Counts the numbers and numeric arrays of a tree. */
+/* For tree_each: counts numbers and arrays in *ctx. */
 static bool count_number(void *ctx, const char *path, qn_value v) {
   (void)path;
   if (value_is_number(v) || value_is(v, TAG_ARRAY)) ++*(uint32_t *)ctx;
@@ -163,25 +156,19 @@ static bool backward(struct recording *r, uint32_t from, const uint32_t *roots, 
   return false;
 }
 
-/* ---- grad, value_and_grad ------------------------------------------------------------------------------------------------------------ */
+/* ---- what is differentiated, and by what ------------------------------------------------------------------------------------------------------------ */
 
 /* The node of a scalar float result: 0 for a constant, UINT32_MAX with an error raised if it is none. */
 static uint32_t root_node(struct recording *r, qn_value v, const char *name) {
   if (value_is(v, TAG_FLOAT)) return rec_traced(r, v);
   if (value_is(v, TAG_ARRAY) && value_array(v)->rank == 0 && dtype_is_float((qn_dtype)value_array(v)->dtype))
     return rec_traced(r, v);
-  text_buf t;
-  text_init(&t, r->vm);
-  text_kind(&t, v);
-  text_add(&t, "", 1);
-  raise_error(r->vm, E_not_diff, SPAN_NONE, "%s needs a function with a scalar float result, not %s%s", name,
-              t.failed ? "this" : t.text,
-              !value_is(v, TAG_ARRAY) ? ""
-              : value_array(v)->rank == 0
-                  ? "; ints and bools have no derivative, also where argmax, a comparison or i64(x) "
-                    "made them of floats"
-                  : "; reduce it with sum or mean");
-  text_free(&t);
+  raise_error(
+      r->vm, E_not_diff, SPAN_NONE, "%s needs a function with a scalar float result, not %s%s", name, kind_said(v).text,
+      !value_is(v, TAG_ARRAY)     ? ""
+      : value_array(v)->rank == 0 ? "; ints and bools have no derivative, also where argmax, a comparison or i64(x) "
+                                    "made them of floats"
+                                  : "; reduce it with sum or mean");
   return UINT32_MAX;
 }
 
@@ -207,97 +194,26 @@ static bool positions(qn_vm *vm, const char *name, qn_value wrt, int nargs, int 
   return true;
 }
 
-static qn_value call_grad(struct recording *r, const rec_call_site *site) {
-  qn_vm *vm = r->vm;
-  const qn_fn *f = value_fn(site->fn);
-  const transform_def *def = f->code;
-  int nargs = site->nargs - 1;
-  qn_value wrt = rec_observe_tree(vm, f->captures[1]);
-  bool aux = f->ncaptures > 2 && value_is(f->captures[2], TAG_BOOL) && f->captures[2].u.i;
-  const char *name =
-      f->ncaptures > 3 ? transform_defs[TRANSFORM_HESSIAN].name : def->name; /* the gradient within one */
-  leaves l = {.r = r, .name = name};
-  qn_value *mark = vm->sp, result = value_error(), value = value_unset();
-  vm_owned held[3];
-  vm_own(vm, &held[0], leaves_drop, &l);
-  vm_own(vm, &held[1], vm_drop_value, &wrt);
-  vm_own(vm, &held[2], vm_drop_value, &value);
-  bool one = value_is(wrt, TAG_INT);
-  uint32_t nwrt;
-  int which[MOST_WRT];
-  if (!positions(vm, name, wrt, nargs, which, &nwrt)) goto done;
-  if (!vm_enter(vm, (size_t)nargs + 1)) goto done;
-  for (int i = 0; i < nargs; i++) *vm->sp++ = value_retain(site->args[i]);
-  uint32_t from = r->g->n;
-  uint32_t first[MOST_WRT]; /* where each argument's leaves begin */
-  for (uint32_t i = 0; i < nwrt; i++) {
-    qn_value x = mark[which[i]];
-    if (!is_float_leaf(x) && !value_is(x, TAG_LIST) && !value_is(x, TAG_RECORD)) {
-      raise_not_float(vm, name, which[i], x);
-      goto done;
-    }
-    first[i] = l.n;
-    qn_value aliased = tree_rebuild(vm, x, leaves_alias, &l);
-    if (value_is_error(aliased)) goto done;
-    value_release(vm, x);
-    mark[which[i]] = aliased;
-    if (l.n == first[i] && !has_float(vm, name, which[i], aliased)) goto done;
-  }
-  derived_by by = {r->wrt, l.nodes, l.n};
-  r->wrt = &by;
-  value = vm->hooks.call(vm, f->captures[0], mark, nargs, site->args[nargs]);
-  r->wrt = by.outer;
-  if (value_is_error(value)) goto done;
-  qn_value root_value = value;
-  if (aux) {
-    if (!value_is(value, TAG_LIST) || value_list(value)->len != 2) {
-      raise_error(vm, E_not_diff, SPAN_NONE, "with aux: true the function returns (value, aux)");
-      goto done;
-    }
-    root_value = value_list(value)->items[0];
-  }
-  uint32_t root = root_node(r, root_value, name), seed = 0;
-  if (root == UINT32_MAX || !backward(r, from, &root, &seed, root != 0, &l)) goto done;
-  if (!rec_hand_numbers(r, l.grads, l.n)) goto done;
-  qn_value grads[MOST_WRT];
-  uint32_t made = 0;
-  r->handing_grads = true;
-  for (; made < nwrt; made++) {
-    l.at = first[made];
-    grads[made] = tree_rebuild(vm, mark[which[made]], grad_leaf, &l);
-    if (value_is_error(grads[made])) break;
-  }
-  r->handing_grads = false;
-  if (made < nwrt) {
-    while (made-- > 0) value_release(vm, grads[made]);
-    goto done;
-  }
-  qn_value g = one ? grads[0] : list_of(vm, grads, nwrt);
-  if (value_is_error(g)) goto done;
-  if (def->kind == TRANSFORM_GRAD) {
-    result = g;
-  } else {
-    qn_value pair[2] = {value, g};
-    value = value_unset();
-    result = list_of(vm, pair, 2);
-  }
-done:
-  vm_disown(vm, &held[0]);
-  vm_pop_to(vm, mark);
-  value_release(vm, wrt);
-  value_release(vm, value);
-  leaves_free(&l);
-  return result;
+/* The positions that a transform's `wrt` names; *one: it is a number, not a list. False with an error raised. */
+static bool wrt_positions(struct recording *r, qn_value wrt, const char *name, int nargs, int which[MOST_WRT],
+                          uint32_t *n, bool *one) {
+  qn_value plain = rec_observe_tree(r->vm, wrt);
+  if (value_is_error(plain)) return false;
+  *one = value_is(plain, TAG_INT);
+  bool ok = positions(r->vm, name, plain, nargs, which, n);
+  value_release(r->vm, plain);
+  return ok;
 }
 
-/* ---- vjp and jvp ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- the forward pass ------------------------------------------------------------------------------------------------------------ */
 
 /* A function's call on aliased arguments, all of which are differentiated. */
 typedef struct forward {
   leaves in;  /* of the arguments */
   leaves out; /* float leaves of the result: nodes, 0 where it does not depend on the recording; grads: their tracers */
-  qn_value *args; /* the differentiated ones, on the value stack */
-  int nargs;
+  qn_value *all,
+      *args; /* on the value stack: what the function is called on, and those of them that are differentiated */
+  int nall, nargs;
   qn_value y; /* owned; unset before the call */
   uint32_t from;
   rec_marked before; /* what follows the forward pass */
@@ -330,7 +246,7 @@ static bool tracer_leaf(void *ctx, const char *path, qn_value v) {
   return !is_float_leaf(v) || (l->grads[l->at++] = tracer_node(l->r, v)) != 0;
 }
 
-/* An exception passes: the recording goes as well. */
+/* For vm_own, when a host's exception passes; the recording goes as well. */
 static void forward_drop(qn_vm *vm, void *what) {
   forward *w = what;
   value_release(vm, w->y);
@@ -338,62 +254,74 @@ static void forward_drop(qn_vm *vm, void *what) {
   leaves_free(&w->out);
 }
 
-/* `held` is its owner's until forward_free. */
+/* Begins a forward pass, which the caller ends by forward_free, with the same `held`. */
 static void forward_begin(struct recording *r, const rec_call_site *site, forward *w, vm_owned *held) {
   *w = (forward){.y = value_unset()};
   w->in = w->out = (leaves){.r = r, .name = ((const transform_def *)value_fn(site->fn)->code)->name};
   vm_own(r->vm, held, forward_drop, w);
 }
 
-/* Calls f on the first `nargs` of the arguments, differentiated by those in `which` (NULL: all of them). False with an error raised. */
-static bool forward_call(struct recording *r, const rec_call_site *site, int nargs, const int *which, int nwhich,
-                         forward *w) {
+/* Puts the first `nargs` arguments on the stack, those in `which` (NULL: all of them) with alias nodes for their float leaves. `each`: every
+ * one of these must have a float, else one in all. False with an error raised. */
+static bool forward_args(struct recording *r, const rec_call_site *site, int nargs, const int *which, int nwhich,
+                         bool each, forward *w) {
   qn_vm *vm = r->vm;
-  const qn_fn *f = value_fn(site->fn);
-  const char *name = ((const transform_def *)f->code)->name;
+  const char *name = w->in.name;
   w->nargs = which ? nwhich : nargs;
   if (!vm_enter(vm, 2 * (size_t)nargs + (size_t)w->nargs + 1)) return false;
-  qn_value *all = vm->sp;
+  w->all = vm->sp;
+  w->nall = nargs;
   w->from = r->g->n;
   for (int i = 0; i < nargs; i++) *vm->sp++ = value_retain(site->args[i]);
   w->args = vm->sp;
   for (int k = 0; k < w->nargs; k++) {
     int i = which ? which[k] : k;
-    qn_value aliased = tree_rebuild(vm, all[i], leaves_alias, &w->in);
+    qn_value x = w->all[i];
+    uint32_t before = w->in.n;
+    if (each && !is_float_leaf(x) && !value_is(x, TAG_LIST) && !value_is(x, TAG_RECORD)) {
+      raise_not_float(vm, name, i, x);
+      return false;
+    }
+    qn_value aliased = tree_rebuild(vm, x, leaves_alias, &w->in);
     if (value_is_error(aliased)) return false;
-    value_release(vm, all[i]);
-    all[i] = aliased;
+    value_release(vm, x);
+    w->all[i] = aliased;
     *vm->sp++ = value_retain(aliased);
+    if (each && w->in.n == before && !has_float(vm, name, i, aliased)) return false;
   }
-  if (!w->in.n) {
-    if (nargs)
-      raise_not_float(vm, name, which ? which[0] : 0, w->args[0]);
-    else
-      raise_error(vm, E_arity, SPAN_NONE, "%s takes the function and its arguments: %s(f, x)", name, name);
-    return false;
-  }
+  if (each || w->in.n) return true;
+  if (nargs)
+    raise_not_float(vm, name, which ? which[0] : 0, w->args[0]);
+  else
+    raise_error(vm, E_arity, SPAN_NONE, "%s takes the function and its arguments: %s(f, x)", name, name);
+  return false;
+}
+
+/* Calls the function, differentiated by the leaves. False with an error raised. */
+static bool forward_run(struct recording *r, const rec_call_site *site, forward *w) {
   derived_by by = {r->wrt, w->in.nodes, w->in.n};
   r->wrt = &by;
-  qn_value y = vm->hooks.call(vm, f->captures[0], all, nargs, site->args[site->nargs - 1]);
+  qn_value y = r->vm->hooks.call(r->vm, value_fn(site->fn)->captures[0], w->all, w->nall, site->args[site->nargs - 1]);
   r->wrt = by.outer;
   if (value_is_error(y)) return false;
   w->y = y;
-  if (!tree_each(vm, y, out_leaf, &w->out)) return false;
-  if (!w->out.n) {
-    text_buf t;
-    text_init(&t, vm);
-    text_kind(&t, y);
-    text_add(&t, "", 1);
-    raise_error(vm, E_not_diff, SPAN_NONE,
-                "%s needs a function whose result is or holds a float or a float array, not %s", name,
-                t.failed ? "this" : t.text);
-    text_free(&t);
-    return false;
-  }
   return true;
 }
 
-/* The backward pass from tracers for the cotangents of the results. */
+/* Both, for a map that is to be transposed: its result must have a float leaf. */
+static bool forward_call(struct recording *r, const rec_call_site *site, int nargs, const int *which, int nwhich,
+                         forward *w) {
+  qn_vm *vm = r->vm;
+  if (!forward_args(r, site, nargs, which, nwhich, false, w) || !forward_run(r, site, w)) return false;
+  if (!tree_each(vm, w->y, out_leaf, &w->out)) return false;
+  if (w->out.n) return true;
+  raise_error(vm, E_not_diff, SPAN_NONE,
+              "%s needs a function whose result is or holds a float or a float array, not %s", w->in.name,
+              kind_said(w->y).text);
+  return false;
+}
+
+/* Appends the backward pass from stand-ins for the cotangents of the results, which nobody knows yet. False with an error raised. */
 static bool forward_transpose(struct recording *r, forward *w) {
   qn_vm *vm = r->vm;
   if (!(w->held = vmap_hold(r, &w->pause))) return false;
@@ -416,7 +344,7 @@ static bool forward_transpose(struct recording *r, forward *w) {
   return ok;
 }
 
-/* The counterparts of a vmap's lanes are made again; those of nodes that have gone were not. */
+/* From here on the nodes of a vmap's lanes get counterparts again; those that have gone meanwhile got none. */
 static void forward_go_on(struct recording *r, forward *w) {
   if (w->held) vmap_go_on(r, &w->pause);
   w->held = false;
@@ -429,7 +357,62 @@ static void forward_free(qn_vm *vm, forward *w, const vm_owned *held, qn_value *
   forward_drop(vm, w);
 }
 
-/* A number that depends on nothing is an output as well: it gets a node. */
+/* ---- grad, value_and_grad ------------------------------------------------------------------------------------------------------------ */
+
+/* The node that a gradient is taken of, as root_node; `aux`: the result is a list of it and something else. */
+static uint32_t loss_node(struct recording *r, qn_value y, bool aux, const char *name) {
+  if (!aux) return root_node(r, y, name);
+  if (value_is(y, TAG_LIST) && value_list(y)->len == 2) return root_node(r, value_list(y)->items[0], name);
+  raise_error(r->vm, E_not_diff, SPAN_NONE, "with aux: true the function returns (value, aux)");
+  return UINT32_MAX;
+}
+
+/* What came of the differentiated arguments: trees like them, in a list unless it is `one`. Owned. */
+static qn_value grads_value(struct recording *r, forward *w, bool one) {
+  qn_vm *vm = r->vm;
+  qn_value grads[MOST_WRT];
+  int made = 0;
+  r->handing_grads = true;
+  w->in.at = 0;
+  while (made < w->nargs && !value_is_error(grads[made] = tree_rebuild(vm, w->args[made], grad_leaf, &w->in))) made++;
+  r->handing_grads = false;
+  if (made == w->nargs) return one ? grads[0] : list_of(vm, grads, (size_t)made);
+  while (made-- > 0) value_release(vm, grads[made]);
+  return value_error();
+}
+
+static qn_value call_grad(struct recording *r, const rec_call_site *site) {
+  qn_vm *vm = r->vm;
+  const qn_fn *f = value_fn(site->fn);
+  const transform_def *def = f->code;
+  /* the gradient within a hessian speaks of that */
+  const char *name = f->ncaptures > 3 ? transform_defs[TRANSFORM_HESSIAN].name : def->name;
+  bool aux = f->ncaptures > 2 && value_is(f->captures[2], TAG_BOOL) && f->captures[2].u.i, one;
+  int nargs = site->nargs - 1, which[MOST_WRT];
+  uint32_t nwrt, root = UINT32_MAX, seed = 0;
+  if (!wrt_positions(r, f->captures[1], name, nargs, which, &nwrt, &one)) return value_error();
+  qn_value *mark = vm->sp, result = value_error();
+  forward w;
+  vm_owned held;
+  forward_begin(r, site, &w, &held);
+  w.in.name = name;
+  if (forward_args(r, site, nargs, which, (int)nwrt, true, &w) && forward_run(r, site, &w))
+    root = loss_node(r, w.y, aux, name);
+  if (root != UINT32_MAX && backward(r, w.from, &root, &seed, root != 0, &w.in) &&
+      rec_hand_numbers(r, w.in.grads, w.in.n))
+    result = grads_value(r, &w, one);
+  if (!value_is_error(result) && def->kind != TRANSFORM_GRAD) {
+    qn_value pair[2] = {w.y, result};
+    w.y = value_unset();
+    result = list_of(vm, pair, 2);
+  }
+  forward_free(vm, &w, &held, mark);
+  return result;
+}
+
+/* ---- vjp and jvp ------------------------------------------------------------------------------------------------------------------------- */
+
+/* A number that depends on nothing gets a node here, so that it can be an output as well. */
 qn_value leaves_keep(void *ctx, const char *path, qn_value v) {
   (void)path;
   struct recording *r = ctx;
@@ -451,7 +434,7 @@ static bool result_template(struct recording *r, const qn_value *args, int nargs
             template_of_nodes(r, nargs == 1 ? value_list(floats)->items[0] : floats, out, &in_order);
   value_release(vm, all);
   if (!value_is_error(floats)) value_release(vm, floats);
-  mem_free(vm, in_order.nodes, in_order.cap * sizeof *in_order.nodes);
+  nodes_free(vm, &in_order);
   return ok;
 }
 
@@ -489,7 +472,7 @@ static bool fill_leaf(void *ctx, const char *path, qn_value v) {
   return l->grads[i] != 0;
 }
 
-/* Zeros, as nodes, for the leaves that nothing came of. */
+/* Gives the leaves that nothing came of nodes that are zeros. `args`: the trees whose leaves they are. False with an error raised. */
 static bool fill_leaves(leaves *l, const qn_value *args, int nargs) {
   l->at = 0;
   for (int i = 0; i < nargs; i++)
@@ -497,26 +480,36 @@ static bool fill_leaves(leaves *l, const qn_value *args, int nargs) {
   return true;
 }
 
-/* The pullback of a call whose backward pass has been appended, which goes again. */
-static qn_value pullback_of(struct recording *r, const rec_call_site *site, forward *w) {
+/* A linear map as a graph, of what was appended after the forward pass, which goes again: from the leaves `in` of a tree like `argument` to
+ * the leaves `out` of `results`. */
+static qn_value map_of(struct recording *r, const rec_call_site *site, forward *w, const char *name, qn_value argument,
+                       const qn_value *results, int nresults, const leaves *in, const leaves *out) {
   qn_vm *vm = r->vm;
   node_list bound = {0};
-  graph_body *b = fill_leaves(&w->in, w->args, w->nargs) ? body_new(vm) : NULL;
-  if (!b) return value_error();
-  b->anchor.name = "pullback";
-  b->anchor.at = site->at;
-  qn_value like = tree_match_prototype(vm, w->y), result = value_error();
-  if (!value_is_error(like)) b->like = like;
-  bool ok = !value_is_error(like) && result_template(r, w->args, w->nargs, &b->call.result) &&
-            body_cut(r, b, w->before.n, w->out.grads, w->out.n, w->in.grads, w->in.n, &bound);
+  graph_body *b = body_new(vm);
+  qn_value like = b ? tree_match_prototype(vm, argument) : value_error(), result = value_error();
+  bool ok = !value_is_error(like);
+  if (ok) {
+    b->code.anchor.name = name;
+    b->code.anchor.at = site->at;
+    b->like = like;
+  }
+  ok = ok && result_template(r, results, nresults, &b->call.result) &&
+       body_cut(r, b, w->before.n, in->grads, in->n, out->grads, out->n, &bound);
   rec_forget(r, w->before);
   forward_go_on(r, w);
   if (ok)
     result = bind_body(r, b, &bound);
-  else
+  else if (b)
     body_release(vm, b);
-  mem_free(vm, bound.nodes, bound.cap * sizeof *bound.nodes);
+  nodes_free(vm, &bound);
   return result;
+}
+
+/* The pullback of a call whose backward pass has been appended. */
+static qn_value pullback_of(struct recording *r, const rec_call_site *site, forward *w) {
+  if (!fill_leaves(&w->in, w->args, w->nargs)) return value_error();
+  return map_of(r, site, w, "pullback", w->y, w->args, w->nargs, &w->out, &w->in);
 }
 
 static qn_value call_vjp(struct recording *r, const rec_call_site *site) {
@@ -535,29 +528,54 @@ static qn_value call_vjp(struct recording *r, const rec_call_site *site) {
   return result;
 }
 
+/* Transposes the backward pass, which is linear in the tracers of the cotangents: from dx, the tangents of the arguments' leaves (grads; 0:
+ * zero), to dy, those of the result's. False with an error raised. */
+static bool forward_push(struct recording *r, const forward *w, leaves *dx, leaves *dy) {
+  qn_vm *vm = r->vm;
+  size_t n = w->in.n, bytes = 2 * (n + 1) * sizeof(uint32_t);
+  uint32_t *roots = mem_alloc(vm, bytes), *seeds = roots + n + 1;
+  if (!roots) return false;
+  int nroots = 0;
+  bool ok = true;
+  for (uint32_t i = 0; i < n; i++) {
+    if (!w->in.grads[i] || !dx->grads[i]) continue;
+    roots[nroots] = w->in.grads[i];
+    seeds[nroots++] = dx->grads[i];
+  }
+  for (uint32_t i = 0; i < w->out.n && ok; i++) ok = leaves_add(dy, w->out.grads[i]);
+  vm_memory both = {roots, bytes};
+  vm_owned held[3];
+  vm_own(vm, &held[0], vm_drop_memory, &both);
+  vm_own(vm, &held[1], leaves_drop, dx);
+  vm_own(vm, &held[2], leaves_drop, dy);
+  ok = ok && backward(r, w->before.n, roots, seeds, nroots, dy);
+  vm_disown(vm, &held[0]);
+  mem_free(vm, roots, bytes);
+  return ok;
+}
+
 typedef struct tangents {
   struct recording *r;
-  leaves *in;
-  uint32_t *roots, *seeds;
-  int n;
+  const leaves *in;
+  leaves *dx;
 } tangents;
 
 static bool take_tangent(void *ctx, qn_value like, qn_value given) {
   tangents *t = ctx;
   (void)like;
-  uint32_t i = t->in->at++, root = t->in->grads[i];
-  if (!root || value_is(given, TAG_NIL)) return true;
+  uint32_t i = t->dx->at++;
+  if (!t->in->grads[i] || value_is(given, TAG_NIL)) return true;
   if (value_is(given, TAG_ARRAY) && !rec_place(t->r, value_array(given)->device)) {
     op_raise_devices(t->r->vm, "jvp", t->r->device, value_array(given)->device);
     return false;
   }
-  t->roots[t->n] = root;
-  t->seeds[t->n] = rec_node(t->r, given);
-  if (!t->seeds[t->n] && !error_pending(t->r->vm)) raise_memory(t->r->vm);
-  return t->seeds[t->n++] != 0;
+  t->dx->grads[i] = rec_node(t->r, given);
+  if (!t->dx->grads[i] && !error_pending(t->r->vm)) raise_memory(t->r->vm);
+  return t->dx->grads[i] != 0;
 }
 
-/* What led to the pullback alone is computed from tracers, if at all: its checks say nothing. */
+/* What led to the pullback alone has no true values, so its checks say nothing: nodes from `from` on that the tangents in l->grads do not need
+ * cannot fail any more. False with an error raised. */
 static bool trust_dead(struct recording *r, uint32_t from, const leaves *l) {
   graph *g = r->g;
   uint8_t *needed = mem_zalloc(r->vm, g->n);
@@ -581,23 +599,15 @@ static qn_value call_jvp(struct recording *r, const rec_call_site *site) {
                        "jvp takes the function's arguments and as many tangents: jvp(f, x, dx), jvp(f, x, y, dx, dy)");
   qn_value *mark = vm->sp, pair[2] = {value_error(), value_error()}, result = value_error();
   forward w;
-  vm_owned held[3];
-  forward_begin(r, site, &w, &held[0]);
+  vm_owned held;
+  forward_begin(r, site, &w, &held);
   bool ok = forward_call(r, site, n, NULL, 0, &w) && forward_transpose(r, &w);
-  tangents t = {.r = r, .in = &w.in};
-  size_t bytes = 2 * (w.in.n + (size_t)1) * sizeof *t.roots;
-  ok = ok && (t.roots = mem_alloc(vm, bytes)) != NULL;
-  t.seeds = t.roots + (ok ? w.in.n + 1 : 0);
-  w.in.at = 0;
+  leaves dx = {.r = r, .n = w.in.n}, dy = {.r = r};
+  tangents t = {r, &w.in, &dx};
+  ok = ok && leaves_room(&dx);
   for (int i = 0; i < n && ok; i++)
     ok = tree_match_walk(vm, "jvp: the tangent", "the argument", site->args[i], site->args[n + i], 0, take_tangent, &t);
-  leaves dy = {.r = r};
-  for (uint32_t i = 0; i < w.out.n && ok; i++) ok = leaves_add(&dy, w.out.grads[i]);
-  vm_memory both = {t.roots, bytes};
-  vm_own(vm, &held[1], vm_drop_memory, &both);
-  vm_own(vm, &held[2], leaves_drop, &dy);
-  ok = ok && backward(r, w.before.n, t.roots, t.seeds, t.n, &dy) && trust_dead(r, w.before.n, &dy);
-  vm_disown(vm, &held[1]);
+  ok = ok && forward_push(r, &w, &dx, &dy) && trust_dead(r, w.before.n, &dy);
   forward_go_on(r, &w);
   ok = ok && rec_hand_numbers(r, dy.grads, dy.n);
   if (ok) {
@@ -611,61 +621,31 @@ static qn_value call_jvp(struct recording *r, const rec_call_site *site) {
     w.y = value_unset();
     result = list_of(vm, pair, 2);
   }
-  if (t.roots) mem_free(vm, t.roots, bytes);
+  leaves_free(&dx);
   leaves_free(&dy);
-  forward_free(vm, &w, &held[0], mark);
+  forward_free(vm, &w, &held, mark);
   return result;
 }
 
 /* ---- jacobian ----------------------------------------------------------------------------------------------------------------------------- */
 
-/* The pushforward: the linear map from tangents of the arguments to those of the result, as a graph. The backward pass goes. */
+/* The pushforward: the linear map from tangents of the arguments to those of the result. */
 static qn_value pushforward_of(struct recording *r, const rec_call_site *site, forward *w) {
   qn_vm *vm = r->vm;
-  node_list bound = {0};
-  leaves dx = {.r = r}, dy = {.r = r};
-  uint32_t n = w->in.n;
-  size_t bytes = 2 * (n + (size_t)1) * sizeof(uint32_t);
-  uint32_t *roots = mem_alloc(vm, bytes), *seeds = roots + n + 1;
-  graph_body *b = NULL;
-  int nroots = 0;
-  bool ok = roots != NULL;
-  for (uint32_t i = 0; i < n && ok; i++) ok = leaves_add(&dx, w->in.nodes[i]);
-  ok = ok && leaves_room(&dx) && fill_leaves(&dx, w->args, w->nargs);
-  for (uint32_t i = 0; i < n && ok; i++) {
-    if (!w->in.grads[i]) continue;
-    roots[nroots] = w->in.grads[i];
-    seeds[nroots++] = dx.grads[i];
-  }
-  for (uint32_t i = 0; i < w->out.n && ok; i++) ok = leaves_add(&dy, w->out.grads[i]);
-  vm_memory both = {roots, bytes};
-  vm_owned held[3];
-  vm_own(vm, &held[0], vm_drop_memory, &both);
-  vm_own(vm, &held[1], leaves_drop, &dx);
-  vm_own(vm, &held[2], leaves_drop, &dy);
-  ok = ok && backward(r, w->before.n, roots, seeds, nroots, &dy);
-  vm_disown(vm, &held[0]);
-  ok = ok && fill_leaves(&dy, &w->y, 1) && (b = body_new(vm)) != NULL;
-  if (ok) {
-    b->anchor.name = "pushforward";
-    b->anchor.at = site->at;
+  leaves dx = {.r = r, .n = w->in.n}, dy = {.r = r};
+  qn_value x = value_error(), result = value_error();
+  if (leaves_room(&dx) && fill_leaves(&dx, w->args, w->nargs) && forward_push(r, w, &dx, &dy) &&
+      fill_leaves(&dy, &w->y, 1)) {
     qn_list *l = w->nargs == 1 ? NULL : list_from(vm, w->args, (size_t)w->nargs);
-    qn_value x = l ? value_obj(TAG_LIST, l) : value_retain(w->args[0]);
-    qn_value like = w->nargs == 1 || l ? tree_match_prototype(vm, x) : value_error();
-    value_release(vm, x);
-    if (!value_is_error(like)) b->like = like;
-    ok = !value_is_error(like) && result_template(r, &w->y, 1, &b->call.result) &&
-         body_cut(r, b, w->before.n, dx.grads, n, dy.grads, dy.n, &bound);
+    if (l || w->nargs == 1) x = l ? value_obj(TAG_LIST, l) : value_retain(w->args[0]);
   }
-  rec_forget(r, w->before);
-  forward_go_on(r, w);
-  qn_value result = value_error();
-  if (ok)
-    result = bind_body(r, b, &bound);
-  else if (b)
-    body_release(vm, b);
-  if (roots) mem_free(vm, roots, bytes);
-  mem_free(vm, bound.nodes, bound.cap * sizeof *bound.nodes);
+  if (!value_is_error(x)) {
+    result = map_of(r, site, w, "pushforward", x, &w->y, 1, &dx, &dy);
+    value_release(vm, x);
+  } else {
+    rec_forget(r, w->before);
+    forward_go_on(r, w);
+  }
   leaves_free(&dx);
   leaves_free(&dy);
   return result;
@@ -698,17 +678,12 @@ static bool list_leaf(void *ctx, const char *path, qn_value v) {
 static qn_value unit_vectors(qn_vm *vm, qn_value like) {
   if (!value_is(like, TAG_ARRAY) || value_array(like)->rank == 0) return value_float(1);
   const qn_array *a = value_array(like);
-  op_attr line = {.axes = 1, .dtype = DTYPE_INDEX, .n = 1, .d = {a->size}}, column = {.n = 2, .d = {a->size, 1}};
-  op_attr dtype = {.dtype = a->dtype}, shape = {.n = (uint8_t)(a->rank + 1), .d = {a->size}};
-  for (int k = 0; k < a->rank; k++) shape.d[k + 1] = a->shape[k];
-  qn_value i = op_apply(vm, OP_iota, NULL, 0, &line), out = value_error();
-  qn_value j = value_is_error(i) ? i : op_apply(vm, OP_reshape, &i, 1, &column);
-  qn_value same = value_is_error(j) ? j : op_apply(vm, OP_eq, (qn_value[]){i, j}, 2, NULL);
-  qn_value ones = value_is_error(same) ? same : op_apply(vm, OP_cast, &same, 1, &dtype);
-  if (!value_is_error(ones)) out = op_apply(vm, OP_reshape, &ones, 1, &shape);
-  qn_value parts[4] = {i, j, same, ones};
-  for (int k = 0; k < 4; k++)
-    if (!value_is_error(parts[k])) value_release(vm, parts[k]);
+  int64_t shape[ARRAY_MAX_RANK + 1] = {a->size};
+  for (int k = 0; k < a->rank; k++) shape[k + 1] = a->shape[k];
+  qn_value eye = op_eye(vm, a->size, a->size, (qn_dtype)a->dtype);
+  if (value_is_error(eye)) return eye;
+  qn_value out = op_reshape(vm, eye, a->rank + 1, shape);
+  value_release(vm, eye);
   return out;
 }
 
@@ -819,13 +794,10 @@ static qn_value call_jacobian(struct recording *r, const rec_call_site *site) {
   const qn_fn *f = value_fn(site->fn);
   int nargs = site->nargs - 1, which[MOST_WRT];
   uint32_t nwrt;
+  bool one;
   qn_value *mark = vm->sp, result = value_error();
-  qn_value wrt = rec_observe_tree(vm, f->captures[1]);
-  if (value_is_error(wrt)) return wrt;
-  bool one = value_is(wrt, TAG_INT),
-       good = positions(vm, ((const transform_def *)f->code)->name, wrt, nargs, which, &nwrt);
-  value_release(vm, wrt);
-  if (!good) return result;
+  const char *name = ((const transform_def *)f->code)->name;
+  if (!wrt_positions(r, f->captures[1], name, nargs, which, &nwrt, &one)) return result;
   forward w;
   leaf_list xs = {.vm = vm}, ys = {.vm = vm};
   qn_value x = value_error(), y = value_error();

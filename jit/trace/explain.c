@@ -1,7 +1,7 @@
 /* explain and code (and graph, graphs.c): what the compiler made of a call.
  *
  * All three make the call (on this thread, waiting for the plan: the one place where somebody who asks waits), whatever --jit
- * says, so that their answers do not depend on timing, and read the entry that served it.
+ * says, so that their answers do not depend on timing, and read the specialization that served it.
  */
 #include <math.h>
 #include <stdio.h>
@@ -10,41 +10,61 @@
 
 #include "jit/run/compile.h"
 #include "jit/run/plan_run.h"
+#include "jit/trace/anchors.h"
 #include "jit/trace/breaks.h"
+#include "jit/trace/calls.h"
+#include "jit/trace/chains.h"
 #include "jit/trace/jobs.h"
 #include "jit/trace/pattern.h"
+#include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/report.h"
 #include "jit/trace/specialization.h"
-#include "jit/trace/transform.h"
 
 /* ---- building records ---------------------------------------------------------------------------------------------------------- */
-
-/* Sets a field; takes over `v`. A failure sticks in *ok. */
-void put_field(qn_vm *vm, qn_record *r, const char *name, qn_value v, bool *ok) {
-  qn_str *s = *ok && !value_is_error(v) ? str_intern(vm, name, strlen(name)) : NULL;
-  if (!s) {
-    if (!value_is_error(v)) value_release(vm, v);
-    *ok = false;
-    return;
-  }
-  if (!record_set(vm, r, s, v)) *ok = false;
-  value_release(vm, value_obj(TAG_STR, s));
-}
 
 qn_value text_value(qn_vm *vm, const char *s) {
   qn_str *t = str_new(vm, s, strlen(s));
   return t ? value_obj(TAG_STR, t) : value_error();
 }
 
-void push_item(qn_vm *vm, qn_list *l, qn_value v, bool *ok) {
-  if (value_is_error(v) || !*ok) {
-    if (!value_is_error(v)) value_release(vm, v);
-    *ok = false;
-    return;
+qn_value fields_record(qn_vm *vm, const field *fields, size_t n) {
+  qn_record *r = record_new(vm);
+  bool ok = r != NULL;
+  for (size_t i = 0; i < n; i++) {
+    qn_value v = fields[i].v;
+    qn_str *name = ok && !value_is_error(v) ? str_intern(vm, fields[i].name, strlen(fields[i].name)) : NULL;
+    ok = name && record_set(vm, r, name, v);
+    if (name)
+      value_release(vm, value_obj(TAG_STR, name));
+    else
+      value_release(vm, v);
   }
-  if (!list_push(vm, l, v)) *ok = false;
+  if (ok) return value_obj(TAG_RECORD, r);
+  if (r) value_release(vm, value_obj(TAG_RECORD, r));
+  return value_error();
 }
+
+qn_value list_of_items(qn_vm *vm, uint32_t n, qn_value (*item)(qn_vm *vm, const void *ctx, uint32_t i),
+                       const void *ctx) {
+  qn_list *l = list_new(vm, n);
+  for (uint32_t i = 0; l && i < n; i++) {
+    qn_value v = item(vm, ctx, i);
+    if (value_is_error(v)) {
+      value_release(vm, value_obj(TAG_LIST, l));
+      return v;
+    }
+    l->items[i] = v;
+  }
+  return l ? value_obj(TAG_LIST, l) : value_error();
+}
+
+static qn_value int_item(qn_vm *vm, const void *ctx, uint32_t i) {
+  (void)vm;
+  return value_int(((const int64_t *)ctx)[i]);
+}
+
+qn_value list_of_ints(qn_vm *vm, const int64_t *d, uint32_t n) { return list_of_items(vm, n, int_item, d); }
 
 const char *place_line(qn_vm *vm, span at, int *line) {
   const source_text *s = source_get(vm, at.source);
@@ -61,25 +81,21 @@ static int line_at(qn_vm *vm, span at) {
   return line;
 }
 
-/* ---- reading an entry ------------------------------------------------------------------------------------------------------------- */
-
-/* A builtin has no call of its own that asks its anchor. */
-typedef struct builtin_site {
-  qn_vm *vm;
-  rec_call_site site;
-} builtin_site;
+/* ---- reading a specialization ------------------------------------------------------------------------------------------------------------- */
 
 static qn_value run_builtin(void *ctx) {
-  builtin_site *c = ctx;
+  const own_site *c = ctx;
   return c->vm->hooks.call(c->vm, c->site.fn, c->site.args, c->site.nargs, value_nil());
 }
 
+/* Calls a builtin at an anchor, which its calls do not ask themselves. */
 static qn_value call_builtin(qn_vm *vm, jit_anchor *a, qn_value fn, const qn_value *args, int nargs) {
-  if (!vm_enter(vm, (size_t)nargs + 1)) return value_error();
-  builtin_site c = {.vm = vm};
-  qn_value *mark = vm->sp;
-  for (int i = 0; i < nargs; i++) *vm->sp++ = value_retain(args[i]);
-  c.site = (rec_call_site){.anchor = a, .fn = fn, .args = mark, .nargs = nargs, .run = run_builtin, .ctx = &c};
+  own_site c;
+  qn_value *mark;
+  if (!own_site_begin(&c, vm, fn, args, nargs, value_nil(), SPAN_NONE, &mark)) return value_error();
+  c.site.anchor = a;
+  c.site.run = run_builtin;
+  c.site.nargs = nargs; /* it takes no keywords */
   qn_value result = rec_call(vm, &c.site);
   vm_pop_to(vm, mark);
   return result;
@@ -114,6 +130,16 @@ static void asking_end(asking *k) {
 }
 #define ASKING(name) asking name __attribute__((cleanup(asking_end))) = {.vm = NULL}
 
+bool plan_wait(qn_vm *vm, void *const *served) {
+  for (const specialization *e; (e = *served) && e->state == SPEC_COMPILING && e->job;) {
+    struct timespec pause = {0, 200000};
+    nanosleep(&pause, NULL);
+    if (vm_poll(vm)) return false;
+    jit_drain(vm);
+  }
+  return true;
+}
+
 bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int nargs, served *s) {
   jit_anchor *a = value_is(fn, TAG_FN) ? anchor_of_value(vm, fn) : NULL;
   if (!a) {
@@ -122,30 +148,23 @@ bool serve(qn_vm *vm, const char *what, qn_value fn, const qn_value *args, int n
                 value_is(fn, TAG_FN) ? "one within more" : value_kind_name(fn));
     return false;
   }
-  if (!anchor_entries_of(vm, a)) return false;
-  if (vm->rec && !rec_break(vm->rec, BREAK_effect, what)) return false;
+  if (!anchor_specializations_of(vm, a)) return false;
+  if (!rec_effect(vm, what)) return false;
   jit_drain(vm);
   ASKING(was);
   asking_begin(vm, a, &was);
   vm->asked.served = NULL;
   /* Calls that the interpreter does not hand over at all. */
-  vm->asked.refused = vm->rec ? BREAK_nested : BREAK_no_arguments;
-  bool direct = value_fn(fn)->head.flags == FN_BUILTIN && !vm->rec;
+  vm->asked.refused = op_deferred(vm) ? BREAK_nested : BREAK_no_arguments;
+  bool direct = value_fn(fn)->head.flags == FN_BUILTIN && !op_deferred(vm);
   qn_value result = direct ? call_builtin(vm, a, fn, args, nargs) : vm->hooks.call(vm, fn, args, nargs, value_nil());
   asking_end(&was);
   if (value_is_error(result)) return false;
   break_reason refused = (break_reason)vm->asked.refused;
   value_release(vm, result);
-  const specialization *waited = vm->asked.served;
-  while (waited && waited->state == ENTRY_COMPILING) {
-    struct timespec pause = {0, 200000};
-    nanosleep(&pause, NULL);
-    if (vm_poll(vm)) return false;
-    jit_drain(vm);
-    waited = vm->asked.served;
-  }
+  if (!plan_wait(vm, &vm->asked.served)) return false;
   specialization *e = vm->asked.served;
-  *s = (served){.anchor = a, .entry = e, .why = !e ? refused : e->state == ENTRY_BROKEN ? e->why : BREAK_none};
+  *s = (served){.anchor = a, .entry = e, .why = !e ? refused : e->state == SPEC_BROKEN ? e->why : BREAK_none};
   if (s->why == BREAK_memory) {
     raise_memory(vm);
     return false;
@@ -185,61 +204,54 @@ int kernel_lines(qn_vm *vm, const plan *p, const plan_kernel *k, int lines[KERNE
   return n;
 }
 
-static const char *kernel_name(const plan_kernel *k) { return k->program->name ? k->program->name : "kernel"; }
+const char *kernel_name(const plan_kernel *k) { return k->program->name ? k->program->name : "kernel"; }
 
-static qn_value kernel_record(qn_vm *vm, const plan *p, const plan_kernel *k) {
-  qn_record *r = record_new(vm);
-  if (!r) return value_error();
-  bool ok = true;
-  put_field(vm, r, "name", text_value(vm, kernel_name(k)), &ok);
-  int lines[KERNEL_LINES_MOST];
-  int n = kernel_lines(vm, p, k, lines);
-  qn_list *l = list_new(vm, 0);
-  if (!l) ok = false;
-  for (int i = 0; i < n && ok; i++) push_item(vm, l, value_int(lines[i]), &ok);
-  if (l) put_field(vm, r, "lines", value_obj(TAG_LIST, l), &ok);
-  put_field(vm, r, "ops", value_int(k->nops), &ok);
-  put_field(vm, r, "bytes", value_int(dim_hint(&p->graph->dims, k->bytes)), &ok);
-  if (ok) return value_obj(TAG_RECORD, r);
-  value_release(vm, value_obj(TAG_RECORD, r));
-  return value_error();
+static qn_value kernel_item(qn_vm *vm, const void *ctx, uint32_t i) {
+  const plan *p = ctx;
+  const plan_kernel *k = &p->kernels[i];
+  int lines[KERNEL_LINES_MOST], n = kernel_lines(vm, p, k, lines);
+  int64_t wide[KERNEL_LINES_MOST];
+  for (int l = 0; l < n; l++) wide[l] = lines[l];
+  return FIELDS_RECORD(vm, {"name", text_value(vm, kernel_name(k))}, {"lines", list_of_ints(vm, wide, (uint32_t)n)},
+                       {"ops", value_int(k->nops)}, {"bytes", value_int(dim_hint(&p->graph->dims, k->bytes))});
 }
 
-static qn_value reason_record(qn_vm *vm, const char *reason, int line) {
-  qn_record *r = record_new(vm);
-  if (!r) return value_error();
-  bool ok = true;
-  put_field(vm, r, "reason", text_value(vm, reason), &ok);
-  put_field(vm, r, "line", value_int(line), &ok);
-  if (ok) return value_obj(TAG_RECORD, r);
-  value_release(vm, value_obj(TAG_RECORD, r));
-  return value_error();
+static qn_value reason_record(qn_vm *vm, const char *reason, span at) {
+  return FIELDS_RECORD(vm, {"reason", text_value(vm, reason)}, {"line", value_int(line_at(vm, at))});
 }
 
-static qn_value empty_list(qn_vm *vm) {
-  qn_list *l = list_new(vm, 0);
-  return l ? value_obj(TAG_LIST, l) : value_error();
+static qn_value break_item(qn_vm *vm, const void *ctx, uint32_t i) {
+  const served *s = ctx;
+  (void)i;
+  return reason_record(vm, s->text, s->at);
 }
 
-/* A text for each guard. */
+static qn_value recompile_item(qn_vm *vm, const void *ctx, uint32_t i) {
+  const struct miss *m = &((const anchor_specializations *)ctx)->recompiles[i];
+  return reason_record(vm, m->text, m->at);
+}
+
+/* Line i of a text. */
+static qn_value guard_item(qn_vm *vm, const void *ctx, uint32_t i) {
+  const text_buf *t = ctx;
+  const char *at = t->text, *end;
+  for (; (end = memchr(at, '\n', t->len)) && i; i--) at = end + 1;
+  qn_str *s = str_new(vm, at, (size_t)(end - at));
+  return s ? value_obj(TAG_STR, s) : value_error();
+}
+
+/* A text for each guard; of none without a specialization. */
 static qn_value guard_list(qn_vm *vm, const specialization *e) {
   text_buf t TEXT_OWNED;
   text_init(&t, vm);
-  specialization_guards(e, &t);
-  qn_list *l = list_new(vm, 0);
-  bool ok = l && !t.failed;
-  for (size_t at = 0, end; ok && at < t.len; at = end + 1) {
-    for (end = at; end < t.len && t.text[end] != '\n'; end++) {}
-    qn_str *s = str_new(vm, t.text + at, end - at);
-    push_item(vm, l, s ? value_obj(TAG_STR, s) : value_error(), &ok);
-  }
-  if (ok) return value_obj(TAG_LIST, l);
-  if (t.failed) raise_memory(vm);
-  if (l) value_release(vm, value_obj(TAG_LIST, l));
-  return value_error();
+  uint32_t n = 0;
+  if (e) specialization_guards(e, &t);
+  for (size_t at = 0; at < t.len; at++) n += t.text[at] == '\n';
+  if (t.failed) return raise_memory(vm);
+  return list_of_items(vm, n, guard_item, &t);
 }
 
-/* More digits of a time say nothing. */
+/* A time rounded to the three digits that say something. */
 static double three_digits(double x) {
   double unit = 1, parts = 1;
   while (x >= 1000 * unit && unit < 1e12) unit *= 10;
@@ -247,49 +259,32 @@ static double three_digits(double x) {
   return round(x / unit * parts) * unit / parts;
 }
 
+/* How many of the plan's kernels have compiled code. */
+static uint32_t kernels_compiled(qn_vm *vm, specialization *e) {
+  plan *p = e->plan->plan;
+  uint32_t compiled = 0;
+  if (e->device) return plan_ready(vm, p, &e->there, e->device, false) ? p->nkernels : 0;
+  for (uint32_t i = 0; i < p->nkernels; i++)
+    compiled += atomic_load_explicit(&p->kernels[i].code, memory_order_acquire) != NULL;
+  return compiled;
+}
+
 qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args, int nargs) {
   served s;
   if (!serve(vm, "explain", fn, args, nargs, &s)) return value_error();
   specialization *e = s.entry;
   plan *p = e && e->plan ? e->plan->plan : NULL;
-  qn_record *r = record_new(vm);
-  qn_list *kernels = list_new(vm, 0), *breaks = list_new(vm, 0), *recompiles = list_new(vm, 0);
-  bool ok = r && kernels && breaks && recompiles;
-  bool there = p && e->device && plan_ready(vm, p, &e->there, e->device, false);
-  int compiled = there ? (int)p->nkernels : 0;
-  for (uint32_t i = 0; p && i < p->nkernels && ok; i++) {
-    if (!e->device) compiled += atomic_load_explicit(&p->kernels[i].code, memory_order_acquire) != NULL;
-    push_item(vm, kernels, kernel_record(vm, p, &p->kernels[i]), &ok);
-  }
-  if (ok && s.why != BREAK_none) push_item(vm, breaks, reason_record(vm, s.text, line_at(vm, s.at)), &ok);
   const anchor_specializations *list = s.anchor->entries;
-  for (uint32_t i = 0; i < list->nrecompiles && ok; i++)
-    push_item(vm, recompiles, reason_record(vm, list->recompiles[i].text, line_at(vm, list->recompiles[i].at)), &ok);
-  qn_value guards = e ? guard_list(vm, e) : empty_list(vm);
-  ok = ok && !value_is_error(guards);
-  if (ok) {
-    put_field(vm, r, "graphs", value_int(p ? 1 : 0), &ok);
-    put_field(vm, r, "kernels", value_obj(TAG_LIST, kernels), &ok);
-    put_field(vm, r, "breaks", value_obj(TAG_LIST, breaks), &ok);
-    put_field(vm, r, "recompiles", value_obj(TAG_LIST, recompiles), &ok);
-    put_field(vm, r, "guards", guards, &ok);
-    put_field(vm, r, "compiled", value_int(compiled), &ok);
-    put_field(vm, r, "calls", value_int(e ? (int64_t)e->hits : 0), &ok);
-    put_field(vm, r, "replays", value_int(e ? (int64_t)e->replays : 0), &ok);
-    put_field(vm, r, "eager_is_faster", value_bool(e && specialization_stays_eager(e)), &ok);
-    double ms = e ? e->plan_ms + (e->plan ? (double)atomic_load(&e->plan->compile_us) * 1e-3 : 0) : 0;
-    put_field(vm, r, "compile_ms", value_float(three_digits(ms)), &ok);
-    put_field(vm, r, "peak_bytes", value_int(p ? p->peak_bytes : 0), &ok);
-    put_field(vm, r, "eager_peak_bytes", value_int(p ? p->eager_peak_bytes : 0), &ok);
-    if (ok) return value_obj(TAG_RECORD, r);
-  } else {
-    if (kernels) value_release(vm, value_obj(TAG_LIST, kernels));
-    if (breaks) value_release(vm, value_obj(TAG_LIST, breaks));
-    if (recompiles) value_release(vm, value_obj(TAG_LIST, recompiles));
-    if (!value_is_error(guards)) value_release(vm, guards);
-  }
-  if (r) value_release(vm, value_obj(TAG_RECORD, r));
-  return value_error();
+  double ms = e ? e->plan_ms + (e->plan ? (double)atomic_load(&e->plan->compile_us) * 1e-3 : 0) : 0;
+  return FIELDS_RECORD(
+      vm, {"graphs", value_int(p != NULL)}, {"kernels", list_of_items(vm, p ? p->nkernels : 0, kernel_item, p)},
+      {"breaks", list_of_items(vm, s.why != BREAK_none, break_item, &s)},
+      {"recompiles", list_of_items(vm, list->nrecompiles, recompile_item, list)}, {"guards", guard_list(vm, e)},
+      {"compiled", value_int(p ? kernels_compiled(vm, e) : 0)}, {"calls", value_int(e ? (int64_t)e->hits : 0)},
+      {"replays", value_int(e ? (int64_t)e->replays : 0)},
+      {"eager_is_faster", value_bool(e && specialization_stays_eager(e))},
+      {"compile_ms", value_float(three_digits(ms))}, {"peak_bytes", value_int(p ? p->peak_bytes : 0)},
+      {"eager_peak_bytes", value_int(p ? p->eager_peak_bytes : 0)});
 }
 
 qn_value raise_no_graph(qn_vm *vm, const served *s, const char *what) {
@@ -313,56 +308,45 @@ void log_write(qn_vm *vm, const text_buf *text) {
   if (!text->failed && text->text) vm_write_later(vm, text->text, text->len);
 }
 
-static void log_text(text_buf *out, log_channel c, const char *name, text_buf *t) {
-  while (t->len && t->text && t->text[t->len - 1] == '\n') t->len--;
-  text_add(t, "", 1);
-  if (!t->failed) log_line(out, c, "%s%s", name ? name : "fn", t->text);
-  text_free(t);
+/* A part of the log that `print` writes of `what`, with a title: "f, as recorded:". Nothing where the channel is off. */
+static void log_part(qn_vm *vm, text_buf *out, log_channel c, const char *name, const char *title,
+                     void (*print)(const void *what, text_buf *t), const void *what) {
+  if (!vm_logs(vm, c)) return;
+  text_buf t TEXT_OWNED;
+  text_init(&t, vm);
+  print(what, &t);
+  while (t.len && t.text && t.text[t.len - 1] == '\n') t.len--;
+  text_add(&t, "", 1);
+  if (!t.failed) log_line(out, c, "%s%s%s%s", name ? name : "fn", title, t.text[0] ? "\n" : "", t.text);
 }
 
-void log_entry(qn_vm *vm, const jit_anchor *a, const specialization *e, text_buf *out) {
-  text_buf t;
-  if (e->state == ENTRY_BROKEN) {
-    if (!vm_logs(vm, LOG_breaks)) return;
+static void print_guards(const void *what, text_buf *t) { specialization_guards(what, t); }
+static void print_graph(const void *what, text_buf *t) { graph_print(what, t); }
+static void print_plan(const void *what, text_buf *t) { plan_print(what, t); }
+static void print_source(const void *what, text_buf *t) { plan_source(what, t); }
+static void print_kernel(const void *what, text_buf *t) { l_print(what, t); }
+
+void log_specialization(qn_vm *vm, const jit_anchor *a, const specialization *e, text_buf *out) {
+  if (e->state != SPEC_BROKEN) {
+    log_part(vm, out, LOG_guards, a->name, ":", print_guards, e);
+    if (e->graph) log_part(vm, out, LOG_graph, a->name, ", as recorded:", print_graph, e->graph);
+  } else if (vm_logs(vm, LOG_breaks)) {
     int line;
     const char *name = place_line(vm, e->why_at.source ? e->why_at : a->at, &line);
     log_line(out, LOG_breaks, "%s stays eager for this call shape: %s%s%s (%s:%d)", a->name ? a->name : "fn",
              break_reasons[e->why], e->why_text[0] ? ": " : "", e->why_text, name, line);
-    return;
-  }
-  if (vm_logs(vm, LOG_guards)) {
-    text_init(&t, vm);
-    text_adds(&t, ":\n");
-    specialization_guards(e, &t);
-    log_text(out, LOG_guards, a->name, &t);
-  }
-  if (vm_logs(vm, LOG_graph) && e->graph) {
-    text_init(&t, vm);
-    text_adds(&t, ", as recorded:\n");
-    graph_print(e->graph, &t);
-    log_text(out, LOG_graph, a->name, &t);
   }
 }
 
 void log_plan(qn_vm *vm, const char *name, const specialization *e, text_buf *out) {
   const plan *p = e->plan->plan;
-  text_buf t;
-  if (vm_logs(vm, LOG_graph)) {
-    text_init(&t, vm);
-    text_adds(&t, ", simplified:\n");
-    graph_print(p->graph, &t);
-    log_text(out, LOG_graph, name, &t);
-  }
-  if (vm_logs(vm, LOG_fusion)) {
-    text_init(&t, vm);
-    text_adds(&t, ":\n");
-    plan_print(p, &t);
-    log_text(out, LOG_fusion, name, &t);
-  }
+  log_part(vm, out, LOG_graph, name, ", simplified:", print_graph, p->graph);
+  log_part(vm, out, LOG_fusion, name, ":", print_plan, p);
   for (uint32_t i = 0; vm_logs(vm, LOG_kernels) && i < p->nkernels; i++) {
     const plan_kernel *k = &p->kernels[i];
     int lines[KERNEL_LINES_MOST];
     int n = kernel_lines(vm, p, k, lines);
+    text_buf t TEXT_OWNED;
     text_init(&t, vm);
     text_addf(&t, ": %s, %u operations, %lld bytes, %s", kernel_name(k), k->nops,
               (long long)dim_hint(&p->graph->dims, k->bytes),
@@ -370,16 +354,10 @@ void log_plan(qn_vm *vm, const char *name, const specialization *e, text_buf *ou
               : n    ? "lines"
                      : "no line");
     for (int l = 0; l < n; l++) text_addf(&t, l ? ", %d" : " %d", lines[l]);
-    text_adds(&t, "\n");
-    l_print(k->program, &t);
-    log_text(out, LOG_kernels, name, &t);
+    text_add(&t, "", 1);
+    if (!t.failed) log_part(vm, out, LOG_kernels, name, t.text, print_kernel, k->program);
   }
-  if (vm_logs(vm, LOG_code)) {
-    text_init(&t, vm);
-    text_adds(&t, ":\n");
-    plan_source(p, &t);
-    log_text(out, LOG_code, name, &t);
-  }
+  log_part(vm, out, LOG_code, name, ":", print_source, p);
 }
 
 void log_compiled(qn_vm *vm, const compile_task *c, text_buf *out) {

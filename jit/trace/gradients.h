@@ -15,7 +15,7 @@ typedef struct region_rule {
   tpl_list like;      /* the float leaves of the arguments: numbers in args */
   uint32_t lanes;     /* depth of the vmap that backward has been made for last; 0: none */
   uint32_t levels;    /* how many vmaps it has been made for: leading axes of what it takes and returns */
-  bool settled;       /* it is an entry's (regions_settle): not to be called */
+  bool settled;       /* it is a specialization's (regions_settle): not to be called */
 } region_rule;
 void region_rule_release(qn_vm *vm, region_rule *rule);
 /* A rule that others have, too, stays as it is there: the region gets one of its own, which may be called. */
@@ -25,7 +25,7 @@ QN_MUST_CHECK bool region_own_rule(qn_vm *vm, graph_region *x);
  * region's copy ends, if that is beyond its nodes. False with an error raised. */
 QN_MUST_CHECK bool regions_copy(qn_vm *vm, const graph *g, const region_list *from, uint32_t mark, region_list *to,
                                 const uint32_t *map, const uint32_t *ends);
-/* The regions belong to an entry of code at `home` (as in template_settle). */
+/* The regions belong to a specialization of code at `home` (as in template_settle). */
 QN_MUST_CHECK bool regions_settle(qn_vm *vm, region_list *l, const void *home);
 /* graph_rules.apply, for regions with a rule: calls backward(cotangent, args...) in the recording `ctx`. */
 QN_MUST_CHECK bool region_apply_rule(void *ctx, const graph_region *x, const uint32_t *cotangents, uint32_t *grads,
@@ -60,7 +60,7 @@ qn_value leaves_keep(void *ctx, const char *path, qn_value v);
 QN_MUST_CHECK bool tree_match_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given,
                                    int lanes, bool (*leaf)(void *ctx, qn_value like, qn_value given), void *ctx);
 bool is_float_leaf(qn_value v);
-/* The same tree with arrays without data for float arrays, 0.0 for floats, and nil for all other leaves. Owned. */
+/* A tree like v that has arrays without data in the place of float arrays, 0.0 for floats, and nil for all other leaves. Owned. */
 QN_MUST_CHECK qn_value tree_match_prototype(qn_vm *vm, qn_value v);
 /* Zeros of a prototype's or leaf's dtype and shape. */
 QN_MUST_CHECK qn_value tree_match_zeros(qn_vm *vm, qn_value like);

@@ -1,6 +1,6 @@
 /* graph(...): graphs as values of the language (body.c says what such a value is and how it is called).
  *
- * From a call: the entry that serves it gives its graph, pattern and template. What the call took from elsewhere (captured values,
+ * From a call: the specialization that serves it gives its graph, pattern and template. What the call took from elsewhere (captured values,
  * globals, defaults) is bound as it is now. From text: every input is an argument, one output is the result, several are a list.
  *
  * Walking is reading fields: nodes, inputs and outputs as lists of records. Rewriting is computing anew: the graph's nodes are
@@ -10,17 +10,22 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "jit/trace/anchors.h"
+#include "jit/trace/body.h"
+#include "jit/trace/breaks.h"
+#include "jit/trace/calls.h"
+#include "jit/trace/chains.h"
 #include "jit/trace/gradients.h"
 #include "jit/trace/graphs.h"
 #include "jit/trace/pattern.h"
+#include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/report.h"
 #include "jit/trace/specialization.h"
-#include "jit/trace/transform.h"
 
 /* ---- from a call ------------------------------------------------------------------------------------------------------------------ */
 
-/* Names of a function's parameters, as a list; nil where not all are known. */
+/* Collects the names of a function's parameters, as far as they are known without a gap. */
 typedef struct name_list {
   qn_vm *vm;
   qn_list *list;
@@ -58,24 +63,36 @@ static bool bind_input(qn_vm *vm, graph_body *b, uint32_t ninputs, uint32_t inpu
 
 /* Do the arguments as the caller gives them fit the pattern, perhaps when the last ones are put into a list? */
 static bool fit_arguments(qn_vm *vm, graph_body *b, const qn_value *args, int nargs, qn_value kept) {
-  const pattern *p = &b->call.pattern;
-  uint32_t n = b->call.graph->ninputs;
-  qn_array **arrays = mem_zalloc(vm, (n + 1) * sizeof *arrays);
-  qn_value *scalars = arrays ? mem_zalloc(vm, (n + 1) * sizeof *scalars) : NULL;
-  bool ok = scalars != NULL;
-  if (ok && !pattern_match(p, true, value_nil(), args, nargs, arrays, scalars, NULL)) {
-    b->rest = true;
-    ok = nargs + 1 >= (int)p->nargs &&
-         pattern_match(p, true, value_nil(), value_list(kept)->items, (int)p->nargs, arrays, scalars, NULL);
-    if (!ok)
-      raise_error(vm, E_no_graph, SPAN_NONE, "graph: the function binds its arguments in a way that a graph cannot");
-  }
-  if (arrays) mem_free(vm, arrays, (n + 1) * sizeof *arrays);
-  if (scalars) mem_free(vm, scalars, (n + 1) * sizeof *scalars);
-  return ok;
+  int fit = call_fits(vm, &b->call, args, nargs);
+  if (fit) return fit > 0;
+  b->rest = true;
+  int n = (int)b->call.pattern.nargs;
+  fit = nargs + 1 >= n ? call_fits(vm, &b->call, value_list(kept)->items, n) : 0;
+  if (!fit)
+    raise_error(vm, E_no_graph, SPAN_NONE, "graph: the function binds its arguments in a way that a graph cannot");
+  return fit > 0;
 }
 
-/* The body of what an entry recorded. `fn` and `kept` are the function and all arguments of the call. */
+/* What calls of `from` are like and give, for a graph with `more` inputs before those of from's; of the arguments the first `nargs`. False
+ * with an error raised. */
+static bool copy_call(qn_vm *vm, const specialization *from, uint32_t nargs, uint32_t more, specialization *to) {
+  if (!pattern_copy_args(vm, &from->pattern, nargs, &to->pattern) || !template_copy(vm, &from->result, &to->result))
+    return false;
+  for (uint32_t i = 0; i < to->pattern.n; i++) to->pattern.pats[i].input += more;
+  to->pattern.ninputs += more;
+  if (from->nguards && !(to->guards = mem_alloc(vm, from->nguards * sizeof *to->guards))) return false;
+  to->nguards = from->nguards;
+  for (uint32_t i = 0; i < to->nguards; i++) {
+    to->guards[i] = from->guards[i];
+    if (to->guards[i].op == GUARD_INPUT) to->guards[i].in[0] += more;
+  }
+  to->draw_input = from->draw_input ? from->draw_input + more : 0;
+  for (int i = 0; i < 2; i++) to->key_inputs[i] = from->key_inputs[i] ? from->key_inputs[i] + more : 0;
+  to->ndraws = from->ndraws;
+  return true;
+}
+
+/* The body of what a specialization recorded. `fn` and `kept` are the function and all arguments of the call. */
 static bool body_of_specialization(qn_vm *vm, const specialization *e, qn_value fn, qn_value kept, const qn_value *args,
                                    int nargs, graph_body *b, qn_value *values) {
   uint32_t n = e->graph->ninputs;
@@ -85,23 +102,13 @@ static bool body_of_specialization(qn_vm *vm, const specialization *e, qn_value 
     return false;
   }
   const qn_list *all = value_list(kept);
-  if (!pattern_copy_args(vm, &e->pattern, (uint32_t)nargs, &c->pattern) || !template_copy(vm, &e->result, &c->result) ||
-      !fit_arguments(vm, b, args, nargs, kept))
-    return false;
+  if (!copy_call(vm, e, (uint32_t)nargs, 0, c) || !fit_arguments(vm, b, args, nargs, kept)) return false;
   call_values call = {&e->pattern, fn, all->items};
   template_bind(vm, &c->result, (uint32_t)nargs, &call);
-  if (e->nguards) {
-    if (!(c->guards = mem_alloc(vm, e->nguards * sizeof *c->guards))) return false;
-    memcpy(c->guards, e->guards, e->nguards * sizeof *c->guards);
-    c->nguards = e->nguards;
-  }
   for (uint32_t i = 0; i < e->regions.n; i++) {
     if (!regions_add(vm, &b->regions, &e->regions.list[i])) return false;
     if (e->regions.list[i].rule && !region_own_rule(vm, &b->regions.list[i])) return false;
   }
-  c->draw_input = e->draw_input;
-  memcpy(c->key_inputs, e->key_inputs, sizeof c->key_inputs);
-  c->ndraws = e->ndraws;
   qn_value *inputs = mem_alloc(vm, 2 * (n + (size_t)1) * sizeof *inputs), *free_ones = inputs + n + 1;
   if (!inputs) return false;
   for (uint32_t i = 0; i < 2 * (n + 1); i++) inputs[i] = value_unset();
@@ -145,8 +152,8 @@ static qn_value graph_of_call(qn_vm *vm, qn_value fn, const qn_value *args, int 
     qn_value *values = b ? mem_alloc(vm, bytes) : NULL;
     if (b) b->ndefaults = (uint32_t)ndefaults;
     if (values && body_of_specialization(vm, s.entry, kept_fn, kept, args, nargs, b, values)) {
-      b->anchor.name = "graph";
-      b->anchor.at = s.anchor->at;
+      b->code.anchor.name = "graph";
+      b->code.anchor.at = s.anchor->at;
       result = body_value(vm, b, values);
     }
     if (values) mem_free(vm, values, bytes);
@@ -216,7 +223,7 @@ qn_value jit_graph_parse(qn_vm *vm, const qn_str *text) {
     return value_error();
   }
   b->call.graph = g;
-  b->anchor.name = "graph";
+  b->code.anchor.name = "graph";
   bool ok = true;
   for (uint32_t i = 0; i < g->ninputs && ok; i++)
     ok = pattern_add_input(vm, &b->call.pattern, &g->nodes[g->inputs[i]].type, i);
@@ -234,76 +241,54 @@ qn_value jit_graph_parse(qn_vm *vm, const qn_str *text) {
 
 const char *const jit_graph_fields[GRAPH_FIELDS] = {"nodes", "inputs", "outputs"};
 
-static qn_value ints(qn_vm *vm, const int64_t *d, int n) {
-  qn_list *l = list_new(vm, (size_t)n);
-  for (int i = 0; l && i < n; i++) l->items[i] = value_int(d[i]);
-  return l ? value_obj(TAG_LIST, l) : value_error();
+static qn_value id_item(qn_vm *vm, const void *ctx, uint32_t i) {
+  (void)vm;
+  return value_int(((const uint32_t *)ctx)[i]);
 }
 
-static qn_value node_ids(qn_vm *vm, const uint32_t *ids, uint32_t n) {
-  qn_list *l = list_new(vm, n);
-  for (uint32_t i = 0; l && i < n; i++) l->items[i] = value_int(ids[i]);
-  return l ? value_obj(TAG_LIST, l) : value_error();
-}
+static qn_value node_ids(qn_vm *vm, const uint32_t *ids, uint32_t n) { return list_of_items(vm, n, id_item, ids); }
 
+/* The attributes of a node, as fields. */
 typedef struct attr_fields {
   qn_vm *vm;
-  qn_record *r;
-  bool ok;
+  field fields[16];
+  size_t n;
 } attr_fields;
 
 static void add_attr(void *ctx, const char *name, const char *text, const int64_t *d, int n) {
   attr_fields *c = ctx;
-  if (!c->ok) return;
-  put_field(c->vm, c->r, name, n >= 0 ? ints(c->vm, d, n) : text ? text_value(c->vm, text) : value_bool(true), &c->ok);
-}
-
-static qn_value const_value(qn_vm *vm, const graph_node *n) {
-  if (n->type.weak) return dtype_load((qn_dtype)n->type.dtype, n->payload.data);
-  qn_array *a = array_new(vm, (qn_dtype)n->type.dtype, n->type.rank, n->type.shape);
-  if (!a) return value_error();
-  memcpy(array_data(a), n->payload.data, (size_t)a->size * dtype_size((qn_dtype)a->dtype));
-  return value_obj(TAG_ARRAY, a);
+  if (c->n == sizeof c->fields / sizeof *c->fields) return; /* no op has so many */
+  c->fields[c->n++] = (field){name, n >= 0 ? list_of_ints(c->vm, d, (uint32_t)n)
+                                    : text ? text_value(c->vm, text)
+                                           : value_bool(true)};
 }
 
 static qn_value attr_record(qn_vm *vm, const graph_node *n) {
-  attr_fields c = {.vm = vm, .r = record_new(vm), .ok = true};
-  if (!c.r) return value_error();
-  if (n->kind == NODE_CONST) put_field(vm, c.r, "value", const_value(vm, n), &c.ok);
+  attr_fields c = {.vm = vm};
+  if (n->kind == NODE_CONST) c.fields[c.n++] = (field){"value", const_value(vm, n, 0)};
   if (n->kind == NODE_OP && n->attr) {
     op_attr a = graph_attr(n);
     graph_attr_each((op_id)n->op, &a, add_attr, &c);
   }
-  if (c.ok) return value_obj(TAG_RECORD, c.r);
-  value_release(vm, value_obj(TAG_RECORD, c.r));
-  return value_error();
+  return fields_record(vm, c.fields, c.n);
 }
 
 static qn_value node_record(qn_vm *vm, const graph *g, uint32_t i) {
   const graph_node *n = &g->nodes[i];
-  qn_record *r = record_new(vm);
-  if (!r) return value_error();
-  bool ok = true;
   int line = 0;
   if (n->site && n->site < g->nsites) place_line(vm, g->sites[n->site].at, &line);
-  put_field(vm, r, "id", value_int(i), &ok);
-  put_field(vm, r, "op",
-            text_value(vm, n->kind == NODE_OP      ? op_rows[n->op].name
-                           : n->kind == NODE_CONST ? "const"
-                                                   : "input"),
-            &ok);
-  if (ok) put_field(vm, r, "inputs", node_ids(vm, n->in, n->nin), &ok);
-  put_field(vm, r, "dtype", value_dtype((qn_dtype)n->type.dtype), &ok);
-  if (ok) put_field(vm, r, "shape", ints(vm, n->type.shape, n->type.rank), &ok);
-  put_field(vm, r, "host", value_bool(n->type.weak), &ok);
-  if (ok) put_field(vm, r, "attrs", attr_record(vm, n), &ok);
-  put_field(vm, r, "line", line ? value_int(line) : value_nil(), &ok);
-  if (ok) return value_obj(TAG_RECORD, r);
-  value_release(vm, value_obj(TAG_RECORD, r));
-  return value_error();
+  const char *op = n->kind == NODE_OP ? op_rows[n->op].name : n->kind == NODE_CONST ? "const" : "input";
+  return FIELDS_RECORD(vm, {"id", value_int(i)}, {"op", text_value(vm, op)}, {"inputs", node_ids(vm, n->in, n->nin)},
+                       {"dtype", value_dtype((qn_dtype)n->type.dtype)},
+                       {"shape", list_of_ints(vm, n->type.shape, n->type.rank)}, {"host", value_bool(n->type.weak)},
+                       {"attrs", attr_record(vm, n)}, {"line", line ? value_int(line) : value_nil()});
 }
 
-static qn_value input_record(qn_vm *vm, const graph_body *b, uint32_t i) {
+static qn_value node_item(qn_vm *vm, const void *ctx, uint32_t i) { return node_record(vm, ctx, i + 1); }
+
+/* The record of input i's node, with where it comes from. */
+static qn_value input_item(qn_vm *vm, const void *ctx, uint32_t i) {
+  const graph_body *b = ctx;
   const graph *g = b->call.graph;
   text_buf name;
   text_init(&name, vm);
@@ -316,12 +301,12 @@ static qn_value input_record(qn_vm *vm, const graph_body *b, uint32_t i) {
   else
     pattern_input_name(&b->call.pattern, i, &name);
   qn_value text = text_take(&name), node = value_is_error(text) ? text : node_record(vm, g, g->inputs[i]);
-  if (value_is_error(node)) {
-    if (!value_is_error(text)) value_release(vm, text);
-    return value_error();
-  }
-  bool ok = true;
-  put_field(vm, value_record(node), "name", text, &ok);
+  qn_str *key = value_is_error(node) ? NULL : str_intern(vm, "name", 4);
+  bool ok = key && record_set(vm, value_record(node), key, text);
+  if (key)
+    value_release(vm, value_obj(TAG_STR, key));
+  else
+    value_release(vm, text);
   if (ok) return node;
   value_release(vm, node);
   return value_error();
@@ -331,16 +316,9 @@ qn_value jit_graph_field(qn_vm *vm, qn_value v, const char *name) {
   const graph_body *b = body_of(v);
   const graph *g = b->call.graph;
   if (strcmp(name, "outputs") == 0) return node_ids(vm, g->outputs, g->noutputs);
-  bool nodes = strcmp(name, "nodes") == 0;
-  if (!nodes && strcmp(name, "inputs") != 0) return value_unset();
-  uint32_t n = nodes ? g->n - 1 : g->ninputs;
-  qn_list *l = list_new(vm, 0);
-  bool ok = l != NULL;
-  for (uint32_t i = 0; i < n && ok; i++)
-    push_item(vm, l, nodes ? node_record(vm, g, i + 1) : input_record(vm, b, i), &ok);
-  if (ok) return value_obj(TAG_LIST, l);
-  if (l) value_release(vm, value_obj(TAG_LIST, l));
-  return value_error();
+  if (strcmp(name, "nodes") == 0) return list_of_items(vm, g->n - 1, node_item, g);
+  if (strcmp(name, "inputs") == 0) return list_of_items(vm, g->ninputs, input_item, b);
+  return value_unset();
 }
 
 void jit_graph_signature(const qn_fn *graph, text_buf *out) {
@@ -370,7 +348,7 @@ void jit_graph_signature(const qn_fn *graph, text_buf *out) {
   template_print(&b->call.result, b->call.graph, out);
 }
 
-/* Those that are about what it is bound to alone always hold. */
+/* Conditions about what the graph is bound to alone always hold, and are not told. */
 void jit_graph_conditions(const qn_fn *graph, text_buf *out) {
   const graph_body *b = graph->code;
   const specialization *e = &b->call;
@@ -402,18 +380,30 @@ typedef struct rewriting {
   struct recording *r;
   const graph_body *from;
   qn_value rule;
-  uint32_t *map;        /* nodes of the old graph in the recording */
-  uint32_t *starts;     /* where in it the place of each begins, and the end */
-  size_t bytes;         /* of both */
-  uint32_t *in, in_cap; /* operands of the node in progress */
+  node_copy c;      /* of the old graph into the recording */
+  uint32_t *starts; /* where in it the place of each node begins, and the end */
 } rewriting;
 
-/* What it owns. */
+/* For vm_own: frees what a rewriting owns. */
 static void rewriting_drop(qn_vm *vm, void *what) {
   rewriting *w = what;
   if (w->r) rec_drop(vm, w->r);
-  if (w->map) mem_free(vm, w->map, w->bytes);
-  mem_free(vm, w->in, w->in_cap * sizeof *w->in);
+  mem_free(vm, w->starts, (w->from->call.graph->n + (size_t)1) * sizeof *w->starts);
+  copy_end(&w->c);
+}
+
+/* What the rule gives for node i is of another type. */
+static void raise_rewrite(qn_vm *vm, const graph *g, uint32_t i, qn_value given) {
+  const graph_node *n = &g->nodes[i];
+  text_buf t;
+  text_init(&t, vm);
+  text_addf(&t, "rewrite: the rule gives %s for %%%u (%s), which is ", kind_said(given).text, (unsigned)i,
+            n->kind == NODE_OP ? op_rows[n->op].name : "const");
+  if (n->type.weak)
+    text_addf(&t, "a host number of %s", dtype_rows[n->type.dtype].name);
+  else
+    text_shape(&t, (qn_dtype)n->type.dtype, n->type.rank, n->type.shape);
+  raise_text(vm, E_argument, SPAN_NONE, &t);
 }
 
 /* What the rule gives for node i, as a node; 0: keeps it, UINT32_MAX: an error is raised. */
@@ -426,7 +416,7 @@ static uint32_t ask_rule(rewriting *w, uint32_t i) {
   bool ok = l != NULL;
   if (l) args[1] = value_obj(TAG_LIST, l);
   for (int k = 0; k < n->nin && ok; k++) {
-    qn_value x = rec_value_of(w->r, w->map[n->in[k]]);
+    qn_value x = rec_value_of(w->r, w->c.map[n->in[k]]);
     ok = !value_is_error(x);
     if (ok) l->items[k] = x;
   }
@@ -451,16 +441,7 @@ static uint32_t ask_rule(rewriting *w, uint32_t i) {
     if (error_pending(vm)) {
       node = UINT32_MAX;
     } else if (!node || !graph_type_same(&w->r->g->nodes[node].type, &n->type)) {
-      text_buf t;
-      text_init(&t, vm);
-      text_adds(&t, "rewrite: the rule gives ");
-      text_kind(&t, out);
-      text_addf(&t, " for %%%u (%s), which is ", (unsigned)i, n->kind == NODE_OP ? op_rows[n->op].name : "const");
-      if (n->type.weak)
-        text_addf(&t, "a host number of %s", dtype_rows[n->type.dtype].name);
-      else
-        text_shape(&t, (qn_dtype)n->type.dtype, n->type.rank, n->type.shape);
-      raise_text(vm, E_argument, SPAN_NONE, &t);
+      raise_rewrite(vm, g, i, out);
       node = UINT32_MAX;
     }
   }
@@ -470,24 +451,20 @@ static uint32_t ask_rule(rewriting *w, uint32_t i) {
 
 /* A region of the old graph is one of what took its nodes' places, unless a result comes from elsewhere now. */
 static bool region_anew(rewriting *w, const graph_region *old) {
-  qn_vm *vm = w->r->vm;
   graph_region x = *old;
-  size_t bytes = (x.nargs + x.nouts + (size_t)1) * sizeof(uint32_t);
-  uint32_t *nodes = mem_alloc(vm, bytes);
-  if (!nodes) return false;
   x.first = w->starts[old->first];
   x.end = w->starts[old->end];
-  bool whole = x.first < x.end;
-  for (uint32_t k = 0; k < x.nargs; k++) whole &= (nodes[k] = w->map[x.args[k]]) < x.first;
-  for (uint32_t k = 0; k < x.nouts; k++) {
-    uint32_t node = nodes[x.nargs + k] = w->map[x.outs[k]];
-    whole &= node >= x.first && node < x.end;
+  if (x.first >= x.end) return true;
+  region_list *l = &w->r->regions;
+  uint32_t *nodes = regions_add(w->r->vm, l, &x);
+  if (!nodes) return false;
+  bool whole = true;
+  for (uint32_t k = 0; k < x.nargs + x.nouts; k++) {
+    uint32_t node = nodes[k] = w->c.map[nodes[k]];
+    whole &= k < x.nargs ? node < x.first : node >= x.first && node < x.end;
   }
-  x.args = nodes;
-  x.outs = nodes + x.nargs;
-  bool ok = !whole || regions_add(vm, &w->r->regions, &x);
-  mem_free(vm, nodes, bytes);
-  return ok;
+  if (!whole) regions_cut(w->r->vm, l, l->n - 1);
+  return true;
 }
 
 /* Records the graph's nodes, asking the rule. */
@@ -497,7 +474,7 @@ static bool record_anew(rewriting *w) {
   const graph *g = w->from->call.graph;
   bool ok = true;
   for (uint32_t i = 0; i < g->ninputs && ok; i++)
-    ok = (w->map[g->inputs[i]] = graph_input(r->g, g->nodes[g->inputs[i]].type, 0)) != 0;
+    ok = (w->c.map[g->inputs[i]] = graph_input(r->g, g->nodes[g->inputs[i]].type, 0)) != 0;
   for (uint32_t i = 1; i < g->n && ok; i++) {
     const graph_node *n = &g->nodes[i];
     w->starts[i] = r->g->n;
@@ -505,18 +482,10 @@ static bool record_anew(rewriting *w) {
     uint32_t node = rec_room(r) ? ask_rule(w, i) : UINT32_MAX;
     if (node == UINT32_MAX) {
       ok = false;
-    } else if (!node && n->kind == NODE_CONST) {
-      node = graph_const(r->g, n->type, n->payload.data, 0);
-    } else if (!node && mem_grow(vm, (void **)&w->in, &w->in_cap, n->nin + 1u, sizeof *w->in)) {
-      uint32_t *in = w->in;
-      for (int k = 0; k < n->nin; k++) in[k] = w->map[n->in[k]];
-      op_attr attr = graph_attr(n);
-      uint32_t site = 0;
-      if (n->site && n->site < g->nsites)
-        site = graph_site_add(r->g, g->sites[n->site].at, 0, g->sites[n->site].function);
-      node = graph_node_raw(r->g, (op_id)n->op, in, n->nin, n->attr ? &attr : NULL, n->type, site);
+    } else if (!node) {
+      node = copy_node(&w->c, i);
     }
-    w->map[i] = node;
+    w->c.map[i] = node;
     ok = ok && node && !vm_poll(vm);
   }
   w->starts[g->n] = r->g->n;
@@ -538,28 +507,13 @@ static qn_value rewritten(rewriting *w, qn_value old) {
   qn_value *values = NULL, result = value_error();
   size_t bytes = 0;
   if (!lists) goto done;
-  for (uint32_t i = 0; i < g->ninputs; i++) lists[i] = w->map[g->inputs[i]];
-  for (uint32_t i = 0; i < g->noutputs; i++) lists[g->ninputs + i] = w->map[g->outputs[i]];
+  for (uint32_t i = 0; i < g->ninputs; i++) lists[i] = w->c.map[g->inputs[i]];
+  for (uint32_t i = 0; i < g->noutputs; i++) lists[g->ninputs + i] = w->c.map[g->outputs[i]];
   if (!body_cut(r, b, 1, lists, g->ninputs, lists + g->ninputs, g->noutputs, &bound)) goto done;
   uint32_t more = bound.n, ninputs = g->ninputs + more;
-  const specialization *e = &from->call;
-  specialization *c = &b->call;
   bytes = (ninputs + from->ndefaults + (size_t)1) * sizeof *values;
-  if (!(values = mem_alloc(vm, bytes)) || !template_copy(vm, &e->result, &c->result) ||
-      !pattern_copy_args(vm, &e->pattern, e->pattern.nargs, &c->pattern))
+  if (!(values = mem_alloc(vm, bytes)) || !copy_call(vm, &from->call, from->call.pattern.nargs, more, &b->call))
     goto done;
-  for (uint32_t i = 0; i < c->pattern.n; i++) c->pattern.pats[i].input += more;
-  c->pattern.ninputs += more;
-  if (e->nguards) {
-    if (!(c->guards = mem_alloc(vm, e->nguards * sizeof *c->guards))) goto done;
-    memcpy(c->guards, e->guards, e->nguards * sizeof *c->guards);
-    c->nguards = e->nguards;
-    for (uint32_t i = 0; i < c->nguards; i++)
-      if (c->guards[i].op == OP_COUNT) c->guards[i].in[0] += more; /* an input */
-  }
-  c->draw_input = e->draw_input ? e->draw_input + more : 0;
-  for (int i = 0; i < 2; i++) c->key_inputs[i] = e->key_inputs[i] ? e->key_inputs[i] + more : 0;
-  c->ndraws = e->ndraws;
   b->rest = from->rest;
   b->like = value_retain(from->like);
   if (value_is(from->params, TAG_LIST)) body_name_params(b, from->params);
@@ -574,26 +528,23 @@ static qn_value rewritten(rewriting *w, qn_value old) {
   }
   b->ndefaults = from->ndefaults;
   for (uint32_t i = 0; i < b->ndefaults; i++) values[b->nbound + i] = value_fn(old)->captures[from->nbound + i];
-  b->anchor.name = "graph";
+  b->code.anchor.name = "graph";
   result = body_value(vm, b, values);
 done:
   if (values) mem_free(vm, values, bytes);
   if (lists) mem_free(vm, lists, (g->ninputs + g->noutputs + (size_t)1) * sizeof *lists);
-  mem_free(vm, bound.nodes, bound.cap * sizeof *bound.nodes);
+  nodes_free(vm, &bound);
   if (b) body_release(vm, b);
   return result;
 }
 
 qn_value jit_graph_rewrite(qn_vm *vm, qn_value g, qn_value rule) {
-  if (vm->rec && !rec_break(vm->rec, BREAK_effect, "rewrite")) return value_error();
-  struct recording *outer = vm->rec;
+  if (!rec_effect(vm, "rewrite")) return value_error();
   const graph *old = body_of(g)->call.graph;
-  rewriting w = {.from = body_of(g), .rule = rule};
+  rewriting w = {.from = body_of(g), .rule = rule, .c = {.vm = vm, .from = old}};
   qn_value result = value_error();
-  w.bytes = (2 * (size_t)old->n + 1) * sizeof *w.map;
-  w.map = mem_zalloc(vm, w.bytes);
-  w.starts = w.map ? w.map + old->n : NULL;
-  if (w.map && (w.r = rec_begin(vm, false))) {
+  w.starts = mem_zalloc(vm, (old->n + (size_t)1) * sizeof *w.starts);
+  if (w.starts && (w.r = rec_begin(vm, false)) && copy_begin(&w.c, vm, w.r->g, old, 0)) {
     w.r->hollow = true;
     w.r->grads = 1; /* whatever breaks, it goes on */
     w.r->placed = true;
@@ -603,6 +554,5 @@ qn_value jit_graph_rewrite(qn_vm *vm, qn_value g, qn_value rule) {
     vm_disown(vm, &held);
   }
   rewriting_drop(vm, &w);
-  vm->rec = outer;
   return result;
 }

@@ -1,43 +1,9 @@
-/* Graphs as values of the language: cut out of a recording, made from text or bytes, called (body.c, graphs.c, serialize.c, deserialize.c). */
+/* Graphs as values of the language: made from a call, from text or from bytes, looked at and rewritten (graphs.c, serialize.c). */
 #ifndef JIT_TRACE_GRAPHS_H
 #define JIT_TRACE_GRAPHS_H
 
-#include "jit/trace/recording.h"
-#include "jit/trace/specialization.h"
-
-/* What a graph as a value is made of: FN_GRAPH's code. */
-typedef struct graph_body {
-  fn_shared shared;
-  uint32_t nbound; /* captures of the function */
-  uint32_t *bound; /* the inputs of the graph that they are; NULL: the first ones, in order */
-  bool rest;       /* the last argument of the pattern is the list of all that are left */
-  /* graph; pattern of the arguments (whose inputs follow), guards, result, random inputs; no plan */
-  specialization call;
-  qn_value params; /* a list of the names of the pattern's arguments (but the rest); nil: they have none */
-  /* So many of these (but the rest) may be left out, from the last on: the captures behind the bound ones. */
-  uint32_t ndefaults;
-  bool chained;  /* entries of transformed functions hang on its hash */
-  qn_value like; /* of a pullback: a tree of prototypes for its one argument, in place of the pattern; else unset */
-  region_list regions;
-  uint64_t hash; /* of everything above */
-  jit_anchor anchor;
-} graph_body;
-static inline graph_body *body_of(qn_value fn) { return (graph_body *)value_fn(fn)->code; }
-
-/* An empty body with one reference. */
-QN_MUST_CHECK graph_body *body_new(qn_vm *vm);
-void body_release(qn_vm *vm, graph_body *b);
-/* Fills in the hash, when all else is there. */
-void body_finish(graph_body *b);
-/* Cuts the nodes from `mark` on that make `outs` out of the recording, as the body's graph. Its inputs are first the nodes below
- * `mark` that they need (bound, listed in *bound), then `params`. False with an error raised. */
-QN_MUST_CHECK bool body_cut(struct recording *r, graph_body *b, uint32_t mark, const uint32_t *params, uint32_t nparams,
-                            const uint32_t *outs, uint32_t nouts, node_list *bound);
-/* A body's graph once more at the end of the recording, on nodes for its inputs; out[i] is output i. */
-QN_MUST_CHECK bool body_append(struct recording *r, const graph_body *b, const uint32_t *inputs, uint32_t *out);
-/* The call of a graph. */
-QN_MUST_CHECK qn_value body_call(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs, span at);
-void body_open(qn_vm *vm);
+#include "jit/graph/graph.h"
+#include "lang/vm.h"
 
 void graphs_open(qn_vm *vm);
 /* Can a graph from elsewhere be run like a recorded one? Else `why` says what is against it. */
@@ -45,9 +11,4 @@ QN_MUST_CHECK bool graph_runnable(const graph *g, char *why, size_t size);
 /* What comes from elsewhere proves nothing: whatever can fail on data is checked, and no node has a place. False when memory is
  * short. */
 QN_MUST_CHECK bool graph_distrust(graph *g);
-/* The function value of a body that has all else; `values` are what it is bound to, then its defaults. Borrows. */
-QN_MUST_CHECK qn_value body_value(qn_vm *vm, graph_body *b, const qn_value *values);
-/* Gives the body's arguments these names, a list (retained). */
-void body_name_params(graph_body *b, qn_value params);
-
 #endif

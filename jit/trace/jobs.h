@@ -5,14 +5,14 @@
 #include "jit/run/compile.h"
 #include "jit/trace/specialization.h"
 
-/* What waits in one of its queues. */
+/* A place in the queue of what is to be planned or compiled. */
 typedef struct waiting {
   struct waiting *next, **link; /* link: what points to it; NULL: it is in no queue */
   double since;                 /* milliseconds */
   size_t size;                  /* smaller ones are taken first */
 } waiting;
-/* A VM's mailbox. Compiler threads, which hardly run on a busy machine, put into it what they have made, without a lock for which its VM
- * could have to wait. What is put into one whose VM has closed goes with the last who knows it. */
+/* A VM's mailbox: compiler threads put into it what they have made. They hardly run on a busy machine, so there is no lock that its VM could
+ * have to wait for. It is freed, with what is in it, by the last who holds it, which may be a thread whose VM has closed. */
 typedef struct mailbox {
   atomic_int refs; /* the VM, and the jobs and tasks that are not in it */
   atomic_int mail; /* something is in it, or waits to be sent */
@@ -28,11 +28,12 @@ typedef struct job {
   specialization *entry; /* of the VM's thread alone; NULL: nobody wants the plan any more */
   graph *graph;          /* owned until the plan takes it over */
   int64_t tune[TUNABLE_COUNT];
-  bool spawn;        /* the VM may start a compiler */
-  uint8_t device;    /* code; kernels are compiled here for the CPU only */
-  const char *name;  /* of the function, for the log; lives as long as the entry */
-  char shown[48];    /* the same, cut, for other threads */
-  shared_plan *plan; /* result, or NULL with `why` (empty: memory was short) */
+  bool spawn;                /* the VM may start a compiler */
+  uint8_t device;            /* code; kernels are compiled here for the CPU only */
+  const char *name;          /* of the function, for the log; lives as long as the specialization */
+  char shown[48];            /* the same, cut, for other threads */
+  shared_plan *plan;         /* result, or NULL with `why` (empty: memory was short) */
+  struct compile_task *task; /* what is to be compiled of it, on its way from the planner; NULL: nothing */
   char why[256];
   double ms;
 } job;
@@ -49,8 +50,6 @@ typedef struct compile_task {
 } compile_task;
 /* Hands a graph (taken over) to the compiler threads, or compiles it here when `sync`. False: memory was short. */
 bool job_submit(qn_vm *vm, specialization *e, graph *g, const char *name, bool sync);
-/* Forgets the entry's job; however many there are, in constant time. */
-void job_cancel(qn_vm *vm, specialization *e);
 /* Frees what has been forgotten and is the VM's own again: jit_drain does, too. */
 void jobs_drop(qn_vm *vm);
 /* The VM's finished jobs and reports, as lists; the caller frees them. */

@@ -1,8 +1,7 @@
 /* Patterns: what the values of a call must be like to be served by a specialization; templates: how its results are made.
  *
- * Recording a call gives each of its values (arguments, captures, globals) a root in the pattern and a tracer in the value's place. A later
- * call is matched against the pattern, which collects the inputs of the graph on the way. A template says how the graph's outputs are
- * put together to the value that the call returned. */
+ * A pattern has a root for each value that the recorded call could see. A later call is matched against it, which collects the inputs of
+ * the graph on the way. A template says how the graph's outputs are put together to the value that the call returned. */
 #ifndef JIT_TRACE_PATTERN_H
 #define JIT_TRACE_PATTERN_H
 
@@ -10,7 +9,19 @@
 #include "jit/trace/breaks.h"
 #include "jit/trace/rec.h"
 
-struct recording;
+/* ---- values and their parts ---- */
+
+/* A list, record or function like v, whose parts are all nil. Owned, or the error value. */
+QN_MUST_CHECK qn_value parts_like(qn_vm *vm, qn_value v);
+
+/* Nodes of a graph, in some order. */
+typedef struct node_list {
+  uint32_t *nodes, n, cap;
+} node_list;
+QN_MUST_CHECK bool nodes_add(qn_vm *vm, node_list *l, uint32_t node); /* false with an error raised */
+void nodes_free(qn_vm *vm, node_list *l);
+
+/* ---- patterns ---- */
 
 /* A pattern is a preorder sequence of these: one value each, containers followed by their items' patterns. */
 typedef enum pat_kind {
@@ -92,21 +103,18 @@ typedef struct tpl_list {
 
 /* ---- making and matching ---- */
 
-/* Appends the pattern of `v` as a root and returns its tracer: the same value whose arrays and numbers are graph inputs of
- * the recording. Owned; error value when memory is short. A value that cannot be guarded breaks the capture. */
-QN_MUST_CHECK qn_value pattern_root(struct recording *r, root_kind kind, qn_value v, qn_value *slot, rec_cell *cell,
-                                    qn_str *name);
 /* Do the call's values fit? Collects the inputs (arrays borrowed, weak ones NULL with their value in scalars). On a miss,
  * `why` (may be NULL) receives the first difference. */
 bool pattern_match(const pattern *p, bool check_by_value, qn_value fn, const qn_value *args, int nargs,
                    qn_array **inputs, qn_value *scalars, text_buf *why);
-/* Products by a device's library depend on how the inputs lie that they see through views: says so of these. False when memory is
- * short. */
-QN_MUST_CHECK bool pattern_fix_layouts(struct recording *r);
 void pattern_free(qn_vm *vm, pattern *p);
 /* Of a call that computed nothing on arrays: where it has none either, texts do not matter, so that a function that looks up or splits
  * texts is not recorded for each. False: it has arrays. */
 bool pattern_any_text(pattern *p);
+/* What tells the code of a function from all other code: of graphs their hash, so that equal ones are one. */
+uint64_t code_id(const qn_fn *f);
+/* How an array's elements lie in memory, for arrays of one shape; never 0. */
+uint64_t layout_code(const qn_array *a);
 /* Hash of the static facts of a call: structure, dtypes, sizes, functions. Equal facts, equal hashes; never 0. */
 uint64_t pattern_hash(qn_value fn, const qn_value *args, int nargs);
 /* Guards as text, one a line. */
@@ -118,8 +126,6 @@ void template_print(const tpl_list *t, const graph *g, text_buf *out);
 /* Where a graph input comes from: "argument 1.w", "global scale". */
 void pattern_input_name(const pattern *p, uint32_t input, text_buf *out);
 
-/* Template of a result; marks outputs in the graph. False: `*broken` says why (or an error is raised). */
-QN_MUST_CHECK bool template_make(struct recording *r, qn_value v, tpl_list *out, break_reason *broken);
 /* A value from a template; takes nothing, `outputs` stay the caller's. Owned or error value. `call`: the values that fit the pattern;
  * NULL for a template of nodes. */
 typedef struct call_values {
@@ -130,13 +136,10 @@ typedef struct call_values {
 QN_MUST_CHECK qn_value template_build(qn_vm *vm, const tpl_list *t, const qn_value *outputs, const call_values *call);
 /* A template of results becomes one of a graph with the first `nargs` of the arguments: it holds what the call has reached otherwise. */
 void template_bind(qn_vm *vm, tpl_list *t, uint32_t nargs, const call_values *call);
+/* Adds a part, to be filled in. Good until the next one is added; NULL with an error raised. */
+QN_MUST_CHECK tpl *template_add(qn_vm *vm, tpl_list *t, tpl_kind kind);
 void template_free(qn_vm *vm, tpl_list *t);
-/* As template_make, but outputs are numbers in a list of nodes, which grows: nothing is marked in the graph. */
-typedef struct node_list {
-  uint32_t *nodes, n, cap;
-} node_list;
-QN_MUST_CHECK bool template_of_nodes(struct recording *r, qn_value v, tpl_list *out, node_list *nodes);
-/* The template belongs to an entry of code at `home` (fn_shared) and goes with that: it does not keep functions of that code alive. */
+/* The template belongs to a specialization of code at `home` (fn_shared) and goes with that: it does not keep functions of that code alive. */
 void template_settle(tpl_list *t, const void *home);
 /* A copy of a template, which belongs to nobody. */
 QN_MUST_CHECK bool template_copy(qn_vm *vm, const tpl_list *from, tpl_list *to);
@@ -146,7 +149,13 @@ uint64_t template_hash(const tpl_list *t, uint64_t seed);
 void pattern_values(const pattern *p, qn_value fn, const qn_value *args, int nargs, qn_value *inputs);
 /* A pattern of the first arguments alone, wherever arrays lie in memory. */
 QN_MUST_CHECK bool pattern_copy_args(qn_vm *vm, const pattern *from, uint32_t nargs, pattern *to);
-/* One more argument: the graph's input of this type. */
+/* Adds a root, whose pattern is what is added next; a part, a pattern of its own until it is filled in. Good until the next one is added;
+ * NULL with an error raised. */
+QN_MUST_CHECK root *pattern_add_root(qn_vm *vm, pattern *p, root_kind kind);
+QN_MUST_CHECK pat *pattern_add(qn_vm *vm, pattern *p);
+/* Fills in a part: an array (on any device) or a number that becomes the graph's input of this type. False with an error raised. */
+QN_MUST_CHECK bool pattern_set_input(qn_vm *vm, pattern *p, pat *x, const graph_type *t, uint32_t input);
+/* Adds one more argument, which is the graph's input of this type. */
 QN_MUST_CHECK bool pattern_add_input(qn_vm *vm, pattern *p, const graph_type *t, uint32_t input);
 uint64_t pattern_own_hash(const pattern *p, uint64_t seed);
 uint64_t hash_mix(uint64_t h, uint64_t x);

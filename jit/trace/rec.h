@@ -35,7 +35,7 @@ static inline bool op_at_hand(const qn_vm *vm, const qn_array *a) { return !op_d
 
 /* ---- anchors --------------------------------------------------------------------------------------------------------------- */
 
-/* Where hotness is counted and compiled entries hang: a function's code or a loop header, plus its chain of transforms.
+/* Where hotness is counted and compiled specializations hang: a function's code or a loop header, plus its chain of transforms.
  * Embedded in the interpreter's code objects; zero-initialised; freed with anchor_close. */
 typedef enum anchor_state {
   ANCHOR_COLD,
@@ -82,7 +82,7 @@ typedef struct rec_call_site {
   qn_value (*run)(void *ctx); /* owned result or error value */
   void *ctx;
 } rec_call_site;
-/* Makes the call: replays a compiled entry, or runs the body under the recorder, or just runs it. Owned result. */
+/* Makes the call: replays a compiled specialization, or runs the body under the recorder, or just runs it. Owned result. */
 QN_MUST_CHECK qn_value rec_call(qn_vm *vm, rec_call_site *site);
 
 /* ---- what the interpreter tells a recording ------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ static inline bool rec_hears_calls(const qn_vm *vm) { return vm->rec != NULL; }
  * are inputs of the graph. A global without a value, which lets a builtin be seen, is guarded too: unset comes back then. `cell`
  * identifies the global; its later rebinding bumps the epoch if it was guarded by value. */
 typedef struct rec_cell {
-  uint32_t watched; /* nonzero: some entry guards this cell by value */
+  uint32_t watched; /* nonzero: some specialization guards this cell by value */
   uint32_t roots;   /* of patterns, which look at it: it has to stay */
 } rec_cell;
 QN_MUST_CHECK qn_value rec_root(qn_vm *vm, rec_cell *cell, qn_value *slot, qn_str *name);
@@ -127,7 +127,7 @@ void rec_global_changed(qn_vm *vm, rec_cell *cell, qn_value old, qn_value now);
 /* A traced host scalar steers the trace: remembers the guard and returns the plain concrete value. */
 QN_MUST_CHECK qn_value rec_guard(qn_vm *vm, qn_value v);
 static inline qn_value rec_observe(qn_vm *vm, qn_value v) { return value_node(v) ? rec_guard(vm, v) : v; }
-/* The same for every number in a list or record; owned result. `_take`: takes `v` over. */
+/* A list or record with every traced number in it observed and plain. Owned; `_take` takes `v` over. */
 QN_MUST_CHECK qn_value rec_guard_tree(qn_vm *vm, qn_value v);
 static inline qn_value rec_observe_tree(qn_vm *vm, qn_value v) {
   return __builtin_expect(vm->rec != NULL, 0) ? rec_guard_tree(vm, v) : value_retain(v);
@@ -171,7 +171,7 @@ QN_MUST_CHECK rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm 
 /* An array built from untraced host numbers (an array literal): becomes a constant of the graph. */
 QN_MUST_CHECK bool rec_constant(qn_vm *vm, qn_array *a);
 static inline bool rec_const(qn_vm *vm, qn_array *a) { return vm->rec == NULL || rec_constant(vm, a); }
-/* The same as a value, which takes over the array. */
+/* As rec_const, and gives the array, which is taken over, as a value. */
 static inline qn_value rec_literal(qn_vm *vm, qn_array *a) {
   if (rec_const(vm, a)) return value_obj(TAG_ARRAY, a);
   value_release(vm, value_obj(TAG_ARRAY, a));
@@ -273,6 +273,7 @@ typedef enum transform_kind {
 typedef struct transform_def {
   transform_kind kind;
   const char *name;
+  qn_value (*run)(void *ctx); /* how a call is made where no plan serves it (transform.c) */
 } transform_def;
 extern const transform_def transform_defs[];
 /* captures: GRAD, VALUE_AND_GRAD: fn, wrt (int or list of ints), aux (bool). JIT: fn, options record. NOJIT, CHECKPOINT: fn.
@@ -292,7 +293,7 @@ QN_MUST_CHECK qn_value jit_explain(qn_vm *vm, qn_value fn, const qn_value *args,
 /* The graph of a call as a function value (FN_GRAPH); one from its text; one with nodes replaced: rule(node, operands) gives nil or
  * what takes the node's place. */
 QN_MUST_CHECK qn_value jit_graph(qn_vm *vm, qn_value fn, const qn_value *args, int nargs);
-/* The same to be kept: of a call that gives all parameters. The last `ndefaults` arguments are those that a call of the graph may leave
+/* As jit_graph, for a graph that is to be kept: of a call that gives all parameters. The last `ndefaults` arguments are those that a call of the graph may leave
  * out. An error says what ended the recording and how that is mended. */
 QN_MUST_CHECK qn_value jit_export(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, int ndefaults);
 /* A graph value as bytes: a description, and apart from it the elements of its arrays, each run from a multiple of GRAPH_RUN_ALIGN

@@ -1,4 +1,4 @@
-/* A recording: deferred execution. While it is on, ops append nodes to its graph and make pending arrays (rec.c); here is its life, the
+/* A recording: deferred execution. While it is on, ops append nodes to its graph and make pending arrays (recorder.c); here is its life, the
  * values that its nodes have, and how pending nodes are executed.
  *
  * A recording keeps one reference to every array it made (vals). When something needs data, or an effect comes, or the
@@ -16,16 +16,16 @@
 #include "jit/cpu/eager.h"
 #include "jit/run/device.h"
 #include "jit/run/gemm.h"
+#include "jit/trace/anchors.h"
 #include "jit/trace/breaks.h"
-#include "jit/trace/gradients.h"
 #include "jit/trace/pattern.h"
+#include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
-#include "jit/trace/specialization.h"
 #include "jit/trace/vmap.h"
 
 /* ---- life ------------------------------------------------------------------------------------------------------------------ */
 
-/* A recording that begins below it has room for its ids: no graph has so many nodes. */
+/* Between the ids of recordings that are there at once; no graph gets so many more nodes. */
 enum { NODES_APART = 1 << 16 };
 static const uint32_t NODES_END = UINT32_MAX - ((uint32_t)1 << 28);
 
@@ -68,13 +68,14 @@ static void adopt(qn_vm *vm, qn_array *a, qn_array *result) {
   (void)vm;
 }
 
-/* What the program holds has no data as long as a capture goes on, so that nothing can look at it unseen. Gives it what there is. */
+/* While a capture goes on, what the program holds has no data, so that nothing can look at it unseen. When it ends, this gives the headers
+ * that the program has the data that there is. */
 static void show_values(struct recording *r) {
   for (uint32_t i = 0; i < r->vals_cap; i++)
     if (r->tracers[i] && value_is(r->vals[i], TAG_ARRAY)) adopt(r->vm, r->tracers[i], value_array(r->vals[i]));
 }
 
-/* Has data that the program must not see yet: it gets a tracer of it. */
+/* Must the program not see the data of this node yet? Then it gets a tracer in its place. */
 static bool hides(const struct recording *r, uint32_t node) {
   return r->capturing && !r->ending && r->g->nodes[node].kind == NODE_OP;
 }
@@ -102,17 +103,13 @@ qn_array *rec_input(struct recording *r, uint32_t node, qn_array *data) {
   return a;
 }
 
-/* Other recordings may have come and gone while this one waited for a callback. */
+/* Gives the ids of a recording that ends back, unless others have used some beyond them while it waited for a callback. */
 static void free_ids(struct recording *r) {
   if (r->vm->next_node < r->base + r->g->n) r->vm->next_node = r->base + r->g->n;
 }
 
 void rec_abandon(qn_vm *vm) {
-  while (vm->rec) {
-    struct recording *outer = vm->rec->outer;
-    rec_free(vm->rec);
-    vm->rec = outer;
-  }
+  while (vm->rec) rec_free(vm->rec);
   value_release(vm, vm->asked.watched_fn);
   value_release(vm, vm->asked.watched_args);
   vm->asked = (rec_asked){.nojit = 0};
@@ -131,7 +128,7 @@ bool rec_end(struct recording *r) {
   bool ok = rec_run_pending(r);
   r->ended = true;
   free_ids(r);
-  if (r->vm->rec == r) r->vm->rec = NULL;
+  if (r->vm->rec == r) r->vm->rec = r->outer;
   return ok;
 }
 
@@ -149,7 +146,7 @@ void rec_free(struct recording *r) {
   if (!r->ended) {
     r->ended = true;
     free_ids(r);
-    if (vm->rec == r) vm->rec = NULL;
+    if (vm->rec == r) vm->rec = r->outer;
   }
   for (uint32_t i = 0; i < r->nfns; i++) value_release(vm, r->fns[i].tracer);
   mem_free(vm, r->fns, r->fns_cap * sizeof *r->fns);
@@ -225,8 +222,9 @@ bool key_add(qn_vm *vm, key_index *x, uint64_t key, uint32_t number) {
 
 void rec_set_place(qn_vm *vm, span at) { vm->rec->at = at; }
 
-void rec_part(struct recording *r, jit_anchor *callee) {
-  anchor_specializations *x = anchor_entries_of(r->vm, callee);
+/* A call of this function is a part of the recording. */
+static void rec_part(struct recording *r, jit_anchor *callee) {
+  anchor_specializations *x = anchor_specializations_of(r->vm, callee);
   if (!x) {
     error_clear(r->vm);
     anchor_passed(callee);
@@ -236,6 +234,28 @@ void rec_part(struct recording *r, jit_anchor *callee) {
   } else {
     x->calls[CALL_part]++;
   }
+}
+
+bool rec_callee(qn_vm *vm, jit_anchor *callee) {
+  if (!callee) return false;
+  if (vm->rec)
+    rec_part(vm->rec, callee);
+  else if (anchor_wants(vm, callee))
+    return true;
+  else
+    anchor_passed(callee);
+  return false;
+}
+
+bool rec_effect(qn_vm *vm, const char *what) { return !vm->rec || rec_break(vm->rec, BREAK_effect, what); }
+
+static void parts_forget_in(struct recording *r, uint32_t id) {
+  for (; r; r = r->outer) parts_forget(&r->parts, id);
+}
+
+void recs_forget_part(qn_vm *vm, uint32_t id) {
+  parts_forget_in(vm->rec, id);
+  for (const vm_host *h = vm->host; h; h = h->outer) parts_forget_in(h->rec, id);
 }
 
 void rec_push_call(qn_vm *vm, span call, jit_anchor *callee) {
@@ -322,7 +342,7 @@ uint32_t rec_node(struct recording *r, qn_value v) {
   if (node) return node;
   if (value_is(v, TAG_ARRAY)) {
     qn_array *a = value_array(v);
-    /* Nobody said where it comes from: fine for deferred execution, but no entry could find it again. */
+    /* Nobody said where it comes from: fine for deferred execution, but no specialization could find it again. */
     rec_stop_capture(r, BREAK_untracked, NULL);
     bool waits = waits_for(r, v);
     if (waits && !mem_grow(r->vm, (void **)&r->borrowed, &r->borrowed_cap, r->nborrowed + 1, sizeof *r->borrowed))
@@ -358,25 +378,36 @@ bool rec_constant(qn_vm *vm, qn_array *a) {
 
 /* ---- running what is pending --------------------------------------------------------------------------------------------------------- */
 
+said kind_said(qn_value v) {
+  said s;
+  text_buf t;
+  text_init(&t, NULL);
+  text_kind(&t, v);
+  if (t.failed)
+    snprintf(s.text, sizeof s.text, "%s", value_kind_name(v));
+  else
+    snprintf(s.text, sizeof s.text, "%.*s", (int)t.len, t.text);
+  text_free(&t);
+  return s;
+}
+
+qn_value const_value(qn_vm *vm, const graph_node *n, int device) {
+  if (n->type.weak) return dtype_load((qn_dtype)n->type.dtype, n->payload.data);
+  qn_array *a = array_new(vm, (qn_dtype)n->type.dtype, n->type.rank, n->type.shape);
+  if (!a) return value_error();
+  memcpy(array_data(a), n->payload.data, (size_t)a->size * dtype_size((qn_dtype)n->type.dtype));
+  if (!device) return value_obj(TAG_ARRAY, a);
+  qn_array *there = array_to_device(vm, a, device);
+  value_release(vm, value_obj(TAG_ARRAY, a));
+  return there ? value_obj(TAG_ARRAY, there) : value_error();
+}
+
 /* The value of a constant node, made when first needed. */
 static bool load_const(struct recording *r, uint32_t i) {
-  const graph_node *n = &r->g->nodes[i];
-  int64_t shape[ARRAY_MAX_RANK];
-  for (int k = 0; k < n->type.rank; k++) shape[k] = dim_hint(&r->g->dims, n->type.shape[k]);
-  if (n->type.weak) {
-    r->vals[i] = dtype_load((qn_dtype)n->type.dtype, n->payload.data);
-    return true;
-  }
-  qn_array *a = array_new(r->vm, (qn_dtype)n->type.dtype, n->type.rank, shape);
-  if (!a) return false;
-  memcpy(array_data(a), n->payload.data, (size_t)a->size * dtype_size((qn_dtype)n->type.dtype));
-  if (r->device) {
-    qn_array *there = array_to_device(r->vm, a, r->device);
-    value_release(r->vm, value_obj(TAG_ARRAY, a));
-    if (!(a = there)) return false;
-  }
-  a->node = r->base + i;
-  r->vals[i] = value_obj(TAG_ARRAY, a);
+  qn_value v = const_value(r->vm, &r->g->nodes[i], r->device);
+  if (value_is_error(v)) return false;
+  if (value_is(v, TAG_ARRAY)) value_array(v)->node = r->base + i;
+  r->vals[i] = v;
   return true;
 }
 
@@ -448,7 +479,7 @@ static bool held(const struct recording *r, uint32_t i) {
   return ((obj_head *)r->vals[i].u.p)->refs > 1;
 }
 
-/* Nobody needs node i's value now; who does later gets it computed again. */
+/* Frees node i's value, which nobody needs now. Whoever needs it later has it computed again. */
 static void let_go(struct recording *r, uint32_t i) {
   value_release(r->vm, r->vals[i]);
   r->vals[i] = value_unset();
@@ -555,7 +586,7 @@ bool rec_run_pending(struct recording *r) {
   return ok;
 }
 
-/* Pending results that somebody holds. */
+/* How many bytes the pending results that somebody holds will take. */
 static size_t held_bytes(const struct recording *r) {
   size_t bytes = 0;
   for (uint32_t i = r->reopened ? 1 : r->done; i < r->g->n && i < r->vals_cap; i++) {
@@ -601,7 +632,8 @@ qn_value rec_computed(struct recording *r, uint32_t node) {
   return ok ? value_plain(value_retain(r->vals[node])) : value_error();
 }
 
-/* An array of the recording in progress is to have data. */
+/* Somebody looks at the data of an array of the recording in progress: ends the capture, and computes what is pending. False with an error
+ * raised. */
 static bool force_traced(qn_vm *vm, struct recording *r, qn_array *a) {
   if (r->hollow) {
     raise_error(vm, E_no_graph, SPAN_NONE, "a graph is being rewritten: its arrays have no elements to look at");
@@ -808,6 +840,15 @@ bool rec_place(struct recording *r, int device) {
   return r->device == device;
 }
 
+qn_value rec_host_float(qn_vm *vm, qn_value x) {
+  struct recording *r = vm->rec;
+  bool before = r->handing_grads;
+  r->handing_grads = true;
+  qn_value number = op_apply(vm, OP_cast, &x, 1, &(op_attr){.dtype = WEAK_FLOAT, .flags = ATTR_WEAK});
+  r->handing_grads = before;
+  return number;
+}
+
 /* ---- a recording for one call --------------------------------------------------------------------------------------------------------- */
 
 /* Finds the first array: its device goes to *ctx, and the walk stops. */
@@ -836,7 +877,7 @@ qn_value rec_within(qn_vm *vm, const rec_call_site *site,
   struct recording *own = rec_begin(vm, false);
   if (!own) return value_error();
   own->at = site->at;
-  if (site->anchor) own->of = anchor_entries_of(vm, site->anchor);
+  if (site->anchor) own->of = anchor_specializations_of(vm, site->anchor);
   error_clear(vm);
   vm_owned held;
   vm_own(vm, &held, rec_drop, own);

@@ -6,6 +6,7 @@
 
 #include "jit/graph/graph.h"
 #include "jit/run/dispatch.h"
+#include "jit/trace/anchors.h"
 #include "jit/trace/breaks.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/rec.h"
@@ -16,15 +17,6 @@ typedef struct region_list {
   graph_region *list;
   uint32_t n, cap;
 } region_list;
-/* Functions whose calls are parts of a recording or graph, and how many. */
-typedef struct part_list {
-  struct part {
-    uint32_t id; /* of the function's anchor_specializations */
-    uint64_t calls;
-  } * list;
-  uint32_t n, cap;
-} part_list;
-
 /* Numbers (from 1 on) by keys that are not 0. */
 typedef struct key_index {
   struct key_number {
@@ -86,7 +78,7 @@ struct recording {
   uint32_t ncalls, calls_cap; /* parents to return to; a marker where the function changes */
   jit_anchor **callees;       /* the functions called, in step with `calls` */
   uint32_t callees_cap;
-  /* capture: the part that becomes an entry */
+  /* capture: the part that becomes a specialization */
   bool capturing;
   bool ending; /* no more is recorded: results get their data */
   bool ended;  /* vm->rec no longer points here */
@@ -132,17 +124,28 @@ static inline graph_type type_of_value(qn_value v) {
   (void)value_graph_type(v, &t);
   return t;
 }
+/* What a value is, for the text of an error: "f32[4, 3]", "int 3". Lives until the end of the expression that asks. */
+typedef struct said {
+  char text[400];
+} said;
+said kind_said(qn_value v);
 /* A host scalar without its node. */
 static inline qn_value value_plain(qn_value v) { return (qn_value){.head = v.head & 0xff, .u = v.u}; }
 
-/* Begins a recording on the VM (which has none). NULL with an error raised. */
+/* Begins a recording on the VM: the one that is on, if any, waits until it has ended. NULL with an error raised. */
 QN_MUST_CHECK struct recording *rec_begin(qn_vm *vm, bool capture);
-/* A call of this function is a part of the recording. */
-void rec_part(struct recording *r, jit_anchor *callee);
-/* Runs what is pending and leaves the recording: vm->rec becomes NULL. The struct stays for its owner (rec_free). */
+/* A function with this anchor (NULL: none) is called and has not been asked about: is rec_call to make the call? Else the call is counted,
+ * as a part of the recording that is on, or as one that passes the anchor. */
+bool rec_callee(qn_vm *vm, jit_anchor *callee);
+/* `what` must happen in order, and is not for a graph: ends a capture that is on. False if pending work raised. */
+QN_MUST_CHECK bool rec_effect(qn_vm *vm, const char *what);
+/* The function with this id (part_list) is no part of any recording of the VM any more. */
+void recs_forget_part(qn_vm *vm, uint32_t id);
+/* A host float made of an array of rank 0 in the recording that is on, without a look at the array. Borrows; owned, or the error value. */
+QN_MUST_CHECK qn_value rec_host_float(qn_vm *vm, qn_value x);
+/* Runs what is pending and leaves the recording: the outer one, or none, is on then. The struct stays for its owner (rec_free). */
 QN_MUST_CHECK bool rec_end(struct recording *r);
-/* The same where the call has failed, which pending work may have done before it: then its error, the earlier one, takes the place of
- * the pending one. */
+/* As rec_end, where the call has failed: pending work that fails has failed before, so that its error takes the place of the call's. */
 void rec_end_failed(struct recording *r);
 void rec_free(struct recording *r);
 void rec_drop(qn_vm *vm, void *recording); /* the same, for vm_own */
@@ -156,7 +159,7 @@ QN_MUST_CHECK bool rec_place(struct recording *r, int device);
 uint32_t rec_node(struct recording *r, qn_value v);
 /* Is the value traced in this recording? Then its node, else 0. */
 uint32_t rec_traced(const struct recording *r, qn_value v);
-/* The same without running anything: for where a pattern is still being made. */
+/* As rec_break, but runs nothing: for where a pattern is still being made. */
 void rec_stop_capture(struct recording *r, break_reason why, const char *text);
 /* The tracer (owned) of an array that becomes input `node`: it has no data until the capture ends or breaks, so that every
  * look at it is noticed. Takes over `data`. NULL with an error raised. */
@@ -178,6 +181,8 @@ uint32_t rec_keep(struct recording *r, uint32_t node, qn_value owned);
 QN_MUST_CHECK bool rec_name(struct recording *r, qn_value *v, uint32_t node);
 /* vm_hooks.force: somebody needs the data of a pending array. */
 QN_MUST_CHECK bool rec_force(qn_vm *vm, qn_array *a);
+/* The value of a constant, on a device. Owned, or the error value. */
+QN_MUST_CHECK qn_value const_value(qn_vm *vm, const graph_node *n, int device);
 /* Room in `vals` for all nodes of the graph. */
 QN_MUST_CHECK bool rec_room(struct recording *r);
 /* The value for a node that was appended directly: a pending array, or a host scalar computed now. Owned. */
@@ -199,8 +204,8 @@ QN_MUST_CHECK qn_value rec_within(qn_vm *vm, const rec_call_site *site,
 
 /* ---- regions, index ---- */
 
-/* Adds a region; its lists are copied. False with an error raised. */
-QN_MUST_CHECK bool regions_add(qn_vm *vm, region_list *l, const graph_region *region);
+/* Adds a region. Gives its nodes, args before outs, which are copies and may be changed; NULL with an error raised. */
+QN_MUST_CHECK uint32_t *regions_add(qn_vm *vm, region_list *l, const graph_region *region);
 void regions_cut(qn_vm *vm, region_list *l, uint32_t n);
 /* Drops those that have no nodes. */
 void regions_drop_empty(qn_vm *vm, region_list *l);

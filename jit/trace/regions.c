@@ -8,10 +8,12 @@
  */
 #include <string.h>
 
+#include "jit/trace/anchors.h"
 #include "jit/trace/gradients.h"
 #include "jit/trace/pattern.h"
+#include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
-#include "jit/trace/specialization.h"
+#include "jit/trace/tracers.h"
 #include "jit/trace/vmap.h"
 
 /* ---- rules ---------------------------------------------------------------------------------------------------------------------- */
@@ -27,7 +29,7 @@ void region_rule_release(qn_vm *vm, region_rule *rule) {
 
 enum { RULE_DEPTH = 8 }; /* functions within a rule's function that are looked at */
 
-/* The function as an entry of code at `home` has it, which goes with that code: it does not keep functions of it alive. `home` NULL: as
+/* The function as a specialization of code at `home` has it, which goes with that code: it does not keep functions of it alive. `home` NULL: as
  * it is again. Owned. */
 static qn_value rule_function(qn_vm *vm, qn_value v, const void *home, int depth) {
   const qn_fn *f = value_is(v, TAG_FN) ? value_fn(v) : NULL;
@@ -96,11 +98,11 @@ bool regions_settle(qn_vm *vm, region_list *l, const void *home) {
 
 /* ---- lists of regions ------------------------------------------------------------------------------------------------------------ */
 
-bool regions_add(qn_vm *vm, region_list *l, const graph_region *region) {
-  if (!mem_grow(vm, (void **)&l->list, &l->cap, l->n + 1, sizeof *l->list)) return false;
+uint32_t *regions_add(qn_vm *vm, region_list *l, const graph_region *region) {
+  if (!mem_grow(vm, (void **)&l->list, &l->cap, l->n + 1, sizeof *l->list)) return NULL;
   uint32_t n = region->nargs + region->nouts;
   uint32_t *nodes = mem_alloc(vm, (n + 1) * sizeof *nodes);
-  if (!nodes) return false;
+  if (!nodes) return NULL;
   if (region->nargs) memcpy(nodes, region->args, region->nargs * sizeof *nodes);
   if (region->nouts) memcpy(nodes + region->nargs, region->outs, region->nouts * sizeof *nodes);
   graph_region *x = &l->list[l->n++];
@@ -108,7 +110,7 @@ bool regions_add(qn_vm *vm, region_list *l, const graph_region *region) {
   x->args = nodes;
   x->outs = nodes + region->nargs;
   if (x->rule) ((region_rule *)x->rule)->refs++;
-  return true;
+  return nodes;
 }
 
 void regions_cut(qn_vm *vm, region_list *l, uint32_t n) {
@@ -143,19 +145,13 @@ bool regions_copy(qn_vm *vm, const graph *g, const region_list *from, uint32_t m
     }
     if (!first) continue;
     if (ends && ends[i] > end) end = ends[i];
-    size_t bytes = (x.nargs + x.nouts + 1) * sizeof(uint32_t);
-    uint32_t *nodes = mem_alloc(vm, bytes);
-    if (!nodes) return false;
-    bool whole = true; /* else nothing asks for its derivative */
-    for (uint32_t k = 0; k < x.nargs; k++) whole &= (nodes[k] = map[x.args[k]]) != 0;
-    for (uint32_t k = 0; k < x.nouts; k++) nodes[x.nargs + k] = map[x.outs[k]];
     x.first = first;
     x.end = end;
-    x.args = nodes;
-    x.outs = nodes + x.nargs;
-    bool ok = !whole || regions_add(vm, to, &x);
-    mem_free(vm, nodes, bytes);
-    if (!ok) return false;
+    uint32_t *nodes = regions_add(vm, to, &x);
+    if (!nodes) return false;
+    bool whole = true; /* else nothing asks for its derivative */
+    for (uint32_t k = 0; k < x.nargs + x.nouts; k++) whole &= (nodes[k] = map[nodes[k]]) != 0 || k >= x.nargs;
+    if (!whole) regions_cut(vm, to, to->n - 1);
   }
   return true;
 }
@@ -201,7 +197,7 @@ static bool take_gradient(void *ctx, qn_value like, qn_value given) {
   return c->grads[k] || error_pending(c->r->vm) || (raise_memory(c->r->vm), false);
 }
 
-/* What a rule owns while it is asked. */
+/* What region_apply_rule owns while the backward function runs. */
 typedef struct rule_owned {
   qn_value *values; /* `made` of them */
   size_t bytes;
@@ -277,7 +273,7 @@ static region_rule *rule_make(struct recording *r, qn_value backward, qn_value a
     while (k < nodes->n && nodes->nodes[k] != floats.nodes[x->output]) k++;
     x->output = k;
   }
-  mem_free(vm, floats.nodes, floats.cap * sizeof *floats.nodes);
+  nodes_free(vm, &floats);
   if (!value_is_error(cts)) value_release(vm, cts);
   if (!value_is_error(like)) value_release(vm, like);
   if (ok) return rule;
@@ -348,7 +344,7 @@ qn_value region_call(struct recording *r, const rec_call_site *site) {
   }
   x.outs = custom ? outs.nodes : out.nodes;
   x.nouts = custom ? outs.n : out.n;
-  if (ok && x.nouts && (!custom || in.n)) ok = regions_add(vm, &r->regions, &x);
+  if (ok && x.nouts && (!custom || in.n)) ok = regions_add(vm, &r->regions, &x) != NULL;
   if (!ok) {
     value_release(vm, result);
     result = value_error();
@@ -357,8 +353,8 @@ done:
   r->grads--;
   if (rule) region_rule_release(vm, rule);
   if (!value_is_error(args)) value_release(vm, args);
-  mem_free(vm, arg_nodes.nodes, arg_nodes.cap * sizeof *arg_nodes.nodes);
-  mem_free(vm, outs.nodes, outs.cap * sizeof *outs.nodes);
+  nodes_free(vm, &arg_nodes);
+  nodes_free(vm, &outs);
   leaves_free(&in);
   leaves_free(&out);
   return result;

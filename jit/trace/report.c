@@ -7,24 +7,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include "jit/trace/jobs.h"
-#include "jit/trace/recording.h"
+#include "jit/trace/anchors.h"
+#include "jit/trace/breaks.h"
+#include "jit/trace/chains.h"
+#include "jit/trace/rec.h"
 #include "jit/trace/report.h"
 #include "jit/trace/specialization.h"
-#include "jit/trace/transform.h"
 
 /* Plans that are being made are waited for; their kernels' compilers are not. False: interrupted. */
 static bool plans_made(qn_vm *vm) {
   for (anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next)
     for (specialization *e = a->first; e; e = e->next)
-      while (e->state == ENTRY_COMPILING && e->job) {
-        struct timespec pause = {0, 200000};
-        nanosleep(&pause, NULL);
-        if (vm_poll(vm)) return false;
-        jit_drain(vm);
-      }
+      if (!plan_wait(vm, &(void *){e})) return false;
   return true;
 }
 
@@ -99,7 +94,7 @@ static void sum_add(call_sum *s, uint64_t calls, const char *text, const char *m
   s->total += calls;
 }
 
-/* Calls of a function in recordings and graphs of another one. */
+/* How many calls of the function with this id were parts of recordings and graphs of `outer`. */
 static uint64_t calls_within(const anchor_specializations *outer, uint32_t id) {
   uint64_t n = 0;
   for (uint32_t i = 0; i < outer->parts.n; i++)
@@ -110,7 +105,7 @@ static uint64_t calls_within(const anchor_specializations *outer, uint32_t id) {
   return n;
 }
 
-/* Those that have most of them by name. */
+/* Adds the calls of a function within graphs of others, naming the callers that have most of them. */
 static void add_within(call_sum *s, qn_vm *vm, const anchor_specializations *a) {
   const anchor_specializations *said[CALLERS_MOST];
   uint64_t left = a->calls[CALL_part];
@@ -142,7 +137,7 @@ static void add_within(call_sum *s, qn_vm *vm, const anchor_specializations *a) 
   sum_add(s, left, call_fates[CALL_part], "");
 }
 
-/* Each call falls in one item. */
+/* Adds all calls of a function: each falls in one item. */
 static void add_sum(call_sum *s, qn_vm *vm, const anchor_specializations *a) {
   uint64_t calls[CALL_FATES], refused[BREAK_COUNT];
   memcpy(calls, a->calls, sizeof calls);
@@ -153,7 +148,7 @@ static void add_sum(call_sum *s, qn_vm *vm, const anchor_specializations *a) {
     calls[CALL_verified] += e->verified;
     calls[CALL_waited] += e->waited;
     calls[CALL_timed] += e->timed;
-    if (e->state == ENTRY_BROKEN)
+    if (e->state == SPEC_BROKEN)
       refused[e->why] += left;
     else
       calls[CALL_slower] += left;
@@ -231,7 +226,7 @@ bool report_calls(qn_vm *vm, const char *file, const anchor_specializations *con
 
 /* ---- all of it ---------------------------------------------------------------------------------------------------------------- */
 
-static void add_entry(qn_vm *vm, text_buf *t, const specialization *e) {
+static void add_specialization(qn_vm *vm, text_buf *t, const specialization *e) {
   const plan *p = e->plan && e->plan->plan ? e->plan->plan : NULL;
   if (!p) {
     text_addf(t, "  stays eager: %s%s%s", break_reasons[e->why], e->why_text[0] ? ": " : "", e->why_text);
@@ -253,8 +248,8 @@ static void add_entry(qn_vm *vm, text_buf *t, const specialization *e) {
     const plan_kernel *k = &p->kernels[i];
     int lines[KERNEL_LINES_MOST];
     int n = kernel_lines(vm, p, k, lines);
-    text_addf(t, "    %s: %u operation%s, %lld bytes", k->program->name ? k->program->name : "kernel", k->nops,
-              report_plural(k->nops), (long long)dim_hint(&p->graph->dims, k->bytes));
+    text_addf(t, "    %s: %u operation%s, %lld bytes", kernel_name(k), k->nops, report_plural(k->nops),
+              (long long)dim_hint(&p->graph->dims, k->bytes));
     for (int l = 0; l < n; l++) text_addf(t, "%s%d", l ? ", " : n == 1 ? ", line " : ", lines ", lines[l]);
     text_adds(t, "\n");
   }
@@ -264,7 +259,7 @@ static void add_function(qn_vm *vm, text_buf *t, const anchor_specializations *a
   report_name(vm, t, a->anchor);
   add_place(vm, t, a->anchor->at);
   text_adds(t, "\n");
-  for (const specialization *e = a->first; e; e = e->next) add_entry(vm, t, e);
+  for (const specialization *e = a->first; e; e = e->next) add_specialization(vm, t, e);
   for (uint32_t i = 0; i < a->nrecompiles; i++) {
     text_addf(t, "  recorded again: %s", a->recompiles[i].text);
     add_place(vm, t, a->recompiles[i].at);

@@ -10,73 +10,24 @@
 
 #include "jit/cpu/eager.h"
 #include "jit/run/plan_run.h"
+#include "jit/trace/anchors.h"
 #include "jit/trace/breaks.h"
 #include "jit/trace/gradients.h"
-#include "jit/trace/jobs.h"
 #include "jit/trace/pattern.h"
+#include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/specialization.h"
+#include "jit/trace/tracers.h"
 
-anchor_specializations *anchor_entries_of(qn_vm *vm, jit_anchor *a) {
-  if (a->entries) return a->entries;
-  anchor_specializations *e = mem_zalloc(vm, sizeof *e);
-  if (!e) return NULL;
-  e->anchor = a;
-  e->id = ++jit_of(vm)->last_id;
-  e->next = jit_of(vm)->anchors;
-  jit_of(vm)->anchors = e;
-  a->entries = e;
-  return e;
-}
-
-/* ---- counting calls ---------------------------------------------------------------------------------------------------------- */
-
-bool parts_add(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls) {
-  uint32_t i = 0;
-  while (i < l->n && l->list[i].id != id) i++;
-  if (i == l->n) {
-    qn_error_object *pending = error_take(vm); /* this may be done while a call that has failed is left */
-    if (!mem_grow(vm, (void **)&l->list, &l->cap, l->n + 1, sizeof *l->list)) {
-      error_clear(vm);
-      error_put_back(vm, pending);
-      return false;
-    }
-    error_put_back(vm, pending);
-    l->list[l->n++] = (struct part){.id = id};
-  }
-  l->list[i].calls += calls;
-  return true;
-}
-
-void parts_count(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls) {
-  if (parts_add(vm, l, id, calls)) return;
-  for (anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next)
-    if (a->id == id) a->calls[CALL_part] += calls;
-}
-
-static void parts_forget(part_list *l, uint32_t id) {
-  uint32_t i = 0;
-  while (i < l->n && l->list[i].id != id) i++;
-  if (i < l->n) l->list[i] = l->list[--l->n];
-}
-
-/* The function with this id has gone: nobody asks for its calls any more. */
+/* The anchor with this id goes: it is taken out of all lists of parts. */
 static void part_gone(qn_vm *vm, uint32_t id) {
   for (anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next) {
     parts_forget(&a->parts, id);
     for (specialization *e = a->first; e; e = e->next) parts_forget(&e->parts, id);
   }
-  for (struct recording *r = vm->rec; r; r = r->outer) parts_forget(&r->parts, id);
-  for (const vm_host *h = vm->host; h; h = h->outer)
-    for (struct recording *r = h->rec; r; r = r->outer) parts_forget(&r->parts, id);
+  recs_forget_part(vm, id);
 }
 
-void parts_free(qn_vm *vm, part_list *l) {
-  mem_free(vm, l->list, l->cap * sizeof *l->list);
-  *l = (part_list){0};
-}
-
-/* The calls of an entry that goes are counted on. */
 void anchor_keep_counts(qn_vm *vm, anchor_specializations *list, const specialization *e) {
   list->calls[CALL_compiled] += e->replays;
   list->calls[CALL_verified] += e->verified;
@@ -87,17 +38,7 @@ void anchor_keep_counts(qn_vm *vm, anchor_specializations *list, const specializ
     parts_count(vm, &list->parts, e->parts.list[i].id, e->parts.list[i].calls * e->replays);
 }
 
-void anchor_passed_idle(qn_vm *vm, jit_anchor *a) {
-  anchor_specializations *list = vm->jit ? anchor_entries_of(vm, a) : NULL;
-  if (list) {
-    list->calls[CALL_idle]++;
-  } else {
-    error_clear(vm);
-    anchor_passed(a);
-  }
-}
-
-/* ---- entries' life --------------------------------------------------------------------------------------------------------------- */
+/* ---- specializations' life --------------------------------------------------------------------------------------------------------------- */
 
 static void guards_drop(qn_vm *vm, specialization *e) {
   mem_free(vm, e->guards, e->nguards * sizeof *e->guards);
@@ -297,7 +238,7 @@ bool specialization_guards_hold(qn_vm *vm, const specialization *e, const qn_val
 
 /* ---- what a recording leaves ---------------------------------------------------------------------------------------------- */
 
-/* What the code belongs to on which entries of this function hang (anchor_of_value); NULL: it is nobody's. */
+/* What the code belongs to on which specializations of this function hang (anchor_of_value); NULL: it is nobody's. */
 static const void *home_of(qn_value fn) {
   const qn_fn *f = value_fn(fn);
   while (f->head.flags == FN_TRANSFORM) f = value_fn(f->captures[0]);
@@ -344,7 +285,7 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
     if (r->key_inputs[i]) e->key_inputs[i] = g->nodes[r->key_inputs[i]].payload.input + 1;
   e->ndraws = r->ndraws;
   e->device = r->device;
-  e->state = capture ? ENTRY_COMPILING : ENTRY_BROKEN;
+  e->state = capture ? SPEC_COMPILING : SPEC_BROKEN;
   if (capture) {
     if (r->had_lanes) { /* the lanes themselves say nothing any more */
       graph_dce_regions(r->g, r->regions.list, r->regions.n);
@@ -354,10 +295,11 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
     e->regions = r->regions;
     r->g = NULL;
     r->regions = (region_list){0};
-    if (!regions_settle(vm, &e->regions, home_of(fn))) error_clear(vm); /* the code stays with the entry, then */
-    for (uint32_t i = 0; i < r->parts.n && e->state != ENTRY_BROKEN; i++) {
+    if (!regions_settle(vm, &e->regions, home_of(fn)))
+      error_clear(vm); /* the code stays with the specialization, then */
+    for (uint32_t i = 0; i < r->parts.n && e->state != SPEC_BROKEN; i++) {
       if (parts_add(vm, &e->parts, r->parts.list[i].id, r->parts.list[i].calls)) continue;
-      e->state = ENTRY_BROKEN;
+      e->state = SPEC_BROKEN;
       e->why = BREAK_memory;
     }
   }
@@ -367,7 +309,7 @@ specialization *specialization_make(struct recording *r, qn_value fn, qn_value r
 
 /* Do two recordings break off at one place for calls of one shape? */
 static bool same_break(const specialization *a, const specialization *b) {
-  return a->state == ENTRY_BROKEN && b->state == ENTRY_BROKEN && a->hash && a->hash == b->hash && a->why == b->why &&
+  return a->state == SPEC_BROKEN && b->state == SPEC_BROKEN && a->hash && a->hash == b->hash && a->why == b->why &&
          a->why_at.source == b->why_at.source && a->why_at.start == b->why_at.start;
 }
 
@@ -375,7 +317,7 @@ specialization *anchor_add(qn_vm *vm, anchor_specializations *list, specializati
   enum { ALIKE = 4 };
   specialization **at = &list->first, *first = NULL;
   uint32_t alike = 1;
-  for (; e->state == ENTRY_BROKEN && *at; at = &(*at)->next) {
+  for (; e->state == SPEC_BROKEN && *at; at = &(*at)->next) {
     if (!same_break(*at, e)) continue;
     if (!first) first = *at;
     alike++;

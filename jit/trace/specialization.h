@@ -1,4 +1,4 @@
-/* Specializations: what a call was recorded as, guarded by its pattern, with the plan that replays it; the anchors they hang on; the VM's part. */
+/* Specializations: what a call was recorded as, guarded by its pattern, with the plan that replays it. */
 #ifndef JIT_TRACE_SPECIALIZATION_H
 #define JIT_TRACE_SPECIALIZATION_H
 
@@ -17,9 +17,9 @@ typedef struct shared_plan {
 void shared_plan_release(shared_plan *s);
 
 typedef enum specialization_state {
-  ENTRY_COMPILING, /* calls run eagerly meanwhile */
-  ENTRY_READY,
-  ENTRY_BROKEN /* the recording broke off: calls like this run eagerly */
+  SPEC_COMPILING, /* calls run eagerly meanwhile */
+  SPEC_READY,
+  SPEC_BROKEN /* the recording broke off: calls like this run eagerly */
 } specialization_state;
 
 /* A scalar guard: host scalar expressions over the weak inputs, evaluated in order, some compared. */
@@ -35,17 +35,17 @@ typedef struct scalar_guard {
 enum { GUARD_INPUT = OP_COUNT, GUARD_CONST = OP_COUNT + 1, GUARDS_MAX = 256 };
 _Static_assert(OP_COUNT + 1 <= UINT8_MAX, "scalar_guard.op");
 
-/* Which way is faster, the plan or the eager call (specialization.c)? */
+/* Which way is faster, the plan or the eager call (calls.c)? */
 typedef struct race {
   uint8_t calls;    /* of this round, timed in both ways in turn */
   uint8_t rounds;   /* that have ended */
   bool code;        /* the plan had its best code; else the block VM ran what is being compiled */
   bool eager;       /* how the last round ended: eager calls are faster */
   int64_t least[2]; /* nanoseconds of the fastest call: the plan, the eager call */
-  uint64_t again;   /* hits of the entry at which the next round begins */
+  uint64_t again;   /* hits of the specialization at which the next round begins */
 } race;
 
-typedef struct specialization {
+struct specialization {
   struct specialization *next;
   uint8_t state;  /* specialization_state */
   uint8_t device; /* code of the device where its plan runs */
@@ -74,55 +74,7 @@ typedef struct specialization {
   /* calls that it serves and that have not ended, or that an exception has left: it is not recorded again */
   uint32_t running;
   region_list regions; /* of the graph as recorded */
-} specialization;
-
-/* What became of calls, for the report: each is counted once. */
-typedef enum call_fate {
-#define CALL_FATE(symbol, text) CALL_##symbol,
-#include "jit/trace/fates.def"
-#undef CALL_FATE
-  CALL_FATES
-} call_fate;
-extern const char *const call_fates[CALL_FATES];
-
-/* What hangs on an anchor. */
-typedef struct anchor_specializations {
-  jit_anchor *anchor;
-  struct anchor_specializations *next; /* of the VM, to free them all */
-  uint32_t id;                         /* for part_list */
-  bool begun;                          /* the first call has come */
-  bool part;                           /* its id has been in a part_list */
-  uint8_t gave_up;                     /* of an anchor that is ANCHOR_EAGER: why, a break_reason */
-  specialization *first;               /* most recently used first */
-  /* Calls by what became of them, without those that its entries count; those that stayed eager for a reason that no entry has. */
-  uint64_t calls[CALL_FATES], refused[BREAK_COUNT];
-  part_list parts; /* of its recordings, and of the replays of entries that have gone */
-  uint32_t count, misses;
-  bool watched, computes; /* a call was watched before any was recorded; one of these had to do with arrays */
-  /* Calls that were watched when the function was hot, and had not: while there are any it is not recorded. */
-  uint8_t quiet;
-  bool full;              /* too many: other call shapes stay eager */
-  uint32_t streak, rests; /* short calls one after another that stayed eager; times that the anchor has rested since */
-  struct miss {
-    span at;
-    char text[240];
-  } * recompiles; /* reasons of re-recordings */
-  uint32_t nrecompiles, recompiles_cap;
-} anchor_specializations;
-
-typedef struct vm_jit {
-  uint64_t epoch; /* bumped when a watched global is rebound */
-  anchor_specializations *anchors;
-  struct chain_anchor *chains;
-  uint32_t chains_left; /* those of graphs that have gone */
-  struct made *made;    /* by functions that are backends (backend.c), the latest first */
-  struct mailbox *box;  /* what has been made for this VM */
-  struct job *unsent;   /* what the planners could not be given yet */
-  uint64_t calls_compiled, calls_eager, recordings;
-  uint32_t last_id; /* of anchor_specializations */
-  uint64_t last_rule;
-} vm_jit;
-static inline vm_jit *jit_of(qn_vm *vm) { return (vm_jit *)vm->jit; }
+};
 
 /* An anchor is in another state for the time of a call. It is as it was when the block is left, by a host's exception too: in files
  * that are compiled with -fexceptions. */
@@ -140,12 +92,6 @@ static inline void anchor_give_back(anchor_lent *l) {
 #define ANCHOR_LENT(name, a)                                                                                           \
   anchor_lent name __attribute__((cleanup(anchor_give_back))) = {(a), (a)->state, (a)->countdown}
 
-QN_MUST_CHECK anchor_specializations *anchor_entries_of(qn_vm *vm, jit_anchor *a);
-/* Adds to the calls of a part. False: memory was short; no error is raised. */
-QN_MUST_CHECK bool parts_add(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls);
-/* The same for calls that have been made: where memory is short nobody is told to have made them. */
-void parts_count(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls);
-void parts_free(qn_vm *vm, part_list *l);
 /* The calls that a specialization has served are the anchor's from now on: it goes. */
 void anchor_keep_counts(qn_vm *vm, anchor_specializations *list, const specialization *e);
 /* Takes over a new specialization, which is the first to be looked at next; one that stays eager the last of all, so that it serves
@@ -158,11 +104,13 @@ QN_MUST_CHECK specialization *specialization_make(struct recording *r, qn_value 
 void specialization_free(qn_vm *vm, specialization *e);
 /* Has its compiled code turned out slower than eager calls? */
 bool specialization_stays_eager(const specialization *e);
-/* What a call must fulfil to be served by the entry, as text, one guard a line; one guard about numbers, on no line. */
+/* What a call must fulfil to be served by the specialization, as text, one guard a line; one guard about numbers, on no line. */
 void specialization_guards(const specialization *e, text_buf *out);
 void specialization_number_guard(const specialization *e, uint32_t i, text_buf *out);
 /* Do the numbers that steered the recording lead the same way? `why` (may be NULL) receives the first that does not. */
 bool specialization_guards_hold(qn_vm *vm, const specialization *e, const qn_value *scalars, text_buf *why);
+/* Forgets the job that makes its plan; however many there are, in constant time. */
+void job_cancel(qn_vm *vm, specialization *e);
 /* Takes finished jobs from the mailbox, and sends what could not be sent. Called at anchors; waits for nobody. */
 void jit_drain(qn_vm *vm);
 

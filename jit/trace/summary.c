@@ -8,9 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "jit/trace/anchors.h"
 #include "jit/trace/breaks.h"
 #include "jit/trace/pattern.h"
-#include "jit/trace/recording.h"
+#include "jit/trace/rec.h"
 #include "jit/trace/report.h"
 #include "jit/trace/specialization.h"
 
@@ -35,7 +36,7 @@ static const plan *plan_of(const specialization *e) { return e->plan ? e->plan->
 
 static bool is_idle(const specialization *e) { return e->why == BREAK_no_arrays || e->why == BREAK_no_arguments; }
 
-/* Has it never been called with an array, but in others' graphs? */
+/* Has a function been called with arrays in graphs of others only, or never? */
 static bool is_scalar(const anchor_specializations *a) { return !a->begun && !a->first; }
 
 static uint32_t lines_in(const text_buf *t) {
@@ -215,7 +216,7 @@ static void add_broken(const summary *s, text_buf *t, const broken *list, uint32
   end_line(t, from);
 }
 
-/* Over two lines at most. */
+/* Adds what to do about a reason, on two lines at most. */
 static void add_hint(text_buf *t, const char *hint) {
   static const char title[] = "  hint: ";
   size_t len = hint ? strlen(hint) : 0, room = SUMMARY_COLUMNS - (sizeof title - 1), cut = len;
@@ -263,8 +264,6 @@ static bool add_eager(const summary *s, text_buf *t) {
 }
 
 /* ---- what is compiled ------------------------------------------------------------------------------------------------------ */
-
-static const char *kernel_name(const plan_kernel *k) { return k->program->name ? k->program->name : "kernel"; }
 
 static int64_t kernel_bytes(const plan *p, uint32_t i) { return dim_hint(&p->graph->dims, p->kernels[i].bytes); }
 
@@ -373,7 +372,8 @@ static void add_compiled(const summary *s, text_buf *t, const fn_report *x, bool
 /* Has a function a paragraph? Not if it is called as a part of others only. */
 static bool has_paragraph(const fn_report *x) { return !x->library && x->compiled && !(x->within && !x->calls); }
 
-/* Those that are no part of others come first; of them as many have details as there is room for. */
+/* Adds the paragraphs of compiled functions in `room` lines: those that are no part of others come first, and as many of them as there is room
+ * for have details. */
 static void add_all_compiled(const summary *s, text_buf *t, uint32_t room) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < s->n; i++) n += has_paragraph(&s->list[i]);
@@ -439,7 +439,7 @@ static void add_rest(const summary *s, text_buf *t) {
   }
 }
 
-/* Nothing of the program was ever asked about: why, and what makes it be. */
+/* Where no function of the program was ever called with arrays: says why nothing was recorded, and how it will be. */
 static void add_none(const summary *s, text_buf *t) {
   for (uint32_t i = 0; i < s->n; i++)
     if (!s->list[i].library && !is_scalar(s->list[i].a)) return;

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "jit/trace/gradients.h"
-#include "jit/trace/vmap.h"
+#include "jit/trace/recording.h"
 
 bool is_float_leaf(qn_value v) {
   return value_is(v, TAG_FLOAT) || (value_is(v, TAG_ARRAY) && dtype_is_float((qn_dtype)value_array(v)->dtype));
@@ -24,7 +24,7 @@ typedef struct tree_match {
   text_buf path; /* ".w[1]" */
 } tree_match;
 
-/* The kind of a value, of arrays the shape that a lane sees. */
+/* Adds what a value is: of an array, dtype and shape as one lane sees them. */
 static void text_lane(const tree_match *c, text_buf *t, qn_value v) {
   const qn_array *a = value_is(v, TAG_ARRAY) ? value_array(v) : NULL;
   if (a && a->rank >= c->lanes)
@@ -52,17 +52,12 @@ static bool differs(tree_match *c, qn_value like, qn_value given, const char *de
 
 /* What the lanes give for a host float that they share, as a host float. */
 static qn_value sum_of_lanes(qn_vm *vm, qn_value given) {
-  op_attr all = {.axes = (uint8_t)((1u << value_array(given)->rank) - 1)}, f64 = {.dtype = WEAK_FLOAT},
-          weak = {.dtype = WEAK_FLOAT, .flags = ATTR_WEAK};
-  qn_value wide = op_apply(vm, OP_cast, &given, 1, &f64);
+  qn_value wide = op_apply(vm, OP_cast, &given, 1, &(op_attr){.dtype = WEAK_FLOAT});
   if (value_is_error(wide)) return wide;
-  qn_value sum = op_apply(vm, OP_sum, &wide, 1, &all);
+  qn_value sum = op_reduce(vm, OP_sum, wide, (uint8_t)((1u << value_array(given)->rank) - 1), false);
   value_release(vm, wide);
   if (value_is_error(sum)) return sum;
-  bool handing = vm->rec->handing_grads;
-  vm->rec->handing_grads = true; /* the number is made, not read */
-  qn_value number = op_apply(vm, OP_cast, &sum, 1, &weak);
-  vm->rec->handing_grads = handing;
+  qn_value number = rec_host_float(vm, sum);
   value_release(vm, sum);
   return number;
 }
@@ -105,32 +100,25 @@ static bool walk_leaf(tree_match *c, qn_value like, qn_value given) {
 static bool walk(tree_match *c, qn_value like, qn_value given) {
   qn_vm *vm = c->vm;
   if (!vm_enter(vm, 0) || !tree_place(vm, c->whole, &c->seen)) return false;
-  bool none = value_is(given, TAG_NIL);
+  bool none = value_is(given, TAG_NIL), list = value_is(like, TAG_LIST);
+  if (!list && !value_is(like, TAG_RECORD)) return !is_float_leaf(like) || walk_leaf(c, like, given);
   size_t len = c->path.len;
-  if (value_is(like, TAG_LIST)) {
-    const qn_list *l = value_list(like);
-    if (!none && (!value_is(given, TAG_LIST) || value_list(given)->len != l->len)) return differs(c, like, given, "");
-    for (uint32_t i = 0; i < l->len; i++) {
+  uint32_t n, others = 0;
+  const qn_value *parts = value_parts(like.u.p, &n), *from = NULL;
+  if (!none && value_tag_of(given) == value_tag_of(like)) from = value_parts(given.u.p, &others);
+  if (!none && (value_tag_of(given) != value_tag_of(like) || others != n)) return differs(c, like, given, "");
+  for (uint32_t i = 0; i < n; i++) {
+    int at = (int)i;
+    if (!list && !none) at = record_find(value_record(given), record_name(value_record(like), i));
+    if (at < 0) return differs(c, like, given, "");
+    if (list)
       text_addf(&c->path, "[%u]", i);
-      if (!walk(c, l->items[i], none ? given : value_list(given)->items[i])) return false;
-      c->path.len = len;
-    }
-    return true;
+    else
+      text_addf(&c->path, ".%s", record_name(value_record(like), i)->text);
+    if (!walk(c, parts[i], none ? given : from[at])) return false;
+    c->path.len = len;
   }
-  if (value_is(like, TAG_RECORD)) {
-    const qn_record *r = value_record(like);
-    if (!none && (!value_is(given, TAG_RECORD) || value_record(given)->len != r->len))
-      return differs(c, like, given, "");
-    for (uint32_t i = 0; i < r->len; i++) {
-      int at = none ? 0 : record_find(value_record(given), record_name(r, i));
-      if (at < 0) return differs(c, like, given, "");
-      text_addf(&c->path, ".%s", record_name(r, i)->text);
-      if (!walk(c, r->items[i], none ? given : value_record(given)->items[at])) return false;
-      c->path.len = len;
-    }
-    return true;
-  }
-  return !is_float_leaf(like) || walk_leaf(c, like, given);
+  return true;
 }
 
 bool tree_match_walk(qn_vm *vm, const char *what, const char *of, qn_value like, qn_value given, int lanes,
@@ -157,11 +145,5 @@ qn_value tree_match_prototype(qn_vm *vm, qn_value v) { return tree_rebuild(vm, v
 qn_value tree_match_zeros(qn_vm *vm, qn_value like) {
   if (value_is(like, TAG_FLOAT)) return value_float(0);
   const qn_array *a = value_array(like);
-  qn_value zero = value_float(0), fitted = op_apply(vm, OP_fit, &zero, 1, &(op_attr){.dtype = a->dtype});
-  if (value_is_error(fitted)) return fitted;
-  op_attr shape = {.n = a->rank};
-  for (int k = 0; k < a->rank; k++) shape.d[k] = a->shape[k];
-  qn_value zeros = op_apply(vm, OP_broadcast, &fitted, 1, &shape);
-  value_release(vm, fitted);
-  return zeros;
+  return op_full(vm, value_float(0), (qn_dtype)a->dtype, a->rank, a->shape);
 }

@@ -11,8 +11,14 @@
 #include "jit/run/compile.h"
 #include "jit/run/device.h"
 #include "jit/run/plan_run.h"
+#include "jit/trace/anchors.h"
 #include "jit/trace/calls.h"
+#include "jit/trace/gradients.h"
+#include "jit/trace/pattern.h"
+#include "jit/trace/rec.h"
+#include "jit/trace/recording.h"
 #include "jit/trace/report.h"
+#include "jit/trace/specialization.h"
 
 /* ---- comparing ----------------------------------------------------------------------------------------------------------- */
 
@@ -92,16 +98,9 @@ static uint32_t run_nodes(qn_vm *vm, const graph *g, int device, const call_inpu
     if (n->kind == NODE_INPUT) {
       qn_array *a = c->arrays[n->payload.input];
       vals[i] = a ? value_retain(value_obj(TAG_ARRAY, a)) : c->scalars[n->payload.input];
-    } else if (n->kind == NODE_CONST && n->type.weak) {
-      vals[i] = dtype_load((qn_dtype)n->type.dtype, n->payload.data);
     } else if (n->kind == NODE_CONST) {
-      qn_array *a = array_new(vm, (qn_dtype)n->type.dtype, n->type.rank, n->type.shape);
-      if (!a) return i;
-      memcpy(array_data(a), n->payload.data, (size_t)a->size * dtype_size((qn_dtype)n->type.dtype));
-      qn_array *there = array_to_device(vm, a, device);
-      value_release(vm, value_obj(TAG_ARRAY, a));
-      if (!there) return i;
-      vals[i] = value_obj(TAG_ARRAY, there);
+      vals[i] = const_value(vm, n, device);
+      if (value_is_error(vals[i])) return i;
     } else if (n->type.weak && value_is(vals[n->in[0]], TAG_ARRAY)) {
       if (!array_item(vm, value_array(vals[n->in[0]]), 0, &vals[i])) return i;
       vals[i] = eager_weak_cast(vm, vals[i], (qn_dtype)n->type.dtype);
@@ -119,7 +118,7 @@ static uint32_t run_nodes(qn_vm *vm, const graph *g, int device, const call_inpu
   return g->n;
 }
 
-/* The first node of the entry's graph whose compiled value differs from the eager one; 0 if none does alone. First all nodes
+/* The first node of the specialization's graph whose compiled value differs from the eager one; 0 if none does alone. First all nodes
  * are results of one plan, which is quick; where that hides the difference, as it fuses otherwise, each is one's only result. */
 static uint32_t first_difference(qn_vm *vm, const specialization *e, call_inputs *c, char *what, size_t size) {
   enum { MOST_PLANS = 256 };
@@ -186,7 +185,7 @@ static void verified_release(qn_vm *vm, const verified_call *v) {
     if (v->inputs->arrays[i]) value_release(vm, value_obj(TAG_ARRAY, v->inputs->arrays[i]));
 }
 
-/* An exception passes. */
+/* For vm_own: frees all of it. */
 static void verified_drop(qn_vm *vm, void *what) {
   verified_call *v = what;
   verified_release(vm, v);

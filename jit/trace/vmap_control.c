@@ -19,6 +19,9 @@
 #include <string.h>
 
 #include "jit/graph/batch.h"
+#include "jit/trace/breaks.h"
+#include "jit/trace/pattern.h"
+#include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/vmap.h"
 
@@ -30,14 +33,14 @@ static bool is_none(qn_value mask) { return value_is(mask, TAG_UNSET); }
 static bool is_all(qn_value mask) { return value_is(mask, TAG_NIL); }
 static bool same_mask(qn_value a, qn_value b) { return a.head == b.head && a.u.p == b.u.p; }
 
-/* Replaces a mask; takes over. */
+/* Puts a mask, which is taken over, in the place of another one, which is freed. */
 static void set_mask(qn_vm *vm, qn_value *to, qn_value mask) {
   qn_value old = *to;
   *to = mask;
   value_release(vm, old);
 }
 
-/* These borrow and give owned masks, or the error value. */
+/* The lanes in both masks, and those in either; masks are borrowed. Owned, or the error value. */
 static qn_value mask_and(qn_vm *vm, qn_value a, qn_value b) {
   if (is_none(a) || is_all(b)) return value_retain(a);
   if (is_none(b) || is_all(a)) return value_retain(b);
@@ -88,16 +91,13 @@ static int any_lane(qn_vm *vm, qn_value mask) {
 
 /* ---- selecting ------------------------------------------------------------------------------------------------------------- */
 
-/* What differs in the values that lanes come with. */
+/* Raises that lanes come out of a branch or loop with values that cannot be selected among. */
 static qn_value raise_select(qn_vm *vm, qn_value a, qn_value b) {
-  text_buf t;
-  text_init(&t, vm);
-  text_adds(&t, "vmap: lanes take different ways here and come out with ");
-  text_kind(&t, a);
-  text_adds(&t, " and ");
-  text_kind(&t, b);
-  text_adds(&t, "; a value must have one shape and dtype in all lanes");
-  return raise_text(vm, E_not_batched, SPAN_NONE, &t);
+  return raise_error(
+      vm, E_not_batched, SPAN_NONE,
+      "vmap: lanes take different ways here and come out with %s and %s; a value must have one shape and "
+      "dtype in all lanes",
+      kind_said(a).text, kind_said(b).text);
 }
 
 static bool same_value(qn_value a, qn_value b) {
@@ -107,28 +107,23 @@ static bool same_value(qn_value a, qn_value b) {
   return value_is(a, TAG_NIL) || value_is(a, TAG_UNSET) || a.u.i == b.u.i;
 }
 
-/* As same_value, of functions, too: 1, 0, or -1 with an error raised. */
+/* Are two values one for all lanes? 1, 0, or -1 with an error raised: of functions only a recording may tell. */
 static int same_part(qn_vm *vm, qn_value a, qn_value b) {
   return value_is(a, TAG_FN) && value_is(b, TAG_FN) ? rec_same_fn(vm, a, b) : same_value(a, b);
 }
 
 /* where(mask, a, b) of two host floats as a host float. */
 static qn_value select_floats(qn_vm *vm, qn_value mask, qn_value a, qn_value b) {
-  struct recording *r = vm->rec;
-  op_attr f64 = {.dtype = WEAK_FLOAT}, weak = {.dtype = WEAK_FLOAT, .flags = ATTR_WEAK};
+  op_attr f64 = {.dtype = WEAK_FLOAT};
   qn_value in[3] = {mask, op_apply(vm, OP_cast, &a, 1, &f64), value_error()}, out = value_error();
   if (!value_is_error(in[1])) in[2] = op_apply(vm, OP_cast, &b, 1, &f64);
   if (!value_is_error(in[2])) out = op_apply(vm, OP_where, in, 3, NULL);
   value_release(vm, in[1]);
   value_release(vm, in[2]);
   if (value_is_error(out)) return out;
-  qn_value array = out;
-  bool handing = r->handing_grads;
-  r->handing_grads = true; /* the number is made, not read */
-  out = op_apply(vm, OP_cast, &array, 1, &weak);
-  r->handing_grads = handing;
-  value_release(vm, array);
-  return out;
+  qn_value number = rec_host_float(vm, out);
+  value_release(vm, out);
+  return number;
 }
 
 static qn_value select_leaf(qn_vm *vm, qn_value mask, qn_value a, qn_value b) {
@@ -159,14 +154,12 @@ static qn_value select_part(qn_vm *vm, qn_value mask, qn_value a, qn_value b, qn
   bool list = value_is(a, TAG_LIST) && value_is(b, TAG_LIST),
        record = value_is(a, TAG_RECORD) && value_is(b, TAG_RECORD);
   if (!list && !record) return select_leaf(vm, mask, a, b);
-  uint32_t n = list ? value_list(a)->len : value_record(a)->len;
-  if (n != (list ? value_list(b)->len : value_record(b)->len)) return raise_select(vm, a, b);
-  const qn_value *x = list ? value_list(a)->items : value_record(a)->items;
-  const qn_value *y = list ? value_list(b)->items : value_record(b)->items;
-  void *copy = list ? (void *)list_new(vm, n) : (void *)record_like(vm, value_record(a));
-  if (!copy) return value_error();
-  qn_value out = value_obj(list ? TAG_LIST : TAG_RECORD, copy);
-  qn_value *to = list ? value_list(out)->items : value_record(out)->items;
+  uint32_t n, others;
+  const qn_value *x = value_parts(a.u.p, &n), *y = value_parts(b.u.p, &others);
+  if (n != others) return raise_select(vm, a, b);
+  qn_value out = parts_like(vm, a);
+  if (value_is_error(out)) return out;
+  qn_value *to = value_parts(out.u.p, &n);
   for (uint32_t i = 0; i < n; i++) {
     int at = list ? (int)i : record_find(value_record(b), record_name(value_record(a), i));
     qn_value v = at < 0 ? raise_select(vm, a, b) : select_part(vm, mask, x[i], y[at], whole, seen);
@@ -275,7 +268,7 @@ static int error_counts(qn_vm *vm) {
 /* No lane is at work here, as a look has shown: what led here ends. Seen by error_counts only. */
 static void raise_no_lane(qn_vm *vm) { raise_error(vm, E_not_batched, SPAN_NONE, "no lane comes here"); }
 
-/* A lane's value as all lanes'; owned. */
+/* For tree_rebuild_parts: a value that differs from lane to lane becomes the array of all lanes, others stay. */
 static qn_value all_lanes(void *ctx, const char *path, qn_value v) {
   (void)path;
   qn_vm *vm = ctx;

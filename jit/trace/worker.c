@@ -25,6 +25,7 @@
 #include "jit/run/compile.h"
 #include "jit/run/device.h"
 #include "jit/run/plan_run.h"
+#include "jit/trace/anchors.h"
 #include "jit/trace/jobs.h"
 #include "jit/trace/specialization.h"
 #include "lang/trace_events.h"
@@ -41,11 +42,13 @@ enum {
 
 /* The threads of one kind. */
 typedef struct crew {
-  pthread_cond_t work;    /* something waits: for members that have nothing to do */
-  pthread_cond_t reserve; /* the same, for the one in reserve */
-  atomic_int n;           /* threads */
-  int wanted;             /* how many of them are no reserves */
-  int patience;           /* milliseconds */
+  void (*run)(qn_engine *engine, void *what);    /* what a member does with what it has taken, */
+  void (*finish)(qn_engine *engine, void *what); /* and what is left to do under the lock: hands it on */
+  pthread_cond_t work;                           /* something waits: for members that have nothing to do */
+  pthread_cond_t reserve;                        /* the same, for the one in reserve */
+  atomic_int n;                                  /* threads */
+  int wanted;                                    /* how many of them are no reserves */
+  int patience;                                  /* milliseconds */
   waiting *queue;
   pthread_t threads[CREW_MOST];
   void *at[CREW_MOST]; /* the job or task that each is at, or NULL */
@@ -106,7 +109,7 @@ static double now_ms(void) {
   return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-/* Graph to plan; the job gives up its graph. */
+/* Makes the plan of a job, which gives up its graph. What fails leaves no plan, and the reason in the job if it is not memory. */
 static void make_plan(qn_engine *engine, job *j) {
   double start = now_ms();
   int64_t begin = trace_events_begin(engine);
@@ -162,7 +165,7 @@ static void push(mailbox *b, job *j) {
   while (!atomic_compare_exchange_weak(&b->jobs, &j->next, j)) {}
 }
 
-/* Into the VM's mailbox, where it is its own. */
+/* Puts a job into the mailbox that it is for: it is the VM's own from then on. */
 static void deliver(job *j) {
   mailbox *b = j->box;
   j->box = NULL;
@@ -184,18 +187,18 @@ static void report(compile_task *t) {
 
 typedef struct recruit {
   qn_engine *engine;
+  crew *crew;
   int number;
 } recruit;
 
-static void *planner(void *arg);
-static void *compiler(void *arg);
+static void *member(void *arg);
 
-/* One more thread, under the lock. */
-static bool crew_grow(qn_engine *engine, crew *c, void *(*run)(void *)) {
+/* Starts one more thread; the caller has the lock. False: there are as many as can be. */
+static bool crew_grow(qn_engine *engine, crew *c) {
   recruit *r = c->n < CREW_MOST ? malloc(sizeof *r) : NULL;
   if (!r) return false;
-  *r = (recruit){engine, c->n};
-  if (!vm_thread(&c->threads[c->n], 0, run, r)) {
+  *r = (recruit){engine, c, c->n};
+  if (!vm_thread(&c->threads[c->n], 0, member, r)) {
     free(r);
     return false;
   }
@@ -215,13 +218,13 @@ static bool crew_withdraw(waiting *w) {
 
 /* Queues something and makes sure that somebody works on it, under the lock: the first calls start the threads, one of them in
  * reserve. False, and it is not queued: there are none. */
-static bool crew_submit(qn_engine *engine, crew *c, void *(*run)(void *), int64_t wanted, waiting *w, size_t size) {
+static bool crew_submit(qn_engine *engine, crew *c, int64_t wanted, waiting *w, size_t size) {
   *w = (waiting){.next = c->queue, .link = &c->queue, .since = now_ms(), .size = size};
   if (w->next) w->next->link = &w->next;
   c->queue = w;
   if (wanted > CREW_MOST - CREW_RESERVES) wanted = CREW_MOST - CREW_RESERVES;
   if (c->wanted < wanted) c->wanted = (int)wanted;
-  while (c->n <= c->wanted && crew_grow(engine, c, run)) {}
+  while (c->n <= c->wanted && crew_grow(engine, c)) {}
   pthread_cond_signal(&c->work);
   pthread_cond_signal(&c->reserve);
   return c->n > 0 || !crew_withdraw(w);
@@ -277,16 +280,32 @@ static bool crew_wait(engine_jit *ej, crew *c, int me) {
   return false;
 }
 
-/* A member has taken something: when it was the last one in reserve, another one stands by. */
-static void crew_took(qn_engine *engine, crew *c, int me, void *what, void *(*run)(void *)) {
-  c->at[me] = what;
-  if (me == c->n - 1 && me >= c->wanted && c->n < c->wanted + CREW_RESERVES) crew_grow(engine, c, run);
-  if (c->queue) pthread_cond_signal(&c->reserve);
+/* A thread of a crew. When the last member in reserve has taken something, another one stands by. */
+static void *member(void *arg) {
+  recruit r = *(recruit *)arg;
+  engine_jit *ej = r.engine->jit;
+  crew *c = r.crew;
+  int me = r.number;
+  free(arg);
+  crew_class(pthread_self(), SCHED_IDLE);
+  pthread_mutex_lock(&ej->lock);
+  while (crew_wait(ej, c, me)) {
+    void *what = c->at[me] = crew_take(c);
+    if (me == c->n - 1 && me >= c->wanted && c->n < c->wanted + CREW_RESERVES) crew_grow(r.engine, c);
+    if (c->queue) pthread_cond_signal(&c->reserve);
+    pthread_mutex_unlock(&ej->lock);
+    c->run(r.engine, what);
+    pthread_mutex_lock(&ej->lock);
+    c->at[me] = NULL;
+    c->finish(r.engine, what);
+  }
+  pthread_mutex_unlock(&ej->lock);
+  return NULL;
 }
 
-static void crew_init(crew *c, int patience) {
+static void crew_init(crew *c, int patience, void (*run)(qn_engine *, void *), void (*finish)(qn_engine *, void *)) {
   pthread_condattr_t a;
-  *c = (crew){.patience = patience};
+  *c = (crew){.patience = patience, .run = run, .finish = finish};
   pthread_condattr_init(&a);
   pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
   pthread_cond_init(&c->work, NULL);
@@ -299,47 +318,56 @@ static void crew_free(crew *c) {
   pthread_cond_destroy(&c->reserve);
 }
 
-/* Somebody waits for the threads now. */
+/* Lets the threads run at the host's priority, since somebody waits for them now. */
 static void crew_hurry(const crew *c) {
   for (int i = 0, n = atomic_load(&c->n); i < n; i++) crew_class(c->threads[i], SCHED_OTHER);
 }
 
-/* Ends the threads, which have been told. */
+/* Waits for the threads to end, which they have been told to. */
 static void crew_join(crew *c) {
   crew_hurry(c);
   for (int i = 0; i < c->n; i++) pthread_join(c->threads[i], NULL);
 }
 
-/* ---- compiling --------------------------------------------------------------------------------------------------------- */
+/* ---- planning and compiling ------------------------------------------------------------------------------------------- */
 
-static void *compiler(void *arg) {
-  recruit r = *(recruit *)arg;
-  engine_jit *ej = r.engine->jit;
-  crew *c = &ej->compilers;
-  free(arg);
-  crew_class(pthread_self(), SCHED_IDLE);
-  pthread_mutex_lock(&ej->lock);
-  while (crew_wait(ej, c, r.number)) {
-    compile_task *t = crew_take(c);
-    crew_took(r.engine, c, r.number, t, compiler);
-    pthread_mutex_unlock(&ej->lock);
-    if (!atomic_load(&t->plan->abandoned) && !atomic_load(&t->box->closed)) compile(r.engine, t);
-    pthread_mutex_lock(&ej->lock);
-    c->at[r.number] = NULL;
-    report(t);
-  }
-  pthread_mutex_unlock(&ej->lock);
-  return NULL;
+static void work_on_task(qn_engine *engine, void *what) {
+  compile_task *t = what;
+  if (!atomic_load(&t->plan->abandoned) && !atomic_load(&t->box->closed)) compile(engine, t);
 }
 
-/* Queues the task, under the lock. */
-static void submit_task(qn_engine *engine, compile_task *t) {
-  crew *c = &((engine_jit *)engine->jit)->compilers;
-  if (!crew_submit(engine, c, compiler, t->tune[TUNE_jit_workers], &t->line, t->plan->plan->nkernels))
+static void finish_task(qn_engine *engine, void *what) {
+  (void)engine;
+  report(what);
+}
+
+static void work_on_job(qn_engine *engine, void *what) {
+  job *j = what;
+  if (!atomic_load(&j->box->closed)) make_plan(engine, j);
+  bool wanted = !atomic_load(&j->cancelled);
+  if (j->plan && !wanted) atomic_store(&j->plan->abandoned, true);
+  j->task = wanted ? task_of(j) : NULL;
+}
+
+/* The plan goes to the VM, and its kernels to the compilers. */
+static void finish_job(qn_engine *engine, void *what) {
+  job *j = what;
+  compile_task *t = j->task;
+  j->task = NULL;
+  if (t && (atomic_load(&j->cancelled) || atomic_load(&j->box->closed))) { /* while the lock was waited for */
     compile_task_free(t);
+    t = NULL;
+  }
+  deliver(j);
+  if (!t) return;
+  crew *c = &((engine_jit *)engine->jit)->compilers;
+  if (!crew_submit(engine, c, t->tune[TUNE_jit_workers], &t->line, t->plan->plan->nkernels)) compile_task_free(t);
 }
 
-/* ---- planning ---------------------------------------------------------------------------------------------------------- */
+static void crews_init(engine_jit *ej) {
+  crew_init(&ej->planners, PLAN_PATIENCE_MS, work_on_job, finish_job);
+  crew_init(&ej->compilers, CC_PATIENCE_MS, work_on_task, finish_task);
+}
 
 /* Takes over the queue of before a fork, which may have come amid an update: the links are set anew. */
 static void crew_inherit(crew *c, waiting *queue) {
@@ -357,14 +385,14 @@ static void engine_jit_forked(qn_engine *engine) {
   pthread_mutex_init(&ej->lock, NULL); /* whoever had it */
   crew planners = ej->planners;
   waiting *tasks = ej->compilers.queue;
-  crew_init(&ej->planners, PLAN_PATIENCE_MS);
-  crew_init(&ej->compilers, CC_PATIENCE_MS);
+  crews_init(ej);
   crew_inherit(&ej->planners, planners.queue);
   crew_inherit(&ej->compilers, tasks);
   devices_engine_forked(engine);
   for (int i = 0; i < planners.n; i++) {
     job *j = planners.at[i];
     if (!j || !j->box) continue;
+    j->task = NULL;
     j->graph = NULL; /* in whatever state it is */
     j->plan = NULL;
     j->why[0] = 0;
@@ -379,35 +407,14 @@ static bool try_lock_jit(qn_engine *engine) {
   return pthread_mutex_trylock(&((engine_jit *)engine->jit)->lock) == 0;
 }
 
-static void *planner(void *arg) {
-  recruit r = *(recruit *)arg;
-  engine_jit *ej = r.engine->jit;
-  crew *c = &ej->planners;
-  free(arg);
-  crew_class(pthread_self(), SCHED_IDLE);
-  pthread_mutex_lock(&ej->lock);
-  while (crew_wait(ej, c, r.number)) {
-    job *j = crew_take(c);
-    crew_took(r.engine, c, r.number, j, planner);
-    pthread_mutex_unlock(&ej->lock);
-    if (!atomic_load(&j->box->closed)) make_plan(r.engine, j);
-    bool wanted = !atomic_load(&j->cancelled);
-    if (j->plan && !wanted) atomic_store(&j->plan->abandoned, true);
-    compile_task *t = wanted ? task_of(j) : NULL;
-    pthread_mutex_lock(&ej->lock);
-    c->at[r.number] = NULL;
-    if (t && (atomic_load(&j->cancelled) || atomic_load(&j->box->closed))) { /* while the lock was waited for */
-      compile_task_free(t);
-      t = NULL;
-    }
-    deliver(j);
-    if (t) submit_task(r.engine, t);
-  }
-  pthread_mutex_unlock(&ej->lock);
-  return NULL;
-}
-
 /* ---- the engine -------------------------------------------------------------------------------------------------------- */
+
+static void engine_jit_free(engine_jit *ej) {
+  crew_free(&ej->planners);
+  crew_free(&ej->compilers);
+  pthread_mutex_destroy(&ej->lock);
+  free(ej);
+}
 
 static void engine_jit_close(qn_engine *engine) {
   engine_jit *ej = engine->jit;
@@ -431,10 +438,7 @@ static void engine_jit_close(qn_engine *engine) {
   for (waiting *w; (w = ej->planners.queue); job_free((job *)w)) crew_withdraw(w);
   for (waiting *w; (w = ej->compilers.queue); compile_task_free((compile_task *)w)) crew_withdraw(w);
   devices_engine_close(engine);
-  crew_free(&ej->planners);
-  crew_free(&ej->compilers);
-  pthread_mutex_destroy(&ej->lock);
-  free(ej);
+  engine_jit_free(ej);
   engine->jit = NULL;
 }
 
@@ -452,15 +456,11 @@ bool engine_jit_open(qn_vm *vm) {
     return false;
   }
   pthread_mutex_init(&ej->lock, NULL);
-  crew_init(&ej->planners, PLAN_PATIENCE_MS);
-  crew_init(&ej->compilers, CC_PATIENCE_MS);
+  crews_init(ej);
   ej->process = getpid();
   void *none = NULL; /* two VMs may open at once */
   if (!__atomic_compare_exchange_n(&engine->jit, &none, ej, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
-    crew_free(&ej->planners);
-    crew_free(&ej->compilers);
-    pthread_mutex_destroy(&ej->lock);
-    free(ej);
+    engine_jit_free(ej);
     return true;
   }
   __atomic_store_n(&engine->jit_forked, engine_jit_forked, __ATOMIC_RELEASE);
@@ -498,7 +498,7 @@ bool job_submit(qn_vm *vm, specialization *e, graph *g, const char *name, bool s
     atomic_store(&j->box->mail, 1);
     return true;
   }
-  bool ok = crew_submit(vm->engine, &ej->planners, planner, 1, &j->line, g->n);
+  bool ok = crew_submit(vm->engine, &ej->planners, 1, &j->line, g->n);
   pthread_mutex_unlock(&ej->lock);
   if (!ok) {
     e->job = NULL;
@@ -507,7 +507,7 @@ bool job_submit(qn_vm *vm, specialization *e, graph *g, const char *name, bool s
   return ok;
 }
 
-/* Sends what could not be sent before. */
+/* Queues jobs that came when the lock was taken. */
 static void send_again(qn_vm *vm) {
   vm_jit *jit = jit_of(vm);
   engine_jit *ej = vm->engine->jit;
@@ -521,7 +521,7 @@ static void send_again(qn_vm *vm) {
     jit->unsent = j->next;
     if (!j->entry)
       job_free(j);
-    else if (!crew_submit(vm->engine, &ej->planners, planner, 1, &j->line, j->graph->n))
+    else if (!crew_submit(vm->engine, &ej->planners, 1, &j->line, j->graph->n))
       deliver(j);
   }
   pthread_mutex_unlock(&ej->lock);

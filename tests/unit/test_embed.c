@@ -21,7 +21,7 @@
 #include "jit/trace/jobs.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/specialization.h"
-#include "jit/trace/transform.h"
+#include "jit/trace/chains.h"
 #include "tests/unit/unwind.h"
 
 static qn_vm *open_jit(qn_jit_mode jit) {
@@ -332,11 +332,11 @@ START_TEST(a_host_that_leaves_the_log_loses_no_plan) {
     (void)was_left;
     for (anchor_specializations *a = j->anchors; a; a = a->next)
       for (specialization *e = a->first; e; e = e->next) {
-        for (int i = 0; i < 20000 && e->state == ENTRY_COMPILING; i++) {
+        for (int i = 0; i < 20000 && e->state == SPEC_COMPILING; i++) {
           usleep(500);
           jit_drain(vm);
         }
-        ck_assert_int_eq(e->state, ENTRY_READY);
+        ck_assert_int_eq(e->state, SPEC_READY);
       }
     qn_vm_close(vm);
   }
@@ -1116,11 +1116,11 @@ static uint32_t entries_ready(qn_vm *vm, bool wait) {
   uint32_t n = 0;
   for (const anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next)
     for (const specialization *e = a->first; e; e = e->next) {
-      for (int i = 0; i < 100000 && wait && e->state == ENTRY_COMPILING; i++) {
+      for (int i = 0; i < 100000 && wait && e->state == SPEC_COMPILING; i++) {
         usleep(500);
         jit_drain(vm);
       }
-      n += e->state == ENTRY_READY;
+      n += e->state == SPEC_READY;
     }
   return n;
 }
@@ -1213,7 +1213,7 @@ START_TEST(nobody_waits_for_a_compiler_thread) {
   good(vm, "f(ones(3))");
   entries_ready(vm, true);
   for (const anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next)
-    for (const specialization *e = a->first; e; e = e->next) ck_assert_int_eq(e->state, ENTRY_READY);
+    for (const specialization *e = a->first; e; e = e->next) ck_assert_int_eq(e->state, SPEC_READY);
   qn_vm_close(vm);
   qn_vm_close(other);
 }

@@ -291,7 +291,7 @@ static void forget_memory(void *user, int stream, const char *text, size_t len) 
   (void)user, (void)stream, (void)text, (void)len;
   for (anchor_specializations *a = short_of_memory ? jit_of(short_of_memory)->anchors : NULL; a; a = a->next)
     for (specialization *e = a->first; e; e = e->next) {
-      if (e->state == ENTRY_BROKEN) e->why = BREAK_memory;
+      if (e->state == SPEC_BROKEN) e->why = BREAK_memory;
       if (e->running > entries_in_use) entries_in_use = e->running;
     }
 }

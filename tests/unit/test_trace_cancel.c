@@ -49,7 +49,7 @@ static qn_vm *vm_with_job(place at, bool *locked) {
   if (at == COMPILING) tune(vm, "jit.cc", "1");
   good(vm, program);
   good(vm, "g(x)"); /* the threads are there */
-  for (double end = now() + 120; entry_at(vm, "g", 0)->state == ENTRY_COMPILING; jit_drain(vm), usleep(500))
+  for (double end = now() + 120; entry_at(vm, "g", 0)->state == SPEC_COMPILING; jit_drain(vm), usleep(500))
     ck_assert_msg(now() < end, "no planner works");
   *locked = at == UNSENT || at == QUEUED;
   if (at == UNSENT) ck_assert_int_eq(pthread_mutex_lock(queues_lock(vm)), 0);
@@ -59,7 +59,7 @@ static qn_vm *vm_with_job(place at, bool *locked) {
     good(vm, "f(x)");
   }
   specialization *e = entry_at(vm, "f", 0);
-  ck_assert_int_eq(e->state, ENTRY_COMPILING);
+  ck_assert_int_eq(e->state, SPEC_COMPILING);
   ck_assert_ptr_nonnull(e->job);
   if (at == UNSENT) ck_assert_ptr_eq(jit_of(vm)->unsent, e->job);
   if (at == QUEUED) ck_assert_int_eq(pthread_mutex_lock(queues_lock(vm)), 0); /* perhaps a planner has it by now */
@@ -67,7 +67,7 @@ static qn_vm *vm_with_job(place at, bool *locked) {
   if (at == DELIVERED || at == COMPILING) wait_for(vm, is_delivered);
   if (at == COMPILING) {
     jit_drain(vm);
-    ck_assert_int_eq(e->state, ENTRY_READY);
+    ck_assert_int_eq(e->state, SPEC_READY);
     slow_cc_runs(&cc);
   }
   return vm;
@@ -98,9 +98,9 @@ START_TEST(cancelled_at_each_place) {
       tune(vm, "jit.cc", "0");
       good(vm, "let again = f(x)");
       ck_assert_uint_eq(entries_of(vm, "f")->calls[CALL_recorded], recorded + 1);
-      for (double end = now() + 120; entry_at(vm, "f", 0)->state == ENTRY_COMPILING; jit_drain(vm), usleep(500))
+      for (double end = now() + 120; entry_at(vm, "f", 0)->state == SPEC_COMPILING; jit_drain(vm), usleep(500))
         ck_assert_msg(now() < end, "place %d: no plan comes", (int)at);
-      ck_assert_int_eq(entry_at(vm, "f", 0)->state, ENTRY_READY);
+      ck_assert_int_eq(entry_at(vm, "f", 0)->state, SPEC_READY);
       ck_assert_double_eq(number(vm, "if all(f(x) == eager_f(x)) and all(again == eager_f(x)) { 1 } else { 0 }"), 1);
       qn_vm_close(vm);
     }
@@ -126,9 +126,9 @@ START_TEST(other_vms_go_on) {
   jit_cancel(vm);
   good(vm, "f(x)");
   qn_vm_close(vm);
-  for (double end = now() + 120; entry_at(other, "f", 0)->state == ENTRY_COMPILING; jit_drain(other), usleep(500))
+  for (double end = now() + 120; entry_at(other, "f", 0)->state == SPEC_COMPILING; jit_drain(other), usleep(500))
     ck_assert_msg(now() < end, "no plan comes");
-  ck_assert_int_eq(entry_at(other, "f", 0)->state, ENTRY_READY);
+  ck_assert_int_eq(entry_at(other, "f", 0)->state, SPEC_READY);
   ck_assert_double_eq(number(other, "if all(f(x) == eager_f(x)) { 1 } else { 0 }"), 1);
   qn_vm_close(other);
 }
@@ -141,14 +141,14 @@ START_TEST(planning_ends_early) {
   good(vm, "fn f(x, n) { let y = x; for i in 0..n { y = tanh(cumsum(y * 0.5 + i) - sum(y)) }; y }\nfn g(x) = sum(x) * "
            "x\nlet x = ones(7)");
   good(vm, "g(x)");
-  for (double end = now() + 120; entry_at(vm, "g", 0)->state == ENTRY_COMPILING; jit_drain(vm), usleep(500))
+  for (double end = now() + 120; entry_at(vm, "g", 0)->state == SPEC_COMPILING; jit_drain(vm), usleep(500))
     ck_assert_msg(now() < end, "no plan comes");
   good(vm, "f(x, 60000)"); /* seconds of planning */
   wait_for(vm, is_sent);
   jit_cancel(vm);
   good(vm, "g(ones(3))");
   double begin = now();
-  for (double end = now() + 120; entry_at(vm, "g", 0)->state == ENTRY_COMPILING; jit_drain(vm), usleep(500))
+  for (double end = now() + 120; entry_at(vm, "g", 0)->state == SPEC_COMPILING; jit_drain(vm), usleep(500))
     ck_assert_msg(now() < end, "the planner is still at what nobody wants");
   ck_assert_msg(now() - begin < 60, "the next plan took %g s", now() - begin);
   qn_vm_close(vm);
@@ -180,9 +180,9 @@ START_TEST(vms_close_at_each_place) {
       if (locked) ck_assert_int_eq(pthread_mutex_unlock(lock), 0);
       if (!stays) continue;
       good(stays, "fn h(x) = x * 3 + 1\nh(ones(3))");
-      for (double end = now() + 120; entry_at(stays, "h", 0)->state == ENTRY_COMPILING; jit_drain(stays), usleep(500))
+      for (double end = now() + 120; entry_at(stays, "h", 0)->state == SPEC_COMPILING; jit_drain(stays), usleep(500))
         ck_assert_msg(now() < end, "place %d: no plan comes", (int)at);
-      ck_assert_int_eq(entry_at(stays, "h", 0)->state, ENTRY_READY);
+      ck_assert_int_eq(entry_at(stays, "h", 0)->state, SPEC_READY);
       qn_vm_close(stays);
     }
   slow_cc_end(&cc);

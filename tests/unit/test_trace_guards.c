@@ -110,7 +110,7 @@ START_TEST(each_kind_of_guard) {
     good(vm, c->fn);
     qn_value made = value_of(vm, c->made), passes = value_of(vm, c->passes), fails = value_of(vm, c->fails);
     qn_release(vm, call_with(vm, "f", made));
-    ck_assert_msg(entries_in(vm, "f") == 1 && entry_at(vm, "f", 0)->state == ENTRY_READY, "%s", c->fn);
+    ck_assert_msg(entries_in(vm, "f") == 1 && entry_at(vm, "f", 0)->state == SPEC_READY, "%s", c->fn);
     specialization *e = entry_at(vm, "f", 0);
     char why[300];
     ck_assert_msg(fits(vm, "f", e, made, true, why, sizeof why), "%s %s: %s", c->fn, c->made, why);

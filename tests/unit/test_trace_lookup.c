@@ -1,4 +1,4 @@
-/* Which entry serves a call (jit/trace/specialization.c): the one used last first, the others by hash, those that stay eager last; hashes that are
+/* Which specialization serves a call (jit/trace/calls.c): the one used last first, the others by hash, those that stay eager last; hashes that are
  * the same for different calls; and where recording ends: too many entries, misses, nodes, bytes, leaves, guards. */
 #include "tests/unit/trace_case.h"
 
@@ -75,7 +75,7 @@ START_TEST(what_stays_eager_is_last) {
   calls(vm, "f", "(ones(3),)", 9); /* reads an element */
   calls(vm, "f", "(ones(2),)", 4);
   order(vm, "2 1 3");
-  ck_assert_int_eq(entry_at(vm, "f", 2)->state, ENTRY_BROKEN);
+  ck_assert_int_eq(entry_at(vm, "f", 2)->state, SPEC_BROKEN);
   calls(vm, "f", "(ones(3),)", 9);
   calls(vm, "f", "(ones(3),)", 9);
   order(vm, "2 1 3");
@@ -106,7 +106,7 @@ START_TEST(breaks_alike_share_an_entry) {
   ck_assert_uint_le(entries_of(vm, "f")->calls[CALL_recorded], recorded + 3);
   ck_assert_uint_le(entries_in(vm, "f"), 5);
   calls(vm, "f", "(ones(2), -5)", 2); /* the plan is still the first to be asked */
-  ck_assert_int_eq(entry_at(vm, "f", 0)->state, ENTRY_READY);
+  ck_assert_int_eq(entry_at(vm, "f", 0)->state, SPEC_READY);
   ck_assert_uint_eq(entry_at(vm, "f", 0)->replays, 1);
   qn_vm_close(vm);
 }
@@ -243,11 +243,11 @@ START_TEST(too_many_nodes) {
   qn_vm *vm = lookup_vm("fn f(x, n) { let y = x; for i in 0..n { y = y + 1 }; y }");
   tune(vm, "jit.nodes", "40");
   calls(vm, "f", "(ones(2), 10)", 22);
-  ck_assert_int_eq(entry_at(vm, "f", 0)->state, ENTRY_READY);
+  ck_assert_int_eq(entry_at(vm, "f", 0)->state, SPEC_READY);
   ck_assert_uint_le(entry_at(vm, "f", 0)->graph->n, 40);
   calls(vm, "f", "(ones(2), 100)", 202); /* run early, given up */
   specialization *last = entry_at(vm, "f", 1);
-  ck_assert_int_eq(last->state, ENTRY_BROKEN);
+  ck_assert_int_eq(last->state, SPEC_BROKEN);
   ck_assert_int_eq(last->why, BREAK_too_many_nodes);
   ck_assert_ptr_null(last->graph);
   calls(vm, "f", "(ones(2), 100)", 202);
@@ -255,7 +255,7 @@ START_TEST(too_many_nodes) {
   ck_assert_uint_eq(entries_of(vm, "f")->calls[CALL_recorded], 2);
   tune(vm, "jit.nodes", "400"); /* another number of turns finds room */
   calls(vm, "f", "(ones(2), 99)", 200);
-  ck_assert_int_eq(entry_at(vm, "f", 0)->state, ENTRY_READY);
+  ck_assert_int_eq(entry_at(vm, "f", 0)->state, SPEC_READY);
   calls(vm, "f", "(zeros(2), 99)", 198);
   ck_assert_uint_eq(entry_at(vm, "f", 0)->replays, 1);
   qn_vm_close(vm);
@@ -275,7 +275,7 @@ START_TEST(too_many_bytes_pending) {
   calls(vm, "f", "(ones(1024), 8)", 1024 * 28);
   calls(vm, "f", "(ones(1024), 60)", 1024 * 1770);
   specialization *e = entry_at(vm, "f", 0);
-  ck_assert_int_eq(e->state, ENTRY_READY);
+  ck_assert_int_eq(e->state, SPEC_READY);
   ck_assert_int_eq(e->why, BREAK_none);
   calls(vm, "f", "(ones(1024), 60)", 1024 * 1770);
   ck_assert_uint_eq(e->replays, 1);
@@ -287,7 +287,7 @@ START_TEST(too_many_leaves) {
   qn_vm *vm = lookup_vm("fn f(l) = l[0] * 2\nfn many(n) = (ones(2),) + list(0..n)");
   tune(vm, "jit.leaves", "10");
   calls(vm, "f", "(many(9),)", 4); /* as many as there may be */
-  ck_assert_int_eq(entry_at(vm, "f", 0)->state, ENTRY_READY);
+  ck_assert_int_eq(entry_at(vm, "f", 0)->state, SPEC_READY);
   calls(vm, "f", "(many(10),)", 4);
   anchor_specializations *list = entries_of(vm, "f");
   ck_assert_int_eq(list->anchor->state, ANCHOR_EAGER); /* its pattern is not whole: nothing can be looked up */
@@ -304,7 +304,7 @@ START_TEST(too_deep) {
   char text[60];
   snprintf(text, sizeof text, "(nest(%d), %d)", PATTERN_DEPTH - 1, PATTERN_DEPTH);
   calls(vm, "f", text, 4);
-  ck_assert_int_eq(entry_at(vm, "f", 0)->state, ENTRY_READY);
+  ck_assert_int_eq(entry_at(vm, "f", 0)->state, SPEC_READY);
   snprintf(text, sizeof text, "(nest(%d), %d)", PATTERN_DEPTH, PATTERN_DEPTH + 1);
   calls(vm, "f", text, 4);
   ck_assert_int_eq(entries_of(vm, "f")->anchor->state, ANCHOR_EAGER);
@@ -325,7 +325,7 @@ START_TEST(too_many_guards) {
     const specialization *e = NULL;
     for (const specialization *x = entry_at(vm, "f", 0); x; x = x->next)
       if (!e || x->pattern.leaves > e->pattern.leaves) e = x;
-    if (e->state == ENTRY_READY) {
+    if (e->state == SPEC_READY) {
       fit++;
       ck_assert_uint_le(e->nguards, GUARDS_MAX);
       ck_assert_uint_ge(e->nguards, 2 * (uint32_t)n);

@@ -1,4 +1,4 @@
-/* Replay (jit/trace/specialization.c): a call that a plan serves gives what the recorded and the eager call give, for all forms of inputs and
+/* Replay (jit/trace/calls.c): a call that a plan serves gives what the recorded and the eager call give, for all forms of inputs and
  * results; what it counts; random numbers; errors; allocations that fail. */
 #include "tests/unit/trace_case.h"
 
@@ -55,7 +55,7 @@ static specialization *only_entry(qn_vm *vm) {
   specialization *found = NULL;
   for (anchor_specializations *a = jit_of(vm)->anchors; a; a = a->next)
     for (specialization *e = a->first; e; e = e->next) {
-      if (e->state != ENTRY_READY) continue;
+      if (e->state != SPEC_READY) continue;
       ck_assert_ptr_null(found);
       found = e;
     }
@@ -176,7 +176,7 @@ START_TEST(allocations_fail) {
   good(vm, program);
   good(vm, "f(l, 2)");
   specialization *e = entry_at(vm, "f", 0);
-  ck_assert_int_eq(e->state, ENTRY_READY);
+  ck_assert_int_eq(e->state, SPEC_READY);
   good(vm, "seed(5)");
   double want = number(vm, "shown(f(l, 2))");
   qn_value l = value_of(vm, "(l, 2)"), f;

@@ -17,10 +17,11 @@
 
 #include "jit/cpu/eager.h"
 #include "jit/graph/batch.h"
+#include "jit/trace/anchors.h"
 #include "jit/trace/gradients.h"
 #include "jit/trace/pattern.h"
+#include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
-#include "jit/trace/specialization.h"
 #include "jit/trace/vmap.h"
 
 /* ---- what differs from lane to lane -------------------------------------------------------------------------------------- */
@@ -33,13 +34,16 @@ uint32_t vmap_whole(const struct recording *r, uint32_t node) {
   return 0;
 }
 
-uint32_t vmap_outermost(const struct recording *r, uint32_t node) {
-  for (const struct vmap_level *l = r->lanes; l; l = l->outer) {
+/* A node's counterpart for all lanes of the levels inside of `level` (NULL: of all levels); itself if it has none. */
+static uint32_t lifted(const struct recording *r, uint32_t node, const struct vmap_level *level) {
+  for (const struct vmap_level *l = r->lanes; l != level; l = l->outer) {
     uint32_t w = batch_whole(&l->batch, node);
     if (w) node = w;
   }
   return node;
 }
+
+uint32_t vmap_outermost(const struct recording *r, uint32_t node) { return lifted(r, node, NULL); }
 
 bool rec_has_lanes(const qn_vm *vm) { return vm->rec->lanes != NULL; }
 
@@ -51,20 +55,16 @@ bool rec_is_lane(const qn_vm *vm, qn_value v) {
 }
 
 qn_value vmap_raise_read(struct recording *r, qn_value v) {
-  text_buf t;
-  text_init(&t, r->vm);
-  text_adds(&t, "vmap computes all lanes at once, and this needs the number of one lane: ");
-  if (value_is(v, TAG_ARRAY))
-    text_kind(&t, v);
-  else
-    text_addf(&t, "a host %s", value_kind_name(v));
-  text_adds(&t, " differs from lane to lane");
-  return raise_text(r->vm, E_not_batched, SPAN_NONE, &t);
+  bool array = value_is(v, TAG_ARRAY);
+  return raise_error(r->vm, E_not_batched, SPAN_NONE,
+                     "vmap computes all lanes at once, and this needs the number of one lane: %s%s differs from lane "
+                     "to lane",
+                     array ? "" : "a host ", array ? kind_said(v).text : value_kind_name(v));
 }
 
 /* ---- counterparts ---------------------------------------------------------------------------------------------------------- */
 
-/* A fallible op of lanes, for the message of its error. */
+/* An op of lanes that may fail: what the message of its error is made from. */
 struct lane_check {
   uint32_t first, last; /* its counterpart's nodes are among these */
   uint32_t node;        /* of the lane */
@@ -306,21 +306,24 @@ int vmap_name_first(struct recording *r, qn_value mask) {
   return 1;
 }
 
-/* ---- what goes in --------------------------------------------------------------------------------------------------------------- */
+/* ---- trees of lanes --------------------------------------------------------------------------------------------------------------- */
 
-typedef struct lane_args {
+/* A walk over an argument or the result of a call, and over the axes that in_axes or out_axes name for its parts. */
+typedef struct lane_walk {
   struct recording *r;
   struct vmap_level *level; /* NULL: lanes are counted */
-  int64_t lanes;            /* -1: none found yet */
+  int64_t lanes;            /* those counted; -1: none found yet */
   qn_value whole;           /* of which a part is looked at; `seen`: places of it so far */
   uint64_t seen;
   char path[128]; /* of the value that is looked at: "argument 2.w" */
   size_t len;
-  char first[128]; /* of the first array with lanes, and its shape */
-} lane_args;
+  char first[256];        /* of the first array with lanes, and its shape */
+  qn_dtype floats;        /* what host floats in the result become arrays of */
+  shared_parts functions; /* in the result, looked through */
+} lane_walk;
 
-static size_t path_push(lane_args *m, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static size_t path_push(lane_args *m, const char *format, ...) {
+static size_t path_push(lane_walk *m, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static size_t path_push(lane_walk *m, const char *format, ...) {
   size_t before = m->len, room = sizeof m->path - m->len;
   va_list args;
   va_start(args, format);
@@ -330,74 +333,96 @@ static size_t path_push(lane_args *m, const char *format, ...) {
   return before;
 }
 
-static void path_pop(lane_args *m, size_t to) {
+static void path_pop(lane_walk *m, size_t to) {
   m->len = to;
   m->path[to] = 0;
 }
 
-static qn_value raise_axes(lane_args *m, const char *what, qn_value axes, qn_value v) {
-  text_buf t;
-  text_init(&t, m->r->vm);
-  text_addf(&t, "vmap: %s for %s is ", what, m->path);
-  text_kind(&t, axes);
-  text_adds(&t, ", which does not fit ");
-  text_kind(&t, v);
-  return raise_text(m->r->vm, E_argument, SPAN_NONE, &t);
+static qn_value raise_axes(lane_walk *m, const char *what, qn_value axes, qn_value v) {
+  return raise_error(m->r->vm, E_argument, SPAN_NONE, "vmap: %s for %s is %s, which does not fit %s", what, m->path,
+                     kind_said(axes).text, kind_said(v).text);
 }
 
+/* The axes of part i of a list or record v, whose axes are of its structure; `what` names them. Owned by them; the error value if there
+ * are none. */
+static qn_value part_axes(lane_walk *m, const char *what, qn_value axes, qn_value v, uint32_t i) {
+  if (value_is(v, TAG_LIST)) return value_list(axes)->items[i];
+  int at = record_find(value_record(axes), record_name(value_record(v), i));
+  if (at >= 0) return value_record(axes)->items[at];
+  return raise_error(m->r->vm, E_argument, SPAN_NONE, "vmap: %s has no field for %s", what, m->path);
+}
+
+/* What `leaf` makes of the parts of a list or record, as one like it (owned); where `leaf` makes nothing but nil and errors (`build` is
+ * false), nil. `one`: the axes are those of every part, else they must be of the same structure. */
+static qn_value walk_parts(lane_walk *m, const char *what, qn_value v, qn_value axes, bool one, bool build,
+                           qn_value (*leaf)(lane_walk *m, qn_value v, qn_value axes)) {
+  qn_vm *vm = m->r->vm;
+  uint32_t n, naxes = 0;
+  const qn_value *from = value_parts(v.u.p, &n);
+  if (!one && value_tag_of(axes) == value_tag_of(v)) (void)value_parts(axes.u.p, &naxes);
+  if (!one && (value_tag_of(axes) != value_tag_of(v) || naxes != n)) return raise_axes(m, what, axes, v);
+  qn_value out = build ? parts_like(vm, v) : value_nil();
+  if (value_is_error(out)) return out;
+  qn_value *to = build ? value_parts(out.u.p, &n) : NULL;
+  for (uint32_t i = 0; i < n; i++) {
+    size_t before =
+        value_is(v, TAG_LIST) ? path_push(m, "[%u]", i) : path_push(m, ".%s", record_name(value_record(v), i)->text);
+    qn_value made = one ? axes : part_axes(m, what, axes, v, i);
+    if (!value_is_error(made)) made = leaf(m, from[i], made);
+    path_pop(m, before);
+    if (value_is_error(made)) {
+      value_release(vm, out);
+      return made;
+    }
+    if (to) to[i] = made;
+  }
+  return out;
+}
+
+/* ---- what goes in --------------------------------------------------------------------------------------------------------------- */
+
 /* The axis of an array that an int means; -1 with an error raised. */
-static int axis_in(lane_args *m, const char *what, qn_value axes, qn_value v, int rank) {
+static int axis_in(lane_walk *m, const char *what, qn_value axes, qn_value v, int rank) {
   int64_t axis = axes.u.i < 0 ? axes.u.i + rank : axes.u.i;
   if (axis >= 0 && axis < rank) return (int)axis;
-  text_buf t;
-  text_init(&t, m->r->vm);
-  text_addf(&t, "vmap: %s is ", m->path);
-  text_kind(&t, v);
-  text_addf(&t, " and has no axis %lld for the lanes", (long long)axes.u.i);
-  if (what[0] == 'i') text_adds(&t, "; in_axes: nil passes it to every lane as it is");
-  raise_text(m->r->vm, E_axis, SPAN_NONE, &t);
+  raise_error(m->r->vm, E_axis, SPAN_NONE, "vmap: %s is %s and has no axis %lld for the lanes%s", m->path,
+              kind_said(v).text, (long long)axes.u.i,
+              what[0] == 'i' ? "; in_axes: nil passes it to every lane as it is" : "");
   return -1;
 }
 
-static bool same_lanes(lane_args *m, qn_value v, int axis) {
+static bool same_lanes(lane_walk *m, qn_value v, int axis) {
   const qn_array *a = value_array(v);
   int64_t n = a->shape[axis];
   if (m->lanes == n) return true;
-  text_buf t;
-  text_init(&t, m->r->vm);
-  text_addf(&t, "%s is ", m->path);
-  text_shape(&t, (qn_dtype)a->dtype, a->rank, a->shape);
-  text_addf(&t, " with %lld lane%s along axis %d", (long long)n, n == 1 ? "" : "s", axis);
-  text_add(&t, "", 1);
-  bool ok = m->lanes < 0;
-  if (ok && !t.failed) {
-    snprintf(m->first, sizeof m->first, "%s", t.text);
-    m->lanes = n;
-  } else if (!t.failed) {
+  char found[sizeof m->first];
+  snprintf(found, sizeof found, "%s is %s with %lld lane%s along axis %d", m->path, kind_said(v).text, (long long)n,
+           n == 1 ? "" : "s", axis);
+  if (m->lanes >= 0) {
     raise_error(m->r->vm, E_lanes, SPAN_NONE,
-                "vmap: %s, and %s; nil in in_axes passes an argument to every lane as it is", m->first, t.text);
-  } else {
-    raise_memory(m->r->vm);
+                "vmap: %s, and %s; nil in in_axes passes an argument to every lane as it is", m->first, found);
+    return false;
   }
-  text_free(&t);
-  return ok && m->lanes == n;
+  memcpy(m->first, found, sizeof found);
+  m->lanes = n;
+  return true;
 }
 
 /* An array with axis `axis` moved to the front, or the other way round; takes over. */
 static qn_value move_axis(qn_vm *vm, qn_value v, int from, int to) {
   if (value_is_error(v) || from == to) return v;
-  op_attr attr = {.n = value_array(v)->rank};
-  for (int i = 0, k = 0; i < attr.n; i++) {
+  int order[ARRAY_MAX_RANK];
+  for (int i = 0, k = 0; i < value_array(v)->rank; i++) {
     if (k == from) k++;
-    attr.d[i] = i == to ? from : k++;
+    order[i] = i == to ? from : k++;
   }
-  qn_value out = op_apply(vm, OP_permute, &v, 1, &attr);
+  qn_value out = op_permute(vm, v, order);
   value_release(vm, v);
   return out;
 }
 
-/* The tracer of one array's lane. */
-static qn_value tracer(lane_args *m, qn_value v, int axis) {
+/* The tracer of one lane of an array, whose lanes lie along `axis`. Owned, or the error value. */
+static qn_value tracer(lane_walk *m, qn_value v, int axis) {
   struct recording *r = m->r;
   qn_vm *vm = r->vm;
   if (!rec_place(r, value_array(v)->device)) return op_raise_devices(vm, "vmap", r->device, value_array(v)->device);
@@ -411,7 +436,7 @@ static qn_value tracer(lane_args *m, qn_value v, int axis) {
 }
 
 /* The value of one lane of an argument (owned); while lanes are counted, nil. */
-static qn_value lane_in(lane_args *m, qn_value v, qn_value axes) {
+static qn_value lane_in(lane_walk *m, qn_value v, qn_value axes) {
   qn_vm *vm = m->r->vm;
   if (!vm_enter(vm, 0) || !tree_place(vm, m->whole, &m->seen)) return value_error();
   if (value_is(axes, TAG_NIL)) return m->level ? value_retain(v) : value_nil();
@@ -423,41 +448,12 @@ static qn_value lane_in(lane_args *m, qn_value v, qn_value axes) {
     return same_lanes(m, v, axis) ? value_nil() : value_error();
   }
   if (one && !list && !record) return m->level ? value_retain(v) : value_nil();
-  bool fits = one || (list && value_is(axes, TAG_LIST) && value_list(axes)->len == value_list(v)->len) ||
-              (record && value_is(axes, TAG_RECORD) && value_record(axes)->len == value_record(v)->len);
-  if (!fits) return raise_axes(m, "in_axes", axes, v);
-  uint32_t n = list ? value_list(v)->len : value_record(v)->len;
-  const qn_value *from = list ? value_list(v)->items : value_record(v)->items;
-  qn_value out = value_nil(), *to = NULL;
-  if (m->level) {
-    void *copy = list ? (void *)list_new(vm, n) : (void *)record_like(vm, value_record(v));
-    if (!copy) return value_error();
-    out = value_obj(list ? TAG_LIST : TAG_RECORD, copy);
-    to = list ? value_list(out)->items : value_record(out)->items;
-  }
-  for (uint32_t i = 0; i < n; i++) {
-    qn_value axis = one ? axes : list ? value_list(axes)->items[i] : value_nil();
-    qn_str *name = record ? record_name(value_record(v), i) : NULL;
-    size_t before = name ? path_push(m, ".%s", name->text) : path_push(m, "[%u]", i);
-    qn_value made = value_error();
-    int at = record && !one ? record_find(value_record(axes), name) : 0;
-    if (record && !one && at >= 0) axis = value_record(axes)->items[at];
-    if (at < 0)
-      raise_error(vm, E_argument, SPAN_NONE, "vmap: in_axes has no field for %s", m->path);
-    else
-      made = lane_in(m, from[i], axis);
-    path_pop(m, before);
-    if (value_is_error(made)) {
-      value_release(vm, out);
-      return made;
-    }
-    if (to) to[i] = made;
-  }
-  return out;
+  if (!list && !record) return raise_axes(m, "in_axes", axes, v);
+  return walk_parts(m, "in_axes", v, axes, one, m->level != NULL, lane_in);
 }
 
 /* All arguments of a call: positional ones, then the keywords, a record or nil. Tracers replace them when there is a level. */
-static bool vmap_in(lane_args *m, qn_value in_axes, qn_value *args, int nargs) {
+static bool vmap_in(lane_walk *m, qn_value in_axes, qn_value *args, int nargs) {
   qn_vm *vm = m->r->vm;
   bool each = value_is(in_axes, TAG_LIST);
   if (each && value_list(in_axes)->len != (uint32_t)nargs) {
@@ -489,16 +485,8 @@ static bool vmap_in(lane_args *m, qn_value in_axes, qn_value *args, int nargs) {
 
 /* ---- what comes out ----------------------------------------------------------------------------------------------------------------- */
 
-typedef struct lane_results {
-  struct recording *r;
-  struct vmap_level *level;
-  qn_dtype floats; /* what host floats become arrays of */
-  lane_args path;
-  shared_parts functions; /* looked through */
-} lane_results;
-
 /* The lanes of a host number as `stack` gives them, floats in the results' dtype. */
-static qn_value stacked_number(lane_results *m, qn_value v, uint32_t node) {
+static qn_value stacked_number(lane_walk *m, qn_value v, uint32_t node) {
   struct recording *r = m->r;
   qn_vm *vm = r->vm;
   op_attr to = {.dtype = value_is(v, TAG_FLOAT) ? m->floats : value_operand_type(v).dtype};
@@ -511,15 +499,10 @@ static qn_value stacked_number(lane_results *m, qn_value v, uint32_t node) {
     value_release(vm, x);
     return out;
   }
-  x = op_apply(vm, OP_fit, &v, 1, &to);
-  if (value_is_error(x)) return x;
-  op_attr shape = {.n = 1, .d = {m->level->batch.lanes}};
-  qn_value out = op_apply(vm, OP_broadcast, &x, 1, &shape);
-  value_release(vm, x);
-  return out;
+  return op_full(vm, v, (qn_dtype)to.dtype, 1, &m->level->batch.lanes);
 }
 
-static bool fn_has_lanes(lane_results *m, qn_value fn) {
+static bool fn_has_lanes(lane_walk *m, qn_value fn) {
   qn_vm *vm = m->r->vm;
   bool before;
   if (!vm_enter(vm, 0) || !shared_made(vm, &m->functions, fn, &before)) return true;
@@ -535,20 +518,18 @@ static bool fn_has_lanes(lane_results *m, qn_value fn) {
   return false;
 }
 
-static qn_value raise_stack(lane_results *m, qn_value v) {
-  text_buf t;
-  text_init(&t, m->r->vm);
-  text_addf(&t, "vmap: the results of the lanes are stacked, and %s is ", m->path.path);
-  text_kind(&t, v);
-  text_adds(&t, "; return arrays, numbers, or lists and records of these");
-  return raise_text(m->r->vm, E_type, SPAN_NONE, &t);
+static qn_value raise_stack(lane_walk *m, qn_value v) {
+  return raise_error(m->r->vm, E_type, SPAN_NONE,
+                     "vmap: the results of the lanes are stacked, and %s is %s; return arrays, numbers, or lists and "
+                     "records of these",
+                     m->path, kind_said(v).text);
 }
 
 /* A result with its lanes (owned). */
-static qn_value lane_out(lane_results *m, qn_value v, qn_value axes, bool inside) {
+static qn_value lane_out(lane_walk *m, qn_value v, qn_value axes) {
   struct recording *r = m->r;
   qn_vm *vm = r->vm;
-  if (!vm_enter(vm, 0) || !tree_place(vm, m->path.whole, &m->path.seen)) return value_error();
+  if (!vm_enter(vm, 0) || !tree_place(vm, m->whole, &m->seen)) return value_error();
   bool list = value_is(v, TAG_LIST), record = value_is(v, TAG_RECORD), array = value_is(v, TAG_ARRAY);
   if (array || value_is_scalar(v)) {
     uint32_t node = array ? rec_node(r, v) : rec_traced(r, v);
@@ -556,52 +537,26 @@ static qn_value lane_out(lane_results *m, qn_value v, qn_value axes, bool inside
     if (value_is(axes, TAG_NIL)) {
       if (!node || !batch_whole(&m->level->batch, node)) return value_retain(v);
       return raise_error(vm, E_argument, SPAN_NONE, "vmap: out_axes is nil for %s, which differs from lane to lane",
-                         m->path.path);
+                         m->path);
     }
-    if (!value_is(axes, TAG_INT)) return raise_axes(&m->path, "out_axes", axes, v);
-    int rank = array ? value_array(v)->rank + 1 : 1, axis = axis_in(&m->path, "out_axes", axes, v, rank);
+    if (!value_is(axes, TAG_INT)) return raise_axes(m, "out_axes", axes, v);
+    int rank = array ? value_array(v)->rank + 1 : 1, axis = axis_in(m, "out_axes", axes, v, rank);
     if (axis < 0) return value_error();
     if (!array) return stacked_number(m, v, node);
     if (rank > ARRAY_MAX_RANK)
-      return raise_error(vm, E_rank, SPAN_NONE, "vmap: with its lanes %s would have more than %d axes", m->path.path,
+      return raise_error(vm, E_rank, SPAN_NONE, "vmap: with its lanes %s would have more than %d axes", m->path,
                          ARRAY_MAX_RANK);
     uint32_t whole = batch_whole_always(&m->level->batch, node);
     if (!whole) return raise_memory(vm);
     return move_axis(vm, rec_value_of(r, whole), 0, axis);
   }
   if (!list && !record) {
+    bool inside = value_is(m->whole, TAG_LIST) || value_is(m->whole, TAG_RECORD);
     if (value_is(v, TAG_NIL) || (inside && !(value_is(v, TAG_FN) && fn_has_lanes(m, v)))) return value_retain(v);
     return error_pending(vm) ? value_error() : raise_stack(m, v);
   }
   bool one = !value_is(axes, TAG_LIST) && !value_is(axes, TAG_RECORD);
-  bool fits = one || (list && value_is(axes, TAG_LIST) && value_list(axes)->len == value_list(v)->len) ||
-              (record && value_is(axes, TAG_RECORD) && value_record(axes)->len == value_record(v)->len);
-  if (!fits) return raise_axes(&m->path, "out_axes", axes, v);
-  uint32_t n = list ? value_list(v)->len : value_record(v)->len;
-  const qn_value *from = list ? value_list(v)->items : value_record(v)->items;
-  void *copy = list ? (void *)list_new(vm, n) : (void *)record_like(vm, value_record(v));
-  if (!copy) return value_error();
-  qn_value out = value_obj(list ? TAG_LIST : TAG_RECORD, copy);
-  qn_value *to = list ? value_list(out)->items : value_record(out)->items;
-  for (uint32_t i = 0; i < n; i++) {
-    qn_value axis = one ? axes : list ? value_list(axes)->items[i] : value_nil();
-    qn_str *name = record ? record_name(value_record(v), i) : NULL;
-    size_t before = name ? path_push(&m->path, ".%s", name->text) : path_push(&m->path, "[%u]", i);
-    int at = record && !one ? record_find(value_record(axes), name) : 0;
-    qn_value made = value_error();
-    if (record && !one && at >= 0) axis = value_record(axes)->items[at];
-    if (at < 0)
-      raise_error(vm, E_argument, SPAN_NONE, "vmap: out_axes has no field for %s", m->path.path);
-    else
-      made = lane_out(m, from[i], axis, true);
-    path_pop(&m->path, before);
-    if (value_is_error(made)) {
-      value_release(vm, out);
-      return made;
-    }
-    to[i] = made;
-  }
-  return out;
+  return walk_parts(m, "out_axes", v, axes, one, true, lane_out);
 }
 
 /* ---- the call ------------------------------------------------------------------------------------------------------------------------- */
@@ -628,11 +583,7 @@ static bool not_of_lane(void *ctx, const char *path, qn_value v) {
   (void)path;
   const lane_search *s = ctx;
   uint32_t node = value_is(v, TAG_ARRAY) || value_is_scalar(v) ? rec_traced(s->r, v) : 0;
-  for (const struct vmap_level *l = s->r->lanes; node && l != s->level; l = l->outer) {
-    uint32_t w = batch_whole(&l->batch, node);
-    if (w) node = w;
-  }
-  return !node || !batch_whole(&s->level->batch, node);
+  return !node || !batch_whole(&s->level->batch, lifted(s->r, node, s->level));
 }
 
 bool vmap_spread(struct recording *r, const uint32_t *nodes, uint32_t n, qn_value args) {
@@ -643,11 +594,7 @@ bool vmap_spread(struct recording *r, const uint32_t *nodes, uint32_t n, qn_valu
     if (tree_each_part(vm, args, not_of_lane, &s)) continue;
     if (error_pending(vm)) return false;
     for (uint32_t i = 0; i < n; i++) {
-      uint32_t node = nodes[i];
-      for (const struct vmap_level *l = r->lanes; l != level; l = l->outer) {
-        uint32_t w = batch_whole(&l->batch, node);
-        if (w) node = w;
-      }
+      uint32_t node = lifted(r, nodes[i], level);
       if (batch_whole(&level->batch, node) || r->g->nodes[node].type.weak) continue;
       uint32_t whole = batch_whole_always(&level->batch, node);
       if (whole && !vmap_advance(r)) return false; /* what makes it is the lanes' of levels around, not of this one */
@@ -692,7 +639,7 @@ static qn_value rule_axes(qn_vm *vm, const region_rule *rule, const struct vmap_
   return result;
 }
 
-/* What lies outside of the lanes differentiates their counterparts: the regions become those of the counterparts, and the rule of a
+/* What lies outside of the lanes differentiates their counterparts: a region becomes one of the counterparts, and the rule of a
  * custom_grad is done in all lanes. Where its arguments have no lanes, but the results do, it cannot be: it has no arguments then, so
  * that their derivative is refused. */
 static bool lift_region(struct recording *r, const struct vmap_level *l, graph_region *x) {
@@ -731,7 +678,8 @@ static bool lift_region(struct recording *r, const struct vmap_level *l, graph_r
   return true;
 }
 
-/* The lanes' values go; nobody can use them any more. */
+/* Ends a level: regions become those of the counterparts, and values of single lanes, which nobody can use any more, go. False with an error
+ * raised. */
 static bool close_lanes(struct recording *r, struct vmap_level *l) {
   bool ok = true;
   for (uint32_t i = l->nregions; i < r->regions.n && ok; i++) ok = lift_region(r, l, &r->regions.list[i]);
@@ -752,7 +700,7 @@ typedef struct vmap_owned {
   qn_value active, in_axes, out_axes;
 } vmap_owned;
 
-/* An exception passes: the recording goes as well. */
+/* For vm_own, when a host's exception passes; the recording goes as well. */
 static void vmap_drop(qn_vm *vm, void *what) {
   vmap_owned *o = what;
   arena_free(&o->level->batch.memory);
@@ -769,7 +717,7 @@ static qn_value vmap_inline(struct recording *r, const rec_call_site *site) {
   qn_value active = value_retain(r->active), in_axes = rec_observe_tree(vm, f->captures[1]);
   qn_value out_axes = value_is_error(in_axes) ? in_axes : rec_observe_tree(vm, f->captures[2]);
   struct vmap_level l = {.outer = NULL};
-  lane_args m = {.r = r, .lanes = -1};
+  lane_walk m = {.r = r, .lanes = -1};
   bool open = false;
   if (value_is_error(out_axes) || !vm_enter(vm, (size_t)nargs + 1)) goto done;
   for (int i = 0; i <= nargs; i++) *vm->sp++ = value_retain(site->args[i]);
@@ -783,10 +731,10 @@ static qn_value vmap_inline(struct recording *r, const rec_call_site *site) {
   qn_value value = vm->hooks.call(vm, f->captures[0], mark, nargs, mark[nargs]);
   vm_disown(vm, &held);
   if (value_is_error(value)) goto done;
-  lane_results results = {.r = r, .level = &l, .floats = DTYPE_FLOAT, .path = {.r = r, .whole = value}};
+  lane_walk results = {.r = r, .level = &l, .floats = DTYPE_FLOAT, .whole = value};
   if (f->ncaptures > 3) results.floats = (qn_dtype)f->captures[3].u.i;
-  path_push(&results.path, "the result");
-  if (vmap_advance(r)) result = lane_out(&results, value, out_axes, false);
+  path_push(&results, "the result");
+  if (vmap_advance(r)) result = lane_out(&results, value, out_axes);
   shared_free(vm, &results.functions);
   value_release(vm, value);
 done:

@@ -10,57 +10,44 @@
 
 #include "jit/cpu/eager.h"
 #include "jit/run/device.h"
+#include "jit/trace/anchors.h"
+#include "jit/trace/body.h"
 #include "jit/trace/breaks.h"
+#include "jit/trace/chains.h"
 #include "jit/trace/gradients.h"
 #include "jit/trace/graphs.h"
 #include "jit/trace/jobs.h"
 #include "jit/trace/pattern.h"
+#include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/report.h"
 #include "jit/trace/specialization.h"
+#include "jit/trace/tracers.h"
 #include "jit/trace/transform.h"
 #include "jit/trace/vmap.h"
 
-const char *const break_reasons[BREAK_COUNT] = {
-#define BREAK(symbol, reason, hint) reason,
-#include "jit/trace/breaks.def"
-#undef BREAK
-};
-const char *const call_fates[CALL_FATES] = {
-#define CALL_FATE(symbol, text) text,
-#include "jit/trace/fates.def"
-#undef CALL_FATE
-};
-const char *const break_hints[BREAK_COUNT] = {
-#define BREAK(symbol, reason, hint) hint,
-#include "jit/trace/breaks.def"
-#undef BREAK
-};
-
 /* ---- ops ------------------------------------------------------------------------------------------------------------------- */
 
-/* x[mask] of lanes, by a mask that all of them share: x at the mask's true elements. */
+/* x[mask] in a vmap, where all lanes share the mask: takes the elements where it is true by their indices. Owned. */
 static qn_value compress_lanes(qn_vm *vm, const qn_value *in) {
-  qn_value at[ARRAY_MAX_RANK + 1] = {in[0]}, out = value_error(), where = op_apply(vm, OP_nonzero, &in[1], 1, NULL);
+  qn_value at[ARRAY_MAX_RANK + 1] = {in[0]}, out = value_error(), where = op_nonzero(vm, in[1]);
   if (value_is_error(where)) return where;
   int64_t n = value_array(where)->shape[0];
   int rank = value_array(in[1])->rank, made = 0;
-  op_attr index = {.n = 1, .d = {rank}}, column = {.n = 1, .d = {n}};
   for (; made < rank; made++) {
-    op_attr slice = {.n = 6, .d = {0, n, 1, made, 1, 1}};
-    qn_value part = op_apply(vm, OP_slice, &where, 1, &slice);
+    qn_value part = op_slice(vm, where, 1, made, 1, 1);
     if (value_is_error(part)) break;
-    at[1 + made] = op_apply(vm, OP_reshape, &part, 1, &column);
+    at[1 + made] = op_reshape(vm, part, 1, &n);
     value_release(vm, part);
     if (value_is_error(at[1 + made])) break;
   }
-  if (made == rank) out = op_apply(vm, OP_index, at, 1 + rank, &index);
+  if (made == rank) out = op_apply(vm, OP_index, at, 1 + rank, &(op_attr){.n = 1, .d = {rank}});
   while (made > 0) value_release(vm, at[made--]);
   value_release(vm, where);
   return out;
 }
 
-/* An op whose result shape only its data tells: run everything now; the result joins the graph with its concrete shape. */
+/* An op whose result has a shape that depends on data: everything is run now, and the result joins the graph with the shape that it has. */
 static qn_value apply_data_shaped(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr,
                                   const uint32_t *nodes) {
   qn_vm *vm = r->vm;
@@ -94,7 +81,7 @@ static qn_value apply_data_shaped(struct recording *r, op_id op, const qn_value 
 
 static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr);
 
-/* The quotient of two host ints is that of two floats, except that there is none by 0: a guard says so. */
+/* Host ints are divided as floats are, except that division by 0 is an error: makes it a guard that b is not 0. False with an error raised. */
 static bool divisor_stays(struct recording *r, qn_value a, qn_value b) {
   uint32_t node = rec_traced(r, b);
   if (value_is(a, TAG_FLOAT) || value_is(b, TAG_FLOAT) || !node || vmap_whole(r, node)) return true;
@@ -102,99 +89,110 @@ static bool divisor_stays(struct recording *r, qn_value a, qn_value b) {
   return !value_is_error(test) && !value_is_error(rec_observe(r->vm, test));
 }
 
-static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr) {
+/* An op among host numbers alone: computed at once, and appended where one of them has a node. */
+static qn_value apply_to_numbers(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr) {
   qn_vm *vm = r->vm;
-  /* A conversion names its result's type, so it is no arithmetic among host numbers even when all operands are. */
-  bool arrays = op_rows[op].klass != CLASS_POINTWISE || op == OP_cast || op == OP_fit, traced = false;
-  for (int k = 0; k < nin; k++) {
-    arrays |= value_is(in[k], TAG_ARRAY);
-    traced |= rec_traced(r, in[k]) != 0;
-  }
-  if (!arrays) {
-    qn_value out = scalar_apply(vm, op, in, nin);
-    if (!traced || value_is_error(out)) return out;
-    if (op == OP_div && !divisor_stays(r, in[0], in[1])) return value_error();
-    uint32_t nodes[3];
-    for (int k = 0; k < nin; k++)
-      if (!(nodes[k] = rec_node(r, in[k]))) return value_error();
-    uint32_t node = graph_op(r->g, op, nodes, nin, attr, rec_site(r));
-    if (!rec_keep(r, node, value_plain(out))) {
-      if (!error_pending(vm)) raise_memory(vm);
-      return value_error();
-    }
-    if (!vmap_advance(r)) return value_error();
-    return value_traced(out, r->base + node);
-  }
+  bool traced = false;
+  for (int k = 0; k < nin; k++) traced |= rec_traced(r, in[k]) != 0;
+  qn_value out = scalar_apply(vm, op, in, nin);
+  if (!traced || value_is_error(out)) return out;
+  if (op == OP_div && !divisor_stays(r, in[0], in[1])) return value_error();
+  uint32_t nodes[3];
+  for (int k = 0; k < nin; k++)
+    if (!(nodes[k] = rec_node(r, in[k]))) return value_error();
+  uint32_t node = graph_op(r->g, op, nodes, nin, attr, rec_site(r));
+  if (!rec_keep(r, node, value_plain(out))) return error_pending(vm) ? value_error() : raise_memory(vm);
+  return vmap_advance(r) ? value_traced(out, r->base + node) : value_error();
+}
+
+/* Brings the recording to the device of an op's arrays, which must be one. False with an error raised; else the recording may have ended
+ * there (vm->rec is another, or none). */
+static bool place_operands(struct recording *r, op_id op, const qn_value *in, int nin) {
   int device = -1;
   for (int k = 0; k < nin; k++) {
     if (!value_is(in[k], TAG_ARRAY)) continue;
     int own = value_array(in[k])->device;
-    if (device >= 0 && own != device) return op_raise_devices(vm, op_rows[op].name, device, own);
+    if (device >= 0 && own != device) {
+      op_raise_devices(r->vm, op_rows[op].name, device, own);
+      return false;
+    }
     device = own;
   }
-  if (device >= 0 && !rec_place(r, device)) {
-    if (!rec_break(r, BREAK_devices, NULL)) return value_error();
-    if (vm->rec != r) return eager_apply(vm, op, in, nin, attr);
-    r->device = (uint8_t)device;
+  if (device < 0 || rec_place(r, device)) return true;
+  if (!rec_break(r, BREAK_devices, NULL)) return false;
+  r->device = (uint8_t)device;
+  return true;
+}
+
+/* Numbers without a node become constants of the op's dtype: they are checked here, so that their `fit` cannot fail. */
+static bool check_constants(struct recording *r, op_id op, const qn_value *in, int nin, const op_types *types) {
+  qn_vm *vm = r->vm;
+  for (int k = 0; k < nin; k++) {
+    if (!value_is_scalar(in[k]) || rec_traced(r, in[k]) || types->weak || op_rows[op].klass != CLASS_POINTWISE ||
+        dtype_holds(types->compute, in[k]))
+      continue;
+    struct recording *active = vm->rec;
+    vm->rec = NULL;
+    qn_value fitted = eager_apply(vm, OP_fit, &in[k], 1, &(op_attr){.dtype = (uint8_t)types->compute});
+    vm->rec = active;
+    if (value_is_error(fitted)) return false;
+    value_release(vm, fitted);
   }
-  graph_type few_types[8], *types = few_types;
+  return true;
+}
+
+/* Appends an op whose operands are nodes. Owned result. */
+static qn_value append_op(struct recording *r, op_id op, const qn_value *in, const uint32_t *nodes,
+                          const graph_type *types, int nin, const op_attr *attr) {
+  qn_vm *vm = r->vm;
+  op_types inferred;
+  op_refusal why;
+  if (op_rows[op].shape_rule == SH_data) return apply_data_shaped(r, op, in, nin, attr, nodes);
+  if (!op_infer(&r->g->dims, op, types, nin, attr, &inferred, &why)) return op_refuse(vm, op, in, nin, &why);
+  if (!check_constants(r, op, in, nin, &inferred)) return value_error();
+  uint32_t node = graph_op(r->g, op, nodes, nin, attr, rec_site(r));
+  if (!node) return raise_memory(vm);
+  if (!vmap_advance(r)) return value_error();
+  qn_value out = rec_value_of(r, node);
+  if (value_is_error(out) || rec_appended(r)) return out;
+  value_release(vm, out);
+  return value_error();
+}
+
+static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr) {
+  enum { FEW = 8 };
+  qn_vm *vm = r->vm;
+  /* A conversion names its result's type, so it is no arithmetic among host numbers even when all operands are. */
+  bool arrays = op_rows[op].klass != CLASS_POINTWISE || op == OP_cast || op == OP_fit;
+  for (int k = 0; k < nin; k++) arrays |= value_is(in[k], TAG_ARRAY);
+  if (!arrays) return apply_to_numbers(r, op, in, nin, attr);
+  if (!place_operands(r, op, in, nin)) return value_error();
+  if (vm->rec != r) return eager_apply(vm, op, in, nin, attr);
+  graph_type few_types[FEW], *types = few_types;
   few_types[0] = (graph_type){0}; /* an op may have no operand */
-  uint32_t few_nodes[8], *nodes = few_nodes;
+  uint32_t few_nodes[FEW], *nodes = few_nodes;
   size_t bytes = (size_t)nin * (sizeof *types + sizeof *nodes);
-  if (nin > 8) {
+  if (nin > FEW) {
     if (!(types = mem_alloc(vm, bytes))) return value_error();
     nodes = (uint32_t *)(types + nin);
   }
   qn_value out = value_error();
-  for (int k = 0; k < nin; k++)
-    if (!(value_is(in[k], TAG_ARRAY) || value_is_scalar(in[k]))) {
-      op_refusal no = {.id = E_type};
-      snprintf(no.text, sizeof no.text, "%s takes arrays and numbers, not %s", op_rows[op].name,
-               value_kind_name(in[k]));
-      out = op_refuse(vm, op, in, nin, &no);
-      goto done;
-    }
-  for (int k = 0; k < nin; k++) {
-    if (!(nodes[k] = rec_node(r, in[k]))) {
-      if (!error_pending(vm)) raise_memory(vm);
-      goto done;
-    }
-    types[k] = r->g->nodes[nodes[k]].type;
+  bool ok = true;
+  for (int k = 0; k < nin && ok; k++) {
+    if (value_is(in[k], TAG_ARRAY) || value_is_scalar(in[k])) continue;
+    op_refusal no = {.id = E_type};
+    snprintf(no.text, sizeof no.text, "%s takes arrays and numbers, not %s", op_rows[op].name, value_kind_name(in[k]));
+    op_refuse(vm, op, in, nin, &no);
+    ok = false;
   }
-  op_types inferred;
-  op_refusal why;
-  if (op_rows[op].shape_rule == SH_data) {
-    out = apply_data_shaped(r, op, in, nin, attr, nodes);
-    goto done;
+  for (int k = 0; k < nin && ok; k++) {
+    ok = (nodes[k] = rec_node(r, in[k])) != 0;
+    if (ok) types[k] = r->g->nodes[nodes[k]].type;
   }
-  if (!op_infer(&r->g->dims, op, types, nin, attr, &inferred, &why)) {
-    op_refuse(vm, op, in, nin, &why);
-    goto done;
-  }
-  for (int k = 0; k < nin; k++) /* constants are checked here, so that their `fit` cannot fail */
-    if (value_is_scalar(in[k]) && !rec_traced(r, in[k]) && !inferred.weak && op_rows[op].klass == CLASS_POINTWISE &&
-        !dtype_holds(inferred.compute, in[k])) {
-      struct recording *active = vm->rec;
-      vm->rec = NULL;
-      out = eager_apply(vm, OP_fit, &in[k], 1, &(op_attr){.dtype = (uint8_t)inferred.compute});
-      vm->rec = active;
-      if (value_is_error(out)) goto done;
-      value_release(vm, out);
-      out = value_error();
-    }
-  uint32_t node = graph_op(r->g, op, nodes, nin, attr, rec_site(r));
-  if (!node) {
+  if (ok)
+    out = append_op(r, op, in, nodes, types, nin, attr);
+  else if (!error_pending(vm))
     raise_memory(vm);
-    goto done;
-  }
-  if (!vmap_advance(r)) goto done;
-  out = rec_value_of(r, node);
-  if (value_is_error(out)) goto done;
-  if (!rec_appended(r)) {
-    value_release(vm, out);
-    out = value_error();
-  }
-done:
   if (types != few_types) mem_free(vm, types, bytes);
   return out;
 }
@@ -270,22 +268,17 @@ int rec_truth(qn_vm *vm, qn_value v, span at) {
     if (!array_item(vm, a, 0, &v)) return -1;
     return v.u.i != 0;
   }
-  text_buf t;
-  text_init(&t, vm);
-  text_kind(&t, v);
-  text_add(&t, "", 1);
-  const char *kind = t.failed ? "this" : t.text;
+  said kind = kind_said(v);
   if (value_is(v, TAG_ARRAY) && dtype_is_bool(value_array(v)->dtype))
     raise_error(vm, E_condition, at,
                 "a condition needs one bool, not %s; reduce it with any(...) or all(...), or use & | ~ elementwise",
-                kind);
+                kind.text);
   else if (value_is(v, TAG_ARRAY) || value_is_number(v))
-    raise_error(vm, E_condition, at, "a condition needs a bool, not %s; write the comparison, like x != 0", kind);
+    raise_error(vm, E_condition, at, "a condition needs a bool, not %s; write the comparison, like x != 0", kind.text);
   else if (value_is(v, TAG_NIL))
     raise_error(vm, E_condition, at, "a condition needs a bool, not nil; write x != nil");
   else
-    raise_error(vm, E_condition, at, "a condition needs a bool, not %s; write the test, like len(x) > 0", kind);
-  text_free(&t);
+    raise_error(vm, E_condition, at, "a condition needs a bool, not %s; write the test, like len(x) > 0", kind.text);
   return -1;
 }
 

@@ -1,0 +1,317 @@
+/* Tracers: how the values of a call that is recorded become a pattern, and its result a template.
+ *
+ * pattern_root walks each value that the call can see (arguments, the function's captures, globals when they are read), writes down its
+ * structure in preorder and returns a tracer: the same tree whose arrays and numbers are fresh graph inputs. Tracers have headers of
+ * their own, so one array reached by two ways is two inputs, as it must be: the next call may bring two different ones.
+ *
+ * template_make walks the result: what has a node becomes an output of the graph; functions that the call was given are found again by
+ * where they stood, and those that it made are made anew by each call.
+ */
+#include <string.h>
+
+#include "jit/trace/breaks.h"
+#include "jit/trace/pattern.h"
+#include "jit/trace/rec.h"
+#include "jit/trace/recording.h"
+#include "jit/trace/tracers.h"
+
+/* jit.leaves times this bounds a pattern's parts of any kind: a value that shares its parts may unfold without end. */
+enum { PARTS_PER_LEAF = 16 };
+
+/* ---- patterns ---------------------------------------------------------------------------------------------------------------- */
+
+/* Breaks the capture without ending the recording: the tracer is then simply the value itself. */
+static void give_up(struct recording *r, break_reason why) { rec_stop_capture(r, why, NULL); }
+
+/* Where a value stands in what it is a part of; NULL: it is the root itself. */
+typedef struct step {
+  const struct step *up;
+  uint32_t item;
+} step;
+
+static qn_value tracer(struct recording *r, qn_value v, int depth, const step *at);
+
+/* Makes *x, the last part of the pattern, the graph's next input, of the value's type; gives its node. 0 with an error raised. */
+static uint32_t add_input(struct recording *r, pat *x, qn_value v) {
+  graph_type t = type_of_value(v);
+  if (!pattern_set_input(r->vm, &r->pattern, x, &t, r->g->ninputs)) return 0;
+  uint32_t node = graph_input(r->g, t, 0);
+  if (!node || !rec_room(r)) {
+    if (!error_pending(r->vm)) raise_memory(r->vm);
+    return 0;
+  }
+  r->pattern.ninputs = r->g->ninputs;
+  if (r->pattern.leaves > (uint64_t)r->vm->tune[TUNE_jit_leaves]) give_up(r, BREAK_too_many_leaves);
+  return node;
+}
+
+static qn_value tracer_array(struct recording *r, pat *x, qn_value v) {
+  qn_array *a = value_array(v);
+  if (!array_force(r->vm, a)) return value_error();
+  qn_array *data = array_view(r->vm, a, (qn_dtype)a->dtype, a->rank, a->shape, a->strides, a->offset);
+  if (!data) return value_error();
+  uint32_t node = add_input(r, x, v);
+  if (!node) {
+    value_release(r->vm, value_obj(TAG_ARRAY, data));
+    return value_error();
+  }
+  x->n = a->device;
+  qn_array *made = rec_input(r, node, data);
+  return made ? value_obj(TAG_ARRAY, made) : value_error();
+}
+
+static qn_value tracer_number(struct recording *r, pat *x, qn_value v) {
+  uint32_t node = add_input(r, x, v);
+  if (!node) return value_error();
+  r->vals[node] = value_plain(v);
+  return value_traced(v, r->base + node);
+}
+
+/* A function of the root that is being made: it is noted where, so that a result that holds it can tell. */
+static qn_value tracer_fn(struct recording *r, const qn_fn *f, const step *at) {
+  qn_vm *vm = r->vm;
+  uint32_t steps = 0;
+  for (const step *s = at; s; s = s->up) steps++;
+  if (!mem_grow(vm, (void **)&r->fns, &r->fns_cap, r->nfns + 1, sizeof *r->fns) ||
+      !mem_grow(vm, (void **)&r->fn_paths, &r->fn_paths_cap, r->nfn_paths + steps, sizeof *r->fn_paths))
+    return value_error();
+  qn_fn *copy = fn_like(vm, f);
+  if (!copy) return value_error();
+  r->fns[r->nfns] =
+      (struct fn_place){value_retain(value_obj(TAG_FN, copy)), r->pattern.nroots - 1, r->nfn_paths, steps};
+  copy->stand = ++r->nfns;
+  for (const step *s = at; s; s = s->up) r->fn_paths[r->nfn_paths++] = s->item;
+  return value_obj(TAG_FN, copy);
+}
+
+/* Where a function stood among the values of the call; NULL: it is none of them. */
+static const struct fn_place *place_of(const struct recording *r, qn_value fn) {
+  uint32_t i = value_fn(fn)->stand;
+  return i && i <= r->nfns && r->fns[i - 1].tracer.u.p == fn.u.p ? &r->fns[i - 1] : NULL;
+}
+
+/* A list, a record or a function: the same with tracers as its parts. */
+static qn_value tracer_parts(struct recording *r, pat *x, qn_value v, int depth, const step *at) {
+  qn_vm *vm = r->vm;
+  bool fn = value_is(v, TAG_FN);
+  x->kind = fn ? PAT_FN : value_is(v, TAG_LIST) ? PAT_LIST : PAT_RECORD;
+  const qn_value *from = value_parts(v.u.p, &x->n);
+  uint32_t n = x->n;
+  if (fn) {
+    const qn_fn *f = value_fn(v);
+    x->tag = f->head.flags;
+    x->value.u.p = f->code;
+    x->layout = code_id(f);
+    if (f->head.flags == FN_BUILTIN) return value_retain(v); /* the only one with this code */
+  } else if (x->kind == PAT_RECORD) {
+    qn_value names = parts_like(vm, v);
+    if (value_is_error(names)) return names;
+    x->value = names;
+  }
+  qn_value copy = fn ? tracer_fn(r, value_fn(v), at) : parts_like(vm, v);
+  if (value_is_error(copy)) return copy;
+  qn_value *to = value_parts(copy.u.p, &n);
+  for (uint32_t i = 0; i < n; i++) {
+    qn_value part = tracer(r, from[i], depth + 1, &(step){at, i});
+    if (value_is_error(part)) {
+      value_release(vm, copy);
+      return part;
+    }
+    to[i] = part;
+  }
+  return copy;
+}
+
+static qn_value tracer(struct recording *r, qn_value v, int depth, const step *at) {
+  if (depth > PATTERN_DEPTH) give_up(r, BREAK_too_deep);
+  if (r->pattern.n > PARTS_PER_LEAF * (uint64_t)r->vm->tune[TUNE_jit_leaves]) give_up(r, BREAK_too_many_leaves);
+  value_tag tag = value_tag_of(v);
+  if (!r->capturing) return value_retain(v);
+  pat *x = pattern_add(r->vm, &r->pattern);
+  if (!x) return value_error();
+  x->tag = (uint8_t)tag;
+  switch (tag) {
+  case TAG_ARRAY: return tracer_array(r, x, v);
+  case TAG_INT:
+  case TAG_FLOAT: return tracer_number(r, x, v);
+  case TAG_LIST:
+  case TAG_RECORD:
+  case TAG_FN: return tracer_parts(r, x, v, depth, at);
+  default:
+    x->kind = PAT_EXACT;
+    v.head &= 0xff;
+    x->value = value_retain(v);
+    return value_retain(v);
+  }
+}
+
+qn_value pattern_root(struct recording *r, root_kind kind, qn_value v, qn_value *slot, rec_cell *cell, qn_str *name) {
+  qn_vm *vm = r->vm;
+  pattern *p = &r->pattern;
+  uint32_t index = p->nroots, leaves = p->leaves;
+  root *x = pattern_add_root(vm, p, kind);
+  if (!x) return value_error();
+  x->slot = slot;
+  x->cell = cell;
+  x->name = name;
+  if (cell) cell->roots++;
+  qn_value s = tracer(r, v, 0, NULL);
+  if (value_is_error(s)) return s;
+  x = &p->roots[index];
+  x->by_value = kind == ROOT_GLOBAL && p->leaves == leaves;
+  if (x->by_value && r->capturing) cell->watched = 1;
+  x->tracer = value_retain(s);
+  return s;
+}
+
+/* Does eager execution pass on how the first operand lies? */
+static bool passes_layout(const graph_node *n) {
+  switch (n->op) {
+  case OP_reshape:
+  case OP_broadcast:
+  case OP_permute:
+  case OP_slice:
+  case OP_window:
+  case OP_stop_gradient:
+  case OP_cast: return true;
+  default: return false;
+  }
+}
+
+bool pattern_fix_layouts(struct recording *r) {
+  qn_vm *vm = r->vm;
+  const graph *g = r->g;
+  bool any = false;
+  for (uint32_t i = 1; i < g->n && !any; i++)
+    any = g->nodes[i].kind == NODE_OP && g->nodes[i].op == OP_dot && g->nodes[i].attr != NULL;
+  if (!any) return true;
+  uint8_t *seen = mem_zalloc(vm, g->n);
+  if (!seen) return false;
+  for (uint32_t i = g->n - 1; i > 0; i--) {
+    const graph_node *n = &g->nodes[i];
+    bool dot = n->kind == NODE_OP && n->op == OP_dot && n->attr != NULL;
+    if (dot || (seen[i] && n->kind == NODE_OP && passes_layout(n)))
+      for (int k = 0; k < (dot ? 2 : 1); k++) seen[n->in[k]] = 1;
+  }
+  for (uint32_t k = 0; k < r->pattern.n; k++) {
+    pat *x = &r->pattern.pats[k];
+    uint32_t i = x->kind == PAT_ARRAY ? g->inputs[x->input] : 0;
+    if (seen[i] && value_is(r->vals[i], TAG_ARRAY)) x->layout = layout_code(value_array(r->vals[i]));
+  }
+  mem_free(vm, seen, g->n);
+  return true;
+}
+
+/* ---- templates --------------------------------------------------------------------------------------------------------------- */
+
+static bool output_of(struct recording *r, node_list *nodes, tpl *x, uint32_t node) {
+  if (nodes) {
+    x->output = nodes->n;
+    return nodes_add(r->vm, nodes, node);
+  }
+  uint32_t known = key_number(&r->output_numbers, node);
+  x->output = known ? known - 1 : r->g->noutputs;
+  if (known) return true;
+  if (graph_output(r->g, node)) return key_add(r->vm, &r->output_numbers, node, x->output + 1);
+  raise_memory(r->vm);
+  return false;
+}
+
+/* Adds a function that the call was given to a template. False with an error raised. */
+static bool give(struct recording *r, tpl_list *out, const struct fn_place *f) {
+  qn_vm *vm = r->vm;
+  const root *from = &r->pattern.roots[f->root];
+  uint32_t need = out->npaths + f->steps + 2;
+  if (!mem_grow(vm, (void **)&out->paths, &out->paths_cap, need, sizeof *out->paths)) return false;
+  tpl *x = template_add(vm, out, TPL_GIVEN);
+  if (!x) return false;
+  x->n = f->steps;
+  x->output = out->npaths;
+  out->paths[out->npaths++] = from->kind;
+  out->paths[out->npaths++] = from->kind == ROOT_ARG ? from->arg : f->root;
+  for (uint32_t i = 0; i < f->steps; i++) out->paths[out->npaths++] = r->fn_paths[f->path + i];
+  return true;
+}
+
+/* The number of a new function that is in the template already, else 0. */
+static uint32_t made_before(const tpl_list *t, qn_value fn) {
+  uint32_t i = value_fn(fn)->stand;
+  const tpl *x = i && i <= t->n ? &t->tpls[i - 1] : NULL;
+  return x && x->kind == TPL_FN && fn_same(x->value, fn) ? x->output : 0;
+}
+
+/* `whole`: what v is a part of; unset where the template is a specialization's, which has no more parts than a pattern may have. */
+static bool make(struct recording *r, qn_value v, tpl_list *out, node_list *nodes, break_reason *broken, int depth,
+                 qn_value whole) {
+  qn_vm *vm = r->vm;
+  if (value_is(whole, TAG_UNSET) ? out->n > PARTS_PER_LEAF * (uint64_t)vm->tune[TUNE_jit_leaves]
+                                 : out->n == PLACES_LOOK && tree_is_endless(vm, whole, true)) {
+    *broken = BREAK_too_many_leaves;
+    return false;
+  }
+  if (depth > PATTERN_DEPTH) {
+    *broken = BREAK_too_deep;
+    return false;
+  }
+  uint32_t node = rec_traced(r, v);
+  if (!node && nodes && value_is(v, TAG_ARRAY) && !(node = rec_node(r, v))) return false;
+  if (node && (value_is(v, TAG_ARRAY) || value_is_scalar(v))) {
+    tpl *x = template_add(vm, out, TPL_OUTPUT);
+    return x && output_of(r, nodes, x, node);
+  }
+  tpl_kind kind = TPL_VALUE;
+  bool makes = false; /* a new function */
+  switch (value_tag_of(v)) {
+  case TAG_ARRAY: *broken = BREAK_untracked_result; return false;
+  case TAG_LIST: kind = TPL_LIST; break;
+  case TAG_RECORD: kind = TPL_RECORD; break;
+  case TAG_FN: {
+    const struct fn_place *given = nodes ? NULL : place_of(r, v);
+    if (given) return give(r, out, given);
+    makes = !nodes && value_fn(v)->id > r->last_fn;
+    uint32_t number = makes ? made_before(out, v) : 0;
+    if (number) {
+      tpl *x = template_add(vm, out, TPL_AGAIN);
+      if (x) x->output = number;
+      return x != NULL;
+    }
+    if (makes || value_fn(v)->ncaptures) kind = TPL_FN;
+    break;
+  }
+  default: break;
+  }
+  tpl *x = template_add(vm, out, kind);
+  if (!x) return false;
+  if (kind == TPL_VALUE) {
+    x->value = value_retain(value_is_scalar(v) ? value_plain(v) : v);
+    return true;
+  }
+  const qn_value *parts = value_parts(v.u.p, &x->n);
+  uint32_t n = x->n;
+  if (kind != TPL_LIST) {
+    qn_value bare = parts_like(vm, v);
+    if (value_is_error(bare)) return false;
+    x->value = bare;
+  }
+  if (makes) {
+    x->output = ++out->made;
+    value_fn(v)->stand = out->n;
+  }
+  for (uint32_t i = 0; i < n; i++)
+    if (!make(r, parts[i], out, nodes, broken, depth + 1, whole)) return false;
+  return true;
+}
+
+bool template_make(struct recording *r, qn_value v, tpl_list *out, break_reason *broken) {
+  return make(r, v, out, NULL, broken, 0, value_unset());
+}
+
+bool template_of_nodes(struct recording *r, qn_value v, tpl_list *out, node_list *nodes) {
+  break_reason broken = BREAK_none;
+  if (make(r, v, out, nodes, &broken, 0, v)) return true;
+  if (broken == BREAK_too_deep)
+    raise_error(r->vm, E_recursion, SPAN_NONE, "a value nests too deep");
+  else if (!error_pending(r->vm))
+    raise_memory(r->vm);
+  return false;
+}
