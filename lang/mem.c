@@ -660,6 +660,21 @@ void *arena_alloc(arena *a, size_t bytes) {
   return memset(p, 0, bytes);
 }
 
+bool arena_room(arena *a, void **p, uint32_t *cap, size_t need, size_t size) {
+  if (need <= *cap) return true;
+  uint32_t more = *cap ? *cap : 8;
+  while (more < need && more <= UINT32_MAX / 2) more *= 2;
+  void *to = more < need ? NULL : arena_alloc(a, more * size);
+  if (!to) {
+    a->failed = true;
+    return false;
+  }
+  if (*cap) memcpy(to, *p, *cap * size);
+  *p = to;
+  *cap = more;
+  return true;
+}
+
 void arena_free(arena *a) {
   while (a->blocks) {
     arena_block *b = a->blocks;

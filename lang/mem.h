@@ -74,6 +74,8 @@ typedef struct arena {
 void arena_init(arena *a, qn_vm *vm);
 /* Zeroed, 16-byte aligned; NULL when memory is short. */
 QN_MUST_CHECK void *arena_alloc(arena *a, size_t bytes);
+/* As mem_grow for an array in the arena; an old copy stays behind in it. False when memory is short. */
+QN_MUST_CHECK bool arena_room(arena *a, void **p, uint32_t *cap, size_t need, size_t size);
 void arena_free(arena *a);
 
 #endif

@@ -22,9 +22,6 @@ typedef struct translator {
   uint8_t *reg_size;
 } translator;
 
-static bool opens(uint8_t code) {
-  return code == L_PAR || code == L_FOR || code == L_VEC || code == L_IF || code == L_WHILE;
-}
 static bool is_arg(uint8_t op) { return op == KOP_argmax || op == KOP_argmin; }
 
 void bvm_code_free(void *code) {
@@ -131,7 +128,7 @@ static void find_destination(translator *t, uint32_t vec, uint32_t at) {
     if (k == at) continue;
     if (writes(c->ops[k].code)) return;
     if (k < at && c->ops[k].code == L_LOAD) return;
-    if (opens(c->ops[k].code) || c->ops[k].code == L_END) return;
+    if (l_opens(c->ops[k].code) || c->ops[k].code == L_END) return;
   }
   o->dest = c->ops[at].at;
 }
@@ -259,7 +256,7 @@ static bool translate(translator *t) {
       if (i->code == L_FINISH || i->code == L_PARTIAL) a->finished = true;
     }
     uint32_t at = c->nops++;
-    if (opens(i->code)) {
+    if (l_opens(i->code)) {
       if (i->code == L_PAR) c->phases[c->nphases - 1].par = at;
       if (i->code == L_VEC) vec = at + 1;
       stack[depth++] = at;

@@ -423,7 +423,7 @@ static void sets(translator *t, l_val loop) {
   bool swaps = false;
   for (l_val v = loop + 1; v < t->facts.end[loop]; v++) {
     const l_instr *i = instr(t, v);
-    if (emit_opens(i->code)) v = t->facts.end[v];
+    if (l_opens(i->code)) v = t->facts.end[v];
     if (i->code != L_SET) continue;
     swaps |= instr(t, i->b)->code == L_CARRY;
     if (n == 64) {
@@ -478,7 +478,7 @@ static void structure(translator *t, l_val v) {
   } else { /* IF */
     l_val other = 0;
     for (l_val k = v + 1; k < end; k++) {
-      if (emit_opens(instr(t, k)->code)) k = t->facts.end[k];
+      if (l_opens(instr(t, k)->code)) k = t->facts.end[k];
       if (instr(t, k)->code == L_ELSE) other = k;
     }
     uint32_t head = ADD(l_rows[instr(t, i->a)->code].result == 'I' ? VM_IF8 : VM_IF1, [A] = at(t, i->a));
@@ -647,7 +647,7 @@ static void block(translator *t, l_val from, l_val to) {
     l_val made = v;
     if (code == L_VEC)
       vec(t, v), made = t->facts.end[v];
-    else if (emit_opens(code))
+    else if (l_opens(code))
       structure(t, v), made = t->facts.end[v];
     else
       one(t, v);

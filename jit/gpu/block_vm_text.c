@@ -221,7 +221,6 @@ void block_vm_text(block_vm_class c, text_buf *out) {
   text_buf lists;
   text_init(&lists, NULL);
   writer w = {.dtypes = classes[c].dtypes, .out = &lists};
-  math_uses_init(&w.uses);
 #define VMOP(name, operands, meaning) text_addf(&lists, "#define VM_%s %d\n", #name, VM_##name);
 #define VMFLAG(name, bit, meaning) text_addf(&lists, "#define VMF_%s %d\n", #name, bit);
 #include "jit/gpu/block_vm_ops.def"
@@ -276,6 +275,5 @@ void block_vm_text(block_vm_class c, text_buf *out) {
   text_add(out, block_vm_source, (size_t)(name - block_vm_source));
   text_addf(out, "k%016llx_0%s", (unsigned long long)classes[c].hash, name + strlen("KERNEL"));
   out->failed |= lists.failed || w.uses.failed;
-  math_uses_free(&w.uses);
   text_free(&lists);
 }

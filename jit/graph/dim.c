@@ -84,14 +84,7 @@ static void fill_hash(dim_table *t) {
 
 /* Room for one more expression, with the hash at most half full. */
 static bool make_room(dim_table *t) {
-  if (t->n == t->cap) {
-    uint32_t cap = t->cap ? 2 * t->cap : 16;
-    dim_expr *exprs = arena_alloc(t->arena, cap * sizeof *exprs);
-    if (!exprs) return false;
-    if (t->n) memcpy(exprs, t->exprs, t->n * sizeof *exprs);
-    t->exprs = exprs;
-    t->cap = cap;
-  }
+  if (!arena_room(t->arena, (void **)&t->exprs, &t->cap, t->n + 1, sizeof *t->exprs)) return false;
   if (2 * (t->n + 1) > t->hash_cap) {
     uint32_t cap = t->hash_cap ? 2 * t->hash_cap : 32;
     uint32_t *hash = arena_alloc(t->arena, cap * sizeof *hash);
@@ -424,14 +417,7 @@ qn_dim dim_make(dim_table *t, dim_op op, qn_dim a, qn_dim b) {
 void dim_assume(dim_table *t, qn_dim a, dim_relation relation, qn_dim b) {
   for (uint32_t i = 0; i < t->nfacts; i++)
     if (t->facts[i].a == a && t->facts[i].b == b && t->facts[i].relation == relation) return;
-  if (t->nfacts == t->facts_cap) {
-    uint32_t cap = t->facts_cap ? 2 * t->facts_cap : 8;
-    dim_fact *facts = arena_alloc(t->arena, cap * sizeof *facts);
-    if (!facts) return;
-    if (t->nfacts) memcpy(facts, t->facts, t->nfacts * sizeof *facts);
-    t->facts = facts;
-    t->facts_cap = cap;
-  }
+  if (!arena_room(t->arena, (void **)&t->facts, &t->facts_cap, t->nfacts + 1, sizeof *t->facts)) return;
   t->facts[t->nfacts++] = (dim_fact){a, b, (uint8_t)relation};
 }
 
@@ -458,17 +444,6 @@ int64_t dim_eval(const dim_table *t, qn_dim d, const int64_t *symbols) {
   const dim_expr *e = expr_of(t, d);
   if (e->op == DIM_SYMBOL) return symbols[~d];
   return compute((dim_op)e->op, dim_eval(t, e->a, symbols), dim_eval(t, e->b, symbols));
-}
-
-bool dim_facts_hold(const dim_table *t, const int64_t *symbols, uint32_t *broken) {
-  for (uint32_t i = 0; i < t->nfacts; i++) {
-    int64_t a = dim_eval(t, t->facts[i].a, symbols), b = dim_eval(t, t->facts[i].b, symbols);
-    const bool holds[] = {[DIM_EQ] = a == b, [DIM_NE] = a != b, [DIM_LT] = a < b, [DIM_LE] = a <= b};
-    if (holds[t->facts[i].relation]) continue;
-    if (broken) *broken = i;
-    return false;
-  }
-  return true;
 }
 
 /* ---- text --------------------------------------------------------------------------------------------------------------------- */

@@ -47,7 +47,7 @@ typedef struct dim_table {
   uint32_t n, cap;
   uint32_t *hash; /* open addressing: index + 1, 0 is free; hash_cap is a power of two */
   uint32_t hash_cap;
-  /* Facts assumed while recording, which entries check before a plan runs: pairs that compared equal (==) or different, and
+  /* Facts assumed while recording, which guards check before a plan runs: pairs that compared equal (==) or different, and
    * sizes compared with constants. */
   dim_fact *facts;
   uint32_t nfacts, facts_cap;
@@ -86,8 +86,6 @@ void dim_assume(dim_table *t, qn_dim a, dim_relation relation, qn_dim b);
 bool dim_nonnegative(const dim_table *t, qn_dim d);
 /* Value of a dim for other symbol values (indexed like exprs; only symbols are read). */
 int64_t dim_eval(const dim_table *t, qn_dim d, const int64_t *symbols);
-/* Do all facts hold for these symbol values? If not, *broken (may be NULL) is the first that does not. */
-bool dim_facts_hold(const dim_table *t, const int64_t *symbols, uint32_t *broken);
 /* Symbols of node results name node map[ref] from now on (0: the node is gone). */
 void dim_rename_nodes(dim_table *t, const uint32_t *map);
 /* Content hash: the same for equal expressions over the same sources in any table; names and hints do not count. */

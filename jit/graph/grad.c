@@ -578,11 +578,3 @@ bool graph_vjp(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *s
 #endif
   return ok;
 }
-
-bool graph_grad(graph *g, uint32_t from, uint32_t root, uint32_t seed, const uint32_t *wrt, int nwrt, uint32_t *grads,
-                uint32_t *culprit, op_refusal *why) {
-  if (!is_float(g, root) || g->nodes[root].type.rank)
-    return refuse(why, culprit, root, "grad needs a float scalar as the result, not %s",
-                  g->nodes[root].type.rank ? "an array" : dtype_rows[g->nodes[root].type.dtype].name);
-  return graph_vjp(g, from, &root, &seed, 1, wrt, nwrt, NULL, grads, culprit, why);
-}

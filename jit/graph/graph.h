@@ -134,6 +134,14 @@ static inline bool op_attr_is_dim(op_id op, int k) {
 }
 /* Number of elements. */
 qn_dim graph_elements(graph *g, const graph_type *t);
+/* Bytes of the elements of a type whose sizes are plain numbers, as those of constants are. */
+static inline size_t graph_const_bytes(const graph_type *t) {
+  size_t n = dtype_size((qn_dtype)t->dtype);
+  for (int i = 0; i < t->rank; i++) n *= (size_t)t->shape[i];
+  return n;
+}
+/* Calls `visit` for each node whose result has a size that the sizes of node n speak of, in its shape and its attributes. */
+void graph_each_size_node(const graph *g, uint32_t n, void (*visit)(void *ctx, uint32_t node), void *ctx);
 
 /* An empty graph; `vm` (may be NULL) is where its memory is accounted. */
 QN_MUST_CHECK graph *graph_new(qn_vm *vm);
@@ -300,8 +308,8 @@ typedef struct graph_rules {
   uint64_t *work; /* to which is added what regions took, in steps of loops that no node pays for; NULL: nobody asks */
 } graph_rules;
 
-/* As graph_dce for a graph with regions, which get their nodes' new numbers: what their rules need stays where their results are
- * needed; a region of which nothing is left has no nodes (first and end 0). Their lists are written to. */
+/* Removes dead nodes of a graph with regions. What a region's rule needs stays where its results are needed. The regions, their lists
+ * included, get the nodes' new numbers; one of which nothing is left has no nodes (first and end 0). */
 void graph_dce_regions(graph *g, graph_region *regions, uint32_t nregions);
 
 /* Reverse-mode differentiation inside one graph: appends the nodes that compute, for each wrt[i], the sum over k of the cotangents
@@ -311,9 +319,6 @@ void graph_dce_regions(graph *g, graph_region *regions, uint32_t nregions);
 QN_MUST_CHECK bool graph_vjp(graph *g, uint32_t from, const uint32_t *roots, const uint32_t *seeds, int nroots,
                              const uint32_t *wrt, int nwrt, const graph_rules *rules, uint32_t *grads,
                              uint32_t *culprit, op_refusal *why);
-/* The same for one rank-0 root whose cotangent is node `seed` (0: one). */
-QN_MUST_CHECK bool graph_grad(graph *g, uint32_t from, uint32_t root, uint32_t seed, const uint32_t *wrt, int nwrt,
-                              uint32_t *grads, uint32_t *culprit, op_refusal *why);
 
 /* ---- text ---------------------------------------------------------------------------------------------------------------- */
 

@@ -18,7 +18,6 @@ static range range_open(emitter *e, l_val v, const char *from, const char *width
   range r = {.opened = !from && e->cuda && acc_many(at(e, v)) && !acc_own(e, v)};
   if (r.opened) {
     line(e, "EACH(r, v%u) {", at(e, v)->a);
-    e->depth++;
     snprintf(r.from, sizeof r.from, "r");
     snprintf(r.width, sizeof r.width, "1");
   } else if (from) {
@@ -33,7 +32,6 @@ static range range_open(emitter *e, l_val v, const char *from, const char *width
 
 static void range_close(emitter *e, const range *r) {
   if (!r->opened) return;
-  e->depth--;
   line(e, "}");
 }
 
@@ -123,14 +121,12 @@ void emit_acc_counted(emitter *e, l_val v, const char *from, const char *width) 
   line(e, "v%u_k++;", v);
   if (!acc_tree(a)) return;
   line(e, "if (v%u_k %% %d == 0) {", v, acc_chain(a));
-  e->depth++;
   range r = range_open(e, v, from, width);
   snprintf(leaf, sizeof leaf, "(v%u + %s)", v, r.from);
   add_leaf(e, v, leaf, r.from, r.width);
   line(e, "FILL(%s, %s, %s)", leaf, r.width, id);
   range_close(e, &r);
   line(e, "v%u_n++;", v);
-  e->depth--;
   line(e, "}");
 }
 
@@ -147,7 +143,6 @@ void emit_acc_root(emitter *e, l_val v, const char *from, const char *width, boo
   acc_width(e, v, stride);
   acc_prim(e, a, f);
   line(e, "if (!v%u_done) {", v);
-  e->depth++;
   if (acc_tree(a) && acc_lanes(e, v))
     line(e, "const int rest = v%u_open;", v);
   else if (acc_tree(a))
@@ -164,7 +159,21 @@ void emit_acc_root(emitter *e, l_val v, const char *from, const char *width, boo
   }
   range_close(e, &r);
   if (whole) line(e, "v%u_done = 1;", v);
-  e->depth--;
+  line(e, "}");
+}
+
+void emit_acc_result(emitter *e, l_val v, bool fold) {
+  const l_instr *a = at(e, v);
+  char f[48], type[24] = "";
+  emit_acc_root(e, v, NULL, NULL, true);
+  if (!fold || !acc_lanes(e, v)) return;
+  if (e->cuda) snprintf(type, sizeof type, "%s, ", emit_type(a->dtype));
+  line(e, "if (v%u_done < 2) {", v);
+  if (acc_arg(a))
+    line(e, "ARG_FOLD(%s, %sv%u, v%u_i)", acc_than(a), type, v, v);
+  else
+    line(e, "FOLD(%s%s, v%u)", type, acc_prim(e, a, f), v);
+  line(e, "v%u_done = 2;", v);
   line(e, "}");
 }
 
@@ -176,8 +185,8 @@ void emit_acc_step(emitter *e, const l_instr *push, const char *cell, const char
   uint32_t v = push->a;
   if (acc_arg(a)) {
     line(e, "{ const b8 q = ARG_BETTER(%s, v%u, v%u[%s], v%u_i[%s]);", acc_than(a), push->b, v, cell, v, cell);
-    line(e, "  v%u[%s] = q ? v%u : v%u[%s]; v%u_i[%s] = q ? %s : v%u_i[%s]; }", v, cell, push->b, v, cell, v, cell, k,
-         v, cell);
+    line(e, "v%u[%s] = q ? v%u : v%u[%s]; v%u_i[%s] = q ? %s : v%u_i[%s]; }", v, cell, push->b, v, cell, v, cell, k, v,
+         cell);
     return;
   }
   if (acc_rows(a))
@@ -189,6 +198,91 @@ void emit_acc_step(emitter *e, const l_instr *push, const char *cell, const char
     line(e, "%s = v%u;", where, push->b);
   else
     line(e, "%s = %s;", where, step);
+}
+
+/* In CUDA: the push of a strip's values to a chain, in order, by all threads. */
+static void push_chain(emitter *e, const l_instr *push) {
+  const l_instr *a = at(e, push->a);
+  const char *T = emit_type(a->dtype);
+  char k[48];
+  line(e, "{");
+  line(e, "SYNC on_[t] = %s; ((%s *)x_)[t] = v%u;", e->active, T, push->b);
+  if (push->d) line(e, "((%s *)y_)[t] = v%u;", T, push->d);
+  line(e, "SYNC for (int l = 0; l < m; l++) if (on_[l]) {");
+  line(e, "const i64 j = j0 + l; const %s v%u = ((%s *)x_)[l];", T, push->b, T);
+  if (push->d && push->d != push->b) line(e, "const %s v%u = ((%s *)y_)[l];", T, push->d, T);
+  if (push->c)
+    snprintf(k, sizeof k, "v%u + j", push->c);
+  else
+    snprintf(k, sizeof k, "v%u_k", push->a);
+  emit_acc_step(e, push, "0", k);
+  emit_acc_counted(e, push->a, "0", "1");
+  line(e, "}");
+  line(e, "}");
+}
+
+void emit_acc_push(emitter *e, const l_instr *push) {
+  const l_instr *a = at(e, push->a);
+  const char *lane = e->cuda ? "0" : "l";
+  bool lanes = acc_lanes(e, push->a), block = e->cuda || e->active[0];
+  char cell[64], k[64], step[EMIT_TEXT];
+  if (e->cuda && !lanes && !acc_many(a)) {
+    push_chain(e, push);
+    return;
+  }
+  if (block) line(e, "%s%s%s{", e->active[0] ? "if (" : "", e->active, e->active[0] ? ") " : "");
+  if (push->c)
+    snprintf(k, sizeof k, "v%u%s", push->c, acc_many(a) ? "" : " + j");
+  else
+    snprintf(k, sizeof k, "v%u_k%s", push->a, lanes ? " + j" : "");
+  if (acc_many(a)) {
+    snprintf(cell, sizeof cell, "j + v%u", at(e, e->vec)->a);
+    emit_acc_step(e, push, acc_own(e, push->a) ? "0" : cell, k);
+  } else if (lanes && acc_tree(a)) {
+    snprintf(cell, sizeof cell, "a%u[%s]", push->a, lane);
+    acc_step(e, push, cell, step);
+    line(e, "%s = %s;", cell, step);
+  } else if (lanes) {
+    emit_acc_step(e, push, lane, k);
+  } else {
+    emit_acc_step(e, push, "0", k);
+    emit_acc_counted(e, push->a, "0", "1");
+  }
+  if (block) line(e, "}");
+}
+
+void emit_acc_scan_push(emitter *e, const l_instr *scan) {
+  if (e->acc[scan->a] & ACC_FINISHED) emit_acc_push(e, &(l_instr){.code = L_PUSH, .a = scan->a, .b = scan->b});
+}
+
+void emit_acc_push_one(emitter *e, const l_instr *push) {
+  const l_instr *a = at(e, push->a);
+  uint32_t v = push->a;
+  char k[32], cell[32] = "0", leaf[24], id[80];
+  snprintf(k, sizeof k, push->c ? "v%u" : "v%u_k", push->c ? push->c : v);
+  if (!acc_lanes(e, v)) {
+    emit_acc_step(e, push, "0", k);
+    emit_acc_counted(e, v, "0", "1");
+    return;
+  }
+  if (e->cuda)
+    line(e, "if ((v%u_k & 63) == t) {", v);
+  else
+    snprintf(cell, sizeof cell, "v%u_k & 63", v);
+  emit_acc_step(e, push, cell, k);
+  if (e->cuda) line(e, "}");
+  line(e, "v%u_k++;", v);
+  if (!acc_tree(a)) return;
+  line(e, "v%u_open = v%u_k %% %d != 0;", v, v, ORDER_BLOCK);
+  line(e, "if (!v%u_open) {", v);
+  acc_identity(a, id);
+  snprintf(leaf, sizeof leaf, "v%u", v);
+  emit_acc_leaf(e, v, leaf, "0", e->cuda ? "1" : "64");
+  if (e->cuda)
+    line(e, "v%u[0] = %s;", v, id);
+  else
+    line(e, "FILL(%s, 64, %s)", leaf, id);
+  line(e, "}");
 }
 
 void emit_scan_switches(emitter *e, l_val v) {
@@ -215,34 +309,34 @@ void emit_acc_scan(emitter *e, l_val v) {
   switch (acc_scan_order(a)) {
   case ORDER_INNER:
     if (e->cuda) {
-      line(e, "  SCAN_STEP(%s, v%u_h, v%u, v%u_s, y)", f, n, a->a, n);
-      line(e, "  if (v%u_s %% 4096 >= 64) y = %s(v%u_g[r], y);", n, f, n);
-      line(e, "  const %s z = y; if (v%u_s >= 4096) y = %s(v%u_b[r], y);", T, n, f, n);
-      line(e, "  if (v%u_s %% 64 == 63) v%u_g[r] = z;", n, n);
-      line(e, "  if (v%u_s %% 4096 == 4095) v%u_b[r] = y;", n, n);
+      line(e, "SCAN_STEP(%s, v%u_h, v%u, v%u_s, y)", f, n, a->a, n);
+      line(e, "if (v%u_s %% 4096 >= 64) y = %s(v%u_g[r], y);", n, f, n);
+      line(e, "const %s z = y; if (v%u_s >= 4096) y = %s(v%u_b[r], y);", T, n, f, n);
+      line(e, "if (v%u_s %% 64 == 63) v%u_g[r] = z;", n, n);
+      line(e, "if (v%u_s %% 4096 == 4095) v%u_b[r] = y;", n, n);
     } else {
-      for (int d = 0; d < 6; d++) line(e, "  SCAN_SELECT(%s, v%u_h, v%u, %d, at%u, y)", f, n, a->a, d, v);
-      line(e, "  y = in%u ? %s(v%u_g[r], y) : y;", v, f, n);
-      line(e, "  const %s z = y; y = up%u ? %s(v%u_b[r], y) : y;", T, v, f, n);
-      line(e, "  v%u_g[r] = end%u ? z : v%u_g[r];", n, v, n);
-      line(e, "  v%u_b[r] = last%u ? y : v%u_b[r];", n, v, n);
+      for (int d = 0; d < 6; d++) line(e, "SCAN_SELECT(%s, v%u_h, v%u, %d, at%u, y)", f, n, a->a, d, v);
+      line(e, "y = in%u ? %s(v%u_g[r], y) : y;", v, f, n);
+      line(e, "const %s z = y; y = up%u ? %s(v%u_b[r], y) : y;", T, v, f, n);
+      line(e, "v%u_g[r] = end%u ? z : v%u_g[r];", n, v, n);
+      line(e, "v%u_b[r] = last%u ? y : v%u_b[r];", n, v, n);
     }
     break;
   case ORDER_OUTER:
     if (e->cuda) {
-      line(e, "  y = v%u_s %% 64 ? %s(v%u_c[r], y) : y; v%u_c[r] = y;", n, f, n, n);
-      line(e, "  if (v%u_s >= 64) y = %s(v%u_g[r], y);", n, f, n);
-      line(e, "  if (v%u_s %% 64 == 63) v%u_g[r] = y;", n, n);
+      line(e, "y = v%u_s %% 64 ? %s(v%u_c[r], y) : y; v%u_c[r] = y;", n, f, n, n);
+      line(e, "if (v%u_s >= 64) y = %s(v%u_g[r], y);", n, f, n);
+      line(e, "if (v%u_s %% 64 == 63) v%u_g[r] = y;", n, n);
     } else { /* selects by what emit_scan_switches has made: vector code */
-      line(e, "  y = in%u ? %s(v%u_c[r], y) : y; v%u_c[r] = y;", v, f, n, n);
-      line(e, "  y = up%u ? %s(v%u_g[r], y) : y;", v, f, n);
-      line(e, "  v%u_g[r] = end%u ? y : v%u_g[r];", n, v, n);
+      line(e, "y = in%u ? %s(v%u_c[r], y) : y; v%u_c[r] = y;", v, f, n, n);
+      line(e, "y = up%u ? %s(v%u_g[r], y) : y;", v, f, n);
+      line(e, "v%u_g[r] = end%u ? y : v%u_g[r];", n, v, n);
     }
     break;
-  default: line(e, "  y = %s(v%u_c[r], y); v%u_c[r] = y;", f, n, n); break;
+  default: line(e, "y = %s(v%u_c[r], y); v%u_c[r] = y;", f, n, n); break;
   }
   if (i->flags & L_EXCLUSIVE)
-    line(e, "  v%u = v%u_p[r]; v%u_p[r] = y; }", v, n, n);
+    line(e, "v%u = v%u_p[r]; v%u_p[r] = y; }", v, n, n);
   else
-    line(e, "  v%u = y; }", v);
+    line(e, "v%u = y; }", v);
 }

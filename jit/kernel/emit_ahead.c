@@ -128,7 +128,7 @@ static int find_ahead(const emitter *e, l_val from, l_val vec, uint8_t *ahead) {
   memset(ahead, 0, e->p->n);
   for (l_val k = from + 1; k < to; k++) {
     const l_instr *i = emit_at(e, k);
-    if (emit_opens(i->code) && k != vec) return 0;
+    if (l_opens(i->code) && k != vec) return 0;
     weight += weight_of(i);
     if (!may_lead(e, i, vec) || !operands_hold(e, k, from, ahead)) continue;
     ahead[k] = AHEAD_MAY;

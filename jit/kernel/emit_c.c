@@ -13,10 +13,7 @@
  *     elements are repaired behind it;
  *   - around instructions that must run in ascending order (scatters, updates, chains), when the rest is worth a loop of its own.
  *
- * Reductions. An accumulator is the array v7 of its chains (one element, 64 lanes, or one element a result), their number of
- * pushes v7_k, and a binary counter of subtrees v7_t with v7_n leaves: adding leaf n combines it with the subtrees of the set low
- * bits of n, which is the balanced tree of l.h built from left to right. Chains begin with the identity, which changes no bit of
- * their first element. Where the order does not matter (integers, min, max ...) there are no subtrees.
+ * Accumulators are told of in emit_text.h. A VEC that pushes to 64 lanes runs in strips, lane l being element l of the strip.
  *
  * Bools are bytes. Tried: values of bools as ints (bytes in memory alone), so that masks have the lanes' width. With gcc 12 and vectors of
  * 512 bits, ten kernels with comparisons, logical ops and selects, least times of four interleaved runs: none was faster beyond
@@ -37,53 +34,7 @@
 #define line emit_line
 #define at emit_at
 
-/* ---- accumulators ------------------------------------------------------------------------------------------------ */
-
-/* The root of a one-result accumulator, folded to one element if `fold`. */
-static void print_whole_root(emitter *e, l_val v, bool fold) {
-  const l_instr *a = at(e, v);
-  char f[48];
-  emit_acc_root(e, v, NULL, NULL, true);
-  if (!fold || !acc_lanes(e, v)) return;
-  line(e, "if (v%u_done < 2) {", v);
-  e->depth++;
-  if (acc_arg(a))
-    line(e, "ARG_FOLD(%s, v%u, v%u_i)", acc_than(a), v, v);
-  else
-    line(e, "FOLD(%s, v%u)", acc_prim(e, a, f), v);
-  line(e, "v%u_done = 2;", v);
-  emit_close(e);
-}
-
 /* ---- what happens to one element ------------------------------------------------------------------------------------ */
-
-/* The push of one element of a VEC: lane l of a strip, result j + from, or the next of a chain. */
-static void print_push(emitter *e, const l_instr *push) {
-  const l_instr *a = at(e, push->a);
-  char cell[64], k[64], step[EMIT_TEXT];
-  if (e->active[0]) {
-    line(e, "if (%s) {", e->active);
-    e->depth++;
-  }
-  if (push->c)
-    snprintf(k, sizeof k, "v%u%s", push->c, acc_many(a) ? "" : " + j");
-  else
-    snprintf(k, sizeof k, "v%u_k%s", push->a, acc_lanes(e, push->a) ? " + j" : "");
-  if (acc_many(a)) {
-    snprintf(cell, sizeof cell, "j + v%u", at(e, e->vec)->a);
-    emit_acc_step(e, push, cell, k);
-  } else if (acc_lanes(e, push->a) && acc_tree(a)) {
-    snprintf(cell, sizeof cell, "a%u[l]", push->a);
-    acc_step(e, push, cell, step);
-    line(e, "%s = %s;", cell, step);
-  } else if (acc_lanes(e, push->a)) {
-    emit_acc_step(e, push, "l", k);
-  } else {
-    emit_acc_step(e, push, "0", k);
-    emit_acc_counted(e, push->a, "0", "1");
-  }
-  if (e->active[0]) emit_close(e);
-}
 
 /* One instruction of a VEC for element j, with its effects. */
 static void print_element(emitter *e, l_val v) {
@@ -104,10 +55,9 @@ static void print_element(emitter *e, l_val v) {
     emit_guard(e, i, cond);
     emit_buffer(i->imm, buffer);
     line(e, "%s%s%s{", cond[0] ? "if (" : "", cond, cond[0] ? ") " : "");
-    e->depth++;
     line(e, "%s *const q = &%s[%s];", emit_type(emit_buffer_type(e, i->imm)), buffer, where);
     emit_rmw(e, i);
-    emit_close(e);
+    line(e, "}");
     break;
   case L_CHECK: {
     l_instr place = {.a = i->b, .b = i->c};
@@ -116,11 +66,11 @@ static void print_element(emitter *e, l_val v) {
          e->active, where, v, v, v);
     break;
   }
-  case L_PUSH: print_push(e, i); break;
+  case L_PUSH: emit_acc_push(e, i); break;
   case L_CARRY: line(e, "const %s v%u = v%u;", emit_type(i->dtype), v, i->a); break;
   case L_SCAN:
     emit_acc_scan(e, v);
-    if (e->acc[i->a] & ACC_FINISHED) print_push(e, &(l_instr){.code = L_PUSH, .a = i->a, .b = i->b});
+    emit_acc_scan_push(e, i);
     break;
   case L_FINISH:
     if (acc_arg(at(e, i->a)))
@@ -268,14 +218,13 @@ static void print_segment(emitter *e, l_val from, l_val to, l_val commit, const 
     math_use(e->uses, rare.slow);
     math_use(e->uses, rare.fast);
     const l_instr *i = at(e, fixed);
-    emit_open(e);
+    line(e, "{");
     line(e, "int rare = 0; %s h0[64], h1[64];", emit_type(i->type2));
     if (!ordered) print_simd(e, from, to, true);
   } else if (!ordered) {
     print_simd(e, from, to, false);
   }
   line(e, "for (int l = 0; l < %s; l++) {", m);
-  e->depth++;
   line(e, "const i64 j = j0 + l;");
   const char *outer = e->active;
   char name[24];
@@ -320,12 +269,12 @@ static void print_segment(emitter *e, l_val from, l_val to, l_val commit, const 
       line(e, "g%u[l] = v%u;", i->a, i->b);
   }
   e->active = outer;
-  emit_close(e);
+  line(e, "}");
   if (!fixed) return;
   const char *both = at(e, fixed)->b ? "h0[l], h1[l]" : "h0[l]";
   line(e, "if (rare)");
   line(e, "  for (int l = 0; l < %s; l++) if (%s(%s)) g%u[l] = %s(%s);", m, rare.rare, both, fixed, rare.slow, both);
-  emit_close(e);
+  line(e, "}");
 }
 
 static void print_strip_scan(emitter *e, l_val v, const char *m) {
@@ -333,15 +282,11 @@ static void print_strip_scan(emitter *e, l_val v, const char *m) {
   char f[48];
   const char *T = emit_type(i->dtype);
   line(e, "for (int l = 0; l < %s; l++) {", m);
-  e->depth++;
   line(e, "const i64 j = j0 + l;");
   print_need(e, i->b, e->seg[v]);
   line(e, "g%u[l] = v%u;", v, i->b);
-  if (e->acc[i->a] & ACC_FINISHED) {
-    l_instr push = {.code = L_PUSH, .a = i->a, .b = i->b};
-    print_push(e, &push);
-  }
-  emit_close(e);
+  emit_acc_scan_push(e, i);
+  line(e, "}");
   static const char *const names[] = {"INNER", "OUTER", NULL, NULL, "FREE"};
   line(e, "SCAN_%s(%s, %s, g%u, %s, v%u)", names[acc_scan_order(a)], T, acc_prim(e, a, f), v, m, i->a);
   if (i->flags & L_EXCLUSIVE) line(e, "SCAN_SHIFT(%s, g%u, %s, v%u)", T, v, m, i->a);
@@ -367,7 +312,7 @@ static void print_strip_body(emitter *e, l_val from, l_val to, l_val loop, const
     if (i->code == L_FOR) {
       emit_loop(e, k);
       print_strip_body(e, k + 1, e->end[k], k, m);
-      emit_close(e);
+      line(e, "}");
       k = e->end[k];
       continue;
     }
@@ -376,7 +321,6 @@ static void print_strip_body(emitter *e, l_val from, l_val to, l_val loop, const
       const char *outer = e->active;
       snprintf(mask, sizeof mask, "on%u", k);
       line(e, "for (b8 on%u[64];;) {", k);
-      e->depth++;
       line(e, "int any = 0;");
       if (outer[0])
         line(e, "for (int l = 0; l < %s; l++) { on%u[l] = g%u[l] & %s[l]; any |= on%u[l]; }", m, k, i->a, outer, k);
@@ -387,7 +331,7 @@ static void print_strip_body(emitter *e, l_val from, l_val to, l_val loop, const
       e->active = mask;
       print_strip_body(e, k + 1, e->end[k], k, m);
       e->active = outer;
-      emit_close(e);
+      line(e, "}");
       k = e->end[k];
       continue;
     }
@@ -442,7 +386,6 @@ static void print_strips(emitter *e, l_val v, const vec_facts *f) {
   }
   if (f->blocks) {
     line(e, "for (i64 j1 = 0; j1 < n; j1 += %d) {", ORDER_BLOCK);
-    e->depth++;
     line(e, "const i64 e1 = n - j1 < %d ? n : j1 + %d;", ORDER_BLOCK, ORDER_BLOCK);
     for (l_val k = v + 1; k < e->end[v]; k++) {
       const l_instr *a = at(e, at(e, k)->a);
@@ -452,26 +395,23 @@ static void print_strips(emitter *e, l_val v, const vec_facts *f) {
       line(e, "%s a%u[64]; FILL(a%u, 64, %s)", emit_type(a->dtype), at(e, k)->a, at(e, k)->a, id);
     }
   } else {
-    emit_open(e);
+    line(e, "{");
     line(e, "const i64 j1 = 0, e1 = n;");
   }
   line(e, "i64 j0 = j1;");
   if (f->pieces) {
     line(e, "for (; j0 < e1; j0 += 64) {");
-    e->depth++;
     line(e, "const int m = e1 - j0 < 64 ? (int)(e1 - j0) : 64;");
     print_strip(e, v, "m");
-    emit_close(e);
+    line(e, "}");
   } else {
     line(e, "for (; j0 + 64 <= e1; j0 += 64) {");
-    e->depth++;
     print_strip(e, v, "64");
-    emit_close(e);
+    line(e, "}");
     line(e, "if (j0 < e1) {");
-    e->depth++;
     line(e, "const int m = (int)(e1 - j0);");
     print_strip(e, v, "m");
-    emit_close(e);
+    line(e, "}");
   }
   for (l_val k = v + 1; f->blocks && k < e->end[v]; k++) {
     if (!emit_is_lane_push(e, v, k) || !acc_tree(at(e, at(e, k)->a))) continue;
@@ -479,7 +419,7 @@ static void print_strips(emitter *e, l_val v, const vec_facts *f) {
     snprintf(leaf, sizeof leaf, "a%u", at(e, k)->a);
     emit_acc_leaf(e, at(e, k)->a, leaf, "0", "64");
   }
-  emit_close(e);
+  line(e, "}");
   for (l_val k = v + 1; k < e->end[v]; k++)
     if (emit_is_lane_push(e, v, k)) line(e, "v%u_k += n;", at(e, k)->a);
 }
@@ -535,7 +475,6 @@ static bool has_pieces(emitter *e, l_val v) {
 static void open_pieces(emitter *e, l_val v) {
   l_val from = at(e, v)->a;
   line(e, "for (i64 j0 = 0; j0 < n;) {");
-  e->depth++;
   line(e, "i64 e0 = n;");
   for (int pass = 0; pass < 2; pass++)
     for (l_val k = v + 1; k < e->end[v]; k++) {
@@ -586,7 +525,7 @@ static void print_vec(emitter *e, l_val v) {
   l_val end = e->end[v];
   const l_instr *i = at(e, v);
   vec_facts f = look(e, v);
-  emit_open(e);
+  line(e, "{");
   for (l_val k = v + 1; k < end; k++) {
     const l_instr *finish = at(e, k);
     if (finish->code != L_FINISH || emit_is_inner_finish(e, v, finish) || !emit_is_first(e, v, k)) continue;
@@ -609,12 +548,11 @@ static void print_vec(emitter *e, l_val v) {
     print_switches(e, v + 1, end);
     if (!f.ordered && !is_single(e, v)) print_simd(e, v + 1, end, false);
     line(e, e->pieces ? "for (i64 j = j0; j < e0; j++) {" : "for (i64 j = 0; j < n; j++) {");
-    e->depth++;
     for (l_val k = v + 1; k < end; k++) print_element(e, k);
-    emit_close(e);
+    line(e, "}");
     if (e->pieces) {
       line(e, "j0 = e0;");
-      emit_close(e);
+      line(e, "}");
     }
     e->pieces = false;
   }
@@ -626,7 +564,7 @@ static void print_vec(emitter *e, l_val v) {
     emit_acc_pushed(e, push, NULL, NULL);
   }
   e->vec = 0;
-  emit_close(e);
+  line(e, "}");
 }
 
 /* ---- blocks ---------------------------------------------------------------------------------------------------------------- */
@@ -634,12 +572,12 @@ static void print_vec(emitter *e, l_val v) {
 static void print_partial(emitter *e, const l_instr *i) {
   const l_instr *a = at(e, i->a);
   char width[24], buffer[24];
-  emit_open(e);
+  line(e, "{");
   if (acc_many(a)) {
     acc_width(e, i->a, width);
     emit_acc_root(e, i->a, NULL, NULL, true);
   } else {
-    print_whole_root(e, i->a, a->imm != ORDER_INNER);
+    emit_acc_result(e, i->a, a->imm != ORDER_INNER);
     snprintf(width, sizeof width, "%d", a->imm == ORDER_INNER ? ORDER_LANES : 1);
   }
   emit_buffer(i->imm, buffer);
@@ -648,7 +586,7 @@ static void print_partial(emitter *e, const l_instr *i) {
     emit_buffer(i->imm2, buffer);
     line(e, "for (i64 r = 0; r < %s; r++) %s[v%u + r] = v%u_i[r];", width, buffer, i->d, i->a);
   }
-  emit_close(e);
+  line(e, "}");
 }
 
 static void print_merge(emitter *e, const l_instr *i) {
@@ -659,10 +597,10 @@ static void print_merge(emitter *e, const l_instr *i) {
   emit_buffer(i->imm2, indices);
   if (acc_arg(a)) {
     line(e, "for (i64 r = 0; r < %s; r++) {", width);
-    line(e, "  const b8 q = ARG_BEFORE(%s, %s[v%u + r], %s[v%u + r], v%u[r], v%u_i[r]);", acc_than(a), buffer, i->b,
+    line(e, "const b8 q = ARG_BEFORE(%s, %s[v%u + r], %s[v%u + r], v%u[r], v%u_i[r]);", acc_than(a), buffer, i->b,
          indices, i->d, i->a, i->a);
-    line(e, "  v%u[r] = q ? %s[v%u + r] : v%u[r]; v%u_i[r] = q ? %s[v%u + r] : v%u_i[r];", i->a, buffer, i->b, i->a,
-         i->a, indices, i->d, i->a);
+    line(e, "v%u[r] = q ? %s[v%u + r] : v%u[r]; v%u_i[r] = q ? %s[v%u + r] : v%u_i[r];", i->a, buffer, i->b, i->a, i->a,
+         indices, i->d, i->a);
     line(e, "}");
   } else if (!acc_tree(a)) {
     line(e, "for (i64 r = 0; r < %s; r++) v%u[r] = %s(v%u[r], %s[v%u + r]);", width, i->a, acc_prim(e, a, f), i->a,
@@ -672,33 +610,6 @@ static void print_merge(emitter *e, const l_instr *i) {
     line(e, "for (i64 r = 0; r < %s; r++) v%u[r] = %s[v%u + r];", width, i->a, buffer, i->b);
     emit_acc_leaf(e, i->a, v, "0", width);
   }
-}
-
-/* A PUSH outside VECs: one k of one result. */
-static void print_single_push(emitter *e, const l_instr *i) {
-  const l_instr *a = at(e, i->a);
-  char k[32], cell[32], leaf[24], id[80];
-  if (i->c)
-    snprintf(k, sizeof k, "v%u", i->c);
-  else
-    snprintf(k, sizeof k, "v%u_k", i->a);
-  if (!acc_lanes(e, i->a)) {
-    emit_acc_step(e, i, "0", k);
-    emit_acc_counted(e, i->a, "0", "1");
-    return;
-  }
-  snprintf(cell, sizeof cell, "v%u_k & 63", i->a);
-  emit_acc_step(e, i, cell, k);
-  line(e, "v%u_k++;", i->a);
-  if (!acc_tree(a)) return;
-  line(e, "v%u_open = v%u_k %% %d != 0;", i->a, i->a, ORDER_BLOCK);
-  line(e, "if (!v%u_open) {", i->a);
-  e->depth++;
-  acc_identity(a, id);
-  snprintf(leaf, sizeof leaf, "v%u", i->a);
-  emit_acc_leaf(e, i->a, leaf, "0", "64");
-  line(e, "FILL(%s, 64, %s)", leaf, id);
-  emit_close(e);
 }
 
 static void print_tile(emitter *e, const l_tile *t) {
@@ -718,11 +629,11 @@ static void print_block(emitter *e, l_val from, l_val to) {
     const l_instr *i = at(e, v);
     switch ((l_code)i->code) {
     case L_ACC: emit_acc_begin(e, v); break;
-    case L_PUSH: print_single_push(e, i); break;
+    case L_PUSH: emit_acc_push_one(e, i); break;
     case L_PARTIAL: print_partial(e, i); break;
     case L_MERGE: print_merge(e, i); break;
     case L_FINISH:
-      print_whole_root(e, i->a, true);
+      emit_acc_result(e, i->a, true);
       if (acc_arg(at(e, i->a)))
         line(e, "const i64 v%u = v%u_i[0];", v, i->a);
       else
@@ -746,7 +657,7 @@ static void print_block(emitter *e, l_val from, l_val to) {
 
 static void print_head(emitter *e, const char *name, uint32_t number, bool phase) {
   line(e, "void %s_%u(const qk_args *a, i64 lo, i64 hi) {", name, number);
-  if (!phase) line(e, "  char *const base = 0;");
+  if (!phase) line(e, "char *const base = 0;");
 }
 
 static void print_phase(emitter *e, l_val phase) {
@@ -755,9 +666,8 @@ static void print_phase(emitter *e, l_val phase) {
   l_val par = emit_prelude(e, phase);
   emit_places(e, par);
   line(e, "for (i64 x%u = lo; x%u < hi; x%u++) {", par, par, par);
-  e->depth = 2;
   print_block(e, par + 1, e->end[par]);
-  emit_close(e);
+  line(e, "}");
 }
 
 static const char preamble[] =

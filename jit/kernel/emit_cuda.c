@@ -39,89 +39,7 @@ enum { THREADS = 64, MANY = 16 /* leaves that are read at a time */ };
 
 uint32_t emit_cuda_words(const l_program *p) { return EMIT_WORDS_HEAD + p->nbuffers + p->nints + p->nscalars; }
 
-/* `if (active) {` where there is a condition, else `{`. */
-static void open_active(emitter *e) {
-  if (e->active[0])
-    line(e, "if (%s) {", e->active);
-  else
-    line(e, "{");
-  e->depth++;
-}
-
-/* ---- accumulators with one result -------------------------------------------------------------------------------- */
-
-/* The fold of 64 lanes: everyone has the result in v[0]. */
-static void print_fold(emitter *e, l_val v) {
-  const l_instr *a = at(e, v);
-  char f[48];
-  const char *T = emit_type(a->dtype);
-  if (acc_arg(a))
-    line(e, "ARG_FOLD(%s, %s, v%u, v%u_i)", acc_than(a), T, v, v);
-  else
-    line(e, "FOLD(%s, %s, v%u)", T, acc_prim(e, a, f), v);
-}
-
-static void print_whole_root(emitter *e, l_val v, bool fold) {
-  emit_acc_root(e, v, NULL, NULL, true);
-  if (!fold || !acc_lanes(e, v)) return;
-  line(e, "if (v%u_done < 2) {", v);
-  e->depth++;
-  print_fold(e, v);
-  line(e, "v%u_done = 2;", v);
-  emit_close(e);
-}
-
 /* ---- what happens to one element ----------------------------------------------------------------------------------- */
-
-/* The push of the strip's values to a chain, in order, by all threads. */
-static void print_chain_push(emitter *e, const l_instr *push) {
-  const l_instr *a = at(e, push->a);
-  const char *T = emit_type(a->dtype);
-  char k[48];
-  emit_open(e);
-  line(e, "SYNC on_[t] = %s; ((%s *)x_)[t] = v%u;", e->active, T, push->b);
-  if (push->d) line(e, "((%s *)y_)[t] = v%u;", T, push->d);
-  line(e, "SYNC for (int l = 0; l < m; l++) if (on_[l]) {");
-  e->depth++;
-  line(e, "const i64 j = j0 + l; const %s v%u = ((%s *)x_)[l];", T, push->b, T);
-  if (push->d && push->d != push->b) line(e, "const %s v%u = ((%s *)y_)[l];", T, push->d, T);
-  if (push->c)
-    snprintf(k, sizeof k, "v%u + j", push->c);
-  else
-    snprintf(k, sizeof k, "v%u_k", push->a);
-  emit_acc_step(e, push, "0", k);
-  emit_acc_counted(e, push->a, "0", "1");
-  emit_close(e);
-  emit_close(e);
-}
-
-static void print_push(emitter *e, const l_instr *push) {
-  const l_instr *a = at(e, push->a);
-  char cell[64], k[64], step[EMIT_TEXT];
-  if (!acc_many(a) && !acc_lanes(e, push->a)) {
-    print_chain_push(e, push);
-    return;
-  }
-  const bool own = acc_own(e, push->a);
-  if (push->c)
-    snprintf(k, sizeof k, "v%u%s", push->c, acc_many(a) ? "" : " + j");
-  else
-    snprintf(k, sizeof k, "v%u_k%s", push->a, acc_many(a) ? "" : " + j");
-  open_active(e);
-  if (own) {
-    emit_acc_step(e, push, "0", k);
-  } else if (acc_many(a)) {
-    snprintf(cell, sizeof cell, "j + v%u", at(e, e->vec)->a);
-    emit_acc_step(e, push, cell, k);
-  } else if (acc_tree(a)) {
-    snprintf(cell, sizeof cell, "a%u[0]", push->a);
-    acc_step(e, push, cell, step);
-    line(e, "%s = %s;", cell, step);
-  } else {
-    emit_acc_step(e, push, "0", k);
-  }
-  emit_close(e);
-}
 
 /* A SCAN with one result over the strip. */
 static void print_strip_scan(emitter *e, l_val v) {
@@ -132,34 +50,33 @@ static void print_strip_scan(emitter *e, l_val v) {
   line(e, "%s v%u = v%u;", T, v, i->b);
   line(e, "SCAN_%s(%s, %s, v%u, v%u)", names[acc_scan_order(a)], T, acc_prim(e, a, f), v, i->a);
   if (i->flags & L_EXCLUSIVE) line(e, "SCAN_SHIFT(%s, v%u, v%u)", T, v, i->a);
-  if (e->acc[i->a] & ACC_FINISHED) print_push(e, &(l_instr){.code = L_PUSH, .a = i->a, .b = i->b});
+  emit_acc_scan_push(e, i);
 }
 
 /* A store whose addresses may be equal: of a strip's elements the last one of an address stores; the barriers keep strips in
  * order. */
 static void print_scatter(emitter *e, const l_instr *i, const char *where, const char *cond, const char *buffer) {
-  emit_open(e);
+  line(e, "{");
   line(e, "const i64 w = %s; const b8 on = %s;", where, cond[0] ? cond : "1");
   line(e, "SYNC on_[t] = on; ((i64 *)x_)[t] = w;");
   line(e, "SYNC b8 last = on; for (int l = t + 1; l < 64; l++) last &= !(on_[l] & (((i64 *)x_)[l] == w));");
   line(e, "if (last) %s[w] = v%u;", buffer, i->h);
   line(e, "SYNC");
-  emit_close(e);
+  line(e, "}");
 }
 
 /* Updates in order: thread 0 makes those of the strip. */
 static void print_updates(emitter *e, const l_instr *i, const char *where, const char *cond, const char *buffer) {
   const char *T = emit_type(emit_buffer_type(e, i->imm));
-  emit_open(e);
+  line(e, "{");
   line(e, "const i64 w = %s; const b8 on = %s;", where, cond[0] ? cond : "1");
   line(e, "SYNC on_[t] = on; ((i64 *)x_)[t] = w; ((%s *)y_)[t] = v%u;", T, i->h);
   line(e, "SYNC if (t == 0) for (int l = 0; l < m; l++) if (on_[l]) {");
-  e->depth++;
   line(e, "const %s v%u = ((%s *)y_)[l]; %s *const q = &%s[((i64 *)x_)[l]];", T, i->h, T, T, buffer);
   emit_rmw(e, i);
-  emit_close(e);
+  line(e, "}");
   line(e, "SYNC");
-  emit_close(e);
+  line(e, "}");
 }
 
 static void print_store(emitter *e, const l_instr *i) {
@@ -174,13 +91,12 @@ static void print_store(emitter *e, const l_instr *i) {
     print_updates(e, i, where, cond, buffer);
   } else {
     line(e, "%s%s%s{", cond[0] ? "if (" : "", cond, cond[0] ? ") " : "");
-    e->depth++;
     line(e, "%s *const q = &%s[%s];", emit_type(emit_buffer_type(e, i->imm)), buffer, where);
     if (i->code == L_STORE)
       line(e, "*q = v%u;", i->h);
     else
       emit_rmw(e, i);
-    emit_close(e);
+    line(e, "}");
   }
 }
 
@@ -204,7 +120,7 @@ static void print_body(emitter *e, l_val from, l_val to, bool strips) {
     case L_RMW: print_store(e, i); break;
     case L_CHECK: print_check(e, i); break;
     case L_PUSH:
-      print_push(e, i);
+      emit_acc_push(e, i);
       if (emit_is_nested_push(e, i)) emit_acc_pushed(e, i, range, "in");
       break;
     case L_SCAN:
@@ -213,7 +129,7 @@ static void print_body(emitter *e, l_val from, l_val to, bool strips) {
         break;
       }
       emit_acc_scan(e, k);
-      if (e->acc[i->a] & ACC_FINISHED) print_push(e, &(l_instr){.code = L_PUSH, .a = i->a, .b = i->b});
+      emit_acc_scan_push(e, i);
       if (emit_is_nested_push(e, i)) emit_acc_pushed(e, i, range, "in");
       break;
     case L_FINISH: {
@@ -240,7 +156,7 @@ static void print_body(emitter *e, l_val from, l_val to, bool strips) {
       emit_loop(e, k);
       print_body(e, k + 1, e->end[k], strips);
       emit_sets(e, k, "");
-      emit_close(e);
+      line(e, "}");
       k = e->end[k];
       break;
     case L_WHILE: {
@@ -250,19 +166,17 @@ static void print_body(emitter *e, l_val from, l_val to, bool strips) {
       if (strips) {
         snprintf(on, sizeof on, "on%u", k);
         line(e, "for (;;) {");
-        e->depth++;
         line(e, "const b8 %s = v%u & %s; if (!__syncthreads_or(%s)) break;", on, i->a, outer, on);
         line(e, "if (POLLED(polls%u) && __syncthreads_or(STOPPED)) return;", k);
         e->active = on;
       } else {
         line(e, "while (v%u) {", i->a);
-        e->depth++;
         line(e, "if (POLLED(polls%u) && STOPPED) break;", k); /* other threads wait at barriers */
       }
       print_body(e, k + 1, e->end[k], strips);
       emit_sets(e, k, on);
       e->active = outer;
-      emit_close(e);
+      line(e, "}");
       k = e->end[k];
       break;
     }
@@ -305,12 +219,10 @@ static void print_batch(emitter *e, l_val v, int many, bool full) {
   for (int pass = 0; pass < 2; pass++) {
     line(e, "_Pragma(\"unroll\") for (int u = 0; u < %d; u++) { const i64 j = j0 + 64 * u;%s", many,
          full ? "" : " if (64 * u >= left) break;");
-    e->depth++;
     if (pass == 0)
       print_loads(e, v + 1, e->end[v]);
     else
       print_body(e, v + 1, e->end[v], false);
-    e->depth--;
     line(e, "}");
   }
 }
@@ -320,49 +232,41 @@ static void print_elements(emitter *e, l_val v, const char *from, const char *en
   int many = emit_ahead(e, v, v, e->ahead);
   if (!many) {
     line(e, "for (i64 j = %s; j < %s; j += 64) {", from, end);
-    e->depth++;
     print_body(e, v + 1, e->end[v], false);
-    emit_close(e);
+    line(e, "}");
     return;
   }
   if (block) line(e, "_Pragma(\"unroll 1\")");
   line(e, "for (i64 j0 = %s; j0 < %s; j0 += %d) {", from, end, 64 * many);
-  e->depth++;
   print_ahead_arrays(e, v + 1, e->end[v], many);
   line(e, "const int left = %s - j0 < %d ? (int)(%s - j0) : %d;", end, 64 * many, end, 64 * many);
   if (many >= 4) { /* without conditions the elements' work interleaves */
     line(e, "if (left > %d) {", 64 * (many - 1));
-    e->depth++;
     print_batch(e, v, many, true);
-    e->depth--;
     line(e, "} else {");
-    e->depth++;
   }
   print_batch(e, v, many, false);
-  if (many >= 4) emit_close(e);
-  emit_close(e);
+  if (many >= 4) line(e, "}");
+  line(e, "}");
   memset(e->ahead, 0, e->p->n);
 }
 
 /* A VEC of at most 64 elements: each thread has one of them. */
 static void print_short(emitter *e, l_val v) {
   line(e, "if (t < n) {");
-  e->depth++;
   line(e, "const i64 j = t;");
   print_body(e, v + 1, e->end[v], false);
-  emit_close(e);
+  line(e, "}");
 }
 
 static void print_strips(emitter *e, l_val v, bool blocks) {
   l_val end = e->end[v];
   line(e, "for (i64 j0 = 0; j0 < n; j0 += 64) {");
-  e->depth++;
   line(e, "const int m = n - j0 < 64 ? (int)(n - j0) : 64; const b8 in = t < m; const i64 j = j0 + t;");
   if (blocks) {
     line(e, "if (j0 %% %d == 0) {", ORDER_BLOCK);
-    e->depth++;
     print_lanes(e, v, true);
-    emit_close(e);
+    line(e, "}");
   }
   for (l_val k = v + 1; k < end; k++) {
     const l_instr *b = at(e, k);
@@ -374,11 +278,10 @@ static void print_strips(emitter *e, l_val v, bool blocks) {
   e->active = "";
   if (blocks) {
     line(e, "if (j0 %% %d == %d || j0 + 64 >= n) {", ORDER_BLOCK, ORDER_BLOCK - 64);
-    e->depth++;
     print_lanes(e, v, false);
-    emit_close(e);
+    line(e, "}");
   }
-  emit_close(e);
+  line(e, "}");
 }
 
 /* What is counted once a VEC has been through. */
@@ -395,7 +298,7 @@ static void print_vec(emitter *e, l_val v) {
   l_val end = e->end[v];
   const l_instr *i = at(e, v);
   bool strips = false, blocks = false, private = emit_is_private(e, v);
-  emit_open(e);
+  line(e, "{");
   for (l_val k = v + 1; k < end; k++) {
     const l_instr *b = at(e, k);
     strips |= emit_is_ordered(e, b) || emit_is_strip_scan(e, b) || emit_is_nested_push(e, b);
@@ -420,19 +323,18 @@ static void print_vec(emitter *e, l_val v) {
     print_short(e, v);
   } else if (blocks) {
     line(e, "for (i64 j1 = 0; j1 < n; j1 += %d) {", ORDER_BLOCK);
-    e->depth++;
     line(e, "const i64 j2 = n < j1 + %d ? n : j1 + %d;", ORDER_BLOCK, ORDER_BLOCK);
     print_lanes(e, v, true);
     print_elements(e, v, "j1 + t", "j2", true);
     print_lanes(e, v, false);
-    emit_close(e);
+    line(e, "}");
   } else {
     print_elements(e, v, "t", "n", false);
   }
   e->vec = 0;
   if (!private) line(e, "SYNC");
   print_counts(e, v);
-  emit_close(e);
+  line(e, "}");
 }
 
 /* ---- rows ------------------------------------------------------------------------------------------------------------ */
@@ -455,7 +357,7 @@ static l_val row_loop(emitter *e, l_val loop) {
     } else if (i->code == L_VEC || i->code == L_PUSH || i->code == L_STORE || i->code == L_RMW || i->code == L_CHECK ||
                i->code == L_ACC || i->code == L_FINISH || i->code == L_SYNC || i->code == L_CARRY ||
                i->code == L_PARTIAL || i->code == L_MERGE || i->code == L_TILE || i->code == L_LOCAL ||
-               emit_opens(i->code) || (i->code == L_LOAD && is_written(e, k))) {
+               l_opens(i->code) || (i->code == L_LOAD && is_written(e, k))) {
       return 0;
     }
   }
@@ -471,13 +373,11 @@ static void print_rows(emitter *e, l_val loop, l_val vec, int many, const char *
   const l_instr *i = at(e, vec);
   for (int pass = 0; pass < 2; pass++) {
     line(e, "_Pragma(\"unroll\") for (int u = 0; u < %d; u++) {", many);
-    e->depth++;
     line(e, "const i64 x%u = row%u + u * %s;", loop, loop, step);
     if (full)
       line(e, "{");
     else
       line(e, "if (x%u < v%u) {", loop, at(e, loop)->b);
-    e->depth++;
     if (pass == 0)
       print_loads(e, loop + 1, vec);
     else
@@ -485,19 +385,18 @@ static void print_rows(emitter *e, l_val loop, l_val vec, int many, const char *
     line(e, "const i64 n = v%u > v%u ? v%u - v%u : 0;", i->b, i->a, i->b, i->a);
     e->vec = vec;
     line(e, "if (t < n) {");
-    e->depth++;
     line(e, "const i64 j = t;");
     if (pass == 0)
       print_loads(e, vec + 1, e->end[vec]);
     else
       print_body(e, vec + 1, e->end[vec], false);
-    emit_close(e);
+    line(e, "}");
     e->vec = 0;
     if (pass && !full) print_counts(e, vec);
     for (l_val k = vec + 1; pass && full && k < e->end[vec]; k++)
       if (at(e, k)->code == L_PUSH) line(e, "if (u < %d) v%u_k++;", many - 1, at(e, k)->a);
-    emit_close(e);
-    emit_close(e);
+    line(e, "}");
+    line(e, "}");
   }
   if (full) print_counts(e, vec);
 }
@@ -510,7 +409,6 @@ static void print_row_loop(emitter *e, l_val loop, l_val vec, int many) {
   if (i->c) snprintf(step, sizeof step, "v%u", i->c);
   if (!private) line(e, "SYNC");
   line(e, "for (i64 row%u = v%u; row%u < v%u; row%u += %d * %s) {", loop, i->a, loop, i->b, loop, many, step);
-  e->depth++;
   line(e, "if (POLLED(polls) && __syncthreads_or(STOPPED)) return;");
   print_ahead_arrays(e, loop + 1, e->end[loop], many);
   line(e, "b8 full = row%u + %d * %s < v%u;", loop, many - 1, step, i->b);
@@ -520,14 +418,11 @@ static void print_row_loop(emitter *e, l_val loop, l_val vec, int many) {
       line(e, "full &= v%u_k %% %d <= %d;", push->a, acc_chain(at(e, push->a)), acc_chain(at(e, push->a)) - many);
   }
   line(e, "if (full) {");
-  e->depth++;
   print_rows(e, loop, vec, many, step, true);
-  e->depth--;
   line(e, "} else {");
-  e->depth++;
   print_rows(e, loop, vec, many, step, false);
-  emit_close(e);
-  emit_close(e);
+  line(e, "}");
+  line(e, "}");
   if (!private) line(e, "SYNC");
 }
 
@@ -549,7 +444,7 @@ static void print_partial(emitter *e, const l_instr *i) {
     line(e, "SYNC EACH(r, v%u) %s[v%u + r] = v%u[r];", a->a, buffer, i->b, i->a);
     if (acc_arg(a)) line(e, "EACH(r, v%u) %s[v%u + r] = v%u_i[r];", a->a, indices, i->d, i->a);
   } else {
-    print_whole_root(e, i->a, a->imm != ORDER_INNER);
+    emit_acc_result(e, i->a, a->imm != ORDER_INNER);
     if (a->imm == ORDER_INNER)
       line(e, "%s[v%u + t] = v%u[0];", buffer, i->b, i->a);
     else
@@ -578,7 +473,6 @@ static void print_merge(emitter *e, const l_instr *i) {
     line(e, "EACH(r, v%u) {", a->a);
   else
     line(e, "{ const int r = %s;", a->imm == ORDER_INNER ? "t" : "0");
-  e->depth++;
   line(e, "const %s x = %s[v%u + r];", T, buffer, i->b);
   if (acc_arg(a)) {
     line(e, "const i64 ix = %s[v%u + r]; const b8 q = ARG_BEFORE(%s, x, ix, v%u[%s], v%u_i[%s]);", indices, i->d,
@@ -593,71 +487,8 @@ static void print_merge(emitter *e, const l_instr *i) {
     line(e, "v%u[%s] = x; TREE_ADD(%s, %s, v%u_t + %s, %s, v%u_n, %s, 1)", v, cell, T, acc_prim(e, a, f), v, cell,
          stride, v, leaf);
   }
-  emit_close(e);
+  line(e, "}");
   if (acc_tree(a)) line(e, "v%u_n++;", v);
-}
-
-/* A PUSH outside VECs: one k of one result. */
-static void print_single_push(emitter *e, const l_instr *i) {
-  const l_instr *a = at(e, i->a);
-  char k[32], leaf[24], id[80];
-  if (i->c)
-    snprintf(k, sizeof k, "v%u", i->c);
-  else
-    snprintf(k, sizeof k, "v%u_k", i->a);
-  if (!acc_lanes(e, i->a)) {
-    emit_acc_step(e, i, "0", k);
-    emit_acc_counted(e, i->a, "0", "1");
-    return;
-  }
-  line(e, "if ((v%u_k & 63) == t) {", i->a);
-  e->depth++;
-  emit_acc_step(e, i, "0", k);
-  emit_close(e);
-  line(e, "v%u_k++;", i->a);
-  if (!acc_tree(a)) return;
-  line(e, "v%u_open = v%u_k %% %d != 0;", i->a, i->a, ORDER_BLOCK);
-  line(e, "if (!v%u_open) {", i->a);
-  e->depth++;
-  acc_identity(a, id);
-  snprintf(leaf, sizeof leaf, "v%u", i->a);
-  emit_acc_leaf(e, i->a, leaf, "0", "1");
-  line(e, "v%u[0] = %s;", i->a, id);
-  emit_close(e);
-}
-
-static void print_tile(emitter *e, const l_tile *t) {
-  if (emit_cuda_tile(e, t)) return;
-  char x[24], y[24], in[48] = "", f[48], add[48], id[80];
-  uint8_t from = emit_buffer_type(e, t->x), to = at(e, t->out)->dtype;
-  const char *T = emit_type(to);
-  l_instr acc = {.sub = KOP_add, .dtype = to, .imm = ORDER_DOT};
-  emit_buffer(t->x, x);
-  emit_buffer(t->y, y);
-  emit_prim(e, in, KOP_cast, to, from);
-  emit_prim(e, add, KOP_add, to, to);
-  acc_identity(&acc, id);
-  line(e, "SYNC for (i64 o_ = t; o_ < v%u * v%u; o_ += 64) {", t->rows, t->cols);
-  e->depth++;
-  line(e, "const i64 row = o_ / v%u, col = o_ %% v%u, depth = v%u; %s s[1] = {%s}, tree[24]; u64 leaves = 0;", t->cols,
-       t->cols, t->depth, T, id);
-  line(e, "for (i64 k = 0; k < depth; k++) {");
-  e->depth++;
-  line(e, "const %s x = %s(%s[v%u + row * v%u + k * v%u]), y = %s(%s[v%u + k * v%u + col * v%u]);", T, in, x, t->x_base,
-       t->x_m, t->x_k, in, y, t->y_base, t->y_k, t->y_n);
-  if (dtype_is_float((qn_dtype)to)) {
-    line(e, "s[0] = %s(x, y, s[0]);", emit_prim(e, f, KOP_fma, to, to));
-  } else {
-    line(e, "s[0] = %s(s[0], %s(x, y));", add, emit_prim(e, f, KOP_mul, to, to));
-  }
-  line(e, "if ((k + 1) %% %d == 0) { TREE_ADD(%s, %s, tree, 1, leaves, s, 1) leaves++; s[0] = %s; }", ORDER_DOT_CHUNK,
-       T, add, id);
-  emit_close(e);
-  line(e, "if (depth %% %d != 0) { TREE_ADD(%s, %s, tree, 1, leaves, s, 1) leaves++; }", ORDER_DOT_CHUNK, T, add);
-  line(e, "TREE_END(%s, %s, tree, 1, leaves, s, 1, (%s)0) v%u[row * %d + col] = s[0];", T, add, T, t->out,
-       t->tile_cols);
-  emit_close(e);
-  line(e, "SYNC");
 }
 
 /* A FOR of nothing but indices and merges of which a thread has one element each: many are read at a time. It is the only one of its
@@ -681,7 +512,6 @@ static void print_merges(emitter *e, l_val loop, const char *step, int pass, boo
   const l_instr *i = at(e, loop);
   char f[48];
   line(e, "_Pragma(\"unroll\") for (int u = 0; u < %d; u++) {", MANY);
-  e->depth++;
   line(e, "const i64 x%u = row%u + u * %s;", loop, loop, step);
   if (!full) line(e, "if (x%u >= v%u) break;", loop, i->b);
   for (l_val k = loop + 1; k < e->end[loop]; k++) {
@@ -702,7 +532,7 @@ static void print_merges(emitter *e, l_val loop, const char *step, int pass, boo
       line(e, "v%u[0] = leaf%u[u]; TREE_ADD(%s, %s, v%u_t, 1, v%u_n, v%u, 1) v%u_n++;", m->a, k, T, acc_prim(e, a, f),
            m->a, m->a, m->a, m->a);
   }
-  emit_close(e);
+  line(e, "}");
 }
 
 static void print_merge_loop(emitter *e, l_val loop) {
@@ -710,14 +540,12 @@ static void print_merge_loop(emitter *e, l_val loop) {
   char f[48], step[24] = "1";
   if (i->c) snprintf(step, sizeof step, "v%u", i->c);
   line(e, "for (i64 row%u = v%u; row%u < v%u; row%u += %d * %s) {", loop, i->a, loop, i->b, loop, MANY, step);
-  e->depth++;
   for (l_val k = loop + 1; k < e->end[loop]; k++)
     if (at(e, k)->code == L_MERGE) line(e, "%s leaf%u[%d];", emit_type(at(e, at(e, k)->a)->dtype), k, MANY);
   line(e, "b8 whole = row%u + %d * %s < v%u;", loop, MANY - 1, step, i->b);
   for (l_val k = loop + 1; k < e->end[loop]; k++)
     if (at(e, k)->code == L_MERGE) line(e, "whole &= v%u_n %% %d == 0;", at(e, k)->a, MANY);
   line(e, "if (whole) { /* a whole subtree of the tree: no leaf by leaf */");
-  e->depth++;
   print_merges(e, loop, step, 0, true);
   for (l_val k = loop + 1; k < e->end[loop]; k++) {
     const l_instr *m = at(e, k), *a = at(e, m->a);
@@ -729,13 +557,11 @@ static void print_merge_loop(emitter *e, l_val loop) {
     line(e, "v%u[0] = leaf%u[0]; TREE_ADD(%s, %s, v%u_t + 4, 1, v%u_n >> 4, v%u, 1) v%u_n += %d;", m->a, k,
          emit_type(a->dtype), acc_prim(e, a, f), m->a, m->a, m->a, m->a, MANY);
   }
-  e->depth--;
   line(e, "} else {");
-  e->depth++;
   print_merges(e, loop, step, 0, false);
   print_merges(e, loop, step, 1, false);
-  emit_close(e);
-  emit_close(e);
+  line(e, "}");
+  line(e, "}");
 }
 
 static void print_block(emitter *e, l_val from, l_val to) {
@@ -747,27 +573,25 @@ static void print_block(emitter *e, l_val from, l_val to) {
         line(e, "__shared__ %s v%u[%lld];", emit_type(i->dtype), v, (long long)at(e, i->a)->imm);
       break;
     case L_ACC: emit_acc_begin(e, v); break;
-    case L_PUSH: print_single_push(e, i); break;
+    case L_PUSH: emit_acc_push_one(e, i); break;
     case L_PARTIAL: print_partial(e, i); break;
     case L_MERGE: print_merge(e, i); break;
     case L_FINISH:
-      print_whole_root(e, i->a, true);
+      emit_acc_result(e, i->a, true);
       line(e, "const %s v%u = v%u%s[0];", emit_type(i->dtype), v, i->a, acc_arg(at(e, i->a)) ? "_i" : "");
       break;
-    case L_TILE: print_tile(e, &e->p->tiles[i->imm]); break;
+    case L_TILE: emit_cuda_tile(e, &e->p->tiles[i->imm]); break;
     case L_STORE:
     case L_RMW:
       line(e, "SYNC if (t == 0) {");
-      e->depth++;
       print_store(e, i);
-      emit_close(e);
+      line(e, "}");
       line(e, "SYNC");
       break;
     case L_CHECK:
       line(e, "if (t == 0) {");
-      e->depth++;
       print_check(e, i);
-      emit_close(e);
+      line(e, "}");
       break;
     case L_SYNC: line(e, "SYNC"); break;
     case L_POLL: line(e, "if (POLLED(polls) && __syncthreads_or(STOPPED)) return;"); break;
@@ -817,12 +641,12 @@ static void print_head(emitter *e, const char *name, uint32_t number, bool phase
        "extern \"C\" __global__ void __launch_bounds__(%d%s) %s_%u(const u64 *block, i64 instances, "
        "const __grid_constant__ %s_words words) {",
        threads, blocks, name, number, name);
-  line(e, "  const u64 *const w_ = block ? block : words.w;");
+  line(e, "const u64 *const w_ = block ? block : words.w;");
   line(e,
-       "  const qk_args args = {(void *const *)(w_ + %d), (const i64 *)(w_ + %u), (const qk_scalar *)(w_ + %u), "
+       "const qk_args args = {(void *const *)(w_ + %d), (const i64 *)(w_ + %u), (const qk_scalar *)(w_ + %u), "
        "(void *)w_[0], (u64 *)w_[1], (const int *)w_[2]};",
        EMIT_WORDS_HEAD, ints, ints + p->nints);
-  line(e, "  const qk_args *const a = &args; const u64 first_ = w_[3];");
+  line(e, "const qk_args *const a = &args; const u64 first_ = w_[3];");
 }
 
 static void print_phase(emitter *e, l_val phase) {
@@ -833,10 +657,9 @@ static void print_phase(emitter *e, l_val phase) {
   l_val par = emit_prelude(e, phase);
   emit_places(e, par);
   line(e, "for (i64 x%u = blockIdx.x; x%u < instances; x%u += gridDim.x) {", par, par, par);
-  e->depth = 2;
   print_block(e, par + 1, e->end[par]);
   line(e, "SYNC");
-  emit_close(e);
+  line(e, "}");
 }
 
 static const char preamble[] =

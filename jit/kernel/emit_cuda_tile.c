@@ -13,6 +13,7 @@
  * Tiles of fewer results than threads (a vector times a vector) are one chain a thread, from panels that all threads bring. */
 #include "jit/kernel/emit_text.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 
 #define line emit_line
@@ -111,35 +112,27 @@ static void print_loads(emitter *e, const shape *s, const char *cast, const char
   print_load(e, 'y', s->ny, cast, T, "cols");
 }
 
-/* One step of k: all fma of the thread. */
-static void print_step(emitter *e, const shape *s, const l_tile *t) {
-  char f[48], add[48];
-  uint8_t to = at(e, t->out)->dtype;
-  const char *T = emit_type(to);
-  line(e, "%s a_[%d], b_[%d];", T, s->rm, s->rn);
-  line(e, "#pragma unroll");
-  line(e, "for (int i = 0; i < %d; i++) { const x_many q = ((const x_many *)(px + k * %d))[i * %d + tm];",
-       s->rm / s->vx, s->pitch_x, s->gm);
-  line(e, "  for (int l = 0; l < %d; l++) a_[i * %d + l] = q.v[l]; }", s->vx, s->vx);
-  line(e, "#pragma unroll");
-  line(e, "for (int i = 0; i < %d; i++) { const y_many q = ((const y_many *)(py + k * %d))[i * %d + tn];",
-       s->rn / s->vy, s->pitch_y, s->gn);
-  line(e, "  for (int l = 0; l < %d; l++) b_[i * %d + l] = q.v[l]; }", s->vy, s->vy);
-  line(e, "#pragma unroll");
-  line(e, "for (int i = 0; i < %d; i++)", s->rm);
-  line(e, "#pragma unroll");
-  if (dtype_is_float((qn_dtype)to))
-    line(e, "  for (int j = 0; j < %d; j++) s[i * %d + j] = %s(a_[i], b_[j], s[i * %d + j]);", s->rn, s->rn,
-         emit_prim(e, f, KOP_fma, to, to), s->rn);
-  else
-    line(e, "  for (int j = 0; j < %d; j++) s[i * %d + j] = %s(s[i * %d + j], %s(a_[i], b_[j]));", s->rn, s->rn,
-         emit_prim(e, add, KOP_add, to, to), s->rn, emit_prim(e, f, KOP_mul, to, to));
-}
-
 /* For all results of the thread; OWN(o) is where result o lies in the tile. */
-static void print_each(emitter *e, const shape *s, const char *what) {
+static void print_each(emitter *e, const shape *s, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void print_each(emitter *e, const shape *s, const char *format, ...) {
+  char what[EMIT_TEXT];
+  va_list args;
+  va_start(args, format);
+  vsnprintf(what, sizeof what, format, args);
+  va_end(args);
   line(e, "#pragma unroll");
   line(e, "for (int o = 0; o < %d; o++) { const int own = OWN(o); %s }", s->rm * s->rn, what);
+}
+
+/* Adds subtrees to the sums: print_each in the block from line `loop` to line `end`, whose lines stand as far left as these. */
+static void print_each_subtree(emitter *e, const shape *s, const char *loop, const char *add, const char *end) {
+  int depth = e->depth, step = s->rows * s->columns;
+  line(e, loop, step);
+  e->depth = depth;
+  print_each(e, s, "s[o] = %s(q[own], s[o]);", add);
+  e->depth = depth + 1;
+  line(e, "%s", end);
+  e->depth = depth;
 }
 
 /* What the source calls a tile's operands and what is done with them. */
@@ -162,6 +155,36 @@ static void words_of(emitter *e, const l_tile *t, words *w) {
   acc_identity(&acc, w->id);
 }
 
+/* One step of a sum of products as text: fma(x, y, sum), or for integers sum + x * y. */
+static void step_text(emitter *e, const words *w, const char *sum, const char *x, const char *y, char out[EMIT_TEXT]) {
+  char f[48];
+  if (dtype_is_float((qn_dtype)w->to))
+    snprintf(out, EMIT_TEXT, "%s(%s, %s, %s)", emit_prim(e, f, KOP_fma, w->to, w->to), x, y, sum);
+  else
+    snprintf(out, EMIT_TEXT, "%s(%s, %s(%s, %s))", w->add, sum, emit_prim(e, f, KOP_mul, w->to, w->to), x, y);
+}
+
+/* One step of k: all products of the thread. */
+static void print_step(emitter *e, const shape *s, const words *w) {
+  char sum[24], step[EMIT_TEXT];
+  const char *T = emit_type(w->to);
+  line(e, "%s a_[%d], b_[%d];", T, s->rm, s->rn);
+  line(e, "#pragma unroll");
+  line(e, "for (int i = 0; i < %d; i++) { const x_many q = ((const x_many *)(px + k * %d))[i * %d + tm];",
+       s->rm / s->vx, s->pitch_x, s->gm);
+  line(e, "for (int l = 0; l < %d; l++) a_[i * %d + l] = q.v[l]; }", s->vx, s->vx);
+  line(e, "#pragma unroll");
+  line(e, "for (int i = 0; i < %d; i++) { const y_many q = ((const y_many *)(py + k * %d))[i * %d + tn];",
+       s->rn / s->vy, s->pitch_y, s->gn);
+  line(e, "for (int l = 0; l < %d; l++) b_[i * %d + l] = q.v[l]; }", s->vy, s->vy);
+  line(e, "#pragma unroll");
+  line(e, "for (int i = 0; i < %d; i++)", s->rm);
+  line(e, "#pragma unroll");
+  snprintf(sum, sizeof sum, "s[i * %d + j]", s->rn);
+  step_text(e, w, sum, "a_[i]", "b_[j]", step);
+  line(e, "  for (int j = 0; j < %d; j++) %s = %s;", s->rn, sum, step);
+}
+
 /* ---- tiles of few results ------------------------------------------------------------------------------------------------------ */
 
 enum { FEW_LEAST = 64, FEW_MOST = 256, FEW_BYTES = 16 << 10 };
@@ -180,9 +203,9 @@ static void print_few_way(emitter *e, char c, const char *buffer, const char *T,
                           l_val along, l_val k, const char *cast) {
   line(e, "%s %c_in[%d];", T, c, rows * deep / THREADS);
   line(e, "#define LOAD_%c(k0) _Pragma(\"unroll\") for (int i = 0; i < %d; i++) { \\", c, rows * deep / THREADS);
-  line(e, "  const int q = i * %d + t, r = q / %d, k = q %% %d; \\", THREADS, deep, deep);
-  line(e, "  %c_in[i] = r < %c_most && (k0) + k < depth ? (%s)%s(%s[v%u + r * v%u + ((k0) + k) * v%u]) : (%s)0; }", c,
-       c, T, cast, buffer, base, along, k, T);
+  line(e, "const int q = i * %d + t, r = q / %d, k = q %% %d; \\", THREADS, deep, deep);
+  line(e, "%c_in[i] = r < %c_most && (k0) + k < depth ? (%s)%s(%s[v%u + r * v%u + ((k0) + k) * v%u]) : (%s)0; }", c, c,
+       T, cast, buffer, base, along, k, T);
 }
 
 /* Fewer results than threads, as of a vector times a vector: all threads carry panels of both operands to shared memory, those that
@@ -190,12 +213,11 @@ static void print_few_way(emitter *e, char c, const char *buffer, const char *T,
 static bool print_few(emitter *e, const l_tile *t) {
   int deep = few_deep(e, t), pitch = deep + 1;
   if (!deep) return false;
-  char f[48];
+  char step[EMIT_TEXT];
   words w;
   words_of(e, t, &w);
-  uint8_t to = w.to;
-  const char *T = emit_type(to), *add = w.add, *id = w.id;
-  emit_open(e);
+  const char *T = emit_type(w.to), *add = w.add, *id = w.id;
+  line(e, "{");
   line(e, "__shared__ %s x_panel[%d], y_panel[%d];", T, t->tile_rows * pitch, t->tile_cols * pitch);
   line(e, "const i64 depth = v%u; const int x_most = (int)v%u, y_most = (int)v%u, row = t / %d, col = t %% %d;",
        t->depth, t->rows, t->cols, t->tile_cols, t->tile_cols);
@@ -204,7 +226,6 @@ static bool print_few(emitter *e, const l_tile *t) {
   print_few_way(e, 'y', w.y, T, t->tile_cols, deep, t->y_base, t->y_n, t->y_k, w.cast);
   line(e, "LOAD_x(0) LOAD_y(0)");
   line(e, "for (i64 k0 = 0; k0 < depth; k0 += %d) {", deep);
-  e->depth++;
   line(e, "SYNC");
   line(e, "#pragma unroll");
   line(e, "for (int i = 0; i < %d; i++) x_panel[(i * %d + t) / %d * %d + (i * %d + t) %% %d] = x_in[i];",
@@ -215,109 +236,131 @@ static bool print_few(emitter *e, const l_tile *t) {
   line(e, "SYNC LOAD_x(k0 + %d) LOAD_y(k0 + %d)", deep, deep);
   line(e, "const int now = depth - k0 < %d ? (int)(depth - k0) : %d;", deep, deep);
   line(e, "if (mine) {");
-  e->depth++;
   line(e, "const %s *const px = x_panel + row * %d, *const py = y_panel + col * %d;", T, pitch, pitch);
   line(e, "#pragma unroll 16");
-  if (dtype_is_float((qn_dtype)to))
-    line(e, "for (int k = 0; k < now; k++) s[0] = %s(px[k], py[k], s[0]);", emit_prim(e, f, KOP_fma, to, to));
-  else
-    line(e, "for (int k = 0; k < now; k++) s[0] = %s(s[0], %s(px[k], py[k]));", add, emit_prim(e, f, KOP_mul, to, to));
-  emit_close(e);
+  step_text(e, &w, "s[0]", "px[k]", "py[k]", step);
+  line(e, "for (int k = 0; k < now; k++) s[0] = %s;", step);
+  line(e, "}");
   line(e,
        "if ((k0 + %d) %% %d == 0 || k0 + %d >= depth) { TREE_ADD(%s, %s, tree, 1, leaves, s, 1) leaves++; s[0] = %s; }",
        deep, ORDER_DOT_CHUNK, deep, T, add, id);
-  emit_close(e);
+  line(e, "}");
   line(e, "TREE_END(%s, %s, tree, 1, leaves, s, 1, (%s)0) if (mine) v%u[row * %d + col] = s[0];", T, add, T, t->out,
        t->tile_cols);
   line(e, "#undef LOAD_x");
   line(e, "#undef LOAD_y");
   line(e, "SYNC");
-  emit_close(e);
+  line(e, "}");
   return true;
 }
 
-bool emit_cuda_tile(emitter *e, const l_tile *t) {
-  shape s;
-  if (!shape_of(e, t, &s) || !has_room(e, t)) return print_few(e, t);
-  char text[EMIT_TEXT];
+/* At the end of a chunk that is not the only one: its sums go behind the tile, as a leaf of the tree. */
+static void print_chunk_end(emitter *e, const l_tile *t, const shape *s, const words *w) {
+  line(e, "if (depth > %d && (left <= 0 || (k0 + %d) %% %d == 0)) {", ORDER_DOT_CHUNK, s->deep, ORDER_DOT_CHUNK);
+  line(e, "%s *q = v%u + %d;", emit_type(w->to), t->out, s->rows * s->columns);
+  print_each_subtree(e, s, "for (u64 c = leaves; c & 1; c >>= 1, q += %d) {", w->add, "}");
+  print_each(e, s, "q[own] = s[o]; s[o] = %s;", w->id);
+  line(e, "leaves++;");
+  line(e, "}");
+}
+
+/* Behind the last chunk: the root of the tree, and the results to the tile. */
+static void print_sums(emitter *e, const l_tile *t, const shape *s, const words *w) {
+  int tile = s->rows * s->columns;
+  const char *T = emit_type(w->to);
+  line(e, "if (leaves) {");
+  line(e, "const %s *q = v%u + %d; u64 c = leaves;", T, t->out, tile);
+  line(e, "for (; !(c & 1); c >>= 1) q += %d;", tile);
+  print_each(e, s, "s[o] = q[own];");
+  print_each_subtree(e, s, "while (c >>= 1) { q += %d; if (c & 1) {", w->add, "} }");
+  line(e, "}");
+  print_each(e, s, "v%u[own] = depth > 0 ? s[o] : (%s)0;", t->out, T);
+}
+
+/* Any tile: a thread computes results t, t + 64, .. one after another, from memory. */
+static void print_plain(emitter *e, const l_tile *t) {
+  char step[EMIT_TEXT];
   words w;
   words_of(e, t, &w);
-  const char *T = emit_type(w.to), *add = w.add, *id = w.id;
-  int tile = s.rows * s.columns, size = (int)dtype_size((qn_dtype)w.to);
-  emit_open(e);
-  line(e, "typedef struct x_many { %s v[%d]; } __attribute__((aligned(%d))) x_many;", T, s.vx, s.vx * size);
-  line(e, "typedef struct y_many { %s v[%d]; } __attribute__((aligned(%d))) y_many;", T, s.vy, s.vy * size);
-  line(e, "__shared__ x_many x_panel[%d]; __shared__ y_many y_panel[%d];", s.buffers * s.deep * s.pitch_x / s.vx,
-       s.buffers * s.deep * s.pitch_y / s.vy);
+  const char *T = emit_type(w.to);
+  line(e, "SYNC for (i64 o_ = t; o_ < v%u * v%u; o_ += 64) {", t->rows, t->cols);
+  line(e, "const i64 row = o_ / v%u, col = o_ %% v%u, depth = v%u; %s s[1] = {%s}, tree[24]; u64 leaves = 0;", t->cols,
+       t->cols, t->depth, T, w.id);
+  line(e, "for (i64 k = 0; k < depth; k++) {");
+  line(e, "const %s x = %s(%s[v%u + row * v%u + k * v%u]), y = %s(%s[v%u + k * v%u + col * v%u]);", T, w.cast, w.x,
+       t->x_base, t->x_m, t->x_k, w.cast, w.y, t->y_base, t->y_k, t->y_n);
+  step_text(e, &w, "s[0]", "x", "y", step);
+  line(e, "s[0] = %s;", step);
+  line(e, "if ((k + 1) %% %d == 0) { TREE_ADD(%s, %s, tree, 1, leaves, s, 1) leaves++; s[0] = %s; }", ORDER_DOT_CHUNK,
+       T, w.add, w.id);
+  line(e, "}");
+  line(e, "if (depth %% %d != 0) { TREE_ADD(%s, %s, tree, 1, leaves, s, 1) leaves++; }", ORDER_DOT_CHUNK, T, w.add);
+  line(e, "TREE_END(%s, %s, tree, 1, leaves, s, 1, (%s)0) v%u[row * %d + col] = s[0];", T, w.add, T, t->out,
+       t->tile_cols);
+  line(e, "}");
+  line(e, "SYNC");
+}
+
+/* A tile whose results all threads have in registers. */
+static void print_registers(emitter *e, const l_tile *t, const shape *s) {
+  words w;
+  words_of(e, t, &w);
+  const char *T = emit_type(w.to);
+  int size = (int)dtype_size((qn_dtype)w.to);
+  line(e, "{");
+  line(e, "typedef struct x_many { %s v[%d]; } __attribute__((aligned(%d))) x_many;", T, s->vx, s->vx * size);
+  line(e, "typedef struct y_many { %s v[%d]; } __attribute__((aligned(%d))) y_many;", T, s->vy, s->vy * size);
+  line(e, "__shared__ x_many x_panel[%d]; __shared__ y_many y_panel[%d];", s->buffers * s->deep * s->pitch_x / s->vx,
+       s->buffers * s->deep * s->pitch_y / s->vy);
   line(e, "const i64 depth = v%u; const int rows = (int)v%u, cols = (int)v%u, tm = t / %d, tn = t %% %d;", t->depth,
-       t->rows, t->cols, s.gn, s.gn);
+       t->rows, t->cols, s->gn, s->gn);
   line(e, "const b8 along_n = v%u == 1;", t->y_n);
-  print_way(e, 'x', w.x, w.from, t->x_base, t->x_m, t->x_k, s.rows, s.pitch_x, s.deep, true);
-  print_way(e, 'y', w.y, w.from, t->y_base, t->y_n, t->y_k, s.columns, s.pitch_y, s.deep, false);
+  print_way(e, 'x', w.x, w.from, t->x_base, t->x_m, t->x_k, s->rows, s->pitch_x, s->deep, true);
+  print_way(e, 'y', w.y, w.from, t->y_base, t->y_n, t->y_k, s->columns, s->pitch_y, s->deep, false);
   line(e,
        "#define OWN(o) ((((o) / %d / %d * %d + tm) * %d + (o) / %d %% %d) * %d + ((o) %% %d / %d * %d + tn) * %d + (o) "
        "%% %d %% %d)",
-       s.rn, s.vx, s.gm, s.vx, s.rn, s.vx, s.columns, s.rn, s.vy, s.gn, s.vy, s.rn, s.vy);
-  line(e, "%s s[%d], x_in[%d], y_in[%d]; u64 leaves = 0; int left = depth < %d ? (int)depth : %d;", T, s.rm * s.rn,
-       s.nx, s.ny, s.deep, s.deep);
-  snprintf(text, sizeof text, "(void)own; s[o] = %s;", id);
-  print_each(e, &s, text);
-  print_loads(e, &s, w.cast, T);
-  line(e, "SYNC for (i64 k0 = 0; k0 < depth; k0 += %d) {", s.deep);
-  e->depth++;
+       s->rn, s->vx, s->gm, s->vx, s->rn, s->vx, s->columns, s->rn, s->vy, s->gn, s->vy, s->rn, s->vy);
+  line(e, "%s s[%d], x_in[%d], y_in[%d]; u64 leaves = 0; int left = depth < %d ? (int)depth : %d;", T, s->rm * s->rn,
+       s->nx, s->ny, s->deep, s->deep);
+  print_each(e, s, "(void)own; s[o] = %s;", w.id);
+  print_loads(e, s, w.cast, T);
+  line(e, "SYNC for (i64 k0 = 0; k0 < depth; k0 += %d) {", s->deep);
   line(e,
        "const int turn = %d * (int)(k0 / %d & 1); %s *const px = (%s *)x_panel + turn * %d, *const py = (%s *)y_panel "
        "+ turn * %d;",
-       s.buffers - 1, s.deep, T, T, s.deep * s.pitch_x, T, s.deep * s.pitch_y);
+       s->buffers - 1, s->deep, T, T, s->deep * s->pitch_x, T, s->deep * s->pitch_y);
   line(e, "#pragma unroll");
-  line(e, "for (int i = 0; i < %d; i++) px[x_to + i * x_tos] = x_in[i];", s.nx);
+  line(e, "for (int i = 0; i < %d; i++) px[x_to + i * x_tos] = x_in[i];", s->nx);
   line(e, "#pragma unroll");
-  line(e, "for (int i = 0; i < %d; i++) py[y_to + i * y_tos] = y_in[i];", s.ny);
-  line(e, "const int now = left; left = depth - k0 - %d < %d ? (int)(depth - k0 - %d) : %d;", s.deep, s.deep, s.deep,
-       s.deep);
+  line(e, "for (int i = 0; i < %d; i++) py[y_to + i * y_tos] = y_in[i];", s->ny);
+  line(e, "const int now = left; left = depth - k0 - %d < %d ? (int)(depth - k0 - %d) : %d;", s->deep, s->deep, s->deep,
+       s->deep);
   line(e, "SYNC if (left > 0) {");
-  e->depth++;
-  print_loads(e, &s, w.cast, T);
-  emit_close(e);
-  line(e, "if (now == %d) {", s.deep);
-  e->depth++;
-  line(e, "#pragma unroll");
-  line(e, "for (int k = 0; k < %d; k++) {", s.deep);
-  e->depth++;
-  print_step(e, &s, t);
-  emit_close(e);
-  emit_close(e);
-  line(e, "else for (int k = 0; k < now; k++) {");
-  e->depth++;
-  print_step(e, &s, t);
-  emit_close(e);
-  if (s.buffers == 1) line(e, "SYNC");
-  line(e, "if (depth > %d && (left <= 0 || (k0 + %d) %% %d == 0)) {", ORDER_DOT_CHUNK, s.deep, ORDER_DOT_CHUNK);
-  e->depth++;
-  line(e, "%s *q = v%u + %d;", T, t->out, tile);
-  line(e, "for (u64 c = leaves; c & 1; c >>= 1, q += %d) {", tile);
-  snprintf(text, sizeof text, "s[o] = %s(q[own], s[o]);", add);
-  print_each(e, &s, text);
+  print_loads(e, s, w.cast, T);
   line(e, "}");
-  snprintf(text, sizeof text, "q[own] = s[o]; s[o] = %s;", id);
-  print_each(e, &s, text);
-  line(e, "leaves++;");
-  emit_close(e);
-  emit_close(e);
-  line(e, "if (leaves) {");
-  e->depth++;
-  line(e, "const %s *q = v%u + %d; u64 c = leaves;", T, t->out, tile);
-  line(e, "for (; !(c & 1); c >>= 1) q += %d;", tile);
-  print_each(e, &s, "s[o] = q[own];");
-  line(e, "while (c >>= 1) { q += %d; if (c & 1) {", tile);
-  snprintf(text, sizeof text, "s[o] = %s(q[own], s[o]);", add);
-  print_each(e, &s, text);
-  line(e, "} }");
-  emit_close(e);
-  snprintf(text, sizeof text, "v%u[own] = depth > 0 ? s[o] : (%s)0;", t->out, T);
-  print_each(e, &s, text);
+  line(e, "if (now == %d) {", s->deep);
+  line(e, "#pragma unroll");
+  line(e, "for (int k = 0; k < %d; k++) {", s->deep);
+  print_step(e, s, &w);
+  line(e, "}");
+  line(e, "}");
+  line(e, "else for (int k = 0; k < now; k++) {");
+  print_step(e, s, &w);
+  line(e, "}");
+  if (s->buffers == 1) line(e, "SYNC");
+  print_chunk_end(e, t, s, &w);
+  line(e, "}");
+  print_sums(e, t, s, &w);
   line(e, "#undef OWN");
   line(e, "SYNC");
-  emit_close(e);
-  return true;
+  line(e, "}");
+}
+
+void emit_cuda_tile(emitter *e, const l_tile *t) {
+  shape s;
+  if (shape_of(e, t, &s) && has_room(e, t))
+    print_registers(e, t, &s);
+  else if (!print_few(e, t))
+    print_plain(e, t);
 }

@@ -6,23 +6,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-bool emit_opens(uint8_t code) {
-  return code == L_PAR || code == L_FOR || code == L_VEC || code == L_IF || code == L_WHILE;
-}
-
 /* ---- facts ------------------------------------------------------------------------------------------------------- */
 
 bool emit_facts(emitter *e, const l_program *p) {
   e->p = p;
-  e->end = calloc(p->n + 1, sizeof *e->end);
-  e->acc = calloc(p->n + 1, sizeof *e->acc);
-  e->seg = calloc(p->n + 1, sizeof *e->seg);
-  e->seen = calloc(p->n + 1, sizeof *e->seen);
-  e->spill = calloc(p->n + 1, sizeof *e->spill);
-  e->ahead = calloc(p->n + 1, sizeof *e->ahead);
-  e->even = calloc(p->n + 1, sizeof *e->even);
-  uint32_t *open = calloc(p->n + 1, sizeof *open);
-  e->failed = !e->end || !e->acc || !e->seg || !e->seen || !e->spill || !e->ahead || !e->even || !open;
+  arena_init(&e->memory, NULL);
+  uint32_t **const numbers[] = {&e->end, &e->seg, &e->seen};
+  uint8_t **const bytes[] = {&e->acc, &e->spill, &e->ahead, &e->even};
+  for (int i = 0; i < 3; i++) *numbers[i] = arena_alloc(&e->memory, p->n * sizeof **numbers[i]);
+  for (int i = 0; i < 4; i++) *bytes[i] = arena_alloc(&e->memory, p->n);
+  uint32_t *open = arena_alloc(&e->memory, p->n * sizeof *open);
+  e->failed = e->memory.failed;
   uint32_t depth = 0, vec = 0; /* open blocks; 1 + the number of those outside the open VEC */
   for (l_val v = 1; v < p->n && !e->failed; v++) {
     const l_instr *i = &p->code[v];
@@ -31,7 +25,7 @@ bool emit_facts(emitter *e, const l_program *p) {
     if (i->code == L_SCAN) e->acc[i->a] |= i->flags & L_EXCLUSIVE ? ACC_SCANNED | ACC_EXCLUSIVE : ACC_SCANNED;
     if (i->code == L_MERGE) e->acc[i->a] |= ACC_MERGED;
     if (i->code == L_FINISH || i->code == L_PARTIAL) e->acc[i->a] |= ACC_FINISHED;
-    if (emit_opens(i->code)) {
+    if (l_opens(i->code)) {
       open[depth++] = v;
       if (i->code == L_VEC) vec = depth;
     }
@@ -40,19 +34,10 @@ bool emit_facts(emitter *e, const l_program *p) {
       if (depth < vec) vec = 0;
     }
   }
-  free(open);
   return !e->failed;
 }
 
-void emit_facts_free(emitter *e) {
-  free(e->end);
-  free(e->acc);
-  free(e->seg);
-  free(e->seen);
-  free(e->spill);
-  free(e->ahead);
-  free(e->even);
-}
+void emit_facts_free(emitter *e) { arena_free(&e->memory); }
 
 /* ---- text -------------------------------------------------------------------------------------------------------- */
 
@@ -62,20 +47,14 @@ void emit_line(emitter *e, const char *format, ...) {
   va_start(args, format);
   int n = vsnprintf(text, sizeof text, format, args);
   va_end(args);
-  if (n < 0 || (size_t)n >= sizeof text) e->out->failed = true;
-  text_repeat(e->out, "  ", e->depth);
+  if (n <= 0 || (size_t)n >= sizeof text) {
+    e->out->failed = true;
+    return;
+  }
+  text_repeat(e->out, "  ", e->depth - (text[0] == '}'));
   text_adds(e->out, text);
   text_adds(e->out, "\n");
-}
-
-void emit_open(emitter *e) {
-  emit_line(e, "{");
-  e->depth++;
-}
-
-void emit_close(emitter *e) {
-  e->depth--;
-  emit_line(e, "}");
+  for (const char *c = text; *c; c++) e->depth += (*c == '{') - (*c == '}');
 }
 
 const char *emit_prim(emitter *e, char name[48], kop_id op, uint8_t dtype, uint8_t from) {
@@ -197,8 +176,8 @@ void emit_arguments(const l_instr *i, char out[64]) {
     snprintf(out, 64, "v%u", i->a);
 }
 
-/* The same where NVRTC could compute the result: it takes 0.0f / 0.0f for a number, which is equal to itself. So it must not know
- * that all operands are constants. */
+/* The operands as arguments of a primitive. NVRTC must not know that all of them are constants, or it computes the result itself and
+ * takes 0.0f / 0.0f for a number that is equal to itself: the first one then goes through OPAQUE. */
 static void print_arguments(const emitter *e, const l_instr *i, char out[64]) {
   const l_val in[] = {i->a, i->b, i->c};
   uint8_t dtype = emit_at(e, i->a)->dtype; /* f16 and bf16 are words: they are only converted */
@@ -347,13 +326,10 @@ void emit_sets(emitter *e, l_val loop, const char *cond) {
   for (int pass = 0; pass < 2; pass++)
     for (l_val k = loop + 1; k < e->end[loop]; k++) {
       const l_instr *i = emit_at(e, k);
-      if (emit_opens(i->code)) {
+      if (l_opens(i->code)) {
         k = e->end[k];
       } else if (i->code == L_SET && pass == 0) {
-        if (!any && cond[0]) {
-          emit_line(e, "if (%s) {", cond);
-          e->depth++;
-        }
+        if (!any && cond[0]) emit_line(e, "if (%s) {", cond);
         any = true;
         emit_line(e, "const %s w%u = v%u;", emit_type(emit_at(e, i->a)->dtype), k, i->b);
       } else if (i->code == L_SET) {
@@ -361,7 +337,6 @@ void emit_sets(emitter *e, l_val loop, const char *cond) {
       }
     }
   if (!any || !cond[0]) return;
-  e->depth--;
   emit_line(e, "}");
 }
 
@@ -370,29 +345,21 @@ void emit_loop(emitter *e, l_val v) {
   char step[24] = "1";
   if (i->c) snprintf(step, sizeof step, "v%u", i->c);
   emit_line(e, "for (i64 x%u = v%u; x%u < v%u; x%u += %s) {", v, i->a, v, i->b, v, step);
-  e->depth++;
 }
 
 l_val emit_structure(emitter *e, l_val v, void (*block)(emitter *e, l_val from, l_val to)) {
   const l_instr *i = emit_at(e, v);
   switch ((l_code)i->code) {
   case L_CARRY: emit_line(e, "%s v%u = v%u;", emit_type(i->dtype), v, i->a); return v;
-  case L_ELSE:
-    e->depth--;
-    emit_line(e, "} else {");
-    e->depth++;
-    return v;
+  case L_ELSE: emit_line(e, "} else {"); return v;
   case L_FOR: emit_loop(e, v); break;
   case L_WHILE:
-  case L_IF:
-    emit_line(e, "%s (v%u) {", i->code == L_IF ? "if" : "while", i->a);
-    e->depth++;
-    break;
+  case L_IF: emit_line(e, "%s (v%u) {", i->code == L_IF ? "if" : "while", i->a); break;
   default: emit_instr(e, v); return v;
   }
   block(e, v + 1, e->end[v]);
   if (i->code != L_IF) emit_sets(e, v, "");
-  emit_close(e);
+  emit_line(e, "}");
   return e->end[v];
 }
 
@@ -656,11 +623,11 @@ static void print_size(emitter *e) {
   emit_line(e, "u64 most = 0;");
   for (l_val v = 1; v < e->p->n; v++) {
     if (emit_at(e, v)->code != L_PHASE) continue;
-    emit_open(e);
+    emit_line(e, "{");
     emit_line(e, "u64 o = 0;");
     emit_places(e, emit_prelude(e, v));
     emit_line(e, "most = o > most ? o : most;");
-    emit_close(e);
+    emit_line(e, "}");
   }
   emit_line(e, "*(i64 *)a->scratch = (i64)most;");
 }
@@ -676,8 +643,7 @@ void emit_unit(const emit_target *t, const l_program *const *programs, const cha
                cancel_flag cancel, text_buf *out) {
   text_buf body;
   text_init(&body, NULL);
-  math_uses uses;
-  math_uses_init(&uses);
+  math_uses uses = {0};
   bool failed = false;
   for (uint32_t i = 0; i < n && !failed && !(failed = cancelled(cancel)); i++) {
     emitter e = {.cuda = t->words == MATH_TARGET_CUDA, .out = &body, .uses = &uses, .active = ""};
@@ -688,12 +654,11 @@ void emit_unit(const emit_target *t, const l_program *const *programs, const cha
         bool last = v == programs[i]->n;
         if (!last && programs[i]->code[v].code != L_PHASE) continue;
         t->head(&e, names[i], number++, !last);
-        e.depth = 1;
         if (last)
           print_size(&e);
         else
           t->phase(&e, v);
-        emit_close(&e);
+        emit_line(&e, "}");
       }
     }
     failed = e.failed;
@@ -702,6 +667,5 @@ void emit_unit(const emit_target *t, const l_program *const *programs, const cha
   emit_words(t, &uses, out);
   text_add(out, body.text ? body.text : "", body.len);
   out->failed |= body.failed || uses.failed || failed;
-  math_uses_free(&uses);
   text_free(&body);
 }

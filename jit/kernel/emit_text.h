@@ -32,7 +32,8 @@ typedef struct emitter {
   l_val par;          /* PAR being printed: divisors before it have a divider */
   const char *active; /* name of the bool that must hold for memory access and checks, or "" */
   bool failed;        /* out of memory */
-  /* facts, by instruction */
+  /* facts, by instruction, in `memory` */
+  arena memory;
   uint32_t *end;  /* of a block's opener: its END */
   uint8_t *acc;   /* of an ACC: ACC_ bits */
   uint8_t *ahead; /* for CUDA: of the block being printed, see emit_ahead */
@@ -48,11 +49,9 @@ void emit_facts_free(emitter *e);
 
 static inline const l_instr *emit_at(const emitter *e, l_val v) { return &e->p->code[v]; }
 static inline const char *emit_type(uint8_t dtype) { return math_type((qn_dtype)dtype); }
-bool emit_opens(uint8_t code);
 
+/* A line, indented by the blocks that the lines before have left open. */
 void emit_line(emitter *e, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void emit_open(emitter *e); /* { */
-void emit_close(emitter *e);
 
 /* The name of a primitive, noted as used: of a compare, cast or bitcast by the operand's type `from`. */
 const char *emit_prim(emitter *e, char name[48], kop_id op, uint8_t dtype, uint8_t from);
@@ -93,17 +92,17 @@ bool emit_again(const l_instr *i);
 
 /* ---- kinds of instructions in a VEC ---- */
 
-/* Must this run element after element? */
+/* Must a VEC run this instruction element after element? (Stores that may meet, updates, chains.) */
 bool emit_is_ordered(const emitter *e, const l_instr *i);
-/* A SCAN with one result: works on a strip of 64 elements. */
+/* Is it a SCAN with one result? Such works on a strip of 64 elements. */
 bool emit_is_strip_scan(const emitter *e, const l_instr *i);
-/* The FINISH of many results that the same VEC pushes, in a loop inside it. */
+/* Is it the FINISH of many results that the same VEC pushes, in a loop inside it? */
 bool emit_is_inner_finish(const emitter *e, l_val vec, const l_instr *i);
-/* A push of many results inside a loop of the VEC. */
+/* Is it a push of many results inside a loop of the VEC? */
 bool emit_is_nested_push(const emitter *e, const l_instr *i);
 /* Is instruction k the first of the VEC with this code and operand a? */
 bool emit_is_first(const emitter *e, l_val vec, l_val k);
-/* A PUSH, or SCAN that pushes too, to 64 lanes, the first of its accumulator. */
+/* Is instruction k the VEC's first PUSH, or SCAN that pushes, to an accumulator of 64 lanes? */
 bool emit_is_lane_push(const emitter *e, l_val vec, l_val k);
 
 /* ---- facts about VECs for CUDA (emit_ahead.c) ---- */
@@ -127,41 +126,42 @@ int emit_ahead(const emitter *e, l_val from, l_val vec, uint8_t *ahead);
 
 /* ---- products for CUDA (emit_cuda_tile.c) ---- */
 
-/* Prints a TILE whose results 64 threads have in registers. False: it is none such, and nothing is printed. */
-bool emit_cuda_tile(emitter *e, const l_tile *t);
+/* Prints a TILE: with results in registers where it has a shape for that, else a thread computes one result after another. */
+void emit_cuda_tile(emitter *e, const l_tile *t);
 /* How many blocks share a multiprocessor's registers, at most `most`: fewer where threads keep results of a TILE. */
 int emit_cuda_blocks(const emitter *e, int most);
 
 /* ---- accumulators: facts ---- */
 
+/* Has the ACC many results? */
 static inline bool acc_many(const l_instr *a) { return a->a != 0; }
-static inline bool acc_arg(const l_instr *a) { return a->sub == KOP_argmax || a->sub == KOP_argmin; }
-/* Do all orders give the same bits? */
+/* Does it give indices? */
+static inline bool acc_arg(const l_instr *a) { return kop_is_arg(a->sub); }
+/* Do all orders of combination give the same bits? */
 bool acc_exact(const l_instr *a);
-/* One result, kept in 64 lanes. */
+/* Has it one result that is kept in 64 lanes? */
 bool acc_lanes(const emitter *e, l_val v);
-/* In CUDA: at most 64 results, of which thread t has number t in its registers. */
+/* In CUDA: has it at most 64 results, of which thread t keeps number t in its registers? */
 bool acc_own(const emitter *e, l_val v);
-/* Many results of order INNER: a row for each push. */
+/* Has it many results of order INNER? These are kept as a row for each push. */
 bool acc_rows(const l_instr *a);
 /* Are full chains collected in a tree? */
 bool acc_tree(const l_instr *a);
 int acc_chain(const l_instr *a); /* pushes to a chain */
-/* How scans run: FREE for exact ones. */
+/* The order that scans run in: FREE where all give the same bits. */
 l_order acc_scan_order(const l_instr *a);
 /* The comparison that makes an arg* better, as an operator. */
 static inline const char *acc_than(const l_instr *a) { return a->sub == KOP_argmax ? ">" : "<"; }
-/* Elements of one subtree, as text; in CUDA a thread has one lane. */
+/* How many elements one subtree has, as text; in CUDA a thread has one lane. */
 void acc_width(const emitter *e, l_val v, char out[24]);
-/* The value that changes nothing, and what precedes the first value of an exclusive scan. */
-void acc_identity(const l_instr *a, char out[80]);
-void acc_nothing(const l_instr *a, char out[80]); /* the result of no push at all */
-void acc_zero(const l_instr *a, char out[80]);
+void acc_identity(const l_instr *a, char out[80]); /* the value that changes nothing: -0.0 for sums of floats */
+void acc_nothing(const l_instr *a, char out[80]);  /* the result where nothing was pushed */
+void acc_zero(const l_instr *a, char out[80]);     /* what an exclusive scan gives first */
 /* The combining primitive, noted as used (empty for arg*). */
 const char *acc_prim(emitter *e, const l_instr *a, char name[48]);
 /* The next element of a chain: f(cell, value), for DOT fma(value, times, cell). */
 void acc_step(emitter *e, const l_instr *push, const char *cell, char out[EMIT_TEXT]);
-/* Levels of the tree as an expression. */
+/* How many subtrees can be open at a time, as an expression. */
 void acc_levels(const emitter *e, l_val v, char out[64]);
 
 /* ---- accumulators: text (emit_acc.c) ----
@@ -188,9 +188,18 @@ void emit_acc_counted(emitter *e, l_val v, const char *from, const char *width);
 void emit_acc_pushed(emitter *e, const l_instr *push, const char *from, const char *width);
 /* Leaves the result of a range in v (lanes unfolded). `whole`: remembers that it has been done. */
 void emit_acc_root(emitter *e, l_val v, const char *from, const char *width, bool whole);
+/* emit_acc_root of all results; one result in lanes is folded to v[0] if `fold`. */
+void emit_acc_result(emitter *e, l_val v, bool fold);
+/* The push of one element of the VEC: to its lane, its result, or as the next of a chain. */
+void emit_acc_push(emitter *e, const l_instr *push);
+/* The push that a SCAN stands for, too, if its accumulator is finished. */
+void emit_acc_scan_push(emitter *e, const l_instr *scan);
+/* A push outside VECs: one k of one result. */
+void emit_acc_push_one(emitter *e, const l_instr *push);
 /* The push of value b to cell `cell` (an index into v) whose k is `k`. */
 void emit_acc_step(emitter *e, const l_instr *push, const char *cell, const char *k);
-/* In C, before the loop that does the next: where the step stands in its chain, as ints of which compilers know nothing (emit_is_switch). */
+/* In C, before the loop of emit_acc_scan: where the step stands in its chain, as ints of which compilers know nothing
+ * (emit_is_switch). */
 void emit_scan_switches(emitter *e, l_val v);
 /* A SCAN with many results for element j of its VEC. */
 void emit_acc_scan(emitter *e, l_val v);
@@ -201,7 +210,7 @@ void emit_acc_scan(emitter *e, l_val v);
 l_val emit_prelude(emitter *e, l_val phase);
 /* In CUDA: does the local lie in shared memory, being of a small constant size while there is room? */
 bool emit_is_shared(const emitter *e, l_val local);
-/* The places of what a phase keeps in scratch; `o` counts the bytes. */
+/* Gives what a phase keeps in scratch its places; the printed variable `o` counts the bytes. */
 void emit_places(emitter *e, l_val par);
 /* The pointers to the program's buffers. */
 void emit_buffers(emitter *e);

@@ -17,18 +17,11 @@ enum { TERMS_MAX = 64 };
 
 /* ---- memory --------------------------------------------------------------------------------------------------------- */
 
+/* Room for one more element of an array of n. */
 static bool grow(k_kernel *k, void **at, uint32_t n, uint32_t *cap, size_t size) {
-  if (n < *cap) return true;
-  uint32_t more = *cap ? *cap * 2 : 16;
-  void *to = arena_alloc(&k->arena, (size_t)more * size);
-  if (!to) {
-    k->failed = true;
-    return false;
-  }
-  if (n) memcpy(to, *at, (size_t)n * size);
-  *at = to;
-  *cap = more;
-  return true;
+  if (arena_room(&k->arena, at, cap, (size_t)n + 1, size)) return true;
+  k->failed = true;
+  return false;
 }
 
 /* ---- tables of what is there already ---------------------------------------------------------------------------------- */
@@ -609,23 +602,30 @@ static bool node_same(const k_node *x, const k_node *y) {
          x->c == y->c && x->at == y->at && x->guard == y->guard && x->imm == y->imm;
 }
 
+k_mask k_value_axes(const k_kernel *k, const k_node *n) {
+  k_mask own = (k_mask)1 << n->axis;
+  k_mask m =
+      k->nodes[n->a].axes | k->nodes[n->b].axes | k->nodes[n->c].axes | k->forms[n->at].axes | k->guards[n->guard].axes;
+  return n->code == K_REDUCE || n->code == K_DOT ? m & ~own : n->code == K_SCAN ? m | own : m;
+}
+
 static k_val append(k_kernel *k, const k_node *n) {
   if (k->failed || !grow(k, (void **)&k->nodes, k->n, &k->cap, sizeof *k->nodes)) return 0;
   k->nodes[k->n] = *n;
   return k->n++;
 }
 
-/* The node, or the equal one that is there already. */
+/* The value, whose axes are filled in here, or the equal one that is there already. */
 static k_val intern(k_kernel *k, const k_node *n) {
   if (!index_room(k, &k->node_index, node_hash)) return 0;
   uint32_t *slot = index_first(&k->node_index, hash_node(n));
   for (; *slot; slot = index_next(&k->node_index, slot))
     if (node_same(&k->nodes[*slot - 1], n)) return *slot - 1;
   k_val v = append(k, n);
-  if (v) {
-    *slot = v + 1;
-    k->node_index.n++;
-  }
+  if (!v) return 0;
+  k->nodes[v].axes = k_value_axes(k, n);
+  *slot = v + 1;
+  k->node_index.n++;
   return v;
 }
 
@@ -635,10 +635,9 @@ k_val k_const(k_kernel *k, qn_dtype dtype, uint64_t bits) {
 
 k_val k_const_i(k_kernel *k, qn_dtype dtype, int64_t value) {
   if (dtype_is_float(dtype)) return k_const_f(k, dtype, (double)value);
-  if (dtype_is_bool(dtype)) return k_const(k, dtype, value != 0);
-  size_t bits = 8 * dtype_size(dtype);
-  uint64_t mask = bits == 64 ? ~(uint64_t)0 : ((uint64_t)1 << bits) - 1;
-  return k_const(k, dtype, (uint64_t)value & mask);
+  uint64_t bits = 0;
+  dtype_store(dtype, &bits, value_int(value));
+  return k_const(k, dtype, bits);
 }
 
 k_val k_const_f(k_kernel *k, qn_dtype dtype, double value) {
@@ -667,17 +666,16 @@ k_val k_iota(k_kernel *k, qn_dtype dtype, k_form at) {
   if (l.n == 0 && dim_is_const(k->dims, l.constant, &c) && c >= -K_LITERAL_MAX && c <= K_LITERAL_MAX)
     return k_const_i(k, dtype, c); /* larger ones are sizes: parameters, so that programs serve all shapes */
   if (single(k, at, &a) && a.kind == ATOM_VALUE && k->nodes[a.ref].dtype == dtype) return a.ref;
-  return intern(k, &(k_node){.code = K_IOTA, .dtype = (uint8_t)dtype, .at = at, .axes = l.axes});
+  return intern(k, &(k_node){.code = K_IOTA, .dtype = (uint8_t)dtype, .at = at});
 }
 
 k_val k_load(k_kernel *k, int buffer, k_form at, k_guard guard, k_val otherwise) {
-  k_node n = {.code = K_LOAD, .dtype = k->buffers[buffer].dtype, .buffer = buffer, .at = at, .guard = guard};
-  n.axes = k->forms[at].axes | k->guards[guard].axes;
-  if (guard) {
-    n.a = otherwise;
-    n.axes |= k->nodes[otherwise].axes;
-  }
-  return intern(k, &n);
+  return intern(k, &(k_node){.code = K_LOAD,
+                             .dtype = k->buffers[buffer].dtype,
+                             .buffer = buffer,
+                             .at = at,
+                             .guard = guard,
+                             .a = guard ? otherwise : 0});
 }
 
 k_val k_op(k_kernel *k, kop_id op, qn_dtype dtype, k_val a, k_val b, k_val c) {
@@ -686,24 +684,12 @@ k_val k_op(k_kernel *k, kop_id op, qn_dtype dtype, k_val a, k_val b, k_val c) {
   if (op == KOP_cast && k->nodes[a].dtype == dtype) return a;
   if (op == KOP_select && b == c) return b;
   if (op == KOP_and && dtype_is_bool(dtype) && a == b) return a;
-  return intern(k, &(k_node){.code = K_OP,
-                             .sub = (uint8_t)op,
-                             .dtype = (uint8_t)dtype,
-                             .a = a,
-                             .b = b,
-                             .c = c,
-                             .axes = k->nodes[a].axes | k->nodes[b].axes | k->nodes[c].axes});
+  return intern(k, &(k_node){.code = K_OP, .sub = (uint8_t)op, .dtype = (uint8_t)dtype, .a = a, .b = b, .c = c});
 }
 
 k_val k_math(k_kernel *k, math_id fn, qn_dtype dtype, k_val a, k_val b, k_val c) {
   if (!a || (math_rows[fn].arity > 1 && !b) || (math_rows[fn].arity > 2 && !c)) return 0;
-  return intern(k, &(k_node){.code = K_MATH,
-                             .sub = (uint8_t)fn,
-                             .dtype = (uint8_t)dtype,
-                             .a = a,
-                             .b = b,
-                             .c = c,
-                             .axes = k->nodes[a].axes | k->nodes[b].axes | k->nodes[c].axes});
+  return intern(k, &(k_node){.code = K_MATH, .sub = (uint8_t)fn, .dtype = (uint8_t)dtype, .a = a, .b = b, .c = c});
 }
 
 k_val k_cast(k_kernel *k, k_val v, qn_dtype to) {
@@ -719,18 +705,15 @@ k_val k_cast(k_kernel *k, k_val v, qn_dtype to) {
   return k_op(k, KOP_cast, to, v, 0, 0);
 }
 
-static k_mask without(k_mask m, uint32_t axis) { return m & ~((k_mask)1 << axis); }
-
 k_val k_reduce(k_kernel *k, kop_id op, l_order order, uint32_t axis, k_val a) {
   if (!a) return 0;
-  bool index = op == KOP_argmax || op == KOP_argmin;
+  uint8_t dtype = kop_is_arg(op) ? DTYPE_INDEX : k->nodes[a].dtype;
   return intern(k, &(k_node){.code = K_REDUCE,
                              .sub = (uint8_t)op,
                              .order = (uint8_t)order,
                              .axis = (uint8_t)axis,
                              .a = a,
-                             .dtype = index ? DTYPE_INDEX : k->nodes[a].dtype,
-                             .axes = without(k->nodes[a].axes, axis)});
+                             .dtype = dtype});
 }
 
 k_val k_scan(k_kernel *k, kop_id op, l_order order, uint32_t axis, bool exclusive, k_val a) {
@@ -741,34 +724,18 @@ k_val k_scan(k_kernel *k, kop_id op, l_order order, uint32_t axis, bool exclusiv
                              .axis = (uint8_t)axis,
                              .a = a,
                              .flags = exclusive ? K_EXCLUSIVE : 0,
-                             .dtype = k->nodes[a].dtype,
-                             .axes = k->nodes[a].axes | (k_mask)1 << axis});
+                             .dtype = k->nodes[a].dtype});
 }
 
 k_val k_dot(k_kernel *k, uint32_t axis, k_val a, k_val b) {
   if (!a || !b) return 0;
-  return intern(k, &(k_node){.code = K_DOT,
-                             .axis = (uint8_t)axis,
-                             .a = a,
-                             .b = b,
-                             .dtype = k->nodes[a].dtype,
-                             .axes = without(k->nodes[a].axes | k->nodes[b].axes, axis)});
+  return intern(k, &(k_node){.code = K_DOT, .axis = (uint8_t)axis, .a = a, .b = b, .dtype = k->nodes[a].dtype});
 }
 
-bool k_store(k_kernel *k, int buffer, k_form at, k_guard guard, k_val v, k_mask over) {
+/* A STORE, or with an op a STOREF. */
+static bool store(k_kernel *k, k_code code, kop_id op, int buffer, k_form at, k_guard guard, k_val v, k_mask over) {
   if (!v || buffer < 0) return false;
-  return append(k, &(k_node){.code = K_STORE,
-                             .dtype = k->nodes[v].dtype,
-                             .buffer = buffer,
-                             .at = at,
-                             .guard = guard,
-                             .a = v,
-                             .axes = over}) != 0;
-}
-
-bool k_storef(k_kernel *k, kop_id op, int buffer, k_form at, k_guard guard, k_val v, k_mask over) {
-  if (!v || buffer < 0) return false;
-  return append(k, &(k_node){.code = K_STOREF,
+  return append(k, &(k_node){.code = (uint8_t)code,
                              .sub = (uint8_t)op,
                              .dtype = k->nodes[v].dtype,
                              .buffer = buffer,
@@ -776,6 +743,14 @@ bool k_storef(k_kernel *k, kop_id op, int buffer, k_form at, k_guard guard, k_va
                              .guard = guard,
                              .a = v,
                              .axes = over}) != 0;
+}
+
+bool k_store(k_kernel *k, int buffer, k_form at, k_guard guard, k_val v, k_mask over) {
+  return store(k, K_STORE, (kop_id)0, buffer, at, guard, v, over);
+}
+
+bool k_storef(k_kernel *k, kop_id op, int buffer, k_form at, k_guard guard, k_val v, k_mask over) {
+  return store(k, K_STOREF, op, buffer, at, guard, v, over);
 }
 
 bool k_check(k_kernel *k, int check, k_val ok, k_form element, k_val shows, k_mask over) {

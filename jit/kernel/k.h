@@ -14,7 +14,7 @@
  * operands. An element is stored once; STOREF combines into it in row-major order of its axes (k->axes in order).
  * The effects of a kernel stand in program order. Values are nodes before them; nodes are hash-consed.
  *
- * Text form (k_text.c), parses back identically:
+ * Text form, written and read by tests alone (tests/unit/kernel_text.h):
  *   kernel softmax {
  *     dim n 4096
  *     axis r n
@@ -210,6 +210,12 @@ bool k_check(k_kernel *k, int check, k_val ok, k_form element, k_val shows, k_ma
 static inline bool k_is_effect(const k_node *n) {
   return n->code == K_CHECK || n->code == K_STORE || n->code == K_STOREF;
 }
+/* Does a node open a region, which an END closes? */
+static inline bool k_opens(uint8_t code) { return code == K_FOLD || code == K_WHILE || code == K_IF; }
+/* Is a node a value? */
+static inline bool k_has_result(uint8_t code) { return code <= K_DOT || code == K_CARRY; }
+/* The axes that a value has by its operands, coordinates and guard; of an effect those that it has at least. */
+k_mask k_value_axes(const k_kernel *k, const k_node *n);
 /* Does every order of combination give the same bits? */
 static inline bool k_free_order(uint8_t op, uint8_t dtype) {
   return !(dtype_is_float((qn_dtype)dtype) && (op == KOP_add || op == KOP_mul));
@@ -221,10 +227,9 @@ int64_t k_points(const k_kernel *k, k_mask axes);
  * combined index (x * extent(y) + y), drops unused axes. Nothing may be added afterwards. */
 void k_finish(k_kernel *k);
 
-/* ---- checking, text ---------------------------------------------------------------------------------------------------------------- */
+/* ---- checking ---------------------------------------------------------------------------------------------------------------------- */
 
+/* Checks the rules above; false fills in `why` (a defect of Quern). Run on every kernel in checked builds. */
 QN_MUST_CHECK bool k_verify(const k_kernel *k, char *why, size_t size);
-void k_print(const k_kernel *k, text_buf *out);
-QN_MUST_CHECK k_kernel *k_parse(const char *text, char *why, size_t size);
 
 #endif

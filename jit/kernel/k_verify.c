@@ -34,12 +34,11 @@ static bool bad(checker *c, const char *format, ...) {
 static bool visible(checker *c, k_val v) {
   if (!v || v >= c->at) return bad(c, "%%%u is not defined before", v);
   const k_node *n = &c->k->nodes[v];
-  if (k_is_effect(n) || (n->code >= K_FOLD && n->code <= K_END && n->code != K_CARRY))
-    return bad(c, "%%%u is no value", v);
+  if (!k_has_result(n->code)) return bad(c, "%%%u is no value", v);
   int inside = 0;
   for (k_val i = v + 1; i < c->at; i++) {
     uint8_t code = c->k->nodes[i].code;
-    if (code == K_FOLD || code == K_WHILE || code == K_IF) inside++;
+    if (k_opens(code)) inside++;
     if (code == K_ELSE && inside == 0) return bad(c, "%%%u is in the other arm", v);
     if (code == K_END && --inside < 0) return bad(c, "%%%u is not visible here", v);
   }
@@ -102,31 +101,22 @@ static bool types_ok(checker *c, const k_node *n) {
   return !wrong || bad(c, "%s", wrong);
 }
 
-static bool combines(uint8_t op) {
-  return op == KOP_add || op == KOP_mul || op == KOP_min || op == KOP_max || op == KOP_and || op == KOP_or ||
-         op == KOP_xor;
-}
-static bool is_arg(uint8_t op) { return op == KOP_argmax || op == KOP_argmin; }
-
 static bool reduction_ok(checker *c, const k_node *n) {
   const k_kernel *k = c->k;
   uint8_t d = k->nodes[n->a].dtype;
   if (n->axis >= k->naxes) return bad(c, "no such axis");
   if (dtype_is_narrow(d)) return bad(c, "f16 and bf16 are combined in f32");
   if (n->code == K_DOT) return (n->dtype == d && k->nodes[n->b].dtype == d) || bad(c, "factors of different dtypes");
-  if (!combines(n->sub) && !(is_arg(n->sub) && n->code == K_REDUCE)) return bad(c, "this function does not reduce");
+  if (!kop_combines(n->sub) && !(kop_is_arg(n->sub) && n->code == K_REDUCE))
+    return bad(c, "this function does not reduce");
   if (n->order != ORDER_INNER && n->order != ORDER_OUTER) return bad(c, "the order is inner or outer");
-  uint8_t result = is_arg(n->sub) ? DTYPE_INDEX : d;
+  uint8_t result = kop_is_arg(n->sub) ? DTYPE_INDEX : d;
   return n->dtype == result || bad(c, "wrong dtype of the result");
 }
 
 static bool axes_ok(checker *c, const k_node *n) {
   const k_kernel *k = c->k;
-  k_mask m =
-      k->nodes[n->a].axes | k->nodes[n->b].axes | k->nodes[n->c].axes | k->forms[n->at].axes | k->guards[n->guard].axes;
-  k_mask own = (k_mask)1 << n->axis;
-  if (n->code == K_REDUCE || n->code == K_DOT) m &= ~own;
-  if (n->code == K_SCAN) m |= own;
+  k_mask m = k_value_axes(k, n);
   if (k_is_effect(n)) return !(m & ~n->axes) || bad(c, "an effect runs over all axes of its operands");
   return m == n->axes || bad(c, "wrong set of axes");
 }
@@ -149,8 +139,7 @@ static bool store_ok(checker *c, const k_node *n) {
         return bad(c, "an element is stored more than once");
   }
   if (n->code == K_STORE) return true;
-  bool ok = n->sub == KOP_copy || n->sub == KOP_add || n->sub == KOP_mul || n->sub == KOP_min || n->sub == KOP_max;
-  return ok || bad(c, "no such update");
+  return n->sub == KOP_copy || kop_updates(n->sub) || bad(c, "no such update");
 }
 
 static bool node_ok(checker *c, const k_node *n) {

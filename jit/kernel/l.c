@@ -50,19 +50,11 @@ enum { HIGHLIGHT_BACK = 400 };
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
-/* Room for one more element of an array in the arena; arrays double, the old copies stay behind in the arena. */
+/* Room for one more element of an array of n. */
 static bool grow(l_program *p, void **at, uint32_t n, uint32_t *cap, size_t size) {
-  if (n < *cap) return true;
-  uint32_t more = *cap ? *cap * 2 : 8;
-  void *to = more < *cap ? NULL : arena_alloc(&p->arena, (size_t)more * size);
-  if (!to) {
-    p->failed = true;
-    return false;
-  }
-  if (n) memcpy(to, *at, (size_t)n * size);
-  *at = to;
-  *cap = more;
-  return true;
+  if (arena_room(&p->arena, at, cap, (size_t)n + 1, size)) return true;
+  p->failed = true;
+  return false;
 }
 
 l_program *l_new(const char *name) {
@@ -127,10 +119,6 @@ int l_check_add(l_program *p, l_check c) {
   return (int)p->nchecks++;
 }
 
-static bool opens(uint8_t code) {
-  return code == L_PAR || code == L_FOR || code == L_VEC || code == L_IF || code == L_WHILE;
-}
-
 /* An earlier, still visible instruction equal to `i` (code, dtype, operands a and b, imm), or 0. */
 static l_val find_equal(const l_program *p, const l_instr *i) {
   uint32_t ended = 0; /* blocks that we are inside of, looking back, but that the end of the code is not */
@@ -139,7 +127,7 @@ static l_val find_equal(const l_program *p, const l_instr *i) {
     const l_instr *c = &p->code[k];
     if (c->code == L_END)
       ended++;
-    else if (opens(c->code) && ended)
+    else if (l_opens(c->code) && ended)
       ended--;
     else if (c->code == L_ELSE && !ended)
       ended++; /* the arm before it; its IF closes the gap */
@@ -244,7 +232,7 @@ void l_kinds(const l_program *p, uint8_t *kinds) {
   uint32_t vec = 0; /* nesting depth inside the open VEC, 0 outside */
   for (uint32_t k = 0; k < p->n; k++) {
     const l_instr *i = &p->code[k];
-    if (opens(i->code)) vec = vec ? vec + 1 : i->code == L_VEC;
+    if (l_opens(i->code)) vec = vec ? vec + 1 : i->code == L_VEC;
     if (i->code == L_END && vec) vec--;
     switch (l_rows[i->code].result) {
     case 'I': kinds[k] = KIND_INDEX; break;

@@ -48,6 +48,14 @@ typedef struct kop_row {
 } kop_row;
 extern const kop_row kop_rows[KOP_COUNT];
 
+/* Does a reduction by it give the index of an element? */
+static inline bool kop_is_arg(uint8_t op) { return op == KOP_argmax || op == KOP_argmin; }
+/* May an element in memory be updated by it (RMW, STOREF)? */
+static inline bool kop_updates(uint8_t op) { return op == KOP_add || op == KOP_mul || op == KOP_min || op == KOP_max; }
+/* Do reductions and scans combine values by it? */
+static inline bool kop_combines(uint8_t op) {
+  return kop_updates(op) || op == KOP_and || op == KOP_or || op == KOP_xor;
+}
 /* Functions of mathfns.h (exp, log, ...): MATH_<name>; one row per name, bodies per dtype. */
 #define MATH_ID(name, arity, types, kind, t, meaning) MATH_##name,
 typedef enum math_id { MATHS(MATH_ID, ) MATH_COUNT } math_id;
@@ -65,7 +73,7 @@ int math_find(const char *name);
 const char *kop_misuse(uint8_t op, uint8_t result, const uint8_t *in, int n);
 const char *math_misuse(uint8_t fn, uint8_t result, const uint8_t *in, int n);
 
-/* Reduction orders (kernel-ir.md). k is the logical index along the reduced axis, N its length.
+/* Reduction orders. k is the logical index along the reduced axis, N its length.
  *   INNER  64 lanes k mod 64; in blocks of 1,024 a lane is a chain of 16; blocks combine lane-wise by the balanced tree on
  *          the block number; then lanes 64 -> 1 by halving: l[i] = f(l[i], l[i + h]) for h = 32, 16, .., 1
  *   OUTER  chains of 64 consecutive k; chains combine by the balanced tree on the chain number
@@ -85,7 +93,14 @@ const char *math_misuse(uint8_t fn, uint8_t result, const uint8_t *in, int n);
  *   FREE   as in reductions
  */
 typedef enum l_order { ORDER_INNER, ORDER_OUTER, ORDER_DOT, ORDER_TREE, ORDER_FREE } l_order;
-enum { ORDER_LANES = 64, ORDER_CHAIN = 16, ORDER_BLOCK = 1024, ORDER_OUTER_CHAIN = 64, ORDER_DOT_CHUNK = 4096 };
+enum {
+  ORDER_NAMES = 5,
+  ORDER_LANES = 64,
+  ORDER_CHAIN = 16,
+  ORDER_BLOCK = 1024,
+  ORDER_OUTER_CHAIN = 64,
+  ORDER_DOT_CHUNK = 4096
+};
 
 typedef uint32_t l_val; /* index of an instruction; 0: none (instruction 0 is unused) */
 
@@ -110,7 +125,21 @@ typedef struct l_row {
 } l_row;
 extern const l_row l_rows[L_CODE_COUNT];
 
-enum { L_SHARED = 1, L_UNROLL = 2, L_EXCLUSIVE = 4 };
+enum { L_SHARED = 1, L_UNROLL = 2, L_EXCLUSIVE = 4, L_FLAGS = 3 };
+typedef struct l_flag {
+  uint8_t bit;
+  const char *name;
+} l_flag;
+/* Does an instruction open a block, which an END closes? */
+static inline bool l_opens(uint8_t code) {
+  return code == L_PAR || code == L_FOR || code == L_VEC || code == L_IF || code == L_WHILE;
+}
+/* Is the function `sub` part of its name in texts? */
+static inline bool l_has_sub(uint8_t code) { return code == L_RMW || code == L_ACC; }
+/* Is its dtype part of the text? */
+static inline bool l_is_typed(uint8_t code) {
+  return l_rows[code].result == 'V' || l_rows[code].result == 'A' || l_rows[code].result == 'M';
+}
 
 typedef struct l_instr {
   uint8_t code;         /* l_code */
@@ -133,6 +162,7 @@ typedef struct l_tile {
 } l_tile;
 
 typedef enum l_buffer_mode { BUF_IN, BUF_OUT, BUF_INOUT, BUF_SCRATCH } l_buffer_mode;
+enum { BUFFER_MODE_NAMES = 4 };
 typedef struct l_buffer {
   uint8_t dtype;
   uint8_t mode; /* l_buffer_mode; SCRATCH: partials, `size` elements (an index expression evaluated by the launcher) */
@@ -185,7 +215,7 @@ typedef struct qk_args {
   void *const *buf;
   const int64_t *ints;
   const qk_scalar *scalars;
-  void *scratch; /* of the calling thread: l_scratch_bytes, 64-byte aligned: locals and accumulators */
+  void *scratch; /* of the calling thread, aligned to 64: locals and accumulators; emit_scratch says how many bytes */
   _Atomic uint64_t *error;
   const atomic_int *interrupt;
   void (*tile)(const qk_tile *t); /* of the running processor */
@@ -221,10 +251,14 @@ static inline l_val l_operand_of(const l_instr *in, const l_operand *o) {
 }
 /* Every rule above; false fills in `why`. Run on every program in checked builds and on every parsed one. */
 QN_MUST_CHECK bool l_verify(const l_program *p, char *why, size_t size);
-/* Text form, one instruction a line, numbers as in the program; parses back to the identical program. */
+/* The text form (l_text.c): one instruction a line, numbered as in the program. */
 void l_print(const l_program *p, text_buf *out);
-/* Verified. NULL with a message in `why`. */
-QN_MUST_CHECK l_program *l_parse(const char *text, char *why, size_t size);
+/* The words of the text form, for those who read it back and for the text form of K (both in tests/unit/kernel_text.h). */
+extern const char *const l_order_names[ORDER_NAMES];             /* by l_order */
+extern const char *const l_buffer_mode_names[BUFFER_MODE_NAMES]; /* by l_buffer_mode */
+extern const l_flag l_flags[L_FLAGS];
+void l_print_constant(text_buf *out, qn_dtype dtype, uint64_t bits);  /* "0x3fc00000 (1.5)" */
+void l_print_check(text_buf *out, uint32_t number, const l_check *c); /* a line of its own */
 /* Hash of everything but the name: kernels that differ only in names are compiled once. */
 uint64_t l_hash(const l_program *p);
 

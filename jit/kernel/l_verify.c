@@ -114,7 +114,7 @@ static char dtype_letter(uint8_t d) {
 }
 
 const char *kop_misuse(uint8_t op, uint8_t result, const uint8_t *in, int n) {
-  if (op >= KOP_COUNT || op == KOP_argmax || op == KOP_argmin) return "no such function";
+  if (op >= KOP_COUNT || kop_is_arg(op)) return "no such function";
   const kop_row *row = &kop_rows[op];
   if (n != row->arity) return "wrong number of operands";
   uint8_t a = in[0], last = in[n - 1];
@@ -162,27 +162,14 @@ static bool kop_ok(checker *c, const l_instr *i) {
   return i->type2 == in[n - 1] || bad(c, "type2 is not the last operand's dtype");
 }
 
-static bool is_arg(uint8_t sub) { return sub == KOP_argmax || sub == KOP_argmin; }
-
 static bool acc_ok(checker *c, const l_instr *i) {
-  switch (i->sub) {
-  case KOP_add:
-  case KOP_mul:
-  case KOP_min:
-  case KOP_max:
-  case KOP_and:
-  case KOP_or:
-  case KOP_xor: break;
-  case KOP_argmax:
-  case KOP_argmin:
-    if (i->imm != ORDER_FREE) return bad(c, "arg reductions are free");
-    break;
-  default: return bad(c, "%s does not reduce", i->sub < KOP_COUNT ? kop_rows[i->sub].name : "?");
-  }
+  if (!kop_combines(i->sub) && !kop_is_arg(i->sub))
+    return bad(c, "%s does not reduce", i->sub < KOP_COUNT ? kop_rows[i->sub].name : "?");
+  if (kop_is_arg(i->sub) && i->imm != ORDER_FREE) return bad(c, "arg reductions are free");
   if (i->imm < ORDER_INNER || i->imm > ORDER_FREE) return bad(c, "no such order");
   if (i->imm == ORDER_DOT && i->sub != KOP_add) return bad(c, "dot order adds");
   char letter = dtype_letter(i->dtype);
-  if (!is_arg(i->sub) && !strchr(kop_rows[i->sub].types, letter)) return bad(c, "dtype cannot be reduced so");
+  if (!kop_is_arg(i->sub) && !strchr(kop_rows[i->sub].types, letter)) return bad(c, "dtype cannot be reduced so");
   if (letter == '?') return bad(c, "dtype cannot be reduced");
   bool ordered = letter == 'F' && (i->sub == KOP_add || i->sub == KOP_mul);
   if (ordered && i->imm == ORDER_FREE) return bad(c, "float sums and products have an order");
@@ -198,7 +185,7 @@ static bool push_ok(checker *c, const l_instr *i) {
   if (i->code == L_PUSH) {
     if ((a->imm == ORDER_DOT) != (i->d != 0)) return bad(c, "dot order takes two factors, other orders one value");
     if (i->d && c->p->code[i->d].dtype != a->dtype) return bad(c, "dtype differs from the accumulator's");
-  } else if (i->dtype != a->dtype || a->imm == ORDER_DOT || a->imm == ORDER_TREE || is_arg(a->sub)) {
+  } else if (i->dtype != a->dtype || a->imm == ORDER_DOT || a->imm == ORDER_TREE || kop_is_arg(a->sub)) {
     return bad(c, "no such scan");
   }
   if (a->a && !c->vec) return bad(c, "many results are pushed inside a VEC");
@@ -231,8 +218,7 @@ static bool types_ok(checker *c, const l_instr *i) {
     if (!buffer_ok(c, i->imm, p->code[i->h].dtype, true, false)) return false;
     break;
   case L_RMW:
-    if (i->sub != KOP_add && i->sub != KOP_mul && i->sub != KOP_min && i->sub != KOP_max)
-      return bad(c, "no such update");
+    if (!kop_updates(i->sub)) return bad(c, "no such update");
     if (!buffer_ok(c, i->imm, p->code[i->h].dtype, true, true)) return false;
     break;
   case L_ACC: return acc_ok(c, i);
@@ -242,12 +228,13 @@ static bool types_ok(checker *c, const l_instr *i) {
   case L_MERGE: {
     const l_instr *a = &p->code[i->a];
     if (!buffer_ok(c, i->imm, a->dtype, i->code == L_PARTIAL, i->code == L_MERGE)) return false;
-    if (is_arg(a->sub) != (i->d != 0)) return bad(c, "arg reductions, and only they, have indices");
+    if (kop_is_arg(a->sub) != (i->d != 0)) return bad(c, "arg reductions, and only they, have indices");
     return !i->d || buffer_ok(c, i->imm2, DTYPE_INDEX, i->code == L_PARTIAL, i->code == L_MERGE);
   }
   case L_FINISH: {
     const l_instr *a = &p->code[i->a];
-    if (i->dtype != (is_arg(a->sub) ? DTYPE_INDEX : a->dtype)) return bad(c, "dtype differs from the accumulator's");
+    if (i->dtype != (kop_is_arg(a->sub) ? DTYPE_INDEX : a->dtype))
+      return bad(c, "dtype differs from the accumulator's");
     return (a->a != 0) == (c->vec != 0) || bad(c, "many results are finished inside a VEC, one result outside");
   }
   case L_CARRY: return true;

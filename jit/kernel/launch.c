@@ -3,6 +3,8 @@
  * a constant, or a conversion between integers of one of these. */
 #include "jit/kernel/launch.h"
 
+#include <string.h>
+
 /* A typed value as an index. */
 static bool typed(const l_program *p, l_val v, const qk_scalar *scalars, int64_t *out) {
   const l_instr *i = &p->code[v];
@@ -16,14 +18,23 @@ static bool typed(const l_program *p, l_val v, const qk_scalar *scalars, int64_t
   }
 }
 
+/* The first instruction from v on that stands before PARs; p->n behind the last. */
+static l_val before_pars(const l_program *p, l_val v) {
+  for (int depth = 0; v < p->n; v++) {
+    if (l_opens(p->code[v].code))
+      depth++;
+    else if (p->code[v].code == L_END)
+      depth--;
+    else if (!depth)
+      break;
+  }
+  return v;
+}
+
 bool l_launch_values(const l_program *p, const int64_t *ints, const qk_scalar *scalars, int64_t *values) {
-  int depth = 0;
-  for (l_val v = 1; v < p->n; v++) {
+  memset(values, 0, p->n * sizeof *values);
+  for (l_val v = before_pars(p, 1); v < p->n; v = before_pars(p, v + 1)) {
     const l_instr *i = &p->code[v];
-    if (i->code == L_END) depth--;
-    if (i->code == L_PAR || i->code == L_FOR || i->code == L_VEC || i->code == L_IF || i->code == L_WHILE) depth++;
-    values[v] = 0;
-    if (depth) continue;
     switch ((l_code)i->code) {
     case L_INT: values[v] = i->imm; break;
     case L_PARAM: values[v] = ints[i->imm]; break;
@@ -38,13 +49,9 @@ bool l_launch_values(const l_program *p, const int64_t *ints, const qk_scalar *s
 }
 
 bool l_launches(const l_program *p) {
-  int depth = 0;
-  for (l_val v = 1; v < p->n; v++) {
-    const l_instr *i = &p->code[v];
-    if (i->code == L_END) depth--;
-    if (i->code == L_PAR || i->code == L_FOR || i->code == L_VEC || i->code == L_IF || i->code == L_WHILE) depth++;
-    if (depth || i->code != L_IVALUE) continue;
-    const l_instr *x = &p->code[i->a];
+  for (l_val v = before_pars(p, 1); v < p->n; v = before_pars(p, v + 1)) {
+    if (p->code[v].code != L_IVALUE) continue;
+    const l_instr *x = &p->code[p->code[v].a];
     if (x->code == L_SCALAR ? x->dtype == WEAK_FLOAT : x->code != L_CONST || dtype_is_float((qn_dtype)x->dtype))
       return false;
   }
@@ -58,13 +65,8 @@ bool l_needs_scratch(const l_program *p) {
 }
 
 bool l_launch_scalars(const l_program *p) {
-  int depth = 0;
-  for (l_val v = 1; v < p->n; v++) {
-    uint8_t code = p->code[v].code;
-    if (code == L_END) depth--;
-    if (code == L_PAR || code == L_FOR || code == L_VEC || code == L_IF || code == L_WHILE) depth++;
-    if (!depth && code == L_IVALUE && p->code[p->code[v].a].code == L_SCALAR) return true;
-  }
+  for (l_val v = before_pars(p, 1); v < p->n; v = before_pars(p, v + 1))
+    if (p->code[v].code == L_IVALUE && p->code[p->code[v].a].code == L_SCALAR) return true;
   return false;
 }
 

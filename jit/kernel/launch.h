@@ -4,16 +4,16 @@
 
 #include "jit/kernel/l.h"
 
-/* The index values that stand before PARs, by instruction: values[0..p->n). False if one of them needs more than parameters, host
- * scalars and index arithmetic. */
+/* Computes the index values that stand before PARs (numbers of instances, sizes of scratch) and writes them by instruction to
+ * values[0..p->n); what stands elsewhere is 0. False if one of them needs more than parameters, host scalars and index arithmetic. */
 QN_MUST_CHECK bool l_launch_values(const l_program *p, const int64_t *ints, const qk_scalar *scalars, int64_t *values);
-/* Does one of them depend on host scalars? */
+/* Does one of these values depend on host scalars? */
 bool l_launch_scalars(const l_program *p);
-/* Do they need no more than that, whatever the parameters? */
+/* Will l_launch_values succeed whatever the parameters and scalars are? */
 bool l_launches(const l_program *p);
-/* Does a phase keep something in args->scratch? */
+/* Does a phase keep something in args->scratch? (A local, or an accumulator of many results.) */
 bool l_needs_scratch(const l_program *p);
-/* Do data decide how long it runs? */
+/* Do data decide how long the program runs? (It has a WHILE.) */
 bool l_unbounded(const l_program *p);
 
 #endif

@@ -390,6 +390,16 @@ static void link_node(lowering *l, uint32_t n) {
   }
 }
 
+/* A new axis as a coordinate. */
+static k_form fresh_axis(lowering *l, qn_dim extent, uint32_t *axis) {
+  char name[8] = {(char)('a' + l->k->naxes % 26), 0};
+  if (l->k->naxes >= 26) name[1] = '1';
+  int a = k_axis_add(l->k, name, extent);
+  if (a < 0) return lower_refuse(l, "too many axes");
+  *axis = (uint32_t)a;
+  return k_axis_form(l->k, (uint32_t)a);
+}
+
 /* The coordinate of a class: an axis, counted from the end where a scan runs backwards, or the number that its parts make. */
 static k_form class_form(lowering *l, uint32_t slot, int depth) {
   axis_class *c = &l->classes[root(l, slot)];
@@ -405,11 +415,9 @@ static k_form class_form(lowering *l, uint32_t slot, int depth) {
     }
     c->form = f;
   } else {
-    char name[8] = {(char)('a' + k->naxes % 26), 0};
-    if (k->naxes >= 26) name[1] = '1';
-    int axis = k_axis_add(k, name, c->extent);
-    if (axis < 0) return lower_refuse(l, "too many axes");
-    c->form = k_axis_form(k, (uint32_t)axis);
+    uint32_t axis;
+    c->form = fresh_axis(l, c->extent, &axis);
+    if (l->why) return 0;
     if (c->reversed) {
       dim_table *t = &l->g->dims;
       c->form = k_plus(k, k_times(k, c->form, dim_const(t, -1)), k_number(k, dim_sub(t, c->extent, 1)));
@@ -417,16 +425,6 @@ static k_form class_form(lowering *l, uint32_t slot, int depth) {
   }
   c->made = true;
   return c->form;
-}
-
-/* A new axis as a coordinate. */
-static k_form fresh_axis(lowering *l, qn_dim extent, uint32_t *axis) {
-  char name[8] = {(char)('a' + l->k->naxes % 26), 0};
-  if (l->k->naxes >= 26) name[1] = '1';
-  int a = k_axis_add(l->k, name, extent);
-  if (a < 0) return lower_refuse(l, "too many axes");
-  *axis = (uint32_t)a;
-  return k_axis_form(l->k, (uint32_t)a);
 }
 
 /* Does the form go through an axis of this size step by step, from its first element on or from its last one back? Not all of the way,
@@ -678,6 +676,12 @@ static k_form index_coordinate(lowering *l, const graph_node *node, k_val index,
   return i ? k_value_form(l->k, i) : lower_refuse(l, lower_no_memory);
 }
 
+/* The element of operand 0 at `own` where guard g holds, which says more than the demand's guard; 0 elsewhere. */
+static k_val picked(lowering *l, const graph_node *node, const k_form *own, k_guard g, k_guard guard) {
+  k_val inner = lower_value(l, node->in[0], own, g);
+  return !inner || g == guard ? inner : guarded(l, g, inner, zero_of(l, node->type.dtype));
+}
+
 static k_val value_index(lowering *l, uint32_t n, const k_form *at, k_guard guard) {
   const graph_node *node = node_of(l, n);
   int count = (int)node->attr->d[0];
@@ -692,8 +696,7 @@ static k_val value_index(lowering *l, uint32_t n, const k_form *at, k_guard guar
     own[i] = index_coordinate(l, node, v, from->shape[i], &g, NULL);
   }
   for (int a = count; a < from->rank; a++) own[a] = at[rank + a - count];
-  k_val inner = lower_value(l, node->in[0], own, g);
-  return !inner || g == guard ? inner : guarded(l, g, inner, zero_of(l, node->type.dtype));
+  return picked(l, node, own, g, guard);
 }
 
 static k_val value_gather(lowering *l, uint32_t n, const k_form *at, k_guard guard) {
@@ -707,16 +710,14 @@ static k_val value_gather(lowering *l, uint32_t n, const k_form *at, k_guard gua
   k_val v = broadcast_value(l, node->in[1], node->type.rank, at, guard);
   if (!v) return 0;
   own[axis] = index_coordinate(l, node, v, from->shape[axis], &g, NULL);
-  k_val inner = lower_value(l, node->in[0], own, g);
-  return !inner || g == guard ? inner : guarded(l, g, inner, zero_of(l, node->type.dtype));
+  return picked(l, node, own, g, guard);
 }
 
 static k_val value_iota(lowering *l, uint32_t n, const k_form *at) {
   const graph_node *node = node_of(l, n);
   qn_dtype d = (qn_dtype)node->type.dtype;
   k_form f = node->type.rank ? at[single_axis(node->attr->axes)] : 0;
-  if (!dtype_is_int(d)) return k_cast(l->k, k_iota(l->k, DTYPE_INDEX, f), d);
-  return k_iota(l->k, d, f);
+  return dtype_is_int(d) ? k_iota(l->k, d, f) : k_cast(l->k, k_iota(l->k, DTYPE_INDEX, f), d);
 }
 
 /* ---- reductions, scans, products -------------------------------------------------------------------------------------------- */
@@ -732,8 +733,9 @@ static k_form bound_axis(lowering *l, uint32_t x, int axis, k_mask in_use, uint3
   return fresh_axis(l, extent, to);
 }
 
-static k_mask coordinates_mask(const lowering *l, const k_form *at, int rank, k_guard guard) {
-  k_mask m = l->k->guards[guard].axes;
+/* The axes that some coordinates run over. */
+static k_mask over(const lowering *l, const k_form *at, int rank) {
+  k_mask m = 0;
   for (int a = 0; a < rank; a++) m |= k_linear_of(l->k, at[a])->axes;
   return m;
 }
@@ -781,7 +783,7 @@ static k_val value_reduce(lowering *l, uint32_t n, const k_form *at, k_guard gua
     else
       own[a] = at[from++];
   }
-  k_mask in_use = coordinates_mask(l, at, node->type.rank, guard);
+  k_mask in_use = over(l, at, node->type.rank) | k->guards[guard].axes;
   reduce_fold folds[ARRAY_MAX_RANK];
   uint32_t over[ARRAY_MAX_RANK]; /* by fold: its axis */
   int count = reduce_folds(&l->g->dims, t, attr.axes, index, l->r->joins, folds);
@@ -816,12 +818,9 @@ static k_val value_reduce(lowering *l, uint32_t n, const k_form *at, k_guard gua
 
 /* What an exclusive scan gives at its first element: 0, 1, or the type's bound. */
 static k_val before_first(lowering *l, kop_id op, qn_dtype d) {
-  k_kernel *k = l->k;
-  if (op == KOP_add) return k_const(k, d, 0);
-  if (op == KOP_mul) return k_const_i(k, d, 1);
-  bool low = op == KOP_max;
-  if (dtype_is_float(d)) return k_const_f(k, d, low ? -(double)INFINITY : (double)INFINITY);
-  return k_const_i(k, d, low ? dtype_min(d) : (int64_t)dtype_max(d));
+  if (op == KOP_add) return k_const(l->k, d, 0);
+  if (!dtype_is_narrow(d)) return k_const(l->k, d, l_identity(op, d));
+  return k_const_f(l->k, d, op == KOP_mul ? 1 : op == KOP_max ? -(double)INFINITY : (double)INFINITY);
 }
 
 static k_val value_scan(lowering *l, uint32_t n, const k_form *at, k_guard guard) {
@@ -855,7 +854,7 @@ static k_val value_dot(lowering *l, uint32_t n, const k_form *at, k_guard guard)
   const graph_type *tx = &node_of(l, x)->type, *ty = &node_of(l, y)->type;
   int rank = node->type.rank;
   dot_axes d = dot_axes_of(l, node);
-  k_mask in_use = coordinates_mask(l, at, rank, guard);
+  k_mask in_use = over(l, at, rank) | k->guards[guard].axes;
   bool one = size_one(l->g, tx->shape[tx->rank - 1]);
   k_form c = one ? fresh_axis(l, 1, &axis) : bound_axis(l, x, tx->rank - 1, in_use, &axis);
   if (l->why) return 0;
@@ -1013,12 +1012,6 @@ k_val lower_value(lowering *l, uint32_t n, const k_form *at, k_guard guard) {
 }
 
 /* ---- effects ------------------------------------------------------------------------------------------------------------------ */
-
-static k_mask over(const lowering *l, const k_form *at, int rank) {
-  k_mask m = 0;
-  for (int a = 0; a < rank; a++) m |= k_linear_of(l->k, at[a])->axes;
-  return m;
-}
 
 static bool add_check(lowering *l, uint32_t n, l_check check, k_val ok, k_form element, k_val shows, k_mask runs) {
   const graph_node *node = node_of(l, n);

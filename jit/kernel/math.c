@@ -50,8 +50,6 @@ static const char words_cuda[] =
 static const char words[] =
     "#define F32(x) x##f\n#define F64(x) x\n#define I32(x) x\n#define U32(x) x##u\n#define U64(x) x##ull\n";
 
-void math_uses_init(math_uses *u) { memset(u, 0, sizeof *u); }
-
 /* What one instruction of a GPU does (of pairs: that of one number goes through the slow unit of special functions); nan has the bits
  * that it has elsewhere. */
 static const struct gpu_text {

@@ -10,12 +10,11 @@
 typedef enum math_target { MATH_TARGET_C, MATH_TARGET_CUDA } math_target;
 
 enum { MATH_TEXTS_MAX = 1536 };
+/* What is used, all zero at first. */
 typedef struct math_uses {
   uint64_t bits[MATH_TEXTS_MAX / 64];
   bool failed; /* an unknown name was used (a defect) */
 } math_uses;
-void math_uses_init(math_uses *u);
-static inline void math_uses_free(math_uses *u) { (void)u; }
 /* Notes a primitive or function by name: add_f32, cast_i64_f32, exp_f64 ... */
 void math_use(math_uses *u, const char *name);
 /* Is there a text of this name? */

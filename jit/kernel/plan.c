@@ -189,14 +189,8 @@ static void kernel_name(const planner *m, const fuse_group *x, char *name, size_
 }
 
 static bool note_overlap(planner *m, uint32_t over, uint32_t by) {
-  if (m->noverlaps == m->overlaps_cap) {
-    uint32_t cap = m->overlaps_cap ? 2 * m->overlaps_cap : 64;
-    overlap *more = arena_alloc(&m->arena, cap * sizeof *more);
-    if (!more) return out_of_memory(m);
-    if (m->noverlaps) memcpy(more, m->overlaps, m->noverlaps * sizeof *more);
-    m->overlaps = more;
-    m->overlaps_cap = cap;
-  }
+  if (!arena_room(&m->arena, (void **)&m->overlaps, &m->overlaps_cap, m->noverlaps + 1, sizeof *m->overlaps))
+    return out_of_memory(m);
   m->overlaps[m->noverlaps++] = (overlap){over, by};
   return true;
 }
@@ -738,7 +732,7 @@ static void drop(plan *p) {
   arena_init(&p->arena, NULL);
 }
 
-/* What a limit of live bytes gives. */
+/* A limit of live bytes, and what became of the plan under it. */
 typedef struct attempted {
   int64_t limit;
   int64_t live; /* simulated by fusion */
@@ -822,7 +816,7 @@ static bool plan_within(plan *p, const int64_t *tune, uint8_t *awkward, fuse_mem
   return a.limit == least_limit ? a.ok : attempt(p, tune, least_limit, awkward, memo, cancel, why).ok;
 }
 
-/* What running it asks for with every call. */
+/* What a run of the plan needs at most of each thing, and whether it has fixed sizes and little of everything. */
 static void sum_up(plan *p) {
   for (uint32_t i = 0; i < p->nsteps; i++) {
     const plan_step *s = &p->steps[i];

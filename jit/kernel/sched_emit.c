@@ -367,7 +367,7 @@ void emit_vec_end(emitter *e, uint32_t mark) {
 
 l_order emit_order(const k_node *n) {
   if (n->code == K_DOT) return ORDER_DOT;
-  if (n->sub == KOP_argmax || n->sub == KOP_argmin || k_free_order(n->sub, n->dtype)) return ORDER_FREE;
+  if (kop_is_arg(n->sub) || k_free_order(n->sub, n->dtype)) return ORDER_FREE;
   return (l_order)n->order;
 }
 

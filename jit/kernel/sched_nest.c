@@ -102,7 +102,7 @@ static l_val make_acc(emitter *e, k_val v, l_val results, int over) {
   return acc;
 }
 
-static bool is_arg(const k_node *n) { return n->code == K_REDUCE && (n->sub == KOP_argmax || n->sub == KOP_argmin); }
+static bool is_arg(const k_node *n) { return n->code == K_REDUCE && kop_is_arg(n->sub); }
 
 static bool push(emitter *e, k_val v, l_val k) {
   const k_node *n = &e->k->nodes[v];

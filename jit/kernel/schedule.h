@@ -1,4 +1,4 @@
-/* K to L: in what order a kernel is computed. Changes bytes and time, never bits (k.h, l.h, kernel-ir.md). */
+/* K to L: in what order a kernel is computed. Changes bytes and time, never bits (k.h, l.h). */
 #ifndef JIT_KERNEL_SCHEDULE_H
 #define JIT_KERNEL_SCHEDULE_H
 
@@ -24,11 +24,11 @@ typedef struct schedule_cost {
   int32_t phases;
 } schedule_cost;
 
-/* Program of a finished kernel. False with a reason (static text): memory (lower_no_memory), or the effects do not fit one
- * nest of loops. `grain`: the tunable par.grain. */
+/* Makes the program of a finished kernel. False with a reason (static text): memory (lower_no_memory), or the effects do not fit
+ * loop nests. `grain`: the tunable par.grain. */
 QN_MUST_CHECK bool schedule(const k_kernel *k, schedule_target target, int64_t grain, schedule_result *out,
                             const char **why);
-/* Whether schedule would succeed, and what the program costs on such a device, with its start. */
+/* Says whether schedule would succeed, and what the program would cost on such a device, its start included. */
 QN_MUST_CHECK bool schedule_estimate(const k_kernel *k, schedule_target target, schedule_cost *cost, const char **why);
 
 #endif

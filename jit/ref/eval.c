@@ -470,10 +470,6 @@ static bool ev_instr(ev *e, l_val n) {
 
 /* ---- structures ---------------------------------------------------------------------------------------------------------- */
 
-static bool ev_opens(uint8_t code) {
-  return code == L_PAR || code == L_FOR || code == L_VEC || code == L_IF || code == L_WHILE;
-}
-
 /* The end of an iteration: the SETs directly in the loop at `loop`, all at once. */
 static void ev_sets(ev *e, l_val loop) {
   uint64_t next[64];
@@ -536,7 +532,7 @@ static bool ev_run(ev *e, l_val from, l_val to) {
       e->stopped = true;
       return false;
     }
-    bool opens = ev_opens(e->p->code[n].code);
+    bool opens = l_opens(e->p->code[n].code);
     if (!(opens ? ev_structure(e, n) : ev_instr(e, n))) return false;
     if (opens) n = e->at[n].end;
   }
@@ -550,7 +546,7 @@ static void ev_match(ev *e) {
   int depth = 0;
   for (l_val n = 1; n < e->p->n; n++) {
     uint8_t code = e->p->code[n].code;
-    if (ev_opens(code)) stack[depth++] = n;
+    if (l_opens(code)) stack[depth++] = n;
     if (code == L_ELSE) e->at[stack[depth - 1]].other = n;
     if (code == L_END) e->at[stack[--depth]].end = n;
   }

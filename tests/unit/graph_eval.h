@@ -24,7 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "jit/graph/graph.h"
+#include "tests/unit/graph_case.h"
 
 enum { EVAL_RANK = 2 * ARRAY_MAX_RANK, EVAL_OPERANDS = 32 };
 

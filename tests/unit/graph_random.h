@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "jit/graph/graph.h"
+#include "tests/unit/graph_case.h"
 
 typedef struct rng {
   uint64_t s;

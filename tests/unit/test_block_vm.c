@@ -4,6 +4,7 @@
 
 #include "jit/cpu/block_vm.h"
 #include "jit/cpu/cpu.h"
+#include "tests/unit/kernel_text.h"
 #include "tests/unit/lang.h"
 
 static uint64_t state = 88172645463325252u;

@@ -5,6 +5,7 @@
 
 #include "interp/interp.h"
 #include "tests/unit/gpu.h"
+#include "tests/unit/kernel_text.h"
 #include "tests/unit/seeds.h"
 #include "tests/unit/block_vm_case.h"
 

@@ -5,6 +5,7 @@
 
 #include "jit/graph/graph.h"
 #include "lang/vm.h"
+#include "tests/unit/graph_case.h"
 
 static graph_type array_type(qn_dtype d, int rank, const int64_t *shape) {
   graph_type t = {.dtype = (uint8_t)d, .rank = (uint8_t)rank};

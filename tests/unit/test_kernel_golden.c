@@ -10,6 +10,7 @@
 #include "jit/kernel/fuse.h"
 #include "jit/kernel/schedule.h"
 #include "lang/vm.h"
+#include "tests/unit/kernel_text.h"
 
 static char *read_file(const char *name, const char *end) {
   char path[600];

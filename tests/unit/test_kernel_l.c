@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "jit/kernel/l.h"
+#include "tests/unit/kernel_text.h"
 
 /* Row sums of exp(x), with a check on every element. */
 static const char *const sample = "program sample ints=2 scalars=1 {\n"

@@ -359,8 +359,7 @@ END_TEST
 
 /* Names of functions resolve, what is printed defines everything it uses, each once. */
 START_TEST(printed_texts) {
-  math_uses u;
-  math_uses_init(&u);
+  math_uses u = {0};
   char name[48];
   math_name(name, sizeof name, MATH_sin, QN_f64, QN_f64);
   ck_assert_str_eq(name, "sin_f64");

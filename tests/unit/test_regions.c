@@ -6,6 +6,7 @@
 #include "jit/run/host.h"
 #include "jit/run/plan_run.h"
 #include "lang/error.h"
+#include "tests/unit/graph_case.h"
 #include "tests/unit/lang.h"
 
 typedef struct made {

@@ -10,6 +10,7 @@
 
 #include "jit/cpu/compile.h"
 #include "jit/kernel/emit.h"
+#include "tests/unit/kernel_text.h"
 
 enum { MOST = 4096 };
 static const l_program *all[MOST];

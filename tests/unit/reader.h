@@ -1,7 +1,7 @@
 /* A small reader for the line-oriented text forms of L and K: blanks separate, a line is a unit, words are [A-Za-z0-9_]+.
  * Failing is sticky: the first message wins, and every function returns false from then on. */
-#ifndef JIT_KERNEL_READER_H
-#define JIT_KERNEL_READER_H
+#ifndef TESTS_UNIT_READER_H
+#define TESTS_UNIT_READER_H
 
 #include "jit/kernel/l.h"
 
@@ -33,15 +33,8 @@ int find_dtype(const char *name);
 bool reader_dtype(reader *r, uint8_t *to);
 /* 0x3fc00000 (1.5); the parenthesis is a comment */
 bool reader_constant(reader *r, uint64_t *bits);
-void text_constant(text_buf *out, qn_dtype dtype, uint64_t bits);
-
-/* "  check c0 E303 site=4 node=9 detail=0", a line of its own */
-void text_check(text_buf *out, uint32_t number, const l_check *c);
-bool reader_check(reader *r, uint32_t number, l_check *to); /* after the word "check" */
-
-extern const char *const order_names[]; /* by l_order */
-extern const char *const buffer_mode_names[];
-enum { ORDER_NAMES = 5, BUFFER_MODE_NAMES = 4 };
+/* "check c0 E303 site=4 node=9 detail=0" after its first word */
+bool reader_check(reader *r, uint32_t number, l_check *to);
 /* Index of a word among names, or -1 with a message. */
 int reader_choice(reader *r, const char *const *names, int n, const char *what);
 

@@ -15,8 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "jit/kernel/k.h"
-#include "jit/kernel/reader.h"
+#include "tests/unit/kernel_text.h"
+#include "tests/unit/reader.h"
 
 static const char *const code_names[K_CODE_COUNT] = {
     [K_NONE] = "none", [K_CONST] = "const", [K_SCALAR] = "scalar", [K_IOTA] = "iota",   [K_LOAD] = "load",
@@ -24,9 +24,6 @@ static const char *const code_names[K_CODE_COUNT] = {
     [K_FOLD] = "fold", [K_WHILE] = "while", [K_CARRY] = "carry",   [K_SET] = "set",     [K_IF] = "if",
     [K_ELSE] = "else", [K_END] = "end",     [K_CHECK] = "check",   [K_STORE] = "store", [K_STOREF] = "storef"};
 static const char *const source_names[] = {"input", "scalar", "node"};
-
-static bool opens(uint8_t code) { return code == K_FOLD || code == K_WHILE || code == K_IF; }
-static bool has_result(uint8_t code) { return code <= K_DOT || code == K_CARRY; }
 
 /* ---- printing ---------------------------------------------------------------------------------------------------------- */
 
@@ -181,7 +178,7 @@ static void print_axes(const writer *w, k_mask m) {
 static void print_node(const writer *w, k_val v) {
   const k_node *n = &w->k->nodes[v];
   text_buf *out = w->out;
-  if (has_result(n->code)) text_addf(out, "%%%u = %s ", v, dtype_rows[n->dtype].name);
+  if (k_has_result(n->code)) text_addf(out, "%%%u = %s ", v, dtype_rows[n->dtype].name);
   if (n->code == K_OP)
     text_adds(out, kop_rows[n->sub].name);
   else if (n->code == K_MATH)
@@ -192,11 +189,11 @@ static void print_node(const writer *w, k_val v) {
   if (n->flags & K_EXCLUSIVE) text_adds(out, ".exclusive");
   if (n->code == K_CONST) {
     text_adds(out, " ");
-    text_constant(out, (qn_dtype)n->dtype, n->imm);
+    l_print_constant(out, (qn_dtype)n->dtype, n->imm);
   }
   if (n->code == K_SCALAR) text_addf(out, " %llu", (unsigned long long)n->imm);
   if (n->code == K_CHECK) text_addf(out, " c%llu", (unsigned long long)n->imm);
-  if (n->code == K_REDUCE || n->code == K_SCAN) text_addf(out, " %s", order_names[n->order]);
+  if (n->code == K_REDUCE || n->code == K_SCAN) text_addf(out, " %s", l_order_names[n->order]);
   if (n->code == K_REDUCE || n->code == K_SCAN || n->code == K_DOT || n->code == K_FOLD)
     text_addf(out, " %s", w->k->axes[n->axis].name);
   if (n->code == K_IOTA) {
@@ -222,7 +219,7 @@ static void print_node(const writer *w, k_val v) {
     print_form(w, n->at);
   }
   if (k_is_effect(n)) print_axes(w, n->axes);
-  if (opens(n->code)) text_adds(out, " {");
+  if (k_opens(n->code)) text_adds(out, " {");
 }
 
 static void mark_symbols(const k_kernel *k, qn_dim d, uint32_t *used) {
@@ -279,12 +276,12 @@ void k_print(const k_kernel *k, text_buf *out) {
   }
   for (uint32_t b = 0; b < k->nbuffers; b++) {
     const k_buffer *f = &k->buffers[b];
-    text_addf(out, "  buffer b%u %s %s node=%u elements=", b, dtype_rows[f->dtype].name, buffer_mode_names[f->mode],
+    text_addf(out, "  buffer b%u %s %s node=%u elements=", b, dtype_rows[f->dtype].name, l_buffer_mode_names[f->mode],
               f->ref);
     print_dim(&w, f->elements);
     text_adds(out, "\n");
   }
-  for (uint32_t c = 0; c < k->nchecks; c++) text_check(out, c, &k->checks[c]);
+  for (uint32_t c = 0; c < k->nchecks; c++) l_print_check(out, c, &k->checks[c]);
   int depth = 1;
   for (k_val v = 1; v < k->n; v++) {
     uint8_t code = k->nodes[v].code;
@@ -296,7 +293,7 @@ void k_print(const k_kernel *k, text_buf *out) {
       text_adds(out, "} else {");
     else
       print_node(&w, v);
-    if (opens(code) || code == K_ELSE) depth++;
+    if (k_opens(code) || code == K_ELSE) depth++;
     text_adds(out, "\n");
   }
   text_adds(out, "}\n");
@@ -495,7 +492,7 @@ static bool parse_buffer(parser *p) {
   qn_dim elements;
   if (!reader_prefixed(r, 'b', &n) || !reader_dtype(r, &dtype)) return false;
   if (n != p->k->nbuffers) return reader_fail(r, "buffers are numbered in order");
-  int mode = reader_choice(r, buffer_mode_names, BUFFER_MODE_NAMES, "mode");
+  int mode = reader_choice(r, l_buffer_mode_names, BUFFER_MODE_NAMES, "mode");
   if (mode < 0 || !reader_need_label(r, "node") || !reader_small(r, &ref) || !reader_need_label(r, "elements") ||
       !parse_dim(p, &elements))
     return false;
@@ -535,24 +532,10 @@ static bool parse_over(parser *p, k_mask *to) {
 /* Adds a node exactly as written (no folding, so that texts with nodes that could fold parse to the same numbers). */
 static bool add_node(parser *p, const k_node *n) {
   k_kernel *k = p->k;
-  if (k->n == k->cap) {
-    k_node *more = arena_alloc(&k->arena, (size_t)k->cap * 2 * sizeof *more);
-    if (!more) return reader_fail(&p->r, "out of memory");
-    memcpy(more, k->nodes, k->n * sizeof *more);
-    k->nodes = more;
-    k->cap *= 2;
-  }
+  if (!arena_room(&k->arena, (void **)&k->nodes, &k->cap, k->n + 1, sizeof *k->nodes))
+    return reader_fail(&p->r, "out of memory");
   k->nodes[k->n++] = *n;
   return true;
-}
-
-static void infer_axes(k_kernel *k, k_node *n) {
-  k_mask m =
-      k->nodes[n->a].axes | k->nodes[n->b].axes | k->nodes[n->c].axes | k->forms[n->at].axes | k->guards[n->guard].axes;
-  k_mask own = (k_mask)1 << n->axis;
-  if (n->code == K_REDUCE || n->code == K_DOT) m &= ~own;
-  if (n->code == K_SCAN) m |= own;
-  n->axes = m;
 }
 
 static bool parse_instruction(parser *p) {
@@ -569,7 +552,7 @@ static bool parse_instruction(parser *p) {
   }
   if (!reader_word(r, text, sizeof text)) return false;
   for (uint8_t c = 1; c < K_CODE_COUNT; c++)
-    if (c != K_OP && c != K_MATH && has_result(c) == typed && strcmp(code_names[c], text) == 0) n.code = c;
+    if (c != K_OP && c != K_MATH && k_has_result(c) == typed && strcmp(code_names[c], text) == 0) n.code = c;
   int op = typed ? kop_find(text) : -1, fn = typed ? math_find(text) : -1;
   if (!n.code && op < 0 && fn < 0) return reader_fail(r, "unknown node '%s'", text);
   if (!n.code) {
@@ -589,7 +572,7 @@ static bool parse_instruction(parser *p) {
     n.imm = number;
   }
   if (n.code == K_REDUCE || n.code == K_SCAN) {
-    int order = reader_choice(r, order_names, ORDER_NAMES, "order");
+    int order = reader_choice(r, l_order_names, ORDER_NAMES, "order");
     if (order < 0) return false;
     n.order = (uint8_t)order;
   }
@@ -615,9 +598,9 @@ static bool parse_instruction(parser *p) {
   if (k_is_effect(&n)) {
     if (!parse_over(p, &n.axes)) return false;
   } else {
-    infer_axes(k, &n);
+    n.axes = k_value_axes(k, &n);
   }
-  if (opens(n.code) && !reader_need(r, "{")) return false;
+  if (k_opens(n.code) && !reader_need(r, "{")) return false;
   if (!reader_at_line_end(r)) return reader_fail(r, "unexpected text behind the node");
   return add_node(p, &n);
 }
@@ -663,7 +646,7 @@ static bool parse_kernel(parser *p) {
     } else {
       uint32_t before = k->n;
       ok = parse_instruction(p);
-      if (ok && opens(k->nodes[before].code)) depth++;
+      if (ok && k_opens(k->nodes[before].code)) depth++;
     }
     if (!ok) return false;
   }

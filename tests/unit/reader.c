@@ -1,14 +1,9 @@
-/* The reader of the text forms (reader.h), and what both forms write alike: constants, names of orders and buffer modes. */
-#include "jit/kernel/reader.h"
+/* The reader of the text forms of K and L (reader.h). */
+#include "tests/unit/reader.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-
-const char *const order_names[ORDER_NAMES] = {"inner", "outer", "dot", "tree", "free"};
-const char *const buffer_mode_names[BUFFER_MODE_NAMES] = {"in", "out", "inout", "scratch"};
-_Static_assert(ORDER_FREE + 1 == ORDER_NAMES && BUF_SCRATCH + 1 == BUFFER_MODE_NAMES,
-               "every order and mode has a name");
 
 void reader_init(reader *r, const char *text, char *why, size_t size) {
   *r = (reader){.at = text, .line = 1, .why = why, .size = size};
@@ -155,18 +150,6 @@ bool reader_constant(reader *r, uint64_t *bits) {
   return reader_need(r, ")");
 }
 
-void text_constant(text_buf *out, qn_dtype dtype, uint64_t bits) {
-  text_addf(out, "0x%llx (", (unsigned long long)bits);
-  qn_value v = dtype_load(dtype, &bits);
-  if (dtype_is_float(dtype))
-    text_float(out, v.u.f, dtype_compute(dtype));
-  else if (dtype_is_signed(dtype))
-    text_int(out, v.u.i);
-  else
-    text_addf(out, "%llu", (unsigned long long)bits);
-  text_adds(out, ")");
-}
-
 bool reader_check(reader *r, uint32_t number, l_check *to) {
   *to = (l_check){0};
   uint32_t n, id;
@@ -175,9 +158,4 @@ bool reader_check(reader *r, uint32_t number, l_check *to) {
   to->id = (int)id;
   return reader_need_label(r, "site") && reader_small(r, &to->site) && reader_need_label(r, "node") &&
          reader_small(r, &to->node) && reader_need_label(r, "detail") && reader_number(r, &to->detail);
-}
-
-void text_check(text_buf *out, uint32_t number, const l_check *c) {
-  text_addf(out, "  check c%u E%d site=%u node=%u detail=%lld\n", number, c->id, c->site, c->node,
-            (long long)c->detail);
 }
