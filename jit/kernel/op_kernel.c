@@ -34,9 +34,8 @@ typedef struct space {
 } space;
 
 typedef struct key_writer {
-  op_key *key;
+  op_key *key, body; /* the key so far; what stands behind the sizes, which are known only after all axes were seen */
   int64_t *ints;
-  int nints;
   uint8_t sizes[64]; /* magnitudes of the size slots */
   int nsizes;
   int64_t strides[OP_CALL_OPERANDS * ARRAY_MAX_RANK];
@@ -45,12 +44,14 @@ typedef struct key_writer {
   bool full; /* out of room */
 } key_writer;
 
-static void put(key_writer *w, int byte) {
-  if (w->key->n < OP_KEY_BYTES)
-    w->key->bytes[w->key->n++] = (uint8_t)byte;
+static void put_byte(key_writer *w, op_key *to, int byte) {
+  if (to->n < OP_KEY_BYTES)
+    to->bytes[to->n++] = (uint8_t)byte;
   else
     w->full = true;
 }
+static void put(key_writer *w, int byte) { put_byte(w, w->key, byte); }
+static void add(key_writer *w, int byte) { put_byte(w, &w->body, byte); }
 
 /* Powers of four, so that the bounds of 16, 64 and 65,536 that schedules use fall between magnitudes. */
 static uint8_t magnitude(const key_writer *w, int64_t size) {
@@ -93,11 +94,26 @@ static void put_head(key_writer *w, const op_call *c, const op_attr *a, int join
   put(w, joins);
 }
 
-/* Sizes are known only after all axes were seen, but stand before them. */
-static bool put_rest(key_writer *w, const uint8_t *body, int n) {
+static void add_operand(key_writer *w, uint8_t dtype, int rank) {
+  add(w, dtype);
+  add(w, rank);
+}
+
+static void add_axis(key_writer *w, uint8_t size, int64_t stride) {
+  add(w, size);
+  add(w, stride_code(w, stride));
+}
+
+static void add_result(key_writer *w, const uint8_t *sizes, int rank) {
+  add(w, rank);
+  for (int a = 0; a < rank; a++) add(w, sizes[a]);
+}
+
+/* The magnitudes of sizes and the body, behind the head. False: there was no room. */
+static bool put_rest(key_writer *w) {
   put(w, w->nsizes);
   for (int i = 0; i < w->nsizes; i++) put(w, w->sizes[i]);
-  for (int i = 0; i < n; i++) put(w, body[i]);
+  for (int i = 0; i < w->body.n; i++) put(w, w->body.bytes[i]);
   if (w->nsizes + w->nstrides > OP_CALL_INTS) w->full = true;
   for (int i = 0; i < w->nstrides && !w->full; i++) w->ints[w->nsizes + i] = w->strides[i];
   return !w->full;
@@ -127,51 +143,28 @@ static void add_column(space *s, int c, const op_operand *o, int o_first, int o_
     if (to >= 0 && o->shape[a] != 1) s->stride[c][to] = o->strides[a];
 }
 
-typedef struct body {
-  uint8_t bytes[OP_KEY_BYTES];
-  int n;
-} body;
-
-static void body_put(key_writer *w, body *b, int byte) {
-  if (b->n < OP_KEY_BYTES)
-    b->bytes[b->n++] = (uint8_t)byte;
-  else
-    w->full = true;
-}
-
 static void size_codes(key_writer *w, const space *s, uint8_t *codes) {
   for (int a = 0; a < s->rank; a++) codes[a] = size_code(w, s->size[a]);
 }
 
 /* An operand whose axes are those of the space. Broadcast ones have stride 0 and are written as size 1, unless the operand is
  * `whole`: one whose own shape says over what the op runs. */
-static void put_column(key_writer *w, body *b, const space *s, int c, const uint8_t *codes, uint8_t dtype, bool whole) {
-  body_put(w, b, dtype);
-  body_put(w, b, s->rank);
-  for (int a = 0; a < s->rank; a++) {
-    bool broadcast = s->stride[c][a] == 0 && !whole;
-    body_put(w, b, broadcast ? SIZE_ONE : codes[a]);
-    body_put(w, b, stride_code(w, s->stride[c][a]));
-  }
-}
-
-static void put_result(key_writer *w, body *b, const uint8_t *codes, int rank) {
-  body_put(w, b, rank);
-  for (int a = 0; a < rank; a++) body_put(w, b, codes[a]);
+static void put_column(key_writer *w, const space *s, int c, const uint8_t *codes, uint8_t dtype, bool whole) {
+  add_operand(w, dtype, s->rank);
+  for (int a = 0; a < s->rank; a++) add_axis(w, s->stride[c][a] == 0 && !whole ? SIZE_ONE : codes[a], s->stride[c][a]);
 }
 
 static bool key_pointwise(key_writer *w, const op_call *c, const op_attr *attr) {
   space s = {.rank = c->out.rank};
   uint8_t codes[2 * ARRAY_MAX_RANK];
-  body b = {.n = 0};
   memcpy(s.size, c->out.shape, sizeof c->out.shape);
   for (int i = 0; i < c->nin; i++) add_column(&s, i, &c->in[i], 0, c->in[i].rank, s.rank);
   merge_axes(&s, c->nin);
   size_codes(w, &s, codes);
   put_head(w, c, attr, 0);
-  for (int i = 0; i < c->nin; i++) put_column(w, &b, &s, i, codes, c->in[i].dtype, false);
-  put_result(w, &b, codes, s.rank);
-  return put_rest(w, b.bytes, b.n);
+  for (int i = 0; i < c->nin; i++) put_column(w, &s, i, codes, c->in[i].dtype, false);
+  add_result(w, codes, s.rank);
+  return put_rest(w);
 }
 
 /* Which reduced axes are joined with the one behind them, by the rule of folds.h on the sizes of this call. */
@@ -196,7 +189,6 @@ static bool key_reduce(key_writer *w, const op_call *c, const op_attr *attr) {
   bool index = c->op == OP_argmax || c->op == OP_argmin, scan = op_rows[c->op].klass == CLASS_SCAN;
   space s = {.rank = x->rank};
   uint8_t codes[2 * ARRAY_MAX_RANK], result[ARRAY_MAX_RANK];
-  body b = {.n = 0};
   memcpy(s.size, x->shape, sizeof x->shape);
   memcpy(s.stride[0], x->strides, sizeof x->strides);
   for (int a = 0; a < s.rank; a++) s.kind[a] = attr->axes >> a & 1 ? (uint8_t)(2 + a) : 0;
@@ -215,14 +207,10 @@ static bool key_reduce(key_writer *w, const op_call *c, const op_attr *attr) {
   }
   joins = scan ? 0 : joined_axes(&s);
   put_head(w, c, &now, index || scan ? 0 : joins);
-  body_put(w, &b, x->dtype);
-  body_put(w, &b, s.rank);
-  for (int a = 0; a < s.rank; a++) {
-    body_put(w, &b, codes[a]);
-    body_put(w, &b, stride_code(w, s.stride[0][a]));
-  }
-  put_result(w, &b, result, rank);
-  return put_rest(w, b.bytes, b.n);
+  add_operand(w, x->dtype, s.rank);
+  for (int a = 0; a < s.rank; a++) add_axis(w, codes[a], s.stride[0][a]);
+  add_result(w, result, rank);
+  return put_rest(w);
 }
 
 static bool key_dot(key_writer *w, const op_call *c, const op_attr *attr) {
@@ -230,8 +218,7 @@ static bool key_dot(key_writer *w, const op_call *c, const op_attr *attr) {
   bool row = x->rank == 1, column = y->rank == 1;
   space s = {.rank = c->out.rank + row + column};
   int batch = s.rank - 2;
-  uint8_t codes[2 * ARRAY_MAX_RANK], k, result[ARRAY_MAX_RANK];
-  body b = {.n = 0};
+  uint8_t codes[2 * ARRAY_MAX_RANK], k;
   /* The space is (batch.., m, n); k is apart. */
   for (int a = 0; a < batch; a++) s.size[a] = c->out.shape[a];
   s.size[batch] = row ? 1 : x->shape[x->rank - 2];
@@ -251,27 +238,16 @@ static bool key_dot(key_writer *w, const op_call *c, const op_attr *attr) {
   put_head(w, c, attr, 0);
   int64_t xk = x->strides[x->rank - 1], yk = y->strides[column ? 0 : y->rank - 2];
   bool k_one = x->shape[x->rank - 1] == 1;
-  body_put(w, &b, x->dtype);
-  body_put(w, &b, s.rank);
-  for (int a = 0; a < s.rank - 1; a++) {
-    body_put(w, &b, s.stride[0][a] == 0 && a < s.rank - 2 ? SIZE_ONE : codes[a]);
-    body_put(w, &b, stride_code(w, s.stride[0][a]));
-  }
-  body_put(w, &b, k);
-  body_put(w, &b, stride_code(w, k_one ? 0 : xk));
-  body_put(w, &b, y->dtype);
-  body_put(w, &b, s.rank);
-  for (int a = 0; a < s.rank - 2; a++) {
-    body_put(w, &b, s.stride[1][a] == 0 ? SIZE_ONE : codes[a]);
-    body_put(w, &b, stride_code(w, s.stride[1][a]));
-  }
-  body_put(w, &b, k);
-  body_put(w, &b, stride_code(w, k_one ? 0 : yk));
-  body_put(w, &b, codes[s.rank - 1]);
-  body_put(w, &b, stride_code(w, s.stride[1][s.rank - 1]));
-  memcpy(result, codes, (size_t)s.rank);
-  put_result(w, &b, result, s.rank);
-  return put_rest(w, b.bytes, b.n);
+  add_operand(w, x->dtype, s.rank);
+  for (int a = 0; a < s.rank - 1; a++)
+    add_axis(w, s.stride[0][a] == 0 && a < s.rank - 2 ? SIZE_ONE : codes[a], s.stride[0][a]);
+  add_axis(w, k, k_one ? 0 : xk);
+  add_operand(w, y->dtype, s.rank);
+  for (int a = 0; a < s.rank - 2; a++) add_axis(w, s.stride[1][a] == 0 ? SIZE_ONE : codes[a], s.stride[1][a]);
+  add_axis(w, k, k_one ? 0 : yk);
+  add_axis(w, codes[s.rank - 1], s.stride[1][s.rank - 1]);
+  add_result(w, codes, s.rank);
+  return put_rest(w);
 }
 
 /* index, scatter: the space is (axes of the index operands.., axes of x that are not indexed..). */
@@ -284,7 +260,6 @@ static bool key_index(key_writer *w, const op_call *c, const op_attr *attr) {
   int rest = x->rank - count;
   space s = {.rank = index_rank + rest};
   uint8_t codes[2 * ARRAY_MAX_RANK], lead[ARRAY_MAX_RANK];
-  body b = {.n = 0};
   if (count < 1 || rest < 0 || index_rank > ARRAY_MAX_RANK) return false;
   for (int a = 0; a < index_rank; a++) s.size[a] = 1;
   for (int i = 1; i <= count; i++)
@@ -302,34 +277,26 @@ static bool key_index(key_writer *w, const op_call *c, const op_attr *attr) {
   size_codes(w, &s, codes);
   for (int i = 0; i < count; i++) lead[i] = size_code(w, x->shape[i]);
   put_head(w, c, attr, 0);
-  body_put(w, &b, x->dtype);
-  body_put(w, &b, count + s.rank - split);
-  for (int i = 0; i < count; i++) {
-    body_put(w, &b, lead[i]);
-    body_put(w, &b, stride_code(w, x->strides[i]));
-  }
-  for (int a = split; a < s.rank; a++) {
-    body_put(w, &b, codes[a]);
-    body_put(w, &b, stride_code(w, s.stride[0][a]));
-  }
+  add_operand(w, x->dtype, count + s.rank - split);
+  for (int i = 0; i < count; i++) add_axis(w, lead[i], x->strides[i]);
+  for (int a = split; a < s.rank; a++) add_axis(w, codes[a], s.stride[0][a]);
   space front = s;
   front.rank = split;
-  for (int i = 1; i <= count; i++) put_column(w, &b, &front, i, codes, c->in[i].dtype, scatter);
-  if (scatter) put_column(w, &b, &s, count + 1, codes, c->in[count + 1].dtype, false);
+  for (int i = 1; i <= count; i++) put_column(w, &front, i, codes, c->in[i].dtype, scatter);
+  if (scatter) put_column(w, &s, count + 1, codes, c->in[count + 1].dtype, false);
   if (scatter) {
-    body_put(w, &b, count + s.rank - split);
-    for (int i = 0; i < count; i++) body_put(w, &b, lead[i]);
-    for (int a = split; a < s.rank; a++) body_put(w, &b, codes[a]);
+    add(w, count + s.rank - split);
+    for (int i = 0; i < count; i++) add(w, lead[i]);
+    for (int a = split; a < s.rank; a++) add(w, codes[a]);
   } else {
-    put_result(w, &b, codes, s.rank);
+    add_result(w, codes, s.rank);
   }
-  return put_rest(w, b.bytes, b.n);
+  return put_rest(w);
 }
 
 /* gather, gather_add: every axis as it is; the operands share all sizes but that of the axis. */
 static bool key_along(key_writer *w, const op_call *c, const op_attr *attr) {
   const op_operand *x = &c->in[0], *index = &c->in[1];
-  body b = {.n = 0};
   int axis = 0, rank = x->rank;
   while (axis < rank && !(attr->axes >> axis & 1)) axis++;
   if (axis == rank || index->rank != rank) return false;
@@ -341,23 +308,20 @@ static bool key_along(key_writer *w, const op_call *c, const op_attr *attr) {
   put_head(w, c, attr, 0);
   for (int i = 0; i < c->nin; i++) {
     const op_operand *o = &c->in[i];
-    body_put(w, &b, o->dtype);
-    body_put(w, &b, o->rank);
+    add_operand(w, o->dtype, o->rank);
     for (int a = 0; a < o->rank; a++) {
       int to = rank - o->rank + a;
-      body_put(w, &b, o->shape[a] == 1 ? SIZE_ONE : i == 0 ? of_x[a] : of_index[to]);
-      body_put(w, &b, stride_code(w, o->shape[a] == 1 ? 0 : o->strides[a]));
+      add_axis(w, o->shape[a] == 1 ? SIZE_ONE : i == 0 ? of_x[a] : of_index[to], o->shape[a] == 1 ? 0 : o->strides[a]);
     }
   }
-  put_result(w, &b, c->op == OP_gather ? of_index : of_x, rank);
-  return put_rest(w, b.bytes, b.n);
+  add_result(w, c->op == OP_gather ? of_index : of_x, rank);
+  return put_rest(w);
 }
 
 /* Elements are numbered row-major, whatever the shape: one axis. With keys that are arrays their axes stand before it; `joins` says
  * that there are some, and operands are written without the axis that a key draws. */
 static bool key_draw(key_writer *w, const op_call *c, const op_attr *attr) {
   uint8_t codes[2 * ARRAY_MAX_RANK];
-  body b = {.n = 0};
   space s = {.rank = 0};
   int64_t each = 1;
   for (int i = 0; i < c->nin; i++)
@@ -371,21 +335,20 @@ static bool key_draw(key_writer *w, const op_call *c, const op_attr *attr) {
   op_attr head = *attr;
   head.mode = 0; /* whose key it is makes no difference here */
   put_head(w, c, &head, arrays);
-  for (int i = 0; i < c->nin && arrays; i++) put_column(w, &b, &s, i, codes, DTYPE_INDEX, false);
+  for (int i = 0; i < c->nin && arrays; i++) put_column(w, &s, i, codes, DTYPE_INDEX, false);
   int rank = s.rank;
   if (!arrays || each != 1) codes[rank++] = size_code(w, each);
-  put_result(w, &b, codes, rank);
-  return put_rest(w, b.bytes, b.n);
+  add_result(w, codes, rank);
+  return put_rest(w);
 }
 
 static bool key_made(key_writer *w, const op_call *c, const op_attr *attr) {
   uint8_t codes[ARRAY_MAX_RANK];
-  body b = {.n = 0};
   int rank = c->out.rank;
   for (int a = 0; a < rank; a++) codes[a] = size_code(w, c->out.shape[a]);
   put_head(w, c, attr, 0);
-  put_result(w, &b, codes, rank);
-  return put_rest(w, b.bytes, b.n);
+  add_result(w, codes, rank);
+  return put_rest(w);
 }
 
 bool op_call_key(const op_call *c, op_key *key, int64_t ints[OP_CALL_INTS]) {
