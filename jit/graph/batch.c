@@ -376,19 +376,9 @@ void batch_begin(graph_batch *b, graph *g, graph_batch *outer, qn_dim lanes, uin
 
 /* Room for all nodes of the graph. */
 static bool room(graph_batch *b) {
-  uint32_t need = b->g->n;
-  if (need <= b->cap) return true;
-  uint32_t cap = b->cap ? b->cap : 64;
-  while (cap < need) cap *= 2;
-  uint32_t *more = arena_alloc(&b->memory, cap * sizeof *more);
-  if (!more) {
-    b->g->failed = true;
-    return false;
-  }
-  if (b->cap) memcpy(more, b->whole, b->cap * sizeof *more);
-  b->whole = more;
-  b->cap = cap;
-  return true;
+  if (arena_room(&b->memory, (void **)&b->whole, &b->cap, b->g->n, sizeof *b->whole)) return true;
+  b->g->failed = true;
+  return false;
 }
 
 /* Tells the batch around which nodes are of this one's lanes. */

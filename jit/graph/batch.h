@@ -7,7 +7,7 @@
  * counterpart is marked ATTR_PROVEN: the check is the counterpart's.)
  *
  * A batch may be advanced as often as anybody needs a counterpart: before a pending node is executed all batches must have been.
- * Only ops of the table are appended, so the result differentiates, and what graph_grad appended in a lane is batched like
+ * Only ops of the table are appended, so the result differentiates, and what graph_vjp appended in a lane is batched like
  * everything else. Batches nest: a batch is begun inside another one, on the same graph, and ended before it. What the inner
  * one appends may depend on a tracer of the outer one, which therefore advances after it; batch_advance sees to that.
  *
@@ -51,8 +51,8 @@ QN_MUST_CHECK bool batch_advance(graph_batch *b, uint32_t *culprit, op_refusal *
 static inline uint32_t batch_whole(const graph_batch *b, uint32_t node) {
   return node < b->done && node < b->cap && b->whole[node] != BATCH_INNER ? b->whole[node] : 0;
 }
-/* The same with the axis in any case: what all lanes share is broadcast, a weak number as f64, i64 or bool. 0: memory is short, or
- * the result would have too many axes (then g->failed is not set). */
+/* After batch_advance: a node for all lanes in any case. What all lanes share is broadcast over the axis of the lanes, a weak number
+ * as an array of f64, i64 or bool. 0: memory is short, or the result would have too many axes (then g->failed is not set). */
 uint32_t batch_whole_always(graph_batch *b, uint32_t node);
 
 #endif

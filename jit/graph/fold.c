@@ -36,7 +36,7 @@ static bool fold_cast(op_id op, const graph_type *type, qn_value x, void *out) {
   return true;
 }
 
-/* As the kernel primitives min and max: nan wins, -0 is below +0. */
+/* What the kernel primitives min and max give: nan wins, -0 is below +0. */
 static double extremum(double a, double b, bool smaller) {
   if (a != a) return a;
   if (b != b) return b;

@@ -1,4 +1,4 @@
-/* folds.h: a few lines that the simplifier and the lowering to kernels must agree on. */
+/* The folds of reductions (folds.h), on which the simplifier and the lowering to kernels must agree. */
 #include "jit/graph/folds.h"
 
 /* Is an extent short enough to be joined? That holds in every run: it decides the order, and so the bits. */

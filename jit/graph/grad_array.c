@@ -83,6 +83,16 @@ void grad_max(grad_ctx *c) {
   c->out[0] = make3(c, OP_where, taken, grad_cast_to(c, share, d), make_number(c, 0));
 }
 
+/* The attributes of a slice that takes all of an array, to be changed along some axes. */
+static op_attr whole_slice(const graph_type *x) {
+  op_attr a = {.n = (uint8_t)(3 * x->rank)};
+  for (int i = 0; i < x->rank; i++) {
+    a.d[3 * i + 1] = x->shape[i];
+    a.d[3 * i + 2] = 1;
+  }
+  return a;
+}
+
 /* ---- scans ------------------------------------------------------------------------------------------------------------ */
 
 /* The scan's attributes, running the other way. */
@@ -102,11 +112,7 @@ static uint32_t moved_by_one(grad_ctx *c, uint32_t x, bool against) {
   graph_type t = grad_type_of(c, x);
   int axis = __builtin_ctz(c->attr.axes);
   bool up = against == ((c->attr.flags & ATTR_REVERSE) != 0);
-  op_attr pad = {.n = (uint8_t)(3 * t.rank)}, slice = pad;
-  for (int i = 0; i < t.rank; i++) {
-    slice.d[3 * i + 1] = t.shape[i];
-    slice.d[3 * i + 2] = 1;
-  }
+  op_attr pad = {.n = (uint8_t)(3 * t.rank)}, slice = whole_slice(&t);
   pad.d[3 * axis + (up ? 0 : 1)] = 1;
   slice.d[3 * axis] = up ? 0 : 1;
   const uint32_t in[] = {x, make_number(c, 0)};
@@ -191,12 +197,11 @@ void grad_permute(grad_ctx *c) {
 /* The whole of `node` with the axes of the mask backwards. */
 static uint32_t flip(grad_ctx *c, uint32_t node, unsigned axes) {
   graph_type t = grad_type_of(c, node);
-  op_attr attr = {.n = (uint8_t)(3 * t.rank)};
+  op_attr attr = whole_slice(&t);
   for (int i = 0; i < t.rank; i++) {
-    bool back = axes >> i & 1;
-    attr.d[3 * i] = back ? dim_sub(dims_of(c), t.shape[i], 1) : 0;
-    attr.d[3 * i + 1] = t.shape[i];
-    attr.d[3 * i + 2] = back ? -1 : 1;
+    if (!(axes >> i & 1)) continue;
+    attr.d[3 * i] = dim_sub(dims_of(c), t.shape[i], 1);
+    attr.d[3 * i + 2] = -1;
   }
   return make1_attr(c, OP_slice, node, &attr);
 }
@@ -240,15 +245,12 @@ static uint32_t window_slices(grad_ctx *c, const graph_type *x, uint32_t ct, int
   graph_type part = grad_type_of(c, ct);
   qn_dim extent = dim_add(t, dim_mul(t, dim_sub(t, part.shape[axis], 1), step), 1);
   uint32_t sum = 0;
+  op_attr one = whole_slice(&part);
   part.rank--;
+  one.d[3 * part.rank + 1] = 1;
   for (int64_t k = 0; k < size; k++) {
-    op_attr one = {.n = (uint8_t)(3 * (part.rank + 1))}, pad = {.n = (uint8_t)(3 * part.rank)};
-    for (int i = 0; i < part.rank; i++) {
-      one.d[3 * i + 1] = part.shape[i];
-      one.d[3 * i + 2] = 1;
-    }
+    op_attr pad = {.n = (uint8_t)(3 * part.rank)};
     one.d[3 * part.rank] = k;
-    one.d[3 * part.rank + 1] = one.d[3 * part.rank + 2] = 1;
     pad.d[3 * axis] = k * apart;
     pad.d[3 * axis + 1] = dim_sub(t, dim_sub(t, x->shape[axis], k * apart), extent);
     pad.d[3 * axis + 2] = step - 1;
@@ -300,11 +302,10 @@ void grad_window(grad_ctx *c) {
 
 void grad_pad(grad_ctx *c) {
   graph_type x = grad_type_of(c, c->in[0]), inside = x;
-  op_attr slice = {.n = (uint8_t)(3 * x.rank)};
+  op_attr slice = whole_slice(&x);
   for (int i = 0; i < x.rank; i++) {
     slice.d[3 * i] = c->attr.d[3 * i];
-    slice.d[3 * i + 1] = x.shape[i];
-    slice.d[3 * i + 2] = c->attr.d[3 * i + 2] + 1;
+    slice.d[3 * i + 2] += c->attr.d[3 * i + 2];
   }
   if (grad_wants(c, 0)) c->out[0] = make1_attr(c, OP_slice, c->ct, &slice);
   if (grad_wants(c, 1)) { /* the sum over the elements that were added */
@@ -321,12 +322,8 @@ void grad_concat(grad_ctx *c) {
   for (int k = 0; k < c->nin; k++) {
     graph_type x = grad_type_of(c, c->in[k]);
     if (grad_wants(c, k)) {
-      op_attr slice = {.n = (uint8_t)(3 * x.rank)};
-      for (int i = 0; i < x.rank; i++) {
-        slice.d[3 * i] = i == axis ? start : 0;
-        slice.d[3 * i + 1] = x.shape[i];
-        slice.d[3 * i + 2] = 1;
-      }
+      op_attr slice = whole_slice(&x);
+      slice.d[3 * axis] = start;
       c->out[k] = make1_attr(c, OP_slice, c->ct, &slice);
     }
     start = dim_add(dims_of(c), start, x.shape[axis]);

@@ -27,8 +27,8 @@ void grad_mul(grad_ctx *c) {
     if (grad_wants(c, i)) c->out[i] = make_smul(c, c->ct, c->in[1 - i]);
 }
 
-/* As that of mul: the product with strong zeros differentiates by the same rule, so second derivatives of guarded expressions
- * survive. */
+/* The product with strong zeros differentiates by the rule of mul, whose own products have strong zeros: second derivatives of
+ * guarded expressions survive. */
 void grad_smul(grad_ctx *c) { grad_mul(c); }
 
 void grad_div(grad_ctx *c) {

@@ -53,17 +53,9 @@ static void *take(graph *g, size_t bytes) {
   return p;
 }
 
-/* Room for `need` elements of `size` bytes in *list, *cap of them there now, `used` of them in use. */
-static bool grow(graph *g, void **list, uint32_t *cap, uint32_t used, uint32_t need, size_t size) {
-  if (need <= *cap) return true;
-  uint32_t more = *cap ? *cap : 8;
-  while (more < need) more *= 2;
-  void *p = take(g, more * size);
-  if (!p) return false;
-  if (*list && used) memcpy(p, *list, used * size);
-  *list = p;
-  *cap = more;
-  return true;
+/* Room for one more element of a list of n. */
+static bool grow(graph *g, void **list, uint32_t *cap, uint32_t n, size_t size) {
+  return arena_room(&g->arena, list, cap, (size_t)n + 1, size) || fail(g);
 }
 
 static const char *take_text(graph *g, const char *text) {
@@ -76,7 +68,7 @@ static const char *take_text(graph *g, const char *text) {
 /* ---- builders ------------------------------------------------------------------------------------------------------ */
 
 uint32_t graph_site_add(graph *g, span at, uint32_t parent, const char *function) {
-  if (!grow(g, (void **)&g->sites, &g->sites_cap, g->nsites, g->nsites + 1, sizeof *g->sites)) return 0;
+  if (!grow(g, (void **)&g->sites, &g->sites_cap, g->nsites, sizeof *g->sites)) return 0;
   const char *copy = NULL;
   if (function && g->nsites > 1) { /* most sites are in the function of the one before */
     const char *last = g->sites[g->nsites - 1].function;
@@ -90,7 +82,7 @@ uint32_t graph_site_add(graph *g, span at, uint32_t parent, const char *function
 /* Appends a node whose parts lie in the arena already. */
 static uint32_t append(graph *g, const graph_node *n) {
   if (g->arena.failed || g->n >= GRAPH_MAX_NODES) return fail(g);
-  if (!grow(g, (void **)&g->nodes, &g->cap, g->n, g->n + 1, sizeof *g->nodes)) return 0;
+  if (!grow(g, (void **)&g->nodes, &g->cap, g->n, sizeof *g->nodes)) return 0;
   g->nodes[g->n] = *n;
   return g->n++;
 }
@@ -108,20 +100,14 @@ static const op_attr *take_attr(graph *g, const op_attr *attr) {
 
 uint32_t graph_input(graph *g, graph_type type, uint32_t site) {
   graph_node n = {.kind = NODE_INPUT, .site = site, .type = type, .payload.input = g->ninputs};
-  if (!grow(g, (void **)&g->inputs, &g->inputs_cap, g->ninputs, g->ninputs + 1, sizeof *g->inputs)) return 0;
+  if (!grow(g, (void **)&g->inputs, &g->inputs_cap, g->ninputs, sizeof *g->inputs)) return 0;
   uint32_t node = append(g, &n);
   if (node) g->inputs[g->ninputs++] = node;
   return node;
 }
 
-static size_t const_bytes(const graph_type *t) {
-  size_t n = dtype_size((qn_dtype)t->dtype);
-  for (int i = 0; i < t->rank; i++) n *= (size_t)t->shape[i];
-  return n;
-}
-
 uint32_t graph_const(graph *g, graph_type type, const void *data, uint32_t site) {
-  size_t bytes = const_bytes(&type);
+  size_t bytes = graph_const_bytes(&type);
   void *copy = take(g, bytes + ARRAY_TAIL);
   if (!copy) return 0;
   if (bytes) memcpy(copy, data, bytes);
@@ -230,7 +216,7 @@ bool graph_regions_fallible(const graph_node *n) {
 }
 
 bool graph_output(graph *g, uint32_t node) {
-  if (!node || !grow(g, (void **)&g->outputs, &g->outputs_cap, g->noutputs, g->noutputs + 1, sizeof *g->outputs)) {
+  if (!node || !grow(g, (void **)&g->outputs, &g->outputs_cap, g->noutputs, sizeof *g->outputs)) {
     g->failed = true;
     return false;
   }
@@ -404,7 +390,7 @@ graph *graph_copy(const graph *g) {
   if (!to) return NULL;
   uint32_t *map = NULL;
   bool ok = graph_copy_frame(to, g) && (map = take(to, g->n * sizeof *map)) &&
-            grow(to, (void **)&to->nodes, &to->cap, to->n, g->n, sizeof *to->nodes);
+            grow(to, (void **)&to->nodes, &to->cap, g->n, sizeof *to->nodes);
   /* Inputs keep their numbers: the list of nodes may have them in another order. */
   for (uint32_t i = 1; ok && i < g->n; i++) ok = (map[i] = graph_node_copy(to, g, i, map)) != 0;
   for (uint32_t i = 0; ok && i < g->ninputs; i++) {
@@ -420,17 +406,25 @@ graph *graph_copy(const graph *g) {
 
 /* ---- dead nodes ---------------------------------------------------------------------------------------------------------------- */
 
-/* Marks the nodes whose sizes a dim speaks of. */
-static void mark_dim(const dim_table *t, qn_dim d, bool *live) {
+static void each_node_of_dim(const dim_table *t, qn_dim d, void (*visit)(void *ctx, uint32_t node), void *ctx) {
   if (d >= 0) return;
-  const dim_expr *e = &t->exprs[~d];
-  if (e->op == DIM_SYMBOL) {
-    if (e->source == DIM_FROM_NODE) live[e->ref] = true;
+  const dim_expr e = t->exprs[~d];
+  if (e.op == DIM_SYMBOL) {
+    if (e.source == DIM_FROM_NODE && e.ref) visit(ctx, e.ref);
     return;
   }
-  mark_dim(t, e->a, live);
-  mark_dim(t, e->b, live);
+  each_node_of_dim(t, e.a, visit, ctx);
+  each_node_of_dim(t, e.b, visit, ctx);
 }
+
+void graph_each_size_node(const graph *g, uint32_t n, void (*visit)(void *ctx, uint32_t node), void *ctx) {
+  const graph_node *node = &g->nodes[n];
+  for (int a = 0; a < node->type.rank; a++) each_node_of_dim(&g->dims, node->type.shape[a], visit, ctx);
+  for (int k = 0; node->attr && k < node->attr->n; k++)
+    if (op_attr_is_dim((op_id)node->op, k)) each_node_of_dim(&g->dims, node->attr->d[k], visit, ctx);
+}
+
+static void mark_live(void *live, uint32_t node) { ((bool *)live)[node] = true; }
 
 /* What its results or its rule need, if anybody needs its results. A region stays whole. */
 static void mark_region(const graph_region *x, bool *live) {
@@ -469,9 +463,7 @@ void graph_dce_regions(graph *g, graph_region *regions, uint32_t nregions) {
     if (!live[i]) continue;
     const graph_node *node = &g->nodes[i];
     for (int k = 0; k < node->nin; k++) live[node->in[k]] = true;
-    for (int k = 0; k < node->type.rank; k++) mark_dim(&g->dims, node->type.shape[k], live);
-    for (int k = 0; node->attr && k < node->attr->n; k++)
-      if (op_attr_is_dim((op_id)node->op, k)) mark_dim(&g->dims, node->attr->d[k], live);
+    graph_each_size_node(g, i, mark_live, live);
   }
   uint32_t next = 1;
   for (uint32_t i = 1; i < n; i++) {
@@ -538,7 +530,7 @@ uint64_t graph_hash(const graph *g) {
     switch ((graph_kind)n->kind) {
     case NODE_OP: h = graph_attr_hash(g, (op_id)n->op, n->attr, h); break;
     case NODE_INPUT: h = mix(h, n->payload.input); break;
-    case NODE_CONST: h = mix_bytes(h, n->payload.data, const_bytes(&n->type)); break;
+    case NODE_CONST: h = mix_bytes(h, n->payload.data, graph_const_bytes(&n->type)); break;
     case NODE_IF:
     case NODE_LOOP:
       if (n->attr) h = mix(mix(h, (uint64_t)n->attr->d[0]), (uint64_t)n->attr->d[1]);

@@ -41,19 +41,13 @@ static bool commutative(const graph_node *n) {
 
 enum { SHARED_CONST_BYTES = 64 };
 
-static size_t const_bytes(const graph_node *n) {
-  size_t bytes = dtype_size((qn_dtype)n->type.dtype);
-  for (int i = 0; i < n->type.rank; i++) bytes *= (size_t)n->type.shape[i];
-  return bytes;
-}
-
 static uint64_t node_hash(const rewriter *r, const graph_node *n) {
   uint64_t h =
       mix((uint64_t)n->kind << 8 | n->op, (uint64_t)n->type.dtype << 16 | (uint64_t)n->type.rank << 8 | n->type.weak);
   for (int i = 0; i < n->type.rank; i++) h = mix(h, (uint64_t)n->type.shape[i]);
   if (n->kind == NODE_CONST) {
     const unsigned char *p = n->payload.data;
-    for (size_t i = 0; i < const_bytes(n); i++) h = mix(h, p[i]);
+    for (size_t i = 0; i < graph_const_bytes(&n->type); i++) h = mix(h, p[i]);
     return h;
   }
   if (n->kind == NODE_PROJ) return mix(mix(h, n->in[0]), n->payload.index);
@@ -66,7 +60,7 @@ static uint64_t node_hash(const rewriter *r, const graph_node *n) {
 
 static bool same_node(const graph_node *a, const graph_node *b) {
   if (a->kind != b->kind || a->op != b->op || a->nin != b->nin || !graph_type_same(&a->type, &b->type)) return false;
-  if (a->kind == NODE_CONST) return memcmp(a->payload.data, b->payload.data, const_bytes(a)) == 0;
+  if (a->kind == NODE_CONST) return memcmp(a->payload.data, b->payload.data, graph_const_bytes(&a->type)) == 0;
   bool swapped = commutative(a) && a->in[0] == b->in[1] && a->in[1] == b->in[0];
   if (!swapped && memcmp(a->in, b->in, a->nin * sizeof *a->in) != 0) return false;
   if (a->kind == NODE_PROJ && a->payload.index != b->payload.index) return false;
@@ -276,7 +270,7 @@ static uint32_t renew_regions(rewriter *r, const graph_node *n, const uint32_t *
 static uint32_t renew(rewriter *r, const graph *from, uint32_t i, const uint32_t *map) {
   graph_node n = from->nodes[i];
   if (graph_kind_has_regions(n.kind)) return renew_regions(r, &n, map);
-  bool large = n.kind == NODE_CONST && const_bytes(&n) > SHARED_CONST_BYTES;
+  bool large = n.kind == NODE_CONST && graph_const_bytes(&n.type) > SHARED_CONST_BYTES;
   bool data_shaped = n.kind == NODE_OP && op_rows[n.op].shape_rule == SH_data; /* its symbol names this very node */
   if ((n.kind != NODE_OP && n.kind != NODE_CONST && n.kind != NODE_PROJ) || large || data_shaped)
     return graph_node_copy(r->g, from, i, map);

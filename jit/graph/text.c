@@ -95,9 +95,7 @@ static void print_element(qn_dtype d, const char *p, text_buf *out) {
 static void print_const(const graph_node *n, const graph_store *elements, text_buf *out) {
   const char *p = n->payload.data;
   qn_dtype d = (qn_dtype)n->type.dtype;
-  int64_t count = 1;
-  for (int i = 0; i < n->type.rank; i++) count *= n->type.shape[i];
-  size_t bytes = (size_t)count * dtype_size(d);
+  size_t each = dtype_size(d), bytes = graph_const_bytes(&n->type);
   if (elements && bytes >= elements->least) {
     text_adds(out, "data");
     if (!elements->put(elements->ctx, p, bytes)) out->failed = true;
@@ -108,41 +106,15 @@ static void print_const(const graph_node *n, const graph_store *elements, text_b
     return;
   }
   text_adds(out, "[");
-  for (int64_t i = 0; i < count && !out->failed; i++) {
-    if (i) text_adds(out, ", ");
-    print_element(d, p + (size_t)i * dtype_size(d), out);
+  for (size_t at = 0; at < bytes && !out->failed; at += each) {
+    if (at) text_adds(out, ", ");
+    print_element(d, p + at, out);
   }
   text_adds(out, "]");
 }
 
-static void print_attr(const graph *g, op_id op, const op_attr *a, text_buf *out) {
-  if (a->axes) {
-    text_adds(out, " axes=[");
-    for (int i = 0, some = 0; i < 8; i++)
-      if (a->axes >> i & 1) text_addf(out, some++ ? ", %d" : "%d", i);
-    text_adds(out, "]");
-  }
-  if (a->keepdims) text_adds(out, " keepdims");
-  if (a->mode && op_rows[op].klass == CLASS_RANDOM)
-    text_adds(out, " keyed");
-  else if (a->mode)
-    text_addf(out, " mode=%s", mode_names[a->mode]);
-  for (int i = 0; i < FLAGS; i++)
-    if (a->flags & flag_names[i].bit) text_addf(out, " %s", flag_name(op, i));
-  bool shaped = op_attr_is_dim(op, 0) && op_attr_is_dim(op, 2), triples = op_attr_is_dim(op, 0) && !shaped;
-  if (a->n || shaped || op == OP_permute) {
-    text_addf(out, " %s=[", list_name(op));
-    for (int i = 0; i < a->n; i++) {
-      if (i) text_adds(out, triples && i % 3 ? ":" : ", ");
-      if (op_attr_is_dim(op, i))
-        dim_print(&g->dims, a->d[i], out);
-      else
-        text_addf(out, "%lld", (long long)a->d[i]);
-    }
-    text_adds(out, "]");
-  }
-  if (op_rows[op].dtype_rule == DT_attr || a->dtype) text_addf(out, " dtype=%s", dtype_rows[a->dtype].name);
-}
+/* An op whose list d is written as triples a:b:c; others have single numbers. */
+static bool has_triples(op_id op) { return op_attr_is_dim(op, 0) && !op_attr_is_dim(op, 2); }
 
 void graph_attr_each(op_id op, const op_attr *a,
                      void (*each)(void *ctx, const char *name, const char *text, const int64_t *d, int n), void *ctx) {
@@ -152,12 +124,36 @@ void graph_attr_each(op_id op, const op_attr *a,
     if (a->axes >> i & 1) axes[n++] = i;
   if (n) each(ctx, "axes", NULL, axes, n);
   if (a->keepdims) each(ctx, "keepdims", NULL, NULL, -1);
-  if (a->mode) each(ctx, "mode", mode_names[a->mode], NULL, -1);
+  bool keyed = op_rows[op].klass == CLASS_RANDOM;
+  if (a->mode) each(ctx, keyed ? "keyed" : "mode", keyed ? NULL : mode_names[a->mode], NULL, -1);
   for (int i = 0; i < FLAGS; i++)
     if (a->flags & flag_names[i].bit) each(ctx, flag_name(op, i), NULL, NULL, -1);
-  bool shaped = op_attr_is_dim(op, 0) && op_attr_is_dim(op, 2);
-  if (a->n || shaped || op == OP_permute) each(ctx, list_name(op), NULL, a->d, a->n);
+  bool shape = op_attr_is_dim(op, 0) && !has_triples(op);
+  if (a->n || shape || op == OP_permute) each(ctx, list_name(op), NULL, a->d, a->n);
   if (op_rows[op].dtype_rule == DT_attr || a->dtype) each(ctx, "dtype", dtype_rows[a->dtype].name, NULL, -1);
+}
+
+typedef struct attr_printer {
+  const graph *g;
+  const graph_node *node;
+  text_buf *out;
+} attr_printer;
+
+static void print_attr(void *ctx, const char *name, const char *text, const int64_t *d, int n) {
+  const attr_printer *p = ctx;
+  op_id op = (op_id)p->node->op;
+  bool sizes = n >= 0 && d == p->node->attr->d; /* not the list of axes */
+  text_addf(p->out, " %s", name);
+  if (text) text_addf(p->out, "=%s", text);
+  if (n >= 0) text_adds(p->out, "=[");
+  for (int i = 0; i < n; i++) {
+    if (i) text_adds(p->out, sizes && has_triples(op) && i % 3 ? ":" : ", ");
+    if (sizes && op_attr_is_dim(op, i))
+      dim_print(&p->g->dims, d[i], p->out);
+    else
+      text_addf(p->out, "%lld", (long long)d[i]);
+  }
+  if (n >= 0) text_adds(p->out, "]");
 }
 
 static void print_nodes(const uint32_t *in, uint32_t n, text_buf *out) {
@@ -174,7 +170,7 @@ static void print_node(const graph *g, uint32_t i, int indent, const graph_store
   case NODE_OP:
     text_adds(out, op_rows[n->op].name);
     print_nodes(n->in, n->nin, out);
-    if (n->attr) print_attr(g, (op_id)n->op, n->attr, out);
+    if (n->attr) graph_attr_each((op_id)n->op, n->attr, print_attr, &(attr_printer){g, n, out});
     break;
   case NODE_CONST:
     text_adds(out, "const ");
@@ -274,6 +270,12 @@ void graph_print(const graph *g, text_buf *out) { graph_print_apart(g, NULL, out
 
 /* ---- parsing ------------------------------------------------------------------------------------------------------------ */
 
+/* An input as declared; its node comes when the numbers have reached it. */
+typedef struct input {
+  uint32_t node, site;
+  graph_type type;
+} input;
+
 typedef struct parser {
   const char *start, *at;
   char *why;
@@ -282,10 +284,8 @@ typedef struct parser {
   bool bad;
   int nesting;
   graph *g;
-  uint32_t *declared; /* node number of each input, in order of declaration */
-  graph_type *types;
-  uint32_t *sites;
-  uint32_t ndeclared, declared_cap;
+  input *inputs; /* in order of declaration */
+  uint32_t ninputs, inputs_cap;
 } parser;
 
 __attribute__((format(printf, 2, 3))) static bool bad(parser *p, const char *format, ...) {
@@ -680,26 +680,16 @@ static bool node_ref(parser *p, uint32_t *out) {
 
 /* "%1, %2" into the arena; none is fine. */
 static bool node_refs(parser *p, const uint32_t **out, uint16_t *count) {
-  uint32_t few[16], *list = few, n = 0, cap = 16;
+  uint32_t *list = NULL, n = 0, cap = 0;
   blanks(p);
-  *out = NULL;
-  *count = 0;
   if (*p->at == '%') {
     do {
-      if (n == cap) {
-        uint32_t *more = arena_alloc(&p->g->arena, 2 * cap * sizeof *more);
-        if (!more) return memory(p);
-        memcpy(more, list, cap * sizeof *more);
-        list = more;
-        cap *= 2;
-      }
       if (n == UINT16_MAX) return bad(p, "too many operands");
+      if (!arena_room(&p->g->arena, (void **)&list, &cap, n + 1, sizeof *list)) return memory(p);
       if (!node_ref(p, &list[n++])) return false;
     } while (mark(p, ","));
   }
-  uint32_t *copy = arena_alloc(&p->g->arena, (n + 1) * sizeof *copy);
-  if (!copy) return memory(p);
-  *out = memcpy(copy, list, n * sizeof *copy);
+  *out = list;
   *count = (uint16_t)n;
   return true;
 }
@@ -795,35 +785,19 @@ static bool node(parser *p) {
 /* ---- graphs ---- */
 
 static bool declare_input(parser *p) {
-  if (p->ndeclared == p->declared_cap) {
-    uint32_t cap = p->declared_cap ? 2 * p->declared_cap : 8;
-    uint32_t *numbers = arena_alloc(&p->g->arena, cap * sizeof *numbers);
-    uint32_t *sites = arena_alloc(&p->g->arena, cap * sizeof *sites);
-    graph_type *types = arena_alloc(&p->g->arena, cap * sizeof *types);
-    if (!numbers || !sites || !types) return memory(p);
-    if (p->ndeclared) {
-      memcpy(numbers, p->declared, p->ndeclared * sizeof *numbers);
-      memcpy(sites, p->sites, p->ndeclared * sizeof *sites);
-      memcpy(types, p->types, p->ndeclared * sizeof *types);
-    }
-    p->declared = numbers;
-    p->sites = sites;
-    p->types = types;
-    p->declared_cap = cap;
-  }
-  uint32_t i = p->ndeclared++;
-  if (!expect(p, "%") || !number(p, &p->declared[i]) || !expect(p, ":") || !type(p, &p->types[i])) return false;
-  if (i && p->declared[i] <= p->declared[i - 1]) return bad(p, "inputs are declared in the order of their nodes");
-  return !mark(p, "@") || number(p, &p->sites[i]);
+  if (!arena_room(&p->g->arena, (void **)&p->inputs, &p->inputs_cap, p->ninputs + 1, sizeof *p->inputs))
+    return memory(p);
+  input *to = &p->inputs[p->ninputs++];
+  if (!expect(p, "%") || !number(p, &to->node) || !expect(p, ":") || !type(p, &to->type)) return false;
+  if (p->ninputs > 1 && to->node <= to[-1].node) return bad(p, "inputs are declared in the order of their nodes");
+  return !mark(p, "@") || number(p, &to->site);
 }
 
 /* Appends the inputs whose numbers come next. */
 static bool place_inputs(parser *p) {
   graph *g = p->g;
-  while (g->ninputs < p->ndeclared && p->declared[g->ninputs] == g->n) {
-    uint32_t i = g->ninputs;
-    if (!graph_input(g, p->types[i], p->sites[i])) return memory(p);
-  }
+  for (const input *in; g->ninputs < p->ninputs && (in = &p->inputs[g->ninputs])->node == g->n;)
+    if (!graph_input(g, in->type, in->site)) return memory(p);
   return true;
 }
 
@@ -850,8 +824,8 @@ static bool parse_body(parser *p) {
     if (at != g->n) return bad(p, "expected %%%u: nodes are numbered in order", (unsigned)g->n);
     if (!node(p) || !place_inputs(p)) return false;
   }
-  if (g->ninputs < p->ndeclared)
-    return bad(p, "input %%%u has no place among the nodes", (unsigned)p->declared[g->ninputs]);
+  if (g->ninputs < p->ninputs)
+    return bad(p, "input %%%u has no place among the nodes", (unsigned)p->inputs[g->ninputs].node);
   blanks(p);
   if (*p->at == '%') {
     do {

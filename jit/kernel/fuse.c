@@ -175,16 +175,9 @@ static bool goes_on(fuser *f) {
   return false;
 }
 
-/* Room for one more element of an array in the arena. */
+/* Room for `need` elements of an array in the arena. */
 static bool room(fuser *f, void **p, uint32_t *cap, uint32_t need, size_t size) {
-  if (need <= *cap) return true;
-  uint32_t more = *cap ? 2 * *cap : 64;
-  void *to = arena_alloc(&f->arena, (size_t)more * size);
-  if (!to) return out_of_memory(f);
-  if (*cap) memcpy(to, *p, (size_t)*cap * size);
-  *p = to;
-  *cap = more;
-  return true;
+  return arena_room(&f->arena, p, cap, need, size) || out_of_memory(f);
 }
 
 static const graph_node *node_of(const fuser *f, uint32_t n) { return &f->g->nodes[n]; }
@@ -266,16 +259,7 @@ static uint32_t same_elements(graph *g, uint32_t n) {
   return v->in[0];
 }
 
-static void mark_dim(fuser *f, qn_dim d, int depth) {
-  if (d >= 0 || depth > DIM_MAX_SIZE) return;
-  const dim_expr *e = &f->g->dims.exprs[~d];
-  if (e->op == DIM_SYMBOL) {
-    if (e->source == DIM_FROM_NODE && e->ref && e->ref < f->g->n) f->live[e->ref] = 1;
-    return;
-  }
-  mark_dim(f, e->a, depth + 1);
-  mark_dim(f, e->b, depth + 1);
-}
+static void mark_live(void *live, uint32_t node) { ((uint8_t *)live)[node] = 1; }
 
 static bool find_live(fuser *f) {
   graph *g = f->g;
@@ -289,9 +273,7 @@ static bool find_live(fuser *f) {
     if (graph_fallible(g, n)) f->live[n] = 1;
     if (!f->live[n]) continue;
     for (int i = 0; i < node->nin; i++) f->live[node->in[i]] = 1;
-    for (int a = 0; a < node->type.rank; a++) mark_dim(f, node->type.shape[a], 0);
-    for (int k = 0; node->attr && k < node->attr->n; k++)
-      if (op_attr_is_dim((op_id)node->op, k)) mark_dim(f, node->attr->d[k], 0);
+    graph_each_size_node(g, n, mark_live, f->live);
   }
   return true;
 }
@@ -466,23 +448,21 @@ static bool push(fuser *f, walk *w, uint32_t node, uint32_t flags) {
   return true;
 }
 
-static bool order_dim(fuser *f, uint32_t self, qn_dim d, int depth) {
-  if (d >= 0 || depth > DIM_MAX_SIZE) return true;
-  const dim_expr e = f->g->dims.exprs[~d];
-  if (e.op == DIM_SYMBOL) {
-    uint32_t u = e.source == DIM_FROM_NODE && e.ref < f->g->n ? f->unit_of[e.ref] : 0;
-    return !u || u - 1 >= self || add_edge(f, u - 1, EDGE_ORDER, NULL);
-  }
-  return order_dim(f, self, e.a, depth + 1) && order_dim(f, self, e.b, depth + 1);
+typedef struct ordered {
+  fuser *f;
+  uint32_t self;
+} ordered;
+
+static void order_behind(void *ctx, uint32_t node) {
+  const ordered *o = ctx;
+  uint32_t u = node < o->f->g->n ? o->f->unit_of[node] : 0;
+  if (u && u - 1 < o->self && !o->f->why) (void)add_edge(o->f, u - 1, EDGE_ORDER, NULL);
 }
 
+/* Unit `self` comes after the units that find the sizes of node n. */
 static bool order_sizes(fuser *f, uint32_t self, uint32_t n) {
-  const graph_node *node = node_of(f, n);
-  for (int a = 0; a < node->type.rank; a++)
-    if (!order_dim(f, self, node->type.shape[a], 0)) return false;
-  for (int k = 0; node->attr && k < node->attr->n; k++)
-    if (op_attr_is_dim((op_id)node->op, k) && !order_dim(f, self, node->attr->d[k], 0)) return false;
-  return true;
+  graph_each_size_node(f->g, n, order_behind, &(ordered){f, self});
+  return !f->why;
 }
 
 static bool walk_operands(fuser *f, uint32_t self, walk *w) {
@@ -698,8 +678,8 @@ static bool cost_of(fuser *f, uint32_t a, double *ns) {
   return true;
 }
 
-/* Is there a way from group a to group b through another group? Looks from a on, or (back) from b back, at groups whose time
- * is between theirs. 2: the search got long. */
+/* Looks for a way from group a to group b through another group, forward from a or, with `back`, backward from b, among the groups
+ * whose time is between theirs. 1: there is one, 0: there is none, 2: the search got long. */
 static int search(fuser *f, uint32_t a, uint32_t b, bool back) {
   uint32_t n = 0, edges = 0, from = back ? b : a, to = back ? a : b, least = f->groups[a].time,
            most = f->groups[b].time;
@@ -728,7 +708,7 @@ static int search(fuser *f, uint32_t a, uint32_t b, bool back) {
   return 0;
 }
 
-/* The same; answers yes when the search gets long from both ends. */
+/* Is there a way from group a to group b through another group? A search that gets long from both ends counts as yes. */
 static bool detour(fuser *f, uint32_t a, uint32_t b) {
   if (f->groups[a].time > f->groups[b].time) return false;
   int found = search(f, a, b, false);

@@ -73,14 +73,14 @@ typedef struct sweep {
 static uint32_t born(const sweep *s, const place_life *v) { return s->back ? s->p->steps - v->last : v->first; }
 static uint32_t dies(const sweep *s, const place_life *v) { return s->back ? s->p->steps - v->first : v->last; }
 
-/* Of the treap: higher ones are further up. */
+/* The priority of a block in the treap: that of a parent is higher than those of its children. */
 static uint32_t rank_of(uint32_t block) {
   block = (block ^ block >> 16) * 0x85ebca6bu;
   block = (block ^ block >> 13) * 0xc2b2ae35u;
   return block ^ block >> 16;
 }
 
-/* By size; outputs are before the arena. */
+/* The order of the treap: by size; of one size those in the memory of outputs come before those of the arena. */
 static bool before(const block *x, const block *y) {
   if (x->size != y->size) return x->size < y->size;
   if (x->region != y->region) return y->region == PLACE_ARENA || (x->region != PLACE_ARENA && x->region < y->region);
@@ -96,7 +96,7 @@ static void renew(sweep *s, uint32_t i) {
   s->p->work++;
 }
 
-/* The blocks of a tree that come before `at`, and the others. */
+/* Splits a tree into the blocks that come before `at` and the others. */
 static void split(sweep *s, uint32_t tree, const block *at, uint32_t *low, uint32_t *high) {
   if (!tree) {
     *low = *high = 0;
@@ -152,7 +152,7 @@ static uint32_t erase(sweep *s, uint32_t tree, uint32_t i) {
   return tree;
 }
 
-/* The first block of at least so many bytes that may be kept until `last`; 0: none. */
+/* The smallest block of at least so many bytes that may be kept until step `last`; 0: none. */
 static uint32_t find(sweep *s, uint32_t tree, int64_t bytes, uint32_t last) {
   const block *t = &s->blocks[tree];
   if (!tree || t->most <= last) return 0;
@@ -213,7 +213,7 @@ static void cut(sweep *s, uint32_t i, int64_t bytes) {
   if (s->last == i) s->last = k;
 }
 
-/* At the end of the arena. */
+/* A block of `bytes` at the end of the arena: the free one that lies there made larger, or a new one. */
 static uint32_t extend(sweep *s, int64_t bytes) {
   uint32_t i = s->last;
   if (i && s->blocks[i].free) {
@@ -298,7 +298,7 @@ FOR_QSORT(by_death)
 FOR_QSORT(by_death_and_length)
 FOR_QSORT(by_length)
 
-/* What all ways to place lives have in common. */
+/* What sweeps and searches share. */
 typedef struct room {
   placing *p;
   place_life **order, **outputs; /* what is to be placed; outputs by region */
@@ -309,7 +309,7 @@ typedef struct room {
   uint32_t nnear;
 } room;
 
-/* The end of the arena after a sweep. */
+/* Places all lives in one sweep over the steps, those of a step in the given order. Returns the end of the arena. */
 static int64_t sweep_all(room *r, bool back, int (*order)(const void *, const void *)) {
   placing *p = r->p;
   sweep *s = &r->sweep;
@@ -412,7 +412,7 @@ static int64_t best_gap(const place_life *const *near, uint32_t n, const place_l
   return best;
 }
 
-/* The end of the arena after a search. */
+/* Places all lives by search, in the given order. Returns the end of the arena. */
 static int64_t search(room *r, int (*order)(const void *, const void *)) {
   int64_t top = 0;
   qsort(r->order, r->n, sizeof *r->order, order);
