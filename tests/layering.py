@@ -3,6 +3,7 @@
 
 * an include points to a lower floor or sideways, never up, and to no room of a device from above;
 * headers include each other in no circle, nor do the files of a room, as far as they are not listed here;
+* no name of a device's room is used outside it;
 * nothing above the door to array work (jit/run/door.h) goes past it, and only the recorder's own files touch a VM's recording;
 * the top level holds the agreed entries only, and no file of the source tree is longer than 1,500 lines;
 * with the archives: every symbol that shared objects would export begins with qn_, there is no mutable global data, and hosts
@@ -97,6 +98,21 @@ def check_includes(root):
             yield f"{path}:{number}: {here[1]} includes {target} of its neighbour"
         elif there[1] in DEVICES and here[1] != there[1] and not EAGER.fullmatch(full):
             yield f"{path}:{number}: {here[1]} includes {target}, where devices are known by the table of jit/run alone"
+
+
+# What the table of devices has instead of names: FAMILY_NAME and device_NAME of other families than the CPU, and whatever begins with NAME_.
+DEVICE_NAMES = re.compile(r"\b(?:(?:cpu|gpu|ref|bvm)_[a-z]\w*|(?:FAMILY|device)_(?:gpu|ref))\b")
+
+
+def check_devices(root):
+    for path in tracked(root):
+        here = floor_of(path)
+        if not here or here[1] in DEVICES or not path.endswith((".c", ".h", ".def")) or path == "lang/tunables.def":
+            continue
+        with open(os.path.join(root, path), encoding="utf-8") as f:
+            for number, line in enumerate(f, 1):
+                for name in DEVICE_NAMES.findall(line):
+                    yield f"{path}:{number}: {name} is a name of a device's room; ask the table of jit/run/device.h"
 
 
 # Rooms where a file's subject (NAME.c, NAME.h and what is NAME_impl.h) includes another's header and that one's, over whatever
@@ -314,7 +330,7 @@ def main():
     if len(sys.argv) not in (2, 4):
         sys.exit(__doc__)
     root = sys.argv[1]
-    bad = [line for check in (check_includes, check_circles, check_door, check_recorder, check_files) for line in check(root)]
+    bad = [line for check in (check_includes, check_circles, check_devices, check_door, check_recorder, check_files) for line in check(root)]
     if len(sys.argv) == 4:
         bad += list(check_archive(sys.argv[2])) + list(check_names(sys.argv[3]))
     for line in bad:

@@ -52,9 +52,9 @@ static const char words[] =
 
 /* What one instruction of a GPU does (of pairs: that of one number goes through the slow unit of special functions); nan has the bits
  * that it has elsewhere. */
-static const struct gpu_text {
+static const struct cuda_text {
   const char *name, *body;
-} gpu_texts[] = {
+} cuda_texts[] = {
     {"cast_f32_bf16", "u32 r; asm(\"cvt.rn.bf16x2.f32 %0, %1, %2;\" : \"=r\"(r) : \"f\"(0.0f), \"f\"(a));"
                       " return (bf16)(a != a ? 0x7fc0u : r);"},
     {"cast_f32_f16", "u32 r; asm(\"cvt.rn.f16x2.f32 %0, %1, %2;\" : \"=r\"(r) : \"f\"(0.0f), \"f\"(a));"
@@ -63,8 +63,8 @@ static const struct gpu_text {
 
 static void print_body(const math_text *m, math_target target, text_buf *out) {
   const char *own = NULL;
-  for (size_t i = 0; i < sizeof gpu_texts / sizeof *gpu_texts && target == MATH_TARGET_CUDA; i++)
-    if (strcmp(gpu_texts[i].name, m->name) == 0) own = gpu_texts[i].body;
+  for (size_t i = 0; i < sizeof cuda_texts / sizeof *cuda_texts && target == MATH_TARGET_CUDA; i++)
+    if (strcmp(cuda_texts[i].name, m->name) == 0) own = cuda_texts[i].body;
   if (own) {
     text_adds(out, "\n#if __CUDA_ARCH__ >= 800\n");
     text_adds(out, own);

@@ -1,8 +1,8 @@
 /* Host scalars: the weak arithmetic of the language, by the same primitives and functions as kernels (never libm).
  *
- * Operands are converted to the compute type that the op's dtype rule gives (bool, i64 or f64). Floats and bools then go
- * through the loops of kernels with one element. Integers are computed here, because host integers are checked: overflow,
- * division by zero, negative exponents and shift counts are errors (E305 to E308), where integer arrays wrap.
+ * Operands are converted to the compute type that the op's dtype rule gives (bool, i64 or f64) and go through the loops of kernels with
+ * one element. Ops that host integers check are computed here: overflow, division by zero, negative exponents and shift counts are
+ * errors (E305 to E308), where integer arrays wrap.
  */
 #include "jit/run/dispatch.h"
 #include "jit/run/host.h"
@@ -39,7 +39,8 @@ static qn_value int_pow(qn_vm *vm, int64_t base, int64_t n) {
   }
 }
 
-static qn_value int_op(qn_vm *vm, op_id op, int64_t a, int64_t b, int64_t c) {
+/* The ops of integers that are checked; unset: another one, which is what kernels make of it. */
+static qn_value checked(qn_vm *vm, op_id op, int64_t a, int64_t b) {
   int64_t r = 0;
   switch (op) {
   case OP_add: return __builtin_add_overflow(a, b, &r) ? overflow2(vm, a, "+", b) : value_int(r);
@@ -59,13 +60,6 @@ static qn_value int_op(qn_vm *vm, op_id op, int64_t a, int64_t b, int64_t c) {
     if (b == -1) return __builtin_sub_overflow((int64_t)0, a, &r) ? overflow2(vm, a, "//", b) : value_int(r);
     return value_int(op == OP_mod ? floor_mod(a, b) : floor_div(a, b));
   case OP_pow: return int_pow(vm, a, b);
-  case OP_sign: return value_int((a > 0) - (a < 0));
-  case OP_minimum: return value_int(a < b ? a : b);
-  case OP_maximum: return value_int(a > b ? a : b);
-  case OP_bitand: return value_int(a & b);
-  case OP_bitor: return value_int(a | b);
-  case OP_xor: return value_int(a ^ b);
-  case OP_invert: return value_int(~a);
   case OP_shl:
   case OP_shr:
     if (b < 0 || b > 63)
@@ -76,17 +70,7 @@ static qn_value int_op(qn_vm *vm, op_id op, int64_t a, int64_t b, int64_t c) {
     return raise_error(vm, E_overflow, SPAN_NONE,
                        "shl(%lld, %lld) does not fit 64 bits; elements of arrays lose the bits above: shl([x], n)",
                        (long long)a, (long long)b);
-  case OP_eq: return value_bool(a == b);
-  case OP_ne: return value_bool(a != b);
-  case OP_lt: return value_bool(a < b);
-  case OP_le: return value_bool(a <= b);
-  case OP_gt: return value_bool(a > b);
-  case OP_ge: return value_bool(a >= b);
-  case OP_isnan:
-  case OP_isinf: return value_bool(false);
-  case OP_isfinite: return value_bool(true);
-  case OP_where: return value_int(a ? b : c);
-  default: return value_int(a); /* rounding and stop_gradient leave integers as they are */
+  default: return value_unset();
   }
 }
 
@@ -127,37 +111,32 @@ qn_value scalar_apply(qn_vm *vm, op_id op, const qn_value *in, int nin) {
     }
   op_attr none = {0};
   if (!op_infer(NULL, op, types, nin, &none, &t, &why)) return op_refuse(vm, op, in, nin, &why);
-  int first = op == OP_where ? 1 : 0; /* the condition is a bool whatever the rest is */
-  if (t.compute == WEAK_INT) {
-    int64_t x[3] = {0, 0, 0};
-    for (int i = 0; i < nin; i++) x[i] = in[i].u.i;
-    return int_op(vm, op, x[0], x[1], x[2]);
-  }
-  if (dtype_is_bool(t.compute)) {
-    uint8_t x[3] = {0, 0, 0}, out = 0;
-    for (int i = 0; i < nin; i++) x[i] = in[i].u.i != 0;
-    if (op == OP_where) return value_bool(x[0] ? x[1] : x[2]);
-    if (op == OP_isfinite) return value_bool(true);
-    if (op == OP_isnan || op == OP_isinf) return value_bool(false);
-    if (!host()->one(op, WEAK_BOOL, &x[0], &x[1], &x[2], &out)) out = x[0];
-    return value_bool(out);
-  }
-  if (op_rows[op].dtype_rule == DT_compare && value_tag_of(in[0]) != value_tag_of(in[1]) &&
+  bool floats = dtype_is_float((qn_dtype)t.compute), ints = !floats && !dtype_is_bool(t.compute);
+  if (floats && op_rows[op].dtype_rule == DT_compare && value_tag_of(in[0]) != value_tag_of(in[1]) &&
       (value_is(in[0], TAG_INT) || value_is(in[1], TAG_INT)))
     return compare_mixed(op, in[0], in[1]);
   if (op == OP_div && !value_is(in[0], TAG_FLOAT) && !value_is(in[1], TAG_FLOAT) && in[1].u.i == 0)
     return raise_error(vm, E_div_zero, SPAN_NONE, "%lld / 0; of floats, as in %lld.0 / 0, it is no error",
                        (long long)in[0].u.i, (long long)in[0].u.i);
-  double x[3] = {0, 0, 0};
-  uint8_t condition = first ? in[0].u.i != 0 : 0;
-  for (int i = first; i < nin; i++) x[i] = as_double(in[i]);
-  if (first) return value_float(condition ? x[1] : x[2]);
-  if (dtype_is_bool(t.result.dtype)) {
-    uint8_t out = 0;
-    host()->one(op, WEAK_FLOAT, &x[0], &x[1], &x[2], &out);
-    return value_bool(out);
+  qn_value done = ints ? checked(vm, op, in[0].u.i, nin > 1 ? in[1].u.i : 0) : value_unset();
+  if (!value_is(done, TAG_UNSET)) return done;
+  union {
+    uint8_t b;
+    int64_t i;
+    double f;
+  } x[3] = {{.i = 0}}, out;
+  for (int i = 0; i < nin; i++) {
+    if (floats)
+      x[i].f = as_double(in[i]);
+    else if (ints)
+      x[i].i = in[i].u.i;
+    else
+      x[i].b = in[i].u.i != 0;
   }
-  double out = x[0];
-  if (!host()->one(op, WEAK_FLOAT, &x[0], &x[1], &x[2], &out)) out = x[0];
-  return value_float(out);
+  out = x[0];
+  if (op == OP_where)
+    out = x[in[0].u.i ? 1 : 2];
+  else if (!host()->one(op, (qn_dtype)t.compute, &x[0], &x[1], &x[2], &out))
+    out = x[0]; /* rounding and stop_gradient leave integers as they are */
+  return dtype_load((qn_dtype)t.result.dtype, &out);
 }
