@@ -2,33 +2,14 @@
  *
  * How many there are is counted first, and waited for: the result's size depends on it, and so does whatever the program does next. All that
  * comes behind is asked for and not waited for. Cells larger than a word need a list of places, 8 bytes a cell. */
-#include <string.h>
-
 #include "jit/gpu/state.h"
+#include "jit/gpu/words.h"
 
-extern const char compress_source[]; /* made of compress.cu */
-
-/* Its kernels are called k<COMPRESS_HASH>_0 and so on, in this order. */
-#define COMPRESS_HASH 0x636f6d7072657373ull
-enum { COMPRESS_COUNT, COMPRESS_SUMS, COMPRESS_STORE, COMPRESS_CELLS, COMPRESS_KERNELS };
-enum { THREADS = GPU_TEXT_THREADS, STEP = 2048 }; /* as in compress.cu */
+enum { COMPRESS_COUNT, COMPRESS_SUMS, COMPRESS_STORE, COMPRESS_CELLS }; /* kernels of compress.cu */
 enum { TILES = 4096 };
 
-/* What the kernels are given: the text has the same declaration. */
-typedef struct compress_words {
-  uint64_t mask, x, to, counts;
-  int64_t n, tile, tiles;
-  int64_t cell, total;
-  int64_t shape[8];
-  int rank;
-  int word;
-} compress_words;
-_Static_assert(ARRAY_MAX_RANK == 8, "the kernels' words have 8 axes");
-
-const char *gpu_compress_text(void) { return compress_source; }
-
 static bool launch(qn_vm *vm, gpu_stream *s, int kernel, int64_t instances, compress_words *w) {
-  return gpu_text_launch(vm, s, s->compresses, kernel, instances, w);
+  return gpu_text_launch(vm, s, TEXT_COMPRESS, kernel, instances, w);
 }
 
 /* The largest word that cells of so many bytes at these addresses are made of. */
@@ -71,14 +52,14 @@ static bool count_true(qn_vm *vm, gpu_stream *s, compress_words *w, int64_t *cou
 device_answer gpu_compress(qn_vm *vm, const qn_array *x, const qn_array *mask, qn_array *to, qn_array **made) {
   gpu_stream *s = gpu_stream_of(vm, mask->device);
   if (!s) return DEVICE_FAILS;
-  if (!gpu_text_code(vm, s, compress_source, COMPRESS_HASH, COMPRESS_KERNELS, &s->compresses)) return DEVICE_REFUSES;
+  if (!gpu_text_code(vm, s, TEXT_COMPRESS)) return DEVICE_REFUSES;
   int64_t shape[ARRAY_MAX_RANK] = {0, mask->rank}, count = 0;
   int rank = x ? x->rank - mask->rank + 1 : 2;
   for (int k = 1; x && k < rank; k++) shape[k] = x->shape[mask->rank + k - 1];
   compress_words w = {.mask = (uint64_t)(uintptr_t)array_data(mask), .n = mask->size, .rank = mask->rank};
   for (int k = 0; k < mask->rank; k++) w.shape[k] = mask->shape[k];
-  int64_t steps = (w.n + STEP - 1) / STEP, each = (steps + TILES - 1) / TILES;
-  w.tile = each * STEP;
+  int64_t steps = (w.n + TILE - 1) / TILE, each = (steps + TILES - 1) / TILES;
+  w.tile = each * TILE;
   w.tiles = each ? (steps + each - 1) / each : 0;
   size_t bytes = (size_t)(w.tiles + 1) * sizeof(int64_t);
   if (!gpu_enter(s)) return gpu_raise(vm, s, GPU_NO_DEVICE, "x[mask]") ? DEVICE_DONE : DEVICE_FAILS;

@@ -1,27 +1,8 @@
-/* x[mask] and the coordinates of true elements, on the device (compress.c): stable. The text is embedded in the library and compiled by NVRTC;
- * it needs no header.
+/* x[mask] and the coordinates of true elements, on the device (compress.c): stable.
  *
  * The mask is cut into tiles, at most TILES: so one block adds up how many are true in each. Then the tiles' blocks store what their true
  * elements have: the cell of x at that place where a cell is a word, or the place's coordinates. Larger cells are copied by the list of
  * places. A warp has 256 elements at a time, 32 a vote. */
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned u32;
-typedef long long i64;
-typedef unsigned long long u64;
-
-typedef struct compress_words {
-  u64 mask, x, to, counts; /* addresses; a count for each tile, and behind the last one that of all */
-  i64 n, tile, tiles;      /* elements of the mask, in a tile */
-  i64 cell, total;         /* words of a cell; of all cells that are copied */
-  i64 shape[8];            /* of the mask */
-  int rank;
-  int word; /* bytes: 1, 2, 4, 8; 0: coordinates */
-} compress_words;
-
-#define FN static __device__ __forceinline__
-enum { THREADS = 256, WARPS = 8, ROUNDS = 8, STEP = 2048 };
 
 FN void copy_word(const compress_words *w, i64 to, i64 from) {
   switch (w->word) {
@@ -69,14 +50,7 @@ extern "C" __global__ void k636f6d7072657373_1(const u64 *block, i64 instances, 
   (void)block;
   for (i64 first = 0; first < w.tiles; first += THREADS) {
     const i64 own = first + t < w.tiles ? counts[first + t] : 0;
-    sums[t] = own;
-    __syncthreads();
-    for (u32 h = 1; h < THREADS; h *= 2) {
-      const i64 left = t >= h ? sums[t - h] : 0;
-      __syncthreads();
-      sums[t] += left;
-      __syncthreads();
-    }
+    SUM_UP(sums, own)
     if (first + t < w.tiles) counts[first + t] = before + sums[t] - own;
     before += sums[THREADS - 1];
     __syncthreads();
@@ -93,7 +67,7 @@ extern "C" __global__ void k636f6d7072657373_2(const u64 *block, i64 instances, 
   for (i64 g = blockIdx.x; g < instances; g += gridDim.x) {
     const i64 begin = g * w.tile, end = begin + w.tile < w.n ? begin + w.tile : w.n;
     i64 base = ((const i64 *)w.counts)[g];
-    for (i64 first = begin; first < end; first += STEP) {
+    for (i64 first = begin; first < end; first += TILE) {
       const i64 mine = first + warp * (32 * ROUNDS) + lane;
       u32 votes[ROUNDS], own = 0, before = 0, all = 0;
 #pragma unroll

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "jit/gpu/block_vm.h"
+#include "jit/gpu/words.h"
 #include "jit/kernel/emit.h"
 #include "jit/kernel/launch.h"
 
@@ -267,68 +268,6 @@ const device_kernels gpu_kernels = {.ready = ready,
 
 /* ---- copies between layouts -------------------------------------------------------------------------------------------------- */
 
-/* k<OWN_HASH>_0 .. _3 move elements of 1, 2, 4 and 8 bytes; strides in elements, as many axes as there can be. _4 tells what the
- * error cell holds, and empties it. */
-#define OWN_HASH 0x6f776e206b65726eull
-#define OWN_NAME "k6f776e206b65726e"
-static const char own_text[] =
-    "typedef long long i64; typedef struct plan { i64 n, shape[8], to[8], from[8]; int rank; } plan;\n"
-    "#define COPY(name, T) extern \"C\" __global__ void name(T *to, const T *from, plan p) { \\\n"
-    "  for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < p.n; i += (i64)gridDim.x * blockDim.x) { \\\n"
-    "    i64 r = i, a = 0, b = 0; \\\n"
-    "    for (int k = p.rank - 1; k >= 0; k--) { const i64 q = r / p.shape[k], m = r - q * p.shape[k]; \\\n"
-    "      a += m * p.to[k]; b += m * p.from[k]; r = q; } \\\n"
-    "    to[a] = from[b]; } }\n"
-    "COPY(" OWN_NAME "_0, unsigned char) COPY(" OWN_NAME "_1, unsigned short) COPY(" OWN_NAME
-    "_2, unsigned) COPY(" OWN_NAME "_3, unsigned long long)\n"
-    "#define REPORT(name) extern \"C\" __global__ void name(unsigned long long *cell, volatile unsigned long long *to) "
-    "{ "
-    "\\\n"
-    "  to[1] = *cell; *cell = ~0ull; __threadfence_system(); to[0] = 1; }\n"
-    "REPORT(" OWN_NAME "_4)\n";
-_Static_assert(offsetof(gpu_mapped, reported) == 0 && offsetof(gpu_mapped, error) == 8, "the kernel's words");
-typedef struct copy_plan {
-  int64_t n, shape[8], to[8], from[8];
-  int rank;
-} copy_plan;
-_Static_assert(ARRAY_MAX_RANK == 8, "the kernels' plan has 8 axes");
-
-const gpu_code *gpu_text_code(qn_vm *vm, gpu_stream *s, const char *text, uint64_t hash, uint32_t functions,
-                              const gpu_code **kept) {
-  if (*kept) return *kept;
-  bool wait = vm->config.jit == QN_JIT_SYNC || vm->config.jit == QN_JIT_VERIFY;
-  gpu_code *c = gpu_code_find(s->engine, s->number, hash);
-  if (!c) {
-    gpu_unit u = {.text = text,
-                  .len = strlen(text),
-                  .n = 1,
-                  .hashes = &hash,
-                  .nfunctions = &functions,
-                  .cache_bytes = vm->tune[TUNE_cache_bytes],
-                  .here = wait};
-    if (!gpu_compile(s->engine, s->number, &u)) return NULL;
-    c = gpu_code_find(s->engine, s->number, hash);
-  }
-  if (c && wait) gpu_code_wait(s->engine, c);
-  if (c && atomic_load_explicit(&c->state, memory_order_acquire) == CODE_READY) *kept = c;
-  return *kept;
-}
-
-bool gpu_text_launch(qn_vm *vm, gpu_stream *s, const gpu_code *code, int kernel, int64_t instances, void *words) {
-  enum { BLOCKS_PER_UNIT = 16 };
-  CUdeviceptr block = 0;
-  void *arguments[] = {&block, &instances, words};
-  int64_t most = (int64_t)s->device->units * BLOCKS_PER_UNIT;
-  unsigned blocks = (unsigned)(instances < most ? instances : most);
-  CUresult rc = driver(s)->cuLaunchKernel(code->functions[kernel], blocks, 1, 1, GPU_TEXT_THREADS, 1, 1, 0, s->stream,
-                                          arguments, NULL);
-  return rc == GPU_OK || gpu_raise(vm, s, rc, "a launch");
-}
-
-const gpu_code *gpu_own_code(qn_vm *vm, gpu_stream *s) {
-  return gpu_text_code(vm, s, own_text, OWN_HASH, OWN_COUNT, &s->own);
-}
-
 /* The elements that a layout reaches, from the first to behind the last. */
 static void extent(const qn_array *a, int64_t *low, int64_t *high) {
   *low = *high = a->offset;
@@ -374,31 +313,24 @@ static bool copy_on_host(qn_vm *vm, gpu_stream *s, qn_array *to, const qn_array 
 static bool copy(qn_vm *vm, gpu_stream *s, qn_array *to, const qn_array *from) {
   int size = (int)dtype_size((qn_dtype)to->dtype);
   CUdeviceptr t = (CUdeviceptr)(uintptr_t)array_data(to), f = (CUdeviceptr)(uintptr_t)array_data(from);
-  CUresult rc;
   if (to->contiguous && from->contiguous) {
-    rc = driver(s)->cuMemcpyDtoDAsync_v2(t, f, (size_t)to->size * (size_t)size, s->stream);
+    CUresult rc = driver(s)->cuMemcpyDtoDAsync_v2(t, f, (size_t)to->size * (size_t)size, s->stream);
     return rc == GPU_OK || gpu_raise(vm, s, rc, "a copy");
   }
-  const gpu_code *code = gpu_own_code(vm, s);
-  if (!code || size > 8) return copy_on_host(vm, s, to, from);
-  copy_plan p = {.n = to->size};
+  if (size > 8 || !gpu_text_code(vm, s, TEXT_OWN)) return copy_on_host(vm, s, to, from);
+  copy_words p = {.to = t, .from = f, .n = to->size, .size = size};
   for (int i = 0; i < to->rank; i++) { /* neighbours that follow each other without gaps are one axis */
     if (to->shape[i] == 1) continue;
     int k = p.rank;
-    if (k && p.to[k - 1] == to->strides[i] * to->shape[i] && p.from[k - 1] == from->strides[i] * to->shape[i])
+    if (k && p.to_step[k - 1] == to->strides[i] * to->shape[i] && p.from_step[k - 1] == from->strides[i] * to->shape[i])
       p.shape[--k] *= to->shape[i];
     else
       p.shape[k] = to->shape[i];
-    p.to[k] = to->strides[i];
-    p.from[k] = from->strides[i];
+    p.to_step[k] = to->strides[i];
+    p.from_step[k] = from->strides[i];
     p.rank = k + 1;
   }
-  void *arguments[] = {&t, &f, &p};
-  int64_t blocks = (p.n + 255) / 256, most = (int64_t)s->device->units * 16;
-  rc = driver(s)->cuLaunchKernel(code->functions[OWN_COPY + __builtin_ctz((unsigned)size)],
-                                 (unsigned)(blocks < most ? blocks : most), 1, 1, 256, 1, 1, 0, s->stream, arguments,
-                                 NULL);
-  return rc == GPU_OK || gpu_raise(vm, s, rc, "a copy");
+  return gpu_text_launch(vm, s, TEXT_OWN, OWN_COPY, (p.n + THREADS - 1) / THREADS, &p);
 }
 
 bool gpu_copy_elements(qn_vm *vm, qn_array *to, const qn_array *from) {

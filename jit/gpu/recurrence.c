@@ -3,23 +3,9 @@
  * The bits are those of a chain that goes one element after the other, so a thread has one. Few long chains are refused: there some 40 ns
  * an element (a guess: eight loads are under way at a time) are more than the way to the CPU and back. */
 #include "jit/gpu/state.h"
+#include "jit/gpu/words.h"
 
-extern const char recurrence_source[]; /* made of recurrence.cu */
-
-#define RECURRENCE_HASH 0x7265637572726e63ull
-enum { RECURRENCE_CHAINS, RECURRENCE_KERNELS };
-enum { THREADS = GPU_TEXT_THREADS }; /* as in recurrence.cu */
 enum { FEW_CHAINS = 32, LONG_CHAIN = 1024 };
-
-/* What the kernel is given: the text has the same declaration. */
-typedef struct recurrence_words {
-  uint64_t a, b, to;
-  int64_t n, inner, chains;
-  int wide;
-  int reverse, exclusive;
-} recurrence_words;
-
-const char *gpu_recurrence_text(void) { return recurrence_source; }
 
 device_answer gpu_recurrence(qn_vm *vm, qn_array *to, const qn_array *by, const qn_array *plus, int axis, bool reverse,
                              bool exclusive) {
@@ -37,10 +23,9 @@ device_answer gpu_recurrence(qn_vm *vm, qn_array *to, const qn_array *by, const 
   if (w.n > LONG_CHAIN && w.chains < FEW_CHAINS) return DEVICE_REFUSES;
   gpu_stream *s = gpu_stream_of(vm, plus->device);
   if (!s) return DEVICE_FAILS;
-  const gpu_code *code = gpu_text_code(vm, s, recurrence_source, RECURRENCE_HASH, RECURRENCE_KERNELS, &s->recurrences);
-  if (!code) return DEVICE_REFUSES;
+  if (!gpu_text_code(vm, s, TEXT_RECURRENCE)) return DEVICE_REFUSES;
   if (!gpu_enter(s)) return gpu_raise(vm, s, GPU_NO_DEVICE, "a recurrence") ? DEVICE_DONE : DEVICE_FAILS;
-  bool ok = gpu_text_launch(vm, s, code, RECURRENCE_CHAINS, (w.chains + THREADS - 1) / THREADS, &w);
+  bool ok = gpu_text_launch(vm, s, TEXT_RECURRENCE, 0, (w.chains + THREADS - 1) / THREADS, &w);
   gpu_leave(s);
   return ok ? DEVICE_DONE : DEVICE_FAILS;
 }

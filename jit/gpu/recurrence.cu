@@ -1,17 +1,5 @@
 /* The linear recurrence s[i] = a[i] s[i - 1] + b[i] on the device (recurrence.c), a thread a chain, in the order and with the operations of
- * jit/cpu/recurrence.c. The text is embedded in the library and compiled by NVRTC; it needs no header. */
-
-typedef long long i64;
-typedef unsigned long long u64;
-
-typedef struct recurrence_words {
-  u64 a, b, to;         /* addresses */
-  i64 n, inner, chains; /* elements of a chain, `inner` apart; as many chains lie beside each other */
-  int wide;             /* f64 */
-  int reverse, exclusive;
-} recurrence_words;
-
-enum { THREADS = 256 };
+ * jit/cpu/recurrence.c. */
 
 #define CHAIN(T) \
   { \

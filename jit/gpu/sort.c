@@ -3,40 +3,14 @@
  * Long lines need two sets of keys and indices, and counts of at most a byte for an element; all of it is one block, given back at once, since its
  * next user comes later in the stream. A pass for each byte of an element: which digits are equal everywhere is not known here. The first
  * and the last one need only one of the sets. */
-#include <string.h>
-
 #include "jit/gpu/state.h"
+#include "jit/gpu/words.h"
 
-extern const char sort_source[]; /* made of sort.cu */
-
-/* Its kernels are called k<SORT_HASH>_0 and so on, in this order. */
-#define SORT_HASH 0x736f7274206c696eull
-enum { SORT_FEW, SORT_SHORT, SORT_SHORT_WIDE, SORT_COUNT, SORT_SUMS, SORT_PLACE, SORT_KERNELS };
-enum { THREADS = GPU_TEXT_THREADS, TILE = 2048, OWN = 16, FEW_TILES = 64 }; /* as in sort.cu */
-enum { RANKED = 16, SHORT_LINE = THREADS * OWN };                           /* elements at most */
-
-/* What the kernels are given: the text has the same declaration. */
-typedef struct sort_words {
-  uint64_t x, out, keys, keys_to, index, index_to, counts, totals;
-  uint64_t infinity;
-  int64_t n, lines, tiles;
-  int64_t x_step, out_step;
-  int64_t shape[8], x_at[8], out_at[8];
-  int rank;
-  int size, is_signed, descending, indices;
-  int padded;
-  int shift, first, last;
-} sort_words;
-_Static_assert(ARRAY_MAX_RANK == 8, "the kernels' words have 8 axes");
-
-const char *gpu_sort_text(void) { return sort_source; }
-
-static const gpu_code *code_of(qn_vm *vm, gpu_stream *s) {
-  return gpu_text_code(vm, s, sort_source, SORT_HASH, SORT_KERNELS, &s->sorts);
-}
+enum { SORT_FEW, SORT_SHORT, SORT_SHORT_WIDE, SORT_COUNT, SORT_SUMS, SORT_PLACE }; /* kernels of sort.cu */
+enum { RANKED = 16, SHORT_LINE = THREADS * OWN };                                  /* elements at most */
 
 static bool launch(qn_vm *vm, gpu_stream *s, int kernel, int64_t instances, sort_words *w) {
-  return gpu_text_launch(vm, s, s->sorts, kernel, instances, w);
+  return gpu_text_launch(vm, s, TEXT_SORT, kernel, instances, w);
 }
 
 static size_t rounded(int64_t bytes) { return ((size_t)bytes + 255) & ~(size_t)255; }
@@ -86,7 +60,7 @@ device_answer gpu_sort(qn_vm *vm, qn_array *out, const qn_array *x, int axis, bo
   if (x->size > (int64_t)1 << 40 || (x->rank && x->shape[axis] > INT32_MAX)) return DEVICE_REFUSES;
   gpu_stream *s = gpu_stream_of(vm, x->device);
   if (!s) return DEVICE_FAILS;
-  if (!code_of(vm, s)) return DEVICE_REFUSES;
+  if (!gpu_text_code(vm, s, TEXT_SORT)) return DEVICE_REFUSES;
   sort_words w = {.x = (uint64_t)(uintptr_t)array_data(x),
                   .out = (uint64_t)(uintptr_t)array_data(out),
                   .infinity = dtype_is_float((qn_dtype)x->dtype) ? dtype_infinity((qn_dtype)x->dtype) : 0,

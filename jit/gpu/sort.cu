@@ -1,5 +1,4 @@
-/* Sorting on the device (sort.c): stable, along lines of an array of any layout. The text is embedded in the library and compiled by
- * NVRTC; it needs no header.
+/* Sorting on the device (sort.c): stable, along lines of an array of any layout.
  *
  * An element's key is an unsigned number in the order of the elements, as on the CPU: -0 counts as 0, every NaN has the largest key. With
  * its key goes its index in the line, so that equal keys keep their order. A key tells its element's bits again, but for zeros and NaNs:
@@ -26,26 +25,7 @@
  * A million f32 took 190 us with two launches more, lanes matched by the instruction for it and counts added one by one; votes on bits, as CUB's
  * onesweep sort has them, and one addition for all lanes of a digit are not measured. */
 
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned u32;
-typedef long long i64;
-typedef unsigned long long u64;
-
-typedef struct sort_words {
-  u64 x, out, keys, keys_to, index, index_to, counts, totals; /* addresses */
-  u64 infinity;                                               /* bits; 0: elements are integers */
-  i64 n, lines, tiles;
-  i64 x_step, out_step; /* along a line; all steps are in elements */
-  i64 shape[8], x_at[8], out_at[8];
-  int rank; /* of the axes that lines are numbered along */
-  int size, is_signed, descending, indices;
-  int padded;             /* n and what is added to it: a power of two */
-  int shift, first, last; /* a pass: its digit, and whether it is the first or the last one */
-} sort_words;
-
-#define FN static __device__ __forceinline__
-enum { THREADS = 256, WARPS = 8, ROUNDS = 8, TILE = 2048, FEW_TILES = 64, OWN = 16, ROOM = THREADS * (OWN + 1) };
+enum { ROOM = THREADS * (OWN + 1) };
 
 FN i64 place_of(const sort_words *w, const i64 *at, i64 line) {
   i64 place = 0;
@@ -369,14 +349,7 @@ extern "C" __global__ void k736f7274206c696e_4(const u64 *block, i64 instances, 
     u32 *counts = (u32 *)w.counts + g * w.tiles, before = 0;
     for (i64 first = 0; first < w.tiles; first += THREADS) {
       const u32 own = first + t < w.tiles ? counts[first + t] : 0;
-      sums[t] = own;
-      __syncthreads();
-      for (u32 h = 1; h < THREADS; h *= 2) {
-        const u32 left = t >= h ? sums[t - h] : 0;
-        __syncthreads();
-        sums[t] += left;
-        __syncthreads();
-      }
+      SUM_UP(sums, own)
       if (first + t < w.tiles) counts[first + t] = before + sums[t] - own;
       before += sums[THREADS - 1];
       __syncthreads();
@@ -397,14 +370,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
     const i64 x = w.first || w.last ? place_of(&w, w.x_at, line) : 0, out = w.last ? place_of(&w, w.out_at, line) : 0;
     const u32 own = ((const u32 *)w.totals)[line * 256 + t];
     for (int k = 0; k < WARPS; k++) warps[k][t] = 0;
-    sums[t] = own;
-    __syncthreads();
-    for (u32 h = 1; h < 256; h *= 2) {
-      const u32 left = t >= h ? sums[t - h] : 0;
-      __syncthreads();
-      sums[t] += left;
-      __syncthreads();
-    }
+    SUM_UP(sums, own)
     base[t] = sums[t] - own + ((const u32 *)w.counts)[(line * 256 + t) * w.tiles + tile];
     __syncthreads();
     const i64 mine = begin + (i64)warp * (32 * ROUNDS) + lane;

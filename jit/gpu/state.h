@@ -122,11 +122,9 @@ typedef struct gpu_stream {
   CUdeviceptr cell;   /* of errors: ~0 but while kernels with checks run */
   gpu_mapped *mapped;
   CUdeviceptr mapped_there;
-  bool abandoned;        /* something that writes to `mapped` was not waited for */
-  char *answers;         /* pinned memory for small reads */
-  const gpu_code *own;   /* kernels of our own, once they are compiled */
-  const gpu_code *sorts; /* those of sort.c and its like, likewise */
-  const gpu_code *compresses, *recurrences;
+  bool abandoned;           /* something that writes to `mapped` was not waited for */
+  char *answers;            /* pinned memory for small reads */
+  const gpu_code *texts[4]; /* kernels of our own, by gpu_text, once they are compiled */
 } gpu_stream;
 
 typedef struct gpu_vm {
@@ -227,43 +225,26 @@ QN_MUST_CHECK bool gpu_gemm_run(qn_vm *vm, gpu_stream *s, const gpu_made *x, con
 /* What that would do as a graph, owned; NULL: it cannot be captured. Nothing is raised. */
 CUgraph gpu_gemm_capture(gpu_stream *s, const gpu_made *x, const uint64_t addresses[3], CUdeviceptr scratch);
 
-/* ---- sorting (sort.c) ---- */
+/* ---- what is no kernel (sort.c, compress.c, recurrence.c): as the functions of device_kernels ---- */
 
-/* The text of its kernels. */
-const char *gpu_sort_text(void);
-/* As device_kernels.sort. */
 device_answer gpu_sort(qn_vm *vm, qn_array *out, const qn_array *x, int axis, bool descending, bool indices);
-
-/* ---- masks (compress.c) ---- */
-
-/* The text of its kernels. */
-const char *gpu_compress_text(void);
-/* As device_kernels.compress. */
 device_answer gpu_compress(qn_vm *vm, const qn_array *x, const qn_array *mask, qn_array *to, qn_array **made);
-
-/* ---- recurrences (recurrence.c) ---- */
-
-/* The text of its kernel. */
-const char *gpu_recurrence_text(void);
-/* As device_kernels.recurrence. */
 device_answer gpu_recurrence(qn_vm *vm, qn_array *to, const qn_array *by, const qn_array *plus, int axis, bool reverse,
                              bool exclusive);
 
+/* ---- kernels of our own (texts.c) ---- */
+
+typedef enum gpu_text { TEXT_OWN, TEXT_SORT, TEXT_COMPRESS, TEXT_RECURRENCE, TEXT_COUNT } gpu_text;
+enum { OWN_COPY, OWN_REPORT, OWN_COUNT }; /* kernels of TEXT_OWN */
+/* NULL while they are compiled, which begins with the first question, or if they cannot be. Under `sync` and `verify` they are waited for. */
+const gpu_code *gpu_text_code(qn_vm *vm, gpu_stream *s, gpu_text text);
+/* Launches one of them, whose code is there, with its words (words.h), for so many instances; inside gpu_enter. */
+QN_MUST_CHECK bool gpu_text_launch(qn_vm *vm, gpu_stream *s, gpu_text text, int kernel, int64_t instances, void *words);
+/* The name of a text, and the text. */
+const char *gpu_text_source(gpu_text text, const char **name);
+
 /* Copies elements between two layouts on the device. */
 QN_MUST_CHECK bool gpu_copy_elements(qn_vm *vm, qn_array *to, const qn_array *from);
-/* Kernels of our own: the first four copy elements of 1 to 8 bytes, REPORT tells what the error cell holds. NULL while they are
- * compiled. */
-enum { OWN_COPY, OWN_REPORT = 4, OWN_COUNT };
-const gpu_code *gpu_own_code(qn_vm *vm, gpu_stream *s);
-/* The code of a text with functions k<hash>_0 and so on, compiled once a device: *kept, which is set once it is ready. NULL while it
- * is compiled, or if it cannot be. Under `sync` and `verify` it is waited for. */
-const gpu_code *gpu_text_code(qn_vm *vm, gpu_stream *s, const char *text, uint64_t hash, uint32_t functions,
-                              const gpu_code **kept);
-/* Launches one of its kernels with these words, by blocks of GPU_TEXT_THREADS; inside gpu_enter. */
-enum { GPU_TEXT_THREADS = 256 };
-QN_MUST_CHECK bool gpu_text_launch(qn_vm *vm, gpu_stream *s, const gpu_code *code, int kernel, int64_t instances,
-                                   void *words);
-
 /* What sizes decide about a launch of a program. */
 typedef struct gpu_setup {
   const l_program *p;

@@ -9,6 +9,7 @@
 #include <time.h>
 
 #include "jit/gpu/state.h"
+#include "jit/gpu/words.h"
 
 enum { SPINS = 400, HIGHLIGHTS = 64 };
 
@@ -86,20 +87,19 @@ static bool wait_for_report(qn_vm *vm, gpu_stream *s) {
 
 bool gpu_checked(qn_vm *vm, gpu_stream *s, uint64_t *error) {
   const cuda_driver *d = driver(s);
-  const gpu_code *own = gpu_own_code(vm, s);
+  bool own = gpu_text_code(vm, s, TEXT_OWN) != NULL, asked;
   gpu_mapped *m = s->mapped;
-  CUresult rc;
   __atomic_store_n(&m->reported, 0, __ATOMIC_RELEASE);
   if (own) {
-    void *arguments[] = {&s->cell, &s->mapped_there};
-    rc = d->cuLaunchKernel(own->functions[OWN_REPORT], 1, 1, 1, 1, 1, 1, 0, s->stream, arguments, NULL);
+    asked = gpu_text_launch(vm, s, TEXT_OWN, OWN_REPORT, 1, &(report_words){s->cell, s->mapped_there});
   } else {
-    rc = d->cuMemcpyDtoHAsync_v2(&m->error, s->cell, sizeof m->error, s->stream);
+    CUresult rc = d->cuMemcpyDtoHAsync_v2(&m->error, s->cell, sizeof m->error, s->stream);
     if (rc == GPU_OK) rc = d->cuMemsetD8Async(s->cell, 0xff, sizeof m->error, s->stream);
+    asked = rc == GPU_OK || gpu_raise(vm, s, rc, "a launch");
   }
-  if (rc != GPU_OK) {
+  if (!asked) {
     s->abandoned = true;
-    return gpu_raise(vm, s, rc, "a launch");
+    return false;
   }
   if (!(own ? wait_for_report(vm, s) : gpu_wait(vm, s, "a kernel"))) {
     s->abandoned = true;

@@ -332,23 +332,20 @@ static bool interpreter(const nvrtc *n, const char *keep, uint32_t number) {
   return ok;
 }
 
-/* Kernels that are texts of their own, by name. */
-typedef struct own_text {
-  const char *name, *(*text)(void);
-} own_text;
-static const own_text own_texts[] = {
-    {"sort", gpu_sort_text}, {"compress", gpu_compress_text}, {"recurrence", gpu_recurrence_text}};
-static const own_text *own_named(const char *name) {
-  for (size_t i = 0; i < sizeof own_texts / sizeof *own_texts; i++)
-    if (strcmp(name, own_texts[i].name) == 0) return &own_texts[i];
-  return NULL;
+/* Kernels that are texts of their own, by name; -1: there is none. */
+static int own_named(const char *what) {
+  const char *name;
+  for (int i = 0; i < TEXT_COUNT; i++)
+    if (gpu_text_source((gpu_text)i, &name) && strcmp(what, name) == 0) return i;
+  return -1;
 }
 
-static bool own(const nvrtc *n, const own_text *which, const char *keep) {
+static bool own(const nvrtc *n, int which, const char *keep) {
+  const char *name;
   text_buf out;
   text_init(&out, NULL);
-  text_adds(&out, which->text());
-  bool ok = compiles(n, which->name, keep, 0, false, &out);
+  text_adds(&out, gpu_text_source((gpu_text)which, &name));
+  bool ok = compiles(n, name, keep, 0, false, &out);
   text_free(&out);
   return ok;
 }
@@ -394,7 +391,7 @@ int main(int argc, char **argv) {
     } else if (strcmp(argv[i], "vm") == 0 && !last) {
       what = "vm";
       ok &= interpreter(&n, keep, (uint32_t)strtoul(argv[++i], NULL, 10));
-    } else if (own_named(argv[i])) {
+    } else if (own_named(argv[i]) >= 0) {
       what = argv[i];
       ok &= own(&n, own_named(what), keep);
     } else if (strcmp(argv[i], "ops") == 0 && !last) {
@@ -406,7 +403,7 @@ int main(int argc, char **argv) {
       fatal(argv[i]);
     }
   }
-  if (!s.n && strcmp(what, "vm") != 0 && !own_named(what)) fatal("no programs");
+  if (!s.n && strcmp(what, "vm") != 0 && own_named(what) < 0) fatal("no programs");
   for (uint32_t from = 0; from < s.n; from += UNIT)
     ok &= unit(&n, what, keep, &s, from, s.n - from < UNIT ? s.n - from : UNIT);
   for (uint32_t i = 0; i < s.n; i++) l_free(s.all[i]);

@@ -64,7 +64,7 @@ static const char words[] = TEXT(
                 "#define __int_as_float(x) (((union { int i; float f; }){x}).f)\n"
                 "#define __longlong_as_double(x) (((union { long long i; double f; }){x}).f)\n";
 
-/* Writes run_NAME and sizes_NAME for every kernel: those of printed programs, and our own. */
+/* Writes run_NAME and sizes_NAME for every kernel. */
 static void write_runs(FILE *f, const char *text) {
   static const char printed[] = "(const u64 *block, i64 instances, const __grid_constant__ ";
   for (const char *at = text; (at = strstr(at, printed)); at++) {
@@ -76,20 +76,6 @@ static void write_runs(FILE *f, const char *text) {
             "const unsigned sizes_%.*s[] = {8, 8, sizeof(%.*s), 0};\n",
             (int)(at - from), from, (int)(at - from), from, (int)strcspn(words, " "), words, (int)(at - from), from,
             (int)strcspn(words, " "), words);
-  }
-  for (const char *at = text; (at = strstr(at, "COPY(k")); at++) {
-    int n = (int)strcspn(at + 5, ",");
-    fprintf(f,
-            "void run_%.*s(fake_place *s, void **a) { fake_ = s; %.*s(*(void **)a[0], *(void **)a[1], *(plan *)a[2]); "
-            "}\nconst unsigned sizes_%.*s[] = {8, 8, sizeof(plan), 0};\n",
-            n, at + 5, n, at + 5, n, at + 5);
-  }
-  for (const char *at = text; (at = strstr(at, "REPORT(k")); at++) {
-    int n = (int)strcspn(at + 7, ")");
-    fprintf(f,
-            "void run_%.*s(fake_place *s, void **a) { fake_ = s; %.*s(*(void **)a[0], *(void **)a[1]); }\n"
-            "const unsigned sizes_%.*s[] = {8, 8, 0};\n",
-            n, at + 7, n, at + 7, n, at + 7);
   }
 }
 
