@@ -395,6 +395,38 @@ static void compute(bvm_frame *f, const bvm_op *o) {
   o->fn(f->val[o->at], f->val[i->a], f->val[i->b], f->val[i->c], o->mode, o->flags & OP_ONCE ? 1 : f->n);
 }
 
+/* A value of an integer dtype or bool as an index. */
+static int64_t as_index(const bvm_frame *f, l_val v) {
+  int64_t x = 0;
+  uint8_t d = f->code->p->code[v].dtype;
+  if (dtype_size(d) == 8 && !dtype_is_float(d)) return *(const int64_t *)f->val[v];
+  f->code->loops->cast[d][DTYPE_INDEX](&x, f->val[v], NULL, NULL, 0, 1);
+  return x;
+}
+
+static void tile(bvm_frame *f, const bvm_op *o) {
+  const l_program *p = f->code->p;
+  const l_tile *t = &p->tiles[o->in->imm];
+  const int64_t *idx = f->idx;
+  uint8_t xd = t->x < 0 ? p->code[-t->x].dtype : p->buffers[t->x].dtype,
+          yd = t->y < 0 ? p->code[-t->y].dtype : p->buffers[t->y].dtype;
+  f->code->loops->tile(&(qk_tile){.x = buffer_base(f, t->x) + idx[t->x_base] * (int64_t)dtype_size((qn_dtype)xd),
+                                  .y = buffer_base(f, t->y) + idx[t->y_base] * (int64_t)dtype_size((qn_dtype)yd),
+                                  .out = f->val[t->out],
+                                  .work = f->val[o->at],
+                                  .x_m = idx[t->x_m],
+                                  .x_k = idx[t->x_k],
+                                  .y_k = idx[t->y_k],
+                                  .y_n = idx[t->y_n],
+                                  .rows = idx[t->rows],
+                                  .cols = idx[t->cols],
+                                  .depth = idx[t->depth],
+                                  .ld = t->tile_cols,
+                                  .xd = xd,
+                                  .yd = yd,
+                                  .od = p->code[t->out].dtype});
+}
+
 static void carry(bvm_frame *f, const bvm_op *o) {
   const l_instr *i = o->in;
   size_t size = (size_t)1 << o->size;
@@ -531,16 +563,7 @@ bool frame_run(bvm_frame *f, uint32_t pc, uint32_t end) {
     }
     case L_IMIN: idx[o->at] = idx[i->a] < idx[i->b] ? idx[i->a] : idx[i->b]; break;
     case L_IMAX: idx[o->at] = idx[i->a] > idx[i->b] ? idx[i->a] : idx[i->b]; break;
-    case L_IVALUE: {
-      int64_t x = 0;
-      uint8_t d = f->code->p->code[i->a].dtype;
-      if (dtype_size(d) == 8 && !dtype_is_float(d))
-        x = *(const int64_t *)f->val[i->a];
-      else
-        f->code->loops->cast[d][DTYPE_INDEX](&x, f->val[i->a], NULL, NULL, 0, 1);
-      idx[o->at] = x;
-      break;
-    }
+    case L_IVALUE: idx[o->at] = as_index(f, i->a); break;
     case L_SCALAR:
       if (dtype_is_bool(i->dtype))
         *(uint8_t *)f->val[o->at] = f->args->scalars[i->imm].i != 0;
@@ -564,29 +587,7 @@ bool frame_run(bvm_frame *f, uint32_t pc, uint32_t end) {
     case L_PARTIAL: bvm_acc_partial(f, o); break;
     case L_MERGE: bvm_acc_merge(f, o); break;
     case L_FINISH: bvm_acc_finish(f, o); break;
-    case L_TILE: {
-      const l_tile *t = &f->code->p->tiles[i->imm];
-      const l_program *p = f->code->p;
-      uint8_t xd = t->x < 0 ? p->code[-t->x].dtype : p->buffers[t->x].dtype,
-              yd = t->y < 0 ? p->code[-t->y].dtype : p->buffers[t->y].dtype;
-      qk_tile q = {buffer_base(f, t->x) + idx[t->x_base] * (int64_t)dtype_size((qn_dtype)xd),
-                   buffer_base(f, t->y) + idx[t->y_base] * (int64_t)dtype_size((qn_dtype)yd),
-                   f->val[t->out],
-                   f->val[o->at],
-                   idx[t->x_m],
-                   idx[t->x_k],
-                   idx[t->y_k],
-                   idx[t->y_n],
-                   idx[t->rows],
-                   idx[t->cols],
-                   idx[t->depth],
-                   t->tile_cols,
-                   xd,
-                   yd,
-                   p->code[t->out].dtype};
-      f->code->loops->tile(&q);
-      break;
-    }
+    case L_TILE: tile(f, o); break;
     case L_FOR:
       if (!run_for(f, o, pc)) return false;
       pc = o->end;
