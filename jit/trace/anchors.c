@@ -1,6 +1,11 @@
 /* Anchors: what the VM knows of the calls of a function. Each call is counted once, by what became of it: as a call, as a part of a
  * recording (which counts it for each replay), or, where memory for this is short, on the anchor itself.
+ *
+ * Specializations of a function within transforms hang on its code plus the chain of transforms, never on function values, so that grad(f)
+ * made in a loop is one function; and those of a graph on its hash, as equal graphs come and go.
  */
+#include <string.h>
+
 #include "jit/trace/anchors.h"
 #include "jit/trace/breaks.h"
 #include "jit/trace/rec.h"
@@ -77,4 +82,121 @@ void anchor_passed_idle(qn_vm *vm, jit_anchor *a) {
     error_clear(vm);
     anchor_passed(a);
   }
+}
+
+/* ---- anchors of functions within transforms ---------------------------------------------------------------------------------- */
+
+/* Chains of graphs are kept when their last graph goes, as one like it may come; when there are many such, all of them go. */
+enum { CHAINS_LEFT = 8 };
+
+/* Moves the chain at *at from the VM's list to the front of `gone`. */
+static void chain_take(vm_jit *j, chain_anchor **at, chain_anchor **gone) {
+  chain_anchor *c = *at;
+  *at = c->next;
+  if (c->graph && !c->live) j->chains_left--;
+  c->next = *gone;
+  *gone = c;
+}
+
+/* Frees chains that have been taken out of the list: not before, since what their specializations hold may be the last functions or graphs of
+ * other chains, which then leave the list, too. */
+static void chains_free(qn_vm *vm, chain_anchor *gone) {
+  for (chain_anchor *c; (c = gone);) {
+    gone = c->next;
+    anchor_close(vm, &c->anchor);
+    mem_free(vm, c, sizeof *c);
+  }
+}
+
+static void chains_sweep(qn_vm *vm) {
+  vm_jit *j = jit_of(vm);
+  if (j->chains_left < CHAINS_LEFT) return;
+  chain_anchor *gone = NULL;
+  for (chain_anchor **at = &j->chains; *at;)
+    if ((*at)->graph && !(*at)->live)
+      chain_take(j, at, &gone);
+    else
+      at = &(*at)->next;
+  chains_free(vm, gone);
+}
+
+/* Counts one more (`more` 1) or fewer (-1) function value with a graph of this hash, or none (0). Gives how many there are then, as far as
+ * chains know. */
+static uint32_t chains_count(qn_vm *vm, uint64_t hash, int more) {
+  vm_jit *j = jit_of(vm);
+  uint32_t live = 0;
+  for (chain_anchor *c = j->chains; c; c = c->next) {
+    if (!c->graph || (uint64_t)(uintptr_t)c->code != hash) continue;
+    if (more > 0 && !c->live) j->chains_left--;
+    c->live += (uint32_t)more;
+    if (more < 0 && !c->live) j->chains_left++;
+    live = c->live;
+  }
+  return live;
+}
+
+/* A transform of this graph is looked up, so the graph counts from now on. Gives how many of its hash count. */
+static uint32_t chains_join(qn_vm *vm, graph_code *b) {
+  uint32_t live = chains_count(vm, b->shared.id, !b->chained);
+  b->chained = true;
+  return live ? live : 1;
+}
+
+void chains_leave(qn_vm *vm, const graph_code *b) {
+  if (b->chained && vm->jit) chains_count(vm, b->shared.id, -1);
+}
+
+jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn) {
+  const void *chain[8];
+  uint32_t depth = 0;
+  uint64_t hash = 14695981039346656037u;
+  while (value_fn(fn)->head.flags == FN_TRANSFORM) {
+    if (depth == 8) return NULL;
+    chain[depth++] = value_fn(fn)->code;
+    hash = (hash ^ (uint64_t)(uintptr_t)value_fn(fn)->code) * 1099511628211u;
+    fn = value_fn(fn)->captures[0];
+  }
+  const qn_fn *f = value_fn(fn);
+  bool graph = f->head.flags == FN_GRAPH;
+  jit_anchor *inner = graph ? &((graph_code *)f->code)->anchor : f->head.flags == FN_USER ? vm->hooks.anchor(fn) : NULL;
+  bool builtin = f->head.flags == FN_BUILTIN; /* it keeps no anchor */
+  if (!builtin && (!depth || !inner)) return inner;
+  void *code = graph ? (void *)(uintptr_t)((graph_code *)f->code)->shared.id /* graphs and units come and go */
+               : f->head.flags == FN_USER ? (void *)(uintptr_t)((const fn_shared *)f->code)->id
+                                          : f->code;
+  hash ^= (uint64_t)(uintptr_t)code;
+  vm_jit *j = jit_of(vm);
+  graph_code *body = graph ? f->code : NULL;
+  for (chain_anchor *c = j->chains; c; c = c->next)
+    if (c->hash == hash && c->code == code && c->graph == graph && c->depth == depth &&
+        memcmp(c->chain, chain, depth * sizeof *chain) == 0) {
+      if (graph) chains_join(vm, body);
+      return &c->anchor;
+    }
+  chains_sweep(vm);
+  chain_anchor *c = mem_zalloc(vm, sizeof *c);
+  if (!c) return NULL;
+  if (graph) c->live = chains_join(vm, body);
+  c->graph = graph;
+  c->hash = hash;
+  c->code = code;
+  c->depth = depth;
+  memcpy(c->chain, chain, depth * sizeof *chain);
+  c->anchor.name = builtin ? ((const builtin_def *)code)->name : inner->name;
+  if (inner) c->anchor.at = inner->at;
+  c->next = j->chains;
+  j->chains = c;
+  return &c->anchor;
+}
+
+void anchors_forget(qn_vm *vm, uint64_t code) {
+  if (!vm->jit) return;
+  chain_anchor *gone = NULL;
+  for (chain_anchor **at = &jit_of(vm)->chains, *c; (c = *at);) {
+    if (c->graph || (uint64_t)(uintptr_t)c->code != code)
+      at = &c->next;
+    else
+      chain_take(jit_of(vm), at, &gone);
+  }
+  chains_free(vm, gone);
 }

@@ -11,7 +11,7 @@ typedef struct specialization specialization;
 typedef struct graph_code {
   fn_shared shared;  /* id: a hash, so that equal graphs have one */
   jit_anchor anchor; /* of its calls */
-  bool chained;      /* chains.c counts it: anchors of transforms of it have been asked for */
+  bool chained;      /* counted: anchors of transforms of it have been asked for */
 } graph_code;
 
 /* Functions whose calls are parts of a recording or graph, and how many. */
@@ -78,5 +78,25 @@ QN_MUST_CHECK bool parts_add(qn_vm *vm, part_list *l, uint32_t id, uint64_t call
 void parts_count(qn_vm *vm, part_list *l, uint32_t id, uint64_t calls);
 void parts_forget(part_list *l, uint32_t id);
 void parts_free(qn_vm *vm, part_list *l);
+
+/* ---- anchors of functions within transforms ---- */
+
+/* A transform's anchor: specializations of transformed functions hang on the code plus the chain of transforms. */
+typedef struct chain_anchor {
+  struct chain_anchor *next;
+  uint64_t hash;
+  uint32_t depth;
+  void *code;           /* of the innermost function: where it lies, or its id or hash where it may go */
+  const void *chain[8]; /* transform_defs, outermost first */
+  jit_anchor anchor;
+  /* Of a graph's code: values with a graph of this hash that have been looked up. Where there are none it goes some time (jit.chains_left). */
+  bool graph;
+  uint32_t live;
+} chain_anchor;
+
+void chains_leave(qn_vm *vm, const graph_code *b); /* the graph goes */
+/* The anchor where specializations of a function value hang, which lives as long as there may be such functions. NULL within more than eight
+ * transforms; with an error raised where memory is short. */
+jit_anchor *anchor_of_value(qn_vm *vm, qn_value fn);
 
 #endif

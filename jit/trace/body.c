@@ -17,7 +17,6 @@
 #include "jit/trace/anchors.h"
 #include "jit/trace/body.h"
 #include "jit/trace/calls.h"
-#include "jit/trace/chains.h"
 #include "jit/trace/gradients.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/rec.h"

@@ -13,7 +13,6 @@
 #include "jit/trace/anchors.h"
 #include "jit/trace/breaks.h"
 #include "jit/trace/calls.h"
-#include "jit/trace/chains.h"
 #include "jit/trace/jobs.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/rec.h"

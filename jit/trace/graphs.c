@@ -14,7 +14,6 @@
 #include "jit/trace/body.h"
 #include "jit/trace/breaks.h"
 #include "jit/trace/calls.h"
-#include "jit/trace/chains.h"
 #include "jit/trace/gradients.h"
 #include "jit/trace/graphs.h"
 #include "jit/trace/pattern.h"

@@ -13,7 +13,6 @@
 #include "jit/trace/anchors.h"
 #include "jit/trace/body.h"
 #include "jit/trace/breaks.h"
-#include "jit/trace/chains.h"
 #include "jit/trace/gradients.h"
 #include "jit/trace/graphs.h"
 #include "jit/trace/jobs.h"

@@ -10,7 +10,6 @@
 
 #include "jit/trace/anchors.h"
 #include "jit/trace/breaks.h"
-#include "jit/trace/chains.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/report.h"
 #include "jit/trace/specialization.h"

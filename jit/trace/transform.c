@@ -10,7 +10,6 @@
 #include "jit/trace/body.h"
 #include "jit/trace/breaks.h"
 #include "jit/trace/calls.h"
-#include "jit/trace/chains.h"
 #include "jit/trace/gradients.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"

@@ -21,7 +21,7 @@
 #include "jit/trace/jobs.h"
 #include "jit/trace/recording.h"
 #include "jit/trace/specialization.h"
-#include "jit/trace/chains.h"
+#include "jit/trace/anchors.h"
 #include "tests/unit/unwind.h"
 
 static qn_vm *open_jit(qn_jit_mode jit) {
