@@ -113,7 +113,7 @@ typedef struct bvm_frame {
 size_t bvm_tables_bytes(const l_program *p, uint32_t naccs);
 size_t bvm_regs_bytes(const vmcode *code, int64_t block);
 void bvm_frame_init(bvm_frame *f, const vmcode *code, const qk_args *args, void *tables, void *regs, int64_t block);
-/* The same with tables that were initialised for these registers before. */
+/* Sets up a frame over tables that bvm_frame_init has filled for the same registers and block. */
 void bvm_frame_again(bvm_frame *f, const vmcode *code, const qk_args *args, void *tables, void *regs, int64_t block);
 /* Evaluates what stands before the phase's PAR. Returns the number of instances. */
 int64_t bvm_phase_begin(bvm_frame *f, const bvm_phase *ph);

@@ -20,7 +20,6 @@
 #include <string.h>
 
 #include "jit/cpu/cpu.h"
-#include "jit/cpu/eager.h"
 #include "jit/cpu/pieces.h"
 #include "jit/cpu/sortloops.h"
 

@@ -68,8 +68,8 @@ struct device_call {
 typedef struct device_kernels {
   /* ---- one program at a time ---- */
 
-  /* Can all of these run there now: is there code for them, or an interpreter? What nobody has asked for yet is handed to the compiler, as one unit. `wait`: until the
-   * compiler is done with them. */
+  /* Can all of these run there now: is there code for them, or an interpreter? What nobody has asked for yet is handed to the compiler, as one
+   * unit. `wait`: returns when the compiler is done with them. */
   bool (*ready)(qn_vm *vm, int device, device_program *const *programs, uint32_t n, bool wait);
   /* Runs one program whose code is ready: `buffers` are addresses on the device, in order, without scratch. A program with checks
    * is waited for: DONE says that none failed. */
@@ -81,15 +81,15 @@ typedef struct device_kernels {
   /* Makes it: x, y, result, at multiples of 16 bytes. Refuses what has_gemm does not have. */
   device_answer (*product)(qn_vm *vm, int device, const device_gemm *p, void *const buffers[3]);
 
-  /* Stores x sorted along an axis, or (`indices`) the i64 indices that sort it, to `out`, a contiguous array beside it. Stable, nan last. Not waited
-   * for. REFUSES: there is no code for it, or not yet. */
+  /* Stores x sorted along an axis, or (`indices`) the i64 indices that sort it, to `out`, a contiguous array on the same device. Stable, nan
+   * last. Nobody waits for it. REFUSES: there is no code for it, or not yet. */
   device_answer (*sort)(qn_vm *vm, qn_array *out, const qn_array *x, int axis, bool descending, bool indices);
-  /* The cells of x for which `mask` is true, in order; or, where x is NULL, the coordinates of these, i64[n, rank]. Both are contiguous. Stored to
-   * `to`, contiguous and with room for all of them, whose size is then set; where that is NULL, to a new array, *made. Their number is
-   * waited for. REFUSES: as of sort. */
+  /* Stores the cells of x for which `mask` is true, in order; or, where x is NULL, the coordinates of these, i64[n, rank]. x and mask are
+   * contiguous. The result goes to `to`, contiguous and with room for all cells, whose size is then set; where `to` is NULL, to a new array,
+   * *made. Waits for their number. REFUSES: there is no code for it, or not yet. */
   device_answer (*compress)(qn_vm *vm, const qn_array *x, const qn_array *mask, qn_array *to, qn_array **made);
-  /* OP_recurrence of two contiguous arrays, stored to `to`, which is one, too. Not waited for. REFUSES: as of sort, and few long chains, and
-   * f16 and bf16. */
+  /* Stores OP_recurrence of two contiguous arrays to the contiguous array `to`. Nobody waits for it. REFUSES: there is no code for it, or not
+   * yet, or the CPU is quicker or has the dtype alone. */
   device_answer (*recurrence)(qn_vm *vm, qn_array *to, const qn_array *by, const qn_array *plus, int axis, bool reverse,
                               bool exclusive);
 

@@ -15,13 +15,13 @@ uint8_t gemm_flags(qn_vm *vm, const qn_array *x, const qn_array *y);
  * raised, or *refused: by the device. */
 QN_MUST_CHECK qn_array *gemm_apply(qn_vm *vm, qn_array *x, qn_array *y, uint8_t flags, bool *refused);
 
-/* OP_gemm, whose operands are stored as the flags say, into `out`, an array of the result's type. Refused: as above. */
+/* OP_gemm, whose operands are stored as the flags say, into `out`, an array of the result's type. False: with an error raised, or *refused. */
 QN_MUST_CHECK bool gemm_stored(qn_vm *vm, qn_array *x, qn_array *y, uint8_t flags, qn_array *out, bool *refused);
 
 /* What gemm_stored asks the device for. An empty result has no matrices, rows or columns. False: it would be refused. */
 QN_MUST_CHECK bool gemm_signature(const qn_array *x, const qn_array *y, uint8_t flags, device_gemm *p);
 
-/* Its operands as those of OP_dot: a view, where it is stored across. Owned. */
+/* An operand of OP_gemm as one of OP_dot: where it is stored across, a view that turns its matrices. The caller owns the result. */
 QN_MUST_CHECK qn_array *gemm_operand(qn_vm *vm, qn_array *a, bool across);
 
 #endif

@@ -19,7 +19,7 @@ static device_answer store(qn_vm *vm, op_id op, qn_array *const *in, const op_at
   return answer;
 }
 
-/* The same to `out` or, where that is NULL, to a new array. */
+/* Stores it to `out` or, where that is NULL, to a new array, and gives that. NULL: *refused, or with an error raised. */
 static qn_array *stored(qn_vm *vm, op_id op, qn_array *const *in, const op_attr *attr, qn_array *out, bool *refused) {
   const qn_array *like = in[op == OP_recurrence];
   qn_array *made = out ? out

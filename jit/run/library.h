@@ -16,8 +16,9 @@ QN_MUST_CHECK static inline qn_array *library_apply(qn_vm *vm, op_id op, qn_arra
   return host()->library(vm, op, in, attr);
 }
 
-/* Runs one where the operands are, on a device: to `out`, contiguous and beside them, or, where that is NULL, to a new array. A size that data tell is
- * set in `out`, which has room for all. NULL with *refused: not there, or not yet, and nothing is raised. */
+/* Runs one on the device that has the operands: to `out`, a contiguous array there, or, where `out` is NULL, to a new array. Where the size
+ * depends on data, `out` has room for the largest result and gets its size. NULL: with *refused, where the device cannot do it (yet) and nothing
+ * is raised; else with an error raised. */
 QN_MUST_CHECK qn_array *library_there(qn_vm *vm, op_id op, qn_array *const *in, const op_attr *attr, qn_array *out,
                                       bool *refused);
 

@@ -4,9 +4,9 @@
  *   buffers    inputs as they are, constants in the plan, new arrays for the outputs, the rest in one arena (the VM's slab)
  *   steps      kernels (compiled code when it is there), library ops on array headers over the buffers, host scalars
  *
- * On a device the arena is a block of the device's memory, constants are kept there, kernels that follow each other run there as one
- * (jit/run/device.h), with the products between them where the device can; products are its library's, sorting and masks its own; what is left takes its operands to the CPU.
- * Checks of kernels are waited for at the end, and before another step's error may be told. Where the device refuses, the whole
+ * On a device the arena is a block of the device's memory, and constants are kept there. Kernels that follow each other run there as one
+ * (jit/run/device.h), with the products between them where the device can. Library steps are the device's as far as it has them; for others
+ * operands are taken to the CPU. Checks of kernels are waited for at the end, and before another step's error may be told. Where the device refuses, the whole
  * plan runs on the CPU with copies. That gives other bits where there are products: then it is only asked for its error, and the
  * call is left to the interpreter.
  *
@@ -238,7 +238,7 @@ static bool run_scalar_step(plan_frame *f, const plan_step *s) {
   return true;
 }
 
-/* An error that was put aside is that of the call if all before it has gone well. */
+/* Puts an error back that was taken, if all that comes before it has gone `well`; else frees it. NULL is ignored. */
 static void error_settle(plan_frame *f, qn_error_object *error, bool well) {
   if (error && well)
     error_put_back(f->vm, error);

@@ -6,9 +6,15 @@
 #include "jit/run/device.h"
 
 /* Runs a plan where its inputs are, or, if it has no arrays as inputs, where the VM makes new arrays. On a device that has no code
- * for it, or where a check fails, it runs on the CPU with copies. *there is what a device keeps of the plan: NULL at first, given
- * with every call of this VM, and freed by plan_forget before the plan is. inputs[i] is a contiguous array with storage of the type of graph input i, or NULL where that input is weak:
- * the weak inputs' values are in `scalars`, in input order. outputs[0..noutputs) receive owned values (arrays, host scalars). False with the error raised (the same error, at the same place, as eager execution would raise). */
+ * for it, or where a check fails, it runs on the CPU with copies.
+ *
+ * there    what a device keeps of the plan for this VM: *there is NULL at first, handed in with every call, and freed by plan_forget before
+ *          the plan is
+ * inputs   inputs[i] is a contiguous array with storage, of the type of graph input i; NULL where that input is weak
+ * scalars  the values of weak inputs, in input order
+ * outputs  room for p->noutputs values, arrays and host scalars; they are the caller's
+ *
+ * False with an error raised: the one that eager execution raises, at its place. */
 QN_MUST_CHECK bool plan_run(qn_vm *vm, plan *p, device_plan **there, qn_array *const *inputs, const qk_scalar *scalars,
                             qn_value *outputs);
 
