@@ -21,18 +21,6 @@ const kop_row kop_rows[KOP_COUNT] = {
 const math_row math_rows[MATH_COUNT] = {MATHS(MATH_ROW, )};
 #undef MATH_ROW
 
-int kop_find(const char *name) {
-  for (int i = 0; i < KOP_COUNT; i++)
-    if (strcmp(kop_rows[i].name, name) == 0) return i;
-  return -1;
-}
-
-int math_find(const char *name) {
-  for (int i = 0; i < MATH_COUNT; i++)
-    if (strcmp(math_rows[i].name, name) == 0) return i;
-  return -1;
-}
-
 #define O(field, role, name)                                                                                           \
   { offsetof(l_instr, field), role, name }
 const l_row l_rows[L_CODE_COUNT] = {

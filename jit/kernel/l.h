@@ -66,9 +66,6 @@ typedef struct math_row {
   uint8_t arity, kind;
 } math_row;
 extern const math_row math_rows[MATH_COUNT];
-/* Number of a name, or -1. */
-int kop_find(const char *name);
-int math_find(const char *name);
 /* What is wrong with these dtypes of result and operands, or NULL. */
 const char *kop_misuse(uint8_t op, uint8_t result, const uint8_t *in, int n);
 const char *math_misuse(uint8_t fn, uint8_t result, const uint8_t *in, int n);

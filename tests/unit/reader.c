@@ -115,6 +115,18 @@ bool reader_prefixed(reader *r, char prefix, uint32_t *to) {
   return reader_small(r, to);
 }
 
+int kop_find(const char *name) {
+  for (int i = 0; i < KOP_COUNT; i++)
+    if (strcmp(kop_rows[i].name, name) == 0) return i;
+  return -1;
+}
+
+int math_find(const char *name) {
+  for (int i = 0; i < MATH_COUNT; i++)
+    if (strcmp(math_rows[i].name, name) == 0) return i;
+  return -1;
+}
+
 int find_dtype(const char *name) {
   for (int d = 0; d < QN_DTYPE_COUNT; d++)
     if (strcmp(dtype_rows[d].name, name) == 0) return d;

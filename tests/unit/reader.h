@@ -28,6 +28,9 @@ bool reader_word(reader *r, char *to, size_t size);
 bool reader_number(reader *r, int64_t *to);                 /* decimal with sign, or 0x.. */
 bool reader_small(reader *r, uint32_t *to);                 /* 0 .. 2**31 - 1 */
 bool reader_prefixed(reader *r, char prefix, uint32_t *to); /* %12, b3, c0 */
+/* Number of a primitive or of a function of mathfns.h, or -1. */
+int kop_find(const char *name);
+int math_find(const char *name);
 /* Number of a dtype, also of those that only kernels use, or -1. */
 int find_dtype(const char *name);
 bool reader_dtype(reader *r, uint8_t *to);
