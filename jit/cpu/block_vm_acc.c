@@ -117,9 +117,9 @@ static void add_leaf(const bvm_acc_plan *a, bvm_acc *s, char *leaf, int64_t widt
   memcpy(s->tree + (size_t)(l * width + from) * size, leaf, (size_t)n * size);
 }
 
-/* The root of the subtrees into `out`; false if there is none. */
-static bool tree_root(const bvm_acc_plan *a, const bvm_acc *s, char *out, int64_t width, int64_t from, int64_t n) {
-  bool any = false;
+/* The root of the subtrees into `out`, which has the smallest one already if `any`; false if there is none. */
+static bool tree_root(const bvm_acc_plan *a, const bvm_acc *s, char *out, int64_t width, int64_t from, int64_t n,
+                      bool any) {
   for (int l = 0; l < s->levels && s->leaves >> l; l++) {
     if (!(s->leaves >> l & 1)) continue;
     const char *t = s->tree + (size_t)(l * width + from) * a->size;
@@ -321,7 +321,7 @@ static void finish_one(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s) {
   bool any = s->k > 0;
   if (has_tree(a)) {
     close_chain(a, s, s->chain, width, 0, width);
-    any = tree_root(a, s, s->chain, width, 0, width);
+    any = tree_root(a, s, s->chain, width, 0, width, false);
   }
   if (!any && !a->arg) {
     uint64_t zero = 0; /* of no products */
@@ -353,16 +353,7 @@ static void finish_many(bvm_frame *f, const bvm_acc_plan *a, bvm_acc *s, char *o
     /* the unfinished chain is the smallest subtree: combine upward without changing the counter */
     bool open = s->k % chain_length(a) != 0;
     if (open) memcpy(out, s->chain + (size_t)from * size, (size_t)n * size);
-    any = open;
-    for (int l = 0; l < s->levels && s->leaves >> l; l++) {
-      if (!(s->leaves >> l & 1)) continue;
-      const char *t = s->tree + (size_t)(l * s->results + from) * size;
-      if (any)
-        a->fold(out, t, out, NULL, VM_A | VM_B, n);
-      else
-        memcpy(out, t, (size_t)n * size);
-      any = true;
-    }
+    any = tree_root(a, s, out, s->results, from, n, open);
   } else if (any) {
     memcpy(out, s->chain + (size_t)from * size, (size_t)n * size);
   }

@@ -312,11 +312,6 @@ static void update_one(const bvm_loops *l, uint8_t op, uint8_t dtype, void *elem
   l->cast[compute][dtype](element, &a, NULL, NULL, 0, 1);
 }
 
-#define ADD_EACH(T)                                                                                                    \
-  for (int64_t j = g.from; j < g.to; j++)                                                                              \
-    if (!g.where || g.where[j]) ((T *)(void *)base)[at ? at[j] : stride * j] += ((const T *)(const void *)from)[j];    \
-  return;
-
 static void update(bvm_frame *f, const bvm_op *o) {
   const l_instr *i = o->in;
   const bvm_loops *l = f->code->loops;
@@ -336,19 +331,29 @@ static void update(bvm_frame *f, const bvm_op *o) {
     if (g.to > g.from) l->kop[i->sub][dtype](to, to, from + g.from * bytes, NULL, VM_A | VM_B, g.to - g.from);
     return;
   }
-  const int64_t *at = i->c ? offsets_of(f, i, stride) : NULL;
-  if (i->sub == KOP_add && dtype == QN_f32) {
-    ADD_EACH(float)
+  /* where the elements that the guard lets through are, and their values, one after the other */
+  int64_t *at = (int64_t *)(void *)(f->temps + 2 * (size_t)f->block * 8), n = g.to - g.from;
+  if (i->c)
+    (void)offsets_of(f, i, stride);
+  else
+    for (int64_t j = g.from; j < g.to; j++) at[j] = stride * j;
+  if (g.where) {
+    char *values = f->temps + 3 * (size_t)f->block * 8;
+    n = 0;
+    for (int64_t j = g.from; j < g.to; j++) {
+      if (!g.where[j]) continue;
+      at[n] = at[j];
+      copy_one(values + n++ * bytes, from + j * bytes, o->size);
+    }
+    from = values;
+  } else {
+    at += g.from;
+    from += g.from * bytes;
   }
-  if (i->sub == KOP_add && dtype == QN_f64) {
-    ADD_EACH(double)
-  }
-  if (i->sub == KOP_add && dtype == QN_i64) {
-    ADD_EACH(uint64_t)
-  }
-  for (int64_t j = g.from; j < g.to; j++)
-    if (!g.where || g.where[j])
-      update_one(l, i->sub, dtype, base + (at ? at[j] : stride * j) * bytes, from + j * bytes);
+  if (l->update[i->sub][dtype])
+    l->update[i->sub][dtype](base, at, from, 1, n);
+  else
+    for (int64_t j = 0; j < n; j++) update_one(l, i->sub, dtype, base + at[j] * bytes, from + j * bytes);
 }
 
 /* ---- checks ---- */

@@ -323,12 +323,8 @@ CUgraph gpu_gemm_capture(gpu_stream *s, const gpu_made *x, const uint64_t addres
 /* ---- eager products -------------------------------------------------------------------------------------------------------------- */
 
 device_answer gpu_gemm(qn_vm *vm, int device, const device_gemm *p, void *const buffers[3]) {
-  gpu_stream *s = gpu_stream_of(vm, device);
+  gpu_stream *s = gpu_entered(vm, device, "a matrix product");
   if (!s) return DEVICE_FAILS;
-  if (!gpu_enter(s)) {
-    gpu_raise(vm, s, GPU_NO_DEVICE, "a matrix product");
-    return DEVICE_FAILS;
-  }
   const product *x = known(vm, s, p);
   device_answer answer = x ? run(vm, s, x, buffers) : DEVICE_REFUSES;
   gpu_leave(s);

@@ -132,6 +132,13 @@ gpu_stream *gpu_stream_of(qn_vm *vm, int device) {
   return g->of[number] = s;
 }
 
+gpu_stream *gpu_entered(qn_vm *vm, int device, const char *what) {
+  gpu_stream *s = gpu_stream_of(vm, device);
+  if (!s || gpu_enter(s)) return s;
+  gpu_raise(vm, s, GPU_NO_DEVICE, what);
+  return NULL;
+}
+
 static void vm_part_close(qn_vm *vm) {
   if (!vm->devices[FAMILY_gpu]) return;
   gpu_memory_close(vm);

@@ -17,8 +17,6 @@
 enum { BLOCKS_PER_UNIT = 32 };
 #define SCRATCH_MOST ((size_t)256 << 20)
 
-static const cuda_driver *driver(const gpu_stream *s) { return &s->engine->libraries.driver; }
-
 /* ---- code ---------------------------------------------------------------------------------------------------------------- */
 
 /* Hands the programs that nobody has asked for to the compiler, as one unit. False when memory is short. `wait`: they are wanted
@@ -132,8 +130,8 @@ static bool ask_scratch(qn_vm *vm, gpu_stream *s, gpu_setup *u, const int64_t *i
   bool ok = u->by_value || ((block = gpu_alloc(vm, s, u->words * sizeof *words)) != 0 &&
                             gpu_write(vm, s, block, words, u->words * sizeof *words));
   if (ok) {
-    CUresult rc = driver(s)->cuLaunchKernel(u->code->functions[u->code->nfunctions - 1], 1, 1, 1, 1, 1, 1, 0, s->stream,
-                                            arguments, NULL);
+    CUresult rc = gpu_driver(s)->cuLaunchKernel(u->code->functions[u->code->nfunctions - 1], 1, 1, 1, 1, 1, 1, 0,
+                                                s->stream, arguments, NULL);
     if (rc != GPU_OK) ok = gpu_raise(vm, s, rc, "a launch");
     if (ok && !(ok = gpu_wait(vm, s, "a kernel"))) s->abandoned = true;
   }
@@ -197,8 +195,8 @@ static bool phases(qn_vm *vm, gpu_stream *s, const gpu_setup *u, const int64_t *
     int64_t instances = values[p->code[v].a];
     void *arguments[] = {&block, &instances, words};
     if (instances > 0)
-      rc = driver(s)->cuLaunchKernel(u->code->functions[j], gpu_blocks(s, u, instances), 1, 1, GPU_THREADS, 1, 1,
-                                     u->shared, s->stream, arguments, NULL);
+      rc = gpu_driver(s)->cuLaunchKernel(u->code->functions[j], gpu_blocks(s, u, instances), 1, 1, GPU_THREADS, 1, 1,
+                                         u->shared, s->stream, arguments, NULL);
   }
   if (block) gpu_free(vm, s, block, bytes);
   return ok && (rc == GPU_OK || gpu_raise(vm, s, rc, "a launch"));
@@ -314,7 +312,7 @@ static bool copy(qn_vm *vm, gpu_stream *s, qn_array *to, const qn_array *from) {
   int size = (int)dtype_size((qn_dtype)to->dtype);
   CUdeviceptr t = (CUdeviceptr)(uintptr_t)array_data(to), f = (CUdeviceptr)(uintptr_t)array_data(from);
   if (to->contiguous && from->contiguous) {
-    CUresult rc = driver(s)->cuMemcpyDtoDAsync_v2(t, f, (size_t)to->size * (size_t)size, s->stream);
+    CUresult rc = gpu_driver(s)->cuMemcpyDtoDAsync_v2(t, f, (size_t)to->size * (size_t)size, s->stream);
     return rc == GPU_OK || gpu_raise(vm, s, rc, "a copy");
   }
   if (size > 8 || !gpu_text_code(vm, s, TEXT_OWN)) return copy_on_host(vm, s, to, from);
@@ -335,9 +333,8 @@ static bool copy(qn_vm *vm, gpu_stream *s, qn_array *to, const qn_array *from) {
 
 bool gpu_copy_elements(qn_vm *vm, qn_array *to, const qn_array *from) {
   if (to->size == 0) return true;
-  gpu_stream *s = gpu_stream_of(vm, to->device);
+  gpu_stream *s = gpu_entered(vm, to->device, "a copy");
   if (!s) return false;
-  if (!gpu_enter(s)) return gpu_raise(vm, s, GPU_NO_DEVICE, "a copy");
   bool ok = copy(vm, s, to, from);
   gpu_leave(s);
   return ok;

@@ -68,8 +68,6 @@ static CUdeviceptr take_idle(gpu_list *l) {
 
 /* ---- allocation ---------------------------------------------------------------------------------------------------------- */
 
-static const cuda_driver *driver(const gpu_stream *s) { return &s->engine->libraries.driver; }
-
 /* Nobody needs it between launches. */
 static void drop_scratch(qn_vm *vm, gpu_stream *s) {
   if (s->scratch_stays) return;
@@ -87,7 +85,7 @@ static bool trim(qn_vm *vm, gpu_stream *s) {
   for (int k = class_of(SMALL, &size) + 1; k < GPU_CLASSES; k++) {
     for (uint32_t i = 0; i < s->idle[k].n; i++) {
       CUdeviceptr p = s->idle[k].items[i];
-      driver(s)->cuMemFree_v2(p);
+      gpu_driver(s)->cuMemFree_v2(p);
       for (uint32_t j = 0; j < s->segments.n; j++)
         if (s->segments.items[j] == p) {
           s->segments.items[j] = s->segments.items[--s->segments.n];
@@ -106,8 +104,8 @@ static CUdeviceptr segment(qn_vm *vm, gpu_stream *s, size_t bytes) {
     gpu_raise(vm, s, GPU_NO_DEVICE, "an allocation");
     return 0;
   }
-  CUresult rc = driver(s)->cuMemAlloc_v2(&p, bytes);
-  if (rc == GPU_OUT_OF_MEMORY && trim(vm, s)) rc = driver(s)->cuMemAlloc_v2(&p, bytes);
+  CUresult rc = gpu_driver(s)->cuMemAlloc_v2(&p, bytes);
+  if (rc == GPU_OUT_OF_MEMORY && trim(vm, s)) rc = gpu_driver(s)->cuMemAlloc_v2(&p, bytes);
   if (rc != GPU_OK && error_pending(vm)) {
     p = 0;
   } else if (rc != GPU_OK) {
@@ -116,7 +114,7 @@ static CUdeviceptr segment(qn_vm *vm, gpu_stream *s, size_t bytes) {
     gpu_raise(vm, s, rc, what);
     p = 0;
   } else if (!keep_pointer(&s->segments, p)) {
-    driver(s)->cuMemFree_v2(p);
+    gpu_driver(s)->cuMemFree_v2(p);
     raise_memory(vm);
     p = 0;
   }
@@ -196,7 +194,7 @@ void gpu_scratch_leave(gpu_stream *s) { s->scratch_stays = false; }
 
 /* The next chunk, when the copies that used it are done. NULL: there is no pinned memory, or an error was raised. */
 static gpu_chunk *next_chunk(qn_vm *vm, gpu_stream *s) {
-  const cuda_driver *d = driver(s);
+  const cuda_driver *d = gpu_driver(s);
   gpu_chunk *c = &s->chunks[s->chunk];
   if (c->data && c->used && d->cuEventRecord(c->last, s->stream) != GPU_OK) return NULL;
   c = &s->chunks[s->chunk = (s->chunk + 1) % GPU_CHUNKS];
@@ -217,7 +215,7 @@ static gpu_chunk *next_chunk(qn_vm *vm, gpu_stream *s) {
 }
 
 bool gpu_write(qn_vm *vm, gpu_stream *s, CUdeviceptr to, const void *from, size_t bytes) {
-  const cuda_driver *d = driver(s);
+  const cuda_driver *d = gpu_driver(s);
   const char *data = from;
   CUresult rc = GPU_OK;
   while (bytes && rc == GPU_OK) {
@@ -244,7 +242,7 @@ static const char reading[] = "a copy from the device, or work before it,";
 
 /* Few bytes have a place of their own: whatever comes late to it comes before the copy that is waited for. */
 static bool read_few(qn_vm *vm, gpu_stream *s, void *to, CUdeviceptr from, size_t bytes) {
-  const cuda_driver *d = driver(s);
+  const cuda_driver *d = gpu_driver(s);
   void *data = s->answers;
   if (!data) {
     CUresult rc = d->cuMemHostAlloc(&data, GPU_ANSWERS, 0);
@@ -259,7 +257,7 @@ static bool read_few(qn_vm *vm, gpu_stream *s, void *to, CUdeviceptr from, size_
 }
 
 bool gpu_read(qn_vm *vm, gpu_stream *s, void *to, CUdeviceptr from, size_t bytes) {
-  const cuda_driver *d = driver(s);
+  const cuda_driver *d = gpu_driver(s);
   CUresult rc = GPU_OK;
   size_t asked = 0, got = 0;
   gpu_chunk *on_way[2] = {NULL, NULL};
@@ -295,15 +293,6 @@ bool gpu_read(qn_vm *vm, gpu_stream *s, void *to, CUdeviceptr from, size_t bytes
 
 bool gpu_open(qn_vm *vm, int device) { return gpu_stream_of(vm, device) != NULL; }
 
-static gpu_stream *entered(qn_vm *vm, int device) {
-  gpu_stream *s = gpu_stream_of(vm, device);
-  if (s && !gpu_enter(s)) {
-    raise_error(vm, E_internal, SPAN_NONE, "gpu(%d) cannot be entered", device_number(device));
-    return NULL;
-  }
-  return s;
-}
-
 void *gpu_array_alloc(qn_vm *vm, int device, size_t bytes) {
   gpu_stream *s = gpu_stream_of(vm, device);
   return s ? (void *)(uintptr_t)gpu_alloc(vm, s, bytes) : NULL;
@@ -320,7 +309,7 @@ static CUdeviceptr data_of(const qn_array *a) { return (CUdeviceptr)(uintptr_t)a
 
 bool gpu_array_read(qn_vm *vm, const qn_array *from, void *to) {
   if (from->size == 0) return true;
-  gpu_stream *s = entered(vm, from->device);
+  gpu_stream *s = gpu_entered(vm, from->device, "reading an array");
   if (!s) return false;
   bool ok = gpu_read(vm, s, to, data_of(from), bytes_of(from));
   gpu_leave(s);
@@ -329,7 +318,7 @@ bool gpu_array_read(qn_vm *vm, const qn_array *from, void *to) {
 
 bool gpu_array_write(qn_vm *vm, qn_array *to, const void *from) {
   if (to->size == 0) return true;
-  gpu_stream *s = entered(vm, to->device);
+  gpu_stream *s = gpu_entered(vm, to->device, "writing an array");
   if (!s) return false;
   bool ok = gpu_write(vm, s, data_of(to), from, bytes_of(to));
   gpu_leave(s);
@@ -354,7 +343,7 @@ void gpu_memory_close(qn_vm *vm) {
   for (int i = 0; i < GPU_DEVICES; i++) {
     gpu_stream *s = g->of[i];
     if (!s) continue;
-    const cuda_driver *d = driver(s);
+    const cuda_driver *d = gpu_driver(s);
     mem_let_go(vm, s->live);
     if (gpu_ours(s->engine) && gpu_enter(s)) {
       if (s->mapped) __atomic_store_n(&s->mapped->stop, 1, __ATOMIC_RELEASE); /* nobody needs the results */

@@ -104,15 +104,13 @@ typedef struct gpu_plan {
   uint32_t checks;       /* behind the last one */
 } gpu_plan;
 
-static const cuda_driver *driver(const gpu_stream *s) { return &s->engine->libraries.driver; }
-
 /* ---- making and freeing ------------------------------------------------------------------------------------------------- */
 
 static size_t sent_bytes(const instance *i) { return i->nsent * sizeof *i->words; }
 
 /* What is running goes on. */
 static void drop_graph(const gpu_stream *s, block *b) {
-  if (b->graph && gpu_ours(s->engine)) driver(s)->cuGraphExecDestroy(b->graph);
+  if (b->graph && gpu_ours(s->engine)) gpu_driver(s)->cuGraphExecDestroy(b->graph);
   b->graph = NULL;
 }
 
@@ -453,20 +451,20 @@ static bool add_kernel(const gpu_stream *s, instance *i, CUdeviceptr block, cons
                                      .blockDimZ = 1,
                                      .sharedMemBytes = f->shared,
                                      .kernelParams = arguments};
-  return driver(s)->cuGraphAddKernelNode_v2(last, graph, *last ? last : NULL, *last != NULL, &node) == GPU_OK;
+  return gpu_driver(s)->cuGraphAddKernelNode_v2(last, graph, *last ? last : NULL, *last != NULL, &node) == GPU_OK;
 }
 
 static bool add_captured(gpu_stream *s, const instance *i, const function *f, CUgraph graph, CUgraphNode *last) {
   CUgraph child = gpu_gemm_capture(s, f->product, i->words + f->at, i->base);
   if (!child) return false;
-  CUresult rc = driver(s)->cuGraphAddChildGraphNode(last, graph, *last ? last : NULL, *last != NULL, child);
-  driver(s)->cuGraphDestroy(child); /* the node has a copy */
+  CUresult rc = gpu_driver(s)->cuGraphAddChildGraphNode(last, graph, *last ? last : NULL, *last != NULL, child);
+  gpu_driver(s)->cuGraphDestroy(child); /* the node has a copy */
   return rc == GPU_OK;
 }
 
 /* A graph of the instance's functions that reads the block, if that can be had. */
 static void make_graph(gpu_stream *s, instance *i, block *b) {
-  const cuda_driver *d = driver(s);
+  const cuda_driver *d = gpu_driver(s);
   CUgraph graph = NULL;
   CUgraphNode last = NULL;
   bool ok = d->cuGraphCreate(&graph, 0) == GPU_OK;
@@ -563,7 +561,7 @@ static bool run_function(qn_vm *vm, gpu_stream *s, const instance *i, const func
   int64_t instances = f->instances;
   void *arguments[] = {&words, &instances, i->words + f->at};
   CUresult rc =
-      driver(s)->cuLaunchKernel(f->f, f->blocks, 1, 1, GPU_THREADS, 1, 1, f->shared, s->stream, arguments, NULL);
+      gpu_driver(s)->cuLaunchKernel(f->f, f->blocks, 1, 1, GPU_THREADS, 1, 1, f->shared, s->stream, arguments, NULL);
   return rc == GPU_OK || gpu_raise(vm, s, rc, "a launch");
 }
 
@@ -590,7 +588,7 @@ static bool launch(qn_vm *vm, gpu_plan *g, instance *i) {
     g->debt--;
   }
   if (graph && b->graph) {
-    CUresult rc = driver(s)->cuGraphLaunch(b->graph, s->stream);
+    CUresult rc = gpu_driver(s)->cuGraphLaunch(b->graph, s->stream);
     return rc == GPU_OK || gpu_raise(vm, s, rc, "a launch");
   }
   bool ok = true;

@@ -140,13 +140,17 @@ gpu_device *gpu_device_of(gpu_engine *e, int number, const char **why);
 /* The VM's stream on the device with this code; NULL with an error raised. */
 gpu_stream *gpu_stream_of(qn_vm *vm, int device);
 
+static inline const cuda_driver *gpu_driver(const gpu_stream *s) { return &s->engine->libraries.driver; }
+
 static inline bool gpu_enter(const gpu_stream *s) {
-  return s->engine->libraries.driver.cuCtxPushCurrent_v2(s->device->context) == GPU_OK;
+  return gpu_driver(s)->cuCtxPushCurrent_v2(s->device->context) == GPU_OK;
 }
 static inline void gpu_leave(const gpu_stream *s) {
   CUcontext old;
-  s->engine->libraries.driver.cuCtxPopCurrent_v2(&old);
+  gpu_driver(s)->cuCtxPopCurrent_v2(&old);
 }
+/* The VM's stream on the device, entered; NULL with an error raised, which names `what` was to be done. */
+gpu_stream *gpu_entered(qn_vm *vm, int device, const char *what);
 /* Raises what a call of the driver answered; always false. */
 bool gpu_raise(qn_vm *vm, const gpu_stream *s, CUresult rc, const char *what);
 

@@ -13,8 +13,6 @@
 
 enum { SPINS = 400, HIGHLIGHTS = 64 };
 
-static const cuda_driver *driver(const gpu_stream *s) { return &s->engine->libraries.driver; }
-
 /* Between two questions. False with an error raised when the VM must not wait any longer. */
 static bool pause_for(qn_vm *vm, uint32_t turn) {
   bool asked = atomic_load_explicit(&vm->interrupt, memory_order_relaxed) != 0;
@@ -25,20 +23,20 @@ static bool pause_for(qn_vm *vm, uint32_t turn) {
 
 bool gpu_wait(qn_vm *vm, gpu_stream *s, const char *what) {
   CUresult rc;
-  for (uint32_t turn = 0; (rc = driver(s)->cuStreamQuery(s->stream)) == GPU_NOT_READY; turn++)
+  for (uint32_t turn = 0; (rc = gpu_driver(s)->cuStreamQuery(s->stream)) == GPU_NOT_READY; turn++)
     if (!pause_for(vm, turn)) return false;
   return rc == GPU_OK || gpu_raise(vm, s, rc, what);
 }
 
 bool gpu_wait_event(qn_vm *vm, gpu_stream *s, CUevent event, const char *what) {
   CUresult rc;
-  for (uint32_t turn = 0; (rc = driver(s)->cuEventQuery(event)) == GPU_NOT_READY; turn++)
+  for (uint32_t turn = 0; (rc = gpu_driver(s)->cuEventQuery(event)) == GPU_NOT_READY; turn++)
     if (!pause_for(vm, turn)) return false;
   return rc == GPU_OK || gpu_raise(vm, s, rc, what);
 }
 
 bool gpu_cells(qn_vm *vm, gpu_stream *s) {
-  const cuda_driver *d = driver(s);
+  const cuda_driver *d = gpu_driver(s);
   if (!s->mapped) {
     void *data = NULL;
     CUresult rc = d->cuMemHostAlloc(&data, sizeof *s->mapped, GPU_HOST_MAPPED);
@@ -78,7 +76,7 @@ static bool wait_for_report(qn_vm *vm, gpu_stream *s) {
   for (uint32_t turn = 0;; turn++) {
     for (int i = 0; i < HIGHLIGHTS; i++)
       if (__atomic_load_n(&s->mapped->reported, __ATOMIC_ACQUIRE)) return true;
-    CUresult rc = turn % 16 == 15 ? driver(s)->cuStreamQuery(s->stream) : GPU_NOT_READY;
+    CUresult rc = turn % 16 == 15 ? gpu_driver(s)->cuStreamQuery(s->stream) : GPU_NOT_READY;
     if (rc == GPU_OK && __atomic_load_n(&s->mapped->reported, __ATOMIC_ACQUIRE)) return true;
     if (rc != GPU_NOT_READY) return gpu_raise(vm, s, rc, "a kernel");
     if (!pause_for(vm, turn)) return false;
@@ -86,7 +84,7 @@ static bool wait_for_report(qn_vm *vm, gpu_stream *s) {
 }
 
 bool gpu_checked(qn_vm *vm, gpu_stream *s, uint64_t *error) {
-  const cuda_driver *d = driver(s);
+  const cuda_driver *d = gpu_driver(s);
   bool own = gpu_text_code(vm, s, TEXT_OWN) != NULL, asked;
   gpu_mapped *m = s->mapped;
   __atomic_store_n(&m->reported, 0, __ATOMIC_RELEASE);
