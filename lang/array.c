@@ -78,10 +78,8 @@ bool shape_reshape_strides(const qn_array *a, int rank, const int64_t *shape, in
 }
 
 static bool raise_shape(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape) {
-  if (rank > ARRAY_MAX_RANK || rank < 0) {
-    raise_error(vm, E_rank, SPAN_NONE, "an array of rank %d: arrays have at most %d axes", rank, ARRAY_MAX_RANK);
-    return false;
-  }
+  if (rank > ARRAY_MAX_RANK || rank < 0)
+    return raise_false(vm, E_rank, "an array of rank %d: arrays have at most %d axes", rank, ARRAY_MAX_RANK);
   bool negative = false;
   for (int i = 0; i < rank; i++) negative |= shape[i] < 0;
   text_buf t;
@@ -172,10 +170,7 @@ bool array_allocate(qn_vm *vm, qn_array *a) {
   if (a->device) {
     const device_memory *d = device_memory_of(vm, a->device);
     void *data;
-    if (!d) {
-      raise_error(vm, E_device, SPAN_NONE, "this device is not there");
-      return false;
-    }
+    if (!d) return raise_false(vm, E_device, "this device is not there");
     if (!(s = mem_alloc(vm, sizeof *s))) return false;
     if (!(data = d->alloc(vm, a->device, bytes))) {
       mem_free(vm, s, sizeof *s);
@@ -433,8 +428,7 @@ qn_array *array_new_on(qn_vm *vm, int device, qn_dtype dtype, int rank, const in
 bool array_force(qn_vm *vm, qn_array *a) {
   if (a->storage) return true;
   if (vm->hooks.force) return vm->hooks.force(vm, a);
-  raise_error(vm, E_internal, SPAN_NONE, "an array is pending and nothing can run it");
-  return false;
+  return raise_false(vm, E_internal, "an array is pending and nothing can run it");
 }
 
 /* ---- copying elements ---------------------------------------------------------------------------------------- */

@@ -18,8 +18,7 @@ typedef struct sig_reader {
 } sig_reader;
 
 static bool sig_fail(sig_reader *r, const char *what) {
-  raise_error(r->vm, E_internal, SPAN_NONE, "signature %s: %s at \"%s\"", r->text, what, r->at);
-  return false;
+  return raise_false(r->vm, E_internal, "signature %s: %s at \"%s\"", r->text, what, r->at);
 }
 
 static void skip_blanks(sig_reader *r) { r->at += strspn(r->at, " \t\n"); }

@@ -14,8 +14,7 @@ bool device_open(qn_vm *vm, int code) {
   if (!code) return true;
   const device_memory *d = device_memory_of(vm, code);
   if (d) return d->open(vm, code);
-  raise_error(vm, E_device, SPAN_NONE, "this device is not there");
-  return false;
+  return raise_false(vm, E_device, "this device is not there");
 }
 
 bool devices_wait(qn_vm *vm) {

@@ -91,19 +91,13 @@ qn_value raise_memory(qn_vm *vm) {
 }
 
 qn_value raise_text(qn_vm *vm, error_id id, span at, text_buf *message) {
-  if (vm->error) {
-    text_free(message);
-    return value_error();
-  }
+  if (vm->error) return text_fail(message);
   /* Names of files need not be UTF-8, and a message may have been cut. */
   if (!message->failed) utf8_clean(message->text, message->len);
   qn_value text = text_take(message);
   if (value_is_error(text)) return text;
   qn_error_object *e = mem_alloc(vm, sizeof *e);
-  if (!e) {
-    value_release(vm, text);
-    return value_error();
-  }
+  if (!e) return value_fail(vm, text);
   memset(e, 0, sizeof *e);
   e->refs = 1;
   e->id = id;
@@ -114,15 +108,28 @@ qn_value raise_text(qn_vm *vm, error_id id, span at, text_buf *message) {
   return value_error();
 }
 
-qn_value raise_error(qn_vm *vm, error_id id, span at, const char *format, ...) {
-  if (vm->error) return value_error();
+static void raise_formatted(qn_vm *vm, error_id id, span at, const char *format, va_list args) {
+  if (vm->error) return;
   text_buf t;
   text_init(&t, vm);
+  text_addv(&t, format, args);
+  raise_text(vm, id, at, &t);
+}
+
+qn_value raise_error(qn_vm *vm, error_id id, span at, const char *format, ...) {
   va_list args;
   va_start(args, format);
-  text_addv(&t, format, args);
+  raise_formatted(vm, id, at, format, args);
   va_end(args);
-  return raise_text(vm, id, at, &t);
+  return value_error();
+}
+
+bool raise_false(qn_vm *vm, error_id id, const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  raise_formatted(vm, id, SPAN_NONE, format, args);
+  va_end(args);
+  return false;
 }
 
 void raise_note(qn_vm *vm, span at, const char *format, ...) {
@@ -285,8 +292,7 @@ static qn_value frame_record(qn_vm *vm, const error_frame *f) {
       set_field(vm, r, "line", value_int(line)) && set_field(vm, r, "column", value_int(column)) &&
       set_field(vm, r, "length", value_int(s ? code_points(s, f->at.start, f->at.end) : 0)))
     return out;
-  value_release(vm, out);
-  return value_error();
+  return value_fail(vm, out);
 }
 
 /* The trace of a record: the error's frames, or its place alone where there are none. */
@@ -330,8 +336,7 @@ qn_value error_to_record(qn_vm *vm, const qn_error_object *e) {
   qn_record *r = record_new(vm);
   if (!r) return value_error();
   if (record_fill(vm, r, e)) return value_obj(TAG_RECORD, r);
-  value_release(vm, value_obj(TAG_RECORD, r));
-  return value_error();
+  return value_fail(vm, value_obj(TAG_RECORD, r));
 }
 
 void error_id_text(int id, char out[16]) {
@@ -369,7 +374,7 @@ static uint32_t skip_code_points(const source_text *s, uint32_t offset, int64_t 
 }
 
 /* The span that a trace entry describes; SPAN_NONE where the text is not known. */
-static span specialization_span(qn_vm *vm, const qn_record *r) {
+static span entry_span(qn_vm *vm, const qn_record *r) {
   qn_value name = get_field(r, "source");
   if (!value_is(name, TAG_STR)) return SPAN_NONE;
   uint32_t source = source_find(vm, value_str(name)->text);
@@ -408,7 +413,7 @@ qn_value raise_record(qn_vm *vm, span at, qn_value record) {
       if (!value_is(l->items[i], TAG_RECORD)) continue;
       const qn_record *entry = value_record(l->items[i]);
       qn_value function = get_field(entry, "function");
-      span place = specialization_span(vm, entry);
+      span place = entry_span(vm, entry);
       if (!e->at.source) e->at = place;
       raise_frame(vm, place, value_is(function, TAG_STR) ? value_str(function) : NULL);
     }

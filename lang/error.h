@@ -60,6 +60,8 @@ typedef struct qn_error_object {
  * in the place of the expression that was being evaluated. */
 #define SPAN_NONE ((span){0, 0, 0})
 qn_value raise_error(qn_vm *vm, error_id id, span at, const char *format, ...) __attribute__((format(printf, 4, 5)));
+/* Raises an error without a place, and is false: for functions that return whether they did what they are for. */
+bool raise_false(qn_vm *vm, error_id id, const char *format, ...) __attribute__((format(printf, 3, 4)));
 qn_value raise_text(qn_vm *vm, error_id id, span at, text_buf *message); /* takes over and frees the buffer */
 /* The preallocated out-of-memory error. */
 qn_value raise_memory(qn_vm *vm);

@@ -533,7 +533,7 @@ static bool array_among(format *f, qn_array *from, bool *own) {
 }
 
 /* An array as an entry of a tree whose text begins at the current position; lines below it get `indent`. */
-static bool specialization_array(format *f, qn_array *from, int64_t indent) {
+static bool entry_array(format *f, qn_array *from, int64_t indent) {
   qn_array *a = readable(f, from);
   if (!a) return false;
   if (a->rank == 0) {
@@ -884,7 +884,7 @@ static bool print_tree(format *f, qn_value v, int64_t indent) {
 
 /* A value at the current position of a line whose entry is indented by `indent`. */
 static bool print_entry(format *f, qn_value v, int64_t indent) {
-  if (value_is(v, TAG_ARRAY)) return specialization_array(f, value_array(v), indent + 2);
+  if (value_is(v, TAG_ARRAY)) return entry_array(f, value_array(v), indent + 2);
   if (value_is(v, TAG_LIST) || value_is(v, TAG_RECORD)) {
     if (too_deep(f)) {
       text_adds(f->out, "‹...›");
@@ -999,12 +999,11 @@ static bool spec_parse(qn_vm *vm, const char *text, size_t len, spec *s) {
   }
   if (p < end && strchr("dfegxbs%", *p)) s->type = *p++;
   if (good && p == end) return true;
-  raise_error(
-      vm, E_argument, SPAN_NONE,
+  return raise_false(
+      vm, E_argument,
       "\"%.*s\" is no format; it is [[fill]align][sign][0][width][,][.precision][type] with type d f e g %% x b or s, "
       "as in 8.3f",
       (int)len, text);
-  return false;
 }
 
 static bool spec_refuse(qn_vm *vm, const spec *s, qn_value v) {

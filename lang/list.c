@@ -70,10 +70,7 @@ bool list_push(qn_vm *vm, qn_list *l, qn_value item) {
 bool list_extend(qn_vm *vm, qn_value *v, const qn_list *tail) {
   qn_list *l = value_list(*v);
   size_t len = (size_t)l->len + tail->len;
-  if (len > UINT32_MAX) {
-    raise_error(vm, E_too_large, SPAN_NONE, "the joined list is too long");
-    return false;
-  }
+  if (len > UINT32_MAX) return raise_false(vm, E_too_large, "the joined list is too long");
   if (l->head.refs != 1 || l == tail) {
     qn_list *both = list_new(vm, len);
     if (!both) return false;

@@ -173,8 +173,7 @@ static qn_value rebuild(qn_vm *vm, qn_value tree, bool parts, qn_value (*leaf)(v
   }
   walk_free(&w);
   if (ok) return root;
-  value_release(vm, root);
-  return value_error();
+  return value_fail(vm, root);
 }
 
 qn_value tree_rebuild(qn_vm *vm, qn_value tree, qn_value (*leaf)(void *ctx, const char *path, qn_value v), void *ctx) {

@@ -93,6 +93,11 @@ void value_free(qn_vm *vm, qn_value v);
 static inline void value_release(qn_vm *vm, qn_value v) {
   if (value_is_heap(v) && --((obj_head *)v.u.p)->refs == 0) value_free(vm, v);
 }
+/* Releases what is not to be the result after all, since an error was raised: the error value. */
+static inline qn_value value_fail(qn_vm *vm, qn_value v) {
+  value_release(vm, v);
+  return value_error();
+}
 /* The only owner? Then it may be updated in place. */
 static inline bool value_unique(qn_value v) { return ((obj_head *)v.u.p)->refs == 1; }
 
@@ -167,6 +172,11 @@ void text_adds(text_buf *t, const char *s);
 void text_addf(text_buf *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void text_repeat(text_buf *t, const char *s, int n);
 void text_free(text_buf *t);
+/* Frees a text that is not finished, since an error was raised: the error value. */
+static inline qn_value text_fail(text_buf *t) {
+  text_free(t);
+  return value_error();
+}
 /* `text_buf t TEXT_OWNED;`: freed as its block is left. In files compiled with -fexceptions also when a host's exception passes. */
 #define TEXT_OWNED __attribute__((cleanup(text_free)))
 /* The buffer as a string value; frees the buffer. Error value when it failed. */

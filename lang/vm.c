@@ -584,11 +584,9 @@ bool tunable_set(qn_vm *vm, const char *name, const char *value) {
     const tunable_row *row = &tunable_rows[i];
     if (strcmp(row->name, name) != 0) continue;
     int64_t v;
-    if (!int_parse(value, strlen(value), &v) || v < row->min || v > row->max) {
-      raise_error(vm, E_argument, SPAN_NONE, "%s takes an integer from %lld to %lld, not %s", name, (long long)row->min,
-                  (long long)row->max, value);
-      return false;
-    }
+    if (!int_parse(value, strlen(value), &v) || v < row->min || v > row->max)
+      return raise_false(vm, E_argument, "%s takes an integer from %lld to %lld, not %s", name, (long long)row->min,
+                         (long long)row->max, value);
     vm->tune[i] = v;
     restrict_cache(vm);
     return true;
@@ -602,11 +600,8 @@ bool tunable_set_list(qn_vm *vm, const char *text) {
     const char *equals = memchr(text, '=', n);
     char name[64], value[64];
     size_t name_len = equals ? (size_t)(equals - text) : n, value_len = equals ? n - name_len - 1 : 0;
-    if (n && (!equals || name_len >= sizeof name || value_len >= sizeof value)) {
-      raise_error(vm, E_argument, SPAN_NONE, "tunables are set by name=value, not %.*s", (int)(n < 100 ? n : 100),
-                  text);
-      return false;
-    }
+    if (n && (!equals || name_len >= sizeof name || value_len >= sizeof value))
+      return raise_false(vm, E_argument, "tunables are set by name=value, not %.*s", (int)(n < 100 ? n : 100), text);
     if (n) {
       memcpy(name, text, name_len);
       name[name_len] = 0;
@@ -622,17 +617,14 @@ bool tunable_set_list(qn_vm *vm, const char *text) {
 
 bool vm_may(qn_vm *vm, uint32_t capability, const char *what) {
   if (vm->config.capabilities & capability) return true;
-  raise_error(vm, E_capability, SPAN_NONE, "%s is not permitted here", what);
-  return false;
+  return raise_false(vm, E_capability, "%s is not permitted here", what);
 }
 
 #ifdef QN_CHECKED
 bool vm_takes(qn_vm *vm, const qn_value *values, size_t n) {
   for (size_t i = 0; i < n; i++)
-    if (value_is_heap(values[i]) && mem_is_foreign(vm, values[i].u.p)) {
-      raise_error(vm, E_argument, SPAN_NONE, "the value belongs to another VM");
-      return false;
-    }
+    if (value_is_heap(values[i]) && mem_is_foreign(vm, values[i].u.p))
+      return raise_false(vm, E_argument, "the value belongs to another VM");
   return true;
 }
 #endif

@@ -32,19 +32,13 @@ qn_value arg_refuse(qn_vm *vm, const char *fn, const char *what, qn_value v) {
 }
 
 bool arg_str(qn_vm *vm, const char *fn, const char *what, qn_value v, qn_str **out) {
-  if (!value_is(v, TAG_STR)) {
-    arg_refuse(vm, fn, what, v);
-    return false;
-  }
+  if (!value_is(v, TAG_STR)) return arg_wrong(vm, fn, what, v);
   *out = value_str(v);
   return true;
 }
 
 bool arg_bool(qn_vm *vm, const char *fn, const char *what, qn_value v, bool *out) {
-  if (!value_is(v, TAG_BOOL)) {
-    arg_refuse(vm, fn, what, v);
-    return false;
-  }
+  if (!value_is(v, TAG_BOOL)) return arg_wrong(vm, fn, what, v);
   *out = v.u.i != 0;
   return true;
 }
@@ -54,19 +48,12 @@ bool arg_dtype(qn_vm *vm, const char *fn, qn_value v, qn_dtype otherwise, qn_dty
     *out = otherwise;
     return true;
   }
-  if (value_is(v, TAG_STR) && dtype_public((int)dtype_find(value_str(v)->text, value_str(v)->len))) {
-    raise_error(vm, E_type, SPAN_NONE, "%s: a dtype has no quotes: write %s", fn, value_str(v)->text);
-    return false;
-  }
-  if (!value_is(v, TAG_DTYPE)) {
-    arg_refuse(vm, fn, "a dtype like f32 or i64", v);
-    return false;
-  }
+  if (value_is(v, TAG_STR) && dtype_public((int)dtype_find(value_str(v)->text, value_str(v)->len)))
+    return raise_false(vm, E_type, "%s: a dtype has no quotes: write %s", fn, value_str(v)->text);
+  if (!value_is(v, TAG_DTYPE)) return arg_wrong(vm, fn, "a dtype like f32 or i64", v);
   *out = (qn_dtype)v.u.i;
-  if (!dtype_public(*out)) {
-    raise_error(vm, E_dtype, SPAN_NONE, "%s: arrays of %s are not supported", fn, dtype_rows[*out].name);
-    return false;
-  }
+  if (!dtype_public(*out))
+    return raise_false(vm, E_dtype, "%s: arrays of %s are not supported", fn, dtype_rows[*out].name);
   return true;
 }
 
@@ -107,10 +94,7 @@ bool arg_axes(qn_vm *vm, const char *fn, qn_value v, int rank, uint8_t *mask) {
     int at;
     if (!arg_int(vm, fn, "an int or a list of ints as axis", items[i], &axis)) return false;
     if (!axis_of(vm, fn, axis, rank, &at)) return false;
-    if (*mask & 1u << at) {
-      raise_error(vm, E_axis, SPAN_NONE, "%s: axis %lld is named twice", fn, (long long)axis);
-      return false;
-    }
+    if (*mask & 1u << at) return raise_false(vm, E_axis, "%s: axis %lld is named twice", fn, (long long)axis);
     *mask |= (uint8_t)(1u << at);
   }
   return true;
@@ -118,10 +102,7 @@ bool arg_axes(qn_vm *vm, const char *fn, qn_value v, int rank, uint8_t *mask) {
 
 bool arg_operands(qn_vm *vm, const char *fn, const qn_value *args, int n) {
   for (int i = 0; i < n; i++)
-    if (!is_array(args[i]) && !value_is_scalar(args[i])) {
-      arg_refuse(vm, fn, "arrays and numbers", args[i]);
-      return false;
-    }
+    if (!is_array(args[i]) && !value_is_scalar(args[i])) return arg_wrong(vm, fn, "arrays and numbers", args[i]);
   return true;
 }
 
@@ -148,11 +129,9 @@ bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_
   if (value_is(rest, TAG_LIST) && value_list(rest)->len == 1 && value_is(value_list(rest)->items[0], TAG_LIST))
     rest = value_list(rest)->items[0];
   if (value_is(rest, TAG_LIST) && value_list(rest)->len == 2 && value_is(value_list(rest)->items[0], TAG_LIST) &&
-      value_is(value_list(rest)->items[1], TAG_DTYPE)) {
-    raise_error(vm, E_type, SPAN_NONE, "%s: the dtype is given by name: dtype: %s", fn,
-                dtype_rows[value_list(rest)->items[1].u.i].name);
-    return false;
-  }
+      value_is(value_list(rest)->items[1], TAG_DTYPE))
+    return raise_false(vm, E_type, "%s: the dtype is given by name: dtype: %s", fn,
+                       dtype_rows[value_list(rest)->items[1].u.i].name);
   const qn_value *items = &rest;
   uint32_t count = 1;
   if (value_is(rest, TAG_LIST)) {
@@ -163,15 +142,11 @@ bool arg_ints(qn_vm *vm, const char *fn, const char *what, qn_value rest, int64_
     int64_t k;
     if (value_is(items[i], TAG_DTYPE)) {
       const char *name = dtype_rows[items[i].u.i].name;
-      raise_error(vm, E_type, SPAN_NONE, "%s: expected %s, not the dtype %s; write dtype: %s", fn, what, name, name);
-      return false;
+      return raise_false(vm, E_type, "%s: expected %s, not the dtype %s; write dtype: %s", fn, what, name, name);
     }
     if (!arg_int(vm, fn, what, items[i], &k)) return false;
-    if (i == ARRAY_MAX_RANK) {
-      raise_error(vm, E_rank, SPAN_NONE, "%s: %u sizes or axes; an array has at most %d axes", fn, count,
-                  ARRAY_MAX_RANK);
-      return false;
-    }
+    if (i == ARRAY_MAX_RANK)
+      return raise_false(vm, E_rank, "%s: %u sizes or axes; an array has at most %d axes", fn, count, ARRAY_MAX_RANK);
     out[i] = k;
   }
   *n = (int)count;
@@ -182,14 +157,8 @@ static __attribute__((noinline)) bool odd_shape(qn_vm *vm, const char *fn, qn_va
   if (!arg_ints(vm, fn, "sizes as ints or one list of ints", rest, shape, rank)) return false;
   int64_t strides[ARRAY_MAX_RANK];
   for (int i = 0; i < *rank; i++)
-    if (shape[i] < 0) {
-      raise_error(vm, E_shape, SPAN_NONE, "%s: size %lld is negative", fn, (long long)shape[i]);
-      return false;
-    }
-  if (shape_strides(*rank, shape, strides) < 0) {
-    raise_error(vm, E_too_large, SPAN_NONE, "%s: more than 2**48 elements", fn);
-    return false;
-  }
+    if (shape[i] < 0) return raise_false(vm, E_shape, "%s: size %lld is negative", fn, (long long)shape[i]);
+  if (shape_strides(*rank, shape, strides) < 0) return raise_false(vm, E_too_large, "%s: more than 2**48 elements", fn);
   return true;
 }
 
@@ -306,10 +275,7 @@ static bool all_alike(const qn_value *items, uint32_t n) {
 
 static bool shapes_agree(qn_vm *vm, const char *fn, const qn_value *items, uint32_t n) {
   for (uint32_t i = 0; i < n; i++) {
-    if (!is_array(items[i]) && !value_is_scalar(items[i])) {
-      arg_refuse(vm, fn, "arrays and numbers", items[i]);
-      return false;
-    }
+    if (!is_array(items[i]) && !value_is_scalar(items[i])) return arg_wrong(vm, fn, "arrays and numbers", items[i]);
     const qn_array *a = is_array(items[i]) ? value_array(items[i]) : NULL;
     const qn_array *first = is_array(items[0]) ? value_array(items[0]) : NULL;
     int rank = a ? a->rank : 0, rank0 = first ? first->rank : 0;
@@ -368,8 +334,7 @@ static qn_value array_of_numbers(qn_vm *vm, const qn_value *items, uint32_t n, q
   if (!(a = array_settle(vm, a))) return value_error();
   qn_value out = value_obj(TAG_ARRAY, a);
   if (rec_const(vm, a)) return out;
-  value_release(vm, out);
-  return value_error();
+  return value_fail(vm, out);
 }
 
 static qn_value array_nested(qn_vm *vm, const char *fn, qn_value v, qn_dtype dtype, int depth) {
@@ -461,8 +426,7 @@ qn_value use_pair(qn_vm *vm, qn_value a, qn_value b) {
   qn_list *l = value_is_error(a) || value_is_error(b) ? NULL : list_new(vm, 2);
   if (!l) {
     value_release(vm, a);
-    value_release(vm, b);
-    return value_error();
+    return value_fail(vm, b);
   }
   l->items[0] = a;
   l->items[1] = b;

@@ -20,9 +20,14 @@
 
 /* Raises E301: "reshape: expected <what>, not <kind of v>". */
 qn_value arg_refuse(qn_vm *vm, const char *fn, const char *what, qn_value v);
+/* As arg_refuse, for functions that return whether the argument fits: false. */
+static inline bool arg_wrong(qn_vm *vm, const char *fn, const char *what, qn_value v) {
+  arg_refuse(vm, fn, what, v);
+  return false;
+}
 QN_MUST_CHECK static inline bool arg_int(qn_vm *vm, const char *fn, const char *what, qn_value v, int64_t *out) {
   *out = v.u.i;
-  return value_is(v, TAG_INT) || (arg_refuse(vm, fn, what, v), false);
+  return value_is(v, TAG_INT) || arg_wrong(vm, fn, what, v);
 }
 QN_MUST_CHECK bool arg_str(qn_vm *vm, const char *fn, const char *what, qn_value v, qn_str **out);
 QN_MUST_CHECK bool arg_bool(qn_vm *vm, const char *fn, const char *what, qn_value v, bool *out);

@@ -398,10 +398,7 @@ static bool svg_image(pen *p, double x, double y, double width, double height, c
 
 bool figure_svg(qn_vm *vm, qn_value v, bytes *out) {
   figure f;
-  if (!figure_is(v)) {
-    arg_refuse(vm, "save", "a figure (of plot, hist or show) for .svg", v);
-    return false;
-  }
+  if (!figure_is(v)) return arg_wrong(vm, "save", "a figure (of plot, hist or show) for .svg", v);
   if (!figure_open(vm, "save", v, &f)) return false;
   svg s = {
       .pen = {.vm = vm, .line = svg_line, .curve = svg_curve, .box = svg_box, .text = svg_text, .image = svg_image}};

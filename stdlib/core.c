@@ -86,8 +86,7 @@ static qn_value text_of(qn_vm *vm, qn_value v, bool repr) {
   text_buf t;
   text_init(&t, vm);
   if (repr ? format_repr(vm, v, &t) : format_print(vm, v, NULL, &t)) return text_take(&t);
-  text_free(&t);
-  return value_error();
+  return text_fail(&t);
 }
 
 qn_value builtin_str(qn_vm *vm, const qn_value *args) {
@@ -102,8 +101,7 @@ qn_value builtin_format(qn_vm *vm, const qn_value *args) {
   text_buf t;
   text_init(&t, vm);
   if (format_spec(vm, args[0], spec->text, spec->len, &t)) return text_take(&t);
-  text_free(&t);
-  return value_error();
+  return text_fail(&t);
 }
 
 /* ---- numbers ----------------------------------------------------------------------------------------------------- */
@@ -404,8 +402,7 @@ qn_value builtin_append(qn_vm *vm, const qn_value *args) {
   qn_value out = own_list(vm, args[0]);
   if (value_is_error(out)) return out;
   if (list_push(vm, value_list(out), value_retain(args[1]))) return out;
-  value_release(vm, out);
-  return value_error();
+  return value_fail(vm, out);
 }
 
 qn_value builtin_insert(qn_vm *vm, const qn_value *args) {
@@ -417,10 +414,7 @@ qn_value builtin_insert(qn_vm *vm, const qn_value *args) {
   qn_value out = own_list(vm, args[0]);
   if (value_is_error(out)) return out;
   qn_list *l = value_list(out);
-  if (!list_push(vm, l, value_retain(args[2]))) {
-    value_release(vm, out);
-    return value_error();
-  }
+  if (!list_push(vm, l, value_retain(args[2]))) return value_fail(vm, out);
   qn_value item = l->items[n];
   memmove(l->items + i + 1, l->items + i, (size_t)(n - i) * sizeof *l->items);
   l->items[i] = item;

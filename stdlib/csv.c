@@ -347,8 +347,7 @@ static qn_value read_rows(table *t) {
   if (!a) return value_error();
   t->r = start;
   if (fill(t, a)) return settle(vm, a);
-  value_release(vm, value_obj(TAG_ARRAY, a));
-  return value_error();
+  return value_fail(vm, value_obj(TAG_ARRAY, a));
 }
 
 static bool read_columns(table *t, qn_record *out) {
@@ -485,9 +484,8 @@ static bool write_item(qn_vm *vm, text_buf *t, const qn_str *name, qn_value colu
   else if (value_is_scalar(v))
     text_number(t, v, WEAK_FLOAT);
   else {
-    raise_error(vm, E_type, SPAN_NONE, "save: column %s of a .csv file holds numbers or texts; item %lld is of kind %s",
-                name->text, (long long)row, value_kind_name(v));
-    return false;
+    return raise_false(vm, E_type, "save: column %s of a .csv file holds numbers or texts; item %lld is of kind %s",
+                       name->text, (long long)row, value_kind_name(v));
   }
   return true;
 }
@@ -515,11 +513,9 @@ static bool write_columns(qn_vm *vm, qn_record *columns, text_buf *t, bytes *out
       raise_text(vm, E_type, SPAN_NONE, &b);
       return false;
     }
-    if (rows >= 0 && n != rows) {
-      raise_error(vm, E_shape, SPAN_NONE, "save: column %s has %lld items, column %s %lld",
-                  record_name(columns, 0)->text, (long long)rows, name, (long long)n);
-      return false;
-    }
+    if (rows >= 0 && n != rows)
+      return raise_false(vm, E_shape, "save: column %s has %lld items, column %s %lld", record_name(columns, 0)->text,
+                         (long long)rows, name, (long long)n);
     rows = n;
   }
   for (uint32_t i = 0; i < columns->len; i++) {
@@ -539,10 +535,7 @@ static bool write_columns(qn_vm *vm, qn_record *columns, text_buf *t, bytes *out
 
 bool csv_write(qn_vm *vm, qn_value v, bytes *out) {
   bool record = value_is(v, TAG_RECORD) && value_record(v)->len > 0;
-  if (!record && !is_array(v)) {
-    arg_refuse(vm, "save", "an array or a record of columns for .csv", v);
-    return false;
-  }
+  if (!record && !is_array(v)) return arg_wrong(vm, "save", "an array or a record of columns for .csv", v);
   text_buf t;
   text_init(&t, vm);
   bool good = false;

@@ -35,8 +35,7 @@ typedef struct einsum {
 } einsum;
 
 static bool refuse(qn_vm *vm, const qn_str *spec, const char *why) {
-  raise_error(vm, E_argument, SPAN_NONE, "einsum: \"%s\": %s", spec->text, why);
-  return false;
+  return raise_false(vm, E_argument, "einsum: \"%s\": %s", spec->text, why);
 }
 
 static int label_of(char c) { return c >= 'a' && c <= 'z' ? c - 'a' : c >= 'A' && c <= 'Z' ? c - 'A' + 26 : -1; }
@@ -52,11 +51,9 @@ static bool read_labels(qn_vm *vm, const qn_str *spec, const char **at, int rank
     ellipsis |= *q == '.';
   }
   if (dots < 0) dots = ellipsis ? rank - letters : 0;
-  if (dots < 0 || (rank >= 0 && letters + dots != rank)) {
-    raise_error(vm, E_argument, SPAN_NONE, "einsum: \"%s\": an operand of rank %d has %d labels", spec->text, rank,
-                letters);
-    return false;
-  }
+  if (dots < 0 || (rank >= 0 && letters + dots != rank))
+    return raise_false(vm, E_argument, "einsum: \"%s\": an operand of rank %d has %d labels", spec->text, rank,
+                       letters);
   *n = 0;
   for (; *p && *p != ',' && *p != '-'; p++) {
     if (*p == ' ') continue;
@@ -236,11 +233,9 @@ static bool contract(einsum *e, term *x, term *y, const bool *needed) {
   }
   for (int i = 0; i < y->rank; i++)
     if (place_of(x, y->labels[i]) < 0) right[nright++] = y->labels[i], sizes[3] *= size_of(e, y->labels[i]);
-  if (nbatch + nleft + nright > ARRAY_MAX_RANK) {
-    raise_error(vm, E_rank, SPAN_NONE, "einsum: an intermediate result would have %d axes; an array has at most %d",
-                nbatch + nleft + nright, ARRAY_MAX_RANK);
-    return false;
-  }
+  if (nbatch + nleft + nright > ARRAY_MAX_RANK)
+    return raise_false(vm, E_rank, "einsum: an intermediate result would have %d axes; an array has at most %d",
+                       nbatch + nleft + nright, ARRAY_MAX_RANK);
   uint8_t labels[2 * ARRAY_MAX_RANK];
 #define COPY(at, from, n) memcpy(labels + (at), from, (size_t)(n))
   COPY(0, batch, nbatch), COPY(nbatch, left, nleft), COPY(nbatch + nleft, inner, ninner);

@@ -194,8 +194,7 @@ static int kind_of(qn_value v) {
 bool figure_is(qn_value v) { return kind_of(v) >= 0; }
 
 static bool refuse_field(qn_vm *vm, const char *fn, const char *name) {
-  raise_error(vm, E_argument, SPAN_NONE, "%s: the figure's field %s is not what plot, hist and show make", fn, name);
-  return false;
+  return raise_false(vm, E_argument, "%s: the figure's field %s is not what plot, hist and show make", fn, name);
 }
 
 /* The numbers of an array (or what becomes one) of a rank, held by the figure. */
@@ -205,10 +204,7 @@ static bool hold_numbers(qn_vm *vm, const char *fn, figure *f, qn_value v, int r
   qn_array *a = value_is_error(x) ? NULL : array_to_cpu(vm, value_array(x));
   value_release(vm, x);
   if (!a || !list_push(vm, f->held, value_obj(TAG_ARRAY, a))) return false;
-  if (a->rank != rank) {
-    raise_error(vm, E_rank, SPAN_NONE, "%s: numbers of rank %d are needed, not %d", fn, rank, a->rank);
-    return false;
-  }
+  if (a->rank != rank) return raise_false(vm, E_rank, "%s: numbers of rank %d are needed, not %d", fn, rank, a->rank);
   *data = (const double *)(const void *)array_data(a);
   memcpy(shape, a->shape, (size_t)rank * sizeof *shape);
   return true;
@@ -317,10 +313,7 @@ static bool open_show(qn_vm *vm, const char *fn, qn_value v, figure *f) {
 bool figure_open(qn_vm *vm, const char *fn, qn_value v, figure *f) {
   *f = (figure){0};
   int kind = kind_of(v);
-  if (kind < 0) {
-    arg_refuse(vm, fn, "a figure that plot, hist or show made", v);
-    return false;
-  }
+  if (kind < 0) return arg_wrong(vm, fn, "a figure that plot, hist or show made", v);
   f->kind = (figure_kind)kind;
   qn_value title = field(v, "title"), x_label = field(v, "x_label"), y_label = field(v, "y_label");
   if (!value_is(title, TAG_STR) || !value_is(x_label, TAG_STR) || !value_is(y_label, TAG_STR))
@@ -392,15 +385,13 @@ static qn_value drawn(qn_vm *vm, const char *fn, qn_value v) {
     vm->drawn = v.u.p;
     return v;
   }
-  value_release(vm, v);
-  return value_error();
+  return value_fail(vm, v);
 }
 
 static qn_value finish(qn_vm *vm, const char *fn, qn_record *r, bool good) {
   qn_value v = value_obj(TAG_RECORD, r);
   if (good) return drawn(vm, fn, v);
-  value_release(vm, v);
-  return value_error();
+  return value_fail(vm, v);
 }
 
 /* ---- plot ---- */
@@ -561,10 +552,8 @@ static bool fill_hist(qn_vm *vm, qn_record *r, const qn_array *x, qn_value bins)
   enum { BINS_MAX = 10000 };
   qn_value edges;
   if (value_is(bins, TAG_INT)) {
-    if (bins.u.i < 1 || bins.u.i > BINS_MAX) {
-      raise_error(vm, E_argument, SPAN_NONE, "hist: bins is 1 to %d, not %lld", BINS_MAX, (long long)bins.u.i);
-      return false;
-    }
+    if (bins.u.i < 1 || bins.u.i > BINS_MAX)
+      return raise_false(vm, E_argument, "hist: bins is 1 to %d, not %lld", BINS_MAX, (long long)bins.u.i);
     edges = equal_edges(vm, x, bins.u.i);
   } else {
     edges = numbers_of(vm, "hist", bins);
@@ -613,8 +602,7 @@ qn_value builtin_hist(qn_vm *vm, const qn_value *args) {
 
 static bool arg_end(qn_vm *vm, qn_value v) {
   if (value_is(v, TAG_NIL) || value_is(v, TAG_INT) || (value_is(v, TAG_FLOAT) && number_drawn(v.u.f))) return true;
-  arg_refuse(vm, "show", "a finite number as low or high", v);
-  return false;
+  return arg_wrong(vm, "show", "a finite number as low or high", v);
 }
 
 qn_value builtin_show(qn_vm *vm, const qn_value *args) {

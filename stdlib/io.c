@@ -202,9 +202,6 @@ qn_value text_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len)
 /* A path argument: C's functions end at a NUL. */
 bool arg_path(qn_vm *vm, const char *fn, qn_value v, qn_str **out) {
   if (!arg_str(vm, fn, "a path", v, out)) return false;
-  if (memchr((*out)->text, 0, (*out)->len)) {
-    raise_error(vm, E_file, SPAN_NONE, "%s: a path holds no NUL", fn);
-    return false;
-  }
+  if (memchr((*out)->text, 0, (*out)->len)) return raise_false(vm, E_file, "%s: a path holds no NUL", fn);
   return true;
 }

@@ -18,8 +18,7 @@ static qn_value call1(qn_vm *vm, qn_value f, qn_value x) {
 /* The sequence argument, with a word for those who give the function first. */
 static bool sequence_arg(qn_vm *vm, const char *fn, qn_value v, sequence *s) {
   if (!value_is(v, TAG_FN)) return sequence_of(vm, fn, v, s);
-  raise_error(vm, E_type, SPAN_NONE, "%s: the list comes first: %s(list, f)", fn, fn);
-  return false;
+  return raise_false(vm, E_type, "%s: the list comes first: %s(list, f)", fn, fn);
 }
 
 static bool map_into(qn_vm *vm, sequence *s, qn_value f, qn_list *out) {
@@ -69,8 +68,7 @@ static qn_value new_list(qn_vm *vm, const char *fn, const qn_value *args,
   bool good = into(vm, &s, args[1], value_list(out));
   vm_disown(vm, &held);
   if (good) return out;
-  value_release(vm, out);
-  return value_error();
+  return value_fail(vm, out);
 }
 
 qn_value builtin_map(qn_vm *vm, const qn_value *args) { return new_list(vm, "map", args, map_into); }
@@ -135,10 +133,7 @@ qn_value builtin_reverse(qn_vm *vm, const qn_value *args) {
     const qn_list *l = value_list(x);
     qn_value out = list_value(list_new(vm, l->len));
     for (uint32_t i = 0; i < l->len && !value_is_error(out); i++) {
-      if (vm_poll_item(vm, i)) {
-        value_release(vm, out);
-        return value_error();
-      }
+      if (vm_poll_item(vm, i)) return value_fail(vm, out);
       value_list(out)->items[i] = value_retain(l->items[l->len - 1 - i]);
     }
     return out;
@@ -150,10 +145,7 @@ qn_value builtin_reverse(qn_vm *vm, const qn_value *args) {
     int64_t n = 0;
     for (uint32_t end = s->len; end > 0 && !t.failed;) {
       uint32_t start = end - 1;
-      if (vm_poll_item(vm, n++)) {
-        text_free(&t);
-        return value_error();
-      }
+      if (vm_poll_item(vm, n++)) return text_fail(&t);
       while (start > 0 && (s->text[start] & 0xc0) == 0x80) start--;
       text_add(&t, s->text + start, end - start);
       end = start;
@@ -408,8 +400,7 @@ static qn_value number_item(qn_vm *vm, const char *fn, sequence *s, int64_t i) {
   } else {
     (void)arg_refuse(vm, fn, "numbers and arrays in the list", item);
   }
-  value_release(vm, item);
-  return value_error();
+  return value_fail(vm, item);
 }
 
 /* `args` are x, axis, keepdims. A sequence is folded with `combine`, starting from `empty` (unset: an empty one is an

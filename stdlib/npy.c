@@ -185,8 +185,7 @@ qn_value npy_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) 
   qn_value out = value_obj(TAG_ARRAY, a);
   if (!elements_read(stored, h.swapped, array_data(a), data, n)) {
     file_refuse(vm, path, "an element is beyond the range of i64");
-    value_release(vm, out);
-    return value_error();
+    return value_fail(vm, out);
   }
   if (!(a = array_settle(vm, a))) return value_error();
   out = value_obj(TAG_ARRAY, a);
@@ -200,10 +199,8 @@ qn_value npy_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) 
 /* ---- writing ------------------------------------------------------------------------------------------------------------------ */
 
 bool npy_write(qn_vm *vm, qn_value v, bytes *out) {
-  if (!value_is(v, TAG_ARRAY) && !value_is_scalar(v)) {
-    arg_refuse(vm, "save", "one array for .npy (.npz and .safetensors hold trees of arrays)", v);
-    return false;
-  }
+  if (!value_is(v, TAG_ARRAY) && !value_is_scalar(v))
+    return arg_wrong(vm, "save", "one array for .npy (.npz and .safetensors hold trees of arrays)", v);
   int64_t shape[ARRAY_MAX_RANK];
   qn_dtype dtype;
   qn_array *a = NULL;

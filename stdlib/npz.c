@@ -177,8 +177,7 @@ qn_value npz_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) 
   qn_record *r = record_new(vm);
   if (!r) return value_error();
   if (read_members(&z, r)) return value_obj(TAG_RECORD, r);
-  value_release(vm, value_obj(TAG_RECORD, r));
-  return value_error();
+  return value_fail(vm, value_obj(TAG_RECORD, r));
 }
 
 /* ---- writing --------------------------------------------------------------------------------------------------------------- */
@@ -192,8 +191,7 @@ typedef struct writer {
 } writer;
 
 static bool too_large(qn_vm *vm) {
-  raise_error(vm, E_too_large, SPAN_NONE, "save: .npz holds at most 4 GiB; .npy has no such limit");
-  return false;
+  return raise_false(vm, E_too_large, "save: .npz holds at most 4 GiB; .npy has no such limit");
 }
 
 /* What local and central headers have in common: version to length of the name. */
@@ -212,10 +210,7 @@ static void put_common(uint8_t *p, uint32_t crc, size_t size, const text_buf *na
 static bool write_member(writer *w, qn_value v, const text_buf *name) {
   qn_vm *vm = w->vm;
   size_t local = w->out->len;
-  if (name->len > 0xffff) {
-    raise_error(vm, E_argument, SPAN_NONE, "save: a dotted name has more than 65,535 bytes");
-    return false;
-  }
+  if (name->len > 0xffff) return raise_false(vm, E_argument, "save: a dotted name has more than 65,535 bytes");
   if (w->entries == 0xfffe || local >= UINT32_MAX) return too_large(vm);
   uint8_t head[LOCAL_LEN] = {0}, entry[CENTRAL_LEN] = {0};
   if (!bytes_add(vm, w->out, head, sizeof head) || !bytes_add(vm, w->out, name->text, name->len)) return false;
@@ -260,10 +255,8 @@ static qn_value visit_member(void *ctx, const trees_walk *walk, const qn_value *
 }
 
 bool npz_write(qn_vm *vm, qn_value tree, bytes *out) {
-  if (!value_is(tree, TAG_RECORD) && !value_is(tree, TAG_LIST)) {
-    arg_refuse(vm, "save", "a record or list of arrays for .npz (.npy holds one array)", tree);
-    return false;
-  }
+  if (!value_is(tree, TAG_RECORD) && !value_is(tree, TAG_LIST))
+    return arg_wrong(vm, "save", "a record or list of arrays for .npz (.npy holds one array)", tree);
   writer w = {.vm = vm, .out = out, .names = record_new(vm)};
   if (!w.names) return false;
   qn_value walked = trees_map(vm, "save", &tree, 1, true, visit_member, &w);

@@ -288,10 +288,7 @@ qn_value png_read(qn_vm *vm, const char *path, const uint8_t *data, size_t len) 
   int64_t shape[3] = {g.height, g.width, g.channels};
   qn_array *a = array_new(vm, g.bits == 16 ? QN_i32 : QN_u8, g.channels == 1 ? 2 : 3, shape);
   if (!a) return value_error();
-  if (!read_image(&g, array_data(a))) {
-    value_release(vm, value_obj(TAG_ARRAY, a));
-    return value_error();
-  }
+  if (!read_image(&g, array_data(a))) return value_fail(vm, value_obj(TAG_ARRAY, a));
   a = array_settle(vm, a);
   return a ? value_obj(TAG_ARRAY, a) : value_error();
 }
@@ -425,10 +422,7 @@ static bool refuse_image(qn_vm *vm, const qn_array *a) {
 }
 
 bool png_write(qn_vm *vm, qn_value image, bytes *out) {
-  if (!is_array(image)) {
-    arg_refuse(vm, "save", "an image (an array) or a figure for .png", image);
-    return false;
-  }
+  if (!is_array(image)) return arg_wrong(vm, "save", "an image (an array) or a figure for .png", image);
   const qn_array *shape = value_array(image);
   qn_dtype dtype = (qn_dtype)shape->dtype;
   if ((shape->rank != 2 && (shape->rank != 3 || shape->shape[2] < 1 || shape->shape[2] > 4)) || shape->size == 0 ||

@@ -45,10 +45,7 @@ static void hash_file(const uint8_t *data, size_t len, uint8_t out[HASH]) {
 }
 
 bool qnx_write(qn_vm *vm, qn_value v, bytes *out) {
-  if (!value_is_graph(v)) {
-    arg_refuse(vm, "save", "a graph for .qnx (graph(f, ...) makes one of a function)", v);
-    return false;
-  }
+  if (!value_is_graph(v)) return arg_wrong(vm, "save", "a graph for .qnx (graph(f, ...) makes one of a function)", v);
   graph_serialize p;
   bool ok = jit_graph_serialize(vm, v, &p) && bytes_add(vm, out, NULL, HEADER) &&
             bytes_add(vm, out, p.text.text, p.text.len) && align(vm, out);

@@ -15,16 +15,14 @@ static inline __attribute__((always_inline)) bool key_arg(qn_vm *vm, const char 
   d->key = key;
   d->number = 0;
   if (key.head == TAG_NIL || (a && a->dtype == DTYPE_INDEX && a->rank == 1 && a->shape[0] == 2)) return true;
-  arg_refuse(vm, fn, "a random key as key(n) makes it, i64[2]", key);
-  return false;
+  return arg_wrong(vm, fn, "a random key as key(n) makes it, i64[2]", key);
 }
 
 static __attribute__((noinline)) bool float_dtype(qn_vm *vm, const char *fn, qn_value v, qn_dtype *out) {
   if (!arg_dtype(vm, fn, v, DTYPE_FLOAT, out)) return false;
   if (dtype_is_float(*out)) return true;
-  raise_error(vm, E_dtype, SPAN_NONE, "%s: numbers of %s; randint draws integers and bernoulli bools", fn,
-              dtype_rows[*out].name);
-  return false;
+  return raise_false(vm, E_dtype, "%s: numbers of %s; randint draws integers and bernoulli bools", fn,
+                     dtype_rows[*out].name);
 }
 
 static inline __attribute__((always_inline)) qn_value draw_floats(qn_vm *vm, const char *fn, op_id op,
@@ -154,6 +152,5 @@ qn_value random_split(qn_vm *vm, qn_value key, int64_t n) {
   value_release(vm, bits);
   if (!value_is_error(words[0]) && !value_is_error(words[1])) return use_concat(vm, words, 2, 1);
   value_release(vm, words[0]);
-  value_release(vm, words[1]);
-  return value_error();
+  return value_fail(vm, words[1]);
 }

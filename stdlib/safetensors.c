@@ -113,8 +113,7 @@ static qn_value json_text(json *j) {
       good = json_escape(j, &t);
   }
   if (good) return text_take(&t);
-  text_free(&t);
-  return value_error();
+  return text_fail(&t);
 }
 
 /* An interned name. */
@@ -310,8 +309,7 @@ qn_value safetensors_read(qn_vm *vm, const char *path, const uint8_t *data, size
   good = good && check_spans(&f);
   mem_free(vm, f.spans, f.cap * sizeof *f.spans);
   if (good) return value_obj(TAG_RECORD, f.out);
-  value_release(vm, value_obj(TAG_RECORD, f.out));
-  return value_error();
+  return value_fail(vm, value_obj(TAG_RECORD, f.out));
 }
 
 /* ---- writing -------------------------------------------------------------------------------------------------------------------- */
@@ -368,17 +366,11 @@ static int64_t bytes_in_file(qn_value v) {
 }
 
 static bool text_metadata(qn_vm *vm, text_buf *t, qn_value metadata) {
-  if (!value_is(metadata, TAG_RECORD)) {
-    arg_refuse(vm, "save", "a record of texts as __metadata__", metadata);
-    return false;
-  }
+  if (!value_is(metadata, TAG_RECORD)) return arg_wrong(vm, "save", "a record of texts as __metadata__", metadata);
   const qn_record *r = value_record(metadata);
   text_addf(t, "\"%s\":{", metadata_name);
   for (uint32_t i = 0; i < r->len; i++) {
-    if (!value_is(r->items[i], TAG_STR)) {
-      arg_refuse(vm, "save", "texts in __metadata__", r->items[i]);
-      return false;
-    }
+    if (!value_is(r->items[i], TAG_STR)) return arg_wrong(vm, "save", "texts in __metadata__", r->items[i]);
     if (i) text_adds(t, ",");
     text_json(t, record_name(r, i));
     text_adds(t, ":");
@@ -439,10 +431,8 @@ static bool write_flat(qn_vm *vm, const qn_record *flat, qn_value metadata, text
 }
 
 bool safetensors_write(qn_vm *vm, qn_value tree, bytes *out) {
-  if (!value_is(tree, TAG_RECORD) && !value_is(tree, TAG_LIST)) {
-    arg_refuse(vm, "save", "a record or list of arrays for .safetensors (.npy holds one array)", tree);
-    return false;
-  }
+  if (!value_is(tree, TAG_RECORD) && !value_is(tree, TAG_LIST))
+    return arg_wrong(vm, "save", "a record or list of arrays for .safetensors (.npy holds one array)", tree);
   qn_value metadata = value_nil();
   int at =
       value_is(tree, TAG_RECORD) ? record_find_text(value_record(tree), metadata_name, sizeof metadata_name - 1) : -1;

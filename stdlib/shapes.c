@@ -77,8 +77,7 @@ qn_value builtin_transpose(qn_vm *vm, const qn_value *args) {
           "transpose: an array of rank %d; name the two axes, as in transpose(x, -2, -1), or use permute", rank);
     }
   } else if (!arg_axis(vm, "transpose", args[1], rank, &a) || !arg_axis(vm, "transpose", args[2], rank, &b)) {
-    value_release(vm, x);
-    return value_error();
+    return value_fail(vm, x);
   }
   int order[ARRAY_MAX_RANK];
   for (int i = 0; i < rank; i++) order[i] = i == a ? b : i == b ? a : i;
@@ -125,8 +124,7 @@ qn_value builtin_permute(qn_vm *vm, const qn_value *args) {
     if (good) seen |= 1u << order[i];
   }
   if (good) return use_permute(vm, x, order);
-  value_release(vm, x);
-  return value_error();
+  return value_fail(vm, x);
 }
 
 qn_value builtin_broadcast_to(qn_vm *vm, const qn_value *args) {
@@ -142,10 +140,7 @@ qn_value builtin_squeeze(qn_vm *vm, const qn_value *args) {
   if (value_is_error(x)) return x;
   const qn_array *a = value_array(x);
   uint8_t mask;
-  if (!arg_axes(vm, "squeeze", args[1], a->rank, &mask)) {
-    value_release(vm, x);
-    return value_error();
-  }
+  if (!arg_axes(vm, "squeeze", args[1], a->rank, &mask)) return value_fail(vm, x);
   int64_t shape[ARRAY_MAX_RANK];
   int rank = 0;
   for (int i = 0; i < a->rank; i++) {
@@ -153,8 +148,7 @@ qn_value builtin_squeeze(qn_vm *vm, const qn_value *args) {
     if (drop && a->shape[i] != 1) {
       if (!value_is(args[1], TAG_NIL)) {
         raise_error(vm, E_shape, SPAN_NONE, "squeeze: axis %d has the size %lld, not 1", i, (long long)a->shape[i]);
-        value_release(vm, x);
-        return value_error();
+        return value_fail(vm, x);
       }
       drop = false;
     }
@@ -175,10 +169,7 @@ qn_value builtin_expand_dims(qn_vm *vm, const qn_value *args) {
     raise_error(vm, E_rank, SPAN_NONE, "expand_dims: an array has at most %d axes", ARRAY_MAX_RANK);
     good = false;
   }
-  if (!good || !arg_axes(vm, "expand_dims", args[1], rank, &mask)) {
-    value_release(vm, x);
-    return value_error();
-  }
+  if (!good || !arg_axes(vm, "expand_dims", args[1], rank, &mask)) return value_fail(vm, x);
   int64_t shape[ARRAY_MAX_RANK];
   for (int i = 0, k = 0; i < rank; i++) shape[i] = mask >> i & 1 ? 1 : a->shape[k++];
   return use_shape(vm, x, rank, shape);
@@ -189,10 +180,7 @@ qn_value builtin_flip(qn_vm *vm, const qn_value *args) {
   if (value_is_error(x)) return x;
   const qn_array *a = value_array(x);
   uint8_t mask;
-  if (!arg_axes(vm, "flip", args[1], a->rank, &mask)) {
-    value_release(vm, x);
-    return value_error();
-  }
+  if (!arg_axes(vm, "flip", args[1], a->rank, &mask)) return value_fail(vm, x);
   op_attr attr = {.n = (uint8_t)(3 * a->rank)};
   for (int i = 0; i < a->rank; i++) {
     bool back = (mask >> i & 1) && a->shape[i] > 0;
@@ -216,20 +204,15 @@ qn_value builtin_roll(qn_vm *vm, const qn_value *args) {
         "axis: 1)");
   }
   if (!arg_int(vm, "roll", "an int as shift", args[1], &shift) ||
-      !arg_axis(vm, "roll", args[2], value_array(x)->rank, &axis)) {
-    value_release(vm, x);
-    return value_error();
-  }
+      !arg_axis(vm, "roll", args[2], value_array(x)->rank, &axis))
+    return value_fail(vm, x);
   int64_t n = value_array(x)->shape[axis];
   if (n) shift = (shift % n + n) % n;
   if (n == 0 || shift == 0) return x;
   qn_value parts[2] = {op_slice(vm, x, axis, n - shift, shift, 1), value_nil()};
   parts[1] = value_is_error(parts[0]) ? value_error() : op_slice(vm, x, axis, 0, n - shift, 1);
   value_release(vm, x);
-  if (value_is_error(parts[1])) {
-    value_release(vm, parts[0]);
-    return value_error();
-  }
+  if (value_is_error(parts[1])) return value_fail(vm, parts[0]);
   return use_concat(vm, parts, 2, axis);
 }
 
@@ -238,10 +221,8 @@ qn_value builtin_roll(qn_vm *vm, const qn_value *args) {
 static bool pad_widths(qn_vm *vm, qn_value widths, int rank, qn_dim *d) {
   bool list = value_is(widths, TAG_LIST);
   bool pair = list && rank == 1 && value_list(widths)->len == 2;
-  if (list && !pair && value_list(widths)->len != (uint32_t)rank) {
-    raise_error(vm, E_argument, SPAN_NONE, "pad: %u widths for an array of rank %d", value_list(widths)->len, rank);
-    return false;
-  }
+  if (list && !pair && value_list(widths)->len != (uint32_t)rank)
+    return raise_false(vm, E_argument, "pad: %u widths for an array of rank %d", value_list(widths)->len, rank);
   for (int i = 0; i < rank; i++) {
     qn_value w = list && !pair ? value_list(widths)->items[i] : widths;
     int64_t sides[2];
@@ -253,15 +234,9 @@ static bool pad_widths(qn_vm *vm, qn_value widths, int rank, qn_dim *d) {
       sides[1] = sides[0];
     }
     for (int k = 0; k < 2; k++) {
-      if (sides[k] < 0) {
-        raise_error(vm, E_shape, SPAN_NONE, "pad: width %lld is negative; a slice cuts elements off",
-                    (long long)sides[k]);
-        return false;
-      }
-      if (sides[k] > ARRAY_MAX_ELEMENTS) {
-        raise_error(vm, E_too_large, SPAN_NONE, "pad: more than 2**48 elements");
-        return false;
-      }
+      if (sides[k] < 0)
+        return raise_false(vm, E_shape, "pad: width %lld is negative; a slice cuts elements off", (long long)sides[k]);
+      if (sides[k] > ARRAY_MAX_ELEMENTS) return raise_false(vm, E_too_large, "pad: more than 2**48 elements");
       d[3 * i + k] = sides[k];
     }
     d[3 * i + 2] = 0;
@@ -294,10 +269,7 @@ static qn_value repeat_items(qn_vm *vm, qn_value x, int64_t n) {
     text_buf t;
     text_init(&t, vm);
     for (int64_t i = 0; i < n && s->len && !t.failed; i++) {
-      if (vm_poll_item(vm, i)) {
-        text_free(&t);
-        return value_error();
-      }
+      if (vm_poll_item(vm, i)) return text_fail(&t);
       text_add(&t, s->text, s->len);
     }
     return text_take(&t);
@@ -308,10 +280,7 @@ static qn_value repeat_items(qn_vm *vm, qn_value x, int64_t n) {
   qn_value out = list_value(list_new(vm, (size_t)n * l->len));
   if (value_is_error(out)) return out;
   for (size_t i = 0; i < value_list(out)->len; i++) {
-    if (vm_poll_item(vm, (int64_t)i)) {
-      value_release(vm, out);
-      return value_error();
-    }
+    if (vm_poll_item(vm, (int64_t)i)) return value_fail(vm, out);
     value_list(out)->items[i] = value_retain(l->items[i % l->len]);
   }
   return out;
@@ -346,10 +315,7 @@ qn_value builtin_repeat(qn_vm *vm, const qn_value *args) {
     raise_error(vm, E_too_large, SPAN_NONE, "repeat: more than 2**48 elements");
     good = false;
   }
-  if (!good) {
-    value_release(vm, x);
-    return value_error();
-  }
+  if (!good) return value_fail(vm, x);
   x = use_shape(vm, x, 4, split);
   split[2] = n;
   return use_shape(vm, use_broadcast(vm, x, 4, split), rank, shape);
@@ -496,8 +462,7 @@ qn_value builtin_unique(qn_vm *vm, const qn_value *args) {
       value_is_error(differ) ? differ : use_broadcast(vm, to_dtype(vm, value_bool(true), DTYPE_TEST), 1, &one), differ};
   if (value_is_error(parts[0])) {
     value_release(vm, differ);
-    value_release(vm, sorted);
-    return value_error();
+    return value_fail(vm, sorted);
   }
   return use2(vm, OP_compress, sorted, use_concat(vm, parts, 2, 0), NULL);
 }

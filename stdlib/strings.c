@@ -43,8 +43,7 @@ static qn_value split_text(qn_vm *vm, const qn_str *s, qn_value by) {
     }
   }
   if (good) return out;
-  value_release(vm, out);
-  return value_error();
+  return value_fail(vm, out);
 }
 
 qn_value builtin_split(qn_vm *vm, const qn_value *args) {
@@ -68,10 +67,7 @@ qn_value builtin_lines(qn_vm *vm, const qn_value *args) {
     const char *stop = q ? q : end;
     size_t len = (size_t)(stop - p);
     if (len && p[len - 1] == '\r') len--;
-    if (!push_text(vm, out, p, len)) {
-      value_release(vm, out);
-      return value_error();
-    }
+    if (!push_text(vm, out, p, len)) return value_fail(vm, out);
     p = q ? q + 1 : end;
   }
   return out;
@@ -84,10 +80,7 @@ qn_value builtin_chars(qn_vm *vm, const qn_value *args) {
   for (uint32_t i = 0; i < s->len && !value_is_error(out);) {
     uint32_t code;
     int n = utf8_decode(s->text + i, &code);
-    if (!push_text(vm, out, s->text + i, (size_t)n)) {
-      value_release(vm, out);
-      return value_error();
-    }
+    if (!push_text(vm, out, s->text + i, (size_t)n)) return value_fail(vm, out);
     i += (uint32_t)n;
   }
   return out;
@@ -107,10 +100,7 @@ qn_value builtin_join(qn_vm *vm, const qn_value *args) {
       text_free(&t);
       return arg_refuse(vm, "join", "texts in the list (str(x) makes one)", l->items[i]);
     }
-    if (vm_poll_item(vm, i)) {
-      text_free(&t);
-      return value_error();
-    }
+    if (vm_poll_item(vm, i)) return text_fail(&t);
     if (i) text_add(&t, separator->text, separator->len);
     text_add(&t, value_str(l->items[i])->text, value_str(l->items[i])->len);
   }
@@ -162,10 +152,8 @@ qn_value builtin_replace(qn_vm *vm, const qn_value *args) {
   const char *p = s->text, *end = p + s->len;
   int64_t found = 0;
   for (const char *q;; p = q + old->len) {
-    if (!text_search(vm, p, (size_t)(end - p), old->text, old->len, &q) || (q && vm_poll_item(vm, found++))) {
-      text_free(&t);
-      return value_error();
-    }
+    if (!text_search(vm, p, (size_t)(end - p), old->text, old->len, &q) || (q && vm_poll_item(vm, found++)))
+      return text_fail(&t);
     if (!q) break;
     text_add(&t, p, (size_t)(q - p));
     text_add(&t, new->text, new->len);
@@ -221,10 +209,7 @@ static qn_value mapped(qn_vm *vm, const char *fn, qn_value v, uint32_t (*map)(ui
   for (uint32_t i = 0; i < s->len && !t.failed;) {
     uint32_t code;
     char bytes[4];
-    if (vm_poll_item(vm, n++)) {
-      text_free(&t);
-      return value_error();
-    }
+    if (vm_poll_item(vm, n++)) return text_fail(&t);
     i += (uint32_t)utf8_decode(s->text + i, &code);
     text_add(&t, bytes, (size_t)utf8_encode(map(code), bytes));
   }
@@ -247,10 +232,7 @@ static qn_value padded(qn_vm *vm, const char *fn, const qn_value *args, bool lef
   text_init(&t, vm);
   if (!left) text_add(&t, s->text, s->len);
   for (int64_t i = 0; i < missing && !t.failed; i++) {
-    if (vm_poll_item(vm, i)) {
-      text_free(&t);
-      return value_error();
-    }
+    if (vm_poll_item(vm, i)) return text_fail(&t);
     text_add(&t, fill->text, fill->len);
   }
   if (left) text_add(&t, s->text, s->len);

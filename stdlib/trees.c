@@ -210,8 +210,7 @@ static qn_value collect(qn_vm *vm, const char *fn, const qn_value *trees, uint32
   qn_value walked = trees_map(vm, fn, trees, k, false, visit_collect, &c);
   value_release(vm, walked);
   if (!value_is_error(walked)) return c.list;
-  value_release(vm, c.list);
-  return value_error();
+  return value_fail(vm, c.list);
 }
 
 qn_value builtin_tree_leaves(qn_vm *vm, const qn_value *args) { return collect(vm, "tree_leaves", args, 1, false); }

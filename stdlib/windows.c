@@ -41,11 +41,9 @@ static const char *axis_name(const sweeps *w, int i) { return w->n == 1 ? "lengt
 /* An int for all axes, or a list with one for each; none below `least`. */
 static bool each_axis(qn_vm *vm, const sweeps *w, const char *what, qn_value v, int64_t least, int64_t out[SPATIAL]) {
   bool list = value_is(v, TAG_LIST);
-  if (list && value_list(v)->len != (uint32_t)w->n) {
-    raise_error(vm, E_argument, SPAN_NONE, "%s: %s is an int or a list of %d, not of %u", w->fn, what, w->n,
-                value_list(v)->len);
-    return false;
-  }
+  if (list && value_list(v)->len != (uint32_t)w->n)
+    return raise_false(vm, E_argument, "%s: %s is an int or a list of %d, not of %u", w->fn, what, w->n,
+                       value_list(v)->len);
   for (int i = 0; i < w->n; i++) {
     char words[64];
     snprintf(words, sizeof words, "an int or a list of ints as %s", what);
@@ -67,15 +65,11 @@ static bool text_is(qn_value v, const char *text) {
 /* "valid" is 0; "same" gives as many windows as there are steps in the axis; else an int, or for each axis one, or (before, after). */
 static bool read_padding(qn_vm *vm, sweeps *w, qn_value v, const int64_t *lengths) {
   bool same = text_is(v, "same"), list = value_is(v, TAG_LIST);
-  if (value_is(v, TAG_STR) && !same && !text_is(v, "valid")) {
-    raise_error(vm, E_argument, SPAN_NONE, "%s: padding \"%s\"; a text is \"same\" or \"valid\"", w->fn,
-                value_str(v)->text);
-    return false;
-  }
-  if (list && value_list(v)->len != (uint32_t)w->n) {
-    raise_error(vm, E_argument, SPAN_NONE, "%s: padding of %u axes; there are %d", w->fn, value_list(v)->len, w->n);
-    return false;
-  }
+  if (value_is(v, TAG_STR) && !same && !text_is(v, "valid"))
+    return raise_false(vm, E_argument, "%s: padding \"%s\"; a text is \"same\" or \"valid\"", w->fn,
+                       value_str(v)->text);
+  if (list && value_list(v)->len != (uint32_t)w->n)
+    return raise_false(vm, E_argument, "%s: padding of %u axes; there are %d", w->fn, value_list(v)->len, w->n);
   for (int i = 0; i < w->n; i++) {
     sweep *s = &w->s[i];
     qn_value own = list ? value_list(v)->items[i] : v;
@@ -115,10 +109,8 @@ static bool read_sweeps(qn_vm *vm, sweeps *w, const qn_array *x, const int64_t *
   for (int i = 0; i < w->n; i++) {
     w->s[i] = (sweep){.size = sizes[i], .step = steps[i], .apart = apart[i]};
     int64_t reach;
-    if (__builtin_mul_overflow(sizes[i], apart[i], &reach) || reach > ARRAY_MAX_ELEMENTS) {
-      raise_error(vm, E_too_large, SPAN_NONE, "%s: a window of more than 2**48 elements", w->fn);
-      return false;
-    }
+    if (__builtin_mul_overflow(sizes[i], apart[i], &reach) || reach > ARRAY_MAX_ELEMENTS)
+      return raise_false(vm, E_too_large, "%s: a window of more than 2**48 elements", w->fn);
   }
   if (!read_padding(vm, w, padding, lengths)) return false;
   for (int i = 0; i < w->n; i++) {
@@ -273,10 +265,8 @@ static bool read_convolution(qn_vm *vm, convolution *c, const qn_value *args) {
   c->channels = x->shape[!c->single];
   c->out = w->shape[0];
   if (!arg_int(vm, c->w.fn, "an int as groups", args[5], &c->groups)) return false;
-  if (c->groups < 1) {
-    raise_error(vm, E_argument, SPAN_NONE, "%s: %lld groups; there is at least 1", c->w.fn, (long long)c->groups);
-    return false;
-  }
+  if (c->groups < 1)
+    return raise_false(vm, E_argument, "%s: %lld groups; there is at least 1", c->w.fn, (long long)c->groups);
   why[0] = 0;
   if (c->channels % c->groups || c->out % c->groups)
     snprintf(why, sizeof why, "%lld groups do not divide %s", (long long)c->groups,
