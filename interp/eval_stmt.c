@@ -150,7 +150,7 @@ qn_value eval_if(qn_vm *vm, node *h, qn_value *fp) {
     truth = c.u.i != 0;
   } else {
     if (value_stops(c)) return c;
-    if (rec_is_lane(vm, c)) {
+    if (rec_may_branch(vm, c)) {
       qn_value result = value_nil();
       rec_answer answer = offer_if(vm, n, c, fp, &result);
       if (answer == REC_DONE || answer == REC_LEFT || answer == REC_FAILED) {

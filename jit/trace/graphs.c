@@ -16,6 +16,7 @@
 #include "jit/trace/calls.h"
 #include "jit/trace/gradients.h"
 #include "jit/trace/graphs.h"
+#include "jit/trace/nodes.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"

@@ -155,6 +155,10 @@ typedef enum rec_answer {
   REC_LEFT, /* the same, and nobody goes on behind the branch: the interpreter leaves as by a return of nil */
   REC_FAILED
 } rec_answer;
+/* Is it to be asked of this condition? */
+static inline bool rec_may_branch(const qn_vm *vm, qn_value v) {
+  return __builtin_expect(vm->rec != NULL, 0) && (value_is(v, TAG_ARRAY) || value_node(v));
+}
 /* How an arm or a body ends. */
 typedef enum rec_exit { REC_VALUE, REC_BREAK, REC_CONTINUE, REC_RETURN, REC_ERROR } rec_exit;
 typedef struct rec_arm {

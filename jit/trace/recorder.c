@@ -80,6 +80,15 @@ static qn_value apply_data_shaped(struct recording *r, op_id op, const qn_value 
 
 static qn_value rec_apply(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr);
 
+/* The recording around an arm in which a value is traced; NULL: none. */
+static struct recording *rec_around(const struct recording *r, qn_value v) {
+  while (r->arm) {
+    r = r->outer;
+    if (rec_traced(r, v)) return (struct recording *)(uintptr_t)r;
+  }
+  return NULL;
+}
+
 /* Host ints are divided as floats are, except that division by 0 is an error: makes it a guard that b is not 0. False with an error raised. */
 static bool divisor_stays(struct recording *r, qn_value a, qn_value b) {
   uint32_t node = rec_traced(r, b);
@@ -88,12 +97,25 @@ static bool divisor_stays(struct recording *r, qn_value a, qn_value b) {
   return !value_is_error(test) && !value_is_error(rec_observe(r->vm, test));
 }
 
+/* Numbers in an arm are no values yet, so what is computed of them may fail where the program's would not: any number of the type does. */
+static qn_value any_number(struct recording *r, op_id op, const qn_value *in, int nin) {
+  graph_type types[3];
+  op_types t;
+  op_refusal why;
+  if (!error_catchable(r->vm)) return value_error();
+  for (int k = 0; k < nin; k++) types[k] = type_of_value(in[k]);
+  if (!op_infer(NULL, op, types, nin, &(op_attr){0}, &t, &why)) return value_error();
+  error_clear(r->vm);
+  return t.result.dtype == QN_bool ? value_bool(false) : t.result.dtype == QN_f64 ? value_float(1) : value_int(1);
+}
+
 /* An op among host numbers alone: computed at once, and appended where one of them has a node. */
 static qn_value apply_to_numbers(struct recording *r, op_id op, const qn_value *in, int nin, const op_attr *attr) {
   qn_vm *vm = r->vm;
   bool traced = false;
-  for (int k = 0; k < nin; k++) traced |= rec_traced(r, in[k]) != 0;
+  for (int k = 0; k < nin; k++) traced |= rec_traced(r, in[k]) || rec_around(r, in[k]);
   qn_value out = scalar_apply(vm, op, in, nin);
+  if (value_is_error(out) && traced && r->arm) out = any_number(r, op, in, nin);
   if (!traced || value_is_error(out)) return out;
   if (op == OP_div && !divisor_stays(r, in[0], in[1])) return value_error();
   uint32_t nodes[3];
@@ -214,6 +236,14 @@ qn_value op_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_att
 qn_value rec_guard(qn_vm *vm, qn_value v) {
   struct recording *r = vm->rec;
   if (!value_is_scalar(v)) return v;
+  if (r && r->arm) { /* a number from around it may steer it, one of its own would have to be known */
+    struct recording *around = rec_around(r, v);
+    if (rec_traced(r, v)) return rec_give_up(r, BREAK_branch), value_error();
+    vm->rec = around;
+    v = around ? rec_guard(vm, v) : value_plain(v);
+    vm->rec = r;
+    return v;
+  }
   uint32_t node = r ? rec_traced(r, v) : 0;
   if (!node) return value_plain(v);
   if (vmap_whole(r, node)) return vmap_raise_read(r, v);
@@ -374,7 +404,7 @@ bool rec_builtin_call(qn_vm *vm, const builtin_def *def, const signature *sig, q
 /* ---- globals ---------------------------------------------------------------------------------------------------------------------------------- */
 
 qn_value rec_root(qn_vm *vm, rec_cell *cell, qn_value *slot, qn_str *name) {
-  struct recording *r = vm->rec;
+  struct recording *r = rec_base(vm->rec);
   if (!r->capturing) return value_retain(*slot);
   uint32_t known = key_number(&r->globals, (uintptr_t)slot);
   if (known) return value_retain(r->pattern.roots[known - 1].tracer);
@@ -403,6 +433,7 @@ static uint32_t weak_int_input(struct recording *r, int64_t concrete) {
 
 qn_value rec_draw(qn_vm *vm) {
   struct recording *r = vm->rec;
+  if (r && r->arm) return rec_give_up(r, BREAK_effect), value_error(); /* how many are drawn must not depend on data */
   int64_t draw = (int64_t)vm->draw++;
   if (!r || !r->capturing) return value_int(draw);
   if (!r->draw_input) {
@@ -420,6 +451,7 @@ qn_value rec_draw(qn_vm *vm) {
 qn_value rec_draws(qn_vm *vm, uint64_t n) {
   qn_value first = rec_draw(vm);
   struct recording *r = vm->rec;
+  if (value_is_error(first)) return first;
   vm->draw += n - 1;
   if (r && r->capturing && r->draw_input) r->ndraws = vm->draw - r->draw_start;
   return first;

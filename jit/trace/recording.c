@@ -18,6 +18,7 @@
 #include "jit/run/gemm.h"
 #include "jit/trace/anchors.h"
 #include "jit/trace/breaks.h"
+#include "jit/trace/nodes.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
@@ -28,6 +29,63 @@
 /* Between the ids of recordings that are there at once; no graph gets so many more nodes. */
 enum { NODES_APART = 1 << 16 };
 static const uint32_t NODES_END = UINT32_MAX - ((uint32_t)1 << 28);
+
+struct recording *rec_base(struct recording *r) {
+  while (r->arm) r = r->outer;
+  return r;
+}
+
+/* Inputs for what the other arm has captured. */
+static bool share_captures(struct recording *r, const struct recording *first) {
+  if (!mem_grow(r->vm, (void **)&r->captures, &r->captures_cap, first->g->ninputs + (size_t)1, sizeof *r->captures))
+    return false;
+  for (uint32_t i = 0; i < first->g->ninputs; i++) {
+    r->captures[i] = first->captures[i];
+    if (!graph_input(r->g, r->outer->g->nodes[r->captures[i]].type, 0)) return raise_memory(r->vm), false;
+  }
+  return rec_room(r);
+}
+
+struct recording *rec_arm_begin(struct recording *outer, const struct recording *first) {
+  qn_vm *vm = outer->vm;
+  struct recording *r = rec_begin(vm, false);
+  if (!r) {
+    vm->rec = outer;
+    return NULL;
+  }
+  jit_of(vm)->recordings--;
+  r->arm = r->hollow = true;
+  if (first) r->base = first->base + first->g->n + NODES_APART; /* both are looked at when both are there */
+  r->device = outer->device;
+  r->placed = outer->placed;
+  r->last_fn = outer->last_fn;
+  r->at = outer->at;
+  /* Its places are under the calls that are in progress. */
+  uint32_t up[32], n = 0;
+  for (uint32_t s = outer->parent; s && n < 32; s = outer->g->sites[s].parent) up[n++] = s;
+  while (n-- > 0) {
+    const graph_site *s = &outer->g->sites[up[n]];
+    r->parent = graph_site_add(r->g, s->at, r->parent, s->function);
+  }
+  if (!first || share_captures(r, first)) return r;
+  rec_free(r);
+  vm->rec = outer;
+  return NULL;
+}
+
+/* Arrays that were borrowed from the recording that waits get their nodes back. */
+void rec_give_back(struct recording *r) {
+  while (r->nborrowed) {
+    const struct borrowed *b = &r->borrowed[--r->nborrowed];
+    b->array->node = b->node;
+  }
+}
+
+bool rec_give_up(struct recording *r, break_reason why) {
+  if (!r->why) r->why = why;
+  if (!error_pending(r->vm)) raise_error(r->vm, E_internal, SPAN_NONE, "an arm is no region: %s", break_reasons[why]);
+  return false;
+}
 
 struct recording *rec_begin(qn_vm *vm, bool capture) {
   struct recording *r = mem_zalloc(vm, sizeof *r);
@@ -75,9 +133,14 @@ static void show_values(struct recording *r) {
     if (r->tracers[i] && value_is(r->vals[i], TAG_ARRAY)) adopt(r->vm, r->tracers[i], value_array(r->vals[i]));
 }
 
+/* Is the node's value made by running it? */
+static bool is_run(const graph_node *n) {
+  return n->kind == NODE_OP || n->kind == NODE_PROJ || graph_kind_has_regions(n->kind);
+}
+
 /* Must the program not see the data of this node yet? Then it gets a tracer in its place. */
 static bool hides(const struct recording *r, uint32_t node) {
-  return r->capturing && !r->ending && r->g->nodes[node].kind == NODE_OP;
+  return r->capturing && !r->ending && is_run(&r->g->nodes[node]);
 }
 
 void rec_stop_capture(struct recording *r, break_reason why, const char *text) {
@@ -154,10 +217,8 @@ void rec_free(struct recording *r) {
   for (uint32_t i = 0; i < r->tracers_cap; i++)
     if (r->tracers[i]) value_release(vm, value_obj(TAG_ARRAY, r->tracers[i]));
   mem_free(vm, r->tracers, r->tracers_cap * sizeof *r->tracers);
-  while (r->nborrowed) {
-    const struct borrowed *b = &r->borrowed[--r->nborrowed];
-    b->array->node = b->node;
-  }
+  rec_give_back(r);
+  mem_free(vm, r->captures, r->captures_cap * sizeof *r->captures);
   mem_free(vm, r->borrowed, r->borrowed_cap * sizeof *r->borrowed);
   for (uint32_t i = 0; i < r->vals_cap; i++) value_release(vm, r->vals[i]);
   mem_free(vm, r->vals, r->vals_cap * sizeof *r->vals);
@@ -239,7 +300,7 @@ static void rec_part(struct recording *r, jit_anchor *callee) {
 bool rec_callee(qn_vm *vm, jit_anchor *callee) {
   if (!callee) return false;
   if (vm->rec)
-    rec_part(vm->rec, callee);
+    rec_part(rec_base(vm->rec), callee);
   else if (anchor_wants(vm, callee))
     return true;
   else
@@ -260,7 +321,7 @@ void recs_forget_part(qn_vm *vm, uint32_t id) {
 
 void rec_push_call(qn_vm *vm, span call, jit_anchor *callee) {
   struct recording *r = vm->rec;
-  rec_part(r, callee);
+  rec_part(rec_base(r), callee);
   /* A failed growth loses only places: the chain is cut there. */
   if (!r->cut && mem_grow(vm, (void **)&r->calls, &r->calls_cap, r->ncalls + 1, sizeof *r->calls) &&
       mem_grow(vm, (void **)&r->callees, &r->callees_cap, r->ncalls + 1, sizeof *r->callees)) {
@@ -296,16 +357,6 @@ uint32_t rec_site(struct recording *r) {
   return r->last_site = graph_site_add(r->g, r->at, r->parent, function);
 }
 
-/* Gives the pending error the place of a node: its span, and a frame for every call it was made under. */
-static void raise_at_site(struct recording *r, uint32_t site) {
-  const graph *g = r->g;
-  if (!site || site >= g->nsites) return;
-  raise_at(r->vm, g->sites[site].at);
-  for (uint32_t up; (up = g->sites[site].parent) != 0; site = up)
-    raise_through(r->vm, g->sites[up].at, g->sites[site].function);
-  raise_through(r->vm, SPAN_NONE, g->sites[site].function);
-}
-
 /* ---- nodes of values ------------------------------------------------------------------------------------------------------------ */
 
 /* Ids start again after four thousand millions, and values of long ago keep theirs: the value must be the node's own. */
@@ -337,9 +388,48 @@ static bool waits_for(const struct recording *r, qn_value v) {
   return false;
 }
 
+/* Is the value traced in one of the recordings around an arm? */
+static bool traced_around(const struct recording *r, qn_value v) {
+  while (r->arm) {
+    r = r->outer;
+    if (rec_traced(r, v)) return true;
+  }
+  return false;
+}
+
+/* The value of input `node`, which is the array's node until the arm is over. */
+static uint32_t keep_capture(struct recording *r, uint32_t node, qn_value v) {
+  if (!mem_grow(r->vm, (void **)&r->borrowed, &r->borrowed_cap, r->nborrowed + (size_t)1, sizeof *r->borrowed))
+    return 0;
+  if (!rec_keep(r, node, value_retain(v)) || !value_is(v, TAG_ARRAY)) return r->g->failed ? 0 : node;
+  qn_array *a = value_array(v);
+  r->borrowed[r->nborrowed++] = (struct borrowed){a, a->node};
+  a->node = r->base + node;
+  return node;
+}
+
+/* A value of the recording around an arm becomes an input of the arm. */
+static uint32_t capture(struct recording *r, qn_value v) {
+  qn_vm *vm = r->vm;
+  uint32_t outer = rec_node(r->outer, v), known = 0;
+  while (known < r->g->ninputs && outer && r->captures[known] != outer) known++;
+  if (outer && known < r->g->ninputs) {
+    uint32_t node = r->g->inputs[known];
+    if (value_is(r->vals[node], TAG_UNSET)) return keep_capture(r, node, v);
+    return node;
+  }
+  if (!outer || !mem_grow(vm, (void **)&r->captures, &r->captures_cap, r->g->ninputs + 1, sizeof *r->captures))
+    return 0;
+  uint32_t node = graph_input(r->g, r->outer->g->nodes[outer].type, rec_site(r));
+  if (!node) return 0;
+  r->captures[r->g->ninputs - 1] = outer;
+  return keep_capture(r, node, v);
+}
+
 uint32_t rec_node(struct recording *r, qn_value v) {
   uint32_t node = rec_traced(r, v);
   if (node) return node;
+  if (r->arm && (value_is(v, TAG_ARRAY) || traced_around(r, v))) return capture(r, v);
   if (value_is(v, TAG_ARRAY)) {
     qn_array *a = value_array(v);
     /* Nobody said where it comes from: fine for deferred execution, but no specialization could find it again. */
@@ -391,17 +481,6 @@ said kind_said(qn_value v) {
   return s;
 }
 
-qn_value const_value(qn_vm *vm, const graph_node *n, int device) {
-  if (n->type.weak) return dtype_load((qn_dtype)n->type.dtype, n->payload.data);
-  qn_array *a = array_new(vm, (qn_dtype)n->type.dtype, n->type.rank, n->type.shape);
-  if (!a) return value_error();
-  memcpy(array_data(a), n->payload.data, (size_t)a->size * dtype_size((qn_dtype)n->type.dtype));
-  if (!device) return value_obj(TAG_ARRAY, a);
-  qn_array *there = array_to_device(vm, a, device);
-  value_release(vm, value_obj(TAG_ARRAY, a));
-  return there ? value_obj(TAG_ARRAY, there) : value_error();
-}
-
 /* The value of a constant node, made when first needed. */
 static bool load_const(struct recording *r, uint32_t i) {
   qn_value v = const_value(r->vm, &r->g->nodes[i], r->device);
@@ -437,24 +516,14 @@ static bool run_node(struct recording *r, uint32_t i) {
     in[k] = value_plain(r->vals[j]);
   }
   qn_value out = value_error();
-  if (ok) {
-    if (n->type.weak && value_is(in[0], TAG_ARRAY)) { /* a rank-0 array as a host scalar */
-      if (!array_item(vm, value_array(in[0]), 0, &out)) out = value_error();
-      if (!value_is_error(out)) out = eager_weak_cast(vm, out, (qn_dtype)n->type.dtype);
-    } else {
-      op_attr attr = graph_attr(n);
-      if (n->op == OP_dot && !attr.flags) { /* the plan makes the product as this call does */
-        attr.flags = gemm_flags(vm, value_array(in[0]), value_array(in[1]));
-        if (attr.flags) ok = graph_fix_gemm(r->g, i, attr.flags) || (raise_memory(vm), false);
-      }
-      if (ok) out = eager_apply(vm, (op_id)n->op, in, n->nin, &attr);
-    }
+  if (ok && n->kind == NODE_OP && n->op == OP_dot &&
+      !graph_attr(n).flags) { /* the plan makes the product as this call does */
+    uint8_t flags = gemm_flags(vm, value_array(in[0]), value_array(in[1]));
+    if (flags) ok = graph_fix_gemm(r->g, i, flags) || (raise_memory(vm), false);
   }
+  if (ok) out = nodes_apply(vm, r->g, i, in, r->device);
   if (in != few) mem_free(vm, in, n->nin * sizeof *in);
-  if (value_is_error(out)) {
-    raise_at_site(r, n->site);
-    return false;
-  }
+  if (value_is_error(out)) return false;
   if (value_is(out, TAG_ARRAY) && value_is(r->vals[i], TAG_ARRAY) && hides(r, i)) {
     if (!rec_name(r, &out, i)) return false;
     r->tracers[i] = value_array(r->vals[i]);
@@ -475,7 +544,7 @@ static bool run_node(struct recording *r, uint32_t i) {
 /* Does somebody besides the recording hold node i's array? */
 static bool held(const struct recording *r, uint32_t i) {
   if (!value_is(r->vals[i], TAG_ARRAY)) return false;
-  if (r->tracers[i] && r->g->nodes[i].kind == NODE_OP) return r->tracers[i]->head.refs > 1;
+  if (r->tracers[i] && is_run(&r->g->nodes[i])) return r->tracers[i]->head.refs > 1;
   return ((obj_head *)r->vals[i].u.p)->refs > 1;
 }
 
@@ -495,7 +564,7 @@ static bool node_has_value(const struct recording *r, uint32_t i) {
 /* Something needs node j: if it has been passed over or has gone since, the walk must reach down to it. */
 static void need(const struct recording *r, uint32_t j, uint8_t *needed, uint32_t *from) {
   needed[j] = 1;
-  if (j < *from && r->g->nodes[j].kind == NODE_OP && !node_has_value(r, j)) *from = j;
+  if (j < *from && is_run(&r->g->nodes[j]) && !node_has_value(r, j)) *from = j;
 }
 
 /* The lanes that somebody holds: those of last time that still are, and new ones. What nobody holds any more comes back by rec_value_of
@@ -554,7 +623,7 @@ bool rec_run_pending(struct recording *r) {
   }
   for (uint32_t i = n - 1; i >= from; i--) {
     const graph_node *node = &g->nodes[i];
-    if (node->kind != NODE_OP || node_has_value(r, i) || (r->lanes && vmap_whole(r, i))) continue;
+    if (!is_run(node) || node_has_value(r, i) || (r->lanes && vmap_whole(r, i))) continue;
     if (!needed[i] && (i < from_held || !held(r, i)) && (i < r->done || !graph_fallible(g, i))) continue;
     needed[i] = 1;
     for (int k = 0; k < node->nin; k++) {
@@ -565,7 +634,7 @@ bool rec_run_pending(struct recording *r) {
   bool ok = true;
   for (uint32_t i = from; i < n && ok; i++) {
     const graph_node *node = &g->nodes[i];
-    if (node->kind != NODE_OP || !needed[i] || node_has_value(r, i)) continue;
+    if (!is_run(node) || !needed[i] || node_has_value(r, i)) continue;
     ok = run_node(r, i);
     if (!ok) {
       vmap_blame(r, i);
@@ -573,8 +642,8 @@ bool rec_run_pending(struct recording *r) {
     }
     for (int k = 0; k < node->nin; k++) {
       uint32_t j = node->in[k];
-      if (--uses[j] == 0 && !r->grads && g->nodes[j].kind == NODE_OP && value_is(r->vals[j], TAG_ARRAY) && !held(r, j))
-        let_go(r, j);
+      bool whole = value_is(r->vals[j], TAG_ARRAY) || graph_kind_has_regions(g->nodes[j].kind);
+      if (--uses[j] == 0 && !r->grads && is_run(&g->nodes[j]) && whole && !held(r, j)) let_go(r, j);
     }
   }
   vm->rec = active;
@@ -590,7 +659,7 @@ bool rec_run_pending(struct recording *r) {
 static size_t held_bytes(const struct recording *r) {
   size_t bytes = 0;
   for (uint32_t i = r->reopened ? 1 : r->done; i < r->g->n && i < r->vals_cap; i++) {
-    if (r->g->nodes[i].kind != NODE_OP || !held(r, i) || node_has_value(r, i)) continue;
+    if (!is_run(&r->g->nodes[i]) || !held(r, i) || node_has_value(r, i)) continue;
     const qn_array *a = value_array(r->vals[i]);
     bytes += (size_t)a->size * dtype_size((qn_dtype)a->dtype);
   }
@@ -602,11 +671,12 @@ static size_t held_bytes(const struct recording *r) {
 static bool run_early(struct recording *r) {
   if (!rec_run_pending(r)) return false;
   for (uint32_t i = 1; i < r->g->n && !r->grads && !r->lanes; i++)
-    if (r->g->nodes[i].kind == NODE_OP && value_is(r->vals[i], TAG_ARRAY) && !held(r, i)) let_go(r, i);
+    if (is_run(&r->g->nodes[i]) && value_is(r->vals[i], TAG_ARRAY) && !held(r, i)) let_go(r, i);
   return true;
 }
 
 bool rec_break(struct recording *r, break_reason why, const char *text) {
+  if (r->arm) return rec_give_up(r, why);
   rec_stop_capture(r, why, text);
   if (r->grads || r->lanes) return rec_run_pending(r);
   return rec_end(r);
@@ -621,12 +691,12 @@ qn_value rec_computed(struct recording *r, uint32_t node) {
   needed[node] = 1;
   for (uint32_t i = node; i > 0; i--) {
     const graph_node *n = &r->g->nodes[i];
-    for (int k = 0; needed[i] && n->kind == NODE_OP && !node_has_value(r, i) && k < n->nin; k++) needed[n->in[k]] = 1;
+    for (int k = 0; needed[i] && is_run(n) && !node_has_value(r, i) && k < n->nin; k++) needed[n->in[k]] = 1;
   }
   for (uint32_t i = 1; i <= node && ok; i++) {
     if (!needed[i] || node_has_value(r, i)) continue;
     const graph_node *n = &r->g->nodes[i];
-    ok = n->kind == NODE_CONST ? load_const(r, i) : n->kind == NODE_OP && run_node(r, i);
+    ok = n->kind == NODE_CONST ? load_const(r, i) : is_run(n) && run_node(r, i);
   }
   mem_free(vm, needed, bytes);
   return ok ? value_plain(value_retain(r->vals[node])) : value_error();
@@ -635,6 +705,7 @@ qn_value rec_computed(struct recording *r, uint32_t node) {
 /* Somebody looks at the data of an array of the recording in progress: ends the capture, and computes what is pending. False with an error
  * raised. */
 static bool force_traced(qn_vm *vm, struct recording *r, qn_array *a) {
+  if (r->arm) return rec_give_up(r, BREAK_host_read);
   if (r->hollow) {
     raise_error(vm, E_no_graph, SPAN_NONE, "a graph is being rewritten: its arrays have no elements to look at");
     return false;
@@ -648,6 +719,7 @@ static bool force_traced(qn_vm *vm, struct recording *r, qn_array *a) {
 
 bool rec_force(qn_vm *vm, qn_array *a) {
   struct recording *r = vm->rec;
+  if (r && r->arm) return rec_give_up(r, BREAK_host_read);
   if (r && rec_traced(r, value_obj(TAG_ARRAY, a))) {
     if (!force_traced(vm, r, a)) return false;
     if (!array_pending(a)) return true;
@@ -671,7 +743,7 @@ bool rec_force(qn_vm *vm, qn_array *a) {
 
 qn_value rec_raise_refusal(struct recording *r, uint32_t node, const op_refusal *why) {
   raise_error(r->vm, (error_id)why->id, SPAN_NONE, "%s", why->text);
-  if (node && node < r->g->n) raise_at_site(r, r->g->nodes[node].site);
+  if (node && node < r->g->n) nodes_raise_site(r->vm, r->g, r->g->nodes[node].site);
   return value_error();
 }
 
@@ -719,6 +791,12 @@ static bool eval_weak(struct recording *r, uint32_t node) {
     if (!ok || node_has_value(r, i)) continue;
     if (x->kind == NODE_CONST) {
       ok = load_const(r, i);
+    } else if (x->kind == NODE_PROJ && x->type.weak) {
+      struct recording *active = vm->rec;
+      vm->rec = NULL;
+      qn_value v = rec_computed(r, i);
+      vm->rec = active;
+      ok = !value_is_error(v);
     } else if (x->type.weak) {
       ok = run_node(r, i);
     } else {

@@ -67,7 +67,9 @@ struct recording {
   size_t pending_bytes;
   uint8_t device; /* code of the device where its arrays are */
   bool placed;    /* an array has told so; else it is where the VM makes new ones */
-  bool hollow;    /* its inputs have no data: nothing is run, and who looks at data gets an error */
+  bool arm; /* of an arm of a branch, which is looked at without data (branches.c): what is around it is `outer` */
+  uint32_t *captures, captures_cap; /* of an arm, by input: the node of `outer` */
+  bool hollow;                      /* its inputs have no data: nothing is run, and who looks at data gets an error */
   /* places */
   span at;            /* of what is evaluated next */
   uint32_t parent;    /* site of the innermost call */
@@ -143,6 +145,15 @@ QN_MUST_CHECK bool rec_effect(qn_vm *vm, const char *what);
 void recs_forget_part(qn_vm *vm, uint32_t id);
 /* A host float made of an array of rank 0 in the recording that is on, without a look at the array. Borrows; owned, or the error value. */
 QN_MUST_CHECK qn_value rec_host_float(qn_vm *vm, qn_value x);
+/* An arm of a branch begins: a hollow recording inside `outer`, whose values become inputs where they are used. The second arm of two begins
+ * with the inputs of the first, which may be read until it is freed. NULL with an error raised. */
+QN_MUST_CHECK struct recording *rec_arm_begin(struct recording *outer, const struct recording *first);
+/* The recording around all arms. */
+struct recording *rec_base(struct recording *r);
+/* Arrays that were borrowed from the recording that waits get their nodes back. */
+void rec_give_back(struct recording *r);
+/* An arm does what cannot be in a region: raises an error that nobody catches but who looks at the arm. False. */
+bool rec_give_up(struct recording *r, break_reason why);
 /* Runs what is pending and leaves the recording: the outer one, or none, is on then. The struct stays for its owner (rec_free). */
 QN_MUST_CHECK bool rec_end(struct recording *r);
 /* As rec_end, where the call has failed: pending work that fails has failed before, so that its error takes the place of the call's. */
@@ -181,8 +192,6 @@ uint32_t rec_keep(struct recording *r, uint32_t node, qn_value owned);
 QN_MUST_CHECK bool rec_name(struct recording *r, qn_value *v, uint32_t node);
 /* vm_hooks.force: somebody needs the data of a pending array. */
 QN_MUST_CHECK bool rec_force(qn_vm *vm, qn_array *a);
-/* The value of a constant, on a device. Owned, or the error value. */
-QN_MUST_CHECK qn_value const_value(qn_vm *vm, const graph_node *n, int device);
 /* Room in `vals` for all nodes of the graph. */
 QN_MUST_CHECK bool rec_room(struct recording *r);
 /* The value for a node that was appended directly: a pending array, or a host scalar computed now. Owned. */
@@ -201,6 +210,10 @@ QN_MUST_CHECK qn_value rec_computed(struct recording *r, uint32_t node);
 /* Runs `work` inside the recording that is on, or in one of its own. */
 QN_MUST_CHECK qn_value rec_within(qn_vm *vm, const rec_call_site *site,
                                   qn_value (*work)(struct recording *r, const rec_call_site *site));
+
+/* A branch on data becomes a node with regions (branches.c): as rec_if. */
+QN_MUST_CHECK rec_answer branch_capture(struct recording *r, span at, qn_value predicate, rec_arm then,
+                                        rec_arm otherwise, rec_slots assigned, qn_value *result);
 
 /* ---- regions, index ---- */
 

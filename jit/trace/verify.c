@@ -14,6 +14,7 @@
 #include "jit/trace/anchors.h"
 #include "jit/trace/calls.h"
 #include "jit/trace/gradients.h"
+#include "jit/trace/nodes.h"
 #include "jit/trace/pattern.h"
 #include "jit/trace/rec.h"
 #include "jit/trace/recording.h"
@@ -91,32 +92,7 @@ static bool run_graph(qn_vm *vm, graph *g, const call_inputs *c, const qk_scalar
   return ok;
 }
 
-/* The graph's values node by node, as far as they can be computed: vals[i] of inputs, constants and ops. Their number. */
-static uint32_t run_nodes(qn_vm *vm, const graph *g, int device, const call_inputs *c, qn_value *vals) {
-  for (uint32_t i = 1; i < g->n; i++) {
-    const graph_node *n = &g->nodes[i];
-    if (n->kind == NODE_INPUT) {
-      qn_array *a = c->arrays[n->payload.input];
-      vals[i] = a ? value_retain(value_obj(TAG_ARRAY, a)) : c->scalars[n->payload.input];
-    } else if (n->kind == NODE_CONST) {
-      vals[i] = const_value(vm, n, device);
-      if (value_is_error(vals[i])) return i;
-    } else if (n->type.weak && value_is(vals[n->in[0]], TAG_ARRAY)) {
-      if (!array_item(vm, value_array(vals[n->in[0]]), 0, &vals[i])) return i;
-      vals[i] = eager_weak_cast(vm, vals[i], (qn_dtype)n->type.dtype);
-      if (value_is_error(vals[i])) return i;
-    } else {
-      qn_value *in = mem_alloc(vm, n->nin * sizeof *in + 1);
-      if (!in) return i;
-      for (int k = 0; k < n->nin; k++) in[k] = vals[n->in[k]];
-      op_attr attr = graph_attr(n);
-      vals[i] = eager_apply(vm, (op_id)n->op, in, n->nin, &attr);
-      mem_free(vm, in, n->nin * sizeof *in + 1);
-      if (value_is_error(vals[i])) return i;
-    }
-  }
-  return g->n;
-}
+static bool is_array_node(const graph_node *n) { return (n->kind == NODE_OP || n->kind == NODE_PROJ) && !n->type.weak; }
 
 /* The first node of the specialization's graph whose compiled value differs from the eager one; 0 if none does alone. First all nodes
  * are results of one plan, which is quick; where that hides the difference, as it fuses otherwise, each is one's only result. */
@@ -125,25 +101,26 @@ static uint32_t first_difference(qn_vm *vm, const specialization *e, call_inputs
   const graph *g = e->graph;
   uint32_t found = 0;
   size_t bytes = g->n * sizeof(qn_value);
-  qn_value *vals = mem_zalloc(vm, bytes), *outs = mem_zalloc(vm, bytes);
+  qn_value *vals = mem_zalloc(vm, bytes), *outs = mem_zalloc(vm, bytes), *ins = mem_zalloc(vm, bytes);
   const qk_scalar *weak = call_weak(c, e->pattern.ninputs);
   graph *all = graph_copy(g);
-  if (!vals || !outs || !all) {
+  if (!vals || !outs || !ins || !all) {
     if (all) graph_free(all);
     goto done;
   }
   for (uint32_t i = 0; i < g->n; i++) vals[i] = outs[i] = value_unset();
-  uint32_t n = run_nodes(vm, g, e->device, c, vals), nout = 0;
+  for (uint32_t i = 0; i < g->ninputs; i++) ins[i] = c->arrays[i] ? value_obj(TAG_ARRAY, c->arrays[i]) : c->scalars[i];
+  uint32_t n = nodes_run(vm, g, ins, e->device, vals), nout = 0;
   all->noutputs = 0;
   for (uint32_t i = 1; i < n; i++)
-    if (g->nodes[i].kind == NODE_OP && !g->nodes[i].type.weak && graph_output(all, i)) nout++;
+    if (is_array_node(&g->nodes[i]) && graph_output(all, i)) nout++;
   if (run_graph(vm, all, c, weak, outs)) {
     for (uint32_t i = 1, k = 0; i < n && k < nout && !found; i++)
-      if (g->nodes[i].kind == NODE_OP && !g->nodes[i].type.weak && !same_leaf(vm, outs[k++], vals[i])) found = i;
+      if (is_array_node(&g->nodes[i]) && !same_leaf(vm, outs[k++], vals[i])) found = i;
     for (uint32_t k = 0; k < nout; k++) value_release(vm, outs[k]);
   }
   for (uint32_t i = 1, plans = 0; i < n && !found && plans < MOST_PLANS; i++) {
-    if (g->nodes[i].kind != NODE_OP || g->nodes[i].type.weak) continue;
+    if (!is_array_node(&g->nodes[i])) continue;
     graph *part = graph_copy(g);
     if (!part) break;
     part->noutputs = 0;
@@ -160,12 +137,15 @@ static uint32_t first_difference(qn_vm *vm, const specialization *e, call_inputs
     int line;
     uint32_t site = g->nodes[found].site;
     const char *name = place_line(vm, site < g->nsites ? g->sites[site].at : SPAN_NONE, &line);
-    snprintf(what, size, "%%%u, %s (%s:%d)", found, op_rows[g->nodes[found].op].name, name, line);
+    snprintf(what, size, "%%%u, %s (%s:%d)", found,
+             g->nodes[found].kind == NODE_OP ? op_rows[g->nodes[found].op].name : "a result of a branch or loop", name,
+             line);
   }
   for (uint32_t i = 0; i < g->n; i++) value_release(vm, vals[i]);
 done:
   mem_free(vm, vals, bytes);
   mem_free(vm, outs, bytes);
+  mem_free(vm, ins, bytes);
   error_clear(vm);
   return found;
 }

@@ -564,7 +564,7 @@ static void if_drop(qn_vm *vm, void *what) {
 rec_answer rec_if(qn_vm *vm, span at, qn_value predicate, rec_arm then, rec_arm otherwise, rec_slots assigned,
                   bool used, qn_value *result) {
   struct recording *r = vm->rec;
-  if (!rec_is_lane(vm, predicate)) return REC_NOT_YET;
+  if (!rec_is_lane(vm, predicate)) return branch_capture(r, at, predicate, then, otherwise, assigned, result);
   rec_at(vm, at);
   qn_value p = predicate_of(vm, predicate);
   if (value_is(p, TAG_UNSET)) return REC_NOT_YET;

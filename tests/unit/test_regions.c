@@ -278,7 +278,7 @@ END_TEST
 
 /* The graph with the gradients of output 0 by these inputs as its only outputs; taken over. */
 static graph *differentiated(graph *g, const uint32_t *inputs, int n) {
-  uint32_t wrt[4], grads[4], culprit;
+  uint32_t wrt[4] = {0}, grads[4] = {0}, culprit;
   op_refusal why = {0};
   for (int i = 0; i < n; i++) wrt[i] = g->inputs[inputs[i]];
   ck_assert_msg(graph_grad(g, 1, g->outputs[0], 0, wrt, n, grads, &culprit, &why), "%s", why.text);

@@ -1,0 +1,281 @@
+/* Branches on data, captured: both arms become graphs of a node with regions.
+ *
+ * A condition that is an array's element has no value while a call is captured. So the interpreter runs both arms, each in a recording of
+ * its own (an arm: hollow, so that nothing is computed), and puts the variables back in between. Where both come to their ends, and
+ * what the variables hold then agrees in structure, dtypes and shapes, an `if` node with both graphs takes their place, and what
+ * differs becomes its results. Values from around an arm are inputs of its graph.
+ *
+ * An arm that needs data, has an effect, draws random numbers, fails, or leaves by break, continue or return is no region: what has been
+ * recorded of it is forgotten, as if it had not been looked at, and the branch ends the capture as before.
+ */
+#include <string.h>
+
+#include "jit/trace/breaks.h"
+#include "jit/trace/rec.h"
+#include "jit/trace/recording.h"
+
+enum { ARMS_DEEP = 16 /* within one another */ };
+
+/* What an arm has come to. */
+typedef struct arm_end {
+  struct recording *r;     /* owned */
+  qn_value value, *slots;  /* owned: its value, and what the variables hold */
+  uint32_t *nodes, n, cap; /* of the leaves of the slots and the value that are arrays or numbers; 0 of others */
+} arm_end;
+
+/* A branch while its arms are looked at. */
+typedef struct branch {
+  qn_vm *vm;
+  struct recording *r;
+  rec_slots assigned;
+  qn_value *before; /* owned: what the variables held */
+  arm_end arms[2];
+  /* results of the region: the node of each arm; and when it is there their values (owned) */
+  uint32_t *outs[2], nouts, outs_cap[2];
+  qn_value *values;
+  uint32_t leaf, out; /* the next ones while trees are walked */
+  bool build;         /* the walk makes the values */
+} branch;
+
+/* ---- arms -------------------------------------------------------------------------------------------------------------------- */
+
+static bool note_leaf(void *ctx, const char *path, qn_value v) {
+  (void)path;
+  arm_end *a = ctx;
+  qn_vm *vm = a->r->vm;
+  bool number = value_is(v, TAG_ARRAY) || value_is_scalar(v);
+  uint32_t node = number ? rec_node(a->r, v) : 0;
+  if ((number && !node) || !mem_grow(vm, (void **)&a->nodes, &a->cap, a->n + (size_t)1, sizeof *a->nodes)) return false;
+  a->nodes[a->n++] = node;
+  return true;
+}
+
+/* Runs one arm. False: it is no region, or an error is raised that counts. */
+static bool run_arm(branch *b, rec_arm arm, arm_end *end) {
+  qn_vm *vm = b->vm;
+  qn_value *mark = vm->sp;
+  rec_exit how = REC_VALUE;
+  if (!(end->r = rec_arm_begin(b->r, b->arms[0].r))) return false;
+  end->value = arm.run(arm.ctx, &how);
+  bool ok = how == REC_VALUE && vm->rec == end->r && !end->r->regions.n;
+  if (how == REC_ERROR) end->value = value_nil();
+  if (!ok) vm_pop_to(vm, mark);
+  end->slots = ok ? mem_zalloc(vm, ((size_t)b->assigned.n + 1) * sizeof *end->slots) : NULL;
+  ok = end->slots != NULL;
+  for (int i = 0; i < b->assigned.n && ok; i++) {
+    end->slots[i] = value_retain(*b->assigned.slots[i]);
+    ok = tree_each(vm, end->slots[i], note_leaf, end);
+  }
+  ok = ok && tree_each(vm, end->value, note_leaf, end) && !end->r->g->failed;
+  rec_give_back(end->r);
+  vm->rec = b->r;
+  for (int i = 0; i < b->assigned.n; i++) {
+    qn_value old = *b->assigned.slots[i];
+    *b->assigned.slots[i] = value_retain(b->before[i]);
+    value_release(vm, old);
+  }
+  return ok;
+}
+
+/* ---- what the arms agree in --------------------------------------------------------------------------------------------------- */
+
+static bool plain_sizes(const graph_type *t) {
+  for (int i = 0; i < t->rank; i++)
+    if (t->shape[i] < 0) return false;
+  return true;
+}
+
+/* A value of both arms that none of them has made. */
+static bool is_outer(const branch *b, qn_value x, qn_value y) {
+  return x.head == y.head && x.u.i == y.u.i && !rec_traced(b->arms[0].r, x) && !rec_traced(b->arms[1].r, y);
+}
+
+/* A leaf: the error value where the arms do not agree (no error is raised then). */
+static qn_value join_leaf(branch *b, qn_value x, qn_value y) {
+  qn_vm *vm = b->vm;
+  uint32_t at = b->leaf++, nodes[2] = {b->arms[0].nodes[at], b->arms[1].nodes[at]};
+  if (!nodes[0] || !nodes[1]) {
+    bool same = x.head == y.head && (x.u.i == y.u.i || (value_is(x, TAG_STR) && str_equal(value_str(x), value_str(y))));
+    return same && !nodes[0] && !nodes[1] ? value_retain(x) : value_error();
+  }
+  if (is_outer(b, x, y)) return value_retain(x);
+  if (b->build) return value_retain(b->values[b->out++]);
+  const graph_type *t = &b->arms[0].r->g->nodes[nodes[0]].type, *u = &b->arms[1].r->g->nodes[nodes[1]].type;
+  if (!graph_type_same(t, u) || !plain_sizes(t)) return value_error();
+  for (int k = 0; k < 2; k++) {
+    if (!mem_grow(vm, (void **)&b->outs[k], &b->outs_cap[k], b->nouts + (size_t)1, sizeof *b->outs[k]))
+      return value_error();
+    b->outs[k][b->nouts] = nodes[k];
+  }
+  b->nouts++;
+  return value_nil();
+}
+
+/* What x, of the first arm, and y become; owned. */
+static qn_value join(branch *b, qn_value x, qn_value y) {
+  qn_vm *vm = b->vm;
+  bool list = value_is(x, TAG_LIST) && value_is(y, TAG_LIST),
+       record = value_is(x, TAG_RECORD) && value_is(y, TAG_RECORD);
+  if (value_is(x, TAG_LIST) != value_is(y, TAG_LIST) || value_is(x, TAG_RECORD) != value_is(y, TAG_RECORD))
+    return value_error();
+  if (!list && !record) return join_leaf(b, x, y);
+  uint32_t n = list ? value_list(x)->len : value_record(x)->len;
+  if (n != (list ? value_list(y)->len : value_record(y)->len) || !vm_enter(vm, 0)) return value_error();
+  for (uint32_t i = 0; i < n && record; i++)
+    if (!str_equal(record_name(value_record(x), i), record_name(value_record(y), i))) return value_error();
+  void *copy = list ? (void *)list_new(vm, n) : (void *)record_like(vm, value_record(x));
+  if (!copy) return value_error();
+  qn_value out = value_obj(list ? TAG_LIST : TAG_RECORD, copy);
+  qn_value *to = list ? value_list(out)->items : value_record(out)->items;
+  const qn_value *p = list ? value_list(x)->items : value_record(x)->items;
+  const qn_value *q = list ? value_list(y)->items : value_record(y)->items;
+  for (uint32_t i = 0; i < n; i++) {
+    qn_value v = join(b, p[i], q[i]);
+    if (value_is_error(v)) {
+      value_release(vm, out);
+      return v;
+    }
+    to[i] = v;
+  }
+  return out;
+}
+
+/* All variables and the value. Where the values are made, they are set. False: the arms do not agree, or an error is raised. */
+static bool join_all(branch *b, bool build, qn_value *result) {
+  b->leaf = b->out = 0;
+  b->build = build;
+  if (b->arms[0].n != b->arms[1].n) return false;
+  for (int i = 0; i < b->assigned.n; i++) {
+    qn_value v = join(b, b->arms[0].slots[i], b->arms[1].slots[i]);
+    if (value_is_error(v)) return false;
+    if (build) {
+      value_release(b->vm, *b->assigned.slots[i]);
+      *b->assigned.slots[i] = v;
+    } else {
+      value_release(b->vm, v);
+    }
+  }
+  qn_value v = join(b, b->arms[0].value, b->arms[1].value);
+  if (value_is_error(v)) return false;
+  if (build)
+    *result = v;
+  else
+    value_release(b->vm, v);
+  return true;
+}
+
+/* ---- the node ------------------------------------------------------------------------------------------------------------------ */
+
+/* The arm's graph, a copy, with an input for each capture of the second arm, which has those of the first. NULL when memory is short. */
+static graph *arm_graph(const branch *b, int which) {
+  graph *g = b->arms[which].r->g;
+  const struct recording *second = b->arms[1].r;
+  for (uint32_t i = g->ninputs; i < second->g->ninputs; i++)
+    if (!graph_input(g, b->r->g->nodes[second->captures[i]].type, 0)) return NULL;
+  for (uint32_t k = 0; k < b->nouts; k++)
+    if (!graph_output(g, b->outs[which][k])) return NULL;
+  graph *copy = graph_copy(g);
+  if (copy) graph_dce(copy);
+  return copy;
+}
+
+static bool make_node(branch *b, uint32_t predicate, uint32_t site) {
+  qn_vm *vm = b->vm;
+  graph *g = b->r->g;
+  const struct recording *second = b->arms[1].r;
+  uint32_t n = 1 + second->g->ninputs, *in = mem_alloc(vm, n * sizeof *in);
+  if (!in) return false;
+  in[0] = predicate;
+  for (uint32_t i = 1; i < n; i++) in[i] = second->captures[i - 1];
+  graph *arms[2] = {arm_graph(b, 0), NULL};
+  if (arms[0]) arms[1] = arm_graph(b, 1);
+  uint32_t node = graph_regions(g, NODE_IF, in, (int)n, arms[0], arms[1], NULL, site);
+  mem_free(vm, in, n * sizeof *in);
+  b->values = mem_zalloc(vm, ((size_t)b->nouts + 1) * sizeof *b->values);
+  bool ok = node && b->values;
+  for (uint32_t k = 0; k < b->nouts && ok; k++) {
+    graph_type type = graph_result_type(&g->nodes[node], k);
+    uint32_t proj = graph_proj(g, node, k, type, site);
+    b->values[k] = proj ? rec_value_of(b->r, proj) : value_error();
+    ok = !value_is_error(b->values[k]);
+    if (!ok) b->values[k] = value_nil();
+  }
+  if (!ok && !error_pending(vm)) raise_memory(vm);
+  return ok && rec_appended(b->r);
+}
+
+static void branch_free(branch *b) {
+  qn_vm *vm = b->vm;
+  for (int k = 0; k < 2; k++) {
+    arm_end *a = &b->arms[k];
+    value_release(vm, a->value);
+    for (int i = 0; i < b->assigned.n && a->slots; i++) value_release(vm, a->slots[i]);
+    if (a->slots) mem_free(vm, a->slots, ((size_t)b->assigned.n + 1) * sizeof *a->slots);
+    mem_free(vm, a->nodes, a->cap * sizeof *a->nodes);
+    if (a->r) rec_free(a->r);
+    mem_free(vm, b->outs[k], b->outs_cap[k] * sizeof *b->outs[k]);
+  }
+  for (int i = 0; i < b->assigned.n && b->before; i++) value_release(vm, b->before[i]);
+  if (b->before) mem_free(vm, b->before, ((size_t)b->assigned.n + 1) * sizeof *b->before);
+  for (uint32_t k = 0; k < b->nouts && b->values; k++) value_release(vm, b->values[k]);
+  if (b->values) mem_free(vm, b->values, ((size_t)b->nouts + 1) * sizeof *b->values);
+  vm->rec = b->r;
+}
+
+/* Does a number come from an array's element, or from a branch on one? Then no guard can be asked for it. */
+static bool is_data(const graph *g, uint32_t node, int depth) {
+  const graph_node *n = &g->nodes[node];
+  if (n->kind == NODE_PROJ || (!n->type.weak && n->kind != NODE_CONST)) return true;
+  for (int k = 0; n->kind == NODE_OP && k < n->nin; k++)
+    if (depth > 64 || is_data(g, n->in[k], depth + 1)) return true;
+  return false;
+}
+
+/* May the branch be one of regions? */
+static bool is_captured(const struct recording *r, qn_value predicate) {
+  struct recording *base = rec_base((struct recording *)(uintptr_t)r);
+  qn_vm *vm = r->vm;
+  if (!vm->tune[TUNE_jit_regions] || !base->capturing || base->device || base->lanes || r->lanes || r->tries ||
+      base->tries)
+    return false;
+  int deep = 0;
+  for (const struct recording *x = r; x->arm; x = x->outer) deep++;
+  if (deep >= ARMS_DEEP) return false;
+  if (value_is(predicate, TAG_ARRAY))
+    return value_array(predicate)->dtype == QN_bool && value_array(predicate)->size == 1 &&
+           array_pending(value_array(predicate));
+  uint32_t node = value_is(predicate, TAG_BOOL) ? rec_traced(r, predicate) : 0;
+  return node && (r->arm || is_data(r->g, node, 0));
+}
+
+rec_answer branch_capture(struct recording *r, span at, qn_value predicate, rec_arm then, rec_arm otherwise,
+                          rec_slots assigned, qn_value *result) {
+  qn_vm *vm = r->vm;
+  if (!is_captured(r, predicate)) return REC_NOT_YET;
+  branch b = {.vm = vm, .r = r, .assigned = assigned};
+  for (int k = 0; k < 2; k++) b.arms[k].value = value_nil();
+  qn_value condition = value_retain(predicate);
+  rec_answer answer = REC_NOT_YET;
+  rec_at(vm, at);
+  uint32_t site = rec_site(r), predicate_node = 0;
+  if (value_is(condition, TAG_ARRAY) && value_array(condition)->rank) {
+    qn_value flat = op_reshape(vm, condition, 0, NULL);
+    value_release(vm, condition);
+    condition = flat;
+  }
+  bool ok = !value_is_error(condition) && (predicate_node = rec_node(r, condition)) != 0;
+  b.before = ok ? mem_zalloc(vm, ((size_t)assigned.n + 1) * sizeof *b.before) : NULL;
+  for (int i = 0; i < assigned.n && b.before; i++) b.before[i] = value_retain(*assigned.slots[i]);
+  ok = b.before && run_arm(&b, then, &b.arms[0]) && run_arm(&b, otherwise, &b.arms[1]) && join_all(&b, false, NULL);
+  if (ok)
+    answer = make_node(&b, predicate_node, site) && vm->rec == r && join_all(&b, true, result) ? REC_DONE : REC_FAILED;
+  else if (vm->error && !error_catchable(vm))
+    answer = REC_FAILED;
+  else
+    error_clear(vm);
+  struct recording *now = answer == REC_DONE ? vm->rec : r;
+  branch_free(&b);
+  vm->rec = now;
+  value_release(vm, condition);
+  return answer;
+}

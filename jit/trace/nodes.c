@@ -1,0 +1,204 @@
+/* Graphs run node by node (nodes.h).
+ *
+ * Regions are run as they are meant: an arm by its condition, a body while its header says so. Rows that a loop keeps are gathered
+ * as plans gather them (jit/run/plan_run.c), by the same rule of slots.
+ */
+#include "jit/trace/nodes.h"
+
+#include <string.h>
+
+#include "jit/cpu/eager.h"
+
+void nodes_raise_site(qn_vm *vm, const graph *g, uint32_t site) {
+  if (!site || site >= g->nsites) return;
+  raise_at(vm, g->sites[site].at);
+  for (uint32_t up; (up = g->sites[site].parent) != 0; site = up)
+    raise_through(vm, g->sites[up].at, g->sites[site].function);
+  raise_through(vm, SPAN_NONE, g->sites[site].function);
+}
+
+qn_value const_value(qn_vm *vm, const graph_node *n, int device) {
+  if (n->type.weak) return dtype_load((qn_dtype)n->type.dtype, n->payload.data);
+  qn_array *a = array_new(vm, (qn_dtype)n->type.dtype, n->type.rank, n->type.shape);
+  if (!a) return value_error();
+  memcpy(array_data(a), n->payload.data, (size_t)a->size * dtype_size((qn_dtype)n->type.dtype));
+  if (!device) return value_obj(TAG_ARRAY, a);
+  qn_array *there = array_to_device(vm, a, device);
+  value_release(vm, value_obj(TAG_ARRAY, a));
+  return there ? value_obj(TAG_ARRAY, there) : value_error();
+}
+
+/* ---- regions ----------------------------------------------------------------------------------------------------------------- */
+
+static void release_all(qn_vm *vm, qn_value *v, uint32_t n) {
+  for (uint32_t i = 0; i < n; i++) value_release(vm, v[i]);
+}
+
+/* Runs a region; outs receive its outputs, owned. */
+static bool run_part(qn_vm *vm, const graph *g, const qn_value *in, int device, qn_value *outs) {
+  qn_value few[32], *vals = g->n <= 32 ? few : mem_alloc(vm, g->n * sizeof *vals);
+  if (!vals) return false;
+  uint32_t done = nodes_run(vm, g, in, device, vals);
+  for (uint32_t k = 0; k < g->noutputs && done == g->n; k++) outs[k] = value_retain(vals[g->outputs[k]]);
+  for (uint32_t i = 1; i < done; i++) value_release(vm, vals[i]);
+  if (vals != few) mem_free(vm, vals, g->n * sizeof *vals);
+  return done == g->n;
+}
+
+/* A condition's truth: 1, 0, or -1 with an error raised. */
+static int holds(qn_vm *vm, qn_value v) {
+  if (value_is(v, TAG_ARRAY) && !array_item(vm, value_array(v), 0, &v)) return -1;
+  return v.u.i != 0;
+}
+
+static qn_value run_branch(qn_vm *vm, const graph_node *n, const qn_value *in, int device) {
+  int truth = holds(vm, in[0]);
+  if (truth < 0) return value_error();
+  const graph *arm = n->payload.regions[truth ? 0 : 1];
+  qn_list *l = list_new(vm, arm->noutputs);
+  if (!l) return value_error();
+  for (uint32_t k = 0; k < l->len; k++) l->items[k] = value_nil();
+  if (run_part(vm, arm, in + 1, device, l->items)) return value_obj(TAG_LIST, l);
+  value_release(vm, value_obj(TAG_LIST, l));
+  return value_error();
+}
+
+/* Rows that a loop keeps, of one of its results. */
+typedef struct kept {
+  qn_value *rows; /* owned: arrays or host numbers */
+  uint32_t cap;
+} kept;
+
+/* One array of n rows. `type`: of a row where there is none. */
+static qn_value stack_rows(qn_vm *vm, const kept *k, int64_t n, const graph *g, const graph_type *type) {
+  int64_t shape[ARRAY_MAX_RANK];
+  shape[0] = n;
+  for (int i = 0; i < type->rank; i++) shape[i + 1] = dim_hint(&g->dims, type->shape[i]);
+  qn_array *a = array_new(vm, (qn_dtype)type->dtype, type->rank + 1, shape);
+  size_t each = dtype_size((qn_dtype)type->dtype), row = a && n ? (size_t)(a->size / n) * each : 0;
+  for (int64_t i = 0; a && i < n; i++) {
+    qn_value v = k->rows[i];
+    if (value_is(v, TAG_ARRAY))
+      eager_write_out(array_data(a) + (size_t)i * row, value_array(v));
+    else
+      dtype_store((qn_dtype)type->dtype, array_data(a) + (size_t)i * row, v);
+  }
+  return a ? value_obj(TAG_ARRAY, a) : value_error();
+}
+
+static qn_value run_loop(qn_vm *vm, const graph_node *n, const qn_value *in, int device) {
+  const graph *header = n->payload.regions[0], *body = n->payload.regions[1];
+  uint32_t carries = graph_loop_carries(n), made = body->noutputs, nrows = made - carries, nin = n->nin;
+  int64_t slots = graph_loop_slots(n), turns = 0, stride = 1, count = 0;
+  size_t bytes = (nin + (size_t)made) * sizeof(qn_value) + nrows * sizeof(kept) + 1;
+  qn_value *now = mem_zalloc(vm, bytes), result = value_error();
+  if (!now) return result;
+  qn_value *outs = now + nin;
+  kept *rows = (kept *)(void *)(outs + made);
+  for (uint32_t i = 0; i < nin; i++) now[i] = value_retain(in[i]);
+  int go = 1;
+  while (go > 0) {
+    qn_value condition;
+    go = !vm_poll(vm) && run_part(vm, header, now, device, &condition) ? holds(vm, condition) : -1;
+    if (go >= 0) value_release(vm, condition);
+    if (go <= 0) break;
+    if (!run_part(vm, body, now, device, outs)) {
+      go = -1;
+      break;
+    }
+    if (slots && count == slots && turns % stride == 0 && nrows) {
+      for (uint32_t k = 0; k < nrows; k++)
+        for (int64_t i = 0; i < count; i++) {
+          if (i % 2)
+            value_release(vm, rows[k].rows[i]);
+          else
+            rows[k].rows[i / 2] = rows[k].rows[i];
+        }
+      count /= 2;
+      stride *= 2;
+    }
+    bool keeps = nrows && turns % stride == 0;
+    for (uint32_t k = 0; k < nrows && keeps && go > 0; k++)
+      if (!mem_grow(vm, (void **)&rows[k].rows, &rows[k].cap, (size_t)count + 1, sizeof(qn_value))) go = -1;
+    keeps = keeps && go > 0;
+    for (uint32_t k = 0; k < nrows; k++)
+      if (keeps)
+        rows[k].rows[count] = outs[carries + k];
+      else
+        value_release(vm, outs[carries + k]);
+    count += keeps;
+    turns++;
+    for (uint32_t k = 0; k < carries; k++) {
+      value_release(vm, now[k]);
+      now[k] = outs[k];
+    }
+  }
+  qn_list *l = go == 0 ? list_new(vm, made + (size_t)2) : NULL;
+  if (l) {
+    for (uint32_t k = 0; k < l->len; k++) l->items[k] = value_nil();
+    for (uint32_t k = 0; k < carries; k++) l->items[k] = value_retain(now[k]);
+    l->items[made] = value_int(turns);
+    l->items[made + 1] = value_int(stride);
+    result = value_obj(TAG_LIST, l);
+    for (uint32_t k = 0; k < nrows && !value_is_error(result); k++) {
+      l->items[carries + k] = stack_rows(vm, &rows[k], count, body, &body->nodes[body->outputs[carries + k]].type);
+      if (!value_is_error(l->items[carries + k])) continue;
+      l->items[carries + k] = value_nil();
+      value_release(vm, result);
+      result = value_error();
+    }
+  }
+  for (uint32_t k = 0; k < nrows; k++) {
+    release_all(vm, rows[k].rows, (uint32_t)count);
+    mem_free(vm, rows[k].rows, rows[k].cap * sizeof(qn_value));
+  }
+  release_all(vm, now, nin);
+  mem_free(vm, now, bytes);
+  return result;
+}
+
+/* ---- nodes ------------------------------------------------------------------------------------------------------------------- */
+
+static qn_value apply(qn_vm *vm, const graph *g, uint32_t node, const qn_value *in, int device) {
+  const graph_node *n = &g->nodes[node];
+  qn_value out;
+  switch ((graph_kind)n->kind) {
+  case NODE_IF: return run_branch(vm, n, in, device);
+  case NODE_LOOP: return run_loop(vm, n, in, device);
+  case NODE_PROJ: return value_retain(value_list(in[0])->items[n->payload.index]);
+  default: break;
+  }
+  if (n->type.weak && value_is(in[0], TAG_ARRAY)) { /* a rank-0 array as a host scalar */
+    if (!array_item(vm, value_array(in[0]), 0, &out)) return value_error();
+    return eager_weak_cast(vm, out, (qn_dtype)n->type.dtype);
+  }
+  op_attr attr = graph_attr(n);
+  for (int k = 0; k < attr.n; k++)
+    if (op_attr_is_dim((op_id)n->op, k)) attr.d[k] = dim_hint(&g->dims, attr.d[k]);
+  return eager_apply(vm, (op_id)n->op, in, n->nin, &attr);
+}
+
+qn_value nodes_apply(qn_vm *vm, const graph *g, uint32_t node, const qn_value *in, int device) {
+  qn_value out = apply(vm, g, node, in, device);
+  if (value_is_error(out)) nodes_raise_site(vm, g, g->nodes[node].site);
+  return out;
+}
+
+uint32_t nodes_run(qn_vm *vm, const graph *g, const qn_value *inputs, int device, qn_value *vals) {
+  for (uint32_t i = 1; i < g->n; i++) {
+    const graph_node *n = &g->nodes[i];
+    if (n->kind == NODE_INPUT) {
+      vals[i] = value_retain(inputs[n->payload.input]);
+    } else if (n->kind == NODE_CONST) {
+      vals[i] = const_value(vm, n, device);
+    } else {
+      qn_value few[8], *in = n->nin <= 8 ? few : mem_alloc(vm, n->nin * sizeof *in);
+      if (!in) return i;
+      for (int k = 0; k < n->nin; k++) in[k] = vals[n->in[k]];
+      vals[i] = nodes_apply(vm, g, i, in, device);
+      if (in != few) mem_free(vm, in, n->nin * sizeof *in);
+    }
+    if (value_is_error(vals[i])) return i;
+  }
+  return g->n;
+}
