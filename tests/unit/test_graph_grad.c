@@ -86,6 +86,15 @@ static double difference(problem *p, uint32_t input, int64_t at, double h) {
   return (up - down) / (2 * h);
 }
 
+/* Does the graph round to floats narrower than f64? Then small differences may fall on one step and vanish. */
+static bool has_steps(const graph *g) {
+  for (uint32_t k = 1; k < g->n; k++) {
+    qn_dtype d = (qn_dtype)g->nodes[k].type.dtype;
+    if (dtype_is_float(d) && d != QN_f64) return true;
+  }
+  return false;
+}
+
 /* Compares gradients with differences. `smooth`: all must agree; else only where the differences themselves are reliable.
  * Returns how many were compared. */
 static int check_differences(problem *p, bool smooth, const char *name) {
@@ -100,6 +109,7 @@ static int check_differences(problem *p, bool smooth, const char *name) {
       double got = p->grads[k] ? e.v[p->grads[k]].f[i] : 0;
       double d1 = difference(p, input, i, 1e-5), d2 = difference(p, input, i, 3e-6);
       double scale = 1 + fabs(d2);
+      if (!smooth && d1 == 0 && d2 == 0 && has_steps(p->g)) continue;
       if (!smooth && !(fabs(d1 - d2) < 1e-5 * scale && fabs(d2) < 1e4 && fabs(e.v[p->root].f[0]) < 1e4)) continue;
       compared++;
       ck_assert_msg(fabs(got - d2) < 2e-4 * scale, "%s: input %u element %lld: gradient %.9g, difference %.9g\n%s",
