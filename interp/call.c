@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "interp/signature.h"
-#include "jit/cpu/eager.h"
+#include "jit/run/eager.h"
 
 /* ---- errors ------------------------------------------------------------------------------------------------------------- */
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "interp/node.h"
-#include "jit/cpu/eager_index.h"
+#include "jit/run/eager_index.h"
 #include "lang/format.h"
 
 /* ---- lists and records ------------------------------------------------------------------------------------------------ */

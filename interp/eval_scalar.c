@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "interp/node.h"
-#include "jit/cpu/eager.h"
+#include "jit/run/eager.h"
 
 /* ---- labels for errors ---------------------------------------------------------------------------------------------- */
 

@@ -14,8 +14,8 @@
 #include <string.h>
 
 #include "interp/node.h"
-#include "jit/cpu/eager.h"
-#include "jit/cpu/eager_index.h"
+#include "jit/run/eager.h"
+#include "jit/run/eager_index.h"
 #include "jit/trace/rec.h"
 
 /* ---- items ---------------------------------------------------------------------------------------------------------- */

@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "interp/node.h"
-#include "jit/cpu/eager.h"
-#include "jit/cpu/eager_index.h"
+#include "jit/run/eager.h"
+#include "jit/run/eager_index.h"
 
 typedef struct region {
   eager_pick p; /* n: 0 where all items are basic */

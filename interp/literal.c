@@ -10,7 +10,7 @@
 
 #include "interp/interp.h"
 #include "interp/node.h"
-#include "jit/cpu/eager.h"
+#include "jit/run/eager.h"
 
 typedef enum form { FORM_NONE, FORM_NUMBERS, FORM_NESTED, FORM_GENERAL, FORM_STOPPED } form;
 

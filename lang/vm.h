@@ -170,7 +170,7 @@ struct qn_vm {
   /* Randomness: the seed and the next draw number. */
   uint64_t seed, draw;
   void *devices[DEVICE_FAMILIES]; /* of each family: its state of this VM; NULL: none yet */
-  void *eager;                    /* jit/cpu/eager.c's one-op kernels (eager_close) */
+  void *dispatch;                 /* jit/run's: one-op kernels and what else eager ops keep (eager_close) */
   void *jit;                      /* jit/trace's state of this VM (jit_open) */
   void *interp;                   /* interp's state of this VM */
   /* The thread, stack and limits of the running evaluation (vm_run_begin). */

@@ -21,10 +21,9 @@ import subprocess
 import sys
 
 # The rooms of devices, from the table of devices: reached through that table alone (jit/run/device.h), so nobody above includes their
-# headers. Eager dispatch serves all devices but still lies in jit/cpu: its door may be included.
+# headers.
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "jit/run/devices.def"), encoding="utf-8") as table:
     DEVICES = tuple("jit/" + name for name in re.findall(r"^DEVICE\((\w+)", table.read(), re.M))
-EAGER = re.compile(r"jit/cpu/eager\w*\.h")
 # Lowest first; folders in one row are neighbours that do not see each other.
 FLOORS = [
     ("lang",),
@@ -97,7 +96,7 @@ def check_includes(root):
             yield f"{path}:{number}: {here[1]} includes {target}, which is a floor above"
         elif there[0] == here[0] and there[1] != here[1]:
             yield f"{path}:{number}: {here[1]} includes {target} of its neighbour"
-        elif there[1] in DEVICES and here[1] != there[1] and not EAGER.fullmatch(full):
+        elif there[1] in DEVICES and here[1] != there[1]:
             yield f"{path}:{number}: {here[1]} includes {target}, where devices are known by the table of jit/run alone"
 
 
@@ -122,7 +121,6 @@ CIRCLES = {
     "values, errors and the VM are made of each other":
         "lang/array lang/builtin lang/device lang/dtype lang/error lang/internal lang/mem lang/op lang/source lang/trace_events lang/value lang/vm",
     "sched_impl.h is shared by the files of schedule.h alone": "jit/kernel/sched jit/kernel/schedule",
-    "op programs fall back to eager calls, which run them": "jit/cpu/eager jit/cpu/eager_index jit/cpu/op_program",
     "nodes of index reads lie in node.h": "interp/index interp/node",
     "the terminal asks the command line for its settings": "interp/prompt/cli interp/prompt/terminal",
 }
@@ -216,7 +214,7 @@ def check_door(root):
                     continue
                 with open(os.path.join(folder, name), encoding="utf-8") as f:
                     for number, line in enumerate(f, 1):
-                        found = re.search(r'include "jit/(?:cpu|gpu|ref)/|\beager_\w+\b(?=[ (;])', line)
+                        found = re.search(r'include "jit/(?:cpu|gpu|ref|run/eager)|\beager_\w+\b(?=[ (;])', line)
                         if found and "eager_is_faster" not in line:
                             beside.add(path)
                             if path not in BESIDE_THE_DOOR:

@@ -10,12 +10,25 @@ struct cpu_state *cpu_of(qn_vm *vm);
 QN_MUST_CHECK bool cpu_open(qn_vm *vm);
 void cpu_close(qn_vm *vm);
 
-/* The loops of this processor; NULL with an error raised. The VM's state begins with a pointer to them. */
-const bvm_loops *cpu_loops_first(qn_vm *vm);
+/* How the VM's state begins: what is looked at in every eager op. */
+typedef struct cpu_kept {
+  const bvm_loops *loops;                          /* of this processor */
+  const struct op_program **op_programs[OP_COUNT]; /* op_program.h's; NULL: none of the op so far */
+  struct fold_plan *folds;                         /* eager_reduce.c's; NULL: none so far */
+} cpu_kept;
+static inline cpu_kept *cpu_kept_of(qn_vm *vm) {
+  return __builtin_expect(vm->devices[FAMILY_cpu] != NULL, 1) ? vm->devices[FAMILY_cpu]
+                                                              : (cpu_kept *)(void *)cpu_of(vm);
+}
+
+/* Frees what op_program.c and eager_reduce.c made of it. */
+void op_programs_free(qn_vm *vm, cpu_kept *k);
+void folds_free(qn_vm *vm, cpu_kept *k);
+
+/* The loops of this processor; NULL with an error raised. */
 static inline const bvm_loops *cpu_loops(qn_vm *vm) {
-  return __builtin_expect(vm->devices[FAMILY_cpu] != NULL, 1)
-             ? *(const bvm_loops *const *)(const void *)vm->devices[FAMILY_cpu]
-             : cpu_loops_first(vm);
+  const cpu_kept *k = cpu_kept_of(vm);
+  return __builtin_expect(k != NULL, 1) ? k->loops : NULL;
 }
 
 /* How many threads may share work that is worth so many elements of pointwise work: at least 1; 0 with an error raised. */

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "jit/cpu/cpu.h"
-#include "jit/cpu/eager.h"
+#include "jit/run/eager.h"
 #include "jit/cpu/op_program.h"
 
 enum { BLOCK = PROGRAM_BLOCK, OPERANDS = PROGRAM_OPERANDS };

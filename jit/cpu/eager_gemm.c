@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "jit/cpu/cpu.h"
-#include "jit/cpu/eager.h"
+#include "jit/run/eager.h"
 
 /* Products of more terms go to kernels, which have vectors; so do operands of more elements where they must be converted. */
 enum { MOST_TERMS = 1024, MOST_CONVERTED = 256 };

@@ -5,12 +5,12 @@
  * in like one axis. One loop of the block VM then reads, stores or combines at these offsets, in order, as kernels do it. An index out of
  * bounds is left to the slow way, which says so, before anything is made.
  */
-#include "jit/cpu/eager_index.h"
+#include "jit/run/eager_index.h"
 
 #include <string.h>
 
 #include "jit/cpu/cpu.h"
-#include "jit/cpu/eager.h"
+#include "jit/run/eager.h"
 
 /* ---- lists of offsets ------------------------------------------------------------------------------------------------ */
 

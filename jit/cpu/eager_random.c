@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "jit/cpu/cpu.h"
-#include "jit/cpu/eager.h"
+#include "jit/run/eager.h"
 #include "jit/cpu/pieces.h"
 
 _Static_assert(OP_random_uniform == OP_random_bits + 1 && OP_random_normal == OP_random_bits + 2,

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "jit/cpu/cpu.h"
-#include "jit/cpu/eager.h"
+#include "jit/run/eager.h"
 #include "jit/cpu/op_program.h"
 #include "jit/cpu/opbody.h"
 
@@ -79,18 +79,18 @@ static void make_plan(const bvm_loops *l, int op, qn_dtype from, fold_plan *p) {
 }
 
 static __attribute__((noinline, cold)) const fold_plan *make_plans(qn_vm *vm, int op, qn_dtype d) {
-  const bvm_loops *l = cpu_loops(vm);
-  eager_kept *k = l ? eager_keeps(vm) : NULL;
+  cpu_kept *k = cpu_kept_of(vm);
   if (!k || !(k->folds = mem_zalloc(vm, PLANS * sizeof *k->folds))) return NULL;
-  for (int i = 0; i < PLANS; i++) make_plan(l, FIRST + i / DTYPE_PUBLIC, (qn_dtype)(i % DTYPE_PUBLIC), &k->folds[i]);
+  for (int i = 0; i < PLANS; i++)
+    make_plan(k->loops, FIRST + i / DTYPE_PUBLIC, (qn_dtype)(i % DTYPE_PUBLIC), &k->folds[i]);
   return &k->folds[(op - FIRST) * DTYPE_PUBLIC + (int)d];
 }
 
-void folds_free(qn_vm *vm, eager_kept *t) { mem_free(vm, t->folds, PLANS * sizeof *t->folds); }
+void folds_free(qn_vm *vm, cpu_kept *k) { mem_free(vm, k->folds, PLANS * sizeof *k->folds); }
 
 /* NULL with an error raised. */
 static inline const fold_plan *plan_of(qn_vm *vm, int op, qn_dtype d) {
-  const eager_kept *k = vm->eager;
+  const cpu_kept *k = vm->devices[FAMILY_cpu];
   if (__builtin_expect(!k || !k->folds, 0)) return make_plans(vm, op, d);
   return &k->folds[(op - FIRST) * DTYPE_PUBLIC + (int)d];
 }

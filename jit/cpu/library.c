@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#include "jit/cpu/eager.h"
+#include "jit/run/eager.h"
 #include "jit/cpu/sort.h"
 
 enum { PIECE = 1 << 20 }; /* elements between two looks at interrupts */

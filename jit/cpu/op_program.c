@@ -7,8 +7,26 @@
 
 #include <string.h>
 
-#include "jit/cpu/cpu.h"
-#include "jit/cpu/eager.h"
+#include "jit/cpu/opbody.h"
+#include "jit/run/eager.h"
+
+/* The `body` column of the op table. */
+#define GRAD(fn) 0
+#define NO_GRAD(why) 0
+#define K(op)                                                                                                          \
+  { BODY_KOP, KOP_##op }
+#define M(fn)                                                                                                          \
+  { BODY_MATH, MATH_##fn }
+const op_body op_bodies[OP_COUNT] = {
+#define OP_POINTWISE(name, arity, dtype, grad, raises, body, doc) [OP_##name] = body,
+#define OP_REDUCE(name, dtype, grad, raises, body, doc) [OP_##name] = body,
+#define OP_SCAN(name, dtype, grad, body, doc) [OP_##name] = body,
+#include "lang/ops.def"
+};
+#undef K
+#undef M
+#undef GRAD
+#undef NO_GRAD
 
 enum { STEPS_MAX = 32, CODE_MAX = 128, SAMPLE = 1000 };
 
@@ -197,7 +215,7 @@ static void find_modes(op_program *s, uint32_t numbers) {
 __attribute__((noinline, cold)) const op_program *op_program_make(qn_vm *vm, op_id op, uint32_t number) {
   enum { DIGIT = (1 << PROGRAM_KIND_BITS) - 1 };
   maker m = {.vm = vm, .loops = cpu_loops(vm)};
-  eager_kept *t = m.loops ? eager_keeps(vm) : NULL;
+  cpu_kept *t = cpu_kept_of(vm);
   if (!t ||
       (!t->op_programs[op] && !(t->op_programs[op] = mem_zalloc(vm, row_length(op) * sizeof *t->op_programs[op]))))
     return NULL;
@@ -232,7 +250,7 @@ __attribute__((noinline, cold)) const op_program *op_program_make(qn_vm *vm, op_
   return t->op_programs[op][number] = s;
 }
 
-void op_programs_free(qn_vm *vm, eager_kept *t) {
+void op_programs_free(qn_vm *vm, cpu_kept *t) {
   for (int op = 0; op < OP_COUNT; op++) {
     for (size_t i = 0; t->op_programs[op] && i < row_length((op_id)op); i++)
       if (t->op_programs[op][i])

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "jit/cpu/block_vm.h"
+#include "jit/cpu/cpu.h"
 
 /* Where values are: the operands, the result, values on the way, constants. */
 enum {
@@ -50,12 +50,8 @@ typedef struct op_program {
   op_program_step steps[];
 } op_program;
 
-/* What the fast ways keep, the first member of a VM's eager state. Strips of an op by the kinds of its operands, a digit each; one that
- * takes fewer than two has the last digit 0, a conversion the target there. */
-typedef struct eager_kept {
-  const op_program **op_programs[OP_COUNT]; /* NULL: none so far */
-  struct fold_plan *folds;                  /* eager_reduce.c's; NULL: none so far */
-} eager_kept;
+/* A program's number among those of its op: the kinds of the operands, a digit each. An op that takes fewer than two has the last digit 0,
+ * a conversion the target there. */
 static inline uint32_t op_program_number(uint32_t a, uint32_t b) { return a << PROGRAM_KIND_BITS | b; }
 static inline uint32_t op_program_number3(uint32_t a, uint32_t b, uint32_t c) {
   return op_program_number(op_program_number(a, b), c);
@@ -63,11 +59,9 @@ static inline uint32_t op_program_number3(uint32_t a, uint32_t b, uint32_t c) {
 
 /* Makes it; NULL with an error raised. */
 QN_MUST_CHECK const op_program *op_program_make(qn_vm *vm, op_id op, uint32_t number);
-void op_programs_free(qn_vm *vm, eager_kept *t);
-void folds_free(qn_vm *vm, eager_kept *t);
 
 static inline __attribute__((always_inline)) const op_program *op_program_of(qn_vm *vm, op_id op, uint32_t number) {
-  const eager_kept *t = vm->eager;
+  const cpu_kept *t = vm->devices[FAMILY_cpu];
   const op_program **row = __builtin_expect(t != NULL, 1) ? t->op_programs[op] : NULL;
   const op_program *s = __builtin_expect(row != NULL, 1) ? row[number] : NULL;
   return __builtin_expect(s != NULL, 1) ? s : op_program_make(vm, op, number);
@@ -75,7 +69,7 @@ static inline __attribute__((always_inline)) const op_program *op_program_of(qn_
 
 /* The same if it is there already, else NULL. */
 static inline __attribute__((always_inline)) const op_program *op_program_known(qn_vm *vm, op_id op, uint32_t number) {
-  const eager_kept *t = vm->eager;
+  const cpu_kept *t = vm->devices[FAMILY_cpu];
   const op_program **row = __builtin_expect(t != NULL, 1) ? t->op_programs[op] : NULL;
   return __builtin_expect(row != NULL, 1) ? row[number] : NULL;
 }

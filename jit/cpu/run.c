@@ -16,7 +16,6 @@
 #include <string.h>
 
 #include "jit/cpu/compile.h"
-#include "jit/cpu/eager.h"
 #include "jit/cpu/library.h"
 #include "jit/cpu/opbody.h"
 #include "jit/cpu/thread_pool.h"
@@ -32,7 +31,7 @@ typedef struct cpu_piece {
 } cpu_piece;
 
 struct cpu_state {
-  const bvm_loops *loops;
+  cpu_kept kept;
   int threads;
   cpu_piece frames[MAX_THREADS]; /* memory of each thread's frame */
   cpu_piece slab;                /* the arena of the running plan */
@@ -42,7 +41,7 @@ bool cpu_open(qn_vm *vm) {
   if (vm->devices[FAMILY_cpu]) return true;
   struct cpu_state *s = mem_zalloc(vm, sizeof *s);
   if (!s) return false;
-  s->loops = bvm_loops_pick();
+  s->kept.loops = bvm_loops_pick();
   s->threads = vm->config.threads > 0 ? vm->config.threads : thread_pool_processors();
   if (s->threads > MAX_THREADS) s->threads = MAX_THREADS;
   vm->devices[FAMILY_cpu] = s;
@@ -60,8 +59,9 @@ static void piece_free(qn_vm *vm, cpu_piece *p) {
 
 void cpu_close(qn_vm *vm) {
   struct cpu_state *s = vm->devices[FAMILY_cpu];
-  eager_close(vm);
   if (!s) return;
+  op_programs_free(vm, &s->kept);
+  folds_free(vm, &s->kept);
   for (int i = 0; i < MAX_THREADS; i++) piece_free(vm, &s->frames[i]);
   piece_free(vm, &s->slab);
   mem_free(vm, s, sizeof *s);
@@ -115,13 +115,8 @@ const device_family device_cpu = {.name = "cpu",
                                   .trouble = compile_trouble};
 
 struct cpu_state *cpu_of(qn_vm *vm) {
+  _Static_assert(offsetof(struct cpu_state, kept) == 0, "cpu_kept_of finds it there");
   return vm->devices[FAMILY_cpu] || cpu_open(vm) ? vm->devices[FAMILY_cpu] : NULL;
-}
-
-const bvm_loops *cpu_loops_first(qn_vm *vm) {
-  _Static_assert(offsetof(struct cpu_state, loops) == 0, "cpu_loops finds them there");
-  struct cpu_state *s = cpu_of(vm);
-  return s ? s->loops : NULL;
 }
 
 int cpu_threads(qn_vm *vm, int64_t work) {
@@ -328,7 +323,7 @@ static bool launch_quick(qn_vm *vm, struct cpu_state *s, const vmcode *code, con
                   .scratch = scratch,
                   .error = &error,
                   .interrupt = &vm->interrupt,
-                  .tile = s->loops->tile};
+                  .tile = s->kept.loops->tile};
   bool ok = true;
   for (uint32_t k = 0; k < code->nphases && ok; k++) {
     if (code->phases[k].instances <= 0) continue;
@@ -351,7 +346,7 @@ bool kernel_launch(qn_vm *vm, const l_program *p, void **bvm_code, const qk_phas
   *failure = (kernel_failure){.error = ~(uint64_t)0};
   if (!s) return false;
   int64_t begin = trace_events_begin(vm->engine);
-  if (!*bvm_code && !(*bvm_code = bvm_code_make(p, s->loops))) {
+  if (!*bvm_code && !(*bvm_code = bvm_code_make(p, s->kept.loops))) {
     raise_memory(vm);
     return false;
   }
@@ -370,7 +365,7 @@ bool kernel_launch(qn_vm *vm, const l_program *p, void **bvm_code, const qk_phas
       .code = code,
       .own = &f,
       .quick = compiled != NULL,
-      .args = {.buf = all, .ints = ints, .scalars = scalars, .interrupt = &vm->interrupt, .tile = s->loops->tile}};
+      .args = {.buf = all, .ints = ints, .scalars = scalars, .interrupt = &vm->interrupt, .tile = s->kept.loops->tile}};
   l.block = vm->tune[TUNE_vm_block];
   l.tables_bytes = bvm_tables_bytes(p, code->naccs);
   l.regs_bytes = bvm_regs_bytes(code, l.block);

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "jit/run/eager.h"
 #include "jit/run/device.h"
 
 _Static_assert(FAMILY_cpu == 0, "code 0 is the CPU");
@@ -42,6 +43,7 @@ bool devices_open(qn_vm *vm) {
 
 /* The CPU, which the others rest on, goes last. */
 void devices_close(qn_vm *vm) {
+  eager_close(vm);
   for (int i = FAMILY_COUNT; i-- > 0;)
     if (device_families[i]->close) device_families[i]->close(vm);
 }

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "jit/cpu/eager.h"
+#include "jit/run/eager.h"
 #include "jit/trace/anchors.h"
 #include "jit/trace/body.h"
 #include "jit/trace/calls.h"

@@ -16,7 +16,7 @@
  */
 #include <string.h>
 
-#include "jit/cpu/eager.h"
+#include "jit/run/eager.h"
 #include "jit/trace/body.h"
 #include "jit/trace/gradients.h"
 #include "jit/trace/pattern.h"

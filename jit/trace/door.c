@@ -1,14 +1,14 @@
 /* The typed doors to array work (jit/run/door.h): what is more than one op, or one op whose attribute is to be made.
  *
- * Where eager dispatch has a form for few elements that asks no rules (jit/cpu/eager.h), it is tried first, outside of recordings; unset
+ * Where eager dispatch has a form for few elements that asks no rules (jit/run/eager.h), it is tried first, outside of recordings; unset
  * means that it is not for the case. Everything else is op_apply.
  */
 #include "jit/run/door.h"
 
 #include <string.h>
 
-#include "jit/cpu/eager.h"
-#include "jit/cpu/eager_index.h"
+#include "jit/run/eager.h"
+#include "jit/run/eager_index.h"
 #include "jit/trace/rec.h"
 
 static inline bool is_array(qn_value v) { return value_is(v, TAG_ARRAY); }
@@ -160,10 +160,10 @@ qn_value op_permute(qn_vm *vm, qn_value x, const int *order) {
   int rank = value_array(x)->rank, same = 0;
   while (same < rank && order[same] == same) same++;
   if (same == rank) return value_retain(x);
-  if (!vm->rec && value_array(x)->storage) return eager_permute(vm, value_array(x), order);
   op_attr attr;
   attr_begin(&attr, rank);
   for (int i = 0; i < rank; i++) attr.d[i] = order[i];
+  if (!vm->rec && value_array(x)->storage) return eager_permute(vm, value_array(x), attr.d);
   return op_apply(vm, OP_permute, &x, 1, &attr);
 }
 
@@ -176,7 +176,8 @@ qn_value op_slice(qn_vm *vm, qn_value x, int axis, int64_t start, int64_t size, 
     attr.d[3 * i + 1] = i == axis ? size : a->shape[i];
     attr.d[3 * i + 2] = i == axis ? step : 1;
   }
-  return vm->rec ? op_apply(vm, OP_slice, &x, 1, &attr) : eager_view(vm, OP_slice, &x, 1, &attr);
+  qn_value now = vm->rec ? value_unset() : eager_slice(vm, a, attr.d);
+  return is_set(now) ? now : op_apply(vm, OP_slice, &x, 1, &attr);
 }
 
 qn_value op_pad(qn_vm *vm, qn_value x, qn_value with, const qn_dim *d) {
@@ -240,6 +241,10 @@ qn_value op_full(qn_vm *vm, qn_value v, qn_dtype dtype, int rank, const int64_t 
 }
 
 qn_value op_iota(qn_vm *vm, qn_dtype dtype, int rank, const int64_t *shape, int axis) {
+  if (!vm->rec && rank == 1 && (dtype == QN_i64 || dtype_is_float(dtype))) {
+    qn_value now = eager_steps(vm, *shape, 0, 1);
+    if (is_set(now)) return use_cast(vm, now, dtype);
+  }
   op_attr attr;
   attr_begin(&attr, rank);
   attr.dtype = (uint8_t)dtype;

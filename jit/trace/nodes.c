@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-#include "jit/cpu/eager.h"
+#include "jit/run/eager.h"
 
 void nodes_raise_site(qn_vm *vm, const graph *g, uint32_t site) {
   if (!site || site >= g->nsites) return;

@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "jit/cpu/eager.h"
+#include "jit/run/eager.h"
 #include "jit/run/device.h"
 #include "jit/trace/anchors.h"
 #include "jit/trace/body.h"

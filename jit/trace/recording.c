@@ -13,7 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "jit/cpu/eager.h"
+#include "jit/run/eager.h"
 #include "jit/run/device.h"
 #include "jit/run/gemm.h"
 #include "jit/trace/anchors.h"

@@ -19,7 +19,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "jit/cpu/eager.h"
+#include "jit/run/eager.h"
 #include "jit/trace/anchors.h"
 #include "jit/trace/body.h"
 #include "jit/trace/gradients.h"

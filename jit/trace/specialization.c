@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "jit/cpu/eager.h"
+#include "jit/run/eager.h"
 #include "jit/run/plan_run.h"
 #include "jit/trace/anchors.h"
 #include "jit/trace/breaks.h"

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "jit/cpu/eager.h"
+#include "jit/run/eager.h"
 #include "jit/run/compile.h"
 #include "jit/run/device.h"
 #include "jit/run/plan_run.h"

@@ -1,7 +1,7 @@
 /* Eager ops from outside: every op over dtypes, layouts, broadcasting and sizes against its plain meaning (graph_eval.h), the
  * errors and their words, weak numbers, NaN and signed zeros, any number of threads, and every failed allocation. */
 #include "jit/cpu/cpu.h"
-#include "jit/cpu/eager.h"
+#include "jit/run/eager.h"
 #include "tests/unit/graph_eval.h"
 #include "tests/unit/lang.h"
 
@@ -20,7 +20,7 @@ static qn_vm *cpu_make(int threads) {
   return vm;
 }
 static void cpu_drop(qn_vm *vm) {
-  cpu_close(vm);
+  devices_close(vm);
   vm_close(vm);
 }
 
@@ -683,7 +683,7 @@ START_TEST(failed_allocations) {
       value_release(vm, out);
       value_release(vm, t);
       value_release(vm, v);
-      cpu_close(vm);
+      devices_close(vm);
       ck_assert(live(vm) <= before);
       vm_close(vm);
       if (done) break;

@@ -1,6 +1,6 @@
 /* Plans against their graphs: random graphs give the same bits, and the same error at the same place, fused, unfused, and node by
  * node with eager ops. */
-#include "jit/cpu/eager.h"
+#include "jit/run/eager.h"
 #include "jit/cpu/cpu.h"
 #include "jit/run/plan_run.h"
 #include "jit/kernel/plan.h"
@@ -298,7 +298,7 @@ static void compare_sizes(seeds which) {
     graph_free(s);
   }
   if (which.own) ck_assert_int_gt(runs, (int)(which.end - which.first) / 2);
-  cpu_close(vm);
+  devices_close(vm);
   vm_close(vm);
 }
 
@@ -336,7 +336,7 @@ static void compare(seeds which) {
       if (in.arrays[i]) value_release(vm, in.values[i]);
     graph_free(s);
   }
-  cpu_close(vm);
+  devices_close(vm);
   vm_close(vm);
 }
 

@@ -1,6 +1,6 @@
 /* Places in small arrays that index arrays and masks name, and what is read from or stored at them: without a kernel. */
-#ifndef JIT_CPU_EAGER_INDEX_H
-#define JIT_CPU_EAGER_INDEX_H
+#ifndef JIT_RUN_EAGER_INDEX_H
+#define JIT_RUN_EAGER_INDEX_H
 
 #include "lang/op.h"
 #include "lang/vm.h"

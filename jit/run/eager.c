@@ -3,7 +3,7 @@
  *   fast path   a POINTWISE op on small arrays (eager_fast.c): the loops of the block VM are called directly; rules and kernels were
  *               asked once for such operands (op_program.c)
  *   tiny        a REDUCE or SCAN op of few elements (eager_reduce.c): those loops again
- *   views       slices, transposes, broadcasts and most reshapes are new headers on the same storage (eager_view.c, which also
+ *   views       slices, transposes, broadcasts and most reshapes are new headers on the same storage (view.c, which also
  *               joins small arrays)
  *   library     sort, argsort, compress, nonzero (library.c)
  *   devices     arrays that live elsewhere than on the CPU take the slow way: their one-op kernels run there once there is code
@@ -13,37 +13,18 @@
  *
  * A failed check of a kernel names an element; the message is composed here from the operands at that element.
  */
-#include "jit/cpu/eager.h"
+#include "jit/run/eager.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "jit/cpu/cpu.h"
-#include "jit/cpu/eager_index.h"
-#include "jit/cpu/op_program.h"
-#include "jit/run/library.h"
-#include "jit/cpu/opbody.h"
-#include "jit/run/gemm.h"
-#include "jit/run/device.h"
 #include "jit/kernel/lower.h"
+#include "jit/run/device.h"
+#include "jit/run/eager_index.h"
+#include "jit/run/gemm.h"
+#include "jit/run/host.h"
+#include "jit/run/library.h"
 #include "lang/trace_events.h"
-
-#define GRAD(fn) 0
-#define NO_GRAD(why) 0
-#define K(op)                                                                                                          \
-  { BODY_KOP, KOP_##op }
-#define M(fn)                                                                                                          \
-  { BODY_MATH, MATH_##fn }
-const op_body op_bodies[OP_COUNT] = {
-#define OP_POINTWISE(name, arity, dtype, grad, raises, body, doc) [OP_##name] = body,
-#define OP_REDUCE(name, dtype, grad, raises, body, doc) [OP_##name] = body,
-#define OP_SCAN(name, dtype, grad, body, doc) [OP_##name] = body,
-#include "lang/ops.def"
-};
-#undef K
-#undef M
-#undef GRAD
-#undef NO_GRAD
 
 /* ---- the table of one-op kernels ------------------------------------------------------------------------------------------- */
 
@@ -51,8 +32,8 @@ typedef struct op_kernel {
   uint64_t hash; /* 0: free */
   op_key key;
   l_program *program;
-  void *bvm_code;
-  device_program there; /* the same on a device; its program is made when it is first wanted */
+  void *here;           /* what the host keeps of it */
+  device_program there; /* scheduled for devices; its program is made when it is first wanted */
 } op_kernel;
 
 /* A host number that was an operand on a device: it is there already when it comes again. */
@@ -64,28 +45,25 @@ typedef struct sent_scalar {
 } sent_scalar;
 
 typedef struct eager_state {
-  eager_kept kept;   /* first (op_program.h) */
   op_kernel **table; /* open addressing; cap is a power of two */
   uint32_t n, cap;
   sent_scalar sent[1 << SENT_BITS];
 } eager_state;
 
 static eager_state *state_of(qn_vm *vm) {
-  if (vm->eager) return vm->eager;
+  if (vm->dispatch) return vm->dispatch;
   eager_state *s = mem_zalloc(vm, sizeof *s);
   if (!s) return NULL;
-  vm->eager = s;
+  vm->dispatch = s;
   return s;
 }
 
 void eager_close(qn_vm *vm) {
-  eager_state *s = vm->eager;
+  eager_state *s = vm->dispatch;
   if (!s) return;
-  op_programs_free(vm, &s->kept);
-  folds_free(vm, &s->kept);
   for (uint32_t i = 0; i < s->cap; i++)
     if (s->table[i]) {
-      if (s->table[i]->bvm_code) bvm_code_free(s->table[i]->bvm_code);
+      if (s->table[i]->here) host()->forget(s->table[i]->here);
       l_free(s->table[i]->program);
       l_free((l_program *)(uintptr_t)s->table[i]->there.program);
       mem_free(vm, s->table[i], sizeof *s->table[i]);
@@ -94,7 +72,7 @@ void eager_close(qn_vm *vm) {
   for (uint32_t i = 0; i < 1 << SENT_BITS; i++)
     if (s->sent[i].a) value_release(vm, value_obj(TAG_ARRAY, s->sent[i].a));
   mem_free(vm, s, sizeof *s);
-  vm->eager = NULL;
+  vm->dispatch = NULL;
 }
 
 static uint64_t hash_key(const op_key *k) {
@@ -148,11 +126,6 @@ static op_kernel *find_kernel(qn_vm *vm, eager_state *s, const op_key *key) {
   s->table[at] = k;
   s->n++;
   return k;
-}
-
-eager_kept *eager_keeps(qn_vm *vm) {
-  eager_state *s = state_of(vm);
-  return s ? &s->kept : NULL;
 }
 
 const l_program *eager_program(qn_vm *vm, const op_call *call) {
@@ -357,7 +330,7 @@ static qn_array *run_kernel(qn_vm *vm, op_id op, qn_array *const *in, int nin, c
     return answer == DEVICE_FAILS ? NULL : through_host(vm, run_kernel, op, in, nin, attr, t, keys, device);
   }
   kernel_failure failure;
-  if (kernel_launch(vm, k->program, &k->bvm_code, NULL, buffers, ints, keys, &failure)) return out;
+  if (host()->launch(vm, k->program, &k->here, NULL, buffers, ints, keys, &failure)) return out;
   if (failure.error != ~(uint64_t)0) check_failed(vm, op, in, out, k->program, &failure);
 fail:
   value_release(vm, value_obj(TAG_ARRAY, out));
@@ -623,10 +596,7 @@ qn_value eager_apply(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_
   qn_value out = value_unset();
   switch ((op_class)op_rows[op].klass) {
   case CLASS_VIEW: return eager_view(vm, op, in, nin, attr);
-  case CLASS_INDEX:
-    if (op == OP_slice_put || op == OP_iota) return eager_view(vm, op, in, nin, attr);
-    out = eager_fast_index(vm, op, in, nin, attr);
-    break;
+  case CLASS_INDEX: out = eager_fast_index(vm, op, in, nin, attr); break;
   case CLASS_RANDOM: out = eager_fast_draw(vm, op, in, attr); break;
   case CLASS_LIBRARY: out = eager_fast_sort(vm, op, in[0], attr); break;
   case CLASS_DOT:

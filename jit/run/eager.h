@@ -1,6 +1,6 @@
-/* Eager execution on the CPU: every op as the one-op kernel on the block VM, and host scalars by the same scalar code. */
-#ifndef JIT_CPU_EAGER_H
-#define JIT_CPU_EAGER_H
+/* Eager execution on any device: every op as a one-op kernel on the device that has the operands, and host scalars by the same scalar code. */
+#ifndef JIT_RUN_EAGER_H
+#define JIT_RUN_EAGER_H
 
 #include "jit/graph/graph.h"
 #include "jit/kernel/plan.h"
@@ -43,30 +43,26 @@ QN_MUST_CHECK qn_value eager_slow(qn_vm *vm, op_id op, const qn_value *in, int n
 
 /* The one-op kernel of a call; NULL with an error raised. It lives as long as the VM. */
 const l_program *eager_program(qn_vm *vm, const op_call *call);
-/* What the fast ways keep (op_program.h), made if need be; NULL with an error raised. */
-struct eager_kept *eager_keeps(qn_vm *vm);
 
-/* VIEW ops, slice_put and iota, with the same meaning; and those of them that have operands, on strict ones of one device (owned; NULL
+/* VIEW ops, with the same meaning (view.c); and those of them that have operands, and slice_put, on strict ones of one device (owned; NULL
  * with an error raised). */
 QN_MUST_CHECK qn_value eager_view(qn_vm *vm, op_id op, const qn_value *in, int nin, const op_attr *attr);
 QN_MUST_CHECK qn_array *eager_run_view(qn_vm *vm, op_id op, qn_array *const *in, int nin, const op_attr *attr,
                                        const graph_type *t);
-/* What the doors make (jit/run/door.h), outside of recordings, without an op. Unset: an op is to say or do it.
- * An array in another shape, and broadcast to one; one that is not pending, with its axes in an order that names each once; arrays
- * joined along an axis, n > 0. */
-QN_MUST_CHECK qn_value eager_permute(qn_vm *vm, const qn_array *a, const int *order);
+/* What the doors of the same names make (jit/run/door.h), outside of recordings, without rules. Unset: not here, the op says or does it. */
 QN_MUST_CHECK qn_value eager_reshape(qn_vm *vm, qn_array *a, int rank, const int64_t *shape);
 QN_MUST_CHECK qn_value eager_broadcast(qn_vm *vm, qn_array *a, int rank, const int64_t *shape);
-QN_MUST_CHECK qn_value eager_concat(qn_vm *vm, const qn_value *in, int nin, int64_t axis);
-/* An array between copies of a number; d: for each axis how many before, behind and between its elements, all at least 0. */
+/* Of an array that has data; the order names each axis once. */
+QN_MUST_CHECK qn_value eager_permute(qn_vm *vm, const qn_array *a, const qn_dim *order);
+/* d: start, size and step of each axis, which lie in the array. */
+QN_MUST_CHECK qn_value eager_slice(qn_vm *vm, const qn_array *a, const qn_dim *d);
+QN_MUST_CHECK qn_value eager_concat(qn_vm *vm, const qn_value *in, int nin, int axis);
+/* d: for each axis how many copies before, behind and between its elements. */
 QN_MUST_CHECK qn_value eager_pad(qn_vm *vm, const qn_array *x, qn_value with, const qn_dim *d);
-/* A number in every element; n integers from the first on. */
 QN_MUST_CHECK qn_value eager_full(qn_vm *vm, qn_value v, qn_dtype dtype, int rank, const int64_t *shape);
 QN_MUST_CHECK qn_value eager_steps(qn_vm *vm, int64_t n, int64_t first, int64_t step);
-/* Arrays of one shape, and host numbers if these have rank 0, behind one another along a new axis, converted, outside of recordings;
- * n > 0. QN_DTYPE_COUNT: in the one dtype that all have. Unset: somewhat is to be asked (shapes that differ, numbers that do not fit, dtypes),
- * or it is not small. */
-QN_MUST_CHECK qn_value eager_stack(qn_vm *vm, const qn_value *in, int nin, int64_t axis, qn_dtype dtype);
+/* QN_DTYPE_COUNT: in the one dtype that all have. Unset also if shapes or dtypes differ or numbers do not fit. */
+QN_MUST_CHECK qn_value eager_stack(qn_vm *vm, const qn_value *in, int nin, int axis, qn_dtype dtype);
 
 /* Frees the VM's one-op kernels. */
 void eager_close(qn_vm *vm);
