@@ -564,7 +564,7 @@ static bool push_argument_spread(qn_vm *vm, qn_value v, span at, uint32_t *npos,
   for (int64_t i = 0; ok && i < n; i++) {
     qn_value item = value_is(v, TAG_LIST)    ? value_retain(value_list(v)->items[i])
                     : value_is(v, TAG_RANGE) ? value_int(range_item(value_range(v), i))
-                                             : index_row(vm, v, i);
+                                             : op_index_row(vm, v, i);
     ok = !value_is_error(item);
     if (ok) *vm->sp++ = item;
     *npos += ok;

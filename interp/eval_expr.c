@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "interp/node.h"
-#include "jit/run/eager_index.h"
 #include "lang/format.h"
 
 /* ---- lists and records ------------------------------------------------------------------------------------------------ */
@@ -27,7 +26,7 @@ static bool append_spread(qn_vm *vm, qn_list *out, qn_value v, span at) {
   } else if (value_is(v, TAG_ARRAY) && value_array(v)->rank > 0) {
     int64_t n = value_array(v)->shape[0];
     for (int64_t i = 0; ok && i < n; i++) {
-      qn_value row = index_row(vm, v, i);
+      qn_value row = op_index_row(vm, v, i);
       ok = !value_is_error(row) && list_push(vm, out, row);
     }
   } else {
@@ -467,8 +466,9 @@ static qn_value get_one(qn_vm *vm, qn_value x, qn_value i, span at) {
   }
   if (value_is(x, TAG_RECORD)) return fail_record_index(vm, x, i);
   index_item item;
-  if (!index_item_of(vm, i, !value_is(x, TAG_ARRAY), &item)) return value_error();
-  return index_get(vm, x, &item, 1);
+  bool array = value_is(x, TAG_ARRAY);
+  if (!index_item_of(vm, i, !array, &item)) return value_error();
+  return array ? op_index(vm, x, &item, 1) : index_get(vm, x, &item, 1);
 }
 
 /* Is an array literal written as an item of another one? */
@@ -489,12 +489,6 @@ static qn_value finish_index(qn_vm *vm, n_index *n, qn_value x, qn_value r) {
   }
   value_release(vm, x);
   return r;
-}
-
-/* The same of an array by an array, outside of recordings. Unset: get_one sees to it. */
-static __attribute__((noinline)) qn_value get_named(qn_vm *vm, const n_index *n, qn_value x, qn_value i) {
-  qn_value r = eager_named(vm, value_array(x), value_array(i));
-  return value_is(r, TAG_UNSET) ? index_view(vm, x, n->items, 1, &i) : r;
 }
 
 /* x[i] with one expression inside the brackets. */
@@ -521,7 +515,7 @@ qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
       int64_t size = value_array(x)->shape[0], at = i.u.i < 0 ? i.u.i + size : i.u.i;
       if (at >= 0 && at < size) {
         rec_at(vm, n->mark);
-        qn_value r = index_row(vm, x, at);
+        qn_value r = op_index_row(vm, x, at);
         if (value_is_error(r)) raise_at(vm, n->mark);
         if (!local) value_release(vm, x);
         return r;
@@ -530,9 +524,7 @@ qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
   }
   rec_at(vm, n->mark);
   if (local) value_retain(x);
-  qn_value r = value_unset();
-  if (i.head == TAG_ARRAY && x.head == TAG_ARRAY && !op_deferred(vm)) r = get_named(vm, n, x, i);
-  if (value_is(r, TAG_UNSET)) r = get_one(vm, x, i, n->mark);
+  qn_value r = get_one(vm, x, i, n->mark);
   value_release(vm, i);
   return finish_index(vm, n, x, r);
 }
@@ -543,7 +535,7 @@ static __attribute__((noinline)) qn_value index_evaluated(qn_vm *vm, n_index *n,
   qn_value *mark = vm->sp + 1, stopped = value_error();
   bool room = vm_enter(vm, 1);
   if (room) *vm->sp++ = x;
-  if (!room || !push_index_values(vm, n->items, n->n, fp, &stopped)) {
+  if (!room || !index_values_push(vm, n->items, n->n, fp, &stopped)) {
     if (value_is_error(stopped)) raise_at(vm, n->mark);
     if (room) vm->sp = mark - 1;
     value_release(vm, x);
@@ -551,14 +543,11 @@ static __attribute__((noinline)) qn_value index_evaluated(qn_vm *vm, n_index *n,
   }
   index_item items[INDEX_MAX];
   rec_at(vm, n->mark);
-  qn_value r = value_unset();
+  qn_value r = value_error();
   if (value_is(x, TAG_RECORD))
-    r = fail_record_index(vm, x, n->n && vm->sp > mark ? *mark : value_nil());
-  else if (x.head == TAG_ARRAY)
-    r = index_view(vm, x, n->items, n->n, mark);
-  if (r.head == TAG_UNSET)
-    r = index_items_of(vm, n->items, n->n, mark, !value_is(x, TAG_ARRAY), items) ? index_get(vm, x, items, (int)n->n)
-                                                                                 : value_error();
+    r = fail_record_index(vm, x, vm->sp > mark ? *mark : value_nil());
+  else if (index_items_of(vm, n->items, n->n, mark, !value_is(x, TAG_ARRAY), items))
+    r = index_get(vm, x, items, (int)n->n);
   vm_pop_to(vm, mark);
   vm->sp = mark - 1;
   return finish_index(vm, n, x, r);
@@ -567,11 +556,16 @@ static __attribute__((noinline)) qn_value index_evaluated(qn_vm *vm, n_index *n,
 /* Of an array in a variable by values that lie there, too, nothing is evaluated, and all of it is borrowed. */
 qn_value eval_index(qn_vm *vm, node *h, qn_value *fp) {
   n_index *n = (n_index *)h;
-  const node *object = n->object;
-  if (object->kind != N_LOCAL && object->kind != N_GLOBAL) return index_evaluated(vm, n, fp);
-  qn_value x = object->kind == N_LOCAL ? fp[object->slot] : ((const n_global *)object)->cell->value;
-  qn_value r = x.head == TAG_ARRAY ? index_view_here(vm, x, n->items, n->n, fp) : value_unset();
-  if (r.head == TAG_UNSET) return index_evaluated(vm, n, fp);
+  index_item items[INDEX_READ];
+  qn_value x;
+  if (n->object->kind == N_LOCAL)
+    x = fp[n->object->slot];
+  else if (n->object->kind == N_GLOBAL)
+    x = ((const n_global *)n->object)->cell->value;
+  else
+    return index_evaluated(vm, n, fp);
+  if (x.head != TAG_ARRAY || !index_items_here(vm, n->items, n->n, fp, items)) return index_evaluated(vm, n, fp);
+  qn_value r = op_index(vm, x, items, (int)n->n);
   return value_is_error(r) ? finish_index(vm, n, value_retain(x), r) : r;
 }
 

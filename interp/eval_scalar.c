@@ -249,12 +249,12 @@ static __attribute__((noinline)) qn_value product(qn_vm *vm, const n_binary *n, 
   if (row) {
     int64_t shape[2] = {1, k};
     value_release(vm, in[0]);
-    in[0] = array_reshaped(vm, a, 2, shape);
+    in[0] = op_reshape(vm, a, 2, shape);
   }
   if (column && !value_is_error(in[0])) {
     int64_t shape[2] = {l, 1};
     value_release(vm, in[1]);
-    in[1] = array_reshaped(vm, b, 2, shape);
+    in[1] = op_reshape(vm, b, 2, shape);
   }
   qn_value r = value_is_error(in[0]) || value_is_error(in[1]) ? value_error() : op_apply(vm, OP_dot, in, 2, NULL);
   value_release(vm, in[0]);
@@ -267,7 +267,7 @@ static __attribute__((noinline)) qn_value product(qn_vm *vm, const n_binary *n, 
     if ((row && i == z->rank - 2) || (column && i == z->rank - 1)) continue;
     shape[rank++] = z->shape[i];
   }
-  qn_value out = array_reshaped(vm, r, rank, shape);
+  qn_value out = op_reshape(vm, r, rank, shape);
   value_release(vm, r);
   return out;
 }
@@ -985,7 +985,7 @@ int condition(qn_vm *vm, qn_value v, node *n) {
 /* A one-element bool array as bool[]; takes over. */
 static qn_value as_rank0(qn_vm *vm, qn_value v) {
   if (!value_is(v, TAG_ARRAY) || value_array(v)->rank == 0) return v;
-  qn_value r = array_reshaped(vm, v, 0, NULL);
+  qn_value r = op_reshape(vm, v, 0, NULL);
   value_release(vm, v);
   return r;
 }

@@ -305,7 +305,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
     case TAG_RANGE: item = value_int(range_item(value_range(it), i)); break;
     case TAG_ARRAY:
       rec_at(vm, n->iterable->at);
-      item = index_row(vm, it, i);
+      item = op_index_row(vm, it, i);
       break;
     default: {
       uint32_t code;

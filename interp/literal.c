@@ -126,7 +126,7 @@ static qn_value stacked_item(qn_vm *vm, qn_value v, qn_dtype dtype) {
   const qn_array *x = value_array(a);
   int64_t shape[ARRAY_MAX_RANK + 1] = {1};
   memcpy(shape + 1, x->shape, x->rank * sizeof *shape);
-  qn_value r = array_reshaped(vm, a, x->rank + 1, shape);
+  qn_value r = op_reshape(vm, a, x->rank + 1, shape);
   value_release(vm, a);
   return r;
 }
@@ -294,7 +294,7 @@ static form collect(qn_vm *vm, const n_items *n, qn_value *fp, int dtype, litera
       for (int64_t k = 0; ok && k < len; k++) {
         qn_value x = value_is(v, TAG_LIST)    ? value_retain(value_list(v)->items[k])
                      : value_is(v, TAG_RANGE) ? value_int(range_item(value_range(v), k))
-                                              : index_row(vm, v, k);
+                                              : op_index_row(vm, v, k);
         ok = !value_is_error(x) && add_value(vm, mark, &state, &count, &l, x, dtype);
       }
       value_release(vm, v);

@@ -340,42 +340,7 @@ qn_value eval_field(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_fn_node(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_index(qn_vm *vm, node *n, qn_value *fp);
 
-/* Indices without plans (index_view.c). The values of index items that are variables and constants with plain ints and, where no part of
- * a slice, arrays, as push_index_values leaves them; borrowed, into room for 3 * INDEX_READ. */
-enum { INDEX_READ = 4 };
-typedef enum index_read {
-  READ_NOT, /* they are more than that, or a recording runs */
-  READ_INTS,
-  READ_ARRAYS /* some are arrays */
-} index_read;
-QN_MUST_CHECK index_read index_values_read(const qn_vm *vm, node *const *items, uint32_t n, const qn_value *fp,
-                                           qn_value *out);
-struct eager_pick;
-/* What items with these values name in an array that is in the CPU's memory, outside of recordings, at least one of them an index array
- * or mask. False: not here. */
-QN_MUST_CHECK bool index_pick(const qn_vm *vm, const qn_array *a, node *const *items, uint32_t n,
-                              const qn_value *values, struct eager_pick *to);
-/* x[items] of an array, by the items' values. Unset: index_get sees to it. */
-QN_MUST_CHECK qn_value index_view(qn_vm *vm, qn_value x, node *const *items, uint32_t n, const qn_value *values);
-/* The same by values that lie in variables and constants. */
-QN_MUST_CHECK qn_value index_view_here(qn_vm *vm, qn_value x, node *const *items, uint32_t n, const qn_value *fp);
-/* x[items] = v of an array by basic indices; *ok: false with an error raised. False: index_put sees to it. */
-QN_MUST_CHECK bool index_put_view(qn_vm *vm, qn_value *x, node *const *items, uint32_t n, const qn_value *values,
-                                  qn_value v, bool *ok);
-/* x[items] op= v by basic indices. False: with index_view, the op and index_put. */
-QN_MUST_CHECK bool index_apply_view(qn_vm *vm, qn_value *x, node *const *items, uint32_t n, const qn_value *values,
-                                    op_id op, qn_value v, bool *ok);
-/* x[items] = v (op: OP_COUNT) or x[items] op= v by addition or multiplication at few places that index arrays and masks name (some of the
- * values are arrays), where nothing is to be asked or told; *ok: false with an error raised. False: index_put or index_combine sees to it. */
-QN_MUST_CHECK bool index_put_places(qn_vm *vm, qn_value *x, node *const *items, uint32_t n, const qn_value *values,
-                                    op_id op, qn_value v, bool *ok);
 qn_value eval_index_one(qn_vm *vm, node *n, qn_value *fp);
-/* The values of an index's items onto the stack (slices leave three). False: `*stopped` says what ended it, and the stack is as
- * before. */
-QN_MUST_CHECK bool push_index_values(qn_vm *vm, node *const *items, uint32_t n, qn_value *fp, qn_value *stopped);
-/* Index items from those values; `host`: the object is no array. */
-QN_MUST_CHECK bool index_items_of(qn_vm *vm, node *const *items, uint32_t n, const qn_value *values, bool host,
-                                  index_item *out);
 /* x.name for any value that has fields; borrowed value, owned result. `cache` may be NULL. */
 qn_value field_of(qn_vm *vm, qn_value v, qn_str *name, span mark, field_cache *cache);
 /* The value that a variable holds, or a field or item reached from it, without taking a reference; NULL: only evaluating the node
@@ -385,6 +350,18 @@ qn_value *peek_path(const qn_vm *vm, const node *n, qn_value *fp, bool own);
 static inline qn_value *peek(const qn_vm *vm, const node *n, qn_value *fp, bool own) {
   return n->kind == N_LOCAL ? &fp[n->slot] : peek_path(vm, n, fp, own);
 }
+
+/* index.c. Items of plain ints and arrays that lie in variables and constants, the arrays borrowed, without evaluating anything: at most
+ * INDEX_READ items. False: some are to be evaluated, or say what is wrong, or a recording runs. */
+enum { INDEX_READ = 4 };
+QN_MUST_CHECK bool index_items_here(const qn_vm *vm, node *const *items, uint32_t n, const qn_value *fp,
+                                    index_item *out);
+/* The values that items are made of, evaluated onto the value stack: a slice has three, nil for what is left out; ... and new have none.
+ * False: `*stopped` says what ended it, and the stack is as before. */
+QN_MUST_CHECK bool index_values_push(qn_vm *vm, node *const *items, uint32_t n, qn_value *fp, qn_value *stopped);
+/* Items of these values; `host` as for index_item_of. */
+QN_MUST_CHECK bool index_items_of(qn_vm *vm, node *const *items, uint32_t n, const qn_value *values, bool host,
+                                  index_item *out);
 
 /* literal.c: array literals; dtype -1: found from the items */
 qn_value eval_array(qn_vm *vm, node *n, qn_value *fp);

@@ -11,48 +11,6 @@
 
 #include "interp/node.h"
 
-/* ---- indices on the stack ------------------------------------------------------------------------------------------- */
-
-bool push_index_values(qn_vm *vm, node *const *items, uint32_t n, qn_value *fp, qn_value *stopped) {
-  qn_value *mark = vm->sp;
-  if (!vm_enter(vm, 3 * (size_t)n)) {
-    *stopped = value_error();
-    return false;
-  }
-  for (uint32_t i = 0; i < n; i++) {
-    node *item = items[i];
-    if (item->kind == N_ELLIPSIS || item->kind == N_NEW) continue;
-    const n_slice *s = item->kind == N_SLICE ? (const n_slice *)item : NULL;
-    node *parts[3] = {s ? s->start : item, s ? s->stop : NULL, s ? s->step : NULL};
-    for (int k = 0; k < (s ? 3 : 1); k++) {
-      qn_value v = parts[k] ? eval(vm, parts[k], fp) : value_nil();
-      if (value_stops(v)) {
-        vm_pop_to(vm, mark);
-        *stopped = v;
-        return false;
-      }
-      *vm->sp++ = v;
-    }
-  }
-  return true;
-}
-
-bool index_items_of(qn_vm *vm, node *const *items, uint32_t n, const qn_value *values, bool host, index_item *out) {
-  for (uint32_t i = 0; i < n; i++) {
-    switch (items[i]->kind) {
-    case N_ELLIPSIS: out[i] = (index_item){.kind = INDEX_ELLIPSIS, .array = value_nil()}; break;
-    case N_NEW: out[i] = (index_item){.kind = INDEX_NEW, .array = value_nil()}; break;
-    case N_SLICE:
-      if (!index_slice_of(vm, values[0], values[1], values[2], &out[i])) return false;
-      values += 3;
-      break;
-    default:
-      if (!index_item_of(vm, *values++, host, &out[i])) return false;
-    }
-  }
-  return true;
-}
-
 /* ---- paths ------------------------------------------------------------------------------------------------------------ */
 
 /* What is stored at a path's end: a value, or the old one combined with it. */
@@ -134,66 +92,31 @@ static bool put_field(qn_vm *vm, qn_value *x, qn_str *name, bool adds, path_step
   return put_item(vm, &value_record(*x)->items[i], steps, n, values, s);
 }
 
-/* `*v`, which is about to be stored into `x`, is a view of it that nobody else has: x would be shared and copied for its sake. The
- * part alone is copied instead. */
-static bool detach(qn_vm *vm, const qn_array *x, qn_value *v) {
-  if (!value_is(*v, TAG_ARRAY)) return true;
-  qn_array *a = value_array(*v);
-  if (!op_at_hand(vm, a) || a->head.refs != 1 || a->storage != x->storage) return true;
-  qn_array *copy = array_duplicate(vm, a);
-  if (!copy) return false;
-  value_release(vm, *v);
-  *v = value_obj(TAG_ARRAY, copy);
-  return true;
-}
-
-/* May these index values name places, so that positions may repeat? */
-static inline bool hold_arrays(const qn_value *values, uint32_t n) {
-  for (uint32_t i = 0; i < n; i++)
-    if (values[i].head == TAG_ARRAY) return true;
-  return false;
-}
-
-static bool put_array(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, const qn_value *values, store *s) {
-  bool ok;
-  qn_value part = value_unset();
-  if (n == 1 && s->assign && !hold_arrays(values, steps->nvalues))
-    part = index_view(vm, *x, steps->items, steps->n, values);
-  if (value_is_error(part)) return false;
-  if (!value_is(part, TAG_UNSET)) {
-    part = combined(vm, s, part);
-    if (value_is_error(part)) return false;
-    if (index_put_view(vm, x, steps->items, steps->n, values, part, &ok)) {
-      value_release(vm, part);
-      return ok;
-    }
-  } else if (n == 1 && !s->assign && index_put_view(vm, x, steps->items, steps->n, values, s->v, &ok)) {
+/* Stores at the items of an array, or goes on from there: `n` steps, the first of which has these items. */
+static bool put_array(qn_vm *vm, qn_value *x, const index_item *items, path_step *steps, uint32_t n,
+                      const qn_value *values, store *s) {
+  op_part part;
+  bool ok = true;
+  if (n == 1 && steps->n == 1 && items->kind == INDEX_ARRAY &&
+      op_put_at(vm, x, items->array, s->assign ? (op_id)s->assign->row : OP_COUNT, s->v, &ok))
     return ok;
-  }
-  index_item items[INDEX_MAX];
-  if (!index_items_of(vm, steps->items, steps->n, values, false, items)) {
-    value_release(vm, part);
+  if (items->kind == INDEX_INT && n == 1 && !s->assign && op_put_element(vm, *x, items, (int)steps->n, s->v))
+    return true;
+  if (!op_part_of(vm, *x, items, (int)steps->n, &part)) {
+    if (n == 1 && !s->assign) op_put_refused(vm, *x, items, (int)steps->n, s->v);
     return false;
   }
-  if (!value_is(part, TAG_UNSET)) {
-    ok = index_put(vm, x, items, (int)steps->n, part);
-    value_release(vm, part);
-    return ok;
-  }
-  if (n == 1 && !s->assign) return detach(vm, value_array(*x), &s->v) && index_put(vm, x, items, (int)steps->n, s->v);
-  if (n == 1 && index_repeats(items, (int)steps->n))
-    return index_combine(vm, x, items, (int)steps->n, (op_id)s->assign->row, s->v);
-  part = index_get(vm, *x, items, (int)steps->n);
-  if (value_is_error(part)) return false;
-  if (n == 1) {
-    part = combined(vm, s, part);
-    if (value_is_error(part)) return false;
-  } else if (!put(vm, &part, steps + 1, n - 1, values + steps->nvalues, s)) {
-    value_release(vm, part);
-    return false;
-  }
-  ok = index_put(vm, x, items, (int)steps->n, part);
-  value_release(vm, part);
+  if (n == 1 && !s->assign) return op_detach(vm, value_array(*x), &s->v) && op_part_put(vm, x, &part, s->v);
+  if (n == 1 && op_part_repeats(&part)) return op_part_combine(vm, x, &part, (op_id)s->assign->row, s->v);
+  if (n == 1 && s->assign->op != AST_OP_matmul && op_part_apply(vm, x, &part, (op_id)s->assign->row, s->v)) return true;
+  qn_value item = op_part_get(vm, *x, &part);
+  if (value_is_error(item)) return false;
+  if (n == 1)
+    ok = !value_is_error(item = combined(vm, s, item));
+  else
+    ok = put(vm, &item, steps + 1, n - 1, values + steps->nvalues, s);
+  ok = ok && op_part_put(vm, x, &part, item);
+  value_release(vm, item);
   return ok;
 }
 
@@ -202,8 +125,10 @@ static bool put(qn_vm *vm, qn_value *x, path_step *steps, uint32_t n, const qn_v
   if (steps->name) {
     ok = put_field(vm, x, steps->name, false, steps, n, values, s);
   } else if (value_is(*x, TAG_ARRAY)) {
+    index_item items[INDEX_MAX];
     rec_at(vm, steps->mark);
-    ok = put_array(vm, x, steps, n, values, s);
+    ok = index_items_of(vm, steps->items, steps->n, values, false, items) &&
+         put_array(vm, x, items, steps, n, values, s);
   } else if (value_is(*x, TAG_RECORD) && steps->nvalues == 1 && value_is(values[0], TAG_STR)) {
     qn_value name = values[0];
     qn_str *key = str_intern(vm, value_str(name)->text, value_str(name)->len);
@@ -243,29 +168,27 @@ static bool unset_variable(qn_vm *vm, const lvalue *p) {
   return false;
 }
 
-/* Where the first `steps` steps of a path lead, if every container on the way has one owner and records are as they were the last time:
- * nothing needs to be copied, looked up or told. NULL: path_put does it. */
-static qn_value *path_to(qn_vm *vm, const lvalue *p, uint32_t steps, qn_value *fp, const qn_value *values) {
-  qn_value *x = &fp[p->slot];
-  if (p->cell) {
-    x = &p->cell->value;
-    if (rec_hears_globals(vm) || p->cell->rec.watched) return NULL;
+/* The item of a container that a step leads to, if the container has one owner and a record is as it was the last time: nothing needs to
+ * be copied, looked up or told. NULL: not so. */
+static inline qn_value *step_to(const path_step *step, qn_value *x, const qn_value *values) {
+  if (step->name) {
+    if (x->head != TAG_RECORD) return NULL;
+    qn_record *r = value_record(*x);
+    return r->layout == step->cache.layout && r->head.refs == 1 ? &r->items[step->cache.index] : NULL;
   }
-  for (uint32_t i = 0; i < steps; i++) {
-    const path_step *step = &p->steps[i];
-    if (step->name) {
-      if (x->head != TAG_RECORD) return NULL;
-      qn_record *r = value_record(*x);
-      if (r->layout != step->cache.layout || r->head.refs != 1) return NULL;
-      x = &r->items[step->cache.index];
-    } else {
-      if (x->head != TAG_LIST || step->nvalues != 1 || step->n != 1 || values->head != TAG_INT) return NULL;
-      qn_list *l = value_list(*x);
-      uint64_t at = (uint64_t)(values->u.i < 0 ? values->u.i + (int64_t)l->len : values->u.i);
-      if (at >= l->len || l->head.refs != 1) return NULL;
-      x = &l->items[at];
-      values++;
-    }
+  if (x->head != TAG_LIST || step->nvalues != 1 || step->n != 1 || values->head != TAG_INT) return NULL;
+  qn_list *l = value_list(*x);
+  uint64_t at = (uint64_t)(values->u.i < 0 ? values->u.i + (int64_t)l->len : values->u.i);
+  return at < l->len && l->head.refs == 1 ? &l->items[at] : NULL;
+}
+
+/* Where the first `steps` steps of a path lead so. NULL: path_put goes there. */
+static qn_value *path_to(qn_vm *vm, const lvalue *p, uint32_t steps, qn_value *fp, const qn_value *values) {
+  qn_value *x = p->cell ? &p->cell->value : &fp[p->slot];
+  if (p->cell && (rec_hears_globals(vm) || p->cell->rec.watched)) return NULL;
+  for (uint32_t i = 0; i < steps && x; i++) {
+    x = step_to(&p->steps[i], x, values);
+    values += p->steps[i].nvalues;
   }
   return x;
 }
@@ -302,7 +225,7 @@ static bool lvalue_push(qn_vm *vm, const lvalue *p, qn_value *fp, qn_value *stop
   if (p->kind == LVALUE_PATH) {
     for (uint32_t i = 0; i < p->n; i++) {
       const path_step *step = &p->steps[i];
-      if (!step->name && !push_index_values(vm, step->items, step->n, fp, stopped)) {
+      if (!step->name && !index_values_push(vm, step->items, step->n, fp, stopped)) {
         vm_pop_to(vm, mark);
         return false;
       }
@@ -325,7 +248,7 @@ static bool detach_items(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_valu
   for (uint32_t i = 0; i < p->n; i++) {
     const lvalue *to = p->items[i];
     const qn_value *x = to->kind == LVALUE_PATH ? path_to(vm, to, to->n - 1, fp, values) : NULL;
-    if (x && value_is(*x, TAG_ARRAY) && !detach(vm, value_array(*x), &value_list(v)->items[i])) return false;
+    if (x && value_is(*x, TAG_ARRAY) && !op_detach(vm, value_array(*x), &value_list(v)->items[i])) return false;
     values += to->nvalues;
   }
   return true;
@@ -348,7 +271,7 @@ static bool list_put(qn_vm *vm, const lvalue *p, qn_value *fp, const qn_value *v
   for (uint32_t i = 0; ok && i < p->n; i++) {
     qn_value item = value_is(v, TAG_LIST)    ? value_retain(value_list(v)->items[i])
                     : value_is(v, TAG_RANGE) ? value_int(range_item(value_range(v), i))
-                                             : index_row(vm, v, i);
+                                             : op_index_row(vm, v, i);
     ok = !value_is_error(item) && lvalue_put(vm, p->items[i], fp, values, item);
     values += p->items[i]->nvalues;
   }
@@ -442,35 +365,6 @@ qn_value eval_destructure(qn_vm *vm, node *h, qn_value *fp) {
   return v;
 }
 
-/* A path that ends in indices with index arrays or masks, where every container on the way has one owner. False: not so. */
-static __attribute__((noinline)) bool update_places(qn_vm *vm, const n_assign *n, qn_value *fp, const qn_value *values,
-                                                    qn_value v, bool *ok) {
-  const lvalue *p = n->target;
-  const path_step *last = &p->steps[p->n - 1];
-  if (n->op != AST_OP_none && n->op != AST_OP_add && n->op != AST_OP_mul) return false;
-  qn_value *x = path_to(vm, p, p->n - 1, fp, values);
-  if (!x || x->head != TAG_ARRAY) return false;
-  vm->updating = p->at;
-  return index_put_places(vm, x, last->items, last->n, values + p->nvalues - last->nvalues,
-                          n->op == AST_OP_none ? OP_COUNT : (op_id)n->row, v, ok);
-}
-
-/* x[items] = v and x[items] op= v of a variable that is an array, by basic indices. False: not so. */
-static __attribute__((noinline)) bool update_view(qn_vm *vm, const n_assign *n, qn_value *fp, const qn_value *values,
-                                                  qn_value v, bool *ok) {
-  const lvalue *p = n->target;
-  path_step *step = p->steps;
-  qn_value *x = path_to(vm, p, 0, fp, values);
-  if (!x || x->head != TAG_ARRAY) return false;
-  vm->updating = p->at;
-  if (n->op == AST_OP_none
-          ? !index_put_view(vm, x, step->items, step->n, values, v, ok)
-          : n->op == AST_OP_matmul || !index_apply_view(vm, x, step->items, step->n, values, (op_id)n->row, v, ok))
-    return false;
-  if (!*ok) raise_at(vm, step->mark);
-  return true;
-}
-
 /* A dtype that cannot be stored (which compiled code never meets) lies in no one step: the pending error is that of the whole path. */
 static void place_error(qn_vm *vm, const lvalue *p) {
   const path_step *last = p->n ? &p->steps[p->n - 1] : NULL;
@@ -479,68 +373,101 @@ static void place_error(qn_vm *vm, const lvalue *p) {
   if (here) vm->error->at.start = p->at.start;
 }
 
-/* Stores `v` (taken over) at the path of an assignment, whose index values are given. `places`: those of the last step may name places. */
-static qn_value update(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *values, qn_value v, bool places) {
-  store s = {.v = v, .assign = n->op == AST_OP_none ? NULL : n};
-  bool ok, basic = n->target->n == 1 && !n->target->steps->name;
-  if (places ? !update_places(vm, n, fp, values, v, &ok) : !basic || !update_view(vm, n, fp, values, v, &ok)) {
-    qn_value *item = path_item(vm, n->target, fp, values);
-    ok = item ? put_here(vm, item, &s) : path_put(vm, n->target, fp, values, &s);
-  }
-  if (ok) {
-    value_release(vm, s.v);
-    return value_nil();
-  }
-  raise_at(vm, n->mark);
-  if (vm->error && vm->error->id == E_dtype) place_error(vm, n->target);
-  bool index = vm->error && (vm->error->id == E_index || vm->error->id == E_index_kind); /* no fault of the value */
-  if (!index) note_operand(vm, n->value->at, s.v, n->value);
-  value_release(vm, s.v);
-  return value_error();
-}
-
-/* The same with indices that lie in variables and hold arrays: the right side may change the variables, the store what they hold. */
-static __attribute__((noinline)) qn_value update_held(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *values) {
-  uint32_t held = n->target->nvalues;
-  qn_value *mark = vm->sp;
-  if (!vm_enter(vm, held)) {
+/* The result of an assignment that has stored, or not, what is left of `s`, which is released. */
+static qn_value finish_update(qn_vm *vm, const n_assign *n, bool ok, store *s) {
+  if (!ok) {
     raise_at(vm, n->mark);
-    return value_error();
+    if (vm->error && vm->error->id == E_dtype) place_error(vm, n->target);
+    bool index = vm->error && (vm->error->id == E_index || vm->error->id == E_index_kind); /* no fault of the value */
+    if (!index) note_operand(vm, n->value->at, s->v, n->value);
   }
-  for (uint32_t i = 0; i < held; i++) *vm->sp++ = value_retain(values[i]);
-  qn_value v = eval(vm, n->value, fp);
-  if (!value_stops(v)) v = update(vm, n, fp, mark, v, true);
-  vm_pop_to(vm, mark);
-  return v;
+  value_release(vm, s->v);
+  return ok ? value_nil() : value_error();
 }
 
-static __attribute__((noinline)) qn_value update_pushed(qn_vm *vm, n_assign *n, qn_value *fp) {
+/* Stores `v` (taken over) at the path of an assignment, whose index values are given. */
+static qn_value update(qn_vm *vm, n_assign *n, qn_value *fp, const qn_value *values, qn_value v) {
   const lvalue *p = n->target;
-  const path_step *last = &p->steps[p->n - 1];
+  store s = {.v = v, .assign = n->op == AST_OP_none ? NULL : n};
+  path_step *last = &p->steps[p->n - 1];
+  const qn_value *of_last = values + (p->nvalues - last->nvalues);
+  qn_value *x = path_to(vm, p, p->n - 1, fp, values), *item = x ? step_to(last, x, of_last) : NULL;
+  vm->updating = p->at;
+  bool ok = item                           ? put_here(vm, item, &s)
+            : x && value_is(*x, TAG_ARRAY) ? put(vm, x, last, 1, of_last, &s)
+                                           : path_put(vm, p, fp, values, &s);
+  return finish_update(vm, n, ok, &s);
+}
+
+/* Stores `v` (taken over) at the items of a variable that holds an array. */
+static __attribute__((noinline)) qn_value update_array(qn_vm *vm, n_assign *n, qn_value *x, const index_item *items,
+                                                       qn_value v) {
+  path_step *step = n->target->steps;
+  store s = {.v = v, .assign = n->op == AST_OP_none ? NULL : n};
+  vm->updating = n->target->at;
+  rec_at(vm, step->mark);
+  bool ok = put_array(vm, x, items, step, 1, NULL, &s);
+  if (!ok) raise_at(vm, step->mark);
+  return finish_update(vm, n, ok, &s);
+}
+
+/* The index values are evaluated, then the right side, which may change the variables that they came from. */
+static __attribute__((noinline)) qn_value update_pushed(qn_vm *vm, n_assign *n, qn_value *fp) {
   qn_value *mark = vm->sp, stopped;
-  if (!lvalue_push(vm, p, fp, &stopped)) {
+  if (!lvalue_push(vm, n->target, fp, &stopped)) {
     if (value_is_error(stopped)) raise_at(vm, n->mark);
     return stopped;
   }
   qn_value v = eval(vm, n->value, fp);
-  if (!value_stops(v)) {
-    bool places = !last->name && hold_arrays(mark + p->nvalues - last->nvalues, last->nvalues);
-    v = update(vm, n, fp, mark, v, places);
-  }
+  if (!value_stops(v)) v = update(vm, n, fp, mark, v);
   vm_pop_to(vm, mark);
   return v;
+}
+
+/* The right side has made something else of the variable than an array: the store goes by the values of the items. */
+static __attribute__((noinline)) qn_value update_other(qn_vm *vm, n_assign *n, qn_value *fp, const index_item *items,
+                                                       qn_value v) {
+  qn_value values[3 * INDEX_READ], *to = values;
+  for (uint32_t i = 0; i < n->target->steps->n; i++) {
+    if (items[i].kind == INDEX_INT) *to++ = value_int(items[i].start);
+    if (items[i].kind == INDEX_ARRAY) *to++ = items[i].array;
+    if (items[i].kind != INDEX_SLICE) continue;
+    *to++ = items[i].has_start ? value_int(items[i].start) : value_nil();
+    *to++ = items[i].has_stop ? value_int(items[i].stop) : value_nil();
+    *to++ = value_int(items[i].step);
+  }
+  return update(vm, n, fp, values, v);
+}
+
+/* Index arrays in items wait on the stack, since the right side may change the variables that hold them. */
+static bool hold_arrays(qn_vm *vm, const index_item *items, uint32_t n) {
+  for (uint32_t i = 0; i < n; i++) {
+    if (items[i].kind != INDEX_ARRAY) continue;
+    if (!vm_enter(vm, 1)) return false;
+    *vm->sp++ = value_retain(items[i].array);
+  }
+  return true;
 }
 
 qn_value eval_update(qn_vm *vm, node *h, qn_value *fp) {
   n_assign *n = (n_assign *)h;
   const lvalue *p = n->target;
   const path_step *step = p->steps;
-  qn_value here[3 * INDEX_READ];
-  index_read how = p->n == 1 && !step->name ? index_values_read(vm, step->items, step->n, fp, here) : READ_NOT;
-  if (how == READ_NOT) return update_pushed(vm, n, fp);
-  if (how == READ_ARRAYS) return update_held(vm, n, fp, here);
-  qn_value v = eval(vm, n->value, fp);
-  return value_stops(v) ? v : update(vm, n, fp, here, v, false);
+  index_item items[INDEX_READ];
+  if (p->n > 1 || step->name || !index_items_here(vm, step->items, step->n, fp, items)) return update_pushed(vm, n, fp);
+  qn_value *mark = vm->sp, v;
+  if (hold_arrays(vm, items, step->n)) {
+    v = eval(vm, n->value, fp);
+    if (!value_stops(v)) {
+      qn_value *x = path_to(vm, p, 0, fp, NULL);
+      v = x && x->head == TAG_ARRAY ? update_array(vm, n, x, items, v) : update_other(vm, n, fp, items, v);
+    }
+  } else {
+    raise_at(vm, n->mark);
+    v = value_error();
+  }
+  if (vm->sp != mark) vm_pop_to(vm, mark);
+  return v;
 }
 
 /* x.name = v with a local x. */
@@ -553,13 +480,13 @@ static qn_value eval_update_field(qn_vm *vm, node *h, qn_value *fp) {
     slot_set(vm, &value_record(*x)->items[step->cache.index], v);
     return value_nil();
   }
-  return update(vm, n, fp, NULL, v, false);
+  return update(vm, n, fp, NULL, v);
 }
 
 static inline qn_value update_fields(qn_vm *vm, n_assign *n, qn_value *fp, qn_value v) {
   if (value_stops(v)) return v;
   qn_value *item = path_item(vm, n->target, fp, NULL);
-  if (!item) return update(vm, n, fp, NULL, v, false);
+  if (!item) return update(vm, n, fp, NULL, v);
   slot_set(vm, item, v);
   return value_nil();
 }
@@ -588,7 +515,7 @@ static qn_value eval_join_fields(qn_vm *vm, node *h, qn_value *fp) {
     return now;
   }
   v = binary_values(vm, sum, now, v);
-  return value_is_error(v) ? v : update(vm, n, fp, NULL, v, false);
+  return value_is_error(v) ? v : update(vm, n, fp, NULL, v);
 }
 
 /* The first time: is it a text or list, or does the plain update do? */
@@ -598,10 +525,6 @@ qn_value eval_add_fields(qn_vm *vm, node *h, qn_value *fp) {
   bool joins = v.head == TAG_STR || v.head == TAG_LIST;
   h->eval = joins ? eval_join_fields : fields_eval(n->target);
   return update_fields(vm, n, fp, v);
-}
-
-static __attribute__((noinline)) qn_value update_by(qn_vm *vm, n_assign *n, qn_value *fp, qn_value i, qn_value v) {
-  return update(vm, n, fp, &i, v, i.head == TAG_ARRAY);
 }
 
 /* x[i] = v with one index: list items without the detour over the stack. */
@@ -624,20 +547,21 @@ qn_value eval_update_one(qn_vm *vm, node *h, qn_value *fp) {
       return value_nil();
     }
   }
-  if (x && x->head == TAG_ARRAY && i.head == TAG_INT) {
-    if (index_put_number(vm, *x, i.u.i, v)) {
-      vm->arrays_made++;
+  if (x && x->head == TAG_ARRAY) {
+    index_item item;
+    if (i.head == TAG_INT && op_put_item(vm, *x, i.u.i, v)) {
+      value_release(vm, v);
       return value_nil();
     }
-    if (index_takes_number(vm, *x, i.u.i, v)) { /* but for its other owners */
-      vm->updating = p->at;
-      if (!array_own(vm, x))
-        error_clear(vm);
-      else if (index_put_number(vm, *x, i.u.i, v))
-        return value_nil();
+    bool array =
+        i.head == TAG_ARRAY && (value_array(i)->dtype == QN_bool || dtype_is_int((qn_dtype)value_array(i)->dtype));
+    if ((array || i.head == TAG_INT) && index_item_of(vm, i, false, &item)) {
+      qn_value r = update_array(vm, n, x, &item, v);
+      value_release(vm, i);
+      return r;
     }
   }
-  qn_value r = update_by(vm, n, fp, i, v);
+  qn_value r = update(vm, n, fp, &i, v);
   value_release(vm, i);
   return r;
 }

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "interp/index.h"
+#include "jit/run/index.h"
 #include "interp/interp.h"
 
 /* ---- arguments ------------------------------------------------------------------------------------------------ */
@@ -409,7 +409,7 @@ qn_value sequence_item(qn_vm *vm, sequence *s, int64_t i) {
   switch ((int)value_tag_of(s->v)) {
   case TAG_LIST: return value_retain(value_list(s->v)->items[i]);
   case TAG_RANGE: return value_int(range_item(value_range(s->v), i));
-  case TAG_ARRAY: return index_row(vm, s->v, i);
+  case TAG_ARRAY: return op_index_row(vm, s->v, i);
   default: {
     uint32_t code;
     const char *p = value_str(s->v)->text + s->at;

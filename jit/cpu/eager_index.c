@@ -133,7 +133,7 @@ static __attribute__((noinline)) int64_t mask_offsets(const qn_array *mask, cons
 /* ---- places -------------------------------------------------------------------------------------------------------------- */
 
 /* Offsets of the joint axes of index arrays and masks, and their shape; how many, or -1: not here. */
-static int64_t join(const bvm_loops *l, const eager_pick *p, int64_t *list, int *rank, int64_t *shape) {
+static int64_t join(const bvm_loops *l, const index_pick *p, int64_t *list, int *rank, int64_t *shape) {
   int64_t counts[ARRAY_MAX_RANK], n = 1;
   int axis = 0;
   *rank = 1;
@@ -181,13 +181,13 @@ static int64_t join(const bvm_loops *l, const eager_pick *p, int64_t *list, int 
 }
 
 /* Multiplies a list of n out with an axis of the pick, which is one of the result. The new number; -1: there are too many, or none. */
-static inline int64_t with_own(const eager_pick *p, int axis, int64_t *at, int64_t n) {
+static inline int64_t with_own(const index_pick *p, int axis, int64_t *at, int64_t n) {
   int64_t size = p->shape[axis];
   return (uint64_t)size - 1 >= EAGER_PLACES || n * size > EAGER_PLACES ? -1 : with_axis(at, n, size, p->strides[axis]);
 }
 
 /* The same with the joint axes, whose shape this gives, too. */
-static __attribute__((noinline)) int64_t with_joint(const bvm_loops *l, const eager_pick *p, int64_t *at, int64_t n,
+static __attribute__((noinline)) int64_t with_joint(const bvm_loops *l, const index_pick *p, int64_t *at, int64_t n,
                                                     int *rank, int64_t *shape) {
   int64_t list[EAGER_PLACES], all;
   *rank = 1;
@@ -199,7 +199,7 @@ static __attribute__((noinline)) int64_t with_joint(const bvm_loops *l, const ea
 }
 
 /* Are all of them index arrays, and of one shape? */
-static inline bool is_alike(const eager_pick *p) {
+static inline bool is_alike(const index_pick *p) {
   const qn_array *a = p->index[0];
   if (a->dtype == QN_bool) return false;
   for (int i = 1; i < p->n; i++) {
@@ -210,7 +210,7 @@ static inline bool is_alike(const eager_pick *p) {
 }
 
 /* with_joint of such, -1 also if they are out of bounds. */
-static inline __attribute__((always_inline)) int64_t with_alike(const bvm_loops *l, const eager_pick *p, int64_t *at,
+static inline __attribute__((always_inline)) int64_t with_alike(const bvm_loops *l, const index_pick *p, int64_t *at,
                                                                 int64_t n) {
   int64_t room[EAGER_PLACES], size = p->index[0]->size;
   const int64_t *index;
@@ -227,7 +227,7 @@ static inline __attribute__((always_inline)) int64_t with_alike(const bvm_loops 
   return n * size;
 }
 
-static inline __attribute__((always_inline)) bool find(const bvm_loops *l, const eager_pick *p, eager_places *to) {
+static inline __attribute__((always_inline)) bool find(const bvm_loops *l, const index_pick *p, eager_places *to) {
   int64_t joint[ARRAY_MAX_RANK], n = 1;
   const int64_t *shape = p->index[0]->shape;
   int rank = p->index[0]->rank, lead = p->lead, i = 0;
@@ -251,7 +251,7 @@ static inline __attribute__((always_inline)) bool find(const bvm_loops *l, const
   return true;
 }
 
-__attribute__((noinline)) bool eager_find(qn_vm *vm, const eager_pick *p, eager_places *to) {
+__attribute__((noinline)) bool eager_find(qn_vm *vm, const index_pick *p, eager_places *to) {
   const bvm_loops *l = cpu_loops(vm);
   return l && find(l, p, to);
 }
@@ -261,23 +261,18 @@ static inline gather_fn gather_of(const bvm_loops *l, const qn_array *x) {
   return l->gather[bvm_size_class(dtype_size((qn_dtype)x->dtype))];
 }
 
-static qn_value read_places(qn_vm *vm, const bvm_loops *l, const qn_array *x, const eager_places *p) {
+static inline qn_value read_places(qn_vm *vm, const bvm_loops *l, const qn_array *x, const eager_places *p) {
   qn_array *out = array_new(vm, (qn_dtype)x->dtype, p->rank, p->shape);
   if (!out) return value_error();
   gather_of(l, x)(out->storage->data, x->storage->data, p->at, 1, p->n);
   return value_obj(TAG_ARRAY, out);
 }
 
-static __attribute__((noinline)) qn_value read_found(qn_vm *vm, const bvm_loops *l, const qn_array *x,
-                                                     const eager_pick *p) {
-  eager_places places;
-  return find(l, p, &places) ? read_places(vm, l, x, &places) : value_unset();
-}
-
-qn_value eager_pick_apply(qn_vm *vm, const qn_array *x, const eager_pick *p) {
+__attribute__((noinline)) qn_value eager_pick_apply(qn_vm *vm, const qn_array *x, const index_pick *p) {
   const bvm_loops *l = cpu_loops(vm);
+  eager_places places;
   if (!l) return value_error();
-  return read_found(vm, l, x, p);
+  return find(l, p, &places) ? read_places(vm, l, x, &places) : value_unset();
 }
 
 /* ---- the whole of an axis, or all of them ----------------------------------------------------------------------------- */
@@ -348,7 +343,7 @@ qn_value eager_named(qn_vm *vm, const qn_array *x, const qn_array *by) {
 }
 
 static __attribute__((noinline)) qn_value take_apart(qn_vm *vm, const qn_array *x, const qn_array *index, int axis) {
-  eager_pick p;
+  index_pick p;
   p.rank = 0;
   for (int i = 0; i < x->rank; i++) {
     if (i == axis) continue;
@@ -504,7 +499,7 @@ bool eager_store(qn_vm *vm, const qn_array *x, const eager_places *p, qn_value v
 /* ---- ops ----------------------------------------------------------------------------------------------------------------- */
 
 /* Axes of an array, the first `n` of which are governed by index arrays or masks, which are to be filled in. */
-static void pick_leading(const qn_array *x, const int64_t *strides, int64_t offset, int n, eager_pick *p) {
+static void pick_leading(const qn_array *x, const int64_t *strides, int64_t offset, int n, index_pick *p) {
   p->rank = x->rank - n;
   p->offset = offset;
   p->lead = p->n = 0;
@@ -516,7 +511,7 @@ static void pick_leading(const qn_array *x, const int64_t *strides, int64_t offs
 
 /* `in[0..n)` as index arrays of the leading axes. False: not here. */
 static bool pick_arrays(const qn_array *x, const int64_t *strides, int64_t offset, const qn_value *in, int n,
-                        eager_pick *p) {
+                        index_pick *p) {
   if (n > x->rank) return false;
   pick_leading(x, strides, offset, n, p);
   for (; p->n < n; p->n++) {
@@ -610,7 +605,7 @@ static qn_value copy_with(qn_vm *vm, const bvm_loops *l, op_id op, const qn_valu
   if (x->size > EAGER_PLACES * 8) return value_unset();
   shape_strides(x->rank, x->shape, strides);
   if (op == OP_scatter) {
-    eager_pick p;
+    index_pick p;
     if (!pick_arrays(x, strides, 0, in + 1, nin - 2, &p) || !eager_find(vm, &p, &places)) return value_unset();
   } else if (!attr->axes || !find_along(l, x, strides, 0, in[1], __builtin_ctz(attr->axes), &places)) {
     return value_unset();
@@ -636,12 +631,12 @@ qn_value eager_fast_index(qn_vm *vm, op_id op, const qn_value *in, int nin, cons
   if (!l) return value_error();
   switch (op) {
   case OP_index: {
-    eager_pick p;
+    index_pick p;
     return pick_arrays(x, x->strides, x->offset, in + 1, nin - 1, &p) ? eager_pick_apply(vm, x, &p) : value_unset();
   }
   case OP_compress: {
     const qn_array *mask = value_is(in[1], TAG_ARRAY) ? value_array(in[1]) : NULL;
-    eager_pick p;
+    index_pick p;
     if (!mask || !eager_here(mask) || mask->dtype != QN_bool || !mask->rank || mask->rank > x->rank)
       return value_unset();
     pick_leading(x, x->strides, x->offset, mask->rank, &p);

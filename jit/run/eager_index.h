@@ -2,21 +2,9 @@
 #ifndef JIT_RUN_EAGER_INDEX_H
 #define JIT_RUN_EAGER_INDEX_H
 
+#include "jit/run/index.h"
 #include "lang/op.h"
 #include "lang/vm.h"
-
-/* (A part of) an array by index arrays, which broadcast together to the joint axes, and masks, whose true elements are one joint axis.
- * Sizes that masks do not fit are not to be given. */
-typedef struct eager_pick {
-  int rank; /* axes that no index governs, in their order */
-  int64_t shape[ARRAY_MAX_RANK], strides[ARRAY_MAX_RANK];
-  int64_t offset; /* elements from storage->data */
-  int lead;       /* so many of these axes stand before the joint ones in the result, the rest behind them */
-  int n;
-  const qn_array *index[ARRAY_MAX_RANK]; /* of an integer dtype, or bool */
-  int64_t size[ARRAY_MAX_RANK],
-      stride[ARRAY_MAX_RANK]; /* of the axes that they govern: a mask one for each of its own */
-} eager_pick;
 
 /* Elements at most: more are left to the slow way. */
 enum { EAGER_PLACES = 512 };
@@ -30,9 +18,9 @@ typedef struct eager_places {
  * empty or wrong is left to the slow way. */
 static inline bool eager_here(const qn_array *a) { return a->storage && !a->device; }
 /* False, maybe with an error raised: they are not found here. */
-QN_MUST_CHECK bool eager_find(qn_vm *vm, const eager_pick *p, eager_places *to);
+QN_MUST_CHECK bool eager_find(qn_vm *vm, const index_pick *p, eager_places *to);
 /* What x has at these places; unset: not here. */
-QN_MUST_CHECK qn_value eager_pick_apply(qn_vm *vm, const qn_array *x, const eager_pick *p);
+QN_MUST_CHECK qn_value eager_pick_apply(qn_vm *vm, const qn_array *x, const index_pick *p);
 /* Are there places, and does v, an array or a number, broadcast to them? */
 bool eager_fits(const eager_places *p, qn_value v);
 /* Stores v, which fits and is an array of x's dtype or a number that x's dtype holds, at the places of x, which has one owner, as a
