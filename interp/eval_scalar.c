@@ -4,7 +4,6 @@
  * macros below from one inline function per operator. The inline function handles plain ints and floats (the whole header
  * word is compared, so traced numbers never match); everything else goes out of line: arrays to op_apply, the rest to
  * binary_values. `x = x op e` has evaluators of its own that change a number in x's slot and grow a text or list in place.
- * Products of variables and their transposes have one, which makes no array of a transpose.
  *
  * Host arithmetic is exact for ints (overflow is an error) and IEEE for floats; what is not a single machine operation
  * (pow, // and % of floats) is computed by the op table's scalar code, so that compiled code gives the same bits.
@@ -12,7 +11,6 @@
 #include <string.h>
 
 #include "interp/node.h"
-#include "jit/run/eager.h"
 
 /* ---- labels for errors ---------------------------------------------------------------------------------------------- */
 
@@ -220,6 +218,9 @@ static bool float_binary(ast_op op, double x, double y, qn_value *r) {
   }
 }
 
+/* Is it what ops compute with? */
+static inline bool is_numeric(qn_value v) { return value_is(v, TAG_ARRAY) || value_is_scalar(v); }
+
 /* Do two values join under `+`? */
 static inline bool joins(const n_binary *n, qn_value a, qn_value b) {
   return a.head == b.head && (a.head == TAG_STR || a.head == TAG_LIST) && n->op == AST_OP_add;
@@ -231,50 +232,6 @@ static bool join(qn_vm *vm, const n_binary *n, qn_value *a, qn_value b) {
   value_release(vm, b);
   if (!ok) raise_at(vm, n->mark);
   return ok;
-}
-
-/* Appends an array's operands to the right shapes for OP_dot: rank 1 gets an axis, which the result then loses. */
-static __attribute__((noinline)) qn_value product(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
-  const qn_array *x = value_array(a), *y = value_array(b);
-  if (x->rank == 0 || y->rank == 0)
-    return raise_error(vm, E_matmul_shape, n->mark, "@ needs arrays of rank 1 or more; * multiplies by a number");
-  int64_t k = x->shape[x->rank - 1], l = y->shape[y->rank == 1 ? 0 : y->rank - 2];
-  if (k != l) {
-    return raise_error(vm, E_matmul_shape, n->mark,
-                       "matrix product: the last axis of the left operand is %lld, axis %d of the right one is %lld",
-                       (long long)k, y->rank == 1 ? 0 : -2, (long long)l);
-  }
-  bool row = x->rank == 1, column = y->rank == 1;
-  qn_value in[2] = {value_retain(a), value_retain(b)};
-  if (row) {
-    int64_t shape[2] = {1, k};
-    value_release(vm, in[0]);
-    in[0] = op_reshape(vm, a, 2, shape);
-  }
-  if (column && !value_is_error(in[0])) {
-    int64_t shape[2] = {l, 1};
-    value_release(vm, in[1]);
-    in[1] = op_reshape(vm, b, 2, shape);
-  }
-  qn_value r = value_is_error(in[0]) || value_is_error(in[1]) ? value_error() : op_apply(vm, OP_dot, in, 2, NULL);
-  value_release(vm, in[0]);
-  value_release(vm, in[1]);
-  if (value_is_error(r) || (!row && !column)) return r;
-  const qn_array *z = value_array(r);
-  int64_t shape[ARRAY_MAX_RANK];
-  int rank = 0;
-  for (int i = 0; i < z->rank; i++) {
-    if ((row && i == z->rank - 2) || (column && i == z->rank - 1)) continue;
-    shape[rank++] = z->shape[i];
-  }
-  qn_value out = op_reshape(vm, r, rank, shape);
-  value_release(vm, r);
-  return out;
-}
-
-static inline qn_value matmul(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
-  qn_value r = op_deferred(vm) ? value_unset() : eager_fast_dot(vm, value_array(a), value_array(b));
-  return value_is(r, TAG_UNSET) ? product(vm, n, a, b) : r;
 }
 
 const char nil_origin[] =
@@ -352,11 +309,21 @@ static __attribute__((cold)) qn_value fail_kinds(qn_vm *vm, const n_binary *n, q
 static bool ast_op_compares(ast_op op) { return op >= AST_OP_eq && op <= AST_OP_ge; }
 _Static_assert(AST_OP_eq + 5 == AST_OP_ge && AST_OP_eq + 1 == AST_OP_ne, "comparisons are consecutive");
 
-static qn_value apply_op(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
+/* `x @ y`; borrows both. */
+static inline qn_value matmul(qn_vm *vm, const n_binary *n, qn_array *x, qn_array *y) {
+  if (x->rank == 0 || y->rank == 0)
+    return raise_error(vm, E_matmul_shape, n->mark, "@ needs arrays of rank 1 or more; * multiplies by a number");
+  int64_t k = x->shape[x->rank - 1], l = y->shape[y->rank == 1 ? 0 : y->rank - 2];
+  if (k == l) return op_dot(vm, value_obj(TAG_ARRAY, x), value_obj(TAG_ARRAY, y));
+  return raise_error(vm, E_matmul_shape, n->mark,
+                     "matrix product: the last axis of the left operand is %lld, axis %d of the right one is %lld",
+                     (long long)k, y->rank == 1 ? 0 : -2, (long long)l);
+}
+
+/* The operator as an op, on arrays and numbers; borrows both. */
+static inline qn_value apply(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   rec_at(vm, n->mark);
-  if (n->op == AST_OP_matmul) return matmul(vm, n, a, b);
-  qn_value in[2] = {a, b};
-  return op_apply(vm, (op_id)n->row, in, 2, NULL);
+  return n->op == AST_OP_matmul ? matmul(vm, n, value_array(a), value_array(b)) : op_binary(vm, (op_id)n->row, a, b);
 }
 
 /* Does OP_eq answer for these as the language does? A host bool is no number; beside an array it counts as one. */
@@ -501,16 +468,14 @@ static qn_value binary_borrowed(qn_vm *vm, const n_binary *n, qn_value a, qn_val
       if (op == AST_OP_bitor) return value_bool(a.u.i | b.u.i);
     }
   }
-  bool array_a = value_is(a, TAG_ARRAY), array_b = value_is(b, TAG_ARRAY);
-  bool numeric = (array_a || value_is_scalar(a)) && (array_b || value_is_scalar(b));
+  bool array = value_is(a, TAG_ARRAY) || value_is(b, TAG_ARRAY), numeric = is_numeric(a) && is_numeric(b);
   if (op == AST_OP_eq || op == AST_OP_ne) {
-    if (numeric && (array_a || array_b || rec_number(vm, a) || rec_number(vm, b)) && op_equals(a, b))
-      return apply_op(vm, n, a, b);
+    if (numeric && (array || rec_number(vm, a) || rec_number(vm, b)) && op_equals(a, b)) return apply(vm, n, a, b);
     if (value_tag_of(a) != value_tag_of(b)) warn_unequal(vm, (n_binary *)n, a, b);
     return equal_trees(vm, n, a, b);
   }
-  if (op == AST_OP_matmul && !(array_a && array_b)) return fail_kinds(vm, n, a, b);
-  if (numeric) return apply_op(vm, n, a, b);
+  if (op == AST_OP_matmul && !(value_is(a, TAG_ARRAY) && value_is(b, TAG_ARRAY))) return fail_kinds(vm, n, a, b);
+  if (numeric) return apply(vm, n, a, b);
   if (value_is(a, TAG_STR) && value_is(b, TAG_STR) && ast_op_compares(op)) {
     int c = str_compare(value_str(a), value_str(b));
     return value_bool(op == AST_OP_lt ? c < 0 : op == AST_OP_le ? c <= 0 : op == AST_OP_gt ? c > 0 : c >= 0);
@@ -551,57 +516,30 @@ bool binary_into(qn_vm *vm, const n_binary *n, qn_value *x, qn_value b) {
 
 enum { OWN_A = 1, OWN_B = 2 };
 
-static bool is_numeric(qn_value v) { return value_is(v, TAG_ARRAY) || value_is_scalar(v); }
+/* `a op b` of any values, borrowed, where no fast form below does it; one that stops the evaluation is the result. Arrays come first. */
+static __attribute__((noinline)) qn_value slow(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
+  bool both = a.head == TAG_ARRAY && b.head == TAG_ARRAY, one = a.head == TAG_ARRAY || b.head == TAG_ARRAY;
+  if (both || (one && n->op != AST_OP_matmul && is_numeric(a) && is_numeric(b))) {
+    qn_value r = apply(vm, n, a, b);
+    if (__builtin_expect(value_is_error(r), 0)) note_operands(vm, n, a, b);
+    return r;
+  }
+  if (value_stops(a)) return a;
+  if (value_stops(b)) return b;
+  return binary_values(vm, n, value_retain(a), value_retain(b));
+}
 
-static __attribute__((noinline)) qn_value slow_product(qn_vm *vm, const n_binary *n, qn_value a, qn_value b, int own) {
-  rec_at(vm, n->mark);
-  qn_value r = matmul(vm, n, a, b);
-  if (value_is_error(r)) note_operands(vm, n, a, b);
+/* The same of operands one or both of which are taken over (`own`). */
+static __attribute__((noinline)) qn_value slow_owned(qn_vm *vm, const n_binary *n, qn_value a, qn_value b, int own) {
+  if (joins(n, a, b)) return binary_values(vm, n, own & OWN_A ? a : value_retain(a), own & OWN_B ? b : value_retain(b));
+  qn_value r = slow(vm, n, a, b);
   if (own & OWN_A) value_release(vm, a);
   if (own & OWN_B) value_release(vm, b);
   return r;
 }
 
-static __attribute__((noinline)) qn_value slow(qn_vm *vm, const n_binary *n, qn_value a, qn_value b, int own) {
-  qn_value r;
-  if ((a.head == TAG_ARRAY || b.head == TAG_ARRAY) && !op_deferred(vm) && n->op != AST_OP_matmul &&
-      (r = eager_two(vm, (op_id)n->row, a, b)).head != TAG_UNSET) {
-    if (value_is_error(r)) note_operands(vm, n, a, b);
-    if (own & OWN_A) value_release(vm, a);
-    if (own & OWN_B) value_release(vm, b);
-    return r;
-  }
-  if (value_stops(a)) return a;
-  if (value_stops(b)) return b;
-  if ((a.head == TAG_ARRAY || b.head == TAG_ARRAY) && is_numeric(a) && is_numeric(b) && n->op != AST_OP_matmul) {
-    rec_at(vm, n->mark);
-    qn_value in[2] = {a, b};
-    r = op_apply(vm, (op_id)n->row, in, 2, NULL);
-    if (value_is_error(r)) note_operands(vm, n, a, b);
-    if (own & OWN_A) value_release(vm, a);
-    if (own & OWN_B) value_release(vm, b);
-    return r;
-  }
-  if (n->op == AST_OP_matmul && a.head == TAG_ARRAY && b.head == TAG_ARRAY) return slow_product(vm, n, a, b, own);
-  if (!(own & OWN_A)) value_retain(a);
-  if (!(own & OWN_B)) value_retain(b);
-  return binary_values(vm, n, a, b);
-}
-
-/* An op on variables of the top level, or one and a constant, with arrays among them: they are read as they lie there, since reading the
- * other operand changes none of them. */
+/* The value of a node that is a variable of the top level. */
 #define VALUE_OF(node) ((const n_global *)(node))->cell->value
-static __attribute__((noinline)) qn_value on_variables(qn_vm *vm, node *h, qn_value *fp) {
-  const n_binary *n = (const n_binary *)h;
-  qn_value a = VALUE_OF(n->a), b = n->b->kind == N_CONST ? n->k : VALUE_OF(n->b);
-  qn_value r = rec_hears_globals(vm) || n->op == AST_OP_matmul ? value_unset() : eager_two(vm, (op_id)n->row, a, b);
-  if (__builtin_expect(r.head == TAG_ARRAY, 1)) return r;
-  if (value_is_error(r)) note_operands(vm, n, a, b);
-  if (r.head != TAG_UNSET) return r;
-  a = eval(vm, n->a, fp);
-  if (value_stops(a)) return a;
-  return slow(vm, n, a, eval(vm, n->b, fp), OWN_A | OWN_B);
-}
 
 /* What is known about the right operand when the evaluator is chosen. */
 enum { ANY, KNOWN_INT, KNOWN_FLOAT };
@@ -706,13 +644,15 @@ INLINE bool fast_other(qn_value a, qn_value b, int known, qn_value *r) {
     get;                                                                                                               \
     qn_value r;                                                                                                        \
     if (fast_##name(a, b, known, &r)) return r;                                                                        \
-    return slow(vm, n, a, b, own);                                                                                     \
+    return own ? slow_owned(vm, n, a, b, own) : slow(vm, n, a, b);                                                     \
   }
+/* Arrays in variables of the top level are read as they lie there, since reading the other operand changes none of them. */
 #define GET_VARIABLE_CONST                                                                                             \
-  if (VALUE_OF(n->a).head == TAG_ARRAY) return on_variables(vm, h, fp);                                                \
+  if (VALUE_OF(n->a).head == TAG_ARRAY && !rec_hears_globals(vm)) return slow(vm, n, VALUE_OF(n->a), n->k);            \
   GET_A_ANY GET_B_CONST
 #define GET_VARIABLES                                                                                                  \
-  if (VALUE_OF(n->a).head == TAG_ARRAY && VALUE_OF(n->b).head == TAG_ARRAY) return on_variables(vm, h, fp);            \
+  if (VALUE_OF(n->a).head == TAG_ARRAY && VALUE_OF(n->b).head == TAG_ARRAY && !rec_hears_globals(vm))                  \
+    return slow(vm, n, VALUE_OF(n->a), VALUE_OF(n->b));                                                                \
   GET_ANY_ANY
 /* The left operand is a local that the right one does not rebind: it is read after that one. */
 #define GET_LOCAL_ANY                                                                                                  \
@@ -741,24 +681,23 @@ INLINE bool fast_other(qn_value a, qn_value b, int known, qn_value *r) {
 #define OPERATORS(X) X(add) X(sub) X(mul) X(div) X(floordiv) X(mod) X(eq) X(ne) X(lt) X(le) X(gt) X(ge) X(other)
 OPERATORS(EVALUATORS)
 
-/* The array that a node's value is, or whose transpose it is, without evaluating it; NULL: only evaluating it tells. A transpose is
- * `turned`, which owns nothing. */
-static inline const qn_array *peek_matrix(const qn_vm *vm, const node *n, qn_value *fp, qn_array *turned) {
-  bool turns = false;
-  if (n->kind == N_FIELD) {
-    const n_field *field = (const n_field *)n;
-    turns = field->name->text[0] == 'T' && !field->name->text[1];
-    if (turns) n = field->object;
-  }
+/* The array that a node is worth, or whose transpose it is, without evaluating the node; NULL: only evaluating it tells. A transpose is
+ * `turned`, which shares the elements and has no reference to them: for an op that runs at once, on the CPU. */
+static inline qn_array *peek_matrix(const qn_vm *vm, const node *n, qn_value *fp, qn_array *turned) {
+  const n_field *field = (const n_field *)n;
+  bool turns = n->kind == N_FIELD && field->name->text[0] == 'T' && !field->name->text[1];
+  if (turns) n = field->object;
   const qn_value *v = n->kind == N_GLOBAL ? &VALUE_OF(n) : peek(vm, n, fp, false);
   if (!v || v->head != TAG_ARRAY) return NULL;
-  const qn_array *a = value_array(*v);
+  qn_array *a = value_array(*v);
   if (!turns || a->rank < 2) return a;
-  if (a->rank > 2) return NULL;
+  if (a->rank > 2 || !a->storage || a->device) return NULL;
+  turned->head = (obj_head){.refs = 1, .tag = TAG_ARRAY};
   turned->dtype = a->dtype;
   turned->rank = 2;
-  turned->device = a->device;
+  turned->device = 0;
   turned->contiguous = false;
+  turned->node = 0;
   turned->size = a->size;
   turned->offset = a->offset;
   turned->storage = a->storage;
@@ -773,18 +712,15 @@ static inline const qn_array *peek_matrix(const qn_vm *vm, const node *n, qn_val
 static qn_value eval_product(qn_vm *vm, node *h, qn_value *fp) {
   n_binary *n = (n_binary *)h;
   qn_array turned[2];
-  const qn_array *x = op_deferred(vm) ? NULL : peek_matrix(vm, n->a, fp, &turned[0]);
-  const qn_array *y = x ? peek_matrix(vm, n->b, fp, &turned[1]) : NULL;
+  qn_array *x = op_deferred(vm) ? NULL : peek_matrix(vm, n->a, fp, &turned[0]);
+  qn_array *y = x ? peek_matrix(vm, n->b, fp, &turned[1]) : NULL;
   if (y) {
-    qn_value r = eager_fast_dot(vm, x, y);
-    if (__builtin_expect(r.head == TAG_ARRAY, 1)) return r;
-    if (value_is_error(r)) {
-      note_operands(vm, n, value_obj(TAG_ARRAY, (void *)(uintptr_t)x), value_obj(TAG_ARRAY, (void *)(uintptr_t)y));
-      return r;
-    }
+    qn_value r = matmul(vm, n, x, y);
+    if (value_is_error(r)) note_operands(vm, n, value_obj(TAG_ARRAY, x), value_obj(TAG_ARRAY, y));
+    return r;
   }
   GET_ANY_ANY
-  return slow(vm, n, a, b, OWN_A | OWN_B);
+  return slow_owned(vm, n, a, b, OWN_A | OWN_B);
 }
 
 static bool is_peeked(node_kind kind) {
@@ -905,10 +841,8 @@ qn_value eval_unary(qn_vm *vm, node *h, qn_value *fp) {
   if (value_stops(a)) return a;
   qn_value r;
   if (value_is(a, TAG_ARRAY) || value_is_scalar(a)) {
-    op_id op = neg ? OP_neg : OP_invert;
-    r = op_deferred(vm) ? value_unset() : eager_one(vm, op, a);
     rec_at(vm, n->mark);
-    if (r.head == TAG_UNSET) r = op_apply(vm, op, &a, 1, NULL);
+    r = op_unary(vm, neg ? OP_neg : OP_invert, a);
   } else {
     text_buf t;
     text_init(&t, vm);
@@ -998,7 +932,7 @@ qn_value eval_not(qn_vm *vm, node *h, qn_value *fp) {
   qn_value r;
   if (truth_kind(a)) {
     rec_at(vm, n->mark);
-    r = op_apply(vm, OP_invert, &a, 1, NULL);
+    r = op_unary(vm, OP_invert, a);
     if (!value_is_error(r)) r = as_rank0(vm, r);
     if (value_is_error(r)) raise_at(vm, n->mark);
   } else {
