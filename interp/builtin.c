@@ -10,14 +10,15 @@
 
 /* ---- ops as functions -------------------------------------------------------------------------------------------------- */
 
-static __attribute__((noinline, cold)) bool fail_operand(qn_vm *vm, op_id op, qn_value v) {
+static inline bool is_operand(qn_value v) { return value_is(v, TAG_ARRAY) || value_is_scalar(v); }
+
+static __attribute__((noinline, cold)) qn_value fail_operand(qn_vm *vm, op_id op, qn_value v) {
   text_buf t;
   text_init(&t, vm);
   text_addf(&t, "%s takes numbers and arrays, not ", op_rows[op].name);
   text_kind(&t, v);
   if (value_is(v, TAG_LIST)) text_adds(&t, "; array(xs) makes an array of a list of numbers");
-  raise_text(vm, E_type, SPAN_NONE, &t);
-  return false;
+  return raise_text(vm, E_type, SPAN_NONE, &t);
 }
 
 static int rank_of(qn_value v) { return value_is(v, TAG_ARRAY) ? value_array(v)->rank : 0; }
@@ -44,6 +45,10 @@ static bool axis_of(qn_vm *vm, op_id op, qn_value v, int rank, int *out) {
 static bool axes_of(qn_vm *vm, op_id op, qn_value v, int rank, uint8_t *mask) {
   *mask = (uint8_t)((1u << rank) - 1);
   if (value_is(v, TAG_NIL)) return true;
+  if (v.head == TAG_INT && v.u.i >= 0 && v.u.i < rank) {
+    *mask = (uint8_t)(1u << v.u.i);
+    return true;
+  }
   *mask = 0;
   const qn_list *l = value_is(v, TAG_LIST) ? value_list(v) : NULL;
   for (uint32_t i = 0; i < (l ? l->len : 1); i++) {
@@ -58,15 +63,15 @@ static bool axes_of(qn_vm *vm, op_id op, qn_value v, int rank, uint8_t *mask) {
   return true;
 }
 
-static qn_value call_along(qn_vm *vm, op_id op, const qn_value *args) {
-  op_attr attr = {0};
+static __attribute__((noinline)) qn_value call_along(qn_vm *vm, op_id op, const qn_value *args) {
+  if (!is_operand(args[0])) return fail_operand(vm, op, args[0]);
   int rank = rank_of(args[0]);
   if (op_rows[op].klass == CLASS_REDUCE) {
-    if (!axes_of(vm, op, args[1], rank, &attr.axes)) return value_error();
+    uint8_t axes;
+    if (!axes_of(vm, op, args[1], rank, &axes)) return value_error();
     if (!value_is(args[2], TAG_BOOL))
       return raise_error(vm, E_type, SPAN_NONE, "%s: keepdims is a bool", op_rows[op].name);
-    attr.keepdims = args[2].u.i != 0;
-    return op_apply(vm, op, args, 1, &attr);
+    return op_reduce(vm, op, args[0], axes, args[2].u.i != 0);
   }
   int axis = 0;
   if (value_is(args[1], TAG_NIL)) {
@@ -77,21 +82,30 @@ static qn_value call_along(qn_vm *vm, op_id op, const qn_value *args) {
     return value_error();
   }
   if (rank == 0) return raise_error(vm, E_rank, SPAN_NONE, "%s needs an array of rank 1 or more", op_rows[op].name);
-  attr.axes = (uint8_t)(1u << axis);
-  return op_apply(vm, op, args, 1, &attr);
+  return op_scan(vm, op, args[0], axis);
 }
 
-static qn_value call_op(qn_vm *vm, op_id op, const qn_value *args) {
-  int arity = op_rows[op].arity;
-  for (int i = 0; i < arity; i++)
-    if (!value_is(args[i], TAG_ARRAY) && !value_is_scalar(args[i]) && !fail_operand(vm, op, args[i]))
-      return value_error();
-  return op_rows[op].klass == CLASS_POINTWISE ? op_apply(vm, op, args, arity, NULL) : call_along(vm, op, args);
+static __attribute__((noinline)) qn_value call_unary(qn_vm *vm, op_id op, const qn_value *args) {
+  return is_operand(args[0]) ? op_unary(vm, op, args[0]) : fail_operand(vm, op, args[0]);
 }
 
-#define OP(klass, name, ...)                                                                                           \
+static __attribute__((noinline)) qn_value call_binary(qn_vm *vm, op_id op, const qn_value *args) {
+  if (is_operand(args[0]) && is_operand(args[1])) return op_binary(vm, op, args[0], args[1]);
+  return fail_operand(vm, op, args[is_operand(args[0])]);
+}
+
+static __attribute__((noinline)) qn_value call_ternary(qn_vm *vm, op_id op, const qn_value *args) {
+  for (int i = 0; i < 3; i++)
+    if (!is_operand(args[i])) return fail_operand(vm, op, args[i]);
+  return op_ternary(vm, op, args);
+}
+
+#define OP(class, name, arity, ...)                                                                                    \
   static __attribute__((unused)) qn_value call_##name(qn_vm *vm, const qn_value *args) {                               \
-    return call_op(vm, OP_##name, args);                                                                               \
+    return CLASS_##class != CLASS_POINTWISE ? call_along(vm, OP_##name, args)                                          \
+           : (arity) == 1                   ? call_unary(vm, OP_##name, args)                                          \
+           : (arity) == 2                   ? call_binary(vm, OP_##name, args)                                         \
+                                            : call_ternary(vm, OP_##name, args);                                                         \
   }
 #include "lang/ops.def"
 
@@ -123,14 +137,6 @@ static const char *op_signature(op_id op, char out[96]) {
   }
   out[at] = 0;
   return out;
-}
-
-static builtin_work work_of(op_id op) {
-  switch ((op_class)op_rows[op].klass) {
-  case CLASS_REDUCE: return WORK_REDUCE;
-  case CLASS_SCAN: return WORK_SCAN;
-  default: return WORK_POINTWISE;
-  }
 }
 
 /* ---- binding ----------------------------------------------------------------------------------------------------------------- */
@@ -172,13 +178,9 @@ bool builtins_bind(qn_vm *vm) {
   if (!ip->builtins || !ip->signatures) return false;
   for (int op = 0; op < OP_COUNT; op++) {
     if (!op_is_public((op_id)op)) continue;
-    builtin_def def = {op_rows[op].name,
-                       op_signature((op_id)op, ip->signatures[op]),
-                       BUILTIN_PURE,
-                       op_rows[op].doc,
-                       op_functions[op],
-                       work_of((op_id)op),
-                       op};
+    builtin_def def = {op_rows[op].name, op_signature((op_id)op, ip->signatures[op]),
+                       BUILTIN_PURE,     op_rows[op].doc,
+                       op_functions[op], WORK_ANY};
     if (!bind_function(vm, &def)) return false;
   }
   for (int i = 0; i < table->nbuiltins; i++)
@@ -190,21 +192,26 @@ bool builtins_bind(qn_vm *vm) {
 
 void builtins_free(qn_vm *vm) {
   interp *ip = interp_of(vm);
-  for (uint32_t i = 0; i < ip->nbuiltins; i++)
-    if (ip->builtins[i].parsed) signature_free(vm, &ip->builtins[i].sig);
+  for (uint32_t i = 0; i < ip->nbuiltins; i++) {
+    builtin_info *info = &ip->builtins[i];
+    if (info->defaults) mem_free(vm, info->defaults, (size_t)info->sig.nparams * sizeof *info->defaults);
+    if (info->parsed) signature_free(vm, &info->sig);
+  }
   mem_free(vm, ip->builtins, ip->builtins_cap * sizeof *ip->builtins);
   mem_free(vm, ip->signatures, (size_t)OP_COUNT * sizeof *ip->signatures);
 }
 
 static bool parse(qn_vm *vm, builtin_info *info) {
   if (!signature_parse(vm, info->def.signature, &info->sig)) return false;
-  info->parsed = info->plain = true;
-  if (info->def.work >= WORK_POINTWISE && info->def.work <= WORK_CAST)
-    info->operands = (uint8_t)op_rows[info->def.op].arity;
+  info->parsed = true;
+  size_t nparams = (size_t)info->sig.nparams;
+  if (nparams && !(info->defaults = mem_alloc(vm, nparams * sizeof *info->defaults))) return false;
   for (int i = 0; i < info->sig.nparams; i++) {
-    if (info->sig.params[i].rest || info->sig.params[i].keyword_only) info->plain = false;
-    if (info->sig.params[i].rest && i < UINT8_MAX) info->rest = (uint8_t)(i + 1);
-    info->moves |= info->sig.params[i].move;
+    const param_def *p = &info->sig.params[i];
+    info->defaults[i] = p->def;
+    info->named |= p->keyword_only;
+    info->moves |= p->move;
+    if (p->rest && i < UINT8_MAX) info->rest = (uint8_t)(i + 1);
   }
   info->pure = !info->moves && info->sig.nparams > 0 && info->sig.nparams <= PURE_PARAMS;
   if (info->def.effect == BUILTIN_CHOICE && info->pure)

@@ -14,7 +14,6 @@
 #include <string.h>
 
 #include "interp/signature.h"
-#include "jit/run/eager.h"
 
 /* ---- errors ------------------------------------------------------------------------------------------------------------- */
 
@@ -433,6 +432,38 @@ static qn_value *lend(const qn_vm *vm, const n_call *n, qn_value *fp, qn_value a
   return var;
 }
 
+/* The same for a builtin on these arguments, if a parameter takes over what the call's result will replace. */
+static qn_value *lend_moved(const qn_vm *vm, const n_call *n, qn_value *fp, const builtin_info *info,
+                            const qn_value *args) {
+  bool moves = n && n->moved && n->moved_arg < (uint32_t)info->sig.nparams && info->sig.params[n->moved_arg].move;
+  return moves ? lend(vm, n, fp, args[n->moved_arg]) : NULL;
+}
+
+/* A builtin has failed on these arguments, one for each parameter: the error gets the place of the call, and one of shapes and dtypes
+ * the arrays among the arguments. `extra`: the first is the receiver. */
+static __attribute__((noinline, cold)) void note_arguments(qn_vm *vm, const n_call *n, const builtin_info *info,
+                                                           const qn_value *args, bool extra) {
+  raise_at(vm, n->h.at);
+  bool laid = n->laid == info && extra == (n->method != NULL);
+  if (!vm->error || vm->error->id >= 300 || (!laid && n->h.flag & CALL_MIXED)) return;
+  if (extra) note_operand(vm, n->callee->at, args[0], n->callee);
+  for (uint32_t i = 0; i < n->n; i++) {
+    uint32_t slot = laid ? n->args[i].slot : i + extra;
+    if (slot < (uint32_t)info->sig.nparams && value_is(args[slot], TAG_ARRAY))
+      note_operand(vm, n->args[i].value->at, args[slot], n->args[i].value);
+  }
+}
+
+static __attribute__((noinline, cold)) qn_value fail_overflow(qn_vm *vm, const n_call *n) {
+  raise_at(vm, n->h.at);
+  return value_error();
+}
+
+/* The value of an argument. */
+static inline __attribute__((always_inline)) qn_value argument(qn_vm *vm, node *a, qn_value *fp) {
+  return a->kind == N_LOCAL ? value_retain(fp[a->slot]) : eval(vm, a, fp);
+}
+
 static uint64_t heads_of(const qn_value *v, uint32_t n) {
   uint64_t heads = 0;
   for (uint32_t i = 0; i < n; i++) heads |= v[i].head;
@@ -488,19 +519,11 @@ static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nk
     if (!vm_enter(vm, (size_t)p.n + 1)) break;
     qn_value *args = vm->sp;
     if (!bind(vm, &p, pos, npos, kw, nkw)) break;
-    bool moves = n && n->moved && n->moved_arg < p.n && info->sig.params[n->moved_arg].move;
-    qn_value *lent = moves ? lend(vm, n, fp, args[n->moved_arg]) : NULL;
+    qn_value *lent = lend_moved(vm, n, fp, info, args);
     r = run_builtin(vm, info, args, at);
     if (value_is_error(r)) {
       if (lent) *lent = value_retain(args[n->moved_arg]);
-      raise_at(vm, at);
-      if (n && !(n->h.flag & CALL_MIXED) && vm->error && vm->error->id < 300) {
-        uint32_t skip = n->method && npos > n->n;
-        if (skip) note_operand(vm, n->callee->at, args[0], n->callee);
-        for (uint32_t i = 0; i < n->n && i + skip < p.n; i++)
-          if (value_is(args[i + skip], TAG_ARRAY))
-            note_operand(vm, n->args[i].value->at, args[i + skip], n->args[i].value);
-      }
+      if (n) note_arguments(vm, n, info, args, n->method && npos > n->n);
     }
     break;
   }
@@ -581,9 +604,7 @@ static __attribute__((noinline)) qn_value call_mixed(qn_vm *vm, n_call *n, qn_va
     const call_arg *a = &n->args[i];
     if (!vm_enter(vm, 2)) goto error;
     if (a->keyword) *vm->sp++ = value_retain(value_obj(TAG_STR, a->keyword));
-    qn_value v = value_is(*base, TAG_DTYPE) && a->value->kind == N_ARRAY && n->n == 1 && !n->method
-                     ? array_literal(vm, (n_items *)a->value, fp, (int)base->u.i)
-                     : eval(vm, a->value, fp);
+    qn_value v = eval(vm, a->value, fp);
     if (value_stops(v)) {
       vm_pop_to(vm, base);
       return v;
@@ -606,92 +627,38 @@ error:
   return value_error();
 }
 
-/* Evaluates positional arguments onto the stack, where there is room; `heads`: the union of their header words. False: `*stopped` says
- * what ended it, and the stack is popped to `base`. */
-static inline __attribute__((always_inline)) bool push_arguments(qn_vm *vm, const n_call *n, qn_value *fp,
-                                                                 qn_value *base, uint64_t *heads, qn_value *stopped) {
-  uint64_t all = 0;
-  for (uint32_t i = 0, count = n->n; i < count; i++) {
-    node *a = n->args[i].value;
-    qn_value v = a->kind == N_LOCAL ? value_retain(fp[a->slot]) : eval(vm, a, fp);
-    if (value_stops(v)) {
-      vm_pop_to(vm, base);
-      *stopped = v;
-      return false;
-    }
-    all |= v.head;
-    *vm->sp++ = v;
-  }
-  *heads = all;
-  return true;
+/* ---- calls of builtins that are laid out ---------------------------------------------------------------------------------------- */
+
+/* Is it a variable or a constant, whose value is had without evaluating anything? */
+static bool readable(const node *a) { return a->kind == N_LOCAL || a->kind == N_GLOBAL || a->kind == N_CONST; }
+static inline __attribute__((always_inline)) qn_value read_here(const node *a, const qn_value *fp) {
+  if (a->kind == N_LOCAL) return fp[a->slot];
+  return a->kind == N_CONST ? ((const n_const *)a)->v : ((const n_global *)a)->cell->value;
 }
 
-/* A builtin has failed on these positional arguments (a method's receiver first): the place, and the shapes of arrays. */
-static __attribute__((noinline, cold)) void note_arguments(qn_vm *vm, const n_call *n, const qn_value *args,
-                                                           uint32_t given) {
-  raise_at(vm, n->h.at);
-  if (!vm->error || vm->error->id >= 300) return;
-  uint32_t extra = given - n->n;
-  if (extra) note_operand(vm, n->callee->at, args[0], n->callee);
-  for (uint32_t i = 0; i < n->n; i++)
-    if (value_is(args[extra + i], TAG_ARRAY)) note_operand(vm, n->args[i].value->at, args[extra + i], n->args[i].value);
-}
-
-/* The same of a call that is laid out. */
-static __attribute__((noinline, cold)) void note_laid(qn_vm *vm, const n_call *n, const qn_value *args,
-                                                      uint32_t extra) {
-  raise_at(vm, n->h.at);
-  if (!vm->error || vm->error->id >= 300) return;
-  if (extra) note_operand(vm, n->callee->at, args[0], n->callee);
+/* How call_borrowing calls the node, if it does. One list of few variables and constants may be among the arguments; those of a rest
+ * parameter are such a list. */
+static uint8_t borrows(const n_call *n, const builtin_info *info) {
+  if (n->method && !readable(n->callee)) return BORROWS_NOT;
+  uint32_t lists = info->rest != 0;
+  if (n->nrest > LIST_KEPT) return BORROWS_NOT;
   for (uint32_t i = 0; i < n->n; i++) {
-    qn_value v = args[n->args[i].slot];
-    if (value_is(v, TAG_ARRAY)) note_operand(vm, n->args[i].value->at, v, n->args[i].value);
+    const node *a = n->args[i].value;
+    if (readable(a)) continue;
+    const n_items *items = (const n_items *)a;
+    if (a->eval != eval_list || ++lists > 1 || items->n > LIST_KEPT) return BORROWS_NOT;
+    for (uint32_t k = 0; k < items->n; k++)
+      if (!readable(items->items[k])) return BORROWS_NOT;
   }
+  return lists ? BORROWS_LIST : BORROWS_VALUES;
 }
-
-/* The positional call of a builtin whose `given` arguments are on the stack; pops down to `base`. */
-static inline __attribute__((always_inline)) qn_value
-finish_builtin(qn_vm *vm, const n_call *n, qn_value *fp, const builtin_info *info, uint32_t given, qn_value *base) {
-  qn_value *args = vm->sp - given, r = value_error(), *lent = NULL;
-  for (uint32_t i = given; i < (uint32_t)info->sig.nparams; i++) {
-    qn_value v = info->sig.params[i].def;
-    if (v.head == TAG_UNSET) {
-      qn_fn f = {.head = {.refs = 1, .tag = TAG_FN, .flags = FN_BUILTIN}, .code = (void *)info};
-      fail_arity(vm, value_obj(TAG_FN, &f), given, info->sig.params[i].name);
-      goto out;
-    }
-    *vm->sp++ = value_retain(v);
-  }
-  if (n->moved && info->moves && info->sig.params[n->moved_arg].move) lent = lend(vm, n, fp, args[n->moved_arg]);
-  r = run_builtin(vm, info, args, n->h.at);
-  if (__builtin_expect(value_is_error(r), 0)) {
-    if (lent) *lent = value_retain(args[n->moved_arg]);
-  out:
-    note_arguments(vm, n, args, given);
-  }
-  vm_pop_to(vm, base);
-  return r;
-}
-
-static bool takes(const builtin_info *info, uint32_t given) {
-  return info && info->plain && given <= (uint32_t)info->sig.nparams;
-}
-
-static __attribute__((noinline, cold)) qn_value fail_overflow(qn_vm *vm, const n_call *n) {
-  raise_at(vm, n->h.at);
-  return value_error();
-}
-
-/* ---- builtins whose arguments are laid out -------------------------------------------------------------------------------------- */
 
 /* Gives the node's arguments the numbers of the parameters that they are, `extra` receivers before them. False: there are spreads, or
  * the call is wrong, which binding says better. */
-static bool reads_only(const n_call *n);
-static uint8_t borrows(const n_call *n);
 static __attribute__((noinline)) bool lay_out(n_call *n, const builtin_info *info, uint32_t extra) {
   enum { MOST = 64 };
   uint32_t nparams = (uint32_t)info->sig.nparams, next = extra, rest = info->rest ? info->rest - 1u : nparams;
-  if ((!info->plain && !info->rest) || nparams > MOST || extra > rest) return false;
+  if ((info->named && !info->rest) || nparams > MOST || extra > rest) return false;
   uint64_t given = extra;
   n->nrest = 0;
   for (uint32_t i = 0; i < n->n; i++) {
@@ -714,309 +681,79 @@ static __attribute__((noinline)) bool lay_out(n_call *n, const builtin_info *inf
   }
   for (uint32_t i = 0; i < nparams; i++)
     if (i != rest && !(given >> i & 1) && info->sig.params[i].def.head == TAG_UNSET) return false;
+  bool pure = info->pure && !(info->chooses && given >> (info->chooses - 1) & 1);
   n->laid = info;
-  n->operation = info->operands ? info : NULL;
-  n->reads_only = reads_only(n);
-  n->pure = info->pure && !(info->chooses && given >> (info->chooses - 1) & 1);
-  n->borrows = borrows(n);
-  n->defaults = __builtin_popcountll(given | (rest < nparams ? (uint64_t)1 << rest : 0)) < (int)nparams;
+  n->borrows = pure ? borrows(n, info) : BORROWS_NOT;
+  n->missing = (uint8_t)(~given & ((1u << (nparams & 31)) - 1)); /* of at most PURE_PARAMS */
   return true;
 }
 
-/* Is it a variable or a constant? */
-static bool readable(const node *a) { return a->kind == N_LOCAL || a->kind == N_GLOBAL || a->kind == N_CONST; }
-
-/* Are these all that the node's arguments are, a method's receiver included? */
-static bool reads_only(const n_call *n) {
-  bool only = !n->method || readable(n->callee);
-  for (uint32_t i = 0; i < n->n && only; i++) only = readable(n->args[i].value);
-  return only;
-}
-
-/* How call_borrowing calls the node, if it does: one list, of few variables and constants, may be an argument. */
-static uint8_t borrows(const n_call *n) {
-  if (!n->pure || (n->method && !readable(n->callee))) return BORROWS_NOT;
-  uint32_t lists = n->laid->rest != 0;
-  if (n->nrest > REST_KEPT) return BORROWS_NOT;
-  for (uint32_t i = 0; i < n->n; i++) {
-    const node *a = n->args[i].value;
-    if (a->eval != eval_list) {
-      if (!readable(a)) return BORROWS_NOT;
-      continue;
-    }
-    const n_items *items = (const n_items *)a;
-    if (++lists > 1 || items->n > REST_KEPT) return BORROWS_NOT;
-    for (uint32_t k = 0; k < items->n; k++)
-      if (!readable(items->items[k])) return BORROWS_NOT;
-  }
-  return lists ? BORROWS_LIST : BORROWS_VALUES;
-}
-
-/* A node is laid out once, so that numbers which a call uses do not change below it: where another builtin is called later, it binds. A
- * call has a receiver or none for good, but for `r.f(...)` with a field f, which binds. */
+/* Is the node laid out for this builtin? It is so once, since the numbers must not change below a call that uses them: where another
+ * builtin is called later, its call binds. So does `r.f(...)` of a field f, which has no receiver. */
 static inline bool laid_out(n_call *n, const builtin_info *info, uint32_t extra) {
+  if (extra != (n->method != NULL)) return false;
   return n->laid ? n->laid == info : lay_out(n, info, extra);
 }
 
-/* The axis an int means as a mask; 0: none. */
-static inline uint8_t axis_mask(qn_value v, int64_t rank) {
-  int64_t axis = v.u.i;
-  if (v.head != TAG_INT || (uint64_t)axis + (uint64_t)rank >= 2 * (uint64_t)rank) return 0;
-  return (uint8_t)(1u << (axis < 0 ? axis + rank : axis));
-}
-
-/* The axes of a reduction, if there is nothing to say about them; else 0. */
-static inline uint8_t axes_mask(qn_value v, int64_t rank) {
-  if (v.head == TAG_NIL) return (uint8_t)((1u << rank) - 1);
-  if (v.head != TAG_LIST) return axis_mask(v, rank);
-  const qn_list *l = value_list(v);
-  uint8_t mask = 0;
-  for (uint32_t i = 0; i < l->len; i++) {
-    uint8_t one = axis_mask(l->items[i], rank);
-    if (!one || mask & one) return 0;
-    mask |= one;
-  }
-  return mask;
-}
-
-/* Reductions, scans and conversions as `operate` has them. */
-static inline __attribute__((always_inline)) qn_value operate_along(qn_vm *vm, const builtin_info *info,
-                                                                    const qn_value *args) {
-  if (args[0].head != TAG_ARRAY) return value_unset();
-  int64_t rank = value_array(args[0])->rank;
-  op_id op = (op_id)info->def.op;
-  if (info->def.work == WORK_CAST)
-    return args[1].head == TAG_DTYPE ? eager_convert(vm, args[0], (qn_dtype)args[1].u.i) : value_unset();
-  if (info->def.work == WORK_SCAN)
-    return eager_scan(vm, op, args[0], args[1].head == TAG_NIL && rank == 1 ? 1 : axis_mask(args[1], rank));
-  if (args[2].head != TAG_BOOL) return value_unset();
-  uint8_t axes = axes_mask(args[1], rank);
-  bool keepdims = args[2].u.i != 0;
-  return info->def.work == WORK_MEAN ? eager_mean(vm, args[0], axes, keepdims)
-                                     : eager_reduce(vm, op, args[0], axes, keepdims);
-}
-
-/* The builtin as the op that it is on these arguments, one per parameter, outside of recordings; unset: it is more than that here. */
-static inline __attribute__((always_inline)) qn_value operate(qn_vm *vm, const builtin_info *info,
-                                                              const qn_value *args) {
-  if (info->def.work != WORK_POINTWISE) return operate_along(vm, info, args);
-  static const op_attr none;
-  op_id op = (op_id)info->def.op;
-  qn_value r = info->operands == 2   ? eager_two(vm, op, args[0], args[1])
-               : info->operands == 1 ? eager_one(vm, op, args[0])
-                                     : eager_three(vm, op, args);
-  if (__builtin_expect(r.head != TAG_UNSET, 1)) return r;
-  for (int i = 0; i < info->operands; i++)
-    if (args[i].head != TAG_ARRAY && !value_is_scalar(args[i])) return r;
-  return eager_slow(vm, op, args, info->operands, &none);
-}
-
-/* The value of an argument. */
-static inline __attribute__((always_inline)) qn_value argument(qn_vm *vm, node *a, qn_value *fp) {
-  if (a->kind == N_LOCAL) return value_retain(fp[a->slot]);
-  if (a->kind == N_CONST) return value_retain(((n_const *)a)->v);
-  if (a->kind == N_GLOBAL && !rec_hears_globals(vm)) {
-    qn_value v = ((n_global *)a)->cell->value;
-    if (v.head == TAG_ARRAY) return value_retain(v);
-  }
-  return eval(vm, a, fp);
-}
-
-/* An operand list that no op takes, or that a recording looks at: the builtin on the stack. Takes over the operands. */
-static __attribute__((noinline)) qn_value run_operation(qn_vm *vm, const n_call *n, const builtin_info *info,
-                                                        const qn_value *in, uint32_t extra) {
-  qn_value *base = vm->sp;
-  for (int i = 0; i < info->sig.nparams; i++) *vm->sp++ = in[i];
-  qn_value r = run_builtin(vm, info, base, n->h.at);
-  if (value_is_error(r)) note_laid(vm, n, base, extra);
-  vm_pop_to(vm, base);
-  return r;
-}
-
-/* The call of a builtin that is an op by a node that is laid out for it; takes over the receiver (unset: none). The op calls nothing and
- * observes nothing, so it needs none of a builtin's surroundings, and its operands need not lie on the stack. */
-static __attribute__((noinline)) qn_value call_operation(qn_vm *vm, n_call *n, const builtin_info *info,
-                                                         qn_value receiver, qn_value *fp) {
-  if (!vm_enter(vm, 12)) { /* more than twice as many parameters as such builtins have */
+/* Evaluates the arguments into a frame of one value for each parameter, and calls. Takes over the receiver (unset: none). */
+static __attribute__((noinline)) qn_value call_evaluating(qn_vm *vm, n_call *n, const builtin_info *info,
+                                                          qn_value receiver, qn_value *fp) {
+  uint32_t nparams = (uint32_t)info->sig.nparams;
+  bool extra = receiver.head != TAG_UNSET;
+  if (!vm_enter(vm, (size_t)nparams + 4)) {
     value_release(vm, receiver);
     return fail_overflow(vm, n);
   }
-  /* Here the operands are found when an exception of a host passes. What a reduction has where nothing is given: */
-  qn_value *in = vm->sp, r;
-  in[0] = receiver;
-  in[1] = value_nil();
-  in[2] = value_bool(false);
-  vm->sp = in + 3;
-  const call_arg *arg = n->args, *end = arg + n->n;
-  for (; arg < end; arg++) {
-    r = argument(vm, arg->value, fp);
-    if (__builtin_expect(value_stops(r), 0)) goto out;
-    in[arg->slot] = r;
-  }
-  r = op_deferred(vm) ? value_unset() : operate(vm, info, in);
-  if (__builtin_expect(r.head == TAG_UNSET, 0)) {
-    vm->sp = in;
-    const qn_value operands[3] = {in[0], in[1], in[2]};
-    return run_operation(vm, n, info, operands, receiver.head != TAG_UNSET);
-  }
-  if (__builtin_expect(value_is_error(r), 0)) note_laid(vm, n, in, receiver.head != TAG_UNSET);
-out:
-  vm->sp = in;
-  value_release(vm, in[0]);
-  if ((in[1].head | in[2].head) & TAG_HEAP) {
-    value_release(vm, in[1]);
-    value_release(vm, in[2]);
-  }
-  return r;
-}
-
-/* A call_reading that has more to do: `r` is an error, a number, or unset. */
-static __attribute__((noinline)) qn_value call_read(qn_vm *vm, n_call *n, const builtin_info *info, const qn_value *in,
-                                                    qn_value r) {
-  bool extra = n->method != NULL;
-  if (value_is_error(r)) note_laid(vm, n, in, extra);
-  if (r.head != TAG_UNSET) return r;
-  if (!vm_enter(vm, 8)) return fail_overflow(vm, n);
-  for (int i = 0; i < 3; i++) value_retain(in[i]);
-  r = run_operation(vm, n, info, in, extra);
-  for (int i = info->sig.nparams; i < 3; i++) value_release(vm, in[i]);
-  return r;
-}
-
-/* As call_operation, of a node whose arguments are variables and constants, outside of recordings: they are read as they lie there, since
- * reading the others changes none of them. The receiver is borrowed. */
-static inline __attribute__((always_inline)) qn_value read_here(const node *a, const qn_value *fp) {
-  if (a->kind == N_LOCAL) return fp[a->slot];
-  return a->kind == N_CONST ? ((const n_const *)a)->v : ((const n_global *)a)->cell->value;
-}
-static __attribute__((noinline)) qn_value call_reading(qn_vm *vm, n_call *n, const builtin_info *info,
-                                                       qn_value receiver, qn_value *fp) {
-  qn_value in[3] = {receiver, value_nil(), value_bool(false)};
-  for (const call_arg *arg = n->args, *end = arg + n->n; arg < end; arg++) {
-    qn_value v = arg->at ? *arg->at : fp[arg->value->slot];
-    if (__builtin_expect(v.head == TAG_UNSET, 0)) return call_operation(vm, n, info, value_retain(receiver), fp);
-    in[arg->slot] = v;
-  }
-  qn_value r = operate(vm, info, in);
-  return __builtin_expect(r.head == TAG_ARRAY, 1) ? r : call_read(vm, n, info, in, r);
-}
-
-/* A list for the arguments of a rest parameter: mostly the one that the last such call has left. */
-static qn_list *rest_list(qn_vm *vm, uint32_t n) {
-  interp *ip = interp_of(vm);
-  qn_list *l = ip->rest;
-  if (n > REST_KEPT) return list_new(vm, n);
-  ip->rest = NULL;
-  if (!l && !(l = list_new(vm, REST_KEPT))) return NULL;
-  l->len = n;
-  return l;
-}
-
-/* Leaves it, if nobody else has it, to the next call. Takes over the list. */
-static void rest_leave(qn_vm *vm, qn_value rest) {
-  interp *ip = interp_of(vm);
-  qn_list *l = value_is(rest, TAG_LIST) ? value_list(rest) : NULL;
-  if (!l || l->head.refs != 1 || ip->rest || l->cap != REST_KEPT) {
-    value_release(vm, rest);
-    return;
-  }
-  uint64_t heads = 0;
-  for (uint32_t i = 0, len = l->len; i < len; i++) heads |= l->items[i].head;
-  for (uint32_t i = 0; heads & TAG_HEAP && i < l->len; i++) value_release(vm, l->items[i]);
-  l->len = 0;
-  ip->rest = l;
-}
-
-/* A list literal that is an argument, in the list of rest_list where it only reads. */
-static qn_value few_items(qn_vm *vm, n_items *n, qn_value *fp) {
-  if (n->n == 0 || n->n > REST_KEPT || !interp_of(vm)->rest) return eval(vm, &n->h, fp);
-  for (uint32_t i = 0; i < n->n; i++) {
-    const node *a = n->items[i];
-    if (a->kind != N_LOCAL && a->kind != N_CONST && (a->kind != N_GLOBAL || read_here(a, fp).head == TAG_UNSET))
-      return eval(vm, &n->h, fp);
-  }
-  qn_list *l = rest_list(vm, n->n);
-  if (!l) return value_error();
-  for (uint32_t i = 0; i < n->n; i++) l->items[i] = value_retain(read_here(n->items[i], fp));
-  return value_obj(TAG_LIST, l);
-}
-
-/* A pure builtin on these arguments, `extra` receivers before those of the node. */
-static inline __attribute__((always_inline)) qn_value
-run_pure(qn_vm *vm, interp *ip, const n_call *n, const builtin_info *info, const qn_value *in, uint32_t extra) {
-  span outer = ip->place.calling;
-  ip->place.calling = n->h.at;
-  qn_value r = info->def.call(vm, in);
-  ip->place.calling = outer;
-  if (__builtin_expect(value_is_error(r), 0)) {
-    builtin_failed(vm, info, n->h.at);
-    note_laid(vm, n, in, extra);
-  }
-  return r;
-}
-
-/* The call of a pure builtin of few parameters by a node that is laid out for it, outside of recordings: it calls no function, so
- * what it is told need not lie on the stack in order, only somewhere while the other arguments are evaluated. Takes over the receiver
- * (unset: none). */
-static __attribute__((noinline)) qn_value call_pure(qn_vm *vm, n_call *n, const builtin_info *info, qn_value receiver,
-                                                    qn_value *fp) {
-  qn_value in[PURE_PARAMS], r, *mark = vm->sp;
-  uint32_t nparams = (uint32_t)info->sig.nparams, rest = info->rest ? info->rest - 1u : nparams;
-  qn_list *l = NULL;
-  if (!vm_enter(vm, PURE_PARAMS + 1) || (rest < nparams && !(l = rest_list(vm, n->nrest)))) {
-    value_release(vm, receiver);
-    return fail_overflow(vm, n);
-  }
-  for (uint32_t i = 0; i < nparams; i++) in[i] = info->sig.params[i].def;
-  if (receiver.head != TAG_UNSET) *vm->sp++ = in[0] = receiver;
-  if (l) {
-    l->len = 0;
-    *vm->sp++ = in[rest] = value_obj(TAG_LIST, l);
-  }
-  const call_arg *arg = n->args, *end = arg + n->n;
-  for (; arg < end; arg++) {
-    qn_value v =
-        arg->value->eval == eval_list ? few_items(vm, (n_items *)arg->value, fp) : argument(vm, arg->value, fp);
-    if (__builtin_expect(value_stops(v), 0)) {
-      r = v;
-      goto out;
+  qn_value *args = vm->sp, *rest = info->rest ? &args[info->rest - 1] : NULL, *items = NULL, *lent = NULL;
+  for (uint32_t i = 0; i < nparams; i++) args[i] = value_retain(info->defaults[i]);
+  if (extra) args[0] = receiver;
+  vm->sp = args + nparams;
+  if (rest) {
+    qn_list *l = list_new(vm, n->nrest);
+    if (!l) {
+      vm_pop_to(vm, args);
+      return fail_overflow(vm, n);
     }
-    if (arg->slot == rest)
-      l->items[l->len++] = v;
-    else
-      *vm->sp++ = in[arg->slot] = v;
+    *rest = value_obj(TAG_LIST, l);
+    items = l->items;
   }
-  r = run_pure(vm, interp_of(vm), n, info, in, receiver.head != TAG_UNSET);
-out:
-  vm->sp = mark;
-  if (l) rest_leave(vm, in[rest]);
-  value_release(vm, receiver);
-  for (const call_arg *done = n->args; done < arg; done++)
-    if (done->slot != rest) rest_leave(vm, in[done->slot]);
+  for (const call_arg *a = n->args, *end = a + n->n; a < end; a++) {
+    qn_value v = argument(vm, a->value, fp);
+    if (value_stops(v)) {
+      vm_pop_to(vm, args);
+      return v;
+    }
+    if (rest == &args[a->slot])
+      *items++ = v;
+    else
+      slot_set(vm, &args[a->slot], v);
+  }
+  if (info->moves) lent = lend_moved(vm, n, fp, info, args);
+  qn_value r = run_builtin(vm, info, args, n->h.at);
+  if (__builtin_expect(value_is_error(r), 0)) {
+    if (lent) *lent = value_retain(args[n->moved_arg]);
+    note_arguments(vm, n, info, args, extra);
+  }
+  vm_pop_to(vm, args);
   return r;
 }
 
-/* As call_pure, of a node that only borrows (n->borrows): variables and constants are read as they lie there, and stand in the list of
- * rest_list, too, without a reference, since the builtin changes nothing. The receiver is borrowed (unset: none). */
+/* The call of a pure builtin by a node whose arguments are all read where they lie (n->borrows), outside of recordings: nothing is
+ * evaluated, and the builtin changes nothing, so that the frame needs no references. A list of them lies in one that is kept for such
+ * calls. The receiver is borrowed (unset: none). `list`: n->borrows is BORROWS_LIST. */
 static inline __attribute__((always_inline)) qn_value borrow(qn_vm *vm, n_call *n, const builtin_info *info,
                                                              qn_value receiver, qn_value *fp, bool list) {
   qn_value in[PURE_PARAMS], v;
   interp *ip = interp_of(vm);
-  const param_def *params = info->sig.params;
-  qn_list *l = list ? ip->rest : NULL;
-  if (__builtin_expect(list && !l, 0)) return call_pure(vm, n, info, value_retain(receiver), fp);
-  if (!vm_enter(vm, 8)) return fail_overflow(vm, n);
-  _Static_assert(PURE_PARAMS == 8, "the cases below are all that there are");
-  if (n->defaults) switch (info->sig.nparams) {
-    case 8: in[7] = params[7].def; /* fall through */
-    case 7: in[6] = params[6].def; /* fall through */
-    case 6: in[5] = params[5].def; /* fall through */
-    case 5: in[4] = params[4].def; /* fall through */
-    case 4: in[3] = params[3].def; /* fall through */
-    case 3: in[2] = params[2].def; /* fall through */
-    case 2: in[1] = params[1].def; /* fall through */
-    default: in[0] = params[0].def;
-    }
+  qn_list *l = list ? ip->list : NULL;
+  if (__builtin_expect(list && !l, 0)) {
+    if (!(l = ip->list = list_new(vm, LIST_KEPT))) return fail_overflow(vm, n);
+    l->len = 0;
+  }
+  for (uint32_t missing = n->missing; missing; missing &= missing - 1) {
+    uint32_t k = (uint32_t)__builtin_ctz(missing);
+    in[k] = info->defaults[k];
+  }
   if (receiver.head != TAG_UNSET) in[0] = receiver;
   uint32_t rest = list ? info->rest - 1u : UINT32_MAX, held = 0;
   if (rest != UINT32_MAX) in[rest] = value_obj(TAG_LIST, l);
@@ -1038,25 +775,35 @@ static inline __attribute__((always_inline)) qn_value borrow(qn_vm *vm, n_call *
       in[arg->slot] = value_obj(TAG_LIST, l);
       continue;
     }
-    if (__builtin_expect(v.head == TAG_UNSET, 0)) goto unset; /* the name means a builtin, or has no value */
+    if (__builtin_expect(v.head == TAG_UNSET, 0)) { /* a name of the builtin scope, as f32, or one without a value */
+      v = a->kind == N_GLOBAL ? cell_get(((const n_global *)a)->cell) : v;
+      if (v.head == TAG_UNSET) goto unset;
+    }
     *(arg->slot == rest ? &l->items[held++] : &in[arg->slot]) = v;
   }
   if (list) {
     l->len = held;
-    ip->rest = NULL;
+    ip->list = NULL;
   }
-  v = run_pure(vm, ip, n, info, in, receiver.head != TAG_UNSET);
+  span outer = ip->place.calling;
+  ip->place.calling = n->h.at;
+  v = info->def.call(vm, in);
+  ip->place.calling = outer;
+  if (__builtin_expect(value_is_error(v), 0)) {
+    builtin_failed(vm, info, n->h.at);
+    note_arguments(vm, n, info, in, receiver.head != TAG_UNSET);
+  }
   if (!list) return v;
-  if (__builtin_expect(l->head.refs == 1 && !ip->rest, 1)) {
+  if (__builtin_expect(l->head.refs == 1 && !ip->list, 1)) {
     l->len = 0;
-    ip->rest = l;
+    ip->list = l;
     return v;
   }
   for (uint32_t i = 0; i < l->len; i++) value_retain(l->items[i]); /* the result has the list, too */
   value_release(vm, value_obj(TAG_LIST, l));
   return v;
 unset:
-  return call_pure(vm, n, info, value_retain(receiver), fp);
+  return call_evaluating(vm, n, info, value_retain(receiver), fp);
 }
 static __attribute__((noinline)) qn_value borrow_values(qn_vm *vm, n_call *n, const builtin_info *info,
                                                         qn_value receiver, qn_value *fp) {
@@ -1070,94 +817,79 @@ static inline qn_value call_borrowing(qn_vm *vm, n_call *n, const builtin_info *
   return n->borrows == BORROWS_LIST ? borrow_list(vm, n, info, receiver, fp) : borrow_values(vm, n, info, receiver, fp);
 }
 
-/* The call of another builtin by a node that is laid out for it; takes over the receiver (unset: none). */
-static __attribute__((noinline)) qn_value call_laid(qn_vm *vm, n_call *n, const builtin_info *info, qn_value receiver,
-                                                    qn_value *fp) {
-  uint32_t nparams = (uint32_t)info->sig.nparams, extra = receiver.head != TAG_UNSET;
-  if (n->pure && !rec_hears_calls(vm)) return call_pure(vm, n, info, receiver, fp);
-  if (!vm_enter(vm, (size_t)nparams + 4)) {
+/* ---- any callee ------------------------------------------------------------------------------------------------------------------ */
+
+/* Is it a function of the program that takes `given` positional arguments as they are? */
+static inline bool takes_positional(const n_call *n, qn_value f, uint32_t given) {
+  if (f.head != TAG_FN || value_fn(f)->head.flags != FN_USER || n->h.flag & CALL_MIXED) return false;
+  const fn_code *code = value_fn(f)->code;
+  return code->nparams == given && !code->rest;
+}
+
+/* Calls such a function; takes over `f` and the receiver (unset: none). */
+static inline __attribute__((always_inline)) qn_value call_positional(qn_vm *vm, n_call *n, qn_value f,
+                                                                      qn_value receiver, qn_value *fp) {
+  fn_code *code = value_fn(f)->code;
+  bool extra = receiver.head != TAG_UNSET;
+  if (!vm_enter(vm, (size_t)code->nslots + 4)) {
+    value_release(vm, f);
     value_release(vm, receiver);
     return fail_overflow(vm, n);
   }
-  qn_value *args = vm->sp, *lent = NULL;
-  for (uint32_t i = 0; i < nparams; i++) args[i] = value_retain(info->sig.params[i].def);
-  if (extra) args[0] = receiver;
-  vm->sp = args + nparams;
-  qn_value *rest = info->rest ? &args[info->rest - 1] : NULL;
-  qn_value *items = NULL; /* of the rest parameter */
-  if (rest) {
-    qn_list *l = rest_list(vm, n->nrest);
-    if (!l) {
-      vm_pop_to(vm, args);
-      return fail_overflow(vm, n);
-    }
-    *rest = value_obj(TAG_LIST, l);
-    items = l->items;
-    for (uint32_t i = 0; i < n->nrest; i++) items[i] = value_nil();
-  }
-  for (uint32_t i = 0; i < n->n; i++) {
+  qn_value *base = vm->sp;
+  uint64_t heads = extra ? receiver.head : 0;
+  *vm->sp++ = f;
+  if (extra) *vm->sp++ = receiver;
+  for (uint32_t i = 0, count = n->n; i < count; i++) {
     qn_value v = argument(vm, n->args[i].value, fp);
     if (value_stops(v)) {
-      vm_pop_to(vm, args);
+      vm_pop_to(vm, base);
       return v;
     }
-    if (rest == &args[n->args[i].slot])
-      *items++ = v;
-    else
-      slot_set(vm, &args[n->args[i].slot], v);
+    heads |= v.head;
+    *vm->sp++ = v;
   }
-  if (n->moved && info->moves && info->sig.params[n->moved_arg].move) lent = lend(vm, n, fp, args[n->moved_arg]);
-  qn_value r = run_builtin(vm, info, args, n->h.at);
-  if (__builtin_expect(value_is_error(r), 0)) {
-    if (lent) *lent = value_retain(args[n->moved_arg]);
-    note_laid(vm, n, args, extra);
-  }
-  if (rest) {
-    rest_leave(vm, *rest);
-    *rest = value_nil();
-  }
-  vm_pop_to(vm, args);
+  if (n->h.flag & CALL_MOVES) lend(vm, n, fp, base[1 + n->moved_arg]);
+  return run_frame(vm, code, base + 1, heads, n->h.at, n, extra);
+}
+
+/* dtype(x): a literal's numbers are stored in the dtype at once. */
+static __attribute__((noinline)) qn_value call_dtype(qn_vm *vm, n_call *n, qn_dtype dtype, qn_value *fp) {
+  node *a = n->args[0].value;
+  if (a->kind == N_ARRAY && dtype_public((int)dtype)) return array_literal(vm, (const n_items *)a, fp, (int)dtype);
+  qn_value x = argument(vm, a, fp);
+  if (value_stops(x)) return x;
+  rec_at(vm, n->h.at);
+  qn_value r = convert_dtype(vm, dtype, x);
+  if (value_is_error(r)) raise_at(vm, n->h.at);
+  value_release(vm, x);
   return r;
 }
 
-/* ---- any callee ------------------------------------------------------------------------------------------------------------------ */
-
 /* Calls `f` (taken over) with the node's arguments, `receiver` (taken over; unset: none) before them. */
 static __attribute__((noinline)) qn_value call_node(qn_vm *vm, n_call *n, qn_value f, qn_value receiver, qn_value *fp) {
-  uint32_t extra = receiver.head != TAG_UNSET;
-  uint32_t total = n->n + extra;
-  fn_code *code = NULL;
-  builtin_info *info = NULL;
-  size_t room = total;
-  if (f.head == TAG_FN && !(n->h.flag & CALL_MIXED)) {
-    qn_fn *fn = value_fn(f);
-    if (fn->head.flags == FN_USER) {
-      code = fn->code;
-      if (code->nparams != total || code->rest)
-        code = NULL;
-      else
-        room = code->nslots;
-    } else if (fn->head.flags == FN_BUILTIN) {
-      info = builtin_of(vm, fn);
-      if (!takes(info, total)) info = NULL;
-      if (info) room = (size_t)info->sig.nparams;
-    }
+  bool extra = receiver.head != TAG_UNSET;
+  if (takes_positional(n, f, n->n + extra)) return call_positional(vm, n, f, receiver, fp);
+  if (f.head == TAG_DTYPE && n->n == 1 && !extra && !(n->h.flag & CALL_MIXED))
+    return call_dtype(vm, n, (qn_dtype)f.u.i, fp);
+  const builtin_info *info = NULL;
+  if (f.head == TAG_FN && value_fn(f)->head.flags == FN_BUILTIN && (info = builtin_of(vm, value_fn(f))) &&
+      laid_out(n, info, extra)) {
+    value_release(vm, f); /* the table's own reference remains */
+    if (!n->borrows || rec_hears_globals(vm)) return call_evaluating(vm, n, info, receiver, fp);
+    qn_value r = call_borrowing(vm, n, info, receiver, fp);
+    value_release(vm, receiver);
+    return r;
   }
-  if (!vm_enter(vm, room + 4)) {
-    raise_at(vm, n->h.at);
+  if (!vm_enter(vm, 4)) {
     value_release(vm, f);
     value_release(vm, receiver);
-    return value_error();
+    return fail_overflow(vm, n);
   }
-  qn_value *base = vm->sp, stopped;
+  qn_value *base = vm->sp;
   *vm->sp++ = f;
   if (extra) *vm->sp++ = receiver;
-  if (!code && !info) return call_mixed(vm, n, base, extra, fp);
-  uint64_t heads;
-  if (!push_arguments(vm, n, fp, base, &heads, &stopped)) return stopped;
-  if (info) return finish_builtin(vm, n, fp, info, total, base);
-  if (n->h.flag & CALL_MOVES) lend(vm, n, fp, base[1 + n->moved_arg]);
-  return run_frame(vm, code, base + 1, heads | receiver.head, n->h.at, n, extra);
+  return call_mixed(vm, n, base, extra, fp);
 }
 
 static __attribute__((noinline)) qn_value call_any(qn_vm *vm, n_call *n, qn_value *fp) {
@@ -1165,74 +897,21 @@ static __attribute__((noinline)) qn_value call_any(qn_vm *vm, n_call *n, qn_valu
   return value_stops(f) ? f : call_node(vm, n, f, value_unset(), fp);
 }
 
-static __attribute__((noinline)) qn_value call_positional(qn_vm *vm, n_call *n, qn_fn *fn, qn_value *fp) {
-  const builtin_info *info = fn->head.flags == FN_BUILTIN ? builtin_of(vm, fn) : NULL;
-  if (!takes(info, n->n)) return call_any(vm, n, fp);
-  if (!vm_enter(vm, (size_t)info->sig.nparams + 4)) return fail_overflow(vm, n);
-  qn_value *base = vm->sp, stopped;
-  uint64_t heads;
-  if (!push_arguments(vm, n, fp, base, &heads, &stopped)) return stopped;
-  return finish_builtin(vm, n, fp, info, n->n, base);
-}
-
-/* A builtin, named with keywords or an op, by a node that may be laid out for it. */
-static __attribute__((noinline)) qn_value call_to_lay_out(qn_vm *vm, n_call *n, qn_fn *fn, qn_value *fp) {
-  const builtin_info *info = fn->head.flags == FN_BUILTIN ? builtin_of(vm, fn) : NULL;
-  if (info && laid_out(n, info, 0))
-    return (info->operands ? call_operation : call_laid)(vm, n, info, value_unset(), fp);
-  return n->h.flag & CALL_MIXED ? call_any(vm, n, fp) : call_positional(vm, n, fn, fp);
-}
-
-/* A builtin that a name of the top level or of the builtin scope means. */
-static __attribute__((noinline)) qn_value call_named_builtin(qn_vm *vm, n_call *n, qn_fn *fn, qn_value *fp) {
-  const interp *ip = interp_of(vm);
-  const builtin_info *info = fn->code;
-  bool row = fn->head.flags == FN_BUILTIN && (uintptr_t)info - (uintptr_t)ip->builtins < ip->nbuiltins * sizeof *info;
-  return (n->h.flag & CALL_MIXED) || (row && (info->operands || info->rest || info->pure))
-             ? call_to_lay_out(vm, n, fn, fp)
-             : call_positional(vm, n, fn, fp);
-}
-
 static __attribute__((noinline)) qn_value call_global(qn_vm *vm, n_call *n, qn_value f, qn_value *fp) {
-  fn_code *code = value_fn(f)->code;
-  if (code->nparams != n->n || code->rest || (n->h.flag & CALL_MIXED)) return call_any(vm, n, fp);
-  if (!vm_enter(vm, (size_t)code->nslots + 4)) return fail_overflow(vm, n);
-  qn_value *base = vm->sp, stopped;
-  uint64_t heads;
-  ((obj_head *)f.u.p)->refs++;
-  *base = f;
-  vm->sp = base + 1;
-  if (!push_arguments(vm, n, fp, base, &heads, &stopped)) return stopped;
-  if (n->h.flag & CALL_MOVES) lend(vm, n, fp, base[1 + n->moved_arg]);
-  return run_frame(vm, code, base + 1, heads, n->h.at, n, 0);
+  return call_positional(vm, n, value_retain(f), value_unset(), fp);
 }
 
-/* The common conversions: of an array in a variable, and of a literal, whose numbers are stored in the dtype at once. */
-static __attribute__((noinline)) qn_value call_dtype(qn_vm *vm, n_call *n, qn_value f, qn_value *fp) {
-  if (n->n != 1 || n->h.flag & CALL_MIXED) return call_any(vm, n, fp);
-  const node *a = n->args[0].value;
-  if (a->kind == N_ARRAY && f.u.i < DTYPE_PUBLIC) return array_literal(vm, (const n_items *)a, fp, (int)f.u.i);
-  if (a->kind != N_LOCAL && a->kind != N_GLOBAL) return call_any(vm, n, fp);
-  qn_value x = read_here(a, fp), r = value_unset();
-  if (x.head == TAG_ARRAY && f.u.i < DTYPE_PUBLIC) r = eager_convert(vm, x, (qn_dtype)f.u.i);
-  if (value_is_error(r)) raise_at(vm, n->h.at);
-  return r.head == TAG_UNSET ? call_any(vm, n, fp) : r;
-}
-
-/* The common call, a global function with the right number of positional arguments, is done in one piece. */
+/* The common callees are what a variable of the top level holds: a builtin for which the node is laid out, or a function of the program. */
 qn_value eval_call(qn_vm *vm, node *h, qn_value *fp) {
   n_call *n = (n_call *)h;
   if (!n->direct || rec_hears_globals(vm)) return call_any(vm, n, fp);
   qn_value f = cell_get(n->direct);
-  if (f.head != TAG_FN) return f.head == TAG_DTYPE ? call_dtype(vm, n, f, fp) : call_any(vm, n, fp);
+  if (f.head == TAG_DTYPE && n->n == 1 && !(n->h.flag & CALL_MIXED)) return call_dtype(vm, n, (qn_dtype)f.u.i, fp);
+  if (f.head != TAG_FN) return call_any(vm, n, fp);
   const builtin_info *laid = n->laid;
-  if (laid && laid == value_fn(f)->code) {
-    if (n->operation) return (n->reads_only ? call_reading : call_operation)(vm, n, laid, value_unset(), fp);
-    if (n->borrows) return call_borrowing(vm, n, laid, value_unset(), fp);
-    if (n->pure) return call_pure(vm, n, laid, value_unset(), fp);
-  }
-  if (value_fn(f)->head.flags == FN_USER) return call_global(vm, n, f, fp);
-  return call_named_builtin(vm, n, value_fn(f), fp);
+  if (laid && laid == value_fn(f)->code)
+    return (n->borrows ? call_borrowing : call_evaluating)(vm, n, laid, value_unset(), fp);
+  return takes_positional(n, f, n->n) ? call_global(vm, n, f, fp) : call_any(vm, n, fp);
 }
 
 /* ---- methods ------------------------------------------------------------------------------------------------------------------------ */
@@ -1315,26 +994,24 @@ static __attribute__((noinline, cold)) qn_value fail_method(qn_vm *vm, n_call *n
   return raise_text(vm, E_undefined, at, &t);
 }
 
+/* Does the method of an array mean the builtin still for which the node is laid out? Only a call whose nearest candidate is a variable
+ * of the top level is known to. */
+static inline bool means_laid(const qn_vm *vm, const n_call *n) {
+  if (!n->laid || rec_hears_globals(vm) || n->candidates[0]->kind != N_GLOBAL) return false;
+  qn_value f = cell_get(((n_global *)n->candidates[0])->cell);
+  return f.head == TAG_FN && value_fn(f)->code == n->laid;
+}
+
 qn_value eval_method(qn_vm *vm, node *h, qn_value *fp) {
   n_call *n = (n_call *)h;
-  if (n->operation && n->reads_only && !rec_hears_globals(vm) && n->candidates[0]->kind == N_GLOBAL) {
-    qn_value x = read_here(n->callee, fp), same = cell_get(((n_global *)n->candidates[0])->cell);
-    if (x.head == TAG_ARRAY && same.head == TAG_FN && value_fn(same)->code == n->operation)
-      return call_reading(vm, n, n->operation, x, fp);
+  bool laid = means_laid(vm, n);
+  if (laid && n->borrows) {
+    qn_value x = read_here(n->callee, fp);
+    if (x.head == TAG_ARRAY) return call_borrowing(vm, n, n->laid, x, fp);
   }
-  if (n->borrows && !n->operation && !rec_hears_globals(vm) && n->candidates[0]->kind == N_GLOBAL) {
-    qn_value x = read_here(n->callee, fp), same = cell_get(((n_global *)n->candidates[0])->cell);
-    if (x.head == TAG_ARRAY && same.head == TAG_FN && value_fn(same)->code == n->laid)
-      return call_borrowing(vm, n, n->laid, x, fp);
-  }
-  qn_value receiver = eval(vm, n->callee, fp);
+  qn_value receiver = eval(vm, n->callee, fp), f = value_unset();
   if (value_stops(receiver)) return receiver;
-  qn_value f = value_unset();
-  if (n->operation && receiver.head == TAG_ARRAY && !rec_hears_globals(vm) && n->candidates[0]->kind == N_GLOBAL) {
-    f = cell_get(((n_global *)n->candidates[0])->cell); /* the same as the last time? */
-    if (f.head == TAG_FN && value_fn(f)->code == n->operation) return call_operation(vm, n, n->operation, receiver, fp);
-    f = value_unset();
-  }
+  if (laid && receiver.head == TAG_ARRAY && means_laid(vm, n)) return call_evaluating(vm, n, n->laid, receiver, fp);
   if (value_is(receiver, TAG_RECORD)) {
     int i = record_find(value_record(receiver), n->method);
     if (i >= 0) f = value_retain(value_record(receiver)->items[i]);
@@ -1366,13 +1043,6 @@ qn_value eval_method(qn_vm *vm, node *h, qn_value *fp) {
   if (value_is_error(f)) {
     value_release(vm, receiver);
     return f;
-  }
-  if (f.head == TAG_FN && value_fn(f)->head.flags == FN_BUILTIN) {
-    const builtin_info *info = builtin_of(vm, value_fn(f));
-    if (info && laid_out(n, info, 1)) {
-      value_release(vm, f); /* the table's own reference remains */
-      return (info->operands ? call_operation : call_laid)(vm, n, info, receiver, fp);
-    }
   }
   return call_node(vm, n, f, receiver, fp);
 }

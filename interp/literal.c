@@ -74,20 +74,13 @@ static qn_value array_of_numbers(qn_vm *vm, const qn_value *v, int dtype, int ra
 }
 
 qn_value interp_convert_number(qn_vm *vm, qn_dtype dtype, qn_value v) {
-  op_attr attr = {.dtype = (uint8_t)dtype};
-  if (value_is_error(scalar_as(vm, dtype, v))) return value_error();
-  bool cut = dtype_is_bool(dtype) || (dtype_is_int(dtype) && value_is(v, TAG_FLOAT));
-  return op_apply(vm, cut ? OP_cast : OP_fit, &v, 1, &attr);
+  return value_is_error(scalar_as(vm, dtype, v)) ? value_error() : op_cast(vm, v, dtype);
 }
 
 qn_value convert_dtype(qn_vm *vm, qn_dtype dtype, qn_value v) {
-  op_attr attr = {.dtype = (uint8_t)dtype};
   if (!dtype_public((int)dtype))
     return raise_error(vm, E_dtype, SPAN_NONE, "%s is reserved: no array has it yet", dtype_rows[dtype].name);
-  if (value_is(v, TAG_ARRAY)) {
-    if (value_array(v)->dtype == dtype) return value_retain(v);
-    return op_apply(vm, OP_cast, &v, 1, &attr);
-  }
+  if (value_is(v, TAG_ARRAY)) return op_cast(vm, v, dtype);
   if (!value_is_scalar(v)) {
     text_buf t;
     text_init(&t, vm);
@@ -95,8 +88,7 @@ qn_value convert_dtype(qn_vm *vm, qn_dtype dtype, qn_value v) {
     text_kind(&t, v);
     return raise_text(vm, E_type, SPAN_NONE, &t);
   }
-  if (rec_number(vm, v)) return interp_convert_number(vm, dtype, v);
-  return array_of_numbers(vm, &v, (int)dtype, 0, NULL);
+  return rec_number(vm, v) ? interp_convert_number(vm, dtype, v) : array_of_numbers(vm, &v, (int)dtype, 0, NULL);
 }
 
 /* ---- general literals ---------------------------------------------------------------------------------------------------- */

@@ -928,7 +928,7 @@ static void interp_close(qn_vm *vm) {
     scope_free(vm, s);
   }
   builtins_free(vm);
-  if (ip->rest) value_release(vm, value_obj(TAG_LIST, ip->rest));
+  if (ip->list) value_release(vm, value_obj(TAG_LIST, ip->list));
   if (ip->lambda) value_release(vm, value_obj(TAG_STR, ip->lambda));
   mem_free(vm, ip, sizeof *ip);
   vm->interp = NULL;

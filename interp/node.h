@@ -161,14 +161,12 @@ typedef struct n_call {
    * NULL if there is none. flag CALL_MOVES: also a user function may have the place's last reference. */
   node *moved;
   uint32_t moved_arg;
-  global_cell *direct;                  /* the callee, if it is a global and no argument is spread; else NULL */
-  const struct builtin_info *laid;      /* the builtin for whose parameters the arguments' slots hold; NULL: none yet */
-  const struct builtin_info *operation; /* the same, if it is an op; else NULL */
-  bool reads_only;                      /* and whether its arguments are variables and constants */
-  bool pure;                            /* and whether it calls nothing, told these arguments: builtin_info's */
-  uint8_t borrows;   /* and whether variables and constants, perhaps in a list, are all that it needs: BORROWS_ */
-  bool defaults;     /* whether parameters are not given */
-  uint32_t n, nrest; /* of the arguments laid out, how many the rest parameter takes */
+  global_cell *direct;             /* the callee, if it is a global and no argument is spread; else NULL */
+  const struct builtin_info *laid; /* the builtin for whose parameters the arguments' slots hold; NULL: none yet */
+  uint8_t
+      borrows; /* of it: whether it is pure and its arguments are variables and constants, one list of such among them: BORROWS_ */
+  uint8_t missing;   /* of it, if borrowed: a bit for each parameter that is not given */
+  uint32_t n, nrest; /* arguments; of those laid out, how many the rest parameter takes */
   call_arg args[];
 } n_call;
 

@@ -162,16 +162,14 @@ typedef struct unit {
 typedef struct builtin_info {
   builtin_def def;
   signature sig;
+  qn_value *defaults; /* of the parameters, as calls have them that give none; unset where one must be given */
   bool parsed;
-  bool plain; /* no rest and no keyword-only parameter: positional arguments fill the row */
+  bool named; /* some parameter is given by keyword only */
   bool moves; /* a parameter takes a value over to change it */
   bool pure;  /* it calls and changes nothing, and has at most PURE_PARAMS parameters ... */
   /* ... while this one, 1 + its number, the function that it calls otherwise, is not given; 0: always */
   uint8_t chooses;
   uint8_t rest; /* 1 + the number of the rest parameter; 0: there is none */
-  /* Where the builtin's work is an op: on so many of its first arguments; else 0. A pointwise op takes numbers, too; the others are
-   * meant for an array only, whatever else the builtin takes. */
-  uint8_t operands;
 } builtin_info;
 
 /* Where an evaluation is: each call of the API has its own. */
@@ -184,7 +182,7 @@ typedef struct interp_place {
 } interp_place;
 
 enum { LOOSE_TEXTS = 16, RECENT_PROMPTS = 64, UNITS_FEW = 16 };
-enum { REST_KEPT = 8, PURE_PARAMS = 8 };
+enum { LIST_KEPT = 8, PURE_PARAMS = 8 };
 typedef struct interp {
   scope *scopes; /* all */
   scope *builtin, *main;
@@ -203,7 +201,8 @@ typedef struct interp {
   char (*signatures)[96]; /* of the op functions */
   qn_str *lambda;         /* what functions without a name are called in messages: "fn" */
   qn_value returned;      /* what `return` carries while its signal travels */
-  qn_list *rest; /* an empty list with room for REST_KEPT items, for the next call of a builtin with a rest parameter */
+  qn_list *
+      list; /* an empty list with room for LIST_KEPT items, for the next call that borrows a list of arguments; or NULL */
   interp_place place;
 } interp;
 static inline interp *interp_of(qn_vm *vm) { return (interp *)vm->interp; }

@@ -4,7 +4,7 @@
  * spot; argument binding, arity errors, `help`, completion and the reference come from it:
  *
  *   BUILTIN(reshape, "reshape(x, ..shape)", PURE, "x with another shape; one size may be -1")
- *   BUILTIN_WORK(sum, REDUCE, sum, "sum(~x, axis = nil, keepdims = false)", PURE, "sum over axes, or of a list")
+ *   BUILTIN_WORK(range, COUNT, "range(start, stop = nil, step = 1)", PURE, "start, start + step, ... before stop")
  *
  * The signature is parsed once per VM. Defaults are literals (nil, numbers, strings, true, false, dtype names). A C
  * function receives exactly one value per parameter in order (defaults filled in, a rest parameter as a list value,
@@ -32,14 +32,9 @@ typedef enum builtin_effect {
 
 /* What else is known of a builtin, so that a call of it is understood where it is resolved and made. */
 typedef enum builtin_work {
-  WORK_ANY,       /* nothing */
-  WORK_POINTWISE, /* the op on its parameters */
-  WORK_REDUCE,    /* of arrays the REDUCE op; its parameters are x, axis, keepdims */
-  WORK_MEAN,      /* the same, and the sum that the op is, is divided by the number of elements */
-  WORK_SCAN,      /* the SCAN op; its parameters are x, axis */
-  WORK_CAST,      /* of an array and a dtype the conversion; its parameters are x, target */
-  WORK_DERIVE,    /* gives the function that computes derivatives of its first parameter */
-  WORK_COUNT      /* gives the numbers that a loop counts through */
+  WORK_ANY,    /* nothing */
+  WORK_DERIVE, /* gives the function that computes derivatives of its first parameter */
+  WORK_COUNT   /* gives the numbers that a loop counts through */
 } builtin_work;
 
 typedef qn_value (*builtin_fn)(qn_vm *vm, const qn_value *args);
@@ -51,7 +46,6 @@ typedef struct builtin_def {
   const char *doc;
   builtin_fn call;
   builtin_work work;
-  int op; /* op_id of the work that is an op */
 } builtin_def;
 
 /* A heading in help and the reference, over the rows of a table from `first` on to the next heading. */

@@ -82,6 +82,11 @@ bool arg_axis(qn_vm *vm, const char *fn, qn_value v, int rank, int *out) {
 bool arg_axes(qn_vm *vm, const char *fn, qn_value v, int rank, uint8_t *mask) {
   *mask = (uint8_t)((1u << rank) - 1);
   if (value_is(v, TAG_NIL)) return true;
+  int64_t one = v.u.i < 0 ? v.u.i + rank : v.u.i;
+  if (v.head == TAG_INT && (uint64_t)one < (uint64_t)rank) {
+    *mask = (uint8_t)(1u << one);
+    return true;
+  }
   const qn_value *items = &v;
   uint32_t n = 1;
   if (value_is(v, TAG_LIST)) {

@@ -4,9 +4,9 @@
 #include "stdlib/stdlib.h"
 
 static const builtin_def rows[] = {
-#define BUILTIN(name, signature, effect, doc) {#name, signature, BUILTIN_##effect, doc, builtin_##name, WORK_ANY, 0},
-#define BUILTIN_WORK(name, work, op, signature, effect, doc)                                                           \
-  {#name, signature, BUILTIN_##effect, doc, builtin_##name, WORK_##work, OP_##op},
+#define BUILTIN(name, signature, effect, doc) {#name, signature, BUILTIN_##effect, doc, builtin_##name, WORK_ANY},
+#define BUILTIN_WORK(name, work, signature, effect, doc)                                                               \
+  {#name, signature, BUILTIN_##effect, doc, builtin_##name, WORK_##work},
 #include "stdlib/builtins.def"
 };
 

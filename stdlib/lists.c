@@ -415,9 +415,9 @@ static qn_value reduce(qn_vm *vm, const char *fn, op_id op, op_id combine, qn_va
     return raise_error(vm, E_type, SPAN_NONE, "%s reduces one array or list: %s((a, b, c))", fn, fn);
   if (!arg_bool(vm, fn, "true or false as keepdims", args[2], &keepdims)) return value_error();
   if (is_array(x)) {
-    op_attr attr = {.keepdims = keepdims};
-    if (!arg_axes(vm, fn, args[1], value_array(x)->rank, &attr.axes)) return value_error();
-    return op1(vm, op, x, &attr);
+    uint8_t axes;
+    if (!arg_axes(vm, fn, args[1], value_array(x)->rank, &axes)) return value_error();
+    return op_reduce(vm, op, x, axes, keepdims);
   }
   if (value_is(x, TAG_STR)) return arg_refuse(vm, fn, "an array or a list of numbers", x);
   if (!value_is(args[1], TAG_NIL))

@@ -26,6 +26,8 @@ qn_value builtin_mean(qn_vm *vm, const qn_value *args) {
   uint8_t axes;
   if (!arg_bool(vm, "mean", "true or false as keepdims", args[2], &keepdims)) return value_error();
   qn_value x = args[0];
+  if (is_array(x))
+    return arg_axes(vm, "mean", args[1], value_array(x)->rank, &axes) ? op_mean(vm, x, axes, keepdims) : value_error();
   if (value_is_scalar(x) && value_is(args[1], TAG_NIL)) return op2(vm, OP_div, x, value_int(1), NULL);
   x = arg_array(vm, "mean", x, QN_DTYPE_COUNT);
   if (value_is_error(x)) return x;

@@ -199,7 +199,7 @@ def print_includes(root, only):
 
 # Files above the door to array work (jit/run/door.h) that still name eager dispatch; the list only gets shorter.
 BESIDE_THE_DOOR = {
-    "interp/call.c", "interp/literal.c",
+    "interp/literal.c",
 }
 
 

@@ -69,8 +69,10 @@ qn_value op_dot(qn_vm *vm, qn_value x, qn_value y) {
 /* ---- dtypes ------------------------------------------------------------------------------------------------------------------ */
 
 qn_value op_cast(qn_vm *vm, qn_value x, qn_dtype dtype) {
-  const op_attr attr = {.dtype = (uint8_t)dtype};
   if (is_array(x) && value_array(x)->dtype == dtype) return value_retain(x);
+  qn_value now = vm->rec || !is_array(x) ? value_unset() : eager_convert(vm, x, dtype);
+  if (is_set(now)) return now;
+  const op_attr attr = {.dtype = (uint8_t)dtype};
   bool cut = is_array(x) || dtype_is_bool(dtype) || (dtype_is_int(dtype) && value_is(x, TAG_FLOAT));
   return op_apply(vm, cut ? OP_cast : OP_fit, &x, 1, &attr);
 }
@@ -93,6 +95,8 @@ qn_value op_number(qn_vm *vm, qn_value x, qn_dtype dtype) {
 /* ---- along axes -------------------------------------------------------------------------------------------------------------- */
 
 qn_value op_reduce(qn_vm *vm, op_id op, qn_value x, uint8_t axes, bool keepdims) {
+  qn_value now = vm->rec || !is_array(x) ? value_unset() : eager_reduce(vm, op, x, axes, keepdims);
+  if (is_set(now)) return now;
   const op_attr attr = {.axes = axes, .keepdims = keepdims};
   return op_apply(vm, op, &x, 1, &attr);
 }
@@ -117,6 +121,8 @@ qn_value op_mean(qn_vm *vm, qn_value x, uint8_t axes, bool keepdims) {
 }
 
 qn_value op_scan(qn_vm *vm, op_id op, qn_value x, int axis) {
+  qn_value now = vm->rec || !is_array(x) ? value_unset() : eager_scan(vm, op, x, (uint8_t)(1u << axis));
+  if (is_set(now)) return now;
   const op_attr attr = {.axes = (uint8_t)(1u << axis)};
   return op_apply(vm, op, &x, 1, &attr);
 }

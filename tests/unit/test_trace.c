@@ -330,10 +330,10 @@ static qn_value steps(qn_vm *vm, const qn_value *args) {
 }
 
 START_TEST(reads_without_derivative_are_errors) {
-  builtin_def defs[] = {{"peek", "peek(x)", BUILTIN_READ, "twice the first element", peek, WORK_ANY, 0},
-                        {"twice", "twice(x)", BUILTIN_PURE, "twice a number", peek, WORK_ANY, 0},
-                        {"shown", "shown(x)", BUILTIN_STATE, "twice a number, for people", peek, WORK_ANY, 0},
-                        {"steps", "steps(x)", BUILTIN_PURE, "a number without its fraction", steps, WORK_ANY, 0}};
+  builtin_def defs[] = {{"peek", "peek(x)", BUILTIN_READ, "twice the first element", peek, WORK_ANY},
+                        {"twice", "twice(x)", BUILTIN_PURE, "twice a number", peek, WORK_ANY},
+                        {"shown", "shown(x)", BUILTIN_STATE, "twice a number, for people", peek, WORK_ANY},
+                        {"steps", "steps(x)", BUILTIN_PURE, "a number without its fraction", steps, WORK_ANY}};
   enum { MORE = sizeof defs / sizeof *defs };
   builtin_table table = stdlib_table;
   builtin_def *all = malloc(((size_t)table.nbuiltins + MORE) * sizeof *all);
