@@ -636,10 +636,9 @@ static inline __attribute__((always_inline)) qn_value read_here(const node *a, c
   return a->kind == N_CONST ? ((const n_const *)a)->v : ((const n_global *)a)->cell->value;
 }
 
-/* How call_borrowing calls the node, if it does. One list of few variables and constants may be among the arguments; those of a rest
- * parameter are such a list. */
+/* How call_borrowing calls the node, if it does: its arguments are variables and constants. One list of few of such may be among them;
+ * those of a rest parameter are such a list. */
 static uint8_t borrows(const n_call *n, const builtin_info *info) {
-  if (n->method && !readable(n->callee)) return BORROWS_NOT;
   uint32_t lists = info->rest != 0;
   if (n->nrest > LIST_KEPT) return BORROWS_NOT;
   for (uint32_t i = 0; i < n->n; i++) {
@@ -817,6 +816,14 @@ static inline qn_value call_borrowing(qn_vm *vm, n_call *n, const builtin_info *
   return n->borrows == BORROWS_LIST ? borrow_list(vm, n, info, receiver, fp) : borrow_values(vm, n, info, receiver, fp);
 }
 
+/* The call of the builtin for which the node is laid out, outside of recordings; takes over the receiver (unset: none). */
+static inline qn_value call_laid(qn_vm *vm, n_call *n, const builtin_info *info, qn_value receiver, qn_value *fp) {
+  if (!n->borrows) return call_evaluating(vm, n, info, receiver, fp);
+  qn_value r = call_borrowing(vm, n, info, receiver, fp);
+  value_release(vm, receiver);
+  return r;
+}
+
 /* ---- any callee ------------------------------------------------------------------------------------------------------------------ */
 
 /* Is it a function of the program that takes `given` positional arguments as they are? */
@@ -876,10 +883,7 @@ static __attribute__((noinline)) qn_value call_node(qn_vm *vm, n_call *n, qn_val
   if (f.head == TAG_FN && value_fn(f)->head.flags == FN_BUILTIN && (info = builtin_of(vm, value_fn(f))) &&
       laid_out(n, info, extra)) {
     value_release(vm, f); /* the table's own reference remains */
-    if (!n->borrows || rec_hears_globals(vm)) return call_evaluating(vm, n, info, receiver, fp);
-    qn_value r = call_borrowing(vm, n, info, receiver, fp);
-    value_release(vm, receiver);
-    return r;
+    return rec_hears_globals(vm) ? call_evaluating(vm, n, info, receiver, fp) : call_laid(vm, n, info, receiver, fp);
   }
   if (!vm_enter(vm, 4)) {
     value_release(vm, f);
@@ -1005,13 +1009,13 @@ static inline bool means_laid(const qn_vm *vm, const n_call *n) {
 qn_value eval_method(qn_vm *vm, node *h, qn_value *fp) {
   n_call *n = (n_call *)h;
   bool laid = means_laid(vm, n);
-  if (laid && n->borrows) {
+  if (laid && n->borrows && readable(n->callee)) {
     qn_value x = read_here(n->callee, fp);
     if (x.head == TAG_ARRAY) return call_borrowing(vm, n, n->laid, x, fp);
   }
   qn_value receiver = eval(vm, n->callee, fp), f = value_unset();
   if (value_stops(receiver)) return receiver;
-  if (laid && receiver.head == TAG_ARRAY && means_laid(vm, n)) return call_evaluating(vm, n, n->laid, receiver, fp);
+  if (laid && receiver.head == TAG_ARRAY && means_laid(vm, n)) return call_laid(vm, n, n->laid, receiver, fp);
   if (value_is(receiver, TAG_RECORD)) {
     int i = record_find(value_record(receiver), n->method);
     if (i >= 0) f = value_retain(value_record(receiver)->items[i]);

@@ -504,38 +504,41 @@ qn_value binary_values(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   return r;
 }
 
-bool binary_into(qn_vm *vm, const n_binary *n, qn_value *x, qn_value b) {
-  if (joins(n, *x, b)) return join(vm, n, x, b);
-  qn_value r = binary_values(vm, n, value_retain(*x), b);
-  if (value_is_error(r)) return false;
-  slot_set(vm, x, r);
-  return true;
-}
-
 /* ---- specialised evaluators ------------------------------------------------------------------------------------------------ */
 
 enum { OWN_A = 1, OWN_B = 2 };
 
-/* `a op b` of any values, borrowed, where no fast form below does it; one that stops the evaluation is the result. Arrays come first. */
-static __attribute__((noinline)) qn_value slow(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
-  bool both = a.head == TAG_ARRAY && b.head == TAG_ARRAY, one = a.head == TAG_ARRAY || b.head == TAG_ARRAY;
-  if (both || (one && n->op != AST_OP_matmul && is_numeric(a) && is_numeric(b))) {
-    qn_value r = apply(vm, n, a, b);
+/* `a op b` of any values where no fast form below does it; operands in `own` are taken over. One that stops the evaluation is the
+ * result. Few elements of arrays come first. */
+static inline __attribute__((always_inline)) qn_value on_values(qn_vm *vm, const n_binary *n, qn_value a, qn_value b,
+                                                                int own) {
+  qn_value r;
+  if ((a.head == TAG_ARRAY || b.head == TAG_ARRAY) && n->op != AST_OP_matmul &&
+      (r = op_binary_few(vm, (op_id)n->row, a, b)).head != TAG_UNSET) {
     if (__builtin_expect(value_is_error(r), 0)) note_operands(vm, n, a, b);
+    if (own & OWN_A) value_release(vm, a);
+    if (own & OWN_B) value_release(vm, b);
     return r;
   }
   if (value_stops(a)) return a;
   if (value_stops(b)) return b;
-  return binary_values(vm, n, value_retain(a), value_retain(b));
+  return binary_values(vm, n, own & OWN_A ? a : value_retain(a), own & OWN_B ? b : value_retain(b));
 }
+#define ON_VALUES(name, own)                                                                                           \
+  static __attribute__((noinline)) qn_value name(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {               \
+    return on_values(vm, n, a, b, own);                                                                                \
+  }
+ON_VALUES(slow, 0)
+ON_VALUES(slow_own_a, OWN_A)
+ON_VALUES(slow_own_b, OWN_B)
+ON_VALUES(slow_own_both, OWN_A | OWN_B)
 
-/* The same of operands one or both of which are taken over (`own`). */
-static __attribute__((noinline)) qn_value slow_owned(qn_vm *vm, const n_binary *n, qn_value a, qn_value b, int own) {
-  if (joins(n, a, b)) return binary_values(vm, n, own & OWN_A ? a : value_retain(a), own & OWN_B ? b : value_retain(b));
-  qn_value r = slow(vm, n, a, b);
-  if (own & OWN_A) value_release(vm, a);
-  if (own & OWN_B) value_release(vm, b);
-  return r;
+bool binary_into(qn_vm *vm, const n_binary *n, qn_value *x, qn_value b) {
+  if (joins(n, *x, b)) return join(vm, n, x, b);
+  qn_value r = slow_own_b(vm, n, *x, b);
+  if (value_is_error(r)) return false;
+  slot_set(vm, x, r);
+  return true;
 }
 
 /* The value of a node that is a variable of the top level. */
@@ -644,7 +647,10 @@ INLINE bool fast_other(qn_value a, qn_value b, int known, qn_value *r) {
     get;                                                                                                               \
     qn_value r;                                                                                                        \
     if (fast_##name(a, b, known, &r)) return r;                                                                        \
-    return own ? slow_owned(vm, n, a, b, own) : slow(vm, n, a, b);                                                     \
+    return ((own) == 0       ? slow                                                                                    \
+            : (own) == OWN_A ? slow_own_a                                                                              \
+            : (own) == OWN_B ? slow_own_b                                                                              \
+                             : slow_own_both)(vm, n, a, b);                                                            \
   }
 /* Arrays in variables of the top level are read as they lie there, since reading the other operand changes none of them. */
 #define GET_VARIABLE_CONST                                                                                             \
@@ -720,7 +726,7 @@ static qn_value eval_product(qn_vm *vm, node *h, qn_value *fp) {
     return r;
   }
   GET_ANY_ANY
-  return slow_owned(vm, n, a, b, OWN_A | OWN_B);
+  return slow_own_both(vm, n, a, b);
 }
 
 static bool is_peeked(node_kind kind) {

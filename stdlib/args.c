@@ -80,13 +80,7 @@ bool arg_axis(qn_vm *vm, const char *fn, qn_value v, int rank, int *out) {
 }
 
 bool arg_axes(qn_vm *vm, const char *fn, qn_value v, int rank, uint8_t *mask) {
-  *mask = (uint8_t)((1u << rank) - 1);
-  if (value_is(v, TAG_NIL)) return true;
-  int64_t one = v.u.i < 0 ? v.u.i + rank : v.u.i;
-  if (v.head == TAG_INT && (uint64_t)one < (uint64_t)rank) {
-    *mask = (uint8_t)(1u << one);
-    return true;
-  }
+  if (axes_at_once(v, rank, mask)) return true;
   const qn_value *items = &v;
   uint32_t n = 1;
   if (value_is(v, TAG_LIST)) {
@@ -95,12 +89,16 @@ bool arg_axes(qn_vm *vm, const char *fn, qn_value v, int rank, uint8_t *mask) {
   }
   *mask = 0;
   for (uint32_t i = 0; i < n; i++) {
-    int64_t axis;
-    int at;
-    if (!arg_int(vm, fn, "an int or a list of ints as axis", items[i], &axis)) return false;
-    if (!axis_of(vm, fn, axis, rank, &at)) return false;
-    if (*mask & 1u << at) return raise_false(vm, E_axis, "%s: axis %lld is named twice", fn, (long long)axis);
-    *mask |= (uint8_t)(1u << at);
+    int64_t axis = items[i].u.i;
+    uint8_t one;
+    if (items[i].head != TAG_INT || !axes_at_once(items[i], rank, &one)) {
+      int at;
+      if (!arg_int(vm, fn, "an int or a list of ints as axis", items[i], &axis)) return false;
+      if (!axis_of(vm, fn, axis, rank, &at)) return false;
+      one = (uint8_t)(1u << at);
+    }
+    if (*mask & one) return raise_false(vm, E_axis, "%s: axis %lld is named twice", fn, (long long)axis);
+    *mask |= one;
   }
   return true;
 }

@@ -35,6 +35,20 @@ QN_MUST_CHECK bool arg_bool(qn_vm *vm, const char *fn, const char *what, qn_valu
 QN_MUST_CHECK bool arg_dtype(qn_vm *vm, const char *fn, qn_value v, qn_dtype otherwise, qn_dtype *out);
 /* One axis of an array of that rank; negative ones count from the end. E204. */
 QN_MUST_CHECK bool arg_axis(qn_vm *vm, const char *fn, qn_value v, int rank, int *out);
+/* As arg_axes has it, of nil and of one axis that exists; false: arg_axes is to look. */
+static inline bool axes_at_once(qn_value v, int rank, uint8_t *mask) {
+  *mask = (uint8_t)((1u << rank) - 1);
+  if (v.head == TAG_NIL) return true;
+  int64_t one = v.u.i < 0 ? v.u.i + rank : v.u.i;
+  if (v.head != TAG_INT || (uint64_t)one >= (uint64_t)rank) return false;
+  *mask = (uint8_t)(1u << one);
+  return true;
+}
+/* Are the arguments x, axis, keepdims of a reduction an array and what most calls have? Its axes then. */
+static inline bool reduces_at_once(const qn_value *args, uint8_t *axes) {
+  return args[0].head == TAG_ARRAY && args[2].head == TAG_BOOL &&
+         axes_at_once(args[1], value_array(args[0])->rank, axes);
+}
 /* An int or a list of ints as a mask; nil: all axes. E204. */
 QN_MUST_CHECK bool arg_axes(qn_vm *vm, const char *fn, qn_value v, int rank, uint8_t *mask);
 /* A rest parameter that holds ints, or one list of ints. At most ARRAY_MAX_RANK (E205). */

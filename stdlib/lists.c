@@ -441,21 +441,30 @@ static qn_value reduce(qn_vm *vm, const char *fn, op_id op, op_id combine, qn_va
   return sum;
 }
 
-qn_value builtin_sum(qn_vm *vm, const qn_value *args) { return reduce(vm, "sum", OP_sum, OP_add, value_int(0), args); }
+static inline qn_value reduce_any(qn_vm *vm, const char *fn, op_id op, op_id combine, qn_value empty,
+                                  const qn_value *args) {
+  uint8_t axes;
+  return reduces_at_once(args, &axes) ? op_reduce(vm, op, args[0], axes, args[2].u.i != 0)
+                                      : reduce(vm, fn, op, combine, empty, args);
+}
+
+qn_value builtin_sum(qn_vm *vm, const qn_value *args) {
+  return reduce_any(vm, "sum", OP_sum, OP_add, value_int(0), args);
+}
 qn_value builtin_prod(qn_vm *vm, const qn_value *args) {
-  return reduce(vm, "prod", OP_prod, OP_mul, value_int(1), args);
+  return reduce_any(vm, "prod", OP_prod, OP_mul, value_int(1), args);
 }
 qn_value builtin_max(qn_vm *vm, const qn_value *args) {
-  return reduce(vm, "max", OP_max, OP_maximum, value_unset(), args);
+  return reduce_any(vm, "max", OP_max, OP_maximum, value_unset(), args);
 }
 qn_value builtin_min(qn_vm *vm, const qn_value *args) {
-  return reduce(vm, "min", OP_min, OP_minimum, value_unset(), args);
+  return reduce_any(vm, "min", OP_min, OP_minimum, value_unset(), args);
 }
 
 /* `stop`: the answer of one item that settles the matter. */
 static qn_value truth(qn_vm *vm, const char *fn, op_id op, bool stop, const qn_value *args) {
   qn_value x = args[0];
-  if (is_array(x)) return reduce(vm, fn, op, op, value_bool(!stop), args);
+  if (is_array(x)) return reduce_any(vm, fn, op, op, value_bool(!stop), args);
   if (value_is(x, TAG_BOOL)) return value_retain(x);
   if (!value_is(x, TAG_LIST)) return arg_refuse(vm, fn, "a bool array or a list of conditions", x);
   const qn_list *l = value_list(x);

@@ -24,6 +24,7 @@ qn_value builtin_count(qn_vm *vm, const qn_value *args) {
 qn_value builtin_mean(qn_vm *vm, const qn_value *args) {
   bool keepdims;
   uint8_t axes;
+  if (reduces_at_once(args, &axes)) return op_mean(vm, args[0], axes, args[2].u.i != 0);
   if (!arg_bool(vm, "mean", "true or false as keepdims", args[2], &keepdims)) return value_error();
   qn_value x = args[0];
   if (is_array(x))

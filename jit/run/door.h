@@ -24,6 +24,9 @@ QN_MUST_CHECK qn_value op_apply(qn_vm *vm, op_id op, const qn_value *in, int nin
 QN_MUST_CHECK qn_value op_unary(qn_vm *vm, op_id op, qn_value a);
 QN_MUST_CHECK qn_value op_binary(qn_vm *vm, op_id op, qn_value a, qn_value b);
 QN_MUST_CHECK qn_value op_ternary(qn_vm *vm, op_id op, const qn_value in[3]);
+/* What op_binary does of few elements outside of recordings, of any two values; unset: nothing is done. For a caller that keeps its
+ * operands, and so can call op_binary then. */
+QN_MUST_CHECK qn_value op_binary_few(qn_vm *vm, op_id op, qn_value a, qn_value b);
 
 /* ---- dtypes ----------------------------------------------------------------------------------------------------------------- */
 

@@ -50,8 +50,12 @@ static __attribute__((noinline)) qn_value apply_two(qn_vm *vm, op_id op, qn_valu
   return op_apply(vm, op, in, 2, NULL);
 }
 
+qn_value op_binary_few(qn_vm *vm, op_id op, qn_value a, qn_value b) {
+  return vm->rec ? value_unset() : eager_two(vm, op, a, b);
+}
+
 qn_value op_binary(qn_vm *vm, op_id op, qn_value a, qn_value b) {
-  qn_value now = vm->rec ? value_unset() : eager_two(vm, op, a, b);
+  qn_value now = op_binary_few(vm, op, a, b);
   return is_set(now) ? now : apply_two(vm, op, a, b);
 }
 
