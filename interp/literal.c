@@ -10,7 +10,6 @@
 
 #include "interp/interp.h"
 #include "interp/node.h"
-#include "jit/run/eager.h"
 
 typedef enum form { FORM_NONE, FORM_NUMBERS, FORM_NESTED, FORM_GENERAL, FORM_STOPPED } form;
 
@@ -148,8 +147,8 @@ static qn_value stack_items(qn_vm *vm, qn_value *items, size_t n, int dtype) {
   }
   if (rank == ARRAY_MAX_RANK) return raise_error(vm, E_rank, SPAN_NONE, "arrays have at most %d axes", ARRAY_MAX_RANK);
   qn_dtype d = stack_dtype(items, n, dtype);
-  if (!op_deferred(vm) && n <= INT32_MAX) {
-    qn_value now = eager_stack(vm, items, (int)n, 0, d);
+  if (n <= INT32_MAX) {
+    qn_value now = op_stack_few(vm, items, (int)n, 0, d);
     if (!value_is(now, TAG_UNSET)) return now;
   }
   for (size_t i = 0; i < n; i++) {
@@ -403,7 +402,7 @@ static qn_value literal_here(qn_vm *vm, const n_items *n, const qn_value *fp, in
   for (int i = 0; i < count; i++) heads |= v[i].head;
   if (!(heads & TAG_HEAP)) return numbers_here(vm, v, count, dtype, &l);
   if (l.rank > 1) return value_unset();
-  return eager_stack(vm, v, count, 0, stack_dtype(v, (size_t)count, dtype));
+  return op_stack_few(vm, v, count, 0, stack_dtype(v, (size_t)count, dtype));
 }
 
 qn_value array_literal(qn_vm *vm, const n_items *n, qn_value *fp, int dtype) {

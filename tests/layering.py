@@ -197,15 +197,8 @@ def print_includes(root, only):
                 print(f"  circle of {len(part)}: {' '.join(name[len(room) + 1:] for name in part)}")
 
 
-# Files above the door to array work (jit/run/door.h) that still name eager dispatch; the list only gets shorter.
-BESIDE_THE_DOOR = {
-    "interp/literal.c",
-}
-
-
 def check_door(root):
     """Files of interp and stdlib do array work through jit/run/door.h, and know of no eager dispatch, processor or device behind it."""
-    beside = set()
     for top in ("interp", "stdlib"):
         for folder, _, files in os.walk(os.path.join(root, top)):
             for name in files:
@@ -216,11 +209,7 @@ def check_door(root):
                     for number, line in enumerate(f, 1):
                         found = re.search(r'include "jit/(?:cpu|gpu|ref|run/eager)|\beager_\w+\b(?=[ (;])', line)
                         if found and "eager_is_faster" not in line:
-                            beside.add(path)
-                            if path not in BESIDE_THE_DOOR:
-                                yield f"{path}:{number}: {found.group(0)} is behind jit/run/door.h"
-    for path in sorted(BESIDE_THE_DOOR - beside):
-        yield f"{path}: goes through the door; take it off BESIDE_THE_DOOR in tests/layering.py"
+                            yield f"{path}:{number}: {found.group(0)} is behind jit/run/door.h"
 
 
 # Where a VM's recording is touched: its field, and the recorder's own files. Everybody else asks jit/trace/rec.h.

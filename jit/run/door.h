@@ -75,6 +75,8 @@ QN_MUST_CHECK qn_value op_concat(qn_vm *vm, const qn_value *in, int n, int axis)
 /* Arrays of one shape, or arrays of rank 0 and host numbers, behind one another along a new axis, each converted to this dtype as
  * op_cast does; 0 < n <= INT32_MAX. The caller has looked: the shapes are the same, of a rank below ARRAY_MAX_RANK. */
 QN_MUST_CHECK qn_value op_stack(qn_vm *vm, const qn_value *in, int n, int axis, qn_dtype dtype);
+/* What op_stack does of few small parts outside of recordings, which need not be of one shape; unset: nothing is done. */
+QN_MUST_CHECK qn_value op_stack_few(qn_vm *vm, const qn_value *in, int n, int axis, qn_dtype dtype);
 
 /* ---- new arrays ------------------------------------------------------------------------------------------------------------- */
 

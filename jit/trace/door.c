@@ -209,11 +209,13 @@ qn_value op_concat(qn_vm *vm, const qn_value *in, int n, int axis) {
   return op_apply(vm, OP_concat, in, n, &attr);
 }
 
+qn_value op_stack_few(qn_vm *vm, const qn_value *in, int n, int axis, qn_dtype dtype) {
+  return vm->rec ? value_unset() : eager_stack(vm, in, n, axis, dtype);
+}
+
 qn_value op_stack(qn_vm *vm, const qn_value *in, int n, int axis, qn_dtype dtype) {
-  if (!vm->rec) {
-    qn_value now = eager_stack(vm, in, n, axis, dtype);
-    if (is_set(now)) return now;
-  }
+  qn_value now = op_stack_few(vm, in, n, axis, dtype);
+  if (is_set(now)) return now;
   const qn_array *first = is_array(in[0]) ? value_array(in[0]) : NULL;
   int rank = first ? first->rank : 0, made = 0;
   int64_t shape[ARRAY_MAX_RANK];
