@@ -203,9 +203,12 @@ void builtins_free(qn_vm *vm) {
 
 static bool parse(qn_vm *vm, builtin_info *info) {
   if (!signature_parse(vm, info->def.signature, &info->sig)) return false;
-  info->parsed = true;
   size_t nparams = (size_t)info->sig.nparams;
-  if (nparams && !(info->defaults = mem_alloc(vm, nparams * sizeof *info->defaults))) return false;
+  if (nparams && !(info->defaults = mem_alloc(vm, nparams * sizeof *info->defaults))) {
+    signature_free(vm, &info->sig); /* it is parsed again by the next call */
+    return false;
+  }
+  info->parsed = true;
   for (int i = 0; i < info->sig.nparams; i++) {
     const param_def *p = &info->sig.params[i];
     info->defaults[i] = p->def;
