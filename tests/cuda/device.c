@@ -157,7 +157,7 @@ static int run_unit(const nvrtc *n, const driver *d, uint64_t first, uint32_t co
 /* How many fail on the block VM. */
 static int interpret(uint64_t first, uint64_t count) {
   qn_vm *vm = qn_vm_open(NULL);
-  gpu_stream *s = vm ? gpu_stream_of(vm, 1) : NULL;
+  gpu_stream *s = vm ? gpu_stream_of(vm, device_code(FAMILY_gpu, 0)) : NULL;
   int failed = 0, ran = 0;
   if (!s) fatal("no VM on the device");
   for (uint64_t seed = first; seed < first + count; seed++) {
