@@ -3,7 +3,7 @@
  * Before a token is pushed, the automaton is asked whether it would take it (grammar_accepts). If not, the parser's stack is
  * still what it was after the last good token, so that the same question for every terminal gives all that could have
  * stood here. The message names that in a few groups ("an expression", "the end of the line"), unless the situation is
- * a known slip, which gets a message of its own (slip_at).
+ * a known slip, which gets a message of its own (slip_at, slips.def).
  *
  * A text at the prompt is incomplete if it ends while a bracket is open or behind a token that cannot end a statement;
  * the lexer knows both, so the grammar has no part in it.
@@ -114,7 +114,7 @@ static void describe_found(const parser *p, int kind, token t, text_buf *out) {
 /* ---- slips: what other languages write ---- */
 
 static const struct {
-  const char *word;
+  const char *words; /* with a blank between */
   int where;
   const char *hint;
 } foreign_words[] = {
@@ -126,7 +126,7 @@ static const struct {
 #define CALL FOREIGN_CALL
 #define IMPORT FOREIGN_IMPORT
 #define ARRAY FOREIGN_ARRAY
-#define FOREIGN(word, where, hint) {word, where, hint},
+#define FOREIGN(words, where, hint) {words, where, hint},
 #include "parser/foreign.def"
 #undef SYNTAX
 #undef NAME
@@ -139,10 +139,14 @@ static const struct {
 };
 
 const char *foreign_hint(foreign_place where, const char *word, size_t len) {
-  for (size_t i = 0; i < sizeof foreign_words / sizeof *foreign_words; i++)
-    if ((foreign_words[i].where & where) && strlen(foreign_words[i].word) == len &&
-        !memcmp(foreign_words[i].word, word, len))
-      return foreign_words[i].hint;
+  for (size_t i = 0; i < sizeof foreign_words / sizeof *foreign_words; i++) {
+    if (!(foreign_words[i].where & where)) continue;
+    for (const char *s = foreign_words[i].words; *s; s += strspn(s, " ")) {
+      size_t n = strcspn(s, " ");
+      if (n == len && memcmp(s, word, len) == 0) return foreign_words[i].hint;
+      s += n;
+    }
+  }
   return NULL;
 }
 
@@ -156,21 +160,27 @@ static const char *foreign_word(const parser *p, int kind, token t) {
   return kind == T_NAME ? foreign_hint(FOREIGN_SYNTAX, p->text->text + t.start, t.end - t.start) : NULL;
 }
 
+static bool among(int kind, const int *kinds) {
+  while (*kinds && *kinds != kind) kinds++;
+  return *kinds != 0;
+}
+#define AMONG(kind, ...) among(kind, (const int[]){__VA_ARGS__, 0})
+
 /* Does a token begin a value, as the argument of a call without parentheses would? */
 static bool begins_value(int kind) {
-  switch (kind) {
-  case T_NAME:
-  case T_INT:
-  case T_FLOAT:
-  case T_STRING:
-  case T_SBEG:
-  case T_TRUE:
-  case T_FALSE:
-  case T_NIL:
-  case T_FN:
-  case T_NOT: return true;
-  default: return false;
-  }
+  return AMONG(kind, T_NAME, T_INT, T_FLOAT, T_STRING, T_SBEG, T_TRUE, T_FALSE, T_NIL, T_FN, T_NOT);
+}
+
+static bool is_comparison(int kind) { return AMONG(kind, T_EQ, T_NE, T_LT, T_LE, T_GT, T_GE); }
+
+static bool is_operator(int kind) {
+  return is_comparison(kind) ||
+         AMONG(kind, T_PLUS, T_MINUS, T_STAR, T_SLASH, T_DSLASH, T_PERCENT, T_POW, T_BAND, T_BOR);
+}
+
+/* An operator that cannot begin a statement, and does so where the line above was meant to go on. */
+static bool goes_on(int kind) {
+  return AMONG(kind, T_STAR, T_SLASH, T_PERCENT, T_AT, T_POW, T_AND, T_OR, T_EQ, T_BOR, T_BAND, T_DOTDOT);
 }
 
 static bool is_keyword(const parser *p, int kind, token t) {
@@ -196,29 +206,9 @@ static bool thousands(const parser *p, token t) {
   return p->last == T_INT && p->last_token.end == t.start && strspn(s, "0123456789") == 3;
 }
 
-static bool is_operator(int kind) {
-  switch (kind) {
-  case T_PLUS:
-  case T_MINUS:
-  case T_STAR:
-  case T_SLASH:
-  case T_DSLASH:
-  case T_PERCENT:
-  case T_POW:
-  case T_EQ:
-  case T_NE:
-  case T_LT:
-  case T_LE:
-  case T_GT:
-  case T_GE:
-  case T_BAND:
-  case T_BOR: return true;
-  default: return false;
-  }
-}
-
 /* Does a word stand before the innermost bracket? */
 static bool opened_by(const parser *p, const char *word) {
+  if (!p->depth) return false;
   const char *s = p->text->text, *e = s + p->brackets[p->depth - 1].at;
   size_t n = strlen(word);
   while (e > s && (e[-1] == ' ' || e[-1] == '\t')) e--;
@@ -230,65 +220,6 @@ static bool literal_begins(const parser *p) {
   uint32_t at = p->brackets[p->depth - 1].at;
   char c = at ? p->text->text[at - 1] : 0;
   return c != ')' && c != ']' && c != '_' && !(c >= '0' && c <= '9') && !((c | 32) >= 'a' && (c | 32) <= 'z');
-}
-
-/* Slips that show in two tokens side by side: the last one that was good, and the one that is not. */
-static const char *slip_of_words(const parser *p, int kind, token t) {
-  bool string = kind == T_STRING || kind == T_SBEG;
-  if (p->last == T_NAME && begins_value(kind) && p->before == T_DSLASH) return "a comment begins with #";
-  if (p->last == T_NAME && begins_value(kind) && p->before == T_MINUS && line_has(p, p->last_token, '-', '-') &&
-      strstr(lexer_line(p, t.start), "-- "))
-    return "a comment begins with #";
-  if (p->depth && p->brackets[p->depth - 1].kind == BRACKET_ROUND && is_operator(kind) && opened_by(p, "->"))
-    return "a function as a value is written fn(x) x + 1; -> gives the type of a result";
-  if (string && (p->last == T_STRING || p->last == T_SEND) && after_operand(p)) return "strings are joined by +";
-  if (kind == T_NAME && p->last == T_STRING && p->last_token.end == t.start)
-    return "a quote in a string is written \\\"";
-  bool within = p->depth && p->brackets[p->depth - 1].kind != BRACKET_BLOCK; /* else a statement may be meant */
-  if (within && kind == T_NAME && (p->last == T_STRING || p->last == T_SEND) && after_operand(p) &&
-      !foreign_word(p, kind, t))
-    return "strings are joined by +, and \"{x}\" has a value in it";
-  if (p->last == T_DOT && (is_operator(kind) || kind == T_ASSIGN || kind == T_OPASSIGN))
-    return "operators act on every element by themselves: x * y, x / y, x + y";
-  if (p->last == T_DOT && kind == T_LP) return "functions act on every element by themselves: exp(x), not exp.(x)";
-  if (kind == T_LP && p->last == T_AT && p->before != T_NAME) return "a function as a value is written fn(x) x + 1";
-  if ((p->last == T_INT || p->last == T_FLOAT) && after_operand(p) && kind == T_NAME && p->last_token.end < t.start &&
-      !foreign_word(p, kind, t) && p->text->text[t.end] != '(' &&
-      !(p->depth && p->brackets[p->depth - 1].kind == BRACKET_SQUARE))
-    return "a product is written 2 * x";
-  if (p->depth && p->brackets[p->depth - 1].kind == BRACKET_SQUARE && literal_begins(p) && after_operand(p) &&
-      p->last_token.end < t.start && (kind == T_INT || kind == T_FLOAT || kind == T_NAME))
-    return "items are separated by commas, rows stand in brackets: [[1, 2], [3, 4]]";
-  if (string && p->last == T_NAME && p->last_token.end == t.start && t.start - p->last_token.start <= 2)
-    return "a string has no letter in front: \"{x}\" interpolates, and \\\\ is a backslash";
-  if (string && p->last == T_DOT && p->before != T_STRING && p->before != T_SEND && p->last_token.end == t.start &&
-      p->last_token.start && p->text->text[p->last_token.start - 1] != ' ')
-    return "a field whose name is a text is read by brackets, r[\"a b\"]; strings are joined by +";
-  if (string && p->last == T_DOT) return "strings are joined by +";
-  if (kind == T_LB && p->last == T_DOT) return "a field is a name; items are taken with brackets, as in x[0]";
-  if (kind == T_NAME && accepts(p, T_LP) && (p->last == T_FN || p->before == T_FN))
-    return "parameters stand in parentheses: fn f(x) { ... }, or fn(x) x + 1";
-  if ((kind == T_NL || kind == LEX_END) && p->last == T_STRING && accepts(p, T_AS))
-    return "a file is bound to a name: import \"lib/util.qn\" as util";
-  if (p->before == T_ARROW && accepts(p, T_LC) && accepts(p, T_ASSIGN))
-    return "-> gives the type of the result; a short body is written fn f(x) = x + 1";
-  if (p->before == T_ARROW && p->last == T_NAME && accepts(p, T_LC) &&
-      (is_operator(kind) || kind == T_LP || kind == T_DOT || kind == T_NL || kind == T_RP || kind == LEX_END))
-    return "a function as a value is written fn(x) x + 1; -> gives the type of a result";
-  if (p->before == T_ARROW && p->last == T_NAME && accepts(p, T_LC) && begins_value(kind))
-    return "behind the type of its result a function's body stands in braces: fn(x) -> int { ... }";
-  return NULL;
-}
-
-/* What is missing between an operator and the brace of a body. */
-static const char *operand_missing(int last) {
-  switch (last) {
-  case T_AND: return "what comes after 'and' is missing before '{'";
-  case T_OR: return "what comes after 'or' is missing before '{'";
-  case T_NOT: return "what comes after 'not' is missing before '{'";
-  case T_IN: return "what the loop goes over is missing before '{'";
-  default: return "the right operand is missing before '{'";
-  }
 }
 
 /* The word `function`, `func` or `lambda` before the parentheses that have just been closed; NULL if it is none of these. */
@@ -335,232 +266,6 @@ typedef struct slip {
   error_id id; /* of its message */
 } slip;
 
-/* Each of the following gives the message of a slip of its kind, or NULL. */
-
-/* What the tokens before it show. */
-static const char *slip_before(slip *s) {
-  const parser *p = s->p;
-  token t = s->t;
-  int kind = s->kind;
-  if (s->before && p->last && lua_length(p, t)) return LUA_LENGTH;
-  if (p->last == T_RP && (kind == T_LC || kind == T_LREC || kind == T_LEMPTY || kind == T_RETURN || kind == T_NAME)) {
-    const char *word = before_parens(p);
-    if (word) return foreign_hint(FOREIGN_SYNTAX, word, strcspn(word, "( \t"));
-  }
-  /* `{ x = 1 }` and `{ f(x) }` as statements: after the brace only the names of a pattern make sense. */
-  bool names = accepts(p, T_COLON) && accepts(p, T_COMMA) && accepts(p, T_RC) && !s->after && !accepts(p, T_NL);
-  bool opened = p->last == T_LC && accepts(p, T_NAME) && !s->before && !s->statement &&
-                (p->before == 0 || p->before == T_NL || p->before == T_SEMI || p->before == T_LC);
-  if (p->last == T_CATCH && (kind == T_LC || kind == T_LREC || kind == T_LEMPTY))
-    return s->id = E_syntax, "catch names the error: catch e { ... }, or catch _ { ... }";
-  if (p->last == T_NAME && p->before == T_LET && !s->after && (kind == T_NL || kind == T_SEMI || kind == LEX_END))
-    return "a variable has a value from the beginning: let a = 0, or let a = nil";
-  bool spread = kind == T_ELLIPSIS || kind == T_POW || kind == T_STAR;
-  if ((names || opened) && spread) return "what is spread begins with two points: {..r, b: 2}";
-  if ((names || opened) && p->brackets[p->depth ? p->depth - 1 : 0].kind != BRACKET_RECORD)
-    return s->id = E_syntax, "a block stands only behind if, else, for, while, try, catch and fn";
-  return NULL;
-}
-
-/* At an operator, an assignment or an arrow. */
-static const char *slip_of_operator(slip *s) {
-  const parser *p = s->p;
-  token t = s->t;
-  int kind = s->kind;
-  switch (s->kind) {
-  case T_ASSIGN:
-    if (s->after && s->body) return "a comparison is written ==";
-    if (p->last == T_NAME && (p->before == T_LP || p->before == T_COMMA) && s->in == BRACKET_ROUND && s->after)
-      return "a keyword argument is written name: value; a comparison ==";
-    if (s->after) return "an assignment is a statement, not a value; a comparison is written ==";
-    if (p->last == T_NAME && !accepts(p, T_ASSIGN) &&
-        (p->before == T_FOR || (p->before == T_LP && p->depth && opened_by(p, "for"))))
-      return "a loop over numbers is written for i in 0..n { ... }";
-    if (p->last == T_NAME && !s->after && accepts(p, T_COMMA) && p->depth && opened_by(p, "let"))
-      return "a pattern has no defaults; get(r, \"name\", default) reads a field that may be missing";
-    break;
-  case T_BOR:
-    if (s->before && p->last != T_NL) return "a function as a value is written fn(x) x + 1";
-    break;
-  case T_TILDE:
-    if (s->after && (p->last == T_STRING || p->last == T_SEND)) return "strings are joined by +";
-    break;
-  case T_AT:
-    if (s->before && *s->rest == '(') return "a function as a value is written fn(x) x + 1";
-    if (s->statement && *s->rest != ' ')
-      return "there are no decorators; a function is wrapped by a call: let g = jit(f)";
-    break;
-  case T_ARROW:
-    if (s->after || s->statement) return "a function as a value is written fn(x) x + 1";
-    break;
-  case T_STAR:
-  case T_POW:
-    if (accepts(p, T_DOTDOT) && !s->after && p->last != T_NL) return "what is spread begins with two points: ..xs";
-    break;
-  case T_PLUS:
-    if (s->before && p->last == T_ASSIGN && p->last_token.end == t.start) return "write x += 1";
-    if (s->before) return "there is no + in front of a value";
-    break;
-  case T_EQ:
-  case T_NE:
-  case T_LT:
-  case T_LE:
-  case T_GT:
-  case T_GE:
-    s->id = E_syntax;
-    if (s->after && line_has(p, t, '&', '|'))
-      return "& and | bind closer than comparisons: (a > 0) & (b < 2), or, of single conditions, a > 0 and b < 2";
-    if (s->after) return "comparisons do not chain; write a < b and b < c";
-    if (kind == T_EQ && p->last == T_NAME && p->before == T_LET) return "a new variable is written let x = 1";
-    break;
-  case T_MINUS:
-    if (p->last == T_NAME && p->before == T_LET) return s->id = E_syntax, "names have letters, digits and _, no '-'";
-    break;
-  case T_PERCENT:
-    if (s->statement && *s->rest == ' ' && p->last == 0) return "a comment begins with #";
-    break;
-  default: break;
-  }
-  return NULL;
-}
-
-/* At ':', ',', ';' or the format of a value in a string. */
-static const char *slip_of_mark(slip *s) {
-  const parser *p = s->p;
-  token t = s->t;
-  switch (s->kind) {
-  case T_FMT:
-    if (p->last == T_SBEG || p->last == T_SMID) return "a value stands before the format: \"{x:.3f}\"";
-    break;
-  case T_COLON:
-    if (p->before == T_ARROW) return "a body stands in braces: fn f(x) -> int { ... }";
-    if (s->before && s->in == BRACKET_ROUND && p->depth > 0 && (p->last == T_LP || p->last == T_COMMA))
-      return "items and slices are taken with brackets: x[1, :]";
-    if (s->after && !s->body && (s->in == BRACKET_ROUND || s->in == BRACKET_BLOCK) && p->last != T_NAME)
-      return "a range is written 1..11, without its end; with steps range(1, 11, 2)";
-    if (accepts(p, T_ARROW)) return "a body stands in braces: fn f(x) { ... }; a result type is written -> f32[n]";
-    if (p->last == T_NAME && p->before == T_LET && !s->after) return "a variable has no declared type: let x = 1";
-    if (s->body && !s->statement && s->after && !strncmp(lexer_line(p, t.start), "for ", 4) && *s->rest >= '0' &&
-        *s->rest <= '9')
-      return "a range is written 1..11, without its end; with steps range(1, 11, 2)";
-    if (s->body && !s->statement) return "a body stands in braces { }, without ':'";
-    break;
-  case T_COMMA:
-    if (thousands(p, t)) return "digits are grouped by '_': 1_000";
-    if (p->before == T_IMPORT && p->last == T_NAME) return "one import names one module: import nn; import optim";
-    if (p->last == T_LB && s->before) return "a whole axis is written ':', as in x[:, 1]";
-    if (s->in == BRACKET_RECORD && p->last == T_NL)
-      return s->id = E_syntax, "a ',' stands at the end of the line before";
-    if ((accepts(p, T_NL) && s->in != BRACKET_RECORD) ||
-        (p->last == T_NAME && !p->depth && (accepts(p, T_IN) || accepts(p, T_ASSIGN))) ||
-        (s->in == BRACKET_BLOCK && (accepts(p, T_IN) || accepts(p, T_ASSIGN))))
-      return "a list stands in parentheses: (a, b)";
-    break;
-  case T_SEMI:
-    if (s->in == BRACKET_SQUARE) return "rows stand in brackets, items are separated by commas: [[1, 2], [3, 4]]";
-    break;
-  default: break;
-  }
-  return NULL;
-}
-
-/* At '.', '..' or '...'. */
-static const char *slip_of_points(slip *s) {
-  const parser *p = s->p;
-  switch (s->kind) {
-  case T_ELLIPSIS:
-    if (accepts(p, T_DOTDOT) && !s->after) return "what is spread begins with two points: ..xs";
-    if (s->after) return "a range is written a..b, without b";
-    break;
-  case T_DOTDOT:
-    if (s->after) return s->id = E_syntax, "ranges do not chain; a range with steps is range(a, b, step)";
-    if (s->before && s->in == BRACKET_SQUARE && accepts(p, T_COLON)) return "a slice is written x[:5]";
-    if (accepts(p, T_NAME) && accepts(p, T_STRING) && !s->before)
-      return "a record's type names the fields that must be there; it may have others, too";
-    if (accepts(p, T_NAME) && !s->before) return "a pattern names every item; the rest of a list is xs[1:]";
-    break;
-  case T_DOT:
-    if (p->last == T_NAME && p->before == T_IMPORT) {
-      const char *hint =
-          foreign_hint(FOREIGN_IMPORT, p->text->text + p->last_token.start, p->last_token.end - p->last_token.start);
-      return hint ? hint : "a file in a folder is imported by import \"lib/util.qn\" as util";
-    }
-    break;
-  default: break;
-  }
-  return NULL;
-}
-
-/* At a word of the language, or a number. */
-static const char *slip_of_word(slip *s) {
-  const parser *p = s->p;
-  int kind = s->kind;
-  switch (s->kind) {
-  case T_IF:
-    if (s->after) return "a choice is written if c { a } else { b }";
-    break;
-  case T_FOR:
-    if (s->after && (s->in == BRACKET_SQUARE || s->in == BRACKET_ROUND))
-      return "a loop is no expression: append to a list in a for loop, or use vmap";
-    if (s->after && s->in == BRACKET_RECORD) return "a loop is no expression: let r = {}, then r[k] = v in a for loop";
-    break;
-  case T_LET:
-    if (p->last == T_LP && accepts(p, T_NAME) && !s->before)
-      return "a loop over numbers is written for i in 0..n { ... }";
-    break;
-  case T_IN:
-  case T_NOT:
-    if (kind == T_IN && !s->after && p->last == T_NAME && (p->before == T_LP || p->before == T_COMMA))
-      return "a loop has no parentheses: for x in xs { ... }; for (a, b) in pairs { ... } takes items apart";
-    if (s->after && (kind == T_IN || in_follows(s->rest)))
-      return "there is no operator in: write contains(xs, x), of a record has(r, \"name\")";
-    break;
-  case T_INT:
-    if (s->in == BRACKET_RECORD && !s->before && accepts(p, T_STRING))
-      return "fields of records have names or texts: {\"1\": 2}, r[\"1\"]";
-    break;
-  case T_ELSE:
-    if (s->statement || s->after)
-      return s->id = E_syntax, "else stands behind the '}' of an if, with no other statement between";
-    break;
-  case T_CATCH:
-    if (s->statement) return s->id = E_syntax, "catch stands behind the '}' of a try";
-    break;
-  default: break;
-  }
-  return NULL;
-}
-
-/* At a bracket that is no '{'. */
-static const char *slip_of_bracket(slip *s) {
-  const parser *p = s->p;
-  int kind = s->kind;
-  switch (s->kind) {
-  case T_RP:
-  case T_RC:
-    if (!p->depth && (s->after || s->statement))
-      return s->id = E_syntax, kind == T_RP ? "this ')' closes nothing" : "this '}' closes nothing";
-    if (kind == T_RP && p->last == T_NAME && p->before == T_LP && !s->after && accepts(p, T_COMMA))
-      return s->id = E_syntax, "a pattern of one item is written (a,)";
-    break;
-  case T_RB:
-    if (!p->depth && (s->after || s->statement)) return s->id = E_syntax, "this ']' closes nothing";
-    if (s->before && p->last == T_DOTDOT) return "a slice is written x[2:]";
-    break;
-  case T_LB:
-    if ((p->last == T_LET || p->last == T_FOR) && !s->before) return "a pattern stands in parentheses: (a, b)";
-    break;
-  case T_LP:
-    if (p->last == T_NAME && p->before == T_LET) return "a function is written fn f(x) = x + 1, or fn f(x) { ... }";
-    if (p->last == T_CATCH) return "the name of the error stands without parentheses: catch e { ... }";
-    if (!s->before && accepts(p, T_RP) && accepts(p, T_NAME) && (p->last == T_LP || p->last == T_COMMA))
-      return "a parameter is a name; its items are taken apart in the body: let (a, b) = p";
-    break;
-  default: break;
-  }
-  return NULL;
-}
-
 /* At the '{' of what was meant to be a value: a set, a record in other notations, a block. */
 static const char *slip_of_value_brace(slip *s) {
   const char *at = (const char *)lexer_skip(s->p, s->rest), *e = at;
@@ -581,45 +286,52 @@ static const char *slip_of_value_brace(slip *s) {
   return s->id = E_syntax, "a block stands only behind if, else, for, while, try, catch and fn; a record is {a: 1}";
 }
 
-static const char *slip_of_brace(slip *s) {
-  const parser *p = s->p;
-  token t = s->t;
-  if (s->before && (p->last == T_AND || p->last == T_OR || p->last == T_NOT || is_operator(p->last) || p->last == T_IN))
-    return operand_missing(p->last);
-  if (p->last == T_ASSIGN && p->before == T_RP && lexer_in_header(p, t.start))
-    return "a body in braces stands without =: fn f(x) { ... }";
-  if (s->statement) return s->id = E_syntax, "a block stands only behind if, else, for, while, try, catch and fn";
-  if (s->before && p->depth > 1 && p->brackets[p->depth - 2].at + 1 == t.start &&
-      (p->brackets[p->depth - 2].kind == BRACKET_STRING || p->brackets[p->depth - 2].kind == BRACKET_TEXT))
-    return "a value stands between the braces of a string; braces as text are written \\{ \\}";
-  return s->before ? slip_of_value_brace(s) : NULL;
+/* What is written instead of the word of another language that stands here. */
+static const char *word_hint(const char *word) { return foreign_hint(FOREIGN_SYNTAX, word, strcspn(word, "( \t")); }
+
+/* At the point of `import a.b`. */
+static const char *import_hint(const parser *p) {
+  const token *t = &p->last_token;
+  const char *hint = foreign_hint(FOREIGN_IMPORT, p->text->text + t->start, t->end - t->start);
+  return hint ? hint : "a file in a folder is imported by import \"lib/util.qn\" as util";
 }
 
-static const char *slip_of_token(slip *s) {
-  switch (s->kind) {
-  case T_FMT:
-  case T_COLON:
-  case T_COMMA:
-  case T_SEMI: return slip_of_mark(s);
-  case T_ELLIPSIS:
-  case T_DOTDOT:
-  case T_DOT: return slip_of_points(s);
-  case T_IF:
-  case T_FOR:
-  case T_LET:
-  case T_IN:
-  case T_NOT:
-  case T_INT:
-  case T_ELSE:
-  case T_CATCH: return slip_of_word(s);
-  case T_RP:
-  case T_RC:
-  case T_RB:
-  case T_LB:
-  case T_LP: return slip_of_bracket(s);
-  case T_LC: return slip_of_brace(s);
-  default: return slip_of_operator(s);
-  }
+/* Is a brace, which is among the open brackets already, the first thing in the braces of a string? */
+static bool in_string(const parser *p, token t) {
+  const bracket *b = p->depth > 1 ? &p->brackets[p->depth - 2] : NULL;
+  return b && b->at + 1 == t.start && (b->kind == BRACKET_STRING || b->kind == BRACKET_TEXT);
+}
+
+/* The message of the first row of slips.def that holds, of those that are asked first or (`beside`) later; NULL: none does. */
+static const char *slip_by_row(slip *s, bool beside) {
+  static const char BLOCK_PLACES[] = "a block stands only behind if, else, for, while, try, catch and fn",
+                    LAMBDA[] = "a function as a value is written fn(x) x + 1";
+  enum { T_END = LEX_END };
+  const parser *p = s->p;
+  const unsigned char *rest = s->rest;
+  token t = s->t;
+  int kind = s->kind;
+  bracket_kind in = s->in;
+  bool after = s->after, before = s->before, body = s->body, statement = s->statement;
+  bool touches = p->last_token.end == t.start, string = AMONG(kind, T_STRING, T_SBEG);
+#define at(terminal) (kind == T_##terminal)
+#define last(terminal) (p->last == T_##terminal)
+#define prev(terminal) (p->before == T_##terminal)
+#define could(terminal) accepts(p, T_##terminal)
+  bool brace = at(LC) || at(LREC) || at(LEMPTY);
+  /* `{ x = 1 }` and `{ f(x) }` as statements: behind the brace only the names of a pattern make sense. */
+  bool braced = (could(COLON) && could(COMMA) && could(RC) && !after && !could(NL)) ||
+                (last(LC) && could(NAME) && !before && !statement && (prev(END) || prev(NL) || prev(SEMI) || prev(LC)));
+#define SLIP(condition, error, hint)                                                                                   \
+  if (!beside && (condition)) return s->id = E_##error, hint;
+#define BESIDE(condition, hint)                                                                                        \
+  if (beside && (condition)) return hint;
+#include "parser/slips.def"
+#undef at
+#undef last
+#undef prev
+#undef could
+  return NULL;
 }
 
 /* What words side by side, or one of another language, show. */
@@ -627,12 +339,12 @@ static const char *slip_of_hints(slip *s) {
   const parser *p = s->p;
   token t = s->t;
   int kind = s->kind;
-  const char *hint = slip_of_words(p, kind, t);
+  const char *hint = slip_by_row(s, true);
   /* `if (c) print(1)`: the call is as it should be, its braces are missing. */
   bool named = accepts(p, T_ASSIGN),
        header = s->body && !s->statement && (s->after || named || p->last == T_ELSE || p->last == T_TRY);
-  bool literal = kind != T_NAME && kind != T_FN && kind != T_NOT && begins_value(kind);
-  bool jump = kind == T_RETURN || kind == T_BREAK || kind == T_CONTINUE, call = kind == T_NAME && *s->rest == '(';
+  bool literal = !AMONG(kind, T_NAME, T_FN, T_NOT) && begins_value(kind);
+  bool jump = AMONG(kind, T_RETURN, T_BREAK, T_CONTINUE), call = kind == T_NAME && *s->rest == '(';
   jump |= kind == T_NAME && assigns((const char *)lexer_skip(p, s->rest));
   if (!hint && call && s->after && !header && s->in == BRACKET_BLOCK && p->last != T_NAME)
     return s->id = E_syntax, p->last == T_INT || p->last == T_FLOAT
@@ -646,8 +358,7 @@ static const char *slip_of_hints(slip *s) {
   if (!hint && !(header && call)) hint = foreign_word(p, kind, t);
   if (!hint && header && (jump || call || literal || (named && begins_value(kind))))
     hint = named ? "a body stands in braces { }, a short one behind =: fn f(x) = x + 1" : "a body stands in braces { }";
-  if (!hint && (begins_value(kind) || kind == T_LC || kind == T_LREC || kind == T_LEMPTY || kind == T_COLON ||
-                kind == T_LET || kind == T_IF))
+  if (!hint && (begins_value(kind) || AMONG(kind, T_LC, T_LREC, T_LEMPTY, T_COLON, T_LET, T_IF)))
     hint = foreign_word(p, p->last, p->last_token);
   return hint;
 }
@@ -675,27 +386,8 @@ static const char *slip_of_place(slip *s) {
   }
   if ((kind == T_NL || kind == LEX_END) && s->body && *lexer_skip(p, s->rest) == '{')
     return "'{' stands on the line of what it belongs to";
-  if (kind == T_LET || kind == T_RETURN || kind == T_BREAK || kind == T_CONTINUE || kind == T_WHILE || kind == T_FOR ||
-      kind == T_IMPORT) {
-    if (s->before && !s->statement) return "a statement is no value; a body of statements stands in braces { }";
-  }
-  return NULL;
-}
-
-/* What is missing before the token, or stands on the wrong line. */
-static const char *slip_of_line(slip *s) {
-  const parser *p = s->p;
-  int kind = s->kind;
-  if (s->in == BRACKET_RECORD && !s->before && accepts(p, T_RC) && (p->last == T_NL || s->after) &&
-      (kind == T_NAME || kind == T_STRING || kind == T_DOTDOT) && !foreign_word(p, kind, s->t))
-    return s->id = E_syntax, "fields are separated by ','; one is missing before this";
-  s->id = E_slip;
-  if (s->statement && p->last == T_NL && kind > 0 &&
-      (kind == T_STAR || kind == T_SLASH || kind == T_PERCENT || kind == T_AT || kind == T_POW || kind == T_AND ||
-       kind == T_OR || kind == T_EQ || kind == T_BOR || kind == T_BAND || kind == T_DOTDOT))
-    return "a statement cannot begin with an operator: to continue the line above, end that line with the operator or "
-           "use "
-           "parentheses";
+  if (AMONG(kind, T_LET, T_RETURN, T_BREAK, T_CONTINUE, T_WHILE, T_FOR, T_IMPORT) && s->before && !s->statement)
+    return "a statement is no value; a body of statements stands in braces { }";
   return NULL;
 }
 
@@ -711,9 +403,7 @@ static const char *slip_at(const parser *p, int kind, token t, error_id *id) {
             .statement = accepts(p, T_LET),
             .in = p->depth ? p->brackets[p->depth - 1].kind : BRACKET_BLOCK,
             .id = E_slip};
-  const char *found = slip_before(&s);
-  if (!found) found = slip_of_token(&s);
-  if (!found) found = slip_of_line(&s);
+  const char *found = slip_by_row(&s, false);
   if (!found && (kind == LEX_END || !line_inside(p, t))) {
     found = slip_of_hints(&s);
     if (!found) found = slip_of_place(&s);
@@ -739,8 +429,7 @@ static void syntax_error(parser *p, int kind, token t) {
     note_bracket(p, t);
     return;
   }
-  text_buf message;
-  text_init(&message, p->vm);
+  text_buf message = {.vm = p->vm};
   bool keyword = is_keyword(p, kind, t) && accepts(p, T_NAME);
   if (keyword && before_operand(p)) { /* a keyword argument? */
     const char *rest = p->text->text + t.end;
@@ -816,10 +505,8 @@ static parse_outcome drive(parser *p) {
 static ast_module *parse_source(qn_vm *vm, const source_text *text, uint32_t source, parse_mode mode,
                                 parse_outcome *outcome) {
   *outcome = PARSE_ERROR;
-  if (text->len > INT32_MAX) {
-    (void)raise_error(vm, E_too_large, (span){source, 0, 0}, "a source text has at most 2 GiB");
-    return NULL;
-  }
+  if (text->len > INT32_MAX)
+    return raise_nothing(vm, E_too_large, (span){source, 0, 0}, "a source text has at most 2 GiB");
   ast_module *module = mem_zalloc(vm, sizeof *module);
   if (!module) {
     raise_at(vm, (span){source, 0, 0});
@@ -858,8 +545,7 @@ ast_module *parse_text(qn_vm *vm, uint32_t source, parse_mode mode, parse_outcom
   const source_text *text = source_get(vm, source);
   if (text) return parse_source(vm, text, source, mode, outcome);
   *outcome = PARSE_ERROR;
-  (void)raise_error(vm, E_text, SPAN_NONE, "there is no source text %u", source);
-  return NULL;
+  return raise_nothing(vm, E_text, SPAN_NONE, "there is no source text %u", source);
 }
 
 bool parse_incomplete(qn_vm *vm, const char *text, size_t len) {
