@@ -13,12 +13,9 @@
 static inline bool is_operand(qn_value v) { return value_is(v, TAG_ARRAY) || value_is_scalar(v); }
 
 static __attribute__((noinline, cold)) qn_value fail_operand(qn_vm *vm, op_id op, qn_value v) {
-  text_buf t;
-  text_init(&t, vm);
-  text_addf(&t, "%s takes numbers and arrays, not ", op_rows[op].name);
-  text_kind(&t, v);
-  if (value_is(v, TAG_LIST)) text_adds(&t, "; array(xs) makes an array of a list of numbers");
-  return raise_text(vm, E_type, SPAN_NONE, &t);
+  return raise_kind(vm, E_type, SPAN_NONE, v,
+                    value_is(v, TAG_LIST) ? "; array(xs) makes an array of a list of numbers" : "",
+                    "%s takes numbers and arrays, not ", op_rows[op].name);
 }
 
 static int rank_of(qn_value v) { return value_is(v, TAG_ARRAY) ? value_array(v)->rank : 0; }
@@ -26,18 +23,12 @@ static int rank_of(qn_value v) { return value_is(v, TAG_ARRAY) ? value_array(v)-
 static bool axis_of(qn_vm *vm, op_id op, qn_value v, int rank, int *out) {
   int64_t i;
   if (!value_is(v, TAG_INT)) {
-    text_buf t;
-    text_init(&t, vm);
-    text_addf(&t, "%s: an axis is an int, not ", op_rows[op].name);
-    text_kind(&t, v);
-    raise_text(vm, E_type, SPAN_NONE, &t);
+    raise_kind(vm, E_type, SPAN_NONE, v, "", "%s: an axis is an int, not ", op_rows[op].name);
     return false;
   }
   if (!index_int(vm, v, "axis", &i)) return false;
-  if (i < -rank || i >= rank) {
-    raise_error(vm, E_axis, SPAN_NONE, "%s: axis %lld of an array of rank %d", op_rows[op].name, (long long)i, rank);
-    return false;
-  }
+  if (i < -rank || i >= rank)
+    return raise_false(vm, E_axis, "%s: axis %lld of an array of rank %d", op_rows[op].name, (long long)i, rank);
   *out = (int)(i < 0 ? i + rank : i);
   return true;
 }
@@ -54,10 +45,7 @@ static bool axes_of(qn_vm *vm, op_id op, qn_value v, int rank, uint8_t *mask) {
   for (uint32_t i = 0; i < (l ? l->len : 1); i++) {
     int axis;
     if (!axis_of(vm, op, l ? l->items[i] : v, rank, &axis)) return false;
-    if (*mask & 1u << axis) {
-      raise_error(vm, E_axis, SPAN_NONE, "%s: axis %d is named twice", op_rows[op].name, axis);
-      return false;
-    }
+    if (*mask & 1u << axis) return raise_false(vm, E_axis, "%s: axis %d is named twice", op_rows[op].name, axis);
     *mask |= (uint8_t)(1u << axis);
   }
   return true;
@@ -127,36 +115,11 @@ static const char *op_signature(op_id op, char out[96]) {
   const char *more = row->klass == CLASS_REDUCE ? ", axis = nil, keepdims = false"
                      : row->klass == CLASS_SCAN ? ", axis = nil"
                                                 : "";
-  const char *parts[] = {row->name, "(", operands[row->arity & 3], more, ")"};
-  size_t at = 0;
-  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-    size_t n = strlen(parts[i]);
-    if (at + n > 95) n = 95 - at;
-    memcpy(out + at, parts[i], n);
-    at += n;
-  }
-  out[at] = 0;
+  stpcpy(stpcpy(stpcpy(stpcpy(stpcpy(out, row->name), "("), operands[row->arity & 3]), more), ")");
   return out;
 }
 
 /* ---- binding ----------------------------------------------------------------------------------------------------------------- */
-
-static bool bind_name(qn_vm *vm, const char *name, qn_value v) {
-  qn_str *s = value_is_error(v) ? NULL : str_intern(vm, name, strlen(name));
-  if (!s) {
-    value_release(vm, v);
-    return false;
-  }
-  global_cell *c = scope_cell(vm, interp_of(vm)->builtin, s);
-  value_release(vm, value_obj(TAG_STR, s));
-  if (!c) {
-    value_release(vm, v);
-    return false;
-  }
-  c->declared = true;
-  slot_set(vm, &c->value, v);
-  return true;
-}
 
 static bool bind_function(qn_vm *vm, const builtin_def *def) {
   interp *ip = interp_of(vm);
@@ -166,7 +129,9 @@ static bool bind_function(qn_vm *vm, const builtin_def *def) {
   qn_fn *f = fn_new(vm, FN_BUILTIN, info, 0);
   if (!f) return false;
   ip->nbuiltins++;
-  return bind_name(vm, def->name, value_obj(TAG_FN, f));
+  bool bound = scope_bind(vm, ip->builtin, def->name, value_obj(TAG_FN, f));
+  value_release(vm, value_obj(TAG_FN, f));
+  return bound;
 }
 
 bool builtins_bind(qn_vm *vm) {
@@ -186,8 +151,8 @@ bool builtins_bind(qn_vm *vm) {
   for (int i = 0; i < table->nbuiltins; i++)
     if (!bind_function(vm, &table->builtins[i])) return false;
   for (int d = 0; dtype_public(d); d++)
-    if (!bind_name(vm, dtype_rows[d].name, value_dtype((qn_dtype)d))) return false;
-  return bind_name(vm, "cpu", value_device(0));
+    if (!scope_bind(vm, ip->builtin, dtype_rows[d].name, value_dtype((qn_dtype)d))) return false;
+  return scope_bind(vm, ip->builtin, "cpu", value_device(0));
 }
 
 void builtins_free(qn_vm *vm) {
@@ -232,10 +197,7 @@ builtin_info *builtin_row(qn_vm *vm, const qn_fn *fn) {
     const builtin_def *def = fn->code;
     uint32_t i = ip->nbuiltins;
     while (i > 0 && ip->builtins[i - 1].def.call != def->call) i--;
-    if (i == 0) {
-      raise_error(vm, E_internal, SPAN_NONE, "the builtin %s is not in the table", def->name);
-      return NULL;
-    }
+    if (i == 0) return raise_nothing(vm, E_internal, SPAN_NONE, "the builtin %s is not in the table", def->name);
     info = &ip->builtins[i - 1];
   }
   return info->parsed || parse(vm, info) ? info : NULL;

@@ -42,8 +42,7 @@ static void arity_text(qn_vm *vm, qn_value f, text_buf *t) {
 }
 
 static bool fail_arity(qn_vm *vm, qn_value f, uint32_t given, const qn_str *missing) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   if (missing)
     text_addf(&t, "argument '%s' is missing", missing->text);
   else
@@ -66,8 +65,7 @@ static bool fail_arity(qn_vm *vm, qn_value f, uint32_t given, const qn_str *miss
 }
 
 static __attribute__((cold)) qn_value fail_callable(qn_vm *vm, qn_value f, span at) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_kind(&t, f);
   text_adds(&t, " is not a function");
   const source_text *s = source_get(vm, at.source);
@@ -201,8 +199,7 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
     vm_disown(vm, &held);
     if (!fits) {
       value_release(vm, r);
-      r = value_error();
-      raise_at(vm, code->result_at);
+      r = raise_at(vm, code->result_at);
     }
   }
   return r;
@@ -243,8 +240,7 @@ static void note_argument(qn_vm *vm, const node *arg, qn_value v) {
   if (!arg) return;
   if (value_is(v, TAG_ARRAY)) note_operand(vm, arg->at, v, arg);
   if (!value_is(v, TAG_LIST) && !value_is(v, TAG_RECORD)) return;
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_tree(&t, v, 0);
   if (!t.failed && t.text) raise_note(vm, arg->at, "%s", t.text);
   text_free(&t);
@@ -286,8 +282,7 @@ static inline __attribute__((always_inline)) qn_value run_frame(qn_vm *vm, fn_co
   vm->sp = fp + code->nslots;
   qn_value r;
   if (__builtin_expect(vm_poll_between(vm), 0)) {
-    r = value_error();
-    raise_at(vm, at);
+    r = raise_at(vm, at);
   } else if ((heads & TAG_HEAP) | (uint64_t)code->watched | (uint64_t)rec_hears_calls(vm) |
              value_fn(fp[-1])->head.aux) {
     r = run_watched(vm, code, fp, at);
@@ -295,8 +290,7 @@ static inline __attribute__((always_inline)) qn_value run_frame(qn_vm *vm, fn_co
     r = run_body(vm, code, fp);
   }
   if (value_is_error(r)) leave_failed(vm, fp, at, n, extra);
-  vm_pop_to(vm, fp - 1);
-  return r;
+  return vm_pop_with(vm, fp - 1, r);
 }
 
 /* ---- builtins ------------------------------------------------------------------------------------------------------------------ */
@@ -320,10 +314,8 @@ static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args,
   if (info->moves && at.source) vm->updating = at;
   qn_value r = info->def.call(vm, args);
   interp_of(vm)->place.calling = outer;
-  if (lossy && !value_is_error(r) && !rec_carries(vm, info->def.name, r, info->def.effect == BUILTIN_READ)) {
-    value_release(vm, r);
-    r = value_error();
-  }
+  if (lossy && !value_is_error(r) && !rec_carries(vm, info->def.name, r, info->def.effect == BUILTIN_READ))
+    r = value_fail(vm, r);
   if (__builtin_expect(value_is_error(r), 0)) builtin_failed(vm, info, at);
   return r;
 }
@@ -355,9 +347,7 @@ static bool fail_keyword(qn_vm *vm, const params *p, const qn_str *name, bool re
   enum { MOST = 64 };
   const char *names[MOST];
   int n = 0;
-  text_buf t, near;
-  text_init(&t, vm);
-  text_init(&near, vm);
+  text_buf t = {.vm = vm}, near = {.vm = vm};
   for (uint32_t i = 0; i < p->n && n < MOST; i++)
     if (!param_rest(p, i)) names[n++] = param_name(p, i)->text;
   text_addf(&t, repeated ? "argument '%s' is given twice" : "there is no parameter '%s'", name->text);
@@ -454,9 +444,11 @@ static __attribute__((noinline, cold)) void note_arguments(qn_vm *vm, const n_ca
   }
 }
 
-static __attribute__((noinline, cold)) qn_value fail_overflow(qn_vm *vm, const n_call *n) {
-  raise_at(vm, n->h.at);
-  return value_error();
+/* The stack has no room for a call of `f`, with `receiver` before its arguments; releases both. */
+static __attribute__((noinline, cold)) qn_value fail_call(qn_vm *vm, const n_call *n, qn_value f, qn_value receiver) {
+  value_release(vm, f);
+  value_release(vm, receiver);
+  return raise_at(vm, n->h.at);
 }
 
 /* The value of an argument. */
@@ -475,9 +467,8 @@ static qn_value kwargs_record(qn_vm *vm, qn_value *kw, uint32_t nkw) {
   qn_record *r = record_new(vm);
   if (!r) return value_error();
   for (uint32_t k = 0; k < nkw; k++) {
-    if (record_set(vm, r, value_str(kw[2 * k]), value_retain(kw[2 * k + 1]))) continue;
-    value_release(vm, value_obj(TAG_RECORD, r));
-    return value_error();
+    if (!record_set(vm, r, value_str(kw[2 * k]), value_retain(kw[2 * k + 1])))
+      return value_fail(vm, value_obj(TAG_RECORD, r));
   }
   return value_obj(TAG_RECORD, r);
 }
@@ -546,13 +537,11 @@ static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nk
   }
 out:
   if (value_is_error(r)) raise_at(vm, at);
-  vm_pop_to(vm, base);
-  return r;
+  return vm_pop_with(vm, base, r);
 }
 
 static bool positional_first(qn_vm *vm, span at) {
-  raise_error(vm, E_keyword, at, "positional arguments stand before keywords");
-  return false;
+  return raise_nothing(vm, E_keyword, at, "positional arguments stand before keywords");
 }
 
 /* Pushes `..v` as positional arguments (lists, ranges, arrays) or keywords (records). */
@@ -574,11 +563,7 @@ static bool push_argument_spread(qn_vm *vm, qn_value v, span at, uint32_t *npos,
               : value_is(v, TAG_ARRAY) && value_array(v)->rank ? value_array(v)->shape[0]
                                                                : -1;
   if (n < 0) {
-    text_buf t;
-    text_init(&t, vm);
-    text_adds(&t, "lists spread as arguments and records as keywords, not ");
-    text_kind(&t, v);
-    raise_text(vm, E_not_iterable, at, &t);
+    raise_kind(vm, E_not_iterable, at, v, "", "lists spread as arguments and records as keywords, not ");
     ok = false;
   } else if (n > 0 && *nkw > 0) {
     ok = positional_first(vm, at);
@@ -605,10 +590,7 @@ static __attribute__((noinline)) qn_value call_mixed(qn_vm *vm, n_call *n, qn_va
     if (!vm_enter(vm, 2)) goto error;
     if (a->keyword) *vm->sp++ = value_retain(value_obj(TAG_STR, a->keyword));
     qn_value v = eval(vm, a->value, fp);
-    if (value_stops(v)) {
-      vm_pop_to(vm, base);
-      return v;
-    }
+    if (value_stops(v)) return vm_pop_with(vm, base, v);
     if (a->spread) {
       if (!push_argument_spread(vm, v, a->value->at, &npos, &nkw)) goto error;
       continue;
@@ -623,8 +605,7 @@ static __attribute__((noinline)) qn_value call_mixed(qn_vm *vm, n_call *n, qn_va
   }
   return call_bound(vm, base, npos, nkw, n->h.at, n, fp);
 error:
-  vm_pop_to(vm, base);
-  return value_error();
+  return vm_pop_with(vm, base, value_error());
 }
 
 /* ---- calls of builtins that are laid out ---------------------------------------------------------------------------------------- */
@@ -699,29 +680,20 @@ static __attribute__((noinline)) qn_value call_evaluating(qn_vm *vm, n_call *n, 
                                                           qn_value receiver, qn_value *fp) {
   uint32_t nparams = (uint32_t)info->sig.nparams;
   bool extra = receiver.head != TAG_UNSET;
-  if (!vm_enter(vm, (size_t)nparams + 4)) {
-    value_release(vm, receiver);
-    return fail_overflow(vm, n);
-  }
+  if (!vm_enter(vm, (size_t)nparams + 4)) return fail_call(vm, n, receiver, value_nil());
   qn_value *args = vm->sp, *rest = info->rest ? &args[info->rest - 1] : NULL, *items = NULL, *lent = NULL;
   for (uint32_t i = 0; i < nparams; i++) args[i] = value_retain(info->defaults[i]);
   if (extra) args[0] = receiver;
   vm->sp = args + nparams;
   if (rest) {
     qn_list *l = list_new(vm, n->nrest);
-    if (!l) {
-      vm_pop_to(vm, args);
-      return fail_overflow(vm, n);
-    }
+    if (!l) return vm_pop_with(vm, args, raise_at(vm, n->h.at));
     *rest = value_obj(TAG_LIST, l);
     items = l->items;
   }
   for (const call_arg *a = n->args, *end = a + n->n; a < end; a++) {
     qn_value v = argument(vm, a->value, fp);
-    if (value_stops(v)) {
-      vm_pop_to(vm, args);
-      return v;
-    }
+    if (value_stops(v)) return vm_pop_with(vm, args, v);
     if (rest == &args[a->slot])
       *items++ = v;
     else
@@ -733,8 +705,7 @@ static __attribute__((noinline)) qn_value call_evaluating(qn_vm *vm, n_call *n, 
     if (lent) *lent = value_retain(args[n->moved_arg]);
     note_arguments(vm, n, info, args, extra);
   }
-  vm_pop_to(vm, args);
-  return r;
+  return vm_pop_with(vm, args, r);
 }
 
 /* The call of a pure builtin by a node whose arguments are all read where they lie (n->borrows), outside of recordings: nothing is
@@ -746,7 +717,7 @@ static inline __attribute__((always_inline)) qn_value borrow(qn_vm *vm, n_call *
   interp *ip = interp_of(vm);
   qn_list *l = list ? ip->list : NULL;
   if (__builtin_expect(list && !l, 0)) {
-    if (!(l = ip->list = list_new(vm, LIST_KEPT))) return fail_overflow(vm, n);
+    if (!(l = ip->list = list_new(vm, LIST_KEPT))) return raise_at(vm, n->h.at);
     l->len = 0;
   }
   for (uint32_t missing = n->missing; missing; missing &= missing - 1) {
@@ -838,21 +809,14 @@ static inline __attribute__((always_inline)) qn_value call_positional(qn_vm *vm,
                                                                       qn_value receiver, qn_value *fp) {
   fn_code *code = value_fn(f)->code;
   bool extra = receiver.head != TAG_UNSET;
-  if (!vm_enter(vm, (size_t)code->nslots + 4)) {
-    value_release(vm, f);
-    value_release(vm, receiver);
-    return fail_overflow(vm, n);
-  }
+  if (!vm_enter(vm, (size_t)code->nslots + 4)) return fail_call(vm, n, f, receiver);
   qn_value *base = vm->sp;
   uint64_t heads = extra ? receiver.head : 0;
   *vm->sp++ = f;
   if (extra) *vm->sp++ = receiver;
   for (uint32_t i = 0, count = n->n; i < count; i++) {
     qn_value v = argument(vm, n->args[i].value, fp);
-    if (value_stops(v)) {
-      vm_pop_to(vm, base);
-      return v;
-    }
+    if (value_stops(v)) return vm_pop_with(vm, base, v);
     heads |= v.head;
     *vm->sp++ = v;
   }
@@ -885,11 +849,7 @@ static __attribute__((noinline)) qn_value call_node(qn_vm *vm, n_call *n, qn_val
     value_release(vm, f); /* the table's own reference remains */
     return rec_hears_globals(vm) ? call_evaluating(vm, n, info, receiver, fp) : call_laid(vm, n, info, receiver, fp);
   }
-  if (!vm_enter(vm, 4)) {
-    value_release(vm, f);
-    value_release(vm, receiver);
-    return fail_overflow(vm, n);
-  }
+  if (!vm_enter(vm, 4)) return fail_call(vm, n, f, receiver);
   qn_value *base = vm->sp;
   *vm->sp++ = f;
   if (extra) *vm->sp++ = receiver;
@@ -975,9 +935,7 @@ static __attribute__((noinline, cold)) qn_value fail_method(qn_vm *vm, n_call *n
   } else {
     interp_names(vm, "", add_global_name, &l);
   }
-  text_buf t, near;
-  text_init(&t, vm);
-  text_init(&near, vm);
+  text_buf t = {.vm = vm}, near = {.vm = vm};
   const char *hint = NULL;
   bool field = value_is(receiver, TAG_ARRAY) && is_array_field(n->method);
   if (field) {
@@ -1023,10 +981,7 @@ qn_value eval_method(qn_vm *vm, node *h, qn_value *fp) {
     global_cell *c = scope_find(((qn_module *)receiver.u.p)->scope, n->method);
     if (c && c->declared) {
       f = field_of(vm, receiver, n->method, n->args_at, NULL);
-      if (value_is_error(f)) {
-        value_release(vm, receiver);
-        return f;
-      }
+      if (value_is_error(f)) return value_fail(vm, receiver);
     }
   }
   if (f.head != TAG_UNSET) {
@@ -1039,15 +994,8 @@ qn_value eval_method(qn_vm *vm, node *h, qn_value *fp) {
     value_release(vm, receiver);
     return raise_error(vm, E_lost_value, n->h.at, "%s", n->lost->text);
   }
-  if (f.head == TAG_UNSET) {
-    fail_method(vm, n, receiver);
-    value_release(vm, receiver);
-    return value_error();
-  }
-  if (value_is_error(f)) {
-    value_release(vm, receiver);
-    return f;
-  }
+  if (f.head == TAG_UNSET) fail_method(vm, n, receiver);
+  if (f.head == TAG_UNSET || value_is_error(f)) return value_fail(vm, receiver);
   return call_node(vm, n, f, receiver, fp);
 }
 
@@ -1069,9 +1017,7 @@ static const fn_code *library_code(qn_vm *vm, const n_call *c) {
 
 /* The call gave a value that nothing takes. Names of the hint are those of the call where they are variables. */
 static __attribute__((noinline, cold)) qn_value fail_lost_result(qn_vm *vm, const n_call *c, const fn_code *code) {
-  text_buf t, call;
-  text_init(&t, vm);
-  text_init(&call, vm);
+  text_buf t = {.vm = vm}, call = {.vm = vm};
   text_span(vm, &call, c->h.at);
   const char *written = call.text && !call.failed ? call.text : "f(x)";
   bool steps = code->nparams > 2 && c->n > 2 && strcmp(code->params[2].name->text, "state") == 0;

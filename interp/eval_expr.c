@@ -18,10 +18,7 @@ static bool append_spread(qn_vm *vm, qn_list *out, qn_value v, span at) {
   } else if (value_is(v, TAG_RANGE)) {
     const qn_range *r = value_range(v);
     int64_t n = range_length(r);
-    if (n > INT32_MAX) {
-      raise_error(vm, E_too_large, SPAN_NONE, "%lld items are too many for a list", (long long)n);
-      ok = false;
-    }
+    if (n > INT32_MAX) ok = raise_false(vm, E_too_large, "%lld items are too many for a list", (long long)n);
     for (int64_t i = 0; ok && i < n; i++) ok = !vm_poll(vm) && list_push(vm, out, value_int(range_item(r, i)));
   } else if (value_is(v, TAG_ARRAY) && value_array(v)->rank > 0) {
     int64_t n = value_array(v)->shape[0];
@@ -30,11 +27,7 @@ static bool append_spread(qn_vm *vm, qn_list *out, qn_value v, span at) {
       ok = !value_is_error(row) && list_push(vm, out, row);
     }
   } else {
-    text_buf t;
-    text_init(&t, vm);
-    text_adds(&t, "only lists, ranges and arrays spread here, not ");
-    text_kind(&t, v);
-    raise_text(vm, E_not_iterable, at, &t);
+    raise_kind(vm, E_not_iterable, at, v, "", "only lists, ranges and arrays spread here, not ");
     ok = false;
   }
   if (!ok) raise_at(vm, at);
@@ -44,49 +37,32 @@ static bool append_spread(qn_vm *vm, qn_list *out, qn_value v, span at) {
 
 qn_value eval_list_spread(qn_vm *vm, node *h, qn_value *fp) {
   n_items *n = (n_items *)h;
-  qn_value *mark = vm->sp, stopped = value_error();
+  qn_value *mark = vm->sp;
   qn_list *l = vm_enter(vm, 1) ? list_new(vm, 0) : NULL;
-  if (!l) {
-    raise_at(vm, h->at);
-    return value_error();
-  }
+  if (!l) return raise_at(vm, h->at);
   *vm->sp++ = value_obj(TAG_LIST, l);
   for (uint32_t i = 0; i < n->n; i++) {
     bool spread = n->items[i]->kind == N_SPREAD;
     qn_value v = eval(vm, spread ? ((n_one *)n->items[i])->a : n->items[i], fp);
-    if (value_stops(v)) {
-      stopped = v;
-      goto out;
-    }
-    if (!(spread ? append_spread(vm, l, v, n->items[i]->at) : list_push(vm, l, v))) goto out;
+    if (value_stops(v)) return vm_pop_with(vm, mark, v);
+    if (!(spread ? append_spread(vm, l, v, n->items[i]->at) : list_push(vm, l, v)))
+      return vm_pop_with(vm, mark, value_error());
   }
   vm->sp = mark;
   return value_obj(TAG_LIST, l);
-out:
-  vm_pop_to(vm, mark);
-  return stopped;
 }
 
 qn_value eval_list(qn_vm *vm, node *h, qn_value *fp) {
   n_items *n = (n_items *)h;
   qn_value *mark = vm->sp;
-  if (!vm_enter(vm, n->n)) {
-    raise_at(vm, h->at);
-    return value_error();
-  }
+  if (!vm_enter(vm, n->n)) return raise_at(vm, h->at);
   for (uint32_t i = 0; i < n->n; i++) {
     qn_value v = eval(vm, n->items[i], fp);
-    if (value_stops(v)) {
-      vm_pop_to(vm, mark);
-      return v;
-    }
+    if (value_stops(v)) return vm_pop_with(vm, mark, v);
     *vm->sp++ = v;
   }
   qn_list *l = list_new(vm, n->n);
-  if (!l) {
-    vm_pop_to(vm, mark);
-    return value_error();
-  }
+  if (!l) return vm_pop_with(vm, mark, value_error());
   if (n->n) memcpy(l->items, mark, n->n * sizeof *mark);
   vm->sp = mark;
   return value_obj(TAG_LIST, l);
@@ -95,23 +71,14 @@ qn_value eval_list(qn_vm *vm, node *h, qn_value *fp) {
 /* A literal of fixed names: its layout is found once. */
 static qn_value record_fixed(qn_vm *vm, n_record *n, qn_value *fp) {
   qn_value *mark = vm->sp;
-  if (!vm_enter(vm, n->n)) {
-    raise_at(vm, n->h.at);
-    return value_error();
-  }
+  if (!vm_enter(vm, n->n)) return raise_at(vm, n->h.at);
   for (uint32_t i = 0; i < n->n; i++) {
     qn_value v = eval(vm, n->fields[i].value, fp);
-    if (value_stops(v)) {
-      vm_pop_to(vm, mark);
-      return v;
-    }
+    if (value_stops(v)) return vm_pop_with(vm, mark, v);
     *vm->sp++ = v;
   }
   qn_record *r = n->layout ? record_of(vm, n->layout) : record_new(vm);
-  if (!r) {
-    vm_pop_to(vm, mark);
-    return value_error();
-  }
+  if (!r) return vm_pop_with(vm, mark, value_error());
   if (n->layout) {
     memcpy(r->items, mark, n->n * sizeof *mark);
     vm->sp = mark;
@@ -120,10 +87,8 @@ static qn_value record_fixed(qn_vm *vm, n_record *n, qn_value *fp) {
   for (uint32_t i = 0; i < n->n; i++) {
     qn_value v = mark[i];
     mark[i] = value_nil();
-    if (record_set(vm, r, n->fields[i].name, v)) continue;
-    value_release(vm, value_obj(TAG_RECORD, r));
-    vm_pop_to(vm, mark);
-    return value_error();
+    if (!record_set(vm, r, n->fields[i].name, v))
+      return vm_pop_with(vm, mark, value_fail(vm, value_obj(TAG_RECORD, r)));
   }
   vm->sp = mark;
   if (r->len == n->n && r->layout->shared) n->layout = layout_retain(r->layout);
@@ -146,11 +111,7 @@ qn_value eval_record(qn_vm *vm, node *h, qn_value *fp) {
     }
     bool ok = value_is(v, TAG_RECORD);
     if (!ok) {
-      text_buf t;
-      text_init(&t, vm);
-      text_adds(&t, "only records spread into a record, not ");
-      text_kind(&t, v);
-      raise_text(vm, E_type, n->fields[i].value->at, &t);
+      raise_kind(vm, E_type, n->fields[i].value->at, v, "", "only records spread into a record, not ");
     } else if (r->len == 0) { /* the common {..r, a: 1} starts as a copy */
       qn_record *copy = value_unique(v) ? value_record(value_retain(v)) : record_copy(vm, value_record(v));
       ok = copy != NULL;
@@ -181,8 +142,7 @@ qn_value eval_template(qn_vm *vm, node *h, qn_value *fp) {
   n_template *n = (n_template *)h;
   bool own = false; /* the part before has lines of its own */
   qn_value v;
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   vm_owned held;
   vm_own(vm, &held, vm_drop_text, &t);
   for (uint32_t i = 0; i < n->n; i++) {
@@ -202,8 +162,7 @@ qn_value eval_template(qn_vm *vm, node *h, qn_value *fp) {
         p->text ? format_spec_among(vm, v, p->text->text, p->text->len, &t, &own) : format_among(vm, v, NULL, &t, &own);
     value_release(vm, v);
     if (ok) continue;
-    raise_at(vm, p->value->at);
-    v = value_error();
+    v = raise_at(vm, p->value->at);
     goto stop;
   }
   vm_disown(vm, &held);
@@ -216,32 +175,29 @@ stop:
 
 /* ---- ranges, fields ------------------------------------------------------------------------------------------------------ */
 
-static qn_value fail_bound(qn_vm *vm, span at) {
-  raise_at(vm, at);
-  return value_error();
+bool range_bound(qn_vm *vm, node *n, qn_value *fp, const char *what, int64_t *out, qn_value *stopped) {
+  qn_value v = *stopped = eval(vm, n, fp);
+  if (value_stops(v)) return false;
+  bool ok = index_int(vm, v, what, out);
+  value_release(vm, v);
+  if (!ok) *stopped = raise_at(vm, n->at);
+  return ok;
 }
 
 qn_value eval_range(qn_vm *vm, node *h, qn_value *fp) {
   n_range *n = (n_range *)h;
   int64_t start, stop;
-  qn_value v = eval(vm, n->a, fp);
-  if (value_stops(v)) return v;
-  bool ok = index_int(vm, v, "a range's start", &start);
-  value_release(vm, v);
-  if (!ok) return fail_bound(vm, n->a->at);
-  v = eval(vm, n->b, fp);
-  if (value_stops(v)) return v;
-  ok = index_int(vm, v, "a range's end", &stop);
-  value_release(vm, v);
-  if (!ok) return fail_bound(vm, n->b->at);
+  qn_value stopped;
+  if (!range_bound(vm, n->a, fp, RANGE_START, &start, &stopped) ||
+      !range_bound(vm, n->b, fp, RANGE_END, &stop, &stopped))
+    return stopped;
   qn_range *r = range_new(vm, start, stop, 1);
   return r ? value_obj(TAG_RANGE, r) : value_error();
 }
 
 /* The names that a failed look-up could have meant. */
 static void add_names(text_buf *t, qn_vm *vm, const char *wanted, const char **names, int n, const char *all) {
-  text_buf near;
-  text_init(&near, vm);
+  text_buf near = {.vm = vm};
   if (text_nearest(&near, wanted, names, n) && near.text && !near.failed) {
     text_addf(t, "; nearest: %s", near.text);
   } else if (n > 0 && n <= 12) {
@@ -272,8 +228,7 @@ static __attribute__((cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_s
   enum { MOST = 256 };
   const char *names[MOST];
   int n = 0;
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   if (value_is(v, TAG_RECORD)) {
     const qn_record *r = value_record(v);
     for (uint32_t i = 0; i < r->len && n < MOST; i++) names[n++] = record_name(r, i)->text;
@@ -446,8 +401,7 @@ static qn_value key_get(qn_vm *vm, qn_value record, qn_value key, span at) {
 }
 
 static qn_value fail_record_index(qn_vm *vm, qn_value x, qn_value key) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_kind(&t, x);
   bool number = value_is_number(key);
   if (value_is(x, TAG_RECORD))

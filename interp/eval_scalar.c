@@ -42,8 +42,7 @@ static span node_decl(const node *n) {
 
 void note_operand(qn_vm *vm, span at, qn_value v, const node *n) {
   if (!vm->error || (!value_is(v, TAG_ARRAY) && !value_is_scalar(v)) || (n && n->kind == N_CONST)) return;
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   if (value_is(v, TAG_ARRAY)) {
     const qn_array *a = value_array(v);
     text_shape(&t, (qn_dtype)a->dtype, a->rank, a->shape);
@@ -68,10 +67,7 @@ void note_operand(qn_vm *vm, span at, qn_value v, const node *n) {
 
 qn_value eval_holding(qn_vm *vm, node *n, qn_value *fp, qn_value v) {
   if (n->kind == N_LOCAL || n->kind == N_CONST) return eval(vm, n, fp);
-  if (!vm_enter(vm, 1)) {
-    raise_at(vm, n->at);
-    return value_error();
-  }
+  if (!vm_enter(vm, 1)) return raise_at(vm, n->at);
   qn_value *held = vm->sp++;
   *held = v;
   qn_value r = eval(vm, n, fp);
@@ -126,29 +122,117 @@ qn_value eval_self(qn_vm *vm, node *n, qn_value *fp) {
 /* ---- operators on values ------------------------------------------------------------------------------------------------ */
 
 op_id op_of_ast(ast_op op) {
-  switch (op) {
-  case AST_OP_add: return OP_add;
-  case AST_OP_sub: return OP_sub;
-  case AST_OP_mul: return OP_mul;
-  case AST_OP_div: return OP_div;
-  case AST_OP_floordiv: return OP_floordiv;
-  case AST_OP_mod: return OP_mod;
-  case AST_OP_pow: return OP_pow;
-  case AST_OP_matmul: return OP_dot;
-  case AST_OP_eq: return OP_eq;
-  case AST_OP_ne: return OP_ne;
-  case AST_OP_lt: return OP_lt;
-  case AST_OP_le: return OP_le;
-  case AST_OP_gt: return OP_gt;
-  case AST_OP_ge: return OP_ge;
-  case AST_OP_bitor: return OP_bitor;
-  case AST_OP_bitand: return OP_bitand;
-  case AST_OP_neg: return OP_neg;
-  case AST_OP_invert: return OP_invert;
-  case AST_OP_none:
-  case AST_OP_COUNT: break;
+  enum { OP_none = OP_COUNT, OP_matmul = OP_dot }; /* where the tables' names differ */
+  static const uint8_t ops[AST_OP_COUNT] = {
+#define NODE(...)
+#define KID(...)
+#define OPERATOR(name, spelling, arity) [AST_OP_##name] = OP_##name,
+#include "parser/ast.def"
+  };
+  return (op_id)ops[op];
+}
+
+/* ---- operators on plain numbers ---------------------------------------------------------------------------------------- */
+
+/* What is known about the right operand when the evaluator is chosen. */
+enum { ANY, KNOWN_INT, KNOWN_FLOAT };
+#define INLINE static inline __attribute__((always_inline))
+
+/* Two floats, or an int and a float: in arithmetic they count as two floats, comparisons are exact. Where rounding the int leaves
+ * it unequal to the float it has kept their order; where it does not, the int must have lost nothing (up to 2^53). */
+#define FLOATS(make, operator)                                                                                         \
+  if (known != KNOWN_INT && a.head == TAG_FLOAT && (known == KNOWN_FLOAT || b.head == TAG_FLOAT)) {                    \
+    *r = make(a.u.f operator b.u.f);                                                                                   \
+    return true;                                                                                                       \
   }
-  return OP_COUNT;
+#define MIXED(make, operator)                                                                                          \
+  if (known != KNOWN_INT && a.head == TAG_INT && (known == KNOWN_FLOAT || b.head == TAG_FLOAT)) {                      \
+    *r = make((double)a.u.i operator b.u.f);                                                                           \
+    return true;                                                                                                       \
+  }                                                                                                                    \
+  if (known != KNOWN_FLOAT && a.head == TAG_FLOAT && (known == KNOWN_INT || b.head == TAG_INT)) {                      \
+    *r = make(a.u.f operator(double) b.u.i);                                                                           \
+    return true;                                                                                                       \
+  }
+#define EXACT(i, f) ((double)(i) != (f) || (uint64_t)(i) + (1ULL << 53) <= 1ULL << 54)
+#define ORDERED(make, operator)                                                                                        \
+  if (known != KNOWN_INT && a.head == TAG_INT && (known == KNOWN_FLOAT || b.head == TAG_FLOAT) &&                      \
+      EXACT(a.u.i, b.u.f)) {                                                                                           \
+    *r = make((double)a.u.i operator b.u.f);                                                                           \
+    return true;                                                                                                       \
+  }                                                                                                                    \
+  if (known != KNOWN_FLOAT && a.head == TAG_FLOAT && (known == KNOWN_INT || b.head == TAG_INT) &&                      \
+      EXACT(b.u.i, a.u.f)) {                                                                                           \
+    *r = make(a.u.f operator(double) b.u.i);                                                                           \
+    return true;                                                                                                       \
+  }
+#define BOTH_INT (known != KNOWN_FLOAT && a.head == TAG_INT && (known == KNOWN_INT || b.head == TAG_INT))
+
+#define ARITHMETIC(name, overflow, operator)                                                                           \
+  INLINE bool fast_##name(qn_value a, qn_value b, int known, qn_value *r) {                                            \
+    if (BOTH_INT) {                                                                                                    \
+      int64_t i;                                                                                                       \
+      if (__builtin_expect(overflow(a.u.i, b.u.i, &i), 0)) return false;                                               \
+      *r = value_int(i);                                                                                               \
+      return true;                                                                                                     \
+    }                                                                                                                  \
+    FLOATS(value_float, operator)                                                                                      \
+    MIXED(value_float, operator)                                                                                       \
+    return false;                                                                                                      \
+  }
+ARITHMETIC(add, __builtin_add_overflow, +)
+ARITHMETIC(sub, __builtin_sub_overflow, -)
+ARITHMETIC(mul, __builtin_mul_overflow, *)
+
+#define COMPARISON(name, operator)                                                                                     \
+  INLINE bool fast_##name(qn_value a, qn_value b, int known, qn_value *r) {                                            \
+    if (BOTH_INT) {                                                                                                    \
+      *r = value_bool(a.u.i operator b.u.i);                                                                           \
+      return true;                                                                                                     \
+    }                                                                                                                  \
+    FLOATS(value_bool, operator)                                                                                       \
+    ORDERED(value_bool, operator) return false;                                                                        \
+  }
+COMPARISON(eq, ==)
+COMPARISON(ne, !=)
+COMPARISON(lt, <)
+COMPARISON(le, <=)
+COMPARISON(gt, >)
+COMPARISON(ge, >=)
+
+INLINE bool fast_div(qn_value a, qn_value b, int known, qn_value *r) {
+  FLOATS(value_float, /)
+  MIXED(value_float, /)
+  if (!BOTH_INT || b.u.i == 0) return false;
+  *r = value_float((double)a.u.i / (double)b.u.i);
+  return true;
+}
+
+INLINE bool fast_floordiv(qn_value a, qn_value b, int known, qn_value *r) {
+  if (!BOTH_INT || b.u.i <= 0) return false;
+  int64_t q = a.u.i / b.u.i;
+  *r = value_int(q - (a.u.i % b.u.i < 0));
+  return true;
+}
+
+INLINE bool fast_mod(qn_value a, qn_value b, int known, qn_value *r) {
+  if (!BOTH_INT || b.u.i <= 0) return false;
+  int64_t m = a.u.i % b.u.i;
+  *r = value_int(m < 0 ? m + b.u.i : m);
+  return true;
+}
+
+#define OPERATORS(X) X(add) X(sub) X(mul) X(div) X(floordiv) X(mod) X(eq) X(ne) X(lt) X(le) X(gt) X(ge)
+
+/* Two plain numbers, where the forms above do it. */
+static bool fast_numbers(ast_op op, qn_value a, qn_value b, qn_value *r) {
+  switch (op) {
+#define CASE(name)                                                                                                     \
+  case AST_OP_##name: return fast_##name(a, b, ANY, r);
+    OPERATORS(CASE)
+#undef CASE
+  default: return false;
+  }
 }
 
 static qn_value fail_overflow(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
@@ -169,52 +253,28 @@ static qn_value int_pow(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   return value_int(result);
 }
 
+/* Two ints, which the fast forms have left: an overflow, a divisor that is not positive, or another operator. */
 static qn_value int_binary(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   int64_t x = a.u.i, y = b.u.i, r;
   switch ((ast_op)n->op) {
-  case AST_OP_add: return __builtin_add_overflow(x, y, &r) ? fail_overflow(vm, n, a, b) : value_int(r);
-  case AST_OP_sub: return __builtin_sub_overflow(x, y, &r) ? fail_overflow(vm, n, a, b) : value_int(r);
-  case AST_OP_mul: return __builtin_mul_overflow(x, y, &r) ? fail_overflow(vm, n, a, b) : value_int(r);
+  case AST_OP_add:
+  case AST_OP_sub:
+  case AST_OP_mul: return fail_overflow(vm, n, a, b);
   case AST_OP_div:
-    if (y == 0)
-      return raise_error(vm, E_div_zero, n->mark, "%lld / 0; of floats, as in %lld.0 / 0, it is no error", (long long)x,
-                         (long long)x);
-    return value_float((double)x / (double)y);
+    return raise_error(vm, E_div_zero, n->mark, "%lld / 0; of floats, as in %lld.0 / 0, it is no error", (long long)x,
+                       (long long)x);
   case AST_OP_floordiv:
     if (y == 0) return raise_error(vm, E_div_zero, n->mark, "%lld // 0", (long long)x);
     if (y == -1) return __builtin_sub_overflow((int64_t)0, x, &r) ? fail_overflow(vm, n, a, b) : value_int(r);
-    r = x / y;
-    return value_int(r - (x % y != 0 && (x < 0) != (y < 0)));
+    return value_int(x / y - (x % y > 0));
   case AST_OP_mod:
     if (y == 0) return raise_error(vm, E_div_zero, n->mark, "%lld %% 0", (long long)x);
-    if (y == -1) return value_int(0);
-    r = x % y;
-    return value_int(r + (r != 0 && (r < 0) != (y < 0) ? y : 0));
+    r = y == -1 ? 0 : x % y;
+    return value_int(r > 0 ? r + y : r);
   case AST_OP_pow: return int_pow(vm, n, a, b);
-  case AST_OP_eq: return value_bool(x == y);
-  case AST_OP_ne: return value_bool(x != y);
-  case AST_OP_lt: return value_bool(x < y);
-  case AST_OP_le: return value_bool(x <= y);
-  case AST_OP_gt: return value_bool(x > y);
-  case AST_OP_ge: return value_bool(x >= y);
   case AST_OP_bitor: return value_int(x | y);
   case AST_OP_bitand: return value_int(x & y);
   default: return raise_error(vm, E_type, n->mark, "%s takes arrays, not two ints", ast_op_spelling((ast_op)n->op));
-  }
-}
-
-/* Operators on floats that are one machine operation; false for the others. */
-static bool float_binary(ast_op op, double x, double y, qn_value *r) {
-  switch (op) {
-  case AST_OP_add: *r = value_float(x + y); return true;
-  case AST_OP_sub: *r = value_float(x - y); return true;
-  case AST_OP_mul: *r = value_float(x * y); return true;
-  case AST_OP_div: *r = value_float(x / y); return true;
-  case AST_OP_lt: *r = value_bool(x < y); return true;
-  case AST_OP_le: *r = value_bool(x <= y); return true;
-  case AST_OP_gt: *r = value_bool(x > y); return true;
-  case AST_OP_ge: *r = value_bool(x >= y); return true;
-  default: return false;
   }
 }
 
@@ -280,8 +340,7 @@ static void text_uncalled(qn_vm *vm, text_buf *t, qn_value v) {
 
 static __attribute__((cold)) qn_value fail_kinds(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   const char *op = ast_op_spelling((ast_op)n->op);
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_addf(&t, "%s is not defined for ", op);
   text_kind(&t, a);
   text_adds(&t, " and ");
@@ -436,8 +495,7 @@ static void warn_unequal(qn_vm *vm, n_binary *n, qn_value a, qn_value b) {
   const source_text *s = source_get(vm, n->mark.source);
   int row = 0, column = 0;
   if (s) source_position(s, n->mark.start, &row, &column);
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   text_addf(&t, "warning: %s\n  --> %s:%d:%d\n", why, s ? s->name : "", row, column);
   if (!t.failed && t.text) vm_write_later(vm, t.text, t.len);
   text_free(&t);
@@ -458,11 +516,9 @@ static qn_value binary_borrowed(qn_vm *vm, const n_binary *n, qn_value a, qn_val
   ast_op op = (ast_op)n->op;
   bool traced = (value_node(a) | value_node(b)) != 0;
   if (!traced) {
-    if (a.head == TAG_INT && b.head == TAG_INT) return int_binary(vm, n, a, b);
     qn_value r;
-    if (value_is_number(a) && value_is_number(b) && (a.head == b.head || !ast_op_compares(op)) &&
-        float_binary(op, a.head == TAG_INT ? (double)a.u.i : a.u.f, b.head == TAG_INT ? (double)b.u.i : b.u.f, &r))
-      return r;
+    if (fast_numbers(op, a, b, &r)) return r;
+    if (a.head == TAG_INT && b.head == TAG_INT) return int_binary(vm, n, a, b);
     if (a.head == TAG_BOOL && b.head == TAG_BOOL) {
       if (op == AST_OP_bitand) return value_bool(a.u.i & b.u.i);
       if (op == AST_OP_bitor) return value_bool(a.u.i | b.u.i);
@@ -492,11 +548,7 @@ static __attribute__((noinline, cold)) void note_operands(qn_vm *vm, const n_bin
 }
 
 qn_value binary_values(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
-  if (joins(n, a, b)) {
-    if (join(vm, n, &a, b)) return a;
-    value_release(vm, a);
-    return value_error();
-  }
+  if (joins(n, a, b)) return join(vm, n, &a, b) ? a : value_fail(vm, a);
   qn_value r = binary_borrowed(vm, n, a, b);
   if (value_is_error(r)) note_operands(vm, n, a, b);
   value_release(vm, a);
@@ -543,94 +595,6 @@ bool binary_into(qn_vm *vm, const n_binary *n, qn_value *x, qn_value b) {
 
 /* The value of a node that is a variable of the top level. */
 #define VALUE_OF(node) ((const n_global *)(node))->cell->value
-
-/* What is known about the right operand when the evaluator is chosen. */
-enum { ANY, KNOWN_INT, KNOWN_FLOAT };
-#define INLINE static inline __attribute__((always_inline))
-
-/* Two floats, or an int and a float: in arithmetic they count as two floats, comparisons are exact. Where rounding the int leaves
- * it unequal to the float it has kept their order; where it does not, the int must have lost nothing (up to 2^53). */
-#define FLOATS(make, operator)                                                                                         \
-  if (known != KNOWN_INT && a.head == TAG_FLOAT && (known == KNOWN_FLOAT || b.head == TAG_FLOAT)) {                    \
-    *r = make(a.u.f operator b.u.f);                                                                                   \
-    return true;                                                                                                       \
-  }
-#define MIXED(make, operator)                                                                                          \
-  if (known != KNOWN_INT && a.head == TAG_INT && (known == KNOWN_FLOAT || b.head == TAG_FLOAT)) {                      \
-    *r = make((double)a.u.i operator b.u.f);                                                                           \
-    return true;                                                                                                       \
-  }                                                                                                                    \
-  if (known != KNOWN_FLOAT && a.head == TAG_FLOAT && (known == KNOWN_INT || b.head == TAG_INT)) {                      \
-    *r = make(a.u.f operator(double) b.u.i);                                                                           \
-    return true;                                                                                                       \
-  }
-#define EXACT(i, f) ((double)(i) != (f) || (uint64_t)(i) + (1ULL << 53) <= 1ULL << 54)
-#define ORDERED(make, operator)                                                                                        \
-  if (known != KNOWN_INT && a.head == TAG_INT && (known == KNOWN_FLOAT || b.head == TAG_FLOAT) &&                      \
-      EXACT(a.u.i, b.u.f)) {                                                                                           \
-    *r = make((double)a.u.i operator b.u.f);                                                                           \
-    return true;                                                                                                       \
-  }                                                                                                                    \
-  if (known != KNOWN_FLOAT && a.head == TAG_FLOAT && (known == KNOWN_INT || b.head == TAG_INT) &&                      \
-      EXACT(b.u.i, a.u.f)) {                                                                                           \
-    *r = make(a.u.f operator(double) b.u.i);                                                                           \
-    return true;                                                                                                       \
-  }
-#define BOTH_INT (known != KNOWN_FLOAT && a.head == TAG_INT && (known == KNOWN_INT || b.head == TAG_INT))
-
-#define ARITHMETIC(name, overflow, operator)                                                                           \
-  INLINE bool fast_##name(qn_value a, qn_value b, int known, qn_value *r) {                                            \
-    if (BOTH_INT) {                                                                                                    \
-      int64_t i;                                                                                                       \
-      if (__builtin_expect(overflow(a.u.i, b.u.i, &i), 0)) return false;                                               \
-      *r = value_int(i);                                                                                               \
-      return true;                                                                                                     \
-    }                                                                                                                  \
-    FLOATS(value_float, operator)                                                                                      \
-    MIXED(value_float, operator)                                                                                       \
-    return false;                                                                                                      \
-  }
-ARITHMETIC(add, __builtin_add_overflow, +)
-ARITHMETIC(sub, __builtin_sub_overflow, -)
-ARITHMETIC(mul, __builtin_mul_overflow, *)
-
-#define COMPARISON(name, operator)                                                                                     \
-  INLINE bool fast_##name(qn_value a, qn_value b, int known, qn_value *r) {                                            \
-    if (BOTH_INT) {                                                                                                    \
-      *r = value_bool(a.u.i operator b.u.i);                                                                           \
-      return true;                                                                                                     \
-    }                                                                                                                  \
-    FLOATS(value_bool, operator)                                                                                       \
-    ORDERED(value_bool, operator) return false;                                                                        \
-  }
-COMPARISON(eq, ==)
-COMPARISON(ne, !=)
-COMPARISON(lt, <)
-COMPARISON(le, <=)
-COMPARISON(gt, >)
-COMPARISON(ge, >=)
-
-INLINE bool fast_div(qn_value a, qn_value b, int known, qn_value *r) {
-  FLOATS(value_float, /)
-  MIXED(value_float, /)
-  if (!BOTH_INT || b.u.i == 0) return false;
-  *r = value_float((double)a.u.i / (double)b.u.i);
-  return true;
-}
-
-INLINE bool fast_floordiv(qn_value a, qn_value b, int known, qn_value *r) {
-  if (!BOTH_INT || b.u.i <= 0) return false;
-  int64_t q = a.u.i / b.u.i;
-  *r = value_int(q - (a.u.i % b.u.i < 0));
-  return true;
-}
-
-INLINE bool fast_mod(qn_value a, qn_value b, int known, qn_value *r) {
-  if (!BOTH_INT || b.u.i <= 0) return false;
-  int64_t m = a.u.i % b.u.i;
-  *r = value_int(m < 0 ? m + b.u.i : m);
-  return true;
-}
 
 INLINE bool fast_other(qn_value a, qn_value b, int known, qn_value *r) {
   (void)a, (void)b, (void)known, (void)r;
@@ -684,8 +648,8 @@ INLINE bool fast_other(qn_value a, qn_value b, int known, qn_value *r) {
   EVALUATOR(name, vi, GET_VARIABLE_CONST, KNOWN_INT, OWN_A)                                                            \
   EVALUATOR(name, vf, GET_VARIABLE_CONST, KNOWN_FLOAT, OWN_A)                                                          \
   EVALUATOR(name, vv, GET_VARIABLES, ANY, OWN_A | OWN_B)
-#define OPERATORS(X) X(add) X(sub) X(mul) X(div) X(floordiv) X(mod) X(eq) X(ne) X(lt) X(le) X(gt) X(ge) X(other)
 OPERATORS(EVALUATORS)
+EVALUATORS(other)
 
 /* The array that a node is worth, or whose transpose it is, without evaluating the node; NULL: only evaluating it tells. A transpose is
  * `turned`, which shares the elements and has no reference to them: for an op that runs at once, on the CPU. */
@@ -736,41 +700,21 @@ static bool is_peeked(node_kind kind) {
 eval_fn binary_eval(ast_op op, node_kind left, node_kind right, qn_value k) {
   if (op == AST_OP_matmul && is_peeked(left) && is_peeked(right)) return eval_product;
   enum { LL, LI, LF, LG, GL, GI, GF, GG, VI, VF, VV, SHAPES };
-#define ROW(name)                                                                                                      \
-  {name##_ll, name##_li, name##_lf, name##_lg, name##_gl, name##_gi,                                                   \
-   name##_gf, name##_gg, name##_vi, name##_vf, name##_vv},
-  static const eval_fn table[][SHAPES] = {OPERATORS(ROW)};
-#undef ROW
-  enum {
-#define INDEX(name) ROW_##name,
-    OPERATORS(INDEX)
-#undef INDEX
-  };
-  int row = ROW_other;
-  switch (op) {
-#define CASE(name)                                                                                                     \
-  case AST_OP_##name: row = ROW_##name; break;
-    CASE(add)
-    CASE(sub)
-    CASE(mul)
-    CASE(div)
-    CASE(floordiv)
-    CASE(mod)
-    CASE(eq)
-    CASE(ne)
-    CASE(lt)
-    CASE(le)
-    CASE(gt)
-    CASE(ge)
-#undef CASE
-  default: break;
+#define EVALUATORS_OF(name)                                                                                            \
+  {                                                                                                                    \
+    name##_ll, name##_li, name##_lf, name##_lg, name##_gl, name##_gi, name##_gf, name##_gg, name##_vi, name##_vf,      \
+        name##_vv                                                                                                      \
   }
+#define ROW(name) [AST_OP_##name] = EVALUATORS_OF(name),
+  static const eval_fn table[AST_OP_COUNT][SHAPES] = {OPERATORS(ROW)}, others[SHAPES] = EVALUATORS_OF(other);
+#undef ROW
   int shape = right == N_LOCAL                          ? LL
               : right == N_CONST && k.head == TAG_INT   ? LI
               : right == N_CONST && k.head == TAG_FLOAT ? LF
                                                         : LG;
   bool variable = left == N_GLOBAL && (shape != LG || right == N_GLOBAL) && shape != LL;
-  return table[row][left == N_LOCAL ? shape : variable ? shape + VI - LI : shape + GL];
+  const eval_fn *evaluators = table[op][LL] ? table[op] : others;
+  return evaluators[left == N_LOCAL ? shape : variable ? shape + VI - LI : shape + GL];
 }
 
 /* ---- x = x op e ---------------------------------------------------------------------------------------------------------------- */
@@ -802,13 +746,10 @@ ACCUMULATORS(mul)
 
 eval_fn accumulate_eval(const n_binary *n) {
   enum { L, I, F, G, SHAPES };
-#define ROW(name)                                                                                                      \
-  { into_##name##_l, into_##name##_i, into_##name##_f, into_##name##_g }
-  static const eval_fn table[][SHAPES] = {ROW(add), ROW(sub), ROW(mul)};
+#define ROW(name) [AST_OP_##name] = { into_##name##_l, into_##name##_i, into_##name##_f, into_##name##_g }
+  static const eval_fn table[AST_OP_COUNT][SHAPES] = {ROW(add), ROW(sub), ROW(mul)};
 #undef ROW
-  int row = n->op == AST_OP_add ? 0 : n->op == AST_OP_sub ? 1 : n->op == AST_OP_mul ? 2 : -1;
-  if (row < 0) return NULL;
-  return table[row][n->b->kind == N_LOCAL ? L : n->k.head == TAG_INT ? I : n->k.head == TAG_FLOAT ? F : G];
+  return table[n->op][n->b->kind == N_LOCAL ? L : n->k.head == TAG_INT ? I : n->k.head == TAG_FLOAT ? F : G];
 }
 
 qn_value eval_add_global(qn_vm *vm, node *h, qn_value *fp) {
@@ -850,11 +791,7 @@ qn_value eval_unary(qn_vm *vm, node *h, qn_value *fp) {
     rec_at(vm, n->mark);
     r = op_unary(vm, neg ? OP_neg : OP_invert, a);
   } else {
-    text_buf t;
-    text_init(&t, vm);
-    text_addf(&t, "%s is not defined for ", neg ? "-" : "~");
-    text_kind(&t, a);
-    r = raise_text(vm, E_type, n->mark, &t);
+    r = raise_kind(vm, E_type, n->mark, a, "", "%s is not defined for ", neg ? "-" : "~");
   }
   if (value_is_error(r)) {
     raise_at(vm, n->mark);
@@ -865,9 +802,7 @@ qn_value eval_unary(qn_vm *vm, node *h, qn_value *fp) {
 }
 
 static __attribute__((cold)) qn_value fail_condition(qn_vm *vm, qn_value v, const node *n) {
-  text_buf t, source;
-  text_init(&t, vm);
-  text_init(&source, vm);
+  text_buf t = {.vm = vm}, source = {.vm = vm};
   text_span(vm, &source, n->at);
   const char *x = source.text && !source.failed ? source.text : "x";
   text_kind(&t, v);
@@ -892,15 +827,11 @@ static __attribute__((cold)) qn_value fail_condition(qn_vm *vm, qn_value v, cons
 /* The same of an operand of `and`, `or`, by which other languages choose a value. */
 static __attribute__((cold)) qn_value fail_operand(qn_vm *vm, qn_value v, const node *n) {
   if (!value_is(v, TAG_NIL) && !value_is(v, TAG_STR)) return fail_condition(vm, v, n);
-  text_buf t;
-  text_init(&t, vm);
-  text_kind(&t, v);
-  text_adds(&t, value_is(v, TAG_NIL)
-                    ? " is not a condition; a default for nil is written if x == nil { d } else { x }, and get(r, "
-                      "\"name\", d), env(\"NAME\", d) take one"
-                    : " is not a condition, and and, or give bools; a choice is written if c { a } else { b }, a test "
-                      "text != \"\"");
-  return raise_text(vm, E_condition, n->at, &t);
+  const char *more = value_is(v, TAG_NIL) ? " is not a condition; a default for nil is written if x == nil { d } else "
+                                            "{ x }, and get(r, \"name\", d), env(\"NAME\", d) take one"
+                                          : " is not a condition, and and, or give bools; a choice is written if c { a "
+                                            "} else { b }, a test text != \"\"";
+  return raise_kind(vm, E_condition, n->at, v, more, "%s", "");
 }
 
 /* A bool, or a bool array with one element? */
@@ -964,9 +895,8 @@ static qn_value run_logic_arm(void *ctx, rec_exit *how) {
   }
   if (truth_kind(v)) return as_rank0(a->vm, v);
   fail_condition(a->vm, v, a->n);
-  value_release(a->vm, v);
   *how = REC_ERROR;
-  return value_error();
+  return value_fail(a->vm, v);
 }
 
 /* The same where `a` (taken over) differs between the lanes of a vmap: `b` is evaluated for those that it decides. */
@@ -993,14 +923,10 @@ qn_value eval_logic(qn_vm *vm, node *h, qn_value *fp) {
   if (truth_kind(a) && rec_is_lane(vm, a)) return logic_lanes(vm, n, fp, a, is_or);
   if (array) {
     truth = condition(vm, value_retain(a), n->a);
-    if (truth < 0) {
-      value_release(vm, a);
-      return value_error();
-    }
+    if (truth < 0) return value_fail(vm, a);
   } else if (value_is(a, TAG_NIL) || value_is(a, TAG_STR)) {
     fail_operand(vm, a, n->a);
-    value_release(vm, a);
-    return value_error();
+    return value_fail(vm, a);
   } else {
     truth = condition(vm, a, n->a);
     if (truth < 0) return value_error();
@@ -1011,8 +937,7 @@ qn_value eval_logic(qn_vm *vm, node *h, qn_value *fp) {
   if (value_stops(b)) return b;
   if (!truth_kind(b)) {
     fail_operand(vm, b, n->b);
-    value_release(vm, b);
-    return value_error();
+    return value_fail(vm, b);
   }
   if (value_is(b, TAG_ARRAY)) return as_rank0(vm, b);
   if (!array) return b;

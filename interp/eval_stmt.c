@@ -29,11 +29,7 @@ qn_value eval_block_plain(qn_vm *vm, node *h, qn_value *fp) { return run_block(v
 qn_value eval_block(qn_vm *vm, node *h, qn_value *fp) {
   n_block *n = (n_block *)h;
   qn_value r = run_block(vm, n, fp);
-  for (uint32_t i = n->first; i < n->last; i++) {
-    qn_value old = fp[i];
-    fp[i] = value_nil();
-    value_release(vm, old);
-  }
+  for (uint32_t i = n->first; i < n->last; i++) slot_set(vm, &fp[i], value_nil());
   return r;
 }
 
@@ -97,8 +93,7 @@ static bool vmap_loop_begin(qn_vm *vm, vmap_loop **out, const node *h, const sit
   int count = site_slots(s, fp, l->slots);
   if (count < 0) {
     mem_free(vm, l, sizeof *l);
-    raise_error(vm, E_not_batched, h->at, "vmap: a loop here rebinds at most %d variables", SITE_MAX - 1);
-    return false;
+    return raise_nothing(vm, E_not_batched, h->at, "vmap: a loop here rebinds at most %d variables", SITE_MAX - 1);
   }
   rec_frame_enter(vm, &l->frame, true, (rec_slots){l->slots, count});
   vm_own(vm, &l->held, vmap_loop_drop, l);
@@ -177,14 +172,10 @@ qn_value eval_try(qn_vm *vm, node *h, qn_value *fp) {
   vm_pop_to(vm, mark);
   trace_frame(vm, fp[-1]);
   qn_error_object *e = error_take(vm);
-  if (n->error_slot >= 0) {
-    qn_value record = error_to_record(vm, e);
-    error_free(vm, e);
-    if (value_is_error(record)) return record;
-    slot_set(vm, &fp[n->error_slot], record);
-  } else {
-    error_free(vm, e);
-  }
+  qn_value record = n->error_slot >= 0 ? error_to_record(vm, e) : value_nil();
+  error_free(vm, e);
+  if (value_is_error(record)) return record;
+  if (n->error_slot >= 0) slot_set(vm, &fp[n->error_slot], record);
   r = eval(vm, n->handler, fp);
   if (n->error_slot >= 0) slot_set(vm, &fp[n->error_slot], value_nil());
   return r;
@@ -204,27 +195,13 @@ static inline bool next_iteration(qn_vm *vm, qn_value *r) {
   return false;
 }
 
-static bool range_bound(qn_vm *vm, node *n, qn_value *fp, const char *what, int64_t *out, qn_value *stopped) {
-  qn_value v = eval(vm, n, fp);
-  if (value_stops(v)) {
-    *stopped = v;
-    return false;
-  }
-  bool ok = index_int(vm, v, what, out);
-  value_release(vm, v);
-  if (!ok) {
-    raise_at(vm, n->at);
-    *stopped = value_error();
-  }
-  return ok;
-}
-
 qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
   n_for *n = (n_for *)h;
   int64_t start, stop;
-  qn_value r = value_nil();
-  if (!range_bound(vm, n->start, fp, "a range's start", &start, &r)) return r;
-  if (!range_bound(vm, n->stop, fp, "a range's end", &stop, &r)) return r;
+  qn_value r;
+  if (!range_bound(vm, n->start, fp, RANGE_START, &start, &r) || !range_bound(vm, n->stop, fp, RANGE_END, &stop, &r))
+    return r;
+  r = value_nil();
   bool local = n->target->kind == LVALUE_LOCAL, unused = n->target->kind == LVALUE_NONE;
   qn_value *variable = local ? &fp[n->target->slot] : NULL;
   node *body = n->body;
@@ -232,8 +209,7 @@ qn_value eval_for_range(qn_vm *vm, node *h, qn_value *fp) {
   if (!vmap_loop_begin(vm, &lanes, h, n->site, fp)) return value_error();
   for (int64_t i = start; i < stop; i++) {
     if (__builtin_expect(vm_poll_between(vm), 0)) {
-      raise_at(vm, h->at);
-      r = value_error();
+      r = raise_at(vm, h->at);
       break;
     }
     if (local) {
@@ -263,8 +239,7 @@ static int64_t iterable_length(qn_value v) {
 }
 
 static __attribute__((cold)) qn_value fail_iterable(qn_vm *vm, qn_value v, node *at) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_adds(&t, "cannot loop over ");
   text_kind(&t, v);
   if (value_is(v, TAG_INT)) text_addf(&t, "; 0..%lld counts", (long long)v.u.i);
@@ -286,15 +261,11 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   }
   *vm->sp++ = it;
   vmap_loop *lanes;
-  if (!vmap_loop_begin(vm, &lanes, h, n->site, fp)) {
-    vm_pop_to(vm, mark);
-    return value_error();
-  }
+  if (!vmap_loop_begin(vm, &lanes, h, n->site, fp)) return vm_pop_with(vm, mark, value_error());
   bool shown = (value_is(it, TAG_LIST) || value_is(it, TAG_RANGE)) && ((obj_head *)it.u.p)->aux == OBJ_PROGRESS;
   for (int64_t i = 0; i < len;) {
     if (__builtin_expect(vm_poll_between(vm), 0)) {
-      raise_at(vm, h->at);
-      r = value_error();
+      r = raise_at(vm, h->at);
       break;
     }
     if (__builtin_expect(shown, 0)) vm->hooks.progress(vm, i, len);
@@ -315,8 +286,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
     }
     }
     if (value_is_error(item) || !lvalue_bind(vm, n->target, fp, item)) {
-      raise_at(vm, n->iterable->at);
-      r = value_error();
+      r = raise_at(vm, n->iterable->at);
       break;
     }
     i += step;
@@ -384,10 +354,7 @@ qn_value eval_while(qn_vm *vm, node *h, qn_value *fp) {
       if (truth < 0) return value_error();
     }
     if (!truth) return value_nil();
-    if (__builtin_expect(vm_poll_between(vm), 0)) {
-      raise_at(vm, h->at);
-      return value_error();
-    }
+    if (__builtin_expect(vm_poll_between(vm), 0)) return raise_at(vm, h->at);
     qn_value r = eval(vm, n->body, fp);
     if (!next_iteration(vm, &r)) return r;
   }

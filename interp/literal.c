@@ -20,8 +20,7 @@ typedef struct literal {
 } literal;
 
 static qn_value fail_fit(qn_vm *vm, qn_dtype dtype, qn_value v, error_id id) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_kind(&t, v);
   text_addf(&t, " does not fit %s", dtype_rows[dtype].name);
   return raise_text(vm, id, SPAN_NONE, &t);
@@ -81,8 +80,7 @@ qn_value convert_dtype(qn_vm *vm, qn_dtype dtype, qn_value v) {
     return raise_error(vm, E_dtype, SPAN_NONE, "%s is reserved: no array has it yet", dtype_rows[dtype].name);
   if (value_is(v, TAG_ARRAY)) return op_cast(vm, v, dtype);
   if (!value_is_scalar(v)) {
-    text_buf t;
-    text_init(&t, vm);
+    text_buf t = {.vm = vm};
     text_addf(&t, "%s converts numbers and arrays, not ", dtype_rows[dtype].name);
     text_kind(&t, v);
     return raise_text(vm, E_type, SPAN_NONE, &t);
@@ -100,8 +98,7 @@ static void shape_of_item(qn_value v, int *rank, int64_t *shape) {
 }
 
 static qn_value fail_ragged(qn_vm *vm, int rank, const int64_t *shape, int rank2, const int64_t *shape2) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_adds(&t, "items of an array literal have the shapes [");
   for (int i = 0; i < rank; i++) text_addf(&t, "%s%lld", i ? ", " : "", (long long)shape[i]);
   text_adds(&t, "] and [");
@@ -191,8 +188,7 @@ static form stop(literal *out, qn_value v) {
 static bool add_value(qn_vm *vm, qn_value *mark, form *state, size_t *count, literal *l, qn_value v, int dtype) {
   bool number = value_is_scalar(v) && !rec_number(vm, v);
   if (!number && !value_is(v, TAG_ARRAY) && !value_is_scalar(v)) {
-    text_buf t;
-    text_init(&t, vm);
+    text_buf t = {.vm = vm};
     text_adds(&t, "arrays hold numbers, not ");
     text_kind(&t, v);
     text_adds(&t, value_is(v, TAG_RANGE)  ? "; arange(1, 4) counts"

@@ -116,6 +116,17 @@ global_cell *scope_cell(qn_vm *vm, scope *s, qn_str *name) {
   return c;
 }
 
+bool scope_bind(qn_vm *vm, scope *s, const char *name, qn_value v) {
+  qn_str *interned = str_intern(vm, name, strlen(name));
+  global_cell *c = interned ? scope_cell(vm, s, interned) : NULL;
+  if (interned) value_release(vm, value_obj(TAG_STR, interned));
+  if (c) {
+    c->declared = true;
+    cell_set(vm, c, value_retain(v));
+  }
+  return c != NULL;
+}
+
 /* ---- names for messages ---------------------------------------------------------------------------------------------------- */
 
 typedef struct names {
@@ -124,15 +135,19 @@ typedef struct names {
   qn_vm *vm;
 } names;
 
+/* False: memory is short, and there are fewer suggestions. */
+static bool names_add(names *l, const char *name) {
+  bool room = mem_grow(l->vm, (void **)&l->list, &l->cap, (size_t)l->n + 1, sizeof *l->list);
+  if (room) l->list[l->n++] = name;
+  if (!room) error_clear(l->vm);
+  return room;
+}
+
 static void add_scope(names *l, const scope *s, uint32_t unit) {
   for (uint32_t i = 0; s && i < s->n; i++) {
     const global_cell *c = s->cells[i];
     if (c->value.head == TAG_UNSET && !c->declared && (!unit || c->unit != unit)) continue;
-    if (!mem_grow(l->vm, (void **)&l->list, &l->cap, (size_t)l->n + 1, sizeof *l->list)) {
-      error_clear(l->vm); /* fewer suggestions */
-      return;
-    }
-    l->list[l->n++] = c->name->text;
+    if (!names_add(l, c->name->text)) return;
   }
 }
 
@@ -149,19 +164,12 @@ static bool behind_comment(qn_vm *vm, span at) {
 }
 
 static void add_variables(names *l, const char *const *near) {
-  for (; near && *near; near++) {
-    if (!mem_grow(l->vm, (void **)&l->list, &l->cap, (size_t)l->n + 1, sizeof *l->list)) {
-      error_clear(l->vm);
-      return;
-    }
-    l->list[l->n++] = *near;
-  }
+  while (near && *near && names_add(l, *near)) near++;
 }
 
 /* "nearest: a, b" behind `before`, if some names are near; frees the list. */
 static void add_nearest(names *l, const qn_str *name, const char *before, text_buf *t) {
-  text_buf near;
-  text_init(&near, l->vm);
+  text_buf near = {.vm = l->vm};
   if (text_nearest(&near, name->text, l->list, (int)l->n) && !near.failed)
     text_addf(t, "%snearest: %s", before, near.text);
   text_free(&near);
@@ -207,16 +215,14 @@ static void suggest(qn_vm *vm, const scope *s, const undefined_name *u, const ch
 }
 
 qn_value raise_undefined(qn_vm *vm, const scope *s, const undefined_name *u) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_addf(&t, "'%s' is not defined", u->name->text);
   suggest(vm, s, u, "; ", &t);
   return raise_text(vm, E_undefined, u->at, &t);
 }
 
 void raise_unknown_target(qn_vm *vm, const scope *s, const undefined_name *u) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_addf(&t, "'%s' is not defined; let %s = ... makes it", u->name->text, u->name->text);
   names l = {.vm = vm};
   add_variables(&l, u->near);
@@ -267,9 +273,8 @@ qn_value interp_module_record(qn_vm *vm, qn_value module) {
   if (!r) return value_error();
   for (uint32_t i = 0; i < s->n; i++) {
     const global_cell *c = s->cells[i];
-    if (!c->declared || c->value.head == TAG_UNSET || record_set(vm, r, c->name, value_retain(c->value))) continue;
-    value_release(vm, value_obj(TAG_RECORD, r));
-    return value_error();
+    bool had = c->declared && c->value.head != TAG_UNSET;
+    if (had && !record_set(vm, r, c->name, value_retain(c->value))) return value_fail(vm, value_obj(TAG_RECORD, r));
   }
   return value_obj(TAG_RECORD, r);
 }
@@ -330,8 +335,7 @@ qn_value run_text(qn_vm *vm, scope *s, uint32_t source, bool prompt, bool *incom
   }
   units_sweep(vm);
   if (prompt) prompt_comment(vm, tree, source);
-  text_buf warnings TEXT_OWNED;
-  text_init(&warnings, vm);
+  text_buf warnings TEXT_OWNED = {.vm = vm};
   unit *u = resolve_unit(vm, s, tree, source, prompt, &warnings);
   ast_free(vm, tree);
   if (!u) source_loose(vm, source);
@@ -360,8 +364,7 @@ static scope *loaded(qn_vm *vm, const char *key) {
 }
 
 static qn_value fail_cycle(qn_vm *vm, const scope *from, const scope *target, span at) {
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_addf(&t, "modules import each other: %s", target->module->name->text);
   /* The chain is known from its end: collect it, then print it from the target on. */
   const scope *chain[64];
@@ -421,10 +424,7 @@ static qn_value import_key(qn_vm *vm, scope *from, const char *key, span at, sco
 /* A whole file; NULL with E501 raised. */
 static char *read_file(qn_vm *vm, const char *path, size_t *len) {
   FILE *f = fopen(path, "rb");
-  if (!f) {
-    raise_error(vm, E_file, SPAN_NONE, "cannot read %s: %s", path, strerror(errno));
-    return NULL;
-  }
+  if (!f) return raise_nothing(vm, E_file, SPAN_NONE, "cannot read %s: %s", path, strerror(errno));
   uint32_t cap = 0;
   char *text = NULL;
   *len = 0;
@@ -462,8 +462,7 @@ static uint64_t text_hash(const char *text, size_t len) { return hash_more(TEXT_
 /* Loads the text of a file that `real` is the canonical path of. */
 static qn_value load_file(qn_vm *vm, scope *from, const char *path, const char *real, const char *text, size_t len) {
   const char *slash = strrchr(path, '/');
-  text_buf dir TEXT_OWNED;
-  text_init(&dir, vm);
+  text_buf dir TEXT_OWNED = {.vm = vm};
   text_add(&dir, path, slash ? (size_t)(slash - path) + 1 : 0);
   if (dir.failed) return raise_memory(vm);
   qn_value r = load_module(vm, from, real, path, text, len, dir.text ? dir.text : "", false);
@@ -535,9 +534,7 @@ static qn_value import_again(qn_vm *vm, scope *from, scope *s, const char *path,
   const scope *changed = text && !own ? changed_import(s, ++interp_of(vm)->searches) : NULL;
   if (!own && !changed) {
     if (text) mem_free(vm, text, len + 1);
-    if (text) return was;
-    value_release(vm, was);
-    return value_error();
+    return text ? was : value_fail(vm, was);
   }
   reload l = {s, s->key, {text, len + 1}, was, value_nil()};
   vm_owned held;
@@ -549,8 +546,7 @@ static qn_value import_again(qn_vm *vm, scope *from, scope *s, const char *path,
   if (!value_is_error(r)) {
     l.now = r;
     const char *cause = own ? NULL : changed->text ? changed->text : changed->module->name->text;
-    text_buf t TEXT_OWNED;
-    text_init(&t, vm);
+    text_buf t TEXT_OWNED = {.vm = vm};
     if (own)
       text_addf(&t, "%s has changed: it is loaded again\n", path);
     else
@@ -582,9 +578,7 @@ static qn_value import_file(qn_vm *vm, scope *from, const char *path, span at) {
     vm_disown(vm, &held);
     mem_free(vm, text, len + 1);
   }
-  if (value_is_error(r) || note_import(vm, from, loaded(vm, real))) return r;
-  value_release(vm, r);
-  return value_error();
+  return value_is_error(r) || note_import(vm, from, loaded(vm, real)) ? r : value_fail(vm, r);
 }
 
 static bool file_exists(const char *path) {
@@ -594,15 +588,13 @@ static bool file_exists(const char *path) {
 }
 
 static qn_value import_embedded(qn_vm *vm, scope *from, const embedded_module *m, span at) {
-  text_buf key TEXT_OWNED;
-  text_init(&key, vm);
+  text_buf key TEXT_OWNED = {.vm = vm};
   text_addf(&key, "<std>/%s", m->name);
   if (key.failed) return raise_memory(vm);
   scope *s;
   qn_value r = import_key(vm, from, key.text, at, &s);
   if (!s) {
-    text_buf name TEXT_OWNED;
-    text_init(&name, vm);
+    text_buf name TEXT_OWNED = {.vm = vm};
     text_addf(&name, "%s.qn", m->name);
     r = name.failed ? raise_memory(vm) : load_module(vm, from, key.text, name.text, m->text, m->len, NULL, true);
   }
@@ -632,8 +624,7 @@ static void free_source(lent_source *l) {
 /* The module under a key that the host has for it, or that is made of who asks and what for. */
 static qn_value load_resolved(qn_vm *vm, scope *from, const char *importer, const char *name, const qn_source *source,
                               span at) {
-  text_buf key TEXT_OWNED;
-  text_init(&key, vm);
+  text_buf key TEXT_OWNED = {.vm = vm};
   if (source->key)
     text_adds(&key, source->key);
   else
@@ -656,20 +647,15 @@ static qn_value import_resolved(qn_vm *vm, scope *from, const char *name, span a
     r = load_resolved(vm, from, importer, name, source, at);
   else if (source->error) {
     *known = true;
-    text_buf t;
-    text_init(&t, vm);
-    text_adds(&t, source->error);
-    r = raise_text(vm, E_import, at, &t);
+    r = raise_error(vm, E_import, at, "%s", source->error);
   }
   return r;
 }
 
 bool interp_module_drop(qn_vm *vm, const char *key) {
   scope *s = loaded(vm, key);
-  if (!s || s->state == SCOPE_LOADING) {
-    raise_error(vm, E_import, SPAN_NONE, s ? "the module '%s' is being loaded" : "no module is known by '%s'", key);
-    return false;
-  }
+  if (!s || s->state == SCOPE_LOADING)
+    return raise_false(vm, E_import, s ? "the module '%s' is being loaded" : "no module is known by '%s'", key);
   forget_key(vm, s);
   return true;
 }
@@ -691,9 +677,7 @@ static qn_value fail_import(qn_vm *vm, const char *name, const char *tried, span
   int n = 0;
   for (int i = 0; i < table->nmodules && n < 64; i++)
     if (strcmp(table->modules[i].name, "prelude") != 0) list[n++] = table->modules[i].name;
-  text_buf t, near;
-  text_init(&t, vm);
-  text_init(&near, vm);
+  text_buf t = {.vm = vm}, near = {.vm = vm};
   text_addf(&t, "there is no module '%s'", name);
   if (tried) text_addf(&t, ": neither the file %s nor one in the standard library", tried);
   const char *hint = foreign_hint(FOREIGN_IMPORT, name, strlen(name));
@@ -724,8 +708,7 @@ qn_value import_module(qn_vm *vm, scope *from, const char *name, bool path, span
     if (!from->library && !vm_may(vm, QN_CAP_READ, "importing files")) return value_error();
     return fail_import(vm, name, NULL, at);
   }
-  text_buf file TEXT_OWNED;
-  text_init(&file, vm);
+  text_buf file TEXT_OWNED = {.vm = vm};
   if (!(path && name[0] == '/') && from->dir) text_adds(&file, from->dir);
   text_adds(&file, name);
   if (!path) text_adds(&file, ".qn");
@@ -789,17 +772,11 @@ static void main_leave(main_place *was) {
 
 qn_value interp_eval(qn_vm *vm, const char *name, const char *text, size_t len, bool prompt, bool *incomplete) {
   interp *ip = interp_of(vm);
-  text_buf label;
-  text_init(&label, vm);
-  if (prompt)
-    text_addf(&label, "<prompt %u>", ip->prompts + 1);
-  else
-    text_adds(&label, name);
+  char label[32];
+  snprintf(label, sizeof label, "<prompt %u>", ip->prompts + 1);
   bool more = false;
-  uint32_t source = label.failed ? 0 : source_add(vm, label.text ? label.text : "", text, len);
+  uint32_t source = source_add(vm, prompt ? label : name, text, len);
   qn_value r = value_error();
-  if (label.failed) raise_memory(vm);
-  text_free(&label); /* before anything runs, which a host may leave without a word */
   scope *s = ip->main;
   main_place was __attribute__((cleanup(main_leave)));
   main_enter(vm, prompt, &was);
@@ -812,37 +789,24 @@ qn_value interp_eval(qn_vm *vm, const char *name, const char *text, size_t len, 
   if (!prompt || more) return r;
   ip->prompts++;
   if (value_is_error(r) || value_is(r, TAG_NIL)) return r;
-  qn_str *last = str_intern(vm, "_", 1);
-  global_cell *c = last ? scope_cell(vm, ip->main, last) : NULL;
-  if (last) value_release(vm, value_obj(TAG_STR, last));
-  if (!c) {
-    value_release(vm, r);
-    return value_error();
-  }
-  c->declared = true;
-  cell_set(vm, c, value_retain(r));
-  return r;
+  return scope_bind(vm, s, "_", r) ? r : value_fail(vm, r);
 }
 
-static global_cell *main_cell(qn_vm *vm, const char *name) {
+static bool name_is_text(qn_vm *vm, const char *name) {
   size_t len = strlen(name);
-  if (!utf8_valid(name, len)) {
-    raise_error(vm, E_text, SPAN_NONE, "the name of a global is not UTF-8 at byte %zu", utf8_valid_prefix(name, len));
-    return NULL;
-  }
-  qn_str *s = str_intern(vm, name, len);
-  if (!s) return NULL;
-  global_cell *c = scope_cell(vm, interp_of(vm)->main, s);
-  value_release(vm, value_obj(TAG_STR, s));
-  return c;
+  return utf8_valid(name, len) ||
+         raise_false(vm, E_text, "the name of a global is not UTF-8 at byte %zu", utf8_valid_prefix(name, len));
 }
 
 qn_value interp_get_global(qn_vm *vm, const char *name) {
-  global_cell *c = main_cell(vm, name);
-  if (!c) return value_error();
-  qn_value v = cell_get(c);
-  return v.head == TAG_UNSET ? raise_undefined(vm, interp_of(vm)->main, &(undefined_name){.name = c->name})
-                             : value_retain(v);
+  qn_str *s = name_is_text(vm, name) ? str_intern(vm, name, strlen(name)) : NULL;
+  if (!s) return value_error();
+  const global_cell *c = scope_find(interp_of(vm)->main, s);
+  if (!c) c = scope_find(interp_of(vm)->builtin, s);
+  qn_value v = c ? cell_get(c) : value_unset();
+  if (v.head == TAG_UNSET) raise_undefined(vm, interp_of(vm)->main, &(undefined_name){.name = s});
+  value_release(vm, value_obj(TAG_STR, s));
+  return v.head == TAG_UNSET ? value_error() : value_retain(v);
 }
 
 /* Could a program have it? E317 if not. */
@@ -851,8 +815,7 @@ static bool name_is_good(qn_vm *vm, const char *name) {
   for (const char *p = name; *p && good; p++)
     good = *p == '_' || (*p >= '0' && *p <= '9') || (*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') || *p & 0x80;
   if (good && !name_is_word(name) && strcmp(name, "_") != 0) return true;
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_quoted(&t, name, strlen(name));
   text_adds(&t, " cannot be the name of a global: names are letters, digits and _, and no words of the language");
   raise_text(vm, E_argument, SPAN_NONE, &t);
@@ -860,23 +823,11 @@ static bool name_is_good(qn_vm *vm, const char *name) {
 }
 
 bool interp_set_global(qn_vm *vm, const char *name, qn_value v) {
-  if (utf8_valid(name, strlen(name)) && !name_is_good(vm, name)) return false;
-  global_cell *c = main_cell(vm, name);
-  if (!c) return false;
-  c->declared = true;
-  cell_set(vm, c, value_retain(v));
-  return true;
+  return name_is_text(vm, name) && name_is_good(vm, name) && scope_bind(vm, interp_of(vm)->main, name, v);
 }
 
 bool interp_set_builtin(qn_vm *vm, const char *name, qn_value v) {
-  qn_str *s = str_intern(vm, name, strlen(name));
-  if (!s) return false;
-  global_cell *c = scope_cell(vm, interp_of(vm)->builtin, s);
-  value_release(vm, value_obj(TAG_STR, s));
-  if (!c) return false;
-  c->declared = true;
-  cell_set(vm, c, value_retain(v));
-  return true;
+  return scope_bind(vm, interp_of(vm)->builtin, name, v);
 }
 
 /* ---- signatures as text ------------------------------------------------------------------------------------------------------------ */

@@ -83,11 +83,6 @@ typedef struct n_global {
   bool size; /* it stands in an expression among the sizes of a signature */
 } n_global;
 
-typedef struct n_capture {
-  node h; /* slot: number among the captures */
-  qn_str *name;
-} n_capture;
-
 typedef struct n_one {
   node h;
   span mark;
@@ -339,6 +334,10 @@ qn_value eval_fn_node(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_index(qn_vm *vm, node *n, qn_value *fp);
 
 qn_value eval_index_one(qn_vm *vm, node *n, qn_value *fp);
+/* A bound of a range, which messages call `what`; false: *stopped is what ended the evaluation, or the error value. */
+#define RANGE_START "a range's start"
+#define RANGE_END "a range's end"
+QN_MUST_CHECK bool range_bound(qn_vm *vm, node *n, qn_value *fp, const char *what, int64_t *out, qn_value *stopped);
 /* x.name for any value that has fields; borrowed value, owned result. `cache` may be NULL. */
 qn_value field_of(qn_vm *vm, qn_value v, qn_str *name, span mark, field_cache *cache);
 /* The value that a variable holds, or a field or item reached from it, without taking a reference; NULL: only evaluating the node

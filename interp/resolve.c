@@ -188,17 +188,10 @@ void forget(resolver *r, uint32_t first) {
   f->nvars = first;
 }
 
-bool note_local(resolver *r, uint32_t slot) {
+bool note_assigned(resolver *r, global_cell *cell, uint32_t slot) {
   function *f = r->fn;
   if (!mem_grow(r->vm, (void **)&f->events, &f->events_cap, (size_t)f->nevents + 1, sizeof *f->events)) return false;
-  f->events[f->nevents++] = (event){NULL, slot};
-  return true;
-}
-
-bool note_global(resolver *r, global_cell *cell) {
-  function *f = r->fn;
-  if (!mem_grow(r->vm, (void **)&f->events, &f->events_cap, (size_t)f->nevents + 1, sizeof *f->events)) return false;
-  f->events[f->nevents++] = (event){cell, 0};
+  f->events[f->nevents++] = (event){cell, slot};
   return true;
 }
 
@@ -254,12 +247,10 @@ static bool is_defined(const resolver *r, const global_cell *c) {
   return module_defines(r, c) || (c->shadow && c->shadow->value.head != TAG_UNSET);
 }
 
-static node *capture_node(resolver *r, const ast_node *n, int number, qn_str *name) {
-  n_capture *c = node_new(r, sizeof *c, eval_capture, n);
-  if (!c) return NULL;
-  c->h.slot = (uint32_t)number;
-  c->name = name;
-  return &c->h;
+static node *capture_node(resolver *r, const ast_node *n, int number) {
+  node *c = node_new(r, sizeof *c, eval_capture, n);
+  if (c) c->slot = (uint32_t)number;
+  return c;
 }
 
 static node *local_node(resolver *r, const ast_node *n, variable *v) {
@@ -288,8 +279,7 @@ static const char *const *near_variables(resolver *r, const qn_str *name) {
   if (r->nasked++ >= ASKED_MAX) return NULL;
   for (const function *f = r->fn; f; f = f->outer)
     for (uint32_t i = f->nvars; i > 0 && n < MOST; i--) {
-      text_buf t;
-      text_init(&t, r->vm);
+      text_buf t = {.vm = r->vm};
       const char *other = f->vars[i - 1].name->text;
       bool known = false;
       for (size_t k = 0; k < n; k++) known |= found[k] == other;
@@ -304,16 +294,14 @@ static const char *const *near_variables(resolver *r, const qn_str *name) {
 
 node *name_node(resolver *r, const ast_node *n, qn_str *name, bool callee) {
   function *f = r->fn;
-  if (strcmp(name->text, "_") == 0 && !r->prompt) {
-    raise_error(r->vm, E_undefined, n->at, "_ binds nothing and has no value");
-    return NULL;
-  }
+  if (strcmp(name->text, "_") == 0 && !r->prompt)
+    return raise_nothing(r->vm, E_undefined, n->at, "_ binds nothing and has no value");
   variable *v = find_variable(f, name);
   if (v) return local_node(r, n, v);
   if (is_self(f, name)) return node_new(r, sizeof(node), eval_self, n);
   int k = find_capture(r, f, name);
   if (k == -2) return NULL;
-  if (k >= 0) return capture_node(r, n, k, name);
+  if (k >= 0) return capture_node(r, n, k);
   global_cell *c = scope_cell(r->vm, r->scope, name);
   node *out = c ? global_node(r, n, c) : NULL;
   if (!out) return NULL;
@@ -332,6 +320,12 @@ node *name_node(resolver *r, const ast_node *n, qn_str *name, bool callee) {
   return out;
 }
 
+/* False: there is no node, and an error is raised. */
+static bool add_candidate(n_call *call, node *c) {
+  if (c) call->candidates[call->ncandidates++] = c;
+  return c != NULL;
+}
+
 bool method_candidates(resolver *r, const ast_node *n, n_call *call) {
   function *f = r->fn;
   qn_str *name = n->u.s;
@@ -339,30 +333,14 @@ bool method_candidates(resolver *r, const ast_node *n, n_call *call) {
   for (uint32_t i = 0; i < f->nvars; i++) most += f->vars[i].name == name;
   call->candidates = unit_alloc(r, most * sizeof *call->candidates);
   if (!call->candidates) return false;
-  for (uint32_t i = f->nvars; i > 0; i--) {
-    if (f->vars[i - 1].name != name) continue;
-    node *c = local_node(r, n, &f->vars[i - 1]);
-    if (!c) return false;
-    call->candidates[call->ncandidates++] = c;
-  }
-  if (is_self(f, name)) {
-    node *c = node_new(r, sizeof(node), eval_self, n);
-    if (!c) return false;
-    call->candidates[call->ncandidates++] = c;
-  }
+  for (uint32_t i = f->nvars; i > 0; i--)
+    if (f->vars[i - 1].name == name && !add_candidate(call, local_node(r, n, &f->vars[i - 1]))) return false;
+  if (is_self(f, name) && !add_candidate(call, node_new(r, sizeof(node), eval_self, n))) return false;
   int k = find_capture(r, f, name);
-  if (k == -2) return false;
-  if (k >= 0) {
-    node *c = capture_node(r, n, k, name);
-    if (!c) return false;
-    call->candidates[call->ncandidates++] = c;
-  }
+  if (k == -2 || (k >= 0 && !add_candidate(call, capture_node(r, n, k)))) return false;
   global_cell *cell = scope_cell(r->vm, r->scope, name);
-  node *c = cell ? global_node(r, n, cell) : NULL;
-  if (!c) return false;
-  cell->read = true;
-  call->candidates[call->ncandidates++] = c;
-  return true;
+  if (cell) cell->read = true;
+  return cell && add_candidate(call, global_node(r, n, cell));
 }
 
 /* ---- places ------------------------------------------------------------------------------------------------------------------------ */
@@ -375,11 +353,20 @@ static lvalue *lvalue_new(resolver *r, lvalue_kind kind, span at) {
   return p;
 }
 
+/* A local, or (`cell`) a global; its assignment is noted, but for a local that is new. */
+static lvalue *lvalue_variable(resolver *r, const ast_node *n, qn_str *name, global_cell *cell, const variable *v) {
+  lvalue *p = lvalue_new(r, cell ? LVALUE_GLOBAL : LVALUE_LOCAL, n->at);
+  if (!p) return NULL;
+  p->name = name;
+  p->cell = cell;
+  p->slot = v ? v->slot : 0;
+  return p;
+}
+
 static lvalue *fail_outward(resolver *r, const qn_str *name, span at) {
-  raise_error(r->vm, E_assign_outward, at,
-              "a function cannot assign '%s', which lives outside it; return the value and assign it there",
-              name->text);
-  return NULL;
+  return raise_nothing(r->vm, E_assign_outward, at,
+                       "a function cannot assign '%s', which lives outside it; return the value and assign it there",
+                       name->text);
 }
 
 /* The variable that an assignment changes, as a place of its kind. */
@@ -392,11 +379,7 @@ static lvalue *variable_lvalue(resolver *r, const ast_node *n, qn_str *name) {
       warn(r, n->at, "'%s' is rebound after a function has captured its value; the function keeps the old one",
            name->text);
     }
-    lvalue *p = lvalue_new(r, LVALUE_LOCAL, n->at);
-    if (!p || !note_local(r, v->slot)) return NULL;
-    p->slot = v->slot;
-    p->name = name;
-    return p;
+    return note_assigned(r, NULL, v->slot) ? lvalue_variable(r, n, name, NULL, v) : NULL;
   }
   if (f->outer) {
     int k = is_self(f, name) ? 0 : find_capture(r, f, name);
@@ -412,31 +395,21 @@ static lvalue *variable_lvalue(resolver *r, const ast_node *n, qn_str *name) {
                          &(undefined_name){name, near_variables(r, name), n->at, r->unit->number, false});
     return NULL;
   }
-  lvalue *p = lvalue_new(r, LVALUE_GLOBAL, n->at);
-  if (!p || !note_global(r, c)) return NULL;
-  p->cell = c;
-  p->name = name;
-  p->defines = r->prompt && defines_global(r);
+  lvalue *p = note_assigned(r, c, 0) ? lvalue_variable(r, n, name, c, NULL) : NULL;
+  if (p) p->defines = r->prompt && defines_global(r);
   return p;
 }
 
 static lvalue *let_lvalue(resolver *r, const ast_node *n, bool expects_use) {
   qn_str *name = n->u.s;
-  lvalue *p;
   if (strcmp(name->text, "_") == 0) return lvalue_new(r, LVALUE_NONE, n->at);
-  if (defines_global(r)) {
-    global_cell *c = scope_cell(r->vm, r->scope, name);
-    p = c ? lvalue_new(r, LVALUE_GLOBAL, n->at) : NULL;
-    if (!p || !note_global(r, c)) return NULL;
-    p->cell = c;
-    p->defines = true;
-  } else {
-    variable *v = declare(r, name, n->at, expects_use);
-    p = v ? lvalue_new(r, LVALUE_LOCAL, n->at) : NULL;
-    if (!p) return NULL;
-    p->slot = v->slot;
+  if (!defines_global(r)) {
+    const variable *v = declare(r, name, n->at, expects_use);
+    return v ? lvalue_variable(r, n, name, NULL, v) : NULL;
   }
-  p->name = name;
+  global_cell *c = scope_cell(r->vm, r->scope, name);
+  lvalue *p = c && note_assigned(r, c, 0) ? lvalue_variable(r, n, name, c, NULL) : NULL;
+  if (p) p->defines = true;
   return p;
 }
 
@@ -447,10 +420,9 @@ static lvalue *path_lvalue(resolver *r, const ast_node *n) {
     steps++;
     at = at->kids[0];
   }
-  if (at->kind != AST_name) {
-    raise_error(r->vm, E_pattern, n->at, "an assignment changes a variable; this begins with another expression");
-    return NULL;
-  }
+  if (at->kind != AST_name)
+    return raise_nothing(r->vm, E_pattern, n->at,
+                         "an assignment changes a variable; this begins with another expression");
   lvalue *root = variable_lvalue(r, at, at->u.s);
   if (!root) return NULL;
   root->kind = LVALUE_PATH;
@@ -473,10 +445,8 @@ static lvalue *path_lvalue(resolver *r, const ast_node *n) {
       continue;
     }
     s->n = level->n - 1;
-    if (s->n > INDEX_MAX) {
-      raise_error(r->vm, E_index_kind, s->mark, "an index has at most %d items", INDEX_MAX);
-      return NULL;
-    }
+    if (s->n > INDEX_MAX)
+      return raise_nothing(r->vm, E_index_kind, s->mark, "an index has at most %d items", INDEX_MAX);
     s->items = unit_alloc(r, s->n * sizeof *s->items);
     if (!s->items) return NULL;
     for (uint32_t k = 0; k < s->n; k++) {
@@ -507,8 +477,7 @@ static bool check_repeated(resolver *r, const lvalue *all, const lvalue *p) {
     return true;
   }
   if (!p->name || !repeated(r, p, all)) return true;
-  raise_error(r->vm, E_pattern, p->at, "'%s' stands twice in the pattern", p->name->text);
-  return false;
+  return raise_nothing(r->vm, E_pattern, p->at, "'%s' stands twice in the pattern", p->name->text);
 }
 
 static lvalue *pattern_lvalue(resolver *r, const ast_node *n, bool lets, bool expects_use) {
@@ -545,18 +514,14 @@ lvalue *lvalue_of(resolver *r, const ast_node *target, bool lets, bool expects_u
 
 static bool fail_type(resolver *r, span at, const qn_str *name) {
   const char *hint = foreign_hint(FOREIGN_TYPE, name->text, name->len);
-  if (hint) {
-    raise_error(r->vm, E_signature, at, "'%s' is no type; %s", name->text, hint);
-    return false;
-  }
-  raise_error(
+  if (hint) return raise_nothing(r->vm, E_signature, at, "'%s' is no type; %s", name->text, hint);
+  return raise_nothing(
       r->vm, E_signature, at,
       "'%s' is no type; there are dtypes (f32, i64 ...), int float bool str fn list record dtype, number numbers "
       "ints tree any, shapes "
       "f32[n, 3], "
       "lists (T, T) and records {w: T}",
       name->text);
-  return false;
 }
 
 static bool host_kind(const char *name, uint8_t *tag) {
@@ -596,11 +561,9 @@ static bool dim_name(resolver *r, shape_names *s, const ast_node *n, sig_dim *d)
   for (uint32_t i = 0; i < s->code->nparams; i++) {
     if (s->code->params[i].name != name) continue;
     const ast_node *type = param_type(s, i);
-    if (!type || type->kind != AST_type_name || strcmp(type->u.s->text, "int") != 0) {
-      raise_error(r->vm, E_signature, n->at,
-                  "the size '%s' is named like a parameter, which is no int; rename one of them", name->text);
-      return false;
-    }
+    if (!type || type->kind != AST_type_name || strcmp(type->u.s->text, "int") != 0)
+      return raise_nothing(r->vm, E_signature, n->at,
+                           "the size '%s' is named like a parameter, which is no int; rename one of them", name->text);
     d->kind = DIM_PARAM;
     d->slot = i;
     return true;
@@ -612,10 +575,8 @@ static bool dim_name(resolver *r, shape_names *s, const ast_node *n, sig_dim *d)
     d->slot = code->dims[i].slot;
     return true;
   }
-  if (code->ndims == s->dims_cap) {
-    raise_error(r->vm, E_signature, n->at, "too many names of sizes in one signature");
-    return false;
-  }
+  if (code->ndims == s->dims_cap)
+    return raise_nothing(r->vm, E_signature, n->at, "too many names of sizes in one signature");
   if (s->fresh) {
     d->slot = r->fn->most++;
   } else {
@@ -644,10 +605,7 @@ static bool array_type(resolver *r, shape_names *s, const ast_node *n, type_sig 
     if (kid->kind == AST_any_dim) {
       d->kind = DIM_ANY;
     } else if (kid->kind == AST_ellipsis) {
-      if (rest) {
-        raise_error(r->vm, E_signature, kid->at, "a shape has at most one ...");
-        return false;
-      }
+      if (rest) return raise_nothing(r->vm, E_signature, kid->at, "a shape has at most one ...");
       rest = true;
       d->kind = DIM_REST;
     } else if (kid->kind == AST_name) {
@@ -745,21 +703,16 @@ static bool lost_update(resolver *r, const ast_node *block) {
   }
   if (last->kind == AST_let) {
     const ast_node *pattern = last->kids[AST_let_pattern];
-    if (pattern->kind == AST_name && pattern->u.s->text[0] != '_' && has_no_effect(r, last->kids[AST_let_value])) {
-      raise_error(r->vm, E_lost_value, last->at, LOST_LET, pattern->u.s->text);
-      return false;
-    }
+    if (pattern->kind == AST_name && pattern->u.s->text[0] != '_' && has_no_effect(r, last->kids[AST_let_value]))
+      return raise_nothing(r->vm, E_lost_value, last->at, LOST_LET, pattern->u.s->text);
   }
   if (last->kind != AST_assign) return true;
   const ast_node *root = last->kids[AST_assign_target];
   while (root->kind == AST_index || root->kind == AST_field) root = root->kids[0];
-  if (root->kind == AST_name)
-    raise_error(r->vm, E_lost_value, last->at,
-                "this update is lost when the function returns; end with %s to return it", root->u.s->text);
-  else
-    raise_error(r->vm, E_lost_value, last->at,
-                "this update is lost when the function returns; end with the value to return");
-  return false;
+  bool named = root->kind == AST_name;
+  return raise_nothing(r->vm, E_lost_value, last->at,
+                       "this update is lost when the function returns; end with %s to return%s",
+                       named ? root->u.s->text : "the value", named ? " it" : "");
 }
 
 static bool resolve_params(resolver *r, fn_code *code, const ast_node *n, node **initials) {
@@ -771,15 +724,12 @@ static bool resolve_params(resolver *r, fn_code *code, const ast_node *n, node *
     p->initial = -1;
     for (uint32_t k = 0; k < i; k++) {
       if (code->params[k].name != p->name || strcmp(p->name->text, "_") == 0) continue;
-      raise_error(r->vm, E_pattern, ast_mark(kid), "'%s' is the name of two parameters", p->name->text);
-      return false;
+      return raise_nothing(r->vm, E_pattern, ast_mark(kid), "'%s' is the name of two parameters", p->name->text);
     }
     if (kid->flags & AST_REST) {
-      if (i + 1 < code->nparams) {
-        raise_error(r->vm, E_pattern, kid->at, "..%s takes all further arguments and must be the last parameter",
-                    p->name->text);
-        return false;
-      }
+      if (i + 1 < code->nparams)
+        return raise_nothing(r->vm, E_pattern, kid->at,
+                             "..%s takes all further arguments and must be the last parameter", p->name->text);
       code->rest = true;
     }
     if (!kid->kids[AST_param_initial]) continue;
@@ -873,15 +823,16 @@ node *function_node(resolver *r, const ast_node *n, qn_str *name, bool local) {
 
 /* ---- units ---------------------------------------------------------------------------------------------------------------------------------- */
 
+static bool declare_global(resolver *r, qn_str *name) {
+  global_cell *c = scope_cell(r->vm, r->scope, name);
+  if (c) c->unit = r->unit->number;
+  return c != NULL;
+}
+
 /* Marks the names that a pattern of the top level defines. */
 static bool declare_names(resolver *r, const ast_node *n) {
-  if (n->kind == AST_name) {
-    if (strcmp(n->u.s->text, "_") == 0) return true;
-    global_cell *c = scope_cell(r->vm, r->scope, n->u.s);
-    if (c) c->unit = r->unit->number;
-    return c != NULL;
-  }
-  if (n->kind != AST_pat_list && n->kind != AST_pat_record && n->kind != AST_pat_field) return true;
+  if (n->kind == AST_name) return strcmp(n->u.s->text, "_") == 0 || declare_global(r, n->u.s);
+  if (!is_pattern(n)) return true;
   for (uint32_t i = 0; i < n->n; i++)
     if (!declare_names(r, n->kids[i])) return false;
   return true;
@@ -894,11 +845,7 @@ static bool declare_globals(resolver *r, const ast_node *root) {
     if (s->kind == AST_let) ok = declare_names(r, s->kids[AST_let_pattern]);
     if (s->kind == AST_assign && r->prompt) ok = declare_names(r, s->kids[AST_assign_target]);
     if (s->kind == AST_import) ok = declare_names(r, s->kids[AST_import_name]);
-    if (s->kind == AST_define) {
-      global_cell *c = scope_cell(r->vm, r->scope, s->u.s);
-      ok = c != NULL;
-      if (c) c->unit = r->unit->number;
-    }
+    if (s->kind == AST_define) ok = declare_global(r, s->u.s);
     if (!ok) return false;
   }
   return true;

@@ -101,6 +101,10 @@ typedef struct resolver {
   bool sizes; /* in an expression among the sizes of a signature */
 } resolver;
 
+/* A pattern that takes a value apart, or a field of one? */
+static inline bool is_pattern(const ast_node *n) {
+  return n->kind == AST_pat_list || n->kind == AST_pat_record || n->kind == AST_pat_field;
+}
 static inline bool at_top(const resolver *r) { return !r->fn->outer; }
 static inline bool defines_global(const resolver *r) { return at_top(r) && r->fn->blocks == 0; }
 
@@ -135,8 +139,8 @@ bool has_no_effect(resolver *r, const ast_node *n);
 /* What is said of a let at a function's end, by the variable's name. */
 #define LOST_LET "this variable is lost when the function returns, and let is worth nil; end with %s to return it"
 bool is_self(const function *f, const qn_str *name);
-QN_MUST_CHECK bool note_local(resolver *r, uint32_t slot);
-QN_MUST_CHECK bool note_global(resolver *r, global_cell *cell);
+/* An assignment to a global, or (cell NULL) to the local in a slot, is remembered for the sites around it. */
+QN_MUST_CHECK bool note_assigned(resolver *r, global_cell *cell, uint32_t slot);
 /* Was the local assigned since `mark` events? */
 bool rebound_since(const resolver *r, uint32_t slot, uint32_t mark);
 /* Does the module define the name (also further down in this text)? */

@@ -98,8 +98,8 @@ static bool check_fields(resolver *r, const ast_node *n) {
       if (other->kind == AST_spread || other->u.s->len != field->u.s->len ||
           memcmp(other->u.s->text, field->u.s->text, field->u.s->len) != 0)
         continue;
-      raise_error(r->vm, E_syntax, ast_mark(field), "the field '%s' stands twice in this record", field->u.s->text);
-      return false;
+      return raise_nothing(r->vm, E_syntax, ast_mark(field), "the field '%s' stands twice in this record",
+                           field->u.s->text);
     }
   }
   return true;
@@ -171,18 +171,14 @@ static bool call_arguments(resolver *r, const ast_node *n, n_call *out) {
       keywords = true;
       for (uint32_t k = 0; k < out->n; k++) {
         if (out->args[k].keyword != a->keyword) continue;
-        raise_error(r->vm, E_keyword, ast_mark(kid), "argument '%s' is given twice", a->keyword->text);
-        return false;
+        return raise_nothing(r->vm, E_keyword, ast_mark(kid), "argument '%s' is given twice", a->keyword->text);
       }
       a->value = argument_expression(r, kid->kids[AST_keyword_value]);
     } else if (kid->kind == AST_spread) {
       a->spread = true;
       a->value = expression(r, kid->kids[AST_spread_value]);
     } else {
-      if (keywords) {
-        raise_error(r->vm, E_keyword, kid->at, "positional arguments stand before keywords");
-        return false;
-      }
+      if (keywords) return raise_nothing(r->vm, E_keyword, kid->at, "positional arguments stand before keywords");
       a->value = argument_expression(r, kid);
     }
     if (!a->value) return false;
@@ -238,10 +234,8 @@ node *index_item_node(resolver *r, const ast_node *n) {
 
 static node *index_expression(resolver *r, const ast_node *n) {
   uint32_t count = n->n - 1;
-  if (count > INDEX_MAX) {
-    raise_error(r->vm, E_index_kind, ast_mark(n), "an index has at most %d items", INDEX_MAX);
-    return NULL;
-  }
+  if (count > INDEX_MAX)
+    return raise_nothing(r->vm, E_index_kind, ast_mark(n), "an index has at most %d items", INDEX_MAX);
   n_index *out = node_new(r, sizeof *out + count * sizeof *out->items, eval_index, n);
   if (!out) return NULL;
   out->mark = ast_mark(n);

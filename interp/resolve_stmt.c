@@ -79,12 +79,8 @@ static void text_lost_call(resolver *r, const ast_node *n, const char *name, con
 
 /* A call of a function without effect, or (name: NULL) another expression that nobody uses. */
 static bool fail_lost(resolver *r, const ast_node *n, const char *name, const builtin_def *def) {
-  if (!name) {
-    raise_error(r->vm, E_lost_value, n->at, "%s", lost_in(r));
-    return false;
-  }
-  text_buf t;
-  text_init(&t, r->vm);
+  if (!name) return raise_nothing(r->vm, E_lost_value, n->at, "%s", lost_in(r));
+  text_buf t = {.vm = r->vm};
   text_lost_call(r, n, name, def, &t);
   raise_text(r->vm, E_lost_value, n->at, &t);
   return false;
@@ -120,8 +116,7 @@ static node *lost_call(resolver *r, const ast_node *n, node *call, const char *l
   const builtin_def *def;
   if (!name || !may_change(r, n) || !builtins) return call;
   if (!(method ? is_pure_cell(scope_find(builtins, name), &def) : is_pure(r, name, &def))) return call;
-  text_buf t;
-  text_init(&t, r->vm);
+  text_buf t = {.vm = r->vm};
   if (let)
     text_addf(&t, LOST_LET, let);
   else
@@ -170,10 +165,7 @@ static void warn_lost_derivative(resolver *r, const ast_node *n) {
 static bool check_lost(resolver *r, const ast_node *n) {
   switch ((ast_kind)n->kind) {
   case AST_binary:
-    if (n->op == AST_OP_eq) {
-      raise_error(r->vm, E_lost_value, n->at, "the result of == is lost; = assigns");
-      return false;
-    }
+    if (n->op == AST_OP_eq) return raise_nothing(r->vm, E_lost_value, n->at, "the result of == is lost; = assigns");
     return fail_lost(r, n, NULL, NULL);
   case AST_unary:
   case AST_not:
@@ -184,12 +176,10 @@ static bool check_lost(resolver *r, const ast_node *n) {
   case AST_name:
   case AST_field:
     if (n->kind == AST_name && !is_known(r, n->u.s)) return true;
-    if (r->fn->loops)
-      raise_error(r->vm, E_lost_value, n->at, "%s", lost_in(r));
-    else
-      raise_error(r->vm, E_lost_value, n->at,
-                  "the value of this expression is lost; assign it or remove it; a call is written %s()", n->u.s->text);
-    return false;
+    if (r->fn->loops) return fail_lost(r, n, NULL, NULL);
+    return raise_nothing(r->vm, E_lost_value, n->at,
+                         "the value of this expression is lost; assign it or remove it; a call is written %s()",
+                         n->u.s->text);
   case AST_call:
   case AST_method: {
     const ast_node *callee = n->kids[0];
@@ -307,7 +297,7 @@ static bool mentions(const ast_node *n, const qn_str *name, int depth) {
 static void check_hiding(resolver *r, const ast_node *pattern, const ast_node *value) {
   function *f = r->fn;
   if (f->loops == 0 || value->kind == AST_fn) return;
-  if (pattern->kind == AST_pat_list || pattern->kind == AST_pat_record || pattern->kind == AST_pat_field) {
+  if (is_pattern(pattern)) {
     for (uint32_t i = 0; i < pattern->n; i++) check_hiding(r, pattern->kids[i], value);
     return;
   }
@@ -325,7 +315,7 @@ static void check_hiding(resolver *r, const ast_node *pattern, const ast_node *v
 /* Names that a let of the top level makes. */
 static void note_pattern(resolver *r, const ast_node *pattern) {
   if (pattern->kind == AST_name) note_made(r, pattern->u.s, pattern->at);
-  if (pattern->kind == AST_pat_list || pattern->kind == AST_pat_record || pattern->kind == AST_pat_field)
+  if (is_pattern(pattern))
     for (uint32_t i = 0; i < pattern->n; i++) note_pattern(r, pattern->kids[i]);
 }
 
@@ -406,9 +396,12 @@ static node *assign_node(resolver *r, const ast_node *n) {
   return out;
 }
 
+static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used, bool tail);
+
 /* ---- branches and loops ---------------------------------------------------------------------------------------------------------- */
 
-node *if_node(resolver *r, const ast_node *n, bool used, bool tail) {
+/* `rest`: where the branch has no else, statements of this block from number `from` on are its other arm. */
+static node *branch_node(resolver *r, const ast_node *n, bool used, bool tail, const ast_node *rest, uint32_t from) {
   n_if *out = node_new(r, sizeof *out, eval_if, n);
   if (!out) return NULL;
   site_mark mark;
@@ -418,12 +411,16 @@ node *if_node(resolver *r, const ast_node *n, bool used, bool tail) {
   out->then = block_node(r, n->kids[AST_if_then], used, tail);
   if (!out->then) return NULL;
   const ast_node *other = n->kids[AST_if_otherwise];
-  if (other) {
+  r->fn->early += rest != NULL;
+  if (rest)
+    out->otherwise = statements(r, rest, from, used, tail);
+  else if (other)
     out->otherwise = other->kind == AST_if ? if_node(r, other, used, tail) : block_node(r, other, used, tail);
-    if (!out->otherwise) return NULL;
-  }
-  return site_end(r, out->site, &mark) ? &out->h : NULL;
+  r->fn->early -= rest != NULL;
+  return (out->otherwise || !(rest || other)) && site_end(r, out->site, &mark) ? &out->h : NULL;
 }
+
+node *if_node(resolver *r, const ast_node *n, bool used, bool tail) { return branch_node(r, n, used, tail, NULL, 0); }
 
 node *try_node(resolver *r, const ast_node *n, bool used) {
   n_try *out = node_new(r, sizeof *out, eval_try, n);
@@ -543,8 +540,7 @@ static node *while_node(resolver *r, const ast_node *n) {
 /* ---- the rest ---------------------------------------------------------------------------------------------------------------------- */
 
 static node *misplaced(resolver *r, const ast_node *n, const char *what) {
-  raise_error(r->vm, E_misplaced, n->at, "%s", what);
-  return NULL;
+  return raise_nothing(r->vm, E_misplaced, n->at, "%s", what);
 }
 
 static node *signal_node(resolver *r, const ast_node *n, signal_kind kind) {
@@ -614,25 +610,6 @@ static bool ends_in_return(const ast_node *block) {
   return block->n > 0 && block->kids[block->n - 1]->kind == AST_return;
 }
 
-static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used, bool tail);
-
-/* `if c { ... return a }` and what follows, as one branch. */
-static node *early_return(resolver *r, const ast_node *block, uint32_t at) {
-  const ast_node *n = block->kids[at];
-  n_if *out = node_new(r, sizeof *out, eval_if, n);
-  if (!out) return NULL;
-  site_mark mark;
-  out->h.flag = true;
-  out->cond = expression(r, n->kids[AST_if_cond]);
-  if (!out->cond || !(out->site = site_begin(r, &mark))) return NULL;
-  out->then = block_node(r, n->kids[AST_if_then], true, true);
-  if (!out->then) return NULL;
-  r->fn->early++;
-  out->otherwise = statements(r, block, at + 1, true, true);
-  r->fn->early--;
-  return out->otherwise && site_end(r, out->site, &mark) ? &out->h : NULL;
-}
-
 /* Statements of a block from number `from` on, without a scope of their own. */
 static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used, bool tail) {
   uint32_t count = n->n - from;
@@ -645,7 +622,7 @@ static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used
     node *item;
     if (tail && !last && kid->kind == AST_if && !kid->kids[AST_if_otherwise] &&
         ends_in_return(kid->kids[AST_if_then]) && r->fn->early < EARLY_MAX) {
-      item = early_return(r, n, i);
+      item = branch_node(r, kid, true, true, n, i + 1); /* `if c { ... return a }` and what follows, as one branch */
       last = true;
       i = n->n;
     } else {

@@ -121,8 +121,7 @@ static __attribute__((format(printf, 4, 5))) bool refuse(const matcher *m, const
   va_start(args, why);
   vsnprintf(line, sizeof line, why, args);
   va_end(args);
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   describe(m, &t);
   text_adds(&t, " is ");
   text_kind(&t, v);
@@ -203,8 +202,7 @@ static bool match_dim(const matcher *m, const type_sig *sig, qn_value v, const s
       return false;
     }
     if (want == size) return true;
-    text_buf t;
-    text_init(&t, m->vm);
+    text_buf t = {.vm = m->vm};
     text_span(m->vm, &t, d->at);
     refuse(m, sig, v, "%s is %lld, axis %d is %lld", t.text ? t.text : "", (long long)want, axis, (long long)size);
     text_free(&t);

@@ -70,6 +70,8 @@ typedef struct scope {
 QN_MUST_CHECK global_cell *scope_cell(qn_vm *vm, scope *s, qn_str *name);
 /* The cell, or NULL if there is none. */
 global_cell *scope_find(const scope *s, const qn_str *name);
+/* Defines a name of the scope; borrows `v`. False with an error raised. */
+QN_MUST_CHECK bool scope_bind(qn_vm *vm, scope *s, const char *name, qn_value v);
 QN_MUST_CHECK scope *scope_new(qn_vm *vm, scope *outer, const char *name);
 void scope_drop_values(qn_vm *vm, scope *s);
 void scope_free(qn_vm *vm, scope *s);

@@ -132,6 +132,26 @@ bool raise_false(qn_vm *vm, error_id id, const char *format, ...) {
   return false;
 }
 
+void *raise_nothing(qn_vm *vm, error_id id, span at, const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  raise_formatted(vm, id, at, format, args);
+  va_end(args);
+  return NULL;
+}
+
+qn_value raise_kind(qn_vm *vm, error_id id, span at, qn_value v, const char *more, const char *format, ...) {
+  if (vm->error) return value_error();
+  text_buf t = {.vm = vm};
+  va_list args;
+  va_start(args, format);
+  text_addv(&t, format, args);
+  va_end(args);
+  text_kind(&t, v);
+  text_adds(&t, more);
+  return raise_text(vm, id, at, &t);
+}
+
 void raise_note(qn_vm *vm, span at, const char *format, ...) {
   qn_error_object *e = vm->error;
   if (!e || e->nnotes == ERROR_NOTES || e->refs > 1) return;
@@ -147,9 +167,10 @@ void raise_note(qn_vm *vm, span at, const char *format, ...) {
   if (s) e->notes[e->nnotes++] = (error_note){at, s};
 }
 
-void raise_at(qn_vm *vm, span at) {
+qn_value raise_at(qn_vm *vm, span at) {
   qn_error_object *e = vm->error;
   if (e && !e->at.source && e->refs == 1) e->at = at;
+  return value_error();
 }
 
 static bool is_builtin(const qn_vm *vm, const char *name, size_t n) {

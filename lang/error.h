@@ -62,13 +62,18 @@ typedef struct qn_error_object {
 qn_value raise_error(qn_vm *vm, error_id id, span at, const char *format, ...) __attribute__((format(printf, 4, 5)));
 /* Raises an error without a place, and is false: for functions that return whether they did what they are for. */
 bool raise_false(qn_vm *vm, error_id id, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* Raises an error, and is NULL, or false: for functions that return what they make, or whether they did it. */
+void *raise_nothing(qn_vm *vm, error_id id, span at, const char *format, ...) __attribute__((format(printf, 4, 5)));
 qn_value raise_text(qn_vm *vm, error_id id, span at, text_buf *message); /* takes over and frees the buffer */
+/* Raises a message about a value: the formatted text, what `v` is (text_kind), and `more`. */
+qn_value raise_kind(qn_vm *vm, error_id id, span at, qn_value v, const char *more, const char *format, ...)
+    __attribute__((format(printf, 6, 7)));
 /* The preallocated out-of-memory error. */
 qn_value raise_memory(qn_vm *vm);
 /* Adds a labelled operand to the pending error. */
 void raise_note(qn_vm *vm, span at, const char *format, ...) __attribute__((format(printf, 3, 4)));
-/* Gives the pending error a place if it has none yet. */
-void raise_at(qn_vm *vm, span at);
+/* Gives the pending error a place if it has none yet; the error value. */
+qn_value raise_at(qn_vm *vm, span at);
 /* The pending error leaves `function` (NULL: a builtin, or nobody knows), which was called at `call`. Where its place lies in
  * the standard library, it is told as an error of the function that the program called: its message begins with the name of
  * the function left last, in place of that of the inner builtin, error and assert there are about the arguments (E317), and it

@@ -157,7 +157,7 @@ int utf8_width(uint32_t code);
 /* Of a text of one line. */
 int64_t utf8_columns(const char *text, size_t len);
 
-/* A growing text, for everything that builds strings. Errors stick: append freely, test once at the end. */
+/* A growing text, for everything that builds strings: it begins as {.vm = vm}. Errors stick: append freely, test once at the end. */
 typedef struct text_buf {
   qn_vm *vm; /* accounting; NULL uses plain malloc (file tools, tests) */
   char *text;

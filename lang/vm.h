@@ -309,6 +309,11 @@ static inline void vm_pop_to(qn_vm *vm, qn_value *mark) {
   vm->sp = mark; /* freeing values pushes none */
   while (p > mark) value_release(vm, *--p);
 }
+/* The same on the way out: gives `r`. */
+static inline qn_value vm_pop_with(qn_vm *vm, qn_value *mark, qn_value r) {
+  vm_pop_to(vm, mark);
+  return r;
+}
 
 /* New arrays (of literals, files, creating ops) are made on this device from now on. False with E210 if it is not there. */
 QN_MUST_CHECK bool vm_use_device(qn_vm *vm, int device);

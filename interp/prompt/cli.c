@@ -71,8 +71,7 @@ void cli_report(qn_vm *vm) {
   interrupts = 0;
   if (!vm->error) return;
   fflush(stdout);
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   error_render(vm, vm->error, &t, cli_colors(2), cli_columns(2));
   if (t.text && !t.failed) fwrite(t.text, 1, t.len, stderr);
   text_free(&t);
@@ -303,8 +302,7 @@ static bool output_written(void) {
 
 /* The trace_events into the file that --trace names. */
 static bool write_trace(const options *o, qn_vm *vm) {
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   trace_events_text(vm->engine, &t);
   errno = 0;
   FILE *f = t.failed ? NULL : fopen(o->trace, "wb");
@@ -334,8 +332,7 @@ static int run(qn_vm *vm, const char *name, const char *text, size_t len) {
 }
 
 static void explain(qn_vm *vm, const char *file, bool all) {
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   vm_run run;
   vm_run_begin(vm, &run);
   bool done = jit_report(vm, file, all, &t);
@@ -468,8 +465,7 @@ static int run_help(const options *o, char **argv, int argc) {
   int status;
   qn_vm *vm = open_vm(o, NULL, 0, &status);
   if (!vm) return status;
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   bool found = help_about(vm, argv[0], cli_columns(1), &t);
   if (t.failed || (!t.text && !error_pending(vm))) raise_memory(vm);
   if (error_pending(vm)) {
@@ -520,8 +516,7 @@ static int run_doctor(const options *o) {
   printf("memory       %.1f GiB\n", (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE) / (1 << 30));
   printf("C compiler   %s\n",
          find_program("cc", program, sizeof program) ? program : "none: kernels run on the block VM");
-  text_buf found;
-  text_init(&found, NULL);
+  text_buf found = {0};
   devices_report(&found);
   if (found.text && !found.failed) fwrite(found.text, 1, found.len, stdout);
   text_free(&found);

@@ -59,8 +59,7 @@ static void command_doc(session *s, const char *argument) {
   if (no_argument(argument, ":doc NAME, or ?NAME")) return;
   bool source = *argument == '?';
   if (source) argument += 1 + strspn(argument + 1, " \t");
-  text_buf t;
-  text_init(&t, s->vm);
+  text_buf t = {.vm = s->vm};
   size_t len = strlen(argument);
   uint8_t *highlights = malloc(len + 1);
   qn_value v;
@@ -91,8 +90,7 @@ static void add_command(text_buf *t, const command *c) {
 }
 
 static void command_help(session *s, const char *argument) {
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   if (*argument) {
     for (int i = 0; i < command_count; i++) {
       if (*argument != ':' || strcmp(argument + 1, commands[i].name) != 0) continue;
@@ -147,8 +145,7 @@ typedef struct listing {
 static void list_variable(void *ctx, const char *name, qn_value v) {
   listing *l = ctx;
   if (strncmp(name, l->prefix, strlen(l->prefix)) != 0 || strcmp(name, "_") == 0) return;
-  text_buf kind;
-  text_init(&kind, NULL);
+  text_buf kind = {0};
   if (value_is(v, TAG_FN))
     interp_signature(l->s->vm, v, &kind);
   else
@@ -177,8 +174,7 @@ static void list_variable(void *ctx, const char *name, qn_value v) {
 }
 
 static void command_vars(session *s, const char *argument) {
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   listing l = {.s = s, .out = &t, .prefix = argument, .measure = true};
   interp_globals(s->vm, list_variable, &l);
   l.measure = false;
@@ -237,8 +233,7 @@ static void command_time(session *s, const char *argument) {
   bool good = session_run(s, argument, strlen(argument), true, &more);
   double took = s->ran - s->began, grown = (double)mem_stats_of(s->vm)->live - (double)live;
   if (!good) return;
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   double scale = took >= 1 ? 1 : took >= 1e-3 ? 1e3 : 1e6;
   text_decimal(&t, took * scale, 'f', took * scale >= 100 ? 0 : took * scale >= 10 ? 1 : 2);
   text_addf(&t, " %s", scale == 1 ? "s" : scale == 1e3 ? "ms" : "\302\265s");
@@ -254,8 +249,7 @@ static void command_time(session *s, const char *argument) {
 static void command_copies(session *s, const char *argument) {
   bool more;
   if (*argument && !session_run(s, argument, strlen(argument), true, &more)) return;
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   text_addf(&t, "%llu %s", (unsigned long long)s->copied.count, s->copied.count == 1 ? "copy" : "copies");
   if (s->copied.count) {
     text_adds(&t, ", ");
@@ -325,8 +319,7 @@ static void ask(session *s, const char *verb, const char *argument) {
   call = call && !has_keywords(argument, highlights, open + 1, len - 1) &&
          chain_value(s->vm, argument, highlights, 0, open, &f) && value_is(f, TAG_FN) &&
          value_fn(f)->head.flags != FN_BUILTIN;
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   if (call) {
     bool any = strspn(argument + open + 1, " \t") < len - open - 2;
     text_addf(&t, "%s(%.*s%s%.*s)", verb, (int)open, argument, any ? ", " : "", (int)(len - open - 2),
@@ -432,9 +425,7 @@ void command_run(session *s, const char *text, size_t len) {
   if (found >= 0) {
     commands[found].run(s, argument);
   } else {
-    text_buf t, wrong;
-    text_init(&t, NULL);
-    text_init(&wrong, NULL);
+    text_buf t = {0}, wrong = {0};
     text_add(&wrong, name, name_len);
     fprintf(stderr, "there is no command :%.*s", (int)name_len, name);
     if (!wrong.failed && text_nearest(&t, wrong.text, names, listed) && !t.failed)

@@ -185,8 +185,7 @@ bool prompt_hint(void *ctx, const char *text, size_t len, size_t cursor, text_bu
 /* ---- files and modules --------------------------------------------------------------------------------------------------- */
 
 static bool is_folder(const char *folder, const char *name) {
-  text_buf path;
-  text_init(&path, NULL);
+  text_buf path = {0};
   text_addf(&path, "%s/%s", folder, name);
   struct stat s;
   bool is = !path.failed && stat(path.text, &s) == 0 && S_ISDIR(s.st_mode);
@@ -206,8 +205,7 @@ static void offer_files(request *r, size_t from, const char *ending) {
   size_t slash = r->cursor;
   while (slash > from && r->text[slash - 1] != '/') slash--;
   r->out->start = r->word = slash;
-  text_buf folder;
-  text_init(&folder, NULL);
+  text_buf folder = {0};
   if (slash == from)
     text_adds(&folder, ".");
   else

@@ -814,8 +814,7 @@ static void draw_menu(editor *e, frame *f) {
   }
   if (rows > most) {
     char more[64];
-    text_buf t;
-    text_init(&t, NULL);
+    text_buf t = {0};
     text_addf(&t, " rows %d to %d of %d", first + 1, first + most, rows);
     frame_line(f);
     if (t.text && t.len < sizeof more) panel_text(f, styled(e, STYLE_DIM), t.text, t.len);
@@ -832,8 +831,7 @@ static void draw_panel(editor *e, frame *f) {
     return;
   }
   if (e->hinting) {
-    text_buf t;
-    text_init(&t, NULL);
+    text_buf t = {0};
     e->hinting = e->host.hint(e->host.ctx, e->text, e->len, e->cursor, &t);
     if (e->hinting && !t.failed && t.len) {
       frame_line(f);

@@ -407,8 +407,7 @@ static void text_example(export *x, const type_sig *sig, text_buf *t) {
 /* Adds a word to the hint, once. */
 static void add_hint(export *x, const text_buf *word) {
   char *s = word->failed || !word->text ? NULL : strndup(word->text, word->len);
-  text_buf quoted;
-  text_init(&quoted, NULL);
+  text_buf quoted = {0};
   text_adds(&quoted, " ");
   if (s) text_word(&quoted, s);
   text_add(&x->hint, "", 1); /* to highlight into it; the end is taken off again */
@@ -429,8 +428,7 @@ static void ask_sizes(export *x, const type_sig *sig) {
   for (uint32_t i = 0; sig->kind == SIG_ARRAY && i < sig->n; i++) {
     const sig_dim *d = &sig->dims[i];
     if (d->kind != DIM_NAME || x->fp[d->slot].head != TAG_UNSET) continue;
-    text_buf word;
-    text_init(&word, NULL);
+    text_buf word = {0};
     text_addf(&word, "%s=%d", d->name->text, SOME_SIZE);
     add_hint(x, &word);
     text_free(&word);
@@ -452,8 +450,7 @@ static void tell_missing(export *x, uint32_t i) {
     ask_sizes(x, p->type);
     return;
   }
-  text_buf word;
-  text_init(&word, NULL);
+  text_buf word = {0};
   text_addf(&word, "%s=", p->name->text);
   text_example(x, p->type, &word);
   add_hint(x, &word);
@@ -466,8 +463,7 @@ static int report_missing(const export *x) {
             x->line->name, (int)x->missing.len, x->missing.text);
     return EXIT_MISUSE;
   }
-  text_buf line;
-  text_init(&line, NULL);
+  text_buf line = {0};
   text_word(&line, x->line->target);
   text_adds(&line, " -o ");
   text_word(&line, x->line->out);
@@ -587,8 +583,7 @@ static bool write_graph(export *x, qn_value g) {
 /* "f.qnx: net(x: f32[8, 64]) -> f32[8, 2]", the conditions of a call, and perhaps the graph. */
 static void report_graph(const char *file, const char *name, qn_value g,
                          void (*graph_text)(qn_value g, text_buf *out)) {
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   text_addf(&t, "%s: %s", file, name);
   jit_graph_signature(value_fn(g), &t);
   text_adds(&t, "\n");

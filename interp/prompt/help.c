@@ -259,8 +259,7 @@ static bool help_unknown(qn_vm *vm, const char *topic, text_buf *out) {
   interp_names(vm, "", add_name, l);
   for (int i = 0; i < vm->builtins->nmodules; i++) add_name(l, vm->builtins->modules[i].name);
   for (int i = 0; i < TOPICS; i++) add_name(l, topics[i].name);
-  text_buf t;
-  text_init(&t, vm);
+  text_buf t = {.vm = vm};
   text_addf(out, "there is no help on '%s'", topic);
   const char *hint = foreign_hint(FOREIGN_NAME, topic, strlen(topic));
   if (!hint) hint = foreign_hint(FOREIGN_MEMBER, topic, strlen(topic));
@@ -396,8 +395,7 @@ static void consider(question *q, const char *name, const char *text, size_t len
 
 /* The functions of the library's modules, as their texts have them: a comment above each. */
 static void consider_module(question *q, const embedded_module *m) {
-  text_buf doc TEXT_OWNED;
-  text_init(&doc, q->vm);
+  text_buf doc TEXT_OWNED = {.vm = q->vm};
   for (const char *line = m->text, *next; line; line = next) {
     size_t len = strcspn(line, "\n");
     next = line[len] ? line + len + 1 : NULL;
@@ -421,8 +419,7 @@ static void consider_all(question *q) {
   for (uint32_t i = 0; i < s->n; i++) {
     const global_cell *c = s->cells[i];
     if (!value_is(c->value, TAG_FN) || c->name->text[0] == '_') continue;
-    text_buf doc;
-    text_init(&doc, vm);
+    text_buf doc = {.vm = vm};
     const qn_fn *fn = value_fn(c->value);
     if (fn->head.flags == FN_BUILTIN)
       text_adds(&doc, ((const builtin_def *)fn->code)->doc);
@@ -434,8 +431,7 @@ static void consider_all(question *q) {
   for (int i = 0; i < TOPICS; i++) {
     if (!topics[i].example) continue;
     /* Other names of a topic are its, too; of its example the names of functions. */
-    text_buf all TEXT_OWNED;
-    text_init(&all, vm);
+    text_buf all TEXT_OWNED = {.vm = vm};
     text_addf(&all, "%s\n", topics[i].text);
     for (int k = 0; k < TOPICS; k++)
       if (!topics[k].example && strcmp(topics[k].text, topics[i].name) == 0) text_addf(&all, "%s\n", topics[k].name);

@@ -125,8 +125,7 @@ static bool write_all(int fd, const char *text, size_t len) {
 static void shorten(history *h) {
   char path[4096];
   if (snprintf(path, sizeof path, "%s.%ld", h->path, (long)getpid()) >= (int)sizeof path) return;
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   for (int i = h->n > HISTORY_MOST ? h->n - HISTORY_MOST : 0; i < h->n; i++) encode(&t, h->entries[i]);
   int fd = t.failed ? -1 : open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   bool good = fd >= 0 && write_all(fd, t.text, t.len);
@@ -188,8 +187,7 @@ void history_add(history *h, const char *text, size_t len) {
   if (!push(h, entry)) return;
   drop_oldest(h);
   if (!h->path || len > HISTORY_LONGEST) return;
-  text_buf t;
-  text_init(&t, NULL);
+  text_buf t = {0};
   encode(&t, entry);
   int fd = t.failed ? -1 : open_locked(h);
   if (fd >= 0) {

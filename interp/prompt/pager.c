@@ -29,8 +29,7 @@ static void write_page(terminal *t, text_rows *r) {
 }
 
 static void draw_status(screen *s, terminal *t, const text_rows *r) {
-  text_buf line;
-  text_init(&line, NULL);
+  text_buf line = {0};
   text_addf(&line, "-- more (%d %%): Space goes on, q ends --", (int)((double)r->at * 100 / (double)r->len));
   if (!line.failed) frame_text(screen_pen(s, t), NULL, line.text, line.len);
   text_free(&line);

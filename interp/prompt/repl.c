@@ -135,8 +135,7 @@ static const char *kernels_of(const char *text, size_t len) {
 }
 
 static void show(session *s, qn_value v) {
-  text_buf t;
-  text_init(&t, s->vm);
+  text_buf t = {.vm = s->vm};
   int wide = columns(s);
   format_options options = {.width = wide < FORMAT_COLUMNS ? wide : FORMAT_COLUMNS};
   vm_run run;
@@ -228,8 +227,7 @@ static bool continues(const char *line) {
 
 /* Runs the inputs of a transcript one by one: each is as many lines as make a whole. An interrupt ends all of them. */
 static void run_transcript(session *s, const char *text, size_t len) {
-  text_buf input;
-  text_init(&input, NULL);
+  text_buf input = {0};
   for (size_t at = 0; at < len && !s->ended;) {
     size_t n = line_length(text + at, len - at);
     text_add(&input, text + at, n);
@@ -327,8 +325,7 @@ static bool more_waits(const session *s) {
 
 /* False where memory is short. */
 static bool line_loop(session *s) {
-  text_buf gathered;
-  text_init(&gathered, NULL);
+  text_buf gathered = {0};
   while (!s->ended) {
     bool interrupted;
     char *line = read_line(s, gathered.len ? MORE : PROMPT, &interrupted);
