@@ -1,0 +1,66 @@
+/* What a plan has in hand while it runs: shared by plan_run.c, which runs plans, and region_run.c, which runs the plans that are arms of
+ * an `if` or parts of a loop. */
+#ifndef JIT_RUN_PLAN_FRAME_H
+#define JIT_RUN_PLAN_FRAME_H
+
+#include "jit/kernel/plan.h"
+#include "jit/run/device.h"
+
+typedef struct plan_frame {
+  qn_vm *vm;
+  plan *p;
+  qn_array *const *inputs;
+  qn_value *outputs;
+  int64_t *symbols; /* per dim expression */
+  qk_scalar *slots;
+  void **buffers;    /* per plan buffer */
+  qn_array **arrays; /* per output: its new array */
+  size_t *late;      /* per plan buffer that is WHERE_LATE: its bytes, 0 while it has none */
+  int64_t *ints;
+  void **step_buffers;
+  qk_scalar *step_scalars;
+  int device;
+  bool refused; /* by the device: nothing is raised */
+  char *slab;   /* of a device */
+  size_t slab_bytes;
+  device_plan *there;
+} plan_frame;
+
+/* A size in the words of the frame's plan, as a number. */
+static inline int64_t frame_size(const plan_frame *f, qn_dim d) {
+  return d >= 0 ? d : dim_eval(&f->p->graph->dims, d, f->symbols);
+}
+
+/* Lays n items of `size` bytes behind the *at bytes that are laid out already, for tables in one piece of memory: returns where they begin. */
+size_t frame_part(size_t *at, size_t n, size_t size);
+
+/* The bytes that the frame's own tables take (symbols, slots, buffers ...). With `memory` of so many bytes it also puts them there. */
+size_t frame_tables(plan_frame *f, char *memory);
+
+/* Reads the values of the dim symbols from the inputs; `scalars` are the values of weak inputs. False with an error raised. */
+bool frame_symbols(plan_frame *f, const qk_scalar *scalars);
+
+/* A node's result has this shape: sets the symbols that stand for its sizes. */
+void frame_tell(plan_frame *f, uint32_t node, int rank, const int64_t *shape);
+
+/* Says of each buffer where it is; the arena begins at `slab`. Buffers that are WHERE_LATE are nowhere yet. */
+void frame_buffers(plan_frame *f, char *slab);
+
+/* Memory for buffer b if that is WHERE_LATE and has none: its size must be known. frame_late_free frees all of them. */
+bool frame_late_make(plan_frame *f, uint32_t b);
+void frame_late_free(plan_frame *f);
+
+/* An array whose header is the caller's and whose elements are somebody's memory: never freed, and valid as long as both are. */
+typedef struct frame_view {
+  qn_array a;
+  qn_storage s;
+} frame_view;
+
+/* Makes `v` an array at `at` on a device. Its type is in the words of f's plan. */
+void frame_array(const plan_frame *f, frame_view *v, int device, void *at, const graph_type *t);
+
+/* Runs one step on the CPU. False with an error raised. region_step is the part of it for STEP_REGIONS. */
+bool frame_step(plan_frame *f, const plan_step *s);
+bool region_step(plan_frame *f, const plan_step *s);
+
+#endif
