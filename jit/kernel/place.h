@@ -18,7 +18,7 @@ typedef struct place_life {
   uint32_t region;      /* of an output: given */
   int64_t offset;
   /* used while places are looked for */
-  uint32_t number, next;
+  uint32_t next;
   uint32_t pairs[2]; /* 1 + the first pair in which it is `by`, and is `over` */
   uint32_t block;
 } place_life;
@@ -40,8 +40,7 @@ typedef struct placing {
   uint64_t work; /* what it took, in steps of its loops */
 } placing;
 
-/* Gives every life a region and an offset, and says how large the arena is; `enough`: bytes of arena that need not be
- * undercut at any price. False: memory is short, or cancelled. */
-QN_MUST_CHECK bool place(placing *p, int64_t enough, int64_t *arena_bytes);
+/* Gives every life a region and an offset, and says how large the arena is. False: memory is short, or cancelled. */
+QN_MUST_CHECK bool place(placing *p, int64_t *arena_bytes);
 
 #endif

@@ -511,7 +511,7 @@ static bool in_place(const planner *m, uint32_t x, uint32_t y) {
 }
 
 /* Places all buffers of known size. */
-static bool place_buffers(planner *m, int64_t enough, int64_t *arena_bytes) {
+static bool place_buffers(planner *m, int64_t *arena_bytes) {
   plan *p = m->p;
   placing x = {.steps = p->nsteps, .cancel = m->cancel, .arena = &m->arena};
   x.lives = arena_alloc(&m->arena, (p->nbuffers + 1) * sizeof *x.lives);
@@ -531,7 +531,7 @@ static bool place_buffers(planner *m, int64_t enough, int64_t *arena_bytes) {
     if (in_place(m, o->over, o->by))
       x.pairs[x.npairs++] = (place_pair){.over = m->lives[o->over].place - 1, .by = m->lives[o->by].place - 1};
   }
-  bool ok = place(&x, enough, arena_bytes);
+  bool ok = place(&x, arena_bytes);
   p->work += x.work;
   if (!ok) return goes_on(m) && out_of_memory(m);
   for (uint32_t b = 0; b < p->nbuffers; b++) {
@@ -623,8 +623,7 @@ static bool plan_memory(planner *m) {
   for (uint32_t b = 0; b < p->nbuffers; b++)
     if (is_output(&p->buffers[b])) add_bytes(&others, dim_hint(&g->dims, m->lives[b].size));
   p->eager_peak_bytes = m->f.eager_peak;
-  if (!place_buffers(m, p->eager_peak_bytes - others, &fixed)) return false;
-  if (!place_symbolic(m, fixed)) return false;
+  if (!place_buffers(m, &fixed) || !place_symbolic(m, fixed)) return false;
   p->peak_bytes = others;
   add_bytes(&p->peak_bytes, dim_hint(&g->dims, p->arena_bytes));
   return true;

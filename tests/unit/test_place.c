@@ -119,7 +119,7 @@ START_TEST(nothing_lies_over_what_lives) {
     for (uint32_t i = 0; i < p.npairs; i++) /* sizes may have changed meanwhile */
       if (p.lives[p.pairs[i].over].exact != p.lives[p.pairs[i].by].exact) p.pairs[i--] = p.pairs[--p.npairs];
     int64_t top;
-    ck_assert(place(&p, any(2) ? 0 : INT64_MAX, &top));
+    ck_assert(place(&p, &top));
     check_places(&p, top, "seed", seed);
     sum += top;
     lowest += lowest_places(&p);
@@ -147,7 +147,7 @@ static double work_for(uint32_t layers, bool outputs) {
     o->output = true;
     o->region = PLACE_OUTPUTS + i;
   }
-  ck_assert(place(&p, 0, &top));
+  ck_assert(place(&p, &top));
   if (layers <= 500) check_places(&p, top, "layers", layers);
   ck_assert_int_le(top, live + 4 * 12800);
   double work = (double)p.work / p.n;
@@ -173,7 +173,7 @@ START_TEST(it_can_be_cancelled) {
   atomic_bool flag = true;
   int64_t top;
   p.cancel = &flag;
-  ck_assert(!place(&p, 0, &top));
+  ck_assert(!place(&p, &top));
   arena_free(&a);
 }
 END_TEST
