@@ -286,9 +286,11 @@ EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const
   return 0;
 }
 
-enum { MOST_THREADS = 256, STACK = 256 << 10 };
+/* STRIDE: from stack to stack. Were it a power of two, the ends of all stacks would share a few lines of the caches. */
+enum { MOST_THREADS = 256, STACK = 256 << 10, STRIDE = STACK + 17 * 64 };
 /* A fiber runs kernel after kernel. Its first switch goes through a context, all others through jumps, which ask nothing of the
- * system: the compiler's own, since most of the time of small kernels goes here. ASan is told of each. */
+ * system: the compiler's own, since most of the time of small kernels goes here. At a barrier a fiber hands on to the next one itself;
+ * the scheduler begins each round, and is asked where the next one has ended or not begun. ASan is told of each switch. */
 typedef void *jump[5];
 typedef struct fiber {
   ucontext_t beginning;
@@ -304,6 +306,9 @@ static const void *scheduler_stack;
 static size_t scheduler_bytes;
 static fake_place place;
 static int running, votes[2], phase_of[MOST_THREADS];
+static int step, beyond,
+    waiting;               /* of a round: from thread to thread, behind the last one; how many came to the barrier */
+static int from_scheduler; /* a fiber was resumed by it and not by another fiber */
 static void (*kernel)(fake_place *, void **);
 enum { MOST_ARGUMENTS = 3 };
 static void *kernel_arguments[MOST_ARGUMENTS];
@@ -326,11 +331,26 @@ static void *kernel_arguments[MOST_ARGUMENTS];
 #endif
 static SWITCHES __attribute__((noreturn)) void leap(void **to) { __builtin_longjmp(to, 1); }
 static SWITCHES void wait_for_turn(fiber *f) {
-  LEAVES(&f->asan, scheduler_stack, scheduler_bytes);
-  if (__builtin_setjmp(f->at) == 0) leap(scheduler);
-  ARRIVES(f->asan, &scheduler_stack, &scheduler_bytes);
+  int after = running + step;
+  fiber *next = after != beyond && fibers[after].stack && !fibers[after].done ? &fibers[after] : NULL;
+  if (next) {
+    running = after;
+    place.thread.x = (unsigned)after;
+    LEAVES(&f->asan, next->stack, STACK);
+  } else {
+    LEAVES(&f->asan, scheduler_stack, scheduler_bytes);
+  }
+  if (__builtin_setjmp(f->at) == 0) leap(next ? next->at : scheduler);
+  if (from_scheduler)
+    ARRIVES(f->asan, &scheduler_stack, &scheduler_bytes);
+  else
+    ARRIVES(f->asan, NULL, NULL);
+  from_scheduler = 0;
 }
-static void barrier(void) { wait_for_turn(&fibers[running]); }
+static void barrier(void) {
+  waiting++;
+  wait_for_turn(&fibers[running]);
+}
 /* Votes are counted in two cells by turns, the other one being cleared once all have read it. */
 static int barrier_or(int vote) {
   int me = running, cell = phase_of[me]++ & 1;
@@ -342,6 +362,7 @@ static int barrier_or(int vote) {
   return result;
 }
 static void thread_main(void) {
+  from_scheduler = 0;
   ARRIVES(NULL, &scheduler_stack, &scheduler_bytes);
   for (fiber *f = &fibers[running];;) {
     kernel(&place, kernel_arguments);
@@ -353,25 +374,26 @@ static void thread_main(void) {
 /* A function of its own: no value lives across. */
 static void make_fiber(fiber *f) {
   if (!stacks) {
-    stacks = mmap(NULL, (size_t)MOST_THREADS * STACK, PROT_READ | PROT_WRITE,
+    stacks = mmap(NULL, (size_t)MOST_THREADS * STRIDE, PROT_READ | PROT_WRITE,
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (stacks == MAP_FAILED) broken("no memory for stacks");
   }
-  f->stack = stacks + (size_t)(f - fibers) * STACK;
+  f->stack = stacks + (size_t)(f - fibers) * STRIDE;
   getcontext(&f->beginning);
   f->beginning.uc_stack.ss_sp = f->stack;
   f->beginning.uc_stack.ss_size = STACK;
   makecontext(&f->beginning, thread_main, 0);
 }
 __attribute__((destructor)) static void free_stacks(void) {
-  if (stacks) munmap(stacks, (size_t)MOST_THREADS * STACK);
+  if (stacks) munmap(stacks, (size_t)MOST_THREADS * STRIDE);
 }
 
-/* Lets a fiber run up to its next barrier or its end. */
+/* Lets a fiber run up to its next barrier or its end, and those that it hands on to. */
 static SWITCHES void resume(fiber *f) {
   int begins = !f->stack;
   if (begins) make_fiber(f);
   void *asan = NULL;
+  from_scheduler = 1;
   LEAVES(&asan, f->stack, STACK);
   if (__builtin_setjmp(scheduler) == 0) {
     if (!begins) leap(f->at);
@@ -383,18 +405,18 @@ static SWITCHES void resume(fiber *f) {
 static void run_block(unsigned threads, int reversed) {
   votes[0] = votes[1] = 0;
   for (unsigned t = 0; t < threads; t++) phase_of[t] = fibers[t].done = 0;
-  for (unsigned left = threads; left;) {
-    left = 0;
-    for (unsigned k = 0; k < threads; k++) {
-      unsigned t = reversed ? threads - 1 - k : k;
+  step = reversed ? -1 : 1;
+  beyond = reversed ? -1 : (int)threads;
+  do {
+    waiting = 0;
+    for (int t = reversed ? (int)threads - 1 : 0; t != beyond; t = running + step) {
+      running = t;
       if (fibers[t].done) continue;
-      running = (int)t;
-      place.thread.x = t;
+      place.thread.x = (unsigned)t;
       resume(&fibers[t]);
-      left += !fibers[t].done;
     }
-    if (left && left < threads) broken("threads wait at a barrier for others that have ended");
-  }
+    if (waiting && waiting < (int)threads) broken("threads wait at a barrier for others that have ended");
+  } while (waiting);
 }
 
 /* ---- work: done when it is asked for, or late -------------------------------------------------------------------------- */

@@ -25,6 +25,7 @@ With --many PROGRAM (tests/language/many.c) the scripts of a mode run in one pro
 and a script that made no array in the first mode has shown all that it does there.
 """
 import argparse
+import collections
 import difflib
 import os
 import re
@@ -163,6 +164,14 @@ class Many:
             self.drop()
         return status, out, err
 
+    def seconds(self):
+        """Of processors that it and the compilers it started have used."""
+        if not self.process:
+            return 0.0
+        with open(f"/proc/{self.process.pid}/stat", encoding="ascii", errors="replace") as f:
+            fields = f.read().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
     def drop(self):
         shutil.rmtree(self.folder, ignore_errors=True)
         self.process.stdout.close()
@@ -229,8 +238,8 @@ def modes_of(want, chosen):
     return {name: MODES[name] for name in chosen}
 
 
-def test(quern, path, chosen, timeout, device, many=None):
-    """Runs one script in all modes; True if all is well. `many`: the process of each mode, or None."""
+def test(quern, path, chosen, timeout, device, costs, many=None):
+    """Runs one script in all modes; True if all is well. What it costs with `many`, the processes of the modes, is added to costs[path]."""
     want = Expectation(path)
     if device:
         want.flags += ["--device", device]
@@ -239,7 +248,9 @@ def test(quern, path, chosen, timeout, device, many=None):
     for name, flags in modes_of(want, chosen).items():
         if many:
             process = many.get(name) or many.setdefault(name, Many(many["program"], device is not None))
+            before = process.seconds()
             status, out, err = process.run(path, flags + want.flags, want.args, want.stdin, timeout)
+            costs[path] += process.seconds() - before
         else:
             status, out, err = run(quern, path, flags + want.flags, want.args, want.stdin, timeout)
         if device:
@@ -265,15 +276,20 @@ def main():
     parser.add_argument("--device", help="run on this device: cpu and its name in what is printed count as one")
     parser.add_argument("--timeout", type=float, default=180, help="seconds for one run")
     parser.add_argument("--many", metavar="PROGRAM", help="one process a mode: what tests/language/many.c makes")
+    parser.add_argument("--costs", action="store_true", help="with --many: seconds of processors that the dearest scripts use")
     options = parser.parse_args()
     quern = os.path.abspath(options.quern)
     many = {"program": os.path.abspath(options.many)} if options.many else None
-    good = [test(quern, path, options.mode or list(MODES), options.timeout, options.device, many) for path in options.scripts]
+    costs = collections.Counter()
+    good = [test(quern, path, options.mode or list(MODES), options.timeout, options.device, costs, many)
+            for path in options.scripts]
     for name, process in (many or {}).items():
         complaint = process.end() if name != "program" else None
         if complaint:
             good.append(False)
             print(f"FAILED the process of {name}: {complaint}")
+    for path, seconds in costs.most_common(40 if options.costs else 0):
+        print(f"{seconds:7.2f} {path}")
     print(f"{sum(good)} passed, {len(good) - sum(good)} failed")
     return 0 if all(good) else 1
 
