@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "jit/graph/grad.h"
+#include "jit/graph/region_builder.h"
 #include "lang/error.h"
 
 static bool short_of_memory(op_refusal *why) {
@@ -105,118 +106,6 @@ static bool grad_branch(control_grad *c, op_refusal *why) {
 
 /* ---- loops ---------------------------------------------------------------------------------------------------------------- */
 
-/* A node with regions in the making: both regions get an input for each operand. The sizes of these inputs are symbols of theirs where
- * the operands' are; equal sizes are equal symbols. */
-typedef struct builder {
-  graph *outer, *part[2];
-  uint32_t *operands, n, cap;
-  struct {
-    qn_dim outer, inner;
-  } * sizes;
-  uint32_t nsizes, sizes_cap;
-  bool failed;
-} builder;
-
-static bool builder_open(builder *b, graph *outer) {
-  *b = (builder){.outer = outer, .part = {graph_new(NULL), graph_new(NULL)}};
-  b->failed = !b->part[0] || !b->part[1];
-  return !b->failed;
-}
-
-static bool grow_list(void **list, uint32_t *cap, uint32_t need, size_t size) {
-  if (need <= *cap) return true;
-  uint32_t more = *cap ? 2 * *cap : 16;
-  void *p = realloc(*list, more * size);
-  if (!p) return false;
-  *list = p;
-  *cap = more;
-  return true;
-}
-
-/* A size of input `i`, axis `axis`, that is d outside. */
-static qn_dim inner_size(builder *b, uint32_t i, int axis, qn_dim d) {
-  if (d >= 0) return d;
-  for (uint32_t k = 0; k < b->nsizes; k++)
-    if (b->sizes[k].outer == d) return b->sizes[k].inner;
-  qn_dim made = d;
-  for (int k = 0; k < 2; k++) /* the same number in both: they have the same inputs */
-    made = dim_symbol(&b->part[k]->dims, DIM_FROM_INPUT, i, (uint16_t)axis, dim_hint(&b->outer->dims, d), NULL);
-  if (!grow_list((void **)&b->sizes, &b->sizes_cap, b->nsizes + 1, sizeof *b->sizes)) {
-    b->failed = true;
-    return made;
-  }
-  b->sizes[b->nsizes].outer = d;
-  b->sizes[b->nsizes++].inner = made;
-  return made;
-}
-
-/* Adds an operand and its inputs; its number. */
-static uint32_t operand(builder *b, uint32_t node) {
-  if (b->failed || !node || !grow_list((void **)&b->operands, &b->cap, b->n + 1, sizeof *b->operands)) {
-    b->failed = true;
-    return 0;
-  }
-  graph_type t = b->outer->nodes[node].type;
-  for (int a = 0; a < t.rank; a++) t.shape[a] = inner_size(b, b->n, a, t.shape[a]);
-  for (int k = 0; k < 2; k++) b->failed |= !graph_input(b->part[k], t, 0);
-  b->operands[b->n] = node;
-  return b->n++;
-}
-/* The first of so many. */
-static uint32_t add_operands(builder *b, const uint32_t *nodes, uint32_t n) {
-  uint32_t first = b->n;
-  for (uint32_t i = 0; i < n; i++) (void)operand(b, nodes[i]);
-  return first;
-}
-static uint32_t input(const builder *b, int part, uint32_t number) {
-  return b->failed ? 0 : b->part[part]->inputs[number];
-}
-
-/* The node itself; 0 when memory was short. `predicate`: of a branch, else 0. */
-static uint32_t builder_close(builder *b, uint32_t predicate, const op_attr *attr, uint32_t site) {
-  uint32_t node = 0, *in = b->operands;
-  bool ok = !b->failed && !b->part[0]->failed && !b->part[1]->failed;
-  if (ok && predicate) {
-    ok = grow_list((void **)&b->operands, &b->cap, b->n + 1, sizeof *b->operands);
-    if (ok) {
-      in = b->operands;
-      memmove(in + 1, in, b->n++ * sizeof *in);
-      in[0] = predicate;
-    }
-  }
-  if (ok) {
-    graph_dce(b->part[0]);
-    graph_dce(b->part[1]);
-    node = graph_regions(b->outer, predicate ? NODE_IF : NODE_LOOP, in, (int)b->n, b->part[0], b->part[1], attr, site);
-  } else {
-    graph_free(b->part[0]);
-    graph_free(b->part[1]);
-  }
-  free(b->operands);
-  free(b->sizes);
-  return node;
-}
-
-static uint32_t weak_int(graph *g, int64_t i) { return graph_const_scalar(g, QN_i64, true, 0, i, 0); }
-static uint32_t op2(graph *g, op_id op, uint32_t a, uint32_t b) {
-  return graph_op(g, op, (uint32_t[]){a, b}, 2, NULL, 0);
-}
-/* Of ints that are counts: no check is left. */
-static uint32_t count2(graph *g, op_id op, uint32_t a, uint32_t b) {
-  uint32_t n = op2(g, op, a, b);
-  if (n && graph_fallible(g, n) && !graph_fix_flags(g, n, graph_attr(&g->nodes[n]).flags | ATTR_PROVEN)) return 0;
-  return n;
-}
-
-/* Row `at`, a count below their number, of rows that were kept; a host number again if that is what was kept. */
-static uint32_t row_of(graph *g, uint32_t rows, uint32_t at, bool weak) {
-  op_attr attr = {.n = 1, .flags = ATTR_PROVEN, .d = {1}};
-  uint32_t row = graph_op(g, OP_index, (uint32_t[]){rows, at}, 2, &attr, 0);
-  if (!row || !weak) return row;
-  attr = (op_attr){.dtype = g->nodes[row].type.dtype, .flags = ATTR_WEAK};
-  return graph_op(g, OP_cast, &row, 1, &attr, 0);
-}
-
 /* What the parts of a loop's gradient share. */
 typedef struct loop_grad {
   const graph *body; /* the loop's body, its carries as its only results, proven */
@@ -240,14 +129,14 @@ typedef struct loop_values {
   uint32_t *cts; /* ncts, then naccs: cotangents, sums */
 } loop_values;
 
-/* The operands of a builder for values, after its carries; their inputs in part k are in `to`. */
-static void capture_values(const loop_grad *l, builder *b, const loop_values *v, int part, loop_values *to) {
-  uint32_t c = add_operands(b, v->captured, l->ncaptured), r = add_operands(b, v->row_cts, l->nrows);
-  uint32_t s = operand(b, v->stride);
+/* The operands of a region_builder for values, after its carries; their inputs in part k are in `to`. */
+static void capture_values(const loop_grad *l, region_builder *b, const loop_values *v, int part, loop_values *to) {
+  uint32_t c = builder_operands(b, v->captured, l->ncaptured), r = builder_operands(b, v->row_cts, l->nrows);
+  uint32_t s = builder_operand(b, v->stride);
   if (b->failed) return;
-  for (uint32_t i = 0; i < l->ncaptured; i++) to->captured[i] = input(b, part, c + i);
-  for (uint32_t i = 0; i < l->nrows; i++) to->row_cts[i] = input(b, part, r + i);
-  to->stride = input(b, part, s);
+  for (uint32_t i = 0; i < l->ncaptured; i++) to->captured[i] = builder_input(b, part, c + i);
+  for (uint32_t i = 0; i < l->nrows; i++) to->row_cts[i] = builder_input(b, part, r + i);
+  to->stride = builder_input(b, part, s);
 }
 
 static bool values_open(const loop_grad *l, loop_values *v) {
@@ -260,34 +149,37 @@ static void values_close(loop_values *v) { free(v->captured); }
 /* for t = hi - 1 down to lo: the carries of turn t are row t - lo of `kept`; their cotangents and the sums go on. False: memory. */
 static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, uint32_t lo, uint32_t hi,
                           const uint32_t *kept, uint32_t *cts) {
-  builder b;
+  region_builder b;
   loop_values in;
   uint32_t n = l->ncts + l->naccs, *args = NULL, *outs = NULL;
   if (!builder_open(&b, g) || !values_open(l, &in)) b.failed = true;
-  (void)operand(&b, hi);
-  uint32_t first = add_operands(&b, v->cts, n), from = operand(&b, lo), rows = add_operands(&b, kept, l->ncarries);
+  (void)builder_operand(&b, hi);
+  uint32_t first = builder_operands(&b, v->cts, n), from = builder_operand(&b, lo),
+           rows = builder_operands(&b, kept, l->ncarries);
   if (!b.failed) capture_values(l, &b, v, 1, &in);
   graph *body = b.part[1];
   args = calloc((size_t)l->ncarries + l->ncaptured + l->ncts + l->nrows + 1, sizeof *args);
   outs = calloc(n + 1, sizeof *outs);
   b.failed |= !args || !outs;
   if (!b.failed) {
-    b.failed |= !graph_output(b.part[0], op2(b.part[0], OP_gt, input(&b, 0, 0), input(&b, 0, from)));
-    uint32_t t = count2(body, OP_sub, input(&b, 1, 0), weak_int(body, 1)), k = 0;
-    uint32_t at = count2(body, OP_sub, t, input(&b, 1, from));
-    for (uint32_t i = 0; i < l->ncarries; i++) args[k++] = row_of(body, input(&b, 1, rows + i), at, l->weak[i]);
+    b.failed |=
+        !graph_output(b.part[0], graph_op2(b.part[0], OP_gt, builder_input(&b, 0, 0), builder_input(&b, 0, from)));
+    uint32_t t = graph_count(body, OP_sub, builder_input(&b, 1, 0), graph_weak_int(body, 1)), k = 0;
+    uint32_t at = graph_count(body, OP_sub, t, builder_input(&b, 1, from));
+    for (uint32_t i = 0; i < l->ncarries; i++)
+      args[k++] = graph_row(body, builder_input(&b, 1, rows + i), at, l->weak[i]);
     for (uint32_t i = 0; i < l->ncaptured; i++) args[k++] = in.captured[i];
-    for (uint32_t i = 0; i < l->ncts; i++) args[k++] = input(&b, 1, first + i);
+    for (uint32_t i = 0; i < l->ncts; i++) args[k++] = builder_input(&b, 1, first + i);
     for (uint32_t i = 0; i < l->nrows; i++) { /* a row was kept of every stride-th turn */
-      uint32_t row = row_of(body, in.row_cts[i], count2(body, OP_floordiv, t, in.stride), false);
-      uint32_t is = op2(body, OP_eq, count2(body, OP_mod, t, in.stride), weak_int(body, 0));
+      uint32_t row = graph_row(body, in.row_cts[i], graph_count(body, OP_floordiv, t, in.stride), false);
+      uint32_t is = graph_op2(body, OP_eq, graph_count(body, OP_mod, t, in.stride), graph_weak_int(body, 0));
       uint32_t none = graph_const_scalar(body, row ? (qn_dtype)body->nodes[row].type.dtype : QN_f32, false, 0, 0, 0);
       args[k++] = graph_op(body, OP_where, (uint32_t[]){is, row, none}, 3, NULL, 0);
     }
     for (uint32_t i = 0; i < k; i++) b.failed |= !args[i];
     b.failed = b.failed || !graph_inline(body, l->back, args, outs) || !graph_output(body, t);
     for (uint32_t i = 0; i < n && !b.failed; i++) {
-      if (i >= l->ncts) outs[i] = op2(body, OP_add, input(&b, 1, first + i), outs[i]);
+      if (i >= l->ncts) outs[i] = graph_op2(body, OP_add, builder_input(&b, 1, first + i), outs[i]);
       b.failed |= !graph_output(body, outs[i]);
     }
   }
@@ -303,20 +195,21 @@ static bool reverse_block(const loop_grad *l, graph *g, const loop_values *v, ui
 /* for t in lo..hi: carries = body(carries); `keep`: the carries of each turn are kept. carries[i] becomes the carry at the end, or its rows. */
 static bool forward_block(const loop_grad *l, graph *g, const loop_values *v, uint32_t lo, uint32_t hi, bool keep,
                           uint32_t *carries) {
-  builder b;
+  region_builder b;
   uint32_t n = l->ncarries, *outs = calloc(n + 1, sizeof *outs),
            *args = calloc((size_t)n + l->ncaptured + 1, sizeof *args);
   if (!builder_open(&b, g) || !outs || !args) b.failed = true;
-  (void)operand(&b, lo);
-  uint32_t first = add_operands(&b, carries, n), to = operand(&b, hi);
-  uint32_t captured = add_operands(&b, v->captured, l->ncaptured);
+  (void)builder_operand(&b, lo);
+  uint32_t first = builder_operands(&b, carries, n), to = builder_operand(&b, hi);
+  uint32_t captured = builder_operands(&b, v->captured, l->ncaptured);
   if (!b.failed) {
     graph *body = b.part[1];
-    b.failed |= !graph_output(b.part[0], op2(b.part[0], OP_lt, input(&b, 0, 0), input(&b, 0, to)));
-    for (uint32_t i = 0; i < n; i++) args[i] = input(&b, 1, first + i);
-    for (uint32_t i = 0; i < l->ncaptured; i++) args[n + i] = input(&b, 1, captured + i);
+    b.failed |=
+        !graph_output(b.part[0], graph_op2(b.part[0], OP_lt, builder_input(&b, 0, 0), builder_input(&b, 0, to)));
+    for (uint32_t i = 0; i < n; i++) args[i] = builder_input(&b, 1, first + i);
+    for (uint32_t i = 0; i < l->ncaptured; i++) args[n + i] = builder_input(&b, 1, captured + i);
     b.failed = b.failed || !graph_inline(body, l->body, args, outs) ||
-               !graph_output(body, count2(body, OP_add, input(&b, 1, 0), weak_int(body, 1)));
+               !graph_output(body, graph_count(body, OP_add, builder_input(&b, 1, 0), graph_weak_int(body, 1)));
     for (uint32_t i = 0; i < n && !b.failed; i++) b.failed |= !graph_output(body, outs[i]);
     for (uint32_t i = 0; i < n && keep && !b.failed; i++) b.failed |= !graph_output(body, args[i]);
   }
@@ -333,21 +226,22 @@ static bool forward_block(const loop_grad *l, graph *g, const loop_values *v, ui
  * l->block, are made again with all of theirs. */
 static bool reverse_blocks(const loop_grad *l, graph *g, const loop_values *v, uint32_t turns, const uint32_t *kept,
                            uint32_t *cts) {
-  builder b;
+  region_builder b;
   loop_values in;
   uint32_t n = l->ncts + l->naccs, *carries = calloc(l->ncarries + 1, sizeof *carries);
   if (!builder_open(&b, g) || !values_open(l, &in) || !carries) b.failed = true;
-  (void)operand(&b, turns);
-  uint32_t first = add_operands(&b, v->cts, n), rows = add_operands(&b, kept, l->ncarries);
+  (void)builder_operand(&b, turns);
+  uint32_t first = builder_operands(&b, v->cts, n), rows = builder_operands(&b, kept, l->ncarries);
   if (!b.failed) capture_values(l, &b, v, 1, &in);
   if (!b.failed) {
     graph *h = b.part[0], *body = b.part[1];
-    b.failed |= !graph_output(h, op2(h, OP_gt, input(&b, 0, 0), weak_int(h, 0)));
-    uint32_t hi = input(&b, 1, 0), last = count2(body, OP_sub, hi, weak_int(body, 1));
-    uint32_t at = count2(body, OP_floordiv, last, in.stride), start = count2(body, OP_mul, at, in.stride);
-    uint32_t lo = op2(body, OP_maximum, start, count2(body, OP_sub, hi, weak_int(body, l->block)));
-    for (uint32_t i = 0; i < l->ncarries; i++) carries[i] = row_of(body, input(&b, 1, rows + i), at, l->weak[i]);
-    for (uint32_t i = 0; i < n; i++) in.cts[i] = input(&b, 1, first + i);
+    b.failed |= !graph_output(h, graph_op2(h, OP_gt, builder_input(&b, 0, 0), graph_weak_int(h, 0)));
+    uint32_t hi = builder_input(&b, 1, 0), last = graph_count(body, OP_sub, hi, graph_weak_int(body, 1));
+    uint32_t at = graph_count(body, OP_floordiv, last, in.stride), start = graph_count(body, OP_mul, at, in.stride);
+    uint32_t lo = graph_op2(body, OP_maximum, start, graph_count(body, OP_sub, hi, graph_weak_int(body, l->block)));
+    for (uint32_t i = 0; i < l->ncarries; i++)
+      carries[i] = graph_row(body, builder_input(&b, 1, rows + i), at, l->weak[i]);
+    for (uint32_t i = 0; i < n; i++) in.cts[i] = builder_input(&b, 1, first + i);
     for (uint32_t i = 0; i < l->ncarries; i++) b.failed |= !carries[i];
     b.failed = b.failed || !lo || !forward_block(l, body, &in, start, lo, false, carries) ||
                !forward_block(l, body, &in, lo, hi, true, carries) ||
@@ -365,11 +259,12 @@ static bool reverse_blocks(const loop_grad *l, graph *g, const loop_values *v, u
 /* if stride == 1 { every row is there } else { blocks are made again }. */
 static bool reverse_loop(const loop_grad *l, graph *g, const loop_values *v, uint32_t turns, const uint32_t *kept,
                          uint32_t *cts) {
-  builder b;
+  region_builder b;
   uint32_t n = l->ncts + l->naccs;
-  uint32_t predicate = op2(g, OP_eq, v->stride, weak_int(g, 1));
+  uint32_t predicate = graph_op2(g, OP_eq, v->stride, graph_weak_int(g, 1));
   if (!builder_open(&b, g) || !predicate) b.failed = true;
-  uint32_t t = operand(&b, turns), first = add_operands(&b, v->cts, n), rows = add_operands(&b, kept, l->ncarries);
+  uint32_t t = builder_operand(&b, turns), first = builder_operands(&b, v->cts, n),
+           rows = builder_operands(&b, kept, l->ncarries);
   loop_values none = {0};
   uint32_t from = b.n;
   uint32_t *to = calloc((size_t)l->ncarries + n + 1, sizeof *to);
@@ -379,13 +274,13 @@ static bool reverse_loop(const loop_grad *l, graph *g, const loop_values *v, uin
     if (arm == 0 && !b.failed) capture_values(l, &b, v, 0, &in);
     if (b.failed) break;
     graph *g2 = b.part[arm];
-    for (uint32_t i = 0; i < l->ncaptured; i++) in.captured[i] = input(&b, arm, from + i);
-    for (uint32_t i = 0; i < l->nrows; i++) in.row_cts[i] = input(&b, arm, from + l->ncaptured + i);
-    in.stride = input(&b, arm, from + l->ncaptured + l->nrows);
-    for (uint32_t i = 0; i < n; i++) in.cts[i] = input(&b, arm, first + i);
-    for (uint32_t i = 0; i < l->ncarries; i++) to[n + i] = input(&b, arm, rows + i);
-    bool ok = arm == 0 ? reverse_block(l, g2, &in, weak_int(g2, 0), input(&b, arm, t), to + n, to)
-                       : reverse_blocks(l, g2, &in, input(&b, arm, t), to + n, to);
+    for (uint32_t i = 0; i < l->ncaptured; i++) in.captured[i] = builder_input(&b, arm, from + i);
+    for (uint32_t i = 0; i < l->nrows; i++) in.row_cts[i] = builder_input(&b, arm, from + l->ncaptured + i);
+    in.stride = builder_input(&b, arm, from + l->ncaptured + l->nrows);
+    for (uint32_t i = 0; i < n; i++) in.cts[i] = builder_input(&b, arm, first + i);
+    for (uint32_t i = 0; i < l->ncarries; i++) to[n + i] = builder_input(&b, arm, rows + i);
+    bool ok = arm == 0 ? reverse_block(l, g2, &in, graph_weak_int(g2, 0), builder_input(&b, arm, t), to + n, to)
+                       : reverse_blocks(l, g2, &in, builder_input(&b, arm, t), to + n, to);
     b.failed |= !ok;
     for (uint32_t i = 0; i < n && !b.failed; i++) b.failed |= !graph_output(g2, to[i]);
   }
@@ -427,6 +322,9 @@ static uint32_t keep_carries(graph *g, uint32_t node) {
   at = body->noutputs;
   for (uint32_t i = 0; i < carries; i++)
     if (!graph_output(body, body->inputs[i])) return 0;
+  for (uint32_t i = node + 1; i < g->n; i++) /* the number of turns and the stride lie behind all rows */
+    if (g->nodes[i].kind == NODE_PROJ && g->nodes[i].in[0] == node && g->nodes[i].payload.index >= at)
+      g->nodes[i].payload.index += carries;
   op_attr attr = graph_loop_attr(carries, slots);
   return graph_set_attr(g, node, &attr) ? at : 0;
 }

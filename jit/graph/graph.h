@@ -172,6 +172,8 @@ uint32_t graph_cast(graph *g, uint32_t node, qn_dtype dtype,
                     uint32_t site); /* the node itself if it has the dtype, not weak */
 bool graph_output(graph *g, uint32_t node);
 static inline bool graph_kind_has_regions(uint8_t kind) { return kind == NODE_IF || kind == NODE_LOOP; }
+/* Is the node's value made by running it? An input and a constant have theirs. */
+static inline bool graph_is_run(const graph_node *n) { return n->kind != NODE_INPUT && n->kind != NODE_CONST; }
 /* Appends a node with regions, which it takes over, also on failure. Operands and regions as graph_kind says; attr: NULL, or of a
  * loop that keeps rows graph_loop_attr. */
 uint32_t graph_regions(graph *g, graph_kind kind, const uint32_t *in, int nin, graph *first, graph *second,

@@ -140,7 +140,11 @@ uint32_t copy_node(node_copy *c, uint32_t i) {
   if (!mem_grow(c->vm, (void **)&c->in, &c->in_cap, n.nin + 1u, sizeof *c->in)) return 0;
   for (int k = 0; k < n.nin; k++) c->in[k] = c->map[n.in[k]];
   op_attr attr = graph_attr(&n);
-  return graph_node_raw(c->to, (op_id)n.op, c->in, n.nin, n.attr ? &attr : NULL, n.type, site);
+  const op_attr *of = n.attr ? &attr : NULL;
+  if (n.kind == NODE_PROJ) return graph_proj(c->to, c->in[0], n.payload.index, n.type, site);
+  if (!graph_kind_has_regions(n.kind)) return graph_node_raw(c->to, (op_id)n.op, c->in, n.nin, of, n.type, site);
+  graph *first = graph_copy(n.payload.regions[0]), *second = first ? graph_copy(n.payload.regions[1]) : NULL;
+  return graph_regions(c->to, (graph_kind)n.kind, c->in, n.nin, first, second, of, site);
 }
 
 static bool copy_failed(node_copy *c) {
@@ -160,6 +164,11 @@ static bool is_small_const(const graph_node *n) {
   return bytes <= SMALL_CONST;
 }
 
+/* Is a node from `mark` on part of what is cut? A result of a branch or loop that lies before is bound as the value that it is. */
+static bool is_copied(const graph_node *n, uint32_t mark) {
+  return graph_is_run(n) && (n->kind != NODE_PROJ || n->in[0] >= mark);
+}
+
 /* Marks what `outs` need: everything from `mark` on that they depend on, and what that reads below. Regions are needed as a whole. */
 static void mark_needed(struct recording *r, uint32_t mark, const uint32_t *outs, uint32_t nouts, uint8_t *needed) {
   const graph *g = r->g;
@@ -174,9 +183,8 @@ static void mark_needed(struct recording *r, uint32_t mark, const uint32_t *outs
       for (uint32_t k = 0; k < x->nouts; k++) any |= needed[x->outs[k]] != 0;
       for (uint32_t k = 0; k < x->nargs + x->nouts && any; k++) needed[x->args[k]] = 1;
     }
-    if (!needed[i]) continue;
     const graph_node *n = &g->nodes[i];
-    for (int k = 0; k < n->nin; k++) needed[n->in[k]] = 1;
+    for (int k = 0; needed[i] && is_copied(n, mark) && k < n->nin; k++) needed[n->in[k]] = 1;
   }
 }
 
@@ -193,7 +201,7 @@ bool body_cut(struct recording *r, graph_body *b, uint32_t mark, const uint32_t 
   for (uint32_t k = 0; k < nparams && ok; k++) needed[params[k]] = 0;
   for (uint32_t i = 1; i < g->n && ok; i++) {
     const graph_node *n = &g->nodes[i];
-    if (!needed[i] || is_small_const(n) || (i >= mark && n->kind == NODE_OP)) continue;
+    if (!needed[i] || is_small_const(n) || (i >= mark && is_copied(n, mark))) continue;
     ok = nodes_add(vm, bound, i) && (c.map[i] = graph_input(to, n->type, 0)) != 0;
   }
   b->nbound = bound->n;

@@ -133,14 +133,9 @@ static void show_values(struct recording *r) {
     if (r->tracers[i] && value_is(r->vals[i], TAG_ARRAY)) adopt(r->vm, r->tracers[i], value_array(r->vals[i]));
 }
 
-/* Is the node's value made by running it? */
-static bool is_run(const graph_node *n) {
-  return n->kind == NODE_OP || n->kind == NODE_PROJ || graph_kind_has_regions(n->kind);
-}
-
 /* Must the program not see the data of this node yet? Then it gets a tracer in its place. */
 static bool hides(const struct recording *r, uint32_t node) {
-  return r->capturing && !r->ending && is_run(&r->g->nodes[node]);
+  return r->capturing && !r->ending && graph_is_run(&r->g->nodes[node]);
 }
 
 void rec_stop_capture(struct recording *r, break_reason why, const char *text) {
@@ -544,7 +539,7 @@ static bool run_node(struct recording *r, uint32_t i) {
 /* Does somebody besides the recording hold node i's array? */
 static bool held(const struct recording *r, uint32_t i) {
   if (!value_is(r->vals[i], TAG_ARRAY)) return false;
-  if (r->tracers[i] && is_run(&r->g->nodes[i])) return r->tracers[i]->head.refs > 1;
+  if (r->tracers[i] && graph_is_run(&r->g->nodes[i])) return r->tracers[i]->head.refs > 1;
   return ((obj_head *)r->vals[i].u.p)->refs > 1;
 }
 
@@ -558,13 +553,15 @@ static void let_go(struct recording *r, uint32_t i) {
 
 static bool node_has_value(const struct recording *r, uint32_t i) {
   qn_value v = r->vals[i];
+  if (value_is(v, TAG_LIST)) /* results of a loop, which since then may have been asked for more */
+    return value_list(v)->len == graph_nresults(&r->g->nodes[i]);
   return value_is(v, TAG_ARRAY) ? !array_pending(value_array(v)) : !value_is(v, TAG_UNSET);
 }
 
 /* Something needs node j: if it has been passed over or has gone since, the walk must reach down to it. */
 static void need(const struct recording *r, uint32_t j, uint8_t *needed, uint32_t *from) {
   needed[j] = 1;
-  if (j < *from && is_run(&r->g->nodes[j]) && !node_has_value(r, j)) *from = j;
+  if (j < *from && graph_is_run(&r->g->nodes[j]) && !node_has_value(r, j)) *from = j;
 }
 
 /* The lanes that somebody holds: those of last time that still are, and new ones. What nobody holds any more comes back by rec_value_of
@@ -623,7 +620,7 @@ bool rec_run_pending(struct recording *r) {
   }
   for (uint32_t i = n - 1; i >= from; i--) {
     const graph_node *node = &g->nodes[i];
-    if (!is_run(node) || node_has_value(r, i) || (r->lanes && vmap_whole(r, i))) continue;
+    if (!graph_is_run(node) || node_has_value(r, i) || (r->lanes && vmap_whole(r, i))) continue;
     if (!needed[i] && (i < from_held || !held(r, i)) && (i < r->done || !graph_fallible(g, i))) continue;
     needed[i] = 1;
     for (int k = 0; k < node->nin; k++) {
@@ -634,7 +631,7 @@ bool rec_run_pending(struct recording *r) {
   bool ok = true;
   for (uint32_t i = from; i < n && ok; i++) {
     const graph_node *node = &g->nodes[i];
-    if (!is_run(node) || !needed[i] || node_has_value(r, i)) continue;
+    if (!graph_is_run(node) || !needed[i] || node_has_value(r, i)) continue;
     ok = run_node(r, i);
     if (!ok) {
       vmap_blame(r, i);
@@ -643,7 +640,7 @@ bool rec_run_pending(struct recording *r) {
     for (int k = 0; k < node->nin; k++) {
       uint32_t j = node->in[k];
       bool whole = value_is(r->vals[j], TAG_ARRAY) || graph_kind_has_regions(g->nodes[j].kind);
-      if (--uses[j] == 0 && !r->grads && is_run(&g->nodes[j]) && whole && !held(r, j)) let_go(r, j);
+      if (--uses[j] == 0 && !r->grads && graph_is_run(&g->nodes[j]) && whole && !held(r, j)) let_go(r, j);
     }
   }
   vm->rec = active;
@@ -659,7 +656,7 @@ bool rec_run_pending(struct recording *r) {
 static size_t held_bytes(const struct recording *r) {
   size_t bytes = 0;
   for (uint32_t i = r->reopened ? 1 : r->done; i < r->g->n && i < r->vals_cap; i++) {
-    if (!is_run(&r->g->nodes[i]) || !held(r, i) || node_has_value(r, i)) continue;
+    if (!graph_is_run(&r->g->nodes[i]) || !held(r, i) || node_has_value(r, i)) continue;
     const qn_array *a = value_array(r->vals[i]);
     bytes += (size_t)a->size * dtype_size((qn_dtype)a->dtype);
   }
@@ -671,7 +668,7 @@ static size_t held_bytes(const struct recording *r) {
 static bool run_early(struct recording *r) {
   if (!rec_run_pending(r)) return false;
   for (uint32_t i = 1; i < r->g->n && !r->grads && !r->lanes; i++)
-    if (is_run(&r->g->nodes[i]) && value_is(r->vals[i], TAG_ARRAY) && !held(r, i)) let_go(r, i);
+    if (graph_is_run(&r->g->nodes[i]) && value_is(r->vals[i], TAG_ARRAY) && !held(r, i)) let_go(r, i);
   return true;
 }
 
@@ -691,12 +688,12 @@ qn_value rec_computed(struct recording *r, uint32_t node) {
   needed[node] = 1;
   for (uint32_t i = node; i > 0; i--) {
     const graph_node *n = &r->g->nodes[i];
-    for (int k = 0; needed[i] && is_run(n) && !node_has_value(r, i) && k < n->nin; k++) needed[n->in[k]] = 1;
+    for (int k = 0; needed[i] && graph_is_run(n) && !node_has_value(r, i) && k < n->nin; k++) needed[n->in[k]] = 1;
   }
   for (uint32_t i = 1; i <= node && ok; i++) {
     if (!needed[i] || node_has_value(r, i)) continue;
     const graph_node *n = &r->g->nodes[i];
-    ok = n->kind == NODE_CONST ? load_const(r, i) : is_run(n) && run_node(r, i);
+    ok = n->kind == NODE_CONST ? load_const(r, i) : graph_is_run(n) && run_node(r, i);
   }
   mem_free(vm, needed, bytes);
   return ok ? value_plain(value_retain(r->vals[node])) : value_error();
