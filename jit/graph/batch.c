@@ -21,6 +21,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "jit/graph/batch_control.h"
 #include "lang/error.h"
 
 typedef struct batching {
@@ -424,19 +425,6 @@ static bool out_of_memory(op_refusal *why, uint32_t *culprit) {
   return false;
 }
 
-/* The check of a lane's node is made by its counterpart. */
-static bool mark_proven(graph *g, uint32_t node) {
-  if (!graph_fallible(g, node)) return true;
-  graph_node *n = &g->nodes[node];
-  op_attr attr = graph_attr(n);
-  attr.flags |= ATTR_PROVEN;
-  size_t bytes = offsetof(op_attr, d) + attr.n * sizeof *attr.d;
-  op_attr *copy = arena_alloc(&g->arena, bytes);
-  if (!copy) return false;
-  n->attr = memcpy(copy, &attr, bytes);
-  return true;
-}
-
 /* Does a node differ from lane to lane though no operand does? */
 static bool is_lanes_draw(const graph_node *n) {
   return n->kind == NODE_OP && op_rows[n->op].klass == CLASS_RANDOM && n->attr->mode == DRAW_COUNTED;
@@ -458,14 +446,17 @@ static bool step(graph_batch *b, uint32_t i, uint32_t *culprit, op_refusal *why)
   }
   if (!any) return true;
   *culprit = i;
-  batching c = {b, g, n.site, (op_id)n.op, n.nin, n.in, n.type, graph_attr(&n), why};
   *why = (op_refusal){0};
-  uint32_t made = n.kind == NODE_OP ? rules[op_rows[n.op].batch_rule](&c)
-                                    : refuse(&c, E_not_batched,
-                                             "vmap: a branch or loop that was captured as a region cannot be batched");
+  if (n.kind != NODE_OP) {
+    bool ok = batch_control(b, i, why);
+    if (g->failed || b->memory.failed || !graph_node_prove(g, i)) return out_of_memory(why, culprit);
+    return ok;
+  }
+  batching c = {b, g, n.site, (op_id)n.op, n.nin, n.in, n.type, graph_attr(&n), why};
+  uint32_t made = rules[op_rows[n.op].batch_rule](&c);
   if (g->failed || b->memory.failed) return out_of_memory(why, culprit);
   if (!made) return false;
-  if (!room(b) || !mark_proven(g, i)) return out_of_memory(why, culprit);
+  if (!room(b) || !graph_node_prove(g, i)) return out_of_memory(why, culprit);
   b->whole[i] = made;
   return true;
 }

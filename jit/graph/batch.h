@@ -22,6 +22,13 @@
 #include "jit/graph/graph.h"
 #include "lang/mem.h"
 
+/* What stands for a branch or loop that differs from lane to lane (batch_control.c). */
+typedef struct batched_regions {
+  uint32_t node, made; /* in the lane, and for all lanes */
+  uint32_t n, *whole;  /* by result, as graph_batch.whole */
+  struct batched_regions *next;
+} batched_regions;
+
 typedef struct graph_batch {
   graph *g;
   struct graph_batch *outer, *inner; /* the batches around it and inside it, while these last */
@@ -31,6 +38,7 @@ typedef struct graph_batch {
   uint32_t cap;
   uint32_t from, done; /* nodes below `from` are the same in every lane, nodes below `done` have been looked at */
   uint32_t told;       /* `outer` knows of the nodes below */
+  batched_regions *regions;
 } graph_batch;
 
 /* The node depends on a tracer of a batch inside this one: only its counterpart there counts. */

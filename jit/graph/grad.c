@@ -404,16 +404,12 @@ static bool make_again(backward *b, const graph_region *x, uint32_t *map, uint32
       }
       in[k] = (*marks)[2 * (slot[1] - 1) + 1];
     }
-    if (node.kind != NODE_OP) { /* an input that came up inside, or a region of control flow: as it is */
+    if (node.kind == NODE_INPUT) { /* one that came up inside */
       map[i] = x->first + i;
       continue;
     }
-    bool fallible = graph_fallible(g, x->first + i);
-    op_attr attr = graph_attr(&node);
-    if (fallible) attr.flags |= ATTR_PROVEN; /* the first time has checked */
-    map[i] =
-        graph_node_raw(g, (op_id)node.op, in, node.nin, node.attr || fallible ? &attr : NULL, node.type, node.site);
-    if (!map[i]) return false;
+    map[i] = graph_node_like(g, &node, in);
+    if (!map[i] || !graph_node_prove(g, map[i])) return false; /* the first time has checked */
   }
   return true;
 }

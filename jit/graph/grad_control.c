@@ -21,19 +21,6 @@ static bool short_of_memory(op_refusal *why) {
   return false;
 }
 
-/* No node of g can fail: all has been computed before. False when memory is short. */
-static bool prove(graph *g) {
-  for (uint32_t i = 1; i < g->n; i++) {
-    graph_node *n = &g->nodes[i];
-    if (graph_kind_has_regions(n->kind)) {
-      if (!prove(n->payload.regions[0]) || !prove(n->payload.regions[1])) return false;
-    } else if (graph_fallible(g, i) && !graph_fix_flags(g, i, graph_attr(n).flags | ATTR_PROVEN)) {
-      return false;
-    }
-  }
-  return true;
-}
-
 /* Zeros of a node's type. */
 static uint32_t zeros(graph *g, uint32_t like) {
   graph_type t = g->nodes[like].type;
@@ -51,7 +38,7 @@ static graph *backward_arm(const control_grad *c, const graph *arm, int before, 
   uint32_t n = arm->noutputs, *roots = calloc(4 * (size_t)n + 2 * (size_t)arm->ninputs + 1, sizeof *roots), culprit;
   uint32_t *seeds = roots + n, *wrt = seeds + n, *grads = wrt + arm->ninputs;
   int nroots = 0, nwrt = 0;
-  if (!g || !roots || !prove(g)) goto memory;
+  if (!g || !roots || !graph_prove(g)) goto memory;
   for (uint32_t k = 0; k < n; k++) {
     if (!c->given[k]) continue;
     uint32_t result = g->outputs[k], seed = graph_input(g, g->nodes[result].type, 0);
@@ -338,7 +325,7 @@ static graph *backward_body(const control_grad *c, const graph *body, loop_grad 
            *grads = wrt + most;
   int n = 0, nwrt = 0;
   *why = (op_refusal){.id = E_memory, .text = "out of memory"};
-  if (!g || !roots || !prove(g)) goto fail;
+  if (!g || !roots || !graph_prove(g)) goto fail;
   for (uint32_t k = 0; k < l->ncarries; k++) {
     if (!dtype_is_float((qn_dtype)g->nodes[g->inputs[k]].type.dtype)) continue;
     roots[n] = g->outputs[k];
@@ -405,7 +392,7 @@ static bool grad_loop(control_grad *c, op_refusal *why) {
     if (c->wanted[i]) wanted[l.naccs++] = i;
   uint32_t rows = keep_carries(g, c->node);
   n = g->nodes[c->node];
-  if (!rows || !values_open(&l, &v) || !(body = graph_copy(n.payload.regions[1])) || !prove(body)) goto done;
+  if (!rows || !values_open(&l, &v) || !(body = graph_copy(n.payload.regions[1])) || !graph_prove(body)) goto done;
   l.body = body;
   body->noutputs = l.ncarries;
   graph_dce(body);

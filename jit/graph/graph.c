@@ -200,12 +200,6 @@ uint32_t graph_proj(graph *g, uint32_t node, uint32_t index, graph_type type, ui
   return node && (n.in = take_operands(g, &node, 1)) ? append(g, &n) : fail(g);
 }
 
-uint32_t graph_node_as(graph *g, const graph_node *n) {
-  graph_node copy = *n;
-  if (!(copy.in = take_operands(g, n->in, n->nin)) || (n->attr && !(copy.attr = take_attr(g, n->attr)))) return 0;
-  return append(g, &copy);
-}
-
 bool graph_regions_fallible(const graph_node *n) {
   for (int k = 0; k < 2; k++) {
     const graph *r = n->payload.regions[k];
@@ -213,6 +207,18 @@ bool graph_regions_fallible(const graph_node *n) {
       if (r->nodes[i].kind == NODE_TAP || graph_fallible(r, i)) return true;
   }
   return false;
+}
+
+bool graph_prove(graph *g) {
+  for (uint32_t i = 1; i < g->n; i++)
+    if (!graph_node_prove(g, i)) return false;
+  return true;
+}
+
+bool graph_node_prove(graph *g, uint32_t node) {
+  graph_node *n = &g->nodes[node];
+  if (graph_kind_has_regions(n->kind)) return graph_prove(n->payload.regions[0]) && graph_prove(n->payload.regions[1]);
+  return !graph_fallible(g, node) || graph_fix_flags(g, node, graph_attr(n).flags | ATTR_PROVEN);
 }
 
 bool graph_output(graph *g, uint32_t node) {
@@ -348,33 +354,27 @@ uint32_t graph_op(graph *g, op_id op, const uint32_t *in, int nin, const op_attr
 
 /* ---- copies ---------------------------------------------------------------------------------------------------------------- */
 
+uint32_t graph_node_like(graph *to, const graph_node *of, const uint32_t *in) {
+  graph_node n = *of;
+  if (!(n.in = take_operands(to, in, n.nin)) || (n.attr && !(n.attr = take_attr(to, n.attr)))) return 0;
+  if (!graph_kind_has_regions(n.kind)) return append(to, &n);
+  n.payload.regions[0] = graph_copy(of->payload.regions[0]);
+  n.payload.regions[1] = n.payload.regions[0] ? graph_copy(of->payload.regions[1]) : NULL;
+  uint32_t copy = n.payload.regions[1] ? append(to, &n) : fail(to);
+  if (!copy) {
+    graph_free(n.payload.regions[0]);
+    graph_free(n.payload.regions[1]);
+  }
+  return copy;
+}
+
 uint32_t graph_node_copy(graph *to, const graph *from, uint32_t node, const uint32_t *map) {
-  graph_node n = from->nodes[node];
-  uint32_t *in = take(to, n.nin * sizeof *in);
-  if (!in) return 0;
-  for (int i = 0; i < n.nin; i++) in[i] = map[n.in[i]];
-  n.in = in;
-  if (n.attr && !(n.attr = take_attr(to, n.attr))) return 0;
-  switch ((graph_kind)n.kind) {
-  case NODE_INPUT: return graph_input(to, n.type, n.site);
-  case NODE_CONST: return graph_const(to, n.type, n.payload.data, n.site);
-  case NODE_IF:
-  case NODE_LOOP: {
-    graph *a = graph_copy(n.payload.regions[0]), *b = a ? graph_copy(n.payload.regions[1]) : NULL;
-    n.payload.regions[0] = a;
-    n.payload.regions[1] = b;
-    uint32_t copy = b ? append(to, &n) : fail(to);
-    if (!copy) {
-      graph_free(a);
-      graph_free(b);
-    }
-    return copy;
-  }
-  case NODE_OP:
-  case NODE_PROJ:
-  case NODE_TAP: break;
-  }
-  return append(to, &n);
+  const graph_node *n = &from->nodes[node];
+  if (n->kind == NODE_INPUT) return graph_input(to, n->type, n->site);
+  if (n->kind == NODE_CONST) return graph_const(to, n->type, n->payload.data, n->site);
+  uint32_t *in = take(to, n->nin * sizeof *in);
+  for (int i = 0; in && i < n->nin; i++) in[i] = map[n->in[i]];
+  return in ? graph_node_like(to, n, in) : 0;
 }
 
 bool graph_copy_frame(graph *to, const graph *from) {

@@ -196,8 +196,8 @@ graph_type graph_result_type(const graph_node *n, uint32_t index);
 /* The result `index` of a node with regions; `type`: the same with sizes of this graph. Of kept rows that of one row: axis 0 is added, with
  * a symbol as its size. */
 uint32_t graph_proj(graph *g, uint32_t node, uint32_t index, graph_type type, uint32_t site);
-/* Appends a node as it is; its lists are copied, regions it has none. */
-uint32_t graph_node_as(graph *g, const graph_node *n);
+/* Appends a node like `n`, which may be another graph's and is no input or constant, with other operands; attributes and regions are copied. */
+uint32_t graph_node_like(graph *g, const graph_node *n, const uint32_t *in);
 /* Appends a copy of a node whose operands are map[..] of the old ones. Dims keep their numbers: `to` has a copy of from's
  * table. Regions are copied. Inputs are appended to `to`'s. */
 uint32_t graph_node_copy(graph *to, const graph *from, uint32_t node, const uint32_t *map);
@@ -227,6 +227,10 @@ static inline bool host_ints_fail(const graph_node *n) {
 /* Can this node fail on data (the `raises` column, given its types)? Such nodes stay even when nothing reads them. A `fit` of a
  * constant cannot: whoever makes the constant has checked it. */
 bool graph_regions_fallible(const graph_node *n);
+/* A node's checks have been made elsewhere: it cannot fail any more (ATTR_PROVEN), nor can what is in its regions. Of all nodes:
+ * graph_prove. False when memory is short. */
+QN_MUST_CHECK bool graph_node_prove(graph *g, uint32_t node);
+QN_MUST_CHECK bool graph_prove(graph *g);
 static inline bool graph_node_fallible(const graph *g, const graph_node *n) {
   if (graph_kind_has_regions(n->kind)) return graph_regions_fallible(n);
   if (n->kind != NODE_OP || n->nin == 0 || (n->attr && (n->attr->flags & ATTR_PROVEN))) return false;

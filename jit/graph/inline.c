@@ -59,7 +59,6 @@ static bool copy_node(inliner *x, uint32_t i) {
   uint32_t *in = malloc((n.nin + 1u) * sizeof *in);
   if (!in) return false;
   for (int k = 0; k < n.nin; k++) in[k] = x->map[n.in[k]];
-  n.in = in;
   n.site = 0;
   for (int a = 0; a < n.type.rank; a++) n.type.shape[a] = own_size(x, i, n.type.shape[a]);
   op_attr attr;
@@ -69,15 +68,7 @@ static bool copy_node(inliner *x, uint32_t i) {
       if (op_attr_is_dim((op_id)n.op, k)) attr.d[k] = size_in(x, attr.d[k]);
     n.attr = &attr;
   }
-  switch ((graph_kind)n.kind) {
-  case NODE_CONST: x->map[i] = graph_const(to, n.type, n.payload.data, 0); break;
-  case NODE_IF:
-  case NODE_LOOP:
-    x->map[i] = graph_regions(to, (graph_kind)n.kind, in, n.nin, graph_copy(n.payload.regions[0]),
-                              graph_copy(n.payload.regions[1]), n.attr, 0);
-    break;
-  default: x->map[i] = graph_node_as(to, &n);
-  }
+  x->map[i] = n.kind == NODE_CONST ? graph_const(to, n.type, n.payload.data, 0) : graph_node_like(to, &n, in);
   free(in);
   return x->map[i] != 0;
 }

@@ -17,8 +17,6 @@ typedef struct region_builder {
   bool failed;
 } region_builder;
 
-
-
 /* The node will be one of `outer`. False when memory is short. */
 QN_MUST_CHECK bool builder_open(region_builder *b, graph *outer);
 /* Adds an operand, a node of `outer`, and its two inputs. Its number. */

@@ -94,7 +94,7 @@ static uint32_t share(rewriter *r, const graph_node *n) {
   for (; r->hash[at]; at = (at + 1) & (r->hash_cap - 1))
     if (same_node(&r->g->nodes[r->hash[at]], n)) return r->hash[at];
   uint32_t node = n->kind == NODE_CONST  ? graph_const(r->g, n->type, n->payload.data, n->site)
-                  : n->kind == NODE_PROJ ? graph_node_as(r->g, n)
+                  : n->kind == NODE_PROJ ? graph_node_like(r->g, n, n->in)
                                          : graph_node_raw(r->g, (op_id)n->op, n->in, n->nin, n->attr, n->type, n->site);
   if (!node) return 0;
   r->hash[at] = node;

@@ -696,7 +696,7 @@ static bool node_refs(parser *p, const uint32_t **out, uint16_t *count) {
 
 static graph *parse_graph(parser *p);
 
-static bool append_other(parser *p, const graph_node *n) { return graph_node_as(p->g, n) != 0 || memory(p); }
+static bool append_other(parser *p, const graph_node *n) { return graph_node_like(p->g, n, n->in) != 0 || memory(p); }
 
 /* "carries=2 slots=0" of a loop that keeps rows. */
 static bool kept_rows(parser *p, graph_node *n, op_attr *attr) {

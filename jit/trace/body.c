@@ -139,12 +139,8 @@ uint32_t copy_node(node_copy *c, uint32_t i) {
   if (n.kind == NODE_CONST) return graph_const(c->to, n.type, n.payload.data, site);
   if (!mem_grow(c->vm, (void **)&c->in, &c->in_cap, n.nin + 1u, sizeof *c->in)) return 0;
   for (int k = 0; k < n.nin; k++) c->in[k] = c->map[n.in[k]];
-  op_attr attr = graph_attr(&n);
-  const op_attr *of = n.attr ? &attr : NULL;
-  if (n.kind == NODE_PROJ) return graph_proj(c->to, c->in[0], n.payload.index, n.type, site);
-  if (!graph_kind_has_regions(n.kind)) return graph_node_raw(c->to, (op_id)n.op, c->in, n.nin, of, n.type, site);
-  graph *first = graph_copy(n.payload.regions[0]), *second = first ? graph_copy(n.payload.regions[1]) : NULL;
-  return graph_regions(c->to, (graph_kind)n.kind, c->in, n.nin, first, second, of, site);
+  n.site = site;
+  return graph_node_like(c->to, &n, c->in);
 }
 
 static bool copy_failed(node_copy *c) {

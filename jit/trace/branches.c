@@ -235,7 +235,7 @@ static bool is_data(const graph *g, uint32_t node, int depth) {
 static bool is_captured(const struct recording *r, qn_value predicate) {
   struct recording *base = rec_base((struct recording *)(uintptr_t)r);
   qn_vm *vm = r->vm;
-  if (!vm->tune[TUNE_jit_regions] || !base->capturing || base->device || base->lanes || r->lanes || r->tries ||
+  if (!vm->tune[TUNE_jit_regions] || !(base->capturing || base->vmap_held.on) || base->device || base->lanes || r->lanes || r->tries ||
       base->tries)
     return false;
   int deep = 0;

@@ -1,0 +1,239 @@
+/* Batches of branches and loops: the batch of a region is a region.
+ *
+ * Where all lanes take the same way (the predicate of a branch is shared), the branch stays one, with arms that work on all lanes: an arm's
+ * graph is inlined into a new one, on tracers of one lane, and batched there.
+ *
+ * Where lanes part, they go one after the other,
+ *
+ *     for lane in 0..lanes { the branch or loop on this lane's operands }
+ *
+ * whose kept rows are the results of all lanes. So a lane runs only the arm and only the turns that are its own, fails only where it would
+ * fail alone, and has the bits that it has alone.
+ */
+#include "jit/graph/batch_control.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "jit/graph/region_builder.h"
+#include "lang/error.h"
+
+static bool refuse(op_refusal *why, const char *what) {
+  why->id = E_not_batched;
+  snprintf(why->text, sizeof why->text, "vmap: %s", what);
+  return false;
+}
+static bool short_of_memory(graph_batch *b) {
+  b->g->failed = true; /* the walk says so */
+  return false;
+}
+
+/* Which results a branch or loop has for all lanes: nodes of the graph, 0 where every lane has the same. */
+static batched_regions *results_of(const graph_batch *b, uint32_t node) {
+  batched_regions *x = b->regions;
+  while (x && x->node != node) x = x->next;
+  return x;
+}
+
+static batched_regions *results_new(graph_batch *b, uint32_t node, uint32_t n) {
+  batched_regions *x = results_of(b, node);
+  if (!x) {
+    if (!(x = arena_alloc(&b->memory, sizeof *x))) return NULL;
+    *x = (batched_regions){.node = node, .next = b->regions};
+    b->regions = x;
+  }
+  x->n = n;
+  x->whole = arena_alloc(&b->memory, (n + 1) * sizeof *x->whole);
+  if (x->whole) memset(x->whole, 0, (n + 1) * sizeof *x->whole);
+  return x->whole ? x : NULL;
+}
+
+/* The type of all lanes of a value. False: it would have too many axes. */
+static bool whole_type(const graph_batch *b, const graph_type *lane, graph_type *t) {
+  *t = *lane;
+  t->weak = false;
+  if (lane->rank == ARRAY_MAX_RANK) return false;
+  memmove(t->shape + 1, lane->shape, lane->rank * sizeof *t->shape);
+  t->shape[0] = b->lanes;
+  t->rank++;
+  return true;
+}
+
+/* The node for all lanes, or 0 where they have the same. */
+static uint32_t whole(const graph_batch *b, uint32_t node) { return node < b->cap ? b->whole[node] : 0; }
+
+/* ---- all lanes take the same way ---------------------------------------------------------------------------------------------- */
+
+/* An arm that works on all lanes, while it is made. */
+typedef struct lane_arm {
+  graph *g; /* owned */
+  graph_batch batch;
+  uint32_t *outs; /* owned: of one lane, then args */
+} lane_arm;
+
+static void lane_arm_free(lane_arm *a) {
+  if (a->batch.g) batch_end(&a->batch);
+  graph_free(a->g);
+  free(a->outs);
+  *a = (lane_arm){0};
+}
+
+/* Inlines an arm, whose inputs are the operands in[] of b->g, and batches it. */
+static bool lane_arm_make(const graph_batch *b, const graph *arm, const uint32_t *in, lane_arm *a, op_refusal *why) {
+  a->g = graph_new(NULL);
+  a->outs = calloc((size_t)arm->noutputs + arm->ninputs + 1, sizeof *a->outs);
+  if (!a->g || !a->outs) return false;
+  uint32_t *args = a->outs + arm->noutputs, culprit;
+  batch_begin(&a->batch, a->g, NULL, b->lanes, 1);
+  for (uint32_t i = 0; i < arm->ninputs; i++) {
+    graph_type t = arm->nodes[arm->inputs[i]].type, all;
+    if (!whole(b, in[i])) {
+      if (!(args[i] = graph_input(a->g, t, 0))) return false;
+      continue;
+    }
+    if (!whole_type(b, &t, &all)) return refuse(why, "a value in a branch would have too many axes");
+    uint32_t input = graph_input(a->g, all, 0);
+    args[i] = t.weak ? graph_const_scalar(a->g, (qn_dtype)t.dtype, true, 0, 0, 0) : batch_lane(&a->batch, input, 0);
+    if (!args[i] || (t.weak && !batch_bind(&a->batch, args[i], input))) return false;
+  }
+  return graph_inline(a->g, arm, args, a->outs) && batch_advance(&a->batch, &culprit, why);
+}
+
+/* The arm's graph, its outputs those of results that differ from lane to lane; owned. NULL: memory. */
+static graph *lane_arm_done(lane_arm *a, const bool *differs, uint32_t n) {
+  for (uint32_t k = 0; k < n; k++)
+    if (differs[k] && !graph_output(a->g, batch_whole_always(&a->batch, a->outs[k]))) return NULL;
+  graph *g = a->g;
+  batch_end(&a->batch);
+  graph_dce(g);
+  a->g = NULL;
+  if (!g->failed) return g;
+  graph_free(g);
+  return NULL;
+}
+
+static bool same_branch(graph_batch *b, uint32_t node, op_refusal *why) {
+  graph *g = b->g;
+  graph_node n = g->nodes[node]; /* the list moves while nodes are appended */
+  uint32_t nout = n.payload.regions[0]->noutputs, *in = calloc(n.nin, sizeof *in), index = 0;
+  bool *differs = calloc(nout + (size_t)1, sizeof *differs), ok = in && differs;
+  lane_arm arms[2] = {0};
+  graph *parts[2] = {NULL, NULL};
+  for (int k = 0; k < 2 && ok; k++) {
+    ok = lane_arm_make(b, n.payload.regions[k], n.in + 1, &arms[k], why);
+    for (uint32_t i = 0; i < nout && ok; i++) differs[i] |= batch_whole(&arms[k].batch, arms[k].outs[i]) != 0;
+  }
+  for (int k = 0; k < 2 && ok; k++) ok = (parts[k] = lane_arm_done(&arms[k], differs, nout)) != NULL;
+  for (int k = 0; k < n.nin && in; k++) in[k] = whole(b, n.in[k]) ? whole(b, n.in[k]) : n.in[k];
+  uint32_t made = ok ? graph_regions(g, NODE_IF, in, n.nin, parts[0], parts[1], NULL, n.site) : 0;
+  if (!ok) {
+    graph_free(parts[0]);
+    graph_free(parts[1]);
+  }
+  batched_regions *r = made ? results_new(b, node, nout) : NULL;
+  for (uint32_t k = 0; k < nout && r; k++) {
+    graph_type t = graph_result_type(&g->nodes[node], k), all;
+    if (differs[k] && (!whole_type(b, &t, &all) || !(r->whole[k] = graph_proj(g, made, index++, all, n.site))))
+      r = NULL;
+  }
+  for (int k = 0; k < 2; k++) lane_arm_free(&arms[k]);
+  free(in);
+  free(differs);
+  if (r) r->made = made;
+  if (!r && !why->id) return short_of_memory(b);
+  return r != NULL;
+}
+
+/* ---- lanes part --------------------------------------------------------------------------------------------------------------- */
+
+/* Row `lane` of what differs, and what is shared as it is: operands of the node inside the body. */
+static bool lane_operands(const graph_batch *b, region_builder *body, const graph_node *n, uint32_t lane,
+                          const uint32_t *numbers, uint32_t *in) {
+  for (int k = 0; k < n->nin; k++) {
+    in[k] = builder_input(body, 1, numbers[k]);
+    if (whole(b, n->in[k])) in[k] = graph_row(body->part[1], in[k], lane, b->g->nodes[n->in[k]].type.weak);
+    if (!in[k]) return false;
+  }
+  return true;
+}
+
+static bool lanes_in_turn(graph_batch *b, uint32_t node, op_refusal *why) {
+  graph *g = b->g;
+  graph_node n = g->nodes[node];
+  uint32_t nout = graph_nresults(&n), carries = n.kind == NODE_LOOP ? graph_loop_carries(&n) : nout;
+  for (uint32_t k = 0; k < carries; k++) {
+    graph_type t = graph_result_type(&n, k);
+    if (t.weak && t.dtype == WEAK_INT)
+      return refuse(why, "a host integer cannot differ from lane to lane; keep it in an array");
+  }
+  region_builder body;
+  uint32_t *numbers = calloc(2 * (size_t)n.nin + 1, sizeof *numbers), *in = numbers + n.nin, made = 0;
+  if (!builder_open(&body, g) || !numbers) body.failed = true;
+  uint32_t zero = graph_weak_int(g, 0);
+  (void)builder_operand(&body, zero);
+  for (int k = 0; k < n.nin && numbers; k++)
+    numbers[k] = builder_operand(&body, whole(b, n.in[k]) ? whole(b, n.in[k]) : n.in[k]);
+  if (!body.failed) {
+    graph *head = body.part[0], *turn = body.part[1];
+    uint32_t lane = builder_input(&body, 1, 0), inner = 0;
+    body.failed |=
+        !graph_output(head, graph_op2(head, OP_lt, builder_input(&body, 0, 0), graph_weak_int(head, b->lanes))) ||
+        !graph_output(turn, graph_count(turn, OP_add, lane, graph_weak_int(turn, 1))) ||
+        !lane_operands(b, &body, &n, lane, numbers, in);
+    if (!body.failed)
+      inner = graph_regions(turn, (graph_kind)n.kind, in, n.nin, graph_copy(n.payload.regions[0]),
+                            graph_copy(n.payload.regions[1]), n.attr, 0);
+    for (uint32_t k = 0; k < carries && inner; k++)
+      if (!graph_output(turn, graph_proj(turn, inner, k, graph_result_type(&n, k), 0))) inner = 0;
+    body.failed |= !inner;
+  }
+  op_attr attr = graph_loop_attr(1, 0);
+  made = builder_close(&body, 0, &attr, n.site);
+  free(numbers);
+  batched_regions *r = made ? results_new(b, node, carries) : NULL;
+  uint32_t all = r ? graph_op(g, OP_iota, NULL, 0, &(op_attr){.dtype = DTYPE_INDEX, .axes = 1, .n = 1, .d = {b->lanes}}, n.site) : 0;
+  for (uint32_t k = 0; k < carries && r; k++) { /* the rows, which are as many as lanes */
+    uint32_t rows = graph_proj(g, made, 1 + k, graph_result_type(&n, k), n.site);
+    if (!rows || !all || !(r->whole[k] = graph_row(g, rows, all, false))) r = NULL;
+  }
+  if (r) r->made = made;
+  return r || short_of_memory(b);
+}
+
+/* ---- the rules ------------------------------------------------------------------------------------------------------------------ */
+
+static bool known_sizes(const graph_batch *b, const graph_node *n) {
+  bool known = b->lanes >= 0;
+  for (int k = 0; k < n->nin && known; k++) {
+    const graph_type *t = &b->g->nodes[n->in[k]].type;
+    for (int a = 0; a < t->rank; a++) known &= t->shape[a] >= 0;
+  }
+  for (uint32_t k = 0; k < n->payload.regions[1]->noutputs && known; k++) {
+    graph_type t = graph_result_type(n, k);
+    for (int a = n->kind == NODE_LOOP && k >= graph_loop_carries(n); a < t.rank; a++) known &= t.shape[a] >= 0;
+  }
+  return known;
+}
+
+static bool batch_regions(graph_batch *b, uint32_t node, op_refusal *why) {
+  const graph_node *n = &b->g->nodes[node];
+  if (!known_sizes(b, n)) return refuse(why, "the sizes in a branch or loop are not known");
+  if (n->kind == NODE_IF && !whole(b, n->in[0])) return same_branch(b, node, why);
+  return lanes_in_turn(b, node, why);
+}
+
+bool batch_control(graph_batch *b, uint32_t i, op_refusal *why) {
+  graph *g = b->g;
+  const graph_node *n = &g->nodes[i];
+  if (n->kind == NODE_TAP) return refuse(why, "an effect cannot be batched");
+  bool result = n->kind == NODE_PROJ;
+  uint32_t node = result ? n->in[0] : i;
+  batched_regions *r = results_of(b, node);
+  if (!result && (!batch_regions(b, node, why) || !(r = results_of(b, node)))) return false;
+  if (result && n->payload.index >= r->n)
+    return refuse(why, "how many turns a loop makes differs from lane to lane, and so do the rows that it keeps");
+  if (!arena_room(&b->memory, (void **)&b->whole, &b->cap, g->n, sizeof *b->whole)) return short_of_memory(b);
+  b->whole[i] = result ? r->whole[g->nodes[i].payload.index] : r->made;
+  return true;
+}
