@@ -79,8 +79,8 @@ static void lane_arm_free(lane_arm *a) {
   *a = (lane_arm){0};
 }
 
-/* Inlines an arm, whose inputs are the operands in[] of b->g, and batches it. */
-static bool lane_arm_make(const graph_batch *b, const graph *arm, const uint32_t *in, lane_arm *a, op_refusal *why) {
+/* Inlines an arm, some of whose inputs differ from lane to lane, and batches it. */
+static bool lane_arm_make(const graph_batch *b, const graph *arm, const bool *inputs, lane_arm *a, op_refusal *why) {
   a->g = graph_new(NULL);
   a->outs = calloc((size_t)arm->noutputs + arm->ninputs + 1, sizeof *a->outs);
   if (!a->g || !a->outs) return false;
@@ -88,7 +88,7 @@ static bool lane_arm_make(const graph_batch *b, const graph *arm, const uint32_t
   batch_begin(&a->batch, a->g, NULL, b->lanes, 1);
   for (uint32_t i = 0; i < arm->ninputs; i++) {
     graph_type t = arm->nodes[arm->inputs[i]].type, all;
-    if (!whole(b, in[i])) {
+    if (!inputs[i]) {
       if (!(args[i] = graph_input(a->g, t, 0))) return false;
       continue;
     }
@@ -113,33 +113,146 @@ static graph *lane_arm_done(lane_arm *a, const bool *differs, uint32_t n) {
   return NULL;
 }
 
+/* What a branch or loop that stays one becomes, while it is made. */
+typedef struct same_way {
+  graph_node n;              /* the node of the lane: the list moves while nodes are appended */
+  uint32_t nresults, before; /* results that regions make; operands before those that are regions' inputs */
+  bool *inputs, *results;    /* by input of the regions, and by result: does it differ from lane to lane? */
+  uint32_t *in;              /* operands */
+  lane_arm arms[2];
+  graph *parts[2];
+} same_way;
+
+static void same_way_free(same_way *s) {
+  for (int k = 0; k < 2; k++) lane_arm_free(&s->arms[k]);
+  free(s->inputs);
+  free(s->in);
+}
+
+static bool same_way_begin(const graph_batch *b, uint32_t node, same_way *s) {
+  *s = (same_way){.n = b->g->nodes[node]};
+  s->before = s->n.kind == NODE_IF;
+  s->nresults = s->n.payload.regions[1]->noutputs;
+  s->inputs = calloc((size_t)s->n.nin + s->nresults + 1, sizeof *s->inputs);
+  s->results = s->inputs + s->n.nin;
+  s->in = calloc(s->n.nin + (size_t)1, sizeof *s->in);
+  if (!s->inputs || !s->in) return false;
+  for (uint32_t k = s->before; k < s->n.nin; k++) s->inputs[k - s->before] = whole(b, s->n.in[k]) != 0;
+  return true;
+}
+
+/* Makes a region for all lanes; which of its results differ is told in `results`. */
+static bool same_way_part(const graph_batch *b, same_way *s, int part, bool *results, op_refusal *why) {
+  const graph *region = s->n.payload.regions[part];
+  lane_arm_free(&s->arms[part]);
+  if (!lane_arm_make(b, region, s->inputs, &s->arms[part], why)) return false;
+  for (uint32_t i = 0; i < region->noutputs; i++)
+    results[i] |= batch_whole(&s->arms[part].batch, s->arms[part].outs[i]) != 0;
+  return true;
+}
+
+/* The node, of regions whose graphs are done. 0: memory. */
+static uint32_t same_way_node(graph_batch *b, same_way *s) {
+  for (uint32_t k = 0; k < s->n.nin; k++) {
+    bool all = k >= s->before && s->inputs[k - s->before];
+    s->in[k] = all ? batch_whole_always(b, s->n.in[k]) : s->n.in[k];
+    if (!s->in[k]) s->parts[0] = (graph_free(s->parts[0]), NULL);
+  }
+  return graph_regions(b->g, (graph_kind)s->n.kind, s->in, s->n.nin, s->parts[0], s->parts[1], s->n.attr, s->n.site);
+}
+
 static bool same_branch(graph_batch *b, uint32_t node, op_refusal *why) {
   graph *g = b->g;
-  graph_node n = g->nodes[node]; /* the list moves while nodes are appended */
-  uint32_t nout = n.payload.regions[0]->noutputs, *in = calloc(n.nin, sizeof *in), index = 0;
-  bool *differs = calloc(nout + (size_t)1, sizeof *differs), ok = in && differs;
-  lane_arm arms[2] = {0};
-  graph *parts[2] = {NULL, NULL};
-  for (int k = 0; k < 2 && ok; k++) {
-    ok = lane_arm_make(b, n.payload.regions[k], n.in + 1, &arms[k], why);
-    for (uint32_t i = 0; i < nout && ok; i++) differs[i] |= batch_whole(&arms[k].batch, arms[k].outs[i]) != 0;
-  }
-  for (int k = 0; k < 2 && ok; k++) ok = (parts[k] = lane_arm_done(&arms[k], differs, nout)) != NULL;
-  for (int k = 0; k < n.nin && in; k++) in[k] = whole(b, n.in[k]) ? whole(b, n.in[k]) : n.in[k];
-  uint32_t made = ok ? graph_regions(g, NODE_IF, in, n.nin, parts[0], parts[1], NULL, n.site) : 0;
-  if (!ok) {
-    graph_free(parts[0]);
-    graph_free(parts[1]);
-  }
-  batched_regions *r = made ? results_new(b, node, nout) : NULL;
-  for (uint32_t k = 0; k < nout && r; k++) {
+  same_way s;
+  uint32_t made = 0, index = 0;
+  bool ok =
+      same_way_begin(b, node, &s) && same_way_part(b, &s, 0, s.results, why) && same_way_part(b, &s, 1, s.results, why);
+  for (int k = 0; k < 2 && ok; k++) ok = (s.parts[k] = lane_arm_done(&s.arms[k], s.results, s.nresults)) != NULL;
+  if (ok)
+    made = same_way_node(b, &s);
+  else
+    graph_free(s.parts[0]);
+  batched_regions *r = made ? results_new(b, node, s.nresults) : NULL;
+  for (uint32_t k = 0; k < s.nresults && r; k++) {
     graph_type t = graph_result_type(&g->nodes[node], k), all;
-    if (differs[k] && (!whole_type(b, &t, &all) || !(r->whole[k] = graph_proj(g, made, index++, all, n.site))))
+    if (s.results[k] && (!whole_type(b, &t, &all) || !(r->whole[k] = graph_proj(g, made, index++, all, s.n.site))))
       r = NULL;
   }
-  for (int k = 0; k < 2; k++) lane_arm_free(&arms[k]);
-  free(in);
-  free(differs);
+  same_way_free(&s);
+  if (r) r->made = made;
+  if (!r && !why->id) return short_of_memory(b);
+  return r != NULL;
+}
+
+/* Kept rows of all lanes, [turns, lanes, ..], as [lanes, turns, ..]. The lane's rows are as many: where sizes name them, they name these. */
+static uint32_t rows_of_lanes(graph_batch *b, uint32_t lane_rows, uint32_t rows) {
+  graph *g = b->g;
+  const graph_type *t = &g->nodes[rows].type;
+  if (lane_rows) {
+    dim_expr *e = &g->dims.exprs[~g->nodes[lane_rows].type.shape[0]];
+    e->ref = rows;
+  }
+  op_attr attr = {.n = t->rank, .d = {1, 0}};
+  for (int i = 2; i < t->rank; i++) attr.d[i] = i;
+  return graph_op(g, OP_permute, &rows, 1, &attr, g->nodes[rows].site);
+}
+
+/* The lane's node for result `index`; 0: nobody has asked for it. */
+static uint32_t lane_result(const graph *g, uint32_t node, uint32_t index) {
+  for (uint32_t i = node + 1; i < g->n; i++)
+    if (g->nodes[i].kind == NODE_PROJ && g->nodes[i].in[0] == node && g->nodes[i].payload.index == index) return i;
+  return 0;
+}
+
+/* A loop all of whose lanes make the same turns. *parts: they do not, and nothing has been made. */
+static bool same_loop(graph_batch *b, uint32_t node, bool *parted, op_refusal *why) {
+  graph *g = b->g;
+  same_way s;
+  bool ok = same_way_begin(b, node, &s), more = ok, header = false;
+  uint32_t carries = ok ? graph_loop_carries(&s.n) : 0, made = 0;
+  while (more && ok) { /* what a carry is made of may differ from the second turn on */
+    more = false;
+    ok = same_way_part(b, &s, 1, s.results, why);
+    for (uint32_t k = 0; k < carries && ok; k++) {
+      more |= s.results[k] && !s.inputs[k];
+      s.inputs[k] |= s.results[k];
+      s.results[k] = s.inputs[k];
+    }
+  }
+  ok = ok && same_way_part(b, &s, 0, &header, why);
+  if (ok && header) {
+    *parted = true;
+    same_way_free(&s);
+    return true;
+  }
+  bool *all = ok ? calloc(s.nresults + (size_t)1, sizeof *all) : NULL;
+  ok = ok && all;
+  if (ok) { /* the results keep their numbers: those that are shared are made as they are */
+    graph *body = s.arms[1].g;
+    for (uint32_t k = 0; k < s.nresults && ok; k++)
+      ok = graph_output(body,
+                        s.results[k] ? batch_whole_always(&s.arms[1].batch, s.arms[1].outs[k]) : s.arms[1].outs[k]);
+    ok = ok && (s.parts[1] = lane_arm_done(&s.arms[1], all, 0)) != NULL &&
+         graph_output(s.arms[0].g, s.arms[0].outs[0]) && (s.parts[0] = lane_arm_done(&s.arms[0], all, 0)) != NULL;
+  }
+  free(all);
+  if (ok)
+    made = same_way_node(b, &s);
+  else
+    graph_free(s.parts[1]);
+  batched_regions *r = made ? results_new(b, node, s.nresults + 2) : NULL;
+  for (uint32_t k = 0; k < s.nresults && r; k++) {
+    if (!s.results[k]) continue;
+    graph_type t = graph_result_type(&g->nodes[node], k), whole;
+    if (k >= carries) {
+      memmove(t.shape, t.shape + 1, sizeof t.shape - sizeof *t.shape);
+      t.rank--;
+    }
+    r->whole[k] = whole_type(b, &t, &whole) ? graph_proj(g, made, k, whole, s.n.site) : 0;
+    if (k >= carries && r->whole[k]) r->whole[k] = rows_of_lanes(b, lane_result(g, node, k), r->whole[k]);
+    if (!r->whole[k]) r = NULL;
+  }
+  same_way_free(&s);
   if (r) r->made = made;
   if (!r && !why->id) return short_of_memory(b);
   return r != NULL;
@@ -158,15 +271,10 @@ static bool lane_operands(const graph_batch *b, region_builder *body, const grap
   return true;
 }
 
-static bool lanes_in_turn(graph_batch *b, uint32_t node, op_refusal *why) {
+static bool lanes_in_turn(graph_batch *b, uint32_t node) {
   graph *g = b->g;
   graph_node n = g->nodes[node];
-  uint32_t nout = graph_nresults(&n), carries = n.kind == NODE_LOOP ? graph_loop_carries(&n) : nout;
-  for (uint32_t k = 0; k < carries; k++) {
-    graph_type t = graph_result_type(&n, k);
-    if (t.weak && t.dtype == WEAK_INT)
-      return refuse(why, "a host integer cannot differ from lane to lane; keep it in an array");
-  }
+  uint32_t carries = n.kind == NODE_LOOP ? graph_loop_carries(&n) : graph_nresults(&n);
   region_builder body;
   uint32_t *numbers = calloc(2 * (size_t)n.nin + 1, sizeof *numbers), *in = numbers + n.nin, made = 0;
   if (!builder_open(&body, g) || !numbers) body.failed = true;
@@ -192,7 +300,9 @@ static bool lanes_in_turn(graph_batch *b, uint32_t node, op_refusal *why) {
   made = builder_close(&body, 0, &attr, n.site);
   free(numbers);
   batched_regions *r = made ? results_new(b, node, carries) : NULL;
-  uint32_t all = r ? graph_op(g, OP_iota, NULL, 0, &(op_attr){.dtype = DTYPE_INDEX, .axes = 1, .n = 1, .d = {b->lanes}}, n.site) : 0;
+  uint32_t all =
+      r ? graph_op(g, OP_iota, NULL, 0, &(op_attr){.dtype = DTYPE_INDEX, .axes = 1, .n = 1, .d = {b->lanes}}, n.site)
+        : 0;
   for (uint32_t k = 0; k < carries && r; k++) { /* the rows, which are as many as lanes */
     uint32_t rows = graph_proj(g, made, 1 + k, graph_result_type(&n, k), n.site);
     if (!rows || !all || !(r->whole[k] = graph_row(g, rows, all, false))) r = NULL;
@@ -220,7 +330,9 @@ static bool batch_regions(graph_batch *b, uint32_t node, op_refusal *why) {
   const graph_node *n = &b->g->nodes[node];
   if (!known_sizes(b, n)) return refuse(why, "the sizes in a branch or loop are not known");
   if (n->kind == NODE_IF && !whole(b, n->in[0])) return same_branch(b, node, why);
-  return lanes_in_turn(b, node, why);
+  bool parted = n->kind == NODE_IF;
+  if (!parted && !same_loop(b, node, &parted, why)) return false;
+  return !parted || lanes_in_turn(b, node);
 }
 
 bool batch_control(graph_batch *b, uint32_t i, op_refusal *why) {

@@ -446,6 +446,13 @@ int64_t dim_eval(const dim_table *t, qn_dim d, const int64_t *symbols) {
   return compute((dim_op)e->op, dim_eval(t, e->a, symbols), dim_eval(t, e->b, symbols));
 }
 
+int64_t dim_ask(const dim_table *t, qn_dim d, dim_symbol_value *value, const void *ctx) {
+  if (d >= 0 || !t) return d;
+  const dim_expr *e = expr_of(t, d);
+  if (e->op == DIM_SYMBOL) return value(ctx, e);
+  return compute((dim_op)e->op, dim_ask(t, e->a, value, ctx), dim_ask(t, e->b, value, ctx));
+}
+
 /* ---- text --------------------------------------------------------------------------------------------------------------------- */
 
 /* An identifier that cannot be read as something else in a dim's text. */

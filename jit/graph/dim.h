@@ -86,6 +86,9 @@ void dim_assume(dim_table *t, qn_dim a, dim_relation relation, qn_dim b);
 bool dim_nonnegative(const dim_table *t, qn_dim d);
 /* Value of a dim for other symbol values (indexed like exprs; only symbols are read). */
 int64_t dim_eval(const dim_table *t, qn_dim d, const int64_t *symbols);
+/* The same, where each symbol is asked for. */
+typedef int64_t dim_symbol_value(const void *ctx, const dim_expr *symbol);
+int64_t dim_ask(const dim_table *t, qn_dim d, dim_symbol_value *value, const void *ctx);
 /* Symbols of node results name node map[ref] from now on (0: the node is gone). */
 void dim_rename_nodes(dim_table *t, const uint32_t *map);
 /* Content hash: the same for equal expressions over the same sources in any table; names and hints do not count. */

@@ -329,6 +329,8 @@ QN_MUST_CHECK bool graph_vjp(graph *g, uint32_t from, const uint32_t *roots, con
 /* ---- text ---------------------------------------------------------------------------------------------------------------- */
 
 void graph_print(const graph *g, text_buf *out);
+/* What a node is called there: its op's name, "input", "const", "if", ... */
+const char *graph_node_word(const graph_node *n);
 /* The attributes of an op by name, for those who walk a graph: `each` gets a list of n numbers, or (n -1) a text, or (no text) a
  * flag that is set. */
 void graph_attr_each(op_id op, const op_attr *a,

@@ -160,32 +160,34 @@ static void print_nodes(const uint32_t *in, uint32_t n, text_buf *out) {
   for (uint32_t i = 0; i < n; i++) text_addf(out, i ? ", %%%u" : " %%%u", (unsigned)in[i]);
 }
 
+const char *graph_node_word(const graph_node *n) {
+  static const char *const words[] = {[NODE_INPUT] = "input", [NODE_CONST] = "const", [NODE_IF] = "if",
+                                      [NODE_LOOP] = "loop",   [NODE_PROJ] = "proj",   [NODE_TAP] = "tap"};
+  return n->kind == NODE_OP ? op_rows[n->op].name : words[n->kind];
+}
+
 static void print_graph(const graph *g, int indent, const graph_store *elements, text_buf *out);
 
 static void print_node(const graph *g, uint32_t i, int indent, const graph_store *elements, text_buf *out) {
   const graph_node *n = &g->nodes[i];
   text_repeat(out, " ", indent);
   text_addf(out, "%%%u = ", (unsigned)i);
+  if (n->kind != NODE_INPUT) text_adds(out, graph_node_word(n));
+  print_nodes(n->in, n->nin, out);
   switch ((graph_kind)n->kind) {
   case NODE_OP:
-    text_adds(out, op_rows[n->op].name);
-    print_nodes(n->in, n->nin, out);
     if (n->attr) graph_attr_each((op_id)n->op, n->attr, print_attr, &(attr_printer){g, n, out});
     break;
   case NODE_CONST:
-    text_adds(out, "const ");
+    text_adds(out, " ");
     print_const(n, elements, out);
     break;
   case NODE_IF:
   case NODE_LOOP:
-    text_adds(out, n->kind == NODE_IF ? "if" : "loop");
-    print_nodes(n->in, n->nin, out);
     if (n->attr) text_addf(out, " carries=%lld slots=%lld", (long long)n->attr->d[0], (long long)n->attr->d[1]);
     break;
   case NODE_PROJ:
   case NODE_TAP:
-    text_adds(out, n->kind == NODE_PROJ ? "proj" : "tap");
-    print_nodes(n->in, n->nin, out);
     text_addf(out, " number=%u", (unsigned)(n->kind == NODE_PROJ ? n->payload.index : n->payload.tap));
     break;
   case NODE_INPUT: break;

@@ -166,31 +166,37 @@ static bool join_all(branch *b, bool build, qn_value *result) {
 
 /* ---- the node ------------------------------------------------------------------------------------------------------------------ */
 
-/* The arm's graph, a copy, with an input for each capture of the second arm, which has those of the first. NULL when memory is short. */
-static graph *arm_graph(const branch *b, int which) {
-  graph *g = b->arms[which].r->g;
-  const struct recording *second = b->arms[1].r;
-  for (uint32_t i = g->ninputs; i < second->g->ninputs; i++)
-    if (!graph_input(g, b->r->g->nodes[second->captures[i]].type, 0)) return NULL;
-  for (uint32_t k = 0; k < b->nouts; k++)
-    if (!graph_output(g, b->outs[which][k])) return NULL;
-  graph *copy = graph_copy(g);
+/* The graph of an arm, a copy, with inputs for what only the second of the two has captured. NULL when memory is short. */
+static graph *arm_graph(const struct recording *r, const struct recording *arm, const struct recording *second) {
+  for (uint32_t i = arm->g->ninputs; i < second->g->ninputs; i++)
+    if (!graph_input(arm->g, r->g->nodes[second->captures[i]].type, 0)) return NULL;
+  graph *copy = graph_copy(arm->g);
   if (copy) graph_dce(copy);
   return copy;
+}
+
+uint32_t arms_close(struct recording *r, graph_kind kind, uint32_t predicate, struct recording *const arms[2],
+                    const op_attr *attr, uint32_t site) {
+  qn_vm *vm = r->vm;
+  uint32_t n = 0, captured = arms[1]->g->ninputs, *in = mem_alloc(vm, (captured + (size_t)1) * sizeof *in);
+  if (!in) return 0;
+  if (predicate) in[n++] = predicate;
+  for (uint32_t i = 0; i < captured; i++) in[n++] = arms[1]->captures[i];
+  graph *first = arm_graph(r, arms[0], arms[1]), *second = first ? arm_graph(r, arms[1], arms[1]) : NULL;
+  uint32_t node = graph_regions(r->g, kind, in, (int)n, first, second, attr, site);
+  mem_free(vm, in, (captured + (size_t)1) * sizeof *in);
+  if (!node && !error_pending(vm)) raise_memory(vm);
+  return node;
 }
 
 static bool make_node(branch *b, uint32_t predicate, uint32_t site) {
   qn_vm *vm = b->vm;
   graph *g = b->r->g;
-  const struct recording *second = b->arms[1].r;
-  uint32_t n = 1 + second->g->ninputs, *in = mem_alloc(vm, n * sizeof *in);
-  if (!in) return false;
-  in[0] = predicate;
-  for (uint32_t i = 1; i < n; i++) in[i] = second->captures[i - 1];
-  graph *arms[2] = {arm_graph(b, 0), NULL};
-  if (arms[0]) arms[1] = arm_graph(b, 1);
-  uint32_t node = graph_regions(g, NODE_IF, in, (int)n, arms[0], arms[1], NULL, site);
-  mem_free(vm, in, n * sizeof *in);
+  for (int which = 0; which < 2; which++)
+    for (uint32_t k = 0; k < b->nouts; k++)
+      if (!graph_output(b->arms[which].r->g, b->outs[which][k])) return raise_memory(vm), false;
+  uint32_t node =
+      arms_close(b->r, NODE_IF, predicate, (struct recording *const[]){b->arms[0].r, b->arms[1].r}, NULL, site);
   b->values = mem_zalloc(vm, ((size_t)b->nouts + 1) * sizeof *b->values);
   bool ok = node && b->values;
   for (uint32_t k = 0; k < b->nouts && ok; k++) {
@@ -235,8 +241,8 @@ static bool is_data(const graph *g, uint32_t node, int depth) {
 static bool is_captured(const struct recording *r, qn_value predicate) {
   struct recording *base = rec_base((struct recording *)(uintptr_t)r);
   qn_vm *vm = r->vm;
-  if (!vm->tune[TUNE_jit_regions] || !(base->capturing || base->vmap_held.on) || base->device || base->lanes || r->lanes || r->tries ||
-      base->tries)
+  if (!vm->tune[TUNE_jit_regions] || !(base->capturing || base->vmap_held.on) || base->device || base->lanes ||
+      r->lanes || r->tries || base->tries)
     return false;
   int deep = 0;
   for (const struct recording *x = r; x->arm; x = x->outer) deep++;

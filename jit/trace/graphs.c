@@ -174,17 +174,16 @@ qn_value jit_export(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, int
 
 /* ---- from text ---------------------------------------------------------------------------------------------------------------------- */
 
-bool graph_runnable(const graph *g, char *why, size_t size) {
-  if (!g->noutputs) {
-    snprintf(why, size, "it returns nothing");
-    return false;
-  }
+/* Can all nodes be run, and have they sizes that are numbers? */
+static bool nodes_runnable(const graph *g, char *why, size_t size) {
   for (uint32_t i = 1; i < g->n; i++) {
     const graph_node *n = &g->nodes[i];
-    if (n->kind != NODE_OP && n->kind != NODE_CONST && n->kind != NODE_INPUT) {
-      snprintf(why, size, "%%%u is a region of control flow or an effect, which only the compiler makes", (unsigned)i);
+    if (n->kind == NODE_TAP) {
+      snprintf(why, size, "%%%u is an effect, which only the compiler makes", (unsigned)i);
       return false;
     }
+    for (int k = 0; graph_kind_has_regions(n->kind) && k < 2; k++)
+      if (!nodes_runnable(n->payload.regions[k], why, size)) return false;
     bool sized = n->kind != NODE_OP || op_rows[n->op].shape_rule != SH_data;
     for (int k = 0; k < n->type.rank; k++) sized &= n->type.shape[k] >= 0;
     for (int k = 0; n->attr && k < n->attr->n; k++) sized &= n->attr->d[k] >= 0 || !op_attr_is_dim((op_id)n->op, k);
@@ -196,9 +195,17 @@ bool graph_runnable(const graph *g, char *why, size_t size) {
   return true;
 }
 
+bool graph_runnable(const graph *g, char *why, size_t size) {
+  if (g->noutputs) return nodes_runnable(g, why, size);
+  snprintf(why, size, "it returns nothing");
+  return false;
+}
+
 bool graph_distrust(graph *g) {
   for (uint32_t i = 1; i < g->n; i++) {
     const graph_node *n = &g->nodes[i];
+    for (int k = 0; graph_kind_has_regions(n->kind) && k < 2; k++)
+      if (!graph_distrust(n->payload.regions[k])) return false;
     if (n->kind == NODE_OP && n->attr && op_rows[n->op].raises != RAISES_never && (n->attr->flags & ATTR_PROVEN) &&
         !graph_fix_flags(g, i, n->attr->flags & (uint8_t)~ATTR_PROVEN))
       return false;
@@ -263,8 +270,20 @@ static void add_attr(void *ctx, const char *name, const char *text, const int64_
                                            : value_bool(true)};
 }
 
+static qn_value node_item(qn_vm *vm, const void *ctx, uint32_t i);
+
+/* Region i of a node: the fields of a graph. */
+static qn_value region_item(qn_vm *vm, const void *ctx, uint32_t i) {
+  const graph *g = ((const graph_node *)ctx)->payload.regions[i];
+  return FIELDS_RECORD(vm, {"nodes", list_of_items(vm, g->n - 1, node_item, g)},
+                       {"inputs", node_ids(vm, g->inputs, g->ninputs)},
+                       {"outputs", node_ids(vm, g->outputs, g->noutputs)});
+}
+
 static qn_value attr_record(qn_vm *vm, const graph_node *n) {
   attr_fields c = {.vm = vm};
+  if (graph_kind_has_regions(n->kind)) c.fields[c.n++] = (field){"regions", list_of_items(vm, 2, region_item, n)};
+  if (n->kind == NODE_PROJ) c.fields[c.n++] = (field){"number", value_int(n->payload.index)};
   if (n->kind == NODE_CONST) c.fields[c.n++] = (field){"value", const_value(vm, n, 0)};
   if (n->kind == NODE_OP && n->attr) {
     op_attr a = graph_attr(n);
@@ -277,9 +296,8 @@ static qn_value node_record(qn_vm *vm, const graph *g, uint32_t i) {
   const graph_node *n = &g->nodes[i];
   int line = 0;
   if (n->site && n->site < g->nsites) place_line(vm, g->sites[n->site].at, &line);
-  const char *op = n->kind == NODE_OP ? op_rows[n->op].name : n->kind == NODE_CONST ? "const" : "input";
-  return FIELDS_RECORD(vm, {"id", value_int(i)}, {"op", text_value(vm, op)}, {"inputs", node_ids(vm, n->in, n->nin)},
-                       {"dtype", value_dtype((qn_dtype)n->type.dtype)},
+  return FIELDS_RECORD(vm, {"id", value_int(i)}, {"op", text_value(vm, graph_node_word(n))},
+                       {"inputs", node_ids(vm, n->in, n->nin)}, {"dtype", value_dtype((qn_dtype)n->type.dtype)},
                        {"shape", list_of_ints(vm, n->type.shape, n->type.rank)}, {"host", value_bool(n->type.weak)},
                        {"attrs", attr_record(vm, n)}, {"line", line ? value_int(line) : value_nil()});
 }
@@ -376,19 +394,20 @@ void graphs_open(qn_vm *vm) { vm->hooks.graph_text = graph_text; }
 
 /* ---- rewriting -------------------------------------------------------------------------------------------------------------------------- */
 
+/* A graph, or a region of it, while it is recorded anew. */
 typedef struct rewriting {
-  struct recording *r;
-  const graph_body *from;
+  struct recording *r; /* owned */
+  const graph *g;      /* the old one */
   qn_value rule;
   node_copy c;      /* of the old graph into the recording */
-  uint32_t *starts; /* where in it the place of each node begins, and the end */
+  uint32_t *starts; /* owned: where in it the place of each node begins, and the end */
 } rewriting;
 
 /* For vm_own: frees what a rewriting owns. */
 static void rewriting_drop(qn_vm *vm, void *what) {
   rewriting *w = what;
   if (w->r) rec_drop(vm, w->r);
-  mem_free(vm, w->starts, (w->from->call.graph->n + (size_t)1) * sizeof *w->starts);
+  mem_free(vm, w->starts, (w->g->n + (size_t)1) * sizeof *w->starts);
   copy_end(&w->c);
 }
 
@@ -398,7 +417,7 @@ static void raise_rewrite(qn_vm *vm, const graph *g, uint32_t i, qn_value given)
   text_buf t;
   text_init(&t, vm);
   text_addf(&t, "rewrite: the rule gives %s for %%%u (%s), which is ", kind_said(given).text, (unsigned)i,
-            n->kind == NODE_OP ? op_rows[n->op].name : "const");
+            graph_node_word(n));
   if (n->type.weak)
     text_addf(&t, "a host number of %s", dtype_rows[n->type.dtype].name);
   else
@@ -409,13 +428,14 @@ static void raise_rewrite(qn_vm *vm, const graph *g, uint32_t i, qn_value given)
 /* What the rule gives for node i, as a node; 0: keeps it, UINT32_MAX: an error is raised. */
 static uint32_t ask_rule(rewriting *w, uint32_t i) {
   qn_vm *vm = w->r->vm;
-  const graph *g = w->from->call.graph;
+  const graph *g = w->g;
   const graph_node *n = &g->nodes[i];
   qn_value args[2] = {node_record(vm, g, i), value_error()}, out = value_error();
-  qn_list *l = value_is_error(args[0]) ? NULL : list_new(vm, n->nin);
+  int nin = n->kind == NODE_PROJ ? 0 : n->nin; /* a branch or loop is no value */
+  qn_list *l = value_is_error(args[0]) ? NULL : list_new(vm, nin);
   bool ok = l != NULL;
   if (l) args[1] = value_obj(TAG_LIST, l);
-  for (int k = 0; k < n->nin && ok; k++) {
+  for (int k = 0; k < nin && ok; k++) {
     qn_value x = rec_value_of(w->r, w->c.map[n->in[k]]);
     ok = !value_is_error(x);
     if (ok) l->items[k] = x;
@@ -467,19 +487,72 @@ static bool region_anew(rewriting *w, const graph_region *old) {
   return true;
 }
 
-/* Records the graph's nodes, asking the rule. */
-static bool record_anew(rewriting *w) {
+static bool nodes_anew(rewriting *w);
+
+static bool rewriting_begin(rewriting *w, qn_vm *vm, struct recording *r) {
+  w->r = r;
+  w->starts = mem_zalloc(vm, (w->g->n + (size_t)1) * sizeof *w->starts);
+  if (!r || !w->starts || !copy_begin(&w->c, vm, r->g, w->g, 0)) return false;
+  r->hollow = r->lenient = true; /* whatever breaks, it goes on */
+  r->grads = 1;
+  r->placed = true;
+  return true;
+}
+
+/* A region of node i as an arm of the recording, its inputs the node's operands. False with an error raised. */
+static bool arm_anew(rewriting *w, uint32_t i, int which, struct recording *first, rewriting *arm) {
+  qn_vm *vm = w->r->vm;
+  const graph_node *n = &w->g->nodes[i];
+  *arm = (rewriting){.g = n->payload.regions[which], .rule = w->rule, .c = {.vm = vm}};
+  if (!rewriting_begin(arm, vm, rec_arm_begin(w->r, first))) return false;
+  struct recording *r = arm->r;
+  arm->c.from = arm->g;
+  if (!first) r->carries = n->kind == NODE_LOOP ? graph_loop_carries(n) : 0;
+  for (uint32_t k = 0; k < arm->g->ninputs; k++) {
+    uint32_t at = k + (n->kind == NODE_IF), node = first ? r->g->inputs[k] : arm_operand(r, w->c.map[n->in[at]]);
+    if (!(arm->c.map[arm->g->inputs[k]] = node)) return false;
+  }
+  bool ok = nodes_anew(arm);
+  for (uint32_t k = 0; k < arm->g->noutputs && ok; k++)
+    ok = graph_output(r->g, arm->c.map[arm->g->outputs[k]]) || (raise_memory(vm), false);
+  rec_give_back(r);
+  vm->rec = w->r;
+  return ok;
+}
+
+/* Node i, which has regions, with the rule asked in them. UINT32_MAX: an error is raised. */
+static uint32_t regions_anew(rewriting *w, uint32_t i) {
+  qn_vm *vm = w->r->vm;
+  const graph_node *n = &w->g->nodes[i];
+  rewriting arms[2] = {{.r = NULL}, {.r = NULL}};
+  vm_owned held[2];
+  uint32_t node = 0;
+  bool ok = vm_enter(vm, 0);
+  for (int k = 0; k < 2; k++) arms[k].g = n->payload.regions[k];
+  for (int k = 0; k < 2; k++) vm_own(vm, &held[k], rewriting_drop, &arms[k]);
+  for (int k = 0; k < 2 && ok; k++) ok = arm_anew(w, i, k, k ? arms[0].r : NULL, &arms[k]);
+  if (ok) {
+    op_attr attr = graph_attr(n);
+    node = arms_close(w->r, (graph_kind)n->kind, n->kind == NODE_IF ? w->c.map[n->in[0]] : 0,
+                      (struct recording *const[]){arms[0].r, arms[1].r}, n->attr ? &attr : NULL, 0);
+  }
+  vm_disown(vm, &held[0]);
+  for (int k = 1; k >= 0; k--) rewriting_drop(vm, &arms[k]);
+  vm->rec = w->r;
+  return node ? node : UINT32_MAX;
+}
+
+/* Records the nodes, asking the rule. Those of inputs are there. */
+static bool nodes_anew(rewriting *w) {
   struct recording *r = w->r;
   qn_vm *vm = r->vm;
-  const graph *g = w->from->call.graph;
+  const graph *g = w->g;
   bool ok = true;
-  for (uint32_t i = 0; i < g->ninputs && ok; i++)
-    ok = (w->c.map[g->inputs[i]] = graph_input(r->g, g->nodes[g->inputs[i]].type, 0)) != 0;
   for (uint32_t i = 1; i < g->n && ok; i++) {
     const graph_node *n = &g->nodes[i];
     w->starts[i] = r->g->n;
     if (n->kind == NODE_INPUT) continue;
-    uint32_t node = rec_room(r) ? ask_rule(w, i) : UINT32_MAX;
+    uint32_t node = !rec_room(r) ? UINT32_MAX : graph_kind_has_regions(n->kind) ? regions_anew(w, i) : ask_rule(w, i);
     if (node == UINT32_MAX) {
       ok = false;
     } else if (!node) {
@@ -489,9 +562,19 @@ static bool record_anew(rewriting *w) {
     ok = ok && node && !vm_poll(vm);
   }
   w->starts[g->n] = r->g->n;
-  for (uint32_t i = 0; i < w->from->regions.n && ok; i++) ok = region_anew(w, &w->from->regions.list[i]);
+  return ok;
+}
+
+static bool record_anew(rewriting *w, const graph_body *from) {
+  struct recording *r = w->r;
+  const graph *g = w->g;
+  bool ok = true;
+  for (uint32_t i = 0; i < g->ninputs && ok; i++)
+    ok = (w->c.map[g->inputs[i]] = graph_input(r->g, g->nodes[g->inputs[i]].type, 0)) != 0;
+  ok = ok && nodes_anew(w);
+  for (uint32_t i = 0; i < from->regions.n && ok; i++) ok = region_anew(w, &from->regions.list[i]);
   if (ok && rec_room(r)) return true;
-  if (!error_pending(vm)) raise_memory(vm);
+  if (!error_pending(r->vm)) raise_memory(r->vm);
   return false;
 }
 
@@ -499,8 +582,8 @@ static bool record_anew(rewriting *w) {
 static qn_value rewritten(rewriting *w, qn_value old) {
   struct recording *r = w->r;
   qn_vm *vm = r->vm;
-  const graph_body *from = w->from;
-  const graph *g = from->call.graph;
+  const graph_body *from = body_of(old);
+  const graph *g = w->g;
   graph_body *b = body_new(vm);
   node_list bound = {0};
   uint32_t *lists = b ? mem_alloc(vm, (g->ninputs + g->noutputs + (size_t)1) * sizeof *lists) : NULL;
@@ -540,19 +623,12 @@ done:
 
 qn_value jit_graph_rewrite(qn_vm *vm, qn_value g, qn_value rule) {
   if (!rec_effect(vm, "rewrite")) return value_error();
-  const graph *old = body_of(g)->call.graph;
-  rewriting w = {.from = body_of(g), .rule = rule, .c = {.vm = vm, .from = old}};
+  rewriting w = {.g = body_of(g)->call.graph, .rule = rule, .c = {.vm = vm}};
   qn_value result = value_error();
-  w.starts = mem_zalloc(vm, (old->n + (size_t)1) * sizeof *w.starts);
-  if (w.starts && (w.r = rec_begin(vm, false)) && copy_begin(&w.c, vm, w.r->g, old, 0)) {
-    w.r->hollow = true;
-    w.r->grads = 1; /* whatever breaks, it goes on */
-    w.r->placed = true;
-    vm_owned held;
-    vm_own(vm, &held, rewriting_drop, &w);
-    if (record_anew(&w)) result = rewritten(&w, g);
-    vm_disown(vm, &held);
-  }
+  vm_owned held;
+  vm_own(vm, &held, rewriting_drop, &w);
+  if (rewriting_begin(&w, vm, rec_begin(vm, false)) && record_anew(&w, body_of(g))) result = rewritten(&w, g);
+  vm_disown(vm, &held);
   rewriting_drop(vm, &w);
   return result;
 }

@@ -159,7 +159,22 @@ static qn_value run_loop(qn_vm *vm, const graph_node *n, const qn_value *in, int
 
 /* ---- nodes ------------------------------------------------------------------------------------------------------------------- */
 
-static qn_value apply(qn_vm *vm, const graph *g, uint32_t node, const qn_value *in, int device) {
+/* A graph and the values of its nodes so far. */
+typedef struct known_values {
+  const graph *g;
+  const qn_value *vals;
+} known_values;
+
+/* dim_symbol_value: the size that a value has; where there is none, that of the recorded call. */
+static int64_t size_of(const void *ctx, const dim_expr *e) {
+  const known_values *k = ctx;
+  uint32_t node = e->source == DIM_FROM_NODE ? e->ref : k->g->inputs[e->ref];
+  qn_value v = node ? k->vals[node] : value_unset(); /* 0: the node is gone */
+  if (e->source == DIM_FROM_SCALAR) return value_is(v, TAG_INT) ? v.u.i : e->hint;
+  return value_is(v, TAG_ARRAY) && e->axis < value_array(v)->rank ? value_array(v)->shape[e->axis] : e->hint;
+}
+
+static qn_value apply(qn_vm *vm, const graph *g, uint32_t node, const qn_value *in, const qn_value *vals, int device) {
   const graph_node *n = &g->nodes[node];
   qn_value out;
   switch ((graph_kind)n->kind) {
@@ -174,12 +189,12 @@ static qn_value apply(qn_vm *vm, const graph *g, uint32_t node, const qn_value *
   }
   op_attr attr = graph_attr(n);
   for (int k = 0; k < attr.n; k++)
-    if (op_attr_is_dim((op_id)n->op, k)) attr.d[k] = dim_hint(&g->dims, attr.d[k]);
+    if (op_attr_is_dim((op_id)n->op, k)) attr.d[k] = dim_ask(&g->dims, attr.d[k], size_of, &(known_values){g, vals});
   return eager_apply(vm, (op_id)n->op, in, n->nin, &attr);
 }
 
-qn_value nodes_apply(qn_vm *vm, const graph *g, uint32_t node, const qn_value *in, int device) {
-  qn_value out = apply(vm, g, node, in, device);
+qn_value nodes_apply(qn_vm *vm, const graph *g, uint32_t node, const qn_value *in, const qn_value *vals, int device) {
+  qn_value out = apply(vm, g, node, in, vals, device);
   if (value_is_error(out)) nodes_raise_site(vm, g, g->nodes[node].site);
   return out;
 }
@@ -195,7 +210,7 @@ uint32_t nodes_run(qn_vm *vm, const graph *g, const qn_value *inputs, int device
       qn_value few[8], *in = n->nin <= 8 ? few : mem_alloc(vm, n->nin * sizeof *in);
       if (!in) return i;
       for (int k = 0; k < n->nin; k++) in[k] = vals[n->in[k]];
-      vals[i] = nodes_apply(vm, g, i, in, device);
+      vals[i] = nodes_apply(vm, g, i, in, vals, device);
       if (in != few) mem_free(vm, in, n->nin * sizeof *in);
     }
     if (value_is_error(vals[i])) return i;

@@ -37,13 +37,10 @@ struct recording *rec_base(struct recording *r) {
 
 /* Inputs for what the other arm has captured. */
 static bool share_captures(struct recording *r, const struct recording *first) {
-  if (!mem_grow(r->vm, (void **)&r->captures, &r->captures_cap, first->g->ninputs + (size_t)1, sizeof *r->captures))
-    return false;
-  for (uint32_t i = 0; i < first->g->ninputs; i++) {
-    r->captures[i] = first->captures[i];
-    if (!graph_input(r->g, r->outer->g->nodes[r->captures[i]].type, 0)) return raise_memory(r->vm), false;
-  }
-  return rec_room(r);
+  for (uint32_t i = 0; i < first->g->ninputs; i++)
+    if (!arm_operand(r, first->captures[i])) return false;
+  r->carries = first->carries;
+  return true;
 }
 
 struct recording *rec_arm_begin(struct recording *outer, const struct recording *first) {
@@ -403,22 +400,22 @@ static uint32_t keep_capture(struct recording *r, uint32_t node, qn_value v) {
   return node;
 }
 
+uint32_t arm_operand(struct recording *r, uint32_t outer) {
+  qn_vm *vm = r->vm;
+  if (!mem_grow(vm, (void **)&r->captures, &r->captures_cap, r->g->ninputs + (size_t)1, sizeof *r->captures)) return 0;
+  uint32_t node = graph_input(r->g, r->outer->g->nodes[outer].type, rec_site(r));
+  if (!node || !rec_room(r)) return error_pending(vm) ? 0 : (raise_memory(vm), 0);
+  r->captures[r->g->ninputs - 1] = outer;
+  return node;
+}
+
 /* A value of the recording around an arm becomes an input of the arm. */
 static uint32_t capture(struct recording *r, qn_value v) {
-  qn_vm *vm = r->vm;
-  uint32_t outer = rec_node(r->outer, v), known = 0;
-  while (known < r->g->ninputs && outer && r->captures[known] != outer) known++;
-  if (outer && known < r->g->ninputs) {
-    uint32_t node = r->g->inputs[known];
-    if (value_is(r->vals[node], TAG_UNSET)) return keep_capture(r, node, v);
-    return node;
-  }
-  if (!outer || !mem_grow(vm, (void **)&r->captures, &r->captures_cap, r->g->ninputs + 1, sizeof *r->captures))
-    return 0;
-  uint32_t node = graph_input(r->g, r->outer->g->nodes[outer].type, rec_site(r));
-  if (!node) return 0;
-  r->captures[r->g->ninputs - 1] = outer;
-  return keep_capture(r, node, v);
+  uint32_t outer = rec_node(r->outer, v), known = r->carries;
+  if (!outer) return 0;
+  while (known < r->g->ninputs && r->captures[known] != outer) known++;
+  uint32_t node = known < r->g->ninputs ? r->g->inputs[known] : arm_operand(r, outer);
+  return node && value_is(r->vals[node], TAG_UNSET) ? keep_capture(r, node, v) : node;
 }
 
 uint32_t rec_node(struct recording *r, qn_value v) {
@@ -516,7 +513,7 @@ static bool run_node(struct recording *r, uint32_t i) {
     uint8_t flags = gemm_flags(vm, value_array(in[0]), value_array(in[1]));
     if (flags) ok = graph_fix_gemm(r->g, i, flags) || (raise_memory(vm), false);
   }
-  if (ok) out = nodes_apply(vm, r->g, i, in, r->device);
+  if (ok) out = nodes_apply(vm, r->g, i, in, r->vals, r->device);
   if (in != few) mem_free(vm, in, n->nin * sizeof *in);
   if (value_is_error(out)) return false;
   if (value_is(out, TAG_ARRAY) && value_is(r->vals[i], TAG_ARRAY) && hides(r, i)) {
@@ -587,6 +584,25 @@ static bool keep_lanes(struct recording *r) {
   return true;
 }
 
+/* What a walk over pending nodes knows: how many needed ones read each node, which are needed, and how far down it goes. */
+typedef struct pending_walk {
+  const struct recording *r;
+  uint32_t *uses;
+  uint8_t *needed;
+  uint32_t from, node; /* the one that is looked at */
+} pending_walk;
+
+/* A node that is needed reads node j. */
+static void need_operand(pending_walk *w, uint32_t j) {
+  w->uses[j]++;
+  need(w->r, j, w->needed, &w->from);
+}
+
+/* One of its sizes is that of node j, whose value stays then. */
+static void need_size(void *ctx, uint32_t j) {
+  if (j != ((pending_walk *)ctx)->node) need_operand(ctx, j);
+}
+
 bool rec_run_pending(struct recording *r) {
   qn_vm *vm = r->vm;
   if (r->hollow) return true;
@@ -601,37 +617,33 @@ bool rec_run_pending(struct recording *r) {
   if (!vmap_advance(r) || !rec_room(r) || !keep_lanes(r)) return false;
   uint32_t n = g->n, from = r->reopened ? 1 : r->done;
   if (from >= n) return true;
-  /* uses[i]: how many needed pending nodes read node i; UINT32_MAX/2 bias marks "needed" */
   size_t bytes = n * sizeof(uint32_t);
-  uint32_t *uses = mem_zalloc(vm, bytes);
-  uint8_t *needed = uses ? mem_zalloc(vm, n) : NULL;
-  if (!needed) {
+  pending_walk w = {.r = r, .uses = mem_zalloc(vm, bytes), .needed = mem_zalloc(vm, n), .from = from};
+  uint32_t *uses = w.uses;
+  if (!uses || !w.needed) {
     if (uses) mem_free(vm, uses, bytes);
+    if (w.needed) mem_free(vm, w.needed, n);
     return false;
   }
-  uint32_t from_held = from;
   struct recording *active = vm->rec;
   vm->rec = NULL; /* the executor runs eagerly */
   /* Lanes are not executed: of those that are held the counterparts are, and stay. */
   for (uint32_t k = 0; k < r->nvmap_kept; k++) {
-    uint32_t whole = vmap_outermost(r, r->vmap_kept[k]);
-    uses[whole]++;
-    need(r, whole, needed, &from);
+    need_operand(&w, vmap_outermost(r, r->vmap_kept[k]));
   }
-  for (uint32_t i = n - 1; i >= from; i--) {
+  for (uint32_t i = n - 1; i >= w.from; i--) {
     const graph_node *node = &g->nodes[i];
     if (!graph_is_run(node) || node_has_value(r, i) || (r->lanes && vmap_whole(r, i))) continue;
-    if (!needed[i] && (i < from_held || !held(r, i)) && (i < r->done || !graph_fallible(g, i))) continue;
-    needed[i] = 1;
-    for (int k = 0; k < node->nin; k++) {
-      uses[node->in[k]]++;
-      need(r, node->in[k], needed, &from);
-    }
+    if (!w.needed[i] && (i < from || !held(r, i)) && (i < r->done || !graph_fallible(g, i))) continue;
+    w.needed[i] = 1;
+    w.node = i;
+    for (int k = 0; k < node->nin; k++) need_operand(&w, node->in[k]);
+    if (g->dims.n) graph_each_size_node(g, i, need_size, &w);
   }
   bool ok = true;
-  for (uint32_t i = from; i < n && ok; i++) {
+  for (uint32_t i = w.from; i < n && ok; i++) {
     const graph_node *node = &g->nodes[i];
-    if (!graph_is_run(node) || !needed[i] || node_has_value(r, i)) continue;
+    if (!graph_is_run(node) || !w.needed[i] || node_has_value(r, i)) continue;
     ok = run_node(r, i);
     if (!ok) {
       vmap_blame(r, i);
@@ -645,7 +657,7 @@ bool rec_run_pending(struct recording *r) {
   }
   vm->rec = active;
   mem_free(vm, uses, bytes);
-  mem_free(vm, needed, n);
+  mem_free(vm, w.needed, n);
   r->done = n;
   r->reopened = false;
   r->pending_bytes = 0;
@@ -673,7 +685,7 @@ static bool run_early(struct recording *r) {
 }
 
 bool rec_break(struct recording *r, break_reason why, const char *text) {
-  if (r->arm) return rec_give_up(r, why);
+  if (r->arm && !r->lenient) return rec_give_up(r, why);
   rec_stop_capture(r, why, text);
   if (r->grads || r->lanes) return rec_run_pending(r);
   return rec_end(r);
@@ -702,7 +714,7 @@ qn_value rec_computed(struct recording *r, uint32_t node) {
 /* Somebody looks at the data of an array of the recording in progress: ends the capture, and computes what is pending. False with an error
  * raised. */
 static bool force_traced(qn_vm *vm, struct recording *r, qn_array *a) {
-  if (r->arm) return rec_give_up(r, BREAK_host_read);
+  if (r->arm && !r->lenient) return rec_give_up(r, BREAK_host_read);
   if (r->hollow) {
     raise_error(vm, E_no_graph, SPAN_NONE, "a graph is being rewritten: its arrays have no elements to look at");
     return false;
@@ -716,7 +728,7 @@ static bool force_traced(qn_vm *vm, struct recording *r, qn_array *a) {
 
 bool rec_force(qn_vm *vm, qn_array *a) {
   struct recording *r = vm->rec;
-  if (r && r->arm) return rec_give_up(r, BREAK_host_read);
+  if (r && r->arm && !r->lenient) return rec_give_up(r, BREAK_host_read);
   if (r && rec_traced(r, value_obj(TAG_ARRAY, a))) {
     if (!force_traced(vm, r, a)) return false;
     if (!array_pending(a)) return true;

@@ -69,7 +69,9 @@ struct recording {
   bool placed;    /* an array has told so; else it is where the VM makes new ones */
   bool arm; /* of an arm of a branch, which is looked at without data (branches.c): what is around it is `outer` */
   uint32_t *captures, captures_cap; /* of an arm, by input: the node of `outer` */
-  bool hollow;                      /* its inputs have no data: nothing is run, and who looks at data gets an error */
+  uint32_t carries; /* so many first inputs are carries of a loop: in it they are not what they begin as */
+  bool lenient;     /* of an arm: what cannot be in a region does not matter (rewrite) */
+  bool hollow;      /* its inputs have no data: nothing is run, and who looks at data gets an error */
   /* places */
   span at;            /* of what is evaluated next */
   uint32_t parent;    /* site of the innermost call */
@@ -148,6 +150,12 @@ QN_MUST_CHECK qn_value rec_host_float(qn_vm *vm, qn_value x);
 /* An arm of a branch begins: a hollow recording inside `outer`, whose values become inputs where they are used. The second arm of two begins
  * with the inputs of the first, which may be read until it is freed. NULL with an error raised. */
 QN_MUST_CHECK struct recording *rec_arm_begin(struct recording *outer, const struct recording *first);
+/* Two arms, whose graphs have their outputs, become the regions of a node of `r`; its operands are the predicate (0: there is none) and what
+ * the second one has captured. 0 with an error raised. */
+uint32_t arms_close(struct recording *r, graph_kind kind, uint32_t predicate, struct recording *const arms[2],
+                    const op_attr *attr, uint32_t site);
+/* Arm input for node `outer` of the recording around, which is not looked for among those that are there. 0 with an error raised. */
+uint32_t arm_operand(struct recording *r, uint32_t outer);
 /* The recording around all arms. */
 struct recording *rec_base(struct recording *r);
 /* Arrays that were borrowed from the recording that waits get their nodes back. */
