@@ -14,6 +14,7 @@ Expectations, anywhere in a script:
   # exit: 2                                 the exit status (without it: 0, or 1 if an error is expected)
   # flags: --threads 2                      more flags of the command line; `--jit` here runs the script once only
   # stdin: text\\n                           what the script may read
+  # device: cpu                             with --device the script is left out
 
 A `# =>` with more lines than one statement prints is written as comment lines below it. Each script runs in four
 modes, in which it must do the same: `--jit off`, `--jit sync --set jit.hot=1` (compiled at the first call) and
@@ -43,7 +44,7 @@ MODES = {
     "on": ["--jit", "on"],
     "verify": ["--jit", "verify", "--set", "jit.hot=2"],
 }
-DIRECTIVE = re.compile(r"(?:^|\s)#\s*(=>|error:|stderr:|args:|exit:|flags:|stdin:)(.*)$")
+DIRECTIVE = re.compile(r"(?:^|\s)#\s*(=>|error:|stderr:|args:|exit:|flags:|stdin:|device:)(.*)$")
 NAMED_CPU = re.compile(r"\bcpu\b")  # with --device arrays say where they are
 REPORT = re.compile(r"^error\[(E\d+)\](.*)$", re.M)
 PLACE = re.compile(r"^\s*--> (.*?):(\d+)(?::(\d+))?", re.M)
@@ -54,7 +55,7 @@ class Expectation:
 
     def __init__(self, path):
         self.out, self.err, self.args, self.flags = [], [], [], []
-        self.error = self.exit = self.line = None
+        self.error = self.exit = self.line = self.device = None
         self.error_text = self.stdin = ""
         with open(path, encoding="utf-8") as f:
             for number, line in enumerate(f, 1):
@@ -78,6 +79,8 @@ class Expectation:
             self.err.append(text)
         elif kind == "args:":
             self.args += shlex.split(text)
+        elif kind == "device:":
+            self.device = text
         elif kind == "flags:":
             self.flags += shlex.split(text)
         elif kind == "exit:":
@@ -242,6 +245,8 @@ def test(quern, path, chosen, timeout, device, costs, many=None):
     """Runs one script in all modes; True if all is well. What it costs with `many`, the processes of the modes, is added to costs[path]."""
     want = Expectation(path)
     if device:
+        if want.device and want.device != device:
+            return True
         want.flags += ["--device", device]
         want.out = [NAMED_CPU.sub(f"{device}(0)", line) for line in want.out]
     good = True
