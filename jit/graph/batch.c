@@ -21,7 +21,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "jit/graph/batch_control.h"
 #include "lang/error.h"
 
 typedef struct batching {

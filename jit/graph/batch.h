@@ -63,4 +63,10 @@ static inline uint32_t batch_whole(const graph_batch *b, uint32_t node) {
  * as an array of f64, i64 or bool. 0: memory is short, or the result would have too many axes (then g->failed is not set). */
 uint32_t batch_whole_always(graph_batch *b, uint32_t node);
 
+/* ---- for batch.c: branches and loops (batch_control.c) ---- */
+
+/* Appends what stands for node i, of which an operand differs from lane to lane: a branch, a loop, or a result of one. Sets whole[i], which
+ * stays 0 for a result that is the same in every lane. False: `why` says what cannot be batched, or memory is short. */
+QN_MUST_CHECK bool batch_control(graph_batch *b, uint32_t i, op_refusal *why);
+
 #endif

@@ -10,7 +10,7 @@
  * whose kept rows are the results of all lanes. So a lane runs only the arm and only the turns that are its own, fails only where it would
  * fail alone, and has the bits that it has alone.
  */
-#include "jit/graph/batch_control.h"
+#include "jit/graph/batch.h"
 
 #include <stdio.h>
 #include <stdlib.h>

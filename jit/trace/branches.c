@@ -67,8 +67,7 @@ static bool run_arm(branch *b, rec_arm arm, arm_end *end) {
     ok = tree_each(vm, end->slots[i], note_leaf, end);
   }
   ok = ok && tree_each(vm, end->value, note_leaf, end) && !end->r->g->failed;
-  rec_give_back(end->r);
-  vm->rec = b->r;
+  rec_arm_end(end->r);
   for (int i = 0; i < b->assigned.n; i++) {
     qn_value old = *b->assigned.slots[i];
     *b->assigned.slots[i] = value_retain(b->before[i]);

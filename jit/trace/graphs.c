@@ -515,8 +515,7 @@ static bool arm_anew(rewriting *w, uint32_t i, int which, struct recording *firs
   bool ok = nodes_anew(arm);
   for (uint32_t k = 0; k < arm->g->noutputs && ok; k++)
     ok = graph_output(r->g, arm->c.map[arm->g->outputs[k]]) || (raise_memory(vm), false);
-  rec_give_back(r);
-  vm->rec = w->r;
+  rec_arm_end(r);
   return ok;
 }
 
@@ -538,7 +537,6 @@ static uint32_t regions_anew(rewriting *w, uint32_t i) {
   }
   vm_disown(vm, &held[0]);
   for (int k = 1; k >= 0; k--) rewriting_drop(vm, &arms[k]);
-  vm->rec = w->r;
   return node ? node : UINT32_MAX;
 }
 

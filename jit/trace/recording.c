@@ -71,11 +71,16 @@ struct recording *rec_arm_begin(struct recording *outer, const struct recording 
 }
 
 /* Arrays that were borrowed from the recording that waits get their nodes back. */
-void rec_give_back(struct recording *r) {
+static void give_back(struct recording *r) {
   while (r->nborrowed) {
     const struct borrowed *b = &r->borrowed[--r->nborrowed];
     b->array->node = b->node;
   }
+}
+
+void rec_arm_end(struct recording *r) {
+  give_back(r);
+  r->vm->rec = r->outer;
 }
 
 bool rec_give_up(struct recording *r, break_reason why) {
@@ -209,7 +214,7 @@ void rec_free(struct recording *r) {
   for (uint32_t i = 0; i < r->tracers_cap; i++)
     if (r->tracers[i]) value_release(vm, value_obj(TAG_ARRAY, r->tracers[i]));
   mem_free(vm, r->tracers, r->tracers_cap * sizeof *r->tracers);
-  rec_give_back(r);
+  give_back(r);
   mem_free(vm, r->captures, r->captures_cap * sizeof *r->captures);
   mem_free(vm, r->borrowed, r->borrowed_cap * sizeof *r->borrowed);
   for (uint32_t i = 0; i < r->vals_cap; i++) value_release(vm, r->vals[i]);

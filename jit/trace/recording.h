@@ -158,8 +158,8 @@ uint32_t arms_close(struct recording *r, graph_kind kind, uint32_t predicate, st
 uint32_t arm_operand(struct recording *r, uint32_t outer);
 /* The recording around all arms. */
 struct recording *rec_base(struct recording *r);
-/* Arrays that were borrowed from the recording that waits get their nodes back. */
-void rec_give_back(struct recording *r);
+/* An arm is over, and kept: arrays that it has borrowed get their nodes back, and the recording around it is on. */
+void rec_arm_end(struct recording *r);
 /* An arm does what cannot be in a region: raises an error that nobody catches but who looks at the arm. False. */
 bool rec_give_up(struct recording *r, break_reason why);
 /* Runs what is pending and leaves the recording: the outer one, or none, is on then. The struct stays for its owner (rec_free). */
