@@ -9,7 +9,7 @@
  *   for (uint32_t i = 0; i < node->n; i++)
  *     if (node->kids[i]) visit(node->kids[i]);
  *
- * Fixed children have names: node->kids[AST_if_cond]. Further children start at ast_fixed(kind): arguments of a call are
+ * Fixed children have names: node->kids[AST_if_cond]. Further children stand behind them: arguments of a call are
  * kids[1..n), parameters of a function are kids[2..n).
  *
  * Places. `at` covers the whole node, parentheses around it included; ast_mark(node) is the token that a message about the
@@ -68,42 +68,32 @@ struct ast_node {
   uint32_t n;                    /* children, absent ones included */
   span at;                       /* the whole node */
   uint32_t mark_start, mark_end; /* ast_mark */
-  /* The resolver's: variable slot, site number, anything else. All zero after parsing. */
-  uint32_t slot, site;
   ast_node **kids;
   union {
     int64_t i;
     double f;
     qn_str *s;
   } u;
-  void *info;
 };
 
 typedef struct ast_module {
   arena nodes;
   uint32_t source;
-  uint32_t count;   /* nodes made; those dropped on the way included */
   ast_node *root;   /* a block */
   qn_str **strings; /* owned references */
   uint32_t nstrings, strings_cap;
 } ast_module;
 
 typedef struct ast_kind_row {
-  const char *name;
-  uint8_t level, fixed, rest;
+  uint8_t level, fixed;
 } ast_kind_row;
 extern const ast_kind_row ast_kinds[AST_KIND_COUNT];
 
-static inline uint32_t ast_fixed(const ast_node *n) { return ast_kinds[n->kind].fixed; }
 static inline span ast_mark(const ast_node *n) { return (span){n->at.source, n->mark_start, n->mark_end}; }
 /* "+", "==", ... */
 const char *ast_op_spelling(ast_op op);
 
 /* Frees the tree and gives its strings back. NULL is allowed. */
 void ast_free(qn_vm *vm, ast_module *module);
-
-/* The tree as an S-expression on one line, for tests and debugging: (let (name x) (binary + (int 1) (int 2))). */
-void ast_dump(const ast_module *module, text_buf *out);
-void ast_dump_node(const ast_node *node, text_buf *out);
 
 #endif

@@ -64,7 +64,6 @@ ast_node *build_node(parser *p, ast_kind kind, span at, span mark, ast_node *con
   node->at = at;
   node->mark_start = mark.start;
   node->mark_end = mark.end;
-  p->module->count++;
   return measure(p, node) ? node : poisoned(p);
 }
 

@@ -222,7 +222,8 @@ primary(A) ::= LP(B) item_commas(S) item(I) RP(C). {
 item_commas(S) ::= item(A) COMMA. { S = ONE(A, A->at.start); }
 item_commas(S) ::= item_commas(L) item(A) COMMA. { S = build_item(p, L, A, A->at.start); }
 item(A) ::= expr(E). { A = E; }
-item(A) ::= DOTDOT(T) expr(E). [LAMBDA] {
+item(A) ::= spread(E). { A = E; }
+spread(A) ::= DOTDOT(T) expr(E). [LAMBDA] {
   A = build_node(p, AST_spread, span_join(token_span(p, T), E->at), token_span(p, T), KIDS(E), 0);
 }
 
@@ -240,9 +241,7 @@ fields(S) ::= fields(L) COMMA field(A). { S = build_item(p, L, A, A->at.start); 
 field(A) ::= NAME|STRING(N) COLON expr(E). {
   A = build_named(p, AST_field_value, span_join(token_span(p, N), E->at), N, KIDS(E), 0);
 }
-field(A) ::= DOTDOT(T) expr(E). [LAMBDA] {
-  A = build_node(p, AST_spread, span_join(token_span(p, T), E->at), token_span(p, T), KIDS(E), 0);
-}
+field(A) ::= spread(E). { A = E; }
 
 // ---- if and try ----
 
