@@ -204,17 +204,11 @@ static void command_reset(session *s, const char *argument) {
 static void command_load(session *s, const char *argument) {
   if (no_argument(argument, ":load FILE")) return;
   size_t len = strlen(argument);
-  char *path = malloc(len + 1), *text;
-  if (!path) return;
   bool quoted = len > 1 && argument[0] == '"' && argument[len - 1] == '"';
-  memcpy(path, argument + quoted, len - 2 * (size_t)quoted);
-  path[len - 2 * (size_t)quoted] = 0;
-  if (strcmp(path, "-") == 0) { /* the terminal itself */
-    fprintf(stderr, ":load takes a file\n");
-    free(path);
-    return;
-  }
-  text = cli_read(path, &len);
+  char *path = strndup(argument + quoted, len - 2 * (size_t)quoted);
+  bool file = path && strcmp(path, "-") != 0; /* the terminal itself is none */
+  if (path && !file) fprintf(stderr, ":load takes a file\n");
+  char *text = file ? cli_read(path, &len) : NULL;
   if (text) {
     copy_count before = copies_begin(s);
     if (qn_eval(s->vm, path, text, len, NULL) != QN_OK) cli_report(s->vm);
@@ -293,6 +287,10 @@ static bool has_keywords(const char *text, const uint8_t *highlights, size_t fro
 
 /* The text `verb(f, arguments)` for a call f(arguments); any other code becomes the body of a function. */
 static void ask(session *s, const char *verb, const char *argument) {
+  if (!*argument) {
+    fprintf(stderr, "it is used so: :%s f(x)\n", verb);
+    return;
+  }
   size_t len = strlen(argument), open = 0;
   if (parse_incomplete(s->vm, argument, len)) { /* its error would show what is put around the code */
     fprintf(stderr, "this is not complete: %s\n", argument);
@@ -308,13 +306,8 @@ static void ask(session *s, const char *verb, const char *argument) {
     if (strchr("([{", argument[i])) depth++;
     if (strchr(")]}", argument[i])) depth--;
   }
-  bool call = open && argument[len - 1] == ')' && chain_begin(argument, highlights, open) == 0;
-  depth = 0;
-  for (size_t i = open; call && i + 1 < len; i++) {
-    if (highlights[i] != HIGHLIGHT_plain) continue;
-    if (strchr("([{", argument[i])) depth++;
-    if (strchr(")]}", argument[i]) && --depth == 0) call = false; /* the call ends before the text does */
-  }
+  bool call = open && chain_begin(argument, highlights, open) == 0 &&
+              edit_partner(argument, len, highlights, open) == len - 1; /* it does not end before the text does */
   qn_value f;
   call = call && !has_keywords(argument, highlights, open + 1, len - 1) &&
          chain_value(s->vm, argument, highlights, 0, open, &f) && value_is(f, TAG_FN) &&
@@ -333,17 +326,12 @@ static void ask(session *s, const char *verb, const char *argument) {
   text_free(&t);
 }
 
-static void command_explain(session *s, const char *argument) {
-  if (!no_argument(argument, ":explain f(x)")) ask(s, "explain", argument);
-}
-
-static void command_graph(session *s, const char *argument) {
-  if (!no_argument(argument, ":graph f(x)")) ask(s, "graph", argument);
-}
+static void command_explain(session *s, const char *argument) { ask(s, "explain", argument); }
+static void command_graph(session *s, const char *argument) { ask(s, "graph", argument); }
 
 static void command_code(session *s, const char *argument) {
   s->code = true;
-  if (!no_argument(argument, ":code f(x)")) ask(s, "code", argument);
+  ask(s, "code", argument);
   s->code = false;
 }
 
@@ -410,10 +398,8 @@ void command_run(session *s, const char *text, size_t len) {
   const char *word, *rest;
   size_t n, m;
   split(text, len, &word, &n, &rest, &m);
-  char *argument = malloc(m + 1);
+  char *argument = strndup(rest, m);
   if (!argument) return;
-  memcpy(argument, rest, m);
-  argument[m] = 0;
   const char *name = *word == '?' ? (m ? "doc" : "help") : *word == ':' ? word + 1 : *word == 'h' ? "help" : "quit";
   size_t name_len = *word == ':' ? n - 1 : strlen(name);
   const char *names[64];
@@ -425,14 +411,13 @@ void command_run(session *s, const char *text, size_t len) {
   if (found >= 0) {
     commands[found].run(s, argument);
   } else {
-    text_buf t = {0}, wrong = {0};
-    text_add(&wrong, name, name_len);
+    text_buf t = {0};
+    char *wrong = strndup(name, name_len);
     fprintf(stderr, "there is no command :%.*s", (int)name_len, name);
-    if (!wrong.failed && text_nearest(&t, wrong.text, names, listed) && !t.failed)
-      fprintf(stderr, "; nearest: :%s", t.text);
+    if (wrong && text_nearest(&t, wrong, names, listed) && !t.failed) fprintf(stderr, "; nearest: :%s", t.text);
     fprintf(stderr, "; :help lists them\n");
     text_free(&t);
-    text_free(&wrong);
+    free(wrong);
   }
   free(argument);
   fflush(stdout);

@@ -36,33 +36,25 @@ static size_t skip_blanks_back(const char *text, size_t at) {
   return at;
 }
 
-static void offer(request *r, const char *name) {
+/* Offers a name with `end` behind it, if it goes on what is typed. */
+static void offer_with(request *r, const char *name, size_t len, const char *end) {
   size_t typed = r->cursor - r->word;
-  if (strncmp(name, r->text + r->word, typed) != 0) return;
-  if (*name == '_' && !typed) return;
-  choices_add(r->out, name, strlen(name));
+  if (typed <= len && memcmp(name, r->text + r->word, typed) == 0) choices_add(r->out, name, len, end);
+}
+
+static void offer(request *r, const char *name) {
+  if (*name != '_' || r->cursor > r->word) offer_with(r, name, strlen(name), "");
 }
 
 static void offer_name(void *ctx, const char *name) { offer(ctx, name); }
 
 /* ---- chains -------------------------------------------------------------------------------------------------------------- */
 
-/* The opening bracket of the closing one at `at`; SIZE_MAX if there is none. */
-static size_t opening(const char *text, const uint8_t *highlights, size_t at) {
-  int depth = 0;
-  for (size_t i = at + 1; i-- > 0;) {
-    if (highlights[i] != HIGHLIGHT_plain) continue;
-    if (strchr(")]}", text[i])) depth++;
-    if (strchr("([{", text[i]) && --depth == 0) return i;
-  }
-  return SIZE_MAX;
-}
-
 size_t chain_begin(const char *text, const uint8_t *highlights, size_t end) {
   size_t at = end;
   for (;;) {
     if (at > 0 && text[at - 1] == ']') {
-      size_t open = opening(text, highlights, at - 1);
+      size_t open = edit_partner(text, at, highlights, at - 1);
       if (open == SIZE_MAX || open == 0) return end;
       at = open;
       continue;
@@ -76,8 +68,7 @@ size_t chain_begin(const char *text, const uint8_t *highlights, size_t end) {
 }
 
 /* An index that is written out. */
-static bool constant_index(qn_vm *vm, const char *text, size_t len, qn_value in, qn_value *out) {
-  (void)vm;
+static bool constant_index(const char *text, size_t len, qn_value in, qn_value *out) {
   int64_t i;
   if (value_is(in, TAG_RECORD) && len > 2 && text[0] == '"' && text[len - 1] == '"')
     return interp_field(in, text + 1, len - 2, out);
@@ -99,13 +90,8 @@ bool chain_value(qn_vm *vm, const char *text, const uint8_t *highlights, size_t 
       for (at = from; at < end && in_word(text[at]);) at++;
       if (!interp_field(*out, text + from, at - from, out)) return false;
     } else {
-      int depth = 0;
-      for (; at < end; at++) {
-        if (highlights[at] != HIGHLIGHT_plain) continue;
-        if (text[at] == '[') depth++;
-        if (text[at] == ']' && --depth == 0) break;
-      }
-      if (at >= end || !constant_index(vm, text + from, at - from, *out, out)) return false;
+      at = edit_partner(text, end, highlights, at);
+      if (at == SIZE_MAX || !constant_index(text + from, at - from, *out, out)) return false;
       at++;
     }
   }
@@ -121,17 +107,13 @@ typedef struct call_place {
 
 /* The call whose bracket is the innermost open one before `at`; with `outer` those around other brackets count, too. */
 static bool find_call(qn_vm *vm, const char *text, const uint8_t *highlights, size_t at, bool outer, call_place *out) {
-  int depth = 0, commas = 0;
+  int commas = 0;
   for (size_t i = at; i-- > 0;) {
     char c = text[i];
     if (highlights[i] != HIGHLIGHT_plain) continue;
-    if (strchr(")]}", c)) depth++;
-    if (c == ',' && depth == 0) commas++;
+    if (strchr(")]}", c) && (i = edit_partner(text, at, highlights, i)) == SIZE_MAX) return false;
+    commas += c == ',';
     if (!strchr("([{", c)) continue;
-    if (depth > 0) {
-      depth--;
-      continue;
-    }
     size_t begin = c == '(' ? chain_begin(text, highlights, i) : i;
     if (begin < i) {
       out->given = commas;
@@ -157,12 +139,7 @@ typedef struct parameters {
 static void offer_parameter(void *ctx, const char *name, int position) {
   parameters *p = ctx;
   if (position < p->given) return;
-  size_t typed = p->request->cursor - p->request->word, n = strlen(name);
-  char item[128];
-  if (strncmp(name, p->request->text + p->request->word, typed) != 0 || n + 3 > sizeof item) return;
-  memcpy(item, name, n);
-  memcpy(item + n, ": ", 3);
-  choices_add(p->request->out, item, n + 2);
+  offer_with(p->request, name, strlen(name), ": ");
 }
 
 bool prompt_hint(void *ctx, const char *text, size_t len, size_t cursor, text_buf *out) {
@@ -200,8 +177,8 @@ static bool plain_name(const char *name) {
   return utf8_valid(name, strlen(name));
 }
 
-/* Files of the folder that the path in [from, cursor) names; `ending` bounds them to folders and names that end so. */
-static void offer_files(request *r, size_t from, const char *ending) {
+/* Files of the folder that the path in [from, cursor) names. */
+static void offer_files(request *r, size_t from) {
   size_t slash = r->cursor;
   while (slash > from && r->text[slash - 1] != '/') slash--;
   r->out->start = r->word = slash;
@@ -213,16 +190,8 @@ static void offer_files(request *r, size_t from, const char *ending) {
   DIR *d = folder.failed ? NULL : opendir(folder.text);
   for (struct dirent *entry; d && (entry = readdir(d));) {
     const char *name = entry->d_name;
-    size_t n = strlen(name), e = ending ? strlen(ending) : 0;
     if ((*name == '.' && (r->cursor == slash || r->text[slash] != '.')) || !plain_name(name)) continue;
-    if (strncmp(name, r->text + slash, r->cursor - slash) != 0) continue;
-    bool inner = is_folder(folder.text, name);
-    if (!inner && e && (n < e || strcmp(name + n - e, ending) != 0)) continue;
-    char item[300];
-    if (n + 2 > sizeof item) continue;
-    memcpy(item, name, n);
-    item[n] = '/';
-    choices_add(r->out, item, n + inner);
+    offer_with(r, name, strlen(name), is_folder(folder.text, name) ? "/" : "");
   }
   if (d) closedir(d);
   text_free(&folder);
@@ -235,11 +204,9 @@ static void offer_modules(request *r) {
   for (struct dirent *entry; d && (entry = readdir(d));) {
     size_t n = strlen(entry->d_name);
     if (n <= 3 || strcmp(entry->d_name + n - 3, ".qn") != 0 || *entry->d_name == '.') continue;
-    size_t typed = r->cursor - r->word;
     bool name = true;
     for (size_t i = 0; i < n - 3; i++) name &= in_word(entry->d_name[i]);
-    if (name && n - 3 >= typed && strncmp(entry->d_name, r->text + r->word, typed) == 0)
-      choices_add(r->out, entry->d_name, n - 3);
+    if (name) offer_with(r, entry->d_name, n - 3, "");
   }
   if (d) closedir(d);
 }
@@ -256,9 +223,7 @@ static void offer_words(request *r, size_t len) {
     size_t end = i;
     while (end < len && in_word(r->text[end])) end++;
     if (end == i) end++;
-    size_t typed = r->cursor - r->word;
-    if (i != r->word && end - i > typed && memcmp(r->text + i, r->text + r->word, typed) == 0)
-      choices_add(r->out, r->text + i, end - i);
+    if (i != r->word && end - i > r->cursor - r->word) offer_with(r, r->text + i, end - i, "");
     i = end;
   }
 }
@@ -310,7 +275,7 @@ static void complete_code(request *r, size_t len) {
   size_t string = string_begin(r);
   if (string == SIZE_MAX - 1) return;
   if (string != SIZE_MAX) {
-    offer_files(r, string, NULL);
+    offer_files(r, string);
     return;
   }
   if (r->cursor && r->highlights[r->cursor - 1] == HIGHLIGHT_comment) return;
@@ -367,14 +332,8 @@ void prompt_complete(void *ctx, const char *text, size_t len, size_t cursor, cho
   if (text[blank] == ':' && !from) {
     request r = {.text = text, .cursor = cursor, .word = blank + 1, .out = out};
     out->start = r.word;
-    for (int i = 0; i < command_count && cursor >= r.word; i++) {
-      size_t n = strlen(commands[i].name), typed = cursor - r.word;
-      char item[32] = {0};
-      if (n < typed || strncmp(commands[i].name, text + r.word, typed) != 0 || n + 2 > sizeof item) continue;
-      memcpy(item, commands[i].name, n);
-      item[n] = ' ';
-      choices_add(out, item, n + (commands[i].kind != ARGUMENT_NOTHING));
-    }
+    for (int i = 0; i < command_count && cursor >= r.word; i++)
+      offer_with(&r, commands[i].name, strlen(commands[i].name), commands[i].kind == ARGUMENT_NOTHING ? "" : " ");
   } else {
     if (from > cursor) from = 0;
     from += strspn(text + from, " \t");
@@ -382,7 +341,7 @@ void prompt_complete(void *ctx, const char *text, size_t len, size_t cursor, cho
     request r = {.vm = s->vm, .text = text + from, .highlights = highlights, .cursor = cursor - from, .out = out};
     parse_highlights(s->vm, r.text, len - from, highlights);
     if (kind == ARGUMENT_FILE)
-      offer_files(&r, 0, NULL);
+      offer_files(&r, 0);
     else if (kind != ARGUMENT_NOTHING)
       complete_code(&r, len - from);
     if (kind == ARGUMENT_NAME && r.word == 0) {

@@ -9,6 +9,7 @@
  */
 #include "interp/prompt/edit.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,9 +31,7 @@ static const char STYLE_PROMPT[] = "\033[1;32m", STYLE_MORE[] = "\033[32m", STYL
 
 /* ---- choices ------------------------------------------------------------------------------------------------------------ */
 
-void choices_add(choices *c, const char *text, size_t len) {
-  for (int i = 0; i < c->n; i++)
-    if (strncmp(c->items[i], text, len) == 0 && !c->items[i][len]) return;
+void choices_add(choices *c, const char *text, size_t len, const char *end) {
   if (c->n == c->cap) {
     int cap = c->cap ? c->cap * 2 : 16;
     char **more = realloc(c->items, (size_t)cap * sizeof *more);
@@ -40,10 +39,14 @@ void choices_add(choices *c, const char *text, size_t len) {
     c->items = more;
     c->cap = cap;
   }
-  char *copy = malloc(len + 1);
+  char *copy = malloc(len + strlen(end) + 1);
   if (!copy) return;
-  memcpy(copy, text, len);
-  copy[len] = 0;
+  strcpy(stpncpy(copy, text, len), end);
+  for (int i = 0; i < c->n; i++) {
+    if (strcmp(c->items[i], copy) != 0) continue;
+    free(copy);
+    return;
+  }
   c->items[c->n++] = copy;
 }
 
@@ -82,7 +85,7 @@ struct editor {
   char *text; /* NUL-terminated */
   size_t len, cap, cursor;
   uint8_t *highlights;
-  size_t looks_cap;
+  size_t highlights_cap;
   int goal; /* column that up and down aim at; -1: the cursor's own */
   run run, ran;
   bool failed; /* memory was short for this key */
@@ -118,8 +121,6 @@ editor *edit_open(const edit_host *host, history *h, int in, int out) {
   e->host = *host;
   e->history = h;
   terminal_init(&e->term, in, out);
-  screen_init(&e->screen);
-  text_init(&e->query, NULL);
   e->text = calloc(1, 64);
   if (!e->text) {
     edit_close(e);
@@ -218,6 +219,8 @@ static bool in_word(char c) {
   return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || (c & 0x80);
 }
 
+static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\n'; }
+
 static size_t word_left(const editor *e, size_t at) {
   while (at > 0 && !in_word(e->text[at - 1])) at--;
   while (at > 0 && in_word(e->text[at - 1])) at--;
@@ -229,6 +232,21 @@ static size_t word_right(const editor *e, size_t at) {
   while (at < e->len && in_word(e->text[at])) at++;
   return at;
 }
+
+/* The beginning of what stands between blanks. */
+static size_t between_blanks(const editor *e, size_t at) {
+  while (at > 0 && is_blank(e->text[at - 1])) at--;
+  while (at > 0 && !is_blank(e->text[at - 1])) at--;
+  return at;
+}
+
+/* Where Ctrl-K cuts up to: at a line's end the next line is joined. */
+static size_t line_rest(const editor *e, size_t at) {
+  return at < e->len && e->text[at] == '\n' ? at + 1 : line_end(e, at);
+}
+
+static size_t text_begin(const editor *e, size_t at) { return (void)e, (void)at, 0; }
+static size_t text_end(const editor *e, size_t at) { return (void)at, e->len; }
 
 static int column_after(int column, uint32_t code) {
   return code == '\t' ? column + TAB_STOP - column % TAB_STOP : column + utf8_width(code);
@@ -258,14 +276,6 @@ static size_t at_column(const editor *e, size_t at, int column) {
 
 /* ---- changes ------------------------------------------------------------------------------------------------------------ */
 
-static char *copy_bytes(const char *text, size_t len) {
-  char *p = malloc(len + 1);
-  if (!p) return NULL;
-  memcpy(p, text, len);
-  p[len] = 0;
-  return p;
-}
-
 /* Remembers the text as it is, before it is changed; what is typed in one go is one step. */
 static void remember(editor *e, run kind) {
   e->run = kind;
@@ -277,7 +287,7 @@ static void remember(editor *e, run kind) {
     free(e->undo[0].text);
     memmove(e->undo, e->undo + 1, (size_t)(--e->nundo) * sizeof *e->undo);
   }
-  char *copy = copy_bytes(e->text, e->len);
+  char *copy = strndup(e->text, e->len);
   if (!copy) return;
   e->undo[e->nundo++] = (snapshot){copy, e->len, e->cursor};
   e->undo_bytes += e->len;
@@ -332,7 +342,7 @@ static void cut(editor *e, size_t from, size_t to) {
       e->kills[0] = joined;
     }
   } else {
-    push_kill(e, copy_bytes(e->text + from, to - from));
+    push_kill(e, strndup(e->text + from, to - from));
   }
   splice(e, from, to, "", 0);
 }
@@ -386,12 +396,12 @@ static void transpose(editor *e) {
 /* ---- highlights -------------------------------------------------------------------------------------------------------------- */
 
 /* The highlights of the text as it is; NULL where memory is short. */
-static const uint8_t *find_looks(editor *e) {
-  if (e->len + 1 > e->looks_cap) {
+static const uint8_t *find_highlights(editor *e) {
+  if (e->len + 1 > e->highlights_cap) {
     uint8_t *more = realloc(e->highlights, e->cap);
     if (!more) return NULL;
     e->highlights = more;
-    e->looks_cap = e->cap;
+    e->highlights_cap = e->cap;
   }
   e->host.highlights(e->host.ctx, e->text, e->len, e->highlights);
   return e->highlights;
@@ -399,24 +409,20 @@ static const uint8_t *find_looks(editor *e) {
 
 static bool is_bracket(char c) { return c && strchr("()[]{}", c); }
 
-/* The bracket that belongs to the one at `at`, or SIZE_MAX. Brackets in strings and comments do not count. */
-static size_t partner(const editor *e, const uint8_t *highlights, size_t at) {
-  bool forward = strchr("([{", e->text[at]) != NULL;
+size_t edit_partner(const char *text, size_t len, const uint8_t *highlights, size_t at) {
+  bool forward = strchr("([{", text[at]) != NULL;
   int depth = 0;
-  for (size_t i = at; i < e->len; forward ? i++ : i--) {
-    char c = e->text[i];
-    if (is_bracket(c) && highlights[i] == HIGHLIGHT_plain) {
-      depth += strchr("([{", c) ? 1 : -1;
-      if (depth == 0) return i;
-    }
-    if (i == 0 && !forward) break;
+  for (size_t i = at; i < len; forward ? i++ : i--) { /* below 0 there is no size */
+    if (!is_bracket(text[i]) || highlights[i] != HIGHLIGHT_plain) continue;
+    depth += strchr("([{", text[i]) ? 1 : -1;
+    if (depth == 0) return i;
   }
   return SIZE_MAX;
 }
 
 /* Open brackets before `at`, each counted once a line that opens it. */
 static int open_brackets(editor *e, size_t at) {
-  const uint8_t *highlights = find_looks(e);
+  const uint8_t *highlights = find_highlights(e);
   int depth = 0;
   for (size_t i = 0; highlights && i < at; i++) {
     if (highlights[i] != HIGHLIGHT_plain || !is_bracket(e->text[i])) continue;
@@ -508,7 +514,7 @@ static void recall(editor *e, bool older) {
   history *h = e->history;
   if (e->ran != RUN_HISTORY || !e->draft) {
     free(e->draft);
-    e->draft = copy_bytes(e->text, e->len);
+    e->draft = strndup(e->text, e->len);
     e->recalled = h->n;
     e->prefix = e->cursor;
   }
@@ -572,7 +578,7 @@ static void search_newer(editor *e) {
 }
 
 static void search_begin(editor *e) {
-  e->searched = copy_bytes(e->text, e->len);
+  e->searched = strndup(e->text, e->len);
   if (!e->searched) return;
   remember(e, RUN_NONE);
   e->searching = true;
@@ -655,7 +661,7 @@ static void complete(editor *e) {
   e->menu_end = e->cursor;
   e->chosen = -1;
   size_t typed = e->cursor - e->menu.start, common = common_beginning(&e->menu);
-  e->typed = copy_bytes(e->text + e->menu.start, common > typed || e->menu.n == 1 ? common : typed);
+  e->typed = strndup(e->text + e->menu.start, common > typed || e->menu.n == 1 ? common : typed);
   if (!e->typed) {
     close_menu(e);
     return;
@@ -693,17 +699,12 @@ static bool menu_key(editor *e, int key) {
   case KEY_TAB: menu_move(e, 1); return true;
   case KEY_BACKTAB: menu_move(e, -1); return true;
   case KEY_RIGHT:
-    if (choosing) return menu_move(e, 1), true;
-    break;
   case KEY_LEFT:
-    if (choosing) return menu_move(e, -1), true;
-    break;
   case KEY_DOWN:
-    if (choosing) return menu_move(e, columns), true;
-    break;
   case KEY_UP:
-    if (choosing) return menu_move(e, -columns), true;
-    break;
+    if (!choosing) break;
+    menu_move(e, key == KEY_RIGHT ? 1 : key == KEY_LEFT ? -1 : key == KEY_DOWN ? columns : -columns);
+    return true;
   case KEY_ESCAPE:
   case KEY_CTRL('G'):
     menu_apply(e, -1);
@@ -725,14 +726,14 @@ static bool menu_key(editor *e, int key) {
 static const char *styled(const editor *e, const char *style) { return e->host.color ? style : NULL; }
 
 static void draw_text(editor *e, frame *f, bool last) {
-  const uint8_t *highlights = find_looks(e);
+  const uint8_t *highlights = find_highlights(e);
   size_t pair[2] = {SIZE_MAX, SIZE_MAX};
   if (highlights && e->host.color && !last) {
     size_t at = e->cursor < e->len && is_bracket(e->text[e->cursor])  ? e->cursor
                 : e->cursor > 0 && is_bracket(e->text[e->cursor - 1]) ? e->cursor - 1
                                                                       : SIZE_MAX;
     if (at != SIZE_MAX && highlights[at] == HIGHLIGHT_plain) {
-      pair[1] = partner(e, highlights, at);
+      pair[1] = edit_partner(e->text, e->len, highlights, at);
       if (pair[1] != SIZE_MAX) pair[0] = at;
     }
   }
@@ -814,11 +815,9 @@ static void draw_menu(editor *e, frame *f) {
   }
   if (rows > most) {
     char more[64];
-    text_buf t = {0};
-    text_addf(&t, " rows %d to %d of %d", first + 1, first + most, rows);
+    snprintf(more, sizeof more, " rows %d to %d of %d", first + 1, first + most, rows);
     frame_line(f);
-    if (t.text && t.len < sizeof more) panel_text(f, styled(e, STYLE_DIM), t.text, t.len);
-    text_free(&t);
+    panel_text(f, styled(e, STYLE_DIM), more, strlen(more));
   }
 }
 
@@ -856,18 +855,12 @@ static void finish(editor *e, edit_end end) {
   e->end = end;
 }
 
-static bool is_blank(const editor *e) {
-  for (size_t i = 0; i < e->len; i++)
-    if (!strchr(" \t\n", e->text[i])) return false;
-  return true;
-}
-
 static void enter(editor *e) {
   bool last_line = line_end(e, e->cursor) == e->len;
   if (terminal_pasting(&e->term)) {
     remember(e, RUN_TYPED);
     splice(e, e->cursor, e->cursor, "\n", 1);
-  } else if (!is_blank(e) && (!last_line || e->host.incomplete(e->host.ctx, e->text, e->len))) {
+  } else if (e->text[strspn(e->text, " \t\n")] && (!last_line || e->host.incomplete(e->host.ctx, e->text, e->len))) {
     new_line(e);
   } else {
     finish(e, EDIT_TEXT);
@@ -879,8 +872,58 @@ static void clear_terminal(editor *e) {
   screen_forget(&e->screen);
 }
 
+/* Keys that move the cursor to a place, or take away what lies up to there: cut it, so that it can be yanked, or erase it. */
+enum { MOVES, CUTS, ERASES };
+static const struct {
+  int key;
+  size_t (*place)(const editor *e, size_t at);
+  int deed;
+} place_keys[] = {
+    {KEY_LEFT, before, MOVES},
+    {KEY_CTRL('B'), before, MOVES},
+    {KEY_RIGHT, after, MOVES},
+    {KEY_CTRL('F'), after, MOVES},
+    {KEY_LEFT | KEY_ALT, word_left, MOVES},
+    {KEY_LEFT | KEY_CONTROL, word_left, MOVES},
+    {'b' | KEY_ALT, word_left, MOVES},
+    {KEY_RIGHT | KEY_ALT, word_right, MOVES},
+    {KEY_RIGHT | KEY_CONTROL, word_right, MOVES},
+    {'f' | KEY_ALT, word_right, MOVES},
+    {KEY_HOME, line_begin, MOVES},
+    {KEY_CTRL('A'), line_begin, MOVES},
+    {KEY_END, line_end, MOVES},
+    {KEY_CTRL('E'), line_end, MOVES},
+    {KEY_HOME | KEY_CONTROL, text_begin, MOVES},
+    {'<' | KEY_ALT, text_begin, MOVES},
+    {KEY_END | KEY_CONTROL, text_end, MOVES},
+    {'>' | KEY_ALT, text_end, MOVES},
+    {KEY_BACKSPACE, before, ERASES},
+    {KEY_CTRL('H'), before, ERASES},
+    {KEY_DELETE, after, ERASES},
+    {KEY_CTRL('D'), after, ERASES}, /* on an empty text it ends the input */
+    {KEY_CTRL('W'), between_blanks, CUTS},
+    {KEY_BACKSPACE | KEY_ALT, word_left, CUTS},
+    {KEY_CTRL('H') | KEY_ALT, word_left, CUTS},
+    {'d' | KEY_ALT, word_right, CUTS},
+    {KEY_DELETE | KEY_CONTROL, word_right, CUTS},
+    {KEY_CTRL('U'), line_begin, CUTS},
+    {KEY_CTRL('K'), line_rest, CUTS},
+};
+
+/* False if the key is none of these. */
+static bool place_key(editor *e, int key) {
+  size_t i = 0, n = sizeof place_keys / sizeof *place_keys, at = e->cursor;
+  while (i < n && place_keys[i].key != key) i++;
+  if (i == n) return false;
+  size_t to = place_keys[i].place(e, at);
+  if (place_keys[i].deed == MOVES)
+    e->cursor = to;
+  else
+    (place_keys[i].deed == CUTS ? cut : erase)(e, to < at ? to : at, to < at ? at : to);
+  return true;
+}
+
 static void other_key(editor *e, int key) {
-  size_t at = e->cursor;
   switch (key) {
   case KEY_ENTER:
   case '\n': enter(e); break;
@@ -889,17 +932,10 @@ static void other_key(editor *e, int key) {
   case KEY_CLOSED: finish(e, EDIT_CLOSED); break;
   case KEY_INTERRUPT:
   case KEY_CTRL('C'): finish(e, EDIT_INTERRUPT); break;
-  case KEY_CTRL('D'):
-    if (!e->len)
-      finish(e, EDIT_CLOSED);
-    else
-      erase(e, at, after(e, at));
-    break;
-  case KEY_CTRL('Z'): {
+  case KEY_CTRL('Z'):
     draw(e, true);
     terminal_suspend(&e->term);
     break;
-  }
   case KEY_PASTE: paste(e); break;
   case KEY_RESIZE:
     terminal_measure(&e->term);
@@ -923,43 +959,6 @@ static void other_key(editor *e, int key) {
   case KEY_UP | KEY_ALT: recall(e, true); break;
   case KEY_PAGE_DOWN:
   case KEY_DOWN | KEY_ALT: recall(e, false); break;
-  case KEY_LEFT:
-  case KEY_CTRL('B'): e->cursor = before(e, at); break;
-  case KEY_RIGHT:
-  case KEY_CTRL('F'): e->cursor = after(e, at); break;
-  case 'b' | KEY_ALT:
-  case KEY_LEFT | KEY_ALT:
-  case KEY_LEFT | KEY_CONTROL: e->cursor = word_left(e, at); break;
-  case 'f' | KEY_ALT:
-  case KEY_RIGHT | KEY_ALT:
-  case KEY_RIGHT | KEY_CONTROL: e->cursor = word_right(e, at); break;
-  case KEY_HOME:
-  case KEY_CTRL('A'): e->cursor = line_begin(e, at); break;
-  case KEY_END:
-  case KEY_CTRL('E'): e->cursor = line_end(e, at); break;
-  case '<' | KEY_ALT:
-  case KEY_HOME | KEY_CONTROL: e->cursor = 0; break;
-  case '>' | KEY_ALT:
-  case KEY_END | KEY_CONTROL: e->cursor = e->len; break;
-  case KEY_BACKSPACE:
-  case KEY_CTRL('H'): erase(e, before(e, at), at); break;
-  case KEY_DELETE: erase(e, at, after(e, at)); break;
-  case KEY_CTRL('W'): {
-    size_t from = at;
-    while (from > 0 && strchr(" \t\n", e->text[from - 1])) from--;
-    while (from > 0 && !strchr(" \t\n", e->text[from - 1])) from--;
-    cut(e, from, at);
-    break;
-  }
-  case KEY_BACKSPACE | KEY_ALT:
-  case KEY_CTRL('H') | KEY_ALT: cut(e, word_left(e, at), at); break;
-  case 'd' | KEY_ALT:
-  case KEY_DELETE | KEY_CONTROL: cut(e, at, word_right(e, at)); break;
-  case KEY_CTRL('U'): cut(e, line_begin(e, at), at); break;
-  case KEY_CTRL('K'):
-    /* At a line's end the next line is joined. */
-    cut(e, at, at < e->len && e->text[at] == '\n' ? at + 1 : line_end(e, at));
-    break;
   case KEY_CTRL('Y'): yank(e, 0, false); break;
   case 'y' | KEY_ALT:
     if (e->ran == RUN_YANK) yank(e, e->yank + 1 < KILLS && e->kills[e->yank + 1] ? e->yank + 1 : 0, true);
@@ -970,8 +969,10 @@ static void other_key(editor *e, int key) {
   case KEY_CTRL('G'): e->hinting = false; break;
   case KEY_NONE: e->run = e->ran; break;
   default:
-    if (key >= 32 && key < KEY_NONE) type_code(e, key);
-    break;
+    if (key == KEY_CTRL('D') && !e->len)
+      finish(e, EDIT_CLOSED);
+    else if (!place_key(e, key) && key >= 32 && key < KEY_NONE)
+      type_code(e, key);
   }
 }
 

@@ -13,8 +13,8 @@ typedef struct choices {
   int n, cap;
   int first; /* this many, the first added, stand before the others: the fields of x where functions fit, too */
 } choices;
-/* Adds a copy, unless it is there; ignored where memory is short. */
-void choices_add(choices *c, const char *text, size_t len);
+/* Adds a copy with `end` behind it, unless it is there; ignored where memory is short. */
+void choices_add(choices *c, const char *text, size_t len, const char *end);
 /* In alphabetical order, those that stand first by themselves; names with an underscore in front come last. */
 void choices_sort(choices *c);
 void choices_clear(choices *c);
@@ -48,6 +48,8 @@ QN_MUST_CHECK editor *edit_open(const edit_host *host, history *h, int in, int o
 void edit_close(editor *e);
 /* Reads one text; it belongs to the editor and stays until the next one. */
 QN_MUST_CHECK edit_end edit_read(editor *e, const char **text, size_t *len);
+/* The bracket that belongs to the one at `at`, or SIZE_MAX. Brackets in strings and comments do not count. */
+size_t edit_partner(const char *text, size_t len, const uint8_t *highlights, size_t at);
 /* Columns of the terminal. */
 int edit_columns(editor *e);
 /* The terminal, between two texts; what was typed ahead is in it. */

@@ -76,12 +76,8 @@ int export_parse(char **argv, int argc, export_line *line) {
   if (n < 5 || strcmp(line->out + n - 4, ".qnx") != 0)
     return cli_misuse("export writes files whose names end in .qnx, not '%s'", line->out);
   line->name = colon + 1;
-  size_t len = (size_t)(colon - line->target);
-  line->file = malloc(len + 1);
-  if (!line->file) return cli_misuse("%s", "out of memory");
-  memcpy(line->file, line->target, len);
-  line->file[len] = 0;
-  return EXIT_FINE;
+  line->file = strndup(line->target, (size_t)(colon - line->target));
+  return line->file ? EXIT_FINE : cli_misuse("%s", "out of memory");
 }
 
 /* ---- what is exported --------------------------------------------------------------------------------------------------------- */
@@ -642,8 +638,6 @@ int export_run(qn_vm *vm, const export_line *line) {
   vm_run run;
   vm_run_begin(vm, &run);
   export x = {.vm = vm, .line = line, .fn = find(vm, line->name)};
-  text_init(&x.missing, NULL);
-  text_init(&x.hint, NULL);
   qn_value *mark = vm->sp;
   int status = EXIT_SCRIPT;
   if (!value_is_error(x.fn) && !value_is(x.fn, TAG_FN)) {

@@ -104,6 +104,16 @@ static bool help_tunables(const char *name, text_buf *out) {
   return found;
 }
 
+/* Lines [from, to) of a text, which are comments, without their marks. */
+static void comment_lines(const source_text *s, int from, int to, text_buf *out) {
+  for (int i = from; i < to; i++) {
+    const char *line = s->text + s->lines[i] + 1;
+    if (*line == ' ') line++;
+    text_add(out, line, strcspn(line, "\n"));
+    text_adds(out, "\n");
+  }
+}
+
 /* The comment lines directly above a definition. */
 static void comment_above(qn_vm *vm, span at, text_buf *out) {
   const source_text *s = source_get(vm, at.source);
@@ -117,20 +127,10 @@ static void comment_above(qn_vm *vm, span at, text_buf *out) {
     uint32_t lines = 0;
     while (lines < above->nlines && above->text[above->lines[lines]] == '#') lines++;
     bool all = lines == above->nlines || above->lines[lines] == above->len;
-    for (uint32_t i = 0; all && i < lines; i++) {
-      const char *from = above->text + above->lines[i] + 1;
-      if (*from == ' ') from++;
-      text_add(out, from, strcspn(from, "\n"));
-      text_adds(out, "\n");
-    }
+    if (all) comment_lines(above, 0, (int)lines, out);
   }
   while (first > 0 && s->text[s->lines[first - 1]] == '#') first--;
-  for (int i = first; i < line - 1; i++) {
-    const char *from = s->text + s->lines[i] + 1;
-    if (*from == ' ') from++;
-    text_add(out, from, strcspn(from, "\n"));
-    text_adds(out, "\n");
-  }
+  comment_lines(s, first, line - 1, out);
 }
 
 static void help_function(qn_vm *vm, qn_value f, text_buf *out) {

@@ -180,10 +180,7 @@ void history_close(history *h) {
 void history_add(history *h, const char *text, size_t len) {
   while (len && strchr(" \t\n", text[len - 1])) len--;
   if (!len || (h->n && strlen(h->entries[h->n - 1]) == len && memcmp(h->entries[h->n - 1], text, len) == 0)) return;
-  char *entry = malloc(len + 1);
-  if (!entry) return;
-  memcpy(entry, text, len);
-  entry[len] = 0;
+  char *entry = strndup(text, len);
   if (!push(h, entry)) return;
   drop_oldest(h);
   if (!h->path || len > HISTORY_LONGEST) return;

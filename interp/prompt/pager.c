@@ -86,8 +86,7 @@ void pager_show(terminal *t, const char *text, size_t len) {
     fflush(stdout);
     return;
   }
-  screen s;
-  screen_init(&s);
+  screen s = {0};
   text_rows r = {.text = text, .len = len};
   for (bool more = true; more && r.at < r.len;) {
     write_page(t, &r);

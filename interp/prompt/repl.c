@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -82,11 +81,7 @@ static void strip_transcript(void *ctx, char *text, size_t *len) {
 
 /* ---- showing -------------------------------------------------------------------------------------------------------------- */
 
-static int columns(const session *s) {
-  if (s->editor) return edit_columns(s->editor);
-  struct winsize size;
-  return s->terminal && ioctl(1, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
-}
+static int columns(const session *s) { return s->editor ? edit_columns(s->editor) : s->terminal ? cli_columns(1) : 0; }
 
 /* The beginning and the end of a text that is too long. */
 static void show_text(const char *text, size_t len) {

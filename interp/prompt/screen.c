@@ -21,12 +21,6 @@ static void frame_clear(frame *f) {
   f->cursor_waits = false;
 }
 
-void screen_init(screen *s) {
-  *s = (screen){0};
-  text_init(&s->shown.text, NULL);
-  text_init(&s->next.text, NULL);
-}
-
 void screen_free(screen *s) {
   text_free(&s->shown.text);
   text_free(&s->next.text);

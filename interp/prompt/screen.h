@@ -23,13 +23,13 @@ typedef struct frame {
   bool cursor_waits; /* the cursor stands on what comes next, on this row or the one below */
 } frame;
 
+/* Begins as zeros. */
 typedef struct screen {
   frame shown, next;
   int at;  /* row of `shown` that the terminal's cursor is on */
   int top; /* row of the whole picture that is the first one shown */
 } screen;
 
-void screen_init(screen *s);
 void screen_free(screen *s);
 /* Begins the next picture. */
 frame *screen_pen(screen *s, const terminal *t);

@@ -102,11 +102,7 @@ bool terminal_line_wait(int in) {
 
 /* ---- modes -------------------------------------------------------------------------------------------------------------- */
 
-void terminal_init(terminal *t, int in, int out) {
-  *t = (terminal){.in = in, .out = out, .rows = 24, .columns = 80};
-  text_init(&t->text, NULL);
-  text_init(&t->paste, NULL);
-}
+void terminal_init(terminal *t, int in, int out) { *t = (terminal){.in = in, .out = out, .rows = 24, .columns = 80}; }
 
 void terminal_free(terminal *t) {
   text_free(&t->text);
@@ -153,8 +149,7 @@ bool text_rows_next(text_rows *r, int columns) {
 }
 
 void terminal_write_text(FILE *to, const char *text, size_t len) {
-  struct winsize size;
-  int width = isatty(fileno(to)) && ioctl(fileno(to), TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+  int width = cli_columns(fileno(to));
   for (text_rows r = {.text = text, .len = len}; text_rows_next(&r, width);) {
     bool ends = r.inside || text[r.at - 1] == '\n';
     fprintf(to, "%*s%.*s%s", r.lead, "", (int)r.n, r.row, ends ? "\n" : "");
@@ -292,38 +287,20 @@ static int bracketed_paste(terminal *t) {
 
 /* The key of `ESC [` or `ESC O` with its numbers and last byte. */
 static int named_key(terminal *t, int last, int number, int modifiers) {
-  int key = KEY_NONE;
-  switch (last) {
-  case 'A': key = KEY_UP; break;
-  case 'B': key = KEY_DOWN; break;
-  case 'C': key = KEY_RIGHT; break;
-  case 'D': key = KEY_LEFT; break;
-  case 'H': key = KEY_HOME; break;
-  case 'F': key = KEY_END; break;
-  case 'M': return KEY_ENTER; /* of the keypad */
-  case 'Z': return KEY_BACKTAB;
-  case '~':
-    switch (number) {
-    case 1:
-    case 7: key = KEY_HOME; break;
-    case 4:
-    case 8: key = KEY_END; break;
-    case 3: key = KEY_DELETE; break;
-    case 5: key = KEY_PAGE_UP; break;
-    case 6: key = KEY_PAGE_DOWN; break;
-    case 200: return bracketed_paste(t);
-    default: return KEY_NONE;
-    }
-    break;
-  default: return KEY_NONE;
-  }
-  if (modifiers > 1) {
-    int bits = modifiers - 1;
-    if (bits & 1) key |= KEY_SHIFT;
-    if (bits & 2) key |= KEY_ALT;
-    if (bits & 4) key |= KEY_CONTROL;
-  }
-  return key;
+  static const struct {
+    int last, number, key; /* the number counts before '~' only */
+  } keys[] = {{'A', 0, KEY_UP},       {'B', 0, KEY_DOWN}, {'C', 0, KEY_RIGHT},  {'D', 0, KEY_LEFT},
+              {'H', 0, KEY_HOME},     {'F', 0, KEY_END},  {'~', 1, KEY_HOME},   {'~', 7, KEY_HOME},
+              {'~', 4, KEY_END},      {'~', 8, KEY_END},  {'~', 3, KEY_DELETE}, {'~', 5, KEY_PAGE_UP},
+              {'~', 6, KEY_PAGE_DOWN}};
+  if (last == 'M') return KEY_ENTER; /* of the keypad */
+  if (last == 'Z') return KEY_BACKTAB;
+  if (last == '~' && number == 200) return bracketed_paste(t);
+  int bits = modifiers > 1 ? modifiers - 1 : 0;
+  for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+    if (keys[i].last == last && (last != '~' || keys[i].number == number))
+      return keys[i].key | (bits & 1 ? KEY_SHIFT : 0) | (bits & 2 ? KEY_ALT : 0) | (bits & 4 ? KEY_CONTROL : 0);
+  return KEY_NONE;
 }
 
 /* What follows `ESC [` (or `ESC O`). */
