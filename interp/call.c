@@ -1015,6 +1015,12 @@ static const fn_code *library_code(qn_vm *vm, const n_call *c) {
   return s && s->library ? code : NULL;
 }
 
+/* The name of the variable that an argument is; `other` where it is none. */
+static const char *variable_name(const node *n, const char *other) {
+  if (n && n->kind == N_LOCAL) return ((const n_local *)n)->name->text;
+  return n && n->kind == N_GLOBAL ? ((const n_global *)n)->cell->name->text : other;
+}
+
 /* The call gave a value that nothing takes. Names of the hint are those of the call where they are variables. */
 static __attribute__((noinline, cold)) qn_value fail_lost_result(qn_vm *vm, const n_call *c, const fn_code *code) {
   text_buf t = {.vm = vm}, call = {.vm = vm};
@@ -1026,15 +1032,9 @@ static __attribute__((noinline, cold)) qn_value fail_lost_result(qn_vm *vm, cons
     const qn_str *keyword = c->args[i].keyword;
     if (keyword ? strcmp(keyword->text, "state") == 0 : i == 2) third = c->args[i].value;
   }
-  const qn_str *x = first && first->kind == N_LOCAL    ? ((const n_local *)first)->name
-                    : first && first->kind == N_GLOBAL ? ((const n_global *)first)->cell->name
-                                                       : NULL;
-  const qn_str *s = third && third->kind == N_LOCAL    ? ((const n_local *)third)->name
-                    : third && third->kind == N_GLOBAL ? ((const n_global *)third)->cell->name
-                                                       : NULL;
   if (steps)
     text_addf(&t, "values do not change: %s gives new ones, which are lost here; write (%s, %s) = %s", code->name->text,
-              x ? x->text : "params", s ? s->text : "state", written);
+              variable_name(first, "params"), variable_name(third, "state"), written);
   else
     text_addf(&t, "the result of %s is lost here; write let y = %s, or remove it", code->name->text, written);
   text_free(&call);

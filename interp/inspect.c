@@ -140,48 +140,40 @@ static bool see(seen *s, const void *p) {
   return true;
 }
 
-typedef struct visit {
-  const qn_value *items;
-  uint32_t n;
-} visit;
+/* Bytes of an object itself; its parts apart. */
+static size_t own_bytes(seen *s, qn_value v) {
+  switch (value_tag_of(v)) {
+  case TAG_STR: return sizeof(qn_str) + value_str(v)->len + 1;
+  case TAG_LIST: return sizeof(qn_list) + value_list(v)->cap * sizeof(qn_value);
+  case TAG_RECORD: return sizeof(qn_record) + value_record(v)->cap * sizeof(qn_value);
+  case TAG_FN: return sizeof(qn_fn) + value_fn(v)->ncaptures * sizeof(qn_value);
+  case TAG_ARRAY: {
+    const qn_array *a = value_array(v);
+    if (array_pending(a)) return sizeof *a + (size_t)a->size * dtype_size((qn_dtype)a->dtype);
+    return sizeof *a + (see(s, a->storage) ? a->storage->bytes : 0);
+  }
+  default: return 32;
+  }
+}
 
 size_t interp_bytes(qn_value v) {
+  typedef struct part {
+    const qn_value *items;
+    uint32_t n;
+  } part;
   seen s = {0};
-  visit *stack = NULL;
+  part *stack = NULL, now = {&v, 1};
   size_t depth = 0, cap = 0, bytes = 0;
-  visit now = {&v, 1};
   for (;;) {
     for (uint32_t i = 0; i < now.n; i++) {
-      qn_value x = now.items[i];
-      if (!value_is_heap(x) || !see(&s, x.u.p)) continue;
-      visit inner = {NULL, 0};
-      switch (value_tag_of(x)) {
-      case TAG_STR: bytes += sizeof(qn_str) + value_str(x)->len + 1; break;
-      case TAG_LIST:
-        bytes += sizeof(qn_list) + value_list(x)->cap * sizeof(qn_value);
-        inner = (visit){value_list(x)->items, value_list(x)->len};
-        break;
-      case TAG_RECORD:
-        bytes += sizeof(qn_record) + value_record(x)->cap * sizeof(qn_value);
-        inner = (visit){value_record(x)->items, value_record(x)->len};
-        break;
-      case TAG_FN:
-        bytes += sizeof(qn_fn) + value_fn(x)->ncaptures * sizeof(qn_value);
-        inner = (visit){value_fn(x)->captures, value_fn(x)->ncaptures};
-        break;
-      case TAG_ARRAY:
-        bytes += sizeof(qn_array);
-        if (array_pending(value_array(x)))
-          bytes += (size_t)value_array(x)->size * (size_t)dtype_rows[value_array(x)->dtype].size;
-        else if (see(&s, value_array(x)->storage))
-          bytes += value_array(x)->storage->bytes;
-        break;
-      default: bytes += 32; break;
-      }
+      if (!value_is_heap(now.items[i]) || !see(&s, now.items[i].u.p)) continue;
+      part inner;
+      bytes += own_bytes(&s, now.items[i]);
+      inner.items = value_parts(now.items[i].u.p, &inner.n);
       if (!inner.n) continue;
       if (depth == cap) {
         size_t more = cap ? cap * 2 : 64;
-        visit *larger = realloc(stack, more * sizeof *stack);
+        part *larger = realloc(stack, more * sizeof *stack);
         if (!larger) continue;
         stack = larger;
         cap = more;

@@ -51,7 +51,7 @@ static qn_dtype numbers_dtype(const qn_value *v, size_t n) {
   return d;
 }
 
-/* A contiguous array from plain numbers; owned. */
+/* A contiguous array from plain numbers; owned. The usual numbers are stored as they are, the others converted. */
 static qn_value array_of_numbers(qn_vm *vm, const qn_value *v, int dtype, int rank, const int64_t *shape) {
   size_t n = 1;
   for (int i = 0; i < rank; i++) n *= (size_t)shape[i];
@@ -59,13 +59,17 @@ static qn_value array_of_numbers(qn_vm *vm, const qn_value *v, int dtype, int ra
   qn_array *a = array_new(vm, d, rank, shape);
   if (!a) return value_error();
   char *to = array_data(a);
-  for (size_t i = 0; i < n; i++, to += dtype_size(d)) {
-    qn_value x = scalar_as(vm, d, v[i]);
-    if (value_is_error(x)) {
-      value_release(vm, value_obj(TAG_ARRAY, a));
-      return x;
+  for (size_t i = 0, size = dtype_size(d); i < n; i++, to += size) {
+    if (d == DTYPE_FLOAT && v[i].head == TAG_FLOAT && v[i].u.f < 0x1p127 && v[i].u.f > -0x1p127) {
+      float x = (float)v[i].u.f;
+      memcpy(to, &x, sizeof x);
+    } else if (d == DTYPE_INT && v[i].head == TAG_INT) {
+      memcpy(to, &v[i].u.i, sizeof v[i].u.i);
+    } else {
+      qn_value x = scalar_as(vm, d, v[i]);
+      if (value_is_error(x)) return value_fail(vm, value_obj(TAG_ARRAY, a));
+      dtype_store(d, to, x);
     }
-    dtype_store(d, to, x);
   }
   if (!(a = array_settle(vm, a))) return value_error();
   return rec_literal(vm, a);
@@ -79,12 +83,8 @@ qn_value convert_dtype(qn_vm *vm, qn_dtype dtype, qn_value v) {
   if (!dtype_public((int)dtype))
     return raise_error(vm, E_dtype, SPAN_NONE, "%s is reserved: no array has it yet", dtype_rows[dtype].name);
   if (value_is(v, TAG_ARRAY)) return op_cast(vm, v, dtype);
-  if (!value_is_scalar(v)) {
-    text_buf t = {.vm = vm};
-    text_addf(&t, "%s converts numbers and arrays, not ", dtype_rows[dtype].name);
-    text_kind(&t, v);
-    return raise_text(vm, E_type, SPAN_NONE, &t);
-  }
+  if (!value_is_scalar(v))
+    return raise_kind(vm, E_type, SPAN_NONE, v, "", "%s converts numbers and arrays, not ", dtype_rows[dtype].name);
   return rec_number(vm, v) ? interp_convert_number(vm, dtype, v) : array_of_numbers(vm, &v, (int)dtype, 0, NULL);
 }
 
@@ -188,14 +188,11 @@ static form stop(literal *out, qn_value v) {
 static bool add_value(qn_vm *vm, qn_value *mark, form *state, size_t *count, literal *l, qn_value v, int dtype) {
   bool number = value_is_scalar(v) && !rec_number(vm, v);
   if (!number && !value_is(v, TAG_ARRAY) && !value_is_scalar(v)) {
-    text_buf t = {.vm = vm};
-    text_adds(&t, "arrays hold numbers, not ");
-    text_kind(&t, v);
-    text_adds(&t, value_is(v, TAG_RANGE)  ? "; arange(1, 4) counts"
-                  : value_is(v, TAG_LIST) ? "; rows of an array are written [[1, 2], [3, 4]], lists ( )"
-                  : value_is(v, TAG_NIL)  ? "; a missing number is nan, lists are written ( )"
-                                          : "; lists are written ( )");
-    raise_text(vm, E_type, SPAN_NONE, &t);
+    const char *more = value_is(v, TAG_RANGE)  ? "; arange(1, 4) counts"
+                       : value_is(v, TAG_LIST) ? "; rows of an array are written [[1, 2], [3, 4]], lists ( )"
+                       : value_is(v, TAG_NIL)  ? "; a missing number is nan, lists are written ( )"
+                                               : "; lists are written ( )";
+    raise_kind(vm, E_type, SPAN_NONE, v, more, "arrays hold numbers, not ");
     value_release(vm, v);
     return false;
   }
@@ -357,37 +354,6 @@ static bool read_items(const n_items *n, const qn_value *fp, qn_value *to, int r
   return true;
 }
 
-/* Numbers as an array, where each is stored as it is. Unset: somewhat is to be asked. */
-static qn_value numbers_here(qn_vm *vm, const qn_value *v, int n, int dtype, const literal *l) {
-  uint32_t tags = 0;
-  for (int i = 0; i < n; i++) tags |= 1u << v[i].head;
-  qn_dtype d = dtype >= 0               ? (qn_dtype)dtype
-               : tags & 1u << TAG_FLOAT ? DTYPE_FLOAT
-               : tags & 1u << TAG_INT   ? DTYPE_INT
-                                        : WEAK_BOOL;
-  if (dtype_is_bool(d) ? tags != 1u << TAG_BOOL : dtype_is_int(d) && tags & 1u << TAG_FLOAT) return value_unset();
-  bool any = dtype_is_weak(d); /* it has no bounds for these */
-  for (int i = 0; i < n && !any; i++)
-    if (!(d == DTYPE_FLOAT && v[i].head == TAG_FLOAT ? v[i].u.f < 0x1p127 && v[i].u.f > -0x1p127
-                                                     : dtype_holds(d, v[i])))
-      return value_unset();
-  qn_array *a = array_new(vm, d, l->rank, l->shape);
-  if (!a) return value_error();
-  char *to = array_data(a);
-  size_t size = dtype_size(d);
-  for (int i = 0; i < n; i++, to += size) {
-    if (d == DTYPE_FLOAT && v[i].head == TAG_FLOAT) {
-      float x = (float)v[i].u.f;
-      memcpy(to, &x, sizeof x);
-    } else if (d == DTYPE_INT) {
-      memcpy(to, &v[i].u.i, sizeof v[i].u.i);
-    } else {
-      dtype_store(d, to, v[i]);
-    }
-  }
-  return value_obj(TAG_ARRAY, a);
-}
-
 /* A literal that only reads, outside of recordings. Unset: the general way evaluates it. */
 static qn_value literal_here(qn_vm *vm, const n_items *n, const qn_value *fp, int dtype) {
   qn_value v[FEW_ITEMS];
@@ -396,7 +362,7 @@ static qn_value literal_here(qn_vm *vm, const n_items *n, const qn_value *fp, in
   if (rec_hears_globals(vm) || vm->device || !read_items(n, fp, v, FEW_ITEMS, &count, &l)) return value_unset();
   uint64_t heads = 0;
   for (int i = 0; i < count; i++) heads |= v[i].head;
-  if (!(heads & TAG_HEAP)) return numbers_here(vm, v, count, dtype, &l);
+  if (!(heads & TAG_HEAP)) return array_of_numbers(vm, v, dtype, l.rank, l.shape);
   if (l.rank > 1) return value_unset();
   return op_stack_few(vm, v, count, 0, stack_dtype(v, (size_t)count, dtype));
 }

@@ -588,17 +588,12 @@ static bool file_exists(const char *path) {
 }
 
 static qn_value import_embedded(qn_vm *vm, scope *from, const embedded_module *m, span at) {
-  text_buf key TEXT_OWNED = {.vm = vm};
-  text_addf(&key, "<std>/%s", m->name);
-  if (key.failed) return raise_memory(vm);
+  char key[80], name[80]; /* more than the names of the library's modules have */
+  snprintf(key, sizeof key, "<std>/%s", m->name);
+  snprintf(name, sizeof name, "%s.qn", m->name);
   scope *s;
-  qn_value r = import_key(vm, from, key.text, at, &s);
-  if (!s) {
-    text_buf name TEXT_OWNED = {.vm = vm};
-    text_addf(&name, "%s.qn", m->name);
-    r = name.failed ? raise_memory(vm) : load_module(vm, from, key.text, name.text, m->text, m->len, NULL, true);
-  }
-  return r;
+  qn_value r = import_key(vm, from, key, at, &s);
+  return s ? r : load_module(vm, from, key, name, m->text, m->len, NULL, true);
 }
 
 /* Asks the host. What it gives is its own until it is freed; `source` starts as zeros. */
