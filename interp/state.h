@@ -1,12 +1,12 @@
-/* What the interpreter keeps: scopes and their cells, units of code, function code, modules. Internal to this room.
+/* What the interpreter keeps between evaluations: scopes and their cells, units of code, function code. Internal to this room.
  *
- * A unit is one text after resolution: its nodes, function code and constants. It lives as long as it runs or some function value
- * has code of it; then it goes, with its text, its entries and what was compiled for it (sweep.c).
+ * A unit is one text after resolution: its nodes, function code and constants. It lives while it runs and as long as a function value
+ * refers to code of it. Then sweep.c frees it, with its source text, its specializations and what was compiled for them.
  *
- * A scope is the top level of a module: a table of cells, which stays as long as the module can be imported or something has it or a
- * function of it. A name that is no local resolves to a cell of its module's scope,
- * whether or not it is defined yet: globals are late bound. A cell without a value reads its `shadow`, the builtin of the
- * same name, so a module may define a name that the standard library has too.
+ * A scope is the top level of a module: a table of cells, one for each name. It lives as long as the module can be imported, or a value
+ * refers to the module or to a function of it. A name that is no local resolves to a cell of its module's scope, whether or not it is
+ * defined yet: globals are late bound. A cell without a value reads its `shadow`, the cell of the builtin with the same name, so that a
+ * module may define names that the standard library has, too.
  */
 #ifndef INTERP_STATE_H
 #define INTERP_STATE_H
@@ -17,7 +17,7 @@
 
 typedef struct node node;
 
-/* Evaluates a node on a frame. Owned result; error and signal values travel up (value_stops). */
+/* Evaluates a node on a frame. The caller owns the result; error and signal values (value_stops) are handed up. */
 typedef qn_value (*eval_fn)(qn_vm *vm, node *n, qn_value *fp);
 
 /* ---- scopes ------------------------------------------------------------------------------------------------------- */
@@ -33,7 +33,7 @@ typedef struct global_cell {
   span decl;                  /* where it was last defined, for notes; holds that text */
 } global_cell;
 
-/* The global has been defined at this place. */
+/* Remembers where the global was defined last, and keeps that source text. */
 static inline void cell_defined(qn_vm *vm, global_cell *c, span at) {
   if (c->decl.source != at.source) {
     source_hold(vm, at.source);
@@ -56,14 +56,14 @@ typedef struct scope {
   /* Of the main scope: the name of the text that runs, which is what its imports come from; of a file: how it was called; NULL: none. */
   char *text;
   qn_module *module;      /* the module value's object; the scope owns one reference */
-  struct scope *importer; /* while loading: who asked, for messages about cycles */
-  int depth;              /* while loading: of the evaluation (vm->depth) */
-  struct scope *next;     /* of the VM */
+  struct scope *importer; /* while loading: the scope that imports it, for messages about cycles */
+  int depth;              /* while loading: vm->depth of the evaluation that loads it */
+  struct scope *next;     /* in the VM's list */
   bool library;           /* embedded text: no warnings */
   uint64_t written;       /* hash of a file's text, to tell whether it has changed since */
   qn_module **imports;    /* of a file: the modules of files that it imported, owned, as they were then */
   uint32_t nimports, imports_cap;
-  uint32_t looked; /* the last search for changed files that came here */
+  uint32_t looked; /* number of the last search for changed files that visited this scope (interp.searches) */
 } scope;
 
 /* The cell of a name in a scope, made if need be; NULL with an error raised. `name` is interned. */
@@ -75,21 +75,21 @@ QN_MUST_CHECK bool scope_bind(qn_vm *vm, scope *s, const char *name, qn_value v)
 QN_MUST_CHECK scope *scope_new(qn_vm *vm, scope *outer, const char *name);
 void scope_drop_values(qn_vm *vm, scope *s);
 void scope_free(qn_vm *vm, scope *s);
-/* A name that nothing defines, where it stands, and variables around it with names much like it (up to NULL), or NULL. */
+/* A name that nothing defines, as messages need it. */
 typedef struct undefined_name {
   const qn_str *name;
-  const char *const *near;
+  const char *const *near; /* names of variables around it that are spelled much like it, up to a NULL; or NULL */
   span at;
-  uint32_t unit; /* that is being compiled, whose names count as the scope's; 0: none */
+  uint32_t unit; /* number of the unit being resolved, whose definitions count as the scope's; 0: none */
   bool size;     /* it stands in an expression among the sizes of a signature */
 } undefined_name;
 /* Raises E401 with the nearest names: those of the scope, and the variables. */
 qn_value raise_undefined(qn_vm *vm, const scope *s, const undefined_name *u);
-/* E401 for n (at least one) different names of a text, in one report. */
+/* Raises one E401 for all n (at least one) undefined names of a text. */
 void raise_undefined_all(qn_vm *vm, const scope *s, const undefined_name *list, uint32_t n);
-/* E401 for an assignment to a name that is no variable; names of `s`, if it is not NULL, are offered, too. */
+/* Raises E401 for an assignment to a name that is no variable. The message suggests names of `s`, too, unless it is NULL. */
 void raise_unknown_target(qn_vm *vm, const scope *s, const undefined_name *u);
-/* Value of a cell or of what it shadows; unset if there is neither. Borrowed. */
+/* The value of a cell, or of the builtin that it shadows; unset if neither has one. Borrowed. */
 static inline qn_value cell_get(const global_cell *c) {
   return c->value.head == TAG_UNSET && c->shadow ? c->shadow->value : c->value;
 }
@@ -129,15 +129,15 @@ typedef struct fn_code {
   uint32_t ncaptures; /* captured locals; defaults follow them in the function value */
   uint32_t ninitial;  /* defaults */
   uint32_t ndims, ndata;
-  uint8_t watched; /* typed, or reads globals that may be data: run_frame looks closer */
-  bool rest;       /* the last parameter collects further positionals */
-  bool checks;     /* some size in a type is an expression */
-  bool typed;      /* some parameter or the result has a type */
+  uint8_t watched; /* a call must go through run_watched: there are types, or globals that may hold arrays */
+  bool rest;       /* the last parameter collects further positional arguments */
+  bool checks;     /* some size in a type is an expression: types are matched twice */
+  bool typed;      /* some parameter has a type */
   fn_param *params;
   qn_str **capture_names;
   fn_dim *dims;
-  /* globals that the body reads other than to call them: what makes a call interesting to the recorder */
-  global_cell **data;
+  global_cell *
+      *data; /* globals that the body reads other than to call them: a call may be worth compiling for their arrays */
   type_sig *result;
   span result_at;
   node *body;
@@ -154,30 +154,30 @@ typedef struct unit {
   uint32_t number;
   qn_value *kept; /* owned constants and names */
   uint32_t nkept, kept_cap;
-  void **layouts; /* record_layout * of field sites: addresses of the slots that own a reference */
+  void **layouts; /* addresses of all field_cache.layout and n_record.layout in nodes; each owns a reference */
   uint32_t nlayouts, layouts_cap;
   node *body;
   uint32_t nslots;
 } unit;
 
-/* A builtin as the interpreter holds it: fn->code of FN_BUILTIN values made here points to `def`. */
+/* A builtin: its row with what calls need of its signature. fn->code of an FN_BUILTIN value points to one (its first field). */
 typedef struct builtin_info {
   builtin_def def;
   signature sig;
-  qn_value *defaults; /* of the parameters, as calls have them that give none; unset where one must be given */
-  bool parsed;
-  bool named; /* some parameter is given by keyword only */
-  bool moves; /* a parameter takes a value over to change it */
-  bool pure;  /* it calls and changes nothing, and has at most PURE_PARAMS parameters ... */
-  /* ... while this one, 1 + its number, the function that it calls otherwise, is not given; 0: always */
-  uint8_t chooses;
+  qn_value *defaults; /* one for each parameter; unset where an argument must be given */
+  bool parsed;        /* sig and defaults are there: they are made by the first call */
+  bool named;         /* some parameter is given by keyword only */
+  bool moves;         /* some parameter takes its value over, to change it in place */
+  bool pure;          /* it calls no function and changes nothing, and has at most PURE_PARAMS parameters ... */
+  uint8_t
+      chooses; /* ... unless parameter number chooses - 1, a function that it then calls, is given; 0: there is no such one */
   uint8_t rest; /* 1 + the number of the rest parameter; 0: there is none */
 } builtin_info;
 
-/* Where an evaluation is: each call of the API has its own. */
+/* What errors need to know of an evaluation in progress. Each call of the API has its own (api.c). */
 typedef struct interp_place {
-  span calling;     /* place of the innermost builtin that calls functions */
-  span error_place; /* of the call that an error passed last: where the next frame of its trace lies */
+  span calling;     /* the call of the innermost builtin: calls that it makes have no text of their own */
+  span error_place; /* the call that the pending error has left last: the next frame of its trace lies there */
   /* 1 + the number of the argument that the signature of the called function has just refused, or 0 */
   uint32_t refused;
   bool rethrown; /* the pending error came with a trace that has the current function's frame already */
@@ -194,17 +194,17 @@ typedef struct interp {
   uint32_t recent[RECENT_PROMPTS]; /* the prompt's latest texts, held: notes, :copies and logs speak of them */
   bool prompting;                  /* an input of the prompt runs: imports of files that have changed load them again */
   uint32_t searches;               /* for changed files among the imports of modules, so far */
-  uint32_t comment;           /* the prompt's last text if it was but a comment (held for the text below it), else 0 */
-  uint32_t nunits, sweep_at;  /* units; when so many are there, those that are dead are looked for */
-  uint32_t ndropped, drop_at; /* the same of scopes without a key */
-  uint32_t loose[LOOSE_TEXTS], nloose; /* texts without a unit, the latest of which an error may be about */
+  uint32_t comment; /* the prompt's last text if it was nothing but a comment (held for the text below it), else 0 */
+  uint32_t nunits, sweep_at;           /* units there are; from `sweep_at` on units_sweep looks for dead ones */
+  uint32_t ndropped, drop_at;          /* scopes without a key; from `drop_at` on it looks for dead ones */
+  uint32_t loose[LOOSE_TEXTS], nloose; /* the last texts that got no unit (their errors may still show them), a ring */
   builtin_info *builtins;              /* rows of the table, then the ops */
   uint32_t nbuiltins, builtins_cap;
   char (*signatures)[96]; /* of the op functions */
   qn_str *lambda;         /* what functions without a name are called in messages: "fn" */
   qn_value returned;      /* what `return` carries while its signal travels */
   qn_list *
-      list; /* an empty list with room for LIST_KEPT items, for the next call that borrows a list of arguments; or NULL */
+      list; /* kept for calls that borrow a list of arguments: empty, with room for LIST_KEPT items; NULL while one uses it */
   interp_place place;
 } interp;
 static inline interp *interp_of(qn_vm *vm) { return (interp *)vm->interp; }
@@ -217,23 +217,24 @@ _Static_assert(TAG_ERROR == 8 && TAG_SIGNAL == 10, "value_stops tests both at on
 /* An error or a signal: evaluation must not go on. */
 static inline bool value_stops(qn_value v) { return __builtin_expect((v.head & ~(uint64_t)2) == TAG_ERROR, 0); }
 
-/* Replaces a variable's value; takes over `v`. */
+/* Replaces the value of a slot, which owns it; takes over `v`. */
 static inline void slot_set(qn_vm *vm, qn_value *slot, qn_value v) {
   qn_value old = *slot;
   *slot = v;
   value_release(vm, old);
 }
 
-/* ---- what goes (sweep.c) ---- */
+/* ---- freeing (sweep.c) ------------------------------------------------------------------------------------------------------ */
 
-/* Frees all units and scopes that nothing refers to; not often, so that each eval pays for a few. */
+/* Frees all units and scopes that nothing refers to, once there are twice as many as after the last time: cheap on average. */
 void units_sweep(qn_vm *vm);
-/* A text has been run: it goes, unless something that it left behind keeps it. */
+/* The unit has been run: frees it, unless a function value, or an error, still refers to it. */
 void unit_done(qn_vm *vm, unit *u);
 
 /* ---- units and modules (module.c) ------------------------------------------------------------------------------------------ */
 
-/* Resolves and runs the text of a scope. Owned result. */
+/* Parses, resolves and runs a source text in a scope. Owned result. `prompt`: qn_eval_prompt's rules; a text that needs more lines is
+ * nil with *incomplete set (else it may be NULL). */
 QN_MUST_CHECK qn_value run_text(qn_vm *vm, scope *s, uint32_t source, bool prompt, bool *incomplete);
 /* The module that `import` means; a module value (owned). */
 QN_MUST_CHECK qn_value import_module(qn_vm *vm, scope *from, const char *name, bool path, span at);
@@ -241,7 +242,7 @@ QN_MUST_CHECK qn_value import_module(qn_vm *vm, scope *from, const char *name, b
 /* ---- resolver (resolve.c) ---------------------------------------------------------------------------------------------------- */
 
 typedef struct ast_module ast_module;
-/* Turns a tree into a unit; NULL with an error raised. Warnings are for the caller to write. */
+/* Turns a tree into a unit, which the VM owns; NULL with an error raised. Adds its warnings to `warnings`. */
 QN_MUST_CHECK unit *resolve_unit(qn_vm *vm, scope *s, const ast_module *tree, uint32_t source, bool prompt,
                                  text_buf *warnings);
 void unit_free(qn_vm *vm, unit *u);
