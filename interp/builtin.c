@@ -1,8 +1,8 @@
 /* The builtin scope: rows of the standard library's table, the functions that the op table gives, dtypes and devices.
  *
  * An op of class POINTWISE, REDUCE or SCAN is a function of its name, unless the table has a row of that name, which wins.
- * Each gets a C function of its own from ops.def, because a builtin's function is told its arguments only. Signatures are
- * parsed at the first call.
+ * Each gets a C function of its own from ops.def, since a builtin's function gets nothing but its arguments. Signatures are parsed at
+ * the first call.
  */
 #include <string.h>
 

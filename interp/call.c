@@ -6,9 +6,11 @@
  * `bind`, which fills one value per parameter for user functions and builtins alike. Keyword arguments wait on the stack
  * as pairs of name and value behind the positional ones.
  *
+ * A builtin is called generally (call_bound), or, where a node has called it before, as it was laid out at the site: README.md
+ * describes both ways, and how `xs = f(xs, ...)` lends the variable's own reference to the call (lend).
+ *
  * A user call with arrays asks its anchor whether the compiler wants it (rec_call); inside a recording it is announced by
- * rec_enter and rec_leave. An assignment `xs = f(xs, ...)` or `r.a = f(r.a, ...)` may lend the place's own reference to the
- * call, so that the callee finds a value with one owner and updates it in place.
+ * rec_enter and rec_leave.
  */
 #include <stdio.h>
 #include <string.h>
@@ -131,7 +133,7 @@ static qn_value run_recorded(void *ctx) {
   return v;
 }
 
-/* Is there an array or container among what the call works on? */
+/* Is there an array, list or record among the arguments, captures, or globals that the function reads? */
 static bool call_has_data(const fn_code *code, const qn_value *fp) {
   for (uint32_t i = 0; i < code->nparams; i++)
     if (value_is_data(fp[i])) return true;
@@ -149,7 +151,7 @@ static int64_t call_elements(const fn_code *code, const qn_value *fp) {
   return n;
 }
 
-/* Does this call of a function that has to do with arrays go through its anchor? */
+/* Should rec_call run this call? Counts it for its anchor if not. */
 static inline bool call_asks(qn_vm *vm, fn_code *code, const qn_value *fp) {
   if (anchor_wants(vm, &code->anchor)) return true;
   if (code->anchor.state == ANCHOR_RESTING && anchor_wakes(&code->anchor, call_elements(code, fp))) return true;
@@ -205,7 +207,7 @@ static __attribute__((noinline)) qn_value run_watched(qn_vm *vm, fn_code *code, 
   return r;
 }
 
-/* The expression that a call gives parameter i; NULL: a default, a part of what is spread, or `n` is. */
+/* The expression that gives parameter i its value; NULL for a default, a part of what is spread, or if `n` is NULL. */
 static const node *argument_of(const n_call *n, const fn_code *code, uint32_t extra, uint32_t i) {
   if (n && i < extra) return n->callee;
   for (uint32_t k = 0, next = extra; n && k < n->n; k++) {
@@ -235,7 +237,7 @@ static void text_tree(text_buf *t, qn_value v, int depth) {
   text_adds(t, list ? n == 1 ? ",)" : ")" : "}");
 }
 
-/* What the argument `arg` was, under its text: shapes, also those in a tree. */
+/* Adds a note with the shape of an argument, or the shapes in a tree, under its text. */
 static void note_argument(qn_vm *vm, const node *arg, qn_value v) {
   if (!arg) return;
   if (value_is(v, TAG_ARRAY)) note_operand(vm, arg->at, v, arg);
@@ -246,11 +248,12 @@ static void note_argument(qn_vm *vm, const node *arg, qn_value v) {
   text_free(&t);
 }
 
-/* Is the error one of the shapes and dtypes of operands, which a recording meets where the interpreter does? */
+/* Is the error about shapes or dtypes of operands? */
 static bool about_shapes(error_id id) { return id >= E_shape && id <= E_ragged && id != E_weak_range; }
 
-/* A call of the function in fp[-1] at `at` has failed: `n` with `extra` receivers where the program's text made it. An error
- * of the call itself (its arguments, an interrupt) lies in the caller. */
+/* The call of the function in fp[-1], which the program makes at `at`, has failed: gives the pending error its place, its frame of the
+ * trace and notes. `n` (NULL: called from C) is the call's node, with `extra` receivers. An error of the call itself (a refused argument,
+ * an interrupt) belongs to the caller. */
 static __attribute__((noinline, cold)) void leave_failed(qn_vm *vm, const qn_value *fp, span at, const n_call *n,
                                                          uint32_t extra) {
   interp *ip = interp_of(vm);
@@ -274,8 +277,8 @@ static __attribute__((noinline, cold)) void leave_failed(qn_vm *vm, const qn_val
   for (uint32_t i = 0; i < code->nparams; i++) note_argument(vm, argument_of(n, code, extra, i), fp[i]);
 }
 
-/* Runs a function whose frame holds its function value and arguments; vm->sp is the end of these. Pops the frame. `heads` is
- * the union of the arguments' header words. */
+/* Runs a function. Its frame at `fp` holds the function value and the arguments, which end at vm->sp; pops it. `heads`: the arguments'
+ * header words, or-ed. `at`, `n` and `extra` as for leave_failed. */
 static inline __attribute__((always_inline)) qn_value run_frame(qn_vm *vm, fn_code *code, qn_value *fp, uint64_t heads,
                                                                 span at, const n_call *n, uint32_t extra) {
   for (uint32_t i = code->nparams; i < code->nslots; i++) fp[i] = value_nil();
@@ -305,7 +308,7 @@ static __attribute__((noinline, cold)) void builtin_failed(qn_vm *vm, const buil
   ip->place.rethrown = info->def.effect == BUILTIN_STATE;
 }
 
-/* Calls a builtin whose arguments lie on the stack, one per parameter. */
+/* Calls a builtin on arguments that lie on the stack, one for each parameter; the recorder is told. */
 static qn_value run_builtin(qn_vm *vm, const builtin_info *info, qn_value *args, span at) {
   bool lossy;
   if (!rec_builtin(vm, &info->def, &info->sig, args, at, &lossy)) return value_error();
@@ -411,8 +414,8 @@ static bool bind(qn_vm *vm, const params *p, qn_value *pos, uint32_t npos, qn_va
 
 /* ---- any call --------------------------------------------------------------------------------------------------------------------- */
 
-/* Takes the own reference of what the result will replace away for the time of a call, so that the argument is the only owner. NULL:
- * that cannot be done. */
+/* Takes from the variable (or field, or item) that the call's result will replace its own reference, so that the argument `arg` is the
+ * only owner of its value. Gives where it was taken from, to be given back if the call fails; NULL: it was not possible. */
 static qn_value *lend(const qn_vm *vm, const n_call *n, qn_value *fp, qn_value arg) {
   if (!value_is_heap(arg)) return NULL;
   qn_value *var = n->moved->kind == N_GLOBAL ? &((n_global *)n->moved)->cell->value : peek(vm, n->moved, fp, true);
@@ -422,15 +425,15 @@ static qn_value *lend(const qn_vm *vm, const n_call *n, qn_value *fp, qn_value a
   return var;
 }
 
-/* The same for a builtin on these arguments, if a parameter takes over what the call's result will replace. */
+/* As lend, for a builtin: only if its parameter is one that takes the value over. */
 static qn_value *lend_moved(const qn_vm *vm, const n_call *n, qn_value *fp, const builtin_info *info,
                             const qn_value *args) {
   bool moves = n && n->moved && n->moved_arg < (uint32_t)info->sig.nparams && info->sig.params[n->moved_arg].move;
   return moves ? lend(vm, n, fp, args[n->moved_arg]) : NULL;
 }
 
-/* A builtin has failed on these arguments, one for each parameter: the error gets the place of the call, and one of shapes and dtypes
- * the arrays among the arguments. `extra`: the first is the receiver. */
+/* A builtin has failed on these arguments, one for each parameter: the error gets the place of the call and, if it is about shapes or
+ * dtypes, notes on the arrays among the arguments. `extra`: the first one is the receiver. */
 static __attribute__((noinline, cold)) void note_arguments(qn_vm *vm, const n_call *n, const builtin_info *info,
                                                            const qn_value *args, bool extra) {
   raise_at(vm, n->h.at);
@@ -473,7 +476,8 @@ static qn_value kwargs_record(qn_vm *vm, qn_value *kw, uint32_t nkw) {
   return value_obj(TAG_RECORD, r);
 }
 
-/* Calls base[0] on base[1..npos] and nkw pairs behind them; pops all of it. `n` may be NULL (calls from builtins). */
+/* The general call: of base[0] on base[1..npos] and nkw keyword pairs behind them; pops all of these. `n` and `fp` are the call's node and
+ * the caller's frame; NULL for a call from C. */
 static qn_value call_bound(qn_vm *vm, qn_value *base, uint32_t npos, uint32_t nkw, span at, const n_call *n,
                            qn_value *fp) {
   qn_value f = base[0], *pos = base + 1, *kw = pos + npos, r = value_error();
@@ -581,7 +585,7 @@ static bool push_argument_spread(qn_vm *vm, qn_value v, span at, uint32_t *npos,
   return ok;
 }
 
-/* Evaluates arguments behind the function (and receiver) on the stack, whatever they are, and calls. */
+/* Evaluates the arguments, behind the function and its receiver, which lie on the stack, and calls in the general way. */
 static __attribute__((noinline)) qn_value call_mixed(qn_vm *vm, n_call *n, qn_value *base, uint32_t npos,
                                                      qn_value *fp) {
   uint32_t nkw = 0;
@@ -610,15 +614,15 @@ error:
 
 /* ---- calls of builtins that are laid out ---------------------------------------------------------------------------------------- */
 
-/* Is it a variable or a constant, whose value is had without evaluating anything? */
+/* Is it a variable or a constant, whose value can be read without evaluating anything? */
 static bool readable(const node *a) { return a->kind == N_LOCAL || a->kind == N_GLOBAL || a->kind == N_CONST; }
 static inline __attribute__((always_inline)) qn_value read_here(const node *a, const qn_value *fp) {
   if (a->kind == N_LOCAL) return fp[a->slot];
   return a->kind == N_CONST ? ((const n_const *)a)->v : ((const n_global *)a)->cell->value;
 }
 
-/* How call_borrowing calls the node, if it does: its arguments are variables and constants. One list of few of such may be among them;
- * those of a rest parameter are such a list. */
+/* How call_borrowing can call the node: BORROWS_VALUES if all arguments are variables and constants, BORROWS_LIST if there is one list of
+ * at most LIST_KEPT such among them, or a rest parameter collects them into one; else BORROWS_NOT. */
 static uint8_t borrows(const n_call *n, const builtin_info *info) {
   uint32_t lists = info->rest != 0;
   if (n->nrest > LIST_KEPT) return BORROWS_NOT;
@@ -633,8 +637,8 @@ static uint8_t borrows(const n_call *n, const builtin_info *info) {
   return lists ? BORROWS_LIST : BORROWS_VALUES;
 }
 
-/* Gives the node's arguments the numbers of the parameters that they are, `extra` receivers before them. False: there are spreads, or
- * the call is wrong, which binding says better. */
+/* Lays the call out for a builtin: gives each argument the number of its parameter, with `extra` receivers before them. False if there are
+ * spreads, or the arguments do not fit: binding them words the error. */
 static __attribute__((noinline)) bool lay_out(n_call *n, const builtin_info *info, uint32_t extra) {
   enum { MOST = 64 };
   uint32_t nparams = (uint32_t)info->sig.nparams, next = extra, rest = info->rest ? info->rest - 1u : nparams;
@@ -668,14 +672,15 @@ static __attribute__((noinline)) bool lay_out(n_call *n, const builtin_info *inf
   return true;
 }
 
-/* Is the node laid out for this builtin? It is so once, since the numbers must not change below a call that uses them: where another
- * builtin is called later, its call binds. So does `r.f(...)` of a field f, which has no receiver. */
+/* Is the node laid out for this builtin, now or before? A node is laid out only once, since a call in progress uses the numbers: another
+ * builtin that it calls later is called in the general way. So is a function in a field, `r.f(...)`, which takes no receiver. */
 static inline bool laid_out(n_call *n, const builtin_info *info, uint32_t extra) {
   if (extra != (n->method != NULL)) return false;
   return n->laid ? n->laid == info : lay_out(n, info, extra);
 }
 
-/* Evaluates the arguments into a frame of one value for each parameter, and calls. Takes over the receiver (unset: none). */
+/* Calls the builtin that the node is laid out for: evaluates the arguments into a frame of one value for each parameter. Takes over the
+ * receiver (unset: there is none). */
 static __attribute__((noinline)) qn_value call_evaluating(qn_vm *vm, n_call *n, const builtin_info *info,
                                                           qn_value receiver, qn_value *fp) {
   uint32_t nparams = (uint32_t)info->sig.nparams;
@@ -708,9 +713,9 @@ static __attribute__((noinline)) qn_value call_evaluating(qn_vm *vm, n_call *n, 
   return vm_pop_with(vm, args, r);
 }
 
-/* The call of a pure builtin by a node whose arguments are all read where they lie (n->borrows), outside of recordings: nothing is
- * evaluated, and the builtin changes nothing, so that the frame needs no references. A list of them lies in one that is kept for such
- * calls. The receiver is borrowed (unset: none). `list`: n->borrows is BORROWS_LIST. */
+/* Calls the pure builtin that the node is laid out for, outside of recordings, where all arguments are variables and constants
+ * (n->borrows). Nothing is evaluated, and the builtin changes nothing, so that the arguments are passed without references. A list among
+ * them is made in interp.list. Borrows the receiver (unset: there is none). `list`: n->borrows is BORROWS_LIST. */
 static inline __attribute__((always_inline)) qn_value borrow(qn_vm *vm, n_call *n, const builtin_info *info,
                                                              qn_value receiver, qn_value *fp, bool list) {
   qn_value in[PURE_PARAMS], v;
@@ -787,7 +792,7 @@ static inline qn_value call_borrowing(qn_vm *vm, n_call *n, const builtin_info *
   return n->borrows == BORROWS_LIST ? borrow_list(vm, n, info, receiver, fp) : borrow_values(vm, n, info, receiver, fp);
 }
 
-/* The call of the builtin for which the node is laid out, outside of recordings; takes over the receiver (unset: none). */
+/* Calls the builtin that the node is laid out for, outside of recordings. Takes over the receiver (unset: there is none). */
 static inline qn_value call_laid(qn_vm *vm, n_call *n, const builtin_info *info, qn_value receiver, qn_value *fp) {
   if (!n->borrows) return call_evaluating(vm, n, info, receiver, fp);
   qn_value r = call_borrowing(vm, n, info, receiver, fp);
@@ -824,7 +829,7 @@ static inline __attribute__((always_inline)) qn_value call_positional(qn_vm *vm,
   return run_frame(vm, code, base + 1, heads, n->h.at, n, extra);
 }
 
-/* dtype(x): a literal's numbers are stored in the dtype at once. */
+/* dtype(x). The numbers of an array literal are stored in the dtype at once. */
 static __attribute__((noinline)) qn_value call_dtype(qn_vm *vm, n_call *n, qn_dtype dtype, qn_value *fp) {
   node *a = n->args[0].value;
   if (a->kind == N_ARRAY && dtype_public((int)dtype)) return array_literal(vm, (const n_items *)a, fp, (int)dtype);
@@ -865,7 +870,7 @@ static __attribute__((noinline)) qn_value call_global(qn_vm *vm, n_call *n, qn_v
   return call_positional(vm, n, value_retain(f), value_unset(), fp);
 }
 
-/* The common callees are what a variable of the top level holds: a builtin for which the node is laid out, or a function of the program. */
+/* The common cases come first: a variable of the top level holds the builtin that the node is laid out for, or a function of the program. */
 qn_value eval_call(qn_vm *vm, node *h, qn_value *fp) {
   n_call *n = (n_call *)h;
   if (!n->direct || rec_hears_globals(vm)) return call_any(vm, n, fp);
@@ -902,7 +907,7 @@ static qn_value find_method(qn_vm *vm, const n_call *n, qn_value *fp) {
   return value_unset();
 }
 
-/* Is this the builtin of the method's name? */
+/* Is it the builtin that has the method's name? */
 static bool is_builtin_method(const n_call *n, qn_value f) {
   if (f.head != TAG_FN) return false;
   for (uint32_t i = 0; i < n->ncandidates; i++) {
@@ -956,8 +961,8 @@ static __attribute__((noinline, cold)) qn_value fail_method(qn_vm *vm, n_call *n
   return raise_text(vm, E_undefined, at, &t);
 }
 
-/* Does the method of an array mean the builtin still for which the node is laid out? Only a call whose nearest candidate is a variable
- * of the top level is known to. */
+/* Does the method's name still mean the builtin that the node is laid out for? Only known if the nearest candidate is a variable of the top
+ * level; of the receiver, which may have a field of that name, the caller knows. */
 static inline bool means_laid(const qn_vm *vm, const n_call *n) {
   if (!n->laid || rec_hears_globals(vm) || n->candidates[0]->kind != N_GLOBAL) return false;
   qn_value f = cell_get(((n_global *)n->candidates[0])->cell);
@@ -999,8 +1004,8 @@ qn_value eval_method(qn_vm *vm, node *h, qn_value *fp) {
   return call_node(vm, n, f, receiver, fp);
 }
 
-/* The function of the library, written in Quern, that a call has called, or NULL. Only by names: variables of the top level, and what
- * modules have. */
+/* The code of the library's function, written in Quern, that a call has called; NULL for others. Only callees that are variables of the
+ * top level, or names in a module that is one, are known. */
 static const fn_code *library_code(qn_vm *vm, const n_call *c) {
   if (c->callee->kind != N_GLOBAL) return NULL;
   qn_value f = cell_get(((const n_global *)c->callee)->cell);
@@ -1021,7 +1026,7 @@ static const char *variable_name(const node *n, const char *other) {
   return n && n->kind == N_GLOBAL ? ((const n_global *)n)->cell->name->text : other;
 }
 
-/* The call gave a value that nothing takes. Names of the hint are those of the call where they are variables. */
+/* Raises the error of a library function's value that nothing uses. The hint shows the call with the program's own variables. */
 static __attribute__((noinline, cold)) qn_value fail_lost_result(qn_vm *vm, const n_call *c, const fn_code *code) {
   text_buf t = {.vm = vm}, call = {.vm = vm};
   text_span(vm, &call, c->h.at);

@@ -1,6 +1,6 @@
 /* Expressions other than operators and calls: lists, records, strings with values in them, fields, indices, closures.
  *
- * Items under construction wait on the value stack, so that an error or signal half-way is one vm_pop_to.
+ * Items under construction wait on the value stack, so that leaving half-way, by an error or a signal, is one vm_pop_to.
  */
 #include <string.h>
 
@@ -9,7 +9,7 @@
 
 /* ---- lists and records ------------------------------------------------------------------------------------------------ */
 
-/* Appends what `..value` spreads: items of a list or range, rows of an array. Takes over `v`. */
+/* Appends to a list what `..v` spreads: items of a list or range, rows of an array. Takes over `v`. */
 static bool append_spread(qn_vm *vm, qn_list *out, qn_value v, span at) {
   bool ok = true;
   if (value_is(v, TAG_LIST)) {
@@ -68,7 +68,7 @@ qn_value eval_list(qn_vm *vm, node *h, qn_value *fp) {
   return value_obj(TAG_LIST, l);
 }
 
-/* A literal of fixed names: its layout is found once. */
+/* A literal without spreads. Its first evaluation sets the fields by their names and remembers the layout; later ones copy items. */
 static qn_value record_fixed(qn_vm *vm, n_record *n, qn_value *fp) {
   qn_value *mark = vm->sp;
   if (!vm_enter(vm, n->n)) return raise_at(vm, n->h.at);
@@ -140,7 +140,7 @@ stop:
 
 qn_value eval_template(qn_vm *vm, node *h, qn_value *fp) {
   n_template *n = (n_template *)h;
-  bool own = false; /* the part before has lines of its own */
+  bool own = false; /* the part before was set over lines of its own, so that a new line begins behind it */
   qn_value v;
   text_buf t = {.vm = vm};
   vm_owned held;
@@ -195,7 +195,7 @@ qn_value eval_range(qn_vm *vm, node *h, qn_value *fp) {
   return r ? value_obj(TAG_RANGE, r) : value_error();
 }
 
-/* The names that a failed look-up could have meant. */
+/* Adds names that a failed look-up could have meant: those spelled much like it, or, where these are few, all (behind the word `all`). */
 static void add_names(text_buf *t, qn_vm *vm, const char *wanted, const char **names, int n, const char *all) {
   text_buf near = {.vm = vm};
   if (text_nearest(&near, wanted, names, n) && near.text && !near.failed) {
@@ -207,13 +207,13 @@ static void add_names(text_buf *t, qn_vm *vm, const char *wanted, const char **n
   text_free(&near);
 }
 
-/* A function that anything can be the first argument of: `x.mean` lacks its parentheses. */
+/* Is there a builtin of this name? Then `x.mean` lacks its parentheses. */
 static bool names_function(qn_vm *vm, const qn_str *name) {
   const global_cell *c = scope_find(interp_of(vm)->builtin, name);
   return c && value_is(c->value, TAG_FN);
 }
 
-/* Of a field that is read by its key, r["name"] or r[k]: how one that may be missing is read. */
+/* If the field was read by its key, r["name"] or r[k] (`mark` is the bracket): adds how a field that may be missing is read. */
 static void text_by_key(qn_vm *vm, text_buf *t, span mark) {
   enum { KEY_MOST = 32 };
   const source_text *s = source_get(vm, mark.source);
@@ -265,8 +265,8 @@ static __attribute__((cold)) qn_value no_field(qn_vm *vm, qn_value v, const qn_s
       text_addf(&t, ", and map(xs, fn(r) r.%s) those of all", name->text);
   }
   bool record = value_is(v, TAG_RECORD), module = value_is(v, TAG_MODULE);
-  bool hintd = !record && !module && !is_array_field(name);
-  const char *hint = hintd ? foreign_hint(foreign_member(v), name->text, name->len) : NULL;
+  bool foreign = !record && !module && !is_array_field(name);
+  const char *hint = foreign ? foreign_hint(foreign_member(v), name->text, name->len) : NULL;
   if (hint) text_addf(&t, ": %s", hint);
   bool function = !hint && !module && names_function(vm, name);
   if (!hint && (record || !function)) add_names(&t, vm, name->text, names, n, "it has");
@@ -369,7 +369,8 @@ qn_value *peek_path(const qn_vm *vm, const node *n, qn_value *fp, bool own) {
   }
 }
 
-/* Does the variable that has the field's name hold the name of a field that there is? What one of an outer function holds is not known. */
+/* Does the variable that has the field's name hold a text that is the name of a field of `r`? (What a variable of an outer function holds is
+ * not known here: it counts as one that does.) */
 static bool named_by_variable(const n_field *n, const qn_record *r, const qn_value *fp) {
   if (n->h.flag == NAMESAKE_NONE || n->h.flag == NAMESAKE_OUTER) return n->h.flag == NAMESAKE_OUTER;
   qn_value v = n->h.flag == NAMESAKE_LOCAL ? fp[n->h.slot] : n->namesake->value;
@@ -412,7 +413,7 @@ static qn_value fail_record_index(qn_vm *vm, qn_value x, qn_value key) {
   return raise_text(vm, E_index_kind, SPAN_NONE, &t);
 }
 
-/* Any value by one index value. Borrows both. */
+/* x[i] for any values; borrows both. */
 static qn_value get_one(qn_vm *vm, qn_value x, qn_value i, span at) {
   if (value_is(i, TAG_STR)) {
     if (value_is(x, TAG_RECORD)) return key_get(vm, x, i, at);
@@ -425,7 +426,7 @@ static qn_value get_one(qn_vm *vm, qn_value x, qn_value i, span at) {
   return array ? op_index(vm, x, &item, 1) : index_get(vm, x, &item, 1);
 }
 
-/* Is an array literal written as an item of another one? */
+/* Is the node an array literal that is written as an item of another one? */
 static bool is_row(qn_vm *vm, const node *n) {
   const source_text *source = n->kind == N_ARRAY ? source_get(vm, n->at.source) : NULL;
   if (!source) return false;
@@ -445,10 +446,10 @@ static qn_value finish_index(qn_vm *vm, n_index *n, qn_value x, qn_value r) {
   return r;
 }
 
-/* x[i] with one expression inside the brackets. */
+/* x[i] with one expression in the brackets. Flag: evaluating it rebinds the variable x. */
 qn_value eval_index_one(qn_vm *vm, node *h, qn_value *fp) {
   n_index *n = (n_index *)h;
-  bool local = n->object->kind == N_LOCAL && !h->flag; /* flag: the index rebinds the object's variable */
+  bool local = n->object->kind == N_LOCAL && !h->flag;
   qn_value x = local ? fp[n->object->slot] : eval(vm, n->object, fp);
   if (value_stops(x)) return x;
   qn_value i = local ? eval(vm, n->items[0], fp) : eval_beside(vm, n->items[0], fp, x);
@@ -507,7 +508,8 @@ static __attribute__((noinline)) qn_value index_evaluated(qn_vm *vm, n_index *n,
   return finish_index(vm, n, x, r);
 }
 
-/* Of an array in a variable by values that lie there, too, nothing is evaluated, and all of it is borrowed. */
+/* x[items] in general. If x is a variable that holds an array, and the items are read from variables and constants, nothing is evaluated
+ * and no reference taken. */
 qn_value eval_index(qn_vm *vm, node *h, qn_value *fp) {
   n_index *n = (n_index *)h;
   index_item items[INDEX_READ];

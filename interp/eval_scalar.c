@@ -1,8 +1,8 @@
 /* Variables, constants and operators.
  *
  * A binary operator has one evaluator for each way its operands are found (local slot, constant, any node), made by the
- * macros below from one inline function per operator. The inline function handles plain ints and floats (the whole header
- * word is compared, so traced numbers never match); everything else goes out of line: arrays to op_apply, the rest to
+ * macros below from one inline function per operator, fast_NAME. That function computes on plain ints and floats (the whole header
+ * word is compared, so traced numbers never match). Everything else goes out of line: arrays to op_apply, the rest to
  * binary_values. `x = x op e` has evaluators of its own that change a number in x's slot and grow a text or list in place.
  *
  * Host arithmetic is exact for ints (overflow is an error) and IEEE for floats; what is not a single machine operation
@@ -33,7 +33,7 @@ void text_span(qn_vm *vm, text_buf *t, span at) {
   if (show < len) text_adds(t, " ...");
 }
 
-/* Where the variable that a node reads got its value. */
+/* Where the variable that a node reads was defined. */
 static span node_decl(const node *n) {
   if (n->kind == N_LOCAL) return ((const n_local *)n)->decl;
   if (n->kind == N_GLOBAL) return ((const n_global *)n)->cell->decl;
@@ -134,7 +134,7 @@ op_id op_of_ast(ast_op op) {
 
 /* ---- operators on plain numbers ---------------------------------------------------------------------------------------- */
 
-/* What is known about the right operand when the evaluator is chosen. */
+/* `known`: what the right operand is, if that was known when the evaluator was chosen. */
 enum { ANY, KNOWN_INT, KNOWN_FLOAT };
 #define INLINE static inline __attribute__((always_inline))
 
@@ -224,7 +224,7 @@ INLINE bool fast_mod(qn_value a, qn_value b, int known, qn_value *r) {
 
 #define OPERATORS(X) X(add) X(sub) X(mul) X(div) X(floordiv) X(mod) X(eq) X(ne) X(lt) X(le) X(gt) X(ge)
 
-/* Two plain numbers, where the forms above do it. */
+/* The operator on two plain numbers, by its inline function; false if it has none, or that leaves these numbers to others. */
 static bool fast_numbers(ast_op op, qn_value a, qn_value b, qn_value *r) {
   switch (op) {
 #define CASE(name)                                                                                                     \
@@ -253,7 +253,7 @@ static qn_value int_pow(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   return value_int(result);
 }
 
-/* Two ints, which the fast forms have left: an overflow, a divisor that is not positive, or another operator. */
+/* Two plain ints that fast_numbers has left: an overflow, a divisor that is not positive, or an operator without an inline function. */
 static qn_value int_binary(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   int64_t x = a.u.i, y = b.u.i, r;
   switch ((ast_op)n->op) {
@@ -297,7 +297,7 @@ static bool join(qn_vm *vm, const n_binary *n, qn_value *a, qn_value b) {
 const char nil_origin[] =
     "; nil comes of an if without else, of find where nothing is found, and of get and env without a default";
 
-/* Where a nil came from, if a call gave it: functions are worth their last statement. */
+/* Adds where an operand that is nil came from: which function gave it, or how nil comes about at all. */
 static void text_nil(text_buf *t, qn_value v, const node *n) {
   if (!value_is(v, TAG_NIL)) return;
   if (n && n->eval != eval_call && n->kind != N_CONST) {
@@ -318,7 +318,7 @@ static void text_nil(text_buf *t, qn_value v, const node *n) {
               ((const fn_code *)value_fn(f)->code)->name->text);
 }
 
-/* How numbers in records are computed with. */
+/* Adds how the numbers in records are computed with. */
 static void text_trees(text_buf *t, ast_op op, qn_value a, qn_value b) {
   bool both = value_is(a, TAG_RECORD) && value_is(b, TAG_RECORD);
   const char *sign = ast_op_spelling(op);
@@ -331,7 +331,7 @@ static void text_trees(text_buf *t, ast_op op, qn_value a, qn_value b) {
     text_addf(t, "; the numbers in a tree are computed by tree_map(fn(a) v %s a, x)", sign);
 }
 
-/* An operand that is a function was meant to be called. */
+/* Adds how an operand that is a function is called. */
 static void text_uncalled(qn_vm *vm, text_buf *t, qn_value v) {
   if (!value_is(v, TAG_FN)) return;
   text_adds(t, "; a function's value is had by calling it: ");
@@ -385,7 +385,7 @@ static inline qn_value apply(qn_vm *vm, const n_binary *n, qn_value a, qn_value 
   return n->op == AST_OP_matmul ? matmul(vm, n, value_array(a), value_array(b)) : op_binary(vm, (op_id)n->row, a, b);
 }
 
-/* Does OP_eq answer for these as the language does? A host bool is no number; beside an array it counts as one. */
+/* Does OP_eq give what the language's == gives for these? A host bool is no number; only beside an array it counts as one. */
 static bool op_equals(qn_value a, qn_value b) {
   return value_is(a, TAG_ARRAY) || value_is(b, TAG_ARRAY) || value_tag_of(a) == value_tag_of(b) ||
          (value_is_number(a) && value_is_number(b));
@@ -404,8 +404,8 @@ static bool is_kind_name(const char *name) {
   return false;
 }
 
-/* Is what an operand holds known where it stands: a literal, or a variable of the top level and what is reached from it? Parameters and
- * what loops go over may hold one kind or the other (`padding == "same"`). */
+/* Is the operand always of one kind: a literal, or a variable of the top level and what is reached from it? Parameters and loop variables
+ * may well hold one kind or another (`padding == "same"`). */
 static bool is_known_kind(const node *n) {
   while (n && (n->kind == N_FIELD || n->kind == N_INDEX))
     n = n->kind == N_FIELD ? ((const n_field *)n)->object : ((const n_index *)n)->object;
@@ -418,7 +418,7 @@ static bool has_text(qn_value list) {
   return l->len > 0 && value_is(l->items[0], TAG_STR);
 }
 
-/* The same of a container beside one value, which one of its items was meant to be compared with. */
+/* As never_equal, for a container beside a text, number or bool: one of its items was meant to be compared. */
 static const char *never_equal_held(const n_binary *n, qn_value a, qn_value b) {
   const node *held = n->a;
   if (value_is(b, TAG_LIST) || value_is(b, TAG_RECORD) || value_is(b, TAG_ARRAY)) {
@@ -446,8 +446,8 @@ static const char *never_equal_held(const n_binary *n, qn_value a, qn_value b) {
   return NULL;
 }
 
-/* What is to be said of a comparison that is the same whatever the values are, and by mistake: NULL for others. Texts beside numbers
- * and functions may be marks (`size == "same"`), unless they read as what they are compared with; nil is for comparing with. */
+/* The warning for a comparison of two kinds that are never equal, where it looks like a mistake; NULL for others. A text beside a number or
+ * a function may be a marker (`size == "same"`), unless it reads as a number, or as that function's name; nil is compared with anything. */
 static const char *never_equal(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   const char *held = never_equal_held(n, a, b);
   if (held) return held;
@@ -487,7 +487,7 @@ static const char *never_equal(qn_vm *vm, const n_binary *n, qn_value a, qn_valu
   return NULL;
 }
 
-/* Writes it, once at each place. */
+/* Writes the warning, if there is one, once for each node. */
 static void warn_unequal(qn_vm *vm, n_binary *n, qn_value a, qn_value b) {
   const char *why = n->warned ? NULL : never_equal(vm, n, a, b);
   if (!why) return;
@@ -501,7 +501,7 @@ static void warn_unequal(qn_vm *vm, n_binary *n, qn_value a, qn_value b) {
   text_free(&t);
 }
 
-/* Equality by structure: the answer depends on the numbers inside, and on the data of arrays. */
+/* == and != of values by structure. The recorder observes both, since the answer depends on all numbers and arrays in them. */
 static qn_value equal_trees(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   rec_at(vm, n->mark);
   qn_value x = rec_observe_tree(vm, a), y = value_is_error(x) ? x : rec_observe_tree(vm, b);
@@ -511,7 +511,7 @@ static qn_value equal_trees(qn_vm *vm, const n_binary *n, qn_value a, qn_value b
   return equal < 0 ? value_error() : value_bool((equal == 1) == (n->op == AST_OP_eq));
 }
 
-/* Borrows both. */
+/* `a op b` of any two values but texts and lists that are joined; borrows both. */
 static qn_value binary_borrowed(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   ast_op op = (ast_op)n->op;
   bool traced = (value_node(a) | value_node(b)) != 0;
@@ -539,7 +539,7 @@ static qn_value binary_borrowed(qn_vm *vm, const n_binary *n, qn_value a, qn_val
   return fail_kinds(vm, n, a, b);
 }
 
-/* The operation has failed: its place, and the shapes of arrays. */
+/* The operation has failed: gives the error its place, and notes with the shapes of arrays. */
 static __attribute__((noinline, cold)) void note_operands(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
   raise_at(vm, n->mark);
   if (!value_is(a, TAG_ARRAY) && !value_is(b, TAG_ARRAY)) return;
@@ -560,8 +560,8 @@ qn_value binary_values(qn_vm *vm, const n_binary *n, qn_value a, qn_value b) {
 
 enum { OWN_A = 1, OWN_B = 2 };
 
-/* `a op b` of any values where no fast form below does it; operands in `own` are taken over. One that stops the evaluation is the
- * result. Few elements of arrays come first. */
+/* `a op b` where the inline function does not do it. Operands in `own` are taken over. If one is an error or signal, that is the result.
+ * Arrays of few elements are tried first (op_binary_few). */
 static inline __attribute__((always_inline)) qn_value on_values(qn_vm *vm, const n_binary *n, qn_value a, qn_value b,
                                                                 int own) {
   qn_value r;
@@ -616,7 +616,7 @@ INLINE bool fast_other(qn_value a, qn_value b, int known, qn_value *r) {
             : (own) == OWN_B ? slow_own_b                                                                              \
                              : slow_own_both)(vm, n, a, b);                                                            \
   }
-/* Arrays in variables of the top level are read as they lie there, since reading the other operand changes none of them. */
+/* Arrays in variables of the top level are borrowed: reading the other operand cannot rebind them. */
 #define GET_VARIABLE_CONST                                                                                             \
   if (VALUE_OF(n->a).head == TAG_ARRAY && !rec_hears_globals(vm)) return slow(vm, n, VALUE_OF(n->a), n->k);            \
   GET_A_ANY GET_B_CONST
@@ -651,8 +651,8 @@ INLINE bool fast_other(qn_value a, qn_value b, int known, qn_value *r) {
 OPERATORS(EVALUATORS)
 EVALUATORS(other)
 
-/* The array that a node is worth, or whose transpose it is, without evaluating the node; NULL: only evaluating it tells. A transpose is
- * `turned`, which shares the elements and has no reference to them: for an op that runs at once, on the CPU. */
+/* The array that a node gives, found without evaluating the node; NULL if it must be evaluated. For the transpose of such an array (x.T)
+ * it is `turned`, made here as a view without a reference to the elements: good for an op that runs at once, on the CPU. */
 static inline qn_array *peek_matrix(const qn_vm *vm, const node *n, qn_value *fp, qn_array *turned) {
   const n_field *field = (const n_field *)n;
   bool turns = n->kind == N_FIELD && field->name->text[0] == 'T' && !field->name->text[1];
@@ -678,7 +678,7 @@ static inline qn_array *peek_matrix(const qn_vm *vm, const node *n, qn_value *fp
   return turned;
 }
 
-/* x @ y of variables and what is reached from them, and of the transposes of such: they are read as they lie there. */
+/* x @ y of variables, of what is reached from them, and of transposes of such: the operands are borrowed. */
 static qn_value eval_product(qn_vm *vm, node *h, qn_value *fp) {
   n_binary *n = (n_binary *)h;
   qn_array turned[2];
@@ -824,7 +824,7 @@ static __attribute__((cold)) qn_value fail_condition(qn_vm *vm, qn_value v, cons
   return raise_text(vm, E_condition, n->at, &t);
 }
 
-/* The same of an operand of `and`, `or`, by which other languages choose a value. */
+/* As fail_condition, for an operand of `and` or `or`: other languages choose a value by them. */
 static __attribute__((cold)) qn_value fail_operand(qn_vm *vm, qn_value v, const node *n) {
   if (!value_is(v, TAG_NIL) && !value_is(v, TAG_STR)) return fail_condition(vm, v, n);
   const char *more = value_is(v, TAG_NIL) ? " is not a condition; a default for nil is written if x == nil { d } else "
@@ -834,7 +834,7 @@ static __attribute__((cold)) qn_value fail_operand(qn_vm *vm, qn_value v, const 
   return raise_kind(vm, E_condition, n->at, v, more, "%s", "");
 }
 
-/* A bool, or a bool array with one element? */
+/* Can it be a condition: a bool, or a bool array of one element? */
 static bool truth_kind(qn_value v) {
   if (value_is(v, TAG_BOOL)) return true;
   return value_is(v, TAG_ARRAY) && dtype_is_bool(value_array(v)->dtype) && value_array(v)->size == 1;
@@ -853,7 +853,7 @@ int condition(qn_vm *vm, qn_value v, node *n) {
   return truth;
 }
 
-/* A one-element bool array as bool[]; takes over. */
+/* A bool array of one element as one of rank 0; other values as they are. Takes over `v`. */
 static qn_value as_rank0(qn_vm *vm, qn_value v) {
   if (!value_is(v, TAG_ARRAY) || value_array(v)->rank == 0) return v;
   qn_value r = op_reshape(vm, v, 0, NULL);
@@ -879,10 +879,10 @@ qn_value eval_not(qn_vm *vm, node *h, qn_value *fp) {
   return r;
 }
 
-/* The operands of `and`, `or` as arms. */
+/* An operand of `and` or `or` as an arm of rec_if. */
 typedef struct logic_arm {
   qn_vm *vm;
-  node *n; /* NULL: the value */
+  node *n; /* NULL: it is evaluated already, to `v` */
   qn_value *fp, v;
 } logic_arm;
 
@@ -899,7 +899,8 @@ static qn_value run_logic_arm(void *ctx, rec_exit *how) {
   return value_fail(a->vm, v);
 }
 
-/* The same where `a` (taken over) differs between the lanes of a vmap: `b` is evaluated for those that it decides. */
+/* `a and b`, `a or b` where `a` (taken over) differs between the lanes of a vmap: `b` is evaluated for those lanes whose `a` does not
+ * decide. */
 static qn_value logic_lanes(qn_vm *vm, n_binary *n, qn_value *fp, qn_value a, bool is_or) {
   logic_arm keep = {vm, NULL, fp, a}, other = {vm, n->b, fp, value_nil()};
   rec_arm arms[2] = {{run_logic_arm, is_or ? &keep : &other}, {run_logic_arm, is_or ? &other : &keep}};

@@ -25,7 +25,7 @@ static inline qn_value run_block(qn_vm *vm, n_block *n, qn_value *fp) {
 
 qn_value eval_block_plain(qn_vm *vm, node *h, qn_value *fp) { return run_block(vm, (n_block *)h, fp); }
 
-/* Variables of a block end with it, so that their values are not shared any longer when an update looks for one owner. */
+/* A block's variables are cleared when it ends: otherwise they would go on to share their values, and updates would have to copy. */
 qn_value eval_block(qn_vm *vm, node *h, qn_value *fp) {
   n_block *n = (n_block *)h;
   qn_value r = run_block(vm, n, fp);
@@ -52,7 +52,7 @@ typedef struct arm {
   qn_value *fp;
 } arm;
 
-/* How a value from an evaluation ends it; *v becomes what the recorder is to see. */
+/* How an arm or body has ended, by the value that it gave; *v becomes the value that the recorder gets. */
 static rec_exit exit_of(qn_vm *vm, qn_value *v) {
   if (!value_stops(*v)) return REC_VALUE;
   if (value_is_error(*v)) return REC_ERROR;
@@ -71,7 +71,7 @@ static qn_value run_arm(void *ctx, rec_exit *how) {
   return v;
 }
 
-/* A loop while the lanes of a vmap are open (rec.h); not on the stack, where recursion through loops would feel it. */
+/* The state of a loop that runs inside a vmap (rec.h, lanes). On the heap: on the C stack it would cost depth of recursion. */
 typedef struct vmap_loop {
   rec_frame frame;
   vm_owned held;
@@ -84,7 +84,7 @@ static void vmap_loop_drop(qn_vm *vm, void *what) {
   mem_free(vm, l, sizeof *l);
 }
 
-/* *out: NULL where no lanes are open. */
+/* Begins a loop; *out is NULL outside of vmap. False with an error raised. */
 static bool vmap_loop_begin(qn_vm *vm, vmap_loop **out, const node *h, const site *s, qn_value *fp) {
   *out = NULL;
   if (!rec_in_vmap(vm)) return true;
@@ -101,7 +101,7 @@ static bool vmap_loop_begin(qn_vm *vm, vmap_loop **out, const node *h, const sit
   return true;
 }
 
-/* After a body. False: the loop is over, and *r nil or the error value. */
+/* After a body, whose value is *r. False if the loop is over: *r is nil or the error value then. */
 static bool vmap_loop_next(qn_vm *vm, vmap_loop *l, qn_value *r) {
   rec_exit how = exit_of(vm, r);
   int next = rec_loop_next(vm, &l->frame, how, *r);
@@ -123,7 +123,7 @@ static qn_value vmap_loop_end(qn_vm *vm, vmap_loop *l, qn_value r) {
 
 /* ---- if ------------------------------------------------------------------------------------------------------------------- */
 
-/* A branch that lanes of a vmap take or not; the predicate is the caller's. */
+/* Offers the branch to the recorder, with the variables that it may rebind. Borrows the predicate. */
 static rec_answer offer_if(qn_vm *vm, n_if *n, qn_value predicate, qn_value *fp, qn_value *result) {
   qn_value *slots[SITE_MAX];
   int count = site_slots(n->site, fp, slots);
@@ -183,7 +183,7 @@ qn_value eval_try(qn_vm *vm, node *h, qn_value *fp) {
 
 /* ---- loops ------------------------------------------------------------------------------------------------------------------- */
 
-/* What becomes of a body's result: true to go on with the next iteration, else `*r` is the loop's value. */
+/* After a body, whose value is *r: true if the loop goes on, else *r is the loop's value. */
 static inline bool next_iteration(qn_vm *vm, qn_value *r) {
   if (!value_stops(*r)) {
     value_release(vm, *r);
@@ -301,7 +301,7 @@ qn_value eval_for(qn_vm *vm, node *h, qn_value *fp) {
   return r;
 }
 
-/* A while loop in the lanes of a vmap, whose condition may be true in some of them. */
+/* A while loop inside a vmap: the condition may be true in some lanes only. */
 static qn_value while_lanes(qn_vm *vm, n_while *n, qn_value *fp) {
   vmap_loop *lanes;
   if (!vmap_loop_begin(vm, &lanes, &n->h, n->site, fp)) return value_error();

@@ -1,9 +1,9 @@
-/* Array literals and conversions by dtype.
+/* Array literals, and conversions of numbers by dtype.
  *
- * The items of a literal wait on the value stack. As long as they are plain host numbers, or literals of equal shape made of
- * such, they are "flat": the whole literal is one run of numbers and becomes one array. The first array, spread of arrays or
- * traced number makes it "general": nested literals before it become arrays of their own, and the items are stacked by
- * OP_concat, host numbers taking the dtype of the arrays beside them.
+ * The items of a literal wait on the value stack. A literal of plain host numbers, or of literals of equal shape made of such, is flat: all
+ * its numbers lie there in a row and become one array. The first item that is an array or a traced number makes it general: nested literals
+ * before it become arrays of their own, and the items are stacked by OP_concat, in the dtype that promotion gives. A literal that only reads
+ * variables and constants is made without the stack (literal_here).
  */
 #include <math.h>
 #include <string.h>
@@ -26,7 +26,8 @@ static qn_value fail_fit(qn_vm *vm, qn_dtype dtype, qn_value v, error_id id) {
   return raise_text(vm, id, SPAN_NONE, &t);
 }
 
-/* A host number as the number that dtype stores: floats are cut to integers, bools count 0 and 1. */
+/* A host number as the number that an array of the dtype stores: floats are cut to integers, bools count 0 and 1. E309 or E207 if it does
+ * not fit. */
 static qn_value scalar_as(qn_vm *vm, qn_dtype dtype, qn_value v) {
   v.head &= 0xff;
   if (dtype_is_bool(dtype)) {
@@ -51,7 +52,7 @@ static qn_dtype numbers_dtype(const qn_value *v, size_t n) {
   return d;
 }
 
-/* A contiguous array from plain numbers; owned. The usual numbers are stored as they are, the others converted. */
+/* A contiguous array from plain numbers; owned. */
 static qn_value array_of_numbers(qn_vm *vm, const qn_value *v, int dtype, int rank, const int64_t *shape) {
   size_t n = 1;
   for (int i = 0; i < rank; i++) n *= (size_t)shape[i];
@@ -59,17 +60,10 @@ static qn_value array_of_numbers(qn_vm *vm, const qn_value *v, int dtype, int ra
   qn_array *a = array_new(vm, d, rank, shape);
   if (!a) return value_error();
   char *to = array_data(a);
-  for (size_t i = 0, size = dtype_size(d); i < n; i++, to += size) {
-    if (d == DTYPE_FLOAT && v[i].head == TAG_FLOAT && v[i].u.f < 0x1p127 && v[i].u.f > -0x1p127) {
-      float x = (float)v[i].u.f;
-      memcpy(to, &x, sizeof x);
-    } else if (d == DTYPE_INT && v[i].head == TAG_INT) {
-      memcpy(to, &v[i].u.i, sizeof v[i].u.i);
-    } else {
-      qn_value x = scalar_as(vm, d, v[i]);
-      if (value_is_error(x)) return value_fail(vm, value_obj(TAG_ARRAY, a));
-      dtype_store(d, to, x);
-    }
+  for (size_t i = 0; i < n; i++, to += dtype_size(d)) {
+    qn_value x = scalar_as(vm, d, v[i]);
+    if (value_is_error(x)) return value_fail(vm, value_obj(TAG_ARRAY, a));
+    dtype_store(d, to, x);
   }
   if (!(a = array_settle(vm, a))) return value_error();
   return rec_literal(vm, a);
@@ -107,7 +101,7 @@ static qn_value fail_ragged(qn_vm *vm, int rank, const int64_t *shape, int rank2
   return raise_text(vm, E_ragged, SPAN_NONE, &t);
 }
 
-/* One item as an array of dtype and shape [1, ...]. Borrowed, owned result. */
+/* An item (borrowed) as an array of the dtype with a first axis of size 1; owned. */
 static qn_value stacked_item(qn_vm *vm, qn_value v, qn_dtype dtype) {
   qn_value a = convert_dtype(vm, dtype, v);
   if (value_is_error(a)) return a;
@@ -119,7 +113,7 @@ static qn_value stacked_item(qn_vm *vm, qn_value v, qn_dtype dtype) {
   return r;
 }
 
-/* The dtype in which items stand side by side. */
+/* The dtype of an array of these items: `dtype`, or (-1) the one that promotion gives. */
 static qn_dtype stack_dtype(const qn_value *items, size_t n, int dtype) {
   if (dtype >= 0) return (qn_dtype)dtype;
   operand_type type = value_operand_type(items[0]);
@@ -159,8 +153,8 @@ static qn_value stack_items(qn_vm *vm, qn_value *items, size_t n, int dtype) {
   return op_apply(vm, OP_concat, items, (int)n, &attr);
 }
 
-/* Turns `blocks` flat blocks of equal shape, which lie from `mark` up, into one array each. Numbers own nothing, so an array may
- * overwrite those of blocks that are done: block k begins at or above mark[k] unless blocks are empty. */
+/* Makes an array of each of `blocks` flat literals of equal shape, whose numbers lie on the stack from `mark` on. The arrays take the place
+ * of the numbers, which own nothing: block k begins at or above mark[k], unless blocks are empty. */
 static bool blocks_to_arrays(qn_vm *vm, qn_value *mark, size_t blocks, int rank, const int64_t *shape, int dtype) {
   size_t size = 1;
   for (int i = 0; i < rank; i++) size *= (size_t)shape[i];
@@ -184,7 +178,7 @@ static form stop(literal *out, qn_value v) {
   return FORM_STOPPED;
 }
 
-/* Adds a value to the literal in progress. Takes over `v`. */
+/* Adds an item to the literal in progress. Takes over `v`. False with an error raised. */
 static bool add_value(qn_vm *vm, qn_value *mark, form *state, size_t *count, literal *l, qn_value v, int dtype) {
   bool number = value_is_scalar(v) && !rec_number(vm, v);
   if (!number && !value_is(v, TAG_ARRAY) && !value_is_scalar(v)) {
@@ -219,7 +213,7 @@ static bool add_value(qn_vm *vm, qn_value *mark, form *state, size_t *count, lit
   return true;
 }
 
-/* Adds a literal within the literal. */
+/* Adds an item that is a literal itself. */
 static form add_nested(qn_vm *vm, qn_value *mark, form *state, size_t *count, literal *l, const n_items *inner,
                        qn_value *fp, int dtype) {
   literal sub;
@@ -313,7 +307,8 @@ stopped:
 
 enum { FEW_ITEMS = 32 };
 
-/* The items of a literal that only reads, borrowed; rows of equal shape one behind the other. False: it is more than that. */
+/* Reads the items of a literal of variables and constants, borrowed; those of nested literals of equal shape one behind the other. False
+ * if it is another literal, or has more than `room` items. */
 static bool read_items(const n_items *n, const qn_value *fp, qn_value *to, int room, int *count, literal *l) {
   if (n->n == 0 || n->n > (uint32_t)room) return false;
   l->rank = 1;
@@ -354,7 +349,39 @@ static bool read_items(const n_items *n, const qn_value *fp, qn_value *to, int r
   return true;
 }
 
-/* A literal that only reads, outside of recordings. Unset: the general way evaluates it. */
+/* As array_of_numbers, for numbers that the dtype stores as they are: checking and converting each one costs four times as much as storing
+ * it. Unset if some number must be converted, or may not fit. */
+static qn_value numbers_here(qn_vm *vm, const qn_value *v, int n, int dtype, const literal *l) {
+  uint32_t tags = 0;
+  for (int i = 0; i < n; i++) tags |= 1u << v[i].head;
+  qn_dtype d = dtype >= 0               ? (qn_dtype)dtype
+               : tags & 1u << TAG_FLOAT ? DTYPE_FLOAT
+               : tags & 1u << TAG_INT   ? DTYPE_INT
+                                        : WEAK_BOOL;
+  if (dtype_is_bool(d) ? tags != 1u << TAG_BOOL : dtype_is_int(d) && tags & 1u << TAG_FLOAT) return value_unset();
+  bool any = dtype_is_weak(d); /* these hold every host number of their kind */
+  for (int i = 0; i < n && !any; i++)
+    if (!(d == DTYPE_FLOAT && v[i].head == TAG_FLOAT ? v[i].u.f < 0x1p127 && v[i].u.f > -0x1p127
+                                                     : dtype_holds(d, v[i])))
+      return value_unset();
+  qn_array *a = array_new(vm, d, l->rank, l->shape);
+  if (!a) return value_error();
+  char *to = array_data(a);
+  size_t size = dtype_size(d);
+  for (int i = 0; i < n; i++, to += size) {
+    if (d == DTYPE_FLOAT && v[i].head == TAG_FLOAT) {
+      float x = (float)v[i].u.f;
+      memcpy(to, &x, sizeof x);
+    } else if (d == DTYPE_INT) {
+      memcpy(to, &v[i].u.i, sizeof v[i].u.i);
+    } else {
+      dtype_store(d, to, v[i]);
+    }
+  }
+  return value_obj(TAG_ARRAY, a);
+}
+
+/* The array of a literal that only reads variables and constants, outside of recordings. Unset: it must be evaluated. */
 static qn_value literal_here(qn_vm *vm, const n_items *n, const qn_value *fp, int dtype) {
   qn_value v[FEW_ITEMS];
   literal l;
@@ -362,7 +389,7 @@ static qn_value literal_here(qn_vm *vm, const n_items *n, const qn_value *fp, in
   if (rec_hears_globals(vm) || vm->device || !read_items(n, fp, v, FEW_ITEMS, &count, &l)) return value_unset();
   uint64_t heads = 0;
   for (int i = 0; i < count; i++) heads |= v[i].head;
-  if (!(heads & TAG_HEAP)) return array_of_numbers(vm, v, dtype, l.rank, l.shape);
+  if (!(heads & TAG_HEAP)) return numbers_here(vm, v, count, dtype, &l);
   if (l.rank > 1) return value_unset();
   return op_stack_few(vm, v, count, 0, stack_dtype(v, (size_t)count, dtype));
 }

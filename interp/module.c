@@ -1,8 +1,8 @@
 /* Scopes, modules, and running texts.
  *
- * A module runs once per VM and is known by its key: the canonical path of its file, "<std>/name" for the embedded ones, or
- * what the host's resolver says. It is found beside the importing file, then in the standard library; a host's
- * resolver takes the place of the files. A module that fails is forgotten, so that the next import tries again.
+ * A module runs once per VM and is known by its key: the canonical path of its file, "<std>/name" for one of the library, or what the
+ * host's resolver says. `import name` looks for a file beside the importing one, then in the library; where the host has a resolver, it
+ * is asked instead of the files. A module that fails is forgotten, so that the next import tries again.
  */
 #include <errno.h>
 #include <limits.h>
@@ -135,7 +135,7 @@ typedef struct names {
   qn_vm *vm;
 } names;
 
-/* False: memory is short, and there are fewer suggestions. */
+/* Adds a name; false where memory is short: then messages suggest fewer. */
 static bool names_add(names *l, const char *name) {
   bool room = mem_grow(l->vm, (void **)&l->list, &l->cap, (size_t)l->n + 1, sizeof *l->list);
   if (room) l->list[l->n++] = name;
@@ -151,7 +151,7 @@ static void add_scope(names *l, const scope *s, uint32_t unit) {
   }
 }
 
-/* Is a place behind what begins a comment in other languages? */
+/* Does a comment as other languages write it, -- or //, begin on the line before `at`? */
 static bool behind_comment(qn_vm *vm, span at) {
   const source_text *s = source_get(vm, at.source);
   if (!s || at.start > s->len) return false;
@@ -167,7 +167,7 @@ static void add_variables(names *l, const char *const *near) {
   while (near && *near && names_add(l, *near)) near++;
 }
 
-/* "nearest: a, b" behind `before`, if some names are near; frees the list. */
+/* Adds `before` and "nearest: a, b", if some names of the list are spelled much like `name`; frees the list. */
 static void add_nearest(names *l, const qn_str *name, const char *before, text_buf *t) {
   text_buf near = {.vm = l->vm};
   if (text_nearest(&near, name->text, l->list, (int)l->n) && !near.failed)
@@ -182,7 +182,7 @@ static const embedded_module *embedded(const builtin_table *table, const char *n
   return NULL;
 }
 
-/* The module of the library that has a function of this name, before anybody imported it; NULL if none. */
+/* The library's module whose text defines a function of this name, or NULL. */
 static const embedded_module *home_of(const builtin_table *table, const qn_str *name) {
   if (name->text[0] == '_') return NULL;
   for (int i = 0; i < table->nmodules; i++) {
@@ -195,8 +195,8 @@ static const embedded_module *home_of(const builtin_table *table, const qn_str *
   return NULL;
 }
 
-/* What a name that is not defined may have been meant to be, behind `before`; nothing if there is no guess. Where another
- * language's name has a hint, only names of the program itself are guessed besides. */
+/* Adds `before` and what an undefined name may have been meant to be, if there is a guess: another language's name, a module or a function
+ * of the library, else names spelled much like it. Beside a guess of the first kinds only names of the program itself are suggested. */
 static void suggest(qn_vm *vm, const scope *s, const undefined_name *u, const char *before, text_buf *t) {
   const char *hint = foreign_hint(FOREIGN_NAME, u->name->text, u->name->len);
   if (!hint && behind_comment(vm, u->at)) hint = "a comment begins with #";
@@ -281,7 +281,7 @@ qn_value interp_module_record(qn_vm *vm, qn_value module) {
 
 /* ---- running ------------------------------------------------------------------------------------------------------------------ */
 
-/* A text has been read and has no unit: it goes when so many others have followed that its error has been dropped. */
+/* A text got no unit: it is dropped when LOOSE_TEXTS more such texts have come. Until then its error can be shown. */
 static void source_loose(qn_vm *vm, uint32_t source) {
   interp *ip = interp_of(vm);
   uint32_t *place = &ip->loose[ip->nloose++ % LOOSE_TEXTS];
@@ -302,7 +302,7 @@ static qn_value run_unit(qn_vm *vm, const unit *u) {
   return r;
 }
 
-/* What is typed as a comment belongs to what is typed next: help shows it above a function's definition. */
+/* A comment that is typed at the prompt belongs to the input after it: help shows it above a function's definition. */
 static void prompt_comment(qn_vm *vm, const ast_module *tree, uint32_t source) {
   interp *ip = interp_of(vm);
   if (ip->comment) source_set_above(vm, source, ip->comment);
@@ -312,7 +312,7 @@ static void prompt_comment(qn_vm *vm, const ast_module *tree, uint32_t source) {
   ip->comment = source;
 }
 
-/* A unit runs no more: it has ended, or an exception of a host passes. */
+/* A unit runs no longer: it has ended, or an exception of a host unwinds it. */
 static void unit_left(unit **u) {
   if (*u) (*u)->running--;
   *u = NULL;
@@ -346,7 +346,7 @@ qn_value run_text(qn_vm *vm, scope *s, uint32_t source, bool prompt, bool *incom
     if (!warnings.failed && warnings.text) vm_write(vm, 2, warnings.text, warnings.len);
     if (u) r = run_unit(vm, u);
   }
-  if (prompt && u && value_is_error(r)) /* what an input that failed did not come to is not defined */
+  if (prompt && u && value_is_error(r)) /* names whose definitions an input that failed did not reach stay undefined */
     for (uint32_t i = 0; i < s->n; i++)
       if (s->cells[i]->unit == u->number && s->cells[i]->value.head == TAG_UNSET) s->cells[i]->declared = false;
   if (u) unit_done(vm, u);
@@ -378,7 +378,7 @@ static qn_value fail_cycle(qn_vm *vm, const scope *from, const scope *target, sp
   return raise_text(vm, E_import_cycle, at, &t);
 }
 
-/* No import finds the scope any more. It goes when nothing else refers to it (sweep.c). */
+/* No import finds the scope any more. It is freed when nothing else refers to it (sweep.c). */
 static void forget_key(qn_vm *vm, scope *s) {
   free_text(vm, s->key);
   s->key = NULL;
@@ -451,7 +451,7 @@ static char *read_file(qn_vm *vm, const char *path, size_t *len) {
   return NULL;
 }
 
-/* FNV-1a, which may be taken of a text part by part. */
+/* FNV-1a of a text, part by part: begin with TEXT_HASH. */
 #define TEXT_HASH 0xcbf29ce484222325u
 static uint64_t hash_more(uint64_t h, const char *text, size_t len) {
   for (size_t i = 0; i < len; i++) h = (h ^ (unsigned char)text[i]) * 0x100000001b3;
@@ -472,7 +472,7 @@ static qn_value load_file(qn_vm *vm, scope *from, const char *path, const char *
   return r;
 }
 
-/* The module `from` of a file has imported the file `s`. */
+/* Remembers that the file of scope `from` has imported the file of `s`. */
 static bool note_import(qn_vm *vm, scope *from, scope *s) {
   if (!from->key || !s) return true;
   for (uint32_t i = 0; i < from->nimports; i++)
@@ -495,8 +495,8 @@ static bool file_is(const char *path, uint64_t hash) {
   return same;
 }
 
-/* A module that `s`, whose own text is as it was, has imported, itself or through others, and that would be another one now: its file
- * has changed, or it has been loaded again. NULL if there is none. `search` numbers the searches. */
+/* A module that `s` imports, itself or through others, and that has changed since: its file is another one, or it was loaded again. NULL if
+ * there is none. `search` is the number of this search. */
 static const scope *changed_import(scope *s, uint32_t search) {
   s->looked = search;
   for (uint32_t i = 0; i < s->nimports; i++) {
@@ -509,10 +509,10 @@ static const scope *changed_import(scope *s, uint32_t search) {
   return NULL;
 }
 
-/* A module that is loaded again, until it is: an exception passes. */
+/* A module that is being loaded again: what must be put right if an exception of a host passes. */
 typedef struct reload {
   scope *s;
-  char *key; /* of s, which has none meanwhile; NULL: it has it */
+  char *key; /* the key of s, which has none meanwhile; NULL once it has it again */
   vm_memory text;
   qn_value was, now;
 } reload;
@@ -525,8 +525,8 @@ static void reload_drop(qn_vm *vm, void *what) {
   value_release(vm, l->now);
 }
 
-/* At the prompt: the module `s` of a file, loaded again where the file or one that it imports, itself or through others, has changed
- * since. What has values of the module as it was keeps these; a text with an error leaves everything as it is. */
+/* At the prompt: the module value of `s` (`was`, taken over), loaded again if its file has changed, or one that it imports, itself or through
+ * others. Variables keep values that they have of the old module. If the new text has an error, everything stays as it was. */
 static qn_value import_again(qn_vm *vm, scope *from, scope *s, const char *path, const char *real, qn_value was) {
   size_t len;
   char *text = read_file(vm, path, &len);
@@ -596,7 +596,7 @@ static qn_value import_embedded(qn_vm *vm, scope *from, const embedded_module *m
   return s ? r : load_module(vm, from, key, name, m->text, m->len, NULL, true);
 }
 
-/* Asks the host. What it gives is its own until it is freed; `source` starts as zeros. */
+/* Asks the host for a module. The source that it gives belongs to it and must be freed by it; `source` begins as zeros. */
 static bool ask_host(qn_vm *vm, const char *from, const char *name, qn_source *source) {
   VM_HOST(host, vm);
   bool known = vm->config.resolve(vm->config.user, from, name, source);
@@ -604,7 +604,7 @@ static bool ask_host(qn_vm *vm, const char *from, const char *name, qn_source *s
   return known;
 }
 
-/* A host's source, given back however its module ends. */
+/* A host's source, given back when its block is left, also by an exception. */
 typedef struct lent_source {
   qn_source source;
   qn_vm *vm;
@@ -616,7 +616,7 @@ static void free_source(lent_source *l) {
   vm_host_end(&host);
 }
 
-/* The module under a key that the host has for it, or that is made of who asks and what for. */
+/* Imports a source from the host, under the host's key for it, or else one made of the importer's name and the module's. */
 static qn_value load_resolved(qn_vm *vm, scope *from, const char *importer, const char *name, const qn_source *source,
                               span at) {
   text_buf key TEXT_OWNED = {.vm = vm};
@@ -721,7 +721,7 @@ qn_value import_module(qn_vm *vm, scope *from, const char *name, bool path, span
 
 /* ---- the main module ----------------------------------------------------------------------------------------------------------- */
 
-/* Imports of the main module are relative to the text that runs. */
+/* Names the text that the main scope runs, and the folder that its imports are relative to. */
 static bool set_text(qn_vm *vm, scope *s, const char *name) {
   const char *slash = strrchr(name, '/');
   if (s->dir && s->text && strcmp(s->text, name) == 0) return true;
@@ -738,7 +738,7 @@ static bool set_text(qn_vm *vm, scope *s, const char *name) {
   return true;
 }
 
-/* What the main scope is to a text that calls a host, which evaluates another one. */
+/* What a nested evaluation (by a host that the program has called) must restore of the main scope. */
 typedef struct main_place {
   qn_vm *vm; /* NULL: it has ended */
   bool nested, prompting;
@@ -804,7 +804,7 @@ qn_value interp_get_global(qn_vm *vm, const char *name) {
   return v.head == TAG_UNSET ? value_error() : value_retain(v);
 }
 
-/* Could a program have it? E317 if not. */
+/* Could a program define a global of this name? E317 raised if not. */
 static bool name_is_good(qn_vm *vm, const char *name) {
   bool good = !(name[0] >= '0' && name[0] <= '9') && name[0];
   for (const char *p = name; *p && good; p++)
@@ -885,7 +885,7 @@ static void *anchor_of(qn_value fn) {
   return &((fn_code *)value_fn(fn)->code)->anchor;
 }
 
-/* The part of the standard library that is written in Quern and everywhere visible. */
+/* Runs the prelude: the part of the standard library that is written in Quern and visible everywhere. */
 static bool run_prelude(qn_vm *vm) {
   const builtin_table *table = vm->builtins;
   for (int i = 0; i < table->nmodules; i++) {

@@ -1,9 +1,10 @@
-/* Nodes: what the resolver makes of the tree and the evaluator runs. Every node begins with the function that evaluates it, so
- * evaluation is one indirect call; the resolver picks the function by what the operands are (a local's slot, a constant,
- * anything), so that common cases have no call at all. Internal to this room.
+/* Nodes: what the resolver makes of the tree, and the evaluator runs. Internal to this room.
  *
- * Contract of eval: the result is owned by the caller; an error (the VM holds it) or a signal comes back as such and every
- * temporary below the caller's mark has been released. A node changes nothing visible before all its operands have values.
+ * Every node begins with the function that evaluates it, so that evaluating is one indirect call. The resolver chooses that function by
+ * what the operands are (a local, a constant, anything): the common forms read their operands without a call of their own.
+ *
+ * Contract of eval: the caller owns the result. An error (which the VM holds) or a signal comes back as a value that value_stops is true
+ * of; the value stack is then as it was before. A node changes nothing that a program can see before all its operands have values.
  */
 #ifndef INTERP_NODE_H
 #define INTERP_NODE_H
@@ -18,7 +19,7 @@ enum { ARRAY_FIELDS = 6 };
 extern const char *const array_fields[ARRAY_FIELDS];
 extern const char nil_origin[]; /* where a nil comes from, as the end of a message */
 bool is_array_field(const qn_str *name);
-/* The rows of foreign.def that tell of a member of `v` which there is not. */
+/* Which rows of foreign.def say what to write instead of a member that `v` lacks. */
 static inline foreign_place foreign_member(qn_value v) {
   return value_is(v, TAG_ARRAY) ? FOREIGN_MEMBER | FOREIGN_ARRAY : FOREIGN_MEMBER;
 }
@@ -49,15 +50,16 @@ struct node {
 
 static inline qn_value eval(qn_vm *vm, node *n, qn_value *fp) { return n->eval(vm, n, fp); }
 
-/* Where a site last found a field: items[index] of any record with the layout. The unit owns the reference (unit.layouts). */
+/* The inline cache of a node that reads or stores a field: in any record with this layout it is items[index]. The unit owns the reference
+ * (unit.layouts). */
 typedef struct field_cache {
-  record_layout *layout; /* NULL: nowhere yet */
+  record_layout *layout; /* NULL: nothing was found yet */
   uint32_t index;
 } field_cache;
-/* Remembers where `r`, which has it, keeps field `i`. */
+/* Remembers that the field of this node is items[i] of `r`. Layouts that only one record has are not worth remembering. */
 void field_cache_set(qn_vm *vm, field_cache *c, const qn_record *r, uint32_t i);
 
-/* What a branch or loop may change outside itself: the recorder's business. */
+/* The variables outside a branch or loop that it may rebind: the recorder is told of them. */
 typedef struct site {
   uint32_t nlocals, nglobals;
   uint32_t *locals;
@@ -78,9 +80,8 @@ typedef struct n_local {
 typedef struct n_global {
   node h;
   global_cell *cell;
-  const char *const
-      *near; /* of a name that nothing defines: variables around it with names much like it, up to NULL; or NULL */
-  bool size; /* it stands in an expression among the sizes of a signature */
+  const char *const *near; /* as undefined_name has it */
+  bool size;               /* as undefined_name has it */
 } n_global;
 
 typedef struct n_one {
@@ -93,11 +94,11 @@ typedef struct n_binary {
   node h;
   span mark;
   node *a, *b;
-  uint32_t sa, sb; /* slots, where an operand is a local */
-  qn_value k;      /* right operand, where it is a constant number */
+  uint32_t sa, sb; /* the slots of operands that are locals */
+  qn_value k;      /* the right operand, if it is a constant; else nil */
   uint8_t op;      /* ast_op */
   uint8_t row;     /* op_id */
-  bool warned;     /* that these kinds are never equal */
+  bool warned;     /* a warning has said that these kinds are never equal */
 } n_binary;
 
 typedef struct n_range {
@@ -138,9 +139,9 @@ typedef struct call_arg {
   node *value;
   qn_str *keyword; /* or NULL */
   bool spread;
-  /* where the call is laid out: */
-  uint8_t slot;       /* which parameter it is */
-  const qn_value *at; /* where the value of a constant or a global lies, else NULL */
+  /* Once the call is laid out for a builtin (n_call.laid): */
+  uint8_t slot;       /* the number of its parameter */
+  const qn_value *at; /* of a constant or a global: where its value lies; else NULL */
 } call_arg;
 enum { CALL_MOVES = 1, CALL_MIXED = 2 /* keywords or spreads among the arguments */ };
 enum { BORROWS_NOT, BORROWS_VALUES, BORROWS_LIST };
@@ -151,26 +152,30 @@ typedef struct n_call {
   qn_str *method;       /* x.f(...), else NULL */
   uint32_t ncandidates; /* of a method: what f may be, nearest first */
   node **candidates;
-  const qn_str *lost; /* of a method whose value nobody uses: what to say if it is the builtin; else NULL */
-  /* `xs = append(xs, v)`, `r.a = append(r.a, v)`: what the result replaces, and which argument it is (a method's receiver is 0);
-   * NULL if there is none. flag CALL_MOVES: also a user function may have the place's last reference. */
+  const qn_str *lost; /* of a method whose value nobody uses: the error's message if it is the builtin; else NULL */
+  /* `xs = append(xs, v)`, `r.a = append(r.a, v)`: the argument that reads what the result will replace, and its number (a method's
+   * receiver is 0); NULL if there is none. The call may take the last reference to that value (lend in call.c), so that the callee can
+   * update it in place: a builtin always, a function of the program if flag has CALL_MOVES. */
   node *moved;
   uint32_t moved_arg;
-  global_cell *direct;             /* the callee, if it is a global and no argument is spread; else NULL */
-  const struct builtin_info *laid; /* the builtin for whose parameters the arguments' slots hold; NULL: none yet */
-  uint8_t
-      borrows; /* of it: whether it is pure and its arguments are variables and constants, one list of such among them: BORROWS_ */
-  uint8_t missing;   /* of it, if borrowed: a bit for each parameter that is not given */
-  uint32_t n, nrest; /* arguments; of those laid out, how many the rest parameter takes */
+  global_cell *direct; /* the callee, if it is a global and no argument is spread; else NULL */
+  const struct builtin_info
+      *laid; /* the builtin that the call is laid out for: its arguments' slots are known; NULL: none yet */
+  /* Of that builtin, if it is pure and all arguments are variables, constants, or one list of such: BORROWS_VALUES or BORROWS_LIST. Then
+   * the call passes them without taking references. */
+  uint8_t borrows;
+  uint8_t missing;   /* if it borrows: a bit for each parameter that is not given */
+  uint32_t n, nrest; /* arguments; once laid out, how many of them the rest parameter takes */
   call_arg args[];
 } n_call;
 
-/* A call, whose value nobody uses, of what is a builtin without effect unless the program defines a function of its name meanwhile. */
+/* A call whose value nobody uses. When it was resolved its name meant a builtin without effect; if it still does when it runs, that is
+ * an error. */
 typedef struct n_lost {
   node h;
   node *call;
   const global_cell *cell; /* of the name */
-  const qn_str *lost;      /* what is to be said if it is the builtin still */
+  const qn_str *lost;      /* the error's message */
 } n_lost;
 
 typedef struct n_slice {
@@ -186,15 +191,15 @@ typedef struct n_index {
   node *items[];
 } n_index;
 
-/* The variable that has a field's name, too: `r.k` may have been meant as `r[k]`. */
+/* Is there a variable of a field's name? Then `r.k` may have been meant as `r[k]`, and errors say so. */
 typedef enum field_namesake { NAMESAKE_NONE, NAMESAKE_LOCAL, NAMESAKE_OUTER, NAMESAKE_GLOBAL } field_namesake;
 typedef struct n_field {
-  node h; /* flag: a field_namesake; slot: that of a local one */
+  node h; /* flag: field_namesake; slot: of the variable, if it is NAMESAKE_LOCAL */
   span mark;
   node *object;
   qn_str *name;
   field_cache cache;
-  const global_cell *namesake; /* a global one */
+  const global_cell *namesake; /* the variable, if it is NAMESAKE_GLOBAL */
 } n_field;
 
 typedef enum capture_from { FROM_LOCAL, FROM_CAPTURE, FROM_SELF } capture_from;
@@ -210,7 +215,7 @@ typedef struct n_fn {
 } n_fn;
 
 typedef struct n_if {
-  node h;                        /* flag: somebody looks at the value */
+  node h;                        /* flag: something uses the value */
   node *cond, *then, *otherwise; /* otherwise may be NULL */
   site *site;
 } n_if;
@@ -251,9 +256,10 @@ struct lvalue {
   span at;
   uint32_t slot;
   global_cell *cell;
-  qn_str *name;     /* of the variable */
-  uint32_t n;       /* steps of a path, items of a list or record */
-  uint32_t nvalues; /* stack values that evaluating the indices leaves, nested places included */
+  qn_str *name; /* of the variable */
+  uint32_t n;   /* steps of a path, items of a list or record */
+  uint32_t
+      nvalues; /* how many values evaluating all of its indices leaves on the stack, those of nested lvalues included */
   path_step *steps;
   lvalue **items;
   qn_str **fields; /* of LVALUE_RECORD */
@@ -295,8 +301,8 @@ typedef struct n_import {
 
 /* ---- evaluators, by file -------------------------------------------------------------------------------------------- */
 
-/* Evaluates `n` while the caller needs `v` (which stays its own) further on. A heap value waits on the value stack, where it is found
- * when an exception of a host passes. */
+/* Evaluates `n` while the caller still owns `v`. A heap value lies on the value stack meanwhile: if an exception of a host unwinds the
+ * evaluation, it is released from there. */
 qn_value eval_holding(qn_vm *vm, node *n, qn_value *fp, qn_value v);
 static inline qn_value eval_beside(qn_vm *vm, node *n, qn_value *fp, qn_value v) {
   return __builtin_expect(value_is_heap(v), 0) ? eval_holding(vm, n, fp, v) : eval(vm, n, fp);
@@ -314,11 +320,11 @@ qn_value eval_not(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_logic(qn_vm *vm, node *n, qn_value *fp);
 /* The evaluator of a binary operator for operands of these kinds. */
 eval_fn binary_eval(ast_op op, node_kind left, node_kind right, qn_value k);
-/* `a op b` on any values; takes over both. `n` says the operator and the places. */
+/* `a op b` of any two values; takes over both. `n` has the operator, and where its operands stand for messages. */
 qn_value binary_values(qn_vm *vm, const n_binary *n, qn_value a, qn_value b);
-/* `*x = *x op b` for a value that its owner may change: texts and lists grow in place. Takes over `b`; on an error *x is as before. */
+/* `*x = *x op b`: texts and lists with one owner grow in place. Takes over `b`. On an error *x keeps its value. */
 QN_MUST_CHECK bool binary_into(qn_vm *vm, const n_binary *n, qn_value *x, qn_value b);
-/* The evaluator of `x = x op e` for a local x, or NULL: the general one will do. */
+/* The evaluator of `x = x op e` for a local x; NULL if the operator has none of its own. */
 eval_fn accumulate_eval(const n_binary *n);
 qn_value eval_add_global(qn_vm *vm, node *n, qn_value *fp); /* x = x + e for a global x */
 op_id op_of_ast(ast_op op);
@@ -340,23 +346,23 @@ qn_value eval_index_one(qn_vm *vm, node *n, qn_value *fp);
 QN_MUST_CHECK bool range_bound(qn_vm *vm, node *n, qn_value *fp, const char *what, int64_t *out, qn_value *stopped);
 /* x.name for any value that has fields; borrowed value, owned result. `cache` may be NULL. */
 qn_value field_of(qn_vm *vm, qn_value v, qn_str *name, span mark, field_cache *cache);
-/* The value that a variable holds, or a field or item reached from it, without taking a reference; NULL: only evaluating the node
- * tells. Good until something is evaluated. `own`: NULL, too, if a container on the way has another owner, so that what is returned
- * may be changed. */
+/* Where the value lies that a variable, or a field or item reached from one, has: found without evaluating anything or taking a
+ * reference. NULL if the node must be evaluated. Valid until something is evaluated. `own`: the caller wants to change the value, so it
+ * is NULL, too, if a container on the way has another owner. */
 qn_value *peek_path(const qn_vm *vm, const node *n, qn_value *fp, bool own);
 static inline qn_value *peek(const qn_vm *vm, const node *n, qn_value *fp, bool own) {
   return n->kind == N_LOCAL ? &fp[n->slot] : peek_path(vm, n, fp, own);
 }
 
-/* index.c. Items of plain ints and arrays that lie in variables and constants, the arrays borrowed, without evaluating anything: at most
- * INDEX_READ items. False: some are to be evaluated, or say what is wrong, or a recording runs. */
+/* index.c: reads items that are plain ints and arrays in variables and constants, at most INDEX_READ, without evaluating anything; arrays
+ * are borrowed. False if some item must be evaluated or is wrong, or a recording runs. */
 enum { INDEX_READ = 4 };
 QN_MUST_CHECK bool index_items_here(const qn_vm *vm, node *const *items, uint32_t n, const qn_value *fp,
                                     index_item *out);
-/* The values that items are made of, evaluated onto the value stack: a slice has three, nil for what is left out; ... and new have none.
- * False: `*stopped` says what ended it, and the stack is as before. */
+/* Evaluates the values that items are made of onto the value stack. A slice has three, nil for parts that are left out; ... and new have
+ * none. False: *stopped is what ended the evaluation, and the stack is as before. */
 QN_MUST_CHECK bool index_values_push(qn_vm *vm, node *const *items, uint32_t n, qn_value *fp, qn_value *stopped);
-/* Items of these values; `host` as for index_item_of. */
+/* Makes items of such values; `host` as for index_item_of. */
 QN_MUST_CHECK bool index_items_of(qn_vm *vm, node *const *items, uint32_t n, const qn_value *values, bool host,
                                   index_item *out);
 
@@ -368,7 +374,8 @@ qn_value convert_dtype(qn_vm *vm, qn_dtype dtype, qn_value v);
 
 /* eval_stmt.c */
 qn_value eval_block(qn_vm *vm, node *n, qn_value *fp);
-qn_value eval_block_plain(qn_vm *vm, node *n, qn_value *fp); /* declares nothing, or the frame ends with it */
+qn_value eval_block_plain(qn_vm *vm, node *n,
+                          qn_value *fp); /* of a block whose variables need not be cleared at its end */
 qn_value eval_if(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_try(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_for_range(qn_vm *vm, node *n, qn_value *fp);
@@ -377,7 +384,7 @@ qn_value eval_while(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_signal(qn_vm *vm, node *n, qn_value *fp); /* flag: signal_kind */
 qn_value eval_return(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_import(qn_vm *vm, node *n, qn_value *fp);
-/* A condition's truth: 1, 0, or -1 with an error raised. Takes over the value. */
+/* The truth of a condition's value, which it takes over: 1, 0, or -1 with an error raised. */
 int condition(qn_vm *vm, qn_value v, node *n);
 
 /* update.c: assignments */
@@ -385,29 +392,30 @@ qn_value eval_set_local(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_set_global(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_update(qn_vm *vm, node *n, qn_value *fp);     /* a path, plain or op= */
 qn_value eval_update_one(qn_vm *vm, node *n, qn_value *fp); /* x[i] = v for a local x */
-/* The evaluator for x.a.b = v, a path of fields. */
+/* The evaluator of x.a.b = v, where the path has only fields. */
 eval_fn fields_eval(const lvalue *p);
 qn_value eval_add_fields(qn_vm *vm, node *n, qn_value *fp); /* x.a.b = x.a.b + e */
 qn_value eval_destructure(qn_vm *vm, node *n, qn_value *fp);
-/* Binds a value to a place without indices to evaluate (patterns). Takes over `v`. */
+/* Binds a value to the lvalue of a pattern, which has no indices to evaluate. Takes over `v`. */
 QN_MUST_CHECK bool lvalue_bind(qn_vm *vm, const lvalue *p, qn_value *fp, qn_value v);
 
 /* call.c */
 qn_value eval_call(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_method(qn_vm *vm, node *n, qn_value *fp);
-/* A call as a statement: what a function of the library gives must not be lost. */
+/* A call as a statement: that its value is lost is an error, if the function is the library's. */
 qn_value eval_lost(qn_vm *vm, node *n, qn_value *fp);
 qn_value eval_lost_builtin(qn_vm *vm, node *n, qn_value *fp);
 qn_value call_value(qn_vm *vm, qn_value fn, const qn_value *args, int nargs, qn_value kwargs);
 
-/* Adds the frame of the function `fn` (nil: the top level) to the pending error's trace. */
+/* The pending error leaves the function `fn` (nil: the top level): adds a frame to its trace. */
 void trace_frame(qn_vm *vm, qn_value fn);
-/* The pending error leaves a body: if it still has no place, it gets that of the last statement (the others give it theirs). */
+/* The pending error leaves a body: if it has no place yet, it gets that of the last statement. (Statements before it give their own.) */
 void raise_last(qn_vm *vm, node *body);
 
-/* Labels the operands of a failed operation with their shapes and source text. */
+/* Adds a note to the pending error: the shape of an operand, its source text, and where the variable that it is got its value. `n`: the
+ * operand's node, or NULL. */
 void note_operand(qn_vm *vm, span at, qn_value v, const node *n);
-/* Source text of a span, shortened; appended to `t`. */
+/* Appends the source text of a span, shortened to a line of 40 bytes. */
 void text_span(qn_vm *vm, text_buf *t, span at);
 
 #endif

@@ -1,8 +1,8 @@
-/* The resolver, from a tree to a unit: variables and captures, places, function code.
+/* The resolver, from a tree to a unit: variables and captures, lvalues, function code.
  *
- * Locals get slots of their function's frame, reused when blocks end. A name of an enclosing function is captured by value
- * when the function value is made; a name of the module's top level is a cell, defined or not, and whether it exists is
- * asked when the whole text has been read.
+ * A local gets a slot of its function's frame; slots are used again when their block has ended. A variable of an enclosing function is
+ * captured by value when the function value is made. Any other name is a cell of the module's scope, defined or not: whether something
+ * defines it is checked when the whole text has been walked (check_pending).
  */
 #include "interp/resolve.h"
 
@@ -146,12 +146,13 @@ span hidden_by(const resolver *r, const qn_str *name, uint32_t before) {
   if (!c) return SPAN_NONE;
   for (uint32_t i = r->nmade; i > 0; i--)
     if (r->made[i - 1].cell == c) return r->made[i - 1].at;
-  /* Of an earlier text: a variable; functions and modules are free to be hidden. */
+  /* Made by an earlier text of the prompt: only data counts, since names of functions and modules may well be used again. */
   bool variable = c->value.head != TAG_UNSET && !value_is(c->value, TAG_FN) && !value_is(c->value, TAG_MODULE);
   return c->declared && variable ? c->decl : SPAN_NONE;
 }
 
-/* A let in a block made a variable that nothing reads, and one of its name goes on: an assignment was meant. False: no such. */
+/* A let in a block has made a variable that nothing reads. If it hides another one, an assignment was meant: warns so. False if it hides
+ * none. */
 static bool warn_hiding(resolver *r, const variable *v, uint32_t before) {
   if (r->fn->outer && r->fn->blocks <= 1) return false; /* the function's own block; the top level's lets are globals */
   span hidden = hidden_by(r, v->name, before);
@@ -242,7 +243,7 @@ node *global_node(resolver *r, const ast_node *n, global_cell *cell) {
   return &g->h;
 }
 
-/* Does a global have a definition, or a builtin its name? */
+/* Does reading the global give a value, by a definition in the module or by a builtin of its name? */
 static bool is_defined(const resolver *r, const global_cell *c) {
   return module_defines(r, c) || (c->shadow && c->shadow->value.head != TAG_UNSET);
 }
@@ -271,7 +272,7 @@ static bool pend(resolver *r, const n_global *n) {
   return true;
 }
 
-/* The variables seen here whose names are much like one that nothing defines, or NULL. */
+/* Names of visible variables that are spelled much like `name`, which nothing defines: up to a NULL, in the unit's memory; or NULL. */
 static const char *const *near_variables(resolver *r, const qn_str *name) {
   enum { MOST = 8, ASKED_MAX = 100 }; /* beyond, messages are less helpful */
   const char *found[MOST];
@@ -320,7 +321,7 @@ node *name_node(resolver *r, const ast_node *n, qn_str *name, bool callee) {
   return out;
 }
 
-/* False: there is no node, and an error is raised. */
+/* False if there is no node, since an error was raised. */
 static bool add_candidate(n_call *call, node *c) {
   if (c) call->candidates[call->ncandidates++] = c;
   return c != NULL;
@@ -343,7 +344,7 @@ bool method_candidates(resolver *r, const ast_node *n, n_call *call) {
   return cell && add_candidate(call, global_node(r, n, cell));
 }
 
-/* ---- places ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- lvalues ----------------------------------------------------------------------------------------------------------------------- */
 
 static lvalue *lvalue_new(resolver *r, lvalue_kind kind, span at) {
   lvalue *p = unit_alloc(r, sizeof *p);
@@ -353,7 +354,7 @@ static lvalue *lvalue_new(resolver *r, lvalue_kind kind, span at) {
   return p;
 }
 
-/* A local, or (`cell`) a global; its assignment is noted, but for a local that is new. */
+/* The lvalue of a variable: of the global `cell`, or of the local `v`. */
 static lvalue *lvalue_variable(resolver *r, const ast_node *n, qn_str *name, global_cell *cell, const variable *v) {
   lvalue *p = lvalue_new(r, cell ? LVALUE_GLOBAL : LVALUE_LOCAL, n->at);
   if (!p) return NULL;
@@ -369,7 +370,8 @@ static lvalue *fail_outward(resolver *r, const qn_str *name, span at) {
                        name->text);
 }
 
-/* The variable that an assignment changes, as a place of its kind. */
+/* The lvalue of a variable that an assignment changes; the assignment is noted for sites. NULL with E108 or E401 raised
+ * where it cannot be assigned. */
 static lvalue *variable_lvalue(resolver *r, const ast_node *n, qn_str *name) {
   function *f = r->fn;
   variable *v = find_variable(f, name);
@@ -430,7 +432,7 @@ static lvalue *path_lvalue(resolver *r, const ast_node *n) {
   root->n = steps;
   root->steps = unit_alloc(r, steps * sizeof *root->steps);
   if (!root->steps) return NULL;
-  /* Innermost last: the nodes are visited from the outside in, the indices resolved in the order of evaluation. */
+  /* The tree nests from the last step inwards, while indices are evaluated, and so resolved, from the first step on. */
   const ast_node *level = n;
   const ast_node **chain = unit_alloc(r, steps * sizeof *chain);
   if (!chain) return NULL;
@@ -545,12 +547,12 @@ static bool dtype_named(resolver *r, const qn_str *name, span at, int8_t *out) {
   return true;
 }
 
-/* Parameters of a function under way: which names sizes may mean. */
+/* The signature that is being resolved: names of sizes in it mean int parameters, or dimensions of code->dims. */
 typedef struct shape_names {
   fn_code *code;
   const ast_node *fn;
   uint32_t dims_cap;
-  bool fresh; /* the result's own names: slots beyond all locals */
+  bool fresh; /* in the type of the result: the body is resolved, so that new names get slots beyond all locals */
 } shape_names;
 
 static const ast_node *param_type(const shape_names *s, uint32_t i) { return s->fn->kids[2 + i]->kids[AST_param_type]; }
@@ -660,7 +662,7 @@ static type_sig *type_of(resolver *r, shape_names *s, const ast_node *n) {
   }
 }
 
-/* The expressions among the sizes: resolved when all names of the signature are known. */
+/* Resolves the sizes that are expressions: after all types, since they may use any name of the signature. */
 static bool type_expressions(resolver *r, type_sig *t, const ast_node *n) {
   if (t->kind == SIG_ARRAY) {
     for (uint32_t i = 0; i < t->n; i++) {
@@ -829,7 +831,7 @@ static bool declare_global(resolver *r, qn_str *name) {
   return c != NULL;
 }
 
-/* Marks the names that a pattern of the top level defines. */
+/* Marks the cells of the names in a pattern as defined by this unit. */
 static bool declare_names(resolver *r, const ast_node *n) {
   if (n->kind == AST_name) return strcmp(n->u.s->text, "_") == 0 || declare_global(r, n->u.s);
   if (!is_pattern(n)) return true;
@@ -851,8 +853,8 @@ static bool declare_globals(resolver *r, const ast_node *root) {
   return true;
 }
 
-/* Says where a variable of that name was or will be: one of a block that has ended before, or one that the function defines
- * further down. */
+/* Adds a note to the error about an undefined name, if there is a variable of that name which is not visible at `use`: its block has ended
+ * before, or it is made further down in the function, or it is bound to the function that calls itself by it. */
 static void note_ended(resolver *r, const qn_str *name, span use) {
   const ended_name *later = NULL;
   for (uint32_t i = r->nended; i > 0; i--) {
@@ -878,7 +880,7 @@ static void note_ended(resolver *r, const qn_str *name, span use) {
                name->text);
 }
 
-/* Names that nothing defines, each once, where it stands first. */
+/* Raises one error for all names of the text that nothing defines. */
 static bool check_pending(resolver *r) {
   uint32_t n = 0;
   for (uint32_t i = 0; i < r->npending; i++) {

@@ -1,11 +1,11 @@
 /* The resolver's state, shared by its files:
  *
- *   resolve.c       a unit from beginning to end: variables, captures, places, functions
+ *   resolve.c       a unit from beginning to end: variables, captures, lvalues, functions
  *   resolve_stmt.c  statements and blocks
  *   resolve_expr.c  expressions
  *
- * One walk over the tree finds every name's slot, reports what can be reported before anything runs, and makes the nodes.
- * Functions that make nodes return NULL with an error raised. Internal to this room.
+ * One walk over the tree finds every name's slot, reports the errors that can be known before anything runs, and makes the nodes. They lie
+ * in the unit's arena. Functions that make nodes return NULL with an error raised. Internal to this room.
  */
 #ifndef INTERP_RESOLVE_H
 #define INTERP_RESOLVE_H
@@ -16,11 +16,12 @@ typedef struct variable {
   qn_str *name;
   uint32_t slot;
   span decl;
-  span value; /* of a let: the text of the function that it is bound to */
+  span value; /* of a `let f = fn(...) ...`: the text of that function */
   uint32_t reads;
   bool expects_use; /* made by let or fn: never reading it is worth a warning */
-  bool captured, warned;
-  bool function; /* bound to a function that is written there */
+  bool captured;    /* by a function value */
+  bool warned;      /* that it was rebound after that */
+  bool function;    /* it is bound to a function by the statement that made it */
 } variable;
 
 typedef struct captured {
@@ -28,7 +29,7 @@ typedef struct captured {
   capture_source source;
 } captured;
 
-/* An assignment seen so far: what sites collect. */
+/* An assignment that the walk has met: a site collects those within it. */
 typedef struct event {
   global_cell *cell; /* NULL: a local */
   uint32_t slot;
@@ -50,7 +51,7 @@ typedef struct made_global {
 typedef struct function {
   struct function *outer;
   qn_str *self; /* a local fn's own name, or NULL */
-  span at;      /* of its text; none: the top level */
+  span at;      /* its text; SPAN_NONE at the top level */
   variable *vars;
   uint32_t nvars, vars_cap;
   captured *captures;
@@ -59,27 +60,28 @@ typedef struct function {
   uint32_t nevents, events_cap;
   global_cell **data;
   uint32_t ndata, data_cap;
-  uint32_t top, most; /* slots in use, and at most */
-  uint32_t blocks;    /* open blocks: a `let` at the top level outside any block is a global */
-  uint32_t loops, tries;
-  uint32_t loop_vars;            /* variables made before the innermost loop began */
+  uint32_t top, most;            /* slots in use now, and the most so far */
+  uint32_t blocks;               /* open blocks: a `let` at the top level outside any block is a global */
+  uint32_t loops, tries;         /* open ones */
+  uint32_t loop_vars;            /* how many variables there were when the innermost loop began */
   const struct loop_test *tests; /* of the while loops around, innermost first */
-  uint32_t early;                /* early returns turned into branches, one inside the other */
+  uint32_t early;                /* early returns around that were made branches, one inside the other */
 } function;
 
+/* A read of a global, which must be defined by the end of the text. */
 typedef struct pending_name {
   global_cell *cell;
-  const char *const *near; /* as n_global has it */
+  const char *const *near; /* as undefined_name has it */
   span at;
-  bool size; /* as n_global has it */
+  bool size; /* as undefined_name has it */
 } pending_name;
 
-/* A variable whose block has ended. */
+/* A variable whose block has ended, for messages about names that nothing defines. */
 typedef struct ended_name {
   qn_str *name;
   span decl;     /* where it was made */
   span value;    /* as variable has it */
-  span function; /* the text of the one that it belonged to */
+  span function; /* the text of the function that it belonged to */
 } ended_name;
 
 typedef struct resolver {
@@ -95,8 +97,8 @@ typedef struct resolver {
   uint32_t nended, ended_cap;
   made_global *made; /* for messages */
   uint32_t nmade, made_cap;
-  uint32_t nasked;      /* names that nothing defines, so far */
-  const qn_str *hiding; /* what the last let was told to hide, or NULL */
+  uint32_t nasked;      /* how many undefined names were compared with variables so far */
+  const qn_str *hiding; /* the name that the last let was warned to hide, or NULL */
   text_buf *warnings;
   bool sizes; /* in an expression among the sizes of a signature */
 } resolver;
@@ -110,12 +112,14 @@ static inline bool defines_global(const resolver *r) { return at_top(r) && r->fn
 
 /* Zeroed memory of the unit; NULL with an error raised. */
 QN_MUST_CHECK void *unit_alloc(resolver *r, size_t bytes);
-/* A node with its evaluator and place. */
+/* A zeroed node with its evaluator and source place. */
 QN_MUST_CHECK void *node_new(resolver *r, size_t bytes, eval_fn eval, const ast_node *at);
-/* Lets the unit own a value. */
+/* The unit takes over a reference. False with an error raised; the reference is gone then, too. */
 QN_MUST_CHECK bool unit_keep(resolver *r, qn_value v);
+/* The unit will release the layout that a node keeps in this slot. */
 QN_MUST_CHECK bool unit_layout(resolver *r, record_layout **slot);
 
+/* Adds a warning about a place in the text; none is given in the standard library. */
 void warn(resolver *r, span at, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 /* ---- variables ---------------------------------------------------------------------------------------------------------- */
@@ -123,39 +127,40 @@ void warn(resolver *r, span at, const char *format, ...) __attribute__((format(p
 /* A new local, visible from now on; NULL with an error raised. */
 QN_MUST_CHECK variable *declare(resolver *r, qn_str *name, span at, bool expects_use);
 variable *find_variable(function *f, const qn_str *name);
-/* Number of a capture of the function for a name of the functions around it; -1 if none has it, -2 with an error raised. */
+/* The number of the capture by which the function has a variable of the functions around it, made if need be; -1 if these have no such
+ * variable, -2 with an error raised. */
 int find_capture(resolver *r, function *f, qn_str *name);
-/* Ends the visibility of variables from number `first` on, with warnings. */
+/* Variables from number `first` on are no longer visible. Warns of those that were never used. */
 void forget(resolver *r, uint32_t first);
-/* A let has made a variable of the top level: remembered for messages. */
+/* Remembers, for hidden_by, that a let has made a variable of the top level. */
 void note_made(resolver *r, const qn_str *name, span at);
-/* Where the variable was made that a let in a block hides; none: it hides none that was made by a let before it. The name of a variable of
- * the function, made before its number `before`. */
+/* Where the variable was made that a new one of this name hides: a local with a number below `before`, or a variable of the top level.
+ * SPAN_NONE if it hides none. */
 span hidden_by(const resolver *r, const qn_str *name, uint32_t before);
-/* Says that a let at `at` hides the variable made at `hidden`, which an assignment would change. */
+/* Warns that the let at `at` makes a new variable and leaves the one made at `hidden` as it is. */
 void warn_hidden(resolver *r, const qn_str *name, span at, span hidden);
-/* Can a value be left out without a trace? As far as its outermost operation tells; false where only running it does. */
+/* Does evaluating the expression do nothing but give a value? Judged by its outermost operation; false where only running it tells. */
 bool has_no_effect(resolver *r, const ast_node *n);
-/* What is said of a let at a function's end, by the variable's name. */
+/* The message for a let at a function's end, with the variable's name. */
 #define LOST_LET "this variable is lost when the function returns, and let is worth nil; end with %s to return it"
 bool is_self(const function *f, const qn_str *name);
 /* An assignment to a global, or (cell NULL) to the local in a slot, is remembered for the sites around it. */
 QN_MUST_CHECK bool note_assigned(resolver *r, global_cell *cell, uint32_t slot);
 /* Was the local assigned since `mark` events? */
 bool rebound_since(const resolver *r, uint32_t slot, uint32_t mark);
-/* Does the module define the name (also further down in this text)? */
+/* Does the module define the name, perhaps further down in this text? */
 bool module_defines(const resolver *r, const global_cell *c);
 
-/* A read of a name; `callee`: it is about to be called. */
+/* The node that reads a name; `callee`: it stands where a function is called. */
 QN_MUST_CHECK node *name_node(resolver *r, const ast_node *n, qn_str *name, bool callee);
 QN_MUST_CHECK node *global_node(resolver *r, const ast_node *n, global_cell *cell);
-/* What `.name(...)` may call, nearest first. */
+/* Fills in what x.name(...) may call beside a field of x: the variables of that name, nearest first. */
 QN_MUST_CHECK bool method_candidates(resolver *r, const ast_node *n, n_call *call);
 
-/* Where a pattern's or target's values go. `lets`: new variables. */
+/* The lvalue of a pattern, or of an assignment's target. `lets`: its names become new variables; `expects_use` as variable has it. */
 QN_MUST_CHECK lvalue *lvalue_of(resolver *r, const ast_node *target, bool lets, bool expects_use);
 
-/* Where the assignments within a site begin, and the locals that are its own. */
+/* The state at the beginning of a site: assignments before it, and slots of locals outside it. */
 typedef struct site_mark {
   uint32_t events, top;
 } site_mark;
@@ -165,12 +170,12 @@ QN_MUST_CHECK bool site_end(resolver *r, site *s, const site_mark *mark);
 /* ---- nodes ---------------------------------------------------------------------------------------------------------------- */
 
 QN_MUST_CHECK node *expression(resolver *r, const ast_node *n);
-/* An index item. */
+/* The node of one item of an index: an expression, slice, ellipsis or new axis. */
 QN_MUST_CHECK node *index_item_node(resolver *r, const ast_node *n);
 QN_MUST_CHECK node *binary_node(resolver *r, const ast_node *at, ast_op op, node *a, node *b, bool left_rebound);
-/* A function; `name` is what it is bound to (NULL: nothing), `local` whether it sees itself by that name. */
+/* The node that makes a function value. `name`: what it is bound to, or NULL; `local`: its body means the function itself by that name. */
 QN_MUST_CHECK node *function_node(resolver *r, const ast_node *n, qn_str *name, bool local);
-/* A block with its own scope. `used`: something takes its value. `tail`: the function returns its value. */
+/* A block with a scope of its own. `used`: something uses its value. `tail`: the function returns its value. */
 QN_MUST_CHECK node *block_node(resolver *r, const ast_node *n, bool used, bool tail);
 QN_MUST_CHECK node *if_node(resolver *r, const ast_node *n, bool used, bool tail);
 QN_MUST_CHECK node *try_node(resolver *r, const ast_node *n, bool used);

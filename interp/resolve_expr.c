@@ -1,4 +1,4 @@
-/* The resolver's expressions: which evaluator a node gets, given what its operands are. */
+/* The resolver's expressions: makes their nodes, and chooses evaluators by what the operands are. */
 #include <string.h>
 
 #include "interp/resolve.h"
@@ -88,7 +88,7 @@ static node *items_expression(resolver *r, const ast_node *n) {
   return &out->h;
 }
 
-/* A name that stands twice in a record is a slip; in large ones, which programs write, nobody looks. */
+/* Raises an error for a field that stands twice in a record. Of large records, which programs write, only the first fields are compared. */
 static bool check_fields(resolver *r, const ast_node *n) {
   enum { LOOKED_AT = 200 };
   for (uint32_t i = 1; i < n->n && i < LOOKED_AT; i++) {
@@ -148,7 +148,7 @@ static node *range_expression(resolver *r, const ast_node *n) {
 
 /* ---- calls, indices, fields ----------------------------------------------------------------------------------------------------- */
 
-/* An argument. A list of numbers is the same at each call, and made once: who changes it, copies it first. */
+/* An argument of a call. A list of constant numbers is made once, as a constant of the unit: whoever changes it copies it first. */
 static node *argument_expression(resolver *r, const ast_node *n) {
   node *out = expression(r, n);
   if (!out || out->eval != eval_list) return out;

@@ -1,9 +1,9 @@
-/* The resolver's statements: blocks and their scopes, assignments, branches, loops, try, and what is an error before it runs:
- * lost values, misplaced break, continue, return and import.
+/* The resolver's statements: blocks and their scopes, assignments, branches, loops, try. Errors that are known before anything runs are
+ * raised here: values that are lost; break, continue, return and import where they do not belong.
  *
- * Returns at the end of a function become plain values. An early `if c { return a }` becomes a branch whose other arm is the
- * rest of the function, so that returning costs nothing and the recorder sees an ordinary branch; beyond a number of them in
- * one function they stay signals, which bounds the nesting.
+ * A return at the end of a function becomes a plain value. An early `if c { return a }` becomes a branch whose other arm is the rest of the
+ * function: so returning costs nothing, and the recorder sees an ordinary branch. Such branches nest; beyond EARLY_MAX in one function
+ * returns stay signals.
  */
 #include <string.h>
 
@@ -19,7 +19,7 @@ node *nil_node(resolver *r, const ast_node *n) {
 
 /* ---- lost values ------------------------------------------------------------------------------------------------------- */
 
-/* The cell of the builtins' scope that a name means here, or NULL. */
+/* The builtin's cell that a name means here; NULL if a variable or the module defines the name, or no builtin has it. */
 static const global_cell *builtin_cell(resolver *r, qn_str *name) {
   for (function *f = r->fn; f; f = f->outer)
     if (find_variable(f, name) || is_self(f, name)) return NULL;
@@ -29,7 +29,7 @@ static const global_cell *builtin_cell(resolver *r, qn_str *name) {
   return own && own->shadow ? own->shadow : scope_find(builtins, name);
 }
 
-/* Does a name mean something by now? Where it does not, that is what is to be said. */
+/* Does something define a name, as far as the text has been read? (If nothing does, that is the better error.) */
 static bool is_known(resolver *r, qn_str *name) {
   for (function *f = r->fn; f; f = f->outer)
     if (find_variable(f, name) || is_self(f, name)) return true;
@@ -37,7 +37,8 @@ static bool is_known(resolver *r, qn_str *name) {
   return (own && module_defines(r, own)) || (builtin && builtin->value.head != TAG_UNSET);
 }
 
-/* A function without effect? *def: its row in the table; NULL for those of the prelude, which are compositions of such. */
+/* Does the cell hold a library function without effect? *def: its row in the table of builtins; NULL for a function of the prelude, since
+ * these are compositions of such builtins. */
 static bool is_pure_cell(const global_cell *c, const builtin_def **def) {
   *def = NULL;
   if (!c || !value_is(c->value, TAG_FN)) return false;
@@ -46,22 +47,22 @@ static bool is_pure_cell(const global_cell *c, const builtin_def **def) {
   return (*def)->effect == BUILTIN_PURE || (*def)->effect == BUILTIN_CHOICE;
 }
 
-/* Is this name one of such a function here? */
+/* Does a name mean such a function here? */
 static bool is_pure(resolver *r, qn_str *name, const builtin_def **def) {
   return is_pure_cell(builtin_cell(r, name), def);
 }
 
-/* Does a function at the prompt run after inputs to come? They may give names that are builtins' by now another meaning. */
+/* A function that is defined at the prompt may run after later inputs, which may redefine names that mean builtins now. */
 static bool is_late(const resolver *r) { return r->prompt && r->fn->outer; }
 
-/* In the body of a loop an expression is meant to be the loop's value, as in other languages. */
+/* The message for an expression that nobody uses. In a loop it was probably meant to be collected, as other languages do. */
 static const char *lost_in(const resolver *r) {
   return r->fn->loops ? "the value of this expression is lost, since a loop has none: xs = append(xs, v) collects, "
                         "map(xs, f) gives a list"
                       : "the value of this expression is lost; assign it or remove it";
 }
 
-/* Why a call of the function `name` without effect is an error; `def` is its row, if it has one. */
+/* The message for a call of the function `name`, without effect, whose value nobody uses. `def`: its row in the table, or NULL. */
 static void text_lost_call(resolver *r, const ast_node *n, const char *name, const builtin_def *def, text_buf *t) {
   const ast_node *first = !def ? NULL : n->kind == AST_method ? n->kids[0] : n->n > 1 ? n->kids[1] : NULL;
   if (!first || first->kind != AST_name || !(strchr(def->signature, '@') || def->effect == BUILTIN_CHOICE)) {
@@ -77,7 +78,7 @@ static void text_lost_call(resolver *r, const ast_node *n, const char *name, con
   text_adds(t, ")");
 }
 
-/* A call of a function without effect, or (name: NULL) another expression that nobody uses. */
+/* Raises the error of a value that nobody uses: of a call of the function `name` (as text_lost_call), or of another expression (NULL). */
 static bool fail_lost(resolver *r, const ast_node *n, const char *name, const builtin_def *def) {
   if (!name) return raise_nothing(r->vm, E_lost_value, n->at, "%s", lost_in(r));
   text_buf t = {.vm = r->vm};
@@ -86,7 +87,7 @@ static bool fail_lost(resolver *r, const ast_node *n, const char *name, const bu
   return false;
 }
 
-/* May the value of an expression be a record or module? Their own functions may have an effect, whatever they are called. */
+/* May the value of an expression be a record or module? Then `.f()` may call a function in it, which may have an effect. */
 static bool is_container(const ast_node *n) {
   switch ((ast_kind)n->kind) {
   case AST_name:
@@ -102,13 +103,14 @@ static bool is_container(const ast_node *n) {
   }
 }
 
-/* May a call, or a method, of this name turn out to be one of another function than now? Then running it tells. */
+/* May the call turn out to be one of another function when it runs than its name means now? */
 static bool may_change(const resolver *r, const ast_node *n) {
   return is_late(r) || (n->kind == AST_method && is_container(n->kids[0]));
 }
 
-/* A call whose value nobody uses, and which is one of a function without effect, unless it is one of the receiver's own function, or of
- * the program's own, when it runs: gives the node that tells then. `let`: the variable that the value is bound to, or NULL. */
+/* For a call whose value nobody uses. If its name means a function without effect now, but may mean another one when it runs, gives a node
+ * that finds out then and raises the error; else gives `call`. `let`: the variable that the value is bound to at a function's end, or
+ * NULL. */
 static node *lost_call(resolver *r, const ast_node *n, node *call, const char *let) {
   qn_str *name = n->kind == AST_method ? n->u.s : n->kids[0]->kind == AST_name ? n->kids[0]->u.s : NULL;
   bool method = call->eval == eval_method;
@@ -150,8 +152,8 @@ bool has_no_effect(resolver *r, const ast_node *n) {
   }
 }
 
-/* grad(f)(x) and its like: nothing but what f does by the way comes of such a call. Where it is tried for its error, or f is written
- * right there, that is what it may be for. */
+/* Warns of grad(f)(x) and the like as a statement: only what f prints or draws could come of it. Inside try, or where f is a literal
+ * function, that may be what it is for. */
 static void warn_lost_derivative(resolver *r, const ast_node *n) {
   const ast_node *callee = n->kids[0];
   if (r->fn->tries > 0 || callee->kind != AST_call || callee->kids[0]->kind != AST_name) return;
@@ -196,15 +198,15 @@ static bool check_lost(resolver *r, const ast_node *n) {
 
 /* ---- assignments ----------------------------------------------------------------------------------------------------------- */
 
-/* A path without indices? */
+/* Is it a path of fields only? */
 static bool only_names(const lvalue *p) {
   for (uint32_t i = 0; i < p->n; i++)
     if (!p->steps[i].name) return false;
   return p->kind == LVALUE_PATH;
 }
 
-/* Does the node read what a place holds? Indices count as the same where they are one constant, or one local that `settled` says to
- * keep its value from the target's evaluation to the end. */
+/* Does the node read exactly what the lvalue holds? Indices are the same if both are one constant, or, if `settled`, one local: settled
+ * means that nothing is assigned between the evaluation of the target and the store. */
 static bool reads_lvalue(const node *a, const lvalue *p, bool settled) {
   if (p->kind != LVALUE_LOCAL && p->kind != LVALUE_GLOBAL && p->kind != LVALUE_PATH) return false;
   for (uint32_t i = p->kind == LVALUE_PATH ? p->n : 0; i > 0; i--) {
@@ -228,7 +230,8 @@ static bool reads_lvalue(const node *a, const lvalue *p, bool settled) {
                  : a->kind == N_LOCAL && a->slot == p->slot;
 }
 
-/* `x = f(x, ...)`, `x = x.f(...)`: lets the call take the place's own reference. `settled`: evaluating the value assigns nothing. */
+/* `x = f(x, ...)`, `x = x.f(...)`: marks the argument that the result replaces, so that the call may take the last reference to its value
+ * (n_call.moved). `settled` as for reads_lvalue. */
 static void mark_moved(resolver *r, node *value, const lvalue *p, bool settled) {
   if (value->eval != eval_call && value->eval != eval_method) return;
   n_call *c = (n_call *)value;
@@ -245,11 +248,11 @@ static void mark_moved(resolver *r, node *value, const lvalue *p, bool settled) 
   if (!found) return;
   c->moved = found;
   c->moved_arg = at;
-  /* A user function may fail after it has changed the value: only where nobody could look at the variable then. */
+  /* A function of the program may fail after it has changed the value: so the variable must be one that nothing can read after an error. */
   if (!at_top(r) && r->fn->tries == 0 && !p->cell) c->h.flag |= CALL_MOVES;
 }
 
-/* `x = x + e`: what is added goes into x's own memory. */
+/* `x = x + e`: chooses an evaluator that adds in place. */
 static void mark_accumulation(n_assign *n, bool settled) {
   const lvalue *p = n->target;
   const n_binary *b = (const n_binary *)n->value;
@@ -283,7 +286,7 @@ static node *store_node(resolver *r, const ast_node *n, lvalue *p, node *value) 
 
 enum { LOOKED_AT = 12 }; /* levels of an expression */
 
-/* Does a name stand in an expression, outside of functions in it? As far as it is worth looking. */
+/* Does a name stand in the first `depth` levels of an expression, outside of functions in it? */
 static bool mentions(const ast_node *n, const qn_str *name, int depth) {
   if (!n || depth == 0 || n->kind == AST_fn) return false;
   if (n->kind == AST_name) return n->u.s == name;
@@ -292,8 +295,8 @@ static bool mentions(const ast_node *n, const qn_str *name, int depth) {
   return false;
 }
 
-/* `let total = total + i` in a loop, or a let of what the condition of the loop around asks for: the variable outside stays as it is
- * though it was meant to change. What hides a variable of the loop itself, a parameter or an import is free to. */
+/* Warns of `let total = total + i` in a loop, or a let of a variable that the condition of a loop around reads: the variable outside keeps
+ * its value, though it was meant to change. Hiding a variable of the loop itself, a parameter or an import is no mistake. */
 static void check_hiding(resolver *r, const ast_node *pattern, const ast_node *value) {
   function *f = r->fn;
   if (f->loops == 0 || value->kind == AST_fn) return;
@@ -312,14 +315,14 @@ static void check_hiding(resolver *r, const ast_node *pattern, const ast_node *v
   r->hiding = hidden.source ? name : r->hiding;
 }
 
-/* Names that a let of the top level makes. */
+/* Remembers the names that a let of the top level makes (note_made). */
 static void note_pattern(resolver *r, const ast_node *pattern) {
   if (pattern->kind == AST_name) note_made(r, pattern->u.s, pattern->at);
   if (is_pattern(pattern))
     for (uint32_t i = 0; i < pattern->n; i++) note_pattern(r, pattern->kids[i]);
 }
 
-/* `tail`: what it binds is lost with the function that it ends (lost_update). */
+/* `tail`: it is the last statement of a function, so that its variable is lost at once (lost_update raises what is known by now). */
 static node *let_node(resolver *r, const ast_node *n, bool tail) {
   const ast_node *pattern = n->kids[AST_let_pattern], *value = n->kids[AST_let_value];
   node *v;
@@ -327,7 +330,7 @@ static node *let_node(resolver *r, const ast_node *n, bool tail) {
   bool global = defines_global(r);
   r->hiding = NULL;
   if (!global) check_hiding(r, pattern, value);
-  bool told = r->hiding != NULL;
+  bool warned = r->hiding != NULL;
   if (value->kind == AST_fn && pattern->kind == AST_name)
     v = function_node(r, value, pattern->u.s, false);
   else
@@ -339,7 +342,7 @@ static node *let_node(resolver *r, const ast_node *n, bool tail) {
   if (p && global) note_pattern(r, pattern);
   if (p && value->kind == AST_fn && r->fn->nvars > first) r->fn->vars[first].value = value->at;
   for (uint32_t i = first; p && value->kind == AST_fn && i < r->fn->nvars; i++) r->fn->vars[i].function = true;
-  if (p && told) /* once is enough */
+  if (p && warned) /* one warning is enough: none that it is never used */
     for (uint32_t i = first; i < r->fn->nvars; i++) r->fn->vars[i].reads++;
   return p ? store_node(r, n, p, v) : NULL;
 }
@@ -356,7 +359,7 @@ static node *define_node(resolver *r, const ast_node *n) {
   return p ? store_node(r, n, p, f) : NULL;
 }
 
-/* x or x.a.b: reading it once more to store there has no effect and costs little. */
+/* Is it x or x.a.b? Then `x.a op= e` may be resolved as `x.a = x.a op e`: reading it has no effect. */
 static bool only_fields(const ast_node *target) {
   while (target->kind == AST_field) target = target->kids[AST_field_object];
   return target->kind == AST_name;
@@ -455,7 +458,7 @@ static bool binds(const ast_node *pattern, const qn_str *name) {
   return any;
 }
 
-/* An assignment to the loop's own variable at the end of a turn is lost. */
+/* Warns of an assignment to the loop's own variable at the end of a turn: the next turn binds it anew. */
 static void warn_lost_turn(resolver *r, const ast_node *loop, const ast_node *block) {
   const ast_node *last = block->n ? block->kids[block->n - 1] : NULL;
   for (uint32_t i = 0; i + 1 < block->n; i++)
@@ -605,12 +608,12 @@ static node *statement(resolver *r, const ast_node *n, bool used, bool tail) {
 
 /* ---- blocks -------------------------------------------------------------------------------------------------------------------------- */
 
-/* Does a block always return? (As far as it shows: its last statement is a return.) */
+/* Is a block's last statement a return? */
 static bool ends_in_return(const ast_node *block) {
   return block->n > 0 && block->kids[block->n - 1]->kind == AST_return;
 }
 
-/* Statements of a block from number `from` on, without a scope of their own. */
+/* The statements of a block from number `from` on, without a scope of their own. */
 static node *statements(resolver *r, const ast_node *n, uint32_t from, bool used, bool tail) {
   uint32_t count = n->n - from;
   if (count == 0) return nil_node(r, n);

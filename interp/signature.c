@@ -1,9 +1,9 @@
 /* Checking values against shape signatures and binding dimensions.
  *
- * A bare name in a shape is bound by the first size it meets, parameters from left to right, and compared from then on; it is
- * a local of the frame. A name that is an int parameter is compared with the argument. Expressions are checked when all
- * names are bound. A mismatch is E208 and shows where in the argument it is, and the dimensions bound so far with the axis
- * that each came from.
+ * A bare name in a shape is a local of the frame. The first size that it meets, parameters from left to right, binds it; later ones are
+ * compared with that. A name that is an int parameter is compared with its argument. Sizes that are expressions are checked in a second
+ * pass, when all names are bound. A mismatch is E208; it says which part of the argument does not fit, and the sizes bound so far with the
+ * axis that each came from.
  */
 #include "interp/signature.h"
 
@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The way from an argument to a part of it: the part's field, or its number in a list. Lies on the C stack. */
+/* The path from an argument to a part of it, the last step first: a field of a record (`field`), or a number in a list. On the C stack. */
 typedef struct step {
   const struct step *outer; /* NULL: the argument itself */
   const qn_str *field;
@@ -37,7 +37,7 @@ static void describe_steps(const step *s, text_buf *t) {
     text_addf(t, "[%u]", s->number);
 }
 
-/* The place in the parameters that binds the name of a size: the first one, from left to right. False if it is not in `sig`. */
+/* Adds where the size in a slot was bound: the first array in `sig` whose shape has its name. False if there is none. */
 static bool describe_origin(const type_sig *sig, uint32_t slot, const step *at, const char *name, text_buf *t) {
   if (sig->kind == SIG_ARRAY) {
     int rest = 0;
@@ -58,7 +58,7 @@ static bool describe_origin(const type_sig *sig, uint32_t slot, const step *at, 
   return false;
 }
 
-/* An int parameter that sizes are compared with, too, is a binding: it comes from the call. */
+/* Does a type compare a size with the int parameter in this slot? */
 static bool names_size(const type_sig *sig, uint32_t slot) {
   if (!sig) return false;
   for (uint32_t i = 0; sig->kind == SIG_ARRAY && i < sig->n; i++)
@@ -112,7 +112,7 @@ static void describe(const matcher *m, text_buf *t) {
   }
 }
 
-/* "argument 'x' of f is f32[3], its signature f32[b, 4]: rank is 1, not 2 (bound: b = 3)" */
+/* Raises E208, and is false: "argument 'x' of f is f32[3], its signature f32[b, 4]: rank is 1, not 2 (bound: b = 3)". */
 static __attribute__((format(printf, 4, 5))) bool refuse(const matcher *m, const type_sig *sig, qn_value v,
                                                          const char *why, ...) {
   qn_vm *vm = m->vm;
@@ -146,7 +146,7 @@ static const struct {
 
 const char *sig_kind_name(sig_kind kind) { return sig_names[kind].name; }
 
-/* Of what is no array, or of no kind that the signature names, where one is expected. */
+/* Raises E208 for a value of another kind than the type takes. */
 static bool refuse_value(const matcher *m, const type_sig *sig, qn_value v) {
   if (sig->kind == SIG_DTYPE && dtype_is_bool(sig->dtype)) return refuse(m, sig, v, "true or false is expected");
   bool array = !sig_names[sig->kind].takes || sig->kind == SIG_NUMBER;
@@ -154,7 +154,7 @@ static bool refuse_value(const matcher *m, const type_sig *sig, qn_value v) {
                 array && value_is(v, TAG_LIST) ? "; lists are written ( ), arrays [ ]" : "");
 }
 
-/* An int, or a list of nothing else? */
+/* Is it an int, or a list of ints? */
 static bool is_ints(qn_value v) {
   if (value_is(v, TAG_INT)) return true;
   if (!value_is(v, TAG_LIST)) return false;

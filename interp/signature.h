@@ -17,7 +17,7 @@ typedef enum sig_kind {
   SIG_RECORD   /* at least these fields of these types */
 } sig_kind;
 
-/* The name of such a kind in a signature, and what it takes; NULL for the kinds that are written otherwise (signature.c). */
+/* The word for the kind in a signature; NULL for kinds that have none. */
 const char *sig_kind_name(sig_kind kind);
 
 typedef enum dim_kind { DIM_ANY, DIM_REST, DIM_SIZE, DIM_NAME, DIM_PARAM, DIM_EXPR } dim_kind;
@@ -41,10 +41,10 @@ struct type_sig {
   qn_str **fields;
 };
 
-/* Checks the arguments of a frame against their types and binds dimensions; nil fits where it is the parameter's default.
- * False with E208 raised: of the argument with the number *refused. */
+/* Checks the arguments of a frame against their types and binds sizes. nil fits any type if it is the parameter's default. False with E208
+ * raised for argument number *refused. */
 QN_MUST_CHECK bool signature_bind(qn_vm *vm, const fn_code *code, qn_value *fp, uint32_t *refused);
-/* Checks a result; dimensions that only the result has are bound by it. */
+/* Checks a result (borrowed); it binds sizes that only its own type names. False with E208 raised. */
 QN_MUST_CHECK bool signature_result(qn_vm *vm, const fn_code *code, qn_value *fp, qn_value result);
 
 #endif

@@ -1,9 +1,11 @@
 /* Freeing units and scopes that nothing refers to any more.
  *
- * A unit is dead when it does not run and no function value has code of it. A module that was dropped, failed, or was loaded
- * again is dead when nothing but itself has it or one of its functions. As these mostly lie in its own cells, counting alone would
- * never end: the references that come from within, from what the cells reach, are counted apart, and what has others, too,
- * is had from outside, with all that it holds.
+ * A unit is dead when it does not run and no function value refers to code of it.
+ *
+ * A module that was dropped, failed, or was loaded again is dead when nothing outside of it refers to it or to one of its functions. Its own
+ * cells mostly do, so that its reference counts never become zero. So the references that come from within are counted: from the cells, and
+ * from the lists, records and functions that these reach. An object that has more references than that is reachable from outside, with all
+ * that it holds.
  */
 #include <string.h>
 
@@ -35,11 +37,11 @@ void unit_done(qn_vm *vm, unit *u) {
 
 /* ---- scopes -------------------------------------------------------------------------------------------------------------- */
 
-/* A container or function that the cells of a scope reach, or its module. */
+/* A list, record or function that the cells of a scope reach, or the scope's module. */
 typedef struct reached {
   obj_head *object;
   uint32_t within; /* references that come from within */
-  bool outside;    /* something else has it */
+  bool outside;    /* reachable from outside */
 } reached;
 
 typedef struct search {
@@ -47,12 +49,13 @@ typedef struct search {
   const scope *s;
   reached *list;
   uint32_t n, cap;
-  uint32_t *index, index_cap;  /* hash table of numbers + 1 */
-  uint32_t *outside, noutside; /* those that are, in the order in which they were found to be */
+  uint32_t *index, index_cap; /* hash table of numbers + 1 */
+  uint32_t *outside,
+      noutside; /* numbers of those that are reachable from outside, in the order in which they were found */
   uint32_t outside_cap;
 } search;
 
-enum { REACHED_MOST = 1 << 20 }; /* what reaches more is not looked through: it stays */
+enum { REACHED_MOST = 1 << 20 }; /* a scope that reaches more objects is not searched: it stays */
 
 static uint32_t *place_of(search *w, const obj_head *o) {
   uint32_t mask = w->index_cap - 1, i = (uint32_t)(((uintptr_t)o >> 4) * 0x9e3779b9u) & mask;
@@ -60,7 +63,7 @@ static uint32_t *place_of(search *w, const obj_head *o) {
   return &w->index[i];
 }
 
-/* One more reference from within. False: memory is short, or there is too much. */
+/* Counts a reference from within. False if memory is short, or there are too many objects. */
 static bool reach(search *w, obj_head *o) {
   if ((w->n + 1) * 2 > w->index_cap) {
     uint32_t old = w->index_cap, cap = old ? old * 2 : 64;
@@ -81,7 +84,7 @@ static bool reach(search *w, obj_head *o) {
   return true;
 }
 
-/* Values that hold no functions do not matter. */
+/* As reach, for a value; only what can hold functions counts. */
 static bool reach_value(search *w, qn_value v) {
   if (!value_is_heap(v)) return true;
   switch (value_tag_of(v)) {
@@ -94,7 +97,7 @@ static bool reach_value(search *w, qn_value v) {
 }
 
 static bool reach_all(search *w) {
-  if (!reach(w, &w->s->module->head)) return false; /* the scope has it */
+  if (!reach(w, &w->s->module->head)) return false; /* the scope's own reference */
   for (uint32_t i = 0; i < w->s->n; i++)
     if (!reach_value(w, w->s->cells[i]->value)) return false;
   for (uint32_t i = 0, n; i < w->n; i++) {
@@ -127,7 +130,7 @@ static bool find_outside(search *w) {
   return true;
 }
 
-/* Is it the module itself, or a function of it? */
+/* Is the object the scope's module, or a function of it? */
 static bool is_own(const scope *s, const obj_head *o) {
   if (o == &s->module->head) return true;
   if (o->tag != TAG_FN || o->flags != FN_USER) return false;
@@ -152,11 +155,11 @@ static bool scope_is_dead(qn_vm *vm, const scope *s) {
   mem_free(vm, w.list, w.cap * sizeof *w.list);
   mem_free(vm, w.index, w.index_cap * sizeof *w.index);
   if (w.outside) mem_free(vm, w.outside, w.outside_cap * sizeof *w.outside);
-  if (vm->error) error_clear(vm); /* another time */
+  if (vm->error) error_clear(vm); /* without memory for the search it stays for now */
   return dead && own == functions + 1;
 }
 
-/* Has the scope anything that goes? */
+/* Has the scope values or units? */
 static bool scope_is_full(qn_vm *vm, const scope *s) {
   for (uint32_t i = 0; i < s->n; i++)
     if (s->cells[i]->value.head != TAG_UNSET) return true;
@@ -165,14 +168,14 @@ static bool scope_is_full(qn_vm *vm, const scope *s) {
   return false;
 }
 
-/* Entries of other functions may still look at a cell, which fits them no more. */
+/* Do guards of compiled code still watch a cell of the scope? */
 static bool scope_is_looked_at(const scope *s) {
   for (uint32_t i = 0; i < s->n; i++)
     if (s->cells[i]->rec.roots) return true;
   return false;
 }
 
-/* Frees what is dead of the scopes that nobody can import; one may be all that has another. */
+/* Frees scopes without a key that are dead, and their units. Freeing one may make another one dead, so it repeats. */
 static void scopes_sweep(qn_vm *vm) {
   interp *ip = interp_of(vm);
   if (ip->ndropped < ip->drop_at && ip->nunits < ip->sweep_at) return;
@@ -206,7 +209,7 @@ void units_sweep(qn_vm *vm) {
   interp *ip = interp_of(vm);
   if (ip->nunits < ip->sweep_at && ip->ndropped < ip->drop_at) return;
   for (const vm_host *h = vm->host; h; h = h->outer)
-    if (h->error) return; /* it may lie in one of them */
+    if (h->error) return; /* the pending error of an outer evaluation may refer to a text that would be freed */
   scopes_sweep(vm);
   if (ip->nunits < ip->sweep_at) return;
   for (unit **at = &ip->units; *at;) {

@@ -1,5 +1,5 @@
 /* What the grammar's actions build: nodes with places and heights, and the checks that are easier here than in rules
- * (places to assign to, order of arguments and parameters).
+ * (lvalues, order of arguments and parameters).
  *
  * Once anything has failed, every builder returns the poison node and leaves the stack of items alone; the driver stops
  * after the token at hand.
@@ -240,10 +240,10 @@ ast_node *build_import(parser *p, token word, token from, bool path, token name)
   return n;
 }
 
-/* ---- places to assign to ---- */
+/* ---- lvalues ---- */
 
-/* Turns an expression into a place, in place. Recursion follows the tree's height. */
-static bool make_place(parser *p, ast_node *n) {
+/* Makes an lvalue of an expression, in its own nodes. False with an error raised. Recursion follows the tree's height. */
+static bool make_lvalue(parser *p, ast_node *n) {
   const char *why;
   switch ((ast_kind)n->kind) {
   case AST_name:
@@ -261,7 +261,7 @@ static bool make_place(parser *p, ast_node *n) {
   }
   case AST_list:
     for (uint32_t i = 0; i < n->n; i++)
-      if (!make_place(p, n->kids[i])) return false;
+      if (!make_lvalue(p, n->kids[i])) return false;
     if (n->n) {
       n->kind = AST_pat_list;
       return true;
@@ -273,7 +273,7 @@ static bool make_place(parser *p, ast_node *n) {
     for (uint32_t i = 0; i < n->n; i++) {
       ast_node *field = n->kids[i];
       if (field->kind == AST_spread) return refuse(p, E_pattern, field->at, "a pattern has no '..'"), false;
-      if (!make_place(p, field->kids[0])) return false;
+      if (!make_lvalue(p, field->kids[0])) return false;
       field->kind = AST_pat_field;
     }
     if (n->n) {
@@ -293,7 +293,7 @@ static bool make_place(parser *p, ast_node *n) {
 }
 
 ast_node *build_assign(parser *p, ast_node *target, token op, ast_node *value) {
-  if (p->failed || !make_place(p, target)) return poisoned(p);
+  if (p->failed || !make_lvalue(p, target)) return poisoned(p);
   if (op.u.i != AST_OP_none && (target->kind == AST_pat_list || target->kind == AST_pat_record))
     return refuse(p, E_pattern, target->at, "an assignment with an operator takes one place, not a pattern");
   ast_node *n = build_node(p, AST_assign, span_join(target->at, value->at), token_span(p, op), KIDS(target, value), 0);

@@ -125,7 +125,7 @@ pattern_fields(S) ::= pattern_fields(L) COMMA pattern_field(A). { S = build_item
 pattern_field(A) ::= NAME(N). { A = build_pattern_field(p, N, NULL); }
 pattern_field(A) ::= NAME(N) COLON pattern(P). { A = build_pattern_field(p, N, P); }
 
-// {a, b: x[0]} = r: the fields of a record assigned to places
+// {a, b: x[0]} = r: the fields of a record assigned to lvalues
 targets(S) ::= target(A). { S = ONE(A, A->at.start); }
 targets(S) ::= targets(L) COMMA target(A). { S = build_item(p, L, A, A->at.start); }
 target(A) ::= NAME(N). { A = build_pattern_field(p, N, NULL); }
@@ -322,7 +322,7 @@ void grammar_start(void *engine, parser *p) { grammarInit(engine, p); }
 
 void grammar_push(void *engine, int terminal, token t) { grammar(engine, terminal, t); }
 
-// Runs the automaton's reductions for this highlight-ahead on paper: `below` is what remains of the real stack, `over` holds
+// Runs the automaton's reductions for this token on paper: `below` is what remains of the real stack, `over` holds
 // the states pushed since. (Inside %syntax_error it would be too late: the default reductions have happened by then.)
 bool grammar_accepts(const void *engine, int terminal) {
   const yyStackEntry *below = ((const yyParser *)engine)->yytos;

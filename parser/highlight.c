@@ -1,4 +1,4 @@
-/* What tokens look like, and whether a text is complete: for the prompt and for excerpts in colour.
+/* The highlights of a text, for the prompt and for excerpts in colour.
  *
  * The lexer itself finds the tokens, so what is shown is what will be read. It stops at the first thing that is no token; here it
  * goes on behind it: an unfinished or faulty string is a string up to its quote or the end of its line (of the text for

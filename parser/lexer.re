@@ -266,7 +266,7 @@ static const unsigned char *skip_letters(const unsigned char *s) {
   }
 }
 
-/* A number ends at `s`; what touches it must not be a part of a word. (A character that has no meaning is told by itself.) */
+/* A number ends at `s`; what touches it must not be a part of a word. (A character that has no meaning gets an error of its own.) */
 static bool number_ends(parser *p, token *t, const unsigned char *s) {
   const unsigned char *begin = (const unsigned char *)p->text->text + t->start, *e = skip_letters(s);
   if (e == s) return true;

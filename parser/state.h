@@ -127,7 +127,7 @@ ast_node *build_fn(parser *p, token word, const token *name, uint32_t params, as
                    int flags);
 ast_node *build_param(parser *p, token name, ast_node *type, ast_node *initial);
 ast_node *build_assign(parser *p, ast_node *target, token op, ast_node *value);
-/* {a, b: place} = value */
+/* A field of the pattern in `{a, b: target} = value`. */
 ast_node *build_pattern_field(parser *p, token name, ast_node *target);
 ast_node *build_import(parser *p, token word, token from, bool path, token name);
 ast_node *build_dim(parser *p, ast_node *expr);

@@ -406,7 +406,7 @@ static void add_hint(export *x, const text_buf *word) {
   text_buf quoted = {0};
   text_adds(&quoted, " ");
   if (s) text_word(&quoted, s);
-  text_add(&x->hint, "", 1); /* to highlight into it; the end is taken off again */
+  text_add(&x->hint, "", 1); /* so that strstr can search it; taken off again below */
   if (s && !quoted.failed && !x->hint.failed) {
     x->hint.len--;
     text_add(&quoted, "", 1);
