@@ -1,7 +1,7 @@
 /* The part of the public API that runs code: evaluating texts, calling functions, globals. */
 #include "interp/state.h"
 
-/* A call of the API: an evaluation, and what the interpreter knew of the one around it. */
+/* A call of the API: its evaluation, and the state of the one around it, if a host that a program called has made the call. */
 typedef struct api_run {
   vm_run run;
   interp_place was;
@@ -22,7 +22,7 @@ static void end(api_run *r) {
 /* Begun at once: `begin` initialises it. */
 #define API_RUN(name) api_run name __attribute__((cleanup(end)))
 
-/* Hands a result out, or drops it; the call's status. A failure that nobody described is one all the same. */
+/* Ends a call of the API and gives its status. The result `r` (taken over) goes to *result, or is released if that is NULL. */
 static qn_status finish(qn_vm *vm, api_run *run, qn_value r, qn_value *result) {
   if (value_is_error(r) && !error_pending(vm))
     raise_error(vm, E_internal, SPAN_NONE, "something failed without saying what");

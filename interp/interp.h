@@ -28,30 +28,31 @@ QN_MUST_CHECK qn_value interp_module_record(qn_vm *vm, qn_value module);
 /* Text of a function's signature for help and messages: "f(x, scale = 1.0)". False if v is no function. */
 bool interp_signature(qn_vm *vm, qn_value fn, text_buf *out);
 
-/* A host number, which may be traced, as an array of rank 0: straight into the dtype, as the dtype of its own has no array that would
- * hold it unrounded. Owned, or E207 or E309 where it does not fit. literal.c */
+/* Converts a host number, which may be traced, to an array of rank 0 of the dtype, at once: no array has a dtype that would hold every host
+ * number unrounded on the way. Owned; E207 or E309 if it does not fit. (literal.c) */
 QN_MUST_CHECK qn_value interp_convert_number(qn_vm *vm, qn_dtype dtype, qn_value v);
 
-/* The names visible at the prompt that begin with `prefix`, for completion and "nearest name": calls `each` for every one. */
+/* Calls `each` for every name that is visible at the prompt and begins with `prefix`. For completion and suggestions. */
 void interp_names(qn_vm *vm, const char *prefix, void (*each)(void *ctx, const char *name), void *ctx);
 
-/* ---- what the prompt asks (inspect.c); values are borrowed, no code of the program runs ---- */
+/* ---- what the prompt asks (inspect.c). Values are borrowed; no code of the program runs. ---- */
 
 /* The value of a name that is visible at the prompt. */
 bool interp_lookup(qn_vm *vm, const char *name, size_t len, qn_value *out);
-/* The session's own names, in the order in which they were first used. */
+/* Calls `each` for the session's own variables, in the order in which their names were first used. */
 void interp_globals(qn_vm *vm, void (*each)(void *ctx, const char *name, qn_value v), void *ctx);
 /* Forgets the session's names. False with an error raised. */
 QN_MUST_CHECK bool interp_reset(qn_vm *vm);
-/* A field of a record or a name of a module. */
+/* The value of a field of a record, or of a name in a module; false if there is none. */
 bool interp_field(qn_value v, const char *name, size_t len, qn_value *out);
-/* The names behind the point of a record, module or array. */
+/* Calls `each` for every name that may stand behind the point: of a record, module, array or graph. */
 void interp_fields(qn_value v, void (*each)(void *ctx, const char *name), void *ctx);
-/* The parameters that can be given by name; `position` is where they can be given without it (INT32_MAX: nowhere). */
+/* Calls `each` for every parameter that can be given by its name; `position` is its number among positional arguments (INT32_MAX: it has
+ * none). */
 void interp_parameters(qn_vm *vm, qn_value f, void (*each)(void *ctx, const char *name, int position), void *ctx);
-/* Where the program defines a function of this name that its own code never mentions; SPAN_NONE if there is none. */
+/* Where the program defines a function of this name that no code of it mentions; SPAN_NONE if there is no such one. */
 span interp_unread_function(qn_vm *vm, const char *name);
-/* Bytes that a value and what it consists of take, each shared part once. */
+/* The memory of a value and all that it holds, in bytes; each shared part counts once. */
 size_t interp_bytes(qn_value v);
 
 #endif

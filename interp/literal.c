@@ -349,8 +349,8 @@ static bool read_items(const n_items *n, const qn_value *fp, qn_value *to, int r
   return true;
 }
 
-/* As array_of_numbers, for numbers that the dtype stores as they are: checking and converting each one costs four times as much as storing
- * it. Unset if some number must be converted, or may not fit. */
+/* As array_of_numbers, for numbers that the dtype stores as they are: for small literals the general way was measured to
+ * cost 100 to 200 instructions more. Unset if some number must be converted, or may not fit. */
 static qn_value numbers_here(qn_vm *vm, const qn_value *v, int n, int dtype, const literal *l) {
   uint32_t tags = 0;
   for (int i = 0; i < n; i++) tags |= 1u << v[i].head;

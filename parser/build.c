@@ -16,7 +16,7 @@ static ast_node *poisoned(parser *p) {
   return &p->poison;
 }
 
-/* Fails at a node's place. */
+/* Raises an error at `at`, and is the poison node. */
 static ast_node *refuse(parser *p, error_id id, span at, const char *message) {
   if (!p->failed) parser_fail(p, id, at.start, at.end, "%s", message);
   return poisoned(p);

@@ -81,7 +81,7 @@ bool lexer_can_end(int terminal); /* may a statement end with this token? */
 const char *lexer_line(const parser *p, uint32_t at);
 /* Does that line begin as the header of a function with a name, `fn f(x)`? */
 bool lexer_in_header(const parser *p, uint32_t at);
-/* The next byte that is no blank, newline or comment, from `s` on. */
+/* The first byte from `s` on that is no blank, newline or comment. */
 const unsigned char *lexer_skip(const parser *p, const unsigned char *s);
 
 /* ---- grammar.y ---- */
@@ -100,9 +100,9 @@ bool parser_keep(parser *p, qn_str *s);
 
 /* ---- build.c ---- */
 static inline span token_span(const parser *p, token t) { return (span){p->source, t.start, t.end}; }
-/* Puts an item on the stack of items; for lists: `sequence + item`. */
+/* Appends an item to an unfinished list, on the stack of items. `start`: where the list begins, if the item is its first. */
 sequence build_item(parser *p, sequence list, ast_node *item, uint32_t start);
-/* A node with `n` children: as many from `fixed` as its kind has places, the others the topmost n items. */
+/* A node: its named children come from `fixed`, the further ones are the topmost `items` of the stack, which are popped. */
 ast_node *build_node(parser *p, ast_kind kind, span at, span mark, ast_node *const *fixed, uint32_t items);
 ast_node *build_leaf(parser *p, ast_kind kind, token t);
 /* A node with a name from a token, at `at`. */

@@ -148,7 +148,7 @@ static bool parse_jit(const char *text, qn_jit_mode *mode) {
   return false;
 }
 
-/* Is a name that of an option? One that lacks its value counts as no option, but as *bare. */
+/* Is `name` the option, with its value? If only the value is missing, *bare is set. */
 static bool is_option(const char *name, const char *option, const char *value, bool *bare) {
   bool same = strcmp(name, option) == 0;
   *bare |= same && !value;
@@ -289,7 +289,7 @@ static qn_vm *open_vm(const options *o, char **args, int nargs, int *status) {
   return vm;
 }
 
-/* What was printed and could not be written is an error, unless nobody reads on (a closed pipe). */
+/* Flushes stdout. False, with a message, if something printed could not be written; a pipe that nobody reads any longer needs none. */
 static bool output_written(void) {
   bool failed = ferror(stdout) != 0;
   errno = 0;
@@ -300,7 +300,7 @@ static bool output_written(void) {
   return false;
 }
 
-/* The trace_events into the file that --trace names. */
+/* Writes the trace events to the file that --trace names. */
 static bool write_trace(const options *o, qn_vm *vm) {
   text_buf t = {0};
   trace_events_text(vm->engine, &t);

@@ -172,10 +172,10 @@ static uint32_t code_at(const editor *e, size_t at) {
   return code;
 }
 
-/* What a code point takes; a tab and a line's end take something, too. */
+/* The columns of a code point; tabs and line ends count as one, since the cursor stops at them. */
 static int width_of(uint32_t code) { return code < 32 ? 1 : utf8_width(code); }
 
-/* Joins what stands on both sides of it into one character. */
+/* Does the code point join those on both sides of it into one character? */
 static bool is_joiner(uint32_t code) { return code == 0x200d; }
 
 static size_t after(const editor *e, size_t at) {
@@ -262,7 +262,7 @@ static int column_of(const editor *e, size_t at) {
   return column;
 }
 
-/* The position on the line that begins at `at` nearest to a column from the left. */
+/* The last position on the line that begins at `at` whose column is not beyond `column`. */
 static size_t at_column(const editor *e, size_t at, int column) {
   int now = 0;
   while (at < e->len && e->text[at] != '\n') {
@@ -276,7 +276,7 @@ static size_t at_column(const editor *e, size_t at, int column) {
 
 /* ---- changes ------------------------------------------------------------------------------------------------------------ */
 
-/* Remembers the text as it is, before it is changed; what is typed in one go is one step. */
+/* Keeps a snapshot for undo, before the text is changed by a key of this kind. What is typed in one go is one step. */
 static void remember(editor *e, run kind) {
   e->run = kind;
   if (kind == RUN_TYPED && e->ran == RUN_TYPED) return;
@@ -293,7 +293,8 @@ static void remember(editor *e, run kind) {
   e->undo_bytes += e->len;
 }
 
-/* Puts `len` bytes in the place of [from, to) and the cursor behind them. `text` does not lie in the editor's own. */
+/* Replaces bytes [from, to) by `len` bytes of `text`, which must not lie in the editor's own text; the cursor stands behind them. False if
+ * the text would be too long, or memory is short. */
 static bool splice(editor *e, size_t from, size_t to, const char *text, size_t len) {
   size_t now = e->len - (to - from) + len;
   if (now > TEXT_LONGEST) return false;
@@ -326,7 +327,7 @@ static void push_kill(editor *e, char *kill) {
   e->kills[0] = kill;
 }
 
-/* Cuts [from, to); what several such keys in a row cut is yanked together. */
+/* Removes [from, to) and keeps it as the newest kill, to be yanked. Several cuts in a row make one kill. */
 static void cut(editor *e, size_t from, size_t to) {
   if (from >= to) return;
   remember(e, RUN_KILL);
@@ -353,7 +354,7 @@ static void erase(editor *e, size_t from, size_t to) {
   splice(e, from, to, "", 0);
 }
 
-/* Inserts a kill, or puts it in the place of the one that was yanked just now. */
+/* Inserts kill number `number`; `replace`: instead of the one that was yanked by the key before. */
 static void yank(editor *e, int number, bool replace) {
   if (!e->kills[number]) return;
   remember(e, RUN_YANK);
@@ -395,7 +396,7 @@ static void transpose(editor *e) {
 
 /* ---- highlights -------------------------------------------------------------------------------------------------------------- */
 
-/* The highlights of the text as it is; NULL where memory is short. */
+/* The highlights of the text, valid until the next call; NULL where memory is short. */
 static const uint8_t *find_highlights(editor *e) {
   if (e->len + 1 > e->highlights_cap) {
     uint8_t *more = realloc(e->highlights, e->cap);
@@ -420,7 +421,7 @@ size_t edit_partner(const char *text, size_t len, const uint8_t *highlights, siz
   return SIZE_MAX;
 }
 
-/* Open brackets before `at`, each counted once a line that opens it. */
+/* How many brackets are open before `at`. */
 static int open_brackets(editor *e, size_t at) {
   const uint8_t *highlights = find_highlights(e);
   int depth = 0;
@@ -509,7 +510,7 @@ static bool move_line(editor *e, bool up) {
   return true;
 }
 
-/* Up and down in the history, among entries that begin as what was typed before the cursor does. */
+/* Shows the next older or newer entry of the history that begins with what stood before the cursor when the walk began. */
 static void recall(editor *e, bool older) {
   history *h = e->history;
   if (e->ran != RUN_HISTORY || !e->draft) {
@@ -558,7 +559,7 @@ static void search_show(editor *e, int found) {
   if (s) e->cursor = (size_t)(s - e->text);
 }
 
-/* The newest entry that fits, from the one that is shown on (or before it). */
+/* Shows the newest entry that has the query, from the one that is shown on; `further`: an older one that differs from it. */
 static void search_older(editor *e, bool further) {
   if (!e->query.len) return;
   int from = e->found < 0 ? (further ? 0 : e->history->n) : further ? e->found : e->found + 1;

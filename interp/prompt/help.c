@@ -90,7 +90,7 @@ static void help_topics(int columns, text_buf *out) {
                  "  errors, and each by its id (E203)\n  tunables\n");
 }
 
-/* All of them, or the one of a name; false if there is none. */
+/* `quern help tunables`, or the one of a name; false if there is none. */
 static bool help_tunables(const char *name, text_buf *out) {
   bool found = false;
   for (int i = 0; i < TUNABLE_COUNT; i++) {
@@ -163,14 +163,14 @@ static const qn_fn *public_function(qn_vm *vm, const char *name) {
   return NULL;
 }
 
-/* Is there a row of this name? */
+/* Does the table of builtins have this name? */
 static bool has_row(const builtin_table *t, const char *name) {
   int i = 0;
   while (i < t->nbuiltins && strcmp(t->builtins[i].name, name) != 0) i++;
   return i < t->nbuiltins;
 }
 
-/* A name under its heading, which stands before the first. */
+/* Adds a name, with its heading before the first one. */
 static void topic_add(name_lines *l, const char *title, size_t len, const char *name) {
   if (!l->used) text_addf(l->out, "%.*s\n", (int)len, title);
   name_add(l, name);
